@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Error texts: formatting, prefixing, and making hostile names printable. */
+#include "base/err.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *const code_names[] = {
+    [CKPT_OK] = "ok",
+    [CKPT_IO] = "io",
+    [CKPT_FORMAT] = "format",
+    [CKPT_UNSUPPORTED] = "unsupported",
+    [CKPT_MISSING] = "missing",
+    [CKPT_CONFLICT] = "conflict",
+    [CKPT_STALE] = "stale",
+    [CKPT_LIMIT] = "limit",
+    [CKPT_NOMEM] = "nomem",
+    [CKPT_USAGE] = "usage",
+    [CKPT_TIMEOUT] = "timeout",
+    [CKPT_PEER] = "peer",
+    [CKPT_CANCELLED] = "cancelled",
+};
+
+const char *ckpt_code_name(enum ckpt_code code)
+{
+    if ((unsigned)code >= sizeof code_names / sizeof code_names[0])
+        return "unknown";
+    return code_names[code];
+}
+
+/* Length of the well-formed UTF-8 sequence at s (0 if it is not one). Overlong forms and surrogates are malformed. */
+static size_t utf8_len(const unsigned char *s)
+{
+    size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : s[0] >= 0xe0 ? 3 : 2;
+    if (s[0] >= 0xf5 || (s[0] >= 0x80 && s[0] < 0xc2))
+        return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80)
+            return 0;
+    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) ||
+        (s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] > 0x8f))
+        return 0;
+    return n;
+}
+
+/* Copy src into dst so that the result is one printable line; an end that does not fit becomes "...". */
+static void copy_printable(char *dst, size_t cap, const char *src)
+{
+    size_t len = 0;
+    for (const unsigned char *s = (const unsigned char *)src; *s;) {
+        size_t n = utf8_len(s);
+        bool plain = n > 0 && *s >= 0x20 && *s != 0x7f;
+        if (len + (plain ? n : 4) + 4 > cap) {
+            memcpy(dst + len, "...", 3);
+            len += 3;
+            break;
+        }
+        if (plain)
+            memcpy(dst + len, s, n);
+        else
+            (void)snprintf(dst + len, 5, "\\x%02x", *s);
+        len += plain ? n : 4;
+        s += plain ? n : 1;
+    }
+    dst[len] = '\0';
+}
+
+static void record(struct ckpt_err *err, enum ckpt_code code, int errnum, const char *fmt,
+                   va_list ap)
+{
+    char raw[4 * CKPT_ERR_TEXT];
+    int n = vsnprintf(raw, sizeof raw, fmt, ap);
+    size_t len = n < 0 ? 0 : (size_t)n < sizeof raw ? (size_t)n : sizeof raw - 1;
+
+    raw[len] = '\0';
+    if (errnum)
+        (void)snprintf(raw + len, sizeof raw - len, ": %s", strerror(errnum));
+    err->code = code;
+    copy_printable(err->text, sizeof err->text, raw);
+}
+
+int ckpt_fail(struct ckpt_err *err, enum ckpt_code code, const char *fmt, ...)
+{
+    if (err && !err->code) {
+        va_list ap;
+        va_start(ap, fmt);
+        record(err, code, 0, fmt, ap);
+        va_end(ap);
+    }
+    return -1;
+}
+
+static enum ckpt_code code_of_errno(int errnum)
+{
+    switch (errnum) {
+    case ENOENT:
+    case ENOTDIR:
+        return CKPT_MISSING;
+    case ENOMEM:
+        return CKPT_NOMEM;
+    case ESTALE:
+        return CKPT_STALE;
+    default:
+        return CKPT_IO;
+    }
+}
+
+int ckpt_fail_errno(struct ckpt_err *err, int errnum, const char *fmt, ...)
+{
+    if (err && !err->code) {
+        va_list ap;
+        va_start(ap, fmt);
+        record(err, code_of_errno(errnum), errnum, fmt, ap);
+        va_end(ap);
+    }
+    return -1;
+}
+
+int ckpt_nomem(struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_NOMEM, "out of memory");
+}
+
+int ckpt_err_in(struct ckpt_err *err, const char *fmt, ...)
+{
+    char raw[2 * CKPT_ERR_TEXT];
+    va_list ap;
+    int n;
+
+    if (!err || !err->code)
+        return -1;
+    va_start(ap, fmt);
+    n = vsnprintf(raw, CKPT_ERR_TEXT, fmt, ap);
+    va_end(ap);
+    if (n < 0)
+        n = 0;
+    if (n >= CKPT_ERR_TEXT)
+        n = CKPT_ERR_TEXT - 1;
+    (void)snprintf(raw + n, sizeof raw - (size_t)n, ": %s", err->text);
+    copy_printable(err->text, sizeof err->text, raw);
+    return -1;
+}
+
+void ckpt_err_clear(struct ckpt_err *err)
+{
+    if (err) {
+        err->code = CKPT_OK;
+        err->text[0] = '\0';
+    }
+}

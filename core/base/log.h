@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the library's few remarks go: it never prints, the program decides. */
+#ifndef CKPT_BASE_LOG_H
+#define CKPT_BASE_LOG_H
+
+#include <ckptfs/err.h>
+
+enum ckpt_log_level { CKPT_LOG_ERROR, CKPT_LOG_WARNING, CKPT_LOG_INFO, CKPT_LOG_DEBUG };
+
+/* `line` gets one line without newline and may be called from any thread. A zeroed struct is silence. */
+struct ckpt_log {
+    void (*line)(void *ctx, enum ckpt_log_level level, const char *text);
+    void *ctx;
+};
+
+void ckpt_logf(const struct ckpt_log *log, enum ckpt_log_level level, const char *fmt, ...)
+    CKPT_PRINTF(3, 4);
+
+#endif

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Open addressing with linear probing over xxHash. */
+#include "base/map.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+void ckpt_map_release(struct ckpt_map *m)
+{
+    free(m->slot);
+    *m = (struct ckpt_map){0};
+}
+
+static struct ckpt_map_slot *find(const struct ckpt_map *m, const char *key, size_t len)
+{
+    size_t i = (size_t)XXH3_64bits(key, len) & (m->cap - 1);
+
+    for (;; i = (i + 1) & (m->cap - 1)) {
+        struct ckpt_map_slot *s = &m->slot[i];
+        if (!s->key || (s->len == len && memcmp(s->key, key, len) == 0))
+            return s;
+    }
+}
+
+bool ckpt_map_get(const struct ckpt_map *m, const char *key, size_t len, uint32_t *ret_value)
+{
+    if (!m->cap || len > UINT32_MAX)
+        return false;
+    const struct ckpt_map_slot *s = find(m, key, len);
+    if (!s->key)
+        return false;
+    *ret_value = s->value;
+    return true;
+}
+
+static int grow(struct ckpt_map *m)
+{
+    struct ckpt_map bigger = {.cap = m->cap ? m->cap * 2 : 16, .len = m->len};
+
+    if (!(bigger.slot = calloc(bigger.cap, sizeof *bigger.slot)))
+        return -1;
+    for (size_t i = 0; i < m->cap; i++)
+        if (m->slot[i].key)
+            *find(&bigger, m->slot[i].key, m->slot[i].len) = m->slot[i];
+    free(m->slot);
+    *m = bigger;
+    return 0;
+}
+
+int ckpt_map_put(struct ckpt_map *m, const char *key, size_t len, uint32_t value,
+                 uint32_t *ret_value, bool *ret_new)
+{
+    if (len > UINT32_MAX || (m->len + 1 > m->cap - m->cap / 4 && grow(m) < 0))
+        return -1;
+    struct ckpt_map_slot *s = find(m, key, len);
+    *ret_new = !s->key;
+    if (!s->key) {
+        *s = (struct ckpt_map_slot){.key = key, .len = (uint32_t)len, .value = value};
+        m->len++;
+    }
+    *ret_value = s->value;
+    return 0;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ownership helpers (cleanup, steal) and the arena, which frees many small things at once. */
+#ifndef CKPT_BASE_MEM_H
+#define CKPT_BASE_MEM_H
+
+#include <stddef.h>
+#include <stdlib.h>
+
+/* An owning local: `ckpt_cleanup(ckpt_freep) char *s = NULL;`. fn takes a pointer to the variable. */
+#define ckpt_cleanup(fn) __attribute__((cleanup(fn)))
+
+/* The value of an owning local, which gives it up. */
+#define ckpt_steal(pp)                                                                             \
+    __extension__({                                                                                \
+        __typeof__(*(pp)) stolen_ = *(pp);                                                         \
+        *(pp) = NULL;                                                                              \
+        stolen_;                                                                                   \
+    })
+
+/* free() for ckpt_cleanup; p is the address of a pointer. Preserves errno. */
+void ckpt_freep(void *p);
+
+/* Close the descriptor in *fd unless it is negative. Preserves errno. */
+void ckpt_closep(int *fd);
+
+/* Memory that lives as long as the arena. Not safe from several threads. An all-zero struct is an empty arena. */
+struct ckpt_arena {
+    struct ckpt_arena_block *head;
+    size_t left; /* free bytes in head */
+    size_t total;
+};
+
+void ckpt_arena_release(struct ckpt_arena *a);
+
+/* Uninitialised memory aligned for any type, or NULL. */
+void *ckpt_arena_alloc(struct ckpt_arena *a, size_t len);
+
+/* A NUL-terminated copy of s[0..len), or NULL. */
+char *ckpt_arena_strndup(struct ckpt_arena *a, const char *s, size_t len);
+char *ckpt_arena_strdup(struct ckpt_arena *a, const char *s);
+
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A reader turns a directory of one checkpoint format into a catalogue. It knows files and directories, not models. */
+#ifndef CKPT_CKPT_READER_H
+#define CKPT_CKPT_READER_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "base/log.h"
+#include "io/dir.h"
+#include "io/fdpool.h"
+#include "tensor/catalog.h"
+
+/* How sure a probe is. */
+enum ckpt_evidence { CKPT_NOT_MINE = 0, CKPT_BY_NAMES = 1, CKPT_BY_MAGIC = 2 };
+
+struct ckpt_reader_options {
+    struct ckpt_fdpool *pool;
+    const struct ckpt_log *log;
+    bool allow_partial; /* leave incomplete tensors out, with a warning each, instead of failing */
+    unsigned nthread;   /* for reading headers; 0: the reader's choice */
+};
+
+/* All functions are safe from many threads. */
+struct ckpt_reader {
+    const char *name; /* "nanotron" */
+
+    /* Is this directory one checkpoint of the format? Reads names and at most a small file; never a shard. */
+    enum ckpt_evidence (*probe)(struct ckpt_dir *dir);
+
+    /* Read every header; no tensor bytes. The catalogue is complete and checked: coverage, overlaps, sizes. */
+    int (*load)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                struct ckpt_catalog **ret, struct ckpt_err *err);
+
+    /* Of a folder of checkpoints: the name of the step that the format's own pointer file (latest.txt) names, malloc'ed,
+     * or NULL if there is no such file. May be NULL: the format has none. */
+    char *(*latest)(struct ckpt_dir *run);
+
+    /* Files of the checkpoint that a Hugging Face directory has too (tokenizer.json ...) may lie in this
+     * subdirectory ("" = the checkpoint itself). NULL: there are none. */
+    const char *side_files;
+};
+
+/* All readers, NULL-terminated, in the order of ckpt/readers.c. */
+extern const struct ckpt_reader *const ckpt_readers[];
+
+/* The reader with the strongest evidence, or NULL and MISSING ("no checkpoint of a known format") or CONFLICT (a tie, both named). */
+const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A source is a run of bytes that lives somewhere: a file, memory, a window of another source.
+ *
+ * Reads are positional and whole: every byte asked for arrives, or it is an error (a short read is one). Safe from many threads.
+ * Counted, since a catalogue mapped from another shares its sources. */
+#ifndef CKPT_IO_SOURCE_H
+#define CKPT_IO_SOURCE_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "base/err.h"
+#include "io/dir.h"
+#include "io/fdpool.h"
+
+struct ckpt_source;
+
+struct ckpt_source_ops {
+    /* Fill iov[0..n) (which the call may modify) from `off` on. The range was checked against size. */
+    int (*preadv)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                  struct ckpt_err *err);
+    /* Is it still what it was when it was opened? NULL: always. */
+    int (*check)(struct ckpt_source *s, struct ckpt_err *err);
+    /* A malloc'ed name for messages. */
+    char *(*name)(const struct ckpt_source *s);
+    void (*free)(struct ckpt_source *s);
+};
+
+/* Members embed this first. */
+struct ckpt_source {
+    const struct ckpt_source_ops *ops;
+    uint64_t size;
+    atomic_uint refs;
+};
+
+struct ckpt_source *ckpt_source_ref(struct ckpt_source *s);
+void ckpt_source_unref(struct ckpt_source *s);
+void ckpt_source_unrefp(struct ckpt_source **s);
+
+/* Bytes [off, off+len). A range outside the source is FORMAT ("needs bytes a..b, has n"). */
+int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off,
+                      struct ckpt_err *err);
+
+/* The same, scattered over n <= IOV_MAX buffers, in one system call where possible. Modifies iov. */
+int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                       struct ckpt_err *err);
+
+/* STALE if the file's identity changed since it was opened. Call after the last read of a request. */
+int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err);
+
+/* The file's name for messages; never NULL; the caller frees it with ckpt_freep or free. */
+char *ckpt_source_name(const struct ckpt_source *s);
+
+/* A regular file below dir, opened through pool when it is read. Its identity is recorded now. `name` is copied; dir and pool are
+ * referenced. */
+int ckpt_source_file_new(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
+                         struct ckpt_source **ret, struct ckpt_err *err);
+
+/* The recorded identity, or NULL if s is not a file. */
+const struct ckpt_file_id *ckpt_source_file_id(const struct ckpt_source *s);
+
+/* len bytes of memory, copied. `name` (copied) stands in messages. */
+int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct ckpt_source **ret,
+                        struct ckpt_err *err);
+
+/* Bytes [off, off+len) of another source, which is referenced. */
+int ckpt_source_window_new(struct ckpt_source *of, uint64_t off, uint64_t len,
+                           struct ckpt_source **ret, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The view of one checkpoint: a catalogue laid out as the files of a Hugging Face model directory.
+ *
+ * Immutable once built; read from many threads without locks. */
+#ifndef CKPT_VIEW_VIEW_H
+#define CKPT_VIEW_VIEW_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "io/dir.h"
+#include "io/source.h"
+#include "tensor/catalog.h"
+#include "tensor/read.h"
+
+/* A virtual file is its segments, end to end. Half-open, ascending, without gaps; the last one ends at the file's size. */
+struct ckpt_segment {
+    uint64_t off; /* in the file */
+    uint64_t len;
+    enum { CKPT_SEGMENT_MEM, CKPT_SEGMENT_TENSOR, CKPT_SEGMENT_SOURCE } kind;
+    union {
+        const void *mem;                  /* the view's */
+        const struct ckpt_tensor *tensor; /* all its bytes, from the first on */
+        struct ckpt_source *source;       /* its first len bytes */
+    };
+};
+
+enum ckpt_node_kind { CKPT_NODE_FILE, CKPT_NODE_DIR };
+
+struct ckpt_vnode {
+    const char *name;
+    enum ckpt_node_kind kind;
+    uint64_t size;                      /* files: bytes */
+    int64_t mtime_ns;                   /* of the newest shard or side file that goes into it */
+    const struct ckpt_segment *segment; /* files */
+    size_t nsegment;
+    struct ckpt_vnode *const *child; /* directories: by name (strcmp) */
+    size_t nchild;
+};
+
+struct ckpt_vtree;
+
+/* A file that is passed through as it is (tokenizer.json, *.py ...). */
+struct ckpt_side_file {
+    const char *path; /* below the view's root; may have '/' */
+    struct ckpt_source *source;
+};
+
+struct ckpt_vtree_options {
+    const json_t *config;          /* config.json, complete (dtype too), or NULL: none */
+    const json_t *generation;      /* generation_config.json, or NULL */
+    const json_t *weight_map;      /* of a base's index: {tensor: file}; NULL: split by max_shard_size */
+    uint64_t max_shard_size;       /* bytes; 0: transformers' default */
+    const struct ckpt_side_file *side;
+    size_t nside;
+    int64_t mtime_ns; /* of the checkpoint */
+};
+
+/* Lay out cat (borrowed: it must outlive the tree) as model.safetensors, or its shards and their index, beside config.json and side files. */
+int ckpt_vtree_new(const struct ckpt_catalog *cat, const struct ckpt_vtree_options *opt,
+                   struct ckpt_vtree **ret, struct ckpt_err *err);
+void ckpt_vtree_free(struct ckpt_vtree *t);
+void ckpt_vtree_freep(struct ckpt_vtree **t);
+
+const struct ckpt_vnode *ckpt_vtree_root(const struct ckpt_vtree *t);
+
+/* The node at a path below the root ("" is the root itself), or NULL. */
+const struct ckpt_vnode *ckpt_vtree_find(const struct ckpt_vtree *t, const char *path);
+
+/* Which file and byte a tensor of the catalogue (by index) begins at. */
+void ckpt_vtree_place(const struct ckpt_vtree *t, size_t tensor, const struct ckpt_vnode **ret_file,
+                      uint64_t *ret_off);
+
+/* Read up to len bytes of a file at off; *ret_len is less than len only at the end of the file (0 at or past it). This is the only clamp
+ * in the tree: all bytes asked for that exist are delivered, or it fails. */
+int ckpt_vfile_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
+                     const struct ckpt_vnode *file, void *buf, size_t len, uint64_t off,
+                     size_t *ret_len, struct ckpt_err *err);
+
+/* generation_config.json as transformers derives it from a model's config; a new object. */
+int ckpt_generation_config(const json_t *config, json_t **ret, struct ckpt_err *err);
+
+#endif
