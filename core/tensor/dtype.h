@@ -48,8 +48,13 @@ bool ckpt_dtype_is_castable(enum ckpt_dtype t);
 /* Any floating type, fp8 included. */
 bool ckpt_dtype_is_float(enum ckpt_dtype t);
 
-/* Convert n elements; to nearest, ties to even; NaN stays NaN (quiet), overflow is infinity, as torch's `to`. Both castable, the
- * buffers do not overlap, no alignment needed. */
+/* Convert n elements; to nearest, ties to even; NaN stays NaN, overflow is infinity, bit for bit as torch's `to` on a CPU (which NaN:
+ * see dtype_cast.c; it depends on the element alone, never on its place). Both castable, the buffers do not overlap, no alignment
+ * needed. */
 void ckpt_dtype_cast(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n);
+
+/* The same without special instructions; for tests. */
+void ckpt_dtype_cast_plain(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
+                           size_t n);
 
 #endif
