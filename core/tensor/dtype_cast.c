@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Casts between F16, BF16, F32 and F64, bit for bit as torch's CPU kernels on x86 (AVX2 and AVX-512).
+/* Casts between F16, BF16, F32 and F64, bit for bit as torch's CPU kernels on x86 (AVX2 and
+ * AVX-512).
  *
- * Every pair goes through F32 where torch does (F64 -> F16 rounds twice, like `static_cast<float>`). What torch makes of a NaN depends
- * on the machine and on where in the tensor it lies (its vector body and its scalar tail differ); we give what its vector body
- * gives, everywhere:
+ * Every pair goes through F32 where torch does (F64 -> F16 rounds twice, like
+ * `static_cast<float>`). What torch makes of a NaN depends on the machine and on where in the
+ * tensor it lies (its vector body and its scalar tail differ); we give what its vector body gives,
+ * everywhere:
  *
- *     F32, F64 -> BF16   0xffff                      BF16 -> F32       the same bits, also of a signalling NaN
- *     F16 -> BF16        0x7fc0                      all others        sign and leading payload, made quiet
+ *     F32, F64 -> BF16   0xffff                      BF16 -> F32       the same bits, also of a
+ * signalling NaN F16 -> BF16        0x7fc0                      all others        sign and leading
+ * payload, made quiet
  *
  * The loops are plain C that the compiler vectorises; for F16 x86 has an instruction. */
 #include "tensor/dtype.h"
@@ -44,7 +47,8 @@ ALWAYS_INLINE uint16_t f16_of_bits(uint32_t u)
         return (uint16_t)(sign | 0x7e00u | (abs >> 13 & 0x3ffu));
     if (abs >= 0x47800000u) /* 2^16 */
         return (uint16_t)(sign | 0x7c00u);
-    if (abs >= 0x38800000u) /* 2^-14, the least normal; the carry of a mantissa goes into the exponent */
+    if (abs >=
+        0x38800000u) /* 2^-14, the least normal; the carry of a mantissa goes into the exponent */
         return (uint16_t)(sign | (abs - 0x38000000u + 0xfffu + (abs >> 13 & 1)) >> 13);
     if (abs < 0x33000000u) /* below 2^-25: half of the least subnormal */
         return (uint16_t)sign;
@@ -98,20 +102,11 @@ static void bf16_f32(u16 *dst, const u32 *src, size_t n, uint16_t nan)
     bf16_f32_body(dst, src, n, nan);
 }
 
-static void f32_bf16(u32 *dst, const u16 *src, size_t n)
-{
-    f32_bf16_body(dst, src, n);
-}
+static void f32_bf16(u32 *dst, const u16 *src, size_t n) { f32_bf16_body(dst, src, n); }
 
-static void f32_f64(f32 *dst, const f64 *src, size_t n)
-{
-    f32_f64_body(dst, src, n);
-}
+static void f32_f64(f32 *dst, const f64 *src, size_t n) { f32_f64_body(dst, src, n); }
 
-static void f64_f32(f64 *dst, const f32 *src, size_t n)
-{
-    f64_f32_body(dst, src, n);
-}
+static void f64_f32(f64 *dst, const f32 *src, size_t n) { f64_f32_body(dst, src, n); }
 
 static void f16_f32(u16 *dst, const u32 *src, size_t n)
 {
@@ -133,27 +128,19 @@ AVX2 static void bf16_f32_avx2(u16 *dst, const u32 *src, size_t n, uint16_t nan)
     bf16_f32_body(dst, src, n, nan);
 }
 
-AVX2 static void f32_bf16_avx2(u32 *dst, const u16 *src, size_t n)
-{
-    f32_bf16_body(dst, src, n);
-}
+AVX2 static void f32_bf16_avx2(u32 *dst, const u16 *src, size_t n) { f32_bf16_body(dst, src, n); }
 
-AVX2 static void f32_f64_avx2(f32 *dst, const f64 *src, size_t n)
-{
-    f32_f64_body(dst, src, n);
-}
+AVX2 static void f32_f64_avx2(f32 *dst, const f64 *src, size_t n) { f32_f64_body(dst, src, n); }
 
-AVX2 static void f64_f32_avx2(f64 *dst, const f32 *src, size_t n)
-{
-    f64_f32_body(dst, src, n);
-}
+AVX2 static void f64_f32_avx2(f64 *dst, const f32 *src, size_t n) { f64_f32_body(dst, src, n); }
 
 AVX2 static void f16_f32_avx2(u16 *dst, const u32 *src, size_t n)
 {
     size_t i = 0;
     for (; n - i >= 8; i += 8)
-        _mm_storeu_si128((__m128i *)(dst + i), _mm256_cvtps_ph(_mm256_loadu_ps((const f32 *)(src + i)),
-                                                               _MM_FROUND_TO_NEAREST_INT));
+        _mm_storeu_si128(
+            (__m128i *)(dst + i),
+            _mm256_cvtps_ph(_mm256_loadu_ps((const f32 *)(src + i)), _MM_FROUND_TO_NEAREST_INT));
     f16_f32(dst + i, src + i, n - i);
 }
 

@@ -11,7 +11,8 @@
 #include "tensor/dtype.h"
 #include "tensor/read.h"
 
-/* Bytes of the operand that are read at once: large enough to be one good read of a shard, small enough to be there per worker. */
+/* Bytes of the operand that are read at once: large enough to be one good read of a shard, small
+ * enough to be there per worker. */
 enum { CHUNK_BYTES = 512 * 1024 };
 
 static int cast_compute(const struct ckpt_value *v, const struct ckpt_tensor *t,
