@@ -19,15 +19,17 @@ struct ckpt_read_stats {
     atomic_ullong source_bytes; /* bytes read from sources, gaps included */
 };
 
-/* Shared by all readers of a view. */
+/* Shared by all readers of a view; its address is the view's group of slabs. Both may be NULL, and
+ * belong to somebody who outlives it. */
 struct ckpt_reading {
-    struct ckpt_slabs *slabs; /* cache of transposed and computed spans; NULL: none is kept */
-    struct ckpt_read_stats stats;
+    struct ckpt_slabs *slabs; /* cache of transposed spans; NULL: none is kept */
+    struct ckpt_read_stats *stats;
 };
 
-/* Read bytes [off, off+len) of the tensor in row-major order into buf. The range must lie inside the tensor (assert).
- * Safe from many threads. Verifies, after the last read, that no file changed since it was opened (STALE). On failure buf is
- * undefined and err names the source and the offset in it. */
+/* Read bytes [off, off+len) of the tensor in row-major order into buf. The range must lie inside
+ * the tensor (assert). Safe from many threads. Verifies, after the last read, that no file changed
+ * since it was opened (STALE). On failure buf is undefined and err names the source and the offset
+ * in it. */
 int ckpt_tensor_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
                       struct ckpt_reading *rd, void *buf, size_t len, uint64_t off,
                       struct ckpt_err *err);
