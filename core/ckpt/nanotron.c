@@ -727,10 +727,18 @@ static char *nanotron_latest(struct ckpt_dir *run)
     return ckpt_parse_u64(text, len, &step) ? ckpt_asprintf("%llu", step) : NULL;
 }
 
+/* After all ranks have written their weights, latest.txt is written, then model_config.json. */
+static bool nanotron_finished(struct ckpt_dir *dir, const char *name, const char *latest)
+{
+    return ckpt_dir_has_file(dir, "model_config.json") ||
+           (latest && ckpt_natural_cmp(name, latest) <= 0);
+}
+
 const struct ckpt_reader ckpt_reader_nanotron = {
     .name = "nanotron",
     .probe = nanotron_probe,
     .load = nanotron_load,
     .latest = nanotron_latest,
+    .finished = nanotron_finished,
     .side_files = "",
 };

@@ -333,6 +333,14 @@ int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_
     return 0;
 }
 
+bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+
+    return open_name(dir, name, O_PATH, &fd, NULL) == 0 &&
+           ckpt_file_id_of(fd, ret, NULL, NULL) == 0;
+}
+
 static bool has_kind(const struct ckpt_dir *dir, const char *name, mode_t kind)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;

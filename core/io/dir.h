@@ -53,6 +53,9 @@ bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b)
 /* fstat of a descriptor. *ret_unlinked (may be NULL): no name leads to the file any more. */
 int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err);
 
+/* The identity of whatever `name` is, "." for the directory itself; false if it is not there. */
+bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret);
+
 /* Open a regular file for reading (close-on-exec); *ret_fd is the caller's. */
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_file_id *ret_id, struct ckpt_err *err);
