@@ -18,14 +18,8 @@ static inline bool ckpt_range_ok(uint64_t off, uint64_t len, uint64_t size)
     return off <= size && len <= size - off;
 }
 
-static inline uint64_t ckpt_min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
+static inline uint64_t ckpt_min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-static inline uint64_t ckpt_max_u64(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
+static inline uint64_t ckpt_max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 #endif

@@ -31,7 +31,8 @@ const char *ckpt_code_name(enum ckpt_code code)
     return code_names[code];
 }
 
-/* Length of the well-formed UTF-8 sequence at s (0 if it is not one). Overlong forms and surrogates are malformed. */
+/* Length of the well-formed UTF-8 sequence at s (0 if it is not one). Overlong forms and surrogates
+ * are malformed. */
 static size_t utf8_len(const unsigned char *s)
 {
     size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : s[0] >= 0xe0 ? 3 : 2;
@@ -46,7 +47,8 @@ static size_t utf8_len(const unsigned char *s)
     return n;
 }
 
-/* Copy src into dst so that the result is one printable line; an end that does not fit becomes "...". */
+/* Copy src into dst so that the result is one printable line; an end that does not fit becomes
+ * "...". */
 static void copy_printable(char *dst, size_t cap, const char *src)
 {
     size_t len = 0;
@@ -119,10 +121,7 @@ int ckpt_fail_errno(struct ckpt_err *err, int errnum, const char *fmt, ...)
     return -1;
 }
 
-int ckpt_nomem(struct ckpt_err *err)
-{
-    return ckpt_fail(err, CKPT_NOMEM, "out of memory");
-}
+int ckpt_nomem(struct ckpt_err *err) { return ckpt_fail(err, CKPT_NOMEM, "out of memory"); }
 
 int ckpt_err_in(struct ckpt_err *err, const char *fmt, ...)
 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Filling a struct ckpt_err: fail once, then prefix context on the way up.
  *
- * Every function here accepts err == NULL and returns -1, so that callers can `return ckpt_fail(...)`. Texts are
- * made printable: control bytes and broken UTF-8 that came from a checkpoint are shown as \xNN. */
+ * Every function here accepts err == NULL and returns -1, so that callers can `return
+ * ckpt_fail(...)`. Texts are made printable: control bytes and broken UTF-8 that came from a
+ * checkpoint are shown as \xNN. */
 #ifndef CKPT_BASE_ERR_H
 #define CKPT_BASE_ERR_H
 
@@ -11,8 +12,8 @@
 /* Record an error unless one is recorded already. Always returns -1. */
 int ckpt_fail(struct ckpt_err *err, enum ckpt_code code, const char *fmt, ...) CKPT_PRINTF(3, 4);
 
-/* The same for a failed system call: appends strerror(errnum). ENOENT and ENOTDIR are MISSING, ENOMEM is NOMEM, ESTALE is
- * STALE, the rest is IO. */
+/* The same for a failed system call: appends strerror(errnum). ENOENT and ENOTDIR are MISSING,
+ * ENOMEM is NOMEM, ESTALE is STALE, the rest is IO. */
 int ckpt_fail_errno(struct ckpt_err *err, int errnum, const char *fmt, ...) CKPT_PRINTF(3, 4);
 
 int ckpt_nomem(struct ckpt_err *err);

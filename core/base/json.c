@@ -16,7 +16,8 @@ void ckpt_json_decrefp(json_t **j)
     *j = NULL;
 }
 
-/* jansson's own depth limit (2048) is deeper than a worker's stack should go, so look before parsing. */
+/* jansson's own depth limit (2048) is deeper than a worker's stack should go, so look before
+ * parsing. */
 static bool too_deep(const char *text, size_t len)
 {
     int depth = 0;
@@ -50,14 +51,15 @@ int ckpt_json_parse(const char *text, size_t len, const char *what, json_t **ret
         return ckpt_fail(err, CKPT_LIMIT, "%s: JSON nested deeper than %d", what, MAX_DEPTH);
     json_t *j = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je);
     if (!j)
-        return ckpt_fail(err, json_error_code(&je) == json_error_out_of_memory ? CKPT_NOMEM : CKPT_FORMAT,
-                         "%s: not valid JSON: %s (line %d, byte %d)", what, je.text, je.line,
-                         je.position);
+        return ckpt_fail(
+            err, json_error_code(&je) == json_error_out_of_memory ? CKPT_NOMEM : CKPT_FORMAT,
+            "%s: not valid JSON: %s (line %d, byte %d)", what, je.text, je.line, je.position);
     *ret = j;
     return 0;
 }
 
-/* Python's repr of a finite float: the shortest digits that read back, exponent form below 1e-4 and from 1e16 on. */
+/* Python's repr of a finite float: the shortest digits that read back, exponent form below 1e-4 and
+ * from 1e16 on. */
 static void put_real(struct ckpt_str *s, double v)
 {
     char digits[32];
@@ -153,8 +155,7 @@ static void put_object(struct dump *d, const json_t *j, int depth)
         d->out.failed = true;
         return;
     }
-    json_object_foreach ((json_t *)j, key, value)
-        keys[i++] = key;
+    json_object_foreach((json_t *)j, key, value) keys[i++] = key;
     if (d->sort && n)
         qsort(keys, n, sizeof *keys, key_cmp);
     ckpt_str_putc(&d->out, '{');

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one door to jansson: parsing with limits, typed look-ups that never guess, and output as Python's json writes it.
+/* The one door to jansson: parsing with limits, typed look-ups that never guess, and output as
+ * Python's json writes it.
  *
- * Objects keep the order of insertion. Functions that return json_t * give a borrowed reference unless they say "new". */
+ * Objects keep the order of insertion. Functions that return json_t * give a borrowed reference
+ * unless they say "new". */
 #ifndef CKPT_BASE_JSON_H
 #define CKPT_BASE_JSON_H
 
@@ -16,21 +18,22 @@
 /* json_decref for ckpt_cleanup. */
 void ckpt_json_decrefp(json_t **j);
 
-/* Parse text[0..len): strict JSON (also Python's NaN and Infinity are refused), no duplicate keys, valid UTF-8, no NUL in
- * strings, depth <= 64. `what` names the text in errors. *ret is new. */
+/* Parse text[0..len): strict JSON (also Python's NaN and Infinity are refused), no duplicate keys,
+ * valid UTF-8, no NUL in strings, depth <= 64. `what` names the text in errors. *ret is new. */
 int ckpt_json_parse(const char *text, size_t len, const char *what, json_t **ret,
                     struct ckpt_err *err);
 
 enum ckpt_json_style {
-    CKPT_JSON_COMPACT,  /* {"a":1} */
-    CKPT_JSON_PYTHON,   /* json.dumps(indent=2) + "\n": what transformers writes */
+    CKPT_JSON_COMPACT, /* {"a":1} */
+    CKPT_JSON_PYTHON,  /* json.dumps(indent=2) + "\n": what transformers writes */
 };
 
 /* Serialise; floats in Python's repr ("1e-05", "10000.0"). The caller frees *ret_text. */
 int ckpt_json_dump(const json_t *j, enum ckpt_json_style style, bool sort_keys, char **ret_text,
                    size_t *ret_len, struct ckpt_err *err);
 
-/* A member by dotted path ("model.model_config"); NULL if any step is absent or not an object. JSON null is returned as such. */
+/* A member by dotted path ("model.model_config"); NULL if any step is absent or not an object. JSON
+ * null is returned as such. */
 json_t *ckpt_json_at(const json_t *j, const char *path);
 
 /* A non-negative integer member. False if absent, null, another type (also 3.0), or negative. */

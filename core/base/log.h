@@ -7,7 +7,8 @@
 
 enum ckpt_log_level { CKPT_LOG_ERROR, CKPT_LOG_WARNING, CKPT_LOG_INFO, CKPT_LOG_DEBUG };
 
-/* `line` gets one line without newline and may be called from any thread. A zeroed struct is silence. */
+/* `line` gets one line without newline and may be called from any thread. A zeroed struct is
+ * silence. */
 struct ckpt_log {
     void (*line)(void *ctx, enum ckpt_log_level level, const char *text);
     void *ctx;

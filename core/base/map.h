@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A hash map from strings to 32-bit numbers (usually indices into an array). Keys are borrowed: they must outlive
- * the map. An all-zero struct is an empty map. Concurrent look-ups are safe while nobody inserts. */
+/* A hash map from strings to 32-bit numbers (usually indices into an array). Keys are borrowed:
+ * they must outlive the map. An all-zero struct is an empty map. Concurrent look-ups are safe while
+ * nobody inserts. */
 #ifndef CKPT_BASE_MAP_H
 #define CKPT_BASE_MAP_H
 
@@ -25,7 +26,8 @@ void ckpt_map_release(struct ckpt_map *m);
 /* False: not there (*ret_value untouched). */
 bool ckpt_map_get(const struct ckpt_map *m, const char *key, size_t len, uint32_t *ret_value);
 
-/* Insert, or find what is there: *ret_value is the value now in the map, *ret_new whether it was inserted. 0 or -1 (no memory). */
+/* Insert, or find what is there: *ret_value is the value now in the map, *ret_new whether it was
+ * inserted. 0 or -1 (no memory). */
 int ckpt_map_put(struct ckpt_map *m, const char *key, size_t len, uint32_t value,
                  uint32_t *ret_value, bool *ret_new);
 

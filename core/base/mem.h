@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-/* An owning local: `ckpt_cleanup(ckpt_freep) char *s = NULL;`. fn takes a pointer to the variable. */
+/* An owning local: `ckpt_cleanup(ckpt_freep) char *s = NULL;`. fn takes a pointer to the variable.
+ */
 #define ckpt_cleanup(fn) __attribute__((cleanup(fn)))
 
 /* The value of an owning local, which gives it up. */
@@ -23,7 +24,8 @@ void ckpt_freep(void *p);
 /* Close the descriptor in *fd unless it is negative. Preserves errno. */
 void ckpt_closep(int *fd);
 
-/* Memory that lives as long as the arena. Not safe from several threads. An all-zero struct is an empty arena. */
+/* Memory that lives as long as the arena. Not safe from several threads. An all-zero struct is an
+ * empty arena. */
 struct ckpt_arena {
     struct ckpt_arena_block *head;
     size_t left; /* free bytes in head */

@@ -48,15 +48,9 @@ void ckpt_str_append(struct ckpt_str *s, const char *ptr, size_t len)
     s->ptr[s->len] = '\0';
 }
 
-void ckpt_str_puts(struct ckpt_str *s, const char *text)
-{
-    ckpt_str_append(s, text, strlen(text));
-}
+void ckpt_str_puts(struct ckpt_str *s, const char *text) { ckpt_str_append(s, text, strlen(text)); }
 
-void ckpt_str_putc(struct ckpt_str *s, char c)
-{
-    ckpt_str_append(s, &c, 1);
-}
+void ckpt_str_putc(struct ckpt_str *s, char c) { ckpt_str_append(s, &c, 1); }
 
 void ckpt_str_printf(struct ckpt_str *s, const char *fmt, ...)
 {
@@ -83,10 +77,7 @@ void ckpt_str_clear(struct ckpt_str *s)
         s->ptr[0] = '\0';
 }
 
-const char *ckpt_str_get(const struct ckpt_str *s)
-{
-    return s->ptr ? s->ptr : "";
-}
+const char *ckpt_str_get(const struct ckpt_str *s) { return s->ptr ? s->ptr : ""; }
 
 int ckpt_str_steal(struct ckpt_str *s, char **ret_text, struct ckpt_err *err)
 {
@@ -138,10 +129,7 @@ bool ckpt_parse_u64(const char *s, size_t len, unsigned long long *ret_value)
     return true;
 }
 
-static size_t digits_at(const char *s)
-{
-    return strspn(s, "0123456789");
-}
+static size_t digits_at(const char *s) { return strspn(s, "0123456789"); }
 
 static int digits_cmp(const char *a, size_t na, const char *b, size_t nb)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A growing string. Sticky: once memory ran out every later append does nothing and `failed` stays set, so that a
- * caller checks once, at ckpt_str_steal. */
+/* A growing string. Sticky: once memory ran out every later append does nothing and `failed` stays
+ * set, so that a caller checks once, at ckpt_str_steal. */
 #ifndef CKPT_BASE_STR_H
 #define CKPT_BASE_STR_H
 
@@ -26,7 +26,8 @@ void ckpt_str_clear(struct ckpt_str *s);
 /* The text so far, "" when empty; valid until the next change. */
 const char *ckpt_str_get(const struct ckpt_str *s);
 
-/* Gives the text (never NULL when 0 is returned) to the caller, who frees it; the string is empty after. */
+/* Gives the text (never NULL when 0 is returned) to the caller, who frees it; the string is empty
+ * after. */
 int ckpt_str_steal(struct ckpt_str *s, char **ret_text, struct ckpt_err *err);
 
 /* A malloc'ed formatted string, or NULL. */
@@ -35,10 +36,12 @@ char *ckpt_asprintf(const char *fmt, ...) CKPT_PRINTF(1, 2);
 bool ckpt_has_prefix(const char *s, const char *prefix);
 bool ckpt_has_suffix(const char *s, const char *suffix);
 
-/* Decimal digits only, no sign, no blanks; all of s[0..len). False if it is not one or does not fit. */
+/* Decimal digits only, no sign, no blanks; all of s[0..len). False if it is not one or does not
+ * fit. */
 bool ckpt_parse_u64(const char *s, size_t len, unsigned long long *ret_value);
 
-/* strcmp that orders runs of digits by value ("step-9" before "step-10"). Total: equal only for equal strings. */
+/* strcmp that orders runs of digits by value ("step-9" before "step-10"). Total: equal only for
+ * equal strings. */
 int ckpt_natural_cmp(const char *a, const char *b);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One growing array for every type: `CKPT_VEC(struct foo) foos = {0}; if (ckpt_vec_push(&foos, x) < 0) ...`. */
+/* One growing array for every type: `CKPT_VEC(struct foo) foos = {0}; if (ckpt_vec_push(&foos, x) <
+ * 0) ...`. */
 #ifndef CKPT_BASE_VEC_H
 #define CKPT_BASE_VEC_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A reader turns a directory of one checkpoint format into a catalogue. It knows files and directories, not models. */
+/* A reader turns a directory of one checkpoint format into a catalogue. It knows files and
+ * directories, not models. */
 #ifndef CKPT_CKPT_READER_H
 #define CKPT_CKPT_READER_H
 
@@ -25,26 +26,30 @@ struct ckpt_reader_options {
 struct ckpt_reader {
     const char *name; /* "nanotron" */
 
-    /* Is this directory one checkpoint of the format? Reads names and at most a small file; never a shard. */
+    /* Is this directory one checkpoint of the format? Reads names and at most a small file; never a
+     * shard. */
     enum ckpt_evidence (*probe)(struct ckpt_dir *dir);
 
-    /* Read every header; no tensor bytes. The catalogue is complete and checked: coverage, overlaps, sizes. */
+    /* Read every header; no tensor bytes. The catalogue is complete and checked: coverage,
+     * overlaps, sizes. */
     int (*load)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                 struct ckpt_catalog **ret, struct ckpt_err *err);
 
-    /* Of a folder of checkpoints: the name of the step that the format's own pointer file (latest.txt) names, malloc'ed,
-     * or NULL if there is no such file. May be NULL: the format has none. */
+    /* Of a folder of checkpoints: the name of the step that the format's own pointer file
+     * (latest.txt) names, malloc'ed, or NULL if there is no such file. May be NULL: the format has
+     * none. */
     char *(*latest)(struct ckpt_dir *run);
 
-    /* Files of the checkpoint that a Hugging Face directory has too (tokenizer.json ...) may lie in this
-     * subdirectory ("" = the checkpoint itself). NULL: there are none. */
+    /* Files of the checkpoint that a Hugging Face directory has too (tokenizer.json ...) may lie in
+     * this subdirectory ("" = the checkpoint itself). NULL: there are none. */
     const char *side_files;
 };
 
 /* All readers, NULL-terminated, in the order of ckpt/readers.c. */
 extern const struct ckpt_reader *const ckpt_readers[];
 
-/* The reader with the strongest evidence, or NULL and MISSING ("no checkpoint of a known format") or CONFLICT (a tie, both named). */
+/* The reader with the strongest evidence, or NULL and MISSING ("no checkpoint of a known format")
+ * or CONFLICT (a tie, both named). */
 const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err);
 
 #endif

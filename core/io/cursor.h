@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The only code that touches undecoded bytes. It knows its end and is sticky: after the first read past the end every read gives
- * zero, so a parser checks once per group. */
+/* The only code that touches undecoded bytes. It knows its end and is sticky: after the first read
+ * past the end every read gives zero, so a parser checks once per group. */
 #ifndef CKPT_IO_CURSOR_H
 #define CKPT_IO_CURSOR_H
 
@@ -12,9 +12,9 @@
 
 struct ckpt_cursor {
     const unsigned char *at, *end;
-    uint64_t base;     /* offset of the first byte in its file */
+    uint64_t base; /* offset of the first byte in its file */
     const unsigned char *start;
-    const char *name;  /* of the file, for messages; borrowed */
+    const char *name;   /* of the file, for messages; borrowed */
     uint64_t failed_at; /* offset of the first byte that was not there */
     bool failed;
 };

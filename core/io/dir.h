@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A directory that we were given, and the only way to files below it.
  *
- * Names that come out of a checkpoint are resolved beneath this directory: absolute names and ".." are refused, symbolic links are
- * followed only as the policy says, and what is opened must be a regular file (a FIFO, a device or a directory is an error, never a
- * hang). Counted: a catalogue, its sources and several threads share one. */
+ * Names that come out of a checkpoint are resolved beneath this directory: absolute names and ".."
+ * are refused, symbolic links are followed only as the policy says, and what is opened must be a
+ * regular file (a FIFO, a device or a directory is an error, never a hang). Counted: a catalogue,
+ * its sources and several threads share one. */
 #ifndef CKPT_IO_DIR_H
 #define CKPT_IO_DIR_H
 
@@ -21,12 +22,15 @@ enum ckpt_links {
 
 struct ckpt_dir;
 
-/* Open the directory at `path`. Links may lead anywhere below it; if it is a snapshot of a Hugging Face hub cache
- * (.../models--ORG--NAME/snapshots/REV), also into the same model's blobs/. The path itself may be or contain links. */
+/* Open the directory at `path`. Links may lead anywhere below it; if it is a snapshot of a Hugging
+ * Face hub cache
+ * (.../models--ORG--NAME/snapshots/REV), also into the same model's blobs/. The path itself may be
+ * or contain links. */
 int ckpt_dir_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret,
                   struct ckpt_err *err);
 
-/* A subdirectory. It keeps the parent's limit: links inside may lead anywhere below the directory of ckpt_dir_open. */
+/* A subdirectory. It keeps the parent's limit: links inside may lead anywhere below the directory
+ * of ckpt_dir_open. */
 int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                         struct ckpt_err *err);
 
@@ -34,7 +38,8 @@ struct ckpt_dir *ckpt_dir_ref(struct ckpt_dir *dir);
 void ckpt_dir_unref(struct ckpt_dir *dir);
 void ckpt_dir_unrefp(struct ckpt_dir **dir);
 
-/* The path as the user gave it, with the names of subdirectories appended; for messages. Lives as long as dir. */
+/* The path as the user gave it, with the names of subdirectories appended; for messages. Lives as
+ * long as dir. */
 const char *ckpt_dir_path(const struct ckpt_dir *dir);
 
 /* What identifies a file's content while we hold it: compared before every reply. */
@@ -45,14 +50,15 @@ struct ckpt_file_id {
 
 bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b);
 
-/* fstat of a descriptor. */
-int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, struct ckpt_err *err);
+/* fstat of a descriptor. *ret_unlinked (may be NULL): no name leads to the file any more. */
+int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err);
 
 /* Open a regular file for reading (close-on-exec); *ret_fd is the caller's. */
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_file_id *ret_id, struct ckpt_err *err);
 
-/* A whole small file, NUL-terminated after *ret_len bytes. Longer than max_len is LIMIT. The caller frees *ret_text. */
+/* A whole small file, NUL-terminated after *ret_len bytes. Longer than max_len is LIMIT. The caller
+ * frees *ret_text. */
 int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_len,
                        char **ret_text, size_t *ret_len, struct ckpt_err *err);
 
@@ -67,8 +73,8 @@ struct ckpt_entry {
 bool ckpt_dir_has_file(const struct ckpt_dir *dir, const char *name);
 bool ckpt_dir_has_dir(const struct ckpt_dir *dir, const char *name);
 
-/* Call fn for every entry except "." and "..", in natural order (ckpt_natural_cmp). `name` lives until fn returns. Stops
- * with fn's result when that is negative. */
+/* Call fn for every entry except "." and "..", in natural order (ckpt_natural_cmp). `name` lives
+ * until fn returns. Stops with fn's result when that is negative. */
 int ckpt_dir_list(const struct ckpt_dir *dir,
                   int (*fn)(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
                   void *ctx, struct ckpt_err *err);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A source is a run of bytes that lives somewhere: a file, memory, a window of another source.
  *
- * Reads are positional and whole: every byte asked for arrives, or it is an error (a short read is one). Safe from many threads.
- * Counted, since a catalogue mapped from another shares its sources. */
+ * Reads are positional and whole: every byte asked for arrives, or it is an error (a short read is
+ * one). Safe from many threads. Counted, since a catalogue mapped from another shares its sources.
+ */
 #ifndef CKPT_IO_SOURCE_H
 #define CKPT_IO_SOURCE_H
 
@@ -18,7 +19,8 @@
 struct ckpt_source;
 
 struct ckpt_source_ops {
-    /* Fill iov[0..n) (which the call may modify) from `off` on. The range was checked against size. */
+    /* Fill iov[0..n) (which the call may modify) from `off` on. The range was checked against size.
+     */
     int (*preadv)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                   struct ckpt_err *err);
     /* Is it still what it was when it was opened? NULL: always. */
@@ -43,18 +45,20 @@ void ckpt_source_unrefp(struct ckpt_source **s);
 int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                       struct ckpt_err *err);
 
-/* The same, scattered over n <= IOV_MAX buffers, in one system call where possible. Modifies iov. */
+/* The same, scattered over n <= IOV_MAX buffers, in one system call where possible. Modifies iov.
+ */
 int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                        struct ckpt_err *err);
 
-/* STALE if the file's identity changed since it was opened. Call after the last read of a request. */
+/* STALE if the file's identity changed since it was opened. Call after the last read of a request.
+ */
 int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err);
 
 /* The file's name for messages; never NULL; the caller frees it with ckpt_freep or free. */
 char *ckpt_source_name(const struct ckpt_source *s);
 
-/* A regular file below dir, opened through pool when it is read. Its identity is recorded now. `name` is copied; dir and pool are
- * referenced. */
+/* A regular file below dir, opened through pool when it is read. Its identity is recorded now.
+ * `name` is copied; dir and pool are referenced. */
 int ckpt_source_file_new(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                          struct ckpt_source **ret, struct ckpt_err *err);
 

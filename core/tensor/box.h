@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Boxes: half-open index ranges, one per dimension; and mixed-radix axes, which turn an interval of a flattened
- * index into few boxes. Everything that reads or maps a tensor is built of these. */
+/* Boxes: half-open index ranges, one per dimension; and mixed-radix axes, which turn an interval of
+ * a flattened index into few boxes. Everything that reads or maps a tensor is built of these. */
 #ifndef CKPT_TENSOR_BOX_H
 #define CKPT_TENSOR_BOX_H
 
@@ -36,9 +36,10 @@ bool ckpt_box_within(const struct ckpt_box *b, const uint64_t *dim, uint32_t ran
 /* False if they share no element (out is undefined). */
 bool ckpt_box_intersect(const struct ckpt_box *a, const struct ckpt_box *b, struct ckpt_box *out);
 
-/* Do the boxes cover every element of the shape exactly once? Boxes must lie within it. 0, or -1 with CONFLICT for an overlap or
- * MISSING for a gap, naming a region in words ("rows 16..32 of 64 are missing"). *ret_bad is the index of a box that overlaps an
- * earlier one, or SIZE_MAX for a gap. Near n log n for the tilings that frameworks make. */
+/* Do the boxes cover every element of the shape exactly once? Boxes must lie within it. 0, or -1
+ * with CONFLICT for an overlap or MISSING for a gap, naming a region in words ("rows 16..32 of 64
+ * are missing"). *ret_bad is the index of a box that overlaps an earlier one, or SIZE_MAX for a
+ * gap. Near n log n for the tilings that frameworks make. */
 int ckpt_boxes_cover(const uint64_t *dim, uint32_t rank, const struct ckpt_box *box, size_t nbox,
                      size_t *ret_bad, struct ckpt_err *err);
 
@@ -49,9 +50,10 @@ struct ckpt_span {
 };
 #define CKPT_MAX_SPANS (2 * CKPT_MAX_AXES - 1)
 
-/* The index tuples i (0 <= i[j] < n[j]) whose sum of i[j]*stride[j] lies in [lo, hi), as at most 2k-1 disjoint spans in ascending
- * order of that sum. Axes are slowest first and nest: stride[j] >= n[j+1]*stride[j+1], stride > 0 (gaps are allowed). k may be 0: one
- * tuple, with sum 0. Returns the number of spans; 0 if none. */
+/* The index tuples i (0 <= i[j] < n[j]) whose sum of i[j]*stride[j] lies in [lo, hi), as at most
+ * 2k-1 disjoint spans in ascending order of that sum. Axes are slowest first and nest: stride[j] >=
+ * n[j+1]*stride[j+1], stride > 0 (gaps are allowed). k may be 0: one tuple, with sum 0. Returns the
+ * number of spans; 0 if none. */
 size_t ckpt_axes_clip(const uint64_t *n, const uint64_t *stride, uint32_t k, uint64_t lo,
                       uint64_t hi, struct ckpt_span out[CKPT_MAX_SPANS]);
 

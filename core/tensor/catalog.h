@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The catalogue of a checkpoint: names -> tensors -> pieces, and where the bytes are.
  *
- * A reader makes one in the framework's names; a recipe makes another, in Hugging Face's, over the same sources.
- * While it is being built it belongs to one thread; afterwards it is immutable and read by many without locks. */
+ * A reader makes one in the framework's names; a recipe makes another, in Hugging Face's, over the
+ * same sources. While it is being built it belongs to one thread; afterwards it is immutable and
+ * read by many without locks. */
 #ifndef CKPT_TENSOR_CATALOG_H
 #define CKPT_TENSOR_CATALOG_H
 
@@ -29,7 +30,8 @@ struct ckpt_tensor {
     uint64_t numel;
     uint64_t max_span; /* largest dst_end - dst of a piece: bounds the search for an element */
     size_t npiece;
-    uint32_t block; /* not 0: neighbours with the same number go into the same file when a view is split */
+    uint32_t block; /* not 0: neighbours with the same number go into the same file when a view is
+                       split */
     uint8_t rank;
     uint8_t dtype; /* enum ckpt_dtype */
 };
@@ -39,9 +41,11 @@ struct ckpt_catalog {
     CKPT_VEC(struct ckpt_source *) sources; /* referenced */
     CKPT_VEC(struct ckpt_tensor) tensors;   /* in the order they were added */
     struct ckpt_map by_name;
-    json_t *config;    /* the framework's own model config, an object; NULL if the checkpoint has none */
-    json_t *about;     /* facts of the format for people and recipes: {"format": "nanotron", "version": "1.4", "step": 20, ...} */
-    json_t *warnings;  /* array of strings */
+    json_t
+        *config; /* the framework's own model config, an object; NULL if the checkpoint has none */
+    json_t *about; /* facts of the format for people and recipes: {"format": "nanotron", "version":
+                      "1.4", "step": 20, ...} */
+    json_t *warnings; /* array of strings */
 };
 
 int ckpt_catalog_new(struct ckpt_catalog **ret, struct ckpt_err *err);
@@ -49,14 +53,17 @@ void ckpt_catalog_free(struct ckpt_catalog *cat);
 void ckpt_catalog_freep(struct ckpt_catalog **cat);
 
 /* Add a source (references it); its index, or UINT32_MAX and NOMEM. */
-uint32_t ckpt_catalog_add_source(struct ckpt_catalog *cat, struct ckpt_source *s, struct ckpt_err *err);
+uint32_t ckpt_catalog_add_source(struct ckpt_catalog *cat, struct ckpt_source *s,
+                                 struct ckpt_err *err);
 
-/* Add a tensor without pieces; name and dim are copied. CONFLICT if the name is there already, LIMIT for rank > CKPT_MAX_RANK or
- * a size of 2^63 bytes and more. *ret_index is its place in cat->tensors. */
+/* Add a tensor without pieces; name and dim are copied. CONFLICT if the name is there already,
+ * LIMIT for rank > CKPT_MAX_RANK or a size of 2^63 bytes and more. *ret_index is its place in
+ * cat->tensors. */
 int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
                      const uint64_t *dim, uint32_t rank, size_t *ret_index, struct ckpt_err *err);
 
-/* Set the pieces of tensor `index` (copied, sorted by dst). Each piece's range is checked against its source's size. */
+/* Set the pieces of tensor `index` (copied, sorted by dst). Each piece's range is checked against
+ * its source's size. */
 int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
                             const struct ckpt_piece_draft *piece, size_t npiece,
                             struct ckpt_err *err);

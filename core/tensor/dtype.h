@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Element types, under the names that safetensors gives them, and casts between the floating ones. */
+/* Element types, under the names that safetensors gives them, and casts between the floating ones.
+ */
 #ifndef CKPT_TENSOR_DTYPE_H
 #define CKPT_TENSOR_DTYPE_H
 
@@ -7,8 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* In safetensors' order of writing: a file holds its tensors by this order, greatest first, then by name
- * (safetensors/src/tensor.rs, enum Dtype, and `prepare`). Sub-byte types are not in it: none of our formats stores them. */
+/* In safetensors' order of writing: a file holds its tensors by this order, greatest first, then by
+ * name (safetensors/src/tensor.rs, enum Dtype, and `prepare`). Sub-byte types are not in it: none
+ * of our formats stores them. */
 enum ckpt_dtype {
     CKPT_BOOL,
     CKPT_U8,
@@ -39,7 +41,8 @@ size_t ckpt_dtype_size(enum ckpt_dtype t);
 const char *ckpt_dtype_name(enum ckpt_dtype t);
 const char *ckpt_dtype_torch_name(enum ckpt_dtype t);
 
-/* From safetensors' name, torch's name, with or without "torch.", or torch's short ("half", "float", "double"). False if unknown. */
+/* From safetensors' name, torch's name, with or without "torch.", or torch's short ("half",
+ * "float", "double"). False if unknown. */
 bool ckpt_dtype_parse(const char *name, size_t len, enum ckpt_dtype *ret);
 
 /* F16, BF16, F32, F64: what a `dtype=` option may convert from and to. */
@@ -48,8 +51,14 @@ bool ckpt_dtype_is_castable(enum ckpt_dtype t);
 /* Any floating type, fp8 included. */
 bool ckpt_dtype_is_float(enum ckpt_dtype t);
 
-/* Convert n elements; to nearest, ties to even; NaN stays NaN (quiet), overflow is infinity, as torch's `to`. Both castable, the
- * buffers do not overlap, no alignment needed. */
-void ckpt_dtype_cast(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n);
+/* Convert n elements; to nearest, ties to even; NaN stays NaN, overflow is infinity, bit for bit as
+ * torch's `to` on a CPU (which NaN: see dtype_cast.c; it depends on the element alone, never on its
+ * place). Both castable, the buffers do not overlap, no alignment needed. */
+void ckpt_dtype_cast(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
+                     size_t n);
+
+/* The same without special instructions; for tests. */
+void ckpt_dtype_cast_plain(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
+                           size_t n);
 
 #endif

@@ -4,9 +4,10 @@
  *     tensor element  dst + sum i[j] * axis[j].dst        (linear, row-major)
  *     source byte     src + sum i[j] * axis[j].src        for every tuple 0 <= i[j] < axis[j].n
  *
- * Axes are slowest first in the tensor and nest (axis[j].dst >= axis[j+1].n * axis[j+1].dst), and no axis crosses a
- * dimension: it steps within one. A shard of a tensor has one axis per dimension; a mapping (RoPE, query groups, a transpose) may
- * have more and in any source order. Source strides may be 0 (torch's expanded tensors) or interleave. */
+ * Axes are slowest first in the tensor and nest (axis[j].dst >= axis[j+1].n * axis[j+1].dst), and
+ * no axis crosses a dimension: it steps within one. A shard of a tensor has one axis per dimension;
+ * a mapping (RoPE, query groups, a transpose) may have more and in any source order. Source strides
+ * may be 0 (torch's expanded tensors) or interleave. */
 #ifndef CKPT_TENSOR_PIECE_H
 #define CKPT_TENSOR_PIECE_H
 
@@ -37,16 +38,18 @@ struct ckpt_piece_draft {
     struct ckpt_axis axis[CKPT_MAX_AXES];
 };
 
-/* The box `b` of a tensor of shape dim[0..b->rank), whose first element lies at byte `src` of the source, with byte strides
- * src_stride[d]. Gives one axis per dimension (also where n is 1). */
+/* The box `b` of a tensor of shape dim[0..b->rank), whose first element lies at byte `src` of the
+ * source, with byte strides src_stride[d]. Gives one axis per dimension (also where n is 1). */
 void ckpt_piece_from_box(const uint64_t *dim, const struct ckpt_box *b, uint32_t source,
                          uint64_t src, const uint64_t *src_stride, struct ckpt_piece_draft *out);
 
-/* The inverse, for pieces with one axis per dimension of unit step (what readers make): true and the box. False for others. */
+/* The inverse, for pieces with one axis per dimension of unit step (what readers make): true and
+ * the box. False for others. */
 bool ckpt_piece_box(const struct ckpt_piece *p, const uint64_t *dim, uint32_t rank,
                     struct ckpt_box *out);
 
-/* Last element + 1; numel of the piece; one past the last source byte (elements of esize bytes); false if that overflows. */
+/* Last element + 1; numel of the piece; one past the last source byte (elements of esize bytes);
+ * false if that overflows. */
 uint64_t ckpt_piece_dst_end(const struct ckpt_piece *p);
 uint64_t ckpt_piece_numel(const struct ckpt_piece *p);
 bool ckpt_piece_src_end(const struct ckpt_axis *axis, uint32_t naxis, uint64_t src, uint64_t esize,

@@ -25,9 +25,10 @@ struct ckpt_reading {
     struct ckpt_read_stats stats;
 };
 
-/* Read bytes [off, off+len) of the tensor in row-major order into buf. The range must lie inside the tensor (assert).
- * Safe from many threads. Verifies, after the last read, that no file changed since it was opened (STALE). On failure buf is
- * undefined and err names the source and the offset in it. */
+/* Read bytes [off, off+len) of the tensor in row-major order into buf. The range must lie inside
+ * the tensor (assert). Safe from many threads. Verifies, after the last read, that no file changed
+ * since it was opened (STALE). On failure buf is undefined and err names the source and the offset
+ * in it. */
 int ckpt_tensor_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
                       struct ckpt_reading *rd, void *buf, size_t len, uint64_t off,
                       struct ckpt_err *err);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thin dress for cmocka: TEST(module, sentence) { CHECK(...); } and TESTS(...) for the list. `test_box disjoint` runs the tests whose
- * names contain "disjoint". */
+/* A thin dress for cmocka: TEST(module, sentence) { CHECK(...); } and TESTS(...) for the list.
+ * `test_box disjoint` runs the tests whose names contain "disjoint". */
 #ifndef CKPT_TESTS_UNIT_TEST_H
 #define CKPT_TESTS_UNIT_TEST_H
 
@@ -21,7 +21,8 @@
 #define CHECK_EQ(a, b) ((void)state_, assert_int_equal((a), (b)))
 #define CHECK_STR(a, b) ((void)state_, assert_string_equal((a), (b)))
 
-/* A call that must succeed, and one that must fail with this code and a text that contains `needle`. `err` is in scope. */
+/* A call that must succeed, and one that must fail with this code and a text that contains
+ * `needle`. `err` is in scope. */
 #define CHECK_OK(call)                                                                             \
     do {                                                                                           \
         (void)state_;                                                                              \

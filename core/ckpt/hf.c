@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A Hugging Face model directory: config.json beside model.safetensors, or beside shards and their
+ * index.
+ *
+ * As transformers looks for it: model.safetensors first, then model.safetensors.index.json. What
+ * the index maps is the checkpoint; about.weight_map keeps the map, so that a view is split as the
+ * directory is. */
+#include <string.h>
+
+#include "base/par.h"
+#include "base/str.h"
+#include "ckpt/readers.h"
+#include "container/safetensors.h"
+
+#define SINGLE "model.safetensors"
+#define INDEX "model.safetensors.index.json"
+
+enum { MAX_INDEX_BYTES = 512 * 1024 * 1024, MAX_CONFIG_BYTES = 16 * 1024 * 1024 };
+
+struct file {
+    const char *name; /* borrowed from the index */
+    struct ckpt_source *source;
+    struct ckpt_st st;
+};
+
+struct load {
+    struct ckpt_dir *dir;
+    const struct ckpt_reader_options *opt;
+    json_t *index; /* or NULL: one file */
+    CKPT_VEC(struct file) files;
+    struct ckpt_catalog *cat;
+};
+
+static void load_release(struct load *l)
+{
+    for (size_t i = 0; i < l->files.len; i++) {
+        ckpt_source_unref(l->files.ptr[i].source);
+        ckpt_st_release(&l->files.ptr[i].st);
+    }
+    ckpt_vec_release(&l->files);
+    json_decref(l->index);
+    ckpt_catalog_free(l->cat);
+}
+
+static int read_json(struct ckpt_dir *dir, const char *name, size_t max_len, json_t **ret,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_freep) char *what = ckpt_asprintf("'%s/%s'", ckpt_dir_path(dir), name);
+    size_t len;
+
+    if (!what)
+        return ckpt_nomem(err);
+    if (ckpt_dir_read_file(dir, name, max_len, &text, &len, err) < 0 ||
+        ckpt_json_parse(text, len, what, ret, err) < 0)
+        return -1;
+    return json_is_object(*ret) ? 0 : ckpt_fail(err, CKPT_FORMAT, "%s is not a JSON object", what);
+}
+
+/* ---- which files ---- */
+
+static int add_file(struct load *l, struct ckpt_map *seen, const char *name, struct ckpt_err *err)
+{
+    uint32_t index;
+    bool is_new;
+
+    if (ckpt_map_put(seen, name, strlen(name), (uint32_t)l->files.len, &index, &is_new) < 0 ||
+        (is_new && ckpt_vec_push(&l->files, ((struct file){.name = name})) < 0))
+        return ckpt_nomem(err);
+    return 0;
+}
+
+static int files_of_index(struct load *l, struct ckpt_map *seen, struct ckpt_err *err)
+{
+    json_t *map = json_object_get(l->index, "weight_map"), *v;
+    const char *tensor;
+
+    if (!json_is_object(map) || json_object_size(map) == 0)
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no weight_map", ckpt_dir_path(l->dir),
+                         INDEX);
+    json_object_foreach(map, tensor, v) if (!json_is_string(v)) return ckpt_fail(
+        err, CKPT_FORMAT, "'%s/%s': the file of '%s' is not a name", ckpt_dir_path(l->dir), INDEX,
+        tensor);
+    else if (add_file(l, seen, json_string_value(v), err) < 0) return -1;
+    return 0;
+}
+
+static int find_files(struct load *l, struct ckpt_err *err)
+{
+    struct ckpt_map seen = {0};
+    int result;
+
+    if (ckpt_dir_has_file(l->dir, SINGLE) || !ckpt_dir_has_file(l->dir, INDEX)) {
+        result = add_file(l, &seen, SINGLE, err);
+    } else {
+        result = read_json(l->dir, INDEX, MAX_INDEX_BYTES, &l->index, err) < 0
+                     ? -1
+                     : files_of_index(l, &seen, err);
+    }
+    ckpt_map_release(&seen);
+    return result;
+}
+
+static int read_one(void *ctx, size_t i, struct ckpt_err *err)
+{
+    struct load *l = ctx;
+    struct file *f = &l->files.ptr[i];
+
+    if (ckpt_source_file_new(l->dir, f->name, l->opt->pool, &f->source, err) < 0)
+        return -1;
+    return ckpt_st_read(f->source, &f->st, err);
+}
+
+/* ---- tensors ---- */
+
+/* A tensor that the index gives to another file, or to none, is not part of the model. */
+static bool is_mapped(const struct load *l, const struct file *f, const char *tensor)
+{
+    if (!l->index)
+        return true;
+    const char *file = ckpt_json_str(json_object_get(l->index, "weight_map"), tensor);
+    return file && strcmp(file, f->name) == 0;
+}
+
+static int add_tensor(struct load *l, const struct ckpt_st_tensor *t, uint32_t source,
+                      struct ckpt_err *err)
+{
+    struct ckpt_piece_draft piece;
+    struct ckpt_box box = {.rank = t->rank};
+    uint64_t stride[CKPT_MAX_RANK];
+    size_t index;
+
+    if (ckpt_catalog_add(l->cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0)
+        return -1;
+    if (t->len == 0)
+        return 0;
+    ckpt_shape_strides(t->dim, t->rank, stride);
+    for (uint32_t d = 0; d < t->rank; d++) {
+        box.n[d] = t->dim[d];
+        stride[d] *= ckpt_dtype_size(t->dtype);
+    }
+    ckpt_piece_from_box(t->dim, &box, source, t->off, stride, &piece);
+    return ckpt_catalog_set_pieces(l->cat, index, &piece, 1, err);
+}
+
+static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
+{
+    uint32_t source = ckpt_catalog_add_source(l->cat, f->source, err);
+
+    if (source == UINT32_MAX)
+        return -1;
+    for (size_t i = 0; i < f->st.ntensor; i++) {
+        const struct ckpt_st_tensor *t = &f->st.tensor[i];
+        if (!is_mapped(l, f, t->name))
+            ckpt_catalog_warn(l->cat, "'%s' is in '%s', but the index does not say so: left out",
+                              t->name, f->name);
+        else if (add_tensor(l, t, source, err) < 0)
+            return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), f->name);
+    }
+    return 0;
+}
+
+static int check_complete(struct load *l, struct ckpt_err *err)
+{
+    const char *tensor;
+    json_t *file;
+
+    json_object_foreach(json_object_get(l->index, "weight_map"), tensor, file)
+    {
+        if (ckpt_catalog_find(l->cat, tensor))
+            continue;
+        if (!l->opt->allow_partial)
+            return ckpt_fail(err, CKPT_MISSING,
+                             "'%s/%s' lacks tensor '%s', which the index maps to it",
+                             ckpt_dir_path(l->dir), json_string_value(file), tensor);
+        ckpt_catalog_warn(l->cat, "left out: '%s' is not in '%s'", tensor, json_string_value(file));
+    }
+    return 0;
+}
+
+static int describe(struct load *l, struct ckpt_err *err)
+{
+    json_t *map = json_object_get(l->index, "weight_map");
+
+    if (json_object_set_new(l->cat->about, "format", json_string("hf")) < 0 ||
+        (map && json_object_set(l->cat->about, "weight_map", map) < 0))
+        return ckpt_nomem(err);
+    return 0;
+}
+
+static int load(struct load *l, struct ckpt_err *err)
+{
+    if (ckpt_catalog_new(&l->cat, err) < 0 || find_files(l, err) < 0)
+        return -1;
+    if (ckpt_dir_has_file(l->dir, "config.json") &&
+        read_json(l->dir, "config.json", MAX_CONFIG_BYTES, &l->cat->config, err) < 0)
+        return -1;
+    if (ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l->files.len; i++)
+        if (add_tensors(l, &l->files.ptr[i], err) < 0)
+            return -1;
+    return check_complete(l, err) < 0 ? -1 : describe(l, err);
+}
+
+static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                   struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
+
+    if (load(&l, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&l.cat);
+    return 0;
+}
+
+static enum ckpt_evidence hf_probe(struct ckpt_dir *dir)
+{
+    if (!ckpt_dir_has_file(dir, SINGLE) && !ckpt_dir_has_file(dir, INDEX))
+        return CKPT_NOT_MINE;
+    return CKPT_BY_NAMES;
+}
+
+const struct ckpt_reader ckpt_reader_hf = {
+    .name = "hf",
+    .probe = hf_probe,
+    .load = hf_load,
+    .side_files = "",
+};

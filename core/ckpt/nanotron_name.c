@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parsing nanotron's file names. */
+#include "ckpt/nanotron_name.h"
+
+#include <string.h>
+
+#include "base/str.h"
+
+#define SUFFIX ".safetensors"
+
+/* "_pp-rank-3-of-8" at *s; moves *s past it. A rank is below its size. */
+static bool take_rank(const char **s, const char *axis, struct ckpt_nt_rank *ret)
+{
+    unsigned long long rank, size;
+    const char *p = *s;
+
+    if (*p++ != '_' || strncmp(p, axis, strlen(axis)) != 0)
+        return false;
+    p += strlen(axis);
+    if (!ckpt_has_prefix(p, "-rank-"))
+        return false;
+    p += strlen("-rank-");
+    size_t n = strspn(p, "0123456789");
+    if (!ckpt_parse_u64(p, n, &rank) || !ckpt_has_prefix(p + n, "-of-"))
+        return false;
+    p += n + strlen("-of-");
+    n = strspn(p, "0123456789");
+    if (!ckpt_parse_u64(p, n, &size) || rank >= size || size > UINT32_MAX)
+        return false;
+    *ret = (struct ckpt_nt_rank){(uint32_t)rank, (uint32_t)size};
+    *s = p + n;
+    return true;
+}
+
+/* The ranks at s, which must be followed by `end`. */
+static bool take_ranks(const char *s, const char *end, struct ckpt_nt_name *ret)
+{
+    if (!take_rank(&s, "pp", &ret->pp) || !take_rank(&s, "tp", &ret->tp))
+        return false;
+    ret->has_ep = take_rank(&s, "exp", &ret->ep);
+    ret->sharded = true;
+    return strcmp(s, end) == 0;
+}
+
+static bool leaf_ok(const struct ckpt_nt_name *n)
+{
+    return n->leaf_len > 0 && !memchr(n->leaf, '.', n->leaf_len);
+}
+
+bool ckpt_nt_name_parse(const char *name, struct ckpt_nt_name *ret)
+{
+    const char *ranks;
+
+    *ret = (struct ckpt_nt_name){.leaf = name + strlen("model_")};
+    if (!ckpt_has_prefix(name, "model_"))
+        return false;
+    if ((ranks = strstr(name, SUFFIX "_pp-rank-")) && ckpt_has_prefix(ret->leaf, "model_")) {
+        ret->broken = true;
+        ret->leaf += strlen("model_");
+        ret->leaf_len = (size_t)(ranks - ret->leaf);
+        return ranks > ret->leaf && leaf_ok(ret) && take_ranks(ranks + strlen(SUFFIX), "", ret);
+    }
+    if (!ckpt_has_suffix(name, SUFFIX))
+        return false;
+    if ((ranks = strstr(ret->leaf, "_pp-rank-"))) {
+        ret->leaf_len = (size_t)(ranks - ret->leaf);
+        return leaf_ok(ret) && take_ranks(ranks, SUFFIX, ret);
+    }
+    size_t len = strlen(ret->leaf);
+    if (len < strlen(SUFFIX))
+        return false;
+    ret->leaf_len = len - strlen(SUFFIX);
+    return leaf_ok(ret);
+}

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parsing nanotron's slice metadata. */
+#include "ckpt/nanotron_slices.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "base/vec.h"
+
+/* Digits at *s; moves past them. */
+static bool take_number(const char **s, uint64_t *ret)
+{
+    size_t n = strspn(*s, "0123456789");
+    unsigned long long v;
+
+    if (!ckpt_parse_u64(*s, n, &v) || v > INT64_MAX)
+        return false;
+    *s += n;
+    *ret = v;
+    return true;
+}
+
+static bool take(const char **s, const char *word)
+{
+    if (!ckpt_has_prefix(*s, word))
+        return false;
+    *s += strlen(word);
+    return true;
+}
+
+/* 64, or np.int64(64) of any width. */
+static bool take_size(const char **s, uint64_t *ret)
+{
+    if (!take(s, "np.int"))
+        return take_number(s, ret);
+    *s += strspn(*s, "0123456789");
+    return take(s, "(") && take_number(s, ret) && take(s, ")");
+}
+
+int ckpt_nt_shape_parse(const char *text, uint64_t *ret_dim, uint32_t *ret_rank,
+                        struct ckpt_err *err)
+{
+    const char *s = text;
+    uint32_t rank = 0;
+    bool ok = take(&s, "("), closed = take(&s, ")");
+
+    while (ok && !closed) {
+        if (rank == CKPT_MAX_RANK)
+            return ckpt_fail(err, CKPT_LIMIT, "unsharded_shape '%s' has more than %d dimensions",
+                             text, CKPT_MAX_RANK);
+        ok = take_size(&s, &ret_dim[rank]);
+        rank++;
+        bool comma = ok && take(&s, ",");
+        if (comma)
+            (void)take(&s, " ");
+        closed = ok && take(&s, ")");
+        if (closed && rank == 1 && !comma)
+            ok = false; /* "(64)" is a number, not a tuple */
+        if (!closed && !comma)
+            ok = false;
+    }
+    if (!ok || *s)
+        return ckpt_fail(err, CKPT_FORMAT, "unsharded_shape '%s' is not a tuple of sizes", text);
+    *ret_rank = rank;
+    return 0;
+}
+
+static bool take_bound(const char **s, uint64_t none, uint64_t *ret)
+{
+    if (take(s, "None")) {
+        *ret = none;
+        return true;
+    }
+    return take_number(s, ret);
+}
+
+/* start,stop,step of a dimension of this size. The writer gives no step other than None (or 1) and
+ * nothing negative. */
+static bool take_slice(const char **s, uint64_t dim, uint64_t *ret_lo, uint64_t *ret_n)
+{
+    uint64_t lo, hi, step;
+
+    if (!take_bound(s, 0, &lo) || !take(s, ",") || !take_bound(s, dim, &hi) || !take(s, ",") ||
+        !take_bound(s, 1, &step) || step != 1 || lo > hi || hi > dim)
+        return false;
+    *ret_lo = lo;
+    *ret_n = hi - lo;
+    return true;
+}
+
+static bool take_slices(const char **s, const uint64_t *dim, uint32_t rank, struct ckpt_box *ret)
+{
+    ret->rank = rank;
+    for (uint32_t d = 0; d < rank; d++)
+        if ((d > 0 && !take(s, "|")) || !take_slice(s, dim[d], &ret->lo[d], &ret->n[d]))
+            return false;
+    return true;
+}
+
+int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint64_t *dim,
+                        uint32_t rank, struct ckpt_nt_pair **ret_pairs, size_t *ret_n,
+                        struct ckpt_err *err)
+{
+    CKPT_VEC(struct ckpt_nt_pair) pairs = {0};
+    const char *s = text;
+    int result = 0;
+
+    do {
+        struct ckpt_nt_pair p;
+        if (!take_slices(&s, local_dim, rank, &p.local) || !take(&s, "#") ||
+            !take_slices(&s, dim, rank, &p.global))
+            result = ckpt_fail(err, CKPT_FORMAT,
+                               "local_global_slices_pairs: not slices of the file's and the whole "
+                               "tensor's shape at byte %td of '%s'",
+                               s - text, text);
+        else if (memcmp(p.local.n, p.global.n, rank * sizeof p.local.n[0]) != 0)
+            result = ckpt_fail(err, CKPT_FORMAT,
+                               "local_global_slices_pairs: pair %zu of '%s' has two sizes",
+                               pairs.len, text);
+        else if (pairs.len == CKPT_NT_MAX_PAIRS)
+            result = ckpt_fail(err, CKPT_LIMIT, "local_global_slices_pairs: more than %d pairs",
+                               CKPT_NT_MAX_PAIRS);
+        else if (ckpt_vec_push(&pairs, p) < 0)
+            result = ckpt_nomem(err);
+    } while (result == 0 && take(&s, ";"));
+    if (result == 0 && *s)
+        result = ckpt_fail(err, CKPT_FORMAT, "local_global_slices_pairs: '%s' is unexpected", s);
+    if (result < 0) {
+        ckpt_vec_release(&pairs);
+        return -1;
+    }
+    *ret_pairs = pairs.ptr;
+    *ret_n = pairs.len;
+    return 0;
+}
+
+int ckpt_nt_version_check(const char *text, struct ckpt_err *err)
+{
+    static const uint64_t newest[2] = {1, 5};
+    const char *s = text;
+    uint64_t part;
+    int order = 0; /* of the parts so far, against newest */
+
+    for (size_t i = 0; i == 0 || take(&s, "."); i++) {
+        uint64_t ref = i < 2 ? newest[i] : 0;
+        if (!take_number(&s, &part))
+            return ckpt_fail(err, CKPT_FORMAT, "version '%s' is not dotted integers", text);
+        if (order == 0)
+            order = (part > ref) - (part < ref);
+    }
+    if (*s)
+        return ckpt_fail(err, CKPT_FORMAT, "version '%s' is not dotted integers", text);
+    if (order > 0)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "checkpoint version %s is newer than 1.5, the newest that is known", text);
+    return 0;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The metadata of a sharded nanotron file: which slices of it are which slices of the whole
+ * parameter.
+ *
+ *     local_global_slices_pairs   "0,16,None|None,None,None#16,32,None|None,None,None;..." pairs of
+ * local # global slices unsharded_shape             "(64, 32)", "(64,)", and with NumPy 2
+ * "(np.int64(64), 32)"
+ *
+ * Written by nanotron/serialize/metadata.py; a slice is start,stop,step with Python's None for the
+ * whole. */
+#ifndef CKPT_CKPT_NANOTRON_SLICES_H
+#define CKPT_CKPT_NANOTRON_SLICES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "tensor/box.h"
+
+/* A parameter has at most this many chunks (qkv has three). */
+enum { CKPT_NT_MAX_PAIRS = 4096 };
+
+struct ckpt_nt_pair {
+    struct ckpt_box local, global;
+};
+
+/* Parse a tuple of sizes. */
+int ckpt_nt_shape_parse(const char *text, uint64_t *ret_dim, uint32_t *ret_rank,
+                        struct ckpt_err *err);
+
+/* Parse the pairs for a file of shape local_dim, of a parameter of shape dim (both of this rank):
+ * extents of a pair are equal and lie inside. *ret_pairs is malloc'ed. */
+int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint64_t *dim,
+                        uint32_t rank, struct ckpt_nt_pair **ret_pairs, size_t *ret_n,
+                        struct ckpt_err *err);
+
+/* Is version `text` ("1.4") newer than 1.5, the newest that is known? FORMAT if it is not dotted
+ * integers. */
+int ckpt_nt_version_check(const char *text, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The list of readers, and which of them a directory belongs to. */
+#include "ckpt/readers.h"
+
+#include <stddef.h>
+
+const struct ckpt_reader *const ckpt_readers[] = {
+    &ckpt_reader_nanotron,
+    &ckpt_reader_hf,
+    NULL,
+};
+
+const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    const struct ckpt_reader *best = NULL, *tie = NULL;
+    enum ckpt_evidence most = CKPT_NOT_MINE;
+
+    for (const struct ckpt_reader *const *r = ckpt_readers; *r; r++) {
+        enum ckpt_evidence e = (*r)->probe(dir);
+        if (e == CKPT_NOT_MINE || e < most)
+            continue;
+        tie = e == most ? best : NULL;
+        best = *r;
+        most = e;
+    }
+    if (!best)
+        (void)ckpt_fail(err, CKPT_MISSING, "'%s': no checkpoint of a known format",
+                        ckpt_dir_path(dir));
+    else if (tie)
+        (void)ckpt_fail(err, CKPT_CONFLICT, "'%s' looks like a checkpoint of %s and of %s",
+                        ckpt_dir_path(dir), tie->name, best->name);
+    return tie ? NULL : best;
+}

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The family of readers: one file and one line each. */
+#ifndef CKPT_CKPT_READERS_H
+#define CKPT_CKPT_READERS_H
+
+#include "ckpt/reader.h"
+
+extern const struct ckpt_reader ckpt_reader_nanotron;
+extern const struct ckpt_reader ckpt_reader_hf;
+
+#endif

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libyaml's events, made into JSON values by recursive descent. */
+#include "container/yaml.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <yaml.h>
+
+#include "base/mem.h"
+
+enum { MAX_DEPTH = 64, MAX_NODES = 1000 * 1000, MAX_ANCHORS = 10000 };
+
+struct reader {
+    yaml_parser_t parser;
+    const char *what;
+    json_t *anchors; /* {anchor: finished value} */
+    unsigned depth, nodes;
+};
+
+static void event_release(yaml_event_t *e) { yaml_event_delete(e); }
+
+static int next(struct reader *r, yaml_event_t *e, struct ckpt_err *err)
+{
+    if (yaml_parser_parse(&r->parser, e))
+        return 0;
+    memset(e, 0, sizeof *e);
+    return ckpt_fail(err, r->parser.error == YAML_MEMORY_ERROR ? CKPT_NOMEM : CKPT_FORMAT,
+                     "%s: not valid YAML: %s (line %zu)", r->what,
+                     r->parser.problem ? r->parser.problem : "?", r->parser.problem_mark.line + 1);
+}
+
+static bool one_of(const char *s, const char *const *words)
+{
+    for (; *words; words++)
+        if (strcmp(s, *words) == 0)
+            return true;
+    return false;
+}
+
+/* [-+]? digits [. digits*] [e[-+]digits], with at least one digit; *ret_real tells a float from an
+ * integer. */
+static bool is_number(const char *s, bool *ret_real)
+{
+    size_t before, after = 0;
+
+    s += *s == '-' || *s == '+';
+    before = strspn(s, "0123456789");
+    s += before;
+    *ret_real = *s == '.';
+    if (*s == '.') {
+        after = strspn(++s, "0123456789");
+        s += after;
+    }
+    if (before + after == 0)
+        return false;
+    if (*s == 'e' || *s == 'E') {
+        *ret_real = true;
+        s++;
+        s += *s == '-' || *s == '+';
+        size_t n = strspn(s, "0123456789");
+        if (n == 0)
+            return false;
+        s += n;
+    }
+    return *s == '\0';
+}
+
+static json_t *plain_scalar(const char *s)
+{
+    static const char *const nulls[] = {"", "~", "null", "Null", "NULL", NULL};
+    static const char *const trues[] = {"true", "True", "TRUE", NULL};
+    static const char *const falses[] = {"false", "False", "FALSE", NULL};
+    bool real;
+
+    if (one_of(s, nulls))
+        return json_null();
+    if (one_of(s, trues))
+        return json_true();
+    if (one_of(s, falses))
+        return json_false();
+    if (is_number(s, &real)) {
+        errno = 0;
+        long long i = real ? 0 : strtoll(s, NULL, 10);
+        double d = real ? strtod(s, NULL) : 0;
+        if (!real && errno == 0)
+            return json_integer(i);
+        if (real && isfinite(d))
+            return json_real(d);
+    }
+    return json_string(s);
+}
+
+static int scalar(struct reader *r, const yaml_event_t *e, json_t **ret, struct ckpt_err *err)
+{
+    const char *s = (const char *)e->data.scalar.value;
+
+    if (strlen(s) != e->data.scalar.length)
+        return ckpt_fail(err, CKPT_FORMAT, "%s: NUL in a string (line %zu)", r->what,
+                         e->start_mark.line + 1);
+    *ret = e->data.scalar.style == YAML_PLAIN_SCALAR_STYLE ? plain_scalar(s) : json_string(s);
+    return *ret ? 0 : ckpt_nomem(err);
+}
+
+static unsigned count(const json_t *j)
+{
+    unsigned n = 1;
+    const char *key;
+    json_t *v;
+    size_t i;
+
+    json_object_foreach((json_t *)j, key, v) n += count(v);
+    json_array_foreach(j, i, v) n += count(v);
+    return n;
+}
+
+/* A copy, counted against the node limit: no "billion laughs". An anchor that is not finished (a
+ * cycle) is not there yet. */
+static int alias(struct reader *r, const yaml_event_t *e, json_t **ret, struct ckpt_err *err)
+{
+    const char *name = (const char *)e->data.alias.anchor;
+    const json_t *value = json_object_get(r->anchors, name);
+
+    if (!value)
+        return ckpt_fail(err, CKPT_FORMAT, "%s: alias '%s' has no anchor (line %zu)", r->what, name,
+                         e->start_mark.line + 1);
+    r->nodes += count(value);
+    if (r->nodes > MAX_NODES)
+        return ckpt_fail(err, CKPT_LIMIT, "%s: more than %d nodes", r->what, MAX_NODES);
+    *ret = json_deep_copy(value);
+    return *ret ? 0 : ckpt_nomem(err);
+}
+
+static int value(struct reader *r, yaml_event_t *e, json_t **ret, struct ckpt_err *err);
+
+static int sequence(struct reader *r, json_t **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *array = json_array();
+
+    for (;;) {
+        ckpt_cleanup(event_release) yaml_event_t e = {0};
+        json_t *v;
+        if (!array)
+            return ckpt_nomem(err);
+        if (next(r, &e, err) < 0)
+            return -1;
+        if (e.type == YAML_SEQUENCE_END_EVENT)
+            break;
+        if (value(r, &e, &v, err) < 0)
+            return -1;
+        if (json_array_append_new(array, v) < 0)
+            return ckpt_nomem(err);
+    }
+    *ret = ckpt_steal(&array);
+    return 0;
+}
+
+/* Keys of other types than strings keep their spelling. */
+static int member(struct reader *r, yaml_event_t *key, json_t *object, struct ckpt_err *err)
+{
+    ckpt_cleanup(event_release) yaml_event_t e = {0};
+    json_t *v;
+
+    if (key->type != YAML_SCALAR_EVENT)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "%s: a key that is not a scalar (line %zu)",
+                         r->what, key->start_mark.line + 1);
+    const char *name = (const char *)key->data.scalar.value;
+    if (json_object_get(object, name))
+        return ckpt_fail(err, CKPT_FORMAT, "%s: key '%s' is there twice (line %zu)", r->what, name,
+                         key->start_mark.line + 1);
+    if (next(r, &e, err) < 0 || value(r, &e, &v, err) < 0)
+        return -1;
+    return json_object_set_new(object, name, v) < 0
+               ? ckpt_fail(err, CKPT_FORMAT, "%s: a key is not UTF-8", r->what)
+               : 0;
+}
+
+static int mapping(struct reader *r, json_t **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *object = json_object();
+
+    for (;;) {
+        ckpt_cleanup(event_release) yaml_event_t key = {0};
+        if (!object)
+            return ckpt_nomem(err);
+        if (next(r, &key, err) < 0)
+            return -1;
+        if (key.type == YAML_MAPPING_END_EVENT)
+            break;
+        if (member(r, &key, object, err) < 0)
+            return -1;
+    }
+    *ret = ckpt_steal(&object);
+    return 0;
+}
+
+static int remember(struct reader *r, const char *anchor, json_t *v, struct ckpt_err *err)
+{
+    if (json_object_size(r->anchors) >= MAX_ANCHORS)
+        return ckpt_fail(err, CKPT_LIMIT, "%s: more than %d anchors", r->what, MAX_ANCHORS);
+    return json_object_set(r->anchors, anchor, v) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int value(struct reader *r, yaml_event_t *e, json_t **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *v = NULL;
+    const char *anchor = NULL;
+    int result;
+
+    if (++r->nodes > MAX_NODES || r->depth >= MAX_DEPTH)
+        return ckpt_fail(err, CKPT_LIMIT, "%s: more than %d nodes, or deeper than %d", r->what,
+                         MAX_NODES, MAX_DEPTH);
+    r->depth++;
+    switch (e->type) {
+    case YAML_SCALAR_EVENT:
+        anchor = (const char *)e->data.scalar.anchor;
+        result = scalar(r, e, &v, err);
+        break;
+    case YAML_SEQUENCE_START_EVENT:
+        anchor = (const char *)e->data.sequence_start.anchor;
+        result = sequence(r, &v, err);
+        break;
+    case YAML_MAPPING_START_EVENT:
+        anchor = (const char *)e->data.mapping_start.anchor;
+        result = mapping(r, &v, err);
+        break;
+    case YAML_ALIAS_EVENT:
+        result = alias(r, e, &v, err);
+        break;
+    default:
+        result = ckpt_fail(err, CKPT_FORMAT, "%s: unexpected end", r->what);
+    }
+    r->depth--;
+    if (result == 0 && anchor)
+        result = remember(r, anchor, v, err);
+    if (result == 0)
+        *ret = ckpt_steal(&v);
+    return result;
+}
+
+static int document(struct reader *r, json_t **ret, struct ckpt_err *err)
+{
+    for (;;) {
+        ckpt_cleanup(event_release) yaml_event_t e = {0};
+        if (next(r, &e, err) < 0)
+            return -1;
+        if (e.type == YAML_STREAM_END_EVENT)
+            return ckpt_fail(err, CKPT_FORMAT, "%s: empty", r->what);
+        if (e.type != YAML_STREAM_START_EVENT && e.type != YAML_DOCUMENT_START_EVENT)
+            return value(r, &e, ret, err);
+    }
+}
+
+int ckpt_yaml_parse(const char *text, size_t len, const char *what, json_t **ret,
+                    struct ckpt_err *err)
+{
+    struct reader r = {.what = what, .anchors = json_object()};
+    int result = -1;
+
+    if (!r.anchors || !yaml_parser_initialize(&r.parser)) {
+        json_decref(r.anchors);
+        return ckpt_nomem(err);
+    }
+    yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, len);
+    result = document(&r, ret, err);
+    yaml_parser_delete(&r.parser);
+    json_decref(r.anchors);
+    return result;
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Collecting, merging and checking the reads of one request. */
+#include "io/batch.h"
+
+#include "base/vec.h"
+
+void ckpt_batch_init(struct ckpt_batch *b)
+{
+    b->source = NULL;
+    b->off = b->len = b->nread = b->nbyte = 0;
+    b->niov = 0;
+    b->touched.ptr = NULL;
+    b->touched.len = b->touched.cap = 0;
+}
+
+void ckpt_batch_release(struct ckpt_batch *b) { ckpt_vec_release(&b->touched); }
+
+static int touch(struct ckpt_batch *b, struct ckpt_source *s, struct ckpt_err *err)
+{
+    for (size_t i = b->touched.len; i-- > 0;)
+        if (b->touched.ptr[i] == s)
+            return 0;
+    return ckpt_vec_push(&b->touched, s) < 0 ? ckpt_nomem(err) : 0;
+}
+
+int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
+{
+    struct ckpt_source *s = b->source;
+
+    if (!s)
+        return 0;
+    b->source = NULL;
+    b->nread++;
+    b->nbyte += b->len;
+    return ckpt_source_preadv(s, b->iov, b->niov, b->off, err);
+}
+
+int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
+                   struct ckpt_err *err)
+{
+    if (b->source == s && off == b->off + b->len) {
+        struct iovec *last = &b->iov[b->niov - 1];
+        if ((char *)last->iov_base + last->iov_len == (char *)buf) {
+            last->iov_len += len;
+            b->len += len;
+            return 0;
+        }
+        if (b->niov < CKPT_BATCH_IOV) {
+            b->iov[b->niov++] = (struct iovec){.iov_base = buf, .iov_len = len};
+            b->len += len;
+            return 0;
+        }
+    }
+    if (ckpt_batch_flush(b, err) < 0 || touch(b, s, err) < 0)
+        return -1;
+    b->source = s;
+    b->off = off;
+    b->len = len;
+    b->niov = 1;
+    b->iov[0] = (struct iovec){.iov_base = buf, .iov_len = len};
+    return 0;
+}
+
+int ckpt_batch_finish(struct ckpt_batch *b, struct ckpt_err *err)
+{
+    if (ckpt_batch_flush(b, err) < 0)
+        return -1;
+    for (size_t i = 0; i < b->touched.len; i++)
+        if (ckpt_source_check(b->touched.ptr[i], err) < 0)
+            return -1;
+    return 0;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reads of one request: neighbours in a source become one scatter read, and every source that
+ * was touched is checked at the end. */
+#ifndef CKPT_IO_BATCH_H
+#define CKPT_IO_BATCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "base/err.h"
+#include "base/vec.h"
+#include "io/source.h"
+
+enum { CKPT_BATCH_IOV = 1024 }; /* IOV_MAX of Linux */
+
+/* Belongs to one thread and one request; lives on the stack (zeroed but for iov). */
+struct ckpt_batch {
+    struct ckpt_source *source; /* of the pending read; NULL: none */
+    uint64_t off, len;          /* pending bytes of it */
+    int niov;
+    CKPT_VEC(struct ckpt_source *) touched;
+    uint64_t nread, nbyte; /* reads issued, bytes asked for */
+    struct iovec iov[CKPT_BATCH_IOV];
+};
+
+void ckpt_batch_init(struct ckpt_batch *b);
+void ckpt_batch_release(struct ckpt_batch *b);
+
+/* Have bytes [off, off+len) of s in buf after ckpt_batch_finish. May read now what was added
+ * before. */
+int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
+                   struct ckpt_err *err);
+
+/* Read what is pending. */
+int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err);
+
+/* Read what is pending, then check that no source changed since it was opened: only now are the
+ * bytes good. */
+int ckpt_batch_finish(struct ckpt_batch *b, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening files beneath a directory, whatever their names and links say. */
+#include "io/dir.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/openat2.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "base/vec.h"
+
+/* What all directories opened below one ckpt_dir_open share. */
+struct root {
+    int fd;
+    enum ckpt_links links;
+    atomic_uint refs;
+    char *real;  /* canonical path, for links that are absolute or leave and come back */
+    char *blobs; /* of the same model in a hub cache, canonical; or NULL */
+};
+
+struct ckpt_dir {
+    struct root *root;
+    char *below; /* path from the root; "." for the root itself */
+    char *path;  /* as shown to people */
+    atomic_uint refs;
+};
+
+static void root_unref(struct root *r)
+{
+    if (!r || atomic_fetch_sub(&r->refs, 1) != 1)
+        return;
+    ckpt_closep(&r->fd);
+    free(r->real);
+    free(r->blobs);
+    free(r);
+}
+
+/* .../models--ORG--NAME/snapshots/REV -> .../models--ORG--NAME/blobs (layout of huggingface_hub's
+ * cache) */
+static char *hub_blobs(const char *real)
+{
+    const char *rev = strrchr(real, '/');
+    const char *tail = "/snapshots";
+    size_t n = rev ? (size_t)(rev - real) : 0;
+
+    if (n <= strlen(tail) || memcmp(rev - strlen(tail), tail, strlen(tail)) != 0)
+        return NULL;
+    n -= strlen(tail);
+    const char *model = memrchr(real, '/', n);
+    if (!model || !ckpt_has_prefix(model, "/models--"))
+        return NULL;
+    return ckpt_asprintf("%.*s/blobs", (int)n, real);
+}
+
+static int root_open(const char *path, enum ckpt_links links, struct root **ret,
+                     struct ckpt_err *err)
+{
+    struct root *r = calloc(1, sizeof *r);
+
+    if (!r)
+        return ckpt_nomem(err);
+    r->links = links;
+    atomic_init(&r->refs, 1);
+    r->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (r->fd < 0) {
+        (void)ckpt_fail_errno(err, errno, "cannot open directory '%s'", path);
+    } else if (!(r->real = realpath(path, NULL))) {
+        (void)ckpt_fail_errno(err, errno, "cannot resolve '%s'", path);
+    } else {
+        r->blobs = hub_blobs(r->real);
+        *ret = r;
+        return 0;
+    }
+    root_unref(r);
+    return -1;
+}
+
+static int dir_new(struct root *root, const char *below, const char *path, struct ckpt_dir **ret,
+                   struct ckpt_err *err)
+{
+    struct ckpt_dir *d = calloc(1, sizeof *d);
+
+    if (!d || !(d->below = strdup(below)) || !(d->path = strdup(path))) {
+        if (d)
+            free(d->below);
+        free(d);
+        return ckpt_nomem(err);
+    }
+    atomic_init(&d->refs, 1);
+    d->root = root;
+    *ret = d;
+    return 0;
+}
+
+int ckpt_dir_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret,
+                  struct ckpt_err *err)
+{
+    struct root *root;
+
+    if (root_open(path, links, &root, err) < 0)
+        return -1;
+    if (dir_new(root, ".", path, ret, err) < 0) {
+        root_unref(root);
+        return -1;
+    }
+    return 0;
+}
+
+struct ckpt_dir *ckpt_dir_ref(struct ckpt_dir *dir)
+{
+    atomic_fetch_add(&dir->refs, 1);
+    return dir;
+}
+
+void ckpt_dir_unref(struct ckpt_dir *dir)
+{
+    if (!dir || atomic_fetch_sub(&dir->refs, 1) != 1)
+        return;
+    root_unref(dir->root);
+    free(dir->below);
+    free(dir->path);
+    free(dir);
+}
+
+void ckpt_dir_unrefp(struct ckpt_dir **dir)
+{
+    ckpt_dir_unref(*dir);
+    *dir = NULL;
+}
+
+const char *ckpt_dir_path(const struct ckpt_dir *dir) { return dir->path; }
+
+/* A name from a checkpoint must stay below: relative, no "..", no empty component. */
+static bool name_ok(const char *name)
+{
+    if (*name == '\0')
+        return false;
+    while (*name) {
+        size_t n = strcspn(name, "/");
+        if (n == 0 || (n == 2 && memcmp(name, "..", 2) == 0))
+            return false;
+        name += n;
+        if (*name == '/' && *++name == '\0')
+            return false;
+    }
+    return true;
+}
+
+static char *join(const char *a, const char *b)
+{
+    return strcmp(a, ".") == 0   ? strdup(b)
+           : strcmp(b, ".") == 0 ? strdup(a)
+                                 : ckpt_asprintf("%s/%s", a, b);
+}
+
+static bool is_below(const char *path, const char *top)
+{
+    size_t n = strlen(top);
+    return strncmp(path, top, n) == 0 &&
+           (path[n] == '/' || path[n] == '\0' || strcmp(top, "/") == 0);
+}
+
+/* Follow links freely, but to a place holder (O_PATH opens nothing), ask the kernel where that is,
+ * and open just that. */
+static int open_checked(const struct root *r, const char *below, int flags)
+{
+    ckpt_cleanup(ckpt_closep) int place = openat(r->fd, below, O_PATH | O_CLOEXEC);
+    char link[64], target[PATH_MAX];
+    ssize_t n;
+
+    if (place < 0)
+        return -1;
+    (void)snprintf(link, sizeof link, "/proc/self/fd/%d", place);
+    n = readlink(link, target, sizeof target - 1);
+    if (n < 0)
+        return -1;
+    target[n] = '\0';
+    if (r->links != CKPT_LINKS_ANY && !is_below(target, r->real) &&
+        !(r->blobs && is_below(target, r->blobs))) {
+        errno = EXDEV;
+        return -1;
+    }
+    return open(link, flags | O_CLOEXEC);
+}
+
+static int open_below(const struct root *r, const char *below, int flags)
+{
+    struct open_how how = {.flags = (uint64_t)flags | O_CLOEXEC,
+                           .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
+    long fd = syscall(SYS_openat2, r->fd, below, &how, sizeof how);
+
+    if (fd >= 0)
+        return (int)fd;
+    if (errno != EXDEV && errno != ENOSYS && errno != EPERM && errno != ELOOP)
+        return -1;
+    return open_checked(r, below, flags);
+}
+
+static int open_name(const struct ckpt_dir *dir, const char *name, int flags, int *ret_fd,
+                     struct ckpt_err *err)
+{
+    if (!name_ok(name))
+        return ckpt_fail(err, CKPT_FORMAT, "'%s': not a name below '%s'", name, dir->path);
+    ckpt_cleanup(ckpt_freep) char *below = join(dir->below, name);
+    if (!below)
+        return ckpt_nomem(err);
+    int fd = open_below(dir->root, below, flags);
+    if (fd < 0 && errno == EXDEV)
+        return ckpt_fail(
+            err, CKPT_UNSUPPORTED,
+            "'%s/%s' is a link that leads out of '%s' (option follow_symlinks allows it)",
+            dir->path, name, dir->root->real);
+    if (fd < 0)
+        return ckpt_fail_errno(err, errno, "cannot open '%s/%s'", dir->path, name);
+    *ret_fd = fd;
+    return 0;
+}
+
+int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+
+    if (open_name(dir, name, O_PATH | O_DIRECTORY, &fd, err) < 0)
+        return -1;
+    ckpt_cleanup(ckpt_freep) char *below = join(dir->below, name);
+    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s/%s", dir->path, name);
+    if (!below || !path)
+        return ckpt_nomem(err);
+    atomic_fetch_add(&dir->root->refs, 1);
+    if (dir_new(dir->root, below, path, ret, err) < 0) {
+        root_unref(dir->root);
+        return -1;
+    }
+    return 0;
+}
+
+bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b)
+{
+    return a->dev == b->dev && a->ino == b->ino && a->size == b->size &&
+           a->mtime_ns == b->mtime_ns && a->ctime_ns == b->ctime_ns;
+}
+
+static struct ckpt_file_id id_of_stat(const struct stat *st)
+{
+    return (struct ckpt_file_id){
+        .dev = st->st_dev,
+        .ino = st->st_ino,
+        .size = (uint64_t)st->st_size,
+        .mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
+        .ctime_ns = (int64_t)st->st_ctim.tv_sec * 1000000000 + st->st_ctim.tv_nsec,
+    };
+}
+
+int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err)
+{
+    struct stat st;
+
+    if (fstat(fd, &st) < 0)
+        return ckpt_fail_errno(err, errno, "fstat");
+    *ret = id_of_stat(&st);
+    if (ret_unlinked)
+        *ret_unlinked = st.st_nlink == 0;
+    return 0;
+}
+
+static const char *kind_name(mode_t mode)
+{
+    return S_ISDIR(mode)    ? "a directory"
+           : S_ISFIFO(mode) ? "a FIFO"
+           : S_ISSOCK(mode) ? "a socket"
+                            : "a device";
+}
+
+int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
+                       struct ckpt_file_id *ret_id, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct stat st;
+
+    if (open_name(dir, name, O_RDONLY | O_NONBLOCK | O_NOCTTY, &fd, err) < 0)
+        return -1;
+    if (fstat(fd, &st) < 0)
+        return ckpt_fail_errno(err, errno, "cannot stat '%s/%s'", dir->path, name);
+    if (!S_ISREG(st.st_mode))
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' is %s, expected a regular file", dir->path,
+                         name, kind_name(st.st_mode));
+    if (ret_id)
+        *ret_id = id_of_stat(&st);
+    *ret_fd = fd;
+    fd = -1;
+    return 0;
+}
+
+int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_len,
+                       char **ret_text, size_t *ret_len, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct ckpt_file_id id;
+    size_t len = 0;
+
+    if (ckpt_dir_open_file(dir, name, &fd, &id, err) < 0)
+        return -1;
+    if (id.size > max_len)
+        return ckpt_fail(err, CKPT_LIMIT, "'%s/%s' has %llu bytes, at most %zu are expected",
+                         dir->path, name, (unsigned long long)id.size, max_len);
+    ckpt_cleanup(ckpt_freep) char *text = malloc((size_t)id.size + 1);
+    if (!text)
+        return ckpt_nomem(err);
+    while (len < id.size) {
+        ssize_t n = pread(fd, text + len, (size_t)id.size - len, (off_t)len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return ckpt_fail_errno(err, errno, "reading '%s/%s'", dir->path, name);
+        if (n == 0)
+            return ckpt_fail(err, CKPT_STALE, "'%s/%s' became shorter while it was read", dir->path,
+                             name);
+        len += (size_t)n;
+    }
+    text[len] = '\0';
+    *ret_text = ckpt_steal(&text);
+    *ret_len = len;
+    return 0;
+}
+
+static bool has_kind(const struct ckpt_dir *dir, const char *name, mode_t kind)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct stat st;
+
+    return open_name(dir, name, O_PATH, &fd, NULL) == 0 && fstat(fd, &st) == 0 &&
+           (st.st_mode & S_IFMT) == kind;
+}
+
+bool ckpt_dir_has_file(const struct ckpt_dir *dir, const char *name)
+{
+    return has_kind(dir, name, S_IFREG);
+}
+
+bool ckpt_dir_has_dir(const struct ckpt_dir *dir, const char *name)
+{
+    return has_kind(dir, name, S_IFDIR);
+}
+
+static enum ckpt_entry_kind kind_of(const struct ckpt_dir *dir, const struct dirent *de)
+{
+    if (de->d_type == DT_REG)
+        return CKPT_ENTRY_FILE;
+    if (de->d_type == DT_DIR)
+        return CKPT_ENTRY_DIR;
+    if (de->d_type != DT_LNK && de->d_type != DT_UNKNOWN)
+        return CKPT_ENTRY_OTHER;
+    return has_kind(dir, de->d_name, S_IFREG)   ? CKPT_ENTRY_FILE
+           : has_kind(dir, de->d_name, S_IFDIR) ? CKPT_ENTRY_DIR
+                                                : CKPT_ENTRY_OTHER;
+}
+
+struct listed {
+    char *name;
+    enum ckpt_entry_kind kind;
+};
+
+static int listed_cmp(const void *a, const void *b)
+{
+    return ckpt_natural_cmp(((const struct listed *)a)->name, ((const struct listed *)b)->name);
+}
+
+int ckpt_dir_list(const struct ckpt_dir *dir,
+                  int (*fn)(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
+                  void *ctx, struct ckpt_err *err)
+{
+    CKPT_VEC(struct listed) all = {0};
+    int result = 0;
+    int fd = open_below(dir->root, dir->below, O_RDONLY | O_DIRECTORY);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+
+    if (!d) {
+        result = ckpt_fail_errno(err, errno, "cannot list '%s'", dir->path);
+        ckpt_closep(&fd);
+        return result;
+    }
+    for (const struct dirent *de; result == 0 && (errno = 0, de = readdir(d));) {
+        if (strcmp(de->d_name, ".") == 0 || strcmp(de->d_name, "..") == 0)
+            continue;
+        struct listed item = {strdup(de->d_name), kind_of(dir, de)};
+        if (!item.name || ckpt_vec_push(&all, item) < 0) {
+            free(item.name);
+            result = ckpt_nomem(err);
+        }
+    }
+    if (result == 0 && errno)
+        result = ckpt_fail_errno(err, errno, "listing '%s'", dir->path);
+    (void)closedir(d);
+    if (all.len)
+        qsort(all.ptr, all.len, sizeof *all.ptr, listed_cmp);
+    for (size_t i = 0; i < all.len && result >= 0; i++)
+        result = fn(ctx, &(struct ckpt_entry){all.ptr[i].name, all.ptr[i].kind}, err);
+    for (size_t i = 0; i < all.len; i++)
+        free(all.ptr[i].name);
+    ckpt_vec_release(&all);
+    return result;
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What all sources share: counting, and the range check before every read. */
+#include "io/source.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/ckd.h"
+#include "base/mem.h"
+
+struct ckpt_source *ckpt_source_ref(struct ckpt_source *s)
+{
+    atomic_fetch_add(&s->refs, 1);
+    return s;
+}
+
+void ckpt_source_unref(struct ckpt_source *s)
+{
+    if (s && atomic_fetch_sub(&s->refs, 1) == 1)
+        s->ops->free(s);
+}
+
+void ckpt_source_unrefp(struct ckpt_source **s)
+{
+    ckpt_source_unref(*s);
+    *s = NULL;
+}
+
+int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                       struct ckpt_err *err)
+{
+    uint64_t len = 0;
+
+    for (int i = 0; i < n; i++)
+        len += iov[i].iov_len;
+    if (!ckpt_range_ok(off, len, s->size)) {
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "'%s': needs bytes %" PRIu64 " to %" PRIu64 ", the file has %" PRIu64,
+                         name, off, off + len, s->size);
+    }
+    return len == 0 ? 0 : s->ops->preadv(s, iov, n, off, err);
+}
+
+int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off,
+                      struct ckpt_err *err)
+{
+    struct iovec iov = {.iov_base = buf, .iov_len = len};
+    return ckpt_source_preadv(s, &iov, 1, off, err);
+}
+
+int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err)
+{
+    return s->ops->check ? s->ops->check(s, err) : 0;
+}
+
+char *ckpt_source_name(const struct ckpt_source *s) { return s->ops->name(s); }

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A regular file as a source. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "io/source.h"
+
+struct source_file {
+    struct ckpt_source source;
+    struct ckpt_dir *dir;
+    struct ckpt_fdpool *pool;
+    struct ckpt_file_id id;
+    struct ckpt_fdslot slot;
+    char name[];
+};
+
+static struct source_file *self(const struct ckpt_source *s) { return (struct source_file *)s; }
+
+static int short_read(const struct source_file *f, uint64_t off, struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_STALE,
+                     "'%s/%s' ends at byte %" PRIu64 ", it had %" PRIu64 " when it was opened",
+                     ckpt_dir_path(f->dir), f->name, off, f->id.size);
+}
+
+/* The pread loop: the only one for shard files. */
+static int read_all(const struct source_file *f, int fd, struct iovec *iov, int n, uint64_t off,
+                    struct ckpt_err *err)
+{
+    while (n > 0) {
+        ssize_t got = n == 1 ? pread(fd, iov->iov_base, iov->iov_len, (off_t)off)
+                             : preadv(fd, iov, n, (off_t)off);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return ckpt_fail_errno(err, errno, "reading '%s/%s' at byte %" PRIu64,
+                                   ckpt_dir_path(f->dir), f->name, off);
+        if (got == 0)
+            return short_read(f, off, err);
+        off += (uint64_t)got;
+        while (n > 0 && (size_t)got >= iov->iov_len) {
+            got -= (ssize_t)iov->iov_len;
+            iov++;
+            n--;
+        }
+        if (n > 0) {
+            iov->iov_base = (char *)iov->iov_base + got;
+            iov->iov_len -= (size_t)got;
+        }
+    }
+    return 0;
+}
+
+static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                       struct ckpt_err *err)
+{
+    struct source_file *f = self(s);
+    int fd, result;
+
+    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &f->id, &fd, err) < 0)
+        return -1;
+    result = read_all(f, fd, iov, n, off, err);
+    ckpt_fdpool_put(f->pool, &f->slot);
+    return result;
+}
+
+/* A file that was renamed over or unlinked has a new ctime but its old bytes: a descriptor that we
+ * hold goes on serving them. */
+static int file_check(struct ckpt_source *s, struct ckpt_err *err)
+{
+    struct source_file *f = self(s);
+    struct ckpt_file_id now;
+    bool unlinked;
+    int fd, result;
+
+    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &f->id, &fd, err) < 0)
+        return -1;
+    result = ckpt_file_id_of(fd, &now, &unlinked, err);
+    ckpt_fdpool_put(f->pool, &f->slot);
+    if (result < 0)
+        return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(f->dir), f->name);
+    if (unlinked)
+        now.ctime_ns = f->id.ctime_ns;
+    if (!ckpt_file_id_eq(&now, &f->id))
+        return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
+                         ckpt_dir_path(f->dir), f->name);
+    return 0;
+}
+
+static char *file_name(const struct ckpt_source *s)
+{
+    return ckpt_asprintf("%s/%s", ckpt_dir_path(self(s)->dir), self(s)->name);
+}
+
+static void file_free(struct ckpt_source *s)
+{
+    struct source_file *f = self(s);
+
+    ckpt_fdpool_drop(f->pool, &f->slot);
+    ckpt_fdpool_unref(f->pool);
+    ckpt_dir_unref(f->dir);
+    free(f);
+}
+
+static const struct ckpt_source_ops file_ops = {
+    .preadv = file_preadv, .check = file_check, .name = file_name, .free = file_free};
+
+int ckpt_source_file_new(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
+                         struct ckpt_source **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct ckpt_file_id id;
+    size_t len = strlen(name);
+
+    if (ckpt_dir_open_file(dir, name, &fd, &id, err) < 0)
+        return -1;
+    struct source_file *f = calloc(1, offsetof(struct source_file, name) + len + 1);
+    if (!f)
+        return ckpt_nomem(err);
+    memcpy(f->name, name, len + 1);
+    f->source.ops = &file_ops;
+    f->source.size = id.size;
+    atomic_init(&f->source.refs, 1);
+    f->id = id;
+    f->slot.fd = -1;
+    f->dir = ckpt_dir_ref(dir);
+    f->pool = ckpt_fdpool_ref(pool);
+    /* its header is read next: keep the descriptor */
+    if (ckpt_fdpool_adopt(pool, &f->slot, &fd, err) < 0) {
+        file_free(&f->source);
+        return -1;
+    }
+    *ret = &f->source;
+    return 0;
+}
+
+const struct ckpt_file_id *ckpt_source_file_id(const struct ckpt_source *s)
+{
+    return s->ops == &file_ops ? &self(s)->id : NULL;
+}

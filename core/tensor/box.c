@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Box algebra: shapes, intersection, coverage, and clipping of mixed-radix axes. */
+#include "tensor/box.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+
+bool ckpt_shape_numel(const uint64_t *dim, uint32_t rank, uint64_t *ret)
+{
+    uint64_t n = 1;
+    bool over = false;
+
+    for (uint32_t d = 0; d < rank; d++) {
+        if (dim[d] == 0) {
+            *ret = 0;
+            return true;
+        }
+        over |= ckd_mul(&n, n, dim[d]);
+    }
+    *ret = n;
+    return !over;
+}
+
+void ckpt_shape_strides(const uint64_t *dim, uint32_t rank, uint64_t *stride)
+{
+    uint64_t n = 1;
+
+    for (uint32_t d = rank; d-- > 0;) {
+        stride[d] = n;
+        n *= dim[d];
+    }
+}
+
+char *ckpt_shape_text(const uint64_t *dim, uint32_t rank, char *buf, size_t cap)
+{
+    size_t len = (size_t)snprintf(buf, cap, "[");
+
+    for (uint32_t d = 0; d < rank && len < cap; d++)
+        len += (size_t)snprintf(buf + len, cap - len, "%s%" PRIu64, d ? ", " : "", dim[d]);
+    if (len < cap)
+        (void)snprintf(buf + len, cap - len, "]");
+    return buf;
+}
+
+uint64_t ckpt_box_numel(const struct ckpt_box *b)
+{
+    uint64_t n = 1;
+
+    for (uint32_t d = 0; d < b->rank; d++)
+        n *= b->n[d];
+    return n;
+}
+
+bool ckpt_box_within(const struct ckpt_box *b, const uint64_t *dim, uint32_t rank)
+{
+    if (b->rank != rank)
+        return false;
+    for (uint32_t d = 0; d < rank; d++)
+        if (!ckpt_range_ok(b->lo[d], b->n[d], dim[d]))
+            return false;
+    return true;
+}
+
+bool ckpt_box_intersect(const struct ckpt_box *a, const struct ckpt_box *b, struct ckpt_box *out)
+{
+    out->rank = a->rank;
+    for (uint32_t d = 0; d < a->rank; d++) {
+        uint64_t lo = ckpt_max_u64(a->lo[d], b->lo[d]);
+        uint64_t hi = ckpt_min_u64(a->lo[d] + a->n[d], b->lo[d] + b->n[d]);
+        if (lo >= hi)
+            return false;
+        out->lo[d] = lo;
+        out->n[d] = hi - lo;
+    }
+    return true;
+}
+
+/* ---- coverage ---- */
+
+/* Frameworks cut tensors into grids, often a different one per part. So: sort along a dimension;
+ * where the intervals fall into separate groups, look at each group alone; when no dimension
+ * separates a group, compare its boxes pairwise, within a budget. */
+struct cover {
+    const struct ckpt_box *box;
+    uint32_t rank;
+    uint64_t pairs_left;
+    size_t a, b; /* an overlapping pair, a < b */
+};
+
+enum { MAX_PAIRS = 100 * 1000 * 1000 };
+
+struct edge {
+    uint64_t lo, hi;
+    size_t index;
+};
+
+static int edge_cmp(const void *pa, const void *pb)
+{
+    const struct edge *a = pa, *b = pb;
+    return a->lo != b->lo ? (a->lo < b->lo ? -1 : 1)
+                          : (a->index > b->index) - (a->index < b->index);
+}
+
+enum verdict { DISJOINT, OVERLAP, TOO_MANY };
+
+static enum verdict pairwise(struct cover *c, const struct edge *e, size_t n)
+{
+    struct ckpt_box out;
+
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = i + 1; j < n && e[j].lo < e[i].hi; j++) {
+            if (c->pairs_left-- == 0)
+                return TOO_MANY;
+            if (ckpt_box_intersect(&c->box[e[i].index], &c->box[e[j].index], &out)) {
+                c->a = e[i].index < e[j].index ? e[i].index : e[j].index;
+                c->b = e[i].index < e[j].index ? e[j].index : e[i].index;
+                return OVERLAP;
+            }
+        }
+    return DISJOINT;
+}
+
+/* `tried` dimensions in a row did not separate these boxes. */
+static enum verdict disjoint(struct cover *c, struct edge *e, size_t n, uint32_t dim,
+                             uint32_t tried)
+{
+    enum verdict v = DISJOINT;
+
+    if (n < 2)
+        return DISJOINT;
+    if (tried == c->rank)
+        return pairwise(c, e, n);
+    for (size_t i = 0; i < n; i++) {
+        e[i].lo = c->box[e[i].index].lo[dim];
+        e[i].hi = e[i].lo + c->box[e[i].index].n[dim];
+    }
+    qsort(e, n, sizeof *e, edge_cmp);
+    for (size_t begin = 0, end; begin < n && v == DISJOINT; begin = end) {
+        uint64_t reach = e[begin].hi;
+        for (end = begin + 1; end < n && e[end].lo < reach; end++)
+            reach = ckpt_max_u64(reach, e[end].hi);
+        bool separated = begin > 0 || end < n;
+        v = disjoint(c, e + begin, end - begin, (dim + 1) % c->rank, separated ? 1 : tried + 1);
+    }
+    return v;
+}
+
+/* Is there a range of indices along some dimension that no box touches? */
+static bool find_hole(const struct ckpt_box *box, size_t nbox, struct edge *e, const uint64_t *dim,
+                      uint32_t d, uint64_t *ret_lo, uint64_t *ret_hi)
+{
+    uint64_t reach = 0;
+
+    for (size_t i = 0; i < nbox; i++)
+        e[i] = (struct edge){box[i].lo[d], box[i].lo[d] + box[i].n[d], i};
+    qsort(e, nbox, sizeof *e, edge_cmp);
+    for (size_t i = 0; i < nbox; i++) {
+        if (e[i].lo > reach) {
+            *ret_lo = reach;
+            *ret_hi = e[i].lo;
+            return true;
+        }
+        reach = ckpt_max_u64(reach, e[i].hi);
+    }
+    *ret_lo = reach;
+    *ret_hi = dim[d];
+    return reach < dim[d];
+}
+
+static int fail_gap(const uint64_t *dim, uint32_t rank, const struct ckpt_box *box, size_t nbox,
+                    struct edge *e, uint64_t missing, uint64_t numel, struct ckpt_err *err)
+{
+    uint64_t lo, hi;
+
+    for (uint32_t d = 0; d < rank; d++)
+        if (find_hole(box, nbox, e, dim, d, &lo, &hi))
+            return ckpt_fail(err, CKPT_MISSING,
+                             "%s %" PRIu64 "..%" PRIu64 " of %" PRIu64 " are in no shard",
+                             d == 0   ? "rows"
+                             : d == 1 ? "columns"
+                                      : "indices",
+                             lo, hi, dim[d]);
+    return ckpt_fail(err, CKPT_MISSING, "%" PRIu64 " of %" PRIu64 " elements are in no shard",
+                     missing, numel);
+}
+
+int ckpt_boxes_cover(const uint64_t *dim, uint32_t rank, const struct ckpt_box *box, size_t nbox,
+                     size_t *ret_bad, struct ckpt_err *err)
+{
+    struct cover c = {.box = box, .rank = rank, .pairs_left = MAX_PAIRS};
+    uint64_t numel = 0, covered = 0;
+    struct edge *e;
+    size_t n = 0;
+    int result = 0;
+
+    *ret_bad = SIZE_MAX;
+    (void)ckpt_shape_numel(dim, rank, &numel);
+    if (!(e = malloc((nbox + 1) * sizeof *e)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < nbox; i++)
+        if (ckpt_box_numel(&box[i]) > 0)
+            e[n++] = (struct edge){0, 1, i};
+    switch (rank == 0 ? pairwise(&c, e, n) : disjoint(&c, e, n, 0, 0)) {
+    case OVERLAP:
+        *ret_bad = c.b;
+        result = ckpt_fail(err, CKPT_CONFLICT, "two shards hold the same elements");
+        break;
+    case TOO_MANY:
+        result = ckpt_fail(err, CKPT_LIMIT, "%zu shards in no regular layout", nbox);
+        break;
+    case DISJOINT:
+        for (size_t i = 0; i < nbox; i++)
+            covered += ckpt_box_numel(&box[i]);
+        if (covered != numel)
+            result = fail_gap(dim, rank, box, nbox, e, numel - covered, numel, err);
+        break;
+    }
+    free(e);
+    return result;
+}
+
+/* ---- axes ---- */
+
+struct clip {
+    const uint64_t *n, *stride;
+    uint64_t width[CKPT_MAX_AXES + 1]; /* width[j]: largest sum over axes j.. plus 1 */
+    uint32_t k;
+    struct ckpt_span *out;
+    size_t nout;
+    uint64_t at[CKPT_MAX_AXES]; /* indices fixed so far */
+};
+
+/* Axis j runs over [lo, hi), slower ones are fixed, faster ones are full. */
+static void emit(struct clip *c, uint32_t j, uint64_t lo, uint64_t hi)
+{
+    struct ckpt_span *s = &c->out[c->nout++];
+
+    for (uint32_t a = 0; a < c->k; a++) {
+        s->lo[a] = a < j ? c->at[a] : a == j ? lo : 0;
+        s->n[a] = a < j ? 1 : a == j ? hi - lo : c->n[a];
+    }
+}
+
+/* lo < width[j], hi > 0, lo < hi: something of axes j.. may be inside. */
+static void clip_from(struct clip *c, uint32_t j, uint64_t lo, uint64_t hi)
+{
+    uint64_t s, inner, first, end;
+
+    if (lo == 0 && hi >= c->width[j]) {
+        emit(c, j, 0, j < c->k ? c->n[j] : 0);
+        return;
+    }
+    /* not everything, so there is an axis to cut */
+    s = c->stride[j];
+    inner = c->width[j + 1];
+    first = lo / s;
+    if (lo % s != 0) { /* index `first` is cut at its low end */
+        if (first < c->n[j] && lo % s < inner && first * s < hi) {
+            c->at[j] = first;
+            clip_from(c, j + 1, lo % s, hi - first * s);
+        }
+        first++;
+    }
+    end = hi < inner ? 0 : (hi - inner) / s + 1; /* indices below it end before hi */
+    end = ckpt_min_u64(end, c->n[j]);
+    if (first < end)
+        emit(c, j, first, end);
+    end = ckpt_max_u64(first, end);
+    if (end < c->n[j] && end * s < hi) { /* cut at its high end */
+        c->at[j] = end;
+        clip_from(c, j + 1, 0, hi - end * s);
+    }
+}
+
+size_t ckpt_axes_clip(const uint64_t *n, const uint64_t *stride, uint32_t k, uint64_t lo,
+                      uint64_t hi, struct ckpt_span out[CKPT_MAX_SPANS])
+{
+    struct clip c = {.n = n, .stride = stride, .k = k, .out = out};
+
+    c.width[k] = 1;
+    for (uint32_t j = k; j-- > 0;) {
+        if (n[j] == 0)
+            return 0;
+        c.width[j] = (n[j] - 1) * stride[j] + c.width[j + 1];
+    }
+    if (lo >= hi || lo >= c.width[0])
+        return 0;
+    clip_from(&c, 0, lo, hi);
+    return c.nout;
+}

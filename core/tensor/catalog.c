@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Building and searching catalogues. */
+#include "tensor/catalog.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/ckd.h"
+
+int ckpt_catalog_new(struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    struct ckpt_catalog *cat = calloc(1, sizeof *cat);
+
+    if (!cat || !(cat->about = json_object()) || !(cat->warnings = json_array())) {
+        ckpt_catalog_free(cat);
+        return ckpt_nomem(err);
+    }
+    *ret = cat;
+    return 0;
+}
+
+void ckpt_catalog_free(struct ckpt_catalog *cat)
+{
+    if (!cat)
+        return;
+    for (size_t i = 0; i < cat->sources.len; i++)
+        ckpt_source_unref(cat->sources.ptr[i]);
+    ckpt_vec_release(&cat->sources);
+    ckpt_vec_release(&cat->tensors);
+    ckpt_map_release(&cat->by_name);
+    ckpt_arena_release(&cat->arena);
+    json_decref(cat->config);
+    json_decref(cat->about);
+    json_decref(cat->warnings);
+    free(cat);
+}
+
+void ckpt_catalog_freep(struct ckpt_catalog **cat)
+{
+    ckpt_catalog_free(*cat);
+    *cat = NULL;
+}
+
+uint32_t ckpt_catalog_add_source(struct ckpt_catalog *cat, struct ckpt_source *s,
+                                 struct ckpt_err *err)
+{
+    if (cat->sources.len >= UINT32_MAX - 1 || ckpt_vec_push(&cat->sources, s) < 0) {
+        (void)ckpt_nomem(err);
+        return UINT32_MAX;
+    }
+    (void)ckpt_source_ref(s);
+    return (uint32_t)(cat->sources.len - 1);
+}
+
+int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
+                     const uint64_t *dim, uint32_t rank, size_t *ret_index, struct ckpt_err *err)
+{
+    struct ckpt_tensor t = {.dtype = (uint8_t)dtype, .rank = (uint8_t)rank};
+    uint64_t nbytes;
+    uint32_t index;
+    bool is_new;
+
+    if (rank > CKPT_MAX_RANK)
+        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' has %u dimensions, at most %d are supported",
+                         name, rank, CKPT_MAX_RANK);
+    if (!ckpt_shape_numel(dim, rank, &t.numel) ||
+        ckd_mul(&nbytes, t.numel, (uint64_t)ckpt_dtype_size(dtype)) || nbytes > INT64_MAX)
+        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' claims 2^63 bytes or more", name);
+    if (cat->tensors.len >= UINT32_MAX - 1)
+        return ckpt_fail(err, CKPT_LIMIT, "more than 2^32 tensors");
+
+    char *own = ckpt_arena_strdup(&cat->arena, name);
+    uint64_t *own_dim = ckpt_arena_alloc(&cat->arena, rank * sizeof *dim);
+    if (!own || !own_dim || ckpt_vec_reserve(&cat->tensors, 1) < 0 ||
+        ckpt_map_put(&cat->by_name, own, strlen(own), (uint32_t)cat->tensors.len, &index, &is_new) <
+            0)
+        return ckpt_nomem(err);
+    if (!is_new)
+        return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is there twice", name);
+    if (rank)
+        memcpy(own_dim, dim, rank * sizeof *dim);
+    t.name = own;
+    t.dim = own_dim;
+    *ret_index = cat->tensors.len;
+    cat->tensors.ptr[cat->tensors.len++] = t;
+    return 0;
+}
+
+static int check_piece(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                       const struct ckpt_piece_draft *p, struct ckpt_err *err)
+{
+    uint64_t end;
+
+    assert(p->source < cat->sources.len);
+    const struct ckpt_source *s = cat->sources.ptr[p->source];
+    if (!ckpt_piece_src_end(p->axis, p->naxis, p->src, ckpt_dtype_size(t->dtype), &end) ||
+        end > s->size) {
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "'%s' has %" PRIu64
+                         " bytes, but tensor '%s' needs more of it (from byte %" PRIu64 " on)",
+                         name ? name : "?", s->size, t->name, p->src);
+    }
+    return 0;
+}
+
+static int piece_cmp(const void *a, const void *b)
+{
+    const struct ckpt_piece *p = a, *q = b;
+    return (p->dst > q->dst) - (p->dst < q->dst);
+}
+
+int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
+                            const struct ckpt_piece_draft *piece, size_t npiece,
+                            struct ckpt_err *err)
+{
+    struct ckpt_tensor *t = &cat->tensors.ptr[index];
+    struct ckpt_piece *own = ckpt_arena_alloc(&cat->arena, npiece * sizeof *own);
+    size_t naxes = 0;
+    bool sorted = true;
+
+    for (size_t i = 0; i < npiece; i++) {
+        if (check_piece(cat, t, &piece[i], err) < 0)
+            return -1;
+        naxes += piece[i].naxis;
+    }
+    struct ckpt_axis *axis = ckpt_arena_alloc(&cat->arena, naxes * sizeof *axis);
+    if (!own || !axis)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < npiece; i++) {
+        const struct ckpt_piece_draft *p = &piece[i];
+        own[i] = (struct ckpt_piece){p->dst, p->src, axis, p->naxis, p->source};
+        memcpy(axis, p->axis, p->naxis * sizeof *axis);
+        axis += p->naxis;
+        sorted &= i == 0 || own[i - 1].dst <= own[i].dst;
+        t->max_span = ckpt_max_u64(t->max_span, ckpt_piece_dst_end(&own[i]) - own[i].dst);
+    }
+    if (!sorted)
+        qsort(own, npiece, sizeof *own, piece_cmp);
+    t->piece = own;
+    t->npiece = npiece;
+    return 0;
+}
+
+const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, const char *name)
+{
+    uint32_t i;
+    return ckpt_map_get(&cat->by_name, name, strlen(name), &i) ? &cat->tensors.ptr[i] : NULL;
+}
+
+void ckpt_catalog_warn(struct ckpt_catalog *cat, const char *fmt, ...)
+{
+    char text[CKPT_ERR_TEXT];
+    size_t i;
+    json_t *old;
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    json_array_foreach(cat->warnings, i, old) if (strcmp(json_string_value(old), text) == 0) return;
+    (void)json_array_append_new(cat->warnings, json_string(text));
+}
+
+uint64_t ckpt_tensor_nbytes(const struct ckpt_tensor *t)
+{
+    return t->numel * ckpt_dtype_size(t->dtype);
+}

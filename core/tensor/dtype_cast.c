@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Casts between F16, BF16, F32 and F64, bit for bit as torch's CPU kernels on x86 (AVX2 and
+ * AVX-512).
+ *
+ * Every pair goes through F32 where torch does (F64 -> F16 rounds twice, like
+ * `static_cast<float>`). What torch makes of a NaN depends on the machine and on where in the
+ * tensor it lies (its vector body and its scalar tail differ); we give what its vector body gives,
+ * everywhere:
+ *
+ *     F32, F64 -> BF16   0xffff                      BF16 -> F32       the same bits, also of a
+ * signalling NaN F16 -> BF16        0x7fc0                      all others        sign and leading
+ * payload, made quiet
+ *
+ * The loops are plain C that the compiler vectorises; for F16 x86 has an instruction. */
+#include "tensor/dtype.h"
+
+#include <assert.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAVE_X86 1
+#include <immintrin.h>
+#endif
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* Elements at any address, of any buffer. */
+typedef uint16_t __attribute__((aligned(1), may_alias)) u16;
+typedef uint32_t __attribute__((aligned(1), may_alias)) u32;
+typedef float __attribute__((aligned(1), may_alias)) f32;
+typedef double __attribute__((aligned(1), may_alias)) f64;
+
+/* ---- one element ---- */
+
+ALWAYS_INLINE uint16_t bf16_of_bits(uint32_t u, uint16_t nan)
+{
+    uint32_t rounded = (u + 0x7fffu + (u >> 16 & 1)) >> 16;
+    return (u & 0x7fffffffu) > 0x7f800000u ? nan : (uint16_t)rounded;
+}
+
+/* To nearest, ties to even, also among F16's subnormals; what does not fit is infinity. */
+ALWAYS_INLINE uint16_t f16_of_bits(uint32_t u)
+{
+    uint32_t sign = u >> 16 & 0x8000u, abs = u & 0x7fffffffu;
+
+    if (abs > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00u | (abs >> 13 & 0x3ffu));
+    if (abs >= 0x47800000u) /* 2^16 */
+        return (uint16_t)(sign | 0x7c00u);
+    if (abs >=
+        0x38800000u) /* 2^-14, the least normal; the carry of a mantissa goes into the exponent */
+        return (uint16_t)(sign | (abs - 0x38000000u + 0xfffu + (abs >> 13 & 1)) >> 13);
+    if (abs < 0x33000000u) /* below 2^-25: half of the least subnormal */
+        return (uint16_t)sign;
+    uint32_t shift = 126 - (abs >> 23), mant = (abs & 0x7fffffu) | 0x800000u;
+    uint32_t half = 1u << (shift - 1), kept = mant >> shift;
+    return (uint16_t)(sign | (kept + ((mant & (2 * half - 1)) + (kept & 1) > half)));
+}
+
+ALWAYS_INLINE uint32_t bits_of_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = h >> 10 & 0x1fu, mant = h & 0x3ffu;
+
+    if (exp == 0x1f)
+        return sign | 0x7f800000u | (mant ? 0x400000u | mant << 13 : 0);
+    if (exp)
+        return sign | (exp + 112) << 23 | mant << 13;
+    float f = (float)mant * 0x1p-24f; /* exact */
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return sign | u;
+}
+
+/* ---- loops; the _body ones are compiled once per instruction set ---- */
+
+ALWAYS_INLINE void bf16_f32_body(u16 *dst, const u32 *src, size_t n, uint16_t nan)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = bf16_of_bits(src[i], nan);
+}
+
+ALWAYS_INLINE void f32_bf16_body(u32 *dst, const u16 *src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = (uint32_t)src[i] << 16;
+}
+
+ALWAYS_INLINE void f32_f64_body(f32 *dst, const f64 *src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = (float)src[i];
+}
+
+ALWAYS_INLINE void f64_f32_body(f64 *dst, const f32 *src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = (double)src[i];
+}
+
+static void bf16_f32(u16 *dst, const u32 *src, size_t n, uint16_t nan)
+{
+    bf16_f32_body(dst, src, n, nan);
+}
+
+static void f32_bf16(u32 *dst, const u16 *src, size_t n) { f32_bf16_body(dst, src, n); }
+
+static void f32_f64(f32 *dst, const f64 *src, size_t n) { f32_f64_body(dst, src, n); }
+
+static void f64_f32(f64 *dst, const f32 *src, size_t n) { f64_f32_body(dst, src, n); }
+
+static void f16_f32(u16 *dst, const u32 *src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = f16_of_bits(src[i]);
+}
+
+static void f32_f16(u32 *dst, const u16 *src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = bits_of_f16(src[i]);
+}
+
+#ifdef HAVE_X86
+#define AVX2 __attribute__((target("avx2,f16c")))
+
+AVX2 static void bf16_f32_avx2(u16 *dst, const u32 *src, size_t n, uint16_t nan)
+{
+    bf16_f32_body(dst, src, n, nan);
+}
+
+AVX2 static void f32_bf16_avx2(u32 *dst, const u16 *src, size_t n) { f32_bf16_body(dst, src, n); }
+
+AVX2 static void f32_f64_avx2(f32 *dst, const f64 *src, size_t n) { f32_f64_body(dst, src, n); }
+
+AVX2 static void f64_f32_avx2(f64 *dst, const f32 *src, size_t n) { f64_f32_body(dst, src, n); }
+
+AVX2 static void f16_f32_avx2(u16 *dst, const u32 *src, size_t n)
+{
+    size_t i = 0;
+    for (; n - i >= 8; i += 8)
+        _mm_storeu_si128(
+            (__m128i *)(dst + i),
+            _mm256_cvtps_ph(_mm256_loadu_ps((const f32 *)(src + i)), _MM_FROUND_TO_NEAREST_INT));
+    f16_f32(dst + i, src + i, n - i);
+}
+
+AVX2 static void f32_f16_avx2(u32 *dst, const u16 *src, size_t n)
+{
+    size_t i = 0;
+    for (; n - i >= 8; i += 8)
+        _mm256_storeu_ps((f32 *)(dst + i),
+                         _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(src + i))));
+    f32_f16(dst + i, src + i, n - i);
+}
+#endif
+
+struct kernels {
+    void (*bf16_f32)(u16 *dst, const u32 *src, size_t n, uint16_t nan);
+    void (*f32_bf16)(u32 *dst, const u16 *src, size_t n);
+    void (*f16_f32)(u16 *dst, const u32 *src, size_t n);
+    void (*f32_f16)(u32 *dst, const u16 *src, size_t n);
+    void (*f32_f64)(f32 *dst, const f64 *src, size_t n);
+    void (*f64_f32)(f64 *dst, const f32 *src, size_t n);
+};
+
+static const struct kernels plain = {bf16_f32, f32_bf16, f16_f32, f32_f16, f32_f64, f64_f32};
+
+static const struct kernels *kernels(void)
+{
+#ifdef HAVE_X86
+    static const struct kernels avx2 = {bf16_f32_avx2, f32_bf16_avx2, f16_f32_avx2,
+                                        f32_f16_avx2,  f32_f64_avx2,  f64_f32_avx2};
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+        return &avx2;
+#endif
+    return &plain;
+}
+
+static void to_f32(const struct kernels *k, void *dst, const void *src, enum ckpt_dtype from,
+                   size_t n)
+{
+    if (from == CKPT_F16)
+        k->f32_f16(dst, src, n);
+    else if (from == CKPT_BF16)
+        k->f32_bf16(dst, src, n);
+    else
+        k->f32_f64(dst, src, n);
+}
+
+static void from_f32(const struct kernels *k, void *dst, enum ckpt_dtype to, const void *src,
+                     size_t n, uint16_t bf16_nan)
+{
+    if (to == CKPT_F16)
+        k->f16_f32(dst, src, n);
+    else if (to == CKPT_BF16)
+        k->bf16_f32(dst, src, n, bf16_nan);
+    else
+        k->f64_f32(dst, src, n);
+}
+
+static void cast_by(const struct kernels *k, void *dst, enum ckpt_dtype to, const void *src,
+                    enum ckpt_dtype from, size_t n)
+{
+    const uint16_t bf16_nan = from == CKPT_F16 ? 0x7fc0 : 0xffff;
+    float block[1024]; /* stays in the first-level cache */
+    size_t dsize = ckpt_dtype_size(to), ssize = ckpt_dtype_size(from);
+
+    if (from == CKPT_F32) {
+        from_f32(k, dst, to, src, n, bf16_nan);
+        return;
+    }
+    if (to == CKPT_F32) {
+        to_f32(k, dst, src, from, n);
+        return;
+    }
+    for (size_t i = 0, m; i < n; i += m) {
+        m = n - i < 1024 ? n - i : 1024;
+        to_f32(k, block, (const char *)src + i * ssize, from, m);
+        from_f32(k, (char *)dst + i * dsize, to, block, m, bf16_nan);
+    }
+}
+
+void ckpt_dtype_cast(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n)
+{
+    assert(ckpt_dtype_is_castable(to) && ckpt_dtype_is_castable(from));
+    if (n == 0)
+        return;
+    if (to == from)
+        memcpy(dst, src, n * ckpt_dtype_size(to));
+    else
+        cast_by(kernels(), dst, to, src, from, n);
+}
+
+void ckpt_dtype_cast_plain(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
+                           size_t n)
+{
+    if (to == from)
+        memcpy(dst, src, n * ckpt_dtype_size(to));
+    else
+        cast_by(&plain, dst, to, src, from, n);
+}

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Byte range -> elements -> spans of pieces -> strided regions of sources -> big reads and one
+ * copy. */
+#include "tensor/read.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/mem.h"
+#include "io/batch.h"
+#include "tensor/ndcopy.h"
+#include "tensor/value.h"
+
+enum {
+    GAP_BYTES = 128 * 1024,          /* holes below this are read through */
+    SCRATCH_BYTES = 4 * 1024 * 1024, /* largest bounding range read at once */
+    SCATTER_RUN = 512,               /* shorter runs are read together and copied, not scattered */
+    SLAB_MIN_TENSOR = 1024 * 1024,   /* smaller transposed tensors are read whole anyway */
+    SLAB_BYTES = 64 * 1024 * 1024,   /* most that one slab holds */
+};
+
+/* One request against stored bytes. */
+struct request {
+    const struct ckpt_catalog *cat;
+    const struct ckpt_tensor *t;
+    size_t esize;
+    unsigned char *buf; /* element `lo` goes here */
+    uint64_t lo, hi;
+    struct ckpt_batch *batch;
+};
+
+/* Runs that are neighbours in the source and not too short land in place with one scatter read. */
+static bool scatters(const struct ckpt_ndcopy *c)
+{
+    return c->naxis == 0 || (c->naxis == 1 && c->axis[0].src == c->run && c->run >= SCATTER_RUN);
+}
+
+static int read_scattered(struct request *r, struct ckpt_source *s, const struct ckpt_ndcopy *c,
+                          unsigned char *dst, uint64_t src, struct ckpt_err *err)
+{
+    uint64_t n = c->naxis ? c->axis[0].n : 1, step = c->naxis ? c->axis[0].dst : 0;
+
+    for (uint64_t i = 0; i < n; i++)
+        if (ckpt_batch_add(r->batch, s, dst + i * step, c->run, src + i * c->run, err) < 0)
+            return -1;
+    return 0;
+}
+
+static int read_bound(struct request *r, struct ckpt_source *s, const struct ckpt_ndcopy *c,
+                      unsigned char *dst, uint64_t src, struct ckpt_err *err)
+{
+    size_t span = (size_t)ckpt_ndcopy_src_span(c);
+    ckpt_cleanup(ckpt_freep) unsigned char *scratch = malloc(span);
+
+    if (!scratch)
+        return ckpt_nomem(err);
+    if (ckpt_batch_add(r->batch, s, scratch, span, src, err) < 0 ||
+        ckpt_batch_flush(r->batch, err) < 0)
+        return -1;
+    ckpt_ndcopy_run(c, dst, scratch);
+    return 0;
+}
+
+static uint32_t widest_axis(const struct ckpt_ndcopy *c)
+{
+    uint32_t at = 0;
+
+    for (uint32_t j = 1; j < c->naxis; j++)
+        if (c->axis[j].src > c->axis[at].src)
+            at = j;
+    return at;
+}
+
+/* How many steps of the widest axis may be read in one bounding range: 1 when the holes between
+ * them are large. */
+static uint64_t steps_at_once(const struct ckpt_ndcopy *c, uint32_t widest)
+{
+    const struct ckpt_step_axis *a = &c->axis[widest];
+    uint64_t inner = ckpt_ndcopy_src_span(c) - (a->n - 1) * a->src;
+
+    if (a->src > inner && a->src - inner > GAP_BYTES)
+        return 1;
+    if (a->src == 0 || inner >= SCRATCH_BYTES)
+        return inner >= SCRATCH_BYTES ? 1 : a->n;
+    return ckpt_min_u64(a->n, (SCRATCH_BYTES - inner) / a->src + 1);
+}
+
+static int read_region(struct request *r, struct ckpt_source *s, const struct ckpt_step_axis *axis,
+                       uint32_t naxis, unsigned char *dst, uint64_t src, struct ckpt_err *err)
+{
+    struct ckpt_ndcopy c;
+
+    ckpt_ndcopy_init(&c, axis, naxis, r->esize);
+    if (scatters(&c))
+        return read_scattered(r, s, &c, dst, src, err);
+
+    uint32_t widest = widest_axis(&c);
+    struct ckpt_step_axis whole = c.axis[widest];
+    uint64_t step = steps_at_once(&c, widest);
+    if (step == whole.n)
+        return read_bound(r, s, &c, dst, src, err);
+
+    struct ckpt_step_axis part[CKPT_MAX_AXES + 1];
+    memcpy(part, c.axis, c.naxis * sizeof *part);
+    part[c.naxis] = (struct ckpt_step_axis){c.run / r->esize, r->esize, r->esize};
+    for (uint64_t i = 0; i < whole.n; i += step) {
+        part[widest].n = ckpt_min_u64(step, whole.n - i);
+        if (read_region(r, s, part, c.naxis + 1, dst + i * whole.dst, src + i * whole.src, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int read_piece(struct request *r, const struct ckpt_piece *p, struct ckpt_err *err)
+{
+    struct ckpt_span span[CKPT_MAX_SPANS];
+    uint64_t n[CKPT_MAX_AXES], stride[CKPT_MAX_AXES];
+    uint64_t lo = r->lo > p->dst ? r->lo - p->dst : 0;
+
+    if (r->hi <= p->dst)
+        return 0;
+    for (uint32_t j = 0; j < p->naxis; j++) {
+        n[j] = p->axis[j].n;
+        stride[j] = p->axis[j].dst;
+    }
+    size_t nspan = ckpt_axes_clip(n, stride, p->naxis, lo, r->hi - p->dst, span);
+    for (size_t i = 0; i < nspan; i++) {
+        struct ckpt_step_axis axis[CKPT_MAX_AXES];
+        uint64_t dst = p->dst - r->lo,
+                 src = p->src; /* dst may wrap below zero here, not in the sum */
+        for (uint32_t j = 0; j < p->naxis; j++) {
+            dst += span[i].lo[j] * p->axis[j].dst;
+            src += span[i].lo[j] * p->axis[j].src;
+            axis[j] =
+                (struct ckpt_step_axis){span[i].n[j], p->axis[j].dst * r->esize, p->axis[j].src};
+        }
+        if (read_region(r, r->cat->sources.ptr[p->source], axis, p->naxis, r->buf + dst * r->esize,
+                        src, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* First piece that may hold an element >= lo. */
+static size_t first_piece(const struct ckpt_tensor *t, uint64_t lo)
+{
+    uint64_t from = lo >= t->max_span ? lo - t->max_span + 1 : 0;
+    size_t a = 0, b = t->npiece;
+
+    while (a < b) {
+        size_t mid = a + (b - a) / 2;
+        if (t->piece[mid].dst < from)
+            a = mid + 1;
+        else
+            b = mid;
+    }
+    return a;
+}
+
+static int read_stored(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                       struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                       struct ckpt_err *err)
+{
+    struct ckpt_batch batch;
+    struct request r = {cat, t, ckpt_dtype_size(t->dtype), buf, lo, hi, &batch};
+    int result = 0;
+
+    ckpt_batch_init(&batch);
+    for (size_t i = first_piece(t, lo); i < t->npiece && t->piece[i].dst < hi && result == 0; i++)
+        result = read_piece(&r, &t->piece[i], err);
+    if (result == 0)
+        result = ckpt_batch_finish(&batch, err);
+    if (rd) {
+        atomic_fetch_add_explicit(&rd->stats.source_reads, batch.nread, memory_order_relaxed);
+        atomic_fetch_add_explicit(&rd->stats.source_bytes, batch.nbyte, memory_order_relaxed);
+    }
+    ckpt_batch_release(&batch);
+    return result < 0 ? ckpt_err_in(err, "tensor '%s'", t->name) : 0;
+}
+
+/* ---- slabs: tensors whose neighbours lie far apart in the source ---- */
+
+/* Do neighbours along the innermost axis lie apart in the source, row after row? Then a request's
+ * bounding range is most of the tensor. */
+static bool is_transposed(const struct ckpt_tensor *t)
+{
+    if (t->npiece == 0 || ckpt_tensor_nbytes(t) <= SLAB_MIN_TENSOR)
+        return false;
+    const struct ckpt_piece *p = &t->piece[0];
+    for (uint32_t j = p->naxis; j-- > 0;)
+        if (p->axis[j].n > 1)
+            return p->axis[j].src > ckpt_dtype_size(t->dtype);
+    return false;
+}
+
+struct slab_ctx {
+    const struct ckpt_catalog *cat;
+    const struct ckpt_tensor *t;
+    struct ckpt_reading *rd;
+    uint64_t slab_numel;
+};
+
+static int fill_slab(void *arg, void *buf, size_t len, uint64_t slab, struct ckpt_err *err)
+{
+    const struct slab_ctx *c = arg;
+    uint64_t lo = slab * c->slab_numel;
+
+    return read_stored(c->cat, c->t, c->rd, buf, lo, lo + len / ckpt_dtype_size(c->t->dtype), err);
+}
+
+/* A kept slab is good only as long as its shards are what they were. */
+static int check_sources(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                         struct ckpt_err *err)
+{
+    for (size_t i = 0; i < t->npiece; i++)
+        if ((i == 0 || t->piece[i].source != t->piece[i - 1].source) &&
+            ckpt_source_check(cat->sources.ptr[t->piece[i].source], err) < 0)
+            return ckpt_err_in(err, "tensor '%s'", t->name);
+    return 0;
+}
+
+static int read_slabs(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                      struct ckpt_reading *rd, unsigned char *buf, uint64_t lo, uint64_t hi,
+                      struct ckpt_err *err)
+{
+    size_t esize = ckpt_dtype_size(t->dtype);
+    struct slab_ctx c = {cat, t, rd, SLAB_BYTES / esize};
+
+    while (lo < hi) {
+        uint64_t slab = lo / c.slab_numel, begin = slab * c.slab_numel;
+        uint64_t end = ckpt_min_u64(begin + c.slab_numel, t->numel);
+        uint64_t upto = ckpt_min_u64(hi, end);
+        if (ckpt_slabs_read(rd->slabs, t, slab, (size_t)(end - begin) * esize, fill_slab, &c, buf,
+                            (size_t)(upto - lo) * esize, (size_t)(lo - begin) * esize, err) < 0)
+            return -1;
+        buf += (upto - lo) * esize;
+        lo = upto;
+    }
+    return check_sources(cat, t, err);
+}
+
+/* ---- whole elements, then bytes ---- */
+
+static int read_elements(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                         struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                         struct ckpt_err *err)
+{
+    if (lo == hi)
+        return 0;
+    if (t->value)
+        return t->value->ops->compute(t->value, t, rd, buf, lo, hi, err);
+    if (rd && rd->slabs && is_transposed(t))
+        return read_slabs(cat, t, rd, buf, lo, hi, err);
+    return read_stored(cat, t, rd, buf, lo, hi, err);
+}
+
+/* A range within one element. */
+static int read_part(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                     struct ckpt_reading *rd, void *buf, size_t len, uint64_t off,
+                     struct ckpt_err *err)
+{
+    unsigned char element[16];
+    size_t esize = ckpt_dtype_size(t->dtype);
+
+    if (read_elements(cat, t, rd, element, off / esize, off / esize + 1, err) < 0)
+        return -1;
+    memcpy(buf, element + off % esize, len);
+    return 0;
+}
+
+int ckpt_tensor_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                      struct ckpt_reading *rd, void *buf, size_t len, uint64_t off,
+                      struct ckpt_err *err)
+{
+    size_t esize = ckpt_dtype_size(t->dtype);
+    unsigned char *at = buf;
+
+    assert(ckpt_range_ok(off, len, ckpt_tensor_nbytes(t)));
+    if (rd) {
+        atomic_fetch_add_explicit(&rd->stats.requests, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&rd->stats.bytes, len, memory_order_relaxed);
+    }
+    if (off % esize && len) {
+        size_t n = (size_t)ckpt_min_u64(len, esize - off % esize);
+        if (read_part(cat, t, rd, at, n, off, err) < 0)
+            return -1;
+        at += n;
+        off += n;
+        len -= n;
+    }
+    if (read_elements(cat, t, rd, at, off / esize, off / esize + len / esize, err) < 0)
+        return -1;
+    if (len % esize == 0)
+        return 0;
+    at += len - len % esize;
+    return read_part(cat, t, rd, at, len % esize, off + len - len % esize, err);
+}

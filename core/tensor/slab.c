@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The slab cache: a list in order of use, one filler per slab, the others wait. */
+#include "tensor/slab.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+struct slab {
+    struct slab *prev, *next; /* most recently used first */
+    const void *owner;
+    uint64_t number;
+    size_t len;
+    unsigned users; /* readers and the filler; > 0 is not evicted */
+    enum { FILLING, READY, FAILED } state;
+    struct ckpt_err err; /* FAILED */
+    unsigned char *data;
+};
+
+struct ckpt_slabs {
+    pthread_mutex_t lock; /* everything, and the slabs' fields but the bytes of READY ones in use */
+    pthread_cond_t filled;
+    struct slab list; /* sentinel */
+    size_t budget, bytes;
+};
+
+int ckpt_slabs_new(size_t budget, struct ckpt_slabs **ret, struct ckpt_err *err)
+{
+    struct ckpt_slabs *s = calloc(1, sizeof *s);
+
+    if (!s)
+        return ckpt_nomem(err);
+    (void)pthread_mutex_init(&s->lock, NULL);
+    (void)pthread_cond_init(&s->filled, NULL);
+    s->list.prev = s->list.next = &s->list;
+    s->budget = budget;
+    *ret = s;
+    return 0;
+}
+
+static void unlink_slab(struct slab *s)
+{
+    s->prev->next = s->next;
+    s->next->prev = s->prev;
+}
+
+static void link_first(struct ckpt_slabs *c, struct slab *s)
+{
+    s->next = c->list.next;
+    s->prev = &c->list;
+    s->next->prev = s;
+    c->list.next = s;
+}
+
+static void discard(struct ckpt_slabs *c, struct slab *s)
+{
+    unlink_slab(s);
+    c->bytes -= s->len;
+    free(s->data);
+    free(s);
+}
+
+void ckpt_slabs_free(struct ckpt_slabs *slabs)
+{
+    if (!slabs)
+        return;
+    while (slabs->list.next != &slabs->list)
+        discard(slabs, slabs->list.next);
+    (void)pthread_cond_destroy(&slabs->filled);
+    (void)pthread_mutex_destroy(&slabs->lock);
+    free(slabs);
+}
+
+void ckpt_slabs_freep(struct ckpt_slabs **slabs)
+{
+    ckpt_slabs_free(*slabs);
+    *slabs = NULL;
+}
+
+static void evict(struct ckpt_slabs *c)
+{
+    for (struct slab *s = c->list.prev, *prev; s != &c->list && c->bytes > c->budget; s = prev) {
+        prev = s->prev;
+        if (s->users == 0)
+            discard(c, s);
+    }
+}
+
+static struct slab *find(struct ckpt_slabs *c, const void *owner, uint64_t number)
+{
+    for (struct slab *s = c->list.next; s != &c->list; s = s->next)
+        if (s->owner == owner && s->number == number && s->state != FAILED)
+            return s;
+    return NULL;
+}
+
+/* A new slab, being filled by the caller; NULL if there is no memory. The bytes come when the lock
+ * is not held. */
+static struct slab *begin(struct ckpt_slabs *c, const void *owner, uint64_t number, size_t len)
+{
+    struct slab *s = calloc(1, sizeof *s);
+
+    if (s) {
+        s->owner = owner;
+        s->number = number;
+        s->len = len;
+        s->state = FILLING;
+        c->bytes += len;
+        link_first(c, s);
+        s->users = 1;
+        evict(c);
+    }
+    return s;
+}
+
+static int fill_new(struct ckpt_slabs *c, struct slab *s, ckpt_slab_fill *fill, void *ctx)
+{
+    (void)pthread_mutex_unlock(&c->lock);
+    s->data = malloc(s->len);
+    int result = s->data ? fill(ctx, s->data, s->len, s->number, &s->err) : ckpt_nomem(&s->err);
+    (void)pthread_mutex_lock(&c->lock);
+    s->state = result < 0 ? FAILED : READY;
+    (void)pthread_cond_broadcast(&c->filled);
+    return result;
+}
+
+int ckpt_slabs_read(struct ckpt_slabs *slabs, const void *owner, uint64_t slab, size_t slab_len,
+                    ckpt_slab_fill *fill, void *ctx, void *buf, size_t len, size_t off,
+                    struct ckpt_err *err)
+{
+    int result = 0;
+
+    (void)pthread_mutex_lock(&slabs->lock);
+    struct slab *s = find(slabs, owner, slab);
+    if (s) {
+        s->users++;
+        unlink_slab(s);
+        link_first(slabs, s);
+        while (s->state == FILLING)
+            (void)pthread_cond_wait(&slabs->filled, &slabs->lock);
+    } else if ((s = begin(slabs, owner, slab, slab_len))) {
+        (void)fill_new(slabs, s, fill, ctx);
+    } else {
+        (void)pthread_mutex_unlock(&slabs->lock);
+        return ckpt_nomem(err);
+    }
+    if (s->state == FAILED) {
+        result = ckpt_fail(err, s->err.code, "%s", s->err.text);
+    } else {
+        (void)pthread_mutex_unlock(&slabs->lock);
+        memcpy(buf, s->data + off, len);
+        (void)pthread_mutex_lock(&slabs->lock);
+    }
+    if (--s->users == 0 && s->state == FAILED)
+        discard(slabs, s);
+    evict(slabs);
+    (void)pthread_mutex_unlock(&slabs->lock);
+    return result;
+}
+
+size_t ckpt_slabs_bytes(struct ckpt_slabs *slabs)
+{
+    (void)pthread_mutex_lock(&slabs->lock);
+    size_t n = slabs->bytes;
+    (void)pthread_mutex_unlock(&slabs->lock);
+    return n;
+}
