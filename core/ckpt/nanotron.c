@@ -330,7 +330,7 @@ static int find_topologies(const struct load *l, struct topology *out, size_t ca
 static int choose_topology(const struct load *l, struct topology *ret, struct ckpt_err *err)
 {
     struct topology all[16], want = recorded(l);
-    size_t n, at = SIZE_MAX;
+    size_t n = 0, at = SIZE_MAX;
 
     if (find_topologies(l, all, sizeof all / sizeof all[0], &n, err) < 0)
         return -1;
@@ -453,8 +453,7 @@ static int read_header(struct load *l, struct shard *s, struct ckpt_err *err)
     ckpt_cleanup(ckpt_st_release) struct ckpt_st st = {0};
     struct ckpt_dir *dir = l->folders.ptr[s->folder].dir;
 
-    if (ckpt_source_file_new(dir, s->file, l->opt->pool, &s->source, err) < 0 ||
-        ckpt_st_read(s->source, &st, err) < 0)
+    if (ckpt_source_file_open(s->source, err) < 0 || ckpt_st_read(s->source, &st, err) < 0)
         return -1;
     const struct ckpt_st_tensor *t = ckpt_st_find(&st, "data");
     if (!t)
@@ -467,6 +466,17 @@ static int read_header(struct load *l, struct shard *s, struct ckpt_err *err)
         return ckpt_nomem(err);
     if ((s->name.sharded ? read_slices(s, st.metadata, err) : read_plain(s, err)) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), s->file);
+    return 0;
+}
+
+static int prepare_sources(struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->shards.len; i++) {
+        struct shard *s = &l->shards.ptr[i];
+        if (ckpt_source_file_prepare(l->folders.ptr[s->folder].dir, s->file, l->opt->pool,
+                                     &s->source, err) < 0)
+            return -1;
+    }
     return 0;
 }
 
@@ -688,7 +698,8 @@ static int load(struct load *l, struct ckpt_err *err)
     if (ckpt_catalog_new(&l->cat, err) < 0 || read_configs(l, err) < 0 || scan(l, err) < 0 ||
         group(l, err) < 0 || choose_topology(l, &t, err) < 0 || select_shards(l, &t, err) < 0)
         return -1;
-    if (ckpt_parallel(l->shards.len, l->opt->nthread, read_one, l, err) < 0)
+    if (prepare_sources(l, err) < 0 ||
+        ckpt_parallel(l->shards.len, l->opt->nthread, read_one, l, err) < 0)
         return -1;
     return add_tensors(l, err) < 0 ? -1 : describe(l, &t, err);
 }

@@ -87,7 +87,7 @@ static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *na
                       size_t len, struct ckpt_err *err)
 {
     const struct ckpt_file_finder finder = {find_file, b};
-    const struct ckpt_family *f;
+    const struct ckpt_family *f = NULL;
     struct ckpt_recipe *r;
 
     if (ckpt_recipe_parse(&set->arena, name, text, len, &finder, &r, err) < 0)
