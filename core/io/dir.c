@@ -278,15 +278,14 @@ const char *ckpt_dir_intern(struct ckpt_dir *dir, const char *name)
 
 bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b)
 {
-    return a->dev == b->dev && a->ino == b->ino && a->size == b->size &&
-           a->mtime_ns == b->mtime_ns && a->ctime_ns == b->ctime_ns;
+    return a->inode == b->inode && a->size == b->size && a->mtime_ns == b->mtime_ns &&
+           a->ctime_ns == b->ctime_ns;
 }
 
 static struct ckpt_file_id id_of_stat(const struct stat *st)
 {
     return (struct ckpt_file_id){
-        .dev = st->st_dev,
-        .ino = st->st_ino,
+        .inode = st->st_ino ^ (uint64_t)st->st_dev << 44 ^ (uint64_t)st->st_dev >> 20,
         .size = (uint64_t)st->st_size,
         .mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
         .ctime_ns = (int64_t)st->st_ctim.tv_sec * 1000000000 + st->st_ctim.tv_nsec,

@@ -48,7 +48,8 @@ const char *ckpt_dir_intern(struct ckpt_dir *dir, const char *name);
 
 /* What identifies a file's content while we hold it: compared before every reply. */
 struct ckpt_file_id {
-    uint64_t dev, ino, size;
+    uint64_t inode; /* device and inode number, folded: only good for comparing */
+    uint64_t size;
     int64_t mtime_ns, ctime_ns;
 };
 

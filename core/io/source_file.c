@@ -14,8 +14,8 @@ struct source_file {
     struct ckpt_source source;
     struct ckpt_dir *dir;
     struct ckpt_fdpool *pool;
-    const char *name;  /* interned below dir */
-    uint64_t dev, ino; /* with source.size and the times: struct ckpt_file_id */
+    const char *name; /* interned below dir */
+    uint64_t inode;   /* with source.size and the times: struct ckpt_file_id */
     int64_t mtime_ns, ctime_ns;
     struct ckpt_fdslot slot;
 };
@@ -24,7 +24,7 @@ static struct source_file *self(const struct ckpt_source *s) { return (struct so
 
 static struct ckpt_file_id id_of(const struct source_file *f)
 {
-    return (struct ckpt_file_id){f->dev, f->ino, f->source.size, f->mtime_ns, f->ctime_ns};
+    return (struct ckpt_file_id){f->inode, f->source.size, f->mtime_ns, f->ctime_ns};
 }
 
 static int short_read(const struct source_file *f, uint64_t off, struct ckpt_err *err)
@@ -144,8 +144,7 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
     if (ckpt_dir_open_file(f->dir, f->name, &fd, &id, err) < 0)
         return -1;
     s->size = id.size;
-    f->dev = id.dev;
-    f->ino = id.ino;
+    f->inode = id.inode;
     f->mtime_ns = id.mtime_ns;
     f->ctime_ns = id.ctime_ns;
     /* its header is read next: keep the descriptor */

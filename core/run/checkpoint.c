@@ -289,7 +289,7 @@ static uint64_t generation_of(const struct ckpt_view *v, const char *step)
     for (size_t i = 0; i < v->cat->sources.len; i++) {
         struct ckpt_file_id id;
         if (ckpt_source_file_id(v->cat->sources.ptr[i], &id)) {
-            uint64_t part[4] = {id.ino, id.size, (uint64_t)id.mtime_ns, (uint64_t)id.ctime_ns};
+            uint64_t part[3] = {id.size, (uint64_t)id.mtime_ns, (uint64_t)id.ctime_ns};
             h = XXH3_64bits_withSeed(part, sizeof part, h);
         }
     }
@@ -330,12 +330,13 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
     bool cast;
 
-    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0 ||
-        cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 ||
+    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0)
+        return -1;
+    ckpt_catalog_shrink(v->cat);
+    if (cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 ||
         make_tree(v, reader, cast, err) < 0)
         return -1;
     v->generation = generation_of(v, step);
-    give_back_memory();
     v->source = source_text(v, step);
     return v->source ? 0 : ckpt_nomem(err);
 }
@@ -356,6 +357,7 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const
         ckpt_view_release(v);
         return -1;
     }
+    give_back_memory();
     *ret = v;
     return 0;
 }
