@@ -332,7 +332,6 @@ static int collect_side(struct apply *ap, struct ckpt_instance *in, uint32_t sid
 {
     const size_t base = in->use.len;
     size_t keep = base;
-    uint32_t first = 0;
 
     *ret = ABSENT;
     for (uint32_t k = 0; k < in->rule->from[side].nname; k++) {
@@ -347,16 +346,11 @@ static int collect_side(struct apply *ap, struct ckpt_instance *in, uint32_t sid
         if (p == PRESENT && *ret == PRESENT)
             return ckpt_fail(ap->err, CKPT_CONFLICT, "'%s' has two sources: '%s' and '%s'", in->target,
                              in->use.ptr[base].tensor->name, in->use.ptr[keep].tensor->name);
-        if (p == PRESENT) {
-            memmove(in->use.ptr + base, in->use.ptr + keep, (in->use.len - keep) * sizeof *in->use.ptr);
-            in->use.len -= keep - base;
+        if (p == PRESENT)
             keep = in->use.len;
-            first = k;
-        }
         in->use.len = keep;
         *ret = p > *ret ? p : *ret;
     }
-    (void)first;
     return 0;
 }
 

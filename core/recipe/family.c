@@ -360,10 +360,9 @@ static int read_family(struct reader *r, const json_t *j)
                : read_items(r, where, "", json_object_get(j, "tensors"), 0, &f->tensors);
 }
 
-int ckpt_family_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
-                      struct ckpt_family **ret, struct ckpt_err *err)
+int ckpt_family_from_json(struct ckpt_arena *arena, const char *name, const json_t *j,
+                          struct ckpt_family **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     struct ckpt_family *f = ckpt_arena_alloc(arena, sizeof *f);
     struct reader r = {.arena = arena, .f = f, .err = err};
 
@@ -372,14 +371,22 @@ int ckpt_family_parse(struct ckpt_arena *arena, const char *name, const char *te
     memset(f, 0, sizeof *f);
     if (!(f->name = ckpt_arena_strdup(arena, name)))
         return ckpt_nomem(err);
-    if (ckpt_json_parse(text, len, name, &j, err) < 0)
-        return -1;
     if (read_family(&r, j) < 0) {
         ckpt_family_release(f);
         return -1;
     }
     *ret = f;
     return 0;
+}
+
+int ckpt_family_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
+                      struct ckpt_family **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
+
+    if (ckpt_json_parse(text, len, name, &j, err) < 0)
+        return -1;
+    return ckpt_family_from_json(arena, name, j, ret, err);
 }
 
 void ckpt_family_release(struct ckpt_family *f)

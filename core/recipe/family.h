@@ -61,9 +61,12 @@ struct ckpt_family {
     struct ckpt_items tensors;
 };
 
-/* Parse text[0..len) into the arena; `name` stands in errors. The config must be released with ckpt_family_release. */
+/* Parse text[0..len), or what was parsed already, into the arena; `name` stands in errors. The config must be released with
+ * ckpt_family_release. */
 int ckpt_family_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
                       struct ckpt_family **ret, struct ckpt_err *err);
+int ckpt_family_from_json(struct ckpt_arena *arena, const char *name, const json_t *j,
+                          struct ckpt_family **ret, struct ckpt_err *err);
 void ckpt_family_release(struct ckpt_family *f);
 
 bool ckpt_family_has_dim(const struct ckpt_family *f, const char *name);

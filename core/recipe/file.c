@@ -239,15 +239,18 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
 /* Only the outermost file says what the recipe is for. */
 static int read_head(struct reader *r, const char *name, const json_t *j)
 {
+    json_t *model = json_object_get(j, "model");
     const char *when;
 
     if (r->includes > 0)
         return 0;
+    if (json_is_object(model))
+        r->out->inline_model = json_incref(model);
     if (ckpt_field_string(r->arena, j, "format", name, &r->out->format, r->err) < 0 ||
-        ckpt_field_string(r->arena, j, "model", name, &r->out->model, r->err) < 0 ||
+        (!r->out->inline_model && ckpt_field_string(r->arena, j, "model", name, &r->out->model, r->err) < 0) ||
         ckpt_field_string(r->arena, j, "when", name, &when, r->err) < 0)
         return -1;
-    if (r->out->format && !r->out->model && json_array_size(json_object_get(j, "refuse")) == 0)
+    if (r->out->format && !model && json_array_size(json_object_get(j, "refuse")) == 0)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'model' is missing", name);
     if (!when)
         return 0;
@@ -308,7 +311,8 @@ void ckpt_recipe_release(struct ckpt_recipe *r)
     ckpt_vec_release(&r->warn);
     ckpt_vec_release(&r->rules);
     json_decref(r->keep);
-    r->keep = NULL;
+    json_decref(r->inline_model);
+    r->keep = r->inline_model = NULL;
 }
 
 int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f, struct ckpt_err *err)

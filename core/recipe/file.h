@@ -36,7 +36,8 @@ struct ckpt_config_key {
 struct ckpt_recipe {
     const char *name;   /* "nanotron/llama" */
     const char *format; /* of the checkpoints; NULL: a fragment, for "include" only */
-    const char *model;  /* name of its model file, or NULL: it can only refuse */
+    const char *model;  /* name of its model file; NULL: it is inline, or the recipe can only refuse */
+    json_t *inline_model; /* the model file itself, in the recipe; or NULL */
     const struct ckpt_family *family;
     const struct ckpt_expr *when; /* over the framework's config; NULL: always */
     CKPT_VEC(struct ckpt_evidence_name) has;

@@ -56,6 +56,17 @@ static int find_file(void *ctx, const char *name, const char **ret_text, size_t 
 
 /* ---- loading ---- */
 
+static int keep_family(struct ckpt_recipes *set, struct ckpt_family *f, const struct ckpt_family **ret,
+                       struct ckpt_err *err)
+{
+    if (ckpt_vec_push(&set->families, f) < 0) {
+        ckpt_family_release(f);
+        return ckpt_nomem(err);
+    }
+    *ret = f;
+    return 0;
+}
+
 static int find_family(struct ckpt_recipes *set, struct beside *b, const char *model,
                        const struct ckpt_family **ret, struct ckpt_err *err)
 {
@@ -75,19 +86,33 @@ static int find_family(struct ckpt_recipes *set, struct beside *b, const char *m
     if (find_file(&models, model, &text, &len, &owned, err) < 0 ||
         ckpt_family_parse(&set->arena, name, text, len, &f, err) < 0)
         return ckpt_err_in(err, "model file '%.200s'", model);
-    if (ckpt_vec_push(&set->families, f) < 0) {
-        ckpt_family_release(f);
-        return ckpt_nomem(err);
+    return keep_family(set, f, ret, err);
+}
+
+/* The recipe's model file: named, or written into it, or none. */
+static int add_family(struct ckpt_recipes *set, struct beside *b, struct ckpt_recipe *r, struct ckpt_err *err)
+{
+    const struct ckpt_family *f = NULL;
+    struct ckpt_family *own;
+
+    if (!r->model && !r->inline_model)
+        return 0;
+    if (r->model) {
+        if (find_family(set, b, r->model, &f, err) < 0)
+            return ckpt_err_in(err, "%s", r->name);
+    } else {
+        const char *name = ckpt_field_text(&set->arena, err, "%s: model", r->name);
+        if (!name || ckpt_family_from_json(&set->arena, name, r->inline_model, &own, err) < 0 ||
+            keep_family(set, own, &f, err) < 0)
+            return -1;
     }
-    *ret = f;
-    return 0;
+    return ckpt_recipe_set_family(r, f, err);
 }
 
 static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *name, const char *text,
                       size_t len, struct ckpt_err *err)
 {
     const struct ckpt_file_finder finder = {find_file, b};
-    const struct ckpt_family *f = NULL;
     struct ckpt_recipe *r;
 
     if (ckpt_recipe_parse(&set->arena, name, text, len, &finder, &r, err) < 0)
@@ -96,10 +121,7 @@ static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *na
         ckpt_recipe_release(r);
         return ckpt_nomem(err);
     }
-    if (!r->model)
-        return 0;
-    return find_family(set, b, r->model, &f, err) < 0 ? ckpt_err_in(err, "%s", name)
-                                                       : ckpt_recipe_set_family(r, f, err);
+    return add_family(set, b, r, err);
 }
 
 static int add_embedded(struct ckpt_recipes *set, struct ckpt_err *err)
