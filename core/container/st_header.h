@@ -3,7 +3,7 @@
  * (safetensors/src/tensor.rs, `prepare`):
  *
  *     8 bytes: length of the rest, little-endian
- *     {"__metadata__":{"format":"pt"},"NAME":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},...}
+ *     {"__metadata__":{"format":"pt"},"NAME":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},...}
  *     spaces up to a multiple of 8
  *
  * Tensors stand in the order of their data: by type (enum ckpt_dtype, greatest first), then by

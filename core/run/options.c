@@ -2,15 +2,13 @@
 /* Parsing options: one table for the mount, the tool and the library. */
 #include "run/options.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <xxhash.h>
 
-#include "base/ckd.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "view/shards.h"
 
 int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err)
 {
@@ -138,36 +136,16 @@ static int set_view(struct ckpt_options *opt, const char *key, const char *value
     return 0;
 }
 
-/* As transformers reads sizes: a number of bytes, or with KB, MB, GB, TB (decimal) or KiB, MiB,
- * GiB, TiB, in any case. */
 static int set_max_shard_size(struct ckpt_options *opt, const char *key, const char *value,
                               struct ckpt_err *err)
 {
-    static const struct {
-        const char *unit;
-        uint64_t bytes;
-    } units[] = {{"", 1},
-                 {"kb", 1000},
-                 {"mb", 1000 * 1000},
-                 {"gb", 1000 * 1000 * 1000},
-                 {"tb", 1000ULL * 1000 * 1000 * 1000},
-                 {"kib", 1ULL << 10},
-                 {"mib", 1ULL << 20},
-                 {"gib", 1ULL << 30},
-                 {"tib", 1ULL << 40}};
-    size_t n = value ? strspn(value, "0123456789") : 0;
-    unsigned long long v;
+    uint64_t size;
 
-    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
-        uint64_t bytes;
-        if (ckpt_parse_u64(value, n, &v) && strcasecmp(value + n, units[i].unit) == 0 &&
-            !ckd_mul(&bytes, v, units[i].bytes) && bytes > 0) {
-            opt->max_shard_size = bytes;
-            return 0;
-        }
-    }
-    return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is no size such as 5GB", key,
-                     value ? value : "");
+    if (!value || !ckpt_shards_parse_size(value, &size) || size == 0)
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is no size such as 5GB", key,
+                         value ? value : "");
+    opt->max_shard_size = size;
+    return 0;
 }
 
 static int set_rope(struct ckpt_options *opt, const char *key, const char *value,

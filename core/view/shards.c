@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"
@@ -16,6 +17,52 @@ void ckpt_shards_release(struct ckpt_shards *s)
     free(s->name);
     free(s->file);
     *s = (struct ckpt_shards){0};
+}
+
+/* The unit at the end of text[0..*len), which is cut off with the blanks before it; 1 if there is
+ * none, 0 if it is another. */
+static uint64_t cut_unit(const char *text, size_t *len)
+{
+    static const char letters[] = "KMGT";
+    uint64_t unit = 1000;
+
+    if (*len && text[*len - 1] >= '0' && text[*len - 1] <= '9')
+        return 1;
+    if (*len < 2 || (text[*len - 1] | 0x20) != 'b')
+        return 0;
+    const char *letter = memchr(letters, text[*len - 2] & ~0x20, sizeof letters - 1);
+    if (!letter)
+        return 0;
+    for (const char *l = letters; l < letter; l++)
+        unit *= 1000;
+    for (*len -= 2; *len && text[*len - 1] == ' ';)
+        --*len;
+    return unit;
+}
+
+bool ckpt_shards_parse_size(const char *text, uint64_t *ret_size)
+{
+    size_t len = strlen(text);
+    uint64_t unit = cut_unit(text, &len);
+    unsigned long long whole;
+    char number[64];
+
+    if (unit == 1) {
+        if (!ckpt_parse_u64(text, len, &whole) || whole == 0 || whole > INT64_MAX)
+            return false;
+        *ret_size = whole;
+        return true;
+    }
+    if (unit == 0 || len == 0 || len >= sizeof number || strspn(text, "0123456789.") < len)
+        return false;
+    memcpy(number, text, len);
+    number[len] = '\0';
+    char *end;
+    double size = strtod(number, &end) * (double)unit; /* as Python's float: rounded, then cut */
+    if (end != number + len || size < 1 || size >= 0x1p63)
+        return false;
+    *ret_size = (uint64_t)size;
+    return true;
 }
 
 static int count_totals(const struct ckpt_catalog *cat, struct ckpt_shards *s, struct ckpt_err *err)

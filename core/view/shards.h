@@ -22,6 +22,10 @@
 /* Of transformers 5, "50GB". Its units are decimal. */
 #define CKPT_DEFAULT_SHARD_SIZE 50000000000u
 
+/* A size as transformers takes it: bytes ("5000000"), or a number with KB, MB, GB or TB (powers of
+ * 1000, either case): "5GB", "1.5 gb". False if it is none, is 0, or does not fit 63 bits. */
+bool ckpt_shards_parse_size(const char *text, uint64_t *ret_size);
+
 struct ckpt_shards {
     struct ckpt_arena arena; /* of the names */
     const char **name;       /* of each file, in order */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts give torch's bits: all 16-bit inputs, and many 32- and 64-bit ones around every boundary."""
+"""Casts give torch's bits: all 16-bit inputs, many 32- and 64-bit ones around every boundary."""
 
 import itertools
 import os
@@ -21,12 +21,13 @@ SIGNED = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def ours(bits, source, target, *how):
-    out = subprocess.run([DUMP, source, target, *how], input=bits.tobytes(), stdout=subprocess.PIPE, check=True)
+    command = [DUMP, source, target, *how]
+    out = subprocess.run(command, input=bits.tobytes(), stdout=subprocess.PIPE, check=True)
     return np.frombuffer(out.stdout, dtype=UINT[target])
 
 
 def theirs(bits, source, target):
-    """torch's vector body: NaNs of its scalar tail differ, so the length is a multiple of every vector."""
+    """torch's vector body: NaNs of its scalar tail differ, so there must be none."""
     n = len(bits)
     padded = np.concatenate([bits, np.zeros(-n % 4096, dtype=bits.dtype)])
     t = torch.from_numpy(padded.view(f"i{padded.itemsize}")).view(TYPES[source])
@@ -43,7 +44,7 @@ def samples(source):
     real = {"F32": np.float32, "F64": np.float64}[source]
     # Every 16-bit value, the midpoints between neighbours, and what lies next to both.
     for narrow in ("F16", "BF16"):
-        t = torch.from_numpy(np.arange(65536, dtype=np.uint32).astype(np.uint16).view(np.int16)).view(TYPES[narrow])
+        t = torch.from_numpy(samples(narrow).view(np.int16)).view(TYPES[narrow])
         with np.errstate(all="ignore"):
             v = t.to(TYPES[source]).numpy()
             mid = ((v[:-1].astype(np.float64) + v[1:].astype(np.float64)) / 2).astype(real)
@@ -54,12 +55,19 @@ def samples(source):
         f = rng.integers(0, 2**32, 1 << 19, dtype=np.uint32).view(np.float32)
         with np.errstate(all="ignore"):
             b = f.astype(np.float64).view(np.uint64)
-        # Midpoints of neighbouring floats and their neighbours; and what rounds twice on the way to 16 bits.
-        parts += [b, b + np.uint64(1 << 28), b + np.uint64((1 << 28) + 1), b + np.uint64((1 << 28) - 1)]
-    nan = {"F32": [0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0xFF800001, 0xFFFFFFFF, 0x7F801FFF, 0x7F802000],
-           "F64": [0x7FF0000000000001, 0x7FF8000000000000, 0xFFF0000000000001, 0xFFFFFFFFFFFFFFFF]}[source]
-    parts.append(np.array(nan, dtype=UINT[source]))
+        # Midpoints of neighbouring floats and what lies next to them.
+        parts += [b + np.uint64(k) for k in (0, 1 << 28, (1 << 28) + 1, (1 << 28) - 1)]
+    nan = {
+        "F32": [0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0xFF800001, 0xFFFFFFFF, 0x7F801FFF, 0x7F802000],
+        "F64": [0x7FF0000000000001, 0x7FF8000000000000, 0xFFF0000000000001, 0xFFFFFFFFFFFFFFFF],
+    }
+    parts.append(np.array(nan[source], dtype=UINT[source]))
     return np.concatenate(parts)
+
+
+def as_double(bits, dtype):
+    t = torch.from_numpy(bits.copy().view(f"i{bits.itemsize}"))
+    return t.view(TYPES[dtype]).double().numpy()
 
 
 class Cast(unittest.TestCase):
@@ -68,12 +76,11 @@ class Cast(unittest.TestCase):
         got = ours(bits, source, target, *how)
         want = theirs(bits, source, target)
         bad = np.nonzero(got != want)[0]
-        nans = np.isnan(torch.from_numpy(bits.view(f"i{bits.itemsize}")).view(TYPES[source]).double().numpy())
+        nans = np.isnan(as_double(bits, source))
         if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
             bad = bad[~nans[bad]]
-        self.assertEqual(len(bad), 0, [(hex(bits[i]), hex(got[i]), hex(want[i])) for i in bad[:8]])
-        out = torch.from_numpy(got.copy().view(f"i{got.itemsize}")).view(TYPES[target]).double().numpy()
-        self.assertTrue((np.isnan(out) == nans).all())
+        self.assertEqual([(hex(bits[i]), hex(got[i]), hex(want[i])) for i in bad[:8]], [])
+        self.assertTrue((np.isnan(as_double(got, target)) == nans).all())
 
     def test_all_pairs(self):
         for source, target in itertools.product(TYPES, TYPES):

@@ -236,10 +236,33 @@ TEST(shards, a_map_with_strange_files_is_refused)
     CHECK_FAILS(map_split("[]", &s, &err), CKPT_MISSING, "none");
 }
 
-TESTS(T(shards, tensors_fill_files_in_order), T(shards, a_tensor_above_the_limit_gets_its_own_file),
-      T(shards, empty_tensors_take_no_room), T(shards, a_block_is_one_item),
-      T(shards, neighbouring_blocks_are_told_apart_by_number), T(shards, names_count_from_one),
-      T(shards, no_tensors_make_no_file), T(shards, more_than_63_bits_of_bytes_are_refused),
+static uint64_t size_of(const char *text)
+{
+    uint64_t size = 0;
+    return ckpt_shards_parse_size(text, &size) ? size : 0;
+}
+
+TEST(shards, sizes_are_decimal)
+{
+    CHECK_EQ(size_of("5GB"), 5000000000);
+    CHECK_EQ(size_of("50gb"), CKPT_DEFAULT_SHARD_SIZE);
+    CHECK_EQ(size_of("1.5 MB"), 1500000);
+    CHECK_EQ(size_of("200KB"), 200000);
+    CHECK_EQ(size_of("2Tb"), 2000000000000);
+    CHECK_EQ(size_of("12345"), 12345);
+    static const char *const bad[] = {"",       "GB",    "5",   "5GiB",  "5B",
+                                      "-5GB",   "0",     "0MB", "1e3GB", "5 G",
+                                      "x5GB",   "5..GB", ".GB", "9e9TB", "99999999999TB",
+                                      "0x10KB", "+5GB",  " 5",  "infGB"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_EQ(size_of(bad[i]), strcmp(bad[i], "5") == 0 ? 5 : 0);
+}
+
+TESTS(T(shards, sizes_are_decimal), T(shards, tensors_fill_files_in_order),
+      T(shards, a_tensor_above_the_limit_gets_its_own_file), T(shards, empty_tensors_take_no_room),
+      T(shards, a_block_is_one_item), T(shards, neighbouring_blocks_are_told_apart_by_number),
+      T(shards, names_count_from_one), T(shards, no_tensors_make_no_file),
+      T(shards, more_than_63_bits_of_bytes_are_refused),
       T(shards, a_header_does_not_grow_beyond_what_the_library_reads),
       T(shards, names_are_ordered_as_a_saved_state_dict),
       T(shards, sorting_moves_blocks_as_a_whole),

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include "small_catalog.h"
 #include "tensor/value.h"
 #include "view/view.h"
@@ -323,7 +327,92 @@ TEST(vtree, empty_and_cast_tensors_have_their_place)
     small_catalog_free(&c);
 }
 
-TESTS(T(vtree, few_tensors_lie_in_one_file), T(vtree, several_files_have_an_index),
+/* Two files of 16 bytes in a directory of their own, modified at 1000 and 2000 s. */
+struct two_files {
+    char path[64];
+    struct ckpt_dir *dir;
+    struct ckpt_fdpool *pool;
+    struct ckpt_source *source[2];
+};
+
+static void set_mtime(const struct two_files *f, const char *name, int64_t s)
+{
+    char path[128];
+    (void)snprintf(path, sizeof path, "%s/%s", f->path, name);
+    assert_int_equal(utimensat(AT_FDCWD, path, (struct timespec[2]){{s, 5}, {s, 5}}, 0), 0);
+}
+
+static void two_files_init(struct two_files *f)
+{
+    struct ckpt_err err = {0};
+
+    (void)strcpy(f->path, "/tmp/test_vtree.XXXXXX");
+    assert_non_null(mkdtemp(f->path));
+    assert_int_equal(ckpt_dir_open(f->path, CKPT_LINKS_BENEATH, &f->dir, &err), 0);
+    assert_int_equal(ckpt_fdpool_new(0, &f->pool, &err), 0);
+    for (int i = 0; i < 2; i++) {
+        char path[128], name[2] = {(char)('0' + i), 0};
+        (void)snprintf(path, sizeof path, "%s/%s", f->path, name);
+        int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
+        assert_int_equal(write(fd, "0123456789abcdef", 16), 16);
+        (void)close(fd);
+        set_mtime(f, name, 1000 * (i + 1));
+        assert_int_equal(ckpt_source_file_new(f->dir, name, f->pool, &f->source[i], &err), 0);
+    }
+}
+
+static void two_files_release(struct two_files *f)
+{
+    for (int i = 0; i < 2; i++) {
+        char path[128];
+        (void)snprintf(path, sizeof path, "%s/%d", f->path, i);
+        (void)unlink(path);
+        ckpt_source_unref(f->source[i]);
+    }
+    (void)rmdir(f->path);
+    ckpt_fdpool_unref(f->pool);
+    ckpt_dir_unref(f->dir);
+}
+
+TEST(vtree, files_are_as_old_as_what_they_are_made_of)
+{
+    struct two_files f;
+    struct small_catalog c = three_tensors();
+    struct ckpt_err err = {0};
+    struct ckpt_vtree *t;
+    char buf[16];
+    size_t n;
+
+    two_files_init(&f);
+    for (size_t i = 0; i < 2; i++) { /* "c" from file 0, "a" (cast) from file 1 */
+        uint32_t source = ckpt_catalog_add_source(c.cat, f.source[i], &err);
+        ((struct ckpt_piece *)c.cat->tensors.ptr[i].piece)->source = source;
+    }
+    CHECK_OK(ckpt_value_cast(c.cat, 1, CKPT_BF16, &err));
+    json_t *config = json_object();
+    struct ckpt_side_file side = {"side", f.source[0]};
+    struct ckpt_vtree_options opt = {
+        .config = config, .side = &side, .nside = 1, .mtime_ns = 7, .max_shard_size = 8};
+    CHECK_OK(ckpt_vtree_new(c.cat, &opt, &t, &err));
+    CHECK_EQ(ckpt_vtree_root(t)->child[1]->mtime_ns, INT64_C(1000000000005)); /* c */
+    CHECK_EQ(ckpt_vtree_root(t)->child[2]->mtime_ns, INT64_C(2000000000005)); /* a */
+    CHECK_EQ(ckpt_vtree_find(t, "side")->mtime_ns, INT64_C(1000000000005));
+    CHECK_EQ(ckpt_vtree_find(t, "config.json")->mtime_ns, 7);
+    CHECK_OK(
+        ckpt_vfile_pread(c.cat, NULL, ckpt_vtree_find(t, "side"), buf, sizeof buf, 0, &n, &err));
+    CHECK(n == 16 && memcmp(buf, "0123456789abcdef", 16) == 0);
+    set_mtime(&f, "0", 3000);
+    CHECK_FAILS(
+        ckpt_vfile_pread(c.cat, NULL, ckpt_vtree_find(t, "side"), buf, sizeof buf, 0, &n, &err),
+        CKPT_STALE, "side: ");
+    ckpt_vtree_free(t);
+    json_decref(config);
+    small_catalog_free(&c);
+    two_files_release(&f);
+}
+
+TESTS(T(vtree, files_are_as_old_as_what_they_are_made_of), T(vtree, few_tensors_lie_in_one_file),
+      T(vtree, several_files_have_an_index),
       T(vtree, a_map_for_one_file_under_another_name_has_an_index),
       T(vtree, configs_are_written_as_transformers_does),
       T(vtree, generation_config_takes_what_the_config_says), T(vtree, side_files_make_directories),
