@@ -4,11 +4,6 @@
 
 #include <string.h>
 
-int ckpt_st_cmp(const struct ckpt_tensor *a, const struct ckpt_tensor *b)
-{
-    return a->dtype != b->dtype ? (int)b->dtype - (int)a->dtype : strcmp(a->name, b->name);
-}
-
 int ckpt_st_check_name(const char *name, struct ckpt_err *err)
 {
     if (!ckpt_utf8_ok(name))

@@ -21,9 +21,6 @@
 /* The library refuses to read a longer header. */
 #define CKPT_ST_MAX_HEADER 100000000
 
-/* Order in a file, as strcmp. */
-int ckpt_st_cmp(const struct ckpt_tensor *a, const struct ckpt_tensor *b);
-
 /* Can a tensor have this name in a safetensors file? FORMAT if it is not UTF-8 or means something
  * else there. */
 int ckpt_st_check_name(const char *name, struct ckpt_err *err);

@@ -173,14 +173,14 @@ class Nanotron(unittest.TestCase):
 
     def test_qwen2_with_bias(self):
         cfg = tf.Qwen2Config(**COMMON, tie_word_embeddings=True)
-        sd = save_oracle(tf.Qwen2ForCausalLM, cfg, torch.bfloat16, 6, self.oracle, "64KiB")
+        sd = save_oracle(tf.Qwen2ForCausalLM, cfg, torch.bfloat16, 6, self.oracle, "64KB")
         for interleaved in (False, True):
             shutil.rmtree(self.run_dir, ignore_errors=True)
             shutil.rmtree(os.path.join(self.tmp, "out"), ignore_errors=True)
             config = nt_config(cfg, "is_qwen2_config", attention_bias=True, rope_interleaved=interleaved,
                                sliding_window_size=None, no_rope_layer=None, moe_config=None, _use_qkv_packed=True)
             nt.write_run(self.run_dir, 3, nt.llama_like(sd, cfg, interleaved), config, 4, 2, 12)
-            self.check(max_shard_size="64KiB")
+            self.check(max_shard_size="64KB")
 
     def test_mistral_is_qwen_with_a_window(self):
         cfg = tf.MistralConfig(**COMMON, sliding_window=8, tie_word_embeddings=False)

@@ -14,6 +14,7 @@ try:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     import transformers
+    from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.torch import save as st_save
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -218,6 +219,35 @@ class View(unittest.TestCase):
                 os.remove(os.path.join(want, "config.json"))
                 os.remove(os.path.join(want, "generation_config.json"))
                 self.assertEqual(digests(got), digests(want))
+
+    def test_random_splits(self):
+        """The official splitter, with storages of several tensors."""
+        rng = random.Random(99)
+        for _ in range(80):
+            tensors, storage = [], {}
+            for block in range(1, rng.randrange(2, 12)):
+                n, size = rng.choice([(1, 0), (1, 3), (1, 9), (1, 20), (3, 2), (2, 8), (4, 5)])
+                for i in range(n):
+                    name = f"{block:02d}.{i}"
+                    storage[name] = (block, n * size)
+                    tensors.append((name, torch.zeros(size, dtype=torch.uint8), block, None))
+            limit = rng.choice([1, 5, 9, 12, 20, 40])
+            want = split_state_dict_into_shards_factory(
+                {name: name.encode() for name, *_ in tensors},
+                get_storage_size=lambda t: storage[t.decode()][1],
+                get_storage_id=lambda t: storage[t.decode()][0],
+                filename_pattern="model{suffix}.safetensors",
+                max_shard_size=limit,
+            )
+            with tempfile.TemporaryDirectory() as got:
+                dump(tensors, {"max_shard_size": limit}, got)
+                index = os.path.join(got, "model.safetensors.index.json")
+                files = set(os.listdir(got)) - {"model.safetensors.index.json"}
+                self.assertEqual(files, set(want.filename_to_tensors))
+                if want.is_sharded:
+                    with open(index) as f:
+                        self.assertEqual(json.load(f)["weight_map"], want.tensor_to_filename)
+                self.assertEqual(os.path.exists(index), want.is_sharded)
 
     def test_generation_config(self):
         t = transformers

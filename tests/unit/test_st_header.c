@@ -58,16 +58,6 @@ TEST(st_header, a_header_is_padded_to_eight_bytes)
     ckpt_str_release(&s);
 }
 
-TEST(st_header, tensors_are_ordered_by_type_then_name)
-{
-    struct ckpt_tensor a = {.name = "a", .dtype = CKPT_BF16}, b = {.name = "b", .dtype = CKPT_F32};
-    struct ckpt_tensor c = {.name = "c", .dtype = CKPT_BF16};
-
-    CHECK(ckpt_st_cmp(&b, &a) < 0);
-    CHECK(ckpt_st_cmp(&a, &c) < 0);
-    CHECK_EQ(ckpt_st_cmp(&a, &a), 0);
-}
-
 TEST(st_header, names_that_cannot_be_written_are_refused)
 {
     struct ckpt_err err = {0};
@@ -82,5 +72,4 @@ TEST(st_header, names_that_cannot_be_written_are_refused)
 TESTS(T(st_header, entries_are_spelled_as_serde_json_does),
       T(st_header, the_bound_holds_for_the_largest_numbers),
       T(st_header, a_header_is_padded_to_eight_bytes),
-      T(st_header, tensors_are_ordered_by_type_then_name),
       T(st_header, names_that_cannot_be_written_are_refused))

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parsing of recipe files, their groups of rules and includes. */
+#include "recipe/file.h"
+
+#include <string.h>
+
+#include "recipe/field.h"
+
+enum { MAX_DEPTH = 12, MAX_INCLUDES = 8, MAX_FILES = 64, MAX_RULES = 20000 };
+
+struct reader {
+    struct ckpt_arena *arena;
+    struct ckpt_recipe *out;
+    const struct ckpt_file_finder *finder;
+    int includes; /* depth */
+    int files;    /* in all */
+    struct ckpt_err *err;
+};
+
+/* What of an included file is wanted. */
+enum parts { PART_RULES = 1, PART_REST = 2 };
+
+static int read_file(struct reader *r, const char *name, const char *text, size_t len, unsigned parts,
+                     const struct ckpt_rule_context *cx);
+
+static int include(struct reader *r, const char *where, const char *name, unsigned parts,
+                   const struct ckpt_rule_context *cx)
+{
+    ckpt_cleanup(ckpt_freep) char *owned = NULL;
+    const char *text;
+    size_t len;
+
+    if (r->includes == MAX_INCLUDES || r->files++ == MAX_FILES)
+        return ckpt_fail(r->err, CKPT_LIMIT, "%s: 'include' nested deeper than %d, or more than %d", where,
+                         MAX_INCLUDES, MAX_FILES);
+    if (!r->finder)
+        return ckpt_fail(r->err, CKPT_MISSING, "%s: 'include' of '%.100s': nothing is beside it", where, name);
+    if (r->finder->find(r->finder->ctx, name, &text, &len, &owned, r->err) < 0)
+        return ckpt_err_in(r->err, "%s: include", where);
+    r->includes++;
+    int rc = read_file(r, name, text, len, parts, cx);
+    r->includes--;
+    return rc;
+}
+
+/* ---- rules ---- */
+
+static int read_rules(struct reader *r, const char *where, const json_t *list,
+                      const struct ckpt_rule_context *cx, int depth);
+
+static int deeper(struct reader *r, const char *where, const json_t *j, struct ckpt_rule_context *cx)
+{
+    const json_t *at = json_object_get(j, "at");
+    const char *when;
+
+    cx->where = where;
+    if (ckpt_field_string(r->arena, j, "when", where, &when, r->err) < 0)
+        return -1;
+    if (when) {
+        if (cx->nwhen == CKPT_RULE_WHENS)
+            return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d conditions", where, CKPT_RULE_WHENS);
+        if (ckpt_expr_parse(r->arena, where, when, &cx->when[cx->nwhen++], r->err) < 0)
+            return -1;
+    }
+    if (!at)
+        return 0;
+    if (json_array_size(at) != 2 || !json_is_string(json_array_get(at, 0)) ||
+        !json_is_string(json_array_get(at, 1)))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'at' is two prefixes, of the sources and of the targets",
+                         where);
+    cx->from_at = ckpt_field_text(r->arena, r->err, "%s%s", cx->from_at,
+                                  json_string_value(json_array_get(at, 0)));
+    cx->to_at =
+        ckpt_field_text(r->arena, r->err, "%s%s", cx->to_at, json_string_value(json_array_get(at, 1)));
+    return cx->from_at && cx->to_at ? 0 : -1;
+}
+
+/* Operators that compute values: none yet is spoken of by a recipe; a file that asks for one must not be served without it. */
+static int check_value(struct reader *r, const char *where, const json_t *j)
+{
+    const json_t *v = json_object_get(j, "value");
+
+    if (!v)
+        return 0;
+    return ckpt_fail(r->err, CKPT_UNSUPPORTED, "%s: no operator '%.100s' to compute a value", where,
+                     json_is_string(v) ? json_string_value(v) : "?");
+}
+
+static int read_rule(struct reader *r, const char *where, const json_t *j,
+                     const struct ckpt_rule_context *outer, int depth)
+{
+    static const char *const known[] = {"note",  "at",      "when",  "from", "to",
+                                        "rules", "include", "value", NULL};
+    struct ckpt_rule_context cx = *outer;
+    const json_t *from = json_object_get(j, "from"), *to = json_object_get(j, "to"),
+                 *rules = json_object_get(j, "rules");
+    const char *const *src, *const *dst, *name;
+    size_t nsrc, ndst;
+
+    if (ckpt_field_object(j, where, known, r->err) < 0 || deeper(r, where, j, &cx) < 0 ||
+        check_value(r, where, j) < 0 ||
+        ckpt_field_string(r->arena, j, "include", where, &name, r->err) < 0)
+        return -1;
+    if (!!(from && to) + !!rules + !!name != 1 || !from != !to)
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a rule has 'from' and 'to', or 'rules', or 'include'", where);
+    if (name)
+        return include(r, where, name, PART_RULES, &cx);
+    if (rules) {
+        const char *inner = ckpt_field_text(r->arena, r->err, "%s.rules", where);
+        return inner ? read_rules(r, inner, rules, &cx, depth + 1) : -1;
+    }
+    if (ckpt_field_strings(r->arena, from, where, &src, &nsrc, r->err) < 0 ||
+        ckpt_field_strings(r->arena, to, where, &dst, &ndst, r->err) < 0)
+        return -1;
+    if (nsrc > CKPT_RULE_SIDES || ndst > CKPT_RULE_SIDES)
+        return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d sides", where, CKPT_RULE_SIDES);
+    if (r->out->rules.len > MAX_RULES)
+        return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d rules", where, MAX_RULES);
+    return ckpt_rule_parse(&cx, src, (uint32_t)nsrc, dst, (uint32_t)ndst, &r->out->rules, r->err);
+}
+
+static int read_rules(struct reader *r, const char *where, const json_t *list,
+                      const struct ckpt_rule_context *cx, int depth)
+{
+    size_t i;
+    json_t *j;
+
+    if (!list)
+        return 0;
+    if (!json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list of rules is expected here", where);
+    if (depth > MAX_DEPTH)
+        return ckpt_fail(r->err, CKPT_LIMIT, "%s: rules nested deeper than %d", where, MAX_DEPTH);
+    json_array_foreach(list, i, j)
+    {
+        const char *here = ckpt_field_text(r->arena, r->err, "%s[%zu]", where, i);
+        if (!here || read_rule(r, here, j, cx, depth) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- the rest ---- */
+
+static int read_evidence(struct reader *r, const char *where, const json_t *j, bool has)
+{
+    const char *const *text;
+    size_t n;
+
+    if (ckpt_field_strings(r->arena, j, where, &text, &n, r->err) < 0)
+        return -1;
+    for (size_t i = 0; i < n; i++) {
+        ckpt_cleanup(ckpt_freep) struct ckpt_scope *sc = calloc(1, sizeof *sc);
+        struct ckpt_evidence_name e = {.text = text[i]};
+        struct ckpt_text t = {where, text[i], text[i], NULL};
+        struct ckpt_name *name;
+        if (!sc)
+            return ckpt_nomem(r->err);
+        sc->arena = r->arena;
+        if (ckpt_name_parse(sc, &t, strlen(text[i]), &name, &e.n, r->err) < 0)
+            return -1;
+        e.name = name;
+        if ((has ? ckpt_vec_push(&r->out->has, e) : ckpt_vec_push(&r->out->lacks, e)) < 0)
+            return ckpt_nomem(r->err);
+    }
+    return 0;
+}
+
+static int read_remarks(struct reader *r, const char *where, const json_t *list, bool refuse)
+{
+    static const char *const known[] = {"when", "why", NULL};
+    struct ckpt_remark m;
+    const char *when;
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j)
+    {
+        if (ckpt_field_object(j, where, known, r->err) < 0 ||
+            ckpt_field_string(r->arena, j, "when", where, &when, r->err) < 0 ||
+            ckpt_field_string(r->arena, j, "why", where, &m.why, r->err) < 0)
+            return -1;
+        if (!when || !m.why)
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'when' and 'why' belong together", where);
+        if (ckpt_expr_parse(r->arena, where, when, &m.when, r->err) < 0)
+            return -1;
+        if ((refuse ? ckpt_vec_push(&r->out->refuse, m) : ckpt_vec_push(&r->out->warn, m)) < 0)
+            return ckpt_nomem(r->err);
+    }
+    return 0;
+}
+
+/* A key that was given by an included file is replaced where it stands: keys are evaluated in order. */
+static int set_key(struct reader *r, const char *where, const char *key, const json_t *v)
+{
+    struct ckpt_config_key *k = NULL;
+
+    for (size_t i = 0; i < r->out->config.len && !k; i++)
+        if (strcmp(r->out->config.ptr[i].key, key) == 0)
+            k = &r->out->config.ptr[i];
+    if (!k && (ckpt_vec_add(&r->out->config, &k) < 0 || !(k->key = ckpt_arena_strdup(r->arena, key))))
+        return ckpt_nomem(r->err);
+    const char *here = ckpt_field_text(r->arena, r->err, "%s.%s", where, key);
+    return here ? ckpt_origin_parse(r->arena, here, v, r->out->keep, &k->origin, r->err) : -1;
+}
+
+static int read_config(struct reader *r, const char *where, const json_t *config)
+{
+    const char *key;
+    json_t *v;
+
+    if (config && !json_is_object(config))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: an object is expected here", where);
+    json_object_foreach((json_t *)config, key, v) if (set_key(r, where, key, v) < 0) return -1;
+    return 0;
+}
+
+static int read_rest(struct reader *r, const char *name, const json_t *j)
+{
+    const char *has = ckpt_field_text(r->arena, r->err, "%s: has", name),
+               *lacks = ckpt_field_text(r->arena, r->err, "%s: lacks", name),
+               *config = ckpt_field_text(r->arena, r->err, "%s: config", name),
+               *refuse = ckpt_field_text(r->arena, r->err, "%s: refuse", name),
+               *warn = ckpt_field_text(r->arena, r->err, "%s: warn", name);
+
+    if (!has || !lacks || !config || !refuse || !warn)
+        return -1;
+    return read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
+                   read_evidence(r, lacks, json_object_get(j, "lacks"), false) < 0 ||
+                   read_config(r, config, json_object_get(j, "config")) < 0 ||
+                   read_remarks(r, refuse, json_object_get(j, "refuse"), true) < 0 ||
+                   read_remarks(r, warn, json_object_get(j, "warn"), false) < 0
+               ? -1
+               : 0;
+}
+
+/* Only the outermost file says what the recipe is for. */
+static int read_head(struct reader *r, const char *name, const json_t *j)
+{
+    const char *when;
+
+    if (r->includes > 0)
+        return 0;
+    if (ckpt_field_string(r->arena, j, "format", name, &r->out->format, r->err) < 0 ||
+        ckpt_field_string(r->arena, j, "model", name, &r->out->model, r->err) < 0 ||
+        ckpt_field_string(r->arena, j, "when", name, &when, r->err) < 0)
+        return -1;
+    if (r->out->format && !r->out->model && json_array_size(json_object_get(j, "refuse")) == 0)
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'model' is missing", name);
+    if (!when)
+        return 0;
+    const char *where = ckpt_field_text(r->arena, r->err, "%s: when", name);
+    return where ? ckpt_expr_parse(r->arena, where, when, &r->out->when, r->err) : -1;
+}
+
+static int read_file(struct reader *r, const char *name, const char *text, size_t len, unsigned parts,
+                     const struct ckpt_rule_context *cx)
+{
+    static const char *const known[] = {"note",   "format", "model", "when",   "has",  "lacks",
+                                        "include", "config", "rules", "refuse", "warn", NULL};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
+    const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
+    size_t n;
+
+    if (!where || ckpt_json_parse(text, len, name, &j, r->err) < 0 ||
+        ckpt_field_object(j, name, known, r->err) < 0 || read_head(r, name, j) < 0 ||
+        ckpt_field_strings(r->arena, json_object_get(j, "include"), name, &included, &n, r->err) < 0)
+        return -1;
+    for (size_t i = 0; i < n; i++)
+        if (include(r, name, included[i], parts, cx) < 0)
+            return -1;
+    if ((parts & PART_REST) && read_rest(r, name, j) < 0)
+        return -1;
+    return parts & PART_RULES ? read_rules(r, where, json_object_get(j, "rules"), cx, 0) : 0;
+}
+
+int ckpt_recipe_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
+                      const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
+                      struct ckpt_err *err)
+{
+    struct ckpt_recipe *out = ckpt_arena_alloc(arena, sizeof *out);
+    struct reader r = {.arena = arena, .out = out, .finder = finder, .err = err};
+    const struct ckpt_rule_context cx = {.arena = arena, .where = name, .from_at = "", .to_at = ""};
+
+    if (!out)
+        return ckpt_nomem(err);
+    memset(out, 0, sizeof *out);
+    out->name = ckpt_arena_strdup(arena, name);
+    out->keep = json_array();
+    if (!out->name || !out->keep || read_file(&r, out->name, text, len, PART_RULES | PART_REST, &cx) < 0) {
+        ckpt_recipe_release(out);
+        return ckpt_nomem(err);
+    }
+    *ret = out;
+    return 0;
+}
+
+void ckpt_recipe_release(struct ckpt_recipe *r)
+{
+    if (!r)
+        return;
+    ckpt_vec_release(&r->has);
+    ckpt_vec_release(&r->lacks);
+    ckpt_vec_release(&r->config);
+    ckpt_vec_release(&r->refuse);
+    ckpt_vec_release(&r->warn);
+    ckpt_vec_release(&r->rules);
+    json_decref(r->keep);
+    r->keep = NULL;
+}
+
+int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f, struct ckpt_err *err)
+{
+    r->family = f;
+    for (size_t i = 0; i < r->rules.len; i++) {
+        const struct ckpt_rule *rule = &r->rules.ptr[i];
+        for (uint32_t v = 0; v < rule->scope->nvar; v++)
+            if (rule->scope->var[v].dim && !ckpt_family_has_dim(f, rule->scope->var[v].name))
+                return ckpt_fail(err, CKPT_FORMAT, "%s: '%.200s': '%s' is not one of the dims of %s",
+                                 rule->where, rule->from[0].text, rule->scope->var[v].name, f->name);
+    }
+    return 0;
+}

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Recipe files: one framework's tensors and config as one Hugging Face family. */
+#ifndef CKPT_RECIPE_FILE_H
+#define CKPT_RECIPE_FILE_H
+
+#include <stddef.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/vec.h"
+#include "recipe/expr.h"
+#include "recipe/family.h"
+#include "recipe/name.h"
+#include "recipe/origin.h"
+#include "recipe/rule.h"
+
+/* "has" or "lacks": a tensor name, all spellings. */
+struct ckpt_evidence_name {
+    const char *text;
+    const struct ckpt_name *name;
+    uint32_t n;
+};
+
+/* "refuse" or "warn": a reason, given when the condition is true. {key} in the text is its value. */
+struct ckpt_remark {
+    const struct ckpt_expr *when;
+    const char *why;
+};
+
+struct ckpt_config_key {
+    const char *key;
+    const struct ckpt_origin *origin;
+};
+
+struct ckpt_recipe {
+    const char *name;   /* "nanotron/llama" */
+    const char *format; /* of the checkpoints; NULL: a fragment, for "include" only */
+    const char *model;  /* name of its model file, or NULL: it can only refuse */
+    const struct ckpt_family *family;
+    const struct ckpt_expr *when; /* over the framework's config; NULL: always */
+    CKPT_VEC(struct ckpt_evidence_name) has;
+    CKPT_VEC(struct ckpt_evidence_name) lacks;
+    CKPT_VEC(struct ckpt_config_key) config;
+    CKPT_VEC(struct ckpt_remark) refuse;
+    CKPT_VEC(struct ckpt_remark) warn;
+    ckpt_rules rules;
+    json_t *keep; /* literals of the config */
+};
+
+/* How other files are found: the text of recipe or fragment `name`, beside the file that includes it. *ret_free is what the caller
+ * frees afterwards, or NULL. */
+struct ckpt_file_finder {
+    int (*find)(void *ctx, const char *name, const char **ret_text, size_t *ret_len, char **ret_free,
+                struct ckpt_err *err);
+    void *ctx;
+};
+
+/* Parse text[0..len): everything but the model file, which the caller finds by ret->model; then ckpt_recipe_check. */
+int ckpt_recipe_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
+                      const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
+                      struct ckpt_err *err);
+void ckpt_recipe_release(struct ckpt_recipe *r);
+
+/* Set the family and check the rules against it: every size with a name of two letters is one of its dims. */
+int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loading of recipes and model files, embedded or given, and the choice among them. */
+#include "recipe/recipes.h"
+
+#include <string.h>
+
+#include "base/str.h"
+#include "io/dir.h"
+#include "recipe/field.h"
+#include "recipe/settings.h"
+
+enum { MAX_FILE = 4 << 20 };
+
+/* ---- finding files ---- */
+
+/* Where a recipe's companions are: beside it (a directory, or the same folder of the embedded ones), else among the embedded ones. */
+struct beside {
+    const struct ckpt_dir *dir; /* NULL: embedded */
+    const char *folder;         /* "nanotron/" */
+};
+
+static const struct ckpt_recipe_blob *find_blob(const char *folder, const char *name)
+{
+    size_t n = strlen(folder);
+
+    for (size_t i = 0; i < ckpt_recipe_nblobs; i++)
+        if (strncmp(ckpt_recipe_blobs[i].name, folder, n) == 0 &&
+            strcmp(ckpt_recipe_blobs[i].name + n, name) == 0)
+            return &ckpt_recipe_blobs[i];
+    return NULL;
+}
+
+static int find_file(void *ctx, const char *name, const char **ret_text, size_t *ret_len, char **ret_free,
+                     struct ckpt_err *err)
+{
+    const struct beside *b = ctx;
+    const struct ckpt_recipe_blob *blob;
+
+    if (b->dir) {
+        ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s.json", name);
+        if (!file)
+            return ckpt_nomem(err);
+        if (ckpt_dir_has_file(b->dir, file)) {
+            if (ckpt_dir_read_file(b->dir, file, MAX_FILE, ret_free, ret_len, err) < 0)
+                return -1;
+            *ret_text = *ret_free;
+            return 0;
+        }
+    }
+    if (!(blob = find_blob(b->folder, name)) && !(blob = find_blob("", name)))
+        return ckpt_fail(err, CKPT_MISSING, "no file '%.200s.json' beside it, and no embedded one", name);
+    *ret_text = (const char *)blob->data;
+    *ret_len = blob->len;
+    return 0;
+}
+
+/* ---- loading ---- */
+
+static int find_family(struct ckpt_recipes *set, struct beside *b, const char *model,
+                       const struct ckpt_family **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *owned = NULL, *name = ckpt_asprintf("models/%s", model);
+    struct ckpt_family *f;
+    const char *text;
+    size_t len;
+
+    if (!name)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < set->families.len; i++)
+        if (strcmp(set->families.ptr[i]->name, name) == 0) {
+            *ret = set->families.ptr[i];
+            return 0;
+        }
+    struct beside models = {b->dir, "models/"};
+    if (find_file(&models, model, &text, &len, &owned, err) < 0 ||
+        ckpt_family_parse(&set->arena, name, text, len, &f, err) < 0)
+        return ckpt_err_in(err, "model file '%.200s'", model);
+    if (ckpt_vec_push(&set->families, f) < 0) {
+        ckpt_family_release(f);
+        return ckpt_nomem(err);
+    }
+    *ret = f;
+    return 0;
+}
+
+static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *name, const char *text,
+                      size_t len, struct ckpt_err *err)
+{
+    const struct ckpt_file_finder finder = {find_file, b};
+    const struct ckpt_family *f;
+    struct ckpt_recipe *r;
+
+    if (ckpt_recipe_parse(&set->arena, name, text, len, &finder, &r, err) < 0)
+        return -1;
+    if (ckpt_vec_push(&set->recipes, r) < 0) {
+        ckpt_recipe_release(r);
+        return ckpt_nomem(err);
+    }
+    if (!r->model)
+        return 0;
+    return find_family(set, b, r->model, &f, err) < 0 ? ckpt_err_in(err, "%s", name)
+                                                       : ckpt_recipe_set_family(r, f, err);
+}
+
+static int add_embedded(struct ckpt_recipes *set, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < ckpt_recipe_nblobs; i++) {
+        const struct ckpt_recipe_blob *blob = &ckpt_recipe_blobs[i];
+        const char *slash = strchr(blob->name, '/');
+        if (!slash || strncmp(blob->name, "models/", 7) == 0)
+            continue;
+        const char *folder = ckpt_field_text(&set->arena, err, "%.*s", (int)(slash + 1 - blob->name), blob->name);
+        struct beside b = {NULL, folder};
+        if (!folder || add_recipe(set, &b, blob->name, (const char *)blob->data, blob->len, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int add_path(struct ckpt_recipes *set, const char *path, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    ckpt_cleanup(ckpt_freep) char *folder = strdup(path), *text = NULL;
+    size_t len;
+
+    if (!folder)
+        return ckpt_nomem(err);
+    char *slash = strrchr(folder, '/');
+    const char *file = slash ? path + (slash - folder) + 1 : path;
+    if (slash)
+        slash[slash == folder] = '\0';
+    if (ckpt_dir_open(slash ? folder : ".", CKPT_LINKS_ANY, &dir, err) < 0 ||
+        ckpt_dir_read_file(dir, file, MAX_FILE, &text, &len, err) < 0)
+        return ckpt_err_in(err, "recipe '%s'", path);
+    struct beside b = {dir, ""};
+    return add_recipe(set, &b, path, text, len, err);
+}
+
+static int check_given(struct ckpt_recipes *set, struct ckpt_err *err)
+{
+    const struct ckpt_recipe *r = set->recipes.ptr[0];
+
+    set->given = true;
+    if (!r->format)
+        return ckpt_fail(err, CKPT_FORMAT, "%s: 'format' is missing: this is a fragment", r->name);
+    return 0;
+}
+
+int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = calloc(1, sizeof *set);
+
+    if (!set)
+        return ckpt_nomem(err);
+    if ((path ? add_path(set, path, err) : add_embedded(set, err)) < 0)
+        return -1;
+    if (path && check_given(set, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&set);
+    return 0;
+}
+
+int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ckpt_recipes **ret,
+                       struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = calloc(1, sizeof *set);
+    struct beside b = {NULL, ""};
+
+    if (!set)
+        return ckpt_nomem(err);
+    if (add_recipe(set, &b, name, text, len, err) < 0 || check_given(set, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&set);
+    return 0;
+}
+
+void ckpt_recipes_free(struct ckpt_recipes *set)
+{
+    if (!set)
+        return;
+    for (size_t i = 0; i < set->recipes.len; i++)
+        ckpt_recipe_release(set->recipes.ptr[i]);
+    for (size_t i = 0; i < set->families.len; i++)
+        ckpt_family_release(set->families.ptr[i]);
+    ckpt_vec_release(&set->recipes);
+    ckpt_vec_release(&set->families);
+    ckpt_arena_release(&set->arena);
+    free(set);
+}
+
+void ckpt_recipes_freep(struct ckpt_recipes **set)
+{
+    ckpt_recipes_free(*set);
+    *set = NULL;
+}
+
+/* ---- choosing ---- */
+
+static bool present(const struct ckpt_catalog *src, const struct ckpt_evidence_name *e)
+{
+    uint64_t value[CKPT_NAME_NUMBERS];
+
+    for (uint32_t k = 0; k < e->n; k++) {
+        const struct ckpt_name *n = &e->name[k];
+        if (n->npart == 1 && n->part[0].text) {
+            if (ckpt_catalog_find(src, n->part[0].text))
+                return true;
+            continue;
+        }
+        for (size_t i = 0; i < src->tensors.len; i++)
+            if (ckpt_name_match(n, src->tensors.ptr[i].name, strlen(src->tensors.ptr[i].name), value))
+                return true;
+    }
+    return false;
+}
+
+static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
+                 const struct ckpt_recipe_options *opt)
+{
+    const char *format = ckpt_json_str(src->about, "format");
+    struct ckpt_settings s = {.src = src, .overrides = opt->overrides};
+    const struct ckpt_expr_env env = {ckpt_settings_before, &s, src};
+
+    if (!r->format || !format || strcmp(r->format, format) != 0)
+        return false;
+    if (r->when && ckpt_expr_truth(r->when, &env) != CKPT_TRUE)
+        return false;
+    for (size_t i = 0; i < r->has.len; i++)
+        if (!present(src, &r->has.ptr[i]))
+            return false;
+    for (size_t i = 0; i < r->lacks.len; i++)
+        if (present(src, &r->lacks.ptr[i]))
+            return false;
+    return true;
+}
+
+/* Whether the base model, if there is one, is of the recipe's family. */
+static bool suits_base(const struct ckpt_recipe *r, const struct ckpt_recipe_options *opt)
+{
+    const char *type = opt->base_config ? ckpt_json_str(opt->base_config, "model_type") : NULL;
+
+    return !type || !r->family || ckpt_family_has_type(r->family, type);
+}
+
+static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
+                        const struct ckpt_recipe_options *opt, size_t nfit, struct ckpt_err *err)
+{
+    struct ckpt_str names = {0};
+    const char *format = ckpt_json_str(src->about, "format");
+    size_t nother = 0;
+
+    for (size_t i = 0; i < set->recipes.len; i++) {
+        const struct ckpt_recipe *r = set->recipes.ptr[i];
+        bool fit = fits(r, src, opt);
+        nother += fit && !suits_base(r, opt);
+        if (nfit ? fit && suits_base(r, opt) : r->format && format && strcmp(r->format, format) == 0)
+            ckpt_str_printf(&names, "%s%s", names.len ? ", " : "", r->name);
+    }
+    if (nfit)
+        (void)ckpt_fail(err, CKPT_CONFLICT, "several recipes fit: %s; choose one with recipe=FILE", ckpt_str_get(&names));
+    else if (nother)
+        (void)ckpt_fail(err, CKPT_CONFLICT, "the base model is of type '%s', which none of the recipes that fit the "
+                                            "checkpoint makes (%s)",
+                        ckpt_json_str(opt->base_config, "model_type"), ckpt_str_get(&names));
+    else
+        (void)ckpt_fail(err, CKPT_MISSING,
+                        "no recipe fits this checkpoint of format '%s' (there are: %s); give one with recipe=FILE, or "
+                        "look at its tensors with view=raw",
+                        format ? format : "?", names.len ? ckpt_str_get(&names) : "none");
+    ckpt_str_release(&names);
+    return -1;
+}
+
+int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
+                        const struct ckpt_recipe_options *opt, const struct ckpt_recipe **ret,
+                        struct ckpt_err *err)
+{
+    const struct ckpt_recipe *found = NULL;
+    size_t n = 0;
+
+    if (set->given) {
+        *ret = set->recipes.ptr[0];
+        return 0;
+    }
+    for (size_t i = 0; i < set->recipes.len; i++)
+        if (fits(set->recipes.ptr[i], src, opt) && suits_base(set->recipes.ptr[i], opt)) {
+            found = set->recipes.ptr[i];
+            n++;
+        }
+    if (n != 1)
+        return choice_error(set, src, opt, n, err);
+    *ret = found;
+    return 0;
+}

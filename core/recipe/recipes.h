@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The set of recipes, and which of them fits a checkpoint. Inner face of recipe.h. */
+#ifndef CKPT_RECIPE_RECIPES_H
+#define CKPT_RECIPE_RECIPES_H
+
+#include "base/mem.h"
+#include "base/vec.h"
+#include "recipe/file.h"
+#include "recipe/recipe.h"
+
+/* A file of core/recipe/data, embedded when we are built: "nanotron/llama", without ".json". */
+struct ckpt_recipe_blob {
+    const char *name;
+    const unsigned char *data;
+    size_t len;
+};
+extern const struct ckpt_recipe_blob ckpt_recipe_blobs[];
+extern const size_t ckpt_recipe_nblobs;
+
+struct ckpt_recipes {
+    struct ckpt_arena arena;
+    CKPT_VEC(struct ckpt_recipe *) recipes;
+    CKPT_VEC(struct ckpt_family *) families;
+    bool given; /* by path: the only candidate, whatever its evidence */
+};
+
+/* As ckpt_recipes_load with a path, from memory: no files beside it, only the embedded ones. */
+int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ckpt_recipes **ret,
+                       struct ckpt_err *err);
+
+/* The one recipe that fits. MISSING or CONFLICT. */
+int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
+                        const struct ckpt_recipe_options *opt, const struct ckpt_recipe **ret,
+                        struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Framework config -> HF config -> dims. */
+#include "recipe/settings.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/str.h"
+
+/* ---- reading keys ---- */
+
+static json_t *new_ref(const json_t *j)
+{
+    return j ? json_incref((json_t *)j) : NULL;
+}
+
+/* `_x` and about.x; false: the key is of another kind. */
+static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret)
+{
+    if (strncmp(key, "about.", 6) == 0) {
+        *ret = new_ref(ckpt_json_at(s->src->about, key + 6));
+        return true;
+    }
+    if (key[0] != '_')
+        return false;
+    const json_t *v = json_object_get(s->overrides, key);
+    *ret = new_ref(v ? v : json_object_get(s->own, key));
+    /* Frameworks have keys with a leading underscore too (nanotron's _use_qkv_packed). */
+    return *ret != NULL;
+}
+
+json_t *ckpt_settings_before(void *ctx, const char *key)
+{
+    const struct ckpt_settings *s = ctx;
+    json_t *v;
+
+    return own_key(s, key, &v) ? v : new_ref(s->src->config ? ckpt_json_at(s->src->config, key) : NULL);
+}
+
+/* What dims are made of: HF keys and earlier dims. */
+static json_t *hf_key(const struct ckpt_settings *s, const char *key)
+{
+    uint64_t dim;
+    json_t *v = ckpt_json_at(s->hf, key);
+
+    if (v && !json_is_null(v))
+        return new_ref(v);
+    return ckpt_settings_dim(s, key, &dim) && dim <= INT64_MAX ? json_integer((json_int_t)dim) : NULL;
+}
+
+json_t *ckpt_settings_after(void *ctx, const char *key)
+{
+    const struct ckpt_settings *s = ctx;
+    json_t *v;
+
+    if (own_key(s, key, &v) || (v = hf_key(s, key)))
+        return v;
+    return new_ref(s->src->config ? ckpt_json_at(s->src->config, key) : NULL);
+}
+
+static json_t *dim_key(void *ctx, const char *key)
+{
+    const struct ckpt_settings *s = ctx;
+    uint64_t dim;
+
+    if (ckpt_settings_dim(s, key, &dim) && dim <= INT64_MAX)
+        return json_integer((json_int_t)dim);
+    return hf_key(s, key);
+}
+
+/* ---- the HF config ---- */
+
+static int fill_from_recipe(struct ckpt_settings *s, const struct ckpt_recipe *r)
+{
+    const struct ckpt_expr_env env = {ckpt_settings_before, s, s->src};
+
+    for (size_t i = 0; i < r->config.len; i++) {
+        const struct ckpt_config_key *k = &r->config.ptr[i];
+        json_t *v = ckpt_origin_eval(k->origin, &env);
+        json_t *to = k->key[0] == '_' ? s->own : s->hf;
+        if (!v)
+            continue;
+        if (to == s->hf && !ckpt_family_has_key(r->family, k->key))
+            json_decref(v); /* a key that the family does not have */
+        else if (json_object_set_new(to, k->key, v) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* The base's config and the user's options beat what was found. What depends on the view stays out. */
+static int overlay(struct ckpt_settings *s, const json_t *from, bool options)
+{
+    static const char *const not_ours[] = {"torch_dtype", "dtype", "transformers_version",
+                                           "quantization_config"};
+    const char *key;
+    json_t *v;
+
+    json_object_foreach((json_t *)from, key, v)
+    {
+        bool skip = options && key[0] == '_';
+        for (size_t i = 0; i < sizeof not_ours / sizeof *not_ours && !options; i++)
+            skip |= strcmp(key, not_ours[i]) == 0;
+        if (!skip && json_object_set(s->hf, key, v) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int check_needs(const struct ckpt_settings *s, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < s->family->nneeds; i++) {
+        const json_t *v = json_object_get(s->hf, s->family->needs[i]);
+        if (!v || json_is_null(v))
+            return ckpt_fail(err, CKPT_MISSING,
+                             "the checkpoint's config does not say '%s', which a %s model needs; give it as an option "
+                             "(%s=...) or name a base model",
+                             s->family->needs[i],
+                             s->family->ntypes ? s->family->types[0] : s->family->name,
+                             s->family->needs[i]);
+    }
+    return 0;
+}
+
+/* ---- dims ---- */
+
+bool ckpt_settings_dim(const struct ckpt_settings *s, const char *name, uint64_t *ret)
+{
+    for (size_t i = 0; i < s->ndim; i++)
+        if (strcmp(s->family->dim[i].name, name) == 0) {
+            *ret = s->dim[i];
+            return s->known[i];
+        }
+    return false;
+}
+
+/* A dim that is no whole number stays unknown: it matters only where a tensor has it. */
+static void compute_dims(struct ckpt_settings *s)
+{
+    const struct ckpt_expr_env env = {dim_key, s, s->src};
+
+    for (size_t i = 0; i < s->family->ndim; i++) {
+        const struct ckpt_dim *d = &s->family->dim[i];
+        json_t *v = NULL;
+        for (size_t e = 0; e < d->nexpr && !v; e++)
+            v = ckpt_expr_eval(d->expr[e], &env);
+        s->known[i] = json_is_integer(v) && json_integer_value(v) >= 0;
+        s->dim[i] = s->known[i] ? (uint64_t)json_integer_value(v) : 0;
+        s->ndim = i + 1;
+        json_decref(v);
+    }
+}
+
+void ckpt_settings_sizes(const struct ckpt_settings *s, const struct ckpt_scope *scope,
+                         struct ckpt_sizes *out)
+{
+    out->scope = scope;
+    out->known = 0;
+    for (uint32_t v = 0; v < scope->nvar; v++) {
+        out->var[v] = 0;
+        if (scope->var[v].dim && ckpt_settings_dim(s, scope->var[v].name, &out->var[v]))
+            out->known |= 1u << v;
+    }
+}
+
+const char *ckpt_settings_hint(const struct ckpt_settings *s, const char *dim, char *buf, size_t cap)
+{
+    buf[0] = '\0';
+    for (size_t i = 0; i < s->family->ndim; i++)
+        if (strcmp(s->family->dim[i].name, dim) == 0 && s->family->dim[i].option)
+            (void)snprintf(buf, cap, " (option %s=...)", s->family->dim[i].option);
+    return buf;
+}
+
+/* ---- remarks ---- */
+
+/* {key} becomes its value. */
+static void say(struct ckpt_settings *s, const char *why, struct ckpt_str *out)
+{
+    for (const char *p = why; *p;) {
+        const char *close = *p == '{' ? strchr(p, '}') : NULL;
+        if (!close) {
+            ckpt_str_putc(out, *p++);
+            continue;
+        }
+        ckpt_cleanup(ckpt_freep) char *key = strndup(p + 1, (size_t)(close - p - 1)), *text = NULL;
+        json_t *v = key ? ckpt_settings_after(s, key) : NULL;
+        if (v && (text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT)))
+            ckpt_str_puts(out, text);
+        else
+            ckpt_str_puts(out, "?");
+        json_decref(v);
+        p = close + 1;
+    }
+}
+
+static int remarks(struct ckpt_settings *s, const struct ckpt_recipe *r, struct ckpt_catalog *warnings,
+                   struct ckpt_err *err)
+{
+    const struct ckpt_expr_env env = {ckpt_settings_after, s, s->src};
+    struct ckpt_str text = {0};
+    int rc = 0;
+
+    for (size_t i = 0; i < r->refuse.len && rc == 0; i++)
+        if (ckpt_expr_truth(r->refuse.ptr[i].when, &env) == CKPT_TRUE) {
+            say(s, r->refuse.ptr[i].why, &text);
+            rc = ckpt_fail(err, CKPT_UNSUPPORTED, "%s: %s", r->name, ckpt_str_get(&text));
+        }
+    for (size_t i = 0; i < r->warn.len && rc == 0; i++)
+        if (ckpt_expr_truth(r->warn.ptr[i].when, &env) == CKPT_TRUE) {
+            ckpt_str_clear(&text);
+            say(s, r->warn.ptr[i].why, &text);
+            ckpt_catalog_warn(warnings, "%s", ckpt_str_get(&text));
+        }
+    ckpt_str_release(&text);
+    return rc;
+}
+
+/* ---- life ---- */
+
+int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
+                       const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
+                       struct ckpt_catalog *warnings, struct ckpt_err *err)
+{
+    s->src = src;
+    s->family = r->family;
+    s->overrides = opt->overrides;
+    s->own = json_object();
+    s->hf = r->family ? json_deep_copy(r->family->config) : json_object();
+    if (!s->own || !s->hf)
+        return ckpt_nomem(err);
+    if (r->family) {
+        if (fill_from_recipe(s, r) < 0 || overlay(s, opt->base_config, false) < 0 ||
+            overlay(s, opt->overrides, true) < 0)
+            return ckpt_nomem(err);
+        compute_dims(s);
+    }
+    if (remarks(s, r, warnings, err) < 0)
+        return -1;
+    if (!r->family)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "%s: no Hugging Face model corresponds to this checkpoint", r->name);
+    return check_needs(s, err);
+}
+
+void ckpt_settings_release(struct ckpt_settings *s)
+{
+    json_decref(s->hf);
+    json_decref(s->own);
+    s->hf = s->own = NULL;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a recipe makes of a checkpoint's config: the Hugging Face config, the recipe's own `_x` values and the dims.
+ *
+ * Conditions and origins read keys in two ways. Before the HF config is there (the recipe's `when`, `config`): `_x`, then the
+ * framework's config. After (rules, refuse, warn, the model file): `_x`, the HF config, the dims, then the framework's config.
+ * `about.x` is a fact of the reader in both. */
+#ifndef CKPT_RECIPE_SETTINGS_H
+#define CKPT_RECIPE_SETTINGS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "recipe/file.h"
+#include "recipe/recipe.h"
+#include "tensor/catalog.h"
+
+struct ckpt_settings {
+    const struct ckpt_catalog *src;
+    const struct ckpt_family *family;
+    const json_t *overrides;
+    json_t *hf;
+    json_t *own; /* `_x` */
+    uint64_t dim[CKPT_FAMILY_DIMS];
+    bool known[CKPT_FAMILY_DIMS];
+    size_t ndim; /* computed so far */
+};
+
+/* Environments; ctx is the settings. */
+json_t *ckpt_settings_before(void *ctx, const char *key);
+json_t *ckpt_settings_after(void *ctx, const char *key);
+
+/* Build them. Zeroed before; release after failure too. MISSING: a key that the model needs is not known. UNSUPPORTED: refused. Warnings go to `warnings`. */
+int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
+                       const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
+                       struct ckpt_catalog *warnings, struct ckpt_err *err);
+void ckpt_settings_release(struct ckpt_settings *s);
+
+/* The dim's value; false if unknown. */
+bool ckpt_settings_dim(const struct ckpt_settings *s, const char *name, uint64_t *ret);
+
+/* "; give num_attention_heads=..." for a dim that comes from such a key, "" otherwise. The caller's buffer. */
+const char *ckpt_settings_hint(const struct ckpt_settings *s, const char *dim, char *buf, size_t cap);
+
+/* Values of the scope's dims; locals are unknown. */
+void ckpt_settings_sizes(const struct ckpt_settings *s, const struct ckpt_scope *scope,
+                         struct ckpt_sizes *out);
+
+#endif
