@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Applying a recipe: the model file says which tensors there are, the rules say where each comes from. */
+/* Applying a recipe: the model file says which tensors there are, the rules say where each comes
+ * from. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -13,8 +14,8 @@ enum { MAX_TARGETS = 1 << 24, MAX_STACK = 1 << 20, MAX_SHOWN_UNUSED = 3 };
 /* A side of a rule as an entry of an index by skeleton. */
 struct entry {
     uint32_t rule, side, spelling;
-    uint32_t next;                    /* UINT32_MAX: none */
-    uint64_t max[CKPT_NAME_NUMBERS];  /* sources: the greatest numbers found */
+    uint32_t next;                   /* UINT32_MAX: none */
+    uint64_t max[CKPT_NAME_NUMBERS]; /* sources: the greatest numbers found */
     bool found;
 };
 
@@ -123,7 +124,8 @@ static const json_t *list_of(struct apply *ap, const struct ckpt_name_part *part
 }
 
 /* What is added to the axis: {k+layers}. */
-static bool offset_of(const struct ckpt_name_part *part, const struct ckpt_sizes *sizes, uint64_t *ret)
+static bool offset_of(const struct ckpt_name_part *part, const struct ckpt_sizes *sizes,
+                      uint64_t *ret)
 {
     *ret = part->plus;
     if (part->plus_var >= 0) {
@@ -133,7 +135,8 @@ static bool offset_of(const struct ckpt_name_part *part, const struct ckpt_sizes
     return true;
 }
 
-/* The axes that a number in a name means. False: it means none (out of range, not in the list, sizes unknown). */
+/* The axes that a number in a name means. False: it means none (out of range, not in the list,
+ * sizes unknown). */
 static bool bind_number(struct apply *ap, const struct ckpt_name_part *part, uint64_t value,
                         const struct ckpt_sizes *sizes, uint64_t *at)
 {
@@ -163,8 +166,8 @@ static bool bind_number(struct apply *ap, const struct ckpt_name_part *part, uin
 }
 
 /* The inverse. False: there is no such number. */
-static bool number_of(struct apply *ap, const struct ckpt_name_part *part, const struct ckpt_sizes *sizes,
-                      const uint64_t *at, uint64_t *ret)
+static bool number_of(struct apply *ap, const struct ckpt_name_part *part,
+                      const struct ckpt_sizes *sizes, const uint64_t *at, uint64_t *ret)
 {
     uint64_t v = at[part->axis[0]], plus, size;
 
@@ -222,7 +225,8 @@ static int survey(struct apply *ap)
         size_t len = strlen(name);
         for (uint32_t e = index_find(ap, &ap->sources, name, len); e != UINT32_MAX;) {
             struct entry *x = &ap->sources.entry.ptr[e];
-            const struct ckpt_name *n = &ap->recipe->rules.ptr[x->rule].from[x->side].name[x->spelling];
+            const struct ckpt_name *n =
+                &ap->recipe->rules.ptr[x->rule].from[x->side].name[x->spelling];
             if (ckpt_name_match(n, name, len, value)) {
                 for (uint32_t p = 0, k = 0; p < n->npart; p++)
                     if (!n->part[p].text) {
@@ -265,7 +269,8 @@ static void count_axes(const struct ckpt_name_part *part, uint64_t max, struct c
     }
 }
 
-/* Entries of one rule may tell the same size: the greatest counts, so start from what is known without them. */
+/* Entries of one rule may tell the same size: the greatest counts, so start from what is known
+ * without them. */
 static void count_numbers(struct apply *ap)
 {
     for (size_t i = 0; i < ap->sources.entry.len; i++) {
@@ -300,7 +305,8 @@ static int collect(struct apply *ap, struct ckpt_instance *in, uint32_t side, ui
             if (!ckpt_axis_size(&in->sizes, a, &size[naxis]))
                 return 0;
             if (__builtin_mul_overflow(total, size[naxis], &total) || total > MAX_STACK)
-                return ckpt_fail(ap->err, CKPT_LIMIT, "'%s' would be made of more than %d tensors", in->target, MAX_STACK);
+                return ckpt_fail(ap->err, CKPT_LIMIT, "'%s' would be made of more than %d tensors",
+                                 in->target, MAX_STACK);
             use.at[a] = 0;
             axis[naxis++] = a;
         }
@@ -326,9 +332,10 @@ static int collect(struct apply *ap, struct ckpt_instance *in, uint32_t side, ui
     return 0;
 }
 
-/* One side: the spelling that is there. *missing keeps the first name that was looked for in vain. */
-static int collect_side(struct apply *ap, struct ckpt_instance *in, uint32_t side, enum presence *ret,
-                        char **missing)
+/* One side: the spelling that is there. *missing keeps the first name that was looked for in vain.
+ */
+static int collect_side(struct apply *ap, struct ckpt_instance *in, uint32_t side,
+                        enum presence *ret, char **missing)
 {
     const size_t base = in->use.len;
     size_t keep = base;
@@ -344,8 +351,9 @@ static int collect_side(struct apply *ap, struct ckpt_instance *in, uint32_t sid
             *missing = ckpt_steal(&lost);
         }
         if (p == PRESENT && *ret == PRESENT)
-            return ckpt_fail(ap->err, CKPT_CONFLICT, "'%s' has two sources: '%s' and '%s'", in->target,
-                             in->use.ptr[base].tensor->name, in->use.ptr[keep].tensor->name);
+            return ckpt_fail(ap->err, CKPT_CONFLICT, "'%s' has two sources: '%s' and '%s'",
+                             in->target, in->use.ptr[base].tensor->name,
+                             in->use.ptr[keep].tensor->name);
         if (p == PRESENT)
             keep = in->use.len;
         in->use.len = keep;
@@ -354,7 +362,8 @@ static int collect_side(struct apply *ap, struct ckpt_instance *in, uint32_t sid
     return 0;
 }
 
-static int collect_all(struct apply *ap, struct ckpt_instance *in, enum presence *ret, char **missing)
+static int collect_all(struct apply *ap, struct ckpt_instance *in, enum presence *ret,
+                       char **missing)
 {
     uint32_t present = 0, absent = 0;
 
@@ -375,12 +384,10 @@ struct resolution {
     char *missing; /* the caller frees it; NULL if no rule speaks of the target */
 };
 
-static void resolution_release(struct resolution *r)
-{
-    free(r->missing);
-}
+static void resolution_release(struct resolution *r) { free(r->missing); }
 
-/* Find the rule that delivers ap->name; ap->in becomes its instance. `all`: also rules whose condition is false. */
+/* Find the rule that delivers ap->name; ap->in becomes its instance. `all`: also rules whose
+ * condition is false. */
 static int resolve(struct apply *ap, bool all, struct resolution *ret)
 {
     const char *name = ckpt_str_get(&ap->name);
@@ -406,7 +413,8 @@ static int resolve(struct apply *ap, bool all, struct resolution *ret)
             return -1;
         if (p == PRESENT && ret->presence == PRESENT && !all)
             return ckpt_fail(ap->err, CKPT_CONFLICT, "two rules give '%s': %s and %s", name,
-                             ap->recipe->rules.ptr[ap->targets.entry.ptr[winner].rule].where, in->rule->where);
+                             ap->recipe->rules.ptr[ap->targets.entry.ptr[winner].rule].where,
+                             in->rule->where);
         if (p > ret->presence || (p == PRESENT && all)) {
             ret->presence = p;
             winner = e;
@@ -454,7 +462,9 @@ static int check_shape(struct apply *ap, const struct ckpt_item *it, const struc
     uint32_t var;
 
     if (it->shape.ndim != rank)
-        return ckpt_fail(ap->err, CKPT_CONFLICT, "'%s' has the shape %s, the model has %" PRIu32 " dimensions there (from '%s')",
+        return ckpt_fail(ap->err, CKPT_CONFLICT,
+                         "'%s' has the shape %s, the model has %" PRIu32
+                         " dimensions there (from '%s')",
                          ckpt_str_get(&ap->name), ckpt_shape_text(dim, rank, shape, sizeof shape),
                          it->shape.ndim, ap->in.use.ptr[0].tensor->name);
     for (uint32_t d = 0; d < rank; d++) {
@@ -462,11 +472,14 @@ static int check_shape(struct apply *ap, const struct ckpt_item *it, const struc
         case CKPT_SIZE_KNOWN:
             break;
         case CKPT_SIZE_OVERFLOW:
-            return ckpt_fail(ap->err, CKPT_LIMIT, "the size of '%s' overflows", ckpt_str_get(&ap->name));
+            return ckpt_fail(ap->err, CKPT_LIMIT, "the size of '%s' overflows",
+                             ckpt_str_get(&ap->name));
         case CKPT_SIZE_UNKNOWN:
-            return ckpt_fail(ap->err, CKPT_MISSING, "'%s': dimension %" PRIu32 ": '%s' is no whole number or not known%s",
-                             ckpt_str_get(&ap->name), d, it->scope->var[var].name,
-                             ckpt_settings_hint(&ap->set, it->scope->var[var].name, hint, sizeof hint));
+            return ckpt_fail(
+                ap->err, CKPT_MISSING,
+                "'%s': dimension %" PRIu32 ": '%s' is no whole number or not known%s",
+                ckpt_str_get(&ap->name), d, it->scope->var[var].name,
+                ckpt_settings_hint(&ap->set, it->scope->var[var].name, hint, sizeof hint));
         }
         if (want == dim[d])
             continue;
@@ -474,8 +487,10 @@ static int check_shape(struct apply *ap, const struct ckpt_item *it, const struc
             if (it->shape.dim[d].kind == CKPT_FACTOR_AXIS && it->shape.dim[d].axis == a)
                 (void)ckpt_settings_hint(&ap->set, it->scope->axis[a].name, hint, sizeof hint);
         return ckpt_fail(ap->err, CKPT_CONFLICT,
-                         "dimension %" PRIu32 " of '%s' is %" PRIu64 " in the checkpoint ('%s'), but the config makes it %" PRIu64 "%s",
-                         d, ckpt_str_get(&ap->name), dim[d], ap->in.use.ptr[0].tensor->name, want, hint);
+                         "dimension %" PRIu32 " of '%s' is %" PRIu64
+                         " in the checkpoint ('%s'), but the config makes it %" PRIu64 "%s",
+                         d, ckpt_str_get(&ap->name), dim[d], ap->in.use.ptr[0].tensor->name, want,
+                         hint);
     }
     return 0;
 }
@@ -487,10 +502,13 @@ static int check_dtypes(struct apply *ap)
     for (size_t i = 0; i < in->use.len; i++) {
         const struct ckpt_tensor *t = in->use.ptr[i].tensor, *first = in->use.ptr[0].tensor;
         if (t->value)
-            return ckpt_fail(ap->err, CKPT_UNSUPPORTED, "'%s' is a computed tensor: it can't be mapped", t->name);
+            return ckpt_fail(ap->err, CKPT_UNSUPPORTED,
+                             "'%s' is a computed tensor: it can't be mapped", t->name);
         if (t->dtype != first->dtype)
-            return ckpt_fail(ap->err, CKPT_CONFLICT, "'%s' is made of tensors of different types: '%s' is %s, '%s' is %s",
-                             in->target, first->name, ckpt_dtype_name(first->dtype), t->name, ckpt_dtype_name(t->dtype));
+            return ckpt_fail(ap->err, CKPT_CONFLICT,
+                             "'%s' is made of tensors of different types: '%s' is %s, '%s' is %s",
+                             in->target, first->name, ckpt_dtype_name(first->dtype), t->name,
+                             ckpt_dtype_name(t->dtype));
     }
     return 0;
 }
@@ -511,11 +529,13 @@ static int explain(struct apply *ap)
         const char *pattern = s->text + ckpt_name_extent(s->text);
         while (*pattern == ' ' || *pattern == '\t')
             pattern++;
-        (void)json_array_append_new(sources, json_pack("{s:s, s:s}", "tensor", in->use.ptr[i].tensor->name,
-                                                       "pattern", *pattern ? pattern : "..."));
+        (void)json_array_append_new(sources,
+                                    json_pack("{s:s, s:s}", "tensor", in->use.ptr[i].tensor->name,
+                                              "pattern", *pattern ? pattern : "..."));
     }
-    ap->explanation = json_pack("{s:s, s:s, s:s, s:o}", "recipe", ap->recipe->name, "rule", in->rule->where,
-                                "target", in->rule->to[in->side].text, "sources", sources);
+    ap->explanation =
+        json_pack("{s:s, s:s, s:s, s:o}", "recipe", ap->recipe->name, "rule", in->rule->where,
+                  "target", in->rule->to[in->side].text, "sources", sources);
     return ap->explanation ? 0 : ckpt_nomem(ap->err);
 }
 
@@ -530,13 +550,14 @@ static int add_target(struct apply *ap, const struct ckpt_item *it, const struct
         return -1;
     ap->drafts.len = 0;
     if (ckpt_instance_solve(&ap->in, &ap->set, ap->err) < 0 || check_dtypes(ap) < 0 ||
-        ckpt_instance_shape(&ap->in, dim, &rank, ap->err) < 0 || check_shape(ap, it, sizes, dim, rank) < 0 ||
+        ckpt_instance_shape(&ap->in, dim, &rank, ap->err) < 0 ||
+        check_shape(ap, it, sizes, dim, rank) < 0 ||
         ckpt_instance_lower(&ap->in, dim, rank, &ap->drafts, ap->err) < 0)
         return ckpt_err_in(ap->err, "%s", ap->in.rule->where);
     if (ap->ntarget++ == MAX_TARGETS)
         return ckpt_fail(ap->err, CKPT_LIMIT, "more than %d tensors", MAX_TARGETS);
-    if (ckpt_catalog_add(ap->cat, ckpt_str_get(&ap->name), ap->in.use.ptr[0].tensor->dtype, dim, rank, &index,
-                         ap->err) < 0)
+    if (ckpt_catalog_add(ap->cat, ckpt_str_get(&ap->name), ap->in.use.ptr[0].tensor->dtype, dim,
+                         rank, &index, ap->err) < 0)
         return -1;
     ap->cat->tensors.ptr[index].block = ap->block;
     return ckpt_catalog_set_pieces(ap->cat, index, ap->drafts.ptr, ap->drafts.len, ap->err);
@@ -545,9 +566,11 @@ static int add_target(struct apply *ap, const struct ckpt_item *it, const struct
 static int missing_error(struct apply *ap, const struct resolution *r)
 {
     if (!r->missing)
-        return ckpt_fail(ap->err, CKPT_MISSING, "the model needs '%s', of which no rule of %s speaks", ckpt_str_get(&ap->name),
-                         ap->recipe->name);
-    return ckpt_fail(ap->err, CKPT_MISSING, "the model needs '%s', but the checkpoint has no tensor '%s'",
+        return ckpt_fail(ap->err, CKPT_MISSING,
+                         "the model needs '%s', of which no rule of %s speaks",
+                         ckpt_str_get(&ap->name), ap->recipe->name);
+    return ckpt_fail(ap->err, CKPT_MISSING,
+                     "the model needs '%s', but the checkpoint has no tensor '%s'",
                      ckpt_str_get(&ap->name), r->missing);
 }
 
@@ -633,7 +656,8 @@ static int probe_tensor(struct apply *ap, const struct ckpt_item *it, struct tal
     return 0;
 }
 
-/* The list of an 'either' that fits; SIZE_MAX if none does, *ret_best is the one nearest to it then. */
+/* The list of an 'either' that fits; SIZE_MAX if none does, *ret_best is the one nearest to it
+ * then. */
 static int fitting_list(struct apply *ap, const struct ckpt_item *it, size_t *ret, size_t *ret_best)
 {
     size_t best_have = 0;
@@ -645,7 +669,8 @@ static int fitting_list(struct apply *ap, const struct ckpt_item *it, size_t *re
         if (probe(ap, &it->list[i], &t) < 0)
             return -1;
         if (t.have == t.need && *ret != SIZE_MAX)
-            return ckpt_fail(ap->err, CKPT_CONFLICT, "%s: the checkpoint fits several choices of the model file",
+            return ckpt_fail(ap->err, CKPT_CONFLICT,
+                             "%s: the checkpoint fits several choices of the model file",
                              ap->recipe->name);
         if (t.have == t.need)
             *ret = i;
@@ -722,7 +747,8 @@ static int walk_tensor(struct apply *ap, const struct ckpt_item *it, enum pass p
         return 0;
     if (!ap->opt->allow_partial || !r.missing)
         return missing_error(ap, &r);
-    ckpt_catalog_warn(ap->cat, "'%s' is left out: the checkpoint has no tensor '%s'", ckpt_str_get(&ap->name), r.missing);
+    ckpt_catalog_warn(ap->cat, "'%s' is left out: the checkpoint has no tensor '%s'",
+                      ckpt_str_get(&ap->name), r.missing);
     return 0;
 }
 
@@ -796,12 +822,13 @@ static int start_catalog(struct apply *ap)
             return -1;
     json_decref(ap->cat->about);
     ap->cat->about = json_deep_copy(ap->src->about);
-    json_array_foreach(ap->src->warnings, i, line) if (json_array_append(ap->cat->warnings, line) < 0)
-        return ckpt_nomem(ap->err);
+    json_array_foreach(ap->src->warnings, i, line) if (json_array_append(ap->cat->warnings, line) <
+                                                       0) return ckpt_nomem(ap->err);
     return ap->cat->about ? 0 : ckpt_nomem(ap->err);
 }
 
-/* Tensors that nobody asked for may be a part of the model that the recipe does not know: say so. */
+/* Tensors that nobody asked for may be a part of the model that the recipe does not know: say so.
+ */
 static void warn_unused(struct apply *ap)
 {
     struct ckpt_str names = {0};
@@ -809,10 +836,11 @@ static void warn_unused(struct apply *ap)
 
     for (size_t i = 0; i < ap->src->tensors.len; i++)
         if (!ap->used[i] && n++ < MAX_SHOWN_UNUSED)
-            ckpt_str_printf(&names, "%s'%.200s'", names.len ? ", " : "", ap->src->tensors.ptr[i].name);
+            ckpt_str_printf(&names, "%s'%.200s'", names.len ? ", " : "",
+                            ap->src->tensors.ptr[i].name);
     if (n > 0)
-        ckpt_catalog_warn(ap->cat, "%zu tensors of the checkpoint are not part of the model: %s%s", n,
-                          ckpt_str_get(&names), n > MAX_SHOWN_UNUSED ? " ..." : "");
+        ckpt_catalog_warn(ap->cat, "%zu tensors of the checkpoint are not part of the model: %s%s",
+                          n, ckpt_str_get(&names), n > MAX_SHOWN_UNUSED ? " ..." : "");
     ckpt_str_release(&names);
 }
 
@@ -836,7 +864,8 @@ static void apply_release(struct apply *ap)
 
 static int run(struct apply *ap, const struct ckpt_recipes *set)
 {
-    if (ckpt_recipes_choose(set, ap->src, ap->opt, &ap->recipe, ap->err) < 0 || start_catalog(ap) < 0 ||
+    if (ckpt_recipes_choose(set, ap->src, ap->opt, &ap->recipe, ap->err) < 0 ||
+        start_catalog(ap) < 0 ||
         ckpt_settings_init(&ap->set, ap->recipe, ap->src, ap->opt, ap->cat, ap->err) < 0)
         return -1;
     ap->used = calloc(ap->src->tensors.len + 1, sizeof *ap->used);

@@ -40,8 +40,20 @@ enum op {
     OP_CALL,
 };
 
-enum call { CALL_SHAPE, CALL_DTYPE, CALL_LAYERS, CALL_HAS, CALL_FLOAT, CALL_INT, CALL_KNOWN, CALL_DEFAULT,
-            CALL_IF, CALL_EACH, CALL_WHERE, CALL_LEN };
+enum call {
+    CALL_SHAPE,
+    CALL_DTYPE,
+    CALL_LAYERS,
+    CALL_HAS,
+    CALL_FLOAT,
+    CALL_INT,
+    CALL_KNOWN,
+    CALL_DEFAULT,
+    CALL_IF,
+    CALL_EACH,
+    CALL_WHERE,
+    CALL_LEN
+};
 
 /* What an argument is: an expression, a tensor name, or the word that a list's index is called. */
 static const struct builtin {
@@ -110,7 +122,8 @@ static struct ckpt_expr *node(struct parser *p, enum op op)
     return e;
 }
 
-static struct ckpt_expr *binary(struct parser *p, enum op op, struct ckpt_expr *a, struct ckpt_expr *b)
+static struct ckpt_expr *binary(struct parser *p, enum op op, struct ckpt_expr *a,
+                                struct ckpt_expr *b)
 {
     struct ckpt_expr *e = a && b ? node(p, op) : NULL;
 
@@ -150,7 +163,8 @@ static struct ckpt_expr *parse_number(struct parser *p)
     bool real = false;
     char buf[64], *end;
 
-    for (; isalnum((unsigned char)s[n]) || s[n] == '.' || ((s[n] == '-' || s[n] == '+') && n > 0 && s[n - 1] == 'e');
+    for (; isalnum((unsigned char)s[n]) || s[n] == '.' ||
+           ((s[n] == '-' || s[n] == '+') && n > 0 && s[n - 1] == 'e');
          n++)
         real |= s[n] == '.' || s[n] == 'e';
     if (n >= sizeof buf)
@@ -223,7 +237,8 @@ static int parse_args(struct parser *p, struct ckpt_expr *e, const struct builti
 
     do {
         if (given == b->max)
-            return ckpt_text_fail(&p->t, p->i, p->err, "%s() takes at most %d arguments", b->name, b->max);
+            return ckpt_text_fail(&p->t, p->i, p->err, "%s() takes at most %d arguments", b->name,
+                                  b->max);
         if (given == 0 && b->takes_name) {
             if (parse_name_arg(p, e) < 0)
                 return -1;
@@ -362,7 +377,8 @@ static struct ckpt_expr *parse_comparison(struct parser *p)
     static const struct {
         const char *sign;
         enum op op;
-    } signs[] = {{"!=", OP_NE}, {"<=", OP_LE}, {">=", OP_GE}, {"=", OP_EQ}, {"<", OP_LT}, {">", OP_GT}};
+    } signs[] = {{"!=", OP_NE}, {"<=", OP_LE}, {">=", OP_GE},
+                 {"=", OP_EQ},  {"<", OP_LT},  {">", OP_GT}};
     struct ckpt_expr *e = parse_sum(p);
 
     if (!e)
@@ -411,7 +427,8 @@ static struct ckpt_expr *parse_or(struct parser *p)
     return e;
 }
 
-/* Left-leaning chains (a + a + a ...) are as deep as they are long: bound what eval will recurse into. */
+/* Left-leaning chains (a + a + a ...) are as deep as they are long: bound what eval will recurse
+ * into. */
 enum { MAX_TEXT = 4096 };
 
 int ckpt_expr_parse(struct ckpt_arena *arena, const char *what, const char *text,
@@ -420,7 +437,8 @@ int ckpt_expr_parse(struct ckpt_arena *arena, const char *what, const char *text
     struct parser p = {.arena = arena, .t = {what, text, text, NULL}, .err = err};
 
     if (strlen(text) > MAX_TEXT)
-        return ckpt_fail(err, CKPT_LIMIT, "%s: an expression of more than %d bytes", what, MAX_TEXT);
+        return ckpt_fail(err, CKPT_LIMIT, "%s: an expression of more than %d bytes", what,
+                         MAX_TEXT);
     struct ckpt_expr *e = parse_or(&p);
     if (!e)
         return -1;
@@ -438,10 +456,7 @@ void ckpt_expr_keys(const struct ckpt_expr *e, void (*fn)(void *ctx, const char 
         ckpt_expr_keys(e->op == OP_CALL ? e->args[i] : e->arg[i], fn, ctx);
 }
 
-const char *ckpt_expr_key(const struct ckpt_expr *e)
-{
-    return e->op == OP_KEY ? e->text : NULL;
-}
+const char *ckpt_expr_key(const struct ckpt_expr *e) { return e->op == OP_KEY ? e->text : NULL; }
 
 /* ---- evaluation ---- */
 
@@ -590,9 +605,7 @@ static json_t *eval_in(const json_t *a, const json_t *list)
 
     if (!json_is_array(list))
         return NULL;
-    json_array_foreach(list, i, v)
-        if (equal(a, v))
-            return json_true();
+    json_array_foreach(list, i, v) if (equal(a, v)) return json_true();
     return json_false();
 }
 
@@ -621,7 +634,8 @@ static json_t *eval_logic(struct eval *ev, const struct ckpt_expr *e)
     return truth_value(a == CKPT_UNKNOWN ? a : b);
 }
 
-static bool any_match(const struct ckpt_expr *e, const char *name, uint64_t value[CKPT_NAME_NUMBERS])
+static bool any_match(const struct ckpt_expr *e, const char *name,
+                      uint64_t value[CKPT_NAME_NUMBERS])
 {
     size_t len = strlen(name);
 
@@ -685,7 +699,8 @@ static json_t *eval_shape(struct eval *ev, const struct ckpt_expr *e)
     if (!t || !json_is_integer(d))
         return NULL;
     json_int_t i = json_integer_value(d);
-    return i >= 0 && i < t->rank && t->dim[i] <= INT64_MAX ? json_integer((json_int_t)t->dim[i]) : NULL;
+    return i >= 0 && i < t->rank && t->dim[i] <= INT64_MAX ? json_integer((json_int_t)t->dim[i])
+                                                           : NULL;
 }
 
 /* each(i, n, e): the values of e. where(i, n, e): the i for which e is true. Unknown if any is. */
