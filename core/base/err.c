@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/str.h"
+
 static const char *const code_names[] = {
     [CKPT_OK] = "ok",
     [CKPT_IO] = "io",
@@ -31,29 +33,13 @@ const char *ckpt_code_name(enum ckpt_code code)
     return code_names[code];
 }
 
-/* Length of the well-formed UTF-8 sequence at s (0 if it is not one). Overlong forms and surrogates
- * are malformed. */
-static size_t utf8_len(const unsigned char *s)
-{
-    size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : s[0] >= 0xe0 ? 3 : 2;
-    if (s[0] >= 0xf5 || (s[0] >= 0x80 && s[0] < 0xc2))
-        return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) ||
-        (s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] > 0x8f))
-        return 0;
-    return n;
-}
-
 /* Copy src into dst so that the result is one printable line; an end that does not fit becomes
  * "...". */
 static void copy_printable(char *dst, size_t cap, const char *src)
 {
     size_t len = 0;
     for (const unsigned char *s = (const unsigned char *)src; *s;) {
-        size_t n = utf8_len(s);
+        size_t n = ckpt_utf8_len((const char *)s);
         bool plain = n > 0 && *s >= 0x20 && *s != 0x7f;
         if (len + (plain ? n : 4) + 4 > cap) {
             memcpy(dst + len, "...", 3);

@@ -93,20 +93,23 @@ static unsigned utf8_next(const unsigned char **p)
 }
 
 /* json.dumps' default: ASCII only, \uxxxx in lower case. jansson strings are valid UTF-8. */
-static void put_string(struct ckpt_str *s, const char *text)
+void ckpt_json_put_string(struct ckpt_str *s, const char *text)
 {
     static const char short_escape[] = "\"\\\b\f\n\r\t", letter[] = "\"\\bfnrt";
 
     ckpt_str_putc(s, '"');
     for (const unsigned char *p = (const unsigned char *)text; *p;) {
+        size_t plain = 0;
+        while (p[plain] >= 0x20 && p[plain] < 0x7f && p[plain] != '"' && p[plain] != '\\')
+            plain++;
+        ckpt_str_append(s, (const char *)p, plain);
+        p += plain;
+        if (!*p)
+            break;
         unsigned c = utf8_next(&p);
         const char *esc = c < 0x80 ? strchr(short_escape, (int)c) : NULL;
         if (esc)
             ckpt_str_printf(s, "\\%c", letter[esc - short_escape]);
-        else if (c >= 0x20 && c < 0x7f)
-            ckpt_str_putc(s, (char)c);
-        else if (c == 0x7f)
-            ckpt_str_putc(s, 0x7f);
         else if (c < 0x10000)
             ckpt_str_printf(s, "\\u%04x", c);
         else
@@ -139,7 +142,7 @@ static void put_member(struct dump *d, const char *key, const json_t *value, boo
     if (!first)
         ckpt_str_putc(&d->out, ',');
     newline(d, depth);
-    put_string(&d->out, key);
+    ckpt_json_put_string(&d->out, key);
     ckpt_str_puts(&d->out, d->pretty ? ": " : ":");
     put(d, value, depth);
 }
@@ -193,7 +196,7 @@ static void put(struct dump *d, const json_t *j, int depth)
         put_array(d, j, depth);
         break;
     case JSON_STRING:
-        put_string(&d->out, json_string_value(j));
+        ckpt_json_put_string(&d->out, json_string_value(j));
         break;
     case JSON_INTEGER:
         ckpt_str_printf(&d->out, "%" JSON_INTEGER_FORMAT, json_integer_value(j));

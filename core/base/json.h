@@ -32,6 +32,10 @@ enum ckpt_json_style {
 int ckpt_json_dump(const json_t *j, enum ckpt_json_style style, bool sort_keys, char **ret_text,
                    size_t *ret_len, struct ckpt_err *err);
 
+/* Append a string (valid UTF-8) as json.dumps writes it: quoted, ASCII only. */
+struct ckpt_str;
+void ckpt_json_put_string(struct ckpt_str *out, const char *text);
+
 /* A member by dotted path ("model.model_config"); NULL if any step is absent or not an object. JSON
  * null is returned as such. */
 json_t *ckpt_json_at(const json_t *j, const char *path);

@@ -169,3 +169,40 @@ int ckpt_natural_cmp(const char *a, const char *b)
         return (unsigned char)*p < (unsigned char)*q ? -1 : 1;
     return strcmp(a, b);
 }
+
+size_t ckpt_utf8_len(const char *text)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : s[0] >= 0xe0 ? 3 : 2;
+    if (s[0] >= 0xf5 || (s[0] >= 0x80 && s[0] < 0xc2))
+        return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80)
+            return 0;
+    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) ||
+        (s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] > 0x8f))
+        return 0;
+    return n;
+}
+
+bool ckpt_utf8_ok(const char *s)
+{
+    while (*s) {
+        size_t n = (unsigned char)*s < 0x80 ? 1 : ckpt_utf8_len(s);
+        if (n == 0)
+            return false;
+        s += n;
+    }
+    return true;
+}
+
+void ckpt_str_put_u64(struct ckpt_str *s, unsigned long long value)
+{
+    char digits[24];
+    size_t at = sizeof digits;
+
+    do
+        digits[--at] = (char)('0' + value % 10);
+    while (value /= 10);
+    ckpt_str_append(s, digits + at, sizeof digits - at);
+}

@@ -23,6 +23,9 @@ void ckpt_str_putc(struct ckpt_str *s, char c);
 void ckpt_str_printf(struct ckpt_str *s, const char *fmt, ...) CKPT_PRINTF(2, 3);
 void ckpt_str_clear(struct ckpt_str *s);
 
+/* Append in decimal; many times faster than printf. */
+void ckpt_str_put_u64(struct ckpt_str *s, unsigned long long value);
+
 /* The text so far, "" when empty; valid until the next change. */
 const char *ckpt_str_get(const struct ckpt_str *s);
 
@@ -32,6 +35,13 @@ int ckpt_str_steal(struct ckpt_str *s, char **ret_text, struct ckpt_err *err);
 
 /* A malloc'ed formatted string, or NULL. */
 char *ckpt_asprintf(const char *fmt, ...) CKPT_PRINTF(1, 2);
+
+/* Length of the well-formed UTF-8 sequence at s (0 if it is not one). Overlong forms and surrogates
+ * are malformed. */
+size_t ckpt_utf8_len(const char *s);
+
+/* Is the whole string well-formed UTF-8? */
+bool ckpt_utf8_ok(const char *s);
 
 bool ckpt_has_prefix(const char *s, const char *prefix);
 bool ckpt_has_suffix(const char *s, const char *suffix);

@@ -40,6 +40,11 @@ struct ckpt_reader {
      * none. */
     char *(*latest)(struct ckpt_dir *run);
 
+    /* Is the save in this directory, named `name` in its folder, finished? `latest` is what the
+     * pointer file says, or NULL. Names and at most a small file, as probe. NULL: a checkpoint that
+     * can be recognised is finished. */
+    bool (*finished)(struct ckpt_dir *dir, const char *name, const char *latest);
+
     /* Files of the checkpoint that a Hugging Face directory has too (tokenizer.json ...) may lie in
      * this subdirectory ("" = the checkpoint itself). NULL: there are none. */
     const char *side_files;

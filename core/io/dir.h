@@ -42,9 +42,14 @@ void ckpt_dir_unrefp(struct ckpt_dir **dir);
  * long as dir. */
 const char *ckpt_dir_path(const struct ckpt_dir *dir);
 
+/* A copy of `name` that lives as long as the directory of ckpt_dir_open; equal names share one.
+ * NULL: no memory. Safe from many threads. */
+const char *ckpt_dir_intern(struct ckpt_dir *dir, const char *name);
+
 /* What identifies a file's content while we hold it: compared before every reply. */
 struct ckpt_file_id {
-    uint64_t dev, ino, size;
+    uint64_t inode; /* device and inode number, folded: only good for comparing */
+    uint64_t size;
     int64_t mtime_ns, ctime_ns;
 };
 
@@ -52,6 +57,9 @@ bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b)
 
 /* fstat of a descriptor. *ret_unlinked (may be NULL): no name leads to the file any more. */
 int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err);
+
+/* The identity of whatever `name` is, "." for the directory itself; false if it is not there. */
+bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret);
 
 /* Open a regular file for reading (close-on-exec); *ret_fd is the caller's. */
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,

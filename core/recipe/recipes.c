@@ -95,7 +95,7 @@ static int find_family(struct ckpt_recipes *set, struct beside *b, const char *m
 static int add_family(struct ckpt_recipes *set, struct beside *b, struct ckpt_recipe *r,
                       struct ckpt_err *err)
 {
-    const struct ckpt_family *f;
+    const struct ckpt_family *f = NULL;
     struct ckpt_family *own;
 
     if (!r->model && !r->inline_model)

@@ -172,9 +172,9 @@ static int read_stored(const struct ckpt_catalog *cat, const struct ckpt_tensor 
         result = read_piece(&r, &t->piece[i], err);
     if (result == 0)
         result = ckpt_batch_finish(&batch, err);
-    if (rd) {
-        atomic_fetch_add_explicit(&rd->stats.source_reads, batch.nread, memory_order_relaxed);
-        atomic_fetch_add_explicit(&rd->stats.source_bytes, batch.nbyte, memory_order_relaxed);
+    if (rd && rd->stats) {
+        atomic_fetch_add_explicit(&rd->stats->source_reads, batch.nread, memory_order_relaxed);
+        atomic_fetch_add_explicit(&rd->stats->source_bytes, batch.nbyte, memory_order_relaxed);
     }
     ckpt_batch_release(&batch);
     return result < 0 ? ckpt_err_in(err, "tensor '%s'", t->name) : 0;
@@ -232,8 +232,9 @@ static int read_slabs(const struct ckpt_catalog *cat, const struct ckpt_tensor *
         uint64_t slab = lo / c.slab_numel, begin = slab * c.slab_numel;
         uint64_t end = ckpt_min_u64(begin + c.slab_numel, t->numel);
         uint64_t upto = ckpt_min_u64(hi, end);
-        if (ckpt_slabs_read(rd->slabs, t, slab, (size_t)(end - begin) * esize, fill_slab, &c, buf,
-                            (size_t)(upto - lo) * esize, (size_t)(lo - begin) * esize, err) < 0)
+        if (ckpt_slabs_read(rd->slabs, rd, t, slab, (size_t)(end - begin) * esize, fill_slab, &c,
+                            buf, (size_t)(upto - lo) * esize, (size_t)(lo - begin) * esize,
+                            err) < 0)
             return -1;
         buf += (upto - lo) * esize;
         lo = upto;
@@ -278,9 +279,9 @@ int ckpt_tensor_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *
     unsigned char *at = buf;
 
     assert(ckpt_range_ok(off, len, ckpt_tensor_nbytes(t)));
-    if (rd) {
-        atomic_fetch_add_explicit(&rd->stats.requests, 1, memory_order_relaxed);
-        atomic_fetch_add_explicit(&rd->stats.bytes, len, memory_order_relaxed);
+    if (rd && rd->stats) {
+        atomic_fetch_add_explicit(&rd->stats->requests, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&rd->stats->bytes, len, memory_order_relaxed);
     }
     if (off % esize && len) {
         size_t n = (size_t)ckpt_min_u64(len, esize - off % esize);

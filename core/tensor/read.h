@@ -19,10 +19,11 @@ struct ckpt_read_stats {
     atomic_ullong source_bytes; /* bytes read from sources, gaps included */
 };
 
-/* Shared by all readers of a view. */
+/* Shared by all readers of a view; its address is the view's group of slabs. Both may be NULL, and
+ * belong to somebody who outlives it. */
 struct ckpt_reading {
-    struct ckpt_slabs *slabs; /* cache of transposed and computed spans; NULL: none is kept */
-    struct ckpt_read_stats stats;
+    struct ckpt_slabs *slabs; /* cache of transposed spans; NULL: none is kept */
+    struct ckpt_read_stats *stats;
 };
 
 /* Read bytes [off, off+len) of the tensor in row-major order into buf. The range must lie inside

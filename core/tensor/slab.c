@@ -11,7 +11,7 @@
 
 struct slab {
     struct slab *prev, *next; /* most recently used first */
-    const void *owner;
+    const void *group, *owner;
     uint64_t number;
     size_t len;
     unsigned users; /* readers and the filler; > 0 is not evicted */
@@ -89,21 +89,24 @@ static void evict(struct ckpt_slabs *c)
     }
 }
 
-static struct slab *find(struct ckpt_slabs *c, const void *owner, uint64_t number)
+static struct slab *find(struct ckpt_slabs *c, const void *group, const void *owner,
+                         uint64_t number)
 {
     for (struct slab *s = c->list.next; s != &c->list; s = s->next)
-        if (s->owner == owner && s->number == number && s->state != FAILED)
+        if (s->group == group && s->owner == owner && s->number == number && s->state != FAILED)
             return s;
     return NULL;
 }
 
 /* A new slab, being filled by the caller; NULL if there is no memory. The bytes come when the lock
  * is not held. */
-static struct slab *begin(struct ckpt_slabs *c, const void *owner, uint64_t number, size_t len)
+static struct slab *begin(struct ckpt_slabs *c, const void *group, const void *owner,
+                          uint64_t number, size_t len)
 {
     struct slab *s = calloc(1, sizeof *s);
 
     if (s) {
+        s->group = group;
         s->owner = owner;
         s->number = number;
         s->len = len;
@@ -127,21 +130,21 @@ static int fill_new(struct ckpt_slabs *c, struct slab *s, ckpt_slab_fill *fill, 
     return result;
 }
 
-int ckpt_slabs_read(struct ckpt_slabs *slabs, const void *owner, uint64_t slab, size_t slab_len,
-                    ckpt_slab_fill *fill, void *ctx, void *buf, size_t len, size_t off,
-                    struct ckpt_err *err)
+int ckpt_slabs_read(struct ckpt_slabs *slabs, const void *group, const void *owner, uint64_t slab,
+                    size_t slab_len, ckpt_slab_fill *fill, void *ctx, void *buf, size_t len,
+                    size_t off, struct ckpt_err *err)
 {
     int result = 0;
 
     (void)pthread_mutex_lock(&slabs->lock);
-    struct slab *s = find(slabs, owner, slab);
+    struct slab *s = find(slabs, group, owner, slab);
     if (s) {
         s->users++;
         unlink_slab(s);
         link_first(slabs, s);
         while (s->state == FILLING)
             (void)pthread_cond_wait(&slabs->filled, &slabs->lock);
-    } else if ((s = begin(slabs, owner, slab, slab_len))) {
+    } else if ((s = begin(slabs, group, owner, slab, slab_len))) {
         (void)fill_new(slabs, s, fill, ctx);
     } else {
         (void)pthread_mutex_unlock(&slabs->lock);
@@ -159,6 +162,17 @@ int ckpt_slabs_read(struct ckpt_slabs *slabs, const void *owner, uint64_t slab, 
     evict(slabs);
     (void)pthread_mutex_unlock(&slabs->lock);
     return result;
+}
+
+void ckpt_slabs_forget(struct ckpt_slabs *slabs, const void *group)
+{
+    (void)pthread_mutex_lock(&slabs->lock);
+    for (struct slab *s = slabs->list.next, *next; s != &slabs->list; s = next) {
+        next = s->next;
+        if (s->group == group)
+            discard(slabs, s);
+    }
+    (void)pthread_mutex_unlock(&slabs->lock);
 }
 
 size_t ckpt_slabs_bytes(struct ckpt_slabs *slabs)

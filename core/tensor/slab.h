@@ -25,9 +25,12 @@ typedef int ckpt_slab_fill(void *ctx, void *buf, size_t len, uint64_t slab, stru
 /* Copy bytes [off, off+len) of slab number `slab` of `owner` (any unique address, e.g. the tensor)
  * into buf; a slab that is not there is made by fill(ctx, ..., slab_len, ...). Safe from many
  * threads; a failed fill is reported to all who waited and not kept. */
-int ckpt_slabs_read(struct ckpt_slabs *slabs, const void *owner, uint64_t slab, size_t slab_len,
-                    ckpt_slab_fill *fill, void *ctx, void *buf, size_t len, size_t off,
-                    struct ckpt_err *err);
+int ckpt_slabs_read(struct ckpt_slabs *slabs, const void *group, const void *owner, uint64_t slab,
+                    size_t slab_len, ckpt_slab_fill *fill, void *ctx, void *buf, size_t len,
+                    size_t off, struct ckpt_err *err);
+
+/* Forget all slabs of a group; nobody may be reading them. */
+void ckpt_slabs_forget(struct ckpt_slabs *slabs, const void *group);
 
 /* Bytes kept now. */
 size_t ckpt_slabs_bytes(struct ckpt_slabs *slabs);

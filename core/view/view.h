@@ -16,13 +16,17 @@
 #include "tensor/catalog.h"
 #include "tensor/read.h"
 
-/* A virtual file is its segments, end to end. Half-open, ascending, without gaps; the last one ends at the file's size. */
+struct ckpt_text;
+
+/* A virtual file is its segments, end to end. Half-open, ascending, without gaps; the last one ends
+ * at the file's size. */
 struct ckpt_segment {
     uint64_t off; /* in the file */
     uint64_t len;
-    enum { CKPT_SEGMENT_MEM, CKPT_SEGMENT_TENSOR, CKPT_SEGMENT_SOURCE } kind;
+    enum { CKPT_SEGMENT_MEM, CKPT_SEGMENT_TEXT, CKPT_SEGMENT_TENSOR, CKPT_SEGMENT_SOURCE } kind;
     union {
         const void *mem;                  /* the view's */
+        const struct ckpt_text *text;     /* written when it is read (view/text.h) */
         const struct ckpt_tensor *tensor; /* all its bytes, from the first on */
         struct ckpt_source *source;       /* its first len bytes */
     };
@@ -50,16 +54,36 @@ struct ckpt_side_file {
 };
 
 struct ckpt_vtree_options {
-    const json_t *config;          /* config.json, complete (dtype too), or NULL: none */
-    const json_t *generation;      /* generation_config.json, or NULL */
-    const json_t *weight_map;      /* of a base's index: {tensor: file}; NULL: split by max_shard_size */
-    uint64_t max_shard_size;       /* bytes; 0: transformers' default */
+    const json_t *config;     /* config.json, complete (dtype too), or NULL: none */
+    const json_t *generation; /* generation_config.json, or NULL */
+    const json_t *weight_map; /* of a base's index: {tensor: file}; NULL: split by max_shard_size */
+    uint64_t max_shard_size;  /* bytes; 0: transformers' default, 50 GB */
+    bool sort;                /* split in the order of names, not the catalogue's (see below) */
     const struct ckpt_side_file *side;
     size_t nside;
     int64_t mtime_ns; /* of the checkpoint */
 };
 
-/* Lay out cat (borrowed: it must outlive the tree) as model.safetensors, or its shards and their index, beside config.json and side files. */
+/* Lay out cat (borrowed: it must outlive the tree) as model.safetensors, or its shards and their
+ * index, beside config.json and side files: byte for byte what `save_pretrained` of transformers 5
+ * writes for a model that has these tensors.
+ *
+ * Split by size: tensors are taken in the catalogue's order, which should be that of the state dict
+ * that transformers saves; after from_pretrained this is the order of names with numbers by value
+ * (lm_head.weight first). `sort` says that the catalogue has no such order and to use that one. A
+ * block (ckpt_tensor.block: neighbours with the same number that is not 0) is one item whose size
+ * is the sum of its tensors; it never spans two files. An item above max_shard_size gets its own
+ * file, numbered before the file being filled, which goes on being filled. (view/shards.h)
+ *
+ * Split by a weight_map: each tensor goes where the map says; tensors that it does not know go into
+ * the last of the files (by name); files without tensors are left out. If it knows none of the
+ * tensors, it is ignored. Blocks do not matter. There is an index unless the only file is
+ * model.safetensors. A catalogue without tensors gives no such file at all. The index's
+ * total_parameters counts every element; transformers leaves persistent buffers out.
+ *
+ * A side file with the path of a generated one is left out, and so is an index of other weights.
+ * Two side files with one path, or a file where another needs a directory, are CONFLICT; a path
+ * that is not plain (absolute, "..", empty components) is FORMAT. */
 int ckpt_vtree_new(const struct ckpt_catalog *cat, const struct ckpt_vtree_options *opt,
                    struct ckpt_vtree **ret, struct ckpt_err *err);
 void ckpt_vtree_free(struct ckpt_vtree *t);
@@ -74,13 +98,16 @@ const struct ckpt_vnode *ckpt_vtree_find(const struct ckpt_vtree *t, const char 
 void ckpt_vtree_place(const struct ckpt_vtree *t, size_t tensor, const struct ckpt_vnode **ret_file,
                       uint64_t *ret_off);
 
-/* Read up to len bytes of a file at off; *ret_len is less than len only at the end of the file (0 at or past it). This is the only clamp
- * in the tree: all bytes asked for that exist are delivered, or it fails. */
+/* Read up to len bytes of a file at off; *ret_len is less than len only at the end of the file (0
+ * at or past it). This is the only clamp in the tree: all bytes asked for that exist are delivered,
+ * or it fails. */
 int ckpt_vfile_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
                      const struct ckpt_vnode *file, void *buf, size_t len, uint64_t off,
                      size_t *ret_len, struct ckpt_err *err);
 
-/* generation_config.json as transformers derives it from a model's config; a new object. */
+/* generation_config.json as transformers derives it from a model's config; a new object. Its
+ * transformers_version is the config's, if that has one: what we say about ourselves must not
+ * change from one of our versions to the next. */
 int ckpt_generation_config(const json_t *config, json_t **ret, struct ckpt_err *err);
 
 #endif

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public face of views: nodes, tensors and facts. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <ckptfs/ckptfs.h>
+
+#include "base/ckd.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "ckpt/reader.h"
+#include "run/checkpoint.h"
+#include "tensor/value.h"
+
+const char *ckpt_version(void) { return CKPT_VERSION; }
+
+/* ---- nodes: struct ckpt_node is the view layer's struct ckpt_vnode ---- */
+
+static const struct ckpt_vnode *vnode(const struct ckpt_node *n)
+{
+    return (const struct ckpt_vnode *)n;
+}
+
+static const struct ckpt_node *node(const struct ckpt_vnode *v)
+{
+    return (const struct ckpt_node *)v;
+}
+
+const struct ckpt_node *ckpt_view_root(const struct ckpt_view *view)
+{
+    return node(ckpt_vtree_root(view->tree));
+}
+
+const struct ckpt_node *ckpt_view_find(const struct ckpt_view *view, const char *path)
+{
+    return node(ckpt_vtree_find(view->tree, path));
+}
+
+const char *ckpt_node_name(const struct ckpt_node *n) { return vnode(n)->name; }
+
+bool ckpt_node_is_dir(const struct ckpt_node *n) { return vnode(n)->kind == CKPT_NODE_DIR; }
+
+uint64_t ckpt_node_size(const struct ckpt_node *n) { return vnode(n)->size; }
+
+int64_t ckpt_node_mtime_ns(const struct ckpt_node *n) { return vnode(n)->mtime_ns; }
+
+size_t ckpt_node_children(const struct ckpt_node *n) { return vnode(n)->nchild; }
+
+const struct ckpt_node *ckpt_node_child(const struct ckpt_node *n, size_t i)
+{
+    return node(vnode(n)->child[i]);
+}
+
+/* The first error of a view is worth a line; the rest of a storm is counted. */
+static int note_failure(struct ckpt_view *view, const struct ckpt_err *err)
+{
+    if (atomic_fetch_add(&view->shared->errors, 1) == 0 || err->code == CKPT_STALE)
+        ckpt_logf(&view->shared->opt->log, CKPT_LOG_ERROR, "%s", err->text);
+    return -1;
+}
+
+int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *file, void *buf, size_t len,
+                    uint64_t off, size_t *ret_len, struct ckpt_err *err)
+{
+    struct ckpt_err own = {0};
+
+    if (ckpt_vfile_pread(view->cat, &view->reading, vnode(file), buf, len, off, ret_len, &own) == 0)
+        return 0;
+    (void)ckpt_err_in(&own, "%s", vnode(file)->name);
+    (void)note_failure(view, &own);
+    return ckpt_fail(err, own.code, "%s", own.text);
+}
+
+/* ---- tensors ---- */
+
+size_t ckpt_view_tensors(const struct ckpt_view *view) { return view->cat->tensors.len; }
+
+void ckpt_view_tensor(const struct ckpt_view *view, size_t i, struct ckpt_tensor_info *ret)
+{
+    const struct ckpt_tensor *t = &view->cat->tensors.ptr[i];
+    const struct ckpt_vnode *file;
+
+    *ret = (struct ckpt_tensor_info){
+        .name = t->name,
+        .dtype = ckpt_dtype_name(t->dtype),
+        .shape = t->dim,
+        .rank = t->rank,
+        .nbytes = ckpt_tensor_nbytes(t),
+    };
+    ckpt_vtree_place(view->tree, i, &file, &ret->file_off);
+    ret->file = node(file);
+}
+
+bool ckpt_view_find_tensor(const struct ckpt_view *view, const char *name, size_t *ret_i)
+{
+    const struct ckpt_tensor *t = ckpt_catalog_find(view->cat, name);
+
+    if (t)
+        *ret_i = (size_t)(t - view->cat->tensors.ptr);
+    return t != NULL;
+}
+
+int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t len, uint64_t off,
+                           struct ckpt_err *err)
+{
+    const struct ckpt_tensor *t = i < view->cat->tensors.len ? &view->cat->tensors.ptr[i] : NULL;
+
+    if (!t || !ckpt_range_ok(off, len, ckpt_tensor_nbytes(t)))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "bytes %" PRIu64 "..%" PRIu64 " are outside of the tensor", off,
+                         off + len);
+    return ckpt_tensor_pread(view->cat, t, &view->reading, buf, len, off, err);
+}
+
+/* ---- facts ---- */
+
+const char *ckpt_view_source(const struct ckpt_view *view) { return view->source; }
+
+uint64_t ckpt_view_generation(const struct ckpt_view *view) { return view->generation; }
+
+static int dump(const json_t *j, char **ret, struct ckpt_err *err)
+{
+    return ckpt_json_dump(j, CKPT_JSON_PYTHON, false, ret, NULL, err);
+}
+
+static size_t count_files(const struct ckpt_vnode *n)
+{
+    size_t count = n->kind == CKPT_NODE_FILE;
+
+    for (size_t i = 0; i < n->nchild; i++)
+        count += count_files(n->child[i]);
+    return count;
+}
+
+static void totals(const struct ckpt_catalog *cat, json_int_t *parameters, json_int_t *bytes,
+                   json_int_t *pieces)
+{
+    *parameters = *bytes = *pieces = 0;
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        *parameters += (json_int_t)cat->tensors.ptr[i].numel;
+        *bytes += (json_int_t)ckpt_tensor_nbytes(&cat->tensors.ptr[i]);
+        *pieces += (json_int_t)cat->tensors.ptr[i].npiece;
+    }
+}
+
+int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *info = json_deep_copy(view->about);
+    json_t *config = view->config, *more;
+    json_int_t parameters, bytes, pieces;
+
+    totals(view->cat, &parameters, &bytes, &pieces);
+    more = json_pack(
+        "{s:s, s:s?, s:O?, s:O?, s:O?, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "source", view->source,
+        "recipe", view->recipe, "model_type", json_object_get(config, "model_type"),
+        "architectures", json_object_get(config, "architectures"), "dtype",
+        json_object_get(config, "dtype"), "tensors", (json_int_t)view->cat->tensors.len,
+        "parameters", parameters, "bytes", bytes, "files",
+        (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files",
+        (json_int_t)view->cat->sources.len, "pieces", pieces, "warnings", view->warnings);
+    if (!info || !more || json_object_update_new(info, more) < 0)
+        return ckpt_nomem(err);
+    return dump(info, ret_json, err);
+}
+
+/* The pieces of a stored tensor, or of what it is computed from. */
+static json_t *piece_list(const struct ckpt_catalog *cat, const struct ckpt_tensor *t)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; list && i < t->npiece; i++) {
+        const struct ckpt_piece *p = &t->piece[i];
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(cat->sources.ptr[p->source]);
+        json_t *axes = json_array();
+        for (uint32_t a = 0; a < p->naxis; a++)
+            (void)json_array_append_new(axes,
+                                        json_pack("{s:I, s:I, s:I}", "n", (json_int_t)p->axis[a].n,
+                                                  "element_stride", (json_int_t)p->axis[a].dst,
+                                                  "byte_stride", (json_int_t)p->axis[a].src));
+        (void)json_array_append_new(list, json_pack("{s:s?, s:I, s:I, s:I, s:o}", "file", name,
+                                                    "offset", (json_int_t)p->src, "element",
+                                                    (json_int_t)p->dst, "elements",
+                                                    (json_int_t)ckpt_piece_numel(p), "axes", axes));
+    }
+    return list;
+}
+
+static int explain_rule(struct ckpt_view *view, const char *tensor, json_t **ret,
+                        struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = view->shared;
+    struct ckpt_reader_options ropt = {
+        .pool = s->pool, .log = &s->opt->log, .allow_partial = s->opt->allow_partial};
+    struct ckpt_recipe_options opt = {
+        .base_config = s->base ? s->base->config : NULL,
+        .overrides = s->opt->overrides,
+        .allow_partial = s->opt->allow_partial,
+    };
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
+    const struct ckpt_reader *reader = ckpt_reader_probe(view->dir, err);
+
+    if (!reader || reader->load(view->dir, &ropt, &src, err) < 0)
+        return -1;
+    return ckpt_recipe_explain(s->recipes, src, &opt, tensor, ret, err);
+}
+
+int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *out = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *rule = NULL;
+    const struct ckpt_tensor *t = ckpt_catalog_find(view->cat, tensor);
+    struct ckpt_tensor_info info;
+    const struct ckpt_catalog *cat = view->cat;
+
+    if (!t)
+        return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", tensor);
+    if (view->recipe && explain_rule(view, tensor, &rule, err) < 0)
+        return -1;
+    ckpt_view_tensor(view, (size_t)(t - cat->tensors.ptr), &info);
+    out = json_pack("{s:s, s:s, s:[], s:s, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,
+                    "shape", "file", ckpt_node_name(info.file), "file_offset",
+                    (json_int_t)info.file_off, "rule", rule);
+    for (uint32_t d = 0; out && d < t->rank; d++)
+        (void)json_array_append_new(json_object_get(out, "shape"),
+                                    json_integer((json_int_t)t->dim[d]));
+    if (out && t->value) {
+        (void)json_object_set_new(out, "computed", json_string(t->value->ops->name));
+        cat = t->value->arg[0].cat;
+        t = t->value->arg[0].tensor;
+        (void)json_object_set_new(out, "stored_dtype", json_string(ckpt_dtype_name(t->dtype)));
+    }
+    if (!out || json_object_set_new(out, "pieces", piece_list(cat, t)) < 0)
+        return ckpt_nomem(err);
+    return dump(out, ret_json, err);
+}

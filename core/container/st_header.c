@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* serde_json's spelling of a safetensors header. */
+#include "container/st_header.h"
+
+#include <string.h>
+
+int ckpt_st_check_name(const char *name, struct ckpt_err *err)
+{
+    if (!ckpt_utf8_ok(name))
+        return ckpt_fail(err, CKPT_FORMAT, "tensor '%s': the name is not UTF-8", name);
+    if (strcmp(name, "__metadata__") == 0)
+        return ckpt_fail(err, CKPT_FORMAT, "a tensor cannot be named '%s' in a safetensors file",
+                         name);
+    return 0;
+}
+
+/* serde_json escapes what it must and nothing else: DEL and non-ASCII stay as they are. */
+static void put_string(struct ckpt_str *out, const char *s)
+{
+    static const char short_escape[] = "\"\\\b\f\n\r\t", letter[] = "\"\\bfnrt";
+
+    ckpt_str_putc(out, '"');
+    while (*s) {
+        size_t plain = 0;
+        while ((unsigned char)s[plain] >= 0x20 && s[plain] != '"' && s[plain] != '\\')
+            plain++;
+        ckpt_str_append(out, s, plain);
+        s += plain;
+        if (!*s)
+            break;
+        const char *esc = strchr(short_escape, *s);
+        if (esc)
+            ckpt_str_printf(out, "\\%c", letter[esc - short_escape]);
+        else
+            ckpt_str_printf(out, "\\u%04x", (unsigned char)*s);
+        s++;
+    }
+    ckpt_str_putc(out, '"');
+}
+
+void ckpt_st_header_begin(struct ckpt_str *out)
+{
+    ckpt_str_puts(out, "{\"__metadata__\":{\"format\":\"pt\"}");
+}
+
+void ckpt_st_header_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, uint64_t off)
+{
+    ckpt_str_putc(out, ',');
+    put_string(out, t->name);
+    ckpt_str_puts(out, ":{\"dtype\":\"");
+    ckpt_str_puts(out, ckpt_dtype_name(t->dtype));
+    ckpt_str_puts(out, "\",\"shape\":[");
+    for (unsigned d = 0; d < t->rank; d++) {
+        if (d)
+            ckpt_str_putc(out, ',');
+        ckpt_str_put_u64(out, t->dim[d]);
+    }
+    ckpt_str_puts(out, "],\"data_offsets\":[");
+    ckpt_str_put_u64(out, off);
+    ckpt_str_putc(out, ',');
+    ckpt_str_put_u64(out, off + ckpt_tensor_nbytes(t));
+    ckpt_str_puts(out, "]}");
+}
+
+void ckpt_st_header_end(struct ckpt_str *out) { ckpt_str_putc(out, '}'); }
+
+size_t ckpt_st_header_bound(const struct ckpt_tensor *t)
+{
+    size_t bound = sizeof ",\"\":{\"dtype\":\"F8_E4M3FNUZ\",\"shape\":[],\"data_offsets\":[,]}";
+
+    for (const char *s = t->name; *s; s++)
+        bound += (unsigned char)*s < 0x20 ? 6 : *s == '"' || *s == '\\' ? 2 : 1;
+    return bound + 21 * ((size_t)t->rank + 2); /* 20 digits and a comma */
+}
+
+size_t ckpt_st_header_pad(uint64_t len) { return (size_t)(-len % 8); }

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing the header of a safetensors file, byte for byte as the official library does
+ * (safetensors/src/tensor.rs, `prepare`):
+ *
+ *     8 bytes: length of the rest, little-endian
+ *     {"__metadata__":{"format":"pt"},"NAME":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},...}
+ *     spaces up to a multiple of 8
+ *
+ * Tensors stand in the order of their data: by type (enum ckpt_dtype, greatest first), then by
+ * name. */
+#ifndef CKPT_CONTAINER_ST_HEADER_H
+#define CKPT_CONTAINER_ST_HEADER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/str.h"
+#include "tensor/catalog.h"
+
+/* The library refuses to read a longer header. */
+#define CKPT_ST_MAX_HEADER 100000000
+
+/* Can a tensor have this name in a safetensors file? FORMAT if it is not UTF-8 or means something
+ * else there. */
+int ckpt_st_check_name(const char *name, struct ckpt_err *err);
+
+/* The text without length and spaces: begin, each tensor with the offset of its data, end. */
+void ckpt_st_header_begin(struct ckpt_str *out);
+void ckpt_st_header_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, uint64_t off);
+void ckpt_st_header_end(struct ckpt_str *out);
+
+/* An upper bound of what ckpt_st_header_tensor writes, in bytes. */
+size_t ckpt_st_header_bound(const struct ckpt_tensor *t);
+
+/* Spaces (0 to 7) that follow a text of len bytes. */
+size_t ckpt_st_header_pad(uint64_t len);
+
+#endif

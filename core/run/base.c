@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finding and reading a base model. */
+#include "run/base.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "ckpt/readers.h"
+
+enum { MAX_CONFIG_BYTES = 16 * 1024 * 1024, MAX_REF_BYTES = 256 };
+
+void ckpt_base_free(struct ckpt_base *base)
+{
+    if (!base)
+        return;
+    ckpt_dir_unref(base->dir);
+    json_decref(base->config);
+    ckpt_catalog_free(base->cat);
+    free(base);
+}
+
+/* huggingface_hub's default places, in its order. */
+static char *hub_cache(void)
+{
+    const char *cache = getenv("HF_HUB_CACHE"), *hf = getenv("HF_HOME");
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+
+    if (cache)
+        return strdup(cache);
+    if (hf)
+        return ckpt_asprintf("%s/hub", hf);
+    if (xdg)
+        return ckpt_asprintf("%s/huggingface/hub", xdg);
+    return ckpt_asprintf("%s/.cache/huggingface/hub", home ? home : "");
+}
+
+/* ORG/NAME -> <cache>/models--ORG--NAME/snapshots/<what refs/main says> */
+static int find_in_hub(const char *name, char **ret_path, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *cache = hub_cache();
+    ckpt_cleanup(ckpt_freep) char *model = NULL;
+    ckpt_cleanup(ckpt_freep) char *rev = NULL;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    const char *slash = strchr(name, '/');
+    size_t len;
+
+    if (!cache)
+        return ckpt_nomem(err);
+    if (!slash || slash == name || !slash[1] || strchr(slash + 1, '/') || name[0] == '.')
+        return ckpt_fail(err, CKPT_MISSING, "base '%s' is no directory", name);
+    model = ckpt_asprintf("%s/models--%.*s--%s", cache, (int)(slash - name), name, slash + 1);
+    if (!model)
+        return ckpt_nomem(err);
+    if (ckpt_dir_open(model, CKPT_LINKS_BENEATH, &dir, err) < 0 ||
+        ckpt_dir_read_file(dir, "refs/main", MAX_REF_BYTES, &rev, &len, err) < 0)
+        return ckpt_err_in(err, "base '%s' is neither a directory nor in the local hub cache",
+                           name);
+    rev[strcspn(rev, " \t\r\n")] = '\0';
+    if (!*rev || strchr(rev, '/'))
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/refs/main' names no snapshot", model);
+    *ret_path = ckpt_asprintf("%s/snapshots/%s", model, rev);
+    return *ret_path ? 0 : ckpt_nomem(err);
+}
+
+static bool is_directory(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static int read_config(struct ckpt_base *b, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    size_t len;
+
+    if (!ckpt_dir_has_file(b->dir, "config.json"))
+        return 0;
+    if (ckpt_dir_read_file(b->dir, "config.json", MAX_CONFIG_BYTES, &text, &len, err) < 0 ||
+        ckpt_json_parse(text, len, "config.json", &b->config, err) < 0)
+        return ckpt_err_in(err, "base '%s'", ckpt_dir_path(b->dir));
+    if (!json_is_object(b->config))
+        return ckpt_fail(err, CKPT_FORMAT, "base '%s': config.json is not a JSON object",
+                         ckpt_dir_path(b->dir));
+    return 0;
+}
+
+int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *pool,
+                   struct ckpt_base **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *path = NULL;
+    struct ckpt_reader_options opt = {.pool = pool};
+    struct ckpt_base *b = calloc(1, sizeof *b);
+    int result;
+
+    if (!b)
+        return ckpt_nomem(err);
+    if (is_directory(name))
+        result = (path = strdup(name)) ? 0 : ckpt_nomem(err);
+    else
+        result = find_in_hub(name, &path, err);
+    if (result == 0)
+        result = ckpt_dir_open(path, links, &b->dir, err);
+    if (result == 0)
+        result = read_config(b, err);
+    if (result == 0 && ckpt_reader_hf.probe(b->dir) != CKPT_NOT_MINE)
+        result = ckpt_reader_hf.load(b->dir, &opt, &b->cat, err);
+    if (result == 0 && !b->config && !b->cat)
+        result =
+            ckpt_fail(err, CKPT_MISSING, "base '%s' has neither config.json nor weights", path);
+    if (result < 0) {
+        ckpt_base_free(b);
+        return -1;
+    }
+    *ret = b;
+    return 0;
+}

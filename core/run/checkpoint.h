@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One checkpoint, opened: reader -> catalogue -> recipe -> dtypes -> tree of virtual files. */
+#ifndef CKPT_RUN_CHECKPOINT_H
+#define CKPT_RUN_CHECKPOINT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "io/dir.h"
+#include "io/fdpool.h"
+#include "recipe/recipe.h"
+#include "run/base.h"
+#include "run/options.h"
+#include "tensor/catalog.h"
+#include "tensor/read.h"
+#include "tensor/slab.h"
+#include "view/view.h"
+
+/* What all views of a run share; counted, since a view may outlive its run. Immutable but for what
+ * locks itself. */
+struct ckpt_shared {
+    atomic_uint refs;
+    struct ckpt_options *opt;
+    struct ckpt_fdpool *pool;
+    struct ckpt_slabs *slabs;
+    struct ckpt_recipes *recipes;
+    struct ckpt_base *base; /* or NULL */
+    struct ckpt_read_stats stats;
+    atomic_ullong errors; /* failed reads */
+};
+
+int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, struct ckpt_err *err);
+void ckpt_shared_unref(struct ckpt_shared *s);
+
+/* Immutable but for the count. */
+struct ckpt_view {
+    atomic_uint refs;
+    struct ckpt_shared *shared;
+    struct ckpt_dir *dir;
+    struct ckpt_catalog *cat; /* of the view: HF names, or the framework's if raw */
+    struct ckpt_vtree *tree;
+    struct ckpt_reading reading;
+    json_t *about;  /* facts of the format, from the reader */
+    json_t *config; /* config.json as the view shows it; NULL if it shows none */
+    json_t *warnings;
+    char *recipe; /* NULL: none was used */
+    char *source; /* "nanotron 1.4, step 20" */
+    uint64_t generation;
+};
+
+/* Open the checkpoint in dir (referenced). `step` is its name in the run ("" for a single one); it
+ * goes into the generation. */
+int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const char *step,
+                         struct ckpt_view **ret, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parsing options: one table for the mount, the tool and the library. */
+#include "run/options.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "view/shards.h"
+
+int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err)
+{
+    struct ckpt_options *opt = calloc(1, sizeof *opt);
+
+    if (!opt || !(opt->overrides = json_object())) {
+        free(opt);
+        return ckpt_nomem(err);
+    }
+    *ret = opt;
+    return 0;
+}
+
+void ckpt_options_free(struct ckpt_options *opt)
+{
+    if (!opt)
+        return;
+    free(opt->base);
+    free(opt->recipe);
+    json_decref(opt->overrides);
+    free(opt);
+}
+
+void ckpt_options_freep(struct ckpt_options **opt)
+{
+    ckpt_options_free(*opt);
+    *opt = NULL;
+}
+
+int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
+                      struct ckpt_err *err)
+{
+    struct ckpt_options *copy = calloc(1, sizeof *copy);
+
+    if (!copy)
+        return ckpt_nomem(err);
+    *copy = *opt;
+    copy->base = opt->base ? strdup(opt->base) : NULL;
+    copy->recipe = opt->recipe ? strdup(opt->recipe) : NULL;
+    copy->overrides = json_deep_copy(opt->overrides);
+    if ((opt->base && !copy->base) || (opt->recipe && !copy->recipe) || !copy->overrides) {
+        ckpt_options_free(copy);
+        return ckpt_nomem(err);
+    }
+    *ret = copy;
+    return 0;
+}
+
+void ckpt_options_set_log(struct ckpt_options *opt,
+                          void (*line)(void *ctx, enum ckpt_log_severity severity,
+                                       const char *text),
+                          void *ctx)
+{
+    /* the two enumerations are one: base/log.h cannot know the public header */
+    opt->log.line = (void (*)(void *, enum ckpt_log_level, const char *))line;
+    opt->log.ctx = ctx;
+}
+
+/* ---- values ---- */
+
+static int set_text(char **slot, const char *key, const char *value, struct ckpt_err *err)
+{
+    if (!value || !*value)
+        return ckpt_fail(err, CKPT_USAGE, "option %s needs a value", key);
+    free(*slot);
+    *slot = strdup(value);
+    return *slot ? 0 : ckpt_nomem(err);
+}
+
+static int set_flag(bool *slot, const char *key, const char *value, struct ckpt_err *err)
+{
+    static const char *const yes[] = {"1", "true", "yes", "on"}, *const no[] = {"0", "false", "no",
+                                                                                "off"};
+
+    if (!value) {
+        *slot = true;
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof yes / sizeof yes[0]; i++)
+        if (strcmp(value, yes[i]) == 0 || strcmp(value, no[i]) == 0) {
+            *slot = strcmp(value, yes[i]) == 0;
+            return 0;
+        }
+    return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is neither true nor false", key, value);
+}
+
+static int set_base(struct ckpt_options *opt, const char *key, const char *value,
+                    struct ckpt_err *err)
+{
+    return set_text(&opt->base, key, value, err);
+}
+
+static int set_recipe(struct ckpt_options *opt, const char *key, const char *value,
+                      struct ckpt_err *err)
+{
+    return set_text(&opt->recipe, key, value, err);
+}
+
+static int set_dtype(struct ckpt_options *opt, const char *key, const char *value,
+                     struct ckpt_err *err)
+{
+    if (value && strcmp(value, "auto") == 0) {
+        opt->dtype_rule = CKPT_DTYPE_AUTO;
+    } else if (value && strcmp(value, "stored") == 0) {
+        opt->dtype_rule = CKPT_DTYPE_STORED;
+    } else if (value && ckpt_dtype_parse(value, strlen(value), &opt->dtype) &&
+               ckpt_dtype_is_castable(opt->dtype)) {
+        opt->dtype_rule = CKPT_DTYPE_CAST;
+    } else {
+        return ckpt_fail(
+            err, CKPT_USAGE,
+            "option %s: '%s' is none of auto, stored, bfloat16, float16, float32, float64", key,
+            value ? value : "");
+    }
+    return 0;
+}
+
+static int set_view(struct ckpt_options *opt, const char *key, const char *value,
+                    struct ckpt_err *err)
+{
+    if (!value || (strcmp(value, "hf") != 0 && strcmp(value, "raw") != 0))
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is neither hf nor raw", key,
+                         value ? value : "");
+    opt->raw = strcmp(value, "raw") == 0;
+    return 0;
+}
+
+static int set_max_shard_size(struct ckpt_options *opt, const char *key, const char *value,
+                              struct ckpt_err *err)
+{
+    uint64_t size;
+
+    if (!value || !ckpt_shards_parse_size(value, &size) || size == 0)
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is no size such as 5GB", key,
+                         value ? value : "");
+    opt->max_shard_size = size;
+    return 0;
+}
+
+static int set_rope(struct ckpt_options *opt, const char *key, const char *value,
+                    struct ckpt_err *err)
+{
+    if (!value || (strcmp(value, "interleaved") != 0 && strcmp(value, "half") != 0 &&
+                   strcmp(value, "auto") != 0))
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is none of auto, interleaved, half", key,
+                         value ? value : "");
+    if (strcmp(value, "auto") == 0)
+        (void)json_object_del(opt->overrides, "_rope");
+    else if (json_object_set_new(opt->overrides, "_rope", json_string(value)) < 0)
+        return ckpt_nomem(err);
+    return 0;
+}
+
+static int set_allow_partial(struct ckpt_options *opt, const char *key, const char *value,
+                             struct ckpt_err *err)
+{
+    return set_flag(&opt->allow_partial, key, value, err);
+}
+
+static int set_follow_symlinks(struct ckpt_options *opt, const char *key, const char *value,
+                               struct ckpt_err *err)
+{
+    return set_flag(&opt->follow_symlinks, key, value, err);
+}
+
+static int set_wait(struct ckpt_options *opt, const char *key, const char *value,
+                    struct ckpt_err *err)
+{
+    return set_flag(&opt->wait, key, value, err);
+}
+
+static int set_later(struct ckpt_options *opt, const char *key, const char *value,
+                     struct ckpt_err *err)
+{
+    (void)opt;
+    (void)value;
+    return ckpt_fail(err, CKPT_UNSUPPORTED, "option %s is not supported yet", key);
+}
+
+static const struct option {
+    const char *key;
+    int (*set)(struct ckpt_options *opt, const char *key, const char *value, struct ckpt_err *err);
+} options[] = {
+    {"base", set_base},
+    {"dtype", set_dtype},
+    {"view", set_view},
+    {"max_shard_size", set_max_shard_size},
+    {"recipe", set_recipe},
+    {"rope", set_rope},
+    {"allow_partial", set_allow_partial},
+    {"follow_symlinks", set_follow_symlinks},
+    {"wait", set_wait},
+    {"key_mapping", set_later},
+    {"dequantize", set_later},
+    {"lora", set_later},
+};
+
+/* Numbers of a model that a checkpoint may not say, as Hugging Face's config.json spells them. */
+static const char *const model_keys[] = {
+    "attention_bias",
+    "bos_token_id",
+    "conv_kernel",
+    "eos_token_id",
+    "expand",
+    "first_k_dense_replace",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "kv_lora_rank",
+    "layer_norm_epsilon",
+    "max_position_embeddings",
+    "max_window_layers",
+    "moe_intermediate_size",
+    "n_groups",
+    "n_routed_experts",
+    "n_shared_experts",
+    "norm_epsilon",
+    "norm_topk_prob",
+    "num_attention_heads",
+    "num_experts",
+    "num_experts_per_tok",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "num_local_experts",
+    "pad_token_id",
+    "partial_rotary_factor",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+    "router_aux_loss_coef",
+    "shared_expert_intermediate_size",
+    "sliding_window",
+    "state_size",
+    "tie_word_embeddings",
+    "time_step_rank",
+    "use_sliding_window",
+    "v_head_dim",
+    "vocab_size",
+};
+
+static bool is_model_key(const char *key)
+{
+    for (size_t i = 0; i < sizeof model_keys / sizeof model_keys[0]; i++)
+        if (strcmp(key, model_keys[i]) == 0)
+            return true;
+    return false;
+}
+
+static const struct option *find_option(const char *key)
+{
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+        if (strcmp(options[i].key, key) == 0)
+            return &options[i];
+    return NULL;
+}
+
+/* A JSON number, true, false or null; other words are strings (hidden_act=gelu). */
+static int set_model_key(struct ckpt_options *opt, const char *key, const char *value,
+                         struct ckpt_err *err)
+{
+    json_t *v;
+
+    if (!value || !*value)
+        return ckpt_fail(err, CKPT_USAGE, "option %s needs a value", key);
+    v = json_loads(value, JSON_DECODE_ANY, NULL);
+    if (!v || json_is_object(v) || json_is_array(v)) {
+        json_decref(v);
+        v = json_string(value);
+    }
+    return json_object_set_new(opt->overrides, key, v) < 0
+               ? ckpt_fail(err, CKPT_USAGE, "option %s: the value is not UTF-8", key)
+               : 0;
+}
+
+bool ckpt_options_knows(const char *key) { return find_option(key) || is_model_key(key); }
+
+int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
+                     struct ckpt_err *err)
+{
+    const struct option *o = find_option(key);
+
+    if (o)
+        return o->set(opt, key, value, err);
+    if (is_model_key(key))
+        return set_model_key(opt, key, value, err);
+    return ckpt_fail(err, CKPT_USAGE, "there is no option '%s'", key);
+}
+
+uint64_t ckpt_options_hash(const struct ckpt_options *opt)
+{
+    ckpt_cleanup(ckpt_freep) char *overrides =
+        json_dumps(opt->overrides, JSON_COMPACT | JSON_SORT_KEYS);
+    ckpt_cleanup(ckpt_freep) char *text = ckpt_asprintf(
+        "%s|%s|%d|%d|%llu|%d|%d|%s", opt->base ? opt->base : "", opt->recipe ? opt->recipe : "",
+        (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size, opt->raw,
+        opt->allow_partial, overrides ? overrides : "");
+    return text ? XXH3_64bits(text, strlen(text)) : 0;
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Choosing the files that pass through. */
+#include "run/side.h"
+
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+static const char *const tokenizer_files[] = {
+    "tokenizer*.json",
+    "tokenizer*.model",
+    "*.tiktoken",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*.model",
+    "*.jinja",
+    "chat_template*",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "tekken.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "generation_config.json",
+    "*.py",
+};
+
+/* Weights of any framework, and what points at them. */
+static const char *const weight_files[] = {
+    "*.safetensors", "*.safetensors.index.json",
+    "*.bin",         "*.bin.index.json",
+    "*.pt",          "*.pth",
+    "*.ckpt",        "*.gguf",
+    "*.h5",          "*.msgpack",
+    "*.onnx",        "*.lock",
+};
+
+static bool matches(const char *name, const char *const *patterns, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (fnmatch(patterns[i], name, 0) == 0)
+            return true;
+    return false;
+}
+
+static bool wanted(const char *name, enum ckpt_side_rule rule)
+{
+    if (name[0] == '.')
+        return false;
+    if (rule == CKPT_SIDE_TOKENIZER)
+        return matches(name, tokenizer_files, sizeof tokenizer_files / sizeof tokenizer_files[0]);
+    return !matches(name, weight_files, sizeof weight_files / sizeof weight_files[0]);
+}
+
+void ckpt_sides_release(struct ckpt_sides *s)
+{
+    for (size_t i = 0; i < s->files.len; i++) {
+        free((char *)s->files.ptr[i].path);
+        ckpt_source_unref(s->files.ptr[i].source);
+    }
+    ckpt_vec_release(&s->files);
+}
+
+static size_t find(const struct ckpt_sides *s, const char *path)
+{
+    size_t i = 0;
+
+    while (i < s->files.len && strcmp(s->files.ptr[i].path, path) != 0)
+        i++;
+    return i;
+}
+
+bool ckpt_sides_has(const struct ckpt_sides *s, const char *path)
+{
+    return find(s, path) < s->files.len;
+}
+
+void ckpt_sides_remove(struct ckpt_sides *s, const char *path)
+{
+    size_t i = find(s, path);
+
+    if (i == s->files.len)
+        return;
+    free((char *)s->files.ptr[i].path);
+    ckpt_source_unref(s->files.ptr[i].source);
+    s->files.ptr[i] = s->files.ptr[--s->files.len];
+}
+
+struct adding {
+    struct ckpt_sides *sides;
+    struct ckpt_dir *dir;
+    struct ckpt_fdpool *pool;
+    enum ckpt_side_rule rule;
+};
+
+static int add(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct adding *a = ctx;
+    struct ckpt_side_file file = {0};
+
+    if (e->kind != CKPT_ENTRY_FILE || !wanted(e->name, a->rule) ||
+        ckpt_sides_has(a->sides, e->name))
+        return 0;
+    if (ckpt_source_file_new(a->dir, e->name, a->pool, &file.source, err) < 0)
+        return -1;
+    struct ckpt_file_id id;
+    if (ckpt_source_file_id(file.source, &id) && id.mtime_ns > a->sides->mtime_ns)
+        a->sides->mtime_ns = id.mtime_ns;
+    if (!(file.path = strdup(e->name)) || ckpt_vec_push(&a->sides->files, file) < 0) {
+        free((char *)file.path);
+        ckpt_source_unref(file.source);
+        return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+int ckpt_sides_add(struct ckpt_sides *s, struct ckpt_dir *dir, const char *below,
+                   enum ckpt_side_rule rule, struct ckpt_fdpool *pool, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
+    struct adding a = {s, dir, pool, rule};
+
+    if (*below) {
+        if (!ckpt_dir_has_dir(dir, below))
+            return 0;
+        if (ckpt_dir_open_below(dir, below, &sub, err) < 0)
+            return -1;
+        a.dir = sub;
+    }
+    return ckpt_dir_list(a.dir, add, &a, err);
+}

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The splitter, and following another model's split. */
+#include "view/shards.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/str.h"
+#include "container/st_header.h"
+
+void ckpt_shards_release(struct ckpt_shards *s)
+{
+    ckpt_arena_release(&s->arena);
+    free(s->name);
+    free(s->file);
+    *s = (struct ckpt_shards){0};
+}
+
+/* The unit at the end of text[0..*len), which is cut off with the blanks before it; 1 if there is
+ * none, 0 if it is another. */
+static uint64_t cut_unit(const char *text, size_t *len)
+{
+    static const char letters[] = "KMGT";
+    uint64_t unit = 1000;
+
+    if (*len && text[*len - 1] >= '0' && text[*len - 1] <= '9')
+        return 1;
+    if (*len < 2 || (text[*len - 1] | 0x20) != 'b')
+        return 0;
+    const char *letter = memchr(letters, text[*len - 2] & ~0x20, sizeof letters - 1);
+    if (!letter)
+        return 0;
+    for (const char *l = letters; l < letter; l++)
+        unit *= 1000;
+    for (*len -= 2; *len && text[*len - 1] == ' ';)
+        --*len;
+    return unit;
+}
+
+bool ckpt_shards_parse_size(const char *text, uint64_t *ret_size)
+{
+    size_t len = strlen(text);
+    uint64_t unit = cut_unit(text, &len);
+    unsigned long long whole;
+    char number[64];
+
+    if (unit == 1) {
+        if (!ckpt_parse_u64(text, len, &whole) || whole == 0 || whole > INT64_MAX)
+            return false;
+        *ret_size = whole;
+        return true;
+    }
+    if (unit == 0 || len == 0 || len >= sizeof number || strspn(text, "0123456789.") < len)
+        return false;
+    memcpy(number, text, len);
+    number[len] = '\0';
+    char *end;
+    double size = strtod(number, &end) * (double)unit; /* as Python's float: rounded, then cut */
+    if (end != number + len || size < 1 || size >= 0x1p63)
+        return false;
+    *ret_size = (uint64_t)size;
+    return true;
+}
+
+static int count_totals(const struct ckpt_catalog *cat, struct ckpt_shards *s, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
+        if (ckd_add(&s->total_bytes, s->total_bytes, ckpt_tensor_nbytes(t)) ||
+            s->total_bytes > INT64_MAX || ckd_add(&s->total_numel, s->total_numel, t->numel))
+            return ckpt_fail(err, CKPT_LIMIT, "the tensors up to '%s' have 2^63 bytes or more",
+                             t->name);
+    }
+    return 0;
+}
+
+static int init(const struct ckpt_catalog *cat, struct ckpt_shards *s, struct ckpt_err *err)
+{
+    *s = (struct ckpt_shards){0};
+    if (!(s->file = malloc((cat->tensors.len + 1) * sizeof *s->file)))
+        return ckpt_nomem(err);
+    return count_totals(cat, s, err);
+}
+
+/* ---- dot_natural_key ---- */
+
+struct word {
+    const char *text, *digits; /* digits: without leading zeros; NULL: none */
+    size_t text_len, digits_len, len;
+    bool number; /* digits only */
+};
+
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/* The part up to the next dot. */
+static struct word word_at(const char *s)
+{
+    struct word w = {.text = s, .len = strcspn(s, ".")};
+
+    w.text_len = w.len;
+    while (w.text_len && is_digit(s[w.text_len - 1]))
+        w.text_len--;
+    w.number = w.len && !w.text_len;
+    if (w.text_len < w.len) {
+        w.digits = s + w.text_len;
+        w.digits_len = w.len - w.text_len;
+        while (w.digits_len && *w.digits == '0') {
+            w.digits++;
+            w.digits_len--;
+        }
+    }
+    return w;
+}
+
+static int order(size_t a, size_t b) { return (a > b) - (a < b); }
+
+static int word_cmp(const struct word *a, const struct word *b)
+{
+    int c;
+
+    if (a->number != b->number)
+        return a->number ? -1 : 1;
+    if ((c = memcmp(a->text, b->text, a->text_len < b->text_len ? a->text_len : b->text_len)) ||
+        (c = order(a->text_len, b->text_len)) || (c = order(!!a->digits, !!b->digits)) ||
+        (c = order(a->digits_len, b->digits_len)) || !a->digits)
+        return c;
+    return memcmp(a->digits, b->digits, a->digits_len);
+}
+
+int ckpt_shards_name_cmp(const char *a, const char *b)
+{
+    for (;;) {
+        struct word x = word_at(a), y = word_at(b);
+        int c = word_cmp(&x, &y);
+        a += x.len;
+        b += y.len;
+        if (c || !*a || !*b)
+            return c ? c : (*a != 0) - (*b != 0);
+        a++;
+        b++;
+    }
+}
+
+/* ---- by size ---- */
+
+/* A tensor or a block of neighbours. */
+struct item {
+    uint64_t nbytes;
+    size_t header; /* bytes of header, at most */
+    uint32_t first, n;
+};
+
+static struct item item_at(const struct ckpt_catalog *cat, size_t first)
+{
+    const struct ckpt_tensor *t = &cat->tensors.ptr[first];
+    struct item it = {.first = (uint32_t)first};
+
+    do {
+        it.nbytes += ckpt_tensor_nbytes(&t[it.n]);
+        it.header += ckpt_st_header_bound(&t[it.n]);
+        it.n++;
+    } while (t->block && first + it.n < cat->tensors.len && t[it.n].block == t->block);
+    return it;
+}
+
+static int item_cmp(const void *a, const void *b, void *arg)
+{
+    const struct item *x = a, *y = b;
+    const struct ckpt_tensor *t = arg;
+    int c = ckpt_shards_name_cmp(t[x->first].name, t[y->first].name);
+
+    return c ? c : order(x->first, y->first);
+}
+
+/* New: the items in the order of splitting. */
+static struct item *items_new(const struct ckpt_catalog *cat, bool sorted, size_t *ret_n)
+{
+    struct item *item = malloc((cat->tensors.len + 1) * sizeof *item);
+    size_t n = 0;
+
+    if (!item)
+        return NULL;
+    for (size_t i = 0; i < cat->tensors.len; i += item[n++].n)
+        item[n] = item_at(cat, i);
+    if (sorted)
+        qsort_r(item, n, sizeof *item, item_cmp, cat->tensors.ptr);
+    *ret_n = n;
+    return item;
+}
+
+static void assign(struct ckpt_shards *s, const struct item *it, size_t file)
+{
+    for (uint32_t i = 0; i < it->n; i++)
+        s->file[it->first + i] = (uint32_t)file;
+}
+
+/* The file being filled gets its number when it is closed, after the large items that passed it. */
+static void split(struct ckpt_shards *s, const struct item *item, size_t n, uint64_t max)
+{
+    const size_t max_header = CKPT_ST_MAX_HEADER - 64;
+    size_t begin = 0, header = 0;
+    uint64_t nbytes = 0;
+
+    for (size_t i = 0; i <= n; i++) {
+        if (i < n && item[i].nbytes > max) {
+            assign(s, &item[i], s->nfile++);
+            continue;
+        }
+        bool full = i < n && (item[i].nbytes > max - nbytes ||
+                              (header && item[i].header > max_header - header));
+        if (full || i == n) {
+            bool any = false;
+            for (; begin < i; begin++)
+                if (item[begin].nbytes <= max) {
+                    assign(s, &item[begin], s->nfile);
+                    any = true;
+                }
+            s->nfile += any;
+            nbytes = header = 0;
+        }
+        if (i < n) {
+            nbytes += item[i].nbytes;
+            header = item[i].header > max_header - header ? max_header : header + item[i].header;
+        }
+    }
+}
+
+static int name_numbered(struct ckpt_shards *s, struct ckpt_err *err)
+{
+    if (!(s->name = calloc(s->nfile + 1, sizeof *s->name)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < s->nfile; i++) {
+        char name[80] = "model.safetensors";
+        if (s->nfile > 1)
+            (void)snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, s->nfile);
+        if (!(s->name[i] = ckpt_arena_strdup(&s->arena, name)))
+            return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool sorted,
+                      struct ckpt_shards *ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_shards_release) struct ckpt_shards s = {0};
+    ckpt_cleanup(ckpt_freep) struct item *item = NULL;
+    size_t n;
+
+    if (init(cat, &s, err) < 0)
+        return -1;
+    if (!(item = items_new(cat, sorted, &n)))
+        return ckpt_nomem(err);
+    split(&s, item, n, max_size);
+    if (name_numbered(&s, err) < 0)
+        return -1;
+    *ret = s;
+    s = (struct ckpt_shards){0};
+    return 0;
+}
+
+/* ---- by a map ---- */
+
+static int check_file_name(const char *tensor, const char *name, struct ckpt_err *err)
+{
+    if (!name)
+        return ckpt_fail(err, CKPT_FORMAT, "weight_map: the file of '%s' is not a string", tensor);
+    if (!ckpt_has_suffix(name, ".safetensors") || strchr(name, '/') || name[0] == '.' ||
+        strlen(name) > NAME_MAX)
+        return ckpt_fail(
+            err, CKPT_FORMAT,
+            "weight_map: '%s' lies in '%s', expected the plain name of a .safetensors file", tensor,
+            name);
+    return 0;
+}
+
+static int name_cmp(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* s->name: the files that tensors of cat are in, sorted. */
+static int name_mapped(const struct ckpt_catalog *cat, const json_t *map, struct ckpt_map *seen,
+                       struct ckpt_shards *s, struct ckpt_err *err)
+{
+    CKPT_VEC(const char *) names = {0};
+    int result = 0;
+
+    for (size_t i = 0; i < cat->tensors.len && result == 0; i++) {
+        const char *tensor = cat->tensors.ptr[i].name;
+        const json_t *value = json_object_get(map, tensor);
+        const char *name = json_string_value(value);
+        uint32_t at;
+        bool is_new = false;
+        if (!value)
+            continue;
+        if (check_file_name(tensor, name, err) < 0)
+            result = -1;
+        else if (ckpt_map_put(seen, name, strlen(name), 0, &at, &is_new) < 0 ||
+                 (is_new && (!(name = ckpt_arena_strdup(&s->arena, name)) ||
+                             ckpt_vec_push(&names, name) < 0)))
+            result = ckpt_nomem(err);
+    }
+    if (result == 0 && names.len == 0)
+        result = ckpt_fail(err, CKPT_MISSING, "weight_map names none of the tensors");
+    if (result == 0)
+        qsort(names.ptr, names.len, sizeof *names.ptr, name_cmp);
+    s->name = names.ptr; /* also on failure: released with s */
+    s->nfile = names.len;
+    return result;
+}
+
+static int assign_mapped(const struct ckpt_catalog *cat, const json_t *map, struct ckpt_map *number,
+                         struct ckpt_shards *s, struct ckpt_err *err)
+{
+    uint32_t at;
+    bool is_new;
+
+    for (size_t i = 0; i < s->nfile; i++)
+        if (ckpt_map_put(number, s->name[i], strlen(s->name[i]), (uint32_t)i, &at, &is_new) < 0)
+            return ckpt_nomem(err);
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const char *name = json_string_value(json_object_get(map, cat->tensors.ptr[i].name));
+        at = (uint32_t)s->nfile - 1;
+        if (name)
+            (void)ckpt_map_get(number, name, strlen(name), &at);
+        s->file[i] = at;
+    }
+    return 0;
+}
+
+int ckpt_shards_by_map(const struct ckpt_catalog *cat, const json_t *weight_map,
+                       struct ckpt_shards *ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_shards_release) struct ckpt_shards s = {0};
+    ckpt_cleanup(ckpt_map_release) struct ckpt_map seen = {0}, number = {0};
+
+    if (init(cat, &s, err) < 0 || name_mapped(cat, weight_map, &seen, &s, err) < 0 ||
+        assign_mapped(cat, weight_map, &number, &s, err) < 0)
+        return -1;
+    *ret = s;
+    s = (struct ckpt_shards){0};
+    return 0;
+}

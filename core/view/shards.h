@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which tensor goes into which file.
+ *
+ * By size, as huggingface_hub's split_torch_state_dict_into_shards: items in order; one that is
+ * larger than the limit gets a file of its own, numbered before the file being filled, which stays
+ * open; one that does not fit closes the file being filled. An item is a tensor, or a block:
+ * neighbours with the same block number that is not 0 (in memory they are views of one storage,
+ * which counts once and whole, where its first tensor stands). Unlike there, a file is also closed
+ * when its header would become longer than the safetensors library reads. */
+#ifndef CKPT_VIEW_SHARDS_H
+#define CKPT_VIEW_SHARDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "tensor/catalog.h"
+
+/* Of transformers 5, "50GB". Its units are decimal. */
+#define CKPT_DEFAULT_SHARD_SIZE 50000000000u
+
+/* A size as transformers takes it: bytes ("5000000"), or a number with KB, MB, GB or TB (powers of
+ * 1000, either case): "5GB", "1.5 gb". False if it is none, is 0, or does not fit 63 bits. */
+bool ckpt_shards_parse_size(const char *text, uint64_t *ret_size);
+
+struct ckpt_shards {
+    struct ckpt_arena arena; /* of the names */
+    const char **name;       /* of each file, in order */
+    size_t nfile;            /* 0 for a catalogue without tensors */
+    uint32_t *file;          /* of each tensor of the catalogue */
+    uint64_t total_bytes;
+    uint64_t total_numel;
+};
+
+void ckpt_shards_release(struct ckpt_shards *s);
+
+/* Split by size. One file is "model.safetensors", more are "model-00001-of-00002.safetensors" and
+ * so on. With sorted, blocks are taken in the order of ckpt_shards_name_cmp of their first tensors
+ * instead of the catalogue's. */
+int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool sorted,
+                      struct ckpt_shards *ret, struct ckpt_err *err);
+
+/* Follow the weight_map of an index: {tensor: file}. Tensors that it does not name go into the last
+ * of its files (by name) that is used; files that would stay empty are left out. MISSING if it
+ * names none of the tensors (or there are none). A file name that is not one plain "*.safetensors"
+ * is FORMAT. */
+int ckpt_shards_by_map(const struct ckpt_catalog *cat, const json_t *weight_map,
+                       struct ckpt_shards *ret, struct ckpt_err *err);
+
+/* The order of a state dict that transformers writes after from_pretrained (dot_natural_key):
+ * between dots, numbers before words, numbers by value, words by code point but for digits at their
+ * end. */
+int ckpt_shards_name_cmp(const char *a, const char *b);
+
+#endif

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Measuring and rewriting texts that are not kept. */
+#include "view/text.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/ckd.h"
+
+enum { STEP = 64 };
+
+int ckpt_text_init(struct ckpt_text *t,
+                   void (*entry)(const void *ctx, size_t i, struct ckpt_str *out), const void *ctx,
+                   size_t nentry, struct ckpt_arena *arena, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str one = {0};
+
+    *t = (struct ckpt_text){.entry = entry, .ctx = ctx, .nentry = nentry};
+    if (!(t->mark = ckpt_arena_alloc(arena, (nentry / STEP + 1) * sizeof *t->mark)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < nentry; i++) {
+        if (i % STEP == 0)
+            t->mark[i / STEP] = t->len;
+        ckpt_str_clear(&one);
+        entry(ctx, i, &one);
+        t->len += one.len;
+    }
+    return one.failed ? ckpt_nomem(err) : 0;
+}
+
+/* The group of STEP entries that holds byte off. */
+static size_t group_at(const struct ckpt_text *t, uint64_t off)
+{
+    size_t lo = 0, hi = (t->nentry + STEP - 1) / STEP;
+
+    while (hi - lo > 1) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (t->mark[mid] <= off)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+int ckpt_text_pread(const struct ckpt_text *t, void *buf, size_t len, uint64_t off,
+                    struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str group = {0};
+    unsigned char *out = buf;
+
+    assert(ckpt_range_ok(off, len, t->len));
+    for (size_t g = group_at(t, off); len; g++) {
+        ckpt_str_clear(&group);
+        for (size_t i = g * STEP; i < t->nentry && i < (g + 1) * STEP; i++)
+            t->entry(t->ctx, i, &group);
+        if (group.failed)
+            return ckpt_nomem(err);
+        size_t skip = (size_t)(off - t->mark[g]);
+        size_t n = (size_t)ckpt_min_u64(len, group.len - skip);
+        memcpy(out, group.ptr + skip, n);
+        out += n;
+        off += n;
+        len -= n;
+    }
+    return 0;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A long text made of entries, written anew whenever it is read: headers and the index of a model
+ * of 10^6 tensors take no memory but the offset of every 64th entry. */
+#ifndef CKPT_VIEW_TEXT_H
+#define CKPT_VIEW_TEXT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
+
+struct ckpt_text {
+    /* Append entry i. A pure function of ctx: the same bytes every time, from any thread. */
+    void (*entry)(const void *ctx, size_t i, struct ckpt_str *out);
+    const void *ctx;
+    uint64_t *mark; /* offsets of entries 0, 64, 128 ...; the arena's */
+    size_t nentry;
+    uint64_t len; /* bytes of the whole text */
+};
+
+/* Write the text once to measure it. */
+int ckpt_text_init(struct ckpt_text *t,
+                   void (*entry)(const void *ctx, size_t i, struct ckpt_str *out), const void *ctx,
+                   size_t nentry, struct ckpt_arena *arena, struct ckpt_err *err);
+
+/* Bytes [off, off+len), which must lie inside the text (assert). Safe from many threads. */
+int ckpt_text_pread(const struct ckpt_text *t, void *buf, size_t len, uint64_t off,
+                    struct ckpt_err *err);
+
+#endif

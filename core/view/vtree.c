@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Laying out a catalogue as files. */
+#include <assert.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/str.h"
+#include "container/st_header.h"
+#include "tensor/value.h"
+#include "view/index.h"
+#include "view/shards.h"
+#include "view/text.h"
+#include "view/vdir.h"
+#include "view/view.h"
+
+#define INDEX_NAME "model.safetensors.index.json"
+
+/* A safetensors file: length, header, spaces, tensors. */
+struct weights {
+    struct ckpt_vnode node;
+    unsigned char header_len[8];
+    struct ckpt_text header;
+    uint64_t data_off; /* of the first tensor */
+    size_t ntensor;
+    struct ckpt_segment *segment; /* node.segment; the tensors are the last ntensor */
+};
+
+struct ckpt_vtree {
+    struct ckpt_arena arena;
+    const struct ckpt_catalog *cat;
+    struct ckpt_shards shards;
+    struct weights *weights; /* shards.nfile of them */
+    uint32_t *segment;       /* of each tensor, in its file */
+    uint32_t *by_name;       /* tensors by name; kept for the index only */
+    struct ckpt_index index;
+    struct ckpt_text index_text;
+    CKPT_VEC(struct ckpt_source *) sources; /* of side files; referenced */
+    CKPT_VEC(struct ckpt_vdir_file) files;  /* while it is being built */
+    struct ckpt_vnode *root;
+};
+
+void ckpt_vtree_free(struct ckpt_vtree *t)
+{
+    if (!t)
+        return;
+    for (size_t i = 0; i < t->sources.len; i++)
+        ckpt_source_unref(t->sources.ptr[i]);
+    ckpt_vec_release(&t->sources);
+    ckpt_vec_release(&t->files);
+    ckpt_shards_release(&t->shards);
+    ckpt_arena_release(&t->arena);
+    free(t->by_name);
+    free(t);
+}
+
+void ckpt_vtree_freep(struct ckpt_vtree **t)
+{
+    ckpt_vtree_free(*t);
+    *t = NULL;
+}
+
+/* ---- files of weights ---- */
+
+static int name_cmp(const void *a, const void *b, void *arg)
+{
+    const struct ckpt_tensor *t = arg;
+    return strcmp(t[*(const uint32_t *)a].name, t[*(const uint32_t *)b].name);
+}
+
+static int sort_names(struct ckpt_vtree *t, struct ckpt_err *err)
+{
+    size_t n = t->cat->tensors.len;
+
+    if (!(t->by_name = malloc((n + 1) * sizeof *t->by_name)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n; i++) {
+        t->by_name[i] = (uint32_t)i;
+        if (ckpt_st_check_name(t->cat->tensors.ptr[i].name, err) < 0)
+            return -1;
+    }
+    qsort_r(t->by_name, n, sizeof *t->by_name, name_cmp, t->cat->tensors.ptr);
+    return 0;
+}
+
+/* Length, header and spaces go before the tensors. */
+enum { LEADING = 3 };
+
+static int new_weights(struct ckpt_vtree *t, struct ckpt_err *err)
+{
+    size_t n = t->shards.nfile;
+
+    if (!(t->weights = ckpt_arena_alloc(&t->arena, n * sizeof *t->weights)) ||
+        !(t->segment = ckpt_arena_alloc(&t->arena, t->cat->tensors.len * sizeof *t->segment)))
+        return ckpt_nomem(err);
+    memset(t->weights, 0, n * sizeof *t->weights);
+    for (size_t i = 0; i < t->cat->tensors.len; i++)
+        t->weights[t->shards.file[i]].ntensor++;
+    for (size_t i = 0; i < n; i++) {
+        struct weights *w = &t->weights[i];
+        if (!(w->segment =
+                  ckpt_arena_alloc(&t->arena, (w->ntensor + LEADING) * sizeof *w->segment)))
+            return ckpt_nomem(err);
+        w->ntensor = 0;
+    }
+    return 0;
+}
+
+/* Deal out the tensors, greatest type first and then by name, which is their order in each file.
+ * Offsets are still relative to data_off. */
+static void deal_tensors(struct ckpt_vtree *t)
+{
+    size_t count[CKPT_NDTYPE] = {0};
+
+    for (size_t i = 0; i < t->cat->tensors.len; i++)
+        count[t->cat->tensors.ptr[i].dtype]++;
+    for (int dtype = CKPT_NDTYPE - 1; dtype >= 0; dtype--) {
+        for (size_t i = 0; count[dtype]; i++) {
+            uint32_t at = t->by_name[i];
+            const struct ckpt_tensor *tensor = &t->cat->tensors.ptr[at];
+            struct weights *w = &t->weights[t->shards.file[at]];
+            if (tensor->dtype != dtype)
+                continue;
+            size_t s = LEADING + w->ntensor++;
+            w->segment[s] = (struct ckpt_segment){.off = w->node.size,
+                                                  .len = ckpt_tensor_nbytes(tensor),
+                                                  .kind = CKPT_SEGMENT_TENSOR,
+                                                  .tensor = tensor};
+            w->node.size += w->segment[s].len;
+            t->segment[at] = (uint32_t)s;
+            count[dtype]--;
+        }
+    }
+}
+
+/* Entries of a header: the metadata, then a tensor each; the last one closes it. */
+static void put_header(const void *ctx, size_t i, struct ckpt_str *out)
+{
+    const struct weights *w = ctx;
+
+    if (i == 0) {
+        ckpt_st_header_begin(out);
+    } else {
+        const struct ckpt_segment *s = &w->segment[LEADING + i - 1];
+        ckpt_st_header_tensor(out, s->tensor, s->off - w->data_off);
+    }
+    if (i == w->ntensor)
+        ckpt_st_header_end(out);
+}
+
+static int64_t newest(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The newest of the shards that a tensor is read from; `mtime` if there is none newer or it is not
+ * known. */
+static int64_t tensor_mtime(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                            int64_t mtime)
+{
+    for (size_t i = 0; i < t->npiece; i++) {
+        struct ckpt_file_id id;
+        if (ckpt_source_file_id(cat->sources.ptr[t->piece[i].source], &id))
+            mtime = newest(mtime, id.mtime_ns);
+    }
+    for (uint32_t i = 0; t->value && i < t->value->narg; i++)
+        mtime = tensor_mtime(t->value->arg[i].cat, t->value->arg[i].tensor, mtime);
+    return mtime;
+}
+
+static int finish_weights(struct ckpt_vtree *t, struct weights *w, int64_t mtime_ns,
+                          struct ckpt_err *err)
+{
+    static const char spaces[8] = "        ";
+    struct ckpt_segment *s = w->segment;
+
+    if (ckpt_text_init(&w->header, put_header, w, w->ntensor + 1, &t->arena, err) < 0)
+        return -1;
+    size_t pad = ckpt_st_header_pad(w->header.len);
+    uint64_t len = w->header.len + pad;
+    for (int i = 0; i < 8; i++)
+        w->header_len[i] = (unsigned char)(len >> 8 * i);
+    s[0] =
+        (struct ckpt_segment){.off = 0, .len = 8, .kind = CKPT_SEGMENT_MEM, .mem = w->header_len};
+    s[1] = (struct ckpt_segment){
+        .off = 8, .len = w->header.len, .kind = CKPT_SEGMENT_TEXT, .text = &w->header};
+    s[2] = (struct ckpt_segment){
+        .off = 8 + w->header.len, .len = pad, .kind = CKPT_SEGMENT_MEM, .mem = spaces};
+    w->data_off = 8 + len;
+    w->node.mtime_ns = INT64_MIN;
+    for (size_t i = 0; i < w->ntensor; i++) {
+        s[LEADING + i].off += w->data_off;
+        w->node.mtime_ns = tensor_mtime(t->cat, s[LEADING + i].tensor, w->node.mtime_ns);
+    }
+    if (w->node.mtime_ns == INT64_MIN)
+        w->node.mtime_ns = mtime_ns;
+    if (ckd_add(&w->node.size, w->node.size, w->data_off) || w->node.size > INT64_MAX)
+        return ckpt_fail(err, CKPT_LIMIT, "a file of weights would have 2^63 bytes or more");
+    w->node.kind = CKPT_NODE_FILE;
+    w->node.segment = s;
+    w->node.nsegment = LEADING + w->ntensor;
+    return 0;
+}
+
+/* ---- the list of files ---- */
+
+static int list_file(struct ckpt_vtree *t, const char *path, struct ckpt_vnode *node,
+                     struct ckpt_err *err)
+{
+    struct ckpt_vdir_file f = {.path = path, .node = node};
+    return ckpt_vec_push(&t->files, f) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* A file of one segment. */
+static int list_segment(struct ckpt_vtree *t, const char *path, struct ckpt_segment segment,
+                        int64_t mtime_ns, struct ckpt_err *err)
+{
+    struct {
+        struct ckpt_vnode node;
+        struct ckpt_segment segment;
+    } *f = ckpt_arena_alloc(&t->arena, sizeof *f);
+
+    if (!f)
+        return ckpt_nomem(err);
+    f->segment = segment;
+    f->node = (struct ckpt_vnode){.kind = CKPT_NODE_FILE,
+                                  .size = segment.len,
+                                  .mtime_ns = mtime_ns,
+                                  .segment = &f->segment,
+                                  .nsegment = 1};
+    return list_file(t, path, &f->node, err);
+}
+
+static int list_json(struct ckpt_vtree *t, const char *path, const json_t *j, int64_t mtime_ns,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    size_t len;
+
+    if (!j)
+        return 0;
+    if (ckpt_json_dump(j, CKPT_JSON_PYTHON, true, &text, &len, err) < 0)
+        return ckpt_err_in(err, "%s", path);
+    char *own = ckpt_arena_strndup(&t->arena, text, len);
+    if (!own)
+        return ckpt_nomem(err);
+    return list_segment(t, path,
+                        (struct ckpt_segment){.len = len, .kind = CKPT_SEGMENT_MEM, .mem = own},
+                        mtime_ns, err);
+}
+
+static int list_weights(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err *err)
+{
+    if (sort_names(t, err) < 0 || new_weights(t, err) < 0)
+        return -1;
+    deal_tensors(t);
+    for (size_t i = 0; i < t->shards.nfile; i++) {
+        if (finish_weights(t, &t->weights[i], mtime_ns, err) < 0)
+            return ckpt_err_in(err, "%s", t->shards.name[i]);
+        if (list_file(t, t->shards.name[i], &t->weights[i].node, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int list_index(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err *err)
+{
+    bool one_file = t->shards.nfile == 0 ||
+                    (t->shards.nfile == 1 && strcmp(t->shards.name[0], "model.safetensors") == 0);
+
+    if (one_file) {
+        free(ckpt_steal(&t->by_name));
+        return 0;
+    }
+    t->index = (struct ckpt_index){t->cat, &t->shards, t->by_name};
+    if (ckpt_index_text(&t->index, &t->arena, &t->index_text, err) < 0)
+        return -1;
+    return list_segment(t, INDEX_NAME,
+                        (struct ckpt_segment){.len = t->index_text.len,
+                                              .kind = CKPT_SEGMENT_TEXT,
+                                              .text = &t->index_text},
+                        mtime_ns, err);
+}
+
+/* ---- side files ---- */
+
+/* What we generate goes before a side file of the same name, and an index that is not ours would
+ * speak of files that are not here. */
+static bool is_ours(const struct ckpt_map *generated, size_t nweights, const char *path)
+{
+    uint32_t at;
+    return ckpt_map_get(generated, path, strlen(path), &at) ||
+           (nweights && strcmp(path, INDEX_NAME) == 0);
+}
+
+static int list_side_file(struct ckpt_vtree *t, const struct ckpt_side_file *side, int64_t mtime_ns,
+                          struct ckpt_err *err)
+{
+    struct ckpt_file_id id = {.mtime_ns = mtime_ns};
+    char *path = ckpt_arena_strdup(&t->arena, side->path);
+
+    if (!path || ckpt_vec_push(&t->sources, side->source) < 0)
+        return ckpt_nomem(err);
+    (void)ckpt_source_file_id(side->source, &id);
+    (void)ckpt_source_ref(side->source);
+    return list_segment(t, path,
+                        (struct ckpt_segment){.len = side->source->size,
+                                              .kind = CKPT_SEGMENT_SOURCE,
+                                              .source = side->source},
+                        id.mtime_ns, err);
+}
+
+static int list_side(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_map_release) struct ckpt_map generated = {0};
+    size_t ngenerated = t->files.len;
+    uint32_t at;
+    bool is_new;
+
+    for (size_t i = 0; i < ngenerated; i++) {
+        const char *path = t->files.ptr[i].path;
+        if (ckpt_map_put(&generated, path, strlen(path), 0, &at, &is_new) < 0)
+            return ckpt_nomem(err);
+    }
+    for (size_t i = 0; i < opt->nside; i++) {
+        if (ckpt_vdir_check_path(opt->side[i].path, err) < 0)
+            return -1;
+        if (!is_ours(&generated, t->shards.nfile, opt->side[i].path) &&
+            list_side_file(t, &opt->side[i], opt->mtime_ns, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- all of it ---- */
+
+/* A map that knows none of our tensors is of another model: split by size then. */
+static int choose_shards(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt,
+                         struct ckpt_err *err)
+{
+    struct ckpt_err why = {0};
+    uint64_t max = opt->max_shard_size ? opt->max_shard_size : CKPT_DEFAULT_SHARD_SIZE;
+
+    if (opt->weight_map) {
+        if (ckpt_shards_by_map(t->cat, opt->weight_map, &t->shards, &why) == 0)
+            return 0;
+        if (why.code != CKPT_MISSING)
+            return ckpt_fail(err, why.code, "%s", why.text);
+    }
+    return ckpt_shards_split(t->cat, max, opt->sort, &t->shards, err);
+}
+
+static int build(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt, struct ckpt_err *err)
+{
+    if (choose_shards(t, opt, err) < 0 || list_weights(t, opt->mtime_ns, err) < 0 ||
+        list_index(t, opt->mtime_ns, err) < 0 ||
+        list_json(t, "config.json", opt->config, opt->mtime_ns, err) < 0 ||
+        list_json(t, "generation_config.json", opt->generation, opt->mtime_ns, err) < 0 ||
+        list_side(t, opt, err) < 0 ||
+        ckpt_vdir_build(t->files.ptr, t->files.len, opt->mtime_ns, &t->arena, &t->root, err) < 0)
+        return -1;
+    ckpt_vec_release(&t->files);
+    return 0;
+}
+
+int ckpt_vtree_new(const struct ckpt_catalog *cat, const struct ckpt_vtree_options *opt,
+                   struct ckpt_vtree **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_vtree_freep) struct ckpt_vtree *t = calloc(1, sizeof *t);
+
+    if (!t)
+        return ckpt_nomem(err);
+    t->cat = cat;
+    if (build(t, opt, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&t);
+    return 0;
+}
+
+const struct ckpt_vnode *ckpt_vtree_root(const struct ckpt_vtree *t) { return t->root; }
+
+static const struct ckpt_vnode *find_child(const struct ckpt_vnode *dir, const char *name,
+                                           size_t len)
+{
+    size_t lo = 0, hi = dir->nchild;
+
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        const char *at = dir->child[mid]->name;
+        int c = strncmp(at, name, len);
+        if (c == 0 && at[len] == '\0')
+            return dir->child[mid];
+        if (c < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return NULL;
+}
+
+const struct ckpt_vnode *ckpt_vtree_find(const struct ckpt_vtree *t, const char *path)
+{
+    const struct ckpt_vnode *node = t->root;
+
+    while (node && *path) {
+        size_t len = strcspn(path, "/");
+        node = len && node->kind == CKPT_NODE_DIR ? find_child(node, path, len) : NULL;
+        path += len;
+        if (*path == '/' && *++path == '\0')
+            return NULL; /* "name/" is no path of ours */
+    }
+    return node;
+}
+
+void ckpt_vtree_place(const struct ckpt_vtree *t, size_t tensor, const struct ckpt_vnode **ret_file,
+                      uint64_t *ret_off)
+{
+    assert(tensor < t->cat->tensors.len);
+    const struct weights *w = &t->weights[t->shards.file[tensor]];
+
+    *ret_file = &w->node;
+    *ret_off = w->segment[t->segment[tensor]].off;
+}

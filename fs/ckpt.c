@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ckpt: look at, export and compare what ckptfs would mount. */
+#include <errno.h>
+#include <getopt.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "cmdline.h"
+#include "fail.h"
+#include "tool.h"
+
+enum { MOST_JOBS = 256 };
+
+static const struct command {
+    const char *name;
+    int (*run)(const struct ckpt_tool *t, struct ckpt_err *err);
+    int noperand; /* after RUN */
+    const char *operands, *help;
+} commands[] = {
+    {"info", ckpt_cmd_info, 0, "RUN", "what the run is, its steps, what the model is"},
+    {"ls", ckpt_cmd_ls, 0, "RUN", "the tensors; --files: the files"},
+    {"explain", ckpt_cmd_explain, 1, "RUN TENSOR", "where a tensor's bytes come from"},
+    {"export", ckpt_cmd_export, 1, "RUN DEST", "write the model directory DEST"},
+    {"verify", ckpt_cmd_verify, 1, "RUN DIR", "compare with a model directory"},
+    {"digest", ckpt_cmd_digest, 0, "RUN", "XXH3-128 of every file; --tensors: of every tensor"},
+};
+
+static void print_help(void)
+{
+    (void)printf("usage: ckpt COMMAND RUN [...] [--step N] [--json] [-o option[=value],...]\n\n");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        (void)printf("  %-8s %-11s %s\n", commands[i].name, commands[i].operands, commands[i].help);
+    (void)printf("  load, plan           run ckpt-load, which loads weights into many ranks\n"
+                 "\n"
+                 "  --step N    a step by name or number (default: the latest)\n"
+                 "  --json      for programs\n"
+                 "  --jobs N    threads of export, verify and digest\n"
+                 "  -q          no progress bar        -o ...  as for ckptfs: base=, dtype=, "
+                 "max_shard_size= ...\n"
+                 "  -h, -V      this help, the version\n"
+                 "\n"
+                 "Exit status: 0 good, 1 failed or different, 2 usage.\n");
+}
+
+static int set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) char *copy = strdup(list);
+    char *rest = copy, *word, *value;
+
+    if (!copy)
+        return ckptfs_nomem(err);
+    while (ckptfs_next_option(&rest, &word, &value)) {
+        if (!ckpt_options_knows(word))
+            return ckptfs_fail(err, CKPT_USAGE, "-o %s: no such option", word);
+        if (ckpt_options_set(opt, word, value, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int parse_jobs(const char *text, unsigned *ret, struct ckpt_err *err)
+{
+    char *end;
+    unsigned long n = strtoul(text, &end, 10);
+
+    if (*text < '0' || *text > '9' || *end || n < 1 || n > MOST_JOBS)
+        return ckptfs_fail(err, CKPT_USAGE, "--jobs %s: expected a number from 1 to %d", text,
+                           MOST_JOBS);
+    *ret = (unsigned)n;
+    return 0;
+}
+
+/* Options may stand before, between and after the operands. *ret_command is NULL when help or
+ * version was asked for, and printed. */
+static int parse(int argc, char **argv, struct ckpt_tool *t, const struct command **ret_command,
+                 struct ckpt_err *err)
+{
+    static const struct option longs[] = {
+        {"step", required_argument, NULL, 's'},    {"json", no_argument, NULL, 'j'},
+        {"jobs", required_argument, NULL, 'J'},    {"files", no_argument, NULL, 'f'},
+        {"tensors", no_argument, NULL, 't'},       {"quiet", no_argument, NULL, 'q'},
+        {"options", required_argument, NULL, 'o'}, {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},       {0}};
+    int opt;
+
+    *ret_command = NULL;
+    opterr = 0;
+    while ((opt = getopt_long(argc, argv, ":o:hVq", longs, NULL)) != -1) {
+        switch (opt) {
+        case 's':
+            t->step = optarg;
+            break;
+        case 'j':
+            t->json = true;
+            break;
+        case 'J':
+            if (parse_jobs(optarg, &t->jobs, err) < 0)
+                return -1;
+            break;
+        case 'f':
+            t->files = true;
+            break;
+        case 't':
+            t->tensors = true;
+            break;
+        case 'q':
+            t->quiet = true;
+            break;
+        case 'o':
+            if (set_options(t->opt, optarg, err) < 0)
+                return -1;
+            break;
+        case 'h':
+            print_help();
+            return 0;
+        case 'V':
+            (void)printf("ckpt %s\n", ckpt_version());
+            return 0;
+        case ':':
+            return ckptfs_fail(err, CKPT_USAGE, "%s needs a value", argv[optind - 1]);
+        default:
+            return ckptfs_fail(err, CKPT_USAGE, "%s: no such option", argv[optind - 1]);
+        }
+    }
+    argc -= optind;
+    argv += optind;
+    if (argc < 1)
+        return ckptfs_fail(err, CKPT_USAGE, "no command (ckpt -h lists them)");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (strcmp(argv[0], commands[i].name) == 0)
+            *ret_command = &commands[i];
+    if (!*ret_command)
+        return ckptfs_fail(err, CKPT_USAGE, "%s: no such command (ckpt -h lists them)", argv[0]);
+    if (argc != (*ret_command)->noperand + 2)
+        return ckptfs_fail(err, CKPT_USAGE, "usage: ckpt %s %s", argv[0], (*ret_command)->operands);
+    t->run = argv[1];
+    t->operand = argv + 2;
+    t->noperand = argc - 2;
+    return 0;
+}
+
+/* The loader is a program of its own, so that nothing here links MPI or CUDA. */
+static int run_loader(char **argv, struct ckpt_err *err)
+{
+    char path[PATH_MAX] = "";
+
+    if (readlink("/proc/self/exe", path, sizeof path - 1) < 0)
+        return ckptfs_fail_errno(err, errno, "/proc/self/exe");
+    CKPTFS_CLEANUP(ckptfs_freep) char *loader = ckptfs_text("%s/ckpt-load", dirname(path));
+    if (!loader)
+        return ckptfs_nomem(err);
+    (void)execv(loader, argv);
+    return ckptfs_fail_errno(err, errno, "ckpt %s needs the loader, which is not installed: %s",
+                             argv[1], loader);
+}
+
+static void allow_many_files(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static void print_line(void *ctx, enum ckpt_log_severity severity, const char *text)
+{
+    (void)ctx;
+    if (severity <= CKPT_WARNING)
+        (void)fprintf(stderr, "ckpt: %s%s\n", severity == CKPT_WARNING ? "warning: " : "", text);
+}
+
+void ckpt_runp(struct ckpt_run **run)
+{
+    ckpt_run_close(*run);
+    *run = NULL;
+}
+
+/* "iter_0000200" is step 200. */
+static bool ends_in_number(const char *name, const char *number)
+{
+    size_t n = strlen(name), digits = 0;
+
+    while (digits < n && name[n - 1 - digits] >= '0' && name[n - 1 - digits] <= '9')
+        digits++;
+    for (name += n - digits; digits > 1 && *name == '0'; digits--)
+        name++;
+    return digits > 0 && strcmp(name, number) == 0;
+}
+
+static int find_step(struct ckpt_run *run, const char *want, char **ret, struct ckpt_err *err)
+{
+    struct ckpt_step *step = NULL;
+    size_t n = 0, hits = 0, hit = 0;
+
+    if (ckpt_run_steps(run, &step, &n, err) < 0)
+        return -1;
+    for (size_t i = 0; i < n && !(hits == 1 && strcmp(step[hit].name, want) == 0); i++) {
+        if (strcmp(step[i].name, want) == 0) {
+            hits = 1;
+            hit = i;
+        } else if (ends_in_number(step[i].name, want)) {
+            hits++;
+            hit = i;
+        }
+    }
+    *ret = hits == 1 ? strdup(step[hit].name) : NULL;
+    ckpt_steps_free(step, n);
+    if (*ret)
+        return 0;
+    return ckptfs_fail(err, hits ? CKPT_CONFLICT : CKPT_MISSING, "--step %s: %s", want,
+                       hits ? "several steps end in this number" : "the run has no such step");
+}
+
+int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
+                   struct ckpt_view **ret_view, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
+    CKPTFS_CLEANUP(ckptfs_freep) char *step = NULL;
+
+    if (ckpt_run_open(t->run, t->opt, &run, err) < 0)
+        return -1;
+    if (t->step && !ckpt_run_is_folder(run))
+        return ckptfs_fail(err, CKPT_USAGE,
+                           "--step %s: %s is one checkpoint, not a folder of steps", t->step,
+                           t->run);
+    if (t->step && find_step(run, t->step, &step, err) < 0)
+        return -1;
+    if (ckpt_run_view(run, step, ret_view, err) < 0)
+        return -1;
+    *ret_run = run;
+    run = NULL;
+    return 0;
+}
+
+static int finish(struct ckpt_err *err, int rc)
+{
+    if (rc >= 0 && (fflush(stdout) != 0 || ferror(stdout)))
+        rc = ckptfs_fail(err, CKPT_IO, "the output could not be written");
+    if (rc >= 0)
+        return rc;
+    (void)fprintf(stderr, "ckpt: %s\n", err->text);
+    return err->code == CKPT_USAGE ? 2 : 1;
+}
+
+int main(int argc, char **argv)
+{
+    struct ckpt_tool tool = {0};
+    const struct command *command = NULL;
+    struct ckpt_err err = {0};
+    int rc = ckpt_options_new(&tool.opt, &err);
+
+    if (rc == 0 && argc > 1 && (strcmp(argv[1], "load") == 0 || strcmp(argv[1], "plan") == 0))
+        rc = run_loader(argv, &err);
+    else if (rc == 0)
+        rc = parse(argc, argv, &tool, &command, &err);
+    if (rc == 0 && command) {
+        allow_many_files();
+        ckpt_options_set_log(tool.opt, print_line, NULL);
+        rc = command->run(&tool, &err);
+    }
+    rc = finish(&err, rc);
+    ckpt_options_free(tool.opt);
+    return rc;
+}

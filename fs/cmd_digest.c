@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ckpt digest: XXH3-128 of every file of a view, or of every tensor, as `xxhsum -H2` writes it. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "fail.h"
+#include "items.h"
+#include "out.h"
+#include "pump.h"
+#include "tool.h"
+
+static int keep(void *ctx, size_t item, uint64_t off, const XXH128_hash_t *prefix,
+                struct ckpt_err *err)
+{
+    XXH128_hash_t *hash = ctx;
+
+    (void)off, (void)err;
+    hash[item] = *prefix; /* the last mark is that of the whole item */
+    return 0;
+}
+
+static int print_json(const struct ckpt_items *items, const XXH128_hash_t *hash,
+                      const XXH128_hash_t *whole, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckpt_jsonp) json_t *j = NULL;
+    json_t *list = json_array();
+    char hex[CKPT_HEX];
+
+    for (size_t i = 0; i < items->n; i++)
+        if (json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", items->item[i].path,
+                                                  "bytes", (json_int_t)items->item[i].size, "xxh3",
+                                                  ckpt_hash_hex(&hash[i], hex))) < 0) {
+            json_decref(list);
+            return ckptfs_nomem(err);
+        }
+    j = json_pack("{s:s, s:o}", "xxh3", ckpt_hash_hex(whole, hex), "items", list);
+    return ckpt_out_json(j, err);
+}
+
+int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
+    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    CKPTFS_CLEANUP(ckpt_items_release) struct ckpt_items items = {0};
+    CKPTFS_CLEANUP(ckptfs_freep) XXH128_hash_t *hash = NULL;
+    XXH128_hash_t whole;
+    char hex[CKPT_HEX];
+
+    if (ckpt_tool_open(t, &run, &view, err) < 0 ||
+        (t->tensors ? ckpt_items_tensors : ckpt_items_files)(view, &items, err) < 0)
+        return -1;
+    if (!(hash = calloc(items.n + 1, sizeof *hash)))
+        return ckptfs_nomem(err);
+    const struct ckpt_pump pump = {.view = view,
+                                   .items = &items,
+                                   .jobs = t->jobs,
+                                   .quiet = t->quiet,
+                                   .hash = true,
+                                   .ctx = hash,
+                                   .mark = keep};
+    if (ckpt_pump_run(&pump, NULL, err) < 0 || ckpt_hash_whole(&items, hash, &whole, err) < 0)
+        return -1;
+    if (t->json)
+        return print_json(&items, hash, &whole, err);
+    for (size_t i = 0; i < items.n; i++)
+        (void)printf("%s  %s\n", ckpt_hash_hex(&hash[i], hex), items.item[i].path);
+    (void)printf("# %s  the %zu lines above, ordered by name\n", ckpt_hash_hex(&whole, hex),
+                 items.n);
+    return CKPT_TOOL_GOOD;
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ckpt explain: where a tensor's bytes come from. */
+#include <stdlib.h>
+
+#include "fail.h"
+#include "out.h"
+#include "tool.h"
+
+int ckpt_cmd_explain(const struct ckpt_tool *t, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
+    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    CKPTFS_CLEANUP(ckptfs_freep) char *text = NULL;
+    CKPTFS_CLEANUP(ckpt_jsonp) json_t *facts = NULL;
+
+    if (ckpt_tool_open(t, &run, &view, err) < 0 ||
+        ckpt_view_explain(view, t->operand[0], &text, err) < 0 ||
+        ckpt_out_parse(text, &facts, err) < 0)
+        return -1;
+    if (t->json)
+        return ckpt_out_json(facts, err);
+    ckpt_out_outline(facts);
+    return CKPT_TOOL_GOOD;
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ckpt info: what a run is; of a mountpoint, what its daemon negotiated. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fail.h"
+#include "out.h"
+#include "tool.h"
+
+static json_t *steps_json(struct ckpt_run *run, struct ckpt_err *err)
+{
+    struct ckpt_step *step;
+    json_t *list = json_array();
+    size_t n;
+
+    if (ckpt_run_steps(run, &step, &n, err) < 0) {
+        json_decref(list);
+        return NULL;
+    }
+    for (size_t i = 0; i < n; i++)
+        (void)json_array_append_new(list, json_string(step[i].name));
+    ckpt_steps_free(step, n);
+    return list;
+}
+
+/* {"run", "steps", then the library's facts about the view}. */
+static int gather(const struct ckpt_tool *t, json_t **ret, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
+    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    CKPTFS_CLEANUP(ckptfs_freep) char *text = NULL;
+    CKPTFS_CLEANUP(ckpt_jsonp) json_t *facts = NULL;
+    json_t *j, *steps = NULL;
+
+    if (ckpt_tool_open(t, &run, &view, err) < 0 || ckpt_view_info(view, &text, err) < 0 ||
+        ckpt_out_parse(text, &facts, err) < 0)
+        return -1;
+    if (ckpt_run_is_folder(run) && !(steps = steps_json(run, err)))
+        return -1;
+    j = json_pack("{s:s}", "run", t->run);
+    if (!j || (steps && json_object_set_new(j, "steps", steps) < 0) ||
+        json_object_update(j, facts) < 0) {
+        json_decref(j);
+        return ckptfs_nomem(err);
+    }
+    *ret = j;
+    return 0;
+}
+
+/* A mountpoint answers by its control file. */
+static json_t *mount_facts(const char *path)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) char *file = ckptfs_text("%s/.ckptfs/stats.json", path);
+    return file ? json_load_file(file, 0, NULL) : NULL;
+}
+
+static void print_advice(const json_t *mount)
+{
+    json_int_t now = json_integer_value(json_object_get(mount, "readahead_kib"));
+    const char *bdi = json_string_value(json_object_get(mount, "bdi"));
+
+    if (now < 1024 && bdi && *bdi)
+        (void)printf("faster: echo 1024 | sudo tee /sys/class/bdi/%s/read_ahead_kb\n", bdi);
+}
+
+int ckpt_cmd_info(const struct ckpt_tool *t, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckpt_jsonp) json_t *j = mount_facts(t->run);
+    bool mounted = j;
+
+    if (!mounted && gather(t, &j, err) < 0)
+        return -1;
+    if (t->json)
+        return ckpt_out_json(j, err);
+    ckpt_out_outline(j);
+    if (mounted)
+        print_advice(j);
+    return CKPT_TOOL_GOOD;
+}

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ckpt verify: does a directory hold the tensors and files of a view?
+ *
+ * Tensors are compared by name, dtype, shape and bytes, however the directory splits them into
+ * files; all other files but the index byte by byte. Files that only the directory has are
+ * mentioned and are no difference. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fail.h"
+#include "items.h"
+#include "out.h"
+#include "pump.h"
+#include "tool.h"
+
+enum { SHOWN = 20 };
+
+static const uint64_t SAME = UINT64_MAX;
+
+struct verify {
+    struct ckpt_view *view;
+    struct ckpt_view *other; /* DIR's own tensors, under their own names */
+    const char *dir;
+    struct ckpt_items tensors; /* those of view that both have, with the same type and shape */
+    size_t *twin;              /* their numbers in other */
+    _Atomic uint64_t *first;   /* of each: the first byte that differs, or SAME */
+    json_t *differences;       /* [{"tensor" | "file", "what"}] */
+    json_t *extra;             /* names of files that only DIR has */
+    uint64_t file_bytes;
+};
+
+static int differ(struct verify *v, const char *kind, const char *name, const char *what,
+                  struct ckpt_err *err)
+{
+    json_t *j = json_pack("{s:s, s:s}", kind, name, "what", what);
+    return json_array_append_new(v->differences, j) < 0 ? ckptfs_nomem(err) : 0;
+}
+
+/* ---- tensors ---- */
+
+static char *type_text(const struct ckpt_tensor_info *info)
+{
+    char *text = NULL;
+    size_t len;
+    FILE *out = open_memstream(&text, &len);
+
+    if (!out)
+        return NULL;
+    (void)fprintf(out, "%s [", info->dtype);
+    for (uint32_t d = 0; d < info->rank; d++)
+        (void)fprintf(out, "%s%" PRIu64, d ? ", " : "", info->shape[d]);
+    (void)fputc(']', out);
+    return fclose(out) == 0 ? text : NULL;
+}
+
+static bool same_type(const struct ckpt_tensor_info *a, const struct ckpt_tensor_info *b)
+{
+    return strcmp(a->dtype, b->dtype) == 0 && a->rank == b->rank && a->nbytes == b->nbytes &&
+           (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+}
+
+/* Pair the view's tensors with DIR's. */
+static int match(struct verify *v, struct ckpt_err *err)
+{
+    size_t n = ckpt_view_tensors(v->view), kept = 0;
+
+    if (ckpt_items_tensors(v->view, &v->tensors, err) < 0)
+        return -1;
+    v->twin = calloc(n + 1, sizeof *v->twin);
+    v->first = calloc(n + 1, sizeof *v->first);
+    if (!v->twin || !v->first)
+        return ckptfs_nomem(err);
+    for (size_t i = 0; i < n; i++) {
+        struct ckpt_item *item = &v->tensors.item[i];
+        struct ckpt_tensor_info a, b;
+        CKPTFS_CLEANUP(ckptfs_freep) char *here = NULL, *there = NULL, *what = NULL;
+        size_t k;
+        ckpt_view_tensor(v->view, i, &a);
+        if (!ckpt_view_find_tensor(v->other, a.name, &k)) {
+            what = ckptfs_text("missing in %s", v->dir);
+        } else {
+            ckpt_view_tensor(v->other, k, &b);
+            if (same_type(&a, &b)) {
+                struct ckpt_item *to = &v->tensors.item[kept];
+                struct ckpt_item swap = *to;
+                *to = *item; /* kept <= i: what was there is left out already */
+                *item = swap;
+                v->twin[kept] = k;
+                atomic_store(&v->first[kept++], SAME);
+                continue;
+            }
+            here = type_text(&a);
+            there = type_text(&b);
+            what = ckptfs_text("%s, in %s %s", here ? here : "", v->dir, there ? there : "");
+        }
+        if (!what)
+            return ckptfs_nomem(err);
+        if (differ(v, "tensor", a.name, what, err) < 0)
+            return -1;
+        v->tensors.bytes -= item->size;
+    }
+    for (size_t i = kept; i < n; i++)
+        free(v->tensors.item[i].path);
+    v->tensors.n = kept;
+    return 0;
+}
+
+static int unmatched(struct verify *v, struct ckpt_err *err)
+{
+    for (size_t i = 0, n = ckpt_view_tensors(v->other); i < n; i++) {
+        struct ckpt_tensor_info info;
+        size_t k;
+        ckpt_view_tensor(v->other, i, &info);
+        if (!ckpt_view_find_tensor(v->view, info.name, &k) &&
+            differ(v, "tensor", info.name, "only in the directory", err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int compare_chunk(void *ctx, size_t i, const void *buf, size_t len, uint64_t off,
+                         void *scratch, struct ckpt_err *err)
+{
+    struct verify *v = ctx;
+    const unsigned char *a = buf, *b = scratch;
+    size_t at = 0;
+
+    if (ckpt_view_tensor_pread(v->other, v->twin[i], scratch, len, off, err) < 0)
+        return -1;
+    if (memcmp(a, b, len) == 0)
+        return 0;
+    while (a[at] == b[at])
+        at++;
+    /* Chunks end in any order: keep the lowest. */
+    uint64_t mine = off + at, known = atomic_load(&v->first[i]);
+    while (mine < known && !atomic_compare_exchange_weak(&v->first[i], &known, mine))
+        continue;
+    return 0;
+}
+
+/* "[3, 17]" of element e. */
+static char *index_text(const struct ckpt_tensor_info *info, uint64_t e)
+{
+    char *text = NULL;
+    size_t len;
+    FILE *out = open_memstream(&text, &len);
+
+    if (!out)
+        return NULL;
+    (void)fputc('[', out);
+    for (uint32_t d = 0; d < info->rank; d++) {
+        uint64_t below = 1;
+        for (uint32_t k = d + 1; k < info->rank; k++)
+            below *= info->shape[k];
+        (void)fprintf(out, "%s%" PRIu64, d ? ", " : "", e / below);
+        e %= below;
+    }
+    (void)fputc(']', out);
+    return fclose(out) == 0 ? text : NULL;
+}
+
+/* An element's bytes as one hexadecimal number (they are little-endian). */
+static void hex_element(const unsigned char *bytes, size_t n, char *buf)
+{
+    for (size_t i = n; i-- > 0; buf += 2)
+        (void)snprintf(buf, 3, "%02x", bytes[i]);
+}
+
+static int describe_first(struct verify *v, size_t i, struct ckpt_err *err)
+{
+    enum { WIDEST = 16 };
+    unsigned char a[WIDEST], b[WIDEST];
+    char hex_a[2 * WIDEST + 1] = "", hex_b[2 * WIDEST + 1] = "";
+    struct ckpt_tensor_info info;
+    uint64_t numel = 1, first = atomic_load(&v->first[i]);
+
+    ckpt_view_tensor(v->view, v->tensors.item[i].tensor, &info);
+    for (uint32_t d = 0; d < info.rank; d++)
+        numel *= info.shape[d];
+    size_t width = numel && info.nbytes / numel ? (size_t)(info.nbytes / numel) : 1;
+    if (width > WIDEST)
+        width = WIDEST;
+    uint64_t e = first / width;
+    if (ckpt_view_tensor_pread(v->view, v->tensors.item[i].tensor, a, width, e * width, err) < 0 ||
+        ckpt_view_tensor_pread(v->other, v->twin[i], b, width, e * width, err) < 0)
+        return -1;
+    hex_element(a, width, hex_a);
+    hex_element(b, width, hex_b);
+    CKPTFS_CLEANUP(ckptfs_freep) char *index = index_text(&info, e);
+    CKPTFS_CLEANUP(ckptfs_freep)
+    char *what =
+        ckptfs_text("element %s is 0x%s, in %s 0x%s", index ? index : "", hex_a, v->dir, hex_b);
+    return what ? differ(v, "tensor", info.name, what, err) : ckptfs_nomem(err);
+}
+
+static int compare_tensors(const struct ckpt_tool *t, struct verify *v, struct ckpt_err *err)
+{
+    const struct ckpt_pump pump = {.view = v->view,
+                                   .items = &v->tensors,
+                                   .jobs = t->jobs,
+                                   .quiet = t->quiet,
+                                   .ctx = v,
+                                   .sink = compare_chunk};
+
+    if (match(v, err) < 0 || unmatched(v, err) < 0 || ckpt_pump_run(&pump, NULL, err) < 0)
+        return -1;
+    for (size_t i = 0; i < v->tensors.n; i++)
+        if (atomic_load(&v->first[i]) != SAME && describe_first(v, i, err) < 0)
+            return -1;
+    return 0;
+}
+
+/* ---- other files ---- */
+
+static bool is_model_file(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return ckpt_is_weights(path) ||
+           strcmp(slash ? slash + 1 : path, "model.safetensors.index.json") == 0;
+}
+
+/* Compare one file's bytes with the open fd; what is NULL where they agree. */
+static int compare_bytes(const struct verify *v, const struct ckpt_item *item, int fd, char **what,
+                         struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) unsigned char *a = malloc(2 * (size_t)CKPT_PUMP_CHUNK);
+    unsigned char *b = a + CKPT_PUMP_CHUNK;
+
+    if (!a)
+        return ckptfs_nomem(err);
+    for (uint64_t off = 0; off < item->size;) {
+        size_t len = item->size - off < CKPT_PUMP_CHUNK ? (size_t)(item->size - off)
+                                                        : (size_t)CKPT_PUMP_CHUNK;
+        ssize_t n = pread(fd, b, len, (off_t)off);
+        if (n <= 0)
+            return ckptfs_fail_errno(err, n < 0 ? errno : EIO, "reading %s/%s", v->dir, item->path);
+        len = (size_t)n;
+        if (ckpt_item_pread(v->view, item, a, len, off, err) < 0)
+            return -1;
+        for (size_t i = 0; i < len; i++)
+            if (a[i] != b[i]) {
+                *what = ckptfs_text("byte %" PRIu64 " is 0x%02x, in %s 0x%02x", off + i, a[i],
+                                    v->dir, b[i]);
+                return *what ? 0 : ckptfs_nomem(err);
+            }
+        off += len;
+    }
+    return 0;
+}
+
+static int compare_file(struct verify *v, const struct ckpt_item *item, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) char *path = ckptfs_text("%s/%s", v->dir, item->path);
+    CKPTFS_CLEANUP(ckptfs_freep) char *what = NULL;
+    struct stat st;
+
+    if (!path)
+        return ckptfs_nomem(err);
+    CKPTFS_CLEANUP(ckptfs_closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno != ENOENT)
+        return ckptfs_fail_errno(err, errno, "%s", path);
+    if (fd < 0) {
+        what = ckptfs_text("missing in %s", v->dir);
+    } else if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
+        what = ckptfs_text("not a regular file in %s", v->dir);
+    } else if ((uint64_t)st.st_size != item->size) {
+        what =
+            ckptfs_text("%" PRIu64 " bytes, in %s %lld", item->size, v->dir, (long long)st.st_size);
+    } else if (compare_bytes(v, item, fd, &what, err) < 0) {
+        return -1;
+    }
+    v->file_bytes += item->size;
+    return what ? differ(v, "file", item->path, what, err) : 0;
+}
+
+/* Names below DIR that the view does not have; the split into weight files may differ. */
+static void note_extra(struct verify *v, const char *below, unsigned depth)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) char *path = ckptfs_text("%s/%s", v->dir, below);
+    DIR *d = path && depth < 8 ? opendir(path) : NULL;
+
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        CKPTFS_CLEANUP(ckptfs_freep)
+        char *name = ckptfs_text("%s%s%s", below, *below ? "/" : "", e->d_name);
+        const struct ckpt_node *node = name ? ckpt_view_find(v->view, name) : NULL;
+        if (node && ckpt_node_is_dir(node))
+            note_extra(v, name, depth + 1);
+        else if (name && !node && !is_model_file(name))
+            (void)json_array_append_new(v->extra, json_string(name));
+    }
+    if (d)
+        (void)closedir(d);
+}
+
+static int compare_files(struct verify *v, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckpt_items_release) struct ckpt_items files = {0};
+
+    if (ckpt_items_files(v->view, &files, err) < 0)
+        return -1;
+    for (size_t i = 0; i < files.n; i++)
+        if (!is_model_file(files.item[i].path) && compare_file(v, &files.item[i], err) < 0)
+            return -1;
+    note_extra(v, "", 0);
+    return 0;
+}
+
+/* ---- the command ---- */
+
+static int report(const struct ckpt_tool *t, struct verify *v, struct ckpt_err *err)
+{
+    size_t n = json_array_size(v->differences), i;
+    json_t *d;
+    char size[CKPT_OUT_SIZE];
+
+    if (t->json) {
+        CKPTFS_CLEANUP(ckpt_jsonp)
+        json_t *j = json_pack("{s:b, s:I, s:I, s:O, s:O}", "equal", n == 0, "tensors",
+                              (json_int_t)v->tensors.n, "bytes", (json_int_t)v->tensors.bytes,
+                              "differences", v->differences, "extra_files", v->extra);
+        if (ckpt_out_json(j, err) < 0)
+            return -1;
+        return n ? CKPT_TOOL_DIFFERENT : CKPT_TOOL_GOOD;
+    }
+    json_array_foreach(v->extra, i, d) if (i < SHOWN)(void)
+        printf("note: only in %s: %s\n", v->dir, json_string_value(d));
+    json_array_foreach(v->differences, i, d)
+    {
+        const char *tensor = json_string_value(json_object_get(d, "tensor"));
+        const char *file = json_string_value(json_object_get(d, "file"));
+        if (i < SHOWN)
+            (void)printf("%s %s: %s\n", tensor ? "tensor" : "file", tensor ? tensor : file,
+                         json_string_value(json_object_get(d, "what")));
+    }
+    if (n > SHOWN)
+        (void)printf("... and %zu more\n", n - SHOWN);
+    if (n)
+        (void)printf("different: %zu of %zu tensors and files\n", n, ckpt_view_tensors(v->view));
+    else
+        (void)printf("equal: %zu tensors, %s\n", v->tensors.n,
+                     ckpt_out_size(v->tensors.bytes, size));
+    return n ? CKPT_TOOL_DIFFERENT : CKPT_TOOL_GOOD;
+}
+
+/* DIR's tensors as they are. */
+static int open_other(const char *dir, struct ckpt_run **ret_run, struct ckpt_view **ret_view,
+                      struct ckpt_err *err)
+{
+    struct ckpt_options *opt = NULL;
+    struct ckpt_err inner = {0};
+    int rc;
+
+    if (ckpt_options_new(&opt, err) < 0)
+        return -1;
+    rc = ckpt_options_set(opt, "view", "raw", &inner);
+    if (rc == 0)
+        rc = ckpt_run_open(dir, opt, ret_run, &inner);
+    if (rc == 0)
+        rc = ckpt_run_view(*ret_run, NULL, ret_view, &inner);
+    ckpt_options_free(opt);
+    return rc == 0 ? 0 : ckptfs_fail(err, inner.code, "%s", inner.text);
+}
+
+int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL, *other_run = NULL;
+    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL, *other = NULL;
+    struct verify v = {.dir = t->operand[0]};
+
+    if (ckpt_tool_open(t, &run, &view, err) < 0 ||
+        open_other(t->operand[0], &other_run, &other, err) < 0)
+        return -1;
+    v.view = view;
+    v.other = other;
+    v.differences = json_array();
+    v.extra = json_array();
+    int rc = compare_tensors(t, &v, err);
+    if (rc == 0 && !t->tensors)
+        rc = compare_files(&v, err);
+    if (rc == 0)
+        rc = report(t, &v, err);
+    ckpt_items_release(&v.tensors);
+    free(v.twin);
+    free(v.first);
+    json_decref(v.differences);
+    json_decref(v.extra);
+    return rc;
+}

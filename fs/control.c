@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stats.json and explain/TENSOR. */
+#include "control.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "fail.h"
+#include "reply.h"
+
+static const char *const control_names[] = {"stats.json", "explain"};
+
+int ckptfs_control_kind(enum ckptfs_kind dir, const char *name, enum ckptfs_kind *ret)
+{
+    if (dir == CKPTFS_EXPLAIN_DIR)
+        *ret = CKPTFS_EXPLAIN;
+    else if (strcmp(name, "stats.json") == 0)
+        *ret = CKPTFS_STATS;
+    else if (strcmp(name, "explain") == 0)
+        *ret = CKPTFS_EXPLAIN_DIR;
+    else
+        return ENOENT;
+    return 0;
+}
+
+int ckptfs_control_lookup(struct ckptfs *fs, enum ckptfs_kind dir, const char *name,
+                          enum ckptfs_kind *ret)
+{
+    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    struct ckpt_err err = {0};
+
+    if (dir == CKPTFS_EXPLAIN_DIR) {
+        if (ckptfs_view_of(&fs->refresh, "", &view, &err) < 0)
+            return ckptfs_errno(&err);
+        if (!ckpt_view_find_tensor(view, name, &(size_t){0}))
+            return ENOENT;
+    }
+    return ckptfs_control_kind(dir, name, ret);
+}
+
+size_t ckptfs_control_names(enum ckptfs_kind dir, const char *const **ret)
+{
+    *ret = control_names;
+    return dir == CKPTFS_CONTROL ? sizeof control_names / sizeof *control_names : 0;
+}
+
+static json_int_t load(_Atomic uint64_t *n)
+{
+    return (json_int_t)atomic_load_explicit(n, memory_order_relaxed);
+}
+
+static json_t *settings(const struct ckptfs *fs)
+{
+    const struct ckptfs_negotiated *n = &fs->negotiated;
+
+    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:s, s:b, s:b}", "version", ckpt_version(),
+                     "libfuse", fuse_pkgversion(), "protocol_minor", (int)n->proto_minor,
+                     "max_read", (int)n->max_read, "threads", (int)fs->config->threads, "io",
+                     fs->config->direct ? "direct" : "buffered", "direct_mmap", n->direct_mmap,
+                     "null", fs->config->null_reads);
+}
+
+static char *stats_text(struct ckptfs *fs)
+{
+    struct ckpt_stats run_stats = {0};
+    struct ckpt_run *run = atomic_load(&fs->refresh.run);
+    struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
+    struct ckptfs_counters *c = &fs->count;
+
+    if (run)
+        ckpt_run_stats(run, &run_stats);
+    json_t *j = json_pack(
+        "{s:s, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:I},"
+        " s:o, s:i, s:s}",
+        "run", fs->config->run, "uptime_s", (json_int_t)(time(NULL) - fs->started), "steps",
+        (json_int_t)(steps ? steps->n : 0), /**/
+        "mount", "lookups", load(&c->lookups), "opens", load(&c->opens), "reads", load(&c->reads),
+        "bytes", load(&c->read_bytes), "errors", load(&c->errors), "open_files",
+        load(&c->open_files), "nodes", (json_int_t)ckptfs_nodes_count(&fs->nodes), /**/
+        "source", "requests", (json_int_t)run_stats.requests, "bytes", (json_int_t)run_stats.bytes,
+        "reads", (json_int_t)run_stats.source_reads, "read_bytes",
+        (json_int_t)run_stats.source_bytes, "cache_bytes", (json_int_t)run_stats.slab_bytes,
+        "open_files", (json_int_t)run_stats.open_files, "errors", (json_int_t)run_stats.errors, /**/
+        "settings", settings(fs), "readahead_kib", (int)fs->negotiated.readahead_kib, "bdi",
+        fs->negotiated.dev);
+    ckptfs_steps_release(steps);
+    char *text = j ? json_dumps(j, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
+    json_decref(j);
+    return text;
+}
+
+static int explain_text(struct ckptfs *fs, const char *tensor, char **ret)
+{
+    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    struct ckpt_err err = {0};
+
+    if (ckptfs_view_of(&fs->refresh, "", &view, &err) < 0 ||
+        ckpt_view_explain(view, tensor, ret, &err) < 0)
+        return ckptfs_errno(&err);
+    return 0;
+}
+
+/* Text files end with a newline. */
+static int add_newline(char **text)
+{
+    size_t n = strlen(*text);
+
+    if (n && (*text)[n - 1] == '\n')
+        return 0;
+    char *longer = realloc(*text, n + 2);
+    if (!longer)
+        return ENOMEM;
+    memcpy(longer + n, "\n", 2);
+    *text = longer;
+    return 0;
+}
+
+int ckptfs_control_text(struct ckptfs *fs, const struct ckptfs_id *id, char **ret)
+{
+    if (id->kind == CKPTFS_STATS)
+        *ret = stats_text(fs);
+    else {
+        int rc = explain_text(fs, id->path, ret);
+        if (rc)
+            return rc;
+    }
+    return *ret ? add_newline(ret) : ENOMEM;
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files or tensors of a view as one flat list. */
+#ifndef CKPT_FS_ITEMS_H
+#define CKPT_FS_ITEMS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <ckptfs/ckptfs.h>
+
+struct ckpt_item {
+    char *path; /* of a file below the view's root; a tensor's name */
+    uint64_t size;
+    const struct ckpt_node *file; /* NULL: it is a tensor */
+    size_t tensor;
+};
+
+struct ckpt_items {
+    struct ckpt_item *item;
+    size_t n, cap;
+    uint64_t bytes;
+};
+
+/* Every file, by path; the weights (*.safetensors) first, so that an export gets its config.json
+ * last. */
+int ckpt_items_files(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
+
+/* Every tensor, in the order of the state dict. */
+int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
+
+void ckpt_items_release(struct ckpt_items *items);
+
+/* All of [off, off+len), or failure. */
+int ckpt_item_pread(struct ckpt_view *view, const struct ckpt_item *item, void *buf, size_t len,
+                    uint64_t off, struct ckpt_err *err);
+
+bool ckpt_is_weights(const char *path);
+
+#endif

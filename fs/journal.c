@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lines appended by single writes, read back whole. */
+#include "journal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fail.h"
+
+const char ckpt_journal_name[] = ".ckptfs-export";
+
+enum { MOST_BYTES = 256 << 20 };
+
+static int append(const struct ckpt_journal *j, json_t *line, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    int rc = 0;
+
+    json_decref(line);
+    size_t n = text ? strlen(text) : 0;
+    char *longer = text ? realloc(text, n + 2) : NULL;
+    if (!longer)
+        return ckptfs_nomem(err);
+    text = longer;
+    memcpy(text + n, "\n", 2);
+    ssize_t put = write(j->fd, text, n + 1); /* O_APPEND: threads do not mix */
+    if (put != (ssize_t)(n + 1) || fdatasync(j->fd) < 0)
+        rc = ckptfs_fail_errno(err, put >= 0 && put <= (ssize_t)n ? ENOSPC : errno, "writing %s",
+                               ckpt_journal_name);
+    return rc;
+}
+
+int ckpt_journal_add_complete(const struct ckpt_journal *j, const char *path, uint64_t size,
+                              int64_t mtime_ns, const char *xxh3, struct ckpt_err *err)
+{
+    return append(j,
+                  json_pack("{s:s, s:I, s:I, s:s}", "complete", path, "size", (json_int_t)size,
+                            "mtime_ns", (json_int_t)mtime_ns, "xxh3", xxh3),
+                  err);
+}
+
+int ckpt_journal_add_partial(const struct ckpt_journal *j, const char *path, uint64_t len,
+                             const char *xxh3, struct ckpt_err *err)
+{
+    return append(
+        j, json_pack("{s:s, s:I, s:s}", "partial", path, "len", (json_int_t)len, "xxh3", xxh3),
+        err);
+}
+
+/* A line that was cut off by a crash ends the journal: what follows it does not exist. */
+static bool take_line(struct ckpt_journal *j, const json_t *line)
+{
+    const char *path;
+
+    if ((path = json_string_value(json_object_get(line, "complete"))))
+        return json_object_set(j->complete, path, (json_t *)line) == 0;
+    if ((path = json_string_value(json_object_get(line, "partial"))))
+        return json_object_set(j->partial, path, (json_t *)line) == 0;
+    return true;
+}
+
+static int parse(struct ckpt_journal *j, char *text, const char *source, struct ckpt_err *err)
+{
+    char *save = NULL;
+    bool head = true;
+
+    for (char *p = strtok_r(text, "\n", &save); p; p = strtok_r(NULL, "\n", &save)) {
+        json_t *line = json_loads(p, JSON_REJECT_DUPLICATES, NULL);
+        const char *of = json_string_value(json_object_get(line, "export"));
+        bool good = line && (!head || (of && strcmp(of, source) == 0)) && take_line(j, line);
+        if (head && !good) {
+            (void)ckptfs_fail(
+                err, CKPT_CONFLICT,
+                "it holds an unfinished export of something else (%s in %s); remove it "
+                "or choose another directory",
+                of ? of : "unreadable", ckpt_journal_name);
+            json_decref(line);
+            return -1;
+        }
+        json_decref(line);
+        if (!good)
+            break;
+        head = false;
+    }
+    return 0;
+}
+
+static int read_all(int fd, char **ret, struct ckpt_err *err)
+{
+    struct stat st;
+    size_t have = 0;
+
+    if (fstat(fd, &st) < 0)
+        return ckptfs_fail_errno(err, errno, "%s", ckpt_journal_name);
+    if (!S_ISREG(st.st_mode) || st.st_size > MOST_BYTES)
+        return ckptfs_fail(err, CKPT_LIMIT, "%s is not a journal of an export", ckpt_journal_name);
+    char *text = malloc((size_t)st.st_size + 1);
+    if (!text)
+        return ckptfs_nomem(err);
+    while (have < (size_t)st.st_size) {
+        ssize_t n = pread(fd, text + have, (size_t)st.st_size - have, (off_t)have);
+        if (n <= 0)
+            break;
+        have += (size_t)n;
+    }
+    text[have] = '\0';
+    *ret = text;
+    return 0;
+}
+
+int ckpt_journal_open(int dest, const char *source, struct ckpt_journal *ret, bool *ret_new,
+                      struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) char *text = NULL;
+    struct ckpt_journal j = {.complete = json_object(), .partial = json_object()};
+
+    j.fd =
+        openat(dest, ckpt_journal_name, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (j.fd < 0) {
+        (void)ckptfs_fail_errno(err, errno, "%s", ckpt_journal_name);
+        goto fail;
+    }
+    if (flock(j.fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
+        (void)ckptfs_fail(err, CKPT_CONFLICT, "another export is writing there");
+        goto fail;
+    }
+    if (read_all(j.fd, &text, err) < 0 || parse(&j, text, source, err) < 0)
+        goto fail;
+    *ret_new = !*text;
+    if (*ret_new && append(&j, json_pack("{s:s}", "export", source), err) < 0)
+        goto fail;
+    *ret = j;
+    return 0;
+fail:
+    ckpt_journal_close(&j);
+    return -1;
+}
+
+void ckpt_journal_close(struct ckpt_journal *j)
+{
+    if (j->fd >= 0)
+        (void)close(j->fd);
+    json_decref(j->complete);
+    json_decref(j->partial);
+    *j = (struct ckpt_journal){.fd = -1};
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Everything that a mount consists of: what every request handler is given. */
+#ifndef CKPT_FS_MOUNT_H
+#define CKPT_FS_MOUNT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "cmdline.h"
+#include "log.h"
+#include "nodes.h"
+#include "refresh.h"
+
+/* What kernel, library and mount agreed on. Written before the first request but INIT. */
+struct ckptfs_negotiated {
+    unsigned proto_major, proto_minor;
+    unsigned max_read;      /* bytes per request */
+    unsigned readahead_kib; /* as the kernel says now; 0: not known */
+    char dev[32];           /* MAJ:MIN of the mount's bdi; "" if not known */
+    bool readahead_refused; /* we were not permitted to raise it */
+    bool direct_mmap;       /* FUSE_CAP_DIRECT_IO_ALLOW_MMAP is in force */
+};
+
+/* Since the mount. */
+struct ckptfs_counters {
+    _Atomic uint64_t lookups, opens, reads, read_bytes, errors, open_files;
+};
+
+struct ckptfs {
+    const struct ckptfs_config *config;
+    const struct ckptfs_log *log;
+    struct ckptfs_refresh refresh;
+    struct ckptfs_nodes nodes;
+    struct ckptfs_negotiated negotiated;
+    struct ckptfs_counters count;
+    pthread_key_t buffer; /* each worker's struct ckptfs_buffer, see ops.c */
+    time_t started;
+};
+
+#endif

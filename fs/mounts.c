@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* /proc/self/mountinfo, mountpoints and stale mounts. */
+#include "mounts.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "fail.h"
+
+enum { MOST_STACKED = 16 };
+
+extern char **environ;
+
+/* mountinfo writes blanks, tabs, newlines and backslashes as \ooo. In place. */
+static void unescape(char *s)
+{
+    char *out = s;
+
+    for (; *s; s++) {
+        if (s[0] == '\\' && s[1] >= '0' && s[1] <= '3' && s[2] >= '0' && s[2] <= '7' &&
+            s[3] >= '0' && s[3] <= '7') {
+            *out++ = (char)((s[1] - '0') << 6 | (s[2] - '0') << 3 | (s[3] - '0'));
+            s += 3;
+        } else {
+            *out++ = *s;
+        }
+    }
+    *out = '\0';
+}
+
+/* "36 35 98:0 /root /mount/point options... - fstype source options": the path of a line, and the
+ * rest. */
+static bool parse_line(char *line, char **ret_path, struct ckptfs_mountinfo *ret)
+{
+    char *field[5], *save = NULL, *dash;
+
+    for (size_t i = 0; i < 5; i++)
+        if (!(field[i] = strtok_r(i ? NULL : line, " ", &save)))
+            return false;
+    if (!save || !(dash = strstr(save, "- ")))
+        return false;
+    unescape(field[4]);
+    *ret_path = field[4];
+    (void)snprintf(ret->dev, sizeof ret->dev, "%s", field[2]);
+    (void)snprintf(ret->fstype, sizeof ret->fstype, "%.*s", (int)strcspn(dash + 2, " "), dash + 2);
+    return true;
+}
+
+bool ckptfs_mountinfo_find(const char *path, struct ckptfs_mountinfo *ret)
+{
+    FILE *in = fopen("/proc/self/mountinfo", "re");
+    CKPTFS_CLEANUP(ckptfs_freep) char *line = NULL;
+    size_t cap = 0;
+    bool found = false;
+
+    while (in && getline(&line, &cap, in) > 0) {
+        struct ckptfs_mountinfo info;
+        char *at;
+        if (parse_line(line, &at, &info) && strcmp(at, path) == 0) {
+            *ret = info; /* later lines lie on top of earlier ones */
+            found = true;
+        }
+    }
+    if (in)
+        (void)fclose(in);
+    return found;
+}
+
+static bool is_ours(const char *path)
+{
+    struct ckptfs_mountinfo info;
+    return ckptfs_mountinfo_find(path, &info) && strcmp(info.fstype, "fuse.ckptfs") == 0;
+}
+
+int ckptfs_unmount(const char *path, struct ckpt_err *err)
+{
+    const char *const argv[] = {"fusermount3", "-u", "-z", "-q", "--", path, NULL};
+    pid_t pid;
+    int status = 0, rc;
+
+    if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
+        return 0;
+    if (errno != EPERM)
+        return ckptfs_fail_errno(err, errno, "unmounting %s", path);
+    if ((rc = posix_spawnp(&pid, argv[0], NULL, NULL, (char *const *)argv, environ)) != 0)
+        return ckptfs_fail_errno(err, rc, "running fusermount3");
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        continue;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return 0;
+    return ckptfs_fail(err, CKPT_IO, "fusermount3 could not unmount %s", path);
+}
+
+/* The absolute path of a directory that may carry a dead mount, which realpath(3) can't ask: its
+ * parent is resolved, its last name kept. */
+static char *resolve_mountpoint(const char *path, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) char *copy = NULL, *parent = NULL;
+    char *full = realpath(path, NULL), *slash;
+
+    if (full)
+        return full;
+    if (errno != ENOTCONN) {
+        (void)ckptfs_fail_errno(err, errno, "mountpoint %s", path);
+        return NULL;
+    }
+    if (!(copy = strdup(path)))
+        return NULL;
+    for (size_t n = strlen(copy); n > 1 && copy[n - 1] == '/'; n--)
+        copy[n - 1] = '\0';
+    slash = strrchr(copy, '/');
+    if (slash)
+        *slash = '\0';
+    parent = realpath(!slash ? "." : slash == copy ? "/" : copy, NULL);
+    if (!parent) {
+        (void)ckptfs_fail_errno(err, errno, "mountpoint %s", path);
+        return NULL;
+    }
+    return ckptfs_text("%s/%s", strcmp(parent, "/") == 0 ? "" : parent, slash ? slash + 1 : copy);
+}
+
+static int clear_stale(const char *path, const struct ckptfs_log *log, struct ckpt_err *err)
+{
+    struct stat st;
+
+    for (int i = 0; i < MOST_STACKED; i++) {
+        if (!is_ours(path))
+            break;
+        if (stat(path, &st) == 0 || errno != ENOTCONN)
+            return ckptfs_fail(err, CKPT_USAGE,
+                               "%s is a ckptfs mount already; fusermount3 -u ends it", path);
+        ckptfs_logf(log, CKPT_INFO, "%s: replacing a mount whose daemon is gone", path);
+        if (ckptfs_unmount(path, err) < 0)
+            return -1;
+    }
+    if (stat(path, &st) < 0)
+        return ckptfs_fail_errno(err, errno, "mountpoint %s", path);
+    if (!S_ISDIR(st.st_mode))
+        return ckptfs_fail(err, CKPT_USAGE, "mountpoint %s is not a directory", path);
+    return 0;
+}
+
+/* Whether `path` is `dir` or lies below it: by name, or by identity where bind mounts give it
+ * another name. */
+static bool lies_in(const char *path, const char *dir)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) char *up = strdup(path);
+    struct stat want, st;
+
+    if (!up || stat(dir, &want) < 0)
+        return false;
+    for (;;) {
+        if (strcmp(up, dir) == 0 ||
+            (stat(up, &st) == 0 && st.st_dev == want.st_dev && st.st_ino == want.st_ino))
+            return true;
+        char *slash = strrchr(up, '/');
+        if (!slash || !slash[1])
+            return false;
+        slash[slash == up ? 1 : 0] = '\0';
+    }
+}
+
+static int replace(char **text, char *with, struct ckpt_err *err)
+{
+    if (!with)
+        return ckptfs_nomem(err);
+    free(*text);
+    *text = with;
+    return 0;
+}
+
+int ckptfs_paths_resolve(struct ckptfs_config *c, const struct ckptfs_log *log,
+                         struct ckpt_err *err)
+{
+    char *full = realpath(c->run, NULL);
+
+    /* With -o wait the run itself may be yet to come: then the name is kept, made absolute. */
+    if (!full && errno == ENOENT && c->wait) {
+        CKPTFS_CLEANUP(ckptfs_freep) char *cwd = getcwd(NULL, 0);
+        full = ckptfs_text("%s%s%s", *c->run == '/' || !cwd ? "" : cwd, *c->run == '/' ? "" : "/",
+                           c->run);
+    }
+    if (!full)
+        return ckptfs_fail_errno(err, errno, "%s", c->run);
+    if (replace(&c->run, full, err) < 0)
+        return -1;
+    if (!(full = resolve_mountpoint(c->mountpoint, err)))
+        return ckptfs_nomem(err);
+    if (replace(&c->mountpoint, full, err) < 0 || clear_stale(c->mountpoint, log, err) < 0)
+        return -1;
+    if (lies_in(c->run, c->mountpoint))
+        return ckptfs_fail(err, CKPT_USAGE,
+                           "the mount at %s would hide the run %s from ckptfs itself",
+                           c->mountpoint, c->run);
+    if (lies_in(c->mountpoint, c->run))
+        return ckptfs_fail(
+            err, CKPT_USAGE,
+            "the mountpoint %s lies inside the run %s: ckptfs would read its own mount",
+            c->mountpoint, c->run);
+    return 0;
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tables, JSON and outlines on stdout. */
+#include "out.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fail.h"
+
+const char *ckpt_out_size(uint64_t bytes, char buf[CKPT_OUT_SIZE])
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double n = (double)bytes;
+    size_t i = 0;
+
+    for (; n >= 1024 && i + 1 < sizeof unit / sizeof *unit; i++)
+        n /= 1024;
+    (void)snprintf(buf, CKPT_OUT_SIZE, i ? "%.1f %s" : "%.0f %s", n, unit[i]);
+    return buf;
+}
+
+static bool styled(void)
+{
+    const char *term = getenv("TERM");
+    return isatty(STDOUT_FILENO) && !getenv("NO_COLOR") && term && strcmp(term, "dumb") != 0;
+}
+
+const char *ckpt_out_bold(void) { return styled() ? "\033[1m" : ""; }
+
+const char *ckpt_out_plain(void) { return styled() ? "\033[0m" : ""; }
+
+static void put_row(const char *const *cell, const char *align, const size_t *width, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        bool last = i + 1 == n;
+        if (align[i] == 'r')
+            (void)printf("%*s", (int)width[i], cell[i]);
+        else
+            (void)printf("%-*s", last ? 0 : (int)width[i], cell[i]);
+        (void)fputs(last ? "\n" : "  ", stdout);
+    }
+}
+
+void ckpt_out_table(const char *const *head, const char *align, size_t ncolumn, char *const *cell,
+                    size_t ncell)
+{
+    enum { MOST_COLUMNS = 8 };
+    size_t width[MOST_COLUMNS] = {0};
+
+    for (size_t i = 0; i < ncolumn; i++)
+        width[i] = head ? strlen(head[i]) : 0;
+    for (size_t i = 0; i < ncell; i++)
+        if (strlen(cell[i]) > width[i % ncolumn])
+            width[i % ncolumn] = strlen(cell[i]);
+    if (head) {
+        (void)fputs(ckpt_out_bold(), stdout);
+        put_row(head, align, width, ncolumn);
+        (void)fputs(ckpt_out_plain(), stdout);
+    }
+    for (size_t i = 0; i + ncolumn <= ncell; i += ncolumn)
+        put_row((const char *const *)cell + i, align, width, ncolumn);
+}
+
+void ckpt_jsonp(json_t **j)
+{
+    json_decref(*j);
+    *j = NULL;
+}
+
+int ckpt_out_parse(const char *text, json_t **ret, struct ckpt_err *err)
+{
+    json_error_t at;
+
+    *ret = json_loads(text, JSON_DECODE_ANY, &at);
+    return *ret ? 0 : ckptfs_fail(err, CKPT_FORMAT, "the library's JSON: %s", at.text);
+}
+
+int ckpt_out_json(const json_t *j, struct ckpt_err *err)
+{
+    if (!j)
+        return ckptfs_nomem(err);
+    if (json_dumpf(j, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_ENCODE_ANY) < 0)
+        return ckptfs_fail(err, CKPT_IO, "the output could not be written");
+    (void)fputc('\n', stdout);
+    return 0;
+}
+
+static bool is_flat(const json_t *j) { return !json_is_object(j) && !json_is_array(j); }
+
+static void put_flat(const json_t *j)
+{
+    if (json_is_string(j))
+        (void)fputs(json_string_value(j), stdout);
+    else
+        (void)json_dumpf(j, stdout, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
+}
+
+/* A list of a few short values fits on its line. */
+static bool fits_line(const json_t *j)
+{
+    size_t chars = 0, i;
+    const json_t *item;
+
+    if (!json_is_array(j))
+        return false;
+    json_array_foreach(j, i, item)
+    {
+        if (!is_flat(item))
+            return false;
+        chars += json_is_string(item) ? json_string_length(item) + 2 : 8;
+    }
+    return chars <= 72;
+}
+
+static void put_line_list(const json_t *j)
+{
+    const json_t *item;
+    size_t i;
+
+    json_array_foreach(j, i, item)
+    {
+        (void)fputs(i ? ", " : "", stdout);
+        put_flat(item);
+    }
+    (void)fputc('\n', stdout);
+}
+
+static void outline(const json_t *j, int indent, bool hanging);
+
+/* What follows "key:" or "-". */
+static void put_value(const json_t *j, int indent, bool item)
+{
+    if (is_flat(j)) {
+        (void)fputc(' ', stdout);
+        put_flat(j);
+        (void)fputc('\n', stdout);
+    } else if (fits_line(j)) {
+        (void)fputs(json_array_size(j) ? " " : " none", stdout);
+        put_line_list(j);
+    } else if (item && json_is_object(j)) {
+        (void)fputc(' ', stdout);
+        outline(j, indent, true);
+    } else {
+        (void)fputc('\n', stdout);
+        outline(j, indent, false);
+    }
+}
+
+/* `hanging`: the first line is indented already. Depth is bounded by the parser. */
+static void outline(const json_t *j, int indent, bool hanging)
+{
+    const char *key;
+    json_t *value;
+    size_t i;
+
+    if (json_is_object(j)) {
+        json_object_foreach((json_t *)j, key, value)
+        {
+            (void)printf("%*s%s:", hanging ? 0 : indent, "", key);
+            hanging = false;
+            put_value(value, indent + 2, false);
+        }
+    } else if (json_is_array(j)) {
+        json_array_foreach(j, i, value)
+        {
+            (void)printf("%*s-", indent, "");
+            put_value(value, indent + 2, true);
+        }
+    } else {
+        put_value(j, indent, false);
+    }
+}
+
+void ckpt_out_outline(const json_t *j) { outline(j, 0, false); }

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening the run, and looking at it again every second: inotify is blind on NFS and Lustre. */
+#include "refresh.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "fail.h"
+
+enum { PERIOD_S = 1 };
+
+void ckptfs_steps_release(struct ckptfs_steps *s)
+{
+    if (!s || atomic_fetch_sub(&s->nref, 1) > 1)
+        return;
+    ckpt_steps_free(s->step, s->n);
+    free(s);
+}
+
+void ckptfs_stepsp(struct ckptfs_steps **s)
+{
+    ckptfs_steps_release(*s);
+    *s = NULL;
+}
+
+struct ckptfs_steps *ckptfs_steps_hold(struct ckptfs_refresh *r)
+{
+    (void)pthread_mutex_lock(&r->lock);
+    struct ckptfs_steps *s = r->now;
+    if (s)
+        atomic_fetch_add(&s->nref, 1);
+    (void)pthread_mutex_unlock(&r->lock);
+    return s;
+}
+
+const struct ckpt_step *ckptfs_steps_find(const struct ckptfs_steps *s, const char *name)
+{
+    for (size_t i = 0; i < s->n; i++)
+        if (strcmp(s->step[i].name, name) == 0)
+            return &s->step[i];
+    return NULL;
+}
+
+const struct ckpt_step *ckptfs_steps_latest(const struct ckptfs_steps *s)
+{
+    for (size_t i = s->n; i-- > 0;)
+        if (s->step[i].is_latest)
+            return &s->step[i];
+    return NULL;
+}
+
+/* Put the run's present steps in the place of the last list. */
+static int publish(struct ckptfs_refresh *r, struct ckpt_run *run, struct ckpt_err *err)
+{
+    struct ckptfs_steps *s = calloc(1, sizeof *s), *old;
+
+    if (!s)
+        return ckptfs_nomem(err);
+    atomic_init(&s->nref, 1);
+    s->folder = ckpt_run_is_folder(run);
+    if (ckpt_run_steps(run, &s->step, &s->n, err) < 0) {
+        free(s);
+        return -1;
+    }
+    (void)pthread_mutex_lock(&r->lock);
+    old = r->now;
+    r->now = s;
+    (void)pthread_mutex_unlock(&r->lock);
+    ckptfs_steps_release(old);
+    return 0;
+}
+
+static uint64_t bytes_below(const struct ckpt_node *node)
+{
+    uint64_t sum = ckpt_node_is_dir(node) ? 0 : ckpt_node_size(node);
+
+    for (size_t i = 0, n = ckpt_node_children(node); i < n; i++)
+        sum += bytes_below(ckpt_node_child(node, i));
+    return sum;
+}
+
+static int open_run(struct ckptfs_refresh *r, struct ckpt_err *err)
+{
+    struct ckpt_run *run = NULL;
+    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+
+    if (ckpt_run_open(r->config->run, r->config->opt, &run, err) < 0)
+        return -1;
+    if (ckpt_run_newest_view(run, &view, err) < 0 && !r->config->wait)
+        goto fail;
+    if (view)
+        atomic_store(&r->bytes, bytes_below(ckpt_view_root(view)));
+    if (publish(r, run, err) < 0)
+        goto fail;
+    atomic_store(&r->run, run);
+    return 0;
+fail:
+    ckpt_view_release(view);
+    view = NULL;
+    ckpt_run_close(run);
+    return -1;
+}
+
+int ckptfs_refresh_open(struct ckptfs_refresh *r, const struct ckptfs_config *config,
+                        const struct ckptfs_log *log, struct ckpt_err *err)
+{
+    pthread_condattr_t attr;
+
+    *r = (struct ckptfs_refresh){.config = config, .log = log};
+    (void)pthread_mutex_init(&r->lock, NULL);
+    (void)pthread_condattr_init(&attr);
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&r->wake, &attr);
+    (void)pthread_condattr_destroy(&attr);
+    if (open_run(r, err) == 0)
+        return 0;
+    if (!config->wait || err->code == CKPT_USAGE)
+        return -1;
+    ckptfs_logf(log, CKPT_INFO, "waiting for a first step: %s", err->text);
+    *err = (struct ckpt_err){0};
+    return 0;
+}
+
+static void look(struct ckptfs_refresh *r)
+{
+    struct ckpt_run *run = atomic_load(&r->run);
+    struct ckpt_err err = {0};
+    bool changed = false;
+
+    if (!run) {
+        if (open_run(r, &err) == 0)
+            ckptfs_logf(r->log, CKPT_INFO, "%s: the first step is there", r->config->run);
+        return;
+    }
+    if (ckpt_run_scan(run, &changed, &err) < 0 || (changed && publish(r, run, &err) < 0)) {
+        if (!r->failing)
+            ckptfs_logf(r->log, CKPT_WARNING, "looking for new steps: %s", err.text);
+        r->failing = true;
+        return;
+    }
+    if (r->failing)
+        ckptfs_logf(r->log, CKPT_INFO, "%s can be listed again", r->config->run);
+    r->failing = false;
+}
+
+static void *watch(void *arg)
+{
+    struct ckptfs_refresh *r = arg;
+    struct timespec until;
+
+    (void)pthread_mutex_lock(&r->lock);
+    while (!r->stop) {
+        (void)clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += PERIOD_S;
+        while (!r->stop && !r->kicked)
+            if (pthread_cond_timedwait(&r->wake, &r->lock, &until) != 0)
+                break;
+        if (r->stop)
+            break;
+        r->kicked = false;
+        (void)pthread_mutex_unlock(&r->lock);
+        look(r);
+        (void)pthread_mutex_lock(&r->lock);
+    }
+    (void)pthread_mutex_unlock(&r->lock);
+    return NULL;
+}
+
+int ckptfs_refresh_start(struct ckptfs_refresh *r, struct ckpt_err *err)
+{
+    int rc = pthread_create(&r->thread, NULL, watch, r);
+
+    if (rc != 0)
+        return ckptfs_fail_errno(err, rc, "starting a thread");
+    r->running = true;
+    return 0;
+}
+
+void ckptfs_refresh_kick(struct ckptfs_refresh *r)
+{
+    (void)pthread_mutex_lock(&r->lock);
+    r->kicked = true;
+    (void)pthread_cond_signal(&r->wake);
+    (void)pthread_mutex_unlock(&r->lock);
+}
+
+void ckptfs_refresh_stop(struct ckptfs_refresh *r)
+{
+    if (!r->running)
+        return;
+    (void)pthread_mutex_lock(&r->lock);
+    r->stop = true;
+    (void)pthread_cond_signal(&r->wake);
+    (void)pthread_mutex_unlock(&r->lock);
+    (void)pthread_join(r->thread, NULL);
+    r->running = false;
+}
+
+void ckptfs_refresh_release(struct ckptfs_refresh *r)
+{
+    ckptfs_steps_release(r->now);
+    ckpt_run_close(atomic_load(&r->run));
+    (void)pthread_cond_destroy(&r->wake);
+    (void)pthread_mutex_destroy(&r->lock);
+}
+
+int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view **ret,
+                   struct ckpt_err *err)
+{
+    struct ckpt_run *run = atomic_load(&r->run);
+
+    if (!run)
+        return ckptfs_fail(err, CKPT_MISSING, "%s: there is no step yet", r->config->run);
+    return ckpt_run_view(run, *step ? step : NULL, ret, err);
+}

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Install what the tests need, build, and run them.
+#
+#   tests/run.sh              build/release, all tests that this machine can run
+#   tests/run.sh --strict     as CI does: a skipped test is a failure; also the sanitizers, the fuzz targets and the lints
+#   tests/run.sh --no-install with what is there
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+strict=0 install=1
+for arg in "$@"; do
+  case $arg in
+  --strict) strict=1 ;;
+  --no-install) install=0 ;;
+  *) sed -n '3,8p' "$0"; exit 2 ;;
+  esac
+done
+
+venv=${CKPTFS_VENV:-build/venv}
+jobs=$(nproc)
+
+if ((install)); then
+  contrib/install-deps.sh tests
+  if [[ ! -x $venv/bin/python ]] || ! "$venv/bin/python" -c 'import torch, transformers, safetensors' 2>/dev/null; then
+    python3 -m venv "$venv"
+    # torch first: with none installed, other packages would ask for a build with CUDA
+    "$venv/bin/pip" install --quiet "$(grep '^torch==' tests/requirements.txt)"
+    "$venv/bin/pip" install --quiet -r tests/requirements.txt
+  fi
+fi
+python=$(command -v python3)
+[[ -x $venv/bin/python ]] && python=$(realpath -s "$venv/bin/python")
+
+failed=0
+# run PRESET CTEST-ARGS...: build the preset and run its tests; in strict mode nothing may be skipped
+run() {
+  local preset=$1 log
+  shift
+  cmake --preset "$preset" -DCKPTFS_PYTHON="$python" >/dev/null
+  cmake --build --preset "$preset" -j "$jobs"
+  log=build/$preset/ctest.log
+  ctest --test-dir "build/$preset" --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || failed=1
+  if ((strict)) && grep -q '\*\*\*Skipped' "$log"; then
+    echo "strict: tests of '$preset' were skipped" >&2
+    failed=1
+  fi
+}
+
+if ((strict)); then
+  run asan -LE 'interop|bench'
+  run tsan -L 'unit|mount'
+  if [[ -f tests/fuzz/run.sh ]]; then
+    tests/fuzz/run.sh "${CKPTFS_FUZZ_SECONDS:-10}" || failed=1
+  fi
+fi
+run release -LE bench # last: its closing line is the one that counts
+exit $failed
