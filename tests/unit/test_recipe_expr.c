@@ -22,7 +22,8 @@ static void setup(void)
     json_error_t je;
     size_t i;
 
-    config = json_loads("{\"n\": 12, \"zero\": 0, \"r\": 1.5, \"t\": true, \"f\": false, \"s\": \"x\", \"nil\": null, \"o\": {\"a\": [1, 5]}}",
+    config = json_loads("{\"n\": 12, \"zero\": 0, \"r\": 1.5, \"t\": true, \"f\": false, \"s\": "
+                        "\"x\", \"nil\": null, \"o\": {\"a\": [1, 5]}}",
                         0, &je);
     if (ckpt_catalog_new(&cat, &err) < 0 ||
         ckpt_catalog_add(cat, "l.0.w", CKPT_BF16, dim, 2, &i, &err) < 0 ||
@@ -152,7 +153,8 @@ TEST(expr, errors_name_the_character)
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         memset(&err, 0, sizeof err);
-        if (ckpt_expr_parse(&arena, "test", bad[i].text, &e, &err) == 0 || !strstr(err.text, bad[i].needle))
+        if (ckpt_expr_parse(&arena, "test", bad[i].text, &e, &err) == 0 ||
+            !strstr(err.text, bad[i].needle))
             fail_msg("'%s': expected '%s', got '%s'", bad[i].text, bad[i].needle, err.text);
     }
     memset(deep, '(', sizeof deep);

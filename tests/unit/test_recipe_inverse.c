@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every rule of every recipe, and a table of mappings that recipes must be able to say, on random arrays cut at random: mapped, compared with
- * a naive reading of the patterns element by element, and mapped back. */
+/* Every rule of every recipe, and a table of mappings that recipes must be able to say, on random
+ * arrays cut at random: mapped, compared with a naive reading of the patterns element by element,
+ * and mapped back. */
 #include <stdlib.h>
 
 #include "test.h"
@@ -34,7 +35,7 @@ struct trial {
     uint64_t rest[3];
     uint32_t nrest;
     uint32_t spelling[CKPT_RULE_SIDES]; /* of the sources */
-    uint64_t list[16]; /* what any {list:axis} is */
+    uint64_t list[16];                  /* what any {list:axis} is */
 };
 
 static uint64_t axis_size(const struct trial *t, uint32_t a)
@@ -50,7 +51,8 @@ static uint64_t factor_size(const struct trial *t, const struct ckpt_factor *f)
     if (f->kind == CKPT_FACTOR_AXIS)
         return axis_size(t, f->axis);
     for (uint16_t c = 0; c < f->nchild; c++)
-        n = f->kind == CKPT_FACTOR_SUM ? n + factor_size(t, &f->child[c]) : n * factor_size(t, &f->child[c]);
+        n = f->kind == CKPT_FACTOR_SUM ? n + factor_size(t, &f->child[c])
+                                       : n * factor_size(t, &f->child[c]);
     return n;
 }
 
@@ -91,7 +93,8 @@ struct shape {
     struct ckpt_factor lead;
 };
 
-static void shape_of(const struct trial *t, const struct ckpt_side *s, uint32_t spelling, struct shape *out)
+static void shape_of(const struct trial *t, const struct ckpt_side *s, uint32_t spelling,
+                     struct shape *out)
 {
     const int8_t lead = s->name[spelling].lead;
     uint32_t n = 0, rest = 0;
@@ -116,8 +119,8 @@ static void shape_of(const struct trial *t, const struct ckpt_side *s, uint32_t 
 }
 
 /* Axes of element `lin` of a tensor whose name fixes `named`. */
-static void place_of(const struct trial *t, const struct shape *sh, const struct place *named, uint64_t lin,
-                     struct place *out)
+static void place_of(const struct trial *t, const struct shape *sh, const struct place *named,
+                     uint64_t lin, struct place *out)
 {
     uint32_t rest = t->nrest;
 
@@ -156,8 +159,8 @@ static uint64_t part_plus(const struct trial *t, const struct ckpt_name_part *p)
 }
 
 /* The i-th of all names of a template, and the axes that it fixes. */
-static void name_at(const struct trial *t, const struct ckpt_name *n, uint64_t i, struct ckpt_str *text,
-                    struct place *named)
+static void name_at(const struct trial *t, const struct ckpt_name *n, uint64_t i,
+                    struct ckpt_str *text, struct place *named)
 {
     uint64_t value[CKPT_NAME_NUMBERS], index[CKPT_NAME_PARTS];
     uint32_t k = 0;
@@ -195,7 +198,8 @@ static uint64_t name_count(const struct trial *t, const struct ckpt_name *n)
 
 /* ---- text of the rule ---- */
 
-static void put_factor(const struct trial *t, const struct ckpt_factor *f, bool explicit, struct ckpt_str *s)
+static void put_factor(const struct trial *t, const struct ckpt_factor *f, bool explicit,
+                       struct ckpt_str *s)
 {
     const struct ckpt_scope *sc = t->rule->scope;
 
@@ -219,7 +223,8 @@ static void put_factor(const struct trial *t, const struct ckpt_factor *f, bool 
     }
 }
 
-static json_t *side_text(const struct trial *t, const struct ckpt_side *side, uint32_t spelling, bool explicit)
+static json_t *side_text(const struct trial *t, const struct ckpt_side *side, uint32_t spelling,
+                         bool explicit)
 {
     struct ckpt_str s = {0};
     struct shape sh;
@@ -244,8 +249,8 @@ static json_t *side_text(const struct trial *t, const struct ckpt_side *side, ui
 }
 
 /* A model file's entry for a target: loops over its numbers around its name and shape. */
-static json_t *model_entry(const struct trial *t, const struct ckpt_side *side, uint32_t spelling, uint32_t id,
-                           json_t *dims, json_t *config)
+static json_t *model_entry(const struct trial *t, const struct ckpt_side *side, uint32_t spelling,
+                           uint32_t id, json_t *dims, json_t *config)
 {
     const struct ckpt_name *n = &side->name[spelling];
     struct ckpt_str s = {0};
@@ -262,8 +267,8 @@ static json_t *model_entry(const struct trial *t, const struct ckpt_side *side, 
         (void)snprintf(key, sizeof key, "k_%s", word);
         json_object_set_new(dims, word, json_string(key));
         json_object_set_new(config, key, json_integer((json_int_t)part_count(t, part)));
-        ckpt_str_printf(&s, "{%s%s%s+%llu}", part->list ? part->list : "", part->list ? ":" : "", word,
-                        (unsigned long long)part_plus(t, part));
+        ckpt_str_printf(&s, "{%s%s%s+%llu}", part->list ? part->list : "", part->list ? ":" : "",
+                        word, (unsigned long long)part_plus(t, part));
     }
     shape_of(t, side, spelling, &sh);
     ckpt_str_puts(&s, " ");
@@ -288,7 +293,8 @@ static json_t *model_entry(const struct trial *t, const struct ckpt_side *side, 
 static struct ckpt_recipes *recipe_of(const struct trial *t, bool inverse)
 {
     const struct ckpt_rule *r = t->rule;
-    json_t *dims = json_object(), *config = json_object(), *tensors = json_array(), *list = json_array();
+    json_t *dims = json_object(), *config = json_object(), *tensors = json_array(),
+           *list = json_array();
     json_t *from = json_array(), *to = json_array();
     struct ckpt_recipes *set;
     struct ckpt_err err = {0};
@@ -304,17 +310,20 @@ static struct ckpt_recipes *recipe_of(const struct trial *t, bool inverse)
         json_array_append_new(list, json_integer((json_int_t)t->list[i]));
     json_object_set_new(config, "attention", list);
     for (uint32_t i = 0; i < r->nfrom; i++) {
-        json_array_append_new(inverse ? to : from, side_text(t, &r->from[i], t->spelling[i], inverse));
+        json_array_append_new(inverse ? to : from,
+                              side_text(t, &r->from[i], t->spelling[i], inverse));
         if (inverse)
-            json_array_append_new(tensors, model_entry(t, &r->from[i], t->spelling[i], i, dims, config));
+            json_array_append_new(tensors,
+                                  model_entry(t, &r->from[i], t->spelling[i], i, dims, config));
     }
     for (uint32_t i = 0; i < r->nto; i++) {
         json_array_append_new(inverse ? from : to, side_text(t, &r->to[i], 0, inverse));
         if (!inverse)
             json_array_append_new(tensors, model_entry(t, &r->to[i], 0, i, dims, config));
     }
-    json_t *j = json_pack("{s:s, s:{s:o, s:o, s:o}, s:[{s:o, s:o}]}", "format", "test", "model", "config", config,
-                          "dims", dims, "tensors", tensors, "rules", "from", from, "to", to);
+    json_t *j =
+        json_pack("{s:s, s:{s:o, s:o, s:o}, s:[{s:o, s:o}]}", "format", "test", "model", "config",
+                  config, "dims", dims, "tensors", tensors, "rules", "from", from, "to", to);
     char *text = json_dumps(j, 0);
     json_decref(j);
     if (ckpt_recipes_parse("test", text, strlen(text), &set, &err) < 0)
@@ -326,8 +335,8 @@ static struct ckpt_recipes *recipe_of(const struct trial *t, bool inverse)
 /* ---- catalogues ---- */
 
 /* Cut a box in two, at random, until it is left alone. */
-static void cut(struct ckpt_catalog *cat, const uint64_t *dim, const uint32_t *id, struct ckpt_box box, int depth,
-                struct ckpt_piece_draft *out, size_t *nout)
+static void cut(struct ckpt_catalog *cat, const uint64_t *dim, const uint32_t *id,
+                struct ckpt_box box, int depth, struct ckpt_piece_draft *out, size_t *nout)
 {
     struct ckpt_err err = {0};
     uint32_t d = box.rank ? rnd(box.rank) : 0;
@@ -356,12 +365,14 @@ static void cut(struct ckpt_catalog *cat, const uint64_t *dim, const uint32_t *i
         fail_msg("%s", err.text);
     for (uint32_t k = 0; k < box.rank; k++)
         own[k] *= sizeof *data;
-    ckpt_piece_from_box(dim, &box, ckpt_catalog_add_source(cat, s, &err), pad * sizeof *data, own, &out[(*nout)++]);
+    ckpt_piece_from_box(dim, &box, ckpt_catalog_add_source(cat, s, &err), pad * sizeof *data, own,
+                        &out[(*nout)++]);
     ckpt_source_unref(s);
     free(data);
 }
 
-static void add_cut(struct ckpt_catalog *cat, const char *name, const struct shape *sh, const uint32_t *id)
+static void add_cut(struct ckpt_catalog *cat, const char *name, const struct shape *sh,
+                    const uint32_t *id)
 {
     struct ckpt_err err = {0};
     struct ckpt_piece_draft *p = malloc(64 * sizeof *p);
@@ -407,7 +418,8 @@ static uint32_t *brute_force(const struct ckpt_catalog *cat, const struct ckpt_t
             assert_true(dst < t->numel);
             if (times[dst]++)
                 fail_msg("'%s': element %llu is given twice", t->name, (unsigned long long)dst);
-            if (ckpt_source_pread(cat->sources.ptr[p->source], &data[dst], sizeof *data, src, &err) < 0)
+            if (ckpt_source_pread(cat->sources.ptr[p->source], &data[dst], sizeof *data, src,
+                                  &err) < 0)
                 fail_msg("%s", err.text);
         }
     }
@@ -446,7 +458,8 @@ static struct ckpt_catalog *make_sources(const struct trial *t, struct table *ta
             for (uint64_t e = 0; e < numel(&sh); e++) {
                 struct place *p = &tab->place[tab->n];
                 place_of(t, &sh, &named, e, p);
-                assert_int_equal(ckpt_map_put(&tab->map, (char *)p, sizeof *p, tab->n, &old, &is_new), 0);
+                assert_int_equal(
+                    ckpt_map_put(&tab->map, (char *)p, sizeof *p, tab->n, &old, &is_new), 0);
                 if (!is_new)
                     fail_msg("%s: two source elements have one place", t->rule->where);
                 id[e] = tab->n++;
@@ -467,16 +480,18 @@ static struct ckpt_model *apply(const struct trial *t, const struct ckpt_catalog
     struct ckpt_recipes *set = recipe_of(t, inverse);
 
     if (ckpt_recipe_apply(set, src, &opt, &m, &err) < 0)
-        fail_msg("%s%s: '%s': %s", t->rule->where, inverse ? " (inverse)" : "", t->rule->from[0].text, err.text);
+        fail_msg("%s%s: '%s': %s", t->rule->where, inverse ? " (inverse)" : "",
+                 t->rule->from[0].text, err.text);
     if (json_array_size(m->catalog->warnings))
-        fail_msg("%s: %s", t->rule->where, json_string_value(json_array_get(m->catalog->warnings, 0)));
+        fail_msg("%s: %s", t->rule->where,
+                 json_string_value(json_array_get(m->catalog->warnings, 0)));
     ckpt_recipes_free(set);
     return m;
 }
 
 /* Compare all targets with the naive reading; put them, cut anew, into `back`. */
-static void check_targets(const struct trial *t, const struct ckpt_model *m, const struct table *tab,
-                          struct ckpt_catalog *back)
+static void check_targets(const struct trial *t, const struct ckpt_model *m,
+                          const struct table *tab, struct ckpt_catalog *back)
 {
     struct ckpt_str name = {0};
     struct place named, p;
@@ -499,8 +514,8 @@ static void check_targets(const struct trial *t, const struct ckpt_model *m, con
             for (uint64_t e = 0; e < numel(&sh); e++) {
                 place_of(t, &sh, &named, e, &p);
                 if (!ckpt_map_get(&tab->map, (char *)&p, sizeof p, &want) || got[e] != want)
-                    fail_msg("%s: '%s' -> '%s': element %llu of '%s' is wrong", t->rule->where, t->rule->from[0].text,
-                             side->text, (unsigned long long)e, x->name);
+                    fail_msg("%s: '%s' -> '%s': element %llu of '%s' is wrong", t->rule->where,
+                             t->rule->from[0].text, side->text, (unsigned long long)e, x->name);
             }
             add_cut(back, x->name, &sh, got);
             free(got);
@@ -510,13 +525,16 @@ static void check_targets(const struct trial *t, const struct ckpt_model *m, con
     ckpt_str_release(&name);
 }
 
-static void check_back(const struct trial *t, const struct ckpt_model *m, const struct ckpt_catalog *src)
+static void check_back(const struct trial *t, const struct ckpt_model *m,
+                       const struct ckpt_catalog *src)
 {
     assert_int_equal(m->catalog->tensors.len, src->tensors.len);
     for (size_t i = 0; i < src->tensors.len; i++) {
-        const struct ckpt_tensor *a = &src->tensors.ptr[i], *b = ckpt_catalog_find(m->catalog, a->name);
+        const struct ckpt_tensor *a = &src->tensors.ptr[i],
+                                 *b = ckpt_catalog_find(m->catalog, a->name);
         if (!b || a->rank != b->rank || memcmp(a->dim, b->dim, a->rank * sizeof *a->dim) != 0)
-            fail_msg("%s (inverse): '%s' is not there or has another shape", t->rule->where, a->name);
+            fail_msg("%s (inverse): '%s' is not there or has another shape", t->rule->where,
+                     a->name);
         uint32_t *x = brute_force(src, a), *y = brute_force(m->catalog, b);
         if (memcmp(x, y, a->numel * sizeof *x) != 0)
             fail_msg("%s (inverse): '%s' does not come back", t->rule->where, a->name);
@@ -543,7 +561,8 @@ static bool choose_sizes(struct trial *t)
         t->spelling[i] = rnd(r->from[i].nname);
         shape_of(t, &r->from[i], t->spelling[i], &sh);
         total += numel(&sh) * name_count(t, &r->from[i].name[t->spelling[i]]);
-        for (uint32_t p = 0; p < r->from[i].name[0].npart; p++) { /* a list is as long as its axis */
+        for (uint32_t p = 0; p < r->from[i].name[0].npart;
+             p++) { /* a list is as long as its axis */
             const struct ckpt_name_part *part = &r->from[i].name[0].part[p];
             if (!part->text && part->list && axis_size(t, part->axis[0]) > 16)
                 return false;
@@ -610,14 +629,18 @@ static const struct mapping {
      {"q  (q head_dim) ...", "k  (k head_dim) ...", "v  (v head_dim) ..."}},
     {"per query group",
      {"qkv  (kv_heads (q=share + k=1 + v=1) head_dim)/tp ..."},
-     {"q  (kv_heads q head_dim) ...", "k  (kv_heads k head_dim) ...", "v  (kv_heads v head_dim) ..."}},
+     {"q  (kv_heads q head_dim) ...", "k  (kv_heads k head_dim) ...",
+      "v  (kv_heads v head_dim) ..."}},
     {"to Phi-3",
      {"qkv  (kv_heads (q=share + k=1 + v=1) head_dim)/tp h"},
      {"p  (kv_heads q head_dim + kv_heads k head_dim + kv_heads v head_dim) h"}},
     {"gated q",
      {"qkv  (kv_heads (a=2 share + k=1 + v=1) head_dim) h"},
-     {"q  (kv_heads share a head_dim) h", "k  (kv_heads k head_dim) h", "v  (kv_heads v head_dim) h"}},
-    {"pre-mcore qkv, version 0", {"qkv  (q=n/tp + k=n/tp + v=n/tp) h"}, {"q  q h", "k  k h", "v  v h"}},
+     {"q  (kv_heads share a head_dim) h", "k  (kv_heads k head_dim) h",
+      "v  (kv_heads v head_dim) h"}},
+    {"pre-mcore qkv, version 0",
+     {"qkv  (q=n/tp + k=n/tp + v=n/tp) h"},
+     {"q  q h", "k  k h", "v  v h"}},
     {"pre-mcore qkv, version 1",
      {"qkv  (heads head_dim (q=1 + k=1 + v=1))/tp h"},
      {"q  (heads head_dim q) h", "k  (heads head_dim k) h", "v  (heads head_dim v) h"}},
@@ -639,7 +662,9 @@ static const struct mapping {
      {"x  expert (gate=f + up=f) h"},
      {"experts.{expert}.gate  gate h", "experts.{expert}.up  up h"}},
     {"gpt-oss", {"X[.{expert}]  (p=2 f/tp) h"}, {"Y  expert h (f p)"}},
-    {"Mamba, split", {"z  z h", "x  x h", "B  B h", "C  C h", "t  t h"}, {"in  (z + x + B + C + t) h"}},
+    {"Mamba, split",
+     {"z  z h", "x  x h", "B  B h", "C  C h", "t  t h"},
+     {"in  (z + x + B + C + t) h"}},
     {"Mamba, per rank",
      {"in  (z=inner/tp + x=inner/tp + B=state/tp + C=state/tp + t=heads/tp) h"},
      {"out  (z + x + B + C + t) h"}},
@@ -653,7 +678,9 @@ static const struct mapping {
     {"squeeze", {"a  1 n"}, {"b  n"}},
     {"MTP", {"mtp_layers.{k}.X"}, {"layers.{k+layers}.Y"}},
     {"renumbered layers", {"layers.{attention:layer}.X"}, {"layers.{layer}.Y"}},
-    {"layers as an axis", {"layers[.{layer}].<fc1.norm_|input_norm.>weight"}, {"layers.{layer}.norm.weight"}},
+    {"layers as an axis",
+     {"layers[.{layer}].<fc1.norm_|input_norm.>weight"},
+     {"layers.{layer}.norm.weight"}},
 };
 
 TEST(recipe_inverse, the_table_of_mappings)
@@ -664,7 +691,8 @@ TEST(recipe_inverse, the_table_of_mappings)
     for (size_t i = 0; i < sizeof mappings / sizeof *mappings; i++) {
         const struct mapping *m = &mappings[i];
         struct ckpt_arena arena = {0};
-        struct ckpt_rule_context cx = {.arena = &arena, .where = m->what, .from_at = "", .to_at = ""};
+        struct ckpt_rule_context cx = {
+            .arena = &arena, .where = m->what, .from_at = "", .to_at = ""};
         ckpt_rules rules = {0};
         uint32_t nfrom = 0, nto = 0;
         while (m->from[nfrom])
