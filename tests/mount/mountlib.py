@@ -9,10 +9,11 @@ import tempfile
 import time
 import unittest
 
-CKPTFS = os.environ.get("CKPTFS", "ckptfs")
-CKPT = os.environ.get("CKPT", "ckpt")
-FAKE = os.environ.get("CKPTFS_FAKE", "ckptfs-fake")
-CKPT_FAKE = os.environ.get("CKPT_FAKE", "ckpt-fake")
+SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+BUILD = os.environ.get("CKPTFS_BUILD", os.path.join(SOURCE, "build", "release"))
+CKPTFS = os.path.join(BUILD, "fs", "ckptfs")
+CKPT = os.path.join(BUILD, "fs", "ckpt")
+FAKE = os.path.join(BUILD, "tests", "ckptfs-fake")  # the mount program on made-up files
 
 
 def need_fuse():

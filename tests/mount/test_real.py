@@ -14,9 +14,8 @@ import threading
 import time
 import unittest
 
-from mountlib import CKPT, CKPTFS, Case, Mount, main, wait_until
+from mountlib import CKPT, CKPTFS, SOURCE, Case, Mount, main
 
-SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(__file__), "..", ".."))
 GOLDEN = os.path.join(SOURCE, "tests", "golden", "nanotron", "llama_tp2_pp2_tied")
 
 

@@ -8,10 +8,10 @@ import sys
 import time
 import unittest
 
-from mountlib import FAKE, Case, main, make_step, mounted, wait_until
+from mountlib import FAKE, SOURCE, Case, main, make_step, mounted, wait_until
 
 NOBODY = 65534
-HELPER = os.path.join(os.environ.get("CKPTFS_SOURCE", "."), "contrib", "mount.fuse.ckptfs")
+HELPER = os.path.join(SOURCE, "contrib", "mount.fuse.ckptfs")
 
 
 def enter_namespace():
