@@ -28,6 +28,9 @@ if ((install)); then
     "$venv/bin/pip" install --quiet "$(grep '^torch==' tests/requirements.txt)"
     "$venv/bin/pip" install --quiet -r tests/requirements.txt
   fi
+  if [[ ! -d $venv/transformers4/transformers ]]; then
+    "$venv/bin/pip" install --quiet --no-deps --target "$venv/transformers4" -r tests/requirements-4.txt
+  fi
 fi
 python=$(command -v python3)
 [[ -x $venv/bin/python ]] && python=$(realpath -s "$venv/bin/python")
@@ -37,7 +40,8 @@ failed=0
 run() {
   local preset=$1 log
   shift
-  cmake --preset "$preset" -DCKPTFS_PYTHON="$python" >/dev/null
+  cmake --preset "$preset" -DCKPTFS_PYTHON="$python" -DCKPTFS_TRANSFORMERS4="$(realpath -m "$venv/transformers4")" \
+    >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
   ctest --test-dir "build/$preset" --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || failed=1
