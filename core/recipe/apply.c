@@ -10,7 +10,7 @@
 #include "recipe/resolve.h"
 #include "recipe/settings.h"
 
-enum { MAX_TARGETS = 1 << 24, MAX_SHOWN = 3, MAX_LEFT_OUT = 20 };
+enum { MAX_TARGETS = 1 << 24, MAX_SHOWN = 3, SHOWN_LEFT = 20, MAX_LEFT = 1 << 20 };
 
 struct apply {
     const struct ckpt_recipe *recipe;
@@ -352,7 +352,9 @@ static int walk_tensor(struct apply *ap, const struct ckpt_item *it, enum pass p
         return 0;
     if (!ap->opt->allow_partial || !r.missing)
         return missing_error(ap, &r);
-    if (ap->nleft++ < MAX_LEFT_OUT) /* the rest is only counted */
+    if (ap->nleft == MAX_LEFT)
+        return ckpt_fail(ap->err, CKPT_LIMIT, "more than %d tensors are missing", MAX_LEFT);
+    if (ap->nleft++ < SHOWN_LEFT) /* the rest is only counted */
         ckpt_catalog_warn(ap->cat, "'%s' is left out: the checkpoint has no tensor '%s'",
                           ckpt_str_get(&ap->name), r.missing);
     return 0;
@@ -475,8 +477,8 @@ static int run(struct apply *ap, const struct ckpt_recipes *set)
         return -1;
     if (walk(ap, &ap->recipe->family->tensors, PASS_EMIT) < 0)
         return -1;
-    if (ap->nleft > MAX_LEFT_OUT)
-        ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - MAX_LEFT_OUT);
+    if (ap->nleft > SHOWN_LEFT)
+        ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - SHOWN_LEFT);
     warn_unused(ap);
     return 0;
 }

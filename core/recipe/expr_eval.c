@@ -20,10 +20,28 @@ struct local {
 struct eval {
     const struct ckpt_expr_env *env;
     const struct local *local;
-    unsigned fuel; /* bounds nested each() */
+    unsigned fuel; /* bounds the work that a hostile config can ask for */
+    const struct ckpt_expr
+        *layers; /* the last layers() and its value: each() asks again and again */
+    json_t *layers_value;
 };
 
 static json_t *eval(struct eval *ev, const struct ckpt_expr *e);
+
+/* Pay for a walk over n things; false: too much was asked for. */
+static bool burn(struct eval *ev, size_t n)
+{
+    bool enough = n < ev->fuel;
+
+    ev->fuel -= enough ? (unsigned)n : ev->fuel;
+    return enough;
+}
+
+/* A walk over all names compares little of each. */
+static bool burn_names(struct eval *ev)
+{
+    return ev->env->cat && burn(ev, ev->env->cat->tensors.len / 64);
+}
 
 static enum ckpt_truth truth(const json_t *v)
 {
@@ -151,12 +169,12 @@ static json_t *compare(enum ckpt_expr_op op, const json_t *a, const json_t *b)
                                            : c >= 0);
 }
 
-static json_t *eval_in(const json_t *a, const json_t *list)
+static json_t *eval_in(struct eval *ev, const json_t *a, const json_t *list)
 {
     size_t i;
     json_t *v;
 
-    if (!json_is_array(list))
+    if (!json_is_array(list) || !burn(ev, json_array_size(list)))
         return NULL;
     json_array_foreach(list, i, v) if (equal(a, v)) return json_true();
     return json_false();
@@ -170,7 +188,7 @@ static json_t *eval_binary(struct eval *ev, const struct ckpt_expr *e)
     if (!a || !b)
         return NULL;
     if (e->op == CKPT_OP_IN)
-        return eval_in(a, b);
+        return eval_in(ev, a, b);
     return e->op >= CKPT_OP_EQ ? compare(e->op, a, b) : arithmetic(e->op, a, b);
 }
 
@@ -198,7 +216,7 @@ static bool any_match(const struct ckpt_expr *e, const char *name,
     return false;
 }
 
-static const struct ckpt_tensor *find_tensor(const struct eval *ev, const struct ckpt_expr *e)
+static const struct ckpt_tensor *find_tensor(struct eval *ev, const struct ckpt_expr *e)
 {
     const struct ckpt_catalog *cat = ev->env->cat;
     uint64_t value[CKPT_NAME_NUMBERS];
@@ -211,7 +229,7 @@ static const struct ckpt_tensor *find_tensor(const struct eval *ev, const struct
         if (n->npart == 1 && n->part[0].text && (t = ckpt_catalog_find(cat, n->part[0].text)))
             return t;
     }
-    for (size_t i = 0; i < cat->tensors.len; i++)
+    for (size_t i = 0; i < cat->tensors.len && (i > 0 || burn_names(ev)); i++)
         if (any_match(e, cat->tensors.ptr[i].name, value))
             return &cat->tensors.ptr[i];
     return NULL;
@@ -225,13 +243,15 @@ static int by_value(const void *a, const void *b)
 }
 
 /* The first numbers of the names that fit, ascending, each once. */
-static json_t *eval_layers(const struct eval *ev, const struct ckpt_expr *e)
+static json_t *eval_layers(struct eval *ev, const struct ckpt_expr *e)
 {
     const struct ckpt_catalog *cat = ev->env->cat;
     uint64_t value[CKPT_NAME_NUMBERS] = {0};
     CKPT_VEC(uint64_t) found = {0};
-    json_t *list = cat ? json_array() : NULL;
 
+    if (ev->layers == e)
+        return json_incref(ev->layers_value);
+    json_t *list = burn_names(ev) ? json_array() : NULL;
     for (size_t i = 0; list && i < cat->tensors.len; i++)
         if (any_match(e, cat->tensors.ptr[i].name, value) && ckpt_vec_push(&found, value[0]) < 0)
             break;
@@ -241,6 +261,9 @@ static json_t *eval_layers(const struct eval *ev, const struct ckpt_expr *e)
         if (i == 0 || found.ptr[i] != found.ptr[i - 1])
             (void)json_array_append_new(list, json_integer((json_int_t)found.ptr[i]));
     ckpt_vec_release(&found);
+    json_decref(ev->layers_value);
+    ev->layers = e;
+    ev->layers_value = json_incref(list);
     return list;
 }
 
@@ -392,13 +415,15 @@ static json_t *eval(struct eval *ev, const struct ckpt_expr *e)
 json_t *ckpt_expr_eval(const struct ckpt_expr *e, const struct ckpt_expr_env *env)
 {
     struct eval ev = {.env = env, .fuel = FUEL};
+    json_t *v = eval(&ev, e);
 
-    return eval(&ev, e);
+    json_decref(ev.layers_value);
+    return v;
 }
 
 enum ckpt_truth ckpt_expr_truth(const struct ckpt_expr *e, const struct ckpt_expr_env *env)
 {
-    struct eval ev = {.env = env, .fuel = FUEL};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *v = ckpt_expr_eval(e, env);
 
-    return eval_truth(&ev, e);
+    return truth(v);
 }

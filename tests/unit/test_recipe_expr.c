@@ -110,12 +110,14 @@ TEST(expr, values)
         {"each(i, 2, each(j, 2, i * 2 + j))", "[[0,1],[2,3]]"},
         {"each(i, 99999999, i)", "unknown"},
         {"each(i, 60000, each(j, 60000, 1))", "unknown"},
+        {"where(i, 2000, i in each(j, 2000, j))", "unknown"}, /* more work than a config is worth */
         {"shape(l.10.w, 1)", "4"},
         {"shape(l.{layer}.w, 0)", "6"},
         {"shape(l.10.w, 2)", "unknown"},
         {"shape(nothing, 0)", "unknown"},
         {"dtype(l.2.<v|w>)", "\"float32\""},
         {"layers(l.{layer}.w)", "[0,2,10]"},
+        {"where(i, 3, i in layers(l.{layer}.w))", "[0,2]"},
         {"has(l.{layer}.w) and not has(l.{layer}.v)", "true"},
     };
 
