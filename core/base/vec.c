@@ -26,3 +26,13 @@ int ckpt_vec_reserve_(void **ptr, size_t *cap, size_t len, size_t more, size_t s
     *cap = grown;
     return 0;
 }
+
+void ckpt_vec_shrink_(void **ptr, size_t *cap, size_t len, size_t size)
+{
+    void *p = len && len < *cap ? realloc(*ptr, len * size) : NULL;
+
+    if (p) {
+        *ptr = p;
+        *cap = len;
+    }
+}

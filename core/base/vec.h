@@ -29,6 +29,11 @@ int ckpt_vec_reserve_(void **ptr, size_t *cap, size_t len, size_t more, size_t s
          ? -1                                                                                      \
          : (*(pp) = &(v)->ptr[(v)->len++], (void)memset(*(pp), 0, sizeof **(pp)), 0))
 
+/* Give back what is not used. */
+void ckpt_vec_shrink_(void **ptr, size_t *cap, size_t len, size_t size);
+#define ckpt_vec_shrink(v)                                                                         \
+    ckpt_vec_shrink_((void **)&(v)->ptr, &(v)->cap, (v)->len, sizeof *(v)->ptr)
+
 #define ckpt_vec_release(v) (free((v)->ptr), (v)->ptr = NULL, (v)->len = (v)->cap = 0)
 
 #endif

@@ -28,7 +28,7 @@ enum {
 /* ---- the scan ---- */
 
 struct shard {
-    char *file; /* name in its directory */
+    const char *file; /* name in its directory */
     struct ckpt_nt_name name;
     uint32_t folder;
     uint32_t param;
@@ -45,7 +45,7 @@ struct shard {
 
 struct folder {
     struct ckpt_dir *dir;
-    char *path; /* dotted, below model/ */
+    const char *path; /* dotted, below model/ */
     unsigned depth;
     /* what listing it found */
     CKPT_VEC(char *) subdirs;
@@ -53,8 +53,8 @@ struct folder {
 };
 
 struct param {
-    char *name;      /* dotted */
-    size_t first, n; /* shards, once sorted */
+    const char *name; /* dotted */
+    size_t first, n;  /* shards, once sorted */
 };
 
 struct topology {
@@ -64,6 +64,7 @@ struct topology {
 struct load {
     struct ckpt_dir *dir;
     const struct ckpt_reader_options *opt;
+    struct ckpt_arena names; /* of files, folders and parameters */
     CKPT_VEC(struct folder) folders;
     CKPT_VEC(struct shard) shards;
     CKPT_VEC(struct param) params;
@@ -84,7 +85,6 @@ static void folder_release(struct folder *f)
 
 static void shard_release(struct shard *s)
 {
-    free(s->file);
     free(s->dim);
     free(s->local_dim);
     free(s->pair);
@@ -96,15 +96,13 @@ static void load_release(struct load *l)
     for (size_t i = 0; i < l->folders.len; i++) {
         folder_release(&l->folders.ptr[i]);
         ckpt_dir_unref(l->folders.ptr[i].dir);
-        free(l->folders.ptr[i].path);
     }
     for (size_t i = 0; i < l->shards.len; i++)
         shard_release(&l->shards.ptr[i]);
-    for (size_t i = 0; i < l->params.len; i++)
-        free(l->params.ptr[i].name);
     ckpt_vec_release(&l->folders);
     ckpt_vec_release(&l->shards);
     ckpt_vec_release(&l->params);
+    ckpt_arena_release(&l->names);
     json_decref(l->meta);
     json_decref(l->config);
     ckpt_catalog_free(l->cat);
@@ -138,6 +136,21 @@ static int list_folder(void *ctx, size_t i, struct ckpt_err *err)
     return ckpt_dir_list(f->dir, see_entry, f, err);
 }
 
+/* "prefix.name", or the name alone if the prefix is empty; NULL: no memory. */
+static const char *join_names(struct load *l, const char *prefix, const char *name, size_t len)
+{
+    size_t plen = strlen(prefix), dot = plen > 0;
+    char *joined = ckpt_arena_alloc(&l->names, plen + dot + len + 1);
+
+    if (joined) {
+        memcpy(joined, prefix, plen);
+        memcpy(joined + plen, ".", dot);
+        memcpy(joined + plen + dot, name, len);
+        joined[plen + dot + len] = '\0';
+    }
+    return joined;
+}
+
 static int add_folder(struct load *l, struct ckpt_dir *dir, const char *prefix, const char *name,
                       unsigned depth, struct ckpt_err *err)
 {
@@ -151,25 +164,24 @@ static int add_folder(struct load *l, struct ckpt_dir *dir, const char *prefix, 
     f->depth = depth;
     if (ckpt_dir_open_below(dir, name, &f->dir, err) < 0)
         return -1;
-    f->path = depth == 0 ? strdup("") : ckpt_asprintf("%s%s%s", prefix, *prefix ? "." : "", name);
+    f->path = depth == 0 ? "" : join_names(l, prefix, name, strlen(name));
     return f->path ? 0 : ckpt_nomem(err);
 }
 
-static int add_shard(struct load *l, uint32_t folder, char **file, struct ckpt_err *err)
+static int add_shard(struct load *l, uint32_t folder, const char *file, struct ckpt_err *err)
 {
     struct ckpt_nt_name name;
     struct shard *s;
 
-    if (!ckpt_nt_name_parse(*file, &name))
+    if (!ckpt_nt_name_parse(file, &name))
         return 0;
     if (l->shards.len >= MAX_SHARDS)
         return ckpt_fail(err, CKPT_LIMIT, "more than %d shard files", MAX_SHARDS);
     if (ckpt_vec_add(&l->shards, &s) < 0)
         return ckpt_nomem(err);
-    s->file = ckpt_steal(file);
-    s->name = name;
     s->folder = folder;
-    return 0;
+    s->file = ckpt_arena_strdup(&l->names, file);
+    return s->file && ckpt_nt_name_parse(s->file, &s->name) ? 0 : ckpt_nomem(err);
 }
 
 /* Level by level, so that the directories of one level are listed in parallel (a network file
@@ -185,7 +197,7 @@ static int scan(struct load *l, struct ckpt_err *err)
             return -1;
         for (size_t i = begin; i < end; i++) {
             for (size_t k = 0; k < l->folders.ptr[i].files.len; k++)
-                if (add_shard(l, (uint32_t)i, &l->folders.ptr[i].files.ptr[k], err) < 0)
+                if (add_shard(l, (uint32_t)i, l->folders.ptr[i].files.ptr[k], err) < 0)
                     return -1;
             for (size_t k = 0; k < l->folders.ptr[i].subdirs.len; k++) {
                 const struct folder f = l->folders.ptr[i]; /* the array moves */
@@ -215,35 +227,35 @@ static int shard_cmp(const void *a, const void *b)
     return strcmp(p->file, q->file);
 }
 
-/* Give every shard its parameter. Models saved inside DistributedDataParallel have "module." before
- * every name. */
+/* Models saved inside DistributedDataParallel have "module." before every name. */
+static const char *unwrapped(const char *path)
+{
+    return ckpt_has_prefix(path, "module.") ? path + strlen("module.") : path;
+}
+
+static int find_param(struct load *l, struct ckpt_map *seen, const struct shard *s, uint32_t *ret,
+                      struct ckpt_err *err)
+{
+    const char *path = unwrapped(l->folders.ptr[s->folder].path);
+    const char *name = join_names(l, path, s->name.leaf, s->name.leaf_len);
+    bool is_new;
+
+    if (!name ||
+        ckpt_map_put(seen, name, strlen(name), (uint32_t)l->params.len, ret, &is_new) < 0 ||
+        (is_new && ckpt_vec_push(&l->params, ((struct param){.name = name})) < 0))
+        return ckpt_nomem(err);
+    return 0;
+}
+
+/* Give every shard its parameter, and every parameter its run of shards. */
 static int group(struct load *l, struct ckpt_err *err)
 {
-    struct ckpt_map map = {0};
+    struct ckpt_map seen = {0};
     int result = 0;
 
-    for (size_t i = 0; i < l->shards.len && result == 0; i++) {
-        struct shard *s = &l->shards.ptr[i];
-        const char *path = l->folders.ptr[s->folder].path;
-        uint32_t index;
-        bool is_new;
-        if (ckpt_has_prefix(path, "module."))
-            path += strlen("module.");
-        char *name =
-            ckpt_asprintf("%s%s%.*s", path, *path ? "." : "", (int)s->name.leaf_len, s->name.leaf);
-        if (!name ||
-            ckpt_map_put(&map, name, strlen(name), (uint32_t)l->params.len, &index, &is_new) < 0) {
-            free(name);
-            result = ckpt_nomem(err);
-        } else if (!is_new) {
-            free(name);
-        } else if (ckpt_vec_push(&l->params, ((struct param){.name = name})) < 0) {
-            free(name);
-            result = ckpt_nomem(err);
-        }
-        s->param = index;
-    }
-    ckpt_map_release(&map);
+    for (size_t i = 0; i < l->shards.len && result == 0; i++)
+        result = find_param(l, &seen, &l->shards.ptr[i], &l->shards.ptr[i].param, err);
+    ckpt_map_release(&seen);
     if (result < 0)
         return -1;
     qsort(l->shards.ptr, l->shards.len, sizeof *l->shards.ptr, shard_cmp);
@@ -330,7 +342,7 @@ static int find_topologies(const struct load *l, struct topology *out, size_t ca
 static int choose_topology(const struct load *l, struct topology *ret, struct ckpt_err *err)
 {
     struct topology all[16], want = recorded(l);
-    size_t n, at = SIZE_MAX;
+    size_t n = 0, at = SIZE_MAX;
 
     if (find_topologies(l, all, sizeof all / sizeof all[0], &n, err) < 0)
         return -1;
@@ -453,8 +465,7 @@ static int read_header(struct load *l, struct shard *s, struct ckpt_err *err)
     ckpt_cleanup(ckpt_st_release) struct ckpt_st st = {0};
     struct ckpt_dir *dir = l->folders.ptr[s->folder].dir;
 
-    if (ckpt_source_file_new(dir, s->file, l->opt->pool, &s->source, err) < 0 ||
-        ckpt_st_read(s->source, &st, err) < 0)
+    if (ckpt_source_file_open(s->source, err) < 0 || ckpt_st_read(s->source, &st, err) < 0)
         return -1;
     const struct ckpt_st_tensor *t = ckpt_st_find(&st, "data");
     if (!t)
@@ -467,6 +478,17 @@ static int read_header(struct load *l, struct shard *s, struct ckpt_err *err)
         return ckpt_nomem(err);
     if ((s->name.sharded ? read_slices(s, st.metadata, err) : read_plain(s, err)) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), s->file);
+    return 0;
+}
+
+static int prepare_sources(struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->shards.len; i++) {
+        struct shard *s = &l->shards.ptr[i];
+        if (ckpt_source_file_prepare(l->folders.ptr[s->folder].dir, s->file, l->opt->pool,
+                                     &s->source, err) < 0)
+            return -1;
+    }
     return 0;
 }
 
@@ -688,7 +710,8 @@ static int load(struct load *l, struct ckpt_err *err)
     if (ckpt_catalog_new(&l->cat, err) < 0 || read_configs(l, err) < 0 || scan(l, err) < 0 ||
         group(l, err) < 0 || choose_topology(l, &t, err) < 0 || select_shards(l, &t, err) < 0)
         return -1;
-    if (ckpt_parallel(l->shards.len, l->opt->nthread, read_one, l, err) < 0)
+    if (prepare_sources(l, err) < 0 ||
+        ckpt_parallel(l->shards.len, l->opt->nthread, read_one, l, err) < 0)
         return -1;
     return add_tensors(l, err) < 0 ? -1 : describe(l, &t, err);
 }

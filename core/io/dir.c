@@ -7,13 +7,16 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/openat2.h>
+#include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
@@ -23,15 +26,19 @@ struct root {
     int fd;
     enum ckpt_links links;
     atomic_uint refs;
-    char *real;  /* canonical path, for links that are absolute or leave and come back */
-    char *blobs; /* of the same model in a hub cache, canonical; or NULL */
+    char *real;           /* canonical path, for links that are absolute or leave and come back */
+    char *blobs;          /* of the same model in a hub cache, canonical; or NULL */
+    pthread_mutex_t lock; /* the rest: names that many files share */
+    struct ckpt_map names;
+    CKPT_VEC(const char *) name; /* by the map's value */
+    struct ckpt_arena arena;
 };
 
 struct ckpt_dir {
     struct root *root;
-    char *below; /* path from the root; "." for the root itself */
-    char *path;  /* as shown to people */
+    const char *below; /* path from the root, the end of `path`; "." for the root itself */
     atomic_uint refs;
+    char path[]; /* as shown to people */
 };
 
 static void root_unref(struct root *r)
@@ -41,6 +48,10 @@ static void root_unref(struct root *r)
     ckpt_closep(&r->fd);
     free(r->real);
     free(r->blobs);
+    ckpt_map_release(&r->names);
+    ckpt_vec_release(&r->name);
+    ckpt_arena_release(&r->arena);
+    (void)pthread_mutex_destroy(&r->lock);
     free(r);
 }
 
@@ -70,6 +81,7 @@ static int root_open(const char *path, enum ckpt_links links, struct root **ret,
         return ckpt_nomem(err);
     r->links = links;
     atomic_init(&r->refs, 1);
+    (void)pthread_mutex_init(&r->lock, NULL);
     r->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (r->fd < 0) {
         (void)ckpt_fail_errno(err, errno, "cannot open directory '%s'", path);
@@ -84,17 +96,17 @@ static int root_open(const char *path, enum ckpt_links links, struct root **ret,
     return -1;
 }
 
-static int dir_new(struct root *root, const char *below, const char *path, struct ckpt_dir **ret,
+/* below_len bytes at the end of path are the way from the root; 0: it is the root. */
+static int dir_new(struct root *root, const char *path, size_t below_len, struct ckpt_dir **ret,
                    struct ckpt_err *err)
 {
-    struct ckpt_dir *d = calloc(1, sizeof *d);
+    size_t len = strlen(path);
+    struct ckpt_dir *d = malloc(offsetof(struct ckpt_dir, path) + len + 1);
 
-    if (!d || !(d->below = strdup(below)) || !(d->path = strdup(path))) {
-        if (d)
-            free(d->below);
-        free(d);
+    if (!d)
         return ckpt_nomem(err);
-    }
+    memcpy(d->path, path, len + 1);
+    d->below = below_len ? d->path + len - below_len : ".";
     atomic_init(&d->refs, 1);
     d->root = root;
     *ret = d;
@@ -104,11 +116,11 @@ static int dir_new(struct root *root, const char *below, const char *path, struc
 int ckpt_dir_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret,
                   struct ckpt_err *err)
 {
-    struct root *root;
+    struct root *root = NULL;
 
     if (root_open(path, links, &root, err) < 0)
         return -1;
-    if (dir_new(root, ".", path, ret, err) < 0) {
+    if (dir_new(root, path, 0, ret, err) < 0) {
         root_unref(root);
         return -1;
     }
@@ -126,8 +138,6 @@ void ckpt_dir_unref(struct ckpt_dir *dir)
     if (!dir || atomic_fetch_sub(&dir->refs, 1) != 1)
         return;
     root_unref(dir->root);
-    free(dir->below);
-    free(dir->path);
     free(dir);
 }
 
@@ -232,29 +242,50 @@ int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir 
 
     if (open_name(dir, name, O_PATH | O_DIRECTORY, &fd, err) < 0)
         return -1;
-    ckpt_cleanup(ckpt_freep) char *below = join(dir->below, name);
     ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s/%s", dir->path, name);
-    if (!below || !path)
+    bool at_root = strcmp(dir->below, ".") == 0;
+    if (!path)
         return ckpt_nomem(err);
     atomic_fetch_add(&dir->root->refs, 1);
-    if (dir_new(dir->root, below, path, ret, err) < 0) {
+    if (dir_new(dir->root, path, strlen(name) + (at_root ? 0 : strlen(dir->below) + 1), ret, err) <
+        0) {
         root_unref(dir->root);
         return -1;
     }
     return 0;
 }
 
+const char *ckpt_dir_intern(struct ckpt_dir *dir, const char *name)
+{
+    struct root *r = dir->root;
+    const char *own = NULL;
+    size_t len = strlen(name);
+    uint32_t at;
+    bool is_new;
+
+    (void)pthread_mutex_lock(&r->lock);
+    if (ckpt_map_get(&r->names, name, len, &at))
+        own = r->name.ptr[at];
+    else if (ckpt_vec_reserve(&r->name, 1) == 0 &&
+             (own = ckpt_arena_strndup(&r->arena, name, len)) &&
+             ckpt_map_put(&r->names, own, len, (uint32_t)r->name.len, &at, &is_new) == 0)
+        r->name.ptr[r->name.len++] = own;
+    else
+        own = NULL;
+    (void)pthread_mutex_unlock(&r->lock);
+    return own;
+}
+
 bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b)
 {
-    return a->dev == b->dev && a->ino == b->ino && a->size == b->size &&
-           a->mtime_ns == b->mtime_ns && a->ctime_ns == b->ctime_ns;
+    return a->inode == b->inode && a->size == b->size && a->mtime_ns == b->mtime_ns &&
+           a->ctime_ns == b->ctime_ns;
 }
 
 static struct ckpt_file_id id_of_stat(const struct stat *st)
 {
     return (struct ckpt_file_id){
-        .dev = st->st_dev,
-        .ino = st->st_ino,
+        .inode = st->st_ino ^ (uint64_t)st->st_dev << 44 ^ (uint64_t)st->st_dev >> 20,
         .size = (uint64_t)st->st_size,
         .mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
         .ctime_ns = (int64_t)st->st_ctim.tv_sec * 1000000000 + st->st_ctim.tv_nsec,
@@ -294,6 +325,7 @@ int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
     if (!S_ISREG(st.st_mode))
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' is %s, expected a regular file", dir->path,
                          name, kind_name(st.st_mode));
+    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* twice the read-ahead */
     if (ret_id)
         *ret_id = id_of_stat(&st);
     *ret_fd = fd;

@@ -42,9 +42,14 @@ void ckpt_dir_unrefp(struct ckpt_dir **dir);
  * long as dir. */
 const char *ckpt_dir_path(const struct ckpt_dir *dir);
 
+/* A copy of `name` that lives as long as the directory of ckpt_dir_open; equal names share one.
+ * NULL: no memory. Safe from many threads. */
+const char *ckpt_dir_intern(struct ckpt_dir *dir, const char *name);
+
 /* What identifies a file's content while we hold it: compared before every reply. */
 struct ckpt_file_id {
-    uint64_t dev, ino, size;
+    uint64_t inode; /* device and inode number, folded: only good for comparing */
+    uint64_t size;
     int64_t mtime_ns, ctime_ns;
 };
 

@@ -8,6 +8,7 @@
 #define CKPT_IO_SOURCE_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/uio.h>
@@ -62,8 +63,15 @@ char *ckpt_source_name(const struct ckpt_source *s);
 int ckpt_source_file_new(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                          struct ckpt_source **ret, struct ckpt_err *err);
 
-/* The recorded identity, or NULL if s is not a file. */
-const struct ckpt_file_id *ckpt_source_file_id(const struct ckpt_source *s);
+/* The same in two steps: make the source, without a look at the file; then open it, before anything
+ * else is done with it. (Of 10^5 files the lasting parts are made together, then the headers are
+ * read by several threads.) */
+int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
+                             struct ckpt_source **ret, struct ckpt_err *err);
+int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err);
+
+/* The recorded identity; false if s is not a file. */
+bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret);
 
 /* len bytes of memory, copied. `name` (copied) stands in messages. */
 int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct ckpt_source **ret,

@@ -2,7 +2,6 @@
 /* A regular file as a source. */
 #include <errno.h>
 #include <inttypes.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,18 +14,24 @@ struct source_file {
     struct ckpt_source source;
     struct ckpt_dir *dir;
     struct ckpt_fdpool *pool;
-    struct ckpt_file_id id;
+    const char *name; /* interned below dir */
+    uint64_t inode;   /* with source.size and the times: struct ckpt_file_id */
+    int64_t mtime_ns, ctime_ns;
     struct ckpt_fdslot slot;
-    char name[];
 };
 
 static struct source_file *self(const struct ckpt_source *s) { return (struct source_file *)s; }
+
+static struct ckpt_file_id id_of(const struct source_file *f)
+{
+    return (struct ckpt_file_id){f->inode, f->source.size, f->mtime_ns, f->ctime_ns};
+}
 
 static int short_read(const struct source_file *f, uint64_t off, struct ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_STALE,
                      "'%s/%s' ends at byte %" PRIu64 ", it had %" PRIu64 " when it was opened",
-                     ckpt_dir_path(f->dir), f->name, off, f->id.size);
+                     ckpt_dir_path(f->dir), f->name, off, f->source.size);
 }
 
 /* The pread loop: the only one for shard files. */
@@ -61,9 +66,10 @@ static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
                        struct ckpt_err *err)
 {
     struct source_file *f = self(s);
+    struct ckpt_file_id id = id_of(f);
     int fd, result;
 
-    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &f->id, &fd, err) < 0)
+    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, err) < 0)
         return -1;
     result = read_all(f, fd, iov, n, off, err);
     ckpt_fdpool_put(f->pool, &f->slot);
@@ -75,19 +81,19 @@ static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
 static int file_check(struct ckpt_source *s, struct ckpt_err *err)
 {
     struct source_file *f = self(s);
-    struct ckpt_file_id now;
+    struct ckpt_file_id id = id_of(f), now;
     bool unlinked;
     int fd, result;
 
-    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &f->id, &fd, err) < 0)
+    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, err) < 0)
         return -1;
     result = ckpt_file_id_of(fd, &now, &unlinked, err);
     ckpt_fdpool_put(f->pool, &f->slot);
     if (result < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(f->dir), f->name);
     if (unlinked)
-        now.ctime_ns = f->id.ctime_ns;
-    if (!ckpt_file_id_eq(&now, &f->id))
+        now.ctime_ns = id.ctime_ns;
+    if (!ckpt_file_id_eq(&now, &id))
         return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
                          ckpt_dir_path(f->dir), f->name);
     return 0;
@@ -111,36 +117,59 @@ static void file_free(struct ckpt_source *s)
 static const struct ckpt_source_ops file_ops = {
     .preadv = file_preadv, .check = file_check, .name = file_name, .free = file_free};
 
-int ckpt_source_file_new(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
-                         struct ckpt_source **ret, struct ckpt_err *err)
+int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
+                             struct ckpt_source **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct ckpt_file_id id;
-    size_t len = strlen(name);
+    struct source_file *f = calloc(1, sizeof *f);
 
-    if (ckpt_dir_open_file(dir, name, &fd, &id, err) < 0)
-        return -1;
-    struct source_file *f = calloc(1, offsetof(struct source_file, name) + len + 1);
-    if (!f)
+    if (!f || !(f->name = ckpt_dir_intern(dir, name))) {
+        free(f);
         return ckpt_nomem(err);
-    memcpy(f->name, name, len + 1);
+    }
     f->source.ops = &file_ops;
-    f->source.size = id.size;
     atomic_init(&f->source.refs, 1);
-    f->id = id;
     f->slot.fd = -1;
     f->dir = ckpt_dir_ref(dir);
     f->pool = ckpt_fdpool_ref(pool);
-    /* its header is read next: keep the descriptor */
-    if (ckpt_fdpool_adopt(pool, &f->slot, &fd, err) < 0) {
-        file_free(&f->source);
-        return -1;
-    }
     *ret = &f->source;
     return 0;
 }
 
-const struct ckpt_file_id *ckpt_source_file_id(const struct ckpt_source *s)
+int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
 {
-    return s->ops == &file_ops ? &self(s)->id : NULL;
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct source_file *f = self(s);
+    struct ckpt_file_id id;
+
+    if (ckpt_dir_open_file(f->dir, f->name, &fd, &id, err) < 0)
+        return -1;
+    s->size = id.size;
+    f->inode = id.inode;
+    f->mtime_ns = id.mtime_ns;
+    f->ctime_ns = id.ctime_ns;
+    /* its header is read next: keep the descriptor */
+    return ckpt_fdpool_adopt(f->pool, &f->slot, &fd, err);
+}
+
+int ckpt_source_file_new(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
+                         struct ckpt_source **ret, struct ckpt_err *err)
+{
+    struct ckpt_source *s;
+
+    if (ckpt_source_file_prepare(dir, name, pool, &s, err) < 0)
+        return -1;
+    if (ckpt_source_file_open(s, err) < 0) {
+        file_free(s);
+        return -1;
+    }
+    *ret = s;
+    return 0;
+}
+
+bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret)
+{
+    if (s->ops != &file_ops)
+        return false;
+    *ret = id_of(self(s));
+    return true;
 }

@@ -2,6 +2,7 @@
 /* Composing a view of one checkpoint. */
 #include "run/checkpoint.h"
 
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -210,9 +211,9 @@ static int64_t newest_shard(const struct ckpt_catalog *cat)
     int64_t newest = 0;
 
     for (size_t i = 0; i < cat->sources.len; i++) {
-        const struct ckpt_file_id *id = ckpt_source_file_id(cat->sources.ptr[i]);
-        if (id && id->mtime_ns > newest)
-            newest = id->mtime_ns;
+        struct ckpt_file_id id;
+        if (ckpt_source_file_id(cat->sources.ptr[i], &id) && id.mtime_ns > newest)
+            newest = id.mtime_ns;
     }
     return newest;
 }
@@ -286,9 +287,9 @@ static uint64_t generation_of(const struct ckpt_view *v, const char *step)
     uint64_t h = XXH3_64bits_withSeed(step, strlen(step), ckpt_options_hash(v->shared->opt));
 
     for (size_t i = 0; i < v->cat->sources.len; i++) {
-        const struct ckpt_file_id *id = ckpt_source_file_id(v->cat->sources.ptr[i]);
-        if (id) {
-            uint64_t part[4] = {id->ino, id->size, (uint64_t)id->mtime_ns, (uint64_t)id->ctime_ns};
+        struct ckpt_file_id id;
+        if (ckpt_source_file_id(v->cat->sources.ptr[i], &id)) {
+            uint64_t part[3] = {id.size, (uint64_t)id.mtime_ns, (uint64_t)id.ctime_ns};
             h = XXH3_64bits_withSeed(part, sizeof part, h);
         }
     }
@@ -311,6 +312,15 @@ static char *source_text(const struct ckpt_view *v, const char *step)
 
 /* ---- open ---- */
 
+/* Opening reads many headers in several threads; what that leaves in malloc's pools is not needed
+ * again. */
+static void give_back_memory(void)
+{
+#ifdef __GLIBC__
+    (void)malloc_trim(0);
+#endif
+}
+
 static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err)
 {
     const struct ckpt_options *opt = v->shared->opt;
@@ -320,8 +330,10 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
     bool cast;
 
-    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0 ||
-        cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 ||
+    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0)
+        return -1;
+    ckpt_catalog_shrink(v->cat);
+    if (cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 ||
         make_tree(v, reader, cast, err) < 0)
         return -1;
     v->generation = generation_of(v, step);
@@ -345,6 +357,7 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const
         ckpt_view_release(v);
         return -1;
     }
+    give_back_memory();
     *ret = v;
     return 0;
 }

@@ -75,7 +75,7 @@ static uint64_t generation_of(const struct ckpt_dir *dir, int64_t *ret_mtime_ns)
         struct ckpt_file_id id;
         if (!ckpt_dir_stat(dir, markers[i], &id))
             continue;
-        uint64_t part[4] = {i, id.ino, id.size, (uint64_t)id.mtime_ns};
+        uint64_t part[4] = {i, id.size, (uint64_t)id.mtime_ns, (uint64_t)id.ctime_ns};
         h = XXH3_64bits_withSeed(part, sizeof part, h);
         if (id.mtime_ns > *ret_mtime_ns)
             *ret_mtime_ns = id.mtime_ns;

@@ -107,9 +107,9 @@ static int add(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
         return 0;
     if (ckpt_source_file_new(a->dir, e->name, a->pool, &file.source, err) < 0)
         return -1;
-    int64_t mtime = ckpt_source_file_id(file.source)->mtime_ns;
-    if (mtime > a->sides->mtime_ns)
-        a->sides->mtime_ns = mtime;
+    struct ckpt_file_id id;
+    if (ckpt_source_file_id(file.source, &id) && id.mtime_ns > a->sides->mtime_ns)
+        a->sides->mtime_ns = id.mtime_ns;
     if (!(file.path = strdup(e->name)) || ckpt_vec_push(&a->sides->files, file) < 0) {
         free((char *)file.path);
         ckpt_source_unref(file.source);

@@ -145,6 +145,12 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
     return 0;
 }
 
+void ckpt_catalog_shrink(struct ckpt_catalog *cat)
+{
+    ckpt_vec_shrink(&cat->sources);
+    ckpt_vec_shrink(&cat->tensors);
+}
+
 const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, const char *name)
 {
     uint32_t i;

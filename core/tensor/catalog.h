@@ -68,6 +68,9 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
                             const struct ckpt_piece_draft *piece, size_t npiece,
                             struct ckpt_err *err);
 
+/* Give back the room that was kept for more tensors and sources. Moves the tensors. */
+void ckpt_catalog_shrink(struct ckpt_catalog *cat);
+
 /* By name; NULL if it is not there. */
 const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, const char *name);
 

@@ -155,9 +155,9 @@ static int64_t tensor_mtime(const struct ckpt_catalog *cat, const struct ckpt_te
                             int64_t mtime)
 {
     for (size_t i = 0; i < t->npiece; i++) {
-        const struct ckpt_file_id *id = ckpt_source_file_id(cat->sources.ptr[t->piece[i].source]);
-        if (id)
-            mtime = newest(mtime, id->mtime_ns);
+        struct ckpt_file_id id;
+        if (ckpt_source_file_id(cat->sources.ptr[t->piece[i].source], &id))
+            mtime = newest(mtime, id.mtime_ns);
     }
     for (uint32_t i = 0; t->value && i < t->value->narg; i++)
         mtime = tensor_mtime(t->value->arg[i].cat, t->value->arg[i].tensor, mtime);
@@ -292,17 +292,18 @@ static bool is_ours(const struct ckpt_map *generated, size_t nweights, const cha
 static int list_side_file(struct ckpt_vtree *t, const struct ckpt_side_file *side, int64_t mtime_ns,
                           struct ckpt_err *err)
 {
-    const struct ckpt_file_id *id = ckpt_source_file_id(side->source);
+    struct ckpt_file_id id = {.mtime_ns = mtime_ns};
     char *path = ckpt_arena_strdup(&t->arena, side->path);
 
     if (!path || ckpt_vec_push(&t->sources, side->source) < 0)
         return ckpt_nomem(err);
+    (void)ckpt_source_file_id(side->source, &id);
     (void)ckpt_source_ref(side->source);
     return list_segment(t, path,
                         (struct ckpt_segment){.len = side->source->size,
                                               .kind = CKPT_SEGMENT_SOURCE,
                                               .source = side->source},
-                        id ? id->mtime_ns : mtime_ns, err);
+                        id.mtime_ns, err);
 }
 
 static int list_side(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt,

@@ -3,6 +3,7 @@
 save_pretrained write; config.json loads; the mounted model gives the same logits."""
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -100,7 +101,10 @@ def mounted(run, *options):
 def logits(path, ids):
     model = tf.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     with torch.no_grad():
-        return model.eval()(ids).logits
+        found = model.eval()(ids).logits.clone()
+    del model
+    gc.collect()  # models have cycles, and map the files
+    return found
 
 
 class Nanotron(unittest.TestCase):
@@ -198,7 +202,7 @@ class Nanotron(unittest.TestCase):
             kw = {} if window is None else dict(use_sliding_window=True, sliding_window=window, layer_types=[
                 "sliding_attention" if r else "full_attention" for r in rope])
             cfg = tf.SmolLM3Config(**COMMON, no_rope_layer_interval=4, no_rope_layers=rope, tie_word_embeddings=True,
-                                   pad_token_id=None, **kw)
+                                   pad_token_id=None, rope_parameters={"rope_theta": 10000.0, "rope_type": "default"}, **kw)
             sd = save_oracle(tf.SmolLM3ForCausalLM, cfg, torch.bfloat16, 8, self.oracle, "50GB")
             config = nt_config(cfg, "is_qwen2_config", attention_bias=False, sliding_window_size=window, no_rope_layer=4,
                                moe_config=None, _use_qkv_packed=True)
