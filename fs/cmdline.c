@@ -127,16 +127,16 @@ static bool among(const char *word, const char *const *list)
 
 /* Words of mount(8) and fstab(5) that say nothing to a filesystem, or what is so anyway. */
 static const char *const ignored_words[] = {
-    "ro",      "rw",     "nosuid", "nodev", "defaults", "auto",
-    "noauto",  "user",   "nouser", "users", "owner",    "group",
-    "_netdev", "nofail", "x-*",    "X-*",   "comment",  "default_permissions",
-    NULL};
+    "ro",       "rw",         "nosuid",   "nodev",      "defaults",    "auto",
+    "noauto",   "user",       "nouser",   "users",      "owner",       "group",
+    "_netdev",  "nofail",     "x-*",      "X-*",        "comment",     "default_permissions",
+    "relatime", "norelatime", "diratime", "nodiratime", "strictatime", "nostrictatime",
+    "lazytime", "nolazytime", NULL};
 
-static const char *const fuse_takes[] = {
-    "auto_unmount", "noexec",        "exec",       "async",       "sync",     "dirsync",
-    "atime",        "noatime",       "diratime",   "nodiratime",  "relatime", "norelatime",
-    "strictatime",  "nostrictatime", "symfollow",  "nosymfollow", "context",  "fscontext",
-    "defcontext",   "rootcontext",   "allow_root", "debug",       NULL};
+static const char *const fuse_takes[] = {"auto_unmount", "allow_root", "noexec",    "exec",
+                                         "async",        "sync",       "dirsync",   "atime",
+                                         "noatime",      "context",    "fscontext", "defcontext",
+                                         "rootcontext",  "debug",      NULL};
 
 static int add_fuse_word(struct ckptfs_config *c, const char *word, const char *value,
                          struct ckpt_err *err)

@@ -4,58 +4,67 @@
 _ckptfs_words='base= dtype= view= max_shard_size= recipe= rope= allow_partial follow_symlinks'
 _ckptfs_mount_words='wait io= readahead= threads= allow_other uid= gid= umask= auto_unmount noexec noatime'
 
-# Complete the last word of a comma-separated -o list.
+# The token being typed and the one before it. Not COMP_WORDS: readline splits that at '='.
+_ckptfs_tokens() {
+    local line=${COMP_LINE:0:COMP_POINT}
+    cur=${line##*[[:space:]]}
+    line=${line%"$cur"}
+    line=${line%"${line##*[![:space:]]}"}
+    prev=${line##*[[:space:]]}
+}
+
+# Complete the last word of a comma-separated -o list. Replies replace what follows the last '=', as readline sees words.
 _ckptfs_option() {
-    local cur=$1 words=$2 done last word
-    last=${cur##*,}
-    done=${cur%"$last"}
+    local cur=$1 words=$2 last=${1##*,} begun word
+    begun=${cur##*=}
+    COMPREPLY=()
     case $last in
     dtype=*) words='auto stored bfloat16 float16 float32' ;;
     view=*) words='hf raw' ;;
     io=*) words='buffered direct' ;;
     base=* | recipe=*)
-        compopt -o nospace -o filenames
+        compopt -o nospace -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -f -- "${last#*=}")
         return
         ;;
-    esac
-    case $last in
-    *=*) # readline splits words at '=': only the value is completed
-        mapfile -t COMPREPLY < <(compgen -W "$words" -- "${last#*=}")
+    *=*) return ;;
+    *)
+        compopt -o nospace 2>/dev/null
+        for word in $words; do
+            [[ $word == "$last"* ]] && COMPREPLY+=("${begun%"$last"}$word")
+        done
         return
         ;;
     esac
-    COMPREPLY=()
-    for word in $words; do
-        [[ $word == "$last"* ]] && COMPREPLY+=("$done$word")
-    done
-    compopt -o nospace
+    mapfile -t COMPREPLY < <(compgen -W "$words" -- "${last#*=}")
 }
 
 _ckptfs() {
-    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
-    [[ $cur == = ]] && cur=
+    local cur prev
+    _ckptfs_tokens
     if [[ $prev == -o ]]; then
         _ckptfs_option "$cur" "$_ckptfs_words $_ckptfs_mount_words"
     elif [[ $cur == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W '-f -d -o -h -V --help --version' -- "$cur")
     else
-        compopt -o filenames
+        compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -d -- "$cur")
     fi
 }
 
 _ckpt() {
-    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} i command= run=
-    for ((i = 1; i < COMP_CWORD; i++)); do
-        case ${COMP_WORDS[i]} in
+    local cur prev i command= run= words
+    _ckptfs_tokens
+    read -ra words <<<"${COMP_LINE:0:COMP_POINT - ${#cur}}"
+    for ((i = 1; i < ${#words[@]}; i++)); do
+        case ${words[i]} in
         -o | --step | --jobs) ((i++)) ;;
         -*) ;;
         *)
             if [[ -z $command ]]; then
-                command=${COMP_WORDS[i]}
+                command=${words[i]}
             elif [[ -z $run ]]; then
-                run=${COMP_WORDS[i]}
+                run=${words[i]}
             fi
             ;;
         esac
@@ -78,7 +87,7 @@ _ckpt() {
     elif [[ $command == explain && -n $run ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(ckpt ls "$run" 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$cur")
     else
-        compopt -o filenames
+        compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi
 }

@@ -15,6 +15,9 @@ CKPTFS = os.path.join(BUILD, "fs", "ckptfs")
 CKPT = os.path.join(BUILD, "fs", "ckpt")
 FAKE = os.path.join(BUILD, "tests", "ckptfs-fake")  # the mount program on made-up files
 
+# memory that a sanitizer keeps aside is not the daemon's
+os.environ.setdefault("ASAN_OPTIONS", "quarantine_size_mb=1")
+
 
 def need_fuse():
     try:

@@ -88,7 +88,7 @@ class Life(Case):
 
     def test_words_that_mount_and_fuse_know_are_accepted(self):
         words = ("rw,ro,nosuid,nodev,defaults,noauto,user,_netdev,nofail,x-systemd.automount,noexec,noatime,"
-                 "async,default_permissions,base=a\\,b")
+                 "async,sync,relatime,nodiratime,default_permissions,base=a\\,b")
         self.assertEqual(run(self.run_dir, self.mnt, "-o", words, "-o", "threads=3").returncode, 0)
         self.assertEqual(mounted(self.mnt), "fuse.ckptfs")
 

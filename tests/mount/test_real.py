@@ -116,6 +116,25 @@ class Real(Case):
                 t.join()
         self.assertEqual(bad, [])
 
+    def test_a_find_through_many_steps_keeps_no_views(self):
+        for k in range(40):
+            write_model(os.path.join(self.run_dir, str(100 + k)), k, rows=1)
+        with self.mount() as m:
+            def resident():
+                with open(f"/proc/{m.process.pid}/statm") as f:
+                    return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+            def look():
+                subprocess.run(["find", self.mnt, "-type", "f", "-exec", "cat", "{}", "+"], check=True,
+                               stdout=subprocess.DEVNULL)
+
+            look()
+            before, fds = resident(), len(os.listdir(f"/proc/{m.process.pid}/fd"))
+            for _ in range(4):
+                look()
+            self.assertLess(resident() - before, 4 << 20)
+            self.assertLessEqual(len(os.listdir(f"/proc/{m.process.pid}/fd")), fds + 4)
+
     def damage(self, change, errors=("EIO", "ESTALE")):
         """Change the shard under an open file: reads give an error or the right bytes, and the daemon lives."""
         import errno
