@@ -173,7 +173,8 @@ static int set_word(struct ckptfs_config *c, const char *word, const char *value
         if (value)
             return ckptfs_fail(err, CKPT_USAGE, "-o %s takes no value", word);
         *flag = true;
-        return 0;
+        /* "wait" is a word of the library as well */
+        return ckpt_options_knows(word) ? ckpt_options_set(c->opt, word, NULL, err) : 0;
     }
     if (strcmp(word, "io") == 0)
         return set_io(c, value, err);

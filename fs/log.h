@@ -4,13 +4,13 @@
 #define CKPT_FS_LOG_H
 
 #include <stdarg.h>
-#include <stdbool.h>
+#include <stdatomic.h>
 
 #include <ckptfs/ckptfs.h>
 
 struct ckptfs_log {
     enum ckpt_log_severity least; /* remarks of lesser severity are dropped */
-    bool to_syslog;
+    atomic_bool to_syslog;
 };
 
 void ckptfs_logf(const struct ckptfs_log *log, enum ckpt_log_severity severity, const char *fmt,

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -28,11 +29,24 @@ struct ckptfs_counters {
     _Atomic uint64_t lookups, opens, reads, read_bytes, errors, open_files;
 };
 
+/* Open files and listings, so that those which the kernel never releases (it is unmounted under
+ * their users) are freed at the end. */
+struct ckptfs_handle {
+    struct ckptfs_handle *prev, *next;
+    bool is_listing;
+};
+
+struct ckptfs_handles {
+    pthread_mutex_t lock; /* innermost, as the nodes' */
+    struct ckptfs_handle *first;
+};
+
 struct ckptfs {
     const struct ckptfs_config *config;
     const struct ckptfs_log *log;
     struct ckptfs_refresh refresh;
     struct ckptfs_nodes nodes;
+    struct ckptfs_handles handles;
     struct ckptfs_negotiated negotiated;
     struct ckptfs_counters count;
     pthread_key_t buffer; /* each worker's struct ckptfs_buffer, see ops.c */

@@ -203,7 +203,7 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     add(&fs->count.open_files, 1);
     if (fuse_reply_open(req, fi) < 0) { /* interrupted: there will be no release */
         add(&fs->count.open_files, (uint64_t)-1);
-        ckptfs_file_close(f);
+        ckptfs_file_close(fs, f);
     }
 }
 
@@ -211,7 +211,7 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 {
     (void)ino;
     add(&fs_of(req)->count.open_files, (uint64_t)-1);
-    ckptfs_file_close(file_of(fi));
+    ckptfs_file_close(fs_of(req), file_of(fi));
     (void)fuse_reply_err(req, 0);
 }
 
@@ -300,13 +300,13 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     fi->fh = (uintptr_t)l;
     fi->keep_cache = fi->cache_readdir = ckptfs_listing_lasting(l);
     if (fuse_reply_open(req, fi) < 0)
-        ckptfs_listing_free(l);
+        ckptfs_listing_free(fs_of(req), l);
 }
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     (void)ino;
-    ckptfs_listing_free(listing_of(fi));
+    ckptfs_listing_free(fs_of(req), listing_of(fi));
     (void)fuse_reply_err(req, 0);
 }
 

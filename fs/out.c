@@ -128,6 +128,36 @@ static void put_line_list(const json_t *j)
     (void)fputc('\n', stdout);
 }
 
+/* So does an object of a few. */
+static bool fits_line_object(const json_t *j)
+{
+    size_t chars = 0;
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)j, key, value)
+    {
+        if (!is_flat(value))
+            return false;
+        chars += strlen(key) + 2 + (json_is_string(value) ? json_string_length(value) : 6);
+    }
+    return json_is_object(j) && chars <= 72;
+}
+
+static void put_line_object(const json_t *j)
+{
+    const char *key, *between = "";
+    json_t *value;
+
+    json_object_foreach((json_t *)j, key, value)
+    {
+        (void)printf("%s%s ", between, key);
+        put_flat(value);
+        between = ", ";
+    }
+    (void)fputc('\n', stdout);
+}
+
 static void outline(const json_t *j, int indent, bool hanging);
 
 /* What follows "key:" or "-". */
@@ -140,6 +170,9 @@ static void put_value(const json_t *j, int indent, bool item)
     } else if (fits_line(j)) {
         (void)fputs(json_array_size(j) ? " " : " none", stdout);
         put_line_list(j);
+    } else if (item && fits_line_object(j)) {
+        (void)fputc(' ', stdout);
+        put_line_object(j);
     } else if (item && json_is_object(j)) {
         (void)fputc(' ', stdout);
         outline(j, indent, true);

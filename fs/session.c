@@ -17,6 +17,7 @@
 #include "privilege.h"
 #include "readahead.h"
 #include "signals.h"
+#include "tree.h"
 
 /* A value inside -o: FUSE splits at commas and undoes backslashes. The caller frees it. */
 static char *escape(const char *value)
@@ -176,6 +177,7 @@ int ckptfs_session(const struct ckptfs_config *config, struct ckptfs_log *log, i
     rc = ckptfs_refresh_open(&fs.refresh, config, log, err);
     if (rc == 0)
         rc = mount_and_serve(&fs, log, ready, err);
+    ckptfs_tree_close(&fs);
     ckptfs_refresh_release(&fs.refresh);
     ckptfs_nodes_release(&fs.nodes);
     ckptfs_buffer_free(pthread_getspecific(fs.buffer));

@@ -179,10 +179,46 @@ int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const c
     }
 }
 
+/* ---- handles ---- */
+
+static void enlist(struct ckptfs *fs, struct ckptfs_handle *h)
+{
+    (void)pthread_mutex_lock(&fs->handles.lock);
+    h->prev = NULL;
+    h->next = fs->handles.first;
+    if (h->next)
+        h->next->prev = h;
+    fs->handles.first = h;
+    (void)pthread_mutex_unlock(&fs->handles.lock);
+}
+
+static void delist(struct ckptfs *fs, struct ckptfs_handle *h)
+{
+    (void)pthread_mutex_lock(&fs->handles.lock);
+    if (h->next)
+        h->next->prev = h->prev;
+    if (h->prev)
+        h->prev->next = h->next;
+    else
+        fs->handles.first = h->next;
+    (void)pthread_mutex_unlock(&fs->handles.lock);
+}
+
+void ckptfs_tree_close(struct ckptfs *fs)
+{
+    for (struct ckptfs_handle *h; (h = fs->handles.first);) {
+        if (h->is_listing)
+            ckptfs_listing_free(fs, (struct ckptfs_listing *)h);
+        else
+            ckptfs_file_close(fs, (struct ckptfs_file *)h);
+    }
+}
+
 /* ---- listings ---- */
 
 /* Exactly one source of names: a view's directory, a list of steps, or a fixed set. */
 struct ckptfs_listing {
+    struct ckptfs_handle handle;   /* first: ckptfs_tree_close casts */
     const struct ckptfs_node *dir; /* the kernel holds it while it is open */
     struct ckpt_view *view;
     const struct ckpt_node *vdir;
@@ -231,6 +267,8 @@ int ckptfs_listing_open(struct ckptfs *fs, const struct ckptfs_node *dir,
     if (!l)
         return ENOMEM;
     l->dir = dir;
+    l->handle.is_listing = true;
+    enlist(fs, &l->handle);
     switch (dir->id.kind) {
     case CKPTFS_CONTROL:
     case CKPTFS_EXPLAIN_DIR:
@@ -242,17 +280,18 @@ int ckptfs_listing_open(struct ckptfs *fs, const struct ckptfs_node *dir,
                                                                   : list_steps(fs, l);
     }
     if (rc) {
-        ckptfs_listing_free(l);
+        ckptfs_listing_free(fs, l);
         return rc;
     }
     *ret = l;
     return 0;
 }
 
-void ckptfs_listing_free(struct ckptfs_listing *l)
+void ckptfs_listing_free(struct ckptfs *fs, struct ckptfs_listing *l)
 {
     if (!l)
         return;
+    delist(fs, &l->handle);
     ckpt_view_release(l->view);
     ckptfs_steps_release(l->steps);
     free(l);
@@ -304,6 +343,7 @@ int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_
 /* ---- contents ---- */
 
 struct ckptfs_file {
+    struct ckptfs_handle handle; /* first, too */
     struct ckpt_view *view;
     const struct ckpt_node *node; /* or, with view NULL, the text: */
     char *text;
@@ -367,21 +407,23 @@ int ckptfs_file_open(struct ckptfs *fs, const struct ckptfs_node *node, struct c
 
     if (!f)
         return ENOMEM;
+    enlist(fs, &f->handle);
     atomic_flag_clear(&f->complained);
     f->name = node->id.path;
     f->step = node->id.step;
     if ((rc = open_content(fs, node, f)) != 0) {
-        ckptfs_file_close(f);
+        ckptfs_file_close(fs, f);
         return rc;
     }
     *ret = f;
     return 0;
 }
 
-void ckptfs_file_close(struct ckptfs_file *f)
+void ckptfs_file_close(struct ckptfs *fs, struct ckptfs_file *f)
 {
     if (!f)
         return;
+    delist(fs, &f->handle);
     ckpt_view_release(f->view);
     free(f->text);
     free(f);

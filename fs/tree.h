@@ -32,7 +32,7 @@ int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const c
 struct ckptfs_listing;
 int ckptfs_listing_open(struct ckptfs *fs, const struct ckptfs_node *dir,
                         struct ckptfs_listing **ret);
-void ckptfs_listing_free(struct ckptfs_listing *l);
+void ckptfs_listing_free(struct ckptfs *fs, struct ckptfs_listing *l);
 size_t ckptfs_listing_count(const struct ckptfs_listing *l);
 const char *ckptfs_listing_name(const struct ckptfs_listing *l, size_t i);
 bool ckptfs_listing_lasting(const struct ckptfs_listing *l);
@@ -43,7 +43,10 @@ int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_
 /* An open file: holds its view, so that it stays readable whatever becomes of the step. */
 struct ckptfs_file;
 int ckptfs_file_open(struct ckptfs *fs, const struct ckptfs_node *node, struct ckptfs_file **ret);
-void ckptfs_file_close(struct ckptfs_file *f);
+void ckptfs_file_close(struct ckptfs *fs, struct ckptfs_file *f);
+
+/* Free all files and listings that are still open. When no request can come any more. */
+void ckptfs_tree_close(struct ckptfs *fs);
 
 /* Its bytes may change without the inode changing, or its size is not known beforehand. */
 bool ckptfs_file_uncached(const struct ckptfs_file *f);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Expressions of recipes and model files: where a config key comes from, when a rule holds.
  *
- *     not tie_word_embeddings        default(rope_theta, 10000.0)       each(i, num_hidden_layers, (i + 1) % no_rope_layer != 0)
+ *     not tie_word_embeddings        default(rope_theta, 10000.0)       each(i, num_hidden_layers,
+ * (i + 1) % no_rope_layer != 0)
  *
- * Values are JSON's. Unknown is a value of its own (a missing key, null, a division by zero, a text plus a number): most operators
- * give unknown for unknown, but `false and unknown` is false and `true or unknown` is true. contrib/RECIPES.md has the list. */
+ * Values are JSON's. Unknown is a value of its own (a missing key, null, a division by zero, a text
+ * plus a number): most operators give unknown for unknown, but `false and unknown` is false and
+ * `true or unknown` is true. contrib/RECIPES.md has the list. */
 #ifndef CKPT_RECIPE_EXPR_H
 #define CKPT_RECIPE_EXPR_H
 

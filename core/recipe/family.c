@@ -128,16 +128,16 @@ static int check_tensor(struct reader *r, const char *where, const struct ckpt_i
                              it->text, it->scope->axis[a].name);
     for (uint32_t v = 0; v < it->scope->nvar; v++)
         if (!ckpt_family_has_dim(r->f, it->scope->var[v].name))
-            return ckpt_fail(r->err, CKPT_FORMAT, "%s: '%.200s': '%s' is not one of the dims", where,
-                             it->text, it->scope->var[v].name);
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s: '%.200s': '%s' is not one of the dims",
+                             where, it->text, it->scope->var[v].name);
     if (it->shape.rest_at >= 0)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: '%.200s': a model's shape is spelt out", where,
                          it->text);
     return 0;
 }
 
-static int add_tensor(struct reader *r, const char *where, const char *whole, const uint32_t *choice,
-                      item_vec *out)
+static int add_tensor(struct reader *r, const char *where, const char *whole,
+                      const uint32_t *choice, item_vec *out)
 {
     struct ckpt_str s = {0};
     struct ckpt_item *it;
@@ -167,15 +167,16 @@ static int add_tensor(struct reader *r, const char *where, const char *whole, co
         ckpt_pattern_parse(sc, &t, len, &it->shape, r->err) < 0 || ckpt_scope_close(sc, r->err) < 0)
         return -1;
     if (nname > 1)
-        return ckpt_fail(r->err, CKPT_FORMAT, "%s: '%.200s': a model's tensor has one spelling", where,
-                         whole);
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: '%.200s': a model's tensor has one spelling",
+                         where, whole);
     it->scope = sc;
     it->name = name;
     it->text = name->text;
     return check_tensor(r, where, it);
 }
 
-static int read_tensor(struct reader *r, const char *where, const char *at, const char *side, item_vec *out)
+static int read_tensor(struct reader *r, const char *where, const char *at, const char *side,
+                       item_vec *out)
 {
     struct ckpt_words w;
     uint32_t choice[CKPT_NAME_NUMBERS] = {0}, total = 1;
@@ -198,8 +199,8 @@ static int read_tensor(struct reader *r, const char *where, const char *at, cons
     return 0;
 }
 
-static int read_items(struct reader *r, const char *where, const char *at, const json_t *list, int depth,
-                      struct ckpt_items *ret);
+static int read_items(struct reader *r, const char *where, const char *at, const json_t *list,
+                      int depth, struct ckpt_items *ret);
 
 static int keep_items(struct reader *r, const item_vec *v, struct ckpt_items *ret)
 {
@@ -228,27 +229,30 @@ static int wrap(struct reader *r, struct ckpt_item *it)
 }
 
 /* "tensors" or "either" of a group. */
-static int read_group_lists(struct reader *r, const char *where, const char *at, const json_t *j, int depth,
-                            struct ckpt_item *it)
+static int read_group_lists(struct reader *r, const char *where, const char *at, const json_t *j,
+                            int depth, struct ckpt_item *it)
 {
     const json_t *tensors = json_object_get(j, "tensors"), *either = json_object_get(j, "either");
     size_t n = either ? json_array_size(either) : 1;
 
     if (!tensors == !either || (either && n == 0))
-        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a group has 'tensors', or lists in 'either'", where);
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a group has 'tensors', or lists in 'either'",
+                         where);
     struct ckpt_items *list = ckpt_arena_alloc(r->arena, n * sizeof *list);
     if (!list)
         return ckpt_nomem(r->err);
     for (size_t i = 0; i < n; i++)
-        if (read_items(r, where, at, either ? json_array_get(either, i) : tensors, depth, &list[i]) < 0)
+        if (read_items(r, where, at, either ? json_array_get(either, i) : tensors, depth,
+                       &list[i]) < 0)
             return -1;
-    *it = (struct ckpt_item){.kind = either ? CKPT_ITEM_EITHER : CKPT_ITEM_EACH, .list = list, .nlist = n};
+    *it = (struct ckpt_item){
+        .kind = either ? CKPT_ITEM_EITHER : CKPT_ITEM_EACH, .list = list, .nlist = n};
     return 0;
 }
 
 /* {"each", "when", "at", "block", "tensors" | "either"}: each around when around the list. */
-static int read_group(struct reader *r, const char *where, const char *at, const json_t *j, int depth,
-                      item_vec *out)
+static int read_group(struct reader *r, const char *where, const char *at, const json_t *j,
+                      int depth, item_vec *out)
 {
     static const char *const known[] = {"each", "when", "at", "block", "tensors", "either", NULL};
     const char *each, *when, *more;
@@ -263,7 +267,8 @@ static int read_group(struct reader *r, const char *where, const char *at, const
         return -1;
     if (each) {
         if (!ckpt_family_has_dim(r->f, each))
-            return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'each': '%.100s' is not one of the dims", where, each);
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'each': '%.100s' is not one of the dims",
+                             where, each);
         if (r->nloop == CKPT_FAMILY_LOOPS || loop_of(r, each) >= 0)
             return ckpt_fail(r->err, CKPT_LIMIT, "%s: 'each' nested too deep or twice", where);
         r->loop[r->nloop++] = each;
@@ -293,8 +298,8 @@ static int read_group(struct reader *r, const char *where, const char *at, const
     return ckpt_vec_push(out, it) < 0 ? ckpt_nomem(r->err) : 0;
 }
 
-static int read_items(struct reader *r, const char *where, const char *at, const json_t *list, int depth,
-                      struct ckpt_items *ret)
+static int read_items(struct reader *r, const char *where, const char *at, const json_t *list,
+                      int depth, struct ckpt_items *ret)
 {
     item_vec v = {0};
     size_t i;
@@ -336,10 +341,12 @@ static int read_family(struct reader *r, const json_t *j)
     json_t *v;
 
     if (ckpt_field_object(j, f->name, known, r->err) < 0 ||
-        ckpt_field_strings(r->arena, json_object_get(j, "model_types"), f->name, &f->types, &f->ntypes,
+        ckpt_field_strings(r->arena, json_object_get(j, "model_types"), f->name, &f->types,
+                           &f->ntypes, r->err) < 0 ||
+        ckpt_field_strings(r->arena, json_object_get(j, "needs"), f->name, &f->needs, &f->nneeds,
                            r->err) < 0 ||
-        ckpt_field_strings(r->arena, json_object_get(j, "needs"), f->name, &f->needs, &f->nneeds, r->err) < 0 ||
-        ckpt_field_strings(r->arena, json_object_get(j, "takes"), f->name, &takes, &ntakes, r->err) < 0)
+        ckpt_field_strings(r->arena, json_object_get(j, "takes"), f->name, &takes, &ntakes,
+                           r->err) < 0)
         return -1;
     if (config && !json_is_object(config))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'config' must be an object", f->name);
@@ -360,10 +367,9 @@ static int read_family(struct reader *r, const json_t *j)
                : read_items(r, where, "", json_object_get(j, "tensors"), 0, &f->tensors);
 }
 
-int ckpt_family_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
-                      struct ckpt_family **ret, struct ckpt_err *err)
+int ckpt_family_from_json(struct ckpt_arena *arena, const char *name, const json_t *j,
+                          struct ckpt_family **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     struct ckpt_family *f = ckpt_arena_alloc(arena, sizeof *f);
     struct reader r = {.arena = arena, .f = f, .err = err};
 
@@ -372,14 +378,22 @@ int ckpt_family_parse(struct ckpt_arena *arena, const char *name, const char *te
     memset(f, 0, sizeof *f);
     if (!(f->name = ckpt_arena_strdup(arena, name)))
         return ckpt_nomem(err);
-    if (ckpt_json_parse(text, len, name, &j, err) < 0)
-        return -1;
     if (read_family(&r, j) < 0) {
         ckpt_family_release(f);
         return -1;
     }
     *ret = f;
     return 0;
+}
+
+int ckpt_family_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
+                      struct ckpt_family **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
+
+    if (ckpt_json_parse(text, len, name, &j, err) < 0)
+        return -1;
+    return ckpt_family_from_json(arena, name, j, ret, err);
 }
 
 void ckpt_family_release(struct ckpt_family *f)

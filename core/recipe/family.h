@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Model files: what a Hugging Face model family has, for all frameworks: config keys, named sizes, and its tensors in the order in which
- * transformers saves them. */
+/* Model files: what a Hugging Face model family has, for all frameworks: config keys, named sizes,
+ * and its tensors in the order in which transformers saves them. */
 #ifndef CKPT_RECIPE_FAMILY_H
 #define CKPT_RECIPE_FAMILY_H
 
@@ -43,16 +43,16 @@ struct ckpt_item {
     /* EACH: loops nest, the outermost is number 0; a name's axes are loops by name */
     const char *loop;
     bool block;
-    const struct ckpt_expr *when; /* WHEN */
+    const struct ckpt_expr *when;  /* WHEN */
     const struct ckpt_items *list; /* EACH and WHEN have one, EITHER several */
     size_t nlist;
 };
 
 struct ckpt_family {
-    const char *name;  /* "models/llama" */
+    const char *name;         /* "models/llama" */
     const char *const *types; /* model_type values that this family stands for */
     size_t ntypes;
-    json_t *config;    /* fixed members of config.json; the family owns it */
+    json_t *config; /* fixed members of config.json; the family owns it */
     const char *const *needs;
     size_t nneeds;
     struct ckpt_map keys; /* every config key the file names */
@@ -61,9 +61,12 @@ struct ckpt_family {
     struct ckpt_items tensors;
 };
 
-/* Parse text[0..len) into the arena; `name` stands in errors. The config must be released with ckpt_family_release. */
+/* Parse text[0..len), or what was parsed already, into the arena; `name` stands in errors. The
+ * config must be released with ckpt_family_release. */
 int ckpt_family_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
                       struct ckpt_family **ret, struct ckpt_err *err);
+int ckpt_family_from_json(struct ckpt_arena *arena, const char *name, const json_t *j,
+                          struct ckpt_family **ret, struct ckpt_err *err);
 void ckpt_family_release(struct ckpt_family *f);
 
 bool ckpt_family_has_dim(const struct ckpt_family *f, const char *name);

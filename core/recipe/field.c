@@ -23,7 +23,8 @@ char *ckpt_field_text(struct ckpt_arena *arena, struct ckpt_err *err, const char
     return s;
 }
 
-int ckpt_field_object(const json_t *j, const char *where, const char *const *known, struct ckpt_err *err)
+int ckpt_field_object(const json_t *j, const char *where, const char *const *known,
+                      struct ckpt_err *err)
 {
     const char *key;
     json_t *v;
@@ -52,7 +53,8 @@ int ckpt_field_strings(struct ckpt_arena *arena, const json_t *j, const char *wh
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_is_array(j) ? json_array_get(j, i) : j;
         if (!json_is_string(v))
-            return ckpt_fail(err, CKPT_FORMAT, "%s: a string or a list of strings is expected here", where);
+            return ckpt_fail(err, CKPT_FORMAT, "%s: a string or a list of strings is expected here",
+                             where);
         list[i] = ckpt_arena_strdup(arena, json_string_value(v));
         if (!list[i])
             return ckpt_nomem(err);
@@ -62,8 +64,8 @@ int ckpt_field_strings(struct ckpt_arena *arena, const json_t *j, const char *wh
     return 0;
 }
 
-int ckpt_field_string(struct ckpt_arena *arena, const json_t *obj, const char *key, const char *where,
-                      const char **ret, struct ckpt_err *err)
+int ckpt_field_string(struct ckpt_arena *arena, const json_t *obj, const char *key,
+                      const char *where, const char **ret, struct ckpt_err *err)
 {
     const json_t *v = json_object_get(obj, key);
 

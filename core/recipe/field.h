@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading the JSON of recipes and model files: each look-up says where it stands, and strangers among the keys are errors. */
+/* Reading the JSON of recipes and model files: each look-up says where it stands, and strangers
+ * among the keys are errors. */
 #ifndef CKPT_RECIPE_FIELD_H
 #define CKPT_RECIPE_FIELD_H
 
@@ -14,14 +15,15 @@ char *ckpt_field_text(struct ckpt_arena *arena, struct ckpt_err *err, const char
     CKPT_PRINTF(3, 4);
 
 /* j must be an object whose keys are all among `known` (ends with NULL). */
-int ckpt_field_object(const json_t *j, const char *where, const char *const *known, struct ckpt_err *err);
+int ckpt_field_object(const json_t *j, const char *where, const char *const *known,
+                      struct ckpt_err *err);
 
 /* A string or a list of strings as an array in the arena; absent (NULL) is none. */
 int ckpt_field_strings(struct ckpt_arena *arena, const json_t *j, const char *where,
                        const char *const **ret, size_t *ret_n, struct ckpt_err *err);
 
 /* An optional string member: *ret is NULL if it is absent. Copied into the arena. */
-int ckpt_field_string(struct ckpt_arena *arena, const json_t *obj, const char *key, const char *where,
-                      const char **ret, struct ckpt_err *err);
+int ckpt_field_string(struct ckpt_arena *arena, const json_t *obj, const char *key,
+                      const char *where, const char **ret, struct ckpt_err *err);
 
 #endif

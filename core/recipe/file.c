@@ -12,16 +12,36 @@ struct reader {
     struct ckpt_arena *arena;
     struct ckpt_recipe *out;
     const struct ckpt_file_finder *finder;
-    int includes; /* depth */
-    int files;    /* in all */
+    int includes;        /* depth */
+    int files;           /* in all */
+    const char *current; /* the file being read */
     struct ckpt_err *err;
 };
 
 /* What of an included file is wanted. */
 enum parts { PART_RULES = 1, PART_REST = 2 };
 
-static int read_file(struct reader *r, const char *name, const char *text, size_t len, unsigned parts,
-                     const struct ckpt_rule_context *cx);
+static int read_file(struct reader *r, const char *name, const char *text, size_t len,
+                     unsigned parts, const struct ckpt_rule_context *cx);
+
+/* A file that was found in another folder has its companions there: they come first. */
+static int find(struct reader *r, const char *name, const char **ret_text, size_t *ret_len,
+                char **ret_free)
+{
+    const struct ckpt_file_finder *f = r->finder;
+    const char *slash = r->includes > 0 ? strrchr(r->current, '/') : NULL;
+    struct ckpt_err quiet = {0};
+
+    if (slash) {
+        const char *near = ckpt_field_text(r->arena, r->err, "%.*s/%s", (int)(slash - r->current),
+                                           r->current, name);
+        if (!near)
+            return -1;
+        if (f->find(f->ctx, near, ret_text, ret_len, ret_free, &quiet) == 0)
+            return 0;
+    }
+    return f->find(f->ctx, name, ret_text, ret_len, ret_free, r->err);
+}
 
 static int include(struct reader *r, const char *where, const char *name, unsigned parts,
                    const struct ckpt_rule_context *cx)
@@ -31,14 +51,22 @@ static int include(struct reader *r, const char *where, const char *name, unsign
     size_t len;
 
     if (r->includes == MAX_INCLUDES || r->files++ == MAX_FILES)
-        return ckpt_fail(r->err, CKPT_LIMIT, "%s: 'include' nested deeper than %d, or more than %d", where,
-                         MAX_INCLUDES, MAX_FILES);
+        return ckpt_fail(r->err, CKPT_LIMIT, "%s: 'include' nested deeper than %d, or more than %d",
+                         where, MAX_INCLUDES, MAX_FILES);
     if (!r->finder)
-        return ckpt_fail(r->err, CKPT_MISSING, "%s: 'include' of '%.100s': nothing is beside it", where, name);
-    if (r->finder->find(r->finder->ctx, name, &text, &len, &owned, r->err) < 0)
+        return ckpt_fail(r->err, CKPT_MISSING, "%s: 'include' of '%.100s': nothing is beside it",
+                         where, name);
+    if (find(r, name, &text, &len, &owned) < 0)
         return ckpt_err_in(r->err, "%s: include", where);
+    const char *outer = r->current, *label = name, *slash = strrchr(outer, '/');
+    if (slash && !strchr(name, '/')) /* for messages: where it was found */
+        label = ckpt_field_text(r->arena, r->err, "%.*s/%s", (int)(slash - outer), outer, name);
+    if (!label)
+        return -1;
     r->includes++;
-    int rc = read_file(r, name, text, len, parts, cx);
+    r->current = label;
+    int rc = read_file(r, label, text, len, parts, cx);
+    r->current = outer;
     r->includes--;
     return rc;
 }
@@ -48,7 +76,8 @@ static int include(struct reader *r, const char *where, const char *name, unsign
 static int read_rules(struct reader *r, const char *where, const json_t *list,
                       const struct ckpt_rule_context *cx, int depth);
 
-static int deeper(struct reader *r, const char *where, const json_t *j, struct ckpt_rule_context *cx)
+static int deeper(struct reader *r, const char *where, const json_t *j,
+                  struct ckpt_rule_context *cx)
 {
     const json_t *at = json_object_get(j, "at");
     const char *when;
@@ -58,7 +87,8 @@ static int deeper(struct reader *r, const char *where, const json_t *j, struct c
         return -1;
     if (when) {
         if (cx->nwhen == CKPT_RULE_WHENS)
-            return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d conditions", where, CKPT_RULE_WHENS);
+            return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d conditions", where,
+                             CKPT_RULE_WHENS);
         if (ckpt_expr_parse(r->arena, where, when, &cx->when[cx->nwhen++], r->err) < 0)
             return -1;
     }
@@ -66,16 +96,17 @@ static int deeper(struct reader *r, const char *where, const json_t *j, struct c
         return 0;
     if (json_array_size(at) != 2 || !json_is_string(json_array_get(at, 0)) ||
         !json_is_string(json_array_get(at, 1)))
-        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'at' is two prefixes, of the sources and of the targets",
-                         where);
+        return ckpt_fail(r->err, CKPT_FORMAT,
+                         "%s: 'at' is two prefixes, of the sources and of the targets", where);
     cx->from_at = ckpt_field_text(r->arena, r->err, "%s%s", cx->from_at,
                                   json_string_value(json_array_get(at, 0)));
-    cx->to_at =
-        ckpt_field_text(r->arena, r->err, "%s%s", cx->to_at, json_string_value(json_array_get(at, 1)));
+    cx->to_at = ckpt_field_text(r->arena, r->err, "%s%s", cx->to_at,
+                                json_string_value(json_array_get(at, 1)));
     return cx->from_at && cx->to_at ? 0 : -1;
 }
 
-/* Operators that compute values: none yet is spoken of by a recipe; a file that asks for one must not be served without it. */
+/* Operators that compute values: none yet is spoken of by a recipe; a file that asks for one must
+ * not be served without it. */
 static int check_value(struct reader *r, const char *where, const json_t *j)
 {
     const json_t *v = json_object_get(j, "value");
@@ -102,7 +133,8 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
         ckpt_field_string(r->arena, j, "include", where, &name, r->err) < 0)
         return -1;
     if (!!(from && to) + !!rules + !!name != 1 || !from != !to)
-        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a rule has 'from' and 'to', or 'rules', or 'include'", where);
+        return ckpt_fail(r->err, CKPT_FORMAT,
+                         "%s: a rule has 'from' and 'to', or 'rules', or 'include'", where);
     if (name)
         return include(r, where, name, PART_RULES, &cx);
     if (rules) {
@@ -192,7 +224,8 @@ static int read_remarks(struct reader *r, const char *where, const json_t *list,
     return 0;
 }
 
-/* A key that was given by an included file is replaced where it stands: keys are evaluated in order. */
+/* A key that was given by an included file is replaced where it stands: keys are evaluated in
+ * order. */
 static int set_key(struct reader *r, const char *where, const char *key, const json_t *v)
 {
     struct ckpt_config_key *k = NULL;
@@ -200,7 +233,8 @@ static int set_key(struct reader *r, const char *where, const char *key, const j
     for (size_t i = 0; i < r->out->config.len && !k; i++)
         if (strcmp(r->out->config.ptr[i].key, key) == 0)
             k = &r->out->config.ptr[i];
-    if (!k && (ckpt_vec_add(&r->out->config, &k) < 0 || !(k->key = ckpt_arena_strdup(r->arena, key))))
+    if (!k &&
+        (ckpt_vec_add(&r->out->config, &k) < 0 || !(k->key = ckpt_arena_strdup(r->arena, key))))
         return ckpt_nomem(r->err);
     const char *here = ckpt_field_text(r->arena, r->err, "%s.%s", where, key);
     return here ? ckpt_origin_parse(r->arena, here, v, r->out->keep, &k->origin, r->err) : -1;
@@ -239,15 +273,19 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
 /* Only the outermost file says what the recipe is for. */
 static int read_head(struct reader *r, const char *name, const json_t *j)
 {
+    json_t *model = json_object_get(j, "model");
     const char *when;
 
     if (r->includes > 0)
         return 0;
+    if (json_is_object(model))
+        r->out->inline_model = json_incref(model);
     if (ckpt_field_string(r->arena, j, "format", name, &r->out->format, r->err) < 0 ||
-        ckpt_field_string(r->arena, j, "model", name, &r->out->model, r->err) < 0 ||
+        (!r->out->inline_model &&
+         ckpt_field_string(r->arena, j, "model", name, &r->out->model, r->err) < 0) ||
         ckpt_field_string(r->arena, j, "when", name, &when, r->err) < 0)
         return -1;
-    if (r->out->format && !r->out->model && json_array_size(json_object_get(j, "refuse")) == 0)
+    if (r->out->format && !model && json_array_size(json_object_get(j, "refuse")) == 0)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'model' is missing", name);
     if (!when)
         return 0;
@@ -255,10 +293,10 @@ static int read_head(struct reader *r, const char *name, const json_t *j)
     return where ? ckpt_expr_parse(r->arena, where, when, &r->out->when, r->err) : -1;
 }
 
-static int read_file(struct reader *r, const char *name, const char *text, size_t len, unsigned parts,
-                     const struct ckpt_rule_context *cx)
+static int read_file(struct reader *r, const char *name, const char *text, size_t len,
+                     unsigned parts, const struct ckpt_rule_context *cx)
 {
-    static const char *const known[] = {"note",   "format", "model", "when",   "has",  "lacks",
+    static const char *const known[] = {"note",    "format", "model", "when",   "has",  "lacks",
                                         "include", "config", "rules", "refuse", "warn", NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
@@ -266,7 +304,8 @@ static int read_file(struct reader *r, const char *name, const char *text, size_
 
     if (!where || ckpt_json_parse(text, len, name, &j, r->err) < 0 ||
         ckpt_field_object(j, name, known, r->err) < 0 || read_head(r, name, j) < 0 ||
-        ckpt_field_strings(r->arena, json_object_get(j, "include"), name, &included, &n, r->err) < 0)
+        ckpt_field_strings(r->arena, json_object_get(j, "include"), name, &included, &n, r->err) <
+            0)
         return -1;
     for (size_t i = 0; i < n; i++)
         if (include(r, name, included[i], parts, cx) < 0)
@@ -281,7 +320,7 @@ int ckpt_recipe_parse(struct ckpt_arena *arena, const char *name, const char *te
                       struct ckpt_err *err)
 {
     struct ckpt_recipe *out = ckpt_arena_alloc(arena, sizeof *out);
-    struct reader r = {.arena = arena, .out = out, .finder = finder, .err = err};
+    struct reader r = {.arena = arena, .out = out, .finder = finder, .current = name, .err = err};
     const struct ckpt_rule_context cx = {.arena = arena, .where = name, .from_at = "", .to_at = ""};
 
     if (!out)
@@ -289,7 +328,8 @@ int ckpt_recipe_parse(struct ckpt_arena *arena, const char *name, const char *te
     memset(out, 0, sizeof *out);
     out->name = ckpt_arena_strdup(arena, name);
     out->keep = json_array();
-    if (!out->name || !out->keep || read_file(&r, out->name, text, len, PART_RULES | PART_REST, &cx) < 0) {
+    if (!out->name || !out->keep ||
+        read_file(&r, out->name, text, len, PART_RULES | PART_REST, &cx) < 0) {
         ckpt_recipe_release(out);
         return ckpt_nomem(err);
     }
@@ -308,7 +348,8 @@ void ckpt_recipe_release(struct ckpt_recipe *r)
     ckpt_vec_release(&r->warn);
     ckpt_vec_release(&r->rules);
     json_decref(r->keep);
-    r->keep = NULL;
+    json_decref(r->inline_model);
+    r->keep = r->inline_model = NULL;
 }
 
 int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f, struct ckpt_err *err)
@@ -318,8 +359,9 @@ int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f, s
         const struct ckpt_rule *rule = &r->rules.ptr[i];
         for (uint32_t v = 0; v < rule->scope->nvar; v++)
             if (rule->scope->var[v].dim && !ckpt_family_has_dim(f, rule->scope->var[v].name))
-                return ckpt_fail(err, CKPT_FORMAT, "%s: '%.200s': '%s' is not one of the dims of %s",
-                                 rule->where, rule->from[0].text, rule->scope->var[v].name, f->name);
+                return ckpt_fail(err, CKPT_FORMAT,
+                                 "%s: '%.200s': '%s' is not one of the dims of %s", rule->where,
+                                 rule->from[0].text, rule->scope->var[v].name, f->name);
     }
     return 0;
 }

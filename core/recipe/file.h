@@ -22,7 +22,8 @@ struct ckpt_evidence_name {
     uint32_t n;
 };
 
-/* "refuse" or "warn": a reason, given when the condition is true. {key} in the text is its value. */
+/* "refuse" or "warn": a reason, given when the condition is true. {key} in the text is its value.
+ */
 struct ckpt_remark {
     const struct ckpt_expr *when;
     const char *why;
@@ -36,7 +37,9 @@ struct ckpt_config_key {
 struct ckpt_recipe {
     const char *name;   /* "nanotron/llama" */
     const char *format; /* of the checkpoints; NULL: a fragment, for "include" only */
-    const char *model;  /* name of its model file, or NULL: it can only refuse */
+    const char
+        *model; /* name of its model file; NULL: it is inline, or the recipe can only refuse */
+    json_t *inline_model; /* the model file itself, in the recipe; or NULL */
     const struct ckpt_family *family;
     const struct ckpt_expr *when; /* over the framework's config; NULL: always */
     CKPT_VEC(struct ckpt_evidence_name) has;
@@ -48,21 +51,24 @@ struct ckpt_recipe {
     json_t *keep; /* literals of the config */
 };
 
-/* How other files are found: the text of recipe or fragment `name`, beside the file that includes it. *ret_free is what the caller
- * frees afterwards, or NULL. */
+/* How other files are found: the text of recipe or fragment `name`, beside the file that includes
+ * it. *ret_free is what the caller frees afterwards, or NULL. */
 struct ckpt_file_finder {
-    int (*find)(void *ctx, const char *name, const char **ret_text, size_t *ret_len, char **ret_free,
-                struct ckpt_err *err);
+    int (*find)(void *ctx, const char *name, const char **ret_text, size_t *ret_len,
+                char **ret_free, struct ckpt_err *err);
     void *ctx;
 };
 
-/* Parse text[0..len): everything but the model file, which the caller finds by ret->model; then ckpt_recipe_check. */
+/* Parse text[0..len): everything but the model file, which the caller finds by ret->model; then
+ * ckpt_recipe_check. */
 int ckpt_recipe_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
                       const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
                       struct ckpt_err *err);
 void ckpt_recipe_release(struct ckpt_recipe *r);
 
-/* Set the family and check the rules against it: every size with a name of two letters is one of its dims. */
-int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f, struct ckpt_err *err);
+/* Set the family and check the rules against it: every size with a name of two letters is one of
+ * its dims. */
+int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f,
+                           struct ckpt_err *err);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sizes of a rule's instance, and its terms as boxes of the sources. Work is counted in boxes, never in elements. */
+/* Sizes of a rule's instance, and its terms as boxes of the sources. Work is counted in boxes,
+ * never in elements. */
 #include "recipe/lower.h"
 
 #include <assert.h>
@@ -11,7 +12,11 @@
 #include "base/ckd.h"
 
 /* "..." stands for dimensions whose axes have numbers behind those of the scope. */
-enum { REST_AXIS = CKPT_SCOPE_AXES, ALL_AXES = CKPT_SCOPE_AXES + CKPT_MAX_RANK, MAX_PIECES = 1 << 20 };
+enum {
+    REST_AXIS = CKPT_SCOPE_AXES,
+    ALL_AXES = CKPT_SCOPE_AXES + CKPT_MAX_RANK,
+    MAX_PIECES = 1 << 20
+};
 
 /* A side's dimensions for a tensor of a certain rank. */
 struct dims {
@@ -23,7 +28,8 @@ struct dims {
     struct ckpt_factor lead;
 };
 
-static bool dims_of(const struct ckpt_side *side, uint32_t spelling, uint32_t rank, struct dims *out)
+static bool dims_of(const struct ckpt_side *side, uint32_t spelling, uint32_t rank,
+                    struct dims *out)
 {
     const struct ckpt_pattern *p = &side->pattern;
     const int8_t lead = side->name[spelling].lead;
@@ -51,16 +57,19 @@ static bool dims_of(const struct ckpt_side *side, uint32_t spelling, uint32_t ra
 
 /* ---- sizes ---- */
 
-static int rank_error(const struct ckpt_instance *in, const struct ckpt_use *u, struct ckpt_err *err)
+static int rank_error(const struct ckpt_instance *in, const struct ckpt_use *u,
+                      struct ckpt_err *err)
 {
     char shape[CKPT_SHAPE_TEXT];
 
-    return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' has the shape %s, the rule '%s' (%s) speaks of %" PRIu32 " dimensions%s",
-                     u->tensor->name, ckpt_shape_text(u->tensor->dim, u->tensor->rank, shape, sizeof shape),
-                     in->rule->from[u->side].text, in->rule->where,
-                     in->rule->from[u->side].pattern.ndim +
-                         (in->rule->from[u->side].name[u->spelling].lead >= 0),
-                     in->rule->from[u->side].pattern.rest_at >= 0 ? " or more" : "");
+    return ckpt_fail(
+        err, CKPT_CONFLICT,
+        "tensor '%s' has the shape %s, the rule '%s' (%s) speaks of %" PRIu32 " dimensions%s",
+        u->tensor->name, ckpt_shape_text(u->tensor->dim, u->tensor->rank, shape, sizeof shape),
+        in->rule->from[u->side].text, in->rule->where,
+        in->rule->from[u->side].pattern.ndim +
+            (in->rule->from[u->side].name[u->spelling].lead >= 0),
+        in->rule->from[u->side].pattern.rest_at >= 0 ? " or more" : "");
 }
 
 static int solve_rest(struct ckpt_instance *in, const struct dims *d, const struct ckpt_use *u,
@@ -69,8 +78,8 @@ static int solve_rest(struct ckpt_instance *in, const struct dims *d, const stru
     if (!in->has_rest)
         in->nrest = d->nrest;
     if (in->nrest != d->nrest)
-        return ckpt_fail(err, CKPT_CONFLICT, "tensors '%s' and '%s' have different ranks", in->use.ptr[0].tensor->name,
-                         u->tensor->name);
+        return ckpt_fail(err, CKPT_CONFLICT, "tensors '%s' and '%s' have different ranks",
+                         in->use.ptr[0].tensor->name, u->tensor->name);
     for (uint32_t i = 0; i < d->n; i++) {
         if (d->d[i].f)
             continue;
@@ -78,8 +87,9 @@ static int solve_rest(struct ckpt_instance *in, const struct dims *d, const stru
             in->rest[d->d[i].rest] = u->tensor->dim[i];
         else if (in->rest[d->d[i].rest] != u->tensor->dim[i])
             return ckpt_fail(err, CKPT_CONFLICT,
-                             "dimension %" PRIu32 " of tensor '%s' is %" PRIu64 ", of tensor '%s' %" PRIu64, i,
-                             u->tensor->name, u->tensor->dim[i], in->use.ptr[0].tensor->name,
+                             "dimension %" PRIu32 " of tensor '%s' is %" PRIu64
+                             ", of tensor '%s' %" PRIu64,
+                             i, u->tensor->name, u->tensor->dim[i], in->use.ptr[0].tensor->name,
                              in->rest[d->d[i].rest]);
     }
     in->has_rest = true;
@@ -105,27 +115,40 @@ static bool solve_round(struct ckpt_instance *in)
     return in->sizes.known != before;
 }
 
-static int size_error(const struct ckpt_instance *in, const struct ckpt_settings *s, const struct ckpt_use *u,
-                      uint32_t dim, uint64_t want, struct ckpt_err *err)
+static bool factor_uses(const struct ckpt_scope *sc, const struct ckpt_factor *f, uint32_t var)
+{
+    if (f->kind == CKPT_FACTOR_AXIS)
+        return sc->axis[f->axis].var == (int8_t)var;
+    for (uint16_t c = 0; c < f->nchild; c++)
+        if (factor_uses(sc, &f->child[c], var))
+            return true;
+    return false;
+}
+
+static int size_error(const struct ckpt_instance *in, const struct ckpt_settings *s,
+                      const struct ckpt_use *u, const struct ckpt_factor *f, uint32_t dim,
+                      uint64_t want, struct ckpt_err *err)
 {
     const struct ckpt_scope *sc = in->rule->scope;
     char hint[128], sizes[256] = "";
     size_t len = 0;
 
     for (uint32_t v = 0; v < sc->nvar && len + 1 < sizeof sizes; v++)
-        if ((in->sizes.known >> v & 1) && sc->var[v].dim) {
+        if (sc->var[v].dim && factor_uses(sc, f, v)) {
             int n = snprintf(sizes + len, sizeof sizes - len, "%s%s=%" PRIu64 "%s", len ? ", " : "",
                              sc->var[v].name, in->sizes.var[v],
                              ckpt_settings_hint(s, sc->var[v].name, hint, sizeof hint));
             len += n > 0 ? (size_t)n : 0;
         }
     return ckpt_fail(err, CKPT_CONFLICT,
-                     "dimension %" PRIu32 " of tensor '%s' is %" PRIu64 ", but '%.150s' makes it %" PRIu64 " with %s", dim,
-                     u->tensor->name, u->tensor->dim[dim], in->rule->from[u->side].text, want, sizes);
+                     "dimension %" PRIu32 " of tensor '%s' is %" PRIu64
+                     ", but '%.150s' makes it %" PRIu64 " with %s",
+                     dim, u->tensor->name, u->tensor->dim[dim], in->rule->from[u->side].text, want,
+                     sizes);
 }
 
-static int check_use(struct ckpt_instance *in, const struct ckpt_settings *s, const struct ckpt_use *u,
-                     struct ckpt_err *err)
+static int check_use(struct ckpt_instance *in, const struct ckpt_settings *s,
+                     const struct ckpt_use *u, struct ckpt_err *err)
 {
     struct dims d;
     uint64_t size;
@@ -141,34 +164,40 @@ static int check_use(struct ckpt_instance *in, const struct ckpt_settings *s, co
             continue;
         switch (ckpt_factor_size(d.d[k].f, &in->sizes, &size, &var)) {
         case CKPT_SIZE_OVERFLOW:
-            return ckpt_fail(err, CKPT_LIMIT, "sizes of the rule '%.200s' overflow", in->rule->from[u->side].text);
+            return ckpt_fail(err, CKPT_LIMIT, "sizes of the rule '%.200s' overflow",
+                             in->rule->from[u->side].text);
         case CKPT_SIZE_UNKNOWN:
-            return ckpt_fail(err, in->rule->scope->var[var].dim ? CKPT_MISSING : CKPT_CONFLICT,
-                             "dimension %" PRIu32 " of tensor '%s' is %" PRIu64 ", which '%.150s' does not divide: "
-                             "'%s' is no whole number or not known%s",
-                             k, u->tensor->name, u->tensor->dim[k], in->rule->from[u->side].text,
-                             in->rule->scope->var[var].name,
-                             ckpt_settings_hint(s, in->rule->scope->var[var].name, hint, sizeof hint));
+            return ckpt_fail(
+                err, in->rule->scope->var[var].dim ? CKPT_MISSING : CKPT_CONFLICT,
+                "dimension %" PRIu32 " of tensor '%s' is %" PRIu64
+                ", which '%.150s' does not divide: "
+                "'%s' is no whole number or not known%s",
+                k, u->tensor->name, u->tensor->dim[k], in->rule->from[u->side].text,
+                in->rule->scope->var[var].name,
+                ckpt_settings_hint(s, in->rule->scope->var[var].name, hint, sizeof hint));
         case CKPT_SIZE_KNOWN:
             if (size != u->tensor->dim[k])
-                return size_error(in, s, u, k, size, err);
+                return size_error(in, s, u, d.d[k].f, k, size, err);
         }
     }
     return 0;
 }
 
-static int check_bound(const struct ckpt_instance *in, uint32_t bound, const uint64_t *at, struct ckpt_err *err)
+static int check_bound(const struct ckpt_instance *in, uint32_t bound, const uint64_t *at,
+                       struct ckpt_err *err)
 {
     uint64_t size;
 
     for (uint32_t a = 0; a < in->rule->scope->naxis; a++)
         if ((bound >> a & 1) && ckpt_axis_size(&in->sizes, a, &size) && at[a] >= size)
-            return ckpt_fail(err, CKPT_CONFLICT, "'%s': number %" PRIu64 " of '%s' is not below %" PRIu64, in->target,
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "'%s': number %" PRIu64 " of '%s' is not below %" PRIu64, in->target,
                              at[a], in->rule->scope->axis[a].name, size);
     return 0;
 }
 
-int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s, struct ckpt_err *err)
+int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s,
+                        struct ckpt_err *err)
 {
     const uint32_t nvar = in->rule->scope->nvar;
 
@@ -183,15 +212,16 @@ int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s,
     return check_bound(in, in->bound, in->at, err);
 }
 
-int ckpt_instance_shape(const struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK], uint32_t *ret_rank,
-                        struct ckpt_err *err)
+int ckpt_instance_shape(const struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK],
+                        uint32_t *ret_rank, struct ckpt_err *err)
 {
     const struct ckpt_side *side = &in->rule->to[in->side];
     uint32_t rank = side->pattern.ndim + (side->pattern.rest_at >= 0 ? in->nrest : 0), var;
     struct dims d;
 
     if (!dims_of(side, 0, rank, &d))
-        return ckpt_fail(err, CKPT_LIMIT, "'%s' has more than %d dimensions", in->target, CKPT_MAX_RANK);
+        return ckpt_fail(err, CKPT_LIMIT, "'%s' has more than %d dimensions", in->target,
+                         CKPT_MAX_RANK);
     for (uint32_t k = 0; k < rank; k++) {
         if (!d.d[k].f) {
             dim[k] = in->rest[d.d[k].rest];
@@ -252,8 +282,8 @@ static bool fixed_at(const struct ckpt_cutter *c, uint32_t axis, uint64_t *ret)
     return true;
 }
 
-static int line_of(const struct ckpt_cutter *c, const struct dims *d, uint32_t k, const struct ckpt_term *term,
-                   struct line *out, struct ckpt_err *err)
+static int line_of(const struct ckpt_cutter *c, const struct dims *d, uint32_t k,
+                   const struct ckpt_term *term, struct line *out, struct ckpt_err *err)
 {
     struct ckpt_layout lay = {.n = 1};
     uint64_t at, size;
@@ -273,10 +303,11 @@ static int line_of(const struct ckpt_cutter *c, const struct dims *d, uint32_t k
         if (axis >= REST_AXIS)
             size = c->in->rest[axis - REST_AXIS];
         else if (!ckpt_axis_size(&c->in->sizes, axis, &size))
-            return ckpt_fail(err, CKPT_MISSING, "'%s': the size of axis '%s' is not known", c->in->target,
-                             c->in->rule->scope->axis[axis].name);
+            return ckpt_fail(err, CKPT_MISSING, "'%s': the size of axis '%s' is not known",
+                             c->in->target, c->in->rule->scope->axis[axis].name);
         if (out->k == CKPT_MAX_AXES)
-            return ckpt_fail(err, CKPT_LIMIT, "'%s': more than %d axes in one dimension", c->in->target, CKPT_MAX_AXES);
+            return ckpt_fail(err, CKPT_LIMIT, "'%s': more than %d axes in one dimension",
+                             c->in->target, CKPT_MAX_AXES);
         out->axis[out->k] = (uint8_t)axis;
         out->n[out->k] = size;
         out->stride[out->k++] = lay.at[i].stride;
@@ -292,7 +323,8 @@ static int emit(struct ckpt_cutter *c, const struct ckpt_piece *piece, const str
     uint64_t numel = 1;
 
     if (c->out->len == MAX_PIECES)
-        return ckpt_fail(err, CKPT_LIMIT, "'%s' would need more than %d pieces", c->in->target, MAX_PIECES);
+        return ckpt_fail(err, CKPT_LIMIT, "'%s' would need more than %d pieces", c->in->target,
+                         MAX_PIECES);
     if (ckpt_vec_reserve(c->out, 1) < 0)
         return ckpt_nomem(err);
     p = &c->out->ptr[c->out->len];
@@ -326,14 +358,16 @@ static int emit(struct ckpt_cutter *c, const struct ckpt_piece *piece, const str
                 continue;
             }
             if (p->naxis == CKPT_MAX_AXES)
-                return ckpt_fail(err, CKPT_LIMIT, "'%s' would need more than %d axes", c->in->target, CKPT_MAX_AXES);
+                return ckpt_fail(err, CKPT_LIMIT, "'%s' would need more than %d axes",
+                                 c->in->target, CKPT_MAX_AXES);
             p->axis[p->naxis++] = a;
         }
         p->dst += index * c->unit[t];
         if (p->naxis > first)
             continue;
         if (p->naxis == CKPT_MAX_AXES)
-            return ckpt_fail(err, CKPT_LIMIT, "'%s' would need more than %d axes", c->in->target, CKPT_MAX_AXES);
+            return ckpt_fail(err, CKPT_LIMIT, "'%s' would need more than %d axes", c->in->target,
+                             CKPT_MAX_AXES);
         p->axis[p->naxis++] = (struct ckpt_axis){1, c->unit[t], c->unit[t] * c->esize};
     }
     c->numel += numel;
@@ -371,7 +405,8 @@ static int cut_piece(struct ckpt_cutter *c, const struct ckpt_piece *piece, stru
     }
 }
 
-/* The first piece that may end behind element `at`: pieces are ascending by dst and none spans more than max_span. */
+/* The first piece that may end behind element `at`: pieces are ascending by dst and none spans more
+ * than max_span. */
 static size_t first_piece(const struct ckpt_tensor *t, uint64_t at)
 {
     uint64_t from = at >= t->max_span ? at - t->max_span : 0;
@@ -466,7 +501,7 @@ int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t 
         }
     if (numel > 0 && c->numel != numel)
         return ckpt_fail(err, CKPT_MISSING,
-                         "'%s' has %" PRIu64 " elements; its sources give %" PRIu64 " of them", in->target, numel,
-                         c->numel);
+                         "'%s' has %" PRIu64 " elements; its sources give %" PRIu64 " of them",
+                         in->target, numel, c->numel);
     return 0;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a rule and its tensors to pieces: solve the sizes, then intersect terms with the sources' boxes. */
+/* From a rule and its tensors to pieces: solve the sizes, then intersect terms with the sources'
+ * boxes. */
 #ifndef CKPT_RECIPE_LOWER_H
 #define CKPT_RECIPE_LOWER_H
 
@@ -15,11 +16,12 @@
 struct ckpt_use {
     const struct ckpt_tensor *tensor;
     uint32_t side, spelling;
-    uint32_t bound;                /* axes that its name fixes */
+    uint32_t bound; /* axes that its name fixes */
     uint64_t at[CKPT_SCOPE_AXES];
 };
 
-/* A rule applied to certain tensors: one target, its sources, and the values of the axes that names fix. */
+/* A rule applied to certain tensors: one target, its sources, and the values of the axes that names
+ * fix. */
 struct ckpt_instance {
     const struct ckpt_rule *rule;
     uint32_t side; /* of the target */
@@ -38,12 +40,14 @@ void ckpt_instance_release(struct ckpt_instance *in);
 
 typedef CKPT_VEC(struct ckpt_piece_draft) ckpt_drafts;
 
-/* Find the sizes from the sources' shapes and check that all fit. CONFLICT or MISSING, naming tensor, dimension, sizes and option. */
-int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s, struct ckpt_err *err);
+/* Find the sizes from the sources' shapes and check that all fit. CONFLICT or MISSING, naming
+ * tensor, dimension, sizes and option. */
+int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s,
+                        struct ckpt_err *err);
 
 /* The target's shape; sizes are solved. */
-int ckpt_instance_shape(const struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK], uint32_t *ret_rank,
-                        struct ckpt_err *err);
+int ckpt_instance_shape(const struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK],
+                        uint32_t *ret_rank, struct ckpt_err *err);
 
 /* The target's pieces, appended to out; together they are every element of it once (checked). */
 int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t rank,

@@ -101,10 +101,7 @@ struct namer {
     struct ckpt_err *err;
 };
 
-static bool word_char(char c)
-{
-    return isalnum((unsigned char)c) || c == '_';
-}
+static bool word_char(char c) { return isalnum((unsigned char)c) || c == '_'; }
 
 struct number_parser {
     struct namer *nm;
@@ -256,13 +253,15 @@ static int parse_spelling(struct namer *nm, const struct spelling *sp)
     for (size_t i = 0; i < sp->len;) {
         size_t to = i, at = sp->pos[i];
         if (n == CKPT_NAME_PARTS)
-            return ckpt_text_fail(nm->t, at, nm->err, "more than %d parts in a name", CKPT_NAME_PARTS);
+            return ckpt_text_fail(nm->t, at, nm->err, "more than %d parts in a name",
+                                  CKPT_NAME_PARTS);
         if (sp->s[i] == '{') {
             struct number_parser np = {nm, at + 1, &part[n]};
             if (n > 0 && !part[n - 1].text)
                 return ckpt_text_fail(nm->t, at, nm->err, "nothing between two numbers");
             if (++numbers > CKPT_NAME_NUMBERS)
-                return ckpt_text_fail(nm->t, at, nm->err, "more than %d numbers", CKPT_NAME_NUMBERS);
+                return ckpt_text_fail(nm->t, at, nm->err, "more than %d numbers",
+                                      CKPT_NAME_NUMBERS);
             if (parse_number(&np) < 0 || add_axes(nm, &part[n], at, &name->axes) < 0)
                 return -1;
             i += np.i - at;

@@ -3,9 +3,10 @@
  *
  *     layers.{layer}.experts.{r j}.{gate|up}_proj<.weight|>      experts[.{expert}].w1
  *
- * {layer} a number; {r j} a product, slowest first; {k+layers}, {k+1} an offset; {kinds:i} the i-th entry of a list of the config;
- * {expert/ep} a mark of ranks; {a|b} words, paired by position with the words of the other side; <a|b> spellings; [.{expert}] may be
- * absent: then the axis is the tensor's first dimension. */
+ * {layer} a number; {r j} a product, slowest first; {k+layers}, {k+1} an offset; {kinds:i} the i-th
+ * entry of a list of the config; {expert/ep} a mark of ranks; {a|b} words, paired by position with
+ * the words of the other side; <a|b> spellings; [.{expert}] may be absent: then the axis is the
+ * tensor's first dimension. */
 #ifndef CKPT_RECIPE_NAME_H
 #define CKPT_RECIPE_NAME_H
 
@@ -29,8 +30,8 @@ struct ckpt_name_part {
     size_t len;
     const char *list; /* the config key of {list:axis}, or NULL */
     const char *rank;
-    uint64_t plus;    /* {axis+3} */
-    int8_t plus_var;  /* {axis+layers}, or -1 */
+    uint64_t plus;   /* {axis+3} */
+    int8_t plus_var; /* {axis+layers}, or -1 */
     uint8_t naxis;
     uint8_t axis[CKPT_NAME_FACTORS];
 };
@@ -40,14 +41,16 @@ struct ckpt_name {
     const char *text; /* for messages */
     uint32_t npart;
     uint32_t axes; /* of the numbers */
-    int8_t lead;   /* an absent optional part: the axis that is the tensor's first dimension instead; or -1 */
+    int8_t lead; /* an absent optional part: the axis that is the tensor's first dimension instead;
+                    or -1 */
 };
 
 /* Length of the name at the beginning of a side: up to the first blank outside braces. */
 size_t ckpt_name_extent(const char *side);
 
-/* Write s[0..len) with all groups {a|b} replaced by their choice[]-th words. `pos` gets one entry per byte and one for the end. Counts the groups
- * and their words; choice may be NULL (count only). */
+/* Write s[0..len) with all groups {a|b} replaced by their choice[]-th words. `pos` gets one entry
+ * per byte and one for the end. Counts the groups and their words; choice may be NULL (count only).
+ */
 struct ckpt_words {
     uint32_t n;
     uint32_t count[CKPT_NAME_NUMBERS];
@@ -56,7 +59,8 @@ int ckpt_name_words(const char *what, const char *s, struct ckpt_words *ret, str
 int ckpt_name_choose(const char *s, const uint32_t *choice, struct ckpt_str *out, uint16_t *pos,
                      struct ckpt_err *err);
 
-/* Parse the name in t->s[0..len), all spellings of it (in the scope's arena). Groups of words must have been chosen. */
+/* Parse the name in t->s[0..len), all spellings of it (in the scope's arena). Groups of words must
+ * have been chosen. */
 int ckpt_name_parse(struct ckpt_scope *sc, const struct ckpt_text *t, size_t len,
                     struct ckpt_name **ret, uint32_t *ret_n, struct ckpt_err *err);
 
@@ -68,7 +72,8 @@ bool ckpt_name_match(const struct ckpt_name *n, const char *name, size_t len,
 void ckpt_name_render(const struct ckpt_name *n, const uint64_t value[CKPT_NAME_NUMBERS],
                       struct ckpt_str *out);
 
-/* The name with every run of digits and every number replaced by '#': equal for a template and all names that fit it. */
+/* The name with every run of digits and every number replaced by '#': equal for a template and all
+ * names that fit it. */
 void ckpt_name_skeleton(const char *name, size_t len, struct ckpt_str *out);
 void ckpt_name_template_skeleton(const struct ckpt_name *n, struct ckpt_str *out);
 

@@ -30,8 +30,8 @@ static int parse_parts(struct ckpt_arena *arena, const char *where, const json_t
     if (!o->part || !o->key)
         return ckpt_nomem(err);
     if (list) {
-        json_array_foreach(j, i, v) if (ckpt_origin_parse(arena, where, v, keep, &o->part[i], err) < 0)
-            return -1;
+        json_array_foreach(j, i, v) if (ckpt_origin_parse(arena, where, v, keep, &o->part[i], err) <
+                                        0) return -1;
         return 0;
     }
     json_object_foreach((json_t *)j, key, v)
@@ -116,7 +116,8 @@ json_t *ckpt_origin_eval(const struct ckpt_origin *o, const struct ckpt_expr_env
             v = ckpt_origin_eval(o->part[i], env);
         return v;
     case ORIGIN_WHEN:
-        return ckpt_expr_truth(o->expr, env) == CKPT_TRUE ? ckpt_origin_eval(o->part[0], env) : NULL;
+        return ckpt_expr_truth(o->expr, env) == CKPT_TRUE ? ckpt_origin_eval(o->part[0], env)
+                                                          : NULL;
     case ORIGIN_OBJECT:
         return eval_object(o, env);
     }

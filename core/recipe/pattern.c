@@ -99,20 +99,11 @@ struct parser {
     struct ckpt_err *err;
 };
 
-static bool is_blank(char c)
-{
-    return c == ' ' || c == '\t';
-}
+static bool is_blank(char c) { return c == ' ' || c == '\t'; }
 
-static bool is_word_start(char c)
-{
-    return isalpha((unsigned char)c) || c == '_';
-}
+static bool is_word_start(char c) { return isalpha((unsigned char)c) || c == '_'; }
 
-static bool is_word(char c)
-{
-    return isalnum((unsigned char)c) || c == '_';
-}
+static bool is_word(char c) { return isalnum((unsigned char)c) || c == '_'; }
 
 static char peek(struct parser *p)
 {
@@ -166,7 +157,8 @@ static int parse_size(struct parser *p, int a)
         return ckpt_text_fail(p->t, at, p->err, "a size (a word or a number) must follow '='");
     }
     if (ax->sized && (ax->var != var || ax->size != size))
-        return ckpt_text_fail(p->t, at, p->err, "axis '%s' was given another size before", ax->name);
+        return ckpt_text_fail(p->t, at, p->err, "axis '%s' was given another size before",
+                              ax->name);
     ax->sized = true;
     ax->var = (int8_t)var;
     ax->size = size;
@@ -193,8 +185,9 @@ static int parse_axis(struct parser *p, struct ckpt_factor *f)
     if (n == 0) {
         if (isdigit((unsigned char)p->t->s[at])) {
             if (!number(p, &one) || one != 1)
-                return ckpt_text_fail(p->t, at, p->err, "the only number that stands alone is 1; "
-                                                        "name the axis: x=%.20s",
+                return ckpt_text_fail(p->t, at, p->err,
+                                      "the only number that stands alone is 1; "
+                                      "name the axis: x=%.20s",
                                       p->t->s + at);
             f->kind = CKPT_FACTOR_ONE;
             return 0;
@@ -281,7 +274,8 @@ static int parse_paren(struct parser *p, struct ckpt_factor *f, int depth)
         return ckpt_text_fail(p->t, open, p->err, "this '(' is not closed");
     p->i++;
     if (n == 1) {
-        /* "(f/tp)" and "(f/tp)/ep" must not lose a mark: keep the parenthesis as a product of one. */
+        /* "(f/tp)" and "(f/tp)/ep" must not lose a mark: keep the parenthesis as a product of one.
+         */
         *f = (struct ckpt_factor){.kind = CKPT_FACTOR_PRODUCT};
         return keep_children(p, f, child, n);
     }
@@ -510,7 +504,8 @@ bool ckpt_factor_solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64
     uint64_t known;
     uint32_t x;
 
-    if (ckpt_factor_size(f, s, &known, &x) != CKPT_SIZE_UNKNOWN || !linear_of(f, s, x, &l))
+    if (ckpt_factor_size(f, s, &known, &x) != CKPT_SIZE_UNKNOWN || s->scope->var[x].dim ||
+        !linear_of(f, s, x, &l))
         return false;
     if (l.a == 0 || size < l.b || (size - l.b) % l.a != 0)
         return false;

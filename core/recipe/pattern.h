@@ -3,9 +3,10 @@
  *
  *     (kv_heads (q=share + k=1 + v=1) head_dim) h
  *
- * Juxtaposition multiplies (slowest first), + concatenates. Multiplied out, a pattern is a list of terms; a term is a set of
- * axes, one box of elements each, and what makes a rule is that terms with equal axes on its two sides are the same elements. Sizes
- * are variables, known only when a checkpoint is there; everything else is checked when the text is parsed. */
+ * Juxtaposition multiplies (slowest first), + concatenates. Multiplied out, a pattern is a list of
+ * terms; a term is a set of axes, one box of elements each, and what makes a rule is that terms
+ * with equal axes on its two sides are the same elements. Sizes are variables, known only when a
+ * checkpoint is there; everything else is checked when the text is parsed. */
 #ifndef CKPT_RECIPE_PATTERN_H
 #define CKPT_RECIPE_PATTERN_H
 
@@ -55,31 +56,32 @@ int ckpt_text_fail(const struct ckpt_text *t, size_t at, struct ckpt_err *err, c
 int ckpt_scope_axis(struct ckpt_scope *sc, const char *name, size_t len, struct ckpt_err *err);
 int ckpt_scope_var(struct ckpt_scope *sc, const char *name, size_t len, struct ckpt_err *err);
 
-/* Give every axis that no "=" spoke of its own variable: a dim if its name has two letters or more and no leading '_'. Call when all
- * sides are parsed. */
+/* Give every axis that no "=" spoke of its own variable: a dim if its name has two letters or more
+ * and no leading '_'. Call when all sides are parsed. */
 int ckpt_scope_close(struct ckpt_scope *sc, struct ckpt_err *err);
 
 struct ckpt_factor {
     enum { CKPT_FACTOR_ONE, CKPT_FACTOR_AXIS, CKPT_FACTOR_PRODUCT, CKPT_FACTOR_SUM } kind;
-    uint8_t axis;   /* AXIS */
-    uint8_t sum;    /* SUM: its number in the pattern */
+    uint8_t axis; /* AXIS */
+    uint8_t sum;  /* SUM: its number in the pattern */
     uint16_t nchild;
     const struct ckpt_factor *child; /* PRODUCT, SUM */
     const char *rank;                /* "X/tp": rank t holds the t-th equal part of X; or NULL */
 };
 
 struct ckpt_term {
-    uint32_t axes;                      /* of the dimensions and of the name */
-    uint16_t side, partner;             /* the side and term of the other direction with the same elements */
-    uint8_t choice[CKPT_PATTERN_SUMS];  /* which child of each sum; meaningless for sums not on the way */
+    uint32_t axes;          /* of the dimensions and of the name */
+    uint16_t side, partner; /* the side and term of the other direction with the same elements */
+    uint8_t choice[CKPT_PATTERN_SUMS]; /* which child of each sum; meaningless for sums not on the
+                                          way */
 };
 
 struct ckpt_pattern {
     const struct ckpt_factor *dim;
-    uint32_t ndim;      /* dimensions spelt out */
-    int32_t rest_at;    /* index in dim before which "..." stands, or -1 */
+    uint32_t ndim;   /* dimensions spelt out */
+    int32_t rest_at; /* index in dim before which "..." stands, or -1 */
     uint32_t nsum;
-    uint32_t axes;      /* all of them, "..." too */
+    uint32_t axes; /* all of them, "..." too */
     const struct ckpt_term *term;
     uint32_t nterm;
 };
@@ -88,7 +90,8 @@ struct ckpt_pattern {
 int ckpt_pattern_parse(struct ckpt_scope *sc, const struct ckpt_text *t, size_t from,
                        struct ckpt_pattern *out, struct ckpt_err *err);
 
-/* Multiply out: fill term and nterm. name_axes are part of every term. Errors: an axis twice in a term, two equal terms. */
+/* Multiply out: fill term and nterm. name_axes are part of every term. Errors: an axis twice in a
+ * term, two equal terms. */
 int ckpt_pattern_terms(struct ckpt_scope *sc, const struct ckpt_text *t, uint32_t name_axes,
                        struct ckpt_pattern *p, struct ckpt_err *err);
 
@@ -111,10 +114,13 @@ enum ckpt_size_state { CKPT_SIZE_KNOWN, CKPT_SIZE_UNKNOWN, CKPT_SIZE_OVERFLOW };
 enum ckpt_size_state ckpt_factor_size(const struct ckpt_factor *f, const struct ckpt_sizes *s,
                                       uint64_t *ret, uint32_t *ret_var);
 
-/* Find the only unknown variable of f from its size: true and s is updated. False: several unknowns, not linear, or no whole number. */
+/* Find the only unknown variable of f from its size: true and s is updated. False: several
+ * unknowns, a dim (several together may fit any shape and be wrong), not linear, or no whole
+ * number. */
 bool ckpt_factor_solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size);
 
-/* Where a term lies in dimension f: index = offset + sum stride * axis. Slowest first. Sizes known, no overflow. */
+/* Where a term lies in dimension f: index = offset + sum stride * axis. Slowest first. Sizes known,
+ * no overflow. */
 struct ckpt_layout {
     uint64_t offset;
     uint32_t n;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recipes: data files that map a framework's tensors to a Hugging Face model's, by pairs of axis patterns.
+/* Recipes: data files that map a framework's tensors to a Hugging Face model's, by pairs of axis
+ * patterns.
  *
- * The notation and its rules are described in contrib/RECIPES.md. The recipes of the tree are embedded at build time (core/recipe/data); a file or a
- * directory can be given instead. */
+ * The notation and its rules are described in contrib/RECIPES.md. The recipes of the tree are
+ * embedded at build time (core/recipe/data); a file or a directory can be given instead. */
 #ifndef CKPT_RECIPE_RECIPE_H
 #define CKPT_RECIPE_RECIPE_H
 
@@ -15,37 +16,42 @@
 
 struct ckpt_recipes;
 
-/* Parse and check all embedded recipes and model files; if `path` is not NULL, that recipe (a JSON file; a model file it names that is
- * not embedded lies beside it) is the only candidate. Errors name file, rule and character. Immutable and shareable afterwards. */
+/* Parse and check all embedded recipes and model files; if `path` is not NULL, that recipe (a JSON
+ * file; a model file it names that is not embedded lies beside it) is the only candidate. Errors
+ * name file, rule and character. Immutable and shareable afterwards. */
 int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err);
 void ckpt_recipes_free(struct ckpt_recipes *r);
 void ckpt_recipes_freep(struct ckpt_recipes **r);
 
 struct ckpt_recipe_options {
     const json_t *base_config; /* config.json of the base model, or NULL */
-    const json_t *overrides;   /* options in the HF config's spelling ({"num_attention_heads": 4}), and the recipes' own `_x` names
+    const json_t *overrides;   /* options in the HF config's spelling ({"num_attention_heads": 4}),
+                                  and the recipes' own `_x` names
                                   ({"_rope": "interleaved"}); an object or NULL */
-    bool allow_partial;        /* leave out tensors whose sources are not all there, with a warning each */
+    bool allow_partial; /* leave out tensors whose sources are not all there, with a warning each */
 };
 
 /* A Hugging Face model: what a recipe makes of a checkpoint. */
 struct ckpt_model {
-    struct ckpt_catalog *catalog; /* HF names, in the order of the model's state dict; shares the sources */
-    json_t *config;               /* config.json's members, without dtype ones that depend on the view (torch_dtype, dtype) */
-    char *recipe;                 /* "nanotron/llama": which recipe was used */
+    struct ckpt_catalog
+        *catalog;   /* HF names, in the order of the model's state dict; shares the sources */
+    json_t *config; /* config.json's members, without dtype ones that depend on the view
+                       (torch_dtype, dtype) */
+    char *recipe;   /* "nanotron/llama": which recipe was used */
 };
 
 void ckpt_model_free(struct ckpt_model *m);
 void ckpt_model_freep(struct ckpt_model **m);
 
-/* Choose the recipe for src (by src->about.format, config, names) and apply it. MISSING: no recipe fits, or a tensor or number that the
- * model must have is not there; CONFLICT: several fit (they are listed); UNSUPPORTED: the recipe refuses it and says why. src may be
- * freed afterwards. */
+/* Choose the recipe for src (by src->about.format, config, names) and apply it. MISSING: no recipe
+ * fits, or a tensor or number that the model must have is not there; CONFLICT: several fit (they
+ * are listed); UNSUPPORTED: the recipe refuses it and says why. src may be freed afterwards. */
 int ckpt_recipe_apply(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
                       const struct ckpt_recipe_options *opt, struct ckpt_model **ret,
                       struct ckpt_err *err);
 
-/* Where does target tensor `name` come from? A new JSON object {"recipe", "rule", "sources": [{"tensor", "pattern"}...]}. */
+/* Where does target tensor `name` come from? A new JSON object {"recipe", "rule", "sources":
+ * [{"tensor", "pattern"}...]}. */
 int ckpt_recipe_explain(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
                         const struct ckpt_recipe_options *opt, const char *name, json_t **ret,
                         struct ckpt_err *err);

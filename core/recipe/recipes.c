@@ -13,7 +13,8 @@ enum { MAX_FILE = 4 << 20 };
 
 /* ---- finding files ---- */
 
-/* Where a recipe's companions are: beside it (a directory, or the same folder of the embedded ones), else among the embedded ones. */
+/* Where a recipe's companions are: beside it (a directory, or the same folder of the embedded
+ * ones), else among the embedded ones. */
 struct beside {
     const struct ckpt_dir *dir; /* NULL: embedded */
     const char *folder;         /* "nanotron/" */
@@ -30,8 +31,8 @@ static const struct ckpt_recipe_blob *find_blob(const char *folder, const char *
     return NULL;
 }
 
-static int find_file(void *ctx, const char *name, const char **ret_text, size_t *ret_len, char **ret_free,
-                     struct ckpt_err *err)
+static int find_file(void *ctx, const char *name, const char **ret_text, size_t *ret_len,
+                     char **ret_free, struct ckpt_err *err)
 {
     const struct beside *b = ctx;
     const struct ckpt_recipe_blob *blob;
@@ -48,13 +49,25 @@ static int find_file(void *ctx, const char *name, const char **ret_text, size_t 
         }
     }
     if (!(blob = find_blob(b->folder, name)) && !(blob = find_blob("", name)))
-        return ckpt_fail(err, CKPT_MISSING, "no file '%.200s.json' beside it, and no embedded one", name);
+        return ckpt_fail(err, CKPT_MISSING, "no file '%.200s.json' beside it, and no embedded one",
+                         name);
     *ret_text = (const char *)blob->data;
     *ret_len = blob->len;
     return 0;
 }
 
 /* ---- loading ---- */
+
+static int keep_family(struct ckpt_recipes *set, struct ckpt_family *f,
+                       const struct ckpt_family **ret, struct ckpt_err *err)
+{
+    if (ckpt_vec_push(&set->families, f) < 0) {
+        ckpt_family_release(f);
+        return ckpt_nomem(err);
+    }
+    *ret = f;
+    return 0;
+}
 
 static int find_family(struct ckpt_recipes *set, struct beside *b, const char *model,
                        const struct ckpt_family **ret, struct ckpt_err *err)
@@ -75,19 +88,34 @@ static int find_family(struct ckpt_recipes *set, struct beside *b, const char *m
     if (find_file(&models, model, &text, &len, &owned, err) < 0 ||
         ckpt_family_parse(&set->arena, name, text, len, &f, err) < 0)
         return ckpt_err_in(err, "model file '%.200s'", model);
-    if (ckpt_vec_push(&set->families, f) < 0) {
-        ckpt_family_release(f);
-        return ckpt_nomem(err);
-    }
-    *ret = f;
-    return 0;
+    return keep_family(set, f, ret, err);
 }
 
-static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *name, const char *text,
-                      size_t len, struct ckpt_err *err)
+/* The recipe's model file: named, or written into it, or none. */
+static int add_family(struct ckpt_recipes *set, struct beside *b, struct ckpt_recipe *r,
+                      struct ckpt_err *err)
+{
+    const struct ckpt_family *f = NULL;
+    struct ckpt_family *own;
+
+    if (!r->model && !r->inline_model)
+        return 0;
+    if (r->model) {
+        if (find_family(set, b, r->model, &f, err) < 0)
+            return ckpt_err_in(err, "%s", r->name);
+    } else {
+        const char *name = ckpt_field_text(&set->arena, err, "%s: model", r->name);
+        if (!name || ckpt_family_from_json(&set->arena, name, r->inline_model, &own, err) < 0 ||
+            keep_family(set, own, &f, err) < 0)
+            return -1;
+    }
+    return ckpt_recipe_set_family(r, f, err);
+}
+
+static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *name,
+                      const char *text, size_t len, struct ckpt_err *err)
 {
     const struct ckpt_file_finder finder = {find_file, b};
-    const struct ckpt_family *f = NULL;
     struct ckpt_recipe *r;
 
     if (ckpt_recipe_parse(&set->arena, name, text, len, &finder, &r, err) < 0)
@@ -96,10 +124,7 @@ static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *na
         ckpt_recipe_release(r);
         return ckpt_nomem(err);
     }
-    if (!r->model)
-        return 0;
-    return find_family(set, b, r->model, &f, err) < 0 ? ckpt_err_in(err, "%s", name)
-                                                       : ckpt_recipe_set_family(r, f, err);
+    return add_family(set, b, r, err);
 }
 
 static int add_embedded(struct ckpt_recipes *set, struct ckpt_err *err)
@@ -109,9 +134,11 @@ static int add_embedded(struct ckpt_recipes *set, struct ckpt_err *err)
         const char *slash = strchr(blob->name, '/');
         if (!slash || strncmp(blob->name, "models/", 7) == 0)
             continue;
-        const char *folder = ckpt_field_text(&set->arena, err, "%.*s", (int)(slash + 1 - blob->name), blob->name);
+        const char *folder =
+            ckpt_field_text(&set->arena, err, "%.*s", (int)(slash + 1 - blob->name), blob->name);
         struct beside b = {NULL, folder};
-        if (!folder || add_recipe(set, &b, blob->name, (const char *)blob->data, blob->len, err) < 0)
+        if (!folder ||
+            add_recipe(set, &b, blob->name, (const char *)blob->data, blob->len, err) < 0)
             return -1;
     }
     return 0;
@@ -208,7 +235,8 @@ static bool present(const struct ckpt_catalog *src, const struct ckpt_evidence_n
             continue;
         }
         for (size_t i = 0; i < src->tensors.len; i++)
-            if (ckpt_name_match(n, src->tensors.ptr[i].name, strlen(src->tensors.ptr[i].name), value))
+            if (ckpt_name_match(n, src->tensors.ptr[i].name, strlen(src->tensors.ptr[i].name),
+                                value))
                 return true;
     }
     return false;
@@ -253,18 +281,22 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
         const struct ckpt_recipe *r = set->recipes.ptr[i];
         bool fit = fits(r, src, opt);
         nother += fit && !suits_base(r, opt);
-        if (nfit ? fit && suits_base(r, opt) : r->format && format && strcmp(r->format, format) == 0)
+        if (nfit ? fit && suits_base(r, opt)
+                 : r->format && format && strcmp(r->format, format) == 0)
             ckpt_str_printf(&names, "%s%s", names.len ? ", " : "", r->name);
     }
     if (nfit)
-        (void)ckpt_fail(err, CKPT_CONFLICT, "several recipes fit: %s; choose one with recipe=FILE", ckpt_str_get(&names));
+        (void)ckpt_fail(err, CKPT_CONFLICT, "several recipes fit: %s; choose one with recipe=FILE",
+                        ckpt_str_get(&names));
     else if (nother)
-        (void)ckpt_fail(err, CKPT_CONFLICT, "the base model is of type '%s', which none of the recipes that fit the "
-                                            "checkpoint makes (%s)",
+        (void)ckpt_fail(err, CKPT_CONFLICT,
+                        "the base model is of type '%s', which none of the recipes that fit the "
+                        "checkpoint makes (%s)",
                         ckpt_json_str(opt->base_config, "model_type"), ckpt_str_get(&names));
     else
         (void)ckpt_fail(err, CKPT_MISSING,
-                        "no recipe fits this checkpoint of format '%s' (there are: %s); give one with recipe=FILE, or "
+                        "no recipe fits this checkpoint of format '%s' (there are: %s); give one "
+                        "with recipe=FILE, or "
                         "look at its tensors with view=raw",
                         format ? format : "?", names.len ? ckpt_str_get(&names) : "none");
     ckpt_str_release(&names);

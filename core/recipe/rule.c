@@ -115,12 +115,14 @@ static int check_distinct(struct compiler *c, int dir)
         for (uint32_t k = 0; k < i; k++)
             for (uint32_t a = 0; a < c->side[dir][i].pattern.nterm; a++)
                 for (uint32_t b = 0; b < c->side[dir][k].pattern.nterm; b++)
-                    if (c->side[dir][i].pattern.term[a].axes == c->side[dir][k].pattern.term[b].axes)
+                    if (c->side[dir][i].pattern.term[a].axes ==
+                        c->side[dir][k].pattern.term[b].axes)
                         return ckpt_fail(c->err, CKPT_FORMAT,
                                          "%s: '%.150s' and '%.150s' both have the term '%s'",
                                          c->cx->where, c->side[dir][k].text, c->side[dir][i].text,
-                                         ckpt_axes_text(c->scope, c->side[dir][i].pattern.term[a].axes,
-                                                        text, sizeof text));
+                                         ckpt_axes_text(c->scope,
+                                                        c->side[dir][i].pattern.term[a].axes, text,
+                                                        sizeof text));
     return 0;
 }
 
@@ -171,8 +173,9 @@ static int pair_terms(struct compiler *c, int dir)
     return 0;
 }
 
-/* A number of a name that depends on an axis of unknown extent must be solvable: only the slowest factor may be open. That, like
- * sizes, is seen with a checkpoint; here only the shape of the text is checked. */
+/* A number of a name that depends on an axis of unknown extent must be solvable: only the slowest
+ * factor may be open. That, like sizes, is seen with a checkpoint; here only the shape of the text
+ * is checked. */
 static int compile(struct compiler *c, ckpt_rules *out)
 {
     for (int dir = 0; dir < 2; dir++) {
@@ -202,8 +205,13 @@ static int compile(struct compiler *c, ckpt_rules *out)
     struct ckpt_rule *r;
     if (ckpt_vec_add(out, &r) < 0)
         return ckpt_nomem(c->err);
-    *r = (struct ckpt_rule){.where = c->cx->where, .scope = c->scope, .from = c->side[0],
-                            .to = c->side[1], .nfrom = c->n[0], .nto = c->n[1], .nwhen = c->cx->nwhen};
+    *r = (struct ckpt_rule){.where = c->cx->where,
+                            .scope = c->scope,
+                            .from = c->side[0],
+                            .to = c->side[1],
+                            .nfrom = c->n[0],
+                            .nto = c->n[1],
+                            .nwhen = c->cx->nwhen};
     memcpy(r->when, c->cx->when, sizeof r->when);
     return 0;
 }
@@ -223,9 +231,10 @@ static int common_words(struct compiler *c, struct ckpt_words *ret)
                 *ret = w;
             first = false;
             if (w.n != ret->n || memcmp(w.count, ret->count, w.n * sizeof *w.count) != 0)
-                return ckpt_fail(c->err, CKPT_FORMAT,
-                                 "%s: '%.200s': its groups of words {a|b} have no partners in '%.200s'",
-                                 c->cx->where, c->draft[dir][i].whole, c->draft[0][0].whole);
+                return ckpt_fail(
+                    c->err, CKPT_FORMAT,
+                    "%s: '%.200s': its groups of words {a|b} have no partners in '%.200s'",
+                    c->cx->where, c->draft[dir][i].whole, c->draft[0][0].whole);
         }
     return 0;
 }
@@ -240,8 +249,8 @@ static int expand(struct compiler *c, ckpt_rules *out)
         return -1;
     for (uint32_t g = 0; g < w.n; g++)
         if ((total *= w.count[g]) > MAX_EXPANSIONS || w.count[g] > MAX_EXPANSIONS)
-            return ckpt_fail(c->err, CKPT_LIMIT, "%s: more than %d combinations of words", c->cx->where,
-                             MAX_EXPANSIONS);
+            return ckpt_fail(c->err, CKPT_LIMIT, "%s: more than %d combinations of words",
+                             c->cx->where, MAX_EXPANSIONS);
     for (uint32_t k = 0; k < total; k++) {
         c->scope = ckpt_arena_alloc(c->cx->arena, sizeof *c->scope);
         if (!c->scope)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rule: source sides and target sides that share a scope of axes, checked so that every term has one partner.
+/* A rule: source sides and target sides that share a scope of axes, checked so that every term has
+ * one partner.
  *
  * One rule of a file becomes several of these where it has groups of words ({gate|up}). */
 #ifndef CKPT_RECIPE_RULE_H

@@ -9,10 +9,7 @@
 
 /* ---- reading keys ---- */
 
-static json_t *new_ref(const json_t *j)
-{
-    return j ? json_incref((json_t *)j) : NULL;
-}
+static json_t *new_ref(const json_t *j) { return j ? json_incref((json_t *)j) : NULL; }
 
 /* `_x` and about.x; false: the key is of another kind. */
 static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret)
@@ -34,7 +31,8 @@ json_t *ckpt_settings_before(void *ctx, const char *key)
     const struct ckpt_settings *s = ctx;
     json_t *v;
 
-    return own_key(s, key, &v) ? v : new_ref(s->src->config ? ckpt_json_at(s->src->config, key) : NULL);
+    return own_key(s, key, &v) ? v
+                               : new_ref(s->src->config ? ckpt_json_at(s->src->config, key) : NULL);
 }
 
 /* What dims are made of: HF keys and earlier dims. */
@@ -45,7 +43,8 @@ static json_t *hf_key(const struct ckpt_settings *s, const char *key)
 
     if (v && !json_is_null(v))
         return new_ref(v);
-    return ckpt_settings_dim(s, key, &dim) && dim <= INT64_MAX ? json_integer((json_int_t)dim) : NULL;
+    return ckpt_settings_dim(s, key, &dim) && dim <= INT64_MAX ? json_integer((json_int_t)dim)
+                                                               : NULL;
 }
 
 json_t *ckpt_settings_after(void *ctx, const char *key)
@@ -88,7 +87,8 @@ static int fill_from_recipe(struct ckpt_settings *s, const struct ckpt_recipe *r
     return 0;
 }
 
-/* The base's config and the user's options beat what was found. What depends on the view stays out. */
+/* The base's config and the user's options beat what was found. What depends on the view stays out.
+ */
 static int overlay(struct ckpt_settings *s, const json_t *from, bool options)
 {
     static const char *const not_ours[] = {"torch_dtype", "dtype", "transformers_version",
@@ -113,7 +113,8 @@ static int check_needs(const struct ckpt_settings *s, struct ckpt_err *err)
         const json_t *v = json_object_get(s->hf, s->family->needs[i]);
         if (!v || json_is_null(v))
             return ckpt_fail(err, CKPT_MISSING,
-                             "the checkpoint's config does not say '%s', which a %s model needs; give it as an option "
+                             "the checkpoint's config does not say '%s', which a %s model needs; "
+                             "give it as an option "
                              "(%s=...) or name a base model",
                              s->family->needs[i],
                              s->family->ntypes ? s->family->types[0] : s->family->name,
@@ -163,7 +164,8 @@ void ckpt_settings_sizes(const struct ckpt_settings *s, const struct ckpt_scope 
     }
 }
 
-const char *ckpt_settings_hint(const struct ckpt_settings *s, const char *dim, char *buf, size_t cap)
+const char *ckpt_settings_hint(const struct ckpt_settings *s, const char *dim, char *buf,
+                               size_t cap)
 {
     buf[0] = '\0';
     for (size_t i = 0; i < s->family->ndim; i++)
@@ -194,8 +196,8 @@ static void say(struct ckpt_settings *s, const char *why, struct ckpt_str *out)
     }
 }
 
-static int remarks(struct ckpt_settings *s, const struct ckpt_recipe *r, struct ckpt_catalog *warnings,
-                   struct ckpt_err *err)
+static int remarks(struct ckpt_settings *s, const struct ckpt_recipe *r,
+                   struct ckpt_catalog *warnings, struct ckpt_err *err)
 {
     const struct ckpt_expr_env env = {ckpt_settings_after, s, s->src};
     struct ckpt_str text = {0};
@@ -238,7 +240,8 @@ int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
     if (remarks(s, r, warnings, err) < 0)
         return -1;
     if (!r->family)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "%s: no Hugging Face model corresponds to this checkpoint", r->name);
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "%s: no Hugging Face model corresponds to this checkpoint", r->name);
     return check_needs(s, err);
 }
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a recipe makes of a checkpoint's config: the Hugging Face config, the recipe's own `_x` values and the dims.
+/* What a recipe makes of a checkpoint's config: the Hugging Face config, the recipe's own `_x`
+ * values and the dims.
  *
- * Conditions and origins read keys in two ways. Before the HF config is there (the recipe's `when`, `config`): `_x`, then the
- * framework's config. After (rules, refuse, warn, the model file): `_x`, the HF config, the dims, then the framework's config.
- * `about.x` is a fact of the reader in both. */
+ * Conditions and origins read keys in two ways. Before the HF config is there (the recipe's `when`,
+ * `config`): `_x`, then the framework's config. After (rules, refuse, warn, the model file): `_x`,
+ * the HF config, the dims, then the framework's config. `about.x` is a fact of the reader in both.
+ */
 #ifndef CKPT_RECIPE_SETTINGS_H
 #define CKPT_RECIPE_SETTINGS_H
 
@@ -31,7 +33,8 @@ struct ckpt_settings {
 json_t *ckpt_settings_before(void *ctx, const char *key);
 json_t *ckpt_settings_after(void *ctx, const char *key);
 
-/* Build them. Zeroed before; release after failure too. MISSING: a key that the model needs is not known. UNSUPPORTED: refused. Warnings go to `warnings`. */
+/* Build them. Zeroed before; release after failure too. MISSING: a key that the model needs is not
+ * known. UNSUPPORTED: refused. Warnings go to `warnings`. */
 int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
                        const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
                        struct ckpt_catalog *warnings, struct ckpt_err *err);
@@ -40,8 +43,10 @@ void ckpt_settings_release(struct ckpt_settings *s);
 /* The dim's value; false if unknown. */
 bool ckpt_settings_dim(const struct ckpt_settings *s, const char *name, uint64_t *ret);
 
-/* "; give num_attention_heads=..." for a dim that comes from such a key, "" otherwise. The caller's buffer. */
-const char *ckpt_settings_hint(const struct ckpt_settings *s, const char *dim, char *buf, size_t cap);
+/* "; give num_attention_heads=..." for a dim that comes from such a key, "" otherwise. The caller's
+ * buffer. */
+const char *ckpt_settings_hint(const struct ckpt_settings *s, const char *dim, char *buf,
+                               size_t cap);
 
 /* Values of the scope's dims; locals are unknown. */
 void ckpt_settings_sizes(const struct ckpt_settings *s, const struct ckpt_scope *scope,

@@ -22,6 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { LONGEST = 3 * PATH_MAX };
+
 struct ckpt_options {
     int unused;
 };
@@ -37,7 +39,7 @@ struct ckpt_node {
 
 struct ckpt_view {
     atomic_uint nref;
-    char path[PATH_MAX];
+    char path[LONGEST];
     uint64_t generation;
     struct ckpt_node root;
 };
@@ -63,7 +65,7 @@ static int fail(struct ckpt_err *err, enum ckpt_code code, const char *text, con
 /* The first line of DIR/NAME, or NULL if there is no such file. */
 static const char *side_file(const char *dir, const char *name, char buf[256])
 {
-    char path[PATH_MAX + NAME_MAX];
+    char path[LONGEST];
 
     (void)snprintf(path, sizeof path, "%s/%s", dir, name);
     FILE *in = fopen(path, "re");
@@ -124,7 +126,7 @@ void ckpt_options_set_log(struct ckpt_options *opt,
 /* Whether DIR has a file `files`; its generation and time. */
 static bool is_step(const char *dir, struct ckpt_step *ret)
 {
-    char path[PATH_MAX + NAME_MAX];
+    char path[LONGEST];
     struct stat st;
 
     (void)snprintf(path, sizeof path, "%s/files", dir);
@@ -153,7 +155,7 @@ static size_t list(const char *path, bool folder, struct ckpt_step **ret)
     } else {
         DIR *d = opendir(path);
         for (struct dirent *e; d && n < 1024 && (e = readdir(d));) {
-            char sub[PATH_MAX + NAME_MAX];
+            char sub[LONGEST];
             (void)snprintf(sub, sizeof sub, "%s/%s", path, e->d_name);
             if (e->d_name[0] != '.' && is_step(sub, &step[n]))
                 step[n++].name = strdup(e->d_name);
@@ -278,7 +280,7 @@ static void add_file(struct ckpt_view *v, const char *path, uint64_t size, int64
 static int open_view(const char *dir, const struct ckpt_step *step, struct ckpt_view **ret,
                      struct ckpt_err *err)
 {
-    char buf[256], path[PATH_MAX + NAME_MAX], name[200];
+    char buf[256], path[LONGEST], name[200];
     unsigned long long size;
     const char *reason = side_file(dir, "error", buf);
 
@@ -307,7 +309,7 @@ int ckpt_run_view(struct ckpt_run *r, const char *name, struct ckpt_view **ret,
 {
     struct ckpt_step *step;
     size_t n, at;
-    char dir[PATH_MAX + NAME_MAX];
+    char dir[LONGEST];
     int rc = -1;
 
     (void)ckpt_run_steps(r, &step, &n, err);

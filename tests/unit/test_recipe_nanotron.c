@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The nanotron recipes on real checkpoints (CKPTFS_FIXTURES, else ../shared/fixtures): every tensor byte by byte, every config key. */
+/* The nanotron recipes on real checkpoints (CKPTFS_FIXTURES, else ../shared/fixtures): every tensor
+ * byte by byte, every config key. */
 #include <dirent.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -33,7 +34,8 @@ static struct ckpt_catalog *load(const struct ckpt_reader *reader, const char *p
     struct ckpt_fdpool *pool;
     struct ckpt_catalog *cat;
 
-    if (ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, &err) < 0 || ckpt_fdpool_new(64, &pool, &err) < 0)
+    if (ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, &err) < 0 ||
+        ckpt_fdpool_new(64, &pool, &err) < 0)
         fail_msg("%s: %s", path, err.text);
     struct ckpt_reader_options opt = {.pool = pool, .nthread = 2};
     if (reader->load(dir, &opt, &cat, &err) < 0)
@@ -43,7 +45,8 @@ static struct ckpt_catalog *load(const struct ckpt_reader *reader, const char *p
     return cat;
 }
 
-static void compare_tensors(const char *what, const struct ckpt_catalog *got, const struct ckpt_catalog *want)
+static void compare_tensors(const char *what, const struct ckpt_catalog *got,
+                            const struct ckpt_catalog *want)
 {
     struct ckpt_err err = {0};
     struct ckpt_reading rd = {0};
@@ -52,11 +55,13 @@ static void compare_tensors(const char *what, const struct ckpt_catalog *got, co
         const struct ckpt_tensor *w = &want->tensors.ptr[i], *g = ckpt_catalog_find(got, w->name);
         if (!g)
             fail_msg("%s: no tensor '%s'", what, w->name);
-        if (g->rank != w->rank || g->dtype != w->dtype || memcmp(g->dim, w->dim, w->rank * sizeof *w->dim) != 0)
+        if (g->rank != w->rank || g->dtype != w->dtype ||
+            memcmp(g->dim, w->dim, w->rank * sizeof *w->dim) != 0)
             fail_msg("%s: '%s' has another shape or type", what, w->name);
         size_t n = ckpt_tensor_nbytes(w);
         char *a = malloc(n + 1), *b = malloc(n + 1);
-        if (ckpt_tensor_pread(want, w, &rd, a, n, 0, &err) < 0 || ckpt_tensor_pread(got, g, &rd, b, n, 0, &err) < 0)
+        if (ckpt_tensor_pread(want, w, &rd, a, n, 0, &err) < 0 ||
+            ckpt_tensor_pread(got, g, &rd, b, n, 0, &err) < 0)
             fail_msg("%s: '%s': %s", what, w->name, err.text);
         if (memcmp(a, b, n) != 0)
             fail_msg("%s: '%s' has other bytes", what, w->name);
@@ -79,7 +84,8 @@ static void compare_config(const char *what, const json_t *got, const char *path
     {
         json_t *g = json_object_get(got, key);
         if (strcmp(key, "torch_dtype") != 0 && (!g || !json_equal(g, v))) {
-            char *a = json_dumps(v, JSON_ENCODE_ANY), *b = g ? json_dumps(g, JSON_ENCODE_ANY) : strdup("nothing");
+            char *a = json_dumps(v, JSON_ENCODE_ANY),
+                 *b = g ? json_dumps(g, JSON_ENCODE_ANY) : strdup("nothing");
             fail_msg("%s: config '%s' is %s, must be %s", what, key, b, a);
         }
     }
@@ -89,14 +95,16 @@ static void compare_config(const char *what, const json_t *got, const char *path
 static void check_step(const struct ckpt_recipes *recipes, const char *step, const char *expected)
 {
     struct ckpt_err err = {0};
-    struct ckpt_catalog *src = load(&ckpt_reader_nanotron, step), *want = load(&ckpt_reader_hf, expected);
+    struct ckpt_catalog *src = load(&ckpt_reader_nanotron, step),
+                        *want = load(&ckpt_reader_hf, expected);
     struct ckpt_recipe_options opt = {0};
     struct ckpt_model *model;
 
     if (ckpt_recipe_apply(recipes, src, &opt, &model, &err) < 0)
         fail_msg("%s: %s", step, err.text);
     if (json_array_size(model->catalog->warnings) != json_array_size(src->warnings))
-        fail_msg("%s: warning: %s", step, json_string_value(json_array_get(model->catalog->warnings, 0)));
+        fail_msg("%s: warning: %s", step,
+                 json_string_value(json_array_get(model->catalog->warnings, 0)));
     ckpt_catalog_free(src);
     compare_tensors(step, model->catalog, want);
     char *config = ckpt_asprintf("%s/config.json", expected);

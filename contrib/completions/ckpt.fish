@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+# fish completion for ckpt; ckptfs.fish is its twin.
+set -l commands info ls explain export verify digest load plan
+
+complete -c ckpt -n "not __fish_seen_subcommand_from $commands" -f -a info -d 'What the run and the model are'
+complete -c ckpt -n "not __fish_seen_subcommand_from $commands" -f -a ls -d 'The tensors, or the files'
+complete -c ckpt -n "not __fish_seen_subcommand_from $commands" -f -a explain -d 'Where a tensor comes from'
+complete -c ckpt -n "not __fish_seen_subcommand_from $commands" -f -a export -d 'Write the model directory'
+complete -c ckpt -n "not __fish_seen_subcommand_from $commands" -f -a verify -d 'Compare with a model directory'
+complete -c ckpt -n "not __fish_seen_subcommand_from $commands" -f -a digest -d 'XXH3-128 of files or tensors'
+complete -c ckpt -n "not __fish_seen_subcommand_from $commands" -f -a 'load plan' -d 'Run ckpt-load'
+complete -c ckpt -l step -x -d 'Step by name or number'
+complete -c ckpt -l json -d 'For programs'
+complete -c ckpt -l jobs -x -d 'Threads'
+complete -c ckpt -n '__fish_seen_subcommand_from ls' -l files -d 'Files, not tensors'
+complete -c ckpt -n '__fish_seen_subcommand_from digest verify' -l tensors -d 'Tensors only'
+complete -c ckpt -s q -l quiet -d 'No progress bar'
+complete -c ckpt -s o -x -a 'base= dtype=auto dtype=stored dtype=bfloat16 dtype=float16 dtype=float32 view=hf view=raw max_shard_size= recipe= rope= allow_partial follow_symlinks' -d Option
+complete -c ckpt -s h -l help -d Help
+complete -c ckpt -s V -l version -d Version

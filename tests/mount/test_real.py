@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mount and the tool on real checkpoints, with the real library."""
+import hashlib
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+from mountlib import CKPT, CKPTFS, SOURCE, Case, Mount, main
+
+GOLDEN = os.path.join(SOURCE, "tests", "golden", "nanotron", "llama_tp2_pp2_tied")
+
+
+def write_safetensors(path, tensors):
+    """{name: (dtype, shape, bytes)} as the safetensors library writes them."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, (dtype, shape, data) in sorted(tensors.items()):
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for _, (_, _, data) in sorted(tensors.items()):
+            f.write(data)
+
+
+def write_model(folder, seed, rows=4000):
+    """An HF model directory of a few made-up tensors, about 16 MB."""
+    rng = random.Random(seed)
+    os.makedirs(folder)
+    tensors = {f"model.layers.{k}.weight": ("BF16", [rows, 512], rng.randbytes(rows * 1024)) for k in range(4)}
+    tensors["model.norm.weight"] = ("BF16", [512], rng.randbytes(1024))
+    write_safetensors(os.path.join(folder, "model.safetensors"), tensors)
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}, f)
+    with open(os.path.join(folder, "tokenizer.json"), "w") as f:
+        f.write('{"version": "1.0"}')
+    return tensors
+
+
+def ckpt(*args, **kw):
+    return subprocess.run([CKPT, *args], capture_output=True, text=True, timeout=120, **kw)
+
+
+def digests(folder):
+    found = {}
+    for d, _, names in os.walk(folder):
+        for n in names:
+            with open(os.path.join(d, n), "rb") as f:
+                found[os.path.relpath(os.path.join(d, n), folder)] = hashlib.sha256(f.read()).hexdigest()
+    return found
+
+
+class Real(Case):
+    def model(self, *steps):
+        for s in steps:
+            self.tensors = write_model(os.path.join(self.run_dir, s), s)
+        return os.path.join(self.run_dir, steps[-1])
+
+    def mount(self, run=None, *args):
+        return Mount(run or self.run_dir, self.mnt, *args, program=CKPTFS)
+
+    def test_the_mount_and_the_export_are_the_same_files(self):
+        self.model("10", "20")
+        out = os.path.join(self.tmp, "out")
+        self.assertEqual(ckpt("export", self.run_dir, out).returncode, 0)
+        with self.mount():
+            self.assertEqual(sorted(os.listdir(self.mnt)), ["10", "20", "latest"])
+            self.assertEqual(digests(self.at("latest/")), digests(out))
+            self.assertEqual(os.getxattr(self.at("20", "config.json"), "user.ckptfs.source").split(b",")[0][:2], b"hf")
+            with open(self.at(".ckptfs", "stats.json")) as f:
+                self.assertGreater(json.load(f)["source"]["read_bytes"], 16000000)
+            with open(self.at(".ckptfs", "explain", "model.norm.weight")) as f:
+                json.load(f)
+        self.assertEqual(ckpt("verify", self.run_dir, out).returncode, 0)
+
+    def test_golden_nanotron_equals_the_official_conversion(self):
+        with open(os.path.join(GOLDEN + ".expected", "model.safetensors"), "rb") as f:
+            want = f.read()
+        with self.mount(GOLDEN):
+            path = self.at("latest", "model.safetensors")
+            with open(path, "rb") as f:
+                self.assertEqual(f.read(), want)
+            with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m:
+                self.assertEqual(m[:], want)
+
+    def test_parallel_readers_see_the_bytes(self):
+        step = self.model("10")
+        with open(os.path.join(step, "model.safetensors"), "rb") as f:
+            want = f.read()
+        bad = []
+
+        def read(k):
+            rng = random.Random(k)
+            fd = os.open(self.at("10", "model.safetensors"), os.O_RDONLY)
+            for _ in range(60):
+                off, n = rng.randrange(len(want)), rng.choice([1, 4096, 131072, 1 << 20, 3 << 20])
+                if os.pread(fd, n, off) != want[off:off + n]:
+                    bad.append((off, n))
+            os.close(fd)
+
+        with self.mount():
+            threads = [threading.Thread(target=read, args=(k,)) for k in range(16)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+        self.assertEqual(bad, [])
+
+    def damage(self, change, errors=("EIO", "ESTALE")):
+        """Change the shard under an open file: reads give an error or the right bytes, and the daemon lives."""
+        import errno
+        step = self.model("10")
+        self.model("20")
+        shard = os.path.join(step, "model.safetensors")
+        with open(shard, "rb") as f:
+            want = f.read()
+        with self.mount() as m:
+            fd = os.open(self.at("10", "model.safetensors"), os.O_RDONLY)
+            self.assertEqual(os.pread(fd, 4096, 0), want[:4096])
+            time.sleep(0.02)
+            change(shard)
+            failed = 0
+            for off in range(0, len(want), 1 << 20):
+                try:
+                    got = os.pread(fd, 1 << 20, off)
+                    self.assertEqual(got, want[off:off + len(got)])
+                    # pages that were read before may come first, then the error
+                    failed += len(got) < min(1 << 20, len(want) - off)
+                except OSError as e:
+                    self.assertIn(errno.errorcode[e.errno], errors)
+                    failed += 1
+            os.close(fd)
+            self.assertEqual(len(os.listdir(self.at("20"))), 3)
+            self.assertIsNone(m.process.poll())
+            return failed, m.text()
+
+    def test_a_truncated_shard_gives_an_error(self):
+        failed, log = self.damage(lambda p: os.truncate(p, 1 << 20))
+        self.assertGreater(failed, 10)
+        self.assertIn("model.safetensors", log)
+
+    def test_a_shard_overwritten_in_place_gives_an_error(self):
+        def overwrite(path):
+            with open(path, "r+b") as f:
+                f.seek(1 << 20)
+                f.write(b"x" * (14 << 20))
+
+        failed, _ = self.damage(overwrite)
+        self.assertGreater(failed, 10)
+
+    def test_a_shard_renamed_over_keeps_serving_the_old(self):
+        def replace(path):
+            shutil.copy(path, path + ".new")
+            os.truncate(path + ".new", 1 << 20)
+            os.rename(path + ".new", path)
+
+        self.damage(replace)
+
+    def test_an_interrupted_export_is_taken_up(self):
+        self.model("10")
+        out, want = os.path.join(self.tmp, "out"), os.path.join(self.tmp, "want")
+        self.assertEqual(ckpt("export", self.run_dir, want).returncode, 0)
+        for delay in (0.001, 0.003, 0.006, 0.01, 0.02):
+            p = subprocess.Popen([CKPT, "export", self.run_dir, out, "--jobs", "2"], stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL)
+            time.sleep(delay)
+            p.send_signal(signal.SIGKILL)
+            if p.wait() == 0:
+                shutil.rmtree(out)
+        done = ckpt("export", self.run_dir, out, "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(digests(out), digests(want))
+        self.assertEqual(json.loads(done.stdout)["xxh3"], json.loads(ckpt("digest", self.run_dir, "--json").stdout)["xxh3"])
+
+    def test_export_refuses_what_is_not_its_own(self):
+        self.model("10")
+        out = os.path.join(self.tmp, "out")
+        os.mkdir(out)
+        with open(os.path.join(out, "thesis.tex"), "w") as f:
+            f.write("mine")
+        done = ckpt("export", self.run_dir, out)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("thesis.tex", done.stderr)
+        self.assertEqual(os.listdir(out), ["thesis.tex"])
+        # an unfinished export of another source
+        os.unlink(os.path.join(out, "thesis.tex"))
+        with open(os.path.join(out, ".ckptfs-export"), "w") as f:
+            f.write('{"export":"something else"}\n')
+        done = ckpt("export", self.run_dir, out)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("something else", done.stderr)
+        self.assertEqual(os.listdir(out), [".ckptfs-export"])
+
+    def test_a_full_disk_is_said_at_once_and_leaves_nothing(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs to mount a tmpfs")
+        self.model("10")
+        small = os.path.join(self.tmp, "small")
+        os.mkdir(small)
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small]).returncode:
+            self.skipTest("can't mount a tmpfs")
+        try:
+            done = ckpt("export", self.run_dir, os.path.join(small, "out"))
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("space", done.stderr)
+            self.assertEqual(os.listdir(small), [])
+        finally:
+            subprocess.run(["umount", small], check=True)
+
+    def test_verify_names_the_first_difference(self):
+        self.model("10")
+        out = os.path.join(self.tmp, "out")
+        self.assertEqual(ckpt("export", self.run_dir, out).returncode, 0)
+        shard = os.path.join(out, "model.safetensors")
+        start = os.path.getsize(shard) - 1024 - 4000 * 1024  # of model.layers.3.weight
+        with open(shard, "r+b") as f:
+            for element in (512 * 7 + 3, 512 * 3999):
+                f.seek(start + 2 * element)
+                old = f.read(2)
+                f.seek(start + 2 * element)
+                f.write(bytes(b ^ 1 for b in old))
+        done = ckpt("verify", self.run_dir, out)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("model.layers.3.weight: element [7, 3] is 0x", done.stdout)
+        with open(os.path.join(out, "tokenizer.json"), "a") as f:
+            f.write(" ")
+        with open(os.path.join(out, "README.md"), "w") as f:
+            f.write("hello")
+        found = json.loads(ckpt("verify", self.run_dir, out, "--json").stdout)
+        self.assertEqual([d.get("tensor") or d.get("file") for d in found["differences"]],
+                         ["model.layers.3.weight", "tokenizer.json"])
+        self.assertEqual(found["extra_files"], ["README.md"])
+        write_safetensors(shard, {"model.norm.weight": ("F16", [512], bytes(1024)), "more": ("U8", [1], b"1")})
+        what = [d["what"] for d in json.loads(ckpt("verify", self.run_dir, out, "--json", "--tensors").stdout)["differences"]]
+        self.assertEqual(len(what), 6)
+        self.assertTrue(any("missing" in w for w in what) and any("F16" in w for w in what) and
+                        any("only in" in w for w in what))
+
+    def test_the_tool_reports_and_exits_as_documented(self):
+        self.model("10", "iter_0020")
+        for status, args in ((0, ["info", self.run_dir]), (0, ["ls", self.run_dir, "--step", "20"]),
+                             (0, ["ls", "--files", "--json", self.run_dir]),
+                             (0, ["explain", self.run_dir, "model.norm.weight"]), (0, ["-h"]), (0, ["--version"]),
+                             (0, ["digest", self.run_dir, "--tensors"]),
+                             (1, ["explain", self.run_dir, "nothing"]), (1, ["ls", self.run_dir, "--step", "30"]),
+                             (1, ["info", self.tmp + "/absent"]), (1, ["load", "x"]),
+                             (2, []), (2, ["ls"]), (2, ["bogus", self.run_dir]), (2, ["ls", self.run_dir, "--odd"]),
+                             (2, ["ls", self.run_dir, "-o", "bogus"]), (2, ["export", self.run_dir]),
+                             (2, ["ls", self.run_dir, "--jobs", "0"])):
+            done = ckpt(*args)
+            self.assertEqual(done.returncode, status, (args, done.stderr))
+            self.assertEqual(bool(done.stderr), status != 0, (args, done.stderr))
+            self.assertNotIn("\033", done.stdout)
+        names = [t["name"] for t in json.loads(ckpt("ls", self.run_dir, "--json").stdout)]
+        self.assertEqual(sorted(names), sorted(self.tensors))
+
+    def test_digest_is_what_xxhsum_says(self):
+        if not shutil.which("xxhsum"):
+            self.skipTest("no xxhsum")
+        self.model("10")
+        out = os.path.join(self.tmp, "out")
+        self.assertEqual(ckpt("export", self.run_dir, out).returncode, 0)
+        listing = ckpt("digest", self.run_dir).stdout
+        done = subprocess.run(["xxhsum", "-c", "-"], input=listing, cwd=out, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_info_of_a_mountpoint_says_what_was_negotiated(self):
+        self.model("10")
+        with self.mount():
+            done = ckpt("info", self.mnt)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("max_read: 1048576", done.stdout)
+
+
+if __name__ == "__main__":
+    if not os.path.exists(CKPTFS):
+        print("no ckptfs program")
+        sys.exit(77)
+    main()
