@@ -19,6 +19,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HAVE_X86 1
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -140,7 +141,7 @@ AVX2 static void f16_f32_avx2(u16 *dst, const u32 *src, size_t n)
     for (; n - i >= 8; i += 8)
         _mm_storeu_si128(
             (__m128i *)(dst + i),
-            _mm256_cvtps_ph(_mm256_loadu_ps((const f32 *)(src + i)), _MM_FROUND_TO_NEAREST_INT));
+            _mm256_cvtps_ph(_mm256_loadu_ps((const void *)(src + i)), _MM_FROUND_TO_NEAREST_INT));
     f16_f32(dst + i, src + i, n - i);
 }
 
@@ -148,9 +149,16 @@ AVX2 static void f32_f16_avx2(u32 *dst, const u16 *src, size_t n)
 {
     size_t i = 0;
     for (; n - i >= 8; i += 8)
-        _mm256_storeu_ps((f32 *)(dst + i),
+        _mm256_storeu_ps((void *)(dst + i),
                          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(src + i))));
     f32_f16(dst + i, src + i, n - i);
+}
+
+/* Clang's __builtin_cpu_supports did not know it before version 15. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 #endif
 
@@ -170,7 +178,7 @@ static const struct kernels *kernels(void)
 #ifdef HAVE_X86
     static const struct kernels avx2 = {bf16_f32_avx2, f32_bf16_avx2, f16_f32_avx2,
                                         f32_f16_avx2,  f32_f64_avx2,  f64_f32_avx2};
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+    if (__builtin_cpu_supports("avx2") && has_f16c())
         return &avx2;
 #endif
     return &plain;

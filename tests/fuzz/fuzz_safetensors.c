@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* safetensors: the input is a file; every tensor of an accepted one reads back as the bytes that
+ * its offsets name. */
+#include "fuzz.h"
+
+#include "container/safetensors.h"
+
+static void add(struct ckpt_catalog *cat, const struct ckpt_st_tensor *t)
+{
+    struct ckpt_box box = {.rank = t->rank};
+    struct ckpt_piece_draft piece;
+    struct ckpt_err err = {0};
+    uint64_t stride[CKPT_MAX_RANK];
+    size_t index;
+
+    MUST(ckpt_catalog_add(cat, t->name, t->dtype, t->dim, t->rank, &index, &err) == 0);
+    if (t->len == 0)
+        return;
+    ckpt_shape_strides(t->dim, t->rank, stride);
+    for (uint32_t d = 0; d < t->rank; d++) {
+        box.n[d] = t->dim[d];
+        stride[d] *= ckpt_dtype_size(t->dtype);
+    }
+    ckpt_piece_from_box(t->dim, &box, 0, t->off, stride, &piece);
+    MUST(ckpt_catalog_set_pieces(cat, index, &piece, 1, &err) == 0);
+}
+
+static void compare(const struct ckpt_catalog *cat, const struct ckpt_st *st, const uint8_t *data,
+                    size_t size)
+{
+    struct ckpt_err err = {0};
+
+    for (size_t i = 0; i < st->ntensor; i++) {
+        const struct ckpt_st_tensor *t = &st->tensor[i];
+        MUST(ckpt_range_ok(t->off, t->len, size));
+        unsigned char *buf = malloc(t->len + 1);
+        MUST(buf);
+        MUST(ckpt_tensor_pread(cat, ckpt_catalog_find(cat, t->name), NULL, buf, t->len, 0, &err) ==
+             0);
+        MUST(memcmp(buf, data + t->off, t->len) == 0);
+        free(buf);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct ckpt_source *s;
+    struct ckpt_catalog *cat;
+    struct ckpt_err err = {0};
+    struct ckpt_st st;
+
+    MUST(ckpt_source_mem_new("input", data, size, &s, &err) == 0);
+    if (ckpt_st_read(s, &st, &err) < 0) {
+        check_err(&err);
+        MUST(strstr(err.text, "input"));
+        ckpt_source_unref(s);
+        return 0;
+    }
+    MUST(ckpt_catalog_new(&cat, &err) == 0);
+    MUST(ckpt_catalog_add_source(cat, s, &err) == 0);
+    for (size_t i = 0; i < st.ntensor; i++)
+        add(cat, &st.tensor[i]);
+    compare(cat, &st, data, size);
+    read_back_all(cat);
+    ckpt_catalog_free(cat);
+    ckpt_st_release(&st);
+    ckpt_source_unref(s);
+    return 0;
+}

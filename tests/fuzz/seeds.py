@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Seeds of the fuzz targets, made from tests/golden and a few texts: seeds.py DIRECTORY"""
+import json
+import os
+import struct
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+GOLDEN = os.path.join(ROOT, "tests", "golden", "nanotron")
+RECIPES = os.path.join(ROOT, "core", "recipe", "data")
+
+
+def put(out, target, name, data):
+    folder = os.path.join(out, target)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, name), "wb") as f:
+        f.write(data if isinstance(data, bytes) else data.encode())
+
+
+def walk(top):
+    for folder, dirs, files in os.walk(top):
+        dirs.sort()
+        for f in sorted(files):
+            yield os.path.join(folder, f)
+
+
+def read(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def header_of(data):
+    n = struct.unpack("<Q", data[:8])[0]
+    return data[8:8 + n]
+
+
+def safetensors(header, data=b"", pad=True):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    if pad:
+        text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def tensor(dtype, shape, lo, hi):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [lo, hi]}
+
+
+def safetensors_seeds(out):
+    files = {
+        "empty": safetensors({}),
+        "metadata": safetensors({"__metadata__": {"format": "pt"}}),
+        "scalar": safetensors({"a": tensor("F64", [], 0, 8)}, bytes(8)),
+        "zero": safetensors({"a": tensor("F32", [0, 5], 0, 0), "b": tensor("U8", [3], 0, 3)}, b"abc"),
+        "two": safetensors({"b": tensor("BF16", [2, 2], 0, 8), "a": tensor("I8", [4], 8, 12)}, bytes(range(12))),
+        "overlap": safetensors({"b": tensor("BF16", [2, 2], 0, 8), "a": tensor("I8", [4], 4, 8)}, bytes(8)),
+        "rank": safetensors({"a": tensor("U8", [1] * 12, 0, 1)}, b"x"),
+        "huge": safetensors({"a": tensor("U8", [2**62, 2**62], 0, 1)}, b"x"),
+        "length": struct.pack("<Q", 2**63) + b"{}",
+    }
+    for name, data in files.items():
+        put(out, "fuzz_safetensors", name, data)
+    seen = set()
+    for path in walk(GOLDEN):
+        if path.endswith(".safetensors") and os.path.getsize(path) < 40000:
+            data = read(path)
+            kind = (len(header_of(data)) // 8, b"np.int" in data)
+            if kind not in seen and len(seen) < 40:
+                seen.add(kind)
+                put(out, "fuzz_safetensors", "golden%d" % len(seen), data)
+
+
+def slices_seeds(out):
+    lines = [
+        ("(64, 32)", "(64, 32)", "0,32,None|None,None,None#0,32,None|None,None,None;32,48,None|None,None,None#"
+         "32,48,None|None,None,None;48,64,None|None,None,None#48,64,None|None,None,None"),
+        ("(np.int64(64), 32)", "(32, 32)", "0,16,None|None,None,None#16,32,None|None,None,None;"
+         "16,24,None|None,None,None#40,48,None|None,None,None;24,32,None|None,None,None#56,64,None|None,None,None"),
+        ("(np.int64(64),)", "(32,)", "0,16,None#16,32,None;16,24,None#40,48,None;24,32,None#56,64,None"),
+        ("(32, np.int32(32))", "(32, 16)", "None,None,None|None,None,None#None,None,None|16,32,None"),
+        ("()", "()", "#"),
+        ("(32,)", "(16,)", "None,None,1#16,32,1"),
+    ]
+    names = ["model_weight.safetensors", "model_weight_pp-rank-0-of-2_tp-rank-1-of-2.safetensors",
+             "model_model_weight.safetensors_pp-rank-0-of-2_tp-rank-1-of-2_exp-rank-0-of-1",
+             "model_A_log_pp-rank-0-of-2_tp-rank-1-of-2_exp-rank-1-of-2.safetensors"]
+    for i, (shape, local, pairs) in enumerate(lines):
+        put(out, "fuzz_slices", "seed%d" % i, "\n".join([shape, local, pairs, "1.%d" % i, names[i % 4]]))
+
+
+def pack(files):
+    out = b""
+    for name, kind, data in files:
+        out += name.encode() + b"\n" + bytes([kind]) + struct.pack("<H", len(data)) + data
+    return out
+
+
+CONFIG = ("model_config.json", 0, b'{"is_llama_config":true}')
+
+
+def shard(tp, of, shape, whole, pairs):
+    n = 2
+    for s in shape:
+        n *= s
+    header = {"__metadata__": {"version": "1.4", "local_global_slices_pairs": pairs, "unsharded_shape": whole},
+              "data": tensor("BF16", shape, 0, n)}
+    return ("model/model/l/model_weight_pp-rank-0-of-1_tp-rank-%d-of-%d.safetensors" % (tp, of), 4,
+            json.dumps(header, separators=(",", ":")).encode())
+
+
+def plain(path, shape):
+    n = 2
+    for s in shape:
+        n *= s
+    return ("model/model/%s/model_weight.safetensors" % path, 4,
+            json.dumps({"__metadata__": {}, "data": tensor("BF16", shape, 0, n)}, separators=(",", ":")).encode())
+
+
+def nanotron_seeds(out):
+    all_ = "None,None,None|None,None,None"
+    rows = [shard(r, 2, [4, 6], "(8, 6)", all_ + "#%d,%d,None|None,None,None" % (4 * r, 4 * r + 4)) for r in (0, 1)]
+    cols = [shard(r, 2, [4, 3], "(4, 6)", all_ + "#None,None,None|%d,%d,None" % (3 * r, 3 * r + 3)) for r in (0, 1)]
+    fused = [shard(r, 2, [4, 2], "(np.int64(8), 2)",
+                   "0,2,None|None,None,None#%d,%d,None|None,None,None;2,4,None|None,None,None#%d,%d,None|None,None,None"
+                   % (2 * r, 2 * r + 2, 4 + 2 * r, 6 + 2 * r)) for r in (0, 1)]
+    seeds = {
+        "plain": [CONFIG, plain("norm", [8])],
+        "rows": [CONFIG] + rows,
+        "columns": [CONFIG, plain("a.b".replace(".", "/"), [3, 3])] + cols,
+        "fused": [CONFIG] + fused,
+        "missing_rank": [CONFIG, rows[0]],
+        "fifo": [CONFIG, (rows[0][0], 2, b""), rows[1]],
+        "link": [CONFIG, ("model/model/l", 1, b""), (rows[0][0], 3, b"../../../elsewhere"), rows[1]],
+        "yaml": [("config.yaml", 0, b"model:\n  model_config:\n    is_llama_config: true\nparallelism: {tp: 2, pp: 1}\n")] + rows,
+        "two_topologies": [CONFIG, ("checkpoint_metadata.json", 0, b'{"tp":2,"version":"1.5"}')] + rows
+        + [shard(0, 1, [8, 6], "(8, 6)", all_ + "#" + all_)],
+        "latest": [("latest.txt", 0, b"10"), CONFIG, plain("norm", [8])],
+    }
+    for name, files in seeds.items():
+        put(out, "fuzz_nanotron", name, pack(files))
+
+
+def text_seeds(out):
+    seen = 0
+    for path in list(walk(GOLDEN)) + list(walk(RECIPES)):
+        name = os.path.basename(path)
+        if name.endswith(".json"):
+            put(out, "fuzz_json", "%d-%s" % (seen, name), read(path))
+        elif name.endswith(".yaml"):
+            put(out, "fuzz_yaml", "%d-%s" % (seen, name), read(path))
+        seen += 1
+    for path in walk(os.path.join(RECIPES, "nanotron")):
+        put(out, "fuzz_recipe", os.path.basename(path), read(path))
+    more = ["[1e-05, 1e16, -0.0, 1.5, 9223372036854775807]", '{"a": {"b": {"c": "\\u00e9\\ud83d\\ude00\\n"}}}', "[[[[]]]]"]
+    for i, text in enumerate(more):
+        put(out, "fuzz_json", "text%d" % i, text)
+    more = ["a: &x [1, 2]\nb: *x\n", "- ~\n- null\n- true\n- 1.0e-06\n- '1'\n- 1f1b\n", "a: &a [*a]\n",
+            "? [a]\n: b\n", "a: |\n  text\n  more\n", "--- {a: 1, a: 2}\n...\n", "a: !!int '3'\nb: \"\\0\"\n"]
+    for i, text in enumerate(more):
+        put(out, "fuzz_yaml", "text%d" % i, text)
+    for i in range(8):
+        put(out, "fuzz_axes", "seed%d" % i, bytes((k * k * (i + 3) + i) % 256 for k in range(96)))
+
+
+def main():
+    out = sys.argv[1]
+    safetensors_seeds(out)
+    slices_seeds(out)
+    nanotron_seeds(out)
+    text_seeds(out)
+
+
+main()
