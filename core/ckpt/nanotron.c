@@ -23,6 +23,7 @@ enum {
     MAX_SHARDS = 8 * 1000 * 1000,
     MAX_CONFIG_BYTES = 16 * 1024 * 1024,
     MAX_LATEST_BYTES = 64,
+    MAX_VERSION = 16,
 };
 
 /* ---- the scan ---- */
@@ -41,6 +42,8 @@ struct shard {
     uint64_t off; /* of the data */
     uint32_t rank;
     enum ckpt_dtype dtype;
+    char version[MAX_VERSION]; /* of the writer; "" where the file does not say (plain ones never
+                                  do) */
 };
 
 struct folder {
@@ -442,8 +445,11 @@ static int read_slices(struct shard *s, const json_t *metadata, struct ckpt_err 
     uint64_t dim[CKPT_MAX_RANK];
     uint32_t rank;
 
+    if (version && strlen(version) >= MAX_VERSION)
+        return ckpt_fail(err, CKPT_FORMAT, "version '%s' is not dotted integers", version);
     if (version && ckpt_nt_version_check(version, err) < 0)
         return -1;
+    (void)strcpy(s->version, version ? version : "");
     if (!pairs && ckpt_json_str(metadata, "concat_dim"))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "metadata of version 1.0 (concat_dim), which no public release wrote");
@@ -535,6 +541,10 @@ static int check_agreement(const struct load *l, const struct param *p, struct c
 
     for (size_t i = 1; i < p->n; i++) {
         const struct shard *b = &a[i];
+        if (strcmp(a->version, b->version) != 0)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "parameter '%s': '%s' was written by version '%s', '%s' by '%s'",
+                             p->name, a->file, a->version, b->file, b->version);
         if (a->dtype == b->dtype && a->rank == b->rank &&
             memcmp(a->dim, b->dim, a->rank * sizeof *a->dim) == 0)
             continue;
@@ -694,6 +704,9 @@ static int describe(const struct load *l, const struct topology *t, struct ckpt_
     if (!facts || json_object_update_new(a, facts) < 0)
         return ckpt_nomem(err);
     set(a, "version", json_object_get(l->meta, "version"));
+    for (size_t i = 0; i < l->shards.len && !json_object_get(a, "version"); i++)
+        if (*l->shards.ptr[i].version)
+            (void)json_object_set_new(a, "version", json_string(l->shards.ptr[i].version));
     set(a, "tp", json_object_get(l->meta, "tp"));
     set(a, "step", ckpt_json_at(l->meta, "metas.last_train_step"));
     set(a, "tokenizer", ckpt_json_at(l->config, "tokenizer.tokenizer_name_or_path"));

@@ -3,9 +3,10 @@
  *
  *     ckpt_run_open -> ckpt_run_view -> ckpt_node_* / ckpt_node_pread, ckpt_view_tensor_*
  *
- * A run is what the user names: one checkpoint, or a folder of them (steps). A view is one checkpoint laid out as a Hugging Face
- * model directory: a tree of virtual files. All functions return 0, or -1 with *err filled, unless they say otherwise, and are
- * safe from many threads on the same object. No FUSE, MPI, CUDA or JSON type appears here. */
+ * A run is what the user names: one checkpoint, or a folder of them (steps). A view is one
+ * checkpoint laid out as a Hugging Face model directory: a tree of virtual files. All functions
+ * return 0, or -1 with *err filled, unless they say otherwise, and are safe from many threads on
+ * the same object. No FUSE, MPI, CUDA or JSON type appears here. */
 #ifndef CKPTFS_CKPTFS_H
 #define CKPTFS_CKPTFS_H
 
@@ -29,8 +30,9 @@ struct ckpt_options;
 CKPT_PUBLIC int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err);
 CKPT_PUBLIC void ckpt_options_free(struct ckpt_options *opt);
 
-/* Set one: base, dtype, view, max_shard_size, recipe, rope, allow_partial, follow_symlinks, or a number of the model in the HF config's
- * spelling (num_attention_heads). value is NULL for a bare word. USAGE for a value that is not understood. */
+/* Set one: base, dtype, view, max_shard_size, recipe, rope, allow_partial, follow_symlinks, or a
+ * number of the model in the HF config's spelling (num_attention_heads). value is NULL for a bare
+ * word. USAGE for a value that is not understood. */
 CKPT_PUBLIC int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
                                  struct ckpt_err *err);
 
@@ -41,7 +43,8 @@ enum ckpt_log_severity { CKPT_ERROR, CKPT_WARNING, CKPT_INFO, CKPT_DEBUG };
 
 /* Where remarks go: one line each, from any thread. Default: nowhere. */
 CKPT_PUBLIC void ckpt_options_set_log(struct ckpt_options *opt,
-                                      void (*line)(void *ctx, enum ckpt_log_severity severity, const char *text),
+                                      void (*line)(void *ctx, enum ckpt_log_severity severity,
+                                                   const char *text),
                                       void *ctx);
 
 /* ---- runs ---- */
@@ -49,22 +52,24 @@ CKPT_PUBLIC void ckpt_options_set_log(struct ckpt_options *opt,
 struct ckpt_run;
 struct ckpt_view;
 
-/* Look at `path` (copied): names only, no shard is opened. MISSING if it is neither a checkpoint nor a folder with at least one. The
- * options are copied. */
-CKPT_PUBLIC int ckpt_run_open(const char *path, const struct ckpt_options *opt, struct ckpt_run **ret,
-                              struct ckpt_err *err);
+/* Look at `path` (copied): names only, no shard is opened. MISSING if it is neither a checkpoint
+ * nor a folder with at least one. The options are copied. */
+CKPT_PUBLIC int ckpt_run_open(const char *path, const struct ckpt_options *opt,
+                              struct ckpt_run **ret, struct ckpt_err *err);
 CKPT_PUBLIC void ckpt_run_close(struct ckpt_run *run); /* views that are still held stay valid */
 
 /* True: a folder of steps. False: one checkpoint; its only step is named "". */
 CKPT_PUBLIC bool ckpt_run_is_folder(const struct ckpt_run *run);
 
-/* Look at the folder again. *ret_changed (may be NULL): steps came or went, or one was saved again, since the last scan. */
+/* Look at the folder again. *ret_changed (may be NULL): steps came or went, or one was saved again,
+ * since the last scan. */
 CKPT_PUBLIC int ckpt_run_scan(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err);
 
 /* A snapshot of the steps in order (oldest first); free with ckpt_steps_free. */
 struct ckpt_step {
-    char *name;          /* the directory's name */
-    uint64_t generation; /* changes when the step was saved again under the same name: a stable hash */
+    char *name; /* the directory's name */
+    uint64_t
+        generation; /* changes when the step was saved again under the same name: a stable hash */
     int64_t mtime_ns;
     bool is_latest;
 };
@@ -72,33 +77,39 @@ CKPT_PUBLIC int ckpt_run_steps(struct ckpt_run *run, struct ckpt_step **ret_step
                                struct ckpt_err *err);
 CKPT_PUBLIC void ckpt_steps_free(struct ckpt_step *steps, size_t n);
 
-/* The view of a step (NULL: the latest), opened on first use (headers are read in parallel) and kept while anybody holds it; the caller gives it
- * back with ckpt_view_release. A step that can't be read gives its error, each time. */
+/* The view of a step (NULL: the latest), opened on first use (headers are read in parallel) and
+ * kept while anybody holds it; the caller gives it back with ckpt_view_release. A step that can't
+ * be read gives its error, each time. */
 CKPT_PUBLIC int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret,
                               struct ckpt_err *err);
 CKPT_PUBLIC struct ckpt_view *ckpt_view_hold(struct ckpt_view *view);
 CKPT_PUBLIC void ckpt_view_release(struct ckpt_view *view);
 
-/* Open the newest step that can be read: latest first, then older ones. If none can, the error of the newest. */
-CKPT_PUBLIC int ckpt_run_newest_view(struct ckpt_run *run, struct ckpt_view **ret, struct ckpt_err *err);
+/* Open the newest step that can be read: latest first, then older ones. If none can, the error of
+ * the newest. */
+CKPT_PUBLIC int ckpt_run_newest_view(struct ckpt_run *run, struct ckpt_view **ret,
+                                     struct ckpt_err *err);
 
 /* ---- views: virtual files ---- */
 
 struct ckpt_node; /* a file or directory of a view; lives as long as the view */
 
 CKPT_PUBLIC const struct ckpt_node *ckpt_view_root(const struct ckpt_view *view);
-CKPT_PUBLIC const struct ckpt_node *ckpt_view_find(const struct ckpt_view *view, const char *path); /* or NULL */
+CKPT_PUBLIC const struct ckpt_node *ckpt_view_find(const struct ckpt_view *view,
+                                                   const char *path); /* or NULL */
 
 CKPT_PUBLIC const char *ckpt_node_name(const struct ckpt_node *node);
 CKPT_PUBLIC bool ckpt_node_is_dir(const struct ckpt_node *node);
 CKPT_PUBLIC uint64_t ckpt_node_size(const struct ckpt_node *node);
 CKPT_PUBLIC int64_t ckpt_node_mtime_ns(const struct ckpt_node *node);
 CKPT_PUBLIC size_t ckpt_node_children(const struct ckpt_node *node); /* 0 for files */
-CKPT_PUBLIC const struct ckpt_node *ckpt_node_child(const struct ckpt_node *node, size_t i); /* by name */
+CKPT_PUBLIC const struct ckpt_node *ckpt_node_child(const struct ckpt_node *node,
+                                                    size_t i); /* by name */
 
-/* Read bytes [off, off+len) of a file. *ret_len is less than len only where the file ends. All or nothing otherwise. */
-CKPT_PUBLIC int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *file, void *buf, size_t len,
-                                uint64_t off, size_t *ret_len, struct ckpt_err *err);
+/* Read bytes [off, off+len) of a file. *ret_len is less than len only where the file ends. All or
+ * nothing otherwise. */
+CKPT_PUBLIC int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *file, void *buf,
+                                size_t len, uint64_t off, size_t *ret_len, struct ckpt_err *err);
 
 /* ---- views: tensors ---- */
 
@@ -114,20 +125,23 @@ struct ckpt_tensor_info {
 
 /* Tensors in the order of the model's state dict. */
 CKPT_PUBLIC size_t ckpt_view_tensors(const struct ckpt_view *view);
-CKPT_PUBLIC void ckpt_view_tensor(const struct ckpt_view *view, size_t i, struct ckpt_tensor_info *ret);
-CKPT_PUBLIC bool ckpt_view_find_tensor(const struct ckpt_view *view, const char *name, size_t *ret_i);
+CKPT_PUBLIC void ckpt_view_tensor(const struct ckpt_view *view, size_t i,
+                                  struct ckpt_tensor_info *ret);
+CKPT_PUBLIC bool ckpt_view_find_tensor(const struct ckpt_view *view, const char *name,
+                                       size_t *ret_i);
 
 /* Bytes [off, off+len) of tensor i, row-major. The range must lie inside it (else USAGE). */
-CKPT_PUBLIC int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t len, uint64_t off,
-                                       struct ckpt_err *err);
+CKPT_PUBLIC int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t len,
+                                       uint64_t off, struct ckpt_err *err);
 
 /* ---- views: facts, as JSON text that the caller frees ---- */
 
-/* {"format", "step", "model_type", "recipe", "architectures", "dtype", "tensors", "parameters", "bytes", "files", "shard_files",
- *  "pieces", "warnings": [...], ...} */
+/* {"format", "step", "model_type", "recipe", "architectures", "dtype", "tensors", "parameters",
+ * "bytes", "files", "shard_files", "pieces", "warnings": [...], ...} */
 CKPT_PUBLIC int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
 
-/* Where a tensor comes from: rule, source tensors, and per shard file the bytes. MISSING if there is no such tensor. */
+/* Where a tensor comes from: rule, source tensors, and per shard file the bytes. MISSING if there
+ * is no such tensor. */
 CKPT_PUBLIC int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,
                                   struct ckpt_err *err);
 
@@ -137,10 +151,12 @@ struct ckpt_stats {
 };
 CKPT_PUBLIC void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret);
 
-/* A short text that identifies format and step: "nanotron 1.4, step 20". Lives as long as the view. */
+/* A short text that identifies format and step: "nanotron 1.4, step 20". Lives as long as the view.
+ */
 CKPT_PUBLIC const char *ckpt_view_source(const struct ckpt_view *view);
 
-/* Changes whenever the bytes of the view may differ (checkpoint generation and options): for inode numbers. */
+/* Changes whenever the bytes of the view may differ (checkpoint generation and options): for inode
+ * numbers. */
 CKPT_PUBLIC uint64_t ckpt_view_generation(const struct ckpt_view *view);
 
 #ifdef __cplusplus
