@@ -100,7 +100,8 @@ static int inspect(const struct export *x, bool *ret_empty, struct ckpt_err *err
     (void)closedir(d);
     *ret_empty = n == 0;
     return *other ? ckptfs_fail(err, CKPT_CONFLICT,
-                                "%s is not empty: it holds %s; export into a new directory",
+                                "%s is not empty: it holds %s; export into a new directory (or "
+                                "compare a finished export with ckpt verify)",
                                 x->dest, other)
                   : 0;
 }

@@ -2,8 +2,10 @@
 /* ckpt verify: does a directory hold the tensors and files of a view?
  *
  * Tensors are compared by name, dtype, shape and bytes, however the directory splits them into
- * files; all other files but the index byte by byte. Files that only the directory has are
- * mentioned and are no difference. */
+ * files; all other files but the index byte by byte. config.json and generation_config.json, which
+ * every tool writes with other keys, agree if the keys that both have agree. Files that only the
+ * directory has, and a generation_config.json that it lacks, are mentioned and are no difference.
+ */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -33,7 +35,7 @@ struct verify {
     size_t *twin;              /* their numbers in other */
     _Atomic uint64_t *first;   /* of each: the first byte that differs, or SAME */
     json_t *differences;       /* [{"tensor" | "file", "what"}] */
-    json_t *extra;             /* names of files that only DIR has */
+    json_t *notes;             /* sentences about what is no difference */
     uint64_t file_bytes;
 };
 
@@ -256,6 +258,65 @@ static int compare_bytes(const struct verify *v, const struct ckpt_item *item, i
     return 0;
 }
 
+static void note(struct verify *v, const char *name, const char *what)
+{
+    json_t *text = json_sprintf("%s: %s", name, what);
+    (void)json_array_append_new(v->notes, text);
+}
+
+static bool is_config(const char *path)
+{
+    return strcmp(path, "config.json") == 0 || strcmp(path, "generation_config.json") == 0;
+}
+
+/* 10000 and 10000.0 are one number. */
+static bool same_value(const json_t *a, const json_t *b)
+{
+    if (json_is_number(a) && json_is_number(b))
+        return !(json_number_value(a) < json_number_value(b)) &&
+               !(json_number_value(a) > json_number_value(b));
+    return json_equal(a, b);
+}
+
+/* The first key that both objects have with different values; NULL: they agree. */
+static const char *contradiction(const json_t *a, const json_t *b)
+{
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)a, key, value)
+    {
+        const json_t *other = json_object_get(b, key);
+        if (other && !same_value(value, other))
+            return key;
+    }
+    return NULL;
+}
+
+/* Two spellings of a config: *what becomes NULL, and a note is left, if they do not contradict each
+ * other. */
+static int compare_config(struct verify *v, const struct ckpt_item *item, int fd, char **what,
+                          struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) char *text = malloc((size_t)item->size + 1);
+
+    if (!text)
+        return ckptfs_nomem(err);
+    if (ckpt_item_pread(v->view, item, text, (size_t)item->size, 0, err) < 0)
+        return -1;
+    CKPTFS_CLEANUP(ckpt_jsonp) json_t *ours = json_loadb(text, (size_t)item->size, 0, NULL);
+    CKPTFS_CLEANUP(ckpt_jsonp)
+    json_t *theirs = lseek(fd, 0, SEEK_SET) == 0 ? json_loadfd(fd, 0, NULL) : NULL;
+    if (!json_is_object(ours) || !json_is_object(theirs))
+        return 0; /* the difference in bytes stands */
+    const char *key = contradiction(ours, theirs);
+    free(*what);
+    *what = key ? ckptfs_text("'%s' differs", key) : NULL;
+    if (!key)
+        note(v, item->path, "other keys or spelling, no contradiction");
+    return key && !*what ? ckptfs_nomem(err) : 0;
+}
+
 static int compare_file(struct verify *v, const struct ckpt_item *item, struct ckpt_err *err)
 {
     CKPTFS_CLEANUP(ckptfs_freep) char *path = ckptfs_text("%s/%s", v->dir, item->path);
@@ -267,6 +328,10 @@ static int compare_file(struct verify *v, const struct ckpt_item *item, struct c
     CKPTFS_CLEANUP(ckptfs_closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno != ENOENT)
         return ckptfs_fail_errno(err, errno, "%s", path);
+    if (fd < 0 && strcmp(item->path, "generation_config.json") == 0) {
+        note(v, item->path, "only in the view");
+        return 0;
+    }
     if (fd < 0) {
         what = ckptfs_text("missing in %s", v->dir);
     } else if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
@@ -278,6 +343,8 @@ static int compare_file(struct verify *v, const struct ckpt_item *item, struct c
         return -1;
     }
     v->file_bytes += item->size;
+    if (what && fd >= 0 && is_config(item->path) && compare_config(v, item, fd, &what, err) < 0)
+        return -1;
     return what ? differ(v, "file", item->path, what, err) : 0;
 }
 
@@ -296,7 +363,7 @@ static void note_extra(struct verify *v, const char *below, unsigned depth)
         if (node && ckpt_node_is_dir(node))
             note_extra(v, name, depth + 1);
         else if (name && !node && !is_model_file(name))
-            (void)json_array_append_new(v->extra, json_string(name));
+            note(v, name, "only in the directory");
     }
     if (d)
         (void)closedir(d);
@@ -327,13 +394,13 @@ static int report(const struct ckpt_tool *t, struct verify *v, struct ckpt_err *
         CKPTFS_CLEANUP(ckpt_jsonp)
         json_t *j = json_pack("{s:b, s:I, s:I, s:O, s:O}", "equal", n == 0, "tensors",
                               (json_int_t)v->tensors.n, "bytes", (json_int_t)v->tensors.bytes,
-                              "differences", v->differences, "extra_files", v->extra);
+                              "differences", v->differences, "notes", v->notes);
         if (ckpt_out_json(j, err) < 0)
             return -1;
         return n ? CKPT_TOOL_DIFFERENT : CKPT_TOOL_GOOD;
     }
-    json_array_foreach(v->extra, i, d) if (i < SHOWN)(void)
-        printf("note: only in %s: %s\n", v->dir, json_string_value(d));
+    json_array_foreach(v->notes, i, d) if (i < SHOWN)(void)
+        printf("note: %s\n", json_string_value(d));
     json_array_foreach(v->differences, i, d)
     {
         const char *tensor = json_string_value(json_object_get(d, "tensor"));
@@ -383,7 +450,7 @@ int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err)
     v.view = view;
     v.other = other;
     v.differences = json_array();
-    v.extra = json_array();
+    v.notes = json_array();
     int rc = compare_tensors(t, &v, err);
     if (rc == 0 && !t->tensors)
         rc = compare_files(&v, err);
@@ -393,6 +460,6 @@ int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err)
     free(v.twin);
     free(v.first);
     json_decref(v.differences);
-    json_decref(v.extra);
+    json_decref(v.notes);
     return rc;
 }

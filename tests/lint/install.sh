@@ -45,7 +45,7 @@ expect env LD_LIBRARY_PATH="$lib" "$work/by-pkg-config"
 $cc $flags "$work/hello.c" $(pkg-config --cflags ckptfs) "$lib/libckptfs.a" $(pkg-config --static --libs-only-l ckptfs | sed 's/-lckptfs//') \
     -o "$work/by-archive"
 expect "$work/by-archive"
-cmake -S "$work" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_C_COMPILER="$cc" -DCMAKE_C_FLAGS="$flags" >"$work/log" &&
+cmake -G Ninja -S "$work" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_C_COMPILER="$cc" -DCMAKE_C_FLAGS="$flags" >"$work/log" &&
     cmake --build "$work/build" >>"$work/log" || { cat "$work/log"; exit 1; }
 expect "$work/build/hello"
 expect "$work/build/hello-static"
