@@ -153,6 +153,45 @@ TEST(run, a_generation_lasts_until_the_step_is_saved_again)
     tree_close(&t);
 }
 
+static size_t open_files(struct ckpt_run *run)
+{
+    struct ckpt_stats stats;
+    ckpt_run_stats(run, &stats);
+    return (size_t)stats.open_files;
+}
+
+TEST(run, views_that_nobody_holds_are_freed)
+{
+    enum { N = 8, FILES = 5 }; /* shard files of a step */
+    struct ckpt_err err = {0};
+    struct ckpt_view *v[N];
+    struct tree t;
+    tree_open(&t);
+    for (int i = 0; i < N; i++) {
+        char at[16];
+        (void)snprintf(at, sizeof at, "%d/", i);
+        nt_checkpoint(&t, at);
+    }
+    struct ckpt_run *run = open_run(&t, "");
+    for (int i = 0; i < N; i++) {
+        char step[16];
+        (void)snprintf(step, sizeof step, "%d", i);
+        CHECK_OK(ckpt_run_view(run, step, &v[i], &err));
+    }
+    CHECK_EQ(open_files(run), N * FILES);
+    for (int i = 0; i < N; i++)
+        ckpt_view_release(v[i]);
+    CHECK_OK(ckpt_run_view(run, "0", &v[0], &err));
+    CHECK(open_files(run) <= 3 * FILES);
+    struct ckpt_view *again;
+    CHECK_OK(ckpt_run_view(run, "0", &again, &err));
+    CHECK(again == v[0]);
+    ckpt_view_release(again);
+    ckpt_view_release(v[0]);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
 TEST(run, nothing_to_see_is_an_error)
 {
     struct ckpt_err err = {0};
@@ -225,6 +264,7 @@ TESTS(T(run, steps_are_in_natural_order_and_latest_txt_decides),
       T(run, an_unfinished_step_is_hidden_until_it_is_complete),
       T(run, a_single_checkpoint_is_one_step_without_a_name),
       T(run, the_newest_view_that_can_be_read_is_taken_or_the_newest_error),
-      T(run, a_generation_lasts_until_the_step_is_saved_again), T(run, nothing_to_see_is_an_error),
+      T(run, a_generation_lasts_until_the_step_is_saved_again),
+      T(run, views_that_nobody_holds_are_freed), T(run, nothing_to_see_is_an_error),
       T(options, values_that_mean_nothing_are_refused),
       T(base, it_is_looked_up_in_the_local_hub_cache))
