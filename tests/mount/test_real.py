@@ -237,6 +237,20 @@ class Real(Case):
         finally:
             subprocess.run(["umount", small], check=True)
 
+    def test_a_digest_is_an_attribute_once_it_is_known(self):
+        self.model("10")
+        with self.mount():
+            path = os.path.join(self.mnt, "10", "config.json")
+            self.assertRaises(OSError, os.getxattr, path, "user.ckptfs.xxh3")
+            self.assertNotIn("user.ckptfs.xxh3", os.listxattr(path))
+            with open(os.path.join(self.mnt, ".ckptfs", "digest", str(os.stat(path).st_ino))) as f:
+                digest = f.read().strip()
+            lines = json.loads(ckpt("digest", self.run_dir, "--json").stdout)["items"]
+            self.assertIn(digest, json.dumps(lines))
+            self.assertEqual(os.getxattr(path, "user.ckptfs.xxh3").decode(), digest)
+            self.assertIn("user.ckptfs.xxh3", os.listxattr(path))
+            self.assertFalse(os.path.exists(os.path.join(self.mnt, ".ckptfs", "digest", "12345")))
+
     def test_verify_names_the_first_difference(self):
         self.model("10")
         out = os.path.join(self.tmp, "out")
