@@ -20,6 +20,9 @@
 
 enum {
     MAX_DEPTH = 32,
+    SURE_DEPTH =
+        12, /* no real model nests deeper: from here on, links that lead back are looked for */
+    MAX_FOLDERS = 2 * 1000 * 1000,
     MAX_SHARDS = 8 * 1000 * 1000,
     MAX_CONFIG_BYTES = 16 * 1024 * 1024,
     MAX_LATEST_BYTES = 64,
@@ -49,6 +52,7 @@ struct shard {
 struct folder {
     struct ckpt_dir *dir;
     const char *path; /* dotted, below model/ */
+    uint32_t parent;
     unsigned depth;
     /* what listing it found */
     CKPT_VEC(char *) subdirs;
@@ -114,7 +118,9 @@ static void load_release(struct load *l)
 static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
     struct folder *f = ctx;
-    bool weight = ckpt_has_prefix(e->name, "model_");
+    struct ckpt_nt_name parsed;
+    bool weight = e->kind == CKPT_ENTRY_DIR ? ckpt_nt_name_parse(e->name, &parsed)
+                                            : ckpt_has_prefix(e->name, "model_");
     char *name;
 
     if (weight && ckpt_has_suffix(e->name, "_metadata.pkl"))
@@ -154,19 +160,39 @@ static const char *join_names(struct load *l, const char *prefix, const char *na
     return joined;
 }
 
+/* Is the folder one of those that it lies in? Two links to "." would make 2^32 of them. */
+static bool leads_back(const struct load *l, const struct folder *f)
+{
+    struct ckpt_file_id id, above;
+
+    if (!ckpt_dir_stat(f->dir, ".", &id))
+        return false;
+    while (f->depth > 0) {
+        f = &l->folders.ptr[f->parent];
+        if (ckpt_dir_stat(f->dir, ".", &above) && above.inode == id.inode)
+            return true;
+    }
+    return false;
+}
+
 static int add_folder(struct load *l, struct ckpt_dir *dir, const char *prefix, const char *name,
-                      unsigned depth, struct ckpt_err *err)
+                      uint32_t parent, unsigned depth, struct ckpt_err *err)
 {
     struct folder *f;
 
-    if (depth > MAX_DEPTH)
-        return ckpt_fail(err, CKPT_LIMIT, "'%s': directories nest deeper than %d",
-                         ckpt_dir_path(dir), MAX_DEPTH);
+    if (depth > MAX_DEPTH || l->folders.len >= MAX_FOLDERS)
+        return ckpt_fail(err, CKPT_LIMIT,
+                         "'%s': directories nest deeper than %d, or are more than %d",
+                         ckpt_dir_path(dir), MAX_DEPTH, MAX_FOLDERS);
     if (ckpt_vec_add(&l->folders, &f) < 0)
         return ckpt_nomem(err);
+    f->parent = parent;
     f->depth = depth;
     if (ckpt_dir_open_below(dir, name, &f->dir, err) < 0)
         return -1;
+    if (depth > SURE_DEPTH && leads_back(l, f))
+        return ckpt_fail(err, CKPT_FORMAT, "'%s' is a link to a directory that it lies in",
+                         ckpt_dir_path(f->dir));
     f->path = depth == 0 ? "" : join_names(l, prefix, name, strlen(name));
     return f->path ? 0 : ckpt_nomem(err);
 }
@@ -191,7 +217,7 @@ static int add_shard(struct load *l, uint32_t folder, const char *file, struct c
  * system answers slowly, but many at once). */
 static int scan(struct load *l, struct ckpt_err *err)
 {
-    if (add_folder(l, l->dir, "", "model", 0, err) < 0)
+    if (add_folder(l, l->dir, "", "model", 0, 0, err) < 0)
         return -1;
     for (size_t begin = 0, end; begin < l->folders.len; begin = end) {
         end = l->folders.len;
@@ -204,7 +230,8 @@ static int scan(struct load *l, struct ckpt_err *err)
                     return -1;
             for (size_t k = 0; k < l->folders.ptr[i].subdirs.len; k++) {
                 const struct folder f = l->folders.ptr[i]; /* the array moves */
-                if (add_folder(l, f.dir, f.path, f.subdirs.ptr[k], f.depth + 1, err) < 0)
+                if (add_folder(l, f.dir, f.path, f.subdirs.ptr[k], (uint32_t)i, f.depth + 1, err) <
+                    0)
                     return -1;
             }
             folder_release(&l->folders.ptr[i]);

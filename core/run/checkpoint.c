@@ -93,9 +93,17 @@ static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ck
     v->config = json_deep_copy(v->cat->config);
     if (v->cat->config && !v->config)
         return ckpt_nomem(err);
-    json_object_foreach((json_t *)overrides, key,
-                        value) if (key[0] != '_' && json_object_set(v->config, key, value) <
-                                                        0) return ckpt_nomem(err);
+    json_object_foreach((json_t *)overrides, key, value)
+    {
+        if (key[0] == '_')
+            continue;
+        if (!v->config)
+            return ckpt_fail(err, CKPT_USAGE,
+                             "option %s: '%s' has no config.json that it could change", key,
+                             ckpt_dir_path(v->dir));
+        if (json_object_set(v->config, key, value) < 0)
+            return ckpt_nomem(err);
+    }
     return 0;
 }
 
