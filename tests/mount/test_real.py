@@ -14,7 +14,7 @@ import threading
 import time
 import unittest
 
-from mountlib import CKPT, CKPTFS, SOURCE, Case, Mount, main
+from mountlib import GROWTH, CKPT, CKPTFS, SOURCE, Case, Mount, main
 
 GOLDEN = os.path.join(SOURCE, "tests", "golden", "nanotron", "llama_tp2_pp2_tied")
 
@@ -132,7 +132,7 @@ class Real(Case):
             before, fds = resident(), len(os.listdir(f"/proc/{m.process.pid}/fd"))
             for _ in range(4):
                 look()
-            self.assertLess(resident() - before, 4 << 20)
+            self.assertLess(resident() - before, GROWTH)
             self.assertLessEqual(len(os.listdir(f"/proc/{m.process.pid}/fd")), fds + 4)
 
     def damage(self, change, errors=("EIO", "ESTALE")):
