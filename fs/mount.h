@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "cmdline.h"
+#include "digests.h"
 #include "log.h"
 #include "nodes.h"
 #include "refresh.h"
@@ -47,6 +48,7 @@ struct ckptfs {
     struct ckptfs_refresh refresh;
     struct ckptfs_nodes nodes;
     struct ckptfs_handles handles;
+    struct ckptfs_digests digests;
     struct ckptfs_negotiated negotiated;
     struct ckptfs_counters count;
     pthread_key_t buffer; /* each worker's struct ckptfs_buffer, see ops.c */

@@ -13,7 +13,8 @@
 #include "reply.h"
 #include "tree.h"
 
-static const char SOURCE_XATTR[] = "user.ckptfs.source";
+#define SOURCE_XATTR "user.ckptfs.source"
+#define DIGEST_XATTR "user.ckptfs.xxh3"
 
 static struct ckptfs *fs_of(fuse_req_t req) { return fuse_req_userdata(req); }
 
@@ -384,6 +385,19 @@ static void reply_attribute(fuse_req_t req, const char *value, size_t len, size_
         (void)fuse_reply_buf(req, value, len);
 }
 
+/* A digest is never computed here: tools ask for attributes of every file that they list. */
+static int attribute(struct ckptfs *fs, const struct ckptfs_node *n, const char *name, char **ret)
+{
+    char digest[CKPTFS_DIGEST_TEXT];
+
+    if (strcmp(name, SOURCE_XATTR) == 0)
+        return ckptfs_tree_source(fs, n, ret);
+    if (strcmp(name, DIGEST_XATTR) != 0 || !ckptfs_digest_get(&fs->digests, n->ino, digest))
+        return ENODATA;
+    *ret = strdup(digest);
+    return *ret ? 0 : ENOMEM;
+}
+
 static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
     CKPTFS_CLEANUP(ckptfs_freep) char *value = NULL;
@@ -391,7 +405,7 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
 
     if (!n)
         return;
-    int rc = strcmp(name, SOURCE_XATTR) == 0 ? ckptfs_tree_source(fs_of(req), n, &value) : ENODATA;
+    int rc = attribute(fs_of(req), n, name, &value);
     if (rc)
         (void)fuse_reply_err(req, rc);
     else
@@ -401,12 +415,15 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
 /* Without opening a view, which is why a step that can't be read lists it too. */
 static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
+    static const char names[] = SOURCE_XATTR "\0" DIGEST_XATTR;
     const struct ckptfs_node *n = node_of(req, ino);
+    char digest[CKPTFS_DIGEST_TEXT];
 
     if (!n)
         return;
     bool has = n->id.kind == CKPTFS_STEP || n->id.kind == CKPTFS_DIR || n->id.kind == CKPTFS_FILE;
-    reply_attribute(req, SOURCE_XATTR, has ? sizeof SOURCE_XATTR : 0, size);
+    bool known = has && ckptfs_digest_get(&fs_of(req)->digests, n->ino, digest);
+    reply_attribute(req, names, known ? sizeof names : has ? sizeof SOURCE_XATTR : 0, size);
 }
 
 /* ---- everything that would change something ---- */
