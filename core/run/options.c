@@ -107,6 +107,23 @@ static int set_recipe(struct ckpt_options *opt, const char *key, const char *val
     return set_text(&opt->recipe, key, value, err);
 }
 
+/* The names of ckpt_dtype_parse, and what people write. */
+static bool parse_dtype(const char *value, enum ckpt_dtype *ret)
+{
+    static const struct {
+        const char *name;
+        enum ckpt_dtype dtype;
+    } shorts[] = {{"bf16", CKPT_BF16}, {"fp16", CKPT_F16}, {"f16", CKPT_F16}, {"fp32", CKPT_F32},
+                  {"f32", CKPT_F32},   {"fp64", CKPT_F64}, {"f64", CKPT_F64}};
+
+    for (size_t i = 0; i < sizeof shorts / sizeof shorts[0]; i++)
+        if (strcmp(value, shorts[i].name) == 0) {
+            *ret = shorts[i].dtype;
+            return true;
+        }
+    return ckpt_dtype_parse(value, strlen(value), ret) && ckpt_dtype_is_castable(*ret);
+}
+
 static int set_dtype(struct ckpt_options *opt, const char *key, const char *value,
                      struct ckpt_err *err)
 {
@@ -114,8 +131,7 @@ static int set_dtype(struct ckpt_options *opt, const char *key, const char *valu
         opt->dtype_rule = CKPT_DTYPE_AUTO;
     } else if (value && strcmp(value, "stored") == 0) {
         opt->dtype_rule = CKPT_DTYPE_STORED;
-    } else if (value && ckpt_dtype_parse(value, strlen(value), &opt->dtype) &&
-               ckpt_dtype_is_castable(opt->dtype)) {
+    } else if (value && parse_dtype(value, &opt->dtype)) {
         opt->dtype_rule = CKPT_DTYPE_CAST;
     } else {
         return ckpt_fail(
