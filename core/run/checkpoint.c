@@ -11,8 +11,11 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/reader.h"
+#include "run/check.h"
 #include "run/dtypes.h"
+#include "run/rename.h"
 #include "run/side.h"
+#include "run/split.h"
 #include "tensor/value.h"
 
 enum { SLAB_BUDGET = 256 * 1024 * 1024 };
@@ -29,6 +32,7 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
     if (ckpt_options_copy(opt, &s->opt, err) < 0 || ckpt_fdpool_new(0, &s->pool, err) < 0 ||
         ckpt_slabs_new(SLAB_BUDGET, &s->slabs, err) < 0 ||
         ckpt_recipes_load(s->opt->recipe, &s->recipes, err) < 0 ||
+        (s->opt->key_mapping && ckpt_renames_load(s->opt->key_mapping, &s->renames, err) < 0) ||
         (s->opt->base &&
          ckpt_base_open(s->opt->base, s->opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH,
                         s->pool, &s->base, err) < 0)) {
@@ -45,6 +49,7 @@ void ckpt_shared_unref(struct ckpt_shared *s)
         return;
     ckpt_base_free(s->base);
     ckpt_recipes_free(s->recipes);
+    ckpt_renames_free(s->renames);
     ckpt_slabs_free(s->slabs);
     ckpt_fdpool_unref(s->pool);
     ckpt_options_free(s->opt);
@@ -68,6 +73,7 @@ void ckpt_view_release(struct ckpt_view *view)
     json_decref(view->about);
     json_decref(view->config);
     json_decref(view->warnings);
+    json_decref(view->base_names);
     free(view->recipe);
     free(view->source);
     ckpt_shared_unref(view->shared);
@@ -92,11 +98,9 @@ static bool has_hf_names(const json_t *about)
  * what options override. */
 static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
-    const json_t *overrides = v->shared->opt->overrides;
+    const json_t *overrides = v->shared->opt->overrides, *config;
     const char *key;
     json_t *value;
-
-    const json_t *config;
 
     v->cat = ckpt_steal(src);
     config = v->cat->config;
@@ -111,6 +115,47 @@ static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ck
                         value) if (key[0] != '_' && json_object_set(v->config, key, value) <
                                                         0) return ckpt_nomem(err);
     return 0;
+}
+
+static int rename_base(struct ckpt_view *v, const struct ckpt_renames *renames,
+                       struct ckpt_err *err)
+{
+    const struct ckpt_base *base = v->shared->base;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *names = json_object();
+
+    if (!names)
+        return ckpt_nomem(err);
+    for (size_t i = 0; base->cat && i < base->cat->tensors.len; i++)
+        if (json_object_set_new(names, base->cat->tensors.ptr[i].name, json_null()) < 0)
+            return ckpt_nomem(err);
+    return ckpt_renames_invert(renames, base->cat ? names : base->weight_map, &v->base_names, err);
+}
+
+/* A run saves the names that the model has in memory; the base may have the hub's. */
+static int match_base(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = v->shared;
+    struct ckpt_renames *own = NULL;
+    int result = 0;
+
+    if (!s->base)
+        return 0;
+    if (!s->renames && ckpt_renames_of_type(ckpt_json_str(v->config, "model_type"), &own, err) < 0)
+        return -1;
+    if (s->renames || own)
+        result = rename_base(v, own ? own : s->renames, err);
+    ckpt_renames_free(own);
+    return result;
+}
+
+static int check_model(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const struct ckpt_check c = {.base = v->shared->base,
+                                 .base_names = v->base_names,
+                                 .config = v->cat->config,
+                                 .allow_partial = v->shared->opt->allow_partial};
+
+    return ckpt_check_model(&c, v->cat, v->warnings, err);
 }
 
 static int model_of_recipe(struct ckpt_view *v, const struct ckpt_catalog *src,
@@ -140,8 +185,10 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
         v->cat = ckpt_steal(src);
         return 0;
     }
-    if (has_hf_names(v->about))
+    if (is_hf(v->about))
         return model_of_hf(v, src, err);
+    if (has_hf_names(v->about))
+        return model_of_hf(v, src, err) < 0 || match_base(v, err) < 0 ? -1 : check_model(v, err);
     if (model_of_recipe(v, *src, err) < 0)
         return -1;
     return json_array_extend(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
@@ -154,6 +201,7 @@ static int cast_tensors(struct ckpt_view *v, bool *ret_any, struct ckpt_err *err
     const struct ckpt_dtypes dtypes = {.opt = v->shared->opt,
                                        .base = v->shared->base,
                                        .mapping = json_object_get(v->about, "dtypes"),
+                                       .base_names = v->base_names,
                                        .hf_names = has_hf_names(v->about)};
 
     *ret_any = false;
@@ -246,15 +294,21 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
 }
 
 /* The split that the checkpoint asks for, else the base's, else that of the HF directory itself; an
- * explicit max_shard_size beats them all. */
-static const json_t *weight_map(const struct ckpt_view *v)
+ * explicit max_shard_size beats them all. *ret is new or NULL. */
+static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckpt_err *err)
 {
-    const json_t *own = json_object_get(v->about, "weight_map");
-    const json_t *base = v->shared->base ? v->shared->base->weight_map : NULL;
+    json_t *own = json_object_get(v->about, "weight_map");
+    const struct ckpt_base *base = v->shared->base;
 
+    *ret = NULL;
     if (v->shared->opt->max_shard_size || v->shared->opt->raw)
-        return NULL;
-    return own && !is_hf(v->about) ? own : base ? base : own;
+        return 0;
+    if (base && !own && ckpt_json_bool(v->about, "automodel", false))
+        return ckpt_split_by_base(v->cat, base, v->base_names,
+                                  ckpt_json_str(v->config, "model_type"), ret, err);
+    *ret =
+        json_incref(base && base->weight_map && (!own || is_hf(v->about)) ? base->weight_map : own);
+    return 0;
 }
 
 /* Does config.json pass through to the letter? Not if an option changed what it says. A checkpoint
@@ -273,16 +327,17 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
 {
     ckpt_cleanup(ckpt_sides_release) struct ckpt_sides sides = {0};
     ckpt_cleanup(ckpt_json_decrefp) json_t *generation = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *map = NULL;
     struct ckpt_vtree_options opt = {
-        .weight_map = weight_map(v),
         .index_name = ckpt_json_str(v->about, "index_name"),
         .max_shard_size = v->shared->opt->max_shard_size,
         .sort = !v->recipe,
         .mtime_ns = newest_shard(v->cat),
     };
 
-    if (collect_sides(v, reader, &sides, err) < 0)
+    if (collect_sides(v, reader, &sides, err) < 0 || choose_weight_map(v, &map, err) < 0)
         return -1;
+    opt.weight_map = map;
     if (v->config && !keeps_config(v, cast)) {
         opt.config = v->config;
         ckpt_sides_remove(&sides, "config.json");
@@ -300,6 +355,8 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
         return -1;
     (void)json_object_del(v->about, "weight_map"); /* large, and used up */
     (void)json_object_del(v->about, "dtypes");
+    json_decref(v->base_names);
+    v->base_names = NULL;
     return 0;
 }
 

@@ -18,9 +18,7 @@ LATER = {
     "automodel/llama_lora": "PEFT",
     "automodel/qwen3_moe_lora": "PEFT",
     "automodel/llama_torch_save": "reader dcp",
-    "automodel/gemma3_vlm_f32_master": "key mapping",
     "dcp/llama_hf_sharded_4r": "module order",
-    "dcp/neg_hf_top_shard_missing_base_4r": "checks against the base",
     "torchtitan/qwen3_dp2_hf": "reader dcp",
 }
 PATTERNS = ["automodel/*/case*.json", "dcp/*hf_*/case*.json", "torchtitan/qwen3_dp2_hf/case*.json"]
