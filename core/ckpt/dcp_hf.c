@@ -14,6 +14,7 @@
 #include "base/str.h"
 #include "ckpt/dcp_hf_layout.h"
 #include "ckpt/dcp_hf_shard.h"
+#include "ckpt/module_order.h"
 #include "ckpt/readers.h"
 
 enum { MAX_LATEST_BYTES = 4096, MAX_SHARDS = 10000000 };
@@ -59,6 +60,11 @@ static void load_release(struct load *l)
 }
 
 /* ---- which files ---- */
+
+static bool is_automodel(const struct load *l)
+{
+    return ckpt_has_prefix(l->layout.shards, "model") || l->layout.file_index;
+}
 
 static int list_one(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
@@ -259,6 +265,19 @@ static int group(struct load *l, struct ckpt_err *err)
             if (add_chunk(l, (uint32_t)s, (uint32_t)i, err) < 0)
                 return ckpt_err_in(err, "'%s'", ckpt_dir_path(l->shard_dir));
     return 0;
+}
+
+static int module_cmp(const void *a, const void *b)
+{
+    return ckpt_module_order_cmp(((const struct whole *)a)->name, ((const struct whole *)b)->name);
+}
+
+/* torch writes by the safetensors library, which sorts; Automodel since 0.3 in the model's order.
+ */
+static void sort_wholes(struct load *l)
+{
+    if (l->wholes.len && !is_automodel(l))
+        qsort(l->wholes.ptr, l->wholes.len, sizeof *l->wholes.ptr, module_cmp);
 }
 
 /* The boxes of a tensor that are not empty, with their pieces and shards. */
@@ -488,10 +507,8 @@ static int describe(struct load *l, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *map = NULL;
     json_t *about = l->cat->about;
-    json_t *facts =
-        json_pack("{s:s, s:b, s:b, s:I}", "format", "dcp_hf", "hf_names", 1, "automodel",
-                  ckpt_has_prefix(l->layout.shards, "model") || l->layout.file_index, "shards",
-                  (json_int_t)l->shards.len);
+    json_t *facts = json_pack("{s:s, s:b, s:b, s:I}", "format", "dcp_hf", "hf_names", 1,
+                              "automodel", is_automodel(l), "shards", (json_int_t)l->shards.len);
 
     if (!facts || json_object_update_new(about, facts) < 0)
         return ckpt_nomem(err);
@@ -525,6 +542,7 @@ static int load(struct load *l, struct ckpt_err *err)
     if (check_counts(l, err) < 0 || check_files(l, err) < 0 || prepare(l, err) < 0 ||
         ckpt_parallel(l->shards.len, l->opt->nthread, read_one, l, err) < 0 || group(l, err) < 0)
         return -1;
+    sort_wholes(l);
     return add_sources(l, err) < 0 || add_tensors(l, err) < 0 || check_mapped(l, err) < 0
                ? -1
                : describe(l, err);

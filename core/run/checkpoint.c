@@ -322,6 +322,16 @@ static bool keeps_config(const struct ckpt_view *v, bool cast)
     return !cast || (!is_hf(v->about) && opt->dtype_rule == CKPT_DTYPE_AUTO);
 }
 
+/* A model that was made from a config alone is saved in the order of its modules; after
+ * from_pretrained, and if transformers converts its weights, in that of names. */
+static bool is_fresh(const struct ckpt_view *v)
+{
+    const struct ckpt_base *base = v->shared->base;
+
+    return has_hf_names(v->about) && !is_hf(v->about) && base && !base->cat && !base->weight_map &&
+           !ckpt_split_is_converted(ckpt_json_str(v->config, "model_type"));
+}
+
 static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool cast,
                      struct ckpt_err *err)
 {
@@ -331,7 +341,7 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
     struct ckpt_vtree_options opt = {
         .index_name = ckpt_json_str(v->about, "index_name"),
         .max_shard_size = v->shared->opt->max_shard_size,
-        .sort = !v->recipe,
+        .sort = !v->recipe && !is_fresh(v),
         .mtime_ns = newest_shard(v->cat),
     };
 

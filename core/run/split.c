@@ -93,9 +93,7 @@ void ckpt_split_by_size(const uint64_t *len, size_t n, uint64_t max_len, uint64_
 
 /* ---- by a base ---- */
 
-/* Types whose weights transformers >= 5 converts while loading: the names in memory are not those
- * of the base's files. */
-static bool is_converted(const char *model_type)
+bool ckpt_split_is_converted(const char *model_type)
 {
     static const char *const types[] = {
         "mixtral",        "minimax",      "phimoe",       "qwen2_moe",      "qwen3_moe",
@@ -215,7 +213,7 @@ static int assign(struct split *s, const char *model_type, struct ckpt_err *err)
         s->last = ckpt_max_u64(s->last, s->file[i]);
         fused |= !s->file[i] && is_fused(name);
     }
-    if (fused && is_converted(model_type) && s->files.len) {
+    if (fused && ckpt_split_is_converted(model_type) && s->files.len) {
         for (size_t i = 0; i < n; i++)
             s->file[i] = ckpt_split_equally(i, n, s->files.len);
         s->last = n ? s->file[n - 1] : 0;

@@ -18,7 +18,6 @@ LATER = {
     "automodel/llama_lora": "PEFT",
     "automodel/qwen3_moe_lora": "PEFT",
     "automodel/llama_torch_save": "reader dcp",
-    "dcp/llama_hf_sharded_4r": "module order",
     "torchtitan/qwen3_dp2_hf": "reader dcp",
 }
 PATTERNS = ["automodel/*/case*.json", "dcp/*hf_*/case*.json", "torchtitan/qwen3_dp2_hf/case*.json"]
