@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stats.json and explain/TENSOR. */
+/* stats.json, explain/TENSOR and digest/INODE. */
 #include "control.h"
 
 #include <errno.h>
@@ -12,19 +12,40 @@
 #include "fail.h"
 #include "reply.h"
 
-static const char *const control_names[] = {"stats.json", "explain"};
+static const char *const control_names[] = {"stats.json", "explain", "digest"};
 
 int ckptfs_control_kind(enum ckptfs_kind dir, const char *name, enum ckptfs_kind *ret)
 {
     if (dir == CKPTFS_EXPLAIN_DIR)
         *ret = CKPTFS_EXPLAIN;
+    else if (dir == CKPTFS_DIGEST_DIR)
+        *ret = CKPTFS_DIGEST;
     else if (strcmp(name, "stats.json") == 0)
         *ret = CKPTFS_STATS;
     else if (strcmp(name, "explain") == 0)
         *ret = CKPTFS_EXPLAIN_DIR;
+    else if (strcmp(name, "digest") == 0)
+        *ret = CKPTFS_DIGEST_DIR;
     else
         return ENOENT;
     return 0;
+}
+
+/* The file of a view whose inode number this is, held (ckptfs_nodes_forget); NULL: there is none.
+ */
+static const struct ckptfs_node *hold_file(struct ckptfs *fs, const char *number)
+{
+    char *end;
+    unsigned long long ino = strtoull(number, &end, 10);
+
+    if (*number < '0' || *number > '9' || *end)
+        return NULL;
+    const struct ckptfs_node *n = ckptfs_nodes_hold(&fs->nodes, ino);
+    if (n && n->id.kind != CKPTFS_FILE) {
+        ckptfs_nodes_forget(&fs->nodes, n->ino, 1);
+        n = NULL;
+    }
+    return n;
 }
 
 int ckptfs_control_lookup(struct ckptfs *fs, enum ckptfs_kind dir, const char *name,
@@ -38,6 +59,12 @@ int ckptfs_control_lookup(struct ckptfs *fs, enum ckptfs_kind dir, const char *n
             return ckptfs_errno(&err);
         if (!ckpt_view_find_tensor(view, name, &(size_t){0}))
             return ENOENT;
+    }
+    if (dir == CKPTFS_DIGEST_DIR) {
+        const struct ckptfs_node *n = hold_file(fs, name);
+        if (!n)
+            return ENOENT;
+        ckptfs_nodes_forget(&fs->nodes, n->ino, 1);
     }
     return ckptfs_control_kind(dir, name, ret);
 }
@@ -105,6 +132,22 @@ static int explain_text(struct ckptfs *fs, const char *tensor, char **ret)
     return 0;
 }
 
+static int digest_text(struct ckptfs *fs, const char *number, char **ret)
+{
+    char text[CKPTFS_DIGEST_TEXT];
+    const struct ckptfs_node *n = hold_file(fs, number);
+    int rc = 0;
+
+    if (!n)
+        return ENOENT;
+    if (!ckptfs_digest_get(&fs->digests, n->ino, text))
+        rc = ckptfs_digest_make(fs, n, text);
+    ckptfs_nodes_forget(&fs->nodes, n->ino, 1);
+    if (rc == 0)
+        *ret = strdup(text);
+    return rc;
+}
+
 /* Text files end with a newline. */
 static int add_newline(char **text)
 {
@@ -125,7 +168,8 @@ int ckptfs_control_text(struct ckptfs *fs, const struct ckptfs_id *id, char **re
     if (id->kind == CKPTFS_STATS)
         *ret = stats_text(fs);
     else {
-        int rc = explain_text(fs, id->path, ret);
+        int rc = id->kind == CKPTFS_DIGEST ? digest_text(fs, id->path, ret)
+                                           : explain_text(fs, id->path, ret);
         if (rc)
             return rc;
     }

@@ -9,7 +9,9 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "buffers.h"
 #include "cmdline.h"
+#include "digests.h"
 #include "log.h"
 #include "nodes.h"
 #include "refresh.h"
@@ -47,9 +49,10 @@ struct ckptfs {
     struct ckptfs_refresh refresh;
     struct ckptfs_nodes nodes;
     struct ckptfs_handles handles;
+    struct ckptfs_digests digests;
     struct ckptfs_negotiated negotiated;
     struct ckptfs_counters count;
-    pthread_key_t buffer; /* each worker's struct ckptfs_buffer, see ops.c */
+    struct ckptfs_buffers buffers;
     time_t started;
 };
 

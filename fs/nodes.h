@@ -24,6 +24,8 @@ enum ckptfs_kind {
     CKPTFS_STATS,       /* .ckptfs/stats.json */
     CKPTFS_EXPLAIN_DIR, /* .ckptfs/explain */
     CKPTFS_EXPLAIN,     /* .ckptfs/explain/TENSOR; path is the tensor's name */
+    CKPTFS_DIGEST_DIR,  /* .ckptfs/digest */
+    CKPTFS_DIGEST,      /* .ckptfs/digest/INODE; path is the number */
 };
 
 /* Which file, and what is known of it. Texts are borrowed. */
@@ -59,6 +61,10 @@ void ckptfs_nodes_release(struct ckptfs_nodes *t);
 /* The node of a number that the kernel holds, or NULL. Valid while the kernel holds it: during any
  * request that names it. */
 const struct ckptfs_node *ckptfs_nodes_get(struct ckptfs_nodes *t, uint64_t ino);
+
+/* The node of a number, counting one look-up, which ckptfs_nodes_forget undoes; NULL if the kernel
+ * does not hold it. For numbers that no request in progress names. */
+const struct ckptfs_node *ckptfs_nodes_hold(struct ckptfs_nodes *t, uint64_t ino);
 
 /* Find or make the node and count one look-up. NULL: no memory. */
 const struct ckptfs_node *ckptfs_nodes_ref(struct ckptfs_nodes *t, const struct ckptfs_id *id);

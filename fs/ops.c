@@ -13,7 +13,8 @@
 #include "reply.h"
 #include "tree.h"
 
-static const char SOURCE_XATTR[] = "user.ckptfs.source";
+#define SOURCE_XATTR "user.ckptfs.source"
+#define DIGEST_XATTR "user.ckptfs.xxh3"
 
 static struct ckptfs *fs_of(fuse_req_t req) { return fuse_req_userdata(req); }
 
@@ -215,67 +216,27 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     (void)fuse_reply_err(req, 0);
 }
 
-/* A worker's own memory for replies, page-aligned so that preads can land in it, never shared,
- * never shrunk. */
-struct ckptfs_buffer {
-    void *mem;
-    size_t size;
-};
-
-void ckptfs_buffer_free(void *buffer)
-{
-    struct ckptfs_buffer *b = buffer;
-
-    if (b)
-        free(b->mem);
-    free(b);
-}
-
-static void *buffer_of(struct ckptfs *fs, size_t size)
-{
-    struct ckptfs_buffer *b = pthread_getspecific(fs->buffer);
-    const size_t page = 4096;
-
-    if (!b) {
-        if (!(b = calloc(1, sizeof *b)))
-            return NULL;
-        if (pthread_setspecific(fs->buffer, b) != 0) {
-            free(b);
-            return NULL;
-        }
-    }
-    if (b->size >= size)
-        return b->mem;
-    if (size < CKPTFS_MAX_READ)
-        size = CKPTFS_MAX_READ;
-    free(b->mem);
-    b->size = 0;
-    if (posix_memalign(&b->mem, page, size) != 0) {
-        b->mem = NULL;
-        return NULL;
-    }
-    if (fs->config->null_reads)
-        memset(b->mem, 0x5a, size);
-    b->size = size;
-    return b->mem;
-}
-
 static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
                     struct fuse_file_info *fi)
 {
     struct ckptfs *fs = fs_of(req);
-    void *buf = buffer_of(fs, size);
+    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, size);
     size_t len;
 
     (void)ino;
-    int rc = buf ? ckptfs_file_read(fs, file_of(fi), buf, size, (uint64_t)off, &len) : ENOMEM;
-    if (rc) {
-        (void)fuse_reply_err(req, rc);
+    if (!buffer) {
+        (void)fuse_reply_err(req, ENOMEM);
         return;
     }
-    add(&fs->count.reads, 1);
-    add(&fs->count.read_bytes, len);
-    (void)fuse_reply_buf(req, buf, len);
+    int rc = ckptfs_file_read(fs, file_of(fi), buffer->mem, size, (uint64_t)off, &len);
+    if (rc) {
+        (void)fuse_reply_err(req, rc);
+    } else {
+        add(&fs->count.reads, 1);
+        add(&fs->count.read_bytes, len);
+        (void)fuse_reply_buf(req, buffer->mem, len);
+    }
+    ckptfs_buffer_put(&fs->buffers, buffer);
 }
 
 /* ---- directories ---- */
@@ -341,13 +302,14 @@ static size_t put_entry(fuse_req_t req, const struct ckptfs_listing *l, size_t p
 static void list(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
 {
     struct ckptfs_listing *l = listing_of(fi);
-    char *buf = buffer_of(fs_of(req), size);
+    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs_of(req)->buffers, size);
     size_t used = 0;
 
-    if (!buf) {
+    if (!buffer) {
         (void)fuse_reply_err(req, ENOMEM);
         return;
     }
+    char *buf = buffer->mem;
     for (size_t pos = (size_t)off, n = ckptfs_listing_count(l) + 2; pos < n; pos++) {
         size_t need = put_entry(req, l, pos, plus, buf + used, size - used);
         if (need > size - used)
@@ -355,6 +317,7 @@ static void list(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *
         used += need;
     }
     (void)fuse_reply_buf(req, buf, used);
+    ckptfs_buffer_put(&fs_of(req)->buffers, buffer);
 }
 
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
@@ -384,6 +347,19 @@ static void reply_attribute(fuse_req_t req, const char *value, size_t len, size_
         (void)fuse_reply_buf(req, value, len);
 }
 
+/* A digest is never computed here: tools ask for attributes of every file that they list. */
+static int attribute(struct ckptfs *fs, const struct ckptfs_node *n, const char *name, char **ret)
+{
+    char digest[CKPTFS_DIGEST_TEXT];
+
+    if (strcmp(name, SOURCE_XATTR) == 0)
+        return ckptfs_tree_source(fs, n, ret);
+    if (strcmp(name, DIGEST_XATTR) != 0 || !ckptfs_digest_get(&fs->digests, n->ino, digest))
+        return ENODATA;
+    *ret = strdup(digest);
+    return *ret ? 0 : ENOMEM;
+}
+
 static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
     CKPTFS_CLEANUP(ckptfs_freep) char *value = NULL;
@@ -391,7 +367,7 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
 
     if (!n)
         return;
-    int rc = strcmp(name, SOURCE_XATTR) == 0 ? ckptfs_tree_source(fs_of(req), n, &value) : ENODATA;
+    int rc = attribute(fs_of(req), n, name, &value);
     if (rc)
         (void)fuse_reply_err(req, rc);
     else
@@ -401,12 +377,15 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
 /* Without opening a view, which is why a step that can't be read lists it too. */
 static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
+    static const char names[] = SOURCE_XATTR "\0" DIGEST_XATTR;
     const struct ckptfs_node *n = node_of(req, ino);
+    char digest[CKPTFS_DIGEST_TEXT];
 
     if (!n)
         return;
     bool has = n->id.kind == CKPTFS_STEP || n->id.kind == CKPTFS_DIR || n->id.kind == CKPTFS_FILE;
-    reply_attribute(req, SOURCE_XATTR, has ? sizeof SOURCE_XATTR : 0, size);
+    bool known = has && ckptfs_digest_get(&fs_of(req)->digests, n->ino, digest);
+    reply_attribute(req, names, known ? sizeof names : has ? sizeof SOURCE_XATTR : 0, size);
 }
 
 /* ---- everything that would change something ---- */

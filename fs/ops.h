@@ -9,8 +9,6 @@
 extern const struct fuse_lowlevel_ops ckptfs_ops;
 
 /* Bytes of the largest read request. */
-enum { CKPTFS_MAX_READ = 1 << 20 };
-
 void ckptfs_buffer_free(void *buffer);
 
 #endif

@@ -172,6 +172,7 @@ int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const c
         return lookup_in_view(fs, dir, name, ret, ret_lasting);
     case CKPTFS_CONTROL:
     case CKPTFS_EXPLAIN_DIR:
+    case CKPTFS_DIGEST_DIR:
         ret->id = (struct ckptfs_id){.step = "", .path = name};
         return ckptfs_control_lookup(fs, dir->id.kind, name, &ret->id.kind);
     default:
@@ -272,6 +273,7 @@ int ckptfs_listing_open(struct ckptfs *fs, const struct ckptfs_node *dir,
     switch (dir->id.kind) {
     case CKPTFS_CONTROL:
     case CKPTFS_EXPLAIN_DIR:
+    case CKPTFS_DIGEST_DIR:
         l->n = ckptfs_control_names(dir->id.kind, &l->fixed);
         rc = 0;
         break;

@@ -55,7 +55,7 @@ if ((strict)); then
   run asan -LE 'interop|bench'
   run tsan -L 'unit|mount'
   if [[ -f tests/fuzz/run.sh ]]; then
-    tests/fuzz/run.sh "${CKPTFS_FUZZ_SECONDS:-10}" || failed=1
+    sh tests/fuzz/run.sh "${CKPTFS_FUZZ_SECONDS:-10}" || failed=1
   fi
 fi
 run release -LE bench # last: its closing line is the one that counts

@@ -20,6 +20,8 @@
 
 enum {
     MAX_DEPTH = 32,
+    MAX_LINKED = 65536, /* folders reached by links, which make many of few */
+    MAX_FOLDERS = 2 * 1000 * 1000,
     MAX_SHARDS = 8 * 1000 * 1000,
     MAX_CONFIG_BYTES = 16 * 1024 * 1024,
     MAX_LATEST_BYTES = 64,
@@ -46,12 +48,19 @@ struct shard {
                                   do) */
 };
 
+struct subdir {
+    char *name;
+    bool linked;
+};
+
 struct folder {
     struct ckpt_dir *dir;
     const char *path; /* dotted, below model/ */
+    uint32_t parent;
     unsigned depth;
+    bool linked; /* it, or one that it lies in, was reached by a link */
     /* what listing it found */
-    CKPT_VEC(char *) subdirs;
+    CKPT_VEC(struct subdir) subdirs;
     CKPT_VEC(char *) files;
 };
 
@@ -69,6 +78,7 @@ struct load {
     const struct ckpt_reader_options *opt;
     struct ckpt_arena names; /* of files, folders and parameters */
     CKPT_VEC(struct folder) folders;
+    size_t nlinked; /* of them */
     CKPT_VEC(struct shard) shards;
     CKPT_VEC(struct param) params;
     json_t *meta;   /* checkpoint_metadata.json, or NULL */
@@ -79,7 +89,7 @@ struct load {
 static void folder_release(struct folder *f)
 {
     for (size_t i = 0; i < f->subdirs.len; i++)
-        free(f->subdirs.ptr[i]);
+        free(f->subdirs.ptr[i].name);
     for (size_t i = 0; i < f->files.len; i++)
         free(f->files.ptr[i]);
     ckpt_vec_release(&f->subdirs);
@@ -114,7 +124,9 @@ static void load_release(struct load *l)
 static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
     struct folder *f = ctx;
-    bool weight = ckpt_has_prefix(e->name, "model_");
+    struct ckpt_nt_name parsed;
+    bool weight = e->kind == CKPT_ENTRY_DIR ? ckpt_nt_name_parse(e->name, &parsed)
+                                            : ckpt_has_prefix(e->name, "model_");
     char *name;
 
     if (weight && ckpt_has_suffix(e->name, "_metadata.pkl"))
@@ -126,7 +138,8 @@ static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err
         return 0;
     if (!(name = strdup(e->name)))
         return ckpt_nomem(err);
-    if ((weight ? ckpt_vec_push(&f->files, name) : ckpt_vec_push(&f->subdirs, name)) < 0) {
+    struct subdir subdir = {name, e->is_link};
+    if ((weight ? ckpt_vec_push(&f->files, name) : ckpt_vec_push(&f->subdirs, subdir)) < 0) {
         free(name);
         return ckpt_nomem(err);
     }
@@ -154,21 +167,56 @@ static const char *join_names(struct load *l, const char *prefix, const char *na
     return joined;
 }
 
-static int add_folder(struct load *l, struct ckpt_dir *dir, const char *prefix, const char *name,
-                      unsigned depth, struct ckpt_err *err)
+/* Is the folder one of those that it lies in? Two links to "." would make 2^32 of them. */
+static bool leads_back(const struct load *l, const struct folder *f)
+{
+    struct ckpt_file_id id, above;
+
+    if (!ckpt_dir_stat(f->dir, ".", &id))
+        return false;
+    while (f->depth > 0) {
+        f = &l->folders.ptr[f->parent];
+        if (ckpt_dir_stat(f->dir, ".", &above) && above.inode == id.inode)
+            return true;
+    }
+    return false;
+}
+
+static int add_folder(struct load *l, uint32_t parent, const struct subdir *sub,
+                      struct ckpt_err *err)
+{
+    const struct folder up = l->folders.ptr[parent]; /* the array moves */
+    struct folder *f;
+
+    if (up.depth == MAX_DEPTH || l->folders.len >= MAX_FOLDERS)
+        return ckpt_fail(err, CKPT_LIMIT,
+                         "'%s': directories nest deeper than %d, or are more than %d",
+                         ckpt_dir_path(up.dir), MAX_DEPTH, MAX_FOLDERS);
+    if (ckpt_vec_add(&l->folders, &f) < 0)
+        return ckpt_nomem(err);
+    f->parent = parent;
+    f->depth = up.depth + 1;
+    f->linked = up.linked || sub->linked;
+    if (ckpt_dir_open_below(up.dir, sub->name, &f->dir, err) < 0)
+        return -1;
+    if (sub->linked && leads_back(l, f))
+        return ckpt_fail(err, CKPT_FORMAT, "'%s' is a link to a directory that it lies in",
+                         ckpt_dir_path(f->dir));
+    if (f->linked && ++l->nlinked > MAX_LINKED)
+        return ckpt_fail(err, CKPT_LIMIT, "'%s': more than %d directories are reached by links",
+                         ckpt_dir_path(f->dir), MAX_LINKED);
+    f->path = join_names(l, up.path, sub->name, strlen(sub->name));
+    return f->path ? 0 : ckpt_nomem(err);
+}
+
+static int add_top(struct load *l, struct ckpt_err *err)
 {
     struct folder *f;
 
-    if (depth > MAX_DEPTH)
-        return ckpt_fail(err, CKPT_LIMIT, "'%s': directories nest deeper than %d",
-                         ckpt_dir_path(dir), MAX_DEPTH);
     if (ckpt_vec_add(&l->folders, &f) < 0)
         return ckpt_nomem(err);
-    f->depth = depth;
-    if (ckpt_dir_open_below(dir, name, &f->dir, err) < 0)
-        return -1;
-    f->path = depth == 0 ? "" : join_names(l, prefix, name, strlen(name));
-    return f->path ? 0 : ckpt_nomem(err);
+    f->path = "";
+    return ckpt_dir_open_below(l->dir, "model", &f->dir, err);
 }
 
 static int add_shard(struct load *l, uint32_t folder, const char *file, struct ckpt_err *err)
@@ -191,7 +239,7 @@ static int add_shard(struct load *l, uint32_t folder, const char *file, struct c
  * system answers slowly, but many at once). */
 static int scan(struct load *l, struct ckpt_err *err)
 {
-    if (add_folder(l, l->dir, "", "model", 0, err) < 0)
+    if (add_top(l, err) < 0)
         return -1;
     for (size_t begin = 0, end; begin < l->folders.len; begin = end) {
         end = l->folders.len;
@@ -202,11 +250,9 @@ static int scan(struct load *l, struct ckpt_err *err)
             for (size_t k = 0; k < l->folders.ptr[i].files.len; k++)
                 if (add_shard(l, (uint32_t)i, l->folders.ptr[i].files.ptr[k], err) < 0)
                     return -1;
-            for (size_t k = 0; k < l->folders.ptr[i].subdirs.len; k++) {
-                const struct folder f = l->folders.ptr[i]; /* the array moves */
-                if (add_folder(l, f.dir, f.path, f.subdirs.ptr[k], f.depth + 1, err) < 0)
+            for (size_t k = 0; k < l->folders.ptr[i].subdirs.len; k++)
+                if (add_folder(l, (uint32_t)i, &l->folders.ptr[i].subdirs.ptr[k], err) < 0)
                     return -1;
-            }
             folder_release(&l->folders.ptr[i]);
         }
     }

@@ -70,5 +70,6 @@ bool ckpt_nt_name_parse(const char *name, struct ckpt_nt_name *ret)
     if (len < strlen(SUFFIX))
         return false;
     ret->leaf_len = len - strlen(SUFFIX);
-    return leaf_ok(ret);
+    /* some unreleased code wrote shards without LEAF: that is no parameter's name */
+    return leaf_ok(ret) && !ckpt_has_prefix(ret->leaf, "pp-rank-");
 }

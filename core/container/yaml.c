@@ -103,31 +103,45 @@ static int scalar(struct reader *r, const yaml_event_t *e, json_t **ret, struct 
     return *ret ? 0 : ckpt_nomem(err);
 }
 
-static unsigned count(const json_t *j)
+static unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+
+/* Nodes of a value, and how deep it nests (a scalar: 1). */
+static unsigned measure(const json_t *j, unsigned *ret_depth)
 {
-    unsigned n = 1;
+    unsigned n = 1, depth = 0, d;
     const char *key;
     json_t *v;
     size_t i;
 
-    json_object_foreach((json_t *)j, key, v) n += count(v);
-    json_array_foreach(j, i, v) n += count(v);
+    json_object_foreach((json_t *)j, key, v)
+    {
+        n += measure(v, &d);
+        depth = max(depth, d);
+    }
+    json_array_foreach(j, i, v)
+    {
+        n += measure(v, &d);
+        depth = max(depth, d);
+    }
+    *ret_depth = depth + 1;
     return n;
 }
 
-/* A copy, counted against the node limit: no "billion laughs". An anchor that is not finished (a
- * cycle) is not there yet. */
+/* A copy, counted against both limits: no "billion laughs", and no tower of aliases that is deeper
+ * than the stack. An anchor that is not finished (a cycle) is not there yet. */
 static int alias(struct reader *r, const yaml_event_t *e, json_t **ret, struct ckpt_err *err)
 {
     const char *name = (const char *)e->data.alias.anchor;
     const json_t *value = json_object_get(r->anchors, name);
+    unsigned depth;
 
     if (!value)
         return ckpt_fail(err, CKPT_FORMAT, "%s: alias '%s' has no anchor (line %zu)", r->what, name,
                          e->start_mark.line + 1);
-    r->nodes += count(value);
-    if (r->nodes > MAX_NODES)
-        return ckpt_fail(err, CKPT_LIMIT, "%s: more than %d nodes", r->what, MAX_NODES);
+    r->nodes += measure(value, &depth);
+    if (r->nodes > MAX_NODES || r->depth - 1 + depth > MAX_DEPTH)
+        return ckpt_fail(err, CKPT_LIMIT, "%s: more than %d nodes, or deeper than %d", r->what,
+                         MAX_NODES, MAX_DEPTH);
     *ret = json_deep_copy(value);
     return *ret ? 0 : ckpt_nomem(err);
 }
@@ -166,6 +180,9 @@ static int member(struct reader *r, yaml_event_t *key, json_t *object, struct ck
         return ckpt_fail(err, CKPT_UNSUPPORTED, "%s: a key that is not a scalar (line %zu)",
                          r->what, key->start_mark.line + 1);
     const char *name = (const char *)key->data.scalar.value;
+    if (strlen(name) != key->data.scalar.length)
+        return ckpt_fail(err, CKPT_FORMAT, "%s: NUL in a key (line %zu)", r->what,
+                         key->start_mark.line + 1);
     if (json_object_get(object, name))
         return ckpt_fail(err, CKPT_FORMAT, "%s: key '%s' is there twice (line %zu)", r->what, name,
                          key->start_mark.line + 1);
@@ -239,17 +256,39 @@ static int value(struct reader *r, yaml_event_t *e, json_t **ret, struct ckpt_er
     return result;
 }
 
-static int document(struct reader *r, json_t **ret, struct ckpt_err *err)
+/* What is after the document: nothing. */
+static int end(struct reader *r, struct ckpt_err *err)
 {
     for (;;) {
         ckpt_cleanup(event_release) yaml_event_t e = {0};
         if (next(r, &e, err) < 0)
             return -1;
         if (e.type == YAML_STREAM_END_EVENT)
-            return ckpt_fail(err, CKPT_FORMAT, "%s: empty", r->what);
-        if (e.type != YAML_STREAM_START_EVENT && e.type != YAML_DOCUMENT_START_EVENT)
-            return value(r, &e, ret, err);
+            return 0;
+        if (e.type != YAML_DOCUMENT_END_EVENT)
+            return ckpt_fail(err, CKPT_FORMAT, "%s: a second document (line %zu)", r->what,
+                             e.start_mark.line + 1);
     }
+}
+
+static int document(struct reader *r, json_t **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *v = NULL;
+
+    while (!v) {
+        ckpt_cleanup(event_release) yaml_event_t e = {0};
+        if (next(r, &e, err) < 0)
+            return -1;
+        if (e.type == YAML_STREAM_END_EVENT)
+            return ckpt_fail(err, CKPT_FORMAT, "%s: empty", r->what);
+        if (e.type != YAML_STREAM_START_EVENT && e.type != YAML_DOCUMENT_START_EVENT &&
+            value(r, &e, &v, err) < 0)
+            return -1;
+    }
+    if (end(r, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&v);
+    return 0;
 }
 
 int ckpt_yaml_parse(const char *text, size_t len, const char *what, json_t **ret,

@@ -109,11 +109,17 @@ static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ck
     v->config = json_deep_copy(config);
     if (config && !v->config)
         return ckpt_nomem(err);
-    if (!v->config)
-        return 0;
-    json_object_foreach((json_t *)overrides, key,
-                        value) if (key[0] != '_' && json_object_set(v->config, key, value) <
-                                                        0) return ckpt_nomem(err);
+    json_object_foreach((json_t *)overrides, key, value)
+    {
+        if (key[0] == '_')
+            continue;
+        if (!v->config)
+            return ckpt_fail(err, CKPT_USAGE,
+                             "option %s: '%s' has no config.json that it could change", key,
+                             ckpt_dir_path(v->dir));
+        if (json_object_set(v->config, key, value) < 0)
+            return ckpt_nomem(err);
+    }
     return 0;
 }
 
@@ -177,6 +183,22 @@ static int model_of_recipe(struct ckpt_view *v, const struct ckpt_catalog *src,
     return 0;
 }
 
+/* The recipe's catalogue may repeat what the reader said. */
+static int add_warnings(json_t *all, const json_t *more)
+{
+    size_t i, k;
+    json_t *text, *old;
+
+    json_array_foreach(more, i, text)
+    {
+        bool known = false;
+        json_array_foreach(all, k, old) known |= json_equal(text, old);
+        if (!known && json_array_append(all, text) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
     v->about = json_incref((*src)->about);
@@ -191,7 +213,7 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
         return model_of_hf(v, src, err) < 0 || match_base(v, err) < 0 ? -1 : check_model(v, err);
     if (model_of_recipe(v, *src, err) < 0)
         return -1;
-    return json_array_extend(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+    return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
 }
 
 /* ---- dtypes ---- */

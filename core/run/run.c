@@ -443,11 +443,23 @@ static int view_locked(struct ckpt_run *run, const char *name, struct ckpt_view 
     }
 }
 
+/* Several at a time, after many that were held together have been let go. */
+static void drop_surplus(struct ckpt_run *run)
+{
+    struct ckpt_view *surplus;
+
+    do {
+        (void)pthread_mutex_lock(&run->lock);
+        surplus = take_surplus(run);
+        (void)pthread_mutex_unlock(&run->lock);
+        ckpt_view_release(surplus);
+    } while (surplus);
+}
+
 int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret,
                   struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *name = NULL;
-    struct ckpt_view *surplus;
     int result;
 
     (void)pthread_mutex_lock(&run->lock);
@@ -457,9 +469,8 @@ int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret
         result = ckpt_nomem(err);
     else
         result = view_locked(run, name, ret, err);
-    surplus = take_surplus(run);
     (void)pthread_mutex_unlock(&run->lock);
-    ckpt_view_release(surplus);
+    drop_surplus(run);
     return result;
 }
 

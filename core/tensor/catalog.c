@@ -10,6 +10,8 @@
 
 #include "base/ckd.h"
 
+enum { MAX_WARNINGS = 1000 };
+
 int ckpt_catalog_new(struct ckpt_catalog **ret, struct ckpt_err *err)
 {
     struct ckpt_catalog *cat = calloc(1, sizeof *cat);
@@ -159,16 +161,21 @@ const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, cons
 
 void ckpt_catalog_warn(struct ckpt_catalog *cat, const char *fmt, ...)
 {
+    size_t n = json_array_size(cat->warnings), i;
+    struct ckpt_err printable = {0};
     char text[CKPT_ERR_TEXT];
-    size_t i;
     json_t *old;
     va_list ap;
 
+    if (n > MAX_WARNINGS)
+        return;
     va_start(ap, fmt);
     (void)vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    json_array_foreach(cat->warnings, i, old) if (strcmp(json_string_value(old), text) == 0) return;
-    (void)json_array_append_new(cat->warnings, json_string(text));
+    (void)ckpt_fail(&printable, CKPT_USAGE, "%s", n < MAX_WARNINGS ? text : "... and more");
+    json_array_foreach(cat->warnings, i,
+                       old) if (strcmp(json_string_value(old), printable.text) == 0) return;
+    (void)json_array_append_new(cat->warnings, json_string(printable.text));
 }
 
 uint64_t ckpt_tensor_nbytes(const struct ckpt_tensor *t)

@@ -74,7 +74,7 @@ void ckpt_catalog_shrink(struct ckpt_catalog *cat);
 /* By name; NULL if it is not there. */
 const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, const char *name);
 
-/* Add a line to cat->warnings (one is kept of equal ones). */
+/* Add a line to cat->warnings (one is kept of equal ones, and 1000 at most), made printable. */
 void ckpt_catalog_warn(struct ckpt_catalog *cat, const char *fmt, ...) CKPT_PRINTF(2, 3);
 
 uint64_t ckpt_tensor_nbytes(const struct ckpt_tensor *t);

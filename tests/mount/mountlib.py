@@ -19,6 +19,10 @@ FAKE = os.path.join(BUILD, "tests", "ckptfs-fake")  # the mount program on made-
 os.environ.setdefault("ASAN_OPTIONS", "quarantine_size_mb=1")
 
 
+# memory that a daemon may grow by in tests of leaks; sanitizers keep freed memory for a while
+GROWTH = (32 if os.environ.get("CKPTFS_SANITIZE") else 4) << 20
+
+
 def need_fuse():
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR))

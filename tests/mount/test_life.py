@@ -7,7 +7,7 @@ import threading
 import time
 import unittest
 
-from mountlib import FAKE, Case, Mount, main, make_step, mounted, wait_until
+from mountlib import GROWTH, FAKE, Case, Mount, main, make_step, mounted, wait_until
 
 FILES = {"config.json": 1000, "model.safetensors": 3 * 1024 * 1024 + 17}
 
@@ -224,7 +224,7 @@ class Life(Case):
             for _ in range(1000):
                 open(self.at("100", "config.json"), "rb").read()
             self.assertLessEqual(count(), fds + 2)
-            self.assertLess(resident() - rss, 8 << 20)
+            self.assertLess(resident() - rss, 2 * GROWTH)
 
 
 if __name__ == "__main__":

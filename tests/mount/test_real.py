@@ -14,7 +14,7 @@ import threading
 import time
 import unittest
 
-from mountlib import CKPT, CKPTFS, SOURCE, Case, Mount, main
+from mountlib import GROWTH, CKPT, CKPTFS, SOURCE, Case, Mount, main
 
 GOLDEN = os.path.join(SOURCE, "tests", "golden", "nanotron", "llama_tp2_pp2_tied")
 
@@ -132,7 +132,7 @@ class Real(Case):
             before, fds = resident(), len(os.listdir(f"/proc/{m.process.pid}/fd"))
             for _ in range(4):
                 look()
-            self.assertLess(resident() - before, 4 << 20)
+            self.assertLess(resident() - before, GROWTH)
             self.assertLessEqual(len(os.listdir(f"/proc/{m.process.pid}/fd")), fds + 4)
 
     def damage(self, change, errors=("EIO", "ESTALE")):
@@ -236,6 +236,20 @@ class Real(Case):
             self.assertEqual(os.listdir(small), [])
         finally:
             subprocess.run(["umount", small], check=True)
+
+    def test_a_digest_is_an_attribute_once_it_is_known(self):
+        self.model("10")
+        with self.mount():
+            path = os.path.join(self.mnt, "10", "config.json")
+            self.assertRaises(OSError, os.getxattr, path, "user.ckptfs.xxh3")
+            self.assertNotIn("user.ckptfs.xxh3", os.listxattr(path))
+            with open(os.path.join(self.mnt, ".ckptfs", "digest", str(os.stat(path).st_ino))) as f:
+                digest = f.read().strip()
+            lines = json.loads(ckpt("digest", self.run_dir, "--json").stdout)["items"]
+            self.assertIn(digest, json.dumps(lines))
+            self.assertEqual(os.getxattr(path, "user.ckptfs.xxh3").decode(), digest)
+            self.assertIn("user.ckptfs.xxh3", os.listxattr(path))
+            self.assertFalse(os.path.exists(os.path.join(self.mnt, ".ckptfs", "digest", "12345")))
 
     def test_verify_names_the_first_difference(self):
         self.model("10")

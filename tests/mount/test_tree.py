@@ -14,7 +14,7 @@ import subprocess
 import time
 import unittest
 
-from mountlib import Case, Mount, fake_bytes, main, make_step, wait_until
+from mountlib import GROWTH, Case, Mount, fake_bytes, main, make_step, wait_until
 
 FILES = {"config.json": 1000, "model.safetensors": 3 * 1024 * 1024 + 17, "sub/deep/x.py": 33, "empty": 0}
 
@@ -280,7 +280,7 @@ class Tree(Case):
             before = resident()
             for _ in range(3):
                 subprocess.run(["find", self.mnt, "-ls"], check=True, stdout=subprocess.DEVNULL)
-            self.assertLess(resident() - before, 4 << 20)
+            self.assertLess(resident() - before, GROWTH)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lies of a Hugging Face directory: its index and its files. */
+#include "defects.h"
+
+#include "ckpt/readers.h"
+#include "tree.h"
+
+#define INDEX "model.safetensors.index.json"
+#define F1 "model-00001-of-00002.safetensors"
+#define F2 "model-00002-of-00002.safetensors"
+#define U8(name, lo, hi)                                                                           \
+    "\"" name "\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[" #lo "," #hi "]}"
+
+static void index_text(struct tree *t, const char *map)
+{
+    char text[4096];
+    (void)snprintf(text, sizeof text, "{\"metadata\":{},\"weight_map\":%s}", map);
+    tree_text(t, INDEX, text);
+}
+
+static void sound(struct tree *t)
+{
+    tree_text(t, "config.json", "{\"model_type\":\"llama\"}");
+    tree_st(t, F1, "{" U8("a", 0, 4) "," U8("b", 4, 8) "}", 8);
+    tree_st(t, F2, "{" U8("c", 0, 4) "}", 4);
+    index_text(t, "{\"a\":\"" F1 "\",\"b\":\"" F1 "\",\"c\":\"" F2 "\"}");
+}
+
+static void nothing(struct tree *t) { (void)t; }
+
+static void dotdot(struct tree *t) { index_text(t, "{\"a\":\"../" F1 "\"}"); }
+
+static void dotdot_inside(struct tree *t) { index_text(t, "{\"a\":\"x/../" F1 "\"}"); }
+
+static void absolute(struct tree *t) { index_text(t, "{\"a\":\"/etc/passwd\"}"); }
+
+static void empty_name(struct tree *t) { index_text(t, "{\"a\":\"\"}"); }
+
+static void link_out(struct tree *t)
+{
+    tree_delete(t, F2);
+    tree_link(t, "/etc/passwd", F2);
+}
+
+static void missing_file(struct tree *t) { tree_delete(t, F2); }
+
+static void tensor_elsewhere(struct tree *t)
+{
+    index_text(t, "{\"a\":\"" F1 "\",\"b\":\"" F1 "\",\"c\":\"" F1 "\"}");
+}
+
+static void tensor_missing(struct tree *t) { index_text(t, "{\"a\":\"" F1 "\",\"z\":\"" F2 "\"}"); }
+
+static void map_array(struct tree *t) { index_text(t, "[]"); }
+
+static void map_empty(struct tree *t) { index_text(t, "{}"); }
+
+static void map_of_numbers(struct tree *t) { index_text(t, "{\"a\":1}"); }
+
+static void map_absent(struct tree *t) { tree_text(t, INDEX, "{}"); }
+
+static void map_twice(struct tree *t) { index_text(t, "{\"a\":\"" F1 "\",\"a\":\"" F2 "\"}"); }
+
+static void index_array(struct tree *t) { tree_text(t, INDEX, "[]"); }
+
+static void index_garbage(struct tree *t) { tree_text(t, INDEX, "{"); }
+
+static void file_is_dir(struct tree *t)
+{
+    tree_delete(t, F2);
+    tree_dirs(t, F2 "/");
+}
+
+static void file_is_fifo(struct tree *t)
+{
+    tree_delete(t, F2);
+    tree_fifo(t, F2);
+}
+
+static void file_is_config(struct tree *t) { index_text(t, "{\"a\":\"config.json\"}"); }
+
+static void truncated(struct tree *t) { tree_truncate(t, F2, 1); }
+
+static void config_garbage(struct tree *t) { tree_text(t, "config.json", "nope"); }
+
+static void config_array(struct tree *t) { tree_text(t, "config.json", "[]"); }
+
+static void extra_tensor(struct tree *t) { index_text(t, "{\"a\":\"" F1 "\"}"); }
+
+static void no_files(struct tree *t) { tree_delete(t, INDEX); }
+
+/* 200000 tensors of one file, of which the index knows one. */
+static void many_unmapped(struct tree *t)
+{
+    enum { N = 200000, ROOM = 90 };
+    char *text = malloc((size_t)N * ROOM);
+    size_t at = 0;
+    for (int i = 0; i < N; i++)
+        at += (size_t)snprintf(text + at, ROOM,
+                               "%c\"t%d\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}",
+                               i ? ',' : '{', i);
+    (void)strcpy(text + at, "}");
+    tree_st(t, F1, text, 0);
+    free(text);
+    index_text(t, "{\"t0\":\"" F1 "\"}");
+}
+
+static const struct lie {
+    const char *name;
+    void (*make)(struct tree *t);
+    enum ckpt_code code;
+    const char *file, *needle;
+} lies[] = {
+    {"sound", nothing, CKPT_OK, NULL, NULL},
+    {"sound_extra_tensor", extra_tensor, CKPT_OK, NULL, NULL},
+    {"sound_many_unmapped", many_unmapped, CKPT_OK, NULL, NULL},
+    {"map_dotdot", dotdot, CKPT_FORMAT, "../" F1, "not a name below"},
+    {"map_dotdot_inside", dotdot_inside, CKPT_FORMAT, "x/../" F1, "not a name below"},
+    {"map_absolute", absolute, CKPT_FORMAT, "/etc/passwd", "not a name below"},
+    {"map_empty_name", empty_name, CKPT_FORMAT, "''", "not a name below"},
+    {"map_array", map_array, CKPT_FORMAT, INDEX, "weight_map"},
+    {"map_empty", map_empty, CKPT_FORMAT, INDEX, "weight_map"},
+    {"map_absent", map_absent, CKPT_FORMAT, INDEX, "weight_map"},
+    {"map_of_numbers", map_of_numbers, CKPT_FORMAT, INDEX, "'a' is not a name"},
+    {"map_twice", map_twice, CKPT_FORMAT, INDEX, "duplicate"},
+    {"index_array", index_array, CKPT_FORMAT, INDEX, "not a JSON object"},
+    {"index_garbage", index_garbage, CKPT_FORMAT, INDEX, "not valid JSON"},
+    {"link_out", link_out, CKPT_UNSUPPORTED, F2, "leads out of"},
+    {"missing_file", missing_file, CKPT_MISSING, F2, "No such file"},
+    {"tensor_elsewhere", tensor_elsewhere, CKPT_MISSING, F1, "lacks tensor 'c'"},
+    {"tensor_missing", tensor_missing, CKPT_MISSING, F2, "lacks tensor 'z'"},
+    {"file_is_dir", file_is_dir, CKPT_FORMAT, F2, "is a directory"},
+    {"file_is_fifo", file_is_fifo, CKPT_FORMAT, F2, "is a FIFO"},
+    {"file_is_config", file_is_config, CKPT_FORMAT, "config.json", "header claims"},
+    {"truncated", truncated, CKPT_FORMAT, F2, "is truncated"},
+    {"config_garbage", config_garbage, CKPT_FORMAT, "config.json", "not valid JSON"},
+    {"config_array", config_array, CKPT_FORMAT, "config.json", "not a JSON object"},
+    {"no_files", no_files, CKPT_MISSING, "model.safetensors", "No such file"},
+};
+
+static void try(struct judge *j, const struct lie *lie)
+{
+    struct ckpt_reader_options opt = {0};
+    struct ckpt_catalog *cat = NULL;
+    struct ckpt_dir *dir;
+    struct ckpt_err err = {0};
+    struct tree t;
+
+    tree_open(&t);
+    sound(&t);
+    lie->make(&t);
+    TREE_MUST(ckpt_fdpool_new(8, &opt.pool, &err) == 0);
+    TREE_MUST(ckpt_dir_open(t.path, CKPT_LINKS_BENEATH, &dir, &err) == 0);
+    clock_t begin = clock();
+    int result = ckpt_reader_hf.load(dir, &opt, &cat, &err);
+    judge(j, lie->name, result, &err, lie->code, lie->file, lie->needle, begin);
+    ckpt_catalog_free(cat);
+    ckpt_dir_unref(dir);
+    ckpt_fdpool_unref(opt.pool);
+    tree_close(&t);
+}
+
+int main(int argc, char **argv)
+{
+    struct judge j = {.filter = argc > 1 ? argv[1] : NULL};
+
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++)
+        if (wanted(&j, lies[i].name))
+            try(&j, &lies[i]);
+    return verdict(&j);
+}

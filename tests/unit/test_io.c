@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Directories, descriptors and files that change under us. */
+#include "test.h"
+
+#include "io/batch.h"
+#include "io/cursor.h"
+#include "tree.h"
+
+struct fixture {
+    struct tree t;
+    struct ckpt_dir *dir;
+    struct ckpt_fdpool *pool;
+};
+
+static void begin(struct fixture *f, size_t max_open)
+{
+    struct ckpt_err err = {0};
+    tree_open(&f->t);
+    TREE_MUST(ckpt_dir_open(f->t.path, CKPT_LINKS_BENEATH, &f->dir, &err) == 0);
+    TREE_MUST(ckpt_fdpool_new(max_open, &f->pool, &err) == 0);
+}
+
+static void end(struct fixture *f)
+{
+    ckpt_fdpool_unref(f->pool);
+    ckpt_dir_unref(f->dir);
+    tree_close(&f->t);
+}
+
+static struct ckpt_source *source(struct fixture *f, const char *name)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_source *s;
+    if (ckpt_source_file_new(f->dir, name, f->pool, &s, &err) < 0)
+        fail_msg("%s", err.text);
+    return s;
+}
+
+TEST(dir, names_that_are_no_names_below_are_refused)
+{
+    static const char *const names[] = {"",     "/",      "/etc/passwd", "..", "../x",
+                                        "a/..", "a/../b", "a//b",        "a/", "/a"};
+    struct ckpt_err err = {0};
+    struct fixture f;
+    int fd;
+    begin(&f, 4);
+    tree_text(&f.t, "a/b", "x");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        CHECK_FAILS(ckpt_dir_open_file(f.dir, names[i], &fd, NULL, &err), CKPT_FORMAT,
+                    "not a name below");
+    end(&f);
+}
+
+TEST(dir, what_is_no_regular_file_is_refused_without_waiting)
+{
+    struct ckpt_err err = {0};
+    struct fixture f;
+    int fd;
+    begin(&f, 4);
+    tree_fifo(&f.t, "fifo");
+    tree_dirs(&f.t, "dir/");
+    tree_link(&f.t, "nowhere", "dangling");
+    CHECK_FAILS(ckpt_dir_open_file(f.dir, "fifo", &fd, NULL, &err), CKPT_FORMAT, "a FIFO");
+    CHECK_FAILS(ckpt_dir_open_file(f.dir, "dir", &fd, NULL, &err), CKPT_FORMAT, "a directory");
+    CHECK_FAILS(ckpt_dir_open_file(f.dir, "dangling", &fd, NULL, &err), CKPT_MISSING, "dangling");
+    CHECK_FAILS(ckpt_dir_open_file(f.dir, "none", &fd, NULL, &err), CKPT_MISSING, "none");
+    CHECK(!ckpt_dir_has_file(f.dir, "fifo") && ckpt_dir_has_dir(f.dir, "dir"));
+    end(&f);
+}
+
+TEST(dir, links_lead_anywhere_below_and_nowhere_else)
+{
+    struct ckpt_err err = {0};
+    struct fixture f;
+    char absolute[5000];
+    int fd;
+    begin(&f, 4);
+    tree_text(&f.t, "sub/file", "x");
+    tree_link(&f.t, "sub/file", "down");
+    tree_link(&f.t, "../sub/file", "other/across");
+    tree_link(&f.t, "/etc/passwd", "out");
+    tree_link(&f.t, "../../../../../../../../etc/passwd", "far_out");
+    tree_link(&f.t, "/etc", "etc");
+    (void)snprintf(absolute, sizeof absolute, "%s/sub/file", f.t.path);
+    tree_link(&f.t, absolute, "absolute");
+    static const char *const good[] = {"down", "other/across", "absolute"};
+    for (size_t i = 0; i < 3; i++) {
+        CHECK_OK(ckpt_dir_open_file(f.dir, good[i], &fd, NULL, &err));
+        (void)close(fd);
+    }
+    static const char *const bad[] = {"out", "far_out", "etc/passwd"};
+    for (size_t i = 0; i < 3; i++)
+        CHECK_FAILS(ckpt_dir_open_file(f.dir, bad[i], &fd, NULL, &err), CKPT_UNSUPPORTED,
+                    "leads out of");
+    end(&f);
+}
+
+TEST(dir, a_hub_snapshot_reaches_the_blobs_of_its_model)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_dir *dir;
+    struct tree t;
+    char path[5000];
+    int fd;
+    tree_open(&t);
+    tree_text(&t, "models--a--b/blobs/1234", "x");
+    tree_text(&t, "models--a--c/blobs/1234", "x");
+    tree_link(&t, "../../blobs/1234", "models--a--b/snapshots/main/good");
+    tree_link(&t, "../../../models--a--c/blobs/1234", "models--a--b/snapshots/main/bad");
+    (void)snprintf(path, sizeof path, "%s/models--a--b/snapshots/main", t.path);
+    CHECK_OK(ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, &err));
+    CHECK_OK(ckpt_dir_open_file(dir, "good", &fd, NULL, &err));
+    (void)close(fd);
+    CHECK_FAILS(ckpt_dir_open_file(dir, "bad", &fd, NULL, &err), CKPT_UNSUPPORTED, "leads out");
+    ckpt_dir_unref(dir);
+    tree_close(&t);
+}
+
+TEST(fdpool, no_more_files_are_open_than_the_budget)
+{
+    struct ckpt_source *s[10];
+    struct ckpt_err err = {0};
+    struct fixture f;
+    begin(&f, 3);
+    for (int i = 0; i < 10; i++) {
+        char name[16], text[16];
+        (void)snprintf(name, sizeof name, "f%d", i);
+        (void)snprintf(text, sizeof text, "text%d", i);
+        tree_text(&f.t, name, text);
+        s[i] = source(&f, name);
+    }
+    for (int i = 0; i < 100; i++) {
+        char buf[5];
+        CHECK_OK(ckpt_source_pread(s[i * 7 % 10], buf, 5, 0, &err));
+        CHECK(memcmp(buf, "text", 4) == 0 && buf[4] == '0' + i * 7 % 10);
+        CHECK(ckpt_fdpool_open_count(f.pool) <= 3);
+    }
+    for (int i = 0; i < 10; i++)
+        ckpt_source_unref(s[i]);
+    CHECK_EQ(ckpt_fdpool_open_count(f.pool), 0);
+    end(&f);
+}
+
+/* Make it lose its descriptor. */
+static void evict(struct fixture *f)
+{
+    struct ckpt_err err = {0};
+    char buf;
+    tree_text(&f->t, "other", "o");
+    struct ckpt_source *s = source(f, "other");
+    TREE_MUST(ckpt_source_pread(s, &buf, 1, 0, &err) == 0);
+    ckpt_source_unref(s);
+}
+
+static int read_checked(struct ckpt_source *s, char *buf, struct ckpt_err *err)
+{
+    struct ckpt_batch b;
+    ckpt_batch_init(&b);
+    int result = ckpt_batch_add(&b, s, buf, 4, 0, err) < 0 ? -1 : ckpt_batch_finish(&b, err);
+    ckpt_batch_release(&b);
+    return result;
+}
+
+TEST(source_file, a_file_that_shrank_or_was_rewritten_is_stale)
+{
+    struct ckpt_err err = {0};
+    struct fixture f;
+    char buf[4];
+    begin(&f, 1);
+    tree_text(&f.t, "a", "0123456789");
+    struct ckpt_source *s = source(&f, "a");
+    CHECK_OK(read_checked(s, buf, &err));
+    tree_truncate(&f.t, "a", 8);
+    CHECK_FAILS(read_checked(s, buf, &err), CKPT_STALE, "/a'");
+    tree_text(&f.t, "a", "9876543210");
+    CHECK_FAILS(read_checked(s, buf, &err), CKPT_STALE, "changed since");
+    evict(&f);
+    CHECK_FAILS(read_checked(s, buf, &err), CKPT_STALE, "changed since");
+    ckpt_source_unref(s);
+    end(&f);
+}
+
+TEST(source_file, one_renamed_over_or_unlinked_serves_old_bytes_until_it_is_closed)
+{
+    struct ckpt_err err = {0};
+    struct fixture f;
+    char buf[4];
+    begin(&f, 1);
+    for (int how = 0; how < 2; how++) {
+        tree_text(&f.t, "a", "0123456789");
+        struct ckpt_source *s = source(&f, "a");
+        CHECK_OK(read_checked(s, buf, &err));
+        tree_text(&f.t, "new", "9876543210");
+        if (how == 0)
+            TREE_MUST(renameat(f.t.fd, "new", f.t.fd, "a") == 0);
+        else
+            tree_delete(&f.t, "a");
+        CHECK_OK(read_checked(s, buf, &err));
+        CHECK(memcmp(buf, "0123", 4) == 0);
+        evict(&f);
+        CHECK_FAILS(read_checked(s, buf, &err), CKPT_STALE, "/a'");
+        ckpt_source_unref(s);
+    }
+    end(&f);
+}
+
+TEST(batch, neighbours_are_one_read)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_source *s;
+    struct ckpt_batch b;
+    char out[12] = {0};
+    CHECK_OK(ckpt_source_mem_new("m", "abcdefghijkl", 12, &s, &err));
+    ckpt_batch_init(&b);
+    CHECK_OK(ckpt_batch_add(&b, s, out, 3, 0, &err));
+    CHECK_OK(ckpt_batch_add(&b, s, out + 3, 3, 3, &err));
+    CHECK_OK(ckpt_batch_add(&b, s, out + 9, 3, 6, &err));
+    CHECK_OK(ckpt_batch_add(&b, s, out + 6, 3, 0, &err));
+    CHECK_OK(ckpt_batch_finish(&b, &err));
+    CHECK(memcmp(out, "abcdefabcghi", 12) == 0);
+    CHECK(b.nread == 2 && b.nbyte == 12);
+    ckpt_batch_release(&b);
+    ckpt_source_unref(s);
+}
+
+TEST(window, it_ends_where_it_was_said_to)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_source *s, *w;
+    char buf[8];
+    CHECK_OK(ckpt_source_mem_new("m", "abcdefgh", 8, &s, &err));
+    CHECK_OK(ckpt_source_window_new(s, 2, 4, &w, &err));
+    CHECK_OK(ckpt_source_pread(w, buf, 4, 0, &err));
+    CHECK(memcmp(buf, "cdef", 4) == 0);
+    CHECK_FAILS(ckpt_source_pread(w, buf, 4, 1, &err), CKPT_FORMAT, "'m'");
+    CHECK_FAILS(ckpt_source_pread(w, buf, 1, UINT64_MAX, &err), CKPT_FORMAT, "'m'");
+    ckpt_source_unref(w);
+    CHECK_FAILS(ckpt_source_window_new(s, 5, 4, &w, &err), CKPT_FORMAT, "do not fit");
+    CHECK_FAILS(ckpt_source_window_new(s, UINT64_MAX, 2, &w, &err), CKPT_FORMAT, "do not fit");
+    ckpt_source_unref(s);
+}
+
+TEST(cursor, it_is_sticky)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_cursor c;
+    ckpt_cursor_init(&c, "\x01\x02\x03", 3, 100, "f");
+    CHECK_EQ(ckpt_cursor_le16(&c), 0x201);
+    CHECK_EQ(ckpt_cursor_le32(&c), 0);
+    CHECK(c.failed && ckpt_cursor_u8(&c) == 0 && ckpt_cursor_left(&c) == 0);
+    CHECK_FAILS(ckpt_cursor_report(&c, &err), CKPT_FORMAT, "'f' ends at byte 103");
+}
+
+TESTS(T(dir, names_that_are_no_names_below_are_refused),
+      T(dir, what_is_no_regular_file_is_refused_without_waiting),
+      T(dir, links_lead_anywhere_below_and_nowhere_else),
+      T(dir, a_hub_snapshot_reaches_the_blobs_of_its_model),
+      T(fdpool, no_more_files_are_open_than_the_budget),
+      T(source_file, a_file_that_shrank_or_was_rewritten_is_stale),
+      T(source_file, one_renamed_over_or_unlinked_serves_old_bytes_until_it_is_closed),
+      T(batch, neighbours_are_one_read), T(window, it_ends_where_it_was_said_to),
+      T(cursor, it_is_sticky))

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Runs: steps, the latest, views that come and go. */
+#include "test.h"
+
+#include <ckptfs/ckptfs.h>
+
+#include "tree.h"
+
+static struct ckpt_options *raw(void)
+{
+    struct ckpt_options *opt;
+    struct ckpt_err err = {0};
+    TREE_MUST(ckpt_options_new(&opt, &err) == 0);
+    TREE_MUST(ckpt_options_set(opt, "view", "raw", &err) == 0);
+    return opt;
+}
+
+static struct ckpt_run *open_run(const struct tree *t, const char *below)
+{
+    struct ckpt_options *opt = raw();
+    struct ckpt_err err = {0};
+    struct ckpt_run *run;
+    char path[5000];
+    (void)snprintf(path, sizeof path, "%s%s", t->path, below);
+    if (ckpt_run_open(path, opt, &run, &err) < 0)
+        fail_msg("%s", err.text);
+    ckpt_options_free(opt);
+    return run;
+}
+
+/* "2 10* 100": names in order, a star on the latest. */
+static const char *steps(struct ckpt_run *run)
+{
+    static char text[256];
+    struct ckpt_step *s;
+    struct ckpt_err err = {0};
+    size_t n;
+    TREE_MUST(ckpt_run_steps(run, &s, &n, &err) == 0);
+    text[0] = '\0';
+    for (size_t i = 0; i < n; i++) {
+        (void)strcat(strcat(text, i ? " " : ""), s[i].name);
+        (void)strcat(text, s[i].is_latest ? "*" : "");
+    }
+    ckpt_steps_free(s, n);
+    return text;
+}
+
+TEST(run, steps_are_in_natural_order_and_latest_txt_decides)
+{
+    struct ckpt_err err = {0};
+    struct tree t;
+    bool changed;
+    tree_open(&t);
+    nt_checkpoint(&t, "100/");
+    nt_checkpoint(&t, "2/");
+    nt_checkpoint(&t, "10/");
+    tree_text(&t, "notes/readme", "x");
+    struct ckpt_run *run = open_run(&t, "");
+    CHECK(ckpt_run_is_folder(run));
+    CHECK_STR(steps(run), "2 10 100*");
+    tree_text(&t, "latest.txt", "10");
+    CHECK_OK(ckpt_run_scan(run, &changed, &err));
+    CHECK(changed);
+    CHECK_STR(steps(run), "2 10* 100");
+    CHECK_OK(ckpt_run_scan(run, &changed, &err));
+    CHECK(!changed);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
+TEST(run, an_unfinished_step_is_hidden_until_it_is_complete)
+{
+    struct ckpt_err err = {0};
+    struct tree t;
+    bool changed;
+    tree_open(&t);
+    nt_checkpoint(&t, "1/");
+    nt_checkpoint(&t, "2/");
+    tree_delete(&t, "2/model_config.json");
+    tree_text(&t, "2/config.yaml", "model: {model_config: {}}\n");
+    tree_text(&t, "latest.txt", "1");
+    struct ckpt_run *run = open_run(&t, "");
+    CHECK_STR(steps(run), "1*");
+    tree_text(&t, "2/model_config.json", "{}");
+    tree_text(&t, "latest.txt", "2");
+    CHECK_OK(ckpt_run_scan(run, &changed, &err));
+    CHECK(changed);
+    CHECK_STR(steps(run), "1 2*");
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
+TEST(run, a_single_checkpoint_is_one_step_without_a_name)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_view *v;
+    struct tree t;
+    tree_open(&t);
+    nt_checkpoint(&t, "7/");
+    struct ckpt_run *run = open_run(&t, "/7");
+    CHECK(!ckpt_run_is_folder(run));
+    CHECK_STR(steps(run), "*");
+    CHECK_OK(ckpt_run_view(run, NULL, &v, &err));
+    CHECK_EQ(ckpt_view_tensors(v), 3);
+    ckpt_run_close(run);
+    CHECK_EQ(ckpt_view_tensors(v), 3); /* a view outlives its run */
+    ckpt_view_release(v);
+    tree_close(&t);
+}
+
+TEST(run, the_newest_view_that_can_be_read_is_taken_or_the_newest_error)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_view *v;
+    struct tree t;
+    tree_open(&t);
+    nt_checkpoint(&t, "1/");
+    nt_checkpoint(&t, "2/");
+    tree_text(&t, "2/model/model/norm/model_weight.safetensors", "");
+    struct ckpt_run *run = open_run(&t, "");
+    CHECK_FAILS(ckpt_run_view(run, NULL, &v, &err), CKPT_FORMAT, "2/model/model/norm");
+    CHECK_FAILS(ckpt_run_view(run, "3", &v, &err), CKPT_MISSING, "no step '3'");
+    err = (struct ckpt_err){0};
+    CHECK_OK(ckpt_run_newest_view(run, &v, &err));
+    ckpt_view_release(v);
+    tree_text(&t, "1/model/model/norm/model_weight.safetensors", "");
+    ckpt_run_close(run);
+    run = open_run(&t, "");
+    CHECK_FAILS(ckpt_run_newest_view(run, &v, &err), CKPT_FORMAT, "2/model/model/norm");
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
+TEST(run, a_generation_lasts_until_the_step_is_saved_again)
+{
+    uint64_t generation[3];
+    struct tree t;
+    tree_open(&t);
+    nt_checkpoint(&t, "1/");
+    for (int i = 0; i < 3; i++) {
+        struct ckpt_err err = {0};
+        struct ckpt_view *v;
+        if (i == 2)
+            nt_checkpoint(&t, "1/");
+        struct ckpt_run *run = open_run(&t, "");
+        CHECK_OK(ckpt_run_view(run, "1", &v, &err));
+        generation[i] = ckpt_view_generation(v);
+        ckpt_view_release(v);
+        ckpt_run_close(run);
+    }
+    CHECK(generation[0] == generation[1]);
+    CHECK(generation[0] != generation[2]);
+    tree_close(&t);
+}
+
+static size_t open_files(struct ckpt_run *run)
+{
+    struct ckpt_stats stats;
+    ckpt_run_stats(run, &stats);
+    return (size_t)stats.open_files;
+}
+
+TEST(run, views_that_nobody_holds_are_freed)
+{
+    enum { N = 8, FILES = 5 }; /* shard files of a step */
+    struct ckpt_err err = {0};
+    struct ckpt_view *v[N];
+    struct tree t;
+    tree_open(&t);
+    for (int i = 0; i < N; i++) {
+        char at[16];
+        (void)snprintf(at, sizeof at, "%d/", i);
+        nt_checkpoint(&t, at);
+    }
+    struct ckpt_run *run = open_run(&t, "");
+    for (int i = 0; i < N; i++) {
+        char step[16];
+        (void)snprintf(step, sizeof step, "%d", i);
+        CHECK_OK(ckpt_run_view(run, step, &v[i], &err));
+    }
+    CHECK_EQ(open_files(run), N * FILES);
+    for (int i = 0; i < N; i++)
+        ckpt_view_release(v[i]);
+    CHECK_OK(ckpt_run_view(run, "0", &v[0], &err));
+    CHECK(open_files(run) <= 3 * FILES);
+    struct ckpt_view *again;
+    CHECK_OK(ckpt_run_view(run, "0", &again, &err));
+    CHECK(again == v[0]);
+    ckpt_view_release(again);
+    ckpt_view_release(v[0]);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
+TEST(run, nothing_to_see_is_an_error)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_run *run;
+    struct tree t;
+    tree_open(&t);
+    CHECK_FAILS(ckpt_run_open(t.path, NULL, &run, &err), CKPT_MISSING, "neither a checkpoint");
+    CHECK_FAILS(ckpt_run_open("/nowhere", NULL, &run, &err), CKPT_MISSING, "/nowhere");
+    tree_close(&t);
+}
+
+TEST(options, values_that_mean_nothing_are_refused)
+{
+    static const char *const bad[][2] = {
+        {"dtype", "int8"},
+        {"dtype", NULL},
+        {"view", "xml"},
+        {"max_shard_size", "-1"},
+        {"max_shard_size", "many"},
+        {"rope", "sideways"},
+        {"allow_partial", "maybe"},
+        {"nonsense", "1"},
+        {"base", ""},
+        {"num_attention_heads", NULL},
+    };
+    static const char *const good[][2] = {
+        {"dtype", "auto"},         {"dtype", "bf16"},       {"dtype", "torch.float32"},
+        {"dtype", "half"},         {"view", "hf"},          {"rope", "half"},
+        {"max_shard_size", "5GB"}, {"allow_partial", NULL}, {"num_attention_heads", "4"},
+    };
+    struct ckpt_options *opt = raw();
+    struct ckpt_err err = {0};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        CHECK_FAILS(ckpt_options_set(opt, bad[i][0], bad[i][1], &err), CKPT_USAGE, bad[i][0]);
+    err = (struct ckpt_err){0};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+        if (strcmp(good[i][1] ? good[i][1] : "", "bf16") != 0)
+            CHECK_OK(ckpt_options_set(opt, good[i][0], good[i][1], &err));
+    ckpt_options_free(opt);
+}
+
+TEST(base, it_is_looked_up_in_the_local_hub_cache)
+{
+    struct ckpt_options *opt = raw();
+    struct ckpt_err err = {0};
+    struct ckpt_run *run;
+    struct tree t;
+    char path[5000];
+    tree_open(&t);
+    nt_checkpoint(&t, "run/1/");
+    tree_text(&t, "hub/models--org--name/refs/main", "abc\n");
+    tree_text(&t, "hub/models--org--name/blobs/1", "{\"model_type\": \"llama\"}");
+    tree_link(&t, "../../blobs/1", "hub/models--org--name/snapshots/abc/config.json");
+    (void)snprintf(path, sizeof path, "%s/hub", t.path);
+    (void)setenv("HF_HUB_CACHE", path, 1);
+    (void)snprintf(path, sizeof path, "%s/run", t.path);
+    CHECK_OK(ckpt_options_set(opt, "base", "org/name", &err));
+    CHECK_OK(ckpt_run_open(path, opt, &run, &err));
+    ckpt_run_close(run);
+    CHECK_OK(ckpt_options_set(opt, "base", "org/other", &err));
+    CHECK_FAILS(ckpt_run_open(path, opt, &run, &err), CKPT_MISSING, "org/other");
+    err = (struct ckpt_err){0};
+    CHECK_OK(ckpt_options_set(opt, "base", "../name", &err));
+    CHECK_FAILS(ckpt_run_open(path, opt, &run, &err), CKPT_MISSING, "../name");
+    ckpt_options_free(opt);
+    tree_close(&t);
+}
+
+TESTS(T(run, steps_are_in_natural_order_and_latest_txt_decides),
+      T(run, an_unfinished_step_is_hidden_until_it_is_complete),
+      T(run, a_single_checkpoint_is_one_step_without_a_name),
+      T(run, the_newest_view_that_can_be_read_is_taken_or_the_newest_error),
+      T(run, a_generation_lasts_until_the_step_is_saved_again),
+      T(run, views_that_nobody_holds_are_freed), T(run, nothing_to_see_is_an_error),
+      T(options, values_that_mean_nothing_are_refused),
+      T(base, it_is_looked_up_in_the_local_hub_cache))
