@@ -66,12 +66,13 @@ static bool is_automodel(const struct load *l)
     return ckpt_has_prefix(l->layout.shards, "model") || l->layout.file_index;
 }
 
+/* Whatever has such a name: if it is no file, opening it says so. */
 static int list_one(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
     struct load *l = ctx;
     struct ckpt_hfs_shard s = {0};
 
-    if (e->kind != CKPT_ENTRY_FILE || !ckpt_hfs_name_parse(e->name, &s.id))
+    if (!ckpt_hfs_name_parse(e->name, &s.id))
         return 0;
     if (l->shards.len == MAX_SHARDS)
         return ckpt_fail(err, CKPT_LIMIT, "'%s' has more than %d shards", ckpt_dir_path(l->dir),
