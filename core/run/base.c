@@ -110,6 +110,12 @@ static bool has_no_weights(const struct ckpt_base *b)
     return json_object_size(b->weight_map) > 0;
 }
 
+static bool has_single(const struct ckpt_base *b)
+{
+    return ckpt_dir_has_file(b->dir, "model.safetensors") ||
+           ckpt_dir_has_file(b->dir, "diffusion_pytorch_model.safetensors");
+}
+
 static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ckpt_err *err)
 {
     static const char *const indices[] = {"model.safetensors.index.json",
@@ -119,7 +125,7 @@ static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ck
 
     if (ckpt_reader_hf.probe(b->dir) == CKPT_NOT_MINE)
         return 0;
-    for (size_t i = 0; i < 2 && !index && !ckpt_dir_has_file(b->dir, "model.safetensors"); i++)
+    for (size_t i = 0; i < 2 && !index && !has_single(b); i++)
         if (read_object(b, indices[i], MAX_INDEX_BYTES, &index, err) < 0)
             return -1;
     json_t *map = json_object_get(index, "weight_map");

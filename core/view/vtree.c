@@ -13,7 +13,8 @@
 #include "view/vdir.h"
 #include "view/view.h"
 
-#define INDEX_NAME "model.safetensors.index.json" /* where the options have no other */
+#define DIFFUSERS_NAME "diffusion_pytorch_model.safetensors" /* a file without an index too */
+#define INDEX_NAME "model.safetensors.index.json"            /* where the options have no other */
 
 /* A safetensors file: length, header, spaces, tensors. */
 struct weights {
@@ -262,8 +263,10 @@ static int list_weights(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err 
 static int list_index(struct ckpt_vtree *t, const char *name, int64_t mtime_ns,
                       struct ckpt_err *err)
 {
-    bool one_file = t->shards.nfile == 0 ||
-                    (t->shards.nfile == 1 && strcmp(t->shards.name[0], "model.safetensors") == 0);
+    const char *only = t->shards.nfile == 1 ? t->shards.name[0] : NULL;
+    bool one_file =
+        t->shards.nfile == 0 ||
+        (only && (strcmp(only, "model.safetensors") == 0 || strcmp(only, DIFFUSERS_NAME) == 0));
 
     if (one_file) {
         free(ckpt_steal(&t->by_name));
