@@ -301,8 +301,9 @@ static size_t put_entry(fuse_req_t req, const struct ckptfs_listing *l, size_t p
 
 static void list(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
 {
+    struct ckptfs *fs = fs_of(req); /* a reply frees req */
     struct ckptfs_listing *l = listing_of(fi);
-    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs_of(req)->buffers, size);
+    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, size);
     size_t used = 0;
 
     if (!buffer) {
@@ -317,7 +318,7 @@ static void list(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *
         used += need;
     }
     (void)fuse_reply_buf(req, buf, used);
-    ckptfs_buffer_put(&fs_of(req)->buffers, buffer);
+    ckptfs_buffer_put(&fs->buffers, buffer);
 }
 
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
