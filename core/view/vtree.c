@@ -13,7 +13,8 @@
 #include "view/vdir.h"
 #include "view/view.h"
 
-#define INDEX_NAME "model.safetensors.index.json"
+#define DIFFUSERS_NAME "diffusion_pytorch_model.safetensors" /* a file without an index too */
+#define INDEX_NAME "model.safetensors.index.json"            /* where the options have no other */
 
 /* A safetensors file: length, header, spaces, tensors. */
 struct weights {
@@ -259,10 +260,13 @@ static int list_weights(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err 
     return 0;
 }
 
-static int list_index(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err *err)
+static int list_index(struct ckpt_vtree *t, const char *name, int64_t mtime_ns,
+                      struct ckpt_err *err)
 {
-    bool one_file = t->shards.nfile == 0 ||
-                    (t->shards.nfile == 1 && strcmp(t->shards.name[0], "model.safetensors") == 0);
+    const char *only = t->shards.nfile == 1 ? t->shards.name[0] : NULL;
+    bool one_file =
+        t->shards.nfile == 0 ||
+        (only && (strcmp(only, "model.safetensors") == 0 || strcmp(only, DIFFUSERS_NAME) == 0));
 
     if (one_file) {
         free(ckpt_steal(&t->by_name));
@@ -271,7 +275,7 @@ static int list_index(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err *e
     t->index = (struct ckpt_index){t->cat, &t->shards, t->by_name};
     if (ckpt_index_text(&t->index, &t->arena, &t->index_text, err) < 0)
         return -1;
-    return list_segment(t, INDEX_NAME,
+    return list_segment(t, name,
                         (struct ckpt_segment){.len = t->index_text.len,
                                               .kind = CKPT_SEGMENT_TEXT,
                                               .text = &t->index_text},
@@ -350,7 +354,7 @@ static int choose_shards(struct ckpt_vtree *t, const struct ckpt_vtree_options *
 static int build(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt, struct ckpt_err *err)
 {
     if (choose_shards(t, opt, err) < 0 || list_weights(t, opt->mtime_ns, err) < 0 ||
-        list_index(t, opt->mtime_ns, err) < 0 ||
+        list_index(t, opt->index_name ? opt->index_name : INDEX_NAME, opt->mtime_ns, err) < 0 ||
         list_json(t, "config.json", opt->config, opt->mtime_ns, err) < 0 ||
         list_json(t, "generation_config.json", opt->generation, opt->mtime_ns, err) < 0 ||
         list_side(t, opt, err) < 0 ||
