@@ -107,6 +107,17 @@ static int set_recipe(struct ckpt_options *opt, const char *key, const char *val
     return set_text(&opt->recipe, key, value, err);
 }
 
+/* Also the short names that trainers' configs use. */
+static bool parse_dtype(const char *value, enum ckpt_dtype *ret)
+{
+    static const char *const shorts[][2] = {{"bf16", "BF16"}, {"fp16", "F16"}, {"fp32", "F32"}};
+
+    for (size_t i = 0; i < sizeof shorts / sizeof shorts[0]; i++)
+        if (strcmp(value, shorts[i][0]) == 0)
+            value = shorts[i][1];
+    return ckpt_dtype_parse(value, strlen(value), ret);
+}
+
 static int set_dtype(struct ckpt_options *opt, const char *key, const char *value,
                      struct ckpt_err *err)
 {
@@ -114,8 +125,7 @@ static int set_dtype(struct ckpt_options *opt, const char *key, const char *valu
         opt->dtype_rule = CKPT_DTYPE_AUTO;
     } else if (value && strcmp(value, "stored") == 0) {
         opt->dtype_rule = CKPT_DTYPE_STORED;
-    } else if (value && ckpt_dtype_parse(value, strlen(value), &opt->dtype) &&
-               ckpt_dtype_is_castable(opt->dtype)) {
+    } else if (value && parse_dtype(value, &opt->dtype) && ckpt_dtype_is_castable(opt->dtype)) {
         opt->dtype_rule = CKPT_DTYPE_CAST;
     } else {
         return ckpt_fail(
