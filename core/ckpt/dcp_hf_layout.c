@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding the parts of a checkpoint of HF-sharded files. */
 #include "ckpt/dcp_hf_layout.h"
+#include "container/config.h"
 
 #include <string.h>
 
@@ -79,22 +80,8 @@ static int read_object(struct ckpt_dir *dir, const char *below, const char *name
                        json_t **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s%s%s", below, *below ? "/" : "", name);
-    ckpt_cleanup(ckpt_freep) char *what = NULL;
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
-    size_t len;
 
-    if (!path || !(what = ckpt_asprintf("'%s/%s'", ckpt_dir_path(dir), path)))
-        return ckpt_nomem(err);
-    if (!ckpt_dir_has_file(dir, path))
-        return 0;
-    if (ckpt_dir_read_file(dir, path, max_len, &text, &len, err) < 0 ||
-        ckpt_json_parse(text, len, what, &j, err) < 0)
-        return -1;
-    if (!json_is_object(j))
-        return ckpt_fail(err, CKPT_FORMAT, "%s is not a JSON object", what);
-    *ret = ckpt_steal(&j);
-    return 0;
+    return path ? ckpt_config_read_if(dir, path, max_len, ret, err) : ckpt_nomem(err);
 }
 
 static int read_config(struct ckpt_dir *dir, const struct place *p, struct ckpt_hfs_layout *l,
