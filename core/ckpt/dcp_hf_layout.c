@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding the parts of a checkpoint of HF-sharded files. */
 #include "ckpt/dcp_hf_layout.h"
-#include "container/config.h"
 
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/dcp_hf_shard.h"
+#include "container/config.h"
 
 #define HF_METADATA ".hf_metadata"
 #define INDEX "model.safetensors.index.json"
 #define DIFFUSERS_INDEX "diffusion_pytorch_model.safetensors.index.json"
 
-enum { MAX_CONFIG_BYTES = 16 * 1024 * 1024, MAX_MAPPING_BYTES = 512 * 1024 * 1024 };
+enum { MAX_MAPPING_BYTES = 512 * 1024 * 1024 };
 
 /* Folders that may have shards, and for each the folders that may have the model's other files, in
  * order of preference. */
@@ -89,7 +89,7 @@ static int read_config(struct ckpt_dir *dir, const struct place *p, struct ckpt_
 {
     for (size_t i = 0; i < 3 && p->model[i].path && !l->config; i++) {
         const char *path = p->model[i].path;
-        if (read_object(dir, path, "config.json", MAX_CONFIG_BYTES, &l->config, err) < 0)
+        if (read_object(dir, path, "config.json", CKPT_CONFIG_MAX_BYTES, &l->config, err) < 0)
             return -1;
         if (l->config) {
             l->model = path;
