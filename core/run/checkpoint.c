@@ -94,6 +94,8 @@ static bool has_hf_names(const json_t *about)
     return is_hf(about) || ckpt_json_bool(about, "hf_names", false);
 }
 
+static bool is_adapter(const json_t *about) { return ckpt_json_bool(about, "adapter", false); }
+
 /* Such a checkpoint is its own model: its config is what it says, or else what the base says, less
  * what options override. */
 static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
@@ -104,7 +106,7 @@ static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ck
 
     v->cat = ckpt_steal(src);
     config = v->cat->config;
-    if (!config && v->shared->base)
+    if (!config && v->shared->base && !is_adapter(v->about))
         config = v->shared->base->config;
     v->config = json_deep_copy(config);
     if (config && !v->config)
@@ -207,7 +209,7 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
         v->cat = ckpt_steal(src);
         return 0;
     }
-    if (is_hf(v->about))
+    if (is_hf(v->about) || is_adapter(v->about))
         return model_of_hf(v, src, err);
     if (has_hf_names(v->about))
         return model_of_hf(v, src, err) < 0 || match_base(v, err) < 0 ? -1 : check_model(v, err);
@@ -221,7 +223,7 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
 static int cast_tensors(struct ckpt_view *v, bool *ret_any, struct ckpt_err *err)
 {
     const struct ckpt_dtypes dtypes = {.opt = v->shared->opt,
-                                       .base = v->shared->base,
+                                       .base = is_adapter(v->about) ? NULL : v->shared->base,
                                        .mapping = json_object_get(v->about, "dtypes"),
                                        .base_names = v->base_names,
                                        .hf_names = has_hf_names(v->about)};
@@ -323,7 +325,7 @@ static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckp
     const struct ckpt_base *base = v->shared->base;
 
     *ret = NULL;
-    if (v->shared->opt->max_shard_size || v->shared->opt->raw)
+    if ((v->shared->opt->max_shard_size && !is_adapter(v->about)) || v->shared->opt->raw)
         return 0;
     if (base && !own && ckpt_json_bool(v->about, "automodel", false))
         return ckpt_split_by_base(v->cat, base, v->base_names,
@@ -362,6 +364,7 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
     ckpt_cleanup(ckpt_json_decrefp) json_t *map = NULL;
     struct ckpt_vtree_options opt = {
         .index_name = ckpt_json_str(v->about, "index_name"),
+        .bare = ckpt_json_bool(v->about, "bare_header", false) && !v->shared->opt->raw,
         .max_shard_size = v->shared->opt->max_shard_size,
         .sort = !v->recipe && !is_fresh(v),
         .mtime_ns = newest_shard(v->cat),
