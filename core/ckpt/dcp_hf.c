@@ -12,12 +12,13 @@
 #include "base/ckd.h"
 #include "base/par.h"
 #include "base/str.h"
+#include "ckpt/automodel.h"
 #include "ckpt/dcp_hf_layout.h"
 #include "ckpt/dcp_hf_shard.h"
 #include "ckpt/module_order.h"
 #include "ckpt/readers.h"
 
-enum { MAX_LATEST_BYTES = 4096, MAX_SHARDS = 10000000 };
+enum { MAX_SHARDS = 10000000 };
 
 /* A shard of a tensor. */
 struct chunk {
@@ -485,19 +486,6 @@ static int make_weight_map(struct load *l, json_t **ret, struct ckpt_err *err)
     return 0;
 }
 
-/* The names of a run's steps: epoch_E_step_S. */
-static void describe_step(const struct load *l, json_t *about)
-{
-    const char *path = ckpt_dir_path(l->dir), *name = strrchr(path, '/');
-    unsigned long epoch, step;
-    int end = 0;
-
-    if (sscanf(name ? name + 1 : path, "epoch_%9lu_step_%9lu%n", &epoch, &step, &end) < 2)
-        return;
-    (void)json_object_set_new(about, "epoch", json_integer((json_int_t)epoch));
-    (void)json_object_set_new(about, "step", json_integer((json_int_t)step));
-}
-
 static void set(json_t *obj, const char *key, json_t *value)
 {
     if (value)
@@ -523,11 +511,9 @@ static int describe(struct load *l, struct ckpt_err *err)
         (l->layout.index &&
          json_object_set_new(about, "index_name", json_string(l->layout.index)) < 0))
         return ckpt_nomem(err);
-    describe_step(l, about);
+    ckpt_automodel_describe_step(l->dir, about);
     l->cat->config = json_incref(l->layout.config);
-    if (ckpt_dir_has_file(l->dir, ".incomplete"))
-        ckpt_catalog_warn(l->cat, "'.incomplete' is there: the save was not finished, or not yet "
-                                  "published");
+    ckpt_automodel_warn(l->dir, l->cat);
     return 0;
 }
 
@@ -565,65 +551,10 @@ static enum ckpt_evidence dcp_hf_probe(struct ckpt_dir *dir)
     return ckpt_hfs_layout_shards(dir) ? CKPT_BY_MAGIC : CKPT_NOT_MINE;
 }
 
-/* ---- Automodel's runs ---- */
-
-struct link {
-    struct ckpt_dir *run;
-    uint64_t inode;
-    char *name;
-};
-
-static int find_target(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct link *k = ctx;
-    struct ckpt_file_id id;
-
-    (void)err;
-    if (e->kind != CKPT_ENTRY_DIR || !ckpt_has_prefix(e->name, "epoch_") ||
-        !ckpt_dir_stat(k->run, e->name, &id) || id.inode != k->inode)
-        return 0;
-    k->name = strdup(e->name);
-    return -1;
-}
-
-/* LATEST is a link to the step's directory; where links fail LATEST.txt is text, and copies of a
- * run may have made the link a file. */
-static char *dcp_hf_latest(struct ckpt_dir *run)
-{
-    static const char *const files[] = {"LATEST", "LATEST.txt"};
-    struct link k = {.run = run};
-    struct ckpt_file_id id;
-
-    for (size_t i = 0; i < 2; i++) {
-        ckpt_cleanup(ckpt_freep) char *text = NULL;
-        size_t len;
-        if (!ckpt_dir_has_file(run, files[i]) ||
-            ckpt_dir_read_file(run, files[i], MAX_LATEST_BYTES, &text, &len, NULL) < 0)
-            continue;
-        while (len > 0 && strchr(" \t\r\n/", text[len - 1]))
-            text[--len] = '\0';
-        const char *name = strrchr(text, '/');
-        return strdup(name ? name + 1 : text);
-    }
-    if (!ckpt_dir_has_dir(run, "LATEST") || !ckpt_dir_stat(run, "LATEST", &id))
-        return NULL;
-    k.inode = id.inode;
-    (void)ckpt_dir_list(run, find_target, &k, NULL);
-    return k.name;
-}
-
-/* .incomplete is removed after LATEST has moved, in an asynchronous save at the next one. */
-static bool dcp_hf_finished(struct ckpt_dir *dir, const char *name, const char *latest)
-{
-    if (strstr(name, ".reserving-"))
-        return false;
-    return !ckpt_dir_has_file(dir, ".incomplete") || (latest && strcmp(name, latest) == 0);
-}
-
 const struct ckpt_reader ckpt_reader_dcp_hf = {
     .name = "dcp_hf",
     .probe = dcp_hf_probe,
     .load = dcp_hf_load,
-    .latest = dcp_hf_latest,
-    .finished = dcp_hf_finished,
+    .latest = ckpt_automodel_latest,
+    .finished = ckpt_automodel_finished,
 };

@@ -31,6 +31,8 @@ struct ckpt_reader_options {
  *     side_files    the same, but what it has beside config.json is the checkpoint's own business
  *     weight_map    {tensor: file}: the split that the checkpoint asks for
  *     dtypes        {tensor: safetensors' name}: the dtypes that it asks for
+ *     adapter       true: no model but an adapter (PEFT): a base has nothing to lend
+ *     bare_header   true: the checkpoint's safetensors have no __metadata__, nor shall the view's
  *     index_name    of the file that has the weight_map
  *
  * All functions are safe from many threads. */

@@ -9,5 +9,6 @@ extern const struct ckpt_reader ckpt_reader_nanotron;
 extern const struct ckpt_reader ckpt_reader_dcp_hf;
 extern const struct ckpt_reader ckpt_reader_dcp;
 extern const struct ckpt_reader ckpt_reader_hf;
+extern const struct ckpt_reader ckpt_reader_peft;
 
 #endif

@@ -95,6 +95,8 @@ static bool has_hf_names(const json_t *about)
     return is_hf(about) || ckpt_json_bool(about, "hf_names", false);
 }
 
+static bool is_adapter(const json_t *about) { return ckpt_json_bool(about, "adapter", false); }
+
 /* Such a checkpoint is its own model: its config is what it says, or else what the base says, less
  * what options override. */
 static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
@@ -105,7 +107,7 @@ static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ck
 
     v->cat = ckpt_steal(src);
     config = v->cat->config;
-    if (!config && v->shared->base)
+    if (!config && v->shared->base && !is_adapter(v->about))
         config = v->shared->base->config;
     v->config = json_deep_copy(config);
     if (config && !v->config)
@@ -246,7 +248,7 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
         v->cat = ckpt_steal(src);
         return 0;
     }
-    if (is_hf(v->about))
+    if (is_hf(v->about) || is_adapter(v->about))
         return model_of_hf(v, src, err);
     if (has_hf_names(v->about))
         return model_of_hf(v, src, err) < 0 || match_base(v, err) < 0 ? -1 : check_model(v, err);
@@ -261,24 +263,47 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
 
 /* ---- dtypes ---- */
 
+/* Automodel's mapping may cover one rank's tensors only; its own export leaves the others as they
+ * are. */
+static int warn_unknown(struct ckpt_view *v, const struct ckpt_tensor *t, size_t n,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *line = ckpt_asprintf(
+        "the dtypes of %zu tensors ('%s' ...) are not in fqn_to_dtype_mapping.json%s: shown as "
+        "stored, %s",
+        n, t->name, v->shared->base ? " nor in the base" : "; base= may know them",
+        ckpt_dtype_name(t->dtype));
+
+    return !line || json_array_append_new(v->warnings, json_string(line)) < 0 ? ckpt_nomem(err) : 0;
+}
+
 static int cast_tensors(struct ckpt_view *v, bool *ret_any, struct ckpt_err *err)
 {
     const struct ckpt_dtypes dtypes = {.opt = v->shared->opt,
-                                       .base = v->shared->base,
+                                       .base = is_adapter(v->about) ? NULL : v->shared->base,
                                        .mapping = json_object_get(v->about, "dtypes"),
                                        .base_names = v->base_names,
                                        .hf_names = has_hf_names(v->about)};
 
+    const struct ckpt_tensor *unknown = NULL;
+    size_t nunknown = 0;
+
     *ret_any = false;
     for (size_t i = 0; i < v->cat->tensors.len; i++) {
-        enum ckpt_dtype want = ckpt_dtypes_wanted(&dtypes, &v->cat->tensors.ptr[i]);
-        if (want == v->cat->tensors.ptr[i].dtype)
+        const struct ckpt_tensor *t = &v->cat->tensors.ptr[i];
+        enum ckpt_dtype want = ckpt_dtypes_wanted(&dtypes, t);
+        if (want == t->dtype) {
+            if (!ckpt_dtypes_unknown(&dtypes, t))
+                continue;
+            if (nunknown++ == 0)
+                unknown = t;
             continue;
+        }
         *ret_any = true;
         if (ckpt_value_cast(v->cat, i, (int)want, err) < 0)
             return -1;
     }
-    return 0;
+    return *ret_any && nunknown ? warn_unknown(v, unknown, nunknown, err) : 0;
 }
 
 /* The dtype of most floating elements: what transformers would call the model's. */
@@ -374,7 +399,7 @@ static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckp
     const struct ckpt_base *base = v->shared->base;
 
     *ret = NULL;
-    if (v->shared->opt->max_shard_size || v->shared->opt->raw)
+    if ((v->shared->opt->max_shard_size && !is_adapter(v->about)) || v->shared->opt->raw)
         return 0;
     if (base && !own && ckpt_json_bool(v->about, "automodel", false))
         return ckpt_split_by_base(v->cat, base, v->base_names,
@@ -384,15 +409,17 @@ static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckp
     return 0;
 }
 
-/* Does config.json pass through to the letter? Not if an option changed what it says. A checkpoint
- * that casts by itself (from F32 masters) has the config of what it casts to. */
+/* Does config.json pass through to the letter? Not if an option changed what it says, nor if it
+ * speaks of the dtypes before a cast: Automodel's is that of its export, and the base's that of
+ * what we cast to. */
 static bool keeps_config(const struct ckpt_view *v, bool cast)
 {
     const struct ckpt_options *opt = v->shared->opt;
 
     if (!has_hf_names(v->about) || json_object_size(opt->overrides))
         return false;
-    return !cast || (!is_hf(v->about) && opt->dtype_rule == CKPT_DTYPE_AUTO);
+    return !cast || (opt->dtype_rule == CKPT_DTYPE_AUTO &&
+                     (ckpt_json_bool(v->about, "automodel", false) || !v->cat->config));
 }
 
 /* A model that was made from a config alone is saved in the order of its modules; after
@@ -413,6 +440,7 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
     ckpt_cleanup(ckpt_json_decrefp) json_t *map = NULL;
     struct ckpt_vtree_options opt = {
         .index_name = ckpt_json_str(v->about, "index_name"),
+        .bare = ckpt_json_bool(v->about, "bare_header", false) && !v->shared->opt->raw,
         .max_shard_size = v->shared->opt->max_shard_size,
         .sort = !v->recipe && !v->own_names && !is_fresh(v),
         .mtime_ns = newest_shard(v->cat),

@@ -55,6 +55,15 @@ static bool keeps_dtype(const char *name)
     return ckpt_has_suffix(name, "e_score_correction_bias");
 }
 
+bool ckpt_dtypes_unknown(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
+{
+    enum ckpt_dtype mapped;
+
+    return d->mapping && !d->opt->raw && d->opt->dtype_rule == CKPT_DTYPE_AUTO &&
+           ckpt_dtype_is_castable(t->dtype) && !keeps_dtype(t->name) &&
+           !find_mapped(d, t->name, &mapped);
+}
+
 enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
 {
     const bool cast = d->opt->dtype_rule == CKPT_DTYPE_CAST;

@@ -23,6 +23,10 @@ struct ckpt_dtypes {
 /* What tensor t of the view shall be; its own dtype if nobody says, or if we cannot convert it. */
 enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_dtypes *d, const struct ckpt_tensor *t);
 
+/* Is t a floating tensor that the checkpoint's mapping, although there is one, does not name, nor
+ * the base? */
+bool ckpt_dtypes_unknown(const struct ckpt_dtypes *d, const struct ckpt_tensor *t);
+
 /* The rule of NeMo Automodel's export (its `_output_dtype`): `stored` in the shard, `mapped` in the
  * base (NULL: not known), `cast` asked for (NULL: nothing). */
 enum ckpt_dtype ckpt_dtypes_export(enum ckpt_dtype stored, const enum ckpt_dtype *mapped,

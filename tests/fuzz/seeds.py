@@ -178,6 +178,14 @@ def dcp_hf_seeds(out):
         put(out, "fuzz_dcp_hf", name, pack(files))
 
 
+def peft_seeds(out):
+    config = ("adapter_config.json", 0, b'{"peft_type":"LORA"}')
+    header = {"a.lora_A.weight": tensor("F32", [2, 3], 0, 24), "a.lora_B.weight": tensor("F32", [3, 2], 24, 48)}
+    weights = ("adapter_model.safetensors", 4, json.dumps(header, separators=(",", ":")).encode())
+    put(out, "fuzz_peft", "plain", pack([config, weights]))
+    put(out, "fuzz_peft", "below", pack([("model/" + n, k, d) for n, k, d in (config, weights)]))
+
+
 def text_seeds(out):
     seen = 0
     for path in list(walk(GOLDEN)) + list(walk(RECIPES)):
@@ -206,6 +214,7 @@ def main():
     slices_seeds(out)
     nanotron_seeds(out)
     dcp_hf_seeds(out)
+    peft_seeds(out)
     text_seeds(out)
 
 

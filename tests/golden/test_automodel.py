@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HF-sharded checkpoints: NeMo Automodel's and those of DCP's HuggingFaceStorageWriter.
+"""HF-sharded checkpoints: NeMo Automodel's and those of DCP's HuggingFaceStorageWriter; adapters.
 
 usage: test_automodel.py [CASE]
 """
@@ -15,12 +15,11 @@ from test_golden import SOURCE
 LATER = {
     "automodel/fp8_base_dequant": "dequantize",
     "automodel/mxfp4_base_dequant": "dequantize",
-    "automodel/llama_lora": "PEFT",
-    "automodel/qwen3_moe_lora": "PEFT",
+    "peft/lora_dcp_w2": "reader dcp",
     "automodel/llama_torch_save": "reader dcp",
     "torchtitan/qwen3_dp2_hf": "reader dcp",
 }
-PATTERNS = ["automodel/*/case*.json", "dcp/*hf_*/case*.json", "torchtitan/qwen3_dp2_hf/case*.json"]
+PATTERNS = ["automodel/*/case*.json", "dcp/*hf_*/case*.json", "torchtitan/qwen3_dp2_hf/case*.json", "peft/*/case*.json"]
 
 
 def roots():
