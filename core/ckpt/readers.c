@@ -7,6 +7,7 @@
 const struct ckpt_reader *const ckpt_readers[] = {
     &ckpt_reader_nanotron,
     &ckpt_reader_dcp,
+    &ckpt_reader_rank_files,
     &ckpt_reader_hf,
     NULL,
 };
