@@ -6,11 +6,8 @@
 
 const struct ckpt_reader *const ckpt_readers[] = {
     &ckpt_reader_nanotron, /**/
-    &ckpt_reader_dcp_hf,   /**/
-    &ckpt_reader_dcp,      /**/
-    &ckpt_reader_peft,     /**/
-    &ckpt_reader_hf,       /**/
-    NULL,
+    &ckpt_reader_dcp_hf,   &ckpt_reader_dcp, &ckpt_reader_rank_files,
+    &ckpt_reader_peft,     &ckpt_reader_hf,  NULL,
 };
 
 const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err)

@@ -296,8 +296,8 @@ static int tuple_of_top(struct machine *m, size_t n)
 
 static int tuple_of_mark(struct machine *m)
 {
-    ckpt_pv *v, t;
-    size_t n;
+    ckpt_pv *v = NULL, t;
+    size_t n = 0;
 
     return pop_mark(m, &v, &n) < 0 || make_tuple(m, v, n, &t) < 0 ? -1 : push(m, t);
 }
@@ -411,8 +411,8 @@ static int add_to_top(struct machine *m, const ckpt_pv *v, size_t n, enum ckpt_p
 
 static int add_marked(struct machine *m, enum ckpt_pv_kind kind)
 {
-    ckpt_pv *v;
-    size_t n;
+    ckpt_pv *v = NULL;
+    size_t n = 0;
 
     if (pop_mark(m, &v, &n) < 0)
         return -1;
@@ -431,8 +431,8 @@ static int add_few(struct machine *m, size_t n, enum ckpt_pv_kind kind)
 
 static int frozenset(struct machine *m)
 {
-    ckpt_pv *v, box;
-    size_t n;
+    ckpt_pv *v = NULL, box;
+    size_t n = 0;
 
     if (pop_mark(m, &v, &n) < 0 || new_box(m, CKPT_PV_LIST, &box) < 0 || box_add(m, box, v, n) < 0)
         return -1;

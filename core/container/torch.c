@@ -13,7 +13,7 @@ enum { MAX_ITEM_PICKLE = 1 << 20, MAX_NESTING = 8 };
 
 /* ---- globals ---- */
 
-static const char *const spec_slots[] = {"mesh", "placements", "tensor_meta", NULL};
+static const char *const spec_slots[] = {"mesh", "placements", "tensor_meta", "shard_order", NULL};
 static const char *const mesh_slots[] = {
     "_coordinate_on_dim", "_rank", "mesh", "_rank_map", "_layout", "_mesh_dim_names", NULL};
 static const char *const layout_slots[] = {"axes", "shape", "stride", NULL};
@@ -49,6 +49,11 @@ static const struct ckpt_pickle_global globals[] = {
     [CKPT_TORCH_SHARD_METADATA] = {NULL, "ShardMetadata", CKPT_PICKLE_OBJ, shard_slots},
     [CKPT_TORCH_SHARDED_METADATA] = {NULL, "ShardedTensorMetadata", CKPT_PICKLE_OBJ, sharded_slots},
     [CKPT_TORCH_GET_LAYOUT] = {"torch.serialization", "_get_layout"},
+    {"torch.distributed._tensor.placement_types", "Shard", CKPT_PICKLE_OBJ, placement_slots},
+    {"torch.distributed._tensor.placement_types", "_StridedShard", CKPT_PICKLE_OBJ,
+     placement_slots},
+    {"torch.distributed._tensor.placement_types", "Replicate", CKPT_PICKLE_OBJ, placement_slots},
+    {NULL, "ShardOrderEntry"},
     {"torch", "Size", CKPT_PICKLE_SIZE},
     {"collections", "OrderedDict", CKPT_PICKLE_DICT},
     {NULL},

@@ -202,19 +202,26 @@ static int add_warnings(json_t *all, const json_t *more)
     return 0;
 }
 
-/* The base's config, with what options override. */
-static int config_of_base(struct ckpt_view *v, struct ckpt_err *err)
+/* The base's config, or the checkpoint's own. */
+static const json_t *lent_config(const struct ckpt_view *v, const struct ckpt_catalog *cat)
 {
     const struct ckpt_base *base = v->shared->base;
+    return base && base->config ? base->config : cat->config;
+}
+
+/* That config, with what options override. */
+static int config_of_base(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const json_t *config = lent_config(v, v->cat);
     const json_t *overrides = v->shared->opt->overrides;
     const char *key;
     json_t *value;
 
-    if (!base || !base->config) {
+    if (!config) {
         ckpt_catalog_warn(v->cat, "the checkpoint has no config.json; base=DIR lends one");
         return 0;
     }
-    if (!(v->config = json_deep_copy(base->config)))
+    if (!(v->config = json_deep_copy(config)))
         return ckpt_nomem(err);
     json_object_foreach((json_t *)overrides, key,
                         value) if (key[0] != '_' && json_object_set(v->config, key, value) <
@@ -231,7 +238,8 @@ static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct
 
     if (s->opt->recipe)
         return 0;
-    if (ckpt_names_apply(*src, s->base, s->opt->allow_partial, &found, err) < 0)
+    if (ckpt_names_apply(*src, s->base, lent_config(v, *src), s->opt->allow_partial, &found, err) <
+        0)
         return -1;
     if (!found)
         return 0;

@@ -58,6 +58,7 @@ static bool is_weight(const char *name)
 struct naming {
     struct ckpt_catalog *cat;
     const struct ckpt_base *base;
+    const json_t *config;
     bool allow_partial;
     size_t ntensor;
     char **name; /* without wrappers; NULL: not the model's */
@@ -173,9 +174,9 @@ static void drop_tied(struct naming *n)
 {
     size_t head = find(n, "lm_head.weight");
 
-    if (!n->base || head == SIZE_MAX || find(n, n->anchor) == SIZE_MAX)
+    if (head == SIZE_MAX || find(n, n->anchor) == SIZE_MAX)
         return;
-    if (!ckpt_json_bool(n->base->config, "tie_word_embeddings", false))
+    if (!ckpt_json_bool(n->config, "tie_word_embeddings", false))
         return;
     free(n->name[head]);
     n->name[head] = NULL;
@@ -199,8 +200,8 @@ static int check_config(const struct naming *n, struct ckpt_err *err)
     const struct ckpt_tensor *t = &n->cat->tensors.ptr[find(n, n->anchor)];
     uint64_t dim[2];
 
-    if (!n->base || !ckpt_json_u64(n->base->config, "vocab_size", &dim[0]) ||
-        !ckpt_json_u64(n->base->config, "hidden_size", &dim[1]) || t->rank != 2)
+    if (!ckpt_json_u64(n->config, "vocab_size", &dim[0]) ||
+        !ckpt_json_u64(n->config, "hidden_size", &dim[1]) || t->rank != 2)
         return 0;
     return t->dim[1] == dim[1] && t->dim[0] == dim[0] ? 0 : fail_shape(t, n->anchor, dim, 2, err);
 }
@@ -252,7 +253,7 @@ static int check_weights(const struct naming *n, struct ckpt_err *err)
 /* transformers 5 keeps experts fused in memory and writes them one by one. */
 static int check_fused(const struct naming *n, struct ckpt_err *err)
 {
-    const char *type = n->base ? ckpt_json_str(n->base->config, "model_type") : NULL;
+    const char *type = ckpt_json_str(n->config, "model_type");
 
     if (type && AMONG(type, strlen(type), fused_types))
         return 0;
@@ -266,12 +267,13 @@ static int check_fused(const struct naming *n, struct ckpt_err *err)
     return 0;
 }
 
-int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, bool allow_partial,
-                     bool *ret_found, struct ckpt_err *err)
+int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
+                     bool allow_partial, bool *ret_found, struct ckpt_err *err)
 {
     ckpt_cleanup(naming_release) struct naming n = {
         .cat = cat,
         .base = base,
+        .config = config,
         .allow_partial = allow_partial,
         .ntensor = cat->tensors.len,
     };

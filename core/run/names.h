@@ -15,8 +15,9 @@
 
 /* Leave in cat the tensors of the model, under their Hugging Face names and in the order that they
  * have. *ret_found is false, and nothing happened, if there is no evidence of such names. Tied
- * weights that transformers would not write are left out. base may be NULL. */
-int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, bool allow_partial,
-                     bool *ret_found, struct ckpt_err *err);
+ * weights that transformers would not write are left out. base and config (the model's) may be
+ * NULL. */
+int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
+                     bool allow_partial, bool *ret_found, struct ckpt_err *err);
 
 #endif
