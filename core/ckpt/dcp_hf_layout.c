@@ -7,12 +7,13 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/dcp_hf_shard.h"
+#include "container/config.h"
 
 #define HF_METADATA ".hf_metadata"
 #define INDEX "model.safetensors.index.json"
 #define DIFFUSERS_INDEX "diffusion_pytorch_model.safetensors.index.json"
 
-enum { MAX_CONFIG_BYTES = 16 * 1024 * 1024, MAX_MAPPING_BYTES = 512 * 1024 * 1024 };
+enum { MAX_MAPPING_BYTES = 512 * 1024 * 1024 };
 
 /* Folders that may have shards, and for each the folders that may have the model's other files, in
  * order of preference. */
@@ -79,22 +80,8 @@ static int read_object(struct ckpt_dir *dir, const char *below, const char *name
                        json_t **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s%s%s", below, *below ? "/" : "", name);
-    ckpt_cleanup(ckpt_freep) char *what = NULL;
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
-    size_t len;
 
-    if (!path || !(what = ckpt_asprintf("'%s/%s'", ckpt_dir_path(dir), path)))
-        return ckpt_nomem(err);
-    if (!ckpt_dir_has_file(dir, path))
-        return 0;
-    if (ckpt_dir_read_file(dir, path, max_len, &text, &len, err) < 0 ||
-        ckpt_json_parse(text, len, what, &j, err) < 0)
-        return -1;
-    if (!json_is_object(j))
-        return ckpt_fail(err, CKPT_FORMAT, "%s is not a JSON object", what);
-    *ret = ckpt_steal(&j);
-    return 0;
+    return path ? ckpt_config_read_if(dir, path, max_len, ret, err) : ckpt_nomem(err);
 }
 
 static int read_config(struct ckpt_dir *dir, const struct place *p, struct ckpt_hfs_layout *l,
@@ -102,7 +89,7 @@ static int read_config(struct ckpt_dir *dir, const struct place *p, struct ckpt_
 {
     for (size_t i = 0; i < 3 && p->model[i].path && !l->config; i++) {
         const char *path = p->model[i].path;
-        if (read_object(dir, path, "config.json", MAX_CONFIG_BYTES, &l->config, err) < 0)
+        if (read_object(dir, path, "config.json", CKPT_CONFIG_MAX_BYTES, &l->config, err) < 0)
             return -1;
         if (l->config) {
             l->model = path;

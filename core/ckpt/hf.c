@@ -10,6 +10,7 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "ckpt/readers.h"
+#include "container/config.h"
 #include "container/safetensors.h"
 
 static const struct style {
@@ -19,7 +20,7 @@ static const struct style {
     {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"},
 };
 
-enum { MAX_INDEX_BYTES = 512 * 1024 * 1024, MAX_CONFIG_BYTES = 16 * 1024 * 1024 };
+enum { MAX_INDEX_BYTES = 512 * 1024 * 1024 };
 
 struct file {
     const char *name; /* borrowed from the index */
@@ -45,21 +46,6 @@ static void load_release(struct load *l)
     ckpt_vec_release(&l->files);
     json_decref(l->index);
     ckpt_catalog_free(l->cat);
-}
-
-static int read_json(struct ckpt_dir *dir, const char *name, size_t max_len, json_t **ret,
-                     struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    ckpt_cleanup(ckpt_freep) char *what = ckpt_asprintf("'%s/%s'", ckpt_dir_path(dir), name);
-    size_t len;
-
-    if (!what)
-        return ckpt_nomem(err);
-    if (ckpt_dir_read_file(dir, name, max_len, &text, &len, err) < 0 ||
-        ckpt_json_parse(text, len, what, ret, err) < 0)
-        return -1;
-    return json_is_object(*ret) ? 0 : ckpt_fail(err, CKPT_FORMAT, "%s is not a JSON object", what);
 }
 
 /* ---- which files ---- */
@@ -111,7 +97,7 @@ static int find_files(struct load *l, struct ckpt_err *err)
         !ckpt_dir_has_file(l->dir, l->style->index)) {
         result = add_file(l, &seen, l->style->single, err);
     } else {
-        result = read_json(l->dir, l->style->index, MAX_INDEX_BYTES, &l->index, err) < 0
+        result = ckpt_config_read(l->dir, l->style->index, MAX_INDEX_BYTES, &l->index, err) < 0
                      ? -1
                      : files_of_index(l, &seen, err);
     }
@@ -229,7 +215,7 @@ static int load(struct load *l, struct ckpt_err *err)
     if (ckpt_catalog_new(&l->cat, err) < 0 || find_files(l, err) < 0)
         return -1;
     if (ckpt_dir_has_file(l->dir, "config.json") &&
-        read_json(l->dir, "config.json", MAX_CONFIG_BYTES, &l->cat->config, err) < 0)
+        ckpt_config_read(l->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &l->cat->config, err) < 0)
         return -1;
     if (ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0)
         return -1;

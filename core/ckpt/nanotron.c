@@ -15,15 +15,14 @@
 #include "ckpt/nanotron_name.h"
 #include "ckpt/nanotron_slices.h"
 #include "ckpt/readers.h"
+#include "container/config.h"
 #include "container/safetensors.h"
-#include "container/yaml.h"
 
 enum {
     MAX_DEPTH = 32,
     MAX_LINKED = 65536, /* folders reached by links, which make many of few */
     MAX_FOLDERS = 2 * 1000 * 1000,
     MAX_SHARDS = 8 * 1000 * 1000,
-    MAX_CONFIG_BYTES = 16 * 1024 * 1024,
     MAX_LATEST_BYTES = 64,
     MAX_VERSION = 16,
 };
@@ -693,29 +692,14 @@ static int add_tensors(struct load *l, struct ckpt_err *err)
 
 /* ---- config ---- */
 
-/* *ret stays NULL where there is no such file. */
-static int read_json(struct ckpt_dir *dir, const char *name, json_t **ret, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    ckpt_cleanup(ckpt_freep) char *what = ckpt_asprintf("'%s/%s'", ckpt_dir_path(dir), name);
-    struct ckpt_err e = {0};
-    size_t len;
-
-    if (!what)
-        return ckpt_nomem(err);
-    if (ckpt_dir_read_file(dir, name, MAX_CONFIG_BYTES, &text, &len, &e) < 0)
-        return e.code == CKPT_MISSING ? 0 : ckpt_fail(err, e.code, "%s", e.text);
-    return ckpt_has_suffix(name, ".yaml") ? ckpt_yaml_parse(text, len, what, ret, err)
-                                          : ckpt_json_parse(text, len, what, ret, err);
-}
-
 static int read_configs(struct load *l, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *model = NULL;
 
-    if (read_json(l->dir, "checkpoint_metadata.json", &l->meta, err) < 0 ||
-        read_json(l->dir, "config.yaml", &l->config, err) < 0 ||
-        read_json(l->dir, "model_config.json", &model, err) < 0)
+    if (ckpt_config_read_if(l->dir, "checkpoint_metadata.json", CKPT_CONFIG_MAX_BYTES, &l->meta,
+                            err) < 0 ||
+        ckpt_config_read_if(l->dir, "config.yaml", CKPT_CONFIG_MAX_BYTES, &l->config, err) < 0 ||
+        ckpt_config_read_if(l->dir, "model_config.json", CKPT_CONFIG_MAX_BYTES, &model, err) < 0)
         return -1;
     if (!model)
         model = json_incref(ckpt_json_at(l->config, "model.model_config"));

@@ -9,12 +9,9 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/readers.h"
+#include "container/config.h"
 
-enum {
-    MAX_CONFIG_BYTES = 16 * 1024 * 1024,
-    MAX_INDEX_BYTES = 512 * 1024 * 1024,
-    MAX_REF_BYTES = 256
-};
+enum { MAX_INDEX_BYTES = 512 * 1024 * 1024, MAX_REF_BYTES = 256 };
 
 void ckpt_base_free(struct ckpt_base *base)
 {
@@ -76,26 +73,6 @@ static bool is_directory(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* *ret stays NULL where there is no such file. */
-static int read_object(struct ckpt_base *b, const char *name, size_t max_len, json_t **ret,
-                       struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
-    size_t len;
-
-    if (!ckpt_dir_has_file(b->dir, name))
-        return 0;
-    if (ckpt_dir_read_file(b->dir, name, max_len, &text, &len, err) < 0 ||
-        ckpt_json_parse(text, len, name, &j, err) < 0)
-        return ckpt_err_in(err, "base '%s'", ckpt_dir_path(b->dir));
-    if (!json_is_object(j))
-        return ckpt_fail(err, CKPT_FORMAT, "base '%s': %s is not a JSON object",
-                         ckpt_dir_path(b->dir), name);
-    *ret = ckpt_steal(&j);
-    return 0;
-}
-
 /* Of a model whose weights were deleted, or never downloaded, the index still tells the split. */
 static bool has_no_weights(const struct ckpt_base *b)
 {
@@ -126,7 +103,7 @@ static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ck
     if (ckpt_reader_hf.probe(b->dir) == CKPT_NOT_MINE)
         return 0;
     for (size_t i = 0; i < 2 && !index && !has_single(b); i++)
-        if (read_object(b, indices[i], MAX_INDEX_BYTES, &index, err) < 0)
+        if (ckpt_config_read_if(b->dir, indices[i], MAX_INDEX_BYTES, &index, err) < 0)
             return -1;
     json_t *map = json_object_get(index, "weight_map");
     b->weight_map = json_is_object(map) ? json_incref(map) : NULL;
@@ -149,7 +126,7 @@ int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *
     if (result == 0)
         result = ckpt_dir_open(path, links, &b->dir, err);
     if (result == 0)
-        result = read_object(b, "config.json", MAX_CONFIG_BYTES, &b->config, err);
+        result = ckpt_config_read_if(b->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &b->config, err);
     if (result == 0)
         result = read_weights(b, pool, err);
     if (result == 0 && !b->config && !b->cat)

@@ -13,6 +13,7 @@
 #include "ckpt/reader.h"
 #include "run/check.h"
 #include "run/dtypes.h"
+#include "run/names.h"
 #include "run/rename.h"
 #include "run/side.h"
 #include "run/split.h"
@@ -201,6 +202,52 @@ static int add_warnings(json_t *all, const json_t *more)
     return 0;
 }
 
+/* The base's config, or the checkpoint's own. */
+static const json_t *lent_config(const struct ckpt_view *v, const struct ckpt_catalog *cat)
+{
+    const struct ckpt_base *base = v->shared->base;
+    return base && base->config ? base->config : cat->config;
+}
+
+/* That config, with what options override. */
+static int config_of_base(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const json_t *config = lent_config(v, v->cat);
+    const json_t *overrides = v->shared->opt->overrides;
+    const char *key;
+    json_t *value;
+
+    if (!config) {
+        ckpt_catalog_warn(v->cat, "the checkpoint has no config.json; base=DIR lends one");
+        return 0;
+    }
+    if (!(v->config = json_deep_copy(config)))
+        return ckpt_nomem(err);
+    json_object_foreach((json_t *)overrides, key,
+                        value) if (key[0] != '_' && json_object_set(v->config, key, value) <
+                                                        0) return ckpt_nomem(err);
+    return 0;
+}
+
+/* A checkpoint of any format that holds a transformers model under its own names. *src is taken if
+ * it is one. */
+static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = v->shared;
+    bool found;
+
+    if (s->opt->recipe)
+        return 0;
+    if (ckpt_names_apply(*src, s->base, lent_config(v, *src), s->opt->allow_partial, &found, err) <
+        0)
+        return -1;
+    if (!found)
+        return 0;
+    v->cat = ckpt_steal(src);
+    v->own_names = true;
+    return config_of_base(v, err);
+}
+
 static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
     v->about = json_incref((*src)->about);
@@ -213,6 +260,10 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
         return model_of_hf(v, src, err);
     if (has_hf_names(v->about))
         return model_of_hf(v, src, err) < 0 || match_base(v, err) < 0 ? -1 : check_model(v, err);
+    if (model_of_names(v, src, err) < 0)
+        return -1;
+    if (v->own_names)
+        return 0;
     if (model_of_recipe(v, *src, err) < 0)
         return -1;
     return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
@@ -278,13 +329,21 @@ static const char *main_dtype(const struct ckpt_catalog *cat)
     return best < 0 ? NULL : ckpt_dtype_torch_name((enum ckpt_dtype)best);
 }
 
-/* transformers 5 reads "dtype", 4.x "torch_dtype". */
+/* transformers 5 reads "dtype", 4.x "torch_dtype"; a base's config keeps the one that it has. */
 static int state_dtype(struct ckpt_view *v, struct ckpt_err *err)
 {
     const char *name = main_dtype(v->cat);
 
     if (!v->config || !name)
         return 0;
+    if (v->own_names) {
+        bool old = json_object_get(v->config, "torch_dtype") != NULL;
+        bool new = json_object_get(v->config, "dtype") != NULL || !old;
+        return (old && json_object_set_new(v->config, "torch_dtype", json_string(name)) < 0) ||
+                       (new &&json_object_set_new(v->config, "dtype", json_string(name)) < 0)
+                   ? ckpt_nomem(err)
+                   : 0;
+    }
     if (json_object_set_new(v->config, "dtype", json_string(name)) < 0 ||
         json_object_set_new(v->config, "torch_dtype", json_string(name)) < 0)
         return ckpt_nomem(err);
@@ -391,7 +450,7 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
         .index_name = ckpt_json_str(v->about, "index_name"),
         .bare = ckpt_json_bool(v->about, "bare_header", false) && !v->shared->opt->raw,
         .max_shard_size = v->shared->opt->max_shard_size,
-        .sort = !v->recipe && !is_fresh(v),
+        .sort = !v->recipe && !v->own_names && !is_fresh(v),
         .mtime_ns = newest_shard(v->cat),
     };
 

@@ -147,6 +147,28 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
     return 0;
 }
 
+int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struct ckpt_err *err)
+{
+    size_t kept = 0;
+
+    ckpt_map_release(&cat->by_name);
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        struct ckpt_tensor t = cat->tensors.ptr[i];
+        uint32_t at;
+        bool is_new;
+        if (!name[i])
+            continue;
+        if (!(t.name = ckpt_arena_strdup(&cat->arena, name[i])) ||
+            ckpt_map_put(&cat->by_name, t.name, strlen(t.name), (uint32_t)kept, &at, &is_new) < 0)
+            return ckpt_nomem(err);
+        if (!is_new)
+            return ckpt_fail(err, CKPT_CONFLICT, "two tensors have the name '%s'", name[i]);
+        cat->tensors.ptr[kept++] = t;
+    }
+    cat->tensors.len = kept;
+    return 0;
+}
+
 void ckpt_catalog_shrink(struct ckpt_catalog *cat)
 {
     ckpt_vec_shrink(&cat->sources);

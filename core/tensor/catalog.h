@@ -68,6 +68,10 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
                             const struct ckpt_piece_draft *piece, size_t npiece,
                             struct ckpt_err *err);
 
+/* Keep the tensors that have an entry in name[] (as many as there are tensors), under that name
+ * (copied). CONFLICT if two get the same. On failure the catalogue is only good for freeing. */
+int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struct ckpt_err *err);
+
 /* Give back the room that was kept for more tensors and sources. Moves the tensors. */
 void ckpt_catalog_shrink(struct ckpt_catalog *cat);
 

@@ -208,8 +208,23 @@ def text_seeds(out):
         put(out, "fuzz_axes", "seed%d" % i, bytes((k * k * (i + 3) + i) % 256 for k in range(96)))
 
 
+def dcp_seeds(out):
+    """Metadata and single items of the golden checkpoints."""
+    n = 0
+    for path in sorted(walk(os.path.join(GOLDEN, "..", "dcp"))):
+        if path.endswith(".metadata"):
+            n += 1
+            put(out, "fuzz_dcp_metadata", "golden%d" % n, read(path))
+        elif path.endswith(".distcp") and "strides" in path or "conj" in path and path.endswith(".distcp"):
+            data = read(path)
+            ends = [i + 22 for i in range(len(data)) if data[i:i + 4] == b"PK\5\6"]
+            for k, (lo, hi) in enumerate(zip([0] + ends, ends)):
+                put(out, "fuzz_torch", "%s%d" % (os.path.basename(path), k), data[lo:hi])
+
+
 def main():
     out = sys.argv[1]
+    dcp_seeds(out)
     safetensors_seeds(out)
     slices_seeds(out)
     nanotron_seeds(out)

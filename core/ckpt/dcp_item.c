@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading the headers of items. */
+#include "ckpt/dcp_item.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/par.h"
+#include "container/safetensors.h"
+#include "container/torch.h"
+
+enum { TASK_ITEMS = 2048 }; /* that one thread reads in one go */
+
+/* The safetensors blob that was met last; items name it by where it begins. */
+struct blob {
+    uint64_t off;
+    struct ckpt_st st;
+    struct ckpt_map by_name; /* empty: there is none */
+};
+
+static void blob_release(struct blob *b)
+{
+    ckpt_map_release(&b->by_name);
+    ckpt_st_release(&b->st);
+}
+
+struct reading {
+    struct ckpt_dcp_items *items;
+    const struct ckpt_dcp_metadata *m;
+    struct ckpt_source *const *source;
+    uint32_t *order;        /* items by file and offset */
+    CKPT_VEC(size_t) tasks; /* first items of, in the order; and the end */
+    pthread_mutex_t lock;   /* items->strides */
+};
+
+/* One thread's. */
+struct task {
+    struct reading *r;
+    struct ckpt_torch_memo memo;
+    struct blob blob;
+};
+
+static void task_release(struct task *t)
+{
+    ckpt_torch_memo_release(&t->memo);
+    blob_release(&t->blob);
+}
+
+static bool is_contiguous(const struct ckpt_torch_layout *l)
+{
+    uint64_t stride[CKPT_MAX_RANK];
+
+    ckpt_shape_strides(l->dim, l->rank, stride);
+    for (uint32_t d = 0; d < l->rank; d++)
+        if (l->dim[d] > 1 && l->stride[d] != stride[d])
+            return false;
+    return true;
+}
+
+static int keep_strides(struct reading *r, const struct ckpt_torch_layout *l,
+                        struct ckpt_dcp_item *item, struct ckpt_err *err)
+{
+    int result = 0;
+
+    if (is_contiguous(l))
+        return 0;
+    (void)pthread_mutex_lock(&r->lock);
+    item->strides = (uint32_t)r->items->strides.len + 1;
+    for (uint32_t d = 0; d < l->rank && result == 0; d++)
+        result = ckpt_vec_push(&r->items->strides, l->stride[d]);
+    (void)pthread_mutex_unlock(&r->lock);
+    return result < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int check_item(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_chunk *c,
+                      enum ckpt_dtype dtype, const uint64_t *dim, uint32_t rank,
+                      struct ckpt_err *err)
+{
+    const struct ckpt_dcp_tensor *t = &m->tensors.ptr[c->tensor];
+    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
+
+    if (dtype != t->dtype)
+        return ckpt_fail(err, CKPT_CONFLICT, "the item holds %s, the metadata say %s",
+                         ckpt_dtype_name(dtype), ckpt_dtype_name(t->dtype));
+    if (rank != ckpt_dcp_rank(m, c->n) ||
+        memcmp(dim, ckpt_dcp_ints(m, c->n), rank * sizeof *dim) != 0)
+        return ckpt_fail(
+            err, CKPT_CONFLICT, "the item has shape %s, the metadata say %s",
+            ckpt_shape_text(dim, rank, a, sizeof a),
+            ckpt_shape_text(ckpt_dcp_ints(m, c->n), ckpt_dcp_rank(m, c->n), b, sizeof b));
+    return 0;
+}
+
+static int read_zip(struct task *t, struct ckpt_source *s, const struct ckpt_dcp_chunk *c,
+                    struct ckpt_dcp_item *item, struct ckpt_err *err)
+{
+    struct ckpt_torch_layout l;
+    uint64_t storage;
+
+    if (ckpt_torch_item(s, c->off, c->len, &t->memo, &l, &storage, err) < 0 ||
+        check_item(t->r->m, c, l.dtype, l.dim, l.rank, err) < 0)
+        return -1;
+    item->off = storage + l.first * ckpt_dtype_size(l.dtype);
+    return keep_strides(t->r, &l, item, err);
+}
+
+/* ---- SerializationFormat.SAFETENSORS ---- */
+
+static int open_blob(struct task *t, struct ckpt_source *s, uint64_t off, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *window = NULL;
+    struct blob *b = &t->blob;
+
+    if (b->by_name.len && b->off == off)
+        return 0;
+    blob_release(b);
+    *b = (struct blob){.off = off};
+    if (ckpt_source_window_new(s, off, s->size - off, &window, err) < 0 ||
+        ckpt_st_read(window, &b->st, err) < 0)
+        return -1;
+    for (size_t i = 0; i < b->st.ntensor; i++) {
+        const char *name = b->st.tensor[i].name;
+        uint32_t at;
+        bool is_new;
+        if (ckpt_map_put(&b->by_name, name, strlen(name), (uint32_t)i, &at, &is_new) < 0)
+            return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+static int read_blob(struct task *t, struct ckpt_source *s, const struct ckpt_dcp_chunk *c,
+                     struct ckpt_dcp_item *item, struct ckpt_err *err)
+{
+    const char *name = t->r->m->tensors.ptr[c->tensor].name;
+    uint32_t at;
+
+    if (open_blob(t, s, c->off, err) < 0)
+        return -1;
+    if (!ckpt_map_get(&t->blob.by_name, name, strlen(name), &at))
+        return ckpt_fail(err, CKPT_FORMAT, "the safetensors part of the file does not hold it");
+    const struct ckpt_st_tensor *st = &t->blob.st.tensor[at];
+    if (check_item(t->r->m, c, st->dtype, st->dim, st->rank, err) < 0)
+        return -1;
+    item->off = c->off + st->off;
+    return 0;
+}
+
+/* ---- all items ---- */
+
+static int read_item(struct task *t, struct ckpt_dcp_item *item, struct ckpt_err *err)
+{
+    static const unsigned char zip[4] = {'P', 'K', 3, 4}, zstd[4] = {0x28, 0xb5, 0x2f, 0xfd};
+    const struct ckpt_dcp_chunk *c = &t->r->m->chunks.ptr[item->chunk];
+    struct ckpt_source *s = t->r->source[c->file];
+    unsigned char head[9];
+
+    if (ckpt_source_pread(s, head, sizeof head, c->off, err) < 0)
+        return -1;
+    if (memcmp(head, zip, sizeof zip) == 0)
+        return read_zip(t, s, c, item, err);
+    if (memcmp(head, zstd, sizeof zstd) == 0)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "the item is compressed (stream.zstd), which is not supported");
+    if (head[8] == '{' && head[7] == 0 && head[6] == 0)
+        return read_blob(t, s, c, item, err);
+    return ckpt_fail(err, CKPT_FORMAT,
+                     "the item is neither a torch.save archive nor part of a safetensors file");
+}
+
+static int fail_item(const struct reading *r, const struct ckpt_dcp_item *item,
+                     struct ckpt_err *err)
+{
+    const struct ckpt_dcp_chunk *c = &r->m->chunks.ptr[item->chunk];
+    return ckpt_err_in(err, "tensor '%s', item at byte %" PRIu64 " of '%s'",
+                       r->m->tensors.ptr[c->tensor].name, c->off, r->m->files.ptr[c->file]);
+}
+
+static int read_task(void *ctx, size_t i, struct ckpt_err *err)
+{
+    struct reading *r = ctx;
+    ckpt_cleanup(task_release) struct task t = {.r = r};
+
+    for (size_t k = r->tasks.ptr[i]; k < r->tasks.ptr[i + 1]; k++) {
+        struct ckpt_dcp_item *item = &r->items->item.ptr[r->order[k]];
+        if (read_item(&t, item, err) < 0)
+            return fail_item(r, item, err);
+    }
+    return 0;
+}
+
+static const struct ckpt_dcp_chunk *chunk_of(const struct reading *r, uint32_t item)
+{
+    return &r->m->chunks.ptr[r->items->item.ptr[item].chunk];
+}
+
+static int by_place(const void *a, const void *b, void *ctx)
+{
+    const struct ckpt_dcp_chunk *p = chunk_of(ctx, *(const uint32_t *)a);
+    const struct ckpt_dcp_chunk *q = chunk_of(ctx, *(const uint32_t *)b);
+
+    if (p->file != q->file)
+        return p->file < q->file ? -1 : 1;
+    return (p->off > q->off) - (p->off < q->off);
+}
+
+/* A task stays within a file. */
+static int split(struct reading *r, struct ckpt_err *err)
+{
+    size_t n = r->items->item.len, begin = 0;
+
+    for (size_t k = 0; k <= n; k++) {
+        bool is_new = k == 0 || k == n || k - begin == TASK_ITEMS ||
+                      chunk_of(r, r->order[k])->file != chunk_of(r, r->order[k - 1])->file;
+        if (!is_new)
+            continue;
+        begin = k;
+        if (ckpt_vec_push(&r->tasks, k) < 0)
+            return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+int ckpt_dcp_items_read(struct ckpt_dcp_items *items, const struct ckpt_dcp_metadata *m,
+                        struct ckpt_source *const *source, unsigned nthread, struct ckpt_err *err)
+{
+    struct reading r = {.items = items, .m = m, .source = source};
+    int result = -1;
+
+    if (items->item.len == 0)
+        return 0;
+    if (!(r.order = malloc(items->item.len * sizeof *r.order)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < items->item.len; i++)
+        r.order[i] = (uint32_t)i;
+    qsort_r(r.order, items->item.len, sizeof *r.order, by_place, &r);
+    (void)pthread_mutex_init(&r.lock, NULL);
+    if (split(&r, err) == 0)
+        result = ckpt_parallel(r.tasks.len - 1, nthread, read_task, &r, err);
+    (void)pthread_mutex_destroy(&r.lock);
+    ckpt_vec_release(&r.tasks);
+    free(r.order);
+    return result;
+}
+
+int ckpt_dcp_items_add(struct ckpt_dcp_items *items, uint32_t chunk, struct ckpt_err *err)
+{
+    return ckpt_vec_push(&items->item, ((struct ckpt_dcp_item){.chunk = chunk})) < 0
+               ? ckpt_nomem(err)
+               : 0;
+}
+
+void ckpt_dcp_items_release(struct ckpt_dcp_items *items)
+{
+    ckpt_vec_release(&items->item);
+    ckpt_vec_release(&items->strides);
+}
+
+void ckpt_dcp_item_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_item *item,
+                           const uint64_t *n, uint32_t rank, size_t esize, uint64_t *ret)
+{
+    if (item->strides == 0)
+        ckpt_shape_strides(n, rank, ret);
+    else
+        memcpy(ret, items->strides.ptr + item->strides - 1, rank * sizeof *ret);
+    for (uint32_t d = 0; d < rank; d++)
+        ret[d] *= esize;
+}

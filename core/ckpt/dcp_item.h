@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The items of a DCP's data files: where in the file the elements of a chunk lie.
+ *
+ * Headers are read in the order of the files, by several threads. */
+#ifndef CKPT_CKPT_DCP_ITEM_H
+#define CKPT_CKPT_DCP_ITEM_H
+
+#include "ckpt/dcp_metadata.h"
+#include "io/source.h"
+
+struct ckpt_dcp_item {
+    uint64_t off;     /* of the first element, in the file */
+    uint32_t chunk;   /* in the metadata */
+    uint32_t strides; /* place in `strides` + 1; 0: contiguous */
+};
+
+struct ckpt_dcp_items {
+    CKPT_VEC(struct ckpt_dcp_item) item; /* ascending by chunk */
+    CKPT_VEC(uint64_t) strides;          /* in elements */
+};
+
+void ckpt_dcp_items_release(struct ckpt_dcp_items *items);
+
+/* Add a chunk that holds something and has a file; ascending. */
+int ckpt_dcp_items_add(struct ckpt_dcp_items *items, uint32_t chunk, struct ckpt_err *err);
+
+/* Read and check the headers of all; source[] as m->files. */
+int ckpt_dcp_items_read(struct ckpt_dcp_items *items, const struct ckpt_dcp_metadata *m,
+                        struct ckpt_source *const *source, unsigned nthread, struct ckpt_err *err);
+
+/* Byte strides of an item's chunk of size n. */
+void ckpt_dcp_item_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_item *item,
+                           const uint64_t *n, uint32_t rank, size_t esize, uint64_t *ret);
+
+#endif

@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From the pickle to tables. */
+#include "ckpt/dcp_metadata.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/str.h"
+#include "container/pickle.h"
+#include "container/torch.h"
+
+/* ---- the classes ---- */
+
+enum { METADATA, TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, STORAGE, LAYOUT };
+
+enum { M_STATE_DICT, M_STORAGE, M_PLANNER };
+enum { T_PROPERTIES, T_SIZE, T_CHUNKS };
+enum { C_OFFSETS, C_SIZES };
+enum { I_FQN, I_OFFSET };
+enum { S_PATH, S_OFFSET, S_LENGTH, S_TRANSFORMS };
+
+static const char *const metadata_slots[] = {"state_dict_metadata", "storage_data", "planner_data",
+                                             NULL};
+static const char *const tensor_slots[] = {"properties", "size", "chunks", NULL};
+static const char *const chunk_slots[] = {"offsets", "sizes", NULL};
+static const char *const index_slots[] = {"fqn", "offset", NULL};
+static const char *const storage_slots[] = {"relative_path", "offset", "length",
+                                            "transform_descriptors", NULL};
+
+/* By name alone: they moved between torch's versions, and plug-ins bring their own. */
+static const struct ckpt_pickle_global globals[] = {
+    [METADATA] = {NULL, "Metadata", CKPT_PICKLE_OBJ, metadata_slots},
+    [TENSOR] = {NULL, "TensorStorageMetadata", CKPT_PICKLE_OBJ, tensor_slots},
+    [BYTES] = {NULL, "BytesStorageMetadata"},
+    [CHUNK] = {NULL, "ChunkStorageMetadata", CKPT_PICKLE_OBJ, chunk_slots},
+    [INDEX] = {NULL, "MetadataIndex", CKPT_PICKLE_OBJ, index_slots},
+    [PROPERTIES] = {NULL, "TensorProperties"},
+    [STORAGE] = {NULL, "_StorageInfo", CKPT_PICKLE_OBJ, storage_slots},
+    [LAYOUT] = {"torch.serialization", "_get_layout"},
+    {"torch", "Size", CKPT_PICKLE_SIZE},
+    {"collections", "OrderedDict", CKPT_PICKLE_DICT},
+    {NULL},
+};
+
+static const struct ckpt_pickle_rules rules = {globals, false};
+
+/* One file, while it is being added. */
+struct adding {
+    struct ckpt_dcp_metadata *m;
+    struct ckpt_pickle p;
+    bool rank_local;
+    uint32_t base; /* of its tuples in m->ints */
+    ckpt_pv state_dict, storage;
+    uint32_t *slot; /* hash table of storage's pairs by (name, offset): number + 1 */
+    size_t cap;
+};
+
+static void adding_release(struct adding *a)
+{
+    ckpt_pickle_release(&a->p);
+    free(a->slot);
+}
+
+static int fail_value(const struct adding *a, ckpt_pv v, const char *what, const char *want,
+                      struct ckpt_err *err)
+{
+    char text[CKPT_PV_TEXT];
+    return ckpt_fail(err, CKPT_FORMAT, "%s is %s, not %s", what,
+                     ckpt_pv_text(&a->p, v, text, sizeof text), want);
+}
+
+/* Names that are used as keys of JSON and as file names later. */
+static int check_name(const char *name, struct ckpt_err *err)
+{
+    if (!name)
+        return ckpt_fail(err, CKPT_FORMAT, "a tensor's name is not a string");
+    if (strlen(name) > CKPT_DCP_MAX_NAME)
+        return ckpt_fail(err, CKPT_LIMIT, "a tensor's name has %zu bytes, at most %d are supported",
+                         strlen(name), CKPT_DCP_MAX_NAME);
+    return ckpt_utf8_ok(name) ? 0
+                              : ckpt_fail(err, CKPT_FORMAT, "tensor name '%s' is not UTF-8", name);
+}
+
+/* ---- storage_data: (name, offset) -> file ---- */
+
+static uint64_t hash_key(const struct adding *a, uint64_t name, ckpt_pv offset)
+{
+    size_t n;
+    const int64_t *t = ckpt_pv_ints(&a->p, offset, &n);
+    return XXH3_64bits_withSeed(t, n * sizeof *t, name);
+}
+
+static bool same_ints(const struct adding *a, ckpt_pv x, ckpt_pv y)
+{
+    size_t nx, ny;
+    const int64_t *tx = ckpt_pv_ints(&a->p, x, &nx), *ty = ckpt_pv_ints(&a->p, y, &ny);
+    return x == y || (nx == ny && memcmp(tx, ty, nx * sizeof *tx) == 0);
+}
+
+/* The slot that holds the pair, or the free one where it belongs. */
+static size_t find_slot(const struct adding *a, uint64_t name, ckpt_pv offset)
+{
+    size_t h = (size_t)hash_key(a, name, offset) & (a->cap - 1);
+
+    for (; a->slot[h]; h = (h + 1) & (a->cap - 1)) {
+        ckpt_pv key = ckpt_pv_key(&a->p, a->storage, a->slot[h] - 1);
+        if (ckpt_pv_id(ckpt_pv_slot(&a->p, key, I_FQN)) == name &&
+            same_ints(a, ckpt_pv_slot(&a->p, key, I_OFFSET), offset))
+            break;
+    }
+    return h;
+}
+
+static int index_storage(struct adding *a, struct ckpt_err *err)
+{
+    size_t n = ckpt_pv_npair(&a->p, a->storage);
+
+    if (n >= UINT32_MAX / 4)
+        return ckpt_fail(err, CKPT_LIMIT, "storage_data has %zu entries", n);
+    for (a->cap = 16; a->cap < 2 * n; a->cap *= 2)
+        ;
+    if (!(a->slot = calloc(a->cap, sizeof *a->slot)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n; i++) {
+        ckpt_pv key = ckpt_pv_key(&a->p, a->storage, i);
+        if (ckpt_pv_rule(&a->p, key) != INDEX ||
+            ckpt_pv_kind(ckpt_pv_slot(&a->p, key, I_FQN)) != CKPT_PV_STR)
+            return fail_value(a, key, "a key of storage_data", "a MetadataIndex", err);
+        ckpt_pv offset = ckpt_pv_slot(&a->p, key, I_OFFSET);
+        if (ckpt_pv_kind(offset) <= CKPT_PV_NONE) /* an object's */
+            continue;
+        if (ckpt_pv_kind(offset) != CKPT_PV_INTS) /* a list could be no part of a key */
+            return fail_value(a, offset, "an offset in storage_data", "a tuple of integers", err);
+        a->slot[find_slot(a, ckpt_pv_id(ckpt_pv_slot(&a->p, key, I_FQN)), offset)] =
+            (uint32_t)i + 1; /* the last one of equal keys */
+    }
+    return 0;
+}
+
+static int add_name(struct ckpt_map *map, struct ckpt_arena *arena, const char *name, size_t n,
+                    const char **ret_own, uint32_t *ret, struct ckpt_err *err)
+{
+    bool is_new;
+
+    *ret_own = NULL;
+    if (ckpt_map_get(map, name, strlen(name), ret))
+        return 0;
+    if (!(*ret_own = ckpt_arena_strdup(arena, name)) ||
+        ckpt_map_put(map, *ret_own, strlen(name), (uint32_t)n, ret, &is_new) < 0)
+        return ckpt_nomem(err);
+    return 0;
+}
+
+static int find_file(struct ckpt_dcp_metadata *m, const char *path, uint32_t *ret,
+                     struct ckpt_err *err)
+{
+    const char *own;
+
+    if (add_name(&m->by_file, &m->arena, path, m->files.len, &own, ret, err) < 0)
+        return -1;
+    return own && ckpt_vec_push(&m->files, own) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int read_codec(struct adding *a, ckpt_pv list, const char **ret, struct ckpt_err *err)
+{
+    const char *first = ckpt_pv_str(&a->p, ckpt_pv_at(&a->p, list, 0));
+
+    if (ckpt_pv_len(&a->p, list) == 0)
+        return 0;
+    *ret = ckpt_arena_strdup(&a->m->arena, first ? first : "?");
+    return *ret ? 0 : ckpt_nomem(err);
+}
+
+static int read_place(struct adding *a, ckpt_pv info, struct ckpt_dcp_tensor *t,
+                      struct ckpt_dcp_chunk *c, struct ckpt_err *err)
+{
+    const char *path = ckpt_pv_str(&a->p, ckpt_pv_slot(&a->p, info, S_PATH));
+    int64_t off, len;
+
+    if (ckpt_pv_rule(&a->p, info) != STORAGE)
+        return fail_value(a, info, "an entry of storage_data (of another storage plug-in?)",
+                          "a _StorageInfo", err);
+    if (!path || !ckpt_pv_int(ckpt_pv_slot(&a->p, info, S_OFFSET), &off) ||
+        !ckpt_pv_int(ckpt_pv_slot(&a->p, info, S_LENGTH), &len) || off < 0 || len < 0)
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "an entry of storage_data has no path, offset and length");
+    c->off = (uint64_t)off;
+    c->len = (uint64_t)len;
+    return find_file(a->m, path, &c->file, err) < 0
+               ? -1
+               : read_codec(a, ckpt_pv_slot(&a->p, info, S_TRANSFORMS), &t->codec, err);
+}
+
+/* ---- state_dict_metadata ---- */
+
+/* A tuple of sizes; its place in m->ints. */
+static int read_tuple(struct adding *a, ckpt_pv v, const char *what, uint32_t *ret,
+                      struct ckpt_err *err)
+{
+    size_t n;
+    ckpt_pv packed = ckpt_pickle_pack(&a->p, v);
+    const int64_t *t = ckpt_pv_ints(&a->p, packed, &n);
+
+    if (!t)
+        return fail_value(a, v, what, "a tuple of integers", err);
+    if (n > CKPT_MAX_RANK)
+        return ckpt_fail(err, CKPT_LIMIT, "%s of %zu dimensions, at most %d are supported", what, n,
+                         CKPT_MAX_RANK);
+    for (size_t i = 0; i < n; i++)
+        if (t[i] < 0)
+            return ckpt_fail(err, CKPT_FORMAT, "%s holds %" PRId64, what, t[i]);
+    *ret = (uint32_t)ckpt_pv_id(packed);
+    return 0;
+}
+
+static int read_properties(struct adding *a, ckpt_pv v, struct ckpt_dcp_tensor *t,
+                           struct ckpt_err *err)
+{
+    ckpt_pv state = ckpt_pv_slot(&a->p, v, 1), dtype = ckpt_pv_at(&a->p, state, 0);
+    ckpt_pv layout = ckpt_pv_at(&a->p, state, 1);
+    char text[CKPT_PV_TEXT];
+
+    if (ckpt_pv_rule(&a->p, v) != PROPERTIES || ckpt_pv_len(&a->p, state) < 5)
+        return fail_value(a, v, "its properties", "TensorProperties", err);
+    if (!ckpt_torch_dtype(&a->p, dtype, &t->dtype))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "dtype %s has no name in safetensors and is not supported",
+                         ckpt_pv_text(&a->p, dtype, text, sizeof text));
+    const char *name = ckpt_pv_str(&a->p, ckpt_pv_at(&a->p, ckpt_pv_slot(&a->p, layout, 0), 0));
+    if (ckpt_pv_rule(&a->p, layout) == LAYOUT && name && strcmp(name, "torch.strided") != 0)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "layout %s is not supported", name);
+    return 0;
+}
+
+static int add_chunk(struct adding *a, uint32_t tensor, uint64_t name, ckpt_pv v,
+                     struct ckpt_err *err)
+{
+    struct ckpt_dcp_tensor *t = &a->m->tensors.ptr[tensor];
+    struct ckpt_dcp_chunk c = {.tensor = tensor, .file = CKPT_DCP_NOWHERE};
+
+    if (ckpt_pv_rule(&a->p, v) != CHUNK)
+        return fail_value(a, v, "a chunk", "ChunkStorageMetadata", err);
+    ckpt_pv lo = ckpt_pickle_pack(&a->p, ckpt_pv_slot(&a->p, v, C_OFFSETS));
+    if (read_tuple(a, lo, "a chunk's offset", &c.lo, err) < 0 ||
+        read_tuple(a, ckpt_pv_slot(&a->p, v, C_SIZES), "a chunk's size", &c.n, err) < 0)
+        return -1;
+    uint32_t at = a->slot[find_slot(a, name, lo)];
+    if (at && read_place(a, ckpt_pv_value(&a->p, a->storage, at - 1), t, &c, err) < 0)
+        return -1;
+    c.lo += a->base;
+    c.n += a->base;
+    return ckpt_vec_push(&a->m->chunks, c) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* What another rank said of the same tensor must be the same. */
+static int check_same(const struct adding *a, const struct ckpt_dcp_tensor *old,
+                      const struct ckpt_dcp_tensor *now, struct ckpt_err *err)
+{
+    size_t n = ckpt_dcp_rank(a->m, old->dim);
+
+    if (!a->rank_local || old->dim >= a->base) /* of the same file */
+        return ckpt_fail(err, CKPT_CONFLICT, "it is there twice");
+    if (old->dtype == now->dtype && (size_t)a->p.ints.ptr[now->dim] == n &&
+        memcmp(a->p.ints.ptr + now->dim + 1, ckpt_dcp_ints(a->m, old->dim), n * sizeof(int64_t)) ==
+            0)
+        return 0;
+    return ckpt_fail(err, CKPT_CONFLICT, "the ranks' metadata disagree about its shape or dtype");
+}
+
+/* Tuples of this file are numbered from `base` on once it is added (see take_ints). */
+static int add_tensor(struct adding *a, const char *name, uint64_t name_id, ckpt_pv v,
+                      struct ckpt_err *err)
+{
+    struct ckpt_dcp_metadata *m = a->m;
+    ckpt_pv chunks = ckpt_pv_slot(&a->p, v, T_CHUNKS);
+    struct ckpt_dcp_tensor t = {0};
+    const char *own;
+    uint32_t at;
+
+    if (read_properties(a, ckpt_pv_slot(&a->p, v, T_PROPERTIES), &t, err) < 0 ||
+        read_tuple(a, ckpt_pv_slot(&a->p, v, T_SIZE), "its size", &t.dim, err) < 0 ||
+        add_name(&m->by_name, &m->arena, name, m->tensors.len, &own, &at, err) < 0)
+        return -1;
+    if (!own && check_same(a, &m->tensors.ptr[at], &t, err) < 0)
+        return -1;
+    t.name = own;
+    t.dim += a->base;
+    if (own && ckpt_vec_push(&m->tensors, t) < 0)
+        return ckpt_nomem(err);
+    if (!ckpt_pv_is_seq(chunks))
+        return fail_value(a, chunks, "its chunks", "a list", err);
+    for (size_t i = 0; i < ckpt_pv_len(&a->p, chunks); i++)
+        if (add_chunk(a, at, name_id, ckpt_pv_at(&a->p, chunks, i), err) < 0)
+            return -1;
+    return 0;
+}
+
+static int add_tensors(struct adding *a, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < ckpt_pv_npair(&a->p, a->state_dict); i++) {
+        ckpt_pv key = ckpt_pv_key(&a->p, a->state_dict, i);
+        ckpt_pv v = ckpt_pv_value(&a->p, a->state_dict, i);
+        const char *name = ckpt_pv_str(&a->p, key);
+        if (check_name(name, err) < 0)
+            return -1;
+        if (ckpt_pv_rule(&a->p, v) == BYTES) {
+            a->m->nbytes_entry++;
+            continue;
+        }
+        if (ckpt_pv_rule(&a->p, v) != TENSOR)
+            return fail_value(a, v, name, "a TensorStorageMetadata", err);
+        if (add_tensor(a, name, ckpt_pv_id(key), v, err) < 0)
+            return ckpt_err_in(err, "tensor '%s'", name);
+    }
+    return 0;
+}
+
+/* ---- planner_data ---- */
+
+/* ("model", "layers.0.weight") says what "model.layers.0.weight" alone does not. */
+static int add_roots(struct adding *a, ckpt_pv planner, struct ckpt_err *err)
+{
+    struct ckpt_dcp_metadata *m = a->m;
+
+    m->has_planner_data |= ckpt_pv_npair(&a->p, planner) > 0;
+    for (size_t i = 0; i < ckpt_pv_npair(&a->p, planner); i++) {
+        ckpt_pv path = ckpt_pv_value(&a->p, planner, i);
+        const char *name = ckpt_pv_str(&a->p, ckpt_pv_key(&a->p, planner, i)), *own;
+        const char *root = ckpt_pv_str(&a->p, ckpt_pv_at(&a->p, path, 0));
+        uint32_t at;
+        if (!name || !root || ckpt_pv_len(&a->p, path) < 2 || !ckpt_utf8_ok(root) ||
+            !ckpt_map_get(&m->by_name, name, strlen(name), &at))
+            continue;
+        if (add_name(&m->by_root, &m->arena, root, m->roots.len, &own, &at, err) < 0)
+            return -1;
+        if (own && ckpt_vec_push(&m->roots, own) < 0)
+            return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+/* ---- a file ---- */
+
+/* The file's tuples become the metadata's. */
+static int take_ints(struct adding *a, struct ckpt_err *err)
+{
+    struct ckpt_dcp_metadata *m = a->m;
+
+    if (m->ints.len == 0) {
+        ckpt_vec_release(&m->ints);
+        m->ints.ptr = ckpt_steal(&a->p.ints.ptr);
+        m->ints.len = a->p.ints.len;
+        m->ints.cap = a->p.ints.cap;
+        a->p.ints.len = a->p.ints.cap = 0;
+        return 0;
+    }
+    if (m->ints.len + a->p.ints.len > UINT32_MAX)
+        return ckpt_fail(err, CKPT_LIMIT, "more than 2^32 sizes");
+    if (ckpt_vec_reserve(&m->ints, a->p.ints.len) < 0)
+        return ckpt_nomem(err);
+    memcpy(m->ints.ptr + m->ints.len, a->p.ints.ptr, a->p.ints.len * sizeof *m->ints.ptr);
+    m->ints.len += a->p.ints.len;
+    return 0;
+}
+
+static int add(struct adding *a, struct ckpt_source *s, struct ckpt_err *err)
+{
+    if (s->size > CKPT_DCP_MAX_METADATA)
+        return ckpt_fail(err, CKPT_LIMIT, "has %" PRIu64 " bytes", s->size);
+    if (ckpt_pickle_read(s, 0, s->size, &rules, &a->p, err) < 0)
+        return -1;
+    if (ckpt_pv_rule(&a->p, a->p.root) != METADATA)
+        return fail_value(a, a->p.root, "the pickle", "DCP's Metadata", err);
+    a->state_dict = ckpt_pv_slot(&a->p, a->p.root, M_STATE_DICT);
+    a->storage = ckpt_pv_slot(&a->p, a->p.root, M_STORAGE);
+    if (ckpt_pv_kind(a->state_dict) != CKPT_PV_DICT)
+        return fail_value(a, a->state_dict, "state_dict_metadata", "a dict", err);
+    if (ckpt_pv_kind(a->storage) != CKPT_PV_DICT)
+        return fail_value(a, a->storage, "storage_data", "a dict", err);
+    a->base = (uint32_t)a->m->ints.len;
+    if (index_storage(a, err) < 0 || add_tensors(a, err) < 0 ||
+        add_roots(a, ckpt_pv_slot(&a->p, a->p.root, M_PLANNER), err) < 0)
+        return -1;
+    return take_ints(a, err);
+}
+
+int ckpt_dcp_metadata_add(struct ckpt_dcp_metadata *m, struct ckpt_source *s, bool rank_local,
+                          struct ckpt_err *err)
+{
+    ckpt_cleanup(adding_release) struct adding a = {.m = m, .rank_local = rank_local};
+
+    if (add(&a, s, err) == 0)
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
+    return ckpt_err_in(err, "'%s'", name ? name : "?");
+}
+
+/* ---- the end ---- */
+
+static int chunk_cmp(const void *x, const void *y)
+{
+    const struct ckpt_dcp_chunk *a = x, *b = y;
+
+    if (a->tensor != b->tensor)
+        return a->tensor < b->tensor ? -1 : 1;
+    /* in the order of the files: places grow */
+    return (a->n > b->n) - (a->n < b->n);
+}
+
+static bool is_replica(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_chunk *a,
+                       const struct ckpt_dcp_chunk *b)
+{
+    uint32_t rank = ckpt_dcp_rank(m, a->lo);
+
+    return rank == ckpt_dcp_rank(m, b->lo) &&
+           memcmp(ckpt_dcp_ints(m, a->lo), ckpt_dcp_ints(m, b->lo), rank * sizeof(uint64_t)) == 0 &&
+           ckpt_dcp_rank(m, a->n) == ckpt_dcp_rank(m, b->n) &&
+           memcmp(ckpt_dcp_ints(m, a->n), ckpt_dcp_ints(m, b->n),
+                  ckpt_dcp_rank(m, a->n) * sizeof(uint64_t)) == 0;
+}
+
+/* Boxes that several ranks' files list are the same data: the lowest rank's stays. */
+static void drop_replicas(struct ckpt_dcp_metadata *m)
+{
+    size_t kept = 0, first = 0;
+
+    for (size_t i = 0; i < m->chunks.len; i++) {
+        struct ckpt_dcp_chunk c = m->chunks.ptr[i];
+        bool seen = false;
+        if (kept == 0 || m->chunks.ptr[kept - 1].tensor != c.tensor)
+            first = kept;
+        for (size_t k = first; k < kept && !seen; k++)
+            seen = is_replica(m, &m->chunks.ptr[k], &c);
+        if (!seen)
+            m->chunks.ptr[kept++] = c;
+    }
+    m->chunks.len = kept;
+}
+
+int ckpt_dcp_metadata_finish(struct ckpt_dcp_metadata *m, struct ckpt_err *err)
+{
+    bool sorted = true;
+
+    for (size_t i = 1; i < m->chunks.len && sorted; i++)
+        sorted = m->chunks.ptr[i - 1].tensor <= m->chunks.ptr[i].tensor;
+    if (!sorted) {
+        qsort(m->chunks.ptr, m->chunks.len, sizeof *m->chunks.ptr, chunk_cmp);
+        drop_replicas(m);
+    }
+    for (size_t i = 0; i < m->chunks.len; i++) {
+        struct ckpt_dcp_tensor *t = &m->tensors.ptr[m->chunks.ptr[i].tensor];
+        if (t->nchunk++ == 0)
+            t->first = i;
+    }
+    if (m->tensors.len == 0)
+        return ckpt_fail(err, CKPT_MISSING, "the metadata names no tensor");
+    return 0;
+}
+
+void ckpt_dcp_metadata_release(struct ckpt_dcp_metadata *m)
+{
+    ckpt_arena_release(&m->arena);
+    ckpt_vec_release(&m->ints);
+    ckpt_vec_release(&m->tensors);
+    ckpt_vec_release(&m->chunks);
+    ckpt_vec_release(&m->files);
+    ckpt_vec_release(&m->roots);
+    ckpt_map_release(&m->by_name);
+    ckpt_map_release(&m->by_file);
+    ckpt_map_release(&m->by_root);
+}

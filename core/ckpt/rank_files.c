@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One torch.save file per rank, without a manifest: accelerate without DCP, verl; and the one file
+ * of FULL_STATE_DICT.
+ *
+ *     pytorch_model_fsdp_0_rank{R}.bin   pytorch_model_fsdp.bin
+ *     model_world_size_{W}_rank_{R}.pt
+ *
+ * Each holds a dict of DTensors, ShardedTensors or plain tensors; a piece knows its box by itself.
+ * Nothing but a name says how many files there are, so coverage decides. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/par.h"
+#include "base/str.h"
+#include "ckpt/rank_piece.h"
+#include "ckpt/readers.h"
+
+#define CONFIG "huggingface/config.json"
+
+enum { MAX_CONFIG_BYTES = 16 * 1024 * 1024 };
+
+/* What a file's name says. */
+struct rank_name {
+    unsigned long long rank, world; /* world 0: it does not say */
+    bool full;                      /* one file for all ranks */
+    bool local;                     /* LOCAL_STATE_DICT */
+};
+
+/* Digits at *s; moves on. */
+static bool take_number(const char **s, unsigned long long *ret)
+{
+    size_t n = strspn(*s, "0123456789");
+
+    if (!ckpt_parse_u64(*s, n, ret))
+        return false;
+    *s += n;
+    return true;
+}
+
+static bool take_text(const char **s, const char *text)
+{
+    if (!ckpt_has_prefix(*s, text))
+        return false;
+    *s += strlen(text);
+    return true;
+}
+
+/* False if it is no such file, or another model's than the first. */
+static bool parse_name(const char *name, struct rank_name *ret)
+{
+    const char *s = name;
+    unsigned long long model;
+
+    *ret = (struct rank_name){0};
+    if (take_text(&s, "model_world_size_"))
+        return take_number(&s, &ret->world) && take_text(&s, "_rank_") &&
+               take_number(&s, &ret->rank) && strcmp(s, ".pt") == 0 && ret->rank < ret->world;
+    if (!take_text(&s, "pytorch_model_fsdp"))
+        return false;
+    if (strcmp(s, ".bin") == 0)
+        return ret->full = true;
+    ret->local = ckpt_has_prefix(s, "_rank");
+    if (!ret->local && !(take_text(&s, "_") && take_number(&s, &model) && model == 0))
+        return false;
+    return take_text(&s, "_rank") && take_number(&s, &ret->rank) && strcmp(s, ".bin") == 0;
+}
+
+struct file {
+    char *name;
+    struct rank_name is;
+    struct ckpt_source *source;
+    struct ckpt_rank_pieces pieces;
+    uint32_t index; /* in the catalogue */
+};
+
+/* A tensor, and its pieces in the files. */
+struct whole {
+    const char *name;
+    const struct ckpt_rank_piece *first; /* says shape and dtype */
+    CKPT_VEC(struct ckpt_box) box;
+    CKPT_VEC(struct ckpt_piece_draft) draft;
+};
+
+struct load {
+    struct ckpt_dir *dir;
+    const struct ckpt_reader_options *opt;
+    CKPT_VEC(struct file) files;
+    CKPT_VEC(struct whole) wholes;
+    struct ckpt_map by_name;
+    struct ckpt_catalog *cat;
+};
+
+static void load_release(struct load *l)
+{
+    for (size_t i = 0; i < l->files.len; i++) {
+        free(l->files.ptr[i].name);
+        ckpt_source_unref(l->files.ptr[i].source);
+        ckpt_rank_pieces_release(&l->files.ptr[i].pieces);
+    }
+    for (size_t i = 0; i < l->wholes.len; i++) {
+        ckpt_vec_release(&l->wholes.ptr[i].box);
+        ckpt_vec_release(&l->wholes.ptr[i].draft);
+    }
+    ckpt_vec_release(&l->files);
+    ckpt_vec_release(&l->wholes);
+    ckpt_map_release(&l->by_name);
+    ckpt_catalog_free(l->cat);
+}
+
+/* ---- which files ---- */
+
+static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct load *l = ctx;
+    struct rank_name is;
+    struct file *f;
+
+    if (e->kind == CKPT_ENTRY_DIR || !parse_name(e->name, &is))
+        return 0;
+    if (ckpt_vec_add(&l->files, &f) < 0)
+        return ckpt_nomem(err);
+    f->is = is;
+    return (f->name = strdup(e->name)) ? 0 : ckpt_nomem(err);
+}
+
+static int file_cmp(const void *a, const void *b)
+{
+    const struct file *p = a, *q = b;
+    return (p->is.rank > q->is.rank) - (p->is.rank < q->is.rank);
+}
+
+/* Ranks 0 to W-1 of one world, each once. */
+static int check_files(struct load *l, struct ckpt_err *err)
+{
+    const struct file *f = l->files.ptr;
+
+    qsort(l->files.ptr, l->files.len, sizeof *l->files.ptr, file_cmp);
+    for (size_t i = 0; i < l->files.len; i++) {
+        if (f[i].is.local)
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "'%s/%s': flat parameters of one rank (LOCAL_STATE_DICT): how to "
+                             "split them is not in the checkpoint; save with SHARDED_STATE_DICT",
+                             ckpt_dir_path(l->dir), f[i].name);
+        if (f[i].is.world != f[0].is.world || f[i].is.full != f[0].is.full ||
+            (i && f[i].is.rank == f[i - 1].is.rank))
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "'%s' holds files of several saves ('%s', '%s'): remove the stale "
+                             "ones",
+                             ckpt_dir_path(l->dir), f[0].name, f[i].name);
+        if (f[i].is.rank != i)
+            return ckpt_fail(err, CKPT_MISSING,
+                             "'%s': the file of rank %zu, before '%s', is missing",
+                             ckpt_dir_path(l->dir), i, f[i].name);
+    }
+    if (f[0].is.world && l->files.len != f[0].is.world)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s': %llu ranks wrote, the file of rank %zu is missing",
+                         ckpt_dir_path(l->dir), f[0].is.world, l->files.len);
+    return 0;
+}
+
+static int read_one(void *ctx, size_t i, struct ckpt_err *err)
+{
+    struct load *l = ctx;
+    struct file *f = &l->files.ptr[i];
+
+    if (ckpt_source_file_new(l->dir, f->name, l->opt->pool, &f->source, err) < 0)
+        return -1;
+    return ckpt_rank_pieces_read(f->source, f->is.rank, &f->pieces, err) < 0
+               ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), f->name)
+               : 0;
+}
+
+/* ---- tensors ---- */
+
+static bool same_box(const struct ckpt_box *a, const struct ckpt_box *b)
+{
+    return a->rank == b->rank && memcmp(a->lo, b->lo, a->rank * sizeof *a->lo) == 0 &&
+           memcmp(a->n, b->n, a->rank * sizeof *a->n) == 0;
+}
+
+static int add_piece(struct load *l, const struct file *f, const struct ckpt_rank_piece *p,
+                     struct ckpt_err *err)
+{
+    struct ckpt_piece_draft *draft;
+    struct whole *w;
+    uint32_t at;
+    bool is_new;
+
+    if (ckpt_map_put(&l->by_name, p->name, strlen(p->name), (uint32_t)l->wholes.len, &at, &is_new) <
+        0)
+        return ckpt_nomem(err);
+    if (is_new) {
+        if (ckpt_vec_add(&l->wholes, &w) < 0)
+            return ckpt_nomem(err);
+        w->name = p->name;
+        w->first = p;
+    }
+    w = &l->wholes.ptr[at];
+    if (p->dtype != w->first->dtype || p->rank != w->first->rank ||
+        memcmp(p->dim, w->first->dim, p->rank * sizeof *p->dim) != 0)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s/%s': tensor '%s' has another shape or dtype than in another rank's "
+                         "file",
+                         ckpt_dir_path(l->dir), f->name, p->name);
+    if (ckpt_box_numel(&p->box) == 0)
+        return 0;
+    for (size_t i = 0; i < w->box.len; i++)
+        if (same_box(&w->box.ptr[i], &p->box)) /* a replica */
+            return 0;
+    if (ckpt_vec_push(&w->box, p->box) < 0 || ckpt_vec_add(&w->draft, &draft) < 0)
+        return ckpt_nomem(err);
+    ckpt_piece_from_box(p->dim, &p->box, f->index, p->off, p->stride, draft);
+    return 0;
+}
+
+static int add_pieces(struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->files.len; i++) {
+        struct file *f = &l->files.ptr[i];
+        if ((f->index = ckpt_catalog_add_source(l->cat, f->source, err)) == UINT32_MAX)
+            return -1;
+        for (size_t k = 0; k < f->pieces.piece.len; k++)
+            if (add_piece(l, f, &f->pieces.piece.ptr[k], err) < 0)
+                return -1;
+    }
+    return 0;
+}
+
+static int add_tensor(struct load *l, const struct whole *w, struct ckpt_err *err)
+{
+    const struct ckpt_rank_piece *p = w->first;
+    size_t index, bad;
+
+    if (ckpt_boxes_cover(p->dim, p->rank, w->box.ptr, w->box.len, &bad, err) < 0)
+        return ckpt_err_in(err, "'%s': tensor '%s' in the files of %zu ranks",
+                           ckpt_dir_path(l->dir), w->name, l->files.len);
+    return ckpt_catalog_add(l->cat, w->name, p->dtype, p->dim, p->rank, &index, err) < 0
+               ? -1
+               : ckpt_catalog_set_pieces(l->cat, index, w->draft.ptr, w->draft.len, err);
+}
+
+static int add_tensors(struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->wholes.len; i++) {
+        struct ckpt_err e = {0};
+        if (add_tensor(l, &l->wholes.ptr[i], &e) == 0)
+            continue;
+        if (!l->opt->allow_partial || e.code != CKPT_MISSING)
+            return ckpt_fail(err, e.code, "%s", e.text);
+        ckpt_catalog_warn(l->cat, "left out: %s", e.text);
+    }
+    return 0;
+}
+
+/* ---- the reader ---- */
+
+/* verl keeps the model's config and tokenizer beside the ranks' files. */
+static int read_config(struct load *l, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    size_t len;
+
+    if (!ckpt_dir_has_file(l->dir, CONFIG))
+        return 0;
+    if (ckpt_dir_read_file(l->dir, CONFIG, MAX_CONFIG_BYTES, &text, &len, err) < 0 ||
+        ckpt_json_parse(text, len, CONFIG, &l->cat->config, err) < 0)
+        return -1;
+    return json_is_object(l->cat->config)
+               ? 0
+               : ckpt_fail(err, CKPT_FORMAT, "'%s/" CONFIG "' is not a JSON object",
+                           ckpt_dir_path(l->dir));
+}
+
+static int load(struct load *l, struct ckpt_err *err)
+{
+    if (ckpt_catalog_new(&l->cat, err) < 0 || ckpt_dir_list(l->dir, see_entry, l, err) < 0)
+        return -1;
+    if (l->files.len == 0)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' has no rank's file", ckpt_dir_path(l->dir));
+    if (check_files(l, err) < 0 ||
+        ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0 ||
+        add_pieces(l, err) < 0 || add_tensors(l, err) < 0 || read_config(l, err) < 0)
+        return -1;
+    return json_object_set_new(l->cat->about, "format", json_string("rank_files")) < 0
+               ? ckpt_nomem(err)
+               : 0;
+}
+
+static int rank_files_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                           struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
+
+    if (load(&l, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&l.cat);
+    return 0;
+}
+
+static enum ckpt_evidence rank_files_probe(struct ckpt_dir *dir)
+{
+    ckpt_cleanup(load_release) struct load l = {.dir = dir};
+
+    (void)ckpt_dir_list(dir, see_entry, &l, NULL);
+    return l.files.len ? CKPT_BY_NAMES : CKPT_NOT_MINE;
+}
+
+const struct ckpt_reader ckpt_reader_rank_files = {
+    .name = "rank_files",
+    .probe = rank_files_probe,
+    .load = rank_files_load,
+    .side_files = "huggingface",
+};

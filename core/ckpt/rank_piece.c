@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* DTensors (torch/distributed/tensor) and ShardedTensors (torch/distributed/_shard) as they are
+ * pickled, and the box that a rank holds of them. */
+#include "ckpt/rank_piece.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/str.h"
+#include "container/torch.h"
+
+enum { MAX_MESH = 8, MAX_PICKLE = 1 << 30, MAX_NAME = 4096 };
+
+enum { SPEC_MESH, SPEC_PLACEMENTS, SPEC_META, SPEC_ORDER };
+enum { MESH_COORDINATE, MESH_RANK, MESH_TENSOR, MESH_RANKS, MESH_LAYOUT };
+
+struct file {
+    struct ckpt_torch t;
+    struct ckpt_pickle p;
+    uint64_t rank;
+    struct ckpt_rank_pieces *out;
+};
+
+static int fail_value(const struct file *f, ckpt_pv v, const char *what, struct ckpt_err *err)
+{
+    char text[CKPT_PV_TEXT];
+    return ckpt_fail(err, CKPT_UNSUPPORTED, "%s is %s", what,
+                     ckpt_pv_text(&f->p, v, text, sizeof text));
+}
+
+/* A sequence of sizes. */
+static int read_sizes(const struct file *f, ckpt_pv v, uint64_t *ret, uint32_t cap, uint32_t *ret_n,
+                      struct ckpt_err *err)
+{
+    size_t n = ckpt_pv_len(&f->p, v);
+
+    if (!ckpt_pv_is_seq(v) || n > cap)
+        return fail_value(f, v, "a shape", err);
+    for (size_t i = 0; i < n; i++) {
+        int64_t k;
+        if (!ckpt_pv_int(ckpt_pv_at(&f->p, v, i), &k) || k < 0)
+            return fail_value(f, ckpt_pv_at(&f->p, v, i), "a size", err);
+        ret[i] = (uint64_t)k;
+    }
+    *ret_n = (uint32_t)n;
+    return 0;
+}
+
+/* ---- a local tensor ---- */
+
+/* Where the elements of the box lie. The storage may be longer than they need (padding). */
+static int add_local(const struct file *f, ckpt_pv tensor, const struct ckpt_rank_piece *proto,
+                     struct ckpt_err *err)
+{
+    struct ckpt_rank_piece p = *proto;
+    char have[CKPT_SHAPE_TEXT], want[CKPT_SHAPE_TEXT];
+    struct ckpt_torch_layout l;
+    uint64_t storage = 0;
+
+    if (ckpt_torch_layout_of(&f->p, tensor, &l, err) < 0)
+        return -1;
+    bool empty = ckpt_box_numel(&p.box) == 0 && l.nbyte == 0;
+    if (!empty && (l.rank != p.box.rank || memcmp(l.dim, p.box.n, l.rank * sizeof *l.dim) != 0))
+        return ckpt_fail(err, CKPT_CONFLICT, "the local tensor has shape %s, its place %s",
+                         ckpt_shape_text(l.dim, l.rank, have, sizeof have),
+                         ckpt_shape_text(p.box.n, p.box.rank, want, sizeof want));
+    if (l.dtype != p.dtype)
+        return ckpt_fail(err, CKPT_CONFLICT, "the local tensor is %s, the whole %s",
+                         ckpt_dtype_name(l.dtype), ckpt_dtype_name(p.dtype));
+    if (!empty && ckpt_torch_storage(&f->t, &l, &storage, err) < 0)
+        return -1;
+    p.off = storage + l.first * ckpt_dtype_size(l.dtype);
+    for (uint32_t d = 0; d < l.rank; d++)
+        p.stride[d] = l.stride[d] * ckpt_dtype_size(l.dtype);
+    return ckpt_vec_push(&f->out->piece, p) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int add_plain(const struct file *f, ckpt_pv v, struct ckpt_rank_piece *p,
+                     struct ckpt_err *err)
+{
+    struct ckpt_torch_layout l;
+
+    if (ckpt_torch_layout_of(&f->p, v, &l, err) < 0)
+        return -1;
+    p->dtype = l.dtype;
+    p->rank = p->box.rank = l.rank;
+    memcpy(p->dim, l.dim, l.rank * sizeof *l.dim);
+    memcpy(p->box.n, l.dim, l.rank * sizeof *l.dim);
+    return add_local(f, v, p, err);
+}
+
+/* ---- DTensor ---- */
+
+struct mesh {
+    uint32_t naxis;
+    uint64_t size[MAX_MESH], at[MAX_MESH];
+};
+
+/* Sizes of the mesh's axes: of its layout, or of the tensor of ranks that older versions keep. */
+static int read_mesh_shape(const struct file *f, ckpt_pv mesh, struct mesh *m, struct ckpt_err *err)
+{
+    ckpt_pv layout = ckpt_pv_slot(&f->p, mesh, MESH_LAYOUT), axes, ranks;
+    struct ckpt_torch_layout l;
+
+    if (ckpt_pv_is_seq(axes = ckpt_pv_slot(&f->p, layout, 0))) {
+        m->naxis = (uint32_t)ckpt_pv_len(&f->p, axes);
+        if (ckpt_pv_len(&f->p, axes) > MAX_MESH)
+            return ckpt_fail(err, CKPT_LIMIT, "a mesh of %u axes", m->naxis);
+        for (uint32_t i = 0; i < m->naxis; i++) {
+            uint64_t part[MAX_MESH];
+            uint32_t n;
+            if (read_sizes(f, ckpt_pv_slot(&f->p, ckpt_pv_at(&f->p, axes, i), 0), part, MAX_MESH,
+                           &n, err) < 0)
+                return -1;
+            if (!ckpt_shape_numel(part, n, &m->size[i]))
+                return ckpt_fail(err, CKPT_FORMAT, "a mesh larger than any cluster");
+        }
+        return 0;
+    }
+    if (ckpt_pv_is_seq(axes = ckpt_pv_slot(&f->p, layout, 1)))
+        return read_sizes(f, axes, m->size, MAX_MESH, &m->naxis, err);
+    ranks = ckpt_pv_slot(&f->p, mesh, MESH_TENSOR);
+    if (ckpt_pv_kind(ranks) != CKPT_PV_OBJ)
+        ranks = ckpt_pv_slot(&f->p, mesh, MESH_RANKS);
+    if (ckpt_torch_layout_of(&f->p, ranks, &l, err) < 0)
+        return ckpt_err_in(err, "the mesh");
+    if (l.rank > MAX_MESH)
+        return ckpt_fail(err, CKPT_LIMIT, "a mesh of %u axes", l.rank);
+    m->naxis = l.rank;
+    memcpy(m->size, l.dim, l.rank * sizeof *l.dim);
+    return 0;
+}
+
+static int read_mesh(const struct file *f, ckpt_pv v, struct mesh *m, struct ckpt_err *err)
+{
+    ckpt_pv at = ckpt_pv_slot(&f->p, v, MESH_COORDINATE);
+    uint32_t n = 0;
+
+    if (ckpt_pv_rule(&f->p, v) != CKPT_TORCH_DEVICE_MESH)
+        return fail_value(f, v, "the mesh of a DTensor", err);
+    if (read_mesh_shape(f, v, m, err) < 0)
+        return -1;
+    if (ckpt_pv_is_seq(at)) {
+        if (read_sizes(f, at, m->at, MAX_MESH, &n, err) < 0)
+            return -1;
+    } else if (m->naxis == 1) {
+        m->at[0] = f->rank;
+        n = 1;
+    }
+    for (uint32_t i = 0; i < m->naxis; i++)
+        if (n != m->naxis || m->at[i] >= m->size[i])
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "the mesh does not say where this rank stands in it");
+    return 0;
+}
+
+/* One interval of a dimension, cut into k like torch.chunk; the i-th. */
+static void cut(struct ckpt_box *box, uint64_t d, uint64_t k, uint64_t i)
+{
+    uint64_t n = box->n[d], c = n / k + (n % k != 0);
+    uint64_t lo = c && i > n / c ? n : ckpt_min_u64(i * c, n), hi = ckpt_min_u64(n - lo, c);
+
+    box->lo[d] += lo;
+    box->n[d] = hi;
+}
+
+struct placement {
+    bool sharded, strided;
+    uint64_t dim;
+    uint64_t factor;
+};
+
+static int read_placement(const struct file *f, ckpt_pv v, uint32_t rank, struct placement *ret,
+                          struct ckpt_err *err)
+{
+    const char *name = ckpt_pv_kind(v) == CKPT_PV_OBJ ? ckpt_pv_name(&f->p, v) : "";
+    int64_t dim, factor;
+
+    *ret = (struct placement){0};
+    if (strcmp(name, "Replicate") == 0)
+        return 0;
+    ret->strided = strcmp(name, "_StridedShard") == 0;
+    if ((strcmp(name, "Shard") != 0 && !ret->strided) ||
+        !ckpt_pv_int(ckpt_pv_slot(&f->p, v, 0), &dim))
+        return fail_value(f, v, "a placement", err);
+    if (dim < 0)
+        dim += rank;
+    if (dim < 0 || dim >= (int64_t)rank)
+        return ckpt_fail(err, CKPT_FORMAT, "sharded on dimension %" PRId64 " of %u", dim, rank);
+    if (ret->strided && (!ckpt_pv_int(ckpt_pv_slot(&f->p, v, 1), &factor) || factor < 1))
+        return ckpt_fail(err, CKPT_FORMAT, "a strided shard without a factor");
+    ret->sharded = true;
+    ret->dim = (uint64_t)dim;
+    ret->factor = ret->strided ? (uint64_t)factor : 1;
+    return 0;
+}
+
+/* A strided shard is cut after the later axes that cut the same dimension. */
+static int check_factor(const struct mesh *m, const struct placement *p, uint32_t i,
+                        struct ckpt_err *err)
+{
+    uint64_t later = 1;
+
+    for (uint32_t k = i + 1; k < m->naxis; k++)
+        if (p[k].sharded && p[k].dim == p[i].dim)
+            later *= m->size[k];
+    return later == p[i].factor
+               ? 0
+               : ckpt_fail(err, CKPT_UNSUPPORTED,
+                           "a shard strided by %" PRIu64 ", the later axes cut into %" PRIu64,
+                           p[i].factor, later);
+}
+
+/* The order in which torch says the axes cut dimension d is left to right. */
+static int check_order(const struct file *f, ckpt_pv order, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < ckpt_pv_len(&f->p, order); i++) {
+        ckpt_pv entry = ckpt_pv_slot(&f->p, ckpt_pv_at(&f->p, order, i), 0);
+        ckpt_pv axes = ckpt_pv_at(&f->p, entry, 1);
+        int64_t last = -1, axis;
+        if (ckpt_pv_len(&f->p, entry) != 2 || !ckpt_pv_is_seq(axes))
+            return fail_value(f, ckpt_pv_at(&f->p, order, i), "a shard order", err);
+        for (size_t k = 0; k < ckpt_pv_len(&f->p, axes); k++) {
+            if (!ckpt_pv_int(ckpt_pv_at(&f->p, axes, k), &axis) || axis <= last)
+                return ckpt_fail(err, CKPT_UNSUPPORTED,
+                                 "a shard order other than from left to right");
+            last = axis;
+        }
+    }
+    return 0;
+}
+
+static int place(const struct file *f, ckpt_pv spec, struct ckpt_rank_piece *piece,
+                 struct ckpt_err *err)
+{
+    ckpt_pv placements = ckpt_pv_slot(&f->p, spec, SPEC_PLACEMENTS);
+    struct placement p[MAX_MESH];
+    struct mesh m = {0};
+    bool strided = false;
+
+    if (ckpt_pv_rule(&f->p, spec) != CKPT_TORCH_DTENSOR_SPEC)
+        return fail_value(f, spec, "the spec of a DTensor", err);
+    if (read_mesh(f, ckpt_pv_slot(&f->p, spec, SPEC_MESH), &m, err) < 0)
+        return -1;
+    if (!ckpt_pv_is_seq(placements) || ckpt_pv_len(&f->p, placements) != m.naxis)
+        return fail_value(f, placements, "the placements of a DTensor", err);
+    for (uint32_t i = 0; i < m.naxis; i++) {
+        if (read_placement(f, ckpt_pv_at(&f->p, placements, i), piece->rank, &p[i], err) < 0)
+            return -1;
+        strided |= p[i].strided;
+    }
+    if (!strided && check_order(f, ckpt_pv_slot(&f->p, spec, SPEC_ORDER), err) < 0)
+        return -1;
+    for (uint32_t i = 0; i < m.naxis; i++)
+        if (p[i].sharded && !p[i].strided)
+            cut(&piece->box, p[i].dim, m.size[i], m.at[i]);
+    for (uint32_t i = m.naxis; i-- > 0;)
+        if (p[i].strided) {
+            if (check_factor(&m, p, i, err) < 0)
+                return -1;
+            cut(&piece->box, p[i].dim, m.size[i], m.at[i]);
+        }
+    return 0;
+}
+
+static int add_dtensor(const struct file *f, ckpt_pv state, struct ckpt_rank_piece *p,
+                       struct ckpt_err *err)
+{
+    ckpt_pv members = ckpt_pv_at(&f->p, state, 1);
+
+    if (place(f, ckpt_pv_get(&f->p, members, "_spec"), p, err) < 0)
+        return -1;
+    return add_local(f, ckpt_pv_get(&f->p, members, "_local_tensor"), p, err);
+}
+
+/* ---- ShardedTensor ---- */
+
+static int add_sharded(const struct file *f, ckpt_pv state, struct ckpt_rank_piece *p,
+                       struct ckpt_err *err)
+{
+    ckpt_pv shards = ckpt_pv_at(&f->p, state, 0);
+
+    /* a rank without rows: the tensor is there, its box is empty */
+    if (ckpt_pv_len(&f->p, shards) == 0) {
+        struct ckpt_rank_piece none = *p;
+        memset(none.box.n, 0, sizeof none.box.n);
+        return p->rank == 0 ? 0 : ckpt_vec_push(&f->out->piece, none) < 0 ? ckpt_nomem(err) : 0;
+    }
+    for (size_t i = 0; i < ckpt_pv_len(&f->p, shards); i++) {
+        ckpt_pv shard = ckpt_pv_at(&f->p, shards, i), meta = ckpt_pv_slot(&f->p, shard, 1);
+        uint32_t nlo, n;
+        if (ckpt_pv_rule(&f->p, shard) != CKPT_TORCH_LOCAL_SHARD ||
+            ckpt_pv_rule(&f->p, meta) != CKPT_TORCH_SHARD_METADATA)
+            return fail_value(f, shard, "a shard", err);
+        if (read_sizes(f, ckpt_pv_slot(&f->p, meta, 0), p->box.lo, CKPT_MAX_RANK, &nlo, err) < 0 ||
+            read_sizes(f, ckpt_pv_slot(&f->p, meta, 1), p->box.n, CKPT_MAX_RANK, &n, err) < 0)
+            return -1;
+        if (nlo != p->rank || n != p->rank || !ckpt_box_within(&p->box, p->dim, p->rank))
+            return ckpt_fail(err, CKPT_FORMAT, "a shard lies outside of the tensor");
+        if (add_local(f, ckpt_pv_slot(&f->p, shard, 0), p, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- the file ---- */
+
+/* _rebuild_from_type_v2(_rebuild_wrapper_subclass, class, (class, dtype, size, ...), state) */
+static int add_wrapped(const struct file *f, ckpt_pv v, struct ckpt_rank_piece *p,
+                       struct ckpt_err *err)
+{
+    ckpt_pv call = ckpt_pv_slot(&f->p, v, 0), args = ckpt_pv_at(&f->p, call, 2);
+    ckpt_pv state = ckpt_pv_at(&f->p, call, 3), class = ckpt_pv_at(&f->p, call, 1);
+    const char *name = ckpt_pv_name(&f->p, class);
+
+    if (ckpt_pv_rule(&f->p, ckpt_pv_at(&f->p, call, 0)) != CKPT_TORCH_WRAPPER)
+        return fail_value(f, class, "its class", err);
+    if (!ckpt_torch_dtype(&f->p, ckpt_pv_at(&f->p, args, 1), &p->dtype))
+        return fail_value(f, ckpt_pv_at(&f->p, args, 1), "its dtype", err);
+    if (read_sizes(f, ckpt_pv_at(&f->p, args, 2), p->dim, CKPT_MAX_RANK, &p->rank, err) < 0)
+        return -1;
+    p->box.rank = p->rank;
+    memcpy(p->box.n, p->dim, p->rank * sizeof *p->dim);
+    if (strcmp(name, "DTensor") == 0)
+        return add_dtensor(f, state, p, err);
+    if (strcmp(name, "ShardedTensor") == 0)
+        return add_sharded(f, state, p, err);
+    return fail_value(f, class, "its class", err);
+}
+
+static int add_entry(struct file *f, const char *name, ckpt_pv v, struct ckpt_err *err)
+{
+    struct ckpt_rank_piece p = {0};
+
+    while (ckpt_pv_kind(v) == CKPT_PV_OBJ && (ckpt_pv_rule(&f->p, v) == CKPT_TORCH_PARAMETER ||
+                                              ckpt_pv_rule(&f->p, v) == CKPT_TORCH_PARAMETER_STATE))
+        v = ckpt_pv_at(&f->p, ckpt_pv_slot(&f->p, v, 0), 0);
+    if (ckpt_pv_kind(v) != CKPT_PV_OBJ) /* a number, a step: no tensor */
+        return 0;
+    if (!(p.name = ckpt_arena_strdup(&f->out->names, name)))
+        return ckpt_nomem(err);
+    return ckpt_pv_rule(&f->p, v) == CKPT_TORCH_SUBCLASS_V2 ? add_wrapped(f, v, &p, err)
+                                                            : add_plain(f, v, &p, err);
+}
+
+static int add_entries(struct file *f, struct ckpt_err *err)
+{
+    if (ckpt_pv_kind(f->p.root) != CKPT_PV_DICT)
+        return fail_value(f, f->p.root, "what was saved", err);
+    for (size_t i = 0; i < ckpt_pv_npair(&f->p, f->p.root); i++) {
+        const char *name = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, f->p.root, i));
+        if (!name || strlen(name) > MAX_NAME || !ckpt_utf8_ok(name))
+            return ckpt_fail(err, CKPT_FORMAT, "a key of the state dict is no tensor's name");
+        if (ckpt_has_suffix(name, "flat_param"))
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "'%s' is an FSDP flat parameter (LOCAL_STATE_DICT): how to split it "
+                             "is not in the checkpoint; save with SHARDED_STATE_DICT",
+                             name);
+        if (add_entry(f, name, ckpt_pv_value(&f->p, f->p.root, i), err) < 0)
+            return ckpt_err_in(err, "tensor '%s'", name);
+    }
+    return 0;
+}
+
+int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank_pieces *ret,
+                          struct ckpt_err *err)
+{
+    struct file *f = calloc(1, sizeof *f); /* it holds the archive's head: large for a stack */
+    int result = -1;
+
+    if (!f)
+        return ckpt_nomem(err);
+    f->rank = rank;
+    f->out = ret;
+    if (ckpt_torch_open(s, 0, s->size, &f->t, err) == 0) {
+        if (f->t.pickle_len > MAX_PICKLE)
+            (void)ckpt_fail(err, CKPT_LIMIT, "data.pkl has %" PRIu64 " bytes", f->t.pickle_len);
+        else if (ckpt_pickle_read(s, f->t.pickle_off, f->t.pickle_len, &ckpt_torch_rules, &f->p,
+                                  err) == 0) {
+            result = add_entries(f, err);
+            ckpt_pickle_release(&f->p);
+        }
+        ckpt_torch_release(&f->t);
+    }
+    free(f);
+    return result;
+}
+
+void ckpt_rank_pieces_release(struct ckpt_rank_pieces *p)
+{
+    ckpt_arena_release(&p->names);
+    ckpt_vec_release(&p->piece);
+}

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading pickles as data (CPython's Modules/_pickle.c, protocols 2 to 5): nothing is ever called.
+ *
+ * The result is a tree of 8-byte values. Which globals mean something is the caller's table; an
+ * object of any other class, and what any other function would have made, is one opaque value that
+ * remembers only the global's name. Built for large files: the input is read in windows, strings
+ * and tuples of integers are kept once, a state that was put into its object is given back. */
+#ifndef CKPT_CONTAINER_PICKLE_H
+#define CKPT_CONTAINER_PICKLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "base/vec.h"
+#include "io/source.h"
+
+/* Limits. Everything that is kept is also bounded by the length of the pickle. */
+enum {
+    CKPT_PICKLE_MAX_STACK = 1 << 24, /* values at once */
+    CKPT_PICKLE_MAX_MARKS = 1024,    /* nesting */
+    CKPT_PICKLE_MAX_STRING = 1 << 24,
+    CKPT_PICKLE_MAX_SLOTS = 8,
+};
+
+typedef uint64_t ckpt_pv;
+
+enum ckpt_pv_kind {
+    CKPT_PV_ABSENT, /* a slot that the state did not set */
+    CKPT_PV_NONE,
+    CKPT_PV_BOOL,
+    CKPT_PV_INT, /* of 60 bits; larger ones are opaque */
+    CKPT_PV_FLOAT,
+    CKPT_PV_STR,
+    CKPT_PV_BYTES,
+    CKPT_PV_INTS,  /* a tuple of integers, the empty tuple, a torch.Size */
+    CKPT_PV_INTS1, /* a tuple that holds one of those */
+    CKPT_PV_TUPLE,
+    CKPT_PV_LIST, /* also sets */
+    CKPT_PV_DICT,
+    CKPT_PV_GLOBAL,
+    CKPT_PV_OBJ, /* of a class, or the result of a function, of the table */
+    CKPT_PV_OPAQUE,
+};
+
+enum ckpt_pickle_role {
+    CKPT_PICKLE_OBJ,  /* class or function: becomes an object that keeps arguments and state */
+    CKPT_PICKLE_SIZE, /* torch.Size: its argument */
+    CKPT_PICKLE_DICT, /* OrderedDict: a dict */
+};
+
+struct ckpt_pickle_global {
+    const char *module; /* NULL: any (a plug-in's own copy of a known class) */
+    const char *name;
+    enum ckpt_pickle_role role;
+    /* OBJ: names of the state's members that are kept, each in its slot; NULL-terminated. Without
+     * them the arguments are slot 0 and the whole state is slot 1. */
+    const char *const *slot;
+};
+
+struct ckpt_pickle_rules {
+    const struct ckpt_pickle_global *global; /* the end has no name */
+    bool persid;                             /* BINPERSID is expected: an object of no class */
+};
+
+enum { CKPT_PICKLE_PERSID = -1, CKPT_PICKLE_OTHER = -2 };
+
+struct ckpt_pickle_str {
+    const char *ptr; /* NUL-terminated; may hold others */
+    uint32_t len;
+};
+
+/* A list, or a dict: keys and values in turn. */
+struct ckpt_pickle_box {
+    ckpt_pv *ptr;
+    uint32_t len, cap;
+    uint32_t memo; /* its number in the memo + 1 */
+    bool shared;   /* more than one place may hold it */
+};
+
+/* A global that the pickle names. */
+struct ckpt_pickle_name {
+    uint32_t module, name; /* strings */
+    int32_t rule;          /* row of the table, or OTHER */
+};
+
+/* The tree. Values are good as long as it is. */
+struct ckpt_pickle {
+    const struct ckpt_pickle_rules *rules;
+    struct ckpt_arena text;
+    CKPT_VEC(struct ckpt_pickle_str) strs;
+    struct ckpt_map str_ids;
+    CKPT_VEC(int64_t) ints;   /* n, then n integers */
+    CKPT_VEC(uint64_t) words; /* tuples: n, then n values; objects: global, slots */
+    CKPT_VEC(double) floats;
+    CKPT_VEC(struct ckpt_pickle_box) boxes;
+    CKPT_VEC(struct ckpt_pickle_name) globals;
+    ckpt_pv root;
+};
+
+/* Parse bytes [off, off+len) of s, or of memory; `what` names it in errors. */
+int ckpt_pickle_read(struct ckpt_source *s, uint64_t off, uint64_t len,
+                     const struct ckpt_pickle_rules *rules, struct ckpt_pickle *ret,
+                     struct ckpt_err *err);
+int ckpt_pickle_parse(const void *data, size_t len, const struct ckpt_pickle_rules *rules,
+                      struct ckpt_pickle *ret, struct ckpt_err *err);
+void ckpt_pickle_release(struct ckpt_pickle *p);
+
+/* Free all but strings and tuples of integers. */
+void ckpt_pickle_trim(struct ckpt_pickle *p);
+
+static inline enum ckpt_pv_kind ckpt_pv_kind(ckpt_pv v) { return (enum ckpt_pv_kind)(v & 15); }
+static inline uint64_t ckpt_pv_id(ckpt_pv v) { return v >> 4; }
+
+/* INT; false if it is something else. */
+bool ckpt_pv_int(ckpt_pv v, int64_t *ret);
+
+/* STR without a NUL inside; else NULL. */
+const char *ckpt_pv_str(const struct ckpt_pickle *p, ckpt_pv v);
+
+/* A list or tuple of any kind: its length (0 for others) and members. */
+bool ckpt_pv_is_seq(ckpt_pv v);
+size_t ckpt_pv_len(const struct ckpt_pickle *p, ckpt_pv v);
+ckpt_pv ckpt_pv_at(const struct ckpt_pickle *p, ckpt_pv v, size_t i);
+
+/* INTS: its integers. */
+const int64_t *ckpt_pv_ints(const struct ckpt_pickle *p, ckpt_pv v, size_t *ret_n);
+
+/* A list or tuple of integers as INTS (ABSENT if it is not one). */
+ckpt_pv ckpt_pickle_pack(struct ckpt_pickle *p, ckpt_pv seq);
+
+/* DICT: number of pairs, keys and values in the order of the file (a key may come twice: the last
+ * one counts). */
+size_t ckpt_pv_npair(const struct ckpt_pickle *p, ckpt_pv v);
+ckpt_pv ckpt_pv_key(const struct ckpt_pickle *p, ckpt_pv v, size_t i);
+ckpt_pv ckpt_pv_value(const struct ckpt_pickle *p, ckpt_pv v, size_t i);
+
+/* The value of a string key; ABSENT. Linear. */
+ckpt_pv ckpt_pv_get(const struct ckpt_pickle *p, ckpt_pv dict, const char *key);
+
+/* OBJ: its row of the table (PERSID for a persistent id) and its slots; ABSENT past the last. A
+ * GLOBAL's row. OTHER for everything else. */
+int ckpt_pv_rule(const struct ckpt_pickle *p, ckpt_pv v);
+ckpt_pv ckpt_pv_slot(const struct ckpt_pickle *p, ckpt_pv v, unsigned i);
+
+/* GLOBAL, OBJ, OPAQUE: what the pickle calls it, "" if nothing. */
+const char *ckpt_pv_module(const struct ckpt_pickle *p, ckpt_pv v);
+const char *ckpt_pv_name(const struct ckpt_pickle *p, ckpt_pv v);
+
+/* "os.system", "a string", "None": for messages. Into buf, always terminated; returns buf. */
+char *ckpt_pv_text(const struct ckpt_pickle *p, ckpt_pv v, char *buf, size_t cap);
+enum { CKPT_PV_TEXT = 160 };
+
+#endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* torch.save files (torch/serialization.py): a zip archive with a pickle, data.pkl, that refers to
+ * storages, the members data/KEY. */
+#ifndef CKPT_CONTAINER_TORCH_H
+#define CKPT_CONTAINER_TORCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "container/pickle.h"
+#include "container/zip.h"
+#include "tensor/box.h"
+#include "tensor/dtype.h"
+
+/* Rows of the table of globals of torch.save files. */
+enum ckpt_torch_global {
+    CKPT_TORCH_TENSOR_V2,
+    CKPT_TORCH_TENSOR_V3,
+    CKPT_TORCH_PARAMETER,
+    CKPT_TORCH_PARAMETER_STATE,
+    CKPT_TORCH_DEVICE_TENSOR,
+    CKPT_TORCH_SUBCLASS_V2,
+    CKPT_TORCH_WRAPPER,
+    CKPT_TORCH_DTENSOR_SPEC,
+    CKPT_TORCH_DEVICE_MESH,
+    CKPT_TORCH_MESH_LAYOUT,
+    CKPT_TORCH_FLAT_LAYOUT,
+    CKPT_TORCH_SHARD,
+    CKPT_TORCH_STRIDED_SHARD,
+    CKPT_TORCH_REPLICATE,
+    CKPT_TORCH_PARTIAL,
+    CKPT_TORCH_LOCAL_SHARD,
+    CKPT_TORCH_SHARD_METADATA,
+    CKPT_TORCH_SHARDED_METADATA,
+    CKPT_TORCH_GET_LAYOUT,
+};
+extern const struct ckpt_pickle_rules ckpt_torch_rules;
+
+/* How a tensor lies in its storage; sizes, strides and `first` in elements. */
+struct ckpt_torch_layout {
+    enum ckpt_dtype dtype;
+    uint32_t rank;
+    uint64_t dim[CKPT_MAX_RANK];
+    uint64_t stride[CKPT_MAX_RANK];
+    uint64_t first;
+    uint64_t nbyte; /* of the storage that are needed, from its beginning; 0: it has no element */
+    char key[24];   /* of the storage */
+};
+
+/* What rebuild function call `v` makes. UNSUPPORTED names what it is if it is no plain tensor. */
+int ckpt_torch_layout_of(const struct ckpt_pickle *p, ckpt_pv v, struct ckpt_torch_layout *ret,
+                         struct ckpt_err *err);
+
+/* A global that is a dtype ("torch.bfloat16"): false if it is none that safetensors has. */
+bool ckpt_torch_dtype(const struct ckpt_pickle *p, ckpt_pv v, enum ckpt_dtype *ret);
+
+/* Bounds of "PREFIX/" in the names of the members; its pickle, and that it is little-endian. */
+struct ckpt_torch {
+    struct ckpt_zip zip;
+    const char *prefix; /* not terminated; with the slash */
+    size_t prefix_len;
+    uint64_t pickle_off, pickle_len; /* in the source */
+};
+
+/* Bytes [off, off+len) of s. The pickle is located, not read. */
+int ckpt_torch_open(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_torch *ret,
+                    struct ckpt_err *err);
+void ckpt_torch_release(struct ckpt_torch *t);
+
+/* Byte in the source where the layout's storage begins; checks that it is long enough. */
+int ckpt_torch_storage(const struct ckpt_torch *t, const struct ckpt_torch_layout *l,
+                       uint64_t *ret_off, struct ckpt_err *err);
+
+/* One tensor in one archive, as in DCP's items. Most items of a file have the same pickle: what the
+ * last one meant is kept. Belongs to one thread; zero-initialised. */
+struct ckpt_torch_memo {
+    unsigned char *pickle;
+    size_t len;
+    struct ckpt_torch_layout layout;
+};
+
+void ckpt_torch_memo_release(struct ckpt_torch_memo *memo);
+int ckpt_torch_item(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_torch_memo *memo,
+                    struct ckpt_torch_layout *ret, uint64_t *ret_storage_off, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Zip archives as torch.save writes them: members stored, not compressed; sizes only in the central
+ * directory, which is found from the end (PKWARE APPNOTE; zip64). An archive may be a part of a
+ * file. */
+#ifndef CKPT_CONTAINER_ZIP_H
+#define CKPT_CONTAINER_ZIP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "io/source.h"
+
+enum {
+    CKPT_ZIP_HEAD = 2048, /* bytes of the beginning that are read with one call */
+    CKPT_ZIP_MAX_DIRECTORY = 1 << 30,
+    CKPT_ZIP_MAX_NAME = 4096,
+};
+
+struct ckpt_zip_entry {
+    const char *name; /* not terminated */
+    size_t name_len;
+    uint64_t header; /* of the member, in the archive */
+    uint64_t len;    /* of its data */
+};
+
+struct ckpt_zip {
+    struct ckpt_source *source; /* borrowed */
+    uint64_t off, len;          /* of the archive in the source */
+    uint64_t data_end;          /* where the central directory begins, in the archive */
+    struct ckpt_zip_entry *entry;
+    size_t nentry;
+    unsigned char *directory;
+    size_t head_len;
+    unsigned char head[CKPT_ZIP_HEAD];
+};
+
+/* Read the directory of the archive in bytes [off, off+len) of s. Offsets in errors are the
+ * archive's own. */
+int ckpt_zip_open(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_zip *ret,
+                  struct ckpt_err *err);
+void ckpt_zip_release(struct ckpt_zip *z);
+
+/* The member of that name; NULL. Linear. */
+const struct ckpt_zip_entry *ckpt_zip_find(const struct ckpt_zip *z, const char *name, size_t len);
+
+/* Where a member's data begin, in the source: its own header is checked against the directory. */
+int ckpt_zip_data(const struct ckpt_zip *z, const struct ckpt_zip_entry *e, uint64_t *ret_off,
+                  struct ckpt_err *err);
+
+/* Bytes of the source within the archive, from what is in memory where possible. */
+int ckpt_zip_pread(const struct ckpt_zip *z, void *buf, size_t len, uint64_t off,
+                   struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finding the prefix, checking the result. */
+#include "run/names.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "base/vec.h"
+
+enum { MOST_NAMED = 3 };
+
+/* First parts of names that are no model's: optimizers, schedulers, data loaders. */
+static const char *const other_roots[] = {"optimizer", "optimizers", "optim",      "lr_scheduler",
+                                          "scheduler", "sched",      "dataloader", "train_state",
+                                          "rng",       "ema"};
+
+/* The input embeddings of transformers' models. */
+static const char *const anchors[] = {
+    "model.embed_tokens.weight",
+    "model.language_model.embed_tokens.weight",
+    "language_model.model.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+    "transformer.wte.weight",
+    "transformer.word_embeddings.weight",
+    "gpt_neox.embed_in.weight",
+    "backbone.embeddings.weight",
+    "backbone.embedding.weight",
+    "bert.embeddings.word_embeddings.weight",
+    "roberta.embeddings.word_embeddings.weight",
+};
+
+/* Parts of names that wrappers add. */
+static const char *const wrappers[] = {"_orig_mod.", "_checkpoint_wrapped_module.",
+                                       "_fsdp_wrapped_module."};
+
+/* Models that have fused experts on the hub too. */
+static const char *const fused_types[] = {"gpt_oss", "llama4", "qwen3_vl_moe", "qwen3_5_moe"};
+
+static bool among(const char *word, size_t len, const char *const *list, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strlen(list[i]) == len && memcmp(list[i], word, len) == 0)
+            return true;
+    return false;
+}
+#define AMONG(word, len, list) among(word, len, list, sizeof(list) / sizeof *(list))
+
+static bool is_weight(const char *name)
+{
+    size_t root = strcspn(name, ".");
+
+    return !AMONG(name, root, other_roots) && !ckpt_has_prefix(name, "optimizer_") &&
+           !ckpt_has_suffix(name, "._extra_state") && !ckpt_has_suffix(name, ".inv_freq");
+}
+
+struct naming {
+    struct ckpt_catalog *cat;
+    const struct ckpt_base *base;
+    const json_t *config;
+    bool allow_partial;
+    size_t ntensor;
+    char **name; /* without wrappers; NULL: not the model's */
+    char *prefix;
+    const char *anchor;
+};
+
+static void naming_release(struct naming *n)
+{
+    for (size_t i = 0; n->name && i < n->ntensor; i++)
+        free(n->name[i]);
+    free(n->name);
+    free(n->prefix);
+}
+
+static char *unwrapped(const char *name)
+{
+    char *own = strdup(name);
+
+    for (size_t i = 0; own && i < sizeof wrappers / sizeof wrappers[0]; i++)
+        for (char *at; (at = strstr(own, wrappers[i]));)
+            memmove(at, at + strlen(wrappers[i]), strlen(at + strlen(wrappers[i])) + 1);
+    return own;
+}
+
+static int collect(struct naming *n, struct ckpt_err *err)
+{
+    if (!(n->name = calloc(n->cat->tensors.len + 1, sizeof *n->name)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n->cat->tensors.len; i++)
+        if (is_weight(n->cat->tensors.ptr[i].name) &&
+            !(n->name[i] = unwrapped(n->cat->tensors.ptr[i].name)))
+            return ckpt_nomem(err);
+    return 0;
+}
+
+/* Length of what stands before `tail`, if name ends with it at a dot; else SIZE_MAX. */
+static size_t before(const char *name, const char *tail)
+{
+    if (!ckpt_has_suffix(name, tail))
+        return SIZE_MAX;
+    size_t len = strlen(name) - strlen(tail);
+    return len == 0 || name[len - 1] == '.' ? len : SIZE_MAX;
+}
+
+/* The prefix before `anchor`. Two of them: none can be chosen. */
+static int try_anchor(struct naming *n, const char *anchor, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < n->cat->tensors.len; i++) {
+        size_t len = n->name[i] ? before(n->name[i], anchor) : SIZE_MAX;
+        if (len == SIZE_MAX)
+            continue;
+        if (n->prefix && (strlen(n->prefix) != len || memcmp(n->prefix, n->name[i], len) != 0))
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "two models: '%s' is there below '%s' and below '%.*s'", anchor,
+                             n->prefix, (int)len, n->name[i]);
+        if (!n->prefix && !(n->prefix = strndup(n->name[i], len)))
+            return ckpt_nomem(err);
+        n->anchor = anchor;
+    }
+    return 0;
+}
+
+static int find_prefix(struct naming *n, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *model = n->base ? n->base->cat : NULL;
+
+    for (size_t i = 0; !n->prefix && model && i < model->tensors.len; i++)
+        if (ckpt_has_suffix(model->tensors.ptr[i].name, ".weight") &&
+            strstr(model->tensors.ptr[i].name, "embed") &&
+            try_anchor(n, model->tensors.ptr[i].name, err) < 0)
+            return -1;
+    for (size_t i = 0; !n->prefix && i < sizeof anchors / sizeof anchors[0]; i++)
+        if (try_anchor(n, anchors[i], err) < 0)
+            return -1;
+    return 0;
+}
+
+/* What is below the prefix stays, without it. */
+static void strip(struct naming *n)
+{
+    size_t len = strlen(n->prefix), dropped = 0, first = 0;
+
+    for (size_t i = 0; i < n->cat->tensors.len; i++) {
+        if (!n->name[i])
+            continue;
+        if (strncmp(n->name[i], n->prefix, len) == 0) {
+            memmove(n->name[i], n->name[i] + len, strlen(n->name[i] + len) + 1);
+            continue;
+        }
+        free(n->name[i]);
+        n->name[i] = NULL;
+        if (dropped++ == 0)
+            first = i;
+    }
+    if (dropped)
+        ckpt_catalog_warn(n->cat,
+                          "left out: %zu tensors that are not below '%s', where the model is "
+                          "('%s' first)",
+                          dropped, n->prefix, n->cat->tensors.ptr[first].name);
+}
+
+static size_t find(const struct naming *n, const char *name)
+{
+    for (size_t i = 0; i < n->cat->tensors.len; i++)
+        if (n->name[i] && strcmp(n->name[i], name) == 0)
+            return i;
+    return SIZE_MAX;
+}
+
+/* transformers writes a tied output embedding only once, as the input embedding. */
+static void drop_tied(struct naming *n)
+{
+    size_t head = find(n, "lm_head.weight");
+
+    if (head == SIZE_MAX || find(n, n->anchor) == SIZE_MAX)
+        return;
+    if (!ckpt_json_bool(n->config, "tie_word_embeddings", false))
+        return;
+    free(n->name[head]);
+    n->name[head] = NULL;
+}
+
+/* ---- against the base ---- */
+
+static int fail_shape(const struct ckpt_tensor *t, const char *name, const uint64_t *dim,
+                      uint32_t rank, struct ckpt_err *err)
+{
+    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
+
+    return ckpt_fail(err, CKPT_CONFLICT, "'%s' has shape %s here, the base says %s", name,
+                     ckpt_shape_text(t->dim, t->rank, a, sizeof a),
+                     ckpt_shape_text(dim, rank, b, sizeof b));
+}
+
+/* The embedding's shape is in every config. */
+static int check_config(const struct naming *n, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *t = &n->cat->tensors.ptr[find(n, n->anchor)];
+    uint64_t dim[2];
+
+    if (!ckpt_json_u64(n->config, "vocab_size", &dim[0]) ||
+        !ckpt_json_u64(n->config, "hidden_size", &dim[1]) || t->rank != 2)
+        return 0;
+    return t->dim[1] == dim[1] && t->dim[0] == dim[0] ? 0 : fail_shape(t, n->anchor, dim, 2, err);
+}
+
+/* Every tensor of the base's weights, except what tying leaves out, with its shape. */
+static int check_weights(const struct naming *n, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *model = n->base ? n->base->cat : NULL;
+    struct ckpt_map have = {0};
+    ckpt_cleanup(ckpt_freep) char *list = NULL;
+    size_t missing = 0;
+    int result = 0;
+
+    for (size_t i = 0; model && i < n->cat->tensors.len && result == 0; i++) {
+        uint32_t at;
+        bool is_new;
+        if (n->name[i] &&
+            ckpt_map_put(&have, n->name[i], strlen(n->name[i]), (uint32_t)i, &at, &is_new) < 0)
+            result = ckpt_nomem(err);
+    }
+    for (size_t i = 0; model && i < model->tensors.len && result == 0; i++) {
+        const struct ckpt_tensor *want = &model->tensors.ptr[i];
+        uint32_t at;
+        if (!ckpt_map_get(&have, want->name, strlen(want->name), &at)) {
+            if (strcmp(want->name, "lm_head.weight") != 0 && missing++ < MOST_NAMED) {
+                char *longer =
+                    ckpt_asprintf("%s%s'%s'", list ? list : "", list ? ", " : "", want->name);
+                free(list);
+                list = longer;
+            }
+            continue;
+        }
+        const struct ckpt_tensor *t = &n->cat->tensors.ptr[at];
+        if (t->rank != want->rank || memcmp(t->dim, want->dim, t->rank * sizeof *t->dim) != 0)
+            result = fail_shape(t, want->name, want->dim, want->rank, err);
+    }
+    ckpt_map_release(&have);
+    if (result < 0 || missing == 0)
+        return result;
+    if (!n->allow_partial)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "%zu tensors of the base are not in the checkpoint: %s%s", missing,
+                         list ? list : "?", missing > MOST_NAMED ? " ..." : "");
+    ckpt_catalog_warn(n->cat, "%zu tensors of the base are not in the checkpoint: %s%s", missing,
+                      list ? list : "?", missing > MOST_NAMED ? " ..." : "");
+    return 0;
+}
+
+/* transformers 5 keeps experts fused in memory and writes them one by one. */
+static int check_fused(const struct naming *n, struct ckpt_err *err)
+{
+    const char *type = ckpt_json_str(n->config, "model_type");
+
+    if (type && AMONG(type, strlen(type), fused_types))
+        return 0;
+    for (size_t i = 0; i < n->cat->tensors.len; i++)
+        if (n->name[i] && (ckpt_has_suffix(n->name[i], ".experts.gate_up_proj") ||
+                           ckpt_has_suffix(n->name[i], ".experts.down_proj")))
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "'%s' holds fused experts, which a hub model has one by one: no "
+                             "recipe splits them for model type '%s' (view=raw shows the tensors)",
+                             n->name[i], type ? type : "?");
+    return 0;
+}
+
+int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
+                     bool allow_partial, bool *ret_found, struct ckpt_err *err)
+{
+    ckpt_cleanup(naming_release) struct naming n = {
+        .cat = cat,
+        .base = base,
+        .config = config,
+        .allow_partial = allow_partial,
+        .ntensor = cat->tensors.len,
+    };
+
+    *ret_found = false;
+    if (collect(&n, err) < 0 || find_prefix(&n, err) < 0)
+        return -1;
+    if (!n.prefix)
+        return 0;
+    strip(&n);
+    drop_tied(&n);
+    if (check_fused(&n, err) < 0 || check_config(&n, err) < 0 || check_weights(&n, err) < 0 ||
+        ckpt_catalog_select(cat, (const char *const *)n.name, err) < 0)
+        return -1;
+    *ret_found = true;
+    return 0;
+}

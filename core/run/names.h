@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints whose tensors have their Hugging Face names already, below a prefix, among other
+ * things: what trainers save that train transformers' own classes.
+ *
+ * What is the model is told by evidence only: where the base's tensors are, or where an embedding
+ * that transformers' models have is, there is the prefix of all others. */
+#ifndef CKPT_RUN_NAMES_H
+#define CKPT_RUN_NAMES_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "run/base.h"
+#include "tensor/catalog.h"
+
+/* Leave in cat the tensors of the model, under their Hugging Face names and in the order that they
+ * have. *ret_found is false, and nothing happened, if there is no evidence of such names. Tied
+ * weights that transformers would not write are left out. base and config (the model's) may be
+ * NULL. */
+int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
+                     bool allow_partial, bool *ret_found, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The input is a torch.save archive of one tensor, or its pickle alone: what is accepted has all
+ * its bytes. */
+#include "fuzz.h"
+
+#include "container/torch.h"
+
+static void check_layout(struct ckpt_source *s, const struct ckpt_torch_layout *l, uint64_t off)
+{
+    struct ckpt_err err = {0};
+    unsigned char byte;
+
+    MUST(l->nbyte <= s->size && off <= s->size - l->nbyte);
+    if (l->nbyte)
+        MUST(ckpt_source_pread(s, &byte, 1, off + l->nbyte - 1, &err) == 0);
+}
+
+static void visit(const struct ckpt_pickle *p, ckpt_pv v, int depth)
+{
+    char text[CKPT_PV_TEXT];
+
+    (void)ckpt_pv_text(p, v, text, sizeof text);
+    MUST(memchr(text, 0, sizeof text));
+    (void)ckpt_pv_str(p, v);
+    if (depth == 0)
+        return;
+    for (size_t i = 0; i < ckpt_pv_len(p, v) && i < 16; i++)
+        visit(p, ckpt_pv_at(p, v, i), depth - 1);
+    for (size_t i = 0; i < ckpt_pv_npair(p, v) && i < 16; i++) {
+        visit(p, ckpt_pv_key(p, v, i), depth - 1);
+        visit(p, ckpt_pv_value(p, v, i), depth - 1);
+    }
+    for (unsigned i = 0; i < CKPT_PICKLE_MAX_SLOTS; i++)
+        visit(p, ckpt_pv_slot(p, v, i), depth - 1);
+}
+
+static void parse_alone(struct ckpt_source *s)
+{
+    struct ckpt_torch_layout layout;
+    struct ckpt_err err = {0};
+    struct ckpt_pickle p;
+
+    if (ckpt_pickle_read(s, 0, s->size, &ckpt_torch_rules, &p, &err) < 0) {
+        check_err(&err);
+        return;
+    }
+    visit(&p, p.root, 3);
+    if (ckpt_torch_layout_of(&p, p.root, &layout, &err) < 0)
+        check_err(&err);
+    ckpt_pickle_trim(&p);
+    ckpt_pickle_release(&p);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct ckpt_torch_memo memo = {0};
+    struct ckpt_torch_layout layout, again;
+    struct ckpt_source *s = NULL;
+    struct ckpt_err err = {0};
+    uint64_t off, off2;
+
+    MUST(ckpt_source_mem_new("input", data, size, &s, &err) == 0);
+    if (ckpt_torch_item(s, 0, size, &memo, &layout, &off, &err) == 0) {
+        check_layout(s, &layout, off);
+        MUST(ckpt_torch_item(s, 0, size, &memo, &again, &off2, &err) == 0 && off == off2);
+        MUST(again.nbyte == layout.nbyte && again.rank == layout.rank);
+    } else {
+        check_err(&err);
+    }
+    ckpt_torch_memo_release(&memo);
+    parse_alone(s);
+    ckpt_source_unref(s);
+    return 0;
+}
