@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/ckd.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
@@ -284,6 +285,30 @@ static bool is_text(const char *name)
            ckpt_has_prefix(name, "language_model.model.");
 }
 
+/* The queries of a diffusers transformer (Wan, Flux, SD3, CogVideoX ...) have all heads' rows. */
+static uint64_t query_rows(const json_t *config, const char *name)
+{
+    uint64_t heads, head_dim, rows;
+
+    if ((!ckpt_has_prefix(name, "blocks.") && !ckpt_has_prefix(name, "transformer_blocks.")) ||
+        (!ckpt_has_suffix(name, ".attn1.to_q.weight") &&
+         !ckpt_has_suffix(name, ".attn.to_q.weight")) ||
+        !ckpt_json_u64(config, "num_attention_heads", &heads) ||
+        !ckpt_json_u64(config, "attention_head_dim", &head_dim) || ckd_mul(&rows, heads, head_dim))
+        return 0;
+    return rows;
+}
+
+static int fail_small(const struct ckpt_tensor *t, const uint64_t *want, struct ckpt_err *err)
+{
+    char have[CKPT_SHAPE_TEXT], need[CKPT_SHAPE_TEXT];
+
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "tensor '%s' is %s, by config.json it is %s; is a shard lost?", t->name,
+                     ckpt_shape_text(t->dim, t->rank, have, sizeof have),
+                     ckpt_shape_text(want, t->rank, need, sizeof need));
+}
+
 /* Only what every decoder has, and only "smaller than it must be": that is how a lost last shard
  * looks. */
 static int compare_config(const struct ckpt_check *c, const struct ckpt_tensor *t,
@@ -291,18 +316,19 @@ static int compare_config(const struct ckpt_check *c, const struct ckpt_tensor *
 {
     uint64_t want[2] = {0};
     uint32_t rank = is_norm(t->name) ? 1 : ckpt_has_suffix(t->name, "embed_tokens.weight") ? 2 : 0;
-    char have[CKPT_SHAPE_TEXT], need[CKPT_SHAPE_TEXT];
 
+    if (t->rank == 2 && t->dim[0] < query_rows(c->config, t->name)) {
+        want[0] = query_rows(c->config, t->name);
+        want[1] = t->dim[1];
+        return fail_small(t, want, err);
+    }
     if (!rank || !is_text(t->name) || strstr(t->name, "vision") || t->rank != rank ||
         !text_number(c->config, "hidden_size", &want[rank - 1]) ||
         (rank == 2 && !text_number(c->config, "vocab_size", &want[0])))
         return 0;
     for (uint32_t d = 0; d < rank; d++)
         if (t->dim[d] < want[d])
-            return ckpt_fail(err, CKPT_CONFLICT,
-                             "tensor '%s' is %s, by config.json it is %s; is a shard lost?",
-                             t->name, ckpt_shape_text(t->dim, rank, have, sizeof have),
-                             ckpt_shape_text(want, rank, need, sizeof need));
+            return fail_small(t, want, err);
     return 0;
 }
 

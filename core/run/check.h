@@ -15,7 +15,7 @@
 struct ckpt_check {
     const struct ckpt_base *base;
     const json_t *base_names; /* {tensor: its name in the base} where that differs */
-    const json_t *config;     /* the checkpoint's own */
+    const json_t *config;     /* the checkpoint's own, or what it borrows */
     bool allow_partial;       /* tensors that are surely lost are no error */
 };
 

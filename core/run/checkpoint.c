@@ -161,7 +161,7 @@ static int check_model(struct ckpt_view *v, struct ckpt_err *err)
 {
     const struct ckpt_check c = {.base = v->shared->base,
                                  .base_names = v->base_names,
-                                 .config = v->cat->config,
+                                 .config = v->config,
                                  .allow_partial = v->shared->opt->allow_partial};
 
     return ckpt_check_model(&c, v->cat, v->warnings, err);
