@@ -258,10 +258,9 @@ static int add_chunk(struct adding *a, uint32_t tensor, uint64_t name, ckpt_pv v
 static int check_same(const struct adding *a, const struct ckpt_dcp_tensor *old,
                       const struct ckpt_dcp_tensor *now, struct ckpt_err *err)
 {
-    size_t n = ckpt_dcp_rank(a->m, old->dim);
-
     if (!a->rank_local || old->dim >= a->base) /* of the same file */
         return ckpt_fail(err, CKPT_CONFLICT, "it is there twice");
+    size_t n = ckpt_dcp_rank(a->m, old->dim);
     if (old->dtype == now->dtype && (size_t)a->p.ints.ptr[now->dim] == n &&
         memcmp(a->p.ints.ptr + now->dim + 1, ckpt_dcp_ints(a->m, old->dim), n * sizeof(int64_t)) ==
             0)

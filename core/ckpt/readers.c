@@ -5,11 +5,7 @@
 #include <stddef.h>
 
 const struct ckpt_reader *const ckpt_readers[] = {
-    &ckpt_reader_nanotron,
-    &ckpt_reader_dcp,
-    &ckpt_reader_rank_files,
-    &ckpt_reader_hf,
-    NULL,
+    &ckpt_reader_nanotron, &ckpt_reader_dcp, &ckpt_reader_rank_files, &ckpt_reader_hf, NULL,
 };
 
 const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err)
