@@ -62,7 +62,7 @@ static void print_advice(const json_t *mount)
     const char *bdi = json_string_value(json_object_get(mount, "bdi"));
 
     if (now < 1024 && bdi && *bdi)
-        (void)printf("faster: echo 1024 | sudo tee /sys/class/bdi/%s/read_ahead_kb\n", bdi);
+        (void)printf("faster: echo 2048 | sudo tee /sys/class/bdi/%s/read_ahead_kb\n", bdi);
 }
 
 int ckpt_cmd_info(const struct ckpt_tool *t, struct ckpt_err *err)

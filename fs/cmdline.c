@@ -10,7 +10,7 @@
 
 #include "fail.h"
 
-enum { DEFAULT_THREADS = 10, MOST_THREADS = 1024, DEFAULT_READAHEAD_KIB = 1024 };
+enum { DEFAULT_THREADS = 10, MOST_THREADS = 1024, DEFAULT_READAHEAD_KIB = 2048 };
 
 const char ckptfs_usage[] =
     "usage: ckptfs RUN MOUNTPOINT [-f] [-d] [-o option[=value],...]\n"
@@ -21,11 +21,12 @@ const char ckptfs_usage[] =
     "\n"
     "what is shown:\n"
     "  base=DIR|ORG/NAME  dtype=WORD  view=hf|raw  max_shard_size=SIZE  recipe=FILE  rope=WORD\n"
-    "  allow_partial  follow_symlinks  KEY=NUMBER (of the model, in config.json's spelling)\n"
+    "  key_mapping=FILE  allow_partial  follow_symlinks\n"
+    "  KEY=NUMBER (of the model, in config.json's spelling)\n"
     "the mount:\n"
     "  wait               mount even if there is no readable step yet\n"
     "  io=buffered|direct direct: bypass the page cache (for exports)\n"
-    "  readahead=KIB      the mount's read-ahead (1024; needs root; 0 leaves the kernel's)\n"
+    "  readahead=KIB      the mount's read-ahead (2048; needs root; 0 leaves the kernel's)\n"
     "  threads=N          workers (10)\n"
     "  allow_other        for all users    uid=N gid=N umask=OCTAL  owner and modes shown\n"
     "  auto_unmount, noexec, noatime, context=... and the like go to FUSE\n"

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "buffers.h"
 #include "cmdline.h"
 #include "digests.h"
 #include "log.h"
@@ -51,7 +52,7 @@ struct ckptfs {
     struct ckptfs_digests digests;
     struct ckptfs_negotiated negotiated;
     struct ckptfs_counters count;
-    pthread_key_t buffer; /* each worker's struct ckptfs_buffer, see ops.c */
+    struct ckptfs_buffers buffers;
     time_t started;
 };
 

@@ -216,67 +216,27 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     (void)fuse_reply_err(req, 0);
 }
 
-/* A worker's own memory for replies, page-aligned so that preads can land in it, never shared,
- * never shrunk. */
-struct ckptfs_buffer {
-    void *mem;
-    size_t size;
-};
-
-void ckptfs_buffer_free(void *buffer)
-{
-    struct ckptfs_buffer *b = buffer;
-
-    if (b)
-        free(b->mem);
-    free(b);
-}
-
-static void *buffer_of(struct ckptfs *fs, size_t size)
-{
-    struct ckptfs_buffer *b = pthread_getspecific(fs->buffer);
-    const size_t page = 4096;
-
-    if (!b) {
-        if (!(b = calloc(1, sizeof *b)))
-            return NULL;
-        if (pthread_setspecific(fs->buffer, b) != 0) {
-            free(b);
-            return NULL;
-        }
-    }
-    if (b->size >= size)
-        return b->mem;
-    if (size < CKPTFS_MAX_READ)
-        size = CKPTFS_MAX_READ;
-    free(b->mem);
-    b->size = 0;
-    if (posix_memalign(&b->mem, page, size) != 0) {
-        b->mem = NULL;
-        return NULL;
-    }
-    if (fs->config->null_reads)
-        memset(b->mem, 0x5a, size);
-    b->size = size;
-    return b->mem;
-}
-
 static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
                     struct fuse_file_info *fi)
 {
     struct ckptfs *fs = fs_of(req);
-    void *buf = buffer_of(fs, size);
+    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, size);
     size_t len;
 
     (void)ino;
-    int rc = buf ? ckptfs_file_read(fs, file_of(fi), buf, size, (uint64_t)off, &len) : ENOMEM;
-    if (rc) {
-        (void)fuse_reply_err(req, rc);
+    if (!buffer) {
+        (void)fuse_reply_err(req, ENOMEM);
         return;
     }
-    add(&fs->count.reads, 1);
-    add(&fs->count.read_bytes, len);
-    (void)fuse_reply_buf(req, buf, len);
+    int rc = ckptfs_file_read(fs, file_of(fi), buffer->mem, size, (uint64_t)off, &len);
+    if (rc) {
+        (void)fuse_reply_err(req, rc);
+    } else {
+        add(&fs->count.reads, 1);
+        add(&fs->count.read_bytes, len);
+        (void)fuse_reply_buf(req, buffer->mem, len);
+    }
+    ckptfs_buffer_put(&fs->buffers, buffer);
 }
 
 /* ---- directories ---- */
@@ -341,14 +301,16 @@ static size_t put_entry(fuse_req_t req, const struct ckptfs_listing *l, size_t p
 
 static void list(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
 {
+    struct ckptfs *fs = fs_of(req); /* a reply frees req */
     struct ckptfs_listing *l = listing_of(fi);
-    char *buf = buffer_of(fs_of(req), size);
+    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, size);
     size_t used = 0;
 
-    if (!buf) {
+    if (!buffer) {
         (void)fuse_reply_err(req, ENOMEM);
         return;
     }
+    char *buf = buffer->mem;
     for (size_t pos = (size_t)off, n = ckptfs_listing_count(l) + 2; pos < n; pos++) {
         size_t need = put_entry(req, l, pos, plus, buf + used, size - used);
         if (need > size - used)
@@ -356,6 +318,7 @@ static void list(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *
         used += need;
     }
     (void)fuse_reply_buf(req, buf, used);
+    ckptfs_buffer_put(&fs->buffers, buffer);
 }
 
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,

@@ -5,12 +5,7 @@
 
 #include <fuse_lowlevel.h>
 
-/* The session's userdata is a struct ckptfs whose `buffer` key was made with ckptfs_buffer_free. */
+/* The session's userdata is a struct ckptfs. */
 extern const struct fuse_lowlevel_ops ckptfs_ops;
-
-/* Bytes of the largest read request. */
-enum { CKPTFS_MAX_READ = 1 << 20 };
-
-void ckptfs_buffer_free(void *buffer);
 
 #endif

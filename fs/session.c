@@ -166,13 +166,16 @@ static int mount_and_serve(struct ckptfs *fs, struct ckptfs_log *log, int ready,
 int ckptfs_session(const struct ckptfs_config *config, struct ckptfs_log *log, int ready,
                    struct ckpt_err *err)
 {
-    struct ckptfs fs = {.config = config, .log = log, .started = time(NULL)};
+    struct ckptfs fs = {.config = config,
+                        .log = log,
+                        .buffers = {.constant = config->null_reads},
+                        .started = time(NULL)};
     bool dropped;
     int rc;
 
     if (ckptfs_privilege_drop(&dropped, err) < 0)
         return -1;
-    if (ckptfs_nodes_init(&fs.nodes) < 0 || pthread_key_create(&fs.buffer, ckptfs_buffer_free) != 0)
+    if (ckptfs_nodes_init(&fs.nodes) < 0)
         return ckptfs_nomem(err);
     rc = ckptfs_refresh_open(&fs.refresh, config, log, err);
     if (rc == 0)
@@ -180,7 +183,6 @@ int ckptfs_session(const struct ckptfs_config *config, struct ckptfs_log *log, i
     ckptfs_tree_close(&fs);
     ckptfs_refresh_release(&fs.refresh);
     ckptfs_nodes_release(&fs.nodes);
-    ckptfs_buffer_free(pthread_getspecific(fs.buffer));
-    (void)pthread_key_delete(fs.buffer);
+    ckptfs_buffers_release(&fs.buffers);
     return rc;
 }

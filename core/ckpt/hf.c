@@ -2,20 +2,25 @@
 /* A Hugging Face model directory: config.json beside model.safetensors, or beside shards and their
  * index.
  *
- * As transformers looks for it: model.safetensors first, then model.safetensors.index.json. What
- * the index maps is the checkpoint; about.weight_map keeps the map, so that a view is split as the
- * directory is. */
+ * As transformers looks for it: model.safetensors first, then model.safetensors.index.json; or the
+ * same under diffusers' names. What the index maps is the checkpoint; about.weight_map keeps the
+ * map, so that a view is split as the directory is. */
 #include <string.h>
 
 #include "base/par.h"
 #include "base/str.h"
 #include "ckpt/readers.h"
+#include "container/config.h"
 #include "container/safetensors.h"
 
-#define SINGLE "model.safetensors"
-#define INDEX "model.safetensors.index.json"
+static const struct style {
+    const char *single, *index;
+} styles[] = {
+    {"model.safetensors", "model.safetensors.index.json"},
+    {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"},
+};
 
-enum { MAX_INDEX_BYTES = 512 * 1024 * 1024, MAX_CONFIG_BYTES = 16 * 1024 * 1024 };
+enum { MAX_INDEX_BYTES = 512 * 1024 * 1024 };
 
 struct file {
     const char *name; /* borrowed from the index */
@@ -26,6 +31,7 @@ struct file {
 struct load {
     struct ckpt_dir *dir;
     const struct ckpt_reader_options *opt;
+    const struct style *style;
     json_t *index; /* or NULL: one file */
     CKPT_VEC(struct file) files;
     struct ckpt_catalog *cat;
@@ -40,21 +46,6 @@ static void load_release(struct load *l)
     ckpt_vec_release(&l->files);
     json_decref(l->index);
     ckpt_catalog_free(l->cat);
-}
-
-static int read_json(struct ckpt_dir *dir, const char *name, size_t max_len, json_t **ret,
-                     struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    ckpt_cleanup(ckpt_freep) char *what = ckpt_asprintf("'%s/%s'", ckpt_dir_path(dir), name);
-    size_t len;
-
-    if (!what)
-        return ckpt_nomem(err);
-    if (ckpt_dir_read_file(dir, name, max_len, &text, &len, err) < 0 ||
-        ckpt_json_parse(text, len, what, ret, err) < 0)
-        return -1;
-    return json_is_object(*ret) ? 0 : ckpt_fail(err, CKPT_FORMAT, "%s is not a JSON object", what);
 }
 
 /* ---- which files ---- */
@@ -77,12 +68,21 @@ static int files_of_index(struct load *l, struct ckpt_map *seen, struct ckpt_err
 
     if (!json_is_object(map) || json_object_size(map) == 0)
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no weight_map", ckpt_dir_path(l->dir),
-                         INDEX);
+                         l->style->index);
     json_object_foreach(map, tensor, v) if (!json_is_string(v)) return ckpt_fail(
-        err, CKPT_FORMAT, "'%s/%s': the file of '%s' is not a name", ckpt_dir_path(l->dir), INDEX,
-        tensor);
+        err, CKPT_FORMAT, "'%s/%s': the file of '%s' is not a name", ckpt_dir_path(l->dir),
+        l->style->index, tensor);
     else if (add_file(l, seen, json_string_value(v), err) < 0) return -1;
     return 0;
+}
+
+/* NULL: neither. */
+static const struct style *find_style(const struct ckpt_dir *dir)
+{
+    for (size_t i = 0; i < sizeof styles / sizeof styles[0]; i++)
+        if (ckpt_dir_has_file(dir, styles[i].single) || ckpt_dir_has_file(dir, styles[i].index))
+            return &styles[i];
+    return NULL;
 }
 
 static int find_files(struct load *l, struct ckpt_err *err)
@@ -90,10 +90,14 @@ static int find_files(struct load *l, struct ckpt_err *err)
     struct ckpt_map seen = {0};
     int result;
 
-    if (ckpt_dir_has_file(l->dir, SINGLE) || !ckpt_dir_has_file(l->dir, INDEX)) {
-        result = add_file(l, &seen, SINGLE, err);
+    l->style = find_style(l->dir);
+    if (!l->style)
+        l->style = &styles[0];
+    if (ckpt_dir_has_file(l->dir, l->style->single) ||
+        !ckpt_dir_has_file(l->dir, l->style->index)) {
+        result = add_file(l, &seen, l->style->single, err);
     } else {
-        result = read_json(l->dir, INDEX, MAX_INDEX_BYTES, &l->index, err) < 0
+        result = ckpt_config_read(l->dir, l->style->index, MAX_INDEX_BYTES, &l->index, err) < 0
                      ? -1
                      : files_of_index(l, &seen, err);
     }
@@ -178,6 +182,20 @@ static int check_complete(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
+/* Of one file that is not model.safetensors: where its tensors are shown too. */
+static int map_single(struct load *l, struct ckpt_err *err)
+{
+    json_t *map = json_object();
+
+    if (!map || json_object_set_new(l->cat->about, "weight_map", map) < 0)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < l->cat->tensors.len; i++)
+        if (json_object_set_new(map, l->cat->tensors.ptr[i].name, json_string(l->style->single)) <
+            0)
+            return ckpt_nomem(err);
+    return 0;
+}
+
 static int describe(struct load *l, struct ckpt_err *err)
 {
     json_t *map = json_object_get(l->index, "weight_map");
@@ -185,7 +203,11 @@ static int describe(struct load *l, struct ckpt_err *err)
     if (json_object_set_new(l->cat->about, "format", json_string("hf")) < 0 ||
         (map && json_object_set(l->cat->about, "weight_map", map) < 0))
         return ckpt_nomem(err);
-    return 0;
+    if (l->style == &styles[0])
+        return 0;
+    if (json_object_set_new(l->cat->about, "index_name", json_string(l->style->index)) < 0)
+        return ckpt_nomem(err);
+    return map ? 0 : map_single(l, err);
 }
 
 static int load(struct load *l, struct ckpt_err *err)
@@ -193,7 +215,7 @@ static int load(struct load *l, struct ckpt_err *err)
     if (ckpt_catalog_new(&l->cat, err) < 0 || find_files(l, err) < 0)
         return -1;
     if (ckpt_dir_has_file(l->dir, "config.json") &&
-        read_json(l->dir, "config.json", MAX_CONFIG_BYTES, &l->cat->config, err) < 0)
+        ckpt_config_read(l->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &l->cat->config, err) < 0)
         return -1;
     if (ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0)
         return -1;
@@ -216,9 +238,7 @@ static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
 
 static enum ckpt_evidence hf_probe(struct ckpt_dir *dir)
 {
-    if (!ckpt_dir_has_file(dir, SINGLE) && !ckpt_dir_has_file(dir, INDEX))
-        return CKPT_NOT_MINE;
-    return CKPT_BY_NAMES;
+    return find_style(dir) ? CKPT_BY_NAMES : CKPT_NOT_MINE;
 }
 
 const struct ckpt_reader ckpt_reader_hf = {

@@ -15,16 +15,14 @@
 #include "ckpt/nanotron_name.h"
 #include "ckpt/nanotron_slices.h"
 #include "ckpt/readers.h"
+#include "container/config.h"
 #include "container/safetensors.h"
-#include "container/yaml.h"
 
 enum {
     MAX_DEPTH = 32,
-    SURE_DEPTH =
-        12, /* no real model nests deeper: from here on, links that lead back are looked for */
+    MAX_LINKED = 65536, /* folders reached by links, which make many of few */
     MAX_FOLDERS = 2 * 1000 * 1000,
     MAX_SHARDS = 8 * 1000 * 1000,
-    MAX_CONFIG_BYTES = 16 * 1024 * 1024,
     MAX_LATEST_BYTES = 64,
     MAX_VERSION = 16,
 };
@@ -49,13 +47,19 @@ struct shard {
                                   do) */
 };
 
+struct subdir {
+    char *name;
+    bool linked;
+};
+
 struct folder {
     struct ckpt_dir *dir;
     const char *path; /* dotted, below model/ */
     uint32_t parent;
     unsigned depth;
+    bool linked; /* it, or one that it lies in, was reached by a link */
     /* what listing it found */
-    CKPT_VEC(char *) subdirs;
+    CKPT_VEC(struct subdir) subdirs;
     CKPT_VEC(char *) files;
 };
 
@@ -73,6 +77,7 @@ struct load {
     const struct ckpt_reader_options *opt;
     struct ckpt_arena names; /* of files, folders and parameters */
     CKPT_VEC(struct folder) folders;
+    size_t nlinked; /* of them */
     CKPT_VEC(struct shard) shards;
     CKPT_VEC(struct param) params;
     json_t *meta;   /* checkpoint_metadata.json, or NULL */
@@ -83,7 +88,7 @@ struct load {
 static void folder_release(struct folder *f)
 {
     for (size_t i = 0; i < f->subdirs.len; i++)
-        free(f->subdirs.ptr[i]);
+        free(f->subdirs.ptr[i].name);
     for (size_t i = 0; i < f->files.len; i++)
         free(f->files.ptr[i]);
     ckpt_vec_release(&f->subdirs);
@@ -132,7 +137,8 @@ static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err
         return 0;
     if (!(name = strdup(e->name)))
         return ckpt_nomem(err);
-    if ((weight ? ckpt_vec_push(&f->files, name) : ckpt_vec_push(&f->subdirs, name)) < 0) {
+    struct subdir subdir = {name, e->is_link};
+    if ((weight ? ckpt_vec_push(&f->files, name) : ckpt_vec_push(&f->subdirs, subdir)) < 0) {
         free(name);
         return ckpt_nomem(err);
     }
@@ -175,26 +181,41 @@ static bool leads_back(const struct load *l, const struct folder *f)
     return false;
 }
 
-static int add_folder(struct load *l, struct ckpt_dir *dir, const char *prefix, const char *name,
-                      uint32_t parent, unsigned depth, struct ckpt_err *err)
+static int add_folder(struct load *l, uint32_t parent, const struct subdir *sub,
+                      struct ckpt_err *err)
 {
+    const struct folder up = l->folders.ptr[parent]; /* the array moves */
     struct folder *f;
 
-    if (depth > MAX_DEPTH || l->folders.len >= MAX_FOLDERS)
+    if (up.depth == MAX_DEPTH || l->folders.len >= MAX_FOLDERS)
         return ckpt_fail(err, CKPT_LIMIT,
                          "'%s': directories nest deeper than %d, or are more than %d",
-                         ckpt_dir_path(dir), MAX_DEPTH, MAX_FOLDERS);
+                         ckpt_dir_path(up.dir), MAX_DEPTH, MAX_FOLDERS);
     if (ckpt_vec_add(&l->folders, &f) < 0)
         return ckpt_nomem(err);
     f->parent = parent;
-    f->depth = depth;
-    if (ckpt_dir_open_below(dir, name, &f->dir, err) < 0)
+    f->depth = up.depth + 1;
+    f->linked = up.linked || sub->linked;
+    if (ckpt_dir_open_below(up.dir, sub->name, &f->dir, err) < 0)
         return -1;
-    if (depth > SURE_DEPTH && leads_back(l, f))
+    if (sub->linked && leads_back(l, f))
         return ckpt_fail(err, CKPT_FORMAT, "'%s' is a link to a directory that it lies in",
                          ckpt_dir_path(f->dir));
-    f->path = depth == 0 ? "" : join_names(l, prefix, name, strlen(name));
+    if (f->linked && ++l->nlinked > MAX_LINKED)
+        return ckpt_fail(err, CKPT_LIMIT, "'%s': more than %d directories are reached by links",
+                         ckpt_dir_path(f->dir), MAX_LINKED);
+    f->path = join_names(l, up.path, sub->name, strlen(sub->name));
     return f->path ? 0 : ckpt_nomem(err);
+}
+
+static int add_top(struct load *l, struct ckpt_err *err)
+{
+    struct folder *f;
+
+    if (ckpt_vec_add(&l->folders, &f) < 0)
+        return ckpt_nomem(err);
+    f->path = "";
+    return ckpt_dir_open_below(l->dir, "model", &f->dir, err);
 }
 
 static int add_shard(struct load *l, uint32_t folder, const char *file, struct ckpt_err *err)
@@ -217,7 +238,7 @@ static int add_shard(struct load *l, uint32_t folder, const char *file, struct c
  * system answers slowly, but many at once). */
 static int scan(struct load *l, struct ckpt_err *err)
 {
-    if (add_folder(l, l->dir, "", "model", 0, 0, err) < 0)
+    if (add_top(l, err) < 0)
         return -1;
     for (size_t begin = 0, end; begin < l->folders.len; begin = end) {
         end = l->folders.len;
@@ -228,12 +249,9 @@ static int scan(struct load *l, struct ckpt_err *err)
             for (size_t k = 0; k < l->folders.ptr[i].files.len; k++)
                 if (add_shard(l, (uint32_t)i, l->folders.ptr[i].files.ptr[k], err) < 0)
                     return -1;
-            for (size_t k = 0; k < l->folders.ptr[i].subdirs.len; k++) {
-                const struct folder f = l->folders.ptr[i]; /* the array moves */
-                if (add_folder(l, f.dir, f.path, f.subdirs.ptr[k], (uint32_t)i, f.depth + 1, err) <
-                    0)
+            for (size_t k = 0; k < l->folders.ptr[i].subdirs.len; k++)
+                if (add_folder(l, (uint32_t)i, &l->folders.ptr[i].subdirs.ptr[k], err) < 0)
                     return -1;
-            }
             folder_release(&l->folders.ptr[i]);
         }
     }
@@ -674,29 +692,14 @@ static int add_tensors(struct load *l, struct ckpt_err *err)
 
 /* ---- config ---- */
 
-/* *ret stays NULL where there is no such file. */
-static int read_json(struct ckpt_dir *dir, const char *name, json_t **ret, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    ckpt_cleanup(ckpt_freep) char *what = ckpt_asprintf("'%s/%s'", ckpt_dir_path(dir), name);
-    struct ckpt_err e = {0};
-    size_t len;
-
-    if (!what)
-        return ckpt_nomem(err);
-    if (ckpt_dir_read_file(dir, name, MAX_CONFIG_BYTES, &text, &len, &e) < 0)
-        return e.code == CKPT_MISSING ? 0 : ckpt_fail(err, e.code, "%s", e.text);
-    return ckpt_has_suffix(name, ".yaml") ? ckpt_yaml_parse(text, len, what, ret, err)
-                                          : ckpt_json_parse(text, len, what, ret, err);
-}
-
 static int read_configs(struct load *l, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *model = NULL;
 
-    if (read_json(l->dir, "checkpoint_metadata.json", &l->meta, err) < 0 ||
-        read_json(l->dir, "config.yaml", &l->config, err) < 0 ||
-        read_json(l->dir, "model_config.json", &model, err) < 0)
+    if (ckpt_config_read_if(l->dir, "checkpoint_metadata.json", CKPT_CONFIG_MAX_BYTES, &l->meta,
+                            err) < 0 ||
+        ckpt_config_read_if(l->dir, "config.yaml", CKPT_CONFIG_MAX_BYTES, &l->config, err) < 0 ||
+        ckpt_config_read_if(l->dir, "model_config.json", CKPT_CONFIG_MAX_BYTES, &model, err) < 0)
         return -1;
     if (!model)
         model = json_incref(ckpt_json_at(l->config, "model.model_config"));

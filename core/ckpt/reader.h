@@ -22,7 +22,20 @@ struct ckpt_reader_options {
     unsigned nthread;   /* for reading headers; 0: the reader's choice */
 };
 
-/* All functions are safe from many threads. */
+/* Beside facts for people and for recipes, a catalogue's `about` may say how to show it (what is
+ * absent has its usual value):
+ *
+ *     hf_names      true: the names are those of the Hugging Face model; no recipe is needed
+ *     model_files   subdirectory ("" = the checkpoint) whose files all belong to the model, with
+ *                   the config.json that cat->config was read from
+ *     side_files    the same, but what it has beside config.json is the checkpoint's own business
+ *     weight_map    {tensor: file}: the split that the checkpoint asks for
+ *     dtypes        {tensor: safetensors' name}: the dtypes that it asks for
+ *     adapter       true: no model but an adapter (PEFT): a base has nothing to lend
+ *     bare_header   true: the checkpoint's safetensors have no __metadata__, nor shall the view's
+ *     index_name    of the file that has the weight_map
+ *
+ * All functions are safe from many threads. */
 struct ckpt_reader {
     const char *name; /* "nanotron" */
 

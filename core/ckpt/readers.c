@@ -5,7 +5,13 @@
 #include <stddef.h>
 
 const struct ckpt_reader *const ckpt_readers[] = {
-    &ckpt_reader_nanotron, &ckpt_reader_dcp, &ckpt_reader_rank_files, &ckpt_reader_hf, NULL,
+    &ckpt_reader_nanotron,   /* model/ and model_config.json */
+    &ckpt_reader_dcp_hf,     /* shard-R-model-I-of-N.safetensors */
+    &ckpt_reader_dcp,        /* .metadata */
+    &ckpt_reader_rank_files, /* one torch.save file per rank */
+    &ckpt_reader_peft,       /* adapter_model.safetensors */
+    &ckpt_reader_hf,         /* model.safetensors, or its index */
+    NULL,
 };
 
 const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err)

@@ -38,14 +38,16 @@ static void put_string(struct ckpt_str *out, const char *s)
     ckpt_str_putc(out, '"');
 }
 
-void ckpt_st_header_begin(struct ckpt_str *out)
+void ckpt_st_header_begin(struct ckpt_str *out, bool bare)
 {
-    ckpt_str_puts(out, "{\"__metadata__\":{\"format\":\"pt\"}");
+    ckpt_str_puts(out, bare ? "{" : "{\"__metadata__\":{\"format\":\"pt\"}");
 }
 
-void ckpt_st_header_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, uint64_t off)
+void ckpt_st_header_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, uint64_t off,
+                           bool first)
 {
-    ckpt_str_putc(out, ',');
+    if (!first)
+        ckpt_str_putc(out, ',');
     put_string(out, t->name);
     ckpt_str_puts(out, ":{\"dtype\":\"");
     ckpt_str_puts(out, ckpt_dtype_name(t->dtype));

@@ -11,6 +11,7 @@
 #ifndef CKPT_CONTAINER_ST_HEADER_H
 #define CKPT_CONTAINER_ST_HEADER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,9 +26,12 @@
  * else there. */
 int ckpt_st_check_name(const char *name, struct ckpt_err *err);
 
-/* The text without length and spaces: begin, each tensor with the offset of its data, end. */
-void ckpt_st_header_begin(struct ckpt_str *out);
-void ckpt_st_header_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, uint64_t off);
+/* The text without length and spaces: begin, each tensor with the offset of its data, end. `bare`:
+ * without __metadata__, as the library's save_file(tensors, path) leaves it; then `first` says that
+ * nothing stands before the tensor. */
+void ckpt_st_header_begin(struct ckpt_str *out, bool bare);
+void ckpt_st_header_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, uint64_t off,
+                           bool first);
 void ckpt_st_header_end(struct ckpt_str *out);
 
 /* An upper bound of what ckpt_st_header_tensor writes, in bytes. */

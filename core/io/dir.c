@@ -210,7 +210,8 @@ static int open_below(const struct root *r, const char *below, int flags)
 
     if (fd >= 0)
         return (int)fd;
-    if (errno != EXDEV && errno != ENOSYS && errno != EPERM && errno != ELOOP)
+    /* EAGAIN: somebody renamed something, anywhere, while ".." in a link was walked */
+    if (errno != EXDEV && errno != ENOSYS && errno != EPERM && errno != ELOOP && errno != EAGAIN)
         return -1;
     return open_checked(r, below, flags);
 }
@@ -405,9 +406,20 @@ static enum ckpt_entry_kind kind_of(const struct ckpt_dir *dir, const struct dir
                                                 : CKPT_ENTRY_OTHER;
 }
 
+/* Some file systems do not say. */
+static bool is_link(DIR *d, const struct dirent *de)
+{
+    struct stat st;
+
+    return de->d_type == DT_LNK ||
+           (de->d_type == DT_UNKNOWN &&
+            fstatat(dirfd(d), de->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(st.st_mode));
+}
+
 struct listed {
     char *name;
     enum ckpt_entry_kind kind;
+    bool is_link;
 };
 
 static int listed_cmp(const void *a, const void *b)
@@ -432,7 +444,7 @@ int ckpt_dir_list(const struct ckpt_dir *dir,
     for (const struct dirent *de; result == 0 && (errno = 0, de = readdir(d));) {
         if (strcmp(de->d_name, ".") == 0 || strcmp(de->d_name, "..") == 0)
             continue;
-        struct listed item = {strdup(de->d_name), kind_of(dir, de)};
+        struct listed item = {strdup(de->d_name), kind_of(dir, de), is_link(d, de)};
         if (!item.name || ckpt_vec_push(&all, item) < 0) {
             free(item.name);
             result = ckpt_nomem(err);
@@ -444,7 +456,8 @@ int ckpt_dir_list(const struct ckpt_dir *dir,
     if (all.len)
         qsort(all.ptr, all.len, sizeof *all.ptr, listed_cmp);
     for (size_t i = 0; i < all.len && result >= 0; i++)
-        result = fn(ctx, &(struct ckpt_entry){all.ptr[i].name, all.ptr[i].kind}, err);
+        result = fn(ctx, &(struct ckpt_entry){all.ptr[i].name, all.ptr[i].kind, all.ptr[i].is_link},
+                    err);
     for (size_t i = 0; i < all.len; i++)
         free(all.ptr[i].name);
     ckpt_vec_release(&all);

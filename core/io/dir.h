@@ -75,6 +75,7 @@ enum ckpt_entry_kind { CKPT_ENTRY_FILE, CKPT_ENTRY_DIR, CKPT_ENTRY_OTHER };
 struct ckpt_entry {
     const char *name;
     enum ckpt_entry_kind kind; /* of the link's target, if it is a link that may be followed */
+    bool is_link;
 };
 
 /* Is there such an entry (of that kind)? Any error counts as no. */

@@ -9,8 +9,9 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/readers.h"
+#include "container/config.h"
 
-enum { MAX_CONFIG_BYTES = 16 * 1024 * 1024, MAX_REF_BYTES = 256 };
+enum { MAX_INDEX_BYTES = 512 * 1024 * 1024, MAX_REF_BYTES = 256 };
 
 void ckpt_base_free(struct ckpt_base *base)
 {
@@ -18,6 +19,7 @@ void ckpt_base_free(struct ckpt_base *base)
         return;
     ckpt_dir_unref(base->dir);
     json_decref(base->config);
+    json_decref(base->weight_map);
     ckpt_catalog_free(base->cat);
     free(base);
 }
@@ -71,27 +73,47 @@ static bool is_directory(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-static int read_config(struct ckpt_base *b, struct ckpt_err *err)
+/* Of a model whose weights were deleted, or never downloaded, the index still tells the split. */
+static bool has_no_weights(const struct ckpt_base *b)
 {
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    size_t len;
+    const char *tensor;
+    json_t *file;
 
-    if (!ckpt_dir_has_file(b->dir, "config.json"))
+    json_object_foreach(b->weight_map, tensor, file)
+    {
+        if (json_is_string(file) && ckpt_dir_has_file(b->dir, json_string_value(file)))
+            return false;
+    }
+    return json_object_size(b->weight_map) > 0;
+}
+
+static bool has_single(const struct ckpt_base *b)
+{
+    return ckpt_dir_has_file(b->dir, "model.safetensors") ||
+           ckpt_dir_has_file(b->dir, "diffusion_pytorch_model.safetensors");
+}
+
+static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ckpt_err *err)
+{
+    static const char *const indices[] = {"model.safetensors.index.json",
+                                          "diffusion_pytorch_model.safetensors.index.json"};
+    struct ckpt_reader_options opt = {.pool = pool};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *index = NULL;
+
+    if (ckpt_reader_hf.probe(b->dir) == CKPT_NOT_MINE)
         return 0;
-    if (ckpt_dir_read_file(b->dir, "config.json", MAX_CONFIG_BYTES, &text, &len, err) < 0 ||
-        ckpt_json_parse(text, len, "config.json", &b->config, err) < 0)
-        return ckpt_err_in(err, "base '%s'", ckpt_dir_path(b->dir));
-    if (!json_is_object(b->config))
-        return ckpt_fail(err, CKPT_FORMAT, "base '%s': config.json is not a JSON object",
-                         ckpt_dir_path(b->dir));
-    return 0;
+    for (size_t i = 0; i < 2 && !index && !has_single(b); i++)
+        if (ckpt_config_read_if(b->dir, indices[i], MAX_INDEX_BYTES, &index, err) < 0)
+            return -1;
+    json_t *map = json_object_get(index, "weight_map");
+    b->weight_map = json_is_object(map) ? json_incref(map) : NULL;
+    return has_no_weights(b) ? 0 : ckpt_reader_hf.load(b->dir, &opt, &b->cat, err);
 }
 
 int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *pool,
                    struct ckpt_base **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *path = NULL;
-    struct ckpt_reader_options opt = {.pool = pool};
     struct ckpt_base *b = calloc(1, sizeof *b);
     int result;
 
@@ -104,9 +126,9 @@ int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *
     if (result == 0)
         result = ckpt_dir_open(path, links, &b->dir, err);
     if (result == 0)
-        result = read_config(b, err);
-    if (result == 0 && ckpt_reader_hf.probe(b->dir) != CKPT_NOT_MINE)
-        result = ckpt_reader_hf.load(b->dir, &opt, &b->cat, err);
+        result = ckpt_config_read_if(b->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &b->config, err);
+    if (result == 0)
+        result = read_weights(b, pool, err);
     if (result == 0 && !b->config && !b->cat)
         result =
             ckpt_fail(err, CKPT_MISSING, "base '%s' has neither config.json nor weights", path);

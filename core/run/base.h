@@ -13,9 +13,9 @@
 /* Immutable after it is opened. */
 struct ckpt_base {
     struct ckpt_dir *dir;
-    json_t *config; /* config.json; NULL if there is none */
-    struct ckpt_catalog
-        *cat; /* the headers of its weights; NULL if it has none (config and tokenizer only) */
+    json_t *config;           /* config.json; NULL if there is none */
+    struct ckpt_catalog *cat; /* the headers of its weights; NULL if it has none */
+    json_t *weight_map; /* {tensor: file}, also of weights that are not there; NULL: no index */
 };
 
 /* `name` is a directory, or ORG/NAME: then the newest snapshot that the local hub cache's refs/main

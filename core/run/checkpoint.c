@@ -11,8 +11,12 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/reader.h"
+#include "run/check.h"
+#include "run/dtypes.h"
 #include "run/names.h"
+#include "run/rename.h"
 #include "run/side.h"
+#include "run/split.h"
 #include "tensor/value.h"
 
 enum { SLAB_BUDGET = 256 * 1024 * 1024 };
@@ -29,6 +33,7 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
     if (ckpt_options_copy(opt, &s->opt, err) < 0 || ckpt_fdpool_new(0, &s->pool, err) < 0 ||
         ckpt_slabs_new(SLAB_BUDGET, &s->slabs, err) < 0 ||
         ckpt_recipes_load(s->opt->recipe, &s->recipes, err) < 0 ||
+        (s->opt->key_mapping && ckpt_renames_load(s->opt->key_mapping, &s->renames, err) < 0) ||
         (s->opt->base &&
          ckpt_base_open(s->opt->base, s->opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH,
                         s->pool, &s->base, err) < 0)) {
@@ -45,6 +50,7 @@ void ckpt_shared_unref(struct ckpt_shared *s)
         return;
     ckpt_base_free(s->base);
     ckpt_recipes_free(s->recipes);
+    ckpt_renames_free(s->renames);
     ckpt_slabs_free(s->slabs);
     ckpt_fdpool_unref(s->pool);
     ckpt_options_free(s->opt);
@@ -68,6 +74,7 @@ void ckpt_view_release(struct ckpt_view *view)
     json_decref(view->about);
     json_decref(view->config);
     json_decref(view->warnings);
+    json_decref(view->base_names);
     free(view->recipe);
     free(view->source);
     ckpt_shared_unref(view->shared);
@@ -82,17 +89,28 @@ static bool is_hf(const json_t *about)
     return format && strcmp(format, "hf") == 0;
 }
 
-/* An HF directory is its own model: its names are right, and its config is what it says, less what
- * options override. */
+/* The reader's names are the model's: no recipe is needed. */
+static bool has_hf_names(const json_t *about)
+{
+    return is_hf(about) || ckpt_json_bool(about, "hf_names", false);
+}
+
+static bool is_adapter(const json_t *about) { return ckpt_json_bool(about, "adapter", false); }
+
+/* Such a checkpoint is its own model: its config is what it says, or else what the base says, less
+ * what options override. */
 static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
-    const json_t *overrides = v->shared->opt->overrides;
+    const json_t *overrides = v->shared->opt->overrides, *config;
     const char *key;
     json_t *value;
 
     v->cat = ckpt_steal(src);
-    v->config = json_deep_copy(v->cat->config);
-    if (v->cat->config && !v->config)
+    config = v->cat->config;
+    if (!config && v->shared->base && !is_adapter(v->about))
+        config = v->shared->base->config;
+    v->config = json_deep_copy(config);
+    if (config && !v->config)
         return ckpt_nomem(err);
     json_object_foreach((json_t *)overrides, key, value)
     {
@@ -106,6 +124,47 @@ static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ck
             return ckpt_nomem(err);
     }
     return 0;
+}
+
+static int rename_base(struct ckpt_view *v, const struct ckpt_renames *renames,
+                       struct ckpt_err *err)
+{
+    const struct ckpt_base *base = v->shared->base;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *names = json_object();
+
+    if (!names)
+        return ckpt_nomem(err);
+    for (size_t i = 0; base->cat && i < base->cat->tensors.len; i++)
+        if (json_object_set_new(names, base->cat->tensors.ptr[i].name, json_null()) < 0)
+            return ckpt_nomem(err);
+    return ckpt_renames_invert(renames, base->cat ? names : base->weight_map, &v->base_names, err);
+}
+
+/* A run saves the names that the model has in memory; the base may have the hub's. */
+static int match_base(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = v->shared;
+    struct ckpt_renames *own = NULL;
+    int result = 0;
+
+    if (!s->base)
+        return 0;
+    if (!s->renames && ckpt_renames_of_type(ckpt_json_str(v->config, "model_type"), &own, err) < 0)
+        return -1;
+    if (s->renames || own)
+        result = rename_base(v, own ? own : s->renames, err);
+    ckpt_renames_free(own);
+    return result;
+}
+
+static int check_model(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const struct ckpt_check c = {.base = v->shared->base,
+                                 .base_names = v->base_names,
+                                 .config = v->cat->config,
+                                 .allow_partial = v->shared->opt->allow_partial};
+
+    return ckpt_check_model(&c, v->cat, v->warnings, err);
 }
 
 static int model_of_recipe(struct ckpt_view *v, const struct ckpt_catalog *src,
@@ -197,8 +256,10 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
         v->cat = ckpt_steal(src);
         return 0;
     }
-    if (is_hf(v->about))
+    if (is_hf(v->about) || is_adapter(v->about))
         return model_of_hf(v, src, err);
+    if (has_hf_names(v->about))
+        return model_of_hf(v, src, err) < 0 || match_base(v, err) < 0 ? -1 : check_model(v, err);
     if (model_of_names(v, src, err) < 0)
         return -1;
     if (v->own_names)
@@ -210,45 +271,47 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
 
 /* ---- dtypes ---- */
 
-/* The dtype that config.json states, under its new name or its old one. */
-static bool config_dtype(const json_t *config, enum ckpt_dtype *ret)
+/* Automodel's mapping may cover one rank's tensors only; its own export leaves the others as they
+ * are. */
+static int warn_unknown(struct ckpt_view *v, const struct ckpt_tensor *t, size_t n,
+                        struct ckpt_err *err)
 {
-    const char *name = ckpt_json_str(config, "dtype");
+    ckpt_cleanup(ckpt_freep) char *line = ckpt_asprintf(
+        "the dtypes of %zu tensors ('%s' ...) are not in fqn_to_dtype_mapping.json%s: shown as "
+        "stored, %s",
+        n, t->name, v->shared->base ? " nor in the base" : "; base= may know them",
+        ckpt_dtype_name(t->dtype));
 
-    if (!name)
-        name = ckpt_json_str(config, "torch_dtype");
-    return name && ckpt_dtype_parse(name, strlen(name), ret) && ckpt_dtype_is_castable(*ret);
-}
-
-/* What the option, or the base, wants a tensor to be; its own dtype if nobody says. */
-static enum ckpt_dtype wanted_dtype(const struct ckpt_shared *s, const struct ckpt_tensor *t)
-{
-    const struct ckpt_tensor *model;
-    enum ckpt_dtype dtype;
-
-    if (!ckpt_dtype_is_castable(t->dtype) || s->opt->dtype_rule == CKPT_DTYPE_STORED)
-        return t->dtype;
-    if (s->opt->dtype_rule == CKPT_DTYPE_CAST)
-        return s->opt->dtype;
-    if (!s->base)
-        return t->dtype;
-    if (s->base->cat && (model = ckpt_catalog_find(s->base->cat, t->name)))
-        return ckpt_dtype_is_castable(model->dtype) ? model->dtype : t->dtype;
-    return config_dtype(s->base->config, &dtype) ? dtype : t->dtype;
+    return !line || json_array_append_new(v->warnings, json_string(line)) < 0 ? ckpt_nomem(err) : 0;
 }
 
 static int cast_tensors(struct ckpt_view *v, bool *ret_any, struct ckpt_err *err)
 {
+    const struct ckpt_dtypes dtypes = {.opt = v->shared->opt,
+                                       .base = is_adapter(v->about) ? NULL : v->shared->base,
+                                       .mapping = json_object_get(v->about, "dtypes"),
+                                       .base_names = v->base_names,
+                                       .hf_names = has_hf_names(v->about)};
+
+    const struct ckpt_tensor *unknown = NULL;
+    size_t nunknown = 0;
+
     *ret_any = false;
     for (size_t i = 0; i < v->cat->tensors.len; i++) {
-        enum ckpt_dtype want = wanted_dtype(v->shared, &v->cat->tensors.ptr[i]);
-        if (want == v->cat->tensors.ptr[i].dtype)
+        const struct ckpt_tensor *t = &v->cat->tensors.ptr[i];
+        enum ckpt_dtype want = ckpt_dtypes_wanted(&dtypes, t);
+        if (want == t->dtype) {
+            if (!ckpt_dtypes_unknown(&dtypes, t))
+                continue;
+            if (nunknown++ == 0)
+                unknown = t;
             continue;
+        }
         *ret_any = true;
         if (ckpt_value_cast(v->cat, i, (int)want, err) < 0)
             return -1;
     }
-    return 0;
+    return *ret_any && nunknown ? warn_unknown(v, unknown, nunknown, err) : 0;
 }
 
 /* The dtype of most floating elements: what transformers would call the model's. */
@@ -303,30 +366,80 @@ static int64_t newest_shard(const struct ckpt_catalog *cat)
     return newest;
 }
 
+/* The folder of the model's own files, in the reader's words or the catalogue's; NULL: there is
+ * none. */
+static const char *own_files(const struct ckpt_view *v, const struct ckpt_reader *reader,
+                             enum ckpt_side_rule *ret_rule)
+{
+    const char *model = ckpt_json_str(v->about, "model_files");
+    const char *side = ckpt_json_str(v->about, "side_files");
+
+    *ret_rule = model || is_hf(v->about) ? CKPT_SIDE_ALL : CKPT_SIDE_TOKENIZER;
+    return model ? model : side ? side : reader->side_files;
+}
+
+/* The checkpoint's own files; where it has no config.json, the base's too. */
 static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
                          struct ckpt_sides *sides, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
+    enum ckpt_side_rule rule;
+    const char *own = own_files(v, reader, &rule);
+    const bool lend = s->base && !json_object_get(v->about, "model_files");
 
     if (s->opt->raw)
         return 0;
-    if (reader->side_files &&
-        ckpt_sides_add(sides, v->dir, reader->side_files,
-                       is_hf(v->about) ? CKPT_SIDE_ALL : CKPT_SIDE_TOKENIZER, s->pool, err) < 0)
+    if (own && ckpt_sides_add(sides, v->dir, own, rule, s->pool, err) < 0)
         return -1;
-    return s->base ? ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_TOKENIZER, s->pool, err) : 0;
+    if (json_object_get(v->about, "side_files") &&
+        ckpt_sides_add_one(sides, v->dir, own, "config.json", s->pool, err) < 0)
+        return -1;
+    if (lend && ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_TOKENIZER, s->pool, err) < 0)
+        return -1;
+    return lend && has_hf_names(v->about)
+               ? ckpt_sides_add_one(sides, s->base->dir, "", "config.json", s->pool, err)
+               : 0;
 }
 
-/* The base's split, or the checkpoint's own if it is an HF directory; an explicit max_shard_size
- * beats both. */
-static const json_t *weight_map(const struct ckpt_view *v)
+/* The split that the checkpoint asks for, else the base's, else that of the HF directory itself; an
+ * explicit max_shard_size beats them all. *ret is new or NULL. */
+static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckpt_err *err)
+{
+    json_t *own = json_object_get(v->about, "weight_map");
+    const struct ckpt_base *base = v->shared->base;
+
+    *ret = NULL;
+    if ((v->shared->opt->max_shard_size && !is_adapter(v->about)) || v->shared->opt->raw)
+        return 0;
+    if (base && !own && ckpt_json_bool(v->about, "automodel", false))
+        return ckpt_split_by_base(v->cat, base, v->base_names,
+                                  ckpt_json_str(v->config, "model_type"), ret, err);
+    *ret =
+        json_incref(base && base->weight_map && (!own || is_hf(v->about)) ? base->weight_map : own);
+    return 0;
+}
+
+/* Does config.json pass through to the letter? Not if an option changed what it says, nor if it
+ * speaks of the dtypes before a cast: Automodel's is that of its export, and the base's that of
+ * what we cast to. */
+static bool keeps_config(const struct ckpt_view *v, bool cast)
+{
+    const struct ckpt_options *opt = v->shared->opt;
+
+    if (!has_hf_names(v->about) || json_object_size(opt->overrides))
+        return false;
+    return !cast || (opt->dtype_rule == CKPT_DTYPE_AUTO &&
+                     (ckpt_json_bool(v->about, "automodel", false) || !v->cat->config));
+}
+
+/* A model that was made from a config alone is saved in the order of its modules; after
+ * from_pretrained, and if transformers converts its weights, in that of names. */
+static bool is_fresh(const struct ckpt_view *v)
 {
     const struct ckpt_base *base = v->shared->base;
-    const json_t *map = base && base->cat ? json_object_get(base->cat->about, "weight_map") : NULL;
 
-    if (v->shared->opt->max_shard_size || v->shared->opt->raw)
-        return NULL;
-    return map ? map : json_object_get(v->about, "weight_map");
+    return has_hf_names(v->about) && !is_hf(v->about) && base && !base->cat && !base->weight_map &&
+           !ckpt_split_is_converted(ckpt_json_str(v->config, "model_type"));
 }
 
 static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool cast,
@@ -334,21 +447,22 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
 {
     ckpt_cleanup(ckpt_sides_release) struct ckpt_sides sides = {0};
     ckpt_cleanup(ckpt_json_decrefp) json_t *generation = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *map = NULL;
     struct ckpt_vtree_options opt = {
-        .weight_map = weight_map(v),
+        .index_name = ckpt_json_str(v->about, "index_name"),
+        .bare = ckpt_json_bool(v->about, "bare_header", false) && !v->shared->opt->raw,
         .max_shard_size = v->shared->opt->max_shard_size,
-        .sort = !v->recipe && !v->own_names,
+        .sort = !v->recipe && !v->own_names && !is_fresh(v),
         .mtime_ns = newest_shard(v->cat),
     };
 
-    if (collect_sides(v, reader, &sides, err) < 0)
+    if (collect_sides(v, reader, &sides, err) < 0 || choose_weight_map(v, &map, err) < 0)
         return -1;
-    if (is_hf(v->about) && !cast && json_object_size(v->shared->opt->overrides) == 0) {
-        /* its config.json passes through to the letter */
-    } else if (v->config) {
+    opt.weight_map = map;
+    if (v->config && !keeps_config(v, cast)) {
         opt.config = v->config;
         ckpt_sides_remove(&sides, "config.json");
-        if (!ckpt_sides_has(&sides, "generation_config.json") && !is_hf(v->about)) {
+        if (!ckpt_sides_has(&sides, "generation_config.json") && !has_hf_names(v->about)) {
             if (ckpt_generation_config(v->config, &generation, err) < 0)
                 return -1;
             opt.generation = generation;
@@ -361,6 +475,9 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
     if (ckpt_vtree_new(v->cat, &opt, &v->tree, err) < 0)
         return -1;
     (void)json_object_del(v->about, "weight_map"); /* large, and used up */
+    (void)json_object_del(v->about, "dtypes");
+    json_decref(v->base_names);
+    v->base_names = NULL;
     return 0;
 }
 

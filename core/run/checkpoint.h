@@ -13,6 +13,7 @@
 #include "recipe/recipe.h"
 #include "run/base.h"
 #include "run/options.h"
+#include "run/rename.h"
 #include "tensor/catalog.h"
 #include "tensor/read.h"
 #include "tensor/slab.h"
@@ -26,7 +27,8 @@ struct ckpt_shared {
     struct ckpt_fdpool *pool;
     struct ckpt_slabs *slabs;
     struct ckpt_recipes *recipes;
-    struct ckpt_base *base; /* or NULL */
+    struct ckpt_base *base;       /* or NULL */
+    struct ckpt_renames *renames; /* of the option key_mapping; or NULL */
     struct ckpt_read_stats stats;
     atomic_ullong errors; /* failed reads */
 };
@@ -42,8 +44,9 @@ struct ckpt_view {
     struct ckpt_catalog *cat; /* of the view: HF names, or the framework's if raw */
     struct ckpt_vtree *tree;
     struct ckpt_reading reading;
-    json_t *about;  /* facts of the format, from the reader */
-    json_t *config; /* config.json as the view shows it; NULL if it shows none */
+    json_t *base_names; /* while it is opened: {tensor: its name in the base} where that differs */
+    json_t *about;      /* facts of the format, from the reader */
+    json_t *config;     /* config.json as the view shows it; NULL if it shows none */
     json_t *warnings;
     char *recipe;   /* NULL: none was used */
     bool own_names; /* the tensors had their Hugging Face names */

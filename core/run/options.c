@@ -28,6 +28,7 @@ void ckpt_options_free(struct ckpt_options *opt)
         return;
     free(opt->base);
     free(opt->recipe);
+    free(opt->key_mapping);
     json_decref(opt->overrides);
     free(opt);
 }
@@ -48,8 +49,10 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     *copy = *opt;
     copy->base = opt->base ? strdup(opt->base) : NULL;
     copy->recipe = opt->recipe ? strdup(opt->recipe) : NULL;
+    copy->key_mapping = opt->key_mapping ? strdup(opt->key_mapping) : NULL;
     copy->overrides = json_deep_copy(opt->overrides);
-    if ((opt->base && !copy->base) || (opt->recipe && !copy->recipe) || !copy->overrides) {
+    if ((opt->base && !copy->base) || (opt->recipe && !copy->recipe) ||
+        (opt->key_mapping && !copy->key_mapping) || !copy->overrides) {
         ckpt_options_free(copy);
         return ckpt_nomem(err);
     }
@@ -107,15 +110,27 @@ static int set_recipe(struct ckpt_options *opt, const char *key, const char *val
     return set_text(&opt->recipe, key, value, err);
 }
 
-/* Also the short names that trainers' configs use. */
+static int set_key_mapping(struct ckpt_options *opt, const char *key, const char *value,
+                           struct ckpt_err *err)
+{
+    return set_text(&opt->key_mapping, key, value, err);
+}
+
+/* The names of ckpt_dtype_parse, and what people write. */
 static bool parse_dtype(const char *value, enum ckpt_dtype *ret)
 {
-    static const char *const shorts[][2] = {{"bf16", "BF16"}, {"fp16", "F16"}, {"fp32", "F32"}};
+    static const struct {
+        const char *name;
+        enum ckpt_dtype dtype;
+    } shorts[] = {{"bf16", CKPT_BF16}, {"fp16", CKPT_F16}, {"f16", CKPT_F16}, {"fp32", CKPT_F32},
+                  {"f32", CKPT_F32},   {"fp64", CKPT_F64}, {"f64", CKPT_F64}};
 
     for (size_t i = 0; i < sizeof shorts / sizeof shorts[0]; i++)
-        if (strcmp(value, shorts[i][0]) == 0)
-            value = shorts[i][1];
-    return ckpt_dtype_parse(value, strlen(value), ret);
+        if (strcmp(value, shorts[i].name) == 0) {
+            *ret = shorts[i].dtype;
+            return true;
+        }
+    return ckpt_dtype_parse(value, strlen(value), ret) && ckpt_dtype_is_castable(*ret);
 }
 
 static int set_dtype(struct ckpt_options *opt, const char *key, const char *value,
@@ -125,7 +140,7 @@ static int set_dtype(struct ckpt_options *opt, const char *key, const char *valu
         opt->dtype_rule = CKPT_DTYPE_AUTO;
     } else if (value && strcmp(value, "stored") == 0) {
         opt->dtype_rule = CKPT_DTYPE_STORED;
-    } else if (value && parse_dtype(value, &opt->dtype) && ckpt_dtype_is_castable(opt->dtype)) {
+    } else if (value && parse_dtype(value, &opt->dtype)) {
         opt->dtype_rule = CKPT_DTYPE_CAST;
     } else {
         return ckpt_fail(
@@ -211,7 +226,7 @@ static const struct option {
     {"allow_partial", set_allow_partial},
     {"follow_symlinks", set_follow_symlinks},
     {"wait", set_wait},
-    {"key_mapping", set_later},
+    {"key_mapping", set_key_mapping},
     {"dequantize", set_later},
     {"lora", set_later},
 };
@@ -316,8 +331,9 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
     ckpt_cleanup(ckpt_freep) char *overrides =
         json_dumps(opt->overrides, JSON_COMPACT | JSON_SORT_KEYS);
     ckpt_cleanup(ckpt_freep) char *text = ckpt_asprintf(
-        "%s|%s|%d|%d|%llu|%d|%d|%s", opt->base ? opt->base : "", opt->recipe ? opt->recipe : "",
-        (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size, opt->raw,
-        opt->allow_partial, overrides ? overrides : "");
+        "%s|%s|%s|%d|%d|%llu|%d|%d|%s", opt->base ? opt->base : "", opt->recipe ? opt->recipe : "",
+        opt->key_mapping ? opt->key_mapping : "", (int)opt->dtype_rule, (int)opt->dtype,
+        (unsigned long long)opt->max_shard_size, opt->raw, opt->allow_partial,
+        overrides ? overrides : "");
     return text ? XXH3_64bits(text, strlen(text)) : 0;
 }

@@ -15,8 +15,9 @@
 enum ckpt_dtype_rule { CKPT_DTYPE_AUTO, CKPT_DTYPE_STORED, CKPT_DTYPE_CAST };
 
 struct ckpt_options {
-    char *base;   /* directory, or ORG/NAME of the local hub cache */
-    char *recipe; /* path */
+    char *base;        /* directory, or ORG/NAME of the local hub cache */
+    char *recipe;      /* path */
+    char *key_mapping; /* path of a JSON object {pattern: replacement}: base's names -> ours */
     enum ckpt_dtype_rule dtype_rule;
     enum ckpt_dtype dtype;   /* CAST */
     uint64_t max_shard_size; /* 0: not given */

@@ -63,6 +63,8 @@ static const char *const markers[] = {
     "model.safetensors",
     "model.safetensors.index.json",
     ".metadata",
+    "model",
+    ".incomplete",
     "metadata.json",
 };
 
@@ -97,6 +99,17 @@ static const char *latest_of(const struct scan *s, const struct ckpt_reader *rea
     return NULL;
 }
 
+/* Links that point at one of the steps. */
+static bool is_pointer(const char *name)
+{
+    static const char *const pointers[] = {"latest", "LATEST", "LOWEST_VAL"};
+
+    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
+        if (strcmp(name, pointers[i]) == 0)
+            return true;
+    return false;
+}
+
 /* A directory that cannot be opened or recognised now is no step; it may become one. */
 static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
@@ -105,7 +118,7 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
     struct ckpt_err ignored = {0};
     struct step step = {0};
 
-    if (e->kind != CKPT_ENTRY_DIR || e->name[0] == '.' || strcmp(e->name, "latest") == 0)
+    if (e->kind != CKPT_ENTRY_DIR || e->name[0] == '.' || is_pointer(e->name))
         return 0;
     if (ckpt_dir_open_below(s->dir, e->name, &dir, &ignored) < 0)
         return 0;

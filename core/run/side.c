@@ -31,12 +31,19 @@ static const char *const tokenizer_files[] = {
 
 /* Weights of any framework, and what points at them. */
 static const char *const weight_files[] = {
-    "*.safetensors", "*.safetensors.index.json",
-    "*.bin",         "*.bin.index.json",
-    "*.pt",          "*.pth",
-    "*.ckpt",        "*.gguf",
-    "*.h5",          "*.msgpack",
-    "*.onnx",        "*.lock",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.gguf",
+    "*.h5",
+    "*.msgpack",
+    "*.onnx",
+    "*.lock",
+    "fqn_to_*_mapping.json",
 };
 
 static bool matches(const char *name, const char *const *patterns, size_t n)
@@ -97,20 +104,18 @@ struct adding {
     enum ckpt_side_rule rule;
 };
 
-static int add(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+static int add_file(struct adding *a, const char *name, struct ckpt_err *err)
 {
-    struct adding *a = ctx;
     struct ckpt_side_file file = {0};
-
-    if (e->kind != CKPT_ENTRY_FILE || !wanted(e->name, a->rule) ||
-        ckpt_sides_has(a->sides, e->name))
-        return 0;
-    if (ckpt_source_file_new(a->dir, e->name, a->pool, &file.source, err) < 0)
-        return -1;
     struct ckpt_file_id id;
+
+    if (ckpt_sides_has(a->sides, name))
+        return 0;
+    if (ckpt_source_file_new(a->dir, name, a->pool, &file.source, err) < 0)
+        return -1;
     if (ckpt_source_file_id(file.source, &id) && id.mtime_ns > a->sides->mtime_ns)
         a->sides->mtime_ns = id.mtime_ns;
-    if (!(file.path = strdup(e->name)) || ckpt_vec_push(&a->sides->files, file) < 0) {
+    if (!(file.path = strdup(name)) || ckpt_vec_push(&a->sides->files, file) < 0) {
         free((char *)file.path);
         ckpt_source_unref(file.source);
         return ckpt_nomem(err);
@@ -118,18 +123,39 @@ static int add(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     return 0;
 }
 
+static int add_wanted(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct adding *a = ctx;
+
+    return e->kind == CKPT_ENTRY_FILE && wanted(e->name, a->rule) ? add_file(a, e->name, err) : 0;
+}
+
+static int add_from(struct adding *a, const char *below, const char *name, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
+
+    if (*below) {
+        if (!ckpt_dir_has_dir(a->dir, below))
+            return 0;
+        if (ckpt_dir_open_below(a->dir, below, &sub, err) < 0)
+            return -1;
+        a->dir = sub;
+    }
+    if (!name)
+        return ckpt_dir_list(a->dir, add_wanted, a, err);
+    return ckpt_dir_has_file(a->dir, name) ? add_file(a, name, err) : 0;
+}
+
 int ckpt_sides_add(struct ckpt_sides *s, struct ckpt_dir *dir, const char *below,
                    enum ckpt_side_rule rule, struct ckpt_fdpool *pool, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
     struct adding a = {s, dir, pool, rule};
+    return add_from(&a, below, NULL, err);
+}
 
-    if (*below) {
-        if (!ckpt_dir_has_dir(dir, below))
-            return 0;
-        if (ckpt_dir_open_below(dir, below, &sub, err) < 0)
-            return -1;
-        a.dir = sub;
-    }
-    return ckpt_dir_list(a.dir, add, &a, err);
+int ckpt_sides_add_one(struct ckpt_sides *s, struct ckpt_dir *dir, const char *below,
+                       const char *name, struct ckpt_fdpool *pool, struct ckpt_err *err)
+{
+    struct adding a = {s, dir, pool, CKPT_SIDE_ALL};
+    return add_from(&a, below, name, err);
 }

@@ -29,6 +29,10 @@ enum ckpt_side_rule {
 int ckpt_sides_add(struct ckpt_sides *s, struct ckpt_dir *dir, const char *below,
                    enum ckpt_side_rule rule, struct ckpt_fdpool *pool, struct ckpt_err *err);
 
+/* Add one file of it, if it is there. */
+int ckpt_sides_add_one(struct ckpt_sides *s, struct ckpt_dir *dir, const char *below,
+                       const char *name, struct ckpt_fdpool *pool, struct ckpt_err *err);
+
 /* Take a file out, if it is there. */
 void ckpt_sides_remove(struct ckpt_sides *s, const char *path);
 bool ckpt_sides_has(const struct ckpt_sides *s, const char *path);

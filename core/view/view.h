@@ -57,7 +57,9 @@ struct ckpt_vtree_options {
     const json_t *config;     /* config.json, complete (dtype too), or NULL: none */
     const json_t *generation; /* generation_config.json, or NULL */
     const json_t *weight_map; /* of a base's index: {tensor: file}; NULL: split by max_shard_size */
+    const char *index_name;   /* NULL: model.safetensors.index.json */
     uint64_t max_shard_size;  /* bytes; 0: transformers' default, 50 GB */
+    bool bare;                /* headers without __metadata__ */
     bool sort;                /* split in the order of names, not the catalogue's (see below) */
     const struct ckpt_side_file *side;
     size_t nside;
@@ -78,8 +80,9 @@ struct ckpt_vtree_options {
  * Split by a weight_map: each tensor goes where the map says; tensors that it does not know go into
  * the last of the files (by name); files without tensors are left out. If it knows none of the
  * tensors, it is ignored. Blocks do not matter. There is an index unless the only file is
- * model.safetensors. A catalogue without tensors gives no such file at all. The index's
- * total_parameters counts every element; transformers leaves persistent buffers out.
+ * model.safetensors (or diffusers' or PEFT's name for it). A catalogue without tensors gives no
+ * such file at all. The index's total_parameters counts every element; transformers leaves
+ * persistent buffers out.
  *
  * A side file with the path of a generated one is left out, and so is an index of other weights.
  * Two side files with one path, or a file where another needs a directory, are CONFLICT; a path

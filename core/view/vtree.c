@@ -13,7 +13,7 @@
 #include "view/vdir.h"
 #include "view/view.h"
 
-#define INDEX_NAME "model.safetensors.index.json"
+#define INDEX_NAME "model.safetensors.index.json" /* where the options have no other */
 
 /* A safetensors file: length, header, spaces, tensors. */
 struct weights {
@@ -22,6 +22,7 @@ struct weights {
     struct ckpt_text header;
     uint64_t data_off; /* of the first tensor */
     size_t ntensor;
+    bool bare;                    /* no __metadata__ */
     struct ckpt_segment *segment; /* node.segment; the tensors are the last ntensor */
 };
 
@@ -138,10 +139,10 @@ static void put_header(const void *ctx, size_t i, struct ckpt_str *out)
     const struct weights *w = ctx;
 
     if (i == 0) {
-        ckpt_st_header_begin(out);
+        ckpt_st_header_begin(out, w->bare);
     } else {
         const struct ckpt_segment *s = &w->segment[LEADING + i - 1];
-        ckpt_st_header_tensor(out, s->tensor, s->off - w->data_off);
+        ckpt_st_header_tensor(out, s->tensor, s->off - w->data_off, w->bare && i == 1);
     }
     if (i == w->ntensor)
         ckpt_st_header_end(out);
@@ -245,12 +246,13 @@ static int list_json(struct ckpt_vtree *t, const char *path, const json_t *j, in
                         mtime_ns, err);
 }
 
-static int list_weights(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err *err)
+static int list_weights(struct ckpt_vtree *t, bool bare, int64_t mtime_ns, struct ckpt_err *err)
 {
     if (sort_names(t, err) < 0 || new_weights(t, err) < 0)
         return -1;
     deal_tensors(t);
     for (size_t i = 0; i < t->shards.nfile; i++) {
+        t->weights[i].bare = bare;
         if (finish_weights(t, &t->weights[i], mtime_ns, err) < 0)
             return ckpt_err_in(err, "%s", t->shards.name[i]);
         if (list_file(t, t->shards.name[i], &t->weights[i].node, err) < 0)
@@ -259,10 +261,26 @@ static int list_weights(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err 
     return 0;
 }
 
-static int list_index(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err *err)
+/* Names under which a library looks for all weights in one file. */
+static bool needs_no_index(const char *file)
 {
-    bool one_file = t->shards.nfile == 0 ||
-                    (t->shards.nfile == 1 && strcmp(t->shards.name[0], "model.safetensors") == 0);
+    static const char *const names[] = {
+        "model.safetensors",
+        "diffusion_pytorch_model.safetensors",
+        "adapter_model.safetensors",
+    };
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(names[i], file) == 0)
+            return true;
+    return false;
+}
+
+static int list_index(struct ckpt_vtree *t, const char *name, int64_t mtime_ns,
+                      struct ckpt_err *err)
+{
+    const char *only = t->shards.nfile == 1 ? t->shards.name[0] : NULL;
+    bool one_file = t->shards.nfile == 0 || (only && needs_no_index(only));
 
     if (one_file) {
         free(ckpt_steal(&t->by_name));
@@ -271,7 +289,7 @@ static int list_index(struct ckpt_vtree *t, int64_t mtime_ns, struct ckpt_err *e
     t->index = (struct ckpt_index){t->cat, &t->shards, t->by_name};
     if (ckpt_index_text(&t->index, &t->arena, &t->index_text, err) < 0)
         return -1;
-    return list_segment(t, INDEX_NAME,
+    return list_segment(t, name,
                         (struct ckpt_segment){.len = t->index_text.len,
                                               .kind = CKPT_SEGMENT_TEXT,
                                               .text = &t->index_text},
@@ -349,8 +367,8 @@ static int choose_shards(struct ckpt_vtree *t, const struct ckpt_vtree_options *
 
 static int build(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt, struct ckpt_err *err)
 {
-    if (choose_shards(t, opt, err) < 0 || list_weights(t, opt->mtime_ns, err) < 0 ||
-        list_index(t, opt->mtime_ns, err) < 0 ||
+    if (choose_shards(t, opt, err) < 0 || list_weights(t, opt->bare, opt->mtime_ns, err) < 0 ||
+        list_index(t, opt->index_name ? opt->index_name : INDEX_NAME, opt->mtime_ns, err) < 0 ||
         list_json(t, "config.json", opt->config, opt->mtime_ns, err) < 0 ||
         list_json(t, "generation_config.json", opt->generation, opt->mtime_ns, err) < 0 ||
         list_side(t, opt, err) < 0 ||

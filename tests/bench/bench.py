@@ -144,13 +144,14 @@ def timed(cmd):
 
 
 def interleaved(args, cases):
-    """{name: fn} run in turn, --rounds times after one for warming; medians and bests."""
-    got = {name: [] for name in cases}
-    for name, fn in cases.items():
+    """{name: fn} run in turn, --rounds times after one for warming; who begins changes from round to round."""
+    got, names = {name: [] for name in cases}, list(cases)
+    for fn in cases.values():
         fn()
-    for _ in range(args.rounds):
-        for name, fn in cases.items():
-            got[name].append(fn())
+    for i in range(args.rounds):
+        for k in range(len(names)):
+            name = names[(i + k) % len(names)]
+            got[name].append(cases[name]())
     return got
 
 

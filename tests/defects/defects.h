@@ -11,7 +11,11 @@
 
 #include "base/err.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { MOST_SECONDS = 120 };
+#else
 enum { MOST_SECONDS = 20 };
+#endif
 
 struct judge {
     const char *filter; /* only cases whose names contain it; NULL: all */

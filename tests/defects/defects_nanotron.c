@@ -72,6 +72,19 @@ static void link_bomb(struct tree *t)
     tree_link(t, ".", "model/model/b");
 }
 
+/* No loop, but each of 20 directories leads to the next by four links. */
+static void link_lattice(struct tree *t)
+{
+    char name[64], target[64];
+    for (int i = 0; i < 20; i++)
+        for (int k = 0; k < 4; k++) {
+            (void)snprintf(name, sizeof name, "model/model/d%d/l%d", i, k);
+            (void)snprintf(target, sizeof target, "../d%d", i + 1);
+            tree_link(t, target, name);
+        }
+    tree_dirs(t, "model/model/d20/");
+}
+
 static void deep(struct tree *t)
 {
     char name[512] = "model";
@@ -331,6 +344,7 @@ static const struct lie {
     {"link_to_itself", link_to_itself, CKPT_IO, ROWS(1), "symbolic links"},
     {"link_loop", link_loop, CKPT_FORMAT, "model/model/loop", "directory that it lies in"},
     {"link_bomb", link_bomb, CKPT_FORMAT, "model/model/a", "directory that it lies in"},
+    {"link_lattice", link_lattice, CKPT_LIMIT, "model/model/d", "reached by links"},
     {"deep", deep, CKPT_LIMIT, "x/x/x", "nest deeper than 32"},
     {"no_weights", no_weights, CKPT_MISSING, "/model'", "no weights"},
     {"fp8", fp8, CKPT_UNSUPPORTED, "model_weight_metadata.pkl", "FP8"},

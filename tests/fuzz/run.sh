@@ -17,7 +17,7 @@ for target; do
     [ -d "tests/fuzz/regressions/$target" ] && old="tests/fuzz/regressions/$target"
     echo "== $target, $seconds s"
     log="build/fuzz/finds/$target.log"
-    if ! "build/fuzz/tests/$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=65536 \
+    if ! "build/fuzz/tests/$target" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -max_len=65536 \
         -print_final_stats=1 -artifact_prefix="build/fuzz/finds/$target/" \
         "build/fuzz/corpus/$target" "build/fuzz/seeds/$target" $old >"$log" 2>&1; then
         failed="$failed $target"

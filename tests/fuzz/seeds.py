@@ -141,6 +141,51 @@ def nanotron_seeds(out):
         put(out, "fuzz_nanotron", name, pack(files))
 
 
+def hf_shard(rank, lo, shape, nfile=1, name="w"):
+    info = json.dumps({name: {"saved_offsets": lo}})
+    n = 1
+    for s in shape:
+        n *= s
+    header = {name: tensor("U8", shape, 0, n), "__metadata__": {"DCP_SHARDING_INFO": info, "DCP_VERSION": "1.0"}}
+    return ("model/shard-%05d-model-00001-of-%05d.safetensors" % (rank, nfile), 4, json.dumps(header, separators=(",", ":")).encode())
+
+
+def dcp_hf_seeds(out):
+    meta = "model/.hf_metadata/"
+    config = (meta + "config.json", 0, b'{"model_type":"llama"}')
+    maps = [(meta + "fqn_to_file_index_mapping.json", 0, b'{"w":2}'), (meta + "fqn_to_dtype_mapping.json", 0, b'{"w":"BF16"}')]
+    rows = [hf_shard(1, [0, 0], [3, 2]), hf_shard(2, [3, 0], [2, 2])]
+    boxes = [hf_shard(1 + 2 * i + j, [2 * i, 3 * j], [2, 3]) for i in range(2) for j in range(2)]
+    scalar = [hf_shard(1, [], [])]
+    index = ("model/consolidated/model.safetensors.index.json", 0, b'{"weight_map":{"w":"model-00001-of-00001.safetensors"}}')
+    seeds = {
+        "rows": [config] + maps + rows,
+        "boxes": boxes,
+        "scalar": scalar,
+        "empty_last": rows + [hf_shard(3, [5, 0], [0, 2])],
+        "missing": [rows[1]],
+        "stale": rows + [hf_shard(3, [2, 0], [2, 2])],
+        "two_counts": [rows[0], hf_shard(2, [3, 0], [2, 2], 2)],
+        "consolidated": [index, ("model/consolidated/config.json", 0, config[2])] + rows,
+        "diffusers": [(meta + "config.json", 0, b'{"_diffusers_version":"0"}')] + rows,
+        "latest": [("LATEST", 0, b"epoch_0_step_1\n"), (".incomplete", 0, b"")] + rows,
+        "latest_link": [("epoch_0_step_1", 1, b""), ("LATEST", 3, b"epoch_0_step_1")] + rows,
+        "fifo": [rows[0], (rows[1][0], 2, b"")],
+        "top": [(n.replace("model/", ""), k, d) for n, k, d in rows],
+        "sharded": [(n.replace("model/", "sharded/"), k, d) for n, k, d in rows],
+    }
+    for name, files in seeds.items():
+        put(out, "fuzz_dcp_hf", name, pack(files))
+
+
+def peft_seeds(out):
+    config = ("adapter_config.json", 0, b'{"peft_type":"LORA"}')
+    header = {"a.lora_A.weight": tensor("F32", [2, 3], 0, 24), "a.lora_B.weight": tensor("F32", [3, 2], 24, 48)}
+    weights = ("adapter_model.safetensors", 4, json.dumps(header, separators=(",", ":")).encode())
+    put(out, "fuzz_peft", "plain", pack([config, weights]))
+    put(out, "fuzz_peft", "below", pack([("model/" + n, k, d) for n, k, d in (config, weights)]))
+
+
 def text_seeds(out):
     seen = 0
     for path in list(walk(GOLDEN)) + list(walk(RECIPES)):
@@ -201,6 +246,8 @@ def main():
     safetensors_seeds(out)
     slices_seeds(out)
     nanotron_seeds(out)
+    dcp_hf_seeds(out)
+    peft_seeds(out)
     text_seeds(out)
 
 

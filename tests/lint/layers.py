@@ -21,6 +21,7 @@ PLACES = [
     (r"jansson\.h", r"core/base/json\.h|fs/.*"),
     (r"fuse.*\.h|fuse3/.*", r"fs/.*"),
     (r"yaml\.h", r"core/container/yaml\.c"),
+    (r"pcre2.*\.h", r"core/base/regex\.c"),
     (r"(mpi|nccl|cuda|cuda_runtime|cuda_runtime_api)\.h", r"(?!)"),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.M)

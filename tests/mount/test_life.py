@@ -49,11 +49,11 @@ class Life(Case):
     def test_read_ahead_is_raised_before_the_command_returns(self):
         if os.geteuid() != 0 or not os.access("/sys/class/bdi", os.W_OK):
             self.skipTest("only root may, and only where /sys is")
-        self.assertEqual(run(self.run_dir, self.mnt, "-o", "readahead=2048").returncode, 0)
+        self.assertEqual(run(self.run_dir, self.mnt, "-o", "readahead=4096").returncode, 0)
         with open("/proc/self/mountinfo") as f:
             dev = next(x for x in f if f" {self.mnt} " in x).split()[2]
         with open(f"/sys/class/bdi/{dev}/read_ahead_kb") as f:
-            self.assertEqual(int(f.read()), 2048)
+            self.assertEqual(int(f.read()), 4096)
 
     def test_errors_reach_the_terminal_with_a_status(self):
         empty = os.path.join(self.tmp, "empty")

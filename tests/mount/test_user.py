@@ -86,7 +86,7 @@ class User(Case):
             p.terminate()
             self.assertEqual(p.wait(10), 0)
             log.seek(0)
-            self.assertRegex(log.read(), r"echo 1024 \| sudo tee /sys/class/bdi/\d+:\d+/read_ahead_kb")
+            self.assertRegex(log.read(), r"echo 2048 \| sudo tee /sys/class/bdi/\d+:\d+/read_ahead_kb")
 
     def test_an_error_is_an_error(self):
         done = as_user(self.program, "/nonexistent", self.mnt)

@@ -8,7 +8,7 @@ static char *entry(const struct ckpt_tensor *t, uint64_t off)
     struct ckpt_str s = {0};
     char *text = NULL;
 
-    ckpt_st_header_tensor(&s, t, off);
+    ckpt_st_header_tensor(&s, t, off, false);
     assert_true(s.len <= ckpt_st_header_bound(t));
     assert_int_equal(ckpt_str_steal(&s, &text, NULL), 0);
     return text;
@@ -48,7 +48,7 @@ TEST(st_header, a_header_is_padded_to_eight_bytes)
 {
     struct ckpt_str s = {0};
 
-    ckpt_st_header_begin(&s);
+    ckpt_st_header_begin(&s, false);
     ckpt_st_header_end(&s);
     CHECK_STR(ckpt_str_get(&s), "{\"__metadata__\":{\"format\":\"pt\"}}");
     CHECK_EQ(s.len, 32);

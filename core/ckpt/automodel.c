@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* NeMo Automodel's run folders. */
+#include "ckpt/automodel.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+
+enum { MAX_LATEST_BYTES = 4096 };
+
+struct link {
+    struct ckpt_dir *run;
+    uint64_t inode;
+    char *name;
+};
+
+static int find_target(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct link *k = ctx;
+    struct ckpt_file_id id;
+
+    (void)err;
+    if (e->kind != CKPT_ENTRY_DIR || !ckpt_has_prefix(e->name, "epoch_") ||
+        !ckpt_dir_stat(k->run, e->name, &id) || id.inode != k->inode)
+        return 0;
+    k->name = strdup(e->name);
+    return -1;
+}
+
+/* LATEST is a link to the step's directory; where links fail LATEST.txt is text, and copies of a
+ * run may have made the link a file. */
+char *ckpt_automodel_latest(struct ckpt_dir *run)
+{
+    static const char *const files[] = {"LATEST", "LATEST.txt"};
+    struct link k = {.run = run};
+    struct ckpt_file_id id;
+
+    for (size_t i = 0; i < 2; i++) {
+        ckpt_cleanup(ckpt_freep) char *text = NULL;
+        size_t len;
+        if (!ckpt_dir_has_file(run, files[i]) ||
+            ckpt_dir_read_file(run, files[i], MAX_LATEST_BYTES, &text, &len, NULL) < 0)
+            continue;
+        while (len > 0 && strchr(" \t\r\n/", text[len - 1]))
+            text[--len] = '\0';
+        const char *name = strrchr(text, '/');
+        return strdup(name ? name + 1 : text);
+    }
+    if (!ckpt_dir_has_dir(run, "LATEST") || !ckpt_dir_stat(run, "LATEST", &id))
+        return NULL;
+    k.inode = id.inode;
+    (void)ckpt_dir_list(run, find_target, &k, NULL);
+    return k.name;
+}
+
+/* .incomplete is removed after LATEST has moved, in an asynchronous save at the next one. */
+bool ckpt_automodel_finished(struct ckpt_dir *dir, const char *name, const char *latest)
+{
+    if (strstr(name, ".reserving-"))
+        return false;
+    return !ckpt_dir_has_file(dir, ".incomplete") || (latest && strcmp(name, latest) == 0);
+}
+
+void ckpt_automodel_warn(const struct ckpt_dir *dir, struct ckpt_catalog *cat)
+{
+    if (ckpt_dir_has_file(dir, ".incomplete"))
+        ckpt_catalog_warn(cat, "'.incomplete' is there: the save was not finished, or not yet "
+                               "published");
+}
+
+/* The names of a run's steps: epoch_E_step_S. */
+void ckpt_automodel_describe_step(const struct ckpt_dir *dir, json_t *about)
+{
+    const char *path = ckpt_dir_path(dir), *name = strrchr(path, '/');
+    unsigned long epoch, step;
+    int end = 0;
+
+    if (sscanf(name ? name + 1 : path, "epoch_%9lu_step_%9lu%n", &epoch, &step, &end) < 2)
+        return;
+    (void)json_object_set_new(about, "epoch", json_integer((json_int_t)epoch));
+    (void)json_object_set_new(about, "step", json_integer((json_int_t)step));
+}

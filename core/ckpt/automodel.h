@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A run folder of NeMo Automodel: epoch_E_step_S directories, LATEST, and .incomplete in those that
+ * are being written. What is in model/ is for several readers. */
+#ifndef CKPT_CKPT_AUTOMODEL_H
+#define CKPT_CKPT_AUTOMODEL_H
+
+#include <stdbool.h>
+
+#include "base/json.h"
+#include "io/dir.h"
+#include "tensor/catalog.h"
+
+/* As struct ckpt_reader has them. */
+char *ckpt_automodel_latest(struct ckpt_dir *run);
+bool ckpt_automodel_finished(struct ckpt_dir *dir, const char *name, const char *latest);
+
+/* "epoch" and "step" of the directory's name, if it has such a one. */
+void ckpt_automodel_describe_step(const struct ckpt_dir *dir, json_t *about);
+
+/* A save that was opened by its own name although it is not finished. */
+void ckpt_automodel_warn(const struct ckpt_dir *dir, struct ckpt_catalog *cat);
+
+#endif

@@ -1,0 +1,560 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* DCP saves in Hugging Face storage: sharded safetensors of torch >= 2.8 and of NeMo Automodel.
+ *
+ * Nothing in such a save states the shape of a whole tensor: it is the end of the farthest shard in
+ * each dimension, also of an empty one. A lost shard therefore shows as a hole, or (the last one)
+ * as a smaller tensor; holes and overlaps are refused here, smaller tensors by whoever knows the
+ * model (run/check.h). Names are those of the Hugging Face model. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/par.h"
+#include "base/str.h"
+#include "ckpt/automodel.h"
+#include "ckpt/dcp_hf_layout.h"
+#include "ckpt/dcp_hf_shard.h"
+#include "ckpt/module_order.h"
+#include "ckpt/readers.h"
+
+enum { MAX_SHARDS = 10000000 };
+
+/* A shard of a tensor. */
+struct chunk {
+    uint32_t shard, tensor; /* which of its file's */
+    uint32_t next;          /* of the same tensor, or NONE */
+};
+
+struct whole {
+    const char *name; /* the arena of a shard's header */
+    uint64_t dim[CKPT_MAX_RANK];
+    uint64_t file; /* of the finished model */
+    uint32_t rank, first, last, nchunk;
+};
+
+#define NONE UINT32_MAX
+
+struct load {
+    struct ckpt_dir *dir;
+    struct ckpt_dir *shard_dir; /* may be dir itself */
+    const struct ckpt_reader_options *opt;
+    struct ckpt_hfs_layout layout;
+    CKPT_VEC(struct ckpt_hfs_shard) shards;
+    CKPT_VEC(struct chunk) chunks;
+    CKPT_VEC(struct whole) wholes;
+    struct ckpt_map by_name;
+    struct ckpt_catalog *cat; /* its source i is shard i */
+};
+
+static void load_release(struct load *l)
+{
+    for (size_t i = 0; i < l->shards.len; i++)
+        ckpt_hfs_shard_release(&l->shards.ptr[i]);
+    ckpt_vec_release(&l->shards);
+    ckpt_vec_release(&l->chunks);
+    ckpt_vec_release(&l->wholes);
+    ckpt_map_release(&l->by_name);
+    ckpt_hfs_layout_release(&l->layout);
+    ckpt_dir_unref(l->shard_dir);
+    ckpt_catalog_free(l->cat);
+}
+
+/* ---- which files ---- */
+
+static bool is_automodel(const struct load *l)
+{
+    return ckpt_has_prefix(l->layout.shards, "model") || l->layout.file_index;
+}
+
+/* Whatever has such a name: if it is no file, opening it says so. */
+static int list_one(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct load *l = ctx;
+    struct ckpt_hfs_shard s = {0};
+
+    if (!ckpt_hfs_name_parse(e->name, &s.id))
+        return 0;
+    if (l->shards.len == MAX_SHARDS)
+        return ckpt_fail(err, CKPT_LIMIT, "'%s' has more than %d shards", ckpt_dir_path(l->dir),
+                         MAX_SHARDS);
+    if (!(s.name = ckpt_dir_intern(l->shard_dir, e->name)) || ckpt_vec_push(&l->shards, s) < 0)
+        return ckpt_nomem(err);
+    return 0;
+}
+
+static int list_shards(struct load *l, struct ckpt_err *err)
+{
+    const char *below = l->layout.shards;
+
+    if (!*below)
+        l->shard_dir = ckpt_dir_ref(l->dir);
+    else if (ckpt_dir_open_below(l->dir, below, &l->shard_dir, err) < 0)
+        return -1;
+    return ckpt_dir_list(l->shard_dir, list_one, l, err);
+}
+
+/* Every save numbers its files anew: two counts are of two saves. */
+static int check_counts(struct load *l, struct ckpt_err *err)
+{
+    const struct ckpt_hfs_shard *first = &l->shards.ptr[0];
+
+    for (size_t i = 1; i < l->shards.len; i++)
+        if (l->shards.ptr[i].id.nfile != first->id.nfile)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "'%s': '%s' and '%s' are of different saves (%" PRIu64 " and %" PRIu64
+                             " files)",
+                             ckpt_dir_path(l->shard_dir), first->name, l->shards.ptr[i].name,
+                             first->id.nfile, l->shards.ptr[i].id.nfile);
+    return 0;
+}
+
+/* The lowest number in [1, n] that none of the shards has; 0: they are all there, or there is no
+ * memory to tell. It is at most one more than there are shards. */
+static uint64_t absent_number(const struct load *l,
+                              uint64_t (*number)(const struct ckpt_hfs_name *), uint64_t n)
+{
+    const size_t most = l->shards.len + 1;
+    ckpt_cleanup(ckpt_freep) bool *seen = calloc(most + 1, sizeof *seen);
+    uint64_t absent = 1;
+
+    if (!seen)
+        return 0;
+    for (size_t i = 0; i < l->shards.len; i++)
+        if (number(&l->shards.ptr[i].id) <= most)
+            seen[number(&l->shards.ptr[i].id)] = true;
+    while (absent <= most && seen[absent])
+        absent++;
+    return absent <= n ? absent : 0;
+}
+
+static uint64_t file_number(const struct ckpt_hfs_name *id) { return id->file; }
+
+static uint64_t rank_number(const struct ckpt_hfs_name *id) { return id->rank; }
+
+/* A file of the finished model of which no rank has anything. */
+static int check_files(struct load *l, struct ckpt_err *err)
+{
+    uint64_t n = l->shards.ptr[0].id.nfile;
+    uint64_t absent = absent_number(l, file_number, n);
+
+    if (!absent)
+        return 0;
+    if (!l->opt->allow_partial)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' has no shard-*-model-%05" PRIu64 "-of-%05" PRIu64
+                         ".safetensors: nothing of file %" PRIu64 " of the model is there",
+                         ckpt_dir_path(l->shard_dir), absent, n, absent);
+    ckpt_catalog_warn(l->cat, "left out: file %" PRIu64 " of %" PRIu64 ", which has no shard",
+                      absent, n);
+    return 0;
+}
+
+/* "; no shard of rank 2 is there" if a number is skipped. Ranks without tensors write no file, so
+ * it is a hint only. */
+static void hint_rank(const struct load *l, char *buf, size_t cap)
+{
+    uint64_t last = 0, absent;
+
+    for (size_t i = 0; i < l->shards.len; i++)
+        last = ckpt_max_u64(last, l->shards.ptr[i].id.rank);
+    absent = absent_number(l, rank_number, last);
+    if (absent)
+        (void)snprintf(buf, cap, "; 'shard-%05" PRIu64 "-model-*' is not there", absent);
+    else
+        (void)snprintf(buf, cap, "; is a shard after 'shard-%05" PRIu64 "-model-*' lost?", last);
+}
+
+static int prepare(struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->shards.len; i++)
+        if (ckpt_source_file_prepare(l->shard_dir, l->shards.ptr[i].name, l->opt->pool,
+                                     &l->shards.ptr[i].source, err) < 0)
+            return -1;
+    return 0;
+}
+
+static int read_one(void *ctx, size_t i, struct ckpt_err *err)
+{
+    struct load *l = ctx;
+    struct ckpt_hfs_shard *s = &l->shards.ptr[i];
+
+    return ckpt_source_file_open(s->source, err) < 0 ? -1 : ckpt_hfs_shard_read(s, err);
+}
+
+/* ---- tensors ---- */
+
+static const struct ckpt_st_tensor *part_of(const struct load *l, const struct chunk *c)
+{
+    return &l->shards.ptr[c->shard].st.tensor[c->tensor];
+}
+
+static const char *file_of(const struct load *l, const struct chunk *c)
+{
+    return l->shards.ptr[c->shard].name;
+}
+
+static int check_agreement(const struct load *l, const struct whole *w, const struct chunk *c,
+                           struct ckpt_err *err)
+{
+    const struct chunk *f = &l->chunks.ptr[w->first];
+    const struct ckpt_st_tensor *a = part_of(l, f), *b = part_of(l, c);
+
+    if (a->dtype != b->dtype)
+        return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is %s in '%s' and %s in '%s'", w->name,
+                         ckpt_dtype_name(a->dtype), file_of(l, f), ckpt_dtype_name(b->dtype),
+                         file_of(l, c));
+    if (a->rank != b->rank)
+        return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' has %u dimensions in '%s' and %u in '%s'",
+                         w->name, a->rank, file_of(l, f), b->rank, file_of(l, c));
+    if (w->file != l->shards.ptr[c->shard].id.file)
+        return ckpt_fail(
+            err, CKPT_CONFLICT,
+            "tensor '%s' belongs to file %" PRIu64 " by '%s' and to file %" PRIu64 " by '%s'",
+            w->name, w->file, file_of(l, f), l->shards.ptr[c->shard].id.file, file_of(l, c));
+    return 0;
+}
+
+static int begin_whole(struct load *l, const struct chunk *c, struct ckpt_err *err)
+{
+    const struct ckpt_st_tensor *t = part_of(l, c);
+    struct whole w = {.name = t->name,
+                      .file = l->shards.ptr[c->shard].id.file,
+                      .rank = t->rank,
+                      .first = NONE,
+                      .last = NONE};
+
+    if (t->rank > CKPT_MAX_RANK)
+        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' in '%s' has %u dimensions", t->name,
+                         file_of(l, c), t->rank);
+    return ckpt_vec_push(&l->wholes, w) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int add_chunk(struct load *l, uint32_t shard, uint32_t tensor, struct ckpt_err *err)
+{
+    const struct chunk c = {shard, tensor, NONE};
+    const struct ckpt_st_tensor *t = part_of(l, &c);
+    const uint64_t *lo = l->shards.ptr[shard].lo[tensor];
+    uint32_t at;
+    bool is_new;
+
+    if (ckpt_map_put(&l->by_name, t->name, strlen(t->name), (uint32_t)l->wholes.len, &at, &is_new) <
+        0)
+        return ckpt_nomem(err);
+    if (is_new && begin_whole(l, &c, err) < 0)
+        return -1;
+    struct whole *w = &l->wholes.ptr[at];
+    uint32_t number = (uint32_t)l->chunks.len;
+    if (!is_new && check_agreement(l, w, &c, err) < 0)
+        return -1;
+    if (number == NONE || ckpt_vec_push(&l->chunks, c) < 0)
+        return ckpt_nomem(err);
+    if (is_new)
+        w->first = number;
+    else
+        l->chunks.ptr[w->last].next = number;
+    w->last = number;
+    w->nchunk++;
+    for (uint32_t d = 0; d < t->rank; d++)
+        w->dim[d] = ckpt_max_u64(w->dim[d], lo[d] + t->dim[d]);
+    return 0;
+}
+
+static int group(struct load *l, struct ckpt_err *err)
+{
+    for (size_t s = 0; s < l->shards.len; s++)
+        for (size_t i = 0; i < l->shards.ptr[s].st.ntensor; i++)
+            if (add_chunk(l, (uint32_t)s, (uint32_t)i, err) < 0)
+                return ckpt_err_in(err, "'%s'", ckpt_dir_path(l->shard_dir));
+    return 0;
+}
+
+static int module_cmp(const void *a, const void *b)
+{
+    return ckpt_module_order_cmp(((const struct whole *)a)->name, ((const struct whole *)b)->name);
+}
+
+/* torch writes by the safetensors library, which sorts; Automodel since 0.3 in the model's order.
+ */
+static void sort_wholes(struct load *l)
+{
+    if (l->wholes.len && !is_automodel(l))
+        qsort(l->wholes.ptr, l->wholes.len, sizeof *l->wholes.ptr, module_cmp);
+}
+
+/* The boxes of a tensor that are not empty, with their pieces and shards. */
+struct parts {
+    struct ckpt_box *box;
+    struct ckpt_piece_draft *piece;
+    uint32_t *chunk;
+    size_t n;
+};
+
+static void parts_release(struct parts *p)
+{
+    free(p->box);
+    free(p->piece);
+    free(p->chunk);
+}
+
+static void make_piece(const struct load *l, const struct whole *w, const struct chunk *c,
+                       const struct ckpt_box *box, struct ckpt_piece_draft *ret)
+{
+    const struct ckpt_st_tensor *t = part_of(l, c);
+    uint64_t stride[CKPT_MAX_RANK];
+
+    ckpt_shape_strides(t->dim, t->rank, stride);
+    for (uint32_t d = 0; d < t->rank; d++)
+        stride[d] *= ckpt_dtype_size(t->dtype);
+    ckpt_piece_from_box(w->dim, box, c->shard, t->off, stride, ret);
+}
+
+static int collect_parts(struct load *l, const struct whole *w, struct parts *p,
+                         struct ckpt_err *err)
+{
+    if (!(p->box = malloc(w->nchunk * sizeof *p->box)) ||
+        !(p->piece = malloc(w->nchunk * sizeof *p->piece)) ||
+        !(p->chunk = malloc(w->nchunk * sizeof *p->chunk)))
+        return ckpt_nomem(err);
+    for (uint32_t i = w->first; i != NONE; i = l->chunks.ptr[i].next) {
+        const struct chunk *c = &l->chunks.ptr[i];
+        const struct ckpt_st_tensor *t = part_of(l, c);
+        struct ckpt_box *box = &p->box[p->n];
+        if (t->len == 0)
+            continue;
+        box->rank = t->rank;
+        for (uint32_t d = 0; d < t->rank; d++) {
+            box->lo[d] = l->shards.ptr[c->shard].lo[c->tensor][d];
+            box->n[d] = t->dim[d];
+        }
+        make_piece(l, w, c, box, &p->piece[p->n]);
+        p->chunk[p->n++] = i;
+    }
+    return 0;
+}
+
+/* Which other box does box `bad` share elements with? */
+static size_t find_other(const struct parts *p, size_t bad)
+{
+    struct ckpt_box shared;
+    size_t i = 0;
+
+    while (i < p->n && (i == bad || !ckpt_box_intersect(&p->box[i], &p->box[bad], &shared)))
+        i++;
+    return i < p->n ? i : bad;
+}
+
+static int check_coverage(const struct load *l, const struct whole *w, const struct parts *p,
+                          struct ckpt_err *err)
+{
+    struct ckpt_err why = {0};
+    char hint[96];
+    size_t bad;
+
+    if (ckpt_boxes_cover(w->dim, w->rank, p->box, p->n, &bad, &why) == 0)
+        return 0;
+    if (bad == SIZE_MAX) {
+        hint_rank(l, hint, sizeof hint);
+        return ckpt_fail(err, why.code, "tensor '%s': %s%s", w->name, why.text, hint);
+    }
+    size_t other = find_other(p, bad);
+    return ckpt_fail(err, why.code,
+                     "tensor '%s': '%s' overlaps '%s' (%s); one is left of an earlier save?",
+                     w->name, file_of(l, &l->chunks.ptr[p->chunk[bad]]),
+                     file_of(l, &l->chunks.ptr[p->chunk[other]]), why.text);
+}
+
+static int add_tensor(struct load *l, const struct whole *w, struct ckpt_err *err)
+{
+    ckpt_cleanup(parts_release) struct parts parts = {0};
+    const enum ckpt_dtype dtype = part_of(l, &l->chunks.ptr[w->first])->dtype;
+    uint64_t numel;
+    size_t index;
+
+    if (!ckpt_shape_numel(w->dim, w->rank, &numel))
+        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would have 2^64 elements or more", w->name);
+    if (collect_parts(l, w, &parts, err) < 0 || check_coverage(l, w, &parts, err) < 0 ||
+        ckpt_catalog_add(l->cat, w->name, dtype, w->dim, w->rank, &index, err) < 0)
+        return -1;
+    return ckpt_catalog_set_pieces(l->cat, index, parts.piece, parts.n, err);
+}
+
+static int add_sources(struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->shards.len; i++)
+        if (ckpt_catalog_add_source(l->cat, l->shards.ptr[i].source, err) == UINT32_MAX)
+            return -1;
+    return 0;
+}
+
+static int add_tensors(struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->wholes.len; i++) {
+        struct ckpt_err e = {0};
+        if (add_tensor(l, &l->wholes.ptr[i], &e) == 0)
+            continue;
+        if (!l->opt->allow_partial || e.code != CKPT_MISSING)
+            return ckpt_fail(err, e.code, "'%s': %s", ckpt_dir_path(l->shard_dir), e.text);
+        ckpt_catalog_warn(l->cat, "left out: %s", e.text);
+    }
+    return 0;
+}
+
+/* What a save of a model may lack though the base it came from, and so its mapping, has it. */
+static bool may_be_absent(const char *name)
+{
+    return strcmp(name, "lm_head.weight") == 0 || ckpt_has_suffix(name, ".lm_head.weight") ||
+           ckpt_has_suffix(name, ".inv_freq") || ckpt_has_suffix(name, "_scale_inv") ||
+           ckpt_has_suffix(name, "_scales") || ckpt_has_suffix(name, "_blocks");
+}
+
+/* The mapping has every tensor of the model. */
+static int check_mapped(struct load *l, struct ckpt_err *err)
+{
+    const char *name;
+    json_t *value;
+    char hint[96];
+
+    json_object_foreach(l->layout.file_index, name, value)
+    {
+        uint32_t at;
+        if (ckpt_map_get(&l->by_name, name, strlen(name), &at) || may_be_absent(name))
+            continue;
+        hint_rank(l, hint, sizeof hint);
+        if (!l->opt->allow_partial)
+            return ckpt_fail(err, CKPT_MISSING,
+                             "'%s': no shard has tensor '%s', which "
+                             "fqn_to_file_index_mapping.json names%s",
+                             ckpt_dir_path(l->shard_dir), name, hint);
+        ckpt_catalog_warn(l->cat, "left out: tensor '%s', which no shard has", name);
+    }
+    return 0;
+}
+
+/* ---- facts ---- */
+
+static char *numbered_file(uint64_t file, uint64_t nfile)
+{
+    return ckpt_asprintf("model-%05" PRIu64 "-of-%05" PRIu64 ".safetensors", file, nfile);
+}
+
+static uint64_t mapped_file(const json_t *index, const char *name, uint64_t unknown)
+{
+    const json_t *v = json_object_get(index, name);
+    return v ? (uint64_t)json_integer_value(v) : unknown;
+}
+
+/* The finished model's files, by Automodel's mapping (tensors that it does not know go into the
+ * last file), or by the names of the shards. */
+static int map_weights(struct load *l, json_t *map, struct ckpt_err *err)
+{
+    const json_t *index = l->layout.file_index;
+    uint64_t nfile = index ? 0 : l->shards.ptr[0].id.nfile;
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)index, name, value)
+    {
+        nfile = ckpt_max_u64(nfile, (uint64_t)json_integer_value(value));
+    }
+    for (size_t i = 0; nfile && i < l->wholes.len; i++) {
+        const struct whole *w = &l->wholes.ptr[i];
+        ckpt_cleanup(ckpt_freep) char *file =
+            numbered_file(index ? mapped_file(index, w->name, nfile) : w->file, nfile);
+        if (!file || json_object_set_new(map, w->name, json_string(file)) < 0)
+            return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+/* *ret is new or NULL: the checkpoint says nothing. */
+static int make_weight_map(struct load *l, json_t **ret, struct ckpt_err *err)
+{
+    json_t *map = NULL;
+
+    if (!l->layout.file_index && l->layout.weight_map) {
+        map = json_incref(l->layout.weight_map);
+    } else if (l->layout.file_index || l->shards.ptr[0].id.nfile > 1) {
+        if (!(map = json_object()))
+            return ckpt_nomem(err);
+        if (map_weights(l, map, err) < 0) {
+            json_decref(map);
+            return -1;
+        }
+    }
+    *ret = map;
+    return 0;
+}
+
+static void set(json_t *obj, const char *key, json_t *value)
+{
+    if (value)
+        (void)json_object_set(obj, key, value);
+}
+
+static int describe(struct load *l, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *map = NULL;
+    json_t *about = l->cat->about;
+    json_t *facts = json_pack("{s:s, s:b, s:b, s:I}", "format", "dcp_hf", "hf_names", 1,
+                              "automodel", is_automodel(l), "shards", (json_int_t)l->shards.len);
+
+    if (!facts || json_object_update_new(about, facts) < 0)
+        return ckpt_nomem(err);
+    if (make_weight_map(l, &map, err) < 0)
+        return -1;
+    set(about, "weight_map", map);
+    set(about, "dtypes", l->layout.dtypes);
+    if ((l->layout.model &&
+         json_object_set_new(about, l->layout.model_only ? "model_files" : "side_files",
+                             json_string(l->layout.model)) < 0) ||
+        (l->layout.index &&
+         json_object_set_new(about, "index_name", json_string(l->layout.index)) < 0))
+        return ckpt_nomem(err);
+    ckpt_automodel_describe_step(l->dir, about);
+    l->cat->config = json_incref(l->layout.config);
+    ckpt_automodel_warn(l->dir, l->cat);
+    return 0;
+}
+
+/* ---- the reader ---- */
+
+static int load(struct load *l, struct ckpt_err *err)
+{
+    if (ckpt_catalog_new(&l->cat, err) < 0 || ckpt_hfs_layout_read(l->dir, &l->layout, err) < 0 ||
+        list_shards(l, err) < 0)
+        return -1;
+    if (l->shards.len == 0)
+        return ckpt_fail(err, CKPT_STALE, "'%s': the shards have gone", ckpt_dir_path(l->dir));
+    if (check_counts(l, err) < 0 || check_files(l, err) < 0 || prepare(l, err) < 0 ||
+        ckpt_parallel(l->shards.len, l->opt->nthread, read_one, l, err) < 0 || group(l, err) < 0)
+        return -1;
+    sort_wholes(l);
+    return add_sources(l, err) < 0 || add_tensors(l, err) < 0 || check_mapped(l, err) < 0
+               ? -1
+               : describe(l, err);
+}
+
+static int dcp_hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                       struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
+
+    if (load(&l, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&l.cat);
+    return 0;
+}
+
+static enum ckpt_evidence dcp_hf_probe(struct ckpt_dir *dir)
+{
+    return ckpt_hfs_layout_shards(dir) ? CKPT_BY_MAGIC : CKPT_NOT_MINE;
+}
+
+const struct ckpt_reader ckpt_reader_dcp_hf = {
+    .name = "dcp_hf",
+    .probe = dcp_hf_probe,
+    .load = dcp_hf_load,
+    .latest = ckpt_automodel_latest,
+    .finished = ckpt_automodel_finished,
+};

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finding the parts of a checkpoint of HF-sharded files. */
+#include "ckpt/dcp_hf_layout.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "ckpt/dcp_hf_shard.h"
+#include "container/config.h"
+
+#define HF_METADATA ".hf_metadata"
+#define INDEX "model.safetensors.index.json"
+#define DIFFUSERS_INDEX "diffusion_pytorch_model.safetensors.index.json"
+
+enum { MAX_MAPPING_BYTES = 512 * 1024 * 1024 };
+
+/* Folders that may have shards, and for each the folders that may have the model's other files, in
+ * order of preference. */
+static const struct place {
+    const char *shards;
+    struct {
+        const char *path;
+        bool model_only;
+    } model[3];
+} places[] = {
+    {"", {{HF_METADATA, true}, {"consolidated", true}, {"", false}}},
+    {"model", {{"model/" HF_METADATA, true}, {"model/consolidated", true}, {"model", false}}},
+    {"sharded", {{"", false}}},
+    {"model/sharded", {{"model", false}}},
+};
+
+void ckpt_hfs_layout_release(struct ckpt_hfs_layout *l)
+{
+    json_decref(l->config);
+    json_decref(l->file_index);
+    json_decref(l->dtypes);
+    json_decref(l->weight_map);
+    *l = (struct ckpt_hfs_layout){0};
+}
+
+static int stop_at_shard(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct ckpt_hfs_name name;
+    bool *found = ctx;
+
+    (void)err;
+    *found = e->kind == CKPT_ENTRY_FILE && ckpt_hfs_name_parse(e->name, &name);
+    return *found ? -1 : 0;
+}
+
+static bool has_shards(struct ckpt_dir *dir, const char *below)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
+    bool found = false;
+
+    if (*below &&
+        (!ckpt_dir_has_dir(dir, below) || ckpt_dir_open_below(dir, below, &sub, NULL) < 0))
+        return false;
+    (void)ckpt_dir_list(sub ? sub : dir, stop_at_shard, &found, NULL);
+    return found;
+}
+
+static const struct place *find_place(struct ckpt_dir *dir)
+{
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
+        if (has_shards(dir, places[i].shards))
+            return &places[i];
+    return NULL;
+}
+
+const char *ckpt_hfs_layout_shards(struct ckpt_dir *dir)
+{
+    const struct place *p = find_place(dir);
+    return p ? p->shards : NULL;
+}
+
+/* *ret stays NULL where there is no such file. */
+static int read_object(struct ckpt_dir *dir, const char *below, const char *name, size_t max_len,
+                       json_t **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s%s%s", below, *below ? "/" : "", name);
+
+    return path ? ckpt_config_read_if(dir, path, max_len, ret, err) : ckpt_nomem(err);
+}
+
+static int read_config(struct ckpt_dir *dir, const struct place *p, struct ckpt_hfs_layout *l,
+                       struct ckpt_err *err)
+{
+    for (size_t i = 0; i < 3 && p->model[i].path && !l->config; i++) {
+        const char *path = p->model[i].path;
+        if (read_object(dir, path, "config.json", CKPT_CONFIG_MAX_BYTES, &l->config, err) < 0)
+            return -1;
+        if (l->config) {
+            l->model = path;
+            l->model_only = p->model[i].model_only;
+        }
+    }
+    return 0;
+}
+
+static int check_mapping(const json_t *mapping, bool (*ok)(const json_t *value), const char *name,
+                         const char *expected, struct ckpt_err *err)
+{
+    const char *tensor;
+    json_t *value;
+
+    json_object_foreach((json_t *)mapping, tensor, value)
+    {
+        if (!ok(value))
+            return ckpt_fail(err, CKPT_FORMAT, "%s: '%s' has not %s", name, tensor, expected);
+    }
+    return 0;
+}
+
+static bool is_file_number(const json_t *v)
+{
+    return json_is_integer(v) && json_integer_value(v) > 0 && json_integer_value(v) <= 1000000000;
+}
+
+static bool is_string(const json_t *v) { return json_is_string(v); }
+
+static int read_mappings(struct ckpt_dir *dir, const char *below, struct ckpt_hfs_layout *l,
+                         struct ckpt_err *err)
+{
+    static const char files[] = "fqn_to_file_index_mapping.json",
+                      dtypes[] = "fqn_to_dtype_mapping.json";
+
+    if (read_object(dir, below, files, MAX_MAPPING_BYTES, &l->file_index, err) < 0 ||
+        read_object(dir, below, dtypes, MAX_MAPPING_BYTES, &l->dtypes, err) < 0 ||
+        check_mapping(l->file_index, is_file_number, files, "the number of a file", err) < 0 ||
+        check_mapping(l->dtypes, is_string, dtypes, "the name of a dtype", err) < 0)
+        return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), below);
+    return 0;
+}
+
+/* The split of the finished model that lies beside the shards. */
+static int read_index(struct ckpt_dir *dir, const char *below, struct ckpt_hfs_layout *l,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *index = NULL;
+
+    if (read_object(dir, below, INDEX, MAX_MAPPING_BYTES, &index, err) < 0)
+        return -1;
+    if (!index) {
+        if (read_object(dir, below, DIFFUSERS_INDEX, MAX_MAPPING_BYTES, &index, err) < 0)
+            return -1;
+        l->index = index ? DIFFUSERS_INDEX : NULL;
+    }
+    json_t *map = json_object_get(index, "weight_map");
+    if (index && !json_is_object(map))
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': the index has no weight_map",
+                         ckpt_dir_path(dir), below);
+    l->weight_map = json_incref(map);
+    return 0;
+}
+
+static int read_split(struct ckpt_dir *dir, const struct place *p, struct ckpt_hfs_layout *l,
+                      struct ckpt_err *err)
+{
+    for (size_t i = 0; i < 3 && p->model[i].path; i++) {
+        const char *path = p->model[i].path;
+        if (ckpt_has_suffix(path, HF_METADATA)) {
+            if (read_mappings(dir, path, l, err) < 0)
+                return -1;
+        } else if (!l->weight_map && read_index(dir, path, l, err) < 0) {
+            return -1;
+        }
+    }
+    /* diffusers_compatible leaves no other trace in a model that was not made yet */
+    if (!l->weight_map && json_object_get(l->config, "_diffusers_version"))
+        l->index = DIFFUSERS_INDEX;
+    return 0;
+}
+
+int ckpt_hfs_layout_read(struct ckpt_dir *dir, struct ckpt_hfs_layout *ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_hfs_layout_release) struct ckpt_hfs_layout l = {0};
+    const struct place *p = find_place(dir);
+
+    if (!p)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' has no shard-*-model-*.safetensors",
+                         ckpt_dir_path(dir));
+    l.shards = p->shards;
+    if (read_config(dir, p, &l, err) < 0 || read_split(dir, p, &l, err) < 0)
+        return -1;
+    *ret = l;
+    l = (struct ckpt_hfs_layout){0};
+    return 0;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a checkpoint of HF-sharded files keeps what: shards, config and tokenizer, file split,
+ * dtypes.
+ *
+ *     shard-*                                  torch: HuggingFaceStorageWriter
+ *     sharded/shard-*, model-*, its index      torch: enable_consolidation (also torchtitan's last
+ *                                              step; with checkpoint_id= all in one folder)
+ *     model/shard-*                            NeMo Automodel 0.1 ... 0.7
+ *     model/.hf_metadata/                        config.json, tokenizer, *.py, and since 0.2
+ *                                                fqn_to_file_index_mapping.json, since 0.5
+ *                                                fqn_to_dtype_mapping.json
+ *     model/consolidated/                        the finished model, if it was made; before 0.5
+ *                                                .hf_metadata's files moved into it */
+#ifndef CKPT_CKPT_DCP_HF_LAYOUT_H
+#define CKPT_CKPT_DCP_HF_LAYOUT_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "io/dir.h"
+
+struct ckpt_hfs_layout {
+    const char *shards; /* the folder of the shards below the checkpoint, "" for itself; static */
+    const char *model;  /* the folder that has config.json; NULL: there is none; static */
+    bool model_only;    /* everything in it belongs to the model */
+    json_t *config;     /* of it; NULL: none */
+    json_t *file_index; /* {tensor: number of its file}; NULL: none */
+    json_t *dtypes;     /* {tensor: safetensors' name of its dtype}; NULL: none */
+    json_t *weight_map; /* of the finished model's index; NULL: none */
+    const char *index;  /* name of the index to show; NULL: the usual one; static */
+};
+
+/* Only `shards`, by names alone; NULL: there are none here. */
+const char *ckpt_hfs_layout_shards(struct ckpt_dir *dir);
+
+/* All of it. MISSING if there are no shards. */
+int ckpt_hfs_layout_read(struct ckpt_dir *dir, struct ckpt_hfs_layout *ret, struct ckpt_err *err);
+void ckpt_hfs_layout_release(struct ckpt_hfs_layout *l);
+
+#endif

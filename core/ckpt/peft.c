@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A PEFT adapter as it lies: adapter_model.safetensors beside adapter_config.json, of
+ * PeftModel.save_pretrained, of a trainer's checkpoint-N, or in model/ of NeMo Automodel's steps.
+ *
+ * The view is that directory: the same file of weights, the same other files. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "ckpt/automodel.h"
+#include "ckpt/readers.h"
+#include "container/safetensors.h"
+
+#define CONFIG "adapter_config.json"
+#define WEIGHTS "adapter_model.safetensors"
+
+static bool has_both(struct ckpt_dir *dir, const char *config, const char *weights)
+{
+    return ckpt_dir_has_file(dir, config) && ckpt_dir_has_file(dir, weights);
+}
+
+/* The folder of the adapter; NULL: there is none. A model that keeps an adapter beside its own
+ * weights is a model. */
+static const char *find(struct ckpt_dir *dir)
+{
+    if (ckpt_dir_has_file(dir, "model.safetensors") ||
+        ckpt_dir_has_file(dir, "model.safetensors.index.json"))
+        return NULL;
+    if (has_both(dir, CONFIG, WEIGHTS))
+        return "";
+    return has_both(dir, "model/" CONFIG, "model/" WEIGHTS) ? "model" : NULL;
+}
+
+static int add_tensor(struct ckpt_catalog *cat, const struct ckpt_st_tensor *t, uint32_t source,
+                      struct ckpt_err *err)
+{
+    struct ckpt_piece_draft piece;
+    struct ckpt_box box = {.rank = t->rank};
+    uint64_t stride[CKPT_MAX_RANK];
+    size_t index;
+
+    if (ckpt_catalog_add(cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0)
+        return -1;
+    if (t->len == 0)
+        return 0;
+    ckpt_shape_strides(t->dim, t->rank, stride);
+    for (uint32_t d = 0; d < t->rank; d++) {
+        box.n[d] = t->dim[d];
+        stride[d] *= ckpt_dtype_size(t->dtype);
+    }
+    ckpt_piece_from_box(t->dim, &box, source, t->off, stride, &piece);
+    return ckpt_catalog_set_pieces(cat, index, &piece, 1, err);
+}
+
+static int describe(struct ckpt_dir *dir, const char *below, bool bare, struct ckpt_catalog *cat,
+                    struct ckpt_err *err)
+{
+    json_t *map = json_object();
+    json_t *facts =
+        map ? json_pack("{s:s, s:b, s:b, s:b, s:s, s:o}", "format", "peft", "hf_names", 1,
+                        "adapter", 1, "bare_header", bare, "model_files", below, "weight_map", map)
+            : NULL;
+
+    if (!facts || json_object_update_new(cat->about, facts) < 0)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        if (json_object_set_new(map, cat->tensors.ptr[i].name, json_string(WEIGHTS)) < 0)
+            return ckpt_nomem(err);
+    ckpt_automodel_describe_step(dir, cat->about);
+    ckpt_automodel_warn(dir, cat);
+    return 0;
+}
+
+static int load(struct ckpt_dir *dir, const char *below, struct ckpt_fdpool *pool,
+                struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *source = NULL;
+    ckpt_cleanup(ckpt_st_release) struct ckpt_st st = {0};
+    const char *path = *below ? "model/" WEIGHTS : WEIGHTS;
+
+    if (ckpt_source_file_new(dir, path, pool, &source, err) < 0 ||
+        ckpt_st_read(source, &st, err) < 0)
+        return -1;
+    uint32_t at = ckpt_catalog_add_source(cat, source, err);
+    if (at == UINT32_MAX)
+        return -1;
+    for (size_t i = 0; i < st.ntensor; i++)
+        if (add_tensor(cat, &st.tensor[i], at, err) < 0)
+            return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), path);
+    return describe(dir, below, !st.metadata, cat, err);
+}
+
+static int peft_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                     struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
+    const char *below = find(dir);
+
+    if (!below)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' has no " CONFIG " with " WEIGHTS,
+                         ckpt_dir_path(dir));
+    if (ckpt_catalog_new(&cat, err) < 0 || load(dir, below, opt->pool, cat, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&cat);
+    return 0;
+}
+
+static enum ckpt_evidence peft_probe(struct ckpt_dir *dir)
+{
+    return find(dir) ? CKPT_BY_NAMES : CKPT_NOT_MINE;
+}
+
+const struct ckpt_reader ckpt_reader_peft = {
+    .name = "peft",
+    .probe = peft_probe,
+    .load = peft_load,
+    .latest = ckpt_automodel_latest,
+    .finished = ckpt_automodel_finished,
+};

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Choosing dtypes. */
+#include "run/dtypes.h"
+
+#include <string.h>
+
+#include "base/str.h"
+
+enum ckpt_dtype ckpt_dtypes_export(enum ckpt_dtype stored, const enum ckpt_dtype *mapped,
+                                   const enum ckpt_dtype *cast)
+{
+    if (cast && ckpt_dtype_is_castable(stored))
+        return mapped && *mapped == CKPT_F32 ? CKPT_F32 : *cast;
+    if (!cast && mapped && ckpt_dtype_is_castable(*mapped) && ckpt_dtype_is_float(stored))
+        return *mapped;
+    return stored;
+}
+
+/* The dtype that config.json states, under its new name or its old one. */
+static bool config_dtype(const json_t *config, enum ckpt_dtype *ret)
+{
+    const char *name = ckpt_json_str(config, "dtype");
+
+    if (!name)
+        name = ckpt_json_str(config, "torch_dtype");
+    return name && ckpt_dtype_parse(name, strlen(name), ret) && ckpt_dtype_is_castable(*ret);
+}
+
+static const struct ckpt_tensor *find_in_base(const struct ckpt_dtypes *d, const char *name)
+{
+    const char *other = ckpt_json_str(d->base_names, name);
+
+    return d->base && d->base->cat ? ckpt_catalog_find(d->base->cat, other ? other : name) : NULL;
+}
+
+/* What the model that training started from has; a mapping of the checkpoint's own goes first, and
+ * the base's headers speak where it is silent (it may cover only one rank's tensors). */
+static bool find_mapped(const struct ckpt_dtypes *d, const char *name, enum ckpt_dtype *ret)
+{
+    const char *text = ckpt_json_str(d->mapping, name);
+    const struct ckpt_tensor *model;
+
+    if (text && ckpt_dtype_parse(text, strlen(text), ret))
+        return true;
+    if (!(model = find_in_base(d, name)))
+        return false;
+    *ret = model->dtype;
+    return true;
+}
+
+/* transformers loads it as F32 whatever the file says: rounding it for a model's main dtype would
+ * only lose bits. */
+static bool keeps_dtype(const char *name)
+{
+    return ckpt_has_suffix(name, "e_score_correction_bias");
+}
+
+bool ckpt_dtypes_unknown(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
+{
+    enum ckpt_dtype mapped;
+
+    return d->mapping && !d->opt->raw && d->opt->dtype_rule == CKPT_DTYPE_AUTO &&
+           ckpt_dtype_is_castable(t->dtype) && !keeps_dtype(t->name) &&
+           !find_mapped(d, t->name, &mapped);
+}
+
+enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
+{
+    const bool cast = d->opt->dtype_rule == CKPT_DTYPE_CAST;
+    enum ckpt_dtype mapped, dtype;
+
+    if (!ckpt_dtype_is_castable(t->dtype) || d->opt->dtype_rule == CKPT_DTYPE_STORED ||
+        (d->opt->raw && !cast))
+        return t->dtype;
+    if (cast && !d->hf_names)
+        return d->opt->dtype;
+    if (find_mapped(d, t->name, &mapped))
+        return ckpt_dtypes_export(t->dtype, &mapped, cast ? &d->opt->dtype : NULL);
+    if (keeps_dtype(t->name))
+        return t->dtype;
+    if (cast)
+        return d->opt->dtype;
+    /* of tensors that the base does not have only a recipe's are certainly the model's */
+    if (!d->base || (d->hf_names && (d->mapping || d->base->cat)))
+        return t->dtype;
+    return config_dtype(d->base->config, &dtype) ? dtype : t->dtype;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which dtype a view gives a tensor: the option's, the checkpoint's own mapping's, the base's, or
+ * the stored one. */
+#ifndef CKPT_RUN_DTYPES_H
+#define CKPT_RUN_DTYPES_H
+
+#include <stdbool.h>
+
+#include "base/json.h"
+#include "run/base.h"
+#include "run/options.h"
+#include "tensor/catalog.h"
+
+/* All borrowed. */
+struct ckpt_dtypes {
+    const struct ckpt_options *opt;
+    const struct ckpt_base *base; /* or NULL */
+    const json_t *mapping;    /* {tensor: safetensors' name} of the checkpoint itself; or NULL */
+    const json_t *base_names; /* {tensor: its name in the base} where that differs; or NULL */
+    bool hf_names;            /* the checkpoint's own names are those of the view */
+};
+
+/* What tensor t of the view shall be; its own dtype if nobody says, or if we cannot convert it. */
+enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_dtypes *d, const struct ckpt_tensor *t);
+
+/* Is t a floating tensor that the checkpoint's mapping, although there is one, does not name, nor
+ * the base? */
+bool ckpt_dtypes_unknown(const struct ckpt_dtypes *d, const struct ckpt_tensor *t);
+
+/* The rule of NeMo Automodel's export (its `_output_dtype`): `stored` in the shard, `mapped` in the
+ * base (NULL: not known), `cast` asked for (NULL: nothing). */
+enum ckpt_dtype ckpt_dtypes_export(enum ckpt_dtype stored, const enum ckpt_dtype *mapped,
+                                   const enum ckpt_dtype *cast);
+
+#endif

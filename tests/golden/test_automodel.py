@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HF-sharded checkpoints: NeMo Automodel's and those of DCP's HuggingFaceStorageWriter; adapters.
+
+usage: test_automodel.py [CASE]
+"""
+
+import glob
+import os
+import sys
+
+import case
+from test_golden import SOURCE
+
+# what other readers, or options that are still to come, must do
+LATER = {
+    "automodel/fp8_base_dequant": "dequantize",
+    "automodel/mxfp4_base_dequant": "dequantize",
+    "peft/lora_dcp_w2": "reader dcp",
+    "automodel/llama_torch_save": "reader dcp",
+    "torchtitan/qwen3_dp2_hf": "reader dcp",
+}
+PATTERNS = ["automodel/*/case*.json", "dcp/*hf_*/case*.json", "torchtitan/qwen3_dp2_hf/case*.json", "peft/*/case*.json"]
+
+
+def roots():
+    yield os.path.join(SOURCE, "tests", "golden")
+    fixtures = os.environ.get("CKPTFS_FIXTURES") or os.path.join(SOURCE, "..", "shared", "fixtures")
+    if os.path.isdir(fixtures):
+        yield fixtures
+    elif os.environ.get("CKPTFS_FIXTURES"):
+        sys.exit(f"CKPTFS_FIXTURES={fixtures} is no directory")
+
+
+def main():
+    only = sys.argv[1] if len(sys.argv) > 1 else ""
+    counts = {"ok": 0, "FAIL": 0, "later": 0}
+    for root in roots():
+        for path in sorted(p for pattern in PATTERNS for p in glob.glob(os.path.join(root, pattern))):
+            name = os.path.relpath(os.path.dirname(path), root)
+            if only not in name:
+                continue
+            problems = case.check(case.load(path))
+            state = "ok" if not problems else "later" if name in LATER else "FAIL"
+            counts[state] += 1
+            print(f"{state:5} {name} {os.path.basename(path)[4:-5]}" + (f" ({LATER[name]})" if state == "later" else ""))
+            for p in problems[:10] if state == "FAIL" or only else []:
+                print(f"      {p}")
+    print(", ".join(f"{n} {state}" for state, n in counts.items()))
+    return 1 if counts["FAIL"] or not counts["ok"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
