@@ -258,10 +258,9 @@ static int add_chunk(struct adding *a, uint32_t tensor, uint64_t name, ckpt_pv v
 static int check_same(const struct adding *a, const struct ckpt_dcp_tensor *old,
                       const struct ckpt_dcp_tensor *now, struct ckpt_err *err)
 {
-    size_t n = ckpt_dcp_rank(a->m, old->dim);
-
     if (!a->rank_local || old->dim >= a->base) /* of the same file */
         return ckpt_fail(err, CKPT_CONFLICT, "it is there twice");
+    size_t n = ckpt_dcp_rank(a->m, old->dim);
     if (old->dtype == now->dtype && (size_t)a->p.ints.ptr[now->dim] == n &&
         memcmp(a->p.ints.ptr + now->dim + 1, ckpt_dcp_ints(a->m, old->dim), n * sizeof(int64_t)) ==
             0)
@@ -391,6 +390,7 @@ int ckpt_dcp_metadata_add(struct ckpt_dcp_metadata *m, struct ckpt_source *s, bo
 {
     ckpt_cleanup(adding_release) struct adding a = {.m = m, .rank_local = rank_local};
 
+    m->nfile++;
     if (add(&a, s, err) == 0)
         return 0;
     ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
@@ -399,41 +399,48 @@ int ckpt_dcp_metadata_add(struct ckpt_dcp_metadata *m, struct ckpt_source *s, bo
 
 /* ---- the end ---- */
 
-static int chunk_cmp(const void *x, const void *y)
+static int tuple_cmp(const struct ckpt_dcp_metadata *m, uint32_t a, uint32_t b)
+{
+    uint32_t na = ckpt_dcp_rank(m, a), nb = ckpt_dcp_rank(m, b);
+
+    if (na != nb)
+        return na < nb ? -1 : 1;
+    for (uint32_t i = 0; i < na; i++) {
+        uint64_t x = ckpt_dcp_ints(m, a)[i], y = ckpt_dcp_ints(m, b)[i];
+        if (x != y)
+            return x < y ? -1 : 1;
+    }
+    return 0;
+}
+
+static int box_cmp(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_chunk *a,
+                   const struct ckpt_dcp_chunk *b)
+{
+    int lo = tuple_cmp(m, a->lo, b->lo);
+    return lo ? lo : tuple_cmp(m, a->n, b->n);
+}
+
+/* By tensor and box; of equal ones the first file's first, whose tuples have the lower places. */
+static int chunk_cmp(const void *x, const void *y, void *ctx)
 {
     const struct ckpt_dcp_chunk *a = x, *b = y;
+    int box;
 
     if (a->tensor != b->tensor)
         return a->tensor < b->tensor ? -1 : 1;
-    /* in the order of the files: places grow */
-    return (a->n > b->n) - (a->n < b->n);
-}
-
-static bool is_replica(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_chunk *a,
-                       const struct ckpt_dcp_chunk *b)
-{
-    uint32_t rank = ckpt_dcp_rank(m, a->lo);
-
-    return rank == ckpt_dcp_rank(m, b->lo) &&
-           memcmp(ckpt_dcp_ints(m, a->lo), ckpt_dcp_ints(m, b->lo), rank * sizeof(uint64_t)) == 0 &&
-           ckpt_dcp_rank(m, a->n) == ckpt_dcp_rank(m, b->n) &&
-           memcmp(ckpt_dcp_ints(m, a->n), ckpt_dcp_ints(m, b->n),
-                  ckpt_dcp_rank(m, a->n) * sizeof(uint64_t)) == 0;
+    box = box_cmp(ctx, a, b);
+    return box ? box : (a->n > b->n) - (a->n < b->n);
 }
 
 /* Boxes that several ranks' files list are the same data: the lowest rank's stays. */
 static void drop_replicas(struct ckpt_dcp_metadata *m)
 {
-    size_t kept = 0, first = 0;
+    size_t kept = 0;
 
     for (size_t i = 0; i < m->chunks.len; i++) {
+        const struct ckpt_dcp_chunk *last = kept ? &m->chunks.ptr[kept - 1] : NULL;
         struct ckpt_dcp_chunk c = m->chunks.ptr[i];
-        bool seen = false;
-        if (kept == 0 || m->chunks.ptr[kept - 1].tensor != c.tensor)
-            first = kept;
-        for (size_t k = first; k < kept && !seen; k++)
-            seen = is_replica(m, &m->chunks.ptr[k], &c);
-        if (!seen)
+        if (!last || last->tensor != c.tensor || box_cmp(m, last, &c) != 0)
             m->chunks.ptr[kept++] = c;
     }
     m->chunks.len = kept;
@@ -441,12 +448,8 @@ static void drop_replicas(struct ckpt_dcp_metadata *m)
 
 int ckpt_dcp_metadata_finish(struct ckpt_dcp_metadata *m, struct ckpt_err *err)
 {
-    bool sorted = true;
-
-    for (size_t i = 1; i < m->chunks.len && sorted; i++)
-        sorted = m->chunks.ptr[i - 1].tensor <= m->chunks.ptr[i].tensor;
-    if (!sorted) {
-        qsort(m->chunks.ptr, m->chunks.len, sizeof *m->chunks.ptr, chunk_cmp);
+    if (m->nfile > 1) {
+        qsort_r(m->chunks.ptr, m->chunks.len, sizeof *m->chunks.ptr, chunk_cmp, m);
         drop_replicas(m);
     }
     for (size_t i = 0; i < m->chunks.len; i++) {

@@ -46,6 +46,7 @@ struct ckpt_dcp_metadata {
     CKPT_VEC(const char *) files;
     CKPT_VEC(const char *) roots; /* first parts of the names, as planner_data splits them */
     struct ckpt_map by_name, by_file, by_root;
+    size_t nfile;        /* that were added */
     size_t nbytes_entry; /* pickled objects, which are not read */
     bool has_planner_data;
 };

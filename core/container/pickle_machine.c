@@ -11,6 +11,7 @@
 
 enum {
     WINDOW = 256 * 1024,
+    FIRST_STACK = 64,
     MAX_LINE = 4096,           /* of GLOBAL's two names */
     NO_GLOBAL = (1 << 28) - 1, /* an opaque value that has no name */
     MAX_ID = NO_GLOBAL - 1,    /* what a memo entry can hold */
@@ -906,7 +907,10 @@ static int parse(struct machine *m, const struct ckpt_pickle_rules *rules, struc
     int result;
 
     m->p = &p;
-    result = intern_slots(m) < 0 ? -1 : run(m);
+    if (ckpt_vec_reserve(&m->stack, FIRST_STACK) < 0) /* never NULL from here on */
+        result = ckpt_nomem(m->err);
+    else
+        result = intern_slots(m) < 0 ? -1 : run(m);
     machine_release(m);
     if (result < 0)
         ckpt_pickle_release(&p);

@@ -337,12 +337,14 @@ static int state_dtype(struct ckpt_view *v, struct ckpt_err *err)
     if (!v->config || !name)
         return 0;
     if (v->own_names) {
+        /* a config without a dtype says float32 */
         bool old = json_object_get(v->config, "torch_dtype") != NULL;
-        bool new = json_object_get(v->config, "dtype") != NULL || !old;
-        return (old && json_object_set_new(v->config, "torch_dtype", json_string(name)) < 0) ||
-                       (new &&json_object_set_new(v->config, "dtype", json_string(name)) < 0)
-                   ? ckpt_nomem(err)
-                   : 0;
+        bool new =
+            json_object_get(v->config, "dtype") != NULL || (!old && strcmp(name, "float32") != 0);
+        if ((old && json_object_set_new(v->config, "torch_dtype", json_string(name)) < 0) ||
+            (new &&json_object_set_new(v->config, "dtype", json_string(name)) < 0))
+            return ckpt_nomem(err);
+        return 0;
     }
     if (json_object_set_new(v->config, "dtype", json_string(name)) < 0 ||
         json_object_set_new(v->config, "torch_dtype", json_string(name)) < 0)

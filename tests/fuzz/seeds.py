@@ -222,8 +222,26 @@ def dcp_seeds(out):
                 put(out, "fuzz_torch", "%s%d" % (os.path.basename(path), k), data[lo:hi])
 
 
+def rank_piece_seeds(out):
+    """A rank's file with its storages cut down to nothing: the pickle is what counts."""
+    import io
+    import zipfile
+    n = 0
+    for path in sorted(walk(os.path.join(GOLDEN, "..", "accelerate"))):
+        if not path.endswith(".bin"):
+            continue
+        n += 1
+        put(out, "fuzz_rank_piece", "whole%d" % n, read(path))
+        to = io.BytesIO()
+        with zipfile.ZipFile(path) as z, zipfile.ZipFile(to, "w", zipfile.ZIP_STORED) as small:
+            for name in z.namelist():
+                small.writestr(name, z.read(name) if "/data/" not in name else b"")
+        put(out, "fuzz_rank_piece", "small%d" % n, to.getvalue())
+
+
 def main():
     out = sys.argv[1]
+    rank_piece_seeds(out)
     dcp_seeds(out)
     safetensors_seeds(out)
     slices_seeds(out)
