@@ -17,9 +17,9 @@ from test_golden import SOURCE
 LATER = {
     "automodel/fp8_base_dequant": "dequantize",
     "automodel/mxfp4_base_dequant": "dequantize",
-    "peft/lora_dcp_w2": "reader dcp",
-    "automodel/llama_torch_save": "reader dcp",
-    "torchtitan/qwen3_dp2_hf": "reader dcp",
+    "peft/lora_dcp_w2": "LoRA keys in a DCP",
+    "automodel/llama_torch_save": "a DCP under Automodel's folders",
+    "torchtitan/qwen3_dp2_hf": "torchtitan recipes",
 }
 PATTERNS = ["automodel/*/case*.json", "dcp/*hf_*/case*.json", "torchtitan/qwen3_dp2_hf/case*.json", "peft/*/case*.json"]
 
