@@ -128,11 +128,3 @@ int ckpt_err_in(struct ckpt_err *err, const char *fmt, ...)
     copy_printable(err->text, sizeof err->text, raw);
     return -1;
 }
-
-void ckpt_err_clear(struct ckpt_err *err)
-{
-    if (err) {
-        err->code = CKPT_OK;
-        err->text[0] = '\0';
-    }
-}

@@ -21,6 +21,4 @@ int ckpt_nomem(struct ckpt_err *err);
 /* Put "context: " before the recorded text. Always returns -1. */
 int ckpt_err_in(struct ckpt_err *err, const char *fmt, ...) CKPT_PRINTF(2, 3);
 
-void ckpt_err_clear(struct ckpt_err *err);
-
 #endif

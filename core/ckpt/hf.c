@@ -126,27 +126,6 @@ static bool is_mapped(const struct load *l, const struct file *f, const char *te
     return file && strcmp(file, f->name) == 0;
 }
 
-static int add_tensor(struct load *l, const struct ckpt_st_tensor *t, uint32_t source,
-                      struct ckpt_err *err)
-{
-    struct ckpt_piece_draft piece;
-    struct ckpt_box box = {.rank = t->rank};
-    uint64_t stride[CKPT_MAX_RANK];
-    size_t index;
-
-    if (ckpt_catalog_add(l->cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0)
-        return -1;
-    if (t->len == 0)
-        return 0;
-    ckpt_shape_strides(t->dim, t->rank, stride);
-    for (uint32_t d = 0; d < t->rank; d++) {
-        box.n[d] = t->dim[d];
-        stride[d] *= ckpt_dtype_size(t->dtype);
-    }
-    ckpt_piece_from_box(t->dim, &box, source, t->off, stride, &piece);
-    return ckpt_catalog_set_pieces(l->cat, index, &piece, 1, err);
-}
-
 static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
 {
     uint32_t source = ckpt_catalog_add_source(l->cat, f->source, err);
@@ -158,7 +137,7 @@ static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
         if (!is_mapped(l, f, t->name))
             ckpt_catalog_warn(l->cat, "'%s' is in '%s', but the index does not say so: left out",
                               t->name, f->name);
-        else if (add_tensor(l, t, source, err) < 0)
+        else if (ckpt_st_catalog(t, source, l->cat, err) < 0)
             return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), f->name);
     }
     return 0;

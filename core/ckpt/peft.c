@@ -31,27 +31,6 @@ static const char *find(struct ckpt_dir *dir)
     return has_both(dir, "model/" CONFIG, "model/" WEIGHTS) ? "model" : NULL;
 }
 
-static int add_tensor(struct ckpt_catalog *cat, const struct ckpt_st_tensor *t, uint32_t source,
-                      struct ckpt_err *err)
-{
-    struct ckpt_piece_draft piece;
-    struct ckpt_box box = {.rank = t->rank};
-    uint64_t stride[CKPT_MAX_RANK];
-    size_t index;
-
-    if (ckpt_catalog_add(cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0)
-        return -1;
-    if (t->len == 0)
-        return 0;
-    ckpt_shape_strides(t->dim, t->rank, stride);
-    for (uint32_t d = 0; d < t->rank; d++) {
-        box.n[d] = t->dim[d];
-        stride[d] *= ckpt_dtype_size(t->dtype);
-    }
-    ckpt_piece_from_box(t->dim, &box, source, t->off, stride, &piece);
-    return ckpt_catalog_set_pieces(cat, index, &piece, 1, err);
-}
-
 static int describe(struct ckpt_dir *dir, const char *below, bool bare, struct ckpt_catalog *cat,
                     struct ckpt_err *err)
 {
@@ -85,7 +64,7 @@ static int load(struct ckpt_dir *dir, const char *below, struct ckpt_fdpool *poo
     if (at == UINT32_MAX)
         return -1;
     for (size_t i = 0; i < st.ntensor; i++)
-        if (add_tensor(cat, &st.tensor[i], at, err) < 0)
+        if (ckpt_st_catalog(&st.tensor[i], at, cat, err) < 0)
             return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), path);
     return describe(dir, below, !st.metadata, cat, err);
 }

@@ -223,3 +223,24 @@ const struct ckpt_st_tensor *ckpt_st_find(const struct ckpt_st *st, const char *
             return &st->tensor[i];
     return NULL;
 }
+
+int ckpt_st_catalog(const struct ckpt_st_tensor *t, uint32_t source, struct ckpt_catalog *cat,
+                    struct ckpt_err *err)
+{
+    struct ckpt_piece_draft piece;
+    struct ckpt_box box = {.rank = t->rank};
+    uint64_t stride[CKPT_MAX_RANK];
+    size_t index;
+
+    if (ckpt_catalog_add(cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0)
+        return -1;
+    if (t->len == 0)
+        return 0;
+    ckpt_shape_strides(t->dim, t->rank, stride);
+    for (uint32_t d = 0; d < t->rank; d++) {
+        box.n[d] = t->dim[d];
+        stride[d] *= ckpt_dtype_size(t->dtype);
+    }
+    ckpt_piece_from_box(t->dim, &box, source, t->off, stride, &piece);
+    return ckpt_catalog_set_pieces(cat, index, &piece, 1, err);
+}

@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "io/source.h"
+#include "tensor/catalog.h"
 #include "tensor/dtype.h"
 
 /* The official library's limit on the header; ours on a name; a rank that no tensor has. */
@@ -42,5 +43,10 @@ void ckpt_st_release(struct ckpt_st *st);
 
 /* By name, or NULL. Linear. */
 const struct ckpt_st_tensor *ckpt_st_find(const struct ckpt_st *st, const char *name);
+
+/* Add a whole tensor to a catalogue, under its own name; its bytes are those of source `source` of
+ * cat. */
+int ckpt_st_catalog(const struct ckpt_st_tensor *t, uint32_t source, struct ckpt_catalog *cat,
+                    struct ckpt_err *err);
 
 #endif

@@ -253,14 +253,6 @@ void ckpt_zip_release(struct ckpt_zip *z)
     z->directory = NULL;
 }
 
-const struct ckpt_zip_entry *ckpt_zip_find(const struct ckpt_zip *z, const char *name, size_t len)
-{
-    for (size_t i = 0; i < z->nentry; i++)
-        if (z->entry[i].name_len == len && memcmp(z->entry[i].name, name, len) == 0)
-            return &z->entry[i];
-    return NULL;
-}
-
 int ckpt_zip_pread(const struct ckpt_zip *z, void *buf, size_t len, uint64_t off,
                    struct ckpt_err *err)
 {

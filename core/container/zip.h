@@ -41,9 +41,6 @@ int ckpt_zip_open(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt
                   struct ckpt_err *err);
 void ckpt_zip_release(struct ckpt_zip *z);
 
-/* The member of that name; NULL. Linear. */
-const struct ckpt_zip_entry *ckpt_zip_find(const struct ckpt_zip *z, const char *name, size_t len);
-
 /* Where a member's data begin, in the source: its own header is checked against the directory. */
 int ckpt_zip_data(const struct ckpt_zip *z, const struct ckpt_zip_entry *e, uint64_t *ret_off,
                   struct ckpt_err *err);

@@ -59,12 +59,6 @@ void ckpt_fdpool_unref(struct ckpt_fdpool *pool)
     free(pool);
 }
 
-void ckpt_fdpool_unrefp(struct ckpt_fdpool **pool)
-{
-    ckpt_fdpool_unref(*pool);
-    *pool = NULL;
-}
-
 /* Takes a slot out of the ring; its descriptor is the caller's to close. */
 static int remove_slot(struct ckpt_fdpool *p, struct ckpt_fdslot *slot)
 {

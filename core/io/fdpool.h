@@ -21,7 +21,6 @@ struct ckpt_fdpool;
 int ckpt_fdpool_new(size_t max_open, struct ckpt_fdpool **ret, struct ckpt_err *err);
 struct ckpt_fdpool *ckpt_fdpool_ref(struct ckpt_fdpool *pool);
 void ckpt_fdpool_unref(struct ckpt_fdpool *pool);
-void ckpt_fdpool_unrefp(struct ckpt_fdpool **pool);
 
 /* One file of the pool; belongs to the source that embeds it, which must drop it before the pool
  * goes. Zero-initialised, but fd is -1. */

@@ -74,12 +74,6 @@ void ckpt_slabs_free(struct ckpt_slabs *slabs)
     free(slabs);
 }
 
-void ckpt_slabs_freep(struct ckpt_slabs **slabs)
-{
-    ckpt_slabs_free(*slabs);
-    *slabs = NULL;
-}
-
 static void evict(struct ckpt_slabs *c)
 {
     for (struct slab *s = c->list.prev, *prev; s != &c->list && c->bytes > c->budget; s = prev) {

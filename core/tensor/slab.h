@@ -17,7 +17,6 @@ struct ckpt_slabs;
 /* budget in bytes; slabs in use may exceed it for a moment. */
 int ckpt_slabs_new(size_t budget, struct ckpt_slabs **ret, struct ckpt_err *err);
 void ckpt_slabs_free(struct ckpt_slabs *slabs);
-void ckpt_slabs_freep(struct ckpt_slabs **slabs);
 
 /* Fills buf with the slab's bytes. */
 typedef int ckpt_slab_fill(void *ctx, void *buf, size_t len, uint64_t slab, struct ckpt_err *err);

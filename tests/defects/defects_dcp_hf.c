@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lies of DCP saves in Hugging Face storage: shards, their sharding info, and Automodel's mappings.
  */
-#include "defects.h"
-
-#include "ckpt/readers.h"
-#include "tree.h"
+#include "directory.h"
 
 #define DIR "model/"
 #define META "model/.hf_metadata/"
@@ -195,12 +192,7 @@ static void no_shards(struct tree *t)
     tree_delete(t, DIR S2);
 }
 
-static const struct lie {
-    const char *name;
-    void (*make)(struct tree *t);
-    enum ckpt_code code;
-    const char *file, *needle;
-} lies[] = {
+static const struct lie lies[] = {
     {"sound", nothing, CKPT_OK, NULL, NULL},
     {"sound_empty_last", empty_last, CKPT_OK, NULL, NULL},
     {"sound_extra_info", extra_info, CKPT_OK, NULL, NULL},
@@ -243,34 +235,7 @@ static const struct lie {
     {"index_empty", index_empty, CKPT_FORMAT, "consolidated", "no weight_map"},
 };
 
-static void try(struct judge *j, const struct lie *lie)
-{
-    struct ckpt_reader_options opt = {0};
-    struct ckpt_catalog *cat = NULL;
-    struct ckpt_dir *dir;
-    struct ckpt_err err = {0};
-    struct tree t;
-
-    tree_open(&t);
-    sound(&t);
-    lie->make(&t);
-    TREE_MUST(ckpt_fdpool_new(8, &opt.pool, &err) == 0);
-    TREE_MUST(ckpt_dir_open(t.path, CKPT_LINKS_BENEATH, &dir, &err) == 0);
-    clock_t begin = clock();
-    int result = ckpt_reader_dcp_hf.load(dir, &opt, &cat, &err);
-    judge(j, lie->name, result, &err, lie->code, lie->file, lie->needle, begin);
-    ckpt_catalog_free(cat);
-    ckpt_dir_unref(dir);
-    ckpt_fdpool_unref(opt.pool);
-    tree_close(&t);
-}
-
 int main(int argc, char **argv)
 {
-    struct judge j = {.filter = argc > 1 ? argv[1] : NULL};
-
-    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++)
-        if (wanted(&j, lies[i].name))
-            try(&j, &lies[i]);
-    return verdict(&j);
+    return tell_all(argc, argv, &ckpt_reader_dcp_hf, sound, lies, sizeof lies / sizeof lies[0]);
 }

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lies of a Hugging Face directory: its index and its files. */
-#include "defects.h"
-
-#include "ckpt/readers.h"
-#include "tree.h"
+#include "directory.h"
 
 #define INDEX "model.safetensors.index.json"
 #define F1 "model-00001-of-00002.safetensors"
@@ -105,12 +102,7 @@ static void many_unmapped(struct tree *t)
     index_text(t, "{\"t0\":\"" F1 "\"}");
 }
 
-static const struct lie {
-    const char *name;
-    void (*make)(struct tree *t);
-    enum ckpt_code code;
-    const char *file, *needle;
-} lies[] = {
+static const struct lie lies[] = {
     {"sound", nothing, CKPT_OK, NULL, NULL},
     {"sound_extra_tensor", extra_tensor, CKPT_OK, NULL, NULL},
     {"sound_many_unmapped", many_unmapped, CKPT_OK, NULL, NULL},
@@ -138,34 +130,7 @@ static const struct lie {
     {"no_files", no_files, CKPT_MISSING, "model.safetensors", "No such file"},
 };
 
-static void try(struct judge *j, const struct lie *lie)
-{
-    struct ckpt_reader_options opt = {0};
-    struct ckpt_catalog *cat = NULL;
-    struct ckpt_dir *dir;
-    struct ckpt_err err = {0};
-    struct tree t;
-
-    tree_open(&t);
-    sound(&t);
-    lie->make(&t);
-    TREE_MUST(ckpt_fdpool_new(8, &opt.pool, &err) == 0);
-    TREE_MUST(ckpt_dir_open(t.path, CKPT_LINKS_BENEATH, &dir, &err) == 0);
-    clock_t begin = clock();
-    int result = ckpt_reader_hf.load(dir, &opt, &cat, &err);
-    judge(j, lie->name, result, &err, lie->code, lie->file, lie->needle, begin);
-    ckpt_catalog_free(cat);
-    ckpt_dir_unref(dir);
-    ckpt_fdpool_unref(opt.pool);
-    tree_close(&t);
-}
-
 int main(int argc, char **argv)
 {
-    struct judge j = {.filter = argc > 1 ? argv[1] : NULL};
-
-    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++)
-        if (wanted(&j, lies[i].name))
-            try(&j, &lies[i]);
-    return verdict(&j);
+    return tell_all(argc, argv, &ckpt_reader_hf, sound, lies, sizeof lies / sizeof lies[0]);
 }
