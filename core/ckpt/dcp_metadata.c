@@ -13,6 +13,8 @@
 
 /* ---- the classes ---- */
 
+enum { MAX_OBJECTS = 64 };
+
 enum { METADATA, TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, STORAGE, LAYOUT };
 
 enum { M_STATE_DICT, M_STORAGE, M_PLANNER };
@@ -296,6 +298,28 @@ static int add_tensor(struct adding *a, const char *name, uint64_t name_id, ckpt
     return 0;
 }
 
+/* Wanted objects are few: a walk each. One without a place is as good as none. */
+static int add_object(struct adding *a, ckpt_pv name_id, const char *name, struct ckpt_err *err)
+{
+    struct ckpt_dcp_metadata *m = a->m;
+    struct ckpt_dcp_tensor t = {0};
+    struct ckpt_dcp_chunk c = {0};
+
+    for (size_t i = ckpt_pv_npair(&a->p, a->storage); i-- > 0;) {
+        ckpt_pv key = ckpt_pv_key(&a->p, a->storage, i);
+        if (ckpt_pv_slot(&a->p, key, I_FQN) != name_id ||
+            ckpt_pv_kind(ckpt_pv_slot(&a->p, key, I_OFFSET)) > CKPT_PV_NONE)
+            continue;
+        if (m->objects.len == MAX_OBJECTS)
+            return ckpt_fail(err, CKPT_LIMIT, "more than %d objects are wanted", MAX_OBJECTS);
+        if (read_place(a, ckpt_pv_value(&a->p, a->storage, i), &t, &c, err) < 0)
+            return -1;
+        struct ckpt_dcp_object o = {ckpt_arena_strdup(&m->arena, name), c.file, c.off, c.len};
+        return !o.name || ckpt_vec_push(&m->objects, o) < 0 ? ckpt_nomem(err) : 0;
+    }
+    return 0;
+}
+
 static int add_tensors(struct adding *a, struct ckpt_err *err)
 {
     for (size_t i = 0; i < ckpt_pv_npair(&a->p, a->state_dict); i++) {
@@ -306,6 +330,8 @@ static int add_tensors(struct adding *a, struct ckpt_err *err)
             return -1;
         if (ckpt_pv_rule(&a->p, v) == BYTES) {
             a->m->nbytes_entry++;
+            if (a->m->wants && a->m->wants(a->m->ctx, name) && add_object(a, key, name, err) < 0)
+                return ckpt_err_in(err, "object '%s'", name);
             continue;
         }
         if (ckpt_pv_rule(&a->p, v) != TENSOR)
@@ -468,6 +494,7 @@ void ckpt_dcp_metadata_release(struct ckpt_dcp_metadata *m)
     ckpt_vec_release(&m->ints);
     ckpt_vec_release(&m->tensors);
     ckpt_vec_release(&m->chunks);
+    ckpt_vec_release(&m->objects);
     ckpt_vec_release(&m->files);
     ckpt_vec_release(&m->roots);
     ckpt_map_release(&m->by_name);

@@ -32,6 +32,8 @@ struct ckpt_tensor {
     size_t npiece;
     uint32_t block; /* not 0: neighbours with the same number go into the same file when a view is
                        split */
+    uint16_t ranks; /* not 0: the first dimension counts so many ranks of a job, each with its own
+                       part; how the parts join only a recipe knows */
     uint8_t rank;
     uint8_t dtype; /* enum ckpt_dtype */
 };
