@@ -161,6 +161,21 @@ static void strip(struct naming *n)
                           dropped, n->prefix, n->cat->tensors.ptr[first].name);
 }
 
+/* Whatever the framework's names are, a recipe has no use for optimizers. */
+static int drop_state(const struct naming *n, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **keep = calloc(n->ntensor + 1, sizeof *keep);
+    bool any = false;
+
+    if (!keep)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n->ntensor; i++) {
+        keep[i] = n->name[i] ? n->cat->tensors.ptr[i].name : NULL;
+        any |= !keep[i];
+    }
+    return any ? ckpt_catalog_select(n->cat, keep, err) : 0;
+}
+
 static size_t find(const struct naming *n, const char *name)
 {
     for (size_t i = 0; i < n->cat->tensors.len; i++)
@@ -282,7 +297,7 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, con
     if (collect(&n, err) < 0 || find_prefix(&n, err) < 0)
         return -1;
     if (!n.prefix)
-        return 0;
+        return drop_state(&n, err);
     strip(&n);
     drop_tied(&n);
     if (check_fused(&n, err) < 0 || check_config(&n, err) < 0 || check_weights(&n, err) < 0 ||

@@ -14,9 +14,9 @@
 #include "tensor/catalog.h"
 
 /* Leave in cat the tensors of the model, under their Hugging Face names and in the order that they
- * have. *ret_found is false, and nothing happened, if there is no evidence of such names. Tied
- * weights that transformers would not write are left out. base and config (the model's) may be
- * NULL. */
+ * have. *ret_found is false, and only optimizers and the like are gone, if there is no evidence of
+ * such names. Tied weights that transformers would not write are left out. base and config (the
+ * model's) may be NULL. */
 int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
                      bool allow_partial, bool *ret_found, struct ckpt_err *err);
 
