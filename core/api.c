@@ -186,6 +186,21 @@ static json_t *piece_list(const struct ckpt_catalog *cat, const struct ckpt_tens
     return list;
 }
 
+/* "cast of plus_one"; *t becomes what is stored. */
+static char *value_text(const struct ckpt_catalog **cat, const struct ckpt_tensor **t,
+                        struct ckpt_err *err)
+{
+    struct ckpt_str s = {0};
+    char *text = NULL;
+
+    for (const struct ckpt_operand *arg; (*t)->value; *cat = arg->cat, *t = arg->tensor) {
+        arg = &(*t)->value->arg[0];
+        ckpt_str_printf(&s, "%s%s", s.len ? " of " : "", (*t)->value->ops->name);
+    }
+    (void)ckpt_str_steal(&s, &text, err);
+    return text;
+}
+
 int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,
                       struct ckpt_err *err)
 {
@@ -207,9 +222,10 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
         (void)json_array_append_new(json_object_get(out, "shape"),
                                     json_integer((json_int_t)t->dim[d]));
     if (out && t->value) {
-        (void)json_object_set_new(out, "computed", json_string(t->value->ops->name));
-        cat = t->value->arg[0].cat;
-        t = t->value->arg[0].tensor;
+        ckpt_cleanup(ckpt_freep) char *computed = value_text(&cat, &t, err);
+        if (!computed)
+            return -1;
+        (void)json_object_set_new(out, "computed", json_string(computed));
         (void)json_object_set_new(out, "stored_dtype", json_string(ckpt_dtype_name(t->dtype)));
     }
     if (!out || json_object_set_new(out, "pieces", piece_list(cat, t)) < 0)

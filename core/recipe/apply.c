@@ -135,9 +135,9 @@ static int explain(struct apply *ap)
                                     json_pack("{s:s, s:s}", "tensor", in->use.ptr[i].tensor->name,
                                               "pattern", *pattern ? pattern : "..."));
     }
-    ap->explanation =
-        json_pack("{s:s, s:s, s:s, s:o}", "recipe", ap->recipe->name, "rule", in->rule->where,
-                  "target", in->rule->to[in->side].text, "sources", sources);
+    ap->explanation = json_pack("{s:s, s:s, s:s, s:s*, s:o}", "recipe", ap->recipe->name, "rule",
+                                in->rule->where, "target", in->rule->to[in->side].text, "value",
+                                in->rule->value ? in->rule->value->name : NULL, "sources", sources);
     return ap->explanation ? 0 : ckpt_nomem(ap->err);
 }
 
@@ -164,7 +164,9 @@ static int add_target(struct apply *ap, const struct ckpt_item *it, const struct
                          rank, &index, ap->err) < 0)
         return -1;
     ap->cat->tensors.ptr[index].block = ap->block;
-    return ckpt_catalog_set_pieces(ap->cat, index, ap->drafts.ptr, ap->drafts.len, ap->err);
+    if (ckpt_catalog_set_pieces(ap->cat, index, ap->drafts.ptr, ap->drafts.len, ap->err) < 0)
+        return -1;
+    return ap->in.rule->value ? ckpt_value_apply(ap->cat, index, ap->in.rule->value, ap->err) : 0;
 }
 
 static int missing_error(struct apply *ap, const struct ckpt_resolution *r)

@@ -27,6 +27,7 @@ static const char *const anchors[] = {
     "gpt_neox.embed_in.weight",
     "backbone.embeddings.weight",
     "backbone.embedding.weight",
+    "model.embeddings.weight",
     "bert.embeddings.word_embeddings.weight",
     "roberta.embeddings.word_embeddings.weight",
 };
@@ -36,7 +37,7 @@ static const char *const wrappers[] = {"_orig_mod.", "_checkpoint_wrapped_module
                                        "_fsdp_wrapped_module."};
 
 /* Models that have fused experts on the hub too. */
-static const char *const fused_types[] = {"gpt_oss", "llama4", "qwen3_vl_moe", "qwen3_5_moe"};
+static const char *const fused_types[] = {"gpt_oss", "llama4", "llama4_text", "qwen3_5_moe"};
 
 static bool among(const char *word, size_t len, const char *const *list, size_t n)
 {

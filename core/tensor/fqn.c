@@ -65,7 +65,8 @@ int ckpt_fqn_cmp(const char *a, const char *b)
     }
 }
 
-/* Biases that balance the load of experts; ernie4_5_moe's and laguna's are parameters. */
+/* Biases that balance the load of experts (ernie4_5_moe's and laguna's are parameters), and what
+ * MiniMax's linear attention is made of. */
 bool ckpt_fqn_is_buffer(const char *name)
 {
     static const char *const buffers[] = {
@@ -75,6 +76,11 @@ bool ckpt_fqn_is_buffer(const char *name)
         ".router.e_score_correction_bias",
         ".mlp.expert_bias",
         ".mlp.gate.expert_bias",
+        ".feed_forward.expert_bias",
+        ".self_attn.slope_rate",
+        ".self_attn.query_decay",
+        ".self_attn.key_decay",
+        ".self_attn.diagonal_decay",
     };
 
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
