@@ -186,23 +186,19 @@ static json_t *piece_list(const struct ckpt_catalog *cat, const struct ckpt_tens
     return list;
 }
 
-static int explain_rule(struct ckpt_view *view, const char *tensor, json_t **ret,
+/* "cast of plus_one"; *t becomes what is stored. */
+static char *value_text(const struct ckpt_catalog **cat, const struct ckpt_tensor **t,
                         struct ckpt_err *err)
 {
-    const struct ckpt_shared *s = view->shared;
-    struct ckpt_reader_options ropt = {
-        .pool = s->pool, .log = &s->opt->log, .allow_partial = s->opt->allow_partial};
-    struct ckpt_recipe_options opt = {
-        .base_config = s->base ? s->base->config : NULL,
-        .overrides = s->opt->overrides,
-        .allow_partial = s->opt->allow_partial,
-    };
-    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
-    const struct ckpt_reader *reader = ckpt_reader_probe(view->dir, err);
+    struct ckpt_str s = {0};
+    char *text = NULL;
 
-    if (!reader || reader->load(view->dir, &ropt, &src, err) < 0)
-        return -1;
-    return ckpt_recipe_explain(s->recipes, src, &opt, tensor, ret, err);
+    for (const struct ckpt_operand *arg; (*t)->value; *cat = arg->cat, *t = arg->tensor) {
+        arg = &(*t)->value->arg[0];
+        ckpt_str_printf(&s, "%s%s", s.len ? " of " : "", (*t)->value->ops->name);
+    }
+    (void)ckpt_str_steal(&s, &text, err);
+    return text;
 }
 
 int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,
@@ -216,7 +212,7 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
 
     if (!t)
         return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", tensor);
-    if (view->recipe && explain_rule(view, tensor, &rule, err) < 0)
+    if (ckpt_checkpoint_explain(view, tensor, &rule, err) < 0)
         return -1;
     ckpt_view_tensor(view, (size_t)(t - cat->tensors.ptr), &info);
     out = json_pack("{s:s, s:s, s:[], s:s, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,
@@ -226,9 +222,10 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
         (void)json_array_append_new(json_object_get(out, "shape"),
                                     json_integer((json_int_t)t->dim[d]));
     if (out && t->value) {
-        (void)json_object_set_new(out, "computed", json_string(t->value->ops->name));
-        cat = t->value->arg[0].cat;
-        t = t->value->arg[0].tensor;
+        ckpt_cleanup(ckpt_freep) char *computed = value_text(&cat, &t, err);
+        if (!computed)
+            return -1;
+        (void)json_object_set_new(out, "computed", json_string(computed));
         (void)json_object_set_new(out, "stored_dtype", json_string(ckpt_dtype_name(t->dtype)));
     }
     if (!out || json_object_set_new(out, "pieces", piece_list(cat, t)) < 0)

@@ -105,16 +105,22 @@ static int deeper(struct reader *r, const char *where, const json_t *j,
     return cx->from_at && cx->to_at ? 0 : -1;
 }
 
-/* Operators that compute values: none yet is spoken of by a recipe; a file that asks for one must
- * not be served without it. */
-static int check_value(struct reader *r, const char *where, const json_t *j)
+/* The operator that computes the targets' values, if the rule names one. */
+static int read_value(struct reader *r, const char *where, const json_t *j,
+                      struct ckpt_rule_context *cx)
 {
-    const json_t *v = json_object_get(j, "value");
+    const char *name;
 
-    if (!v)
+    if (ckpt_field_string(r->arena, j, "value", where, &name, r->err) < 0)
+        return -1;
+    if (!name)
         return 0;
-    return ckpt_fail(r->err, CKPT_UNSUPPORTED, "%s: no operator '%.100s' to compute a value", where,
-                     json_is_string(v) ? json_string_value(v) : "?");
+    if (!json_object_get(j, "from"))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'value' stands beside 'from' and 'to'", where);
+    if (!(cx->value = ckpt_value_find(name)))
+        return ckpt_fail(r->err, CKPT_UNSUPPORTED, "%s: no operator '%.100s' to compute a value",
+                         where, name);
+    return 0;
 }
 
 static int read_rule(struct reader *r, const char *where, const json_t *j,
@@ -129,7 +135,7 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
     size_t nsrc, ndst;
 
     if (ckpt_field_object(j, where, known, r->err) < 0 || deeper(r, where, j, &cx) < 0 ||
-        check_value(r, where, j) < 0 ||
+        read_value(r, where, j, &cx) < 0 ||
         ckpt_field_string(r->arena, j, "include", where, &name, r->err) < 0)
         return -1;
     if (!!(from && to) + !!rules + !!name != 1 || !from != !to)

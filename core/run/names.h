@@ -13,11 +13,21 @@
 #include "run/base.h"
 #include "tensor/catalog.h"
 
-/* Leave in cat the tensors of the model, under their Hugging Face names and in the order that they
- * have. *ret_found is false, and nothing happened, if there is no evidence of such names. Tied
- * weights that transformers would not write are left out. base and config (the model's) may be
- * NULL. */
+/* Leave in cat the tensors of the model, below no prefix and in the order that they have.
+ * *ret_found is false, and only optimizers and the like are gone, if there is no evidence of
+ * transformers' names. Tied weights that transformers would not write are left out. base and config
+ * (the model's) may be NULL. */
 int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
-                     bool allow_partial, bool *ret_found, struct ckpt_err *err);
+                     bool *ret_found, struct ckpt_err *err);
+
+/* Are the names those of the hub? transformers 5 stacks a layer's experts in memory, and only a
+ * recipe for config's model type can take them apart. UNSUPPORTED. */
+int ckpt_names_check_fused(const struct ckpt_catalog *cat, const json_t *config,
+                           struct ckpt_err *err);
+
+/* Every tensor of the base's weights, except what tying leaves out, must be in cat, with its shape.
+ * MISSING (with allow_partial a warning) or CONFLICT. */
+int ckpt_names_check(struct ckpt_catalog *cat, const struct ckpt_base *base, bool allow_partial,
+                     struct ckpt_err *err);
 
 #endif
