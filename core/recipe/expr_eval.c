@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/str.h"
 #include "base/vec.h"
 #include "recipe/expr_node.h"
 
@@ -275,7 +276,7 @@ static json_t *eval_shape(struct eval *ev, const struct ckpt_expr *e)
     if (!t || !json_is_integer(d))
         return NULL;
     json_int_t i = json_integer_value(d);
-    return i >= 0 && i < t->rank && t->dim[i] <= INT64_MAX ? json_integer((json_int_t)t->dim[i])
+    return t->ranks == 0 && i >= 0 && i < t->rank && t->dim[i] <= INT64_MAX ? json_integer((json_int_t)t->dim[i])
                                                            : NULL;
 }
 
@@ -327,6 +328,27 @@ static json_t *eval_len(struct eval *ev, const struct ckpt_expr *e)
     return json_is_array(v) ? json_integer((json_int_t)json_array_size(v)) : NULL;
 }
 
+static json_t *eval_begins(struct eval *ev, const struct ckpt_expr *e)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *s = eval(ev, e->args[0]);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *head = eval(ev, e->args[1]);
+
+    return json_is_string(s) && json_is_string(head)
+               ? json_boolean(ckpt_has_prefix(json_string_value(s), json_string_value(head)))
+               : NULL;
+}
+
+static json_t *eval_at(struct eval *ev, const struct ckpt_expr *e)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = eval(ev, e->args[0]);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *i = eval(ev, e->args[1]);
+
+    if (!json_is_array(list) || !json_is_integer(i) || json_integer_value(i) < 0)
+        return NULL;
+    json_t *v = json_array_get(list, (size_t)json_integer_value(i));
+    return v && !json_is_null(v) ? json_incref(v) : NULL;
+}
+
 static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
 {
     const struct ckpt_tensor *t;
@@ -362,6 +384,10 @@ static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
         return eval_list(ev, e);
     case CKPT_CALL_LEN:
         return eval_len(ev, e);
+    case CKPT_CALL_BEGINS:
+        return eval_begins(ev, e);
+    case CKPT_CALL_AT:
+        return eval_at(ev, e);
     }
     return NULL;
 }

@@ -267,6 +267,10 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
 
     if (!has || !lacks || !config || !refuse || !warn)
         return -1;
+    if (json_object_get(j, "may_lack") &&
+        ckpt_field_strings(r->arena, json_object_get(j, "may_lack"), name, &r->out->may_lack,
+                           &r->out->nmay_lack, r->err) < 0)
+        return -1;
     return read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
                    read_evidence(r, lacks, json_object_get(j, "lacks"), false) < 0 ||
                    read_config(r, config, json_object_get(j, "config")) < 0 ||
@@ -284,6 +288,7 @@ static int read_head(struct reader *r, const char *name, const json_t *j)
 
     if (r->includes > 0)
         return 0;
+    r->out->fallback = json_is_true(json_object_get(j, "fallback"));
     if (json_is_object(model))
         r->out->inline_model = json_incref(model);
     if (ckpt_field_string(r->arena, j, "format", name, &r->out->format, r->err) < 0 ||
@@ -303,7 +308,8 @@ static int read_file(struct reader *r, const char *name, const char *text, size_
                      unsigned parts, const struct ckpt_rule_context *cx)
 {
     static const char *const known[] = {"note",    "format", "model", "when",   "has",  "lacks",
-                                        "include", "config", "rules", "refuse", "warn", NULL};
+                                        "include", "config", "rules", "refuse", "warn", "fallback",
+                                        "may_lack", NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     size_t n;

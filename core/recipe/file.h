@@ -3,6 +3,7 @@
 #ifndef CKPT_RECIPE_FILE_H
 #define CKPT_RECIPE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -42,6 +43,9 @@ struct ckpt_recipe {
     json_t *inline_model; /* the model file itself, in the recipe; or NULL */
     const struct ckpt_family *family;
     const struct ckpt_expr *when; /* over the framework's config; NULL: always */
+    bool fallback;                /* fits only where no other recipe does */
+    const char *const *may_lack;  /* keys that the model needs, but some checkpoints do not say */
+    size_t nmay_lack;
     CKPT_VEC(struct ckpt_evidence_name) has;
     CKPT_VEC(struct ckpt_evidence_name) lacks;
     CKPT_VEC(struct ckpt_config_key) config;

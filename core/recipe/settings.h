@@ -22,6 +22,7 @@ struct ckpt_settings {
     const struct ckpt_catalog *src;
     const struct ckpt_family *family;
     const json_t *overrides;
+    const char *type; /* `_model_type`, while a recipe is chosen: the family that is asked for */
     json_t *hf;
     json_t *own; /* `_x` */
     uint64_t dim[CKPT_FAMILY_DIMS];
