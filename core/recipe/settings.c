@@ -256,9 +256,9 @@ static int remarks(struct ckpt_settings *s, const struct ckpt_recipe *r,
 
 /* ---- life ---- */
 
-int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
-                       const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
-                       struct ckpt_catalog *warnings, struct ckpt_err *err)
+int ckpt_settings_draft(struct ckpt_settings *s, const struct ckpt_recipe *r,
+                        const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
+                        struct ckpt_err *err)
 {
     s->src = src;
     s->family = r->family;
@@ -273,6 +273,15 @@ int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
             return ckpt_nomem(err);
         compute_dims(s);
     }
+    return 0;
+}
+
+int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
+                       const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
+                       struct ckpt_catalog *warnings, struct ckpt_err *err)
+{
+    if (ckpt_settings_draft(s, r, src, opt, err) < 0)
+        return -1;
     if (remarks(s, r, warnings, err) < 0)
         return -1;
     if (!r->family)

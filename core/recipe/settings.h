@@ -34,6 +34,11 @@ struct ckpt_settings {
 json_t *ckpt_settings_before(void *ctx, const char *key);
 json_t *ckpt_settings_after(void *ctx, const char *key);
 
+/* Config and dims alone: no remark, no need. Zeroed before; release after failure too. */
+int ckpt_settings_draft(struct ckpt_settings *s, const struct ckpt_recipe *r,
+                        const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
+                        struct ckpt_err *err);
+
 /* Build them. Zeroed before; release after failure too. MISSING: a key that the model needs is not
  * known. UNSUPPORTED: refused. Warnings go to `warnings`. */
 int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,

@@ -70,6 +70,9 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
                             const struct ckpt_piece_draft *piece, size_t npiece,
                             struct ckpt_err *err);
 
+/* Add tensor t of a catalogue over the same sources, pieces and all. */
+int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, struct ckpt_err *err);
+
 /* Keep the tensors that have an entry in name[] (as many as there are tensors), under that name
  * (copied). CONFLICT if two get the same. On failure the catalogue is only good for freeing. */
 int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struct ckpt_err *err);
