@@ -162,6 +162,7 @@ static int check_model(struct ckpt_view *v, struct ckpt_err *err)
     const struct ckpt_check c = {.base = v->shared->base,
                                  .base_names = v->base_names,
                                  .config = v->config,
+                                 .complete = v->own_names,
                                  .allow_partial = v->shared->opt->allow_partial};
 
     return ckpt_check_model(&c, v->cat, v->warnings, err);
@@ -277,10 +278,8 @@ static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct
         return 0;
     v->cat = ckpt_steal(src);
     v->own_names = true;
-    return names_of_hub(v, err) < 0 ||
-                   ckpt_names_check(v->cat, s->base, s->opt->allow_partial, err) < 0
-               ? -1
-               : config_of_base(v, err);
+    return names_of_hub(v, err) < 0 || config_of_base(v, err) < 0 || check_model(v, err) < 0 ? -1
+                                                                                             : 0;
 }
 
 static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
