@@ -82,8 +82,15 @@ static int read_operand(const struct ckpt_operand *arg, struct ckpt_reading *rd,
     return 0;
 }
 
-/* 2^(s - 127); 255 is NaN. */
-static float e8m0(unsigned char s) { return s == 255 ? NAN : ldexpf(1.0F, (int)s - 127); }
+/* 2^(s - 127), F32's exponent; 255 is NaN. */
+static float e8m0(unsigned char s)
+{
+    const uint32_t bits = s == 0 ? 0x00400000U : s == 255 ? 0x7fc00000U : (uint32_t)s << 23;
+    float f;
+
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
 
 /* The exponent's bias is 7, not 127; there is no infinity, and one NaN of each sign. */
 static float e4m3(unsigned char x)
@@ -96,8 +103,7 @@ static float e4m3(unsigned char x)
     return x & 0x80U ? -f : f;
 }
 
-/* ---- FP8 ---- */
-
+/* Scales as F32; bytes are exponents. *ret is new. */
 static int read_scales(const struct ckpt_operand *arg, struct ckpt_reading *rd, uint64_t lo,
                        uint64_t n, float **ret, struct ckpt_err *err)
 {
@@ -108,7 +114,7 @@ static int read_scales(const struct ckpt_operand *arg, struct ckpt_reading *rd, 
         return -1;
     if (!(out = malloc(((size_t)n + 1) * sizeof *out)))
         return ckpt_nomem(err);
-    if (arg->tensor->dtype == CKPT_F8_E8M0)
+    if (ckpt_dtype_size(arg->tensor->dtype) == 1)
         for (uint64_t i = 0; i < n; i++)
             out[i] = e8m0(raw[i]);
     else
@@ -116,6 +122,8 @@ static int read_scales(const struct ckpt_operand *arg, struct ckpt_reading *rd, 
     *ret = out;
     return 0;
 }
+
+/* ---- FP8 ---- */
 
 /* The row of scales for a row of the codes; both of the whole stack of matrices. */
 static uint64_t scale_row(const struct scaled *v, uint64_t row)
@@ -169,6 +177,13 @@ static const struct ckpt_value_ops fp8_ops = {
 static const float e2m1[16] = {0,     0.5F,  1,  1.5F,  2,  3,  4,  6,
                                -0.0F, -0.5F, -1, -1.5F, -2, -3, -4, -6};
 
+static void scale_nibbles(float *out, const unsigned char *code, unsigned shift, const float *scale,
+                          size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = e2m1[code[i] >> shift & 0xf] * scale[i];
+}
+
 /* Row r of the result (of all experts) has its codes in row r / 2 of the blocks, in the low or the
  * high halves of the bytes, and its scales in row r / 32. */
 static int mxfp4_tile(const struct scaled *v, const struct tile *tile, struct ckpt_reading *rd,
@@ -177,20 +192,17 @@ static int mxfp4_tile(const struct scaled *v, const struct tile *tile, struct ck
     const uint64_t ncol = v->code.dim[v->code.rank - 1], last = tile->row + tile->nrow - 1;
     const uint64_t code_row = tile->row / 2, scale_row = tile->row / MXFP4_CODES;
     ckpt_cleanup(ckpt_freep) unsigned char *code = NULL;
-    ckpt_cleanup(ckpt_freep) unsigned char *scale = NULL;
+    ckpt_cleanup(ckpt_freep) float *scale = NULL;
 
-    /* a tile of part of a row has one row of each */
+    /* a tile of part of a row has part of one row of each */
     if (read_operand(&v->arg[0], rd, code_row * ncol + tile->col,
                      (last / 2 - code_row) * ncol + tile->ncol, &code, err) < 0 ||
-        read_operand(&v->arg[1], rd, scale_row * ncol + tile->col,
-                     (last / MXFP4_CODES - scale_row) * ncol + tile->ncol, &scale, err) < 0)
+        read_scales(&v->arg[1], rd, scale_row * ncol + tile->col,
+                    (last / MXFP4_CODES - scale_row) * ncol + tile->ncol, &scale, err) < 0)
         return -1;
-    for (uint64_t row = tile->row; row <= last; row++) {
-        const unsigned char *c = code + (row / 2 - code_row) * ncol;
-        const unsigned char *s = scale + (row / MXFP4_CODES - scale_row) * ncol;
-        for (uint64_t i = 0; i < tile->ncol; i++)
-            *out++ = e2m1[c[i] >> (row % 2 * 4) & 0xf] * e8m0(s[i]);
-    }
+    for (uint64_t row = tile->row; row <= last; row++, out += tile->ncol)
+        scale_nibbles(out, code + (row / 2 - code_row) * ncol, row % 2 * 4,
+                      scale + (row / MXFP4_CODES - scale_row) * ncol, (size_t)tile->ncol);
     return 0;
 }
 
