@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/reader.h"
+#include "run/adapter.h"
 #include "run/check.h"
 #include "run/dequantize.h"
 #include "run/dtypes.h"
@@ -252,6 +253,18 @@ static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct
     return config_of_base(v, err);
 }
 
+/* A checkpoint of any format that holds LoRA keys. *src is taken if it is one. */
+static int adapter_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+{
+    bool found;
+
+    if (v->shared->opt->recipe)
+        return 0;
+    if (ckpt_adapter_apply(*src, &found, err) < 0)
+        return -1;
+    return found ? model_of_hf(v, src, err) : 0;
+}
+
 static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
     v->about = json_incref((*src)->about);
@@ -264,9 +277,9 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
         return model_of_hf(v, src, err);
     if (has_hf_names(v->about))
         return model_of_hf(v, src, err) < 0 || match_base(v, err) < 0 ? -1 : check_model(v, err);
-    if (model_of_names(v, src, err) < 0)
+    if (adapter_of_names(v, src, err) < 0 || (!v->cat && model_of_names(v, src, err) < 0))
         return -1;
-    if (v->own_names)
+    if (v->cat)
         return 0;
     if (model_of_recipe(v, *src, err) < 0)
         return -1;
@@ -433,8 +446,12 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
         return -1;
     if (lend && ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_TOKENIZER, s->pool, err) < 0)
         return -1;
+    const char *config = is_adapter(v->about) ? "adapter_config.json" : "config.json";
+    if (own && is_adapter(v->about) &&
+        ckpt_sides_add_one(sides, v->dir, own, config, s->pool, err) < 0)
+        return -1;
     return lend && has_hf_names(v->about)
-               ? ckpt_sides_add_one(sides, s->base->dir, "", "config.json", s->pool, err)
+               ? ckpt_sides_add_one(sides, s->base->dir, "", config, s->pool, err)
                : 0;
 }
 
