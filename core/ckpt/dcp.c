@@ -13,6 +13,7 @@
 #include "base/ckd.h"
 #include "base/par.h"
 #include "base/str.h"
+#include "ckpt/automodel.h"
 #include "ckpt/dcp_item.h"
 #include "ckpt/dcp_metadata.h"
 #include "ckpt/readers.h"
@@ -25,8 +26,9 @@ enum {
     MOST_NAMED = 4, /* files that an error lists */
 };
 
-/* Where trainers put the model's DCP, below the directory that people call the checkpoint. */
-static const char *const places[] = {"", "pytorch_model_fsdp_0"};
+/* Where trainers put the model's DCP, below the directory that people call the checkpoint:
+ * accelerate, NeMo Automodel. */
+static const char *const places[] = {"", "pytorch_model_fsdp_0", "model"};
 
 struct file {
     struct ckpt_source *source; /* NULL: it is not there */
@@ -453,9 +455,7 @@ static enum ckpt_evidence dcp_probe(struct ckpt_dir *dir)
 /* .metadata is written last, under another name first. */
 static bool dcp_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
-    (void)name;
-    (void)latest;
-    return dcp_probe(dir) == CKPT_BY_MAGIC;
+    return dcp_probe(dir) == CKPT_BY_MAGIC && ckpt_automodel_finished(dir, name, latest);
 }
 
 static int load(struct load *l, struct ckpt_err *err)
@@ -478,6 +478,8 @@ static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no " METADATA, ckpt_dir_path(dir));
     if (load(&l, err) < 0)
         return -1;
+    ckpt_automodel_describe_step(dir, l.cat->about);
+    ckpt_automodel_warn(dir, l.cat);
     *ret = ckpt_steal(&l.cat);
     return 0;
 }
@@ -486,6 +488,7 @@ const struct ckpt_reader ckpt_reader_dcp = {
     .name = "dcp",
     .probe = dcp_probe,
     .load = dcp_load,
+    .latest = ckpt_automodel_latest,
     .finished = dcp_finished,
     .side_files = "",
 };

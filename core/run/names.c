@@ -48,7 +48,7 @@ static bool among(const char *word, size_t len, const char *const *list, size_t 
 }
 #define AMONG(word, len, list) among(word, len, list, sizeof(list) / sizeof *(list))
 
-static bool is_weight(const char *name)
+bool ckpt_names_is_weight(const char *name)
 {
     size_t root = strcspn(name, ".");
 
@@ -74,7 +74,7 @@ static void naming_release(struct naming *n)
     free(n->prefix);
 }
 
-static char *unwrapped(const char *name)
+char *ckpt_names_unwrap(const char *name)
 {
     char *own = strdup(name);
 
@@ -89,8 +89,8 @@ static int collect(struct naming *n, struct ckpt_err *err)
     if (!(n->name = calloc(n->cat->tensors.len + 1, sizeof *n->name)))
         return ckpt_nomem(err);
     for (size_t i = 0; i < n->cat->tensors.len; i++)
-        if (is_weight(n->cat->tensors.ptr[i].name) &&
-            !(n->name[i] = unwrapped(n->cat->tensors.ptr[i].name)))
+        if (ckpt_names_is_weight(n->cat->tensors.ptr[i].name) &&
+            !(n->name[i] = ckpt_names_unwrap(n->cat->tensors.ptr[i].name)))
             return ckpt_nomem(err);
     return 0;
 }

@@ -25,4 +25,10 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, con
 int ckpt_names_check_fused(const struct ckpt_catalog *cat, const json_t *config,
                            struct ckpt_err *err);
 
+/* Not the name of an optimizer's, a scheduler's, a data loader's state. */
+bool ckpt_names_is_weight(const char *name);
+
+/* The name without the parts that wrappers add (torch.compile, FSDP ...); new, or NULL. */
+char *ckpt_names_unwrap(const char *name);
+
 #endif
