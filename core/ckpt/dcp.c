@@ -3,12 +3,14 @@
 #include <stddef.h>
 
 #include "base/mem.h"
+#include "ckpt/automodel.h"
 #include "ckpt/dcp_load.h"
 #include "ckpt/megatron_layout.h"
 #include "ckpt/readers.h"
 
-/* Where trainers put the model's DCP, below the directory that people call the checkpoint. */
-static const char *const places[] = {"", "pytorch_model_fsdp_0"};
+/* Where trainers put the model's DCP, below the directory that people call the checkpoint:
+ * accelerate, NeMo Automodel. */
+static const char *const places[] = {"", "pytorch_model_fsdp_0", "model"};
 
 /* The directory of the model's DCP: NULL if there is none. New. */
 static struct ckpt_dir *find(struct ckpt_dir *dir, enum ckpt_evidence *ret)
@@ -40,9 +42,7 @@ static enum ckpt_evidence dcp_probe(struct ckpt_dir *dir)
 /* .metadata is written last, under another name first. */
 static bool dcp_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
-    (void)name;
-    (void)latest;
-    return dcp_probe(dir) == CKPT_BY_MAGIC;
+    return dcp_probe(dir) == CKPT_BY_MAGIC && ckpt_automodel_finished(dir, name, latest);
 }
 
 static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
@@ -51,14 +51,20 @@ static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     enum ckpt_evidence evidence;
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = find(dir, &evidence);
 
-    return at ? ckpt_dcp_load(at, opt, NULL, ret, err)
-              : ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
+    if (!at)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
+    if (ckpt_dcp_load(at, opt, NULL, ret, err) < 0)
+        return -1;
+    ckpt_automodel_describe_step(dir, (*ret)->about);
+    ckpt_automodel_warn(dir, *ret);
+    return 0;
 }
 
 const struct ckpt_reader ckpt_reader_dcp = {
     .name = "dcp",
     .probe = dcp_probe,
     .load = dcp_load,
+    .latest = ckpt_automodel_latest,
     .finished = dcp_finished,
     .side_files = "",
 };

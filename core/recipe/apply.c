@@ -23,7 +23,7 @@ struct apply {
     struct ckpt_settings set;
     struct ckpt_resolver rs;
     struct ckpt_catalog *cat, *joined; /* the model; what src is if it had ranked tensors */
-    bool *used; /* tensors of src */
+    bool *used;                        /* tensors of src */
     struct ckpt_instance in;
     ckpt_drafts drafts;
     struct ckpt_str name;

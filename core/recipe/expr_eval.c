@@ -276,8 +276,9 @@ static json_t *eval_shape(struct eval *ev, const struct ckpt_expr *e)
     if (!t || !json_is_integer(d))
         return NULL;
     json_int_t i = json_integer_value(d);
-    return t->ranks == 0 && i >= 0 && i < t->rank && t->dim[i] <= INT64_MAX ? json_integer((json_int_t)t->dim[i])
-                                                           : NULL;
+    return t->ranks == 0 && i >= 0 && i < t->rank && t->dim[i] <= INT64_MAX
+               ? json_integer((json_int_t)t->dim[i])
+               : NULL;
 }
 
 /* each(i, n, e): the values of e. where(i, n, e): the i for which e is true. Unknown if any is. */

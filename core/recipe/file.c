@@ -307,9 +307,9 @@ static int read_head(struct reader *r, const char *name, const json_t *j)
 static int read_file(struct reader *r, const char *name, const char *text, size_t len,
                      unsigned parts, const struct ckpt_rule_context *cx)
 {
-    static const char *const known[] = {"note",    "format", "model", "when",   "has",  "lacks",
-                                        "include", "config", "rules", "refuse", "warn", "fallback",
-                                        "may_lack", NULL};
+    static const char *const known[] = {"note",  "format",   "model",    "when",  "has",
+                                        "lacks", "include",  "config",   "rules", "refuse",
+                                        "warn",  "fallback", "may_lack", NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     size_t n;

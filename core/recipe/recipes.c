@@ -299,7 +299,8 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
             ckpt_str_printf(&names, "%s%s", names.len ? ", " : "", r->name);
     }
     if (nfit)
-        (void)ckpt_fail(err, CKPT_CONFLICT, "several recipes fit: %s; choose one with model_type=... or "
+        (void)ckpt_fail(err, CKPT_CONFLICT,
+                        "several recipes fit: %s; choose one with model_type=... or "
                         "recipe=FILE",
                         ckpt_str_get(&names));
     else if (nother)

@@ -428,9 +428,8 @@ bool ckpt_resolver_next_side(struct ckpt_resolver *rs, const struct ckpt_tensor 
         const struct ckpt_name_entry *x = &rs->sources.entry.ptr[at->next];
         const struct ckpt_rule *rule = &rs->recipe->rules.ptr[x->rule];
         at->next = x->next;
-        if (!rs->state[x->rule].active ||
-            !match(rs, &rule->from[x->side].name[x->spelling], t->name, len,
-                   &rs->state[x->rule].sizes, axes))
+        if (!rs->state[x->rule].active || !match(rs, &rule->from[x->side].name[x->spelling],
+                                                 t->name, len, &rs->state[x->rule].sizes, axes))
             continue;
         at->rule = rule;
         at->sizes = &rs->state[x->rule].sizes;

@@ -11,7 +11,9 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/reader.h"
+#include "run/adapter.h"
 #include "run/check.h"
+#include "run/dequantize.h"
 #include "run/dtypes.h"
 #include "run/names.h"
 #include "run/rename.h"
@@ -25,9 +27,12 @@ enum { SLAB_BUDGET = 256 * 1024 * 1024 };
 
 int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, struct ckpt_err *err)
 {
-    struct ckpt_shared *s = calloc(1, sizeof *s);
+    struct ckpt_shared *s;
 
-    if (!s)
+    if (opt->raw && opt->dequantize)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option dequantize: view=raw shows tensors as they are stored");
+    if (!(s = calloc(1, sizeof *s)))
         return ckpt_nomem(err);
     atomic_init(&s->refs, 1);
     if (ckpt_options_copy(opt, &s->opt, err) < 0 || ckpt_fdpool_new(0, &s->pool, err) < 0 ||
@@ -162,6 +167,7 @@ static int check_model(struct ckpt_view *v, struct ckpt_err *err)
     const struct ckpt_check c = {.base = v->shared->base,
                                  .base_names = v->base_names,
                                  .config = v->config,
+                                 .complete = v->own_names,
                                  .allow_partial = v->shared->opt->allow_partial};
 
     return ckpt_check_model(&c, v->cat, v->warnings, err);
@@ -277,10 +283,20 @@ static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct
         return 0;
     v->cat = ckpt_steal(src);
     v->own_names = true;
-    return names_of_hub(v, err) < 0 ||
-                   ckpt_names_check(v->cat, s->base, s->opt->allow_partial, err) < 0
-               ? -1
-               : config_of_base(v, err);
+    return names_of_hub(v, err) < 0 || config_of_base(v, err) < 0 || check_model(v, err) < 0 ? -1
+                                                                                             : 0;
+}
+
+/* A checkpoint of any format that holds LoRA keys. *src is taken if it is one. */
+static int adapter_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+{
+    bool found;
+
+    if (v->shared->opt->recipe)
+        return 0;
+    if (ckpt_adapter_apply(*src, &found, err) < 0)
+        return -1;
+    return found ? model_of_hf(v, src, err) : 0;
 }
 
 static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
@@ -295,13 +311,46 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
         return model_of_hf(v, src, err);
     if (has_hf_names(v->about))
         return model_of_hf(v, src, err) < 0 || match_base(v, err) < 0 ? -1 : check_model(v, err);
-    if (model_of_names(v, src, err) < 0)
+    if (adapter_of_names(v, src, err) < 0 || (!v->cat && model_of_names(v, src, err) < 0))
         return -1;
-    if (v->own_names)
+    if (v->cat)
         return 0;
     if (model_of_recipe(v, *src, err) < 0)
         return -1;
     return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* ---- quantisation ---- */
+
+/* Is config.json what the checkpoint itself says? */
+static bool has_own_config(const struct ckpt_view *v)
+{
+    return has_hf_names(v->about) && v->cat->config;
+}
+
+/* A config that speaks of a quantisation although the tensors are ordinary: they have been made so,
+ * or training started from a base that is quantised. */
+static void drop_quantization(struct ckpt_view *v)
+{
+    static const char key[] = "quantization_config";
+    json_t *text = json_object_get(v->config, "text_config");
+
+    if ((has_own_config(v) && !v->shared->opt->dequantize) || ckpt_is_quantized(v->cat))
+        return;
+    /* v->config is the view's own, a deep copy */
+    v->unquantized = json_object_del(v->config, key) == 0;
+    v->unquantized |= json_object_del(text, key) == 0;
+}
+
+static int dequantize(struct ckpt_view *v, struct ckpt_err *err)
+{
+    if (v->shared->opt->raw || is_adapter(v->about))
+        return 0;
+    if (v->shared->opt->dequantize &&
+        ckpt_dequantize(v->cat, v->config, json_object_get(v->about, "weight_map"), err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
+    drop_quantization(v);
+    return 0;
 }
 
 /* ---- dtypes ---- */
@@ -371,7 +420,7 @@ static int state_dtype(struct ckpt_view *v, struct ckpt_err *err)
 
     if (!v->config || !name)
         return 0;
-    if (v->own_names) {
+    if (v->own_names || v->unquantized) {
         /* a config without a dtype says float32 */
         bool old = json_object_get(v->config, "torch_dtype") != NULL;
         bool new =
@@ -451,8 +500,12 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
         return -1;
     if (lend && ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_TOKENIZER, s->pool, err) < 0)
         return -1;
+    const char *config = is_adapter(v->about) ? "adapter_config.json" : "config.json";
+    if (own && is_adapter(v->about) &&
+        ckpt_sides_add_one(sides, v->dir, own, config, s->pool, err) < 0)
+        return -1;
     return lend && (has_hf_names(v->about) || lends_config(v))
-               ? ckpt_sides_add_one(sides, s->base->dir, "", "config.json", s->pool, err)
+               ? ckpt_sides_add_one(sides, s->base->dir, "", config, s->pool, err)
                : 0;
 }
 
@@ -481,6 +534,8 @@ static bool keeps_config(const struct ckpt_view *v, bool cast)
 {
     const struct ckpt_options *opt = v->shared->opt;
 
+    if (v->unquantized)
+        return false;
     if (lends_config(v))
         return true;
     if (!has_hf_names(v->about) || json_object_size(opt->overrides))
@@ -589,7 +644,8 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
     bool cast;
 
-    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0)
+    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0 ||
+        dequantize(v, err) < 0)
         return -1;
     ckpt_catalog_shrink(v->cat);
     if (cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 ||

@@ -48,9 +48,10 @@ struct ckpt_view {
     json_t *about;      /* facts of the format, from the reader */
     json_t *config;     /* config.json as the view shows it; NULL if it shows none */
     json_t *warnings;
-    char *recipe;   /* NULL: none was used */
-    bool own_names; /* the tensors had their Hugging Face names */
-    char *source;   /* "nanotron 1.4, step 20" */
+    char *recipe;     /* NULL: none was used */
+    bool unquantized; /* config.json lost what it said of a quantisation */
+    bool own_names;   /* the tensors had their Hugging Face names */
+    char *source;     /* "nanotron 1.4, step 20" */
     uint64_t generation;
 };
 

@@ -48,7 +48,7 @@ static bool among(const char *word, size_t len, const char *const *list, size_t 
 }
 #define AMONG(word, len, list) among(word, len, list, sizeof(list) / sizeof *(list))
 
-static bool is_weight(const char *name)
+bool ckpt_names_is_weight(const char *name)
 {
     size_t root = strcspn(name, ".");
 
@@ -74,7 +74,7 @@ static void naming_release(struct naming *n)
     free(n->prefix);
 }
 
-static char *unwrapped(const char *name)
+char *ckpt_names_unwrap(const char *name)
 {
     char *own = strdup(name);
 
@@ -89,8 +89,8 @@ static int collect(struct naming *n, struct ckpt_err *err)
     if (!(n->name = calloc(n->cat->tensors.len + 1, sizeof *n->name)))
         return ckpt_nomem(err);
     for (size_t i = 0; i < n->cat->tensors.len; i++)
-        if (is_weight(n->cat->tensors.ptr[i].name) &&
-            !(n->name[i] = unwrapped(n->cat->tensors.ptr[i].name)))
+        if (ckpt_names_is_weight(n->cat->tensors.ptr[i].name) &&
+            !(n->name[i] = ckpt_names_unwrap(n->cat->tensors.ptr[i].name)))
             return ckpt_nomem(err);
     return 0;
 }
@@ -134,6 +134,11 @@ static int find_prefix(struct naming *n, struct ckpt_err *err)
     for (size_t i = 0; !n->prefix && i < sizeof anchors / sizeof anchors[0]; i++)
         if (try_anchor(n, anchors[i], err) < 0)
             return -1;
+    if (!n->prefix && ckpt_json_bool(n->config, "tie_word_embeddings", false)) {
+        if (try_anchor(n, "model.norm.weight", err) < 0)
+            return -1;
+        n->anchor = anchors[0];
+    }
     return 0;
 }
 
@@ -184,17 +189,19 @@ static size_t find(const struct naming *n, const char *name)
     return SIZE_MAX;
 }
 
-/* transformers writes a tied output embedding only once, as the input embedding. */
-static void drop_tied(struct naming *n)
+/* transformers writes a tied output embedding only once, as the input embedding; a state dict
+ * without repeats may have it as the output's. */
+static int drop_tied(struct naming *n, struct ckpt_err *err)
 {
     size_t head = find(n, "lm_head.weight");
 
-    if (head == SIZE_MAX || find(n, n->anchor) == SIZE_MAX)
-        return;
-    if (!ckpt_json_bool(n->config, "tie_word_embeddings", false))
-        return;
+    if (head == SIZE_MAX || !ckpt_json_bool(n->config, "tie_word_embeddings", false))
+        return 0;
     free(n->name[head]);
     n->name[head] = NULL;
+    if (find(n, n->anchor) == SIZE_MAX && !(n->name[head] = strdup(n->anchor)))
+        return ckpt_nomem(err);
+    return 0;
 }
 
 /* ---- against the base ---- */
@@ -212,10 +219,11 @@ static int fail_shape(const struct ckpt_tensor *t, const char *name, const uint6
 /* The embedding's shape is in every config. */
 static int check_config(const struct naming *n, struct ckpt_err *err)
 {
-    const struct ckpt_tensor *t = &n->cat->tensors.ptr[find(n, n->anchor)];
+    const size_t at = find(n, n->anchor);
+    const struct ckpt_tensor *t = at == SIZE_MAX ? NULL : &n->cat->tensors.ptr[at];
     uint64_t dim[2];
 
-    if (!ckpt_json_u64(n->config, "vocab_size", &dim[0]) ||
+    if (!t || !ckpt_json_u64(n->config, "vocab_size", &dim[0]) ||
         !ckpt_json_u64(n->config, "hidden_size", &dim[1]) || t->rank != 2)
         return 0;
     return t->dim[1] == dim[1] && t->dim[0] == dim[0] ? 0 : fail_shape(t, n->anchor, dim, 2, err);
@@ -237,8 +245,8 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, con
     if (!n.prefix)
         return drop_state(&n, err);
     strip(&n);
-    drop_tied(&n);
-    if (check_config(&n, err) < 0 || ckpt_catalog_select(cat, (const char *const *)n.name, err) < 0)
+    if (drop_tied(&n, err) < 0 || check_config(&n, err) < 0 ||
+        ckpt_catalog_select(cat, (const char *const *)n.name, err) < 0)
         return -1;
     *ret_found = true;
     return 0;
@@ -264,33 +272,4 @@ int ckpt_names_check_fused(const struct ckpt_catalog *cat, const json_t *config,
                 name, type ? type : "?", type ? "" : "base=DIR may know it; ");
     }
     return 0;
-}
-
-int ckpt_names_check(struct ckpt_catalog *cat, const struct ckpt_base *base, bool allow_partial,
-                     struct ckpt_err *err)
-{
-    const struct ckpt_catalog *model = base ? base->cat : NULL;
-    struct ckpt_str list = {0};
-    size_t missing = 0;
-    int result = 0;
-
-    for (size_t i = 0; model && i < model->tensors.len && result == 0; i++) {
-        const struct ckpt_tensor *want = &model->tensors.ptr[i];
-        const struct ckpt_tensor *t = ckpt_catalog_find(cat, want->name);
-        if (t) {
-            if (t->rank != want->rank || memcmp(t->dim, want->dim, t->rank * sizeof *t->dim) != 0)
-                result = fail_shape(t, want->name, want->dim, want->rank, err);
-        } else if (strcmp(want->name, "lm_head.weight") != 0 && missing++ < MOST_NAMED) {
-            ckpt_str_printf(&list, "%s'%s'", list.len ? ", " : "", want->name);
-        }
-    }
-    if (result == 0 && missing && !allow_partial)
-        result =
-            ckpt_fail(err, CKPT_MISSING, "%zu tensors of the base are not in the checkpoint: %s%s",
-                      missing, ckpt_str_get(&list), missing > MOST_NAMED ? " ..." : "");
-    else if (result == 0 && missing)
-        ckpt_catalog_warn(cat, "%zu tensors of the base are not in the checkpoint: %s%s", missing,
-                          ckpt_str_get(&list), missing > MOST_NAMED ? " ..." : "");
-    ckpt_str_release(&list);
-    return result;
 }

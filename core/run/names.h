@@ -15,8 +15,8 @@
 
 /* Leave in cat the tensors of the model, below no prefix and in the order that they have.
  * *ret_found is false, and only optimizers and the like are gone, if there is no evidence of
- * transformers' names. Tied weights that transformers would not write are left out. base and config
- * (the model's) may be NULL. */
+ * transformers' names. Tied weights are left once, under the name of the input embedding. base and
+ * config (the model's) may be NULL. */
 int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
                      bool *ret_found, struct ckpt_err *err);
 
@@ -25,9 +25,10 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, con
 int ckpt_names_check_fused(const struct ckpt_catalog *cat, const json_t *config,
                            struct ckpt_err *err);
 
-/* Every tensor of the base's weights, except what tying leaves out, must be in cat, with its shape.
- * MISSING (with allow_partial a warning) or CONFLICT. */
-int ckpt_names_check(struct ckpt_catalog *cat, const struct ckpt_base *base, bool allow_partial,
-                     struct ckpt_err *err);
+/* Not the name of an optimizer's, a scheduler's, a data loader's state. */
+bool ckpt_names_is_weight(const char *name);
+
+/* The name without the parts that wrappers add (torch.compile, FSDP ...); new, or NULL. */
+char *ckpt_names_unwrap(const char *name);
 
 #endif

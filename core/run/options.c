@@ -216,6 +216,12 @@ static int set_wait(struct ckpt_options *opt, const char *key, const char *value
     return set_flag(&opt->wait, key, value, err);
 }
 
+static int set_dequantize(struct ckpt_options *opt, const char *key, const char *value,
+                          struct ckpt_err *err)
+{
+    return set_flag(&opt->dequantize, key, value, err);
+}
+
 static int set_later(struct ckpt_options *opt, const char *key, const char *value,
                      struct ckpt_err *err)
 {
@@ -239,7 +245,7 @@ static const struct option {
     {"follow_symlinks", set_follow_symlinks},
     {"wait", set_wait},
     {"key_mapping", set_key_mapping},
-    {"dequantize", set_later},
+    {"dequantize", set_dequantize},
     {"lora", set_later},
 };
 
@@ -343,9 +349,9 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
     ckpt_cleanup(ckpt_freep) char *overrides =
         json_dumps(opt->overrides, JSON_COMPACT | JSON_SORT_KEYS);
     ckpt_cleanup(ckpt_freep) char *text = ckpt_asprintf(
-        "%s|%s|%s|%d|%d|%llu|%d|%d|%s", opt->base ? opt->base : "", opt->recipe ? opt->recipe : "",
-        opt->key_mapping ? opt->key_mapping : "", (int)opt->dtype_rule, (int)opt->dtype,
-        (unsigned long long)opt->max_shard_size, opt->raw, opt->allow_partial,
-        overrides ? overrides : "");
+        "%s|%s|%s|%d|%d|%llu|%d|%d|%d|%s", opt->base ? opt->base : "",
+        opt->recipe ? opt->recipe : "", opt->key_mapping ? opt->key_mapping : "",
+        (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size, opt->raw,
+        opt->dequantize, opt->allow_partial, overrides ? overrides : "");
     return text ? XXH3_64bits(text, strlen(text)) : 0;
 }

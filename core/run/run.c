@@ -36,7 +36,7 @@ struct ckpt_run {
     struct ckpt_dir *dir;
     struct ckpt_shared *shared;
     bool is_folder;
-    char *unfinished; /* the last step that a scan found unfinished, for an error, or NULL */
+    char *unfinished;     /* the last step that a scan found unfinished, for an error, or NULL */
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t opened_one;
     step_list steps; /* oldest first; of a single checkpoint: one, named "" */

@@ -115,12 +115,12 @@ static int piece_cmp(const void *a, const void *b)
     return (p->dst > q->dst) - (p->dst < q->dst);
 }
 
-int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
-                            const struct ckpt_piece_draft *piece, size_t npiece,
-                            struct ckpt_err *err)
+int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
+                           const struct ckpt_piece_draft *piece, size_t npiece,
+                           struct ckpt_err *err)
 {
-    struct ckpt_tensor *t = &cat->tensors.ptr[index];
     struct ckpt_piece *own = ckpt_arena_alloc(&cat->arena, npiece * sizeof *own);
+    uint64_t max_span = 0;
     size_t naxes = 0;
     bool sorted = true;
 
@@ -138,12 +138,13 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
         memcpy(axis, p->axis, p->naxis * sizeof *axis);
         axis += p->naxis;
         sorted &= i == 0 || own[i - 1].dst <= own[i].dst;
-        t->max_span = ckpt_max_u64(t->max_span, ckpt_piece_dst_end(&own[i]) - own[i].dst);
+        max_span = ckpt_max_u64(max_span, ckpt_piece_dst_end(&own[i]) - own[i].dst);
     }
     if (!sorted)
         qsort(own, npiece, sizeof *own, piece_cmp);
     t->piece = own;
     t->npiece = npiece;
+    t->max_span = max_span;
     return 0;
 }
 
@@ -166,6 +167,13 @@ int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, str
         return -1;
     cat->tensors.ptr[index].ranks = t->ranks;
     return 0;
+}
+
+int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
+                            const struct ckpt_piece_draft *piece, size_t npiece,
+                            struct ckpt_err *err)
+{
+    return ckpt_tensor_set_pieces(cat, &cat->tensors.ptr[index], piece, npiece, err);
 }
 
 int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struct ckpt_err *err)

@@ -47,9 +47,26 @@ static int compute_chunks(const struct ckpt_value *v, const struct ckpt_tensor *
     return 0;
 }
 
-/* Make *t, a tensor of cat, a computed one whose operand is a copy of *operand. */
-static int wrap(struct ckpt_catalog *cat, struct ckpt_tensor *t, const struct ckpt_tensor *operand,
-                const struct ckpt_value_ops *ops, struct ckpt_err *err)
+int ckpt_tensor_compute(struct ckpt_tensor *t, const struct ckpt_value *v, int dtype,
+                        struct ckpt_err *err)
+{
+    uint64_t nbytes;
+
+    if (ckd_mul(&nbytes, t->numel, (uint64_t)ckpt_dtype_size((enum ckpt_dtype)dtype)) ||
+        nbytes > INT64_MAX)
+        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' as %s has 2^63 bytes or more", t->name,
+                         ckpt_dtype_name((enum ckpt_dtype)dtype));
+    t->dtype = (uint8_t)dtype;
+    t->value = v;
+    t->piece = NULL;
+    t->npiece = 0;
+    t->max_span = 0;
+    return 0;
+}
+
+/* Make *t, a tensor of cat, a computed one whose operand is a copy of it. */
+static int wrap(struct ckpt_catalog *cat, struct ckpt_tensor *t, const struct ckpt_value_ops *ops,
+                int dtype, struct ckpt_err *err)
 {
     struct {
         struct ckpt_value value;
@@ -59,14 +76,10 @@ static int wrap(struct ckpt_catalog *cat, struct ckpt_tensor *t, const struct ck
 
     if (!v)
         return ckpt_nomem(err);
-    v->operand = *operand;
+    v->operand = *t;
     v->arg = (struct ckpt_operand){.cat = cat, .tensor = &v->operand};
     v->value = (struct ckpt_value){.ops = ops, .narg = 1, .arg = &v->arg};
-    t->value = &v->value;
-    t->piece = NULL;
-    t->npiece = 0;
-    t->max_span = 0;
-    return 0;
+    return ckpt_tensor_compute(t, &v->value, dtype, err);
 }
 
 /* ---- cast ---- */
@@ -78,33 +91,27 @@ static int cast_compute(const struct ckpt_value *v, const struct ckpt_tensor *t,
     return compute_chunks(v, t, rd, ckpt_dtype_cast, buf, lo, hi, err);
 }
 
-static const struct ckpt_value_ops cast_ops = {.name = "cast", .compute = cast_compute};
+static const struct ckpt_value_ops cast_ops = {
+    .name = "cast", .compute = cast_compute, .rounds = true};
 
 int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ckpt_err *err)
 {
     struct ckpt_tensor *t = &cat->tensors.ptr[index];
-    struct ckpt_tensor stored = *t;
-    uint64_t nbytes;
+    const struct ckpt_value *v = t->value;
 
     assert(index < cat->tensors.len);
     assert(ckpt_dtype_is_castable(t->dtype) && ckpt_dtype_is_castable(dtype));
     if (t->dtype == dtype)
         return 0;
-    if (t->value && t->value->ops == &cast_ops) { /* from what is stored, not from a cast of it */
-        stored = *t->value->arg[0].tensor;
-        stored.block = t->block;
-    }
-    if (stored.dtype == dtype) {
-        *t = stored;
+    if (v && v->ops == &cast_ops && v->arg[0].tensor->dtype == dtype) {
+        const uint32_t block = t->block;
+        *t = *v->arg[0].tensor;
+        t->block = block;
         return 0;
     }
-    if (ckd_mul(&nbytes, t->numel, ckpt_dtype_size(dtype)) || nbytes > INT64_MAX)
-        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' as %s has 2^63 bytes or more", t->name,
-                         ckpt_dtype_name(dtype));
-    if (wrap(cat, t, &stored, &cast_ops, err) < 0)
-        return -1;
-    t->dtype = (uint8_t)dtype;
-    return 0;
+    if (v && v->ops->rounds)
+        return ckpt_tensor_compute(t, v, dtype, err);
+    return wrap(cat, t, &cast_ops, dtype, err);
 }
 
 /* ---- x + 1 ---- */
@@ -154,5 +161,5 @@ int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_v
     if (!ckpt_dtype_is_castable(t->dtype))
         return ckpt_fail(err, CKPT_UNSUPPORTED, "'%s' is %s: %s is not computed of that", t->name,
                          ckpt_dtype_name(t->dtype), ops->name);
-    return wrap(cat, t, t, ops, err);
+    return wrap(cat, t, ops, t->dtype, err);
 }

@@ -4,6 +4,7 @@
 #ifndef CKPT_TENSOR_VALUE_H
 #define CKPT_TENSOR_VALUE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,6 +21,11 @@ struct ckpt_value_ops {
      * Each element depends on the operands alone, never on lo and hi. Safe from many threads. */
     int (*compute)(const struct ckpt_value *v, const struct ckpt_tensor *t, struct ckpt_reading *rd,
                    void *buf, uint64_t lo, uint64_t hi, struct ckpt_err *err);
+    /* It rounds what it computed to whatever castable dtype t has: a cast of t only says which. */
+    bool rounds;
+    /* Not 0: few elements cost as much as many, so spans of about so many bytes are computed at
+     * once and kept (tensor/slab.h). */
+    uint32_t slab_bytes;
 };
 
 /* Lives in the arena of the catalogue whose tensor it belongs to. */
@@ -32,6 +38,11 @@ struct ckpt_value {
         const struct ckpt_tensor *tensor;
     } * arg;
 };
+
+/* Make t, whose dim and numel are set, what v computes of its operands, as `dtype`. LIMIT if that
+ * would be 2^63 bytes or more. */
+int ckpt_tensor_compute(struct ckpt_tensor *t, const struct ckpt_value *v, int dtype,
+                        struct ckpt_err *err);
 
 /* Operators of one operand that leave dtype and shape as they are; what a recipe may name. */
 extern const struct ckpt_value_ops ckpt_value_plus_one; /* x + 1, in F32 at least, rounded once */

@@ -15,10 +15,7 @@ from test_golden import SOURCE
 
 # what other readers, or options that are still to come, must do
 LATER = {
-    "automodel/fp8_base_dequant": "dequantize",
-    "automodel/mxfp4_base_dequant": "dequantize",
     "peft/lora_dcp_w2": "LoRA keys in a DCP",
-    "automodel/llama_torch_save": "a DCP under Automodel's folders",
     "torchtitan/qwen3_dp2_hf": "torchtitan recipes",
 }
 PATTERNS = ["automodel/*/case*.json", "dcp/*hf_*/case*.json", "torchtitan/qwen3_dp2_hf/case*.json", "peft/*/case*.json"]
