@@ -15,7 +15,7 @@
 
 enum { MAX_OBJECTS = 64 };
 
-enum { METADATA, TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, STORAGE, LAYOUT };
+enum { METADATA, TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, STORAGE, LAYOUT, MCORE };
 
 enum { M_STATE_DICT, M_STORAGE, M_PLANNER };
 enum { T_PROPERTIES, T_SIZE, T_CHUNKS };
@@ -41,6 +41,7 @@ static const struct ckpt_pickle_global globals[] = {
     [PROPERTIES] = {NULL, "TensorProperties"},
     [STORAGE] = {NULL, "_StorageInfo", CKPT_PICKLE_OBJ, storage_slots},
     [LAYOUT] = {"torch.serialization", "_get_layout"},
+    [MCORE] = {NULL, "MCoreMetadata", CKPT_PICKLE_OBJ, metadata_slots}, /* of Megatron-Core 0.15 */
     {"torch", "Size", CKPT_PICKLE_SIZE},
     {"collections", "OrderedDict", CKPT_PICKLE_DICT},
     {NULL},
@@ -396,7 +397,7 @@ static int add(struct adding *a, struct ckpt_source *s, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_LIMIT, "has %" PRIu64 " bytes", s->size);
     if (ckpt_pickle_read(s, 0, s->size, &rules, &a->p, err) < 0)
         return -1;
-    if (ckpt_pv_rule(&a->p, a->p.root) != METADATA)
+    if (ckpt_pv_rule(&a->p, a->p.root) != METADATA && ckpt_pv_rule(&a->p, a->p.root) != MCORE)
         return fail_value(a, a->p.root, "the pickle", "DCP's Metadata", err);
     a->state_dict = ckpt_pv_slot(&a->p, a->p.root, M_STATE_DICT);
     a->storage = ckpt_pv_slot(&a->p, a->p.root, M_STORAGE);

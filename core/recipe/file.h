@@ -42,9 +42,9 @@ struct ckpt_recipe {
         *model; /* name of its model file; NULL: it is inline, or the recipe can only refuse */
     json_t *inline_model; /* the model file itself, in the recipe; or NULL */
     const struct ckpt_family *family;
-    const struct ckpt_expr *when; /* over the framework's config; NULL: always */
-    bool fallback;                /* fits only where no other recipe does */
-    const char *const *may_lack;  /* keys that the model needs, but some checkpoints do not say */
+    CKPT_VEC(const struct ckpt_expr *) when; /* over the framework's config; all must hold */
+    bool fallback;                           /* fits only where no other recipe does */
+    const char *const *may_lack; /* keys that the model needs, but some checkpoints do not say */
     size_t nmay_lack;
     CKPT_VEC(struct ckpt_evidence_name) has;
     CKPT_VEC(struct ckpt_evidence_name) lacks;

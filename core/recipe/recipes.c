@@ -264,8 +264,9 @@ static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
 
     if (!r->format || !format || strcmp(r->format, format) != 0)
         return false;
-    if (r->when && ckpt_expr_truth(r->when, &env) != CKPT_TRUE)
-        return false;
+    for (size_t i = 0; i < r->when.len; i++)
+        if (ckpt_expr_truth(r->when.ptr[i], &env) != CKPT_TRUE)
+            return false;
     for (size_t i = 0; i < r->has.len; i++)
         if (!present(src, &r->has.ptr[i]))
             return false;
@@ -305,8 +306,9 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
                         ckpt_str_get(&names));
     else if (nother)
         (void)ckpt_fail(err, CKPT_CONFLICT,
-                        "a model of type '%s' is asked for (by the base or by model_type=), which "
-                        "none of the recipes that fit the checkpoint makes (%s)",
+                        "%s '%s', which none of the recipes that fit the checkpoint makes (%s)",
+                        ckpt_json_str(opt->overrides, "_model_type") ? "model_type= asks for"
+                                                                     : "the base model is of type",
                         wanted_type(opt), ckpt_str_get(&names));
     else
         (void)ckpt_fail(err, CKPT_MISSING,

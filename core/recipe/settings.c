@@ -11,7 +11,7 @@
 
 static json_t *new_ref(const json_t *j) { return j ? json_incref((json_t *)j) : NULL; }
 
-/* `_x` and about.x; false: the key is of another kind. */
+/* `_x`, option.x and about.x; false: the key is of another kind. */
 static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret)
 {
     if (strncmp(key, "about.", 6) == 0) {
@@ -20,6 +20,10 @@ static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret
     }
     if (key[0] != '_')
         return false;
+    if (strncmp(key, "option.", 7) == 0) {
+        *ret = new_ref(json_object_get(s->overrides, key + 7));
+        return true;
+    }
     if (s->type && strcmp(key, "_model_type") == 0) {
         *ret = json_string(s->type);
         return true;

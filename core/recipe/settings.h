@@ -4,7 +4,8 @@
  *
  * Conditions and origins read keys in two ways. Before the HF config is there (the recipe's `when`,
  * `config`): `_x`, then the framework's config. After (rules, refuse, warn, the model file): `_x`,
- * the HF config, the dims, then the framework's config. `about.x` is a fact of the reader in both.
+ * the HF config, the dims, then the framework's config. `about.x` is a fact of the reader and
+ * option.x what the user gave, in both.
  */
 #ifndef CKPT_RECIPE_SETTINGS_H
 #define CKPT_RECIPE_SETTINGS_H
