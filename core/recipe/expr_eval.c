@@ -268,17 +268,17 @@ static json_t *eval_layers(struct eval *ev, const struct ckpt_expr *e)
     return list;
 }
 
+/* shape(): of the whole, which a ranked tensor's is not known to be; part(): of what one rank has. */
 static json_t *eval_shape(struct eval *ev, const struct ckpt_expr *e)
 {
     const struct ckpt_tensor *t = find_tensor(ev, e);
     ckpt_cleanup(ckpt_json_decrefp) json_t *d = eval(ev, e->args[0]);
 
-    if (!t || !json_is_integer(d))
+    if (!t || !json_is_integer(d) || json_integer_value(d) < 0 ||
+        (t->ranks && e->call == CKPT_CALL_SHAPE))
         return NULL;
-    json_int_t i = json_integer_value(d);
-    return t->ranks == 0 && i >= 0 && i < t->rank && t->dim[i] <= INT64_MAX
-               ? json_integer((json_int_t)t->dim[i])
-               : NULL;
+    uint64_t i = (uint64_t)json_integer_value(d) + (t->ranks != 0);
+    return i < t->rank && t->dim[i] <= INT64_MAX ? json_integer((json_int_t)t->dim[i]) : NULL;
 }
 
 /* each(i, n, e): the values of e. where(i, n, e): the i for which e is true. Unknown if any is. */
@@ -358,6 +358,7 @@ static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
 
     switch (e->call) {
     case CKPT_CALL_SHAPE:
+    case CKPT_CALL_PART:
         return eval_shape(ev, e);
     case CKPT_CALL_DTYPE:
         return (t = find_tensor(ev, e)) ? json_string(ckpt_dtype_torch_name(t->dtype)) : NULL;

@@ -51,6 +51,7 @@ enum ckpt_expr_call {
     CKPT_CALL_LEN,
     CKPT_CALL_BEGINS,
     CKPT_CALL_AT,
+    CKPT_CALL_PART,
 };
 
 struct ckpt_expr {
