@@ -268,7 +268,8 @@ static json_t *eval_layers(struct eval *ev, const struct ckpt_expr *e)
     return list;
 }
 
-/* shape(): of the whole, which a ranked tensor's is not known to be; part(): of what one rank has. */
+/* shape(): of the whole, which a ranked tensor's is not known to be; part(): of what one rank has.
+ */
 static json_t *eval_shape(struct eval *ev, const struct ckpt_expr *e)
 {
     const struct ckpt_tensor *t = find_tensor(ev, e);
