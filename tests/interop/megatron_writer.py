@@ -182,11 +182,16 @@ class Model:
             at = f"{layers}{i}."
             self.experts.append(experts(sd, at))
             self.layers.append(self.layer(sd, at, cfg, bool(self.experts[-1])))
+        if plan["halves"]:  # of the hybrid model: attention and MLP are layers of their own
+            mine = lambda layer, attention: {k: v for k, v in layer.items() if k.startswith(("self_attention.", "input_layernorm.")) == attention}
+            self.layers = [mine(layer, attention) for layer in self.layers for attention in (True, False)]
+            self.experts = [e for one in self.experts for e in ([], one)]
+            self.n *= 2
         pad = plan["pad"]
         vocab = lambda w: (torch.cat([w, torch.randn(pad, w.shape[1]).to(w.dtype)]), COL)
         self.first = {"embedding.word_embeddings.weight": vocab(sd[base + ("embeddings.weight" if self.hybrid else "embed_tokens.weight")])}
         norm = base + ("norm_f" if self.hybrid else "norm")
-        self.last = {f"decoder.{'final_norm' if self.hybrid else 'final_layernorm'}.{end}": (sd[f"{norm}.{end}"], ALL)
+        self.last = {f"decoder.{'final_norm' if self.hybrid or plan['halves'] else 'final_layernorm'}.{end}": (sd[f"{norm}.{end}"], ALL)
                      for end in ("weight", "bias") if f"{norm}.{end}" in sd}
         self.tied = "lm_head.weight" not in sd
         if not self.tied:
@@ -215,7 +220,7 @@ class Model:
 def chunks(model):
     """All of a torch_dist or zarr checkpoint: (key, leading (axis size, index) pairs, tensor, [(axis, index, of)]) a chunk."""
     plan, tp, etp = model.plan, model.plan["tp"], model.plan["etp"]
-    stacked = plan["stacked"] and not model.hybrid and len({frozenset(l) for l in model.layers}) == 1
+    stacked = plan["stacked"] and not model.hybrid and not plan["halves"] and len({frozenset(l) for l in model.layers}) == 1
 
     def cut(key, lead, t, rule, n):
         if rule == GLU and plan["singleton"]:
@@ -392,7 +397,7 @@ def arguments(cfg, plan, tied):
     t = cfg.model_type
     zero = t in ("gemma", "gemma2", "gemma3_text", "nemotron")
     ns = argparse.Namespace(
-        num_layers=len(cfg.layers_block_type) if t == "nemotron_h" else cfg.num_hidden_layers, hidden_size=cfg.hidden_size, ffn_hidden_size=cfg.intermediate_size,
+        num_layers=len(cfg.layers_block_type) if t == "nemotron_h" else cfg.num_hidden_layers * (2 if plan["halves"] else 1), hidden_size=cfg.hidden_size, ffn_hidden_size=cfg.intermediate_size,
         num_attention_heads=cfg.num_attention_heads, group_query_attention=cfg.num_key_value_heads != cfg.num_attention_heads,
         num_query_groups=cfg.num_key_value_heads if cfg.num_key_value_heads != cfg.num_attention_heads else 1,
         kv_channels=get("head_dim") or cfg.hidden_size // cfg.num_attention_heads, max_position_embeddings=cfg.max_position_embeddings,

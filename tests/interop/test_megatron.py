@@ -58,6 +58,7 @@ CASES = {
     "nemotron_h": ("NemotronHConfig", dict(layers_block_type=["linear_attention", "mlp", "full_attention", "moe"] * 3, head_dim=8, mamba_num_heads=8, mamba_head_dim=8,
                                            n_groups=4, ssm_state_size=8, conv_kernel=4, n_routed_experts=8, moe_shared_expert_intermediate_size=16, **MOE)),
 }
+HALVES = ("llama", "llama_tied", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")  # the hybrid model of Megatron-LM has these too
 NEEDS_BASE = ("mistral", "phi3")  # nothing in the checkpoint tells them from llama
 
 
@@ -89,11 +90,12 @@ def make_plan(r, container, name, cfg):
     moe = "num_experts_per_tok" in cfg.to_dict() and name != "llama"
     tp = r.choice([1, 2, 4])
     plan = dict(container=container, seed=r.randrange(1 << 30), tp=tp, etp=tp, pp=1, vpp=1, ep=1, pad=r.choice([6, 38]), prefix="", args=True, stacked=r.random() < 0.6,
-                singleton=False, spec=r.choice(["te", "local", "plain"]), cut_down=r.random() < 0.5, sequential=r.random() < 0.4, grouped=False, share=r.random() < 0.5)
+                singleton=False, spec=r.choice(["te", "local", "plain"]), cut_down=r.random() < 0.5, sequential=r.random() < 0.4, grouped=False, share=r.random() < 0.5, halves=False)
     n = len(cfg.layers_block_type) if name == "nemotron_h" else cfg.num_hidden_layers
     if container in ("dist", "zarr"):
         plan.update(prefix=r.choice(["", "", "module.", "model."]), singleton=container == "dist" and r.random() < 0.25, etp=r.choice([1, 2]))
         plan["stacked"] &= not plan["singleton"]
+        plan["halves"] = name in HALVES and r.random() < 0.3
     if container == "ranks":
         plan.update(pp=r.choice([1, 2, 3]), ep=r.choice([1, 2, 4]) if moe else 1)
         plan["vpp"] = r.choice([1, 2]) if plan["pp"] > 1 else 1
