@@ -365,6 +365,22 @@ def rank_state(model, tp, pp, ep, stage):
     return out
 
 
+def before_core(sd):
+    """The names of the model class before Megatron-Core, nested as it nested them."""
+    names = {"self_attention.linear_qkv.": "self_attention.query_key_value.", "self_attention.linear_proj.": "self_attention.dense.",
+             "pre_mlp_layernorm.": "post_attention_layernorm.", "mlp.linear_fc1.": "mlp.dense_h_to_4h.", "mlp.linear_fc2.": "mlp.dense_4h_to_h."}
+    out = collections.defaultdict(dict)
+    for key, t in sd.items():
+        for now, old in names.items():
+            key = key.replace(now, old)
+        top, rest = key.split(".", 1)
+        if top == "embedding":
+            out["embedding"]["word_embeddings"] = {"weight": t}
+        else:
+            out["encoder" if top == "decoder" else top][rest] = t
+    return {"language_model": dict(out)}
+
+
 def share_storage(sd):
     """All tensors of a dtype are views of one buffer, as the distributed optimizer leaves them."""
     for dtype in {t.dtype for t in sd.values() if t is not None}:
@@ -388,7 +404,8 @@ def write_ranks(model, path, ns):
             state = {"args": ns, "checkpoint_version": 3.0, "iteration": 10, "rng_state": [{"np": b"x"}]}
             for v in range(plan["vpp"]):
                 sd = rank_state(model, tp, pp, ep, v)
-                state[f"model{v}" if plan["vpp"] > 1 else "model"] = share_storage(sd) if plan["share"] else sd
+                sd = share_storage(sd) if plan["share"] else sd
+                state[f"model{v}" if plan["vpp"] > 1 else "model"] = before_core(sd) if plan["old"] else sd
             torch.save(state, os.path.join(folder, "model_optim_rng.pt"))
 
 

@@ -90,7 +90,7 @@ def make_plan(r, container, name, cfg):
     moe = "num_experts_per_tok" in cfg.to_dict() and name != "llama"
     tp = r.choice([1, 2, 4])
     plan = dict(container=container, seed=r.randrange(1 << 30), tp=tp, etp=tp, pp=1, vpp=1, ep=1, pad=r.choice([6, 38]), prefix="", args=True, stacked=r.random() < 0.6,
-                singleton=False, spec=r.choice(["te", "local", "plain"]), cut_down=r.random() < 0.5, sequential=r.random() < 0.4, grouped=False, share=r.random() < 0.5, halves=False, mtp=0)
+                singleton=False, spec=r.choice(["te", "local", "plain"]), cut_down=r.random() < 0.5, sequential=r.random() < 0.4, grouped=False, share=r.random() < 0.5, halves=False, mtp=0, old=False)
     n = len(cfg.layers_block_type) if name == "nemotron_h" else cfg.num_hidden_layers
     if container in ("dist", "zarr"):
         plan.update(prefix=r.choice(["", "", "module.", "model."]), singleton=container == "dist" and r.random() < 0.25, etp=r.choice([1, 2]))
@@ -104,6 +104,8 @@ def make_plan(r, container, name, cfg):
         plan["grouped"] = moe and r.random() < 0.3 and name != "gpt_oss"
         if name == "gpt_oss":  # biases of experts: every rank has the second one whole
             plan["sequential"] = True
+        if name in ("llama", "llama_tied", "qwen2", "nemotron", "starcoder2") and r.random() < 0.4:
+            plan.update(old=True, spec="plain")
         stages, left = plan["pp"] * plan["vpp"], n
         plan["layers"] = []
         for i in range(stages):  # uneven, now and then without a layer
