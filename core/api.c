@@ -186,25 +186,6 @@ static json_t *piece_list(const struct ckpt_catalog *cat, const struct ckpt_tens
     return list;
 }
 
-static int explain_rule(struct ckpt_view *view, const char *tensor, json_t **ret,
-                        struct ckpt_err *err)
-{
-    const struct ckpt_shared *s = view->shared;
-    struct ckpt_reader_options ropt = {
-        .pool = s->pool, .log = &s->opt->log, .allow_partial = s->opt->allow_partial};
-    struct ckpt_recipe_options opt = {
-        .base_config = s->base ? s->base->config : NULL,
-        .overrides = s->opt->overrides,
-        .allow_partial = s->opt->allow_partial,
-    };
-    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
-    const struct ckpt_reader *reader = ckpt_reader_probe(view->dir, err);
-
-    if (!reader || reader->load(view->dir, &ropt, &src, err) < 0)
-        return -1;
-    return ckpt_recipe_explain(s->recipes, src, &opt, tensor, ret, err);
-}
-
 /* "cast of plus_one"; *t becomes what is stored. */
 static char *value_text(const struct ckpt_catalog **cat, const struct ckpt_tensor **t,
                         struct ckpt_err *err)
@@ -231,7 +212,7 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
 
     if (!t)
         return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", tensor);
-    if (view->recipe && explain_rule(view, tensor, &rule, err) < 0)
+    if (ckpt_checkpoint_explain(view, tensor, &rule, err) < 0)
         return -1;
     ckpt_view_tensor(view, (size_t)(t - cat->tensors.ptr), &info);
     out = json_pack("{s:s, s:s, s:[], s:s, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,

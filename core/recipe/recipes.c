@@ -242,10 +242,15 @@ static bool present(const struct ckpt_catalog *src, const struct ckpt_evidence_n
     return false;
 }
 
+static const char *format_of(const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt)
+{
+    return opt->format ? opt->format : ckpt_json_str(src->about, "format");
+}
+
 static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
                  const struct ckpt_recipe_options *opt)
 {
-    const char *format = ckpt_json_str(src->about, "format");
+    const char *format = format_of(src, opt);
     struct ckpt_settings s = {.src = src, .overrides = opt->overrides};
     const struct ckpt_expr_env env = {ckpt_settings_before, &s, src};
 
@@ -274,7 +279,7 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
                         const struct ckpt_recipe_options *opt, size_t nfit, struct ckpt_err *err)
 {
     struct ckpt_str names = {0};
-    const char *format = ckpt_json_str(src->about, "format");
+    const char *format = format_of(src, opt);
     size_t nother = 0;
 
     for (size_t i = 0; i < set->recipes.len; i++) {
@@ -301,6 +306,15 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
                         format ? format : "?", names.len ? ckpt_str_get(&names) : "none");
     ckpt_str_release(&names);
     return -1;
+}
+
+bool ckpt_recipe_fits(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
+                      const struct ckpt_recipe_options *opt)
+{
+    for (size_t i = 0; i < set->recipes.len; i++)
+        if (fits(set->recipes.ptr[i], src, opt) && suits_base(set->recipes.ptr[i], opt))
+            return true;
+    return false;
 }
 
 int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalog *src,

@@ -384,6 +384,37 @@ int ckpt_resolve(struct ckpt_resolver *rs, const char *name, size_t len, bool al
     return collect_all(rs, in, &p, &ret->missing);
 }
 
+int ckpt_resolve_source(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
+                        struct ckpt_instance *in, bool *ret_found)
+{
+    const size_t len = strlen(t->name);
+    const struct ckpt_rule *winner = NULL;
+
+    *ret_found = false;
+    for (uint32_t e = index_find(rs, &rs->sources, t->name, len); e != UINT32_MAX;) {
+        const struct ckpt_name_entry *x = &rs->sources.entry.ptr[e];
+        const struct ckpt_rule *rule = &rs->recipe->rules.ptr[x->rule];
+        const struct ckpt_name *n = &rule->from[x->side].name[x->spelling];
+        struct ckpt_use use = {
+            .tensor = t, .side = x->side, .spelling = x->spelling, .bound = n->axes};
+        e = x->next;
+        if (!rs->state[x->rule].active || rule->nfrom != 1 ||
+            !match(rs, n, t->name, len, &rs->state[x->rule].sizes, use.at))
+            continue;
+        if (winner)
+            return ckpt_fail(rs->err, CKPT_CONFLICT, "two rules take '%s': %s and %s", t->name,
+                             winner->where, rule->where);
+        winner = rule;
+        in->rule = rule;
+        in->sizes = rs->state[x->rule].sizes;
+        in->use.len = 0;
+        if (ckpt_vec_push(&in->use, use) < 0)
+            return ckpt_nomem(rs->err);
+    }
+    *ret_found = winner != NULL;
+    return 0;
+}
+
 void ckpt_resolution_release(struct ckpt_resolution *r) { free(r->missing); }
 
 /* ---- life ---- */

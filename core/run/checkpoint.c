@@ -170,20 +170,41 @@ static int check_model(struct ckpt_view *v, struct ckpt_err *err)
     const struct ckpt_check c = {.base = v->shared->base,
                                  .base_names = v->base_names,
                                  .config = v->config,
+                                 .complete = v->own_names,
                                  .allow_partial = v->shared->opt->allow_partial};
 
     return ckpt_check_model(&c, v->cat, v->warnings, err);
+}
+
+/* The base's config, or the checkpoint's own. */
+static const json_t *lent_config(const struct ckpt_view *v, const struct ckpt_catalog *cat)
+{
+    const struct ckpt_base *base = v->shared->base;
+    return base && base->config ? base->config : cat->config;
+}
+
+/* For a model under its own names, transformers' conversions; else what the framework's names ask
+ * for. */
+static struct ckpt_recipe_options recipe_options(const struct ckpt_view *v,
+                                                 const struct ckpt_catalog *src)
+{
+    const struct ckpt_shared *s = v->shared;
+
+    return (struct ckpt_recipe_options){
+        .format = v->own_names ? "transformers" : NULL,
+        .base_config = v->own_names ? lent_config(v, src)
+                       : s->base    ? s->base->config
+                                    : NULL,
+        .overrides = s->opt->overrides,
+        .allow_partial = s->opt->allow_partial,
+    };
 }
 
 static int model_of_recipe(struct ckpt_view *v, const struct ckpt_catalog *src,
                            struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
-    struct ckpt_recipe_options opt = {
-        .base_config = s->base ? s->base->config : NULL,
-        .overrides = s->opt->overrides,
-        .allow_partial = s->opt->allow_partial,
-    };
+    const struct ckpt_recipe_options opt = recipe_options(v, src);
     ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
 
     if (ckpt_recipe_apply(s->recipes, src, &opt, &model, err) < 0)
@@ -210,13 +231,6 @@ static int add_warnings(json_t *all, const json_t *more)
     return 0;
 }
 
-/* The base's config, or the checkpoint's own. */
-static const json_t *lent_config(const struct ckpt_view *v, const struct ckpt_catalog *cat)
-{
-    const struct ckpt_base *base = v->shared->base;
-    return base && base->config ? base->config : cat->config;
-}
-
 /* That config, with what options override. */
 static int config_of_base(struct ckpt_view *v, struct ckpt_err *err)
 {
@@ -237,6 +251,26 @@ static int config_of_base(struct ckpt_view *v, struct ckpt_err *err)
     return 0;
 }
 
+/* transformers 5 converts some families when it saves them (experts, which it stacks in memory, are
+ * taken apart): recipes of their own say how. */
+static int names_of_hub(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = v->shared;
+    const struct ckpt_recipe_options opt = recipe_options(v, v->cat);
+    ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
+
+    if (!opt.base_config || !ckpt_recipe_fits(s->recipes, v->cat, &opt))
+        return ckpt_names_check_fused(v->cat, opt.base_config, err);
+    if (ckpt_recipe_apply(s->recipes, v->cat, &opt, &model, err) < 0)
+        return -1;
+    json_decref(model->catalog->config);
+    model->catalog->config = ckpt_steal(&v->cat->config);
+    ckpt_catalog_free(v->cat);
+    v->cat = ckpt_steal(&model->catalog);
+    v->recipe = ckpt_steal(&model->recipe);
+    return 0;
+}
+
 /* A checkpoint of any format that holds a transformers model under its own names. *src is taken if
  * it is one. */
 static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
@@ -246,14 +280,14 @@ static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct
 
     if (s->opt->recipe)
         return 0;
-    if (ckpt_names_apply(*src, s->base, lent_config(v, *src), s->opt->allow_partial, &found, err) <
-        0)
+    if (ckpt_names_apply(*src, s->base, lent_config(v, *src), &found, err) < 0)
         return -1;
     if (!found)
         return 0;
     v->cat = ckpt_steal(src);
     v->own_names = true;
-    return config_of_base(v, err);
+    return names_of_hub(v, err) < 0 || config_of_base(v, err) < 0 || check_model(v, err) < 0 ? -1
+                                                                                             : 0;
 }
 
 /* A checkpoint of any format that holds LoRA keys. *src is taken if it is one. */
@@ -691,6 +725,26 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
     v->generation = generation_of(v, step);
     v->source = source_text(v, step);
     return v->source ? 0 : ckpt_nomem(err);
+}
+
+int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **ret,
+                            struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = v->shared;
+    const struct ckpt_reader_options ropt = {
+        .pool = s->pool, .log = &s->opt->log, .allow_partial = s->opt->allow_partial};
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
+    const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
+    bool found;
+
+    *ret = NULL;
+    if (!v->recipe)
+        return 0;
+    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 ||
+        (v->own_names && ckpt_names_apply(src, s->base, lent_config(v, src), &found, err) < 0))
+        return -1;
+    const struct ckpt_recipe_options opt = recipe_options(v, src);
+    return ckpt_recipe_explain(s->recipes, src, &opt, tensor, ret, err);
 }
 
 int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const char *step,

@@ -62,4 +62,9 @@ struct ckpt_view {
 int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const char *step,
                          struct ckpt_view **ret, struct ckpt_err *err);
 
+/* Which rule made a tensor of the view from which stored ones, as ckpt_recipe_explain says it; the
+ * checkpoint is read again for that. *ret is NULL if no recipe was used. */
+int ckpt_checkpoint_explain(struct ckpt_view *view, const char *tensor, json_t **ret,
+                            struct ckpt_err *err);
+
 #endif

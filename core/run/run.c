@@ -110,6 +110,29 @@ static bool is_pointer(const char *name)
     return false;
 }
 
+/* What a directory holds may lie one further down. */
+static const char *const inner_models[] = {"actor", NULL}; /* verl's global_step_N */
+static const char *const inner_runs[] = {"checkpoint", "checkpoints", NULL}; /* torchtitan's dump
+                                                                                folder, accelerate's
+                                                                                project */
+
+/* The reader of *dir, or of the model in it, which becomes *dir then. As ckpt_reader_probe. */
+static const struct ckpt_reader *probe_inside(struct ckpt_dir **dir, struct ckpt_err *err)
+{
+    const struct ckpt_reader *reader = ckpt_reader_probe(*dir, err);
+
+    for (size_t i = 0; !reader && err->code != CKPT_CONFLICT && inner_models[i]; i++) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *inner = NULL;
+        struct ckpt_err ignored = {0};
+        if (ckpt_dir_open_below(*dir, inner_models[i], &inner, &ignored) < 0 ||
+            !(reader = ckpt_reader_probe(inner, &ignored)))
+            continue;
+        ckpt_dir_unref(*dir);
+        *dir = ckpt_steal(&inner);
+    }
+    return reader;
+}
+
 /* A directory that cannot be opened or recognised now is no step; it may become one. */
 static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
@@ -122,7 +145,7 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
         return 0;
     if (ckpt_dir_open_below(s->dir, e->name, &dir, &ignored) < 0)
         return 0;
-    const struct ckpt_reader *r = ckpt_reader_probe(dir, &ignored);
+    const struct ckpt_reader *r = probe_inside(&dir, &ignored);
     if (!r && ignored.code != CKPT_CONFLICT)
         return 0;
     if (r && r->finished && !r->finished(dir, e->name, latest_of(s, r)))
@@ -227,6 +250,26 @@ int ckpt_run_scan(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err)
     return run->is_folder ? scan_folder(run, ret_changed, err) : scan_single(run, ret_changed, err);
 }
 
+/* A folder without steps: the first of the known places below it that has some. */
+static int scan_inside(struct ckpt_run *run, struct ckpt_err *err)
+{
+    struct ckpt_dir *outer = run->dir;
+
+    for (size_t i = 0; inner_runs[i]; i++) {
+        struct ckpt_err ignored = {0};
+        if (ckpt_dir_open_below(outer, inner_runs[i], &run->dir, &ignored) < 0)
+            continue;
+        int result = scan_folder(run, NULL, err);
+        if (result < 0 || run->steps.len) {
+            ckpt_dir_unref(outer);
+            return result;
+        }
+        ckpt_dir_unref(run->dir);
+    }
+    run->dir = outer;
+    return 0;
+}
+
 /* ---- life cycle ---- */
 
 static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
@@ -237,12 +280,12 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
 
     if (ckpt_dir_open(path, links, &run->dir, err) < 0)
         return -1;
-    if (!ckpt_reader_probe(run->dir, &probe_err)) {
+    if (!probe_inside(&run->dir, &probe_err)) {
         if (probe_err.code == CKPT_CONFLICT)
             return ckpt_fail(err, probe_err.code, "%s", probe_err.text);
         run->is_folder = true;
     }
-    if (ckpt_run_scan(run, NULL, err) < 0)
+    if (ckpt_run_scan(run, NULL, err) < 0 || (run->steps.len == 0 && scan_inside(run, err) < 0))
         return -1;
     if (run->steps.len == 0 && !opt->wait)
         return ckpt_fail(
@@ -392,8 +435,12 @@ static int open_step(struct ckpt_run *run, const char *name, struct ckpt_view **
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
 
-    if (*name && ckpt_dir_open_below(run->dir, name, &dir, err) < 0)
-        return -1;
+    if (*name) {
+        struct ckpt_err ignored = {0};
+        if (ckpt_dir_open_below(run->dir, name, &dir, err) < 0)
+            return -1;
+        (void)probe_inside(&dir, &ignored); /* opening says what is wrong */
+    }
     return ckpt_checkpoint_open(run->shared, dir ? dir : run->dir, name, ret, err);
 }
 

@@ -186,6 +186,17 @@ def peft_seeds(out):
     put(out, "fuzz_peft", "below", pack([("model/" + n, k, d) for n, k, d in (config, weights)]))
 
 
+def directory_seeds(out):
+    """The small ones of the golden checkpoints, file by file."""
+    for target, fmt, mark in (("fuzz_dcp", "dcp", "metadata"), ("fuzz_rank_files", "accelerate", ".bin")):
+        top = os.path.join(os.path.dirname(GOLDEN), fmt)
+        for case in sorted(os.listdir(top)):
+            run = os.path.join(top, case, "run")
+            files = [(os.path.relpath(path, run), 0, read(path)) for path in walk(run)]
+            if any(name.endswith(mark) for name, _, _ in files) and all(len(data) < 65536 for _, _, data in files):
+                put(out, target, case, pack(files))
+
+
 def text_seeds(out):
     seen = 0
     for path in list(walk(GOLDEN)) + list(walk(RECIPES)):
@@ -270,6 +281,7 @@ def main():
     out = sys.argv[1]
     rank_piece_seeds(out)
     dcp_seeds(out)
+    directory_seeds(out)
     safetensors_seeds(out)
     slices_seeds(out)
     nanotron_seeds(out)

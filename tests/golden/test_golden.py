@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-FORMATS = ["nanotron", "dcp", "accelerate", "trainer", "lightning", "verl"]  # of the collection, those that ckptfs reads
+FORMATS = ["nanotron", "dcp", "accelerate", "trainer", "lightning", "verl", "torchtitan", "fused"]  # of the collection, those that ckptfs reads
 NOT_YET = os.path.join(os.path.dirname(os.path.abspath(__file__)), "not_yet.txt")  # cases that other parts are to make work
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(__file__), "..", ".."))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves by torch's HuggingFaceStorageWriter from several processes (gloo): random sharded tensors, and models under FSDP2.
+"""Saves by torch's own writers from several processes (gloo): random sharded tensors, given state dicts under random placements, and
+models under FSDP2, HSDP and FSDP2 with tensor parallelism; into Hugging Face storage or into .metadata and .distcp files.
 
-usage: dcp_hf_writer.py WORLD RANK JOBS, where JOBS is a JSON file: a list of {"kind", "dir", "seed", ...}; rank r of all jobs runs in
+usage: dcp_writer.py WORLD RANK JOBS, where JOBS is a JSON file: a list of {"kind", "dir", "seed", ...}; rank r of all jobs runs in
 one process.
 """
 
@@ -14,6 +15,7 @@ import tempfile
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -72,25 +74,82 @@ def save(state, folder, files=None, **more):
     dcp.save(state, storage_writer=HuggingFaceStorageWriter(folder, fqn_to_index_mapping=files, save_distributed=True, **more))
 
 
+def save_dcp(state, job):
+    """.metadata and .distcp, in one of the ways that the writer has."""
+    r = random.Random(job["seed"])
+    local = job.get("rank_local", r.random() < 0.2)  # each rank its own metadata
+    writer = FileSystemWriter(
+        job["dir"], single_file_per_rank=r.random() < 0.7, thread_count=r.choice([1, 1, 2, 3]), sync_files=False,
+        serialization_format=SerializationFormat.SAFETENSORS if r.random() < 0.3 else SerializationFormat.TORCH_SAVE)
+    dcp.save(state, storage_writer=writer, use_collectives=not local)
+
+
+def random_placements(r, mesh, rank):
+    return [r.choice(["R"] + list(range(rank)) * 2) for _ in range(mesh.ndim)]
+
+
+def distribute(full, mesh, placements):
+    if not full.dim():
+        return full
+    return sharded(full, mesh, [Replicate() if p == "R" else Shard(p) for p in placements])
+
+
 def save_random(job, world):
     shape, tensors, files = plan(job["seed"], world)
     mesh = init_device_mesh("cpu", shape)
-    state = {}
-    for name, (dtype, dims, placements) in tensors.items():
-        full = tensor(name, dtype, dims, job["seed"])
-        state[name] = sharded(full, mesh, [Replicate() if p == "R" else Shard(p) for p in placements]) if dims else full
-    save(state, job["dir"], files)
+    state = {name: distribute(tensor(name, dtype, dims, job["seed"]), mesh, placements)
+             for name, (dtype, dims, placements) in tensors.items()}
+    if job.get("storage") != "dcp":
+        return save(state, job["dir"], files)
+    objects = {"step": 7, "text": "x" * 100, "list": [1, {"deep": (2, 3)}], "none": None}
+    save_dcp({"state": {"model": state, "objects": objects}, "epoch": 3}, job)
+
+
+def save_state(job, world):
+    """The tensors of a safetensors file, each cut in its own way."""
+    from safetensors.torch import load_file
+
+    r = random.Random(job["seed"])
+    mesh = init_device_mesh("cpu", r.choice([(world,)] + [(a, world // a) for a in range(2, world) if world % a == 0]))
+    state = {name: distribute(t, mesh, random_placements(r, mesh, t.dim())) for name, t in sorted(load_file(job["state"]).items())}
+    extra = {"optimizer": {"state": {n: {"exp_avg": t, "step": torch.tensor(3.0)} for n, t in list(state.items())[:5]}}, "train_state": {"step": 3}}
+    for part in reversed([p for p in job.get("prefix", "").split(".") if p]):
+        state = {part: state}
+    save_dcp({**state, **extra}, job)
+
+
+def parallelize(model, mesh):
+    """Llama-like layers: column- and row-parallel matrices."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    for layer in model.model.layers:
+        plan = {f"self_attn.{n}_proj": ColwiseParallel() for n in "qkv"} | {"self_attn.o_proj": RowwiseParallel()}
+        if hasattr(layer.mlp, "down_proj"):
+            plan |= {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+        parallelize_module(layer, mesh, plan)
 
 
 def save_model(job, world):
+    """mesh: [world] is FSDP2, ["hsdp", replicas] replicates, ["tp", n] is tensor-parallel inside."""
     import transformers as tf
     from torch.distributed.fsdp import fully_shard
 
-    model = tf.AutoModelForCausalLM.from_pretrained(job["model"], dtype="auto")
+    model = tf.AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, job["dtype"]) if job.get("dtype") else "auto")
+    kind, n = job.get("mesh", ["fsdp", 1])
+    mesh = init_device_mesh("cpu", (world,))
+    if kind == "hsdp":
+        mesh = init_device_mesh("cpu", (n, world // n), mesh_dim_names=("replicate", "shard"))
+    elif kind == "tp":
+        both = init_device_mesh("cpu", (world // n, n), mesh_dim_names=("dp", "tp"))
+        parallelize(model, both["tp"])
+        mesh = both["dp"]
     for layer in model.model.layers:
-        fully_shard(layer, mesh=init_device_mesh("cpu", (world,)))
-    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     state = model.state_dict()
+    if job.get("storage") == "dcp":
+        optimizer = torch.optim.AdamW(model.parameters())
+        return save_dcp({"app": {"model": state, "optimizer": optimizer.state_dict()}}, job)
     if model.config.tie_word_embeddings:  # the safetensors library refuses two names of one memory
         del state["lm_head.weight"]
     save(state, job["dir"])
@@ -103,7 +162,7 @@ def main():
     with open(path) as f:
         jobs = json.load(f)
     for job in jobs:
-        {"random": save_random, "model": save_model}[job["kind"]](job, world)
+        {"random": save_random, "state": save_state, "model": save_model}[job["kind"]](job, world)
         dist.barrier()
     dist.destroy_process_group()
 
