@@ -76,7 +76,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     opt.adapter = lora;
     opt.config = hf;
     int result = ckpt_dequantize(base, hf, NULL, &err);
-    if (result == 0 && lora)
+    if (result == 0 && json_object_size(lora))
         result = ckpt_lora_merge(base, adapter, &opt, &err);
     if (result < 0)
         check_err(&err);
