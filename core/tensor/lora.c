@@ -23,6 +23,7 @@ enum {
     SLAB = 4 * 1024 * 1024, /* bytes of the result that are computed together */
     ROWS = 1024 * 1024,     /* elements of it that are held as F32, at least one row */
     TILE = 1024 * 1024,     /* elements of A that are */
+    PANEL = 64,             /* columns that are summed in registers */
 };
 
 /* Operands: the weight, A, B, and DoRA's magnitudes; or a bias and what is added. */
@@ -38,53 +39,72 @@ enum { WEIGHT, A, B, MAGNITUDE };
 
 /* ---- the product ---- */
 
-/* c[0..n) += b[k] * a[k * stride ...], k ascending, each a fused multiply-add. */
-static void add_product_plain(float *c, const float *b, const float *a, size_t stride, size_t rank,
-                              size_t n)
+/* A, `PANEL` columns at a time, each panel [rank, PANEL]: what is multiplied together lies
+ * together. The columns that the last one lacks are zeros. */
+static void pack(float *panels, const float *a, size_t rank, size_t cols)
+{
+    for (size_t c = 0; c < cols; c += PANEL, panels += rank * PANEL)
+        for (size_t k = 0; k < rank; k++) {
+            const size_t n = cols - c < PANEL ? cols - c : PANEL;
+            memcpy(panels + k * PANEL, a + k * cols + c, n * sizeof *a);
+            memset(panels + k * PANEL + n, 0, (PANEL - n) * sizeof *a);
+        }
+}
+
+/* c[0..PANEL) += b[k] * panel[k], k ascending, each a fused multiply-add. */
+static void add_panel_plain(float *c, const float *b, const float *panel, size_t rank)
 {
     for (size_t k = 0; k < rank; k++)
-        for (size_t i = 0; i < n; i++)
-            c[i] = fmaf(b[k], a[k * stride + i], c[i]);
+        for (size_t i = 0; i < PANEL; i++)
+            c[i] = fmaf(b[k], panel[k * PANEL + i], c[i]);
 }
 
 #ifdef HAVE_X86
-__attribute__((target("avx2,fma"))) static void
-add_product_fma(float *c, const float *b, const float *a, size_t stride, size_t rank, size_t n)
+__attribute__((target("avx2,fma"))) static void add_panel_fma(float *c, const float *b,
+                                                              const float *panel, size_t rank)
 {
-    size_t i = 0;
+    __m256 sum[PANEL / 8];
 
-    for (; n - i >= 32; i += 32) {
-        __m256 s0 = _mm256_loadu_ps(c + i), s1 = _mm256_loadu_ps(c + i + 8),
-               s2 = _mm256_loadu_ps(c + i + 16), s3 = _mm256_loadu_ps(c + i + 24);
-        for (size_t k = 0; k < rank; k++) {
-            const float *row = a + k * stride + i;
-            const __m256 by = _mm256_set1_ps(b[k]);
-            s0 = _mm256_fmadd_ps(by, _mm256_loadu_ps(row), s0);
-            s1 = _mm256_fmadd_ps(by, _mm256_loadu_ps(row + 8), s1);
-            s2 = _mm256_fmadd_ps(by, _mm256_loadu_ps(row + 16), s2);
-            s3 = _mm256_fmadd_ps(by, _mm256_loadu_ps(row + 24), s3);
-        }
-        _mm256_storeu_ps(c + i, s0);
-        _mm256_storeu_ps(c + i + 8, s1);
-        _mm256_storeu_ps(c + i + 16, s2);
-        _mm256_storeu_ps(c + i + 24, s3);
+    for (size_t i = 0; i < PANEL / 8; i++)
+        sum[i] = _mm256_loadu_ps(c + 8 * i);
+    for (size_t k = 0; k < rank; k++, panel += PANEL) {
+        const __m256 by = _mm256_set1_ps(b[k]);
+        for (size_t i = 0; i < PANEL / 8; i++)
+            sum[i] = _mm256_fmadd_ps(by, _mm256_loadu_ps(panel + 8 * i), sum[i]);
     }
-    for (; i < n; i++)
-        for (size_t k = 0; k < rank; k++)
-            c[i] = __builtin_fmaf(b[k], a[k * stride + i], c[i]);
+    for (size_t i = 0; i < PANEL / 8; i++)
+        _mm256_storeu_ps(c + 8 * i, sum[i]);
 }
 #endif
 
-static void add_product(float *c, const float *b, const float *a, size_t stride, size_t rank,
-                        size_t n)
+static void add_panel(float *c, const float *b, const float *panel, size_t rank)
 {
 #ifdef HAVE_X86
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        add_product_fma(c, b, a, stride, rank, n);
+        add_panel_fma(c, b, panel, rank);
         return;
     }
 #endif
-    add_product_plain(c, b, a, stride, rank, n);
+    add_panel_plain(c, b, panel, rank);
+}
+
+/* c of [rows, stride] += b of [rows, rank] times the `cols` columns that panels hold. */
+static void add_product(float *c, size_t stride, const float *b, const float *panels, size_t rows,
+                        size_t rank, size_t cols)
+{
+    for (size_t at = 0; at < cols; at += PANEL, panels += rank * PANEL) {
+        const size_t n = cols - at < PANEL ? cols - at : PANEL;
+        for (size_t i = 0; i < rows; i++) {
+            float last[PANEL] = {0}, *to = c + i * stride + at;
+            if (n == PANEL) {
+                add_panel(to, b + i * rank, panels, rank);
+                continue;
+            }
+            memcpy(last, to, n * sizeof *to);
+            add_panel(last, b + i * rank, panels, rank);
+            memcpy(to, last, n * sizeof *to);
+        }
+    }
 }
 
 /* ---- operands ---- */
@@ -128,9 +148,10 @@ static int add_matrix(const struct lora *v, struct ckpt_reading *rd, uint64_t m,
     const uint64_t rows = v->operand[B].dim[1];
     ckpt_cleanup(ckpt_freep) float *b = NULL;
     ckpt_cleanup(ckpt_freep) float *part = malloc((rank * tile + 1) * sizeof *part);
+    ckpt_cleanup(ckpt_freep) float *panels = malloc((rank * (tile + PANEL) + 1) * sizeof *panels);
     ckpt_cleanup(ckpt_freep) void *raw = malloc((rank * tile + 1) * sizeof(double));
 
-    if (!part || !raw)
+    if (!part || !panels || !raw)
         return ckpt_nomem(err);
     if (load_f32(&v->arg[B], rd, (m * rows + row) * rank, (size_t)nrow * rank, &b, err) < 0)
         return -1;
@@ -141,8 +162,8 @@ static int add_matrix(const struct lora *v, struct ckpt_reading *rd, uint64_t m,
         for (size_t k = 0; k < rank && n < cols; k++)
             if (read_f32(&v->arg[A], rd, (m * rank + k) * cols + c, n, raw, part + k * n, err) < 0)
                 return -1;
-        for (size_t i = 0; i < nrow; i++)
-            add_product(delta + i * cols + c, b + i * rank, part, n, rank, n);
+        pack(panels, part, rank, n);
+        add_product(delta + c, cols, b, panels, (size_t)nrow, rank, n);
     }
     return 0;
 }
@@ -213,7 +234,7 @@ static int lora_compute(const struct ckpt_value *value, const struct ckpt_tensor
     const size_t most = (size_t)(step * cols);
     ckpt_cleanup(ckpt_freep) float *weight = malloc(most * sizeof *weight);
     ckpt_cleanup(ckpt_freep) float *delta = malloc(most * sizeof *delta);
-    ckpt_cleanup(ckpt_freep) void *raw = malloc(most * sizeof(double));
+    ckpt_cleanup(ckpt_freep) void *raw = malloc(most * ckpt_dtype_size(v->operand[WEIGHT].dtype));
 
     if (!weight || !delta || !raw)
         return ckpt_nomem(err);
