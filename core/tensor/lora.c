@@ -251,7 +251,7 @@ static int lora_compute(const struct ckpt_value *value, const struct ckpt_tensor
 }
 
 static const struct ckpt_value_ops lora_ops = {
-    .name = "LoRA merge", .compute = lora_compute, .slab_bytes = SLAB};
+    .name = "LoRA merge", .compute = lora_compute, .rounds = true, .slab_bytes = SLAB};
 
 /* ---- biases ---- */
 
@@ -273,7 +273,8 @@ static int bias_compute(const struct ckpt_value *value, const struct ckpt_tensor
     return 0;
 }
 
-static const struct ckpt_value_ops bias_ops = {.name = "LoRA bias merge", .compute = bias_compute};
+static const struct ckpt_value_ops bias_ops = {
+    .name = "LoRA bias merge", .compute = bias_compute, .rounds = true};
 
 /* ---- making them ---- */
 

@@ -3,7 +3,7 @@
  *
  * The arithmetic is that of PEFT's merge_and_unload on a CPU: F32; each element of B A is summed
  * over the rank in ascending order with fused multiply-adds (what MKL does up to rank 128), scaled,
- * added to the weight, and rounded once to the weight's type. */
+ * added to the weight, and rounded once: to the weight's type, or to that of a cast. */
 #ifndef CKPT_TENSOR_LORA_H
 #define CKPT_TENSOR_LORA_H
 

@@ -124,6 +124,12 @@ class Lora(unittest.TestCase):
                     self.assertEqual(a.read(), b.read())
                 self.assertFalse([f for f in os.listdir(self.out) if "adapter" in f])
 
+    def test_a_dtype_that_is_asked_for(self):
+        """As if the base had been loaded with it: the sum in F32 is not rounded."""
+        model = self.model(transformers.LlamaConfig(**COMMON))
+        self.save_adapter(model, r=8, lora_alpha=20, target_modules=LINEAR)
+        self.same(self.ours("dtype=float32"), self.theirs(torch.float32))
+
     def test_patterns_of_ranks_and_alphas(self):
         for rslora in (False, True):
             with self.subTest(rslora=rslora):
