@@ -11,10 +11,12 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/reader.h"
+#include "container/config.h"
 #include "run/adapter.h"
 #include "run/check.h"
 #include "run/dequantize.h"
 #include "run/dtypes.h"
+#include "run/lora.h"
 #include "run/names.h"
 #include "run/rename.h"
 #include "run/side.h"
@@ -29,9 +31,9 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
 {
     struct ckpt_shared *s;
 
-    if (opt->raw && opt->dequantize)
-        return ckpt_fail(err, CKPT_USAGE,
-                         "option dequantize: view=raw shows tensors as they are stored");
+    if (opt->raw && (opt->dequantize || opt->merge_lora))
+        return ckpt_fail(err, CKPT_USAGE, "option %s: view=raw shows tensors as they are stored",
+                         opt->dequantize ? "dequantize" : "lora=merge");
     if (!(s = calloc(1, sizeof *s)))
         return ckpt_nomem(err);
     atomic_init(&s->refs, 1);
@@ -75,6 +77,7 @@ void ckpt_view_release(struct ckpt_view *view)
     ckpt_slabs_forget(view->shared->slabs, &view->reading);
     ckpt_vtree_free(view->tree);
     ckpt_catalog_free(view->cat);
+    ckpt_catalog_free(view->adapter);
     ckpt_dir_unref(view->dir);
     json_decref(view->about);
     json_decref(view->config);
@@ -299,10 +302,50 @@ static int adapter_of_names(struct ckpt_view *v, struct ckpt_catalog **src, stru
     return found ? model_of_hf(v, src, err) : 0;
 }
 
+/* What the view tells of an adapter that is merged: a model with the base's split. */
+static int about_merged(struct ckpt_view *v, struct ckpt_err *err)
+{
+    static const char *const gone[] = {"adapter", "bare_header", "weight_map", "model_files"};
+    json_t *map = json_object_get(v->shared->base->cat->about, "weight_map"),
+           *files = json_object_get(v->about, "model_files"), *about = json_deep_copy(v->about);
+
+    if (!about)
+        return ckpt_nomem(err);
+    json_decref(v->about);
+    v->about = about;
+    if ((files && json_object_set(about, "adapter_files", files) < 0) ||
+        (map && json_object_set_new(about, "weight_map", json_deep_copy(map)) < 0) ||
+        json_object_set_new(about, "merged", json_true()) < 0)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++)
+        if (!map || strcmp(gone[i], "weight_map") != 0)
+            (void)json_object_del(about, gone[i]);
+    return 0;
+}
+
+/* lora=merge: the base's model; the adapter waits until the base is dequantised. *src is taken. */
+static int model_to_merge(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *model = NULL;
+    bool found = is_adapter(v->about);
+
+    if (!found && ckpt_adapter_apply(*src, &found, err) < 0)
+        return -1;
+    if (!found)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' holds no adapter",
+                         ckpt_dir_path(v->dir));
+    if (ckpt_lora_base(v->shared->base, &model, err) < 0 || about_merged(v, err) < 0)
+        return -1;
+    v->adapter = ckpt_steal(src);
+    return model_of_hf(v, &model, err) < 0 || match_base(v, err) < 0 ? -1 : 0;
+}
+
 static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
     v->about = json_incref((*src)->about);
     v->warnings = json_incref((*src)->warnings);
+    if (v->shared->opt->merge_lora)
+        return model_to_merge(v, src, err);
     if (v->shared->opt->raw) {
         v->cat = ckpt_steal(src);
         return 0;
@@ -338,8 +381,8 @@ static void drop_quantization(struct ckpt_view *v)
     if ((has_own_config(v) && !v->shared->opt->dequantize) || ckpt_is_quantized(v->cat))
         return;
     /* v->config is the view's own, a deep copy */
-    v->unquantized = json_object_del(v->config, key) == 0;
-    v->unquantized |= json_object_del(text, key) == 0;
+    v->config_changed = json_object_del(v->config, key) == 0;
+    v->config_changed |= json_object_del(text, key) == 0;
 }
 
 static int dequantize(struct ckpt_view *v, struct ckpt_err *err)
@@ -350,6 +393,51 @@ static int dequantize(struct ckpt_view *v, struct ckpt_err *err)
         ckpt_dequantize(v->cat, v->config, json_object_get(v->about, "weight_map"), err) < 0)
         return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
     drop_quantization(v);
+    return 0;
+}
+
+/* ---- LoRA ---- */
+
+/* One of the adapter's own files, beside it or in the base; *ret is NULL if it is in neither. */
+static int read_adapter_config(const struct ckpt_view *v, const char *name, json_t **ret,
+                               struct ckpt_err *err)
+{
+    const char *below = ckpt_json_str(v->about, "adapter_files");
+    ckpt_cleanup(ckpt_freep) char *path =
+        ckpt_asprintf("%s%s%s", below ? below : "", below && *below ? "/" : "", name);
+
+    *ret = NULL;
+    if (!path)
+        return ckpt_nomem(err);
+    if (ckpt_config_read_if(v->dir, path, CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
+        return -1;
+    return *ret ? 0
+                : ckpt_config_read_if(v->shared->base->dir, name, CKPT_CONFIG_MAX_BYTES, ret, err);
+}
+
+static int merge_adapter(struct ckpt_view *v, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *adapter = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *automodel = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *before = NULL;
+
+    if (!v->adapter)
+        return 0;
+    if (read_adapter_config(v, "adapter_config.json", &adapter, err) < 0 ||
+        read_adapter_config(v, "automodel_peft_config.json", &automodel, err) < 0)
+        return -1;
+    const struct ckpt_lora_options opt = {.adapter = adapter,
+                                          .automodel = automodel,
+                                          .base_names = v->base_names,
+                                          .config = v->config};
+    if (v->config && !(before = json_deep_copy(v->config)))
+        return ckpt_nomem(err);
+    if (ckpt_lora_merge(v->cat, v->adapter, &opt, err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
+    v->config_changed |= !json_equal(before, v->config);
+    ckpt_catalog_freep(&v->adapter);
+    json_decref(v->base_names); /* the view has the base's own */
+    v->base_names = NULL;
     return 0;
 }
 
@@ -420,7 +508,7 @@ static int state_dtype(struct ckpt_view *v, struct ckpt_err *err)
 
     if (!v->config || !name)
         return 0;
-    if (v->own_names || v->unquantized) {
+    if (v->own_names || v->config_changed) {
         /* a config without a dtype says float32 */
         bool old = json_object_get(v->config, "torch_dtype") != NULL;
         bool new =
@@ -493,6 +581,13 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
 
     if (s->opt->raw)
         return 0;
+    if (ckpt_json_bool(v->about, "merged", false)) {
+        const char *files = ckpt_json_str(v->about, "adapter_files");
+        return ckpt_sides_add(sides, v->dir, files ? files : "", CKPT_SIDE_TOKENIZER, s->pool,
+                              err) < 0
+                   ? -1
+                   : ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_ALL, s->pool, err);
+    }
     if (own && ckpt_sides_add(sides, v->dir, own, rule, s->pool, err) < 0)
         return -1;
     if (json_object_get(v->about, "side_files") &&
@@ -534,7 +629,7 @@ static bool keeps_config(const struct ckpt_view *v, bool cast)
 {
     const struct ckpt_options *opt = v->shared->opt;
 
-    if (v->unquantized)
+    if (v->config_changed)
         return false;
     if (lends_config(v))
         return true;
@@ -645,7 +740,7 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
     bool cast;
 
     if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0 ||
-        dequantize(v, err) < 0)
+        dequantize(v, err) < 0 || merge_adapter(v, err) < 0)
         return -1;
     ckpt_catalog_shrink(v->cat);
     if (cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 ||

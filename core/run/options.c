@@ -222,12 +222,13 @@ static int set_dequantize(struct ckpt_options *opt, const char *key, const char 
     return set_flag(&opt->dequantize, key, value, err);
 }
 
-static int set_later(struct ckpt_options *opt, const char *key, const char *value,
-                     struct ckpt_err *err)
+static int set_lora(struct ckpt_options *opt, const char *key, const char *value,
+                    struct ckpt_err *err)
 {
-    (void)opt;
-    (void)value;
-    return ckpt_fail(err, CKPT_UNSUPPORTED, "option %s is not supported yet", key);
+    if (!value || strcmp(value, "merge") != 0)
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not merge", key, value ? value : "");
+    opt->merge_lora = true;
+    return 0;
 }
 
 static const struct option {
@@ -246,7 +247,7 @@ static const struct option {
     {"wait", set_wait},
     {"key_mapping", set_key_mapping},
     {"dequantize", set_dequantize},
-    {"lora", set_later},
+    {"lora", set_lora},
 };
 
 /* Numbers of a model that a checkpoint may not say, as Hugging Face's config.json spells them. */
@@ -349,9 +350,9 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
     ckpt_cleanup(ckpt_freep) char *overrides =
         json_dumps(opt->overrides, JSON_COMPACT | JSON_SORT_KEYS);
     ckpt_cleanup(ckpt_freep) char *text = ckpt_asprintf(
-        "%s|%s|%s|%d|%d|%llu|%d|%d|%d|%s", opt->base ? opt->base : "",
+        "%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
         opt->recipe ? opt->recipe : "", opt->key_mapping ? opt->key_mapping : "",
         (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size, opt->raw,
-        opt->dequantize, opt->allow_partial, overrides ? overrides : "");
+        opt->dequantize, opt->merge_lora, opt->allow_partial, overrides ? overrides : "");
     return text ? XXH3_64bits(text, strlen(text)) : 0;
 }
