@@ -253,6 +253,8 @@ def chunks(model):
 def write_dist(model, path, ns, rank, world):
     """This rank's share, by megatron-core."""
     from megatron.core import dist_checkpointing as dc
+    torch.cuda.synchronize = lambda *_: None  # it asks for a GPU although no tensor is there
+    torch.cuda.current_device = lambda: "cpu"
     state = {"args": ns, "checkpoint_version": 3.0, "iteration": 10} if ns else {"iteration": 10}
     for i, (key, lead, t, cut) in enumerate(chunks(model)):
         if i % world != rank:
