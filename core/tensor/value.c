@@ -89,3 +89,5 @@ int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ck
     t->max_span = 0;
     return 0;
 }
+
+bool ckpt_value_is_cast(const struct ckpt_value *v) { return v->ops == &cast_ops; }

@@ -4,6 +4,7 @@
 #ifndef CKPT_TENSOR_VALUE_H
 #define CKPT_TENSOR_VALUE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,5 +37,8 @@ struct ckpt_value {
 /* Make tensor `index` of cat deliver `dtype`, computed from what is stored. Nothing happens if it
  * has that dtype already. Both must be castable (ckpt_dtype_is_castable; assert). */
 int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ckpt_err *err);
+
+/* Is it such a cast? Then its operand has the tensor's shape. */
+bool ckpt_value_is_cast(const struct ckpt_value *v);
 
 #endif

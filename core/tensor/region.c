@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Strided regions of sources: big reads, one copy. */
+#include "tensor/region.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/mem.h"
+
+enum {
+    SCATTER_RUN = 512, /* shorter runs are read together and copied, not scattered */
+};
+
+/* Runs that are neighbours in the source and not too short land in place with one scatter read. */
+static bool scatters(const struct ckpt_ndcopy *c)
+{
+    return c->naxis == 0 || (c->naxis == 1 && c->axis[0].src == c->run && c->run >= SCATTER_RUN);
+}
+
+static int read_scattered(const struct ckpt_region_reader *r, struct ckpt_source *s,
+                          const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
+                          struct ckpt_err *err)
+{
+    uint64_t n = c->naxis ? c->axis[0].n : 1, step = c->naxis ? c->axis[0].dst : 0;
+
+    for (uint64_t i = 0; i < n; i++)
+        if (ckpt_batch_add(r->batch, s, dst + i * step, c->run, src + i * c->run, err) < 0)
+            return -1;
+    return 0;
+}
+
+static int read_bound(const struct ckpt_region_reader *r, struct ckpt_source *s,
+                      const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
+                      struct ckpt_err *err)
+{
+    size_t span = (size_t)ckpt_ndcopy_src_span(c);
+    ckpt_cleanup(ckpt_freep) unsigned char *scratch = malloc(span);
+
+    if (!scratch)
+        return ckpt_nomem(err);
+    if (ckpt_batch_add(r->batch, s, scratch, span, src, err) < 0 ||
+        ckpt_batch_flush(r->batch, err) < 0)
+        return -1;
+    ckpt_ndcopy_run(c, dst, scratch);
+    return 0;
+}
+
+static uint32_t widest_axis(const struct ckpt_ndcopy *c)
+{
+    uint32_t at = 0;
+
+    for (uint32_t j = 1; j < c->naxis; j++)
+        if (c->axis[j].src > c->axis[at].src)
+            at = j;
+    return at;
+}
+
+/* How many steps of the widest axis may be read in one bounding range: 1 when the holes between
+ * them are large. */
+static uint64_t steps_at_once(const struct ckpt_region_reader *r, const struct ckpt_ndcopy *c,
+                              uint32_t widest)
+{
+    const struct ckpt_step_axis *a = &c->axis[widest];
+    uint64_t inner = ckpt_ndcopy_src_span(c) - (a->n - 1) * a->src;
+
+    if (a->src > inner && a->src - inner > r->gap)
+        return 1;
+    if (a->src == 0 || inner >= r->bound)
+        return inner >= r->bound ? 1 : a->n;
+    return ckpt_min_u64(a->n, (r->bound - inner) / a->src + 1);
+}
+
+int ckpt_region_read(const struct ckpt_region_reader *r, struct ckpt_source *s,
+                     const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
+                     uint64_t src, struct ckpt_err *err)
+{
+    struct ckpt_ndcopy c;
+
+    ckpt_ndcopy_init(&c, axis, naxis, r->esize);
+    if (scatters(&c))
+        return read_scattered(r, s, &c, dst, src, err);
+
+    uint32_t widest = widest_axis(&c);
+    struct ckpt_step_axis whole = c.axis[widest];
+    uint64_t step = steps_at_once(r, &c, widest);
+    if (step == whole.n)
+        return read_bound(r, s, &c, dst, src, err);
+
+    struct ckpt_step_axis part[CKPT_MAX_AXES + 1];
+    memcpy(part, c.axis, c.naxis * sizeof *part);
+    part[c.naxis] = (struct ckpt_step_axis){c.run / r->esize, r->esize, r->esize};
+    for (uint64_t i = 0; i < whole.n; i += step) {
+        part[widest].n = ckpt_min_u64(step, whole.n - i);
+        if (ckpt_region_read(r, s, part, c.naxis + 1, dst + i * whole.dst, src + i * whole.src,
+                             err) < 0)
+            return -1;
+    }
+    return 0;
+}
