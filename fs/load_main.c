@@ -109,8 +109,23 @@ static int parse_rates(char *text, struct ckpt_rates *r, struct ckpt_err *err)
     return 0;
 }
 
-enum { LAYOUT = 256, READERS, VERIFY, CHECK, HOST, WINDOW, THREADS, IO, READ_TIMEOUT,
-       EXCHANGE_TIMEOUT, RATES, RANKS, PER_NODE, STEP, JSON };
+enum {
+    LAYOUT = 256,
+    READERS,
+    VERIFY,
+    CHECK,
+    HOST,
+    WINDOW,
+    THREADS,
+    IO,
+    READ_TIMEOUT,
+    EXCHANGE_TIMEOUT,
+    RATES,
+    RANKS,
+    PER_NODE,
+    STEP,
+    JSON
+};
 
 static int parse_one(struct ckpt_load_tool *t, int opt, char *arg, struct ckpt_err *err)
 {
@@ -161,26 +176,26 @@ static int parse_one(struct ckpt_load_tool *t, int opt, char *arg, struct ckpt_e
 static int parse(int argc, char **argv, struct ckpt_load_tool *t, bool *ret_go,
                  struct ckpt_err *err)
 {
-    static const struct option longs[] = {{"layout", required_argument, NULL, LAYOUT},
-                                          {"readers", required_argument, NULL, READERS},
-                                          {"verify", no_argument, NULL, VERIFY},
-                                          {"check", no_argument, NULL, CHECK},
-                                          {"host-bytes", required_argument, NULL, HOST},
-                                          {"window-bytes", required_argument, NULL, WINDOW},
-                                          {"threads", required_argument, NULL, THREADS},
-                                          {"io", required_argument, NULL, IO},
-                                          {"read-timeout", required_argument, NULL, READ_TIMEOUT},
-                                          {"exchange-timeout", required_argument, NULL,
-                                           EXCHANGE_TIMEOUT},
-                                          {"rates", required_argument, NULL, RATES},
-                                          {"ranks", required_argument, NULL, RANKS},
-                                          {"ranks-per-node", required_argument, NULL, PER_NODE},
-                                          {"step", required_argument, NULL, STEP},
-                                          {"json", no_argument, NULL, JSON},
-                                          {"options", required_argument, NULL, 'o'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {"version", no_argument, NULL, 'V'},
-                                          {0}};
+    static const struct option longs[] = {
+        {"layout", required_argument, NULL, LAYOUT},
+        {"readers", required_argument, NULL, READERS},
+        {"verify", no_argument, NULL, VERIFY},
+        {"check", no_argument, NULL, CHECK},
+        {"host-bytes", required_argument, NULL, HOST},
+        {"window-bytes", required_argument, NULL, WINDOW},
+        {"threads", required_argument, NULL, THREADS},
+        {"io", required_argument, NULL, IO},
+        {"read-timeout", required_argument, NULL, READ_TIMEOUT},
+        {"exchange-timeout", required_argument, NULL, EXCHANGE_TIMEOUT},
+        {"rates", required_argument, NULL, RATES},
+        {"ranks", required_argument, NULL, RANKS},
+        {"ranks-per-node", required_argument, NULL, PER_NODE},
+        {"step", required_argument, NULL, STEP},
+        {"json", no_argument, NULL, JSON},
+        {"options", required_argument, NULL, 'o'},
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
+        {0}};
     int opt;
 
     *ret_go = false;
@@ -202,7 +217,8 @@ static int parse(int argc, char **argv, struct ckpt_load_tool *t, bool *ret_go,
             return -1;
     }
     if (argc - optind != 2)
-        return ckptfs_fail(err, CKPT_USAGE, "usage: ckpt load|plan RUN --layout ... (ckpt load -h)");
+        return ckptfs_fail(err, CKPT_USAGE,
+                           "usage: ckpt load|plan RUN --layout ... (ckpt load -h)");
     t->tool.run = argv[optind + 1];
     if (!t->layout)
         return ckptfs_fail(err, CKPT_USAGE, "--layout is missing (tp=2,pp=2 or fsdp=4)");

@@ -170,7 +170,8 @@ static int print(const struct ckpt_load_tool *t, const struct ckpt_load *load,
                      job.wall_s, job.plan_s, t->verify ? ", verified" : "");
         return 0;
     }
-    CKPTFS_CLEANUP(ckpt_jsonp) json_t *j = json_pack(
+    CKPTFS_CLEANUP(ckpt_jsonp)
+    json_t *j = json_pack(
         "{s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:{s:f, s:f, s:f}, "
         "s:b}",
         "ranks", (int)ckpt_comm_size(comm), "transport", ckpt_comm_transport(comm), "readers",

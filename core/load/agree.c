@@ -26,6 +26,8 @@ enum {
     MOST_THREADS = 8,
     HOT_GAP = 4096, /* reading on in the page cache is as dear as another call */
     HOT_BOUND = 512 << 10,
+    LONG_RUN = 4096, /* is read alone rather than with what lies between */
+    EXACT_RUN = 32,  /* the same where every byte is to be read once */
 };
 
 /* ---- digests ---- */
@@ -80,8 +82,7 @@ static uint64_t node_digest(void)
     }
     if (uname(&u) < 0)
         u.nodename[0] = '\0';
-    return XXH3_64bits_withSeed(u.nodename, strlen(u.nodename),
-                                XXH3_64bits(boot, strlen(boot)));
+    return XXH3_64bits_withSeed(u.nodename, strlen(u.nodename), XXH3_64bits(boot, strlen(boot)));
 }
 
 /* ---- round 1: who is here ---- */
@@ -110,8 +111,8 @@ static int compare_hello(uint32_t r, const struct hello *a, const struct hello *
                          "shapes, dtypes or sizes of files",
                          r);
     if (a->options != b->options)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "rank %" PRIu32 " was given other options than rank 0", r);
+        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " was given other options than rank 0",
+                         r);
     return 0;
 }
 
@@ -446,8 +447,8 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, &in,
                         &cost, err) < 0)
         return -1;
-    load->readers = load->opt.readers == CKPT_READERS_AUTO ? ckpt_cost_choose(&cost)
-                                                           : load->opt.readers;
+    load->readers =
+        load->opt.readers == CKPT_READERS_AUTO ? ckpt_cost_choose(&cost) : load->opt.readers;
     if (n == 1)
         load->readers = CKPT_READERS_EACH;
     load->unique_bytes = in.unique;
@@ -459,12 +460,14 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
         .verify = load->opt.verify,
-        .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND},
+        .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN},
     };
     if (a->hot > 0.9)
-        load->engine_opt.cost = (struct ckpt_box_cost){HOT_GAP, HOT_BOUND};
+        load->engine_opt.cost = (struct ckpt_box_cost){HOT_GAP, HOT_BOUND, LONG_RUN};
     if (ckpt_load_domain(load->readers, self, node, n, &p.rank, &p.nrank, err) < 0)
         return -1;
+    if (p.nrank > 1) /* what lies in holes is another unit's, read by another worker or rank */
+        load->engine_opt.cost.run = EXACT_RUN;
     int rc = ckpt_load_sizes(&load->opt, p.nrank, in.unique, load->engine_opt.threads, &p.sizes,
                              &p.slots, err);
     load->engine_opt.slots = p.slots;
@@ -481,8 +484,8 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
 {
     XXH128_hash_t wants = XXH3_128bits(table, len);
     const struct ckpt_load_options *opt = &load->opt;
-    const uint64_t number[5] = {opt->readers, opt->host_bytes, opt->device_bytes,
-                                opt->window_bytes, opt->verify};
+    const uint64_t number[5] = {opt->readers, opt->host_bytes, opt->device_bytes, opt->window_bytes,
+                                opt->verify};
     const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
                             opt->rates.page_cache,   opt->rates.copy,
                             opt->rates.local_link,   opt->rates.network};

@@ -342,8 +342,8 @@ static int make_answer(struct ckpt_round *r, struct ckpt_err *missing, struct ck
         (void)ckpt_nomem(&why);
     bool failed = why.code != CKPT_OK;
     int rc = body.failed ? -1
-                         : round_message(r->comm, CKPT_CTL_ANSWER, r->number,
-                                         failed ? &why : NULL, body.ptr, failed ? 0 : body.len, out);
+                         : round_message(r->comm, CKPT_CTL_ANSWER, r->number, failed ? &why : NULL,
+                                         body.ptr, failed ? 0 : body.len, out);
     ckpt_str_release(&body);
     return rc;
 }

@@ -36,8 +36,8 @@ struct ckpt_ctl_message {
 
 struct ckpt_comm {
     struct ckpt_xport *x;
-    uint32_t epoch; /* of the load that runs */
-    uint32_t round; /* number of the next round */
+    uint32_t epoch;                /* of the load that runs */
+    uint32_t round;                /* number of the next round */
     struct ckpt_ctl_message *held; /* of rounds, that nobody waited for yet */
     uint64_t *heard_ms;            /* per rank: the last message */
     uint64_t alive_ms;             /* when we last said that we live */

@@ -46,8 +46,8 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
                        (double)in->node_needed / r->page_cache + place);
 
     /* one rank of a node: the rest goes over the links within the node */
-    local = ((double)in->node_needed - (double)in->node_needed / per_node) /
-            (r->local_link * per_node);
+    local =
+        ((double)in->node_needed - (double)in->node_needed / per_node) / (r->local_link * per_node);
     ret->node = larger(storage(in, r, (double)in->node_unique, (double)in->sum_node_unique),
                        (double)in->node_unique / r->page_cache + place + local);
 

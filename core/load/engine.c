@@ -30,8 +30,8 @@ uint64_t ckpt_now_ns(void)
 
 static unsigned char *map(uint64_t len)
 {
-    void *p = len ? mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-                  : NULL;
+    void *p =
+        len ? mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : NULL;
 
     return p == MAP_FAILED ? NULL : p;
 }
@@ -349,8 +349,8 @@ static int ask_retries(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
         m.rank = box.rank;
         memcpy(m.lo, box.lo, box.rank * sizeof *m.lo);
         memcpy(m.n, box.n, box.rank * sizeof *m.n);
-        if (ckpt_comm_send(e->comm, (e->self + 1) % e->comm->x->size, CKPT_CTL_ASSIST, &m,
-                           sizeof m, NULL) < 0)
+        if (ckpt_comm_send(e->comm, (e->self + 1) % e->comm->x->size, CKPT_CTL_ASSIST, &m, sizeof m,
+                           NULL) < 0)
             rc = ckpt_fail(err, r->err.code, "%s", r->err.text);
     }
     (void)pthread_mutex_unlock(&e->lock);
@@ -386,9 +386,8 @@ static int check_reads(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
         const uint32_t u = atomic_load(&e->worker[i].unit);
         const struct ckpt_unit *unit = &e->plan->units.ptr[u];
         ckpt_cleanup(ckpt_freep) char *name =
-            unit->source < e->cat->sources.len
-                ? ckpt_source_name(e->cat->sources.ptr[unit->source])
-                : NULL;
+            unit->source < e->cat->sources.len ? ckpt_source_name(e->cat->sources.ptr[unit->source])
+                                               : NULL;
         return ckpt_fail(err, CKPT_TIMEOUT,
                          "tensor '%s': reading '%s' at byte %" PRIu64 " takes longer than %.1f s",
                          ckpt_plan_unit_tensor(e->plan, u)->name, name ? name : "its files",
@@ -798,8 +797,8 @@ static bool wait_for(struct ckpt_engine *e, uint32_t timeout_ms, bool landed)
         }
         uint64_t now = ckpt_now_ms();
         (void)pthread_mutex_unlock(&e->lock);
-        bool over = pump_turn(e, (uint32_t)ckpt_min_u64(PUMP_SLEEP_MS,
-                                                        until > now ? until - now : 0));
+        bool over =
+            pump_turn(e, (uint32_t)ckpt_min_u64(PUMP_SLEEP_MS, until > now ? until - now : 0));
         (void)pthread_mutex_lock(&e->lock);
         if (!over && !e->finished && timeout_ms != UINT32_MAX && ckpt_now_ms() >= until)
             return false;

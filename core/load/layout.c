@@ -36,7 +36,8 @@ static int parse_layout(const char *text, uint32_t rank, uint32_t nrank, struct 
         unsigned long long n;
         int k = 0;
         while (equals && k < NWAY &&
-               !(strlen(name[k]) == (size_t)(equals - at) && strncmp(name[k], at, strlen(name[k])) == 0))
+               !(strlen(name[k]) == (size_t)(equals - at) &&
+                 strncmp(name[k], at, strlen(name[k])) == 0))
             k++;
         if (!equals || k == NWAY || seen[k] ||
             !ckpt_parse_u64(equals + 1, len - (size_t)(equals + 1 - at), &n) || n < 1 ||

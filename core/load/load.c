@@ -21,8 +21,7 @@ enum {
 static int take_options(struct ckpt_load_options *to, const struct ckpt_load_options *from,
                         struct ckpt_err *err)
 {
-    if (from && (from->size < offsetof(struct ckpt_load_options, readers) +
-                                  sizeof from->readers ||
+    if (from && (from->size < offsetof(struct ckpt_load_options, readers) + sizeof from->readers ||
                  from->size > sizeof *from))
         return ckpt_fail(err, CKPT_USAGE,
                          "struct ckpt_load_options has %zu bytes here, the caller's %zu",
@@ -108,8 +107,8 @@ static int set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest 
         t->ptr = dest->ptr;
     ckpt_shape_strides(t->box.n, t->box.rank, t->stride);
     for (uint32_t d = 0; d < t->box.rank; d++)
-        t->stride[d] = (dest && dest->stride ? dest->stride[d] : t->stride[d]) *
-                       ckpt_dtype_size(dtype);
+        t->stride[d] =
+            (dest && dest->stride ? dest->stride[d] : t->stride[d]) * ckpt_dtype_size(dtype);
     return 0;
 }
 
@@ -124,8 +123,8 @@ int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struc
         return ckpt_fail(err, CKPT_USAGE, "the plan is made: no more wants");
     if (ckpt_wants_add(&load->wants, t, spec, box, err) < 0)
         return -1;
-    if (!ckpt_wants_box(&load->wants, &load->wants.entries.ptr[want], tensor,
-                        load->comm->x->rank, &target.box))
+    if (!ckpt_wants_box(&load->wants, &load->wants.entries.ptr[want], tensor, load->comm->x->rank,
+                        &target.box))
         for (uint32_t d = 0; d < tensor->rank; d++)
             if (target.box.n[d] == 0)
                 target.box.rank = tensor->rank;
@@ -188,7 +187,8 @@ static uint32_t take_mesh(struct ckpt_load *load, const struct ckpt_mesh *mesh,
                CKPT_NONE;
     for (uint32_t d = 0; d < mesh->ndim; d++)
         if (mesh->dim[d] == 0 || ckd_mul(&n, n, mesh->dim[d]) || n > size)
-            return (void)ckpt_fail(err, CKPT_USAGE, "the mesh has not 1 to %" PRIu32 " ranks", size),
+            return (void)ckpt_fail(err, CKPT_USAGE, "the mesh has not 1 to %" PRIu32 " ranks",
+                                   size),
                    CKPT_NONE;
     if (!(rank = malloc(n * sizeof *rank)))
         return (void)ckpt_nomem(err), CKPT_NONE;
@@ -301,9 +301,8 @@ int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
     for (size_t i = 0; i < load->target.len; i++)
         if (!load->target.ptr[i].ptr && ckpt_box_numel(&load->target.ptr[i].box))
-            return ckpt_fail(
-                err, CKPT_USAGE, "want %zu (of tensor '%s') has no destination", i,
-                load->view->cat->tensors.ptr[load->wants.entries.ptr[i].tensor].name);
+            return ckpt_fail(err, CKPT_USAGE, "want %zu (of tensor '%s') has no destination", i,
+                             load->view->cat->tensors.ptr[load->wants.entries.ptr[i].tensor].name);
     load->started = true;
     load->parts.target = load->target.ptr;
     load->parts.ntarget = load->target.len;

@@ -10,8 +10,8 @@
 
 /* Where a want goes. */
 struct ckpt_target {
-    unsigned char *ptr; /* of its first element */
-    struct ckpt_box box; /* the want, in its tensor */
+    unsigned char *ptr;             /* of its first element */
+    struct ckpt_box box;            /* the want, in its tensor */
     uint64_t stride[CKPT_MAX_RANK]; /* bytes */
     enum ckpt_dtype dtype;
 };

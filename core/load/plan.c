@@ -421,8 +421,7 @@ int ckpt_plan_sends(const struct ckpt_plan *p, uint32_t self, uint32_t lo, uint3
         struct ckpt_box box;
         ckpt_plan_unit_box(p, u, &box);
         for (uint32_t k = 0; k < p->nowner; k++)
-            if (p->owner[k] != self &&
-                ckpt_plan_wanted(p, p->owner[k], u, &box, out, err) < 0)
+            if (p->owner[k] != self && ckpt_plan_wanted(p, p->owner[k], u, &box, out, err) < 0)
                 return -1;
     }
     for (size_t i = before; i < out->len; i++)

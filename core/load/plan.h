@@ -54,7 +54,7 @@ struct ckpt_unit {
 };
 
 struct ckpt_plan_sizes {
-    uint64_t unit; /* bytes of a unit at most (more only where an element is larger) */
+    uint64_t unit;  /* bytes of a unit at most (more only where an element is larger) */
     uint64_t piece; /* bytes that one owner reads for one window; >= unit */
 };
 
@@ -70,9 +70,9 @@ struct ckpt_plan {
     uint32_t *tensor_region; /* regions of tensor t are tensor_region[t] .. tensor_region[t+1] */
     uint32_t *owner_unit;    /* owner o reads units owner_unit[o] .. owner_unit[o+1] */
     uint32_t nwindow;
-    uint32_t *piece_first; /* owner o's pieces begin at piece_unit[piece_first[o]] */
+    uint32_t *piece_first;         /* owner o's pieces begin at piece_unit[piece_first[o]] */
     CKPT_VEC(uint32_t) piece_unit; /* first unit of a piece; and the end of the owner's run */
-    uint64_t bytes; /* that the domain reads */
+    uint64_t bytes;                /* that the domain reads */
 };
 
 /* The plan of the domain of these ranks (ascending). */
@@ -101,7 +101,7 @@ void ckpt_plan_find(const struct ckpt_plan *p, uint32_t unit, uint32_t *ret_owne
 
 /* A part of a unit that a rank wants. */
 struct ckpt_part {
-    uint32_t peer;  /* the rank that wants it, or the owner's rank that sends it */
+    uint32_t peer; /* the rank that wants it, or the owner's rank that sends it */
     uint32_t unit;
     uint32_t entry; /* in the table of the rank that wants it */
     uint32_t window;

@@ -15,7 +15,7 @@ typedef CKPT_VEC(struct ckpt_box) box_vec;
 
 struct merge {
     const struct ckpt_roster *roster;
-    const uint32_t *rank; /* of the domain, by class */
+    const uint32_t *rank;  /* of the domain, by class */
     const uint32_t *first; /* those of class c: rank[first[c]] .. rank[first[c+1]] */
     uint8_t **complete;    /* per class and spec */
     box_vec boxes;         /* of the tensor at hand, none inside another */
@@ -237,8 +237,8 @@ static int prepare(struct merge *m, const uint32_t *rank, uint32_t nrank, uint32
         if (!(m->complete[c] = calloc(w->specs.len + 1, 1)))
             return ckpt_nomem(m->err);
         for (size_t s = 0; s < w->specs.len; s++)
-            m->complete[c][s] = is_complete(w, &w->specs.ptr[s], sorted + first[c],
-                                            first[c + 1] - first[c], seen);
+            m->complete[c][s] =
+                is_complete(w, &w->specs.ptr[s], sorted + first[c], first[c + 1] - first[c], seen);
     }
     return 0;
 }

@@ -68,7 +68,7 @@ bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
  * against the catalogue. */
 int ckpt_wants_dump(const struct ckpt_wants *w, unsigned char **ret, size_t *ret_len,
                     struct ckpt_err *err);
-int ckpt_wants_parse(const void *data, size_t len, const struct ckpt_catalog *cat,
-                     uint32_t nrank, struct ckpt_wants *ret, struct ckpt_err *err);
+int ckpt_wants_parse(const void *data, size_t len, const struct ckpt_catalog *cat, uint32_t nrank,
+                     struct ckpt_wants *ret, struct ckpt_err *err);
 
 #endif

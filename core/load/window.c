@@ -98,9 +98,7 @@ static int find_twins(const ckpt_parts *parts, uint32_t *twin, struct ckpt_err *
     qsort(order, n, sizeof *order, same_cmp);
     for (size_t i = 0; i < n; i++) {
         uint32_t at = (uint32_t)(order[i] - parts->ptr);
-        twin[at] = i > 0 && same_box(order[i - 1], order[i])
-                       ? twin[order[i - 1] - parts->ptr]
-                       : at;
+        twin[at] = i > 0 && same_box(order[i - 1], order[i]) ? twin[order[i - 1] - parts->ptr] : at;
     }
     return 0;
 }
@@ -129,8 +127,7 @@ static int stage_message(void *ctx, const struct ckpt_message *m)
     struct stager *s = ctx;
 
     if (m->is_pack || s->verify ||
-        (s->twin[m->first] == m->first &&
-         !run_of(s->plan, &s->parts->ptr[m->first], s)))
+        (s->twin[m->first] == m->first && !run_of(s->plan, &s->parts->ptr[m->first], s)))
         s->bytes += aligned(m->xfer.len);
     return 0;
 }
@@ -144,8 +141,8 @@ static uint64_t piece_bytes(const struct ckpt_plan *plan, uint32_t lo, uint32_t 
         ckpt_plan_unit_box(plan, u, &box);
         if (off)
             off[u - lo] = bytes;
-        bytes += aligned(ckpt_box_numel(&box) *
-                         ckpt_dtype_size(ckpt_plan_unit_tensor(plan, u)->dtype));
+        bytes +=
+            aligned(ckpt_box_numel(&box) * ckpt_dtype_size(ckpt_plan_unit_tensor(plan, u)->dtype));
     }
     if (off)
         off[hi - lo] = bytes;
@@ -294,10 +291,9 @@ static int prepare_send(void *ctx, const struct ckpt_message *m)
     out->xfer.send = true;
     if (!m->is_pack && !p->e->opt.verify) {
         const uint32_t twin = p->twin[m->first];
-        const void *run =
-            twin != m->first
-                ? p->data[twin]
-                : run_of(p->e->plan, part, s->read + s->unit_off[part->unit - s->lo]);
+        const void *run = twin != m->first
+                              ? p->data[twin]
+                              : run_of(p->e->plan, part, s->read + s->unit_off[part->unit - s->lo]);
         if (run) {
             p->data[m->first] = run;
             out->xfer.buf = (void *)(uintptr_t)run;

@@ -24,7 +24,7 @@ struct ckpt_xfer {
     uint32_t peer;
     bool send;
     atomic_bool done; /* set by post or progress, or another thread */
-    size_t at; /* the transport's own, as are these */
+    size_t at;        /* the transport's own, as are these */
     struct ckpt_xfer *next;
     union {
         void *ptr;

@@ -284,11 +284,12 @@ int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
                      struct ckpt_err *err)
 {
     struct ckpt_batch batch;
+    struct ckpt_region_cache cache = {0};
     struct box_request r;
     int result = 0;
 
     r.cat = cat;
-    r.reader = (struct ckpt_region_reader){&batch, 1, cost->gap, cost->bound};
+    r.reader = (struct ckpt_region_reader){&batch, 1, cost->gap, cost->bound, cost->run, &cache};
     ckpt_batch_init(&batch);
     for (size_t i = 0; i < n && result == 0; i++)
         result = read_one(cat, rd, &read[i], cost, &r, err);
@@ -299,5 +300,6 @@ int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
         atomic_fetch_add_explicit(&rd->stats->source_bytes, batch.nbyte, memory_order_relaxed);
     }
     ckpt_batch_release(&batch);
+    ckpt_region_cache_release(&cache);
     return result;
 }

@@ -21,9 +21,9 @@ struct ckpt_box_read {
 
 /* Holes of a source up to `gap` bytes are read through, in ranges of at most `bound` bytes: large
  * where a seek is dear (CKPT_REGION_GAP, CKPT_REGION_BOUND), small where the files are in the page
- * cache. */
+ * cache. Runs of `run` bytes and more are read alone (tensor/region.h). */
 struct ckpt_box_cost {
-    uint64_t gap, bound;
+    uint64_t gap, bound, run;
 };
 
 /* Read n boxes of one catalogue. Neighbours in a source that follow each other in the list become

@@ -10,6 +10,7 @@
 
 enum {
     SCATTER_RUN = 512, /* shorter runs are read together and copied, not scattered */
+    SMALL_HOLE = 16,   /* a hole is small if it is less than 1/16 of what lies between */
 };
 
 /* Runs that are neighbours in the source and not too short land in place with one scatter read. */
@@ -30,20 +31,66 @@ static int read_scattered(const struct ckpt_region_reader *r, struct ckpt_source
     return 0;
 }
 
+void ckpt_region_cache_release(struct ckpt_region_cache *c)
+{
+    free(c->data);
+    *c = (struct ckpt_region_cache){0};
+}
+
+static int cache_reserve(struct ckpt_region_cache *c, size_t len, struct ckpt_err *err)
+{
+    if (len <= c->cap)
+        return 0;
+    unsigned char *data = realloc(c->data, len);
+    if (!data)
+        return ckpt_nomem(err);
+    c->data = data;
+    c->cap = len;
+    return 0;
+}
+
+/* Have bytes [off, off+len) of s in memory: *ret_data lives until the next call. What is not there
+ * yet is read; a range that continues the last one extends it, up to twice the bound. */
+static int cache_read(const struct ckpt_region_reader *r, struct ckpt_source *s, size_t len,
+                      uint64_t off, const unsigned char **ret_data, struct ckpt_err *err)
+{
+    struct ckpt_region_cache *c = r->cache;
+    const uint64_t end = off + len;
+
+    if (c->source != s || off < c->off || off > c->off + c->len || end - c->off > 2 * r->bound) {
+        c->source = s;
+        c->off = off;
+        c->len = 0;
+    }
+    if (end > c->off + c->len) {
+        const size_t have = c->len;
+        c->len = 0; /* a failure leaves nothing */
+        if (cache_reserve(c, (size_t)(end - c->off), err) < 0 ||
+            ckpt_batch_add(r->batch, s, c->data + have, (size_t)(end - c->off) - have,
+                           c->off + have, err) < 0 ||
+            ckpt_batch_flush(r->batch, err) < 0)
+            return -1;
+        c->len = (size_t)(end - c->off);
+    }
+    *ret_data = c->data + (off - c->off);
+    return 0;
+}
+
 static int read_bound(const struct ckpt_region_reader *r, struct ckpt_source *s,
                       const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
                       struct ckpt_err *err)
 {
-    size_t span = (size_t)ckpt_ndcopy_src_span(c);
-    ckpt_cleanup(ckpt_freep) unsigned char *scratch = malloc(span);
+    struct ckpt_region_cache own = {0};
+    struct ckpt_region_reader with = *r;
+    const unsigned char *data;
 
-    if (!scratch)
-        return ckpt_nomem(err);
-    if (ckpt_batch_add(r->batch, s, scratch, span, src, err) < 0 ||
-        ckpt_batch_flush(r->batch, err) < 0)
-        return -1;
-    ckpt_ndcopy_run(c, dst, scratch);
-    return 0;
+    if (!with.cache)
+        with.cache = &own;
+    int rc = cache_read(&with, s, (size_t)ckpt_ndcopy_src_span(c), src, &data, err);
+    if (rc == 0)
+        ckpt_ndcopy_run(c, dst, data);
+    ckpt_region_cache_release(&own);
+    return rc;
 }
 
 static uint32_t widest_axis(const struct ckpt_ndcopy *c)
@@ -64,7 +111,8 @@ static uint64_t steps_at_once(const struct ckpt_region_reader *r, const struct c
     const struct ckpt_step_axis *a = &c->axis[widest];
     uint64_t inner = ckpt_ndcopy_src_span(c) - (a->n - 1) * a->src;
 
-    if (a->src > inner && a->src - inner > r->gap)
+    if (a->src > inner &&
+        (a->src - inner > r->gap || (inner >= r->run && a->src - inner > inner / SMALL_HOLE)))
         return 1;
     if (a->src == 0 || inner >= r->bound)
         return inner >= r->bound ? 1 : a->n;

@@ -16,14 +16,25 @@ enum {
     CKPT_REGION_BOUND = 4 * 1024 * 1024, /* largest bounding range read at once */
 };
 
+/* The last bounding range that was read: what others left in its holes is there already. */
+struct ckpt_region_cache {
+    const struct ckpt_source *source; /* NULL: empty */
+    uint64_t off;
+    size_t len, cap;
+    unsigned char *data;
+};
+void ckpt_region_cache_release(struct ckpt_region_cache *c);
+
 struct ckpt_region_reader {
     struct ckpt_batch *batch;
     size_t esize;
     uint64_t gap, bound;
+    uint64_t run; /* runs from this size on are read alone, unless their holes are much smaller */
+    struct ckpt_region_cache *cache; /* may be NULL */
 };
 #define CKPT_REGION_READER(batch, esize)                                                           \
     {                                                                                              \
-        (batch), (esize), CKPT_REGION_GAP, CKPT_REGION_BOUND                                       \
+        (batch), (esize), CKPT_REGION_GAP, CKPT_REGION_BOUND, UINT64_MAX, NULL                     \
     }
 
 /* axis[j].src is a stride in the source, axis[j].dst one in memory, both in bytes, slowest first;

@@ -98,13 +98,13 @@ struct ckpt_rates {
 struct ckpt_load_options {
     size_t size; /* sizeof (struct ckpt_load_options): what the caller knows of */
     enum ckpt_readers readers;
-    uint64_t host_bytes;   /* memory for windows, per rank; 0: 256 MiB */
-    uint64_t device_bytes; /* device memory for windows, per rank (nccl); 0: 256 MiB */
-    uint64_t window_bytes; /* of a window, all owners together; 0: what suits */
-    uint32_t threads;      /* that read, per rank: reads in flight; 0: what suits */
+    uint64_t host_bytes;          /* memory for windows, per rank; 0: 256 MiB */
+    uint64_t device_bytes;        /* device memory for windows, per rank (nccl); 0: 256 MiB */
+    uint64_t window_bytes;        /* of a window, all owners together; 0: what suits */
+    uint32_t threads;             /* that read, per rank: reads in flight; 0: what suits */
     uint32_t read_timeout_ms;     /* one read of storage; 0: 120 s */
     uint32_t exchange_timeout_ms; /* hearing nothing from a rank that owes us something; 0: 300 s */
-    bool verify; /* XXH3 of what was sent against what was received */
+    bool verify;                  /* XXH3 of what was sent against what was received */
     struct ckpt_rates rates;
 };
 

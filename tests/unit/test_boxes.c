@@ -112,7 +112,8 @@ static void check_boxes(const struct ckpt_catalog *cat, size_t n,
 {
     struct ckpt_err err = {0};
     struct ckpt_box_read read[MOST];
-    const struct ckpt_box_cost cost = {random_range(rng, 0, 64), 1 + random_range(rng, 0, 4096)};
+    const struct ckpt_box_cost cost = {random_range(rng, 0, 64), 1 + random_range(rng, 0, 4096),
+                                       random_range(rng, 0, 64)};
     unsigned char *expect[MOST], *whole;
 
     for (size_t i = 0; i < n; i++) {
@@ -210,7 +211,7 @@ TEST(boxes, neighbours_are_one_read)
     struct fixture f = setup(&err);
     struct ckpt_read_stats stats = {0};
     struct ckpt_reading rd = {.stats = &stats};
-    const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND};
+    const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, UINT64_MAX};
     struct ckpt_box_read read[3];
     unsigned char buf[3][64];
     const uint64_t dim = 8, stride = 4;
@@ -232,5 +233,34 @@ TEST(boxes, neighbours_are_one_read)
     ckpt_catalog_free(f.cat);
 }
 
-TESTS(T(boxes, are_slices_of_stored_tensors), T(boxes, are_slices_of_casts),
-      T(boxes, are_slices_of_other_values), T(boxes, neighbours_are_one_read))
+/* Two tensors whose rows alternate: the holes of one are the other. */
+TEST(boxes, what_lies_in_holes_is_not_read_twice)
+{
+    struct ckpt_err err = {0};
+    struct fixture f = setup(&err);
+    struct ckpt_read_stats stats = {0};
+    struct ckpt_reading rd = {.stats = &stats};
+    const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096};
+    struct ckpt_box_read read[2];
+    unsigned char buf[2][64];
+    const uint64_t dim[2] = {4, 4}, stride[2] = {32, 4};
+
+    for (size_t i = 0; i < 2; i++) {
+        struct ckpt_box box = {.rank = 2, .n = {4, 4}};
+        struct ckpt_piece_draft piece;
+        char name[2] = {(char)('a' + i), 0};
+        size_t index;
+        CHECK_OK(ckpt_catalog_add(f.cat, name, CKPT_F32, dim, 2, &index, &err));
+        ckpt_piece_from_box(dim, &box, 0, i * 16, stride, &piece);
+        CHECK_OK(ckpt_catalog_set_pieces(f.cat, index, &piece, 1, &err));
+    }
+    for (size_t i = 0; i < 2; i++)
+        read[i] = (struct ckpt_box_read){&f.cat->tensors.ptr[i], {.rank = 2, .n = {4, 4}}, buf[i]};
+    CHECK_OK(ckpt_boxes_pread(f.cat, &rd, read, 2, &cost, &err));
+    CHECK_EQ(stats.source_bytes, 128);
+    ckpt_catalog_free(f.cat);
+}
+
+TESTS(T(boxes, what_lies_in_holes_is_not_read_twice), T(boxes, are_slices_of_stored_tensors),
+      T(boxes, are_slices_of_casts), T(boxes, are_slices_of_other_values),
+      T(boxes, neighbours_are_one_read))
