@@ -221,16 +221,18 @@ static int index_units(struct ckpt_plan *p, struct ckpt_err *err)
 /* Owner o gets the units whose middle lies in its part of all bytes. */
 static int share_out(struct ckpt_plan *p, struct ckpt_err *err)
 {
-    uint64_t done = 0;
+    uint64_t done = 0, total = 0;
     uint32_t o = 0;
 
     if (!(p->owner_unit = malloc((p->nowner + 1) * sizeof *p->owner_unit)))
         return ckpt_nomem(err);
     p->owner_unit[0] = 0;
+    for (uint32_t u = 0; u < p->units.len; u++)
+        total += unit_bytes(p, u);
     for (uint32_t u = 0; u < p->units.len; u++) {
         uint64_t bytes = unit_bytes(p, u);
         while (o + 1 < p->nowner &&
-               (double)(done + bytes / 2) >= (double)p->bytes * (o + 1) / p->nowner)
+               (double)(done + bytes / 2) >= (double)total * (o + 1) / p->nowner)
             p->owner_unit[++o] = u;
         done += bytes;
     }
@@ -303,14 +305,19 @@ void ckpt_plan_find(const struct ckpt_plan *p, uint32_t unit, uint32_t *ret_owne
 
 /* ---- the whole ---- */
 
+/* As they lie in storage: a cast's operand. */
 static uint64_t regions_bytes(const struct ckpt_roster *roster, const struct ckpt_region *region,
                               size_t n)
 {
+    const struct ckpt_catalog *cat;
     uint64_t bytes = 0;
 
     for (size_t i = 0; i < n; i++)
         bytes += ckpt_box_numel(&region[i].box) *
-                 ckpt_dtype_size(roster->cat->tensors.ptr[region[i].tensor].dtype);
+                 ckpt_dtype_size(
+                     ckpt_tensor_stored(roster->cat, &roster->cat->tensors.ptr[region[i].tensor],
+                                        &cat)
+                         ->dtype);
     return bytes;
 }
 

@@ -81,7 +81,7 @@ int ckpt_plan_new(const struct ckpt_roster *roster, const uint32_t *rank, uint32
                   struct ckpt_err *err);
 void ckpt_plan_free(struct ckpt_plan *p);
 
-/* Bytes that anybody of these ranks wants, counted once. */
+/* Bytes of storage that hold what anybody of these ranks wants, counted once. */
 int ckpt_plan_bytes(const struct ckpt_roster *roster, const uint32_t *rank, uint32_t nrank,
                     uint64_t *ret, struct ckpt_err *err);
 

@@ -217,7 +217,7 @@ CKPT_PUBLIC void ckpt_load_cancel(struct ckpt_load *load);
 
 struct ckpt_load_stats {
     uint64_t needed_bytes;   /* wanted by this rank, in the view's dtypes */
-    uint64_t unique_bytes;   /* wanted by anybody, counted once */
+    uint64_t unique_bytes;   /* of storage, that hold what anybody wants, counted once */
     uint64_t read_bytes;     /* from sources, by this rank */
     uint64_t reads;          /* calls */
     uint64_t sent_bytes;     /* to other ranks */
@@ -231,7 +231,7 @@ struct ckpt_load_stats {
 };
 
 /* Of this rank; job: of all ranks together (bytes and busy times added, wall the longest), known
- * after the end on rank 0, zero elsewhere. Either may be NULL. */
+ * after a good end. Either may be NULL. */
 CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
                                  struct ckpt_load_stats *job);
 
