@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/mem.h"
@@ -81,6 +83,22 @@ static int set_text(char **slot, const char *key, const char *value, struct ckpt
     return *slot ? 0 : ckpt_nomem(err);
 }
 
+/* A path that means the same after the process has gone to another directory (daemons do). */
+static int set_path(char **slot, const char *key, const char *value, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *here = NULL;
+
+    if (set_text(slot, key, value, err) < 0)
+        return -1;
+    if (value[0] == '/')
+        return 0;
+    if (!(here = getcwd(NULL, 0)))
+        return ckpt_fail(err, CKPT_IO, "option %s: the current directory is not known", key);
+    free(*slot);
+    *slot = ckpt_asprintf("%s/%s", here, value);
+    return *slot ? 0 : ckpt_nomem(err);
+}
+
 static int set_flag(bool *slot, const char *key, const char *value, struct ckpt_err *err)
 {
     static const char *const yes[] = {"1", "true", "yes", "on"}, *const no[] = {"0", "false", "no",
@@ -101,19 +119,22 @@ static int set_flag(bool *slot, const char *key, const char *value, struct ckpt_
 static int set_base(struct ckpt_options *opt, const char *key, const char *value,
                     struct ckpt_err *err)
 {
-    return set_text(&opt->base, key, value, err);
+    struct stat st;
+    bool is_path = value && stat(value, &st) == 0; /* else ORG/NAME of the hub's cache */
+
+    return (is_path ? set_path : set_text)(&opt->base, key, value, err);
 }
 
 static int set_recipe(struct ckpt_options *opt, const char *key, const char *value,
                       struct ckpt_err *err)
 {
-    return set_text(&opt->recipe, key, value, err);
+    return set_path(&opt->recipe, key, value, err);
 }
 
 static int set_key_mapping(struct ckpt_options *opt, const char *key, const char *value,
                            struct ckpt_err *err)
 {
-    return set_text(&opt->key_mapping, key, value, err);
+    return set_path(&opt->key_mapping, key, value, err);
 }
 
 /* The names of ckpt_dtype_parse, and what people write. */

@@ -69,6 +69,17 @@ class Real(Case):
     def mount(self, run=None, *args):
         return Mount(run or self.run_dir, self.mnt, *args, program=CKPTFS)
 
+    def test_paths_in_options_are_relative_to_where_it_was_started(self):
+        """The daemon goes to /; what it was told before still means the same."""
+        case = os.path.join(SOURCE, "tests", "golden", "torchtitan", "deepseek_v3_dp2")
+        done = subprocess.run([os.path.abspath(CKPTFS), "run/checkpoint", self.mnt, "-o", "base=base"], cwd=case, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        try:
+            with open(os.path.join(case, "base", "tokenizer.json"), "rb") as a, open(self.path("latest", "tokenizer.json"), "rb") as b:
+                self.assertEqual(a.read(), b.read())
+        finally:
+            subprocess.run(["fusermount3", "-u", self.mnt], check=True)
+
     def test_the_mount_and_the_export_are_the_same_files(self):
         self.model("10", "20")
         out = os.path.join(self.tmp, "out")
