@@ -7,6 +7,7 @@
 
 #include "base/ckd.h"
 #include "base/str.h"
+#include "recipe/join.h"
 #include "recipe/lower.h"
 #include "recipe/recipes.h"
 #include "recipe/resolve.h"
@@ -21,8 +22,8 @@ struct apply {
     const struct ckpt_recipe_options *opt;
     struct ckpt_settings set;
     struct ckpt_resolver rs;
-    struct ckpt_catalog *cat;
-    bool *used; /* tensors of src */
+    struct ckpt_catalog *cat, *joined; /* the model; what src is if it had ranked tensors */
+    bool *used;                        /* tensors of src */
     struct ckpt_instance in;
     ckpt_drafts drafts;
     struct ckpt_str name;
@@ -425,26 +426,6 @@ static int walk(struct apply *ap, const struct ckpt_items *list, enum pass pass)
 
 /* ---- models without a list: the checkpoint says which tensors there are ---- */
 
-/* A tensor that no rule speaks of. */
-static int keep_tensor(struct apply *ap, const struct ckpt_tensor *t)
-{
-    size_t index;
-
-    if (ckpt_catalog_add(ap->cat, t->name, t->dtype, t->dim, t->rank, &index, ap->err) < 0)
-        return -1;
-    ap->drafts.len = 0;
-    for (size_t i = 0; i < t->npiece; i++) {
-        const struct ckpt_piece *p = &t->piece[i];
-        struct ckpt_piece_draft *d;
-        if (ckpt_vec_add(&ap->drafts, &d) < 0)
-            return ckpt_nomem(ap->err);
-        *d = (struct ckpt_piece_draft){
-            .dst = p->dst, .src = p->src, .naxis = p->naxis, .source = p->source};
-        memcpy(d->axis, p->axis, p->naxis * sizeof *p->axis);
-    }
-    return ckpt_catalog_set_pieces(ap->cat, index, ap->drafts.ptr, ap->drafts.len, ap->err);
-}
-
 /* One side of the rule: a tensor for each value of the axes that are numbers in its name only. They
  * were one in memory and stay together. */
 static int add_side(struct apply *ap, uint32_t side)
@@ -497,7 +478,7 @@ static int convert(struct apply *ap, const struct ckpt_tensor *t)
             !(ap->explanation = json_pack("{s:s, s:s, s:[{s:s}]}", "recipe", ap->recipe->name,
                                           "target", t->name, "sources", "tensor", t->name)))
             return ckpt_nomem(ap->err);
-        return keep_tensor(ap, t);
+        return ckpt_catalog_copy(ap->cat, t, ap->err);
     }
     ap->in.target = t->name;
     ap->in.bound = 0;
@@ -575,6 +556,7 @@ static void apply_release(struct apply *ap)
     ckpt_settings_release(&ap->set);
     ckpt_resolver_release(&ap->rs);
     ckpt_catalog_free(ap->cat);
+    ckpt_catalog_free(ap->joined);
     free(ap->used);
     ckpt_instance_release(&ap->in);
     ckpt_vec_release(&ap->drafts);
@@ -582,9 +564,27 @@ static void apply_release(struct apply *ap)
     json_decref(ap->explanation);
 }
 
+/* Ranked tensors become ordinary ones before anything else looks at their shapes. */
+static int join(struct apply *ap)
+{
+    struct ckpt_settings draft = {0};
+    int rc;
+
+    if (!ap->recipe->family || !ckpt_join_needed(ap->src))
+        return 0;
+    rc = ckpt_settings_draft(&draft, ap->recipe, ap->src, ap->opt, ap->err) < 0 ||
+                 ckpt_join(ap->recipe, ap->src, &draft, &ap->joined, ap->err) < 0
+             ? -1
+             : 0;
+    ckpt_settings_release(&draft);
+    if (rc == 0)
+        ap->src = ap->joined;
+    return rc;
+}
+
 static int run(struct apply *ap, const struct ckpt_recipes *set)
 {
-    if (ckpt_recipes_choose(set, ap->src, ap->opt, &ap->recipe, ap->err) < 0 ||
+    if (ckpt_recipes_choose(set, ap->src, ap->opt, &ap->recipe, ap->err) < 0 || join(ap) < 0 ||
         start_catalog(ap) < 0 ||
         ckpt_settings_init(&ap->set, ap->recipe, ap->src, ap->opt, ap->cat, ap->err) < 0)
         return -1;

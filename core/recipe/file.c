@@ -257,6 +257,22 @@ static int read_config(struct reader *r, const char *where, const json_t *config
     return 0;
 }
 
+/* Evidence of included files counts too. */
+static int read_when(struct reader *r, const char *name, const json_t *j)
+{
+    const struct ckpt_expr *when;
+    const char *text, *where;
+
+    if (ckpt_field_string(r->arena, j, "when", name, &text, r->err) < 0)
+        return -1;
+    if (!text)
+        return 0;
+    if (!(where = ckpt_field_text(r->arena, r->err, "%s: when", name)) ||
+        ckpt_expr_parse(r->arena, where, text, &when, r->err) < 0)
+        return -1;
+    return ckpt_vec_push(&r->out->when, when) < 0 ? ckpt_nomem(r->err) : 0;
+}
+
 static int read_rest(struct reader *r, const char *name, const json_t *j)
 {
     const char *has = ckpt_field_text(r->arena, r->err, "%s: has", name),
@@ -267,7 +283,12 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
 
     if (!has || !lacks || !config || !refuse || !warn)
         return -1;
-    return read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
+    if (json_object_get(j, "may_lack") &&
+        ckpt_field_strings(r->arena, json_object_get(j, "may_lack"), name, &r->out->may_lack,
+                           &r->out->nmay_lack, r->err) < 0)
+        return -1;
+    return read_when(r, name, j) < 0 ||
+                   read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
                    read_evidence(r, lacks, json_object_get(j, "lacks"), false) < 0 ||
                    read_config(r, config, json_object_get(j, "config")) < 0 ||
                    read_remarks(r, refuse, json_object_get(j, "refuse"), true) < 0 ||
@@ -280,30 +301,27 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
 static int read_head(struct reader *r, const char *name, const json_t *j)
 {
     json_t *model = json_object_get(j, "model");
-    const char *when;
 
     if (r->includes > 0)
         return 0;
+    r->out->fallback = json_is_true(json_object_get(j, "fallback"));
     if (json_is_object(model))
         r->out->inline_model = json_incref(model);
     if (ckpt_field_string(r->arena, j, "format", name, &r->out->format, r->err) < 0 ||
         (!r->out->inline_model &&
-         ckpt_field_string(r->arena, j, "model", name, &r->out->model, r->err) < 0) ||
-        ckpt_field_string(r->arena, j, "when", name, &when, r->err) < 0)
+         ckpt_field_string(r->arena, j, "model", name, &r->out->model, r->err) < 0))
         return -1;
     if (r->out->format && !model && json_array_size(json_object_get(j, "refuse")) == 0)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'model' is missing", name);
-    if (!when)
-        return 0;
-    const char *where = ckpt_field_text(r->arena, r->err, "%s: when", name);
-    return where ? ckpt_expr_parse(r->arena, where, when, &r->out->when, r->err) : -1;
+    return 0;
 }
 
 static int read_file(struct reader *r, const char *name, const char *text, size_t len,
                      unsigned parts, const struct ckpt_rule_context *cx)
 {
-    static const char *const known[] = {"note",    "format", "model", "when",   "has",  "lacks",
-                                        "include", "config", "rules", "refuse", "warn", NULL};
+    static const char *const known[] = {"note",  "format",   "model",    "when",  "has",
+                                        "lacks", "include",  "config",   "rules", "refuse",
+                                        "warn",  "fallback", "may_lack", NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     size_t n;
@@ -347,6 +365,7 @@ void ckpt_recipe_release(struct ckpt_recipe *r)
 {
     if (!r)
         return;
+    ckpt_vec_release(&r->when);
     ckpt_vec_release(&r->has);
     ckpt_vec_release(&r->lacks);
     ckpt_vec_release(&r->config);

@@ -3,6 +3,7 @@
 #ifndef CKPT_RECIPE_FILE_H
 #define CKPT_RECIPE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -41,7 +42,10 @@ struct ckpt_recipe {
         *model; /* name of its model file; NULL: it is inline, or the recipe can only refuse */
     json_t *inline_model; /* the model file itself, in the recipe; or NULL */
     const struct ckpt_family *family;
-    const struct ckpt_expr *when; /* over the framework's config; NULL: always */
+    CKPT_VEC(const struct ckpt_expr *) when; /* over the framework's config; all must hold */
+    bool fallback;                           /* fits only where no other recipe does */
+    const char *const *may_lack; /* keys that the model needs, but some checkpoints do not say */
+    size_t nmay_lack;
     CKPT_VEC(struct ckpt_evidence_name) has;
     CKPT_VEC(struct ckpt_evidence_name) lacks;
     CKPT_VEC(struct ckpt_config_key) config;

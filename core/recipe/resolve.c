@@ -415,6 +415,31 @@ int ckpt_resolve_source(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
     return 0;
 }
 
+bool ckpt_resolver_next_side(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
+                             struct ckpt_source_side *at)
+{
+    const size_t len = strlen(t->name);
+    uint64_t axes[CKPT_SCOPE_AXES];
+
+    if (!at->begun)
+        at->next = index_find(rs, &rs->sources, t->name, len);
+    at->begun = true;
+    while (at->next != UINT32_MAX) {
+        const struct ckpt_name_entry *x = &rs->sources.entry.ptr[at->next];
+        const struct ckpt_rule *rule = &rs->recipe->rules.ptr[x->rule];
+        at->next = x->next;
+        if (!rs->state[x->rule].active || !match(rs, &rule->from[x->side].name[x->spelling],
+                                                 t->name, len, &rs->state[x->rule].sizes, axes))
+            continue;
+        at->rule = rule;
+        at->sizes = &rs->state[x->rule].sizes;
+        at->side = x->side;
+        at->spelling = x->spelling;
+        return true;
+    }
+    return false;
+}
+
 void ckpt_resolution_release(struct ckpt_resolution *r) { free(r->missing); }
 
 /* ---- life ---- */

@@ -550,6 +550,26 @@ static const char *own_files(const struct ckpt_view *v, const struct ckpt_reader
     return model ? model : side ? side : reader->side_files;
 }
 
+/* A base's config is the model's to the letter, if a recipe made the model in its image: no option
+ * changed a number, and the dtype is the one it says. */
+static bool lends_config(const struct ckpt_view *v)
+{
+    const struct ckpt_base *base = v->shared->base;
+    const char *says, *is = main_dtype(v->cat), *key;
+    json_t *value;
+
+    if (!v->recipe || v->own_names || !base || !base->config)
+        return false;
+    json_object_foreach(v->shared->opt->overrides, key, value)
+    {
+        if (key[0] != '_')
+            return false;
+    }
+    if (!(says = ckpt_json_str(base->config, "dtype")))
+        says = ckpt_json_str(base->config, "torch_dtype");
+    return is && strcmp(says ? says : "float32", is) == 0;
+}
+
 /* The checkpoint's own files; where it has no config.json, the base's too. */
 static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
                          struct ckpt_sides *sides, struct ckpt_err *err)
@@ -579,7 +599,7 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
     if (own && is_adapter(v->about) &&
         ckpt_sides_add_one(sides, v->dir, own, config, s->pool, err) < 0)
         return -1;
-    return lend && has_hf_names(v->about)
+    return lend && (has_hf_names(v->about) || lends_config(v))
                ? ckpt_sides_add_one(sides, s->base->dir, "", config, s->pool, err)
                : 0;
 }
@@ -609,7 +629,11 @@ static bool keeps_config(const struct ckpt_view *v, bool cast)
 {
     const struct ckpt_options *opt = v->shared->opt;
 
-    if (!has_hf_names(v->about) || json_object_size(opt->overrides) || v->config_changed)
+    if (v->config_changed)
+        return false;
+    if (lends_config(v))
+        return true;
+    if (!has_hf_names(v->about) || json_object_size(opt->overrides))
         return false;
     return !cast || (opt->dtype_rule == CKPT_DTYPE_AUTO &&
                      (ckpt_json_bool(v->about, "automodel", false) || !v->cat->config));
@@ -645,11 +669,11 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
     if (v->config && !keeps_config(v, cast)) {
         opt.config = v->config;
         ckpt_sides_remove(&sides, "config.json");
-        if (!ckpt_sides_has(&sides, "generation_config.json") && !has_hf_names(v->about)) {
-            if (ckpt_generation_config(v->config, &generation, err) < 0)
-                return -1;
-            opt.generation = generation;
-        }
+    }
+    if (v->config && !has_hf_names(v->about) && !ckpt_sides_has(&sides, "generation_config.json")) {
+        if (ckpt_generation_config(v->config, &generation, err) < 0)
+            return -1;
+        opt.generation = generation;
     }
     opt.side = sides.files.ptr;
     opt.nside = sides.files.len;

@@ -187,6 +187,17 @@ static int set_rope(struct ckpt_options *opt, const char *key, const char *value
     return 0;
 }
 
+/* Which family of Hugging Face's a checkpoint is of, where nothing in it says so. */
+static int set_model_type(struct ckpt_options *opt, const char *key, const char *value,
+                          struct ckpt_err *err)
+{
+    if (!value || !*value)
+        return ckpt_fail(err, CKPT_USAGE, "option %s needs a value", key);
+    return json_object_set_new(opt->overrides, "_model_type", json_string(value)) < 0
+               ? ckpt_fail(err, CKPT_USAGE, "option %s: the value is not UTF-8", key)
+               : 0;
+}
+
 static int set_allow_partial(struct ckpt_options *opt, const char *key, const char *value,
                              struct ckpt_err *err)
 {
@@ -230,6 +241,7 @@ static const struct option {
     {"max_shard_size", set_max_shard_size},
     {"recipe", set_recipe},
     {"rope", set_rope},
+    {"model_type", set_model_type},
     {"allow_partial", set_allow_partial},
     {"follow_symlinks", set_follow_symlinks},
     {"wait", set_wait},

@@ -36,6 +36,7 @@ struct ckpt_run {
     struct ckpt_dir *dir;
     struct ckpt_shared *shared;
     bool is_folder;
+    char *unfinished;     /* the last step that a scan found unfinished, for an error, or NULL */
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t opened_one;
     step_list steps; /* oldest first; of a single checkpoint: one, named "" */
@@ -89,6 +90,7 @@ struct scan {
     struct ckpt_dir *dir;
     char **latest; /* per reader: what its pointer file says, or NULL */
     step_list steps;
+    char *unfinished; /* a step of which the save is not, or NULL */
 };
 
 static const char *latest_of(const struct scan *s, const struct ckpt_reader *reader)
@@ -148,8 +150,11 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
     const struct ckpt_reader *r = probe_inside(&dir, &ignored);
     if (!r && ignored.code != CKPT_CONFLICT)
         return 0;
-    if (r && r->finished && !r->finished(dir, e->name, latest_of(s, r)))
-        return 0;
+    if (r && r->finished && !r->finished(dir, e->name, latest_of(s, r))) {
+        free(s->unfinished);
+        s->unfinished = ckpt_asprintf("%s (%s)", e->name, r->name);
+        return s->unfinished ? 0 : ckpt_nomem(err);
+    }
     step.generation = generation_of(dir, &step.mtime_ns);
     step.generation ^= XXH3_64bits(e->name, strlen(e->name));
     if (!(step.name = strdup(e->name)) || ckpt_vec_push(&s->steps, step) < 0) {
@@ -222,6 +227,8 @@ static int scan_folder(struct ckpt_run *run, bool *ret_changed, struct ckpt_err 
     if (result == 0)
         result = adopt(run, &s, ret_changed, err);
     steps_release(&s.steps);
+    free(run->unfinished);
+    run->unfinished = s.unfinished;
     for (size_t i = 0; ckpt_readers[i]; i++)
         free(latest[i]);
     return result;
@@ -272,12 +279,24 @@ static int scan_inside(struct ckpt_run *run, struct ckpt_err *err)
 
 /* ---- life cycle ---- */
 
+static bool is_directory(const char *path)
+{
+    struct stat st;
+
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
                     struct ckpt_err *err)
 {
     enum ckpt_links links = opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH;
     struct ckpt_err probe_err = {0};
 
+    if (ckpt_has_suffix(path, ".nemo") && !is_directory(path))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s' is a tar archive: unpack it (tar -xf FILE -C DIR) and give the "
+                         "directory",
+                         path);
     if (ckpt_dir_open(path, links, &run->dir, err) < 0)
         return -1;
     if (!probe_inside(&run->dir, &probe_err)) {
@@ -287,6 +306,11 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
     }
     if (ckpt_run_scan(run, NULL, err) < 0 || (run->steps.len == 0 && scan_inside(run, err) < 0))
         return -1;
+    if (run->steps.len == 0 && !opt->wait && run->unfinished)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' holds no finished checkpoint: the save of %s was interrupted, or "
+                         "goes on",
+                         path, run->unfinished);
     if (run->steps.len == 0 && !opt->wait)
         return ckpt_fail(
             err, CKPT_MISSING,
@@ -325,6 +349,7 @@ void ckpt_run_close(struct ckpt_run *run)
     ckpt_vec_release(&run->opened);
     steps_release(&run->steps);
     free(run->latest);
+    free(run->unfinished);
     ckpt_shared_unref(run->shared);
     ckpt_dir_unref(run->dir);
     (void)pthread_cond_destroy(&run->opened_one);

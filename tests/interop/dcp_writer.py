@@ -67,7 +67,7 @@ def sharded(full, mesh, placements):
     local = full
     for d, (n, lo) in enumerate(zip(shape, offset)):
         local = local.narrow(d, min(lo, full.shape[d]), n)
-    return DTensor.from_local(local.contiguous(), mesh, placements, run_check=False, shape=full.shape, stride=full.stride())
+    return DTensor.from_local(local.clone(memory_format=torch.contiguous_format), mesh, placements, run_check=False, shape=full.shape, stride=full.stride())
 
 
 def save(state, folder, files=None, **more):
@@ -118,6 +118,22 @@ def save_state(job, world):
     save_dcp({**state, **extra}, job)
 
 
+def save_ranks(job, world):
+    """verl's files, one of each rank; "old": as torch 2.4 to 2.9 pickled a mesh, less its coordinates."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    shape, tensors, _ = plan(job["seed"], world)
+    mesh = init_device_mesh("cpu", shape)
+    state = {name: distribute(tensor(name, dtype, dims, job["seed"]), mesh, placements)
+             for name, (dtype, dims, placements) in tensors.items() if dims}
+    now, ranks = DeviceMesh.__getstate__, torch.tensor(mesh.mesh.tolist())
+    if job["old"]:
+        DeviceMesh.__getstate__ = lambda m: {"device_type": "cpu", "mesh": ranks, "mesh_dim_names": None}
+    os.makedirs(job["dir"], exist_ok=True)
+    torch.save(state, os.path.join(job["dir"], f"model_world_size_{world}_rank_{dist.get_rank()}.pt"))
+    DeviceMesh.__getstate__ = now
+
+
 def parallelize(model, mesh):
     """Llama-like layers: column- and row-parallel matrices."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -162,7 +178,7 @@ def main():
     with open(path) as f:
         jobs = json.load(f)
     for job in jobs:
-        {"random": save_random, "state": save_state, "model": save_model}[job["kind"]](job, world)
+        {"random": save_random, "state": save_state, "model": save_model, "ranks": save_ranks}[job["kind"]](job, world)
         dist.barrier()
     dist.destroy_process_group()
 
@@ -180,7 +196,7 @@ def run(world, jobs):
         errors = [p.communicate(timeout=300)[1] for p in ranks]
         for p, e in zip(ranks, errors):
             if p.returncode:
-                raise AssertionError(f"a writer failed: {e[-2000:]}")
+                raise AssertionError("writers failed:\n" + "\n".join(x[-1500:] for x in errors if x))
 
 
 if __name__ == "__main__":

@@ -81,6 +81,16 @@ class Dcp(unittest.TestCase):
             for seed, run in zip(seeds, runs):
                 self.check_random(world, seed, run)
 
+    def test_files_of_ranks(self):
+        """One torch.save file of each rank, as verl's."""
+        for world in (2, 4):
+            jobs = [{"kind": "ranks", "old": old, "dir": self.path(f"{world}-{old}-{i}"), "seed": SEED * 1000 + world * 10 + i}
+                    for i in range(CASES) for old in (False, True)]
+            writer.run(world, jobs)
+            for job in jobs:
+                want = {n: t for n, t in writer.full_tensors(job["seed"], world).items() if t.dim()}
+                self.same(read_all(self.export(job["dir"], "view=raw")), want, f"world {world}, {job}")
+
     # ---- models ----
 
     def make_model(self, name, config, **job):

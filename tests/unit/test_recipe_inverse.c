@@ -306,6 +306,15 @@ static json_t *model_entry(const struct trial *t, const struct ckpt_side *side, 
     return entry;
 }
 
+/* Every list that a side's names speak of. */
+static void set_lists(const struct ckpt_side *side, json_t *config, json_t *list)
+{
+    for (uint32_t k = 0; k < side->nname; k++)
+        for (uint32_t p = 0; p < side->name[k].npart; p++)
+            if (side->name[k].part[p].list)
+                json_object_set(config, side->name[k].part[p].list, list);
+}
+
 /* The rule as a recipe of its own, with a model file inside. */
 static struct ckpt_recipes *recipe_of(const struct trial *t, bool inverse)
 {
@@ -325,7 +334,9 @@ static struct ckpt_recipes *recipe_of(const struct trial *t, bool inverse)
         }
     for (uint32_t i = 0; i < 16; i++)
         json_array_append_new(list, json_integer((json_int_t)t->list[i]));
-    json_object_set_new(config, "attention", list);
+    for (uint32_t i = 0; i < r->nfrom + r->nto; i++)
+        set_lists(i < r->nfrom ? &r->from[i] : &r->to[i - r->nfrom], config, list);
+    json_decref(list);
     for (uint32_t i = 0; i < r->nfrom; i++) {
         json_array_append_new(inverse ? to : from,
                               side_text(t, &r->from[i], t->spelling[i], inverse));
