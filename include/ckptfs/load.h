@@ -238,6 +238,13 @@ CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_
 /* What the plan decided: "each", "node" or "once". Static. */
 CKPT_PUBLIC const char *ckpt_load_readers(const struct ckpt_load *load);
 
+/* ---- one box, at once ---- */
+
+/* Elements [lo[d], lo[d]+n[d]) of tensor i of the view (lo == NULL: all), row-major without holes
+ * into buf. Alone, without a comm; safe from many threads. */
+CKPT_PUBLIC int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo,
+                                    const uint64_t *n, void *buf, struct ckpt_err *err);
+
 /* ---- planning only ---- */
 
 /* What a job of `ranks` ranks, `ranks_per_node` of them on each node, would do under a layout: JSON
