@@ -186,23 +186,47 @@ static json_t *piece_list(const struct ckpt_catalog *cat, const struct ckpt_tens
     return list;
 }
 
-static int explain_rule(struct ckpt_view *view, const char *tensor, json_t **ret,
+static json_t *shape_list(const struct ckpt_tensor *t)
+{
+    json_t *list = json_array();
+
+    for (uint32_t d = 0; d < t->rank; d++)
+        (void)json_array_append_new(list, json_integer((json_int_t)t->dim[d]));
+    return list;
+}
+
+/* What a tensor is made of in the end: the stored ones, each with its pieces. */
+static void add_stored(json_t *list, const struct ckpt_catalog *cat, const struct ckpt_tensor *t)
+{
+    for (uint32_t i = 0; t->value && i < t->value->narg; i++)
+        add_stored(list, t->value->arg[i].cat, t->value->arg[i].tensor);
+    if (!t->value)
+        (void)json_array_append_new(list,
+                                    json_pack("{s:s, s:s, s:o, s:o}", "tensor", t->name, "dtype",
+                                              ckpt_dtype_name((enum ckpt_dtype)t->dtype), "shape",
+                                              shape_list(t), "pieces", piece_list(cat, t)));
+}
+
+/* "cast of plus_one": operators, the last one first. */
+static int add_computed(json_t *out, const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
                         struct ckpt_err *err)
 {
-    const struct ckpt_shared *s = view->shared;
-    struct ckpt_reader_options ropt = {
-        .pool = s->pool, .log = &s->opt->log, .allow_partial = s->opt->allow_partial};
-    struct ckpt_recipe_options opt = {
-        .base_config = s->base ? s->base->config : NULL,
-        .overrides = s->opt->overrides,
-        .allow_partial = s->opt->allow_partial,
-    };
-    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
-    const struct ckpt_reader *reader = ckpt_reader_probe(view->dir, err);
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *stored = json_array();
+    struct ckpt_str s = {0};
 
-    if (!reader || reader->load(view->dir, &ropt, &src, err) < 0)
+    add_stored(stored, cat, t);
+    for (; t->value; t = t->value->arg[0].tensor)
+        ckpt_str_printf(&s, "%s%s", s.len ? " of " : "", t->value->ops->name);
+    if (ckpt_str_steal(&s, &text, err) < 0)
         return -1;
-    return ckpt_recipe_explain(s->recipes, src, &opt, tensor, ret, err);
+    (void)json_object_set_new(out, "computed", json_string(text));
+    if (json_array_size(stored) > 1)
+        return json_object_set(out, "operands", stored) < 0 ? ckpt_nomem(err) : 0;
+    const json_t *only = json_array_get(stored, 0);
+    (void)json_object_set(out, "stored_dtype", json_object_get(only, "dtype"));
+    return json_object_set(out, "pieces", json_object_get(only, "pieces")) < 0 ? ckpt_nomem(err)
+                                                                               : 0;
 }
 
 int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,
@@ -212,26 +236,19 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
     ckpt_cleanup(ckpt_json_decrefp) json_t *rule = NULL;
     const struct ckpt_tensor *t = ckpt_catalog_find(view->cat, tensor);
     struct ckpt_tensor_info info;
-    const struct ckpt_catalog *cat = view->cat;
 
     if (!t)
         return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", tensor);
-    if (view->recipe && explain_rule(view, tensor, &rule, err) < 0)
+    if (ckpt_checkpoint_explain(view, tensor, &rule, err) < 0)
         return -1;
-    ckpt_view_tensor(view, (size_t)(t - cat->tensors.ptr), &info);
-    out = json_pack("{s:s, s:s, s:[], s:s, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,
-                    "shape", "file", ckpt_node_name(info.file), "file_offset",
+    ckpt_view_tensor(view, (size_t)(t - view->cat->tensors.ptr), &info);
+    out = json_pack("{s:s, s:s, s:o, s:s, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,
+                    "shape", shape_list(t), "file", ckpt_node_name(info.file), "file_offset",
                     (json_int_t)info.file_off, "rule", rule);
-    for (uint32_t d = 0; out && d < t->rank; d++)
-        (void)json_array_append_new(json_object_get(out, "shape"),
-                                    json_integer((json_int_t)t->dim[d]));
-    if (out && t->value) {
-        (void)json_object_set_new(out, "computed", json_string(t->value->ops->name));
-        cat = t->value->arg[0].cat;
-        t = t->value->arg[0].tensor;
-        (void)json_object_set_new(out, "stored_dtype", json_string(ckpt_dtype_name(t->dtype)));
-    }
-    if (!out || json_object_set_new(out, "pieces", piece_list(cat, t)) < 0)
+    if (!out)
+        return ckpt_nomem(err);
+    if (t->value ? add_computed(out, view->cat, t, err) < 0
+                 : json_object_set_new(out, "pieces", piece_list(view->cat, t)) < 0)
         return ckpt_nomem(err);
     return dump(out, ret_json, err);
 }

@@ -1,429 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PyTorch Distributed Checkpoint: .metadata, and __RANK_N.distcp files of items.
- *
- *     metadata -> files -> boxes and lengths checked -> items' headers, in parallel -> pieces
- *
- * An item is a torch.save archive of one tensor (or, with SerializationFormat.SAFETENSORS, all
- * tensors of a file are one safetensors blob). Items that hold other objects are never read. */
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+/* PyTorch Distributed Checkpoint, as trainers leave it: where its directory is. */
+#include <stddef.h>
 
-#include "base/ckd.h"
-#include "base/par.h"
-#include "base/str.h"
-#include "ckpt/dcp_item.h"
-#include "ckpt/dcp_metadata.h"
+#include "base/mem.h"
+#include "ckpt/automodel.h"
+#include "ckpt/dcp_load.h"
+#include "ckpt/megatron_layout.h"
 #include "ckpt/readers.h"
-#include "tensor/box.h"
 
-#define METADATA ".metadata"
-
-enum {
-    SNIFF_BYTES = 4096,
-    MOST_NAMED = 4, /* files that an error lists */
-};
-
-/* Where trainers put the model's DCP, below the directory that people call the checkpoint. */
-static const char *const places[] = {"", "pytorch_model_fsdp_0"};
-
-struct file {
-    struct ckpt_source *source; /* NULL: it is not there */
-    size_t nchunk;
-    uint32_t index; /* in the catalogue */
-};
-
-struct load {
-    struct ckpt_dir *dir;
-    const struct ckpt_reader_options *opt;
-    struct ckpt_dcp_metadata m;
-    CKPT_VEC(struct file) files; /* as m.files */
-    struct ckpt_dcp_items items;
-    struct ckpt_catalog *cat;
-};
-
-static void load_release(struct load *l)
-{
-    for (size_t i = 0; i < l->files.len; i++)
-        ckpt_source_unref(l->files.ptr[i].source);
-    ckpt_vec_release(&l->files);
-    ckpt_dcp_metadata_release(&l->m);
-    ckpt_dcp_items_release(&l->items);
-    ckpt_catalog_free(l->cat);
-    ckpt_dir_unref(l->dir);
-}
-
-/* ---- metadata ---- */
-
-/* "__12.metadata" */
-static bool is_rank_metadata(const char *name)
-{
-    unsigned long long rank;
-    size_t len = strlen(name), tail = strlen(METADATA);
-
-    return ckpt_has_prefix(name, "__") && ckpt_has_suffix(name, METADATA) && len > tail + 2 &&
-           ckpt_parse_u64(name + 2, len - tail - 2, &rank);
-}
-
-struct names {
-    CKPT_VEC(char *) rank_metadata;
-    bool has_data;
-};
-
-static void names_release(struct names *n)
-{
-    for (size_t i = 0; i < n->rank_metadata.len; i++)
-        free(n->rank_metadata.ptr[i]);
-    ckpt_vec_release(&n->rank_metadata);
-}
-
-static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct names *n = ctx;
-    char *own;
-
-    n->has_data |= ckpt_has_prefix(e->name, "__") && ckpt_has_suffix(e->name, ".distcp");
-    if (e->kind == CKPT_ENTRY_DIR || !is_rank_metadata(e->name))
-        return 0;
-    if (!(own = strdup(e->name)) || ckpt_vec_push(&n->rank_metadata, own) < 0) {
-        free(own);
-        return ckpt_nomem(err);
-    }
-    return 0;
-}
-
-static int add_metadata(struct load *l, const char *name, bool rank_local, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
-
-    return ckpt_source_file_new(l->dir, name, l->opt->pool, &s, err) < 0
-               ? -1
-               : ckpt_dcp_metadata_add(&l->m, s, rank_local, err);
-}
-
-static int read_metadata(struct load *l, struct ckpt_err *err)
-{
-    ckpt_cleanup(names_release) struct names names = {0};
-
-    if (ckpt_dir_has_file(l->dir, METADATA)) {
-        if (add_metadata(l, METADATA, false, err) < 0)
-            return -1;
-    } else {
-        if (ckpt_dir_list(l->dir, see_entry, &names, err) < 0)
-            return -1;
-        if (names.rank_metadata.len == 0)
-            return ckpt_fail(err, CKPT_MISSING,
-                             "'%s' is incomplete: it has data files but no " METADATA
-                             " (an interrupted save?)",
-                             ckpt_dir_path(l->dir));
-        for (size_t i = 0; i < names.rank_metadata.len; i++)
-            if (add_metadata(l, names.rank_metadata.ptr[i], true, err) < 0)
-                return -1;
-    }
-    return ckpt_dcp_metadata_finish(&l->m, err) < 0
-               ? ckpt_err_in(err, "'%s'", ckpt_dir_path(l->dir))
-               : 0;
-}
-
-/* ---- files ---- */
-
-static int open_one(void *ctx, size_t i, struct ckpt_err *err)
-{
-    struct load *l = ctx;
-    struct file *f = &l->files.ptr[i];
-    struct ckpt_err e = {0};
-
-    if (f->nchunk == 0) {
-        /* only what is not read lies in it */
-    } else if (ckpt_source_file_open(f->source, &e) == 0) {
-        return 0;
-    } else if (e.code != CKPT_MISSING) {
-        return ckpt_fail(err, e.code, "%s", e.text);
-    }
-    ckpt_source_unrefp(&f->source);
-    return 0;
-}
-
-static int open_files(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->m.files.len; i++) {
-        struct file *f;
-        if (ckpt_vec_add(&l->files, &f) < 0)
-            return ckpt_nomem(err);
-        if (ckpt_source_file_prepare(l->dir, l->m.files.ptr[i], l->opt->pool, &f->source, err) < 0)
-            return -1;
-    }
-    for (size_t i = 0; i < l->m.chunks.len; i++)
-        if (l->m.chunks.ptr[i].file != CKPT_DCP_NOWHERE)
-            l->files.ptr[l->m.chunks.ptr[i].file].nchunk++;
-    return ckpt_parallel(l->files.len, l->opt->nthread, open_one, l, err);
-}
-
-/* All missing files in one line, so that they can be fetched from the node that has them. */
-static int fail_missing(const struct load *l, const char *tensor, struct ckpt_err *err)
-{
-    struct ckpt_str list = {0};
-    size_t n = 0;
-
-    for (size_t i = 0; i < l->files.len; i++) {
-        if (l->files.ptr[i].source || l->files.ptr[i].nchunk == 0)
-            continue;
-        if (n++ < MOST_NAMED)
-            ckpt_str_printf(&list, "%s'%s'", n > 1 ? ", " : "", l->m.files.ptr[i]);
-    }
-    (void)ckpt_fail(err, CKPT_MISSING,
-                    "tensor '%s' lies in a file that is not there; missing: %s%s (%zu of %zu "
-                    "files that %s names)",
-                    tensor, ckpt_str_get(&list), n > MOST_NAMED ? " ..." : "", n, l->files.len,
-                    METADATA);
-    ckpt_str_release(&list);
-    return -1;
-}
-
-/* ---- boxes ---- */
-
-static bool is_flat_parameter(const char *name)
-{
-    const char *dot = strrchr(name, '.'), *last = dot ? dot + 1 : name;
-    return strcmp(last, "_flat_param") == 0 || strcmp(last, "flat_param") == 0;
-}
-
-static int box_of(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_tensor *t,
-                  const struct ckpt_dcp_chunk *c, struct ckpt_box *ret, struct ckpt_err *err)
-{
-    uint32_t rank = ckpt_dcp_rank(m, t->dim);
-
-    if (ckpt_dcp_rank(m, c->lo) != rank || ckpt_dcp_rank(m, c->n) != rank)
-        return ckpt_fail(err, CKPT_FORMAT, "a chunk has %u and %u dimensions, the tensor %u",
-                         ckpt_dcp_rank(m, c->lo), ckpt_dcp_rank(m, c->n), rank);
-    ret->rank = rank;
-    memcpy(ret->lo, ckpt_dcp_ints(m, c->lo), rank * sizeof *ret->lo);
-    memcpy(ret->n, ckpt_dcp_ints(m, c->n), rank * sizeof *ret->n);
-    if (!ckpt_box_within(ret, ckpt_dcp_ints(m, t->dim), rank))
-        return ckpt_fail(err, CKPT_FORMAT, "a chunk lies outside of the tensor");
-    return 0;
-}
-
-/* A chunk that holds something: is its item where it should be? */
-static int check_place(const struct load *l, const struct ckpt_dcp_tensor *t,
-                       const struct ckpt_dcp_chunk *c, const struct ckpt_box *box,
-                       struct ckpt_err *err)
-{
-    char lo[CKPT_SHAPE_TEXT], n[CKPT_SHAPE_TEXT];
-
-    if (c->file == CKPT_DCP_NOWHERE)
-        return ckpt_fail(err, CKPT_MISSING,
-                         "storage_data has no entry for the chunk of size %s at %s",
-                         ckpt_shape_text(box->n, box->rank, n, sizeof n),
-                         ckpt_shape_text(box->lo, box->rank, lo, sizeof lo));
-    const struct ckpt_source *s = l->files.ptr[c->file].source;
-    if (!s)
-        return fail_missing(l, t->name, err);
-    if (t->codec)
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "its items are transformed by %s, which is not supported", t->codec);
-    if (!ckpt_range_ok(c->off, c->len, s->size))
-        return ckpt_fail(err, CKPT_FORMAT,
-                         "'%s' is too short: it has %" PRIu64 " bytes, an item begins at %" PRIu64
-                         " and has %" PRIu64,
-                         l->m.files.ptr[c->file], s->size, c->off, c->len);
-    return 0;
-}
-
-static int check_boxes(const struct load *l, const struct ckpt_dcp_tensor *t, struct ckpt_box *box,
-                       struct ckpt_err *err)
-{
-    size_t n = 0, bad;
-
-    for (size_t i = 0; i < t->nchunk; i++) {
-        const struct ckpt_dcp_chunk *c = &l->m.chunks.ptr[t->first + i];
-        if (box_of(&l->m, t, c, &box[n], err) < 0)
-            return -1;
-        if (ckpt_box_numel(&box[n]) == 0)
-            continue;
-        if (check_place(l, t, c, &box[n], err) < 0)
-            return -1;
-        n++;
-    }
-    return ckpt_boxes_cover(ckpt_dcp_ints(&l->m, t->dim), ckpt_dcp_rank(&l->m, t->dim), box, n,
-                            &bad, err);
-}
-
-static int check_tensor(const struct load *l, const struct ckpt_dcp_tensor *t, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) struct ckpt_box *box = malloc((t->nchunk + 1) * sizeof *box);
-    uint64_t numel;
-
-    if (!box)
-        return ckpt_nomem(err);
-    if (is_flat_parameter(t->name))
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "an FSDP flat parameter (LOCAL_STATE_DICT): how to split it is not in the "
-                         "checkpoint; save with SHARDED_STATE_DICT");
-    if (!ckpt_shape_numel(ckpt_dcp_ints(&l->m, t->dim), ckpt_dcp_rank(&l->m, t->dim), &numel))
-        return ckpt_fail(err, CKPT_LIMIT, "it claims more than 2^64 elements");
-    return check_boxes(l, t, box, err);
-}
-
-/* Everything that can be known without reading an item. */
-static int check_all(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->m.tensors.len; i++) {
-        struct ckpt_dcp_tensor *t = &l->m.tensors.ptr[i];
-        struct ckpt_err e = {0};
-        if (check_tensor(l, t, &e) == 0)
-            continue;
-        if (!strstr(e.text, t->name))
-            (void)ckpt_err_in(&e, "tensor '%s'", t->name);
-        if (!l->opt->allow_partial || e.code != CKPT_MISSING)
-            return ckpt_fail(err, e.code, "%s", e.text);
-        ckpt_catalog_warn(l->cat, "left out: %s", e.text);
-        t->nchunk = 0;
-        t->dim = UINT32_MAX; /* not there */
-    }
-    return 0;
-}
-
-/* ---- items ---- */
-
-static int add_items(struct load *l, struct ckpt_err *err)
-{
-    const struct ckpt_dcp_metadata *m = &l->m;
-
-    for (size_t i = 0; i < m->tensors.len; i++) {
-        const struct ckpt_dcp_tensor *t = &m->tensors.ptr[i];
-        for (size_t k = t->first; k < t->first + t->nchunk; k++) {
-            const struct ckpt_dcp_chunk *c = &m->chunks.ptr[k];
-            uint64_t numel = 0;
-            (void)ckpt_shape_numel(ckpt_dcp_ints(m, c->n), ckpt_dcp_rank(m, c->n), &numel);
-            if (numel && ckpt_dcp_items_add(&l->items, (uint32_t)k, err) < 0)
-                return -1;
-        }
-    }
-    return 0;
-}
-
-static int read_items(struct load *l, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) struct ckpt_source **source =
-        calloc(l->files.len + 1, sizeof(struct ckpt_source *));
-
-    if (!source)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < l->files.len; i++)
-        source[i] = l->files.ptr[i].source;
-    return add_items(l, err) < 0
-               ? -1
-               : ckpt_dcp_items_read(&l->items, &l->m, source, l->opt->nthread, err);
-}
-
-/* ---- tensors ---- */
-
-static int add_sources(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->files.len; i++) {
-        struct file *f = &l->files.ptr[i];
-        if (f->source && (f->index = ckpt_catalog_add_source(l->cat, f->source, err)) == UINT32_MAX)
-            return -1;
-    }
-    return 0;
-}
-
-static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, size_t *at,
-                      struct ckpt_err *err)
-{
-    const struct ckpt_dcp_metadata *m = &l->m;
-    const uint64_t *dim = ckpt_dcp_ints(m, t->dim);
-    ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *draft =
-        malloc((t->nchunk + 1) * sizeof *draft);
-    size_t n = 0, index;
-
-    if (!draft)
-        return ckpt_nomem(err);
-    for (; *at < l->items.item.len && l->items.item.ptr[*at].chunk < t->first + t->nchunk; ++*at) {
-        const struct ckpt_dcp_item *item = &l->items.item.ptr[*at];
-        uint64_t stride[CKPT_MAX_RANK];
-        struct ckpt_box box;
-        if (box_of(m, t, &m->chunks.ptr[item->chunk], &box, err) < 0)
-            return -1;
-        ckpt_dcp_item_strides(&l->items, item, box.n, box.rank, ckpt_dtype_size(t->dtype), stride);
-        ckpt_piece_from_box(dim, &box, l->files.ptr[m->chunks.ptr[item->chunk].file].index,
-                            item->off, stride, &draft[n++]);
-    }
-    return ckpt_catalog_add(l->cat, t->name, t->dtype, dim, ckpt_dcp_rank(m, t->dim), &index, err) <
-                   0
-               ? -1
-               : ckpt_catalog_set_pieces(l->cat, index, draft, n, err);
-}
-
-static int add_tensors(struct load *l, struct ckpt_err *err)
-{
-    size_t at = 0;
-
-    for (size_t i = 0; i < l->m.tensors.len; i++)
-        if (l->m.tensors.ptr[i].dim != UINT32_MAX &&
-            add_tensor(l, &l->m.tensors.ptr[i], &at, err) < 0)
-            return -1;
-    return 0;
-}
-
-/* Facts for people and for choosing names. */
-static int describe(struct load *l, struct ckpt_err *err)
-{
-    json_t *roots = json_array();
-
-    for (size_t i = 0; i < l->m.roots.len; i++)
-        if (json_array_append_new(roots, json_string(l->m.roots.ptr[i])) < 0) {
-            json_decref(roots);
-            return ckpt_nomem(err);
-        }
-    if (json_object_set_new(l->cat->about, "format", json_string("dcp")) < 0 ||
-        json_object_set_new(l->cat->about, "objects", json_integer((json_int_t)l->m.nbytes_entry)) <
-            0) {
-        json_decref(roots);
-        return ckpt_nomem(err);
-    }
-    if (!l->m.has_planner_data) {
-        json_decref(roots);
-        return 0;
-    }
-    return json_object_set_new(l->cat->about, "roots", roots) < 0 ? ckpt_nomem(err) : 0;
-}
-
-/* ---- the reader ---- */
-
-/* Is this a DCP's pickle? Other tools have files of this name. */
-static bool sniff(const struct ckpt_dir *dir, const char *name)
-{
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    unsigned char head[SNIFF_BYTES];
-    struct ckpt_file_id id;
-
-    if (ckpt_dir_open_file(dir, name, &fd, &id, NULL) < 0)
-        return false;
-    FILE *f = fdopen(fd, "rb");
-    if (!f)
-        return false;
-    fd = -1;
-    size_t n = fread(head, 1, sizeof head, f);
-    (void)fclose(f);
-    return n > 2 && head[0] == 0x80 && head[1] >= 2 && head[1] <= 5 &&
-           memmem(head, n, "Metadata", strlen("Metadata"));
-}
-
-static enum ckpt_evidence probe_dir(struct ckpt_dir *dir)
-{
-    ckpt_cleanup(names_release) struct names names = {0};
-
-    if (ckpt_dir_has_file(dir, METADATA) && sniff(dir, METADATA))
-        return CKPT_BY_MAGIC;
-    if (ckpt_dir_list(dir, see_entry, &names, NULL) < 0)
-        return CKPT_NOT_MINE;
-    if (names.rank_metadata.len && sniff(dir, names.rank_metadata.ptr[0]))
-        return CKPT_BY_MAGIC;
-    return names.has_data ? CKPT_BY_NAMES : CKPT_NOT_MINE;
-}
+/* Where trainers put the model's DCP, below the directory that people call the checkpoint:
+ * accelerate, NeMo Automodel. */
+static const char *const places[] = {"", "pytorch_model_fsdp_0", "model"};
 
 /* The directory of the model's DCP: NULL if there is none. New. */
 static struct ckpt_dir *find(struct ckpt_dir *dir, enum ckpt_evidence *ret)
@@ -435,7 +22,7 @@ static struct ckpt_dir *find(struct ckpt_dir *dir, enum ckpt_evidence *ret)
         else if (!ckpt_dir_has_dir(dir, places[i]) ||
                  ckpt_dir_open_below(dir, places[i], &sub, NULL) < 0)
             continue;
-        if ((*ret = probe_dir(sub)) != CKPT_NOT_MINE)
+        if ((*ret = ckpt_dcp_evidence(sub)) != CKPT_NOT_MINE)
             return ckpt_steal(&sub);
     }
     *ret = CKPT_NOT_MINE;
@@ -446,6 +33,8 @@ static enum ckpt_evidence dcp_probe(struct ckpt_dir *dir)
 {
     enum ckpt_evidence evidence;
 
+    if (ckpt_megatron_layout_of(dir).format != CKPT_MEGATRON_NONE)
+        return CKPT_NOT_MINE;
     ckpt_dir_unref(find(dir, &evidence));
     return evidence;
 }
@@ -453,32 +42,21 @@ static enum ckpt_evidence dcp_probe(struct ckpt_dir *dir)
 /* .metadata is written last, under another name first. */
 static bool dcp_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
-    (void)name;
-    (void)latest;
-    return dcp_probe(dir) == CKPT_BY_MAGIC;
-}
-
-static int load(struct load *l, struct ckpt_err *err)
-{
-    if (ckpt_catalog_new(&l->cat, err) < 0 || read_metadata(l, err) < 0 || open_files(l, err) < 0)
-        return -1;
-    if (check_all(l, err) < 0 || read_items(l, err) < 0 || add_sources(l, err) < 0 ||
-        add_tensors(l, err) < 0)
-        return ckpt_err_in(err, "'%s'", ckpt_dir_path(l->dir));
-    return describe(l, err);
+    return dcp_probe(dir) == CKPT_BY_MAGIC && ckpt_automodel_finished(dir, name, latest);
 }
 
 static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                     struct ckpt_catalog **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.opt = opt};
     enum ckpt_evidence evidence;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = find(dir, &evidence);
 
-    if (!(l.dir = find(dir, &evidence)))
-        return ckpt_fail(err, CKPT_MISSING, "'%s' has no " METADATA, ckpt_dir_path(dir));
-    if (load(&l, err) < 0)
+    if (!at)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
+    if (ckpt_dcp_load(at, opt, NULL, ret, err) < 0)
         return -1;
-    *ret = ckpt_steal(&l.cat);
+    ckpt_automodel_describe_step(dir, (*ret)->about);
+    ckpt_automodel_warn(dir, *ret);
     return 0;
 }
 
@@ -486,6 +64,7 @@ const struct ckpt_reader ckpt_reader_dcp = {
     .name = "dcp",
     .probe = dcp_probe,
     .load = dcp_load,
+    .latest = ckpt_automodel_latest,
     .finished = dcp_finished,
     .side_files = "",
 };

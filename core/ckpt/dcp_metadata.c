@@ -13,7 +13,9 @@
 
 /* ---- the classes ---- */
 
-enum { METADATA, TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, STORAGE, LAYOUT };
+enum { MAX_OBJECTS = 64 };
+
+enum { METADATA, TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, STORAGE, LAYOUT, MCORE };
 
 enum { M_STATE_DICT, M_STORAGE, M_PLANNER };
 enum { T_PROPERTIES, T_SIZE, T_CHUNKS };
@@ -39,6 +41,7 @@ static const struct ckpt_pickle_global globals[] = {
     [PROPERTIES] = {NULL, "TensorProperties"},
     [STORAGE] = {NULL, "_StorageInfo", CKPT_PICKLE_OBJ, storage_slots},
     [LAYOUT] = {"torch.serialization", "_get_layout"},
+    [MCORE] = {NULL, "MCoreMetadata", CKPT_PICKLE_OBJ, metadata_slots}, /* of Megatron-Core 0.15 */
     {"torch", "Size", CKPT_PICKLE_SIZE},
     {"collections", "OrderedDict", CKPT_PICKLE_DICT},
     {NULL},
@@ -296,6 +299,28 @@ static int add_tensor(struct adding *a, const char *name, uint64_t name_id, ckpt
     return 0;
 }
 
+/* Wanted objects are few: a walk each. One without a place is as good as none. */
+static int add_object(struct adding *a, ckpt_pv name_id, const char *name, struct ckpt_err *err)
+{
+    struct ckpt_dcp_metadata *m = a->m;
+    struct ckpt_dcp_tensor t = {0};
+    struct ckpt_dcp_chunk c = {0};
+
+    for (size_t i = ckpt_pv_npair(&a->p, a->storage); i-- > 0;) {
+        ckpt_pv key = ckpt_pv_key(&a->p, a->storage, i);
+        if (ckpt_pv_slot(&a->p, key, I_FQN) != name_id ||
+            ckpt_pv_kind(ckpt_pv_slot(&a->p, key, I_OFFSET)) > CKPT_PV_NONE)
+            continue;
+        if (m->objects.len == MAX_OBJECTS)
+            return ckpt_fail(err, CKPT_LIMIT, "more than %d objects are wanted", MAX_OBJECTS);
+        if (read_place(a, ckpt_pv_value(&a->p, a->storage, i), &t, &c, err) < 0)
+            return -1;
+        struct ckpt_dcp_object o = {ckpt_arena_strdup(&m->arena, name), c.file, c.off, c.len};
+        return !o.name || ckpt_vec_push(&m->objects, o) < 0 ? ckpt_nomem(err) : 0;
+    }
+    return 0;
+}
+
 static int add_tensors(struct adding *a, struct ckpt_err *err)
 {
     for (size_t i = 0; i < ckpt_pv_npair(&a->p, a->state_dict); i++) {
@@ -306,6 +331,8 @@ static int add_tensors(struct adding *a, struct ckpt_err *err)
             return -1;
         if (ckpt_pv_rule(&a->p, v) == BYTES) {
             a->m->nbytes_entry++;
+            if (a->m->wants && a->m->wants(a->m->ctx, name) && add_object(a, key, name, err) < 0)
+                return ckpt_err_in(err, "object '%s'", name);
             continue;
         }
         if (ckpt_pv_rule(&a->p, v) != TENSOR)
@@ -370,7 +397,7 @@ static int add(struct adding *a, struct ckpt_source *s, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_LIMIT, "has %" PRIu64 " bytes", s->size);
     if (ckpt_pickle_read(s, 0, s->size, &rules, &a->p, err) < 0)
         return -1;
-    if (ckpt_pv_rule(&a->p, a->p.root) != METADATA)
+    if (ckpt_pv_rule(&a->p, a->p.root) != METADATA && ckpt_pv_rule(&a->p, a->p.root) != MCORE)
         return fail_value(a, a->p.root, "the pickle", "DCP's Metadata", err);
     a->state_dict = ckpt_pv_slot(&a->p, a->p.root, M_STATE_DICT);
     a->storage = ckpt_pv_slot(&a->p, a->p.root, M_STORAGE);
@@ -468,6 +495,7 @@ void ckpt_dcp_metadata_release(struct ckpt_dcp_metadata *m)
     ckpt_vec_release(&m->ints);
     ckpt_vec_release(&m->tensors);
     ckpt_vec_release(&m->chunks);
+    ckpt_vec_release(&m->objects);
     ckpt_vec_release(&m->files);
     ckpt_vec_release(&m->roots);
     ckpt_map_release(&m->by_name);

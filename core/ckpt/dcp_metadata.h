@@ -38,16 +38,27 @@ struct ckpt_dcp_tensor {
     size_t first, nchunk; /* in chunks */
 };
 
+/* A pickled object that somebody wants. */
+struct ckpt_dcp_object {
+    const char *name;
+    uint32_t file;
+    uint64_t off, len;
+};
+
+/* Zeroed, but for what the caller sets. */
 struct ckpt_dcp_metadata {
+    bool (*wants)(void *ctx, const char *name); /* objects; NULL: none. The caller's, as ctx */
+    void *ctx;
     struct ckpt_arena arena;
     CKPT_VEC(int64_t) ints;
     CKPT_VEC(struct ckpt_dcp_tensor) tensors; /* in the order of the file */
     CKPT_VEC(struct ckpt_dcp_chunk) chunks;   /* by tensor */
+    CKPT_VEC(struct ckpt_dcp_object) objects;
     CKPT_VEC(const char *) files;
     CKPT_VEC(const char *) roots; /* first parts of the names, as planner_data splits them */
     struct ckpt_map by_name, by_file, by_root;
     size_t nfile;        /* that were added */
-    size_t nbytes_entry; /* pickled objects, which are not read */
+    size_t nbytes_entry; /* pickled objects */
     bool has_planner_data;
 };
 

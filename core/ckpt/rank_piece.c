@@ -11,12 +11,13 @@
 #include "base/str.h"
 #include "container/torch.h"
 
-enum { MAX_MESH = 8, MAX_PICKLE = 1 << 30, MAX_NAME = 4096 };
+enum { MAX_MESH = 8, MAX_PICKLE = 1 << 30, MAX_NAME = 4096, MAX_MESH_BYTES = 1 << 24 };
 
 enum { SPEC_MESH, SPEC_PLACEMENTS, SPEC_META, SPEC_ORDER };
 enum { MESH_COORDINATE, MESH_RANK, MESH_TENSOR, MESH_RANKS, MESH_LAYOUT };
 
 struct file {
+    struct ckpt_source *source;
     struct ckpt_torch t;
     struct ckpt_pickle p;
     uint64_t rank;
@@ -133,6 +134,63 @@ static int read_mesh_shape(const struct file *f, ckpt_pv mesh, struct mesh *m, s
     return 0;
 }
 
+/* The tensor of the ranks of a mesh, row by row; new. */
+static int read_ranks(const struct file *f, ckpt_pv tensor, const struct mesh *m, int64_t **ret,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) unsigned char *bytes = NULL;
+    ckpt_cleanup(ckpt_freep) int64_t *rank = NULL;
+    struct ckpt_torch_layout l;
+    uint64_t storage, numel, n;
+
+    if (ckpt_torch_layout_of(&f->p, tensor, &l, err) < 0 ||
+        ckpt_torch_storage(&f->t, &l, &storage, err) < 0)
+        return ckpt_err_in(err, "the mesh");
+    if ((l.dtype != CKPT_I32 && l.dtype != CKPT_I64) || l.nbyte > MAX_MESH_BYTES ||
+        !ckpt_shape_numel(m->size, m->naxis, &numel) || !ckpt_shape_numel(l.dim, l.rank, &n) ||
+        n != numel)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "the mesh is no tensor of ranks");
+    if (!(bytes = malloc(l.nbyte + 1)) || !(rank = malloc((numel + 1) * sizeof *rank)))
+        return ckpt_nomem(err);
+    if (ckpt_source_pread(f->source, bytes, l.nbyte, storage, err) < 0)
+        return -1;
+    for (uint64_t i = 0; i < numel; i++) {
+        uint64_t at = l.first;
+        for (uint32_t d = l.rank, rest = (uint32_t)i; d-- > 0; rest /= (uint32_t)l.dim[d])
+            at += rest % l.dim[d] * l.stride[d];
+        int32_t narrow;
+        memcpy(l.dtype == CKPT_I32 ? (void *)&narrow : &rank[i],
+               bytes + at * ckpt_dtype_size(l.dtype), ckpt_dtype_size(l.dtype));
+        rank[i] = l.dtype == CKPT_I32 ? narrow : rank[i];
+    }
+    *ret = ckpt_steal(&rank);
+    return 0;
+}
+
+/* Where this rank stands in the mesh, by its number. */
+static int find_rank(const struct file *f, ckpt_pv mesh, struct mesh *m, struct ckpt_err *err)
+{
+    ckpt_pv tensor = ckpt_pv_slot(&f->p, mesh, MESH_TENSOR);
+    ckpt_cleanup(ckpt_freep) int64_t *rank = NULL;
+    uint64_t numel, at = 0;
+    int64_t own;
+
+    if (ckpt_pv_kind(tensor) != CKPT_PV_OBJ)
+        tensor = ckpt_pv_slot(&f->p, mesh, MESH_RANKS);
+    if (!ckpt_pv_int(ckpt_pv_slot(&f->p, mesh, MESH_RANK), &own))
+        own = (int64_t)f->rank;
+    if (read_ranks(f, tensor, m, &rank, err) < 0)
+        return -1;
+    (void)ckpt_shape_numel(m->size, m->naxis, &numel);
+    while (at < numel && rank[at] != own)
+        at++;
+    if (at == numel)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "rank %" PRId64 " is not in the mesh", own);
+    for (uint32_t i = m->naxis; i-- > 0; at /= m->size[i])
+        m->at[i] = at % m->size[i];
+    return 0;
+}
+
 static int read_mesh(const struct file *f, ckpt_pv v, struct mesh *m, struct ckpt_err *err)
 {
     ckpt_pv at = ckpt_pv_slot(&f->p, v, MESH_COORDINATE);
@@ -142,13 +200,10 @@ static int read_mesh(const struct file *f, ckpt_pv v, struct mesh *m, struct ckp
         return fail_value(f, v, "the mesh of a DTensor", err);
     if (read_mesh_shape(f, v, m, err) < 0)
         return -1;
-    if (ckpt_pv_is_seq(at)) {
-        if (read_sizes(f, at, m->at, MAX_MESH, &n, err) < 0)
-            return -1;
-    } else if (m->naxis == 1) {
-        m->at[0] = f->rank;
-        n = 1;
-    }
+    if (!ckpt_pv_is_seq(at))
+        return find_rank(f, v, m, err);
+    if (read_sizes(f, at, m->at, MAX_MESH, &n, err) < 0)
+        return -1;
     for (uint32_t i = 0; i < m->naxis; i++)
         if (n != m->naxis || m->at[i] >= m->size[i])
             return ckpt_fail(err, CKPT_UNSUPPORTED,
@@ -372,6 +427,7 @@ int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank
 
     if (!f)
         return ckpt_nomem(err);
+    f->source = s;
     f->rank = rank;
     f->out = ret;
     if (ckpt_torch_open(s, 0, s->size, &f->t, err) == 0) {

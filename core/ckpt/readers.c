@@ -6,6 +6,7 @@
 
 const struct ckpt_reader *const ckpt_readers[] = {
     &ckpt_reader_nanotron,   /* model/ and model_config.json */
+    &ckpt_reader_megatron,   /* metadata.json, mp_rank_*; Megatron's names in .metadata */
     &ckpt_reader_dcp_hf,     /* shard-R-model-I-of-N.safetensors */
     &ckpt_reader_dcp,        /* .metadata */
     &ckpt_reader_rank_files, /* one torch.save file per rank */

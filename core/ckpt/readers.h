@@ -6,6 +6,7 @@
 #include "ckpt/reader.h"
 
 extern const struct ckpt_reader ckpt_reader_nanotron;
+extern const struct ckpt_reader ckpt_reader_megatron;
 extern const struct ckpt_reader ckpt_reader_dcp_hf;
 extern const struct ckpt_reader ckpt_reader_dcp;
 extern const struct ckpt_reader ckpt_reader_rank_files;

@@ -54,6 +54,8 @@ static const struct ckpt_pickle_global globals[] = {
      placement_slots},
     {"torch.distributed._tensor.placement_types", "Replicate", CKPT_PICKLE_OBJ, placement_slots},
     {NULL, "ShardOrderEntry"},
+    {"argparse", "Namespace"},
+    {"types", "SimpleNamespace"},
     {"torch", "Size", CKPT_PICKLE_SIZE},
     {"collections", "OrderedDict", CKPT_PICKLE_DICT},
     {NULL},

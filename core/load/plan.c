@@ -314,10 +314,9 @@ static uint64_t regions_bytes(const struct ckpt_roster *roster, const struct ckp
 
     for (size_t i = 0; i < n; i++)
         bytes += ckpt_box_numel(&region[i].box) *
-                 ckpt_dtype_size(
-                     ckpt_tensor_stored(roster->cat, &roster->cat->tensors.ptr[region[i].tensor],
-                                        &cat)
-                         ->dtype);
+                 ckpt_dtype_size(ckpt_tensor_stored(
+                                     roster->cat, &roster->cat->tensors.ptr[region[i].tensor], &cat)
+                                     ->dtype);
     return bytes;
 }
 

@@ -2,13 +2,17 @@
 /* Applying a recipe: the model file says which tensors there are, the rules say where each comes
  * from. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/ckd.h"
 #include "base/str.h"
+#include "recipe/join.h"
 #include "recipe/lower.h"
 #include "recipe/recipes.h"
 #include "recipe/resolve.h"
 #include "recipe/settings.h"
+#include "tensor/fqn.h"
 
 enum { MAX_TARGETS = 1 << 24, MAX_SHOWN = 3, SHOWN_LEFT = 20, MAX_LEFT = 1 << 20 };
 
@@ -18,8 +22,8 @@ struct apply {
     const struct ckpt_recipe_options *opt;
     struct ckpt_settings set;
     struct ckpt_resolver rs;
-    struct ckpt_catalog *cat;
-    bool *used; /* tensors of src */
+    struct ckpt_catalog *cat, *joined; /* the model; what src is if it had ranked tensors */
+    bool *used;                        /* tensors of src */
     struct ckpt_instance in;
     ckpt_drafts drafts;
     struct ckpt_str name;
@@ -132,12 +136,14 @@ static int explain(struct apply *ap)
                                     json_pack("{s:s, s:s}", "tensor", in->use.ptr[i].tensor->name,
                                               "pattern", *pattern ? pattern : "..."));
     }
-    ap->explanation =
-        json_pack("{s:s, s:s, s:s, s:o}", "recipe", ap->recipe->name, "rule", in->rule->where,
-                  "target", in->rule->to[in->side].text, "sources", sources);
+    ap->explanation = json_pack("{s:s, s:s, s:s, s:s*, s:o}", "recipe", ap->recipe->name, "rule",
+                                in->rule->where, "target", in->rule->to[in->side].text, "value",
+                                in->rule->value ? in->rule->value->name : NULL, "sources", sources);
     return ap->explanation ? 0 : ckpt_nomem(ap->err);
 }
 
+/* The instance as tensor ap->name of the new catalogue; `it` is what the model file says of it, or
+ * NULL. */
 static int add_target(struct apply *ap, const struct ckpt_item *it, const struct ckpt_sizes *sizes)
 {
     uint64_t dim[CKPT_MAX_RANK];
@@ -150,7 +156,7 @@ static int add_target(struct apply *ap, const struct ckpt_item *it, const struct
     ap->drafts.len = 0;
     if (ckpt_instance_solve(&ap->in, &ap->set, ap->err) < 0 || check_dtypes(ap) < 0 ||
         ckpt_instance_shape(&ap->in, dim, &rank, ap->err) < 0 ||
-        check_shape(ap, it, sizes, dim, rank) < 0 ||
+        (it && check_shape(ap, it, sizes, dim, rank) < 0) ||
         ckpt_instance_lower(&ap->in, dim, rank, &ap->drafts, ap->err) < 0)
         return ckpt_err_in(ap->err, "%s", ap->in.rule->where);
     if (ap->ntarget++ == MAX_TARGETS)
@@ -159,7 +165,9 @@ static int add_target(struct apply *ap, const struct ckpt_item *it, const struct
                          rank, &index, ap->err) < 0)
         return -1;
     ap->cat->tensors.ptr[index].block = ap->block;
-    return ckpt_catalog_set_pieces(ap->cat, index, ap->drafts.ptr, ap->drafts.len, ap->err);
+    if (ckpt_catalog_set_pieces(ap->cat, index, ap->drafts.ptr, ap->drafts.len, ap->err) < 0)
+        return -1;
+    return ap->in.rule->value ? ckpt_value_apply(ap->cat, index, ap->in.rule->value, ap->err) : 0;
 }
 
 static int missing_error(struct apply *ap, const struct ckpt_resolution *r)
@@ -416,6 +424,120 @@ static int walk(struct apply *ap, const struct ckpt_items *list, enum pass pass)
     return rc;
 }
 
+/* ---- models without a list: the checkpoint says which tensors there are ---- */
+
+/* ap->name: that of a tensor that no rule takes. */
+static void name_kept(struct apply *ap, const char *name)
+{
+    const struct ckpt_prefix *p = ap->recipe->prefixes.ptr;
+    size_t n = ap->recipe->prefixes.len, i = 0;
+
+    while (i < n && !ckpt_has_prefix(name, p[i].from))
+        i++;
+    ckpt_str_clear(&ap->name);
+    ckpt_str_printf(&ap->name, "%s%s", i < n ? p[i].to : "",
+                    name + (i < n ? strlen(p[i].from) : 0));
+}
+
+static int keep_tensor(struct apply *ap, const struct ckpt_tensor *t)
+{
+    struct ckpt_tensor kept = *t;
+
+    name_kept(ap, t->name);
+    if (ap->name.failed)
+        return ckpt_nomem(ap->err);
+    kept.name = ckpt_str_get(&ap->name);
+    ap->used[t - ap->src->tensors.ptr] = true;
+    if (ap->explain && strcmp(ap->explain, kept.name) == 0 &&
+        !(ap->explanation = json_pack("{s:s, s:s, s:[{s:s}]}", "recipe", ap->recipe->name, "target",
+                                      kept.name, "sources", "tensor", t->name)))
+        return ckpt_nomem(ap->err);
+    return ckpt_catalog_copy(ap->cat, &kept, ap->err);
+}
+
+/* One side of the rule: a tensor for each value of the axes that are numbers in its name only. They
+ * were one in memory and stay together. */
+static int add_side(struct apply *ap, uint32_t side)
+{
+    struct ckpt_instance *in = &ap->in;
+    const struct ckpt_name *name = in->rule->to[side].name;
+    const struct ckpt_use *use = &in->use.ptr[0];
+    uint32_t axis[CKPT_SCOPE_AXES], naxis = 0;
+    uint64_t size[CKPT_SCOPE_AXES], total = 1;
+
+    in->side = side;
+    in->bound = name->axes;
+    memcpy(in->at, use->at, sizeof in->at);
+    for (uint32_t a = 0; a < in->rule->scope->naxis; a++) {
+        if (!(name->axes & ~use->bound) || !((name->axes & ~use->bound) >> a & 1))
+            continue;
+        if (!ckpt_axis_size(&in->sizes, a, &size[naxis]))
+            return ckpt_fail(ap->err, CKPT_MISSING, "'%s': the number of '%s' is not known",
+                             use->tensor->name, in->rule->scope->axis[a].name);
+        if (ckd_mul(&total, total, size[naxis]) || total > MAX_TARGETS)
+            return ckpt_fail(ap->err, CKPT_LIMIT, "'%s' holds more than %d tensors",
+                             use->tensor->name, MAX_TARGETS);
+        axis[naxis++] = a;
+    }
+    ap->block = naxis ? ++ap->blocks : 0;
+    for (uint64_t i = 0; i < total; i++) {
+        for (uint64_t k = naxis, rest = i; k-- > 0; rest /= size[k])
+            in->at[axis[k]] = rest % size[k];
+        if (!ckpt_resolver_render(&ap->rs, name, &in->sizes, in->at, &ap->name))
+            return ckpt_fail(ap->err, CKPT_MISSING, "the numbers of '%s' are not known",
+                             in->rule->to[side].text);
+        if (ap->name.failed)
+            return ckpt_nomem(ap->err);
+        in->target = ckpt_str_get(&ap->name);
+        if (add_target(ap, NULL, NULL) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int convert(struct apply *ap, const struct ckpt_tensor *t)
+{
+    bool found;
+
+    if (ckpt_resolve_source(&ap->rs, t, &ap->in, &found) < 0)
+        return -1;
+    if (!found)
+        return keep_tensor(ap, t);
+    ap->in.target = t->name;
+    ap->in.bound = 0;
+    if (ckpt_instance_solve(&ap->in, &ap->set, ap->err) < 0)
+        return ckpt_err_in(ap->err, "%s", ap->in.rule->where);
+    for (uint32_t side = 0; side < ap->in.rule->nto; side++)
+        if (add_side(ap, side) < 0)
+            return -1;
+    return 0;
+}
+
+static int fqn_cmp(const void *a, const void *b)
+{
+    const struct ckpt_tensor *const *x = a, *const *y = b;
+
+    return ckpt_fqn_cmp((*x)->name, (*y)->name);
+}
+
+/* In the order in which transformers saves what it converts: that of the names before. */
+static int walk_sources(struct apply *ap)
+{
+    const size_t n = ap->src->tensors.len;
+    ckpt_cleanup(ckpt_freep) const struct ckpt_tensor **order = calloc(n + 1, sizeof *order);
+
+    if (!order)
+        return ckpt_nomem(ap->err);
+    for (size_t i = 0; i < n; i++)
+        order[i] = &ap->src->tensors.ptr[i];
+    if (n)
+        qsort(order, n, sizeof *order, fqn_cmp);
+    for (size_t i = 0; i < n; i++)
+        if (convert(ap, order[i]) < 0)
+            return -1;
+    return 0;
+}
+
 /* ---- the whole ---- */
 
 static int start_catalog(struct apply *ap)
@@ -457,6 +579,7 @@ static void apply_release(struct apply *ap)
     ckpt_settings_release(&ap->set);
     ckpt_resolver_release(&ap->rs);
     ckpt_catalog_free(ap->cat);
+    ckpt_catalog_free(ap->joined);
     free(ap->used);
     ckpt_instance_release(&ap->in);
     ckpt_vec_release(&ap->drafts);
@@ -464,9 +587,27 @@ static void apply_release(struct apply *ap)
     json_decref(ap->explanation);
 }
 
+/* Ranked tensors become ordinary ones before anything else looks at their shapes. */
+static int join(struct apply *ap)
+{
+    struct ckpt_settings draft = {0};
+    int rc;
+
+    if (!ap->recipe->family || !ckpt_join_needed(ap->src))
+        return 0;
+    rc = ckpt_settings_draft(&draft, ap->recipe, ap->src, ap->opt, ap->err) < 0 ||
+                 ckpt_join(ap->recipe, ap->src, &draft, &ap->joined, ap->err) < 0
+             ? -1
+             : 0;
+    ckpt_settings_release(&draft);
+    if (rc == 0)
+        ap->src = ap->joined;
+    return rc;
+}
+
 static int run(struct apply *ap, const struct ckpt_recipes *set)
 {
-    if (ckpt_recipes_choose(set, ap->src, ap->opt, &ap->recipe, ap->err) < 0 ||
+    if (ckpt_recipes_choose(set, ap->src, ap->opt, &ap->recipe, ap->err) < 0 || join(ap) < 0 ||
         start_catalog(ap) < 0 ||
         ckpt_settings_init(&ap->set, ap->recipe, ap->src, ap->opt, ap->cat, ap->err) < 0)
         return -1;
@@ -475,7 +616,8 @@ static int run(struct apply *ap, const struct ckpt_recipes *set)
         return ckpt_nomem(ap->err);
     if (ckpt_resolver_init(&ap->rs, ap->recipe, ap->src, &ap->set, ap->err) < 0)
         return -1;
-    if (walk(ap, &ap->recipe->family->tensors, PASS_EMIT) < 0)
+    if ((ap->recipe->family->open ? walk_sources(ap)
+                                  : walk(ap, &ap->recipe->family->tensors, PASS_EMIT)) < 0)
         return -1;
     if (ap->nleft > SHOWN_LEFT)
         ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - SHOWN_LEFT);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/str.h"
 #include "base/vec.h"
 #include "recipe/expr_node.h"
 
@@ -267,16 +268,18 @@ static json_t *eval_layers(struct eval *ev, const struct ckpt_expr *e)
     return list;
 }
 
+/* shape(): of the whole, which a ranked tensor's is not known to be; part(): of what one rank has.
+ */
 static json_t *eval_shape(struct eval *ev, const struct ckpt_expr *e)
 {
     const struct ckpt_tensor *t = find_tensor(ev, e);
     ckpt_cleanup(ckpt_json_decrefp) json_t *d = eval(ev, e->args[0]);
 
-    if (!t || !json_is_integer(d))
+    if (!t || !json_is_integer(d) || json_integer_value(d) < 0 ||
+        (t->ranks && e->call == CKPT_CALL_SHAPE))
         return NULL;
-    json_int_t i = json_integer_value(d);
-    return i >= 0 && i < t->rank && t->dim[i] <= INT64_MAX ? json_integer((json_int_t)t->dim[i])
-                                                           : NULL;
+    uint64_t i = (uint64_t)json_integer_value(d) + (t->ranks != 0);
+    return i < t->rank && t->dim[i] <= INT64_MAX ? json_integer((json_int_t)t->dim[i]) : NULL;
 }
 
 /* each(i, n, e): the values of e. where(i, n, e): the i for which e is true. Unknown if any is. */
@@ -327,6 +330,27 @@ static json_t *eval_len(struct eval *ev, const struct ckpt_expr *e)
     return json_is_array(v) ? json_integer((json_int_t)json_array_size(v)) : NULL;
 }
 
+static json_t *eval_begins(struct eval *ev, const struct ckpt_expr *e)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *s = eval(ev, e->args[0]);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *head = eval(ev, e->args[1]);
+
+    return json_is_string(s) && json_is_string(head)
+               ? json_boolean(ckpt_has_prefix(json_string_value(s), json_string_value(head)))
+               : NULL;
+}
+
+static json_t *eval_at(struct eval *ev, const struct ckpt_expr *e)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = eval(ev, e->args[0]);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *i = eval(ev, e->args[1]);
+
+    if (!json_is_array(list) || !json_is_integer(i) || json_integer_value(i) < 0)
+        return NULL;
+    json_t *v = json_array_get(list, (size_t)json_integer_value(i));
+    return v && !json_is_null(v) ? json_incref(v) : NULL;
+}
+
 static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
 {
     const struct ckpt_tensor *t;
@@ -335,6 +359,7 @@ static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
 
     switch (e->call) {
     case CKPT_CALL_SHAPE:
+    case CKPT_CALL_PART:
         return eval_shape(ev, e);
     case CKPT_CALL_DTYPE:
         return (t = find_tensor(ev, e)) ? json_string(ckpt_dtype_torch_name(t->dtype)) : NULL;
@@ -362,6 +387,10 @@ static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
         return eval_list(ev, e);
     case CKPT_CALL_LEN:
         return eval_len(ev, e);
+    case CKPT_CALL_BEGINS:
+        return eval_begins(ev, e);
+    case CKPT_CALL_AT:
+        return eval_at(ev, e);
     }
     return NULL;
 }

@@ -48,7 +48,10 @@ enum ckpt_expr_call {
     CKPT_CALL_IF,
     CKPT_CALL_EACH,
     CKPT_CALL_WHERE,
-    CKPT_CALL_LEN
+    CKPT_CALL_LEN,
+    CKPT_CALL_BEGINS,
+    CKPT_CALL_AT,
+    CKPT_CALL_PART,
 };
 
 struct ckpt_expr {

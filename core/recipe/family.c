@@ -362,9 +362,10 @@ static int read_family(struct reader *r, const json_t *j)
             return -1;
     if (!(where = ckpt_field_text(r->arena, r->err, "%s: tensors", f->name)))
         return -1;
-    return read_dims(r, json_object_get(j, "dims")) < 0
-               ? -1
-               : read_items(r, where, "", json_object_get(j, "tensors"), 0, &f->tensors);
+    if (read_dims(r, json_object_get(j, "dims")) < 0)
+        return -1;
+    f->open = json_object_get(j, "tensors") == NULL;
+    return f->open ? 0 : read_items(r, where, "", json_object_get(j, "tensors"), 0, &f->tensors);
 }
 
 int ckpt_family_from_json(struct ckpt_arena *arena, const char *name, const json_t *j,

@@ -59,6 +59,7 @@ struct ckpt_family {
     struct ckpt_dim dim[CKPT_FAMILY_DIMS];
     size_t ndim;
     struct ckpt_items tensors;
+    bool open; /* no list: the checkpoint says which tensors there are */
 };
 
 /* Parse text[0..len), or what was parsed already, into the arena; `name` stands in errors. The

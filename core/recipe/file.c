@@ -105,16 +105,22 @@ static int deeper(struct reader *r, const char *where, const json_t *j,
     return cx->from_at && cx->to_at ? 0 : -1;
 }
 
-/* Operators that compute values: none yet is spoken of by a recipe; a file that asks for one must
- * not be served without it. */
-static int check_value(struct reader *r, const char *where, const json_t *j)
+/* The operator that computes the targets' values, if the rule names one. */
+static int read_value(struct reader *r, const char *where, const json_t *j,
+                      struct ckpt_rule_context *cx)
 {
-    const json_t *v = json_object_get(j, "value");
+    const char *name;
 
-    if (!v)
+    if (ckpt_field_string(r->arena, j, "value", where, &name, r->err) < 0)
+        return -1;
+    if (!name)
         return 0;
-    return ckpt_fail(r->err, CKPT_UNSUPPORTED, "%s: no operator '%.100s' to compute a value", where,
-                     json_is_string(v) ? json_string_value(v) : "?");
+    if (!json_object_get(j, "from"))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'value' stands beside 'from' and 'to'", where);
+    if (!(cx->value = ckpt_value_find(name)))
+        return ckpt_fail(r->err, CKPT_UNSUPPORTED, "%s: no operator '%.100s' to compute a value",
+                         where, name);
+    return 0;
 }
 
 static int read_rule(struct reader *r, const char *where, const json_t *j,
@@ -129,7 +135,7 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
     size_t nsrc, ndst;
 
     if (ckpt_field_object(j, where, known, r->err) < 0 || deeper(r, where, j, &cx) < 0 ||
-        check_value(r, where, j) < 0 ||
+        read_value(r, where, j, &cx) < 0 ||
         ckpt_field_string(r->arena, j, "include", where, &name, r->err) < 0)
         return -1;
     if (!!(from && to) + !!rules + !!name != 1 || !from != !to)
@@ -224,6 +230,27 @@ static int read_remarks(struct reader *r, const char *where, const json_t *list,
     return 0;
 }
 
+static int read_prefixes(struct reader *r, const char *where, const json_t *list)
+{
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j)
+    {
+        struct ckpt_prefix p;
+        if (json_array_size(j) != 2 || !json_is_string(json_array_get(j, 0)) ||
+            !json_is_string(json_array_get(j, 1)))
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: two texts are expected here", where, i);
+        p.from = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 0)));
+        p.to = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 1)));
+        if (!p.from || !p.to || ckpt_vec_push(&r->out->prefixes, p) < 0)
+            return ckpt_nomem(r->err);
+    }
+    return 0;
+}
+
 /* A key that was given by an included file is replaced where it stands: keys are evaluated in
  * order. */
 static int set_key(struct reader *r, const char *where, const char *key, const json_t *v)
@@ -251,17 +278,40 @@ static int read_config(struct reader *r, const char *where, const json_t *config
     return 0;
 }
 
+/* Evidence of included files counts too. */
+static int read_when(struct reader *r, const char *name, const json_t *j)
+{
+    const struct ckpt_expr *when;
+    const char *text, *where;
+
+    if (ckpt_field_string(r->arena, j, "when", name, &text, r->err) < 0)
+        return -1;
+    if (!text)
+        return 0;
+    if (!(where = ckpt_field_text(r->arena, r->err, "%s: when", name)) ||
+        ckpt_expr_parse(r->arena, where, text, &when, r->err) < 0)
+        return -1;
+    return ckpt_vec_push(&r->out->when, when) < 0 ? ckpt_nomem(r->err) : 0;
+}
+
 static int read_rest(struct reader *r, const char *name, const json_t *j)
 {
     const char *has = ckpt_field_text(r->arena, r->err, "%s: has", name),
                *lacks = ckpt_field_text(r->arena, r->err, "%s: lacks", name),
                *config = ckpt_field_text(r->arena, r->err, "%s: config", name),
                *refuse = ckpt_field_text(r->arena, r->err, "%s: refuse", name),
-               *warn = ckpt_field_text(r->arena, r->err, "%s: warn", name);
+               *warn = ckpt_field_text(r->arena, r->err, "%s: warn", name),
+               *prefixes = ckpt_field_text(r->arena, r->err, "%s: prefixes", name);
 
-    if (!has || !lacks || !config || !refuse || !warn)
+    if (!has || !lacks || !config || !refuse || !warn || !prefixes ||
+        read_prefixes(r, prefixes, json_object_get(j, "prefixes")) < 0)
         return -1;
-    return read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
+    if (json_object_get(j, "may_lack") &&
+        ckpt_field_strings(r->arena, json_object_get(j, "may_lack"), name, &r->out->may_lack,
+                           &r->out->nmay_lack, r->err) < 0)
+        return -1;
+    return read_when(r, name, j) < 0 ||
+                   read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
                    read_evidence(r, lacks, json_object_get(j, "lacks"), false) < 0 ||
                    read_config(r, config, json_object_get(j, "config")) < 0 ||
                    read_remarks(r, refuse, json_object_get(j, "refuse"), true) < 0 ||
@@ -274,30 +324,27 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
 static int read_head(struct reader *r, const char *name, const json_t *j)
 {
     json_t *model = json_object_get(j, "model");
-    const char *when;
 
     if (r->includes > 0)
         return 0;
+    r->out->fallback = json_is_true(json_object_get(j, "fallback"));
     if (json_is_object(model))
         r->out->inline_model = json_incref(model);
     if (ckpt_field_string(r->arena, j, "format", name, &r->out->format, r->err) < 0 ||
         (!r->out->inline_model &&
-         ckpt_field_string(r->arena, j, "model", name, &r->out->model, r->err) < 0) ||
-        ckpt_field_string(r->arena, j, "when", name, &when, r->err) < 0)
+         ckpt_field_string(r->arena, j, "model", name, &r->out->model, r->err) < 0))
         return -1;
     if (r->out->format && !model && json_array_size(json_object_get(j, "refuse")) == 0)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'model' is missing", name);
-    if (!when)
-        return 0;
-    const char *where = ckpt_field_text(r->arena, r->err, "%s: when", name);
-    return where ? ckpt_expr_parse(r->arena, where, when, &r->out->when, r->err) : -1;
+    return 0;
 }
 
 static int read_file(struct reader *r, const char *name, const char *text, size_t len,
                      unsigned parts, const struct ckpt_rule_context *cx)
 {
-    static const char *const known[] = {"note",    "format", "model", "when",   "has",  "lacks",
-                                        "include", "config", "rules", "refuse", "warn", NULL};
+    static const char *const known[] = {"note",  "format",   "model",    "when",     "has",
+                                        "lacks", "include",  "config",   "rules",    "refuse",
+                                        "warn",  "fallback", "may_lack", "prefixes", NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     size_t n;
@@ -341,12 +388,14 @@ void ckpt_recipe_release(struct ckpt_recipe *r)
 {
     if (!r)
         return;
+    ckpt_vec_release(&r->when);
     ckpt_vec_release(&r->has);
     ckpt_vec_release(&r->lacks);
     ckpt_vec_release(&r->config);
     ckpt_vec_release(&r->refuse);
     ckpt_vec_release(&r->warn);
     ckpt_vec_release(&r->rules);
+    ckpt_vec_release(&r->prefixes);
     json_decref(r->keep);
     json_decref(r->inline_model);
     r->keep = r->inline_model = NULL;

@@ -3,6 +3,7 @@
 #ifndef CKPT_RECIPE_FILE_H
 #define CKPT_RECIPE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -29,6 +30,12 @@ struct ckpt_remark {
     const char *why;
 };
 
+/* "prefixes" of a model without a list: names that no rule takes begin with `to` instead of `from`.
+ */
+struct ckpt_prefix {
+    const char *from, *to;
+};
+
 struct ckpt_config_key {
     const char *key;
     const struct ckpt_origin *origin;
@@ -41,14 +48,18 @@ struct ckpt_recipe {
         *model; /* name of its model file; NULL: it is inline, or the recipe can only refuse */
     json_t *inline_model; /* the model file itself, in the recipe; or NULL */
     const struct ckpt_family *family;
-    const struct ckpt_expr *when; /* over the framework's config; NULL: always */
+    CKPT_VEC(const struct ckpt_expr *) when; /* over the framework's config; all must hold */
+    bool fallback;                           /* fits only where no other recipe does */
+    const char *const *may_lack; /* keys that the model needs, but some checkpoints do not say */
+    size_t nmay_lack;
     CKPT_VEC(struct ckpt_evidence_name) has;
     CKPT_VEC(struct ckpt_evidence_name) lacks;
     CKPT_VEC(struct ckpt_config_key) config;
     CKPT_VEC(struct ckpt_remark) refuse;
     CKPT_VEC(struct ckpt_remark) warn;
     ckpt_rules rules;
-    json_t *keep; /* literals of the config */
+    CKPT_VEC(struct ckpt_prefix) prefixes; /* the first that fits counts */
+    json_t *keep;                          /* literals of the config */
 };
 
 /* How other files are found: the text of recipe or fragment `name`, beside the file that includes

@@ -28,6 +28,7 @@ struct ckpt_recipe_options {
     const json_t *overrides;   /* options in the HF config's spelling ({"num_attention_heads": 4}),
                                   and the recipes' own `_x` names
                                   ({"_rope": "interleaved"}); an object or NULL */
+    const char *format;        /* choose among the recipes of this format; NULL: the checkpoint's */
     bool allow_partial; /* leave out tensors whose sources are not all there, with a warning each */
 };
 
@@ -42,6 +43,10 @@ struct ckpt_model {
 
 void ckpt_model_free(struct ckpt_model *m);
 void ckpt_model_freep(struct ckpt_model **m);
+
+/* Does any recipe fit src? Of a family for which none is meant that is an answer, not an error. */
+bool ckpt_recipe_fits(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
+                      const struct ckpt_recipe_options *opt);
 
 /* Choose the recipe for src (by src->about.format, config, names) and apply it. MISSING: no recipe
  * fits, or a tensor or number that the model must have is not there; CONFLICT: several fit (they

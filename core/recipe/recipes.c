@@ -242,17 +242,31 @@ static bool present(const struct ckpt_catalog *src, const struct ckpt_evidence_n
     return false;
 }
 
+static const char *format_of(const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt)
+{
+    return opt->format ? opt->format : ckpt_json_str(src->about, "format");
+}
+
+/* The family that the user or the base model names, or NULL. */
+static const char *wanted_type(const struct ckpt_recipe_options *opt)
+{
+    const char *type = ckpt_json_str(opt->overrides, "_model_type");
+
+    return type || !opt->base_config ? type : ckpt_json_str(opt->base_config, "model_type");
+}
+
 static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
                  const struct ckpt_recipe_options *opt)
 {
-    const char *format = ckpt_json_str(src->about, "format");
-    struct ckpt_settings s = {.src = src, .overrides = opt->overrides};
+    const char *format = format_of(src, opt);
+    struct ckpt_settings s = {.src = src, .overrides = opt->overrides, .type = wanted_type(opt)};
     const struct ckpt_expr_env env = {ckpt_settings_before, &s, src};
 
     if (!r->format || !format || strcmp(r->format, format) != 0)
         return false;
-    if (r->when && ckpt_expr_truth(r->when, &env) != CKPT_TRUE)
-        return false;
+    for (size_t i = 0; i < r->when.len; i++)
+        if (ckpt_expr_truth(r->when.ptr[i], &env) != CKPT_TRUE)
+            return false;
     for (size_t i = 0; i < r->has.len; i++)
         if (!present(src, &r->has.ptr[i]))
             return false;
@@ -262,10 +276,10 @@ static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
     return true;
 }
 
-/* Whether the base model, if there is one, is of the recipe's family. */
+/* Whether the recipe's family is the one that is asked for, if one is. */
 static bool suits_base(const struct ckpt_recipe *r, const struct ckpt_recipe_options *opt)
 {
-    const char *type = opt->base_config ? ckpt_json_str(opt->base_config, "model_type") : NULL;
+    const char *type = wanted_type(opt);
 
     return !type || !r->family || ckpt_family_has_type(r->family, type);
 }
@@ -274,25 +288,28 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
                         const struct ckpt_recipe_options *opt, size_t nfit, struct ckpt_err *err)
 {
     struct ckpt_str names = {0};
-    const char *format = ckpt_json_str(src->about, "format");
+    const char *format = format_of(src, opt);
     size_t nother = 0;
 
     for (size_t i = 0; i < set->recipes.len; i++) {
         const struct ckpt_recipe *r = set->recipes.ptr[i];
         bool fit = fits(r, src, opt);
         nother += fit && !suits_base(r, opt);
-        if (nfit ? fit && suits_base(r, opt)
-                 : r->format && format && strcmp(r->format, format) == 0)
+        if (nfit ? fit && suits_base(r, opt) && !r->fallback
+                 : !r->fallback && r->format && format && strcmp(r->format, format) == 0)
             ckpt_str_printf(&names, "%s%s", names.len ? ", " : "", r->name);
     }
     if (nfit)
-        (void)ckpt_fail(err, CKPT_CONFLICT, "several recipes fit: %s; choose one with recipe=FILE",
+        (void)ckpt_fail(err, CKPT_CONFLICT,
+                        "several recipes fit: %s; choose one with model_type=... or "
+                        "recipe=FILE",
                         ckpt_str_get(&names));
     else if (nother)
         (void)ckpt_fail(err, CKPT_CONFLICT,
-                        "the base model is of type '%s', which none of the recipes that fit the "
-                        "checkpoint makes (%s)",
-                        ckpt_json_str(opt->base_config, "model_type"), ckpt_str_get(&names));
+                        "%s '%s', which none of the recipes that fit the checkpoint makes (%s)",
+                        ckpt_json_str(opt->overrides, "_model_type") ? "model_type= asks for"
+                                                                     : "the base model is of type",
+                        wanted_type(opt), ckpt_str_get(&names));
     else
         (void)ckpt_fail(err, CKPT_MISSING,
                         "no recipe fits this checkpoint of format '%s' (there are: %s); give one "
@@ -301,6 +318,15 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
                         format ? format : "?", names.len ? ckpt_str_get(&names) : "none");
     ckpt_str_release(&names);
     return -1;
+}
+
+bool ckpt_recipe_fits(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
+                      const struct ckpt_recipe_options *opt)
+{
+    for (size_t i = 0; i < set->recipes.len; i++)
+        if (fits(set->recipes.ptr[i], src, opt) && suits_base(set->recipes.ptr[i], opt))
+            return true;
+    return false;
 }
 
 int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
@@ -314,10 +340,13 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
         *ret = set->recipes.ptr[0];
         return 0;
     }
-    for (size_t i = 0; i < set->recipes.len; i++)
-        if (fits(set->recipes.ptr[i], src, opt) && suits_base(set->recipes.ptr[i], opt)) {
-            found = set->recipes.ptr[i];
-            n++;
+    for (int fallback = 0; fallback < 2 && n == 0; fallback++)
+        for (size_t i = 0; i < set->recipes.len; i++) {
+            const struct ckpt_recipe *r = set->recipes.ptr[i];
+            if (r->fallback == !!fallback && fits(r, src, opt) && suits_base(r, opt)) {
+                found = r;
+                n++;
+            }
         }
     if (n != 1)
         return choice_error(set, src, opt, n, err);

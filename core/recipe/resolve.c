@@ -384,6 +384,62 @@ int ckpt_resolve(struct ckpt_resolver *rs, const char *name, size_t len, bool al
     return collect_all(rs, in, &p, &ret->missing);
 }
 
+int ckpt_resolve_source(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
+                        struct ckpt_instance *in, bool *ret_found)
+{
+    const size_t len = strlen(t->name);
+    const struct ckpt_rule *winner = NULL;
+
+    *ret_found = false;
+    for (uint32_t e = index_find(rs, &rs->sources, t->name, len); e != UINT32_MAX;) {
+        const struct ckpt_name_entry *x = &rs->sources.entry.ptr[e];
+        const struct ckpt_rule *rule = &rs->recipe->rules.ptr[x->rule];
+        const struct ckpt_name *n = &rule->from[x->side].name[x->spelling];
+        struct ckpt_use use = {
+            .tensor = t, .side = x->side, .spelling = x->spelling, .bound = n->axes};
+        e = x->next;
+        if (!rs->state[x->rule].active || rule->nfrom != 1 ||
+            !match(rs, n, t->name, len, &rs->state[x->rule].sizes, use.at))
+            continue;
+        if (winner)
+            return ckpt_fail(rs->err, CKPT_CONFLICT, "two rules take '%s': %s and %s", t->name,
+                             winner->where, rule->where);
+        winner = rule;
+        in->rule = rule;
+        in->sizes = rs->state[x->rule].sizes;
+        in->use.len = 0;
+        if (ckpt_vec_push(&in->use, use) < 0)
+            return ckpt_nomem(rs->err);
+    }
+    *ret_found = winner != NULL;
+    return 0;
+}
+
+bool ckpt_resolver_next_side(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
+                             struct ckpt_source_side *at)
+{
+    const size_t len = strlen(t->name);
+    uint64_t axes[CKPT_SCOPE_AXES];
+
+    if (!at->begun)
+        at->next = index_find(rs, &rs->sources, t->name, len);
+    at->begun = true;
+    while (at->next != UINT32_MAX) {
+        const struct ckpt_name_entry *x = &rs->sources.entry.ptr[at->next];
+        const struct ckpt_rule *rule = &rs->recipe->rules.ptr[x->rule];
+        at->next = x->next;
+        if (!rs->state[x->rule].active || !match(rs, &rule->from[x->side].name[x->spelling],
+                                                 t->name, len, &rs->state[x->rule].sizes, axes))
+            continue;
+        at->rule = rule;
+        at->sizes = &rs->state[x->rule].sizes;
+        at->side = x->side;
+        at->spelling = x->spelling;
+        return true;
+    }
+    return false;
+}
+
 void ckpt_resolution_release(struct ckpt_resolution *r) { free(r->missing); }
 
 /* ---- life ---- */

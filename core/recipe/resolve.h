@@ -71,6 +71,25 @@ void ckpt_resolution_release(struct ckpt_resolution *r);
 int ckpt_resolve(struct ckpt_resolver *rs, const char *name, size_t len, bool all,
                  struct ckpt_instance *in, struct ckpt_resolution *ret);
 
+/* The other way round: the rule that takes `t`, as its only source, which in->use then says; side
+ * and target of the instance are the caller's. *ret_found is false if there is none. CONFLICT: two
+ * rules do. */
+int ckpt_resolve_source(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
+                        struct ckpt_instance *in, bool *ret_found);
+
+/* A source side of a rule that a tensor's name fits. */
+struct ckpt_source_side {
+    const struct ckpt_rule *rule;
+    const struct ckpt_sizes *sizes; /* known without tensors */
+    uint32_t side, spelling;
+    uint32_t next; /* inner; UINT32_MAX before the first */
+    bool begun;
+};
+
+/* The next one; false: there is none. Only of rules whose condition is not false. */
+bool ckpt_resolver_next_side(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
+                             struct ckpt_source_side *at);
+
 /* The name with these values of its axes, into out. False: there is no such number. */
 bool ckpt_resolver_render(struct ckpt_resolver *rs, const struct ckpt_name *n,
                           const struct ckpt_sizes *sizes, const uint64_t *at, struct ckpt_str *out);

@@ -211,7 +211,8 @@ static int compile(struct compiler *c, ckpt_rules *out)
                             .to = c->side[1],
                             .nfrom = c->n[0],
                             .nto = c->n[1],
-                            .nwhen = c->cx->nwhen};
+                            .nwhen = c->cx->nwhen,
+                            .value = c->cx->value};
     memcpy(r->when, c->cx->when, sizeof r->when);
     return 0;
 }

@@ -14,6 +14,7 @@
 #include "recipe/expr.h"
 #include "recipe/name.h"
 #include "recipe/pattern.h"
+#include "tensor/value.h"
 
 enum { CKPT_RULE_SIDES = 32, CKPT_RULE_WHENS = 8 };
 
@@ -31,6 +32,7 @@ struct ckpt_rule {
     uint32_t nfrom, nto;
     const struct ckpt_expr *when[CKPT_RULE_WHENS]; /* all must hold */
     uint32_t nwhen;
+    const struct ckpt_value_ops *value; /* computed of what the patterns gather; or NULL */
 };
 
 typedef CKPT_VEC(struct ckpt_rule) ckpt_rules;
@@ -42,6 +44,7 @@ struct ckpt_rule_context {
     const char *from_at, *to_at; /* prefixes */
     const struct ckpt_expr *when[CKPT_RULE_WHENS];
     uint32_t nwhen;
+    const struct ckpt_value_ops *value;
 };
 
 /* Compile the sides (as in the file) and append the rules that they make to out. */

@@ -11,7 +11,7 @@
 
 static json_t *new_ref(const json_t *j) { return j ? json_incref((json_t *)j) : NULL; }
 
-/* `_x` and about.x; false: the key is of another kind. */
+/* `_x`, option.x and about.x; false: the key is of another kind. */
 static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret)
 {
     if (strncmp(key, "about.", 6) == 0) {
@@ -20,6 +20,14 @@ static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret
     }
     if (key[0] != '_')
         return false;
+    if (strncmp(key, "option.", 7) == 0) {
+        *ret = new_ref(json_object_get(s->overrides, key + 7));
+        return true;
+    }
+    if (s->type && strcmp(key, "_model_type") == 0) {
+        *ret = json_string(s->type);
+        return true;
+    }
     const json_t *v = json_object_get(s->overrides, key);
     *ret = new_ref(v ? v : json_object_get(s->own, key));
     /* Frameworks have keys with a leading underscore too (nanotron's _use_qkv_packed). */
@@ -107,20 +115,52 @@ static int overlay(struct ckpt_settings *s, const json_t *from, bool options)
     return 0;
 }
 
-static int check_needs(const struct ckpt_settings *s, struct ckpt_err *err)
+static bool may_lack(const struct ckpt_recipe *r, const char *key)
 {
-    for (size_t i = 0; i < s->family->nneeds; i++) {
-        const json_t *v = json_object_get(s->hf, s->family->needs[i]);
-        if (!v || json_is_null(v))
-            return ckpt_fail(err, CKPT_MISSING,
-                             "the checkpoint's config does not say '%s', which a %s model needs; "
-                             "give it as an option "
-                             "(%s=...) or name a base model",
-                             s->family->needs[i],
-                             s->family->ntypes ? s->family->types[0] : s->family->name,
-                             s->family->needs[i]);
+    for (size_t i = 0; i < r->nmay_lack; i++)
+        if (strcmp(r->may_lack[i], key) == 0)
+            return true;
+    return false;
+}
+
+/* " (model_config.yaml)": where the checkpoint's config was looked for. */
+static void put_places(const struct ckpt_settings *s, struct ckpt_str *out)
+{
+    const json_t *places = json_object_get(s->src->about, "config_looked_for"), *place;
+    size_t i;
+
+    json_array_foreach(places, i, place)
+        ckpt_str_printf(out, "%s%s", i ? ", " : " (", json_string_value(place));
+    if (json_array_size(places))
+        ckpt_str_putc(out, ')');
+}
+
+static int check_needs(const struct ckpt_settings *s, const struct ckpt_recipe *r,
+                       struct ckpt_catalog *warnings, struct ckpt_err *err)
+{
+    const char *type = s->family->ntypes ? s->family->types[0] : s->family->name;
+    struct ckpt_str places = {0};
+    int result = 0;
+
+    put_places(s, &places);
+    for (size_t i = 0; i < s->family->nneeds && result == 0; i++) {
+        const char *key = s->family->needs[i];
+        const json_t *v = json_object_get(s->hf, key);
+        if (v && !json_is_null(v))
+            continue;
+        if (may_lack(r, key))
+            ckpt_catalog_warn(warnings,
+                              "the checkpoint's config%s does not say '%s': config.json leaves it "
+                              "to transformers' default (option %s=...)",
+                              ckpt_str_get(&places), key, key);
+        else
+            result = ckpt_fail(err, CKPT_MISSING,
+                               "the checkpoint's config%s does not say '%s', which a %s model "
+                               "needs; give it as an option (%s=...) or name a base model",
+                               ckpt_str_get(&places), key, type, key);
     }
-    return 0;
+    ckpt_str_release(&places);
+    return result;
 }
 
 /* ---- dims ---- */
@@ -220,9 +260,9 @@ static int remarks(struct ckpt_settings *s, const struct ckpt_recipe *r,
 
 /* ---- life ---- */
 
-int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
-                       const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
-                       struct ckpt_catalog *warnings, struct ckpt_err *err)
+int ckpt_settings_draft(struct ckpt_settings *s, const struct ckpt_recipe *r,
+                        const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
+                        struct ckpt_err *err)
 {
     s->src = src;
     s->family = r->family;
@@ -237,12 +277,21 @@ int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
             return ckpt_nomem(err);
         compute_dims(s);
     }
+    return 0;
+}
+
+int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
+                       const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
+                       struct ckpt_catalog *warnings, struct ckpt_err *err)
+{
+    if (ckpt_settings_draft(s, r, src, opt, err) < 0)
+        return -1;
     if (remarks(s, r, warnings, err) < 0)
         return -1;
     if (!r->family)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "%s: no Hugging Face model corresponds to this checkpoint", r->name);
-    return check_needs(s, err);
+    return check_needs(s, r, warnings, err);
 }
 
 void ckpt_settings_release(struct ckpt_settings *s)

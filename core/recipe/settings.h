@@ -4,7 +4,8 @@
  *
  * Conditions and origins read keys in two ways. Before the HF config is there (the recipe's `when`,
  * `config`): `_x`, then the framework's config. After (rules, refuse, warn, the model file): `_x`,
- * the HF config, the dims, then the framework's config. `about.x` is a fact of the reader in both.
+ * the HF config, the dims, then the framework's config. `about.x` is a fact of the reader and
+ * option.x what the user gave, in both.
  */
 #ifndef CKPT_RECIPE_SETTINGS_H
 #define CKPT_RECIPE_SETTINGS_H
@@ -22,6 +23,7 @@ struct ckpt_settings {
     const struct ckpt_catalog *src;
     const struct ckpt_family *family;
     const json_t *overrides;
+    const char *type; /* `_model_type`, while a recipe is chosen: the family that is asked for */
     json_t *hf;
     json_t *own; /* `_x` */
     uint64_t dim[CKPT_FAMILY_DIMS];
@@ -32,6 +34,11 @@ struct ckpt_settings {
 /* Environments; ctx is the settings. */
 json_t *ckpt_settings_before(void *ctx, const char *key);
 json_t *ckpt_settings_after(void *ctx, const char *key);
+
+/* Config and dims alone: no remark, no need. Zeroed before; release after failure too. */
+int ckpt_settings_draft(struct ckpt_settings *s, const struct ckpt_recipe *r,
+                        const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
+                        struct ckpt_err *err);
 
 /* Build them. Zeroed before; release after failure too. MISSING: a key that the model needs is not
  * known. UNSUPPORTED: refused. Warnings go to `warnings`. */

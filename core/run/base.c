@@ -129,7 +129,7 @@ int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *
         result = ckpt_config_read_if(b->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &b->config, err);
     if (result == 0)
         result = read_weights(b, pool, err);
-    if (result == 0 && !b->config && !b->cat)
+    if (result == 0 && !b->config && !b->cat && !ckpt_dir_has_file(b->dir, "adapter_config.json"))
         result =
             ckpt_fail(err, CKPT_MISSING, "base '%s' has neither config.json nor weights", path);
     if (result < 0) {

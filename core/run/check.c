@@ -95,12 +95,14 @@ static void add_shape(struct list *l, const struct ckpt_tensor *t, const char *w
 /* ---- names ---- */
 
 /* What a model may lack although its base has it: tied, computed, or gone with the quantisation. */
-static bool may_be_absent(const char *name)
+static bool may_be_absent(const struct ckpt_check *c, const char *name)
 {
-    static const char *const ends[] = {
-        "lm_head.weight", ".inv_freq",    "_scale_inv", "_scales", "_blocks", "_scale",
-        ".position_ids",  ".masked_bias", ".qzeros",    ".g_idx",  ".absmax"};
+    static const char *const ends[] = {".inv_freq", "_scale_inv",    "_scales",      "_blocks",
+                                       "_scale",    ".position_ids", ".masked_bias", ".qzeros",
+                                       ".g_idx",    ".absmax"};
 
+    if (ckpt_has_suffix(name, "lm_head.weight"))
+        return !c->complete || ckpt_json_bool(c->config, "tie_word_embeddings", true);
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
         if (ckpt_has_suffix(name, ends[i]))
             return true;
@@ -189,7 +191,8 @@ static int add_form(struct names *n, const char *name, struct ckpt_err *err)
     return 0;
 }
 
-static int sort_missing(struct names *n, struct report *r, struct ckpt_err *err)
+static int sort_missing(const struct ckpt_check *c, struct names *n, struct report *r,
+                        struct ckpt_err *err)
 {
     for (size_t i = 0; i < n->list.len; i++) {
         const char *name = n->list.ptr[i];
@@ -201,7 +204,7 @@ static int sort_missing(struct names *n, struct report *r, struct ckpt_err *err)
             return ckpt_nomem(err);
         if (strchr(form, '#') && ckpt_map_get(&n->forms, form, strlen(form), &at))
             list_add(&r->lost, name);
-        else if (!may_be_absent(name))
+        else if (!may_be_absent(c, name))
             list_add(&r->missing, name);
     }
     return 0;
@@ -232,7 +235,8 @@ static int compare_tensor(const struct ckpt_check *c, const struct ckpt_tensor *
 static int finish_report(const struct ckpt_check *c, struct report *r, json_t *warnings,
                          struct ckpt_err *err)
 {
-    const bool wrong = r->shapes.n || (r->lost.n && !c->allow_partial);
+    const bool absent = r->lost.n || (c->complete && r->missing.n);
+    const bool wrong = r->shapes.n || (absent && !c->allow_partial);
     ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
 
     put_list(&text, "of another shape", &r->shapes);
@@ -243,8 +247,8 @@ static int finish_report(const struct ckpt_check *c, struct report *r, json_t *w
         return 0;
     if (wrong)
         return ckpt_fail(err, r->shapes.n ? CKPT_CONFLICT : CKPT_MISSING,
-                         "the checkpoint does not fit base '%s': %s; is a shard lost?",
-                         ckpt_dir_path(c->base->dir), ckpt_str_get(&text));
+                         "the checkpoint does not fit base '%s': %s%s", ckpt_dir_path(c->base->dir),
+                         ckpt_str_get(&text), c->complete ? "" : "; is a shard lost?");
     char *line = ckpt_asprintf("compared with base '%s': %s", ckpt_dir_path(c->base->dir),
                                ckpt_str_get(&text));
     int rc = line ? json_array_append_new(warnings, json_string(line)) : -1;
@@ -263,7 +267,7 @@ static int compare_base(const struct ckpt_check *c, const struct ckpt_catalog *c
     for (size_t i = 0; n.list.len && i < cat->tensors.len; i++)
         if (compare_tensor(c, &cat->tensors.ptr[i], &n, &r, err) < 0)
             return -1;
-    if (n.list.len == 0 || (r.common && sort_missing(&n, &r, err) < 0))
+    if (n.list.len == 0 || (r.common && sort_missing(c, &n, &r, err) < 0))
         return n.list.len ? -1 : 0;
     return finish_report(c, &r, warnings, err);
 }

@@ -11,8 +11,12 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/reader.h"
+#include "container/config.h"
+#include "run/adapter.h"
 #include "run/check.h"
+#include "run/dequantize.h"
 #include "run/dtypes.h"
+#include "run/lora.h"
 #include "run/names.h"
 #include "run/rename.h"
 #include "run/side.h"
@@ -25,9 +29,12 @@ enum { SLAB_BUDGET = 256 * 1024 * 1024 };
 
 int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, struct ckpt_err *err)
 {
-    struct ckpt_shared *s = calloc(1, sizeof *s);
+    struct ckpt_shared *s;
 
-    if (!s)
+    if (opt->raw && (opt->dequantize || opt->merge_lora))
+        return ckpt_fail(err, CKPT_USAGE, "option %s: view=raw shows tensors as they are stored",
+                         opt->dequantize ? "dequantize" : "lora=merge");
+    if (!(s = calloc(1, sizeof *s)))
         return ckpt_nomem(err);
     atomic_init(&s->refs, 1);
     if (ckpt_options_copy(opt, &s->opt, err) < 0 || ckpt_fdpool_new(0, &s->pool, err) < 0 ||
@@ -70,6 +77,7 @@ void ckpt_view_release(struct ckpt_view *view)
     ckpt_slabs_forget(view->shared->slabs, &view->reading);
     ckpt_vtree_free(view->tree);
     ckpt_catalog_free(view->cat);
+    ckpt_catalog_free(view->adapter);
     ckpt_dir_unref(view->dir);
     json_decref(view->about);
     json_decref(view->config);
@@ -162,20 +170,41 @@ static int check_model(struct ckpt_view *v, struct ckpt_err *err)
     const struct ckpt_check c = {.base = v->shared->base,
                                  .base_names = v->base_names,
                                  .config = v->config,
+                                 .complete = v->own_names,
                                  .allow_partial = v->shared->opt->allow_partial};
 
     return ckpt_check_model(&c, v->cat, v->warnings, err);
+}
+
+/* The base's config, or the checkpoint's own. */
+static const json_t *lent_config(const struct ckpt_view *v, const struct ckpt_catalog *cat)
+{
+    const struct ckpt_base *base = v->shared->base;
+    return base && base->config ? base->config : cat->config;
+}
+
+/* For a model under its own names, transformers' conversions; else what the framework's names ask
+ * for. */
+static struct ckpt_recipe_options recipe_options(const struct ckpt_view *v,
+                                                 const struct ckpt_catalog *src)
+{
+    const struct ckpt_shared *s = v->shared;
+
+    return (struct ckpt_recipe_options){
+        .format = v->own_names ? "transformers" : NULL,
+        .base_config = v->own_names ? lent_config(v, src)
+                       : s->base    ? s->base->config
+                                    : NULL,
+        .overrides = s->opt->overrides,
+        .allow_partial = s->opt->allow_partial,
+    };
 }
 
 static int model_of_recipe(struct ckpt_view *v, const struct ckpt_catalog *src,
                            struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
-    struct ckpt_recipe_options opt = {
-        .base_config = s->base ? s->base->config : NULL,
-        .overrides = s->opt->overrides,
-        .allow_partial = s->opt->allow_partial,
-    };
+    const struct ckpt_recipe_options opt = recipe_options(v, src);
     ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
 
     if (ckpt_recipe_apply(s->recipes, src, &opt, &model, err) < 0)
@@ -202,13 +231,6 @@ static int add_warnings(json_t *all, const json_t *more)
     return 0;
 }
 
-/* The base's config, or the checkpoint's own. */
-static const json_t *lent_config(const struct ckpt_view *v, const struct ckpt_catalog *cat)
-{
-    const struct ckpt_base *base = v->shared->base;
-    return base && base->config ? base->config : cat->config;
-}
-
 /* That config, with what options override. */
 static int config_of_base(struct ckpt_view *v, struct ckpt_err *err)
 {
@@ -229,6 +251,26 @@ static int config_of_base(struct ckpt_view *v, struct ckpt_err *err)
     return 0;
 }
 
+/* transformers 5 converts some families when it saves them (experts, which it stacks in memory, are
+ * taken apart): recipes of their own say how. */
+static int names_of_hub(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = v->shared;
+    const struct ckpt_recipe_options opt = recipe_options(v, v->cat);
+    ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
+
+    if (!opt.base_config || !ckpt_recipe_fits(s->recipes, v->cat, &opt))
+        return ckpt_names_check_fused(v->cat, opt.base_config, err);
+    if (ckpt_recipe_apply(s->recipes, v->cat, &opt, &model, err) < 0)
+        return -1;
+    json_decref(model->catalog->config);
+    model->catalog->config = ckpt_steal(&v->cat->config);
+    ckpt_catalog_free(v->cat);
+    v->cat = ckpt_steal(&model->catalog);
+    v->recipe = ckpt_steal(&model->recipe);
+    return 0;
+}
+
 /* A checkpoint of any format that holds a transformers model under its own names. *src is taken if
  * it is one. */
 static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
@@ -238,20 +280,72 @@ static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct
 
     if (s->opt->recipe)
         return 0;
-    if (ckpt_names_apply(*src, s->base, lent_config(v, *src), s->opt->allow_partial, &found, err) <
-        0)
+    if (ckpt_names_apply(*src, s->base, lent_config(v, *src), &found, err) < 0)
         return -1;
     if (!found)
         return 0;
     v->cat = ckpt_steal(src);
     v->own_names = true;
-    return config_of_base(v, err);
+    return names_of_hub(v, err) < 0 || config_of_base(v, err) < 0 || check_model(v, err) < 0 ? -1
+                                                                                             : 0;
+}
+
+/* A checkpoint of any format that holds LoRA keys. *src is taken if it is one. */
+static int adapter_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+{
+    bool found;
+
+    if (v->shared->opt->recipe)
+        return 0;
+    if (ckpt_adapter_apply(*src, &found, err) < 0)
+        return -1;
+    return found ? model_of_hf(v, src, err) : 0;
+}
+
+/* What the view tells of an adapter that is merged: a model with the base's split. */
+static int about_merged(struct ckpt_view *v, struct ckpt_err *err)
+{
+    static const char *const gone[] = {"adapter", "bare_header", "weight_map", "model_files"};
+    json_t *map = json_object_get(v->shared->base->cat->about, "weight_map"),
+           *files = json_object_get(v->about, "model_files"), *about = json_deep_copy(v->about);
+
+    if (!about)
+        return ckpt_nomem(err);
+    json_decref(v->about);
+    v->about = about;
+    if ((files && json_object_set(about, "adapter_files", files) < 0) ||
+        (map && json_object_set_new(about, "weight_map", json_deep_copy(map)) < 0) ||
+        json_object_set_new(about, "merged", json_true()) < 0)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++)
+        if (!map || strcmp(gone[i], "weight_map") != 0)
+            (void)json_object_del(about, gone[i]);
+    return 0;
+}
+
+/* lora=merge: the base's model; the adapter waits until the base is dequantised. *src is taken. */
+static int model_to_merge(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *model = NULL;
+    bool found = is_adapter(v->about);
+
+    if (!found && ckpt_adapter_apply(*src, &found, err) < 0)
+        return -1;
+    if (!found)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' holds no adapter",
+                         ckpt_dir_path(v->dir));
+    if (ckpt_lora_base(v->shared->base, &model, err) < 0 || about_merged(v, err) < 0)
+        return -1;
+    v->adapter = ckpt_steal(src);
+    return model_of_hf(v, &model, err) < 0 || match_base(v, err) < 0 ? -1 : 0;
 }
 
 static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
     v->about = json_incref((*src)->about);
     v->warnings = json_incref((*src)->warnings);
+    if (v->shared->opt->merge_lora)
+        return model_to_merge(v, src, err);
     if (v->shared->opt->raw) {
         v->cat = ckpt_steal(src);
         return 0;
@@ -260,13 +354,91 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
         return model_of_hf(v, src, err);
     if (has_hf_names(v->about))
         return model_of_hf(v, src, err) < 0 || match_base(v, err) < 0 ? -1 : check_model(v, err);
-    if (model_of_names(v, src, err) < 0)
+    if (adapter_of_names(v, src, err) < 0 || (!v->cat && model_of_names(v, src, err) < 0))
         return -1;
-    if (v->own_names)
+    if (v->cat)
         return 0;
     if (model_of_recipe(v, *src, err) < 0)
         return -1;
     return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* ---- quantisation ---- */
+
+/* Is config.json what the checkpoint itself says? */
+static bool has_own_config(const struct ckpt_view *v)
+{
+    return has_hf_names(v->about) && v->cat->config;
+}
+
+/* A config that speaks of a quantisation although the tensors are ordinary: they have been made so,
+ * or training started from a base that is quantised. */
+static void drop_quantization(struct ckpt_view *v)
+{
+    static const char key[] = "quantization_config";
+    json_t *text = json_object_get(v->config, "text_config");
+
+    if ((has_own_config(v) && !v->shared->opt->dequantize) || ckpt_is_quantized(v->cat))
+        return;
+    /* v->config is the view's own, a deep copy */
+    v->config_changed = json_object_del(v->config, key) == 0;
+    v->config_changed |= json_object_del(text, key) == 0;
+}
+
+static int dequantize(struct ckpt_view *v, struct ckpt_err *err)
+{
+    if (v->shared->opt->raw || is_adapter(v->about))
+        return 0;
+    if (v->shared->opt->dequantize &&
+        ckpt_dequantize(v->cat, v->config, json_object_get(v->about, "weight_map"), err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
+    drop_quantization(v);
+    return 0;
+}
+
+/* ---- LoRA ---- */
+
+/* One of the adapter's own files, beside it or in the base; *ret is NULL if it is in neither. */
+static int read_adapter_config(const struct ckpt_view *v, const char *name, json_t **ret,
+                               struct ckpt_err *err)
+{
+    const char *below = ckpt_json_str(v->about, "adapter_files");
+    ckpt_cleanup(ckpt_freep) char *path =
+        ckpt_asprintf("%s%s%s", below ? below : "", below && *below ? "/" : "", name);
+
+    *ret = NULL;
+    if (!path)
+        return ckpt_nomem(err);
+    if (ckpt_config_read_if(v->dir, path, CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
+        return -1;
+    return *ret ? 0
+                : ckpt_config_read_if(v->shared->base->dir, name, CKPT_CONFIG_MAX_BYTES, ret, err);
+}
+
+static int merge_adapter(struct ckpt_view *v, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *adapter = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *automodel = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *before = NULL;
+
+    if (!v->adapter)
+        return 0;
+    if (read_adapter_config(v, "adapter_config.json", &adapter, err) < 0 ||
+        read_adapter_config(v, "automodel_peft_config.json", &automodel, err) < 0)
+        return -1;
+    const struct ckpt_lora_options opt = {.adapter = adapter,
+                                          .automodel = automodel,
+                                          .base_names = v->base_names,
+                                          .config = v->config};
+    if (v->config && !(before = json_deep_copy(v->config)))
+        return ckpt_nomem(err);
+    if (ckpt_lora_merge(v->cat, v->adapter, &opt, err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
+    v->config_changed |= !json_equal(before, v->config);
+    ckpt_catalog_freep(&v->adapter);
+    json_decref(v->base_names); /* the view has the base's own */
+    v->base_names = NULL;
+    return 0;
 }
 
 /* ---- dtypes ---- */
@@ -336,7 +508,7 @@ static int state_dtype(struct ckpt_view *v, struct ckpt_err *err)
 
     if (!v->config || !name)
         return 0;
-    if (v->own_names) {
+    if (v->own_names || v->config_changed) {
         /* a config without a dtype says float32 */
         bool old = json_object_get(v->config, "torch_dtype") != NULL;
         bool new =
@@ -378,6 +550,26 @@ static const char *own_files(const struct ckpt_view *v, const struct ckpt_reader
     return model ? model : side ? side : reader->side_files;
 }
 
+/* A base's config is the model's to the letter, if a recipe made the model in its image: no option
+ * changed a number, and the dtype is the one it says. */
+static bool lends_config(const struct ckpt_view *v)
+{
+    const struct ckpt_base *base = v->shared->base;
+    const char *says, *is = main_dtype(v->cat), *key;
+    json_t *value;
+
+    if (!v->recipe || v->own_names || !base || !base->config)
+        return false;
+    json_object_foreach(v->shared->opt->overrides, key, value)
+    {
+        if (key[0] != '_')
+            return false;
+    }
+    if (!(says = ckpt_json_str(base->config, "dtype")))
+        says = ckpt_json_str(base->config, "torch_dtype");
+    return is && strcmp(says ? says : "float32", is) == 0;
+}
+
 /* The checkpoint's own files; where it has no config.json, the base's too. */
 static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
                          struct ckpt_sides *sides, struct ckpt_err *err)
@@ -389,6 +581,13 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
 
     if (s->opt->raw)
         return 0;
+    if (ckpt_json_bool(v->about, "merged", false)) {
+        const char *files = ckpt_json_str(v->about, "adapter_files");
+        return ckpt_sides_add(sides, v->dir, files ? files : "", CKPT_SIDE_TOKENIZER, s->pool,
+                              err) < 0
+                   ? -1
+                   : ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_ALL, s->pool, err);
+    }
     if (own && ckpt_sides_add(sides, v->dir, own, rule, s->pool, err) < 0)
         return -1;
     if (json_object_get(v->about, "side_files") &&
@@ -396,8 +595,12 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
         return -1;
     if (lend && ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_TOKENIZER, s->pool, err) < 0)
         return -1;
-    return lend && has_hf_names(v->about)
-               ? ckpt_sides_add_one(sides, s->base->dir, "", "config.json", s->pool, err)
+    const char *config = is_adapter(v->about) ? "adapter_config.json" : "config.json";
+    if (own && is_adapter(v->about) &&
+        ckpt_sides_add_one(sides, v->dir, own, config, s->pool, err) < 0)
+        return -1;
+    return lend && (has_hf_names(v->about) || lends_config(v))
+               ? ckpt_sides_add_one(sides, s->base->dir, "", config, s->pool, err)
                : 0;
 }
 
@@ -426,6 +629,10 @@ static bool keeps_config(const struct ckpt_view *v, bool cast)
 {
     const struct ckpt_options *opt = v->shared->opt;
 
+    if (v->config_changed)
+        return false;
+    if (lends_config(v))
+        return true;
     if (!has_hf_names(v->about) || json_object_size(opt->overrides))
         return false;
     return !cast || (opt->dtype_rule == CKPT_DTYPE_AUTO &&
@@ -462,11 +669,11 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
     if (v->config && !keeps_config(v, cast)) {
         opt.config = v->config;
         ckpt_sides_remove(&sides, "config.json");
-        if (!ckpt_sides_has(&sides, "generation_config.json") && !has_hf_names(v->about)) {
-            if (ckpt_generation_config(v->config, &generation, err) < 0)
-                return -1;
-            opt.generation = generation;
-        }
+    }
+    if (v->config && !has_hf_names(v->about) && !ckpt_sides_has(&sides, "generation_config.json")) {
+        if (ckpt_generation_config(v->config, &generation, err) < 0)
+            return -1;
+        opt.generation = generation;
     }
     opt.side = sides.files.ptr;
     opt.nside = sides.files.len;
@@ -532,7 +739,8 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
     bool cast;
 
-    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0)
+    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0 ||
+        dequantize(v, err) < 0 || merge_adapter(v, err) < 0)
         return -1;
     ckpt_catalog_shrink(v->cat);
     if (cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 ||
@@ -541,6 +749,26 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
     v->generation = generation_of(v, step);
     v->source = source_text(v, step);
     return v->source ? 0 : ckpt_nomem(err);
+}
+
+int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **ret,
+                            struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = v->shared;
+    const struct ckpt_reader_options ropt = {
+        .pool = s->pool, .log = &s->opt->log, .allow_partial = s->opt->allow_partial};
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
+    const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
+    bool found;
+
+    *ret = NULL;
+    if (!v->recipe)
+        return 0;
+    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 ||
+        (v->own_names && ckpt_names_apply(src, s->base, lent_config(v, src), &found, err) < 0))
+        return -1;
+    const struct ckpt_recipe_options opt = recipe_options(v, src);
+    return ckpt_recipe_explain(s->recipes, src, &opt, tensor, ret, err);
 }
 
 int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const char *step,

@@ -27,6 +27,7 @@ static const char *const anchors[] = {
     "gpt_neox.embed_in.weight",
     "backbone.embeddings.weight",
     "backbone.embedding.weight",
+    "model.embeddings.weight",
     "bert.embeddings.word_embeddings.weight",
     "roberta.embeddings.word_embeddings.weight",
 };
@@ -36,7 +37,7 @@ static const char *const wrappers[] = {"_orig_mod.", "_checkpoint_wrapped_module
                                        "_fsdp_wrapped_module."};
 
 /* Models that have fused experts on the hub too. */
-static const char *const fused_types[] = {"gpt_oss", "llama4", "qwen3_vl_moe", "qwen3_5_moe"};
+static const char *const fused_types[] = {"gpt_oss", "llama4", "llama4_text", "qwen3_5_moe"};
 
 static bool among(const char *word, size_t len, const char *const *list, size_t n)
 {
@@ -47,7 +48,7 @@ static bool among(const char *word, size_t len, const char *const *list, size_t 
 }
 #define AMONG(word, len, list) among(word, len, list, sizeof(list) / sizeof *(list))
 
-static bool is_weight(const char *name)
+bool ckpt_names_is_weight(const char *name)
 {
     size_t root = strcspn(name, ".");
 
@@ -59,7 +60,6 @@ struct naming {
     struct ckpt_catalog *cat;
     const struct ckpt_base *base;
     const json_t *config;
-    bool allow_partial;
     size_t ntensor;
     char **name; /* without wrappers; NULL: not the model's */
     char *prefix;
@@ -74,7 +74,7 @@ static void naming_release(struct naming *n)
     free(n->prefix);
 }
 
-static char *unwrapped(const char *name)
+char *ckpt_names_unwrap(const char *name)
 {
     char *own = strdup(name);
 
@@ -89,8 +89,8 @@ static int collect(struct naming *n, struct ckpt_err *err)
     if (!(n->name = calloc(n->cat->tensors.len + 1, sizeof *n->name)))
         return ckpt_nomem(err);
     for (size_t i = 0; i < n->cat->tensors.len; i++)
-        if (is_weight(n->cat->tensors.ptr[i].name) &&
-            !(n->name[i] = unwrapped(n->cat->tensors.ptr[i].name)))
+        if (ckpt_names_is_weight(n->cat->tensors.ptr[i].name) &&
+            !(n->name[i] = ckpt_names_unwrap(n->cat->tensors.ptr[i].name)))
             return ckpt_nomem(err);
     return 0;
 }
@@ -134,6 +134,11 @@ static int find_prefix(struct naming *n, struct ckpt_err *err)
     for (size_t i = 0; !n->prefix && i < sizeof anchors / sizeof anchors[0]; i++)
         if (try_anchor(n, anchors[i], err) < 0)
             return -1;
+    if (!n->prefix && ckpt_json_bool(n->config, "tie_word_embeddings", false)) {
+        if (try_anchor(n, "model.norm.weight", err) < 0)
+            return -1;
+        n->anchor = anchors[0];
+    }
     return 0;
 }
 
@@ -161,6 +166,21 @@ static void strip(struct naming *n)
                           dropped, n->prefix, n->cat->tensors.ptr[first].name);
 }
 
+/* Whatever the framework's names are, a recipe has no use for optimizers. */
+static int drop_state(const struct naming *n, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **keep = calloc(n->ntensor + 1, sizeof *keep);
+    bool any = false;
+
+    if (!keep)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n->ntensor; i++) {
+        keep[i] = n->name[i] ? n->cat->tensors.ptr[i].name : NULL;
+        any |= !keep[i];
+    }
+    return any ? ckpt_catalog_select(n->cat, keep, err) : 0;
+}
+
 static size_t find(const struct naming *n, const char *name)
 {
     for (size_t i = 0; i < n->cat->tensors.len; i++)
@@ -169,17 +189,19 @@ static size_t find(const struct naming *n, const char *name)
     return SIZE_MAX;
 }
 
-/* transformers writes a tied output embedding only once, as the input embedding. */
-static void drop_tied(struct naming *n)
+/* transformers writes a tied output embedding only once, as the input embedding; a state dict
+ * without repeats may have it as the output's. */
+static int drop_tied(struct naming *n, struct ckpt_err *err)
 {
     size_t head = find(n, "lm_head.weight");
 
-    if (head == SIZE_MAX || find(n, n->anchor) == SIZE_MAX)
-        return;
-    if (!ckpt_json_bool(n->config, "tie_word_embeddings", false))
-        return;
+    if (head == SIZE_MAX || !ckpt_json_bool(n->config, "tie_word_embeddings", false))
+        return 0;
     free(n->name[head]);
     n->name[head] = NULL;
+    if (find(n, n->anchor) == SIZE_MAX && !(n->name[head] = strdup(n->anchor)))
+        return ckpt_nomem(err);
+    return 0;
 }
 
 /* ---- against the base ---- */
@@ -197,84 +219,23 @@ static int fail_shape(const struct ckpt_tensor *t, const char *name, const uint6
 /* The embedding's shape is in every config. */
 static int check_config(const struct naming *n, struct ckpt_err *err)
 {
-    const struct ckpt_tensor *t = &n->cat->tensors.ptr[find(n, n->anchor)];
+    const size_t at = find(n, n->anchor);
+    const struct ckpt_tensor *t = at == SIZE_MAX ? NULL : &n->cat->tensors.ptr[at];
     uint64_t dim[2];
 
-    if (!ckpt_json_u64(n->config, "vocab_size", &dim[0]) ||
+    if (!t || !ckpt_json_u64(n->config, "vocab_size", &dim[0]) ||
         !ckpt_json_u64(n->config, "hidden_size", &dim[1]) || t->rank != 2)
         return 0;
     return t->dim[1] == dim[1] && t->dim[0] == dim[0] ? 0 : fail_shape(t, n->anchor, dim, 2, err);
 }
 
-/* Every tensor of the base's weights, except what tying leaves out, with its shape. */
-static int check_weights(const struct naming *n, struct ckpt_err *err)
-{
-    const struct ckpt_catalog *model = n->base ? n->base->cat : NULL;
-    struct ckpt_map have = {0};
-    ckpt_cleanup(ckpt_freep) char *list = NULL;
-    size_t missing = 0;
-    int result = 0;
-
-    for (size_t i = 0; model && i < n->cat->tensors.len && result == 0; i++) {
-        uint32_t at;
-        bool is_new;
-        if (n->name[i] &&
-            ckpt_map_put(&have, n->name[i], strlen(n->name[i]), (uint32_t)i, &at, &is_new) < 0)
-            result = ckpt_nomem(err);
-    }
-    for (size_t i = 0; model && i < model->tensors.len && result == 0; i++) {
-        const struct ckpt_tensor *want = &model->tensors.ptr[i];
-        uint32_t at;
-        if (!ckpt_map_get(&have, want->name, strlen(want->name), &at)) {
-            if (strcmp(want->name, "lm_head.weight") != 0 && missing++ < MOST_NAMED) {
-                char *longer =
-                    ckpt_asprintf("%s%s'%s'", list ? list : "", list ? ", " : "", want->name);
-                free(list);
-                list = longer;
-            }
-            continue;
-        }
-        const struct ckpt_tensor *t = &n->cat->tensors.ptr[at];
-        if (t->rank != want->rank || memcmp(t->dim, want->dim, t->rank * sizeof *t->dim) != 0)
-            result = fail_shape(t, want->name, want->dim, want->rank, err);
-    }
-    ckpt_map_release(&have);
-    if (result < 0 || missing == 0)
-        return result;
-    if (!n->allow_partial)
-        return ckpt_fail(err, CKPT_MISSING,
-                         "%zu tensors of the base are not in the checkpoint: %s%s", missing,
-                         list ? list : "?", missing > MOST_NAMED ? " ..." : "");
-    ckpt_catalog_warn(n->cat, "%zu tensors of the base are not in the checkpoint: %s%s", missing,
-                      list ? list : "?", missing > MOST_NAMED ? " ..." : "");
-    return 0;
-}
-
-/* transformers 5 keeps experts fused in memory and writes them one by one. */
-static int check_fused(const struct naming *n, struct ckpt_err *err)
-{
-    const char *type = ckpt_json_str(n->config, "model_type");
-
-    if (type && AMONG(type, strlen(type), fused_types))
-        return 0;
-    for (size_t i = 0; i < n->cat->tensors.len; i++)
-        if (n->name[i] && (ckpt_has_suffix(n->name[i], ".experts.gate_up_proj") ||
-                           ckpt_has_suffix(n->name[i], ".experts.down_proj")))
-            return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "'%s' holds fused experts, which a hub model has one by one: no "
-                             "recipe splits them for model type '%s' (view=raw shows the tensors)",
-                             n->name[i], type ? type : "?");
-    return 0;
-}
-
 int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
-                     bool allow_partial, bool *ret_found, struct ckpt_err *err)
+                     bool *ret_found, struct ckpt_err *err)
 {
     ckpt_cleanup(naming_release) struct naming n = {
         .cat = cat,
         .base = base,
         .config = config,
-        .allow_partial = allow_partial,
         .ntensor = cat->tensors.len,
     };
 
@@ -282,12 +243,33 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, con
     if (collect(&n, err) < 0 || find_prefix(&n, err) < 0)
         return -1;
     if (!n.prefix)
-        return 0;
+        return drop_state(&n, err);
     strip(&n);
-    drop_tied(&n);
-    if (check_fused(&n, err) < 0 || check_config(&n, err) < 0 || check_weights(&n, err) < 0 ||
+    if (drop_tied(&n, err) < 0 || check_config(&n, err) < 0 ||
         ckpt_catalog_select(cat, (const char *const *)n.name, err) < 0)
         return -1;
     *ret_found = true;
+    return 0;
+}
+
+/* ---- afterwards ---- */
+
+int ckpt_names_check_fused(const struct ckpt_catalog *cat, const json_t *config,
+                           struct ckpt_err *err)
+{
+    const char *type = ckpt_json_str(config, "model_type");
+
+    if (type && AMONG(type, strlen(type), fused_types))
+        return 0;
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const char *name = cat->tensors.ptr[i].name;
+        if (ckpt_has_suffix(name, ".experts.gate_up_proj") ||
+            ckpt_has_suffix(name, ".experts.down_proj"))
+            return ckpt_fail(
+                err, CKPT_UNSUPPORTED,
+                "'%s' holds fused experts, which a hub model has one by one: no "
+                "recipe splits them for model type '%s' (%sview=raw shows the tensors)",
+                name, type ? type : "?", type ? "" : "base=DIR may know it; ");
+    }
     return 0;
 }

@@ -13,11 +13,22 @@
 #include "run/base.h"
 #include "tensor/catalog.h"
 
-/* Leave in cat the tensors of the model, under their Hugging Face names and in the order that they
- * have. *ret_found is false, and nothing happened, if there is no evidence of such names. Tied
- * weights that transformers would not write are left out. base and config (the model's) may be
- * NULL. */
+/* Leave in cat the tensors of the model, below no prefix and in the order that they have.
+ * *ret_found is false, and only optimizers and the like are gone, if there is no evidence of
+ * transformers' names. Tied weights are left once, under the name of the input embedding. base and
+ * config (the model's) may be NULL. */
 int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
-                     bool allow_partial, bool *ret_found, struct ckpt_err *err);
+                     bool *ret_found, struct ckpt_err *err);
+
+/* Are the names those of the hub? transformers 5 stacks a layer's experts in memory, and only a
+ * recipe for config's model type can take them apart. UNSUPPORTED. */
+int ckpt_names_check_fused(const struct ckpt_catalog *cat, const json_t *config,
+                           struct ckpt_err *err);
+
+/* Not the name of an optimizer's, a scheduler's, a data loader's state. */
+bool ckpt_names_is_weight(const char *name);
+
+/* The name without the parts that wrappers add (torch.compile, FSDP ...); new, or NULL. */
+char *ckpt_names_unwrap(const char *name);
 
 #endif

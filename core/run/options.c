@@ -187,6 +187,17 @@ static int set_rope(struct ckpt_options *opt, const char *key, const char *value
     return 0;
 }
 
+/* Which family of Hugging Face's a checkpoint is of, where nothing in it says so. */
+static int set_model_type(struct ckpt_options *opt, const char *key, const char *value,
+                          struct ckpt_err *err)
+{
+    if (!value || !*value)
+        return ckpt_fail(err, CKPT_USAGE, "option %s needs a value", key);
+    return json_object_set_new(opt->overrides, "_model_type", json_string(value)) < 0
+               ? ckpt_fail(err, CKPT_USAGE, "option %s: the value is not UTF-8", key)
+               : 0;
+}
+
 static int set_allow_partial(struct ckpt_options *opt, const char *key, const char *value,
                              struct ckpt_err *err)
 {
@@ -205,12 +216,19 @@ static int set_wait(struct ckpt_options *opt, const char *key, const char *value
     return set_flag(&opt->wait, key, value, err);
 }
 
-static int set_later(struct ckpt_options *opt, const char *key, const char *value,
-                     struct ckpt_err *err)
+static int set_dequantize(struct ckpt_options *opt, const char *key, const char *value,
+                          struct ckpt_err *err)
 {
-    (void)opt;
-    (void)value;
-    return ckpt_fail(err, CKPT_UNSUPPORTED, "option %s is not supported yet", key);
+    return set_flag(&opt->dequantize, key, value, err);
+}
+
+static int set_lora(struct ckpt_options *opt, const char *key, const char *value,
+                    struct ckpt_err *err)
+{
+    if (!value || strcmp(value, "merge") != 0)
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not merge", key, value ? value : "");
+    opt->merge_lora = true;
+    return 0;
 }
 
 static const struct option {
@@ -223,12 +241,13 @@ static const struct option {
     {"max_shard_size", set_max_shard_size},
     {"recipe", set_recipe},
     {"rope", set_rope},
+    {"model_type", set_model_type},
     {"allow_partial", set_allow_partial},
     {"follow_symlinks", set_follow_symlinks},
     {"wait", set_wait},
     {"key_mapping", set_key_mapping},
-    {"dequantize", set_later},
-    {"lora", set_later},
+    {"dequantize", set_dequantize},
+    {"lora", set_lora},
 };
 
 /* Numbers of a model that a checkpoint may not say, as Hugging Face's config.json spells them. */
@@ -331,9 +350,9 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
     ckpt_cleanup(ckpt_freep) char *overrides =
         json_dumps(opt->overrides, JSON_COMPACT | JSON_SORT_KEYS);
     ckpt_cleanup(ckpt_freep) char *text = ckpt_asprintf(
-        "%s|%s|%s|%d|%d|%llu|%d|%d|%s", opt->base ? opt->base : "", opt->recipe ? opt->recipe : "",
-        opt->key_mapping ? opt->key_mapping : "", (int)opt->dtype_rule, (int)opt->dtype,
-        (unsigned long long)opt->max_shard_size, opt->raw, opt->allow_partial,
-        overrides ? overrides : "");
+        "%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
+        opt->recipe ? opt->recipe : "", opt->key_mapping ? opt->key_mapping : "",
+        (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size, opt->raw,
+        opt->dequantize, opt->merge_lora, opt->allow_partial, overrides ? overrides : "");
     return text ? XXH3_64bits(text, strlen(text)) : 0;
 }

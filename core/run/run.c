@@ -36,6 +36,7 @@ struct ckpt_run {
     struct ckpt_dir *dir;
     struct ckpt_shared *shared;
     bool is_folder;
+    char *unfinished;     /* the last step that a scan found unfinished, for an error, or NULL */
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t opened_one;
     step_list steps; /* oldest first; of a single checkpoint: one, named "" */
@@ -89,6 +90,7 @@ struct scan {
     struct ckpt_dir *dir;
     char **latest; /* per reader: what its pointer file says, or NULL */
     step_list steps;
+    char *unfinished; /* a step of which the save is not, or NULL */
 };
 
 static const char *latest_of(const struct scan *s, const struct ckpt_reader *reader)
@@ -110,6 +112,29 @@ static bool is_pointer(const char *name)
     return false;
 }
 
+/* What a directory holds may lie one further down. */
+static const char *const inner_models[] = {"actor", NULL}; /* verl's global_step_N */
+static const char *const inner_runs[] = {"checkpoint", "checkpoints", NULL}; /* torchtitan's dump
+                                                                                folder, accelerate's
+                                                                                project */
+
+/* The reader of *dir, or of the model in it, which becomes *dir then. As ckpt_reader_probe. */
+static const struct ckpt_reader *probe_inside(struct ckpt_dir **dir, struct ckpt_err *err)
+{
+    const struct ckpt_reader *reader = ckpt_reader_probe(*dir, err);
+
+    for (size_t i = 0; !reader && err->code != CKPT_CONFLICT && inner_models[i]; i++) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *inner = NULL;
+        struct ckpt_err ignored = {0};
+        if (ckpt_dir_open_below(*dir, inner_models[i], &inner, &ignored) < 0 ||
+            !(reader = ckpt_reader_probe(inner, &ignored)))
+            continue;
+        ckpt_dir_unref(*dir);
+        *dir = ckpt_steal(&inner);
+    }
+    return reader;
+}
+
 /* A directory that cannot be opened or recognised now is no step; it may become one. */
 static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
@@ -122,11 +147,14 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
         return 0;
     if (ckpt_dir_open_below(s->dir, e->name, &dir, &ignored) < 0)
         return 0;
-    const struct ckpt_reader *r = ckpt_reader_probe(dir, &ignored);
+    const struct ckpt_reader *r = probe_inside(&dir, &ignored);
     if (!r && ignored.code != CKPT_CONFLICT)
         return 0;
-    if (r && r->finished && !r->finished(dir, e->name, latest_of(s, r)))
-        return 0;
+    if (r && r->finished && !r->finished(dir, e->name, latest_of(s, r))) {
+        free(s->unfinished);
+        s->unfinished = ckpt_asprintf("%s (%s)", e->name, r->name);
+        return s->unfinished ? 0 : ckpt_nomem(err);
+    }
     step.generation = generation_of(dir, &step.mtime_ns);
     step.generation ^= XXH3_64bits(e->name, strlen(e->name));
     if (!(step.name = strdup(e->name)) || ckpt_vec_push(&s->steps, step) < 0) {
@@ -199,6 +227,8 @@ static int scan_folder(struct ckpt_run *run, bool *ret_changed, struct ckpt_err 
     if (result == 0)
         result = adopt(run, &s, ret_changed, err);
     steps_release(&s.steps);
+    free(run->unfinished);
+    run->unfinished = s.unfinished;
     for (size_t i = 0; ckpt_readers[i]; i++)
         free(latest[i]);
     return result;
@@ -227,7 +257,34 @@ int ckpt_run_scan(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err)
     return run->is_folder ? scan_folder(run, ret_changed, err) : scan_single(run, ret_changed, err);
 }
 
+/* A folder without steps: the first of the known places below it that has some. */
+static int scan_inside(struct ckpt_run *run, struct ckpt_err *err)
+{
+    struct ckpt_dir *outer = run->dir;
+
+    for (size_t i = 0; inner_runs[i]; i++) {
+        struct ckpt_err ignored = {0};
+        if (ckpt_dir_open_below(outer, inner_runs[i], &run->dir, &ignored) < 0)
+            continue;
+        int result = scan_folder(run, NULL, err);
+        if (result < 0 || run->steps.len) {
+            ckpt_dir_unref(outer);
+            return result;
+        }
+        ckpt_dir_unref(run->dir);
+    }
+    run->dir = outer;
+    return 0;
+}
+
 /* ---- life cycle ---- */
+
+static bool is_directory(const char *path)
+{
+    struct stat st;
+
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
 
 static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
                     struct ckpt_err *err)
@@ -235,15 +292,25 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
     enum ckpt_links links = opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH;
     struct ckpt_err probe_err = {0};
 
+    if (ckpt_has_suffix(path, ".nemo") && !is_directory(path))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s' is a tar archive: unpack it (tar -xf FILE -C DIR) and give the "
+                         "directory",
+                         path);
     if (ckpt_dir_open(path, links, &run->dir, err) < 0)
         return -1;
-    if (!ckpt_reader_probe(run->dir, &probe_err)) {
+    if (!probe_inside(&run->dir, &probe_err)) {
         if (probe_err.code == CKPT_CONFLICT)
             return ckpt_fail(err, probe_err.code, "%s", probe_err.text);
         run->is_folder = true;
     }
-    if (ckpt_run_scan(run, NULL, err) < 0)
+    if (ckpt_run_scan(run, NULL, err) < 0 || (run->steps.len == 0 && scan_inside(run, err) < 0))
         return -1;
+    if (run->steps.len == 0 && !opt->wait && run->unfinished)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' holds no finished checkpoint: the save of %s was interrupted, or "
+                         "goes on",
+                         path, run->unfinished);
     if (run->steps.len == 0 && !opt->wait)
         return ckpt_fail(
             err, CKPT_MISSING,
@@ -282,6 +349,7 @@ void ckpt_run_close(struct ckpt_run *run)
     ckpt_vec_release(&run->opened);
     steps_release(&run->steps);
     free(run->latest);
+    free(run->unfinished);
     ckpt_shared_unref(run->shared);
     ckpt_dir_unref(run->dir);
     (void)pthread_cond_destroy(&run->opened_one);
@@ -392,8 +460,12 @@ static int open_step(struct ckpt_run *run, const char *name, struct ckpt_view **
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
 
-    if (*name && ckpt_dir_open_below(run->dir, name, &dir, err) < 0)
-        return -1;
+    if (*name) {
+        struct ckpt_err ignored = {0};
+        if (ckpt_dir_open_below(run->dir, name, &dir, err) < 0)
+            return -1;
+        (void)probe_inside(&dir, &ignored); /* opening says what is wrong */
+    }
     return ckpt_checkpoint_open(run->shared, dir ? dir : run->dir, name, ret, err);
 }
 

@@ -115,12 +115,12 @@ static int piece_cmp(const void *a, const void *b)
     return (p->dst > q->dst) - (p->dst < q->dst);
 }
 
-int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
-                            const struct ckpt_piece_draft *piece, size_t npiece,
-                            struct ckpt_err *err)
+int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
+                           const struct ckpt_piece_draft *piece, size_t npiece,
+                           struct ckpt_err *err)
 {
-    struct ckpt_tensor *t = &cat->tensors.ptr[index];
     struct ckpt_piece *own = ckpt_arena_alloc(&cat->arena, npiece * sizeof *own);
+    uint64_t max_span = 0;
     size_t naxes = 0;
     bool sorted = true;
 
@@ -138,13 +138,42 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
         memcpy(axis, p->axis, p->naxis * sizeof *axis);
         axis += p->naxis;
         sorted &= i == 0 || own[i - 1].dst <= own[i].dst;
-        t->max_span = ckpt_max_u64(t->max_span, ckpt_piece_dst_end(&own[i]) - own[i].dst);
+        max_span = ckpt_max_u64(max_span, ckpt_piece_dst_end(&own[i]) - own[i].dst);
     }
     if (!sorted)
         qsort(own, npiece, sizeof *own, piece_cmp);
     t->piece = own;
     t->npiece = npiece;
+    t->max_span = max_span;
     return 0;
+}
+
+int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *draft =
+        malloc((t->npiece + 1) * sizeof *draft);
+    size_t index;
+
+    if (!draft)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < t->npiece; i++) {
+        const struct ckpt_piece *p = &t->piece[i];
+        draft[i] = (struct ckpt_piece_draft){
+            .dst = p->dst, .src = p->src, .naxis = p->naxis, .source = p->source};
+        memcpy(draft[i].axis, p->axis, p->naxis * sizeof *p->axis);
+    }
+    if (ckpt_catalog_add(cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0 ||
+        ckpt_catalog_set_pieces(cat, index, draft, t->npiece, err) < 0)
+        return -1;
+    cat->tensors.ptr[index].ranks = t->ranks;
+    return 0;
+}
+
+int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
+                            const struct ckpt_piece_draft *piece, size_t npiece,
+                            struct ckpt_err *err)
+{
+    return ckpt_tensor_set_pieces(cat, &cat->tensors.ptr[index], piece, npiece, err);
 }
 
 int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struct ckpt_err *err)

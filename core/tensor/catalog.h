@@ -32,6 +32,8 @@ struct ckpt_tensor {
     size_t npiece;
     uint32_t block; /* not 0: neighbours with the same number go into the same file when a view is
                        split */
+    uint16_t ranks; /* not 0: the first dimension counts so many ranks of a job, each with its own
+                       part; how the parts join only a recipe knows */
     uint8_t rank;
     uint8_t dtype; /* enum ckpt_dtype */
 };
@@ -62,11 +64,18 @@ uint32_t ckpt_catalog_add_source(struct ckpt_catalog *cat, struct ckpt_source *s
 int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
                      const uint64_t *dim, uint32_t rank, size_t *ret_index, struct ckpt_err *err);
 
-/* Set the pieces of tensor `index` (copied, sorted by dst). Each piece's range is checked against
- * its source's size. */
+/* Set the pieces of tensor `index`, or of one that is not in the catalogue (copied into it, sorted
+ * by dst). Each piece's range is checked against its source's size. */
 int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
                             const struct ckpt_piece_draft *piece, size_t npiece,
                             struct ckpt_err *err);
+
+int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
+                           const struct ckpt_piece_draft *piece, size_t npiece,
+                           struct ckpt_err *err);
+
+/* Add tensor t of a catalogue over the same sources, pieces and all. */
+int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, struct ckpt_err *err);
 
 /* Keep the tensors that have an entry in name[] (as many as there are tensors), under that name
  * (copied). CONFLICT if two get the same. On failure the catalogue is only good for freeing. */

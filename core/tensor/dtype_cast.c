@@ -154,11 +154,16 @@ AVX2 static void f32_f16_avx2(u32 *dst, const u16 *src, size_t n)
     f32_f16(dst + i, src + i, n - i);
 }
 
-/* Clang's __builtin_cpu_supports did not know it before version 15. */
+/* Compilers whose __builtin_cpu_supports does not know it ask the processor each time, which takes
+ * microseconds in a virtual machine. */
 static bool has_f16c(void)
 {
+#if defined(__clang__) ? __clang_major__ >= 15 : __GNUC__ >= 11
+    return __builtin_cpu_supports("f16c");
+#else
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+#endif
 }
 #endif
 

@@ -15,7 +15,7 @@
 
 enum {
     SLAB_MIN_TENSOR = 1024 * 1024, /* smaller transposed tensors are read whole anyway */
-    SLAB_BYTES = 64 * 1024 * 1024, /* most that one slab holds */
+    SLAB_BYTES = 64 * 1024 * 1024, /* most that one slab of a transposed tensor holds */
 };
 
 /* One request against stored bytes. */
@@ -79,7 +79,7 @@ static int read_stored(const struct ckpt_catalog *cat, const struct ckpt_tensor 
     return result < 0 ? ckpt_err_in(err, "tensor '%s'", t->name) : 0;
 }
 
-/* ---- slabs: tensors whose neighbours lie far apart in the source ---- */
+/* ---- slabs: spans that are dear to make ---- */
 
 /* Do neighbours along the innermost axis lie apart in the source, row after row? Then a request's
  * bounding range is most of the tensor. */
@@ -94,6 +94,23 @@ static bool is_transposed(const struct ckpt_tensor *t)
     return false;
 }
 
+/* 0: the tensor is made as it is read. */
+static size_t slab_bytes(const struct ckpt_tensor *t)
+{
+    if (t->value)
+        return t->value->ops->slab_bytes;
+    return is_transposed(t) ? SLAB_BYTES : 0;
+}
+
+static int make_elements(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                         struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                         struct ckpt_err *err)
+{
+    if (t->value)
+        return t->value->ops->compute(t->value, t, rd, buf, lo, hi, err);
+    return read_stored(cat, t, rd, buf, lo, hi, err);
+}
+
 struct slab_ctx {
     const struct ckpt_catalog *cat;
     const struct ckpt_tensor *t;
@@ -106,7 +123,8 @@ static int fill_slab(void *arg, void *buf, size_t len, uint64_t slab, struct ckp
     const struct slab_ctx *c = arg;
     uint64_t lo = slab * c->slab_numel;
 
-    return read_stored(c->cat, c->t, c->rd, buf, lo, lo + len / ckpt_dtype_size(c->t->dtype), err);
+    return make_elements(c->cat, c->t, c->rd, buf, lo, lo + len / ckpt_dtype_size(c->t->dtype),
+                         err);
 }
 
 /* A kept slab is good only as long as its shards are what they were. */
@@ -117,15 +135,18 @@ static int check_sources(const struct ckpt_catalog *cat, const struct ckpt_tenso
         if ((i == 0 || t->piece[i].source != t->piece[i - 1].source) &&
             ckpt_source_check(cat->sources.ptr[t->piece[i].source], err) < 0)
             return ckpt_err_in(err, "tensor '%s'", t->name);
+    for (uint32_t i = 0; t->value && i < t->value->narg; i++)
+        if (check_sources(t->value->arg[i].cat, t->value->arg[i].tensor, err) < 0)
+            return -1;
     return 0;
 }
 
 static int read_slabs(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                      struct ckpt_reading *rd, unsigned char *buf, uint64_t lo, uint64_t hi,
-                      struct ckpt_err *err)
+                      struct ckpt_reading *rd, size_t most, unsigned char *buf, uint64_t lo,
+                      uint64_t hi, struct ckpt_err *err)
 {
     size_t esize = ckpt_dtype_size(t->dtype);
-    struct slab_ctx c = {cat, t, rd, SLAB_BYTES / esize};
+    struct slab_ctx c = {cat, t, rd, most / esize};
 
     while (lo < hi) {
         uint64_t slab = lo / c.slab_numel, begin = slab * c.slab_numel;
@@ -147,13 +168,13 @@ static int read_elements(const struct ckpt_catalog *cat, const struct ckpt_tenso
                          struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
                          struct ckpt_err *err)
 {
+    const size_t slab = rd && rd->slabs ? slab_bytes(t) : 0;
+
     if (lo == hi)
         return 0;
-    if (t->value)
-        return t->value->ops->compute(t->value, t, rd, buf, lo, hi, err);
-    if (rd && rd->slabs && is_transposed(t))
-        return read_slabs(cat, t, rd, buf, lo, hi, err);
-    return read_stored(cat, t, rd, buf, lo, hi, err);
+    if (slab)
+        return read_slabs(cat, t, rd, slab, buf, lo, hi, err);
+    return make_elements(cat, t, rd, buf, lo, hi, err);
 }
 
 /* A range within one element. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cast as a computed tensor: read the operand in chunks, convert each. */
+/* Elementwise operators: read the operand in chunks, compute each. */
 #include "tensor/value.h"
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/ckd.h"
 #include "base/mem.h"
@@ -11,13 +12,20 @@
 #include "tensor/dtype.h"
 #include "tensor/read.h"
 
-/* Bytes of the operand that are read at once: large enough to be one good read of a shard, small
- * enough to be there per worker. */
-enum { CHUNK_BYTES = 512 * 1024 };
+enum {
+    /* Bytes of the operand that are read at once: large enough to be one good read of a shard,
+     * small enough to be there per worker. */
+    CHUNK_BYTES = 512 * 1024,
+    STEP = 512, /* elements that are computed at once, on the stack */
+};
 
-static int cast_compute(const struct ckpt_value *v, const struct ckpt_tensor *t,
-                        struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                        struct ckpt_err *err)
+/* n elements of an operator; the buffers do not overlap. */
+typedef void elements(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
+                      size_t n);
+
+static int compute_chunks(const struct ckpt_value *v, const struct ckpt_tensor *t,
+                          struct ckpt_reading *rd, elements *fn, void *buf, uint64_t lo,
+                          uint64_t hi, struct ckpt_err *err)
 {
     const struct ckpt_operand *arg = &v->arg[0];
     const size_t from = ckpt_dtype_size(arg->tensor->dtype), to = ckpt_dtype_size(t->dtype);
@@ -32,62 +40,128 @@ static int cast_compute(const struct ckpt_value *v, const struct ckpt_tensor *t,
         size_t n = (size_t)ckpt_min_u64(step, hi - lo);
         if (ckpt_tensor_pread(arg->cat, arg->tensor, rd, chunk, n * from, lo * from, err) < 0)
             return -1;
-        ckpt_dtype_cast(out, t->dtype, chunk, arg->tensor->dtype, n);
+        fn(out, t->dtype, chunk, arg->tensor->dtype, n);
         out += n * to;
         lo += n;
     }
     return 0;
 }
 
-static const struct ckpt_value_ops cast_ops = {.name = "cast", .compute = cast_compute};
-
-/* A cast of t: the operand is a copy of t as it was. */
-static const struct ckpt_value *cast_new(struct ckpt_catalog *cat, const struct ckpt_tensor *t)
+int ckpt_tensor_compute(struct ckpt_tensor *t, const struct ckpt_value *v, int dtype,
+                        struct ckpt_err *err)
 {
-    struct {
-        struct ckpt_value value;
-        struct ckpt_operand arg;
-        struct ckpt_tensor stored;
-    } *v = ckpt_arena_alloc(&cat->arena, sizeof *v);
-
-    if (!v)
-        return NULL;
-    v->stored = *t;
-    v->arg = (struct ckpt_operand){.cat = cat, .tensor = &v->stored};
-    v->value = (struct ckpt_value){.ops = &cast_ops, .narg = 1, .arg = &v->arg};
-    return &v->value;
-}
-
-int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ckpt_err *err)
-{
-    struct ckpt_tensor *t = &cat->tensors.ptr[index];
-    struct ckpt_tensor stored = *t;
     uint64_t nbytes;
 
-    assert(index < cat->tensors.len);
-    assert(ckpt_dtype_is_castable(t->dtype) && ckpt_dtype_is_castable(dtype));
-    if (t->dtype == dtype)
-        return 0;
-    if (t->value && t->value->ops == &cast_ops) { /* from what is stored, not from a cast of it */
-        stored = *t->value->arg[0].tensor;
-        stored.block = t->block;
-    }
-    if (stored.dtype == dtype) {
-        *t = stored;
-        return 0;
-    }
-    if (ckd_mul(&nbytes, t->numel, ckpt_dtype_size(dtype)) || nbytes > INT64_MAX)
+    if (ckd_mul(&nbytes, t->numel, (uint64_t)ckpt_dtype_size((enum ckpt_dtype)dtype)) ||
+        nbytes > INT64_MAX)
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' as %s has 2^63 bytes or more", t->name,
-                         ckpt_dtype_name(dtype));
-    const struct ckpt_value *v = cast_new(cat, &stored);
-    if (!v)
-        return ckpt_nomem(err);
+                         ckpt_dtype_name((enum ckpt_dtype)dtype));
     t->dtype = (uint8_t)dtype;
     t->value = v;
     t->piece = NULL;
     t->npiece = 0;
     t->max_span = 0;
     return 0;
+}
+
+/* Make *t, a tensor of cat, a computed one whose operand is a copy of it. */
+static int wrap(struct ckpt_catalog *cat, struct ckpt_tensor *t, const struct ckpt_value_ops *ops,
+                int dtype, struct ckpt_err *err)
+{
+    struct {
+        struct ckpt_value value;
+        struct ckpt_operand arg;
+        struct ckpt_tensor operand;
+    } *v = ckpt_arena_alloc(&cat->arena, sizeof *v);
+
+    if (!v)
+        return ckpt_nomem(err);
+    v->operand = *t;
+    v->arg = (struct ckpt_operand){.cat = cat, .tensor = &v->operand};
+    v->value = (struct ckpt_value){.ops = ops, .narg = 1, .arg = &v->arg};
+    return ckpt_tensor_compute(t, &v->value, dtype, err);
+}
+
+/* ---- cast ---- */
+
+static int cast_compute(const struct ckpt_value *v, const struct ckpt_tensor *t,
+                        struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                        struct ckpt_err *err)
+{
+    return compute_chunks(v, t, rd, ckpt_dtype_cast, buf, lo, hi, err);
+}
+
+static const struct ckpt_value_ops cast_ops = {
+    .name = "cast", .compute = cast_compute, .rounds = true};
+
+int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ckpt_err *err)
+{
+    struct ckpt_tensor *t = &cat->tensors.ptr[index];
+    const struct ckpt_value *v = t->value;
+
+    assert(index < cat->tensors.len);
+    assert(ckpt_dtype_is_castable(t->dtype) && ckpt_dtype_is_castable(dtype));
+    if (t->dtype == dtype)
+        return 0;
+    if (v && v->ops == &cast_ops && v->arg[0].tensor->dtype == dtype) {
+        const uint32_t block = t->block;
+        *t = *v->arg[0].tensor;
+        t->block = block;
+        return 0;
+    }
+    if (v && v->ops->rounds)
+        return ckpt_tensor_compute(t, v, dtype, err);
+    return wrap(cat, t, &cast_ops, dtype, err);
+}
+
+/* ---- x + 1 ---- */
+
+/* In the wider of the tensor's type and F32, as torch adds a number to a tensor. */
+static void plus_one(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from, size_t n)
+{
+    const enum ckpt_dtype wide = from == CKPT_F64 ? CKPT_F64 : CKPT_F32;
+    union {
+        float f32[STEP];
+        double f64[STEP];
+    } x;
+
+    for (size_t i = 0, len; i < n; i += len) {
+        len = n - i < STEP ? n - i : STEP;
+        ckpt_dtype_cast(&x, wide, (const char *)src + i * ckpt_dtype_size(from), from, len);
+        for (size_t k = 0; k < len; k++) {
+            if (wide == CKPT_F64)
+                x.f64[k] += 1.0;
+            else
+                x.f32[k] += 1.0F;
+        }
+        ckpt_dtype_cast((char *)dst + i * ckpt_dtype_size(to), to, &x, wide, len);
+    }
+}
+
+static int plus_one_compute(const struct ckpt_value *v, const struct ckpt_tensor *t,
+                            struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                            struct ckpt_err *err)
+{
+    return compute_chunks(v, t, rd, plus_one, buf, lo, hi, err);
+}
+
+const struct ckpt_value_ops ckpt_value_plus_one = {.name = "plus_one", .compute = plus_one_compute};
+
+const struct ckpt_value_ops *ckpt_value_find(const char *name)
+{
+    return strcmp(name, ckpt_value_plus_one.name) == 0 ? &ckpt_value_plus_one : NULL;
+}
+
+int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_value_ops *ops,
+                     struct ckpt_err *err)
+{
+    struct ckpt_tensor *t = &cat->tensors.ptr[index];
+
+    assert(index < cat->tensors.len);
+    if (!ckpt_dtype_is_castable(t->dtype))
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "'%s' is %s: %s is not computed of that", t->name,
+                         ckpt_dtype_name(t->dtype), ops->name);
+    return wrap(cat, t, ops, t->dtype, err);
 }
 
 bool ckpt_value_is_cast(const struct ckpt_value *v) { return v->ops == &cast_ops; }

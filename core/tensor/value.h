@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Computed tensors: an operator over other tensors (a cast, +1 on zero-centred norms,
- * dequantisation ...). */
+ * dequantisation ...), which may themselves be computed or mapped, or be another catalogue's. */
 #ifndef CKPT_TENSOR_VALUE_H
 #define CKPT_TENSOR_VALUE_H
 
@@ -16,11 +16,16 @@ struct ckpt_tensor;
 struct ckpt_value;
 
 struct ckpt_value_ops {
-    const char *name; /* for `explain` */
+    const char *name; /* for `explain`, and "value" in recipes */
     /* Compute elements [lo, hi) of tensor t (row-major) into buf, (hi - lo) * element size bytes.
-     * Safe from many threads. */
+     * Each element depends on the operands alone, never on lo and hi. Safe from many threads. */
     int (*compute)(const struct ckpt_value *v, const struct ckpt_tensor *t, struct ckpt_reading *rd,
                    void *buf, uint64_t lo, uint64_t hi, struct ckpt_err *err);
+    /* It rounds what it computed to whatever castable dtype t has: a cast of t only says which. */
+    bool rounds;
+    /* Not 0: few elements cost as much as many, so spans of about so many bytes are computed at
+     * once and kept (tensor/slab.h). */
+    uint32_t slab_bytes;
 };
 
 /* Lives in the arena of the catalogue whose tensor it belongs to. */
@@ -33,6 +38,22 @@ struct ckpt_value {
         const struct ckpt_tensor *tensor;
     } * arg;
 };
+
+/* Make t, whose dim and numel are set, what v computes of its operands, as `dtype`. LIMIT if that
+ * would be 2^63 bytes or more. */
+int ckpt_tensor_compute(struct ckpt_tensor *t, const struct ckpt_value *v, int dtype,
+                        struct ckpt_err *err);
+
+/* Operators of one operand that leave dtype and shape as they are; what a recipe may name. */
+extern const struct ckpt_value_ops ckpt_value_plus_one; /* x + 1, in F32 at least, rounded once */
+
+/* The operator of that name, or NULL. */
+const struct ckpt_value_ops *ckpt_value_find(const char *name);
+
+/* Make tensor `index` of cat what such an operator makes of it as it was. UNSUPPORTED if it is not
+ * castable (ckpt_dtype_is_castable). */
+int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_value_ops *ops,
+                     struct ckpt_err *err);
 
 /* Make tensor `index` of cat deliver `dtype`, computed from what is stored. Nothing happens if it
  * has that dtype already. Both must be castable (ckpt_dtype_is_castable; assert). */

@@ -10,6 +10,7 @@
 #include "base/ckd.h"
 #include "base/str.h"
 #include "container/st_header.h"
+#include "tensor/fqn.h"
 
 void ckpt_shards_release(struct ckpt_shards *s)
 {
@@ -70,7 +71,8 @@ static int count_totals(const struct ckpt_catalog *cat, struct ckpt_shards *s, s
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &cat->tensors.ptr[i];
         if (ckd_add(&s->total_bytes, s->total_bytes, ckpt_tensor_nbytes(t)) ||
-            s->total_bytes > INT64_MAX || ckd_add(&s->total_numel, s->total_numel, t->numel))
+            s->total_bytes > INT64_MAX ||
+            (!ckpt_fqn_is_buffer(t->name) && ckd_add(&s->total_numel, s->total_numel, t->numel)))
             return ckpt_fail(err, CKPT_LIMIT, "the tensors up to '%s' have 2^63 bytes or more",
                              t->name);
     }
@@ -83,65 +85,6 @@ static int init(const struct ckpt_catalog *cat, struct ckpt_shards *s, struct ck
     if (!(s->file = malloc((cat->tensors.len + 1) * sizeof *s->file)))
         return ckpt_nomem(err);
     return count_totals(cat, s, err);
-}
-
-/* ---- dot_natural_key ---- */
-
-struct word {
-    const char *text, *digits; /* digits: without leading zeros; NULL: none */
-    size_t text_len, digits_len, len;
-    bool number; /* digits only */
-};
-
-static bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
-/* The part up to the next dot. */
-static struct word word_at(const char *s)
-{
-    struct word w = {.text = s, .len = strcspn(s, ".")};
-
-    w.text_len = w.len;
-    while (w.text_len && is_digit(s[w.text_len - 1]))
-        w.text_len--;
-    w.number = w.len && !w.text_len;
-    if (w.text_len < w.len) {
-        w.digits = s + w.text_len;
-        w.digits_len = w.len - w.text_len;
-        while (w.digits_len && *w.digits == '0') {
-            w.digits++;
-            w.digits_len--;
-        }
-    }
-    return w;
-}
-
-static int order(size_t a, size_t b) { return (a > b) - (a < b); }
-
-static int word_cmp(const struct word *a, const struct word *b)
-{
-    int c;
-
-    if (a->number != b->number)
-        return a->number ? -1 : 1;
-    if ((c = memcmp(a->text, b->text, a->text_len < b->text_len ? a->text_len : b->text_len)) ||
-        (c = order(a->text_len, b->text_len)) || (c = order(!!a->digits, !!b->digits)) ||
-        (c = order(a->digits_len, b->digits_len)) || !a->digits)
-        return c;
-    return memcmp(a->digits, b->digits, a->digits_len);
-}
-
-int ckpt_shards_name_cmp(const char *a, const char *b)
-{
-    for (;;) {
-        struct word x = word_at(a), y = word_at(b);
-        int c = word_cmp(&x, &y);
-        a += x.len;
-        b += y.len;
-        if (c || !*a || !*b)
-            return c ? c : (*a != 0) - (*b != 0);
-        a++;
-        b++;
-    }
 }
 
 /* ---- by size ---- */
@@ -170,9 +113,9 @@ static int item_cmp(const void *a, const void *b, void *arg)
 {
     const struct item *x = a, *y = b;
     const struct ckpt_tensor *t = arg;
-    int c = ckpt_shards_name_cmp(t[x->first].name, t[y->first].name);
+    int c = ckpt_fqn_cmp(t[x->first].name, t[y->first].name);
 
-    return c ? c : order(x->first, y->first);
+    return c ? c : (x->first > y->first) - (x->first < y->first);
 }
 
 /* New: the items in the order of splitting. */

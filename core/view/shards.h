@@ -32,13 +32,13 @@ struct ckpt_shards {
     size_t nfile;            /* 0 for a catalogue without tensors */
     uint32_t *file;          /* of each tensor of the catalogue */
     uint64_t total_bytes;
-    uint64_t total_numel;
+    uint64_t total_numel; /* of parameters: no buffers */
 };
 
 void ckpt_shards_release(struct ckpt_shards *s);
 
 /* Split by size. One file is "model.safetensors", more are "model-00001-of-00002.safetensors" and
- * so on. With sorted, blocks are taken in the order of ckpt_shards_name_cmp of their first tensors
+ * so on. With sorted, blocks are taken in the order of ckpt_fqn_cmp of their first tensors
  * instead of the catalogue's. */
 int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool sorted,
                       struct ckpt_shards *ret, struct ckpt_err *err);
@@ -49,10 +49,5 @@ int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool so
  * is FORMAT. */
 int ckpt_shards_by_map(const struct ckpt_catalog *cat, const json_t *weight_map,
                        struct ckpt_shards *ret, struct ckpt_err *err);
-
-/* The order of a state dict that transformers writes after from_pretrained (dot_natural_key):
- * between dots, numbers before words, numbers by value, words by code point but for digits at their
- * end. */
-int ckpt_shards_name_cmp(const char *a, const char *b);
 
 #endif

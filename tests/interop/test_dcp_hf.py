@@ -16,7 +16,7 @@ try:
     import transformers as tf
     from safetensors import safe_open
 
-    import dcp_hf_writer as writer
+    import dcp_writer as writer
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)

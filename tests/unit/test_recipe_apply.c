@@ -9,6 +9,7 @@
 #include "base/str.h"
 #include "recipe/recipes.h"
 #include "tensor/catalog.h"
+#include "tensor/read.h"
 
 /* ---- fixtures ---- */
 
@@ -154,6 +155,10 @@ TEST(recipe, files_with_faults_are_refused)
          "include: no file 'nonesuch.json'"},
         {"{`format`: `t`, `model`: `llama`, `rules`: [{`from`: `x`, `to`: `y`, `value`: `log`}]}",
          "no operator 'log'"},
+        {"{`format`: `t`, `model`: `llama`, `rules`: [{`rules`: [], `value`: `plus_one`}]}",
+         "'value' stands beside 'from' and 'to'"},
+        {"{`format`: `t`, `model`: `llama`, `rules`: [{`from`: `x`, `to`: `y`, `value`: 1}]}",
+         "'value'"},
         {"{`format`: `t`, `model`: `llama`, `when`: `1 +`}", "t: when: '1 +' character 4"},
         {"{`format`: `t`, `model`: `llama`, `config`: {`x`: {`when`: `a`}}}",
          "'when' without 'is'"},
@@ -651,12 +656,48 @@ TEST(recipe, a_hundred_thousand_tensors_take_a_second)
     ckpt_catalog_free(src);
 }
 
+TEST(recipe, a_value_is_computed_of_what_the_rule_gathers)
+{
+    static const char text[] =
+        "{`format`: `t`, `model`: {`dims`: {`aa`: `a`}, `config`: {`a`: 4}, `tensors`: [`u  aa`, "
+        "`v  aa`]}, `rules`: [{`from`: `x`, `to`: `u`, `value`: `plus_one`}, {`from`: `x`, `to`: "
+        "`v`}]}";
+    struct ckpt_catalog *src = checkpoint("t", "{}");
+    struct ckpt_recipe_options opt = {0};
+    struct ckpt_recipes *set;
+    struct ckpt_model *m;
+    struct ckpt_err err = {0};
+    unsigned char got[8];
+    json_t *why;
+
+    add1(src, "x", 4);
+    CHECK_OK(parse(text, &set, &err));
+    CHECK_OK(ckpt_recipe_apply(set, src, &opt, &m, &err));
+    const struct ckpt_tensor *u = ckpt_catalog_find(m->catalog, "u");
+    CHECK(u && u->value && !ckpt_catalog_find(m->catalog, "v")->value);
+    CHECK_EQ(u->dtype, CKPT_BF16);
+    CHECK_OK(ckpt_tensor_pread(m->catalog, u, NULL, got, 8, 0, &err));
+    CHECK(memcmp(got, "\x80\x3f\x80\x3f\x80\x3f\x80\x3f", 8) == 0); /* 0 + 1 */
+    CHECK_OK(ckpt_recipe_explain(set, src, &opt, "u", &why, &err));
+    CHECK_STR(json_string_value(json_object_get(why, "value")), "plus_one");
+    json_decref(why);
+    ckpt_model_free(m);
+    ckpt_recipes_free(set);
+    ckpt_catalog_free(src);
+
+    src = checkpoint("t", "{}");
+    add(src, "x", CKPT_I32, 1, (uint64_t[]){4});
+    expect(text, src, NULL, "'u' is I32: plus_one is not computed of that");
+    ckpt_catalog_free(src);
+}
+
 TESTS(T(recipe, files_with_faults_are_refused), T(recipe, an_include_of_itself_ends),
       T(recipe, sizes_that_do_not_fit_name_tensor_dimension_and_option),
       T(recipe, conditions_of_three_values), T(recipe, one_of_several_lists_fits),
       T(recipe, missing_tensors_can_be_left_out), T(recipe, two_rules_that_deliver_are_a_conflict),
       T(recipe, stacked_sources_must_be_complete_and_of_one_type),
       T(recipe, a_plain_copy_has_one_axis_per_dimension), T(recipe, explain_names_the_sources),
+      T(recipe, a_value_is_computed_of_what_the_rule_gathers),
       T(recipe, blocks_number_the_runs_of_an_each),
       T(nanotron, configs_choose_the_architecture_and_the_rope_rule),
       T(nanotron, facts_of_the_reader_refuse_and_warn),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every rule of every recipe, and a table of mappings that recipes must be able to say, on random
  * arrays cut at random: mapped, compared with a naive reading of the patterns element by element,
- * and mapped back. */
+ * computed where the rule names a value, and mapped back. */
 #include <stdlib.h>
 
 #include "test.h"
@@ -9,6 +9,7 @@
 #include "base/str.h"
 #include "recipe/recipes.h"
 #include "tensor/catalog.h"
+#include "tensor/read.h"
 
 enum { AXES = CKPT_SCOPE_AXES + CKPT_MAX_RANK, ROUNDS = 12, MAX_NUMEL = 200000 };
 
@@ -36,7 +37,23 @@ struct trial {
     uint32_t nrest;
     uint32_t spelling[CKPT_RULE_SIDES]; /* of the sources */
     uint64_t list[16];                  /* what any {list:axis} is */
+    const char *value;                  /* of what the targets are computed; or NULL */
 };
+
+/* What is stored for the element with this number. */
+static uint32_t element(const struct trial *t, uint32_t id)
+{
+    const float x = (float)id;
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof bits);
+    return t->value ? bits : id;
+}
+
+static enum ckpt_dtype element_dtype(const struct trial *t)
+{
+    return t->value ? CKPT_F32 : CKPT_U32;
+}
 
 static uint64_t axis_size(const struct trial *t, uint32_t a)
 {
@@ -289,6 +306,15 @@ static json_t *model_entry(const struct trial *t, const struct ckpt_side *side, 
     return entry;
 }
 
+/* Every list that a side's names speak of. */
+static void set_lists(const struct ckpt_side *side, json_t *config, json_t *list)
+{
+    for (uint32_t k = 0; k < side->nname; k++)
+        for (uint32_t p = 0; p < side->name[k].npart; p++)
+            if (side->name[k].part[p].list)
+                json_object_set(config, side->name[k].part[p].list, list);
+}
+
 /* The rule as a recipe of its own, with a model file inside. */
 static struct ckpt_recipes *recipe_of(const struct trial *t, bool inverse)
 {
@@ -308,7 +334,9 @@ static struct ckpt_recipes *recipe_of(const struct trial *t, bool inverse)
         }
     for (uint32_t i = 0; i < 16; i++)
         json_array_append_new(list, json_integer((json_int_t)t->list[i]));
-    json_object_set_new(config, "attention", list);
+    for (uint32_t i = 0; i < r->nfrom + r->nto; i++)
+        set_lists(i < r->nfrom ? &r->from[i] : &r->to[i - r->nfrom], config, list);
+    json_decref(list);
     for (uint32_t i = 0; i < r->nfrom; i++) {
         json_array_append_new(inverse ? to : from,
                               side_text(t, &r->from[i], t->spelling[i], inverse));
@@ -321,9 +349,9 @@ static struct ckpt_recipes *recipe_of(const struct trial *t, bool inverse)
         if (!inverse)
             json_array_append_new(tensors, model_entry(t, &r->to[i], 0, i, dims, config));
     }
-    json_t *j =
-        json_pack("{s:s, s:{s:o, s:o, s:o}, s:[{s:o, s:o}]}", "format", "test", "model", "config",
-                  config, "dims", dims, "tensors", tensors, "rules", "from", from, "to", to);
+    json_t *j = json_pack("{s:s, s:{s:o, s:o, s:o}, s:[{s:o, s:o, s:s*}]}", "format", "test",
+                          "model", "config", config, "dims", dims, "tensors", tensors, "rules",
+                          "from", from, "to", to, "value", inverse ? NULL : t->value);
     char *text = json_dumps(j, 0);
     json_decref(j);
     if (ckpt_recipes_parse("test", text, strlen(text), &set, &err) < 0)
@@ -371,8 +399,8 @@ static void cut(struct ckpt_catalog *cat, const uint64_t *dim, const uint32_t *i
     free(data);
 }
 
-static void add_cut(struct ckpt_catalog *cat, const char *name, const struct shape *sh,
-                    const uint32_t *id)
+static void add_cut(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
+                    const struct shape *sh, const uint32_t *id)
 {
     struct ckpt_err err = {0};
     struct ckpt_piece_draft *p = malloc(64 * sizeof *p);
@@ -382,7 +410,7 @@ static void add_cut(struct ckpt_catalog *cat, const char *name, const struct sha
     memcpy(all.n, sh->dim, sizeof all.n);
     if (numel(sh) > 0)
         cut(cat, sh->dim, id, all, 4, p, &n);
-    if (ckpt_catalog_add(cat, name, CKPT_U32, sh->dim, sh->rank, &index, &err) < 0 ||
+    if (ckpt_catalog_add(cat, name, dtype, sh->dim, sh->rank, &index, &err) < 0 ||
         ckpt_catalog_set_pieces(cat, index, p, n, &err) < 0)
         fail_msg("%s", err.text);
     free(p);
@@ -462,9 +490,9 @@ static struct ckpt_catalog *make_sources(const struct trial *t, struct table *ta
                     ckpt_map_put(&tab->map, (char *)p, sizeof *p, tab->n, &old, &is_new), 0);
                 if (!is_new)
                     fail_msg("%s: two source elements have one place", t->rule->where);
-                id[e] = tab->n++;
+                id[e] = element(t, tab->n++);
             }
-            add_cut(cat, ckpt_str_get(&name), &sh, id);
+            add_cut(cat, ckpt_str_get(&name), element_dtype(t), &sh, id);
             free(id);
         }
     }
@@ -489,7 +517,25 @@ static struct ckpt_model *apply(const struct trial *t, const struct ckpt_catalog
     return m;
 }
 
-/* Compare all targets with the naive reading; put them, cut anew, into `back`. */
+/* A computed target: of each element that the patterns gather, x + 1. */
+static void check_value(const struct ckpt_model *m, const struct ckpt_tensor *x,
+                        const uint32_t *gathered)
+{
+    float *got = malloc((x->numel + 1) * sizeof *got), before;
+    struct ckpt_err err = {0};
+
+    assert_non_null(x->value);
+    if (ckpt_tensor_pread(m->catalog, x, NULL, got, x->numel * sizeof *got, 0, &err) < 0)
+        fail_msg("%s", err.text);
+    for (uint64_t e = 0; e < x->numel; e++) {
+        memcpy(&before, &gathered[e], sizeof before);
+        assert_true(got[e] == before + 1);
+    }
+    free(got);
+}
+
+/* Compare all targets with the naive reading; put them, cut anew and before any value is computed,
+ * into `back`. */
 static void check_targets(const struct trial *t, const struct ckpt_model *m,
                           const struct table *tab, struct ckpt_catalog *back)
 {
@@ -510,14 +556,18 @@ static void check_targets(const struct trial *t, const struct ckpt_model *m,
             assert_int_equal(x->rank, sh.rank);
             for (uint32_t d = 0; d < sh.rank; d++)
                 assert_int_equal(x->dim[d], sh.dim[d]);
-            uint32_t *got = brute_force(m->catalog, x);
+            uint32_t *got =
+                brute_force(m->catalog, t->value && x->value ? x->value->arg[0].tensor : x);
+            if (t->value)
+                check_value(m, x, got);
             for (uint64_t e = 0; e < numel(&sh); e++) {
                 place_of(t, &sh, &named, e, &p);
-                if (!ckpt_map_get(&tab->map, (char *)&p, sizeof p, &want) || got[e] != want)
+                if (!ckpt_map_get(&tab->map, (char *)&p, sizeof p, &want) ||
+                    got[e] != element(t, want))
                     fail_msg("%s: '%s' -> '%s': element %llu of '%s' is wrong", t->rule->where,
                              t->rule->from[0].text, side->text, (unsigned long long)e, x->name);
             }
-            add_cut(back, x->name, &sh, got);
+            add_cut(back, x->name, element_dtype(t), &sh, got);
             free(got);
         }
     }
@@ -579,6 +629,7 @@ static void check_once(const struct ckpt_rule *rule)
 
     while (!choose_sizes(&t))
         ;
+    t.value = rule->value ? rule->value->name : rnd(4) == 0 ? "plus_one" : NULL;
     for (uint32_t a = 0; a < rule->scope->naxis; a++)
         padded |= rule->scope->axis[a].name[0] == '_';
     tab.place = calloc(MAX_NUMEL, sizeof *tab.place);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tensor/fqn.h"
 #include "view/shards.h"
 
 #include "small_catalog.h"
@@ -153,7 +154,7 @@ TEST(shards, a_header_does_not_grow_beyond_what_the_library_reads)
 
 static bool before(const char *a, const char *b)
 {
-    return ckpt_shards_name_cmp(a, b) < 0 && ckpt_shards_name_cmp(b, a) > 0;
+    return ckpt_fqn_cmp(a, b) < 0 && ckpt_fqn_cmp(b, a) > 0;
 }
 
 TEST(shards, names_are_ordered_as_a_saved_state_dict)
@@ -170,8 +171,8 @@ TEST(shards, names_are_ordered_as_a_saved_state_dict)
     CHECK(before("a", "a.b"));
     CHECK(before("a.b", "a_b"));
     CHECK(before("99999999999999999999998", "99999999999999999999999"));
-    CHECK_EQ(ckpt_shards_name_cmp("a.01", "a.1"), 0);
-    CHECK_EQ(ckpt_shards_name_cmp("", ""), 0);
+    CHECK_EQ(ckpt_fqn_cmp("a.01", "a.1"), 0);
+    CHECK_EQ(ckpt_fqn_cmp("", ""), 0);
     CHECK(before("", "."));
     CHECK(before("a.0", "a."));
 }

@@ -111,7 +111,74 @@ TEST(value, a_cast_beyond_63_bits_of_bytes_is_refused)
     small_catalog_free(&c);
 }
 
-TESTS(T(value, a_cast_tensor_reads_at_any_byte), T(value, a_large_cast_is_read_in_chunks),
+/* BF16 has 8 bits: 1 + 2^-8 is a tie, to even; 2^-8 more is not. F32 is computed in F32. */
+TEST(value, plus_one_is_rounded_once)
+{
+    static const struct {
+        enum ckpt_dtype dtype;
+        double x, want;
+    } cases[] = {
+        {CKPT_BF16, 0, 1},
+        {CKPT_BF16, -1, 0},
+        {CKPT_BF16, 0x1p-8, 1},
+        {CKPT_BF16, 0x1.02p-8, 1 + 0x1p-7},
+        {CKPT_BF16, 3 * 0x1p-8, 1 + 0x1p-6},
+        {CKPT_BF16, -0x1p-9, 1},
+        {CKPT_BF16, 0x1p127, 0x1p127},
+        {CKPT_F16, 0x1p-11, 1},
+        {CKPT_F16, 0x1.004p-11, 1 + 0x1p-10},
+        {CKPT_F16, 65504, 65504},
+        {CKPT_F32, 0x1p-24, 1},
+        {CKPT_F32, 0x1.8p-24, 1 + 0x1p-23},
+        {CKPT_F64, 0x1p-52, 1 + 0x1p-52},
+    };
+    enum { N = 1500 }; /* more than one step */
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ckpt_err err = {0};
+        struct ckpt_catalog *cat;
+        struct ckpt_source *s;
+        struct ckpt_piece_draft p;
+        struct ckpt_box box = {.rank = 1, .n = {N}};
+        const uint64_t dim = N, stride = 0;
+        unsigned char x[8];
+        size_t index;
+
+        ckpt_dtype_cast(x, cases[i].dtype, &cases[i].x, CKPT_F64, 1);
+        CHECK_OK(ckpt_catalog_new(&cat, &err));
+        CHECK_OK(ckpt_source_mem_new("x", x, sizeof x, &s, &err));
+        ckpt_piece_from_box(&dim, &box, ckpt_catalog_add_source(cat, s, &err), 0, &stride, &p);
+        ckpt_source_unref(s);
+        CHECK_OK(ckpt_catalog_add(cat, "w", cases[i].dtype, &dim, 1, &index, &err));
+        CHECK_OK(ckpt_catalog_set_pieces(cat, index, &p, 1, &err));
+        CHECK_OK(ckpt_value_apply(cat, index, ckpt_value_find("plus_one"), &err));
+        CHECK_EQ(cat->tensors.ptr[index].dtype, cases[i].dtype);
+        CHECK_OK(ckpt_value_cast(cat, index, CKPT_F64, &err));
+        double got[N];
+        CHECK_OK(ckpt_tensor_pread(cat, &cat->tensors.ptr[index], NULL, got, sizeof got, 0, &err));
+        for (size_t k = 0; k < N; k++)
+            if (got[k] != cases[i].want)
+                fail_msg("%s: %a + 1 is %a, not %a", ckpt_dtype_name(cases[i].dtype), cases[i].x,
+                         got[k], cases[i].want);
+        ckpt_catalog_free(cat);
+    }
+}
+
+TEST(value, an_operator_that_is_not_there_and_a_type_that_does_not_do)
+{
+    struct small_catalog c = small_catalog_new();
+    struct ckpt_err err = {0};
+    size_t i = small_add(&c, "w", CKPT_U8, 4, 0);
+
+    CHECK(!ckpt_value_find("minus_one"));
+    CHECK_FAILS(ckpt_value_apply(c.cat, i, &ckpt_value_plus_one, &err), CKPT_UNSUPPORTED, "U8");
+    CHECK(!c.cat->tensors.ptr[i].value);
+    small_catalog_free(&c);
+}
+
+TESTS(T(value, plus_one_is_rounded_once),
+      T(value, an_operator_that_is_not_there_and_a_type_that_does_not_do),
+      T(value, a_cast_tensor_reads_at_any_byte), T(value, a_large_cast_is_read_in_chunks),
       T(value, a_cast_of_a_cast_starts_from_what_is_stored),
       T(value, a_cast_to_the_same_type_is_nothing),
       T(value, a_cast_beyond_63_bits_of_bytes_is_refused))

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints of Megatron-LM, Megatron-Bridge and NeMo.
+ *
+ *     layout -> common state -> tensors (ckpt/megatron_load.h) -> the run's own configuration
+ *
+ * The configuration lies in one of several places: the arguments in the common state, the model
+ * part of Bridge's run_config.yaml, NeMo's context/model.yaml or model_config.yaml. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "ckpt/megatron_layout.h"
+#include "ckpt/megatron_load.h"
+#include "ckpt/megatron_name.h"
+#include "ckpt/readers.h"
+#include "container/config.h"
+
+#define TRACKER "latest_checkpointed_iteration.txt"
+
+enum { MAX_TRACKER = 256 };
+
+/* What the format is called, in its own words. */
+static const char *const containers[] = {
+    [CKPT_MEGATRON_DIST] = "torch_dist",
+    [CKPT_MEGATRON_ZARR] = "zarr",
+    [CKPT_MEGATRON_RANKS] = "torch",
+    [CKPT_MEGATRON_DCP] = "torch_dcp",
+};
+
+struct load {
+    struct ckpt_dir *dir, *weights;
+    const struct ckpt_reader_options *opt;
+    enum ckpt_megatron_format format;
+    struct ckpt_megatron_state st;
+    struct ckpt_catalog *cat;
+    json_t *seen; /* places of a configuration that were looked at */
+};
+
+static void load_release(struct load *l)
+{
+    ckpt_dir_unref(l->weights);
+    ckpt_megatron_state_release(&l->st);
+    ckpt_catalog_free(l->cat);
+    json_decref(l->seen);
+}
+
+/* ---- tensors ---- */
+
+static int refuse(const struct load *l, struct ckpt_err *err)
+{
+    const char *path = ckpt_dir_path(l->weights);
+
+    if (l->format == CKPT_MEGATRON_UNFINISHED)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s': the save was not finished: metadata.json is missing", path);
+    return ckpt_fail(err, CKPT_UNSUPPORTED,
+                     "'%s/metadata.json' names a back end that is neither torch_dist nor zarr",
+                     path);
+}
+
+static int read_common(struct load *l, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
+
+    if (!ckpt_dir_has_file(l->weights, "common.pt"))
+        return 0;
+    if (ckpt_source_file_new(l->weights, "common.pt", l->opt->pool, &s, err) < 0)
+        return -1;
+    return ckpt_megatron_state_read(&l->st, s, 0, s->size, err) < 0
+               ? ckpt_err_in(err, "'%s/common.pt'", ckpt_dir_path(l->weights))
+               : 0;
+}
+
+static int read_tensors(struct load *l, struct ckpt_err *err)
+{
+    switch (l->format) {
+    case CKPT_MEGATRON_DIST:
+    case CKPT_MEGATRON_DCP:
+        return ckpt_megatron_load_dcp(l->weights, l->opt, l->format == CKPT_MEGATRON_DIST, &l->st,
+                                      &l->cat, err);
+    case CKPT_MEGATRON_ZARR:
+        return ckpt_megatron_load_zarr(l->weights, l->opt, &l->st, &l->cat, err);
+    case CKPT_MEGATRON_RANKS:
+        return ckpt_megatron_load_ranks(l->weights, l->opt, &l->st, &l->cat, err);
+    default:
+        return refuse(l, err);
+    }
+}
+
+/* Weights that are not the model's values. */
+static int check_tensors(const struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &l->cat->tensors.ptr[i];
+        if (ckpt_megatron_is_adapter(t->name))
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "'%s' holds an adapter ('%s'): merge it into its model with the tool "
+                             "that trained it",
+                             ckpt_dir_path(l->weights), t->name);
+        if (t->dtype == CKPT_F8_E4M3 || t->dtype == CKPT_F8_E5M2)
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "'%s': tensor '%s' is stored in fp8 (%s), of which the scales are not "
+                             "understood",
+                             ckpt_dir_path(l->weights), t->name, ckpt_dtype_name(t->dtype));
+    }
+    if (l->cat->tensors.len == 0)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' holds no tensor of a model",
+                         ckpt_dir_path(l->weights));
+    return 0;
+}
+
+/* ---- the run's configuration ---- */
+
+static int about(struct load *l, const char *key, json_t *value, struct ckpt_err *err)
+{
+    return !value || json_object_set_new(l->cat->about, key, value) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* What stands behind the last dot of a "_target_". */
+static const char *class_of(const json_t *config)
+{
+    const char *target = ckpt_json_str(config, "_target_"),
+               *dot = target ? strrchr(target, '.') : NULL;
+
+    return dot ? dot + 1 : target;
+}
+
+static int take_class(struct load *l, const json_t *config, const char *key, struct ckpt_err *err)
+{
+    const char *name = class_of(config);
+
+    return name ? about(l, key, json_string(name), err) : 0;
+}
+
+/* A file's object, if it is there; `part` is the member that counts (NULL: all). */
+static int try_file(struct load *l, const char *file, const char *part, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *whole = NULL;
+
+    if (l->cat->config)
+        return 0;
+    if (json_array_append_new(l->seen, json_string(file)) < 0)
+        return ckpt_nomem(err);
+    if (ckpt_config_read_if(l->dir, file, CKPT_CONFIG_MAX_BYTES, &whole, err) < 0)
+        return -1;
+    json_t *config = part ? json_object_get(whole, part) : whole;
+    if (part && whole && !config)
+        config = whole; /* NeMo 1 has it flat, or below "model" */
+    if (!json_is_object(config))
+        return 0;
+    if (take_class(l, whole, "model_class", err) < 0 ||
+        take_class(l, config, config == whole ? "model_class" : "config_class", err) < 0 ||
+        about(l, "config_from", json_string(file), err) < 0)
+        return -1;
+    const char *id = ckpt_json_str(config, "hf_model_id");
+    json_t *extra = json_object_get(config, "extra_checkpoint_metadata");
+    if (!id)
+        id = ckpt_json_str(extra, "hf_model_id");
+    if (id && about(l, "model_id", json_string(id), err) < 0)
+        return -1;
+    l->cat->config = json_incref(config);
+    return 0;
+}
+
+static int read_config(struct load *l, struct ckpt_err *err)
+{
+    const char *from = l->format == CKPT_MEGATRON_RANKS ? "args of the ranks' files"
+                       : l->format == CKPT_MEGATRON_DCP ? "args"
+                                                        : "args of the common state";
+
+    if (!(l->seen = json_array()) || json_array_append_new(l->seen, json_string(from)) < 0)
+        return ckpt_nomem(err);
+    if (json_object_size(l->st.args) > 0) {
+        l->cat->config = json_incref(l->st.args);
+        if (about(l, "config_from", json_string(from), err) < 0)
+            return -1;
+    }
+    if (try_file(l, "run_config.yaml", "model", err) < 0 ||
+        try_file(l, "context/model.yaml", "config", err) < 0 ||
+        try_file(l, "model_config.yaml", "model", err) < 0)
+        return -1;
+    return about(l, "config_looked_for", json_incref(l->seen), err);
+}
+
+/* ---- facts ---- */
+
+static const char *side_files(const struct load *l)
+{
+    static const char *const places[] = {"tokenizer", "context/nemo_tokenizer", "context"};
+
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
+        if (ckpt_dir_has_dir(l->dir, places[i]))
+            return places[i];
+    return NULL;
+}
+
+static int describe(struct load *l, struct ckpt_err *err)
+{
+    const char *sides = side_files(l);
+
+    if (about(l, "format", json_string("megatron"), err) < 0 ||
+        about(l, "container", json_string(containers[l->format]), err) < 0)
+        return -1;
+    if (l->st.has_iteration && about(l, "step", json_integer((json_int_t)l->st.iteration), err) < 0)
+        return -1;
+    if (l->st.has_version && about(l, "checkpoint_version", json_real(l->st.version), err) < 0)
+        return -1;
+    return sides ? about(l, "side_files", json_string(sides), err) : 0;
+}
+
+static int find_weights(struct load *l, struct ckpt_err *err)
+{
+    struct ckpt_megatron_layout layout = ckpt_megatron_layout_of(l->dir);
+
+    l->format = layout.format;
+    if (*layout.below)
+        return ckpt_dir_open_below(l->dir, layout.below, &l->weights, err);
+    l->weights = ckpt_dir_ref(l->dir);
+    return 0;
+}
+
+static int megatron_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                         struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
+
+    if (find_weights(&l, err) < 0 || read_common(&l, err) < 0 || read_tensors(&l, err) < 0 ||
+        check_tensors(&l, err) < 0 || read_config(&l, err) < 0 || describe(&l, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&l.cat);
+    return 0;
+}
+
+static enum ckpt_evidence megatron_probe(struct ckpt_dir *dir)
+{
+    return ckpt_megatron_layout_of(dir).format == CKPT_MEGATRON_NONE ? CKPT_NOT_MINE
+                                                                     : CKPT_BY_MAGIC;
+}
+
+/* ---- folders of steps ---- */
+
+/* "iter_0000010" for 10, "release" for itself. */
+static char *megatron_latest(struct ckpt_dir *run)
+{
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    unsigned long long step;
+    size_t len;
+
+    if (!ckpt_dir_has_file(run, TRACKER) ||
+        ckpt_dir_read_file(run, TRACKER, MAX_TRACKER, &text, &len, NULL) < 0)
+        return NULL;
+    char *word = text + strspn(text, " \t\r\n");
+    word[strcspn(word, " \t\r\n")] = '\0';
+    if (strcmp(word, "release") == 0)
+        return strdup(word);
+    return ckpt_parse_u64(word, strlen(word), &step) ? ckpt_asprintf("iter_%07llu", step) : NULL;
+}
+
+static bool step_of(const char *name, unsigned long long *ret)
+{
+    return ckpt_has_prefix(name, "iter_") &&
+           ckpt_parse_u64(name + strlen("iter_"), strlen(name) - strlen("iter_"), ret);
+}
+
+/* Ranks' files have no mark of their own: the tracker is written after the last of them, so what is
+ * beyond it may be unfinished. */
+static bool megatron_finished(struct ckpt_dir *dir, const char *name, const char *latest)
+{
+    enum ckpt_megatron_format format = ckpt_megatron_layout_of(dir).format;
+    unsigned long long step, last;
+
+    if (format != CKPT_MEGATRON_RANKS)
+        return format != CKPT_MEGATRON_UNFINISHED;
+    return !latest || !step_of(name, &step) || !step_of(latest, &last) || step <= last;
+}
+
+const struct ckpt_reader ckpt_reader_megatron = {
+    .name = "megatron",
+    .probe = megatron_probe,
+    .load = megatron_load,
+    .latest = megatron_latest,
+    .finished = megatron_finished,
+};

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* torch_dist, torch_dcp and fsdp_dtensor: a DCP under Megatron's names. */
+#include <string.h>
+
+#include "ckpt/dcp_load.h"
+#include "ckpt/megatron_load.h"
+#include "ckpt/megatron_name.h"
+
+/* Objects that say something of the run: of core 0.19 and later, and of torch_dcp. */
+static const char common_state[] = "common_state/shard_0_1";
+static const char *const objects[] = {common_state, "args", "iteration", "checkpoint_version"};
+
+struct naming {
+    struct ckpt_arena arena;
+    struct ckpt_str buf;
+    struct ckpt_megatron_state *st;
+    bool dist; /* it has torch_dist's common state */
+    bool failed;
+};
+
+static void naming_release(struct naming *n)
+{
+    ckpt_arena_release(&n->arena);
+    ckpt_str_release(&n->buf);
+}
+
+static const char *name_tensor(void *ctx, const char *name)
+{
+    static const struct ckpt_megatron_place whole = {0};
+    struct naming *n = ctx;
+    char *own;
+
+    if (!ckpt_megatron_name(name, &whole, &n->buf))
+        return NULL;
+    if (strcmp(ckpt_str_get(&n->buf), name) == 0)
+        return name;
+    own = n->buf.failed ? NULL : ckpt_arena_strdup(&n->arena, ckpt_str_get(&n->buf));
+    n->failed |= !own;
+    return own;
+}
+
+static bool wants(void *ctx, const char *name)
+{
+    (void)ctx;
+    for (size_t i = 0; i < sizeof objects / sizeof objects[0]; i++)
+        if (strcmp(name, objects[i]) == 0)
+            return true;
+    return false;
+}
+
+static int take_object(void *ctx, const char *name, struct ckpt_source *s, uint64_t off,
+                       uint64_t len, struct ckpt_err *err)
+{
+    struct naming *n = ctx;
+
+    n->dist |= strcmp(name, common_state) == 0;
+    if (strcmp(name, common_state) == 0 || strcmp(name, "args") == 0)
+        return ckpt_megatron_state_read(n->st, s, off, len, err);
+    return ckpt_megatron_state_read_fact(n->st, name, s, off, len, err);
+}
+
+int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                           bool finished, struct ckpt_megatron_state *st, struct ckpt_catalog **ret,
+                           struct ckpt_err *err)
+{
+    ckpt_cleanup(naming_release) struct naming n = {.st = st};
+    const struct ckpt_dcp_format format = {.name = "megatron",
+                                           .tensor = name_tensor,
+                                           .wants = wants,
+                                           .object = take_object,
+                                           .ctx = &n};
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
+
+    if (ckpt_dcp_load(dir, opt, &format, &cat, err) < 0)
+        return -1;
+    if (n.failed)
+        return ckpt_nomem(err);
+    if (!finished && n.dist)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s': the save was not finished: metadata.json is missing",
+                         ckpt_dir_path(dir));
+    *ret = ckpt_steal(&cat);
+    return 0;
+}

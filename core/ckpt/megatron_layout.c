@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Recognising the formats by the files that Megatron writes. */
+#include "ckpt/megatron_layout.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/str.h"
+
+enum { MAX_MARK = 64 * 1024, SNIFF_BYTES = 256 * 1024 };
+
+static const char *const places[] = {"", "weights", "model_weights"};
+
+/* Of a directory's entries. */
+struct seen {
+    bool ranks, data;
+};
+
+static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct seen *s = ctx;
+
+    (void)err;
+    s->ranks |= e->kind == CKPT_ENTRY_DIR && ckpt_has_prefix(e->name, "mp_rank_") &&
+                strspn(e->name + strlen("mp_rank_"), "0123456789") >= 2;
+    s->data |= e->kind == CKPT_ENTRY_FILE && ckpt_has_suffix(e->name, ".distcp");
+    return 0;
+}
+
+/* metadata.json names the back end; it is the mark that a save is finished. */
+static enum ckpt_megatron_format by_mark(const struct ckpt_dir *dir)
+{
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *mark = NULL;
+    size_t len;
+
+    if (!ckpt_dir_has_file(dir, "metadata.json") ||
+        ckpt_dir_read_file(dir, "metadata.json", MAX_MARK, &text, &len, NULL) < 0 ||
+        ckpt_json_parse(text, len, "metadata.json", &mark, NULL) < 0)
+        return CKPT_MEGATRON_NONE;
+    const char *backend = ckpt_json_str(mark, "sharded_backend");
+    if (!backend)
+        return CKPT_MEGATRON_NONE;
+    return strcmp(backend, "torch_dist") == 0 ? CKPT_MEGATRON_DIST
+           : strcmp(backend, "zarr") == 0     ? CKPT_MEGATRON_ZARR
+                                              : CKPT_MEGATRON_OTHER;
+}
+
+/* Does a DCP speak of Megatron's modules? */
+static bool has_modules(const struct ckpt_dir *dir)
+{
+    static const char *const words[] = {"embedding.word_embeddings.weight",
+                                        ".self_attention.linear_", "decoder.layers.mlp.linear_fc",
+                                        ".mlp.linear_fc1.layer_norm_weight",
+                                        "decoder.final_layernorm.weight"};
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    ckpt_cleanup(ckpt_freep) char *head = malloc(SNIFF_BYTES);
+    struct ckpt_file_id id;
+
+    if (!head || ckpt_dir_open_file(dir, ".metadata", &fd, &id, NULL) < 0)
+        return false;
+    FILE *f = fdopen(fd, "rb");
+    if (!f)
+        return false;
+    fd = -1;
+    size_t n = fread(head, 1, SNIFF_BYTES, f);
+    (void)fclose(f);
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (memmem(head, n, words[i], strlen(words[i])))
+            return true;
+    return false;
+}
+
+static bool has_arrays(const struct ckpt_dir *dir)
+{
+    static const char *const names[] = {"embedding.word_embeddings.weight/.zarray",
+                                        "module.embedding.word_embeddings.weight/.zarray",
+                                        "model.embedding.word_embeddings.weight/.zarray"};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (ckpt_dir_has_file(dir, names[i]))
+            return true;
+    return false;
+}
+
+static enum ckpt_megatron_format format_of(const struct ckpt_dir *dir)
+{
+    enum ckpt_megatron_format marked = by_mark(dir);
+    bool common = ckpt_dir_has_file(dir, "common.pt");
+    struct seen s = {0};
+
+    if (marked != CKPT_MEGATRON_NONE)
+        return marked;
+    if (ckpt_dir_list(dir, see, &s, NULL) < 0)
+        return CKPT_MEGATRON_NONE;
+    if (s.ranks)
+        return CKPT_MEGATRON_RANKS;
+    if (common && (s.data || ckpt_dir_has_file(dir, ".metadata")))
+        return CKPT_MEGATRON_UNFINISHED;
+    if (has_arrays(dir))
+        return CKPT_MEGATRON_UNFINISHED;
+    return has_modules(dir) ? CKPT_MEGATRON_DCP : CKPT_MEGATRON_NONE;
+}
+
+struct ckpt_megatron_layout ckpt_megatron_layout_of(struct ckpt_dir *dir)
+{
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *sub = NULL;
+        if (!*places[i])
+            sub = ckpt_dir_ref(dir);
+        else if (!ckpt_dir_has_dir(dir, places[i]) ||
+                 ckpt_dir_open_below(dir, places[i], &sub, NULL) < 0)
+            continue;
+        enum ckpt_megatron_format format = format_of(sub);
+        if (format != CKPT_MEGATRON_NONE)
+            return (struct ckpt_megatron_layout){format, places[i]};
+    }
+    return (struct ckpt_megatron_layout){CKPT_MEGATRON_NONE, ""};
+}

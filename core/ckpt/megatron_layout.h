@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which Megatron format a directory is of, and where its parts lie: Megatron's own layout, and
+ * those that NeMo puts around it.
+ *
+ *     iter_0000010/                     metadata.json, or mp_rank_*, or a DCP's .metadata
+ *     CKPT/weights/, CKPT/context/      NeMo 2
+ *     CKPT/model_weights/               NeMo 1, unpacked; CKPT/model_config.yaml */
+#ifndef CKPT_CKPT_MEGATRON_LAYOUT_H
+#define CKPT_CKPT_MEGATRON_LAYOUT_H
+
+#include "base/err.h"
+#include "io/dir.h"
+
+enum ckpt_megatron_format {
+    CKPT_MEGATRON_NONE,
+    CKPT_MEGATRON_DIST,       /* torch_dist */
+    CKPT_MEGATRON_ZARR,       /* zarr */
+    CKPT_MEGATRON_RANKS,      /* torch: one file a rank */
+    CKPT_MEGATRON_DCP,        /* torch_dcp, fsdp_dtensor */
+    CKPT_MEGATRON_OTHER,      /* metadata.json names another back end */
+    CKPT_MEGATRON_UNFINISHED, /* of some of them, without metadata.json */
+};
+
+struct ckpt_megatron_layout {
+    enum ckpt_megatron_format format;
+    const char *below; /* where the weights are: "", "weights", "model_weights" */
+};
+
+/* Reads names, metadata.json and the beginning of .metadata. */
+struct ckpt_megatron_layout ckpt_megatron_layout_of(struct ckpt_dir *dir);
+
+#endif

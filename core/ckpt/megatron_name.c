@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Prefixes, other state's names, numbers, and the names of before Megatron-Core. */
+#include "ckpt/megatron_name.h"
+
+#include <string.h>
+
+#include "base/ckd.h"
+
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+/* First parts of a model's names. */
+static const char *const tops[] = {"embedding.", "decoder.",       "output_layer.",
+                                   "mtp.",       "encoder.",       "language_model.",
+                                   "vision_",    "rotary_pos_emb."};
+
+static const char *const wrappers[] = {"model.", "module."};
+
+/* Of other state's names. */
+static const char *const others[] = {
+    "optimizer.",    "chained_",  "rng_state",          "rerun_state_machine_state",
+    "common_state/", "__shadow_", "dataloader_state",   "opt_param_scheduler",
+    "args",          "iteration", "checkpoint_version", "num_floating_point_operations_so_far",
+    "tokens_seen"};
+
+/* Of before Megatron-Core, below its transformer; TE models of that time had the new ones. */
+static const struct {
+    const char *old, *now;
+} old_parts[] = {
+    {"self_attention.query_key_value.", "self_attention.linear_qkv."},
+    {"attention.query_key_value.", "self_attention.linear_qkv."},
+    {"self_attention.dense.", "self_attention.linear_proj."},
+    {"attention.dense.", "self_attention.linear_proj."},
+    {"post_attention_layernorm.", "pre_mlp_layernorm."},
+    {"post_attention_norm.", "pre_mlp_layernorm."},
+    {"input_norm.", "input_layernorm."},
+    {"mlp.dense_h_to_4h.", "mlp.linear_fc1."},
+    {"mlp.dense_4h_to_h.", "mlp.linear_fc2."},
+};
+
+static const struct {
+    const char *old, *now;
+} old_tops[] = {
+    {"language_model.embedding.", "embedding."},
+    {"language_model.output_layer.", "output_layer."},
+    {"language_model.encoder.final_layernorm.", "decoder.final_layernorm."},
+    {"language_model.encoder.final_norm.", "decoder.final_layernorm."},
+    {"language_model.transformer.final_layernorm.", "decoder.final_layernorm."},
+    {"language_model.encoder.", "decoder."},
+    {"language_model.transformer.", "decoder."},
+};
+
+static bool is_top(const char *name)
+{
+    for (size_t i = 0; i < COUNT(tops); i++)
+        if (ckpt_has_prefix(name, tops[i]))
+            return true;
+    return false;
+}
+
+const char *ckpt_megatron_strip(const char *name)
+{
+    const char *rest = name;
+
+    for (bool more = true; more && !is_top(rest);) {
+        more = false;
+        for (size_t i = 0; i < COUNT(wrappers) && !more; i++)
+            if (ckpt_has_prefix(rest, wrappers[i])) {
+                rest += strlen(wrappers[i]);
+                more = true;
+            }
+    }
+    return is_top(rest) ? rest : name;
+}
+
+bool ckpt_megatron_is_adapter(const char *name)
+{
+    return strstr(name, ".adapter.") || strstr(name, ".adapters.") || strstr(name, ".to_wrap.");
+}
+
+static bool is_weight(const char *name)
+{
+    if (strstr(name, "/shard_") || strstr(name, "_extra_state") ||
+        ckpt_has_prefix(name, "rotary_pos_emb."))
+        return false;
+    for (size_t i = 0; i < COUNT(others); i++)
+        if (ckpt_has_prefix(name, others[i]))
+            return false;
+    return true;
+}
+
+/* Digits at *s and what follows them; false: there are none. */
+static bool take_number(const char **s, uint64_t *ret)
+{
+    size_t n = strspn(*s, "0123456789");
+    unsigned long long v;
+
+    if (!ckpt_parse_u64(*s, n, &v))
+        return false;
+    *ret = v;
+    *s += n;
+    return true;
+}
+
+static bool take_text(const char **s, const char *text)
+{
+    if (!ckpt_has_prefix(*s, text))
+        return false;
+    *s += strlen(text);
+    return true;
+}
+
+bool ckpt_megatron_layer(const char *name, uint64_t *ret)
+{
+    return take_text(&name, "decoder.layers.") && take_number(&name, ret) && *name == '.';
+}
+
+/* linear_fc1.weight7, linear_fc2.bias0_w */
+static bool put_grouped(const char *s, uint64_t first, struct ckpt_str *out)
+{
+    static const char *const parts[] = {"linear_fc1.weight", "linear_fc1.bias", "linear_fc2.weight",
+                                        "linear_fc2.bias"};
+    uint64_t j;
+
+    for (size_t i = 0; i < COUNT(parts); i++) {
+        const char *rest = s;
+        if (!take_text(&rest, parts[i]) || !take_number(&rest, &j) || ckd_add(&j, j, first))
+            continue;
+        if (*rest && strcmp(rest, "_w") != 0 && strcmp(rest, "_v") != 0)
+            continue;
+        ckpt_str_puts(out, "experts.");
+        ckpt_str_put_u64(out, j);
+        ckpt_str_putc(out, '.');
+        ckpt_str_puts(out, parts[i]);
+        ckpt_str_puts(out, rest);
+        return true;
+    }
+    return false;
+}
+
+/* What stands behind "mlp.experts.". */
+static void put_expert(const char *s, uint64_t first, struct ckpt_str *out)
+{
+    const char *rest = s;
+    uint64_t j;
+
+    if (take_text(&rest, "local_experts.") && take_number(&rest, &j) && *rest == '.' &&
+        !ckd_add(&j, j, first)) {
+        ckpt_str_puts(out, "experts.");
+        ckpt_str_put_u64(out, j);
+        ckpt_str_puts(out, rest);
+        return;
+    }
+    if (!put_grouped(s, first, out))
+        ckpt_str_puts(out, s);
+}
+
+/* What stands behind a layer's number. */
+static void put_inner(const char *s, uint64_t first_expert, struct ckpt_str *out)
+{
+    const char *experts;
+
+    for (size_t i = 0; i < COUNT(old_parts); i++)
+        if (take_text(&s, old_parts[i].old)) {
+            ckpt_str_puts(out, old_parts[i].now);
+            break;
+        }
+    if (!(experts = strstr(s, "mlp.experts."))) {
+        ckpt_str_puts(out, s);
+        return;
+    }
+    experts += strlen("mlp.experts.");
+    ckpt_str_append(out, s, (size_t)(experts - s));
+    put_expert(experts, first_expert, out);
+}
+
+bool ckpt_megatron_name(const char *name, const struct ckpt_megatron_place *at,
+                        struct ckpt_str *out)
+{
+    const char *s = ckpt_megatron_strip(name);
+    uint64_t layer;
+
+    ckpt_str_clear(out);
+    if (!is_weight(s))
+        return false;
+    for (size_t i = 0; i < COUNT(old_tops); i++)
+        if (take_text(&s, old_tops[i].old)) {
+            ckpt_str_puts(out, old_tops[i].now);
+            break;
+        }
+    bool layers = out->len ? strcmp(ckpt_str_get(out), "decoder.") == 0 && take_text(&s, "layers.")
+                           : take_text(&s, "decoder.layers.");
+    if (!layers) {
+        put_inner(s, at->expert, out);
+        return true;
+    }
+    ckpt_str_puts(out, out->len ? "layers." : "decoder.layers.");
+    const char *rest = s;
+    if (take_number(&rest, &layer) && *rest == '.' && !ckd_add(&layer, layer, at->layer)) {
+        ckpt_str_put_u64(out, layer);
+        ckpt_str_putc(out, '.');
+        s = rest + 1;
+    }
+    put_inner(s, at->expert, out);
+    return true;
+}

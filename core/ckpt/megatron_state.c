@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading the common state. */
+#include "ckpt/megatron_state.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "container/pickle_json.h"
+#include "container/torch.h"
+
+enum { MAX_PICKLE = 256 * 1024 * 1024 };
+
+void ckpt_megatron_state_release(struct ckpt_megatron_state *st)
+{
+    json_decref(st->args);
+    st->args = NULL;
+}
+
+static int take_args(struct ckpt_megatron_state *st, const struct ckpt_pickle *p, ckpt_pv v,
+                     struct ckpt_err *err)
+{
+    json_t *args;
+
+    if (st->args || ckpt_pickle_json(p, v, &args, err) < 0)
+        return st->args ? 0 : -1;
+    if (!json_is_object(args)) {
+        json_decref(args);
+        return 0;
+    }
+    st->args = args;
+    return 0;
+}
+
+static void take_fact(struct ckpt_megatron_state *st, const struct ckpt_pickle *p, const char *name,
+                      ckpt_pv v)
+{
+    int64_t i = 0;
+    bool is_int = ckpt_pv_int(v, &i), is_float = ckpt_pv_kind(v) == CKPT_PV_FLOAT;
+
+    if (strcmp(name, "iteration") == 0 && is_int && i >= 0 && !st->has_iteration) {
+        st->iteration = (uint64_t)i;
+        st->has_iteration = true;
+    }
+    if (strcmp(name, "checkpoint_version") == 0 && (is_int || is_float) && !st->has_version) {
+        st->version = is_float ? p->floats.ptr[ckpt_pv_id(v)] : (double)i;
+        st->has_version = true;
+    }
+}
+
+int ckpt_megatron_state_take(struct ckpt_megatron_state *st, const struct ckpt_pickle *p, ckpt_pv v,
+                             struct ckpt_err *err)
+{
+    char name[CKPT_PV_TEXT];
+
+    if (ckpt_pickle_attack(p, name, sizeof name))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "its pickle asks for %s, which no checkpoint needs: refused (nothing of "
+                         "it was run)",
+                         name);
+    if (ckpt_pv_kind(v) == CKPT_PV_LIST)
+        v = ckpt_pv_at(p, v, 0);
+    if (ckpt_pv_kind(v) == CKPT_PV_OBJ)
+        return take_args(st, p, v, err);
+    if (ckpt_pv_kind(v) != CKPT_PV_DICT)
+        return ckpt_fail(err, CKPT_FORMAT, "it holds no dict but %s",
+                         ckpt_pv_text(p, v, name, sizeof name));
+    take_fact(st, p, "iteration", ckpt_pv_get(p, v, "iteration"));
+    take_fact(st, p, "checkpoint_version", ckpt_pv_get(p, v, "checkpoint_version"));
+    return take_args(st, p, ckpt_pv_get(p, v, "args"), err);
+}
+
+/* The pickle of an archive; the caller releases it. */
+static int read_pickle(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_pickle *ret,
+                       struct ckpt_err *err)
+{
+    struct ckpt_torch t;
+    int result;
+
+    if (ckpt_torch_open(s, off, len, &t, err) < 0)
+        return -1;
+    if (t.pickle_len > MAX_PICKLE)
+        result = ckpt_fail(err, CKPT_LIMIT, "its pickle has %" PRIu64 " bytes", t.pickle_len);
+    else
+        result = ckpt_pickle_read(s, t.pickle_off, t.pickle_len, &ckpt_torch_rules, ret, err);
+    ckpt_torch_release(&t);
+    return result;
+}
+
+int ckpt_megatron_state_read(struct ckpt_megatron_state *st, struct ckpt_source *s, uint64_t off,
+                             uint64_t len, struct ckpt_err *err)
+{
+    struct ckpt_pickle p;
+
+    if (read_pickle(s, off, len, &p, err) < 0)
+        return -1;
+    int result = ckpt_megatron_state_take(st, &p, p.root, err);
+    ckpt_pickle_release(&p);
+    return result;
+}
+
+int ckpt_megatron_state_read_fact(struct ckpt_megatron_state *st, const char *name,
+                                  struct ckpt_source *s, uint64_t off, uint64_t len,
+                                  struct ckpt_err *err)
+{
+    struct ckpt_pickle p;
+
+    if (read_pickle(s, off, len, &p, err) < 0)
+        return -1;
+    take_fact(st, &p, name, p.root);
+    ckpt_pickle_release(&p);
+    return 0;
+}

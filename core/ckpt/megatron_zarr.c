@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Megatron's zarr checkpoints: a directory of chunk files for each tensor. A file is a piece. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/par.h"
+#include "ckpt/megatron_load.h"
+#include "ckpt/megatron_name.h"
+#include "container/zarr.h"
+
+struct chunk {
+    struct ckpt_source *source;
+    struct ckpt_box box;
+};
+
+struct array {
+    char *folder;
+    const char *name; /* in the catalogue */
+    struct ckpt_zarr z;
+    CKPT_VEC(struct chunk) chunks;
+    bool missing; /* left out */
+};
+
+struct load {
+    struct ckpt_dir *dir;
+    const struct ckpt_reader_options *opt;
+    const struct ckpt_megatron_state *st;
+    struct ckpt_arena names;
+    struct ckpt_str buf;
+    CKPT_VEC(struct array) arrays;
+    struct ckpt_catalog *cat;
+};
+
+static void load_release(struct load *l)
+{
+    for (size_t i = 0; i < l->arrays.len; i++) {
+        struct array *a = &l->arrays.ptr[i];
+        for (size_t k = 0; k < a->chunks.len; k++)
+            ckpt_source_unref(a->chunks.ptr[k].source);
+        ckpt_vec_release(&a->chunks);
+        free(a->folder);
+    }
+    ckpt_vec_release(&l->arrays);
+    ckpt_arena_release(&l->names);
+    ckpt_str_release(&l->buf);
+    ckpt_catalog_free(l->cat);
+}
+
+/* ---- arrays ---- */
+
+static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    static const struct ckpt_megatron_place whole = {0};
+    struct load *l = ctx;
+    struct array *a;
+
+    if (e->kind != CKPT_ENTRY_DIR || e->name[0] == '.' || ckpt_has_suffix(e->name, ".sync") ||
+        !ckpt_megatron_name(e->name, &whole, &l->buf))
+        return 0;
+    if (l->buf.failed || ckpt_vec_add(&l->arrays, &a) < 0)
+        return ckpt_nomem(err);
+    a->folder = strdup(e->name);
+    a->name = ckpt_arena_strdup(&l->names, ckpt_str_get(&l->buf));
+    return a->folder && a->name ? 0 : ckpt_nomem(err);
+}
+
+/* A directory without an array holds pickled objects, or is somebody else's. */
+static int read_head(struct load *l, struct array *a, bool *ret_is_array, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s/.zarray", a->folder), *text = NULL;
+    size_t len;
+
+    if (!file)
+        return ckpt_nomem(err);
+    if (!(*ret_is_array = ckpt_dir_has_file(l->dir, file)))
+        return 0;
+    if (ckpt_dir_read_file(l->dir, file, CKPT_ZARR_MAX_BYTES, &text, &len, err) < 0 ||
+        ckpt_zarr_parse(text, len, &a->z, err) < 0)
+        return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), file);
+    const char *params = l->st->args ? ckpt_json_str(l->st->args, "params_dtype") : NULL;
+    if (a->z.opaque && params && strcmp(params, "torch.bfloat16") != 0)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s': elements of two bytes without a type ('V2') are bfloat16's, but "
+                         "the run's params_dtype is %s",
+                         a->folder, params);
+    return 0;
+}
+
+static int open_chunk(struct load *l, struct array *a, const uint64_t *index, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
+    struct ckpt_str file = {0};
+    struct chunk *c;
+    int result = -1;
+
+    ckpt_str_printf(&file, "%s/", a->folder);
+    ckpt_zarr_chunk_name(&a->z, index, &file);
+    if (file.failed) {
+        (void)ckpt_nomem(err);
+    } else if (ckpt_source_file_new(l->dir, ckpt_str_get(&file), l->opt->pool, &s, err) < 0) {
+        (void)ckpt_err_in(err, "tensor '%s': chunk '%s' (a missing chunk has no value)", a->name,
+                          ckpt_str_get(&file));
+    } else if (s->size != a->z.nbyte) {
+        (void)ckpt_fail(err, CKPT_FORMAT,
+                        "'%s/%s' has %" PRIu64 " bytes, a chunk of '%s' has %" PRIu64,
+                        ckpt_dir_path(l->dir), ckpt_str_get(&file), s->size, a->name, a->z.nbyte);
+    } else if (ckpt_vec_add(&a->chunks, &c) < 0) {
+        (void)ckpt_nomem(err);
+    } else {
+        ckpt_zarr_chunk_box(&a->z, index, &c->box);
+        c->source = ckpt_steal(&s);
+        result = 0;
+    }
+    ckpt_str_release(&file);
+    return result;
+}
+
+static int open_chunks(struct load *l, struct array *a, struct ckpt_err *err)
+{
+    uint64_t index[CKPT_MAX_RANK] = {0}, numel;
+
+    if (!ckpt_shape_numel(a->z.dim, a->z.rank, &numel))
+        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' claims more than 2^64 elements", a->name);
+    if (numel == 0)
+        return 0;
+    do {
+        if (open_chunk(l, a, index, err) < 0)
+            return -1;
+    } while (ckpt_zarr_next(&a->z, index));
+    return 0;
+}
+
+static int read_array(void *ctx, size_t i, struct ckpt_err *err)
+{
+    struct load *l = ctx;
+    struct array *a = &l->arrays.ptr[i];
+    struct ckpt_err e = {0};
+    bool is_array = false;
+
+    if (read_head(l, a, &is_array, err) < 0)
+        return -1;
+    a->missing = !is_array;
+    if (!is_array || open_chunks(l, a, &e) == 0)
+        return 0;
+    if (!l->opt->allow_partial || e.code != CKPT_MISSING)
+        return ckpt_fail(err, e.code, "%s", e.text);
+    a->missing = true;
+    return 0;
+}
+
+/* ---- tensors ---- */
+
+static int add_array(struct load *l, const struct array *a, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *draft =
+        malloc((a->chunks.len + 1) * sizeof *draft);
+    uint64_t stride[CKPT_MAX_RANK];
+    size_t index;
+
+    if (!draft)
+        return ckpt_nomem(err);
+    ckpt_shape_strides(a->z.chunk, a->z.rank, stride);
+    for (uint32_t d = 0; d < a->z.rank; d++)
+        stride[d] *= ckpt_dtype_size(a->z.dtype);
+    for (size_t i = 0; i < a->chunks.len; i++) {
+        uint32_t source = ckpt_catalog_add_source(l->cat, a->chunks.ptr[i].source, err);
+        if (source == UINT32_MAX)
+            return -1;
+        ckpt_piece_from_box(a->z.dim, &a->chunks.ptr[i].box, source, 0, stride, &draft[i]);
+    }
+    return ckpt_catalog_add(l->cat, a->name, a->z.dtype, a->z.dim, a->z.rank, &index, err) < 0
+               ? -1
+               : ckpt_catalog_set_pieces(l->cat, index, draft, a->chunks.len, err);
+}
+
+static int load(struct load *l, struct ckpt_err *err)
+{
+    if (ckpt_catalog_new(&l->cat, err) < 0 || ckpt_dir_list(l->dir, see, l, err) < 0 ||
+        ckpt_parallel(l->arrays.len, l->opt->nthread, read_array, l, err) < 0)
+        return -1;
+    for (size_t i = 0; i < l->arrays.len; i++) {
+        const struct array *a = &l->arrays.ptr[i];
+        if (a->missing && a->z.nbyte)
+            ckpt_catalog_warn(l->cat, "left out: tensor '%s' has a missing chunk", a->name);
+        if (!a->missing && add_array(l, a, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+int ckpt_megatron_load_zarr(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                            struct ckpt_megatron_state *st, struct ckpt_catalog **ret,
+                            struct ckpt_err *err)
+{
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .st = st};
+
+    if (load(&l, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&l.cat);
+    return 0;
+}

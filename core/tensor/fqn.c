@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names split at dots. */
+#include "tensor/fqn.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "base/str.h"
+
+struct word {
+    const char *text, *digits; /* digits: without leading zeros; NULL: none */
+    size_t text_len, digits_len, len;
+    bool number; /* digits only */
+};
+
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/* The part up to the next dot. */
+static struct word word_at(const char *s)
+{
+    struct word w = {.text = s, .len = strcspn(s, ".")};
+
+    w.text_len = w.len;
+    while (w.text_len && is_digit(s[w.text_len - 1]))
+        w.text_len--;
+    w.number = w.len && !w.text_len;
+    if (w.text_len < w.len) {
+        w.digits = s + w.text_len;
+        w.digits_len = w.len - w.text_len;
+        while (w.digits_len && *w.digits == '0') {
+            w.digits++;
+            w.digits_len--;
+        }
+    }
+    return w;
+}
+
+static int order(size_t a, size_t b) { return (a > b) - (a < b); }
+
+static int word_cmp(const struct word *a, const struct word *b)
+{
+    int c;
+
+    if (a->number != b->number)
+        return a->number ? -1 : 1;
+    if ((c = memcmp(a->text, b->text, a->text_len < b->text_len ? a->text_len : b->text_len)) ||
+        (c = order(a->text_len, b->text_len)) || (c = order(!!a->digits, !!b->digits)) ||
+        (c = order(a->digits_len, b->digits_len)) || !a->digits)
+        return c;
+    return memcmp(a->digits, b->digits, a->digits_len);
+}
+
+int ckpt_fqn_cmp(const char *a, const char *b)
+{
+    for (;;) {
+        struct word x = word_at(a), y = word_at(b);
+        int c = word_cmp(&x, &y);
+        a += x.len;
+        b += y.len;
+        if (c || !*a || !*b)
+            return c ? c : (*a != 0) - (*b != 0);
+        a++;
+        b++;
+    }
+}
+
+/* Biases that balance the load of experts (ernie4_5_moe's and laguna's are parameters), and what
+ * MiniMax's linear attention is made of. */
+bool ckpt_fqn_is_buffer(const char *name)
+{
+    static const char *const buffers[] = {
+        ".gate.e_score_correction_bias",
+        ".mlp.e_score_correction_bias",
+        ".block_sparse_moe.e_score_correction_bias",
+        ".router.e_score_correction_bias",
+        ".mlp.expert_bias",
+        ".mlp.gate.expert_bias",
+        ".feed_forward.expert_bias",
+        ".self_attn.slope_rate",
+        ".self_attn.query_decay",
+        ".self_attn.key_decay",
+        ".self_attn.diagonal_decay",
+    };
+
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        if (ckpt_has_suffix(name, buffers[i]))
+            return true;
+    return false;
+}

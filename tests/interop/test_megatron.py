@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of every family that Megatron trains, of 12 layers and more, as its containers hold them at random tensor, pipeline, virtual
+pipeline and expert parallelism: the view has the weights of save_pretrained to the byte, split into the same files, and what transformers
+loads from it computes the same, also where config.json comes from the run's arguments. torch_dist is written by megatron-core of the
+folders CKPTFS_MEGATRON (pip install --no-deps --target; several, separated by ':')."""
+
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+    import transformers as tf
+    from safetensors.torch import load_file
+
+    import megatron_writer as writer
+    from test_dcp_hf import SEED, export, raw, read_all
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+
+tf.utils.logging.disable_progress_bar()
+tf.utils.logging.set_verbosity_error()
+CORES = [p for p in os.environ.get("CKPTFS_MEGATRON", "").split(":") if os.path.isdir(p)]
+DENSE = dict(vocab_size=90, hidden_size=32, intermediate_size=48, num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=4,
+             max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+MLA = dict(num_key_value_heads=8, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
+MOE = dict(moe_intermediate_size=16, num_experts_per_tok=2)
+CASES = {
+    "llama": ("LlamaConfig", dict(head_dim=8)),
+    "llama_tied": ("LlamaConfig", dict(tie_word_embeddings=True)),
+    "mistral": ("MistralConfig", dict(sliding_window=None)),
+    "qwen2": ("Qwen2Config", dict(tie_word_embeddings=True)),
+    "qwen3": ("Qwen3Config", dict(head_dim=16)),
+    "phi3": ("Phi3Config", {}),
+    "gemma": ("GemmaConfig", dict(head_dim=8)),
+    "gemma2": ("Gemma2Config", dict(head_dim=8, query_pre_attn_scalar=8)),
+    "gemma3": ("Gemma3TextConfig", dict(head_dim=8, query_pre_attn_scalar=8)),
+    "nemotron": ("NemotronConfig", {}),
+    "starcoder2": ("Starcoder2Config", dict(use_bias=True)),
+    "mixtral": ("MixtralConfig", dict(num_local_experts=8, num_experts_per_tok=2)),
+    "qwen2_moe": ("Qwen2MoeConfig", dict(num_experts=8, shared_expert_intermediate_size=24, **MOE)),
+    "qwen3_moe": ("Qwen3MoeConfig", dict(num_experts=8, norm_topk_prob=True, head_dim=16, **MOE)),
+    "deepseek_v2": ("DeepseekV2Config", dict(n_routed_experts=8, n_shared_experts=2, first_k_dense_replace=1, **MLA, **MOE)),
+    "deepseek_v3": ("DeepseekV3Config", dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=2, n_group=1, topk_group=1, num_nextn_predict_layers=0, **MLA, **MOE)),
+    "deepseek_v3_direct": ("DeepseekV3Config", dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=0, n_group=1, topk_group=1, num_nextn_predict_layers=0,
+                                                    **(MLA | {"q_lora_rank": None}), **MOE)),
+    "glm4_moe": ("Glm4MoeConfig", dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, head_dim=8, num_nextn_predict_layers=0, use_qk_norm=True, attention_bias=True, **MOE)),
+    "gpt_oss": ("GptOssConfig", dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=8,
+                                     rope_parameters={"rope_type": "default", "rope_theta": 150000.0})),
+    "nemotron_h": ("NemotronHConfig", dict(layers_block_type=["linear_attention", "mlp", "full_attention", "moe"] * 3, head_dim=8, mamba_num_heads=8, mamba_head_dim=8,
+                                           n_groups=4, ssm_state_size=8, conv_kernel=4, n_routed_experts=8, moe_shared_expert_intermediate_size=16, **MOE)),
+}
+NEEDS_BASE = ("mistral", "phi3")  # nothing in the checkpoint tells them from llama
+
+
+def make_config(name):
+    kind, more = CASES[name]
+    args = DENSE | more
+    if name == "nemotron_h":
+        del args["num_hidden_layers"]
+    return getattr(tf, kind)(**args)
+
+
+def make_model(name, folder, seed):
+    """Saved by save_pretrained; (state dict as in its files, config)."""
+    torch.manual_seed(seed)
+    model = tf.AutoModelForCausalLM.from_config(make_config(name)).to(torch.bfloat16)
+    for key, p in [*model.named_parameters(), *model.named_buffers()]:
+        if p.is_floating_point() and key in model.state_dict():
+            p.data = (torch.randn(p.shape) * 0.3 + (1.0 if "norm" in key else 0.0)).to(p.dtype)
+    for key, p in model.named_buffers():
+        if "e_score_correction_bias" in key:
+            p.data = p.data.float()
+    model.save_pretrained(folder + ".first")
+    model = tf.AutoModelForCausalLM.from_pretrained(folder + ".first", dtype="auto")
+    model.save_pretrained(folder, max_shard_size="60KB")
+    return read_all(folder), model.config
+
+
+def make_plan(r, container, name, cfg):
+    moe = "num_experts_per_tok" in cfg.to_dict() and name != "llama"
+    tp = r.choice([1, 2, 4])
+    plan = dict(container=container, seed=r.randrange(1 << 30), tp=tp, etp=tp, pp=1, vpp=1, ep=1, pad=r.choice([6, 38]), prefix="", args=True, stacked=r.random() < 0.6,
+                singleton=False, spec=r.choice(["te", "local", "plain"]), cut_down=r.random() < 0.5, sequential=r.random() < 0.4, grouped=False, share=r.random() < 0.5)
+    n = len(cfg.layers_block_type) if name == "nemotron_h" else cfg.num_hidden_layers
+    if container in ("dist", "zarr"):
+        plan.update(prefix=r.choice(["", "", "module.", "model."]), singleton=container == "dist" and r.random() < 0.25, etp=r.choice([1, 2]))
+        plan["stacked"] &= not plan["singleton"]
+    if container == "ranks":
+        plan.update(pp=r.choice([1, 2, 3]), ep=r.choice([1, 2, 4]) if moe else 1)
+        plan["vpp"] = r.choice([1, 2]) if plan["pp"] > 1 else 1
+        if moe and plan["ep"] > 1 and tp > 1 and r.random() < 0.4 and plan["ep"] >= tp:
+            plan["etp"] = 1
+        plan["grouped"] = moe and r.random() < 0.3 and name != "gpt_oss"
+        if name == "gpt_oss":  # biases of experts: every rank has the second one whole
+            plan["sequential"] = True
+        stages, left = plan["pp"] * plan["vpp"], n
+        plan["layers"] = []
+        for i in range(stages):  # uneven, now and then without a layer
+            k = left if i == stages - 1 else r.randint(0, left - (stages - 1 - i))
+            plan["layers"].append(k)
+            left -= k
+    return plan
+
+
+class Megatron(unittest.TestCase):
+    def setUp(self):
+        self.tmp = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.tmp)
+
+    def path(self, name):
+        return os.path.join(self.tmp, name)
+
+    def same(self, got, want, what):
+        self.assertEqual(sorted(got), sorted(want), what)
+        for name, t in want.items():
+            self.assertEqual((got[name].dtype, got[name].shape), (t.dtype, t.shape), f"{what}: {name}")
+            self.assertTrue(torch.equal(raw(got[name]), raw(t)), f"{what}: {name}")
+
+    def weight_map(self, folder):
+        with open(os.path.join(folder, "model.safetensors.index.json")) as f:
+            return json.load(f)["weight_map"]
+
+    def logits(self, folder):
+        model = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.no_grad():
+            return model(torch.arange(3, 27).reshape(2, 12)).logits[..., :90]
+
+    def save_dist(self, jobs, core, world):
+        spec = self.path(f"jobs{len(os.listdir(self.tmp))}.json")
+        with open(spec, "w") as f:
+            json.dump(jobs, f)
+        env = os.environ | {"PYTHONPATH": core}
+        ranks = [subprocess.Popen([sys.executable, writer.__file__, str(world), str(r), spec], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                 for r in range(world)]
+        for p in ranks:
+            out, _ = p.communicate()
+            self.assertEqual(p.returncode, 0, out)
+
+    def check(self, job, name, hf, what):
+        want = read_all(hf)
+        base = self.path("base")
+        shutil.rmtree(base, ignore_errors=True)
+        os.makedirs(base)
+        shutil.copy(os.path.join(hf, "config.json"), base)
+        out = job["dir"] + ".out"
+        done = export(job["dir"], out, f"base={base}", "max_shard_size=60KB")
+        self.assertEqual(done.returncode, 0, f"{what}: {done.stderr}")
+        self.same(read_all(out), want, what)
+        self.assertEqual(self.weight_map(out), self.weight_map(hf), what)
+        options = [f"model_type={name}"] if name in NEEDS_BASE else []
+        out = job["dir"] + ".own"
+        done = export(job["dir"], out, *options)
+        self.assertEqual(done.returncode, 0, f"{what}, without a base: {done.stderr}")
+        got = read_all(out)
+        rows = ("lm_head.weight", "embed_tokens.weight", "embeddings.weight")  # padding stays where nothing says how long the vocabulary is
+        self.same({k: v[:90] if k.endswith(rows) else v for k, v in got.items()}, want, what)
+        self.check_config(out, hf, what)
+        mine, theirs = self.logits(out), self.logits(hf)
+        self.assertTrue(torch.isfinite(mine).all(), what)
+        self.assertTrue(torch.equal(mine, theirs), f"{what}: logits differ by {(mine - theirs).abs().max()}")
+
+    def check_config(self, out, hf, what):
+        """What config.json says is what the model's own says, but for the padded vocabulary and older spellings of the rotary embedding."""
+        mine, theirs = ({}, {})
+        for config, folder in ((mine, out), (theirs, hf)):
+            with open(os.path.join(folder, "config.json")) as f:
+                config.update(json.load(f))
+            if (config.get("rope_parameters") or {}).get("partial_rotary_factor") == 1.0:
+                del config["rope_parameters"]["partial_rotary_factor"]
+        free = ("vocab_size", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
+        wrong = {k: (v, theirs[k]) for k, v in mine.items() if k not in free and theirs.get(k) and theirs[k] != v}
+        self.assertEqual(wrong, {}, what)
+
+    def run_cases(self, container, names=None):
+        r = random.Random(f"{SEED} {container}")
+        jobs = []
+        for name in names or CASES:
+            hf = self.path(f"{name}.hf")
+            sd, cfg = make_model(name, hf, r.randrange(1 << 30))
+            plan = make_plan(r, container, name, cfg)
+            if container == "fsdp" and name in ("nemotron", "starcoder2", "nemotron_h", "gpt_oss"):
+                continue
+            state = self.path(f"{name}.pkl")
+            with open(state, "wb") as f:
+                pickle.dump((sd, cfg), f)
+            jobs.append((dict(dir=self.path(f"{name}.{container}"), state=state, plan=plan), name, hf))
+        if container == "dist":
+            for i, core in enumerate(CORES):
+                mine = jobs[i::len(CORES)]
+                self.save_dist([j for j, _, _ in mine], core, 1 + i % 2)
+        else:
+            for job, _, _ in jobs:
+                torch.manual_seed(job["plan"]["seed"])
+                writer.write(job)
+        for job, name, hf in jobs:
+            with self.subTest(name):
+                self.check(job, name, hf, f"{name} in {container}, CKPTFS_SEED={SEED}, {job['plan']}")
+
+    @unittest.skipUnless(CORES, "no megatron-core")
+    def test_torch_dist_of_every_family(self):
+        self.run_cases("dist")
+
+    def test_ranks_files_of_every_family(self):
+        self.run_cases("ranks")
+
+    def test_zarr_of_every_family(self):
+        self.run_cases("zarr")
+
+    def test_torch_dcp_of_every_family(self):
+        self.run_cases("dcp", ["llama", "qwen3_moe", "deepseek_v3", "gemma2", "nemotron"])
+
+    def test_fsdp_dtensor(self):
+        self.run_cases("fsdp", ["llama", "qwen3_moe"])
+
+
+if __name__ == "__main__":
+    unittest.main()
