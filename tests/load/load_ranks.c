@@ -137,6 +137,8 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
             w->stride[d] = step;
             step = step * (info.n[d] ? info.n[d] : 1) + (holes ? random_range(&rng, 0, 3) : 0);
         }
+        if (info.nbytes == 0)
+            step = 1;
         w->len = step * ckpt_dtype_size(w->dtype) + 64;
         w->mem = malloc(w->len);
         memset(w->mem, 0xa5, w->len);
