@@ -190,6 +190,11 @@ static int print(const struct ckpt_load_tool *t, const struct ckpt_load *load,
     return 0;
 }
 
+static uint32_t agree_ms(const struct ckpt_load_tool *t)
+{
+    return t->opt.exchange_timeout_ms ? t->opt.exchange_timeout_ms : AGREE_MS;
+}
+
 static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct ckpt_view *view,
                      struct ckpt_load *load, struct memory *m, struct ckpt_err *err)
 {
@@ -197,10 +202,10 @@ static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, str
 
     if (rc < 0 && err->code == CKPT_USAGE)
         return -1; /* the same on every rank */
-    if (ckpt_comm_agree(comm, rc, AGREE_MS, err) < 0 || ckpt_load_plan(load, err) < 0)
+    if (ckpt_comm_agree(comm, rc, agree_ms(t), err) < 0 || ckpt_load_plan(load, err) < 0)
         return -1;
     rc = memory_init(m, load, err);
-    if (ckpt_comm_agree(comm, rc, AGREE_MS, err) < 0 || ckpt_load_start(load, err) < 0 ||
+    if (ckpt_comm_agree(comm, rc, agree_ms(t), err) < 0 || ckpt_load_start(load, err) < 0 ||
         ckpt_load_wait(load, UINT32_MAX, err) != 0)
         return -1;
     if (t->verify) {
@@ -219,7 +224,7 @@ int ckpt_load_run(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct
     struct memory memory = {0};
     int rc = ckpt_tool_open(&t->tool, &run, &view, err);
 
-    if (ckpt_comm_agree(comm, rc, AGREE_MS, err) < 0)
+    if (ckpt_comm_agree(comm, rc, agree_ms(t), err) < 0)
         return -1;
     rc = ckpt_load_new(view, comm, &t->opt, &load, err);
     if (rc == 0)

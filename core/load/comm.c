@@ -135,7 +135,8 @@ static int take_in(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
     comm->heard_ms[peer] = ckpt_now_ms();
     if (len >= sizeof head)
         memcpy(&head, data, sizeof head);
-    if (head.type == CKPT_CTL_ROUND || head.type == CKPT_CTL_ANSWER)
+    if (head.type == CKPT_CTL_ROUND || head.type == CKPT_CTL_ANSWER ||
+        (head.type != CKPT_CTL_ALIVE && head.epoch > comm->epoch)) /* a load that others began */
         return hold(comm, peer, data, len, err);
     if (head.type != CKPT_CTL_ALIVE && head.epoch == comm->epoch && comm->on_message)
         comm->on_message(comm->ctx, peer, data, len);
@@ -164,6 +165,40 @@ int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err
     }
     *ret_moved = moved;
     return rc;
+}
+
+void ckpt_comm_begin(struct ckpt_comm *comm,
+                     void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data,
+                                        size_t len),
+                     void *ctx)
+{
+    const uint64_t now = ckpt_now_ms();
+
+    comm->epoch++;
+    comm->busy = true;
+    comm->on_message = on_message;
+    comm->ctx = ctx;
+    for (uint32_t r = 0; r < comm->x->size; r++)
+        comm->heard_ms[r] = now;
+    for (struct ckpt_ctl_message **at = &comm->held; *at;) {
+        struct ckpt_ctl_message *m = *at;
+        struct ckpt_ctl_head head;
+        memcpy(&head, m->data, sizeof head);
+        if (head.type == CKPT_CTL_ROUND || head.type == CKPT_CTL_ANSWER ||
+            head.epoch != comm->epoch) {
+            at = &m->next;
+            continue;
+        }
+        *at = m->next;
+        on_message(ctx, m->peer, m->data, m->len);
+        message_free(m);
+    }
+}
+
+void ckpt_comm_end(struct ckpt_comm *comm)
+{
+    comm->on_message = NULL;
+    comm->busy = false;
 }
 
 void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms)

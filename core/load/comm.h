@@ -38,7 +38,7 @@ struct ckpt_comm {
     struct ckpt_xport *x;
     uint32_t epoch;                /* of the load that runs */
     uint32_t round;                /* number of the next round */
-    struct ckpt_ctl_message *held; /* of rounds, that nobody waited for yet */
+    struct ckpt_ctl_message *held; /* that nobody waited for yet */
     uint64_t *heard_ms;            /* per rank: the last message */
     uint64_t alive_ms;             /* when we last said that we live */
     bool broken;                   /* a load failed, and the transport can't move data any more */
@@ -50,6 +50,13 @@ struct ckpt_comm {
 
 /* As ckpt_comm_from_env for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. */
 int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err);
+
+/* A load begins: messages of it that came already are handed over now. And ends. */
+void ckpt_comm_begin(struct ckpt_comm *comm,
+                     void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data,
+                                        size_t len),
+                     void *ctx);
+void ckpt_comm_end(struct ckpt_comm *comm);
 
 uint64_t ckpt_now_ms(void);
 

@@ -514,8 +514,7 @@ static void conclude(struct ckpt_engine *e, int rc, const struct ckpt_err *err,
     if (rc == 0 && len == sizeof e->job)
         memcpy(&e->job, data, len);
     ckpt_round_release(&e->round);
-    e->comm->on_message = NULL;
-    e->comm->busy = false;
+    ckpt_comm_end(e->comm);
     (void)pthread_mutex_lock(&e->lock);
     e->stats.end_ns = ckpt_now_ns();
     e->result = rc;
@@ -748,16 +747,10 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
         ckpt_engine_unref(e);
         return -1;
     }
-    e->comm->epoch++;
-    e->comm->busy = true;
-    e->comm->on_message = on_message;
-    e->comm->ctx = e;
-    for (uint32_t r = 0; r < e->comm->x->size; r++)
-        e->comm->heard_ms[r] = e->moved_ms;
+    ckpt_comm_begin(e->comm, on_message, e);
     if (start_threads(e, err) < 0) {
         stop_workers(e);
-        e->comm->busy = false;
-        e->comm->on_message = NULL;
+        ckpt_comm_end(e->comm);
         ckpt_engine_unref(e);
         return -1;
     }

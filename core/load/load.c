@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "load/comm.h"
 #include "load/load_inner.h"
+#include "tensor/region.h"
 
 enum {
     HOST_BYTES = 256 << 20,
@@ -356,4 +357,23 @@ const char *ckpt_load_readers(const struct ckpt_load *load)
     static const char *const name[] = {"auto", "once", "node", "each"};
 
     return name[load->readers];
+}
+
+/* ---- one box ---- */
+
+int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, const uint64_t *n,
+                        void *buf, struct ckpt_err *err)
+{
+    static const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096};
+    static const uint64_t zero[CKPT_MAX_RANK];
+
+    if (i >= view->cat->tensors.len)
+        return ckpt_fail(err, CKPT_USAGE, "there is no tensor %zu", i);
+    const struct ckpt_tensor *t = &view->cat->tensors.ptr[i];
+    struct ckpt_box_read read = {.tensor = t, .buf = buf};
+    if (take_box(t, lo ? lo : zero, lo ? n : t->dim, &read.box, err) < 0)
+        return -1;
+    if (ckpt_boxes_pread(view->cat, &view->reading, &read, 1, &cost, err) < 0)
+        return ckpt_err_in(err, "tensor '%s'", t->name);
+    return 0;
 }

@@ -167,7 +167,8 @@ static void units_done(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t n)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* One of the units can't be read: which? The others are placed; that one is asked for. */
+/* One of the units can't be read: which? The others are placed; that one is asked for, if another
+ * rank may have more luck. */
 static int read_singly(struct job *j, struct ckpt_err *err)
 {
     struct ckpt_engine *e = j->w->e;
@@ -175,6 +176,7 @@ static int read_singly(struct job *j, struct ckpt_err *err)
     for (uint32_t u = j->lo; u < j->hi; u++) {
         struct ckpt_err why = {0};
         if (read_boxes(j->w, u, &j->read[u - j->lo], 1, &why) < 0) {
+            (void)ckpt_err_in(&why, "tensor '%s'", j->read[u - j->lo].tensor->name);
             if (!worth_a_retry(e, &why))
                 return ckpt_fail(err, why.code, "%s", why.text);
             if (ask_for_unit(e, j->slot, u, &why, err) < 0)
@@ -207,7 +209,7 @@ static void run_job(struct job *j)
         rc = place_units(e, s, j->lo, j->hi, &err);
         if (rc == 0)
             units_done(e, s, n);
-    } else if (worth_a_retry(e, &err)) {
+    } else {
         memset(&err, 0, sizeof err);
         rc = read_singly(j, &err);
     }

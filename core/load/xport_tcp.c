@@ -639,7 +639,7 @@ int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const c
 
 /* ---- meeting: rank 0 listens near MASTER_PORT, hears all addresses, and tells them to all ---- */
 
-enum { MEET_PORTS = 64, MEET_KIND = 2, MEET_MS = 300 * 1000, ECHO_MS = 2000 };
+enum { MEET_PORTS = 64, MEET_KIND = 2, MEET_S = 300, MOST_S = 86400, ECHO_MS = 2000 };
 
 struct meeting {
     uint32_t rank, size;
@@ -806,8 +806,9 @@ static int meet_other(const struct meeting *m, struct ckpt_tcp **ret, struct ckp
 
 int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
 {
-    struct meeting m = {.host = getenv("MASTER_ADDR"), .until = ckpt_now_ms() + MEET_MS};
+    struct meeting m = {.host = getenv("MASTER_ADDR")};
     struct ckpt_tcp *tcp = NULL;
+    uint32_t timeout_s = MEET_S;
 
     if (!m.host)
         return ckpt_fail(err, CKPT_USAGE, "MASTER_ADDR is not set");
@@ -815,6 +816,10 @@ int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
         number_from_env("RANK", m.size - !!m.size, &m.rank, err) < 0 ||
         number_from_env("MASTER_PORT", UINT16_MAX, &m.port, err) < 0)
         return -1;
+    if (getenv("CKPTFS_MEET_TIMEOUT") &&
+        number_from_env("CKPTFS_MEET_TIMEOUT", MOST_S, &timeout_s, err) < 0)
+        return -1;
+    m.until = ckpt_now_ms() + timeout_s * 1000;
     m.token = job_token(m.size);
     ckpt_cleanup(ckpt_freep) char(*address)[CKPT_TCP_ADDRESS] = calloc(m.size + 1, sizeof *address);
     ckpt_cleanup(ckpt_freep) const char **list = calloc(m.size + 1, sizeof *list);
@@ -830,5 +835,5 @@ int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
     }
     for (uint32_t r = 0; r < m.size; r++)
         list[r] = address[r];
-    return ckpt_tcp_connect(tcp, m.rank, m.size, list, MEET_MS, ret, err);
+    return ckpt_tcp_connect(tcp, m.rank, m.size, list, timeout_s * 1000, ret, err);
 }

@@ -28,8 +28,8 @@ struct ckpt_box_cost {
 
 /* Read n boxes of one catalogue. Neighbours in a source that follow each other in the list become
  * one read. Safe from many threads. Verifies, after the last read, that no file changed since it
- * was opened (STALE). On failure the buffers are undefined and err names the tensor, the source and
- * the offset in it. */
+ * was opened (STALE). On failure the buffers are undefined and err names the source and the offset
+ * in it, not the tensor: several are read together. */
 int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
                      const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
                      struct ckpt_err *err);

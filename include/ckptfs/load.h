@@ -46,7 +46,8 @@ CKPT_PUBLIC int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckp
 
 /* COLLECTIVE. As the environment says: under mpirun MPI (libckptfs_load_mpi is loaded then, and
  * initialises MPI if nobody has), with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun
- * sets them, TCP, else this process alone. CKPTFS_TRANSPORT=self|tcp|mpi decides otherwise. */
+ * sets them, TCP, else this process alone. CKPTFS_TRANSPORT=self|tcp|mpi decides otherwise;
+ * CKPTFS_MEET_TIMEOUT is how many seconds TCP waits for all ranks (300). */
 CKPT_PUBLIC int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err);
 
 /* TCP in two steps, for programs that have their own way to exchange a few bytes: listen, pass
@@ -237,6 +238,13 @@ CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_
 
 /* What the plan decided: "each", "node" or "once". Static. */
 CKPT_PUBLIC const char *ckpt_load_readers(const struct ckpt_load *load);
+
+/* ---- one box, at once ---- */
+
+/* Elements [lo[d], lo[d]+n[d]) of tensor i of the view (lo == NULL: all), row-major without holes
+ * into buf. Alone, without a comm; safe from many threads. */
+CKPT_PUBLIC int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo,
+                                    const uint64_t *n, void *buf, struct ckpt_err *err);
 
 /* ---- planning only ---- */
 

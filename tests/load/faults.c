@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { HANG_MS = 3600 * 1000, PATH = 4096 };
+enum { HANG_MS = 3600 * 1000, PATH = 4096, EVERY = 99 };
 
 static struct {
     char kind[16];
@@ -33,10 +34,6 @@ void faults_set(const char *text)
 
 void faults_arm(void) { atomic_store(&armed, fault.kind[0] != '\0'); }
 
-void faults_rank(uint32_t rank) { (void)rank; }
-
-bool faults_die(uint32_t rank) { return strcmp(fault.kind, "die") == 0 && rank == fault.rank; }
-
 uint32_t faults_timeout(void)
 {
     const char *ms = getenv("LOAD_TIMEOUT_MS");
@@ -52,7 +49,10 @@ static bool concerns(int fd)
     if (!atomic_load(&armed))
         return false;
     (void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    (void)snprintf(mark, sizeof mark, "/rank%u/", fault.rank);
+    if (fault.rank == EVERY)
+        (void)snprintf(mark, sizeof mark, "/rank");
+    else
+        (void)snprintf(mark, sizeof mark, "/rank%u/", fault.rank);
     n = readlink(link, path, sizeof path - 1);
     path[n < 0 ? 0 : n] = '\0';
     return strstr(path, mark) != NULL;
