@@ -186,19 +186,47 @@ static json_t *piece_list(const struct ckpt_catalog *cat, const struct ckpt_tens
     return list;
 }
 
-/* "cast of plus_one"; *t becomes what is stored. */
-static char *value_text(const struct ckpt_catalog **cat, const struct ckpt_tensor **t,
+static json_t *shape_list(const struct ckpt_tensor *t)
+{
+    json_t *list = json_array();
+
+    for (uint32_t d = 0; d < t->rank; d++)
+        (void)json_array_append_new(list, json_integer((json_int_t)t->dim[d]));
+    return list;
+}
+
+/* What a tensor is made of in the end: the stored ones, each with its pieces. */
+static void add_stored(json_t *list, const struct ckpt_catalog *cat, const struct ckpt_tensor *t)
+{
+    for (uint32_t i = 0; t->value && i < t->value->narg; i++)
+        add_stored(list, t->value->arg[i].cat, t->value->arg[i].tensor);
+    if (!t->value)
+        (void)json_array_append_new(list,
+                                    json_pack("{s:s, s:s, s:o, s:o}", "tensor", t->name, "dtype",
+                                              ckpt_dtype_name((enum ckpt_dtype)t->dtype), "shape",
+                                              shape_list(t), "pieces", piece_list(cat, t)));
+}
+
+/* "cast of plus_one": operators, the last one first. */
+static int add_computed(json_t *out, const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
                         struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *stored = json_array();
     struct ckpt_str s = {0};
-    char *text = NULL;
 
-    for (const struct ckpt_operand *arg; (*t)->value; *cat = arg->cat, *t = arg->tensor) {
-        arg = &(*t)->value->arg[0];
-        ckpt_str_printf(&s, "%s%s", s.len ? " of " : "", (*t)->value->ops->name);
-    }
-    (void)ckpt_str_steal(&s, &text, err);
-    return text;
+    add_stored(stored, cat, t);
+    for (; t->value; t = t->value->arg[0].tensor)
+        ckpt_str_printf(&s, "%s%s", s.len ? " of " : "", t->value->ops->name);
+    if (ckpt_str_steal(&s, &text, err) < 0)
+        return -1;
+    (void)json_object_set_new(out, "computed", json_string(text));
+    if (json_array_size(stored) > 1)
+        return json_object_set(out, "operands", stored) < 0 ? ckpt_nomem(err) : 0;
+    const json_t *only = json_array_get(stored, 0);
+    (void)json_object_set(out, "stored_dtype", json_object_get(only, "dtype"));
+    return json_object_set(out, "pieces", json_object_get(only, "pieces")) < 0 ? ckpt_nomem(err)
+                                                                               : 0;
 }
 
 int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,
@@ -208,27 +236,19 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
     ckpt_cleanup(ckpt_json_decrefp) json_t *rule = NULL;
     const struct ckpt_tensor *t = ckpt_catalog_find(view->cat, tensor);
     struct ckpt_tensor_info info;
-    const struct ckpt_catalog *cat = view->cat;
 
     if (!t)
         return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", tensor);
     if (ckpt_checkpoint_explain(view, tensor, &rule, err) < 0)
         return -1;
-    ckpt_view_tensor(view, (size_t)(t - cat->tensors.ptr), &info);
-    out = json_pack("{s:s, s:s, s:[], s:s, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,
-                    "shape", "file", ckpt_node_name(info.file), "file_offset",
+    ckpt_view_tensor(view, (size_t)(t - view->cat->tensors.ptr), &info);
+    out = json_pack("{s:s, s:s, s:o, s:s, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,
+                    "shape", shape_list(t), "file", ckpt_node_name(info.file), "file_offset",
                     (json_int_t)info.file_off, "rule", rule);
-    for (uint32_t d = 0; out && d < t->rank; d++)
-        (void)json_array_append_new(json_object_get(out, "shape"),
-                                    json_integer((json_int_t)t->dim[d]));
-    if (out && t->value) {
-        ckpt_cleanup(ckpt_freep) char *computed = value_text(&cat, &t, err);
-        if (!computed)
-            return -1;
-        (void)json_object_set_new(out, "computed", json_string(computed));
-        (void)json_object_set_new(out, "stored_dtype", json_string(ckpt_dtype_name(t->dtype)));
-    }
-    if (!out || json_object_set_new(out, "pieces", piece_list(cat, t)) < 0)
+    if (!out)
+        return ckpt_nomem(err);
+    if (t->value ? add_computed(out, view->cat, t, err) < 0
+                 : json_object_set_new(out, "pieces", piece_list(view->cat, t)) < 0)
         return ckpt_nomem(err);
     return dump(out, ret_json, err);
 }

@@ -21,7 +21,7 @@ const char ckptfs_usage[] =
     "\n"
     "what is shown:\n"
     "  base=DIR|ORG/NAME  dtype=WORD  view=hf|raw  max_shard_size=SIZE  recipe=FILE  rope=WORD\n"
-    "  key_mapping=FILE  allow_partial  follow_symlinks\n"
+    "  key_mapping=FILE  dequantize  lora=merge  allow_partial  follow_symlinks\n"
     "  KEY=NUMBER (of the model, in config.json's spelling)\n"
     "the mount:\n"
     "  wait               mount even if there is no readable step yet\n"

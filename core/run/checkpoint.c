@@ -15,6 +15,7 @@
 #include "run/check.h"
 #include "run/dequantize.h"
 #include "run/dtypes.h"
+#include "run/merge.h"
 #include "run/names.h"
 #include "run/rename.h"
 #include "run/side.h"
@@ -29,9 +30,9 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
 {
     struct ckpt_shared *s;
 
-    if (opt->raw && opt->dequantize)
-        return ckpt_fail(err, CKPT_USAGE,
-                         "option dequantize: view=raw shows tensors as they are stored");
+    if (opt->raw && (opt->dequantize || opt->merge_lora))
+        return ckpt_fail(err, CKPT_USAGE, "option %s: view=raw shows tensors as they are stored",
+                         opt->dequantize ? "dequantize" : "lora=merge");
     if (!(s = calloc(1, sizeof *s)))
         return ckpt_nomem(err);
     atomic_init(&s->refs, 1);
@@ -75,6 +76,7 @@ void ckpt_view_release(struct ckpt_view *view)
     ckpt_slabs_forget(view->shared->slabs, &view->reading);
     ckpt_vtree_free(view->tree);
     ckpt_catalog_free(view->cat);
+    ckpt_catalog_free(view->adapter);
     ckpt_dir_unref(view->dir);
     json_decref(view->about);
     json_decref(view->config);
@@ -299,10 +301,23 @@ static int adapter_of_names(struct ckpt_view *v, struct ckpt_catalog **src, stru
     return found ? model_of_hf(v, src, err) : 0;
 }
 
+/* lora=merge: the base's model; the adapter waits until the base is dequantised. *src is taken. */
+static int model_to_merge(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *model = NULL;
+
+    return ckpt_merge_begin(v, src, &model, err) < 0 || model_of_hf(v, &model, err) < 0 ||
+                   match_base(v, err) < 0
+               ? -1
+               : 0;
+}
+
 static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
     v->about = json_incref((*src)->about);
     v->warnings = json_incref((*src)->warnings);
+    if (v->shared->opt->merge_lora)
+        return model_to_merge(v, src, err);
     if (v->shared->opt->raw) {
         v->cat = ckpt_steal(src);
         return 0;
@@ -338,8 +353,8 @@ static void drop_quantization(struct ckpt_view *v)
     if ((has_own_config(v) && !v->shared->opt->dequantize) || ckpt_is_quantized(v->cat))
         return;
     /* v->config is the view's own, a deep copy */
-    v->unquantized = json_object_del(v->config, key) == 0;
-    v->unquantized |= json_object_del(text, key) == 0;
+    v->config_changed = json_object_del(v->config, key) == 0;
+    v->config_changed |= json_object_del(text, key) == 0;
 }
 
 static int dequantize(struct ckpt_view *v, struct ckpt_err *err)
@@ -420,7 +435,7 @@ static int state_dtype(struct ckpt_view *v, struct ckpt_err *err)
 
     if (!v->config || !name)
         return 0;
-    if (v->own_names || v->unquantized) {
+    if (v->own_names || v->config_changed) {
         /* a config without a dtype says float32 */
         bool old = json_object_get(v->config, "torch_dtype") != NULL;
         bool new =
@@ -493,6 +508,8 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
 
     if (s->opt->raw)
         return 0;
+    if (ckpt_json_bool(v->about, "merged", false))
+        return ckpt_merge_sides(v, sides, err);
     if (own && ckpt_sides_add(sides, v->dir, own, rule, s->pool, err) < 0)
         return -1;
     if (json_object_get(v->about, "side_files") &&
@@ -534,7 +551,7 @@ static bool keeps_config(const struct ckpt_view *v, bool cast)
 {
     const struct ckpt_options *opt = v->shared->opt;
 
-    if (v->unquantized)
+    if (v->config_changed)
         return false;
     if (lends_config(v))
         return true;
@@ -645,7 +662,7 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
     bool cast;
 
     if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0 ||
-        dequantize(v, err) < 0)
+        dequantize(v, err) < 0 || ckpt_merge_finish(v, err) < 0)
         return -1;
     ckpt_catalog_shrink(v->cat);
     if (cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 ||

@@ -41,17 +41,19 @@ struct ckpt_view {
     atomic_uint refs;
     struct ckpt_shared *shared;
     struct ckpt_dir *dir;
-    struct ckpt_catalog *cat; /* of the view: HF names, or the framework's if raw */
+    struct ckpt_catalog *cat;     /* of the view: HF names, or the framework's if raw */
+    struct ckpt_catalog *adapter; /* while it is opened: what is merged into cat; or NULL */
     struct ckpt_vtree *tree;
     struct ckpt_reading reading;
     json_t *base_names; /* while it is opened: {tensor: its name in the base} where that differs */
     json_t *about;      /* facts of the format, from the reader */
     json_t *config;     /* config.json as the view shows it; NULL if it shows none */
     json_t *warnings;
-    char *recipe;     /* NULL: none was used */
-    bool unquantized; /* config.json lost what it said of a quantisation */
-    bool own_names;   /* the tensors had their Hugging Face names */
-    char *source;     /* "nanotron 1.4, step 20" */
+    char *recipe;        /* NULL: none was used */
+    bool config_changed; /* config is not to the letter what was read: no quantisation any more,
+                            another vocabulary */
+    bool own_names;      /* the tensors had their Hugging Face names */
+    char *source;        /* "nanotron 1.4, step 20" */
     uint64_t generation;
 };
 

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/mem.h"
@@ -81,6 +83,22 @@ static int set_text(char **slot, const char *key, const char *value, struct ckpt
     return *slot ? 0 : ckpt_nomem(err);
 }
 
+/* A path that means the same after the process has gone to another directory (daemons do). */
+static int set_path(char **slot, const char *key, const char *value, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *here = NULL;
+
+    if (set_text(slot, key, value, err) < 0)
+        return -1;
+    if (value[0] == '/')
+        return 0;
+    if (!(here = getcwd(NULL, 0)))
+        return ckpt_fail(err, CKPT_IO, "option %s: the current directory is not known", key);
+    free(*slot);
+    *slot = ckpt_asprintf("%s/%s", here, value);
+    return *slot ? 0 : ckpt_nomem(err);
+}
+
 static int set_flag(bool *slot, const char *key, const char *value, struct ckpt_err *err)
 {
     static const char *const yes[] = {"1", "true", "yes", "on"}, *const no[] = {"0", "false", "no",
@@ -101,19 +119,22 @@ static int set_flag(bool *slot, const char *key, const char *value, struct ckpt_
 static int set_base(struct ckpt_options *opt, const char *key, const char *value,
                     struct ckpt_err *err)
 {
-    return set_text(&opt->base, key, value, err);
+    struct stat st;
+    bool is_path = value && stat(value, &st) == 0; /* else ORG/NAME of the hub's cache */
+
+    return (is_path ? set_path : set_text)(&opt->base, key, value, err);
 }
 
 static int set_recipe(struct ckpt_options *opt, const char *key, const char *value,
                       struct ckpt_err *err)
 {
-    return set_text(&opt->recipe, key, value, err);
+    return set_path(&opt->recipe, key, value, err);
 }
 
 static int set_key_mapping(struct ckpt_options *opt, const char *key, const char *value,
                            struct ckpt_err *err)
 {
-    return set_text(&opt->key_mapping, key, value, err);
+    return set_path(&opt->key_mapping, key, value, err);
 }
 
 /* The names of ckpt_dtype_parse, and what people write. */
@@ -222,12 +243,13 @@ static int set_dequantize(struct ckpt_options *opt, const char *key, const char 
     return set_flag(&opt->dequantize, key, value, err);
 }
 
-static int set_later(struct ckpt_options *opt, const char *key, const char *value,
-                     struct ckpt_err *err)
+static int set_lora(struct ckpt_options *opt, const char *key, const char *value,
+                    struct ckpt_err *err)
 {
-    (void)opt;
-    (void)value;
-    return ckpt_fail(err, CKPT_UNSUPPORTED, "option %s is not supported yet", key);
+    if (!value || strcmp(value, "merge") != 0)
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not merge", key, value ? value : "");
+    opt->merge_lora = true;
+    return 0;
 }
 
 static const struct option {
@@ -246,7 +268,7 @@ static const struct option {
     {"wait", set_wait},
     {"key_mapping", set_key_mapping},
     {"dequantize", set_dequantize},
-    {"lora", set_later},
+    {"lora", set_lora},
 };
 
 /* Numbers of a model that a checkpoint may not say, as Hugging Face's config.json spells them. */
@@ -362,9 +384,9 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
     ckpt_cleanup(ckpt_freep) char *overrides =
         json_dumps(opt->overrides, JSON_COMPACT | JSON_SORT_KEYS);
     ckpt_cleanup(ckpt_freep) char *text = ckpt_asprintf(
-        "%s|%s|%s|%d|%d|%llu|%d|%d|%d|%s", opt->base ? opt->base : "",
+        "%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
         opt->recipe ? opt->recipe : "", opt->key_mapping ? opt->key_mapping : "",
         (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size, opt->raw,
-        opt->dequantize, opt->allow_partial, overrides ? overrides : "");
+        opt->dequantize, opt->merge_lora, opt->allow_partial, overrides ? overrides : "");
     return text ? XXH3_64bits(text, strlen(text)) : 0;
 }

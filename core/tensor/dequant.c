@@ -133,13 +133,13 @@ static uint64_t scale_row(const struct scaled *v, uint64_t row)
     return row / rows * srows + row % rows / v->block[0];
 }
 
-static void scale_codes(float *out, const unsigned char *code, const float *scale, uint64_t block,
-                        uint64_t col, uint64_t n)
+static void scale_codes(float *out, const unsigned char *code, const float value[256],
+                        const float *scale, uint64_t block, uint64_t col, uint64_t n)
 {
     for (uint64_t i = 0; i < n;) {
         const uint64_t b = (col + i) / block;
         for (uint64_t end = ckpt_min_u64((b + 1) * block - col, n); i < end; i++)
-            out[i] = e4m3(code[i]) * scale[b];
+            out[i] = value[code[i]] * scale[b];
     }
 }
 
@@ -150,13 +150,16 @@ static int fp8_tile(const struct scaled *v, const struct tile *tile, struct ckpt
     const uint64_t first = scale_row(v, tile->row), last = scale_row(v, tile->row + tile->nrow - 1);
     ckpt_cleanup(ckpt_freep) unsigned char *code = NULL;
     ckpt_cleanup(ckpt_freep) float *scale = NULL;
+    float value[256];
 
     if (read_operand(&v->arg[0], rd, tile->row * ncol + tile->col, tile->nrow * tile->ncol, &code,
                      err) < 0 ||
         read_scales(&v->arg[1], rd, first * nscale, (last - first + 1) * nscale, &scale, err) < 0)
         return -1;
+    for (unsigned i = 0; i < 256; i++)
+        value[i] = e4m3((unsigned char)i);
     for (uint64_t i = 0; i < tile->nrow; i++)
-        scale_codes(out + i * tile->ncol, code + i * tile->ncol,
+        scale_codes(out + i * tile->ncol, code + i * tile->ncol, value,
                     scale + (scale_row(v, tile->row + i) - first) * nscale, v->block[1], tile->col,
                     tile->ncol);
     return 0;

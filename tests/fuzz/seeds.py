@@ -276,6 +276,33 @@ def rank_piece_seeds(out):
         put(out, "fuzz_rank_piece", "small%d" % n, to.getvalue())
 
 
+def value_seeds(out):
+    """Adapters and their bases; block-scaled weights."""
+    lora = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+    q, x = "base_model.model.l.0.q_proj.", "base_model.model.l.0.mlp.experts."
+    pair = ["a %slora_A.weight F32 2 6" % q, "a %slora_B.weight BF16 8 2" % q, "b l.0.q_proj.weight BF16 8 6"]
+    experts = ["b l.0.mlp.experts.%d.%s_proj.weight F16 5 6" % (e, p) for e in (0, 1) for p in ("gate", "up")]
+    stack = ["a %slora_A.weight F32 4 6" % x, "a %slora_B.weight F32 10 4" % x]
+    e = "base_model.model.e.lora_embedding_"
+    cases = {
+        "linear": (lora, {}, pair),
+        "dora": ({**lora, "use_dora": True}, {}, pair + ["a %slora_magnitude_vector F32 8" % q]),
+        "pattern": ({**lora, "r": 9, "rank_pattern": {"q_.*": 2}, "use_rslora": True}, {}, pair),
+        "bias": (lora, {}, pair + ["a %slora_B.bias F32 8" % q, "b l.0.q_proj.bias F32 8"]),
+        "embedding": (lora, {"vocab_size": 7}, ["a %sA F32 2 7" % e, "a %sB F32 3 2" % e, "b e.weight F32 7 3"]),
+        "grown": (lora, {"vocab_size": 7}, pair + ["a base_model.model.h.weight F32 9 3", "b h.weight BF16 7 3"]),
+        "experts": ({**lora, "target_parameters": ["experts.gate_up_proj"]}, {}, stack + experts),
+        "fused": ({**lora, "peft_version": "0.18.0", "target_parameters": ["down_proj"]}, {"model_type": "gpt_oss"},
+                  ["a %slora_A.weight F32 4 6" % x, "a %slora_B.weight F32 6 4" % x, "b l.0.mlp.experts.down_proj F32 2 6 6"]),
+        "fp8": ({}, {"dtype": "float16", "quantization_config": {"weight_block_size": [3, 4]}},
+                ["b w.weight F8_E4M3 2 7 9", "b w.weight_scale_inv BF16 2 3 3"]),
+        "mxfp4": ({}, {"torch_dtype": "float32"}, ["b x_blocks U8 2 3 4 16", "b x_scales U8 2 3 4"]),
+        "both": (lora, {}, pair[:2] + ["b l.0.q_proj.weight F8_E4M3 8 6", "b l.0.q_proj.weight_scale_inv F8_E8M0 1 1"]),
+    }
+    for name, (adapter, config, lines) in cases.items():
+        put(out, "fuzz_values", name, "\n".join([json.dumps(adapter), json.dumps(config), *lines]))
+
+
 def main():
     out = sys.argv[1]
     rank_piece_seeds(out)
@@ -288,6 +315,7 @@ def main():
     dcp_hf_seeds(out)
     peft_seeds(out)
     text_seeds(out)
+    value_seeds(out)
 
 
 main()

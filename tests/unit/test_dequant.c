@@ -8,6 +8,7 @@
 #include "run/dequantize.h"
 #include "stored.h"
 #include "tensor/value.h"
+#include "test.h"
 
 /* ---- codes, by their definition ---- */
 

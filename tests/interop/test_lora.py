@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lora=merge gives the model that PEFT's merge_and_unload saves; LoRA keys in a DCP give PEFT's adapter."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import warnings
+
+try:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import transformers
+    from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+    from safetensors.torch import load_file, save_file
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
+warnings.simplefilter("ignore")
+CKPT = os.path.join(os.environ.get("CKPTFS_BUILD", "build/dev"), "fs", "ckpt")
+COMMON = dict(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=80,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=64,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+MOE = dict(num_local_experts=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def tensors(folder):
+    found = {}
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".safetensors"):
+            found.update(load_file(os.path.join(folder, name)))
+    return found
+
+
+def randomize(model, words, scale=0.05):
+    g = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if any(w in name for w in words):
+                p.copy_(torch.randn(p.shape, generator=g) * scale + (1.0 if "magnitude" in name else 0.0))
+
+
+class Lora(unittest.TestCase):
+    def setUp(self):
+        self.fresh()
+
+    def fresh(self):
+        """New directories, also in the middle of a test."""
+        self.tmp = tempfile.TemporaryDirectory()
+        self.addCleanup(self.tmp.cleanup)
+        self.base, self.adapter = os.path.join(self.tmp.name, "base"), os.path.join(self.tmp.name, "adapter")
+        torch.manual_seed(1)
+
+    def model(self, config, dtype=torch.bfloat16):
+        model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+        randomize(model, ["bias", "norm"], 0.3)
+        model.save_pretrained(self.base, max_shard_size="60KB")
+        return transformers.AutoModelForCausalLM.from_pretrained(self.base, dtype=dtype)
+
+    def save_adapter(self, model, words=("lora_", "bias", "modules_to_save"), **lora):
+        peft = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **lora))
+        randomize(peft, words)
+        peft.save_pretrained(self.adapter, safe_serialization=True)
+        return peft
+
+    def theirs(self, dtype, vocab=None):
+        """A fresh model, as a user would merge it."""
+        model = transformers.AutoModelForCausalLM.from_pretrained(self.base, dtype=dtype)
+        if vocab:
+            model.resize_token_embeddings(vocab)
+        merged = PeftModel.from_pretrained(model, self.adapter).merge_and_unload()
+        out = os.path.join(self.tmp.name, "theirs")
+        merged.save_pretrained(out)
+        return tensors(out)
+
+    def run_ckpt(self, *args, check=True):
+        return subprocess.run([CKPT, *args], capture_output=True, text=True, check=check)
+
+    def ours(self, *options, source=None):
+        out = os.path.join(self.tmp.name, f"ours{len(os.listdir(self.tmp.name))}")
+        args = [a for o in ("lora=merge", f"base={self.base}", *options) for a in ("-o", o)]
+        done = self.run_ckpt("export", source or self.adapter, out, "-q", *args, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.out = out
+        return tensors(out)
+
+    def same(self, got, want, tolerance=0.0):
+        self.assertEqual(set(got), set(want))
+        for name, w in want.items():
+            g = got[name]
+            self.assertEqual((g.dtype, g.shape), (w.dtype, w.shape), name)
+            if not torch.equal(g, w):
+                worst = ((g.double() - w.double()).abs() / w.double().abs().clamp(min=1e-2)).max().item()
+                self.assertLessEqual(worst, tolerance, name)
+
+    def test_linear_layers(self):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            with self.subTest(dtype=dtype):
+                self.fresh()
+                model = self.model(transformers.LlamaConfig(**COMMON), dtype)
+                before = tensors(self.base)
+                self.save_adapter(model, r=8, lora_alpha=20, target_modules=LINEAR)
+                got = self.ours()
+                self.same(got, self.theirs(dtype))
+                changed = {n for n, t in got.items() if not torch.equal(t, before[n])}
+                self.assertEqual(changed, {n for n in got if any(w in n for w in LINEAR)})
+                index = "model.safetensors.index.json"
+                with open(os.path.join(self.base, index), "rb") as a, open(os.path.join(self.out, index), "rb") as b:
+                    self.assertEqual(a.read(), b.read())
+                self.assertFalse([f for f in os.listdir(self.out) if "adapter" in f])
+
+    def test_a_dtype_that_is_asked_for(self):
+        """As if the base had been loaded with it: the sum in F32 is not rounded."""
+        model = self.model(transformers.LlamaConfig(**COMMON))
+        self.save_adapter(model, r=8, lora_alpha=20, target_modules=LINEAR)
+        self.same(self.ours("dtype=float32"), self.theirs(torch.float32))
+
+    def test_patterns_of_ranks_and_alphas(self):
+        for rslora in (False, True):
+            with self.subTest(rslora=rslora):
+                self.fresh()
+                model = self.model(transformers.LlamaConfig(**COMMON))
+                patterns = dict(rank_pattern={"q_proj": 3, "layers.1.mlp.up_proj": 16}, alpha_pattern={r"^model\.layers\.0\..*_proj": 5})
+                self.save_adapter(model, r=4, lora_alpha=8, use_rslora=rslora, target_modules=LINEAR, **patterns)
+                self.same(self.ours(), self.theirs(torch.bfloat16))
+
+    def test_dora(self):
+        for dtype, tolerance in ((torch.bfloat16, 2**-7), (torch.float32, 1e-5)):
+            with self.subTest(dtype=dtype):
+                self.fresh()
+                model = self.model(transformers.LlamaConfig(**COMMON), dtype)
+                self.save_adapter(model, r=8, lora_alpha=16, use_dora=True, target_modules=["q_proj", "down_proj"])
+                self.same(self.ours(), self.theirs(dtype), tolerance)
+
+    def test_biases(self):
+        for kind in (dict(bias="all"), dict(bias="lora_only"), dict(lora_bias=True)):
+            with self.subTest(**kind):
+                self.fresh()
+                model = self.model(transformers.Qwen2Config(**COMMON))
+                self.save_adapter(model, r=4, target_modules=["q_proj", "k_proj"], **kind)
+                self.same(self.ours(), self.theirs(torch.bfloat16))
+
+    def test_modules_to_save_and_embeddings(self):
+        """In F32; in smaller types PEFT rounds the delta of an embedding before it adds it."""
+        model = self.model(transformers.LlamaConfig(**COMMON), torch.float32)
+        self.save_adapter(model, r=4, target_modules=["v_proj", "embed_tokens"], modules_to_save=["lm_head"])
+        self.same(self.ours(), self.theirs(torch.float32))
+
+    def test_a_vocabulary_that_has_grown(self):
+        model = self.model(transformers.LlamaConfig(**COMMON))
+        model.resize_token_embeddings(104)
+        peft = get_peft_model(model, LoraConfig(r=4, target_modules=["v_proj"], task_type="CAUSAL_LM"))
+        randomize(peft, ["lora_", "embed_tokens", "lm_head"])
+        peft.save_pretrained(self.adapter, save_embedding_layers=True)
+        self.same(self.ours(), self.theirs(torch.bfloat16, vocab=104))
+        config = transformers.AutoConfig.from_pretrained(self.out)
+        self.assertEqual(config.vocab_size, 104)
+
+    def check_experts(self, config, names):
+        """In F32; in smaller types PEFT rounds the delta before it adds it."""
+        model = self.model(config, torch.float32)
+        self.save_adapter(model, r=4, target_modules=["q_proj"], target_parameters=names, lora_dropout=0.0)
+        got = self.ours()
+        self.same(got, self.theirs(torch.float32))
+        before = tensors(self.base)
+        changed = [n for n, t in got.items() if not torch.equal(t, before[n])]
+        self.assertTrue([n for n in changed if "experts" in n or "block_sparse_moe" in n], changed)
+
+    def test_experts_one_by_one(self):
+        both = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+        for names in (both, both[:1], both[1:]):
+            with self.subTest(names=names):
+                self.fresh()
+                self.check_experts(transformers.Qwen3MoeConfig(**COMMON, **MOE), names)
+
+    def test_experts_under_other_names(self):
+        self.check_experts(transformers.MixtralConfig(**COMMON, num_local_experts=4), ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+
+    def test_experts_in_tensors_of_other_names(self):
+        names = ["block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"]
+        self.check_experts(transformers.GraniteMoeConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2), names)
+        names = ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"]
+        self.fresh()
+        layers = ["conv", "full_attention"]
+        self.check_experts(transformers.Lfm2MoeConfig(**COMMON, **MOE, layer_types=layers, num_dense_layers=1), names)
+
+    def test_fused_experts(self):
+        config = {**COMMON, "intermediate_size": 64}
+        self.check_experts(
+            transformers.GptOssConfig(**config, num_local_experts=4, num_experts_per_tok=2), ["experts.gate_up_proj", "experts.down_proj"]
+        )
+
+    def test_a_dcp_of_the_whole_state_dict_and_of_the_adapter(self):
+        model = self.model(transformers.LlamaConfig(**COMMON))
+        peft = self.save_adapter(model, r=4, target_modules=LINEAR, modules_to_save=["lm_head"], use_dora=True)
+        want, merged = tensors(self.adapter), self.theirs(torch.bfloat16)
+        for name, state in (("whole", peft.state_dict()), ("adapter", get_peft_model_state_dict(peft))):
+            run, out = os.path.join(self.tmp.name, name), os.path.join(self.tmp.name, name + "_out")
+            dcp.save({"model": dict(state)}, checkpoint_id=run, no_dist=True)
+            self.run_ckpt("export", run, out, "-q", "-o", f"base={self.adapter}")
+            self.assertEqual(sorted(os.listdir(out)), ["adapter_config.json", "adapter_model.safetensors"])
+            for file in os.listdir(out):
+                with open(os.path.join(out, file), "rb") as a, open(os.path.join(self.adapter, file), "rb") as b:
+                    self.assertEqual(a.read(), b.read(), file)
+            with open(os.path.join(out, "adapter_config.json"), "rb") as a, open(os.path.join(run, "adapter_config.json"), "wb") as b:
+                b.write(a.read())
+            self.same(self.ours(source=run), merged, 2**-7)
+        self.same(tensors(out), want)
+
+    def test_a_base_that_is_dequantised(self):
+        model = self.model(transformers.LlamaConfig(**COMMON))
+        self.save_adapter(model, r=4, target_modules=LINEAR)
+        want = self.ours()
+        g = torch.Generator().manual_seed(2)
+        for name in [f for f in os.listdir(self.base) if f.endswith(".safetensors")]:
+            path = os.path.join(self.base, name)
+            file = load_file(path)
+            for key in [k for k in file if "_proj.weight" in k]:
+                file[key] = torch.randn(file[key].shape, generator=g).to(torch.float8_e4m3fn)
+                file[key + "_scale_inv"] = torch.rand(1, 1, generator=g)
+            save_file(file, path, {"format": "pt"})
+        index = os.path.join(self.base, "model.safetensors.index.json")
+        os.remove(index)
+        files = {f: load_file(os.path.join(self.base, f)) for f in os.listdir(self.base) if f.endswith(".safetensors")}
+        save_file({k: t for f in files.values() for k, t in f.items()}, os.path.join(self.base, "model.safetensors"), {"format": "pt"})
+        args = ("export", self.adapter, os.path.join(self.tmp.name, "no"), "-o", "lora=merge", "-o", f"base={self.base}")
+        self.assertIn("dequantize", self.run_ckpt(*args, check=False).stderr)
+        got = self.ours("dequantize")
+        self.assertEqual(set(got), set(want))
+        ordinary = os.path.join(self.tmp.name, "ordinary")
+        self.run_ckpt("export", self.base, ordinary, "-q", "-o", "dequantize")
+        self.base = ordinary
+        self.same(got, self.theirs(torch.bfloat16))
+
+
+if __name__ == "__main__":
+    unittest.main()
