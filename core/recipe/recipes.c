@@ -112,19 +112,28 @@ static int add_family(struct ckpt_recipes *set, struct beside *b, struct ckpt_re
     return ckpt_recipe_set_family(r, f, err);
 }
 
+static int add_one(struct ckpt_recipes *set, struct beside *b, const char *name, const char *text,
+                   size_t len, bool backwards, struct ckpt_recipe **ret, struct ckpt_err *err)
+{
+    const struct ckpt_file_finder finder = {find_file, b};
+
+    if (ckpt_recipe_parse(&set->arena, name, text, len, backwards, &finder, ret, err) < 0)
+        return -1;
+    if (ckpt_vec_push(&set->recipes, *ret) < 0) {
+        ckpt_recipe_release(*ret);
+        return ckpt_nomem(err);
+    }
+    return add_family(set, b, *ret, err);
+}
+
 static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *name,
                       const char *text, size_t len, struct ckpt_err *err)
 {
-    const struct ckpt_file_finder finder = {find_file, b};
     struct ckpt_recipe *r;
 
-    if (ckpt_recipe_parse(&set->arena, name, text, len, &finder, &r, err) < 0)
+    if (add_one(set, b, name, text, len, false, &r, err) < 0)
         return -1;
-    if (ckpt_vec_push(&set->recipes, r) < 0) {
-        ckpt_recipe_release(r);
-        return ckpt_nomem(err);
-    }
-    return add_family(set, b, r, err);
+    return r->back ? add_one(set, b, name, text, len, true, &r, err) : 0;
 }
 
 static int add_embedded(struct ckpt_recipes *set, struct ckpt_err *err)

@@ -258,6 +258,8 @@ static int names_of_hub(struct ckpt_view *v, struct ckpt_err *err)
     const struct ckpt_recipe_options opt = recipe_options(v, v->cat);
     ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
 
+    if (s->opt->memory)
+        return 0;
     if (!opt.base_config || !ckpt_recipe_fits(s->recipes, v->cat, &opt))
         return ckpt_names_check_fused(v->cat, opt.base_config, err);
     if (ckpt_recipe_apply(s->recipes, v->cat, &opt, &model, err) < 0)
@@ -312,10 +314,8 @@ static int model_to_merge(struct ckpt_view *v, struct ckpt_catalog **src, struct
                : 0;
 }
 
-static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+static int make_hub_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
-    v->about = json_incref((*src)->about);
-    v->warnings = json_incref((*src)->warnings);
     if (v->shared->opt->merge_lora)
         return model_to_merge(v, src, err);
     if (v->shared->opt->raw) {
@@ -333,6 +333,30 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
     if (model_of_recipe(v, *src, err) < 0)
         return -1;
     return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* What names_of_hub does, backwards: for models that are to be filled. */
+static int names_of_memory(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const struct ckpt_recipe_options opt = {.format = "hub", .base_config = v->config};
+    ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
+
+    if (!v->config || v->own_names || !ckpt_recipe_fits(v->shared->recipes, v->cat, &opt))
+        return 0;
+    if (ckpt_recipe_apply(v->shared->recipes, v->cat, &opt, &model, err) < 0)
+        return ckpt_err_in(err, "view=memory");
+    ckpt_catalog_free(v->cat);
+    v->cat = ckpt_steal(&model->catalog);
+    return 0;
+}
+
+static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+{
+    v->about = json_incref((*src)->about);
+    v->warnings = json_incref((*src)->warnings);
+    if (make_hub_model(v, src, err) < 0)
+        return -1;
+    return v->shared->opt->memory ? names_of_memory(v, err) : 0;
 }
 
 /* ---- quantisation ---- */
@@ -534,7 +558,8 @@ static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckp
     const struct ckpt_base *base = v->shared->base;
 
     *ret = NULL;
-    if ((v->shared->opt->max_shard_size && !is_adapter(v->about)) || v->shared->opt->raw)
+    if ((v->shared->opt->max_shard_size && !is_adapter(v->about)) || v->shared->opt->raw ||
+        v->shared->opt->memory)
         return 0;
     if (base && !own && ckpt_json_bool(v->about, "automodel", false))
         return ckpt_split_by_base(v->cat, base, v->base_names,
