@@ -434,7 +434,7 @@ def arguments(cfg, plan, tied):
     get = lambda k, d=None: getattr(cfg, k, d)
     rope = get("rope_parameters") or {}
     t = cfg.model_type
-    zero = t in ("gemma", "gemma2", "gemma3_text", "nemotron")
+    zero = plan["centred"] or t in ("gemma", "gemma2", "gemma3_text", "nemotron")
     ns = argparse.Namespace(
         num_layers=len(cfg.layers_block_type) if t == "nemotron_h" else cfg.num_hidden_layers * (2 if plan["halves"] else 1) - plan["mtp"], hidden_size=cfg.hidden_size, ffn_hidden_size=cfg.intermediate_size,
         num_attention_heads=cfg.num_attention_heads, group_query_attention=cfg.num_key_value_heads != cfg.num_attention_heads,

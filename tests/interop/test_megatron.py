@@ -90,7 +90,7 @@ def make_plan(r, container, name, cfg):
     moe = "num_experts_per_tok" in cfg.to_dict() and name != "llama"
     tp = r.choice([1, 2, 4])
     plan = dict(container=container, seed=r.randrange(1 << 30), tp=tp, etp=tp, pp=1, vpp=1, ep=1, pad=r.choice([6, 38]), prefix="", bridge=False, stacked=r.random() < 0.6,
-                singleton=False, spec=r.choice(["te", "local", "plain"]), cut_down=r.random() < 0.5, sequential=r.random() < 0.4, grouped=False, share=r.random() < 0.5, halves=False, mtp=0, old=False)
+                singleton=False, spec=r.choice(["te", "local", "plain"]), cut_down=r.random() < 0.5, sequential=r.random() < 0.4, grouped=False, share=r.random() < 0.5, halves=False, mtp=0, old=False, centred=False)
     n = len(cfg.layers_block_type) if name == "nemotron_h" else cfg.num_hidden_layers
     if container in ("dist", "zarr"):
         plan.update(prefix=r.choice(["", "", "module.", "model."]), singleton=container == "dist" and r.random() < 0.25, etp=r.choice([1, 2]))
@@ -209,6 +209,23 @@ class Megatron(unittest.TestCase):
         for job, name, hf in jobs:
             with self.subTest(name):
                 self.check(job, name, hf, f"{name} in {container}, CKPTFS_SEED={SEED}, {job['plan']}")
+
+    def test_zero_centred_norms(self):
+        """Stored less one, where Hugging Face's family multiplies by the weight itself: one is added, in F32, and rounded once."""
+        r = random.Random(f"{SEED} centred")
+        for name, container in (("llama", "zarr"), ("qwen3_moe", "ranks"), ("deepseek_v3", "zarr"), ("nemotron_h", "ranks")):
+            sd, cfg = make_model(name, self.path(f"{name}.hf"), r.randrange(1 << 30))
+            plan = make_plan(r, container, name, cfg) | dict(centred=True, bridge=False, grouped=False)
+            state = self.path("centred.pkl")
+            with open(state, "wb") as f:
+                pickle.dump((sd, cfg), f)
+            job = dict(dir=self.path(f"{name}.{container}"), state=state, plan=plan)
+            writer.write(job)
+            what = f"{name} in {container}, CKPTFS_SEED={SEED}, {plan}"
+            done = export(job["dir"], job["dir"] + ".out", "vocab_size=90")
+            self.assertEqual(done.returncode, 0, f"{what}: {done.stderr}")
+            norm = lambda k: "norm" in k and "mixer.norm" not in k
+            self.same(read_all(job["dir"] + ".out"), {k: (t.float() + 1).to(t.dtype) if norm(k) else t for k, t in sd.items()}, what)
 
     def test_layers_of_multi_token_prediction(self):
         """Behind the others, as the hub's repositories have them; transformers does not load them."""
