@@ -492,3 +492,14 @@ int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t
     ckpt_vec_release(&m.items);
     return rc;
 }
+
+int ckpt_layout_class(const char *layout, uint32_t rank, uint32_t nrank, uint32_t *ret,
+                      struct ckpt_err *err)
+{
+    struct layout l;
+
+    if (parse_layout(layout, rank, nrank, &l, err) < 0)
+        return -1;
+    *ret = l.at[PP] * l.n[EP] + l.at[EP];
+    return 0;
+}
