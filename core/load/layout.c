@@ -152,7 +152,9 @@ static int find_model(const struct ckpt_view *view, struct model *m, struct ckpt
     if (!m->family)
         return 0;
     m->config = view->config;
+    (void)pthread_mutex_lock(&view->shared->eval);
     eval_dims(m);
+    (void)pthread_mutex_unlock(&view->shared->eval);
     return collect_items(m, &m->family->tensors, err);
 }
 
