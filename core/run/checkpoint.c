@@ -11,12 +11,11 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/reader.h"
-#include "container/config.h"
 #include "run/adapter.h"
 #include "run/check.h"
 #include "run/dequantize.h"
 #include "run/dtypes.h"
-#include "run/lora.h"
+#include "run/merge.h"
 #include "run/names.h"
 #include "run/rename.h"
 #include "run/side.h"
@@ -304,42 +303,15 @@ static int adapter_of_names(struct ckpt_view *v, struct ckpt_catalog **src, stru
     return found ? model_of_hf(v, src, err) : 0;
 }
 
-/* What the view tells of an adapter that is merged: a model with the base's split. */
-static int about_merged(struct ckpt_view *v, struct ckpt_err *err)
-{
-    static const char *const gone[] = {"adapter", "bare_header", "weight_map", "model_files"};
-    json_t *map = json_object_get(v->shared->base->cat->about, "weight_map"),
-           *files = json_object_get(v->about, "model_files"), *about = json_deep_copy(v->about);
-
-    if (!about)
-        return ckpt_nomem(err);
-    json_decref(v->about);
-    v->about = about;
-    if ((files && json_object_set(about, "adapter_files", files) < 0) ||
-        (map && json_object_set_new(about, "weight_map", json_deep_copy(map)) < 0) ||
-        json_object_set_new(about, "merged", json_true()) < 0)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++)
-        if (!map || strcmp(gone[i], "weight_map") != 0)
-            (void)json_object_del(about, gone[i]);
-    return 0;
-}
-
 /* lora=merge: the base's model; the adapter waits until the base is dequantised. *src is taken. */
 static int model_to_merge(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *model = NULL;
-    bool found = is_adapter(v->about);
 
-    if (!found && ckpt_adapter_apply(*src, &found, err) < 0)
-        return -1;
-    if (!found)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' holds no adapter",
-                         ckpt_dir_path(v->dir));
-    if (ckpt_lora_base(v->shared->base, &model, err) < 0 || about_merged(v, err) < 0)
-        return -1;
-    v->adapter = ckpt_steal(src);
-    return model_of_hf(v, &model, err) < 0 || match_base(v, err) < 0 ? -1 : 0;
+    return ckpt_merge_begin(v, src, &model, err) < 0 || model_of_hf(v, &model, err) < 0 ||
+                   match_base(v, err) < 0
+               ? -1
+               : 0;
 }
 
 static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
@@ -395,51 +367,6 @@ static int dequantize(struct ckpt_view *v, struct ckpt_err *err)
         ckpt_dequantize(v->cat, v->config, json_object_get(v->about, "weight_map"), err) < 0)
         return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
     drop_quantization(v);
-    return 0;
-}
-
-/* ---- LoRA ---- */
-
-/* One of the adapter's own files, beside it or in the base; *ret is NULL if it is in neither. */
-static int read_adapter_config(const struct ckpt_view *v, const char *name, json_t **ret,
-                               struct ckpt_err *err)
-{
-    const char *below = ckpt_json_str(v->about, "adapter_files");
-    ckpt_cleanup(ckpt_freep) char *path =
-        ckpt_asprintf("%s%s%s", below ? below : "", below && *below ? "/" : "", name);
-
-    *ret = NULL;
-    if (!path)
-        return ckpt_nomem(err);
-    if (ckpt_config_read_if(v->dir, path, CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
-        return -1;
-    return *ret ? 0
-                : ckpt_config_read_if(v->shared->base->dir, name, CKPT_CONFIG_MAX_BYTES, ret, err);
-}
-
-static int merge_adapter(struct ckpt_view *v, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_json_decrefp) json_t *adapter = NULL;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *automodel = NULL;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *before = NULL;
-
-    if (!v->adapter)
-        return 0;
-    if (read_adapter_config(v, "adapter_config.json", &adapter, err) < 0 ||
-        read_adapter_config(v, "automodel_peft_config.json", &automodel, err) < 0)
-        return -1;
-    const struct ckpt_lora_options opt = {.adapter = adapter,
-                                          .automodel = automodel,
-                                          .base_names = v->base_names,
-                                          .config = v->config};
-    if (v->config && !(before = json_deep_copy(v->config)))
-        return ckpt_nomem(err);
-    if (ckpt_lora_merge(v->cat, v->adapter, &opt, err) < 0)
-        return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
-    v->config_changed |= !json_equal(before, v->config);
-    ckpt_catalog_freep(&v->adapter);
-    json_decref(v->base_names); /* the view has the base's own */
-    v->base_names = NULL;
     return 0;
 }
 
@@ -583,13 +510,8 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
 
     if (s->opt->raw)
         return 0;
-    if (ckpt_json_bool(v->about, "merged", false)) {
-        const char *files = ckpt_json_str(v->about, "adapter_files");
-        return ckpt_sides_add(sides, v->dir, files ? files : "", CKPT_SIDE_TOKENIZER, s->pool,
-                              err) < 0
-                   ? -1
-                   : ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_ALL, s->pool, err);
-    }
+    if (ckpt_json_bool(v->about, "merged", false))
+        return ckpt_merge_sides(v, sides, err);
     if (own && ckpt_sides_add(sides, v->dir, own, rule, s->pool, err) < 0)
         return -1;
     if (json_object_get(v->about, "side_files") &&
@@ -742,7 +664,7 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
     bool cast;
 
     if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0 ||
-        dequantize(v, err) < 0 || merge_adapter(v, err) < 0)
+        dequantize(v, err) < 0 || ckpt_merge_finish(v, err) < 0)
         return -1;
     ckpt_catalog_shrink(v->cat);
     if (cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 ||

@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "recipe/rearrange.h"
+#include "run/experts.h"
 #include "run/lora_config.h"
 #include "tensor/lora.h"
 #include "tensor/value.h"
@@ -89,19 +90,11 @@ static const struct ckpt_tensor *find_part(const struct merge *m, const char *mo
     return name ? ckpt_catalog_find(m->adapter, name) : NULL;
 }
 
-/* The base's tensor that is `name` in memory; SIZE_MAX: there is none. */
-static size_t find_weight(const struct merge *m, const char *name)
-{
-    const char *other = ckpt_json_str(m->opt->base_names, name);
-    const struct ckpt_tensor *t = ckpt_catalog_find(m->cat, other ? other : name);
-
-    return t ? (size_t)(t - m->cat->tensors.ptr) : SIZE_MAX;
-}
-
+/* The base's tensor that is "<module><leaf>" in memory; SIZE_MAX: there is none. */
 static size_t find_weight_of(const struct merge *m, const char *module, const char *leaf)
 {
     ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s%s", module, leaf);
-    return name ? find_weight(m, name) : SIZE_MAX;
+    return name ? ckpt_experts_tensor(m->cat, m->opt->base_names, name) : SIZE_MAX;
 }
 
 static int check_weight(const struct merge *m, size_t index)
@@ -194,75 +187,12 @@ static int merge_module(struct merge *m, const char *module, size_t weight, bool
 
 /* ---- parameters of experts ---- */
 
-/* How the hub stores one by one what transformers holds as one parameter of [experts, ...]. */
-static const struct hub {
-    const char *memory, *hub; /* ends of the module's name */
-    const char *gate_up[2], *down[2];
-} hubs[] = {
-    {"", "", {"gate_proj.weight", "up_proj.weight"}, {"down_proj.weight"}},
-    {"mlp", "block_sparse_moe", {"w1.weight", "w3.weight"}, {"w2.weight"}},
-};
-
-/* Part `part` of expert e's piece of `parameter`; SIZE_MAX: the base has no such tensor. */
-static size_t find_expert(const struct merge *m, const struct hub *h, const char *module,
-                          const char *parameter, uint64_t e, size_t part)
-{
-    const char *leaf = (strcmp(parameter, "gate_up_proj") == 0 ? h->gate_up : h->down)[part];
-    const size_t tail = strlen(".experts") + strlen(h->memory), len = strlen(module);
-    ckpt_cleanup(ckpt_freep) char *ending = ckpt_asprintf("%s.experts", h->memory);
-    ckpt_cleanup(ckpt_freep) char *name = NULL;
-
-    if (!leaf || !ending || !ckpt_has_suffix(module, ending))
-        return SIZE_MAX;
-    name =
-        ckpt_asprintf("%.*s%s.experts.%" PRIu64 ".%s", (int)(len - tail), module, h->hub, e, leaf);
-    return name ? find_weight(m, name) : SIZE_MAX;
-}
-
-/* The parameter's tensors in the base, in the order of their rows; *ret_n of each expert. */
-struct stack {
-    uint64_t experts, rows, cols;
-    size_t fused; /* the tensor that holds all, or SIZE_MAX */
-    const struct hub *hub;
-    size_t nparts;
-};
-
-static bool find_stack(const struct merge *m, const char *module, const char *parameter,
-                       struct stack *ret)
-{
-    ckpt_cleanup(ckpt_freep) char *leaf = ckpt_asprintf(".%s", parameter);
-    const struct ckpt_tensor *t = m->cat->tensors.ptr;
-    size_t at;
-
-    *ret = (struct stack){.fused = leaf ? find_weight_of(m, module, leaf) : SIZE_MAX};
-    if (ret->fused != SIZE_MAX && t[ret->fused].rank == 3) {
-        ret->experts = t[ret->fused].dim[0];
-        ret->rows = t[ret->fused].dim[1];
-        ret->cols = t[ret->fused].dim[2];
-        return true;
-    }
-    ret->fused = SIZE_MAX;
-    for (size_t h = 0; h < sizeof hubs / sizeof hubs[0] && !ret->nparts; h++) {
-        ret->hub = &hubs[h];
-        for (; ret->nparts < 2; ret->nparts++) {
-            at = find_expert(m, ret->hub, module, parameter, 0, ret->nparts);
-            if (at == SIZE_MAX || t[at].rank != 2)
-                break;
-            ret->rows += t[at].dim[0];
-            ret->cols = t[at].dim[1];
-        }
-    }
-    while (ret->nparts && find_expert(m, ret->hub, module, parameter, ret->experts, 0) != SIZE_MAX)
-        ret->experts++;
-    return ret->nparts > 0;
-}
-
 /* Which of the two ways A and B lie; both fit square parameters. */
-static int choose_layout(const struct merge *m, const struct stack *s, const char *module,
+static int choose_layout(const struct merge *m, const struct ckpt_experts *x, const char *module,
                          const struct ckpt_tensor *a, const struct ckpt_tensor *b, bool *ret_turned)
 {
-    const bool straight = a->dim[1] == s->cols && b->dim[0] == s->rows;
-    const bool turned = a->dim[1] == s->rows && b->dim[0] == s->cols;
+    const bool straight = a->dim[1] == x->cols && b->dim[0] == x->rows;
+    const bool turned = a->dim[1] == x->rows && b->dim[0] == x->cols;
     const int said = ckpt_lora_config_turned(m->opt->adapter, m->opt->automodel,
                                              ckpt_json_str(m->opt->config, "model_type"));
 
@@ -270,7 +200,7 @@ static int choose_layout(const struct merge *m, const struct stack *s, const cha
         return ckpt_fail(m->err, CKPT_CONFLICT,
                          "LoRA of '%s' is of %" PRIu64 " x %" PRIu64
                          " matrices, the base's experts have %" PRIu64 " x %" PRIu64,
-                         module, b->dim[0], a->dim[1], s->rows, s->cols);
+                         module, b->dim[0], a->dim[1], x->rows, x->cols);
     if (straight && turned && said < 0)
         return ckpt_fail(m->err, CKPT_UNSUPPORTED,
                          "LoRA of '%s', whose experts are square: adapter_config.json has no "
@@ -280,57 +210,42 @@ static int choose_layout(const struct merge *m, const struct stack *s, const cha
     return 0;
 }
 
-static int merge_stack(struct merge *m, const struct stack *s, const char *module,
-                       const char *parameter, const struct ckpt_lora *lora)
+static int merge_experts(struct merge *m, const struct ckpt_experts *x,
+                         const struct ckpt_lora *lora)
 {
     uint64_t row = 0;
 
-    if (s->fused != SIZE_MAX)
-        return check_weight(m, s->fused) < 0 ? -1
-                                             : ckpt_value_lora(m->cat, s->fused, lora, 0, m->err);
-    for (uint64_t e = 0; e < s->experts; e++)
-        for (size_t part = 0; part < s->nparts; part++) {
-            const size_t at = find_expert(m, s->hub, module, parameter, e, part);
-            if (at == SIZE_MAX)
-                return ckpt_fail(m->err, CKPT_MISSING,
-                                 "the base lacks a part of expert %" PRIu64 " of '%s'", e, module);
-            if (check_weight(m, at) < 0 || ckpt_value_lora(m->cat, at, lora, row, m->err) < 0)
-                return -1;
-            row += m->cat->tensors.ptr[at].dim[0];
-        }
+    for (size_t i = 0; i < x->tensor.len; i++) {
+        const size_t at = x->tensor.ptr[i];
+        if (check_weight(m, at) < 0 || ckpt_value_lora(m->cat, at, lora, row, m->err) < 0)
+            return -1;
+        row += m->cat->tensors.ptr[at].dim[0];
+    }
     return 0;
 }
 
-static int merge_parameter(struct merge *m, const char *module, const char *parameter,
+static int merge_parameter(struct merge *m, const char *name, const struct ckpt_experts *x,
                            const struct ckpt_tensor *a, const struct ckpt_tensor *b)
 {
-    ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s.%s", module, parameter);
     struct ckpt_tensor pair[2];
     struct ckpt_lora lora = {.a = &pair[0], .b = &pair[1]};
     struct layout layout = {0};
-    struct stack s;
     char outer[64], inner[64];
 
-    if (!name)
-        return ckpt_nomem(m->err);
-    if (!find_stack(m, module, parameter, &s))
-        return ckpt_fail(m->err, CKPT_MISSING, "the base has no '%s' for the adapter", name);
-    if (a->rank != 2 || b->rank != 2 || a->dim[0] != b->dim[1] || a->dim[0] % s.experts)
+    if (a->rank != 2 || b->rank != 2 || a->dim[0] != b->dim[1] || a->dim[0] % x->count)
         return ckpt_fail(m->err, CKPT_CONFLICT, "LoRA of '%s' is not of %" PRIu64 " experts", name,
-                         s.experts);
-    if (ckpt_lora_config_scale(m->opt->adapter, name, a->dim[0] / s.experts, &lora.scale, m->err) <
+                         x->count);
+    if (ckpt_lora_config_scale(m->opt->adapter, name, a->dim[0] / x->count, &lora.scale, m->err) <
             0 ||
-        choose_layout(m, &s, name, a, b, &layout.turned) < 0)
+        choose_layout(m, x, name, a, b, &layout.turned) < 0)
         return -1;
-    (void)snprintf(outer, sizeof outer,
-                   layout.turned ? "(e=%" PRIu64 " k) o" : "(e=%" PRIu64 " k) c", s.experts);
-    (void)snprintf(inner, sizeof inner,
-                   layout.turned ? "c (k e=%" PRIu64 ")" : "o (k e=%" PRIu64 ")", s.experts);
+    (void)snprintf(outer, sizeof outer, "(e=%" PRIu64 " k) %c", x->count,
+                   layout.turned ? 'o' : 'c');
+    (void)snprintf(inner, sizeof inner, "%c (k e=%" PRIu64 ")", layout.turned ? 'c' : 'o',
+                   x->count);
     layout.a = layout.turned ? inner : outer;
     layout.b = layout.turned ? outer : inner;
-    return rearrange_pair(m, &layout, a, b, true, pair) < 0
-               ? -1
-               : merge_stack(m, &s, module, parameter, &lora);
+    return rearrange_pair(m, &layout, a, b, true, pair) < 0 ? -1 : merge_experts(m, x, &lora);
 }
 
 /* ---- an adapter's tensors ---- */
@@ -343,6 +258,8 @@ static int merge_wrapped(struct merge *m, const char *module, const struct ckpt_
 {
     static const char inner[] = ".base_layer";
     ckpt_cleanup(ckpt_freep) char *name = strdup(module);
+    ckpt_cleanup(ckpt_freep) char *whole = NULL;
+    ckpt_cleanup(ckpt_experts_release) struct ckpt_experts x = {0};
     const char *parameter[MOST_PARAMETERS];
     size_t depth = 0, n;
 
@@ -356,7 +273,12 @@ static int merge_wrapped(struct merge *m, const char *module, const struct ckpt_
                          "the base has no '%s.weight', nor do target_parameters say which "
                          "parameter of it the adapter changes",
                          name);
-    return merge_parameter(m, name, parameter[n - 1 - depth], a, b);
+    const char *leaf = parameter[n - 1 - depth];
+    if (!(whole = ckpt_asprintf("%s.%s", name, leaf)))
+        return ckpt_nomem(m->err);
+    return ckpt_experts_find(m->cat, m->opt->base_names, name, leaf, &x, m->err) < 0
+               ? -1
+               : merge_parameter(m, whole, &x, a, b);
 }
 
 static int merge_pair(struct merge *m, const struct ckpt_tensor *a, const char *tail_a,
@@ -412,7 +334,7 @@ static int replace(struct merge *m, const struct ckpt_tensor *t)
         return ckpt_nomem(m->err);
     for (char *p; (p = strstr(name, ".base_layer.")) || (p = strstr(name, ".modules_to_save."));)
         memmove(p, strchr(p + 1, '.'), strlen(strchr(p + 1, '.')) + 1);
-    size_t at = find_weight(m, name);
+    size_t at = ckpt_experts_tensor(m->cat, m->opt->base_names, name);
     if (at == SIZE_MAX)
         return ckpt_fail(m->err, CKPT_UNSUPPORTED,
                          "the adapter has '%s', which is neither LoRA nor a tensor of the base",

@@ -119,7 +119,7 @@ int ckpt_lora_config_scale(const json_t *config, const char *name, uint64_t rank
 size_t ckpt_lora_config_parameters(const json_t *config, const char *name, const char **ret,
                                    size_t cap)
 {
-    static const char *const known[] = {"gate_up_proj", "down_proj"};
+    static const char *const known[] = {"gate_up_proj", "up_proj", "down_proj"};
     const json_t *targets = json_object_get(config, "target_parameters"), *t;
     size_t n = 0, i;
 
@@ -144,9 +144,11 @@ int ckpt_lora_config_turned(const json_t *config, const json_t *automodel, const
 {
     static const char *const transposed[] = {"gpt_oss", "aria", "aria_text",
                                              "openai_privacy_filter"};
+    static const char *const on_the_hub[] = {"qwen3_vl_moe", "qwen3_vl_moe_text"};
     const char *layout = ckpt_json_str(automodel, "paramwrapper_layout"),
                *version = ckpt_json_str(config, "peft_version");
     int major, minor;
+    bool turned = false;
 
     for (size_t i = 0; model_type && i < sizeof transposed / sizeof transposed[0]; i++)
         if (strcmp(model_type, transposed[i]) == 0)
@@ -155,5 +157,7 @@ int ckpt_lora_config_turned(const json_t *config, const json_t *automodel, const
         version = layout + strlen("peft-");
     if (!version || sscanf(version, "%9d.%9d", &major, &minor) != 2)
         return -1;
-    return major == 0 && minor < 19;
+    for (size_t i = 0; model_type && i < sizeof on_the_hub / sizeof on_the_hub[0]; i++)
+        turned |= strcmp(model_type, on_the_hub[i]) == 0;
+    return (major == 0 && minor < 19) != turned;
 }

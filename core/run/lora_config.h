@@ -23,9 +23,11 @@ int ckpt_lora_config_scale(const json_t *config, const char *name, uint64_t rank
 size_t ckpt_lora_config_parameters(const json_t *config, const char *name, const char **ret,
                                    size_t cap);
 
-/* Experts' parameters are [experts, out, in] in most models. Does A take `out` all the same, as
- * before PEFT 0.19 and in models that hold them as [experts, in, out]? 0 or 1; -1: the configs do
- * not say. */
+/* A base holds experts' parameters as [experts, rows, columns]. Does A take the rows, B the
+ * columns? PEFT has A take `in`, in its eyes the last dimension since 0.19, the middle one before;
+ * some models hold [experts, in, out] in memory, or on the hub only. 0 or 1; -1: the configs do not
+ * say.
+ */
 int ckpt_lora_config_turned(const json_t *config, const json_t *automodel, const char *model_type);
 
 #endif

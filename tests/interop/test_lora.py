@@ -178,7 +178,8 @@ class Lora(unittest.TestCase):
         got = self.ours()
         self.same(got, self.theirs(torch.float32))
         before = tensors(self.base)
-        self.assertTrue(any("experts" in n and not torch.equal(t, before[n]) for n, t in got.items()))
+        changed = [n for n, t in got.items() if not torch.equal(t, before[n])]
+        self.assertTrue([n for n in changed if "experts" in n or "block_sparse_moe" in n], changed)
 
     def test_experts_one_by_one(self):
         both = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -189,6 +190,14 @@ class Lora(unittest.TestCase):
 
     def test_experts_under_other_names(self):
         self.check_experts(transformers.MixtralConfig(**COMMON, num_local_experts=4), ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+
+    def test_experts_in_tensors_of_other_names(self):
+        names = ["block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"]
+        self.check_experts(transformers.GraniteMoeConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2), names)
+        names = ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"]
+        self.fresh()
+        layers = ["conv", "full_attention"]
+        self.check_experts(transformers.Lfm2MoeConfig(**COMMON, **MOE, layer_types=layers, num_dense_layers=1), names)
 
     def test_fused_experts(self):
         config = {**COMMON, "intermediate_size": 64}

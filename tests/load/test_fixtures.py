@@ -10,7 +10,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"))
 import case as cases  # noqa: E402
-from test_golden import BUILD, CKPT, SOURCE  # noqa: E402
+from case import BUILD, CKPT, SOURCE  # noqa: E402
 
 LOAD_RANKS = os.path.join(BUILD, "tests", "load_ranks")
 FIXTURES = os.environ.get("CKPTFS_FIXTURES") or os.path.join(SOURCE, "..", "shared", "fixtures")

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Adapter and base as one view. */
+#include "run/merge.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "container/config.h"
+#include "run/adapter.h"
+#include "run/lora.h"
+
+/* A model with the base's split, not an adapter. */
+static int describe(struct ckpt_view *v, struct ckpt_err *err)
+{
+    static const char *const gone[] = {"adapter", "bare_header", "model_files", "weight_map"};
+    const json_t *base = v->shared->base->cat->about;
+    json_t *map = json_object_get(base, "weight_map"),
+           *files = json_object_get(v->about, "model_files"), *about = json_deep_copy(v->about);
+
+    if (!about)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++)
+        (void)json_object_del(about, gone[i]);
+    if ((files && json_object_set(about, "adapter_files", files) < 0) ||
+        (map && json_object_set_new(about, "weight_map", json_deep_copy(map)) < 0) ||
+        json_object_set_new(about, "merged", json_true()) < 0) {
+        json_decref(about);
+        return ckpt_nomem(err);
+    }
+    json_decref(v->about);
+    v->about = about;
+    return 0;
+}
+
+int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src,
+                     struct ckpt_catalog **ret_model, struct ckpt_err *err)
+{
+    bool found = ckpt_json_bool(v->about, "adapter", false);
+
+    if (!found && ckpt_adapter_apply(*src, &found, err) < 0)
+        return -1;
+    if (!found)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' holds no adapter",
+                         ckpt_dir_path(v->dir));
+    if (ckpt_lora_base(v->shared->base, ret_model, err) < 0 || describe(v, err) < 0)
+        return -1;
+    v->adapter = ckpt_steal(src);
+    return 0;
+}
+
+/* One of the adapter's own files, beside it or in the base; *ret is NULL if it is in neither. */
+static int read_config(const struct ckpt_view *v, const char *name, json_t **ret,
+                       struct ckpt_err *err)
+{
+    const char *below = ckpt_json_str(v->about, "adapter_files");
+    ckpt_cleanup(ckpt_freep) char *path =
+        ckpt_asprintf("%s%s%s", below ? below : "", below && *below ? "/" : "", name);
+
+    *ret = NULL;
+    if (!path)
+        return ckpt_nomem(err);
+    if (ckpt_config_read_if(v->dir, path, CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
+        return -1;
+    return *ret ? 0
+                : ckpt_config_read_if(v->shared->base->dir, name, CKPT_CONFIG_MAX_BYTES, ret, err);
+}
+
+int ckpt_merge_finish(struct ckpt_view *v, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *adapter = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *automodel = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *before = NULL;
+
+    if (!v->adapter)
+        return 0;
+    if (read_config(v, "adapter_config.json", &adapter, err) < 0 ||
+        read_config(v, "automodel_peft_config.json", &automodel, err) < 0)
+        return -1;
+    const struct ckpt_lora_options opt = {.adapter = adapter,
+                                          .automodel = automodel,
+                                          .base_names = v->base_names,
+                                          .config = v->config};
+    if (v->config && !(before = json_deep_copy(v->config)))
+        return ckpt_nomem(err);
+    if (ckpt_lora_merge(v->cat, v->adapter, &opt, err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
+    v->config_changed |= !json_equal(before, v->config);
+    ckpt_catalog_freep(&v->adapter);
+    json_decref(v->base_names); /* the view's names are the base's */
+    v->base_names = NULL;
+    return 0;
+}
+
+int ckpt_merge_sides(const struct ckpt_view *v, struct ckpt_sides *sides, struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = v->shared;
+    const char *files = ckpt_json_str(v->about, "adapter_files");
+
+    return ckpt_sides_add(sides, v->dir, files ? files : "", CKPT_SIDE_TOKENIZER, s->pool, err) <
+                       0 ||
+                   ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_ALL, s->pool, err) < 0
+               ? -1
+               : 0;
+}
