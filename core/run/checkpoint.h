@@ -3,6 +3,7 @@
 #ifndef CKPT_RUN_CHECKPOINT_H
 #define CKPT_RUN_CHECKPOINT_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
@@ -31,6 +32,7 @@ struct ckpt_shared {
     struct ckpt_renames *renames; /* of the option key_mapping; or NULL */
     struct ckpt_read_stats stats;
     atomic_ullong errors; /* failed reads */
+    pthread_mutex_t eval; /* evaluating expressions counts references to shared JSON */
 };
 
 int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, struct ckpt_err *err);
