@@ -256,19 +256,11 @@ static const char *format_of(const struct ckpt_catalog *src, const struct ckpt_r
     return opt->format ? opt->format : ckpt_json_str(src->about, "format");
 }
 
-/* The family that the user or the base model names, or NULL. */
-static const char *wanted_type(const struct ckpt_recipe_options *opt)
-{
-    const char *type = ckpt_json_str(opt->overrides, "_model_type");
-
-    return type || !opt->base_config ? type : ckpt_json_str(opt->base_config, "model_type");
-}
-
 static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
                  const struct ckpt_recipe_options *opt)
 {
     const char *format = format_of(src, opt);
-    struct ckpt_settings s = {.src = src, .overrides = opt->overrides, .type = wanted_type(opt)};
+    struct ckpt_settings s = {.src = src, .overrides = opt->overrides, .type = ckpt_settings_type(opt)};
     const struct ckpt_expr_env env = {ckpt_settings_before, &s, src};
 
     if (!r->format || !format || strcmp(r->format, format) != 0)
@@ -288,7 +280,7 @@ static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
 /* Whether the recipe's family is the one that is asked for, if one is. */
 static bool suits_base(const struct ckpt_recipe *r, const struct ckpt_recipe_options *opt)
 {
-    const char *type = wanted_type(opt);
+    const char *type = ckpt_settings_type(opt);
 
     return !type || !r->family || ckpt_family_has_type(r->family, type);
 }
@@ -318,7 +310,7 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
                         "%s '%s', which none of the recipes that fit the checkpoint makes (%s)",
                         ckpt_json_str(opt->overrides, "_model_type") ? "model_type= asks for"
                                                                      : "the base model is of type",
-                        wanted_type(opt), ckpt_str_get(&names));
+                        ckpt_settings_type(opt), ckpt_str_get(&names));
     else
         (void)ckpt_fail(err, CKPT_MISSING,
                         "no recipe fits this checkpoint of format '%s' (there are: %s); give one "
