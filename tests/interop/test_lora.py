@@ -161,6 +161,14 @@ class Lora(unittest.TestCase):
         self.save_adapter(model, r=4, target_modules=["v_proj", "embed_tokens"], modules_to_save=["lm_head"])
         self.same(self.ours(), self.theirs(torch.float32))
 
+    def test_tied_embeddings_that_were_trained_apart(self):
+        model = self.model(transformers.LlamaConfig(**COMMON, tie_word_embeddings=True))
+        self.save_adapter(model, r=4, target_modules=["v_proj"], modules_to_save=["embed_tokens", "lm_head"])
+        fresh = transformers.AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.bfloat16)
+        merged = PeftModel.from_pretrained(fresh, self.adapter).merge_and_unload()
+        self.same(self.ours(), dict(merged.state_dict()))
+        self.assertFalse(transformers.AutoConfig.from_pretrained(self.out).tie_word_embeddings)
+
     def test_a_vocabulary_that_has_grown(self):
         model = self.model(transformers.LlamaConfig(**COMMON))
         model.resize_token_embeddings(104)
