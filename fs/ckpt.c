@@ -7,10 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include "cmdline.h"
 #include "fail.h"
 #include "tool.h"
 
@@ -45,22 +43,6 @@ static void print_help(void)
                  "  -h, -V      this help, the version\n"
                  "\n"
                  "Exit status: 0 good, 1 failed or different, 2 usage.\n");
-}
-
-static int set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err)
-{
-    CKPTFS_CLEANUP(ckptfs_freep) char *copy = strdup(list);
-    char *rest = copy, *word, *value;
-
-    if (!copy)
-        return ckptfs_nomem(err);
-    while (ckptfs_next_option(&rest, &word, &value)) {
-        if (!ckpt_options_knows(word))
-            return ckptfs_fail(err, CKPT_USAGE, "-o %s: no such option", word);
-        if (ckpt_options_set(opt, word, value, err) < 0)
-            return -1;
-    }
-    return 0;
 }
 
 static int parse_jobs(const char *text, unsigned *ret, struct ckpt_err *err)
@@ -112,7 +94,7 @@ static int parse(int argc, char **argv, struct ckpt_tool *t, const struct comman
             t->quiet = true;
             break;
         case 'o':
-            if (set_options(t->opt, optarg, err) < 0)
+            if (ckpt_tool_set_options(t->opt, optarg, err) < 0)
                 return -1;
             break;
         case 'h':
@@ -159,84 +141,11 @@ static int run_loader(char **argv, struct ckpt_err *err)
                              argv[1], loader);
 }
 
-static void allow_many_files(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &limit);
-    }
-}
-
 static void print_line(void *ctx, enum ckpt_log_severity severity, const char *text)
 {
     (void)ctx;
     if (severity <= CKPT_WARNING)
         (void)fprintf(stderr, "ckpt: %s%s\n", severity == CKPT_WARNING ? "warning: " : "", text);
-}
-
-void ckpt_runp(struct ckpt_run **run)
-{
-    ckpt_run_close(*run);
-    *run = NULL;
-}
-
-/* "iter_0000200" is step 200. */
-static bool ends_in_number(const char *name, const char *number)
-{
-    size_t n = strlen(name), digits = 0;
-
-    while (digits < n && name[n - 1 - digits] >= '0' && name[n - 1 - digits] <= '9')
-        digits++;
-    for (name += n - digits; digits > 1 && *name == '0'; digits--)
-        name++;
-    return digits > 0 && strcmp(name, number) == 0;
-}
-
-static int find_step(struct ckpt_run *run, const char *want, char **ret, struct ckpt_err *err)
-{
-    struct ckpt_step *step = NULL;
-    size_t n = 0, hits = 0, hit = 0;
-
-    if (ckpt_run_steps(run, &step, &n, err) < 0)
-        return -1;
-    for (size_t i = 0; i < n && !(hits == 1 && strcmp(step[hit].name, want) == 0); i++) {
-        if (strcmp(step[i].name, want) == 0) {
-            hits = 1;
-            hit = i;
-        } else if (ends_in_number(step[i].name, want)) {
-            hits++;
-            hit = i;
-        }
-    }
-    *ret = hits == 1 ? strdup(step[hit].name) : NULL;
-    ckpt_steps_free(step, n);
-    if (*ret)
-        return 0;
-    return ckptfs_fail(err, hits ? CKPT_CONFLICT : CKPT_MISSING, "--step %s: %s", want,
-                       hits ? "several steps end in this number" : "the run has no such step");
-}
-
-int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
-                   struct ckpt_view **ret_view, struct ckpt_err *err)
-{
-    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
-    CKPTFS_CLEANUP(ckptfs_freep) char *step = NULL;
-
-    if (ckpt_run_open(t->run, t->opt, &run, err) < 0)
-        return -1;
-    if (t->step && !ckpt_run_is_folder(run))
-        return ckptfs_fail(err, CKPT_USAGE,
-                           "--step %s: %s is one checkpoint, not a folder of steps", t->step,
-                           t->run);
-    if (t->step && find_step(run, t->step, &step, err) < 0)
-        return -1;
-    if (ckpt_run_view(run, step, ret_view, err) < 0)
-        return -1;
-    *ret_run = run;
-    run = NULL;
-    return 0;
 }
 
 static int finish(struct ckpt_err *err, int rc)
@@ -261,7 +170,7 @@ int main(int argc, char **argv)
     else if (rc == 0)
         rc = parse(argc, argv, &tool, &command, &err);
     if (rc == 0 && command) {
-        allow_many_files();
+        ckpt_tool_many_files();
         ckpt_options_set_log(tool.opt, print_line, NULL);
         rc = command->run(&tool, &err);
     }

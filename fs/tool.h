@@ -28,6 +28,12 @@ int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err);
 
+/* "dtype=float16,base=/models/x", as -o has it. */
+int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err);
+
+/* As many open files as the system allows. */
+void ckpt_tool_many_files(void);
+
 /* Open the run and the view that --step names. A step is named by its directory, or by the number
  * that its name ends in. */
 int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,

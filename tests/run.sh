@@ -28,6 +28,11 @@ if ((install)); then
     "$venv/bin/pip" install --quiet "$(grep '^torch==' tests/requirements.txt)"
     "$venv/bin/pip" install --quiet -r tests/requirements.txt
   fi
+  while read -r megatron; do # of each a folder of its own
+    if [[ ! -d $venv/${megatron/==/-}/megatron ]]; then
+      "$venv/bin/pip" install --quiet --no-deps --target "$venv/${megatron/==/-}" "$megatron"
+    fi
+  done <tests/requirements-megatron.txt
   if [[ ! -d $venv/transformers4/transformers ]]; then
     "$venv/bin/pip" install --quiet --no-deps --target "$venv/transformers4" -r tests/requirements-4.txt
   fi
@@ -41,7 +46,7 @@ run() {
   local preset=$1 log
   shift
   cmake --preset "$preset" -DCKPTFS_TESTS=ON -DCKPTFS_PYTHON="$python" -DCKPTFS_TRANSFORMERS4="$(realpath -m "$venv/transformers4")" \
-    >/dev/null
+    -DCKPTFS_MEGATRON="$(find "$(realpath -m "$venv")" -maxdepth 1 -name 'megatron-core-*' 2>/dev/null | sort | paste -sd:)" >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
   ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || failed=1

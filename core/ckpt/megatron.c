@@ -18,7 +18,7 @@
 
 #define TRACKER "latest_checkpointed_iteration.txt"
 
-enum { MAX_TRACKER = 256 };
+enum { MAX_TRACKER = 256, MAX_TOKENIZER = 128 * 1024 * 1024 };
 
 /* What the format is called, in its own words. */
 static const char *const containers[] = {
@@ -126,14 +126,14 @@ static const char *class_of(const json_t *config)
     return dot ? dot + 1 : target;
 }
 
-static int take_class(struct load *l, const json_t *config, const char *key, struct ckpt_err *err)
+static int take_class(struct load *l, const json_t *config, struct ckpt_err *err)
 {
     const char *name = class_of(config);
 
-    return name ? about(l, key, json_string(name), err) : 0;
+    return name ? about(l, "model_class", json_string(name), err) : 0;
 }
 
-/* A file's object, if it is there; `part` is the member that counts (NULL: all). */
+/* A file's object, if it is there; its member `part` counts, or all of it. */
 static int try_file(struct load *l, const char *file, const char *part, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *whole = NULL;
@@ -144,13 +144,13 @@ static int try_file(struct load *l, const char *file, const char *part, struct c
         return ckpt_nomem(err);
     if (ckpt_config_read_if(l->dir, file, CKPT_CONFIG_MAX_BYTES, &whole, err) < 0)
         return -1;
-    json_t *config = part ? json_object_get(whole, part) : whole;
-    if (part && whole && !config)
+    json_t *config = json_object_get(whole, part);
+    if (!config)
         config = whole; /* NeMo 1 has it flat, or below "model" */
     if (!json_is_object(config))
         return 0;
-    if (take_class(l, whole, "model_class", err) < 0 ||
-        take_class(l, config, config == whole ? "model_class" : "config_class", err) < 0 ||
+    /* Bridge's model part is the model's class; NeMo's model has a config as a part */
+    if (take_class(l, class_of(config) && strcmp(part, "model") == 0 ? config : whole, err) < 0 ||
         about(l, "config_from", json_string(file), err) < 0)
         return -1;
     const char *id = ckpt_json_str(config, "hf_model_id");
@@ -185,6 +185,49 @@ static int read_config(struct load *l, struct ckpt_err *err)
 
 /* ---- facts ---- */
 
+static void see_id(const json_t *id, uint64_t *size)
+{
+    if (json_is_integer(id) && json_integer_value(id) >= 0 &&
+        (uint64_t)json_integer_value(id) >= *size)
+        *size = (uint64_t)json_integer_value(id) + 1;
+}
+
+/* How many ids a tokenizer.json has; 0: it does not say. */
+static uint64_t count_ids(const json_t *tokenizer)
+{
+    const json_t *vocab = ckpt_json_at(tokenizer, "model.vocab"), *v;
+    uint64_t size = json_is_array(vocab) ? json_array_size(vocab) : 0;
+    const char *word;
+    size_t i;
+
+    json_object_foreach((json_t *)vocab, word, v)
+    {
+        see_id(v, &size);
+    }
+    json_array_foreach(json_object_get(tokenizer, "added_tokens"), i, v)
+    {
+        see_id(json_object_get(v, "id"), &size);
+    }
+    return size;
+}
+
+/* Where nothing says how many of the embedding's rows are padding, the tokenizer does. */
+static int read_tokenizer(struct load *l, const char *below, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s/tokenizer.json", below);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *tokenizer = NULL;
+    uint64_t size;
+
+    if (!file)
+        return ckpt_nomem(err);
+    if (ckpt_json_u64(l->cat->config, "vocab_size", &size))
+        return 0;
+    if (ckpt_config_read_if(l->dir, file, MAX_TOKENIZER, &tokenizer, err) < 0)
+        return -1;
+    size = count_ids(tokenizer);
+    return size ? about(l, "tokenizer_size", json_integer((json_int_t)size), err) : 0;
+}
+
 static const char *side_files(const struct load *l)
 {
     static const char *const places[] = {"tokenizer", "context/nemo_tokenizer", "context"};
@@ -206,7 +249,10 @@ static int describe(struct load *l, struct ckpt_err *err)
         return -1;
     if (l->st.has_version && about(l, "checkpoint_version", json_real(l->st.version), err) < 0)
         return -1;
-    return sides ? about(l, "side_files", json_string(sides), err) : 0;
+    if (!sides)
+        return 0;
+    return about(l, "side_files", json_string(sides), err) < 0 ? -1
+                                                               : read_tokenizer(l, sides, err);
 }
 
 static int find_weights(struct load *l, struct ckpt_err *err)

@@ -53,7 +53,8 @@ static enum ckpt_megatron_format by_mark(const struct ckpt_dir *dir)
 static bool has_modules(const struct ckpt_dir *dir)
 {
     static const char *const words[] = {"embedding.word_embeddings.weight",
-                                        ".self_attention.linear_", ".mlp.linear_fc",
+                                        ".self_attention.linear_", "decoder.layers.mlp.linear_fc",
+                                        ".mlp.linear_fc1.layer_norm_weight",
                                         "decoder.final_layernorm.weight"};
     ckpt_cleanup(ckpt_closep) int fd = -1;
     ckpt_cleanup(ckpt_freep) char *head = malloc(SNIFF_BYTES);

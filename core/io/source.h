@@ -73,6 +73,10 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err);
 /* The recorded identity; false if s is not a file. */
 bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret);
 
+/* The part of a file that is in the page cache (sampled), 0 to 1, and whether it lies on a storage
+ * that several machines share. False if s is not a file, or nobody can tell. */
+bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool *ret_shared);
+
 /* len bytes of memory, copied. `name` (copied) stands in messages. */
 int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct ckpt_source **ret,
                         struct ckpt_err *err);

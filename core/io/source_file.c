@@ -4,8 +4,11 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include "base/ckd.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "io/source.h"
@@ -171,5 +174,65 @@ bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret)
     if (s->ops != &file_ops)
         return false;
     *ret = id_of(self(s));
+    return true;
+}
+
+/* ---- where the bytes are ---- */
+
+enum { SAMPLES = 16, SAMPLE_PAGES = 64 };
+
+static bool is_shared_storage(long type)
+{
+    /* NFS, SMB, SMB2, CIFS, Lustre, Ceph, GPFS, BeeGFS, FUSE, 9P, AFS (linux/magic.h and theirs) */
+    static const long shared[] = {0x6969,     0x517b,     0xfe534d42, 0xff534d42,
+                                  0x0bd00bd0, 0x00c36400, 0x47504653, 0x19830326,
+                                  0x65735546, 0x01021997, 0x5346414f};
+
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
+        if (type == shared[i])
+            return true;
+    return false;
+}
+
+/* The pages are only asked about, never touched. */
+static size_t resident_pages(int fd, uint64_t off, size_t npage, size_t page)
+{
+    unsigned char in[SAMPLE_PAGES];
+    size_t count = 0;
+    void *map = mmap(NULL, npage * page, PROT_READ, MAP_SHARED, fd, (off_t)off);
+
+    if (map == MAP_FAILED)
+        return 0;
+    if (mincore(map, npage * page, in) == 0)
+        for (size_t i = 0; i < npage; i++)
+            count += in[i] & 1;
+    (void)munmap(map, npage * page);
+    return count;
+}
+
+bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool *ret_shared)
+{
+    struct source_file *f = self(s);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uint64_t npage = (s->size + page - 1) / page;
+    size_t asked = 0, resident = 0;
+    struct ckpt_file_id id;
+    struct statfs fs;
+    int fd;
+
+    if (s->ops != &file_ops || npage == 0)
+        return false;
+    id = id_of(f);
+    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, NULL) < 0)
+        return false;
+    for (uint64_t i = 0; i < SAMPLES; i++) {
+        uint64_t at = npage * i / SAMPLES;
+        size_t n = (size_t)ckpt_min_u64(SAMPLE_PAGES, npage * (i + 1) / SAMPLES - at);
+        asked += n;
+        resident += n ? resident_pages(fd, at * page, n, page) : 0;
+    }
+    *ret_shared = fstatfs(fd, &fs) == 0 && is_shared_storage((long)fs.f_type);
+    ckpt_fdpool_put(f->pool, &f->slot);
+    *ret_resident = asked ? (double)resident / (double)asked : 0;
     return true;
 }

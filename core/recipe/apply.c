@@ -426,6 +426,35 @@ static int walk(struct apply *ap, const struct ckpt_items *list, enum pass pass)
 
 /* ---- models without a list: the checkpoint says which tensors there are ---- */
 
+/* ap->name: that of a tensor that no rule takes. */
+static void name_kept(struct apply *ap, const char *name)
+{
+    const struct ckpt_prefix *p = ap->recipe->prefixes.ptr;
+    size_t n = ap->recipe->prefixes.len, i = 0;
+
+    while (i < n && !ckpt_has_prefix(name, p[i].from))
+        i++;
+    ckpt_str_clear(&ap->name);
+    ckpt_str_printf(&ap->name, "%s%s", i < n ? p[i].to : "",
+                    name + (i < n ? strlen(p[i].from) : 0));
+}
+
+static int keep_tensor(struct apply *ap, const struct ckpt_tensor *t)
+{
+    struct ckpt_tensor kept = *t;
+
+    name_kept(ap, t->name);
+    if (ap->name.failed)
+        return ckpt_nomem(ap->err);
+    kept.name = ckpt_str_get(&ap->name);
+    ap->used[t - ap->src->tensors.ptr] = true;
+    if (ap->explain && strcmp(ap->explain, kept.name) == 0 &&
+        !(ap->explanation = json_pack("{s:s, s:s, s:[{s:s}]}", "recipe", ap->recipe->name, "target",
+                                      kept.name, "sources", "tensor", t->name)))
+        return ckpt_nomem(ap->err);
+    return ckpt_catalog_copy(ap->cat, &kept, ap->err);
+}
+
 /* One side of the rule: a tensor for each value of the axes that are numbers in its name only. They
  * were one in memory and stay together. */
 static int add_side(struct apply *ap, uint32_t side)
@@ -472,14 +501,8 @@ static int convert(struct apply *ap, const struct ckpt_tensor *t)
 
     if (ckpt_resolve_source(&ap->rs, t, &ap->in, &found) < 0)
         return -1;
-    if (!found) {
-        ap->used[t - ap->src->tensors.ptr] = true;
-        if (ap->explain && strcmp(ap->explain, t->name) == 0 &&
-            !(ap->explanation = json_pack("{s:s, s:s, s:[{s:s}]}", "recipe", ap->recipe->name,
-                                          "target", t->name, "sources", "tensor", t->name)))
-            return ckpt_nomem(ap->err);
-        return ckpt_catalog_copy(ap->cat, t, ap->err);
-    }
+    if (!found)
+        return keep_tensor(ap, t);
     ap->in.target = t->name;
     ap->in.bound = 0;
     if (ckpt_instance_solve(&ap->in, &ap->set, ap->err) < 0)

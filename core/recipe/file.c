@@ -230,6 +230,27 @@ static int read_remarks(struct reader *r, const char *where, const json_t *list,
     return 0;
 }
 
+static int read_prefixes(struct reader *r, const char *where, const json_t *list)
+{
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j)
+    {
+        struct ckpt_prefix p;
+        if (json_array_size(j) != 2 || !json_is_string(json_array_get(j, 0)) ||
+            !json_is_string(json_array_get(j, 1)))
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: two texts are expected here", where, i);
+        p.from = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 0)));
+        p.to = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 1)));
+        if (!p.from || !p.to || ckpt_vec_push(&r->out->prefixes, p) < 0)
+            return ckpt_nomem(r->err);
+    }
+    return 0;
+}
+
 /* A key that was given by an included file is replaced where it stands: keys are evaluated in
  * order. */
 static int set_key(struct reader *r, const char *where, const char *key, const json_t *v)
@@ -279,9 +300,11 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
                *lacks = ckpt_field_text(r->arena, r->err, "%s: lacks", name),
                *config = ckpt_field_text(r->arena, r->err, "%s: config", name),
                *refuse = ckpt_field_text(r->arena, r->err, "%s: refuse", name),
-               *warn = ckpt_field_text(r->arena, r->err, "%s: warn", name);
+               *warn = ckpt_field_text(r->arena, r->err, "%s: warn", name),
+               *prefixes = ckpt_field_text(r->arena, r->err, "%s: prefixes", name);
 
-    if (!has || !lacks || !config || !refuse || !warn)
+    if (!has || !lacks || !config || !refuse || !warn || !prefixes ||
+        read_prefixes(r, prefixes, json_object_get(j, "prefixes")) < 0)
         return -1;
     if (json_object_get(j, "may_lack") &&
         ckpt_field_strings(r->arena, json_object_get(j, "may_lack"), name, &r->out->may_lack,
@@ -319,9 +342,9 @@ static int read_head(struct reader *r, const char *name, const json_t *j)
 static int read_file(struct reader *r, const char *name, const char *text, size_t len,
                      unsigned parts, const struct ckpt_rule_context *cx)
 {
-    static const char *const known[] = {"note",  "format",   "model",    "when",  "has",
-                                        "lacks", "include",  "config",   "rules", "refuse",
-                                        "warn",  "fallback", "may_lack", NULL};
+    static const char *const known[] = {"note",  "format",   "model",    "when",     "has",
+                                        "lacks", "include",  "config",   "rules",    "refuse",
+                                        "warn",  "fallback", "may_lack", "prefixes", NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     size_t n;
@@ -372,6 +395,7 @@ void ckpt_recipe_release(struct ckpt_recipe *r)
     ckpt_vec_release(&r->refuse);
     ckpt_vec_release(&r->warn);
     ckpt_vec_release(&r->rules);
+    ckpt_vec_release(&r->prefixes);
     json_decref(r->keep);
     json_decref(r->inline_model);
     r->keep = r->inline_model = NULL;

@@ -30,6 +30,12 @@ struct ckpt_remark {
     const char *why;
 };
 
+/* "prefixes" of a model without a list: names that no rule takes begin with `to` instead of `from`.
+ */
+struct ckpt_prefix {
+    const char *from, *to;
+};
+
 struct ckpt_config_key {
     const char *key;
     const struct ckpt_origin *origin;
@@ -52,7 +58,8 @@ struct ckpt_recipe {
     CKPT_VEC(struct ckpt_remark) refuse;
     CKPT_VEC(struct ckpt_remark) warn;
     ckpt_rules rules;
-    json_t *keep; /* literals of the config */
+    CKPT_VEC(struct ckpt_prefix) prefixes; /* the first that fits counts */
+    json_t *keep;                          /* literals of the config */
 };
 
 /* How other files are found: the text of recipe or fragment `name`, beside the file that includes

@@ -18,12 +18,12 @@ static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret
         *ret = new_ref(ckpt_json_at(s->src->about, key + 6));
         return true;
     }
-    if (key[0] != '_')
-        return false;
     if (strncmp(key, "option.", 7) == 0) {
         *ret = new_ref(json_object_get(s->overrides, key + 7));
         return true;
     }
+    if (key[0] != '_')
+        return false;
     if (s->type && strcmp(key, "_model_type") == 0) {
         *ret = json_string(s->type);
         return true;

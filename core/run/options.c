@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/mem.h"
@@ -81,6 +83,22 @@ static int set_text(char **slot, const char *key, const char *value, struct ckpt
     return *slot ? 0 : ckpt_nomem(err);
 }
 
+/* A path that means the same after the process has gone to another directory (daemons do). */
+static int set_path(char **slot, const char *key, const char *value, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *here = NULL;
+
+    if (set_text(slot, key, value, err) < 0)
+        return -1;
+    if (value[0] == '/')
+        return 0;
+    if (!(here = getcwd(NULL, 0)))
+        return ckpt_fail(err, CKPT_IO, "option %s: the current directory is not known", key);
+    free(*slot);
+    *slot = ckpt_asprintf("%s/%s", here, value);
+    return *slot ? 0 : ckpt_nomem(err);
+}
+
 static int set_flag(bool *slot, const char *key, const char *value, struct ckpt_err *err)
 {
     static const char *const yes[] = {"1", "true", "yes", "on"}, *const no[] = {"0", "false", "no",
@@ -101,19 +119,22 @@ static int set_flag(bool *slot, const char *key, const char *value, struct ckpt_
 static int set_base(struct ckpt_options *opt, const char *key, const char *value,
                     struct ckpt_err *err)
 {
-    return set_text(&opt->base, key, value, err);
+    struct stat st;
+    bool is_path = value && stat(value, &st) == 0; /* else ORG/NAME of the hub's cache */
+
+    return (is_path ? set_path : set_text)(&opt->base, key, value, err);
 }
 
 static int set_recipe(struct ckpt_options *opt, const char *key, const char *value,
                       struct ckpt_err *err)
 {
-    return set_text(&opt->recipe, key, value, err);
+    return set_path(&opt->recipe, key, value, err);
 }
 
 static int set_key_mapping(struct ckpt_options *opt, const char *key, const char *value,
                            struct ckpt_err *err)
 {
-    return set_text(&opt->key_mapping, key, value, err);
+    return set_path(&opt->key_mapping, key, value, err);
 }
 
 /* The names of ckpt_dtype_parse, and what people write. */
@@ -265,12 +286,18 @@ static const char *const model_keys[] = {
     "intermediate_size",
     "kv_lora_rank",
     "layer_norm_epsilon",
+    "mamba_head_dim",
+    "mamba_num_heads",
     "max_position_embeddings",
     "max_window_layers",
+    "mlp_bias",
     "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "n_group",
     "n_groups",
     "n_routed_experts",
     "n_shared_experts",
+    "norm_eps",
     "norm_epsilon",
     "norm_topk_prob",
     "num_attention_heads",
@@ -279,19 +306,26 @@ static const char *const model_keys[] = {
     "num_hidden_layers",
     "num_key_value_heads",
     "num_local_experts",
+    "num_nextn_predict_layers",
     "pad_token_id",
     "partial_rotary_factor",
     "q_lora_rank",
     "qk_nope_head_dim",
     "qk_rope_head_dim",
+    "query_pre_attn_scalar",
     "rms_norm_eps",
     "rope_theta",
+    "routed_scaling_factor",
     "router_aux_loss_coef",
+    "scoring_func",
     "shared_expert_intermediate_size",
     "sliding_window",
+    "ssm_state_size",
     "state_size",
     "tie_word_embeddings",
     "time_step_rank",
+    "topk_group",
+    "use_qk_norm",
     "use_sliding_window",
     "v_head_dim",
     "vocab_size",

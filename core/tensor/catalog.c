@@ -233,3 +233,18 @@ uint64_t ckpt_tensor_nbytes(const struct ckpt_tensor *t)
 {
     return t->numel * ckpt_dtype_size(t->dtype);
 }
+
+size_t ckpt_tensor_first_piece(const struct ckpt_tensor *t, uint64_t lo)
+{
+    uint64_t from = lo >= t->max_span ? lo - t->max_span + 1 : 0;
+    size_t a = 0, b = t->npiece;
+
+    while (a < b) {
+        size_t mid = a + (b - a) / 2;
+        if (t->piece[mid].dst < from)
+            a = mid + 1;
+        else
+            b = mid;
+    }
+    return a;
+}

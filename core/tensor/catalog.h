@@ -92,4 +92,7 @@ void ckpt_catalog_warn(struct ckpt_catalog *cat, const char *fmt, ...) CKPT_PRIN
 
 uint64_t ckpt_tensor_nbytes(const struct ckpt_tensor *t);
 
+/* Index of the first piece that may hold an element >= lo. */
+size_t ckpt_tensor_first_piece(const struct ckpt_tensor *t, uint64_t lo);
+
 #endif

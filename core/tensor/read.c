@@ -10,108 +10,22 @@
 #include "base/ckd.h"
 #include "base/mem.h"
 #include "io/batch.h"
-#include "tensor/ndcopy.h"
+#include "tensor/region.h"
 #include "tensor/value.h"
 
 enum {
-    GAP_BYTES = 128 * 1024,          /* holes below this are read through */
-    SCRATCH_BYTES = 4 * 1024 * 1024, /* largest bounding range read at once */
-    SCATTER_RUN = 512,               /* shorter runs are read together and copied, not scattered */
-    SLAB_MIN_TENSOR = 1024 * 1024,   /* smaller transposed tensors are read whole anyway */
-    SLAB_BYTES = 64 * 1024 * 1024,   /* most that one slab of a transposed tensor holds */
+    SLAB_MIN_TENSOR = 1024 * 1024, /* smaller transposed tensors are read whole anyway */
+    SLAB_BYTES = 64 * 1024 * 1024, /* most that one slab of a transposed tensor holds */
 };
 
 /* One request against stored bytes. */
 struct request {
     const struct ckpt_catalog *cat;
     const struct ckpt_tensor *t;
-    size_t esize;
     unsigned char *buf; /* element `lo` goes here */
     uint64_t lo, hi;
-    struct ckpt_batch *batch;
+    struct ckpt_region_reader reader;
 };
-
-/* Runs that are neighbours in the source and not too short land in place with one scatter read. */
-static bool scatters(const struct ckpt_ndcopy *c)
-{
-    return c->naxis == 0 || (c->naxis == 1 && c->axis[0].src == c->run && c->run >= SCATTER_RUN);
-}
-
-static int read_scattered(struct request *r, struct ckpt_source *s, const struct ckpt_ndcopy *c,
-                          unsigned char *dst, uint64_t src, struct ckpt_err *err)
-{
-    uint64_t n = c->naxis ? c->axis[0].n : 1, step = c->naxis ? c->axis[0].dst : 0;
-
-    for (uint64_t i = 0; i < n; i++)
-        if (ckpt_batch_add(r->batch, s, dst + i * step, c->run, src + i * c->run, err) < 0)
-            return -1;
-    return 0;
-}
-
-static int read_bound(struct request *r, struct ckpt_source *s, const struct ckpt_ndcopy *c,
-                      unsigned char *dst, uint64_t src, struct ckpt_err *err)
-{
-    size_t span = (size_t)ckpt_ndcopy_src_span(c);
-    ckpt_cleanup(ckpt_freep) unsigned char *scratch = malloc(span);
-
-    if (!scratch)
-        return ckpt_nomem(err);
-    if (ckpt_batch_add(r->batch, s, scratch, span, src, err) < 0 ||
-        ckpt_batch_flush(r->batch, err) < 0)
-        return -1;
-    ckpt_ndcopy_run(c, dst, scratch);
-    return 0;
-}
-
-static uint32_t widest_axis(const struct ckpt_ndcopy *c)
-{
-    uint32_t at = 0;
-
-    for (uint32_t j = 1; j < c->naxis; j++)
-        if (c->axis[j].src > c->axis[at].src)
-            at = j;
-    return at;
-}
-
-/* How many steps of the widest axis may be read in one bounding range: 1 when the holes between
- * them are large. */
-static uint64_t steps_at_once(const struct ckpt_ndcopy *c, uint32_t widest)
-{
-    const struct ckpt_step_axis *a = &c->axis[widest];
-    uint64_t inner = ckpt_ndcopy_src_span(c) - (a->n - 1) * a->src;
-
-    if (a->src > inner && a->src - inner > GAP_BYTES)
-        return 1;
-    if (a->src == 0 || inner >= SCRATCH_BYTES)
-        return inner >= SCRATCH_BYTES ? 1 : a->n;
-    return ckpt_min_u64(a->n, (SCRATCH_BYTES - inner) / a->src + 1);
-}
-
-static int read_region(struct request *r, struct ckpt_source *s, const struct ckpt_step_axis *axis,
-                       uint32_t naxis, unsigned char *dst, uint64_t src, struct ckpt_err *err)
-{
-    struct ckpt_ndcopy c;
-
-    ckpt_ndcopy_init(&c, axis, naxis, r->esize);
-    if (scatters(&c))
-        return read_scattered(r, s, &c, dst, src, err);
-
-    uint32_t widest = widest_axis(&c);
-    struct ckpt_step_axis whole = c.axis[widest];
-    uint64_t step = steps_at_once(&c, widest);
-    if (step == whole.n)
-        return read_bound(r, s, &c, dst, src, err);
-
-    struct ckpt_step_axis part[CKPT_MAX_AXES + 1];
-    memcpy(part, c.axis, c.naxis * sizeof *part);
-    part[c.naxis] = (struct ckpt_step_axis){c.run / r->esize, r->esize, r->esize};
-    for (uint64_t i = 0; i < whole.n; i += step) {
-        part[widest].n = ckpt_min_u64(step, whole.n - i);
-        if (read_region(r, s, part, c.naxis + 1, dst + i * whole.dst, src + i * whole.src, err) < 0)
-            return -1;
-    }
-    return 0;
-}
 
 static int read_piece(struct request *r, const struct ckpt_piece *p, struct ckpt_err *err)
 {
@@ -128,35 +42,19 @@ static int read_piece(struct request *r, const struct ckpt_piece *p, struct ckpt
     size_t nspan = ckpt_axes_clip(n, stride, p->naxis, lo, r->hi - p->dst, span);
     for (size_t i = 0; i < nspan; i++) {
         struct ckpt_step_axis axis[CKPT_MAX_AXES];
+        const size_t esize = r->reader.esize;
         uint64_t dst = p->dst - r->lo,
                  src = p->src; /* dst may wrap below zero here, not in the sum */
         for (uint32_t j = 0; j < p->naxis; j++) {
             dst += span[i].lo[j] * p->axis[j].dst;
             src += span[i].lo[j] * p->axis[j].src;
-            axis[j] =
-                (struct ckpt_step_axis){span[i].n[j], p->axis[j].dst * r->esize, p->axis[j].src};
+            axis[j] = (struct ckpt_step_axis){span[i].n[j], p->axis[j].dst * esize, p->axis[j].src};
         }
-        if (read_region(r, r->cat->sources.ptr[p->source], axis, p->naxis, r->buf + dst * r->esize,
-                        src, err) < 0)
+        if (ckpt_region_read(&r->reader, r->cat->sources.ptr[p->source], axis, p->naxis,
+                             r->buf + dst * esize, src, err) < 0)
             return -1;
     }
     return 0;
-}
-
-/* First piece that may hold an element >= lo. */
-static size_t first_piece(const struct ckpt_tensor *t, uint64_t lo)
-{
-    uint64_t from = lo >= t->max_span ? lo - t->max_span + 1 : 0;
-    size_t a = 0, b = t->npiece;
-
-    while (a < b) {
-        size_t mid = a + (b - a) / 2;
-        if (t->piece[mid].dst < from)
-            a = mid + 1;
-        else
-            b = mid;
-    }
-    return a;
 }
 
 static int read_stored(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
@@ -164,11 +62,12 @@ static int read_stored(const struct ckpt_catalog *cat, const struct ckpt_tensor 
                        struct ckpt_err *err)
 {
     struct ckpt_batch batch;
-    struct request r = {cat, t, ckpt_dtype_size(t->dtype), buf, lo, hi, &batch};
+    struct request r = {cat, t, buf, lo, hi, CKPT_REGION_READER(&batch, ckpt_dtype_size(t->dtype))};
     int result = 0;
 
     ckpt_batch_init(&batch);
-    for (size_t i = first_piece(t, lo); i < t->npiece && t->piece[i].dst < hi && result == 0; i++)
+    for (size_t i = ckpt_tensor_first_piece(t, lo);
+         i < t->npiece && t->piece[i].dst < hi && result == 0; i++)
         result = read_piece(&r, &t->piece[i], err);
     if (result == 0)
         result = ckpt_batch_finish(&batch, err);

@@ -163,3 +163,5 @@ int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_v
                          ckpt_dtype_name(t->dtype), ops->name);
     return wrap(cat, t, ops, t->dtype, err);
 }
+
+bool ckpt_value_is_cast(const struct ckpt_value *v) { return v->ops == &cast_ops; }

@@ -59,4 +59,7 @@ int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_v
  * has that dtype already. Both must be castable (ckpt_dtype_is_castable; assert). */
 int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ckpt_err *err);
 
+/* Is it such a cast? Then its operand has the tensor's shape. */
+bool ckpt_value_is_cast(const struct ckpt_value *v);
+
 #endif

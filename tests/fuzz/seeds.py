@@ -197,6 +197,32 @@ def directory_seeds(out):
                 put(out, target, case, pack(files))
 
 
+def megatron_seeds(out):
+    """Golden runs, of which the larger files are left out (few bytes of tensors are enough), and a zarr one by hand."""
+    top = os.path.join(os.path.dirname(GOLDEN), "megatron")
+    for case in sorted(os.listdir(top)):
+        run = os.path.join(top, case)
+        if not os.path.isdir(run):
+            continue
+        for step in ("run/iter_0000010", "run", "iter_0000010", ""):
+            if os.path.isdir(os.path.join(run, step)):
+                run = os.path.join(run, step)
+                break
+        files = [(os.path.relpath(path, run), 0, read(path)) for path in walk(run)]
+        put(out, "fuzz_megatron", case, pack([f for f in files if len(f[2]) < 65536][:64]))
+    head = {"zarr_format": 2, "shape": [3, 2], "chunks": [2, 2], "dtype": "|u1", "compressor": None, "filters": None, "order": "C", "fill_value": None}
+    name = "embedding.word_embeddings.weight/"
+    mark = ("metadata.json", 0, b'{"sharded_backend": "zarr"}')
+    zarr = [mark, (name + ".zarray", 0, json.dumps(head).encode()), (name + "0.0", 0, b"abcd"), (name + "1.0", 0, b"efgh")]
+    put(out, "fuzz_megatron", "zarr", pack(zarr))
+    put(out, "fuzz_megatron", "zarr_missing", pack(zarr[:-1]))
+    put(out, "fuzz_megatron", "config", pack(zarr + [("run_config.yaml", 0, b"model:\n  _target_: a.b.GPTModelProvider\n  vocab_size: 3\n")]))
+    put(out, "fuzz_megatron", "tokenizer", pack(zarr + [("tokenizer/tokenizer.json", 0, b'{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 7}]}')]))
+    put(out, "fuzz_megatron", "nemo", pack([("weights/" + n, k, d) for n, k, d in zarr] + [("context/model.yaml", 0, b"_target_: a.LlamaModel\nconfig: {num_layers: 2}\n")]))
+    for i, more in enumerate([{}, {"dtype": "bfloat16", "dimension_separator": "/"}, {"shape": [], "chunks": []}, {"compressor": {"id": "zlib"}}, {"shape": [7, 0]}]):
+        put(out, "fuzz_zarr", "seed%d" % i, json.dumps(head | more))
+
+
 def text_seeds(out):
     seen = 0
     for path in list(walk(GOLDEN)) + list(walk(RECIPES)):
@@ -281,6 +307,7 @@ def main():
     out = sys.argv[1]
     rank_piece_seeds(out)
     dcp_seeds(out)
+    megatron_seeds(out)
     directory_seeds(out)
     safetensors_seeds(out)
     slices_seeds(out)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import unittest
 
-from test_golden import CKPT, SOURCE
+from case import CKPT, SOURCE
 
 FIXTURES = os.environ.get("CKPTFS_FIXTURES") or os.path.join(SOURCE, "..", "shared", "fixtures")
 # case: what may be named

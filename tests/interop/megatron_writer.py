@@ -182,11 +182,24 @@ class Model:
             at = f"{layers}{i}."
             self.experts.append(experts(sd, at))
             self.layers.append(self.layer(sd, at, cfg, bool(self.experts[-1])))
+        self.mtp, self.mtp_experts = {}, []
+        if plan["mtp"]:  # the last layer predicts a token further on
+            at, h = f"{layers}{self.n - 1}.", cfg.hidden_size
+            inner, self.mtp_experts = self.layers.pop(), self.experts.pop()
+            self.mtp = {f"transformer_layer.{k}": v for k, v in inner.items()}
+            self.mtp |= {f"{x}.weight": (sd[f"{at}{x}.weight"], ALL) for x in ("enorm", "hnorm")}
+            self.mtp |= {"eh_proj.weight": (sd[at + "eh_proj.weight"], COL), "final_layernorm.weight": (sd[at + "shared_head.norm.weight"], ALL)}
+            self.n -= 1
+        if plan["halves"]:  # of the hybrid model: attention and MLP are layers of their own
+            mine = lambda layer, attention: {k: v for k, v in layer.items() if k.startswith(("self_attention.", "input_layernorm.")) == attention}
+            self.layers = [mine(layer, attention) for layer in self.layers for attention in (True, False)]
+            self.experts = [e for one in self.experts for e in ([], one)]
+            self.n *= 2
         pad = plan["pad"]
         vocab = lambda w: (torch.cat([w, torch.randn(pad, w.shape[1]).to(w.dtype)]), COL)
         self.first = {"embedding.word_embeddings.weight": vocab(sd[base + ("embeddings.weight" if self.hybrid else "embed_tokens.weight")])}
         norm = base + ("norm_f" if self.hybrid else "norm")
-        self.last = {f"decoder.{'final_norm' if self.hybrid else 'final_layernorm'}.{end}": (sd[f"{norm}.{end}"], ALL)
+        self.last = {f"decoder.{'final_norm' if self.hybrid or plan['halves'] else 'final_layernorm'}.{end}": (sd[f"{norm}.{end}"], ALL)
                      for end in ("weight", "bias") if f"{norm}.{end}" in sd}
         self.tied = "lm_head.weight" not in sd
         if not self.tied:
@@ -215,7 +228,7 @@ class Model:
 def chunks(model):
     """All of a torch_dist or zarr checkpoint: (key, leading (axis size, index) pairs, tensor, [(axis, index, of)]) a chunk."""
     plan, tp, etp = model.plan, model.plan["tp"], model.plan["etp"]
-    stacked = plan["stacked"] and not model.hybrid and len({frozenset(l) for l in model.layers}) == 1
+    stacked = plan["stacked"] and not model.hybrid and not plan["halves"] and len({frozenset(l) for l in model.layers}) == 1
 
     def cut(key, lead, t, rule, n):
         if rule == GLU and plan["singleton"]:
@@ -236,6 +249,11 @@ def chunks(model):
     for part in (model.first, model.last):
         for key, (t, rule) in part.items():
             yield from cut(key, [], t, rule, tp)
+    for key, (t, rule) in model.mtp.items():
+        yield from cut("mtp.layers.0." + key, [], t, rule, tp)
+    for e, one in enumerate(model.mtp_experts):
+        for key, (t, rule) in one.items():
+            yield from cut(f"mtp.layers.0.transformer_layer.mlp.experts.experts.{key}", [(len(model.mtp_experts), e)], t, rule, etp)
     for i, layer in enumerate(model.layers):
         at, lead = ("decoder.layers.", [(model.n, i)]) if stacked else (f"decoder.layers.{i}.", [])
         for key, (t, rule) in layer.items():
@@ -253,6 +271,8 @@ def chunks(model):
 def write_dist(model, path, ns, rank, world):
     """This rank's share, by megatron-core."""
     from megatron.core import dist_checkpointing as dc
+    torch.cuda.synchronize = lambda *_: None  # it asks for a GPU although no tensor is there
+    torch.cuda.current_device = lambda: "cpu"
     state = {"args": ns, "checkpoint_version": 3.0, "iteration": 10} if ns else {"iteration": 10}
     for i, (key, lead, t, cut) in enumerate(chunks(model)):
         if i % world != rank:
@@ -304,6 +324,11 @@ def rank_state(model, tp, pp, ep, stage):
     def put(key, t, rule, n, r):
         out[plan["prefix"] + key] = parts(t, rule, n)[r].clone()
 
+    def put_experts(at, mine):
+        for j, one in enumerate(mine):
+            for key, (t, rule) in one.items():
+                put(f"{at}mlp.experts.local_experts.{j}.{key}" if plan["sequential"] else f"{at}mlp.experts.{key}{j}", t, rule, netp, tp % netp)
+
     lo = [0]
     for v in range(nvp):
         for p in range(npp):
@@ -325,10 +350,14 @@ def rank_state(model, tp, pp, ep, stage):
             out[f"{plan['prefix']}{at}mlp.experts.weight1"] = fc1.contiguous().view(fc1.shape[1], -1)
             out[f"{plan['prefix']}{at}mlp.experts.weight2"] = fc2.contiguous().view(-1, fc2.shape[2])
             continue
-        for j, one in enumerate(mine):
-            for key, (t, rule) in one.items():
-                put(f"{at}mlp.experts.local_experts.{j}.{key}" if plan["sequential"] else f"{at}mlp.experts.{key}{j}", t, rule, netp, tp % netp)
+        put_experts(at, mine)
     if k == npp * nvp - 1:
+        for key, (t, rule) in model.mtp.items():
+            put("mtp.layers.0." + key, t, rule, ntp, tp)
+        count = len(model.mtp_experts) // nep
+        put_experts("mtp.layers.0.transformer_layer.", model.mtp_experts[ep * count:(ep + 1) * count])
+        if model.mtp and k > 0:  # its inputs' embedding
+            put("embedding.word_embeddings.weight", *model.first["embedding.word_embeddings.weight"], ntp, tp)
         for key, (t, rule) in model.last.items():
             put(key, t, rule, ntp, tp)
         if model.tied and npp > 1:
@@ -390,7 +419,7 @@ def arguments(cfg, plan, tied):
     t = cfg.model_type
     zero = t in ("gemma", "gemma2", "gemma3_text", "nemotron")
     ns = argparse.Namespace(
-        num_layers=len(cfg.layers_block_type) if t == "nemotron_h" else cfg.num_hidden_layers, hidden_size=cfg.hidden_size, ffn_hidden_size=cfg.intermediate_size,
+        num_layers=len(cfg.layers_block_type) if t == "nemotron_h" else cfg.num_hidden_layers * (2 if plan["halves"] else 1) - plan["mtp"], hidden_size=cfg.hidden_size, ffn_hidden_size=cfg.intermediate_size,
         num_attention_heads=cfg.num_attention_heads, group_query_attention=cfg.num_key_value_heads != cfg.num_attention_heads,
         num_query_groups=cfg.num_key_value_heads if cfg.num_key_value_heads != cfg.num_attention_heads else 1,
         kv_channels=get("head_dim") or cfg.hidden_size // cfg.num_attention_heads, max_position_embeddings=cfg.max_position_embeddings,
@@ -403,7 +432,7 @@ def arguments(cfg, plan, tied):
         moe_ffn_hidden_size=get("moe_intermediate_size") if t not in ("mixtral", "gpt_oss") else cfg.intermediate_size, multi_latent_attention="kv_lora_rank" in cfg.to_dict(),
         moe_router_pre_softmax=t in ("qwen2_moe", "deepseek_v2"), moe_router_score_function="sigmoid" if t in ("deepseek_v3", "glm4_moe", "nemotron_h") else "softmax",
         moe_router_topk_scaling_factor=get("routed_scaling_factor"), moe_router_num_groups=None, moe_router_group_topk=None,
-        params_dtype=torch.bfloat16, bf16=True, position_embedding_type="rope", rotary_interleaved=False, window_size=None, use_rope_scaling=False, mtp_num_layers=None,
+        params_dtype=torch.bfloat16, bf16=True, position_embedding_type="rope", rotary_interleaved=False, window_size=None, use_rope_scaling=False, mtp_num_layers=plan["mtp"] or None,
         untouched=object)
     if t in ("deepseek_v2", "deepseek_v3"):
         ns.__dict__.update(q_lora_rank=cfg.q_lora_rank, kv_lora_rank=cfg.kv_lora_rank, qk_head_dim=cfg.qk_nope_head_dim, qk_pos_emb_head_dim=cfg.qk_rope_head_dim,

@@ -41,6 +41,18 @@ OWN = {
 CONVERTED = """qwen2_moe qwen3_moe qwen3_next deepseek_v2 deepseek_v3 deepseek_v32 dots1 glm4_moe glm4_moe_lite olmoe flex_olmo longcat_flash
     hunyuan_v1_moe cohere2_moe mellum solar_open mixtral minimax minimax_m2 phimoe ernie4_5_moe exaone_moe mimo_v2_flash hy_v3 laguna axk1
     lfm2_moe jamba nemotron_h granitemoe granitemoeshared granitemoehybrid aria_text""".split()
+TEXT = {k: SIZES[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")}
+VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, image_size=28, patch_size=14)
+ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}}
+QWEN = dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=32, intermediate_size=32)
+VISUAL = {
+    "gemma3": dict(text_config=TEXT, vision_config=VISION, mm_tokens_per_image=4),
+    "llava": dict(text_config={"model_type": "llama", **TEXT}, vision_config={"model_type": "clip_vision_model", **VISION}),
+    "mistral3": dict(text_config={"model_type": "mistral", **TEXT}, vision_config={"model_type": "pixtral", **VISION}),
+    "qwen2_vl": dict(text_config=TEXT | ROPE, vision_config=dict(depth=1, embed_dim=32, hidden_size=32, num_heads=2)),
+    "qwen2_5_vl": dict(text_config=TEXT | ROPE, vision_config=QWEN),
+    "qwen3_vl": dict(text_config=TEXT | ROPE, vision_config=QWEN | {"deepstack_visual_indexes": [0]}),
+}
 AS_THEY_ARE = "gpt_oss llama4_text llama qwen3 gemma2".split()
 
 
@@ -50,8 +62,9 @@ class Fused(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.tmp)
 
     def model(self, kind):
-        sizes = {k: v for k, v in {**SIZES, **OWN.get(kind, {})}.items() if v is not None}
-        model = tf.AutoModelForCausalLM.from_config(tf.models.auto.configuration_auto.CONFIG_MAPPING[kind](**sizes))
+        sizes = VISUAL.get(kind) or {k: v for k, v in {**SIZES, **OWN.get(kind, {})}.items() if v is not None}
+        auto = tf.AutoModelForImageTextToText if kind in VISUAL else tf.AutoModelForCausalLM
+        model = auto.from_config(tf.models.auto.configuration_auto.CONFIG_MAPPING[kind](**sizes))
         saved = model.state_dict()
         for name, p in [*model.named_parameters(), *model.named_buffers()]:
             if name in saved and p.is_floating_point():
@@ -75,6 +88,11 @@ class Fused(unittest.TestCase):
 
     def test_converted(self):
         for kind in CONVERTED:
+            with self.subTest(kind):
+                self.check(kind)
+
+    def test_visual(self):
+        for kind in VISUAL:
             with self.subTest(kind):
                 self.check(kind)
 

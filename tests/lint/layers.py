@@ -14,6 +14,7 @@ BELOW = {
     "recipe": {"base", "io", "tensor", "recipe"},
     "view": {"base", "io", "tensor", "container", "view"},
     "run": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "run"},
+    "load": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "run", "load"},
     "": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "run"},  # core/api.c
 }
 # Third-party headers and the only places that may include them.
@@ -22,7 +23,9 @@ PLACES = [
     (r"fuse.*\.h|fuse3/.*", r"fs/.*"),
     (r"yaml\.h", r"core/container/yaml\.c"),
     (r"pcre2.*\.h", r"core/base/regex\.c"),
-    (r"(mpi|nccl|cuda|cuda_runtime|cuda_runtime_api)\.h", r"(?!)"),
+    (r"mpi\.h", r"core/load/xport_mpi\.c|include/ckptfs/load_mpi\.h"),
+    (r"nccl\.h", r"core/load/xport_nccl\.c|include/ckptfs/load_nccl\.h"),
+    (r"(cuda|cuda_runtime|cuda_runtime_api)\.h", r"core/load/(xport_nccl|place_cuda)\.c(u)?"),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.M)
 

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Every extern symbol of the static library begins with ckpt_; the shared one exports what the public headers mark CKPT_PUBLIC, no
-# more and no less: symbols.sh SOURCE_DIR STATIC SHARED
+# Every extern symbol of the static library begins with ckpt_; the shared ones export what the public headers mark CKPT_PUBLIC, no
+# more and no less (the loader's contains the other): symbols.sh SOURCE_DIR STATIC SHARED LOADER
 set -eu
-source=$1 static=$2 shared=$3
+source=$1 static=$2 shared=$3 loader=$4
 bad=0
 
 strange=$(nm -g --defined-only "$static" | awk 'NF == 3 { print $3 }' | grep -v '^ckpt_' |
@@ -15,13 +15,21 @@ fi
 
 promised=$(mktemp) exported=$(mktemp)
 trap 'rm -f "$promised" "$exported"' EXIT
-cat "$source"/include/ckptfs/*.h | tr '\n' ' ' | grep -o 'CKPT_PUBLIC [^;]*;' | grep -o 'ckpt_[a-z0-9_]*(' | awk '
-    !seen[$0]++' | tr -d '(' | sort -u >"$promised"
-nm -D --defined-only "$shared" | awk 'NF == 3 { print $3 }' | grep -Ev '^(__asan|__ubsan|__tsan|__odr_asan|_init$|_fini$)' |
-    sort -u >"$exported"
-if ! diff "$promised" "$exported"; then
-    echo "(< promised by the headers, > exported)"
-    bad=1
-fi
-[ -s "$promised" ] || { echo "the headers promise nothing?"; bad=1; }
+
+# compare LIBRARY HEADER...
+compare() {
+    library=$1
+    shift
+    (cd "$source/include/ckptfs" && cat "$@") | tr '\n' ' ' | grep -o 'CKPT_PUBLIC [^;]*;' | grep -o 'ckpt_[a-z0-9_]*(' | awk '
+        !seen[$0]++' | tr -d '(' | sort -u >"$promised"
+    nm -D --defined-only "$library" | awk 'NF == 3 { print $3 }' | grep -Ev '^(__asan|__ubsan|__tsan|__odr_asan|_init$|_fini$)' |
+        sort -u >"$exported"
+    if ! diff "$promised" "$exported"; then
+        echo "($library: < promised by the headers, > exported)"
+        bad=1
+    fi
+    [ -s "$promised" ] || { echo "the headers promise nothing?"; bad=1; }
+}
+compare "$shared" err.h ckptfs.h
+compare "$loader" err.h ckptfs.h load.h ../../core/load/xport.h # the last for transports, which are libraries of their own
 exit $bad

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ckptfs: sharded training checkpoints as Hugging Face models, from Python.
+
+    with ckptfs.open("run/checkpoints") as f:          # like safetensors.safe_open
+        f.get_slice("model.embed_tokens.weight")[:16]
+
+    ckptfs.load_state_dict(model, "run/checkpoints")   # every rank gets its part, every byte is read once
+
+The libraries are found below the build directory that CKPTFS_LIBRARY_PATH names, else where they were installed. torch is imported only
+where tensors of it are made.
+"""
+
+from ._library import CkptError
+from ._view import View, open
+from ._state_dict import load_state_dict
+
+__all__ = ["CkptError", "View", "load_state_dict", "open"]

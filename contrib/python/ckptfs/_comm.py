@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a torch process group to a comm of libckptfs_load."""
+
+import os
+import socket
+from ctypes import byref, c_char_p, c_void_p
+
+from ._library import library, new
+
+TIMEOUT_MS = 300 * 1000
+
+
+def _own_address():
+    """Under which address the others reach this machine: the one from which it would reach rank 0."""
+    to = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(to, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, proto) as s:
+            s.connect(address)  # sends nothing
+            return s.getsockname()[0]
+    except OSError:
+        return "127.0.0.1"
+
+
+class Comm:
+    """The ranks that load together. `ranks`: {global rank: rank here}."""
+
+    def __init__(self, group=None):
+        self._comm, self.group = None, None
+        dist = _distributed()
+        if dist is None or (group is None and not dist.is_initialized()):
+            self.rank, self.size, self.ranks = 0, 1, {0: 0}
+        else:
+            self.group = group if group is not None else dist.group.WORLD
+            self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+            self.ranks = {g: i for i, g in enumerate(dist.get_process_group_ranks(self.group))}
+        if self.size == 1:
+            self._comm = new(library().comm_self)
+        elif dist.get_backend(self.group) == "mpi" and self.group is dist.group.WORLD:
+            self._comm = new(library().comm_from_env)
+        else:
+            self._comm = self._tcp(dist)
+
+    def _tcp(self, dist):
+        lib = library()
+        tcp = new(lib.tcp_listen, _own_address().encode())
+        addresses = [None] * self.size
+        dist.all_gather_object(addresses, lib.tcp_address(tcp).decode(), group=self.group)
+        table = (c_char_p * self.size)(*[a.encode() for a in addresses])
+        comm = c_void_p()
+        lib.tcp_connect(tcp, self.rank, self.size, table, TIMEOUT_MS, byref(comm))
+        return comm
+
+    @property
+    def handle(self):
+        return self._comm
+
+    def close(self):
+        if self._comm:
+            library().comm_free(self._comm)
+        self._comm = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+def _distributed():
+    import sys
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    import torch.distributed as dist
+    return dist if dist.is_available() else None

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libckptfs_load through ctypes: the few functions of include/ckptfs/*.h that this package uses."""
+
+import ctypes
+import os
+from ctypes import POINTER, byref, c_bool, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+
+NAME = "libckptfs_load.so.0"
+RANK = 12  # most dimensions
+NO_LIMIT = 0xFFFFFFFF
+CODES = ["ok", "io", "format", "unsupported", "missing", "conflict", "stale", "limit", "nomem", "usage", "timeout", "peer", "cancelled"]
+READERS = {"auto": 0, "once": 1, "node": 2, "each": 3}
+
+
+class CkptError(RuntimeError):
+    """What went wrong; `code` is one of CODES."""
+
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
+
+class Err(ctypes.Structure):
+    _fields_ = [("code", c_int), ("text", ctypes.c_char * 1024)]
+
+
+class TensorInfo(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("dtype", c_char_p), ("shape", POINTER(c_uint64)), ("rank", c_uint32), ("nbytes", c_uint64),
+                ("file", c_void_p), ("file_off", c_uint64)]
+
+
+class Dest(ctypes.Structure):
+    _fields_ = [("ptr", c_void_p), ("stride", POINTER(c_uint64)), ("dtype", c_char_p)]
+
+
+class Mesh(ctypes.Structure):
+    _fields_ = [("ndim", c_uint32), ("dim", POINTER(c_uint32)), ("ranks", POINTER(c_uint32))]
+
+
+class Place(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("dim", c_uint32)]
+
+
+class WantInfo(ctypes.Structure):
+    _fields_ = [("tensor", c_char_p), ("dtype", c_char_p), ("rank", c_uint32), ("lo", c_uint64 * RANK), ("n", c_uint64 * RANK),
+                ("nbytes", c_uint64)]
+
+
+class Rates(ctypes.Structure):
+    _fields_ = [(n, c_double) for n in ("node_storage", "shared_storage", "page_cache", "copy", "local_link", "network")]
+
+
+class LoadOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("readers", c_int), ("host_bytes", c_uint64), ("device_bytes", c_uint64), ("window_bytes", c_uint64),
+                ("threads", c_uint32), ("read_timeout_ms", c_uint32), ("exchange_timeout_ms", c_uint32), ("verify", c_bool), ("rates", Rates)]
+
+
+class Stats(ctypes.Structure):
+    _fields_ = ([(n, c_uint64) for n in ("needed_bytes", "unique_bytes", "read_bytes", "reads", "sent_bytes", "received_bytes",
+                                         "buffer_bytes", "retries")] +
+                [(n, c_double) for n in ("plan_s", "wall_s", "first_s", "read_s", "place_s", "send_s")])
+
+
+P, E = c_void_p, POINTER(Err)
+SIGNATURES = {  # those that return int get an Err last, and raise it
+    "ckpt_options_new": (c_int, [POINTER(P), E]),
+    "ckpt_options_free": (None, [P]),
+    "ckpt_options_set": (c_int, [P, c_char_p, c_char_p, E]),
+    "ckpt_run_open": (c_int, [c_char_p, P, POINTER(P), E]),
+    "ckpt_run_close": (None, [P]),
+    "ckpt_run_view": (c_int, [P, c_char_p, POINTER(P), E]),
+    "ckpt_view_release": (None, [P]),
+    "ckpt_view_tensors": (c_size_t, [P]),
+    "ckpt_view_tensor": (None, [P, c_size_t, POINTER(TensorInfo)]),
+    "ckpt_view_info": (c_int, [P, POINTER(P), E]),
+    "ckpt_view_box_pread": (c_int, [P, c_size_t, POINTER(c_uint64), POINTER(c_uint64), P, E]),
+    "ckpt_comm_self": (c_int, [POINTER(P), E]),
+    "ckpt_comm_from_env": (c_int, [POINTER(P), E]),
+    "ckpt_comm_free": (None, [P]),
+    "ckpt_comm_transport": (c_char_p, [P]),
+    "ckpt_comm_agree": (c_int, [P, c_int, c_uint32, E]),
+    "ckpt_tcp_listen": (c_int, [c_char_p, POINTER(P), E]),
+    "ckpt_tcp_address": (c_char_p, [P]),
+    "ckpt_tcp_connect": (c_int, [P, c_uint32, c_uint32, POINTER(c_char_p), c_uint32, POINTER(P), E]),
+    "ckpt_load_new": (c_int, [P, P, POINTER(LoadOptions), POINTER(P), E]),
+    "ckpt_load_free": (None, [P]),
+    "ckpt_load_want": (c_int, [P, c_char_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(Dest), POINTER(c_size_t), E]),
+    "ckpt_load_want_part": (c_int, [P, c_char_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(Mesh), POINTER(Place), POINTER(Dest),
+                                    POINTER(c_size_t), E]),
+    "ckpt_load_want_info": (None, [P, c_size_t, POINTER(WantInfo)]),
+    "ckpt_load_plan": (c_int, [P, E]),
+    "ckpt_load_start": (c_int, [P, E]),
+    "ckpt_load_wait": (c_int, [P, c_uint32, E]),
+    "ckpt_load_next": (c_int, [P, c_uint32, POINTER(c_size_t), E]),
+    "ckpt_load_stats": (None, [P, POINTER(Stats), POINTER(Stats)]),
+    "ckpt_load_readers": (c_char_p, [P]),
+}
+_lib = None
+
+
+def _open():
+    top = os.environ.get("CKPTFS_LIBRARY_PATH")
+    if top:
+        for folder in (top, os.path.join(top, "core"), os.path.join(top, "lib")):
+            if os.path.exists(os.path.join(folder, NAME)):
+                return ctypes.CDLL(os.path.join(folder, NAME))
+        raise ImportError(f"CKPTFS_LIBRARY_PATH={top}: there is no {NAME} in it, nor in core/ or lib/ below")
+    try:
+        return ctypes.CDLL(NAME)
+    except OSError as e:
+        raise ImportError(f"{NAME} is not installed; CKPTFS_LIBRARY_PATH names the directory of a build ({e})") from None
+
+
+def _wrap(fn):
+    def call(*args):
+        err = Err()
+        result = fn(*args, byref(err))
+        if result < 0:
+            raise CkptError(CODES[err.code], err.text.decode(errors="replace"))
+        return result
+    return call
+
+
+class _Library:
+    def __init__(self):
+        dll = _open()
+        for name, (result, args) in SIGNATURES.items():
+            fn = getattr(dll, name)
+            fn.restype, fn.argtypes = result, args
+            setattr(self, name[5:], _wrap(fn) if args and args[-1] is E else fn)
+        self.comm_agree_raw = dll.ckpt_comm_agree
+
+
+def library():
+    global _lib
+    if _lib is None:
+        _lib = _Library()
+    return _lib
+
+
+def new(fn, *args):
+    """Call fn(*args, &handle) and return the handle."""
+    handle = c_void_p()
+    fn(*args, byref(handle))
+    return handle
+
+
+def u64s(values):
+    return (c_uint64 * max(len(values), 1))(*values)
+
+
+def u32s(values):
+    return (c_uint32 * max(len(values), 1))(*values)
+
+
+def take_text(pointer):
+    """A malloc'ed text of the library's."""
+    text = ctypes.cast(pointer, c_char_p).value.decode()
+    free = ctypes.CDLL(None).free
+    free.argtypes = [c_void_p]
+    free(pointer)
+    return text

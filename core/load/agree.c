@@ -1,0 +1,576 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From every rank's wants to one plan that all agree on. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "load/comm.h"
+#include "load/load_inner.h"
+#include "tensor/region.h"
+#include "tensor/value.h"
+
+enum {
+    EACH_UNIT = 1 << 20, /* of a rank that reads for itself: stays in the CPU's cache */
+    ONCE_UNIT = 4 << 20,
+    LEAST_PIECE = 16 << 10,
+    WINDOW = 64 << 20,
+    SLOTS = 3, /* windows in flight */
+    MOST_THREADS = 8,
+    HOT_GAP = 4096, /* reading on in the page cache is as dear as another call */
+    HOT_BOUND = 512 << 10,
+    LONG_RUN = 4096, /* is read alone rather than with what lies between */
+    EXACT_RUN = 32,  /* the same where every byte is to be read once */
+};
+
+/* ---- digests ---- */
+
+static void hash_tensor(XXH3_state_t *h, const struct ckpt_catalog *cat,
+                        const struct ckpt_tensor *t)
+{
+    (void)XXH3_128bits_update(h, t->name, strlen(t->name) + 1);
+    (void)XXH3_128bits_update(h, t->dim, t->rank * sizeof *t->dim);
+    (void)XXH3_128bits_update(h, &t->dtype, sizeof t->dtype);
+    for (size_t i = 0; i < t->npiece; i++) {
+        const struct ckpt_piece *p = &t->piece[i];
+        const uint64_t head[4] = {p->dst, p->src, p->naxis, cat->sources.ptr[p->source]->size};
+        (void)XXH3_128bits_update(h, head, sizeof head);
+        (void)XXH3_128bits_update(h, p->axis, p->naxis * sizeof *p->axis);
+    }
+    if (!t->value)
+        return;
+    (void)XXH3_128bits_update(h, t->value->ops->name, strlen(t->value->ops->name) + 1);
+    for (uint32_t i = 0; i < t->value->narg; i++)
+        hash_tensor(h, t->value->arg[i].cat, t->value->arg[i].tensor);
+}
+
+void ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16])
+{
+    XXH3_state_t *h = XXH3_createState();
+    XXH128_canonical_t c = {{0}};
+
+    if (h) {
+        (void)XXH3_128bits_reset(h);
+        for (size_t i = 0; i < cat->tensors.len; i++)
+            hash_tensor(h, cat, &cat->tensors.ptr[i]);
+        XXH128_canonicalFromHash(&c, XXH3_128bits_digest(h));
+    }
+    (void)XXH3_freeState(h);
+    memcpy(ret, c.digest, 16);
+}
+
+/* Which machine this is: its name, and the boot. */
+static uint64_t node_digest(void)
+{
+    struct utsname u;
+    char boot[64] = "";
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    const char *given = getenv("CKPTFS_NODE"); /* tests play several machines */
+
+    if (given)
+        return XXH3_64bits(given, strlen(given));
+    if (f) {
+        (void)!fread(boot, 1, sizeof boot - 1, f);
+        (void)fclose(f);
+    }
+    if (uname(&u) < 0)
+        u.nodename[0] = '\0';
+    return XXH3_64bits_withSeed(u.nodename, strlen(u.nodename), XXH3_64bits(boot, strlen(boot)));
+}
+
+/* ---- round 1: who is here ---- */
+
+struct hello {
+    unsigned char checkpoint[16];
+    uint64_t wants_lo, wants_hi, node, options;
+    double hot;
+    uint32_t shared, version;
+};
+
+struct hello_answer { /* then class_of[], node[], first rank of each class[], all uint32_t */
+    uint32_t nclass, nnode;
+    double hot;
+    uint32_t shared, zero;
+};
+
+static int compare_hello(uint32_t r, const struct hello *a, const struct hello *b,
+                         struct ckpt_err *err)
+{
+    if (a->version != b->version)
+        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs", r);
+    if (memcmp(a->checkpoint, b->checkpoint, sizeof a->checkpoint) != 0)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "rank %" PRIu32 " sees another checkpoint than rank 0: other tensors, "
+                         "shapes, dtypes or sizes of files",
+                         r);
+    if (a->options != b->options)
+        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " was given other options than rank 0",
+                         r);
+    return 0;
+}
+
+/* Number equal keys in the order of their first rank. */
+static uint32_t number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first)
+{
+    uint32_t count = 0;
+
+    for (uint32_t r = 0; r < n; r++) {
+        uint32_t c = count;
+        while (c-- > 0)
+            if (key[first[c]][0] == key[r][0] && key[first[c]][1] == key[r][1])
+                break;
+        if (c == UINT32_MAX) {
+            c = count;
+            first[count++] = r;
+        }
+        ret[r] = c;
+    }
+    return count;
+}
+
+static int judge_hello(void *ctx, const unsigned char *const *data, const size_t *len,
+                       struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const uint32_t n = ((struct ckpt_comm *)ctx)->x->size;
+    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc(n * sizeof *key);
+    ckpt_cleanup(ckpt_freep) uint64_t(*node)[2] = malloc(n * sizeof *node);
+    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(4 * (size_t)n * sizeof *number);
+    struct hello first = {0};
+    struct hello_answer a = {.hot = 1};
+
+    if (!key || !node || !number)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < n; r++) {
+        struct hello h;
+        if (len[r] != sizeof h)
+            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
+                             r);
+        memcpy(&h, data[r], sizeof h);
+        if (r == 0)
+            first = h;
+        if (compare_hello(r, &first, &h, err) < 0)
+            return -1;
+        key[r][0] = h.wants_lo;
+        key[r][1] = h.wants_hi;
+        node[r][0] = h.node;
+        node[r][1] = 0;
+        a.hot = h.hot < a.hot ? h.hot : a.hot;
+        a.shared |= h.shared;
+    }
+    uint32_t *class_of = number, *node_of = number + n, *rep = number + 2 * (size_t)n;
+    a.nclass = number_keys((const uint64_t(*)[2])key, n, class_of, rep);
+    a.nnode = number_keys((const uint64_t(*)[2])node, n, node_of, rep + n);
+    ckpt_str_append(answer, (const char *)&a, sizeof a);
+    ckpt_str_append(answer, (const char *)class_of, n * sizeof *class_of);
+    ckpt_str_append(answer, (const char *)node_of, n * sizeof *node_of);
+    ckpt_str_append(answer, (const char *)rep, a.nclass * sizeof *rep);
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+/* ---- round 2: what they want ---- */
+
+struct tables_ctx {
+    uint32_t nclass;
+    const uint32_t *rep;
+};
+
+static int judge_tables(void *ctx, const unsigned char *const *data, const size_t *len,
+                        struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct tables_ctx *t = ctx;
+
+    for (uint32_t c = 0; c < t->nclass; c++) {
+        const uint64_t n = len[t->rep[c]];
+        ckpt_str_append(answer, (const char *)&n, sizeof n);
+        ckpt_str_append(answer, (const char *)data[t->rep[c]], n);
+    }
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+/* Takes class_of. */
+static int parse_tables(struct ckpt_load *load, const unsigned char *data, size_t len,
+                        uint32_t *class_of, uint32_t nclass, struct ckpt_err *err)
+{
+    const uint32_t nrank = load->comm->x->size;
+    struct ckpt_wants *table = calloc(nclass, sizeof *table);
+    struct ckpt_roster *roster = calloc(1, sizeof *roster);
+    int rc = table && roster ? 0 : ckpt_nomem(err);
+
+    for (uint32_t c = 0; c < nclass && rc == 0; c++) {
+        uint64_t n;
+        if (len < sizeof n)
+            rc = ckpt_fail(err, CKPT_FORMAT, "the wants of all ranks are cut short");
+        else
+            memcpy(&n, data, sizeof n);
+        if (rc == 0 && n > len - sizeof n)
+            rc = ckpt_fail(err, CKPT_FORMAT, "the wants of all ranks are cut short");
+        if (rc == 0)
+            rc = ckpt_wants_parse(data + sizeof n, n, load->view->cat, nrank, &table[c], err);
+        if (rc == 0) {
+            data += sizeof n + n;
+            len -= sizeof n + n;
+        }
+    }
+    if (rc == 0) {
+        rc = ckpt_roster_init(roster, load->view->cat, nrank, class_of, table, nclass, err);
+        table = NULL;
+        class_of = NULL;
+    }
+    if (rc < 0) {
+        for (uint32_t c = 0; table && c < nclass; c++)
+            ckpt_wants_release(&table[c]);
+        free(table);
+        free(class_of);
+        free(roster);
+        return -1;
+    }
+    load->parts.roster = roster;
+    return 0;
+}
+
+/* ---- what to do ---- */
+
+static uint64_t sum_needed(const struct ckpt_roster *r, uint32_t rank)
+{
+    const struct ckpt_wants *w = &r->table[r->class_of[rank]];
+    uint64_t bytes = 0;
+
+    for (size_t e = 0; e < w->entries.len; e++) {
+        const struct ckpt_tensor *t = &r->cat->tensors.ptr[w->entries.ptr[e].tensor];
+        struct ckpt_box box;
+        if (ckpt_wants_box(w, &w->entries.ptr[e], t, rank, &box))
+            bytes += ckpt_box_numel(&box) * ckpt_dtype_size(t->dtype);
+    }
+    return bytes;
+}
+
+int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
+                    const struct ckpt_load_options *opt, double hot, bool shared,
+                    struct ckpt_cost_input *in, struct ckpt_cost *ret_cost, struct ckpt_err *err)
+{
+    const uint32_t n = roster->nrank;
+    struct ckpt_rates rates = opt->rates;
+    ckpt_cleanup(ckpt_freep) uint32_t *rank = malloc((n + 1) * sizeof *rank);
+    ckpt_cleanup(ckpt_freep) uint64_t *need = calloc(nnode + 1, sizeof *need);
+
+    if (!rank || !need)
+        return ckpt_nomem(err);
+    *in = (struct ckpt_cost_input){.nrank = n, .nnode = nnode, .hot = hot, .shared = shared};
+    for (uint32_t r = 0; r < n; r++) {
+        uint64_t bytes = sum_needed(roster, r);
+        in->needed += bytes;
+        need[node[r]] += bytes;
+        rank[r] = r;
+    }
+    if (ckpt_plan_bytes(roster, rank, n, &in->unique, err) < 0)
+        return -1;
+    for (uint32_t k = 0; k < nnode; k++) {
+        uint64_t unique = in->unique;
+        uint32_t count = 0;
+        for (uint32_t r = 0; r < n; r++)
+            if (node[r] == k)
+                rank[count++] = r;
+        if (nnode > 1 && ckpt_plan_bytes(roster, rank, count, &unique, err) < 0)
+            return -1;
+        in->node_needed = ckpt_max_u64(in->node_needed, need[k]);
+        in->node_unique = ckpt_max_u64(in->node_unique, unique);
+        in->sum_node_unique += unique;
+    }
+    ckpt_rates_assume(&rates);
+    ckpt_cost_estimate(in, &rates, ret_cost);
+    return 0;
+}
+
+int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *node, uint32_t nrank,
+                     uint32_t **ret, uint32_t *ret_n, struct ckpt_err *err)
+{
+    uint32_t *rank = malloc(nrank * sizeof *rank), n = 0;
+
+    if (!rank)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < nrank; r++)
+        if (readers == CKPT_READERS_ONCE || r == self ||
+            (readers == CKPT_READERS_NODE && node[r] == node[self]))
+            rank[n++] = r;
+    *ret = rank;
+    *ret_n = n;
+    return 0;
+}
+
+int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint64_t bytes,
+                    uint32_t threads, struct ckpt_plan_sizes *ret, uint32_t *ret_slots,
+                    struct ckpt_err *err)
+{
+    const uint64_t least = (uint64_t)2 * LEAST_PIECE * (ndomain == 1 ? 1 : ndomain + 2);
+    uint64_t window;
+
+    if (opt->host_bytes < least)
+        return ckpt_fail(err, CKPT_LIMIT,
+                         "host_bytes is %" PRIu64 ", but %" PRIu32
+                         " ranks that share what they read need at least %" PRIu64,
+                         opt->host_bytes, ndomain, least);
+    if (ndomain == 1) {
+        *ret_slots = threads + 1;
+        while (*ret_slots > 2 && opt->host_bytes / *ret_slots < EACH_UNIT)
+            --*ret_slots;
+        ret->piece = ckpt_min_u64(EACH_UNIT, opt->host_bytes / *ret_slots);
+        ret->unit = ret->piece;
+        return 0;
+    }
+    /* a slot holds what is read, what is gathered to be sent, and at most a window of others */
+    *ret_slots = opt->host_bytes / SLOTS / (ndomain + 2) >= LEAST_PIECE ? SLOTS : 2;
+    window = ckpt_min_u64(opt->window_bytes ? opt->window_bytes : WINDOW,
+                          opt->host_bytes / *ret_slots / (ndomain + 2) * ndomain);
+    /* and short loads have several windows too, so that reading and sending overlap */
+    window = ckpt_min_u64(window, ckpt_max_u64(bytes / 8, (uint64_t)ndomain * 256 * 1024));
+    ret->piece = ckpt_max_u64(window / ndomain, LEAST_PIECE);
+    ret->unit = ckpt_min_u64(ONCE_UNIT, ret->piece);
+    return 0;
+}
+
+/* ---- round 3: the same plan? does it fit? ---- */
+
+struct fit {
+    uint64_t digest, need;
+    uint32_t domain, zero; /* its first rank */
+};
+
+static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *len,
+                     struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const uint32_t n = ((struct ckpt_comm *)ctx)->x->size;
+    uint64_t most = 0;
+
+    for (uint32_t r = 0; r < n; r++) {
+        struct fit f, first;
+        if (len[r] != sizeof f)
+            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version", r);
+        memcpy(&f, data[r], sizeof f);
+        memcpy(&first, data[f.domain < n ? f.domain : 0], sizeof first);
+        if (f.digest != first.digest)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "ranks %" PRIu32 " and %" PRIu32 " have made different plans",
+                             f.domain, r);
+        most = ckpt_max_u64(most, f.need);
+    }
+    ckpt_str_append(answer, (const char *)&most, sizeof most);
+    return 0;
+}
+
+struct planning {
+    struct ckpt_load *load;
+    uint32_t *rank; /* the domain */
+    uint32_t nrank, slots;
+    struct ckpt_plan_sizes sizes;
+};
+
+/* Plan with these sizes; *ret_need: what the rank that needs most would take. */
+static int try_plan(struct planning *p, uint64_t *ret_need, struct ckpt_err *err)
+{
+    struct ckpt_load *load = p->load;
+    struct ckpt_round round = {.judge = judge_fit, .ctx = load->comm};
+    struct fit f = {.domain = p->rank[0]};
+    unsigned char *answer = NULL;
+    size_t len = 0;
+    int rc;
+
+    ckpt_plan_free(load->parts.plan);
+    load->parts.plan = NULL;
+    load->parts.receives.len = 0;
+    rc = ckpt_plan_new(load->parts.roster, p->rank, p->nrank, &p->sizes, &load->parts.plan, err);
+    if (rc == 0)
+        rc = ckpt_plan_receives(load->parts.plan, load->comm->x->rank, &load->parts.receives, err);
+    if (rc == 0)
+        rc = ckpt_engine_measure(load->parts.plan, load->comm->x->rank, load->opt.verify,
+                                 &load->parts.receives, &load->sizes, err);
+    if (rc == 0) {
+        f.digest = ckpt_plan_digest(load->parts.plan);
+        f.need = p->slots * (load->sizes.read + load->sizes.stage + load->sizes.receive);
+    }
+    rc = ckpt_round_run(&round, load->comm, rc, &f, sizeof f, load->opt.exchange_timeout_ms,
+                        &answer, &len, err);
+    if (rc == 0 && len == sizeof *ret_need)
+        memcpy(ret_need, answer, len);
+    free(answer);
+    return rc;
+}
+
+/* Small units are padded, and equal parts are gathered for several: what fits is found by trying.
+ */
+static int fit_plan(struct planning *p, struct ckpt_err *err)
+{
+    const uint64_t host = p->load->opt.host_bytes;
+    uint64_t need = 0;
+
+    for (int i = 0; i < 12; i++) {
+        if (try_plan(p, &need, err) < 0)
+            return -1;
+        if (need <= host)
+            return 0;
+        uint64_t piece = p->sizes.piece / 2;
+        if (piece < LEAST_PIECE / 16)
+            break;
+        p->sizes.piece = piece;
+        p->sizes.unit = ckpt_min_u64(p->sizes.unit, piece);
+    }
+    return ckpt_fail(err, CKPT_LIMIT,
+                     "host_bytes is %" PRIu64 ", but the plan needs at least %" PRIu64, host, need);
+}
+
+static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot)
+{
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1, least = hot > 0.9 ? 1 : 2;
+
+    if (opt->threads)
+        return opt->threads;
+    n = n < least ? least : n;
+    return n > MOST_THREADS ? MOST_THREADS : n;
+}
+
+static int choose(struct ckpt_load *load, const struct hello_answer *a, const uint32_t *node,
+                  struct ckpt_err *err)
+{
+    const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
+    struct planning p = {.load = load};
+    struct ckpt_cost_input in;
+    struct ckpt_cost cost;
+    uint32_t local = 0;
+
+    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, &in,
+                        &cost, err) < 0)
+        return -1;
+    load->readers =
+        load->opt.readers == CKPT_READERS_AUTO ? ckpt_cost_choose(&cost) : load->opt.readers;
+    if (n == 1)
+        load->readers = CKPT_READERS_EACH;
+    load->unique_bytes = in.unique;
+    load->needed_bytes = sum_needed(load->parts.roster, self);
+    for (uint32_t r = 0; r < n; r++)
+        local += node[r] == node[self];
+    load->engine_opt = (struct ckpt_engine_options){
+        .threads = choose_threads(&load->opt, local, a->hot),
+        .read_timeout_ms = load->opt.read_timeout_ms,
+        .exchange_timeout_ms = load->opt.exchange_timeout_ms,
+        .verify = load->opt.verify,
+        .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN},
+    };
+    if (a->hot > 0.9)
+        load->engine_opt.cost = (struct ckpt_box_cost){HOT_GAP, HOT_BOUND, LONG_RUN};
+    if (ckpt_load_domain(load->readers, self, node, n, &p.rank, &p.nrank, err) < 0)
+        return -1;
+    if (p.nrank > 1) /* what lies in holes is another unit's, read by another worker or rank */
+        load->engine_opt.cost.run = EXACT_RUN;
+    int rc = ckpt_load_sizes(&load->opt, p.nrank, in.unique, load->engine_opt.threads, &p.sizes,
+                             &p.slots, err);
+    load->engine_opt.slots = p.slots;
+    if (rc == 0)
+        rc = fit_plan(&p, err);
+    free(p.rank);
+    return rc;
+}
+
+/* ---- all of it ---- */
+
+static void make_hello(const struct ckpt_load *load, const unsigned char *table, size_t len,
+                       struct hello *h)
+{
+    XXH128_hash_t wants = XXH3_128bits(table, len);
+    const struct ckpt_load_options *opt = &load->opt;
+    const uint64_t number[5] = {opt->readers, opt->host_bytes, opt->device_bytes, opt->window_bytes,
+                                opt->verify};
+    const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
+                            opt->rates.page_cache,   opt->rates.copy,
+                            opt->rates.local_link,   opt->rates.network};
+    bool shared;
+
+    memset(h, 0, sizeof *h);
+    ckpt_catalog_digest(load->view->cat, h->checkpoint);
+    h->wants_lo = wants.low64;
+    h->wants_hi = wants.high64;
+    h->node = node_digest();
+    h->options = XXH3_64bits_withSeed(rate, sizeof rate, XXH3_64bits(number, sizeof number));
+    ckpt_load_residency(load->view->cat, &h->hot, &shared);
+    h->shared = shared;
+    h->version = 1;
+}
+
+static int exchange_wants(struct ckpt_load *load, const unsigned char *table, size_t len,
+                          const struct hello_answer *a, uint32_t *class_of, const uint32_t *rep,
+                          struct ckpt_err *err)
+{
+    const uint32_t self = load->comm->x->rank;
+    struct tables_ctx ctx = {a->nclass, rep};
+    struct ckpt_round round = {.judge = judge_tables, .ctx = &ctx};
+    const bool mine = rep[class_of[self]] == self;
+    unsigned char *answer = NULL;
+    size_t answer_len = 0;
+
+    if (ckpt_round_run(&round, load->comm, 0, mine ? table : NULL, mine ? len : 0,
+                       load->opt.exchange_timeout_ms, &answer, &answer_len, err) < 0) {
+        free(class_of);
+        return -1;
+    }
+    int rc = parse_tables(load, answer, answer_len, class_of, a->nclass, err);
+    free(answer);
+    return rc;
+}
+
+static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
+                 struct ckpt_err *err)
+{
+    const uint32_t n = load->comm->x->size;
+    struct ckpt_round round = {.judge = judge_hello, .ctx = load->comm};
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    struct hello_answer a;
+    struct hello h;
+    size_t got;
+
+    make_hello(load, table, len, &h);
+    if (ckpt_round_run(&round, load->comm, 0, &h, sizeof h, load->opt.exchange_timeout_ms, &answer,
+                       &got, err) < 0)
+        return -1;
+    if (got < sizeof a)
+        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
+    memcpy(&a, answer, sizeof a);
+    if (got != sizeof a + (2 * (size_t)n + a.nclass) * sizeof(uint32_t))
+        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
+    const uint32_t *word = (const uint32_t *)(const void *)(answer + sizeof a);
+    uint32_t *class_of = malloc(n * sizeof *class_of);
+    if (!class_of)
+        return ckpt_nomem(err);
+    memcpy(class_of, word, n * sizeof *class_of);
+    if (exchange_wants(load, table, len, &a, class_of, word + 2 * (size_t)n, err) < 0)
+        return -1;
+    return choose(load, &a, word + n, err);
+}
+
+int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err)
+{
+    const uint64_t begin = ckpt_now_ns();
+    ckpt_cleanup(ckpt_freep) unsigned char *table = NULL;
+    size_t len;
+
+    if (load->planned)
+        return ckpt_fail(err, CKPT_USAGE, "a load is planned once");
+    if (load->comm->busy || load->comm->broken)
+        return ckpt_fail(err, CKPT_USAGE,
+                         load->comm->busy ? "another load of this comm runs"
+                                          : "this comm's last load failed: make a new comm");
+    load->parts.view = load->view;
+    load->parts.comm = load->comm;
+    if (ckpt_wants_dump(&load->wants, &table, &len, err) < 0 || agree(load, table, len, err) < 0)
+        return -1;
+    load->parts.needed_bytes = load->needed_bytes;
+    load->parts.unique_bytes = load->unique_bytes;
+    load->planned = true;
+    load->plan_ns = ckpt_now_ns() - begin;
+    return 0;
+}

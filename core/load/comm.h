@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A comm: a transport, and the few things that ranks do together besides moving data: rounds, in
+ * which rank 0 hears all and answers all, with deadlines. */
+#ifndef CKPT_LOAD_COMM_H
+#define CKPT_LOAD_COMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <ckptfs/load.h>
+
+#include "base/str.h"
+#include "load/xport.h"
+
+/* The first word of a control message; the second is the load's number. */
+enum ckpt_ctl {
+    CKPT_CTL_ROUND = 1, /* to rank 0 */
+    CKPT_CTL_ANSWER,    /* from rank 0, handed on */
+    CKPT_CTL_ALIVE,
+    CKPT_CTL_ABORT,
+    CKPT_CTL_ASSIST, /* read this for me */
+    CKPT_CTL_ASSISTED,
+};
+
+struct ckpt_ctl_head {
+    uint32_t type, epoch;
+};
+
+struct ckpt_ctl_message {
+    struct ckpt_ctl_message *next;
+    uint32_t peer;
+    size_t len;
+    unsigned char *data; /* after the head too: whole */
+};
+
+struct ckpt_comm {
+    struct ckpt_xport *x;
+    uint32_t epoch;                /* of the load that runs */
+    uint32_t round;                /* number of the next round */
+    struct ckpt_ctl_message *held; /* that nobody waited for yet */
+    uint64_t *heard_ms;            /* per rank: the last message */
+    uint64_t alive_ms;             /* when we last said that we live */
+    bool broken;                   /* a load failed, and the transport can't move data any more */
+    bool busy;                     /* a load runs */
+    /* For the other types of messages; may be NULL. data is borrowed. */
+    void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data, size_t len);
+    void *ctx;
+};
+
+/* As ckpt_comm_from_env for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. */
+int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err);
+
+/* A load begins: messages of it that came already are handed over now. And ends. */
+void ckpt_comm_begin(struct ckpt_comm *comm,
+                     void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data,
+                                        size_t len),
+                     void *ctx);
+void ckpt_comm_end(struct ckpt_comm *comm);
+
+uint64_t ckpt_now_ms(void);
+
+/* Move data, and take in messages. */
+int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err);
+
+/* Tell those who may wait for us that we live, if it is time to. */
+void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms);
+
+int ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, const void *data,
+                   size_t len, struct ckpt_err *err);
+
+/* A round. Every rank gives a verdict (rc, and err if negative) and some bytes; rank 0 makes the
+ * answer from all of them; every rank gets it. If any rank's verdict is negative, or somebody is
+ * not heard of for timeout_ms, all get that error instead. */
+struct ckpt_round {
+    struct ckpt_comm *comm;
+    uint32_t number, timeout_ms;
+    /* On rank 0: append the answer. data[r], len[r] are rank r's. NULL: an empty answer. */
+    int (*judge)(void *ctx, const unsigned char *const *data, const size_t *len,
+                 struct ckpt_str *answer, struct ckpt_err *err);
+    void *ctx;
+    uint64_t begin_ms;
+    struct ckpt_ctl_message **from; /* on rank 0, per rank */
+    uint32_t nfrom;
+    struct ckpt_ctl_message *answer;
+    bool done;
+};
+
+int ckpt_round_start(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const void *data,
+                     size_t len, uint32_t timeout_ms, const struct ckpt_err *why,
+                     struct ckpt_err *err);
+/* 1: not yet; 0: done, *ret_data borrowed until ckpt_round_release; -1. Does not sleep. */
+int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t *ret_len,
+                    struct ckpt_err *err);
+void ckpt_round_release(struct ckpt_round *r);
+
+/* All of it. *ret_data (may be NULL) is malloc'ed. */
+int ckpt_round_run(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const void *data,
+                   size_t len, uint32_t timeout_ms, unsigned char **ret_data, size_t *ret_len,
+                   struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which transport: what the launcher left in the environment. Those that need a library of their
+ * own are loaded now. */
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "load/comm.h"
+
+/* Beside libckptfs_load, then where it was to be installed, then where the system looks. */
+static void *open_library(const char *name, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *beside = NULL;
+    ckpt_cleanup(ckpt_freep) char *installed = ckpt_asprintf("%s/%s", CKPT_LOAD_LIBDIR, name);
+    const char *try[3];
+    const char *why = NULL;
+    Dl_info here;
+
+    if (dladdr((void *)(uintptr_t)&ckpt_comm_from_env, &here) && here.dli_fname) {
+        const char *slash = strrchr(here.dli_fname, '/');
+        int n = slash ? (int)(slash - here.dli_fname) : 0;
+        beside = ckpt_asprintf("%.*s%s%s", n, here.dli_fname, slash ? "/" : "", name);
+    }
+    try[0] = beside;
+    try[1] = installed;
+    try[2] = name;
+    for (size_t i = 0; i < 3; i++) {
+        void *lib = try[i] ? dlopen(try[i], RTLD_NOW | RTLD_GLOBAL) : NULL;
+        if (lib)
+            return lib;
+        if (i == 0)
+            why = dlerror();
+    }
+    (void)ckpt_fail(err, CKPT_UNSUPPORTED,
+                    "this launch needs the transport library %s, which can't be loaded: %s", name,
+                    why ? why : "not found");
+    return NULL;
+}
+
+static int open_transport(const char *name, struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    void *lib = open_library(name, err);
+    struct ckpt_xport *x;
+    ckpt_xport_open *fn;
+
+    if (!lib)
+        return -1;
+    *(void **)&fn = dlsym(lib, CKPT_XPORT_OPEN);
+    if (!fn)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "%s is another version", name);
+    return fn(&x, err) < 0 ? -1 : ckpt_comm_wrap(x, ret, err);
+}
+
+static bool under_mpirun(void)
+{
+    const char *n = getenv("OMPI_COMM_WORLD_SIZE");
+
+    n = n ? n : getenv("PMI_SIZE");
+    return n && strcmp(n, "1") != 0;
+}
+
+static bool under_torchrun(void)
+{
+    return getenv("RANK") && getenv("WORLD_SIZE") && getenv("MASTER_ADDR") && getenv("MASTER_PORT");
+}
+
+int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    const char *say = getenv("CKPTFS_TRANSPORT");
+
+    if (say && *say) {
+        if (strcmp(say, "self") == 0)
+            return ckpt_comm_self(ret, err);
+        if (strcmp(say, "tcp") == 0)
+            return ckpt_comm_tcp_env(ret, err);
+        if (strcmp(say, "mpi") == 0)
+            return open_transport("libckptfs_load_mpi.so.0", ret, err);
+        return ckpt_fail(err, CKPT_USAGE, "CKPTFS_TRANSPORT=%s: expected self, tcp or mpi", say);
+    }
+    if (under_mpirun())
+        return open_transport("libckptfs_load_mpi.so.0", ret, err);
+    if (under_torchrun())
+        return ckpt_comm_tcp_env(ret, err);
+    return ckpt_comm_self(ret, err);
+}

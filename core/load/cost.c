@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The time model: every resource works at once, the slowest decides. */
+#include "load/cost.h"
+
+void ckpt_rates_assume(struct ckpt_rates *r)
+{
+    static const struct ckpt_rates assumed = {
+        .node_storage = 2e9, .page_cache = 8e9, .copy = 8e9, .local_link = 2e9, .network = 3e9};
+
+    if (r->node_storage <= 0)
+        r->node_storage = assumed.node_storage;
+    if (r->page_cache <= 0)
+        r->page_cache = assumed.page_cache;
+    if (r->copy <= 0)
+        r->copy = assumed.copy;
+    if (r->local_link <= 0)
+        r->local_link = assumed.local_link;
+    if (r->network <= 0)
+        r->network = assumed.network;
+}
+
+static double larger(double a, double b) { return a > b ? a : b; }
+
+/* Storage that each node reads `node` bytes of, all together `all`. */
+static double storage(const struct ckpt_cost_input *in, const struct ckpt_rates *r, double node,
+                      double all)
+{
+    const double cold = 1 - in->hot;
+    double t = cold * node / r->node_storage;
+
+    if (in->shared && r->shared_storage > 0)
+        t = larger(t, cold * all / r->shared_storage);
+    return t;
+}
+
+void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rates *r,
+                        struct ckpt_cost *ret)
+{
+    const double per_node = (double)in->nrank / in->nnode;
+    const double place = (double)in->node_needed / r->copy;
+    const double own = (double)in->unique / in->nnode; /* what a node reads if all share */
+    double local, remote;
+
+    /* every rank: the page cache of a node reads what it lacks once */
+    ret->each = larger(storage(in, r, (double)in->node_unique, (double)in->sum_node_unique),
+                       (double)in->node_needed / r->page_cache + place);
+
+    /* one rank of a node: the rest goes over the links within the node */
+    local =
+        ((double)in->node_needed - (double)in->node_needed / per_node) / (r->local_link * per_node);
+    ret->node = larger(storage(in, r, (double)in->node_unique, (double)in->sum_node_unique),
+                       (double)in->node_unique / r->page_cache + place + local);
+
+    /* one rank of the job: what a node did not read itself comes over the network */
+    remote = (double)in->node_needed * (1 - 1.0 / in->nnode) / r->network;
+    local = ((double)in->node_needed / in->nnode) * (1 - 1 / per_node) / (r->local_link * per_node);
+    ret->once = larger(storage(in, r, own, (double)in->unique),
+                       larger(remote, own / r->page_cache + place + local));
+}
+
+enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *c)
+{
+    if (c->each <= c->node && c->each <= c->once)
+        return CKPT_READERS_EACH;
+    return c->once <= c->node ? CKPT_READERS_ONCE : CKPT_READERS_NODE;
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How long reading would take in each of the three ways, from rates: a model, not a measurement. */
+#ifndef CKPT_LOAD_COST_H
+#define CKPT_LOAD_COST_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <ckptfs/load.h>
+
+/* Bytes of a job. */
+struct ckpt_cost_input {
+    uint32_t nrank, nnode;
+    uint64_t unique;      /* wanted by anybody, once */
+    uint64_t needed;      /* by every rank, added up */
+    uint64_t node_needed; /* by the ranks of the node that needs most */
+    uint64_t node_unique; /* the same, once per node; of the node that needs most */
+    uint64_t sum_node_unique;
+    double hot;  /* part of the files that is in the page caches, 0 to 1 */
+    bool shared; /* all nodes read one storage */
+};
+
+struct ckpt_cost {
+    double each, node, once; /* seconds */
+};
+
+/* Fill in what is not given. */
+void ckpt_rates_assume(struct ckpt_rates *r);
+
+void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rates *rates,
+                        struct ckpt_cost *ret);
+
+/* The fastest; one node's ties go to the simplest. */
+enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *cost);
+
+#endif

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A load that runs: workers read units and place what arrives, a pump moves data between ranks and
+ * watches the clock.
+ *
+ * Windows are in flight in a few slots, each with its own buffers: what this rank reads, what it
+ * gathers to send, what it receives. Destinations are written by workers only, from slots, and
+ * never after the load has stopped. A worker that the operating system does not return from keeps
+ * the engine alive, not the caller. */
+#ifndef CKPT_LOAD_ENGINE_H
+#define CKPT_LOAD_ENGINE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "load/comm.h"
+#include "load/place.h"
+#include "load/plan.h"
+#include "tensor/boxes.h"
+#include "tensor/read.h"
+
+/* Bytes that a rank's slots need: exact, from the plan. */
+struct ckpt_engine_sizes {
+    uint64_t read, stage, receive; /* of one slot */
+};
+
+/* receives: all of this rank's. */
+int ckpt_engine_measure(const struct ckpt_plan *plan, uint32_t self, bool verify,
+                        const ckpt_parts *receives, struct ckpt_engine_sizes *ret,
+                        struct ckpt_err *err);
+
+struct ckpt_engine_options {
+    uint32_t slots, threads;
+    uint32_t read_timeout_ms, exchange_timeout_ms;
+    bool verify;
+    struct ckpt_box_cost cost;
+};
+
+struct ckpt_engine_stats {
+    atomic_ullong sent, received, retries;
+    atomic_ullong read_ns, place_ns, exchange_ns;
+    uint64_t start_ns, first_ns, end_ns;
+    uint64_t buffers;
+    struct ckpt_read_stats reads;
+};
+
+uint64_t ckpt_now_ns(void);
+
+struct ckpt_engine;
+
+/* Everything is borrowed until ckpt_engine_end, but for plan and roster, which are taken with
+ * success; view is held. targets has an entry per want of this rank. */
+struct ckpt_engine_parts {
+    struct ckpt_view *view;
+    struct ckpt_comm *comm;
+    struct ckpt_plan *plan;
+    struct ckpt_roster *roster;
+    ckpt_parts receives; /* sorted as ckpt_plan_receives gives them; taken */
+    const struct ckpt_target *target;
+    size_t ntarget;
+    uint64_t needed_bytes, unique_bytes; /* for the statistics of the job */
+};
+
+int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_options *opt,
+                      const struct ckpt_engine_sizes *sizes, struct ckpt_engine **ret,
+                      struct ckpt_err *err);
+
+/* As ckpt_load_wait and ckpt_load_next. */
+int ckpt_engine_wait(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_err *err);
+int ckpt_engine_next(struct ckpt_engine *e, uint32_t timeout_ms, size_t *ret_want,
+                     struct ckpt_err *err);
+void ckpt_engine_cancel(struct ckpt_engine *e);
+
+/* Stop if it runs, and let go. */
+void ckpt_engine_end(struct ckpt_engine *e);
+
+/* What it cost so far. */
+void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *ret);
+
+/* Of all ranks, known after a good end. */
+const struct ckpt_load_stats *ckpt_engine_job(const struct ckpt_engine *e);
+
+#endif

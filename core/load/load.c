@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public face of a load: wants, destinations, running. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "load/comm.h"
+#include "load/load_inner.h"
+#include "tensor/region.h"
+
+enum {
+    HOST_BYTES = 256 << 20,
+    READ_TIMEOUT_MS = 120 * 1000,
+    EXCHANGE_TIMEOUT_MS = 300 * 1000,
+};
+
+/* ---- life ---- */
+
+static int take_options(struct ckpt_load_options *to, const struct ckpt_load_options *from,
+                        struct ckpt_err *err)
+{
+    if (from && (from->size < offsetof(struct ckpt_load_options, readers) + sizeof from->readers ||
+                 from->size > sizeof *from))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "struct ckpt_load_options has %zu bytes here, the caller's %zu",
+                         sizeof *from, from->size);
+    if (from)
+        memcpy(to, from, from->size);
+    to->size = sizeof *to;
+    if (to->host_bytes == 0)
+        to->host_bytes = HOST_BYTES;
+    if (to->read_timeout_ms == 0)
+        to->read_timeout_ms = READ_TIMEOUT_MS;
+    if (to->exchange_timeout_ms == 0)
+        to->exchange_timeout_ms = EXCHANGE_TIMEOUT_MS;
+    if (to->readers < CKPT_READERS_AUTO || to->readers > CKPT_READERS_EACH)
+        return ckpt_fail(err, CKPT_USAGE, "options.readers is %d", (int)to->readers);
+    return 0;
+}
+
+int ckpt_load_new(struct ckpt_view *view, struct ckpt_comm *comm,
+                  const struct ckpt_load_options *opt, struct ckpt_load **ret, struct ckpt_err *err)
+{
+    struct ckpt_load *load = calloc(1, sizeof *load);
+
+    if (!load)
+        return ckpt_nomem(err);
+    if (take_options(&load->opt, opt, err) < 0) {
+        free(load);
+        return -1;
+    }
+    load->view = ckpt_view_hold(view);
+    load->comm = comm;
+    *ret = load;
+    return 0;
+}
+
+void ckpt_load_free(struct ckpt_load *load)
+{
+    if (!load)
+        return;
+    if (load->engine)
+        ckpt_engine_end(load->engine);
+    ckpt_plan_free(load->parts.plan);
+    if (load->parts.roster)
+        ckpt_roster_release(load->parts.roster);
+    free(load->parts.roster);
+    ckpt_vec_release(&load->parts.receives);
+    ckpt_wants_release(&load->wants);
+    ckpt_vec_release(&load->target);
+    ckpt_view_release(load->view);
+    free(load);
+}
+
+/* ---- wants ---- */
+
+int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *ret,
+                   struct ckpt_err *err)
+{
+    size_t i;
+
+    if (!ckpt_view_find_tensor(load->view, tensor, &i))
+        return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", tensor);
+    *ret = (uint32_t)i;
+    return 0;
+}
+
+static int set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest *dest,
+                    struct ckpt_err *err)
+{
+    struct ckpt_target *t = &load->target.ptr[want];
+    const struct ckpt_tensor *tensor =
+        &load->view->cat->tensors.ptr[load->wants.entries.ptr[want].tensor];
+    enum ckpt_dtype dtype = t->dtype;
+
+    if (dest && dest->dtype && !ckpt_dtype_parse(dest->dtype, strlen(dest->dtype), &dtype))
+        return ckpt_fail(err, CKPT_USAGE, "tensor '%s': there is no dtype '%s'", tensor->name,
+                         dest->dtype);
+    if (dtype != tensor->dtype &&
+        !(ckpt_dtype_is_castable(dtype) && ckpt_dtype_is_castable(tensor->dtype)))
+        return ckpt_fail(err, CKPT_USAGE, "tensor '%s' is %s: there is no cast to %s", tensor->name,
+                         ckpt_dtype_name(tensor->dtype), ckpt_dtype_name(dtype));
+    t->dtype = dtype;
+    if (dest)
+        t->ptr = dest->ptr;
+    ckpt_shape_strides(t->box.n, t->box.rank, t->stride);
+    for (uint32_t d = 0; d < t->box.rank; d++)
+        t->stride[d] =
+            (dest && dest->stride ? dest->stride[d] : t->stride[d]) * ckpt_dtype_size(dtype);
+    return 0;
+}
+
+int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
+                  const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *tensor = &load->view->cat->tensors.ptr[t];
+    struct ckpt_target target = {.dtype = tensor->dtype};
+    const size_t want = load->wants.entries.len;
+
+    if (load->planned)
+        return ckpt_fail(err, CKPT_USAGE, "the plan is made: no more wants");
+    if (ckpt_wants_add(&load->wants, t, spec, box, err) < 0)
+        return -1;
+    if (!ckpt_wants_box(&load->wants, &load->wants.entries.ptr[want], tensor, load->comm->x->rank,
+                        &target.box))
+        for (uint32_t d = 0; d < tensor->rank; d++)
+            if (target.box.n[d] == 0)
+                target.box.rank = tensor->rank;
+    if (ckpt_vec_push(&load->target, target) < 0) {
+        load->wants.entries.len--;
+        return ckpt_nomem(err);
+    }
+    if (set_dest(load, want, dest, err) < 0) {
+        load->wants.entries.len--;
+        load->target.len--;
+        return -1;
+    }
+    if (ret_want)
+        *ret_want = want;
+    return 0;
+}
+
+static int take_box(const struct ckpt_tensor *t, const uint64_t *lo, const uint64_t *n,
+                    struct ckpt_box *ret, struct ckpt_err *err)
+{
+    char shape[CKPT_SHAPE_TEXT];
+
+    ret->rank = t->rank;
+    for (uint32_t d = 0; d < t->rank; d++) {
+        ret->lo[d] = lo[d];
+        ret->n[d] = n[d];
+        if (!ckpt_range_ok(lo[d], n[d], t->dim[d]))
+            return ckpt_fail(err, CKPT_USAGE,
+                             "elements %" PRIu64 "..%" PRIu64 " of dimension %" PRIu32
+                             " are outside of tensor '%s', which is %s",
+                             lo[d], lo[d] + n[d], d, t->name,
+                             ckpt_shape_text(t->dim, t->rank, shape, sizeof shape));
+    }
+    return 0;
+}
+
+int ckpt_load_want(struct ckpt_load *load, const char *tensor, const uint64_t *lo,
+                   const uint64_t *n, const struct ckpt_dest *dest, size_t *ret_want,
+                   struct ckpt_err *err)
+{
+    struct ckpt_box box;
+    uint32_t t;
+
+    if (ckpt_load_find(load, tensor, &t, err) < 0 ||
+        (lo && take_box(&load->view->cat->tensors.ptr[t], lo, n, &box, err) < 0))
+        return -1;
+    return ckpt_load_add(load, t, CKPT_NONE, lo ? &box : NULL, dest, ret_want, err);
+}
+
+/* The grid of a mesh; CKPT_NONE and *err. */
+static uint32_t take_mesh(struct ckpt_load *load, const struct ckpt_mesh *mesh,
+                          struct ckpt_err *err)
+{
+    const uint32_t size = load->comm->x->size;
+    ckpt_cleanup(ckpt_freep) uint32_t *rank = NULL;
+    uint32_t n = 1;
+
+    if (mesh->ndim > CKPT_LOAD_CUTS)
+        return (void)ckpt_fail(err, CKPT_LIMIT, "a mesh of %" PRIu32 " dimensions", mesh->ndim),
+               CKPT_NONE;
+    for (uint32_t d = 0; d < mesh->ndim; d++)
+        if (mesh->dim[d] == 0 || ckd_mul(&n, n, mesh->dim[d]) || n > size)
+            return (void)ckpt_fail(err, CKPT_USAGE, "the mesh has not 1 to %" PRIu32 " ranks",
+                                   size),
+                   CKPT_NONE;
+    if (!(rank = malloc(n * sizeof *rank)))
+        return (void)ckpt_nomem(err), CKPT_NONE;
+    for (uint32_t i = 0; i < n; i++)
+        if ((rank[i] = mesh->ranks ? mesh->ranks[i] : i) >= size)
+            return (void)ckpt_fail(err, CKPT_USAGE, "the mesh names rank %" PRIu32 " of %" PRIu32,
+                                   rank[i], size),
+                   CKPT_NONE;
+    uint32_t g = ckpt_wants_grid(&load->wants, mesh->ndim, mesh->dim, rank, err);
+    if (g != CKPT_NONE &&
+        ckpt_grid_find(&load->wants.grids.ptr[g], load->comm->x->rank) == CKPT_NONE)
+        return (void)ckpt_fail(err, CKPT_USAGE, "rank %" PRIu32 " is not in the mesh",
+                               load->comm->x->rank),
+               CKPT_NONE;
+    return g;
+}
+
+/* Cuts in the order of the mesh; strided ones after all others of their tensor dimension. */
+static int take_places(const struct ckpt_tensor *t, const struct ckpt_mesh *mesh,
+                       const struct ckpt_place *place, struct ckpt_spec *ret, struct ckpt_err *err)
+{
+    for (int pass = 0; pass < 2; pass++)
+        for (uint32_t m = 0; m < mesh->ndim; m++) {
+            const enum ckpt_placement now = pass ? CKPT_STRIDED : CKPT_SHARD;
+            if (place[m].kind < CKPT_REPLICATE || place[m].kind > CKPT_STRIDED)
+                return ckpt_fail(err, CKPT_USAGE, "there is no placement %d", (int)place[m].kind);
+            if (place[m].kind != now)
+                continue;
+            if (place[m].dim >= t->rank)
+                return ckpt_fail(err, CKPT_USAGE,
+                                 "tensor '%s' has no dimension %" PRIu32 " to be sharded", t->name,
+                                 place[m].dim);
+            if (mesh->dim[m] > 1)
+                ret->cut[ret->ncut++] = (struct ckpt_cut){place[m].dim, m};
+        }
+    return 0;
+}
+
+int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, const uint64_t *lo,
+                        const uint64_t *n, const struct ckpt_mesh *mesh,
+                        const struct ckpt_place *place, const struct ckpt_dest *dest,
+                        size_t *ret_want, struct ckpt_err *err)
+{
+    struct ckpt_spec spec = {0};
+    struct ckpt_box box;
+    uint32_t t, s;
+
+    if (ckpt_load_find(load, tensor, &t, err) < 0 ||
+        (lo && take_box(&load->view->cat->tensors.ptr[t], lo, n, &box, err) < 0) ||
+        (spec.grid = take_mesh(load, mesh, err)) == CKPT_NONE ||
+        take_places(&load->view->cat->tensors.ptr[t], mesh, place, &spec, err) < 0 ||
+        (s = ckpt_wants_spec(&load->wants, &spec, err)) == CKPT_NONE)
+        return -1;
+    return ckpt_load_add(load, t, spec.ncut ? s : CKPT_NONE, lo ? &box : NULL, dest, ret_want, err);
+}
+
+int ckpt_load_want_layout(struct ckpt_load *load, const char *layout, struct ckpt_err *err)
+{
+    const uint32_t rank = load->comm->x->rank;
+
+    if (load->planned || load->wants.entries.len)
+        return ckpt_fail(err, CKPT_USAGE, "a layout is all that a load wants");
+    if (ckpt_layout_wants(load->view, layout, rank, load->comm->x->size, &load->wants, err) < 0)
+        return -1;
+    for (size_t i = 0; i < load->wants.entries.len; i++) {
+        const struct ckpt_want *w = &load->wants.entries.ptr[i];
+        const struct ckpt_tensor *t = &load->view->cat->tensors.ptr[w->tensor];
+        struct ckpt_target target = {.dtype = t->dtype};
+        if (ckpt_vec_push(&load->target, target) < 0)
+            return ckpt_nomem(err);
+        (void)ckpt_wants_box(&load->wants, w, t, rank, &load->target.ptr[i].box);
+        if (set_dest(load, i, NULL, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+size_t ckpt_load_wants(const struct ckpt_load *load) { return load->wants.entries.len; }
+
+void ckpt_load_want_info(const struct ckpt_load *load, size_t want, struct ckpt_want_info *ret)
+{
+    const struct ckpt_target *t = &load->target.ptr[want];
+
+    *ret = (struct ckpt_want_info){
+        .tensor = load->view->cat->tensors.ptr[load->wants.entries.ptr[want].tensor].name,
+        .dtype = ckpt_dtype_name(t->dtype),
+        .rank = t->box.rank,
+        .nbytes = ckpt_box_numel(&t->box) * ckpt_dtype_size(t->dtype),
+    };
+    memcpy(ret->lo, t->box.lo, t->box.rank * sizeof *ret->lo);
+    memcpy(ret->n, t->box.n, t->box.rank * sizeof *ret->n);
+}
+
+int ckpt_load_set_dest(struct ckpt_load *load, size_t want, const struct ckpt_dest *dest,
+                       struct ckpt_err *err)
+{
+    if (load->started || want >= load->target.len)
+        return ckpt_fail(err, CKPT_USAGE, "there is no want %zu that waits for a destination",
+                         want);
+    return set_dest(load, want, dest, err);
+}
+
+/* ---- running ---- */
+
+int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
+{
+    if (!load->planned || load->started)
+        return ckpt_fail(err, CKPT_USAGE, "a load is planned once, then started once");
+    if (load->comm->busy)
+        return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
+    for (size_t i = 0; i < load->target.len; i++)
+        if (!load->target.ptr[i].ptr && ckpt_box_numel(&load->target.ptr[i].box))
+            return ckpt_fail(err, CKPT_USAGE, "want %zu (of tensor '%s') has no destination", i,
+                             load->view->cat->tensors.ptr[load->wants.entries.ptr[i].tensor].name);
+    load->started = true;
+    load->parts.target = load->target.ptr;
+    load->parts.ntarget = load->target.len;
+    return ckpt_engine_start(&load->parts, &load->engine_opt, &load->sizes, &load->engine, err);
+}
+
+static int not_started(struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_USAGE, "the load was not started");
+}
+
+int ckpt_load_wait(struct ckpt_load *load, uint32_t timeout_ms, struct ckpt_err *err)
+{
+    return load->engine ? ckpt_engine_wait(load->engine, timeout_ms, err) : not_started(err);
+}
+
+int ckpt_load_next(struct ckpt_load *load, uint32_t timeout_ms, size_t *ret_want,
+                   struct ckpt_err *err)
+{
+    return load->engine ? ckpt_engine_next(load->engine, timeout_ms, ret_want, err)
+                        : not_started(err);
+}
+
+void ckpt_load_cancel(struct ckpt_load *load)
+{
+    if (load->engine)
+        ckpt_engine_cancel(load->engine);
+}
+
+void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
+                     struct ckpt_load_stats *job)
+{
+    if (own) {
+        memset(own, 0, sizeof *own);
+        if (load->engine)
+            ckpt_engine_own(load->engine, own);
+        own->needed_bytes = load->needed_bytes;
+        own->unique_bytes = load->unique_bytes;
+        own->plan_s = (double)load->plan_ns / 1e9;
+    }
+    if (job) {
+        memset(job, 0, sizeof *job);
+        if (load->engine)
+            *job = *ckpt_engine_job(load->engine);
+        job->plan_s = (double)load->plan_ns / 1e9;
+    }
+}
+
+const char *ckpt_load_readers(const struct ckpt_load *load)
+{
+    static const char *const name[] = {"auto", "once", "node", "each"};
+
+    return name[load->readers];
+}
+
+/* ---- one box ---- */
+
+int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, const uint64_t *n,
+                        void *buf, struct ckpt_err *err)
+{
+    static const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096};
+    static const uint64_t zero[CKPT_MAX_RANK];
+
+    if (i >= view->cat->tensors.len)
+        return ckpt_fail(err, CKPT_USAGE, "there is no tensor %zu", i);
+    const struct ckpt_tensor *t = &view->cat->tensors.ptr[i];
+    struct ckpt_box_read read = {.tensor = t, .buf = buf};
+    if (take_box(t, lo ? lo : zero, lo ? n : t->dim, &read.box, err) < 0)
+        return -1;
+    if (ckpt_boxes_pread(view->cat, &view->reading, &read, 1, &cost, err) < 0)
+        return ckpt_err_in(err, "tensor '%s'", t->name);
+    return 0;
+}

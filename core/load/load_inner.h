@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The load behind include/ckptfs/load.h: load.c (wants, running), agree.c (the plan that all ranks
+ * agree on), layout.c. */
+#ifndef CKPT_LOAD_LOAD_INNER_H
+#define CKPT_LOAD_LOAD_INNER_H
+
+#include <ckptfs/load.h>
+
+#include "load/cost.h"
+#include "load/engine.h"
+#include "load/plan.h"
+#include "load/want.h"
+#include "run/checkpoint.h"
+
+struct ckpt_load {
+    struct ckpt_view *view;
+    struct ckpt_comm *comm;
+    struct ckpt_load_options opt;
+    struct ckpt_wants wants; /* of this rank; entry i is want i */
+    CKPT_VEC(struct ckpt_target) target;
+    enum ckpt_readers readers; /* after planning: not AUTO */
+    struct ckpt_engine_parts parts;
+    struct ckpt_engine_options engine_opt;
+    struct ckpt_engine_sizes sizes;
+    uint64_t needed_bytes, unique_bytes;
+    uint64_t plan_ns;
+    bool planned, started;
+    struct ckpt_engine *engine;
+};
+
+/* The number of a tensor; MISSING. */
+int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *ret,
+                   struct ckpt_err *err);
+
+/* Add a want of catalogue tensor t: box may be NULL, spec CKPT_NONE. */
+int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
+                  const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err);
+
+/* A hash of what a catalogue says, without names of files; equal for copies. */
+void ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16]);
+
+/* Which way to read, given what all ranks want and where they run (node[r], nnode). */
+int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
+                    const struct ckpt_load_options *opt, double hot, bool shared,
+                    struct ckpt_cost_input *ret_input, struct ckpt_cost *ret_cost,
+                    struct ckpt_err *err);
+
+/* The ranks that share what `self` reads; ascending, malloc'ed. */
+int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *node, uint32_t nrank,
+                     uint32_t **ret, uint32_t *ret_n, struct ckpt_err *err);
+
+/* What a plan of this domain may use; LIMIT if host_bytes is too little for any. */
+int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint64_t bytes,
+                    uint32_t threads, struct ckpt_plan_sizes *ret, uint32_t *ret_slots,
+                    struct ckpt_err *err);
+
+/* The part of a checkpoint's files that is in the page cache (sampled), 0 to 1; whether they lie on
+ * a storage that machines share. */
+void ckpt_load_residency(const struct ckpt_catalog *cat, double *ret_hot, bool *ret_shared);
+
+/* Wants of one rank under a layout, added to w. */
+int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t rank,
+                      uint32_t nrank, struct ckpt_wants *w, struct ckpt_err *err);
+
+#endif

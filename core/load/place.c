@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Strided copies and casts between boxes of one tensor. */
+#include "load/place.h"
+
+#include <stddef.h>
+
+#include "tensor/ndcopy.h"
+
+/* Offset in elements of `part` in dense memory of `box`; strides of it in stride[]. */
+static uint64_t dense_offset(const struct ckpt_box *part, const struct ckpt_box *box,
+                             uint64_t *stride)
+{
+    uint64_t off = 0;
+
+    ckpt_shape_strides(box->n, box->rank, stride);
+    for (uint32_t d = 0; d < box->rank; d++)
+        off += (part->lo[d] - box->lo[d]) * stride[d];
+    return off;
+}
+
+static void copy_init(struct ckpt_ndcopy *c, const struct ckpt_box *part, const uint64_t *dst,
+                      size_t dst_unit, const uint64_t *src, size_t esize)
+{
+    struct ckpt_step_axis axis[CKPT_MAX_RANK];
+
+    for (uint32_t d = 0; d < part->rank; d++)
+        axis[d] = (struct ckpt_step_axis){part->n[d], dst[d] * dst_unit, src[d] * esize};
+    ckpt_ndcopy_init(c, axis, part->rank, esize);
+}
+
+const void *ckpt_place_run(const struct ckpt_box *part, const void *src,
+                           const struct ckpt_box *src_box, size_t esize)
+{
+    uint64_t from[CKPT_MAX_RANK], to[CKPT_MAX_RANK];
+    uint64_t off = dense_offset(part, src_box, from);
+    struct ckpt_ndcopy c;
+
+    ckpt_shape_strides(part->n, part->rank, to);
+    copy_init(&c, part, to, esize, from, esize);
+    return c.naxis == 0 ? (const unsigned char *)src + off * esize : NULL;
+}
+
+void ckpt_place_out(void *dst, const struct ckpt_box *part, const void *src,
+                    const struct ckpt_box *src_box, size_t esize)
+{
+    uint64_t from[CKPT_MAX_RANK], to[CKPT_MAX_RANK];
+    uint64_t off = dense_offset(part, src_box, from);
+    struct ckpt_ndcopy c;
+
+    ckpt_shape_strides(part->n, part->rank, to);
+    copy_init(&c, part, to, esize, from, esize);
+    ckpt_ndcopy_run(&c, dst, (const unsigned char *)src + off * esize);
+}
+
+/* Cast over dimensions d..; the innermost in runs where both sides are dense. */
+static void cast_axes(const struct ckpt_target *t, const struct ckpt_box *part, uint32_t d,
+                      unsigned char *dst, const unsigned char *src, const uint64_t *src_stride,
+                      enum ckpt_dtype from)
+{
+    const size_t esize = ckpt_dtype_size(from);
+    const uint64_t n = d < part->rank ? part->n[d] : 1;
+
+    if (d >= part->rank ||
+        (d + 1 == part->rank && t->stride[d] == ckpt_dtype_size(t->dtype) && src_stride[d] == 1))
+        ckpt_dtype_cast(dst, t->dtype, src, from, (size_t)n);
+    else
+        for (uint64_t i = 0; i < n; i++)
+            cast_axes(t, part, d + 1, dst + i * t->stride[d], src + i * src_stride[d] * esize,
+                      src_stride, from);
+}
+
+void ckpt_place(const struct ckpt_target *target, const struct ckpt_box *part, const void *src,
+                const struct ckpt_box *src_box, enum ckpt_dtype src_dtype)
+{
+    const size_t esize = ckpt_dtype_size(src_dtype);
+    uint64_t from[CKPT_MAX_RANK];
+    const unsigned char *at =
+        (const unsigned char *)src + dense_offset(part, src_box, from) * esize;
+    unsigned char *dst = target->ptr;
+
+    for (uint32_t d = 0; d < part->rank; d++)
+        dst += (part->lo[d] - target->box.lo[d]) * target->stride[d];
+    if (target->dtype != src_dtype) {
+        cast_axes(target, part, 0, dst, at, from, src_dtype);
+        return;
+    }
+    struct ckpt_ndcopy c;
+    copy_init(&c, part, target->stride, 1, from, esize);
+    ckpt_ndcopy_run(&c, dst, at);
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From windows to destinations, in host memory: strides and casts. */
+#ifndef CKPT_LOAD_PLACE_H
+#define CKPT_LOAD_PLACE_H
+
+#include <stdint.h>
+
+#include "tensor/box.h"
+#include "tensor/dtype.h"
+
+/* Where a want goes. */
+struct ckpt_target {
+    unsigned char *ptr;             /* of its first element */
+    struct ckpt_box box;            /* the want, in its tensor */
+    uint64_t stride[CKPT_MAX_RANK]; /* bytes */
+    enum ckpt_dtype dtype;
+};
+
+/* Copy `part` of a tensor, which lies in both boxes, from memory that holds `src_box` of it
+ * without holes. */
+void ckpt_place(const struct ckpt_target *target, const struct ckpt_box *part, const void *src,
+                const struct ckpt_box *src_box, enum ckpt_dtype src_dtype);
+
+/* Copy `part` out of memory that holds src_box, without holes. */
+void ckpt_place_out(void *dst, const struct ckpt_box *part, const void *src,
+                    const struct ckpt_box *src_box, size_t esize);
+
+/* Where `part` begins in memory that holds src_box, if it is one run there; else NULL. */
+const void *ckpt_place_run(const struct ckpt_box *part, const void *src,
+                           const struct ckpt_box *src_box, size_t esize);
+
+#endif

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Unions of boxes. Most tensors are wanted whole, as parts that together are the whole: this is
+ * seen once per class and placement, not once per tensor. What is left is cut along all edges. */
+#include "load/regions.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/mem.h"
+
+enum { MAX_CELLS = 1 << 20 };
+
+typedef CKPT_VEC(struct ckpt_box) box_vec;
+
+struct merge {
+    const struct ckpt_roster *roster;
+    const uint32_t *rank;  /* of the domain, by class */
+    const uint32_t *first; /* those of class c: rank[first[c]] .. rank[first[c+1]] */
+    uint8_t **complete;    /* per class and spec */
+    box_vec boxes;         /* of the tensor at hand, none inside another */
+    ckpt_regions *out;
+    struct ckpt_err *err;
+};
+
+/* Does a spec's every part have a taker among these ranks? Then the parts are the whole. */
+static bool is_complete(const struct ckpt_wants *w, const struct ckpt_spec *s, const uint32_t *rank,
+                        uint32_t nrank, bool *seen)
+{
+    const struct ckpt_grid *g = &w->grids.ptr[s->grid];
+    uint32_t parts = 1, found = 0;
+
+    for (uint32_t i = 0; i < s->ncut; i++) {
+        if (g->dim[s->cut[i].axis] > nrank / parts)
+            return false;
+        parts *= g->dim[s->cut[i].axis];
+    }
+    memset(seen, 0, parts * sizeof *seen);
+    for (uint32_t k = 0; k < nrank; k++) {
+        uint32_t at = ckpt_grid_find(g, rank[k]), index[CKPT_GRID_DIMS], part = 0;
+        if (at == CKPT_NONE)
+            continue;
+        for (uint32_t d = g->ndim; d-- > 0; at /= g->dim[d])
+            index[d] = at % g->dim[d];
+        for (uint32_t i = 0; i < s->ncut; i++)
+            part = part * g->dim[s->cut[i].axis] + index[s->cut[i].axis];
+        found += !seen[part];
+        seen[part] = true;
+    }
+    return found == parts;
+}
+
+static bool inside(const struct ckpt_box *a, const struct ckpt_box *b)
+{
+    for (uint32_t d = 0; d < a->rank; d++)
+        if (a->lo[d] < b->lo[d] || a->lo[d] + a->n[d] > b->lo[d] + b->n[d])
+            return false;
+    return true;
+}
+
+static int add_box(struct merge *m, const struct ckpt_box *box)
+{
+    for (size_t i = 0; i < m->boxes.len; i++)
+        if (inside(box, &m->boxes.ptr[i]))
+            return 0;
+    for (size_t i = 0; i < m->boxes.len;) {
+        if (inside(&m->boxes.ptr[i], box))
+            m->boxes.ptr[i] = m->boxes.ptr[--m->boxes.len];
+        else
+            i++;
+    }
+    return ckpt_vec_push(&m->boxes, *box) < 0 ? ckpt_nomem(m->err) : 0;
+}
+
+/* Grows the last box instead, where the new one is its continuation. */
+static int add_part(struct merge *m, const struct ckpt_box *box)
+{
+    struct ckpt_box *last = m->boxes.len ? &m->boxes.ptr[m->boxes.len - 1] : NULL;
+    uint32_t differ = 0, dim = 0;
+
+    for (uint32_t d = 0; last && d < box->rank; d++)
+        if (box->lo[d] != last->lo[d] || box->n[d] != last->n[d]) {
+            differ++;
+            dim = d;
+        }
+    if (last && differ == 1 && last->lo[dim] + last->n[dim] == box->lo[dim]) {
+        last->n[dim] += box->n[dim];
+        return 0;
+    }
+    return add_box(m, box);
+}
+
+static int collect(struct merge *m, const struct ckpt_tensor *t, const struct ckpt_use *use)
+{
+    const struct ckpt_wants *w = &m->roster->table[use->class];
+    const struct ckpt_want *e = &w->entries.ptr[use->entry];
+    const uint32_t lo = m->first[use->class], hi = m->first[use->class + 1];
+    struct ckpt_box box;
+
+    if (lo == hi)
+        return 0;
+    if (e->spec == CKPT_NONE || m->complete[use->class][e->spec]) {
+        const struct ckpt_want whole = {e->tensor, CKPT_NONE, e->box};
+        return ckpt_wants_box(w, &whole, t, 0, &box) ? add_box(m, &box) : 0;
+    }
+    for (uint32_t k = lo; k < hi; k++)
+        if (ckpt_wants_box(w, e, t, m->rank[k], &box) && add_part(m, &box) < 0)
+            return -1;
+    return 0;
+}
+
+static int emit(struct merge *m, uint32_t tensor, const struct ckpt_box *box)
+{
+    struct ckpt_region r = {.tensor = tensor, .box = *box};
+
+    return ckpt_vec_push(m->out, r) < 0 ? ckpt_nomem(m->err) : 0;
+}
+
+static bool any_overlap(const struct merge *m)
+{
+    struct ckpt_box x;
+
+    for (size_t i = 0; i < m->boxes.len; i++)
+        for (size_t k = 0; k < i; k++)
+            if (ckpt_box_intersect(&m->boxes.ptr[i], &m->boxes.ptr[k], &x))
+                return true;
+    return false;
+}
+
+static int u64_cmp(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* The edges of all boxes along dimension d, ascending, each once. */
+static size_t edges_of(const struct merge *m, uint32_t d, uint64_t *edge)
+{
+    size_t n = 0, out = 0;
+
+    for (size_t i = 0; i < m->boxes.len; i++) {
+        edge[n++] = m->boxes.ptr[i].lo[d];
+        edge[n++] = m->boxes.ptr[i].lo[d] + m->boxes.ptr[i].n[d];
+    }
+    qsort(edge, n, sizeof *edge, u64_cmp);
+    for (size_t i = 0; i < n; i++)
+        if (out == 0 || edge[out - 1] != edge[i])
+            edge[out++] = edge[i];
+    return out;
+}
+
+/* Boxes that overlap: cut along every edge of every box; cells in a row are one region. */
+static int emit_cells(struct merge *m, uint32_t tensor)
+{
+    const uint32_t rank = m->boxes.ptr[0].rank;
+    ckpt_cleanup(ckpt_freep) uint64_t *edges = malloc(rank * 2 * m->boxes.len * sizeof *edges);
+    const uint64_t *edge[CKPT_MAX_RANK];
+    size_t nedge[CKPT_MAX_RANK], index[CKPT_MAX_RANK] = {0};
+    uint64_t cells = 1;
+    struct ckpt_region *run = NULL;
+
+    if (!edges)
+        return ckpt_nomem(m->err);
+    for (uint32_t d = 0; d < rank; d++) {
+        uint64_t *at = edges + d * 2 * m->boxes.len;
+        nedge[d] = edges_of(m, d, at);
+        edge[d] = at;
+        if (ckd_mul(&cells, cells, nedge[d] - 1) || cells > MAX_CELLS)
+            return ckpt_fail(m->err, CKPT_LIMIT,
+                             "tensor '%s': the wanted boxes overlap in too many ways",
+                             m->roster->cat->tensors.ptr[tensor].name);
+    }
+    for (uint64_t c = 0; c < cells; c++) {
+        struct ckpt_box cell = {.rank = rank};
+        bool wanted = false;
+        for (uint32_t d = 0; d < rank; d++) {
+            cell.lo[d] = edge[d][index[d]];
+            cell.n[d] = edge[d][index[d] + 1] - cell.lo[d];
+        }
+        for (size_t i = 0; i < m->boxes.len && !wanted; i++)
+            wanted = inside(&cell, &m->boxes.ptr[i]);
+        if (!wanted)
+            run = NULL;
+        else if (run)
+            run->box.n[rank - 1] += cell.n[rank - 1];
+        else if (emit(m, tensor, &cell) < 0)
+            return -1;
+        else
+            run = &m->out->ptr[m->out->len - 1];
+        for (uint32_t d = rank; d-- > 0;) {
+            if (++index[d] < nedge[d] - 1)
+                break;
+            index[d] = 0;
+            run = NULL;
+        }
+    }
+    return 0;
+}
+
+static int regions_of_tensor(struct merge *m, uint32_t tensor)
+{
+    const struct ckpt_roster *r = m->roster;
+    const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
+
+    m->boxes.len = 0;
+    if (t->numel == 0)
+        return 0;
+    for (uint64_t i = r->first[tensor]; i < r->first[tensor + 1]; i++)
+        if (collect(m, t, &r->use[i]) < 0)
+            return -1;
+    if (m->boxes.len > 1 && any_overlap(m))
+        return emit_cells(m, tensor);
+    for (size_t i = 0; i < m->boxes.len; i++)
+        if (emit(m, tensor, &m->boxes.ptr[i]) < 0)
+            return -1;
+    return 0;
+}
+
+/* Sort the ranks by class, and see which specs are complete. */
+static int prepare(struct merge *m, const uint32_t *rank, uint32_t nrank, uint32_t *sorted,
+                   uint32_t *first, bool *seen)
+{
+    const struct ckpt_roster *r = m->roster;
+
+    for (uint32_t k = 0; k < nrank; k++)
+        first[r->class_of[rank[k]] + 1]++;
+    for (uint32_t c = 0; c < r->nclass; c++)
+        first[c + 1] += first[c];
+    for (uint32_t k = nrank; k-- > 0;) /* first[c+1] walks back to the beginning of class c */
+        sorted[--first[r->class_of[rank[k]] + 1]] = rank[k];
+    for (uint32_t c = 0; c < r->nclass; c++)
+        first[c] = first[c + 1];
+    first[r->nclass] = nrank;
+    for (uint32_t c = 0; c < r->nclass; c++) {
+        const struct ckpt_wants *w = &r->table[c];
+        if (!(m->complete[c] = calloc(w->specs.len + 1, 1)))
+            return ckpt_nomem(m->err);
+        for (size_t s = 0; s < w->specs.len; s++)
+            m->complete[c][s] =
+                is_complete(w, &w->specs.ptr[s], sorted + first[c], first[c + 1] - first[c], seen);
+    }
+    return 0;
+}
+
+int ckpt_regions_of(const struct ckpt_roster *roster, const uint32_t *rank, uint32_t nrank,
+                    ckpt_regions *out, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) uint32_t *sorted = malloc((nrank + 1) * sizeof *sorted);
+    ckpt_cleanup(ckpt_freep) uint32_t *first = calloc(roster->nclass + 1, sizeof *first);
+    ckpt_cleanup(ckpt_freep) bool *seen = malloc((nrank + 1) * sizeof *seen);
+    struct merge m = {.roster = roster, .rank = sorted, .first = first, .out = out, .err = err};
+    int rc = 0;
+
+    m.complete = calloc(roster->nclass + 1, sizeof *m.complete);
+    if (!sorted || !first || !seen || !m.complete)
+        rc = ckpt_nomem(err);
+    if (rc == 0)
+        rc = prepare(&m, rank, nrank, sorted, first, seen);
+    for (uint32_t t = 0; t < roster->cat->tensors.len && rc == 0; t++)
+        rc = regions_of_tensor(&m, t);
+    for (uint32_t c = 0; m.complete && c < roster->nclass; c++)
+        free(m.complete[c]);
+    free(m.complete);
+    ckpt_vec_release(&m.boxes);
+    return rc;
+}

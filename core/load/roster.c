@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What all ranks want, by tensor. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "load/plan.h"
+
+void ckpt_roster_release(struct ckpt_roster *r)
+{
+    for (uint32_t c = 0; c < r->nclass; c++)
+        ckpt_wants_release(&r->table[c]);
+    free(r->table);
+    free(r->class_of);
+    free(r->first);
+    free(r->use);
+    memset(r, 0, sizeof *r);
+}
+
+int ckpt_roster_init(struct ckpt_roster *r, const struct ckpt_catalog *cat, uint32_t nrank,
+                     uint32_t *class_of, struct ckpt_wants *table, uint32_t nclass,
+                     struct ckpt_err *err)
+{
+    const size_t ntensor = cat->tensors.len;
+    uint64_t total = 0, *next;
+
+    *r = (struct ckpt_roster){
+        .cat = cat, .nrank = nrank, .nclass = nclass, .class_of = class_of, .table = table};
+    for (uint32_t c = 0; c < nclass; c++)
+        total += table[c].entries.len;
+    r->first = calloc(ntensor + 2, sizeof *r->first);
+    r->use = calloc(total + 1, sizeof *r->use);
+    if (!r->first || !r->use) {
+        ckpt_roster_release(r);
+        return ckpt_nomem(err);
+    }
+    next = r->first + 1; /* counts, then beginnings, then ends: which are the next beginnings */
+    for (uint32_t c = 0; c < nclass; c++)
+        for (size_t e = 0; e < table[c].entries.len; e++)
+            next[table[c].entries.ptr[e].tensor]++;
+    for (size_t t = 0, at = 0; t < ntensor; t++) {
+        uint64_t n = next[t];
+        next[t] = at;
+        at += n;
+    }
+    for (uint32_t c = 0; c < nclass; c++)
+        for (size_t e = 0; e < table[c].entries.len; e++)
+            r->use[next[table[c].entries.ptr[e].tensor]++] = (struct ckpt_use){c, (uint32_t)e};
+    return 0;
+}

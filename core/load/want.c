@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tables of wants. */
+#include "load/want.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "io/cursor.h"
+
+enum { MAGIC = 0x746e6177 }; /* "want" */
+
+void ckpt_wants_release(struct ckpt_wants *w)
+{
+    for (size_t i = 0; i < w->grids.len; i++)
+        free(w->grids.ptr[i].rank);
+    ckpt_vec_release(&w->grids);
+    ckpt_vec_release(&w->specs);
+    ckpt_vec_release(&w->boxes);
+    ckpt_vec_release(&w->entries);
+}
+
+/* ---- building ---- */
+
+static bool same_grid(const struct ckpt_grid *g, uint32_t ndim, const uint32_t *dim,
+                      const uint32_t *rank, uint32_t nrank)
+{
+    return g->ndim == ndim && g->nrank == nrank && memcmp(g->dim, dim, ndim * sizeof *dim) == 0 &&
+           memcmp(g->rank, rank, nrank * sizeof *rank) == 0;
+}
+
+uint32_t ckpt_wants_grid(struct ckpt_wants *w, uint32_t ndim, const uint32_t *dim,
+                         const uint32_t *rank, struct ckpt_err *err)
+{
+    struct ckpt_grid g = {.ndim = ndim, .nrank = 1, .plain = true};
+
+    for (uint32_t d = 0; d < ndim; d++) {
+        g.dim[d] = dim[d];
+        g.nrank *= dim[d];
+    }
+    for (size_t i = w->grids.len; i-- > 0;)
+        if (same_grid(&w->grids.ptr[i], ndim, dim, rank, g.nrank))
+            return (uint32_t)i;
+    if (!(g.rank = malloc((g.nrank + !g.nrank) * sizeof *rank)))
+        return (void)ckpt_nomem(err), CKPT_NONE;
+    memcpy(g.rank, rank, g.nrank * sizeof *rank);
+    for (uint32_t i = 1; i < g.nrank; i++)
+        g.plain &= rank[i] == rank[0] + i;
+    if (ckpt_vec_push(&w->grids, g) < 0) {
+        free(g.rank);
+        return (void)ckpt_nomem(err), CKPT_NONE;
+    }
+    return (uint32_t)w->grids.len - 1;
+}
+
+static bool same_spec(const struct ckpt_spec *a, const struct ckpt_spec *b)
+{
+    if (a->grid != b->grid || a->ncut != b->ncut)
+        return false;
+    for (uint32_t i = 0; i < a->ncut; i++)
+        if (a->cut[i].dim != b->cut[i].dim || a->cut[i].axis != b->cut[i].axis)
+            return false;
+    return true;
+}
+
+uint32_t ckpt_wants_spec(struct ckpt_wants *w, const struct ckpt_spec *spec, struct ckpt_err *err)
+{
+    for (size_t i = w->specs.len; i-- > 0;)
+        if (same_spec(&w->specs.ptr[i], spec))
+            return (uint32_t)i;
+    if (ckpt_vec_push(&w->specs, *spec) < 0)
+        return (void)ckpt_nomem(err), CKPT_NONE;
+    return (uint32_t)w->specs.len - 1;
+}
+
+int ckpt_wants_add(struct ckpt_wants *w, uint32_t tensor, uint32_t spec, const struct ckpt_box *box,
+                   struct ckpt_err *err)
+{
+    struct ckpt_want e = {tensor, spec, CKPT_NONE};
+
+    if (box) {
+        e.box = (uint32_t)w->boxes.len;
+        if (ckpt_vec_push(&w->boxes, *box) < 0)
+            return ckpt_nomem(err);
+    }
+    return ckpt_vec_push(&w->entries, e) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* ---- questions ---- */
+
+uint32_t ckpt_grid_find(const struct ckpt_grid *g, uint32_t rank)
+{
+    if (g->plain)
+        return rank >= g->rank[0] && rank - g->rank[0] < g->nrank ? rank - g->rank[0] : CKPT_NONE;
+    for (uint32_t i = 0; i < g->nrank; i++)
+        if (g->rank[i] == rank)
+            return i;
+    return CKPT_NONE;
+}
+
+static void cut_box(struct ckpt_box *box, uint32_t dim, uint32_t parts, uint32_t index)
+{
+    uint64_t n = box->n[dim], chunk = (n + parts - 1) / parts;
+    uint64_t lo = ckpt_min_u64(n, chunk * index);
+
+    box->lo[dim] += lo;
+    box->n[dim] = ckpt_min_u64(chunk, n - lo);
+}
+
+bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
+                    const struct ckpt_tensor *t, uint32_t rank, struct ckpt_box *ret)
+{
+    if (e->box != CKPT_NONE) {
+        *ret = w->boxes.ptr[e->box];
+    } else {
+        ret->rank = t->rank;
+        for (uint32_t d = 0; d < t->rank; d++) {
+            ret->lo[d] = 0;
+            ret->n[d] = t->dim[d];
+        }
+    }
+    if (e->spec != CKPT_NONE) {
+        const struct ckpt_spec *s = &w->specs.ptr[e->spec];
+        const struct ckpt_grid *g = &w->grids.ptr[s->grid];
+        uint32_t at = ckpt_grid_find(g, rank), index[CKPT_GRID_DIMS];
+        if (at == CKPT_NONE)
+            return false;
+        for (uint32_t d = g->ndim; d-- > 0; at /= g->dim[d])
+            index[d] = at % g->dim[d];
+        for (uint32_t i = 0; i < s->ncut; i++)
+            cut_box(ret, s->cut[i].dim, g->dim[s->cut[i].axis], index[s->cut[i].axis]);
+    }
+    for (uint32_t d = 0; d < ret->rank; d++)
+        if (ret->n[d] == 0)
+            return false;
+    return true;
+}
+
+/* ---- bytes: little-endian words ---- */
+
+static void put32(struct ckpt_str *s, uint32_t v)
+{
+    const unsigned char b[4] = {(unsigned char)v, (unsigned char)(v >> 8), (unsigned char)(v >> 16),
+                                (unsigned char)(v >> 24)};
+
+    ckpt_str_append(s, (const char *)b, sizeof b);
+}
+
+static void put64(struct ckpt_str *s, uint64_t v)
+{
+    put32(s, (uint32_t)v);
+    put32(s, (uint32_t)(v >> 32));
+}
+
+int ckpt_wants_dump(const struct ckpt_wants *w, unsigned char **ret, size_t *ret_len,
+                    struct ckpt_err *err)
+{
+    struct ckpt_str s = {0};
+    char *text;
+
+    put32(&s, MAGIC);
+    put32(&s, (uint32_t)w->grids.len);
+    put32(&s, (uint32_t)w->specs.len);
+    put32(&s, (uint32_t)w->boxes.len);
+    put32(&s, (uint32_t)w->entries.len);
+    for (size_t i = 0; i < w->grids.len; i++) {
+        const struct ckpt_grid *g = &w->grids.ptr[i];
+        put32(&s, g->ndim);
+        for (uint32_t d = 0; d < g->ndim; d++)
+            put32(&s, g->dim[d]);
+        for (uint32_t k = 0; k < g->nrank; k++)
+            put32(&s, g->rank[k]);
+    }
+    for (size_t i = 0; i < w->specs.len; i++) {
+        const struct ckpt_spec *p = &w->specs.ptr[i];
+        put32(&s, p->grid);
+        put32(&s, p->ncut);
+        for (uint32_t k = 0; k < p->ncut; k++) {
+            put32(&s, p->cut[k].dim);
+            put32(&s, p->cut[k].axis);
+        }
+    }
+    for (size_t i = 0; i < w->boxes.len; i++) {
+        const struct ckpt_box *b = &w->boxes.ptr[i];
+        put32(&s, b->rank);
+        for (uint32_t d = 0; d < b->rank; d++) {
+            put64(&s, b->lo[d]);
+            put64(&s, b->n[d]);
+        }
+    }
+    for (size_t i = 0; i < w->entries.len; i++) {
+        put32(&s, w->entries.ptr[i].tensor);
+        put32(&s, w->entries.ptr[i].spec);
+        put32(&s, w->entries.ptr[i].box);
+    }
+    *ret_len = s.len;
+    if (ckpt_str_steal(&s, &text, err) < 0)
+        return -1;
+    *ret = (unsigned char *)text;
+    return 0;
+}
+
+static int bad(struct ckpt_err *err, const char *what)
+{
+    return ckpt_fail(err, CKPT_FORMAT, "the wants of another rank are no table: %s", what);
+}
+
+static int parse_grid(struct ckpt_cursor *c, struct ckpt_wants *w, uint32_t nrank,
+                      struct ckpt_err *err)
+{
+    uint32_t ndim = ckpt_cursor_le32(c), dim[CKPT_GRID_DIMS], n = 1;
+    ckpt_cleanup(ckpt_freep) uint32_t *rank = NULL;
+
+    if (ndim > CKPT_GRID_DIMS)
+        return bad(err, "dimensions of a mesh");
+    for (uint32_t d = 0; d < ndim; d++) {
+        dim[d] = ckpt_cursor_le32(c);
+        if (ckd_mul(&n, n, dim[d]))
+            return bad(err, "size of a mesh");
+    }
+    if (n == 0 || n > ckpt_cursor_left(c) / 4)
+        return bad(err, "ranks of a mesh");
+    if (!(rank = malloc(n * sizeof *rank)))
+        return ckpt_nomem(err);
+    for (uint32_t i = 0; i < n; i++)
+        if ((rank[i] = ckpt_cursor_le32(c)) >= nrank)
+            return bad(err, "a rank of a mesh");
+    return ckpt_wants_grid(w, ndim, dim, rank, err) == CKPT_NONE ? -1 : 0;
+}
+
+static int parse_spec(struct ckpt_cursor *c, struct ckpt_wants *w, struct ckpt_err *err)
+{
+    struct ckpt_spec s;
+
+    s.grid = ckpt_cursor_le32(c);
+    s.ncut = ckpt_cursor_le32(c);
+    if (s.grid >= w->grids.len || s.ncut > CKPT_SPEC_CUTS)
+        return bad(err, "a placement");
+    for (uint32_t k = 0; k < s.ncut; k++) {
+        s.cut[k].dim = ckpt_cursor_le32(c);
+        s.cut[k].axis = ckpt_cursor_le32(c);
+        if (s.cut[k].dim >= CKPT_MAX_RANK || s.cut[k].axis >= w->grids.ptr[s.grid].ndim)
+            return bad(err, "a cut");
+    }
+    return ckpt_vec_push(&w->specs, s) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int parse_box(struct ckpt_cursor *c, struct ckpt_wants *w, struct ckpt_err *err)
+{
+    struct ckpt_box b = {.rank = ckpt_cursor_le32(c)};
+
+    if (b.rank > CKPT_MAX_RANK)
+        return bad(err, "a box");
+    for (uint32_t d = 0; d < b.rank; d++) {
+        b.lo[d] = ckpt_cursor_le64(c);
+        b.n[d] = ckpt_cursor_le64(c);
+    }
+    return ckpt_vec_push(&w->boxes, b) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int parse_entry(struct ckpt_cursor *c, struct ckpt_wants *w, const struct ckpt_catalog *cat,
+                       struct ckpt_err *err)
+{
+    struct ckpt_want e;
+
+    e.tensor = ckpt_cursor_le32(c);
+    e.spec = ckpt_cursor_le32(c);
+    e.box = ckpt_cursor_le32(c);
+    if (e.tensor >= cat->tensors.len || (e.spec != CKPT_NONE && e.spec >= w->specs.len) ||
+        (e.box != CKPT_NONE && e.box >= w->boxes.len))
+        return bad(err, "a want");
+    const struct ckpt_tensor *t = &cat->tensors.ptr[e.tensor];
+    if (e.box != CKPT_NONE && !ckpt_box_within(&w->boxes.ptr[e.box], t->dim, t->rank))
+        return bad(err, "a box outside of its tensor");
+    for (uint32_t k = 0; e.spec != CKPT_NONE && k < w->specs.ptr[e.spec].ncut; k++)
+        if (w->specs.ptr[e.spec].cut[k].dim >= t->rank)
+            return bad(err, "a cut of a dimension that its tensor lacks");
+    return ckpt_vec_push(&w->entries, e) < 0 ? ckpt_nomem(err) : 0;
+}
+
+int ckpt_wants_parse(const void *data, size_t len, const struct ckpt_catalog *cat, uint32_t nrank,
+                     struct ckpt_wants *ret, struct ckpt_err *err)
+{
+    struct ckpt_cursor c;
+    struct ckpt_wants w = {0};
+    int rc = 0;
+
+    ckpt_cursor_init(&c, data, len, 0, "the wants of another rank");
+    uint32_t magic = ckpt_cursor_le32(&c), ngrid = ckpt_cursor_le32(&c);
+    uint32_t nspec = ckpt_cursor_le32(&c), nbox = ckpt_cursor_le32(&c);
+    uint32_t nentry = ckpt_cursor_le32(&c);
+    if (magic != MAGIC)
+        return bad(err, "its first word");
+    for (uint32_t i = 0; i < ngrid && rc == 0 && !c.failed; i++)
+        rc = parse_grid(&c, &w, nrank, err);
+    for (uint32_t i = 0; i < nspec && rc == 0 && !c.failed; i++)
+        rc = parse_spec(&c, &w, err);
+    for (uint32_t i = 0; i < nbox && rc == 0 && !c.failed; i++)
+        rc = parse_box(&c, &w, err);
+    for (uint32_t i = 0; i < nentry && rc == 0 && !c.failed; i++)
+        rc = parse_entry(&c, &w, cat, err);
+    if (rc == 0)
+        rc = ckpt_cursor_report(&c, err);
+    if (rc == 0 && w.grids.len != ngrid)
+        rc = bad(err, "the same mesh twice");
+    if (rc < 0)
+        ckpt_wants_release(&w);
+    else
+        *ret = w;
+    return rc;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Wants: which boxes of which tensors a rank needs. A table holds them as boxes cut over grids of
+ * ranks, so that the tables of ranks that say the same are equal, and travel once. */
+#ifndef CKPT_LOAD_WANT_H
+#define CKPT_LOAD_WANT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/vec.h"
+#include "tensor/box.h"
+#include "tensor/catalog.h"
+
+enum { CKPT_GRID_DIMS = 8, CKPT_SPEC_CUTS = 8 };
+#define CKPT_NONE UINT32_MAX
+
+/* dim[0] x dim[1] ... ranks, row-major. */
+struct ckpt_grid {
+    uint32_t ndim, nrank;
+    uint32_t dim[CKPT_GRID_DIMS];
+    uint32_t *rank;
+    bool plain; /* rank[i] == rank[0] + i */
+};
+
+/* Divide tensor dimension `dim` of what the cuts before left into torch.chunk's pieces, one for
+ * each index along `axis` of the grid. */
+struct ckpt_cut {
+    uint32_t dim, axis;
+};
+
+struct ckpt_spec {
+    uint32_t grid, ncut;
+    struct ckpt_cut cut[CKPT_SPEC_CUTS];
+};
+
+struct ckpt_want {
+    uint32_t tensor; /* in the catalogue */
+    uint32_t spec;   /* CKPT_NONE: not divided */
+    uint32_t box;    /* CKPT_NONE: the whole tensor */
+};
+
+struct ckpt_wants {
+    CKPT_VEC(struct ckpt_grid) grids;
+    CKPT_VEC(struct ckpt_spec) specs;
+    CKPT_VEC(struct ckpt_box) boxes;
+    CKPT_VEC(struct ckpt_want) entries;
+};
+
+void ckpt_wants_release(struct ckpt_wants *w);
+
+/* Add, or find an equal one; CKPT_NONE and NOMEM. `rank` has dim[0] * dim[1] ... entries. */
+uint32_t ckpt_wants_grid(struct ckpt_wants *w, uint32_t ndim, const uint32_t *dim,
+                         const uint32_t *rank, struct ckpt_err *err);
+uint32_t ckpt_wants_spec(struct ckpt_wants *w, const struct ckpt_spec *spec, struct ckpt_err *err);
+int ckpt_wants_add(struct ckpt_wants *w, uint32_t tensor, uint32_t spec, const struct ckpt_box *box,
+                   struct ckpt_err *err);
+
+/* Where a rank stands in a grid; CKPT_NONE if it is not in it. */
+uint32_t ckpt_grid_find(const struct ckpt_grid *g, uint32_t rank);
+
+/* The box of entry e for a rank, given the tensor's shape. False if it is empty. */
+bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
+                    const struct ckpt_tensor *t, uint32_t rank, struct ckpt_box *ret);
+
+/* As bytes: equal tables give equal bytes. The caller frees *ret. Parsing checks everything, also
+ * against the catalogue. */
+int ckpt_wants_dump(const struct ckpt_wants *w, unsigned char **ret, size_t *ret_len,
+                    struct ckpt_err *err);
+int ckpt_wants_parse(const void *data, size_t len, const struct ckpt_catalog *cat, uint32_t nrank,
+                     struct ckpt_wants *ret, struct ckpt_err *err);
+
+#endif

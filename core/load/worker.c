@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Workers: read units, place what they hold for this rank, place what arrives, read for others. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "load/inner.h"
+#include "run/checkpoint.h"
+
+enum { JOB_UNITS = 64, ASSIST_HEAD = 64 };
+
+struct job {
+    struct ckpt_worker *w;
+    struct ckpt_slot *slot;
+    uint32_t lo, hi;
+    struct ckpt_box_read read[JOB_UNITS];
+};
+
+/* ---- placing: never after the load has stopped ---- */
+
+static bool place_begin(struct ckpt_engine *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    bool go = !e->stopped;
+    e->placing += go;
+    (void)pthread_mutex_unlock(&e->lock);
+    return go;
+}
+
+static void place_end(struct ckpt_engine *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    if (--e->placing == 0 && e->stopped)
+        (void)pthread_cond_broadcast(&e->news);
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+static void place_part(struct ckpt_engine *e, const struct ckpt_part *part, const void *src,
+                       const struct ckpt_box *src_box)
+{
+    ckpt_place(&e->target[part->entry], &part->box, src, src_box,
+               ckpt_plan_unit_tensor(e->plan, part->unit)->dtype);
+    ckpt_engine_land(e, part->entry, part->bytes);
+}
+
+/* What this rank itself wants of a unit that it has read. */
+static int place_own(struct ckpt_engine *e, uint32_t unit, const void *data, ckpt_parts *parts,
+                     struct ckpt_err *err)
+{
+    struct ckpt_box box;
+
+    ckpt_plan_unit_box(e->plan, unit, &box);
+    parts->len = 0;
+    if (ckpt_plan_wanted(e->plan, e->self, unit, &box, parts, err) < 0)
+        return -1;
+    for (size_t i = 0; i < parts->len; i++)
+        place_part(e, &parts->ptr[i], data, &box);
+    return 0;
+}
+
+static int place_units(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t lo, uint32_t hi,
+                       struct ckpt_err *err)
+{
+    const uint64_t begin = ckpt_now_ns();
+    ckpt_parts parts = {0};
+    int rc = 0;
+
+    if (!place_begin(e))
+        return 0;
+    for (uint32_t u = lo; u < hi && rc == 0; u++)
+        rc = place_own(e, u, s->read + s->unit_off[u - s->lo], &parts, err);
+    place_end(e);
+    ckpt_vec_release(&parts);
+    atomic_fetch_add(&e->stats.place_ns, ckpt_now_ns() - begin);
+    return rc;
+}
+
+static int check_hash(const struct ckpt_message *m, uint32_t window, struct ckpt_err *err)
+{
+    const size_t len = m->xfer.len - CKPT_MESSAGE_HASH;
+    XXH64_hash_t said, is = XXH3_64bits(m->xfer.buf, len);
+
+    memcpy(&said, (const char *)m->xfer.buf + len, sizeof said);
+    if (said == is)
+        return 0;
+    return ckpt_fail(err, CKPT_IO,
+                     "what rank %" PRIu32 " sent in window %" PRIu32 " arrived changed (XXH3 "
+                     "%016" PRIx64 ", sent as %016" PRIx64 ")",
+                     m->xfer.peer, window, (uint64_t)is, (uint64_t)said);
+}
+
+static void place_message(struct ckpt_engine *e, struct ckpt_message *m)
+{
+    const uint64_t begin = ckpt_now_ns();
+    const struct ckpt_part *part = &m->slot->parts[m->first];
+    const unsigned char *at = m->xfer.buf;
+    struct ckpt_err err = {0};
+
+    if (e->opt.verify && check_hash(m, m->slot->window, &err) < 0) {
+        ckpt_engine_fail(e, &err, true);
+        return;
+    }
+    if (!place_begin(e))
+        return;
+    for (uint32_t i = 0; i < m->n; i++) {
+        if (m->is_pack && ckpt_part_alone(&part[i]))
+            continue;
+        place_part(e, &part[i], at, &part[i].box);
+        at += part[i].bytes;
+    }
+    place_end(e);
+    atomic_fetch_add(&e->stats.place_ns, ckpt_now_ns() - begin);
+}
+
+/* ---- reading ---- */
+
+static int read_boxes(struct ckpt_worker *w, uint32_t unit, const struct ckpt_box_read *read,
+                      size_t n, struct ckpt_err *err)
+{
+    struct ckpt_engine *e = w->e;
+    const uint64_t begin = ckpt_now_ns();
+
+    atomic_store(&w->unit, unit);
+    atomic_store(&w->since_ms, begin / 1000000);
+    int rc = ckpt_boxes_pread(e->cat, &e->reading, read, n, &e->opt.cost, err);
+    atomic_store(&w->since_ms, 0);
+    atomic_fetch_add(&e->stats.read_ns, ckpt_now_ns() - begin);
+    return rc;
+}
+
+/* May another rank have more luck? */
+static bool worth_a_retry(const struct ckpt_engine *e, const struct ckpt_err *err)
+{
+    return e->size > 1 &&
+           (err->code == CKPT_IO || err->code == CKPT_STALE || err->code == CKPT_MISSING);
+}
+
+static int ask_for_unit(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t unit,
+                        const struct ckpt_err *why, struct ckpt_err *err)
+{
+    struct ckpt_retry *r = calloc(1, sizeof *r);
+
+    if (!r)
+        return ckpt_nomem(err);
+    r->unit = unit;
+    r->slot = s;
+    r->err = *why;
+    (void)pthread_mutex_lock(&e->lock);
+    r->id = ++e->retry_id;
+    r->next = e->retry;
+    e->retry = r;
+    ckpt_engine_kick(e);
+    (void)pthread_mutex_unlock(&e->lock);
+    return 0;
+}
+
+static void units_done(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t n)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    s->unread -= n;
+    if (s->unread == 0 && e->plan->nowner > 1)
+        ckpt_engine_kick(e);
+    ckpt_slot_settle(e, s);
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+/* One of the units can't be read: which? The others are placed; that one is asked for, if another
+ * rank may have more luck. */
+static int read_singly(struct job *j, struct ckpt_err *err)
+{
+    struct ckpt_engine *e = j->w->e;
+
+    for (uint32_t u = j->lo; u < j->hi; u++) {
+        struct ckpt_err why = {0};
+        if (read_boxes(j->w, u, &j->read[u - j->lo], 1, &why) < 0) {
+            (void)ckpt_err_in(&why, "tensor '%s'", j->read[u - j->lo].tensor->name);
+            if (!worth_a_retry(e, &why))
+                return ckpt_fail(err, why.code, "%s", why.text);
+            if (ask_for_unit(e, j->slot, u, &why, err) < 0)
+                return -1;
+            continue;
+        }
+        if (place_units(e, j->slot, u, u + 1, err) < 0)
+            return -1;
+        units_done(e, j->slot, 1);
+    }
+    return 0;
+}
+
+static void run_job(struct job *j)
+{
+    struct ckpt_engine *e = j->w->e;
+    struct ckpt_slot *s = j->slot;
+    struct ckpt_err err = {0};
+    const uint32_t n = j->hi - j->lo;
+    int rc;
+
+    for (uint32_t u = j->lo; u < j->hi; u++) {
+        struct ckpt_box_read *r = &j->read[u - j->lo];
+        r->tensor = ckpt_plan_unit_tensor(e->plan, u);
+        ckpt_plan_unit_box(e->plan, u, &r->box);
+        r->buf = s->read + s->unit_off[u - s->lo];
+    }
+    rc = read_boxes(j->w, j->lo, j->read, n, &err);
+    if (rc == 0) {
+        rc = place_units(e, s, j->lo, j->hi, &err);
+        if (rc == 0)
+            units_done(e, s, n);
+    } else {
+        memset(&err, 0, sizeof err);
+        rc = read_singly(j, &err);
+    }
+    if (rc < 0)
+        ckpt_engine_fail(e, &err, true);
+}
+
+/* A unit that another rank read for us. */
+static void take_refill(struct ckpt_engine *e, struct ckpt_retry *r)
+{
+    struct ckpt_err err = {0};
+
+    if (place_units(e, r->slot, r->unit, r->unit + 1, &err) < 0)
+        ckpt_engine_fail(e, &err, true);
+    else
+        units_done(e, r->slot, 1);
+    free(r);
+}
+
+static void run_assist(struct ckpt_worker *w, struct ckpt_assist *a)
+{
+    struct ckpt_engine *e = w->e;
+    const struct ckpt_tensor *t = &e->cat->tensors.ptr[a->tensor];
+    struct ckpt_err err = {0};
+
+    a->len = ckpt_box_numel(&a->box) * ckpt_dtype_size(t->dtype);
+    if ((a->data = malloc(ASSIST_HEAD + a->len))) {
+        const struct ckpt_box_read read = {t, a->box, a->data + ASSIST_HEAD};
+        a->good = read_boxes(w, 0, &read, 1, &err) == 0;
+    }
+    (void)pthread_mutex_lock(&e->lock);
+    a->next = e->assisted;
+    e->assisted = a;
+    ckpt_engine_kick(e);
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+/* ---- choosing what to do; under the lock ---- */
+
+static uint64_t unit_len(const struct ckpt_slot *s, uint32_t u)
+{
+    return s->unit_off[u + 1 - s->lo] - s->unit_off[u - s->lo];
+}
+
+static bool next_units(struct ckpt_engine *e, struct job *j)
+{
+    for (uint32_t w = 0; w < e->opt.slots; w++) {
+        /* the oldest window first */
+        struct ckpt_slot *s = &e->slot[(e->next_open + w) % e->opt.slots];
+        uint64_t bytes = 0;
+        if (!s->open || s->next == s->hi)
+            continue;
+        j->slot = s;
+        j->lo = s->next;
+        while (s->next < s->hi && s->next - j->lo < JOB_UNITS &&
+               (s->next == j->lo || bytes + unit_len(s, s->next) <= e->plan->sizes.unit))
+            bytes += unit_len(s, s->next++);
+        j->hi = s->next;
+        return true;
+    }
+    return false;
+}
+
+static bool open_window(struct ckpt_engine *e)
+{
+    struct ckpt_slot *s = &e->slot[e->next_open % e->opt.slots];
+
+    if (e->next_open == e->plan->nwindow || s->open)
+        return false;
+    ckpt_slot_open(e, s, e->next_open++);
+    if (e->plan->nowner > 1)
+        ckpt_engine_kick(e);
+    ckpt_slot_settle(e, s); /* this rank may have nothing to read for it */
+    return true;
+}
+
+void *ckpt_worker_run(void *arg)
+{
+    struct ckpt_worker *w = arg;
+    struct ckpt_engine *e = w->e;
+    struct job *j = calloc(1, sizeof *j);
+    struct ckpt_err err = {0};
+
+    if (!j) {
+        (void)ckpt_nomem(&err);
+        ckpt_engine_fail(e, &err, true);
+        ckpt_engine_unref(e);
+        return NULL;
+    }
+    j->w = w;
+    (void)pthread_mutex_lock(&e->lock);
+    while (!e->stopped) {
+        struct ckpt_message *m = e->place;
+        struct ckpt_retry *r = e->refill;
+        struct ckpt_assist *a = e->assist;
+        if (m) {
+            if (!(e->place = m->next))
+                e->place_tail = &e->place;
+        } else if (r) {
+            e->refill = r->next;
+        } else if (a) {
+            e->assist = a->next;
+        } else if (!next_units(e, j)) {
+            if (!open_window(e))
+                (void)pthread_cond_wait(&e->work, &e->lock);
+            continue;
+        }
+        (void)pthread_mutex_unlock(&e->lock);
+        if (m)
+            place_message(e, m);
+        else if (r)
+            take_refill(e, r);
+        else if (a)
+            run_assist(w, a);
+        else
+            run_job(j);
+        (void)pthread_mutex_lock(&e->lock);
+        if (m) {
+            m->slot->unplaced--;
+            ckpt_slot_settle(e, m->slot);
+        }
+    }
+    (void)pthread_mutex_unlock(&e->lock);
+    free(j);
+    ckpt_engine_unref(e);
+    return NULL;
+}

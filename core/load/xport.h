@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Transports: how ranks send each other bytes. One file a member, each in its own library where it
+ * needs one.
+ *
+ * Two kinds of traffic between each pair of ranks. Data: buffers whose sizes both sides know from
+ * the plan, matched in the order of posting. Control: small messages of any size that nobody needs
+ * to expect. One thread at a time calls in, but for kick. */
+#ifndef CKPT_LOAD_XPORT_H
+#define CKPT_LOAD_XPORT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <ckptfs/err.h>
+
+struct ckpt_xport;
+
+/* A send or receive; the caller's, at the same address until it is done. */
+struct ckpt_xfer {
+    void *buf; /* read only for sends */
+    size_t len;
+    uint32_t peer;
+    bool send;
+    atomic_bool done; /* set by post or progress, or another thread */
+    size_t at;        /* the transport's own, as are these */
+    struct ckpt_xfer *next;
+    union {
+        void *ptr;
+        uint64_t word;
+    } priv;
+};
+
+struct ckpt_xport_ops {
+    const char *name;
+    /* Post a data transfer; the fields up to `send` are set, the rest is zero. */
+    int (*post)(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err);
+    /* Move what can be moved; sets `done`. PEER if a rank is gone that a transfer waits for.
+     * *ret_moved: something happened. */
+    int (*progress)(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err);
+    /* Sleep until something may have happened, or kick, or the time is over. */
+    void (*wait)(struct ckpt_xport *x, uint32_t timeout_ms);
+    /* Wake wait, from any thread. */
+    void (*kick)(struct ckpt_xport *x);
+    /* Send a copy of msg. Never blocks. */
+    int (*ctl_send)(struct ckpt_xport *x, uint32_t peer, const void *msg, size_t len,
+                    struct ckpt_err *err);
+    /* The next control message, if there is one: 1, malloc'ed; 0: none. */
+    int (*ctl_recv)(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg, size_t *ret_len,
+                    struct ckpt_err *err);
+    /* Has the rank closed its side, or died? What it sent before may still be unread. NULL: that
+     * ends the whole job. */
+    bool (*gone)(struct ckpt_xport *x, uint32_t peer);
+    /* Give up all transfers. False: some buffers may still be touched, and must be kept for ever.
+     */
+    bool (*cancel)(struct ckpt_xport *x);
+    void (*free)(struct ckpt_xport *x);
+    bool one_shot; /* after cancel it is good for control messages only */
+};
+
+/* Members embed this first. */
+struct ckpt_xport {
+    const struct ckpt_xport_ops *ops;
+    uint32_t rank, size;
+    bool driven; /* only the thread that called ckpt_load_wait may call in */
+};
+
+/* Make a comm of it; it takes x. For transports in libraries of their own. */
+struct ckpt_comm;
+CKPT_PUBLIC int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, struct ckpt_err *err);
+
+/* What such a library has under the name CKPT_XPORT_OPEN: the transport as the environment says. */
+typedef int ckpt_xport_open(struct ckpt_xport **ret, struct ckpt_err *err);
+#define CKPT_XPORT_OPEN "ckpt_xport_open_from_env"
+
+/* The members of libckptfs_load itself. */
+int ckpt_xport_threads(uint32_t n, struct ckpt_xport **ret, struct ckpt_err *err);
+
+#endif

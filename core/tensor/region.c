@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Strided regions of sources: big reads, one copy. */
+#include "tensor/region.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/mem.h"
+
+enum {
+    SCATTER_RUN = 512, /* shorter runs are read together and copied, not scattered */
+    SMALL_HOLE = 16,   /* a hole is small if it is less than 1/16 of what lies between */
+};
+
+/* Runs that are neighbours in the source and not too short land in place with one scatter read. */
+static bool scatters(const struct ckpt_ndcopy *c)
+{
+    return c->naxis == 0 || (c->naxis == 1 && c->axis[0].src == c->run && c->run >= SCATTER_RUN);
+}
+
+static int read_scattered(const struct ckpt_region_reader *r, struct ckpt_source *s,
+                          const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
+                          struct ckpt_err *err)
+{
+    uint64_t n = c->naxis ? c->axis[0].n : 1, step = c->naxis ? c->axis[0].dst : 0;
+
+    for (uint64_t i = 0; i < n; i++)
+        if (ckpt_batch_add(r->batch, s, dst + i * step, c->run, src + i * c->run, err) < 0)
+            return -1;
+    return 0;
+}
+
+void ckpt_region_cache_release(struct ckpt_region_cache *c)
+{
+    free(c->data);
+    *c = (struct ckpt_region_cache){0};
+}
+
+static int cache_reserve(struct ckpt_region_cache *c, size_t len, struct ckpt_err *err)
+{
+    if (len <= c->cap)
+        return 0;
+    unsigned char *data = realloc(c->data, len);
+    if (!data)
+        return ckpt_nomem(err);
+    c->data = data;
+    c->cap = len;
+    return 0;
+}
+
+/* Have bytes [off, off+len) of s in memory: *ret_data lives until the next call. What is not there
+ * yet is read; a range that continues the last one extends it, up to twice the bound. */
+static int cache_read(const struct ckpt_region_reader *r, struct ckpt_source *s, size_t len,
+                      uint64_t off, const unsigned char **ret_data, struct ckpt_err *err)
+{
+    struct ckpt_region_cache *c = r->cache;
+    const uint64_t end = off + len;
+
+    if (c->source != s || off < c->off || off > c->off + c->len || end - c->off > 2 * r->bound) {
+        c->source = s;
+        c->off = off;
+        c->len = 0;
+    }
+    if (end > c->off + c->len) {
+        const size_t have = c->len;
+        c->len = 0; /* a failure leaves nothing */
+        if (cache_reserve(c, (size_t)(end - c->off), err) < 0 ||
+            ckpt_batch_add(r->batch, s, c->data + have, (size_t)(end - c->off) - have,
+                           c->off + have, err) < 0 ||
+            ckpt_batch_flush(r->batch, err) < 0)
+            return -1;
+        c->len = (size_t)(end - c->off);
+    }
+    *ret_data = c->data + (off - c->off);
+    return 0;
+}
+
+static int read_bound(const struct ckpt_region_reader *r, struct ckpt_source *s,
+                      const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
+                      struct ckpt_err *err)
+{
+    struct ckpt_region_cache own = {0};
+    struct ckpt_region_reader with = *r;
+    const unsigned char *data;
+
+    if (!with.cache)
+        with.cache = &own;
+    int rc = cache_read(&with, s, (size_t)ckpt_ndcopy_src_span(c), src, &data, err);
+    if (rc == 0)
+        ckpt_ndcopy_run(c, dst, data);
+    ckpt_region_cache_release(&own);
+    return rc;
+}
+
+static uint32_t widest_axis(const struct ckpt_ndcopy *c)
+{
+    uint32_t at = 0;
+
+    for (uint32_t j = 1; j < c->naxis; j++)
+        if (c->axis[j].src > c->axis[at].src)
+            at = j;
+    return at;
+}
+
+/* How many steps of the widest axis may be read in one bounding range: 1 when the holes between
+ * them are large. */
+static uint64_t steps_at_once(const struct ckpt_region_reader *r, const struct ckpt_ndcopy *c,
+                              uint32_t widest)
+{
+    const struct ckpt_step_axis *a = &c->axis[widest];
+    uint64_t inner = ckpt_ndcopy_src_span(c) - (a->n - 1) * a->src;
+
+    if (a->src > inner &&
+        (a->src - inner > r->gap || (inner >= r->run && a->src - inner > inner / SMALL_HOLE)))
+        return 1;
+    if (a->src == 0 || inner >= r->bound)
+        return inner >= r->bound ? 1 : a->n;
+    return ckpt_min_u64(a->n, (r->bound - inner) / a->src + 1);
+}
+
+int ckpt_region_read(const struct ckpt_region_reader *r, struct ckpt_source *s,
+                     const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
+                     uint64_t src, struct ckpt_err *err)
+{
+    struct ckpt_ndcopy c;
+
+    ckpt_ndcopy_init(&c, axis, naxis, r->esize);
+    if (scatters(&c))
+        return read_scattered(r, s, &c, dst, src, err);
+
+    uint32_t widest = widest_axis(&c);
+    struct ckpt_step_axis whole = c.axis[widest];
+    uint64_t step = steps_at_once(r, &c, widest);
+    if (step == whole.n)
+        return read_bound(r, s, &c, dst, src, err);
+
+    struct ckpt_step_axis part[CKPT_MAX_AXES + 1];
+    memcpy(part, c.axis, c.naxis * sizeof *part);
+    part[c.naxis] = (struct ckpt_step_axis){c.run / r->esize, r->esize, r->esize};
+    for (uint64_t i = 0; i < whole.n; i += step) {
+        part[widest].n = ckpt_min_u64(step, whole.n - i);
+        if (ckpt_region_read(r, s, part, c.naxis + 1, dst + i * whole.dst, src + i * whole.src,
+                             err) < 0)
+            return -1;
+    }
+    return 0;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A strided region of a source, read into a strided place in memory: neighbours are scattered in
+ * place, the rest is read as bounding ranges and copied. */
+#ifndef CKPT_TENSOR_REGION_H
+#define CKPT_TENSOR_REGION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "io/batch.h"
+#include "tensor/ndcopy.h"
+
+enum {
+    CKPT_REGION_GAP = 128 * 1024,        /* holes below this are read through */
+    CKPT_REGION_BOUND = 4 * 1024 * 1024, /* largest bounding range read at once */
+};
+
+/* The last bounding range that was read: what others left in its holes is there already. */
+struct ckpt_region_cache {
+    const struct ckpt_source *source; /* NULL: empty */
+    uint64_t off;
+    size_t len, cap;
+    unsigned char *data;
+};
+void ckpt_region_cache_release(struct ckpt_region_cache *c);
+
+struct ckpt_region_reader {
+    struct ckpt_batch *batch;
+    size_t esize;
+    uint64_t gap, bound;
+    uint64_t run; /* runs from this size on are read alone, unless their holes are much smaller */
+    struct ckpt_region_cache *cache; /* may be NULL */
+};
+#define CKPT_REGION_READER(batch, esize)                                                           \
+    {                                                                                              \
+        (batch), (esize), CKPT_REGION_GAP, CKPT_REGION_BOUND, UINT64_MAX, NULL                     \
+    }
+
+/* axis[j].src is a stride in the source, axis[j].dst one in memory, both in bytes, slowest first;
+ * dst and src say where element 0 is. The bytes are there after ckpt_batch_finish. */
+int ckpt_region_read(const struct ckpt_region_reader *r, struct ckpt_source *s,
+                     const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
+                     uint64_t src, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the tools begin with: options, and the view that the command line means. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "cmdline.h"
+#include "fail.h"
+#include "tool.h"
+
+int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) char *copy = strdup(list);
+    char *rest = copy, *word, *value;
+
+    if (!copy)
+        return ckptfs_nomem(err);
+    while (ckptfs_next_option(&rest, &word, &value)) {
+        if (!ckpt_options_knows(word))
+            return ckptfs_fail(err, CKPT_USAGE, "-o %s: no such option", word);
+        if (ckpt_options_set(opt, word, value, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+void ckpt_tool_many_files(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+void ckpt_runp(struct ckpt_run **run)
+{
+    ckpt_run_close(*run);
+    *run = NULL;
+}
+
+/* "iter_0000200" is step 200. */
+static bool ends_in_number(const char *name, const char *number)
+{
+    size_t n = strlen(name), digits = 0;
+
+    while (digits < n && name[n - 1 - digits] >= '0' && name[n - 1 - digits] <= '9')
+        digits++;
+    for (name += n - digits; digits > 1 && *name == '0'; digits--)
+        name++;
+    return digits > 0 && strcmp(name, number) == 0;
+}
+
+static int find_step(struct ckpt_run *run, const char *want, char **ret, struct ckpt_err *err)
+{
+    struct ckpt_step *step = NULL;
+    size_t n = 0, hits = 0, hit = 0;
+
+    if (ckpt_run_steps(run, &step, &n, err) < 0)
+        return -1;
+    for (size_t i = 0; i < n && !(hits == 1 && strcmp(step[hit].name, want) == 0); i++) {
+        if (strcmp(step[i].name, want) == 0) {
+            hits = 1;
+            hit = i;
+        } else if (ends_in_number(step[i].name, want)) {
+            hits++;
+            hit = i;
+        }
+    }
+    *ret = hits == 1 ? strdup(step[hit].name) : NULL;
+    ckpt_steps_free(step, n);
+    if (*ret)
+        return 0;
+    return ckptfs_fail(err, hits ? CKPT_CONFLICT : CKPT_MISSING, "--step %s: %s", want,
+                       hits ? "several steps end in this number" : "the run has no such step");
+}
+
+int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
+                   struct ckpt_view **ret_view, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
+    CKPTFS_CLEANUP(ckptfs_freep) char *step = NULL;
+
+    if (ckpt_run_open(t->run, t->opt, &run, err) < 0)
+        return -1;
+    if (t->step && !ckpt_run_is_folder(run))
+        return ckptfs_fail(err, CKPT_USAGE,
+                           "--step %s: %s is one checkpoint, not a folder of steps", t->step,
+                           t->run);
+    if (t->step && find_step(run, t->step, &step, err) < 0)
+        return -1;
+    if (ckpt_run_view(run, step, ret_view, err) < 0)
+        return -1;
+    *ret_run = run;
+    run = NULL;
+    return 0;
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads that go wrong. */
+#include "faults.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { HANG_MS = 3600 * 1000, PATH = 4096, EVERY = 99 };
+
+static struct {
+    char kind[16];
+    uint32_t rank;
+    unsigned ms;
+} fault;
+static atomic_bool armed;
+static atomic_uint hits;
+
+ssize_t __real_pread64(int fd, void *buf, size_t n, off_t off);
+ssize_t __real_preadv64(int fd, const struct iovec *iov, int n, off_t off);
+ssize_t __wrap_pread64(int fd, void *buf, size_t n, off_t off);
+ssize_t __wrap_preadv64(int fd, const struct iovec *iov, int n, off_t off);
+
+void faults_set(const char *text)
+{
+    (void)sscanf(text, "%15[a-z]@%u:%u", fault.kind, &fault.rank, &fault.ms);
+}
+
+void faults_arm(void) { atomic_store(&armed, fault.kind[0] != '\0'); }
+
+uint32_t faults_timeout(void)
+{
+    const char *ms = getenv("LOAD_TIMEOUT_MS");
+
+    return ms ? (uint32_t)atoi(ms) : 0;
+}
+
+static bool concerns(int fd)
+{
+    char link[64], path[PATH], mark[32];
+    ssize_t n;
+
+    if (!atomic_load(&armed))
+        return false;
+    (void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (fault.rank == EVERY)
+        (void)snprintf(mark, sizeof mark, "/rank");
+    else
+        (void)snprintf(mark, sizeof mark, "/rank%u/", fault.rank);
+    n = readlink(link, path, sizeof path - 1);
+    path[n < 0 ? 0 : n] = '\0';
+    return strstr(path, mark) != NULL;
+}
+
+/* -1: let it through; else the result, with errno. */
+static int go_wrong(int fd, ssize_t *ret)
+{
+    if (!concerns(fd))
+        return -1;
+    const unsigned nth = atomic_fetch_add(&hits, 1);
+    if (strcmp(fault.kind, "eio") == 0 || (strcmp(fault.kind, "once") == 0 && nth == 0)) {
+        errno = EIO;
+        *ret = -1;
+        return 0;
+    }
+    if (strcmp(fault.kind, "short") == 0) {
+        *ret = 0;
+        return 0;
+    }
+    if (strcmp(fault.kind, "delay") == 0 && nth == 0)
+        (void)usleep(fault.ms * 1000);
+    if (strcmp(fault.kind, "hang") == 0)
+        (void)usleep(HANG_MS * 1000u);
+    return -1;
+}
+
+ssize_t __wrap_pread64(int fd, void *buf, size_t n, off_t off)
+{
+    ssize_t result;
+
+    return go_wrong(fd, &result) == 0 ? result : __real_pread64(fd, buf, n, off);
+}
+
+ssize_t __wrap_preadv64(int fd, const struct iovec *iov, int n, off_t off)
+{
+    ssize_t result;
+
+    return go_wrong(fd, &result) == 0 ? result : __real_preadv64(fd, iov, n, off);
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Faults of one rank: its files are below a folder whose name contains "rank<N>", and reads of them
+ * go wrong (the program is linked with --wrap=pread, preadv).
+ *
+ *     eio@N   short@N   delay@N:MS   hang@N    once@N: eio, but only the first read
+ *
+ * N = 99: those of every rank. */
+#ifndef CKPT_TESTS_LOAD_FAULTS_H
+#define CKPT_TESTS_LOAD_FAULTS_H
+
+#include <stdint.h>
+
+void faults_set(const char *text);
+void faults_arm(void);         /* from now on */
+uint32_t faults_timeout(void); /* ms, of reads; 0: the default */
+
+#endif

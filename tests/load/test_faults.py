@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong on one rank is the same error on all, with rank, file and offset, before the deadline; nobody hangs."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
+HERE = os.path.dirname(os.path.abspath(__file__))
+GOLDEN = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp2_pp2_tied")
+LOAD_RANKS = os.path.join(BUILD, "tests", "load_ranks")
+CKPT = os.path.join(BUILD, "fs", "ckpt")
+DEADLINE_MS = 1000
+SLACK = 5 * float(os.environ.get("CKPTFS_SLOW", "1"))  # seconds, for machines that do other things too
+
+
+def copies(top, n):
+    out = []
+    for r in range(n):
+        out.append(os.path.join(top, f"rank{r}", "run"))
+        shutil.copytree(GOLDEN, out[-1], symlinks=True)
+    return out
+
+
+def shards(run):
+    return sorted(os.path.join(d, f) for d, _, files in os.walk(run) for f in files if f.endswith(".safetensors"))
+
+
+def threads(runs, fault, job, **env):
+    args = [LOAD_RANKS] + (["-f", fault] if fault else []) + runs + ["--", job]
+    begin = time.monotonic()
+    done = subprocess.run(args, capture_output=True, text=True, timeout=60, env=dict(os.environ, LOAD_TIMEOUT_MS=str(DEADLINE_MS), **env))
+    return done, time.monotonic() - begin
+
+
+def same_error(done, n, *needles):
+    """All n ranks failed with one text that has these words in it."""
+    told = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if " rank " in line.split(": ")[0]]
+    assert done.returncode == 1 and len(told) == n, (done.returncode, done.stdout, done.stderr)
+    assert len(set(told)) == 1, told
+    for needle in needles:
+        assert re.search(needle, told[0]), (needle, told[0])
+
+
+def reads_are_tried_by_another(runs):
+    for fault in ("eio@1", "short@1", "once@2"):
+        for readers in ("once", "each"):
+            done, _ = threads(runs, fault, f"tp=2,dp=2:4:{readers}")
+            assert done.returncode == 0, (fault, done.stdout, done.stderr)
+            assert fault == "once@2" or int(done.stdout.split("retries ")[1].split()[0]) > 0, (fault, done.stdout, done.stderr)
+
+
+def errors_reach_all(runs):
+    for readers in ("once", "each"):
+        done, _ = threads(runs, "eio@99", f"tp=2,dp=2:4:{readers}")
+        same_error(done, 4, r"^io: rank \d: tensor '.*': reading '.*/rank\d/.*\.safetensors' at byte \d+: Input/output error")
+        done, _ = threads(runs, "short@99", f"tp=2,dp=2:4:{readers}")
+        same_error(done, 4, r"^stale: rank \d: .*ends at byte \d+")
+
+
+def slow_reads_end_in_time(runs):
+    for fault in ("delay@1:8000", "hang@1"):
+        for readers in ("once", "each"):
+            done, seconds = threads(runs, fault, f"tp=2,dp=2:4:{readers}")
+            same_error(done, 4, r"^timeout: rank 1: tensor '.*': reading '.*/rank1/.*' at byte \d+ takes longer than 1\.0 s")
+            assert seconds < DEADLINE_MS / 1000 + SLACK, (fault, seconds)
+    done, _ = threads(runs, "delay@1:300", "tp=2,dp=2:4:once")
+    assert done.returncode == 0, done.stdout
+
+
+def checkpoints_that_differ(top):
+    runs = copies(top, 2)
+    other = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp1_pp1_untied_interleaved")
+    done, _ = threads([runs[0], other], None, "fsdp=2:2:once")
+    same_error(done, 2, r"^conflict: rank 1 sees another checkpoint than rank 0")
+
+
+def budgets(runs):
+    done, _ = threads(runs, None, "fsdp=4:4:once:1000")
+    same_error(done, 4, r"^limit: host_bytes is 1000, but 4 ranks that share what they read need at least \d+")
+    least = int(re.search(r"at least (\d+)", done.stdout).group(1))
+    done, _ = threads(runs, None, f"fsdp=4:4:once:{least}")
+    assert done.returncode == 0 and int(done.stdout.split("buffers ")[1].split()[0]) <= least, done.stdout
+
+
+# ---- processes ----
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(runs, layout, *more):
+    env = dict(os.environ, WORLD_SIZE=str(len(runs)), CKPTFS_MEET_TIMEOUT="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    return [subprocess.Popen([CKPT, "load", run, "--layout", layout, *more], env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for r, run in enumerate(runs)]
+
+
+def finish(processes, timeout=60):
+    return [(p.communicate(timeout=timeout), p.returncode) for p in processes]
+
+
+def a_file_is_short_on_one_rank(top):
+    runs = copies(top, 3)
+    path = shards(runs[1])[0]
+    os.truncate(path, os.path.getsize(path) - 10)
+    told = set()
+    for (_, err), status in finish(start(runs, "fsdp=3", "--readers", "once")):
+        assert status == 1, (status, err)
+        told.add(err.split(": ", 1)[1])
+    assert len(told) == 1 and "rank 1: " in list(told)[0] and os.path.basename(path) in list(told)[0], told
+
+
+def a_file_is_missing_on_one_rank(top):
+    runs = copies(top, 2)
+    os.unlink(shards(runs[1])[-1])
+    told = set()
+    for (_, err), status in finish(start(runs, "fsdp=2")):
+        assert status == 1, (status, err)
+        told.add(err.split(": ", 1)[1])
+    assert len(told) == 1 and "rank 1: " in list(told)[0], told
+
+
+def a_killed_rank_is_an_error_elsewhere(top):
+    runs = copies(top, 3)
+    failed = 0
+    for i in range(12):
+        victim = i % 3
+        processes = start(runs, "fsdp=3", "--readers", "once" if i % 2 else "each", "--exchange-timeout", "2")
+        time.sleep(0.004 * i)
+        processes[victim].send_signal(signal.SIGKILL)
+        begin = time.monotonic()
+        done = finish(processes)
+        assert time.monotonic() - begin < 20 + SLACK, "survivors hang"
+        others = [status for k, (_, status) in enumerate(done) if k != victim]
+        assert all(s in (0, 1) for s in others), done
+        failed += any(others)
+    print(f"     {failed} of 12 were killed early enough to be missed")
+
+
+def a_stopped_rank_is_an_error_elsewhere(top):
+    runs = copies(top, 3)
+    processes = start(runs, "fsdp=3", "--readers", "once", "--exchange-timeout", "2")
+    time.sleep(0.01)
+    processes[2].send_signal(signal.SIGSTOP)
+    try:
+        others = finish(processes[:2], timeout=20 + SLACK)
+    finally:
+        processes[2].send_signal(signal.SIGKILL)
+        processes[2].communicate()
+    assert all(status in (0, 1) for _, status in others), others
+
+
+def statistics(top):
+    runs = copies(top, 2)
+    (out, _), status = finish(start(runs, "tp=2", "--json", "--verify", "--readers", "once"))[0]
+    assert status == 0
+    got = json.loads(out.splitlines()[-1])
+    for key in ("ranks", "transport", "needed_bytes", "unique_bytes", "read_bytes", "sent_bytes", "reads", "wall_s", "busy_s", "verified"):
+        assert key in got, key
+    assert got["verified"] is True and got["ranks"] == 2 and got["transport"] == "tcp" and got["read_bytes"] == got["unique_bytes"]
+
+
+def main():
+    failed = passed = 0
+    with tempfile.TemporaryDirectory() as top:
+        runs = copies(os.path.join(top, "shared"), 4)
+        tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs)]
+        tests += [(t, os.path.join(top, t.__name__)) for t in (
+            checkpoints_that_differ, a_file_is_short_on_one_rank, a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
+            a_stopped_rank_is_an_error_elsewhere, statistics)]
+        for test, arg in tests:
+            if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
+                continue
+            try:
+                test(arg)
+                print("ok  ", test.__name__, flush=True)
+                passed += 1
+            except (AssertionError, subprocess.TimeoutExpired) as e:
+                print("FAIL", test.__name__, e, flush=True)
+                failed += 1
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+main()

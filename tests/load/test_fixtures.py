@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every real checkpoint loaded by 1 to 8 ranks (threads) in layouts other than its own, every byte compared with the view's.
+
+usage: test_fixtures.py [FORMAT[/CASE]]     CKPTFS_FIXTURES: the collection
+"""
+
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"))
+import case as cases  # noqa: E402
+from case import BUILD, CKPT, SOURCE  # noqa: E402
+
+LOAD_RANKS = os.path.join(BUILD, "tests", "load_ranks")
+FIXTURES = os.environ.get("CKPTFS_FIXTURES")
+TP = {1: ["tp=1"], 2: ["tp=2", "pp=2", "ep=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "tp=4", "ep=2,tp=2"], 5: ["dp=5"], 6: ["tp=2,dp=3", "tp=2,fsdp=3"],
+      7: ["dp=7"], 8: ["tp=2,pp=2,dp=2", "tp=2,ep=2,fsdp=2", "tp=8"]}
+
+
+def checkpoints(top):
+    """(name, path, options) of what can be opened below a folder."""
+    for folder, dirs, files in os.walk(top):
+        dirs.sort()
+        for name in sorted(f for f in files if f.startswith("case") and f.endswith(".json")):
+            case = cases.load(os.path.join(folder, name))
+            if case["compare"] != "refuse":
+                yield os.path.relpath(folder, top), os.path.join(folder, case["open"]), list(cases.options_of(case))
+        for d in [d for d in dirs if d + ".expected" in dirs or d + ".expected.safetensors" in files]:
+            yield os.path.relpath(os.path.join(folder, d), top), os.path.join(folder, d), []
+
+
+def opens(path, options):
+    args = [CKPT, "info", path]
+    for o in options:
+        args += ["-o", o]
+    return subprocess.run(args, capture_output=True).returncode == 0
+
+
+def run(path, options, jobs):
+    args = [LOAD_RANKS]
+    for o in options:
+        args += ["-o", o]
+    return subprocess.run([*args, path, "--", *jobs], capture_output=True, text=True, timeout=120)
+
+
+def check(name, path, options):
+    jobs = []
+    for n in range(1, 9):
+        jobs += [f"fsdp={n}:{n}:once", f"fsdp={n}:{n}:each", f"random:{n}:once", f"random:{n}:auto", f"random:{n}:once:{1 << 20}"]
+    result = run(path, options, jobs)
+    problems = [line for line in result.stdout.splitlines() if "rank" in line] + ([result.stderr] if result.returncode not in (0, 1) else [])
+    divided = 0
+    for n, layouts in TP.items():
+        for layout in layouts:
+            result = run(path, options, [f"{layout}:{n}:once", f"{layout}:{n}:each"])
+            told = [line for line in result.stdout.splitlines() if " rank " in line]
+            expected = [t for t in told if "no model file says" in t or "neither a multiple nor a divisor" in t]
+            problems += [t for t in told if t not in expected] + ([result.stderr] if result.returncode not in (0, 1) else [])
+            divided += not told
+            for line in result.stdout.splitlines():
+                word = line.split()
+                if len(word) > 8 and word[1] == "once" and int(word[7]) > 1.05 * int(word[5]):
+                    problems.append(f"reads too much: {line}")
+    print(f"{'FAIL' if problems else 'ok  '} {name}: {divided} layouts with tp, pp, ep")
+    for p in problems[:8]:
+        print("    ", p)
+    return not problems
+
+
+def main():
+    only = sys.argv[1] if len(sys.argv) > 1 else ""
+    seen, failed, closed = 0, 0, 0
+    for top in [os.path.join(SOURCE, "tests", "golden")] + ([FIXTURES] if FIXTURES else []):
+        for name, path, options in checkpoints(top):
+            if not name.startswith(only):
+                continue
+            if not opens(path, options):
+                closed += 1
+                continue
+            seen += 1
+            failed += not check(name, path, options)
+    print(f"{seen - failed} passed, {failed} failed ({closed} can't be opened)")
+    sys.exit(1 if failed or not seen else 0)
+
+
+main()
