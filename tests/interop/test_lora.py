@@ -255,6 +255,28 @@ class Lora(unittest.TestCase):
         self.base = ordinary
         self.same(got, self.theirs(torch.bfloat16))
 
+    def test_mxfp4_experts(self):
+        """What people train gpt-oss with: adapters of stacked experts, on a base that stays quantised."""
+        config = transformers.GptOssConfig(**{**COMMON, "intermediate_size": 96}, num_local_experts=4, num_experts_per_tok=2)
+        model = self.model(config, torch.float32)
+        names = ["experts.gate_up_proj", "experts.down_proj"]
+        self.save_adapter(model, r=4, target_modules=["q_proj"], target_parameters=names, lora_dropout=0.0)
+        g = torch.Generator().manual_seed(2)
+        base = tensors(self.base)
+        for name in [n for n in base if n.endswith(("gate_up_proj", "down_proj"))]:
+            experts, inner, outer = base.pop(name).shape
+            base[name + "_blocks"] = torch.randint(0, 256, (experts, outer, inner // 32, 16), dtype=torch.uint8, generator=g)
+            base[name + "_scales"] = torch.randint(118, 126, (experts, outer, inner // 32), dtype=torch.uint8, generator=g)
+        for old in os.listdir(self.base):
+            if ".safetensors" in old:
+                os.remove(os.path.join(self.base, old))
+        save_file(base, os.path.join(self.base, "model.safetensors"), {"format": "pt"})
+        got = self.ours("dequantize")
+        ordinary = os.path.join(self.tmp.name, "ordinary")
+        self.run_ckpt("export", self.base, ordinary, "-q", "-o", "dequantize")
+        self.base = ordinary
+        self.same(got, self.theirs(torch.float32))
+
 
 if __name__ == "__main__":
     unittest.main()
