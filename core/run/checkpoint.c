@@ -547,9 +547,12 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
     if (own && is_adapter(v->about) &&
         ckpt_sides_add_one(sides, v->dir, own, config, s->pool, err) < 0)
         return -1;
-    return lend && (has_hf_names(v->about) || lends_config(v))
-               ? ckpt_sides_add_one(sides, s->base->dir, "", config, s->pool, err)
-               : 0;
+    if (lend && (has_hf_names(v->about) || lends_config(v)) &&
+        ckpt_sides_add_one(sides, s->base->dir, "", config, s->pool, err) < 0)
+        return -1;
+    if (is_adapter(v->about) && !ckpt_sides_has(sides, config))
+        ckpt_catalog_warn(v->cat, "the adapter has no %s; base=DIR lends one", config);
+    return 0;
 }
 
 /* The split that the checkpoint asks for, else the base's, else that of the HF directory itself; an
