@@ -260,7 +260,8 @@ static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
                  const struct ckpt_recipe_options *opt)
 {
     const char *format = format_of(src, opt);
-    struct ckpt_settings s = {.src = src, .overrides = opt->overrides, .type = ckpt_settings_type(opt)};
+    struct ckpt_settings s = {
+        .src = src, .overrides = opt->overrides, .type = ckpt_settings_type(opt)};
     const struct ckpt_expr_env env = {ckpt_settings_before, &s, src};
 
     if (!r->format || !format || strcmp(r->format, format) != 0)
