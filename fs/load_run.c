@@ -44,7 +44,6 @@ static int memory_init(struct memory *m, struct ckpt_load *load, struct ckpt_err
         m->ptr = NULL;
         return ckptfs_nomem(err);
     }
-    (void)madvise(m->ptr, m->len, MADV_HUGEPAGE);
     for (size_t i = 0; i < n; i++) {
         const struct ckpt_dest dest = {.ptr = m->ptr + m->off[i]};
         if (ckpt_load_set_dest(load, i, &dest, err) < 0)

@@ -58,7 +58,7 @@ run() {
 
 if ((strict)); then
   run asan -LE 'interop|bench'
-  run tsan -L 'unit|mount'
+  run tsan -L 'unit|mount|load'
   if [[ -f tests/fuzz/run.sh ]]; then
     sh tests/fuzz/run.sh "${CKPTFS_FUZZ_SECONDS:-10}" || failed=1
   fi

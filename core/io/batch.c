@@ -9,6 +9,7 @@ void ckpt_batch_init(struct ckpt_batch *b)
     b->source = NULL;
     b->off = b->len = b->nread = b->nbyte = 0;
     b->niov = 0;
+    b->cached = b->missed = false;
     b->touched.ptr = NULL;
     b->touched.len = b->touched.cap = 0;
 }
@@ -32,7 +33,10 @@ int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
     b->source = NULL;
     b->nread++;
     b->nbyte += b->len;
-    return ckpt_source_preadv(s, b->iov, b->niov, b->off, err);
+    if (!b->cached)
+        return ckpt_source_preadv(s, b->iov, b->niov, b->off, err);
+    b->missed = !ckpt_source_preadv_cached(s, b->iov, b->niov, b->off);
+    return b->missed ? -1 : 0;
 }
 
 int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,

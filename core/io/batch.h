@@ -4,6 +4,7 @@
 #ifndef CKPT_IO_BATCH_H
 #define CKPT_IO_BATCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/uio.h>
@@ -19,6 +20,7 @@ struct ckpt_batch {
     struct ckpt_source *source; /* of the pending read; NULL: none */
     uint64_t off, len;          /* pending bytes of it */
     int niov;
+    bool cached, missed; /* read only what needs no waiting; something did */
     CKPT_VEC(struct ckpt_source *) touched;
     uint64_t nread, nbyte; /* reads issued, bytes asked for */
     struct iovec iov[CKPT_BATCH_IOV];
@@ -32,7 +34,7 @@ void ckpt_batch_release(struct ckpt_batch *b);
 int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                    struct ckpt_err *err);
 
-/* Read what is pending. */
+/* Read what is pending. With `cached`, -1 without an error if that would have to wait. */
 int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err);
 
 /* Read what is pending, then check that no source changed since it was opened: only now are the

@@ -43,6 +43,16 @@ int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
     return len == 0 ? 0 : s->ops->preadv(s, iov, n, off, err);
 }
 
+bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off)
+{
+    uint64_t len = 0;
+
+    for (int i = 0; i < n; i++)
+        len += iov[i].iov_len;
+    return s->ops->preadv_cached && ckpt_range_ok(off, len, s->size) &&
+           s->ops->preadv_cached(s, iov, n, off);
+}
+
 int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                       struct ckpt_err *err)
 {

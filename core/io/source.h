@@ -24,6 +24,9 @@ struct ckpt_source_ops {
      */
     int (*preadv)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                   struct ckpt_err *err);
+    /* The same, if it can be done without waiting for storage: true; false: not, and iov's memory
+     * is undefined. NULL: never. */
+    bool (*preadv_cached)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
     /* Is it still what it was when it was opened? NULL: always. */
     int (*check)(struct ckpt_source *s, struct ckpt_err *err);
     /* A malloc'ed name for messages. */
@@ -50,6 +53,10 @@ int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off
  */
 int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                        struct ckpt_err *err);
+
+/* True: all bytes are there, and nothing had to be waited for. False: not so, or nobody can tell;
+ * what iov points at is undefined then. Modifies iov. */
+bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
 
 /* STALE if the file's identity changed since it was opened. Call after the last read of a request.
  */

@@ -79,6 +79,34 @@ static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
     return result;
 }
 
+/* Large reads may be cut anywhere: what came is kept, the rest is asked for again. */
+static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off)
+{
+    struct source_file *f = self(s);
+    struct ckpt_file_id id = id_of(f);
+    int fd;
+    bool good = true;
+
+    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, NULL) < 0)
+        return false;
+    while (n > 0 && good) {
+        ssize_t got = preadv2(fd, iov, n, (off_t)off, RWF_NOWAIT);
+        good = got > 0;
+        off += good ? (uint64_t)got : 0;
+        while (good && n > 0 && (size_t)got >= iov->iov_len) {
+            got -= (ssize_t)iov->iov_len;
+            iov++;
+            n--;
+        }
+        if (good && n > 0) {
+            iov->iov_base = (char *)iov->iov_base + got;
+            iov->iov_len -= (size_t)got;
+        }
+    }
+    ckpt_fdpool_put(f->pool, &f->slot);
+    return good;
+}
+
 /* A file that was renamed over or unlinked has a new ctime but its old bytes: a descriptor that we
  * hold goes on serving them. */
 static int file_check(struct ckpt_source *s, struct ckpt_err *err)
@@ -117,8 +145,11 @@ static void file_free(struct ckpt_source *s)
     free(f);
 }
 
-static const struct ckpt_source_ops file_ops = {
-    .preadv = file_preadv, .check = file_check, .name = file_name, .free = file_free};
+static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
+                                                .preadv_cached = file_preadv_cached,
+                                                .check = file_check,
+                                                .name = file_name,
+                                                .free = file_free};
 
 int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                              struct ckpt_source **ret, struct ckpt_err *err)

@@ -204,7 +204,7 @@ static int parse_tables(struct ckpt_load *load, const unsigned char *data, size_
     int rc = table && roster ? 0 : ckpt_nomem(err);
 
     for (uint32_t c = 0; c < nclass && rc == 0; c++) {
-        uint64_t n;
+        uint64_t n = 0;
         if (len < sizeof n)
             rc = ckpt_fail(err, CKPT_FORMAT, "the wants of all ranks are cut short");
         else

@@ -28,12 +28,20 @@ int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, struct ckpt_err
 {
     struct ckpt_comm *comm = calloc(1, sizeof *comm);
 
-    if (!comm || !(comm->heard_ms = calloc(x->size, sizeof *comm->heard_ms))) {
-        free(comm);
+    if (comm) {
+        comm->x = x;
+        comm->heard_ms = calloc(x->size, sizeof *comm->heard_ms);
+        comm->gone_poll = calloc(x->size, sizeof *comm->gone_poll);
+    }
+    if (!comm || !comm->heard_ms || !comm->gone_poll) {
         x->ops->free(x);
+        if (comm) {
+            free(comm->heard_ms);
+            free(comm->gone_poll);
+        }
+        free(comm);
         return ckpt_nomem(err);
     }
-    comm->x = x;
     *ret = comm;
     return 0;
 }
@@ -56,6 +64,7 @@ void ckpt_comm_free(struct ckpt_comm *comm)
     }
     comm->x->ops->free(comm->x);
     free(comm->heard_ms);
+    free(comm->gone_poll);
     free(comm);
 }
 
@@ -150,6 +159,7 @@ int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err
     bool moved = false;
     int rc = x->ops->progress(x, &moved, err);
 
+    comm->npoll++;
     for (;;) {
         uint32_t peer;
         void *data;
@@ -336,12 +346,21 @@ void ckpt_round_release(struct ckpt_round *r)
     r->answer = NULL;
 }
 
+bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer)
+{
+    if (!comm->x->ops->gone || !comm->x->ops->gone(comm->x, peer))
+        return false;
+    if (comm->gone_poll[peer] == 0)
+        comm->gone_poll[peer] = comm->npoll;
+    return comm->npoll > comm->gone_poll[peer];
+}
+
 /* Who is not heard of: gone, or silent too long. */
 static int check_peer(struct ckpt_round *r, uint32_t peer, struct ckpt_err *err)
 {
     struct ckpt_comm *comm = r->comm;
 
-    if (comm->x->ops->gone && comm->x->ops->gone(comm->x, peer))
+    if (ckpt_comm_lost(comm, peer))
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", peer);
     if (ckpt_now_ms() - comm->heard_ms[peer] > r->timeout_ms)
         return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not answer within %.1f s", peer,
@@ -429,7 +448,7 @@ static int step_below(struct ckpt_round *r, struct ckpt_err *err)
         return 0;
     }
     /* rank 0 notices first who is missing, and says so: it gets more time */
-    if (comm->x->ops->gone && comm->x->ops->gone(comm->x, up))
+    if (ckpt_comm_lost(comm, up))
         (void)ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", up);
     else if (ckpt_now_ms() - comm->heard_ms[0] > (uint64_t)r->timeout_ms * 3 / 2 + 1000)
         (void)ckpt_fail(err, CKPT_TIMEOUT, "rank 0 did not answer within %.1f s",

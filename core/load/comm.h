@@ -40,9 +40,11 @@ struct ckpt_comm {
     uint32_t round;                /* number of the next round */
     struct ckpt_ctl_message *held; /* that nobody waited for yet */
     uint64_t *heard_ms;            /* per rank: the last message */
-    uint64_t alive_ms;             /* when we last said that we live */
-    bool broken;                   /* a load failed, and the transport can't move data any more */
-    bool busy;                     /* a load runs */
+    uint64_t *gone_poll;           /* per rank: the poll after which it was seen to be gone */
+    uint64_t npoll;
+    uint64_t alive_ms; /* when we last said that we live */
+    bool broken;       /* a load failed, and the transport can't move data any more */
+    bool busy;         /* a load runs */
     /* For the other types of messages; may be NULL. data is borrowed. */
     void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data, size_t len);
     void *ctx;
@@ -62,6 +64,9 @@ uint64_t ckpt_now_ms(void);
 
 /* Move data, and take in messages. */
 int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err);
+
+/* Is the rank gone, and has all that it said before been taken in (a poll ago)? */
+bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer);
 
 /* Tell those who may wait for us that we live, if it is time to. */
 void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms);

@@ -16,7 +16,7 @@
 #include "load/inner.h"
 #include "run/checkpoint.h"
 
-enum { PUMP_SLEEP_MS = 20, ASSIST_HEAD = 64 };
+enum { PUMP_SLEEP_MS = 20, ASSIST_HEAD = 64, HEAR_TURNS = 20, HEAR_MS = 5 };
 
 uint64_t ckpt_now_ns(void)
 {
@@ -401,8 +401,8 @@ static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
 {
     struct ckpt_xport *x = e->comm->x;
 
-    for (uint32_t r = 0; r < x->size && x->ops->gone; r++)
-        if (r != e->self && x->ops->gone(x, r))
+    for (uint32_t r = 0; r < x->size; r++)
+        if (r != e->self && ckpt_comm_lost(e->comm, r))
             return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
     if (now < e->moved_ms + e->opt.exchange_timeout_ms)
         return 0;
@@ -563,6 +563,21 @@ static int final_turn(struct ckpt_engine *e, bool *ret_moved)
     return step;
 }
 
+/* A rank that has failed says why, and closes: its word may come a moment after its end. */
+static void hear_why(struct ckpt_engine *e)
+{
+    for (int i = 0; i < HEAR_TURNS; i++) {
+        bool moved, known;
+        (void)ckpt_comm_poll(e->comm, &moved, NULL);
+        (void)pthread_mutex_lock(&e->lock);
+        known = e->err.code != CKPT_OK;
+        (void)pthread_mutex_unlock(&e->lock);
+        if (known)
+            return;
+        e->comm->x->ops->wait(e->comm->x, HEAR_MS);
+    }
+}
+
 /* One turn of the pump, asleep for max_ms at most. True: it is over. */
 static bool pump_turn(struct ckpt_engine *e, uint32_t max_ms)
 {
@@ -571,6 +586,8 @@ static bool pump_turn(struct ckpt_engine *e, uint32_t max_ms)
 
     if (!e->final) {
         int rc = load_turn(e, &err);
+        if (rc < 0 && err.code == CKPT_PEER)
+            hear_why(e);
         if (rc < 0)
             ckpt_engine_fail(e, &err, true);
         moved = rc > 0;

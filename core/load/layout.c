@@ -152,7 +152,9 @@ static int find_model(const struct ckpt_view *view, struct model *m, struct ckpt
     if (!m->family)
         return 0;
     m->config = view->config;
+    (void)pthread_mutex_lock(&view->shared->eval);
     eval_dims(m);
+    (void)pthread_mutex_unlock(&view->shared->eval);
     return collect_items(m, &m->family->tensors, err);
 }
 
@@ -491,4 +493,15 @@ int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t
         rc = want_tensor(&y, t, &view->cat->tensors.ptr[t]);
     ckpt_vec_release(&m.items);
     return rc;
+}
+
+int ckpt_layout_class(const char *layout, uint32_t rank, uint32_t nrank, uint32_t *ret,
+                      struct ckpt_err *err)
+{
+    struct layout l;
+
+    if (parse_layout(layout, rank, nrank, &l, err) < 0)
+        return -1;
+    *ret = l.at[PP] * l.n[EP] + l.at[EP];
+    return 0;
 }

@@ -167,7 +167,7 @@ int ckpt_load_want(struct ckpt_load *load, const char *tensor, const uint64_t *l
                    struct ckpt_err *err)
 {
     struct ckpt_box box;
-    uint32_t t;
+    uint32_t t = 0;
 
     if (ckpt_load_find(load, tensor, &t, err) < 0 ||
         (lo && take_box(&load->view->cat->tensors.ptr[t], lo, n, &box, err) < 0))
@@ -235,7 +235,7 @@ int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, const uint64
 {
     struct ckpt_spec spec = {0};
     struct ckpt_box box;
-    uint32_t t, s;
+    uint32_t t = 0, s;
 
     if (ckpt_load_find(load, tensor, &t, err) < 0 ||
         (lo && take_box(&load->view->cat->tensors.ptr[t], lo, n, &box, err) < 0) ||

@@ -58,6 +58,10 @@ int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint6
  * a storage that machines share. */
 void ckpt_load_residency(const struct ckpt_catalog *cat, double *ret_hot, bool *ret_shared);
 
+/* Ranks with the same number want the same under a layout, but for their places in its grids. */
+int ckpt_layout_class(const char *layout, uint32_t rank, uint32_t nrank, uint32_t *ret,
+                      struct ckpt_err *err);
+
 /* Wants of one rank under a layout, added to w. */
 int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t rank,
                       uint32_t nrank, struct ckpt_wants *w, struct ckpt_err *err);

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <xxhash.h>
 
 #include "base/err.h"
@@ -10,7 +11,7 @@
 #include "load/inner.h"
 #include "run/checkpoint.h"
 
-enum { JOB_UNITS = 64, ASSIST_HEAD = 64 };
+enum { JOB_UNITS = 64, ASSIST_HEAD = 64, TOUCH_BYTES = 64 * 1024 };
 
 struct job {
     struct ckpt_worker *w;
@@ -190,6 +191,77 @@ static int read_singly(struct job *j, struct ckpt_err *err)
     return 0;
 }
 
+/* ---- straight into the destination ----
+ *
+ * A rank that reads for itself needs no buffer between where a unit is all that one want needs of
+ * it and lies there as it does in the unit. Only what is in the page cache is read so: such a read
+ * can't be stuck, and so can't write after the load has stopped. */
+
+static bool direct_place(struct ckpt_engine *e, uint32_t unit, struct ckpt_box_read *read,
+                         ckpt_parts *parts, struct ckpt_err *err)
+{
+    parts->len = 0;
+    if (ckpt_plan_wanted(e->plan, e->self, unit, &read->box, parts, err) < 0 || parts->len != 1)
+        return false;
+    const struct ckpt_target *t = &e->target[parts->ptr[0].entry];
+    const struct ckpt_box *box = &read->box, *part = &parts->ptr[0].box;
+    uint64_t dense = ckpt_dtype_size(t->dtype), off = 0;
+    for (uint32_t d = box->rank; d-- > 0;) {
+        if (part->n[d] != box->n[d] || (box->n[d] > 1 && t->stride[d] != dense))
+            return false;
+        dense *= box->n[d];
+        off += (box->lo[d] - t->box.lo[d]) * t->stride[d];
+    }
+    read->buf = t->ptr + off;
+    return t->dtype == read->tensor->dtype;
+}
+
+/* Fresh memory costs less when it is asked for at once than page by page. */
+static void touch(void *ptr, size_t len)
+{
+#ifdef MADV_POPULATE_WRITE
+    const uintptr_t page = 4096, lo = (uintptr_t)ptr & ~(page - 1);
+    const uintptr_t hi = ((uintptr_t)ptr + len + page - 1) & ~(page - 1);
+
+    if (len >= TOUCH_BYTES)
+        (void)madvise((void *)lo, hi - lo, MADV_POPULATE_WRITE);
+#else
+    (void)ptr, (void)len;
+#endif
+}
+
+/* False: it could not be done so. */
+static bool read_direct(struct job *j)
+{
+    struct ckpt_engine *e = j->w->e;
+    const uint64_t begin = ckpt_now_ns();
+    const uint32_t n = j->hi - j->lo;
+    uint32_t entry[JOB_UNITS];
+    uint64_t bytes[JOB_UNITS];
+    ckpt_parts parts = {0};
+    struct ckpt_err ignored = {0};
+    bool good = true;
+
+    if (e->plan->nowner > 1)
+        return false;
+    for (uint32_t i = 0; i < n && good; i++) {
+        good = direct_place(e, j->lo + i, &j->read[i], &parts, &ignored);
+        entry[i] = good ? parts.ptr[0].entry : 0;
+        bytes[i] = good ? parts.ptr[0].bytes : 0;
+    }
+    ckpt_vec_release(&parts);
+    if (!good || !place_begin(e))
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        touch(j->read[i].buf, bytes[i]);
+    good = ckpt_boxes_pread_cached(e->cat, &e->reading, j->read, n, &e->opt.cost, &ignored) == 0;
+    for (uint32_t i = 0; i < n && good; i++)
+        ckpt_engine_land(e, entry[i], bytes[i]);
+    place_end(e);
+    atomic_fetch_add(&e->stats.read_ns, ckpt_now_ns() - begin);
+    return good;
+}
+
 static void run_job(struct job *j)
 {
     struct ckpt_engine *e = j->w->e;
@@ -202,8 +274,13 @@ static void run_job(struct job *j)
         struct ckpt_box_read *r = &j->read[u - j->lo];
         r->tensor = ckpt_plan_unit_tensor(e->plan, u);
         ckpt_plan_unit_box(e->plan, u, &r->box);
-        r->buf = s->read + s->unit_off[u - s->lo];
     }
+    if (read_direct(j)) {
+        units_done(e, s, n);
+        return;
+    }
+    for (uint32_t u = j->lo; u < j->hi; u++)
+        j->read[u - j->lo].buf = s->read + s->unit_off[u - s->lo];
     rc = read_boxes(j->w, j->lo, j->read, n, &err);
     if (rc == 0) {
         rc = place_units(e, s, j->lo, j->hi, &err);

@@ -3,6 +3,7 @@
 #ifndef CKPT_RUN_CHECKPOINT_H
 #define CKPT_RUN_CHECKPOINT_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
@@ -31,6 +32,7 @@ struct ckpt_shared {
     struct ckpt_renames *renames; /* of the option key_mapping; or NULL */
     struct ckpt_read_stats stats;
     atomic_ullong errors; /* failed reads */
+    pthread_mutex_t eval; /* evaluating expressions counts references to shared JSON */
 };
 
 int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, struct ckpt_err *err);
@@ -53,6 +55,7 @@ struct ckpt_view {
     bool config_changed; /* config is not to the letter what was read: no quantisation any more,
                             another vocabulary */
     bool own_names;      /* the tensors had their Hugging Face names */
+    bool ordered;        /* cat is in the order of a state dict */
     char *source;        /* "nanotron 1.4, step 20" */
     uint64_t generation;
 };

@@ -279,9 +279,9 @@ static int read_one(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
     return read_stored(r, err);
 }
 
-int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
-                     const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
-                     struct ckpt_err *err)
+static int read_all(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
+                    const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
+                    bool cached, struct ckpt_err *err)
 {
     struct ckpt_batch batch;
     struct ckpt_region_cache cache = {0};
@@ -291,15 +291,35 @@ int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
     r.cat = cat;
     r.reader = (struct ckpt_region_reader){&batch, 1, cost->gap, cost->bound, cost->run, &cache};
     ckpt_batch_init(&batch);
+    batch.cached = cached;
     for (size_t i = 0; i < n && result == 0; i++)
         result = read_one(cat, rd, &read[i], cost, &r, err);
     if (result == 0)
         result = ckpt_batch_finish(&batch, err);
-    if (rd && rd->stats) {
+    if (result < 0 && batch.missed)
+        result = 1;
+    if (rd && rd->stats && result <= 0) {
         atomic_fetch_add_explicit(&rd->stats->source_reads, batch.nread, memory_order_relaxed);
         atomic_fetch_add_explicit(&rd->stats->source_bytes, batch.nbyte, memory_order_relaxed);
     }
     ckpt_batch_release(&batch);
     ckpt_region_cache_release(&cache);
     return result;
+}
+
+int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
+                     const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
+                     struct ckpt_err *err)
+{
+    return read_all(cat, rd, read, n, cost, false, err);
+}
+
+int ckpt_boxes_pread_cached(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
+                            const struct ckpt_box_read *read, size_t n,
+                            const struct ckpt_box_cost *cost, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (read[i].tensor->value)
+            return 1;
+    return read_all(cat, rd, read, n, cost, true, err);
 }

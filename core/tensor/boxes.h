@@ -34,6 +34,12 @@ int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
                      const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
                      struct ckpt_err *err);
 
+/* The same if all of it is in the page cache and nothing must be waited for: 0. 1: it is not so (or
+ * a tensor is computed); the buffers are undefined. */
+int ckpt_boxes_pread_cached(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
+                            const struct ckpt_box_read *read, size_t n,
+                            const struct ckpt_box_cost *cost, struct ckpt_err *err);
+
 /* What is read for t: t itself, or what a cast is computed from. Boxes of one are boxes of the
  * other. *ret_cat is its catalogue. */
 const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_catalog *cat,

@@ -87,6 +87,17 @@ class Fused(unittest.TestCase):
             with open(at("want", name), "rb") as want, open(at("got", name), "rb") as got:
                 self.assertTrue(want.read() == got.read(), name)
         self.check_memory(model, at("want"), at("memory"))
+        if kind in CONVERTED:
+            self.check_again(model, at)
+
+    def check_again(self, model, at):
+        """The hub's own directory, split anew as transformers does."""
+        model.save_pretrained(at("whole"))
+        done = subprocess.run([CKPT, "export", "-q", at("whole"), at("again"), "-o", "max_shard_size=20KB"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for name in os.listdir(at("want")):
+            with open(at("want", name), "rb") as want, open(at("again", name), "rb") as got:
+                self.assertTrue(want.read() == got.read(), f"split anew: {name}")
 
     def check_memory(self, model, hub, out):
         """And back: from the hub's names to those that the model has."""

@@ -13,7 +13,7 @@ import case as cases  # noqa: E402
 from case import BUILD, CKPT, SOURCE  # noqa: E402
 
 LOAD_RANKS = os.path.join(BUILD, "tests", "load_ranks")
-FIXTURES = os.environ.get("CKPTFS_FIXTURES")
+FIXTURES = os.environ.get("CKPTFS_FIXTURES") or os.path.join(SOURCE, "..", "shared", "fixtures")
 TP = {1: ["tp=1"], 2: ["tp=2", "pp=2", "ep=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "tp=4", "ep=2,tp=2"], 5: ["dp=5"], 6: ["tp=2,dp=3", "tp=2,fsdp=3"],
       7: ["dp=7"], 8: ["tp=2,pp=2,dp=2", "tp=2,ep=2,fsdp=2", "tp=8"]}
 
@@ -47,13 +47,13 @@ def run(path, options, jobs):
 def check(name, path, options):
     jobs = []
     for n in range(1, 9):
-        jobs += [f"fsdp={n}:{n}:once", f"fsdp={n}:{n}:each", f"random:{n}:once", f"random:{n}:auto", f"random:{n}:once:{1 << 20}"]
+        jobs += [f"fsdp={n}:{n}:{'each' if n % 2 else 'once'}", f"random:{n}:once", f"random:{n}:{'once' if n % 2 else 'each'}:{1 << 20}"]
     result = run(path, options, jobs)
     problems = [line for line in result.stdout.splitlines() if "rank" in line] + ([result.stderr] if result.returncode not in (0, 1) else [])
     divided = 0
     for n, layouts in TP.items():
         for layout in layouts:
-            result = run(path, options, [f"{layout}:{n}:once", f"{layout}:{n}:each"])
+            result = run(path, options, [f"{layout}:{n}:once"] + ([f"{layout}:{n}:each"] if n == 4 else []))
             told = [line for line in result.stdout.splitlines() if " rank " in line]
             expected = [t for t in told if "no model file says" in t or "neither a multiple nor a divisor" in t]
             problems += [t for t in told if t not in expected] + ([result.stderr] if result.returncode not in (0, 1) else [])
@@ -71,7 +71,7 @@ def check(name, path, options):
 def main():
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     seen, failed, closed = 0, 0, 0
-    for top in [os.path.join(SOURCE, "tests", "golden")] + ([FIXTURES] if FIXTURES else []):
+    for top in [os.path.join(SOURCE, "tests", "golden")] + ([FIXTURES] if os.path.isdir(FIXTURES) else []):
         for name, path, options in checkpoints(top):
             if not name.startswith(only):
                 continue

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real launchers: mpirun and torchrun-like processes load one checkpoint of each format and check every byte; a faulty rank under mpirun."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+
+BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
+HERE = os.path.dirname(os.path.abspath(__file__))
+GOLDEN = os.path.join(HERE, "..", "golden")
+CKPT = os.path.join(BUILD, "fs", "ckpt")
+SAMPLES = [("nanotron/llama_tp2_pp2_tied", [], ["tp=2,pp=2", "fsdp=3", "tp=2,fsdp=2"]),
+           ("nanotron/qwen2_moe_epbranch_tp1_dp2_ep2", [], ["ep=2,tp=2", "fsdp=4"]),
+           ("dcp/fsdp2_uneven_4r/run", ["view=raw"], ["fsdp=3"]),
+           ("dcp/hf_sharded_scalars_ints_4r/run", [], ["fsdp=4"]),
+           ("automodel/v04_llama_fsdp2/run", [], ["fsdp=2"])]
+
+
+def size(layout):
+    n = 1
+    for part in layout.split(","):
+        n *= int(part.split("=")[1])
+    return n
+
+
+def mpirun(n, args):
+    env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_mpi_yield_when_idle="1",
+               OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_btl_vader_single_copy_mechanism="none")
+    done = subprocess.run(["mpirun", "--oversubscribe", "-n", str(n), *args], capture_output=True, text=True, timeout=120, env=env)
+    return done.returncode, done.stdout, done.stderr
+
+
+def torchrun(n, args):
+    env = dict(os.environ, WORLD_SIZE=str(n), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(random.randrange(20000, 40000)), CKPTFS_MEET_TIMEOUT="60")
+    processes = [subprocess.Popen(args, env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(n)]
+    out = [p.communicate(timeout=120) for p in processes]
+    return max(p.returncode for p in processes), out[0][0], "".join(err for _, err in out)
+
+
+def check(launch, name, transport, path, options, layout):
+    args = [CKPT, "load", path, "--layout", layout, "--verify", "--check", "--json", "--readers", "once"]
+    for o in options:
+        args += ["-o", o]
+    status, out, err = launch(size(layout), args)
+    if status:
+        return f"{transport} {name} {layout}: status {status}: {err[-600:]}"
+    got = json.loads(out.splitlines()[-1])
+    if not got["verified"] or got["ranks"] != size(layout) or got["transport"] != transport or got["read_bytes"] > 1.05 * got["unique_bytes"]:
+        return f"{transport} {name} {layout}: {got}"
+    return None
+
+
+def check_fault():
+    """mpirun: a rank's file is short; all ranks say so, and the job fails."""
+    with tempfile.TemporaryDirectory() as top:
+        run = os.path.join(top, "rank1")
+        shutil.copytree(os.path.join(GOLDEN, SAMPLES[0][0]), run, symlinks=True)
+        path = next(os.path.join(d, f) for d, _, files in os.walk(run) for f in sorted(files) if f.endswith(".safetensors"))
+        os.truncate(path, os.path.getsize(path) - 4)
+        good = os.path.join(GOLDEN, SAMPLES[0][0])
+        script = f'exec "$0" load "$(if [ $OMPI_COMM_WORLD_RANK = 1 ]; then echo {run}; else echo {good}; fi)" --layout fsdp=3'
+        status, _, err = mpirun(3, ["sh", "-c", script, CKPT])
+        told = {line.split(": ", 1)[1] for line in err.splitlines() if line.startswith("ckpt-load[")}
+        if status == 0 or len(told) != 1 or "rank 1: " not in list(told)[0] or os.path.basename(path) not in list(told)[0]:
+            return f"a short file under mpirun: status {status}: {told or err}"
+    return None
+
+
+def main():
+    launchers = [(torchrun, "tcp")]
+    has_mpi = shutil.which("mpirun") and os.path.exists(os.path.join(BUILD, "core", "libckptfs_load_mpi.so.0"))
+    if has_mpi:
+        launchers.append((mpirun, "mpi"))
+    problems, passed = [], 0
+    for launch, transport in launchers:
+        for name, options, layouts in SAMPLES:
+            for layout in layouts:
+                problem = check(launch, name, transport, os.path.join(GOLDEN, name), options, layout)
+                problems += [problem] if problem else []
+                passed += not problem
+    if has_mpi:
+        problem = check_fault()
+        problems += [problem] if problem else []
+        passed += not problem
+    for p in problems:
+        print("FAIL", p)
+    print(f"{passed} passed, {len(problems)} failed" + ("" if has_mpi else " (without MPI)"))
+    sys.exit(1 if problems else 0 if has_mpi else 77)
+
+
+main()
