@@ -210,6 +210,63 @@ class Megatron(unittest.TestCase):
             with self.subTest(name):
                 self.check(job, name, hf, f"{name} in {container}, CKPTFS_SEED={SEED}, {job['plan']}")
 
+    def test_ranks_files_that_lie(self):
+        class Evil:
+            def __reduce__(self):
+                return os.system, (f"touch {marker}",)
+
+        marker = self.path("executed")
+        sd, cfg = make_model("llama", self.path("llama.hf"), SEED)
+        plan = make_plan(random.Random(SEED), "ranks", "llama", cfg) | dict(tp=2, etp=2, pp=2, vpp=1, layers=[6, 6], old=False)
+        state = self.path("llama.pkl")
+        with open(state, "wb") as f:
+            pickle.dump((sd, cfg), f)
+        sound = self.path("sound")
+        writer.write(dict(dir=sound, state=state, plan=plan))
+
+        def change(run, edit, rank="mp_rank_01_001", **how):
+            path = os.path.join(run, rank, "model_optim_rng.pt")
+            whole = torch.load(path, weights_only=False)
+            torch.save(edit(whole) or whole, path, **how)
+
+        def without(key):
+            return lambda w: [w["model"].pop(k) for k in list(w["model"]) if k.endswith(key)] and None
+
+        def other_shape(w):
+            w["model"]["decoder.layers.0.mlp.linear_fc2.weight"] = torch.zeros(3, 3, dtype=torch.bfloat16)
+
+        def quantised(w):
+            key = "decoder.layers.0.mlp.linear_fc2.weight"
+            w["model"][key] = w["model"][key].to(torch.float8_e4m3fn)
+
+        lies = {
+            "sound": (lambda run: None, None),
+            "stale": (lambda run: shutil.copytree(f"{run}/mp_rank_00_000", f"{run}/mp_rank_02_000"), None),
+            "no_rank": (lambda run: shutil.rmtree(f"{run}/mp_rank_01_001"), "rank 'mp_rank_01_001' is missing"),
+            "no_stage": (lambda run: [shutil.rmtree(f"{run}/mp_rank_0{t}_001") for t in (0, 1)], "rank 'mp_rank_00_001' is missing"),
+            "no_file": (lambda run: os.remove(f"{run}/mp_rank_01_001/model_optim_rng.pt"), "mp_rank_01_001' has no model_optim_rng.pt"),
+            "truncated": (lambda run: os.truncate(f"{run}/mp_rank_01_001/model_optim_rng.pt", 20000), "truncated"),
+            "old_format": (lambda run: change(run, lambda w: None, _use_new_zipfile_serialization=False), "before 1.6"),
+            "no_tensor": (lambda run: change(run, without("0.mlp.linear_fc2.weight")), "linear_fc2.weight' is not in the file of tensor rank 1"),
+            "other_shape": (lambda run: change(run, other_shape), "linear_fc2.weight' is "),
+            "fp8": (lambda run: [change(run, quantised, f"mp_rank_0{t}_001") for t in (0, 1)], "fp8"),
+            "no_model": (lambda run: change(run, lambda w: {"args": w["args"]}), "has no state dict"),
+            "evil": (lambda run: change(run, lambda w: w | {"args": Evil()}), "posix.system"),
+            "version": (lambda run: [change(run, lambda w: w | {"checkpoint_version": 1.0}, f"mp_rank_0{t}_00{p}") for t in (0, 1) for p in (0, 1)], "version 1"),
+        }
+        for name, (lie, needle) in lies.items():
+            run = self.path(name)
+            shutil.copytree(sound, run) if name != "sound" else None
+            lie(run)
+            done = export(run, run + ".out")
+            with self.subTest(name):
+                if needle is None:
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                else:
+                    self.assertEqual(done.returncode, 1, done.stderr)
+                    self.assertIn(needle, done.stderr)
+        self.assertFalse(os.path.exists(marker))
+
     def test_zero_centred_norms(self):
         """Stored less one, where Hugging Face's family multiplies by the weight itself: one is added, in F32, and rounded once."""
         r = random.Random(f"{SEED} centred")
