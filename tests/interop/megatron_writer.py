@@ -454,6 +454,11 @@ def arguments(cfg, plan, tied):
     if t in ("deepseek_v2", "deepseek_v3"):
         ns.__dict__.update(q_lora_rank=cfg.q_lora_rank, kv_lora_rank=cfg.kv_lora_rank, qk_head_dim=cfg.qk_nope_head_dim, qk_pos_emb_head_dim=cfg.qk_rope_head_dim,
                            v_head_dim=cfg.v_head_dim, moe_shared_expert_intermediate_size=cfg.moe_intermediate_size * cfg.n_shared_experts)
+    if rope.get("rope_type") == "llama3":
+        ns.__dict__.update(use_rope_scaling=True, rope_scaling_factor=rope["factor"])
+    if rope.get("rope_type") == "yarn":
+        ns.__dict__.update(rope_type="yarn", rotary_scaling_factor=rope["factor"], moe_router_num_groups=cfg.n_group, moe_router_group_topk=cfg.topk_group)
+        ns.__dict__.update({k: rope[k] for k in ("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")})
     if t == "glm4_moe":
         ns.moe_shared_expert_intermediate_size = cfg.moe_intermediate_size * cfg.n_shared_experts
     if t == "qwen2_moe":

@@ -36,6 +36,8 @@ MOE = dict(moe_intermediate_size=16, num_experts_per_tok=2)
 CASES = {
     "llama": ("LlamaConfig", dict(head_dim=8)),
     "llama_tied": ("LlamaConfig", dict(tie_word_embeddings=True)),
+    "llama_scaled": ("LlamaConfig", dict(rope_parameters={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                                          "original_max_position_embeddings": 8192, "rope_theta": 500000.0})),
     "mistral": ("MistralConfig", dict(sliding_window=None)),
     "qwen2": ("Qwen2Config", dict(tie_word_embeddings=True)),
     "qwen3": ("Qwen3Config", dict(head_dim=16)),
@@ -50,6 +52,9 @@ CASES = {
     "qwen3_moe": ("Qwen3MoeConfig", dict(num_experts=8, norm_topk_prob=True, head_dim=16, **MOE)),
     "deepseek_v2": ("DeepseekV2Config", dict(n_routed_experts=8, n_shared_experts=2, first_k_dense_replace=1, **MLA, **MOE)),
     "deepseek_v3": ("DeepseekV3Config", dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=2, n_group=1, topk_group=1, num_nextn_predict_layers=0, **MLA, **MOE)),
+    "deepseek_v3_yarn": ("DeepseekV3Config", dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, n_group=2, topk_group=1, num_nextn_predict_layers=0,
+                                                  rope_parameters={"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
+                                                                   "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 10000.0}, **MLA, **MOE)),
     "deepseek_v3_direct": ("DeepseekV3Config", dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=0, n_group=1, topk_group=1, num_nextn_predict_layers=0,
                                                     **(MLA | {"q_lora_rank": None}), **MOE)),
     "glm4_moe": ("Glm4MoeConfig", dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, head_dim=8, num_nextn_predict_layers=0, use_qk_norm=True, attention_bias=True, **MOE)),
