@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The main job, from nothing: install, build, mount a small real nanotron run (TP 2 x PP 2), list it, copy the model out, verify the copy.
+# The main job, from nothing: install, build, mount a small real nanotron run (TP 2 x PP 2), list it, copy the model out, verify the copy;
+# then the same of a Megatron and of a torchtitan (DCP) run, and what a rank of a job would load.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
@@ -39,3 +40,18 @@ say 'cmp model/model.safetensors EXPECTED'
 cmp "$tmp/model/model.safetensors" "$run.expected/model.safetensors"
 diff -r "$tmp/model" "$tmp/model2"
 echo 'identical: the mount, the export, and the oracle'
+
+megatron=tests/golden/megatron/m19_llama_tp2pp2
+say "ckpt export $megatron/run model3 -o base=$megatron/base"
+$bin/ckpt export "$megatron/run" "$tmp/model3" -o "base=$megatron/base"
+diff -r "$tmp/model3" "$megatron/expected"
+echo 'identical: Megatron torch_dist, TP 2 x PP 2, and the oracle'
+
+titan=tests/golden/torchtitan/deepseek_v3_dp2
+say "ckpt export $titan/run model4 -o base=$titan/base"
+$bin/ckpt export "$titan/run" "$tmp/model4" -o "base=$titan/base"
+cmp "$tmp/model4/model.safetensors" "$titan/expected/model.safetensors"
+echo 'identical: torchtitan DCP and the oracle'
+
+say "ckpt load $megatron/run --layout tp=1 --verify"
+$bin/ckpt load "$megatron/run" --layout tp=1 --verify

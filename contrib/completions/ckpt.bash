@@ -20,7 +20,7 @@ _ckptfs_option() {
     COMPREPLY=()
     case $last in
     dtype=*) words='auto stored bfloat16 float16 float32' ;;
-    view=*) words='hf raw' ;;
+    view=*) words='hf raw memory' ;;
     io=*) words='buffered direct' ;;
     base=* | recipe=*)
         compopt -o nospace -o filenames 2>/dev/null

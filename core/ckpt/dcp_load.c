@@ -466,6 +466,7 @@ static int load(struct load *l, struct ckpt_err *err)
 {
     l->m.wants = l->format->wants;
     l->m.ctx = l->format->ctx;
+    l->m.replicas = l->format->replicas;
     if (ckpt_catalog_new(&l->cat, err) < 0 || read_metadata(l, err) < 0 ||
         name_tensors(l, err) < 0 || open_files(l, err) < 0)
         return -1;

@@ -16,6 +16,8 @@ struct ckpt_dcp_format {
      * NULL: the tensor is none of the model's; nothing of it is read. */
     const char *(*tensor)(void *ctx, const char *name);
 
+    bool replicas; /* equal boxes of a tensor are copies, not a conflict */
+
     /* Is pickled object `name` wanted? Then `object` gets it: bytes [off, off+len) of s. */
     bool (*wants)(void *ctx, const char *name);
     int (*object)(void *ctx, const char *name, struct ckpt_source *s, uint64_t off, uint64_t len,

@@ -475,7 +475,7 @@ static void drop_replicas(struct ckpt_dcp_metadata *m)
 
 int ckpt_dcp_metadata_finish(struct ckpt_dcp_metadata *m, struct ckpt_err *err)
 {
-    if (m->nfile > 1) {
+    if (m->nfile > 1 || m->replicas) {
         qsort_r(m->chunks.ptr, m->chunks.len, sizeof *m->chunks.ptr, chunk_cmp, m);
         drop_replicas(m);
     }

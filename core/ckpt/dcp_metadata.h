@@ -49,6 +49,7 @@ struct ckpt_dcp_object {
 struct ckpt_dcp_metadata {
     bool (*wants)(void *ctx, const char *name); /* objects; NULL: none. The caller's, as ctx */
     void *ctx;
+    bool replicas; /* equal boxes of one file are copies, too; the caller's */
     struct ckpt_arena arena;
     CKPT_VEC(int64_t) ints;
     CKPT_VEC(struct ckpt_dcp_tensor) tensors; /* in the order of the file */

@@ -200,10 +200,7 @@ static uint64_t count_ids(const json_t *tokenizer)
     const char *word;
     size_t i;
 
-    json_object_foreach((json_t *)vocab, word, v)
-    {
-        see_id(v, &size);
-    }
+    json_object_foreach((json_t *)vocab, word, v) { see_id(v, &size); }
     json_array_foreach(json_object_get(tokenizer, "added_tokens"), i, v)
     {
         see_id(json_object_get(v, "id"), &size);
@@ -251,8 +248,7 @@ static int describe(struct load *l, struct ckpt_err *err)
         return -1;
     if (!sides)
         return 0;
-    return about(l, "side_files", json_string(sides), err) < 0 ? -1
-                                                               : read_tokenizer(l, sides, err);
+    return about(l, "side_files", json_string(sides), err) < 0 ? -1 : read_tokenizer(l, sides, err);
 }
 
 static int find_weights(struct load *l, struct ckpt_err *err)

@@ -66,6 +66,7 @@ int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_option
     ckpt_cleanup(naming_release) struct naming n = {.st = st};
     const struct ckpt_dcp_format format = {.name = "megatron",
                                            .tensor = name_tensor,
+                                           .replicas = true, /* of some forks */
                                            .wants = wants,
                                            .object = take_object,
                                            .ctx = &n};

@@ -24,7 +24,8 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     struct seen *s = ctx;
 
     (void)err;
-    s->ranks |= e->kind == CKPT_ENTRY_DIR && ckpt_has_prefix(e->name, "mp_rank_") &&
+    s->ranks |= e->kind == CKPT_ENTRY_DIR &&
+                (ckpt_has_prefix(e->name, "mp_rank_") || ckpt_has_prefix(e->name, "tp_rank_")) &&
                 strspn(e->name + strlen("mp_rank_"), "0123456789") >= 2;
     s->data |= e->kind == CKPT_ENTRY_FILE && ckpt_has_suffix(e->name, ".distcp");
     return 0;

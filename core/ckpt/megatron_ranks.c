@@ -93,11 +93,34 @@ static void load_release(struct load *l)
 
 /* ---- the files ---- */
 
+/* NeMo's tp_rank_TT_pp_rank_PPP. */
+static bool parse_nemo_folder(const char *name, struct rank *r)
+{
+    static const char tp[] = "tp_rank_", pp[] = "_pp_rank_";
+    unsigned long long v[2];
+    size_t n;
+
+    if (!ckpt_has_prefix(name, tp))
+        return false;
+    name += sizeof tp - 1;
+    n = strspn(name, "0123456789");
+    if (!ckpt_parse_u64(name, n, &v[0]) || !ckpt_has_prefix(name + n, pp))
+        return false;
+    name += n + sizeof pp - 1;
+    if (!ckpt_parse_u64(name, strlen(name), &v[1]) || v[0] >= MAX_RANKS || v[1] >= MAX_RANKS)
+        return false;
+    r->tp = v[0];
+    r->field[r->nfield++] = v[1];
+    return true;
+}
+
 /* mp_rank_TT, and up to two numbers more. */
 static bool parse_folder(const char *name, struct rank *r)
 {
     unsigned long long v;
 
+    if (parse_nemo_folder(name, r))
+        return true;
     if (!ckpt_has_prefix(name, "mp_rank_"))
         return false;
     name += strlen("mp_rank_");

@@ -495,19 +495,58 @@ static int add_side(struct apply *ap, uint32_t side)
     return 0;
 }
 
+/* One side that is made of several tensors: when the first of them comes. */
+static int gather_side(struct apply *ap, uint32_t side)
+{
+    ckpt_cleanup(ckpt_resolution_release) struct ckpt_resolution r = {0};
+    const struct ckpt_rule *rule = ap->in.rule;
+
+    if (!ckpt_resolver_render(&ap->rs, rule->to[side].name, &ap->in.sizes, ap->in.use.ptr[0].at,
+                              &ap->name) ||
+        ap->name.failed)
+        return ckpt_fail(ap->err, CKPT_MISSING, "the numbers of '%s' are not known",
+                         rule->to[side].text);
+    if (ckpt_catalog_find(ap->cat, ckpt_str_get(&ap->name)))
+        return 0;
+    if (resolve(ap, false, &r) < 0)
+        return -1;
+    ap->block = 0;
+    return r.presence == CKPT_PRESENT ? add_target(ap, NULL, NULL) : missing_error(ap, &r);
+}
+
+/* Is a target of the rule made of more than the one tensor that in->use speaks of? */
+static bool is_gathered(const struct ckpt_instance *in, uint32_t side)
+{
+    const uint32_t bound = in->use.ptr[0].bound, named = in->rule->to[side].name->axes;
+
+    return in->rule->nfrom > 1 || ((bound & ~named) && !(named & ~bound));
+}
+
 static int convert(struct apply *ap, const struct ckpt_tensor *t)
 {
+    const struct ckpt_rule *rule;
     bool found;
 
     if (ckpt_resolve_source(&ap->rs, t, &ap->in, &found) < 0)
         return -1;
     if (!found)
         return keep_tensor(ap, t);
+    rule = ap->in.rule;
+    if (is_gathered(&ap->in, 0)) {
+        const struct ckpt_use use = ap->in.use.ptr[0];
+        for (uint32_t side = 0; side < rule->nto; side++) {
+            ap->in.rule = rule; /* the sides' own instances take their place */
+            ap->in.use.ptr[0] = use;
+            if (gather_side(ap, side) < 0)
+                return -1;
+        }
+        return 0;
+    }
     ap->in.target = t->name;
     ap->in.bound = 0;
     if (ckpt_instance_solve(&ap->in, &ap->set, ap->err) < 0)
-        return ckpt_err_in(ap->err, "%s", ap->in.rule->where);
-    for (uint32_t side = 0; side < ap->in.rule->nto; side++)
+        return ckpt_err_in(ap->err, "%s", rule->where);
+    for (uint32_t side = 0; side < rule->nto; side++)
         if (add_side(ap, side) < 0)
             return -1;
     return 0;

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/ckd.h"
-#include "base/str.h"
 #include "base/vec.h"
 #include "recipe/expr_node.h"
 
@@ -330,13 +329,14 @@ static json_t *eval_len(struct eval *ev, const struct ckpt_expr *e)
     return json_is_array(v) ? json_integer((json_int_t)json_array_size(v)) : NULL;
 }
 
-static json_t *eval_begins(struct eval *ev, const struct ckpt_expr *e)
+/* Names are written as one likes: the case of letters does not count. */
+static json_t *eval_contains(struct eval *ev, const struct ckpt_expr *e)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *s = eval(ev, e->args[0]);
-    ckpt_cleanup(ckpt_json_decrefp) json_t *head = eval(ev, e->args[1]);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *part = eval(ev, e->args[1]);
 
-    return json_is_string(s) && json_is_string(head)
-               ? json_boolean(ckpt_has_prefix(json_string_value(s), json_string_value(head)))
+    return json_is_string(s) && json_is_string(part)
+               ? json_boolean(strcasestr(json_string_value(s), json_string_value(part)) != NULL)
                : NULL;
 }
 
@@ -387,8 +387,8 @@ static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
         return eval_list(ev, e);
     case CKPT_CALL_LEN:
         return eval_len(ev, e);
-    case CKPT_CALL_BEGINS:
-        return eval_begins(ev, e);
+    case CKPT_CALL_CONTAINS:
+        return eval_contains(ev, e);
     case CKPT_CALL_AT:
         return eval_at(ev, e);
     }

@@ -15,6 +15,7 @@ struct reader {
     int includes;        /* depth */
     int files;           /* in all */
     const char *current; /* the file being read */
+    bool backwards;
     struct ckpt_err *err;
 };
 
@@ -99,9 +100,9 @@ static int deeper(struct reader *r, const char *where, const json_t *j,
         return ckpt_fail(r->err, CKPT_FORMAT,
                          "%s: 'at' is two prefixes, of the sources and of the targets", where);
     cx->from_at = ckpt_field_text(r->arena, r->err, "%s%s", cx->from_at,
-                                  json_string_value(json_array_get(at, 0)));
+                                  json_string_value(json_array_get(at, r->backwards)));
     cx->to_at = ckpt_field_text(r->arena, r->err, "%s%s", cx->to_at,
-                                json_string_value(json_array_get(at, 1)));
+                                json_string_value(json_array_get(at, !r->backwards)));
     return cx->from_at && cx->to_at ? 0 : -1;
 }
 
@@ -147,9 +148,11 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
         const char *inner = ckpt_field_text(r->arena, r->err, "%s.rules", where);
         return inner ? read_rules(r, inner, rules, &cx, depth + 1) : -1;
     }
-    if (ckpt_field_strings(r->arena, from, where, &src, &nsrc, r->err) < 0 ||
-        ckpt_field_strings(r->arena, to, where, &dst, &ndst, r->err) < 0)
+    if (ckpt_field_strings(r->arena, r->backwards ? to : from, where, &src, &nsrc, r->err) < 0 ||
+        ckpt_field_strings(r->arena, r->backwards ? from : to, where, &dst, &ndst, r->err) < 0)
         return -1;
+    if (r->backwards && cx.value)
+        return ckpt_fail(r->err, CKPT_UNSUPPORTED, "%s: a 'value' can't be read backwards", where);
     if (nsrc > CKPT_RULE_SIDES || ndst > CKPT_RULE_SIDES)
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d sides", where, CKPT_RULE_SIDES);
     if (r->out->rules.len > MAX_RULES)
@@ -243,8 +246,8 @@ static int read_prefixes(struct reader *r, const char *where, const json_t *list
         if (json_array_size(j) != 2 || !json_is_string(json_array_get(j, 0)) ||
             !json_is_string(json_array_get(j, 1)))
             return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: two texts are expected here", where, i);
-        p.from = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 0)));
-        p.to = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 1)));
+        p.from = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, r->backwards)));
+        p.to = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, !r->backwards)));
         if (!p.from || !p.to || ckpt_vec_push(&r->out->prefixes, p) < 0)
             return ckpt_nomem(r->err);
     }
@@ -311,8 +314,9 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
                            &r->out->nmay_lack, r->err) < 0)
         return -1;
     return read_when(r, name, j) < 0 ||
-                   read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
-                   read_evidence(r, lacks, json_object_get(j, "lacks"), false) < 0 ||
+                   (!r->backwards &&
+                    (read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
+                     read_evidence(r, lacks, json_object_get(j, "lacks"), false) < 0)) ||
                    read_config(r, config, json_object_get(j, "config")) < 0 ||
                    read_remarks(r, refuse, json_object_get(j, "refuse"), true) < 0 ||
                    read_remarks(r, warn, json_object_get(j, "warn"), false) < 0
@@ -331,20 +335,23 @@ static int read_head(struct reader *r, const char *name, const json_t *j)
     if (json_is_object(model))
         r->out->inline_model = json_incref(model);
     if (ckpt_field_string(r->arena, j, "format", name, &r->out->format, r->err) < 0 ||
+        ckpt_field_string(r->arena, j, "back", name, &r->out->back, r->err) < 0 ||
         (!r->out->inline_model &&
          ckpt_field_string(r->arena, j, "model", name, &r->out->model, r->err) < 0))
         return -1;
     if (r->out->format && !model && json_array_size(json_object_get(j, "refuse")) == 0)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'model' is missing", name);
+    if (r->backwards)
+        r->out->format = r->out->back;
     return 0;
 }
 
 static int read_file(struct reader *r, const char *name, const char *text, size_t len,
                      unsigned parts, const struct ckpt_rule_context *cx)
 {
-    static const char *const known[] = {"note",  "format",   "model",    "when",     "has",
-                                        "lacks", "include",  "config",   "rules",    "refuse",
-                                        "warn",  "fallback", "may_lack", "prefixes", NULL};
+    static const char *const known[] = {
+        "note",  "format", "model", "when",     "has",      "lacks",    "include", "config",
+        "rules", "refuse", "warn",  "fallback", "may_lack", "prefixes", "back",    NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     size_t n;
@@ -363,11 +370,16 @@ static int read_file(struct reader *r, const char *name, const char *text, size_
 }
 
 int ckpt_recipe_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
-                      const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
-                      struct ckpt_err *err)
+                      bool backwards, const struct ckpt_file_finder *finder,
+                      struct ckpt_recipe **ret, struct ckpt_err *err)
 {
     struct ckpt_recipe *out = ckpt_arena_alloc(arena, sizeof *out);
-    struct reader r = {.arena = arena, .out = out, .finder = finder, .current = name, .err = err};
+    struct reader r = {.arena = arena,
+                       .out = out,
+                       .finder = finder,
+                       .current = name,
+                       .backwards = backwards,
+                       .err = err};
     const struct ckpt_rule_context cx = {.arena = arena, .where = name, .from_at = "", .to_at = ""};
 
     if (!out)

@@ -44,6 +44,7 @@ struct ckpt_config_key {
 struct ckpt_recipe {
     const char *name;   /* "nanotron/llama" */
     const char *format; /* of the checkpoints; NULL: a fragment, for "include" only */
+    const char *back;   /* the same file read backwards is a recipe for this format; or NULL */
     const char
         *model; /* name of its model file; NULL: it is inline, or the recipe can only refuse */
     json_t *inline_model; /* the model file itself, in the recipe; or NULL */
@@ -71,10 +72,11 @@ struct ckpt_file_finder {
 };
 
 /* Parse text[0..len): everything but the model file, which the caller finds by ret->model; then
- * ckpt_recipe_check. */
+ * ckpt_recipe_check. `backwards`: sources and targets change places, the format is ret->back, and
+ * nothing is evidence. */
 int ckpt_recipe_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
-                      const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
-                      struct ckpt_err *err);
+                      bool backwards, const struct ckpt_file_finder *finder,
+                      struct ckpt_recipe **ret, struct ckpt_err *err);
 void ckpt_recipe_release(struct ckpt_recipe *r);
 
 /* Set the family and check the rules against it: every size with a name of two letters is one of

@@ -112,19 +112,28 @@ static int add_family(struct ckpt_recipes *set, struct beside *b, struct ckpt_re
     return ckpt_recipe_set_family(r, f, err);
 }
 
+static int add_one(struct ckpt_recipes *set, struct beside *b, const char *name, const char *text,
+                   size_t len, bool backwards, struct ckpt_recipe **ret, struct ckpt_err *err)
+{
+    const struct ckpt_file_finder finder = {find_file, b};
+
+    if (ckpt_recipe_parse(&set->arena, name, text, len, backwards, &finder, ret, err) < 0)
+        return -1;
+    if (ckpt_vec_push(&set->recipes, *ret) < 0) {
+        ckpt_recipe_release(*ret);
+        return ckpt_nomem(err);
+    }
+    return add_family(set, b, *ret, err);
+}
+
 static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *name,
                       const char *text, size_t len, struct ckpt_err *err)
 {
-    const struct ckpt_file_finder finder = {find_file, b};
     struct ckpt_recipe *r;
 
-    if (ckpt_recipe_parse(&set->arena, name, text, len, &finder, &r, err) < 0)
+    if (add_one(set, b, name, text, len, false, &r, err) < 0)
         return -1;
-    if (ckpt_vec_push(&set->recipes, r) < 0) {
-        ckpt_recipe_release(r);
-        return ckpt_nomem(err);
-    }
-    return add_family(set, b, r, err);
+    return r->back ? add_one(set, b, name, text, len, true, &r, err) : 0;
 }
 
 static int add_embedded(struct ckpt_recipes *set, struct ckpt_err *err)
@@ -247,19 +256,12 @@ static const char *format_of(const struct ckpt_catalog *src, const struct ckpt_r
     return opt->format ? opt->format : ckpt_json_str(src->about, "format");
 }
 
-/* The family that the user or the base model names, or NULL. */
-static const char *wanted_type(const struct ckpt_recipe_options *opt)
-{
-    const char *type = ckpt_json_str(opt->overrides, "_model_type");
-
-    return type || !opt->base_config ? type : ckpt_json_str(opt->base_config, "model_type");
-}
-
 static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
                  const struct ckpt_recipe_options *opt)
 {
     const char *format = format_of(src, opt);
-    struct ckpt_settings s = {.src = src, .overrides = opt->overrides, .type = wanted_type(opt)};
+    struct ckpt_settings s = {
+        .src = src, .overrides = opt->overrides, .type = ckpt_settings_type(opt)};
     const struct ckpt_expr_env env = {ckpt_settings_before, &s, src};
 
     if (!r->format || !format || strcmp(r->format, format) != 0)
@@ -279,7 +281,7 @@ static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
 /* Whether the recipe's family is the one that is asked for, if one is. */
 static bool suits_base(const struct ckpt_recipe *r, const struct ckpt_recipe_options *opt)
 {
-    const char *type = wanted_type(opt);
+    const char *type = ckpt_settings_type(opt);
 
     return !type || !r->family || ckpt_family_has_type(r->family, type);
 }
@@ -309,7 +311,7 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
                         "%s '%s', which none of the recipes that fit the checkpoint makes (%s)",
                         ckpt_json_str(opt->overrides, "_model_type") ? "model_type= asks for"
                                                                      : "the base model is of type",
-                        wanted_type(opt), ckpt_str_get(&names));
+                        ckpt_settings_type(opt), ckpt_str_get(&names));
     else
         (void)ckpt_fail(err, CKPT_MISSING,
                         "no recipe fits this checkpoint of format '%s' (there are: %s); give one "

@@ -398,7 +398,7 @@ int ckpt_resolve_source(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
         struct ckpt_use use = {
             .tensor = t, .side = x->side, .spelling = x->spelling, .bound = n->axes};
         e = x->next;
-        if (!rs->state[x->rule].active || rule->nfrom != 1 ||
+        if (!rs->state[x->rule].active ||
             !match(rs, n, t->name, len, &rs->state[x->rule].sizes, use.at))
             continue;
         if (winner)

@@ -71,8 +71,8 @@ void ckpt_resolution_release(struct ckpt_resolution *r);
 int ckpt_resolve(struct ckpt_resolver *rs, const char *name, size_t len, bool all,
                  struct ckpt_instance *in, struct ckpt_resolution *ret);
 
-/* The other way round: the rule that takes `t`, as its only source, which in->use then says; side
- * and target of the instance are the caller's. *ret_found is false if there is none. CONFLICT: two
+/* The other way round: the rule that takes `t`; in->use says as which of its sources, side and
+ * target of the instance are the caller's. *ret_found is false if there is none. CONFLICT: two
  * rules do. */
 int ckpt_resolve_source(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
                         struct ckpt_instance *in, bool *ret_found);

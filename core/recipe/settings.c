@@ -7,6 +7,13 @@
 
 #include "base/str.h"
 
+const char *ckpt_settings_type(const struct ckpt_recipe_options *opt)
+{
+    const char *type = ckpt_json_str(opt->overrides, "_model_type");
+
+    return type || !opt->base_config ? type : ckpt_json_str(opt->base_config, "model_type");
+}
+
 /* ---- reading keys ---- */
 
 static json_t *new_ref(const json_t *j) { return j ? json_incref((json_t *)j) : NULL; }
@@ -267,6 +274,7 @@ int ckpt_settings_draft(struct ckpt_settings *s, const struct ckpt_recipe *r,
     s->src = src;
     s->family = r->family;
     s->overrides = opt->overrides;
+    s->type = ckpt_settings_type(opt);
     s->own = json_object();
     s->hf = r->family ? json_deep_copy(r->family->config) : json_object();
     if (!s->own || !s->hf)

@@ -23,13 +23,16 @@ struct ckpt_settings {
     const struct ckpt_catalog *src;
     const struct ckpt_family *family;
     const json_t *overrides;
-    const char *type; /* `_model_type`, while a recipe is chosen: the family that is asked for */
+    const char *type; /* `_model_type`: the family that the user or the base names, or NULL */
     json_t *hf;
     json_t *own; /* `_x` */
     uint64_t dim[CKPT_FAMILY_DIMS];
     bool known[CKPT_FAMILY_DIMS];
     size_t ndim; /* computed so far */
 };
+
+/* That of the options. */
+const char *ckpt_settings_type(const struct ckpt_recipe_options *opt);
 
 /* Environments; ctx is the settings. */
 json_t *ckpt_settings_before(void *ctx, const char *key);

@@ -256,20 +256,14 @@ static int config_of_base(struct ckpt_view *v, struct ckpt_err *err)
  * taken apart): recipes of their own say how. */
 static int names_of_hub(struct ckpt_view *v, struct ckpt_err *err)
 {
-    const struct ckpt_shared *s = v->shared;
     const struct ckpt_recipe_options opt = recipe_options(v, v->cat);
-    ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
+    bool done;
 
-    if (!opt.base_config || !ckpt_recipe_fits(s->recipes, v->cat, &opt))
-        return ckpt_names_check_fused(v->cat, opt.base_config, err);
-    if (ckpt_recipe_apply(s->recipes, v->cat, &opt, &model, err) < 0)
+    if (v->shared->opt->memory)
+        return 0;
+    if (ckpt_names_convert(&v->cat, v->shared->recipes, &opt, &done, &v->recipe, err) < 0)
         return -1;
-    json_decref(model->catalog->config);
-    model->catalog->config = ckpt_steal(&v->cat->config);
-    ckpt_catalog_free(v->cat);
-    v->cat = ckpt_steal(&model->catalog);
-    v->recipe = ckpt_steal(&model->recipe);
-    return 0;
+    return done ? 0 : ckpt_names_check_fused(v->cat, opt.base_config, err);
 }
 
 /* A checkpoint of any format that holds a transformers model under its own names. *src is taken if
@@ -314,10 +308,8 @@ static int model_to_merge(struct ckpt_view *v, struct ckpt_catalog **src, struct
                : 0;
 }
 
-static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+static int make_hub_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
-    v->about = json_incref((*src)->about);
-    v->warnings = json_incref((*src)->warnings);
     if (v->shared->opt->merge_lora)
         return model_to_merge(v, src, err);
     if (v->shared->opt->raw) {
@@ -335,6 +327,34 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
     if (model_of_recipe(v, *src, err) < 0)
         return -1;
     return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* What names_of_hub does, backwards: for models that are to be filled. A directory of the hub's
+ * that is to be split anew goes there and back: transformers would split it after loading it, in
+ * the order, and the blocks, of what it has in memory. */
+static int names_of_memory(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const struct ckpt_options *opt = v->shared->opt;
+    struct ckpt_recipe_options convert = {.format = "hub", .base_config = v->config};
+    bool resplit = is_hf(v->about) && opt->max_shard_size && !opt->raw && !opt->memory;
+
+    if ((!opt->memory && !resplit) || v->own_names)
+        return 0;
+    if (ckpt_names_convert(&v->cat, v->shared->recipes, &convert, &v->ordered, NULL, err) < 0)
+        return ckpt_err_in(err, "in memory");
+    if (!resplit || !v->ordered)
+        return 0;
+    convert.format = "transformers";
+    return ckpt_names_convert(&v->cat, v->shared->recipes, &convert, &v->ordered, NULL, err);
+}
+
+static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+{
+    v->about = json_incref((*src)->about);
+    v->warnings = json_incref((*src)->warnings);
+    if (make_hub_model(v, src, err) < 0)
+        return -1;
+    return names_of_memory(v, err);
 }
 
 /* ---- quantisation ---- */
@@ -523,9 +543,12 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
     if (own && is_adapter(v->about) &&
         ckpt_sides_add_one(sides, v->dir, own, config, s->pool, err) < 0)
         return -1;
-    return lend && (has_hf_names(v->about) || lends_config(v))
-               ? ckpt_sides_add_one(sides, s->base->dir, "", config, s->pool, err)
-               : 0;
+    if (lend && (has_hf_names(v->about) || lends_config(v)) &&
+        ckpt_sides_add_one(sides, s->base->dir, "", config, s->pool, err) < 0)
+        return -1;
+    if (is_adapter(v->about) && !ckpt_sides_has(sides, config))
+        ckpt_catalog_warn(v->cat, "the adapter has no %s; base=DIR lends one", config);
+    return 0;
 }
 
 /* The split that the checkpoint asks for, else the base's, else that of the HF directory itself; an
@@ -536,7 +559,8 @@ static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckp
     const struct ckpt_base *base = v->shared->base;
 
     *ret = NULL;
-    if ((v->shared->opt->max_shard_size && !is_adapter(v->about)) || v->shared->opt->raw)
+    if ((v->shared->opt->max_shard_size && !is_adapter(v->about)) || v->shared->opt->raw ||
+        v->shared->opt->memory)
         return 0;
     if (base && !own && ckpt_json_bool(v->about, "automodel", false))
         return ckpt_split_by_base(v->cat, base, v->base_names,
@@ -583,7 +607,7 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
         .index_name = ckpt_json_str(v->about, "index_name"),
         .bare = ckpt_json_bool(v->about, "bare_header", false) && !v->shared->opt->raw,
         .max_shard_size = v->shared->opt->max_shard_size,
-        .sort = !v->recipe && !v->own_names && !is_fresh(v),
+        .sort = !v->recipe && !v->own_names && !v->ordered && !is_fresh(v),
         .mtime_ns = newest_shard(v->cat),
     };
 

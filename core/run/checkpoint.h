@@ -55,6 +55,7 @@ struct ckpt_view {
     bool config_changed; /* config is not to the letter what was read: no quantisation any more,
                             another vocabulary */
     bool own_names;      /* the tensors had their Hugging Face names */
+    bool ordered;        /* cat is in the order of a state dict */
     char *source;        /* "nanotron 1.4, step 20" */
     uint64_t generation;
 };

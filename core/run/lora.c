@@ -268,11 +268,16 @@ static int merge_wrapped(struct merge *m, const char *module, const struct ckpt_
     for (; ckpt_has_suffix(name, inner); depth++)
         name[strlen(name) - strlen(inner)] = '\0';
     n = ckpt_lora_config_parameters(m->opt->adapter, name, parameter, MOST_PARAMETERS);
+    if (n == 0)
+        return ckpt_fail(m->err, CKPT_MISSING,
+                         "the base has no '%s.weight' that the adapter could change%s", name,
+                         ckpt_json_bool(m->opt->config, "tie_word_embeddings", false)
+                             ? " (its embeddings are tied)"
+                             : "");
     if (depth >= n || n > MOST_PARAMETERS)
         return ckpt_fail(m->err, CKPT_MISSING,
-                         "the base has no '%s.weight', nor do target_parameters say which "
-                         "parameter of it the adapter changes",
-                         name);
+                         "target_parameters do not say which parameter of '%s' is changed by '%s'",
+                         name, a->name);
     const char *leaf = parameter[n - 1 - depth];
     if (!(whole = ckpt_asprintf("%s.%s", name, leaf)))
         return ckpt_nomem(m->err);
@@ -324,6 +329,22 @@ static int resize(struct merge *m, const struct ckpt_tensor *old, const struct c
                : 0;
 }
 
+/* An output embedding that is no longer the input's, which the base ties to it: a tensor more. */
+static int untie(struct merge *m, const struct ckpt_tensor *t, size_t *ret_at)
+{
+    static const char head[] = "lm_head.weight";
+
+    if (strcmp(t->name + strlen(ROOT), head) != 0 ||
+        !ckpt_json_bool(m->opt->config, "tie_word_embeddings", false))
+        return ckpt_fail(m->err, CKPT_UNSUPPORTED,
+                         "the adapter has '%s', which is neither LoRA nor a tensor of the base",
+                         t->name);
+    if (json_object_set_new(m->opt->config, "tie_word_embeddings", json_false()) < 0)
+        return ckpt_nomem(m->err);
+    return ckpt_catalog_add(m->cat, head, (enum ckpt_dtype)t->dtype, t->dim, t->rank, ret_at,
+                            m->err);
+}
+
 /* A weight that was trained as it is: modules_to_save, biases, resized embeddings. */
 static int replace(struct merge *m, const struct ckpt_tensor *t)
 {
@@ -335,10 +356,8 @@ static int replace(struct merge *m, const struct ckpt_tensor *t)
     for (char *p; (p = strstr(name, ".base_layer.")) || (p = strstr(name, ".modules_to_save."));)
         memmove(p, strchr(p + 1, '.'), strlen(strchr(p + 1, '.')) + 1);
     size_t at = ckpt_experts_tensor(m->cat, m->opt->base_names, name);
-    if (at == SIZE_MAX)
-        return ckpt_fail(m->err, CKPT_UNSUPPORTED,
-                         "the adapter has '%s', which is neither LoRA nor a tensor of the base",
-                         t->name);
+    if (at == SIZE_MAX && untie(m, t, &at) < 0)
+        return -1;
     struct ckpt_tensor *old = &m->cat->tensors.ptr[at];
     const enum ckpt_dtype dtype = (enum ckpt_dtype)old->dtype;
     if (adopt(m, t, &own) < 0 || resize(m, old, &own) < 0)

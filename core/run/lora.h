@@ -15,7 +15,7 @@ struct ckpt_lora_options {
     const json_t *automodel;  /* automodel_peft_config.json, or NULL */
     const json_t *base_names; /* {tensor in memory: its name in the base} where they differ; NULL */
     json_t *config; /* the merged model's config.json, changed where the adapter resizes the
-                       vocabulary; or NULL */
+                       vocabulary or unties the output embedding; or NULL */
 };
 
 /* The base's tensors as a new catalogue. They point into the base's, which must outlive it. */

@@ -273,3 +273,23 @@ int ckpt_names_check_fused(const struct ckpt_catalog *cat, const json_t *config,
     }
     return 0;
 }
+
+int ckpt_names_convert(struct ckpt_catalog **cat, const struct ckpt_recipes *recipes,
+                       const struct ckpt_recipe_options *opt, bool *ret_done, char **ret_recipe,
+                       struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
+
+    *ret_done = opt->base_config && ckpt_recipe_fits(recipes, *cat, opt);
+    if (!*ret_done)
+        return 0;
+    if (ckpt_recipe_apply(recipes, *cat, opt, &model, err) < 0)
+        return -1;
+    json_decref(model->catalog->config);
+    model->catalog->config = ckpt_steal(&(*cat)->config);
+    ckpt_catalog_free(*cat);
+    *cat = ckpt_steal(&model->catalog);
+    if (ret_recipe)
+        *ret_recipe = ckpt_steal(&model->recipe);
+    return 0;
+}

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 
 #include "base/err.h"
+#include "recipe/recipe.h"
 #include "run/base.h"
 #include "tensor/catalog.h"
 
@@ -30,5 +31,13 @@ bool ckpt_names_is_weight(const char *name);
 
 /* The name without the parts that wrappers add (torch.compile, FSDP ...); new, or NULL. */
 char *ckpt_names_unwrap(const char *name);
+
+/* Convert the names and shapes that a model has in memory to the hub's (opt->format
+ * "transformers"), or back ("hub"), if a recipe does that for the model type of opt->base_config:
+ * *cat is another catalogue then, with the config of the first, and *ret_recipe (owned; it may be
+ * NULL) names the recipe. */
+int ckpt_names_convert(struct ckpt_catalog **cat, const struct ckpt_recipes *recipes,
+                       const struct ckpt_recipe_options *opt, bool *ret_done, char **ret_recipe,
+                       struct ckpt_err *err);
 
 #endif

@@ -175,10 +175,16 @@ static int set_dtype(struct ckpt_options *opt, const char *key, const char *valu
 static int set_view(struct ckpt_options *opt, const char *key, const char *value,
                     struct ckpt_err *err)
 {
-    if (!value || (strcmp(value, "hf") != 0 && strcmp(value, "raw") != 0))
-        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is neither hf nor raw", key,
+    const char *const views[] = {"hf", "raw", "memory"};
+    size_t i = 0;
+
+    while (i < 3 && (!value || strcmp(value, views[i]) != 0))
+        i++;
+    if (i == 3)
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is none of hf, raw and memory", key,
                          value ? value : "");
-    opt->raw = strcmp(value, "raw") == 0;
+    opt->raw = i == 1;
+    opt->memory = i == 2;
     return 0;
 }
 
@@ -386,7 +392,8 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
     ckpt_cleanup(ckpt_freep) char *text = ckpt_asprintf(
         "%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
         opt->recipe ? opt->recipe : "", opt->key_mapping ? opt->key_mapping : "",
-        (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size, opt->raw,
-        opt->dequantize, opt->merge_lora, opt->allow_partial, overrides ? overrides : "");
+        (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size,
+        opt->raw + 2 * opt->memory, opt->dequantize, opt->merge_lora, opt->allow_partial,
+        overrides ? overrides : "");
     return text ? XXH3_64bits(text, strlen(text)) : 0;
 }

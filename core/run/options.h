@@ -22,6 +22,7 @@ struct ckpt_options {
     enum ckpt_dtype dtype;   /* CAST */
     uint64_t max_shard_size; /* 0: not given */
     bool raw;
+    bool memory;     /* names as transformers has them in memory, not on the hub */
     bool merge_lora; /* an adapter and its base become one model */
     bool dequantize; /* block-scaled weights become ordinary ones */
     bool allow_partial;

@@ -189,7 +189,7 @@ static const struct lie {
      {{X "lora_A.weight", {4, 6}}, {X "lora_B.weight", {10, 4}}},
      {EXPERTS},
      CKPT_MISSING,
-     "target_parameters"},
+     "no 'l.0.mlp.experts.weight'"},
     {"experts_nested_too_deep",
      GOOD ", `target_parameters`: [`experts.gate_up_proj`]",
      {{X "base_layer.lora_A.weight", {4, 6}}, {X "base_layer.lora_B.weight", {10, 4}}},

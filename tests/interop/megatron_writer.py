@@ -311,7 +311,7 @@ def write_zarr(model, path, ns):
                 f.write(t.contiguous().view(torch.uint8).numpy().tobytes())
         with open(os.path.join(path, key, ".zarray"), "w") as f:
             json.dump(head, f, indent=4, sort_keys=True)
-    torch.save({"args": ns, "checkpoint_version": 3.0, "iteration": 10}, os.path.join(path, "common.pt"))
+    torch.save(({"args": ns} if ns else {}) | {"checkpoint_version": 3.0, "iteration": 10}, os.path.join(path, "common.pt"))
     with open(os.path.join(path, "metadata.json"), "w") as f:
         json.dump({"sharded_backend": "zarr", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}, f)
 
@@ -365,6 +365,22 @@ def rank_state(model, tp, pp, ep, stage):
     return out
 
 
+def before_core(sd):
+    """The names of the model class before Megatron-Core, nested as it nested them."""
+    names = {"self_attention.linear_qkv.": "self_attention.query_key_value.", "self_attention.linear_proj.": "self_attention.dense.",
+             "pre_mlp_layernorm.": "post_attention_layernorm.", "mlp.linear_fc1.": "mlp.dense_h_to_4h.", "mlp.linear_fc2.": "mlp.dense_4h_to_h."}
+    out = collections.defaultdict(dict)
+    for key, t in sd.items():
+        for now, old in names.items():
+            key = key.replace(now, old)
+        top, rest = key.split(".", 1)
+        if top == "embedding":
+            out["embedding"]["word_embeddings"] = {"weight": t}
+        else:
+            out["encoder" if top == "decoder" else top][rest] = t
+    return {"language_model": dict(out)}
+
+
 def share_storage(sd):
     """All tensors of a dtype are views of one buffer, as the distributed optimizer leaves them."""
     for dtype in {t.dtype for t in sd.values() if t is not None}:
@@ -388,7 +404,8 @@ def write_ranks(model, path, ns):
             state = {"args": ns, "checkpoint_version": 3.0, "iteration": 10, "rng_state": [{"np": b"x"}]}
             for v in range(plan["vpp"]):
                 sd = rank_state(model, tp, pp, ep, v)
-                state[f"model{v}" if plan["vpp"] > 1 else "model"] = share_storage(sd) if plan["share"] else sd
+                sd = share_storage(sd) if plan["share"] else sd
+                state[f"model{v}" if plan["vpp"] > 1 else "model"] = before_core(sd) if plan["old"] else sd
             torch.save(state, os.path.join(folder, "model_optim_rng.pt"))
 
 
@@ -455,12 +472,36 @@ def arguments(cfg, plan, tied):
     return ns
 
 
+def run_config(cfg, ns):
+    """The model part of Megatron-Bridge's run_config.yaml."""
+    t, act = cfg.model_type, "megatron.core.activations."
+    say = {k: v for k, v in vars(ns).items() if isinstance(v, (int, float, str, bool, type(None)))}
+    for gone in ("num_experts", "untie_embeddings_and_output_weights", "group_query_attention", "swiglu", "squared_relu", "max_position_embeddings", "padded_vocab_size"):
+        say.pop(gone)
+    provider = {"mistral": "MistralModelProvider", "phi3": "Phi3ModelProvider", "gemma": "GemmaModelProvider", "gemma2": "Gemma2ModelProvider"}.get(t, "GPTModelProvider")
+    function = {"gemma": act + "fast_gelu", "gemma2": act + "fast_gelu", "gemma3_text": act + "fast_gelu", "nemotron": act + "squared_relu",
+                "nemotron_h": act + "squared_relu", "gpt_oss": act + "quick_gelu", "starcoder2": "torch.nn.functional.gelu"}.get(t, "torch.nn.functional.silu")
+    say.update(_target_=f"megatron.bridge.models.{provider}", activation_func={"_call_": False, "_target_": function}, gated_linear_unit=t not in ("nemotron", "nemotron_h", "starcoder2"),
+               num_moe_experts=ns.num_experts, share_embeddings_and_output_weights=not ns.untie_embeddings_and_output_weights, seq_length=ns.max_position_embeddings,
+               num_query_groups=ns.num_query_groups if ns.group_query_attention else None, vocab_size=cfg.vocab_size,
+               params_dtype={"_call_": False, "_target_": "torch.bfloat16"}, attention_backend={"_args_": [5], "_call_": True, "_target_": "megatron.core.transformer.enums.AttnBackend"})
+    for pair in ("window_size", "rotary_base"):
+        if isinstance(getattr(ns, pair), tuple):
+            say[pair] = list(getattr(ns, pair))
+    return {"_target_": "megatron.bridge.training.config.ConfigContainer", "checkpoint": {"save": "run"}, "model": say, "tokenizer": {"vocab_size": None}}
+
+
 def write(job, rank=0, world=1):
     with open(job["state"], "rb") as f:
         sd, cfg = pickle.load(f)
     model, plan, path = Model(sd, cfg, job["plan"]), job["plan"], job["dir"]
-    ns = arguments(cfg, plan, model.tied) if plan["args"] else None
+    ns = arguments(cfg, plan, model.tied)
     os.makedirs(path, exist_ok=True)
+    if plan["bridge"] and rank == 0:
+        import yaml
+        with open(os.path.join(path, "run_config.yaml"), "w") as f:
+            yaml.safe_dump(run_config(cfg, ns), f)
+    ns = None if plan["bridge"] else ns
     if plan["container"] == "dist":
         write_dist(model, path, ns, rank, world)
     elif plan["container"] == "zarr":

@@ -14,6 +14,7 @@ try:
     import torch
     import torch.distributed.checkpoint as dcp
     import transformers as tf
+    from safetensors.torch import load_file
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -85,6 +86,32 @@ class Fused(unittest.TestCase):
         for name in os.listdir(at("want")):
             with open(at("want", name), "rb") as want, open(at("got", name), "rb") as got:
                 self.assertTrue(want.read() == got.read(), name)
+        self.check_memory(model, at("want"), at("memory"))
+        if kind in CONVERTED:
+            self.check_again(model, at)
+
+    def check_again(self, model, at):
+        """The hub's own directory, split anew as transformers does."""
+        model.save_pretrained(at("whole"))
+        done = subprocess.run([CKPT, "export", "-q", at("whole"), at("again"), "-o", "max_shard_size=20KB"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for name in os.listdir(at("want")):
+            with open(at("want", name), "rb") as want, open(at("again", name), "rb") as got:
+                self.assertTrue(want.read() == got.read(), f"split anew: {name}")
+
+    def check_memory(self, model, hub, out):
+        """And back: from the hub's names to those that the model has."""
+        done = subprocess.run([CKPT, "export", "-q", hub, out, "-o", "view=memory"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        want = dict(model.state_dict())
+        if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
+            del want["lm_head.weight"]  # tied
+        got = {}
+        for name in os.listdir(out):
+            got |= load_file(os.path.join(out, name)) if name.endswith(".safetensors") else {}
+        self.assertEqual(sorted(got), sorted(want))
+        for name, t in want.items():
+            self.assertTrue(torch.equal(got[name], t), name)
 
     def test_converted(self):
         for kind in CONVERTED:

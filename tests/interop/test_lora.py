@@ -161,6 +161,14 @@ class Lora(unittest.TestCase):
         self.save_adapter(model, r=4, target_modules=["v_proj", "embed_tokens"], modules_to_save=["lm_head"])
         self.same(self.ours(), self.theirs(torch.float32))
 
+    def test_tied_embeddings_that_were_trained_apart(self):
+        model = self.model(transformers.LlamaConfig(**COMMON, tie_word_embeddings=True))
+        self.save_adapter(model, r=4, target_modules=["v_proj"], modules_to_save=["embed_tokens", "lm_head"])
+        fresh = transformers.AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.bfloat16)
+        merged = PeftModel.from_pretrained(fresh, self.adapter).merge_and_unload()
+        self.same(self.ours(), dict(merged.state_dict()))
+        self.assertFalse(transformers.AutoConfig.from_pretrained(self.out).tie_word_embeddings)
+
     def test_a_vocabulary_that_has_grown(self):
         model = self.model(transformers.LlamaConfig(**COMMON))
         model.resize_token_embeddings(104)
@@ -246,6 +254,28 @@ class Lora(unittest.TestCase):
         self.run_ckpt("export", self.base, ordinary, "-q", "-o", "dequantize")
         self.base = ordinary
         self.same(got, self.theirs(torch.bfloat16))
+
+    def test_mxfp4_experts(self):
+        """What people train gpt-oss with: adapters of stacked experts, on a base that stays quantised."""
+        config = transformers.GptOssConfig(**{**COMMON, "intermediate_size": 96}, num_local_experts=4, num_experts_per_tok=2)
+        model = self.model(config, torch.float32)
+        names = ["experts.gate_up_proj", "experts.down_proj"]
+        self.save_adapter(model, r=4, target_modules=["q_proj"], target_parameters=names, lora_dropout=0.0)
+        g = torch.Generator().manual_seed(2)
+        base = tensors(self.base)
+        for name in [n for n in base if n.endswith(("gate_up_proj", "down_proj"))]:
+            experts, inner, outer = base.pop(name).shape
+            base[name + "_blocks"] = torch.randint(0, 256, (experts, outer, inner // 32, 16), dtype=torch.uint8, generator=g)
+            base[name + "_scales"] = torch.randint(118, 126, (experts, outer, inner // 32), dtype=torch.uint8, generator=g)
+        for old in os.listdir(self.base):
+            if ".safetensors" in old:
+                os.remove(os.path.join(self.base, old))
+        save_file(base, os.path.join(self.base, "model.safetensors"), {"format": "pt"})
+        got = self.ours("dequantize")
+        ordinary = os.path.join(self.tmp.name, "ordinary")
+        self.run_ckpt("export", self.base, ordinary, "-q", "-o", "dequantize")
+        self.base = ordinary
+        self.same(got, self.theirs(torch.float32))
 
 
 if __name__ == "__main__":

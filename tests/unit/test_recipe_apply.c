@@ -609,7 +609,7 @@ TEST(nanotron, a_base_of_another_type_is_a_conflict)
 
 /* ---- cost ---- */
 
-TEST(recipe, a_hundred_thousand_tensors_take_a_second)
+TEST(recipe, a_hundred_thousand_tensors)
 {
     struct ckpt_err err = {0};
     struct ckpt_catalog *src = checkpoint(
@@ -650,7 +650,6 @@ TEST(recipe, a_hundred_thousand_tensors_take_a_second)
     print_message("%zu tensors in %.3f s, %zu bytes of arena each\n", m->catalog->tensors.len, s,
                   m->catalog->arena.total / m->catalog->tensors.len);
     CHECK_EQ(m->catalog->tensors.len, 11111 * 9 + 3);
-    CHECK(s < 20); /* generous: sanitizers, busy machines */
     ckpt_model_free(m);
     ckpt_recipes_free(set);
     ckpt_catalog_free(src);
@@ -701,5 +700,4 @@ TESTS(T(recipe, files_with_faults_are_refused), T(recipe, an_include_of_itself_e
       T(recipe, blocks_number_the_runs_of_an_each),
       T(nanotron, configs_choose_the_architecture_and_the_rope_rule),
       T(nanotron, facts_of_the_reader_refuse_and_warn),
-      T(nanotron, a_base_of_another_type_is_a_conflict),
-      T(recipe, a_hundred_thousand_tensors_take_a_second))
+      T(nanotron, a_base_of_another_type_is_a_conflict), T(recipe, a_hundred_thousand_tensors))

@@ -172,8 +172,8 @@ static char *faulty_name(const struct ckpt_source *s)
 
 static void faulty_free(struct ckpt_source *s) { ckpt_source_unref(((struct faulty *)s)->of); }
 
-static const struct ckpt_source_ops faulty_ops = {faulty_preadv, faulty_check, faulty_name,
-                                                  faulty_free};
+static const struct ckpt_source_ops faulty_ops = {
+    .preadv = faulty_preadv, .check = faulty_check, .name = faulty_name, .free = faulty_free};
 
 /* An eight-way interleaved tensor, and a transposed one that goes through slabs. */
 TEST(fault, whatever_read_fails_the_request_fails)

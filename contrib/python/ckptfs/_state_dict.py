@@ -15,12 +15,6 @@ CASTABLE = {"F16", "BF16", "F32", "F64"}
 SAFETENSORS = {v: k for k, v in TORCH.items()}
 WRAPPERS = re.compile(r"(^|\.)(_fsdp_wrapped_module|_orig_mod|_checkpoint_wrapped_module)(?=\.|$)")
 
-# What a model of transformers 5 has in memory as one tensor, and its files as one for each expert: {end of the name: spellings of the parts,
-# which follow each other in dimension 1 of the fused tensor}.
-FUSED = {"experts.gate_up_proj": [("gate_proj.weight", "up_proj.weight"), ("w1.weight", "w3.weight")],
-         "experts.down_proj": [("down_proj.weight",), ("w2.weight",)]}
-FUSED_AT = [("", ""), (".mlp.experts", ".block_sparse_moe.experts")]  # in memory, in the files
-
 Loaded = namedtuple("Loaded", ["missing_keys", "unexpected_keys", "stats"])
 
 
@@ -87,21 +81,6 @@ def _tied(model):
         if isinstance(keys, dict):
             found.update({k: v for k, v in keys.items() if k not in found})
     return found
-
-
-def _fused_parts(name, shape, names):
-    """[(name in the view, index of the expert, offset in dimension 1)] of a tensor that the view has expert by expert, or None."""
-    for spelling in _spellings(name):
-        end = next((e for e in FUSED if spelling.endswith("." + e)), None)
-        if end is None or len(shape) != 3:
-            continue
-        stem = spelling[:-len(end)] + "experts"
-        for here, there in FUSED_AT:
-            at = stem.replace(here, there) if here else stem
-            for parts in FUSED[end]:
-                if all(f"{at}.{e}.{p}" in names for e in (0, shape[0] - 1) for p in parts):
-                    return [(names[f"{at}.{e}.{p}"], e, k, len(parts)) for e in range(shape[0]) for k, p in enumerate(parts)]
-    return None
 
 
 # ---- targets: tensors to be filled ----
@@ -198,23 +177,6 @@ class Loader:
         if [got.n[d] for d in range(got.rank)] != have and target.local.numel():
             raise CkptError("unsupported", f"'{target.name}': torch holds {have} of it here, not {[got.n[d] for d in range(got.rank)]}")
 
-    def want_fused(self, target, parts):
-        """A target [experts, parts x rows, columns] of which the view has every expert's parts."""
-        local_lo, local = _local_box(target)
-        for name, expert, k, count in parts:
-            shape = self.view._tensors[name].shape
-            rows = target.shape[1] // count
-            if shape != [rows, target.shape[2]]:
-                raise CkptError("conflict", f"'{name}' has the shape {shape}; '{target.name}' {target.shape} is made of {count} a expert")
-            at = [expert, k * rows, 0]
-            size = [1, rows, target.shape[2]]
-            lo = [max(a, b) for a, b in zip(at, local_lo)]
-            hi = [min(a + s, b + c) for a, s, b, c in zip(at, size, local_lo, local.shape)]
-            if any(h <= low for low, h in zip(lo, hi)):
-                continue
-            inside = local[tuple(slice(low - b, h - b) for low, h, b in zip(lo, hi, local_lo))][0]
-            self.want_box(name, [lo[1] - at[1], lo[2]], [hi[1] - lo[1], hi[2] - lo[2]], inside)
-
     def run(self, progress):
         import torch
         lib = library()
@@ -241,16 +203,6 @@ class Loader:
 def _overlaps(t):
     """Do several indices share an element (expanded tensors)?"""
     return any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape))
-
-
-def _local_box(target):
-    """Where a target's local tensor begins in the whole, and the tensor."""
-    if target.mesh is None:
-        return [0] * len(target.shape), target.local
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    t = target.tensor
-    _, offset = compute_local_shape_and_global_offset(t.shape, t.device_mesh, t.placements)
-    return list(offset), target.local
 
 
 def _bar(progress, total):
@@ -360,7 +312,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view="hf", bas
 
     run                  a run, one checkpoint or a model directory; or an open ckptfs.View
     process_group        None: the default one if torch.distributed is initialised, else this process alone
-    view                 "hf": Hugging Face names; "raw": the framework's own
+    view                 "hf": Hugging Face names, the hub's or those that the model's class has in memory; "raw": the framework's own
     base, step, options  as for ckptfs.open (options: a dict)
     key_mapping          {pattern: replacement} from the view's names to the model's, as transformers' from_pretrained has it
     strict               missing or unexpected keys are an error, as in torch
@@ -375,9 +327,11 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view="hf", bas
     with Comm(process_group) as comm:
         opened, loader, failure = None, None, None
         try:
-            opened = run if isinstance(run, View) else View(run, step=step, view=None if view == "hf" else view, base=base, **(options or {}))
+            args = dict(options or {}, step=step, view=None if view == "hf" else view, base=base)
+            tied = _tied(model)
+            opened, names = _open(run, state, key_mapping, tied, args)
             loader = Loader(opened, comm, _options(readers, load_options))
-            missing, unexpected = _want_all(state, loader, key_mapping, _tied(model))
+            missing, unexpected = _want_all(state, loader, names, tied)
             if strict and (missing or unexpected):
                 raise RuntimeError(_report(model, missing, unexpected))
         except Exception as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
@@ -412,29 +366,40 @@ def _agree(comm, failure):
         raise CkptError(CODES[err.code], err.text.decode(errors="replace"))
 
 
-def _want_all(state, loader, key_mapping, tied):
+def _missing(state, names, tied):
+    import torch
+    return [n for n, t in state.items() if isinstance(t, torch.Tensor) and _find(n, names, tied) is None]
+
+
+def _want_all(state, loader, names, tied):
     """Declare wants for all that the view has. Returns the names that are missing, and those that nobody asked for."""
     import torch
-    names = _mapped(loader.view.keys(), key_mapping)
-    unused, missing, filled = set(names.values()), [], []
+    unused, filled = set(names.values()), []
+    missing = _missing(state, names, tied)
     for name, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor):
+        source = _find(name, names, tied) if isinstance(tensor, torch.Tensor) else None
+        if source is None:
             continue
-        source = _find(name, names, tied)
-        parts = None if source else _fused_parts(name, list(tensor.shape), names)
-        if source is None and parts is None:
-            missing.append(name)
-            continue
-        twin = next((t for t in filled if source is not None and _same(t, tensor)), None)
-        unused -= {source} if source else {p[0] for p in parts}
-        if twin is not None:
-            continue
-        filled.append(tensor)
-        target = Target(name, tensor, loader.comm)
-        if source is not None:
-            loader.want(target, source)
-        else:
-            loader.want_fused(target, parts)
+        unused.discard(source)
+        if not any(_same(t, tensor) for t in filled):
+            filled.append(tensor)
+            loader.want(Target(name, tensor, loader.comm), source)
     missing = [m for m in missing if not any(_same(state[m], t) for t in filled)]  # tied: its twin was loaded
     shown = {v: k for k, v in names.items()}
     return missing, [shown[v] for v in loader.view.keys() if v in unused]
+
+
+def _open(run, state, key_mapping, tied, args):
+    """The view that knows the state dict's names, and {name: name in the view}: the hub's names, or those that the model's class has in
+    memory (transformers stacks experts, for one)."""
+    opened = run if isinstance(run, View) else View(run, **args)
+    names = _mapped(opened.keys(), key_mapping)
+    if isinstance(run, View) or args["view"] is not None or not _missing(state, names, tied):
+        return opened, names
+    other = View(run, **dict(args, view="memory"))
+    other_names = _mapped(other.keys(), key_mapping)
+    if len(_missing(state, other_names, tied)) < len(_missing(state, names, tied)):
+        opened.close()
+        return other, other_names
+    other.close()
+    return opened, names
