@@ -145,7 +145,7 @@ static int find_model(const struct ckpt_view *view, struct model *m, struct ckpt
     const struct ckpt_recipes *set = view->shared->recipes;
 
     for (size_t i = 0; i < set->families.len && type && !view->shared->opt->raw; i++)
-        if (ckpt_family_has_type(set->families.ptr[i], type))
+        if (!set->families.ptr[i]->open && ckpt_family_has_type(set->families.ptr[i], type))
             m->family = set->families.ptr[i];
     for (size_t i = 0; i < view->cat->tensors.len; i++)
         m->has_head |= is_head(view->cat->tensors.ptr[i].name);
@@ -302,6 +302,7 @@ static int check_extent(const struct segments *s, uint64_t n)
 
 struct lay {
     const struct model *model;
+    size_t nfound; /* tensors that the model file speaks of */
     struct layout l;
     struct ckpt_wants *w;
     struct ckpt_err *err;
@@ -454,6 +455,7 @@ static int want_tensor(struct lay *y, uint32_t tensor, const struct ckpt_tensor 
 
     if (!seg)
         return ckpt_nomem(y->err);
+    y->nfound += it != NULL;
     if (it && (!on_stage(y, it, t->name, number) || !on_ep(y, it, number, &one_ep)))
         return 0;
     if (it)
@@ -491,6 +493,11 @@ int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t
     }
     for (uint32_t t = 0; t < view->cat->tensors.len && rc == 0; t++)
         rc = want_tensor(&y, t, &view->cat->tensors.ptr[t]);
+    if (rc == 0 && y.nfound == 0 && (y.l.n[TP] > 1 || y.l.n[EP] > 1 || y.l.n[PP] > 1))
+        rc = ckpt_fail(err, CKPT_UNSUPPORTED,
+                       "layout '%s': %s, which says what tp, ep and pp divide, knows none of the "
+                       "view's names",
+                       layout, m.family->name);
     ckpt_vec_release(&m.items);
     return rc;
 }

@@ -51,6 +51,8 @@ def check(launch, name, transport, path, options, layout):
     got = json.loads(out.splitlines()[-1])
     if not got["verified"] or got["ranks"] != size(layout) or got["transport"] != transport or got["read_bytes"] > 1.05 * got["unique_bytes"]:
         return f"{transport} {name} {layout}: {got}"
+    if got["needed_bytes"] > 0.7 * got["ranks"] * got["unique_bytes"]:
+        return f"{transport} {name} {layout}: nothing is divided: {got}"
     return None
 
 
