@@ -161,12 +161,15 @@ static int print(const struct ckpt_load_tool *t, const struct ckpt_load *load,
     if (ckpt_comm_rank(comm) != 0)
         return 0;
     if (!t->tool.json) {
-        (void)printf("%u ranks over %s, readers %s: %.3f GB wanted, %.3f GB unique, %.3f GB read "
-                     "in %" PRIu64 " reads, %.3f GB sent, %.3f s (plan %.3f s)%s\n",
+        char size[4][CKPT_OUT_SIZE];
+        (void)printf("%u ranks over %s, readers %s: %s wanted, %s unique, %s read in %" PRIu64
+                     " reads, %s sent, %.3f s (plan %.3f s)%s\n",
                      ckpt_comm_size(comm), ckpt_comm_transport(comm), ckpt_load_readers(load),
-                     (double)job.needed_bytes / 1e9, (double)job.unique_bytes / 1e9,
-                     (double)job.read_bytes / 1e9, job.reads, (double)job.sent_bytes / 1e9,
-                     job.wall_s, job.plan_s, t->verify ? ", verified" : "");
+                     ckpt_out_size(job.needed_bytes, size[0]),
+                     ckpt_out_size(job.unique_bytes, size[1]),
+                     ckpt_out_size(job.read_bytes, size[2]), job.reads,
+                     ckpt_out_size(job.sent_bytes, size[3]), job.wall_s, job.plan_s,
+                     t->verify ? ", verified" : "");
         return 0;
     }
     CKPTFS_CLEANUP(ckpt_jsonp)

@@ -24,14 +24,14 @@ struct ckpt_source_ops {
      */
     int (*preadv)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                   struct ckpt_err *err);
-    /* The same, if it can be done without waiting for storage: true; false: not, and iov's memory
-     * is undefined. NULL: never. */
-    bool (*preadv_cached)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
     /* Is it still what it was when it was opened? NULL: always. */
     int (*check)(struct ckpt_source *s, struct ckpt_err *err);
     /* A malloc'ed name for messages. */
     char *(*name)(const struct ckpt_source *s);
     void (*free)(struct ckpt_source *s);
+    /* As preadv, if it can be done without waiting for storage: true; false: not, and iov's memory
+     * is undefined. NULL: never. */
+    bool (*preadv_cached)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
 };
 
 /* Members embed this first. */

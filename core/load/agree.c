@@ -26,8 +26,9 @@ enum {
     MOST_THREADS = 8,
     HOT_GAP = 4096, /* reading on in the page cache is as dear as another call */
     HOT_BOUND = 512 << 10,
-    LONG_RUN = 4096, /* is read alone rather than with what lies between */
-    EXACT_RUN = 32,  /* the same where every byte is to be read once */
+    LONG_RUN = 4096,    /* is read alone rather than with what lies between */
+    HELLO_FILES = 1024, /* whose sizes are told, to name the one that differs */
+    EXACT_RUN = 32,     /* the same where every byte is to be read once */
 };
 
 /* ---- digests ---- */
@@ -87,7 +88,7 @@ static uint64_t node_digest(void)
 
 /* ---- round 1: who is here ---- */
 
-struct hello {
+struct hello { /* then the sizes of the first files, uint64_t */
     unsigned char checkpoint[16];
     uint64_t wants_lo, wants_hi, node, options;
     double hot;
@@ -99,6 +100,27 @@ struct hello_answer { /* then class_of[], node[], first rank of each class[], al
     double hot;
     uint32_t shared, zero;
 };
+
+/* In which file do two checkpoints differ? By size; false: in none that was told. */
+static bool fail_file(const struct ckpt_load *load, uint32_t r, const unsigned char *data,
+                      size_t len, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = load->view->cat;
+
+    for (size_t i = 0; i < cat->sources.len && (i + 1) * sizeof(uint64_t) <= len; i++) {
+        uint64_t size;
+        memcpy(&size, data + i * sizeof size, sizeof size);
+        if (size == cat->sources.ptr[i]->size)
+            continue;
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(cat->sources.ptr[i]);
+        (void)ckpt_fail(err, CKPT_CONFLICT,
+                        "rank %" PRIu32 " sees another checkpoint than rank 0: '%s' has %" PRIu64
+                        " bytes here, its like there %" PRIu64,
+                        r, name ? name : "a file", cat->sources.ptr[i]->size, size);
+        return true;
+    }
+    return false;
+}
 
 static int compare_hello(uint32_t r, const struct hello *a, const struct hello *b,
                          struct ckpt_err *err)
@@ -138,7 +160,8 @@ static uint32_t number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret,
 static int judge_hello(void *ctx, const unsigned char *const *data, const size_t *len,
                        struct ckpt_str *answer, struct ckpt_err *err)
 {
-    const uint32_t n = ((struct ckpt_comm *)ctx)->x->size;
+    const struct ckpt_load *load = ctx;
+    const uint32_t n = load->comm->x->size;
     ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc(n * sizeof *key);
     ckpt_cleanup(ckpt_freep) uint64_t(*node)[2] = malloc(n * sizeof *node);
     ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(4 * (size_t)n * sizeof *number);
@@ -149,12 +172,15 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
         return ckpt_nomem(err);
     for (uint32_t r = 0; r < n; r++) {
         struct hello h;
-        if (len[r] != sizeof h)
+        if (len[r] < sizeof h)
             return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
                              r);
         memcpy(&h, data[r], sizeof h);
         if (r == 0)
             first = h;
+        if (memcmp(h.checkpoint, first.checkpoint, sizeof h.checkpoint) != 0 &&
+            fail_file(load, r, data[r] + sizeof h, len[r] - sizeof h, err))
+            return -1;
         if (compare_hello(r, &first, &h, err) < 0)
             return -1;
         key[r][0] = h.wants_lo;
@@ -527,15 +553,25 @@ static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
                  struct ckpt_err *err)
 {
     const uint32_t n = load->comm->x->size;
-    struct ckpt_round round = {.judge = judge_hello, .ctx = load->comm};
+    const struct ckpt_catalog *cat = load->view->cat;
+    const size_t nfile = cat->sources.len < HELLO_FILES ? cat->sources.len : HELLO_FILES;
+    struct ckpt_round round = {.judge = judge_hello, .ctx = load};
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    ckpt_cleanup(ckpt_freep) unsigned char *message =
+        malloc(sizeof(struct hello) + nfile * sizeof(uint64_t));
     struct hello_answer a;
     struct hello h;
     size_t got;
 
+    if (!message)
+        return ckpt_nomem(err);
     make_hello(load, table, len, &h);
-    if (ckpt_round_run(&round, load->comm, 0, &h, sizeof h, load->opt.exchange_timeout_ms, &answer,
-                       &got, err) < 0)
+    memcpy(message, &h, sizeof h);
+    for (size_t i = 0; i < nfile; i++)
+        memcpy(message + sizeof h + i * sizeof(uint64_t), &cat->sources.ptr[i]->size,
+               sizeof(uint64_t));
+    if (ckpt_round_run(&round, load->comm, 0, message, sizeof h + nfile * sizeof(uint64_t),
+                       load->opt.exchange_timeout_ms, &answer, &got, err) < 0)
         return -1;
     if (got < sizeof a)
         return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");

@@ -133,6 +133,8 @@ static int mpi_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *
         atomic_store(&t->done, true);
         *ret_moved = true;
     }
+    if (*ret_moved)
+        m->idle = 0;
     return reap_outgoing(m, err);
 }
 

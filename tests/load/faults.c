@@ -24,6 +24,8 @@ static atomic_uint hits;
 
 ssize_t __real_pread64(int fd, void *buf, size_t n, off_t off);
 ssize_t __real_preadv64(int fd, const struct iovec *iov, int n, off_t off);
+ssize_t __real_preadv64v2(int fd, const struct iovec *iov, int n, off_t off, int flags);
+ssize_t __wrap_preadv64v2(int fd, const struct iovec *iov, int n, off_t off, int flags);
 ssize_t __wrap_pread64(int fd, void *buf, size_t n, off_t off);
 ssize_t __wrap_preadv64(int fd, const struct iovec *iov, int n, off_t off);
 
@@ -92,4 +94,13 @@ ssize_t __wrap_preadv64(int fd, const struct iovec *iov, int n, off_t off)
     ssize_t result;
 
     return go_wrong(fd, &result) == 0 ? result : __real_preadv64(fd, iov, n, off);
+}
+
+/* What is not to wait finds nothing in the cache. */
+ssize_t __wrap_preadv64v2(int fd, const struct iovec *iov, int n, off_t off, int flags)
+{
+    if (!concerns(fd))
+        return __real_preadv64v2(fd, iov, n, off, flags);
+    errno = EAGAIN;
+    return -1;
 }

@@ -72,6 +72,12 @@ def check_fault():
     return None
 
 
+def check_program():
+    """A program that links the loader and has its own MPI, with MPI_THREAD_FUNNELED."""
+    status, out, err = mpirun(4, [os.path.join(BUILD, "tests", "mpi_user"), os.path.join(GOLDEN, SAMPLES[0][0])])
+    return None if status == 0 and "over mpi" in out else f"mpi_user: status {status}: {err[-600:]}"
+
+
 def main():
     launchers = [(torchrun, "tcp")]
     has_mpi = shutil.which("mpirun") and os.path.exists(os.path.join(BUILD, "core", "libckptfs_load_mpi.so.0"))
@@ -85,9 +91,9 @@ def main():
                 problems += [problem] if problem else []
                 passed += not problem
     if has_mpi:
-        problem = check_fault()
-        problems += [problem] if problem else []
-        passed += not problem
+        for problem in (check_fault(), check_program()):
+            problems += [problem] if problem else []
+            passed += not problem
     for p in problems:
         print("FAIL", p)
     print(f"{passed} passed, {len(problems)} failed" + ("" if has_mpi else " (without MPI)"))

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A program with an MPI of its own (FUNNELED: loads proceed only while it waits), as a user would
+ * write it: mpi_user RUN. The odd and the even ranks load separately. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <ckptfs/load_mpi.h>
+
+static int die(const struct ckpt_err *err)
+{
+    (void)fprintf(stderr, "mpi_user: %s\n", err->text);
+    (void)MPI_Abort(MPI_COMM_WORLD, 1);
+    return 1;
+}
+
+static int check(struct ckpt_view *view, const struct ckpt_want_info *w, const unsigned char *got,
+                 struct ckpt_err *err)
+{
+    unsigned char *want = malloc(w->nbytes + 1);
+    size_t i;
+    int differ = 1;
+
+    if (ckpt_view_find_tensor(view, w->tensor, &i) &&
+        ckpt_view_box_pread(view, i, w->lo, w->n, want, err) == 0)
+        differ = memcmp(want, got, w->nbytes) != 0;
+    free(want);
+    return differ;
+}
+
+int main(int argc, char **argv)
+{
+    struct ckpt_run *run;
+    struct ckpt_view *view;
+    struct ckpt_comm *comm;
+    struct ckpt_load *load;
+    struct ckpt_load_options opt = {.size = sizeof opt, .readers = CKPT_READERS_ONCE};
+    struct ckpt_err err = {0};
+    MPI_Comm half;
+    char layout[32];
+    int level, rank, size, rc;
+
+    if (argc != 2 || MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS)
+        return 2;
+    (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    (void)MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
+    (void)MPI_Comm_size(half, &size);
+    (void)snprintf(layout, sizeof layout, "fsdp=%d", size);
+    if (ckpt_run_open(argv[1], NULL, &run, &err) < 0 || ckpt_run_view(run, NULL, &view, &err) < 0 ||
+        ckpt_comm_mpi(half, &comm, &err) < 0 || ckpt_load_new(view, comm, &opt, &load, &err) < 0 ||
+        ckpt_load_want_layout(load, layout, &err) < 0 || ckpt_load_plan(load, &err) < 0)
+        return die(&err);
+    const size_t n = ckpt_load_wants(load);
+    unsigned char **mem = calloc(n, sizeof *mem);
+    for (size_t i = 0; i < n; i++) {
+        struct ckpt_want_info w;
+        ckpt_load_want_info(load, i, &w);
+        mem[i] = malloc(w.nbytes + 1);
+        const struct ckpt_dest dest = {.ptr = mem[i]};
+        if (ckpt_load_set_dest(load, i, &dest, &err) < 0)
+            return die(&err);
+    }
+    if (ckpt_load_start(load, &err) < 0)
+        return die(&err);
+    while ((rc = ckpt_load_wait(load, 5, &err)) == 1)
+        ; /* a trainer would do something else here */
+    if (rc < 0)
+        return die(&err);
+    for (size_t i = 0; i < n; i++) {
+        struct ckpt_want_info w;
+        ckpt_load_want_info(load, i, &w);
+        if (w.nbytes && check(view, &w, mem[i], &err)) {
+            (void)fprintf(stderr, "mpi_user: '%s' is wrong\n", w.tensor);
+            (void)MPI_Abort(MPI_COMM_WORLD, 1);
+        }
+        free(mem[i]);
+    }
+    free(mem);
+    if (rank == 0)
+        (void)printf("%zu wants over %s\n", n, ckpt_comm_transport(comm));
+    ckpt_load_free(load);
+    ckpt_comm_free(comm);
+    ckpt_view_release(view);
+    ckpt_run_close(run);
+    (void)MPI_Comm_free(&half);
+    return MPI_Finalize() == MPI_SUCCESS ? 0 : 1;
+}

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loader's interface: wants of trainers in their own names, destinations, waiting, cancelling,
+ * and what is refused. */
+#include <stdlib.h>
+
+#include <ckptfs/load.h>
+
+#include "test.h"
+
+enum { HIDDEN = 32 };
+
+static struct ckpt_view *open_raw(const char *name)
+{
+    struct ckpt_options *opt;
+    struct ckpt_run *run;
+    struct ckpt_view *view;
+    struct ckpt_err err = {0};
+    char path[4096];
+    const char *source = getenv("CKPTFS_SOURCE");
+
+    (void)snprintf(path, sizeof path, "%s/tests/golden/%s", source ? source : ".", name);
+    if (ckpt_options_new(&opt, &err) < 0 || ckpt_options_set(opt, "view", "raw", &err) < 0 ||
+        ckpt_run_open(path, opt, &run, &err) < 0 || ckpt_run_view(run, NULL, &view, &err) < 0)
+        fail_msg("%s", err.text);
+    ckpt_run_close(run);
+    ckpt_options_free(opt);
+    return view;
+}
+
+static unsigned char *whole(struct ckpt_view *view, const char *name, struct ckpt_tensor_info *t)
+{
+    struct ckpt_err err = {0};
+    unsigned char *data;
+    size_t i;
+
+    if (!ckpt_view_find_tensor(view, name, &i))
+        fail_msg("no tensor %s", name);
+    ckpt_view_tensor(view, i, t);
+    data = malloc(t->nbytes);
+    if (ckpt_view_tensor_pread(view, i, data, t->nbytes, 0, &err) < 0)
+        fail_msg("%s", err.text);
+    return data;
+}
+
+static void run(struct ckpt_load *load)
+{
+    struct ckpt_err err = {0};
+
+    if (ckpt_load_plan(load, &err) < 0 || ckpt_load_start(load, &err) < 0 ||
+        ckpt_load_wait(load, UINT32_MAX, &err) != 0)
+        fail_msg("%s", err.text);
+}
+
+/* nanotron's parameter of rank 1 of 4 is several slice pairs of the global one: its query heads,
+ * its key head and its value head, one below the other. */
+TEST(load, nanotron_parameter_of_several_slice_pairs)
+{
+    static const char name[] = "model.decoder.0.pp_block.attn.qkv_proj.weight";
+    struct ckpt_view *view = open_raw("nanotron/llama_tp2_pp2_tied");
+    struct ckpt_err err = {0};
+    struct ckpt_comm *comm;
+    struct ckpt_load *load;
+    struct ckpt_tensor_info t;
+    unsigned char *data = whole(view, name, &t), *local;
+    const uint64_t rows = t.shape[0], part = rows / 8, row = HIDDEN * 2;
+    const struct {
+        uint64_t global, local, n;
+    } pair[3] = {
+        {part, 0, part}, {4 * part, part, part / 2}, {6 * part, part + part / 2, part / 2}};
+
+    CHECK_EQ(t.shape[1], HIDDEN);
+    local = calloc(2 * part, row);
+    CHECK_OK(ckpt_comm_self(&comm, &err));
+    CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
+    for (int i = 0; i < 3; i++) {
+        const uint64_t lo[2] = {pair[i].global, 0}, n[2] = {pair[i].n, HIDDEN};
+        const struct ckpt_dest dest = {.ptr = local + pair[i].local * row};
+        CHECK_OK(ckpt_load_want(load, name, lo, n, &dest, NULL, &err));
+    }
+    run(load);
+    for (int i = 0; i < 3; i++)
+        CHECK(memcmp(local + pair[i].local * row, data + pair[i].global * row, pair[i].n * row) ==
+              0);
+    ckpt_load_free(load);
+    ckpt_comm_free(comm);
+    free(local);
+    free(data);
+    ckpt_view_release(view);
+}
+
+/* Megatron's ShardedTensor: key, global offset, local shape; the layer is the first dimension. */
+TEST(load, megatron_key_and_global_offset)
+{
+    static const char key[] = "decoder.layers.self_attention.linear_qkv.weight";
+    struct ckpt_view *view = open_raw("megatron/d15_tp2pp2");
+    struct ckpt_err err = {0};
+    struct ckpt_comm *comm;
+    struct ckpt_load *load;
+    struct ckpt_tensor_info t;
+    unsigned char *data = whole(view, key, &t);
+    const uint64_t offset[3] = {2, 8, 0}, shape[3] = {1, 8, t.shape[2]};
+    const uint64_t unit = t.shape[2] * 2;
+    float *local = calloc(8 * t.shape[2], sizeof *local);
+    const struct ckpt_dest dest = {.ptr = local, .dtype = "float32"};
+
+    CHECK_OK(ckpt_comm_self(&comm, &err));
+    CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
+    CHECK_OK(ckpt_load_want(load, key, offset, shape, &dest, NULL, &err));
+    run(load);
+    for (uint64_t i = 0; i < 8 * t.shape[2]; i++) { /* bf16 is the upper half of a float */
+        uint32_t is;
+        uint16_t stored;
+        memcpy(&is, &local[i], sizeof is);
+        memcpy(&stored, data + (2 * t.shape[1] + 8) * unit + i * 2, sizeof stored);
+        CHECK_EQ(is, (uint32_t)stored << 16);
+    }
+    ckpt_load_free(load);
+    ckpt_comm_free(comm);
+    free(local);
+    free(data);
+    ckpt_view_release(view);
+}
+
+TEST(load, wants_that_can_not_be)
+{
+    static const char name[] = "model.decoder.0.pp_block.attn.o_proj.weight";
+    struct ckpt_view *view = open_raw("nanotron/llama_tp2_pp2_tied");
+    struct ckpt_err err = {0};
+    struct ckpt_comm *comm;
+    struct ckpt_load *load;
+    struct ckpt_load_options opt = {.size = 3};
+    const uint64_t lo[2] = {30, 0}, n[2] = {3, HIDDEN};
+    const uint32_t two = 2, one = 1, seven = 7;
+    const struct ckpt_place shard = {CKPT_SHARD, 5};
+    const struct ckpt_mesh large = {1, &two, NULL}, small = {1, &one, NULL},
+                           strange = {1, &one, &seven};
+    struct ckpt_dest dest = {.dtype = "int8"};
+    size_t want;
+
+    CHECK_OK(ckpt_comm_self(&comm, &err));
+    CHECK_FAILS(ckpt_load_new(view, comm, &opt, &load, &err), CKPT_USAGE, "has");
+    memset(&err, 0, sizeof err);
+    CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
+    CHECK_FAILS(ckpt_load_want(load, "no", NULL, NULL, NULL, NULL, &err), CKPT_MISSING, "'no'");
+    CHECK_FAILS(ckpt_load_want(load, name, lo, n, NULL, NULL, &err), CKPT_USAGE, "outside");
+    CHECK_FAILS(ckpt_load_want(load, name, NULL, NULL, &dest, NULL, &err), CKPT_USAGE, "no cast");
+    dest.dtype = "float99";
+    CHECK_FAILS(ckpt_load_want(load, name, NULL, NULL, &dest, NULL, &err), CKPT_USAGE, "float99");
+    CHECK_FAILS(ckpt_load_want_part(load, name, NULL, NULL, &large, &shard, NULL, NULL, &err),
+                CKPT_USAGE, "mesh");
+    CHECK_FAILS(ckpt_load_want_part(load, name, NULL, NULL, &strange, &shard, NULL, NULL, &err),
+                CKPT_USAGE, "rank 7");
+    CHECK_FAILS(ckpt_load_want_part(load, name, NULL, NULL, &small, &shard, NULL, NULL, &err),
+                CKPT_USAGE, "no dimension 5");
+    CHECK_FAILS(ckpt_load_start(load, &err), CKPT_USAGE, "planned once");
+    CHECK_FAILS(ckpt_load_wait(load, 0, &err), CKPT_USAGE, "not started");
+    CHECK_FAILS(ckpt_load_want_layout(load, "tp=2", &err), CKPT_USAGE, "2 ranks");
+    CHECK_FAILS(ckpt_load_want_layout(load, "tq=1", &err), CKPT_USAGE, "expected tp=N");
+    memset(&err, 0, sizeof err);
+    CHECK_EQ(ckpt_load_wants(load), 0);
+    CHECK_OK(ckpt_load_want(load, name, NULL, NULL, NULL, &want, &err));
+    CHECK_EQ(want, 0);
+    CHECK_OK(ckpt_load_plan(load, &err));
+    CHECK_FAILS(ckpt_load_plan(load, &err), CKPT_USAGE, "once");
+    CHECK_FAILS(ckpt_load_want(load, name, NULL, NULL, NULL, NULL, &err), CKPT_USAGE, "no more");
+    CHECK_FAILS(ckpt_load_start(load, &err), CKPT_USAGE, "has no destination");
+    ckpt_load_free(load);
+    ckpt_comm_free(comm);
+    ckpt_view_release(view);
+}
+
+/* Whatever the moment, it ends, and nothing is written afterwards. */
+TEST(load, cancelled_at_any_moment)
+{
+    struct ckpt_view *view = open_raw("nanotron/llama_tp2_pp2_tied");
+    const size_t n = ckpt_view_tensors(view);
+    unsigned char **mem = calloc(n, sizeof *mem);
+
+    for (int round = 0; round < 50; round++) {
+        struct ckpt_err err = {0};
+        struct ckpt_comm *comm;
+        struct ckpt_load *load;
+        CHECK_OK(ckpt_comm_self(&comm, &err));
+        CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
+        for (size_t i = 0; i < n; i++) {
+            struct ckpt_tensor_info t;
+            ckpt_view_tensor(view, i, &t);
+            mem[i] = malloc(t.nbytes + 1);
+            const struct ckpt_dest dest = {.ptr = mem[i]};
+            CHECK_OK(ckpt_load_want(load, t.name, NULL, NULL, &dest, NULL, &err));
+        }
+        CHECK_OK(ckpt_load_plan(load, &err));
+        CHECK_OK(ckpt_load_start(load, &err));
+        for (int spin = 0; spin < round * 2000; spin++)
+            __asm__ volatile("");
+        if (round % 2) {
+            ckpt_load_cancel(load);
+            int rc = ckpt_load_wait(load, UINT32_MAX, &err);
+            CHECK(rc == 0 || (rc == -1 && err.code == CKPT_CANCELLED));
+        }
+        ckpt_load_free(load);
+        ckpt_comm_free(comm);
+        for (size_t i = 0; i < n; i++)
+            free(mem[i]); /* a late write would be seen by the sanitizers */
+    }
+    free(mem);
+    ckpt_view_release(view);
+}
+
+TESTS(T(load, nanotron_parameter_of_several_slice_pairs), T(load, megatron_key_and_global_offset),
+      T(load, wants_that_can_not_be), T(load, cancelled_at_any_moment))
