@@ -293,10 +293,24 @@ static int find_pickle(struct ckpt_torch *t, struct ckpt_err *err)
     return ckpt_zip_data(&t->zip, pkl, &t->pickle_off, err);
 }
 
+/* Before version 1.6 it was a row of pickles. */
+static int check_age(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_err *err)
+{
+    unsigned char head[2] = {0};
+
+    if (len >= sizeof head && ckpt_source_pread(s, head, sizeof head, off, err) < 0)
+        return -1;
+    if (head[0] == 0x80 && head[1] <= 5)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "torch.save's format from before 1.6, which is no zip archive: load it in "
+                         "torch and save it again");
+    return 0;
+}
+
 int ckpt_torch_open(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_torch *ret,
                     struct ckpt_err *err)
 {
-    if (ckpt_zip_open(s, off, len, &ret->zip, err) < 0)
+    if (check_age(s, off, len, err) < 0 || ckpt_zip_open(s, off, len, &ret->zip, err) < 0)
         return -1;
     if (find_pickle(ret, err) < 0 || check_byteorder(ret, err) < 0) {
         ckpt_torch_release(ret);
