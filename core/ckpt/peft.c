@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A PEFT adapter as it lies: adapter_model.safetensors beside adapter_config.json, of
- * PeftModel.save_pretrained, of a trainer's checkpoint-N, or in model/ of NeMo Automodel's steps.
+/* A PEFT adapter as it lies: adapter_model.safetensors, or adapter_model.bin, beside
+ * adapter_config.json, of PeftModel.save_pretrained, of a trainer's checkpoint-N, or in model/ of
+ * NeMo Automodel's steps.
  *
- * The view is that directory: the same file of weights, the same other files. */
+ * The view is that directory: the same weights, in safetensors, the same other files. */
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/automodel.h"
+#include "ckpt/rank_piece.h"
 #include "ckpt/readers.h"
 #include "container/safetensors.h"
 
 #define CONFIG "adapter_config.json"
 #define WEIGHTS "adapter_model.safetensors"
+#define OLD_WEIGHTS "adapter_model.bin"
 
 static bool has_both(struct ckpt_dir *dir, const char *config, const char *weights)
 {
@@ -26,7 +29,7 @@ static const char *find(struct ckpt_dir *dir)
     if (ckpt_dir_has_file(dir, "model.safetensors") ||
         ckpt_dir_has_file(dir, "model.safetensors.index.json"))
         return NULL;
-    if (has_both(dir, CONFIG, WEIGHTS))
+    if (has_both(dir, CONFIG, WEIGHTS) || has_both(dir, CONFIG, OLD_WEIGHTS))
         return "";
     return has_both(dir, "model/" CONFIG, "model/" WEIGHTS) ? "model" : NULL;
 }
@@ -50,23 +53,66 @@ static int describe(struct ckpt_dir *dir, const char *below, bool bare, struct c
     return 0;
 }
 
-static int load(struct ckpt_dir *dir, const char *below, struct ckpt_fdpool *pool,
-                struct ckpt_catalog *cat, struct ckpt_err *err)
+static int load_safetensors(struct ckpt_source *source, struct ckpt_catalog *cat, bool *ret_bare,
+                            struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *source = NULL;
     ckpt_cleanup(ckpt_st_release) struct ckpt_st st = {0};
-    const char *path = *below ? "model/" WEIGHTS : WEIGHTS;
 
-    if (ckpt_source_file_new(dir, path, pool, &source, err) < 0 ||
-        ckpt_st_read(source, &st, err) < 0)
+    if (ckpt_st_read(source, &st, err) < 0)
         return -1;
     uint32_t at = ckpt_catalog_add_source(cat, source, err);
     if (at == UINT32_MAX)
         return -1;
     for (size_t i = 0; i < st.ntensor; i++)
         if (ckpt_st_catalog(&st.tensor[i], at, cat, err) < 0)
-            return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), path);
-    return describe(dir, below, !st.metadata, cat, err);
+            return -1;
+    *ret_bare = !st.metadata;
+    return 0;
+}
+
+static int add_tensor(const struct ckpt_rank_piece *p, uint32_t source, struct ckpt_catalog *cat,
+                      struct ckpt_err *err)
+{
+    struct ckpt_piece_draft draft;
+    const size_t n = ckpt_box_numel(&p->box) != 0;
+    size_t index;
+
+    if (memcmp(p->box.n, p->dim, p->rank * sizeof *p->dim) != 0)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' is but a part of the tensor", p->name);
+    ckpt_piece_from_box(p->dim, &p->box, source, p->off, p->stride, &draft);
+    return ckpt_catalog_add(cat, p->name, p->dtype, p->dim, p->rank, &index, err) < 0
+               ? -1
+               : ckpt_catalog_set_pieces(cat, index, &draft, n, err);
+}
+
+static int load_torch(struct ckpt_source *source, struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_rank_pieces_release) struct ckpt_rank_pieces pieces = {0};
+
+    if (ckpt_rank_pieces_read(source, 0, &pieces, err) < 0)
+        return -1;
+    uint32_t at = ckpt_catalog_add_source(cat, source, err);
+    if (at == UINT32_MAX)
+        return -1;
+    for (size_t i = 0; i < pieces.piece.len; i++)
+        if (add_tensor(&pieces.piece.ptr[i], at, cat, err) < 0)
+            return -1;
+    return 0;
+}
+
+static int load(struct ckpt_dir *dir, const char *below, struct ckpt_fdpool *pool,
+                struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *source = NULL;
+    const bool old = !*below && !ckpt_dir_has_file(dir, WEIGHTS);
+    const char *path = *below ? "model/" WEIGHTS : old ? OLD_WEIGHTS : WEIGHTS;
+    bool bare = false;
+
+    if (ckpt_source_file_new(dir, path, pool, &source, err) < 0)
+        return -1;
+    if ((old ? load_torch(source, cat, err) : load_safetensors(source, cat, &bare, err)) < 0)
+        return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), path);
+    return describe(dir, below, bare, cat, err);
 }
 
 static int peft_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,

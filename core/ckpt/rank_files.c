@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One torch.save file per rank, without a manifest: accelerate without DCP, verl; and the one file
- * of FULL_STATE_DICT.
+/* One torch.save file per rank, without a manifest: accelerate without DCP, verl, people's own
+ * scripts; and the whole model in one file: FULL_STATE_DICT, dcp_to_torch_save, and what Hugging
+ * Face had before safetensors.
  *
  *     pytorch_model_fsdp_0_rank{R}.bin   pytorch_model_fsdp.bin
- *     model_world_size_{W}_rank_{R}.pt
+ *     model_world_size_{W}_rank_{R}.pt   pytorch_model.bin   pytorch_model-{I}-of-{N}.bin
+ *     ...rank{R}.pt                      model.pt, checkpoint.pt ...
  *
  * Each holds a dict of DTensors, ShardedTensors or plain tensors; a piece knows its box by itself.
  * Nothing but a name says how many files there are, so coverage decides. */
@@ -16,16 +18,14 @@
 #include "base/str.h"
 #include "ckpt/rank_piece.h"
 #include "ckpt/readers.h"
-
-#define CONFIG "huggingface/config.json"
-
-enum { MAX_CONFIG_BYTES = 16 * 1024 * 1024 };
+#include "container/config.h"
 
 /* What a file's name says. */
 struct rank_name {
     unsigned long long rank, world; /* world 0: it does not say */
     bool full;                      /* one file for all ranks */
     bool local;                     /* LOCAL_STATE_DICT */
+    bool common;                    /* a name that anybody may have given */
 };
 
 /* Digits at *s; moves on. */
@@ -47,6 +47,44 @@ static bool take_text(const char **s, const char *text)
     return true;
 }
 
+static bool is_extension(const char *s)
+{
+    return strcmp(s, ".pt") == 0 || strcmp(s, ".pth") == 0 || strcmp(s, ".bin") == 0;
+}
+
+/* pytorch_model-00001-of-00002.bin: as if ranks had written them. */
+static bool parse_part(const char *s, struct rank_name *ret)
+{
+    unsigned long long part;
+
+    if (!take_text(&s, "pytorch_model-") || !take_number(&s, &part) || !take_text(&s, "-of-") ||
+        !take_number(&s, &ret->world) || strcmp(s, ".bin") != 0 || part == 0 || part > ret->world)
+        return false;
+    ret->rank = part - 1;
+    return ret->common = true;
+}
+
+/* The whole model in one file, or what one rank has of it. */
+static bool parse_common(const char *name, struct rank_name *ret)
+{
+    static const char *const wholes[] = {"pytorch_model", "model", "checkpoint", "state_dict"};
+    static const char *const others[] = {"optim", "rng", "random", "sched", "extra", "data"};
+    const char *s = name;
+
+    ret->common = true;
+    for (size_t i = 0; i < sizeof wholes / sizeof wholes[0]; i++)
+        if (ckpt_has_prefix(name, wholes[i]) && is_extension(name + strlen(wholes[i])))
+            return ret->full = true;
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (strstr(name, others[i]))
+            return false;
+    if (!(s = strstr(name, "rank")))
+        return false;
+    s += strlen("rank");
+    s += *s == '_' || *s == '-';
+    return take_number(&s, &ret->rank) && is_extension(s);
+}
+
 /* False if it is no such file, or another model's than the first. */
 static bool parse_name(const char *name, struct rank_name *ret)
 {
@@ -54,11 +92,14 @@ static bool parse_name(const char *name, struct rank_name *ret)
     unsigned long long model;
 
     *ret = (struct rank_name){0};
+    if (parse_part(s, ret))
+        return true;
+    *ret = (struct rank_name){0};
     if (take_text(&s, "model_world_size_"))
         return take_number(&s, &ret->world) && take_text(&s, "_rank_") &&
                take_number(&s, &ret->rank) && strcmp(s, ".pt") == 0 && ret->rank < ret->world;
     if (!take_text(&s, "pytorch_model_fsdp"))
-        return false;
+        return parse_common(name, ret);
     if (strcmp(s, ".bin") == 0)
         return ret->full = true;
     ret->local = ckpt_has_prefix(s, "_rank");
@@ -123,6 +164,25 @@ static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err
         return ckpt_nomem(err);
     f->is = is;
     return (f->name = strdup(e->name)) ? 0 : ckpt_nomem(err);
+}
+
+/* A framework's own names make the common ones somebody else's. */
+static void choose_files(struct load *l)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < l->files.len; i++)
+        kept += !l->files.ptr[i].is.common;
+    if (kept == 0)
+        return;
+    kept = 0;
+    for (size_t i = 0; i < l->files.len; i++) {
+        if (l->files.ptr[i].is.common)
+            free(l->files.ptr[i].name);
+        else
+            l->files.ptr[kept++] = l->files.ptr[i];
+    }
+    l->files.len = kept;
 }
 
 static int file_cmp(const void *a, const void *b)
@@ -257,27 +317,31 @@ static int add_tensors(struct load *l, struct ckpt_err *err)
 
 /* ---- the reader ---- */
 
-/* verl keeps the model's config and tokenizer beside the ranks' files. */
+/* verl keeps the model's config and tokenizer in a folder beside the ranks' files; a model that was
+ * saved whole has them beside it. */
 static int read_config(struct load *l, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    size_t len;
+    static const char *const folders[] = {"huggingface", ""};
 
-    if (!ckpt_dir_has_file(l->dir, CONFIG))
-        return 0;
-    if (ckpt_dir_read_file(l->dir, CONFIG, MAX_CONFIG_BYTES, &text, &len, err) < 0 ||
-        ckpt_json_parse(text, len, CONFIG, &l->cat->config, err) < 0)
-        return -1;
-    return json_is_object(l->cat->config)
-               ? 0
-               : ckpt_fail(err, CKPT_FORMAT, "'%s/" CONFIG "' is not a JSON object",
-                           ckpt_dir_path(l->dir));
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+        ckpt_cleanup(ckpt_freep) char *path =
+            ckpt_asprintf("%s%sconfig.json", folders[i], *folders[i] ? "/" : "");
+        if (!path)
+            return ckpt_nomem(err);
+        if (!ckpt_dir_has_file(l->dir, path))
+            continue;
+        if (json_object_set_new(l->cat->about, "side_files", json_string(folders[i])) < 0)
+            return ckpt_nomem(err);
+        return ckpt_config_read(l->dir, path, CKPT_CONFIG_MAX_BYTES, &l->cat->config, err);
+    }
+    return 0;
 }
 
 static int load(struct load *l, struct ckpt_err *err)
 {
     if (ckpt_catalog_new(&l->cat, err) < 0 || ckpt_dir_list(l->dir, see_entry, l, err) < 0)
         return -1;
+    choose_files(l);
     if (l->files.len == 0)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no rank's file", ckpt_dir_path(l->dir));
     if (check_files(l, err) < 0 ||
@@ -305,7 +369,10 @@ static enum ckpt_evidence rank_files_probe(struct ckpt_dir *dir)
     ckpt_cleanup(load_release) struct load l = {.dir = dir};
 
     (void)ckpt_dir_list(dir, see_entry, &l, NULL);
-    return l.files.len ? CKPT_BY_NAMES : CKPT_NOT_MINE;
+    choose_files(&l);
+    if (l.files.len == 0)
+        return CKPT_NOT_MINE;
+    return l.files.ptr[0].is.common ? CKPT_BY_COMMON_NAMES : CKPT_BY_NAMES;
 }
 
 const struct ckpt_reader ckpt_reader_rank_files = {

@@ -11,7 +11,13 @@
 #include "base/str.h"
 #include "container/torch.h"
 
-enum { MAX_MESH = 8, MAX_PICKLE = 1 << 30, MAX_NAME = 4096, MAX_MESH_BYTES = 1 << 24 };
+enum {
+    MAX_MESH = 8,
+    MAX_PICKLE = 1 << 30,
+    MAX_NAME = 4096,
+    MAX_MESH_BYTES = 1 << 24,
+    MAX_DEPTH = 16
+};
 
 enum { SPEC_MESH, SPEC_PLACEMENTS, SPEC_META, SPEC_ORDER };
 enum { MESH_COORDINATE, MESH_RANK, MESH_TENSOR, MESH_RANKS, MESH_LAYOUT };
@@ -21,6 +27,7 @@ struct file {
     struct ckpt_torch t;
     struct ckpt_pickle p;
     uint64_t rank;
+    bool nested; /* a checkpoint of several state dicts */
     struct ckpt_rank_pieces *out;
 };
 
@@ -400,23 +407,73 @@ static int add_entry(struct file *f, const char *name, ckpt_pv v, struct ckpt_er
                                                             : add_plain(f, v, &p, err);
 }
 
-static int add_entries(struct file *f, struct ckpt_err *err)
+/* Optimizers' states and numbers of steps are not for the model, and ranks' own. */
+static bool is_state(const char *key)
 {
-    if (ckpt_pv_kind(f->p.root) != CKPT_PV_DICT)
-        return fail_value(f, f->p.root, "what was saved", err);
-    for (size_t i = 0; i < ckpt_pv_npair(&f->p, f->p.root); i++) {
-        const char *name = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, f->p.root, i));
-        if (!name || strlen(name) > MAX_NAME || !ckpt_utf8_ok(name))
+    return ckpt_has_prefix(key, "optim") || ckpt_has_prefix(key, "lr_sched") ||
+           ckpt_has_prefix(key, "sched") || ckpt_has_prefix(key, "rng");
+}
+
+static bool is_nested(const struct file *f)
+{
+    for (size_t i = 0; i < ckpt_pv_npair(&f->p, f->p.root); i++)
+        if (ckpt_pv_kind(ckpt_pv_value(&f->p, f->p.root, i)) == CKPT_PV_DICT)
+            return true;
+    return false;
+}
+
+static bool is_tensor(const struct file *f, ckpt_pv v)
+{
+    return ckpt_pv_kind(v) == CKPT_PV_OBJ && ckpt_pv_rule(&f->p, v) >= 0;
+}
+
+static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int depth,
+                       struct ckpt_err *err);
+
+static int add_value(struct file *f, const char *prefix, const char *key, ckpt_pv v, int depth,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s%s%s", prefix, *prefix ? "." : "", key);
+
+    if (!name)
+        return ckpt_nomem(err);
+    if (ckpt_pv_kind(v) == CKPT_PV_DICT)
+        return add_entries(f, v, name, depth + 1, err);
+    if (ckpt_has_suffix(name, "flat_param"))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s' is an FSDP flat parameter (LOCAL_STATE_DICT): how to split it "
+                         "is not in the checkpoint; save with SHARDED_STATE_DICT",
+                         name);
+    return add_entry(f, name, v, err) < 0 ? ckpt_err_in(err, "tensor '%s'", name) : 0;
+}
+
+/* Of several state dicts: what is beside them and no tensor is the writer's own business. */
+static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int depth,
+                       struct ckpt_err *err)
+{
+    if (depth > MAX_DEPTH)
+        return ckpt_fail(err, CKPT_LIMIT, "'%s': state dicts nest deeper than %d", prefix,
+                         MAX_DEPTH);
+    for (size_t i = 0; i < ckpt_pv_npair(&f->p, dict); i++) {
+        const char *key = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, dict, i));
+        ckpt_pv v = ckpt_pv_value(&f->p, dict, i);
+        const bool other = ckpt_pv_kind(v) != CKPT_PV_DICT && !is_tensor(f, v);
+        if (f->nested && depth == 0 && (!key || is_state(key) || other))
+            continue;
+        if (!key || strlen(prefix) + strlen(key) > MAX_NAME || !ckpt_utf8_ok(key))
             return ckpt_fail(err, CKPT_FORMAT, "a key of the state dict is no tensor's name");
-        if (ckpt_has_suffix(name, "flat_param"))
-            return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "'%s' is an FSDP flat parameter (LOCAL_STATE_DICT): how to split it "
-                             "is not in the checkpoint; save with SHARDED_STATE_DICT",
-                             name);
-        if (add_entry(f, name, ckpt_pv_value(&f->p, f->p.root, i), err) < 0)
-            return ckpt_err_in(err, "tensor '%s'", name);
+        if (add_value(f, prefix, key, v, depth, err) < 0)
+            return -1;
     }
     return 0;
+}
+
+static int read_root(struct file *f, struct ckpt_err *err)
+{
+    f->nested = is_nested(f);
+    return ckpt_pv_kind(f->p.root) == CKPT_PV_DICT
+               ? add_entries(f, f->p.root, "", 0, err)
+               : fail_value(f, f->p.root, "what was saved", err);
 }
 
 int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank_pieces *ret,
@@ -435,7 +492,7 @@ int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank
             (void)ckpt_fail(err, CKPT_LIMIT, "data.pkl has %" PRIu64 " bytes", f->t.pickle_len);
         else if (ckpt_pickle_read(s, f->t.pickle_off, f->t.pickle_len, &ckpt_torch_rules, &f->p,
                                   err) == 0) {
-            result = add_entries(f, err);
+            result = read_root(f, err);
             ckpt_pickle_release(&f->p);
         }
         ckpt_torch_release(&f->t);

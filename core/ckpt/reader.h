@@ -12,8 +12,13 @@
 #include "io/fdpool.h"
 #include "tensor/catalog.h"
 
-/* How sure a probe is. */
-enum ckpt_evidence { CKPT_NOT_MINE = 0, CKPT_BY_NAMES = 1, CKPT_BY_MAGIC = 2 };
+/* How sure a probe is. Common names are those that people give their own files. */
+enum ckpt_evidence {
+    CKPT_NOT_MINE = 0,
+    CKPT_BY_COMMON_NAMES,
+    CKPT_BY_NAMES,
+    CKPT_BY_MAGIC,
+};
 
 struct ckpt_reader_options {
     struct ckpt_fdpool *pool;

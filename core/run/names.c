@@ -30,6 +30,39 @@ static const char *const anchors[] = {
     "model.embeddings.weight",
     "bert.embeddings.word_embeddings.weight",
     "roberta.embeddings.word_embeddings.weight",
+    "distilbert.embeddings.word_embeddings.weight",
+    "electra.embeddings.word_embeddings.weight",
+    "deberta.embeddings.word_embeddings.weight",
+    "ernie.embeddings.word_embeddings.weight",
+    "rembert.embeddings.word_embeddings.weight",
+    "data2vec_text.embeddings.word_embeddings.weight",
+    "model.embeddings.tok_embeddings.weight",
+    "gpt_neox_japanese.embed_in.weight",
+    "biogpt.embed_tokens.weight",
+    "transformer.tokens_embed.weight",
+    "rwkv.embeddings.weight",
+    "model.shared.weight",
+    "shared.weight",
+};
+
+/* What transformers ties, and to what (NULL: the input embedding), in models that tie. */
+static const struct tie {
+    const char *copy, *of;
+} ties[] = {
+    {"lm_head.weight", NULL},
+    {"embed_out.weight", NULL},
+    {"proj_out.weight", NULL},
+    {"output_projection.weight", NULL},
+    {"decoder.weight", NULL},
+    {"generator_lm_head.weight", NULL},
+    {"lm_head.decoder.weight", NULL},
+    {"lm_head.decoder.bias", "lm_head.bias"},
+    {"cls.predictions.decoder.weight", NULL},
+    {"cls.predictions.decoder.bias", "cls.predictions.bias"},
+    {"encoder.embed_tokens.weight", "shared.weight"},
+    {"decoder.embed_tokens.weight", "shared.weight"},
+    {"model.encoder.embed_tokens.weight", "model.shared.weight"},
+    {"model.decoder.embed_tokens.weight", "model.shared.weight"},
 };
 
 /* Parts of names that wrappers add. */
@@ -37,7 +70,13 @@ static const char *const wrappers[] = {"_orig_mod.", "_checkpoint_wrapped_module
                                        "_fsdp_wrapped_module."};
 
 /* Models that have fused experts on the hub too. */
-static const char *const fused_types[] = {"gpt_oss", "llama4", "llama4_text", "qwen3_5_moe"};
+static const char *const fused_types[] = {"gpt_oss",           "llama4",         "llama4_text",
+                                          "qwen3_5_moe",       "granitemoe_swa", "hy_v4",
+                                          "minimax_m3_vl_text"};
+
+/* Keys of an embedding's own width. */
+static const char *const widths[] = {"word_embed_proj_dim", "embedding_size",
+                                     "input_embedding_size"};
 
 static bool among(const char *word, size_t len, const char *const *list, size_t n)
 {
@@ -122,13 +161,18 @@ static int try_anchor(struct naming *n, const char *anchor, struct ckpt_err *err
     return 0;
 }
 
+/* An embedding of tokens, as far as a name can tell: not of their positions. */
+static bool is_embedding(const char *name)
+{
+    return ckpt_has_suffix(name, ".weight") && strstr(name, "embed") && !strstr(name, "position");
+}
+
 static int find_prefix(struct naming *n, struct ckpt_err *err)
 {
     const struct ckpt_catalog *model = n->base ? n->base->cat : NULL;
 
     for (size_t i = 0; !n->prefix && model && i < model->tensors.len; i++)
-        if (ckpt_has_suffix(model->tensors.ptr[i].name, ".weight") &&
-            strstr(model->tensors.ptr[i].name, "embed") &&
+        if (is_embedding(model->tensors.ptr[i].name) &&
             try_anchor(n, model->tensors.ptr[i].name, err) < 0)
             return -1;
     for (size_t i = 0; !n->prefix && i < sizeof anchors / sizeof anchors[0]; i++)
@@ -189,18 +233,22 @@ static size_t find(const struct naming *n, const char *name)
     return SIZE_MAX;
 }
 
-/* transformers writes a tied output embedding only once, as the input embedding; a state dict
- * without repeats may have it as the output's. */
+/* transformers writes what is tied only once, the output embedding as the input embedding; a state
+ * dict without repeats may have it as the output's. */
 static int drop_tied(struct naming *n, struct ckpt_err *err)
 {
-    size_t head = find(n, "lm_head.weight");
-
-    if (head == SIZE_MAX || !ckpt_json_bool(n->config, "tie_word_embeddings", false))
+    if (!ckpt_json_bool(n->config, "tie_word_embeddings", false))
         return 0;
-    free(n->name[head]);
-    n->name[head] = NULL;
-    if (find(n, n->anchor) == SIZE_MAX && !(n->name[head] = strdup(n->anchor)))
-        return ckpt_nomem(err);
+    for (size_t i = 0; i < sizeof ties / sizeof ties[0]; i++) {
+        const size_t copy = find(n, ties[i].copy);
+        const bool kept = find(n, ties[i].of ? ties[i].of : n->anchor) != SIZE_MAX;
+        if (copy == SIZE_MAX || (!kept && ties[i].of))
+            continue;
+        free(n->name[copy]);
+        n->name[copy] = kept ? NULL : strdup(n->anchor);
+        if (!kept && !n->name[copy])
+            return ckpt_nomem(err);
+    }
     return 0;
 }
 
@@ -216,7 +264,7 @@ static int fail_shape(const struct ckpt_tensor *t, const char *name, const uint6
                      ckpt_shape_text(dim, rank, b, sizeof b));
 }
 
-/* The embedding's shape is in every config. */
+/* The embedding's shape is in every config; few families have it narrower than what follows. */
 static int check_config(const struct naming *n, struct ckpt_err *err)
 {
     const size_t at = find(n, n->anchor);
@@ -226,6 +274,8 @@ static int check_config(const struct naming *n, struct ckpt_err *err)
     if (!t || !ckpt_json_u64(n->config, "vocab_size", &dim[0]) ||
         !ckpt_json_u64(n->config, "hidden_size", &dim[1]) || t->rank != 2)
         return 0;
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
+        (void)ckpt_json_u64(n->config, widths[i], &dim[1]);
     return t->dim[1] == dim[1] && t->dim[0] == dim[0] ? 0 : fail_shape(t, n->anchor, dim, 2, err);
 }
 

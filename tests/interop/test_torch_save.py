@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people write with torch.save alone: the whole model in one file under the usual names, state dicts inside others, one file of
+DTensors per rank. The view is to the byte what save_pretrained writes; what can't be read is refused by name."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+    import transformers as tf
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+
+tf.utils.logging.disable_progress_bar()
+tf.utils.logging.set_verbosity_error()
+CKPT = os.path.join(os.environ.get("CKPTFS_BUILD", "build/dev"), "fs", "ckpt")
+SEED = int(os.environ.get("CKPTFS_SEED", "1"))
+SIZES = dict(vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2)
+
+
+def model():
+    torch.manual_seed(SEED)
+    return tf.AutoModelForCausalLM.from_config(tf.Qwen2Config(**SIZES, tie_word_embeddings=True))
+
+
+def write_ranks(rank, world, patterns, nested, store):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    state = {k: distribute_tensor(v, mesh, [Shard(0)]) for k, v in model().state_dict().items()}
+    for pattern in patterns:
+        torch.save({"model": state, "optimizer": {"state": {0: {"step": torch.ones(rank + 1)}}}} if nested else state, pattern.format(rank))
+    dist.destroy_process_group()
+
+
+class TorchSave(unittest.TestCase):
+    def setUp(self):
+        self.tmp = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.tmp)
+        self.model = model()
+        self.model.save_pretrained(self.at("want"))
+        self.model.config.save_pretrained(self.at("base"))
+
+    def at(self, *parts):
+        path = os.path.join(self.tmp, *parts)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return path
+
+    def export(self, run, *options):
+        done = subprocess.run([CKPT, "export", "-q", run, run + ".out", *(a for o in options for a in ("-o", o))], capture_output=True, text=True)
+        return done, run + ".out"
+
+    def check(self, run, *options):
+        done, out = self.export(run, *options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(out, "model.safetensors"), "rb") as got, open(self.at("want", "model.safetensors"), "rb") as want:
+            self.assertTrue(got.read() == want.read(), run)
+
+    def test_whole(self):
+        state = self.model.state_dict()
+        dicts = {"flat": state, "nested": {"model_state_dict": state, "epoch": 3, "args": SEED, "optimizer_state_dict": {"state": {0: {"exp_avg": torch.ones(3)}}}},
+                 "wrapped": {"state_dict": {"module." + k: v for k, v in state.items()}}}
+        for name in ("pytorch_model.bin", "pytorch_model_fsdp.bin", "model.pt", "model.pth", "checkpoint.pt"):
+            for kind, saved in dicts.items():
+                with self.subTest(name=name, kind=kind):
+                    torch.save(saved, self.at(name + kind, name))
+                    self.check(self.at(name + kind), f"base={self.at('base')}")
+
+    def test_hub_of_old(self):
+        names = list(self.model.state_dict())
+        for i, part in enumerate((names[:40], names[40:])):
+            torch.save({k: self.model.state_dict()[k] for k in part}, self.at("hub", f"pytorch_model-{i + 1:05}-of-00002.bin"))
+        self.model.config.save_pretrained(self.at("hub"))
+        self.check(self.at("hub"))
+        os.remove(self.at("hub", "pytorch_model-00002-of-00002.bin"))
+        done, _ = self.export(self.at("hub"))
+        self.assertIn("2 ranks wrote, the file of rank 1 is missing", done.stderr)
+
+    def test_before_zip(self):
+        torch.save(self.model.state_dict(), self.at("old", "pytorch_model.bin"), _use_new_zipfile_serialization=False)
+        done, _ = self.export(self.at("old"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("pytorch_model.bin': torch.save's format from before 1.6", done.stderr)
+
+    def test_ranks(self):
+        for nested in (False, True):
+            names = ("rank{}.pt", "model_rank_{}.pt", "checkpoint-rank{}.pth")
+            runs = [self.at(f"{nested}{i}", name) for i, name in enumerate(names)]
+            mp.spawn(write_ranks, (3, runs, nested, self.at(f"store{nested}")), nprocs=3)
+            for run in map(os.path.dirname, runs):
+                with self.subTest(run):
+                    self.check(run, f"base={self.at('base')}")
+        os.remove(runs[0].format(2))
+        done, _ = self.export(os.path.dirname(runs[0]) + "/", f"base={self.at('base')}")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("in the files of 2 ranks: rows 68..101 of 101 are in no shard", done.stderr)
+
+    def test_adapter(self):
+        path = self.at("adapter", "adapter_model.bin")
+        weights = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{ab}.weight": torch.randn(4, 32).T.contiguous().T for ab in "AB"}
+        torch.save(weights, path)
+        with open(self.at("adapter", "adapter_config.json"), "w") as f:
+            f.write('{"peft_type": "LORA", "r": 4}')
+        done, out = self.export(self.at("adapter"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(os.listdir(out)), ["adapter_config.json", "adapter_model.safetensors"])
+        from safetensors.torch import load_file
+        got = load_file(os.path.join(out, "adapter_model.safetensors"))
+        self.assertEqual(sorted(got), sorted(weights))
+        for name, t in weights.items():
+            self.assertTrue(torch.equal(got[name], t), name)
+
+
+if __name__ == "__main__":
+    unittest.main()
