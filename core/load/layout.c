@@ -253,6 +253,8 @@ static int add_factor(struct segments *s, const struct ckpt_factor *f, uint64_t 
         enum way way = strcmp(f->rank, "tp") == 0 ? TP : strcmp(f->rank, "ep") == 0 ? EP : NWAY;
         if (f->kind == CKPT_FACTOR_PRODUCT && factor_size(s, &f->child[0], &groups) < 0)
             return -1;
+        if (f->kind != CKPT_FACTOR_PRODUCT && inner > 1)
+            groups = size;
         return add_segment(s, lo, size * inner, groups, way);
     }
     if (!has_mark(f))
