@@ -171,7 +171,7 @@ TEST(load, wants_that_can_not_be)
     ckpt_view_release(view);
 }
 
-/* Ranks that differ in tp are neighbours; there are 4 layers, 8 heads and 4 key heads of 4. */
+/* Ranks that differ in tp are neighbours; there are 4 layers, 4 heads and 2 key heads of 8. */
 TEST(load, layouts_follow_the_marks_of_the_model_file)
 {
     static const struct {
@@ -187,8 +187,8 @@ TEST(load, layouts_follow_the_marks_of_the_model_file)
         {"tp=2,pp=2", "model.embed_tokens.weight", 4, 3, true, {64, 0}, {64, 32}}, /* tied */
         {"tp=2,pp=2", "model.norm.weight", 4, 0, false, {0, 0}, {0, 0}},
         {"tp=4", "model.layers.1.self_attn.q_proj.weight", 4, 3, true, {24, 0}, {8, 32}},
-        {"tp=8", "model.layers.1.self_attn.k_proj.weight", 8, 5, true, {8, 0}, {4, 32}},
-        {"tp=8", "model.layers.1.self_attn.k_proj.weight", 8, 7, true, {12, 0}, {4, 32}},
+        {"tp=4", "model.layers.1.self_attn.k_proj.weight", 4, 1, true, {0, 0}, {8, 32}},
+        {"tp=4", "model.layers.1.self_attn.k_proj.weight", 4, 2, true, {8, 0}, {8, 32}},
         {"tp=2,fsdp=2", "model.layers.1.self_attn.q_proj.weight", 4, 3, true, {24, 0}, {8, 32}},
         {"fsdp=3", "model.layers.1.self_attn.q_proj.weight", 3, 2, true, {22, 0}, {10, 32}},
         {"dp=2", "model.layers.1.self_attn.q_proj.weight", 2, 1, true, {0, 0}, {32, 32}},
@@ -219,6 +219,16 @@ TEST(load, layouts_follow_the_marks_of_the_model_file)
         for (uint32_t r = 0; r < expect[i].ranks; r++)
             ckpt_comm_free(comm[r]);
     }
+    struct ckpt_comm *comm[8];
+    struct ckpt_load *load;
+    struct ckpt_err err = {0};
+    CHECK_OK(ckpt_comm_threads(3, comm, &err));
+    CHECK_OK(ckpt_load_new(view, comm[0], NULL, &load, &err));
+    CHECK_FAILS(ckpt_load_want_layout(load, "tp=3", &err), CKPT_USAGE,
+                "heads, which is no multiple");
+    ckpt_load_free(load);
+    for (uint32_t r = 0; r < 3; r++)
+        ckpt_comm_free(comm[r]);
     ckpt_view_release(view);
 }
 
