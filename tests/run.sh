@@ -22,7 +22,7 @@ jobs=$(nproc)
 
 if ((install)); then
   contrib/install-deps.sh tests
-  if [[ ! -x $venv/bin/python ]] || ! "$venv/bin/python" -c 'import torch, transformers, safetensors' 2>/dev/null; then
+  if [[ ! -x $venv/bin/python ]] || ! "$venv/bin/python" -c 'import torch, transformers, safetensors, peft' 2>/dev/null; then
     python3 -m venv "$venv"
     # torch first: with none installed, other packages would ask for a build with CUDA
     "$venv/bin/pip" install --quiet "$(grep '^torch==' tests/requirements.txt)"

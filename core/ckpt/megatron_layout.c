@@ -50,29 +50,40 @@ static enum ckpt_megatron_format by_mark(const struct ckpt_dir *dir)
                                               : CKPT_MEGATRON_OTHER;
 }
 
-/* Does a DCP speak of Megatron's modules? */
-static bool has_modules(const struct ckpt_dir *dir)
+static bool any_word(const char *text, size_t len, const char *const *words, size_t n)
 {
-    static const char *const words[] = {"embedding.word_embeddings.weight",
-                                        ".self_attention.linear_", "decoder.layers.mlp.linear_fc",
-                                        ".mlp.linear_fc1.layer_norm_weight",
-                                        "decoder.final_layernorm.weight"};
+    for (size_t i = 0; i < n; i++)
+        if (memmem(text, len, words[i], strlen(words[i])))
+            return true;
+    return false;
+}
+
+/* A DCP that speaks of Megatron's modules. torch_dcp and fsdp_dtensor have them below "model.";
+ * torch_dist has not, and would be marked if it were finished. */
+static enum ckpt_megatron_format by_modules(const struct ckpt_dir *dir)
+{
+    static const char *const modules[] = {"embedding.word_embeddings.weight",
+                                          ".self_attention.linear_", "decoder.layers.mlp.linear_fc",
+                                          ".mlp.linear_fc1.layer_norm_weight",
+                                          "decoder.final_layernorm.weight"};
+    static const char *const below[] = {"model.embedding.", "model.decoder.", "model.module.",
+                                        "model.output_layer."};
     ckpt_cleanup(ckpt_closep) int fd = -1;
     ckpt_cleanup(ckpt_freep) char *head = malloc(SNIFF_BYTES);
     struct ckpt_file_id id;
 
     if (!head || ckpt_dir_open_file(dir, ".metadata", &fd, &id, NULL) < 0)
-        return false;
+        return CKPT_MEGATRON_NONE;
     FILE *f = fdopen(fd, "rb");
     if (!f)
-        return false;
+        return CKPT_MEGATRON_NONE;
     fd = -1;
     size_t n = fread(head, 1, SNIFF_BYTES, f);
     (void)fclose(f);
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
-        if (memmem(head, n, words[i], strlen(words[i])))
-            return true;
-    return false;
+    if (!any_word(head, n, modules, sizeof modules / sizeof modules[0]))
+        return CKPT_MEGATRON_NONE;
+    return any_word(head, n, below, sizeof below / sizeof below[0]) ? CKPT_MEGATRON_DCP
+                                                                    : CKPT_MEGATRON_UNFINISHED;
 }
 
 static bool has_arrays(const struct ckpt_dir *dir)
@@ -103,7 +114,7 @@ static enum ckpt_megatron_format format_of(const struct ckpt_dir *dir)
         return CKPT_MEGATRON_UNFINISHED;
     if (has_arrays(dir))
         return CKPT_MEGATRON_UNFINISHED;
-    return has_modules(dir) ? CKPT_MEGATRON_DCP : CKPT_MEGATRON_NONE;
+    return by_modules(dir);
 }
 
 struct ckpt_megatron_layout ckpt_megatron_layout_of(struct ckpt_dir *dir)

@@ -302,6 +302,28 @@ static int check_stage(const struct load *l, uint64_t pp, struct ckpt_err *err)
     return 0;
 }
 
+/* Ranks that the run did not have, of an earlier and larger one. */
+static void drop_stale(struct load *l)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < l->ranks.len; i++) {
+        struct rank *r = &l->ranks.ptr[i];
+        if ((l->ntp && r->tp >= l->ntp) || (l->npp && r->pp >= l->npp) ||
+            (l->nep && r->ep >= l->nep)) {
+            ckpt_catalog_warn(l->cat,
+                              "left out: '%s', a rank that this run did not have (tensor parallel "
+                              "%" PRIu64 ", pipeline parallel %" PRIu64 ", expert parallel %" PRIu64
+                              ")",
+                              r->folder, l->ntp, l->npp, l->nep);
+            rank_release(r);
+        } else {
+            l->ranks.ptr[kept++] = *r;
+        }
+    }
+    l->ranks.len = kept;
+}
+
 static int place_ranks(struct load *l, struct ckpt_err *err)
 {
     const uint32_t nfield = l->ranks.ptr[0].nfield;
@@ -312,15 +334,21 @@ static int place_ranks(struct load *l, struct ckpt_err *err)
     l->nep = arg(l, "expert_model_parallel_size");
     for (size_t i = 0; i < l->ranks.len; i++) {
         struct rank *r = &l->ranks.ptr[i];
+        if (nfield)
+            *(pipeline ? &r->pp : &r->ep) = r->field[0];
+        if (nfield == 2)
+            r->ep = r->field[1];
+    }
+    drop_stale(l);
+    if (l->ranks.len == 0)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' has no rank of the run", ckpt_dir_path(l->dir));
+    for (size_t i = 0; i < l->ranks.len; i++) {
+        struct rank *r = &l->ranks.ptr[i];
         if (r->nfield != nfield)
             return ckpt_fail(
                 err, CKPT_CONFLICT,
                 "'%s' holds ranks of several saves ('%s', '%s'): remove the stale ones",
                 ckpt_dir_path(l->dir), l->ranks.ptr[0].folder, r->folder);
-        if (nfield)
-            *(pipeline ? &r->pp : &r->ep) = r->field[0];
-        if (nfield == 2)
-            r->ep = r->field[1];
         l->ntp = at_least(l->ntp, r->tp);
         l->npp = at_least(l->npp, r->pp);
         l->nep = at_least(l->nep, r->ep);

@@ -293,11 +293,28 @@ static int find_pickle(struct ckpt_torch *t, struct ckpt_err *err)
     return ckpt_zip_data(&t->zip, pkl, &t->pickle_off, err);
 }
 
+/* What torch.save wrote before 1.6, and may still: pickles one after the other, the first of which
+ * is a number. */
+static bool is_old_format(struct ckpt_source *s, uint64_t off, uint64_t len)
+{
+    static const unsigned char magic[] = {0x80, 0x02, 0x8a, 0x0a};
+    unsigned char head[sizeof magic];
+
+    return len >= sizeof head && ckpt_source_pread(s, head, sizeof head, off, NULL) == 0 &&
+           memcmp(head, magic, sizeof magic) == 0;
+}
+
 int ckpt_torch_open(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_torch *ret,
                     struct ckpt_err *err)
 {
-    if (ckpt_zip_open(s, off, len, &ret->zip, err) < 0)
-        return -1;
+    struct ckpt_err e = {0};
+
+    if (ckpt_zip_open(s, off, len, &ret->zip, &e) < 0)
+        return is_old_format(s, off, len)
+                   ? ckpt_fail(err, CKPT_UNSUPPORTED,
+                               "it has torch.save's format of before 1.6, not a zip archive: load "
+                               "and save it once with a newer torch")
+                   : ckpt_fail(err, e.code, "%s", e.text);
     if (find_pickle(ret, err) < 0 || check_byteorder(ret, err) < 0) {
         ckpt_torch_release(ret);
         return -1;

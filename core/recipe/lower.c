@@ -125,26 +125,38 @@ static bool factor_uses(const struct ckpt_scope *sc, const struct ckpt_factor *f
     return false;
 }
 
+enum { SIZES_TEXT = 256 };
+
+/* " with vocab=128 (option vocab_size=...), ..." of the known dims in f; "" if there is none. */
+static const char *sizes_text(const struct ckpt_instance *in, const struct ckpt_settings *s,
+                              const struct ckpt_factor *f, char *buf)
+{
+    const struct ckpt_scope *sc = in->rule->scope;
+    char hint[128];
+    size_t len = 0;
+
+    buf[0] = '\0';
+    for (uint32_t v = 0; v < sc->nvar && len + 1 < SIZES_TEXT; v++)
+        if (sc->var[v].dim && (in->sizes.known >> v & 1) && factor_uses(sc, f, v)) {
+            int n = snprintf(buf + len, SIZES_TEXT - len, "%s%s=%" PRIu64 "%s",
+                             len ? ", " : " with ", sc->var[v].name, in->sizes.var[v],
+                             ckpt_settings_hint(s, sc->var[v].name, hint, sizeof hint));
+            len += n > 0 ? (size_t)n : 0;
+        }
+    return buf;
+}
+
 static int size_error(const struct ckpt_instance *in, const struct ckpt_settings *s,
                       const struct ckpt_use *u, const struct ckpt_factor *f, uint32_t dim,
                       uint64_t want, struct ckpt_err *err)
 {
-    const struct ckpt_scope *sc = in->rule->scope;
-    char hint[128], sizes[256] = "";
-    size_t len = 0;
+    char sizes[SIZES_TEXT];
 
-    for (uint32_t v = 0; v < sc->nvar && len + 1 < sizeof sizes; v++)
-        if (sc->var[v].dim && factor_uses(sc, f, v)) {
-            int n = snprintf(sizes + len, sizeof sizes - len, "%s%s=%" PRIu64 "%s", len ? ", " : "",
-                             sc->var[v].name, in->sizes.var[v],
-                             ckpt_settings_hint(s, sc->var[v].name, hint, sizeof hint));
-            len += n > 0 ? (size_t)n : 0;
-        }
     return ckpt_fail(err, CKPT_CONFLICT,
                      "dimension %" PRIu32 " of tensor '%s' is %" PRIu64
-                     ", but '%.150s' makes it %" PRIu64 " with %s",
+                     ", but '%.150s' makes it %" PRIu64 "%s",
                      dim, u->tensor->name, u->tensor->dim[dim], in->rule->from[u->side].text, want,
-                     sizes);
+                     sizes_text(in, s, f, sizes));
 }
 
 static int check_use(struct ckpt_instance *in, const struct ckpt_settings *s,
@@ -153,7 +165,7 @@ static int check_use(struct ckpt_instance *in, const struct ckpt_settings *s,
     struct dims d;
     uint64_t size;
     uint32_t var;
-    char hint[128];
+    char hint[128], sizes[SIZES_TEXT];
 
     if (!dims_of(&in->rule->from[u->side], u->spelling, u->tensor->rank, &d))
         return rank_error(in, u, err);
@@ -171,10 +183,11 @@ static int check_use(struct ckpt_instance *in, const struct ckpt_settings *s,
                 err, in->rule->scope->var[var].dim ? CKPT_MISSING : CKPT_CONFLICT,
                 "dimension %" PRIu32 " of tensor '%s' is %" PRIu64
                 ", which '%.150s' does not divide: "
-                "'%s' is no whole number or not known%s",
+                "'%s' is no whole number or not known%s%s",
                 k, u->tensor->name, u->tensor->dim[k], in->rule->from[u->side].text,
                 in->rule->scope->var[var].name,
-                ckpt_settings_hint(s, in->rule->scope->var[var].name, hint, sizeof hint));
+                ckpt_settings_hint(s, in->rule->scope->var[var].name, hint, sizeof hint),
+                sizes_text(in, s, d.d[k].f, sizes));
         case CKPT_SIZE_KNOWN:
             if (size != u->tensor->dim[k])
                 return size_error(in, s, u, d.d[k].f, k, size, err);

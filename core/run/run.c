@@ -67,6 +67,13 @@ static const char *const markers[] = {
     "model",
     ".incomplete",
     "metadata.json",
+    "common.pt",
+    "run_config.yaml",
+    "mp_rank_00/model_optim_rng.pt",
+    "mp_rank_00_000/model_optim_rng.pt",
+    "mp_rank_00_000_000/model_optim_rng.pt",
+    "weights/metadata.json",
+    "model_weights/metadata.json",
 };
 
 static uint64_t generation_of(const struct ckpt_dir *dir, int64_t *ret_mtime_ns)

@@ -434,7 +434,7 @@ def arguments(cfg, plan, tied):
     get = lambda k, d=None: getattr(cfg, k, d)
     rope = get("rope_parameters") or {}
     t = cfg.model_type
-    zero = t in ("gemma", "gemma2", "gemma3_text", "nemotron")
+    zero = plan["centred"] or t in ("gemma", "gemma2", "gemma3_text", "nemotron")
     ns = argparse.Namespace(
         num_layers=len(cfg.layers_block_type) if t == "nemotron_h" else cfg.num_hidden_layers * (2 if plan["halves"] else 1) - plan["mtp"], hidden_size=cfg.hidden_size, ffn_hidden_size=cfg.intermediate_size,
         num_attention_heads=cfg.num_attention_heads, group_query_attention=cfg.num_key_value_heads != cfg.num_attention_heads,
@@ -454,6 +454,11 @@ def arguments(cfg, plan, tied):
     if t in ("deepseek_v2", "deepseek_v3"):
         ns.__dict__.update(q_lora_rank=cfg.q_lora_rank, kv_lora_rank=cfg.kv_lora_rank, qk_head_dim=cfg.qk_nope_head_dim, qk_pos_emb_head_dim=cfg.qk_rope_head_dim,
                            v_head_dim=cfg.v_head_dim, moe_shared_expert_intermediate_size=cfg.moe_intermediate_size * cfg.n_shared_experts)
+    if rope.get("rope_type") == "llama3":
+        ns.__dict__.update(use_rope_scaling=True, rope_scaling_factor=rope["factor"])
+    if rope.get("rope_type") == "yarn":
+        ns.__dict__.update(rope_type="yarn", rotary_scaling_factor=rope["factor"], moe_router_num_groups=cfg.n_group, moe_router_group_topk=cfg.topk_group)
+        ns.__dict__.update({k: rope[k] for k in ("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")})
     if t == "glm4_moe":
         ns.moe_shared_expert_intermediate_size = cfg.moe_intermediate_size * cfg.n_shared_experts
     if t == "qwen2_moe":

@@ -36,6 +36,8 @@ MOE = dict(moe_intermediate_size=16, num_experts_per_tok=2)
 CASES = {
     "llama": ("LlamaConfig", dict(head_dim=8)),
     "llama_tied": ("LlamaConfig", dict(tie_word_embeddings=True)),
+    "llama_scaled": ("LlamaConfig", dict(rope_parameters={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                                          "original_max_position_embeddings": 8192, "rope_theta": 500000.0})),
     "mistral": ("MistralConfig", dict(sliding_window=None)),
     "qwen2": ("Qwen2Config", dict(tie_word_embeddings=True)),
     "qwen3": ("Qwen3Config", dict(head_dim=16)),
@@ -50,6 +52,9 @@ CASES = {
     "qwen3_moe": ("Qwen3MoeConfig", dict(num_experts=8, norm_topk_prob=True, head_dim=16, **MOE)),
     "deepseek_v2": ("DeepseekV2Config", dict(n_routed_experts=8, n_shared_experts=2, first_k_dense_replace=1, **MLA, **MOE)),
     "deepseek_v3": ("DeepseekV3Config", dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=2, n_group=1, topk_group=1, num_nextn_predict_layers=0, **MLA, **MOE)),
+    "deepseek_v3_yarn": ("DeepseekV3Config", dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, n_group=2, topk_group=1, num_nextn_predict_layers=0,
+                                                  rope_parameters={"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
+                                                                   "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 10000.0}, **MLA, **MOE)),
     "deepseek_v3_direct": ("DeepseekV3Config", dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=0, n_group=1, topk_group=1, num_nextn_predict_layers=0,
                                                     **(MLA | {"q_lora_rank": None}), **MOE)),
     "glm4_moe": ("Glm4MoeConfig", dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, head_dim=8, num_nextn_predict_layers=0, use_qk_norm=True, attention_bias=True, **MOE)),
@@ -90,7 +95,7 @@ def make_plan(r, container, name, cfg):
     moe = "num_experts_per_tok" in cfg.to_dict() and name != "llama"
     tp = r.choice([1, 2, 4])
     plan = dict(container=container, seed=r.randrange(1 << 30), tp=tp, etp=tp, pp=1, vpp=1, ep=1, pad=r.choice([6, 38]), prefix="", bridge=False, stacked=r.random() < 0.6,
-                singleton=False, spec=r.choice(["te", "local", "plain"]), cut_down=r.random() < 0.5, sequential=r.random() < 0.4, grouped=False, share=r.random() < 0.5, halves=False, mtp=0, old=False)
+                singleton=False, spec=r.choice(["te", "local", "plain"]), cut_down=r.random() < 0.5, sequential=r.random() < 0.4, grouped=False, share=r.random() < 0.5, halves=False, mtp=0, old=False, centred=False)
     n = len(cfg.layers_block_type) if name == "nemotron_h" else cfg.num_hidden_layers
     if container in ("dist", "zarr"):
         plan.update(prefix=r.choice(["", "", "module.", "model."]), singleton=container == "dist" and r.random() < 0.25, etp=r.choice([1, 2]))
@@ -209,6 +214,80 @@ class Megatron(unittest.TestCase):
         for job, name, hf in jobs:
             with self.subTest(name):
                 self.check(job, name, hf, f"{name} in {container}, CKPTFS_SEED={SEED}, {job['plan']}")
+
+    def test_ranks_files_that_lie(self):
+        class Evil:
+            def __reduce__(self):
+                return os.system, (f"touch {marker}",)
+
+        marker = self.path("executed")
+        sd, cfg = make_model("llama", self.path("llama.hf"), SEED)
+        plan = make_plan(random.Random(SEED), "ranks", "llama", cfg) | dict(tp=2, etp=2, pp=2, vpp=1, layers=[6, 6], old=False)
+        state = self.path("llama.pkl")
+        with open(state, "wb") as f:
+            pickle.dump((sd, cfg), f)
+        sound = self.path("sound")
+        writer.write(dict(dir=sound, state=state, plan=plan))
+
+        def change(run, edit, rank="mp_rank_01_001", **how):
+            path = os.path.join(run, rank, "model_optim_rng.pt")
+            whole = torch.load(path, weights_only=False)
+            torch.save(edit(whole) or whole, path, **how)
+
+        def without(key):
+            return lambda w: [w["model"].pop(k) for k in list(w["model"]) if k.endswith(key)] and None
+
+        def other_shape(w):
+            w["model"]["decoder.layers.0.mlp.linear_fc2.weight"] = torch.zeros(3, 3, dtype=torch.bfloat16)
+
+        def quantised(w):
+            key = "decoder.layers.0.mlp.linear_fc2.weight"
+            w["model"][key] = w["model"][key].to(torch.float8_e4m3fn)
+
+        lies = {
+            "sound": (lambda run: None, None),
+            "stale": (lambda run: shutil.copytree(f"{run}/mp_rank_00_000", f"{run}/mp_rank_02_000"), None),
+            "no_rank": (lambda run: shutil.rmtree(f"{run}/mp_rank_01_001"), "rank 'mp_rank_01_001' is missing"),
+            "no_stage": (lambda run: [shutil.rmtree(f"{run}/mp_rank_0{t}_001") for t in (0, 1)], "rank 'mp_rank_00_001' is missing"),
+            "no_file": (lambda run: os.remove(f"{run}/mp_rank_01_001/model_optim_rng.pt"), "mp_rank_01_001' has no model_optim_rng.pt"),
+            "truncated": (lambda run: os.truncate(f"{run}/mp_rank_01_001/model_optim_rng.pt", 20000), "truncated"),
+            "old_format": (lambda run: change(run, lambda w: None, _use_new_zipfile_serialization=False), "before 1.6"),
+            "no_tensor": (lambda run: change(run, without("0.mlp.linear_fc2.weight")), "linear_fc2.weight' is not in the file of tensor rank 1"),
+            "other_shape": (lambda run: change(run, other_shape), "linear_fc2.weight' is "),
+            "fp8": (lambda run: [change(run, quantised, f"mp_rank_0{t}_001") for t in (0, 1)], "fp8"),
+            "no_model": (lambda run: change(run, lambda w: {"args": w["args"]}), "has no state dict"),
+            "evil": (lambda run: change(run, lambda w: w | {"args": Evil()}), "posix.system"),
+            "version": (lambda run: [change(run, lambda w: w | {"checkpoint_version": 1.0}, f"mp_rank_0{t}_00{p}") for t in (0, 1) for p in (0, 1)], "version 1"),
+        }
+        for name, (lie, needle) in lies.items():
+            run = self.path(name)
+            shutil.copytree(sound, run) if name != "sound" else None
+            lie(run)
+            done = export(run, run + ".out")
+            with self.subTest(name):
+                if needle is None:
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                else:
+                    self.assertEqual(done.returncode, 1, done.stderr)
+                    self.assertIn(needle, done.stderr)
+        self.assertFalse(os.path.exists(marker))
+
+    def test_zero_centred_norms(self):
+        """Stored less one, where Hugging Face's family multiplies by the weight itself: one is added, in F32, and rounded once."""
+        r = random.Random(f"{SEED} centred")
+        for name, container in (("llama", "zarr"), ("qwen3_moe", "ranks"), ("deepseek_v3", "zarr"), ("nemotron_h", "ranks")):
+            sd, cfg = make_model(name, self.path(f"{name}.hf"), r.randrange(1 << 30))
+            plan = make_plan(r, container, name, cfg) | dict(centred=True, bridge=False, grouped=False)
+            state = self.path("centred.pkl")
+            with open(state, "wb") as f:
+                pickle.dump((sd, cfg), f)
+            job = dict(dir=self.path(f"{name}.{container}"), state=state, plan=plan)
+            writer.write(job)
+            what = f"{name} in {container}, CKPTFS_SEED={SEED}, {plan}"
+            done = export(job["dir"], job["dir"] + ".out", "vocab_size=90")
+            self.assertEqual(done.returncode, 0, f"{what}: {done.stderr}")
+            norm = lambda k: "norm" in k and "mixer.norm" not in k
+            self.same(read_all(job["dir"] + ".out"), {k: (t.float() + 1).to(t.dtype) if norm(k) else t for k, t in sd.items()}, what)
 
     def test_layers_of_multi_token_prediction(self):
         """Behind the others, as the hub's repositories have them; transformers does not load them."""
