@@ -193,10 +193,12 @@ static bool name_number(const struct ckpt_item *it, const uint64_t *number, cons
 /* ---- the parts of a dimension ---- */
 
 /* [lo, lo+n) is divided over `way`, or (NWAY) not at all. `groups` is a number of equal groups that
- * must not be torn apart (heads), or 0. */
+ * must not be torn apart (heads), or 0; several ranks may have the same one if they are key heads.
+ */
 struct segment {
     uint64_t lo, n, groups;
     enum way way;
+    bool shared;
 };
 
 struct segments {
@@ -237,8 +239,19 @@ static int add_segment(struct segments *s, uint64_t lo, uint64_t n, uint64_t gro
     if (s->n == MAX_SEGMENTS)
         return ckpt_fail(s->err, CKPT_UNSUPPORTED, "tensor '%s' is divided into too many parts",
                          s->tensor);
-    s->seg[s->n++] = (struct segment){lo, n, groups, way};
+    s->seg[s->n++] = (struct segment){lo, n, groups, way, false};
     return 0;
+}
+
+/* Is it an axis of key and value heads, by its name or its size's? */
+static bool is_kv(const struct segments *s, const struct ckpt_factor *f)
+{
+    const struct ckpt_scope *sc = s->sizes->scope;
+
+    if (f->kind != CKPT_FACTOR_AXIS)
+        return false;
+    const struct ckpt_scope_axis *a = &sc->axis[f->axis];
+    return strstr(a->name, "kv") || (a->var >= 0 && strstr(sc->var[a->var].name, "kv"));
 }
 
 /* The factor begins at lo; each of its elements stands for `inner` of the dimension's. */
@@ -251,9 +264,17 @@ static int add_factor(struct segments *s, const struct ckpt_factor *f, uint64_t 
         return -1;
     if (f->rank) {
         enum way way = strcmp(f->rank, "tp") == 0 ? TP : strcmp(f->rank, "ep") == 0 ? EP : NWAY;
-        if (f->kind == CKPT_FACTOR_PRODUCT && factor_size(s, &f->child[0], &groups) < 0)
+        const struct ckpt_factor *g = f; /* what is in the parentheses */
+        while (g->kind == CKPT_FACTOR_PRODUCT && g->nchild == 1)
+            g = &g->child[0];
+        if (g->kind == CKPT_FACTOR_PRODUCT && factor_size(s, &g->child[0], &groups) < 0)
             return -1;
-        return add_segment(s, lo, size * inner, groups, way);
+        if (g->kind != CKPT_FACTOR_PRODUCT && inner > 1)
+            groups = size;
+        if (add_segment(s, lo, size * inner, groups, way) < 0)
+            return -1;
+        s->seg[s->n - 1].shared = is_kv(s, g->kind == CKPT_FACTOR_PRODUCT ? &g->child[0] : g);
+        return 0;
     }
     if (!has_mark(f))
         return add_segment(s, lo, size * inner, 0, NWAY);
@@ -341,14 +362,16 @@ static int tp_groups(struct lay *y, const struct ckpt_tensor *t, const struct se
     *ret = tp;
     if (s->groups == 0 || s->groups % tp == 0)
         return 0;
-    if (tp % s->groups == 0) {
+    if (s->shared && tp % s->groups == 0) {
         *ret = (uint32_t)s->groups;
         return 0;
     }
+    if (!s->shared && s->n % tp == 0) /* more ranks than heads: equal parts of them */
+        return 0;
     return ckpt_fail(y->err, CKPT_USAGE,
-                     "tp=%" PRIu32 ": tensor '%s' has %" PRIu64 " heads, neither a multiple nor a "
-                     "divisor",
-                     tp, t->name, s->groups);
+                     "tp=%" PRIu32 ": tensor '%s' has %" PRIu64 " heads, which is no multiple of "
+                     "it%s",
+                     tp, t->name, s->groups, s->shared ? ", nor a divisor" : "");
 }
 
 /* One want for each product of segments, one of each dimension. */

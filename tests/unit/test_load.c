@@ -9,7 +9,7 @@
 
 enum { HIDDEN = 32 };
 
-static struct ckpt_view *open_raw(const char *name)
+static struct ckpt_view *open_view(const char *name, const char *mode)
 {
     struct ckpt_options *opt;
     struct ckpt_run *run;
@@ -19,13 +19,15 @@ static struct ckpt_view *open_raw(const char *name)
     const char *source = getenv("CKPTFS_SOURCE");
 
     (void)snprintf(path, sizeof path, "%s/tests/golden/%s", source ? source : ".", name);
-    if (ckpt_options_new(&opt, &err) < 0 || ckpt_options_set(opt, "view", "raw", &err) < 0 ||
+    if (ckpt_options_new(&opt, &err) < 0 || ckpt_options_set(opt, "view", mode, &err) < 0 ||
         ckpt_run_open(path, opt, &run, &err) < 0 || ckpt_run_view(run, NULL, &view, &err) < 0)
         fail_msg("%s", err.text);
     ckpt_run_close(run);
     ckpt_options_free(opt);
     return view;
 }
+
+static struct ckpt_view *open_raw(const char *name) { return open_view(name, "raw"); }
 
 static unsigned char *whole(struct ckpt_view *view, const char *name, struct ckpt_tensor_info *t)
 {
@@ -169,6 +171,67 @@ TEST(load, wants_that_can_not_be)
     ckpt_view_release(view);
 }
 
+/* Ranks that differ in tp are neighbours; there are 4 layers, 4 heads and 2 key heads of 8. */
+TEST(load, layouts_follow_the_marks_of_the_model_file)
+{
+    static const struct {
+        const char *layout, *tensor;
+        uint32_t ranks, rank;
+        bool wanted;
+        uint64_t lo[2], n[2];
+    } expect[] = {
+        {"tp=2,pp=2", "model.embed_tokens.weight", 4, 1, true, {64, 0}, {64, 32}},
+        {"tp=2,pp=2", "model.layers.0.self_attn.o_proj.weight", 4, 1, true, {0, 16}, {32, 16}},
+        {"tp=2,pp=2", "model.layers.2.self_attn.o_proj.weight", 4, 1, false, {0, 0}, {0, 0}},
+        {"tp=2,pp=2", "model.layers.3.mlp.up_proj.weight", 4, 2, true, {0, 0}, {32, 32}},
+        {"tp=2,pp=2", "model.embed_tokens.weight", 4, 3, true, {64, 0}, {64, 32}}, /* tied */
+        {"tp=2,pp=2", "model.norm.weight", 4, 0, false, {0, 0}, {0, 0}},
+        {"tp=4", "model.layers.1.self_attn.q_proj.weight", 4, 3, true, {24, 0}, {8, 32}},
+        {"tp=4", "model.layers.1.self_attn.k_proj.weight", 4, 1, true, {0, 0}, {8, 32}},
+        {"tp=4", "model.layers.1.self_attn.k_proj.weight", 4, 2, true, {8, 0}, {8, 32}},
+        {"tp=2,fsdp=2", "model.layers.1.self_attn.q_proj.weight", 4, 3, true, {24, 0}, {8, 32}},
+        {"fsdp=3", "model.layers.1.self_attn.q_proj.weight", 3, 2, true, {22, 0}, {10, 32}},
+        {"dp=2", "model.layers.1.self_attn.q_proj.weight", 2, 1, true, {0, 0}, {32, 32}},
+    };
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied", "hf");
+
+    for (size_t i = 0; i < sizeof expect / sizeof *expect; i++) {
+        struct ckpt_err err = {0};
+        struct ckpt_comm *comm[8];
+        struct ckpt_load *load;
+        bool found = false;
+        CHECK_OK(ckpt_comm_threads(expect[i].ranks, comm, &err));
+        CHECK_OK(ckpt_load_new(view, comm[expect[i].rank], NULL, &load, &err));
+        CHECK_OK(ckpt_load_want_layout(load, expect[i].layout, &err));
+        for (size_t w = 0; w < ckpt_load_wants(load); w++) {
+            struct ckpt_want_info info;
+            ckpt_load_want_info(load, w, &info);
+            if (strcmp(info.tensor, expect[i].tensor) != 0)
+                continue;
+            found = true;
+            for (uint32_t d = 0; d < info.rank; d++) {
+                CHECK_EQ(info.lo[d], expect[i].lo[d]);
+                CHECK_EQ(info.n[d], expect[i].n[d]);
+            }
+        }
+        CHECK_EQ(found, expect[i].wanted);
+        ckpt_load_free(load);
+        for (uint32_t r = 0; r < expect[i].ranks; r++)
+            ckpt_comm_free(comm[r]);
+    }
+    struct ckpt_comm *comm[8];
+    struct ckpt_load *load;
+    struct ckpt_err err = {0};
+    CHECK_OK(ckpt_comm_threads(3, comm, &err));
+    CHECK_OK(ckpt_load_new(view, comm[0], NULL, &load, &err));
+    CHECK_FAILS(ckpt_load_want_layout(load, "tp=3", &err), CKPT_USAGE,
+                "heads, which is no multiple");
+    ckpt_load_free(load);
+    for (uint32_t r = 0; r < 3; r++)
+        ckpt_comm_free(comm[r]);
+    ckpt_view_release(view);
+}
+
 /* Whatever the moment, it ends, and nothing is written afterwards. */
 TEST(load, cancelled_at_any_moment)
 {
@@ -207,5 +270,6 @@ TEST(load, cancelled_at_any_moment)
     ckpt_view_release(view);
 }
 
-TESTS(T(load, nanotron_parameter_of_several_slice_pairs), T(load, megatron_key_and_global_offset),
+TESTS(T(load, layouts_follow_the_marks_of_the_model_file),
+      T(load, nanotron_parameter_of_several_slice_pairs), T(load, megatron_key_and_global_offset),
       T(load, wants_that_can_not_be), T(load, cancelled_at_any_moment))
