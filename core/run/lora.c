@@ -329,6 +329,30 @@ static int resize(struct merge *m, const struct ckpt_tensor *old, const struct c
                : 0;
 }
 
+static bool lists(const json_t *names, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(names); i++) {
+        const char *s = json_string_value(json_array_get(names, i));
+        if (s && strcmp(s, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* With resized embeddings PEFT saves both, tied or not; an output embedding of its own is a module
+ * to save. */
+static bool is_tied_copy(const struct merge *m, const struct ckpt_tensor *t)
+{
+    static const char input[] = "embed_tokens.weight";
+    bool both = false;
+
+    for (size_t i = 0; i < m->adapter->tensors.len; i++)
+        both |= ckpt_has_suffix(m->adapter->tensors.ptr[i].name, input);
+    return both && strcmp(t->name + strlen(ROOT), "lm_head.weight") == 0 &&
+           ckpt_json_bool(m->opt->config, "tie_word_embeddings", false) &&
+           !lists(json_object_get(m->opt->adapter, "modules_to_save"), "lm_head");
+}
+
 /* An output embedding that is no longer the input's, which the base ties to it: a tensor more. */
 static int untie(struct merge *m, const struct ckpt_tensor *t, size_t *ret_at)
 {
@@ -356,6 +380,10 @@ static int replace(struct merge *m, const struct ckpt_tensor *t)
     for (char *p; (p = strstr(name, ".base_layer.")) || (p = strstr(name, ".modules_to_save."));)
         memmove(p, strchr(p + 1, '.'), strlen(strchr(p + 1, '.')) + 1);
     size_t at = ckpt_experts_tensor(m->cat, m->opt->base_names, name);
+    if (at == SIZE_MAX && is_tied_copy(m, t)) {
+        m->used[t - m->adapter->tensors.ptr] = true;
+        return 0;
+    }
     if (at == SIZE_MAX && untie(m, t, &at) < 0)
         return -1;
     struct ckpt_tensor *old = &m->cat->tensors.ptr[at];

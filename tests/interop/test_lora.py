@@ -179,6 +179,15 @@ class Lora(unittest.TestCase):
         config = transformers.AutoConfig.from_pretrained(self.out)
         self.assertEqual(config.vocab_size, 104)
 
+    def test_a_tied_vocabulary_that_has_grown(self):
+        model = self.model(transformers.LlamaConfig(**COMMON, tie_word_embeddings=True))
+        model.resize_token_embeddings(104)
+        self.save_adapter(model, words=["lora_", "embed_tokens"], r=4, target_modules=["v_proj"])
+        self.assertIn("base_model.model.lm_head.weight", tensors(self.adapter))  # PEFT saves both
+        self.same(self.ours(), self.theirs(torch.bfloat16, vocab=104))
+        config = transformers.AutoConfig.from_pretrained(self.out)
+        self.assertEqual((config.vocab_size, config.tie_word_embeddings), (104, True))
+
     def check_experts(self, config, names):
         """In F32; in smaller types PEFT rounds the delta before it adds it."""
         model = self.model(config, torch.float32)
