@@ -336,6 +336,31 @@ static int compare_config(const struct ckpt_check *c, const struct ckpt_tensor *
     return 0;
 }
 
+/* A decoder's layers, where the names count them; few families count otherwise than their config
+ * does, so it is said, not refused. Layers of multi-token prediction come on top. */
+static int compare_layers(const struct ckpt_check *c, const struct ckpt_catalog *cat,
+                          json_t *warnings, struct ckpt_err *err)
+{
+    static const char at[] = "model.layers.";
+    uint64_t want, extra = 0, have = 0, layer;
+
+    if (!text_number(c->config, "num_hidden_layers", &want))
+        return 0;
+    (void)text_number(c->config, "num_nextn_predict_layers", &extra);
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const char *name = cat->tensors.ptr[i].name;
+        size_t n = ckpt_has_prefix(name, at) ? strspn(name + strlen(at), "0123456789") : 0;
+        unsigned long long number;
+        if (n && ckpt_parse_u64(name + strlen(at), n, &number) && (layer = number) >= have)
+            have = layer + (layer != UINT64_MAX);
+    }
+    if (have == 0 || (have >= want && have - want <= extra))
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *line = ckpt_asprintf(
+        "the checkpoint has %" PRIu64 " layers, by config.json it has %" PRIu64, have, want);
+    return line && json_array_append_new(warnings, json_string(line)) == 0 ? 0 : ckpt_nomem(err);
+}
+
 int ckpt_check_model(const struct ckpt_check *c, const struct ckpt_catalog *cat, json_t *warnings,
                      struct ckpt_err *err)
 {
@@ -344,5 +369,5 @@ int ckpt_check_model(const struct ckpt_check *c, const struct ckpt_catalog *cat,
     for (size_t i = 0; c->config && i < cat->tensors.len; i++)
         if (compare_config(c, &cat->tensors.ptr[i], err) < 0)
             return -1;
-    return 0;
+    return c->config ? compare_layers(c, cat, warnings, err) : 0;
 }

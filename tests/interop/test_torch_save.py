@@ -86,6 +86,13 @@ class TorchSave(unittest.TestCase):
         done, _ = self.export(self.at("hub"))
         self.assertIn("2 ranks wrote, the file of rank 1 is missing", done.stderr)
 
+    def test_a_base_of_another_depth(self):
+        torch.save(self.model.state_dict(), self.at("depth", "pytorch_model.bin"))
+        tf.Qwen2Config(**SIZES | {"num_hidden_layers": 14}, tie_word_embeddings=True).save_pretrained(self.at("deeper"))
+        for base, count in (("base", 0), ("deeper", 1)):
+            told = subprocess.run([CKPT, "info", self.at("depth"), "-o", f"base={self.at(base)}"], capture_output=True, text=True).stdout
+            self.assertEqual(told.count("the checkpoint has 12 layers, by config.json it has 14"), count, told)
+
     def test_before_zip(self):
         torch.save(self.model.state_dict(), self.at("old", "pytorch_model.bin"), _use_new_zipfile_serialization=False)
         done, _ = self.export(self.at("old"))
