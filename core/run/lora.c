@@ -180,6 +180,7 @@ static int merge_module(struct merge *m, const char *module, size_t weight, bool
     if (magnitude.name && embedding)
         return ckpt_fail(m->err, CKPT_UNSUPPORTED, "DoRA of the embedding '%s'", module);
     lora.magnitude = magnitude.name ? &magnitude : NULL;
+    lora.rounded = embedding;
     if (ckpt_value_lora(m->cat, weight, &lora, 0, m->err) < 0)
         return -1;
     return merge_bias(m, module, lora.scale);
@@ -228,7 +229,7 @@ static int merge_parameter(struct merge *m, const char *name, const struct ckpt_
                            const struct ckpt_tensor *a, const struct ckpt_tensor *b)
 {
     struct ckpt_tensor pair[2];
-    struct ckpt_lora lora = {.a = &pair[0], .b = &pair[1]};
+    struct ckpt_lora lora = {.a = &pair[0], .b = &pair[1], .rounded = true};
     struct layout layout = {0};
     char outer[64], inner[64];
 

@@ -33,6 +33,7 @@ struct lora {
     struct ckpt_tensor operand[4];
     uint64_t first;
     float scale;
+    bool rounded;
 };
 
 enum { WEIGHT, A, B, MAGNITUDE };
@@ -218,6 +219,11 @@ static int merge_rows(const struct lora *v, struct ckpt_reading *rd, uint64_t ro
     if (fill_delta(v, rd, v->first + row, nrow, delta, err) < 0 ||
         read_f32(w, rd, row * cols, n, raw, weight, err) < 0)
         return -1;
+    if (v->rounded) {
+        const enum ckpt_dtype dtype = (enum ckpt_dtype)w->tensor->dtype;
+        ckpt_dtype_cast(raw, dtype, delta, CKPT_F32, n);
+        ckpt_dtype_cast(delta, CKPT_F32, raw, dtype, n);
+    }
     for (size_t i = 0; i < n; i++)
         weight[i] += delta[i];
     return v->value.narg > MAGNITUDE ? set_lengths(v, rd, row, nrow, cols, weight, err) : 0;
@@ -346,6 +352,7 @@ int ckpt_value_lora(struct ckpt_catalog *cat, size_t index, const struct ckpt_lo
     if (!(v = new_value(cat, &lora_ops, operand, lora->scale)))
         return ckpt_nomem(err);
     v->first = first;
+    v->rounded = lora->rounded;
     return ckpt_tensor_compute(t, &v->value, t->dtype, err);
 }
 

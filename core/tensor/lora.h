@@ -3,10 +3,12 @@
  *
  * The arithmetic is that of PEFT's merge_and_unload on a CPU: F32; each element of B A is summed
  * over the rank in ascending order with fused multiply-adds (what MKL does up to rank 128), scaled,
- * added to the weight, and rounded once: to the weight's type, or to that of a cast. */
+ * added to the weight, and rounded once: to the weight's type, or to that of a cast. The changes of
+ * embeddings and of stacked experts are rounded to the weight's type before they are added. */
 #ifndef CKPT_TENSOR_LORA_H
 #define CKPT_TENSOR_LORA_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,6 +22,7 @@ struct ckpt_lora {
     const struct ckpt_tensor *b;         /* [stack, rows, rank] */
     const struct ckpt_tensor *magnitude; /* DoRA: [rows]; else NULL. Only of a stack of one */
     double scale;
+    bool rounded; /* the change, before it is added */
 };
 
 /* Add to tensor `index` of cat, whose last dimension is `columns`, rows [first, first + its rows)

@@ -2,6 +2,7 @@
 """lora=merge gives the model that PEFT's merge_and_unload saves; LoRA keys in a DCP give PEFT's adapter."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -188,8 +189,20 @@ class Lora(unittest.TestCase):
         config = transformers.AutoConfig.from_pretrained(self.out)
         self.assertEqual((config.vocab_size, config.tie_word_embeddings), (104, True))
 
+    def test_changes_that_are_rounded_first(self):
+        """Of embeddings and of stacked experts, in types smaller than F32."""
+        model = self.model(transformers.LlamaConfig(**COMMON), torch.bfloat16)
+        self.save_adapter(model, words=["lora_"], r=4, target_modules=["v_proj", "embed_tokens"])
+        self.same(self.ours(), self.theirs(torch.bfloat16))
+        shutil.rmtree(self.adapter)
+        shutil.rmtree(self.base)
+        shutil.rmtree(os.path.join(self.tmp.name, "theirs"))
+        model = self.model(transformers.Qwen3MoeConfig(**COMMON, num_experts=4, moe_intermediate_size=24), torch.bfloat16)
+        names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+        self.save_adapter(model, words=["lora_"], r=4, target_modules=["q_proj"], target_parameters=names, lora_dropout=0.0)
+        self.same(self.ours(), self.theirs(torch.bfloat16))
+
     def check_experts(self, config, names):
-        """In F32; in smaller types PEFT rounds the delta before it adds it."""
         model = self.model(config, torch.float32)
         self.save_adapter(model, r=4, target_modules=["q_proj"], target_parameters=names, lora_dropout=0.0)
         got = self.ours()
