@@ -229,7 +229,7 @@ static int merge_parameter(struct merge *m, const char *name, const struct ckpt_
                            const struct ckpt_tensor *a, const struct ckpt_tensor *b)
 {
     struct ckpt_tensor pair[2];
-    struct ckpt_lora lora = {.a = &pair[0], .b = &pair[1], .rounded = true};
+    struct ckpt_lora lora = {.a = &pair[0], .b = &pair[1], .rounded = !m->opt->automodel};
     struct layout layout = {0};
     char outer[64], inner[64];
 

@@ -4,7 +4,8 @@
  * The arithmetic is that of PEFT's merge_and_unload on a CPU: F32; each element of B A is summed
  * over the rank in ascending order with fused multiply-adds (what MKL does up to rank 128), scaled,
  * added to the weight, and rounded once: to the weight's type, or to that of a cast. The changes of
- * embeddings and of stacked experts are rounded to the weight's type before they are added. */
+ * embeddings and of PEFT's stacked experts are rounded to the weight's type before they are added;
+ * NeMo Automodel's are not. */
 #ifndef CKPT_TENSOR_LORA_H
 #define CKPT_TENSOR_LORA_H
 
