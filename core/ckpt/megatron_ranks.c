@@ -531,7 +531,7 @@ static int add_part(struct load *l, const struct rank *r, const char *name,
                     const struct ckpt_torch_layout *layout, uint64_t off, struct ckpt_err *err)
 {
     uint64_t at = is_expert(name) ? r->tp % l->netp : r->tp;
-    struct ranked *t;
+    struct ranked *t = NULL;
     struct part *p;
 
     if (find_ranked(l, name, &t, err) < 0)

@@ -97,7 +97,7 @@ class TorchSave(unittest.TestCase):
         torch.save(self.model.state_dict(), self.at("old", "pytorch_model.bin"), _use_new_zipfile_serialization=False)
         done, _ = self.export(self.at("old"))
         self.assertEqual(done.returncode, 1)
-        self.assertIn("pytorch_model.bin': torch.save's format from before 1.6", done.stderr)
+        self.assertIn("pytorch_model.bin': it has torch.save's format of before 1.6", done.stderr)
 
     def test_ranks(self):
         for nested in (False, True):
