@@ -8,7 +8,6 @@
 #include "ckpt/dcp_load.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -433,18 +432,9 @@ static int describe(struct load *l, struct ckpt_err *err)
 /* Is this a DCP's pickle? Other tools have files of this name. */
 static bool sniff(const struct ckpt_dir *dir, const char *name)
 {
-    ckpt_cleanup(ckpt_closep) int fd = -1;
     unsigned char head[SNIFF_BYTES];
-    struct ckpt_file_id id;
+    size_t n = ckpt_dir_read_head(dir, name, head, sizeof head);
 
-    if (ckpt_dir_open_file(dir, name, &fd, &id, NULL) < 0)
-        return false;
-    FILE *f = fdopen(fd, "rb");
-    if (!f)
-        return false;
-    fd = -1;
-    size_t n = fread(head, 1, sizeof head, f);
-    (void)fclose(f);
     return n > 2 && head[0] == 0x80 && head[1] >= 2 && head[1] <= 5 &&
            memmem(head, n, "Metadata", strlen("Metadata"));
 }

@@ -2,7 +2,6 @@
 /* Recognising the formats by the files that Megatron writes. */
 #include "ckpt/megatron_layout.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,18 +67,9 @@ static enum ckpt_megatron_format by_modules(const struct ckpt_dir *dir)
                                           "decoder.final_layernorm.weight"};
     static const char *const below[] = {"model.embedding.", "model.decoder.", "model.module.",
                                         "model.output_layer."};
-    ckpt_cleanup(ckpt_closep) int fd = -1;
     ckpt_cleanup(ckpt_freep) char *head = malloc(SNIFF_BYTES);
-    struct ckpt_file_id id;
+    size_t n = head ? ckpt_dir_read_head(dir, ".metadata", head, SNIFF_BYTES) : 0;
 
-    if (!head || ckpt_dir_open_file(dir, ".metadata", &fd, &id, NULL) < 0)
-        return CKPT_MEGATRON_NONE;
-    FILE *f = fdopen(fd, "rb");
-    if (!f)
-        return CKPT_MEGATRON_NONE;
-    fd = -1;
-    size_t n = fread(head, 1, SNIFF_BYTES, f);
-    (void)fclose(f);
     if (!any_word(head, n, modules, sizeof modules / sizeof modules[0]))
         return CKPT_MEGATRON_NONE;
     return any_word(head, n, below, sizeof below / sizeof below[0]) ? CKPT_MEGATRON_DCP

@@ -334,6 +334,22 @@ int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
     return 0;
 }
 
+size_t ckpt_dir_read_head(const struct ckpt_dir *dir, const char *name, void *buf, size_t cap)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct ckpt_file_id id;
+
+    if (ckpt_dir_open_file(dir, name, &fd, &id, NULL) < 0)
+        return 0;
+    FILE *f = fdopen(fd, "rb");
+    if (!f)
+        return 0;
+    fd = -1;
+    size_t n = fread(buf, 1, cap, f);
+    (void)fclose(f);
+    return n;
+}
+
 int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_len,
                        char **ret_text, size_t *ret_len, struct ckpt_err *err)
 {

@@ -65,6 +65,10 @@ bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_fil
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_file_id *ret_id, struct ckpt_err *err);
 
+/* The first bytes of a file, at most cap of them; how many there are, 0 if it can't be read. For
+ * probes. */
+size_t ckpt_dir_read_head(const struct ckpt_dir *dir, const char *name, void *buf, size_t cap);
+
 /* A whole small file, NUL-terminated after *ret_len bytes. Longer than max_len is LIMIT. The caller
  * frees *ret_text. */
 int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_len,

@@ -250,32 +250,15 @@ static void thread_free(struct ckpt_xport *x)
     free(x);
 }
 
-static const struct ckpt_xport_ops thread_ops = {
-    .name = "threads",
-    .post = thread_post,
-    .progress = thread_progress,
-    .wait = thread_wait,
-    .kick = thread_kick,
-    .ctl_send = thread_ctl_send,
-    .ctl_recv = thread_ctl_recv,
-    .gone = thread_gone,
-    .cancel = thread_cancel,
-    .free = thread_free,
-};
-
-/* The same under another name. */
-static const struct ckpt_xport_ops self_ops = {
-    .name = "self",
-    .post = thread_post,
-    .progress = thread_progress,
-    .wait = thread_wait,
-    .kick = thread_kick,
-    .ctl_send = thread_ctl_send,
-    .ctl_recv = thread_ctl_recv,
-    .gone = thread_gone,
-    .cancel = thread_cancel,
-    .free = thread_free,
-};
+/* One transport under two names. */
+#define THREAD_OPS(label)                                                                          \
+    {                                                                                              \
+        .name = (label), .post = thread_post, .progress = thread_progress, .wait = thread_wait,    \
+        .kick = thread_kick, .ctl_send = thread_ctl_send, .ctl_recv = thread_ctl_recv,             \
+        .gone = thread_gone, .cancel = thread_cancel, .free = thread_free,                         \
+    }
+static const struct ckpt_xport_ops thread_ops = THREAD_OPS("threads");
+static const struct ckpt_xport_ops self_ops = THREAD_OPS("self");
 
 static int hub_new(uint32_t n, struct hub **ret)
 {

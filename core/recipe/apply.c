@@ -462,6 +462,7 @@ static int add_side(struct apply *ap, uint32_t side)
     struct ckpt_instance *in = &ap->in;
     const struct ckpt_name *name = in->rule->to[side].name;
     const struct ckpt_use *use = &in->use.ptr[0];
+    const uint32_t numbered = name->axes & ~use->bound;
     uint32_t axis[CKPT_SCOPE_AXES], naxis = 0;
     uint64_t size[CKPT_SCOPE_AXES], total = 1;
 
@@ -469,7 +470,7 @@ static int add_side(struct apply *ap, uint32_t side)
     in->bound = name->axes;
     memcpy(in->at, use->at, sizeof in->at);
     for (uint32_t a = 0; a < in->rule->scope->naxis; a++) {
-        if (!(name->axes & ~use->bound) || !((name->axes & ~use->bound) >> a & 1))
+        if (!(numbered >> a & 1))
             continue;
         if (!ckpt_axis_size(&in->sizes, a, &size[naxis]))
             return ckpt_fail(ap->err, CKPT_MISSING, "'%s': the number of '%s' is not known",
