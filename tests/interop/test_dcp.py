@@ -5,7 +5,6 @@ the model that was renamed; a lost file is named."""
 
 import os
 import random
-import shutil
 import sys
 import tempfile
 import unittest
@@ -17,7 +16,7 @@ try:
     from safetensors.torch import load_file, save_file
 
     import dcp_writer as writer
-    from test_dcp_hf import CASES, SEED, export, raw, read_all
+    from tensor_case import CASES, SEED, TensorCase, export, randomise, read_all
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -28,28 +27,7 @@ SIZES = dict(vocab_size=101, hidden_size=48, intermediate_size=72, num_hidden_la
              head_dim=8, max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
 
 
-def randomise(model):
-    saved = model.state_dict()
-    for name, p in [*model.named_parameters(), *model.named_buffers()]:
-        if name in saved and p.is_floating_point():
-            p.data.normal_()
-    return model
-
-
-class Dcp(unittest.TestCase):
-    def setUp(self):
-        self.tmp = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.tmp)
-
-    def path(self, name):
-        return os.path.join(self.tmp, name)
-
-    def same(self, got, want, what):
-        self.assertEqual(sorted(got), sorted(want), what)
-        for name, t in want.items():
-            self.assertEqual((got[name].dtype, got[name].shape), (t.dtype, t.shape), f"{what}: {name}")
-            self.assertTrue(torch.equal(raw(got[name]), raw(t)), f"{what}: {name}")
-
+class Dcp(TensorCase):
     def export(self, run, *options):
         done = export(run, run + ".out", *options)
         self.assertEqual(done.returncode, 0, f"{run}: {done.stderr}")

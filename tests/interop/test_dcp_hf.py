@@ -4,65 +4,25 @@ view has the bytes that were saved; a model is to the byte what save_pretrained 
 
 import os
 import random
-import shutil
-import subprocess
 import sys
-import tempfile
 import unittest
 
 try:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     import transformers as tf
-    from safetensors import safe_open
 
     import dcp_writer as writer
+    from tensor_case import CASES, SEED, TensorCase, export, raw, read_all
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
 
 tf.utils.logging.disable_progress_bar()
 tf.utils.logging.set_verbosity_error()
-CKPT = os.path.join(os.environ.get("CKPTFS_BUILD", "build/dev"), "fs", "ckpt")
-SEED = int(os.environ.get("CKPTFS_SEED", "1"))
-CASES = int(os.environ.get("CKPTFS_CASES", "6"))
 
 
-def export(run, out, *options):
-    args = [CKPT, "export", run, out]
-    for o in options:
-        args += ["-o", o]
-    return subprocess.run(args, capture_output=True, text=True)
-
-
-def read_all(folder):
-    tensors = {}
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".safetensors"):
-            with safe_open(os.path.join(folder, name), "pt") as f:
-                for k in f.keys():
-                    tensors[k] = f.get_tensor(k)
-    return tensors
-
-
-def raw(t):
-    return t.reshape(-1).contiguous().view(torch.uint8) if t.numel() else t.reshape(-1)
-
-
-class DcpHf(unittest.TestCase):
-    def setUp(self):
-        self.tmp = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.tmp)
-
-    def path(self, name):
-        return os.path.join(self.tmp, name)
-
-    def same(self, got, want, what):
-        self.assertEqual(sorted(got), sorted(want), what)
-        for name, t in want.items():
-            self.assertEqual((got[name].dtype, got[name].shape), (t.dtype, t.shape), f"{what}: {name}")
-            self.assertTrue(torch.equal(raw(got[name]), raw(t)), f"{what}: {name}")
-
+class DcpHf(TensorCase):
     def check_random(self, world, seed, run):
         what = f"world {world}, CKPTFS_SEED={SEED}, case {seed}"
         done = export(run, run + ".out", "view=raw")

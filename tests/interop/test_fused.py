@@ -15,6 +15,8 @@ try:
     import torch.distributed.checkpoint as dcp
     import transformers as tf
     from safetensors.torch import load_file
+
+    from tensor_case import randomise
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -65,12 +67,7 @@ class Fused(unittest.TestCase):
     def model(self, kind):
         sizes = VISUAL.get(kind) or {k: v for k, v in {**SIZES, **OWN.get(kind, {})}.items() if v is not None}
         auto = tf.AutoModelForImageTextToText if kind in VISUAL else tf.AutoModelForCausalLM
-        model = auto.from_config(tf.models.auto.configuration_auto.CONFIG_MAPPING[kind](**sizes))
-        saved = model.state_dict()
-        for name, p in [*model.named_parameters(), *model.named_buffers()]:
-            if name in saved and p.is_floating_point():
-                p.data.normal_()
-        return model
+        return randomise(auto.from_config(tf.models.auto.configuration_auto.CONFIG_MAPPING[kind](**sizes)))
 
     def check(self, kind):
         torch.manual_seed(SEED)

@@ -11,7 +11,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
 try:
@@ -21,7 +20,7 @@ try:
     from safetensors.torch import load_file
 
     import megatron_writer as writer
-    from test_dcp_hf import SEED, export, raw, read_all
+    from tensor_case import SEED, TensorCase, export, read_all
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -121,20 +120,7 @@ def make_plan(r, container, name, cfg):
     return plan
 
 
-class Megatron(unittest.TestCase):
-    def setUp(self):
-        self.tmp = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.tmp)
-
-    def path(self, name):
-        return os.path.join(self.tmp, name)
-
-    def same(self, got, want, what):
-        self.assertEqual(sorted(got), sorted(want), what)
-        for name, t in want.items():
-            self.assertEqual((got[name].dtype, got[name].shape), (t.dtype, t.shape), f"{what}: {name}")
-            self.assertTrue(torch.equal(raw(got[name]), raw(t)), f"{what}: {name}")
-
+class Megatron(TensorCase):
     def weight_map(self, folder):
         with open(os.path.join(folder, "model.safetensors.index.json")) as f:
             return json.load(f)["weight_map"]

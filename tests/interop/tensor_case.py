@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests share that compare tensors with ckpt's: exports, reading them, and a test case with a folder of its own."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import torch
+from safetensors import safe_open
+
+CKPT = os.path.join(os.environ.get("CKPTFS_BUILD", "build/dev"), "fs", "ckpt")
+SEED = int(os.environ.get("CKPTFS_SEED", "1"))
+CASES = int(os.environ.get("CKPTFS_CASES", "6"))
+
+
+def export(run, out, *options):
+    args = [CKPT, "export", run, out]
+    for o in options:
+        args += ["-o", o]
+    return subprocess.run(args, capture_output=True, text=True)
+
+
+def read_all(folder):
+    tensors = {}
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".safetensors"):
+            with safe_open(os.path.join(folder, name), "pt") as f:
+                for k in f.keys():
+                    tensors[k] = f.get_tensor(k)
+    return tensors
+
+
+def raw(t):
+    return t.reshape(-1).contiguous().view(torch.uint8) if t.numel() else t.reshape(-1)
+
+
+def randomise(model):
+    saved = model.state_dict()
+    for name, p in [*model.named_parameters(), *model.named_buffers()]:
+        if name in saved and p.is_floating_point():
+            p.data.normal_()
+    return model
+
+
+class TensorCase(unittest.TestCase):
+    def setUp(self):
+        self.tmp = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.tmp)
+
+    def path(self, name):
+        return os.path.join(self.tmp, name)
+
+    def same(self, got, want, what):
+        self.assertEqual(sorted(got), sorted(want), what)
+        for name, t in want.items():
+            self.assertEqual((got[name].dtype, got[name].shape), (t.dtype, t.shape), f"{what}: {name}")
+            self.assertTrue(torch.equal(raw(got[name]), raw(t)), f"{what}: {name}")
