@@ -16,8 +16,8 @@ static void *open_library(const char *name, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *beside = NULL;
     ckpt_cleanup(ckpt_freep) char *installed = ckpt_asprintf("%s/%s", CKPT_LOAD_LIBDIR, name);
+    ckpt_cleanup(ckpt_freep) char *why = NULL;
     const char *try[3];
-    const char *why = NULL;
     Dl_info here;
 
     if (dladdr((void *)(uintptr_t)&ckpt_comm_from_env, &here) && here.dli_fname) {
@@ -33,7 +33,7 @@ static void *open_library(const char *name, struct ckpt_err *err)
         if (lib)
             return lib;
         if (i == 0)
-            why = dlerror();
+            why = strdup(dlerror());
     }
     (void)ckpt_fail(err, CKPT_UNSUPPORTED,
                     "this launch needs the transport library %s, which can't be loaded: %s", name,
