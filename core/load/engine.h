@@ -74,6 +74,10 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
                       const struct ckpt_engine_sizes *sizes, struct ckpt_engine **ret,
                       struct ckpt_err *err);
 
+/* A load that can't start on this rank does not on any: tell the others, and give *err the error
+ * that all get. */
+void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt_err *err);
+
 /* As ckpt_load_wait and ckpt_load_next. */
 int ckpt_engine_wait(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_err *err);
 int ckpt_engine_next(struct ckpt_engine *e, uint32_t timeout_ms, size_t *ret_want,

@@ -207,7 +207,8 @@ CKPT_PUBLIC int ckpt_load_set_dest(struct ckpt_load *load, size_t want,
 CKPT_PUBLIC int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err);
 
 /* COLLECTIVE (all ranks must start; it does not wait for them). Every want with elements has a
- * destination by now. */
+ * destination by now. If it fails on one rank, which waits for the others to hear of it, the load
+ * has failed on all. */
 CKPT_PUBLIC int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err);
 
 /* 0: all that this rank wants has arrived, and all ranks have what they want. 1: not yet, after
