@@ -25,7 +25,7 @@ struct ckpt_exchange {
     size_t len;
 };
 
-enum { CKPT_DEVICE_MARKS = 16 };
+enum { CKPT_DEVICE_MARKS = 64 };
 
 struct ckpt_device_ops {
     /* Memory of the device; of the host, pinned. */

@@ -142,8 +142,10 @@ static bool is_head(const char *name)
 static int find_model(const struct ckpt_view *view, struct model *m, struct ckpt_err *err)
 {
     const char *type = ckpt_json_str(view->config, "model_type");
-    const struct ckpt_recipes *set = view->shared->recipes;
+    const struct ckpt_recipes *set;
 
+    if (ckpt_recipes_models(view->shared->recipes, &set, err) < 0)
+        return -1;
     for (size_t i = 0; i < set->families.len && type && !view->shared->opt->raw; i++)
         if (!set->families.ptr[i]->open && ckpt_family_has_type(set->families.ptr[i], type))
             m->family = set->families.ptr[i];

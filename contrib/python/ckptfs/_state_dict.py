@@ -112,13 +112,11 @@ class Target:
         self.mesh = None
         self.local = tensor
         if _is_dtensor(tensor):
-            self.local = tensor.to_local() if not tensor.requires_grad else tensor._local_tensor
-            mesh = tensor.device_mesh.mesh
+            self.local = tensor._local_tensor
             try:
-                ranks = [comm.ranks[int(g)] for g in mesh.flatten().tolist()]
+                self.mesh = (*comm.mesh(tensor.device_mesh), _place_list(tensor))
             except KeyError as e:
                 raise CkptError("usage", f"'{name}': rank {e} of its mesh is not in the process group") from None
-            self.mesh = (list(mesh.shape), ranks, _place_list(tensor))
         self.late = []  # (staging tensor, what to copy it to) after the load
 
     def __repr__(self):
@@ -129,7 +127,9 @@ class Loader:
     """The wants of one load."""
 
     def __init__(self, view, comm, options):
+        import torch
         self.view, self.comm = view, comm
+        self.device = torch.device("cpu") if comm.device is None else torch.device("cuda", comm.device)
         self.keep = []  # what C holds pointers into
         self.late = []
         self.progress = []
@@ -144,12 +144,12 @@ class Loader:
         """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later."""
         import torch
         stored, wanted = dtype, SAFETENSORS.get(str(tensor.dtype).removeprefix("torch."))
-        direct = tensor.device.type == "cpu" and (stored == wanted or (stored in CASTABLE and wanted in CASTABLE))
+        direct = tensor.device == self.device and (stored == wanted or (stored in CASTABLE and wanted in CASTABLE))
         direct = direct and all(s >= 0 for s in tensor.stride()) and not _overlaps(tensor)
         to = tensor
         if not direct:
             keep_dtype = stored == wanted or not (stored in CASTABLE and wanted in CASTABLE)
-            to = torch.empty(tensor.shape, dtype=getattr(torch, TORCH[stored]) if keep_dtype else tensor.dtype)
+            to = torch.empty(tensor.shape, dtype=getattr(torch, TORCH[stored]) if keep_dtype else tensor.dtype, device=self.device)
             self.late.append((to, tensor))
         stride = u64s(list(to.stride()))
         self.keep.append((to, stride))
@@ -273,10 +273,10 @@ def _tensors(target):
     return target.state_dict(keep_vars=True), target, None
 
 
-def _same(a, b):
-    """Do two entries share their memory (tied weights)?"""
-    a, b = (t._local_tensor if _is_dtensor(t) else t for t in (a, b))
-    return a.device == b.device and a.numel() and a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+def _memory(t):
+    """What entries have in common that share their memory (tied weights); None: it has none."""
+    t = t._local_tensor if _is_dtensor(t) else t
+    return (t.device, t.data_ptr(), t.shape, t.stride()) if t.numel() else None
 
 
 def _report(model, missing, unexpected):
@@ -324,7 +324,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view="hf", bas
     state, model, finish = _tensors(model_or_state_dict)
     if view not in ("hf", "raw"):
         raise ValueError(f"view={view!r}: expected 'hf' or 'raw'")
-    with Comm(process_group) as comm:
+    with Comm(process_group, _device(state)) as comm:
         opened, loader, failure = None, None, None
         try:
             args = dict(options or {}, step=step, view=None if view == "hf" else view, base=base)
@@ -347,6 +347,14 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view="hf", bas
     if finish:
         finish()
     return Loaded(missing, unexpected, stats)
+
+
+def _device(state):
+    """The CUDA device that a state dict's tensors are on; None: on the CPU, or on several."""
+    import torch
+    found = {t.device if not _is_dtensor(t) else t._local_tensor.device for t in state.values() if isinstance(t, torch.Tensor)}
+    found = {d.index if d.index is not None else torch.cuda.current_device() for d in found if d.type == "cuda"}
+    return found.pop() if len(found) == 1 else None
 
 
 def _agree(comm, failure):
@@ -374,17 +382,18 @@ def _missing(state, names, tied):
 def _want_all(state, loader, names, tied):
     """Declare wants for all that the view has. Returns the names that are missing, and those that nobody asked for."""
     import torch
-    unused, filled = set(names.values()), []
+    unused, filled = set(names.values()), set()
     missing = _missing(state, names, tied)
     for name, tensor in state.items():
         source = _find(name, names, tied) if isinstance(tensor, torch.Tensor) else None
         if source is None:
             continue
         unused.discard(source)
-        if not any(_same(t, tensor) for t in filled):
-            filled.append(tensor)
+        memory = _memory(tensor)
+        if memory is None or memory not in filled:
+            filled.add(memory)
             loader.want(Target(name, tensor, loader.comm), source)
-    missing = [m for m in missing if not any(_same(state[m], t) for t in filled)]  # tied: its twin was loaded
+    missing = [m for m in missing if _memory(state[m]) is None or _memory(state[m]) not in filled]  # tied: its twin was loaded
     shown = {v: k for k, v in names.items()}
     return missing, [shown[v] for v in loader.view.keys() if v in unused]
 
