@@ -4,16 +4,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "fail.h"
 #include "load_tool.h"
 #include "out.h"
 
-enum { ALIGN = 64, CHUNK = 8 << 20, AGREE_MS = 300 * 1000 };
+enum { ALIGN = 256, CHUNK = 8 << 20, AGREE_MS = 300 * 1000 };
 
-/* Where the wants lie: one mapping. */
+/* Where the wants lie: one piece of the host's memory, or of the device's. */
 struct memory {
+    struct ckpt_comm *comm;
     unsigned char *ptr;
     size_t len;
     size_t *off; /* per want */
@@ -21,14 +21,14 @@ struct memory {
 
 static void memory_release(struct memory *m)
 {
-    if (m->ptr)
-        (void)munmap(m->ptr, m->len);
+    ckpt_comm_dealloc(m->comm, m->ptr);
     free(m->off);
 }
 
 static int memory_init(struct memory *m, struct ckpt_load *load, struct ckpt_err *err)
 {
     const size_t n = ckpt_load_wants(load);
+    void *ptr;
 
     if (!(m->off = malloc((n + 1) * sizeof *m->off)))
         return ckptfs_nomem(err);
@@ -39,11 +39,9 @@ static int memory_init(struct memory *m, struct ckpt_load *load, struct ckpt_err
         m->len += (info.nbytes + ALIGN - 1) / ALIGN * ALIGN;
     }
     m->len += ALIGN;
-    m->ptr = mmap(NULL, m->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (m->ptr == MAP_FAILED) {
-        m->ptr = NULL;
-        return ckptfs_nomem(err);
-    }
+    if (ckpt_comm_alloc(m->comm, m->len, &ptr, err) < 0)
+        return -1;
+    m->ptr = ptr;
     for (size_t i = 0; i < n; i++) {
         const struct ckpt_dest dest = {.ptr = m->ptr + m->off[i]};
         if (ckpt_load_set_dest(load, i, &dest, err) < 0)
@@ -134,9 +132,16 @@ static int check_all(struct ckpt_load *load, struct ckpt_view *view, const struc
                      struct ckpt_err *err)
 {
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
-        struct check c = {.view = view, .err = err, .got = m->ptr + m->off[i], .esize = 1};
+        struct check c = {.view = view, .err = err, .esize = 1};
+        CKPTFS_CLEANUP(ckptfs_freep) unsigned char *got = NULL;
         uint64_t numel = 1;
         ckpt_load_want_info(load, i, &c.want);
+        if (!(got = malloc(c.want.nbytes + 1)))
+            return ckptfs_nomem(err);
+        if (c.want.nbytes &&
+            ckpt_comm_fetch(m->comm, got, m->ptr + m->off[i], c.want.nbytes, err) < 0)
+            return -1;
+        c.got = got;
         if (!ckpt_view_find_tensor(view, c.want.tensor, &c.index))
             return ckptfs_fail(err, CKPT_MISSING, "there is no tensor '%s'", c.want.tensor);
         ckpt_view_tensor(view, c.index, &c.tensor);
@@ -223,7 +228,7 @@ int ckpt_load_run(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct
     CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
     CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
     struct ckpt_load *load = NULL;
-    struct memory memory = {0};
+    struct memory memory = {.comm = comm};
     int rc = ckpt_tool_open(&t->tool, &run, &view, err);
 
     if (ckpt_comm_agree(comm, rc, agree_ms(t), err) < 0)

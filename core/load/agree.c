@@ -13,12 +13,14 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "load/comm.h"
+#include "load/device.h"
 #include "load/load_inner.h"
 #include "load/same.h"
 #include "tensor/region.h"
 
 enum {
-    EACH_UNIT = 1 << 20, /* of a rank that reads for itself: stays in the CPU's cache */
+    EACH_UNIT = 1 << 20,   /* of a rank that reads for itself: stays in the CPU's cache */
+    DEVICE_UNIT = 8 << 20, /* the same for a device: worth an upload */
     ONCE_UNIT = 4 << 20,
     LEAST_PIECE = 16 << 10,
     WINDOW = 64 << 20,
@@ -297,30 +299,44 @@ int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *n
     return 0;
 }
 
+/* A rank that reads for itself: a window is one read. */
+static void sizes_alone(uint64_t budget, uint32_t threads, bool device, struct ckpt_plan_sizes *ret,
+                        uint32_t *ret_slots)
+{
+    const uint64_t unit = device ? DEVICE_UNIT : EACH_UNIT;
+    uint32_t slots = device ? 2 * threads + 1 : threads + 1; /* on a device uploads last, too */
+
+    if (device && slots > CKPT_DEVICE_MARKS)
+        slots = CKPT_DEVICE_MARKS;
+    while (slots > 2 && budget / slots < unit)
+        slots--;
+    ret->piece = ret->unit = ckpt_min_u64(unit, budget / slots);
+    *ret_slots = slots;
+}
+
 int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint64_t bytes,
-                    uint32_t threads, struct ckpt_plan_sizes *ret, uint32_t *ret_slots,
+                    uint32_t threads, bool device, struct ckpt_plan_sizes *ret, uint32_t *ret_slots,
                     struct ckpt_err *err)
 {
     const uint64_t least = (uint64_t)2 * LEAST_PIECE * (ndomain == 1 ? 1 : ndomain + 2);
+    const bool tight = device && opt->device_bytes < opt->host_bytes;
+    const uint64_t budget = tight ? opt->device_bytes : opt->host_bytes;
     uint64_t window;
 
-    if (opt->host_bytes < least)
+    if (budget < least)
         return ckpt_fail(err, CKPT_LIMIT,
-                         "host_bytes is %" PRIu64 ", but %" PRIu32
+                         "%s is %" PRIu64 ", but %" PRIu32
                          " ranks that share what they read need at least %" PRIu64,
-                         opt->host_bytes, ndomain, least);
+                         tight ? "device_bytes" : "host_bytes", budget, ndomain, least);
+    ret->common = 0;
     if (ndomain == 1) {
-        *ret_slots = threads + 1;
-        while (*ret_slots > 2 && opt->host_bytes / *ret_slots < EACH_UNIT)
-            --*ret_slots;
-        ret->piece = ckpt_min_u64(EACH_UNIT, opt->host_bytes / *ret_slots);
-        ret->unit = ret->piece;
+        sizes_alone(budget, threads, device, ret, ret_slots);
         return 0;
     }
     /* a slot holds what is read, what is gathered to be sent, and at most a window of others */
-    *ret_slots = opt->host_bytes / SLOTS / (ndomain + 2) >= LEAST_PIECE ? SLOTS : 2;
+    *ret_slots = budget / SLOTS / (ndomain + 2) >= LEAST_PIECE ? SLOTS : 2;
     window = ckpt_min_u64(opt->window_bytes ? opt->window_bytes : WINDOW,
-                          opt->host_bytes / *ret_slots / (ndomain + 2) * ndomain);
+                          budget / *ret_slots / (ndomain + 2) * ndomain);
     /* and short loads have several windows too, so that reading and sending overlap */
     window = ckpt_min_u64(window, ckpt_max_u64(bytes / 8, (uint64_t)ndomain * 256 * 1024));
     ret->piece = ckpt_max_u64(window / ndomain, LEAST_PIECE);
@@ -330,8 +346,13 @@ int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint6
 
 /* ---- round 3: the same plan? does it fit? ---- */
 
+struct need {
+    uint64_t host, device;
+};
+
 struct fit {
-    uint64_t digest, need;
+    uint64_t digest;
+    struct need need;
     uint32_t domain, zero; /* its first rank */
 };
 
@@ -339,7 +360,7 @@ static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *
                      struct ckpt_str *answer, struct ckpt_err *err)
 {
     const uint32_t n = ((struct ckpt_comm *)ctx)->x->size;
-    uint64_t most = 0;
+    struct need most = {0};
 
     for (uint32_t r = 0; r < n; r++) {
         struct fit f, first;
@@ -351,7 +372,8 @@ static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *
             return ckpt_fail(err, CKPT_CONFLICT,
                              "ranks %" PRIu32 " and %" PRIu32 " have made different plans",
                              f.domain, r);
-        most = ckpt_max_u64(most, f.need);
+        most.host = ckpt_max_u64(most.host, f.need.host);
+        most.device = ckpt_max_u64(most.device, f.need.device);
     }
     ckpt_str_append(answer, (const char *)&most, sizeof most);
     return 0;
@@ -365,7 +387,7 @@ struct planning {
 };
 
 /* Plan with these sizes; *ret_need: what the rank that needs most would take. */
-static int try_plan(struct planning *p, uint64_t *ret_need, struct ckpt_err *err)
+static int try_plan(struct planning *p, struct need *ret_need, struct ckpt_err *err)
 {
     struct ckpt_load *load = p->load;
     struct ckpt_round round = {.judge = judge_fit, .ctx = load->comm};
@@ -381,11 +403,12 @@ static int try_plan(struct planning *p, uint64_t *ret_need, struct ckpt_err *err
     if (rc == 0)
         rc = ckpt_plan_receives(load->parts.plan, load->comm->x->rank, &load->parts.receives, err);
     if (rc == 0)
-        rc = ckpt_engine_measure(load->parts.plan, load->comm->x->rank, load->opt.verify,
+        rc = ckpt_engine_measure(load->parts.plan, load->comm->x->rank, &load->engine_opt.mode,
                                  &load->parts.receives, &load->sizes, err);
     if (rc == 0) {
         f.digest = ckpt_plan_digest(load->parts.plan);
-        f.need = p->slots * (load->sizes.read + load->sizes.stage + load->sizes.receive);
+        f.need.host = p->slots * load->sizes.host;
+        f.need.device = p->slots * load->sizes.device;
     }
     rc = ckpt_round_run(&round, load->comm, rc, &f, sizeof f, load->opt.exchange_timeout_ms,
                         &answer, &len, err);
@@ -399,13 +422,14 @@ static int try_plan(struct planning *p, uint64_t *ret_need, struct ckpt_err *err
  */
 static int fit_plan(struct planning *p, struct ckpt_err *err)
 {
-    const uint64_t host = p->load->opt.host_bytes;
-    uint64_t need = 0;
+    const struct ckpt_load_options *opt = &p->load->opt;
+    const bool device = p->load->engine_opt.mode.device;
+    struct need need = {0};
 
     for (int i = 0; i < 12; i++) {
         if (try_plan(p, &need, err) < 0)
             return -1;
-        if (need <= host)
+        if (need.host <= opt->host_bytes && (!device || need.device <= opt->device_bytes))
             return 0;
         uint64_t piece = p->sizes.piece / 2;
         if (piece < LEAST_PIECE / 16)
@@ -413,8 +437,10 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
         p->sizes.piece = piece;
         p->sizes.unit = ckpt_min_u64(p->sizes.unit, piece);
     }
-    return ckpt_fail(err, CKPT_LIMIT,
-                     "host_bytes is %" PRIu64 ", but the plan needs at least %" PRIu64, host, need);
+    const bool host = need.host > opt->host_bytes;
+    return ckpt_fail(err, CKPT_LIMIT, "%s is %" PRIu64 ", but the plan needs at least %" PRIu64,
+                     host ? "host_bytes" : "device_bytes",
+                     host ? opt->host_bytes : opt->device_bytes, host ? need.host : need.device);
 }
 
 static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot)
@@ -452,7 +478,7 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
         .threads = choose_threads(&load->opt, local, a->hot),
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
-        .verify = load->opt.verify,
+        .mode = {.verify = load->opt.verify, .device = load->comm->x->device != NULL},
         .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN},
     };
     if (a->hot > 0.9)
@@ -461,8 +487,10 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
         return -1;
     if (p.nrank > 1) /* what lies in holes is another unit's, read by another worker or rank */
         load->engine_opt.cost.run = EXACT_RUN;
-    int rc = ckpt_load_sizes(&load->opt, p.nrank, in.unique, load->engine_opt.threads, &p.sizes,
-                             &p.slots, err);
+    const struct ckpt_engine_mode *mode = &load->engine_opt.mode;
+    int rc = ckpt_load_sizes(&load->opt, p.nrank, in.unique, load->engine_opt.threads, mode->device,
+                             &p.sizes, &p.slots, err);
+    p.sizes.common = mode->device && !mode->verify && p.nrank == n;
     load->engine_opt.slots = p.slots;
     if (rc == 0)
         rc = fit_plan(&p, err);

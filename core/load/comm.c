@@ -98,6 +98,10 @@ int ckpt_comm_self(struct ckpt_comm **ret, struct ckpt_err *err)
     return ckpt_comm_threads(1, ret, err);
 }
 
+struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm) { return comm->x; }
+
+void ckpt_comm_replace(struct ckpt_comm *comm, struct ckpt_xport *x) { comm->x = x; }
+
 uint32_t ckpt_comm_rank(const struct ckpt_comm *comm) { return comm->x->rank; }
 
 uint32_t ckpt_comm_size(const struct ckpt_comm *comm) { return comm->x->size; }
@@ -515,6 +519,49 @@ int ckpt_round_run(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const v
     if (rc < 0 && err)
         *err = own;
     return rc;
+}
+
+struct shared {
+    const void *data;
+    size_t len;
+};
+
+static int judge_share(void *ctx, const unsigned char *const *data, const size_t *len,
+                       struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct shared *s = ctx;
+
+    (void)data, (void)len;
+    ckpt_str_append(answer, s->data, s->len);
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len, uint32_t timeout_ms,
+                    struct ckpt_err *err)
+{
+    struct shared s = {data, len};
+    struct ckpt_round round = {.judge = judge_share, .ctx = &s};
+    unsigned char *answer = NULL;
+    size_t got = 0;
+
+    rc = ckpt_round_run(&round, comm, rc, NULL, 0, timeout_ms, &answer, &got, err);
+    if (rc == 0 && got != len)
+        rc = ckpt_fail(err, CKPT_CONFLICT, "rank 0 runs another version of ckptfs");
+    if (rc == 0)
+        memcpy(data, answer, len);
+    free(answer);
+    return rc;
+}
+
+int ckpt_comm_look(struct ckpt_comm *comm, struct ckpt_err *err)
+{
+    bool moved;
+
+    (void)ckpt_comm_poll(comm, &moved, NULL);
+    for (uint32_t r = 0; r < comm->x->size; r++)
+        if (r != comm->x->rank && ckpt_comm_lost(comm, r))
+            return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
+    return 0;
 }
 
 int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms, struct ckpt_err *err)

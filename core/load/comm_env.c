@@ -16,8 +16,8 @@ static void *open_library(const char *name, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *beside = NULL;
     ckpt_cleanup(ckpt_freep) char *installed = ckpt_asprintf("%s/%s", CKPT_LOAD_LIBDIR, name);
+    ckpt_cleanup(ckpt_freep) char *why = NULL;
     const char *try[3];
-    const char *why = NULL;
     Dl_info here;
 
     if (dladdr((void *)(uintptr_t)&ckpt_comm_from_env, &here) && here.dli_fname) {
@@ -33,7 +33,7 @@ static void *open_library(const char *name, struct ckpt_err *err)
         if (lib)
             return lib;
         if (i == 0)
-            why = dlerror();
+            why = strdup(dlerror());
     }
     (void)ckpt_fail(err, CKPT_UNSUPPORTED,
                     "this launch needs the transport library %s, which can't be loaded: %s", name,
@@ -41,17 +41,25 @@ static void *open_library(const char *name, struct ckpt_err *err)
     return NULL;
 }
 
+/* Its function of that name; NULL and *err. */
+static void *open_function(const char *library, const char *name, struct ckpt_err *err)
+{
+    void *lib = open_library(library, err);
+    void *fn = lib ? dlsym(lib, name) : NULL;
+
+    if (lib && !fn)
+        (void)ckpt_fail(err, CKPT_UNSUPPORTED, "%s is another version", library);
+    return fn;
+}
+
 static int open_transport(const char *name, struct ckpt_comm **ret, struct ckpt_err *err)
 {
-    void *lib = open_library(name, err);
     struct ckpt_xport *x;
     ckpt_xport_open *fn;
 
-    if (!lib)
-        return -1;
-    *(void **)&fn = dlsym(lib, CKPT_XPORT_OPEN);
+    *(void **)&fn = open_function(name, CKPT_XPORT_OPEN, err);
     if (!fn)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "%s is another version", name);
+        return -1;
     return fn(&x, err) < 0 ? -1 : ckpt_comm_wrap(x, ret, err);
 }
 
@@ -68,22 +76,43 @@ static bool under_torchrun(void)
     return getenv("RANK") && getenv("WORLD_SIZE") && getenv("MASTER_ADDR") && getenv("MASTER_PORT");
 }
 
-int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err)
+static int launched(struct ckpt_comm **ret, struct ckpt_err *err)
 {
-    const char *say = getenv("CKPTFS_TRANSPORT");
-
-    if (say && *say) {
-        if (strcmp(say, "self") == 0)
-            return ckpt_comm_self(ret, err);
-        if (strcmp(say, "tcp") == 0)
-            return ckpt_comm_tcp_env(ret, err);
-        if (strcmp(say, "mpi") == 0)
-            return open_transport("libckptfs_load_mpi.so.0", ret, err);
-        return ckpt_fail(err, CKPT_USAGE, "CKPTFS_TRANSPORT=%s: expected self, tcp or mpi", say);
-    }
     if (under_mpirun())
         return open_transport("libckptfs_load_mpi.so.0", ret, err);
     if (under_torchrun())
         return ckpt_comm_tcp_env(ret, err);
     return ckpt_comm_self(ret, err);
+}
+
+/* What the launcher connects, with devices. */
+static int open_devices(struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct ckpt_comm *ctl = NULL;
+    ckpt_comm_device *fn;
+
+    *(void **)&fn = open_function("libckptfs_load_nccl.so.0", CKPT_COMM_DEVICE, err);
+    if (!fn || launched(&ctl, err) < 0)
+        return -1;
+    if (fn(ctl, ret, err) == 0)
+        return 0;
+    ckpt_comm_free(ctl);
+    return -1;
+}
+
+int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    const char *say = getenv("CKPTFS_TRANSPORT");
+
+    if (!say || !*say)
+        return launched(ret, err);
+    if (strcmp(say, "self") == 0)
+        return ckpt_comm_self(ret, err);
+    if (strcmp(say, "tcp") == 0)
+        return ckpt_comm_tcp_env(ret, err);
+    if (strcmp(say, "mpi") == 0)
+        return open_transport("libckptfs_load_mpi.so.0", ret, err);
+    if (strcmp(say, "nccl") == 0)
+        return open_devices(ret, err);
+    return ckpt_fail(err, CKPT_USAGE, "CKPTFS_TRANSPORT=%s: expected self, tcp, mpi or nccl", say);
 }

@@ -42,15 +42,23 @@ static void unmap(unsigned char *p, uint64_t len)
         (void)munmap(p, len);
 }
 
+static void unmap_slot(const struct ckpt_engine *e, struct ckpt_slot *s)
+{
+    unmap(s->read, e->sizes.read);
+    unmap(s->stage, e->sizes.stage);
+    unmap(s->receive, e->sizes.receive);
+}
+
 static void destroy(struct ckpt_engine *e)
 {
     for (uint32_t i = 0; e->slot && i < e->opt.slots; i++) {
         struct ckpt_slot *s = &e->slot[i];
         if (!e->leak) {
             ckpt_slot_release(s);
-            unmap(s->read, e->sizes.read);
-            unmap(s->stage, e->sizes.stage);
-            unmap(s->receive, e->sizes.receive);
+            if (e->device)
+                ckpt_device_slot_release(e, s);
+            else
+                unmap_slot(e, s);
         }
         ckpt_vec_release(&s->sends);
         free(s->unit_off);
@@ -80,6 +88,8 @@ static void destroy(struct ckpt_engine *e)
         ckpt_roster_release(e->roster);
     free(e->roster);
     ckpt_view_release(e->view);
+    if (e->device && !e->leak)
+        e->device->ops->unref(e->device);
     (void)pthread_cond_destroy(&e->work);
     (void)pthread_cond_destroy(&e->news);
     (void)pthread_mutex_destroy(&e->lock);
@@ -266,7 +276,7 @@ static int post_receives(struct ckpt_engine *e, struct ckpt_err *err)
         (void)pthread_mutex_unlock(&e->lock);
         if (!now)
             return 0;
-        if (ckpt_slot_post_receives(e, s, err) < 0)
+        if (ckpt_slot_receives(e, s, err) < 0 || ckpt_slot_post(e, s->in, s->nin, err) < 0)
             return -1;
         (void)pthread_mutex_lock(&e->lock);
         s->unplaced = (uint32_t)s->nin;
@@ -285,7 +295,7 @@ static int post_sends(struct ckpt_engine *e, struct ckpt_err *err)
         (void)pthread_mutex_unlock(&e->lock);
         if (!now)
             return 0;
-        if (ckpt_slot_post_sends(e, s, err) < 0)
+        if (ckpt_slot_sends(e, s, err) < 0 || ckpt_slot_post(e, s->out, s->nout, err) < 0)
             return -1;
         (void)pthread_mutex_lock(&e->lock);
         s->unsent = (uint32_t)s->nout;
@@ -396,6 +406,23 @@ static int check_reads(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
     return 0;
 }
 
+/* What a device waits for, it does not say: rank 0 hears of all ranks, and they of rank 0. */
+static int check_silence(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
+{
+    const uint32_t limit = e->opt.exchange_timeout_ms;
+
+    for (uint32_t r = 0; r < e->size; r++)
+        if (r != e->self && (e->self == 0 || r == 0) &&
+            now > e->comm->heard_ms[r] + (e->self == 0 ? limit : (uint64_t)limit * 3 / 2))
+            return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " was silent for %.1f s", r,
+                             limit / 1000.0);
+    if (now > e->moved_ms + (uint64_t)limit * 2)
+        return ckpt_fail(err, CKPT_TIMEOUT,
+                         "window %" PRIu32 " of %" PRIu32 " is stuck: nothing moved for %.1f s",
+                         e->nclosed, e->plan->nwindow, limit / 500.0);
+    return 0;
+}
+
 /* Who owes us something, and is silent? */
 static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
 {
@@ -406,6 +433,8 @@ static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
             return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
     if (now < e->moved_ms + e->opt.exchange_timeout_ms)
         return 0;
+    if (e->device)
+        return check_silence(e, now, err);
     int rc = 0;
     (void)pthread_mutex_lock(&e->lock);
     for (uint32_t i = 0; i < e->opt.slots && rc == 0; i++)
@@ -514,6 +543,8 @@ static void conclude(struct ckpt_engine *e, int rc, const struct ckpt_err *err,
     if (rc == 0 && len == sizeof e->job)
         memcpy(&e->job, data, len);
     ckpt_round_release(&e->round);
+    if (rc < 0) /* others may have given up their side */
+        e->comm->broken |= e->comm->x->ops->one_shot;
     ckpt_comm_end(e->comm);
     (void)pthread_mutex_lock(&e->lock);
     e->stats.end_ns = ckpt_now_ns();
@@ -530,16 +561,21 @@ static void conclude(struct ckpt_engine *e, int rc, const struct ckpt_err *err,
 static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
 {
     const uint64_t now = ckpt_now_ms(), begin = ckpt_now_ns();
-    bool moved = false;
+    bool moved = false, worked = false;
 
     /* a rank that reads all for itself has nothing to post: its workers close the slots alone */
-    if ((e->plan->nowner > 1 && (post_receives(e, err) < 0 || post_sends(e, err) < 0)) ||
-        ckpt_comm_poll(e->comm, &moved, err) < 0)
+    if (!e->device && e->plan->nowner > 1 && (post_receives(e, err) < 0 || post_sends(e, err) < 0))
         return -1;
-    harvest(e);
+    if (ckpt_comm_poll(e->comm, &moved, err) < 0)
+        return -1;
+    if (!e->device)
+        harvest(e);
+    else if (ckpt_device_turn(e, &worked, err) < 0)
+        return -1;
     answer_assists(e);
-    if (moved)
+    if (e->device ? worked : moved)
         e->moved_ms = now;
+    moved |= worked;
     if (e->plan->nowner > 1)
         atomic_fetch_add(&e->stats.exchange_ns, ckpt_now_ns() - begin);
     ckpt_comm_alive(e->comm, e->opt.exchange_timeout_ms);
@@ -579,6 +615,9 @@ static void hear_why(struct ckpt_engine *e)
     }
 }
 
+/* A device does not wake us. */
+static const struct timespec device_nap = {0, 50 * 1000};
+
 /* One turn of the pump, asleep for max_ms at most. True: it is over. */
 static bool pump_turn(struct ckpt_engine *e, uint32_t max_ms)
 {
@@ -603,7 +642,9 @@ static bool pump_turn(struct ckpt_engine *e, uint32_t max_ms)
     } else if (final_turn(e, &moved) <= 0) {
         return true;
     }
-    if (!moved)
+    if (!moved && !e->final && e->device && ckpt_device_busy(e))
+        (void)nanosleep(&device_nap, NULL);
+    else if (!moved)
         e->comm->x->ops->wait(e->comm->x, max_ms);
     return false;
 }
@@ -649,14 +690,20 @@ static int make_slots(struct ckpt_engine *e, struct ckpt_err *err)
     for (uint32_t i = 0; i < e->opt.slots; i++) {
         struct ckpt_slot *s = &e->slot[i];
         s->unit_off = malloc(((size_t)most + 1) * sizeof *s->unit_off);
+        if (!s->unit_off)
+            return ckpt_nomem(err);
+        if (e->device && ckpt_device_slot_init(e, s, err) < 0)
+            return -1;
+        if (e->device)
+            continue;
         s->read = map(e->sizes.read);
         s->stage = map(e->sizes.stage);
         s->receive = map(e->sizes.receive);
-        if (!s->unit_off || (e->sizes.read && !s->read) || (e->sizes.stage && !s->stage) ||
+        if ((e->sizes.read && !s->read) || (e->sizes.stage && !s->stage) ||
             (e->sizes.receive && !s->receive))
             return ckpt_nomem(err);
     }
-    e->stats.buffers = e->opt.slots * (e->sizes.read + e->sizes.stage + e->sizes.receive);
+    e->stats.buffers = e->opt.slots * e->sizes.host;
     return 0;
 }
 
@@ -755,6 +802,8 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
     e->unique_bytes = parts->unique_bytes;
     e->opt = *opt;
     e->sizes = *sizes;
+    if ((e->device = e->comm->x->device))
+        e->device->ops->ref(e->device);
     e->place_tail = &e->place;
     while (e->plan->owner[e->owner] != e->self)
         e->owner++;

@@ -20,20 +20,28 @@
 #include "tensor/boxes.h"
 #include "tensor/read.h"
 
-/* Bytes that a rank's slots need: exact, from the plan. */
+/* How the parts of a window travel. */
+struct ckpt_engine_mode {
+    bool verify; /* with XXH3 */
+    bool device; /* windows and destinations are in a device's memory */
+};
+
+/* What a rank's slots need: exact, from the plan. Of one slot. */
 struct ckpt_engine_sizes {
-    uint64_t read, stage, receive; /* of one slot */
+    uint64_t read, stage, receive; /* bytes, each 0 or a multiple of 64 */
+    uint64_t copies;               /* descriptors (device) */
+    uint64_t host, device;         /* bytes of all that, by where it is */
 };
 
 /* receives: all of this rank's. */
-int ckpt_engine_measure(const struct ckpt_plan *plan, uint32_t self, bool verify,
-                        const ckpt_parts *receives, struct ckpt_engine_sizes *ret,
-                        struct ckpt_err *err);
+int ckpt_engine_measure(const struct ckpt_plan *plan, uint32_t self,
+                        const struct ckpt_engine_mode *mode, const ckpt_parts *receives,
+                        struct ckpt_engine_sizes *ret, struct ckpt_err *err);
 
 struct ckpt_engine_options {
     uint32_t slots, threads;
     uint32_t read_timeout_ms, exchange_timeout_ms;
-    bool verify;
+    struct ckpt_engine_mode mode;
     struct ckpt_box_cost cost;
 };
 

@@ -6,10 +6,11 @@
 
 #include <pthread.h>
 
+#include "load/copies.h"
+#include "load/device.h"
 #include "load/engine.h"
 
 enum {
-    CKPT_MESSAGE_WHOLE = 64 * 1024, /* parts of this size travel alone, smaller ones together */
     CKPT_MESSAGE_HASH = 8,
     CKPT_UNIT_ALIGN = 64,
 };
@@ -22,6 +23,28 @@ struct ckpt_message {
     struct ckpt_message *next; /* in the workers' queue */
     uint32_t first, n;         /* parts of the window; a pack has those that are small */
     bool is_pack, handled;
+};
+
+/* Units that have been read and wait for their upload. */
+struct ckpt_units {
+    uint32_t lo, hi;
+};
+
+/* A slot's part in a device; the pump's, but for `ready`. */
+struct ckpt_slot_device {
+    enum {
+        CKPT_DEVICE_READING,  /* and uploading; or nothing at all */
+        CKPT_DEVICE_EXCHANGE, /* is under way */
+        CKPT_DEVICE_FETCHING, /* what arrived is copied to the host, to be verified */
+        CKPT_DEVICE_PLACING,
+    } phase;
+    CKPT_VEC(struct ckpt_units) ready; /* under the engine's lock */
+    unsigned char *read, *stage, *receive;
+    struct ckpt_copies copies;     /* pinned: */
+    struct ckpt_device_copy *list; /* their copy in the device */
+    uint32_t early, early_blocks;  /* descriptors before the exchange; the rest come after it */
+    CKPT_VEC(struct ckpt_exchange) exchange;
+    ckpt_parts own; /* that land when the window is done, beside those received */
 };
 
 struct ckpt_slot {
@@ -38,6 +61,8 @@ struct ckpt_slot {
     size_t nparts;
     struct ckpt_message *out, *in;
     size_t nout, nin;
+    uint64_t staged, expected; /* bytes of stage and receive in use */
+    struct ckpt_slot_device dev;
 };
 
 /* A unit that could not be read here. */
@@ -86,6 +111,7 @@ struct ckpt_engine {
     struct ckpt_engine_options opt;
     struct ckpt_engine_sizes sizes;
     uint64_t needed_bytes, unique_bytes;
+    struct ckpt_device *device; /* NULL: destinations are in host memory */
 
     pthread_mutex_t lock; /* of all below */
     pthread_cond_t work;  /* for workers */
@@ -106,7 +132,7 @@ struct ckpt_engine {
     /* the pump's own */
     pthread_t pump;
     bool has_pump, final;
-    uint32_t next_receive, next_send;
+    uint32_t next_receive, next_send; /* windows; on a device, next_send is the next to be issued */
     uint64_t moved_ms, retry_id;
     struct ckpt_round round;
     struct ckpt_load_stats job;
@@ -116,17 +142,48 @@ struct ckpt_engine {
 
 /* ---- window.c; pump only, but for measure and open ---- */
 
+/* Does a part travel alone? Small ones of a peer go together; on a device, where gathering costs
+ * little and a message much, also larger ones. */
+static inline bool ckpt_part_alone(const struct ckpt_engine_mode *mode, const struct ckpt_part *p)
+{
+    return p->bytes >= (mode->device ? 1024 * 1024 : 64 * 1024);
+}
+
+/* Where the next part of a pack begins: on a device where any element may. */
+static inline uint64_t ckpt_part_room(const struct ckpt_engine_mode *mode, uint64_t bytes)
+{
+    return mode->device ? (bytes + 15) / 16 * 16 : bytes;
+}
+
 /* Open the slot's window (under the lock). */
 void ckpt_slot_open(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t window);
-int ckpt_slot_post_receives(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err);
-int ckpt_slot_post_sends(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err);
 void ckpt_slot_release(struct ckpt_slot *s);
 
-/* Does a part travel alone? */
-static inline bool ckpt_part_alone(const struct ckpt_part *p)
-{
-    return p->bytes >= CKPT_MESSAGE_WHOLE;
-}
+/* Bytes that units [lo, hi) take one behind the other; off (may be NULL): where each begins, and
+ * the end. */
+uint64_t ckpt_units_bytes(const struct ckpt_plan *plan, uint32_t lo, uint32_t hi, uint64_t *off);
+
+/* The messages of the slot's window: s->in, s->out, with their places in its buffers. What is sent
+ * is gathered now; on a device, listed in s->dev.copies. */
+int ckpt_slot_receives(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err);
+int ckpt_slot_sends(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err);
+
+/* Hand them to the transport. */
+int ckpt_slot_post(struct ckpt_engine *e, struct ckpt_message *m, size_t n, struct ckpt_err *err);
+
+/* Did it arrive as it was sent? data: its bytes, with the hash. */
+int ckpt_message_check(const struct ckpt_message *m, const void *data, struct ckpt_err *err);
+
+/* ---- device.c; pump only ---- */
+
+int ckpt_device_slot_init(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err);
+void ckpt_device_slot_release(struct ckpt_engine *e, struct ckpt_slot *s);
+
+/* Queue what can be queued, and see what is done. *ret_moved: something was. */
+int ckpt_device_turn(struct ckpt_engine *e, bool *ret_moved, struct ckpt_err *err);
+
+/* Is something queued whose end is to be waited for? */
+bool ckpt_device_busy(const struct ckpt_engine *e);
 
 /* ---- worker.c ---- */
 

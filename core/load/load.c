@@ -3,16 +3,20 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/ckd.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "load/comm.h"
+#include "load/device.h"
 #include "load/load_inner.h"
 #include "tensor/region.h"
 
 enum {
     HOST_BYTES = 256 << 20,
+    DEVICE_BYTES = 256 << 20,
+    PAGE = 4096,
     READ_TIMEOUT_MS = 120 * 1000,
     EXCHANGE_TIMEOUT_MS = 300 * 1000,
 };
@@ -32,6 +36,8 @@ static int take_options(struct ckpt_load_options *to, const struct ckpt_load_opt
     to->size = sizeof *to;
     if (to->host_bytes == 0)
         to->host_bytes = HOST_BYTES;
+    if (to->device_bytes == 0)
+        to->device_bytes = DEVICE_BYTES;
     if (to->read_timeout_ms == 0)
         to->read_timeout_ms = READ_TIMEOUT_MS;
     if (to->exchange_timeout_ms == 0)
@@ -294,6 +300,28 @@ int ckpt_load_set_dest(struct ckpt_load *load, size_t want, const struct ckpt_de
 
 /* ---- running ---- */
 
+/* On a device: does it reach the destinations, and can it write elements there? */
+static int check_device(const struct ckpt_load *load, struct ckpt_err *err)
+{
+    struct ckpt_device *d = load->comm->x->device;
+
+    for (size_t i = 0; i < load->target.len && d; i++) {
+        const struct ckpt_target *t = &load->target.ptr[i];
+        const char *name = load->view->cat->tensors.ptr[load->wants.entries.ptr[i].tensor].name;
+        if (ckpt_box_numel(&t->box) == 0)
+            continue;
+        if (!d->ops->reaches(d, t->ptr))
+            return ckpt_fail(err, CKPT_USAGE,
+                             "the destination of tensor '%s' is not in memory of this rank's "
+                             "device",
+                             name);
+        if ((uintptr_t)t->ptr % ckpt_dtype_size(t->dtype))
+            return ckpt_fail(err, CKPT_USAGE,
+                             "the destination of tensor '%s' is not aligned to its elements", name);
+    }
+    return d ? d->ops->begin(d, err) : 0;
+}
+
 int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
 {
     if (!load->planned || load->started)
@@ -304,6 +332,8 @@ int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
         if (!load->target.ptr[i].ptr && ckpt_box_numel(&load->target.ptr[i].box))
             return ckpt_fail(err, CKPT_USAGE, "want %zu (of tensor '%s') has no destination", i,
                              load->view->cat->tensors.ptr[load->wants.entries.ptr[i].tensor].name);
+    if (check_device(load, err) < 0)
+        return -1;
     load->started = true;
     load->parts.target = load->target.ptr;
     load->parts.ntarget = load->target.len;
@@ -357,6 +387,45 @@ const char *ckpt_load_readers(const struct ckpt_load *load)
     static const char *const name[] = {"auto", "once", "node", "each"};
 
     return name[load->readers];
+}
+
+/* ---- memory where a comm's destinations lie ---- */
+
+int ckpt_comm_alloc(struct ckpt_comm *comm, size_t len, void **ret, struct ckpt_err *err)
+{
+    struct ckpt_device *d = comm->x->device;
+
+    if (d)
+        return d->ops->alloc(d, len ? len : 1, ret, err);
+    *ret = mmap(NULL, len + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (*ret == MAP_FAILED)
+        return ckpt_nomem(err);
+    *(size_t *)*ret = len + PAGE;
+    *ret = (char *)*ret + PAGE;
+    return 0;
+}
+
+void ckpt_comm_dealloc(struct ckpt_comm *comm, void *mem)
+{
+    struct ckpt_device *d = comm->x->device;
+
+    if (mem && d) {
+        d->ops->dealloc(d, mem);
+    } else if (mem) {
+        size_t *head = (size_t *)(void *)((char *)mem - PAGE);
+        (void)munmap(head, *head);
+    }
+}
+
+int ckpt_comm_fetch(struct ckpt_comm *comm, void *dst, const void *mem, size_t len,
+                    struct ckpt_err *err)
+{
+    struct ckpt_device *d = comm->x->device;
+
+    if (d)
+        return d->ops->fetch(d, dst, mem, len, err);
+    memcpy(dst, mem, len);
+    return 0;
 }
 
 /* ---- one box ---- */

@@ -48,7 +48,7 @@ int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *n
 
 /* What a plan of this domain may use; LIMIT if host_bytes is too little for any. */
 int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint64_t bytes,
-                    uint32_t threads, struct ckpt_plan_sizes *ret, uint32_t *ret_slots,
+                    uint32_t threads, bool device, struct ckpt_plan_sizes *ret, uint32_t *ret_slots,
                     struct ckpt_err *err);
 
 /* The part of a checkpoint's files that is in the page cache (sampled), 0 to 1; whether they lie on

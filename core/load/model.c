@@ -122,7 +122,7 @@ static int add_domain(struct model *m, const struct ckpt_load_options *opt, cons
     struct wanted w = {0};
     struct ckpt_plan *p = NULL;
     uint32_t slots;
-    int rc = ckpt_load_sizes(opt, n, bytes, THREADS, &m->sizes, &slots, m->err);
+    int rc = ckpt_load_sizes(opt, n, bytes, THREADS, false, &m->sizes, &slots, m->err);
 
     if (rc == 0)
         rc = ckpt_plan_new(&m->roster, rank, n, &m->sizes, &p, m->err);

@@ -27,6 +27,7 @@ void ckpt_plan_free(struct ckpt_plan *p)
     free(p->owner_unit);
     free(p->piece_first);
     ckpt_vec_release(&p->piece_unit);
+    free(p->common);
     free(p);
 }
 
@@ -303,6 +304,59 @@ void ckpt_plan_find(const struct ckpt_plan *p, uint32_t unit, uint32_t *ret_owne
         last_not_above(&p->piece_unit.ptr[first], p->piece_first[o + 1] - first - 1, unit);
 }
 
+/* ---- what everybody wants ---- */
+
+/* Does a class want all of the box, whatever the rank? */
+static bool class_wants(const struct ckpt_roster *r, uint32_t class, uint32_t tensor,
+                        const struct ckpt_box *box)
+{
+    const struct ckpt_wants *w = &r->table[class];
+    const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
+
+    for (uint64_t i = r->first[tensor]; i < r->first[tensor + 1]; i++) {
+        const struct ckpt_want *e = &w->entries.ptr[r->use[i].entry];
+        struct ckpt_box want, both;
+        if (r->use[i].class == class && e->spec == CKPT_NONE && ckpt_wants_box(w, e, t, 0, &want) &&
+            ckpt_box_intersect(&want, box, &both) && ckpt_box_numel(&both) == ckpt_box_numel(box))
+            return true;
+    }
+    return false;
+}
+
+static int mark_common(struct ckpt_plan *p, struct ckpt_err *err)
+{
+    const struct ckpt_roster *r = p->roster;
+    ckpt_cleanup(ckpt_freep) bool *class = calloc(r->nclass + 1, sizeof *class);
+
+    p->common = calloc(p->units.len + 1, sizeof *p->common);
+    if (!class || !p->common)
+        return ckpt_nomem(err);
+    for (uint32_t o = 0; o < p->nowner; o++)
+        class[r->class_of[p->owner[o]]] = true;
+    for (uint32_t u = 0; u < p->units.len; u++) {
+        struct ckpt_box box;
+        bool all = true;
+        ckpt_plan_unit_box(p, u, &box);
+        for (uint32_t c = 0; c < r->nclass && all; c++)
+            all =
+                !class[c] || class_wants(r, c, p->regions.ptr[p->units.ptr[u].region].tensor, &box);
+        p->common[u] = all;
+    }
+    return 0;
+}
+
+bool ckpt_plan_common_run(const struct ckpt_plan *p, uint32_t lo, uint32_t hi, uint32_t *ret_lo,
+                          uint32_t *ret_hi)
+{
+    while (lo < hi && !ckpt_plan_is_common(p, lo))
+        lo++;
+    *ret_lo = lo;
+    while (lo < hi && ckpt_plan_is_common(p, lo))
+        lo++;
+    *ret_hi = lo;
+    return *ret_lo < *ret_hi;
+}
+
 /* ---- the whole ---- */
 
 /* As they lie in storage: a cast's operand. */
@@ -353,7 +407,7 @@ int ckpt_plan_new(const struct ckpt_roster *roster, const uint32_t *rank, uint32
         return -1;
     p->bytes = regions_bytes(roster, p->regions.ptr, p->regions.len);
     if (cut_units(p, err) < 0 || index_units(p, err) < 0 || share_out(p, err) < 0 ||
-        cut_windows(p, err) < 0)
+        cut_windows(p, err) < 0 || (sizes->common && nrank > 1 && mark_common(p, err) < 0))
         return -1;
     *ret = ckpt_steal(&p);
     return 0;
@@ -425,6 +479,8 @@ int ckpt_plan_sends(const struct ckpt_plan *p, uint32_t self, uint32_t lo, uint3
 
     for (uint32_t u = lo; u < hi; u++) {
         struct ckpt_box box;
+        if (ckpt_plan_is_common(p, u))
+            continue;
         ckpt_plan_unit_box(p, u, &box);
         for (uint32_t k = 0; k < p->nowner; k++)
             if (p->owner[k] != self && ckpt_plan_wanted(p, p->owner[k], u, &box, out, err) < 0)
@@ -452,7 +508,7 @@ static int receive_region(const struct ckpt_plan *p, uint32_t self, uint32_t reg
                                  .entry = entry};
         uint32_t owner;
         ckpt_plan_find(p, part.unit, &owner, &part.window);
-        if (p->owner[owner] == self)
+        if (p->owner[owner] == self || ckpt_plan_is_common(p, part.unit))
             continue;
         ckpt_plan_unit_box(p, part.unit, &box);
         if (!ckpt_box_intersect(want, &box, &part.box))

@@ -54,8 +54,9 @@ struct ckpt_unit {
 };
 
 struct ckpt_plan_sizes {
-    uint64_t unit;  /* bytes of a unit at most (more only where an element is larger) */
-    uint64_t piece; /* bytes that one owner reads for one window; >= unit */
+    uint64_t unit;   /* bytes of a unit at most (more only where an element is larger) */
+    uint64_t piece;  /* bytes that one owner reads for one window; >= unit */
+    uint64_t common; /* 1: what every rank of the domain wants whole is told apart */
 };
 
 struct ckpt_plan {
@@ -73,6 +74,7 @@ struct ckpt_plan {
     uint32_t *piece_first;         /* owner o's pieces begin at piece_unit[piece_first[o]] */
     CKPT_VEC(uint32_t) piece_unit; /* first unit of a piece; and the end of the owner's run */
     uint64_t bytes;                /* that the domain reads */
+    bool *common;                  /* per unit; NULL: none is */
 };
 
 /* The plan of the domain of these ranks (ascending). */
@@ -98,6 +100,15 @@ void ckpt_plan_piece(const struct ckpt_plan *p, uint32_t o, uint32_t window, uin
 /* Which owner, and which of its windows, a unit belongs to. */
 void ckpt_plan_find(const struct ckpt_plan *p, uint32_t unit, uint32_t *ret_owner,
                     uint32_t *ret_window);
+
+/* Do all ranks of the domain want all of the unit? Such units are broadcast, and not among sends
+ * and receives. The next run of them in [lo, hi): false if there is none. */
+static inline bool ckpt_plan_is_common(const struct ckpt_plan *p, uint32_t unit)
+{
+    return p->common && p->common[unit];
+}
+bool ckpt_plan_common_run(const struct ckpt_plan *p, uint32_t lo, uint32_t hi, uint32_t *ret_lo,
+                          uint32_t *ret_hi);
 
 /* A part of a unit that a rank wants. */
 struct ckpt_part {

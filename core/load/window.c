@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The messages of a window: which parts travel together, where they lie in the slot's buffers. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -12,17 +13,17 @@
 
 /* Call fn for every message of parts[0..n), which are sorted by peer: the large ones in order, then
  * the pack. */
-static int each_message(const struct ckpt_part *part, size_t n, bool verify,
+static int each_message(const struct ckpt_part *part, size_t n, const struct ckpt_engine_mode *mode,
                         int (*fn)(void *ctx, const struct ckpt_message *m), void *ctx)
 {
-    const size_t tail = verify ? CKPT_MESSAGE_HASH : 0;
+    const size_t tail = mode->verify ? CKPT_MESSAGE_HASH : 0;
 
     for (size_t lo = 0, hi; lo < n; lo = hi) {
         struct ckpt_message pack = {.first = (uint32_t)lo, .is_pack = true};
         for (hi = lo; hi < n && part[hi].peer == part[lo].peer; hi++) {
             struct ckpt_message alone = {.first = (uint32_t)hi, .n = 1};
-            if (!ckpt_part_alone(&part[hi])) {
-                pack.xfer.len += part[hi].bytes;
+            if (!ckpt_part_alone(mode, &part[hi])) {
+                pack.xfer.len += ckpt_part_room(mode, part[hi].bytes);
                 continue;
             }
             alone.xfer.peer = part[hi].peer;
@@ -84,7 +85,8 @@ static bool same_box(const struct ckpt_part *a, const struct ckpt_part *b)
 }
 
 /* twin[i]: the first part with the same box, for parts that travel alone. */
-static int find_twins(const ckpt_parts *parts, uint32_t *twin, struct ckpt_err *err)
+static int find_twins(const ckpt_parts *parts, const struct ckpt_engine_mode *mode, uint32_t *twin,
+                      struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) const struct ckpt_part **order =
         malloc((parts->len + 1) * sizeof *order);
@@ -93,7 +95,7 @@ static int find_twins(const ckpt_parts *parts, uint32_t *twin, struct ckpt_err *
     if (!order)
         return ckpt_nomem(err);
     for (size_t i = 0; i < parts->len; i++)
-        if (ckpt_part_alone(&parts->ptr[i]))
+        if (ckpt_part_alone(mode, &parts->ptr[i]))
             order[n++] = &parts->ptr[i];
     qsort(order, n, sizeof *order, same_cmp);
     for (size_t i = 0; i < n; i++) {
@@ -132,7 +134,7 @@ static int stage_message(void *ctx, const struct ckpt_message *m)
     return 0;
 }
 
-static uint64_t piece_bytes(const struct ckpt_plan *plan, uint32_t lo, uint32_t hi, uint64_t *off)
+uint64_t ckpt_units_bytes(const struct ckpt_plan *plan, uint32_t lo, uint32_t hi, uint64_t *off)
 {
     uint64_t bytes = 0;
 
@@ -158,42 +160,118 @@ static uint32_t owner_of(const struct ckpt_plan *plan, uint32_t self)
     return o;
 }
 
-int ckpt_engine_measure(const struct ckpt_plan *plan, uint32_t self, bool verify,
-                        const ckpt_parts *receives, struct ckpt_engine_sizes *ret,
-                        struct ckpt_err *err)
+/* What measuring needs again and again. */
+struct measure {
+    const struct ckpt_plan *plan;
+    uint32_t self, owner;
+    const struct ckpt_engine_mode *mode;
+    ckpt_parts parts;
+    CKPT_VEC(uint32_t) twin;
+};
+
+static uint64_t copies_of(const struct ckpt_part *part, size_t n)
 {
-    const uint32_t owner = owner_of(plan, self);
-    ckpt_parts sends = {0};
-    CKPT_VEC(uint32_t) twin = {0};
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < n; i++)
+        sum += ckpt_copies_most(&part[i].box);
+    return sum;
+}
+
+/* Bytes that are gathered to be sent in a window. */
+static int measure_sends(struct measure *m, uint32_t lo, uint32_t hi, uint64_t *ret_stage,
+                         uint64_t *copies, struct ckpt_err *err)
+{
+    *ret_stage = 0;
+    m->parts.len = m->twin.len = 0;
+    if (m->plan->nowner == 1)
+        return 0;
+    if (ckpt_plan_sends(m->plan, m->self, lo, hi, &m->parts, err) < 0)
+        return -1;
+    if (ckpt_vec_reserve(&m->twin, m->parts.len + 1) < 0)
+        return ckpt_nomem(err);
+    if (find_twins(&m->parts, m->mode, m->twin.ptr, err) < 0)
+        return -1;
+    struct stager s = {m->plan, &m->parts, m->twin.ptr, m->mode->verify, 0};
+    (void)each_message(m->parts.ptr, m->parts.len, m->mode, stage_message, &s);
+    *ret_stage = s.bytes;
+    *copies += copies_of(m->parts.ptr, m->parts.len);
+    return 0;
+}
+
+/* Descriptors for what this rank itself wants of units. */
+static int measure_own(struct measure *m, uint32_t lo, uint32_t hi, uint64_t *copies,
+                       struct ckpt_err *err)
+{
+    for (uint32_t u = lo; u < hi && m->mode->device; u++) {
+        struct ckpt_box box;
+        ckpt_plan_unit_box(m->plan, u, &box);
+        m->parts.len = 0;
+        if (ckpt_plan_wanted(m->plan, m->self, u, &box, &m->parts, err) < 0)
+            return -1;
+        *copies += copies_of(m->parts.ptr, m->parts.len);
+    }
+    return 0;
+}
+
+/* What others broadcast in a window. */
+static int measure_common(struct measure *m, uint32_t window, uint64_t *bytes, uint64_t *copies,
+                          struct ckpt_err *err)
+{
+    for (uint32_t o = 0; o < m->plan->nowner && m->plan->common; o++) {
+        uint32_t lo, hi, run_lo, run_hi;
+        ckpt_plan_piece(m->plan, o, window, &lo, &hi);
+        for (; o != m->owner && ckpt_plan_common_run(m->plan, lo, hi, &run_lo, &run_hi);
+             lo = run_hi) {
+            *bytes += ckpt_units_bytes(m->plan, run_lo, run_hi, NULL);
+            if (measure_own(m, run_lo, run_hi, copies, err) < 0)
+                return -1;
+        }
+    }
+    return 0;
+}
+
+static int measure_window(struct measure *m, uint32_t w, const struct ckpt_part *receive, size_t n,
+                          struct ckpt_engine_sizes *ret, struct ckpt_err *err)
+{
+    uint64_t copies = copies_of(receive, n), stage = 0;
+    struct tally t = {0};
+    uint32_t lo, hi;
+
+    ckpt_plan_piece(m->plan, m->owner, w, &lo, &hi);
+    (void)each_message(receive, n, m->mode, count_message, &t);
+    if (measure_sends(m, lo, hi, &stage, &copies, err) < 0 ||
+        measure_own(m, lo, hi, &copies, err) < 0 ||
+        measure_common(m, w, &t.bytes, &copies, err) < 0)
+        return -1;
+    ret->read = ckpt_max_u64(ret->read, ckpt_units_bytes(m->plan, lo, hi, NULL));
+    ret->stage = ckpt_max_u64(ret->stage, stage);
+    ret->receive = ckpt_max_u64(ret->receive, t.bytes);
+    ret->copies = ckpt_max_u64(ret->copies, copies);
+    return 0;
+}
+
+int ckpt_engine_measure(const struct ckpt_plan *plan, uint32_t self,
+                        const struct ckpt_engine_mode *mode, const ckpt_parts *receives,
+                        struct ckpt_engine_sizes *ret, struct ckpt_err *err)
+{
+    struct measure m = {.plan = plan, .self = self, .owner = owner_of(plan, self), .mode = mode};
+    size_t lo = 0, hi;
     int rc = 0;
 
     *ret = (struct ckpt_engine_sizes){0};
-    for (uint32_t w = 0; w < plan->nwindow && rc == 0; w++) {
-        uint32_t lo, hi;
-        ckpt_plan_piece(plan, owner, w, &lo, &hi);
-        ret->read = ckpt_max_u64(ret->read, piece_bytes(plan, lo, hi, NULL));
-        if (plan->nowner == 1)
-            continue;
-        sends.len = 0;
-        rc = ckpt_plan_sends(plan, self, lo, hi, &sends, err);
-        twin.len = 0;
-        if (rc == 0 && ckpt_vec_reserve(&twin, sends.len + 1) < 0)
-            rc = ckpt_nomem(err);
-        if (rc == 0)
-            rc = find_twins(&sends, twin.ptr, err);
-        struct stager s = {plan, &sends, twin.ptr, verify, 0};
-        if (rc == 0)
-            (void)each_message(sends.ptr, sends.len, verify, stage_message, &s);
-        ret->stage = ckpt_max_u64(ret->stage, s.bytes);
-    }
-    ckpt_vec_release(&sends);
-    ckpt_vec_release(&twin);
-    for (size_t lo = 0, hi; lo < receives->len && rc == 0; lo = hi) {
-        struct tally t = {0};
-        for (hi = lo; hi < receives->len && receives->ptr[hi].window == receives->ptr[lo].window;)
+    for (uint32_t w = 0; w < plan->nwindow && rc == 0; w++, lo = hi) {
+        for (hi = lo; hi < receives->len && receives->ptr[hi].window == w;)
             hi++;
-        (void)each_message(receives->ptr + lo, hi - lo, verify, count_message, &t);
-        ret->receive = ckpt_max_u64(ret->receive, t.bytes);
+        rc = measure_window(&m, w, receives->ptr + lo, hi - lo, ret, err);
+    }
+    ckpt_vec_release(&m.parts);
+    ckpt_vec_release(&m.twin);
+    ret->host = ret->read + ret->stage + ret->receive;
+    if (mode->device) {
+        const uint64_t list = ret->copies * sizeof(struct ckpt_device_copy);
+        ret->device = ret->host + list;
+        ret->host = (mode->verify ? ret->host : ret->read) + list;
     }
     return rc;
 }
@@ -205,10 +283,12 @@ void ckpt_slot_open(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t window)
     s->open = true;
     s->window = window;
     ckpt_plan_piece(e->plan, e->owner, window, &s->lo, &s->hi);
-    (void)piece_bytes(e->plan, s->lo, s->hi, s->unit_off);
+    (void)ckpt_units_bytes(e->plan, s->lo, s->hi, s->unit_off);
     s->next = s->lo;
     s->unread = s->hi - s->lo;
-    s->received_posted = s->sends_posted = e->plan->nowner == 1;
+    /* on a device, posting is all of a window's work */
+    s->received_posted = e->device || e->plan->nowner == 1;
+    s->sends_posted = !e->device && e->plan->nowner == 1;
     s->unsent = s->unplaced = 0;
 }
 
@@ -225,8 +305,11 @@ struct poster {
     struct ckpt_engine *e;
     struct ckpt_slot *s;
     const uint32_t *twin;
-    const void **data; /* per part that travels alone: where it is */
-    uint64_t at;       /* in stage or receive */
+    const void **data;          /* per part that travels alone: where it is */
+    const unsigned char *read;  /* where units are gathered from: on the host, unless the device */
+    unsigned char *to;          /* does it; stage or receive */
+    struct ckpt_copies *copies; /* NULL: gathered at once */
+    uint64_t at;                /* in `to` */
     struct ckpt_err *err;
 };
 
@@ -237,25 +320,31 @@ static int prepare_receive(void *ctx, const struct ckpt_message *m)
 
     *in = *m;
     in->slot = p->s;
-    in->xfer.buf = p->s->receive + p->at;
+    in->xfer.buf = p->to + p->at;
     p->at += aligned(m->xfer.len);
     return 0;
 }
 
-/* Messages are posted in the order of windows: both sides count on it. */
-int ckpt_slot_post_receives(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
+int ckpt_slot_receives(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
 {
     struct tally t = {0};
-    struct poster p = {.e = e, .s = s, .err = err};
+    struct poster p = {.e = e, .s = s, .to = e->device ? s->dev.receive : s->receive, .err = err};
 
     s->parts = e->receives.ptr + e->receive_first[s->window];
     s->nparts = e->receive_first[s->window + 1] - e->receive_first[s->window];
-    (void)each_message(s->parts, s->nparts, e->opt.verify, count_message, &t);
+    (void)each_message(s->parts, s->nparts, &e->opt.mode, count_message, &t);
     if (!(s->in = calloc(t.n + 1, sizeof *s->in)))
         return ckpt_nomem(err);
-    (void)each_message(s->parts, s->nparts, e->opt.verify, prepare_receive, &p);
-    for (size_t i = 0; i < s->nin; i++)
-        if (e->comm->x->ops->post(e->comm->x, &s->in[i].xfer, err) < 0)
+    (void)each_message(s->parts, s->nparts, &e->opt.mode, prepare_receive, &p);
+    s->expected = p.at;
+    return 0;
+}
+
+/* In the order of windows: both sides count on it. */
+int ckpt_slot_post(struct ckpt_engine *e, struct ckpt_message *m, size_t n, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (e->comm->x->ops->post(e->comm->x, &m[i].xfer, err) < 0)
             return -1;
     return 0;
 }
@@ -267,14 +356,32 @@ static void hash_tail(unsigned char *buf, size_t len)
     memcpy(buf + len, &h, sizeof h);
 }
 
-static void part_out(const struct poster *p, const struct ckpt_part *part, unsigned char *to)
+int ckpt_message_check(const struct ckpt_message *m, const void *data, struct ckpt_err *err)
+{
+    const size_t len = m->xfer.len - CKPT_MESSAGE_HASH;
+    XXH64_hash_t said, is = XXH3_64bits(data, len);
+
+    memcpy(&said, (const char *)data + len, sizeof said);
+    if (said == is)
+        return 0;
+    return ckpt_fail(err, CKPT_IO,
+                     "what rank %" PRIu32 " sent in window %" PRIu32 " arrived changed (XXH3 "
+                     "%016" PRIx64 ", sent as %016" PRIx64 ")",
+                     m->xfer.peer, m->slot->window, (uint64_t)is, (uint64_t)said);
+}
+
+static int part_out(const struct poster *p, const struct ckpt_part *part, unsigned char *to)
 {
     const struct ckpt_plan *plan = p->e->plan;
+    const size_t esize = ckpt_dtype_size(ckpt_plan_unit_tensor(plan, part->unit)->dtype);
+    const unsigned char *unit = p->read + p->s->unit_off[part->unit - p->s->lo];
     struct ckpt_box box;
 
     ckpt_plan_unit_box(plan, part->unit, &box);
-    ckpt_place_out(to, &part->box, p->s->read + p->s->unit_off[part->unit - p->s->lo], &box,
-                   ckpt_dtype_size(ckpt_plan_unit_tensor(plan, part->unit)->dtype));
+    if (p->copies)
+        return ckpt_copies_out(p->copies, to, &part->box, unit, &box, esize, p->err);
+    ckpt_place_out(to, &part->box, unit, &box, esize);
+    return 0;
 }
 
 static int prepare_send(void *ctx, const struct ckpt_message *m)
@@ -282,18 +389,19 @@ static int prepare_send(void *ctx, const struct ckpt_message *m)
     struct poster *p = ctx;
     struct ckpt_slot *s = p->s;
     struct ckpt_message *out = &s->out[s->nout++];
-    unsigned char *to = s->stage + p->at;
+    const struct ckpt_engine_mode *mode = &p->e->opt.mode;
+    unsigned char *to = p->to + p->at;
     const struct ckpt_part *part = &s->sends.ptr[m->first];
     size_t len = 0;
 
     *out = *m;
     out->slot = s;
     out->xfer.send = true;
-    if (!m->is_pack && !p->e->opt.verify) {
+    if (!m->is_pack && !mode->verify) {
         const uint32_t twin = p->twin[m->first];
         const void *run = twin != m->first
                               ? p->data[twin]
-                              : run_of(p->e->plan, part, s->read + s->unit_off[part->unit - s->lo]);
+                              : run_of(p->e->plan, part, p->read + s->unit_off[part->unit - s->lo]);
         if (run) {
             p->data[m->first] = run;
             out->xfer.buf = (void *)(uintptr_t)run;
@@ -302,39 +410,45 @@ static int prepare_send(void *ctx, const struct ckpt_message *m)
         p->data[m->first] = to;
     }
     for (uint32_t i = 0; i < m->n; i++) {
-        if (m->is_pack && ckpt_part_alone(&part[i]))
+        if (m->is_pack && ckpt_part_alone(mode, &part[i]))
             continue;
-        part_out(p, &part[i], to + len);
-        len += part[i].bytes;
+        if (part_out(p, &part[i], to + len) < 0)
+            return -1;
+        len += m->is_pack ? ckpt_part_room(mode, part[i].bytes) : part[i].bytes;
     }
-    if (p->e->opt.verify)
+    if (mode->verify)
         hash_tail(to, len);
     out->xfer.buf = to;
     p->at += aligned(m->xfer.len);
     return 0;
 }
 
-int ckpt_slot_post_sends(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
+int ckpt_slot_sends(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
 {
+    const bool there = e->device && !e->opt.mode.verify; /* gathered on the device */
     struct tally t = {0};
-    struct poster p = {.e = e, .s = s, .err = err};
+    struct poster p = {.e = e,
+                       .s = s,
+                       .read = there ? s->dev.read : s->read,
+                       .to = there ? s->dev.stage : s->stage,
+                       .copies = there ? &s->dev.copies : NULL,
+                       .err = err};
 
     s->sends.len = 0;
     if (ckpt_plan_sends(e->plan, e->self, s->lo, s->hi, &s->sends, err) < 0)
         return -1;
     ckpt_cleanup(ckpt_freep) uint32_t *twin = malloc((s->sends.len + 1) * sizeof *twin);
     ckpt_cleanup(ckpt_freep) const void **data = malloc((s->sends.len + 1) * sizeof *data);
-    (void)each_message(s->sends.ptr, s->sends.len, e->opt.verify, count_message, &t);
+    (void)each_message(s->sends.ptr, s->sends.len, &e->opt.mode, count_message, &t);
     s->out = calloc(t.n + 1, sizeof *s->out);
     if (!twin || !data || !s->out)
         return ckpt_nomem(err);
-    if (find_twins(&s->sends, twin, err) < 0)
+    if (find_twins(&s->sends, &e->opt.mode, twin, err) < 0)
         return -1;
     p.twin = twin;
     p.data = data;
-    (void)each_message(s->sends.ptr, s->sends.len, e->opt.verify, prepare_send, &p);
-    for (size_t i = 0; i < s->nout; i++)
-        if (e->comm->x->ops->post(e->comm->x, &s->out[i].xfer, err) < 0)
-            return -1;
+    if (each_message(s->sends.ptr, s->sends.len, &e->opt.mode, prepare_send, &p) < 0)
+        return -1;
+    s->staged = p.at;
     return 0;
 }

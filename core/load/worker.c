@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Workers: read units, place what they hold for this rank, place what arrives, read for others. */
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <xxhash.h>
 
 #include "base/err.h"
 #include "base/mem.h"
@@ -79,20 +77,6 @@ static int place_units(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t lo, 
     return rc;
 }
 
-static int check_hash(const struct ckpt_message *m, uint32_t window, struct ckpt_err *err)
-{
-    const size_t len = m->xfer.len - CKPT_MESSAGE_HASH;
-    XXH64_hash_t said, is = XXH3_64bits(m->xfer.buf, len);
-
-    memcpy(&said, (const char *)m->xfer.buf + len, sizeof said);
-    if (said == is)
-        return 0;
-    return ckpt_fail(err, CKPT_IO,
-                     "what rank %" PRIu32 " sent in window %" PRIu32 " arrived changed (XXH3 "
-                     "%016" PRIx64 ", sent as %016" PRIx64 ")",
-                     m->xfer.peer, window, (uint64_t)is, (uint64_t)said);
-}
-
 static void place_message(struct ckpt_engine *e, struct ckpt_message *m)
 {
     const uint64_t begin = ckpt_now_ns();
@@ -100,14 +84,14 @@ static void place_message(struct ckpt_engine *e, struct ckpt_message *m)
     const unsigned char *at = m->xfer.buf;
     struct ckpt_err err = {0};
 
-    if (e->opt.verify && check_hash(m, m->slot->window, &err) < 0) {
+    if (e->opt.mode.verify && ckpt_message_check(m, m->xfer.buf, &err) < 0) {
         ckpt_engine_fail(e, &err, true);
         return;
     }
     if (!place_begin(e))
         return;
     for (uint32_t i = 0; i < m->n; i++) {
-        if (m->is_pack && ckpt_part_alone(&part[i]))
+        if (m->is_pack && ckpt_part_alone(&e->opt.mode, &part[i]))
             continue;
         place_part(e, &part[i], at, &part[i].box);
         at += part[i].bytes;
@@ -168,6 +152,34 @@ static void units_done(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t n)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+/* They wait for their upload. */
+static int units_ready(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t lo, uint32_t hi,
+                       struct ckpt_err *err)
+{
+    const struct ckpt_units units = {lo, hi};
+
+    (void)pthread_mutex_lock(&e->lock);
+    int rc = ckpt_vec_push(&s->dev.ready, units);
+    if (rc == 0) {
+        s->unread -= hi - lo;
+        ckpt_engine_kick(e);
+    }
+    (void)pthread_mutex_unlock(&e->lock);
+    return rc < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* Units [lo, hi) lie in the slot's buffer. */
+static int units_read(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t lo, uint32_t hi,
+                      struct ckpt_err *err)
+{
+    if (e->device)
+        return units_ready(e, s, lo, hi, err);
+    if (place_units(e, s, lo, hi, err) < 0)
+        return -1;
+    units_done(e, s, hi - lo);
+    return 0;
+}
+
 /* One of the units can't be read: which? The others are placed; that one is asked for, if another
  * rank may have more luck. */
 static int read_singly(struct job *j, struct ckpt_err *err)
@@ -184,9 +196,8 @@ static int read_singly(struct job *j, struct ckpt_err *err)
                 return -1;
             continue;
         }
-        if (place_units(e, j->slot, u, u + 1, err) < 0)
+        if (units_read(e, j->slot, u, u + 1, err) < 0)
             return -1;
-        units_done(e, j->slot, 1);
     }
     return 0;
 }
@@ -242,7 +253,7 @@ static bool read_direct(struct job *j)
     struct ckpt_err ignored = {0};
     bool good = true;
 
-    if (e->plan->nowner > 1)
+    if (e->plan->nowner > 1 || e->device)
         return false;
     for (uint32_t i = 0; i < n && good; i++) {
         good = direct_place(e, j->lo + i, &j->read[i], &parts, &ignored);
@@ -283,9 +294,7 @@ static void run_job(struct job *j)
         j->read[u - j->lo].buf = s->read + s->unit_off[u - s->lo];
     rc = read_boxes(j->w, j->lo, j->read, n, &err);
     if (rc == 0) {
-        rc = place_units(e, s, j->lo, j->hi, &err);
-        if (rc == 0)
-            units_done(e, s, n);
+        rc = units_read(e, s, j->lo, j->hi, &err);
     } else {
         memset(&err, 0, sizeof err);
         rc = read_singly(j, &err);
@@ -299,10 +308,8 @@ static void take_refill(struct ckpt_engine *e, struct ckpt_retry *r)
 {
     struct ckpt_err err = {0};
 
-    if (place_units(e, r->slot, r->unit, r->unit + 1, &err) < 0)
+    if (units_read(e, r->slot, r->unit, r->unit + 1, &err) < 0)
         ckpt_engine_fail(e, &err, true);
-    else
-        units_done(e, r->slot, 1);
     free(r);
 }
 

@@ -60,19 +60,38 @@ struct ckpt_xport_ops {
 };
 
 /* Members embed this first. */
+struct ckpt_device;
 struct ckpt_xport {
     const struct ckpt_xport_ops *ops;
     uint32_t rank, size;
     bool driven; /* only the thread that called ckpt_load_wait may call in */
+    /* Where destinations lie, and what moves data instead of post (device.h); NULL: the host. */
+    struct ckpt_device *device;
 };
 
 /* Make a comm of it; it takes x. For transports in libraries of their own. */
 struct ckpt_comm;
 CKPT_PUBLIC int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, struct ckpt_err *err);
 
+/* For transports over another one: that of a comm, and another in its place. */
+CKPT_PUBLIC struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm);
+CKPT_PUBLIC void ckpt_comm_replace(struct ckpt_comm *comm, struct ckpt_xport *x);
+
+/* COLLECTIVE. Rank 0's bytes to all, if all ranks are well: rc and err are this rank's verdict, as
+ * in ckpt_comm_agree. */
+CKPT_PUBLIC int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len,
+                                uint32_t timeout_ms, struct ckpt_err *err);
+
+/* Look after the comm while something else is waited for: PEER if a rank is gone. */
+CKPT_PUBLIC int ckpt_comm_look(struct ckpt_comm *comm, struct ckpt_err *err);
+
 /* What such a library has under the name CKPT_XPORT_OPEN: the transport as the environment says. */
 typedef int ckpt_xport_open(struct ckpt_xport **ret, struct ckpt_err *err);
 #define CKPT_XPORT_OPEN "ckpt_xport_open_from_env"
+
+/* And one that gives a comm devices, under the name CKPT_COMM_DEVICE; it takes ctl with success. */
+typedef int ckpt_comm_device(struct ckpt_comm *ctl, struct ckpt_comm **ret, struct ckpt_err *err);
+#define CKPT_COMM_DEVICE "ckpt_comm_device_from_env"
 
 /* The members of libckptfs_load itself. */
 int ckpt_xport_threads(uint32_t n, struct ckpt_xport **ret, struct ckpt_err *err);

@@ -17,6 +17,8 @@
 #include <assert.h>
 #include <string.h>
 
+#include "tensor/dtype_bits.h"
+
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HAVE_X86 1
 #include <cpuid.h>
@@ -31,53 +33,12 @@ typedef uint32_t __attribute__((aligned(1), may_alias)) u32;
 typedef float __attribute__((aligned(1), may_alias)) f32;
 typedef double __attribute__((aligned(1), may_alias)) f64;
 
-/* ---- one element ---- */
-
-ALWAYS_INLINE uint16_t bf16_of_bits(uint32_t u, uint16_t nan)
-{
-    uint32_t rounded = (u + 0x7fffu + (u >> 16 & 1)) >> 16;
-    return (u & 0x7fffffffu) > 0x7f800000u ? nan : (uint16_t)rounded;
-}
-
-/* To nearest, ties to even, also among F16's subnormals; what does not fit is infinity. */
-ALWAYS_INLINE uint16_t f16_of_bits(uint32_t u)
-{
-    uint32_t sign = u >> 16 & 0x8000u, abs = u & 0x7fffffffu;
-
-    if (abs > 0x7f800000u)
-        return (uint16_t)(sign | 0x7e00u | (abs >> 13 & 0x3ffu));
-    if (abs >= 0x47800000u) /* 2^16 */
-        return (uint16_t)(sign | 0x7c00u);
-    if (abs >=
-        0x38800000u) /* 2^-14, the least normal; the carry of a mantissa goes into the exponent */
-        return (uint16_t)(sign | (abs - 0x38000000u + 0xfffu + (abs >> 13 & 1)) >> 13);
-    if (abs < 0x33000000u) /* below 2^-25: half of the least subnormal */
-        return (uint16_t)sign;
-    uint32_t shift = 126 - (abs >> 23), mant = (abs & 0x7fffffu) | 0x800000u;
-    uint32_t half = 1u << (shift - 1), kept = mant >> shift;
-    return (uint16_t)(sign | (kept + ((mant & (2 * half - 1)) + (kept & 1) > half)));
-}
-
-ALWAYS_INLINE uint32_t bits_of_f16(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = h >> 10 & 0x1fu, mant = h & 0x3ffu;
-
-    if (exp == 0x1f)
-        return sign | 0x7f800000u | (mant ? 0x400000u | mant << 13 : 0);
-    if (exp)
-        return sign | (exp + 112) << 23 | mant << 13;
-    float f = (float)mant * 0x1p-24f; /* exact */
-    uint32_t u;
-    memcpy(&u, &f, sizeof u);
-    return sign | u;
-}
-
 /* ---- loops; the _body ones are compiled once per instruction set ---- */
 
 ALWAYS_INLINE void bf16_f32_body(u16 *dst, const u32 *src, size_t n, uint16_t nan)
 {
     for (size_t i = 0; i < n; i++)
-        dst[i] = bf16_of_bits(src[i], nan);
+        dst[i] = ckpt_bf16_of_bits(src[i], nan);
 }
 
 ALWAYS_INLINE void f32_bf16_body(u32 *dst, const u16 *src, size_t n)
@@ -112,13 +73,13 @@ static void f64_f32(f64 *dst, const f32 *src, size_t n) { f64_f32_body(dst, src,
 static void f16_f32(u16 *dst, const u32 *src, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        dst[i] = f16_of_bits(src[i]);
+        dst[i] = ckpt_f16_of_bits(src[i]);
 }
 
 static void f32_f16(u32 *dst, const u16 *src, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        dst[i] = bits_of_f16(src[i]);
+        dst[i] = ckpt_bits_of_f16(src[i]);
 }
 
 #ifdef HAVE_X86

@@ -46,7 +46,8 @@ CKPT_PUBLIC int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckp
 
 /* COLLECTIVE. As the environment says: under mpirun MPI (libckptfs_load_mpi is loaded then, and
  * initialises MPI if nobody has), with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun
- * sets them, TCP, else this process alone. CKPTFS_TRANSPORT=self|tcp|mpi decides otherwise;
+ * sets them, TCP, else this process alone. CKPTFS_TRANSPORT=self|tcp|mpi decides otherwise; nccl
+ * adds a CUDA device to each rank of what the launcher connects (load_nccl.h);
  * CKPTFS_MEET_TIMEOUT is how many seconds TCP waits for all ranks (300). */
 CKPT_PUBLIC int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err);
 
@@ -77,6 +78,14 @@ CKPT_PUBLIC const char *ckpt_comm_transport(const struct ckpt_comm *comm); /* "t
 CKPT_PUBLIC int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
                                 struct ckpt_err *err);
 
+/* Memory where the comm's destinations lie (the host's, or a device's), aligned to 256 bytes at
+ * least; and a copy of some of it on the host. For programs that have no allocator of their own. */
+CKPT_PUBLIC int ckpt_comm_alloc(struct ckpt_comm *comm, size_t len, void **ret,
+                                struct ckpt_err *err);
+CKPT_PUBLIC void ckpt_comm_dealloc(struct ckpt_comm *comm, void *mem);
+CKPT_PUBLIC int ckpt_comm_fetch(struct ckpt_comm *comm, void *dst, const void *mem, size_t len,
+                                struct ckpt_err *err);
+
 /* ---- options ---- */
 
 enum ckpt_readers {
@@ -99,7 +108,7 @@ struct ckpt_rates {
 struct ckpt_load_options {
     size_t size; /* sizeof (struct ckpt_load_options): what the caller knows of */
     enum ckpt_readers readers;
-    uint64_t host_bytes;          /* memory for windows, per rank; 0: 256 MiB */
+    uint64_t host_bytes;          /* memory for windows, per rank (nccl: pinned); 0: 256 MiB */
     uint64_t device_bytes;        /* device memory for windows, per rank (nccl); 0: 256 MiB */
     uint64_t window_bytes;        /* of a window, all owners together; 0: what suits */
     uint32_t threads;             /* that read, per rank: reads in flight; 0: what suits */
@@ -126,9 +135,9 @@ CKPT_PUBLIC void ckpt_load_free(struct ckpt_load *load);
 
 enum { CKPT_LOAD_RANK = 12, CKPT_LOAD_CUTS = 8 }; /* most dimensions, of a tensor and of a mesh */
 
-/* Where a want goes, in host memory. */
+/* Where a want goes: host memory, or the device's if the comm has devices. */
 struct ckpt_dest {
-    void *ptr;              /* of the want's first element; NULL: given later */
+    void *ptr;              /* of the want's first element, aligned on a device; NULL: later */
     const uint64_t *stride; /* per dimension, in elements of dtype; NULL: row-major without holes */
     const char *dtype;      /* "F32" or "float32": cast to it; NULL: as in the view */
 };

@@ -25,7 +25,7 @@ PLACES = [
     (r"pcre2.*\.h", r"core/base/regex\.c"),
     (r"mpi\.h", r"core/load/xport_mpi\.c|include/ckptfs/load_mpi\.h"),
     (r"nccl\.h", r"core/load/xport_nccl\.c|include/ckptfs/load_nccl\.h"),
-    (r"(cuda|cuda_runtime|cuda_runtime_api)\.h", r"core/load/(xport_nccl|place_cuda)\.c(u)?"),
+    (r"(cuda|cuda_runtime|cuda_runtime_api)\.h", r"core/load/(xport_nccl|cuda)\.[ch]|include/ckptfs/load_nccl\.h"),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.M)
 

@@ -3,9 +3,10 @@
 
 import os
 import socket
+import sys
 from ctypes import byref, c_char_p, c_void_p
 
-from ._library import library, new
+from ._library import library, nccl_library, new, to_device
 
 TIMEOUT_MS = 300 * 1000
 
@@ -23,10 +24,11 @@ def _own_address():
 
 
 class Comm:
-    """The ranks that load together. `ranks`: {global rank: rank here}."""
+    """The ranks that load together. `ranks`: {global rank: rank here}. `device`: the CUDA device that this rank's tensors are on, or None.
+    If every rank has one, and the library for NCCL is there, loads go straight to device memory; else `device` is None: through the host."""
 
-    def __init__(self, group=None):
-        self._comm, self.group = None, None
+    def __init__(self, group=None, device=None):
+        self._comm, self.group, self.device = None, None, device
         dist = _distributed()
         if dist is None or (group is None and not dist.is_initialized()):
             self.rank, self.size, self.ranks = 0, 1, {0: 0}
@@ -34,19 +36,30 @@ class Comm:
             self.group = group if group is not None else dist.group.WORLD
             self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
             self.ranks = {g: i for i, g in enumerate(dist.get_process_group_ranks(self.group))}
+        if device is not None and nccl_library() is None:
+            self.device = None
         if self.size == 1:
             self._comm = new(library().comm_self)
         elif dist.get_backend(self.group) == "mpi" and self.group is dist.group.WORLD:
+            self.device = None
             self._comm = new(library().comm_from_env)
         else:
             self._comm = self._tcp(dist)
+        if self.device is not None:
+            try:
+                to_device(self._comm, self.device, _stream(self.device))
+            except BaseException:
+                self.close()
+                raise
 
     def _tcp(self, dist):
         lib = library()
         tcp = new(lib.tcp_listen, _own_address().encode())
-        addresses = [None] * self.size
-        dist.all_gather_object(addresses, lib.tcp_address(tcp).decode(), group=self.group)
-        table = (c_char_p * self.size)(*[a.encode() for a in addresses])
+        told = [None] * self.size
+        dist.all_gather_object(told, (lib.tcp_address(tcp).decode(), self.device is not None), group=self.group)
+        if not all(has_device for _, has_device in told):
+            self.device = None
+        table = (c_char_p * self.size)(*[address.encode() for address, _ in told])
         comm = c_void_p()
         lib.tcp_connect(tcp, self.rank, self.size, table, TIMEOUT_MS, byref(comm))
         return comm
@@ -67,8 +80,12 @@ class Comm:
         self.close()
 
 
+def _stream(device):
+    import torch
+    return torch.cuda.current_stream(device).cuda_stream
+
+
 def _distributed():
-    import sys
     torch = sys.modules.get("torch")
     if torch is None:
         return None

@@ -6,6 +6,7 @@ import os
 from ctypes import POINTER, byref, c_bool, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
 NAME = "libckptfs_load.so.0"
+NCCL_NAME = "libckptfs_load_nccl.so.0"
 RANK = 12  # most dimensions
 NO_LIMIT = 0xFFFFFFFF
 CODES = ["ok", "io", "format", "unsupported", "missing", "conflict", "stale", "limit", "nomem", "usage", "timeout", "peer", "cancelled"]
@@ -55,6 +56,10 @@ class LoadOptions(ctypes.Structure):
                 ("threads", c_uint32), ("read_timeout_ms", c_uint32), ("exchange_timeout_ms", c_uint32), ("verify", c_bool), ("rates", Rates)]
 
 
+class Nccl(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("device", c_int), ("stream", c_void_p), ("comm", c_void_p)]
+
+
 class Stats(ctypes.Structure):
     _fields_ = ([(n, c_uint64) for n in ("needed_bytes", "unique_bytes", "read_bytes", "reads", "sent_bytes", "received_bytes",
                                          "buffer_bytes", "retries")] +
@@ -96,6 +101,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_load_readers": (c_char_p, [P]),
 }
 _lib = None
+_nccl = None
 
 
 def _open():
@@ -124,6 +130,7 @@ def _wrap(fn):
 class _Library:
     def __init__(self):
         dll = _open()
+        self.path = dll._name
         for name, (result, args) in SIGNATURES.items():
             fn = getattr(dll, name)
             fn.restype, fn.argtypes = result, args
@@ -136,6 +143,26 @@ def library():
     if _lib is None:
         _lib = _Library()
     return _lib
+
+
+def nccl_library():
+    """libckptfs_load_nccl, beside libckptfs_load; None if it was not built or can't be loaded."""
+    global _nccl
+    if _nccl is None:
+        folder = os.path.dirname(library().path)
+        try:
+            dll = ctypes.CDLL(os.path.join(folder, NCCL_NAME))
+            dll.ckpt_comm_nccl.restype, dll.ckpt_comm_nccl.argtypes = c_int, [P, POINTER(Nccl), POINTER(P), E]
+            _nccl = _wrap(dll.ckpt_comm_nccl)
+        except OSError:
+            _nccl = False
+    return _nccl or None
+
+
+def to_device(comm, device, stream):
+    """Give a comm over host memory this rank's CUDA device."""
+    how = Nccl(ctypes.sizeof(Nccl), device, stream, None)
+    nccl_library()(comm, byref(how), byref(c_void_p()))
 
 
 def new(fn, *args):

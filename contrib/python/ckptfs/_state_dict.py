@@ -129,7 +129,9 @@ class Loader:
     """The wants of one load."""
 
     def __init__(self, view, comm, options):
+        import torch
         self.view, self.comm = view, comm
+        self.device = torch.device("cpu") if comm.device is None else torch.device("cuda", comm.device)
         self.keep = []  # what C holds pointers into
         self.late = []
         self.progress = []
@@ -144,12 +146,12 @@ class Loader:
         """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later."""
         import torch
         stored, wanted = dtype, SAFETENSORS.get(str(tensor.dtype).removeprefix("torch."))
-        direct = tensor.device.type == "cpu" and (stored == wanted or (stored in CASTABLE and wanted in CASTABLE))
+        direct = tensor.device == self.device and (stored == wanted or (stored in CASTABLE and wanted in CASTABLE))
         direct = direct and all(s >= 0 for s in tensor.stride()) and not _overlaps(tensor)
         to = tensor
         if not direct:
             keep_dtype = stored == wanted or not (stored in CASTABLE and wanted in CASTABLE)
-            to = torch.empty(tensor.shape, dtype=getattr(torch, TORCH[stored]) if keep_dtype else tensor.dtype)
+            to = torch.empty(tensor.shape, dtype=getattr(torch, TORCH[stored]) if keep_dtype else tensor.dtype, device=self.device)
             self.late.append((to, tensor))
         stride = u64s(list(to.stride()))
         self.keep.append((to, stride))
@@ -324,7 +326,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view="hf", bas
     state, model, finish = _tensors(model_or_state_dict)
     if view not in ("hf", "raw"):
         raise ValueError(f"view={view!r}: expected 'hf' or 'raw'")
-    with Comm(process_group) as comm:
+    with Comm(process_group, _device(state)) as comm:
         opened, loader, failure = None, None, None
         try:
             args = dict(options or {}, step=step, view=None if view == "hf" else view, base=base)
@@ -347,6 +349,14 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view="hf", bas
     if finish:
         finish()
     return Loaded(missing, unexpected, stats)
+
+
+def _device(state):
+    """The CUDA device that a state dict's tensors are on; None: on the CPU, or on several."""
+    import torch
+    found = {t.device if not _is_dtensor(t) else t._local_tensor.device for t in state.values() if isinstance(t, torch.Tensor)}
+    found = {d.index if d.index is not None else torch.cuda.current_device() for d in found if d.type == "cuda"}
+    return found.pop() if len(found) == 1 else None
 
 
 def _agree(comm, failure):

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory, streams and the copy kernel of a CUDA device. The caller's current device is left as it
+ * was found. */
+#include "load/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/err.h"
+#include "load/copy_kernel.h"
+
+enum { DRAIN_MS = 10000, LOOK_US = 100, MOST_WASTE = 1 << 20 };
+
+/* The kernel for all architectures; the build makes it of copy_kernel.cu. */
+extern const unsigned char ckpt_copy_fatbin[];
+
+static struct ckpt_cuda *self(struct ckpt_device *d) { return (struct ckpt_cuda *)d; }
+
+int ckpt_cuda_failed(const struct ckpt_cuda *c, cudaError_t rc, const char *what,
+                     struct ckpt_err *err)
+{
+    if (rc == cudaSuccess)
+        return 0;
+    (void)cudaGetLastError();
+    return ckpt_fail(err, rc == cudaErrorMemoryAllocation ? CKPT_NOMEM : CKPT_IO,
+                     "CUDA device %d: %s: %s (%s)", c->number, what, cudaGetErrorString(rc),
+                     cudaGetErrorName(rc));
+}
+
+int ckpt_cuda_enter(const struct ckpt_cuda *c, int *ret_before, struct ckpt_err *err)
+{
+    cudaError_t rc = cudaGetDevice(ret_before);
+
+    if (rc == cudaSuccess && *ret_before != c->number)
+        rc = cudaSetDevice(c->number);
+    return ckpt_cuda_failed(c, rc, "choosing it", err);
+}
+
+void ckpt_cuda_leave(const struct ckpt_cuda *c, int before)
+{
+    if (before != c->number)
+        (void)cudaSetDevice(before);
+}
+
+/* ---- life ---- */
+
+static int make_streams(struct ckpt_cuda *c, struct ckpt_err *err)
+{
+    if (ckpt_cuda_failed(c, cudaStreamCreateWithFlags(&c->up, cudaStreamNonBlocking), "a stream",
+                         err) < 0 ||
+        ckpt_cuda_failed(c, cudaStreamCreateWithFlags(&c->work, cudaStreamNonBlocking), "a stream",
+                         err) < 0 ||
+        ckpt_cuda_failed(c, cudaEventCreateWithFlags(&c->begun, cudaEventDisableTiming), "an event",
+                         err) < 0)
+        return -1;
+    return ckpt_cuda_failed(c, cudaEventCreateWithFlags(&c->fenced, cudaEventDisableTiming),
+                            "an event", err);
+}
+
+static int load_kernel(struct ckpt_cuda *c, struct ckpt_err *err)
+{
+    cudaError_t rc =
+        cudaLibraryLoadData(&c->library, ckpt_copy_fatbin, NULL, NULL, 0, NULL, NULL, 0);
+
+    if (rc == cudaSuccess)
+        rc = cudaLibraryGetKernel(&c->kernel, c->library, CKPT_COPY_KERNEL);
+    return ckpt_cuda_failed(c, rc, "loading the copy kernel", err);
+}
+
+int ckpt_cuda_init(struct ckpt_cuda *c, int number, cudaStream_t caller, struct ckpt_err *err)
+{
+    int count = 0, before = 0;
+    cudaError_t rc = cudaGetDeviceCount(&count);
+
+    c->number = number;
+    c->caller = caller;
+    atomic_init(&c->refs, 1);
+    (void)pthread_mutex_init(&c->lock, NULL);
+    if (rc == cudaSuccess && number < 0)
+        rc = cudaGetDevice(&c->number);
+    if (rc != cudaSuccess || count == 0) {
+        (void)cudaGetLastError();
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "there is no CUDA device: %s",
+                         rc == cudaSuccess ? "none was found" : cudaGetErrorString(rc));
+    }
+    if (c->number >= count)
+        return ckpt_fail(err, CKPT_USAGE, "CUDA device %d: there are %d", c->number, count);
+    if (ckpt_cuda_enter(c, &before, err) < 0)
+        return -1;
+    int made = make_streams(c, err);
+    if (made == 0)
+        made = load_kernel(c, err);
+    ckpt_cuda_leave(c, before);
+    return made;
+}
+
+void ckpt_cuda_release(struct ckpt_cuda *c)
+{
+    int before;
+
+    if (ckpt_cuda_enter(c, &before, NULL) == 0) {
+        for (struct ckpt_pinned *p; (p = c->pinned);) {
+            c->pinned = p->next;
+            (void)cudaFreeHost(p->ptr);
+            free(p);
+        }
+        for (size_t i = 0; i < CKPT_DEVICE_MARKS; i++)
+            if (c->mark[i])
+                (void)cudaEventDestroy(c->mark[i]);
+        if (c->begun)
+            (void)cudaEventDestroy(c->begun);
+        if (c->fenced)
+            (void)cudaEventDestroy(c->fenced);
+        if (c->up)
+            (void)cudaStreamDestroy(c->up);
+        if (c->work)
+            (void)cudaStreamDestroy(c->work);
+        if (c->library)
+            (void)cudaLibraryUnload(c->library);
+        ckpt_cuda_leave(c, before);
+    }
+    (void)pthread_mutex_destroy(&c->lock);
+}
+
+/* ---- memory ---- */
+
+int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err)
+{
+    struct ckpt_cuda *c = self(d);
+    int before;
+
+    if (ckpt_cuda_enter(c, &before, err) < 0)
+        return -1;
+    cudaError_t rc = cudaMalloc(ret, len);
+    ckpt_cuda_leave(c, before);
+    if (rc == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return ckpt_fail(err, CKPT_NOMEM, "CUDA device %d has no %zu bytes left", c->number, len);
+    }
+    return ckpt_cuda_failed(c, rc, "allocating memory", err);
+}
+
+void ckpt_cuda_dealloc(struct ckpt_device *d, void *ptr)
+{
+    int before;
+
+    if (ckpt_cuda_enter(self(d), &before, NULL) < 0)
+        return;
+    (void)cudaFree(ptr);
+    ckpt_cuda_leave(self(d), before);
+}
+
+/* Pinning costs about half a second a gigabyte: what one load has, the next may take. */
+int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err)
+{
+    struct ckpt_cuda *c = self(d);
+    struct ckpt_pinned *p;
+    int before;
+
+    (void)pthread_mutex_lock(&c->lock);
+    for (p = c->pinned; p; p = p->next)
+        if (!p->taken && p->len >= len && p->len - len <= len + MOST_WASTE)
+            break;
+    if (p)
+        p->taken = true;
+    (void)pthread_mutex_unlock(&c->lock);
+    if (p) {
+        *ret = p->ptr;
+        return 0;
+    }
+    if (!(p = calloc(1, sizeof *p)))
+        return ckpt_nomem(err);
+    if (ckpt_cuda_enter(c, &before, err) < 0) {
+        free(p);
+        return -1;
+    }
+    cudaError_t rc = cudaHostAlloc(&p->ptr, len, cudaHostAllocPortable);
+    ckpt_cuda_leave(c, before);
+    if (rc != cudaSuccess) {
+        free(p);
+        return ckpt_cuda_failed(c, rc, "pinning host memory", err);
+    }
+    p->len = len;
+    p->taken = true;
+    (void)pthread_mutex_lock(&c->lock);
+    p->next = c->pinned;
+    c->pinned = p;
+    (void)pthread_mutex_unlock(&c->lock);
+    *ret = p->ptr;
+    return 0;
+}
+
+void ckpt_cuda_unpin(struct ckpt_device *d, void *ptr)
+{
+    struct ckpt_cuda *c = self(d);
+
+    (void)pthread_mutex_lock(&c->lock);
+    for (struct ckpt_pinned *p = c->pinned; p; p = p->next)
+        if (p->ptr == ptr)
+            p->taken = false;
+    (void)pthread_mutex_unlock(&c->lock);
+}
+
+bool ckpt_cuda_reaches(struct ckpt_device *d, const void *ptr)
+{
+    struct cudaPointerAttributes a;
+    int before;
+
+    if (ckpt_cuda_enter(self(d), &before, NULL) < 0)
+        return false;
+    cudaError_t rc = cudaPointerGetAttributes(&a, ptr);
+    (void)cudaGetLastError();
+    ckpt_cuda_leave(self(d), before);
+    if (rc != cudaSuccess || a.type == cudaMemoryTypeUnregistered)
+        return false;
+    return a.type != cudaMemoryTypeDevice || a.device == self(d)->number;
+}
+
+int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                    struct ckpt_err *err)
+{
+    int before;
+
+    if (ckpt_cuda_enter(self(d), &before, err) < 0)
+        return -1;
+    cudaError_t rc = cudaMemcpy(dst, src, len, cudaMemcpyDefault);
+    ckpt_cuda_leave(self(d), before);
+    return ckpt_cuda_failed(self(d), rc, "copying to the host", err);
+}
+
+/* ---- work ---- */
+
+int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err)
+{
+    struct ckpt_cuda *c = self(d);
+    int before;
+
+    if (ckpt_cuda_enter(c, &before, err) < 0)
+        return -1;
+    cudaError_t rc = cudaEventRecord(c->begun, c->caller);
+    if (rc == cudaSuccess)
+        rc = cudaStreamWaitEvent(c->work, c->begun, 0);
+    ckpt_cuda_leave(c, before);
+    return ckpt_cuda_failed(c, rc, "waiting for the caller's stream", err);
+}
+
+int ckpt_cuda_upload(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                     struct ckpt_err *err)
+{
+    struct ckpt_cuda *c = self(d);
+    int before;
+
+    if (ckpt_cuda_enter(c, &before, err) < 0)
+        return -1;
+    cudaError_t rc = cudaMemcpyAsync(dst, src, len, cudaMemcpyHostToDevice, c->up);
+    ckpt_cuda_leave(c, before);
+    return ckpt_cuda_failed(c, rc, "uploading", err);
+}
+
+int ckpt_cuda_fence(struct ckpt_device *d, struct ckpt_err *err)
+{
+    struct ckpt_cuda *c = self(d);
+    int before;
+
+    if (ckpt_cuda_enter(c, &before, err) < 0)
+        return -1;
+    cudaError_t rc = cudaEventRecord(c->fenced, c->up);
+    if (rc == cudaSuccess)
+        rc = cudaStreamWaitEvent(c->work, c->fenced, 0);
+    ckpt_cuda_leave(c, before);
+    return ckpt_cuda_failed(c, rc, "waiting for uploads", err);
+}
+
+int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, uint32_t n,
+                   uint32_t nblock, struct ckpt_err *err)
+{
+    struct ckpt_cuda *c = self(d);
+    void *args[] = {&list, &n};
+    const dim3 grid = {nblock, 1, 1}, block = {CKPT_COPY_THREADS, 1, 1};
+    int before;
+
+    if (ckpt_cuda_enter(c, &before, err) < 0)
+        return -1;
+    cudaError_t rc = cudaLaunchKernel((const void *)c->kernel, grid, block, args, 0, c->work);
+    ckpt_cuda_leave(c, before);
+    return ckpt_cuda_failed(c, rc, "copying", err);
+}
+
+int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                       struct ckpt_err *err)
+{
+    struct ckpt_cuda *c = self(d);
+    int before;
+
+    if (ckpt_cuda_enter(c, &before, err) < 0)
+        return -1;
+    cudaError_t rc = cudaMemcpyAsync(dst, src, len, cudaMemcpyDeviceToHost, c->work);
+    ckpt_cuda_leave(c, before);
+    return ckpt_cuda_failed(c, rc, "downloading", err);
+}
+
+int ckpt_cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
+{
+    struct ckpt_cuda *c = self(d);
+    cudaError_t rc = cudaSuccess;
+    int before;
+
+    if (i >= CKPT_DEVICE_MARKS)
+        return ckpt_fail(err, CKPT_LIMIT, "more than %d marks", CKPT_DEVICE_MARKS);
+    if (ckpt_cuda_enter(c, &before, err) < 0)
+        return -1;
+    if (!c->mark[i])
+        rc = cudaEventCreateWithFlags(&c->mark[i], cudaEventDisableTiming);
+    if (rc == cudaSuccess)
+        rc = cudaEventRecord(c->mark[i], c->work);
+    ckpt_cuda_leave(c, before);
+    return ckpt_cuda_failed(c, rc, "setting a mark", err);
+}
+
+int ckpt_cuda_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
+{
+    struct ckpt_cuda *c = self(d);
+    cudaError_t rc = cudaEventQuery(c->mark[i]);
+
+    if (rc == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        return 1;
+    }
+    return ckpt_cuda_failed(c, rc, "the work of a window", err);
+}
+
+bool ckpt_cuda_drain(struct ckpt_cuda *c)
+{
+    const struct timespec look = {0, LOOK_US * 1000};
+    cudaError_t up = cudaErrorNotReady, work = cudaErrorNotReady;
+
+    for (int i = 0; i < DRAIN_MS * 1000 / LOOK_US; i++) {
+        up = cudaStreamQuery(c->up);
+        work = cudaStreamQuery(c->work);
+        (void)cudaGetLastError();
+        if (up != cudaErrorNotReady && work != cudaErrorNotReady)
+            return true;
+        (void)nanosleep(&look, NULL);
+    }
+    return false;
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A CUDA device: all of struct ckpt_device_ops but the exchanges, which are NCCL's. */
+#ifndef CKPT_LOAD_CUDA_H
+#define CKPT_LOAD_CUDA_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include <cuda_runtime_api.h>
+
+#include "load/device.h"
+
+struct ckpt_pinned {
+    struct ckpt_pinned *next;
+    void *ptr;
+    size_t len;
+    bool taken;
+};
+
+struct ckpt_cuda {
+    struct ckpt_device base;
+    atomic_uint refs;
+    int number;
+    cudaStream_t caller, up, work; /* the user's; uploads; all else */
+    cudaEvent_t begun, fenced, mark[CKPT_DEVICE_MARKS];
+    cudaLibrary_t library;
+    cudaKernel_t kernel;
+    pthread_mutex_t lock;       /* of: */
+    struct ckpt_pinned *pinned; /* is kept for the next load */
+};
+
+/* c is zero. number -1: the calling thread's current device. */
+int ckpt_cuda_init(struct ckpt_cuda *c, int number, cudaStream_t caller, struct ckpt_err *err);
+void ckpt_cuda_release(struct ckpt_cuda *c);
+
+/* Make it the thread's current device, and give that back. */
+int ckpt_cuda_enter(const struct ckpt_cuda *c, int *ret_before, struct ckpt_err *err);
+void ckpt_cuda_leave(const struct ckpt_cuda *c, int before);
+
+int ckpt_cuda_failed(const struct ckpt_cuda *c, cudaError_t rc, const char *what,
+                     struct ckpt_err *err);
+
+/* Wait, some seconds, for all that is queued. */
+bool ckpt_cuda_drain(struct ckpt_cuda *c);
+
+/* The members of struct ckpt_device_ops. */
+int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
+void ckpt_cuda_dealloc(struct ckpt_device *d, void *ptr);
+int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
+void ckpt_cuda_unpin(struct ckpt_device *d, void *ptr);
+bool ckpt_cuda_reaches(struct ckpt_device *d, const void *ptr);
+int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                    struct ckpt_err *err);
+int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err);
+int ckpt_cuda_upload(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                     struct ckpt_err *err);
+int ckpt_cuda_fence(struct ckpt_device *d, struct ckpt_err *err);
+int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, uint32_t n,
+                   uint32_t nblock, struct ckpt_err *err);
+int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                       struct ckpt_err *err);
+int ckpt_cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err);
+int ckpt_cuda_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices: memory that the host does not reach, and work in it. The members live in libraries of
+ * their own (cuda.c), a transport owns one (struct ckpt_xport.device).
+ *
+ * There are two queues of work: uploads, and the rest, which goes on in the order of issue. Nothing
+ * here waits for either but drain. One thread at a time calls in, but for unpin and unref. */
+#ifndef CKPT_LOAD_DEVICE_H
+#define CKPT_LOAD_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <ckptfs/err.h>
+
+struct ckpt_device;
+struct ckpt_device_copy; /* copy_kernel.h */
+
+/* One part of a window's exchange, in device memory. Every rank says the same broadcasts in the
+ * same order, and each pair of ranks what goes between them. */
+struct ckpt_exchange {
+    enum { CKPT_SEND, CKPT_RECEIVE, CKPT_BROADCAST } kind;
+    uint32_t peer; /* of a broadcast, its root */
+    void *buf;
+    size_t len;
+};
+
+enum { CKPT_DEVICE_MARKS = 64 };
+
+struct ckpt_device_ops {
+    /* Memory of the device; of the host, pinned. */
+    int (*alloc)(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
+    void (*dealloc)(struct ckpt_device *d, void *ptr);
+    int (*pin)(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
+    void (*unpin)(struct ckpt_device *d, void *ptr);
+    /* Can the device write there? */
+    bool (*reaches)(struct ckpt_device *d, const void *ptr);
+    /* Copy to the host, now. */
+    int (*fetch)(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                 struct ckpt_err *err);
+
+    /* A load begins: all work comes after what the caller has queued so far. */
+    int (*begin)(struct ckpt_device *d, struct ckpt_err *err);
+    /* Queue an upload from pinned memory. */
+    int (*upload)(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                  struct ckpt_err *err);
+    /* What is queued from now on comes after the uploads so far. */
+    int (*fence)(struct ckpt_device *d, struct ckpt_err *err);
+    /* Queue copies; the list is in the device's memory, and nblock blocks long. */
+    int (*copy)(struct ckpt_device *d, const struct ckpt_device_copy *list, uint32_t n,
+                uint32_t nblock, struct ckpt_err *err);
+    int (*download)(struct ckpt_device *d, void *dst, const void *src, size_t len,
+                    struct ckpt_err *err);
+    /* Queue an exchange. 1: it is under way, and nothing may be queued before exchanged says 0. */
+    int (*exchange)(struct ckpt_device *d, const struct ckpt_exchange *list, size_t n,
+                    struct ckpt_err *err);
+    int (*exchanged)(struct ckpt_device *d, struct ckpt_err *err);
+    /* Has the work come to where mark i was set? 0: yes; 1: not yet; -1: it failed. */
+    int (*mark)(struct ckpt_device *d, uint32_t i, struct ckpt_err *err);
+    int (*reached)(struct ckpt_device *d, uint32_t i, struct ckpt_err *err);
+    /* Give up exchanges, and wait for the rest to end. False: it does not end, and memory must be
+     * kept for ever. */
+    bool (*drain)(struct ckpt_device *d);
+
+    void (*unref)(struct ckpt_device *d);
+    void (*ref)(struct ckpt_device *d);
+};
+
+/* Members embed this first. */
+struct ckpt_device {
+    const struct ckpt_device_ops *ops;
+};
+
+#endif

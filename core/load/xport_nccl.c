@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks with a CUDA device each: NCCL moves windows between devices, another transport the small
+ * messages. The communicator is our own, and does not block: what it does is looked at. */
+#include <ckptfs/load_nccl.h>
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/err.h"
+#include "load/cuda.h"
+#include "load/xport.h"
+
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 18, 0)
+#error "NCCL 2.18 or later is needed (ncclCommSplit)"
+#endif
+
+enum { MEET_MS = 300 * 1000, LOOK_US = 200 };
+
+struct nccl_device {
+    struct ckpt_cuda cuda;
+    ncclComm_t comm; /* NULL: one rank alone, or given up */
+};
+
+struct xport_nccl {
+    struct ckpt_xport x;
+    struct ckpt_xport *control;
+    struct nccl_device *device;
+};
+
+static struct nccl_device *of(struct ckpt_device *d)
+{
+    return (struct nccl_device *)(void *)((char *)d - offsetof(struct nccl_device, cuda.base));
+}
+
+static int failed(ncclComm_t comm, ncclResult_t rc, const char *what, struct ckpt_err *err)
+{
+    const char *why = comm ? ncclGetLastError(comm) : NULL;
+
+    return ckpt_fail(err, CKPT_PEER, "NCCL: %s: %s%s%s", what, ncclGetErrorString(rc),
+                     why && *why ? ": " : "", why ? why : "");
+}
+
+static bool good(ncclResult_t rc) { return rc == ncclSuccess || rc == ncclInProgress; }
+
+/* ---- exchanges ---- */
+
+/* 0: the communicator has done what it was told; 1: not yet. */
+static int nccl_exchanged(struct ckpt_device *d, struct ckpt_err *err)
+{
+    struct nccl_device *n = of(d);
+    ncclResult_t state = ncclSuccess, rc = ncclCommGetAsyncError(n->comm, &state);
+
+    if (rc == ncclSuccess && state == ncclInProgress)
+        return 1;
+    if (rc == ncclSuccess)
+        rc = state;
+    return rc == ncclSuccess ? 0 : failed(n->comm, rc, "an exchange", err);
+}
+
+static ncclResult_t issue(struct nccl_device *n, const struct ckpt_exchange *x)
+{
+    switch (x->kind) {
+    case CKPT_SEND:
+        return ncclSend(x->buf, x->len, ncclUint8, (int)x->peer, n->comm, n->cuda.work);
+    case CKPT_RECEIVE:
+        return ncclRecv(x->buf, x->len, ncclUint8, (int)x->peer, n->comm, n->cuda.work);
+    default:
+        return ncclBroadcast(x->buf, x->buf, x->len, ncclUint8, (int)x->peer, n->comm,
+                             n->cuda.work);
+    }
+}
+
+/* One group: broadcasts of several roots in it go round as one all-gather since NCCL 2.29. */
+static int nccl_exchange(struct ckpt_device *d, const struct ckpt_exchange *list, size_t count,
+                         struct ckpt_err *err)
+{
+    struct nccl_device *n = of(d);
+    ncclResult_t rc, end;
+    int before;
+
+    if (ckpt_cuda_enter(&n->cuda, &before, err) < 0)
+        return -1;
+    rc = ncclGroupStart();
+    for (size_t i = 0; i < count && good(rc); i++)
+        rc = issue(n, &list[i]);
+    end = ncclGroupEnd();
+    ckpt_cuda_leave(&n->cuda, before);
+    if (good(rc))
+        rc = end;
+    if (!good(rc))
+        return failed(n->comm, rc, "an exchange", err);
+    return rc == ncclInProgress ? nccl_exchanged(d, err) : 0;
+}
+
+static int nccl_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
+{
+    int rc = ckpt_cuda_reached(d, i, err);
+
+    if (rc == 1 && of(d)->comm && nccl_exchanged(d, err) < 0)
+        return -1;
+    return rc;
+}
+
+static bool nccl_drain(struct ckpt_device *d)
+{
+    struct nccl_device *n = of(d);
+    int before;
+
+    if (ckpt_cuda_enter(&n->cuda, &before, NULL) < 0)
+        return false;
+    if (n->comm)
+        (void)ncclCommAbort(n->comm); /* frees it, too */
+    n->comm = NULL;
+    bool clean = ckpt_cuda_drain(&n->cuda);
+    ckpt_cuda_leave(&n->cuda, before);
+    return clean;
+}
+
+static void device_free(struct nccl_device *n)
+{
+    int before;
+
+    if (n->comm && ckpt_cuda_enter(&n->cuda, &before, NULL) == 0) {
+        (void)ncclCommDestroy(n->comm);
+        ckpt_cuda_leave(&n->cuda, before);
+    }
+    ckpt_cuda_release(&n->cuda);
+    free(n);
+}
+
+static void nccl_ref(struct ckpt_device *d) { atomic_fetch_add(&of(d)->cuda.refs, 1); }
+
+static void nccl_unref(struct ckpt_device *d)
+{
+    if (atomic_fetch_sub(&of(d)->cuda.refs, 1) == 1)
+        device_free(of(d));
+}
+
+static const struct ckpt_device_ops device_ops = {
+    .alloc = ckpt_cuda_alloc,
+    .dealloc = ckpt_cuda_dealloc,
+    .pin = ckpt_cuda_pin,
+    .unpin = ckpt_cuda_unpin,
+    .reaches = ckpt_cuda_reaches,
+    .fetch = ckpt_cuda_fetch,
+    .begin = ckpt_cuda_begin,
+    .upload = ckpt_cuda_upload,
+    .fence = ckpt_cuda_fence,
+    .copy = ckpt_cuda_copy,
+    .download = ckpt_cuda_download,
+    .exchange = nccl_exchange,
+    .exchanged = nccl_exchanged,
+    .mark = ckpt_cuda_mark,
+    .reached = nccl_reached,
+    .drain = nccl_drain,
+    .ref = nccl_ref,
+    .unref = nccl_unref,
+};
+
+/* ---- the transport: messages go over the other one ---- */
+
+static struct ckpt_xport *control(struct ckpt_xport *x)
+{
+    return ((struct xport_nccl *)x)->control;
+}
+
+static int nccl_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
+{
+    (void)x, (void)t;
+    return ckpt_fail(err, CKPT_UNSUPPORTED, "data moves between devices here");
+}
+
+static int nccl_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err)
+{
+    return control(x)->ops->progress(control(x), ret_moved, err);
+}
+
+static void nccl_wait(struct ckpt_xport *x, uint32_t timeout_ms)
+{
+    control(x)->ops->wait(control(x), timeout_ms);
+}
+
+static void nccl_kick(struct ckpt_xport *x) { control(x)->ops->kick(control(x)); }
+
+static int nccl_ctl_send(struct ckpt_xport *x, uint32_t peer, const void *msg, size_t len,
+                         struct ckpt_err *err)
+{
+    return control(x)->ops->ctl_send(control(x), peer, msg, len, err);
+}
+
+static int nccl_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg, size_t *ret_len,
+                         struct ckpt_err *err)
+{
+    return control(x)->ops->ctl_recv(control(x), ret_peer, ret_msg, ret_len, err);
+}
+
+static bool nccl_gone(struct ckpt_xport *x, uint32_t peer)
+{
+    return control(x)->ops->gone && control(x)->ops->gone(control(x), peer);
+}
+
+static bool nccl_cancel(struct ckpt_xport *x)
+{
+    struct ckpt_device *d = x->device;
+    const bool clean = control(x)->ops->cancel(control(x));
+
+    return d->ops->drain(d) && clean;
+}
+
+static void nccl_free(struct ckpt_xport *x)
+{
+    struct xport_nccl *n = (struct xport_nccl *)x;
+
+    nccl_unref(&n->device->cuda.base);
+    n->control->ops->free(n->control);
+    free(n);
+}
+
+static const struct ckpt_xport_ops nccl_ops = {
+    .name = "nccl",
+    .post = nccl_post,
+    .progress = nccl_progress,
+    .wait = nccl_wait,
+    .kick = nccl_kick,
+    .ctl_send = nccl_ctl_send,
+    .ctl_recv = nccl_ctl_recv,
+    .gone = nccl_gone,
+    .cancel = nccl_cancel,
+    .free = nccl_free,
+    .one_shot = true,
+};
+
+/* ---- making it ---- */
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+/* Until `comm` is done with what it was told. control may be NULL. */
+static int settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, const char *what,
+                  struct ckpt_err *err)
+{
+    const struct timespec look = {0, LOOK_US * 1000};
+
+    for (;;) {
+        ncclResult_t state = ncclSuccess, rc = ncclCommGetAsyncError(comm, &state);
+        if (rc == ncclSuccess && state == ncclSuccess)
+            return 0;
+        if (rc != ncclSuccess || state != ncclInProgress)
+            return failed(comm, rc != ncclSuccess ? rc : state, what, err);
+        if (ctl && ckpt_comm_look(ctl, err) < 0)
+            return -1;
+        if (now_ms() > until)
+            return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: %s takes longer than %d s", what,
+                             MEET_MS / 1000);
+        (void)nanosleep(&look, NULL);
+    }
+}
+
+static int own_comm(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_comm *ctl,
+                    const ncclUniqueId *id, struct ckpt_err *err)
+{
+    const uint64_t until = now_ms() + MEET_MS;
+    const int rank = (int)ckpt_comm_rank(ctl), size = (int)ckpt_comm_size(ctl);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclResult_t rc;
+
+    config.blocking = 0;
+    if (how->comm) {
+        config.splitShare = 0; /* ours can be aborted without theirs */
+        rc = ncclCommSplit(how->comm, 0, rank, &n->comm, &config);
+        if (rc == ncclInProgress && settle(how->comm, ctl, until, "splitting", err) < 0)
+            return -1;
+    } else {
+        rc = ncclCommInitRankConfig(&n->comm, size, *id, rank, &config);
+    }
+    if (!good(rc))
+        return failed(how->comm, rc, "making a communicator", err);
+    return settle(n->comm, ctl, until, "making a communicator", err);
+}
+
+/* Do the ranks of a communicator match ours? */
+static int check_theirs(const struct ckpt_nccl *how, struct ckpt_comm *ctl, int number,
+                        struct ckpt_err *err)
+{
+    int rank = -1, size = -1, device = -1;
+    ncclResult_t rc = ncclCommUserRank(how->comm, &rank);
+
+    if (rc == ncclSuccess)
+        rc = ncclCommCount(how->comm, &size);
+    if (rc == ncclSuccess)
+        rc = ncclCommCuDevice(how->comm, &device);
+    if (rc != ncclSuccess)
+        return failed(how->comm, rc, "the communicator given", err);
+    if (rank != (int)ckpt_comm_rank(ctl) || size != (int)ckpt_comm_size(ctl))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "this is rank %" PRIu32 " of %" PRIu32
+                         ", in the NCCL communicator rank %d of %d",
+                         ckpt_comm_rank(ctl), ckpt_comm_size(ctl), rank, size);
+    if (device != number)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "the NCCL communicator is of CUDA device %d, this rank's is %d", device,
+                         number);
+    return 0;
+}
+
+/* All ranks have a device, and a communicator if there is more than one. */
+static int meet(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_comm *ctl,
+                struct ckpt_err *err)
+{
+    ncclUniqueId id;
+    int rc = ckpt_cuda_init(&n->cuda, how->device, how->stream, err);
+
+    memset(&id, 0, sizeof id);
+    if (rc == 0 && how->comm)
+        rc = check_theirs(how, ctl, n->cuda.number, err);
+    if (rc == 0 && !how->comm && ckpt_comm_rank(ctl) == 0 && ckpt_comm_size(ctl) > 1) {
+        ncclResult_t got = ncclGetUniqueId(&id);
+        rc = got == ncclSuccess ? 0 : failed(NULL, got, "a new communicator", err);
+    }
+    if (ckpt_comm_agree(ctl, rc, MEET_MS, err) < 0 ||
+        ckpt_comm_share(ctl, 0, &id, sizeof id, MEET_MS, err) < 0)
+        return -1;
+    if (ckpt_comm_size(ctl) > 1) {
+        int before;
+        rc = ckpt_cuda_enter(&n->cuda, &before, err);
+        if (rc == 0) {
+            rc = own_comm(n, how, ctl, &id, err);
+            ckpt_cuda_leave(&n->cuda, before);
+        }
+    }
+    return ckpt_comm_agree(ctl, rc, MEET_MS, err);
+}
+
+static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ckpt_err *err)
+{
+    struct xport_nccl *x = calloc(1, sizeof *x);
+    struct nccl_device *n = calloc(1, sizeof *n);
+    struct ckpt_xport *below = ckpt_comm_xport(ctl);
+
+    if (!x || !n) {
+        free(x);
+        free(n);
+        return ckpt_nomem(err);
+    }
+    n->cuda.base.ops = &device_ops;
+    if (meet(n, how, ctl, err) < 0) {
+        free(x);
+        (void)nccl_drain(&n->cuda.base);
+        device_free(n);
+        return -1;
+    }
+    x->x = *below;
+    x->x.ops = &nccl_ops;
+    x->x.device = &n->cuda.base;
+    x->control = below;
+    x->device = n;
+    ckpt_comm_replace(ctl, &x->x);
+    return 0;
+}
+
+/* ---- TCP whose addresses travel over the caller's communicator ---- */
+
+/* Every rank's address, by an all-gather in device memory. all: size * CKPT_TCP_ADDRESS bytes, this
+ * rank's part filled in. */
+static int gather_addresses(const struct ckpt_nccl *how, int rank, int size, char *all,
+                            struct ckpt_err *err)
+{
+    const struct ckpt_cuda none = {.number = how->device};
+    const size_t one = CKPT_TCP_ADDRESS;
+    const struct timespec look = {0, LOOK_US * 1000};
+    const uint64_t until = now_ms() + MEET_MS;
+    char *mem = NULL;
+    cudaError_t rc = cudaMalloc((void **)&mem, (size_t)size * one);
+    int done = ckpt_cuda_failed(&none, rc, "allocating memory", err);
+
+    if (done == 0) {
+        rc = cudaMemcpy(mem + (size_t)rank * one, all + (size_t)rank * one, one,
+                        cudaMemcpyHostToDevice);
+        done = ckpt_cuda_failed(&none, rc, "copying", err);
+    }
+    if (done == 0) {
+        ncclResult_t got =
+            ncclAllGather(mem + (size_t)rank * one, mem, one, ncclUint8, how->comm, how->stream);
+        done = good(got) ? settle(how->comm, NULL, until, "exchanging addresses", err)
+                         : failed(how->comm, got, "exchanging addresses", err);
+    }
+    while (done == 0 && (rc = cudaStreamQuery(how->stream)) == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        if (now_ms() > until)
+            return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: not all ranks came within %d s",
+                             MEET_MS / 1000); /* the memory is NCCL's still */
+        (void)nanosleep(&look, NULL);
+    }
+    if (done == 0)
+        done = ckpt_cuda_failed(&none, rc, "exchanging addresses", err);
+    if (done == 0) {
+        rc = cudaMemcpy(all, mem, (size_t)size * one, cudaMemcpyDeviceToHost);
+        done = ckpt_cuda_failed(&none, rc, "copying", err);
+    }
+    if (mem)
+        (void)cudaFree(mem);
+    return done;
+}
+
+static int tcp_over(const struct ckpt_nccl *how, struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct ckpt_tcp *tcp = NULL;
+    int rank = 0, size = 0;
+    ncclResult_t rc = ncclCommUserRank(how->comm, &rank);
+
+    if (rc == ncclSuccess)
+        rc = ncclCommCount(how->comm, &size);
+    if (rc != ncclSuccess)
+        return failed(how->comm, rc, "the communicator given", err);
+    char *all = calloc((size_t)size, CKPT_TCP_ADDRESS);
+    const char **address = calloc((size_t)size, sizeof *address);
+    int done = all && address ? 0 : ckpt_nomem(err);
+    if (done == 0)
+        done = ckpt_tcp_listen(NULL, &tcp, err);
+    if (done == 0) {
+        (void)strncpy(all + (size_t)rank * CKPT_TCP_ADDRESS, ckpt_tcp_address(tcp),
+                      CKPT_TCP_ADDRESS - 1);
+        done = gather_addresses(how, rank, size, all, err);
+    }
+    for (int r = 0; r < size && done == 0; r++)
+        address[r] = all + (size_t)r * CKPT_TCP_ADDRESS;
+    if (done == 0)
+        done = ckpt_tcp_connect(tcp, (uint32_t)rank, (uint32_t)size, address, MEET_MS, ret, err);
+    else
+        ckpt_tcp_free(tcp);
+    free(all);
+    free(address);
+    return done;
+}
+
+/* ---- the public face ---- */
+
+int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ckpt_comm **ret,
+                   struct ckpt_err *err)
+{
+    struct ckpt_nccl own = {.device = -1};
+    struct ckpt_comm *tcp = NULL;
+
+    if (how && (how->size < offsetof(struct ckpt_nccl, stream) || how->size > sizeof own))
+        return ckpt_fail(err, CKPT_USAGE, "struct ckpt_nccl has %zu bytes here, the caller's %zu",
+                         sizeof own, how->size);
+    if (how)
+        memcpy(&own, how, how->size);
+    if (!ctl && !own.comm)
+        return ckpt_fail(err, CKPT_USAGE, "neither a comm nor a NCCL communicator was given");
+    if (ctl && ckpt_comm_xport(ctl)->device)
+        return ckpt_fail(err, CKPT_USAGE, "the comm has devices already");
+    if (!ctl && tcp_over(&own, &tcp, err) < 0)
+        return -1;
+    if (upgrade(ctl ? ctl : tcp, &own, err) < 0) {
+        ckpt_comm_free(tcp);
+        return -1;
+    }
+    *ret = ctl ? ctl : tcp;
+    return 0;
+}
+
+/* One device for each rank of a machine, as launchers count them. */
+static int local_rank(void)
+{
+    static const char *const name[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                       "MPI_LOCALRANKID", "SLURM_LOCALID"};
+
+    for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
+        const char *text = getenv(name[i]);
+        if (text && *text)
+            return atoi(text);
+    }
+    return 0;
+}
+
+CKPT_PUBLIC ckpt_comm_device ckpt_comm_device_from_env;
+
+int ckpt_comm_device_from_env(struct ckpt_comm *ctl, struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct ckpt_nccl how = {.size = sizeof how};
+    int count = 0;
+
+    if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0)
+        how.device = local_rank() % count;
+    return ckpt_comm_nccl(ctl, &how, ret, err);
+}
