@@ -120,7 +120,7 @@ static bool is_head(const char *name)
 int ckpt_marker_new(const struct ckpt_view *view, struct ckpt_marker **ret, struct ckpt_err *err)
 {
     const char *type = ckpt_json_str(view->config, "model_type");
-    const struct ckpt_recipes *set = view->shared->recipes;
+    const struct ckpt_recipes *set;
     struct ckpt_marker *m = calloc(1, sizeof *m);
     const struct ckpt_family *own = NULL;
     const bool known = type && !view->shared->opt->raw;
@@ -129,12 +129,13 @@ int ckpt_marker_new(const struct ckpt_view *view, struct ckpt_marker **ret, stru
     if (!m)
         return ckpt_nomem(err);
     m->view = view;
-    for (size_t i = 0; i < set->families.len && known; i++)
+    rc = ckpt_recipes_models(view->shared->recipes, &set, err);
+    for (size_t i = 0; rc == 0 && i < set->families.len && known; i++)
         if (is_family(set->families.ptr[i], type))
             own = set->families.ptr[i];
     for (size_t i = 0; i < view->cat->tensors.len; i++)
         m->has_head |= is_head(view->cat->tensors.ptr[i].name);
-    if (own)
+    if (rc == 0 && own)
         rc = open_book(&m->own, view, own, err);
     if (rc == 0 && known)
         rc = ckpt_model_embedded(&m->arena, "common", &m->names, err);

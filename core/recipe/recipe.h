@@ -16,9 +16,10 @@
 
 struct ckpt_recipes;
 
-/* Parse and check all embedded recipes and model files; if `path` is not NULL, that recipe (a JSON
- * file; a model file it names that is not embedded lies beside it) is the only candidate. Errors
- * name file, rule and character. Immutable and shareable afterwards. */
+/* The embedded recipes and model files, which are parsed when a checkpoint of their format comes;
+ * if `path` is not NULL, that recipe (a JSON file; a model file it names that is not embedded lies
+ * beside it) is parsed now and is the only candidate. Errors name file, rule and character. To the
+ * outside immutable and shareable afterwards. */
 int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err);
 void ckpt_recipes_free(struct ckpt_recipes *r);
 void ckpt_recipes_freep(struct ckpt_recipes **r);
@@ -45,8 +46,8 @@ void ckpt_model_free(struct ckpt_model *m);
 void ckpt_model_freep(struct ckpt_model **m);
 
 /* Does any recipe fit src? Of a family for which none is meant that is an answer, not an error. */
-bool ckpt_recipe_fits(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
-                      const struct ckpt_recipe_options *opt);
+int ckpt_recipe_fits(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
+                     const struct ckpt_recipe_options *opt, bool *ret, struct ckpt_err *err);
 
 /* Choose the recipe for src (by src->about.format, config, names) and apply it. MISSING: no recipe
  * fits, or a tensor or number that the model must have is not there; CONFLICT: several fit (they

@@ -2,6 +2,8 @@
 /* Loading of recipes and model files, embedded or given, and the choice among them. */
 #include "recipe/recipes.h"
 
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"
@@ -149,22 +151,118 @@ static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *na
     return r->back ? add_one(set, b, name, text, len, true, &r, err) : 0;
 }
 
-static int add_embedded(struct ckpt_recipes *set, struct ckpt_err *err)
+/* ---- embedded folders ---- */
+
+static const char models_folder[] = "models/";
+
+/* Which folder has the recipes for a format. */
+static const struct {
+    const char *format, *folder;
+} formats[] = {
+    {"megatron", "megatron/"},         {"nanotron", "nanotron/"}, {"dcp", "torchtitan/"},
+    {"transformers", "transformers/"}, {"hub", "transformers/"},
+};
+
+struct folder {
+    const char *name;
+    struct ckpt_recipes *set;
+};
+
+struct ckpt_recipe_folders {
+    pthread_mutex_t lock;
+    CKPT_VEC(struct folder) parsed;
+};
+
+static int add_folder(struct ckpt_recipes *set, const char *folder, struct ckpt_err *err)
 {
+    struct beside b = {NULL, folder};
+    const size_t n = strlen(folder);
+
     for (size_t i = 0; i < ckpt_recipe_nblobs; i++) {
         const struct ckpt_recipe_blob *blob = &ckpt_recipe_blobs[i];
-        const char *slash = strchr(blob->name, '/');
-        if (!slash || strncmp(blob->name, "models/", 7) == 0)
+        const struct ckpt_family *ignored;
+        if (strncmp(blob->name, folder, n) != 0)
             continue;
-        const char *folder =
-            ckpt_field_text(&set->arena, err, "%.*s", (int)(slash + 1 - blob->name), blob->name);
-        struct beside b = {NULL, folder};
-        if (!folder ||
-            add_recipe(set, &b, blob->name, (const char *)blob->data, blob->len, err) < 0)
+        if ((folder == models_folder
+                 ? find_family(set, &b, blob->name + n, &ignored, err)
+                 : add_recipe(set, &b, blob->name, (const char *)blob->data, blob->len, err)) < 0)
             return -1;
     }
     return 0;
 }
+
+/* Under the lock. */
+static int parse_folder(struct ckpt_recipe_folders *f, const char *name,
+                        const struct ckpt_recipes **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = NULL;
+
+    for (size_t i = 0; i < f->parsed.len; i++)
+        if (f->parsed.ptr[i].name == name) {
+            *ret = f->parsed.ptr[i].set;
+            return 0;
+        }
+    if (!(set = calloc(1, sizeof *set)) || ckpt_vec_reserve(&f->parsed, 1) < 0)
+        return ckpt_nomem(err);
+    if (add_folder(set, name, err) < 0)
+        return -1;
+    struct folder new = {name, set};
+    (void)ckpt_vec_push(&f->parsed, new);
+    *ret = ckpt_steal(&set);
+    return 0;
+}
+
+static int get_folder(const struct ckpt_recipes *set, const char *name,
+                      const struct ckpt_recipes **ret, struct ckpt_err *err)
+{
+    int rc;
+
+    if (!set->folders) {
+        *ret = set;
+        return 0;
+    }
+    (void)pthread_mutex_lock(&set->folders->lock);
+    rc = parse_folder(set->folders, name, ret, err);
+    (void)pthread_mutex_unlock(&set->folders->lock);
+    return rc;
+}
+
+int ckpt_recipes_of(const struct ckpt_recipes *set, const char *format,
+                    const struct ckpt_recipes **ret, struct ckpt_err *err)
+{
+    for (size_t i = 0; format && i < sizeof formats / sizeof *formats; i++)
+        if (strcmp(formats[i].format, format) == 0)
+            return get_folder(set, formats[i].folder, ret, err);
+    *ret = set; /* there are none */
+    return 0;
+}
+
+int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipes **ret,
+                        struct ckpt_err *err)
+{
+    return get_folder(set, models_folder, ret, err);
+}
+
+static int make_folders(struct ckpt_recipes *set, struct ckpt_err *err)
+{
+    if (!(set->folders = calloc(1, sizeof *set->folders)))
+        return ckpt_nomem(err);
+    (void)pthread_mutex_init(&set->folders->lock, NULL);
+    return 0;
+}
+
+static void free_folders(struct ckpt_recipe_folders *f)
+{
+    if (!f)
+        return;
+    for (size_t i = 0; i < f->parsed.len; i++)
+        ckpt_recipes_free(f->parsed.ptr[i].set);
+    ckpt_vec_release(&f->parsed);
+    (void)pthread_mutex_destroy(&f->lock);
+    free(f);
+}
+
+/* ---- a given recipe ---- */
 
 static int add_path(struct ckpt_recipes *set, const char *path, struct ckpt_err *err)
 {
@@ -201,7 +299,7 @@ int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_e
 
     if (!set)
         return ckpt_nomem(err);
-    if ((path ? add_path(set, path, err) : add_embedded(set, err)) < 0)
+    if ((path ? add_path(set, path, err) : make_folders(set, err)) < 0)
         return -1;
     if (path && check_given(set, err) < 0)
         return -1;
@@ -234,6 +332,7 @@ void ckpt_recipes_free(struct ckpt_recipes *set)
     ckpt_vec_release(&set->recipes);
     ckpt_vec_release(&set->families);
     ckpt_arena_release(&set->arena);
+    free_folders(set->folders);
     free(set);
 }
 
@@ -335,13 +434,15 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
     return -1;
 }
 
-bool ckpt_recipe_fits(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
-                      const struct ckpt_recipe_options *opt)
+int ckpt_recipe_fits(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
+                     const struct ckpt_recipe_options *opt, bool *ret, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < set->recipes.len; i++)
-        if (fits(set->recipes.ptr[i], src, opt) && suits_base(set->recipes.ptr[i], opt))
-            return true;
-    return false;
+    if (ckpt_recipes_of(set, format_of(src, opt), &set, err) < 0)
+        return -1;
+    *ret = false;
+    for (size_t i = 0; i < set->recipes.len && !*ret; i++)
+        *ret = fits(set->recipes.ptr[i], src, opt) && suits_base(set->recipes.ptr[i], opt);
+    return 0;
 }
 
 int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
@@ -355,6 +456,8 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
         *ret = set->recipes.ptr[0];
         return 0;
     }
+    if (ckpt_recipes_of(set, format_of(src, opt), &set, err) < 0)
+        return -1;
     for (int fallback = 0; fallback < 2 && n == 0; fallback++)
         for (size_t i = 0; i < set->recipes.len; i++) {
             const struct ckpt_recipe *r = set->recipes.ptr[i];

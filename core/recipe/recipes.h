@@ -21,8 +21,18 @@ struct ckpt_recipes {
     struct ckpt_arena arena;
     CKPT_VEC(struct ckpt_recipe *) recipes;
     CKPT_VEC(struct ckpt_family *) families;
-    bool given; /* by path: the only candidate, whatever its evidence */
+    bool given;                          /* by path: the only candidate, whatever its evidence */
+    struct ckpt_recipe_folders *folders; /* the embedded ones, each parsed when it is asked for */
 };
+
+/* The recipes for checkpoints of one format, parsed now if nobody has asked before; those of a
+ * given recipe are that one. Safe from many threads; what is returned lives as long as the set. */
+int ckpt_recipes_of(const struct ckpt_recipes *set, const char *format,
+                    const struct ckpt_recipes **ret, struct ckpt_err *err);
+
+/* All model files that recipes may name; of a given recipe, its own. */
+int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipes **ret,
+                        struct ckpt_err *err);
 
 /* As ckpt_recipes_load with a path, from memory: no files beside it, only the embedded ones. */
 int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ckpt_recipes **ret,

@@ -330,7 +330,9 @@ int ckpt_names_convert(struct ckpt_catalog **cat, const struct ckpt_recipes *rec
 {
     ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
 
-    *ret_done = opt->base_config && ckpt_recipe_fits(recipes, *cat, opt);
+    *ret_done = false;
+    if (opt->base_config && ckpt_recipe_fits(recipes, *cat, opt, ret_done, err) < 0)
+        return -1;
     if (!*ret_done)
         return 0;
     if (ckpt_recipe_apply(recipes, *cat, opt, &model, err) < 0)

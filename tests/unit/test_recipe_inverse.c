@@ -662,15 +662,29 @@ static void check_rules(const struct ckpt_rule *rule, size_t n)
 
 TEST(recipe_inverse, every_rule_of_every_recipe)
 {
+    static const char *const format[] = {"megatron", "nanotron", "dcp", "transformers"};
     struct ckpt_err err = {0};
-    struct ckpt_recipes *set;
+    struct ckpt_recipes *all;
+    const struct ckpt_recipes *set;
+    size_t nfile = 0;
 
     seed = 1;
-    CHECK_OK(ckpt_recipes_load(NULL, &set, &err));
-    for (size_t i = 0; i < set->recipes.len; i++)
-        if (set->recipes.ptr[i]->format)
-            check_rules(set->recipes.ptr[i]->rules.ptr, set->recipes.ptr[i]->rules.len);
-    ckpt_recipes_free(set);
+    CHECK_OK(ckpt_recipes_load(NULL, &all, &err));
+    for (size_t k = 0; k < sizeof format / sizeof *format; k++) {
+        CHECK_OK(ckpt_recipes_of(all, format[k], &set, &err));
+        for (size_t i = 0; i < set->recipes.len; i++) {
+            const struct ckpt_recipe *r = set->recipes.ptr[i];
+            const bool back = r->format && strcmp(r->format, "hub") == 0;
+            CHECK(!r->format || back || strcmp(r->format, format[k]) == 0);
+            nfile += !back;
+            if (r->format)
+                check_rules(r->rules.ptr, r->rules.len);
+        }
+    }
+    for (size_t i = 0; i < ckpt_recipe_nblobs; i++)
+        nfile -= strncmp(ckpt_recipe_blobs[i].name, "models/", 7) != 0;
+    CHECK_EQ(nfile, 0); /* no folder is left out */
+    ckpt_recipes_free(all);
 }
 
 /* What recipes must be able to say: sources and targets, up to a NULL each. */

@@ -29,6 +29,7 @@ class Comm:
 
     def __init__(self, group=None, device=None):
         self._comm, self.group, self.device = None, None, device
+        self._meshes = {}  # of torch: few, but every parameter has one
         dist = _distributed()
         if dist is None or (group is None and not dist.is_initialized()):
             self.rank, self.size, self.ranks = 0, 1, {0: 0}
@@ -63,6 +64,13 @@ class Comm:
         comm = c_void_p()
         lib.tcp_connect(tcp, self.rank, self.size, table, TIMEOUT_MS, byref(comm))
         return comm
+
+    def mesh(self, device_mesh):
+        """A DeviceMesh's dimensions, and its ranks here. KeyError: one is not in the group."""
+        if device_mesh not in self._meshes:
+            mesh = device_mesh.mesh
+            self._meshes[device_mesh] = (list(mesh.shape), [self.ranks[int(g)] for g in mesh.flatten().tolist()])
+        return self._meshes[device_mesh]
 
     @property
     def handle(self):

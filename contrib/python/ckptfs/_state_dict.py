@@ -112,13 +112,11 @@ class Target:
         self.mesh = None
         self.local = tensor
         if _is_dtensor(tensor):
-            self.local = tensor.to_local() if not tensor.requires_grad else tensor._local_tensor
-            mesh = tensor.device_mesh.mesh
+            self.local = tensor._local_tensor
             try:
-                ranks = [comm.ranks[int(g)] for g in mesh.flatten().tolist()]
+                self.mesh = (*comm.mesh(tensor.device_mesh), _place_list(tensor))
             except KeyError as e:
                 raise CkptError("usage", f"'{name}': rank {e} of its mesh is not in the process group") from None
-            self.mesh = (list(mesh.shape), ranks, _place_list(tensor))
         self.late = []  # (staging tensor, what to copy it to) after the load
 
     def __repr__(self):
@@ -275,10 +273,10 @@ def _tensors(target):
     return target.state_dict(keep_vars=True), target, None
 
 
-def _same(a, b):
-    """Do two entries share their memory (tied weights)?"""
-    a, b = (t._local_tensor if _is_dtensor(t) else t for t in (a, b))
-    return a.device == b.device and a.numel() and a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+def _memory(t):
+    """What entries have in common that share their memory (tied weights); None: it has none."""
+    t = t._local_tensor if _is_dtensor(t) else t
+    return (t.device, t.data_ptr(), t.shape, t.stride()) if t.numel() else None
 
 
 def _report(model, missing, unexpected):
@@ -384,17 +382,18 @@ def _missing(state, names, tied):
 def _want_all(state, loader, names, tied):
     """Declare wants for all that the view has. Returns the names that are missing, and those that nobody asked for."""
     import torch
-    unused, filled = set(names.values()), []
+    unused, filled = set(names.values()), set()
     missing = _missing(state, names, tied)
     for name, tensor in state.items():
         source = _find(name, names, tied) if isinstance(tensor, torch.Tensor) else None
         if source is None:
             continue
         unused.discard(source)
-        if not any(_same(t, tensor) for t in filled):
-            filled.append(tensor)
+        memory = _memory(tensor)
+        if memory is None or memory not in filled:
+            filled.add(memory)
             loader.want(Target(name, tensor, loader.comm), source)
-    missing = [m for m in missing if not any(_same(state[m], t) for t in filled)]  # tied: its twin was loaded
+    missing = [m for m in missing if _memory(state[m]) is None or _memory(state[m]) not in filled]  # tied: its twin was loaded
     shown = {v: k for k, v in names.items()}
     return missing, [shown[v] for v in loader.view.keys() if v in unused]
 
