@@ -15,8 +15,8 @@
 #include "load/comm.h"
 #include "load/device.h"
 #include "load/load_inner.h"
+#include "load/same.h"
 #include "tensor/region.h"
-#include "tensor/value.h"
 
 enum {
     EACH_UNIT = 1 << 20,   /* of a rank that reads for itself: stays in the CPU's cache */
@@ -34,40 +34,6 @@ enum {
 };
 
 /* ---- digests ---- */
-
-static void hash_tensor(XXH3_state_t *h, const struct ckpt_catalog *cat,
-                        const struct ckpt_tensor *t)
-{
-    (void)XXH3_128bits_update(h, t->name, strlen(t->name) + 1);
-    (void)XXH3_128bits_update(h, t->dim, t->rank * sizeof *t->dim);
-    (void)XXH3_128bits_update(h, &t->dtype, sizeof t->dtype);
-    for (size_t i = 0; i < t->npiece; i++) {
-        const struct ckpt_piece *p = &t->piece[i];
-        const uint64_t head[4] = {p->dst, p->src, p->naxis, cat->sources.ptr[p->source]->size};
-        (void)XXH3_128bits_update(h, head, sizeof head);
-        (void)XXH3_128bits_update(h, p->axis, p->naxis * sizeof *p->axis);
-    }
-    if (!t->value)
-        return;
-    (void)XXH3_128bits_update(h, t->value->ops->name, strlen(t->value->ops->name) + 1);
-    for (uint32_t i = 0; i < t->value->narg; i++)
-        hash_tensor(h, t->value->arg[i].cat, t->value->arg[i].tensor);
-}
-
-void ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16])
-{
-    XXH3_state_t *h = XXH3_createState();
-    XXH128_canonical_t c = {{0}};
-
-    if (h) {
-        (void)XXH3_128bits_reset(h);
-        for (size_t i = 0; i < cat->tensors.len; i++)
-            hash_tensor(h, cat, &cat->tensors.ptr[i]);
-        XXH128_canonicalFromHash(&c, XXH3_128bits_digest(h));
-    }
-    (void)XXH3_freeState(h);
-    memcpy(ret, c.digest, 16);
-}
 
 /* Which machine this is: its name, and the boot. */
 static uint64_t node_digest(void)
@@ -92,7 +58,7 @@ static uint64_t node_digest(void)
 
 struct hello { /* then the sizes of the first files, uint64_t */
     unsigned char checkpoint[16];
-    uint64_t wants_lo, wants_hi, node, options;
+    uint64_t wants_lo, wants_hi, node, options, files;
     double hot;
     uint32_t shared, version;
 };
@@ -100,7 +66,7 @@ struct hello { /* then the sizes of the first files, uint64_t */
 struct hello_answer { /* then class_of[], node[], first rank of each class[], all uint32_t */
     uint32_t nclass, nnode;
     double hot;
-    uint32_t shared, zero;
+    uint32_t shared, copies; /* copies: not all ranks have the very same files */
 };
 
 /* In which file do two checkpoints differ? By size; false: in none that was told. */
@@ -131,8 +97,8 @@ static int compare_hello(uint32_t r, const struct hello *a, const struct hello *
         return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs", r);
     if (memcmp(a->checkpoint, b->checkpoint, sizeof a->checkpoint) != 0)
         return ckpt_fail(err, CKPT_CONFLICT,
-                         "rank %" PRIu32 " sees another checkpoint than rank 0: other tensors, "
-                         "shapes, dtypes or sizes of files",
+                         "rank %" PRIu32 " sees another checkpoint than rank 0, or another view "
+                         "of it: other tensors, shapes, dtypes, files or computed values",
                          r);
     if (a->options != b->options)
         return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " was given other options than rank 0",
@@ -191,6 +157,7 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
         node[r][1] = 0;
         a.hot = h.hot < a.hot ? h.hot : a.hot;
         a.shared |= h.shared;
+        a.copies |= h.files != first.files;
     }
     uint32_t *class_of = number, *node_of = number + n, *rep = number + 2 * (size_t)n;
     a.nclass = number_keys((const uint64_t(*)[2])key, n, class_of, rep);
@@ -551,9 +518,10 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     h->wants_hi = wants.high64;
     h->node = node_digest();
     h->options = XXH3_64bits_withSeed(rate, sizeof rate, XXH3_64bits(number, sizeof number));
+    h->files = ckpt_catalog_files(load->view->cat);
     ckpt_load_residency(load->view->cat, &h->hot, &shared);
     h->shared = shared;
-    h->version = 1;
+    h->version = 2;
 }
 
 static int exchange_wants(struct ckpt_load *load, const unsigned char *table, size_t len,
@@ -606,6 +574,8 @@ static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
     memcpy(&a, answer, sizeof a);
     if (got != sizeof a + (2 * (size_t)n + a.nclass) * sizeof(uint32_t))
         return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
+    if (a.copies && ckpt_load_compare(load, err) < 0)
+        return -1;
     const uint32_t *word = (const uint32_t *)(const void *)(answer + sizeof a);
     uint32_t *class_of = malloc(n * sizeof *class_of);
     if (!class_of)

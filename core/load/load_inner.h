@@ -36,9 +36,6 @@ int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *r
 int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
                   const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err);
 
-/* A hash of what a catalogue says, without names of files; equal for copies. */
-void ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16]);
-
 /* Which way to read, given what all ranks want and where they run (node[r], nnode). */
 int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
                     const struct ckpt_load_options *opt, double hot, bool shared,

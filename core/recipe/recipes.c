@@ -93,6 +93,19 @@ static int find_family(struct ckpt_recipes *set, struct beside *b, const char *m
     return keep_family(set, f, ret, err);
 }
 
+int ckpt_model_embedded(struct ckpt_arena *arena, const char *model, struct ckpt_family **ret,
+                        struct ckpt_err *err)
+{
+    const char *name = ckpt_field_text(arena, err, "models/%s", model);
+    const struct ckpt_recipe_blob *blob = name ? find_blob("models/", model) : NULL;
+
+    if (!name)
+        return -1;
+    if (!blob)
+        return ckpt_fail(err, CKPT_MISSING, "there is no embedded model file '%.200s'", model);
+    return ckpt_family_parse(arena, name, (const char *)blob->data, blob->len, ret, err);
+}
+
 /* The recipe's model file: named, or written into it, or none. */
 static int add_family(struct ckpt_recipes *set, struct beside *b, struct ckpt_recipe *r,
                       struct ckpt_err *err)

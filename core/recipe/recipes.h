@@ -43,4 +43,9 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
                         const struct ckpt_recipe_options *opt, const struct ckpt_recipe **ret,
                         struct ckpt_err *err);
 
+/* An embedded model file that no recipe need name, parsed into the arena; release it with
+ * ckpt_family_release. */
+int ckpt_model_embedded(struct ckpt_arena *arena, const char *model, struct ckpt_family **ret,
+                        struct ckpt_err *err);
+
 #endif

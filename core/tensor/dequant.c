@@ -276,7 +276,8 @@ int ckpt_value_fp8(struct ckpt_catalog *cat, size_t index, const struct ckpt_ten
     if (check_fp8(t, scale, block, err) < 0 || !(v = new_value(cat, &fp8_ops, t, scale, err)))
         return -1;
     for (uint32_t d = 0; d < 2; d++) /* no block is larger than the matrix */
-        v->block[d] = ckpt_max_u64(1, ckpt_min_u64(block[d], t->dim[t->rank - 2 + d]));
+        v->block[d] = v->value.param[d] =
+            ckpt_max_u64(1, ckpt_min_u64(block[d], t->dim[t->rank - 2 + d]));
     return ckpt_tensor_compute(t, &v->value, dtype, err);
 }
 

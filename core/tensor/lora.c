@@ -302,6 +302,7 @@ static struct lora *new_value(struct ckpt_catalog *cat, const struct ckpt_value_
     memset(v, 0, sizeof *v);
     v->value = (struct ckpt_value){.ops = ops, .arg = v->arg};
     v->scale = (float)scale;
+    memcpy(&v->value.param[0], &scale, sizeof scale);
     for (uint32_t i = 0; i < 4 && operand[i]; i++) {
         v->operand[i] = *operand[i];
         v->arg[v->value.narg++] = (struct ckpt_operand){cat, &v->operand[i]};
@@ -351,8 +352,9 @@ int ckpt_value_lora(struct ckpt_catalog *cat, size_t index, const struct ckpt_lo
         return -1;
     if (!(v = new_value(cat, &lora_ops, operand, lora->scale)))
         return ckpt_nomem(err);
-    v->first = first;
+    v->first = v->value.param[1] = first;
     v->rounded = lora->rounded;
+    v->value.param[2] = lora->rounded;
     return ckpt_tensor_compute(t, &v->value, t->dtype, err);
 }
 

@@ -37,6 +37,7 @@ struct ckpt_value {
                                            which must outlive this */
         const struct ckpt_tensor *tensor;
     } * arg;
+    uint64_t param[3]; /* what the elements depend on besides the operands: for digests */
 };
 
 /* Make t, whose dim and numel are set, what v computes of its operands, as `dtype`. LIMIT if that

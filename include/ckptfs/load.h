@@ -177,10 +177,19 @@ CKPT_PUBLIC int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, 
 
 /* All that this rank needs of a model under "tp=2,pp=2,ep=1,dp=2" or "fsdp=4" (any of these, the
  * rest is 1). Their product must be the comm's size. tp varies fastest among ranks, then ep, fsdp,
- * dp, pp. The model file's marks say what tp and ep divide; layers are divided over pp, the
- * embedding goes to the first stage and what follows the layers to the last; fsdp divides dimension
- * 0 of what is left in PyTorch's chunks. Destinations are to be set later. UNSUPPORTED: the model's
- * family is not known and the layout asks for more than dp and fsdp. */
+ * dp, pp. As inference engines do it, by the marks of the model file (or, for families without one,
+ * by what most families call the parts of their layers):
+ * - tp divides the rows or columns of matrices, and the vocabulary, into torch.chunk's pieces, and
+ *   each of several parts that are fused in one tensor. Heads are never torn apart, so their number
+ *   must be a multiple of tp (USAGE). Of fewer key heads than ranks each goes to tp / heads
+ *   neighbours. Scales follow their weights where all cuts fall between blocks.
+ * - ep divides the experts, one tensor each or stacked: ceil(experts / ep) each.
+ * - pp divides the layers as evenly as can be, the first stages get one more. The embedding and
+ *   towers of other senses go to the first stage, and what follows the layers to the last; where
+ *   there is no output matrix the embedding goes there too.
+ * - fsdp divides dimension 0 of what is left, in PyTorch's chunks. dp divides nothing.
+ * What no file speaks of is on every rank of its stage. Destinations are to be set later.
+ * UNSUPPORTED: nothing of the model's names is known and the layout asks for more than dp, fsdp. */
 CKPT_PUBLIC int ckpt_load_want_layout(struct ckpt_load *load, const char *layout,
                                       struct ckpt_err *err);
 

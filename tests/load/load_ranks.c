@@ -149,6 +149,21 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
     return 0;
 }
 
+/* With LOAD_WANTS, for scripts: "want RANK NAME lo+n,lo+n". */
+static void print_wants(const struct rank *r, struct ckpt_load *load)
+{
+    for (size_t i = 0; getenv("LOAD_WANTS") && i < ckpt_load_wants(load); i++) {
+        struct ckpt_want_info info;
+        char box[CKPT_LOAD_RANK * 48] = "";
+        size_t len = 0;
+        ckpt_load_want_info(load, i, &info);
+        for (uint32_t d = 0; d < info.rank; d++)
+            len += (size_t)snprintf(box + len, sizeof box - len, "%s%" PRIu64 "+%" PRIu64,
+                                    d ? "," : "", info.lo[d], info.n[d]);
+        (void)printf("want %u %s %s\n", r->number, info.tensor, box);
+    }
+}
+
 /* ---- comparing ---- */
 
 /* Elements [lo, n) of dimension d.. of a want, with `whole` as the tensor's bytes. */
@@ -239,6 +254,7 @@ static int load_rank(struct rank *r, struct ckpt_load *load)
 
     if (rc < 0)
         return -1;
+    print_wants(r, load);
     struct want *want = calloc(ckpt_load_wants(load) + 1, sizeof *want);
     rc = give_memory(r, load, want);
     if (rc == 0)

@@ -2,11 +2,14 @@
 """What goes wrong on one rank is the same error on all, with rank, file and offset, before the deadline; nobody hangs."""
 
 import json
+import math
 import os
+import random
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -33,8 +36,8 @@ def shards(run):
     return sorted(os.path.join(d, f) for d, _, files in os.walk(run) for f in files if f.endswith(".safetensors"))
 
 
-def threads(runs, fault, job, **env):
-    args = [LOAD_RANKS] + (["-f", fault] if fault else []) + runs + ["--", job]
+def threads(runs, fault, job, options=(), **env):
+    args = [LOAD_RANKS, *options] + (["-f", fault] if fault else []) + runs + ["--", job]
     begin = time.monotonic()
     done = subprocess.run(args, capture_output=True, text=True, timeout=60, env=dict(os.environ, LOAD_TIMEOUT_MS=str(DEADLINE_MS), **env))
     return done, time.monotonic() - begin
@@ -80,6 +83,53 @@ def checkpoints_that_differ(top):
     other = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp1_pp1_untied_interleaved")
     done, _ = threads([runs[0], other], None, "fsdp=2:2:once")
     same_error(done, 2, r"^conflict: rank 1 sees another checkpoint than rank 0: '.*/rank0/.*\.safetensors' has \d+ bytes here, its like there \d+")
+
+
+def checkpoints_with_other_bytes(top):
+    """The same shapes and sizes, as another step of a run has them."""
+    runs = copies(top, 3)
+    for path in shards(runs[2]):
+        with open(path, "r+b") as f:
+            head = 8 + int.from_bytes(f.read(8), "little")
+            f.seek(head)
+            data = f.read()
+            f.seek(head)
+            f.write(bytes(b ^ 1 for b in data))
+    done, _ = threads(runs, None, "fsdp=3:3:auto")
+    same_error(done, 3, r"^conflict: rank 2 sees another checkpoint than rank 0: tensor '.*' has other bytes there than '.*/rank0/.*' has here, at byte \d+")
+
+
+def safetensors(path, tensors):
+    """Write F32 tensors: {name: shape}."""
+    header, data = {}, b""
+    for name, shape in tensors.items():
+        rng = random.Random(name)
+        body = b"".join(struct.pack("<f", rng.uniform(-1, 1)) for _ in range(math.prod(shape)))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(body)]}
+        data += body
+    text = json.dumps(header).encode()
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def computed_values_that_differ(top):
+    """Adapters with the same tensors, and another scale in one rank's adapter_config.json."""
+    base, weight, runs = os.path.join(top, "base"), "model.layers.0.self_attn.q_proj", []
+    safetensors(os.path.join(base, "model.safetensors"), {f"{weight}.weight": [8, 8]})
+    with open(os.path.join(base, "config.json"), "w") as f:
+        json.dump({"model_type": "llama"}, f)
+    for r, alpha in enumerate((4, 4, 8)):
+        runs.append(os.path.join(top, f"rank{r}", "run"))
+        safetensors(os.path.join(runs[-1], "adapter_model.safetensors"),
+                    {f"base_model.model.{weight}.lora_A.weight": [2, 8], f"base_model.model.{weight}.lora_B.weight": [8, 2]})
+        with open(os.path.join(runs[-1], "adapter_config.json"), "w") as f:
+            json.dump({"peft_type": "LORA", "r": 2, "lora_alpha": alpha, "target_modules": ["q_proj"]}, f)
+    merge = ["-o", "lora=merge", "-o", f"base={base}"]
+    done, _ = threads(runs[:2], None, "fsdp=2:2:once", options=merge)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    done, _ = threads(runs, None, "fsdp=3:3:once", options=merge)
+    same_error(done, 3, r"^conflict: rank 2 sees another checkpoint than rank 0, or another view of it")
 
 
 def budgets(runs):
@@ -175,7 +225,7 @@ def main():
         runs = copies(os.path.join(top, "shared"), 4)
         tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs)]
         tests += [(t, os.path.join(top, t.__name__)) for t in (
-            checkpoints_that_differ, a_file_is_short_on_one_rank, a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
+            checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank, a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
             a_stopped_rank_is_an_error_elsewhere, statistics)]
         for test, arg in tests:
             if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:

@@ -1,0 +1,603 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a tensor's name to its item of a model file, and from the item's pattern to shares. */
+#include "load/marks.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "base/vec.h"
+#include "load/load_inner.h"
+#include "recipe/recipes.h"
+
+/* One model file with the numbers of the view's config. */
+struct book {
+    const struct ckpt_family *family; /* NULL: none */
+    const json_t *config;
+    uint64_t dim[CKPT_FAMILY_DIMS];
+    bool known[CKPT_FAMILY_DIMS];
+    size_t ndim;
+    CKPT_VEC(const struct ckpt_item *) items; /* tensors */
+};
+
+struct ckpt_marker {
+    const struct ckpt_view *view;
+    struct ckpt_arena arena;
+    struct ckpt_family *names; /* what most families call the parts of layers */
+    struct book own, common;
+    bool has_head;
+};
+
+/* ---- model files ---- */
+
+/* Keys of dims: earlier dims, the config, what the family fixes. */
+static json_t *dim_key(void *ctx, const char *key)
+{
+    const struct book *b = ctx;
+    json_t *v;
+
+    for (size_t i = 0; i < b->ndim; i++)
+        if (b->known[i] && strcmp(b->family->dim[i].name, key) == 0)
+            return json_integer((json_int_t)b->dim[i]);
+    v = json_incref(ckpt_json_at(b->config, key));
+    if (!v || json_is_null(v)) {
+        json_decref(v);
+        v = json_incref(ckpt_json_at(b->family->config, key));
+    }
+    return v;
+}
+
+static void eval_dims(struct book *b)
+{
+    const struct ckpt_expr_env env = {dim_key, b, NULL};
+
+    for (size_t i = 0; i < b->family->ndim; i++) {
+        const struct ckpt_dim *d = &b->family->dim[i];
+        b->known[i] = false;
+        for (size_t k = 0; k < d->nexpr && !b->known[i]; k++) {
+            ckpt_cleanup(ckpt_json_decrefp) json_t *v = ckpt_expr_eval(d->expr[k], &env);
+            if (json_is_integer(v) && json_integer_value(v) >= 0) {
+                b->dim[i] = (uint64_t)json_integer_value(v);
+                b->known[i] = true;
+            }
+        }
+        b->ndim++;
+    }
+}
+
+static bool book_dim(const struct book *b, const char *name, uint64_t *ret)
+{
+    for (size_t i = 0; i < b->ndim; i++)
+        if (b->known[i] && strcmp(b->family->dim[i].name, name) == 0) {
+            *ret = b->dim[i];
+            return true;
+        }
+    return false;
+}
+
+static int collect_items(struct book *b, const struct ckpt_items *list, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < list->n; i++) {
+        const struct ckpt_item *it = &list->item[i];
+        if (it->kind == CKPT_ITEM_TENSOR && ckpt_vec_push(&b->items, it) < 0)
+            return ckpt_nomem(err);
+        for (size_t k = 0; it->kind != CKPT_ITEM_TENSOR && k < it->nlist; k++)
+            if (collect_items(b, &it->list[k], err) < 0)
+                return -1;
+    }
+    return 0;
+}
+
+static int open_book(struct book *b, const struct ckpt_view *view, const struct ckpt_family *f,
+                     struct ckpt_err *err)
+{
+    b->family = f;
+    b->config = view->config;
+    (void)pthread_mutex_lock(&view->shared->eval);
+    eval_dims(b);
+    (void)pthread_mutex_unlock(&view->shared->eval);
+    return collect_items(b, &f->tensors, err);
+}
+
+/* Is the family that of this model_type, by its list or (what is no family of Hugging Face's) by
+ * what it makes of it? */
+static bool is_family(const struct ckpt_family *f, const char *type)
+{
+    const char *made = ckpt_json_str(f->config, "model_type");
+
+    return !f->open && (ckpt_family_has_type(f, type) || (made && strcmp(made, type) == 0));
+}
+
+static bool is_head(const char *name)
+{
+    return strstr(name, "lm_head") || strstr(name, "embed_out");
+}
+
+int ckpt_marker_new(const struct ckpt_view *view, struct ckpt_marker **ret, struct ckpt_err *err)
+{
+    const char *type = ckpt_json_str(view->config, "model_type");
+    const struct ckpt_recipes *set;
+    struct ckpt_marker *m = calloc(1, sizeof *m);
+    const struct ckpt_family *own = NULL;
+    const bool known = type && !view->shared->opt->raw;
+    int rc = 0;
+
+    if (!m)
+        return ckpt_nomem(err);
+    m->view = view;
+    rc = ckpt_recipes_models(view->shared->recipes, &set, err);
+    for (size_t i = 0; rc == 0 && i < set->families.len && known; i++)
+        if (is_family(set->families.ptr[i], type))
+            own = set->families.ptr[i];
+    for (size_t i = 0; i < view->cat->tensors.len; i++)
+        m->has_head |= is_head(view->cat->tensors.ptr[i].name);
+    if (rc == 0 && own)
+        rc = open_book(&m->own, view, own, err);
+    if (rc == 0 && known)
+        rc = ckpt_model_embedded(&m->arena, "common", &m->names, err);
+    if (rc == 0 && known)
+        rc = open_book(&m->common, view, m->names, err);
+    if (rc < 0) {
+        ckpt_marker_free(m);
+        return -1;
+    }
+    *ret = m;
+    return 0;
+}
+
+void ckpt_marker_free(struct ckpt_marker *m)
+{
+    if (!m)
+        return;
+    ckpt_vec_release(&m->own.items);
+    ckpt_vec_release(&m->common.items);
+    if (m->names)
+        ckpt_family_release(m->names);
+    ckpt_arena_release(&m->arena);
+    free(m);
+}
+
+bool ckpt_marker_has_head(const struct ckpt_marker *m) { return m->has_head; }
+
+/* ---- names ---- */
+
+/* How a tensor of scales or codes follows the weight whose name it has, but for the end. */
+struct follower {
+    const char *end;
+    uint32_t from[4]; /* dimension of the weight, for each of its own */
+    uint32_t block[4];
+    bool by_config; /* blocks as config.json says */
+};
+
+static const struct follower followers[] = {
+    {"_scale_inv", {0, 1, 2, 3}, {0}, true},
+    {"_scale", {0, 1, 2, 3}, {0}, true},
+    {"_blocks", {0, 2, 1, 3}, {1, 1, 32, 1}, false}, /* MXFP4: 32 codes share a scale */
+    {"_scales", {0, 2, 1, 3}, {1, 1, 32, 1}, false},
+};
+
+/* What a tensor's name leads to. */
+struct entry {
+    const struct book *book;
+    const struct ckpt_item *item; /* NULL: nothing */
+    uint64_t number[CKPT_NAME_NUMBERS];
+    const struct follower *follower; /* or NULL: the tensor is the item's */
+};
+
+/* The common names stand at the end of any name: prefixes differ. Beside the layers' they are names
+ * of the model's own parts, which no layer has. */
+static bool match_end(const struct ckpt_item *it, const char *name, size_t len, uint64_t *number)
+{
+    const bool in_layer = it->name->axes != 0;
+
+    for (const char *at = name; at && at < name + len;) {
+        if (ckpt_name_match(it->name, at, len - (size_t)(at - name), number))
+            return true;
+        if (!in_layer && *at >= '0' && *at <= '9')
+            return false;
+        at = memchr(at, '.', len - (size_t)(at - name));
+        at += at != NULL;
+    }
+    return false;
+}
+
+static bool find_in(const struct book *b, bool ends, const char *name, size_t len, uint32_t rank,
+                    struct entry *ret)
+{
+    for (size_t i = 0; i < b->items.len; i++) {
+        const struct ckpt_item *it = b->items.ptr[i];
+        if (rank && it->shape.ndim != rank)
+            continue;
+        if (ends ? match_end(it, name, len, ret->number)
+                 : ckpt_name_match(it->name, name, len, ret->number)) {
+            ret->book = b;
+            ret->item = it;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Towers of other senses, and what is written for several tokens at once: no common layers. */
+static bool is_beside(const char *name)
+{
+    static const char *const word[] = {"vision", "visual", "audio", "vit.", "tower", "encoder."};
+
+    for (size_t i = 0; i < sizeof word / sizeof *word; i++)
+        if (strstr(name, word[i]))
+            return true;
+    return false;
+}
+
+/* rank 0: whatever it has. */
+static bool find_name(const struct ckpt_marker *m, const char *name, size_t len, uint32_t rank,
+                      struct entry *ret)
+{
+    return find_in(&m->own, false, name, len, rank, ret) ||
+           (!is_beside(name) && find_in(&m->common, true, name, len, rank, ret));
+}
+
+static void find_entry(const struct ckpt_marker *m, const struct ckpt_tensor *t, struct entry *ret)
+{
+    const size_t len = strlen(t->name);
+
+    *ret = (struct entry){0};
+    if (find_name(m, t->name, len, t->rank, ret))
+        return;
+    for (size_t i = 0; i < sizeof followers / sizeof *followers; i++) {
+        const struct follower *f = &followers[i];
+        if (ckpt_has_suffix(t->name, f->end) &&
+            find_name(m, t->name, len - strlen(f->end), 0, ret)) {
+            ret->follower = f;
+            return;
+        }
+    }
+}
+
+/* The number of an axis in a tensor's name. */
+static bool name_number(const struct entry *e, const char *axis, uint64_t *ret)
+{
+    size_t k = 0;
+
+    for (uint32_t p = 0; e->item && p < e->item->name->npart; p++) {
+        const struct ckpt_name_part *part = &e->item->name->part[p];
+        if (part->text)
+            continue;
+        if (part->naxis == 1 && strcmp(e->item->scope->axis[part->axis[0]].name, axis) == 0) {
+            *ret = e->number[k];
+            return true;
+        }
+        k++;
+    }
+    return false;
+}
+
+/* A layer's number in a name that no file knows: "...layers.3....". */
+static bool loose_layer(const char *name, uint64_t *ret)
+{
+    static const char *const word[] = {"layers.", "h.", "blocks."};
+
+    for (const char *at = name; at; at = strchr(at, '.'), at += at != NULL)
+        for (size_t i = 0; i < sizeof word / sizeof *word; i++) {
+            unsigned long long n;
+            if (!ckpt_has_prefix(at, word[i]))
+                continue;
+            const char *digits = at + strlen(word[i]);
+            if (ckpt_parse_u64(digits, strspn(digits, "0123456789"), &n)) {
+                *ret = n;
+                return true;
+            }
+        }
+    return false;
+}
+
+/* ---- the parts of a dimension ---- */
+
+struct walk {
+    struct ckpt_sizes sizes;
+    const char *tensor;
+    struct ckpt_shares *out;
+    struct ckpt_err *err;
+};
+
+static int factor_size(struct walk *w, const struct ckpt_factor *f, uint64_t *ret)
+{
+    uint32_t var = 0;
+
+    if (ckpt_factor_size(f, &w->sizes, ret, &var) == CKPT_SIZE_KNOWN)
+        return 0;
+    return ckpt_fail(w->err, CKPT_MISSING,
+                     "tensor '%s': how it is divided is not known, since config.json lacks a size",
+                     w->tensor);
+}
+
+/* A size that the config does not say, from the dimension. */
+static void solve(struct walk *w, const struct ckpt_factor *f, uint64_t n)
+{
+    uint64_t one, two;
+    uint32_t x, more;
+
+    if (ckpt_factor_size(f, &w->sizes, &one, &x) != CKPT_SIZE_UNKNOWN)
+        return;
+    struct ckpt_sizes s = w->sizes;
+    s.known |= 1u << x;
+    s.var[x] = 1;
+    if (ckpt_factor_size(f, &s, &one, &more) != CKPT_SIZE_KNOWN)
+        return;
+    s.var[x] = 2;
+    if (ckpt_factor_size(f, &s, &two, &more) != CKPT_SIZE_KNOWN || two <= one || n < one ||
+        (n - one) % (two - one) != 0)
+        return;
+    s.var[x] = 1 + (n - one) / (two - one);
+    w->sizes = s;
+}
+
+static bool has_mark(const struct ckpt_factor *f)
+{
+    for (uint16_t i = 0; !f->rank && i < f->nchild; i++)
+        if (has_mark(&f->child[i]))
+            return true;
+    return f->rank != NULL;
+}
+
+static int add_share(struct walk *w, const struct ckpt_share *s)
+{
+    struct ckpt_shares *out = w->out;
+    struct ckpt_share *last = out->n ? &out->share[out->n - 1] : NULL;
+
+    if (last && s->way == CKPT_WAYS && last->way == CKPT_WAYS && last->lo + last->n == s->lo) {
+        last->n += s->n;
+        return 0;
+    }
+    if (out->n == CKPT_SHARES)
+        return ckpt_fail(w->err, CKPT_UNSUPPORTED, "tensor '%s' is divided into too many parts",
+                         w->tensor);
+    out->share[out->n++] = *s;
+    return 0;
+}
+
+static int add_whole(struct walk *w, uint64_t lo, uint64_t n)
+{
+    const struct ckpt_share s = {.lo = lo, .n = n, .way = CKPT_WAYS};
+
+    return add_share(w, &s);
+}
+
+/* The name of an axis, or of its size where it has one of its own. */
+static const char *axis_name(const struct walk *w, const struct ckpt_factor *f)
+{
+    const struct ckpt_scope *sc = w->sizes.scope;
+
+    if (f->kind != CKPT_FACTOR_AXIS)
+        return "";
+    const struct ckpt_scope_axis *a = &sc->axis[f->axis];
+    return a->var >= 0 ? sc->var[a->var].name : a->name;
+}
+
+static int add_marked(struct walk *w, const struct ckpt_factor *f, uint64_t lo, uint64_t size,
+                      uint64_t inner)
+{
+    struct ckpt_share s = {.lo = lo, .n = size * inner, .way = CKPT_WAYS};
+    const struct ckpt_factor *g = f; /* what is in the parentheses */
+
+    if (strcmp(f->rank, "tp") == 0)
+        s.way = CKPT_TP;
+    if (strcmp(f->rank, "ep") == 0)
+        s.way = CKPT_EP;
+    while (g->kind == CKPT_FACTOR_PRODUCT && g->nchild == 1)
+        g = &g->child[0];
+    const struct ckpt_factor *lead = g->kind == CKPT_FACTOR_PRODUCT ? &g->child[0] : g;
+    s.what = axis_name(w, lead);
+    s.shared = strstr(s.what, "kv") || strstr(s.what, "group");
+    if (g->kind == CKPT_FACTOR_PRODUCT && factor_size(w, lead, &s.groups) < 0)
+        return -1;
+    if (g->kind != CKPT_FACTOR_PRODUCT && (inner > 1 || strstr(s.what, "heads")))
+        s.groups = size;
+    return add_share(w, &s);
+}
+
+/* The factor begins at lo; each of its elements stands for `inner` of the dimension's. */
+static int add_factor(struct walk *w, const struct ckpt_factor *f, uint64_t lo, uint64_t inner)
+{
+    uint64_t size, outer = 1, within = inner;
+    uint16_t marked = 0;
+
+    if (factor_size(w, f, &size) < 0)
+        return -1;
+    if (f->rank)
+        return add_marked(w, f, lo, size, inner);
+    if (!has_mark(f))
+        return add_whole(w, lo, size * inner);
+    if (f->kind == CKPT_FACTOR_SUM) {
+        for (uint16_t i = 0; i < f->nchild; i++) {
+            if (add_factor(w, &f->child[i], lo, inner) < 0 ||
+                factor_size(w, &f->child[i], &size) < 0)
+                return -1;
+            lo += size * inner;
+        }
+        return 0;
+    }
+    while (!has_mark(&f->child[marked]))
+        marked++;
+    for (uint16_t i = 0; i < f->nchild; i++) {
+        if (i != marked && has_mark(&f->child[i]))
+            return ckpt_fail(w->err, CKPT_UNSUPPORTED, "tensor '%s' is divided twice", w->tensor);
+        if (factor_size(w, &f->child[i], &size) < 0)
+            return -1;
+        if (i < marked)
+            outer *= size;
+        if (i > marked)
+            within *= size;
+    }
+    if (factor_size(w, &f->child[marked], &size) < 0)
+        return -1;
+    for (uint64_t o = 0; o < outer; o++)
+        if (add_factor(w, &f->child[marked], lo + o * size * within, within) < 0)
+            return -1;
+    return 0;
+}
+
+static int add_dim(struct walk *w, const struct ckpt_factor *f, uint64_t n)
+{
+    if (!f || !has_mark(f))
+        return add_whole(w, 0, n);
+    solve(w, f, n);
+    if (add_factor(w, f, 0, 1) < 0)
+        return -1;
+    const struct ckpt_share *last = w->out->n ? &w->out->share[w->out->n - 1] : NULL;
+    if (last && last->lo + last->n == n)
+        return 0;
+    /* the sizes come from config.json, the tensor from the checkpoint */
+    return ckpt_fail(w->err, CKPT_CONFLICT,
+                     "tensor '%s' has a dimension of %" PRIu64 ", config.json makes it %" PRIu64,
+                     w->tensor, n, last ? last->lo + last->n : 0);
+}
+
+uint32_t ckpt_share_parts(const struct ckpt_share *s, uint32_t tp)
+{
+    if (s->groups == 0 || s->groups % tp == 0)
+        return tp;
+    return s->shared && tp % s->groups == 0 ? (uint32_t)s->groups : 0;
+}
+
+/* ---- scales and codes ---- */
+
+/* Shares of a dimension where one element stands for `block` of the weight's: as the weight's if
+ * all cuts fall between blocks, else whole on every rank. */
+static bool shrink(const struct ckpt_shares *of, uint64_t block, uint64_t n, uint32_t tp,
+                   uint32_t ep, struct ckpt_shares *out)
+{
+    *out = *of;
+    for (size_t i = 0; i < of->n; i++) {
+        struct ckpt_share *s = &out->share[i];
+        const uint32_t parts = s->way == CKPT_TP   ? ckpt_share_parts(s, tp)
+                               : s->way == CKPT_EP ? ep
+                                                   : 1;
+        if (parts == 0 || s->lo % block || (parts > 1 && ((s->n + parts - 1) / parts) % block != 0))
+            return false;
+        s->lo /= block;
+        s->n = (s->n + block - 1) / block;
+    }
+    return of->n && out->share[of->n - 1].lo + out->share[of->n - 1].n == n;
+}
+
+/* [in rows, in columns] of what one scale stands for; 0: not said. */
+static uint64_t config_block(const json_t *config, uint32_t back)
+{
+    const json_t *list = ckpt_json_at(config, "quantization_config.weight_block_size");
+
+    if (!json_is_array(list) || json_array_size(list) != 2 || back > 1)
+        return 0;
+    const json_t *n = json_array_get(list, 1 - back);
+    return json_is_integer(n) && json_integer_value(n) > 0 ? (uint64_t)json_integer_value(n) : 0;
+}
+
+/* The weight's own size along one of its dimensions: its pattern's, or (what a config need not say)
+ * the stored one's. */
+static uint64_t weight_dim(const struct ckpt_marker *m, const struct ckpt_tensor *t,
+                           const struct entry *e, struct walk *w, uint32_t d)
+{
+    const size_t len = strlen(t->name) - strlen(e->follower->end);
+    uint32_t i;
+    uint64_t n = 0;
+    uint32_t var;
+
+    if (ckpt_map_get(&m->view->cat->by_name, t->name, len, &i) &&
+        d < m->view->cat->tensors.ptr[i].rank)
+        return m->view->cat->tensors.ptr[i].dim[d];
+    return ckpt_factor_size(&e->item->shape.dim[d], &w->sizes, &n, &var) == CKPT_SIZE_KNOWN ? n : 0;
+}
+
+static int follow(const struct ckpt_marker *m, const struct ckpt_tensor *t, const struct entry *e,
+                  struct walk *w, uint32_t tp, uint32_t ep, struct ckpt_marks *ret)
+{
+    const uint32_t ndim = e->item->shape.ndim;
+    ckpt_cleanup(ckpt_freep) struct ckpt_shares *of = calloc(1, sizeof *of);
+
+    if (!of)
+        return ckpt_nomem(w->err);
+    for (uint32_t d = 0; d < t->rank; d++) {
+        const uint32_t from = d < 4 ? e->follower->from[d] : d;
+        uint64_t n = from < ndim ? weight_dim(m, t, e, w, from) : 0, block = 1;
+        if (n > t->dim[d] && t->dim[d]) {
+            block = e->follower->by_config && ndim >= 1
+                        ? config_block(m->view->config, ndim - 1 - from)
+                        : e->follower->block[d < 4 ? d : 3];
+            if (block == 0 && n % t->dim[d] == 0)
+                block = n / t->dim[d];
+        }
+        *of = (struct ckpt_shares){0};
+        w->out = of;
+        if (n && block && has_mark(&e->item->shape.dim[from])) {
+            if (add_dim(w, &e->item->shape.dim[from], n) < 0)
+                return -1;
+            if (shrink(of, block, t->dim[d], tp, ep, &ret->dim[d]))
+                continue;
+        }
+        ret->dim[d].n = 0;
+        w->out = &ret->dim[d];
+        if (add_whole(w, 0, t->dim[d]) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- all of it ---- */
+
+static void item_sizes(const struct entry *e, struct ckpt_sizes *out)
+{
+    *out = (struct ckpt_sizes){.scope = e->item->scope};
+    for (uint32_t v = 0; v < e->item->scope->nvar; v++)
+        if (book_dim(e->book, e->item->scope->var[v].name, &out->var[v]))
+            out->known |= 1u << v;
+}
+
+static void find_place(const struct ckpt_marker *m, const struct ckpt_tensor *t,
+                       const struct entry *e, struct ckpt_marks *ret)
+{
+    const struct book *b = e->book ? e->book : m->own.family ? &m->own : &m->common;
+
+    ret->has_layer = name_number(e, "layer", &ret->layer) ||
+                     (!e->item && !is_beside(t->name) && loose_layer(t->name, &ret->layer));
+    ret->has_layer = ret->has_layer && book_dim(b, "layer", &ret->layers);
+    ret->has_expert =
+        name_number(e, "expert", &ret->expert) && book_dim(b, "expert", &ret->experts);
+    ret->embedding = !is_head(t->name) && !is_beside(t->name) &&
+                     (strstr(t->name, "embed") || strstr(t->name, "wte"));
+    ret->first = ret->embedding || strstr(t->name, "wpe") || is_beside(t->name);
+}
+
+int ckpt_marker_find(const struct ckpt_marker *m, const struct ckpt_tensor *t, uint32_t tp,
+                     uint32_t ep, struct ckpt_marks *ret, struct ckpt_err *err)
+{
+    struct walk w = {.tensor = t->name, .err = err};
+    struct entry e;
+
+    *ret = (struct ckpt_marks){.dim = calloc((size_t)t->rank + 1, sizeof *ret->dim)};
+    if (!ret->dim)
+        return ckpt_nomem(err);
+    find_entry(m, t, &e);
+    ret->found = e.item != NULL;
+    find_place(m, t, &e, ret);
+    const bool divided = e.item && (tp > 1 || ep > 1);
+    if (divided)
+        item_sizes(&e, &w.sizes);
+    if (divided && e.follower)
+        return follow(m, t, &e, &w, tp, ep, ret);
+    for (uint32_t d = 0; d < t->rank; d++) {
+        w.out = &ret->dim[d];
+        if (add_dim(&w, divided ? &e.item->shape.dim[d] : NULL, t->dim[d]) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+void ckpt_marks_release(struct ckpt_marks *m)
+{
+    free(m->dim);
+    m->dim = NULL;
+}

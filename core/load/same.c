@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Do all ranks see the same checkpoint? What a catalogue says; which files they are; and, where
+ * those are copies, some of their bytes. */
+#include "load/same.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <xxhash.h>
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/vec.h"
+#include "load/comm.h"
+#include "load/load_inner.h"
+#include "tensor/value.h"
+
+enum { SAMPLES = 16, SAMPLE_BYTES = 64 };
+
+/* ---- what a catalogue says ---- */
+
+/* The last part of a file's path: copies lie elsewhere. */
+static uint64_t name_digest(const struct ckpt_source *s)
+{
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
+    const char *last = name ? strrchr(name, '/') : NULL;
+
+    last = last ? last + 1 : name ? name : "";
+    return XXH3_64bits_withSeed(last, strlen(last), s->size);
+}
+
+struct digest {
+    XXH3_state_t *h;
+    const struct ckpt_catalog *cat; /* whose files' digests these are */
+    uint64_t *file;                 /* or NULL */
+};
+
+static uint64_t file_digest(const struct digest *d, const struct ckpt_catalog *cat, uint32_t source)
+{
+    return cat == d->cat && d->file ? d->file[source] : name_digest(cat->sources.ptr[source]);
+}
+
+static void add_tensor(const struct digest *d, const struct ckpt_catalog *cat,
+                       const struct ckpt_tensor *t)
+{
+    (void)XXH3_128bits_update(d->h, t->name, strlen(t->name) + 1);
+    (void)XXH3_128bits_update(d->h, t->dim, t->rank * sizeof *t->dim);
+    (void)XXH3_128bits_update(d->h, &t->dtype, sizeof t->dtype);
+    for (size_t i = 0; i < t->npiece; i++) {
+        const struct ckpt_piece *p = &t->piece[i];
+        const uint64_t head[4] = {p->dst, p->src, p->naxis, file_digest(d, cat, p->source)};
+        (void)XXH3_128bits_update(d->h, head, sizeof head);
+        (void)XXH3_128bits_update(d->h, p->axis, p->naxis * sizeof *p->axis);
+    }
+    if (!t->value)
+        return;
+    (void)XXH3_128bits_update(d->h, t->value->ops->name, strlen(t->value->ops->name) + 1);
+    (void)XXH3_128bits_update(d->h, t->value->param, sizeof t->value->param);
+    for (uint32_t i = 0; i < t->value->narg; i++)
+        add_tensor(d, t->value->arg[i].cat, t->value->arg[i].tensor);
+}
+
+void ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16])
+{
+    ckpt_cleanup(ckpt_freep) uint64_t *file = malloc((cat->sources.len + 1) * sizeof *file);
+    struct digest d = {XXH3_createState(), cat, file};
+    XXH128_canonical_t c = {{0}};
+
+    for (size_t i = 0; file && i < cat->sources.len; i++)
+        file[i] = name_digest(cat->sources.ptr[i]);
+    if (d.h) {
+        (void)XXH3_128bits_reset(d.h);
+        for (size_t i = 0; i < cat->tensors.len; i++)
+            add_tensor(&d, cat, &cat->tensors.ptr[i]);
+        XXH128_canonicalFromHash(&c, XXH3_128bits_digest(d.h));
+    }
+    (void)XXH3_freeState(d.h);
+    memcpy(ret, c.digest, 16);
+}
+
+/* ---- which files ---- */
+
+/* Device and inode numbers differ between machines that share a storage, times do not. */
+uint64_t ckpt_catalog_files(const struct ckpt_catalog *cat)
+{
+    XXH64_hash_t h = 0;
+
+    for (size_t i = 0; i < cat->sources.len; i++) {
+        struct ckpt_file_id id;
+        if (!ckpt_source_file_id(cat->sources.ptr[i], &id))
+            continue;
+        const uint64_t word[3] = {id.size, (uint64_t)id.mtime_ns, (uint64_t)id.ctime_ns};
+        h = XXH3_64bits_withSeed(word, sizeof word, h);
+    }
+    return h;
+}
+
+/* ---- some of their bytes ---- */
+
+struct sample { /* of one tensor's bytes; hash 0: they could not be read */
+    uint64_t hash, off;
+    struct ckpt_source *source;
+    const char *tensor;
+};
+
+/* Read by a thread of its own, which may never come back. */
+struct look {
+    pthread_mutex_t lock;
+    pthread_cond_t ready;
+    bool done, deserted; /* whoever is last frees it */
+    struct ckpt_view *view;
+    uint32_t at, n;
+    struct sample sample[SAMPLES];
+};
+
+static void look_free(struct look *l)
+{
+    ckpt_view_release(l->view);
+    (void)pthread_mutex_destroy(&l->lock);
+    (void)pthread_cond_destroy(&l->ready);
+    free(l);
+}
+
+static uint64_t read_sample(const struct sample *s)
+{
+    unsigned char data[SAMPLE_BYTES];
+    const size_t n = (size_t)ckpt_min_u64(sizeof data, s->source->size - s->off);
+
+    if (ckpt_source_pread(s->source, data, n, s->off, NULL) < 0)
+        return 0;
+    uint64_t hash = XXH3_64bits(data, n);
+    return hash ? hash : 1;
+}
+
+static void *look_run(void *arg)
+{
+    struct look *l = arg;
+
+    for (uint32_t i = 0; i < l->n; i++) {
+        uint64_t hash = read_sample(&l->sample[i]);
+        (void)pthread_mutex_lock(&l->lock);
+        l->sample[i].hash = hash;
+        l->at = i + 1;
+        (void)pthread_mutex_unlock(&l->lock);
+    }
+    (void)pthread_mutex_lock(&l->lock);
+    l->done = true;
+    bool deserted = l->deserted;
+    (void)pthread_cond_signal(&l->ready);
+    (void)pthread_mutex_unlock(&l->lock);
+    if (deserted)
+        look_free(l);
+    return NULL;
+}
+
+typedef CKPT_VEC(struct sample) samples;
+
+/* One of each stored tensor that a tensor is made of. Vectors are left out if they can be: those of
+ * norms are often all ones. */
+static int find_samples(const struct ckpt_catalog *cat, const struct ckpt_tensor *t, bool vectors,
+                        samples *out)
+{
+    for (uint32_t i = 0; t->value && i < t->value->narg; i++)
+        if (find_samples(t->value->arg[i].cat, t->value->arg[i].tensor, vectors, out) < 0)
+            return -1;
+    if (t->npiece == 0 || (t->rank > 1) == vectors)
+        return 0;
+    const struct ckpt_piece *p = &t->piece[t->npiece / 2];
+    const struct sample s = {0, p->src, cat->sources.ptr[p->source], t->name};
+    return s.off < s.source->size ? ckpt_vec_push(out, s) : 0;
+}
+
+static int choose_samples(struct look *l, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = l->view->cat;
+    samples all = {0};
+    int rc = 0;
+
+    for (int vectors = 0; vectors < 2 && all.len == 0; vectors++)
+        for (size_t i = 0; i < cat->tensors.len && rc == 0; i++)
+            rc = find_samples(cat, &cat->tensors.ptr[i], vectors != 0, &all);
+    l->n = (uint32_t)ckpt_min_u64(SAMPLES, all.len);
+    for (uint32_t i = 0; i < l->n; i++)
+        l->sample[i] = all.ptr[i * all.len / l->n];
+    ckpt_vec_release(&all);
+    return rc < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int look_new(struct ckpt_view *view, struct look **ret, struct ckpt_err *err)
+{
+    struct look *l = calloc(1, sizeof *l);
+    pthread_condattr_t attr;
+
+    if (!l || pthread_condattr_init(&attr) != 0) {
+        free(l);
+        return ckpt_nomem(err);
+    }
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_mutex_init(&l->lock, NULL);
+    (void)pthread_cond_init(&l->ready, &attr);
+    (void)pthread_condattr_destroy(&attr);
+    l->view = ckpt_view_hold(view);
+    if (choose_samples(l, err) < 0) {
+        look_free(l);
+        return -1;
+    }
+    *ret = l;
+    return 0;
+}
+
+static int fail_slow(const struct look *l, uint32_t timeout_ms, struct ckpt_err *err)
+{
+    const struct sample *s = &l->sample[l->at < l->n ? l->at : l->n - 1];
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s->source);
+
+    return ckpt_fail(err, CKPT_TIMEOUT,
+                     "tensor '%s': reading '%s' at byte %" PRIu64 " takes longer than %.1f s",
+                     s->tensor, name ? name : "its file", s->off, timeout_ms / 1000.0);
+}
+
+/* Wait for the thread, no longer than timeout_ms; free l, or leave it to the thread. */
+static int look_end(struct look *l, uint32_t timeout_ms, uint64_t hash[SAMPLES],
+                    struct ckpt_err *err)
+{
+    struct timespec until;
+    int rc = 0;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += timeout_ms / 1000;
+    until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    (void)pthread_mutex_lock(&l->lock);
+    while (!l->done && rc != ETIMEDOUT)
+        rc = pthread_cond_timedwait(&l->ready, &l->lock, &until);
+    const bool done = l->done;
+    l->deserted = !done;
+    for (uint32_t i = 0; i < l->n; i++)
+        hash[i] = l->sample[i].hash;
+    rc = done ? 0 : fail_slow(l, timeout_ms, err);
+    (void)pthread_mutex_unlock(&l->lock);
+    if (done)
+        look_free(l);
+    return rc;
+}
+
+static int read_samples(struct ckpt_view *view, uint32_t timeout_ms, uint64_t hash[SAMPLES],
+                        struct ckpt_err *err)
+{
+    struct look *l = NULL;
+    pthread_attr_t attr;
+    pthread_t thread;
+
+    if (look_new(view, &l, err) < 0)
+        return -1;
+    (void)pthread_attr_init(&attr);
+    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    int rc = pthread_create(&thread, &attr, look_run, l);
+    (void)pthread_attr_destroy(&attr);
+    if (rc != 0) {
+        look_free(l);
+        return ckpt_fail(err, CKPT_NOMEM, "a thread could not be started: %s", strerror(rc));
+    }
+    return look_end(l, timeout_ms, hash, err);
+}
+
+/* On rank 0, which names its own file: the others' are called the same. */
+static int fail_bytes(struct ckpt_view *view, uint32_t r, uint32_t i, struct ckpt_err *err)
+{
+    struct look *l = NULL;
+
+    if (look_new(view, &l, err) < 0)
+        return -1;
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(l->sample[i].source);
+    (void)ckpt_fail(err, CKPT_CONFLICT,
+                    "rank %" PRIu32 " sees another checkpoint than rank 0: tensor '%s' has other "
+                    "bytes there than '%s' has here, at byte %" PRIu64,
+                    r, l->sample[i].tensor, name ? name : "its file", l->sample[i].off);
+    look_free(l);
+    return -1;
+}
+
+static int judge_samples(void *ctx, const unsigned char *const *data, const size_t *len,
+                         struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct ckpt_load *load = ctx;
+    uint64_t first[SAMPLES] = {0}, hash[SAMPLES];
+
+    (void)answer;
+    for (uint32_t r = 0; r < load->comm->x->size; r++) {
+        if (len[r] != sizeof hash)
+            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
+                             r);
+        memcpy(hash, data[r], sizeof hash);
+        for (uint32_t i = 0; i < SAMPLES; i++) {
+            if (hash[i] && first[i] && hash[i] != first[i])
+                return fail_bytes(load->view, r, i, err);
+            if (r == 0) /* the tensors' numbers are rank 0's: it judges by what it has itself */
+                first[i] = hash[i];
+        }
+    }
+    return 0;
+}
+
+int ckpt_load_compare(struct ckpt_load *load, struct ckpt_err *err)
+{
+    struct ckpt_round round = {.judge = judge_samples, .ctx = load};
+    uint64_t hash[SAMPLES] = {0};
+    int rc = read_samples(load->view, load->opt.read_timeout_ms, hash, err);
+
+    if (rc < 0)
+        (void)ckpt_err_in(err, "rank %" PRIu32, load->comm->x->rank);
+    return ckpt_round_run(&round, load->comm, rc, hash, sizeof hash, load->opt.exchange_timeout_ms,
+                          NULL, NULL, err);
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Do all ranks see the same checkpoint? */
+#ifndef CKPT_LOAD_SAME_H
+#define CKPT_LOAD_SAME_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+
+struct ckpt_catalog;
+struct ckpt_load;
+
+/* A hash of all that a catalogue says, with its files' names and sizes, but not where they lie;
+ * equal for copies. */
+void ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16]);
+
+/* A hash over which files these are; ranks that get the same see the very same files. */
+uint64_t ckpt_catalog_files(const struct ckpt_catalog *cat);
+
+/* COLLECTIVE. Where files are copies: compare some of their bytes. CONFLICT names the rank. A read
+ * that fails is left to the load; one that takes longer than read_timeout_ms is TIMEOUT. */
+int ckpt_load_compare(struct ckpt_load *load, struct ckpt_err *err);
+
+#endif
