@@ -474,6 +474,7 @@ void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
         .received_bytes = atomic_load(&t->received),
         .buffer_bytes = t->buffers,
         .retries = atomic_load(&t->retries),
+        .device_bytes = t->device_buffers,
         .wall_s = (double)((t->end_ns ? t->end_ns : ckpt_now_ns()) - t->start_ns) / 1e9,
         .first_s = t->first_ns ? (double)(t->first_ns - t->start_ns) / 1e9 : 0,
         .read_s = (double)atomic_load(&t->read_ns) / 1e9,
@@ -502,6 +503,7 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
         sum.received_bytes += s.received_bytes;
         sum.buffer_bytes = ckpt_max_u64(sum.buffer_bytes, s.buffer_bytes);
         sum.retries += s.retries;
+        sum.device_bytes = ckpt_max_u64(sum.device_bytes, s.device_bytes);
         sum.wall_s = larger(sum.wall_s, s.wall_s);
         sum.first_s = larger(sum.first_s, s.first_s);
         sum.read_s += s.read_s;
@@ -704,6 +706,7 @@ static int make_slots(struct ckpt_engine *e, struct ckpt_err *err)
             return ckpt_nomem(err);
     }
     e->stats.buffers = e->opt.slots * e->sizes.host;
+    e->stats.device_buffers = e->opt.slots * e->sizes.device;
     return 0;
 }
 

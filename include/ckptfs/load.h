@@ -244,6 +244,7 @@ struct ckpt_load_stats {
     uint64_t received_bytes; /* from other ranks */
     uint64_t buffer_bytes;   /* most memory that windows took */
     uint64_t retries;        /* reads that another rank did for us */
+    uint64_t device_bytes;   /* as buffer_bytes, of the device's memory */
     double plan_s, wall_s;   /* ckpt_load_plan; from start to the end */
     double first_s;          /* from start to the first want */
     double read_s, place_s;  /* busy, threads added up */
