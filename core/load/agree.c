@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -15,6 +14,7 @@
 #include "load/comm.h"
 #include "load/device.h"
 #include "load/load_inner.h"
+#include "load/near.h"
 #include "load/same.h"
 #include "tensor/region.h"
 
@@ -23,6 +23,7 @@ enum {
     DEVICE_UNIT = 8 << 20, /* the same for a device: worth an upload */
     ONCE_UNIT = 4 << 20,
     LEAST_PIECE = 16 << 10,
+    HOT_PIECE = 2 << 20, /* of what is in memory: stays in the CPU's cache */
     WINDOW = 64 << 20,
     SLOTS = 3, /* windows in flight */
     MOST_THREADS = 8,
@@ -32,27 +33,6 @@ enum {
     HELLO_FILES = 1024, /* whose sizes are told, to name the one that differs */
     EXACT_RUN = 32,     /* the same where every byte is to be read once */
 };
-
-/* ---- digests ---- */
-
-/* Which machine this is: its name, and the boot. */
-static uint64_t node_digest(void)
-{
-    struct utsname u;
-    char boot[64] = "";
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    const char *given = getenv("CKPTFS_NODE"); /* tests play several machines */
-
-    if (given)
-        return XXH3_64bits(given, strlen(given));
-    if (f) {
-        (void)!fread(boot, 1, sizeof boot - 1, f);
-        (void)fclose(f);
-    }
-    if (uname(&u) < 0)
-        u.nodename[0] = '\0';
-    return XXH3_64bits_withSeed(u.nodename, strlen(u.nodename), XXH3_64bits(boot, strlen(boot)));
-}
 
 /* ---- round 1: who is here ---- */
 
@@ -488,6 +468,8 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     if (p.nrank > 1) /* what lies in holes is another unit's, read by another worker or rank */
         load->engine_opt.cost.run = EXACT_RUN;
     const struct ckpt_engine_mode *mode = &load->engine_opt.mode;
+    if (load->opt.window_bytes == 0 && a->hot > 0.9 && a->nnode == 1 && !mode->device)
+        load->opt.window_bytes = (uint64_t)p.nrank * HOT_PIECE;
     int rc = ckpt_load_sizes(&load->opt, p.nrank, in.unique, load->engine_opt.threads, mode->device,
                              &p.sizes, &p.slots, err);
     p.sizes.common = mode->device && !mode->verify && p.nrank == n;
@@ -516,7 +498,7 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     ckpt_catalog_digest(load->view->cat, h->checkpoint);
     h->wants_lo = wants.low64;
     h->wants_hi = wants.high64;
-    h->node = node_digest();
+    h->node = ckpt_node_digest();
     h->options = XXH3_64bits_withSeed(rate, sizeof rate, XXH3_64bits(number, sizeof number));
     h->files = ckpt_catalog_files(load->view->cat);
     ckpt_load_residency(load->view->cat, &h->hot, &shared);
