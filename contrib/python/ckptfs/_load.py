@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One load: wants, destinations, waiting."""
+
+import sys
+from ctypes import byref, c_size_t, c_void_p, sizeof
+
+from ._library import READERS, CkptError, Dest, LoadOptions, Mesh, Place, Stats, WantInfo, library, new, u32s, u64s
+from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, places
+from ._view import TORCH
+
+CASTABLE = {"F16", "BF16", "F32", "F64"}
+TICK_MS = 200  # how often Python gets a word in (Ctrl-C)
+
+
+def make_options(readers, options):
+    if readers not in READERS:
+        raise ValueError(f"readers={readers!r}: expected one of {', '.join(READERS)}")
+    opt = LoadOptions(size=sizeof(LoadOptions), readers=READERS[readers])
+    known = {name for name, _ in LoadOptions._fields_} - {"size", "readers"}
+    for key, value in (options or {}).items():
+        if key == "rates":
+            for rate, n in value.items():
+                if not hasattr(opt.rates, rate):
+                    raise ValueError(f"load_options: there is no rate {rate!r}")
+                setattr(opt.rates, rate, n)
+        elif key not in known:
+            raise ValueError(f"load_options: there is no {key!r}")
+        else:
+            setattr(opt, key, value)
+    return opt
+
+
+class Load:
+    """The wants of one load."""
+
+    def __init__(self, view, comm, options):
+        import torch
+        self.view, self.comm = view, comm
+        self.device = torch.device("cpu") if comm.device is None else torch.device("cuda", comm.device)
+        self.keep = []  # what C holds pointers into
+        self.late = []  # what is to be done after the load
+        self.mismatched = []  # in torch's words
+        self.load = new(library().load_new, view._view, comm.handle, byref(options))
+
+    def close(self):
+        if self.load:
+            library().load_free(self.load)
+        self.load = None
+
+    def _destination(self, tensor, stored, replace):
+        """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later. What is stored as float8_e4m3fn
+        stays that: its values mean nothing without their scales."""
+        import torch
+        wanted = SAFETENSORS.get(str(tensor.dtype).removeprefix("torch."))
+        castable = stored in CASTABLE and wanted in CASTABLE
+        alone = stored == "F8_E4M3" and wanted != stored and tensor.is_floating_point() and replace is not None
+        direct = not alone and tensor.device == self.device and (stored == wanted or castable)
+        direct = direct and all(s >= 0 for s in tensor.stride()) and not _overlaps(tensor)
+        to = tensor
+        if not direct:
+            dtype = tensor.dtype if castable else getattr(torch, TORCH[stored])
+            to = torch.empty_like(tensor, dtype=dtype, device=self.device, requires_grad=False)
+            if _overlaps(to):
+                to = torch.empty(tensor.shape, dtype=dtype, device=self.device)
+            self.late.append((lambda: replace(to.to(tensor.device))) if alone else (lambda: tensor.copy_(to)))
+        stride = u64s(list(to.stride()))
+        self.keep.append((to, stride))
+        return Dest(c_void_p(to.data_ptr()), stride, SAFETENSORS[str(to.dtype).removeprefix("torch.")].encode())
+
+    def _want_box(self, source, lo, n, tensor, replace=None):
+        dest = self._destination(tensor, self.view._tensors[source].dtype, replace)
+        library().load_want(self.load, source.encode(), u64s(lo), u64s(n), byref(dest), byref(c_size_t()))
+
+    def want(self, name, tensor, source, replace=None):
+        """The whole of `tensor`, the model's `name`, is the view's `source`. replace(local tensor): gives the model another one."""
+        shape = self.view._tensors[source].shape
+        if list(tensor.shape) != shape:
+            import torch
+            self.mismatched.append(f"size mismatch for {name}: copying a param with shape {torch.Size(shape)} from checkpoint, "
+                                   f"the shape in current model is {torch.Size(tensor.shape)}.")
+        elif is_dtensor(tensor):
+            self._want_dtensor(name, tensor, source, replace)
+        elif is_sharded_tensor(tensor):
+            for shard in tensor.local_shards():
+                self._want_box(source, shard.metadata.shard_offsets, shard.metadata.shard_sizes, shard.tensor)
+        else:
+            self._want_box(source, [0] * len(shape), shape, tensor, replace)
+
+    def _want_dtensor(self, name, tensor, source, replace):
+        lib, local, number, got = library(), tensor._local_tensor, c_size_t(), WantInfo()
+        if tensor.device_mesh.get_coordinate() is None:  # of other ranks
+            return
+        try:
+            dims, ranks = self.comm.mesh(tensor.device_mesh)
+        except KeyError as e:
+            raise CkptError("usage", f"'{name}': rank {e} of its mesh is not in the process group") from None
+        kinds = places(tensor)
+        mesh = Mesh(len(dims), u32s(dims), u32s(ranks))
+        place = (Place * max(len(kinds), 1))(*[Place(k, d) for k, d in kinds])
+        dest = self._destination(local, self.view._tensors[source].dtype, replace)
+        lib.load_want_part(self.load, source.encode(), None, None, byref(mesh), place, byref(dest), byref(number))
+        lib.load_want_info(self.load, number, byref(got))
+        have = list(local.shape)
+        if [got.n[d] for d in range(got.rank)] != have and local.numel():
+            raise CkptError("unsupported", f"'{name}': torch holds {have} of it here, not {[got.n[d] for d in range(got.rank)]}")
+
+    def run(self, progress):
+        """Load; the statistics of all ranks together."""
+        import torch
+        lib = library()
+        lib.load_plan(self.load)
+        lib.load_start(self.load)
+        bar = _bar(progress, len(self.keep))
+        try:
+            if bar is not None:
+                self._watch(bar)
+            while lib.load_wait(self.load, TICK_MS) == 1:
+                pass
+        finally:
+            if hasattr(bar, "close"):
+                bar.close()
+        with torch.no_grad():
+            for finish in self.late:
+                finish()
+        stats = Stats()
+        lib.load_stats(self.load, None, byref(stats))
+        return {name: getattr(stats, name) for name, _ in Stats._fields_}
+
+    def _watch(self, bar):
+        done, number = 0, c_size_t()
+        bar(0, len(self.keep))
+        while (rc := library().load_next(self.load, TICK_MS, byref(number))) != 2:
+            if rc == 0:
+                done += 1
+                bar(done, len(self.keep))
+
+
+def _overlaps(t):
+    """Do several indices share an element (expanded tensors)?"""
+    return any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape))
+
+
+def _bar(progress, total):
+    if not progress:
+        return None
+    if callable(progress):
+        return progress
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        def show(done, of):
+            print(f"\rckptfs: {done}/{of} tensors", end="\n" if done == of else "", file=sys.stderr, flush=True)
+        return show
+    bar = tqdm(total=total, unit="tensor", desc="ckptfs")
+
+    def update(done, of):
+        bar.update(done - bar.n)
+    update.close = bar.close
+    return update
