@@ -227,7 +227,7 @@ static uint64_t sum_needed(const struct ckpt_roster *r, uint32_t rank)
 }
 
 int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
-                    const struct ckpt_load_options *opt, double hot, bool shared,
+                    const struct ckpt_load_options *opt, double hot, bool shared, bool device,
                     struct ckpt_cost_input *in, struct ckpt_cost *ret_cost, struct ckpt_err *err)
 {
     const uint32_t n = roster->nrank;
@@ -237,7 +237,8 @@ int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint
 
     if (!rank || !need)
         return ckpt_nomem(err);
-    *in = (struct ckpt_cost_input){.nrank = n, .nnode = nnode, .hot = hot, .shared = shared};
+    *in = (struct ckpt_cost_input){
+        .nrank = n, .nnode = nnode, .hot = hot, .shared = shared, .device = device};
     for (uint32_t r = 0; r < n; r++) {
         uint64_t bytes = sum_needed(roster, r);
         in->needed += bytes;
@@ -258,7 +259,7 @@ int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint
         in->node_unique = ckpt_max_u64(in->node_unique, unique);
         in->sum_node_unique += unique;
     }
-    ckpt_rates_assume(&rates);
+    ckpt_rates_assume(&rates, device);
     ckpt_cost_estimate(in, &rates, ret_cost);
     return 0;
 }
@@ -423,7 +424,8 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
                      host ? opt->host_bytes : opt->device_bytes, host ? need.host : need.device);
 }
 
-static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot)
+static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot,
+                               bool device)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1, least = hot > 0.9 ? 1 : 2;
@@ -431,7 +433,8 @@ static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t loc
     if (opt->threads)
         return opt->threads;
     n = n < least ? least : n;
-    return n > MOST_THREADS ? MOST_THREADS : n;
+    const uint32_t most = device ? 2 * MOST_THREADS : MOST_THREADS;
+    return n > most ? most : n;
 }
 
 static int choose(struct ckpt_load *load, const struct hello_answer *a, const uint32_t *node,
@@ -441,10 +444,11 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     struct planning p = {.load = load};
     struct ckpt_cost_input in;
     struct ckpt_cost cost;
+    const bool device = load->comm->x->device != NULL;
     uint32_t local = 0;
 
-    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, &in,
-                        &cost, err) < 0)
+    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, device,
+                        &in, &cost, err) < 0)
         return -1;
     load->readers =
         load->opt.readers == CKPT_READERS_AUTO ? ckpt_cost_choose(&cost) : load->opt.readers;
@@ -455,10 +459,10 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     for (uint32_t r = 0; r < n; r++)
         local += node[r] == node[self];
     load->engine_opt = (struct ckpt_engine_options){
-        .threads = choose_threads(&load->opt, local, a->hot),
+        .threads = choose_threads(&load->opt, local, a->hot, device),
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
-        .mode = {.verify = load->opt.verify, .device = load->comm->x->device != NULL},
+        .mode = {.verify = load->opt.verify, .device = device},
         .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN},
     };
     if (a->hot > 0.9)

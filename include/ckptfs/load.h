@@ -100,8 +100,8 @@ struct ckpt_rates {
     double node_storage;   /* one node, reading from storage */
     double shared_storage; /* all nodes together, where they share it */
     double page_cache;     /* one node, reading what is in its page cache */
-    double copy;           /* one node, within memory */
-    double local_link;     /* one rank, to others of its node */
+    double copy;           /* one node, within memory (nccl: to its devices) */
+    double local_link;     /* one rank, to others of its node (nccl: between devices) */
     double network;        /* one node, to other nodes */
 };
 
