@@ -21,7 +21,11 @@ static void print_help(void)
         "                       each: every rank for itself; auto (default): what the rates say\n"
         "  --verify             compare what every rank got with an independent read of the view\n"
         "  --check              and XXH3 of what is sent with what arrives\n"
+        "  --transport T        self, tcp, mpi: not what the launcher suggests; nccl: into the "
+        "memory\n"
+        "                       of a CUDA device in each rank\n"
         "  --host-bytes N       memory for windows, per rank (256M)\n"
+        "  --device-bytes N     the same of the device (256M)\n"
         "  --window-bytes N     of a window, all ranks together\n"
         "  --threads N          that read, per rank\n"
         "  --io MODE            threads (uring is not built in)\n"
@@ -114,7 +118,9 @@ enum {
     READERS,
     VERIFY,
     CHECK,
+    TRANSPORT,
     HOST,
+    DEVICE,
     WINDOW,
     THREADS,
     IO,
@@ -141,8 +147,12 @@ static int parse_one(struct ckpt_load_tool *t, int opt, char *arg, struct ckpt_e
     case CHECK:
         t->opt.verify = true;
         return 0;
+    case TRANSPORT:
+        return setenv("CKPTFS_TRANSPORT", arg, 1) < 0 ? ckptfs_nomem(err) : 0;
     case HOST:
         return parse_bytes("--host-bytes", arg, &t->opt.host_bytes, err);
+    case DEVICE:
+        return parse_bytes("--device-bytes", arg, &t->opt.device_bytes, err);
     case WINDOW:
         return parse_bytes("--window-bytes", arg, &t->opt.window_bytes, err);
     case THREADS:
@@ -181,7 +191,9 @@ static int parse(int argc, char **argv, struct ckpt_load_tool *t, bool *ret_go,
         {"readers", required_argument, NULL, READERS},
         {"verify", no_argument, NULL, VERIFY},
         {"check", no_argument, NULL, CHECK},
+        {"transport", required_argument, NULL, TRANSPORT},
         {"host-bytes", required_argument, NULL, HOST},
+        {"device-bytes", required_argument, NULL, DEVICE},
         {"window-bytes", required_argument, NULL, WINDOW},
         {"threads", required_argument, NULL, THREADS},
         {"io", required_argument, NULL, IO},

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -15,6 +14,7 @@
 #include "load/comm.h"
 #include "load/device.h"
 #include "load/load_inner.h"
+#include "load/near.h"
 #include "load/same.h"
 #include "tensor/region.h"
 
@@ -23,6 +23,7 @@ enum {
     DEVICE_UNIT = 8 << 20, /* the same for a device: worth an upload */
     ONCE_UNIT = 4 << 20,
     LEAST_PIECE = 16 << 10,
+    HOT_PIECE = 2 << 20, /* of what is in memory: stays in the CPU's cache */
     WINDOW = 64 << 20,
     SLOTS = 3, /* windows in flight */
     MOST_THREADS = 8,
@@ -32,27 +33,6 @@ enum {
     HELLO_FILES = 1024, /* whose sizes are told, to name the one that differs */
     EXACT_RUN = 32,     /* the same where every byte is to be read once */
 };
-
-/* ---- digests ---- */
-
-/* Which machine this is: its name, and the boot. */
-static uint64_t node_digest(void)
-{
-    struct utsname u;
-    char boot[64] = "";
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    const char *given = getenv("CKPTFS_NODE"); /* tests play several machines */
-
-    if (given)
-        return XXH3_64bits(given, strlen(given));
-    if (f) {
-        (void)!fread(boot, 1, sizeof boot - 1, f);
-        (void)fclose(f);
-    }
-    if (uname(&u) < 0)
-        u.nodename[0] = '\0';
-    return XXH3_64bits_withSeed(u.nodename, strlen(u.nodename), XXH3_64bits(boot, strlen(boot)));
-}
 
 /* ---- round 1: who is here ---- */
 
@@ -247,7 +227,7 @@ static uint64_t sum_needed(const struct ckpt_roster *r, uint32_t rank)
 }
 
 int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
-                    const struct ckpt_load_options *opt, double hot, bool shared,
+                    const struct ckpt_load_options *opt, double hot, bool shared, bool device,
                     struct ckpt_cost_input *in, struct ckpt_cost *ret_cost, struct ckpt_err *err)
 {
     const uint32_t n = roster->nrank;
@@ -257,7 +237,8 @@ int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint
 
     if (!rank || !need)
         return ckpt_nomem(err);
-    *in = (struct ckpt_cost_input){.nrank = n, .nnode = nnode, .hot = hot, .shared = shared};
+    *in = (struct ckpt_cost_input){
+        .nrank = n, .nnode = nnode, .hot = hot, .shared = shared, .device = device};
     for (uint32_t r = 0; r < n; r++) {
         uint64_t bytes = sum_needed(roster, r);
         in->needed += bytes;
@@ -278,7 +259,7 @@ int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint
         in->node_unique = ckpt_max_u64(in->node_unique, unique);
         in->sum_node_unique += unique;
     }
-    ckpt_rates_assume(&rates);
+    ckpt_rates_assume(&rates, device);
     ckpt_cost_estimate(in, &rates, ret_cost);
     return 0;
 }
@@ -443,7 +424,8 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
                      host ? opt->host_bytes : opt->device_bytes, host ? need.host : need.device);
 }
 
-static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot)
+static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot,
+                               bool device)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1, least = hot > 0.9 ? 1 : 2;
@@ -451,7 +433,8 @@ static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t loc
     if (opt->threads)
         return opt->threads;
     n = n < least ? least : n;
-    return n > MOST_THREADS ? MOST_THREADS : n;
+    const uint32_t most = device ? 2 * MOST_THREADS : MOST_THREADS;
+    return n > most ? most : n;
 }
 
 static int choose(struct ckpt_load *load, const struct hello_answer *a, const uint32_t *node,
@@ -461,10 +444,11 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     struct planning p = {.load = load};
     struct ckpt_cost_input in;
     struct ckpt_cost cost;
+    const bool device = load->comm->x->device != NULL;
     uint32_t local = 0;
 
-    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, &in,
-                        &cost, err) < 0)
+    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, device,
+                        &in, &cost, err) < 0)
         return -1;
     load->readers =
         load->opt.readers == CKPT_READERS_AUTO ? ckpt_cost_choose(&cost) : load->opt.readers;
@@ -475,10 +459,10 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     for (uint32_t r = 0; r < n; r++)
         local += node[r] == node[self];
     load->engine_opt = (struct ckpt_engine_options){
-        .threads = choose_threads(&load->opt, local, a->hot),
+        .threads = choose_threads(&load->opt, local, a->hot, device),
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
-        .mode = {.verify = load->opt.verify, .device = load->comm->x->device != NULL},
+        .mode = {.verify = load->opt.verify, .device = device},
         .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN},
     };
     if (a->hot > 0.9)
@@ -488,6 +472,8 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     if (p.nrank > 1) /* what lies in holes is another unit's, read by another worker or rank */
         load->engine_opt.cost.run = EXACT_RUN;
     const struct ckpt_engine_mode *mode = &load->engine_opt.mode;
+    if (load->opt.window_bytes == 0 && a->hot > 0.9 && a->nnode == 1 && !mode->device)
+        load->opt.window_bytes = (uint64_t)p.nrank * HOT_PIECE;
     int rc = ckpt_load_sizes(&load->opt, p.nrank, in.unique, load->engine_opt.threads, mode->device,
                              &p.sizes, &p.slots, err);
     p.sizes.common = mode->device && !mode->verify && p.nrank == n;
@@ -516,7 +502,7 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     ckpt_catalog_digest(load->view->cat, h->checkpoint);
     h->wants_lo = wants.low64;
     h->wants_hi = wants.high64;
-    h->node = node_digest();
+    h->node = ckpt_node_digest();
     h->options = XXH3_64bits_withSeed(rate, sizeof rate, XXH3_64bits(number, sizeof number));
     h->files = ckpt_catalog_files(load->view->cat);
     ckpt_load_residency(load->view->cat, &h->hot, &shared);

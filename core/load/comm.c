@@ -215,6 +215,12 @@ void ckpt_comm_end(struct ckpt_comm *comm)
     comm->busy = false;
 }
 
+void ckpt_comm_begin_again(struct ckpt_comm *comm)
+{
+    ckpt_comm_end(comm);
+    comm->epoch--;
+}
+
 void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms)
 {
     const uint64_t now = ckpt_now_ms(), every = ckpt_min_u64(ALIVE_MS, timeout_ms / 4);

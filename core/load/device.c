@@ -310,10 +310,19 @@ static void finish_window(struct ckpt_engine *e, struct ckpt_slot *s)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+/* The window whose exchange is not queued whole yet, NULL: nothing may be queued behind it. */
+static struct ckpt_slot *exchanging(const struct ckpt_engine *e)
+{
+    struct ckpt_slot *s = e->next_send ? &e->slot[(e->next_send - 1) % e->opt.slots] : NULL;
+
+    return s && s->dev.phase == CKPT_DEVICE_EXCHANGE ? s : NULL;
+}
+
 /* A window whose work is queued: has it come to its mark? */
 static int look_after(struct ckpt_engine *e, struct ckpt_slot *s, bool *moved, struct ckpt_err *err)
 {
-    if (s->dev.phase != CKPT_DEVICE_FETCHING && s->dev.phase != CKPT_DEVICE_PLACING)
+    if (s->dev.phase != CKPT_DEVICE_PLACING &&
+        (s->dev.phase != CKPT_DEVICE_FETCHING || exchanging(e)))
         return 0;
     int rc = e->device->ops->reached(e->device, number_of(e, s), err);
     if (rc != 0)
@@ -325,12 +334,10 @@ static int look_after(struct ckpt_engine *e, struct ckpt_slot *s, bool *moved, s
     return 0;
 }
 
-/* The exchange before it is queued whole, and so is all that it needs. */
+/* All of its units are uploaded, or their uploads queued. */
 static bool may_queue(struct ckpt_engine *e, struct ckpt_slot *s)
 {
-    const struct ckpt_slot *last = e->next_send ? &e->slot[(e->next_send - 1) % e->opt.slots] : s;
-
-    if (last != s && last->dev.phase == CKPT_DEVICE_EXCHANGE)
+    if (exchanging(e))
         return false;
     (void)pthread_mutex_lock(&e->lock);
     const bool all =
@@ -342,9 +349,9 @@ static bool may_queue(struct ckpt_engine *e, struct ckpt_slot *s)
 /* An exchange may take several calls. */
 static int go_on_exchanging(struct ckpt_engine *e, bool *moved, struct ckpt_err *err)
 {
-    struct ckpt_slot *s = e->next_send ? &e->slot[(e->next_send - 1) % e->opt.slots] : NULL;
+    struct ckpt_slot *s = exchanging(e);
 
-    if (!s || s->dev.phase != CKPT_DEVICE_EXCHANGE)
+    if (!s)
         return 0;
     int rc = e->device->ops->exchanged(e->device, err);
     if (rc != 0)

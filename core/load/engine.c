@@ -449,14 +449,14 @@ static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
     return rc;
 }
 
-static void tell_abort(struct ckpt_engine *e)
+static void tell_abort(struct ckpt_comm *comm, const struct ckpt_err *why)
 {
-    struct abort_message m = {.code = (uint32_t)e->err.code};
+    struct abort_message m = {.code = (uint32_t)why->code};
 
-    memcpy(m.text, e->err.text, sizeof m.text);
-    for (uint32_t r = 0; r < e->comm->x->size; r++)
-        if (r != e->self)
-            (void)ckpt_comm_send(e->comm, r, CKPT_CTL_ABORT, &m, sizeof m, NULL);
+    memcpy(m.text, why->text, sizeof m.text);
+    for (uint32_t r = 0; r < comm->x->size; r++)
+        if (r != comm->x->rank)
+            (void)ckpt_comm_send(comm, r, CKPT_CTL_ABORT, &m, sizeof m, NULL);
 }
 
 /* ---- the end ---- */
@@ -474,6 +474,7 @@ void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
         .received_bytes = atomic_load(&t->received),
         .buffer_bytes = t->buffers,
         .retries = atomic_load(&t->retries),
+        .device_bytes = t->device_buffers,
         .wall_s = (double)((t->end_ns ? t->end_ns : ckpt_now_ns()) - t->start_ns) / 1e9,
         .first_s = t->first_ns ? (double)(t->first_ns - t->start_ns) / 1e9 : 0,
         .read_s = (double)atomic_load(&t->read_ns) / 1e9,
@@ -502,6 +503,7 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
         sum.received_bytes += s.received_bytes;
         sum.buffer_bytes = ckpt_max_u64(sum.buffer_bytes, s.buffer_bytes);
         sum.retries += s.retries;
+        sum.device_bytes = ckpt_max_u64(sum.device_bytes, s.device_bytes);
         sum.wall_s = larger(sum.wall_s, s.wall_s);
         sum.first_s = larger(sum.first_s, s.first_s);
         sum.read_s += s.read_s;
@@ -526,7 +528,7 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
     (void)pthread_mutex_unlock(&e->lock);
     if (failed) {
         if (own)
-            tell_abort(e);
+            tell_abort(e->comm, &e->err);
         e->leak = !e->comm->x->ops->cancel(e->comm->x);
         e->comm->broken = e->comm->x->ops->one_shot;
     }
@@ -704,6 +706,7 @@ static int make_slots(struct ckpt_engine *e, struct ckpt_err *err)
             return ckpt_nomem(err);
     }
     e->stats.buffers = e->opt.slots * e->sizes.host;
+    e->stats.device_buffers = e->opt.slots * e->sizes.device;
     return 0;
 }
 
@@ -817,12 +820,34 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
     ckpt_comm_begin(e->comm, on_message, e);
     if (start_threads(e, err) < 0) {
         stop_workers(e);
-        ckpt_comm_end(e->comm);
+        ckpt_comm_begin_again(e->comm);
         ckpt_engine_unref(e);
         return -1;
     }
     *ret = e;
     return 0;
+}
+
+static void ignore_message(void *ctx, uint32_t peer, const unsigned char *data, size_t len)
+{
+    (void)ctx, (void)peer, (void)data, (void)len;
+}
+
+void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt_err *err)
+{
+    const struct ckpt_load_stats none = {0};
+    struct ckpt_round round = {0};
+    struct ckpt_err why = {0};
+
+    if (comm->x->size == 1)
+        return;
+    (void)ckpt_fail(&why, err->code, "rank %" PRIu32 ": %s", comm->x->rank, err->text);
+    ckpt_comm_begin(comm, ignore_message, NULL);
+    tell_abort(comm, &why);
+    (void)ckpt_round_run(&round, comm, -1, &none, sizeof none, timeout_ms, NULL, NULL, &why);
+    comm->broken |= comm->x->ops->one_shot;
+    ckpt_comm_end(comm);
+    *err = why;
 }
 
 /* ---- waiting ---- */

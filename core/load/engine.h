@@ -49,7 +49,7 @@ struct ckpt_engine_stats {
     atomic_ullong sent, received, retries;
     atomic_ullong read_ns, place_ns, exchange_ns;
     uint64_t start_ns, first_ns, end_ns;
-    uint64_t buffers;
+    uint64_t buffers, device_buffers;
     struct ckpt_read_stats reads;
 };
 
@@ -73,6 +73,10 @@ struct ckpt_engine_parts {
 int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_options *opt,
                       const struct ckpt_engine_sizes *sizes, struct ckpt_engine **ret,
                       struct ckpt_err *err);
+
+/* A load that can't start on this rank does not on any: tell the others, and give *err the error
+ * that all get. */
+void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt_err *err);
 
 /* As ckpt_load_wait and ckpt_load_next. */
 int ckpt_engine_wait(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_err *err);

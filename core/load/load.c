@@ -322,22 +322,33 @@ static int check_device(const struct ckpt_load *load, struct ckpt_err *err)
     return d ? d->ops->begin(d, err) : 0;
 }
 
-int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
+static int check_targets(const struct ckpt_load *load, struct ckpt_err *err)
 {
-    if (!load->planned || load->started)
-        return ckpt_fail(err, CKPT_USAGE, "a load is planned once, then started once");
-    if (load->comm->busy)
-        return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
     for (size_t i = 0; i < load->target.len; i++)
         if (!load->target.ptr[i].ptr && ckpt_box_numel(&load->target.ptr[i].box))
             return ckpt_fail(err, CKPT_USAGE, "want %zu (of tensor '%s') has no destination", i,
                              load->view->cat->tensors.ptr[load->wants.entries.ptr[i].tensor].name);
-    if (check_device(load, err) < 0)
-        return -1;
-    load->started = true;
+    return 0;
+}
+
+int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
+{
+    struct ckpt_err why = {0};
+
+    if (!load->planned || load->started)
+        return ckpt_fail(err, CKPT_USAGE, "a load is planned once, then started once");
+    if (load->comm->busy)
+        return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
     load->parts.target = load->target.ptr;
     load->parts.ntarget = load->target.len;
-    return ckpt_engine_start(&load->parts, &load->engine_opt, &load->sizes, &load->engine, err);
+    if (check_targets(load, &why) < 0 || check_device(load, &why) < 0 ||
+        ckpt_engine_start(&load->parts, &load->engine_opt, &load->sizes, &load->engine, &why) < 0) {
+        ckpt_engine_refuse(load->comm, load->opt.exchange_timeout_ms, &why);
+        load->started = load->comm->x->size > 1;
+        return ckpt_fail(err, why.code, "%s", why.text);
+    }
+    load->started = true;
+    return 0;
 }
 
 static int not_started(struct ckpt_err *err)

@@ -37,11 +37,43 @@ static void place_end(struct ckpt_engine *e)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+/* Fresh memory costs less when it is asked for at once than page by page. */
+static void touch(void *ptr, size_t len)
+{
+#ifdef MADV_POPULATE_WRITE
+    const uintptr_t page = 4096, lo = (uintptr_t)ptr & ~(page - 1);
+    const uintptr_t hi = ((uintptr_t)ptr + len + page - 1) & ~(page - 1);
+
+    if (ptr && len >= TOUCH_BYTES)
+        (void)madvise((void *)lo, hi - lo, MADV_POPULATE_WRITE);
+#else
+    (void)ptr, (void)len;
+#endif
+}
+
+/* Where a part goes, if it lies there as one run and as it is; else NULL. */
+static unsigned char *dense_place(const struct ckpt_target *t, const struct ckpt_box *part,
+                                  enum ckpt_dtype dtype)
+{
+    uint64_t dense = ckpt_dtype_size(t->dtype), off = 0;
+
+    for (uint32_t d = part->rank; d-- > 0;) {
+        if (part->n[d] > 1 && t->stride[d] != dense)
+            return NULL;
+        dense *= part->n[d];
+        off += (part->lo[d] - t->box.lo[d]) * t->stride[d];
+    }
+    return t->dtype == dtype ? t->ptr + off : NULL;
+}
+
 static void place_part(struct ckpt_engine *e, const struct ckpt_part *part, const void *src,
                        const struct ckpt_box *src_box)
 {
-    ckpt_place(&e->target[part->entry], &part->box, src, src_box,
-               ckpt_plan_unit_tensor(e->plan, part->unit)->dtype);
+    const struct ckpt_target *t = &e->target[part->entry];
+    const enum ckpt_dtype dtype = ckpt_plan_unit_tensor(e->plan, part->unit)->dtype;
+
+    touch(dense_place(t, &part->box, dtype), part->bytes);
+    ckpt_place(t, &part->box, src, src_box, dtype);
     ckpt_engine_land(e, part->entry, part->bytes);
 }
 
@@ -77,27 +109,64 @@ static int place_units(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t lo, 
     return rc;
 }
 
-static void place_message(struct ckpt_engine *e, struct ckpt_message *m)
+/* What lies in the sender's memory goes straight to its destination, where it can. *ret_placed: it
+ * did. False: the sender is gone. */
+static bool fetch(struct ckpt_engine *e, struct ckpt_message *m, bool *ret_placed)
 {
-    const uint64_t begin = ckpt_now_ns();
+    const struct ckpt_part *part = &m->slot->parts[m->first];
+    struct ckpt_xport *x = e->comm->x;
+    unsigned char *to = NULL;
+
+    *ret_placed = false;
+    if (!m->xfer.there)
+        return true;
+    if (!m->is_pack && !e->opt.mode.verify)
+        to = dense_place(&e->target[part->entry], &part->box,
+                         ckpt_plan_unit_tensor(e->plan, part->unit)->dtype);
+    if (to) {
+        touch(to, m->xfer.len);
+        m->xfer.buf = to;
+    }
+    if (!x->ops->fetch(x, &m->xfer))
+        return false;
+    if (to)
+        ckpt_engine_land(e, part->entry, part->bytes);
+    *ret_placed = to != NULL;
+    return true;
+}
+
+static void place_parts(struct ckpt_engine *e, struct ckpt_message *m)
+{
     const struct ckpt_part *part = &m->slot->parts[m->first];
     const unsigned char *at = m->xfer.buf;
-    struct ckpt_err err = {0};
 
-    if (e->opt.mode.verify && ckpt_message_check(m, m->xfer.buf, &err) < 0) {
-        ckpt_engine_fail(e, &err, true);
-        return;
-    }
-    if (!place_begin(e))
-        return;
     for (uint32_t i = 0; i < m->n; i++) {
         if (m->is_pack && ckpt_part_alone(&e->opt.mode, &part[i]))
             continue;
         place_part(e, &part[i], at, &part[i].box);
         at += part[i].bytes;
     }
+}
+
+/* False: it was not placed; the load fails, if the pump did not know before. */
+static bool place_message(struct ckpt_engine *e, struct ckpt_message *m)
+{
+    const uint64_t begin = ckpt_now_ns();
+    struct ckpt_err err = {0};
+    bool placed = false, good;
+
+    if (!place_begin(e))
+        return false;
+    good = fetch(e, m, &placed);
+    if (good && !placed && e->opt.mode.verify && ckpt_message_check(m, m->xfer.buf, &err) < 0) {
+        ckpt_engine_fail(e, &err, true);
+        good = false;
+    }
+    if (good && !placed)
+        place_parts(e, m);
     place_end(e);
     atomic_fetch_add(&e->stats.place_ns, ckpt_now_ns() - begin);
+    return good;
 }
 
 /* ---- reading ---- */
@@ -214,31 +283,12 @@ static bool direct_place(struct ckpt_engine *e, uint32_t unit, struct ckpt_box_r
     parts->len = 0;
     if (ckpt_plan_wanted(e->plan, e->self, unit, &read->box, parts, err) < 0 || parts->len != 1)
         return false;
-    const struct ckpt_target *t = &e->target[parts->ptr[0].entry];
-    const struct ckpt_box *box = &read->box, *part = &parts->ptr[0].box;
-    uint64_t dense = ckpt_dtype_size(t->dtype), off = 0;
-    for (uint32_t d = box->rank; d-- > 0;) {
-        if (part->n[d] != box->n[d] || (box->n[d] > 1 && t->stride[d] != dense))
+    const struct ckpt_box *part = &parts->ptr[0].box;
+    for (uint32_t d = 0; d < part->rank; d++)
+        if (part->n[d] != read->box.n[d])
             return false;
-        dense *= box->n[d];
-        off += (box->lo[d] - t->box.lo[d]) * t->stride[d];
-    }
-    read->buf = t->ptr + off;
-    return t->dtype == read->tensor->dtype;
-}
-
-/* Fresh memory costs less when it is asked for at once than page by page. */
-static void touch(void *ptr, size_t len)
-{
-#ifdef MADV_POPULATE_WRITE
-    const uintptr_t page = 4096, lo = (uintptr_t)ptr & ~(page - 1);
-    const uintptr_t hi = ((uintptr_t)ptr + len + page - 1) & ~(page - 1);
-
-    if (len >= TOUCH_BYTES)
-        (void)madvise((void *)lo, hi - lo, MADV_POPULATE_WRITE);
-#else
-    (void)ptr, (void)len;
-#endif
+    read->buf = dense_place(&e->target[parts->ptr[0].entry], part, read->tensor->dtype);
+    return read->buf != NULL;
 }
 
 /* False: it could not be done so. */
@@ -402,8 +452,9 @@ void *ckpt_worker_run(void *arg)
             continue;
         }
         (void)pthread_mutex_unlock(&e->lock);
+        bool placed = false;
         if (m)
-            place_message(e, m);
+            placed = place_message(e, m);
         else if (r)
             take_refill(e, r);
         else if (a)
@@ -411,7 +462,7 @@ void *ckpt_worker_run(void *arg)
         else
             run_job(j);
         (void)pthread_mutex_lock(&e->lock);
-        if (m) {
+        if (placed) {
             m->slot->unplaced--;
             ckpt_slot_settle(e, m->slot);
         }

@@ -23,6 +23,7 @@ struct ckpt_xfer {
     size_t len;
     uint32_t peer;
     bool send;
+    bool there;       /* set with done: it lies in the sender's memory, to be fetched */
     atomic_bool done; /* set by post or progress, or another thread */
     size_t at;        /* the transport's own, as are these */
     struct ckpt_xfer *next;
@@ -39,6 +40,9 @@ struct ckpt_xport_ops {
     /* Move what can be moved; sets `done`. PEER if a rank is gone that a transfer waits for.
      * *ret_moved: something happened. */
     int (*progress)(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err);
+    /* Copy what is `there` to t->buf, which may be another place by now, and let the sender know.
+     * From any thread. False: it is gone, and progress will say so. */
+    bool (*fetch)(struct ckpt_xport *x, struct ckpt_xfer *t);
     /* Sleep until something may have happened, or kick, or the time is over. */
     void (*wait)(struct ckpt_xport *x, uint32_t timeout_ms);
     /* Wake wait, from any thread. */

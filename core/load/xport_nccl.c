@@ -276,8 +276,11 @@ static int own_comm(struct nccl_device *n, const struct ckpt_nccl *how, struct c
     if (how->comm) {
         config.splitShare = 0; /* ours can be aborted without theirs */
         rc = ncclCommSplit(how->comm, 0, rank, &n->comm, &config);
-        if (rc == ncclInProgress && settle(how->comm, ctl, until, "splitting", err) < 0)
+        /* if theirs does not block, ours is there when theirs is done, whatever was returned */
+        if (good(rc) && settle(how->comm, ctl, until, "splitting", err) < 0)
             return -1;
+        if (good(rc) && !n->comm)
+            return ckpt_fail(err, CKPT_PEER, "NCCL: splitting the communicator gave none");
     } else {
         rc = ncclCommInitRankConfig(&n->comm, size, *id, rank, &config);
     }

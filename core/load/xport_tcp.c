@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* TCP between processes: two connections a pair, data (bytes in the order of posting, no frames:
  * both sides know the sizes) and control (length, then the message), so that a word of an error
- * never waits behind data. */
+ * never waits behind data. Processes of one machine that may read each other's memory do that; the
+ * data connection then says where transfers lie, and which were taken. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +11,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,13 +22,16 @@
 #include "base/ckd.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/vec.h"
 #include "load/comm.h"
+#include "load/near.h"
 
 enum {
     BACKLOG = 4096,
     MAX_CTL = 1 << 30,
     HANDSHAKE_MS = 10 * 1000,
     GREETING = 0x74706b63, /* "ckpt" */
+    VERSION = 2,
     FLUSH_MS = 2000,
 };
 
@@ -47,10 +52,32 @@ struct outgoing {
     unsigned char data[]; /* with its length in front */
 };
 
+/* A word about the transfer of that number: it lies at this address, or (0) it was taken. */
+struct note {
+    uint64_t number, address;
+};
+
+/* A peer whose memory we read. Transfers are counted each way. */
+struct near {
+    bool is;
+    struct ckpt_near of;
+    uint64_t nsend, nrecv;
+    CKPT_VEC(uint64_t) early; /* addresses that came before their receives were posted */
+    size_t nearly;            /* of which so many are used */
+    CKPT_VEC(struct note) out;
+    size_t out_at; /* bytes of it that are sent */
+    struct note in;
+    size_t in_at;
+    CKPT_VEC(struct note) taken; /* under the lock: by workers, to be said */
+    bool lost;                   /* the same: its memory can't be read any more */
+    bool failed;                 /* the pump knows it */
+};
+
 struct peer {
     int data, ctl;
     bool gone; /* its control connection ended */
     struct queue send, recv;
+    struct near near;
     struct outgoing *out, **out_tail;
     uint32_t in_len; /* of the control message that comes in */
     size_t in_at;    /* bytes of length and message so far */
@@ -70,6 +97,9 @@ struct xport_tcp {
     struct incoming *in, **in_tail;
     struct pollfd *poll; /* 2 a peer, and the event */
     int event;
+    atomic_ullong word; /* peers may read our buffers; 0: not any more */
+    bool allowed;
+    pthread_mutex_t lock; /* near.taken, near.lost */
 };
 
 static struct xport_tcp *self(struct ckpt_xport *x) { return (struct xport_tcp *)x; }
@@ -86,6 +116,112 @@ static void queue_pop(struct queue *q)
         q->tail = &q->head;
 }
 
+static struct ckpt_xfer *queue_take(struct queue *q, uint64_t number)
+{
+    struct ckpt_xfer **at = &q->head, *t;
+
+    while (*at && (*at)->at != number)
+        at = &(*at)->next;
+    if (!(t = *at))
+        return NULL;
+    if (!(*at = t->next))
+        q->tail = at;
+    return t;
+}
+
+/* ---- near peers ---- */
+
+static void lies_at(struct ckpt_xfer *t, uint64_t address)
+{
+    t->priv.word = address;
+    t->there = true;
+    atomic_store(&t->done, true);
+}
+
+static int say(struct near *n, uint64_t number, uint64_t address)
+{
+    const struct note note = {number, address};
+
+    return ckpt_vec_push(&n->out, note);
+}
+
+/* True: it is posted, and need not be queued. */
+static int near_post(struct near *n, struct ckpt_xfer *t, bool *ret_done, struct ckpt_err *err)
+{
+    *ret_done = false;
+    if (t->send) {
+        t->at = n->nsend++;
+        return say(n, t->at, (uint64_t)(uintptr_t)t->buf) < 0 ? ckpt_nomem(err) : 0;
+    }
+    t->at = n->nrecv++;
+    if (n->nearly < n->early.len) {
+        lies_at(t, n->early.ptr[n->nearly++]);
+        *ret_done = true;
+    }
+    if (n->nearly == n->early.len)
+        n->nearly = n->early.len = 0;
+    return 0;
+}
+
+static int hear(struct peer *p, const struct note *note)
+{
+    struct near *n = &p->near;
+    struct ckpt_xfer *t;
+
+    if (note->address == 0) {
+        if (!(t = queue_take(&p->send, note->number)))
+            return -1;
+        atomic_store(&t->done, true);
+        return 0;
+    }
+    if (!p->recv.head)
+        return ckpt_vec_push(&n->early, note->address);
+    if (p->recv.head->at != note->number)
+        return -1;
+    t = queue_take(&p->recv, note->number);
+    lies_at(t, note->address);
+    return 0;
+}
+
+static bool tcp_fetch(struct ckpt_xport *x, struct ckpt_xfer *t)
+{
+    struct xport_tcp *m = self(x);
+    struct near *n = &m->peer[t->peer].near;
+    const struct note note = {t->at, 0};
+
+    bool good = ckpt_near_read(&n->of, t->buf, t->len, t->priv.word);
+    (void)pthread_mutex_lock(&m->lock);
+    good = good && ckpt_vec_push(&n->taken, note) == 0;
+    n->lost |= !good;
+    (void)pthread_mutex_unlock(&m->lock);
+    x->ops->kick(x);
+    return good;
+}
+
+/* What the workers did; false: they could not. */
+static bool near_collect(struct xport_tcp *m, struct near *n)
+{
+    bool good;
+
+    (void)pthread_mutex_lock(&m->lock);
+    good = !n->lost && ckpt_vec_reserve(&n->out, n->taken.len + 1) == 0;
+    for (size_t i = 0; i < n->taken.len && good; i++)
+        n->out.ptr[n->out.len++] = n->taken.ptr[i];
+    n->taken.len = 0;
+    (void)pthread_mutex_unlock(&m->lock);
+    return good;
+}
+
+static void near_clear(struct xport_tcp *m, struct near *n)
+{
+    (void)pthread_mutex_lock(&m->lock);
+    ckpt_vec_release(&n->taken);
+    (void)pthread_mutex_unlock(&m->lock);
+    ckpt_vec_release(&n->early);
+    ckpt_vec_release(&n->out);
+    n->nearly = n->out_at = n->in_at = 0;
+}
+
 /* ---- moving bytes ---- */
 
 static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
@@ -95,6 +231,11 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
 
     if (p->data < 0)
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", t->peer);
+    bool done = false;
+    if (p->near.is && near_post(&p->near, t, &done, err) < 0)
+        return -1;
+    if (done)
+        return 0;
     t->next = NULL;
     *q->tail = t;
     q->tail = &t->next;
@@ -138,6 +279,51 @@ static int pull_data(struct peer *p, bool *moved)
         }
     }
     return 0;
+}
+
+static int push_notes(struct near *n, int fd, bool *moved)
+{
+    const size_t all = n->out.len * sizeof *n->out.ptr;
+
+    while (n->out_at < all) {
+        ssize_t got = send(fd, (char *)n->out.ptr + n->out_at, all - n->out_at, MSG_NOSIGNAL);
+        if (got < 0)
+            return would_block() ? 0 : -1;
+        *moved = true;
+        n->out_at += (size_t)got;
+    }
+    n->out.len = n->out_at = 0;
+    return 0;
+}
+
+static int pull_notes(struct peer *p, bool *moved)
+{
+    struct near *n = &p->near;
+
+    for (;;) {
+        ssize_t got = recv(p->data, (char *)&n->in + n->in_at, sizeof n->in - n->in_at, 0);
+        if (got < 0)
+            return would_block() ? 0 : -1;
+        if (got == 0)
+            return -1;
+        *moved = true;
+        n->in_at += (size_t)got;
+        if (n->in_at < sizeof n->in)
+            continue;
+        n->in_at = 0;
+        if (hear(p, &n->in) < 0)
+            return -1;
+    }
+}
+
+static int move_data(struct xport_tcp *m, struct peer *p, bool *moved)
+{
+    if (!p->near.is)
+        return push_data(p, moved) < 0 || pull_data(p, moved) < 0 ? -1 : 0;
+    p->near.failed = !near_collect(m, &p->near);
+    return p->near.failed || push_notes(&p->near, p->data, moved) < 0 || pull_notes(p, moved) < 0
+               ? -1
+               : 0;
 }
 
 static int push_ctl(struct peer *p, bool *moved)
@@ -218,9 +404,9 @@ static int tcp_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *
             close_fd(&p->ctl);
             p->gone = true;
         }
-        if (p->data >= 0 && (push_data(p, ret_moved) < 0 || pull_data(p, ret_moved) < 0))
+        if (p->data >= 0 && move_data(m, p, ret_moved) < 0)
             close_fd(&p->data);
-        if (p->data < 0 && (p->send.head || p->recv.head) && rc == 0)
+        if (p->data < 0 && (p->send.head || p->recv.head || p->near.failed) && rc == 0)
             rc = ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
     }
     return rc;
@@ -236,7 +422,10 @@ static void tcp_wait(struct ckpt_xport *x, uint32_t timeout_ms)
         const struct peer *p = &m->peer[r];
         if (p->ctl >= 0)
             m->poll[n++] = (struct pollfd){p->ctl, (short)(POLLIN | (p->out ? POLLOUT : 0)), 0};
-        if (p->data >= 0 && (p->send.head || p->recv.head))
+        if (p->data >= 0 && p->near.is)
+            m->poll[n++] =
+                (struct pollfd){p->data, (short)(POLLIN | (p->near.out.len ? POLLOUT : 0)), 0};
+        else if (p->data >= 0 && (p->send.head || p->recv.head))
             m->poll[n++] = (struct pollfd){
                 p->data, (short)((p->recv.head ? POLLIN : 0) | (p->send.head ? POLLOUT : 0)), 0};
     }
@@ -301,7 +490,9 @@ static bool tcp_cancel(struct ckpt_xport *x)
 {
     struct xport_tcp *m = self(x);
 
+    atomic_store(&m->word, 0); /* before any buffer goes */
     for (uint32_t r = 0; r < x->size; r++) {
+        near_clear(m, &m->peer[r].near);
         close_fd(&m->peer[r].data);
         queue_init(&m->peer[r].send);
         queue_init(&m->peer[r].recv);
@@ -323,6 +514,9 @@ static void tcp_free(struct ckpt_xport *x)
     const uint64_t until = ckpt_now_ms() + FLUSH_MS;
     bool moved;
 
+    atomic_store(&m->word, 0);
+    if (m->allowed)
+        ckpt_near_disallow();
     while (m->peer && m->event >= 0 && any_outgoing(m) && ckpt_now_ms() < until) {
         (void)tcp_progress(x, &moved, NULL);
         if (!moved)
@@ -330,6 +524,7 @@ static void tcp_free(struct ckpt_xport *x)
     }
     for (uint32_t r = 0; m->peer && r < x->size; r++) {
         struct peer *p = &m->peer[r];
+        near_clear(m, &p->near);
         close_fd(&p->data);
         close_fd(&p->ctl);
         while (p->out) {
@@ -346,6 +541,7 @@ static void tcp_free(struct ckpt_xport *x)
         free(in);
     }
     close_fd(&m->event);
+    (void)pthread_mutex_destroy(&m->lock);
     free(m->peer);
     free(m->poll);
     free(m);
@@ -355,6 +551,7 @@ static const struct ckpt_xport_ops tcp_ops = {
     .name = "tcp",
     .post = tcp_post,
     .progress = tcp_progress,
+    .fetch = tcp_fetch,
     .wait = tcp_wait,
     .kick = tcp_kick,
     .ctl_send = tcp_ctl_send,
@@ -531,7 +728,7 @@ static int call_rank(const char *address, uint32_t rank, uint32_t to, uint32_t k
                      int *ret_fd, struct ckpt_err *err)
 {
     char host[200], port[8];
-    struct greeting g = {.magic = GREETING, .version = 1, .from = rank, .kind = kind}, back;
+    struct greeting g = {.magic = GREETING, .version = VERSION, .from = rank, .kind = kind}, back;
 
     if (sscanf(address, "%199s %7s %" SCNx64, host, port, &g.token) != 3)
         return ckpt_fail(err, CKPT_USAGE, "'%.200s' is no address of ckpt_tcp_listen", address);
@@ -572,8 +769,8 @@ static int accept_rank(struct xport_tcp *m, const struct ckpt_tcp *tcp, uint64_t
             continue;
         tune(fd);
         if (recv_all(fd, &g, sizeof g, ckpt_min_u64(until, ckpt_now_ms() + HANDSHAKE_MS)) == 0 &&
-            g.magic == GREETING && g.version == 1 && g.token == tcp->token && g.from > m->x.rank &&
-            g.from < m->x.size && g.kind < 2) {
+            g.magic == GREETING && g.version == VERSION && g.token == tcp->token &&
+            g.from > m->x.rank && g.from < m->x.size && g.kind < 2) {
             int *slot = g.kind ? &m->peer[g.from].ctl : &m->peer[g.from].data;
             if (*slot < 0 && send_all(fd, &g, sizeof g, until) == 0) {
                 *slot = fd;
@@ -591,6 +788,8 @@ static int xport_new(uint32_t rank, uint32_t size, struct xport_tcp **ret, struc
     if (!m)
         return ckpt_nomem(err);
     m->x = (struct ckpt_xport){&tcp_ops, rank, size, false};
+    (void)pthread_mutex_init(&m->lock, NULL);
+    atomic_init(&m->word, random_token());
     m->in_tail = &m->in;
     m->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     m->peer = calloc(size, sizeof *m->peer);
@@ -608,6 +807,35 @@ static int xport_new(uint32_t rank, uint32_t size, struct xport_tcp **ret, struc
     }
     *ret = m;
     return 0;
+}
+
+/* Which peers are so near that we read their memory, and they ours? Both must. */
+static int meet_near(struct xport_tcp *m, uint64_t until, struct ckpt_err *err)
+{
+    struct ckpt_near own;
+    int rc = 0;
+
+    m->allowed = m->x.size > 1 && ckpt_near_allow();
+    ckpt_near_self(&own, &m->word);
+    for (uint32_t step = 0; step < 4; step++)
+        for (uint32_t r = 0; r < m->x.size && rc == 0; r++) {
+            struct near *n = &m->peer[r].near;
+            const int fd = m->peer[r].data;
+            unsigned char yes = n->is, theirs = 0;
+            if (r == m->x.rank)
+                continue;
+            if (step == 0)
+                rc = send_all(fd, &own, sizeof own, until);
+            else if (step == 1 && (rc = recv_all(fd, &n->of, sizeof n->of, until)) == 0)
+                n->is = ckpt_near_reach(&n->of);
+            else if (step == 2)
+                rc = send_all(fd, &yes, sizeof yes, until);
+            else if (step == 3 && (rc = recv_all(fd, &theirs, sizeof theirs, until)) == 0)
+                n->is = yes && theirs;
+            if (rc < 0)
+                (void)ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
+        }
+    return rc;
 }
 
 int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char *const *address,
@@ -628,6 +856,8 @@ int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const c
     }
     for (uint32_t k = 0; rc == 0 && k < 2 * (size - rank - 1); k++)
         rc = accept_rank(m, tcp, until, err);
+    if (rc == 0)
+        rc = meet_near(m, until, err);
     ckpt_tcp_free(tcp);
     if (rc < 0) {
         if (m)
@@ -705,7 +935,7 @@ static void meet_accept(const struct meeting *m, int listener, int *conn, uint32
         return;
     tune(fd);
     const uint64_t until = ckpt_min_u64(m->until, ckpt_now_ms() + ECHO_MS);
-    if (recv_all(fd, &g, sizeof g, until) < 0 || g.magic != GREETING || g.version != 1 ||
+    if (recv_all(fd, &g, sizeof g, until) < 0 || g.magic != GREETING || g.version != VERSION ||
         g.token != m->token || g.kind != MEET_KIND || g.from == 0 || g.from >= m->size ||
         send_all(fd, &g, sizeof g, until) < 0 ||
         recv_all(fd, m->address[g.from], CKPT_TCP_ADDRESS, until) < 0) {
@@ -748,7 +978,7 @@ static int meet_root(const struct meeting *m, const char *own, struct ckpt_err *
 /* Find rank 0 among the ports where it may listen. */
 static int meet_dial(const struct meeting *m, struct ckpt_err *err)
 {
-    const struct greeting g = {GREETING, 1, m->token, m->rank, MEET_KIND};
+    const struct greeting g = {GREETING, VERSION, m->token, m->rank, MEET_KIND};
     struct greeting back;
 
     for (;;) {

@@ -100,8 +100,8 @@ struct ckpt_rates {
     double node_storage;   /* one node, reading from storage */
     double shared_storage; /* all nodes together, where they share it */
     double page_cache;     /* one node, reading what is in its page cache */
-    double copy;           /* one node, within memory */
-    double local_link;     /* one rank, to others of its node */
+    double copy;           /* one node, within memory (nccl: to its devices) */
+    double local_link;     /* one rank, to others of its node (nccl: between devices) */
     double network;        /* one node, to other nodes */
 };
 
@@ -216,7 +216,8 @@ CKPT_PUBLIC int ckpt_load_set_dest(struct ckpt_load *load, size_t want,
 CKPT_PUBLIC int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err);
 
 /* COLLECTIVE (all ranks must start; it does not wait for them). Every want with elements has a
- * destination by now. */
+ * destination by now. If it fails on one rank, which waits for the others to hear of it, the load
+ * has failed on all. */
 CKPT_PUBLIC int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err);
 
 /* 0: all that this rank wants has arrived, and all ranks have what they want. 1: not yet, after
@@ -243,6 +244,7 @@ struct ckpt_load_stats {
     uint64_t received_bytes; /* from other ranks */
     uint64_t buffer_bytes;   /* most memory that windows took */
     uint64_t retries;        /* reads that another rank did for us */
+    uint64_t device_bytes;   /* as buffer_bytes, of the device's memory */
     double plan_s, wall_s;   /* ckpt_load_plan; from start to the end */
     double first_s;          /* from start to the first want */
     double read_s, place_s;  /* busy, threads added up */

@@ -18,6 +18,7 @@
 
 #include "faults.h"
 #include "random.h"
+#include "random_wants.h"
 #include "tensor/dtype.h"
 
 enum { MOST_RANKS = 64, MOST_RUNS = 64 };
@@ -58,68 +59,6 @@ struct want {
     uint64_t stride[CKPT_LOAD_RANK]; /* elements */
     enum ckpt_dtype dtype;
 };
-
-static void random_box(uint64_t *rng, const struct ckpt_tensor_info *t, uint64_t *lo, uint64_t *n)
-{
-    for (uint32_t d = 0; d < t->rank; d++) {
-        lo[d] = t->shape[d] ? random_range(rng, 0, t->shape[d]) : 0;
-        n[d] = t->shape[d] ? random_range(rng, 0, t->shape[d] - lo[d]) + 1 : 0;
-    }
-}
-
-/* The same mesh and placements on all ranks: drawn from the job's generator, not the rank's. */
-static int random_part(struct ckpt_load *load, uint64_t *shared, uint32_t ranks,
-                       const struct ckpt_tensor_info *t, const struct ckpt_dest *dest,
-                       struct ckpt_err *err)
-{
-    uint32_t dim[2] = {1, ranks};
-    struct ckpt_place place[2];
-
-    for (uint32_t k = 2; k <= ranks; k++)
-        if (ranks % k == 0 && random_range(shared, 0, 2)) {
-            dim[0] = k;
-            dim[1] = ranks / k;
-        }
-    for (int m = 0; m < 2; m++) {
-        place[m].kind = t->rank ? (enum ckpt_placement)random_range(shared, 0, 3) : CKPT_REPLICATE;
-        place[m].dim = t->rank ? (uint32_t)random_range(shared, 0, t->rank) : 0;
-    }
-    const struct ckpt_mesh mesh = {2, dim, NULL};
-    return ckpt_load_want_part(load, t->name, NULL, NULL, &mesh, place, dest, NULL, err);
-}
-
-static int random_wants(struct rank *r, struct ckpt_load *load)
-{
-    uint64_t shared = r->job->seed, own = r->job->seed * 31 + r->number + 1;
-
-    for (size_t i = 0; i < ckpt_view_tensors(r->view); i++) {
-        static const char *const dtypes[] = {"F32", "bfloat16", "F16", NULL};
-        struct ckpt_tensor_info t;
-        uint64_t lo[CKPT_LOAD_RANK], n[CKPT_LOAD_RANK];
-        struct ckpt_dest dest = {0};
-        ckpt_view_tensor(r->view, i, &t);
-        bool is_float = t.dtype[0] == 'F' && t.dtype[1] != '8';
-        is_float |= strcmp(t.dtype, "BF16") == 0;
-        if (is_float && random_range(&own, 0, 3) == 0)
-            dest.dtype = dtypes[random_range(&own, 0, 4)];
-        random_box(&own, &t, lo, n);
-        switch (random_range(&shared, 0, 4)) {
-        case 0:
-            if (ckpt_load_want(load, t.name, lo, n, &dest, NULL, &r->err) < 0)
-                return -1;
-            break;
-        case 1: /* some do not want it at all */
-            if (random_range(&own, 0, 2) &&
-                ckpt_load_want(load, t.name, NULL, NULL, &dest, NULL, &r->err) < 0)
-                return -1;
-            break;
-        default:
-            if (random_part(load, &shared, r->job->ranks, &t, &dest, &r->err) < 0)
-                return -1;
-        }
-    }
-    return 0;
-}
 
 /* Memory for each want; in random jobs some with holes between the rows. */
 static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want)
@@ -250,7 +189,8 @@ static int take_all(struct rank *r, struct ckpt_load *load)
 static int load_rank(struct rank *r, struct ckpt_load *load)
 {
     const bool random = strcmp(r->job->layout, "random") == 0;
-    int rc = random ? random_wants(r, load) : ckpt_load_want_layout(load, r->job->layout, &r->err);
+    int rc = random ? random_wants(load, r->view, r->job->ranks, r->number, r->job->seed, &r->err)
+                    : ckpt_load_want_layout(load, r->job->layout, &r->err);
 
     if (rc < 0)
         return -1;

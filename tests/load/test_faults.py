@@ -148,9 +148,11 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start(runs, layout, *more):
+def start(runs, layout, *more, far=False):
+    """A process a rank, over tcp; far: each on a machine of its own, so that nobody reads another's memory."""
     env = dict(os.environ, WORLD_SIZE=str(len(runs)), CKPTFS_MEET_TIMEOUT="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    return [subprocess.Popen([CKPT, "load", run, "--layout", layout, *more], env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return [subprocess.Popen([CKPT, "load", run, "--layout", layout, *more],
+                             env=dict(env, RANK=str(r), **({"CKPTFS_NODE": str(r)} if far else {})), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             for r, run in enumerate(runs)]
 
 
@@ -184,7 +186,7 @@ def a_killed_rank_is_an_error_elsewhere(top):
     failed = 0
     for i in range(12):
         victim = i % 3
-        processes = start(runs, "fsdp=3", "--readers", "once" if i % 2 else "each", "--exchange-timeout", "2")
+        processes = start(runs, "fsdp=3", "--readers", "once" if i % 2 else "each", "--exchange-timeout", "2", far=i % 4 > 1)
         time.sleep(0.004 * i)
         processes[victim].send_signal(signal.SIGKILL)
         begin = time.monotonic()
@@ -211,12 +213,14 @@ def a_stopped_rank_is_an_error_elsewhere(top):
 
 def statistics(top):
     runs = copies(top, 2)
-    (out, _), status = finish(start(runs, "tp=2", "--json", "--verify", "--readers", "once"))[0]
-    assert status == 0
-    got = json.loads(out.splitlines()[-1])
-    for key in ("ranks", "transport", "needed_bytes", "unique_bytes", "read_bytes", "sent_bytes", "reads", "wall_s", "busy_s", "verified"):
-        assert key in got, key
-    assert got["verified"] is True and got["ranks"] == 2 and got["transport"] == "tcp" and got["read_bytes"] == got["unique_bytes"]
+    for more in ((), ("--check",)):
+        for far in (False, True):
+            (out, _), status = finish(start(runs, "tp=2", "--json", "--verify", "--readers", "once", *more, far=far))[0]
+            assert status == 0
+            got = json.loads(out.splitlines()[-1])
+            for key in ("ranks", "transport", "needed_bytes", "unique_bytes", "read_bytes", "sent_bytes", "reads", "wall_s", "busy_s", "verified"):
+                assert key in got, key
+            assert got["verified"] is True and got["ranks"] == 2 and got["transport"] == "tcp" and got["read_bytes"] == got["unique_bytes"]
 
 
 def main():

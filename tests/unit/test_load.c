@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loader's interface: wants of trainers in their own names, destinations, waiting, cancelling,
  * and what is refused. */
+#include <pthread.h>
 #include <stdlib.h>
 
 #include <ckptfs/load.h>
@@ -270,6 +271,68 @@ TEST(load, cancelled_at_any_moment)
     ckpt_view_release(view);
 }
 
+/* One of three ranks, whose want may have no destination. */
+struct starter {
+    struct ckpt_view *view;
+    struct ckpt_comm *comm;
+    bool forgetful;
+    int rc;
+    struct ckpt_err err;
+};
+
+static void *start_rank(void *arg)
+{
+    struct starter *s = arg;
+    struct ckpt_tensor_info t;
+    struct ckpt_load *load = NULL;
+
+    ckpt_view_tensor(s->view, 0, &t);
+    unsigned char *mem = malloc(t.nbytes);
+    const struct ckpt_dest dest = {.ptr = s->forgetful ? NULL : mem};
+    s->rc = ckpt_load_new(s->view, s->comm, NULL, &load, &s->err);
+    if (s->rc == 0)
+        s->rc = ckpt_load_want(load, t.name, NULL, NULL, &dest, NULL, &s->err);
+    if (s->rc == 0)
+        s->rc = ckpt_load_plan(load, &s->err);
+    if (s->rc == 0)
+        s->rc = ckpt_load_start(load, &s->err);
+    if (s->rc == 0)
+        s->rc = ckpt_load_wait(load, UINT32_MAX, &s->err);
+    ckpt_load_free(load);
+    free(mem);
+    return NULL;
+}
+
+TEST(load, that_can_not_start_on_one_rank_fails_on_all)
+{
+    struct ckpt_view *view = open_raw("nanotron/llama_tp2_pp2_tied");
+    struct ckpt_err err = {0};
+    struct ckpt_comm *comm[3];
+    pthread_t thread[3];
+
+    CHECK_OK(ckpt_comm_threads(3, comm, &err));
+    for (int round = 0; round < 3; round++) { /* and then it works again */
+        struct starter s[3];
+        for (int r = 0; r < 3; r++) {
+            s[r] = (struct starter){.view = view, .comm = comm[r], .forgetful = r == round};
+            s[r].forgetful &= round < 2;
+            CHECK_EQ(pthread_create(&thread[r], NULL, start_rank, &s[r]), 0);
+        }
+        for (int r = 0; r < 3; r++)
+            CHECK_EQ(pthread_join(thread[r], NULL), 0);
+        for (int r = 0; r < 3; r++) {
+            char who[32];
+            (void)snprintf(who, sizeof who, "rank %d: want 0", round);
+            CHECK_EQ(s[r].rc, round < 2 ? -1 : 0);
+            CHECK(round == 2 || (s[r].err.code == CKPT_USAGE && strstr(s[r].err.text, who)));
+        }
+    }
+    for (int r = 0; r < 3; r++)
+        ckpt_comm_free(comm[r]);
+    ckpt_view_release(view);
+}
+
 TESTS(T(load, layouts_follow_the_marks_of_the_model_file),
       T(load, nanotron_parameter_of_several_slice_pairs), T(load, megatron_key_and_global_offset),
-      T(load, wants_that_can_not_be), T(load, cancelled_at_any_moment))
+      T(load, wants_that_can_not_be), T(load, cancelled_at_any_moment),
+      T(load, that_can_not_start_on_one_rank_fails_on_all))

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The life of communicators. */
+#include "comm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+enum { GONE = 0xdead, LAUNCH_US = 300, SPLIT = 1, FINALIZE = 2, POLL_US = 200 };
+
+static atomic_int comms;
+
+static void at_exit(int status, void *ctx)
+{
+    const int n = atomic_load(&comms);
+
+    (void)ctx;
+    if (!n || !gpu_leaks_matter())
+        return;
+    (void)fprintf(stderr, "gpu double: leak: %d communicators\n", n);
+    gpu_report_leaks(status, (size_t)n);
+}
+
+static __attribute__((constructor)) void begin(void) { (void)on_exit(at_exit, NULL); }
+
+struct ncclComm *comm_ref(struct ncclComm *c)
+{
+    (void)atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
+    return c;
+}
+
+void comm_unref(struct ncclComm *c)
+{
+    if (atomic_fetch_sub_explicit(&c->refs, 1, memory_order_release) != 1)
+        return;
+    (void)atomic_load_explicit(&c->refs, memory_order_acquire);
+    comm_part(c);
+    (void)close(c->wake);
+    free(c->link);
+    free(c);
+}
+
+struct ncclComm *comm_live(ncclComm_t comm, const char *call)
+{
+    if (!comm || comm->magic != COMM_MAGIC)
+        gpu_die("%s: %p is no communicator, or no more", call, (void *)comm);
+    return comm;
+}
+
+static void join_job(struct ncclComm *c)
+{
+    if (c->has_job)
+        (void)pthread_join(c->job, NULL);
+    c->has_job = false;
+}
+
+ncclResult_t comm_usable(ncclComm_t comm, const char *call)
+{
+    struct ncclComm *c = comm_live(comm, call);
+    const ncclResult_t state = (ncclResult_t)atomic_load(&c->state);
+
+    if (state == ncclInProgress)
+        gpu_die("%s: before the previous call returned ncclSuccess", call);
+    if (c->finalized)
+        gpu_die("%s: after ncclCommFinalize", call);
+    join_job(c);
+    return state;
+}
+
+/* ---- jobs ---- */
+
+struct job {
+    struct ncclComm *c;
+    ncclResult_t (*fn)(struct ncclComm *c, void *arg);
+    void *arg;
+};
+
+static void *run_job(void *arg)
+{
+    struct job *j = arg;
+    int busy = ncclInProgress;
+
+    (void)usleep(LAUNCH_US);
+    const ncclResult_t result = j->fn(j->c, j->arg);
+    (void)atomic_compare_exchange_strong(&j->c->state, &busy, (int)result);
+    comm_unref(j->c);
+    free(j);
+    return NULL;
+}
+
+ncclResult_t comm_do(struct ncclComm *c, ncclResult_t (*fn)(struct ncclComm *c, void *arg),
+                     void *arg)
+{
+    if (c->blocking) {
+        const ncclResult_t result = fn(c, arg);
+        if (result != ncclSuccess)
+            atomic_store(&c->state, (int)result);
+        return result;
+    }
+    struct job *j = malloc(sizeof *j);
+    if (!j)
+        gpu_die("the host has no memory");
+    *j = (struct job){comm_ref(c), fn, arg};
+    atomic_store(&c->state, (int)ncclInProgress);
+    if (pthread_create(&c->job, NULL, run_job, j) != 0)
+        gpu_die("no thread for a job");
+    c->has_job = true;
+    return ncclInProgress;
+}
+
+/* ---- beginning ---- */
+
+static struct ncclComm *comm_new(int rank, int size, int device, const char *name,
+                                 const ncclConfig_t *config)
+{
+    struct ncclComm *c = calloc(1, sizeof *c);
+    const char *multi = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+
+    if (!c || !(c->link = calloc((size_t)size, sizeof *c->link)))
+        gpu_die("the host has no memory");
+    c->magic = COMM_MAGIC;
+    atomic_init(&c->refs, 1);
+    c->rank = rank;
+    c->size = size;
+    c->device = device;
+    c->identity = gpu_device_identity(device);
+    c->multi = multi && strcmp(multi, "1") == 0;
+    (void)snprintf(c->name, sizeof c->name, "%s", name);
+    c->config = *config;
+    c->blocking = config->blocking != 0; /* also where it is not said */
+    if ((c->wake = eventfd(0, EFD_CLOEXEC)) < 0)
+        gpu_die("no eventfd");
+    for (int r = 0; r < size; r++) {
+        c->link[r].data = c->link[r].agree = -1;
+        c->link[r].out_tail = &c->link[r].out;
+    }
+    (void)atomic_fetch_add(&comms, 1);
+    return c;
+}
+
+static void wait_for_abort(struct ncclComm *c)
+{
+    while (comm_poll(c, -1, 0))
+        ;
+}
+
+static ncclResult_t meet(struct ncclComm *c, void *hang)
+{
+    ncclResult_t result = ncclSuccess;
+
+    if (hang)
+        wait_for_abort(c);
+    return comm_meet(c, &result) ? ncclSuccess : result == ncclSuccess ? ncclInternalError : result;
+}
+
+ncclResult_t ncclGetVersion(int *version)
+{
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+{
+    uint64_t word[2];
+
+    if (gpu_fault(__func__) != GPU_WELL)
+        return ncclSystemError;
+    if (getrandom(word, sizeof word, 0) != (ssize_t)sizeof word)
+        gpu_die("no random numbers");
+    memset(id, 0, sizeof *id);
+    (void)snprintf(id->internal, sizeof id->internal, "%016lx%016lx", (unsigned long)word[0],
+                   (unsigned long)word[1]);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config)
+{
+    const enum gpu_fault fault = gpu_fault(__func__);
+    const ncclConfig_t standard = NCCL_CONFIG_INITIALIZER;
+    int device;
+
+    *ret = NULL;
+    if (fault == GPU_ERROR)
+        return ncclSystemError;
+    if (comm_in_group())
+        gpu_die("%s: within a group is not in the double", __func__);
+    if (size < 1 || rank < 0 || rank >= size)
+        return ncclInvalidArgument;
+    if (config && (config->magic != NCCL_API_MAGIC || config->size > sizeof *config))
+        return ncclInvalidArgument;
+    if (!memchr(id.internal, '\0', COMM_NAME) || !id.internal[0])
+        gpu_die("%s: the id is not one of ncclGetUniqueId", __func__);
+    if (cudaGetDevice(&device) != cudaSuccess)
+        return ncclUnhandledCudaError;
+    *ret = comm_new(rank, size, device, id.internal, config ? config : &standard);
+    return comm_do(*ret, meet, fault == GPU_WELL ? NULL : *ret);
+}
+
+/* ---- splitting ---- */
+
+struct split {
+    int64_t color, key;
+    ncclComm_t *ret;
+    ncclConfig_t config;
+};
+
+/* Who is in it too, and as what. */
+static struct ncclComm *split_child(const struct ncclComm *c, const struct split *s,
+                                    int64_t (*all)[3])
+{
+    char name[COMM_NAME];
+    uint64_t hash = 0xcbf29ce484222325;
+    int size = 0, rank = 0;
+
+    for (int r = 0; r < c->size; r++) {
+        if (all[r][1] != s->color)
+            continue;
+        size++;
+        rank += all[r][2] < s->key || (all[r][2] == s->key && r < c->rank);
+    }
+    for (const char *at = c->name; *at; at++)
+        hash = (hash ^ (unsigned char)*at) * 0x100000001b3;
+    (void)snprintf(name, sizeof name, "%016lx.%lu.%ld", (unsigned long)hash,
+                   (unsigned long)c->nsplit, (long)s->color);
+    return comm_new(rank, size, c->device, name, &s->config);
+}
+
+static ncclResult_t run_split(struct ncclComm *c, void *arg)
+{
+    struct split *s = arg;
+    const int64_t own[3] = {SPLIT + 2 * (int64_t)++c->nsplit, s->color, s->key};
+    int64_t(*all)[3] = calloc((size_t)c->size, sizeof *all);
+    ncclResult_t result = ncclInternalError;
+
+    if (!all)
+        gpu_die("the host has no memory");
+    if (!comm_exchange(c, own, all))
+        goto out;
+    result = ncclSuccess;
+    if (s->color == NCCL_SPLIT_NOCOLOR)
+        goto out;
+    struct ncclComm *child = split_child(c, s, all);
+    child->parent = c;
+    result = meet(child, NULL);
+    child->parent = NULL;
+    if (result == ncclSuccess) {
+        *s->ret = child;
+    } else {
+        (void)atomic_fetch_sub(&comms, 1);
+        comm_unref(child);
+    }
+out:
+    free(all);
+    free(s);
+    return result;
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *ret,
+                           ncclConfig_t *config)
+{
+    const enum gpu_fault fault = gpu_fault(__func__);
+    ncclResult_t e = comm_usable(comm, __func__);
+    struct split *s = malloc(sizeof *s);
+
+    *ret = NULL;
+    if (!s)
+        gpu_die("the host has no memory");
+    if (e == ncclSuccess && fault == GPU_ERROR)
+        e = ncclSystemError;
+    if (e != ncclSuccess) {
+        free(s);
+        return e;
+    }
+    if (comm_in_group())
+        gpu_die("%s: within a group is not in the double", __func__);
+    *s = (struct split){color, key, ret, config ? *config : comm->config};
+    return comm_do(comm, run_split, s);
+}
+
+/* ---- ending ---- */
+
+static ncclResult_t run_finalize(struct ncclComm *c, void *arg)
+{
+    const int64_t own[3] = {FINALIZE, 0, 0};
+    int64_t(*all)[3] = calloc((size_t)c->size, sizeof *all);
+
+    (void)arg;
+    if (!all)
+        gpu_die("the host has no memory");
+    while (atomic_load(&c->queued) && !atomic_load(&c->aborted))
+        (void)usleep(POLL_US);
+    const bool well = comm_exchange(c, own, all); /* as the real one, with all ranks of the node */
+    free(all);
+    return well ? ncclSuccess : ncclInternalError;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm)
+{
+    const ncclResult_t e = comm_usable(comm, __func__);
+
+    if (e != ncclSuccess)
+        return e;
+    if (gpu_fault(__func__) == GPU_ERROR)
+        return ncclSystemError;
+    comm->finalized = true;
+    return comm_do(comm, run_finalize, NULL);
+}
+
+static void bury(struct ncclComm *c)
+{
+    join_job(c);
+    c->magic = GONE;
+    (void)atomic_fetch_sub(&comms, 1);
+    comm_unref(c);
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm)
+{
+    if (!comm)
+        return ncclSuccess;
+    struct ncclComm *c = comm_live(comm, __func__);
+    if (atomic_load(&c->state) == ncclInProgress)
+        gpu_die("%s: before the previous call returned ncclSuccess", __func__);
+    join_job(c);
+    if (!c->finalized && atomic_load(&c->state) == ncclSuccess)
+        (void)run_finalize(c, NULL);
+    bury(c);
+    return ncclSuccess;
+}
+
+/* Queued groups end without effect, in their streams' time. */
+ncclResult_t ncclCommAbort(ncclComm_t comm)
+{
+    if (!comm)
+        return ncclSuccess;
+    struct ncclComm *c = comm_live(comm, __func__);
+    (void)gpu_fault(__func__);
+    atomic_store(&c->aborted, true);
+    (void)eventfd_write(c->wake, 1);
+    bury(c);
+    return ncclSuccess;
+}
+
+/* ---- asking ---- */
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *ret)
+{
+    *ret = (ncclResult_t)atomic_load(&comm_live(comm, __func__)->state);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *ret)
+{
+    const ncclResult_t e = comm_usable(comm, __func__);
+
+    *ret = comm->size;
+    return e;
+}
+
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *ret)
+{
+    const ncclResult_t e = comm_usable(comm, __func__);
+
+    *ret = comm->rank;
+    return e;
+}
+
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *ret)
+{
+    const ncclResult_t e = comm_usable(comm, __func__);
+
+    *ret = comm->device;
+    return e;
+}
+
+const char *ncclGetErrorString(ncclResult_t e)
+{
+    static const char *const text[] = {"no error",
+                                       "unhandled cuda error",
+                                       "unhandled system error",
+                                       "internal error",
+                                       "invalid argument",
+                                       "invalid usage",
+                                       "remote process exited or there was a network error",
+                                       "NCCL operation in progress"};
+
+    return (size_t)e < sizeof text / sizeof *text ? text[e] : "unknown result code";
+}
+
+const char *ncclGetLastError(ncclComm_t comm)
+{
+    (void)comm;
+    return "";
+}

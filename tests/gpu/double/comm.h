@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A communicator of the double: two sockets to every other rank, one for data, one for what ranks
+ * agree about. */
+#ifndef CKPT_GPU_DOUBLE_COMM_H
+#define CKPT_GPU_DOUBLE_COMM_H
+
+#include <pthread.h>
+
+#include "double.h"
+
+#pragma GCC visibility push(default)
+#include <nccl.h>
+ncclResult_t ncclGroupStart(void); /* prototypes that the header lacks */
+ncclResult_t ncclGroupEnd(void);
+#pragma GCC visibility pop
+
+/* What travels between two ranks: "I am ready for this", "I have this for you" (of collectives; to
+ * see what does not match), and the data. */
+enum wire_type { WIRE_READY = 1, WIRE_OFFER, WIRE_DATA };
+enum wire_kind { WIRE_PAIR = 1, WIRE_COLLECTIVE };
+enum wire_call { CALL_SEND_RECV = 1, CALL_BROADCAST, CALL_ALLGATHER };
+
+struct wire {
+    uint32_t magic;
+    uint16_t type, kind;
+    uint32_t call, root;
+    uint64_t seq, group; /* of the pair's transfers or the comm's collectives; of the latter only */
+    uint64_t len;
+};
+
+/* To be sent to a peer. */
+struct frame {
+    struct frame *next;
+    struct wire head;
+    const unsigned char *data;
+    struct transfer *of; /* that is done with it; NULL: none */
+};
+
+/* One direction of data between this rank and another, within a group. */
+struct transfer {
+    int peer;
+    bool send, done, stuck, announced;
+    struct wire is; /* but for type */
+    unsigned char *real;
+};
+
+struct link {
+    int data, agree; /* sockets; -1: this rank itself, or a peer that is gone */
+    struct wire in;
+    size_t in_len;             /* of the head, then of the data too */
+    struct transfer *incoming; /* after the head */
+    struct frame *out, **out_tail;
+    size_t out_len;     /* of out: sent */
+    struct wire *ready; /* and offers, for what is not launched here yet */
+    size_t nready;
+    uint64_t nsent, nreceived; /* transfers of the pair that were asked for */
+};
+
+enum { COMM_MAGIC = 0xc033, COMM_NAME = 40 };
+
+struct ncclComm {
+    unsigned magic;
+    atomic_int refs;
+    int rank, size, device, identity;
+    char name[COMM_NAME]; /* of its sockets */
+    bool blocking, finalized, multi;
+    ncclConfig_t config;
+    atomic_int state;    /* ncclResult_t */
+    atomic_bool aborted; /* and `wake` is readable */
+    int wake;
+    struct link *link;
+    uint64_t ncollective, ngroup, nsplit;
+    uint64_t running_collective; /* the first of a later group than the one that runs */
+    cudaStream_t stream;         /* that it was used with */
+    atomic_int queued;           /* groups that have not ended */
+    pthread_t job;
+    bool has_job;
+    struct ncclComm *parent; /* while a split is in progress: whose abort counts too */
+};
+
+/* ---- mesh.c ---- */
+
+/* Meet all ranks. False: aborted, or *ret says what is wrong. */
+bool comm_meet(struct ncclComm *c, ncclResult_t *ret);
+void comm_part(struct ncclComm *c);
+
+/* Everybody's three numbers, [size][3], agreed upon among all. False: aborted. */
+bool comm_exchange(struct ncclComm *c, const int64_t own[3], int64_t (*ret)[3]);
+
+bool comm_aborted(const struct ncclComm *c);
+
+/* Wait until the socket is ready for `events`, or the comm is aborted: false. */
+bool comm_poll(struct ncclComm *c, int fd, short events);
+
+/* ---- comm.c ---- */
+
+struct ncclComm *comm_live(ncclComm_t comm, const char *call); /* dies if it is no comm */
+
+/* 0 if it may be used for something new, else the error. Dies if something is in progress. */
+ncclResult_t comm_usable(ncclComm_t comm, const char *call);
+struct ncclComm *comm_ref(struct ncclComm *c);
+void comm_unref(struct ncclComm *c);
+
+/* Do it now, or, if the comm does not block, in a thread of its own: ncclInProgress. */
+ncclResult_t comm_do(struct ncclComm *c, ncclResult_t (*fn)(struct ncclComm *c, void *arg),
+                     void *arg);
+
+/* ---- group.c ---- */
+
+bool comm_in_group(void);
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A test double of the CUDA runtime and of NCCL, as far as the loader calls them: what the two
+ * libraries share.
+ *
+ * Host memory underneath; streams are threads; ranks are processes that talk over sockets. It is as
+ * asynchronous as the real thing and less forgiving: whatever is wrong or would be a race ends the
+ * program with one line. Streams and events order what the real ones order and nothing else, so
+ * that TSan sees a race on a device's memory where a wait is missing.
+ *
+ * Environment: CKPTFS_GPU_COUNT (devices; 8), CUDA_VISIBLE_DEVICES, CKPTFS_GPU_MEMORY (bytes of a
+ * device; 8 GiB), CKPTFS_GPU_JITTER_US (each piece of work waits up to this long), CKPTFS_GPU_FAULT
+ * (see fault.c), CKPTFS_GPU_REMOTE (1: that a peer is gone is an error, as over a network; else a
+ * hang, as within a node). */
+#ifndef CKPT_GPU_DOUBLE_H
+#define CKPT_GPU_DOUBLE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#pragma GCC visibility push(default)
+#include <cuda_runtime_api.h>
+
+/* ---- fault.c ---- */
+
+/* Misuse: say so and abort. */
+_Noreturn void gpu_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+enum gpu_fault {
+    GPU_WELL,
+    GPU_ERROR, /* the call fails */
+    GPU_ASYNC, /* what it started fails later */
+    GPU_HANG,  /* what it started never ends */
+};
+
+/* What shall happen to this call? It may not return. */
+enum gpu_fault gpu_fault(const char *call);
+
+uint64_t gpu_number(const char *variable, uint64_t otherwise);
+
+/* ---- memory.c ---- */
+
+enum gpu_where { GPU_DEVICE, GPU_PINNED, GPU_NOWHERE };
+
+/* An allocation, or registered host memory. */
+struct gpu_memory {
+    struct gpu_memory *next;
+    uintptr_t at; /* as the program knows it */
+    size_t len;
+    unsigned char *real; /* where the bytes are */
+    enum gpu_where where;
+    bool registered;
+    int device;
+    atomic_int users; /* queued work */
+};
+
+/* What [p, p+len) lies in, or NULL. Dies if it begins in one and ends beyond. `use` counts the
+ * caller in. */
+struct gpu_memory *gpu_memory_find(const void *p, size_t len, bool use, const char *call);
+void gpu_memory_leave(struct gpu_memory *m);
+void *gpu_memory_real(const struct gpu_memory *m, const void *p);
+
+/* As gpu_memory_find with use, but device memory of this device only. */
+struct gpu_memory *gpu_memory_on(const void *p, size_t len, int device, const char *call);
+
+/* ---- stream.c ---- */
+
+/* A piece of a stream's work. run is called once, in the stream's thread, and frees it. */
+struct gpu_work {
+    void (*run)(struct gpu_work *work);
+};
+
+/* through: by the one who closed it. */
+void gpu_stream_push(cudaStream_t stream, struct gpu_work *work, bool through, const char *call);
+int gpu_stream_device(cudaStream_t stream, const char *call);
+
+/* Until it is opened again, nothing else may be put on the stream: a launch is in progress. */
+void gpu_stream_close(cudaStream_t stream, const char *call);
+void gpu_stream_open(cudaStream_t stream);
+
+/* A device is lost: every call fails from now on, and no work has an effect. */
+void gpu_lose(cudaError_t error);
+cudaError_t gpu_lost(void);
+
+/* Which of the machine's devices this process calls `device`. */
+int gpu_device_identity(int device);
+
+/* What is still there when the program ends is a leak, but for programs that fail anyway, and after
+ * a fault from which nothing comes back. */
+bool gpu_leaks_matter(void);
+void gpu_report_leaks(int status, size_t leaks);
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The copy kernel, run over its whole grid on the bytes behind the device's addresses. Whatever a
+ * GPU would fault on ends the program. */
+#include "kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "load/copy_kernel.h"
+
+/* One side of a copy: inside one allocation, aligned. */
+static struct gpu_memory *side(uint64_t *at, const uint64_t *step, const struct ckpt_device_copy *c,
+                               uint8_t size, int device)
+{
+    uint64_t span = (uint64_t)c->run * size, bits = *at;
+
+    for (int k = 0; k < CKPT_COPY_AXES; k++) {
+        span += (c->n[k] - 1) * step[k];
+        bits |= c->n[k] > 1 ? step[k] : 0;
+    }
+    if (!size || size > 16 || size & (size - 1) || bits % size)
+        gpu_die(CKPT_COPY_KERNEL ": elements of %u bytes at %#lx are not aligned", size,
+                (unsigned long)*at);
+    struct gpu_memory *m =
+        gpu_memory_find((const void *)(uintptr_t)*at, span, true, CKPT_COPY_KERNEL);
+    if (!m || (m->where == GPU_DEVICE && m->device != device)) /* it reaches pinned memory, too */
+        gpu_die(CKPT_COPY_KERNEL ": device %d does not reach %#lx", device, (unsigned long)*at);
+    *at = (uint64_t)(uintptr_t)gpu_memory_real(m, (const void *)(uintptr_t)*at);
+    return m;
+}
+
+static void check_copy(const struct ckpt_device_copy *c, uint32_t first, uint32_t i)
+{
+    uint64_t total = c->run;
+
+    for (int k = 0; k < CKPT_COPY_AXES; k++)
+        total *= c->n[k];
+    if (!c->total || total != c->total)
+        gpu_die(CKPT_COPY_KERNEL ": copy %u says %u elements, its axes %lu", i, c->total,
+                (unsigned long)total);
+    if (c->first != first)
+        gpu_die(CKPT_COPY_KERNEL ": copy %u begins at block %u, not %u", i, c->first, first);
+}
+
+static void run_copy_list(const unsigned char (*arg)[16], dim3 grid, dim3 block, int device)
+{
+    const struct ckpt_device_copy *list;
+    uint32_t n, blocks = 0;
+
+    memcpy(&list, arg[0], sizeof list);
+    memcpy(&n, arg[1], sizeof n);
+    struct gpu_memory *in = gpu_memory_find(list, n * sizeof *list, true, CKPT_COPY_KERNEL);
+    if (!in)
+        gpu_die(CKPT_COPY_KERNEL ": its list at %p is no memory of a device", (const void *)list);
+    struct ckpt_device_copy *copy = malloc(n * sizeof *copy);
+    struct gpu_memory **use = malloc(2 * n * sizeof *use);
+    if (!copy || !use)
+        gpu_die("the host has no memory");
+    memcpy(copy, gpu_memory_real(in, list), n * sizeof *copy);
+    for (uint32_t i = 0; i < n; i++) {
+        struct ckpt_device_copy *c = &copy[i];
+        check_copy(c, blocks, i);
+        blocks += (c->total + CKPT_COPY_BLOCK - 1) / CKPT_COPY_BLOCK;
+        use[2 * i] = side(&c->src, c->step_src, c, c->src_size, device);
+        use[2 * i + 1] = side(&c->dst, c->step_dst, c, c->dst_size, device);
+    }
+    if (grid.x != blocks || grid.y != 1 || grid.z != 1 || block.x != CKPT_COPY_THREADS ||
+        block.y != 1 || block.z != 1)
+        gpu_die(CKPT_COPY_KERNEL ": %u blocks of %u threads, the list needs %u of %d", grid.x,
+                block.x, blocks, CKPT_COPY_THREADS);
+    for (uint32_t b = 0; b < grid.x; b++)
+        for (uint32_t t = 0; t < block.x; t++)
+            ckpt_copy_thread(copy, n, b, t);
+    for (uint32_t i = 0; i < 2 * n; i++)
+        gpu_memory_leave(use[i]);
+    gpu_memory_leave(in);
+    free(use);
+    free(copy);
+}
+
+const struct gpu_kernel *gpu_kernel_find(const char *name)
+{
+    static const struct gpu_kernel copy_list = {
+        CKPT_COPY_KERNEL,
+        {sizeof(const struct ckpt_device_copy *), sizeof(uint32_t)},
+        run_copy_list};
+
+    return strcmp(name, copy_list.name) == 0 ? &copy_list : NULL;
+}

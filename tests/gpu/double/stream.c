@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Streams are queues, each run by a thread; events are promises that a stream keeps.
+ *
+ * A queue orders what was pushed before what is run, but what was run before nothing: only events
+ * and queries that say "done" do that. So no lock is held by both sides. */
+#include "stream.h"
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "memory.h"
+
+enum { STREAM = 0x57ea, EVENT = 0xe7e7, GONE = 0xdead, LOOK_MS = 20 };
+
+struct node {
+    _Atomic(struct node *) next;
+    struct gpu_work *work; /* NULL: the stream ends */
+};
+
+struct CUstream_st {
+    unsigned magic;
+    int device;
+    pthread_t thread;
+    sem_t ready;
+    pthread_mutex_t lock; /* of those who push */
+    struct node *tail;
+    bool closed;
+    struct node *head; /* the thread's: run already */
+    atomic_ullong pushed, done;
+};
+
+/* A promise: all before it on some stream is done. */
+struct record {
+    atomic_uint refs;
+    atomic_bool done;
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+};
+
+struct CUevent_st {
+    unsigned magic;
+    int device;
+    pthread_mutex_t lock;
+    struct record *latest; /* NULL: never recorded */
+};
+
+_Thread_local int gpu_device;
+static pthread_mutex_t defaults_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct CUstream_st *defaults[GPU_MOST_DEVICES];
+static atomic_size_t streams, events;
+static atomic_int lost;
+
+void gpu_lose(cudaError_t error) { atomic_store(&lost, (int)error); }
+cudaError_t gpu_lost(void)
+{
+    return (cudaError_t)atomic_load_explicit(&lost, memory_order_relaxed);
+}
+
+static void *allocate(size_t n)
+{
+    void *p = calloc(1, n);
+
+    if (!p)
+        gpu_die("the host has no memory");
+    return p;
+}
+
+/* ---- streams ---- */
+
+static void run_keep(struct gpu_work *work);
+
+/* A stream whose last promise was kept is idle, even if its thread is not yet back. */
+static unsigned counts(const struct gpu_work *work) { return work->run != run_keep; }
+
+static void jitter(uint64_t *rng, uint64_t most_us)
+{
+    if (!most_us)
+        return;
+    *rng ^= *rng << 13;
+    *rng ^= *rng >> 7;
+    *rng ^= *rng << 17;
+    (void)usleep((useconds_t)(*rng % most_us));
+}
+
+static void *stream_run(void *arg)
+{
+    struct CUstream_st *s = arg;
+    const uint64_t most_us = gpu_number("CKPTFS_GPU_JITTER_US", 0);
+    uint64_t rng = (uint64_t)(uintptr_t)s | 1;
+
+    for (;;) {
+        while (sem_wait(&s->ready) != 0)
+            ;
+        struct node *n = atomic_load_explicit(&s->head->next, memory_order_acquire);
+        free(s->head);
+        s->head = n;
+        if (!n->work)
+            break;
+        const unsigned count = counts(n->work);
+        jitter(&rng, most_us);
+        n->work->run(n->work);
+        (void)atomic_fetch_add_explicit(&s->done, count, memory_order_release);
+    }
+    free(s->head);
+    (void)sem_destroy(&s->ready);
+    (void)pthread_mutex_destroy(&s->lock);
+    free(s);
+    return NULL;
+}
+
+cudaError_t gpu_stream_new(cudaStream_t *ret, int device)
+{
+    struct CUstream_st *s = allocate(sizeof *s);
+
+    s->magic = STREAM;
+    s->device = device;
+    s->head = s->tail = allocate(sizeof *s->head);
+    (void)sem_init(&s->ready, 0, 0);
+    (void)pthread_mutex_init(&s->lock, NULL);
+    if (pthread_create(&s->thread, NULL, stream_run, s) != 0)
+        gpu_die("no thread for a stream");
+    (void)pthread_detach(s->thread);
+    (void)atomic_fetch_add(&streams, 1);
+    *ret = s;
+    return cudaSuccess;
+}
+
+static struct CUstream_st *default_stream(void)
+{
+    (void)pthread_mutex_lock(&defaults_lock);
+    if (!defaults[gpu_device]) {
+        (void)gpu_stream_new(&defaults[gpu_device], gpu_device);
+        (void)atomic_fetch_sub(&streams, 1); /* nobody has to destroy it */
+    }
+    struct CUstream_st *s = defaults[gpu_device];
+    (void)pthread_mutex_unlock(&defaults_lock);
+    return s;
+}
+
+static struct CUstream_st *live(cudaStream_t stream, const char *call)
+{
+    if (!stream)
+        return default_stream();
+    if (stream == cudaStreamLegacy || stream == cudaStreamPerThread || stream->magic != STREAM)
+        gpu_die("%s: %p is no stream that the double knows", call, (void *)stream);
+    return stream;
+}
+
+static void push_locked(struct CUstream_st *s, struct gpu_work *work)
+{
+    struct node *n = allocate(sizeof *n);
+
+    n->work = work;
+    (void)atomic_fetch_add_explicit(&s->pushed, counts(work), memory_order_relaxed);
+    atomic_store_explicit(&s->tail->next, n, memory_order_release);
+    s->tail = n;
+    (void)sem_post(&s->ready);
+}
+
+void gpu_stream_push(cudaStream_t stream, struct gpu_work *work, bool through, const char *call)
+{
+    struct CUstream_st *s = live(stream, call);
+
+    (void)pthread_mutex_lock(&s->lock);
+    if (s->closed && !through)
+        gpu_die("%s: on a stream on which a launch of NCCL is still in progress", call);
+    push_locked(s, work);
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+int gpu_stream_device(cudaStream_t stream, const char *call) { return live(stream, call)->device; }
+
+void gpu_stream_close(cudaStream_t stream, const char *call)
+{
+    struct CUstream_st *s = live(stream, call);
+
+    (void)pthread_mutex_lock(&s->lock);
+    if (s->closed)
+        gpu_die("%s: on a stream on which a launch of NCCL is still in progress", call);
+    s->closed = true;
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+void gpu_stream_open(cudaStream_t stream)
+{
+    struct CUstream_st *s = live(stream, "NCCL");
+
+    (void)pthread_mutex_lock(&s->lock);
+    s->closed = false;
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+/* Its work goes on to the end, as with the real one. */
+cudaError_t gpu_stream_free(cudaStream_t stream)
+{
+    struct CUstream_st *s = live(stream, "cudaStreamDestroy");
+
+    if (!stream)
+        return cudaErrorInvalidResourceHandle;
+    s->magic = GONE;
+    (void)pthread_mutex_lock(&s->lock);
+    if (s->closed)
+        gpu_die("cudaStreamDestroy: a launch of NCCL is still in progress");
+    struct node *n = allocate(sizeof *n);
+    atomic_store_explicit(&s->tail->next, n, memory_order_release);
+    (void)pthread_mutex_unlock(&s->lock);
+    (void)sem_post(&s->ready); /* from here on it is the thread's */
+    (void)atomic_fetch_sub(&streams, 1);
+    return cudaSuccess;
+}
+
+bool gpu_stream_idle(cudaStream_t stream)
+{
+    struct CUstream_st *s = live(stream, "cudaStreamQuery");
+    const unsigned long long pushed = atomic_load_explicit(&s->pushed, memory_order_relaxed);
+
+    return atomic_load_explicit(&s->done, memory_order_relaxed) >= pushed &&
+           atomic_load_explicit(&s->done, memory_order_acquire) >= pushed;
+}
+
+/* ---- records ---- */
+
+static struct record *record_new(void)
+{
+    struct record *r = allocate(sizeof *r);
+
+    atomic_init(&r->refs, 1);
+    (void)pthread_mutex_init(&r->lock, NULL);
+    (void)pthread_cond_init(&r->cond, NULL);
+    return r;
+}
+
+static struct record *record_ref(struct record *r)
+{
+    if (r)
+        (void)atomic_fetch_add_explicit(&r->refs, 1, memory_order_relaxed);
+    return r;
+}
+
+static void record_unref(struct record *r)
+{
+    if (!r || atomic_fetch_sub_explicit(&r->refs, 1, memory_order_release) != 1)
+        return;
+    (void)atomic_load_explicit(&r->refs, memory_order_acquire);
+    (void)pthread_mutex_destroy(&r->lock);
+    (void)pthread_cond_destroy(&r->cond);
+    free(r);
+}
+
+static void record_keep(struct record *r)
+{
+    (void)pthread_mutex_lock(&r->lock);
+    atomic_store_explicit(&r->done, true, memory_order_release);
+    (void)pthread_cond_broadcast(&r->cond);
+    (void)pthread_mutex_unlock(&r->lock);
+}
+
+static bool record_done(struct record *r)
+{
+    return atomic_load_explicit(&r->done, memory_order_relaxed) &&
+           atomic_load_explicit(&r->done, memory_order_acquire);
+}
+
+static void record_wait(struct record *r)
+{
+    (void)pthread_mutex_lock(&r->lock);
+    while (!record_done(r) && !gpu_lost()) {
+        struct timespec t;
+        (void)clock_gettime(CLOCK_REALTIME, &t);
+        t.tv_nsec += LOOK_MS * 1000000L;
+        t.tv_sec += t.tv_nsec / 1000000000L;
+        t.tv_nsec %= 1000000000L;
+        (void)pthread_cond_timedwait(&r->cond, &r->lock, &t);
+    }
+    (void)pthread_mutex_unlock(&r->lock);
+}
+
+struct record_work {
+    struct gpu_work work;
+    struct record *record;
+};
+
+static void run_keep(struct gpu_work *work)
+{
+    struct record_work *w = (struct record_work *)work;
+
+    if (!gpu_lost())
+        record_keep(w->record);
+    record_unref(w->record);
+    free(w);
+}
+
+static void run_await(struct gpu_work *work)
+{
+    struct record_work *w = (struct record_work *)work;
+
+    record_wait(w->record);
+    record_unref(w->record);
+    free(w);
+}
+
+static struct gpu_work *record_work(struct record *r, void (*run)(struct gpu_work *))
+{
+    struct record_work *w = allocate(sizeof *w);
+
+    *w = (struct record_work){{run}, record_ref(r)};
+    return &w->work;
+}
+
+cudaError_t gpu_stream_wait(cudaStream_t stream)
+{
+    struct record *r = record_new();
+
+    gpu_stream_push(stream, record_work(r, run_keep), false, "cudaStreamSynchronize");
+    record_wait(r);
+    record_unref(r);
+    return gpu_lost();
+}
+
+/* ---- events ---- */
+
+cudaError_t gpu_event_new(cudaEvent_t *ret, int device)
+{
+    struct CUevent_st *e = allocate(sizeof *e);
+
+    e->magic = EVENT;
+    e->device = device;
+    (void)pthread_mutex_init(&e->lock, NULL);
+    (void)atomic_fetch_add(&events, 1);
+    *ret = e;
+    return cudaSuccess;
+}
+
+static struct record *latest(cudaEvent_t event, const char *call)
+{
+    if (!event || event->magic != EVENT)
+        gpu_die("%s: %p is no event", call, (void *)event);
+    (void)pthread_mutex_lock(&event->lock);
+    struct record *r = record_ref(event->latest);
+    (void)pthread_mutex_unlock(&event->lock);
+    return r;
+}
+
+cudaError_t gpu_event_free(cudaEvent_t event)
+{
+    struct record *r = latest(event, "cudaEventDestroy");
+
+    record_unref(r);
+    record_unref(event->latest);
+    event->magic = GONE;
+    (void)pthread_mutex_destroy(&event->lock);
+    free(event);
+    (void)atomic_fetch_sub(&events, 1);
+    return cudaSuccess;
+}
+
+void gpu_event_record(cudaEvent_t event, cudaStream_t stream)
+{
+    struct record *r = record_new();
+
+    record_unref(latest(event, "cudaEventRecord"));
+    if (event->device != gpu_stream_device(stream, "cudaEventRecord"))
+        gpu_die("cudaEventRecord: an event of device %d on a stream of device %d", event->device,
+                gpu_stream_device(stream, "cudaEventRecord"));
+    gpu_stream_push(stream, record_work(r, run_keep), false, "cudaEventRecord");
+    (void)pthread_mutex_lock(&event->lock);
+    struct record *old = event->latest;
+    event->latest = r;
+    (void)pthread_mutex_unlock(&event->lock);
+    record_unref(old);
+}
+
+bool gpu_event_done(cudaEvent_t event)
+{
+    struct record *r = latest(event, "cudaEventQuery");
+    const bool done = !r || record_done(r);
+
+    record_unref(r);
+    return done;
+}
+
+cudaError_t gpu_event_wait(cudaEvent_t event)
+{
+    struct record *r = latest(event, "cudaEventSynchronize");
+
+    if (r)
+        record_wait(r);
+    record_unref(r);
+    return gpu_lost();
+}
+
+void gpu_stream_await(cudaStream_t stream, cudaEvent_t event)
+{
+    struct record *r = latest(event, "cudaStreamWaitEvent");
+
+    if (r)
+        gpu_stream_push(stream, record_work(r, run_await), false, "cudaStreamWaitEvent");
+    record_unref(r);
+}
+
+/* ---- faults ---- */
+
+static void run_hang(struct gpu_work *work)
+{
+    free(work);
+    while (!gpu_lost())
+        (void)usleep(LOOK_MS * 1000);
+}
+
+static void run_loss(struct gpu_work *work)
+{
+    free(work);
+    gpu_lose(cudaErrorIllegalAddress);
+}
+
+static void push_simple(cudaStream_t stream, void (*run)(struct gpu_work *), const char *call)
+{
+    struct gpu_work *w = allocate(sizeof *w);
+
+    w->run = run;
+    gpu_stream_push(stream, w, false, call);
+}
+
+void gpu_stream_push_hang(cudaStream_t stream, const char *call)
+{
+    push_simple(stream, run_hang, call);
+}
+
+void gpu_stream_push_loss(cudaStream_t stream, const char *call)
+{
+    push_simple(stream, run_loss, call);
+}
+
+size_t gpu_stream_leaks(void)
+{
+    const size_t s = atomic_load(&streams), e = atomic_load(&events);
+
+    if (s || e)
+        (void)fprintf(stderr, "gpu double: leak: %zu streams, %zu events\n", s, e);
+    return s + e;
+}

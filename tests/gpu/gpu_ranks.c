@@ -1,0 +1,579 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One rank (or, with threads, all) of loads into device memory; every byte is copied back and
+ * compared with a load into host memory by this rank alone. For real devices and for the double.
+ *
+ *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-k] RUN --
+ * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
+ *
+ * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
+ * and a stream of ours; -m FILE is where its id passes), alone (the same, and nothing else), or
+ * threads=N. -x: that rank cancels each load after so long. -k: keep the memory of loads that fail.
+ * RUN may have a %r: the rank. Rank 0 prints a line for each load; one that failed, every rank, and
+ * the exit status is 1. */
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <ckptfs/load_nccl.h>
+#ifdef GPU_RANKS_MPI
+#include <ckptfs/load_mpi.h>
+#endif
+
+#include "faults.h"
+#include "random.h"
+#include "random_wants.h"
+
+enum { MOST_RANKS = 64, MOST_JOBS = 64, GARBAGE = 0xa5, TAIL = 64, MEET_MS = 60000 };
+
+struct job {
+    const char *layout;
+    struct ckpt_load_options opt;
+};
+
+struct world {
+    const char *how; /* -c */
+    const char *meet, *path;
+    uint32_t nthread;
+    struct ckpt_options *options;
+    struct job job[MOST_JOBS];
+    size_t njob;
+    uint32_t cancel_rank, cancel_ms;
+    bool keep;
+};
+
+struct rank {
+    const struct world *w;
+    uint32_t number, size;
+    int device;
+    ncclComm_t theirs;
+    cudaStream_t stream;
+    struct ckpt_comm *host; /* of threads: before it has a device */
+    struct ckpt_comm *comm; /* NULL: to be made */
+    struct ckpt_view *view;
+    bool failed;
+};
+
+/* Where a want goes. */
+struct want {
+    enum { OF_COMM, OF_CUDA, PINNED } kind;
+    unsigned char *mem, *got, *expect;
+    size_t len, first;               /* bytes; of the first element */
+    uint64_t stride[CKPT_LOAD_RANK]; /* elements */
+    char dtype[16];
+};
+
+static void die(const char *what, const char *why)
+{
+    (void)fprintf(stderr, "gpu_ranks: %s: %s\n", what, why);
+    exit(2);
+}
+
+static void cuda(cudaError_t e, const char *what)
+{
+    if (e != cudaSuccess)
+        die(what, cudaGetErrorString(e));
+}
+
+static void nccl(ncclResult_t e, const char *what)
+{
+    if (e != ncclSuccess)
+        die(what, ncclGetErrorString(e));
+}
+
+/* ---- memory ---- */
+
+static void allocate(struct rank *r, struct want *w)
+{
+    struct ckpt_err err = {0};
+
+    if (w->kind == PINNED) {
+        cuda(cudaHostAlloc((void **)&w->mem, w->len, cudaHostAllocPortable), "pinned memory");
+        memset(w->mem, GARBAGE, w->len);
+        return;
+    }
+    if (w->kind == OF_CUDA)
+        cuda(cudaMalloc((void **)&w->mem, w->len), "device memory");
+    else if (ckpt_comm_alloc(r->comm, w->len, (void **)&w->mem, &err) < 0)
+        die("device memory", err.text);
+    /* not waited for: the load comes after it */
+    cuda(cudaMemsetAsync(w->mem, GARBAGE, w->len, r->stream), "setting memory");
+}
+
+static void release(struct rank *r, struct want *w, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        free(w[i].got);
+        free(w[i].expect);
+        if (!w[i].mem || (r->failed && r->w->keep))
+            continue;
+        if (w[i].kind == PINNED)
+            cuda(cudaFreeHost(w[i].mem), "freeing");
+        else if (w[i].kind == OF_CUDA)
+            cuda(cudaFree(w[i].mem), "freeing");
+        else
+            ckpt_comm_dealloc(r->comm, w[i].mem);
+    }
+    free(w);
+}
+
+/* Random jobs have holes between rows, do not begin where the memory begins, and some have their
+ * destinations in pinned memory. */
+static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want, uint64_t seed,
+                       bool random, struct ckpt_err *err)
+{
+    uint64_t rng = seed + r->number * 7919 + 1;
+
+    for (size_t i = 0; i < ckpt_load_wants(load); i++) {
+        struct ckpt_want_info info;
+        struct want *w = &want[i];
+        uint64_t step = 1, numel = 1;
+        ckpt_load_want_info(load, i, &info);
+        for (uint32_t d = info.rank; d-- > 0;) {
+            w->stride[d] = step;
+            step = step * (info.n[d] ? info.n[d] : 1) + (random ? random_range(&rng, 0, 3) : 0);
+            numel *= info.n[d];
+        }
+        const size_t esize = numel ? info.nbytes / numel : 1;
+        w->first = random ? esize * random_range(&rng, 0, 3) : 0;
+        w->len = w->first + step * esize + TAIL;
+        w->kind = random ? random_range(&rng, 0, 5) % 3 : OF_COMM;
+        (void)snprintf(w->dtype, sizeof w->dtype, "%s", info.dtype);
+        allocate(r, w);
+        const struct ckpt_dest dest = {w->mem + w->first, w->stride, w->dtype};
+        if (ckpt_load_set_dest(load, i, &dest, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- comparing ---- */
+
+/* The same wants, into host memory. */
+static int load_again(struct rank *r, struct ckpt_load *load, struct want *want,
+                      struct ckpt_load *own, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < ckpt_load_wants(load); i++) {
+        struct ckpt_want_info info;
+        struct want *w = &want[i];
+        ckpt_load_want_info(load, i, &info);
+        if (!(w->expect = malloc(w->len)) || !(w->got = malloc(w->len)))
+            die("comparing", "no memory");
+        memset(w->expect, GARBAGE, w->len);
+        const struct ckpt_dest dest = {w->expect + w->first, w->stride, w->dtype};
+        if (ckpt_load_want(own, info.tensor, info.lo, info.n, &dest, NULL, err) < 0 ||
+            ckpt_comm_fetch(r->comm, w->got, w->mem, w->len, err) < 0)
+            return -1;
+    }
+    if (ckpt_load_plan(own, err) < 0 || ckpt_load_start(own, err) < 0)
+        return -1;
+    return ckpt_load_wait(own, UINT32_MAX, err);
+}
+
+static int wrong(const struct ckpt_load *load, size_t i, const struct want *w, struct ckpt_err *err)
+{
+    struct ckpt_want_info info;
+    size_t at = 0;
+
+    ckpt_load_want_info(load, i, &info);
+    while (w->got[at] == w->expect[at])
+        at++;
+    err->code = CKPT_CONFLICT;
+    (void)snprintf(err->text, sizeof err->text,
+                   "want %zu of '%s' is wrong at byte %zu of %zu: %02x instead of %02x", i,
+                   info.tensor, at, w->len, w->got[at], w->expect[at]);
+    return -1;
+}
+
+static int compare(struct rank *r, struct ckpt_load *load, struct want *want, struct ckpt_err *err)
+{
+    struct ckpt_comm *self = NULL;
+    struct ckpt_load *own = NULL;
+    int rc = ckpt_comm_self(&self, err);
+
+    if (rc == 0)
+        rc = ckpt_load_new(r->view, self, NULL, &own, err);
+    if (rc == 0)
+        rc = load_again(r, load, want, own, err);
+    for (size_t i = 0; i < ckpt_load_wants(load) && rc == 0; i++)
+        if (memcmp(want[i].got, want[i].expect, want[i].len) != 0)
+            rc = wrong(load, i, &want[i], err);
+    ckpt_load_free(own);
+    ckpt_comm_free(self);
+    return rc;
+}
+
+/* ---- one load ---- */
+
+/* Every want lands once. */
+static int take_all(struct ckpt_load *load, struct ckpt_err *err)
+{
+    size_t want, count = 0;
+    int rc;
+
+    while ((rc = ckpt_load_next(load, UINT32_MAX, &want, err)) == 0)
+        count++;
+    if (rc == 2 && count == ckpt_load_wants(load))
+        return 0;
+    if (err->code == CKPT_OK) {
+        err->code = CKPT_CONFLICT;
+        (void)snprintf(err->text, sizeof err->text, "%zu of %zu wants landed", count,
+                       ckpt_load_wants(load));
+    }
+    return -1;
+}
+
+static void *cancel_later(void *load)
+{
+    void **arg = load;
+
+    (void)usleep(*(uint32_t *)arg[1] * 1000);
+    ckpt_load_cancel(arg[0]);
+    return NULL;
+}
+
+static int wait_for(struct rank *r, struct ckpt_load *load, bool random, struct ckpt_err *err)
+{
+    uint32_t ms = r->w->cancel_ms;
+    void *arg[2] = {load, &ms};
+    pthread_t thread;
+    const bool cancels = ms && r->w->cancel_rank == r->number;
+
+    if (cancels && pthread_create(&thread, NULL, cancel_later, arg) != 0)
+        die("cancelling", "no thread");
+    int rc = random ? take_all(load, err) : 0;
+    if (rc == 0)
+        rc = ckpt_load_wait(load, UINT32_MAX, err);
+    if (cancels)
+        (void)pthread_join(thread, NULL);
+    return rc;
+}
+
+static int do_load(struct rank *r, const struct job *j, uint64_t seed, struct ckpt_load *load,
+                   struct ckpt_err *err)
+{
+    const bool random = strcmp(j->layout, "random") == 0;
+    int rc = random ? random_wants(load, r->view, r->size, r->number, seed, err)
+                    : ckpt_load_want_layout(load, j->layout, err);
+
+    if (rc < 0)
+        return -1;
+    const size_t n = ckpt_load_wants(load);
+    struct want *want = calloc(n + 1, sizeof *want);
+    rc = give_memory(r, load, want, seed, random, err);
+    if (rc == 0)
+        rc = ckpt_load_plan(load, err);
+    if (rc == 0)
+        rc = ckpt_load_start(load, err);
+    if (rc == 0)
+        rc = wait_for(r, load, random, err);
+    if (rc == 0)
+        rc = compare(r, load, want, err);
+    r->failed = rc < 0;
+    cuda(cudaStreamSynchronize(r->stream), "the caller's stream");
+    release(r, want, n);
+    return rc;
+}
+
+static void tell(const struct rank *r, const struct job *j, struct ckpt_load *load)
+{
+    struct ckpt_load_stats s;
+
+    ckpt_load_stats(load, NULL, &s);
+    (void)printf("%s %u ranks %s over %s needed %" PRIu64 " unique %" PRIu64 " read %" PRIu64
+                 " sent %" PRIu64 " buffers %" PRIu64 " retries %" PRIu64 "\n",
+                 j->layout, r->size, ckpt_load_readers(load), ckpt_comm_transport(r->comm),
+                 s.needed_bytes, s.unique_bytes, s.read_bytes, s.sent_bytes, s.buffer_bytes,
+                 s.retries);
+}
+
+static int run_job(struct rank *r, const struct job *j, uint64_t seed, struct ckpt_err *err)
+{
+    struct ckpt_load *load = NULL;
+    int rc = ckpt_load_new(r->view, r->comm, &j->opt, &load, err);
+
+    if (rc == 0)
+        rc = do_load(r, j, seed, load, err);
+    if (rc == 0 && r->number == 0)
+        tell(r, j, load);
+    ckpt_load_free(load);
+    return rc;
+}
+
+/* ---- communicators ---- */
+
+static int number_of(const char *variable, int otherwise)
+{
+    const char *text = getenv(variable);
+
+    return text ? atoi(text) : otherwise;
+}
+
+/* The id of a communicator of our own passes through a file. */
+static void pass_id(const struct rank *r, ncclUniqueId *id)
+{
+    char other[4096];
+    FILE *f;
+
+    (void)snprintf(other, sizeof other, "%s.new", r->w->meet);
+    if (r->number == 0) {
+        nccl(ncclGetUniqueId(id), "an id");
+        if (!(f = fopen(other, "w")) || fwrite(id, sizeof *id, 1, f) != 1 || fclose(f) != 0 ||
+            rename(other, r->w->meet) != 0)
+            die(r->w->meet, "can't be written");
+        return;
+    }
+    for (int ms = 0; !(f = fopen(r->w->meet, "r")); ms++) {
+        if (ms > MEET_MS)
+            die(r->w->meet, "nobody wrote it");
+        (void)usleep(1000);
+    }
+    if (fread(id, sizeof *id, 1, f) != 1 || fclose(f) != 0)
+        die(r->w->meet, "can't be read");
+}
+
+static void make_theirs(struct rank *r)
+{
+    ncclUniqueId id;
+
+    pass_id(r, &id);
+    cuda(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking), "a stream");
+    nccl(ncclCommInitRankConfig(&r->theirs, (int)r->size, id, (int)r->number, NULL),
+         "a communicator");
+}
+
+/* Is the caller's communicator as good as ever? */
+static bool theirs_works(struct rank *r)
+{
+    unsigned char *mem, all[MOST_RANKS];
+    bool good = true;
+
+    cuda(cudaMalloc((void **)&mem, MOST_RANKS), "device memory");
+    cuda(cudaMemsetAsync(mem + r->number, (int)r->number + 1, 1, r->stream), "setting memory");
+    nccl(ncclAllGather(mem + r->number, mem, 1, ncclUint8, r->theirs, r->stream), "an all-gather");
+    cuda(cudaStreamSynchronize(r->stream), "an all-gather");
+    cuda(cudaMemcpy(all, mem, r->size, cudaMemcpyDeviceToHost), "copying");
+    cuda(cudaFree(mem), "freeing");
+    for (uint32_t i = 0; i < r->size; i++)
+        good &= all[i] == i + 1;
+    return good;
+}
+
+#ifdef GPU_RANKS_MPI
+static int comm_over_mpi(struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    int level, there;
+
+    (void)MPI_Initialized(&there);
+    if (!there && MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level) != MPI_SUCCESS)
+        die("MPI", "can't be initialised");
+    return ckpt_comm_mpi(MPI_COMM_WORLD, ret, err);
+}
+#endif
+
+/* What carries the messages; NULL: nothing yet. */
+static int make_control(struct rank *r, struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    *ret = NULL;
+    if (strcmp(r->w->how, "alone") == 0)
+        return 0;
+    if (r->host) {
+        *ret = r->host;
+        r->host = NULL;
+        return 0;
+    }
+#ifdef GPU_RANKS_MPI
+    if (strcmp(r->w->how, "mpi") == 0)
+        return comm_over_mpi(ret, err);
+#endif
+    return ckpt_comm_from_env(ret, err);
+}
+
+static int make_comm(struct rank *r, struct ckpt_err *err)
+{
+    const struct ckpt_nccl how = {
+        .size = sizeof how, .device = r->device, .stream = r->stream, .comm = r->theirs};
+    struct ckpt_comm *control;
+
+    if (strcmp(r->w->how, "env") == 0)
+        return ckpt_comm_from_env(&r->comm, err);
+    if (make_control(r, &control, err) < 0)
+        return -1;
+    if (ckpt_comm_nccl(control, &how, &r->comm, err) == 0)
+        return 0;
+    ckpt_comm_free(control);
+    return -1;
+}
+
+/* ---- ranks ---- */
+
+static int open_view(struct rank *r, struct ckpt_err *err)
+{
+    char path[4096];
+    const char *mark = strstr(r->w->path, "%r");
+    struct ckpt_run *run = NULL;
+
+    if (mark)
+        (void)snprintf(path, sizeof path, "%.*s%u%s", (int)(mark - r->w->path), r->w->path,
+                       r->number, mark + 2);
+    else
+        (void)snprintf(path, sizeof path, "%s", r->w->path);
+    int rc = ckpt_run_open(path, r->w->options, &run, err);
+    if (rc == 0)
+        rc = ckpt_run_view(run, NULL, &r->view, err);
+    ckpt_run_close(run);
+    return rc;
+}
+
+static int one_job(struct rank *r, size_t i, struct ckpt_err *err)
+{
+    if (!r->comm && make_comm(r, err) < 0)
+        return -1;
+    if (!r->view && ckpt_comm_agree(r->comm, open_view(r, err), MEET_MS, err) < 0)
+        return -1;
+    faults_arm();
+    return run_job(r, &r->w->job[i], i + 1, err);
+}
+
+static void *run_rank(void *arg)
+{
+    struct rank *r = arg;
+    bool any = false;
+
+    cuda(cudaSetDevice(r->device), "a device");
+    if (r->w->meet)
+        make_theirs(r);
+    for (size_t i = 0; i < r->w->njob; i++) {
+        struct ckpt_err err = {0};
+        if (one_job(r, i, &err) == 0)
+            continue;
+        any = true;
+        (void)printf("%s rank %u: %s: %s\n", r->w->job[i].layout, r->number,
+                     ckpt_code_name(err.code), err.text);
+        ckpt_comm_free(r->comm); /* the next job has a new one */
+        r->comm = NULL;
+        if (r->theirs && theirs_works(r))
+            (void)printf("rank %u: the caller's communicator works\n", r->number);
+        (void)fflush(stdout);
+    }
+    ckpt_comm_free(r->comm);
+    if (r->theirs) {
+        nccl(ncclCommDestroy(r->theirs), "destroying");
+        cuda(cudaStreamDestroy(r->stream), "destroying");
+    }
+    ckpt_view_release(r->view);
+    r->failed = any;
+    return NULL;
+}
+
+static bool run_threads(const struct world *w, int devices)
+{
+    struct rank rank[MOST_RANKS];
+    struct ckpt_comm *comm[MOST_RANKS];
+    pthread_t thread[MOST_RANKS];
+    struct ckpt_err err = {0};
+    bool failed = false;
+
+    if (w->nthread > MOST_RANKS || ckpt_comm_threads(w->nthread, comm, &err) < 0)
+        die("threads", err.text);
+    for (uint32_t i = 0; i < w->nthread; i++) {
+        rank[i] = (struct rank){.w = w, .number = i, .size = w->nthread, .host = comm[i]};
+        rank[i].device = (int)i % devices;
+        if (pthread_create(&thread[i], NULL, run_rank, &rank[i]) != 0)
+            die("threads", "can't be started");
+    }
+    for (uint32_t i = 0; i < w->nthread; i++) {
+        (void)pthread_join(thread[i], NULL);
+        failed |= rank[i].failed;
+    }
+    return failed;
+}
+
+static bool run_process(const struct world *w, int devices)
+{
+    struct rank r = {.w = w};
+
+    r.number = (uint32_t)number_of("OMPI_COMM_WORLD_RANK", number_of("RANK", 0));
+    r.size = (uint32_t)number_of("OMPI_COMM_WORLD_SIZE", number_of("WORLD_SIZE", 1));
+    r.device = number_of("OMPI_COMM_WORLD_LOCAL_RANK", number_of("LOCAL_RANK", 0)) % devices;
+    (void)run_rank(&r);
+#ifdef GPU_RANKS_MPI
+    int there = 0;
+    (void)MPI_Initialized(&there);
+    if (there && strcmp(w->how, "mpi") == 0)
+        (void)MPI_Finalize();
+#endif
+    return r.failed;
+}
+
+static void parse_job(char *text, struct job *j)
+{
+    static const char *const name[] = {"auto", "once", "node", "each"};
+    char *at, *layout = strtok_r(text, ":", &at), *readers = strtok_r(NULL, ":", &at);
+    const char *host = strtok_r(NULL, ":", &at), *device = strtok_r(NULL, ":", &at);
+
+    if (!layout || !readers)
+        die(text, "expected LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]");
+    j->layout = layout;
+    j->opt = (struct ckpt_load_options){.size = sizeof j->opt};
+    j->opt.host_bytes = host ? strtoull(host, NULL, 10) : 0;
+    j->opt.device_bytes = device ? strtoull(device, NULL, 10) : 0;
+    j->opt.read_timeout_ms = faults_timeout();
+    j->opt.exchange_timeout_ms = faults_timeout() * 2;
+    j->opt.verify = getenv("LOAD_VERIFY") != NULL;
+    for (int i = 0; i < 4; i++)
+        if (strcmp(readers, name[i]) == 0)
+            j->opt.readers = (enum ckpt_readers)i;
+}
+
+static void set_option(struct world *w, char *text)
+{
+    struct ckpt_err err = {0};
+    char *value = strchr(text, '=');
+
+    if (value)
+        *value++ = '\0';
+    if (ckpt_options_set(w->options, text, value, &err) < 0)
+        die(text, err.text);
+}
+
+int main(int argc, char **argv)
+{
+    struct world w = {.how = "env"};
+    struct ckpt_err err = {0};
+    int opt, devices = 0;
+
+    if (ckpt_options_new(&w.options, &err) < 0)
+        die("options", err.text);
+    while ((opt = getopt(argc, argv, "+c:o:f:x:m:k")) != -1) {
+        if (opt == 'c')
+            w.how = optarg;
+        else if (opt == 'o')
+            set_option(&w, optarg);
+        else if (opt == 'f')
+            faults_set(optarg);
+        else if (opt == 'x')
+            (void)sscanf(optarg, "%u:%u", &w.cancel_rank, &w.cancel_ms);
+        else if (opt == 'm')
+            w.meet = optarg;
+        else if (opt == 'k')
+            w.keep = true;
+        else
+            return 2;
+    }
+    if (argc - optind < 3 || strcmp(argv[optind + 1], "--") != 0)
+        die("arguments", "expected RUN -- JOB...");
+    w.path = argv[optind];
+    for (int i = optind + 2; i < argc && w.njob < MOST_JOBS; i++)
+        parse_job(argv[i], &w.job[w.njob++]);
+    (void)sscanf(w.how, "threads=%u", &w.nthread);
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 1) {
+        (void)fprintf(stderr, "gpu_ranks: there is no CUDA device\n");
+        return 77;
+    }
+    const bool failed = w.nthread ? run_threads(&w, devices) : run_process(&w, devices);
+    ckpt_options_free(w.options);
+    return failed;
+}

@@ -1,0 +1,708 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The double itself: each case is a program of its own, of one or several ranks. */
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#pragma GCC diagnostic ignored "-Wstrict-prototypes"
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include "load/copy_kernel.h"
+#include "test.h"
+
+enum { MOST_RANKS = 8, SAID = 4096, LONG_S = 60, N = 100000 };
+
+static int rank, size;
+static ncclUniqueId id;
+static cudaStream_t stream;
+static unsigned char *host, *device; /* N bytes each, in some cases */
+
+#define MUST(call)                                                                                 \
+    do {                                                                                           \
+        const int e_ = (int)(call);                                                                \
+        if (e_) {                                                                                  \
+            (void)fprintf(stderr, "line %d: %s: %d\n", __LINE__, #call, e_);                       \
+            exit(3);                                                                               \
+        }                                                                                          \
+    } while (0)
+#define EXPECT(what) MUST(!(what))
+
+/* ---- what ranks do ---- */
+
+static void begin(void)
+{
+    MUST(cudaSetDevice(rank));
+    MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    MUST(cudaHostAlloc((void **)&host, N, 0));
+    MUST(cudaMalloc((void **)&device, N));
+}
+
+static void end(void)
+{
+    MUST(cudaStreamSynchronize(stream));
+    MUST(cudaFree(device));
+    MUST(cudaFreeHost(host));
+    MUST(cudaStreamDestroy(stream));
+}
+
+static ncclComm_t meet(void)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm;
+
+    MUST(ncclCommInitRankConfig(&comm, size, id, rank, &config));
+    return comm;
+}
+
+static ncclResult_t settle(ncclComm_t comm)
+{
+    ncclResult_t state;
+
+    do {
+        MUST(ncclCommGetAsyncError(comm, &state));
+        (void)usleep(100);
+    } while (state == ncclInProgress);
+    return state;
+}
+
+/* A receive that no send will meet. */
+static void get_stuck(ncclComm_t comm)
+{
+    MUST(ncclRecv(device, N, ncclInt8, rank ? 0 : 1, comm, stream));
+}
+
+static void copies_there_and_back(void)
+{
+    static unsigned char pageable[N];
+
+    begin();
+    memset(host, 1, N);
+    MUST(cudaMemcpyAsync(device, host, N, cudaMemcpyHostToDevice, stream));
+    MUST(cudaMemsetAsync(device + 10, 2, 10, stream));
+    MUST(cudaStreamSynchronize(stream));
+    MUST(cudaMemcpy(pageable, device, N, cudaMemcpyDeviceToHost));
+    EXPECT(pageable[9] == 1 && pageable[10] == 2 && pageable[19] == 2 && pageable[N - 1] == 1);
+    end();
+}
+
+static void an_event_orders_streams(void)
+{
+    cudaStream_t other;
+    cudaEvent_t event;
+
+    begin();
+    MUST(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    MUST(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    MUST(cudaEventQuery(event));
+    ncclComm_t comm = meet();
+    get_stuck(comm);
+    MUST(cudaEventRecord(event, stream));
+    MUST(cudaStreamWaitEvent(other, event, 0));
+    MUST(cudaMemsetAsync(device, 7, 1, other));
+    (void)usleep(20000);
+    EXPECT(cudaEventQuery(event) == cudaErrorNotReady);
+    EXPECT(cudaStreamQuery(stream) == cudaErrorNotReady);
+    EXPECT(cudaStreamQuery(other) == cudaErrorNotReady);
+    MUST(ncclCommAbort(comm));
+    MUST(cudaEventSynchronize(event));
+    MUST(cudaStreamSynchronize(other));
+    MUST(cudaStreamQuery(other));
+    MUST(cudaMemcpy(host, device, 1, cudaMemcpyDeviceToHost));
+    EXPECT(host[0] == 7);
+    MUST(cudaStreamDestroy(other));
+    MUST(cudaEventDestroy(event));
+    end();
+}
+
+static void memory_ends(void)
+{
+    size_t free_bytes, total;
+    void *p;
+
+    MUST(cudaMemGetInfo(&free_bytes, &total));
+    EXPECT(free_bytes == total);
+    EXPECT(cudaMalloc(&p, total + 1) == cudaErrorMemoryAllocation && !p);
+    EXPECT(cudaGetLastError() == cudaErrorMemoryAllocation && cudaGetLastError() == cudaSuccess);
+}
+
+static void a_touch(void)
+{
+    begin();
+    *(volatile unsigned char *)device = 1;
+}
+
+static void a_copy_of_pageable_memory(void)
+{
+    static unsigned char pageable[N];
+
+    begin();
+    MUST(cudaMemcpyAsync(device, pageable, N, cudaMemcpyHostToDevice, stream));
+}
+
+static void a_copy_too_long(void)
+{
+    begin();
+    MUST(cudaMemcpyAsync(device + 1, host, N, cudaMemcpyHostToDevice, stream));
+}
+
+static void a_free_in_use(void)
+{
+    begin();
+    ncclComm_t comm = meet();
+    get_stuck(comm);
+    MUST(cudaFree(device));
+}
+
+static void a_leak(void) { begin(); }
+
+static void registered_memory(void)
+{
+    static unsigned char own[N];
+
+    begin();
+    MUST(cudaHostRegister(own, N, 0));
+    EXPECT(cudaHostRegister(own + 5, 5, 0) == cudaErrorHostMemoryAlreadyRegistered);
+    (void)cudaGetLastError();
+    MUST(cudaMemcpyAsync(device, own, N, cudaMemcpyHostToDevice, stream));
+    MUST(cudaStreamSynchronize(stream));
+    MUST(cudaHostUnregister(own));
+    end();
+}
+
+/* ---- the kernel ---- */
+
+/* What a library would embed. */
+static struct {
+    uint32_t magic;
+    uint16_t version, head;
+    uint64_t len;
+    char text[64];
+} fatbin = {0xBA55ED50u, 1, 16, 64, "\0" CKPT_COPY_KERNEL};
+
+static void launch(const struct ckpt_device_copy *list, uint32_t n, uint32_t blocks)
+{
+    cudaLibrary_t library;
+    cudaKernel_t kernel;
+    void *at;
+    void *args[] = {&at, &n};
+
+    MUST(cudaLibraryLoadData(&library, &fatbin, NULL, NULL, 0, NULL, NULL, 0));
+    MUST(cudaLibraryGetKernel(&kernel, library, CKPT_COPY_KERNEL));
+    MUST(cudaMalloc(&at, n * sizeof *list));
+    MUST(cudaMemcpy(at, list, n * sizeof *list, cudaMemcpyHostToDevice));
+    MUST(cudaLaunchKernel((const void *)kernel, (dim3){blocks, 1, 1},
+                          (dim3){CKPT_COPY_THREADS, 1, 1}, args, 0, stream));
+    MUST(cudaStreamSynchronize(stream));
+    MUST(cudaFree(at));
+    EXPECT(cudaLibraryGetKernel(&kernel, library, "nothing") == cudaErrorSymbolNotFound);
+    MUST(cudaLibraryUnload(library));
+}
+
+static void a_kernel_copies(void)
+{
+    struct ckpt_device_copy copy[2] = {
+        {.src = 0,
+         .dst = 50000,
+         .step_src = {20},
+         .step_dst = {10},
+         .n = {1000, 1, 1, 1},
+         .run = 5,
+         .total = 5000,
+         .src_size = 2,
+         .dst_size = 2,
+         .from = CKPT_COPY_PLAIN,
+         .to = CKPT_COPY_PLAIN},
+        {.src = 4,
+         .dst = 80000,
+         .n = {1, 1, 1, 1},
+         .run = 1,
+         .total = 1,
+         .first = 2,
+         .src_size = 4,
+         .dst_size = 4,
+         .from = CKPT_COPY_PLAIN,
+         .to = CKPT_COPY_PLAIN},
+    };
+
+    begin();
+    for (int i = 0; i < 2; i++) {
+        copy[i].src += (uintptr_t)device;
+        copy[i].dst += (uintptr_t)device;
+    }
+    for (size_t i = 0; i < N; i++)
+        host[i] = (unsigned char)(i * 7 + i / 256);
+    MUST(cudaMemcpy(device, host, N, cudaMemcpyHostToDevice));
+    launch(copy, 2, 3);
+    unsigned char *got = malloc(N);
+    MUST(cudaMemcpy(got, device, N, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < 1000; i++)
+        EXPECT(memcmp(got + 50000 + 10 * i, host + 20 * i, 10) == 0);
+    EXPECT(memcmp(got + 80000, host + 4, 4) == 0 && got[80004] == host[80004]);
+    free(got);
+    end();
+}
+
+static void a_kernel_off_its_alignment(void)
+{
+    begin();
+    const struct ckpt_device_copy copy = {.src = (uintptr_t)device + 1,
+                                          .dst = (uintptr_t)device + 1000,
+                                          .n = {1, 1, 1, 1},
+                                          .run = 4,
+                                          .total = 4,
+                                          .src_size = 4,
+                                          .dst_size = 4,
+                                          .from = CKPT_COPY_PLAIN,
+                                          .to = CKPT_COPY_PLAIN};
+    launch(&copy, 1, 1);
+}
+
+static void a_kernel_out_of_bounds(void)
+{
+    begin();
+    const struct ckpt_device_copy copy = {.src = (uintptr_t)device,
+                                          .dst = (uintptr_t)device + N - 8,
+                                          .n = {1, 1, 1, 1},
+                                          .run = 9,
+                                          .total = 9,
+                                          .src_size = 1,
+                                          .dst_size = 1,
+                                          .from = CKPT_COPY_PLAIN,
+                                          .to = CKPT_COPY_PLAIN};
+    launch(&copy, 1, 1);
+}
+
+/* ---- ranks ---- */
+
+static unsigned char mark(int from, size_t i) { return (unsigned char)(from * 37 + 11 + (int)i); }
+
+/* Each rank is a root within one group, sends every other a size of its own, and itself, too. */
+static void exchange(ncclComm_t comm)
+{
+    const size_t part = 1000, at_pairs = part * MOST_RANKS, pair = 5000;
+    int self, n;
+
+    MUST(ncclCommUserRank(comm, &self));
+    MUST(ncclCommCount(comm, &n));
+    for (size_t i = 0; i < N; i++)
+        host[i] = mark(self, i);
+    MUST(cudaMemcpyAsync(device, host, N, cudaMemcpyHostToDevice, stream));
+    MUST(ncclGroupStart());
+    for (int r = 0; r < n; r++) {
+        unsigned char *to = device + part * (size_t)r;
+        MUST(ncclBroadcast(to, to, part, ncclUint8, r, comm, stream));
+    }
+    for (int r = 0; r < n; r++) {
+        unsigned char *from = device + at_pairs, *to = from + pair * (size_t)(r + 1);
+        MUST(ncclSend(from, (size_t)(self * 100 + r), ncclUint8, r, comm, stream));
+        MUST(ncclRecv(to, (size_t)(r * 100 + self), ncclUint8, r, comm, stream));
+    }
+    MUST(ncclGroupEnd());
+    MUST(cudaMemcpyAsync(host, device, N, cudaMemcpyDeviceToHost, stream));
+    MUST(cudaStreamSynchronize(stream));
+    for (int r = 0; r < n; r++) {
+        const unsigned char *to = host + at_pairs + pair * (size_t)(r + 1);
+        for (size_t i = 0; i < part; i++)
+            EXPECT(host[part * (size_t)r + i] == mark(r, part * (size_t)r + i));
+        for (size_t i = 0; i < (size_t)(r * 100 + self); i++)
+            EXPECT(to[i] == mark(r, at_pairs + i));
+    }
+}
+
+static void many_roots(void)
+{
+    begin();
+    ncclComm_t comm = meet();
+    exchange(comm);
+    exchange(comm);
+    MUST(ncclCommDestroy(comm));
+    end();
+}
+
+static void all_gather_and_long_transfers(void)
+{
+    enum { LONG = 3 << 20 };
+    unsigned char *big, *check = malloc(LONG);
+
+    begin();
+    ncclComm_t comm = meet();
+    MUST(cudaMalloc((void **)&big, (size_t)LONG * 2));
+    MUST(cudaMemsetAsync(big, rank + 1, LONG, stream));
+    const int right = (rank + 1) % size, left = (rank + size - 1) % size;
+    MUST(ncclGroupStart()); /* without a group this would be a deadlock, as with the real one */
+    MUST(ncclSend(big, LONG, ncclUint8, right, comm, stream));
+    MUST(ncclRecv(big + LONG, LONG / 4, ncclFloat32, left, comm, stream));
+    MUST(ncclGroupEnd());
+    MUST(cudaStreamSynchronize(stream));
+    MUST(cudaMemcpy(check, big + LONG, LONG, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < LONG; i++)
+        EXPECT(check[i] == left + 1);
+    MUST(ncclAllGather(big, device, 10, ncclInt32, comm, stream));
+    MUST(cudaStreamSynchronize(stream));
+    MUST(cudaMemcpy(check, device, 40 * (size_t)size, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < 40 * (size_t)size; i++)
+        EXPECT(check[i] == i / 40 + 1);
+    MUST(cudaFree(big));
+    free(check);
+    MUST(ncclCommFinalize(comm));
+    MUST(ncclCommDestroy(comm));
+    end();
+}
+
+static void splits(void)
+{
+    ncclComm_t half, none, all;
+
+    begin();
+    ncclComm_t comm = meet();
+    MUST(ncclCommSplit(comm, rank % 2, -rank, &half, NULL));
+    int self;
+    MUST(ncclCommUserRank(half, &self));
+    EXPECT(self == (size - 1 - rank) / 2);
+    exchange(half);
+    MUST(ncclCommSplit(comm, rank ? NCCL_SPLIT_NOCOLOR : 0, 0, &none, NULL));
+    EXPECT(!none == (rank != 0));
+    MUST(ncclCommSplit(comm, 0, rank, &all, NULL));
+    MUST(ncclCommAbort(half));
+    exchange(all);
+    MUST(ncclCommAbort(all));
+    exchange(comm); /* the parent lives */
+    MUST(ncclCommDestroy(none));
+    MUST(ncclCommDestroy(comm));
+    end();
+}
+
+static void calls_that_do_not_block(void)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm, child;
+
+    begin();
+    config.blocking = 0;
+    EXPECT(ncclCommInitRankConfig(&comm, size, id, rank, &config) == ncclInProgress);
+    MUST(settle(comm));
+    for (int i = 0; i < 3; i++) {
+        MUST(ncclGroupStart());
+        MUST(ncclBroadcast(device, device, N, ncclUint8, i % size, comm, stream));
+        EXPECT(ncclGroupEnd() == ncclInProgress);
+        MUST(settle(comm));
+    }
+    MUST(cudaStreamSynchronize(stream));
+    EXPECT(ncclCommSplit(comm, 0, rank, &child, NULL) == ncclInProgress);
+    MUST(settle(comm));
+    EXPECT(child);
+    EXPECT(ncclCommFinalize(comm) == ncclInProgress);
+    MUST(settle(comm));
+    MUST(ncclCommDestroy(comm));
+    MUST(ncclCommAbort(child));
+    end();
+}
+
+static void work_before_a_launch_is_over(void)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm;
+
+    begin();
+    config.blocking = 0;
+    EXPECT(ncclCommInitRankConfig(&comm, size, id, rank, &config) == ncclInProgress);
+    MUST(settle(comm));
+    EXPECT(ncclAllGather(device, device + 100, 10, ncclUint8, comm, stream) == ncclInProgress);
+    MUST(cudaMemsetAsync(device, 0, 1, stream));
+}
+
+/* Rank 1 of 2 is not started. */
+static void a_rank_that_never_comes(void)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm;
+    ncclResult_t state;
+
+    config.blocking = 0;
+    MUST(cudaSetDevice(0));
+    EXPECT(ncclCommInitRankConfig(&comm, 2, id, 0, &config) == ncclInProgress);
+    (void)usleep(20000);
+    MUST(ncclCommGetAsyncError(comm, &state));
+    EXPECT(state == ncclInProgress);
+    MUST(ncclCommAbort(comm));
+}
+
+static void a_rank_that_dies(void)
+{
+    begin();
+    ncclComm_t comm = meet();
+    if (rank == 1)
+        _exit(0);
+    MUST(ncclAllGather(device, device + 100, 10, ncclUint8, comm, stream));
+    ncclResult_t state;
+    do { /* over a network it is an error, some time; within a node, nothing happens */
+        (void)usleep(30000);
+        MUST(ncclCommGetAsyncError(comm, &state));
+    } while (getenv("CKPTFS_GPU_REMOTE") && state != ncclRemoteError);
+    EXPECT(state == (getenv("CKPTFS_GPU_REMOTE") ? ncclRemoteError : ncclSuccess));
+    EXPECT(cudaStreamQuery(stream) == cudaErrorNotReady);
+    MUST(ncclCommAbort(comm));
+    end();
+}
+
+/* One of them aborts; the other is stuck, as it would be. */
+static void other_sizes(void)
+{
+    begin();
+    ncclComm_t comm = meet();
+    if (rank == 0)
+        MUST(ncclSend(device, 100, ncclUint8, 1, comm, stream));
+    else
+        MUST(ncclRecv(device, 101, ncclUint8, 0, comm, stream));
+    (void)usleep(rank ? 200000 : LONG_S * 1000000);
+    MUST(ncclCommAbort(comm));
+    end();
+}
+
+static void other_roots(void)
+{
+    begin();
+    ncclComm_t comm = meet();
+    MUST(ncclBroadcast(device, device, 100, ncclUint8, rank, comm, stream));
+    (void)usleep(LONG_S * 1000000);
+}
+
+static void overlapping_receives(void)
+{
+    begin();
+    ncclComm_t comm = meet();
+    MUST(ncclGroupStart());
+    MUST(ncclSend(device, 100, ncclUint8, 1 - rank, comm, stream));
+    MUST(ncclRecv(device + 99, 100, ncclUint8, 1 - rank, comm, stream));
+    MUST(ncclGroupEnd());
+}
+
+static void two_ranks_on_one_device(void)
+{
+    const char *multi = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    ncclComm_t comm;
+
+    MUST(cudaSetDevice(0));
+    const ncclResult_t e = ncclCommInitRankConfig(&comm, size, id, rank, NULL);
+    EXPECT(e == (multi ? ncclSuccess : ncclInvalidUsage));
+    MUST(ncclCommAbort(comm));
+}
+
+static void a_failing_send(void)
+{
+    begin();
+    ncclComm_t comm = meet();
+    MUST(ncclGroupStart());
+    const ncclResult_t one = ncclSend(device, 1, ncclUint8, 1 - rank, comm, stream);
+    MUST(ncclRecv(device + 1, 1, ncclUint8, 1 - rank, comm, stream));
+    EXPECT(one == (rank == 1 ? ncclInternalError : ncclSuccess));
+    EXPECT(ncclGroupEnd() == one);
+    MUST(ncclCommAbort(comm));
+    end();
+}
+
+static void a_failing_copy(void)
+{
+    begin();
+    MUST(cudaMemcpyAsync(device, host, N, cudaMemcpyHostToDevice, stream));
+    MUST(cudaMemcpyAsync(device, host, N, cudaMemcpyHostToDevice, stream));
+    EXPECT(cudaStreamSynchronize(stream) == cudaErrorIllegalAddress);
+    EXPECT(cudaFree(device) == cudaErrorIllegalAddress);
+}
+
+/* ---- running them ---- */
+
+static const struct {
+    const char *name;
+    void (*fn)(void);
+} roles[] = {
+#define ROLE(fn)                                                                                   \
+    {                                                                                              \
+#fn, fn                                                                                    \
+    }
+    ROLE(copies_there_and_back),
+    ROLE(an_event_orders_streams),
+    ROLE(memory_ends),
+    ROLE(a_touch),
+    ROLE(a_copy_of_pageable_memory),
+    ROLE(a_copy_too_long),
+    ROLE(a_free_in_use),
+    ROLE(a_leak),
+    ROLE(registered_memory),
+    ROLE(a_kernel_copies),
+    ROLE(a_kernel_off_its_alignment),
+    ROLE(a_kernel_out_of_bounds),
+    ROLE(many_roots),
+    ROLE(all_gather_and_long_transfers),
+    ROLE(splits),
+    ROLE(calls_that_do_not_block),
+    ROLE(work_before_a_launch_is_over),
+    ROLE(a_rank_that_never_comes),
+    ROLE(a_rank_that_dies),
+    ROLE(other_sizes),
+    ROLE(other_roots),
+    ROLE(overlapping_receives),
+    ROLE(two_ranks_on_one_device),
+    ROLE(a_failing_send),
+    ROLE(a_failing_copy),
+};
+
+static int play(char **arg)
+{
+    rank = atoi(arg[1]);
+    size = atoi(arg[2]);
+    (void)snprintf(id.internal, sizeof id.internal, "%s", arg[3]);
+    (void)alarm(LONG_S);
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+        if (strcmp(roles[i].name, arg[0]) == 0) {
+            roles[i].fn();
+            return 0;
+        }
+    return 2;
+}
+
+static char said[SAID]; /* by all ranks, on stderr */
+
+static pid_t start(const char *role, int r, int n, const char *set, int out)
+{
+    char number[2][16], name[64];
+    const pid_t pid = fork();
+
+    if (pid)
+        return pid;
+    (void)dup2(out, 2);
+    if (set)
+        (void)putenv(strdup(set));
+    (void)snprintf(number[0], sizeof number[0], "%d", r);
+    (void)snprintf(number[1], sizeof number[1], "%d", n);
+    (void)snprintf(name, sizeof name, "test%d", (int)getppid());
+    (void)setenv("CKPTFS_GPU_RANK", number[0], 1);
+    (void)execl("/proc/self/exe", "test_double", "--role", role, number[0], number[1], name, NULL);
+    _exit(4);
+}
+
+/* How many ranks failed. After the first that did so by itself the others are ended. */
+static int failures(const char *role, int n, const char *set)
+{
+    pid_t pid[MOST_RANKS];
+    int pipes[2], failed = 0, status;
+    size_t len = 0;
+
+    assert_int_equal(pipe(pipes), 0);
+    for (int r = 0; r < n; r++)
+        pid[r] = start(role, r, n, set, pipes[1]);
+    (void)close(pipes[1]);
+    for (int r = 0; r < n; r++) {
+        const pid_t gone = waitpid(-1, &status, 0);
+        if (status != 0 && failed++ == 0)
+            for (int k = 0; k < n; k++)
+                if (pid[k] != gone)
+                    (void)kill(pid[k], SIGKILL);
+    }
+    for (ssize_t got; (got = read(pipes[0], said + len, SAID - 1 - len)) > 0;)
+        len += (size_t)got;
+    said[len] = '\0';
+    (void)close(pipes[0]);
+    return failed;
+}
+
+static void works(const char *role, int n, const char *set)
+{
+    if (failures(role, n, set))
+        fail_msg("%s, %d ranks: %s", role, n, said);
+}
+
+static void dies(const char *role, int n, const char *set, const char *needle)
+{
+    if (!failures(role, n, set) || !strstr(said, needle))
+        fail_msg("%s: expected '%s', heard '%s'", role, needle, said);
+}
+
+TEST(cuda, copies_streams_and_events_do_what_they_say)
+{
+    UNUSED_STATE;
+    works("copies_there_and_back", 1, NULL);
+    works("an_event_orders_streams", 2, NULL);
+    works("memory_ends", 1, "CKPTFS_GPU_MEMORY=1000000");
+    works("registered_memory", 1, NULL);
+}
+
+TEST(cuda, misuse_ends_the_program)
+{
+    UNUSED_STATE;
+    dies("a_touch", 1, NULL, "");
+    dies("a_copy_of_pageable_memory", 1, NULL, "is not pinned");
+    dies("a_copy_too_long", 1, NULL, "leave the 100000 bytes");
+    dies("a_free_in_use", 2, NULL, "queued work uses the memory");
+    dies("a_leak", 1, NULL, "3 leaks");
+}
+
+TEST(cuda, the_kernel_runs_over_its_grid)
+{
+    UNUSED_STATE;
+    works("a_kernel_copies", 1, NULL);
+    dies("a_kernel_off_its_alignment", 1, NULL, "not aligned");
+    dies("a_kernel_out_of_bounds", 1, NULL, "leave the 100000 bytes");
+}
+
+TEST(nccl, groups_with_many_roots_and_sizes)
+{
+    UNUSED_STATE;
+    for (int n = 1; n <= MOST_RANKS; n += n < 3 ? 1 : 5)
+        works("many_roots", n, "CKPTFS_GPU_JITTER_US=500");
+    works("all_gather_and_long_transfers", 3, NULL);
+}
+
+TEST(nccl, communicators_are_split_and_do_not_block)
+{
+    UNUSED_STATE;
+    works("splits", 4, NULL);
+    works("calls_that_do_not_block", 3, NULL);
+    dies("work_before_a_launch_is_over", 1, NULL, "still in progress");
+    works("two_ranks_on_one_device", 2, NULL);
+    works("two_ranks_on_one_device", 2, "NCCL_MULTI_RANK_GPU_ENABLE=1");
+}
+
+TEST(nccl, who_waits_for_nobody_is_stuck_until_the_abort)
+{
+    UNUSED_STATE;
+    works("a_rank_that_never_comes", 1, NULL);
+    works("a_rank_that_dies", 2, NULL);
+    works("a_rank_that_dies", 2, "CKPTFS_GPU_REMOTE=1");
+}
+
+TEST(nccl, what_does_not_match_ends_the_program)
+{
+    UNUSED_STATE;
+    dies("other_sizes", 2, NULL, "of 101 bytes");
+    dies("other_roots", 2, NULL, "does something else there");
+    dies("overlapping_receives", 2, NULL, "also uses otherwise");
+}
+
+TEST(faults, happen_as_ordered)
+{
+    UNUSED_STATE;
+    works("a_failing_send", 2, "CKPTFS_GPU_FAULT=ncclSend:rank=1:error");
+    works("a_failing_copy", 1, "CKPTFS_GPU_FAULT=cudaMemcpyAsync:after=1:async");
+    dies("a_failing_copy", 1, "CKPTFS_GPU_FAULT=cudaMemcpyAsync:after=1:error", ": 999");
+    dies("copies_there_and_back", 1, "CKPTFS_GPU_FAULT=cudaMalloc:error", ": 2");
+    dies("copies_there_and_back", 1, "CKPTFS_GPU_FAULT=cudaMalloc:kill", "");
+}
+
+static int tests(int argc, char **argv);
+#define main tests
+static TESTS(T(cuda, copies_streams_and_events_do_what_they_say), T(cuda, misuse_ends_the_program),
+             T(cuda, the_kernel_runs_over_its_grid), T(nccl, groups_with_many_roots_and_sizes),
+             T(nccl, communicators_are_split_and_do_not_block),
+             T(nccl, who_waits_for_nobody_is_stuck_until_the_abort),
+             T(nccl, what_does_not_match_ends_the_program), T(faults, happen_as_ordered))
+#undef main
+
+    int main(int argc, char **argv)
+{
+    if (argc == 6 && strcmp(argv[1], "--role") == 0)
+        return play(argv + 2);
+    return tests(argc, argv);
+}

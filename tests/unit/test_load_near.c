@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading another process's memory: only this machine's, and only while its word stands. */
+#include "test.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "load/near.h"
+
+enum { LEN = 3 << 20 };
+
+struct shared {
+    atomic_ullong word;
+    atomic_int step; /* 1: the child is ready, 2: it may go */
+    unsigned char *data;
+};
+
+/* A child with data of its own at s->data; it lives until step 2. */
+static pid_t start_child(struct shared *s)
+{
+    pid_t pid = fork();
+
+    if (pid != 0)
+        return pid;
+    (void)ckpt_near_allow();
+    memset(s->data, 7, LEN);
+    atomic_store(&s->step, 1);
+    while (atomic_load(&s->step) < 2)
+        (void)usleep(1000);
+    _exit(0);
+}
+
+TEST(near, bytes_are_good_while_the_word_stands)
+{
+    struct shared *s =
+        mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    unsigned char *got = malloc(LEN);
+    struct ckpt_near of;
+    int status;
+
+    CHECK(s != MAP_FAILED && got);
+    s->data = calloc(1, LEN);
+    atomic_store(&s->word, 0x1234567890abcdef);
+    pid_t pid = start_child(s);
+    CHECK(pid > 0);
+    while (atomic_load(&s->step) < 1)
+        (void)usleep(1000);
+    ckpt_near_self(&of, &s->word);
+    of.pid = (uint64_t)pid;
+    const uint64_t at = (uint64_t)(uintptr_t)s->data;
+    if (!ckpt_near_reach(&of))
+        print_message("another process's memory can't be read here\n");
+    else {
+        CHECK(ckpt_near_read(&of, got, LEN, at));
+        for (size_t i = 0; i < LEN; i++)
+            CHECK(got[i] == 7);
+        CHECK(!ckpt_near_read(&of, got, LEN, 4096)); /* nothing is there */
+    }
+    struct ckpt_near other = of;
+    other.node++;
+    CHECK(!ckpt_near_reach(&other));
+    other = of;
+    other.word++; /* another process has got that number */
+    CHECK(!ckpt_near_reach(&other) && !ckpt_near_read(&other, got, LEN, at));
+    atomic_store(&s->word, 0);
+    CHECK(!ckpt_near_reach(&of) && !ckpt_near_read(&of, got, LEN, at));
+    atomic_store(&s->word, of.word);
+    atomic_store(&s->step, 2);
+    CHECK(waitpid(pid, &status, 0) == pid);
+    CHECK(!ckpt_near_read(&of, got, LEN, at)); /* it is gone */
+    free(s->data);
+    free(got);
+    (void)munmap(s, sizeof *s);
+}
+
+TESTS(T(near, bytes_are_good_while_the_word_stands))
