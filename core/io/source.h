@@ -84,6 +84,10 @@ bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret);
  * that several machines share. False if s is not a file, or nobody can tell. */
 bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool *ret_shared);
 
+/* The part of bytes [off, off+len) of a file that is in the page cache, 0 to 1; 1 also where nobody
+ * can tell, or s is not a file. */
+double ckpt_source_resident(struct ckpt_source *s, uint64_t off, uint64_t len);
+
 /* len bytes of memory, copied. `name` (copied) stands in messages. */
 int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct ckpt_source **ret,
                         struct ckpt_err *err);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -225,20 +226,58 @@ static bool is_shared_storage(long type)
     return false;
 }
 
+/* linux/mman.h and the number of cachestat(2), which older headers lack. */
+struct cachestat_range {
+    uint64_t off, len;
+};
+struct cachestat {
+    uint64_t cache, dirty, writeback, evicted, recently_evicted;
+};
+enum { SYS_CACHESTAT = 451 };
+
 /* The pages are only asked about, never touched. */
-static size_t resident_pages(int fd, uint64_t off, size_t npage, size_t page)
+static size_t mincore_pages(int fd, uint64_t off, size_t npage, size_t page)
 {
-    unsigned char in[SAMPLE_PAGES];
-    size_t count = 0;
+    ckpt_cleanup(ckpt_freep) unsigned char *in = malloc(npage);
     void *map = mmap(NULL, npage * page, PROT_READ, MAP_SHARED, fd, (off_t)off);
+    size_t count = 0;
 
     if (map == MAP_FAILED)
-        return 0;
-    if (mincore(map, npage * page, in) == 0)
-        for (size_t i = 0; i < npage; i++)
-            count += in[i] & 1;
+        return npage;
+    if (!in || mincore(map, npage * page, in) < 0)
+        count = npage;
+    for (size_t i = 0; count < npage && in && i < npage; i++)
+        count += in[i] & 1;
     (void)munmap(map, npage * page);
     return count;
+}
+
+static size_t resident_pages(int fd, uint64_t off, size_t npage, size_t page)
+{
+    const struct cachestat_range range = {off, npage * page};
+    struct cachestat got = {0};
+
+    if (syscall(SYS_CACHESTAT, fd, &range, &got, 0) == 0)
+        return (size_t)ckpt_min_u64(got.cache, npage);
+    return mincore_pages(fd, off, npage, page);
+}
+
+double ckpt_source_resident(struct ckpt_source *s, uint64_t off, uint64_t len)
+{
+    struct source_file *f = self(s);
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), lo = off / page * page;
+    const size_t npage = (size_t)((off - lo + len + page - 1) / page);
+    struct ckpt_file_id id;
+    int fd;
+
+    if (s->ops != &file_ops || npage == 0)
+        return 1;
+    id = id_of(f);
+    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, NULL) < 0)
+        return 1;
+    double part = (double)resident_pages(fd, lo, npage, page) / (double)npage;
+    ckpt_fdpool_put(f->pool, &f->slot);
+    return part;
 }
 
 bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool *ret_shared)

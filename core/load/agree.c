@@ -15,6 +15,7 @@
 #include "load/device.h"
 #include "load/load_inner.h"
 #include "load/near.h"
+#include "load/rates.h"
 #include "load/same.h"
 #include "tensor/region.h"
 
@@ -434,20 +435,39 @@ static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t loc
     return n > MOST_THREADS ? MOST_THREADS : n;
 }
 
+/* Who reads? One node's page cache makes it plain; where nodes want the same, rates decide. */
+static int choose_readers(struct ckpt_load *load, const struct hello_answer *a,
+                          const uint32_t *node, struct ckpt_cost_input *in, struct ckpt_err *err)
+{
+    const struct ckpt_rates_site site = {
+        load->comm, load->view->cat, node, a->nnode, a->hot, load->opt.exchange_timeout_ms};
+    struct ckpt_cost cost;
+
+    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, in,
+                        &cost, err) < 0)
+        return -1;
+    load->rates = load->opt.rates;
+    load->readers = load->opt.readers;
+    if (load->readers == CKPT_READERS_AUTO && in->sum_node_unique > in->unique &&
+        !load->comm->x->device && ckpt_rates_measure(&site, &load->rates, err) < 0)
+        return -1;
+    ckpt_rates_assume(&load->rates);
+    ckpt_cost_estimate(in, &load->rates, &cost);
+    if (load->readers == CKPT_READERS_AUTO)
+        load->readers = ckpt_cost_choose(&cost);
+    return 0;
+}
+
 static int choose(struct ckpt_load *load, const struct hello_answer *a, const uint32_t *node,
                   struct ckpt_err *err)
 {
     const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
     struct planning p = {.load = load};
     struct ckpt_cost_input in;
-    struct ckpt_cost cost;
     uint32_t local = 0;
 
-    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, &in,
-                        &cost, err) < 0)
+    if (choose_readers(load, a, node, &in, err) < 0)
         return -1;
-    load->readers =
-        load->opt.readers == CKPT_READERS_AUTO ? ckpt_cost_choose(&cost) : load->opt.readers;
     if (n == 1)
         load->readers = CKPT_READERS_EACH;
     load->unique_bytes = in.unique;

@@ -39,7 +39,8 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
     const double per_node = (double)in->nrank / in->nnode;
     const double place = (double)in->node_needed / r->copy;
     const double own = (double)in->unique / in->nnode; /* what a node reads if all share */
-    double local, remote;
+    const double other = (double)in->node_needed * (1 - 1.0 / in->nnode);
+    double local;
 
     /* every rank: the page cache of a node reads what it lacks once */
     ret->each = larger(storage(in, r, (double)in->node_unique, (double)in->sum_node_unique),
@@ -51,16 +52,18 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
     ret->node = larger(storage(in, r, (double)in->node_unique, (double)in->sum_node_unique),
                        (double)in->node_unique / r->page_cache + place + local);
 
-    /* one rank of the job: what a node did not read itself comes over the network */
-    remote = (double)in->node_needed * (1 - 1.0 / in->nnode) / r->network;
+    /* one rank of the job: what a node did not read itself comes over the network, and is copied
+     * once more, as what comes out of the page cache is */
     local = ((double)in->node_needed / in->nnode) * (1 - 1 / per_node) / (r->local_link * per_node);
     ret->once = larger(storage(in, r, own, (double)in->unique),
-                       larger(remote, own / r->page_cache + place + local));
+                       larger(other / r->network, (own + other) / r->page_cache + place + local));
 }
 
 enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *c)
 {
-    if (c->each <= c->node && c->each <= c->once)
-        return CKPT_READERS_EACH;
-    return c->once <= c->node ? CKPT_READERS_ONCE : CKPT_READERS_NODE;
+    const double better = 0.9; /* a model, and rates of a moment: less than this decides nothing */
+
+    if (c->once < better * c->each && c->once <= c->node)
+        return CKPT_READERS_ONCE;
+    return c->node < better * c->each ? CKPT_READERS_NODE : CKPT_READERS_EACH;
 }

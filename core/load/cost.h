@@ -30,7 +30,7 @@ void ckpt_rates_assume(struct ckpt_rates *r);
 void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rates *rates,
                         struct ckpt_cost *ret);
 
-/* The fastest; one node's ties go to the simplest. */
+/* The fastest, if it is clearly faster than every rank for itself. */
 enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *cost);
 
 #endif

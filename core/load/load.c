@@ -439,6 +439,8 @@ int ckpt_comm_fetch(struct ckpt_comm *comm, void *dst, const void *mem, size_t l
     return 0;
 }
 
+void ckpt_load_rates(const struct ckpt_load *load, struct ckpt_rates *ret) { *ret = load->rates; }
+
 /* ---- one box ---- */
 
 int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, const uint64_t *n,
