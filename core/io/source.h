@@ -15,6 +15,7 @@
 
 #include "base/err.h"
 #include "io/dir.h"
+#include "io/direct.h"
 #include "io/fdpool.h"
 
 struct ckpt_source;
@@ -32,6 +33,10 @@ struct ckpt_source_ops {
     /* As preadv, if it can be done without waiting for storage: true; false: not, and iov's memory
      * is undefined. NULL: never. */
     bool (*preadv_cached)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
+    /* As preadv, without the page cache: true; false: not, and iov's memory is undefined. NULL:
+     * never. */
+    bool (*preadv_direct)(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
+                          uint64_t off, enum ckpt_direct which);
 };
 
 /* Members embed this first. */
@@ -57,6 +62,10 @@ int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
 /* True: all bytes are there, and nothing had to be waited for. False: not so, or nobody can tell;
  * what iov points at is undefined then. Modifies iov. */
 bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
+
+/* As ckpt_source_preadv, past the page cache where `which` says so and the file lets us. */
+int ckpt_source_preadv_direct(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                              enum ckpt_direct which, struct ckpt_err *err);
 
 /* STALE if the file's identity changed since it was opened. Call after the last read of a request.
  */

@@ -22,6 +22,8 @@ struct source_file {
     uint64_t inode;   /* with source.size and the times: struct ckpt_file_id */
     int64_t mtime_ns, ctime_ns;
     struct ckpt_fdslot slot;
+    struct ckpt_fdslot direct; /* a descriptor of O_DIRECT */
+    atomic_uint align;         /* that it asks for; 0: not known yet; 1: it can't be had */
 };
 
 static struct source_file *self(const struct ckpt_source *s) { return (struct source_file *)s; }
@@ -108,6 +110,26 @@ static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
     return good;
 }
 
+/* Through a descriptor of its own: the flag is one of what was opened. */
+static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
+                               uint64_t off, enum ckpt_direct which)
+{
+    struct source_file *f = self(s);
+    struct ckpt_file_id id = id_of(f);
+    int fd;
+
+    if (atomic_load(&f->align) == 1 ||
+        (which == CKPT_DIRECT_COLD && ckpt_source_resident(s, off, len) >= 0.5) ||
+        ckpt_fdpool_get(f->pool, &f->direct, f->dir, f->name, &id, &fd, NULL) < 0)
+        return false;
+    /* each time: the descriptor may have been closed and opened again */
+    uint32_t align = ckpt_direct_begin(fd);
+    bool good = align && ckpt_direct_read(fd, align, iov, n, off);
+    atomic_store(&f->align, good ? align : 1);
+    ckpt_fdpool_put(f->pool, &f->direct);
+    return good;
+}
+
 /* A file that was renamed over or unlinked has a new ctime but its old bytes: a descriptor that we
  * hold goes on serving them. */
 static int file_check(struct ckpt_source *s, struct ckpt_err *err)
@@ -141,6 +163,7 @@ static void file_free(struct ckpt_source *s)
     struct source_file *f = self(s);
 
     ckpt_fdpool_drop(f->pool, &f->slot);
+    ckpt_fdpool_drop(f->pool, &f->direct);
     ckpt_fdpool_unref(f->pool);
     ckpt_dir_unref(f->dir);
     free(f);
@@ -148,6 +171,7 @@ static void file_free(struct ckpt_source *s)
 
 static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
                                                 .preadv_cached = file_preadv_cached,
+                                                .preadv_direct = file_preadv_direct,
                                                 .check = file_check,
                                                 .name = file_name,
                                                 .free = file_free};
@@ -163,7 +187,7 @@ int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt
     }
     f->source.ops = &file_ops;
     atomic_init(&f->source.refs, 1);
-    f->slot.fd = -1;
+    f->slot.fd = f->direct.fd = -1;
     f->dir = ckpt_dir_ref(dir);
     f->pool = ckpt_fdpool_ref(pool);
     *ret = &f->source;

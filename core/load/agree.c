@@ -28,6 +28,7 @@ enum {
     WINDOW = 64 << 20,
     SLOTS = 3, /* windows in flight */
     MOST_THREADS = 8,
+    COLD_THREADS = 4, /* what a disk wants in flight */
     HOT_GAP = 4096, /* reading on in the page cache is as dear as another call */
     HOT_BOUND = 512 << 10,
     LONG_RUN = 4096,    /* is read alone rather than with what lies between */
@@ -424,10 +425,22 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
                      host ? opt->host_bytes : opt->device_bytes, host ? need.host : need.device);
 }
 
+/* Ranks of a node that read for themselves may want the same bytes: the page cache reads them once.
+ */
+static enum ckpt_direct choose_direct(const struct ckpt_load *load, double hot, uint32_t local)
+{
+    if (load->opt.direct == CKPT_LOAD_DIRECT_ALWAYS)
+        return CKPT_DIRECT_ALL;
+    if (load->opt.direct == CKPT_LOAD_DIRECT_NEVER || hot > 0.9 ||
+        (load->readers == CKPT_READERS_EACH && local > 1))
+        return CKPT_DIRECT_NONE;
+    return CKPT_DIRECT_COLD;
+}
+
 static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1, least = hot > 0.9 ? 1 : 2;
+    uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1, least = hot > 0.9 ? 1 : COLD_THREADS;
 
     if (opt->threads)
         return opt->threads;
@@ -479,10 +492,13 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
         .mode = {.verify = load->opt.verify, .device = load->comm->x->device != NULL},
-        .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN},
+        .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN,
+                 choose_direct(load, a->hot, local)},
     };
-    if (a->hot > 0.9)
-        load->engine_opt.cost = (struct ckpt_box_cost){HOT_GAP, HOT_BOUND, LONG_RUN};
+    if (a->hot > 0.9) {
+        load->engine_opt.cost.gap = HOT_GAP;
+        load->engine_opt.cost.bound = HOT_BOUND;
+    }
     if (ckpt_load_domain(load->readers, self, node, n, &p.rank, &p.nrank, err) < 0)
         return -1;
     if (p.nrank > 1) /* what lies in holes is another unit's, read by another worker or rank */
