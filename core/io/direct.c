@@ -25,9 +25,8 @@ static uint32_t alignment_of(int fd)
 
     if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) == 0 &&
         (st.stx_mask & STATX_DIOALIGN) != 0) {
-        const uint32_t a = st.stx_dio_mem_align > st.stx_dio_offset_align
-                               ? st.stx_dio_mem_align
-                               : st.stx_dio_offset_align;
+        const uint32_t a = st.stx_dio_mem_align > st.stx_dio_offset_align ? st.stx_dio_mem_align
+                                                                          : st.stx_dio_offset_align;
         const bool good = st.stx_dio_offset_align > 0 && a <= MOST && (a & (a - 1)) == 0;
         return good ? (uint32_t)ckpt_max_u64(a, USUAL) : 0;
     }

@@ -29,7 +29,7 @@ enum {
     SLOTS = 3, /* windows in flight */
     MOST_THREADS = 8,
     COLD_THREADS = 4, /* what a disk wants in flight */
-    HOT_GAP = 4096, /* reading on in the page cache is as dear as another call */
+    HOT_GAP = 4096,   /* reading on in the page cache is as dear as another call */
     HOT_BOUND = 512 << 10,
     LONG_RUN = 4096,    /* is read alone rather than with what lies between */
     HELLO_FILES = 1024, /* whose sizes are told, to name the one that differs */
@@ -229,7 +229,7 @@ static uint64_t sum_needed(const struct ckpt_roster *r, uint32_t rank)
 }
 
 int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
-                    const struct ckpt_load_options *opt, double hot, bool shared,
+                    const struct ckpt_load_options *opt, double hot, bool shared, bool device,
                     struct ckpt_cost_input *in, struct ckpt_cost *ret_cost, struct ckpt_err *err)
 {
     const uint32_t n = roster->nrank;
@@ -239,7 +239,8 @@ int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint
 
     if (!rank || !need)
         return ckpt_nomem(err);
-    *in = (struct ckpt_cost_input){.nrank = n, .nnode = nnode, .hot = hot, .shared = shared};
+    *in = (struct ckpt_cost_input){
+        .nrank = n, .nnode = nnode, .hot = hot, .shared = shared, .device = device};
     for (uint32_t r = 0; r < n; r++) {
         uint64_t bytes = sum_needed(roster, r);
         in->needed += bytes;
@@ -260,7 +261,7 @@ int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint
         in->node_unique = ckpt_max_u64(in->node_unique, unique);
         in->sum_node_unique += unique;
     }
-    ckpt_rates_assume(&rates);
+    ckpt_rates_assume(&rates, device);
     ckpt_cost_estimate(in, &rates, ret_cost);
     return 0;
 }
@@ -437,7 +438,8 @@ static enum ckpt_direct choose_direct(const struct ckpt_load *load, double hot, 
     return CKPT_DIRECT_COLD;
 }
 
-static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot)
+static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot,
+                               bool device)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1, least = hot > 0.9 ? 1 : COLD_THREADS;
@@ -445,7 +447,8 @@ static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t loc
     if (opt->threads)
         return opt->threads;
     n = n < least ? least : n;
-    return n > MOST_THREADS ? MOST_THREADS : n;
+    const uint32_t most = device ? 2 * MOST_THREADS : MOST_THREADS;
+    return n > most ? most : n;
 }
 
 /* Who reads? One node's page cache makes it plain; where nodes want the same, rates decide. */
@@ -454,17 +457,18 @@ static int choose_readers(struct ckpt_load *load, const struct hello_answer *a,
 {
     const struct ckpt_rates_site site = {
         load->comm, load->view->cat, node, a->nnode, a->hot, load->opt.exchange_timeout_ms};
+    const bool device = load->comm->x->device != NULL;
     struct ckpt_cost cost;
 
-    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, in,
-                        &cost, err) < 0)
+    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, device,
+                        in, &cost, err) < 0)
         return -1;
     load->rates = load->opt.rates;
     load->readers = load->opt.readers;
-    if (load->readers == CKPT_READERS_AUTO && in->sum_node_unique > in->unique &&
-        !load->comm->x->device && ckpt_rates_measure(&site, &load->rates, err) < 0)
+    if (load->readers == CKPT_READERS_AUTO && in->sum_node_unique > in->unique && !device &&
+        ckpt_rates_measure(&site, &load->rates, err) < 0)
         return -1;
-    ckpt_rates_assume(&load->rates);
+    ckpt_rates_assume(&load->rates, device);
     ckpt_cost_estimate(in, &load->rates, &cost);
     if (load->readers == CKPT_READERS_AUTO)
         load->readers = ckpt_cost_choose(&cost);
@@ -477,6 +481,7 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
     struct planning p = {.load = load};
     struct ckpt_cost_input in;
+    const bool device = load->comm->x->device != NULL;
     uint32_t local = 0;
 
     if (choose_readers(load, a, node, &in, err) < 0)
@@ -488,12 +493,11 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     for (uint32_t r = 0; r < n; r++)
         local += node[r] == node[self];
     load->engine_opt = (struct ckpt_engine_options){
-        .threads = choose_threads(&load->opt, local, a->hot),
+        .threads = choose_threads(&load->opt, local, a->hot, device),
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
-        .mode = {.verify = load->opt.verify, .device = load->comm->x->device != NULL},
-        .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN,
-                 choose_direct(load, a->hot, local)},
+        .mode = {.verify = load->opt.verify, .device = device},
+        .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN, choose_direct(load, a->hot, local)},
     };
     if (a->hot > 0.9) {
         load->engine_opt.cost.gap = HOT_GAP;

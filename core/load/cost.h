@@ -18,6 +18,7 @@ struct ckpt_cost_input {
     uint64_t sum_node_unique;
     double hot;  /* part of the files that is in the page caches, 0 to 1 */
     bool shared; /* all nodes read one storage */
+    bool device; /* into memory of devices: reading, uploading and exchanging overlap */
 };
 
 struct ckpt_cost {
@@ -25,12 +26,12 @@ struct ckpt_cost {
 };
 
 /* Fill in what is not given. */
-void ckpt_rates_assume(struct ckpt_rates *r);
+void ckpt_rates_assume(struct ckpt_rates *r, bool device);
 
 void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rates *rates,
                         struct ckpt_cost *ret);
 
-/* The fastest, if it is clearly faster than every rank for itself. */
+/* The fastest; what gains less than a tenth over every rank for itself is not worth its trouble. */
 enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *cost);
 
 #endif

@@ -449,7 +449,7 @@ int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, co
                         void *buf, struct ckpt_err *err)
 {
     static const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096,
-                                               CKPT_DIRECT_NONE};
+                                              CKPT_DIRECT_NONE};
     static const uint64_t zero[CKPT_MAX_RANK];
 
     if (i >= view->cat->tensors.len)

@@ -39,7 +39,7 @@ int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struc
 
 /* Which way to read, given what all ranks want and where they run (node[r], nnode). */
 int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
-                    const struct ckpt_load_options *opt, double hot, bool shared,
+                    const struct ckpt_load_options *opt, double hot, bool shared, bool device,
                     struct ckpt_cost_input *ret_input, struct ckpt_cost *ret_cost,
                     struct ckpt_err *err);
 

@@ -100,13 +100,13 @@ struct ckpt_rates {
     double node_storage;   /* one node, reading from storage */
     double shared_storage; /* all nodes together, where they share it */
     double page_cache;     /* one node, reading what is in its page cache */
-    double copy;           /* one node, within memory */
-    double local_link;     /* one rank, to others of its node */
+    double copy;           /* one node, within memory (nccl: to its devices) */
+    double local_link;     /* one rank, to others of its node (nccl: between devices) */
     double network;        /* one node, to other nodes */
 };
 
-/* Reads past the page cache (O_DIRECT), which spare a copy and leave the cache to others: large ones
- * of what is not in it, where no other rank of the node wants the same bytes from it. */
+/* Reads past the page cache (O_DIRECT), which spare a copy and leave the cache to others: large
+ * ones of what is not in it, where no other rank of the node wants the same bytes from it. */
 enum ckpt_load_direct { CKPT_LOAD_DIRECT_AUTO, CKPT_LOAD_DIRECT_NEVER, CKPT_LOAD_DIRECT_ALWAYS };
 
 struct ckpt_load_options {

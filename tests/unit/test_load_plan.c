@@ -430,7 +430,26 @@ TEST(cost, one_node_with_a_hot_cache_reads_each)
     struct ckpt_rates r = {0};
     struct ckpt_cost c;
 
-    ckpt_rates_assume(&r);
+    ckpt_rates_assume(&r, false);
+    ckpt_cost_estimate(&in, &r, &c);
+    CHECK_EQ(ckpt_cost_choose(&c), CKPT_READERS_EACH);
+}
+
+/* Devices are linked faster than a page cache reads: slices are read by each rank, copies once. */
+TEST(cost, devices_of_one_node_share_what_all_want)
+{
+    const uint64_t model = 64000000000;
+    struct ckpt_cost_input in = {8, 1, model, model, model, model, model, 1.0, false, true};
+    struct ckpt_rates r = {0};
+    struct ckpt_cost c;
+
+    ckpt_rates_assume(&r, true);
+    ckpt_cost_estimate(&in, &r, &c);
+    CHECK_EQ(ckpt_cost_choose(&c), CKPT_READERS_EACH);
+    in.needed = in.node_needed = 8 * model;
+    ckpt_cost_estimate(&in, &r, &c);
+    CHECK(ckpt_cost_choose(&c) != CKPT_READERS_EACH);
+    in.node_needed = model + model / 100; /* norms: not worth an exchange of all the rest */
     ckpt_cost_estimate(&in, &r, &c);
     CHECK_EQ(ckpt_cost_choose(&c), CKPT_READERS_EACH);
 }
@@ -453,4 +472,5 @@ TEST(cost, replicas_on_many_nodes_read_once)
 
 TESTS(T(plan, every_wanted_element_arrives_once), T(wants, tables_travel_as_bytes),
       T(wants, are_cut_as_torch_chunks), T(plan, thousands_of_ranks_and_a_hundred_thousand_tensors),
-      T(cost, one_node_with_a_hot_cache_reads_each), T(cost, replicas_on_many_nodes_read_once))
+      T(cost, one_node_with_a_hot_cache_reads_each),
+      T(cost, devices_of_one_node_share_what_all_want), T(cost, replicas_on_many_nodes_read_once))
