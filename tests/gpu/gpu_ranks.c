@@ -491,6 +491,8 @@ static bool run_threads(const struct world *w, int devices)
     for (uint32_t i = 0; i < w->nthread; i++) {
         rank[i] = (struct rank){.w = w, .number = i, .size = w->nthread, .host = comm[i]};
         rank[i].device = (int)i % devices;
+        if (open_view(&rank[i], &err) < 0)
+            die(w->path, err.text);
         if (pthread_create(&thread[i], NULL, run_rank, &rank[i]) != 0)
             die("threads", "can't be started");
     }
