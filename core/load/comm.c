@@ -295,12 +295,13 @@ static struct ckpt_ctl_message *take_held(struct ckpt_comm *comm, enum ckpt_ctl 
 static int hand_on(struct ckpt_comm *comm, const void *msg, size_t len, struct ckpt_err *err)
 {
     const uint32_t rank = comm->x->rank, size = comm->x->size;
+    int rc = 0;
 
-    for (uint64_t step = 1; step < size; step *= 2)
+    for (uint64_t step = 1; step < size; step *= 2) /* one that is gone is no reason not to tell */
         if (step > rank && rank + step < size &&
             comm->x->ops->ctl_send(comm->x, (uint32_t)(rank + step), msg, len, err) < 0)
-            return -1;
-    return 0;
+            rc = -1;
+    return rc;
 }
 
 static uint32_t parent_of(uint32_t rank)
