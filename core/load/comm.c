@@ -261,7 +261,8 @@ static bool round_parse(const struct ckpt_ctl_message *m, uint32_t *ret_number,
     if (m->len < sizeof words)
         return false;
     memcpy(words, m->data, sizeof words);
-    if (words[4] > m->len - sizeof words || words[4] >= CKPT_ERR_TEXT)
+    if (words[4] > m->len - sizeof words || words[4] >= CKPT_ERR_TEXT ||
+        words[3] > CKPT_CANCELLED || (words[3] != CKPT_OK && words[4] == 0))
         return false;
     *ret_number = words[2];
     ret_why->code = (enum ckpt_code)words[3];
