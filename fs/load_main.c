@@ -29,6 +29,8 @@ static void print_help(void)
         "  --window-bytes N     of a window, all ranks together\n"
         "  --threads N          that read, per rank\n"
         "  --io MODE            threads (uring is not built in)\n"
+        "  --direct WHEN        past the page cache (O_DIRECT): auto (what is not in it), never, "
+        "always\n"
         "  --read-timeout S     seconds that one read may take (120)\n"
         "  --exchange-timeout S seconds without a sign of life of another rank (300)\n"
         "  --rates K=N,...      bytes a second: node_storage, shared_storage, page_cache, copy,\n"
@@ -37,6 +39,18 @@ static void print_help(void)
         "  --step N, --json, -o ..., -h, -V          as for ckpt\n"
         "\n"
         "Exit status: 0 good, 1 failed or different, 2 usage.\n");
+}
+
+static int parse_direct(const char *text, enum ckpt_load_direct *ret, struct ckpt_err *err)
+{
+    static const char *const name[] = {"auto", "never", "always"};
+
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, name[i]) == 0) {
+            *ret = (enum ckpt_load_direct)i;
+            return 0;
+        }
+    return ckptfs_fail(err, CKPT_USAGE, "--direct %s: expected auto, never or always", text);
 }
 
 /* "256M": K, M, G, T are powers of 1024. */
@@ -124,6 +138,7 @@ enum {
     WINDOW,
     THREADS,
     IO,
+    DIRECT,
     READ_TIMEOUT,
     EXCHANGE_TIMEOUT,
     RATES,
@@ -162,6 +177,8 @@ static int parse_one(struct ckpt_load_tool *t, int opt, char *arg, struct ckpt_e
             return 0;
         return ckptfs_fail(err, strcmp(arg, "uring") ? CKPT_USAGE : CKPT_UNSUPPORTED,
                            "--io %s: expected threads or auto (uring is not built in)", arg);
+    case DIRECT:
+        return parse_direct(arg, &t->opt.direct, err);
     case READ_TIMEOUT:
         return parse_seconds("--read-timeout", arg, &t->opt.read_timeout_ms, err);
     case EXCHANGE_TIMEOUT:
@@ -197,6 +214,7 @@ static int parse(int argc, char **argv, struct ckpt_load_tool *t, bool *ret_go,
         {"window-bytes", required_argument, NULL, WINDOW},
         {"threads", required_argument, NULL, THREADS},
         {"io", required_argument, NULL, IO},
+        {"direct", required_argument, NULL, DIRECT},
         {"read-timeout", required_argument, NULL, READ_TIMEOUT},
         {"exchange-timeout", required_argument, NULL, EXCHANGE_TIMEOUT},
         {"rates", required_argument, NULL, RATES},

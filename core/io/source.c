@@ -27,13 +27,20 @@ void ckpt_source_unrefp(struct ckpt_source **s)
     *s = NULL;
 }
 
-int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
-                       struct ckpt_err *err)
+static uint64_t length_of(const struct iovec *iov, int n)
 {
     uint64_t len = 0;
 
     for (int i = 0; i < n; i++)
         len += iov[i].iov_len;
+    return len;
+}
+
+int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                       struct ckpt_err *err)
+{
+    const uint64_t len = length_of(iov, n);
+
     if (!ckpt_range_ok(off, len, s->size)) {
         ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
         return ckpt_fail(err, CKPT_FORMAT,
@@ -45,12 +52,19 @@ int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
 
 bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off)
 {
-    uint64_t len = 0;
-
-    for (int i = 0; i < n; i++)
-        len += iov[i].iov_len;
-    return s->ops->preadv_cached && ckpt_range_ok(off, len, s->size) &&
+    return s->ops->preadv_cached && ckpt_range_ok(off, length_of(iov, n), s->size) &&
            s->ops->preadv_cached(s, iov, n, off);
+}
+
+int ckpt_source_preadv_direct(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                              enum ckpt_direct which, struct ckpt_err *err)
+{
+    const uint64_t len = length_of(iov, n);
+
+    if (s->ops->preadv_direct && which != CKPT_DIRECT_NONE && len >= CKPT_DIRECT_LEAST &&
+        ckpt_range_ok(off, len, s->size) && s->ops->preadv_direct(s, iov, n, len, off, which))
+        return 0;
+    return ckpt_source_preadv(s, iov, n, off, err);
 }
 
 int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off,

@@ -15,6 +15,7 @@
 
 #include "base/err.h"
 #include "io/dir.h"
+#include "io/direct.h"
 #include "io/fdpool.h"
 
 struct ckpt_source;
@@ -32,6 +33,10 @@ struct ckpt_source_ops {
     /* As preadv, if it can be done without waiting for storage: true; false: not, and iov's memory
      * is undefined. NULL: never. */
     bool (*preadv_cached)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
+    /* As preadv, without the page cache: true; false: not, and iov's memory is undefined. NULL:
+     * never. */
+    bool (*preadv_direct)(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
+                          uint64_t off, enum ckpt_direct which);
 };
 
 /* Members embed this first. */
@@ -58,6 +63,10 @@ int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
  * what iov points at is undefined then. Modifies iov. */
 bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
 
+/* As ckpt_source_preadv, past the page cache where `which` says so and the file lets us. */
+int ckpt_source_preadv_direct(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                              enum ckpt_direct which, struct ckpt_err *err);
+
 /* STALE if the file's identity changed since it was opened. Call after the last read of a request.
  */
 int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err);
@@ -83,6 +92,10 @@ bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret);
 /* The part of a file that is in the page cache (sampled), 0 to 1, and whether it lies on a storage
  * that several machines share. False if s is not a file, or nobody can tell. */
 bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool *ret_shared);
+
+/* The part of bytes [off, off+len) of a file that is in the page cache, 0 to 1; 1 also where nobody
+ * can tell, or s is not a file. */
+double ckpt_source_resident(struct ckpt_source *s, uint64_t off, uint64_t len);
 
 /* len bytes of memory, copied. `name` (copied) stands in messages. */
 int ckpt_source_mem_new(const char *name, const void *data, size_t len, struct ckpt_source **ret,

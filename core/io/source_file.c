@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -21,6 +22,8 @@ struct source_file {
     uint64_t inode;   /* with source.size and the times: struct ckpt_file_id */
     int64_t mtime_ns, ctime_ns;
     struct ckpt_fdslot slot;
+    struct ckpt_fdslot direct; /* a descriptor of O_DIRECT */
+    atomic_uint align;         /* that it asks for; 0: not known yet; 1: it can't be had */
 };
 
 static struct source_file *self(const struct ckpt_source *s) { return (struct source_file *)s; }
@@ -107,6 +110,26 @@ static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
     return good;
 }
 
+/* Through a descriptor of its own: the flag is one of what was opened. */
+static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
+                               uint64_t off, enum ckpt_direct which)
+{
+    struct source_file *f = self(s);
+    struct ckpt_file_id id = id_of(f);
+    int fd;
+
+    if (atomic_load(&f->align) == 1 ||
+        (which == CKPT_DIRECT_COLD && ckpt_source_resident(s, off, len) >= 0.5) ||
+        ckpt_fdpool_get(f->pool, &f->direct, f->dir, f->name, &id, &fd, NULL) < 0)
+        return false;
+    /* each time: the descriptor may have been closed and opened again */
+    uint32_t align = ckpt_direct_begin(fd);
+    bool good = align && ckpt_direct_read(fd, align, iov, n, off);
+    atomic_store(&f->align, good ? align : 1);
+    ckpt_fdpool_put(f->pool, &f->direct);
+    return good;
+}
+
 /* A file that was renamed over or unlinked has a new ctime but its old bytes: a descriptor that we
  * hold goes on serving them. */
 static int file_check(struct ckpt_source *s, struct ckpt_err *err)
@@ -140,6 +163,7 @@ static void file_free(struct ckpt_source *s)
     struct source_file *f = self(s);
 
     ckpt_fdpool_drop(f->pool, &f->slot);
+    ckpt_fdpool_drop(f->pool, &f->direct);
     ckpt_fdpool_unref(f->pool);
     ckpt_dir_unref(f->dir);
     free(f);
@@ -147,6 +171,7 @@ static void file_free(struct ckpt_source *s)
 
 static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
                                                 .preadv_cached = file_preadv_cached,
+                                                .preadv_direct = file_preadv_direct,
                                                 .check = file_check,
                                                 .name = file_name,
                                                 .free = file_free};
@@ -162,7 +187,7 @@ int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt
     }
     f->source.ops = &file_ops;
     atomic_init(&f->source.refs, 1);
-    f->slot.fd = -1;
+    f->slot.fd = f->direct.fd = -1;
     f->dir = ckpt_dir_ref(dir);
     f->pool = ckpt_fdpool_ref(pool);
     *ret = &f->source;
@@ -225,20 +250,58 @@ static bool is_shared_storage(long type)
     return false;
 }
 
+/* linux/mman.h and the number of cachestat(2), which older headers lack. */
+struct cachestat_range {
+    uint64_t off, len;
+};
+struct cachestat {
+    uint64_t cache, dirty, writeback, evicted, recently_evicted;
+};
+enum { SYS_CACHESTAT = 451 };
+
 /* The pages are only asked about, never touched. */
-static size_t resident_pages(int fd, uint64_t off, size_t npage, size_t page)
+static size_t mincore_pages(int fd, uint64_t off, size_t npage, size_t page)
 {
-    unsigned char in[SAMPLE_PAGES];
-    size_t count = 0;
+    ckpt_cleanup(ckpt_freep) unsigned char *in = malloc(npage);
     void *map = mmap(NULL, npage * page, PROT_READ, MAP_SHARED, fd, (off_t)off);
+    size_t count = 0;
 
     if (map == MAP_FAILED)
-        return 0;
-    if (mincore(map, npage * page, in) == 0)
-        for (size_t i = 0; i < npage; i++)
-            count += in[i] & 1;
+        return npage;
+    if (!in || mincore(map, npage * page, in) < 0)
+        count = npage;
+    for (size_t i = 0; count < npage && in && i < npage; i++)
+        count += in[i] & 1;
     (void)munmap(map, npage * page);
     return count;
+}
+
+static size_t resident_pages(int fd, uint64_t off, size_t npage, size_t page)
+{
+    const struct cachestat_range range = {off, npage * page};
+    struct cachestat got = {0};
+
+    if (syscall(SYS_CACHESTAT, fd, &range, &got, 0) == 0)
+        return (size_t)ckpt_min_u64(got.cache, npage);
+    return mincore_pages(fd, off, npage, page);
+}
+
+double ckpt_source_resident(struct ckpt_source *s, uint64_t off, uint64_t len)
+{
+    struct source_file *f = self(s);
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), lo = off / page * page;
+    const size_t npage = (size_t)((off - lo + len + page - 1) / page);
+    struct ckpt_file_id id;
+    int fd;
+
+    if (s->ops != &file_ops || npage == 0)
+        return 1;
+    id = id_of(f);
+    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, NULL) < 0)
+        return 1;
+    double part = (double)resident_pages(fd, lo, npage, page) / (double)npage;
+    ckpt_fdpool_put(f->pool, &f->slot);
+    return part;
 }
 
 bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool *ret_shared)

@@ -15,6 +15,7 @@
 #include "load/device.h"
 #include "load/load_inner.h"
 #include "load/near.h"
+#include "load/rates.h"
 #include "load/same.h"
 #include "tensor/region.h"
 
@@ -27,7 +28,8 @@ enum {
     WINDOW = 64 << 20,
     SLOTS = 3, /* windows in flight */
     MOST_THREADS = 8,
-    HOT_GAP = 4096, /* reading on in the page cache is as dear as another call */
+    COLD_THREADS = 4, /* what a disk wants in flight */
+    HOT_GAP = 4096,   /* reading on in the page cache is as dear as another call */
     HOT_BOUND = 512 << 10,
     LONG_RUN = 4096,    /* is read alone rather than with what lies between */
     HELLO_FILES = 1024, /* whose sizes are told, to name the one that differs */
@@ -434,11 +436,23 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
                      host ? opt->host_bytes : opt->device_bytes, host ? need.host : need.device);
 }
 
+/* Ranks of a node that read for themselves may want the same bytes: the page cache reads them once.
+ */
+static enum ckpt_direct choose_direct(const struct ckpt_load *load, double hot, uint32_t local)
+{
+    if (load->opt.direct == CKPT_LOAD_DIRECT_ALWAYS)
+        return CKPT_DIRECT_ALL;
+    if (load->opt.direct == CKPT_LOAD_DIRECT_NEVER || hot > 0.9 ||
+        (load->readers == CKPT_READERS_EACH && local > 1))
+        return CKPT_DIRECT_NONE;
+    return CKPT_DIRECT_COLD;
+}
+
 static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot,
                                bool device)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1, least = hot > 0.9 ? 1 : 2;
+    uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1, least = hot > 0.9 ? 1 : COLD_THREADS;
 
     if (opt->threads)
         return opt->threads;
@@ -447,21 +461,41 @@ static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t loc
     return n > most ? most : n;
 }
 
+/* Who reads? One node's page cache makes it plain; where nodes want the same, rates decide. */
+static int choose_readers(struct ckpt_load *load, const struct hello_answer *a,
+                          const uint32_t *node, struct ckpt_cost_input *in, struct ckpt_err *err)
+{
+    const struct ckpt_rates_site site = {
+        load->comm, load->view->cat, node, a->nnode, a->hot, load->opt.exchange_timeout_ms};
+    const bool device = load->comm->x->device != NULL;
+    struct ckpt_cost cost;
+
+    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, device,
+                        in, &cost, err) < 0)
+        return -1;
+    load->rates = load->opt.rates;
+    load->readers = load->opt.readers;
+    if (load->readers == CKPT_READERS_AUTO && in->sum_node_unique > in->unique && !device &&
+        ckpt_rates_measure(&site, &load->rates, err) < 0)
+        return -1;
+    ckpt_rates_assume(&load->rates, device);
+    ckpt_cost_estimate(in, &load->rates, &cost);
+    if (load->readers == CKPT_READERS_AUTO)
+        load->readers = ckpt_cost_choose(&cost);
+    return 0;
+}
+
 static int choose(struct ckpt_load *load, const struct hello_answer *a, const uint32_t *node,
                   struct ckpt_err *err)
 {
     const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
     struct planning p = {.load = load};
     struct ckpt_cost_input in;
-    struct ckpt_cost cost;
     const bool device = load->comm->x->device != NULL;
     uint32_t local = 0;
 
-    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, device,
-                        &in, &cost, err) < 0)
+    if (choose_readers(load, a, node, &in, err) < 0)
         return -1;
-    load->readers =
-        load->opt.readers == CKPT_READERS_AUTO ? ckpt_cost_choose(&cost) : load->opt.readers;
     if (n == 1)
         load->readers = CKPT_READERS_EACH;
     load->unique_bytes = in.unique;
@@ -473,10 +507,12 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
         .mode = {.verify = load->opt.verify, .device = device},
-        .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN},
+        .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN, choose_direct(load, a->hot, local)},
     };
-    if (a->hot > 0.9)
-        load->engine_opt.cost = (struct ckpt_box_cost){HOT_GAP, HOT_BOUND, LONG_RUN};
+    if (a->hot > 0.9) {
+        load->engine_opt.cost.gap = HOT_GAP;
+        load->engine_opt.cost.bound = HOT_BOUND;
+    }
     if (ckpt_load_domain(load->readers, self, node, n, &p.rank, &p.nrank, err) < 0)
         return -1;
     if (p.nrank > 1) /* what lies in holes is another unit's, read by another worker or rank */

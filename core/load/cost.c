@@ -58,7 +58,7 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
     const double per_node = (double)in->nrank / in->nnode;
     const double needed = (double)in->node_needed, unique = (double)in->node_unique;
     const double own = (double)in->unique / in->nnode; /* what a node reads if all share */
-    double local, remote;
+    double local;
 
     /* every rank: the page cache of a node reads what it lacks once */
     ret->each = larger(storage(in, r, unique, (double)in->sum_node_unique),
@@ -69,11 +69,13 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
     ret->node = larger(storage(in, r, unique, (double)in->sum_node_unique),
                        memory(in, r, unique, needed, local));
 
-    /* one rank of the job: what a node did not read itself comes over the network */
-    remote = needed * (1 - 1.0 / in->nnode) / r->network;
+    /* one rank of the job: what a node did not read itself comes over the network, and is copied
+     * once more, as what comes out of the page cache is */
+    const double other = needed * (1 - 1.0 / in->nnode);
     local = needed / in->nnode * (1 - 1 / per_node) / (r->local_link * per_node);
     ret->once = larger(storage(in, r, own, (double)in->unique),
-                       larger(remote, memory(in, r, own, needed, local)));
+                       larger(other / r->network, memory(in, r, own, needed, local) +
+                                                      (in->device ? 0 : other / r->page_cache)));
 }
 
 enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *c)

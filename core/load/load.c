@@ -44,6 +44,8 @@ static int take_options(struct ckpt_load_options *to, const struct ckpt_load_opt
         to->exchange_timeout_ms = EXCHANGE_TIMEOUT_MS;
     if (to->readers < CKPT_READERS_AUTO || to->readers > CKPT_READERS_EACH)
         return ckpt_fail(err, CKPT_USAGE, "options.readers is %d", (int)to->readers);
+    if (to->direct < CKPT_LOAD_DIRECT_AUTO || to->direct > CKPT_LOAD_DIRECT_ALWAYS)
+        return ckpt_fail(err, CKPT_USAGE, "options.direct is %d", (int)to->direct);
     return 0;
 }
 
@@ -439,12 +441,15 @@ int ckpt_comm_fetch(struct ckpt_comm *comm, void *dst, const void *mem, size_t l
     return 0;
 }
 
+void ckpt_load_rates(const struct ckpt_load *load, struct ckpt_rates *ret) { *ret = load->rates; }
+
 /* ---- one box ---- */
 
 int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, const uint64_t *n,
                         void *buf, struct ckpt_err *err)
 {
-    static const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096};
+    static const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096,
+                                              CKPT_DIRECT_NONE};
     static const uint64_t zero[CKPT_MAX_RANK];
 
     if (i >= view->cat->tensors.len)

@@ -19,6 +19,7 @@ struct ckpt_load {
     struct ckpt_wants wants; /* of this rank; entry i is want i */
     CKPT_VEC(struct ckpt_target) target;
     enum ckpt_readers readers; /* after planning: not AUTO */
+    struct ckpt_rates rates;   /* and what it was decided by */
     struct ckpt_engine_parts parts;
     struct ckpt_engine_options engine_opt;
     struct ckpt_engine_sizes sizes;

@@ -39,6 +39,8 @@ void ckpt_near_self(struct ckpt_near *ret, const atomic_ullong *word)
     };
 }
 
+static atomic_uint allowed; /* by how many */
+
 bool ckpt_near_allow(void)
 {
     FILE *f = fopen("/proc/sys/kernel/yama/ptrace_scope", "re");
@@ -48,10 +50,17 @@ bool ckpt_near_allow(void)
         scope = fgetc(f);
         (void)fclose(f);
     }
-    return scope == '1' && prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) == 0;
+    if (scope != '1' || prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) != 0)
+        return false;
+    atomic_fetch_add(&allowed, 1);
+    return true;
 }
 
-void ckpt_near_disallow(void) { (void)prctl(PR_SET_PTRACER, 0, 0, 0, 0); }
+void ckpt_near_disallow(void)
+{
+    if (atomic_fetch_sub(&allowed, 1) == 1)
+        (void)prctl(PR_SET_PTRACER, 0, 0, 0, 0);
+}
 
 static bool read_all(uint64_t pid, unsigned char *buf, size_t len, uint64_t at)
 {

@@ -25,8 +25,8 @@ struct ckpt_near {
 /* `word` is not zero, and known to nobody else. */
 void ckpt_near_self(struct ckpt_near *ret, const atomic_ullong *word);
 
-/* Let any process of this user read us, where a security module (Yama) asks for that; and no more.
- */
+/* Let any process of this user read us, where a security module (Yama) asks for that: true, if it
+ * was asked for; disallow takes one of those back, and the last of them the right. */
 bool ckpt_near_allow(void);
 void ckpt_near_disallow(void);
 

@@ -105,6 +105,10 @@ struct ckpt_rates {
     double network;        /* one node, to other nodes */
 };
 
+/* Reads past the page cache (O_DIRECT), which spare a copy and leave the cache to others: large
+ * ones of what is not in it, where no other rank of the node wants the same bytes from it. */
+enum ckpt_load_direct { CKPT_LOAD_DIRECT_AUTO, CKPT_LOAD_DIRECT_NEVER, CKPT_LOAD_DIRECT_ALWAYS };
+
 struct ckpt_load_options {
     size_t size; /* sizeof (struct ckpt_load_options): what the caller knows of */
     enum ckpt_readers readers;
@@ -116,6 +120,7 @@ struct ckpt_load_options {
     uint32_t exchange_timeout_ms; /* hearing nothing from a rank that owes us something; 0: 300 s */
     bool verify;                  /* XXH3 of what was sent against what was received */
     struct ckpt_rates rates;
+    enum ckpt_load_direct direct;
 };
 
 /* ---- a load ---- */
@@ -258,6 +263,10 @@ CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_
 
 /* What the plan decided: "each", "node" or "once". Static. */
 CKPT_PUBLIC const char *ckpt_load_readers(const struct ckpt_load *load);
+
+/* The rates that it was decided by: given, measured (where machines want the same bytes and
+ * options.readers leaves the choice), or assumed. shared_storage is 0 if it was not given. */
+CKPT_PUBLIC void ckpt_load_rates(const struct ckpt_load *load, struct ckpt_rates *ret);
 
 /* ---- one box, at once ---- */
 

@@ -223,6 +223,20 @@ def statistics(top):
             assert got["verified"] is True and got["ranks"] == 2 and got["transport"] == "tcp" and got["read_bytes"] == got["unique_bytes"]
 
 
+def rates_are_measured_where_they_decide(top):
+    runs = copies(top, 2)
+    for far in (False, True):
+        out = finish(start(runs, "dp=2", "--json", "--verify", far=far))
+        assert all(status == 0 for _, status in out), out
+        got = json.loads(out[0][0][0].splitlines()[-1])
+        measured = [k for k, assumed in (("copy", 8e9), ("network", 3e9)) if got["rates"][k] != assumed]
+        assert got["rates"]["copy"] > 0 and measured == (["copy", "network"] if far else []), got
+        assert far or got["readers"] == "each", got
+    (out, _), status = finish(start(runs, "dp=2", "--json", "--rates", "network=1e12,page_cache=1e6,copy=1e12", far=True))[0]
+    got = json.loads(out.splitlines()[-1])
+    assert status == 0 and got["rates"]["network"] == 1e12 and got["rates"]["page_cache"] == 1e6, got
+
+
 def main():
     failed = passed = 0
     with tempfile.TemporaryDirectory() as top:
@@ -230,7 +244,7 @@ def main():
         tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs)]
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank, a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
-            a_stopped_rank_is_an_error_elsewhere, statistics)]
+            a_stopped_rank_is_an_error_elsewhere, statistics, rates_are_measured_where_they_decide)]
         for test, arg in tests:
             if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
                 continue

@@ -53,7 +53,8 @@ class Rates(ctypes.Structure):
 
 class LoadOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("readers", c_int), ("host_bytes", c_uint64), ("device_bytes", c_uint64), ("window_bytes", c_uint64),
-                ("threads", c_uint32), ("read_timeout_ms", c_uint32), ("exchange_timeout_ms", c_uint32), ("verify", c_bool), ("rates", Rates)]
+                ("threads", c_uint32), ("read_timeout_ms", c_uint32), ("exchange_timeout_ms", c_uint32), ("verify", c_bool), ("rates", Rates),
+                ("direct", c_int)]
 
 
 class Nccl(ctypes.Structure):

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads that bypass the page cache: what is read once need not be kept, and costs no copy there. */
+#ifndef CKPT_IO_DIRECT_H
+#define CKPT_IO_DIRECT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+/* Who bypasses it. */
+enum ckpt_direct {
+    CKPT_DIRECT_NONE,
+    CKPT_DIRECT_COLD, /* large reads of what is not in the page cache */
+    CKPT_DIRECT_ALL,  /* all large reads */
+};
+
+enum { CKPT_DIRECT_LEAST = 256 * 1024 }; /* smaller reads are left to the page cache */
+
+/* The alignment of offsets, lengths and memory that a file asks for; 0: it can't be read so. Makes
+ * the descriptor (which nobody else may use) one of O_DIRECT. */
+uint32_t ckpt_direct_begin(int fd);
+
+/* Fill iov[0..n) from `off` on with aligned reads into a buffer of our own. False: it could not be
+ * done (the end of the file came early, too), and iov's memory is undefined. */
+bool ckpt_direct_read(int fd, uint32_t align, const struct iovec *iov, int n, uint64_t off);
+
+#endif

@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Measuring rates: copies and cached reads alone; storage by one rank of each node; links in rings,
+ * all ranks at once, as a load uses them. */
+#include "load/rates.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "load/engine.h"
+
+enum {
+    BLOCK = 1 << 20,
+    BLOCKS = 4, /* of which the best counts; of storage and links all together */
+    READERS = 4,
+    STORAGE_S = 2,
+    WAIT_MS = 20,
+};
+
+/* What one rank has measured; 0: not. */
+struct sample {
+    double storage, page_cache, copy, local_link, network;
+    uint64_t cpus;
+};
+
+static double rate_of(uint64_t bytes, uint64_t begin_ns)
+{
+    const uint64_t ns = ckpt_now_ns() - begin_ns;
+
+    return (double)bytes * 1e9 / (double)(ns ? ns : 1);
+}
+
+static double larger(double a, double b) { return a > b ? a : b; }
+
+/* ---- memory ---- */
+
+/* Into memory that nobody has touched, as destinations are. */
+static double copy_rate(const unsigned char *from)
+{
+    unsigned char *to = mmap(NULL, (size_t)BLOCKS * BLOCK, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    double best = 0;
+
+    if (to == MAP_FAILED)
+        return 0;
+    for (size_t i = 0; i < BLOCKS; i++) {
+        const uint64_t begin = ckpt_now_ns();
+        memcpy(to + i * BLOCK, from, BLOCK);
+        best = larger(best, rate_of(BLOCK, begin));
+    }
+    (void)munmap(to, (size_t)BLOCKS * BLOCK);
+    return best;
+}
+
+/* What is in the page cache, of the first files that have some of it there. */
+static double cached_rate(const struct ckpt_catalog *cat, unsigned char *buf)
+{
+    double best = 0;
+
+    for (size_t i = 0, done = 0; i < cat->sources.len && i < 8 && done < BLOCKS; i++) {
+        struct ckpt_source *s = cat->sources.ptr[i];
+        for (uint64_t off = 0; off + BLOCK <= s->size && done < BLOCKS; off += BLOCK) {
+            struct iovec iov = {buf, BLOCK};
+            const uint64_t begin = ckpt_now_ns();
+            if (!ckpt_source_preadv_cached(s, &iov, 1, off))
+                break;
+            best = larger(best, rate_of(BLOCK, begin));
+            done++;
+        }
+    }
+    return best;
+}
+
+/* ---- storage ---- */
+
+struct block {
+    struct ckpt_source *source;
+    uint64_t off;
+};
+
+/* Blocks that threads read, which may never come back: whoever is last frees it. */
+struct reading {
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    uint32_t users, left, good;
+    uint32_t next, n;
+    struct block block[READERS];
+};
+
+static void reading_unref(struct reading *r)
+{
+    (void)pthread_mutex_lock(&r->lock);
+    const bool last = --r->users == 0;
+    (void)pthread_mutex_unlock(&r->lock);
+    if (!last)
+        return;
+    for (uint32_t i = 0; i < r->n; i++)
+        ckpt_source_unref(r->block[i].source);
+    (void)pthread_mutex_destroy(&r->lock);
+    (void)pthread_cond_destroy(&r->news);
+    free(r);
+}
+
+static void *read_block(void *arg)
+{
+    struct reading *r = arg;
+    unsigned char *buf = malloc(BLOCK);
+
+    (void)pthread_mutex_lock(&r->lock);
+    const struct block *b = &r->block[r->next++];
+    (void)pthread_mutex_unlock(&r->lock);
+    const bool good = buf && ckpt_source_pread(b->source, buf, BLOCK, b->off, NULL) == 0;
+    free(buf);
+    (void)pthread_mutex_lock(&r->lock);
+    r->good += good;
+    r->left--;
+    (void)pthread_cond_signal(&r->news);
+    (void)pthread_mutex_unlock(&r->lock);
+    reading_unref(r);
+    return NULL;
+}
+
+static struct reading *reading_new(void)
+{
+    struct reading *r = calloc(1, sizeof *r);
+    pthread_condattr_t monotonic;
+
+    if (!r)
+        return NULL;
+    r->users = 1;
+    (void)pthread_mutex_init(&r->lock, NULL);
+    (void)pthread_condattr_init(&monotonic);
+    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&r->news, &monotonic);
+    (void)pthread_condattr_destroy(&monotonic);
+    return r;
+}
+
+static void reading_start(struct reading *r)
+{
+    pthread_attr_t detached;
+    pthread_t id;
+
+    (void)pthread_attr_init(&detached);
+    (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    (void)pthread_mutex_lock(&r->lock);
+    for (uint32_t i = 0; i < r->n; i++)
+        if (pthread_create(&id, &detached, read_block, r) == 0) {
+            r->users++;
+            r->left++;
+        }
+    (void)pthread_mutex_unlock(&r->lock);
+    (void)pthread_attr_destroy(&detached);
+}
+
+/* Blocks that came in time. */
+static uint32_t reading_wait(struct reading *r)
+{
+    struct timespec until;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += STORAGE_S;
+    (void)pthread_mutex_lock(&r->lock);
+    while (r->left && pthread_cond_timedwait(&r->news, &r->lock, &until) != ETIMEDOUT)
+        ;
+    const uint32_t good = r->good;
+    (void)pthread_mutex_unlock(&r->lock);
+    return good;
+}
+
+/* A block that is not in the page cache, from the end on: loads begin at the beginning. */
+static bool find_cold(const struct ckpt_catalog *cat, size_t *at, uint64_t *end, struct block *ret)
+{
+    for (; *at > 0; (*at)--, *end = UINT64_MAX) {
+        struct ckpt_source *s = cat->sources.ptr[*at - 1];
+        for (uint64_t off = ckpt_min_u64(*end, s->size); off >= BLOCK; off = *end) {
+            *end = off - BLOCK;
+            if (ckpt_source_resident(s, off - BLOCK, BLOCK) > 0)
+                continue;
+            *ret = (struct block){ckpt_source_ref(s), off - BLOCK};
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What is read stays in the page cache: the load has it then. Storage that does not answer is the
+ * load's matter, which says where. */
+static double storage_rate(const struct ckpt_catalog *cat)
+{
+    struct reading *r = reading_new();
+    size_t at = cat->sources.len;
+    uint64_t end = UINT64_MAX;
+
+    if (!r)
+        return 0;
+    while (r->n < READERS && find_cold(cat, &at, &end, &r->block[r->n]))
+        r->n++;
+    const uint64_t begin = ckpt_now_ns();
+    reading_start(r);
+    const uint32_t good = reading_wait(r);
+    const double rate = good ? rate_of((uint64_t)good * BLOCK, begin) : 0;
+    reading_unref(r);
+    return rate;
+}
+
+/* ---- links ---- */
+
+/* To one rank, from another; until both are through. */
+struct pass {
+    struct ckpt_comm *comm;
+    uint32_t to, from;
+    unsigned char *out, *in;
+    uint32_t timeout_ms;
+    bool leak; /* the buffers may still be touched */
+};
+
+static int wait_for(const struct pass *p, struct ckpt_xfer *t, size_t n, struct ckpt_err *err)
+{
+    struct ckpt_xport *x = p->comm->x;
+    const uint64_t until = ckpt_now_ms() + p->timeout_ms;
+
+    for (size_t done = 0; done < n;) {
+        bool moved;
+        if (ckpt_comm_poll(p->comm, &moved, err) < 0)
+            return -1;
+        for (done = 0; done < n && atomic_load(&t[done].done); done++)
+            if (t[done].there && x->ops->fetch(x, &t[done]))
+                t[done].there = false;
+        if (done < n && ckpt_now_ms() > until)
+            return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " sent nothing for %.1f s", p->from,
+                             p->timeout_ms / 1000.0);
+        ckpt_comm_alive(p->comm, p->timeout_ms);
+        if (done < n && !moved)
+            x->ops->wait(x, WAIT_MS);
+    }
+    return 0;
+}
+
+static int post_blocks(const struct pass *p, struct ckpt_xfer *t, size_t n, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        t[i].buf = i % 2 ? p->out : p->in;
+        t[i].len = BLOCK;
+        t[i].peer = i % 2 ? p->to : p->from;
+        t[i].send = i % 2;
+        if (p->comm->x->ops->post(p->comm->x, &t[i], err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int pass_blocks(struct pass *p, size_t blocks, struct ckpt_err *err)
+{
+    struct ckpt_xport *x = p->comm->x;
+    struct ckpt_xfer t[2 * BLOCKS] = {0};
+
+    if (post_blocks(p, t, 2 * blocks, err) == 0 && wait_for(p, t, 2 * blocks, err) == 0)
+        return 0;
+    p->leak = !x->ops->cancel(x);
+    p->comm->broken = x->ops->one_shot;
+    return -1;
+}
+
+/* The next of these ranks, around, gets blocks of ours. The first one goes unmeasured. */
+static int ring_rate(struct pass *p, const uint32_t *ring, uint32_t n, double *ret,
+                     struct ckpt_err *err)
+{
+    uint32_t at = 0;
+
+    while (at < n && ring[at] != p->comm->x->rank)
+        at++;
+    if (n < 2 || at == n)
+        return 0;
+    p->to = ring[(at + 1) % n];
+    p->from = ring[(at + n - 1) % n];
+    if (pass_blocks(p, 1, err) < 0)
+        return -1;
+    const uint64_t begin = ckpt_now_ns();
+    if (pass_blocks(p, BLOCKS, err) < 0)
+        return -1;
+    *ret = rate_of((uint64_t)BLOCKS * BLOCK, begin);
+    return 0;
+}
+
+static int link_rates(const struct ckpt_rates_site *site, const struct ckpt_rates *given,
+                      struct pass *p, struct sample *ret, struct ckpt_err *err)
+{
+    const uint32_t n = site->comm->x->size, self = site->comm->x->rank;
+    ckpt_cleanup(ckpt_freep) uint32_t *ring = malloc(n * sizeof *ring);
+    uint32_t count = 0, nleader = 0;
+
+    if (!ring)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < n; r++)
+        if (site->node[r] == site->node[self])
+            ring[count++] = r;
+    if (given->local_link <= 0 && ring_rate(p, ring, count, &ret->local_link, err) < 0)
+        return -1;
+    for (uint32_t r = 0; r < n; r++) /* nodes are numbered in the order of their first ranks */
+        if (site->node[r] == nleader)
+            ring[nleader++] = r;
+    return given->network <= 0 ? ring_rate(p, ring, nleader, &ret->network, err) : 0;
+}
+
+/* ---- together ---- */
+
+static void slowest(double *to, double rate)
+{
+    if (rate > 0 && (*to <= 0 || rate < *to))
+        *to = rate;
+}
+
+static int judge_samples(void *ctx, const unsigned char *const *data, const size_t *len,
+                         struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct ckpt_rates_site *site = ctx;
+    const uint32_t n = site->comm->x->size;
+    struct ckpt_rates all = {0};
+
+    for (uint32_t r = 0; r < n; r++) {
+        struct sample s;
+        uint32_t local = 0;
+        if (len[r] != sizeof s)
+            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version", r);
+        memcpy(&s, data[r], sizeof s);
+        for (uint32_t k = 0; k < n; k++)
+            local += site->node[k] == site->node[r];
+        /* several ranks copy at once, as far as there are processors */
+        const double at_once = (double)ckpt_min_u64(local, s.cpus ? s.cpus : 1);
+        slowest(&all.node_storage, s.storage);
+        slowest(&all.page_cache, s.page_cache * at_once);
+        slowest(&all.copy, s.copy * at_once);
+        slowest(&all.local_link, s.local_link);
+        slowest(&all.network, s.network);
+    }
+    ckpt_str_append(answer, (const char *)&all, sizeof all);
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+static int take_sample(const struct ckpt_rates_site *site, const struct ckpt_rates *given,
+                       struct sample *ret, struct ckpt_err *err)
+{
+    const uint32_t self = site->comm->x->rank;
+    ckpt_cleanup(ckpt_freep) unsigned char *buf = calloc(2, BLOCK);
+    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t first = 0;
+
+    *ret = (struct sample){.cpus = cpus > 0 ? (uint64_t)cpus : 1};
+    if (!buf)
+        return ckpt_nomem(err);
+    memset(buf, 1, (size_t)2 * BLOCK);
+    if (given->copy <= 0)
+        ret->copy = copy_rate(buf);
+    if (given->page_cache <= 0)
+        ret->page_cache = cached_rate(site->cat, buf);
+    while (site->node[first] != site->node[self])
+        first++;
+    if (given->node_storage <= 0 && site->hot < 1 && first == self)
+        ret->storage = storage_rate(site->cat);
+    struct pass p = {
+        .comm = site->comm, .out = buf, .in = buf + BLOCK, .timeout_ms = site->timeout_ms};
+    int rc = link_rates(site, given, &p, ret, err);
+    if (p.leak)
+        (void)ckpt_steal(&buf);
+    return rc;
+}
+
+static void fill(double *rate, double measured)
+{
+    if (*rate <= 0)
+        *rate = measured;
+}
+
+int ckpt_rates_measure(const struct ckpt_rates_site *site, struct ckpt_rates *rates,
+                       struct ckpt_err *err)
+{
+    struct ckpt_round round = {.judge = judge_samples, .ctx = (void *)site};
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    struct ckpt_rates all;
+    struct sample own;
+    size_t len;
+    int rc = take_sample(site, rates, &own, err);
+
+    if (ckpt_round_run(&round, site->comm, rc, &own, sizeof own, site->timeout_ms, &answer, &len,
+                       err) < 0)
+        return -1;
+    if (len != sizeof all)
+        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
+    memcpy(&all, answer, sizeof all);
+    fill(&rates->node_storage, all.node_storage);
+    fill(&rates->page_cache, all.page_cache);
+    fill(&rates->copy, all.copy);
+    fill(&rates->local_link, all.local_link);
+    fill(&rates->network, all.network);
+    return 0;
+}
