@@ -211,6 +211,19 @@ def a_stopped_rank_is_an_error_elsewhere(top):
     assert all(status in (0, 1) for _, status in others), others
 
 
+def a_damaged_latest_step(top):
+    """It is not passed over silently: the error says which step it is, and that another can be had."""
+    run = copies(top, 1)[0]
+    shutil.copytree(os.path.join(run, "10"), os.path.join(run, "20"))
+    with open(os.path.join(run, "latest.txt"), "w") as f:
+        f.write("20")
+    os.truncate(shards(os.path.join(run, "20"))[0], 50)
+    (_, err), status = finish(start([run], "fsdp=1"))[0]
+    assert status == 1 and "(step '20', the latest; --step takes another)" in err, err
+    (_, err), status = finish(start([run], "fsdp=1", "--step", "10"))[0]
+    assert status == 0, err
+
+
 def statistics(top):
     runs = copies(top, 2)
     for more in ((), ("--check",)):
@@ -244,7 +257,7 @@ def main():
         tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs)]
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank, a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
-            a_stopped_rank_is_an_error_elsewhere, statistics, rates_are_measured_where_they_decide)]
+            a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, rates_are_measured_where_they_decide)]
         for test, arg in tests:
             if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
                 continue
