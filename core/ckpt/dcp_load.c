@@ -296,7 +296,8 @@ static int check_all(struct load *l, struct ckpt_err *err)
             continue;
         if (!strstr(e.text, t->name))
             (void)ckpt_err_in(&e, "tensor '%s'", t->name);
-        if (!l->opt->allow_partial || e.code != CKPT_MISSING)
+        const bool optional = l->format->optional && l->format->optional(l->format->ctx, t->name);
+        if (!optional && (!l->opt->allow_partial || e.code != CKPT_MISSING))
             return ckpt_fail(err, e.code, "%s", e.text);
         ckpt_catalog_warn(l->cat, "left out: %s", e.text);
         t->nchunk = 0;

@@ -16,6 +16,9 @@ struct ckpt_dcp_format {
      * NULL: the tensor is none of the model's; nothing of it is read. */
     const char *(*tensor)(void *ctx, const char *name);
 
+    /* Is it one that may be left out, with a warning, if it can't be read? */
+    bool (*optional)(void *ctx, const char *name);
+
     bool replicas; /* equal boxes of a tensor are copies, not a conflict */
 
     /* Is pickled object `name` wanted? Then `object` gets it: bytes [off, off+len) of s. */

@@ -14,7 +14,8 @@ struct naming {
     struct ckpt_arena arena;
     struct ckpt_str buf;
     struct ckpt_megatron_state *st;
-    bool dist; /* it has torch_dist's common state */
+    bool states; /* of optimizers are wanted */
+    bool dist;   /* it has torch_dist's common state */
     bool failed;
 };
 
@@ -30,6 +31,8 @@ static const char *name_tensor(void *ctx, const char *name)
     struct naming *n = ctx;
     char *own;
 
+    if (n->states && ckpt_megatron_is_state(name))
+        return name;
     if (!ckpt_megatron_name(name, &whole, &n->buf))
         return NULL;
     if (strcmp(ckpt_str_get(&n->buf), name) == 0)
@@ -37,6 +40,12 @@ static const char *name_tensor(void *ctx, const char *name)
     own = n->buf.failed ? NULL : ckpt_arena_strdup(&n->arena, ckpt_str_get(&n->buf));
     n->failed |= !own;
     return own;
+}
+
+static bool is_optional(void *ctx, const char *name)
+{
+    (void)ctx;
+    return ckpt_megatron_is_state(name);
 }
 
 static bool wants(void *ctx, const char *name)
@@ -63,9 +72,10 @@ int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_option
                            bool finished, struct ckpt_megatron_state *st, struct ckpt_catalog **ret,
                            struct ckpt_err *err)
 {
-    ckpt_cleanup(naming_release) struct naming n = {.st = st};
+    ckpt_cleanup(naming_release) struct naming n = {.st = st, .states = opt->states};
     const struct ckpt_dcp_format format = {.name = "megatron",
                                            .tensor = name_tensor,
+                                           .optional = is_optional,
                                            .replicas = true, /* of some forks */
                                            .wants = wants,
                                            .object = take_object,

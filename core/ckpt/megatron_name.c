@@ -88,6 +88,15 @@ static bool is_weight(const char *name)
     return true;
 }
 
+bool ckpt_megatron_is_state(const char *name)
+{
+    const char *s = name;
+
+    if (ckpt_has_prefix(s, "chained_")) /* one optimizer of several */
+        s += strlen("chained_") + strspn(s + strlen("chained_"), "0123456789.");
+    return ckpt_has_prefix(s, "optimizer.") && !strstr(s, "/shard_");
+}
+
 /* Digits at *s and what follows them; false: there are none. */
 static bool take_number(const char **s, uint64_t *ret)
 {

@@ -33,6 +33,9 @@ const char *ckpt_megatron_strip(const char *name);
 bool ckpt_megatron_layer(const char *name, uint64_t *ret);
 
 /* Is it a weight of an adapter (LoRA), or of what an adapter is wrapped around? */
+/* Is it an array of an optimizer's state? */
+bool ckpt_megatron_is_state(const char *name);
+
 bool ckpt_megatron_is_adapter(const char *name);
 
 #endif

@@ -19,6 +19,7 @@ struct array {
     const char *name; /* in the catalogue */
     struct ckpt_zarr z;
     CKPT_VEC(struct chunk) chunks;
+    bool state;   /* an optimizer's */
     bool missing; /* left out */
 };
 
@@ -55,11 +56,18 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     struct load *l = ctx;
     struct array *a;
 
-    if (e->kind != CKPT_ENTRY_DIR || e->name[0] == '.' || ckpt_has_suffix(e->name, ".sync") ||
-        !ckpt_megatron_name(e->name, &whole, &l->buf))
+    if (e->kind != CKPT_ENTRY_DIR || e->name[0] == '.' || ckpt_has_suffix(e->name, ".sync"))
         return 0;
+    const bool state = ckpt_megatron_is_state(e->name);
+    if (state ? !l->opt->states : !ckpt_megatron_name(e->name, &whole, &l->buf))
+        return 0;
+    if (state) {
+        ckpt_str_clear(&l->buf);
+        ckpt_str_puts(&l->buf, e->name);
+    }
     if (l->buf.failed || ckpt_vec_add(&l->arrays, &a) < 0)
         return ckpt_nomem(err);
+    a->state = state;
     a->folder = strdup(e->name);
     a->name = ckpt_arena_strdup(&l->names, ckpt_str_get(&l->buf));
     return a->folder && a->name ? 0 : ckpt_nomem(err);
@@ -138,12 +146,14 @@ static int read_array(void *ctx, size_t i, struct ckpt_err *err)
     struct ckpt_err e = {0};
     bool is_array = false;
 
-    if (read_head(l, a, &is_array, err) < 0)
-        return -1;
+    if (read_head(l, a, &is_array, a->state ? NULL : err) < 0) {
+        a->missing = true;
+        return a->state ? 0 : -1;
+    }
     a->missing = !is_array;
     if (!is_array || open_chunks(l, a, &e) == 0)
         return 0;
-    if (!l->opt->allow_partial || e.code != CKPT_MISSING)
+    if (!a->state && (!l->opt->allow_partial || e.code != CKPT_MISSING))
         return ckpt_fail(err, e.code, "%s", e.text);
     a->missing = true;
     return 0;

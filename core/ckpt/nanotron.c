@@ -14,6 +14,7 @@
 #include "base/str.h"
 #include "ckpt/nanotron_name.h"
 #include "ckpt/nanotron_slices.h"
+#include "ckpt/nanotron_states.h"
 #include "ckpt/readers.h"
 #include "container/config.h"
 #include "container/safetensors.h"
@@ -690,6 +691,54 @@ static int add_tensors(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
+/* ---- optimizers' states ---- */
+
+struct parts {
+    const struct load *load;
+    struct ckpt_map index; /* of parameters, by name */
+};
+
+/* The file of a parameter that these ranks wrote: for what is not sharded, the only one. */
+static bool find_part(void *ctx, const char *param, uint32_t tp, uint32_t ep,
+                      struct ckpt_nt_part *ret)
+{
+    const struct parts *parts = ctx;
+    uint32_t i;
+
+    if (!ckpt_map_get(&parts->index, param, strlen(param), &i))
+        return false;
+    const struct param *p = &parts->load->params.ptr[i];
+    for (size_t k = p->first; k < p->first + p->n; k++) {
+        const struct shard *s = &parts->load->shards.ptr[k];
+        const bool own =
+            s->name.sharded && (s->name.tp.rank != tp || (s->name.has_ep && s->name.ep.rank != ep));
+        if (own)
+            continue;
+        *ret = (struct ckpt_nt_part){s->dim,   s->local_dim,    s->rank,       s->pair,
+                                     s->npair, s->name.sharded, s->name.has_ep};
+        return true;
+    }
+    return false;
+}
+
+static int add_states(struct load *l, const struct topology *t, struct ckpt_err *err)
+{
+    struct parts parts = {.load = l};
+    int rc = 0;
+
+    for (size_t i = 0; i < l->params.len && rc == 0; i++) {
+        const char *name = l->params.ptr[i].name;
+        uint32_t at;
+        bool is_new;
+        if (ckpt_map_put(&parts.index, name, strlen(name), (uint32_t)i, &at, &is_new) < 0)
+            rc = ckpt_nomem(err);
+    }
+    if (rc == 0)
+        rc = ckpt_nt_states_add(l->dir, l->opt, t->pp, t->tp, find_part, &parts, l->cat, err);
+    ckpt_map_release(&parts.index);
+    return rc;
+}
+
 /* ---- config ---- */
 
 static int read_configs(struct load *l, struct ckpt_err *err)
@@ -756,7 +805,9 @@ static int load(struct load *l, struct ckpt_err *err)
     if (prepare_sources(l, err) < 0 ||
         ckpt_parallel(l->shards.len, l->opt->nthread, read_one, l, err) < 0)
         return -1;
-    return add_tensors(l, err) < 0 ? -1 : describe(l, &t, err);
+    if (add_tensors(l, err) < 0 || (l->opt->states && add_states(l, &t, err) < 0))
+        return -1;
+    return describe(l, &t, err);
 }
 
 static int nanotron_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,

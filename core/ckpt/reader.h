@@ -24,7 +24,9 @@ struct ckpt_reader_options {
     struct ckpt_fdpool *pool;
     const struct ckpt_log *log;
     bool allow_partial; /* leave incomplete tensors out, with a warning each, instead of failing */
-    unsigned nthread;   /* for reading headers; 0: the reader's choice */
+    bool states; /* the optimizers' too, where the format says what they belong to: raw views. What
+                    can't be read of them is left out, with a warning */
+    unsigned nthread; /* for reading headers; 0: the reader's choice */
 };
 
 /* Beside facts for people and for recipes, a catalogue's `about` may say how to show it (what is

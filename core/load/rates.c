@@ -3,11 +3,13 @@
  * all ranks at once, as a load uses them. */
 #include "load/rates.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/ckd.h"
@@ -19,6 +21,7 @@ enum {
     BLOCK = 1 << 20,
     BLOCKS = 4, /* of which the best counts; of storage and links all together */
     READERS = 4,
+    STORAGE_S = 2,
     WAIT_MS = 20,
 };
 
@@ -78,24 +81,103 @@ static double cached_rate(const struct ckpt_catalog *cat, unsigned char *buf)
 
 /* ---- storage ---- */
 
-struct reader {
+struct block {
     struct ckpt_source *source;
     uint64_t off;
-    bool good;
 };
+
+/* Blocks that threads read, which may never come back: whoever is last frees it. */
+struct reading {
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    uint32_t users, left, good;
+    uint32_t next, n;
+    struct block block[READERS];
+};
+
+static void reading_unref(struct reading *r)
+{
+    (void)pthread_mutex_lock(&r->lock);
+    const bool last = --r->users == 0;
+    (void)pthread_mutex_unlock(&r->lock);
+    if (!last)
+        return;
+    for (uint32_t i = 0; i < r->n; i++)
+        ckpt_source_unref(r->block[i].source);
+    (void)pthread_mutex_destroy(&r->lock);
+    (void)pthread_cond_destroy(&r->news);
+    free(r);
+}
 
 static void *read_block(void *arg)
 {
-    struct reader *r = arg;
+    struct reading *r = arg;
     unsigned char *buf = malloc(BLOCK);
 
-    r->good = buf && ckpt_source_pread(r->source, buf, BLOCK, r->off, NULL) == 0;
+    (void)pthread_mutex_lock(&r->lock);
+    const struct block *b = &r->block[r->next++];
+    (void)pthread_mutex_unlock(&r->lock);
+    const bool good = buf && ckpt_source_pread(b->source, buf, BLOCK, b->off, NULL) == 0;
     free(buf);
+    (void)pthread_mutex_lock(&r->lock);
+    r->good += good;
+    r->left--;
+    (void)pthread_cond_signal(&r->news);
+    (void)pthread_mutex_unlock(&r->lock);
+    reading_unref(r);
     return NULL;
 }
 
+static struct reading *reading_new(void)
+{
+    struct reading *r = calloc(1, sizeof *r);
+    pthread_condattr_t monotonic;
+
+    if (!r)
+        return NULL;
+    r->users = 1;
+    (void)pthread_mutex_init(&r->lock, NULL);
+    (void)pthread_condattr_init(&monotonic);
+    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&r->news, &monotonic);
+    (void)pthread_condattr_destroy(&monotonic);
+    return r;
+}
+
+static void reading_start(struct reading *r)
+{
+    pthread_attr_t detached;
+    pthread_t id;
+
+    (void)pthread_attr_init(&detached);
+    (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    (void)pthread_mutex_lock(&r->lock);
+    for (uint32_t i = 0; i < r->n; i++)
+        if (pthread_create(&id, &detached, read_block, r) == 0) {
+            r->users++;
+            r->left++;
+        }
+    (void)pthread_mutex_unlock(&r->lock);
+    (void)pthread_attr_destroy(&detached);
+}
+
+/* Blocks that came in time. */
+static uint32_t reading_wait(struct reading *r)
+{
+    struct timespec until;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += STORAGE_S;
+    (void)pthread_mutex_lock(&r->lock);
+    while (r->left && pthread_cond_timedwait(&r->news, &r->lock, &until) != ETIMEDOUT)
+        ;
+    const uint32_t good = r->good;
+    (void)pthread_mutex_unlock(&r->lock);
+    return good;
+}
+
 /* A block that is not in the page cache, from the end on: loads begin at the beginning. */
-static bool find_cold(const struct ckpt_catalog *cat, size_t *at, uint64_t *end, struct reader *ret)
+static bool find_cold(const struct ckpt_catalog *cat, size_t *at, uint64_t *end, struct block *ret)
 {
     for (; *at > 0; (*at)--, *end = UINT64_MAX) {
         struct ckpt_source *s = cat->sources.ptr[*at - 1];
@@ -103,31 +185,31 @@ static bool find_cold(const struct ckpt_catalog *cat, size_t *at, uint64_t *end,
             *end = off - BLOCK;
             if (ckpt_source_resident(s, off - BLOCK, BLOCK) > 0)
                 continue;
-            *ret = (struct reader){s, off - BLOCK, false};
+            *ret = (struct block){ckpt_source_ref(s), off - BLOCK};
             return true;
         }
     }
     return false;
 }
 
-/* What is read stays in the page cache: the load has it then. */
+/* What is read stays in the page cache: the load has it then. Storage that does not answer is the
+ * load's matter, which says where. */
 static double storage_rate(const struct ckpt_catalog *cat)
 {
-    struct reader reader[READERS];
-    pthread_t id[READERS];
-    size_t at = cat->sources.len, n = 0, started = 0;
-    uint64_t end = UINT64_MAX, good = 0;
+    struct reading *r = reading_new();
+    size_t at = cat->sources.len;
+    uint64_t end = UINT64_MAX;
 
-    while (n < READERS && find_cold(cat, &at, &end, &reader[n]))
-        n++;
+    if (!r)
+        return 0;
+    while (r->n < READERS && find_cold(cat, &at, &end, &r->block[r->n]))
+        r->n++;
     const uint64_t begin = ckpt_now_ns();
-    while (started < n && pthread_create(&id[started], NULL, read_block, &reader[started]) == 0)
-        started++;
-    for (size_t i = 0; i < started; i++) {
-        (void)pthread_join(id[i], NULL);
-        good += reader[i].good;
-    }
-    return good ? rate_of(good * BLOCK, begin) : 0;
+    reading_start(r);
+    const uint32_t good = reading_wait(r);
+    const double rate = good ? rate_of((uint64_t)good * BLOCK, begin) : 0;
+    reading_unref(r);
+    return rate;
 }
 
 /* ---- links ---- */

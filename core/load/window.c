@@ -263,7 +263,7 @@ int ckpt_engine_measure(const struct ckpt_plan *plan, uint32_t self,
     for (uint32_t w = 0; w < plan->nwindow && rc == 0; w++, lo = hi) {
         for (hi = lo; hi < receives->len && receives->ptr[hi].window == w;)
             hi++;
-        rc = measure_window(&m, w, receives->ptr + lo, hi - lo, ret, err);
+        rc = measure_window(&m, w, hi > lo ? receives->ptr + lo : NULL, hi - lo, ret, err);
     }
     ckpt_vec_release(&m.parts);
     ckpt_vec_release(&m.twin);

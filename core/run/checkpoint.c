@@ -682,7 +682,11 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
 {
     const struct ckpt_options *opt = v->shared->opt;
     struct ckpt_reader_options ropt = {
-        .pool = v->shared->pool, .log = &opt->log, .allow_partial = opt->allow_partial};
+        .pool = v->shared->pool,
+        .log = &opt->log,
+        .allow_partial = opt->allow_partial,
+        .states = opt->raw,
+    };
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
     bool cast;

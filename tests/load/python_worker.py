@@ -85,6 +85,126 @@ def fsdp1(want):
         same(model.state_dict(), want, "FSDP1")
 
 
+def as_accelerate_does(want, what, dtype=torch.bfloat16):
+    """FSDP2 from the meta device: the same parameters, and the same logits, as accelerate's broadcast from rank 0 gives."""
+    import types
+    from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
+    models = []
+    for mine in (True, False):
+        model = meta_model(dtype)
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+        if mine:
+            ckptfs.load_state_dict(model, RUN)
+        else:
+            head = types.SimpleNamespace(is_main_process=dist.get_rank() == 0)
+            full_state = {k: want[k].to(dtype) for k in model.state_dict()}  # its other ranks take the model's dtype for the checkpoint's
+            fsdp2_load_full_state_dict(head, model, full_state)
+            for module, other in zip(model.modules(), models[0].modules()):  # it leaves them on the meta device: its caller knows what to do
+                module._buffers.update({k: b for k, b in other._buffers.items() if k in module._non_persistent_buffers_set})
+        models.append(model)
+    for (name, a), (other, b) in zip(models[0].named_parameters(), models[1].named_parameters()):
+        assert name == other and a.dtype == b.dtype and a.placements == b.placements and a.requires_grad == b.requires_grad, (what, name)
+        assert torch.equal(a.to_local(), b.to_local()) and a.to_local().stride() == b.to_local().stride(), (what, name)
+    ids = torch.arange(8)[None]
+    assert torch.equal(models[0].eval()(ids).logits, models[1].eval()(ids).logits), what
+    models[0](ids).logits.sum().backward()
+
+
+def float8_stays(mesh):
+    """A sharded parameter whose values are stored as float8_e4m3fn becomes that, and FSDP knows of it."""
+    from safetensors.torch import save_file
+    import json
+    import tempfile
+    where = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(where)
+    stored = {"weight": torch.arange(15.).view(5, 3).to(torch.float8_e4m3fn), "bias": torch.arange(5.)}
+    if dist.get_rank() == 0:
+        save_file(stored, os.path.join(where[0], "model.safetensors"))
+        with open(os.path.join(where[0], "config.json"), "w") as f:
+            json.dump({"model_type": "odd"}, f)
+    dist.barrier()
+    for device in ("meta", "cpu"):
+        net = torch.nn.Linear(3, 5, device=device, dtype=torch.bfloat16)
+        fully_shard(net, mesh=mesh)
+        ckptfs.load_state_dict(net, where[0])
+        state = net.state_dict()
+        assert state["weight"].dtype == torch.float8_e4m3fn and state["bias"].dtype == torch.bfloat16
+        assert torch.equal(full(state["weight"].to(torch.float32)), stored["weight"].float()) and torch.equal(full(state["bias"]).float(), stored["bias"])
+
+
+def adapter_under_fsdp(want, mesh):
+    """peft's names below FSDP2: the base's weights arrive, the adapter's are reported."""
+    import peft
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    model = peft.get_peft_model(meta_model(), config)
+    for layer in model.base_model.model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    result = ckptfs.load_state_dict(model, RUN, strict=False)
+    assert result.missing_keys and all("lora_" in k for k in result.missing_keys) and not result.unexpected_keys, result
+    for k, t in model.state_dict().items():
+        if "lora_" not in k:
+            bare = k.removeprefix("base_model.model.").replace(".base_layer", "")
+            assert torch.equal(full(t.detach()), want[bare]), k
+
+
+def in_a_subgroup(want):
+    """The last ranks alone, whose group counts from 0."""
+    world = dist.get_world_size()
+    ranks = list(range(world // 2, world))
+    group = dist.new_group(ranks, backend="gloo")
+    if dist.get_rank() in ranks:
+        mesh = init_device_mesh("cpu", (len(ranks),)) if len(ranks) == world else None
+        model = meta_model()
+        ckptfs.load_state_dict(model, RUN, process_group=group, readers="once")
+        same(model.state_dict(), want, "subgroup")
+        if mesh is None:
+            from torch.distributed.device_mesh import DeviceMesh
+            mesh = DeviceMesh.from_group(group, "cpu")
+        with ckptfs.open(RUN) as f:
+            whole = {k: f.get_tensor(k) for k in f.keys()}
+        state = {k: distribute_tensor(torch.zeros_like(t), mesh, [Shard(0)], src_data_rank=None) for k, t in whole.items()}
+        ckptfs.load_state_dict(state, RUN, process_group=group)
+        for k, t in state.items():
+            n = -(-whole[k].shape[0] // len(ranks))
+            at = (dist.get_rank() - ranks[0]) * n
+            assert torch.equal(t.to_local(), whole[k][at:at + n]), k
+    else:
+        try:
+            ckptfs.load_state_dict(dict(want), RUN, process_group=group)
+        except ValueError as e:
+            assert "process_group" in str(e), e
+        else:
+            raise AssertionError("loaded in a group of others")
+    dist.barrier()
+
+
+def old_sharded_tensors(want):
+    """FSDP1 without a mesh: its state dict has ShardedTensors."""
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.fsdp import StateDictType
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(EXPECTED), dtype=torch.float32)
+    model = FSDP(model, device_id=torch.device("cpu"))
+    with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+        assert any(isinstance(t, ShardedTensor) for t in model.state_dict().values())
+    ckptfs.load_state_dict(model, RUN)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        state = model.state_dict()
+        for k, t in (state if dist.get_rank() == 0 else {}).items():
+            assert torch.equal(t, want[k]), k
+
+
+def wrapped(want):
+    """DistributedDataParallel around torch.compile's."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(EXPECTED), dtype=torch.float32)
+    model = torch.nn.parallel.DistributedDataParallel(torch.compile(model))
+    ckptfs.load_state_dict(model, RUN)
+    same({k.removeprefix("module._orig_mod."): t for k, t in model.state_dict().items()}, want, "wrapped")
+
+
 def dictionary():
     """A state dict of plain tensors and DTensors: casts, strides, uneven shards, a name that is not there."""
     with ckptfs.open(RUN) as f:
@@ -146,6 +266,12 @@ def main():
     fsdp2(want, init_device_mesh("cpu", (world,)), "FSDP2")
     dictionary()
     renamed()
+    as_accelerate_does(want, "as accelerate does")
+    float8_stays(init_device_mesh("cpu", (world,)))
+    adapter_under_fsdp(want, init_device_mesh("cpu", (world,)))
+    wrapped(want)
+    if world > 1:
+        in_a_subgroup(want)
     one_rank_fails()
     if world % 2 == 0:
         grid = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
@@ -154,6 +280,8 @@ def main():
         tensor_parallel(want, grid["tp"], None if world == 2 else grid["dp"])
     if not glob.glob(os.path.join(RUN, "**", "*experts*"), recursive=True):
         fsdp1(want)
+        if world > 1:
+            old_sharded_tensors(want)
     dist.barrier()
     if dist.get_rank() == 0:
         print(f"{world} ranks ok")

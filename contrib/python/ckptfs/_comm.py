@@ -35,6 +35,8 @@ class Comm:
             self.rank, self.size, self.ranks = 0, 1, {0: 0}
         else:
             self.group = group if group is not None else dist.group.WORLD
+            if group is not None and dist.get_rank(group) < 0:
+                raise ValueError("this process is not in process_group")
             self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
             self.ranks = {g: i for i, g in enumerate(dist.get_process_group_ranks(self.group))}
         if device is not None and nccl_library() is None:

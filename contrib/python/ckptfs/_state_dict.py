@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filling models and state dicts in place: every rank its part."""
 
+import json
 import os
 from ctypes import byref
 
@@ -24,7 +25,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view="hf", bas
     view                 "hf": Hugging Face names, the hub's or those that the model's class has in memory; "raw": the framework's own, and
                          optimizer states too: nested dicts and lists are named as torch's distributed checkpoints name them
     base, step, options  as for ckptfs.open (options: a dict)
-    key_mapping          {pattern: replacement} from the view's names to the model's, as transformers' from_pretrained has it; or a file
+    key_mapping          {pattern: replacement} from the view's names to the model's, as transformers' from_pretrained has it; or a JSON file of that
     strict               missing or unexpected keys are an error, as in torch; another shape always is
     load_options         {"host_bytes": ..., "threads": ..., "verify": ..., "exchange_timeout_ms": ..., "rates": {...}}
     progress             True: a bar; or a function of (tensors that have arrived, all)
@@ -120,7 +121,8 @@ def _open(run, entries, key_mapping, args):
     """The view that knows the model's names, and the names: the hub's, or those that the model's class has in memory (transformers stacks
     experts, for one)."""
     if isinstance(key_mapping, (str, os.PathLike)):
-        args, key_mapping = dict(args, key_mapping=key_mapping), None
+        with open(key_mapping, encoding="utf-8") as f:
+            key_mapping = json.load(f)
     tied = tied_names(entries.model)
     opened = run if isinstance(run, View) else View(run, **args)
     names = Names(opened, key_mapping, tied)

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* nanotron's optimizer states (nanotron/serialize/optimizer.py):
+ *
+ *     optimizer/optimizer_pp-P-of-PP[_dp-D-of-DP]_tp-T-of-TP[_exp-E-of-EP].pt
+ *
+ * Each holds, for the parameters of these ranks, tensors of the parameter's local shape: what it is
+ * a slice of, the parameter's own file says. In the catalogue they are
+ * optimizer.state.PARAMETER.KEY and optimizer.gradient_accumulator.PARAMETER (the parameters in
+ * F32). */
+#ifndef CKPT_CKPT_NANOTRON_STATES_H
+#define CKPT_CKPT_NANOTRON_STATES_H
+
+#include "ckpt/nanotron_slices.h"
+#include "ckpt/reader.h"
+
+/* What some ranks hold of a parameter; borrowed. */
+struct ckpt_nt_part {
+    const uint64_t *dim, *local_dim;
+    uint32_t rank;
+    const struct ckpt_nt_pair *pair;
+    size_t npair;
+    bool sharded, has_ep;
+};
+
+typedef bool ckpt_nt_find(void *ctx, const char *param, uint32_t tp, uint32_t ep,
+                          struct ckpt_nt_part *ret);
+
+/* Add what there is of a save by npp x ntp ranks (0: any) to the catalogue. What can't be read is
+ * left out, with a warning. */
+int ckpt_nt_states_add(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, uint32_t npp,
+                       uint32_t ntp, ckpt_nt_find *find, void *ctx, struct ckpt_catalog *cat,
+                       struct ckpt_err *err);
+
+#endif

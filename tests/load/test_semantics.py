@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""load_state_dict in one process, held against torch, transformers, peft and accelerate: casts, names, errors, buffers, state dicts of optimizers."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+
+BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
+HERE = os.path.dirname(os.path.abspath(__file__))
+GOLDEN = os.path.join(HERE, "..", "golden", "nanotron")
+PACKAGE = os.path.join(HERE, "..", "..", "contrib", "python")
+LLAMA = os.path.join(GOLDEN, "llama_tp1_pp1_untied_interleaved")
+TIED = os.path.join(GOLDEN, "llama_tp2_pp2_tied")
+MOE = os.path.join(GOLDEN, "qwen2_moe_epbranch_tp1_dp2_ep2")
+
+try:
+    import peft
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import transformers
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+if int(transformers.__version__.split(".")[0]) < 5:
+    print("skipped: transformers 5 is needed")
+    sys.exit(77)
+
+os.environ["CKPTFS_LIBRARY_PATH"] = BUILD
+sys.path.insert(0, PACKAGE)
+import ckptfs  # noqa: E402
+
+
+def folder(top, tensors, config=None):
+    os.makedirs(top, exist_ok=True)
+    save_file(tensors, os.path.join(top, "model.safetensors"))
+    with open(os.path.join(top, "config.json"), "w") as f:
+        json.dump(config or {"model_type": "odd"}, f)
+    return top
+
+
+def model(expected, meta=True, dtype=torch.float32):
+    config = transformers.AutoConfig.from_pretrained(expected)
+    with torch.device("meta" if meta else "cpu"):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def error_of(fn, *args, **kwargs):
+    try:
+        fn(*args, **kwargs)
+    except RuntimeError as e:
+        return str(e)
+    raise AssertionError("no error")
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+        self.register_buffer("steps", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("scratch", torch.ones(3), persistent=False)
+
+
+def what_torch_returns_and_says(top):
+    run = folder(top, Net().state_dict())
+    net = Net()
+    result = ckptfs.load_state_dict(net, run)
+    missing, unexpected = result
+    theirs = Net().load_state_dict(load_file(os.path.join(run, "model.safetensors")))
+    assert isinstance(result, type(theirs)) and result == theirs and repr(result) == repr(theirs) and missing == [] == unexpected
+    assert result.stats["read_bytes"] > 0 and torch.equal(net.scratch, torch.ones(3))
+    for k, t in load_file(os.path.join(run, "model.safetensors")).items():
+        assert torch.equal(net.state_dict()[k], t), k
+    state = Net().state_dict()
+    del state["a.bias"], state["steps"]
+    state["c.weight"], state["b.weight"] = torch.zeros(1), torch.zeros(2, 5)
+    run = folder(top + "2", state)
+    for strict in (True, False):
+        assert error_of(ckptfs.load_state_dict, Net(), run, strict=strict) == error_of(Net().load_state_dict, load_file(run + "/model.safetensors"), strict=strict)
+    del state["b.weight"]
+    run = folder(top + "3", state)
+    theirs = Net().load_state_dict(state, strict=False)
+    assert ckptfs.load_state_dict(Net(), run, strict=False) == theirs
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with torch.device("meta"):
+            net = Net()
+        ckptfs.load_state_dict(net, top)
+    assert any("scratch" in str(w.message) for w in said) and not net.a.weight.is_meta
+
+
+def casts(top):
+    """As accelerate's: floating to the model's dtype, float8_e4m3fn left alone, memory layouts kept; integers as torch copies them."""
+    torch.manual_seed(0)
+    stored = {"bf16": torch.randn(5, 6, dtype=torch.bfloat16), "f16": torch.randn(5, 6).half(), "f32": torch.randn(5, 6), "f64": torch.randn(5, 6, dtype=torch.float64),
+              "f8": torch.randn(5, 6).to(torch.float8_e4m3fn), "f8e5": torch.randn(5, 6).to(torch.float8_e5m2), "i32": torch.randint(9, (5, 6), dtype=torch.int32)}
+    stored["f32"][0, :4] = torch.tensor([float("nan"), float("inf"), 3e38, 1e-40])
+    run = folder(top, stored)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn):
+        for layout in ("plain", "turned", "meta"):
+            net = torch.nn.Module()
+            for k, t in stored.items():
+                like = torch.zeros(t.shape, dtype=dtype if t.is_floating_point() else torch.int64)
+                like = like if layout != "turned" else torch.zeros(6, 5, dtype=like.dtype).t()
+                p = torch.nn.Parameter(like.to("meta") if layout == "meta" else like, requires_grad=False)
+                net.register_parameter(k, p)
+            ckptfs.load_state_dict(net, run)
+            for k, t in stored.items():
+                got = getattr(net, k)
+                want = t if t.dtype == torch.float8_e4m3fn else t.to(dtype) if t.is_floating_point() else t.to(torch.int64)
+                assert got.dtype == want.dtype and not got.is_meta, (k, dtype, got.dtype)
+                assert torch.equal(got.double().nan_to_num(7), want.double().nan_to_num(7)), (k, dtype, layout)
+                assert got.is_contiguous() == (layout != "turned"), (k, dtype, layout)
+    state = {k: torch.zeros(t.shape, dtype=torch.bfloat16) for k, t in stored.items()}  # nothing of a caller's dictionary is replaced
+    own = dict(state)
+    ckptfs.load_state_dict(state, run)
+    assert all(state[k] is own[k] and torch.equal(own[k].double(), stored[k].to(torch.bfloat16).double()) for k in own if k != "f32")
+
+
+def odd_memory(top):
+    """Views of larger tensors, expanded ones, scalars, nothing at all."""
+    stored = {"m": torch.arange(12.).view(3, 4), "s": torch.tensor(5.), "e": torch.zeros(0, 3), "x": torch.full((4,), 3.)}
+    run = folder(top, stored)
+    large = torch.full((9, 9), -1.)
+    state = {"m": large[1:7:2, 2:6], "s": torch.zeros(()), "e": torch.zeros(0, 3), "x": torch.zeros(1).expand(4)}
+    try:
+        ckptfs.load_state_dict(state, run)
+    except RuntimeError as e:
+        assert "single memory location" in str(e)  # torch's own words for a copy into an expanded tensor
+    state["x"] = torch.zeros(4)
+    ckptfs.load_state_dict(state, run)
+    assert all(torch.equal(state[k], t) for k, t in stored.items())
+    assert int((large != -1).sum()) == 12
+
+
+def models_work(top):
+    """Meta models, and those wrapped, compute what from_pretrained's do."""
+    ids = torch.arange(8)[None]
+    for run in (LLAMA, TIED, MOE):
+        expected = run + ".expected"
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(expected, dtype=torch.float32)
+        want = theirs(ids).logits
+        mine = model(expected)
+        ckptfs.load_state_dict(mine, run)
+        assert not any(t.is_meta for t in (*mine.parameters(), *mine.buffers()))
+        assert torch.equal(mine.eval()(ids).logits, want), run
+        if theirs.config.tie_word_embeddings:
+            assert mine.lm_head.weight is mine.model.embed_tokens.weight
+        compiled = torch.compile(model(expected, meta=False))
+        ckptfs.load_state_dict(compiled, run)
+        assert torch.equal(compiled._orig_mod.eval()(ids).logits, want), run
+
+
+def adapters(top):
+    """peft's models: the base's weights, and the adapter's own, by whatever name it has."""
+    expected = LLAMA + ".expected"
+    base = transformers.AutoModelForCausalLM.from_pretrained(expected, dtype=torch.float32)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "embed_tokens"], modules_to_save=["lm_head"], init_lora_weights=False)
+    theirs = peft.get_peft_model(base, config, adapter_name="fine")
+    theirs.save_pretrained(top)
+    mine = peft.get_peft_model(model(expected, meta=False), config, adapter_name="mine")
+    result = ckptfs.load_state_dict(mine, LLAMA, strict=False)
+    assert all("lora_" in k for k in result.missing_keys) and not result.unexpected_keys, result
+    result = ckptfs.load_state_dict(mine, os.path.join(top, "fine"), strict=False)
+    assert not result.unexpected_keys, result
+    want = {k.replace(".fine", ""): v for k, v in theirs.state_dict().items()}
+    for k, t in mine.state_dict().items():
+        assert torch.equal(t, want[k.replace(".mine", "")]), k
+
+
+def optimizers(top):
+    """What torch's distributed checkpoints say of a model and its optimizer, by their names."""
+    def make(seed):
+        torch.manual_seed(seed)
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        for _ in range(2):
+            net.b(net.a(torch.randn(5, 3))).sum().backward()
+            optimizer.step()
+        return {"model": net.state_dict(), "optim": get_optimizer_state_dict(net, optimizer), "list": [torch.full((2,), float(seed)), {"deep": torch.full((1,), seed)}]}
+    saved = make(1)
+    dcp.save(saved, checkpoint_id=top, no_dist=True)
+    mine = make(2)
+    ckptfs.load_state_dict(mine, top, view="raw")
+    theirs = make(3)
+    dcp.load(theirs, checkpoint_id=top, no_dist=True)
+    for part in (mine, theirs):
+        for k, t in saved["model"].items():
+            assert torch.equal(part["model"][k], t), k
+        for k, state in saved["optim"]["state"].items():
+            for s, t in state.items():
+                assert torch.equal(part["optim"]["state"][k][s], t), (k, s)
+        assert torch.equal(part["list"][0], saved["list"][0]) and torch.equal(part["list"][1]["deep"], saved["list"][1]["deep"])
+    part = {"optim": make(4)["optim"]}
+    result = ckptfs.load_state_dict(part, top, view="raw", strict=False)
+    assert result.missing_keys == [] and set(result.unexpected_keys) == {"list.0", "list.1.deep", *(f"model.{k}" for k in saved["model"])}, result
+
+
+def mappings(top):
+    stored = {"model.a.weight": torch.randn(2, 3), "model.b.weight": torch.randn(2)}
+    run = folder(top, stored)
+    state = {"net.a.weight": torch.zeros(2, 3), "net.b.weight": torch.zeros(2)}
+    for mapping in ({"^model.": "net."}, {r"^model\.(?=a)": "net.", "model": "net"}, os.path.join(top, "map.json")):
+        for t in state.values():
+            t.zero_()
+        if isinstance(mapping, str):
+            with open(mapping, "w") as f:
+                json.dump({"^model": "net"}, f)
+        ckptfs.load_state_dict(state, run, key_mapping=mapping)
+        assert all(torch.equal(state[k.replace("model", "net")], t) for k, t in stored.items()), mapping
+
+
+def progress_is_shown(top):
+    run = folder(top, {f"t{i}": torch.randn(3) for i in range(5)})
+    seen = []
+    ckptfs.load_state_dict({f"t{i}": torch.zeros(3) for i in range(5)}, run, progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(i, 5) for i in range(6)], seen
+    ckptfs.load_state_dict({f"t{i}": torch.zeros(3) for i in range(5)}, run, progress=True)
+    for bad in ({"readers": "all"}, {"load_options": {"speed": 3}}, {"view": "cooked"}):
+        try:
+            ckptfs.load_state_dict({}, run, **bad)
+        except ValueError:
+            continue
+        raise AssertionError(bad)
+
+
+def as_safe_open(top):
+    """The same answers as safetensors' own, for every way to slice that it has."""
+    torch.manual_seed(0)
+    run = folder(top, {"m": torch.randn(5, 6), "v": torch.randn(7), "s": torch.tensor(3.), "b": torch.randn(4, 2).bfloat16()})
+    with safe_open(os.path.join(run, "model.safetensors"), framework="pt") as theirs, ckptfs.open(run, framework="pt") as mine:
+        assert set(mine.keys()) == set(theirs.keys()) and set(mine.offset_keys()) == set(theirs.offset_keys())
+        for k in theirs.keys():
+            assert torch.equal(mine.get_tensor(k), theirs.get_tensor(k))
+            assert mine.get_slice(k).get_shape() == theirs.get_slice(k).get_shape() and mine.get_slice(k).get_dtype() == theirs.get_slice(k).get_dtype()
+        for index in (slice(None), slice(1, 3), (slice(None), slice(2, 5)), (slice(0, 2), 3), 2, -1, (..., 1), (slice(None), -2), ...):
+            assert torch.equal(mine.get_slice("m")[index], theirs.get_slice("m")[index]), index
+        assert torch.equal(mine.get_slice("m")[[0, 3]], theirs.get_tensor("m")[[0, 3]])
+
+
+def without_torch(top):
+    """numpy alone."""
+    folder(top, {"m": torch.arange(6.).view(2, 3), "i": torch.arange(4)})
+    script = ("import sys; sys.modules['torch'] = None\n"
+              "import numpy, ckptfs\n"
+              f"with ckptfs.open({top!r}, framework='np') as f:\n"
+              "    assert f.get_tensor('m').tolist() == [[0, 1, 2], [3, 4, 5]] and f.get_slice('m')[:, 1].tolist() == [1, 4]\n"
+              "    assert f.get_tensor('i').dtype == numpy.int64\n"
+              "print('good')")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=PACKAGE))
+    assert done.stdout == "good\n", done.stderr
+
+
+def main():
+    failed = 0
+    tests = (what_torch_returns_and_says, casts, odd_memory, models_work, adapters, optimizers, mappings, progress_is_shown, as_safe_open, without_torch)
+    with tempfile.TemporaryDirectory() as top:
+        for test in tests:
+            if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
+                continue
+            try:
+                test(os.path.join(top, test.__name__))
+                print("ok  ", test.__name__, flush=True)
+            except Exception as e:
+                import traceback
+                traceback.print_exc()
+                print("FAIL", test.__name__, type(e).__name__, e, flush=True)
+                failed += 1
+    print(f"{len(tests) - failed} passed, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+main()
