@@ -77,6 +77,26 @@ static int find_step(struct ckpt_run *run, const char *want, char **ret, struct 
                        hits ? "several steps end in this number" : "the run has no such step");
 }
 
+/* The latest step of several could not be opened: that is said, and what to do. */
+static int fail_latest(struct ckpt_run *run, struct ckpt_err *err)
+{
+    const struct ckpt_err why = *err;
+    struct ckpt_step *steps = NULL;
+    size_t n = 0;
+
+    if (ckpt_run_steps(run, &steps, &n, NULL) < 0)
+        return -1;
+    for (size_t i = 0; i < n && n > 1; i++)
+        if (steps[i].is_latest) {
+            memset(err, 0, sizeof *err);
+            (void)ckptfs_fail(err, why.code,
+                              "%.900s (step '%.40s', the latest; --step takes another)", why.text,
+                              steps[i].name);
+        }
+    ckpt_steps_free(steps, n);
+    return -1;
+}
+
 int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
                    struct ckpt_view **ret_view, struct ckpt_err *err)
 {
@@ -92,7 +112,7 @@ int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
     if (t->step && find_step(run, t->step, &step, err) < 0)
         return -1;
     if (ckpt_run_view(run, step, ret_view, err) < 0)
-        return -1;
+        return step ? -1 : fail_latest(run, err);
     *ret_run = run;
     run = NULL;
     return 0;

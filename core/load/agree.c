@@ -171,9 +171,16 @@ static int judge_tables(void *ctx, const unsigned char *const *data, const size_
     return answer->failed ? ckpt_nomem(err) : 0;
 }
 
+/* This rank's own table as bytes: what it gets back must be the same. */
+struct own_table {
+    const unsigned char *data;
+    size_t len;
+};
+
 /* Takes class_of. */
 static int parse_tables(struct ckpt_load *load, const unsigned char *data, size_t len,
-                        uint32_t *class_of, uint32_t nclass, struct ckpt_err *err)
+                        const struct own_table *own, uint32_t *class_of, uint32_t nclass,
+                        struct ckpt_err *err)
 {
     const uint32_t nrank = load->comm->x->size;
     struct ckpt_wants *table = calloc(nclass, sizeof *table);
@@ -188,6 +195,9 @@ static int parse_tables(struct ckpt_load *load, const unsigned char *data, size_
             memcpy(&n, data, sizeof n);
         if (rc == 0 && n > len - sizeof n)
             rc = ckpt_fail(err, CKPT_FORMAT, "the wants of all ranks are cut short");
+        if (rc == 0 && c == class_of[load->comm->x->rank] &&
+            (n != own->len || memcmp(data + sizeof n, own->data, n) != 0))
+            rc = ckpt_fail(err, CKPT_FORMAT, "rank 0 sent other wants than this rank's");
         if (rc == 0)
             rc = ckpt_wants_parse(data + sizeof n, n, load->view->cat, nrank, &table[c], err);
         if (rc == 0) {
@@ -562,9 +572,24 @@ static int exchange_wants(struct ckpt_load *load, const unsigned char *table, si
         free(class_of);
         return -1;
     }
-    int rc = parse_tables(load, answer, answer_len, class_of, a->nclass, err);
+    const struct own_table own = {table, len};
+    int rc = parse_tables(load, answer, answer_len, &own, class_of, a->nclass, err);
     free(answer);
     return rc;
+}
+
+/* Are all numbers of rank 0's answer in range? word: class_of[n], node[n], first rank[nclass]. */
+static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32_t n)
+{
+    if (a->nclass < 1 || a->nclass > n || a->nnode < 1 || a->nnode > n)
+        return false;
+    for (uint32_t r = 0; r < n; r++)
+        if (word[r] >= a->nclass || word[n + r] >= a->nnode)
+            return false;
+    for (uint32_t c = 0; c < a->nclass; c++)
+        if (word[2 * (size_t)n + c] >= n)
+            return false;
+    return true;
 }
 
 static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
@@ -596,9 +621,11 @@ static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
     memcpy(&a, answer, sizeof a);
     if (got != sizeof a + (2 * (size_t)n + a.nclass) * sizeof(uint32_t))
         return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
+    const uint32_t *word = (const uint32_t *)(const void *)(answer + sizeof a);
+    if (!answer_ok(&a, word, n))
+        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
     if (a.copies && ckpt_load_compare(load, err) < 0)
         return -1;
-    const uint32_t *word = (const uint32_t *)(const void *)(answer + sizeof a);
     uint32_t *class_of = malloc(n * sizeof *class_of);
     if (!class_of)
         return ckpt_nomem(err);

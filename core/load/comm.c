@@ -261,7 +261,8 @@ static bool round_parse(const struct ckpt_ctl_message *m, uint32_t *ret_number,
     if (m->len < sizeof words)
         return false;
     memcpy(words, m->data, sizeof words);
-    if (words[4] > m->len - sizeof words || words[4] >= CKPT_ERR_TEXT)
+    if (words[4] > m->len - sizeof words || words[4] >= CKPT_ERR_TEXT ||
+        words[3] > CKPT_CANCELLED || (words[3] != CKPT_OK && words[4] == 0))
         return false;
     *ret_number = words[2];
     ret_why->code = (enum ckpt_code)words[3];
@@ -295,12 +296,13 @@ static struct ckpt_ctl_message *take_held(struct ckpt_comm *comm, enum ckpt_ctl 
 static int hand_on(struct ckpt_comm *comm, const void *msg, size_t len, struct ckpt_err *err)
 {
     const uint32_t rank = comm->x->rank, size = comm->x->size;
+    int rc = 0;
 
-    for (uint64_t step = 1; step < size; step *= 2)
+    for (uint64_t step = 1; step < size; step *= 2) /* one that is gone is no reason not to tell */
         if (step > rank && rank + step < size &&
             comm->x->ops->ctl_send(comm->x, (uint32_t)(rank + step), msg, len, err) < 0)
-            return -1;
-    return 0;
+            rc = -1;
+    return rc;
 }
 
 static uint32_t parent_of(uint32_t rank)

@@ -193,7 +193,10 @@ static void on_abort(struct ckpt_engine *e, const unsigned char *data, size_t le
         return;
     memcpy(&m, data, sizeof m);
     m.text[CKPT_ERR_TEXT - 1] = '\0';
-    (void)ckpt_fail(&err, (enum ckpt_code)m.code, "%s", m.text);
+    if (m.code == CKPT_OK || m.code > CKPT_CANCELLED || !m.text[0])
+        (void)ckpt_fail(&err, CKPT_PEER, "another rank failed, and its message is broken");
+    else
+        (void)ckpt_fail(&err, (enum ckpt_code)m.code, "%s", m.text);
     ckpt_engine_fail(e, &err, false);
 }
 

@@ -188,7 +188,8 @@ static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
             *u = (struct ckpt_unit){.region = (uint32_t)i, .ordinal = k};
             place_unit(p, (uint32_t)p->units.len - 1, u);
         }
-    qsort(p->units.ptr, p->units.len, sizeof *p->units.ptr, unit_cmp);
+    if (p->units.len)
+        qsort(p->units.ptr, p->units.len, sizeof *p->units.ptr, unit_cmp);
     return 0;
 }
 

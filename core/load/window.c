@@ -263,7 +263,7 @@ int ckpt_engine_measure(const struct ckpt_plan *plan, uint32_t self,
     for (uint32_t w = 0; w < plan->nwindow && rc == 0; w++, lo = hi) {
         for (hi = lo; hi < receives->len && receives->ptr[hi].window == w;)
             hi++;
-        rc = measure_window(&m, w, receives->ptr + lo, hi - lo, ret, err);
+        rc = measure_window(&m, w, hi > lo ? receives->ptr + lo : NULL, hi - lo, ret, err);
     }
     ckpt_vec_release(&m.parts);
     ckpt_vec_release(&m.twin);
@@ -330,8 +330,8 @@ int ckpt_slot_receives(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_e
     struct tally t = {0};
     struct poster p = {.e = e, .s = s, .to = e->device ? s->dev.receive : s->receive, .err = err};
 
-    s->parts = e->receives.ptr + e->receive_first[s->window];
     s->nparts = e->receive_first[s->window + 1] - e->receive_first[s->window];
+    s->parts = s->nparts ? &e->receives.ptr[e->receive_first[s->window]] : NULL;
     (void)each_message(s->parts, s->nparts, &e->opt.mode, count_message, &t);
     if (!(s->in = calloc(t.n + 1, sizeof *s->in)))
         return ckpt_nomem(err);

@@ -264,13 +264,18 @@ static const struct ckpt_xport_ops mpi_ops = {
 static int make(MPI_Comm mpi, bool finalize, struct ckpt_xport **ret, struct ckpt_err *err)
 {
     struct xport_mpi *m;
-    int level = 0, rank, size, rc;
+    int level = 0, is_main = 0, rank, size, rc;
 
     (void)MPI_Query_thread(&level);
+    (void)MPI_Is_thread_main(&is_main);
     if (level < MPI_THREAD_FUNNELED)
         return ckpt_fail(err, CKPT_USAGE,
                          "MPI was initialised without threads: MPI_Init_thread with "
                          "MPI_THREAD_FUNNELED or more is needed");
+    if (level == MPI_THREAD_FUNNELED && !is_main)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "MPI was initialised with MPI_THREAD_FUNNELED: only the main thread may "
+                         "make a comm and load with it");
     if (!(m = calloc(1, sizeof *m)))
         return ckpt_nomem(err);
     if ((rc = MPI_Comm_dup(mpi, &m->comm)) != MPI_SUCCESS) {

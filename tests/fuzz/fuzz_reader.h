@@ -125,7 +125,7 @@ static void make_entry(int dir, struct input *in)
 
 static void load_and_read(const struct ckpt_reader *r)
 {
-    struct ckpt_reader_options opt = {.nthread = 1};
+    struct ckpt_reader_options opt = {.nthread = 1, .states = true};
     struct ckpt_catalog *cat = NULL;
     struct ckpt_dir *dir = NULL;
     struct ckpt_err err = {0};

@@ -303,8 +303,27 @@ def value_seeds(out):
         put(out, "fuzz_values", name, "\n".join([json.dumps(adapter), json.dumps(config), *lines]))
 
 
+def load_seeds(out):
+    def words(*n):
+        return struct.pack("<%dI" % len(n), *n)
+    none, magic = 0xffffffff, 0x746e6177
+    grid = words(2, 2, 2, 0, 1, 2, 3)
+    box = words(2) + struct.pack("<4Q", 3, 20, 0, 12)
+    put(out, "fuzz_wants", "empty", words(magic, 0, 0, 0, 0))
+    put(out, "fuzz_wants", "whole", words(magic, 0, 0, 0, 2, 0, none, none, 2, none, none))
+    put(out, "fuzz_wants", "boxes", words(magic, 1, 1, 1, 3) + grid + words(0, 2, 0, 0, 1, 1) + box + words(0, 0, 0, 2, 0, none, 1, none, none))
+    put(out, "fuzz_wants", "columns", words(magic, 1, 2, 0, 2) + words(1, 5, 0, 1, 2, 3, 4) + words(0, 1, 1, 0) + words(0, 1, 0, 0) + words(0, 0, none, 2, 1, none))
+    put(out, "fuzz_rounds", "good", b"")
+    for message in (0, 1, 3, 6):
+        put(out, "fuzz_rounds", "lost%d" % message, struct.pack("<BHB", message, 0xfffe, 0))
+        put(out, "fuzz_rounds", "short%d" % message, struct.pack("<BHB", message, 0xffff, 21))
+        for at in (12, 16, 20, 36, 60):
+            put(out, "fuzz_rounds", "wrong%d_%d" % (message, at), struct.pack("<BHB", message, at, 0xfe))
+
+
 def main():
     out = sys.argv[1]
+    load_seeds(out)
     rank_piece_seeds(out)
     dcp_seeds(out)
     megatron_seeds(out)

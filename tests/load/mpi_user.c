@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A program with an MPI of its own (FUNNELED: loads proceed only while it waits), as a user would
- * write it: mpi_user RUN. The odd and the even ranks load separately. */
+/* A program with an MPI of its own, as a user would write it: mpi_user RUN LEVEL
+ *
+ * LEVEL is single (which is refused), funneled (loads proceed only while the main thread waits),
+ * serialized (another thread does all) or multiple. The odd and the even ranks load separately. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +31,13 @@ static int check(struct ckpt_view *view, const struct ckpt_want_info *w, const u
     return differ;
 }
 
-int main(int argc, char **argv)
+struct job {
+    const char *run;
+    int level, rank;
+    int result;
+};
+
+static int load_half(const struct job *job)
 {
     struct ckpt_run *run;
     struct ckpt_view *view;
@@ -38,16 +47,21 @@ int main(int argc, char **argv)
     struct ckpt_err err = {0};
     MPI_Comm half;
     char layout[32];
-    int level, rank, size, rc;
+    int size, rc;
 
-    if (argc != 2 || MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS)
-        return 2;
-    (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    (void)MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
+    (void)MPI_Comm_split(MPI_COMM_WORLD, job->rank % 2, job->rank, &half);
     (void)MPI_Comm_size(half, &size);
     (void)snprintf(layout, sizeof layout, "fsdp=%d", size);
-    if (ckpt_run_open(argv[1], NULL, &run, &err) < 0 || ckpt_run_view(run, NULL, &view, &err) < 0 ||
-        ckpt_comm_mpi(half, &comm, &err) < 0 || ckpt_load_new(view, comm, &opt, &load, &err) < 0 ||
+    if (ckpt_run_open(job->run, NULL, &run, &err) < 0 || ckpt_run_view(run, NULL, &view, &err) < 0)
+        return die(&err);
+    if (ckpt_comm_mpi(half, &comm, &err) < 0) {
+        if (job->rank == 0)
+            (void)printf("refused: %s\n", err.text);
+        ckpt_view_release(view);
+        ckpt_run_close(run);
+        return job->level == MPI_THREAD_SINGLE && err.code == CKPT_USAGE ? 0 : die(&err);
+    }
+    if (ckpt_load_new(view, comm, &opt, &load, &err) < 0 ||
         ckpt_load_want_layout(load, layout, &err) < 0 || ckpt_load_plan(load, &err) < 0)
         return die(&err);
     const size_t n = ckpt_load_wants(load);
@@ -76,12 +90,47 @@ int main(int argc, char **argv)
         free(mem[i]);
     }
     free(mem);
-    if (rank == 0)
+    if (job->rank == 0)
         (void)printf("%zu wants over %s\n", n, ckpt_comm_transport(comm));
     ckpt_load_free(load);
     ckpt_comm_free(comm);
     ckpt_view_release(view);
     ckpt_run_close(run);
     (void)MPI_Comm_free(&half);
-    return MPI_Finalize() == MPI_SUCCESS ? 0 : 1;
+    return 0;
+}
+
+static void *run_job(void *job)
+{
+    ((struct job *)job)->result = load_half(job);
+    return NULL;
+}
+
+static int level_of(const char *name)
+{
+    static const char *const names[] = {"single", "funneled", "serialized", "multiple"};
+    static const int levels[] = {MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED,
+                                 MPI_THREAD_MULTIPLE};
+
+    for (int i = 0; i < 4; i++)
+        if (strcmp(names[i], name) == 0)
+            return levels[i];
+    return -1;
+}
+
+int main(int argc, char **argv)
+{
+    struct job job = {.level = argc == 3 ? level_of(argv[2]) : -1};
+    pthread_t thread;
+    int level;
+
+    if (job.level < 0 || MPI_Init_thread(&argc, &argv, job.level, &level) != MPI_SUCCESS)
+        return 2;
+    job.run = argv[1];
+    (void)MPI_Comm_rank(MPI_COMM_WORLD, &job.rank);
+    if (job.level != MPI_THREAD_SERIALIZED)
+        (void)run_job(&job);
+    else if (pthread_create(&thread, NULL, run_job, &job) != 0 || pthread_join(thread, NULL) != 0)
+        return 2;
+    return MPI_Finalize() == MPI_SUCCESS ? job.result : 1;
 }

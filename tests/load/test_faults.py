@@ -211,6 +211,19 @@ def a_stopped_rank_is_an_error_elsewhere(top):
     assert all(status in (0, 1) for _, status in others), others
 
 
+def a_damaged_latest_step(top):
+    """It is not passed over silently: the error says which step it is, and that another can be had."""
+    run = copies(top, 1)[0]
+    shutil.copytree(os.path.join(run, "10"), os.path.join(run, "20"))
+    with open(os.path.join(run, "latest.txt"), "w") as f:
+        f.write("20")
+    os.truncate(shards(os.path.join(run, "20"))[0], 50)
+    (_, err), status = finish(start([run], "fsdp=1"))[0]
+    assert status == 1 and "(step '20', the latest; --step takes another)" in err, err
+    (_, err), status = finish(start([run], "fsdp=1", "--step", "10"))[0]
+    assert status == 0, err
+
+
 def statistics(top):
     runs = copies(top, 2)
     for more in ((), ("--check",)):
@@ -221,6 +234,21 @@ def statistics(top):
             for key in ("ranks", "transport", "needed_bytes", "unique_bytes", "read_bytes", "sent_bytes", "reads", "wall_s", "busy_s", "verified"):
                 assert key in got, key
             assert got["verified"] is True and got["ranks"] == 2 and got["transport"] == "tcp" and got["read_bytes"] == got["unique_bytes"]
+
+
+def jobs_with_neighbouring_ports_do_not_meet(top):
+    """One job's ranks look for their rank 0 while another's listens at the next port."""
+    run, port = copies(top, 1)[0], free_port()
+
+    def rank(job, r):
+        env = dict(os.environ, WORLD_SIZE="3", RANK=str(r), CKPTFS_MEET_TIMEOUT="10", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port + job))
+        return subprocess.Popen([CKPT, "load", run, "--layout", ("fsdp=3", "dp=3")[job], "--json"], env=env,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    early = [rank(1, 0), rank(0, 1), rank(0, 2)]
+    time.sleep(0.5)
+    done = finish(early + [rank(1, 1), rank(1, 2), rank(0, 0)])
+    assert all(status == 0 for _, status in done), done
 
 
 def rates_are_measured_where_they_decide(top):
@@ -244,7 +272,8 @@ def main():
         tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs)]
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank, a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
-            a_stopped_rank_is_an_error_elsewhere, statistics, rates_are_measured_where_they_decide)]
+             a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, jobs_with_neighbouring_ports_do_not_meet,
+             rates_are_measured_where_they_decide)]
         for test, arg in tests:
             if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
                 continue

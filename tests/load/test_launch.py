@@ -72,10 +72,11 @@ def check_fault():
     return None
 
 
-def check_program():
-    """A program that links the loader and has its own MPI, with MPI_THREAD_FUNNELED."""
-    status, out, err = mpirun(4, [os.path.join(BUILD, "tests", "mpi_user"), os.path.join(GOLDEN, SAMPLES[0][0])])
-    return None if status == 0 and "over mpi" in out else f"mpi_user: status {status}: {err[-600:]}"
+def check_program(level):
+    """A program that links the loader and has its own MPI, with this thread level; parts of its communicator load."""
+    status, out, err = mpirun(4, [os.path.join(BUILD, "tests", "mpi_user"), os.path.join(GOLDEN, SAMPLES[0][0]), level])
+    expected = "refused: MPI was initialised without threads" if level == "single" else "over mpi"
+    return None if status == 0 and expected in out else f"mpi_user {level}: status {status}: {out} {err[-600:]}"
 
 
 def main():
@@ -91,7 +92,7 @@ def main():
                 problems += [problem] if problem else []
                 passed += not problem
     if has_mpi:
-        for problem in (check_fault(), check_program()):
+        for problem in (check_fault(), *(check_program(level) for level in ("single", "funneled", "serialized", "multiple"))):
             problems += [problem] if problem else []
             passed += not problem
     for p in problems:

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What another rank says it wants. Input: a table, as ckpt_wants_dump writes it. */
+#include "fuzz.h"
+
+#include "load/plan.h"
+#include "load/want.h"
+
+enum { RANKS = 5, TENSORS = 4, MOST_ENTRIES = 64 };
+
+static const uint64_t shape[TENSORS][3] = {{40, 12}, {7}, {3, 5, 8}, {0, 4}};
+static const uint32_t rank_of[TENSORS] = {2, 1, 3, 2};
+
+static struct ckpt_catalog *make_catalog(void)
+{
+    static unsigned char data[8192];
+    struct ckpt_catalog *cat;
+    struct ckpt_source *s;
+    struct ckpt_err err = {0};
+    uint64_t off = 0;
+
+    MUST(ckpt_catalog_new(&cat, &err) == 0);
+    MUST(ckpt_source_mem_new("memory", data, sizeof data, &s, &err) == 0);
+    const uint32_t source = ckpt_catalog_add_source(cat, s, &err);
+    ckpt_source_unref(s);
+    for (uint32_t t = 0; t < TENSORS; t++) {
+        struct ckpt_box box = {.rank = rank_of[t]};
+        struct ckpt_piece_draft piece;
+        uint64_t stride[3], step = 2;
+        size_t index;
+        char name[8];
+        for (uint32_t d = rank_of[t]; d-- > 0;) {
+            box.n[d] = shape[t][d];
+            stride[d] = step;
+            step *= shape[t][d];
+        }
+        ckpt_piece_from_box(shape[t], &box, source, off, stride, &piece);
+        off += step;
+        (void)snprintf(name, sizeof name, "t%u", t);
+        MUST(ckpt_catalog_add(cat, name, CKPT_BF16, shape[t], rank_of[t], &index, &err) == 0);
+        MUST(ckpt_catalog_set_pieces(cat, index, &piece, step ? 1 : 0, &err) == 0);
+    }
+    return cat;
+}
+
+/* The same bytes come out, and every box lies inside. */
+static void check_table(const struct ckpt_wants *w, const struct ckpt_catalog *cat)
+{
+    struct ckpt_wants again;
+    struct ckpt_err err = {0};
+    unsigned char *text, *other;
+    size_t len, other_len;
+
+    MUST(ckpt_wants_dump(w, &text, &len, &err) == 0);
+    MUST(ckpt_wants_parse(text, len, cat, RANKS, &again, &err) == 0);
+    MUST(ckpt_wants_dump(&again, &other, &other_len, &err) == 0);
+    MUST(len == other_len && memcmp(text, other, len) == 0);
+    ckpt_wants_release(&again);
+    free(text);
+    free(other);
+    for (size_t e = 0; e < w->entries.len; e++)
+        for (uint32_t r = 0; r < RANKS; r++) {
+            const struct ckpt_tensor *t = &cat->tensors.ptr[w->entries.ptr[e].tensor];
+            struct ckpt_box box;
+            if (ckpt_wants_box(w, &w->entries.ptr[e], t, r, &box))
+                MUST(ckpt_box_within(&box, t->dim, t->rank));
+        }
+}
+
+/* All ranks want this; takes w. */
+static void plan(struct ckpt_wants *w, const struct ckpt_catalog *cat)
+{
+    static const uint32_t rank[RANKS] = {0, 1, 2, 3, 4};
+    const struct ckpt_plan_sizes sizes = {128, 256};
+    struct ckpt_wants *table = malloc(sizeof *table);
+    uint32_t *class_of = calloc(RANKS, sizeof *class_of);
+    struct ckpt_roster roster;
+    struct ckpt_plan *p;
+    struct ckpt_err err = {0};
+    uint64_t unique;
+
+    MUST(table && class_of);
+    *table = *w;
+    MUST(ckpt_roster_init(&roster, cat, RANKS, class_of, table, 1, &err) == 0);
+    MUST(ckpt_plan_bytes(&roster, rank, RANKS, &unique, &err) == 0);
+    MUST(ckpt_plan_new(&roster, rank, RANKS, &sizes, &p, &err) == 0);
+    MUST(p->bytes == unique);
+    ckpt_plan_free(p);
+    ckpt_roster_release(&roster);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct ckpt_catalog *cat;
+    struct ckpt_wants w;
+    struct ckpt_err err = {0};
+
+    if (!cat)
+        cat = make_catalog();
+    if (ckpt_wants_parse(data, size, cat, RANKS, &w, &err) < 0) {
+        check_err(&err);
+        return 0;
+    }
+    check_table(&w, cat);
+    if (w.entries.len > MOST_ENTRIES)
+        ckpt_wants_release(&w);
+    else
+        plan(&w, cat);
+    return 0;
+}

@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks of one process, over memory and over TCP: several loads on one comm, what comes after a
+ * failure, who leaves early, cancelling from elsewhere, waiting. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <ckptfs/load.h>
+
+#include "test.h"
+
+enum { MOST = 8, MEET_MS = 20000, DEADLINE_MS = 20000 };
+
+struct member;
+typedef void play_fn(struct member *m);
+
+struct member {
+    struct ckpt_comm *comm;
+    struct ckpt_view *view;
+    uint32_t rank, size;
+    play_fn *play;
+    int step; /* of the test */
+    /* what came of it */
+    int rc;
+    struct ckpt_err err;
+    struct ckpt_load_stats stats;
+};
+
+static struct ckpt_view *open_view(const char *name)
+{
+    struct ckpt_run *run;
+    struct ckpt_view *view;
+    struct ckpt_err err = {0};
+    char path[4096];
+    const char *source = getenv("CKPTFS_SOURCE");
+
+    (void)snprintf(path, sizeof path, "%s/tests/golden/%s", source ? source : ".", name);
+    if (ckpt_run_open(path, NULL, &run, &err) < 0 || ckpt_run_view(run, NULL, &view, &err) < 0)
+        fail_msg("%s", err.text);
+    ckpt_run_close(run);
+    return view;
+}
+
+/* ---- teams ---- */
+
+struct connecting {
+    struct ckpt_tcp *tcp;
+    const char *const *address;
+    uint32_t rank, size;
+    struct ckpt_comm *comm;
+    int rc;
+    struct ckpt_err err;
+};
+
+static void *connect_one(void *arg)
+{
+    struct connecting *c = arg;
+
+    c->rc = ckpt_tcp_connect(c->tcp, c->rank, c->size, c->address, MEET_MS, &c->comm, &c->err);
+    return NULL;
+}
+
+static void connect_all(uint32_t n, struct ckpt_comm **comm)
+{
+    struct connecting c[MOST];
+    const char *address[MOST];
+    pthread_t thread[MOST];
+    struct ckpt_err err = {0};
+
+    for (uint32_t r = 0; r < n; r++) {
+        c[r] = (struct connecting){.address = address, .rank = r, .size = n};
+        if (ckpt_tcp_listen("127.0.0.1", &c[r].tcp, &err) < 0)
+            fail_msg("%s", err.text);
+        address[r] = ckpt_tcp_address(c[r].tcp);
+    }
+    for (uint32_t r = 0; r < n; r++)
+        assert_int_equal(pthread_create(&thread[r], NULL, connect_one, &c[r]), 0);
+    for (uint32_t r = 0; r < n; r++) {
+        (void)pthread_join(thread[r], NULL);
+        if (c[r].rc < 0)
+            fail_msg("rank %u: %s", r, c[r].err.text);
+        comm[r] = c[r].comm;
+    }
+}
+
+static void make_comms(bool tcp, uint32_t n, struct ckpt_comm **comm)
+{
+    struct ckpt_err err = {0};
+
+    if (tcp)
+        connect_all(n, comm);
+    else if (ckpt_comm_threads(n, comm, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+static void *play_one(void *arg)
+{
+    struct member *m = arg;
+
+    m->play(m);
+    ckpt_comm_free(m->comm);
+    return NULL;
+}
+
+/* Everybody plays, in a thread of its own. */
+static void team(bool tcp, uint32_t n, struct ckpt_view *view, int step, play_fn *play,
+                 struct member *m)
+{
+    struct ckpt_comm *comm[MOST];
+    pthread_t thread[MOST];
+
+    make_comms(tcp, n, comm);
+    for (uint32_t r = 0; r < n; r++)
+        m[r] = (struct member){
+            .comm = comm[r], .view = view, .rank = r, .size = n, .play = play, .step = step};
+    for (uint32_t r = 0; r < n; r++)
+        assert_int_equal(pthread_create(&thread[r], NULL, play_one, &m[r]), 0);
+    for (uint32_t r = 0; r < n; r++)
+        (void)pthread_join(thread[r], NULL);
+}
+
+/* ---- loads ---- */
+
+struct loading {
+    struct ckpt_load *load;
+    unsigned char **mem;
+    size_t n;
+};
+
+static void loading_end(struct loading *l)
+{
+    ckpt_load_free(l->load);
+    for (size_t i = 0; i < l->n; i++)
+        free(l->mem[i]);
+    free(l->mem);
+}
+
+/* Declare a layout and give it memory. */
+static int loading_begin(struct member *m, const char *layout, const struct ckpt_load_options *more,
+                         struct loading *l)
+{
+    struct ckpt_load_options opt = more ? *more : (struct ckpt_load_options){0};
+
+    opt.size = sizeof opt;
+    if (opt.readers == CKPT_READERS_AUTO)
+        opt.readers = CKPT_READERS_ONCE;
+    opt.exchange_timeout_ms = DEADLINE_MS;
+    *l = (struct loading){0};
+    if (ckpt_load_new(m->view, m->comm, &opt, &l->load, &m->err) < 0 ||
+        ckpt_load_want_layout(l->load, layout, &m->err) < 0)
+        return -1;
+    l->n = ckpt_load_wants(l->load);
+    l->mem = calloc(l->n + 1, sizeof *l->mem);
+    for (size_t i = 0; i < l->n; i++) {
+        struct ckpt_want_info info;
+        ckpt_load_want_info(l->load, i, &info);
+        l->mem[i] = malloc(info.nbytes + 1);
+        const struct ckpt_dest dest = {.ptr = l->mem[i]};
+        if (ckpt_load_set_dest(l->load, i, &dest, &m->err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int check_bytes(struct member *m, const struct loading *l)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        struct ckpt_want_info info;
+        size_t index;
+        ckpt_load_want_info(l->load, i, &info);
+        unsigned char *want = malloc(info.nbytes + 1);
+        bool good = ckpt_view_find_tensor(m->view, info.tensor, &index) &&
+                    (info.nbytes == 0 ||
+                     (ckpt_view_box_pread(m->view, index, info.lo, info.n, want, &m->err) == 0 &&
+                      memcmp(want, l->mem[i], info.nbytes) == 0));
+        free(want);
+        if (!good) {
+            (void)snprintf(m->err.text, sizeof m->err.text, "'%s' is wrong", info.tensor);
+            m->err.code = CKPT_CONFLICT;
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int load_once(struct member *m, const char *layout, const struct ckpt_load_options *opt)
+{
+    struct loading l;
+    int rc = loading_begin(m, layout, opt, &l);
+
+    if (rc == 0)
+        rc = ckpt_load_plan(l.load, &m->err);
+    if (rc == 0)
+        rc = ckpt_load_start(l.load, &m->err);
+    while (rc == 0 && (rc = ckpt_load_wait(l.load, 0, &m->err)) == 1)
+        rc = ckpt_load_wait(l.load, 5, &m->err) < 0 ? -1 : 0; /* both ways to look */
+    if (rc == 0)
+        rc = check_bytes(m, &l);
+    ckpt_load_stats(l.load, NULL, &m->stats);
+    loading_end(&l);
+    return rc;
+}
+
+static void check_good(const struct member *m, uint32_t n)
+{
+    for (uint32_t r = 0; r < n; r++)
+        if (m[r].rc < 0)
+            fail_msg("rank %u: %s", r, m[r].err.text);
+}
+
+/* ---- several loads ---- */
+
+static void play_several(struct member *m)
+{
+    static const char *const layout[] = {"fsdp=4", "tp=2,pp=2", "tp=4", "dp=4"};
+    static const enum ckpt_readers readers[] = {CKPT_READERS_ONCE, CKPT_READERS_EACH,
+                                                CKPT_READERS_NODE};
+
+    for (int i = 0; i < 12 && m->rc == 0; i++) {
+        const struct ckpt_load_options opt = {.readers = readers[i % 3], .verify = i % 2};
+        m->rc = load_once(m, layout[i % 4], &opt);
+    }
+}
+
+TEST(load, one_comm_serves_many_loads)
+{
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
+    struct member m[MOST];
+
+    for (int tcp = 0; tcp < 2; tcp++) {
+        team(tcp, 4, view, 0, play_several, m);
+        check_good(m, 4);
+        CHECK(m[0].stats.unique_bytes > 0);
+    }
+    ckpt_view_release(view);
+}
+
+/* ---- after a failure ---- */
+
+static void play_refused(struct member *m)
+{
+    struct ckpt_load_options opt = {.host_bytes = m->rank == 2 ? 1 << 20 : 2 << 20};
+    struct ckpt_err first;
+
+    m->rc = load_once(m, "fsdp=3", &opt); /* the ranks differ in their options */
+    first = m->err;
+    if (m->rc == 0 || first.code != CKPT_CONFLICT || !strstr(first.text, "rank 2"))
+        return;
+    opt.host_bytes = 0;
+    memset(&m->err, 0, sizeof m->err);
+    m->rc = load_once(m, m->rank == 1 ? "fsdp=4" : "fsdp=3", &opt); /* one has no layout */
+    if (m->rank == 1)
+        m->rc = ckpt_comm_agree(m->comm, m->rc, DEADLINE_MS, &m->err);
+}
+
+TEST(load, a_plan_that_is_refused_leaves_the_comm_whole)
+{
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
+    struct member m[MOST];
+
+    for (int tcp = 0; tcp < 2; tcp++) {
+        team(tcp, 3, view, 0, play_refused, m);
+        for (uint32_t r = 0; r < 3; r++) {
+            CHECK_EQ(m[r].rc, -1);
+            CHECK_EQ(m[r].err.code, CKPT_USAGE);
+            CHECK(strstr(m[r].err.text, "fsdp=4") != NULL);
+        }
+    }
+    ckpt_view_release(view);
+}
+
+static void play_budget(struct member *m)
+{
+    struct ckpt_load_options opt = {.host_bytes = 1000, .verify = m->step & 1};
+    const char *least;
+
+    opt.readers = m->step & 2 ? CKPT_READERS_EACH : CKPT_READERS_ONCE;
+    for (int tries = 0; tries < 20; tries++) {
+        memset(&m->err, 0, sizeof m->err);
+        m->rc = load_once(m, "fsdp=3", &opt);
+        if (m->rc == 0 || m->err.code != CKPT_LIMIT || tries > 1 ||
+            !(least = strstr(m->err.text, "at least ")))
+            return;
+        opt.host_bytes = strtoull(least + strlen("at least "), NULL, 10);
+    }
+}
+
+TEST(load, the_least_budget_that_an_error_names_is_enough)
+{
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
+    struct member m[MOST];
+
+    for (int way = 0; way < 4; way++) {
+        team(false, 3, view, way, play_budget, m);
+        check_good(m, 3);
+    }
+    CHECK(m[0].stats.unique_bytes > 0);
+    ckpt_view_release(view);
+}
+
+/* ---- leaving ---- */
+
+/* Rank 1 goes: before it says anything, after planning, or after it has started. */
+static void play_leaving(struct member *m)
+{
+    struct loading l;
+
+    if (m->rank == 1 && m->step == 0)
+        return;
+    m->rc = loading_begin(m, "fsdp=3", NULL, &l);
+    if (m->rc == 0)
+        m->rc = ckpt_load_plan(l.load, &m->err);
+    if (m->rc == 0 && !(m->rank == 1 && m->step == 1))
+        m->rc = ckpt_load_start(l.load, &m->err);
+    if (m->rc == 0 && m->rank != 1)
+        m->rc = ckpt_load_wait(l.load, UINT32_MAX, &m->err);
+    loading_end(&l);
+}
+
+TEST(load, who_leaves_is_missed_at_once)
+{
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
+    struct member m[MOST];
+
+    for (int tcp = 0; tcp < 2; tcp++)
+        for (int step = 0; step < 3; step++) {
+            team(tcp, 3, view, step, play_leaving, m);
+            for (uint32_t r = 0; r < 3; r += 2) /* who had all before may be done */
+                if (step < 2 || m[r].rc < 0) {
+                    if (m[r].rc != -1 ||
+                        (m[r].err.code != CKPT_PEER && m[r].err.code != CKPT_CANCELLED))
+                        fail_msg("tcp %d, step %d, rank %u: %d %s", tcp, step, r, m[r].rc,
+                                 m[r].err.text);
+                    if (!strstr(m[r].err.text, "rank 1"))
+                        fail_msg("tcp %d, step %d, rank %u: %s", tcp, step, r, m[r].err.text);
+                }
+        }
+    CHECK(ckpt_view_tensors(view) > 0);
+    ckpt_view_release(view);
+}
+
+/* ---- cancelling ---- */
+
+static void *cancel_soon(void *load)
+{
+    (void)usleep(300);
+    ckpt_load_cancel(load);
+    return NULL;
+}
+
+static void play_cancel(struct member *m)
+{
+    const struct ckpt_load_options opt = {.readers =
+                                              m->step % 2 ? CKPT_READERS_EACH : CKPT_READERS_ONCE};
+    struct loading l;
+    pthread_t thread;
+
+    m->rc = loading_begin(m, "fsdp=3", &opt, &l);
+    if (m->rc == 0)
+        m->rc = ckpt_load_plan(l.load, &m->err);
+    if (m->rc == 0)
+        m->rc = ckpt_load_start(l.load, &m->err);
+    const bool cancels = m->rc == 0 && (int)m->rank == m->step % 3;
+    if (cancels && pthread_create(&thread, NULL, cancel_soon, l.load) != 0)
+        m->rc = -1;
+    if (m->rc == 0)
+        m->rc = ckpt_load_wait(l.load, UINT32_MAX, &m->err);
+    if (cancels)
+        (void)pthread_join(thread, NULL);
+    loading_end(&l);
+}
+
+TEST(load, cancelled_from_another_thread_ends_everywhere)
+{
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
+    struct member m[MOST];
+
+    for (int step = 0; step < 24; step++) {
+        team(step % 4 == 3, 3, view, step, play_cancel, m);
+        for (uint32_t r = 0; r < 3; r++) {
+            CHECK_EQ(m[r].rc, m[0].rc);
+            if (m[r].rc < 0 && m[r].err.code != CKPT_CANCELLED)
+                fail_msg("rank %u: %s", r, m[r].err.text);
+        }
+    }
+    ckpt_view_release(view);
+}
+
+TESTS(T(load, one_comm_serves_many_loads), T(load, a_plan_that_is_refused_leaves_the_comm_whole),
+      T(load, the_least_budget_that_an_error_names_is_enough),
+      T(load, who_leaves_is_missed_at_once), T(load, cancelled_from_another_thread_ends_everywhere))
