@@ -48,7 +48,7 @@ CKPT_PUBLIC int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckp
  * initialises MPI if nobody has), with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun
  * sets them, TCP, else this process alone. CKPTFS_TRANSPORT=self|tcp|mpi decides otherwise; nccl
  * adds a CUDA device to each rank of what the launcher connects (load_nccl.h);
- * CKPTFS_MEET_TIMEOUT is how many seconds TCP waits for all ranks (300). */
+ * CKPTFS_MEET_TIMEOUT is how many seconds TCP and NCCL wait for all ranks (300). */
 CKPT_PUBLIC int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err);
 
 /* TCP in two steps, for programs that have their own way to exchange a few bytes: listen, pass

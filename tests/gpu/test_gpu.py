@@ -61,6 +61,9 @@ def every_way_to_a_communicator(real):
             more = {} if way in ("env", "alone") else {"CKPTFS_TRANSPORT": "tcp"}
             meet = ["-m", os.path.join(top, way)] if way in ("given", "alone") else []
             check(processes(2, ["-c", way, *meet, LLAMA, "--", *jobs], real, LOAD_VERIFY="1", **more), way, len(jobs))
+            if meet:
+                meet[1] += "2"
+                check(processes(2, ["-n", "-c", way, *meet, LLAMA, "--", *jobs], real, **more), f"{way}, not blocking", len(jobs))
 
 
 def over_mpi(real):
