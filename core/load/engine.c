@@ -102,6 +102,17 @@ void ckpt_engine_unref(struct ckpt_engine *e)
         destroy(e);
 }
 
+/* A worker ends; it has the lock, which is given up. */
+void ckpt_engine_leave(struct ckpt_engine *e)
+{
+    e->nworker--;
+    const bool last = atomic_fetch_sub(&e->refs, 1) == 1;
+    (void)pthread_cond_broadcast(&e->news);
+    (void)pthread_mutex_unlock(&e->lock);
+    if (last)
+        destroy(e);
+}
+
 /* ---- state that others change; each takes or has the lock ---- */
 
 /* A worker may come back long after the comm is gone. */
@@ -747,8 +758,14 @@ static int start_threads(struct ckpt_engine *e, struct ckpt_err *err)
         pthread_t id;
         e->worker[i].e = e;
         atomic_fetch_add(&e->refs, 1);
+        (void)pthread_mutex_lock(&e->lock);
+        e->nworker++;
+        (void)pthread_mutex_unlock(&e->lock);
         if (pthread_create(&id, &detached, ckpt_worker_run, &e->worker[i]) != 0) {
             atomic_fetch_sub(&e->refs, 1);
+            (void)pthread_mutex_lock(&e->lock);
+            e->nworker--;
+            (void)pthread_mutex_unlock(&e->lock);
             break;
         }
         started++;
@@ -931,6 +948,25 @@ void ckpt_engine_cancel(struct ckpt_engine *e)
     ckpt_engine_fail(e, &err, true);
 }
 
+/* Until all workers have left but for those that the operating system does not return from: what
+ * the load had is given back now, not some time. */
+static void await_workers(struct ckpt_engine *e)
+{
+    const struct timespec look = {0, 50000};
+
+    for (;;) {
+        uint32_t reading = 0;
+        (void)pthread_mutex_lock(&e->lock);
+        for (uint32_t i = 0; i < e->opt.threads && e->worker; i++)
+            reading += atomic_load(&e->worker[i].since_ms) != 0;
+        const bool over = e->nworker <= reading;
+        (void)pthread_mutex_unlock(&e->lock);
+        if (over)
+            return;
+        (void)nanosleep(&look, NULL);
+    }
+}
+
 void ckpt_engine_end(struct ckpt_engine *e)
 {
     (void)pthread_mutex_lock(&e->lock);
@@ -942,6 +978,7 @@ void ckpt_engine_end(struct ckpt_engine *e)
     }
     if (e->has_pump)
         (void)pthread_join(e->pump, NULL);
+    await_workers(e);
     ckpt_engine_unref(e);
 }
 

@@ -118,6 +118,7 @@ struct ckpt_engine {
     pthread_cond_t news;  /* for those who wait for the load */
     struct ckpt_slot *slot;
     struct ckpt_worker *worker;
+    uint32_t nworker;            /* that have not ended */
     uint32_t next_open, nclosed; /* windows */
     struct ckpt_message *place, **place_tail;
     struct ckpt_retry *retry, *refill; /* to be asked for; answered, to be placed */
@@ -192,6 +193,7 @@ void *ckpt_worker_run(void *worker);
 /* ---- engine.c ---- */
 
 void ckpt_engine_unref(struct ckpt_engine *e);
+void ckpt_engine_leave(struct ckpt_engine *e);
 
 /* The load fails. own: it began here, and the others must be told. */
 void ckpt_engine_fail(struct ckpt_engine *e, const struct ckpt_err *err, bool own);

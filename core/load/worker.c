@@ -430,7 +430,8 @@ void *ckpt_worker_run(void *arg)
     if (!j) {
         (void)ckpt_nomem(&err);
         ckpt_engine_fail(e, &err, true);
-        ckpt_engine_unref(e);
+        (void)pthread_mutex_lock(&e->lock);
+        ckpt_engine_leave(e);
         return NULL;
     }
     j->w = w;
@@ -467,8 +468,7 @@ void *ckpt_worker_run(void *arg)
             ckpt_slot_settle(e, m->slot);
         }
     }
-    (void)pthread_mutex_unlock(&e->lock);
     free(j);
-    ckpt_engine_unref(e);
+    ckpt_engine_leave(e);
     return NULL;
 }

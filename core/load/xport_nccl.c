@@ -124,7 +124,7 @@ static void device_free(struct nccl_device *n)
     int before;
 
     if (n->comm && ckpt_cuda_enter(&n->cuda, &before, NULL) == 0) {
-        (void)ncclCommDestroy(n->comm);
+        (void)ncclCommAbort(n->comm); /* destroying it would wait for the other ranks */
         ckpt_cuda_leave(&n->cuda, before);
     }
     ckpt_cuda_release(&n->cuda);

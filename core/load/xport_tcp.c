@@ -892,11 +892,12 @@ static int number_from_env(const char *name, uint32_t most, uint32_t *ret, struc
     return 0;
 }
 
-/* Ranks of one job know each other by this: the launcher's name of the job, and its size. */
-static uint64_t job_token(uint32_t size)
+/* Ranks of one job know each other by this: the launcher's name of the job, its size, and the port
+ * that it was given; another job may have the next one. */
+static uint64_t job_token(uint32_t size, uint32_t port)
 {
     const char *id = getenv("TORCHELASTIC_RUN_ID");
-    uint64_t h = 0xcbf29ce484222325u ^ size;
+    uint64_t h = 0xcbf29ce484222325u ^ size ^ (uint64_t)port << 32;
 
     for (id = id ? id : ""; *id; id++)
         h = (h ^ (unsigned char)*id) * 0x100000001b3u;
@@ -1050,7 +1051,7 @@ int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
         number_from_env("CKPTFS_MEET_TIMEOUT", MOST_S, &timeout_s, err) < 0)
         return -1;
     m.until = ckpt_now_ms() + timeout_s * 1000;
-    m.token = job_token(m.size);
+    m.token = job_token(m.size, m.port);
     ckpt_cleanup(ckpt_freep) char(*address)[CKPT_TCP_ADDRESS] = calloc(m.size + 1, sizeof *address);
     ckpt_cleanup(ckpt_freep) const char **list = calloc(m.size + 1, sizeof *list);
     if (!address || !list)

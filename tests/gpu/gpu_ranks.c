@@ -83,6 +83,13 @@ static void nccl(ncclResult_t e, const char *what)
         die(what, ncclGetErrorString(e));
 }
 
+/* After a failure a device may be lost, and nothing works any more. */
+static void tidy(const struct rank *r, cudaError_t e, const char *what)
+{
+    if (!r->failed)
+        cuda(e, what);
+}
+
 /* ---- memory ---- */
 
 static void allocate(struct rank *r, struct want *w)
@@ -110,9 +117,9 @@ static void release(struct rank *r, struct want *w, size_t n)
         if (!w[i].mem || (r->failed && r->w->keep))
             continue;
         if (w[i].kind == PINNED)
-            cuda(cudaFreeHost(w[i].mem), "freeing");
+            tidy(r, cudaFreeHost(w[i].mem), "freeing");
         else if (w[i].kind == OF_CUDA)
-            cuda(cudaFree(w[i].mem), "freeing");
+            tidy(r, cudaFree(w[i].mem), "freeing");
         else
             ckpt_comm_dealloc(r->comm, w[i].mem);
     }
@@ -136,6 +143,8 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
             step = step * (info.n[d] ? info.n[d] : 1) + (random ? random_range(&rng, 0, 3) : 0);
             numel *= info.n[d];
         }
+        if (numel == 0)
+            step = 1;
         const size_t esize = numel ? info.nbytes / numel : 1;
         w->first = random ? esize * random_range(&rng, 0, 3) : 0;
         w->len = w->first + step * esize + TAIL;
@@ -265,14 +274,16 @@ static int do_load(struct rank *r, const struct job *j, uint64_t seed, struct ck
     rc = give_memory(r, load, want, seed, random, err);
     if (rc == 0)
         rc = ckpt_load_plan(load, err);
+    faults_arm();
     if (rc == 0)
         rc = ckpt_load_start(load, err);
     if (rc == 0)
         rc = wait_for(r, load, random, err);
+    faults_disarm();
     if (rc == 0)
         rc = compare(r, load, want, err);
     r->failed = rc < 0;
-    cuda(cudaStreamSynchronize(r->stream), "the caller's stream");
+    tidy(r, cudaStreamSynchronize(r->stream), "the caller's stream");
     release(r, want, n);
     return rc;
 }
@@ -433,7 +444,6 @@ static int one_job(struct rank *r, size_t i, struct ckpt_err *err)
         return -1;
     if (!r->view && ckpt_comm_agree(r->comm, open_view(r, err), MEET_MS, err) < 0)
         return -1;
-    faults_arm();
     return run_job(r, &r->w->job[i], i + 1, err);
 }
 

@@ -36,6 +36,8 @@ void faults_set(const char *text)
 
 void faults_arm(void) { atomic_store(&armed, fault.kind[0] != '\0'); }
 
+void faults_disarm(void) { atomic_store(&armed, false); }
+
 uint32_t faults_timeout(void)
 {
     const char *ms = getenv("LOAD_TIMEOUT_MS");

@@ -11,7 +11,8 @@
 #include <stdint.h>
 
 void faults_set(const char *text);
-void faults_arm(void);         /* from now on */
+void faults_arm(void); /* from now on */
+void faults_disarm(void);
 uint32_t faults_timeout(void); /* ms, of reads; 0: the default */
 
 #endif

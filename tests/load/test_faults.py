@@ -236,6 +236,21 @@ def statistics(top):
             assert got["verified"] is True and got["ranks"] == 2 and got["transport"] == "tcp" and got["read_bytes"] == got["unique_bytes"]
 
 
+def jobs_with_neighbouring_ports_do_not_meet(top):
+    """One job's ranks look for their rank 0 while another's listens at the next port."""
+    run, port = copies(top, 1)[0], free_port()
+
+    def rank(job, r):
+        env = dict(os.environ, WORLD_SIZE="3", RANK=str(r), CKPTFS_MEET_TIMEOUT="10", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port + job))
+        return subprocess.Popen([CKPT, "load", run, "--layout", ("fsdp=3", "dp=3")[job], "--json"], env=env,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    early = [rank(1, 0), rank(0, 1), rank(0, 2)]
+    time.sleep(0.5)
+    done = finish(early + [rank(1, 1), rank(1, 2), rank(0, 0)])
+    assert all(status == 0 for _, status in done), done
+
+
 def rates_are_measured_where_they_decide(top):
     runs = copies(top, 2)
     for far in (False, True):
@@ -257,7 +272,8 @@ def main():
         tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs)]
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank, a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
-            a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, rates_are_measured_where_they_decide)]
+             a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, jobs_with_neighbouring_ports_do_not_meet,
+             rates_are_measured_where_they_decide)]
         for test, arg in tests:
             if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
                 continue

@@ -84,4 +84,5 @@ def main():
     sys.exit(1 if failed or not seen else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -204,6 +204,47 @@ TEST(source_file, one_renamed_over_or_unlinked_serves_old_bytes_until_it_is_clos
     end(&f);
 }
 
+/* Where the file system has no O_DIRECT, these are ordinary reads. */
+TEST(source_file, reads_past_the_page_cache_give_the_same_bytes)
+{
+    enum { LEN = (5 << 20) + 123 };
+    static const struct {
+        uint64_t off, len;
+    } range[] = {{0, LEN},           {1, LEN - 1},           {4095, 300000}, {4096, 1 << 20},
+                 {12345, 3 << 20},   {LEN - 262144, 262144}, {LEN - 5, 5},   {8191, (1 << 20) + 2},
+                 {1 << 20, 4 << 20}, {777, 262143}};
+    static const enum ckpt_direct which[] = {CKPT_DIRECT_NONE, CKPT_DIRECT_COLD, CKPT_DIRECT_ALL};
+    struct ckpt_err err = {0};
+    struct fixture f;
+    unsigned char *want = malloc(LEN), *got = malloc(LEN);
+
+    CHECK(want && got);
+    begin(&f, 8);
+    for (size_t i = 0; i < LEN; i++)
+        want[i] = (unsigned char)(i * 2654435761u >> 13);
+    tree_put(&f.t, "big", want, LEN);
+    struct ckpt_source *s = source(&f, "big");
+    for (size_t k = 0; k < 3 * (sizeof range / sizeof *range); k++) {
+        const uint64_t off = range[k / 3].off, len = range[k / 3].len;
+        struct iovec iov[3] = {
+            {got, (size_t)len / 3}, {got + len / 3, 1}, {got + len / 3 + 1, len - len / 3 - 1}};
+        memset(got, 0, LEN);
+        CHECK_OK(ckpt_source_preadv_direct(s, iov, 3, off, which[k % 3], &err));
+        CHECK(memcmp(got, want + off, len) == 0);
+    }
+    struct iovec beyond = {got, 1 << 20};
+    CHECK_FAILS(ckpt_source_preadv_direct(s, &beyond, 1, LEN - 1000, CKPT_DIRECT_ALL, &err),
+                CKPT_FORMAT, "needs bytes");
+    tree_truncate(&f.t, "big", LEN / 2);
+    beyond = (struct iovec){got, 1 << 20};
+    CHECK_FAILS(ckpt_source_preadv_direct(s, &beyond, 1, LEN - (1 << 20), CKPT_DIRECT_ALL, &err),
+                CKPT_STALE, "ends at byte");
+    ckpt_source_unref(s);
+    free(want);
+    free(got);
+    end(&f);
+}
+
 TEST(batch, neighbours_are_one_read)
 {
     struct ckpt_err err = {0};
@@ -258,5 +299,6 @@ TESTS(T(dir, names_that_are_no_names_below_are_refused),
       T(fdpool, no_more_files_are_open_than_the_budget),
       T(source_file, a_file_that_shrank_or_was_rewritten_is_stale),
       T(source_file, one_renamed_over_or_unlinked_serves_old_bytes_until_it_is_closed),
+      T(source_file, reads_past_the_page_cache_give_the_same_bytes),
       T(batch, neighbours_are_one_read), T(window, it_ends_where_it_was_said_to),
       T(cursor, it_is_sticky))

@@ -32,7 +32,7 @@ static cudaError_t enter_faulty(const char *call, enum gpu_fault *ret_fault)
     *ret_fault = gpu_fault(call);
     if (*ret_fault != GPU_ERROR)
         return cudaSuccess;
-    return say(strstr(call, "Alloc") ? cudaErrorMemoryAllocation : cudaErrorUnknown);
+    return say(strstr(call, "lloc") ? cudaErrorMemoryAllocation : cudaErrorUnknown);
 }
 
 /* For calls that put no work on a stream. */

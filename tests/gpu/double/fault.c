@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Misuse and ordered faults.
  *
- * CKPTFS_GPU_FAULT is a list, by commas, of CALL[:rank=R][:after=N][:delay=MS]:WHAT. From the N+1st
- * such call of the rank on (without a rank: of each), WHAT is: error (the call fails), async (what
- * it began fails later), hang (what it began never ends), kill (the process dies), slow (the call
- * takes MS). The rank is CKPTFS_GPU_RANK, or what mpirun or torchrun say. */
-#include <errno.h>
+ * CKPTFS_GPU_FAULT is a list, by commas, of CALL[:rank=R][:after=N][:times=T][:delay=MS]:WHAT. To
+ * the rank's calls (without a rank: to each rank's) after the Nth, all or T of them, WHAT happens:
+ * error (the call fails), async (what it began fails later), hang (what it began never ends), kill
+ * (the process dies), slow (the call takes MS). The rank is CKPTFS_GPU_RANK, or what mpirun or
+ * torchrun say. */
+#include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,7 +21,7 @@ enum { MOST_FAULTS = 8, LINE = 512, LEAKED = 97 };
 struct fault {
     char call[64], what[16];
     long rank; /* -1: each */
-    unsigned after, delay;
+    unsigned after, times, delay;
     atomic_uint calls;
 };
 
@@ -64,9 +65,11 @@ static void parse(char *text)
         gpu_die("CKPTFS_GPU_FAULT: nothing, or too much");
     (void)snprintf(f->call, sizeof f->call, "%s", word);
     f->rank = -1;
+    f->times = UINT_MAX;
     while ((word = strtok_r(NULL, ":", &at))) {
         f->rank = number_of(word, "rank=", f->rank);
         f->after = (unsigned)number_of(word, "after=", f->after);
+        f->times = (unsigned)number_of(word, "times=", f->times);
         f->delay = (unsigned)number_of(word, "delay=", f->delay);
         if (!strchr(word, '='))
             (void)snprintf(f->what, sizeof f->what, "%s", word);
@@ -115,7 +118,8 @@ enum gpu_fault gpu_fault(const char *call)
         struct fault *f = &faults[i];
         if (strcmp(f->call, call) != 0 || (f->rank >= 0 && f->rank != own_rank))
             continue;
-        if (atomic_fetch_add(&f->calls, 1) >= f->after && worst == GPU_WELL)
+        const unsigned n = atomic_fetch_add(&f->calls, 1);
+        if (n >= f->after && n - f->after < f->times && worst == GPU_WELL)
             worst = happen(f);
     }
     return worst;

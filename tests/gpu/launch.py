@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting gpu_ranks: as processes, under mpirun, or as threads of one; over the double, or over the real libraries where there is a GPU."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "..", "load"), os.path.join(HERE, "..", "golden")]
+BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
+GPU_RANKS = os.path.join(BUILD, "tests", "gpu_ranks")
+DOUBLE = os.path.join(BUILD, "tests", "gpu-double")
+GOLDEN = os.path.join(HERE, "..", "golden")
+LLAMA = os.path.join(GOLDEN, "nanotron", "llama_tp2_pp2_tied")
+MOE = os.path.join(GOLDEN, "nanotron", "qwen2_moe_epbranch_tp1_dp2_ep2")
+SLOW = float(os.environ.get("CKPTFS_SLOW", "1"))
+
+
+def has_gpu():
+    return shutil.which("nvidia-smi") is not None and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+
+
+def environment(real, more):
+    """Several ranks may share a real GPU; of the double's devices each has one."""
+    env = dict(os.environ, CKPTFS_TRANSPORT="nccl", CKPTFS_MEET_TIMEOUT="60", TSAN_OPTIONS="atexit_sleep_ms=0 halt_on_error=1")
+    if real:
+        env["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    else:
+        env["LD_LIBRARY_PATH"] = DOUBLE + ":" + env.get("LD_LIBRARY_PATH", "")
+    return dict(env, **more)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Result:
+    """What the ranks printed, and how each ended."""
+
+    def __init__(self, statuses, out, err):
+        self.statuses, self.out, self.err = statuses, out, err
+        self.lines = [line for line in out.splitlines() if line.strip()]
+        self.good = not any(statuses)
+        self.told = {}  # {rank: error}
+        for line in self.lines:
+            head, _, text = line.partition(": ")
+            if " rank " in head:
+                self.told[int(head.split(" rank ")[1])] = text
+
+    def loads(self):
+        """A dict for each load that went well."""
+        for line in self.lines:
+            words = line.split()
+            if "over" in words:
+                numbers = dict(zip(words[6::2], words[7::2]))
+                yield dict({k: int(v) for k, v in numbers.items()}, layout=words[0], ranks=int(words[1]), readers=words[3], transport=words[5])
+
+    def __repr__(self):
+        return f"{self.statuses} {self.out[-1500:]} {self.err[-1500:]}"
+
+
+def processes(n, args, real=False, **more):
+    """As torchrun would, without it."""
+    env = environment(real, dict(WORLD_SIZE=str(n), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), **more))
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for r in range(n):
+            out, err = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+            started = subprocess.Popen([GPU_RANKS, *args], env=dict(env, RANK=str(r), LOCAL_RANK=str(r)), stdout=out, stderr=err)
+            ranks.append((started, out, err))
+        stack.callback(lambda: [p.kill() for p, _, _ in ranks if p.poll() is None])
+        statuses = [p.wait(timeout=60 * SLOW) for p, _, _ in ranks]
+        text = []
+        for which in (1, 2):
+            for rank in ranks:
+                rank[which].seek(0)
+            text.append("".join(rank[which].read() for rank in ranks))
+    return Result(statuses, *text)
+
+
+def mpirun(n, args, real=False, **more):
+    mpi = dict(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_mpi_yield_when_idle="1", OMPI_MCA_rmaps_base_oversubscribe="1",
+               OMPI_MCA_btl_vader_single_copy_mechanism="none")
+    done = subprocess.run(["mpirun", "--oversubscribe", "-n", str(n), GPU_RANKS, *args], env=environment(real, dict(mpi, **more)), capture_output=True,
+                          text=True, timeout=60 * SLOW)
+    return Result([done.returncode], done.stdout, done.stderr)
+
+
+def threads(n, args, real=False, **more):
+    done = subprocess.run([GPU_RANKS, "-c", f"threads={n}", *args], env=environment(real, more), capture_output=True, text=True, timeout=120 * SLOW)
+    return Result([done.returncode], done.stdout, done.stderr)
+
+
+def run(tests):
+    """[(name, function)]: run those that the command line names, and exit."""
+    passed = failed = 0
+    for name, test in tests:
+        if len(sys.argv) > 1 and sys.argv[1] not in name:
+            continue
+        try:
+            said = test()
+            print("ok  ", name, said or "", flush=True)
+            passed += 1
+        except (AssertionError, subprocess.TimeoutExpired) as e:
+            print("FAIL", name, e, flush=True)
+            failed += 1
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed or not passed else 0)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads into device memory, every byte compared: every checkpoint at 1 to 4 ranks, and every way to make the communicator. Over a double of CUDA and
+NCCL; over the real ones, too, where there is a GPU.
+
+usage: test_gpu.py [WORDS OF A TEST'S NAME]     CKPTFS_FIXTURES: the collection; GPU_SAMPLE: only names that begin so
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+
+from launch import BUILD, GOLDEN, LLAMA, MOE, environment, has_gpu, mpirun, processes, run, threads
+from test_fixtures import FIXTURES, checkpoints, opens
+
+LAYOUTS = {1: ["dp=1"], 2: ["tp=2", "pp=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "ep=2,tp=2"]}
+WAYS = ["env", "tcp", "given", "alone"]
+UNKNOWN = ("no model file says", "heads, which is no multiple")  # of layouts that a model does not allow
+
+
+def check(result, what, n_loads=None):
+    assert result.good, f"{what}: {result}"
+    loads = list(result.loads())
+    assert n_loads is None or len(loads) == n_loads, f"{what}: {result}"
+    for load in loads:
+        assert load["transport"] == "nccl", load
+        if load["layout"] != "random" and load["readers"] == "once":
+            assert load["read"] <= 1.05 * load["unique"], f"{what} reads too much: {load}"
+    return loads
+
+
+def check_checkpoint(name, path, options, real):
+    args = [a for o in options for a in ("-o", o)] + [path, "--"]
+    for n in range(1, 5):
+        jobs = [f"fsdp={n}:{'each' if n % 2 else 'once'}", "random:once", f"random:{'once' if n % 2 else 'each'}:{1 << 20}:{1 << 20}"]
+        check(threads(n, args + jobs, real, LOAD_VERIFY="1" if n == 3 else ""), f"{name}, {n} ranks", 3)
+        for layout in LAYOUTS[n]:
+            result = threads(n, args + [f"{layout}:once"], real)
+            told = set(result.told.values())
+            if not told or not all(any(u in t for u in UNKNOWN) for t in told):
+                check(result, f"{name}, {layout}", 1)
+
+
+def all_checkpoints(real):
+    seen = 0
+    sample = os.environ.get("GPU_SAMPLE", "")
+    for top in [GOLDEN] + ([FIXTURES] if os.path.isdir(FIXTURES) else []):
+        for name, path, options in checkpoints(top):
+            if name.startswith(sample) and opens(path, options):
+                check_checkpoint(name, path, options, real)
+                seen += 1
+    assert seen
+    return f"({seen} checkpoints)"
+
+
+def every_way_to_a_communicator(real):
+    jobs = ["tp=2:once", "random:once", "random:each", "fsdp=2:auto"]
+    with tempfile.TemporaryDirectory() as top:
+        for way in WAYS:
+            more = {} if way in ("env", "alone") else {"CKPTFS_TRANSPORT": "tcp"}
+            meet = ["-m", os.path.join(top, way)] if way in ("given", "alone") else []
+            check(processes(2, ["-c", way, *meet, LLAMA, "--", *jobs], real, LOAD_VERIFY="1", **more), way, len(jobs))
+
+
+def over_mpi(real):
+    if not shutil.which("mpirun") or not os.path.exists(os.path.join(BUILD, "core", "libckptfs_load_mpi.so.0")):
+        return "(no MPI here)"
+    for way in ("env", "mpi"):
+        check(mpirun(3, ["-c", way, LLAMA, "--", "fsdp=3:once", "random:each"], real), way, 2)
+
+
+def more_ranks(real):
+    check(processes(8, [LLAMA, "--", "tp=2,pp=2,dp=2:once", "random:once", "random:each", "fsdp=8:once"], real), "8 ranks", 4)
+    check(processes(4, [MOE, "--", "ep=2,tp=2:once", "random:once", "fsdp=4:once"], real), "experts", 3)
+
+
+def some_ranks_on_one_device(real):
+    check(processes(3, [LLAMA, "--", "random:once"], real, CKPTFS_GPU_COUNT="1", NCCL_MULTI_RANK_GPU_ENABLE="1"), "3 ranks, one device", 1)
+
+
+def budgets(real):
+    """What is too little is refused, with what would do; and that does."""
+    for kind, jobs in (("host_bytes", "random:once:{}:0"), ("device_bytes", "random:once:0:{}")):
+        result = processes(2, [LLAMA, "--", jobs.format(1000)], real)
+        told = set(result.told.values())
+        assert len(result.told) == 2 and len(told) == 1, result
+        found = re.search(rf"^limit: .*{kind}.* at least (\d+)", list(told)[0])
+        assert found, told
+        check(processes(2, [LLAMA, "--", jobs.format(found.group(1))], real), f"the least {kind}", 1)
+
+
+def slow_devices(_):
+    """Every piece of a stream's work waits a while: what is not waited for is seen."""
+    for n in (1, 3):
+        jobs = ["random:once", "random:each", "random:once:600000:300000", f"dp={n}:once"]
+        check(processes(n, [LLAMA, "--", *jobs], CKPTFS_GPU_JITTER_US="2000"), f"{n} slow devices", 4)
+
+
+def no_device(_):
+    """Asked for devices where there are none, programs say so: with the real libraries, too."""
+    ckpt = [os.path.join(BUILD, "fs", "ckpt"), "load", LLAMA, "--layout", "dp=1"]
+    for double in (True, False):
+        env = environment(not double, {"CUDA_VISIBLE_DEVICES": ""})
+        done = subprocess.run(ckpt, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and "there is no CUDA device: " in done.stderr, done
+
+
+def main():
+    tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, all_checkpoints]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [slow_devices, no_device]]
+    if has_gpu():
+        cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
+    run(cases)
+
+
+main()

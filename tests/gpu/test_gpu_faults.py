@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of files, ranks, devices and NCCL while loading into device memory: the same error on all ranks, in time; the caller's own communicator is
+as good as ever. Over the double; those that need no order to it over real libraries, too, where there is a GPU.
+
+usage: test_gpu_faults.py [WORDS OF A TEST'S NAME]
+"""
+
+import os
+import re
+import shutil
+import tempfile
+import time
+
+from launch import LLAMA, SLOW, has_gpu, processes, run, threads
+
+DEADLINE_MS = 1000
+SLACK = 10 * SLOW  # seconds, for machines that do other things too
+DRAIN = 20  # seconds that a device which has stopped is waited for
+ALL = "dp=3:once"
+N = 3
+
+
+def go(args, fault=None, launch=processes, n=N, real=False, **more):
+    """With short deadlines; the result, and the seconds it took."""
+    begin = time.monotonic()
+    if fault:
+        more["CKPTFS_GPU_FAULT"] = fault
+    result = launch(n, args, real, LOAD_TIMEOUT_MS=str(int(DEADLINE_MS * max(1, SLOW / 2))), **more)
+    return result, time.monotonic() - begin
+
+
+def same_error(result, pattern, n=N):
+    assert set(result.statuses) == {1}, result
+    assert len(result.told) == n and len(set(result.told.values())) == 1, result
+    assert re.search(pattern, result.told[0]), (pattern, result)
+
+
+def copies(top):
+    for r in range(N):
+        shutil.copytree(LLAMA, os.path.join(top, f"rank{r}"), symlinks=True)
+    return os.path.join(top, "rank%r")
+
+
+# ---- files ----
+
+
+def reads_that_fail(real):
+    with tempfile.TemporaryDirectory() as top:
+        path = copies(top)
+        for readers in ("once", "each"):
+            result, _ = go(["-f", "eio@1", path, "--", f"dp=3:{readers}"], real=real)
+            assert result.good and list(result.loads())[0]["retries"] > 0, result
+            result, _ = go(["-f", "eio@99", path, "--", f"dp=3:{readers}"], real=real)
+            same_error(result, r"^io: rank \d: tensor '.*': reading '.*/rank\d/.*\.safetensors' at byte \d+: Input/output error")
+        result, seconds = go(["-f", "hang@1", path, "--", ALL], real=real)
+        same_error(result, r"^timeout: rank 1: tensor '.*': reading '.*/rank1/.*' at byte \d+ takes longer")
+        assert seconds < DEADLINE_MS / 1000 * max(1, SLOW / 2) + SLACK + DRAIN, seconds
+
+
+def checkpoints_that_differ(real):
+    with tempfile.TemporaryDirectory() as top:
+        path = copies(top)
+        shard = next(os.path.join(d, f) for d, _, files in os.walk(os.path.join(top, "rank1")) for f in sorted(files) if f.endswith(".safetensors"))
+        os.truncate(shard, os.path.getsize(shard) - 8)
+        result, _ = go([path, "--", ALL], real=real)
+        same_error(result, rf"rank 1.*{os.path.basename(shard)}")
+
+
+def cancelled(real):
+    with tempfile.TemporaryDirectory() as top:
+        for fault in ("hang@0", "delay@0:400"):
+            result, _ = go(["-f", fault, "-x", "2:100", copies(os.path.join(top, fault[:4])), "--", ALL], real=real)
+            same_error(result, r"^cancelled: ")
+
+
+# ---- devices ----
+
+
+def calls_that_fail(_):
+    """One rank's CUDA or NCCL call: which device, what was being done, and why."""
+    for fault, pattern in (("cudaMemcpyAsync:rank=1:error", r"^io: rank 1: CUDA device 1: uploading: unknown error"),
+                           ("cudaMemcpyAsync:rank=1:after=1:async", r"rank 1: CUDA device 1: .*: an illegal memory access was encountered"),
+                           ("cudaLaunchKernel:rank=2:error", r"^io: rank 2: CUDA device 2: copying: unknown error"),
+                           ("cudaEventQuery:rank=1:error", r"rank 1: CUDA device 1: "),
+                           ("cudaStreamWaitEvent:rank=1:error", r"rank 1: CUDA device 1: "),
+                           ("cudaLibraryLoadData:rank=1:error", r"rank 1: CUDA device 1: loading the copy kernel"),
+                           ("ncclBroadcast:rank=1:after=1:error", r"^peer: rank 1: NCCL: an exchange: internal error"),
+                           ("ncclGroupEnd:rank=0:error", r"^peer: rank 0: NCCL: an exchange: internal error"),
+                           ("ncclBroadcast:rank=2:async", r"^peer: rank 2: NCCL: an exchange: unhandled system error"),
+                           ("ncclGetUniqueId:error", r"^peer: rank 0: NCCL: a new communicator: unhandled system error")):
+        result, _ = go(["-k", LLAMA, "--", ALL], fault)
+        same_error(result, pattern)
+
+
+def out_of_memory(_):
+    """On the device, for windows; and pinned. The next load may have less."""
+    for call in ("cudaHostAlloc", "cudaMalloc"):
+        after = 0 if call == "cudaHostAlloc" else wants()
+        result, _ = go([LLAMA, "--", ALL], f"{call}:rank=2:after={after}:times=1:error")
+        same_error(result, r"^nomem: rank 2: CUDA device 2")
+        result, _ = go([LLAMA, "--", ALL, ALL], f"{call}:rank=2:after={after}:times=1:error")
+        assert len(result.told) == N and len(list(result.loads())) == 1, result
+
+
+def wants():
+    """cudaMalloc calls of a rank before the load's own: each want is one."""
+    lo, hi = 0, 512
+    while hi - lo > 1:
+        mid = (lo + hi) // 2
+        result, _ = go([LLAMA, "--", "dp=1:once"], f"cudaMalloc:after={mid}:times=1:error", n=1)
+        lo, hi = (lo, mid) if set(result.statuses) == {1} or result.good else (mid, hi)
+    return hi
+
+
+def stuck_collectives(_):
+    for fault in ("ncclBroadcast:rank=1:after=1:hang", "ncclSend:rank=1:hang", "ncclRecv:rank=0:hang"):
+        result, seconds = go([LLAMA, "--", "fsdp=3:once" if "Broadcast" not in fault else ALL], fault)
+        same_error(result, r"^timeout: rank \d: window \d+ of \d+ is stuck")
+        assert seconds < 4 * DEADLINE_MS / 1000 * max(1, SLOW / 2) + SLACK, seconds
+
+
+def stopped_devices(_):
+    """What was queued on a device never ends: nothing can be done but say so."""
+    for fault, job in (("cudaMemcpyAsync:rank=1:hang", ALL), ("cudaLaunchKernel:rank=1:hang", "dp=3:each")):
+        result, seconds = go(["-k", LLAMA, "--", job], fault)
+        same_error(result, r"^timeout: ")
+        assert seconds < DRAIN + 4 * DEADLINE_MS / 1000 * max(1, SLOW / 2) + SLACK, seconds
+
+
+def killed_ranks(_):
+    """Wherever it is: the others say that it is gone."""
+    for fault in ("ncclCommInitRankConfig:rank=2:kill", "cudaMalloc:rank=1:after=3:kill", "cudaMemcpyAsync:rank=1:kill", "ncclBroadcast:rank=1:after=2:kill",
+                  "cudaLaunchKernel:rank=2:kill", "ncclGroupEnd:rank=0:kill", "cudaEventQuery:rank=1:kill"):
+        for more in ({}, {"CKPTFS_GPU_REMOTE": "1"}):
+            result, seconds = go([LLAMA, "--", ALL], fault, **more)
+            assert sorted(result.statuses) == [-9, 1, 1] and len(result.told) == N - 1, (fault, result)
+            assert all(t.startswith("peer: ") for t in result.told.values()), (fault, result)
+            assert seconds < SLACK, (fault, seconds)
+
+
+def the_callers_communicator(_):
+    """It works after whatever happens to ours, and the next load gets a new one."""
+    for way in ("given", "alone"):
+        for fault in ("ncclBroadcast:rank=1:after=1:times=1:error", "ncclBroadcast:rank=0:after=1:times=1:hang"):
+            with tempfile.TemporaryDirectory() as top:
+                more = {"CKPTFS_TRANSPORT": "tcp"} if way == "given" else {}
+                result, _ = go(["-c", way, "-m", os.path.join(top, "id"), LLAMA, "--", ALL, "random:once"], fault, **more)
+                assert len(result.told) == N and sum("the caller's communicator works" in line for line in result.lines) == N, result
+                assert [load["layout"] for load in result.loads()] == ["random"], result
+
+
+def threads_of_one_process(_):
+    result, _ = go([LLAMA, "--", ALL], "ncclBroadcast:after=1:times=1:error", launch=threads)
+    same_error(result, r"^peer: rank \d: NCCL: an exchange: internal error")
+
+
+def main():
+    both = [reads_that_fail, checkpoints_that_differ, cancelled]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in both + [calls_that_fail, out_of_memory, stuck_collectives, stopped_devices, killed_ranks,
+                                                                  the_callers_communicator, threads_of_one_process]]
+    if has_gpu():
+        cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in both]
+    run(cases)
+
+
+main()

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What strace sees: with --readers once every wanted byte is read once by the job; reads past the page cache are aligned."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+
+BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
+CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
+HIDDEN, FFN, HEADS, KV, VOCAB, LAYERS = 512, 1408, 8, 4, 4096, 3
+READ = re.compile(r"(?:pread64|preadv2?|read)\((\d+)<([^>]*)>.*?, (\d+)(?:, RWF_NOWAIT)?\) += (\d+)$")
+ALIGN = 4096
+
+
+def shapes():
+    kv = HIDDEN // HEADS * KV
+    yield "model.embed_tokens.weight", (VOCAB, HIDDEN)
+    for i in range(LAYERS):
+        at = f"model.layers.{i}."
+        for name, shape in (("input_layernorm", (HIDDEN,)), ("post_attention_layernorm", (HIDDEN,)), ("self_attn.q_proj", (HIDDEN, HIDDEN)),
+                            ("self_attn.k_proj", (kv, HIDDEN)), ("self_attn.v_proj", (kv, HIDDEN)), ("self_attn.o_proj", (HIDDEN, HIDDEN)),
+                            ("mlp.gate_proj", (FFN, HIDDEN)), ("mlp.up_proj", (FFN, HIDDEN)), ("mlp.down_proj", (HIDDEN, FFN))):
+            yield f"{at}{name}.weight", shape
+    yield "model.norm.weight", (HIDDEN,)
+    yield "lm_head.weight", (VOCAB, HIDDEN)
+
+
+def generate(folder):
+    os.makedirs(folder)
+    header, at = {}, 0
+    for name, shape in shapes():
+        size = 2 * shape[0] * (shape[1] if len(shape) == 2 else 1)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + os.urandom(at))
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": FFN,
+                   "num_attention_heads": HEADS, "num_key_value_heads": KV, "num_hidden_layers": LAYERS, "vocab_size": VOCAB,
+                   "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}, f)
+    return 8 + len(text)
+
+
+def traced(top, name, ranks, args):
+    """Run the ranks under strace; the program's JSON, and the text of all traces."""
+    out = os.path.join(top, name)
+    strace = ["strace", "-f", "-y", "-o", out + ".$RANK", "-e", "trace=read,pread64,preadv,preadv2,fcntl", CKPT_LOAD, "load", *args, "--json"]
+    shell = "exec " + " ".join(strace)
+    if shutil.which("mpirun"):
+        command = ["mpirun", "-n", str(ranks), "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1",
+                   "sh", "-c", "RANK=$OMPI_COMM_WORLD_RANK " + shell.replace("exec ", "; exec ", 1)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        said = done.stdout if done.returncode == 0 else sys.exit(f"{name}: {done.stderr[-2000:]}")
+    else:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        env = dict(os.environ, WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        every = [subprocess.Popen(["sh", "-c", shell], env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, text=True) for r in range(ranks)]
+        said = [p.communicate(timeout=300)[0] for p in every][0]
+    lines = []
+    for r in range(ranks):
+        with open(f"{out}.{r}", errors="replace") as f:
+            lines += [(r, line.rstrip()) for line in f]
+    return json.loads(said.strip().splitlines()[-1]), lines
+
+
+def joined(lines):
+    """A call that others interrupted stands on two lines: put together."""
+    begun = {}
+    for rank, line in lines:
+        pid, _, call = line.partition(" ")
+        call = call.strip()
+        if call.endswith("<unfinished ...>"):
+            begun[rank, pid] = call[:-len("<unfinished ...>")]
+        elif call.startswith("<... "):
+            yield rank, begun.pop((rank, pid), "") + call.split("resumed>", 1)[1]
+        else:
+            yield rank, call
+
+
+def shard_reads(lines, data):
+    """(rank, descriptor, offset, bytes) of reads of the shard's tensors."""
+    for rank, call in joined(lines):
+        m = READ.match(call)
+        if m and m.group(2).endswith(".safetensors"):
+            if call.startswith("read("):
+                sys.exit(f"a shard is read without an offset: {call[:200]}")
+            if int(m.group(3)) >= data:
+                yield rank, int(m.group(1)), int(m.group(3)), int(m.group(4))
+
+
+def check(ok, *what):
+    if not ok:
+        sys.exit("FAIL " + " ".join(str(w) for w in what))
+
+
+def main():
+    if not shutil.which("strace") or subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True).returncode != 0:
+        print("strace is not there, or may not be used")
+        sys.exit(77)
+    with tempfile.TemporaryDirectory() as top:
+        run = os.path.join(top, "run")
+        data = generate(run)
+        for layout in ("dp=4", "tp=4", "fsdp=4", "tp=2,dp=2"):
+            got, lines = traced(top, layout, 4, [run, "--layout", layout, "--readers", "once", "--direct", "never"])
+            seen = sum(n for _, _, _, n in shard_reads(lines, data))
+            check(seen == got["read_bytes"], layout, "strace saw", seen, "bytes, the statistics say", got["read_bytes"])
+            most = 1.05 if "tp" in layout else 1
+            check(got["unique_bytes"] <= seen <= most * got["unique_bytes"], layout, seen, "bytes were read of", got["unique_bytes"])
+            print(f"ok   {layout}: {seen / got['unique_bytes']:.4f} of what is wanted was read, in {got['reads']} reads")
+        got, lines = traced(top, "direct", 4, [run, "--layout", "dp=4", "--readers", "once", "--direct", "always", "--verify"])
+        check(got["verified"], "direct: not verified")
+        direct = set()
+        for rank, call in joined(lines):
+            m = re.match(r"fcntl\((\d+)<[^>]*>, F_SETFL, .*O_DIRECT\b", call)
+            if m:
+                direct.add((rank, int(m.group(1))))
+            m = READ.match(call)
+            if m and m.group(2).endswith(".safetensors") and (rank, int(m.group(1))) in direct:
+                asked = int(call.rsplit(", ", 2)[1])
+                check(asked % ALIGN == 0 and int(m.group(3)) % ALIGN == 0, "a direct read is not aligned:", call[:200])
+        if not direct:
+            print("     this file system has no O_DIRECT")
+        print(f"ok   direct reads are aligned ({len(direct)} descriptors)")
+
+
+main()
