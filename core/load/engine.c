@@ -528,6 +528,24 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
     return 0;
 }
 
+/* Nothing is written to destinations from now on. What is being placed takes a moment; but if a
+ * read of the page cache, which the kernel does not let wait, waits, nobody hangs for it. */
+static void await_placing(struct ckpt_engine *e)
+{
+    const uint64_t ms = e->opt.read_timeout_ms;
+    struct timespec until;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)(ms / 1000);
+    until.tv_nsec += (long)(ms % 1000) * 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    (void)pthread_mutex_lock(&e->lock);
+    while (e->placing && pthread_cond_timedwait(&e->news, &e->lock, &until) != ETIMEDOUT)
+        ;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
 /* Nothing moves any more on this rank, for good or bad: agree with the others. */
 static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
 {
@@ -535,14 +553,13 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
 
     (void)pthread_mutex_lock(&e->lock);
     const bool failed = e->err.code != CKPT_OK;
-    while (failed && e->placing)
-        (void)pthread_cond_wait(&e->news, &e->lock);
     const struct ckpt_err why = e->err;
     const bool own = e->own;
     (void)pthread_mutex_unlock(&e->lock);
     if (failed) {
         if (own)
-            tell_abort(e->comm, &e->err);
+            tell_abort(e->comm, &why);
+        await_placing(e);
         e->leak = !e->comm->x->ops->cancel(e->comm->x);
         e->comm->broken = e->comm->x->ops->one_shot;
     }

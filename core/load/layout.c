@@ -75,7 +75,8 @@ static int parse_layout(const char *text, uint32_t rank, uint32_t nrank, struct 
 
 struct lay {
     const struct ckpt_marker *marker;
-    size_t nfound; /* tensors that model files speak of */
+    size_t nfound;         /* tensors that model files speak of */
+    size_t nlayer, nknown; /* tensors of layers, and those of them that model files speak of */
     struct layout l;
     struct ckpt_wants *w;
     struct ckpt_err *err;
@@ -198,6 +199,8 @@ static int want_tensor(struct lay *y, uint32_t tensor, const struct ckpt_tensor 
     int rc = ckpt_marker_find(y->marker, t, y->l.n[TP], y->l.n[EP], &m, y->err);
 
     y->nfound += m.found;
+    y->nlayer += m.has_layer;
+    y->nknown += m.has_layer && m.found;
     if (rc == 0 && on_stage(y, &m) && on_ep(y, &m))
         rc = add_products(y, tensor, t, m.dim, 0, pick, y->l.n[EP] > 1 && m.has_expert);
     ckpt_marks_release(&m);
@@ -226,7 +229,8 @@ int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t
     y.marker = marker;
     for (uint32_t t = 0; t < view->cat->tensors.len && rc == 0; t++)
         rc = want_tensor(&y, t, &view->cat->tensors.ptr[t]);
-    if (rc == 0 && y.nfound == 0 && (y.l.n[TP] > 1 || y.l.n[EP] > 1 || y.l.n[PP] > 1))
+    const bool blind = y.nfound == 0 || (y.nlayer && y.nknown == 0);
+    if (rc == 0 && blind && (y.l.n[TP] > 1 || y.l.n[EP] > 1 || (y.l.n[PP] > 1 && !y.nlayer)))
         rc = fail_unknown(view, layout, err);
     ckpt_marker_free(marker);
     return rc;

@@ -315,7 +315,10 @@ static bool read_direct(struct job *j)
         return false;
     for (uint32_t i = 0; i < n; i++)
         touch(j->read[i].buf, bytes[i]);
+    atomic_store(&j->w->unit, j->lo);
+    atomic_store(&j->w->since_ms, ckpt_now_ms());
     good = ckpt_boxes_pread_cached(e->cat, &e->reading, j->read, n, &e->opt.cost, &ignored) == 0;
+    atomic_store(&j->w->since_ms, 0);
     for (uint32_t i = 0; i < n && good; i++)
         ckpt_engine_land(e, entry[i], bytes[i]);
     place_end(e);

@@ -98,11 +98,13 @@ ssize_t __wrap_preadv64(int fd, const struct iovec *iov, int n, off_t off)
     return go_wrong(fd, &result) == 0 ? result : __real_preadv64(fd, iov, n, off);
 }
 
-/* What is not to wait finds nothing in the cache. */
+/* What is not to wait finds nothing in the cache; or ("stall") waits all the same. */
 ssize_t __wrap_preadv64v2(int fd, const struct iovec *iov, int n, off_t off, int flags)
 {
     if (!concerns(fd))
         return __real_preadv64v2(fd, iov, n, off, flags);
+    if (strcmp(fault.kind, "stall") == 0)
+        (void)usleep(HANG_MS * 1000u);
     errno = EAGAIN;
     return -1;
 }

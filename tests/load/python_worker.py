@@ -134,6 +134,42 @@ def float8_stays(mesh):
         assert torch.equal(full(state["weight"].to(torch.float32)), stored["weight"].float()) and torch.equal(full(state["bias"]).float(), stored["bias"])
 
 
+def optimizer_states(mesh):
+    """Moments and steps of a sharded optimizer, as torch's distributed checkpoint saved and would load them."""
+    import shutil
+    import tempfile
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    def make(seed):
+        torch.manual_seed(seed)
+        net = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.Linear(9, 5))
+        fully_shard(net, mesh=mesh)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        net(torch.randn(3, 7)).sum().backward()
+        optimizer.step()
+        return net, optimizer
+    where = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(where)
+    net, optimizer = make(1)
+    dcp.save({"model": net.state_dict(), "optim": get_optimizer_state_dict(net, optimizer)}, checkpoint_id=where[0])
+    states = []
+    for seed, load in ((2, lambda s: ckptfs.load_state_dict(s, where[0], view="raw", readers="once")), (3, lambda s: dcp.load(s, checkpoint_id=where[0]))):
+        net, optimizer = make(seed)
+        state = {"model": net.state_dict(), "optim": get_optimizer_state_dict(net, optimizer)}
+        load(state)
+        set_optimizer_state_dict(net, optimizer, state["optim"])
+        states.append(state)
+    for k, t in states[0]["model"].items():
+        assert torch.equal(full(t), full(states[1]["model"][k])), k
+    for k, state in states[0]["optim"]["state"].items():
+        for s, t in state.items():
+            assert torch.equal(full(t), full(states[1]["optim"]["state"][k][s])), (k, s)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(where[0])
+
+
 def adapter_under_fsdp(want, mesh):
     """peft's names below FSDP2: the base's weights arrive, the adapter's are reported."""
     import peft
@@ -268,6 +304,7 @@ def main():
     renamed()
     as_accelerate_does(want, "as accelerate does")
     float8_stays(init_device_mesh("cpu", (world,)))
+    optimizer_states(init_device_mesh("cpu", (world,)))
     adapter_under_fsdp(want, init_device_mesh("cpu", (world,)))
     wrapped(want)
     if world > 1:

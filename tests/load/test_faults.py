@@ -74,6 +74,9 @@ def slow_reads_end_in_time(runs):
             done, seconds = threads(runs, fault, f"tp=2,dp=2:4:{readers}")
             same_error(done, 4, r"^timeout: rank 1: tensor '.*': reading '.*/rank1/.*' at byte \d+ takes longer than 1\.0 s")
             assert seconds < DEADLINE_MS / 1000 + SLACK, (fault, seconds)
+    done, seconds = threads(runs, "stall@1", "tp=2,dp=2:4:each")
+    same_error(done, 4, r"^timeout: rank 1: .* takes longer than 1\.0 s")
+    assert seconds < 2 * DEADLINE_MS / 1000 + SLACK, seconds
     done, _ = threads(runs, "delay@1:300", "tp=2,dp=2:4:once")
     assert done.returncode == 0, done.stdout
 

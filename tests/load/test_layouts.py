@@ -150,6 +150,21 @@ def unknown_family(top):
     expect(path, "fsdp=3", (1, "alpha.weight", ((2, 2), (0, 4))), (2, "alpha.weight"))
 
 
+def names_of_others(top):
+    """GPT-NeoX's heads hold query, key and value together; GPT-2's transposed matrices have names that nothing knows, so its layers are only staged."""
+    at = "gpt_neox.layers.1."
+    path = model(top, {"model_type": "gpt_neox_like", "num_attention_heads": 4, "num_hidden_layers": 2},
+                 {at + "attention.query_key_value.weight": ("BF16", [24, 8]), at + "attention.query_key_value.bias": ("BF16", [24]),
+                  at + "mlp.dense_4h_to_h.weight": ("BF16", [8, 12]), "gpt_neox.embed_in.weight": ("BF16", [6, 8]), "embed_out.weight": ("BF16", [6, 8])})
+    expect(path, "tp=2", (1, at + "attention.query_key_value.weight", ((12, 12), (0, 8))), (1, at + "attention.query_key_value.bias", ((12, 12),)),
+           (1, at + "mlp.dense_4h_to_h.weight", ((0, 8), (6, 6))))
+    path = model(top + "2", {"model_type": "gpt2", "n_head": 2, "n_layer": 2},
+                 {"h.0.attn.c_attn.weight": ("BF16", [4, 12]), "h.1.attn.c_attn.weight": ("BF16", [4, 12]), "wte.weight": ("BF16", [6, 4]), "wpe.weight": ("BF16", [5, 4])})
+    refuse(path, "tp=2", "no model file says how model_type gpt2 is divided")
+    expect(path, "pp=2", (0, "h.0.attn.c_attn.weight", ((0, 4), (0, 12))), (1, "h.0.attn.c_attn.weight"), (1, "h.1.attn.c_attn.weight", ((0, 4), (0, 12))),
+           (1, "wte.weight", ((0, 6), (0, 4))), (1, "wpe.weight"))
+
+
 def state_groups(top):
     """Nemotron-H: Mamba's heads are divided, its groups of states go to several ranks."""
     at = "backbone.layers.0.mixer."
@@ -164,7 +179,7 @@ def state_groups(top):
 
 def main():
     failed = 0
-    tests = (heads, fused, blocks_of_scales, mxfp4, unknown_family, state_groups)
+    tests = (heads, fused, blocks_of_scales, mxfp4, unknown_family, names_of_others, state_groups)
     with tempfile.TemporaryDirectory() as top:
         for test in tests:
             try:
