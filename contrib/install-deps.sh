@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages=(gcc cmake ninja-build pkg-config libfuse3-dev fuse3 libjansson-dev libxxhash-dev libyaml-dev libpcre2-dev)
 if [[ ${1:-} == tests ]]; then
-  packages+=(clang clang-format libclang-rt-14-dev libcmocka-dev python3 python3-venv util-linux procps man-db
+  packages+=(g++ clang clang-format libclang-rt-14-dev libcmocka-dev python3 python3-venv util-linux procps man-db
              openmpi-bin libopenmpi-dev strace)
 fi
 

@@ -36,6 +36,9 @@ if ((install)); then
   if [[ ! -d $venv/transformers4/transformers ]]; then
     "$venv/bin/pip" install --quiet --no-deps --target "$venv/transformers4" -r tests/requirements-4.txt
   fi
+  if [[ ! -d $venv/cuda/nvidia/nccl ]]; then # a compiler for device code, and NCCL
+    "$venv/bin/pip" install --quiet --no-deps --target "$venv/cuda" -r tests/requirements-cuda.txt
+  fi
 fi
 python=$(command -v python3)
 [[ -x $venv/bin/python ]] && python=$(realpath -s "$venv/bin/python")
@@ -45,7 +48,8 @@ failed=0
 run() {
   local preset=$1 log
   shift
-  cmake --preset "$preset" -DCKPTFS_TESTS=ON -DCKPTFS_PYTHON="$python" -DCKPTFS_TRANSFORMERS4="$(realpath -m "$venv/transformers4")" \
+  cmake --preset "$preset" -DCKPTFS_TESTS=ON -DCKPTFS_PYTHON="$python" -DCUDAToolkit_ROOT="$(realpath -m "$venv/cuda")" \
+    -DNCCL_ROOT="$(realpath -m "$venv/cuda")" -DCKPTFS_TRANSFORMERS4="$(realpath -m "$venv/transformers4")" \
     -DCKPTFS_MEGATRON="$(find "$(realpath -m "$venv")" -maxdepth 1 -name 'megatron-core-*' 2>/dev/null | sort | paste -sd:)" >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log

@@ -110,6 +110,9 @@ static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
     return good;
 }
 
+/* What is there already is not read again: a range of which more than this is in the page cache. */
+#define COLD 0.125
+
 /* Through a descriptor of its own: the flag is one of what was opened. */
 static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
                                uint64_t off, enum ckpt_direct which)
@@ -119,7 +122,7 @@ static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, i
     int fd;
 
     if (atomic_load(&f->align) == 1 ||
-        (which == CKPT_DIRECT_COLD && ckpt_source_resident(s, off, len) >= 0.5) ||
+        (which == CKPT_DIRECT_COLD && ckpt_source_resident(s, off, len) > COLD) ||
         ckpt_fdpool_get(f->pool, &f->direct, f->dir, f->name, &id, &fd, NULL) < 0)
         return false;
     /* each time: the descriptor may have been closed and opened again */

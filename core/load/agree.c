@@ -465,14 +465,19 @@ static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t loc
 static int choose_readers(struct ckpt_load *load, const struct hello_answer *a,
                           const uint32_t *node, struct ckpt_cost_input *in, struct ckpt_err *err)
 {
-    const struct ckpt_rates_site site = {
-        load->comm, load->view->cat, node, a->nnode, a->hot, load->opt.exchange_timeout_ms};
+    struct ckpt_rates_site site = {.comm = load->comm,
+                                   .cat = load->view->cat,
+                                   .node = node,
+                                   .nnode = a->nnode,
+                                   .hot = a->hot,
+                                   .timeout_ms = load->opt.exchange_timeout_ms};
     const bool device = load->comm->x->device != NULL;
     struct ckpt_cost cost;
 
     if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, device,
                         in, &cost, err) < 0)
         return -1;
+    site.bytes = in->unique;
     load->rates = load->opt.rates;
     load->readers = load->opt.readers;
     if (load->readers == CKPT_READERS_AUTO && in->sum_node_unique > in->unique && !device &&

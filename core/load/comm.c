@@ -273,6 +273,19 @@ static bool round_parse(const struct ckpt_ctl_message *m, uint32_t *ret_number,
     return true;
 }
 
+static bool is_held(const struct ckpt_comm *comm, enum ckpt_ctl type, uint32_t number)
+{
+    for (const struct ckpt_ctl_message *m = comm->held; m; m = m->next) {
+        uint32_t words[3];
+        if (m->len < sizeof words)
+            continue;
+        memcpy(words, m->data, sizeof words);
+        if (words[0] == (uint32_t)type && words[2] == number)
+            return true;
+    }
+    return false;
+}
+
 /* Take out of comm->held the message of this type and round. */
 static struct ckpt_ctl_message *take_held(struct ckpt_comm *comm, enum ckpt_ctl type,
                                           uint32_t number)
@@ -314,6 +327,34 @@ static uint32_t parent_of(uint32_t rank)
     return rank - step;
 }
 
+/* Verdicts that came after a hasty answer. */
+static void drop_late(struct ckpt_comm *comm, uint32_t number)
+{
+    for (struct ckpt_ctl_message **at = &comm->held; *at;) {
+        struct ckpt_ctl_message *m = *at;
+        uint32_t words[3];
+        if (m->len >= sizeof words)
+            memcpy(words, m->data, sizeof words);
+        if (m->len < sizeof words || words[0] != CKPT_CTL_ROUND || words[2] >= number) {
+            at = &m->next;
+            continue;
+        }
+        *at = m->next;
+        message_free(m);
+    }
+}
+
+/* Does the message say that a rank has failed? */
+static bool is_failure(const struct ckpt_ctl_message *m)
+{
+    struct ckpt_err why = {0};
+    const unsigned char *data;
+    uint32_t number;
+    size_t len;
+
+    return !round_parse(m, &number, &why, &data, &len) || why.code != CKPT_OK;
+}
+
 int ckpt_round_start(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const void *data,
                      size_t len, uint32_t timeout_ms, const struct ckpt_err *why,
                      struct ckpt_err *err)
@@ -326,6 +367,7 @@ int ckpt_round_start(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const
         why = &unknown;
     r->comm = comm;
     r->number = comm->round++;
+    drop_late(comm, r->number);
     r->timeout_ms = timeout_ms;
     r->begin_ms = now;
     r->done = false;
@@ -343,9 +385,13 @@ int ckpt_round_start(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const
     if (comm->x->rank == 0) {
         return hold(comm, 0, s.ptr, s.len, err);
     }
-    rc = comm->x->ops->ctl_send(comm->x, 0, s.ptr, s.len, err);
+    struct ckpt_err gone = {0};
+    rc = comm->x->ops->ctl_send(comm->x, 0, s.ptr, s.len, &gone);
     ckpt_str_release(&s);
-    return rc;
+    if (rc < 0 &&
+        !is_held(comm, CKPT_CTL_ANSWER, r->number)) /* rank 0 may have answered and gone */
+        return ckpt_fail(err, gone.code, "%s", gone.text);
+    return 0;
 }
 
 void ckpt_round_release(struct ckpt_round *r)
@@ -420,6 +466,7 @@ static int step_root(struct ckpt_round *r, struct ckpt_err *err)
     struct ckpt_ctl_message *m;
     struct ckpt_err missing = {0};
     struct ckpt_str out = {0};
+    bool failed = false;
 
     while ((m = take_held(r->comm, CKPT_CTL_ROUND, r->number))) {
         if (r->from[m->peer]) {
@@ -429,10 +476,12 @@ static int step_root(struct ckpt_round *r, struct ckpt_err *err)
         r->from[m->peer] = m;
         r->nfrom++;
     }
+    for (uint32_t k = 0; k < size && r->hasty; k++)
+        failed |= r->from[k] && is_failure(r->from[k]);
     for (uint32_t k = 0; k < size && r->nfrom < size; k++)
         if (!r->from[k] && check_peer(r, k, &missing) < 0)
             break;
-    if (r->nfrom < size && missing.code == CKPT_OK)
+    if (r->nfrom < size && missing.code == CKPT_OK && !failed)
         return 1;
     if (make_answer(r, &missing, &out) < 0) {
         ckpt_str_release(&out);
@@ -566,6 +615,15 @@ int ckpt_comm_look(struct ckpt_comm *comm, struct ckpt_err *err)
     bool moved;
 
     (void)ckpt_comm_poll(comm, &moved, NULL);
+    for (const struct ckpt_ctl_message *m = comm->held; m; m = m->next) {
+        uint32_t words[3];
+        if (m->len < sizeof words)
+            continue;
+        memcpy(words, m->data, sizeof words);
+        if ((words[0] == CKPT_CTL_ROUND || words[0] == CKPT_CTL_ANSWER) &&
+            words[2] == comm->round && is_failure(m))
+            return 1;
+    }
     for (uint32_t r = 0; r < comm->x->size; r++)
         if (r != comm->x->rank && ckpt_comm_lost(comm, r))
             return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
@@ -574,7 +632,7 @@ int ckpt_comm_look(struct ckpt_comm *comm, struct ckpt_err *err)
 
 int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms, struct ckpt_err *err)
 {
-    struct ckpt_round round = {0};
+    struct ckpt_round round = {.hasty = true};
     struct ckpt_err own = {0};
 
     if (rc < 0 && err && comm->x->size > 1) {

@@ -87,6 +87,7 @@ struct ckpt_round {
     int (*judge)(void *ctx, const unsigned char *const *data, const size_t *len,
                  struct ckpt_str *answer, struct ckpt_err *err);
     void *ctx;
+    bool hasty; /* rank 0 answers as soon as any rank has failed, not when all were heard */
     uint64_t begin_ms;
     struct ckpt_ctl_message **from; /* on rank 0, per rank */
     uint32_t nfrom;

@@ -19,9 +19,12 @@
 
 enum {
     BLOCK = 1 << 20,
-    BLOCKS = 4, /* of which the best counts; of storage and links all together */
+    BLOCKS = 4, /* of which the best counts */
     READERS = 4,
     STORAGE_S = 2,
+    STORAGE_BLOCKS = 64, /* at most, and of a node's part at most 1/SHARE: bursts are short */
+    SHARE = 8,
+    TRIES = 16,
     WAIT_MS = 20,
 };
 
@@ -81,18 +84,15 @@ static double cached_rate(const struct ckpt_catalog *cat, unsigned char *buf)
 
 /* ---- storage ---- */
 
-struct block {
-    struct ckpt_source *source;
-    uint64_t off;
-};
-
 /* Blocks that threads read, which may never come back: whoever is last frees it. */
 struct reading {
     pthread_mutex_t lock;
     pthread_cond_t news;
-    uint32_t users, left, good;
+    uint32_t users, left, good; /* left: threads */
+    bool late;                  /* nobody waits any more */
+    struct ckpt_source *source;
+    uint64_t off;
     uint32_t next, n;
-    struct block block[READERS];
 };
 
 static void reading_unref(struct reading *r)
@@ -102,28 +102,29 @@ static void reading_unref(struct reading *r)
     (void)pthread_mutex_unlock(&r->lock);
     if (!last)
         return;
-    for (uint32_t i = 0; i < r->n; i++)
-        ckpt_source_unref(r->block[i].source);
+    ckpt_source_unref(r->source);
     (void)pthread_mutex_destroy(&r->lock);
     (void)pthread_cond_destroy(&r->news);
     free(r);
 }
 
-static void *read_block(void *arg)
+static void *read_blocks(void *arg)
 {
     struct reading *r = arg;
     unsigned char *buf = malloc(BLOCK);
 
     (void)pthread_mutex_lock(&r->lock);
-    const struct block *b = &r->block[r->next++];
-    (void)pthread_mutex_unlock(&r->lock);
-    const bool good = buf && ckpt_source_pread(b->source, buf, BLOCK, b->off, NULL) == 0;
-    free(buf);
-    (void)pthread_mutex_lock(&r->lock);
-    r->good += good;
+    while (buf && !r->late && r->next < r->n) {
+        const uint64_t off = r->off + (uint64_t)r->next++ * BLOCK;
+        (void)pthread_mutex_unlock(&r->lock);
+        const bool good = ckpt_source_pread(r->source, buf, BLOCK, off, NULL) == 0;
+        (void)pthread_mutex_lock(&r->lock);
+        r->good += good;
+    }
     r->left--;
     (void)pthread_cond_signal(&r->news);
     (void)pthread_mutex_unlock(&r->lock);
+    free(buf);
     reading_unref(r);
     return NULL;
 }
@@ -152,8 +153,8 @@ static void reading_start(struct reading *r)
     (void)pthread_attr_init(&detached);
     (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     (void)pthread_mutex_lock(&r->lock);
-    for (uint32_t i = 0; i < r->n; i++)
-        if (pthread_create(&id, &detached, read_block, r) == 0) {
+    for (uint32_t i = 0; i < READERS; i++)
+        if (pthread_create(&id, &detached, read_blocks, r) == 0) {
             r->users++;
             r->left++;
         }
@@ -172,20 +173,33 @@ static uint32_t reading_wait(struct reading *r)
     while (r->left && pthread_cond_timedwait(&r->news, &r->lock, &until) != ETIMEDOUT)
         ;
     const uint32_t good = r->good;
+    r->late = true;
     (void)pthread_mutex_unlock(&r->lock);
     return good;
 }
 
-/* A block that is not in the page cache, from the end on: loads begin at the beginning. */
-static bool find_cold(const struct ckpt_catalog *cat, size_t *at, uint64_t *end, struct block *ret)
+/* Blocks that are not in the page cache, about where this node's part of the files is: if the node
+ * is to read only a part, it has them then. */
+static bool find_cold(const struct ckpt_rates_site *site, uint32_t node, struct reading *r)
 {
-    for (; *at > 0; (*at)--, *end = UINT64_MAX) {
-        struct ckpt_source *s = cat->sources.ptr[*at - 1];
-        for (uint64_t off = ckpt_min_u64(*end, s->size); off >= BLOCK; off = *end) {
-            *end = off - BLOCK;
-            if (ckpt_source_resident(s, off - BLOCK, BLOCK) > 0)
+    const struct ckpt_catalog *cat = site->cat;
+    const uint64_t want = ckpt_min_u64(site->bytes / site->nnode / SHARE / BLOCK, STORAGE_BLOCKS);
+    uint64_t total = 0, at, tries = TRIES;
+
+    for (size_t i = 0; i < cat->sources.len; i++)
+        total += cat->sources.ptr[i]->size;
+    at = (uint64_t)((double)total * (node + 0.5) / site->nnode);
+    for (size_t i = 0; i < cat->sources.len && tries; i++) {
+        struct ckpt_source *s = cat->sources.ptr[i];
+        uint64_t off = at / BLOCK * BLOCK;
+        at -= ckpt_min_u64(at, s->size);
+        for (; off + READERS * BLOCK <= s->size && tries; off += READERS * BLOCK, tries--) {
+            const uint64_t n = ckpt_min_u64(ckpt_max_u64(want, READERS), (s->size - off) / BLOCK);
+            if (ckpt_source_resident(s, off, n * BLOCK) > 0)
                 continue;
-            *ret = (struct block){ckpt_source_ref(s), off - BLOCK};
+            r->source = ckpt_source_ref(s);
+            r->off = off;
+            r->n = (uint32_t)n;
             return true;
         }
     }
@@ -194,20 +208,19 @@ static bool find_cold(const struct ckpt_catalog *cat, size_t *at, uint64_t *end,
 
 /* What is read stays in the page cache: the load has it then. Storage that does not answer is the
  * load's matter, which says where. */
-static double storage_rate(const struct ckpt_catalog *cat)
+static double storage_rate(const struct ckpt_rates_site *site, uint32_t node)
 {
     struct reading *r = reading_new();
-    size_t at = cat->sources.len;
-    uint64_t end = UINT64_MAX;
+    double rate = 0;
 
     if (!r)
         return 0;
-    while (r->n < READERS && find_cold(cat, &at, &end, &r->block[r->n]))
-        r->n++;
-    const uint64_t begin = ckpt_now_ns();
-    reading_start(r);
-    const uint32_t good = reading_wait(r);
-    const double rate = good ? rate_of((uint64_t)good * BLOCK, begin) : 0;
+    if (find_cold(site, node, r)) {
+        const uint64_t begin = ckpt_now_ns();
+        reading_start(r);
+        const uint32_t good = reading_wait(r);
+        rate = good ? rate_of((uint64_t)good * BLOCK, begin) : 0;
+    }
     reading_unref(r);
     return rate;
 }
@@ -245,32 +258,32 @@ static int wait_for(const struct pass *p, struct ckpt_xfer *t, size_t n, struct 
     return 0;
 }
 
-static int post_blocks(const struct pass *p, struct ckpt_xfer *t, size_t n, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < n; i++) {
-        t[i].buf = i % 2 ? p->out : p->in;
-        t[i].len = BLOCK;
-        t[i].peer = i % 2 ? p->to : p->from;
-        t[i].send = i % 2;
-        if (p->comm->x->ops->post(p->comm->x, &t[i], err) < 0)
-            return -1;
-    }
-    return 0;
-}
-
-static int pass_blocks(struct pass *p, size_t blocks, struct ckpt_err *err)
+static int post_block(const struct pass *p, struct ckpt_xfer t[2], struct ckpt_err *err)
 {
     struct ckpt_xport *x = p->comm->x;
-    struct ckpt_xfer t[2 * BLOCKS] = {0};
 
-    if (post_blocks(p, t, 2 * blocks, err) == 0 && wait_for(p, t, 2 * blocks, err) == 0)
+    t[0].buf = p->in;
+    t[0].peer = p->from;
+    t[1].buf = p->out;
+    t[1].peer = p->to;
+    t[1].send = true;
+    t[0].len = t[1].len = BLOCK;
+    return x->ops->post(x, &t[0], err) < 0 || x->ops->post(x, &t[1], err) < 0 ? -1 : 0;
+}
+
+static int pass_block(struct pass *p, struct ckpt_err *err)
+{
+    struct ckpt_xport *x = p->comm->x;
+    struct ckpt_xfer t[2] = {0};
+
+    if (post_block(p, t, err) == 0 && wait_for(p, t, 2, err) == 0)
         return 0;
     p->leak = !x->ops->cancel(x);
     p->comm->broken = x->ops->one_shot;
     return -1;
 }
 
-/* The next of these ranks, around, gets blocks of ours. The first one goes unmeasured. */
+/* The next of these ranks, around, gets blocks of ours. The best counts: others may be late. */
 static int ring_rate(struct pass *p, const uint32_t *ring, uint32_t n, double *ret,
                      struct ckpt_err *err)
 {
@@ -282,12 +295,12 @@ static int ring_rate(struct pass *p, const uint32_t *ring, uint32_t n, double *r
         return 0;
     p->to = ring[(at + 1) % n];
     p->from = ring[(at + n - 1) % n];
-    if (pass_blocks(p, 1, err) < 0)
-        return -1;
-    const uint64_t begin = ckpt_now_ns();
-    if (pass_blocks(p, BLOCKS, err) < 0)
-        return -1;
-    *ret = rate_of((uint64_t)BLOCKS * BLOCK, begin);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        const uint64_t begin = ckpt_now_ns();
+        if (pass_block(p, err) < 0)
+            return -1;
+        *ret = larger(*ret, rate_of(BLOCK, begin));
+    }
     return 0;
 }
 
@@ -358,6 +371,14 @@ static int take_sample(const struct ckpt_rates_site *site, const struct ckpt_rat
     if (!buf)
         return ckpt_nomem(err);
     memset(buf, 1, (size_t)2 * BLOCK);
+    /* links first, while all are here */
+    struct pass p = {
+        .comm = site->comm, .out = buf, .in = buf + BLOCK, .timeout_ms = site->timeout_ms};
+    int rc = link_rates(site, given, &p, ret, err);
+    if (p.leak)
+        (void)ckpt_steal(&buf);
+    if (rc < 0)
+        return -1;
     if (given->copy <= 0)
         ret->copy = copy_rate(buf);
     if (given->page_cache <= 0)
@@ -365,13 +386,8 @@ static int take_sample(const struct ckpt_rates_site *site, const struct ckpt_rat
     while (site->node[first] != site->node[self])
         first++;
     if (given->node_storage <= 0 && site->hot < 1 && first == self)
-        ret->storage = storage_rate(site->cat);
-    struct pass p = {
-        .comm = site->comm, .out = buf, .in = buf + BLOCK, .timeout_ms = site->timeout_ms};
-    int rc = link_rates(site, given, &p, ret, err);
-    if (p.leak)
-        (void)ckpt_steal(&buf);
-    return rc;
+        ret->storage = storage_rate(site, site->node[self]);
+    return 0;
 }
 
 static void fill(double *rate, double measured)

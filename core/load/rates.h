@@ -14,7 +14,8 @@ struct ckpt_rates_site {
     const struct ckpt_catalog *cat;
     const uint32_t *node; /* of each rank, 0 .. nnode-1 */
     uint32_t nnode;
-    double hot; /* part of the files that is in the page caches */
+    double hot;     /* part of the files that is in the page caches */
+    uint64_t bytes; /* that the job reads */
     uint32_t timeout_ms;
 };
 

@@ -86,7 +86,8 @@ CKPT_PUBLIC void ckpt_comm_replace(struct ckpt_comm *comm, struct ckpt_xport *x)
 CKPT_PUBLIC int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len,
                                 uint32_t timeout_ms, struct ckpt_err *err);
 
-/* Look after the comm while something else is waited for: PEER if a rank is gone. */
+/* Look after the comm while something else is waited for. -1: PEER, a rank is gone. 1: another rank
+ * has failed, and says so in the ckpt_comm_agree that comes next. */
 CKPT_PUBLIC int ckpt_comm_look(struct ckpt_comm *comm, struct ckpt_err *err);
 
 /* What such a library has under the name CKPT_XPORT_OPEN: the transport as the environment says. */

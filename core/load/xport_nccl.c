@@ -17,11 +17,12 @@
 #error "NCCL 2.18 or later is needed (ncclCommSplit)"
 #endif
 
-enum { MEET_MS = 300 * 1000, LOOK_US = 200 };
+enum { MEET_S = 300, MOST_MEET_S = 1000000, LOOK_US = 200 };
 
 struct nccl_device {
     struct ckpt_cuda cuda;
     ncclComm_t comm; /* NULL: one rank alone, or given up */
+    bool splitting;  /* NCCL may still write to comm, and nothing can stop it */
 };
 
 struct xport_nccl {
@@ -128,7 +129,8 @@ static void device_free(struct nccl_device *n)
         ckpt_cuda_leave(&n->cuda, before);
     }
     ckpt_cuda_release(&n->cuda);
-    free(n);
+    if (!n->splitting)
+        free(n);
 }
 
 static void nccl_ref(struct ckpt_device *d) { atomic_fetch_add(&of(d)->cuda.refs, 1); }
@@ -243,7 +245,16 @@ static uint64_t now_ms(void)
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-/* Until `comm` is done with what it was told. control may be NULL. */
+/* How long ranks wait for each other, as for TCP. */
+static uint32_t meet_ms(void)
+{
+    const char *text = getenv("CKPTFS_MEET_TIMEOUT");
+    const long s = text && *text ? strtol(text, NULL, 10) : MEET_S;
+
+    return (uint32_t)(s > 0 && s <= MOST_MEET_S ? s : MEET_S) * 1000;
+}
+
+/* Until `comm` is done with what it was told. control may be NULL. 1: another rank has failed. */
 static int settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, const char *what,
                   struct ckpt_err *err)
 {
@@ -255,19 +266,21 @@ static int settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, const 
             return 0;
         if (rc != ncclSuccess || state != ncclInProgress)
             return failed(comm, rc != ncclSuccess ? rc : state, what, err);
-        if (ctl && ckpt_comm_look(ctl, err) < 0)
-            return -1;
+        const int seen = ctl ? ckpt_comm_look(ctl, err) : 0;
+        if (seen != 0)
+            return seen;
         if (now_ms() > until)
-            return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: %s takes longer than %d s", what,
-                             MEET_MS / 1000);
+            return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: %s takes longer than %u s", what,
+                             meet_ms() / 1000);
         (void)nanosleep(&look, NULL);
     }
 }
 
+/* 1: another rank has failed. */
 static int own_comm(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_comm *ctl,
                     const ncclUniqueId *id, struct ckpt_err *err)
 {
-    const uint64_t until = now_ms() + MEET_MS;
+    const uint64_t until = now_ms() + meet_ms();
     const int rank = (int)ckpt_comm_rank(ctl), size = (int)ckpt_comm_size(ctl);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclResult_t rc;
@@ -277,8 +290,11 @@ static int own_comm(struct nccl_device *n, const struct ckpt_nccl *how, struct c
         config.splitShare = 0; /* ours can be aborted without theirs */
         rc = ncclCommSplit(how->comm, 0, rank, &n->comm, &config);
         /* if theirs does not block, ours is there when theirs is done, whatever was returned */
-        if (good(rc) && settle(how->comm, ctl, until, "splitting", err) < 0)
-            return -1;
+        n->splitting = good(rc);
+        const int split = good(rc) ? settle(how->comm, ctl, until, "splitting", err) : 0;
+        if (split != 0)
+            return split;
+        n->splitting = false;
         if (good(rc) && !n->comm)
             return ckpt_fail(err, CKPT_PEER, "NCCL: splitting the communicator gave none");
     } else {
@@ -328,18 +344,18 @@ static int meet(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_
         ncclResult_t got = ncclGetUniqueId(&id);
         rc = got == ncclSuccess ? 0 : failed(NULL, got, "a new communicator", err);
     }
-    if (ckpt_comm_agree(ctl, rc, MEET_MS, err) < 0 ||
-        ckpt_comm_share(ctl, 0, &id, sizeof id, MEET_MS, err) < 0)
+    if (ckpt_comm_agree(ctl, rc, meet_ms(), err) < 0 ||
+        ckpt_comm_share(ctl, 0, &id, sizeof id, meet_ms(), err) < 0)
         return -1;
     if (ckpt_comm_size(ctl) > 1) {
         int before;
         rc = ckpt_cuda_enter(&n->cuda, &before, err);
         if (rc == 0) {
-            rc = own_comm(n, how, ctl, &id, err);
+            rc = own_comm(n, how, ctl, &id, err) < 0 ? -1 : 0;
             ckpt_cuda_leave(&n->cuda, before);
         }
     }
-    return ckpt_comm_agree(ctl, rc, MEET_MS, err);
+    return ckpt_comm_agree(ctl, rc, meet_ms(), err);
 }
 
 static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ckpt_err *err)
@@ -379,7 +395,7 @@ static int gather_addresses(const struct ckpt_nccl *how, int rank, int size, cha
     const struct ckpt_cuda none = {.number = how->device};
     const size_t one = CKPT_TCP_ADDRESS;
     const struct timespec look = {0, LOOK_US * 1000};
-    const uint64_t until = now_ms() + MEET_MS;
+    const uint64_t until = now_ms() + meet_ms();
     char *mem = NULL;
     cudaError_t rc = cudaMalloc((void **)&mem, (size_t)size * one);
     int done = ckpt_cuda_failed(&none, rc, "allocating memory", err);
@@ -399,7 +415,7 @@ static int gather_addresses(const struct ckpt_nccl *how, int rank, int size, cha
         (void)cudaGetLastError();
         if (now_ms() > until)
             return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: not all ranks came within %d s",
-                             MEET_MS / 1000); /* the memory is NCCL's still */
+                             meet_ms() / 1000); /* the memory is NCCL's still */
         (void)nanosleep(&look, NULL);
     }
     if (done == 0)
@@ -436,7 +452,7 @@ static int tcp_over(const struct ckpt_nccl *how, struct ckpt_comm **ret, struct 
     for (int r = 0; r < size && done == 0; r++)
         address[r] = all + (size_t)r * CKPT_TCP_ADDRESS;
     if (done == 0)
-        done = ckpt_tcp_connect(tcp, (uint32_t)rank, (uint32_t)size, address, MEET_MS, ret, err);
+        done = ckpt_tcp_connect(tcp, (uint32_t)rank, (uint32_t)size, address, meet_ms(), ret, err);
     else
         ckpt_tcp_free(tcp);
     free(all);

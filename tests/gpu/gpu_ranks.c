@@ -2,12 +2,13 @@
 /* One rank (or, with threads, all) of loads into device memory; every byte is copied back and
  * compared with a load into host memory by this rank alone. For real devices and for the double.
  *
- *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-k] RUN --
+ *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-k] [-n] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
  * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
  * and a stream of ours; -m FILE is where its id passes), alone (the same, and nothing else), or
  * threads=N. -x: that rank cancels each load after so long. -k: keep the memory of loads that fail.
+ * -n: the communicator of ours does not block.
  * RUN may have a %r: the rank. Rank 0 prints a line for each load; one that failed, every rank, and
  * the exit status is 1. */
 #include <inttypes.h>
@@ -41,7 +42,7 @@ struct world {
     struct job job[MOST_JOBS];
     size_t njob;
     uint32_t cancel_rank, cancel_ms;
-    bool keep;
+    bool keep, nonblocking;
 };
 
 struct rank {
@@ -88,6 +89,16 @@ static void tidy(const struct rank *r, cudaError_t e, const char *what)
 {
     if (!r->failed)
         cuda(e, what);
+}
+
+/* Of a communicator that does not block: until it is done. */
+static void settle(ncclComm_t comm, ncclResult_t e, const char *what)
+{
+    while (e == ncclInProgress) {
+        (void)usleep(100);
+        nccl(ncclCommGetAsyncError(comm, &e), what);
+    }
+    nccl(e, what);
 }
 
 /* ---- memory ---- */
@@ -351,8 +362,11 @@ static void make_theirs(struct rank *r)
 
     pass_id(r, &id);
     cuda(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking), "a stream");
-    nccl(ncclCommInitRankConfig(&r->theirs, (int)r->size, id, (int)r->number, NULL),
-         "a communicator");
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = !r->w->nonblocking;
+    const ncclResult_t e =
+        ncclCommInitRankConfig(&r->theirs, (int)r->size, id, (int)r->number, &config);
+    settle(r->theirs, e, "a communicator");
 }
 
 /* Is the caller's communicator as good as ever? */
@@ -363,7 +377,8 @@ static bool theirs_works(struct rank *r)
 
     cuda(cudaMalloc((void **)&mem, MOST_RANKS), "device memory");
     cuda(cudaMemsetAsync(mem + r->number, (int)r->number + 1, 1, r->stream), "setting memory");
-    nccl(ncclAllGather(mem + r->number, mem, 1, ncclUint8, r->theirs, r->stream), "an all-gather");
+    settle(r->theirs, ncclAllGather(mem + r->number, mem, 1, ncclUint8, r->theirs, r->stream),
+           "an all-gather");
     cuda(cudaStreamSynchronize(r->stream), "an all-gather");
     cuda(cudaMemcpy(all, mem, r->size, cudaMemcpyDeviceToHost), "copying");
     cuda(cudaFree(mem), "freeing");
@@ -491,6 +506,8 @@ static bool run_threads(const struct world *w, int devices)
     for (uint32_t i = 0; i < w->nthread; i++) {
         rank[i] = (struct rank){.w = w, .number = i, .size = w->nthread, .host = comm[i]};
         rank[i].device = (int)i % devices;
+        if (open_view(&rank[i], &err) < 0)
+            die(w->path, err.text);
         if (pthread_create(&thread[i], NULL, run_rank, &rank[i]) != 0)
             die("threads", "can't be started");
     }
@@ -557,7 +574,7 @@ int main(int argc, char **argv)
 
     if (ckpt_options_new(&w.options, &err) < 0)
         die("options", err.text);
-    while ((opt = getopt(argc, argv, "+c:o:f:x:m:k")) != -1) {
+    while ((opt = getopt(argc, argv, "+c:o:f:x:m:kn")) != -1) {
         if (opt == 'c')
             w.how = optarg;
         else if (opt == 'o')
@@ -570,6 +587,8 @@ int main(int argc, char **argv)
             w.meet = optarg;
         else if (opt == 'k')
             w.keep = true;
+        else if (opt == 'n')
+            w.nonblocking = true;
         else
             return 2;
     }

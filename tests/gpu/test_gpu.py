@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 
-from launch import BUILD, GOLDEN, LLAMA, MOE, environment, has_gpu, mpirun, processes, run, threads
+from launch import BUILD, GOLDEN, LLAMA, MOE, SLOW, environment, has_gpu, mpirun, processes, run, threads
 from test_fixtures import FIXTURES, checkpoints, opens
 
 LAYOUTS = {1: ["dp=1"], 2: ["tp=2", "pp=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "ep=2,tp=2"]}
@@ -61,11 +61,16 @@ def every_way_to_a_communicator(real):
             more = {} if way in ("env", "alone") else {"CKPTFS_TRANSPORT": "tcp"}
             meet = ["-m", os.path.join(top, way)] if way in ("given", "alone") else []
             check(processes(2, ["-c", way, *meet, LLAMA, "--", *jobs], real, LOAD_VERIFY="1", **more), way, len(jobs))
+            if meet:
+                meet[1] += "2"
+                check(processes(2, ["-n", "-c", way, *meet, LLAMA, "--", *jobs], real, **more), f"{way}, not blocking", len(jobs))
 
 
 def over_mpi(real):
     if not shutil.which("mpirun") or not os.path.exists(os.path.join(BUILD, "core", "libckptfs_load_mpi.so.0")):
         return "(no MPI here)"
+    if SLOW > 1:
+        return "(sanitizers see much in MPI)"
     for way in ("env", "mpi"):
         check(mpirun(3, ["-c", way, LLAMA, "--", "fsdp=3:once", "random:each"], real), way, 2)
 

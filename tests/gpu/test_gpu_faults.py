@@ -127,6 +127,17 @@ def stopped_devices(_):
         assert seconds < DRAIN + 4 * DEADLINE_MS / 1000 * max(1, SLOW / 2) + SLACK, seconds
 
 
+def communicators_that_fail(_):
+    """Nobody waits for a rank that can't make it."""
+    for rank in range(N):
+        result, seconds = go([LLAMA, "--", ALL], f"ncclCommInitRankConfig:rank={rank}:error")
+        same_error(result, rf"^peer: rank {rank}: NCCL: making a communicator: unhandled system error")
+        assert seconds < SLACK, seconds
+    result, seconds = go([LLAMA, "--", ALL], "ncclCommInitRankConfig:rank=1:hang", CKPTFS_MEET_TIMEOUT="3")
+    same_error(result, r"^timeout: rank \d: NCCL: making a communicator takes longer than 3 s")
+    assert seconds < 3 + SLACK, seconds
+
+
 def killed_ranks(_):
     """Wherever it is: the others say that it is gone."""
     for fault in ("ncclCommInitRankConfig:rank=2:kill", "cudaMalloc:rank=1:after=3:kill", "cudaMemcpyAsync:rank=1:kill", "ncclBroadcast:rank=1:after=2:kill",
@@ -156,7 +167,7 @@ def threads_of_one_process(_):
 
 def main():
     both = [reads_that_fail, checkpoints_that_differ, cancelled]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in both + [calls_that_fail, out_of_memory, stuck_collectives, stopped_devices, killed_ranks,
+    cases = [(t.__name__, lambda t=t: t(False)) for t in both + [calls_that_fail, out_of_memory, communicators_that_fail, stuck_collectives, stopped_devices, killed_ranks,
                                                                   the_callers_communicator, threads_of_one_process]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in both]
