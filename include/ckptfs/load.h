@@ -51,7 +51,10 @@ CKPT_PUBLIC int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckp
  * CKPTFS_MEET_TIMEOUT is how many seconds TCP and NCCL wait for all ranks (300). */
 CKPT_PUBLIC int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err);
 
-/* TCP in two steps, for programs that have their own way to exchange a few bytes: listen, pass
+/* Over TCP, ranks of one machine read each other's memory where the system lets them; where Yama
+ * restricts that to parents, a rank lifts it for itself while it has such a comm (PR_SET_PTRACER).
+ *
+ * TCP in two steps, for programs that have their own way to exchange a few bytes: listen, pass
  * ckpt_tcp_address (NUL-terminated, less than CKPT_TCP_ADDRESS bytes) around, connect. `host` is
  * the name or address under which the others reach this rank; NULL: this machine's name. */
 struct ckpt_tcp;
