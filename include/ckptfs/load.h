@@ -73,8 +73,8 @@ CKPT_PUBLIC uint32_t ckpt_comm_size(const struct ckpt_comm *comm);
 CKPT_PUBLIC const char *ckpt_comm_transport(const struct ckpt_comm *comm); /* "tcp" */
 
 /* COLLECTIVE. Do all ranks agree that all is well? rc is this rank's verdict; if negative, err says
- * why. All get 0, or all get -1 and the same error, that of the lowest rank that failed. For what
- * is done before a load: opening the run. */
+ * why. All get 0, or all get -1 and the same error, that of a rank that failed: it is told at
+ * once, others are not waited for. For what is done before a load: opening the run. */
 CKPT_PUBLIC int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
                                 struct ckpt_err *err);
 
