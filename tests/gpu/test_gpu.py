@@ -9,9 +9,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 
-from launch import BUILD, GOLDEN, LLAMA, MOE, SLOW, environment, has_gpu, mpirun, processes, run, threads
+from launch import BUILD, GOLDEN, HERE, LLAMA, MOE, SLOW, environment, has_gpu, mpirun, processes, run, threads
 from test_fixtures import FIXTURES, checkpoints, opens
 
 LAYOUTS = {1: ["dp=1"], 2: ["tp=2", "pp=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "ep=2,tp=2"]}
@@ -111,9 +112,33 @@ def no_device(_):
         assert done.returncode == 1 and "there is no CUDA device: " in done.stderr, done
 
 
+PYTHON = """
+import ckptfs
+from ckptfs._library import library, new, nccl_library, to_device
+assert nccl_library() is not None
+comm = new(library().comm_self)
+try:
+    to_device(comm, 0, None)
+    print("a device")
+except ckptfs.CkptError as e:
+    print(e.code, e)
+library().comm_free(comm)
+"""
+
+
+def python_asks_for_a_device(_):
+    """There is one, of the double; and there is none."""
+    if SLOW > 1:
+        return "(Python is not linked with sanitizers)"
+    for devices, expected in (("1", "a device\n"), ("0", "unsupported there is no CUDA device: ")):
+        env = environment(False, {"CKPTFS_GPU_COUNT": devices, "CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
+        done = subprocess.run([sys.executable, "-c", PYTHON], env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and done.stdout.startswith(expected), done
+
+
 def main():
     tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, all_checkpoints]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [slow_devices, no_device]]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [slow_devices, no_device, python_asks_for_a_device]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
     run(cases)

@@ -5,6 +5,7 @@ as good as ever. Over the double; those that need no order to it over real libra
 usage: test_gpu_faults.py [WORDS OF A TEST'S NAME]
 """
 
+import concurrent.futures
 import os
 import re
 import shutil
@@ -119,12 +120,16 @@ def stuck_collectives(_):
         assert seconds < 4 * DEADLINE_MS / 1000 * max(1, SLOW / 2) + SLACK, seconds
 
 
+def stopped_device(fault, job):
+    result, seconds = go(["-k", LLAMA, "--", job], fault)
+    same_error(result, r"^timeout: ")
+    assert seconds < DRAIN + 4 * DEADLINE_MS / 1000 * max(1, SLOW / 2) + SLACK, seconds
+
+
 def stopped_devices(_):
-    """What was queued on a device never ends: nothing can be done but say so."""
-    for fault, job in (("cudaMemcpyAsync:rank=1:hang", ALL), ("cudaLaunchKernel:rank=1:hang", "dp=3:each")):
-        result, seconds = go(["-k", LLAMA, "--", job], fault)
-        same_error(result, r"^timeout: ")
-        assert seconds < DRAIN + 4 * DEADLINE_MS / 1000 * max(1, SLOW / 2) + SLACK, seconds
+    """What was queued on a device never ends: nothing can be done but say so. They are waited for at the same time."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(stopped_device, ("cudaMemcpyAsync:rank=1:hang", "cudaLaunchKernel:rank=1:hang"), (ALL, "dp=3:each")))
 
 
 def communicators_that_fail(_):
@@ -167,8 +172,9 @@ def threads_of_one_process(_):
 
 def main():
     both = [reads_that_fail, checkpoints_that_differ, cancelled]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in both + [calls_that_fail, out_of_memory, communicators_that_fail, stuck_collectives, stopped_devices, killed_ranks,
-                                                                  the_callers_communicator, threads_of_one_process]]
+    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, stuck_collectives, stopped_devices, killed_ranks, the_callers_communicator,
+               threads_of_one_process]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in both + ordered]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in both]
     run(cases)

@@ -17,7 +17,6 @@ TIED = os.path.join(GOLDEN, "llama_tp2_pp2_tied")
 MOE = os.path.join(GOLDEN, "qwen2_moe_epbranch_tp1_dp2_ep2")
 
 try:
-    import peft
     import torch
     import torch.distributed.checkpoint as dcp
     import transformers
@@ -158,6 +157,11 @@ def models_work(top):
 
 def adapters(top):
     """peft's models: the base's weights, and the adapter's own, by whatever name it has."""
+    try:
+        import peft
+    except ImportError:
+        print("     without peft")
+        return
     expected = LLAMA + ".expected"
     base = transformers.AutoModelForCausalLM.from_pretrained(expected, dtype=torch.float32)
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "embed_tokens"], modules_to_save=["lm_head"], init_lora_weights=False)
