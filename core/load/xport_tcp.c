@@ -3,13 +3,8 @@
  * both sides know the sizes) and control (length, then the message), so that a word of an error
  * never waits behind data. Processes of one machine that may read each other's memory do that; the
  * data connection then says where transfers lie, and which were taken. */
-#include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -25,20 +20,12 @@
 #include "base/vec.h"
 #include "load/comm.h"
 #include "load/near.h"
+#include "load/tcp.h"
 
 enum {
-    BACKLOG = 4096,
     MAX_CTL = 1 << 30,
     HANDSHAKE_MS = 10 * 1000,
-    GREETING = 0x74706b63, /* "ckpt" */
-    VERSION = 2,
     FLUSH_MS = 2000,
-};
-
-struct ckpt_tcp {
-    int fd;
-    char address[CKPT_TCP_ADDRESS];
-    uint64_t token; /* in the address: strangers don't know it */
 };
 
 struct queue {
@@ -242,8 +229,6 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
     return 0;
 }
 
-static bool would_block(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
-
 /* -1: the connection is over. */
 static int push_data(struct peer *p, bool *moved)
 {
@@ -251,7 +236,7 @@ static int push_data(struct peer *p, bool *moved)
         struct ckpt_xfer *t = p->send.head;
         ssize_t n = send(p->data, (char *)t->buf + t->at, t->len - t->at, MSG_NOSIGNAL);
         if (n < 0)
-            return would_block() ? 0 : -1;
+            return ckpt_socket_would_block() ? 0 : -1;
         *moved = true;
         t->at += (size_t)n;
         if (t->at == t->len) {
@@ -268,7 +253,7 @@ static int pull_data(struct peer *p, bool *moved)
         struct ckpt_xfer *t = p->recv.head;
         ssize_t n = recv(p->data, (char *)t->buf + t->at, t->len - t->at, 0);
         if (n < 0)
-            return would_block() ? 0 : -1;
+            return ckpt_socket_would_block() ? 0 : -1;
         if (n == 0)
             return -1;
         *moved = true;
@@ -288,7 +273,7 @@ static int push_notes(struct near *n, int fd, bool *moved)
     while (n->out_at < all) {
         ssize_t got = send(fd, (char *)n->out.ptr + n->out_at, all - n->out_at, MSG_NOSIGNAL);
         if (got < 0)
-            return would_block() ? 0 : -1;
+            return ckpt_socket_would_block() ? 0 : -1;
         *moved = true;
         n->out_at += (size_t)got;
     }
@@ -303,7 +288,7 @@ static int pull_notes(struct peer *p, bool *moved)
     for (;;) {
         ssize_t got = recv(p->data, (char *)&n->in + n->in_at, sizeof n->in - n->in_at, 0);
         if (got < 0)
-            return would_block() ? 0 : -1;
+            return ckpt_socket_would_block() ? 0 : -1;
         if (got == 0)
             return -1;
         *moved = true;
@@ -332,7 +317,7 @@ static int push_ctl(struct peer *p, bool *moved)
         struct outgoing *o = p->out;
         ssize_t n = send(p->ctl, o->data + o->at, o->len - o->at, MSG_NOSIGNAL);
         if (n < 0)
-            return would_block() ? 0 : -1;
+            return ckpt_socket_would_block() ? 0 : -1;
         *moved = true;
         o->at += (size_t)n;
         if (o->at < o->len)
@@ -369,7 +354,7 @@ static int pull_ctl(struct xport_tcp *m, uint32_t number, bool *moved)
         size_t want = p->in_at < head ? head - p->in_at : head + p->in_len - p->in_at;
         ssize_t n = want ? recv(p->ctl, to, want, 0) : 0;
         if (n < 0)
-            return would_block() ? 0 : -1;
+            return ckpt_socket_would_block() ? 0 : -1;
         if (n == 0 && want)
             return -1;
         *moved = true;
@@ -380,13 +365,6 @@ static int pull_ctl(struct xport_tcp *m, uint32_t number, bool *moved)
         if (p->in_at >= head && p->in_at == head + p->in_len && take_message(m, number, p) < 0)
             return -1;
     }
-}
-
-static void close_fd(int *fd)
-{
-    if (*fd >= 0)
-        (void)close(*fd);
-    *fd = -1;
 }
 
 static int tcp_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err)
@@ -401,11 +379,11 @@ static int tcp_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *
             /* what came before the end was taken; what goes out is lost */
             bool ignored;
             (void)pull_ctl(m, r, &ignored);
-            close_fd(&p->ctl);
+            ckpt_socket_close(&p->ctl);
             p->gone = true;
         }
         if (p->data >= 0 && move_data(m, p, ret_moved) < 0)
-            close_fd(&p->data);
+            ckpt_socket_close(&p->data);
         if (p->data < 0 && (p->send.head || p->recv.head || p->near.failed) && rc == 0)
             rc = ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
     }
@@ -493,7 +471,7 @@ static bool tcp_cancel(struct ckpt_xport *x)
     atomic_store(&m->word, 0); /* before any buffer goes */
     for (uint32_t r = 0; r < x->size; r++) {
         near_clear(m, &m->peer[r].near);
-        close_fd(&m->peer[r].data);
+        ckpt_socket_close(&m->peer[r].data);
         queue_init(&m->peer[r].send);
         queue_init(&m->peer[r].recv);
     }
@@ -525,8 +503,8 @@ static void tcp_free(struct ckpt_xport *x)
     for (uint32_t r = 0; m->peer && r < x->size; r++) {
         struct peer *p = &m->peer[r];
         near_clear(m, &p->near);
-        close_fd(&p->data);
-        close_fd(&p->ctl);
+        ckpt_socket_close(&p->data);
+        ckpt_socket_close(&p->ctl);
         while (p->out) {
             struct outgoing *o = p->out;
             p->out = o->next;
@@ -540,7 +518,7 @@ static void tcp_free(struct ckpt_xport *x)
         free(in->data);
         free(in);
     }
-    close_fd(&m->event);
+    ckpt_socket_close(&m->event);
     (void)pthread_mutex_destroy(&m->lock);
     free(m->peer);
     free(m->poll);
@@ -564,108 +542,6 @@ static const struct ckpt_xport_ops tcp_ops = {
 
 /* ---- connecting ---- */
 
-/* What the connecting side says first; the other repeats it. */
-struct greeting {
-    uint32_t magic, version;
-    uint64_t token;
-    uint32_t from, kind; /* rank; 0 data, 1 control */
-};
-
-static int send_all(int fd, const void *data, size_t len, uint64_t until)
-{
-    for (size_t at = 0; at < len;) {
-        ssize_t n = send(fd, (const char *)data + at, len - at, MSG_NOSIGNAL);
-        struct pollfd p = {fd, POLLOUT, 0};
-        if (n < 0 && !would_block())
-            return -1;
-        at += n > 0 ? (size_t)n : 0;
-        if (n < 0 && (ckpt_now_ms() >= until || poll(&p, 1, 100) < 0))
-            return -1;
-    }
-    return 0;
-}
-
-static int recv_all(int fd, void *data, size_t len, uint64_t until)
-{
-    for (size_t at = 0; at < len;) {
-        ssize_t n = recv(fd, (char *)data + at, len - at, 0);
-        struct pollfd p = {fd, POLLIN, 0};
-        if (n == 0 || (n < 0 && !would_block()))
-            return -1;
-        at += n > 0 ? (size_t)n : 0;
-        if (n < 0 && (ckpt_now_ms() >= until || poll(&p, 1, 100) < 0))
-            return -1;
-    }
-    return 0;
-}
-
-static void tune(int fd)
-{
-    const int one = 1;
-
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
-    (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-}
-
-/* One try; -1 if nobody listens there. */
-static int dial(const char *host, const char *port, uint64_t until)
-{
-    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *list = NULL;
-    int fd = -1;
-
-    if (getaddrinfo(host, port, &hints, &list) != 0)
-        return -1;
-    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
-        int error = 0;
-        socklen_t len = sizeof error;
-        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd < 0)
-            continue;
-        if (connect(fd, a->ai_addr, a->ai_addrlen) == 0)
-            break;
-        struct pollfd p = {fd, POLLOUT, 0};
-        uint64_t now = ckpt_now_ms();
-        if (errno != EINPROGRESS || poll(&p, 1, until > now ? (int)(until - now) : 0) <= 0 ||
-            getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 || error)
-            close_fd(&fd);
-    }
-    freeaddrinfo(list);
-    if (fd >= 0)
-        tune(fd);
-    return fd;
-}
-
-static int listen_on(uint16_t port, uint16_t *ret_port)
-{
-    struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
-    struct sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = htons(port)};
-    const int zero = 0;
-    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool bound = false;
-    struct sockaddr_storage got;
-    socklen_t len = sizeof got;
-
-    if (fd >= 0) {
-        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
-        bound = bind(fd, (struct sockaddr *)&any, sizeof any) == 0;
-        if (!bound)
-            close_fd(&fd);
-    }
-    if (!bound && (fd < 0 || errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL)) {
-        fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd >= 0 && bind(fd, (struct sockaddr *)&any4, sizeof any4) < 0)
-            close_fd(&fd);
-    }
-    if (fd >= 0 && (listen(fd, BACKLOG) < 0 || getsockname(fd, (struct sockaddr *)&got, &len) < 0))
-        close_fd(&fd);
-    if (fd >= 0)
-        *ret_port = ntohs(got.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&got)->sin6_port
-                                                    : ((struct sockaddr_in *)&got)->sin_port);
-    return fd;
-}
-
 static uint64_t random_token(void)
 {
     uint64_t token = 0;
@@ -678,7 +554,7 @@ static uint64_t random_token(void)
     return token ? token : ckpt_now_ms();
 }
 
-static int listen_new(const char *host, uint16_t port, struct ckpt_tcp **ret, struct ckpt_err *err)
+int ckpt_tcp_listen_at(const char *host, uint16_t port, struct ckpt_tcp **ret, struct ckpt_err *err)
 {
     struct ckpt_tcp *tcp = calloc(1, sizeof *tcp);
     char name[200];
@@ -693,7 +569,7 @@ static int listen_new(const char *host, uint16_t port, struct ckpt_tcp **ret, st
         host = name;
     }
     tcp->token = random_token();
-    tcp->fd = listen_on(port, &got);
+    tcp->fd = ckpt_socket_listen(port, &got);
     if (tcp->fd < 0) {
         int e = errno;
         free(tcp);
@@ -710,7 +586,7 @@ static int listen_new(const char *host, uint16_t port, struct ckpt_tcp **ret, st
 
 int ckpt_tcp_listen(const char *host, struct ckpt_tcp **ret, struct ckpt_err *err)
 {
-    return listen_new(host, 0, ret, err);
+    return ckpt_tcp_listen_at(host, 0, ret, err);
 }
 
 const char *ckpt_tcp_address(const struct ckpt_tcp *tcp) { return tcp->address; }
@@ -719,7 +595,7 @@ void ckpt_tcp_free(struct ckpt_tcp *tcp)
 {
     if (!tcp)
         return;
-    close_fd(&tcp->fd);
+    ckpt_socket_close(&tcp->fd);
     free(tcp);
 }
 
@@ -728,18 +604,23 @@ static int call_rank(const char *address, uint32_t rank, uint32_t to, uint32_t k
                      int *ret_fd, struct ckpt_err *err)
 {
     char host[200], port[8];
-    struct greeting g = {.magic = GREETING, .version = VERSION, .from = rank, .kind = kind}, back;
+    struct ckpt_greeting g = {.magic = CKPT_GREETING,
+                              .version = CKPT_TCP_VERSION,
+                              .from = rank,
+                              .kind = kind},
+                         back;
 
     if (sscanf(address, "%199s %7s %" SCNx64, host, port, &g.token) != 3)
         return ckpt_fail(err, CKPT_USAGE, "'%.200s' is no address of ckpt_tcp_listen", address);
     for (;;) {
-        int fd = dial(host, port, until);
-        if (fd >= 0 && send_all(fd, &g, sizeof g, until) == 0 &&
-            recv_all(fd, &back, sizeof back, until) == 0 && memcmp(&g, &back, sizeof g) == 0) {
+        int fd = ckpt_socket_dial(host, port, until);
+        if (fd >= 0 && ckpt_socket_send_all(fd, &g, sizeof g, until) == 0 &&
+            ckpt_socket_recv_all(fd, &back, sizeof back, until) == 0 &&
+            memcmp(&g, &back, sizeof g) == 0) {
             *ret_fd = fd;
             return 0;
         }
-        close_fd(&fd);
+        ckpt_socket_close(&fd);
         if (ckpt_now_ms() >= until)
             return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " can't be reached at %s port %s",
                              to, host, port);
@@ -752,7 +633,7 @@ static int accept_rank(struct xport_tcp *m, const struct ckpt_tcp *tcp, uint64_t
                        struct ckpt_err *err)
 {
     struct pollfd p = {tcp->fd, POLLIN, 0};
-    struct greeting g;
+    struct ckpt_greeting g;
 
     for (;;) {
         uint64_t now = ckpt_now_ms();
@@ -767,17 +648,18 @@ static int accept_rank(struct xport_tcp *m, const struct ckpt_tcp *tcp, uint64_t
         int fd = accept4(tcp->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0)
             continue;
-        tune(fd);
-        if (recv_all(fd, &g, sizeof g, ckpt_min_u64(until, ckpt_now_ms() + HANDSHAKE_MS)) == 0 &&
-            g.magic == GREETING && g.version == VERSION && g.token == tcp->token &&
+        ckpt_socket_tune(fd);
+        if (ckpt_socket_recv_all(fd, &g, sizeof g,
+                                 ckpt_min_u64(until, ckpt_now_ms() + HANDSHAKE_MS)) == 0 &&
+            g.magic == CKPT_GREETING && g.version == CKPT_TCP_VERSION && g.token == tcp->token &&
             g.from > m->x.rank && g.from < m->x.size && g.kind < 2) {
             int *slot = g.kind ? &m->peer[g.from].ctl : &m->peer[g.from].data;
-            if (*slot < 0 && send_all(fd, &g, sizeof g, until) == 0) {
+            if (*slot < 0 && ckpt_socket_send_all(fd, &g, sizeof g, until) == 0) {
                 *slot = fd;
                 return 0;
             }
         }
-        close_fd(&fd);
+        ckpt_socket_close(&fd);
     }
 }
 
@@ -825,12 +707,13 @@ static int meet_near(struct xport_tcp *m, uint64_t until, struct ckpt_err *err)
             if (r == m->x.rank)
                 continue;
             if (step == 0)
-                rc = send_all(fd, &own, sizeof own, until);
-            else if (step == 1 && (rc = recv_all(fd, &n->of, sizeof n->of, until)) == 0)
+                rc = ckpt_socket_send_all(fd, &own, sizeof own, until);
+            else if (step == 1 && (rc = ckpt_socket_recv_all(fd, &n->of, sizeof n->of, until)) == 0)
                 n->is = ckpt_near_reach(&n->of);
             else if (step == 2)
-                rc = send_all(fd, &yes, sizeof yes, until);
-            else if (step == 3 && (rc = recv_all(fd, &theirs, sizeof theirs, until)) == 0)
+                rc = ckpt_socket_send_all(fd, &yes, sizeof yes, until);
+            else if (step == 3 &&
+                     (rc = ckpt_socket_recv_all(fd, &theirs, sizeof theirs, until)) == 0)
                 n->is = yes && theirs;
             if (rc < 0)
                 (void)ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
@@ -865,206 +748,4 @@ int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const c
         return -1;
     }
     return ckpt_comm_wrap(&m->x, ret, err);
-}
-
-/* ---- meeting: rank 0 listens near MASTER_PORT, hears all addresses, and tells them to all ---- */
-
-enum { MEET_PORTS = 64, MEET_KIND = 2, MEET_S = 300, MOST_S = 86400, ECHO_MS = 2000 };
-
-struct meeting {
-    uint32_t rank, size;
-    const char *host;
-    uint32_t port;
-    uint64_t token, until;
-    char (*address)[CKPT_TCP_ADDRESS];
-};
-
-static int number_from_env(const char *name, uint32_t most, uint32_t *ret, struct ckpt_err *err)
-{
-    const char *text = getenv(name);
-    char *end;
-    unsigned long n = text ? strtoul(text, &end, 10) : 0;
-
-    if (!text || *text < '0' || *text > '9' || *end || n > most)
-        return ckpt_fail(err, CKPT_USAGE, "%s=%s is no number up to %" PRIu32, name,
-                         text ? text : "(unset)", most);
-    *ret = (uint32_t)n;
-    return 0;
-}
-
-/* Ranks of one job know each other by this: the launcher's name of the job, its size, and the port
- * that it was given; another job may have the next one. */
-static uint64_t job_token(uint32_t size, uint32_t port)
-{
-    const char *id = getenv("TORCHELASTIC_RUN_ID");
-    uint64_t h = 0xcbf29ce484222325u ^ size ^ (uint64_t)port << 32;
-
-    for (id = id ? id : ""; *id; id++)
-        h = (h ^ (unsigned char)*id) * 0x100000001b3u;
-    return h;
-}
-
-/* torchrun's own store has MASTER_PORT. */
-static uint32_t first_port(void)
-{
-    const char *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
-
-    return agent && strcmp(agent, "True") == 0;
-}
-
-static int meet_listen(const struct meeting *m, struct ckpt_err *err)
-{
-    uint16_t got;
-
-    for (uint32_t k = first_port(); k < MEET_PORTS; k++) {
-        int fd = m->port + k <= UINT16_MAX ? listen_on((uint16_t)(m->port + k), &got) : -1;
-        if (fd >= 0)
-            return fd;
-    }
-    return ckpt_fail(err, CKPT_IO, "no free TCP port from MASTER_PORT=%" PRIu32 " on", m->port);
-}
-
-/* One rank's registration: its connection stays open for the answer. */
-static void meet_accept(const struct meeting *m, int listener, int *conn, uint32_t *count)
-{
-    struct pollfd p = {listener, POLLIN, 0};
-    struct greeting g;
-
-    (void)poll(&p, 1, 200);
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0)
-        return;
-    tune(fd);
-    const uint64_t until = ckpt_min_u64(m->until, ckpt_now_ms() + ECHO_MS);
-    if (recv_all(fd, &g, sizeof g, until) < 0 || g.magic != GREETING || g.version != VERSION ||
-        g.token != m->token || g.kind != MEET_KIND || g.from == 0 || g.from >= m->size ||
-        send_all(fd, &g, sizeof g, until) < 0 ||
-        recv_all(fd, m->address[g.from], CKPT_TCP_ADDRESS, until) < 0) {
-        close_fd(&fd);
-        return;
-    }
-    m->address[g.from][CKPT_TCP_ADDRESS - 1] = '\0';
-    *count += conn[g.from] < 0;
-    close_fd(&conn[g.from]);
-    conn[g.from] = fd;
-}
-
-static int meet_root(const struct meeting *m, const char *own, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) int *conn = malloc(m->size * sizeof *conn);
-    uint32_t count = 1;
-    int rc = 0, listener = meet_listen(m, err);
-
-    if (listener < 0)
-        return -1;
-    for (uint32_t r = 0; conn && r < m->size; r++)
-        conn[r] = -1;
-    memcpy(m->address[0], own, CKPT_TCP_ADDRESS);
-    while (conn && count < m->size && ckpt_now_ms() < m->until)
-        meet_accept(m, listener, conn, &count);
-    close_fd(&listener);
-    for (uint32_t r = 1; conn && r < m->size; r++) {
-        if (conn[r] < 0 && rc == 0)
-            rc = ckpt_fail(err, CKPT_TIMEOUT,
-                           "rank %" PRIu32 " did not come to MASTER_PORT in time", r);
-        if (rc == 0 &&
-            send_all(conn[r], m->address, (size_t)m->size * CKPT_TCP_ADDRESS, m->until) < 0)
-            rc = ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
-    }
-    for (uint32_t r = 1; conn && r < m->size; r++)
-        close_fd(&conn[r]);
-    return conn ? rc : ckpt_nomem(err);
-}
-
-/* Find rank 0 among the ports where it may listen. */
-static int meet_dial(const struct meeting *m, struct ckpt_err *err)
-{
-    const struct greeting g = {GREETING, VERSION, m->token, m->rank, MEET_KIND};
-    struct greeting back;
-
-    for (;;) {
-        for (uint32_t k = first_port(); k < MEET_PORTS; k++) {
-            char port[8];
-            const uint64_t until = ckpt_min_u64(m->until, ckpt_now_ms() + ECHO_MS);
-            (void)snprintf(port, sizeof port, "%u", (unsigned)(m->port + k) & 0xffff);
-            int fd = dial(m->host, port, until);
-            if (fd >= 0 && send_all(fd, &g, sizeof g, until) == 0 &&
-                recv_all(fd, &back, sizeof back, until) == 0 && memcmp(&g, &back, sizeof g) == 0)
-                return fd;
-            close_fd(&fd);
-            if (ckpt_now_ms() >= m->until)
-                return ckpt_fail(err, CKPT_TIMEOUT,
-                                 "rank 0 can't be found at MASTER_ADDR=%s MASTER_PORT=%" PRIu32,
-                                 m->host, m->port);
-        }
-        (void)usleep(50 * 1000);
-    }
-}
-
-/* The address from which rank 0 is reached is the one that the others reach. */
-static int own_host(int fd, char *host, size_t cap)
-{
-    struct sockaddr_storage a;
-    socklen_t len = sizeof a;
-
-    return getsockname(fd, (struct sockaddr *)&a, &len) < 0 ||
-                   getnameinfo((struct sockaddr *)&a, len, host, (socklen_t)cap, NULL, 0,
-                               NI_NUMERICHOST) != 0
-               ? -1
-               : 0;
-}
-
-static int meet_other(const struct meeting *m, struct ckpt_tcp **ret, struct ckpt_err *err)
-{
-    char host[200];
-    int fd = meet_dial(m, err);
-
-    if (fd < 0)
-        return -1;
-    if (own_host(fd, host, sizeof host) < 0 || listen_new(host, 0, ret, err) < 0) {
-        close_fd(&fd);
-        return ckpt_fail(err, CKPT_IO, "this machine's own address is not known");
-    }
-    int rc = send_all(fd, (*ret)->address, CKPT_TCP_ADDRESS, m->until) < 0 ||
-                     recv_all(fd, m->address, (size_t)m->size * CKPT_TCP_ADDRESS, m->until) < 0
-                 ? ckpt_fail(err, CKPT_PEER, "rank 0 is gone, or not all ranks came in time")
-                 : 0;
-    close_fd(&fd);
-    for (uint32_t r = 0; r < m->size; r++)
-        m->address[r][CKPT_TCP_ADDRESS - 1] = '\0';
-    return rc;
-}
-
-int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
-{
-    struct meeting m = {.host = getenv("MASTER_ADDR")};
-    struct ckpt_tcp *tcp = NULL;
-    uint32_t timeout_s = MEET_S;
-
-    if (!m.host)
-        return ckpt_fail(err, CKPT_USAGE, "MASTER_ADDR is not set");
-    if (number_from_env("WORLD_SIZE", 1 << 20, &m.size, err) < 0 ||
-        number_from_env("RANK", m.size - !!m.size, &m.rank, err) < 0 ||
-        number_from_env("MASTER_PORT", UINT16_MAX, &m.port, err) < 0)
-        return -1;
-    if (getenv("CKPTFS_MEET_TIMEOUT") &&
-        number_from_env("CKPTFS_MEET_TIMEOUT", MOST_S, &timeout_s, err) < 0)
-        return -1;
-    m.until = ckpt_now_ms() + timeout_s * 1000;
-    m.token = job_token(m.size, m.port);
-    ckpt_cleanup(ckpt_freep) char(*address)[CKPT_TCP_ADDRESS] = calloc(m.size + 1, sizeof *address);
-    ckpt_cleanup(ckpt_freep) const char **list = calloc(m.size + 1, sizeof *list);
-    if (!address || !list)
-        return ckpt_nomem(err);
-    m.address = address;
-    int rc = m.rank == 0 ? listen_new(m.host, 0, &tcp, err) : meet_other(&m, &tcp, err);
-    if (rc == 0 && m.rank == 0)
-        rc = meet_root(&m, tcp->address, err);
-    if (rc < 0) {
-        ckpt_tcp_free(tcp);
-        return -1;
-    }
-    for (uint32_t r = 0; r < m.size; r++)
-        list[r] = address[r];
-    return ckpt_tcp_connect(tcp, m.rank, m.size, list, timeout_s * 1000, ret, err);
 }

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sockets of TCP, both versions of IP. */
+#include "load/socket.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "load/comm.h"
+
+enum { BACKLOG = 4096 };
+
+bool ckpt_socket_would_block(void)
+{
+    return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
+void ckpt_socket_close(int *fd)
+{
+    if (*fd >= 0)
+        (void)close(*fd);
+    *fd = -1;
+}
+
+int ckpt_socket_send_all(int fd, const void *data, size_t len, uint64_t until)
+{
+    for (size_t at = 0; at < len;) {
+        ssize_t n = send(fd, (const char *)data + at, len - at, MSG_NOSIGNAL);
+        struct pollfd p = {fd, POLLOUT, 0};
+        if (n < 0 && !ckpt_socket_would_block())
+            return -1;
+        at += n > 0 ? (size_t)n : 0;
+        if (n < 0 && (ckpt_now_ms() >= until || poll(&p, 1, 100) < 0))
+            return -1;
+    }
+    return 0;
+}
+
+int ckpt_socket_recv_all(int fd, void *data, size_t len, uint64_t until)
+{
+    for (size_t at = 0; at < len;) {
+        ssize_t n = recv(fd, (char *)data + at, len - at, 0);
+        struct pollfd p = {fd, POLLIN, 0};
+        if (n == 0 || (n < 0 && !ckpt_socket_would_block()))
+            return -1;
+        at += n > 0 ? (size_t)n : 0;
+        if (n < 0 && (ckpt_now_ms() >= until || poll(&p, 1, 100) < 0))
+            return -1;
+    }
+    return 0;
+}
+
+void ckpt_socket_tune(int fd)
+{
+    const int one = 1;
+
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
+
+int ckpt_socket_dial(const char *host, const char *port, uint64_t until)
+{
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *list = NULL;
+    int fd = -1;
+
+    if (getaddrinfo(host, port, &hints, &list) != 0)
+        return -1;
+    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
+        int error = 0;
+        socklen_t len = sizeof error;
+        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd < 0)
+            continue;
+        if (connect(fd, a->ai_addr, a->ai_addrlen) == 0)
+            break;
+        struct pollfd p = {fd, POLLOUT, 0};
+        uint64_t now = ckpt_now_ms();
+        if (errno != EINPROGRESS || poll(&p, 1, until > now ? (int)(until - now) : 0) <= 0 ||
+            getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 || error)
+            ckpt_socket_close(&fd);
+    }
+    freeaddrinfo(list);
+    if (fd >= 0)
+        ckpt_socket_tune(fd);
+    return fd;
+}
+
+int ckpt_socket_listen(uint16_t port, uint16_t *ret_port)
+{
+    struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+    struct sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = htons(port)};
+    const int zero = 0;
+    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool bound = false;
+    struct sockaddr_storage got;
+    socklen_t len = sizeof got;
+
+    if (fd >= 0) {
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
+        bound = bind(fd, (struct sockaddr *)&any, sizeof any) == 0;
+        if (!bound)
+            ckpt_socket_close(&fd);
+    }
+    if (!bound && (fd < 0 || errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL)) {
+        fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd >= 0 && bind(fd, (struct sockaddr *)&any4, sizeof any4) < 0)
+            ckpt_socket_close(&fd);
+    }
+    if (fd >= 0 && (listen(fd, BACKLOG) < 0 || getsockname(fd, (struct sockaddr *)&got, &len) < 0))
+        ckpt_socket_close(&fd);
+    if (fd >= 0)
+        *ret_port = ntohs(got.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&got)->sin6_port
+                                                    : ((struct sockaddr_in *)&got)->sin_port);
+    return fd;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* TCP sockets that do not block, and calls on them that do until a moment (ckpt_now_ms). */
+#ifndef CKPT_LOAD_SOCKET_H
+#define CKPT_LOAD_SOCKET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Was it just not the moment (errno)? */
+bool ckpt_socket_would_block(void);
+
+/* *fd becomes -1; it may be that already. */
+void ckpt_socket_close(int *fd);
+
+/* All of it; -1: the other side is gone, or the time over. */
+int ckpt_socket_send_all(int fd, const void *data, size_t len, uint64_t until);
+int ckpt_socket_recv_all(int fd, void *data, size_t len, uint64_t until);
+
+/* Small messages at once; does not block. */
+void ckpt_socket_tune(int fd);
+
+/* One try; -1 if nobody listens there. */
+int ckpt_socket_dial(const char *host, const char *port, uint64_t until);
+
+/* On all addresses; port 0: any. -1 with errno. */
+int ckpt_socket_listen(uint16_t port, uint16_t *ret_port);
+
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How ranks find each other over TCP: tcp_meet.c (from a launcher's environment), xport_tcp.c (from
+ * all addresses). */
+#ifndef CKPT_LOAD_TCP_H
+#define CKPT_LOAD_TCP_H
+
+#include <stdint.h>
+
+#include <ckptfs/load.h>
+
+#include "load/socket.h"
+
+struct ckpt_tcp {
+    int fd;
+    char address[CKPT_TCP_ADDRESS];
+    uint64_t token; /* in the address: strangers don't know it */
+};
+
+/* What the connecting side says first; the other repeats it. */
+enum {
+    CKPT_GREETING = 0x74706b63, /* "ckpt" */
+    CKPT_TCP_VERSION = 2,
+};
+struct ckpt_greeting {
+    uint32_t magic, version;
+    uint64_t token;
+    uint32_t from, kind; /* rank; 0 data, 1 control, 2 meeting */
+};
+
+/* As ckpt_tcp_listen, at a port; 0: any. */
+int ckpt_tcp_listen_at(const char *host, uint16_t port, struct ckpt_tcp **ret,
+                       struct ckpt_err *err);
+
+#endif
