@@ -10,16 +10,32 @@ cmake --build --preset fuzz
 python3 tests/fuzz/seeds.py build/fuzz/seeds
 [ $# -gt 0 ] || set -- $(cd tests/fuzz && ls fuzz_*.c | sed 's/\.c$//')
 
+# One target; its words go to a log, and its failure leaves a file beside it.
+fuzz() {
+    mkdir -p "build/fuzz/corpus/$1" "build/fuzz/finds/$1"
+    old=
+    [ -d "tests/fuzz/regressions/$1" ] && old="tests/fuzz/regressions/$1"
+    "build/fuzz/tests/$1" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -max_len=65536 \
+        -print_final_stats=1 -artifact_prefix="build/fuzz/finds/$1/" \
+        "build/fuzz/corpus/$1" "build/fuzz/seeds/$1" $old >"build/fuzz/finds/$1.log" 2>&1 || touch "build/fuzz/finds/$1.failed"
+}
+
+mkdir -p build/fuzz/finds
+rm -f build/fuzz/finds/*.failed
+jobs=$(nproc)
+running=0
+for target; do # as many at once as there are processors
+    fuzz "$target" &
+    running=$((running + 1))
+    [ $((running % jobs)) -ne 0 ] || wait
+done
+wait
+
 failed=
 for target; do
-    mkdir -p "build/fuzz/corpus/$target" "build/fuzz/finds/$target"
-    old=
-    [ -d "tests/fuzz/regressions/$target" ] && old="tests/fuzz/regressions/$target"
-    echo "== $target, $seconds s"
     log="build/fuzz/finds/$target.log"
-    if ! "build/fuzz/tests/$target" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -max_len=65536 \
-        -print_final_stats=1 -artifact_prefix="build/fuzz/finds/$target/" \
-        "build/fuzz/corpus/$target" "build/fuzz/seeds/$target" $old >"$log" 2>&1; then
+    echo "== $target, $seconds s"
+    if [ -e "build/fuzz/finds/$target.failed" ]; then
         failed="$failed $target"
         tail -n 40 "$log"
     else
