@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include "base/ckd.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
@@ -238,19 +239,17 @@ static uint64_t sum_needed(const struct ckpt_roster *r, uint32_t rank)
     return bytes;
 }
 
-int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
-                    const struct ckpt_load_options *opt, double hot, bool shared, bool device,
-                    struct ckpt_cost_input *in, struct ckpt_cost *ret_cost, struct ckpt_err *err)
+int ckpt_load_weigh(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
+                    struct ckpt_cost_input *in, struct ckpt_err *err)
 {
     const uint32_t n = roster->nrank;
-    struct ckpt_rates rates = opt->rates;
     ckpt_cleanup(ckpt_freep) uint32_t *rank = malloc((n + 1) * sizeof *rank);
     ckpt_cleanup(ckpt_freep) uint64_t *need = calloc(nnode + 1, sizeof *need);
 
     if (!rank || !need)
         return ckpt_nomem(err);
-    *in = (struct ckpt_cost_input){
-        .nrank = n, .nnode = nnode, .hot = hot, .shared = shared, .device = device};
+    in->nrank = n;
+    in->nnode = nnode;
     for (uint32_t r = 0; r < n; r++) {
         uint64_t bytes = sum_needed(roster, r);
         in->needed += bytes;
@@ -271,8 +270,6 @@ int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint
         in->node_unique = ckpt_max_u64(in->node_unique, unique);
         in->sum_node_unique += unique;
     }
-    ckpt_rates_assume(&rates, device);
-    ckpt_cost_estimate(in, &rates, ret_cost);
     return 0;
 }
 
@@ -474,8 +471,8 @@ static int choose_readers(struct ckpt_load *load, const struct hello_answer *a,
     const bool device = load->comm->x->device != NULL;
     struct ckpt_cost cost;
 
-    if (ckpt_load_judge(load->parts.roster, node, a->nnode, &load->opt, a->hot, a->shared, device,
-                        in, &cost, err) < 0)
+    *in = (struct ckpt_cost_input){.hot = a->hot, .shared = a->shared, .device = device};
+    if (ckpt_load_weigh(load->parts.roster, node, a->nnode, in, err) < 0)
         return -1;
     site.bytes = in->unique;
     load->rates = load->opt.rates;

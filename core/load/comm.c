@@ -9,18 +9,11 @@
 #include <time.h>
 
 #include "base/ckd.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
 
 enum { SLEEP_MS = 50, ALIVE_MS = 5000 };
-
-uint64_t ckpt_now_ms(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
 
 /* ---- life ---- */
 
@@ -273,16 +266,25 @@ static bool round_parse(const struct ckpt_ctl_message *m, uint32_t *ret_number,
     return true;
 }
 
+/* Is it of this type, and which round's? */
+static bool is_of(const struct ckpt_ctl_message *m, enum ckpt_ctl type, uint32_t *ret_number)
+{
+    uint32_t words[3];
+
+    if (m->len < sizeof words)
+        return false;
+    memcpy(words, m->data, sizeof words);
+    *ret_number = words[2];
+    return words[0] == (uint32_t)type;
+}
+
 static bool is_held(const struct ckpt_comm *comm, enum ckpt_ctl type, uint32_t number)
 {
-    for (const struct ckpt_ctl_message *m = comm->held; m; m = m->next) {
-        uint32_t words[3];
-        if (m->len < sizeof words)
-            continue;
-        memcpy(words, m->data, sizeof words);
-        if (words[0] == (uint32_t)type && words[2] == number)
+    uint32_t its;
+
+    for (const struct ckpt_ctl_message *m = comm->held; m; m = m->next)
+        if (is_of(m, type, &its) && its == number)
             return true;
-    }
     return false;
 }
 
@@ -292,11 +294,8 @@ static struct ckpt_ctl_message *take_held(struct ckpt_comm *comm, enum ckpt_ctl 
 {
     for (struct ckpt_ctl_message **at = &comm->held; *at; at = &(*at)->next) {
         struct ckpt_ctl_message *m = *at;
-        uint32_t words[3];
-        if (m->len < sizeof words)
-            continue;
-        memcpy(words, m->data, sizeof words);
-        if (words[0] != (uint32_t)type || words[2] != number)
+        uint32_t its;
+        if (!is_of(m, type, &its) || its != number)
             continue;
         *at = m->next;
         m->next = NULL;
@@ -332,10 +331,8 @@ static void drop_late(struct ckpt_comm *comm, uint32_t number)
 {
     for (struct ckpt_ctl_message **at = &comm->held; *at;) {
         struct ckpt_ctl_message *m = *at;
-        uint32_t words[3];
-        if (m->len >= sizeof words)
-            memcpy(words, m->data, sizeof words);
-        if (m->len < sizeof words || words[0] != CKPT_CTL_ROUND || words[2] >= number) {
+        uint32_t its;
+        if (!is_of(m, CKPT_CTL_ROUND, &its) || its >= number) {
             at = &m->next;
             continue;
         }
@@ -616,12 +613,9 @@ int ckpt_comm_look(struct ckpt_comm *comm, struct ckpt_err *err)
 
     (void)ckpt_comm_poll(comm, &moved, NULL);
     for (const struct ckpt_ctl_message *m = comm->held; m; m = m->next) {
-        uint32_t words[3];
-        if (m->len < sizeof words)
-            continue;
-        memcpy(words, m->data, sizeof words);
-        if ((words[0] == CKPT_CTL_ROUND || words[0] == CKPT_CTL_ANSWER) &&
-            words[2] == comm->round && is_failure(m))
+        uint32_t its;
+        if ((is_of(m, CKPT_CTL_ROUND, &its) || is_of(m, CKPT_CTL_ANSWER, &its)) &&
+            its == comm->round && is_failure(m))
             return 1;
     }
     for (uint32_t r = 0; r < comm->x->size; r++)

@@ -63,8 +63,6 @@ void ckpt_comm_end(struct ckpt_comm *comm);
 /* It did not begin after all; the next one has its number. */
 void ckpt_comm_begin_again(struct ckpt_comm *comm);
 
-uint64_t ckpt_now_ms(void);
-
 /* Move data, and take in messages. */
 int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err);
 

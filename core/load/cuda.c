@@ -43,6 +43,14 @@ void ckpt_cuda_leave(const struct ckpt_cuda *c, int before)
         (void)cudaSetDevice(before);
 }
 
+/* The last step of a call: leave, and say what failed in it. */
+static int leave(const struct ckpt_cuda *c, int before, cudaError_t rc, const char *what,
+                 struct ckpt_err *err)
+{
+    ckpt_cuda_leave(c, before);
+    return ckpt_cuda_failed(c, rc, what, err);
+}
+
 /* ---- life ---- */
 
 static int make_streams(struct ckpt_cuda *c, struct ckpt_err *err)
@@ -225,8 +233,7 @@ int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t le
     if (ckpt_cuda_enter(self(d), &before, err) < 0)
         return -1;
     cudaError_t rc = cudaMemcpy(dst, src, len, cudaMemcpyDefault);
-    ckpt_cuda_leave(self(d), before);
-    return ckpt_cuda_failed(self(d), rc, "copying to the host", err);
+    return leave(self(d), before, rc, "copying to the host", err);
 }
 
 /* ---- work ---- */
@@ -241,8 +248,7 @@ int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err)
     cudaError_t rc = cudaEventRecord(c->begun, c->caller);
     if (rc == cudaSuccess)
         rc = cudaStreamWaitEvent(c->work, c->begun, 0);
-    ckpt_cuda_leave(c, before);
-    return ckpt_cuda_failed(c, rc, "waiting for the caller's stream", err);
+    return leave(c, before, rc, "waiting for the caller's stream", err);
 }
 
 int ckpt_cuda_upload(struct ckpt_device *d, void *dst, const void *src, size_t len,
@@ -254,8 +260,7 @@ int ckpt_cuda_upload(struct ckpt_device *d, void *dst, const void *src, size_t l
     if (ckpt_cuda_enter(c, &before, err) < 0)
         return -1;
     cudaError_t rc = cudaMemcpyAsync(dst, src, len, cudaMemcpyHostToDevice, c->up);
-    ckpt_cuda_leave(c, before);
-    return ckpt_cuda_failed(c, rc, "uploading", err);
+    return leave(c, before, rc, "uploading", err);
 }
 
 int ckpt_cuda_fence(struct ckpt_device *d, struct ckpt_err *err)
@@ -268,8 +273,7 @@ int ckpt_cuda_fence(struct ckpt_device *d, struct ckpt_err *err)
     cudaError_t rc = cudaEventRecord(c->fenced, c->up);
     if (rc == cudaSuccess)
         rc = cudaStreamWaitEvent(c->work, c->fenced, 0);
-    ckpt_cuda_leave(c, before);
-    return ckpt_cuda_failed(c, rc, "waiting for uploads", err);
+    return leave(c, before, rc, "waiting for uploads", err);
 }
 
 int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, uint32_t n,
@@ -283,8 +287,7 @@ int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, u
     if (ckpt_cuda_enter(c, &before, err) < 0)
         return -1;
     cudaError_t rc = cudaLaunchKernel((const void *)c->kernel, grid, block, args, 0, c->work);
-    ckpt_cuda_leave(c, before);
-    return ckpt_cuda_failed(c, rc, "copying", err);
+    return leave(c, before, rc, "copying", err);
 }
 
 int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t len,
@@ -296,8 +299,7 @@ int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t
     if (ckpt_cuda_enter(c, &before, err) < 0)
         return -1;
     cudaError_t rc = cudaMemcpyAsync(dst, src, len, cudaMemcpyDeviceToHost, c->work);
-    ckpt_cuda_leave(c, before);
-    return ckpt_cuda_failed(c, rc, "downloading", err);
+    return leave(c, before, rc, "downloading", err);
 }
 
 int ckpt_cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
@@ -314,8 +316,7 @@ int ckpt_cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
         rc = cudaEventCreateWithFlags(&c->mark[i], cudaEventDisableTiming);
     if (rc == cudaSuccess)
         rc = cudaEventRecord(c->mark[i], c->work);
-    ckpt_cuda_leave(c, before);
-    return ckpt_cuda_failed(c, rc, "setting a mark", err);
+    return leave(c, before, rc, "setting a mark", err);
 }
 
 int ckpt_cuda_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)

@@ -275,10 +275,8 @@ static int queue_window(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_
     return rc == 0 ? after_exchange(e, s, err) : rc < 0 ? -1 : 0;
 }
 
-static int check_received(const struct ckpt_engine *e, const struct ckpt_slot *s,
-                          struct ckpt_err *err)
+static int check_received(const struct ckpt_slot *s, struct ckpt_err *err)
 {
-    (void)e;
     for (size_t i = 0; i < s->nin; i++)
         if (ckpt_message_check(&s->in[i],
                                s->receive + ((unsigned char *)s->in[i].xfer.buf - s->dev.receive),
@@ -329,7 +327,7 @@ static int look_after(struct ckpt_engine *e, struct ckpt_slot *s, bool *moved, s
         return rc < 0 ? -1 : 0;
     *moved = true;
     if (s->dev.phase == CKPT_DEVICE_FETCHING)
-        return check_received(e, s, err) < 0 ? -1 : queue_late(e, s, err);
+        return check_received(s, err) < 0 ? -1 : queue_late(e, s, err);
     finish_window(e, s);
     return 0;
 }

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "base/ckd.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
@@ -17,14 +18,6 @@
 #include "run/checkpoint.h"
 
 enum { PUMP_SLEEP_MS = 20, ASSIST_HEAD = 64, HEAR_TURNS = 20, HEAR_MS = 5 };
-
-uint64_t ckpt_now_ns(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 /* ---- memory ---- */
 
@@ -532,14 +525,8 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
  * read of the page cache, which the kernel does not let wait, waits, nobody hangs for it. */
 static void await_placing(struct ckpt_engine *e)
 {
-    const uint64_t ms = e->opt.read_timeout_ms;
-    struct timespec until;
+    const struct timespec until = ckpt_deadline(e->opt.read_timeout_ms);
 
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)(ms / 1000);
-    until.tv_nsec += (long)(ms % 1000) * 1000000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
     (void)pthread_mutex_lock(&e->lock);
     while (e->placing && pthread_cond_timedwait(&e->news, &e->lock, &until) != ETIMEDOUT)
         ;
@@ -814,17 +801,13 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
                       struct ckpt_err *err)
 {
     struct ckpt_engine *e = calloc(1, sizeof *e);
-    pthread_condattr_t monotonic;
 
     if (!e)
         return ckpt_nomem(err);
     atomic_init(&e->refs, 1);
     (void)pthread_mutex_init(&e->lock, NULL);
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     (void)pthread_cond_init(&e->work, NULL);
-    (void)pthread_cond_init(&e->news, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
+    ckpt_cond_init(&e->news);
     e->view = ckpt_view_hold(parts->view);
     e->cat = parts->roster->cat;
     e->reading = (struct ckpt_reading){parts->view->reading.slabs, &e->stats.reads};
@@ -889,25 +872,13 @@ void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt
 
 /* ---- waiting ---- */
 
-static void deadline(struct timespec *t, uint32_t timeout_ms)
-{
-    (void)clock_gettime(CLOCK_MONOTONIC, t);
-    t->tv_sec += timeout_ms / 1000;
-    t->tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-    if (t->tv_nsec >= 1000000000) {
-        t->tv_nsec -= 1000000000;
-        t->tv_sec++;
-    }
-}
-
 /* Until the load is over, or a want has landed that was not taken (if `landed`). False: time is up.
  * Returns with the lock held. */
 static bool wait_for(struct ckpt_engine *e, uint32_t timeout_ms, bool landed)
 {
     const uint64_t until = ckpt_now_ms() + timeout_ms;
-    struct timespec t;
+    const struct timespec t = ckpt_deadline(timeout_ms);
 
-    deadline(&t, timeout_ms);
     (void)pthread_mutex_lock(&e->lock);
     while (!e->finished && !(landed && e->ntaken < e->nlanded)) {
         if (e->has_pump) {

@@ -53,8 +53,6 @@ struct ckpt_engine_stats {
     struct ckpt_read_stats reads;
 };
 
-uint64_t ckpt_now_ns(void);
-
 struct ckpt_engine;
 
 /* Everything is borrowed until ckpt_engine_end, but for plan and roster, which are taken with

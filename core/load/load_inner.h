@@ -37,11 +37,10 @@ int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *r
 int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
                   const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err);
 
-/* Which way to read, given what all ranks want and where they run (node[r], nnode). */
-int ckpt_load_judge(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
-                    const struct ckpt_load_options *opt, double hot, bool shared, bool device,
-                    struct ckpt_cost_input *ret_input, struct ckpt_cost *ret_cost,
-                    struct ckpt_err *err);
+/* The bytes of a job, given what all ranks want and where they run (node[r], nnode): those of *in;
+ * the rest of it stays as it is. */
+int ckpt_load_weigh(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
+                    struct ckpt_cost_input *in, struct ckpt_err *err);
 
 /* The ranks that share what `self` reads; ascending, malloc'ed. */
 int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *node, uint32_t nrank,

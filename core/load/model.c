@@ -213,12 +213,13 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
     if (m->nnode > 1)
         hot = 0;
     shared |= rates.shared_storage > 0;
-    if (ckpt_load_judge(&m->roster, m->node, m->nnode, opt, hot, shared, false, &in, &cost,
-                        m->err) < 0)
+    in = (struct ckpt_cost_input){.hot = hot, .shared = shared};
+    if (ckpt_load_weigh(&m->roster, m->node, m->nnode, &in, m->err) < 0)
         return -1;
+    ckpt_rates_assume(&rates, false);
+    ckpt_cost_estimate(&in, &rates, &cost);
     if (readers == CKPT_READERS_AUTO)
         readers = ckpt_cost_choose(&cost);
-    ckpt_rates_assume(&rates, false);
     if (add_domains(m, opt, readers, in.unique) < 0)
         return -1;
     return report(m, layout, per_node, readers, &in, &cost, &rates, ret);

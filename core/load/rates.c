@@ -3,25 +3,23 @@
  * all ranks at once, as a load uses them. */
 #include "load/rates.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/ckd.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "load/engine.h"
+#include "load/errand.h"
 
 enum {
     BLOCK = 1 << 20,
     BLOCKS = 4, /* of which the best counts */
     READERS = 4,
-    STORAGE_S = 2,
+    STORAGE_MS = 2000,
     STORAGE_BLOCKS = 64, /* at most, and of a node's part at most 1/SHARE: bursts are short */
     SHARE = 8,
     TRIES = 16,
@@ -84,98 +82,38 @@ static double cached_rate(const struct ckpt_catalog *cat, unsigned char *buf)
 
 /* ---- storage ---- */
 
-/* Blocks that threads read, which may never come back: whoever is last frees it. */
+/* Blocks that threads read, which may never come back. */
 struct reading {
-    pthread_mutex_t lock;
-    pthread_cond_t news;
-    uint32_t users, left, good; /* left: threads */
-    bool late;                  /* nobody waits any more */
+    struct ckpt_errand errand;
+    uint32_t good;
     struct ckpt_source *source;
     uint64_t off;
     uint32_t next, n;
 };
 
-static void reading_unref(struct reading *r)
+static void reading_free(struct ckpt_errand *e)
 {
-    (void)pthread_mutex_lock(&r->lock);
-    const bool last = --r->users == 0;
-    (void)pthread_mutex_unlock(&r->lock);
-    if (!last)
-        return;
+    struct reading *r = (struct reading *)e;
+
     ckpt_source_unref(r->source);
-    (void)pthread_mutex_destroy(&r->lock);
-    (void)pthread_cond_destroy(&r->news);
     free(r);
 }
 
-static void *read_blocks(void *arg)
+static void read_blocks(struct ckpt_errand *e)
 {
-    struct reading *r = arg;
+    struct reading *r = (struct reading *)e;
     unsigned char *buf = malloc(BLOCK);
 
-    (void)pthread_mutex_lock(&r->lock);
-    while (buf && !r->late && r->next < r->n) {
+    (void)pthread_mutex_lock(&e->lock);
+    while (buf && !e->late && r->next < r->n) {
         const uint64_t off = r->off + (uint64_t)r->next++ * BLOCK;
-        (void)pthread_mutex_unlock(&r->lock);
+        (void)pthread_mutex_unlock(&e->lock);
         const bool good = ckpt_source_pread(r->source, buf, BLOCK, off, NULL) == 0;
-        (void)pthread_mutex_lock(&r->lock);
+        (void)pthread_mutex_lock(&e->lock);
         r->good += good;
     }
-    r->left--;
-    (void)pthread_cond_signal(&r->news);
-    (void)pthread_mutex_unlock(&r->lock);
+    (void)pthread_mutex_unlock(&e->lock);
     free(buf);
-    reading_unref(r);
-    return NULL;
-}
-
-static struct reading *reading_new(void)
-{
-    struct reading *r = calloc(1, sizeof *r);
-    pthread_condattr_t monotonic;
-
-    if (!r)
-        return NULL;
-    r->users = 1;
-    (void)pthread_mutex_init(&r->lock, NULL);
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&r->news, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
-    return r;
-}
-
-static void reading_start(struct reading *r)
-{
-    pthread_attr_t detached;
-    pthread_t id;
-
-    (void)pthread_attr_init(&detached);
-    (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    (void)pthread_mutex_lock(&r->lock);
-    for (uint32_t i = 0; i < READERS; i++)
-        if (pthread_create(&id, &detached, read_blocks, r) == 0) {
-            r->users++;
-            r->left++;
-        }
-    (void)pthread_mutex_unlock(&r->lock);
-    (void)pthread_attr_destroy(&detached);
-}
-
-/* Blocks that came in time. */
-static uint32_t reading_wait(struct reading *r)
-{
-    struct timespec until;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += STORAGE_S;
-    (void)pthread_mutex_lock(&r->lock);
-    while (r->left && pthread_cond_timedwait(&r->news, &r->lock, &until) != ETIMEDOUT)
-        ;
-    const uint32_t good = r->good;
-    r->late = true;
-    (void)pthread_mutex_unlock(&r->lock);
-    return good;
 }
 
 /* Blocks that are not in the page cache, about where this node's part of the files is: if the node
@@ -210,18 +148,21 @@ static bool find_cold(const struct ckpt_rates_site *site, uint32_t node, struct 
  * load's matter, which says where. */
 static double storage_rate(const struct ckpt_rates_site *site, uint32_t node)
 {
-    struct reading *r = reading_new();
+    struct reading *r = calloc(1, sizeof *r);
     double rate = 0;
 
     if (!r)
         return 0;
+    ckpt_errand_init(&r->errand, read_blocks, reading_free);
     if (find_cold(site, node, r)) {
         const uint64_t begin = ckpt_now_ns();
-        reading_start(r);
-        const uint32_t good = reading_wait(r);
-        rate = good ? rate_of((uint64_t)good * BLOCK, begin) : 0;
+        (void)ckpt_errand_start(&r->errand, READERS);
+        (void)ckpt_errand_wait(&r->errand, STORAGE_MS);
+        (void)pthread_mutex_lock(&r->errand.lock);
+        rate = r->good ? rate_of((uint64_t)r->good * BLOCK, begin) : 0;
+        (void)pthread_mutex_unlock(&r->errand.lock);
     }
-    reading_unref(r);
+    ckpt_errand_unref(&r->errand);
     return rate;
 }
 

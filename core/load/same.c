@@ -5,10 +5,8 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <xxhash.h>
 
 #include "base/ckd.h"
@@ -16,6 +14,7 @@
 #include "base/mem.h"
 #include "base/vec.h"
 #include "load/comm.h"
+#include "load/errand.h"
 #include "load/load_inner.h"
 #include "tensor/value.h"
 
@@ -109,19 +108,17 @@ struct sample { /* of one tensor's bytes; hash 0: they could not be read */
 
 /* Read by a thread of its own, which may never come back. */
 struct look {
-    pthread_mutex_t lock;
-    pthread_cond_t ready;
-    bool done, deserted; /* whoever is last frees it */
+    struct ckpt_errand errand;
     struct ckpt_view *view;
     uint32_t at, n;
     struct sample sample[SAMPLES];
 };
 
-static void look_free(struct look *l)
+static void look_free(struct ckpt_errand *e)
 {
+    struct look *l = (struct look *)e;
+
     ckpt_view_release(l->view);
-    (void)pthread_mutex_destroy(&l->lock);
-    (void)pthread_cond_destroy(&l->ready);
     free(l);
 }
 
@@ -136,25 +133,17 @@ static uint64_t read_sample(const struct sample *s)
     return hash ? hash : 1;
 }
 
-static void *look_run(void *arg)
+static void look_run(struct ckpt_errand *e)
 {
-    struct look *l = arg;
+    struct look *l = (struct look *)e;
 
     for (uint32_t i = 0; i < l->n; i++) {
         uint64_t hash = read_sample(&l->sample[i]);
-        (void)pthread_mutex_lock(&l->lock);
+        (void)pthread_mutex_lock(&e->lock);
         l->sample[i].hash = hash;
         l->at = i + 1;
-        (void)pthread_mutex_unlock(&l->lock);
+        (void)pthread_mutex_unlock(&e->lock);
     }
-    (void)pthread_mutex_lock(&l->lock);
-    l->done = true;
-    bool deserted = l->deserted;
-    (void)pthread_cond_signal(&l->ready);
-    (void)pthread_mutex_unlock(&l->lock);
-    if (deserted)
-        look_free(l);
-    return NULL;
 }
 
 typedef CKPT_VEC(struct sample) samples;
@@ -193,19 +182,13 @@ static int choose_samples(struct look *l, struct ckpt_err *err)
 static int look_new(struct ckpt_view *view, struct look **ret, struct ckpt_err *err)
 {
     struct look *l = calloc(1, sizeof *l);
-    pthread_condattr_t attr;
 
-    if (!l || pthread_condattr_init(&attr) != 0) {
-        free(l);
+    if (!l)
         return ckpt_nomem(err);
-    }
-    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    (void)pthread_mutex_init(&l->lock, NULL);
-    (void)pthread_cond_init(&l->ready, &attr);
-    (void)pthread_condattr_destroy(&attr);
+    ckpt_errand_init(&l->errand, look_run, look_free);
     l->view = ckpt_view_hold(view);
     if (choose_samples(l, err) < 0) {
-        look_free(l);
+        ckpt_errand_unref(&l->errand);
         return -1;
     }
     *ret = l;
@@ -222,50 +205,25 @@ static int fail_slow(const struct look *l, uint32_t timeout_ms, struct ckpt_err 
                      s->tensor, name ? name : "its file", s->off, timeout_ms / 1000.0);
 }
 
-/* Wait for the thread, no longer than timeout_ms; free l, or leave it to the thread. */
-static int look_end(struct look *l, uint32_t timeout_ms, uint64_t hash[SAMPLES],
-                    struct ckpt_err *err)
-{
-    struct timespec until;
-    int rc = 0;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += timeout_ms / 1000;
-    until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    (void)pthread_mutex_lock(&l->lock);
-    while (!l->done && rc != ETIMEDOUT)
-        rc = pthread_cond_timedwait(&l->ready, &l->lock, &until);
-    const bool done = l->done;
-    l->deserted = !done;
-    for (uint32_t i = 0; i < l->n; i++)
-        hash[i] = l->sample[i].hash;
-    rc = done ? 0 : fail_slow(l, timeout_ms, err);
-    (void)pthread_mutex_unlock(&l->lock);
-    if (done)
-        look_free(l);
-    return rc;
-}
-
 static int read_samples(struct ckpt_view *view, uint32_t timeout_ms, uint64_t hash[SAMPLES],
                         struct ckpt_err *err)
 {
     struct look *l = NULL;
-    pthread_attr_t attr;
-    pthread_t thread;
+    int rc = 0;
 
     if (look_new(view, &l, err) < 0)
         return -1;
-    (void)pthread_attr_init(&attr);
-    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    int rc = pthread_create(&thread, &attr, look_run, l);
-    (void)pthread_attr_destroy(&attr);
-    if (rc != 0) {
-        look_free(l);
-        return ckpt_fail(err, CKPT_NOMEM, "a thread could not be started: %s", strerror(rc));
-    }
-    return look_end(l, timeout_ms, hash, err);
+    if (ckpt_errand_start(&l->errand, 1) == 0)
+        rc = ckpt_fail(err, CKPT_NOMEM, "a thread could not be started: %s", strerror(errno));
+    const bool done = ckpt_errand_wait(&l->errand, timeout_ms);
+    (void)pthread_mutex_lock(&l->errand.lock);
+    for (uint32_t i = 0; i < l->n; i++)
+        hash[i] = l->sample[i].hash;
+    if (!done)
+        rc = fail_slow(l, timeout_ms, err);
+    (void)pthread_mutex_unlock(&l->errand.lock);
+    ckpt_errand_unref(&l->errand);
+    return rc;
 }
 
 /* On rank 0, which names its own file: the others' are called the same. */
@@ -280,7 +238,7 @@ static int fail_bytes(struct ckpt_view *view, uint32_t r, uint32_t i, struct ckp
                     "rank %" PRIu32 " sees another checkpoint than rank 0: tensor '%s' has other "
                     "bytes there than '%s' has here, at byte %" PRIu64,
                     r, l->sample[i].tensor, name ? name : "its file", l->sample[i].off);
-    look_free(l);
+    ckpt_errand_unref(&l->errand);
     return -1;
 }
 

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "load/comm.h"
 
 enum { BACKLOG = 4096 };

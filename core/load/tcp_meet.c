@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/ckd.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "load/comm.h"

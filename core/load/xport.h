@@ -16,6 +16,7 @@
 #include <ckptfs/err.h>
 
 struct ckpt_xport;
+struct ckpt_device;
 
 /* A send or receive; the caller's, at the same address until it is done. */
 struct ckpt_xfer {
@@ -64,7 +65,6 @@ struct ckpt_xport_ops {
 };
 
 /* Members embed this first. */
-struct ckpt_device;
 struct ckpt_xport {
     const struct ckpt_xport_ops *ops;
     uint32_t rank, size;

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "load/xport.h"
 
@@ -201,26 +202,18 @@ static int mpi_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg
     return 1;
 }
 
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
 /* Receives can be cancelled. Sends that nobody takes can't: they get a little time. */
 static bool mpi_cancel(struct ckpt_xport *x)
 {
     struct xport_mpi *m = self(x);
-    const uint64_t until = now_ms() + GRACE_MS;
+    const uint64_t until = ckpt_now_ms() + GRACE_MS;
     const struct timespec nap = {0, 1000000};
     bool moved;
 
     for (struct ckpt_xfer *t = m->active; t; t = t->next)
         if (!t->send)
             (void)MPI_Cancel(t->priv.ptr);
-    while (m->active && now_ms() < until) {
+    while (m->active && ckpt_now_ms() < until) {
         if (mpi_progress(x, &moved, NULL) < 0)
             break;
         if (!moved)
@@ -234,9 +227,9 @@ static bool mpi_cancel(struct ckpt_xport *x)
 static void mpi_free(struct ckpt_xport *x)
 {
     struct xport_mpi *m = self(x);
-    const uint64_t until = now_ms() + GRACE_MS;
+    const uint64_t until = ckpt_now_ms() + GRACE_MS;
 
-    while (m->outgoing && reap_outgoing(m, NULL) == 0 && now_ms() < until)
+    while (m->outgoing && reap_outgoing(m, NULL) == 0 && ckpt_now_ms() < until)
         mpi_wait(x, 1);
     while (m->outgoing) {
         struct outgoing *o = m->outgoing;

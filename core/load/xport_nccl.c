@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "load/cuda.h"
 #include "load/xport.h"
@@ -237,14 +238,6 @@ static const struct ckpt_xport_ops nccl_ops = {
 
 /* ---- making it ---- */
 
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
 /* How long ranks wait for each other, as for TCP. */
 static uint32_t meet_ms(void)
 {
@@ -269,7 +262,7 @@ static int settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, const 
         const int seen = ctl ? ckpt_comm_look(ctl, err) : 0;
         if (seen != 0)
             return seen;
-        if (now_ms() > until)
+        if (ckpt_now_ms() > until)
             return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: %s takes longer than %u s", what,
                              meet_ms() / 1000);
         (void)nanosleep(&look, NULL);
@@ -280,7 +273,7 @@ static int settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, const 
 static int own_comm(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_comm *ctl,
                     const ncclUniqueId *id, struct ckpt_err *err)
 {
-    const uint64_t until = now_ms() + meet_ms();
+    const uint64_t until = ckpt_now_ms() + meet_ms();
     const int rank = (int)ckpt_comm_rank(ctl), size = (int)ckpt_comm_size(ctl);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclResult_t rc;
@@ -395,7 +388,7 @@ static int gather_addresses(const struct ckpt_nccl *how, int rank, int size, cha
     const struct ckpt_cuda none = {.number = how->device};
     const size_t one = CKPT_TCP_ADDRESS;
     const struct timespec look = {0, LOOK_US * 1000};
-    const uint64_t until = now_ms() + meet_ms();
+    const uint64_t until = ckpt_now_ms() + meet_ms();
     char *mem = NULL;
     cudaError_t rc = cudaMalloc((void **)&mem, (size_t)size * one);
     int done = ckpt_cuda_failed(&none, rc, "allocating memory", err);
@@ -413,7 +406,7 @@ static int gather_addresses(const struct ckpt_nccl *how, int rank, int size, cha
     }
     while (done == 0 && (rc = cudaStreamQuery(how->stream)) == cudaErrorNotReady) {
         (void)cudaGetLastError();
-        if (now_ms() > until)
+        if (ckpt_now_ms() > until)
             return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: not all ranks came within %d s",
                              meet_ms() / 1000); /* the memory is NCCL's still */
         (void)nanosleep(&look, NULL);

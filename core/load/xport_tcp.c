@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/ckd.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/vec.h"

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "load/xport.h"
@@ -127,15 +128,8 @@ static void thread_wait(struct ckpt_xport *x, uint32_t timeout_ms)
 {
     struct hub *h = self(x)->hub;
     struct box *b = &h->box[x->rank];
-    struct timespec until;
+    const struct timespec until = ckpt_deadline(timeout_ms);
 
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += timeout_ms / 1000;
-    until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_nsec -= 1000000000;
-        until.tv_sec++;
-    }
     (void)pthread_mutex_lock(&h->lock);
     while (b->events == self(x)->seen &&
            pthread_cond_timedwait(&b->cond, &h->lock, &until) != ETIMEDOUT)
@@ -263,18 +257,15 @@ static const struct ckpt_xport_ops self_ops = THREAD_OPS("self");
 static int hub_new(uint32_t n, struct hub **ret)
 {
     struct hub *h = calloc(1, sizeof *h + n * sizeof *h->box);
-    pthread_condattr_t monotonic;
     bool good = h != NULL;
 
     if (!h)
         return -1;
     h->size = n;
     (void)pthread_mutex_init(&h->lock, NULL);
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     for (uint32_t r = 0; r < n; r++) {
         struct box *b = &h->box[r];
-        (void)pthread_cond_init(&b->cond, &monotonic);
+        ckpt_cond_init(&b->cond);
         b->ctl_tail = &b->ctl;
         b->recv = calloc(n, sizeof *b->recv);
         b->send = calloc(n, sizeof *b->send);
@@ -284,7 +275,6 @@ static int hub_new(uint32_t n, struct hub **ret)
             queue_init(&b->send[k]);
         }
     }
-    (void)pthread_condattr_destroy(&monotonic);
     if (!good) {
         hub_free(h);
         return -1;

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Detached threads, counted. */
+#include "load/errand.h"
+
+#include <errno.h>
+
+#include "base/clock.h"
+
+void ckpt_errand_init(struct ckpt_errand *e, void (*run)(struct ckpt_errand *e),
+                      void (*free)(struct ckpt_errand *e))
+{
+    *e = (struct ckpt_errand){.users = 1, .run = run, .free = free};
+    (void)pthread_mutex_init(&e->lock, NULL);
+    ckpt_cond_init(&e->news);
+}
+
+void ckpt_errand_unref(struct ckpt_errand *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    const bool last = --e->users == 0;
+    (void)pthread_mutex_unlock(&e->lock);
+    if (!last)
+        return;
+    (void)pthread_mutex_destroy(&e->lock);
+    (void)pthread_cond_destroy(&e->news);
+    e->free(e);
+}
+
+static void *go(void *arg)
+{
+    struct ckpt_errand *e = arg;
+
+    e->run(e);
+    (void)pthread_mutex_lock(&e->lock);
+    e->left--;
+    (void)pthread_cond_signal(&e->news);
+    (void)pthread_mutex_unlock(&e->lock);
+    ckpt_errand_unref(e);
+    return NULL;
+}
+
+uint32_t ckpt_errand_start(struct ckpt_errand *e, uint32_t n)
+{
+    pthread_attr_t detached;
+    pthread_t id;
+    int rc = 0;
+
+    (void)pthread_attr_init(&detached);
+    (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    (void)pthread_mutex_lock(&e->lock);
+    for (uint32_t i = 0; i < n && rc == 0; i++)
+        if ((rc = pthread_create(&id, &detached, go, e)) == 0) {
+            e->users++;
+            e->left++;
+        }
+    const uint32_t started = e->left;
+    (void)pthread_mutex_unlock(&e->lock);
+    (void)pthread_attr_destroy(&detached);
+    errno = rc;
+    return started;
+}
+
+bool ckpt_errand_wait(struct ckpt_errand *e, uint64_t ms)
+{
+    const struct timespec until = ckpt_deadline(ms);
+
+    (void)pthread_mutex_lock(&e->lock);
+    while (e->left && pthread_cond_timedwait(&e->news, &e->lock, &until) != ETIMEDOUT)
+        ;
+    e->late = true;
+    const bool all = e->left == 0;
+    (void)pthread_mutex_unlock(&e->lock);
+    return all;
+}
