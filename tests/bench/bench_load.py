@@ -28,30 +28,20 @@ import tempfile
 import time
 from types import SimpleNamespace
 
-HIDDEN, FFN, HEADS, KV, VOCAB = 2048, 5632, 32, 4, 32000
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "load"))
+from llama import Llama  # noqa: E402
+
+MODEL = Llama(2048, 5632, 32, 4, 32000)
 COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
 ROW = ("o_proj", "down_proj")
 DCP_RANKS = 4  # that saved the DCP checkpoint, by rows
-
-
-def shapes(layers):
-    kv = KV * HIDDEN // HEADS
-    yield "model.embed_tokens.weight", (VOCAB, HIDDEN)
-    for i in range(layers):
-        at = f"model.layers.{i}."
-        for name, shape in (("input_layernorm", (HIDDEN,)), ("post_attention_layernorm", (HIDDEN,)), ("self_attn.q_proj", (HIDDEN, HIDDEN)),
-                            ("self_attn.k_proj", (kv, HIDDEN)), ("self_attn.v_proj", (kv, HIDDEN)), ("self_attn.o_proj", (HIDDEN, HIDDEN)),
-                            ("mlp.gate_proj", (FFN, HIDDEN)), ("mlp.up_proj", (FFN, HIDDEN)), ("mlp.down_proj", (HIDDEN, FFN))):
-            yield f"{at}{name}.weight", shape
-    yield "model.norm.weight", (HIDDEN,)
-    yield "lm_head.weight", (VOCAB, HIDDEN)
 
 
 def generate(folder, layers):
     import torch
     from safetensors.torch import save_file
     os.makedirs(folder, exist_ok=True)
-    tensors = {n: torch.randint(-30000, 30000, s, dtype=torch.int16).view(torch.bfloat16) for n, s in shapes(layers)}
+    tensors = {n: torch.randint(-30000, 30000, s, dtype=torch.int16).view(torch.bfloat16) for n, s in MODEL.shapes(layers)}
     names = list(tensors)
     index = {}
     for i, part in enumerate((names[:len(names) // 2], names[len(names) // 2:])):
@@ -62,9 +52,7 @@ def generate(folder, layers):
     with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
         json.dump({"metadata": {"total_size": size}, "weight_map": index}, f)
     with open(os.path.join(folder, "config.json"), "w") as f:
-        json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": FFN,
-                   "num_attention_heads": HEADS, "num_key_value_heads": KV, "num_hidden_layers": layers, "vocab_size": VOCAB,
-                   "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}, f)
+        json.dump(MODEL.config(layers), f)
 
 
 def split_dim(name):
@@ -87,7 +75,7 @@ def empty_state(layers, mesh):
     import torch
     from torch.distributed.tensor import DTensor, Replicate, Shard
     state = {}
-    for name, shape in shapes(layers):
+    for name, shape in MODEL.shapes(layers):
         d = split_dim(name)
         stride = tuple([shape[1], 1] if len(shape) == 2 else [1])
         state[name] = DTensor.from_local(torch.empty(local_shape(name, shape, mesh.size()), dtype=torch.bfloat16), mesh,
@@ -194,7 +182,7 @@ def prepare_broadcast(folder, layers, mesh):
 
     def load():
         full, state = full_state(folder) if mesh.get_rank() == 0 else None, {}
-        for name, shape in shapes(layers):
+        for name, shape in MODEL.shapes(layers):
             whole = full[name].clone() if full else torch.empty(shape, dtype=torch.bfloat16)
             dist.broadcast(whole, 0)
             d = split_dim(name)
@@ -213,7 +201,7 @@ def prepare_fastsafetensors(folder, layers, mesh):
         loader.add_filenames({r: [os.path.join(folder, f) for f in files[r::mesh.size()]] for r in range(mesh.size())})
         buffers = loader.copy_files_to_device()
         state = {}
-        for name, _ in shapes(layers):
+        for name, _ in MODEL.shapes(layers):
             d = split_dim(name)
             t = buffers.get_tensor(name) if d is None else buffers.get_sharded(name, dim=d)
             state[name] = t.clone()  # its buffers are given back
@@ -290,7 +278,7 @@ def prepare_floor_slices(folder, layers, mesh):
     def load():
         state = {}
         fds = {f: os.open(os.path.join(folder, f), os.O_RDONLY) for f in {e[0] for e in where.values()}}
-        for name, shape in shapes(layers):
+        for name, shape in MODEL.shapes(layers):
             file, off, size = where[name]
             d = split_dim(name)
             to = state[name] = torch.empty(local_shape(name, shape, n), dtype=torch.bfloat16)
@@ -310,7 +298,7 @@ def prepare_floor_touch(folder, layers, mesh):
     import torch
 
     def load():
-        kept = [torch.empty(local_shape(name, shape, mesh.size()), dtype=torch.bfloat16) for name, shape in shapes(layers)]
+        kept = [torch.empty(local_shape(name, shape, mesh.size()), dtype=torch.bfloat16) for name, shape in MODEL.shapes(layers)]
         for t in kept:
             t.view(torch.int16).fill_(1)
         return None

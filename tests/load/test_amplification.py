@@ -11,30 +11,19 @@ import subprocess
 import sys
 import tempfile
 
+from llama import Llama
+
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
-HIDDEN, FFN, HEADS, KV, VOCAB, LAYERS = 512, 1408, 8, 4, 4096, 3
+MODEL, LAYERS = Llama(512, 1408, 8, 4, 4096), 3
 READ = re.compile(r"(?:pread64|preadv2?|read)\((\d+)<([^>]*)>.*?, (\d+)(?:, RWF_NOWAIT)?\) += (\d+)$")
 ALIGN = 4096
-
-
-def shapes():
-    kv = HIDDEN // HEADS * KV
-    yield "model.embed_tokens.weight", (VOCAB, HIDDEN)
-    for i in range(LAYERS):
-        at = f"model.layers.{i}."
-        for name, shape in (("input_layernorm", (HIDDEN,)), ("post_attention_layernorm", (HIDDEN,)), ("self_attn.q_proj", (HIDDEN, HIDDEN)),
-                            ("self_attn.k_proj", (kv, HIDDEN)), ("self_attn.v_proj", (kv, HIDDEN)), ("self_attn.o_proj", (HIDDEN, HIDDEN)),
-                            ("mlp.gate_proj", (FFN, HIDDEN)), ("mlp.up_proj", (FFN, HIDDEN)), ("mlp.down_proj", (HIDDEN, FFN))):
-            yield f"{at}{name}.weight", shape
-    yield "model.norm.weight", (HIDDEN,)
-    yield "lm_head.weight", (VOCAB, HIDDEN)
 
 
 def generate(folder):
     os.makedirs(folder)
     header, at = {}, 0
-    for name, shape in shapes():
+    for name, shape in MODEL.shapes(LAYERS):
         size = 2 * shape[0] * (shape[1] if len(shape) == 2 else 1)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
         at += size
@@ -43,9 +32,7 @@ def generate(folder):
     with open(os.path.join(folder, "model.safetensors"), "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text + os.urandom(at))
     with open(os.path.join(folder, "config.json"), "w") as f:
-        json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": FFN,
-                   "num_attention_heads": HEADS, "num_key_value_heads": KV, "num_hidden_layers": LAYERS, "vocab_size": VOCAB,
-                   "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}, f)
+        json.dump(MODEL.config(LAYERS), f)
     return 8 + len(text)
 
 

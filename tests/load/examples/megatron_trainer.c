@@ -11,6 +11,8 @@
 
 #include <ckptfs/load.h>
 
+#include "example.h"
+
 enum { RANK = 3, KEYS = 2, STATES = 4 };
 
 static const struct {
@@ -27,27 +29,6 @@ struct sharded {
     unsigned char *data;
     size_t len;
 };
-
-static int die(const struct ckpt_err *err)
-{
-    (void)fprintf(stderr, "megatron_trainer: %s\n", err->text);
-    return 1;
-}
-
-static struct ckpt_view *open_raw(const char *path, struct ckpt_err *err)
-{
-    struct ckpt_options *options = NULL;
-    struct ckpt_run *run = NULL;
-    struct ckpt_view *view = NULL;
-
-    if (ckpt_options_new(&options, err) == 0 &&
-        ckpt_options_set(options, "view", "raw", err) == 0 &&
-        ckpt_run_open(path, options, &run, err) == 0 && ckpt_run_view(run, NULL, &view, err) < 0)
-        view = NULL;
-    ckpt_run_close(run);
-    ckpt_options_free(options);
-    return view;
-}
 
 /* One layer of a tensor, this rank's part. */
 static int make_sharded(struct ckpt_view *view, struct sharded *s, uint64_t layer, uint32_t dim,

@@ -10,28 +10,9 @@
 
 #include <ckptfs/load.h>
 
+#include "example.h"
+
 enum { LAYERS = 4, HIDDEN = 32, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 8 };
-
-static int die(const struct ckpt_err *err)
-{
-    (void)fprintf(stderr, "nanotron_trainer: %s\n", err->text);
-    return 1;
-}
-
-static struct ckpt_view *open_raw(const char *path, struct ckpt_err *err)
-{
-    struct ckpt_options *options = NULL;
-    struct ckpt_run *run = NULL;
-    struct ckpt_view *view = NULL;
-
-    if (ckpt_options_new(&options, err) == 0 &&
-        ckpt_options_set(options, "view", "raw", err) == 0 &&
-        ckpt_run_open(path, options, &run, err) == 0 && ckpt_run_view(run, NULL, &view, err) < 0)
-        view = NULL;
-    ckpt_run_close(run);
-    ckpt_options_free(options);
-    return view;
-}
 
 /* This rank's rows of one matrix, one want for each slice pair. */
 static int want_qkv(struct ckpt_load *load, const char *name, uint32_t rank, uint32_t size,
