@@ -5,7 +5,6 @@
 #include <inttypes.h>
 
 #include "base/ckd.h"
-#include "tensor/ndcopy.h"
 
 uint64_t ckpt_copies_most(const struct ckpt_box *part)
 {
@@ -130,17 +129,13 @@ int ckpt_copies_place(struct ckpt_copies *c, const struct ckpt_target *target,
                       enum ckpt_dtype src_dtype, struct ckpt_err *err)
 {
     const size_t esize = ckpt_dtype_size(src_dtype);
-    uint64_t from[CKPT_MAX_RANK], at = (uint64_t)(uintptr_t)src;
-    uint64_t to = (uint64_t)(uintptr_t)target->ptr;
+    uint64_t from[CKPT_MAX_RANK];
+    const uint64_t at = (uint64_t)(uintptr_t)src + ckpt_place_from(part, src_box, from) * esize;
+    const uint64_t to = (uint64_t)(uintptr_t)target->ptr + ckpt_place_to(target, part);
     struct ckpt_step_axis axis[CKPT_MAX_RANK];
     struct ckpt_ndcopy n;
 
-    ckpt_shape_strides(src_box->n, src_box->rank, from);
-    for (uint32_t d = 0; d < part->rank; d++) {
-        at += (part->lo[d] - src_box->lo[d]) * from[d] * esize;
-        to += (part->lo[d] - target->box.lo[d]) * target->stride[d];
-        axis[d] = (struct ckpt_step_axis){part->n[d], target->stride[d], from[d] * esize};
-    }
+    ckpt_place_axes(part, target->stride, 1, from, esize, axis);
     if (target->dtype == src_dtype) {
         ckpt_ndcopy_init(&n, axis, part->rank, esize);
         return push_plain(c, &n, to, at, err);
@@ -152,16 +147,13 @@ int ckpt_copies_place(struct ckpt_copies *c, const struct ckpt_target *target,
 int ckpt_copies_out(struct ckpt_copies *c, void *dst, const struct ckpt_box *part, const void *src,
                     const struct ckpt_box *src_box, size_t esize, struct ckpt_err *err)
 {
-    uint64_t from[CKPT_MAX_RANK], to[CKPT_MAX_RANK], at = (uint64_t)(uintptr_t)src;
+    uint64_t from[CKPT_MAX_RANK], to[CKPT_MAX_RANK];
+    const uint64_t at = (uint64_t)(uintptr_t)src + ckpt_place_from(part, src_box, from) * esize;
     struct ckpt_step_axis axis[CKPT_MAX_RANK];
     struct ckpt_ndcopy n;
 
-    ckpt_shape_strides(src_box->n, src_box->rank, from);
     ckpt_shape_strides(part->n, part->rank, to);
-    for (uint32_t d = 0; d < part->rank; d++) {
-        at += (part->lo[d] - src_box->lo[d]) * from[d] * esize;
-        axis[d] = (struct ckpt_step_axis){part->n[d], to[d] * esize, from[d] * esize};
-    }
+    ckpt_place_axes(part, to, esize, from, esize, axis);
     ckpt_ndcopy_init(&n, axis, part->rank, esize);
     return push_plain(c, &n, (uint64_t)(uintptr_t)dst, at, err);
 }

@@ -4,18 +4,31 @@
 
 #include <stddef.h>
 
-#include "tensor/ndcopy.h"
-
-/* Offset in elements of `part` in dense memory of `box`; strides of it in stride[]. */
-static uint64_t dense_offset(const struct ckpt_box *part, const struct ckpt_box *box,
-                             uint64_t *stride)
+uint64_t ckpt_place_from(const struct ckpt_box *part, const struct ckpt_box *src_box,
+                         uint64_t *ret_stride)
 {
     uint64_t off = 0;
 
-    ckpt_shape_strides(box->n, box->rank, stride);
-    for (uint32_t d = 0; d < box->rank; d++)
-        off += (part->lo[d] - box->lo[d]) * stride[d];
+    ckpt_shape_strides(src_box->n, src_box->rank, ret_stride);
+    for (uint32_t d = 0; d < part->rank; d++)
+        off += (part->lo[d] - src_box->lo[d]) * ret_stride[d];
     return off;
+}
+
+uint64_t ckpt_place_to(const struct ckpt_target *target, const struct ckpt_box *part)
+{
+    uint64_t off = 0;
+
+    for (uint32_t d = 0; d < part->rank; d++)
+        off += (part->lo[d] - target->box.lo[d]) * target->stride[d];
+    return off;
+}
+
+void ckpt_place_axes(const struct ckpt_box *part, const uint64_t *dst, size_t dst_unit,
+                     const uint64_t *src, size_t esize, struct ckpt_step_axis *ret)
+{
+    for (uint32_t d = 0; d < part->rank; d++)
+        ret[d] = (struct ckpt_step_axis){part->n[d], dst[d] * dst_unit, src[d] * esize};
 }
 
 static void copy_init(struct ckpt_ndcopy *c, const struct ckpt_box *part, const uint64_t *dst,
@@ -23,8 +36,7 @@ static void copy_init(struct ckpt_ndcopy *c, const struct ckpt_box *part, const 
 {
     struct ckpt_step_axis axis[CKPT_MAX_RANK];
 
-    for (uint32_t d = 0; d < part->rank; d++)
-        axis[d] = (struct ckpt_step_axis){part->n[d], dst[d] * dst_unit, src[d] * esize};
+    ckpt_place_axes(part, dst, dst_unit, src, esize, axis);
     ckpt_ndcopy_init(c, axis, part->rank, esize);
 }
 
@@ -32,7 +44,7 @@ const void *ckpt_place_run(const struct ckpt_box *part, const void *src,
                            const struct ckpt_box *src_box, size_t esize)
 {
     uint64_t from[CKPT_MAX_RANK], to[CKPT_MAX_RANK];
-    uint64_t off = dense_offset(part, src_box, from);
+    uint64_t off = ckpt_place_from(part, src_box, from);
     struct ckpt_ndcopy c;
 
     ckpt_shape_strides(part->n, part->rank, to);
@@ -44,7 +56,7 @@ void ckpt_place_out(void *dst, const struct ckpt_box *part, const void *src,
                     const struct ckpt_box *src_box, size_t esize)
 {
     uint64_t from[CKPT_MAX_RANK], to[CKPT_MAX_RANK];
-    uint64_t off = dense_offset(part, src_box, from);
+    uint64_t off = ckpt_place_from(part, src_box, from);
     struct ckpt_ndcopy c;
 
     ckpt_shape_strides(part->n, part->rank, to);
@@ -75,11 +87,9 @@ void ckpt_place(const struct ckpt_target *target, const struct ckpt_box *part, c
     const size_t esize = ckpt_dtype_size(src_dtype);
     uint64_t from[CKPT_MAX_RANK];
     const unsigned char *at =
-        (const unsigned char *)src + dense_offset(part, src_box, from) * esize;
-    unsigned char *dst = target->ptr;
+        (const unsigned char *)src + ckpt_place_from(part, src_box, from) * esize;
+    unsigned char *dst = target->ptr + ckpt_place_to(target, part);
 
-    for (uint32_t d = 0; d < part->rank; d++)
-        dst += (part->lo[d] - target->box.lo[d]) * target->stride[d];
     if (target->dtype != src_dtype) {
         cast_axes(target, part, 0, dst, at, from, src_dtype);
         return;

@@ -7,6 +7,7 @@
 
 #include "tensor/box.h"
 #include "tensor/dtype.h"
+#include "tensor/ndcopy.h"
 
 /* Where a want goes. */
 struct ckpt_target {
@@ -15,6 +16,14 @@ struct ckpt_target {
     uint64_t stride[CKPT_MAX_RANK]; /* bytes */
     enum ckpt_dtype dtype;
 };
+
+/* The steps of copying a part: elements from its beginning in memory that holds src_box without
+ * holes, with that memory's strides; bytes from the target's beginning; both over its axes. */
+uint64_t ckpt_place_from(const struct ckpt_box *part, const struct ckpt_box *src_box,
+                         uint64_t *ret_stride);
+uint64_t ckpt_place_to(const struct ckpt_target *target, const struct ckpt_box *part);
+void ckpt_place_axes(const struct ckpt_box *part, const uint64_t *dst, size_t dst_unit,
+                     const uint64_t *src, size_t esize, struct ckpt_step_axis *ret);
 
 /* Copy `part` of a tensor, which lies in both boxes, from memory that holds `src_box` of it
  * without holes. */

@@ -56,15 +56,14 @@ static void touch(void *ptr, size_t len)
 static unsigned char *dense_place(const struct ckpt_target *t, const struct ckpt_box *part,
                                   enum ckpt_dtype dtype)
 {
-    uint64_t dense = ckpt_dtype_size(t->dtype), off = 0;
+    uint64_t dense = ckpt_dtype_size(t->dtype);
 
     for (uint32_t d = part->rank; d-- > 0;) {
         if (part->n[d] > 1 && t->stride[d] != dense)
             return NULL;
         dense *= part->n[d];
-        off += (part->lo[d] - t->box.lo[d]) * t->stride[d];
     }
-    return t->dtype == dtype ? t->ptr + off : NULL;
+    return t->dtype == dtype ? t->ptr + ckpt_place_to(t, part) : NULL;
 }
 
 static void place_part(struct ckpt_engine *e, const struct ckpt_part *part, const void *src,
