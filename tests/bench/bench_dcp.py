@@ -50,6 +50,25 @@ def write_run(folder, world, dim, layers):
         sys.exit("the writer failed")
 
 
+def arguments():
+    p = argparse.ArgumentParser()
+    p.add_argument("--build", default="build/release")
+    p.add_argument("--dir", default=None)
+    p.add_argument("--tmpfs", default="/dev/shm")
+    p.add_argument("--gib", type=float, default=2)
+    p.add_argument("--rounds", type=int, default=3)
+    return p
+
+
+def report(name, seconds, memory):
+    """A line for each tool, beside cp: {tool: [seconds]}, {tool: MiB}."""
+    cp = seconds["cp"]
+    print(f"\n{name}")
+    for tool, took in seconds.items():
+        print(f"  {tool:32} {statistics.median(took):6.2f} s   best {min(took):6.2f}   speed/cp {statistics.median(cp) / statistics.median(took):5.2f}"
+              f" (best {min(cp) / min(took):5.2f})   {memory[tool]:7.0f} MiB", flush=True)
+
+
 def measure(args):
     """Seconds, and the peak resident memory in MiB (which a child inherits: keep this process small)."""
     begin = time.monotonic()
@@ -95,20 +114,11 @@ def compare(name, opt, ckpt, folder, base, whole, where, sync):
             seconds.setdefault(tool, []).append(took)
             memory[tool] = max(memory.get(tool, 0), rss)
     shutil.rmtree(dest, ignore_errors=True)
-    cp = seconds["cp"]
-    print(f"\n{name}, {'to disk, with sync' if sync else 'to tmpfs'}")
-    for tool, took in seconds.items():
-        print(f"  {tool:32} {statistics.median(took):6.2f} s   best {min(took):6.2f}   speed/cp {statistics.median(cp) / statistics.median(took):5.2f}"
-              f" (best {min(cp) / min(took):5.2f})   {memory[tool]:7.0f} MiB", flush=True)
+    report(f"{name}, {'to disk, with sync' if sync else 'to tmpfs'}", seconds, memory)
 
 
 def main():
-    p = argparse.ArgumentParser()
-    p.add_argument("--build", default="build/release")
-    p.add_argument("--dir", default=None)
-    p.add_argument("--tmpfs", default="/dev/shm")
-    p.add_argument("--gib", type=float, default=2)
-    p.add_argument("--rounds", type=int, default=3)
+    p = arguments()
     p.add_argument("--no-peers", dest="peers", action="store_false")
     opt = p.parse_args()
     ckpt = os.path.abspath(os.path.join(opt.build, "fs", "ckpt"))

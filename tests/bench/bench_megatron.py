@@ -6,16 +6,14 @@ usage: tests/bench/bench_megatron.py [--build build/release] [--dir SCRATCH] [--
 Run it with a Python that has torch.
 """
 
-import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 
-from bench_dcp import FFN, HEADS, HIDDEN, KV, VOCAB, measure
+from bench_dcp import FFN, HEADS, HIDDEN, KV, VOCAB, arguments, measure, report
 
 DIM = HIDDEN // HEADS
 TP = 4
@@ -85,13 +83,7 @@ def write_zarr(folder, layers):
 
 
 def main():
-    p = argparse.ArgumentParser()
-    p.add_argument("--build", default="build/release")
-    p.add_argument("--dir", default=None)
-    p.add_argument("--tmpfs", default="/dev/shm")
-    p.add_argument("--gib", type=float, default=2)
-    p.add_argument("--rounds", type=int, default=3)
-    opt = p.parse_args()
+    opt = arguments().parse_args()
     ckpt = os.path.abspath(os.path.join(opt.build, "fs", "ckpt"))
     layer = 2 * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV * DIM + 3 * HIDDEN * FFN)
     layers = max(1, round((opt.gib * 2**30 - 4 * VOCAB * HIDDEN) / layer))
@@ -110,11 +102,7 @@ def main():
                     took, memory[tool] = measure(["cp", "-r", whole, dest] if tool == "cp" else export + [dest])
                     seconds[tool].append(took)
             shutil.rmtree(dest, ignore_errors=True)
-            cp = seconds["cp"]
-            print(f"\n{name}, {layers} layers, to tmpfs")
-            for tool, took in seconds.items():
-                print(f"  {tool:12} {statistics.median(took):6.2f} s   best {min(took):6.2f}   speed/cp "
-                      f"{statistics.median(cp) / statistics.median(took):5.2f} (best {min(cp) / min(took):5.2f})   {memory[tool]:7.0f} MiB", flush=True)
+            report(f"{name}, {layers} layers, to tmpfs", seconds, memory)
 
 
 if __name__ == "__main__":
