@@ -9,6 +9,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -66,6 +67,18 @@ void ckpt_socket_tune(int fd)
     (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
+/* Linux lets a socket connect to itself where nobody listens, when the port that it is given is the
+ * one that it calls. */
+static bool calls_itself(int fd)
+{
+    struct sockaddr_storage own = {0}, other = {0};
+    socklen_t own_len = sizeof own, other_len = sizeof other;
+
+    return getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
+           getpeername(fd, (struct sockaddr *)&other, &other_len) == 0 && own_len == other_len &&
+           memcmp(&own, &other, own_len) == 0;
+}
+
 int ckpt_socket_dial(const char *host, const char *port, uint64_t until)
 {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
@@ -80,12 +93,13 @@ int ckpt_socket_dial(const char *host, const char *port, uint64_t until)
         fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0)
             continue;
-        if (connect(fd, a->ai_addr, a->ai_addrlen) == 0)
-            break;
         struct pollfd p = {fd, POLLOUT, 0};
         uint64_t now = ckpt_now_ms();
-        if (errno != EINPROGRESS || poll(&p, 1, until > now ? (int)(until - now) : 0) <= 0 ||
-            getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 || error)
+        if (connect(fd, a->ai_addr, a->ai_addrlen) < 0 &&
+            (errno != EINPROGRESS || poll(&p, 1, until > now ? (int)(until - now) : 0) <= 0 ||
+             getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 || error))
+            ckpt_socket_close(&fd);
+        else if (calls_itself(fd))
             ckpt_socket_close(&fd);
     }
     freeaddrinfo(list);

@@ -86,7 +86,7 @@ static void meet_accept(const struct meeting *m, int listener, int *conn, uint32
     const uint64_t until = ckpt_min_u64(m->until, ckpt_now_ms() + ECHO_MS);
     if (ckpt_socket_recv_all(fd, &g, sizeof g, until) < 0 || g.magic != CKPT_GREETING ||
         g.version != CKPT_TCP_VERSION || g.token != m->token || g.kind != MEET_KIND ||
-        g.from == 0 || g.from >= m->size || ckpt_socket_send_all(fd, &g, sizeof g, until) < 0 ||
+        g.from == 0 || g.from >= m->size || !ckpt_tcp_answer(fd, g, m->rank, until) ||
         ckpt_socket_recv_all(fd, m->address[g.from], CKPT_TCP_ADDRESS, until) < 0) {
         ckpt_socket_close(&fd);
         return;
@@ -128,7 +128,6 @@ static int meet_root(const struct meeting *m, const char *own, struct ckpt_err *
 static int meet_dial(const struct meeting *m, struct ckpt_err *err)
 {
     const struct ckpt_greeting g = {CKPT_GREETING, CKPT_TCP_VERSION, m->token, m->rank, MEET_KIND};
-    struct ckpt_greeting back;
 
     for (;;) {
         for (uint32_t k = first_port(); k < MEET_PORTS; k++) {
@@ -136,9 +135,7 @@ static int meet_dial(const struct meeting *m, struct ckpt_err *err)
             const uint64_t until = ckpt_min_u64(m->until, ckpt_now_ms() + ECHO_MS);
             (void)snprintf(port, sizeof port, "%u", (unsigned)(m->port + k) & 0xffff);
             int fd = ckpt_socket_dial(m->host, port, until);
-            if (fd >= 0 && ckpt_socket_send_all(fd, &g, sizeof g, until) == 0 &&
-                ckpt_socket_recv_all(fd, &back, sizeof back, until) == 0 &&
-                memcmp(&g, &back, sizeof g) == 0)
+            if (fd >= 0 && ckpt_tcp_greet(fd, &g, 0, until))
                 return fd;
             ckpt_socket_close(&fd);
             if (ckpt_now_ms() >= m->until)

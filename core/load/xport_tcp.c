@@ -600,24 +600,35 @@ void ckpt_tcp_free(struct ckpt_tcp *tcp)
     free(tcp);
 }
 
+bool ckpt_tcp_greet(int fd, const struct ckpt_greeting *g, uint32_t to, uint64_t until)
+{
+    struct ckpt_greeting answer = *g, got;
+
+    answer.from = to;
+    return ckpt_socket_send_all(fd, g, sizeof *g, until) == 0 &&
+           ckpt_socket_recv_all(fd, &got, sizeof got, until) == 0 &&
+           memcmp(&got, &answer, sizeof got) == 0;
+}
+
+bool ckpt_tcp_answer(int fd, struct ckpt_greeting g, uint32_t own, uint64_t until)
+{
+    g.from = own;
+    return ckpt_socket_send_all(fd, &g, sizeof g, until) == 0;
+}
+
 /* Connect to a rank below us; it accepts. */
 static int call_rank(const char *address, uint32_t rank, uint32_t to, uint32_t kind, uint64_t until,
                      int *ret_fd, struct ckpt_err *err)
 {
     char host[200], port[8];
-    struct ckpt_greeting g = {.magic = CKPT_GREETING,
-                              .version = CKPT_TCP_VERSION,
-                              .from = rank,
-                              .kind = kind},
-                         back;
+    struct ckpt_greeting g = {
+        .magic = CKPT_GREETING, .version = CKPT_TCP_VERSION, .from = rank, .kind = kind};
 
     if (sscanf(address, "%199s %7s %" SCNx64, host, port, &g.token) != 3)
         return ckpt_fail(err, CKPT_USAGE, "'%.200s' is no address of ckpt_tcp_listen", address);
     for (;;) {
         int fd = ckpt_socket_dial(host, port, until);
-        if (fd >= 0 && ckpt_socket_send_all(fd, &g, sizeof g, until) == 0 &&
-            ckpt_socket_recv_all(fd, &back, sizeof back, until) == 0 &&
-            memcmp(&g, &back, sizeof g) == 0) {
+        if (fd >= 0 && ckpt_tcp_greet(fd, &g, to, until)) {
             *ret_fd = fd;
             return 0;
         }
@@ -655,7 +666,7 @@ static int accept_rank(struct xport_tcp *m, const struct ckpt_tcp *tcp, uint64_t
             g.magic == CKPT_GREETING && g.version == CKPT_TCP_VERSION && g.token == tcp->token &&
             g.from > m->x.rank && g.from < m->x.size && g.kind < 2) {
             int *slot = g.kind ? &m->peer[g.from].ctl : &m->peer[g.from].data;
-            if (*slot < 0 && ckpt_socket_send_all(fd, &g, sizeof g, until) == 0) {
+            if (*slot < 0 && ckpt_tcp_answer(fd, g, m->x.rank, until)) {
                 *slot = fd;
                 return 0;
             }

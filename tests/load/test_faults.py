@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
@@ -254,6 +255,30 @@ def jobs_with_neighbouring_ports_do_not_meet(top):
     assert all(status == 0 for _, status in done), done
 
 
+def what_repeats_the_greeting_is_no_rank(top):
+    """An echo service has MASTER_PORT, as a socket has that Linux let connect to itself; rank 0 is at the next port."""
+    run, echo = copies(top, 1)[0], socket.create_server(("127.0.0.1", 0))
+    heard = []
+
+    def repeat():
+        while True:
+            try:
+                conn, _ = echo.accept()
+            except OSError:
+                return
+            with conn:
+                while data := conn.recv(4096):
+                    heard.append(data)
+                    conn.sendall(data)
+
+    threading.Thread(target=repeat, daemon=True).start()
+    env = dict(os.environ, WORLD_SIZE="3", CKPTFS_MEET_TIMEOUT="30", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(echo.getsockname()[1]))
+    done = finish([subprocess.Popen([CKPT, "load", run, "--layout", "fsdp=3", "--json"], env=dict(env, RANK=str(r)),
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in (1, 2, 0)])
+    echo.close()
+    assert all(status == 0 for _, status in done) and heard, (done, heard)
+
+
 def rates_are_measured_where_they_decide(top):
     runs = copies(top, 2)
     for far in (False, True):
@@ -276,6 +301,7 @@ def main():
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank, a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
              a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, jobs_with_neighbouring_ports_do_not_meet,
+             what_repeats_the_greeting_is_no_rank,
              rates_are_measured_where_they_decide)]
         for test, arg in tests:
             if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calling where nobody listens. */
+#include "test.h"
+
+#include <fcntl.h>
+#include <net/if.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "load/socket.h"
+
+enum { NOT_HERE = 77, WAIT_MS = 5000 };
+
+/* A network with a loopback of its own, whose only port to give to a caller is 40000. */
+static bool one_port(void)
+{
+    struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+    const char range[] = "40000 40000";
+
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNET) < 0)
+        return false;
+    int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int f = open("/proc/sys/net/ipv4/ip_local_port_range", O_WRONLY | O_CLOEXEC);
+    bool good = s >= 0 && f >= 0 && ioctl(s, SIOCSIFFLAGS, &lo) == 0 &&
+                write(f, range, sizeof range - 1) == (ssize_t)(sizeof range - 1);
+    ckpt_socket_close(&s);
+    ckpt_socket_close(&f);
+    return good;
+}
+
+/* Linux connects a socket to itself there. */
+static int dial_own_port(void)
+{
+    if (!one_port())
+        return NOT_HERE;
+    for (int i = 0; i < 2; i++) {
+        const char *host = i ? "127.0.0.1" : "::1";
+        int fd = ckpt_socket_dial(host, "40000", ckpt_now_ms() + WAIT_MS);
+        if (fd >= 0)
+            return 1;
+    }
+    return 0;
+}
+
+TEST(socket, never_calls_itself)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0)
+        _exit(dial_own_port());
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    if (WEXITSTATUS(status) == NOT_HERE)
+        print_message("no network namespaces here\n");
+    else
+        CHECK_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(socket, is_heard_where_somebody_listens)
+{
+    uint16_t port;
+    char text[8];
+    int listener = ckpt_socket_listen(0, &port);
+
+    CHECK(listener >= 0);
+    (void)snprintf(text, sizeof text, "%u", port);
+    int fd = ckpt_socket_dial("127.0.0.1", text, ckpt_now_ms() + WAIT_MS);
+    CHECK(fd >= 0);
+    ckpt_socket_close(&fd);
+    ckpt_socket_close(&listener);
+    CHECK(ckpt_socket_dial("127.0.0.1", text, ckpt_now_ms() + WAIT_MS) < 0);
+}
+
+TESTS(T(socket, never_calls_itself), T(socket, is_heard_where_somebody_listens))
