@@ -12,18 +12,18 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "load/cuda.h"
+#include "load/errand.h"
 #include "load/xport.h"
 
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 18, 0)
-#error "NCCL 2.18 or later is needed (ncclCommSplit)"
+#error "NCCL 2.18 or later is needed"
 #endif
 
-enum { MEET_S = 300, MOST_MEET_S = 1000000, LOOK_US = 200 };
+enum { MEET_S = 300, MOST_MEET_S = 1000000, LOOK_US = 200, GRACE_MS = 500 };
 
 struct nccl_device {
     struct ckpt_cuda cuda;
     ncclComm_t comm; /* NULL: one rank alone, or given up */
-    bool splitting;  /* NCCL may still write to comm, and nothing can stop it */
 };
 
 struct xport_nccl {
@@ -130,8 +130,7 @@ static void device_free(struct nccl_device *n)
         ckpt_cuda_leave(&n->cuda, before);
     }
     ckpt_cuda_release(&n->cuda);
-    if (!n->splitting)
-        free(n);
+    free(n);
 }
 
 static void nccl_ref(struct ckpt_device *d) { atomic_fetch_add(&of(d)->cuda.refs, 1); }
@@ -269,32 +268,20 @@ static int settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, const 
     }
 }
 
-/* 1: another rank has failed. */
-static int own_comm(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_comm *ctl,
-                    const ncclUniqueId *id, struct ckpt_err *err)
+/* A communicator that does not block, so that making it ends in time, too: splitting the caller's,
+ * if that one blocks, would wait for a rank that has failed without end. 1: another rank has
+ * failed. */
+static int own_comm(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUniqueId *id,
+                    struct ckpt_err *err)
 {
     const uint64_t until = ckpt_now_ms() + meet_ms();
-    const int rank = (int)ckpt_comm_rank(ctl), size = (int)ckpt_comm_size(ctl);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    ncclResult_t rc;
 
     config.blocking = 0;
-    if (how->comm) {
-        config.splitShare = 0; /* ours can be aborted without theirs */
-        rc = ncclCommSplit(how->comm, 0, rank, &n->comm, &config);
-        /* if theirs does not block, ours is there when theirs is done, whatever was returned */
-        n->splitting = good(rc);
-        const int split = good(rc) ? settle(how->comm, ctl, until, "splitting", err) : 0;
-        if (split != 0)
-            return split;
-        n->splitting = false;
-        if (good(rc) && !n->comm)
-            return ckpt_fail(err, CKPT_PEER, "NCCL: splitting the communicator gave none");
-    } else {
-        rc = ncclCommInitRankConfig(&n->comm, size, *id, rank, &config);
-    }
+    ncclResult_t rc = ncclCommInitRankConfig(&n->comm, (int)ckpt_comm_size(ctl), *id,
+                                             (int)ckpt_comm_rank(ctl), &config);
     if (!good(rc))
-        return failed(how->comm, rc, "making a communicator", err);
+        return failed(NULL, rc, "making a communicator", err);
     return settle(n->comm, ctl, until, "making a communicator", err);
 }
 
@@ -333,7 +320,7 @@ static int meet(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_
     memset(&id, 0, sizeof id);
     if (rc == 0 && how->comm)
         rc = check_theirs(how, ctl, n->cuda.number, err);
-    if (rc == 0 && !how->comm && ckpt_comm_rank(ctl) == 0 && ckpt_comm_size(ctl) > 1) {
+    if (rc == 0 && ckpt_comm_rank(ctl) == 0 && ckpt_comm_size(ctl) > 1) {
         ncclResult_t got = ncclGetUniqueId(&id);
         rc = got == ncclSuccess ? 0 : failed(NULL, got, "a new communicator", err);
     }
@@ -344,7 +331,7 @@ static int meet(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_
         int before;
         rc = ckpt_cuda_enter(&n->cuda, &before, err);
         if (rc == 0) {
-            rc = own_comm(n, how, ctl, &id, err) < 0 ? -1 : 0;
+            rc = own_comm(n, ctl, &id, err) < 0 ? -1 : 0;
             ckpt_cuda_leave(&n->cuda, before);
         }
     }
@@ -380,77 +367,173 @@ static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
 
 /* ---- TCP whose addresses travel over the caller's communicator ---- */
 
-/* Every rank's address, by an all-gather in device memory. all: size * CKPT_TCP_ADDRESS bytes, this
- * rank's part filled in. */
-static int gather_addresses(const struct ckpt_nccl *how, int rank, int size, char *all,
-                            struct ckpt_err *err)
-{
-    const struct ckpt_cuda none = {.number = how->device};
-    const size_t one = CKPT_TCP_ADDRESS;
-    const struct timespec look = {0, LOOK_US * 1000};
-    const uint64_t until = ckpt_now_ms() + meet_ms();
-    char *mem = NULL;
-    cudaError_t rc = cudaMalloc((void **)&mem, (size_t)size * one);
-    int done = ckpt_cuda_failed(&none, rc, "allocating memory", err);
+/* Every rank's address, by an all-gather in device memory. The caller's communicator may block
+ * until all ranks are there: a thread calls it, which is left behind after a while. */
+struct gathering {
+    struct ckpt_errand errand;
+    struct ckpt_cuda at; /* only to be entered and named */
+    ncclComm_t comm;
+    cudaStream_t stream;
+    int rank, size;
+    char *all, *mem; /* pinned; the device's: size * CKPT_TCP_ADDRESS bytes */
+    bool idle;       /* nothing writes to them any more */
+    int result;
+    struct ckpt_err err;
+};
 
-    if (done == 0) {
-        rc = cudaMemcpy(mem + (size_t)rank * one, all + (size_t)rank * one, one,
-                        cudaMemcpyHostToDevice);
-        done = ckpt_cuda_failed(&none, rc, "copying", err);
+static void gathering_free(struct ckpt_errand *e)
+{
+    struct gathering *g = (struct gathering *)e;
+    int before;
+
+    if (g->idle && ckpt_cuda_enter(&g->at, &before, NULL) == 0) {
+        (void)cudaFreeHost(g->all);
+        (void)cudaFree(g->mem);
+        ckpt_cuda_leave(&g->at, before);
     }
-    if (done == 0) {
-        ncclResult_t got =
-            ncclAllGather(mem + (size_t)rank * one, mem, one, ncclUint8, how->comm, how->stream);
-        done = good(got) ? settle(how->comm, NULL, until, "exchanging addresses", err)
-                         : failed(how->comm, got, "exchanging addresses", err);
-    }
-    while (done == 0 && (rc = cudaStreamQuery(how->stream)) == cudaErrorNotReady) {
+    free(g);
+}
+
+/* Until the stream is idle. */
+static int await_stream(struct gathering *g, uint64_t until, struct ckpt_err *err)
+{
+    const struct timespec look = {0, LOOK_US * 1000};
+    cudaError_t rc;
+
+    while ((rc = cudaStreamQuery(g->stream)) == cudaErrorNotReady) {
         (void)cudaGetLastError();
         if (ckpt_now_ms() > until)
-            return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: not all ranks came within %d s",
-                             meet_ms() / 1000); /* the memory is NCCL's still */
+            return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: exchanging addresses takes longer than %u s",
+                             meet_ms() / 1000);
         (void)nanosleep(&look, NULL);
     }
-    if (done == 0)
-        done = ckpt_cuda_failed(&none, rc, "exchanging addresses", err);
-    if (done == 0) {
-        rc = cudaMemcpy(all, mem, (size_t)size * one, cudaMemcpyDeviceToHost);
-        done = ckpt_cuda_failed(&none, rc, "copying", err);
+    return ckpt_cuda_failed(&g->at, rc, "exchanging addresses", err);
+}
+
+/* All of it on the caller's stream: that a copy by cudaMemcpy has returned says nothing to others.
+ */
+static int gather_now(struct gathering *g, struct ckpt_err *err)
+{
+    const size_t one = CKPT_TCP_ADDRESS, own = (size_t)g->rank * one;
+    const uint64_t until = ckpt_now_ms() + meet_ms();
+    cudaError_t rc = cudaSetDevice(g->at.number); /* of this thread, which is ours */
+
+    if (rc == cudaSuccess)
+        rc = cudaMemcpyAsync(g->mem + own, g->all + own, one, cudaMemcpyHostToDevice, g->stream);
+    if (rc != cudaSuccess)
+        return ckpt_cuda_failed(&g->at, rc, "exchanging addresses", err);
+    const ncclResult_t got =
+        ncclAllGather(g->mem + own, g->mem, one, ncclUint8, g->comm, g->stream);
+    if (!good(got))
+        return failed(g->comm, got, "exchanging addresses", err);
+    if (settle(g->comm, NULL, until, "exchanging addresses", err) < 0)
+        return -1;
+    rc = cudaMemcpyAsync(g->all, g->mem, (size_t)g->size * one, cudaMemcpyDeviceToHost, g->stream);
+    if (rc != cudaSuccess)
+        return ckpt_cuda_failed(&g->at, rc, "exchanging addresses", err);
+    return await_stream(g, until, err);
+}
+
+static void gather(struct ckpt_errand *e)
+{
+    struct gathering *g = (struct gathering *)e;
+    struct ckpt_err err = {0};
+    const int result = gather_now(g, &err);
+
+    (void)pthread_mutex_lock(&e->lock);
+    g->result = result;
+    g->idle = result == 0;
+    g->err = err;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+static int gathering_new(const struct ckpt_nccl *how, struct gathering **ret, struct ckpt_err *err)
+{
+    struct gathering *g = calloc(1, sizeof *g);
+    int before;
+
+    if (!g)
+        return ckpt_nomem(err);
+    ckpt_errand_init(&g->errand, gather, gathering_free);
+    g->comm = how->comm;
+    g->stream = how->stream;
+    g->idle = true;
+    ncclResult_t got = ncclCommUserRank(how->comm, &g->rank);
+    if (got == ncclSuccess)
+        got = ncclCommCount(how->comm, &g->size);
+    if (got == ncclSuccess)
+        got = ncclCommCuDevice(how->comm, &g->at.number);
+    int rc = got == ncclSuccess ? 0 : failed(how->comm, got, "the communicator given", err);
+    if (rc == 0)
+        rc = ckpt_cuda_enter(&g->at, &before, err);
+    if (rc == 0) {
+        const size_t len = (size_t)g->size * CKPT_TCP_ADDRESS;
+        cudaError_t made = cudaMalloc((void **)&g->mem, len);
+        if (made == cudaSuccess)
+            made = cudaHostAlloc((void **)&g->all, len, cudaHostAllocPortable);
+        ckpt_cuda_leave(&g->at, before);
+        rc = ckpt_cuda_failed(&g->at, made, "memory for addresses", err);
     }
-    if (mem)
-        (void)cudaFree(mem);
-    return done;
+    if (rc < 0) {
+        ckpt_errand_unref(&g->errand);
+        return -1;
+    }
+    memset(g->all, 0, (size_t)g->size * CKPT_TCP_ADDRESS);
+    *ret = g;
+    return 0;
+}
+
+/* Send the thread, and hear what it has found. */
+static int gather_addresses(struct gathering *g, struct ckpt_err *err)
+{
+    g->idle = false;
+    if (ckpt_errand_start(&g->errand, 1) == 0) {
+        g->idle = true;
+        return ckpt_fail(err, CKPT_NOMEM, "no thread could be started");
+    }
+    if (!ckpt_errand_wait(&g->errand, meet_ms() + GRACE_MS))
+        return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: exchanging addresses takes longer than %u s",
+                         meet_ms() / 1000);
+    return g->result < 0 ? ckpt_fail(err, g->err.code, "%s", g->err.text) : 0;
+}
+
+/* All ranks meet at the addresses found. */
+static int connect_all(const struct gathering *g, struct ckpt_tcp *tcp, struct ckpt_comm **ret,
+                       struct ckpt_err *err)
+{
+    const char **address = calloc((size_t)g->size, sizeof *address);
+
+    if (!address) {
+        ckpt_tcp_free(tcp);
+        return ckpt_nomem(err);
+    }
+    for (int r = 0; r < g->size; r++)
+        address[r] = g->all + (size_t)r * CKPT_TCP_ADDRESS;
+    int rc =
+        ckpt_tcp_connect(tcp, (uint32_t)g->rank, (uint32_t)g->size, address, meet_ms(), ret, err);
+    free(address);
+    return rc;
 }
 
 static int tcp_over(const struct ckpt_nccl *how, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     struct ckpt_tcp *tcp = NULL;
-    int rank = 0, size = 0;
-    ncclResult_t rc = ncclCommUserRank(how->comm, &rank);
+    struct gathering *g = NULL;
 
-    if (rc == ncclSuccess)
-        rc = ncclCommCount(how->comm, &size);
-    if (rc != ncclSuccess)
-        return failed(how->comm, rc, "the communicator given", err);
-    char *all = calloc((size_t)size, CKPT_TCP_ADDRESS);
-    const char **address = calloc((size_t)size, sizeof *address);
-    int done = all && address ? 0 : ckpt_nomem(err);
-    if (done == 0)
-        done = ckpt_tcp_listen(NULL, &tcp, err);
-    if (done == 0) {
-        (void)strncpy(all + (size_t)rank * CKPT_TCP_ADDRESS, ckpt_tcp_address(tcp),
+    if (gathering_new(how, &g, err) < 0)
+        return -1;
+    int rc = ckpt_tcp_listen(NULL, &tcp, err);
+    if (rc == 0) {
+        (void)strncpy(g->all + (size_t)g->rank * CKPT_TCP_ADDRESS, ckpt_tcp_address(tcp),
                       CKPT_TCP_ADDRESS - 1);
-        done = gather_addresses(how, rank, size, all, err);
+        rc = gather_addresses(g, err);
     }
-    for (int r = 0; r < size && done == 0; r++)
-        address[r] = all + (size_t)r * CKPT_TCP_ADDRESS;
-    if (done == 0)
-        done = ckpt_tcp_connect(tcp, (uint32_t)rank, (uint32_t)size, address, meet_ms(), ret, err);
+    if (rc == 0)
+        rc = connect_all(g, tcp, ret, err);
     else
         ckpt_tcp_free(tcp);
-    free(all);
-    free(address);
-    return done;
+    ckpt_errand_unref(&g->errand);
+    return rc;
 }
 
 /* ---- the public face ---- */

@@ -18,15 +18,16 @@ struct ckpt_nccl {
     int device;          /* -1: the calling thread's current one */
     cudaStream_t stream; /* the caller's: a load's writes come after what is queued on it when the
                             load starts. NULL: the default stream */
-    ncclComm_t comm;     /* the caller's, idle during this call; it is split, and never aborted.
-                            NULL: a communicator of our own */
+    ncclComm_t comm;     /* the caller's, idle during this call: its ranks and devices are checked
+                            against control's. It is never aborted. NULL: there is none */
 };
 
 /* COLLECTIVE. Turn a comm over host memory into one over device memory: `control` (from MPI, TCP,
  * threads or one process alone; taken with success) goes on to carry the small messages, and the
- * same ranks get a NCCL communicator: a split of how->comm, whose ranks must be control's, or one
- * whose id travels over control. control may be NULL if how->comm is given: then TCP is used, its
- * addresses travel over how->comm.
+ * same ranks get a NCCL communicator of the load's own, whose id travels over control: one that
+ * does not block, and that a failure aborts. control may be NULL if how->comm is given: then TCP is
+ * used, its addresses travel over how->comm and how->stream. If ranks do not come, the call ends
+ * after CKPTFS_MEET_TIMEOUT seconds (300), though how->comm may then wait for them still.
  *
  * Loads on it write to device memory (or host memory that the device reaches), by work of their own
  * streams that is over when ckpt_load_wait returns. options.host_bytes is pinned memory. */

@@ -7,10 +7,9 @@
  *
  * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
  * and a stream of ours; -m FILE is where its id passes), alone (the same, and nothing else), or
- * threads=N. -x: that rank cancels each load after so long. -k: keep the memory of loads that fail.
- * -n: the communicator of ours does not block.
- * RUN may have a %r: the rank. Rank 0 prints a line for each load; one that failed, every rank, and
- * the exit status is 1. */
+ * threads=N. -x: that rank cancels each load after so long. -k: keep what loads that fail had, and
+ * our communicator. -n: the communicator of ours does not block. RUN may have a %r: the rank. Rank
+ * 0 prints a line for each load; one that failed, every rank, and the exit status is 1. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -479,12 +478,12 @@ static void *run_rank(void *arg)
                      ckpt_code_name(err.code), err.text);
         ckpt_comm_free(r->comm); /* the next job has a new one */
         r->comm = NULL;
-        if (r->theirs && theirs_works(r))
+        if (r->theirs && !r->w->keep && theirs_works(r))
             (void)printf("rank %u: the caller's communicator works\n", r->number);
         (void)fflush(stdout);
     }
     ckpt_comm_free(r->comm);
-    if (r->theirs) {
+    if (r->theirs && !(any && r->w->keep)) {
         nccl(ncclCommDestroy(r->theirs), "destroying");
         cuda(cudaStreamDestroy(r->stream), "destroying");
     }

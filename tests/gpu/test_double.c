@@ -141,6 +141,27 @@ static void a_copy_of_pageable_memory(void)
     MUST(cudaMemcpyAsync(device, pageable, N, cudaMemcpyHostToDevice, stream));
 }
 
+/* cudaMemcpy has taken the bytes when it returns; they may be on their way still. */
+static void a_copy_that_is_not_there_yet(void)
+{
+    static unsigned char pageable[N];
+    uint32_t late = 0;
+
+    begin();
+    for (unsigned char i = 1; i <= 20; i++) {
+        memset(pageable, i, N);
+        MUST(cudaMemcpy(device, pageable, N, cudaMemcpyHostToDevice));
+        memset(pageable, 0, N);
+        MUST(cudaMemcpyAsync(host, device, N, cudaMemcpyDeviceToHost, stream));
+        MUST(cudaStreamSynchronize(stream));
+        late += host[N - 1] != i;
+        MUST(cudaMemcpy(host, device, N, cudaMemcpyDeviceToHost)); /* the same stream waits */
+        EXPECT(host[N - 1] == i);
+    }
+    EXPECT(late);
+    end();
+}
+
 static void a_copy_too_long(void)
 {
     begin();
@@ -192,6 +213,7 @@ static void launch(const struct ckpt_device_copy *list, uint32_t n, uint32_t blo
     MUST(cudaLibraryGetKernel(&kernel, library, CKPT_COPY_KERNEL));
     MUST(cudaMalloc(&at, n * sizeof *list));
     MUST(cudaMemcpy(at, list, n * sizeof *list, cudaMemcpyHostToDevice));
+    MUST(cudaStreamSynchronize(NULL));
     MUST(cudaLaunchKernel((const void *)kernel, (dim3){blocks, 1, 1},
                           (dim3){CKPT_COPY_THREADS, 1, 1}, args, 0, stream));
     MUST(cudaStreamSynchronize(stream));
@@ -351,33 +373,10 @@ static void all_gather_and_long_transfers(void)
     end();
 }
 
-static void splits(void)
-{
-    ncclComm_t half, none, all;
-
-    begin();
-    ncclComm_t comm = meet();
-    MUST(ncclCommSplit(comm, rank % 2, -rank, &half, NULL));
-    int self;
-    MUST(ncclCommUserRank(half, &self));
-    EXPECT(self == (size - 1 - rank) / 2);
-    exchange(half);
-    MUST(ncclCommSplit(comm, rank ? NCCL_SPLIT_NOCOLOR : 0, 0, &none, NULL));
-    EXPECT(!none == (rank != 0));
-    MUST(ncclCommSplit(comm, 0, rank, &all, NULL));
-    MUST(ncclCommAbort(half));
-    exchange(all);
-    MUST(ncclCommAbort(all));
-    exchange(comm); /* the parent lives */
-    MUST(ncclCommDestroy(none));
-    MUST(ncclCommDestroy(comm));
-    end();
-}
-
 static void calls_that_do_not_block(void)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    ncclComm_t comm, child;
+    ncclComm_t comm;
 
     begin();
     config.blocking = 0;
@@ -390,13 +389,9 @@ static void calls_that_do_not_block(void)
         MUST(settle(comm));
     }
     MUST(cudaStreamSynchronize(stream));
-    EXPECT(ncclCommSplit(comm, 0, rank, &child, NULL) == ncclInProgress);
-    MUST(settle(comm));
-    EXPECT(child);
     EXPECT(ncclCommFinalize(comm) == ncclInProgress);
     MUST(settle(comm));
     MUST(ncclCommDestroy(comm));
-    MUST(ncclCommAbort(child));
     end();
 }
 
@@ -527,6 +522,7 @@ static const struct {
     ROLE(memory_ends),
     ROLE(a_touch),
     ROLE(a_copy_of_pageable_memory),
+    ROLE(a_copy_that_is_not_there_yet),
     ROLE(a_copy_too_long),
     ROLE(a_free_in_use),
     ROLE(a_leak),
@@ -536,7 +532,6 @@ static const struct {
     ROLE(a_kernel_out_of_bounds),
     ROLE(many_roots),
     ROLE(all_gather_and_long_transfers),
-    ROLE(splits),
     ROLE(calls_that_do_not_block),
     ROLE(work_before_a_launch_is_over),
     ROLE(a_rank_that_never_comes),
@@ -627,6 +622,9 @@ TEST(cuda, copies_streams_and_events_do_what_they_say)
     works("an_event_orders_streams", 2, NULL);
     works("memory_ends", 1, "CKPTFS_GPU_MEMORY=1000000");
     works("registered_memory", 1, NULL);
+#ifndef __SANITIZE_THREAD__ /* it is a race */
+    works("a_copy_that_is_not_there_yet", 1, "CKPTFS_GPU_JITTER_US=2000");
+#endif
 }
 
 TEST(cuda, misuse_ends_the_program)
@@ -655,10 +653,9 @@ TEST(nccl, groups_with_many_roots_and_sizes)
     works("all_gather_and_long_transfers", 3, NULL);
 }
 
-TEST(nccl, communicators_are_split_and_do_not_block)
+TEST(nccl, communicators_need_not_block)
 {
     UNUSED_STATE;
-    works("splits", 4, NULL);
     works("calls_that_do_not_block", 3, NULL);
     dies("work_before_a_launch_is_over", 1, NULL, "still in progress");
     works("two_ranks_on_one_device", 2, NULL);
@@ -695,7 +692,7 @@ static int tests(int argc, char **argv);
 #define main tests
 static TESTS(T(cuda, copies_streams_and_events_do_what_they_say), T(cuda, misuse_ends_the_program),
              T(cuda, the_kernel_runs_over_its_grid), T(nccl, groups_with_many_roots_and_sizes),
-             T(nccl, communicators_are_split_and_do_not_block),
+             T(nccl, communicators_need_not_block),
              T(nccl, who_waits_for_nobody_is_stuck_until_the_abort),
              T(nccl, what_does_not_match_ends_the_program), T(faults, happen_as_ordered))
 #undef main

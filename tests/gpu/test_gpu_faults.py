@@ -143,6 +143,28 @@ def communicators_that_fail(_):
     assert seconds < 3 + SLACK, seconds
 
 
+def given_communicators(_):
+    """A rank can't make ours beside the caller's, which blocks or does not: nobody waits for it, and the caller's works."""
+    for blocks in ([], ["-n"]):
+        for way in ("given", "alone"):
+            with tempfile.TemporaryDirectory() as top:
+                more = {"CKPTFS_TRANSPORT": "tcp"} if way == "given" else {}
+                result, seconds = go(["-c", way, "-m", os.path.join(top, "id"), *blocks, LLAMA, "--", ALL], "ncclCommInitRankConfig:rank=1:after=1:error", **more)
+                same_error(result, r"^peer: rank 1: NCCL: making a communicator: unhandled system error")
+                assert sum("the caller's communicator works" in line for line in result.lines) == N, result
+                assert seconds < SLACK, seconds
+
+
+def a_communicator_that_waits(_):
+    """A call on the caller's own that never comes back is left behind."""
+    for rank in range(2):
+        with tempfile.TemporaryDirectory() as top:
+            args = ["-k", "-c", "alone", "-m", os.path.join(top, "id"), LLAMA, "--", "dp=2:once"]
+            result, seconds = go(args, f"ncclAllGather:rank={rank}:block", n=2, CKPTFS_MEET_TIMEOUT="2")
+            same_error(result, r"^timeout: NCCL: exchanging addresses takes longer than 2 s", 2)
+            assert seconds < 2 + SLACK, seconds
+
+
 def killed_ranks(_):
     """Wherever it is: the others say that it is gone."""
     for fault in ("ncclCommInitRankConfig:rank=2:kill", "cudaMalloc:rank=1:after=3:kill", "cudaMemcpyAsync:rank=1:kill", "ncclBroadcast:rank=1:after=2:kill",
@@ -172,7 +194,7 @@ def threads_of_one_process(_):
 
 def main():
     both = [reads_that_fail, checkpoints_that_differ, cancelled]
-    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, stuck_collectives, stopped_devices, killed_ranks, the_callers_communicator,
+    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, given_communicators, a_communicator_that_waits, stuck_collectives, stopped_devices, killed_ranks, the_callers_communicator,
                threads_of_one_process]
     cases = [(t.__name__, lambda t=t: t(False)) for t in both + ordered]
     if has_gpu():

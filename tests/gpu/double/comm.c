@@ -9,7 +9,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-enum { GONE = 0xdead, LAUNCH_US = 300, SPLIT = 1, FINALIZE = 2, POLL_US = 200 };
+enum { GONE = 0xdead, LAUNCH_US = 300, FINALIZE = 2, POLL_US = 200 };
 
 static atomic_int comms;
 
@@ -198,87 +198,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int size, ncclUniqueId id, 
         return ncclUnhandledCudaError;
     *ret = comm_new(rank, size, device, id.internal, config ? config : &standard);
     return comm_do(*ret, meet, fault == GPU_WELL ? NULL : *ret);
-}
-
-/* ---- splitting ---- */
-
-struct split {
-    int64_t color, key;
-    ncclComm_t *ret;
-    ncclConfig_t config;
-};
-
-/* Who is in it too, and as what. */
-static struct ncclComm *split_child(const struct ncclComm *c, const struct split *s,
-                                    int64_t (*all)[3])
-{
-    char name[COMM_NAME];
-    uint64_t hash = 0xcbf29ce484222325;
-    int size = 0, rank = 0;
-
-    for (int r = 0; r < c->size; r++) {
-        if (all[r][1] != s->color)
-            continue;
-        size++;
-        rank += all[r][2] < s->key || (all[r][2] == s->key && r < c->rank);
-    }
-    for (const char *at = c->name; *at; at++)
-        hash = (hash ^ (unsigned char)*at) * 0x100000001b3;
-    (void)snprintf(name, sizeof name, "%016lx.%lu.%ld", (unsigned long)hash,
-                   (unsigned long)c->nsplit, (long)s->color);
-    return comm_new(rank, size, c->device, name, &s->config);
-}
-
-static ncclResult_t run_split(struct ncclComm *c, void *arg)
-{
-    struct split *s = arg;
-    const int64_t own[3] = {SPLIT + 2 * (int64_t)++c->nsplit, s->color, s->key};
-    int64_t(*all)[3] = calloc((size_t)c->size, sizeof *all);
-    ncclResult_t result = ncclInternalError;
-
-    if (!all)
-        gpu_die("the host has no memory");
-    if (!comm_exchange(c, own, all))
-        goto out;
-    result = ncclSuccess;
-    if (s->color == NCCL_SPLIT_NOCOLOR)
-        goto out;
-    struct ncclComm *child = split_child(c, s, all);
-    child->parent = c;
-    result = meet(child, NULL);
-    child->parent = NULL;
-    if (result == ncclSuccess) {
-        *s->ret = child;
-    } else {
-        (void)atomic_fetch_sub(&comms, 1);
-        comm_unref(child);
-    }
-out:
-    free(all);
-    free(s);
-    return result;
-}
-
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *ret,
-                           ncclConfig_t *config)
-{
-    const enum gpu_fault fault = gpu_fault(__func__);
-    ncclResult_t e = comm_usable(comm, __func__);
-    struct split *s = malloc(sizeof *s);
-
-    *ret = NULL;
-    if (!s)
-        gpu_die("the host has no memory");
-    if (e == ncclSuccess && fault == GPU_ERROR)
-        e = ncclSystemError;
-    if (e != ncclSuccess) {
-        free(s);
-        return e;
-    }
-    if (comm_in_group())
-        gpu_die("%s: within a group is not in the double", __func__);
-    *s = (struct split){color, key, ret, config ? *config : comm->config};
-    return comm_do(comm, run_split, s);
 }
 
 /* ---- ending ---- */

@@ -69,13 +69,12 @@ struct ncclComm {
     atomic_bool aborted; /* and `wake` is readable */
     int wake;
     struct link *link;
-    uint64_t ncollective, ngroup, nsplit;
+    uint64_t ncollective, ngroup;
     uint64_t running_collective; /* the first of a later group than the one that runs */
     cudaStream_t stream;         /* that it was used with */
     atomic_int queued;           /* groups that have not ended */
     pthread_t job;
     bool has_job;
-    struct ncclComm *parent; /* while a split is in progress: whose abort counts too */
 };
 
 /* ---- mesh.c ---- */

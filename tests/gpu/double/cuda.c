@@ -252,6 +252,7 @@ struct copy_work {
     int value;
     size_t len;
     struct gpu_memory *use[2];
+    unsigned char *staged; /* what was pageable */
 };
 
 static void run_copy(struct gpu_work *work)
@@ -266,6 +267,7 @@ static void run_copy(struct gpu_work *work)
         memset(w->dst, w->value, w->len);
     gpu_memory_leave(w->use[0]);
     gpu_memory_leave(w->use[1]);
+    free(w->staged);
     free(w);
 }
 
@@ -291,7 +293,16 @@ static bool is_device(const void *p)
     return m && m->where == GPU_DEVICE;
 }
 
-static void push_copy(void *dst, const void *src, size_t len, enum cudaMemcpyKind kind, bool waits,
+static void stage(struct copy_work *w)
+{
+    if (!(w->staged = malloc(w->len)))
+        gpu_die("the host has no memory");
+    memcpy(w->staged, w->src, w->len);
+    w->src = w->staged;
+}
+
+/* False: the bytes are taken, and no more need be waited for. */
+static bool push_copy(void *dst, const void *src, size_t len, enum cudaMemcpyKind kind, bool waits,
                       cudaStream_t stream, const char *call)
 {
     struct copy_work *w = calloc(1, sizeof *w);
@@ -311,7 +322,11 @@ static void push_copy(void *dst, const void *src, size_t len, enum cudaMemcpyKin
     w->len = len;
     if (w->dst < w->src + len && w->src < w->dst + len)
         gpu_die("%s: source and destination overlap", call);
+    const bool staged = to && !w->use[1];
+    if (staged)
+        stage(w);
     gpu_stream_push(stream, &w->work, false, call);
+    return !staged;
 }
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t len, enum cudaMemcpyKind kind,
@@ -320,18 +335,20 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t len, enum cudaMem
     cudaError_t e;
 
     if (!enter_stream(__func__, stream, &e) && len)
-        push_copy(dst, src, len, kind, false, stream, __func__);
+        (void)push_copy(dst, src, len, kind, false, stream, __func__);
     return e;
 }
 
-/* On the default stream, which waits for no other: the strictest reading. */
+/* On the default stream, which waits for no other: the strictest reading. What comes from pageable
+ * memory may be under way when this returns. */
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t len, enum cudaMemcpyKind kind)
 {
+    bool wait = true;
     cudaError_t e;
 
     if (!enter_stream(__func__, NULL, &e) && len)
-        push_copy(dst, src, len, kind, true, NULL, __func__);
-    return e != cudaSuccess ? e : say(gpu_stream_wait(NULL));
+        wait = push_copy(dst, src, len, kind, true, NULL, __func__);
+    return e != cudaSuccess || !wait ? e : say(gpu_stream_wait(NULL));
 }
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t len, cudaStream_t stream)

@@ -18,17 +18,13 @@ struct hello {
     int32_t rank, size, channel, identity;
 };
 
-bool comm_aborted(const struct ncclComm *c)
-{
-    return atomic_load(&c->aborted) || (c->parent && atomic_load(&c->parent->aborted));
-}
+bool comm_aborted(const struct ncclComm *c) { return atomic_load(&c->aborted); }
 
 bool comm_poll(struct ncclComm *c, int fd, short events)
 {
-    const int parent = c->parent ? c->parent->wake : -1;
-    struct pollfd p[3] = {{fd, events, 0}, {c->wake, POLLIN, 0}, {parent, POLLIN, 0}};
+    struct pollfd p[2] = {{fd, events, 0}, {c->wake, POLLIN, 0}};
 
-    while (poll(p, 3, -1) < 0 && errno == EINTR)
+    while (poll(p, 2, -1) < 0 && errno == EINTR)
         ;
     return !comm_aborted(c);
 }
@@ -176,7 +172,7 @@ bool comm_exchange(struct ncclComm *c, const int64_t own[3], int64_t (*ret)[3])
         else if (!move(c, c->link[r].agree, ret[r], sizeof ret[r], false))
             return false;
         if (ret[r][0] != own[0])
-            gpu_die("rank %d splits or ends the communicator where rank %d does not", c->rank, r);
+            gpu_die("rank %d ends the communicator where rank %d does not", c->rank, r);
     }
     return true;
 }
