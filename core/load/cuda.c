@@ -43,6 +43,11 @@ void ckpt_cuda_leave(const struct ckpt_cuda *c, int before)
         (void)cudaSetDevice(before);
 }
 
+void ckpt_cuda_adopt(struct ckpt_device *d)
+{
+    (void)cudaSetDevice(self(d)->number); /* if it fails, so will the first call */
+}
+
 /* The last step of a call: leave, and say what failed in it. */
 static int leave(const struct ckpt_cuda *c, int before, cudaError_t rc, const char *what,
                  struct ckpt_err *err)
@@ -66,13 +71,18 @@ static int make_streams(struct ckpt_cuda *c, struct ckpt_err *err)
                             "an event", err);
 }
 
+/* Asking for its attributes brings the kernel to the device. Left to its first launch, that would
+ * wait for all work of the device, an exchange with a rank that never comes included. */
 static int load_kernel(struct ckpt_cuda *c, struct ckpt_err *err)
 {
+    struct cudaFuncAttributes there;
     cudaError_t rc =
         cudaLibraryLoadData(&c->library, ckpt_copy_fatbin, NULL, NULL, 0, NULL, NULL, 0);
 
     if (rc == cudaSuccess)
         rc = cudaLibraryGetKernel(&c->kernel, c->library, CKPT_COPY_KERNEL);
+    if (rc == cudaSuccess)
+        rc = cudaFuncGetAttributes(&there, (const void *)c->kernel);
     return ckpt_cuda_failed(c, rc, "loading the copy kernel", err);
 }
 

@@ -33,7 +33,8 @@ struct ckpt_cuda {
 int ckpt_cuda_init(struct ckpt_cuda *c, int number, cudaStream_t caller, struct ckpt_err *err);
 void ckpt_cuda_release(struct ckpt_cuda *c);
 
-/* Make it the thread's current device, and give that back. */
+/* Make it the thread's current device, and give that back: which makes a context on the other, too,
+ * if it had none. A thread of our own is adopted instead, and needs neither. */
 int ckpt_cuda_enter(const struct ckpt_cuda *c, int *ret_before, struct ckpt_err *err);
 void ckpt_cuda_leave(const struct ckpt_cuda *c, int before);
 
@@ -44,6 +45,7 @@ int ckpt_cuda_failed(const struct ckpt_cuda *c, cudaError_t rc, const char *what
 bool ckpt_cuda_drain(struct ckpt_cuda *c);
 
 /* The members of struct ckpt_device_ops. */
+void ckpt_cuda_adopt(struct ckpt_device *d);
 int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
 void ckpt_cuda_dealloc(struct ckpt_device *d, void *ptr);
 int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);

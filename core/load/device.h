@@ -28,6 +28,9 @@ struct ckpt_exchange {
 enum { CKPT_DEVICE_MARKS = 64 };
 
 struct ckpt_device_ops {
+    /* The thread is the loader's own, and this its device from now on. */
+    void (*adopt)(struct ckpt_device *d);
+
     /* Memory of the device; of the host, pinned. */
     int (*alloc)(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);
     void (*dealloc)(struct ckpt_device *d, void *ptr);

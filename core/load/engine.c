@@ -673,6 +673,8 @@ static void *pump_run(void *arg)
 {
     struct ckpt_engine *e = arg;
 
+    if (e->device)
+        e->device->ops->adopt(e->device);
     while (!pump_turn(e, PUMP_SLEEP_MS))
         ;
     ckpt_engine_unref(e);

@@ -438,6 +438,8 @@ void *ckpt_worker_run(void *arg)
         return NULL;
     }
     j->w = w;
+    if (e->device) /* the last to leave gives back what is there */
+        e->device->ops->adopt(e->device);
     (void)pthread_mutex_lock(&e->lock);
     while (!e->stopped) {
         struct ckpt_message *m = e->place;

@@ -142,6 +142,7 @@ static void nccl_unref(struct ckpt_device *d)
 }
 
 static const struct ckpt_device_ops device_ops = {
+    .adopt = ckpt_cuda_adopt,
     .alloc = ckpt_cuda_alloc,
     .dealloc = ckpt_cuda_dealloc,
     .pin = ckpt_cuda_pin,
@@ -586,5 +587,6 @@ int ckpt_comm_device_from_env(struct ckpt_comm *ctl, struct ckpt_comm **ret, str
 
     if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0)
         how.device = local_rank() % count;
+    (void)cudaSetDevice(how.device); /* for good: what fails now fails again */
     return ckpt_comm_nccl(ctl, &how, ret, err);
 }

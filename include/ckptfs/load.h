@@ -47,8 +47,9 @@ CKPT_PUBLIC int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckp
 /* COLLECTIVE. As the environment says: under mpirun MPI (libckptfs_load_mpi is loaded then, and
  * initialises MPI if nobody has), with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun
  * sets them, TCP, else this process alone. CKPTFS_TRANSPORT=self|tcp|mpi decides otherwise; nccl
- * adds a CUDA device to each rank of what the launcher connects (load_nccl.h);
- * CKPTFS_MEET_TIMEOUT is how many seconds TCP and NCCL wait for all ranks (300). */
+ * adds a CUDA device to each rank of what the launcher connects (load_nccl.h): that of its number
+ * on its machine, which becomes the calling thread's. CKPTFS_MEET_TIMEOUT is how many seconds TCP
+ * and NCCL wait for all ranks (300). */
 CKPT_PUBLIC int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err);
 
 /* Over TCP, ranks of one machine read each other's memory where the system lets them; where Yama

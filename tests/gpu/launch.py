@@ -13,6 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "load"), os.path.join(HERE, "..", "golden")]
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 GPU_RANKS = os.path.join(BUILD, "tests", "gpu_ranks")
+CKPT = os.path.join(BUILD, "fs", "ckpt")
 DOUBLE = os.path.join(BUILD, "tests", "gpu-double")
 GOLDEN = os.path.join(HERE, "..", "golden")
 LLAMA = os.path.join(GOLDEN, "nanotron", "llama_tp2_pp2_tied")
@@ -66,14 +67,14 @@ class Result:
         return f"{self.statuses} {self.out[-1500:]} {err[-6000:]}"
 
 
-def processes(n, args, real=False, **more):
+def processes(n, args, real=False, program=GPU_RANKS, **more):
     """As torchrun would, without it."""
     env = environment(real, dict(WORLD_SIZE=str(n), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), **more))
     with contextlib.ExitStack() as stack:
         ranks = []
         for r in range(n):
             out, err = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
-            started = subprocess.Popen([GPU_RANKS, *args], env=dict(env, RANK=str(r), LOCAL_RANK=str(r)), stdout=out, stderr=err)
+            started = subprocess.Popen([program, *args], env=dict(env, RANK=str(r), LOCAL_RANK=str(r)), stdout=out, stderr=err)
             ranks.append((started, out, err))
         stack.callback(lambda: [p.kill() for p, _, _ in ranks if p.poll() is None])
         statuses = [p.wait(timeout=60 * SLOW) for p, _, _ in ranks]

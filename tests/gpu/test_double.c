@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The double itself: each case is a program of its own, of one or several ranks. */
 #include <signal.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -84,6 +85,14 @@ static void copies_there_and_back(void)
     MUST(cudaStreamSynchronize(stream));
     MUST(cudaMemcpy(pageable, device, N, cudaMemcpyDeviceToHost));
     EXPECT(pageable[9] == 1 && pageable[10] == 2 && pageable[19] == 2 && pageable[N - 1] == 1);
+    end();
+}
+
+/* A thread that chose no device is on the first. */
+static void a_context_too_many(void)
+{
+    begin();
+    MUST(cudaSetDevice(1));
     end();
 }
 
@@ -202,8 +211,10 @@ static struct {
     char text[64];
 } fatbin = {0xBA55ED50u, 1, 16, 64, "\0" CKPT_COPY_KERNEL};
 
-static void launch(const struct ckpt_device_copy *list, uint32_t n, uint32_t blocks)
+static void launch_kernel(const struct ckpt_device_copy *list, uint32_t n, uint32_t blocks,
+                          bool loaded)
 {
+    struct cudaFuncAttributes attributes;
     cudaLibrary_t library;
     cudaKernel_t kernel;
     void *at;
@@ -211,6 +222,8 @@ static void launch(const struct ckpt_device_copy *list, uint32_t n, uint32_t blo
 
     MUST(cudaLibraryLoadData(&library, &fatbin, NULL, NULL, 0, NULL, NULL, 0));
     MUST(cudaLibraryGetKernel(&kernel, library, CKPT_COPY_KERNEL));
+    if (loaded)
+        MUST(cudaFuncGetAttributes(&attributes, (const void *)kernel));
     MUST(cudaMalloc(&at, n * sizeof *list));
     MUST(cudaMemcpy(at, list, n * sizeof *list, cudaMemcpyHostToDevice));
     MUST(cudaStreamSynchronize(NULL));
@@ -220,6 +233,19 @@ static void launch(const struct ckpt_device_copy *list, uint32_t n, uint32_t blo
     MUST(cudaFree(at));
     EXPECT(cudaLibraryGetKernel(&kernel, library, "nothing") == cudaErrorSymbolNotFound);
     MUST(cudaLibraryUnload(library));
+}
+
+static void launch(const struct ckpt_device_copy *list, uint32_t n, uint32_t blocks)
+{
+    launch_kernel(list, n, blocks, true);
+}
+
+static void a_kernel_not_loaded(void)
+{
+    struct ckpt_device_copy copy = {.total = 1, .run = 1};
+
+    begin();
+    launch_kernel(&copy, 1, 1, false);
 }
 
 static void a_kernel_copies(void)
@@ -518,6 +544,7 @@ static const struct {
 #fn, fn                                                                                    \
     }
     ROLE(copies_there_and_back),
+    ROLE(a_context_too_many),
     ROLE(an_event_orders_streams),
     ROLE(memory_ends),
     ROLE(a_touch),
@@ -528,6 +555,7 @@ static const struct {
     ROLE(a_leak),
     ROLE(registered_memory),
     ROLE(a_kernel_copies),
+    ROLE(a_kernel_not_loaded),
     ROLE(a_kernel_off_its_alignment),
     ROLE(a_kernel_out_of_bounds),
     ROLE(many_roots),
@@ -641,6 +669,9 @@ TEST(cuda, the_kernel_runs_over_its_grid)
 {
     UNUSED_STATE;
     works("a_kernel_copies", 1, NULL);
+    works("a_context_too_many", 1, "CKPTFS_GPU_CONTEXTS=2");
+    dies("a_context_too_many", 1, "CKPTFS_GPU_CONTEXTS=1", "contexts on 2 devices");
+    dies("a_kernel_not_loaded", 1, NULL, "a kernel that is not loaded");
     dies("a_kernel_off_its_alignment", 1, NULL, "not aligned");
     dies("a_kernel_out_of_bounds", 1, NULL, "leave the 100000 bytes");
 }

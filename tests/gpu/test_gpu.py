@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from launch import BUILD, GOLDEN, HERE, LLAMA, MOE, SLOW, environment, has_gpu, mpirun, processes, run, threads
+from launch import BUILD, CKPT, GOLDEN, HERE, LLAMA, MOE, SLOW, environment, has_gpu, mpirun, processes, run, threads
 from test_fixtures import FIXTURES, checkpoints, opens
 
 LAYOUTS = {1: ["dp=1"], 2: ["tp=2", "pp=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "ep=2,tp=2"]}
@@ -96,6 +96,15 @@ def budgets(real):
         check(processes(2, [LLAMA, "--", jobs.format(found.group(1))], real), f"the least {kind}", 1)
 
 
+def one_context_each(_):
+    """A context takes hundreds of MB of a device: no rank has one on another's, not by any thread of the loader's."""
+    check(processes(3, [LLAMA, "--", "random:once", "fsdp=3:each"], CKPTFS_GPU_CONTEXTS="1"), "ranks", 2)
+    with tempfile.TemporaryDirectory() as top:
+        check(processes(3, ["-c", "alone", "-m", os.path.join(top, "id"), LLAMA, "--", "dp=3:once"], CKPTFS_GPU_CONTEXTS="1"), "a given communicator", 1)
+    result = processes(3, ["load", LLAMA, "--layout", "dp=3"], program=CKPT, CKPTFS_GPU_CONTEXTS="1")
+    assert result.good and "over nccl" in result.out, result
+
+
 def slow_devices(_):
     """Every piece of a stream's work waits a while: what is not waited for is seen."""
     for n in (1, 3):
@@ -105,10 +114,9 @@ def slow_devices(_):
 
 def no_device(_):
     """Asked for devices where there are none, programs say so: with the real libraries, too."""
-    ckpt = [os.path.join(BUILD, "fs", "ckpt"), "load", LLAMA, "--layout", "dp=1"]
     for double in (True, False):
         env = environment(not double, {"CUDA_VISIBLE_DEVICES": ""})
-        done = subprocess.run(ckpt, env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([CKPT, "load", LLAMA, "--layout", "dp=1"], env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 1 and "there is no CUDA device: " in done.stderr, done
 
 
@@ -138,7 +146,7 @@ def python_asks_for_a_device(_):
 
 def main():
     tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, all_checkpoints]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [slow_devices, no_device, python_asks_for_a_device]]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [one_context_each, slow_devices, no_device, python_asks_for_a_device]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
     run(cases)

@@ -10,11 +10,12 @@
 #include "memory.h"
 #include "stream.h"
 
-enum { LIBRARY = 0x11b, KERNEL = 0x4e12, GONE = 0xdead };
+enum { LIBRARY = 0x11b, KERNEL = 0x4e12, GONE = 0xdead, MOST_THREADS = 1024 };
 enum { FATBIN_MAGIC = 0xBA55ED50u };
 
 static _Thread_local cudaError_t last_error;
 static atomic_size_t libraries;
+static atomic_ullong contexts; /* a bit for each device where this process has one */
 
 /* ---- what every call begins and ends with ---- */
 
@@ -35,8 +36,11 @@ static cudaError_t enter_faulty(const char *call, enum gpu_fault *ret_fault)
     return say(strstr(call, "lloc") ? cudaErrorMemoryAllocation : cudaErrorUnknown);
 }
 
+/* Calls make a context on the thread's device if there is none; each takes hundreds of MB there. */
+static void need_context(int device) { (void)atomic_fetch_or(&contexts, 1ull << device); }
+
 /* For calls that put no work on a stream. */
-static cudaError_t enter(const char *call)
+static cudaError_t enter_without(const char *call)
 {
     enum gpu_fault fault;
     const cudaError_t e = enter_faulty(call, &fault);
@@ -49,10 +53,18 @@ static cudaError_t enter(const char *call)
     return say(gpu_lost());
 }
 
+static cudaError_t enter(const char *call)
+{
+    need_context(gpu_device);
+    return enter_without(call);
+}
+
 /* For those that do: 1 if the fault took the work's place. */
 static int enter_stream(const char *call, cudaStream_t stream, cudaError_t *ret)
 {
     enum gpu_fault fault;
+
+    need_context(gpu_device);
 
     *ret = enter_faulty(call, &fault);
     if (*ret != cudaSuccess)
@@ -64,11 +76,23 @@ static int enter_stream(const char *call, cudaStream_t stream, cudaError_t *ret)
     return fault != GPU_WELL;
 }
 
+/* 1: there are more contexts than the environment allows. */
+static size_t excess_contexts(void)
+{
+    const int n = __builtin_popcountll(atomic_load(&contexts));
+
+    if ((uint64_t)n <= gpu_number("CKPTFS_GPU_CONTEXTS", GPU_MOST_DEVICES))
+        return 0;
+    (void)fprintf(stderr, "gpu double: leak: contexts on %d devices\n", n);
+    return 1;
+}
+
 static void at_exit(int status, void *ctx)
 {
     (void)ctx;
     if (!gpu_leaks_matter())
         return;
+    gpu_report_leaks(status, excess_contexts());
     gpu_report_leaks(status, gpu_memory_leaks() + gpu_stream_leaks() + atomic_load(&libraries));
 }
 
@@ -100,7 +124,7 @@ int gpu_device_identity(int device)
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    const cudaError_t e = enter(__func__);
+    const cudaError_t e = enter_without(__func__);
 
     *count = e == cudaSuccess ? device_count() : 0;
     return e == cudaSuccess && !*count ? say(cudaErrorNoDevice) : e;
@@ -108,18 +132,20 @@ cudaError_t cudaGetDeviceCount(int *count)
 
 cudaError_t cudaSetDevice(int device)
 {
-    const cudaError_t e = enter(__func__);
+    const cudaError_t e = enter_without(__func__);
 
     if (e == cudaSuccess && (device < 0 || device >= device_count()))
         return say(device_count() ? cudaErrorInvalidDevice : cudaErrorNoDevice);
-    if (e == cudaSuccess)
+    if (e == cudaSuccess) {
         gpu_device = device;
+        need_context(device);
+    }
     return e;
 }
 
 cudaError_t cudaGetDevice(int *device)
 {
-    const cudaError_t e = enter(__func__);
+    const cudaError_t e = enter_without(__func__);
 
     *device = gpu_device;
     return e;
@@ -127,7 +153,7 @@ cudaError_t cudaGetDevice(int *device)
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device)
 {
-    const cudaError_t e = enter(__func__);
+    const cudaError_t e = enter_without(__func__);
 
     if (e == cudaSuccess && (device < 0 || device >= device_count()))
         return say(cudaErrorInvalidDevice);
@@ -142,7 +168,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
         *value = 132;
         break;
     case cudaDevAttrMaxThreadsPerBlock:
-        *value = 1024;
+        *value = MOST_THREADS;
         break;
     case cudaDevAttrAsyncEngineCount:
         *value = 3;
@@ -161,13 +187,13 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
 cudaError_t cudaDriverGetVersion(int *version)
 {
     *version = CUDART_VERSION;
-    return enter(__func__);
+    return enter_without(__func__);
 }
 
 cudaError_t cudaRuntimeGetVersion(int *version)
 {
     *version = CUDART_VERSION;
-    return enter(__func__);
+    return enter_without(__func__);
 }
 
 /* ---- memory ---- */
@@ -462,6 +488,7 @@ struct CUkern_st {
     unsigned magic;
     const struct gpu_kernel *kernel;
     struct CUkern_st *next;
+    atomic_bool loaded; /* on the device */
 };
 
 /* The beginning of a fat binary, as nvcc's fatbinary writes it. */
@@ -508,7 +535,7 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, co
     struct CUkern_st *k = calloc(1, sizeof *k);
     if (!k)
         gpu_die("the host has no memory");
-    *k = (struct CUkern_st){KERNEL, known, library->kernels};
+    *k = (struct CUkern_st){.magic = KERNEL, .kernel = known, .next = library->kernels};
     *kernel = library->kernels = k;
     return e;
 }
@@ -530,6 +557,20 @@ cudaError_t cudaLibraryUnload(cudaLibrary_t library)
     library->magic = GONE;
     free(library);
     (void)atomic_fetch_sub(&libraries, 1);
+    return e;
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *func)
+{
+    const cudaError_t e = enter(__func__);
+    struct CUkern_st *k = (struct CUkern_st *)(uintptr_t)func;
+
+    if (e != cudaSuccess)
+        return e;
+    if (!k || k->magic != KERNEL)
+        gpu_die("%s: %p is no kernel", __func__, func);
+    *a = (struct cudaFuncAttributes){.maxThreadsPerBlock = MOST_THREADS};
+    atomic_store(&k->loaded, true);
     return e;
 }
 
@@ -560,10 +601,13 @@ cudaError_t cudaLaunchKernel(const void *func, dim3 grid, dim3 block, void **arg
         return e;
     if (!k || k->magic != KERNEL)
         gpu_die("%s: %p is no kernel", __func__, func);
+    if (!atomic_load(&k->loaded))
+        gpu_die("%s: a kernel that is not loaded: loading it may wait for all that the device does",
+                __func__);
     if (gpu_stream_device(stream, __func__) != gpu_device)
         gpu_die("%s: the stream is of device %d, the thread's is %d", __func__,
                 gpu_stream_device(stream, __func__), gpu_device);
-    if (!grid.x || !block.x || block.x * block.y * block.z > 1024 || shared)
+    if (!grid.x || !block.x || block.x * block.y * block.z > MOST_THREADS || shared)
         return say(cudaErrorInvalidConfiguration);
     struct launch_work *w = calloc(1, sizeof *w);
     if (!w)

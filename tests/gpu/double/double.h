@@ -9,7 +9,8 @@
  *
  * Environment: CKPTFS_GPU_COUNT (devices; 8), CUDA_VISIBLE_DEVICES, CKPTFS_GPU_MEMORY (bytes of a
  * device; 8 GiB), CKPTFS_GPU_JITTER_US (each piece of work waits up to this long), CKPTFS_GPU_FAULT
- * (see fault.c), CKPTFS_GPU_REMOTE (1: that a peer is gone is an error, as over a network; else a
+ * (see fault.c), CKPTFS_GPU_CONTEXTS (a process that ends with contexts on more devices has leaked
+ * them), CKPTFS_GPU_REMOTE (1: that a peer is gone is an error, as over a network; else a
  * hang, as within a node). */
 #ifndef CKPT_GPU_DOUBLE_H
 #define CKPT_GPU_DOUBLE_H
