@@ -125,6 +125,31 @@ static void an_event_orders_streams(void)
     end();
 }
 
+static void events_tell_the_time(void)
+{
+    cudaEvent_t from, to, timeless;
+    float ms = -1;
+
+    begin();
+    MUST(cudaEventCreateWithFlags(&from, cudaEventDefault));
+    MUST(cudaEventCreateWithFlags(&to, cudaEventDefault));
+    MUST(cudaEventCreateWithFlags(&timeless, cudaEventDisableTiming));
+    MUST(cudaEventRecord(from, stream));
+    EXPECT(cudaEventElapsedTime(&ms, from, to) == cudaErrorInvalidResourceHandle);
+    MUST(cudaStreamSynchronize(stream));
+    (void)usleep(3000);
+    MUST(cudaEventRecord(timeless, stream));
+    MUST(cudaEventRecord(to, stream));
+    MUST(cudaStreamSynchronize(stream));
+    EXPECT(cudaEventElapsedTime(&ms, from, timeless) == cudaErrorInvalidResourceHandle);
+    MUST(cudaEventElapsedTime(&ms, from, to));
+    EXPECT(ms >= 3 && ms < 1e3f * LONG_S);
+    MUST(cudaEventDestroy(from));
+    MUST(cudaEventDestroy(to));
+    MUST(cudaEventDestroy(timeless));
+    end();
+}
+
 static void memory_ends(void)
 {
     size_t free_bytes, total;
@@ -546,6 +571,7 @@ static const struct {
     ROLE(copies_there_and_back),
     ROLE(a_context_too_many),
     ROLE(an_event_orders_streams),
+    ROLE(events_tell_the_time),
     ROLE(memory_ends),
     ROLE(a_touch),
     ROLE(a_copy_of_pageable_memory),
@@ -648,6 +674,7 @@ TEST(cuda, copies_streams_and_events_do_what_they_say)
     UNUSED_STATE;
     works("copies_there_and_back", 1, NULL);
     works("an_event_orders_streams", 2, NULL);
+    works("events_tell_the_time", 1, NULL);
     works("memory_ends", 1, "CKPTFS_GPU_MEMORY=1000000");
     works("registered_memory", 1, NULL);
 #ifndef __SANITIZE_THREAD__ /* it is a race */

@@ -440,8 +440,16 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
     const cudaError_t e = enter(__func__);
 
-    (void)flags;
-    return e != cudaSuccess ? e : say(gpu_event_new(event, gpu_device));
+    if (e == cudaSuccess && (flags & ~(unsigned)cudaEventDisableTiming))
+        gpu_die("%s: flags %#x are not in the double", __func__, flags);
+    return e != cudaSuccess ? e : say(gpu_event_new(event, gpu_device, !flags));
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+    const cudaError_t e = enter(__func__);
+
+    return e != cudaSuccess ? e : say(gpu_event_between(from, to, ms));
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)

@@ -37,6 +37,7 @@ struct CUstream_st {
 struct record {
     atomic_uint refs;
     atomic_bool done;
+    uint64_t ns; /* when it was kept */
     pthread_mutex_t lock;
     pthread_cond_t cond;
 };
@@ -44,6 +45,7 @@ struct record {
 struct CUevent_st {
     unsigned magic;
     int device;
+    bool timed;
     pthread_mutex_t lock;
     struct record *latest; /* NULL: never recorded */
 };
@@ -253,7 +255,11 @@ static void record_unref(struct record *r)
 
 static void record_keep(struct record *r)
 {
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
     (void)pthread_mutex_lock(&r->lock);
+    r->ns = (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
     atomic_store_explicit(&r->done, true, memory_order_release);
     (void)pthread_cond_broadcast(&r->cond);
     (void)pthread_mutex_unlock(&r->lock);
@@ -323,12 +329,13 @@ cudaError_t gpu_stream_wait(cudaStream_t stream)
 
 /* ---- events ---- */
 
-cudaError_t gpu_event_new(cudaEvent_t *ret, int device)
+cudaError_t gpu_event_new(cudaEvent_t *ret, int device, bool timed)
 {
     struct CUevent_st *e = allocate(sizeof *e);
 
     e->magic = EVENT;
     e->device = device;
+    e->timed = timed;
     (void)pthread_mutex_init(&e->lock, NULL);
     (void)atomic_fetch_add(&events, 1);
     *ret = e;
@@ -381,6 +388,23 @@ bool gpu_event_done(cudaEvent_t event)
 
     record_unref(r);
     return done;
+}
+
+cudaError_t gpu_event_between(cudaEvent_t from, cudaEvent_t to, float *ret_ms)
+{
+    struct record *a = latest(from, "cudaEventElapsedTime");
+    struct record *b = latest(to, "cudaEventElapsedTime");
+    cudaError_t e = cudaSuccess;
+
+    if (!a || !b || !from->timed || !to->timed)
+        e = cudaErrorInvalidResourceHandle;
+    else if (!record_done(a) || !record_done(b))
+        e = cudaErrorNotReady;
+    else
+        *ret_ms = (float)((double)b->ns - (double)a->ns) / 1e6f;
+    record_unref(a);
+    record_unref(b);
+    return e;
 }
 
 cudaError_t gpu_event_wait(cudaEvent_t event)

@@ -10,10 +10,11 @@ cudaError_t gpu_stream_free(cudaStream_t stream);
 bool gpu_stream_idle(cudaStream_t stream);
 cudaError_t gpu_stream_wait(cudaStream_t stream); /* for all of its work, or a lost device */
 
-cudaError_t gpu_event_new(cudaEvent_t *ret, int device);
+cudaError_t gpu_event_new(cudaEvent_t *ret, int device, bool timed);
 cudaError_t gpu_event_free(cudaEvent_t event);
 void gpu_event_record(cudaEvent_t event, cudaStream_t stream);
 bool gpu_event_done(cudaEvent_t event);
+cudaError_t gpu_event_between(cudaEvent_t from, cudaEvent_t to, float *ret_ms);
 cudaError_t gpu_event_wait(cudaEvent_t event);
 void gpu_stream_await(cudaStream_t stream, cudaEvent_t event);
 

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One rank of tests/bench/bench_gpu.py: loads into a GPU's memory beside what CUDA and NCCL do
+ * alone.
+ *
+ *     bench_gpu RUN IDFILE WINDOW_BYTES ROUNDS
+ *
+ * RANK, WORLD_SIZE and LOCAL_RANK say which rank this is; NCCL's id passes through IDFILE. Rounds
+ * are interleaved, the first of each method warms up. Rank 0 prints a line of JSON for each
+ * measurement: from all ranks being there to all being through. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <ckptfs/load_nccl.h>
+
+#include "load/copy_kernel.h"
+
+enum {
+    BARRIER_MS = 600000,
+    HOLE = 8,         /* elements between rows of strided destinations */
+    PINNED = 1 << 28, /* most that a copy moves at once */
+    KERNEL = 1 << 28, /* most that the kernel moves, elements of 16 bytes; half for casts */
+    ROW = 4096,       /* bytes, of strided copies by the kernel */
+    MEET_S = 60,
+};
+
+extern const unsigned char ckpt_copy_fatbin[];
+
+struct bench {
+    uint32_t rank, size;
+    int device;
+    uint64_t window, bytes; /* bytes: of the model */
+    struct ckpt_view *view;
+    struct ckpt_comm *comm;
+    ncclComm_t nccl;
+    cudaStream_t stream;
+    cudaEvent_t begin, end;
+    cudaKernel_t kernel;
+    unsigned char *host, *mem, *other; /* pinned; of the device, two pieces */
+    size_t len;                        /* of each */
+};
+
+struct result {
+    uint64_t bytes; /* that this rank has at the end, of the model's dtypes */
+    double gpu_s;   /* of this rank's stream, by events; 0: unknown */
+    struct ckpt_load_stats job;
+    const char *readers; /* of a load; NULL: none */
+};
+
+struct method {
+    const char *name;
+    void (*run)(struct bench *b, const struct method *m, struct result *r);
+    uint32_t least, most;      /* ranks */
+    enum ckpt_readers readers; /* of a load: */
+    const char *dim;           /* "tp": its layout; NULL: every tensor whole */
+    const char *dtype;
+    bool strided;
+    enum { PLAIN, ROWS, CAST } copy; /* of the kernel */
+};
+
+static void die(const char *what, const char *why)
+{
+    (void)fprintf(stderr, "bench_gpu: %s: %s\n", what, why);
+    exit(1);
+}
+
+static void cuda(cudaError_t e, const char *what)
+{
+    if (e != cudaSuccess)
+        die(what, cudaGetErrorString(e));
+}
+
+static void nccl(ncclResult_t e, const char *what)
+{
+    if (e != ncclSuccess)
+        die(what, ncclGetErrorString(e));
+}
+
+static void good(int rc, const struct ckpt_err *err, const char *what)
+{
+    if (rc < 0)
+        die(what, err->text);
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void barrier(struct bench *b)
+{
+    struct ckpt_err err = {0};
+
+    good(ckpt_comm_agree(b->comm, 0, BARRIER_MS, &err), &err, "a barrier");
+}
+
+/* ---- CUDA and NCCL alone ---- */
+
+static void start_clock(struct bench *b) { cuda(cudaEventRecord(b->begin, b->stream), "an event"); }
+
+static void stop_clock(struct bench *b, struct result *r)
+{
+    float ms = 0;
+
+    cuda(cudaEventRecord(b->end, b->stream), "an event");
+    cuda(cudaEventSynchronize(b->end), "waiting");
+    cuda(cudaEventElapsedTime(&ms, b->begin, b->end), "the time");
+    r->gpu_s = ms / 1e3;
+}
+
+static void copy_pinned(struct bench *b, const struct method *m, struct result *r)
+{
+    (void)m;
+    start_clock(b);
+    for (; r->bytes < b->bytes; r->bytes += b->len)
+        cuda(cudaMemcpyAsync(b->mem, b->host, b->len, cudaMemcpyHostToDevice, b->stream), "a copy");
+    stop_clock(b, r);
+}
+
+static void copy_device(struct bench *b, const struct method *m, struct result *r)
+{
+    (void)m;
+    start_clock(b);
+    for (; r->bytes < b->bytes; r->bytes += b->len)
+        cuda(cudaMemcpyAsync(b->other, b->mem, b->len, cudaMemcpyDeviceToDevice, b->stream),
+             "a copy");
+    stop_clock(b, r);
+}
+
+/* Windows as a load's: in a group, an equal part of each from every rank. */
+static void broadcast_all(struct bench *b, const struct method *m, struct result *r)
+{
+    const size_t part = b->window / b->size / 16 * 16;
+
+    (void)m;
+    start_clock(b);
+    for (; r->bytes < b->bytes; r->bytes += part * b->size) {
+        nccl(ncclGroupStart(), "a group");
+        for (uint32_t root = 0; root < b->size; root++)
+            nccl(ncclBroadcast(b->mem + root * part, b->mem + root * part, part, ncclUint8,
+                               (int)root, b->nccl, b->stream),
+                 "a broadcast");
+        nccl(ncclGroupEnd(), "a group");
+    }
+    stop_clock(b, r);
+}
+
+static void broadcast_one(struct bench *b, const struct method *m, struct result *r)
+{
+    (void)m;
+    start_clock(b);
+    for (; r->bytes < b->bytes; r->bytes += b->window)
+        nccl(ncclBroadcast(b->mem, b->mem, b->window, ncclUint8, 0, b->nccl, b->stream),
+             "a broadcast");
+    stop_clock(b, r);
+}
+
+/* ---- our kernel alone ---- */
+
+static struct ckpt_device_copy describe(const struct bench *b, const struct method *m,
+                                        uint64_t *ret_bytes)
+{
+    const uint64_t half =
+        b->len / 2 / (2 * ROW) * (2 * ROW); /* what it reads; casts write double */
+    struct ckpt_device_copy c = {.src = (uintptr_t)b->mem,
+                                 .dst = (uintptr_t)b->other,
+                                 .n = {1, 1, 1, 1},
+                                 .src_size = 16,
+                                 .dst_size = 16,
+                                 .from = CKPT_COPY_PLAIN,
+                                 .to = CKPT_COPY_PLAIN};
+
+    *ret_bytes = half;
+    if (m->copy == CAST) {
+        c.src_size = 2;
+        c.dst_size = 4;
+        c.from = CKPT_COPY_BF16;
+        c.to = CKPT_COPY_F32;
+    }
+    c.run = c.total = (uint32_t)(half / c.src_size);
+    if (m->copy == ROWS) { /* every other row, as of a matrix's left half */
+        c.run = ROW / 16;
+        c.n[3] = (uint32_t)(half / ROW);
+        c.step_src[3] = (uint64_t)2 * ROW;
+        c.step_dst[3] = ROW;
+    }
+    return c;
+}
+
+static void run_kernel(struct bench *b, const struct method *m, struct result *r)
+{
+    uint64_t bytes;
+    struct ckpt_device_copy c = describe(b, m, &bytes), *list = NULL;
+    uint32_t n = 1;
+    void *args[] = {&list, &n};
+    const dim3 grid = {(c.total + CKPT_COPY_BLOCK - 1) / CKPT_COPY_BLOCK, 1, 1};
+    const dim3 block = {CKPT_COPY_THREADS, 1, 1};
+
+    memcpy(b->host, &c, sizeof c);
+    cuda(cudaMalloc((void **)&list, sizeof c), "device memory");
+    cuda(cudaMemcpyAsync(list, b->host, sizeof c, cudaMemcpyHostToDevice, b->stream), "a copy");
+    start_clock(b);
+    for (; r->bytes < b->bytes; r->bytes += bytes)
+        cuda(cudaLaunchKernel((const void *)b->kernel, grid, block, args, 0, b->stream),
+             "the kernel");
+    stop_clock(b, r);
+    cuda(cudaFree(list), "freeing");
+}
+
+/* ---- loads ---- */
+
+static void declare(struct bench *b, const struct method *m, struct ckpt_load *load)
+{
+    struct ckpt_err err = {0};
+    char layout[32];
+
+    if (m->dim) {
+        (void)snprintf(layout, sizeof layout, "%s=%u", m->dim, b->size);
+        good(ckpt_load_want_layout(load, layout, &err), &err, layout);
+        return;
+    }
+    for (size_t i = 0; i < ckpt_view_tensors(b->view); i++) {
+        const struct ckpt_dest later = {.dtype = m->dtype};
+        struct ckpt_tensor_info t;
+        ckpt_view_tensor(b->view, i, &t);
+        good(ckpt_load_want(load, t.name, NULL, NULL, &later, NULL, &err), &err, t.name);
+    }
+}
+
+static void *allocate(struct bench *b, const struct method *m, struct ckpt_load *load, size_t i)
+{
+    struct ckpt_want_info info;
+    struct ckpt_err err = {0};
+    uint64_t stride[CKPT_LOAD_RANK], numel = 1, step = 1;
+    void *mem;
+
+    ckpt_load_want_info(load, i, &info);
+    for (uint32_t d = info.rank; d-- > 0;) {
+        stride[d] = step;
+        step = step * info.n[d] + (m->strided && d + 1 == info.rank ? HOLE : 0);
+        numel *= info.n[d];
+    }
+    const size_t len = numel ? info.nbytes / numel * step : 1;
+    good(ckpt_comm_alloc(b->comm, len, &mem, &err), &err, "device memory");
+    const struct ckpt_dest dest = {.ptr = mem, .stride = stride};
+    good(ckpt_load_set_dest(load, i, &dest, &err), &err, info.tensor);
+    return mem;
+}
+
+/* Memory for destinations is taken before the clock starts; that of windows after it. */
+static void run_load(struct bench *b, const struct method *m, struct result *r)
+{
+    const struct ckpt_load_options opt = {
+        .size = sizeof opt, .readers = m->readers, .window_bytes = b->window};
+    struct ckpt_err err = {0};
+    struct ckpt_load *load;
+
+    good(ckpt_load_new(b->view, b->comm, &opt, &load, &err), &err, "a load");
+    declare(b, m, load);
+    good(ckpt_load_plan(load, &err), &err, "a plan");
+    const size_t n = ckpt_load_wants(load);
+    void **mem = calloc(n + 1, sizeof *mem);
+    if (!mem)
+        die("a load", "no memory");
+    for (size_t i = 0; i < n; i++)
+        mem[i] = allocate(b, m, load, i);
+    barrier(b);
+    good(ckpt_load_start(load, &err), &err, "starting");
+    good(ckpt_load_wait(load, UINT32_MAX, &err), &err, "loading");
+    struct ckpt_load_stats own;
+    ckpt_load_stats(load, &own, &r->job);
+    r->bytes = own.needed_bytes;
+    r->readers = ckpt_load_readers(load);
+    ckpt_load_free(load);
+    for (size_t i = 0; i < n; i++)
+        ckpt_comm_dealloc(b->comm, mem[i]);
+    free(mem);
+}
+
+/* ---- all of them ---- */
+
+static const struct method methods[] = {
+    {"cudaMemcpyAsync to the device", copy_pinned, 1, 64},
+    {"load whole", run_load, 1, 1, CKPT_READERS_EACH},
+    {"load strided", run_load, 1, 1, CKPT_READERS_EACH, .strided = true},
+    {"load as F32", run_load, 1, 1, CKPT_READERS_EACH, .dtype = "F32"},
+    {"cudaMemcpyAsync in the device", copy_device, 1, 1},
+    {"kernel plain", run_kernel, 1, 1, .copy = PLAIN},
+    {"kernel rows", run_kernel, 1, 1, .copy = ROWS},
+    {"kernel BF16 to F32", run_kernel, 1, 1, .copy = CAST},
+    {"ncclBroadcast, one root", broadcast_one, 2, 64},
+    {"ncclBroadcast, all roots", broadcast_all, 2, 64},
+    {"load once, replicated", run_load, 2, 64, CKPT_READERS_ONCE, "dp"},
+    {"load once, sharded", run_load, 2, 64, CKPT_READERS_ONCE, "tp"},
+    {"load each, sharded", run_load, 2, 64, CKPT_READERS_EACH, "tp"},
+    {"load auto, replicated", run_load, 2, 64, CKPT_READERS_AUTO, "dp"},
+};
+enum { METHODS = sizeof methods / sizeof *methods };
+
+static void tell(const struct bench *b, const struct method *m, uint32_t round, double s,
+                 const struct result *r)
+{
+    const struct ckpt_load_stats *j = &r->job;
+
+    (void)printf("{\"method\": \"%s\", \"ranks\": %u, \"round\": %u, \"s\": %.6f, \"gpu_s\": %.6f, "
+                 "\"bytes\": %" PRIu64,
+                 m->name, b->size, round, s, r->gpu_s, r->bytes);
+    if (r->readers)
+        (void)printf(", \"readers\": \"%s\", \"needed_bytes\": %" PRIu64
+                     ", \"unique_bytes\": %" PRIu64 ", \"read_bytes\": %" PRIu64
+                     ", \"sent_bytes\": %" PRIu64 ", \"wall_s\": %.6f, \"plan_s\": %.6f, "
+                     "\"first_s\": %.6f, \"busy_s\": {\"read\": %.6f, \"place\": %.6f, "
+                     "\"send\": %.6f}",
+                     r->readers, j->needed_bytes, j->unique_bytes, j->read_bytes, j->sent_bytes,
+                     j->wall_s, j->plan_s, j->first_s, j->read_s, j->place_s, j->send_s);
+    (void)printf("}\n");
+    (void)fflush(stdout);
+}
+
+static void measure(struct bench *b, const struct method *m, uint32_t round)
+{
+    struct result r = {0};
+
+    if (b->size < m->least || b->size > m->most)
+        return;
+    barrier(b);
+    const double begin = now_s();
+    m->run(b, m, &r);
+    barrier(b);
+    const double s = r.readers ? r.job.wall_s : now_s() - begin;
+    if (b->rank == 0)
+        tell(b, m, round, s, &r);
+}
+
+/* ---- beginning ---- */
+
+static uint32_t number_of(const char *variable, uint32_t otherwise)
+{
+    const char *text = getenv(variable);
+
+    return text ? (uint32_t)strtoul(text, NULL, 10) : otherwise;
+}
+
+static void pass_id(const struct bench *b, const char *path, ncclUniqueId *id)
+{
+    char part[4096];
+    FILE *f;
+
+    (void)snprintf(part, sizeof part, "%s.part", path);
+    if (b->rank == 0) {
+        nccl(ncclGetUniqueId(id), "an id");
+        if (!(f = fopen(part, "w")) || fwrite(id, sizeof *id, 1, f) != 1 || fclose(f) != 0 ||
+            rename(part, path) != 0)
+            die(path, "can't be written");
+        return;
+    }
+    for (int tenths = 0; !(f = fopen(path, "r")); tenths++) {
+        if (tenths > MEET_S * 10)
+            die(path, "nobody wrote it");
+        (void)usleep(100000);
+    }
+    if (fread(id, sizeof *id, 1, f) != 1 || fclose(f) != 0)
+        die(path, "can't be read");
+}
+
+static void open_run(struct bench *b, const char *path)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_run *run;
+
+    good(ckpt_run_open(path, NULL, &run, &err), &err, path);
+    good(ckpt_run_view(run, NULL, &b->view, &err), &err, path);
+    ckpt_run_close(run);
+    for (size_t i = 0; i < ckpt_view_tensors(b->view); i++) {
+        struct ckpt_tensor_info t;
+        ckpt_view_tensor(b->view, i, &t);
+        b->bytes += t.nbytes;
+    }
+}
+
+static void load_kernel(struct bench *b, cudaLibrary_t *ret)
+{
+    struct cudaFuncAttributes there;
+
+    cuda(cudaLibraryLoadData(ret, ckpt_copy_fatbin, NULL, NULL, 0, NULL, NULL, 0), "the kernel");
+    cuda(cudaLibraryGetKernel(&b->kernel, *ret, CKPT_COPY_KERNEL), "the kernel");
+    cuda(cudaFuncGetAttributes(&there, (const void *)b->kernel), "the kernel");
+}
+
+static void begin(struct bench *b, const char *id_path)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    struct ckpt_err err = {0};
+    ncclUniqueId id;
+
+    cuda(cudaSetDevice(b->device), "a device");
+    cuda(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "a stream");
+    cuda(cudaEventCreateWithFlags(&b->begin, cudaEventDefault), "an event");
+    cuda(cudaEventCreateWithFlags(&b->end, cudaEventDefault), "an event");
+    b->len = b->bytes < PINNED ? b->bytes / 4096 * 4096 : PINNED;
+    if (b->len < b->window)
+        b->len = b->window;
+    cuda(cudaHostAlloc((void **)&b->host, b->len, cudaHostAllocDefault), "pinned memory");
+    memset(b->host, 1, b->len);
+    cuda(cudaMalloc((void **)&b->mem, b->len), "device memory");
+    cuda(cudaMalloc((void **)&b->other, b->len), "device memory");
+    cuda(cudaMemsetAsync(b->mem, 1, b->len, b->stream), "device memory");
+    pass_id(b, id_path, &id);
+    nccl(ncclCommInitRankConfig(&b->nccl, (int)b->size, id, (int)b->rank, &config),
+         "a communicator");
+    const struct ckpt_nccl how = {
+        .size = sizeof how, .device = b->device, .stream = b->stream, .comm = b->nccl};
+    good(ckpt_comm_nccl(NULL, &how, &b->comm, &err), &err, "a comm");
+}
+
+static void end(struct bench *b, cudaLibrary_t library)
+{
+    ckpt_comm_free(b->comm);
+    nccl(ncclCommDestroy(b->nccl), "destroying");
+    cuda(cudaLibraryUnload(library), "the kernel");
+    cuda(cudaFree(b->mem), "freeing");
+    cuda(cudaFree(b->other), "freeing");
+    cuda(cudaFreeHost(b->host), "freeing");
+    cuda(cudaEventDestroy(b->begin), "an event");
+    cuda(cudaEventDestroy(b->end), "an event");
+    cuda(cudaStreamDestroy(b->stream), "a stream");
+    ckpt_view_release(b->view);
+}
+
+int main(int argc, char **argv)
+{
+    struct bench b = {.rank = number_of("RANK", 0), .size = number_of("WORLD_SIZE", 1)};
+    cudaLibrary_t library;
+    int devices = 0, version = 0;
+
+    if (argc != 5)
+        die("arguments", "expected RUN IDFILE WINDOW_BYTES ROUNDS");
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 1) {
+        (void)fprintf(stderr, "bench_gpu: there is no CUDA device\n");
+        return 77;
+    }
+    b.window = strtoull(argv[3], NULL, 10);
+    b.device = (int)number_of("LOCAL_RANK", 0) % devices;
+    open_run(&b, argv[1]);
+    begin(&b, argv[2]);
+    load_kernel(&b, &library);
+    nccl(ncclGetVersion(&version), "its version");
+    if (b.rank == 0)
+        (void)printf("{\"devices\": %d, \"nccl\": %d, \"model_bytes\": %" PRIu64 "}\n", devices,
+                     version, b.bytes);
+    const uint32_t rounds = (uint32_t)strtoul(argv[4], NULL, 10);
+    for (uint32_t round = 0; round <= rounds; round++)
+        for (uint32_t i = 0; i < METHODS; i++)
+            measure(&b, &methods[(i + round) % METHODS], round);
+    end(&b, library);
+    return 0;
+}
