@@ -71,6 +71,22 @@ static int make_streams(struct ckpt_cuda *c, struct ckpt_err *err)
                             "an event", err);
 }
 
+/* Streams belong to a device; the default ones to whatever device is current. */
+static int check_stream(const struct ckpt_cuda *c, struct ckpt_err *err)
+{
+    int device = c->number;
+
+    if (c->caller == NULL || c->caller == cudaStreamLegacy || c->caller == cudaStreamPerThread)
+        return 0;
+    if (ckpt_cuda_failed(c, cudaStreamGetDevice(c->caller, &device), "the stream given", err) < 0)
+        return -1;
+    return device == c->number
+               ? 0
+               : ckpt_fail(err, CKPT_USAGE,
+                           "the stream given is of CUDA device %d, this rank's is %d", device,
+                           c->number);
+}
+
 /* Asking for its attributes brings the kernel to the device. Left to its first launch, that would
  * wait for all work of the device, an exchange with a rank that never comes included. */
 static int load_kernel(struct ckpt_cuda *c, struct ckpt_err *err)
@@ -106,7 +122,9 @@ int ckpt_cuda_init(struct ckpt_cuda *c, int number, cudaStream_t caller, struct 
         return ckpt_fail(err, CKPT_USAGE, "CUDA device %d: there are %d", c->number, count);
     if (ckpt_cuda_enter(c, &before, err) < 0)
         return -1;
-    int made = make_streams(c, err);
+    int made = check_stream(c, err);
+    if (made == 0)
+        made = make_streams(c, err);
     if (made == 0)
         made = load_kernel(c, err);
     ckpt_cuda_leave(c, before);
@@ -228,10 +246,8 @@ bool ckpt_cuda_reaches(struct ckpt_device *d, const void *ptr)
     if (ckpt_cuda_enter(self(d), &before, NULL) < 0)
         return false;
     cudaError_t rc = cudaPointerGetAttributes(&a, ptr);
-    (void)cudaGetLastError();
-    ckpt_cuda_leave(self(d), before);
-    if (rc != cudaSuccess || a.type == cudaMemoryTypeUnregistered)
-        return false;
+    if (leave(self(d), before, rc, "asking for an address", NULL) < 0 || a.devicePointer != ptr)
+        return false; /* nobody's; or known to the device by another address */
     return a.type != cudaMemoryTypeDevice || a.device == self(d)->number;
 }
 
@@ -251,11 +267,18 @@ int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t le
 int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     int before;
 
     if (ckpt_cuda_enter(c, &before, err) < 0)
         return -1;
-    cudaError_t rc = cudaEventRecord(c->begun, c->caller);
+    cudaError_t rc = cudaStreamIsCapturing(c->caller, &capture);
+    if (rc == cudaSuccess && capture != cudaStreamCaptureStatusNone) {
+        ckpt_cuda_leave(c, before);
+        return ckpt_fail(err, CKPT_USAGE, "the caller's stream is being captured in a graph");
+    }
+    if (rc == cudaSuccess)
+        rc = cudaEventRecord(c->begun, c->caller);
     if (rc == cudaSuccess)
         rc = cudaStreamWaitEvent(c->work, c->begun, 0);
     return leave(c, before, rc, "waiting for the caller's stream", err);

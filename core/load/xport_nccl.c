@@ -15,11 +15,13 @@
 #include "load/errand.h"
 #include "load/xport.h"
 
+enum { LEAST_VERSION = NCCL_VERSION(2, 18, 0) };
+
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 18, 0)
 #error "NCCL 2.18 or later is needed"
 #endif
 
-enum { MEET_S = 300, MOST_MEET_S = 1000000, LOOK_US = 200, GRACE_MS = 500 };
+enum { MEET_S = 300, MOST_MEET_S = 1000000, LOOK_US = 200, GRACE_MS = 500, ABORT_MS = 10000 };
 
 struct nccl_device {
     struct ckpt_cuda cuda;
@@ -106,29 +108,61 @@ static int nccl_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
     return rc;
 }
 
+/* ---- giving up ---- */
+
+/* Aborting frees memory of the device, which waits for all that is queued there: what the caller
+ * queued too, and that may wait for a rank that is gone. So a thread does it. */
+struct aborting {
+    struct ckpt_errand errand;
+    ncclComm_t comm;
+    int number;
+};
+
+static void abort_comm(struct ckpt_errand *e)
+{
+    struct aborting *a = (struct aborting *)e;
+
+    if (cudaSetDevice(a->number) == cudaSuccess)
+        (void)ncclCommAbort(a->comm); /* frees it, too */
+}
+
+static void aborting_free(struct ckpt_errand *e) { free(e); }
+
+/* False: it is not over after a while. */
+static bool give_up(struct nccl_device *n)
+{
+    struct aborting *a = n->comm ? calloc(1, sizeof *a) : NULL;
+    ncclComm_t comm = n->comm;
+
+    n->comm = NULL;
+    if (!a)
+        return !comm;
+    ckpt_errand_init(&a->errand, abort_comm, aborting_free);
+    a->comm = comm;
+    a->number = n->cuda.number;
+    const bool over =
+        ckpt_errand_start(&a->errand, 1) == 1 && ckpt_errand_wait(&a->errand, ABORT_MS);
+    ckpt_errand_unref(&a->errand);
+    return over;
+}
+
 static bool nccl_drain(struct ckpt_device *d)
 {
     struct nccl_device *n = of(d);
     int before;
 
-    if (ckpt_cuda_enter(&n->cuda, &before, NULL) < 0)
+    if (!give_up(n) || ckpt_cuda_enter(&n->cuda, &before, NULL) < 0)
         return false;
-    if (n->comm)
-        (void)ncclCommAbort(n->comm); /* frees it, too */
-    n->comm = NULL;
     bool clean = ckpt_cuda_drain(&n->cuda);
     ckpt_cuda_leave(&n->cuda, before);
     return clean;
 }
 
+/* Not by destroying the communicator, which would wait for the other ranks. */
 static void device_free(struct nccl_device *n)
 {
-    int before;
-
-    if (n->comm && ckpt_cuda_enter(&n->cuda, &before, NULL) == 0) {
-        (void)ncclCommAbort(n->comm); /* destroying it would wait for the other ranks */
-        ckpt_cuda_leave(&n->cuda, before);
-    }
+    if (!give_up(n))
+        return; /* what is queued may still use all of it */
     ckpt_cuda_release(&n->cuda);
     free(n);
 }
@@ -353,7 +387,6 @@ static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
     n->cuda.base.ops = &device_ops;
     if (meet(n, how, ctl, err) < 0) {
         free(x);
-        (void)nccl_drain(&n->cuda.base);
         device_free(n);
         return -1;
     }
@@ -544,12 +577,16 @@ int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
 {
     struct ckpt_nccl own = {.device = -1};
     struct ckpt_comm *tcp = NULL;
+    int version = 0;
 
     if (how && (how->size < offsetof(struct ckpt_nccl, stream) || how->size > sizeof own))
         return ckpt_fail(err, CKPT_USAGE, "struct ckpt_nccl has %zu bytes here, the caller's %zu",
                          sizeof own, how->size);
     if (how)
         memcpy(&own, how, how->size);
+    if (ncclGetVersion(&version) != ncclSuccess || version < LEAST_VERSION)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "NCCL %d.%d is too old: 2.18 or later is needed",
+                         version / 10000, version / 100 % 100);
     if (!ctl && !own.comm)
         return ckpt_fail(err, CKPT_USAGE, "neither a comm nor a NCCL communicator was given");
     if (ctl && ckpt_comm_xport(ctl)->device)

@@ -31,7 +31,10 @@ struct ckpt_nccl {
  * after CKPTFS_MEET_TIMEOUT seconds (300), though how->comm may then wait for them still.
  *
  * Loads on it write to device memory (or host memory that the device reaches), by work of their own
- * streams that is over when ckpt_load_wait returns. options.host_bytes is pinned memory. */
+ * streams that is over when ckpt_load_wait returns. options.host_bytes is pinned memory;
+ * options.device_bytes does not count what NCCL takes for itself. While a load runs, launch no
+ * exchanges of other communicators on its device: NCCL may wait for one in the other on some ranks
+ * and the other way round on others. */
 CKPT_PUBLIC int ckpt_comm_nccl(struct ckpt_comm *control, const struct ckpt_nccl *how,
                                struct ckpt_comm **ret, struct ckpt_err *err);
 

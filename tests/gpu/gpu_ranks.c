@@ -2,7 +2,7 @@
 /* One rank (or, with threads, all) of loads into device memory; every byte is copied back and
  * compared with a load into host memory by this rank alone. For real devices and for the double.
  *
- *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-k] [-n] RUN --
+ *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-knsw] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
  * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
@@ -41,7 +41,7 @@ struct world {
     struct job job[MOST_JOBS];
     size_t njob;
     uint32_t cancel_rank, cancel_ms;
-    bool keep, nonblocking;
+    bool keep, nonblocking, stray_stream, combined;
 };
 
 struct rank {
@@ -107,7 +107,8 @@ static void allocate(struct rank *r, struct want *w)
     struct ckpt_err err = {0};
 
     if (w->kind == PINNED) {
-        cuda(cudaHostAlloc((void **)&w->mem, w->len, cudaHostAllocPortable), "pinned memory");
+        const unsigned flags = r->w->combined ? cudaHostAllocWriteCombined : cudaHostAllocPortable;
+        cuda(cudaHostAlloc((void **)&w->mem, w->len, flags), "pinned memory");
         memset(w->mem, GARBAGE, w->len);
         return;
     }
@@ -293,7 +294,8 @@ static int do_load(struct rank *r, const struct job *j, uint64_t seed, struct ck
     if (rc == 0)
         rc = compare(r, load, want, err);
     r->failed = rc < 0;
-    tidy(r, cudaStreamSynchronize(r->stream), "the caller's stream");
+    if (!rc || !r->w->keep)
+        tidy(r, cudaStreamSynchronize(r->stream), "the caller's stream");
     release(r, want, n);
     return rc;
 }
@@ -360,7 +362,10 @@ static void make_theirs(struct rank *r)
     ncclUniqueId id;
 
     pass_id(r, &id);
+    if (r->w->stray_stream)
+        cuda(cudaSetDevice(r->device + 1), "a device");
     cuda(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking), "a stream");
+    cuda(cudaSetDevice(r->device), "a device");
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = !r->w->nonblocking;
     const ncclResult_t e =
@@ -573,7 +578,7 @@ int main(int argc, char **argv)
 
     if (ckpt_options_new(&w.options, &err) < 0)
         die("options", err.text);
-    while ((opt = getopt(argc, argv, "+c:o:f:x:m:kn")) != -1) {
+    while ((opt = getopt(argc, argv, "+c:o:f:x:m:knsw")) != -1) {
         if (opt == 'c')
             w.how = optarg;
         else if (opt == 'o')
@@ -588,6 +593,10 @@ int main(int argc, char **argv)
             w.keep = true;
         else if (opt == 'n')
             w.nonblocking = true;
+        else if (opt == 's')
+            w.stray_stream = true;
+        else if (opt == 'w')
+            w.combined = true;
         else
             return 2;
     }

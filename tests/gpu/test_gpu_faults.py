@@ -113,6 +113,19 @@ def wants():
     return hi
 
 
+def misuse(_):
+    """What the caller gives is looked at: streams, memory; and which NCCL is there."""
+    with tempfile.TemporaryDirectory() as top:
+        result, _ = go(["-k", "-s", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL], CKPTFS_TRANSPORT="tcp")
+        same_error(result, r"^usage: rank \d: the stream given is of CUDA device \d, this rank's is \d")
+    result, _ = go(["-k", LLAMA, "--", ALL], "cudaStreamIsCapturing:rank=1:error")
+    same_error(result, r"^usage: rank 1: the caller's stream is being captured in a graph")
+    result, _ = go(["-w", LLAMA, "--", "random:once"])
+    same_error(result, r"^usage: rank \d: the destination of tensor '.*' is not in memory of this rank's device")
+    result, _ = go([LLAMA, "--", ALL], CKPTFS_GPU_NCCL="21704")
+    same_error(result, r"^unsupported: NCCL 2.17 is too old")
+
+
 def stuck_collectives(_):
     for fault in ("ncclBroadcast:rank=1:after=1:hang", "ncclSend:rank=1:hang", "ncclRecv:rank=0:hang"):
         result, seconds = go([LLAMA, "--", "fsdp=3:once" if "Broadcast" not in fault else ALL], fault)
@@ -130,6 +143,15 @@ def stopped_devices(_):
     """What was queued on a device never ends: nothing can be done but say so. They are waited for at the same time."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(stopped_device, ("cudaMemcpyAsync:rank=1:hang", "cudaLaunchKernel:rank=1:hang"), (ALL, "dp=3:each")))
+
+
+def a_caller_who_is_stuck(_):
+    """Our work comes after the caller's, which never ends; no communicator can be aborted then, since that waits for all work."""
+    with tempfile.TemporaryDirectory() as top:
+        args = ["-k", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL]
+        result, seconds = go(args, "cudaMemsetAsync:rank=1:hang", CKPTFS_TRANSPORT="tcp")
+        same_error(result, r"^timeout: ")
+        assert seconds < DRAIN + 4 * DEADLINE_MS / 1000 * max(1, SLOW / 2) + SLACK, seconds
 
 
 def communicators_that_fail(_):
@@ -194,7 +216,7 @@ def threads_of_one_process(_):
 
 def main():
     both = [reads_that_fail, checkpoints_that_differ, cancelled]
-    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, given_communicators, a_communicator_that_waits, stuck_collectives, stopped_devices, killed_ranks, the_callers_communicator,
+    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, given_communicators, a_communicator_that_waits, misuse, stuck_collectives, stopped_devices, a_caller_who_is_stuck, killed_ranks, the_callers_communicator,
                threads_of_one_process]
     cases = [(t.__name__, lambda t=t: t(False)) for t in both + ordered]
     if has_gpu():

@@ -158,7 +158,7 @@ static ncclResult_t meet(struct ncclComm *c, void *hang)
 
 ncclResult_t ncclGetVersion(int *version)
 {
-    *version = NCCL_VERSION_CODE;
+    *version = (int)gpu_number("CKPTFS_GPU_NCCL", NCCL_VERSION_CODE);
     return ncclSuccess;
 }
 
@@ -251,7 +251,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
-/* Queued groups end without effect, in their streams' time. */
+/* Queued groups end without effect; that frees memory of the device, which waits for all its work.
+ */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     if (!comm)
@@ -260,6 +261,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     (void)gpu_fault(__func__);
     atomic_store(&c->aborted, true);
     (void)eventfd_write(c->wake, 1);
+    gpu_device_wait(c->device);
     bury(c);
     return ncclSuccess;
 }

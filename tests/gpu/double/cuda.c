@@ -210,23 +210,32 @@ cudaError_t cudaFree(void *ptr)
 {
     const cudaError_t e = enter(__func__);
 
-    return e != cudaSuccess || !ptr ? e : say(gpu_memory_free(ptr, GPU_DEVICE, false, __func__));
+    if (e != cudaSuccess || !ptr)
+        return e;
+    const cudaError_t freed = gpu_memory_free(ptr, GPU_DEVICE, false, __func__);
+    gpu_device_wait(gpu_device);
+    return say(freed);
 }
 
 cudaError_t cudaHostAlloc(void **ptr, size_t len, unsigned flags)
 {
     const cudaError_t e = enter(__func__);
 
-    (void)flags;
     *ptr = NULL;
-    return e != cudaSuccess || !len ? e : say(gpu_memory_pinned(ptr, len, gpu_device));
+    return e != cudaSuccess || !len
+               ? e
+               : say(gpu_memory_pinned(ptr, len, gpu_device, flags & cudaHostAllocWriteCombined));
 }
 
 cudaError_t cudaFreeHost(void *ptr)
 {
     const cudaError_t e = enter(__func__);
 
-    return e != cudaSuccess || !ptr ? e : say(gpu_memory_free(ptr, GPU_PINNED, false, __func__));
+    if (e != cudaSuccess || !ptr)
+        return e;
+    const cudaError_t freed = gpu_memory_free(ptr, GPU_PINNED, false, __func__);
+    gpu_device_wait(gpu_device);
+    return say(freed);
 }
 
 cudaError_t cudaHostRegister(void *ptr, size_t len, unsigned flags)
@@ -264,7 +273,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void
         return e;
     a->device = m->device;
     a->type = m->where == GPU_DEVICE ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
-    a->devicePointer = (void *)(uintptr_t)ptr;
+    a->devicePointer = m->apart ? NULL : (void *)(uintptr_t)ptr;
     a->hostPointer = m->where == GPU_DEVICE ? NULL : (void *)(uintptr_t)ptr;
     return e;
 }
@@ -403,6 +412,24 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
     if (e == cudaSuccess && flags != cudaStreamNonBlocking)
         gpu_die("%s: the default stream's order with others is not in the double", __func__);
     return e != cudaSuccess ? e : say(gpu_stream_new(stream, gpu_device));
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
+{
+    const cudaError_t e = enter(__func__);
+
+    *device = gpu_stream_device(stream, __func__);
+    return e;
+}
+
+/* That it "fails" says that the stream is being captured. */
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
+{
+    const cudaError_t e = enter(__func__);
+
+    (void)gpu_stream_device(stream, __func__);
+    *status = e == cudaErrorUnknown ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return e == cudaErrorUnknown ? cudaSuccess : e;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)

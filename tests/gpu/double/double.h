@@ -10,8 +10,8 @@
  * Environment: CKPTFS_GPU_COUNT (devices; 8), CUDA_VISIBLE_DEVICES, CKPTFS_GPU_MEMORY (bytes of a
  * device; 8 GiB), CKPTFS_GPU_JITTER_US (each piece of work waits up to this long), CKPTFS_GPU_FAULT
  * (see fault.c), CKPTFS_GPU_CONTEXTS (a process that ends with contexts on more devices has leaked
- * them), CKPTFS_GPU_REMOTE (1: that a peer is gone is an error, as over a network; else a
- * hang, as within a node). */
+ * them), CKPTFS_GPU_NCCL (the version that NCCL says it is), CKPTFS_GPU_REMOTE (1: that a peer is
+ * gone is an error, as over a network; else a hang, as within a node). */
 #ifndef CKPT_GPU_DOUBLE_H
 #define CKPT_GPU_DOUBLE_H
 
@@ -52,6 +52,7 @@ struct gpu_memory {
     unsigned char *real; /* where the bytes are */
     enum gpu_where where;
     bool registered;
+    bool apart; /* the device has another address for it */
     int device;
     atomic_int users; /* queued work */
 };
@@ -79,6 +80,9 @@ int gpu_stream_device(cudaStream_t stream, const char *call);
 /* Until it is opened again, nothing else may be put on the stream: a launch is in progress. */
 void gpu_stream_close(cudaStream_t stream, const char *call);
 void gpu_stream_open(cudaStream_t stream);
+
+/* Until all streams of the device are idle, or it is lost: freeing memory waits so. */
+void gpu_device_wait(int device);
 
 /* A device is lost: every call fails from now on, and no work has an effect. */
 void gpu_lose(cudaError_t error);

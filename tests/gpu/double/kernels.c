@@ -23,7 +23,7 @@ static struct gpu_memory *side(uint64_t *at, const uint64_t *step, const struct 
                 (unsigned long)*at);
     struct gpu_memory *m =
         gpu_memory_find((const void *)(uintptr_t)*at, span, true, CKPT_COPY_KERNEL);
-    if (!m || (m->where == GPU_DEVICE && m->device != device)) /* it reaches pinned memory, too */
+    if (!m || m->apart || (m->where == GPU_DEVICE && m->device != device)) /* or pinned memory */
         gpu_die(CKPT_COPY_KERNEL ": device %d does not reach %#lx", device, (unsigned long)*at);
     *at = (uint64_t)(uintptr_t)gpu_memory_real(m, (const void *)(uintptr_t)*at);
     return m;

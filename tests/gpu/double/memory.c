@@ -130,7 +130,7 @@ cudaError_t gpu_memory_device(void **ret, size_t len, int device)
     return cudaSuccess;
 }
 
-cudaError_t gpu_memory_pinned(void **ret, size_t len, int device)
+cudaError_t gpu_memory_pinned(void **ret, size_t len, int device, bool apart)
 {
     struct gpu_memory *m = calloc(1, sizeof *m);
     void *real;
@@ -138,8 +138,12 @@ cudaError_t gpu_memory_pinned(void **ret, size_t len, int device)
     if (!m || posix_memalign(&real, (size_t)sysconf(_SC_PAGESIZE), len) != 0)
         gpu_die("cudaHostAlloc: the host has no %zu bytes", len);
     memset(real, GARBAGE, len);
-    *m = (struct gpu_memory){
-        .at = (uintptr_t)real, .len = len, .real = real, .where = GPU_PINNED, .device = device};
+    *m = (struct gpu_memory){.at = (uintptr_t)real,
+                             .len = len,
+                             .real = real,
+                             .where = GPU_PINNED,
+                             .apart = apart,
+                             .device = device};
     add(m);
     *ret = real;
     return cudaSuccess;

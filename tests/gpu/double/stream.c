@@ -14,7 +14,7 @@
 
 #include "memory.h"
 
-enum { STREAM = 0x57ea, EVENT = 0xe7e7, GONE = 0xdead, LOOK_MS = 20 };
+enum { STREAM = 0x57ea, EVENT = 0xe7e7, GONE = 0xdead, LOOK_MS = 20, WAIT_US = 100 };
 
 struct node {
     _Atomic(struct node *) next;
@@ -22,6 +22,7 @@ struct node {
 };
 
 struct CUstream_st {
+    struct CUstream_st *next; /* of all that are there */
     unsigned magic;
     int device;
     pthread_t thread;
@@ -53,6 +54,8 @@ struct CUevent_st {
 _Thread_local int gpu_device;
 static pthread_mutex_t defaults_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUstream_st *defaults[GPU_MOST_DEVICES];
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct CUstream_st *all;
 static atomic_size_t streams, events;
 static atomic_int lost;
 
@@ -127,8 +130,23 @@ cudaError_t gpu_stream_new(cudaStream_t *ret, int device)
         gpu_die("no thread for a stream");
     (void)pthread_detach(s->thread);
     (void)atomic_fetch_add(&streams, 1);
+    (void)pthread_mutex_lock(&all_lock);
+    s->next = all;
+    all = s;
+    (void)pthread_mutex_unlock(&all_lock);
     *ret = s;
     return cudaSuccess;
+}
+
+static void forget(struct CUstream_st *s)
+{
+    (void)pthread_mutex_lock(&all_lock);
+    for (struct CUstream_st **at = &all; *at; at = &(*at)->next)
+        if (*at == s) {
+            *at = s->next;
+            break;
+        }
+    (void)pthread_mutex_unlock(&all_lock);
 }
 
 static struct CUstream_st *default_stream(void)
@@ -203,6 +221,7 @@ cudaError_t gpu_stream_free(cudaStream_t stream)
 
     if (!stream)
         return cudaErrorInvalidResourceHandle;
+    forget(s);
     s->magic = GONE;
     (void)pthread_mutex_lock(&s->lock);
     if (s->closed)
@@ -215,13 +234,29 @@ cudaError_t gpu_stream_free(cudaStream_t stream)
     return cudaSuccess;
 }
 
-bool gpu_stream_idle(cudaStream_t stream)
+static bool idle(struct CUstream_st *s)
 {
-    struct CUstream_st *s = live(stream, "cudaStreamQuery");
     const unsigned long long pushed = atomic_load_explicit(&s->pushed, memory_order_relaxed);
 
     return atomic_load_explicit(&s->done, memory_order_relaxed) >= pushed &&
            atomic_load_explicit(&s->done, memory_order_acquire) >= pushed;
+}
+
+bool gpu_stream_idle(cudaStream_t stream) { return idle(live(stream, "cudaStreamQuery")); }
+
+void gpu_device_wait(int device)
+{
+    bool busy = true;
+
+    while (busy && !gpu_lost()) {
+        busy = false;
+        (void)pthread_mutex_lock(&all_lock);
+        for (struct CUstream_st *s = all; s; s = s->next)
+            busy |= s->device == device && !idle(s);
+        (void)pthread_mutex_unlock(&all_lock);
+        if (busy)
+            (void)usleep(WAIT_US);
+    }
 }
 
 /* ---- records ---- */
