@@ -37,6 +37,8 @@ enum {
     EXACT_RUN = 32,     /* the same where every byte is to be read once */
 };
 
+#define MEASURING_S 0.5 /* of rates of devices: NCCL makes connections */
+
 /* ---- round 1: who is here ---- */
 
 struct hello { /* then the sizes of the first files, uint64_t */
@@ -458,7 +460,20 @@ static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t loc
     return n > most ? most : n;
 }
 
-/* Who reads? One node's page cache makes it plain; where nodes want the same, rates decide. */
+/* May the rates decide? On the host, where nodes want the same: one node's page cache makes it
+ * plain. With devices, where the ways differ by more than measuring takes: NCCL connects. */
+static bool rates_decide(const struct ckpt_cost_input *in, const struct ckpt_rates *given)
+{
+    struct ckpt_rates assumed = *given;
+    struct ckpt_cost c;
+
+    if (!in->device)
+        return in->sum_node_unique > in->unique;
+    ckpt_rates_assume(&assumed, true);
+    ckpt_cost_estimate(in, &assumed, &c);
+    return in->nrank > 1 && ckpt_cost_spread(&c) > MEASURING_S;
+}
+
 static int choose_readers(struct ckpt_load *load, const struct hello_answer *a,
                           const uint32_t *node, struct ckpt_cost_input *in, struct ckpt_err *err)
 {
@@ -477,7 +492,7 @@ static int choose_readers(struct ckpt_load *load, const struct hello_answer *a,
     site.bytes = in->unique;
     load->rates = load->opt.rates;
     load->readers = load->opt.readers;
-    if (load->readers == CKPT_READERS_AUTO && in->sum_node_unique > in->unique && !device &&
+    if (load->readers == CKPT_READERS_AUTO && rates_decide(in, &load->rates) &&
         ckpt_rates_measure(&site, &load->rates, err) < 0)
         return -1;
     ckpt_rates_assume(&load->rates, device);

@@ -288,16 +288,37 @@ static int judge_samples(void *ctx, const unsigned char *const *data, const size
         memcpy(&s, data[r], sizeof s);
         for (uint32_t k = 0; k < n; k++)
             local += site->node[k] == site->node[r];
-        /* several ranks copy at once, as far as there are processors */
+        /* several ranks copy at once, as far as there are processors; devices do by themselves */
         const double at_once = (double)ckpt_min_u64(local, s.cpus ? s.cpus : 1);
         slowest(&all.node_storage, s.storage);
         slowest(&all.page_cache, s.page_cache * at_once);
-        slowest(&all.copy, s.copy * at_once);
+        slowest(&all.copy, s.copy * (site->comm->x->device ? local : at_once));
         slowest(&all.local_link, s.local_link);
         slowest(&all.network, s.network);
     }
     ckpt_str_append(answer, (const char *)&all, sizeof all);
     return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+static int sample_links(const struct ckpt_rates_site *site, const struct ckpt_rates *given,
+                        struct sample *ret, unsigned char **buf, struct ckpt_err *err)
+{
+    struct pass p = {
+        .comm = site->comm, .out = *buf, .in = *buf + BLOCK, .timeout_ms = site->timeout_ms};
+    struct ckpt_rates of_device = {0};
+
+    if (site->comm->x->device) {
+        if (ckpt_rates_of_devices(site, &of_device, err) < 0)
+            return -1;
+        ret->copy = of_device.copy;
+        ret->local_link = of_device.local_link;
+        ret->network = of_device.network;
+        return 0;
+    }
+    int rc = link_rates(site, given, &p, ret, err);
+    if (p.leak)
+        (void)ckpt_steal(buf);
+    return rc;
 }
 
 static int take_sample(const struct ckpt_rates_site *site, const struct ckpt_rates *given,
@@ -313,14 +334,9 @@ static int take_sample(const struct ckpt_rates_site *site, const struct ckpt_rat
         return ckpt_nomem(err);
     memset(buf, 1, (size_t)2 * BLOCK);
     /* links first, while all are here */
-    struct pass p = {
-        .comm = site->comm, .out = buf, .in = buf + BLOCK, .timeout_ms = site->timeout_ms};
-    int rc = link_rates(site, given, &p, ret, err);
-    if (p.leak)
-        (void)ckpt_steal(&buf);
-    if (rc < 0)
+    if (sample_links(site, given, ret, &buf, err) < 0)
         return -1;
-    if (given->copy <= 0)
+    if (given->copy <= 0 && !site->comm->x->device)
         ret->copy = copy_rate(buf);
     if (given->page_cache <= 0)
         ret->page_cache = cached_rate(site->cat, buf);

@@ -24,4 +24,8 @@ struct ckpt_rates_site {
 int ckpt_rates_measure(const struct ckpt_rates_site *site, struct ckpt_rates *rates,
                        struct ckpt_err *err);
 
+/* COLLECTIVE, of ranks with devices: copy and local_link of this rank, network of its node. */
+int ckpt_rates_of_devices(const struct ckpt_rates_site *site, struct ckpt_rates *ret,
+                          struct ckpt_err *err);
+
 #endif

@@ -268,8 +268,9 @@ CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_
 /* What the plan decided: "each", "node" or "once". Static. */
 CKPT_PUBLIC const char *ckpt_load_readers(const struct ckpt_load *load);
 
-/* The rates that it was decided by: given, measured (where machines want the same bytes and
- * options.readers leaves the choice), or assumed. shared_storage is 0 if it was not given. */
+/* The rates that it was decided by: given, measured (where machines want the same bytes, or devices
+ * do and more than half a second hangs on it, and options.readers leaves the choice), or assumed.
+ * shared_storage is 0 if it was not given. */
 CKPT_PUBLIC void ckpt_load_rates(const struct ckpt_load *load, struct ckpt_rates *ret);
 
 /* ---- one box, at once ---- */

@@ -100,6 +100,13 @@ static void settle(ncclComm_t comm, ncclResult_t e, const char *what)
     nccl(e, what);
 }
 
+static int number_of(const char *variable, int otherwise)
+{
+    const char *text = getenv(variable);
+
+    return text ? atoi(text) : otherwise;
+}
+
 /* ---- memory ---- */
 
 static void allocate(struct rank *r, struct want *w)
@@ -327,13 +334,6 @@ static int run_job(struct rank *r, const struct job *j, uint64_t seed, struct ck
 
 /* ---- communicators ---- */
 
-static int number_of(const char *variable, int otherwise)
-{
-    const char *text = getenv(variable);
-
-    return text ? atoi(text) : otherwise;
-}
-
 /* The id of a communicator of our own passes through a file. */
 static void pass_id(const struct rank *r, ncclUniqueId *id)
 {
@@ -554,6 +554,7 @@ static void parse_job(char *text, struct job *j)
     j->opt.read_timeout_ms = faults_timeout();
     j->opt.exchange_timeout_ms = faults_timeout() * 2;
     j->opt.verify = getenv("LOAD_VERIFY") != NULL;
+    j->opt.rates.page_cache = number_of("LOAD_PAGE_CACHE", 0);
     for (int i = 0; i < 4; i++)
         if (strcmp(readers, name[i]) == 0)
             j->opt.readers = (enum ckpt_readers)i;

@@ -67,14 +67,17 @@ class Result:
         return f"{self.statuses} {self.out[-1500:]} {err[-6000:]}"
 
 
-def processes(n, args, real=False, program=GPU_RANKS, **more):
-    """As torchrun would, without it."""
+def processes(n, args, real=False, program=GPU_RANKS, ranks_per_node=0, **more):
+    """As torchrun would, without it. ranks_per_node: of machines that are played."""
     env = environment(real, dict(WORLD_SIZE=str(n), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), **more))
     with contextlib.ExitStack() as stack:
         ranks = []
         for r in range(n):
             out, err = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
-            started = subprocess.Popen([program, *args], env=dict(env, RANK=str(r), LOCAL_RANK=str(r)), stdout=out, stderr=err)
+            own = dict(env, RANK=str(r), LOCAL_RANK=str(r))
+            if ranks_per_node:
+                own["CKPTFS_NODE"] = str(r // ranks_per_node)
+            started = subprocess.Popen([program, *args], env=own, stdout=out, stderr=err)
             ranks.append((started, out, err))
         stack.callback(lambda: [p.kill() for p, _, _ in ranks if p.poll() is None])
         statuses = [p.wait(timeout=60 * SLOW) for p, _, _ in ranks]
