@@ -2,8 +2,9 @@
 /* One rank of tests/bench/bench_gpu.py: loads into a GPU's memory beside what CUDA and NCCL do
  * alone.
  *
- *     bench_gpu RUN IDFILE WINDOW_BYTES ROUNDS
+ *     bench_gpu [RUN IDFILE WINDOW_BYTES ROUNDS]
  *
+ * Without arguments it prints how many GPUs there are, and ends with 77 if there is none.
  * RANK, WORLD_SIZE and LOCAL_RANK say which rank this is; NCCL's id passes through IDFILE. Rounds
  * are interleaved, the first of each method warms up. Rank 0 prints a line of JSON for each
  * measurement: from all ranks being there to all being through. */
@@ -439,12 +440,14 @@ int main(int argc, char **argv)
     cudaLibrary_t library;
     int devices = 0, version = 0;
 
-    if (argc != 5)
-        die("arguments", "expected RUN IDFILE WINDOW_BYTES ROUNDS");
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 1) {
         (void)fprintf(stderr, "bench_gpu: there is no CUDA device\n");
         return 77;
     }
+    if (argc == 1)
+        return printf("%d\n", devices) < 0;
+    if (argc != 5)
+        die("arguments", "expected RUN IDFILE WINDOW_BYTES ROUNDS");
     b.window = strtoull(argv[3], NULL, 10);
     b.device = (int)number_of("LOCAL_RANK", 0) % devices;
     open_run(&b, argv[1]);

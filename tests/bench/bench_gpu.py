@@ -6,7 +6,8 @@ usage: tests/bench/bench_gpu.py [--build build/release] [--dir SCRATCH] [--layer
 
 One rank: a checkpoint in the page cache into device memory, whole, with holes between rows, and cast, against large copies from pinned memory
 (the ceiling); and the copy kernel against copies within the device. Several ranks: `--readers once`, replicated and sharded, against
-ncclBroadcast of the same windows. Ranks beyond the GPUs share them, which takes NCCL 2.30 or later.
+ncclBroadcast of the same windows. Ranks beyond the GPUs share them, which takes NCCL 2.30 or later (NCCL_MAX_CTAS is lowered, since what NCCL takes
+for all of them must fit); without MPS they take turns, and only ratios of what several ranks do mean something.
 
 GB/s: what a rank has at the end, a second; of a load from its start to the last rank's end. `of copies`: what a rank uploads a second, of
 what pinned copies alone do with as many ranks; `of broadcasts`: what a rank has, of ncclBroadcast from all roots. `busy`: seconds of reading
@@ -64,8 +65,11 @@ def warm(folder):
             pass
 
 
-def environment(a):
+def environment(a, share=1):
+    """share: most ranks of a GPU."""
     env = dict(os.environ, NCCL_MULTI_RANK_GPU_ENABLE="1")
+    if share > 1:
+        env.setdefault("NCCL_MAX_CTAS", str(max(2, 16 // share)))
     if a.double:
         env["LD_LIBRARY_PATH"] = os.path.join(a.build, "tests", "gpu-double") + ":" + env.get("LD_LIBRARY_PATH", "")
     return env
@@ -78,18 +82,23 @@ def program_of(a):
     return program
 
 
-def need_gpu(a):
-    if subprocess.run([program_of(a), "", "", "0", "0"], env=environment(a), capture_output=True).returncode == NO_GPU:
+def count_gpus(a):
+    done = subprocess.run([program_of(a)], env=environment(a), capture_output=True, text=True)
+    if done.returncode == NO_GPU:
         sys.exit("there is no GPU here: nothing can be measured (--double runs it over the double, where times mean nothing)")
+    if done.returncode:
+        sys.exit(f"bench_gpu ended with {done.returncode}: {done.stderr.strip()}")
+    return int(done.stdout)
 
 
-def run_ranks(a, n, folder):
+def run_ranks(a, n, devices, folder):
     """What rank 0 printed: facts, and the measurements."""
+    env = environment(a, -(-n // devices))
     warm(folder)
     with tempfile.TemporaryDirectory() as top, contextlib.ExitStack() as stack:
         args = [program_of(a), folder, os.path.join(top, "id"), str(int(a.window * MIB)), str(a.rounds)]
         out, err = (stack.enter_context(open(os.path.join(top, name), "w+")) for name in ("out", "err"))
-        ranks = [subprocess.Popen(args, env=dict(environment(a), RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(n)), stdout=out, stderr=err)
+        ranks = [subprocess.Popen(args, env=dict(env, RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(n)), stdout=out, stderr=err)
                  for r in range(n)]
         wait_for(ranks, a.timeout)
         out.seek(0)
@@ -157,13 +166,13 @@ def table(n, facts, a, rows):
 
 
 def compare(a, folder):
-    need_gpu(a)
+    devices = count_gpus(a)
     model = SMALL if a.smoke else MODEL
     if not os.path.exists(os.path.join(folder, "config.json")):
         generate(folder, model, a.layers)
     out = {}
     for n in [int(x) for x in a.ranks.split(",")]:
-        facts, lines = run_ranks(a, n, folder)
+        facts, lines = run_ranks(a, n, devices, folder)
         rows = summary(lines)
         add_ratios(n, rows)
         table(n, facts, a, rows)

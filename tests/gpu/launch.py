@@ -26,10 +26,11 @@ def has_gpu():
 
 
 def environment(real, more):
-    """Several ranks may share a real GPU; of the double's devices each has one."""
+    """Several ranks may share a real GPU, if NCCL takes little of it for each; of the double's devices each has one."""
     env = dict(os.environ, CKPTFS_TRANSPORT="nccl", CKPTFS_MEET_TIMEOUT="60", TSAN_OPTIONS="atexit_sleep_ms=0 halt_on_error=1 report_thread_leaks=0")
     if real:
         env["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        env.setdefault("NCCL_MAX_CTAS", "2")
     else:
         env["LD_LIBRARY_PATH"] = DOUBLE + ":" + env.get("LD_LIBRARY_PATH", "")
     return dict(env, **more)
