@@ -70,6 +70,8 @@ class Result:
 
 def processes(n, args, real=False, program=GPU_RANKS, ranks_per_node=0, **more):
     """As torchrun would, without it. ranks_per_node: of machines that are played."""
+    if program == CKPT:  # which loads libraries late: LeakSanitizer stumbles over their threads' variables
+        more["ASAN_OPTIONS"] = "detect_leaks=0"
     env = environment(real, dict(WORLD_SIZE=str(n), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), **more))
     with contextlib.ExitStack() as stack:
         ranks = []
