@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How long NCCL is waited for, and TCP whose addresses travel over the caller's communicator. */
+#include "load/nccl_inner.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "load/cuda.h"
+#include "load/errand.h"
+#include "load/xport.h"
+
+enum { MEET_S = 300, MOST_MEET_S = 1000000, LOOK_US = 200, GRACE_MS = 500 };
+
+int ckpt_nccl_failed(ncclComm_t comm, ncclResult_t rc, const char *what, struct ckpt_err *err)
+{
+    const char *why = comm ? ncclGetLastError(comm) : NULL;
+
+    return ckpt_fail(err, CKPT_PEER, "NCCL: %s: %s%s%s", what, ncclGetErrorString(rc),
+                     why && *why ? ": " : "", why ? why : "");
+}
+
+uint32_t ckpt_nccl_meet_ms(void)
+{
+    const char *text = getenv("CKPTFS_MEET_TIMEOUT");
+    const long s = text && *text ? strtol(text, NULL, 10) : MEET_S;
+
+    return (uint32_t)(s > 0 && s <= MOST_MEET_S ? s : MEET_S) * 1000;
+}
+
+int ckpt_nccl_settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, const char *what,
+                     struct ckpt_err *err)
+{
+    const struct timespec look = {0, LOOK_US * 1000};
+
+    for (;;) {
+        ncclResult_t state = ncclSuccess, rc = ncclCommGetAsyncError(comm, &state);
+        if (rc == ncclSuccess && state == ncclSuccess)
+            return 0;
+        if (rc != ncclSuccess || state != ncclInProgress)
+            return ckpt_nccl_failed(comm, rc != ncclSuccess ? rc : state, what, err);
+        const int seen = ctl ? ckpt_comm_look(ctl, err) : 0;
+        if (seen != 0)
+            return seen;
+        if (ckpt_now_ms() > until)
+            return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: %s takes longer than %u s", what,
+                             ckpt_nccl_meet_ms() / 1000);
+        (void)nanosleep(&look, NULL);
+    }
+}
+
+/* ---- addresses ---- */
+
+/* Every rank's address, by an all-gather in device memory. The caller's communicator may block
+ * until all ranks are there: a thread calls it, which is left behind after a while. */
+struct gathering {
+    struct ckpt_errand errand;
+    struct ckpt_cuda at; /* only to be entered and named */
+    ncclComm_t comm;
+    cudaStream_t stream;
+    int rank, size;
+    char *all, *mem; /* pinned; the device's: size * CKPT_TCP_ADDRESS bytes */
+    bool idle;       /* nothing writes to them any more */
+    int result;
+    struct ckpt_err err;
+};
+
+static void gathering_free(struct ckpt_errand *e)
+{
+    struct gathering *g = (struct gathering *)e;
+    int before;
+
+    if (g->idle && ckpt_cuda_enter(&g->at, &before, NULL) == 0) {
+        (void)cudaFreeHost(g->all);
+        (void)cudaFree(g->mem);
+        ckpt_cuda_leave(&g->at, before);
+    }
+    free(g);
+}
+
+/* Until the stream is idle. */
+static int await_stream(struct gathering *g, uint64_t until, struct ckpt_err *err)
+{
+    const struct timespec look = {0, LOOK_US * 1000};
+    cudaError_t rc;
+
+    while ((rc = cudaStreamQuery(g->stream)) == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        if (ckpt_now_ms() > until)
+            return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: exchanging addresses takes longer than %u s",
+                             ckpt_nccl_meet_ms() / 1000);
+        (void)nanosleep(&look, NULL);
+    }
+    return ckpt_cuda_failed(&g->at, rc, "exchanging addresses", err);
+}
+
+/* All of it on the caller's stream: that a copy by cudaMemcpy has returned says nothing to others.
+ */
+static int gather_now(struct gathering *g, struct ckpt_err *err)
+{
+    const size_t one = CKPT_TCP_ADDRESS, own = (size_t)g->rank * one;
+    const uint64_t until = ckpt_now_ms() + ckpt_nccl_meet_ms();
+    cudaError_t rc = cudaSetDevice(g->at.number); /* of this thread, which is ours */
+
+    if (rc == cudaSuccess)
+        rc = cudaMemcpyAsync(g->mem + own, g->all + own, one, cudaMemcpyHostToDevice, g->stream);
+    if (rc != cudaSuccess)
+        return ckpt_cuda_failed(&g->at, rc, "exchanging addresses", err);
+    const ncclResult_t got =
+        ncclAllGather(g->mem + own, g->mem, one, ncclUint8, g->comm, g->stream);
+    if (!ckpt_nccl_good(got))
+        return ckpt_nccl_failed(g->comm, got, "exchanging addresses", err);
+    if (ckpt_nccl_settle(g->comm, NULL, until, "exchanging addresses", err) < 0)
+        return -1;
+    rc = cudaMemcpyAsync(g->all, g->mem, (size_t)g->size * one, cudaMemcpyDeviceToHost, g->stream);
+    if (rc != cudaSuccess)
+        return ckpt_cuda_failed(&g->at, rc, "exchanging addresses", err);
+    return await_stream(g, until, err);
+}
+
+static void gather(struct ckpt_errand *e)
+{
+    struct gathering *g = (struct gathering *)e;
+    struct ckpt_err err = {0};
+    const int result = gather_now(g, &err);
+
+    (void)pthread_mutex_lock(&e->lock);
+    g->result = result;
+    g->idle = result == 0;
+    g->err = err;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+static int gathering_new(const struct ckpt_nccl *how, struct gathering **ret, struct ckpt_err *err)
+{
+    struct gathering *g = calloc(1, sizeof *g);
+    int before;
+
+    if (!g)
+        return ckpt_nomem(err);
+    ckpt_errand_init(&g->errand, gather, gathering_free);
+    g->comm = how->comm;
+    g->stream = how->stream;
+    g->idle = true;
+    ncclResult_t got = ncclCommUserRank(how->comm, &g->rank);
+    if (got == ncclSuccess)
+        got = ncclCommCount(how->comm, &g->size);
+    if (got == ncclSuccess)
+        got = ncclCommCuDevice(how->comm, &g->at.number);
+    int rc =
+        got == ncclSuccess ? 0 : ckpt_nccl_failed(how->comm, got, "the communicator given", err);
+    if (rc == 0)
+        rc = ckpt_cuda_enter(&g->at, &before, err);
+    if (rc == 0) {
+        const size_t len = (size_t)g->size * CKPT_TCP_ADDRESS;
+        cudaError_t made = cudaMalloc((void **)&g->mem, len);
+        if (made == cudaSuccess)
+            made = cudaHostAlloc((void **)&g->all, len, cudaHostAllocPortable);
+        ckpt_cuda_leave(&g->at, before);
+        rc = ckpt_cuda_failed(&g->at, made, "memory for addresses", err);
+    }
+    if (rc < 0) {
+        ckpt_errand_unref(&g->errand);
+        return -1;
+    }
+    memset(g->all, 0, (size_t)g->size * CKPT_TCP_ADDRESS);
+    *ret = g;
+    return 0;
+}
+
+/* Send the thread, and hear what it has found. */
+static int gather_addresses(struct gathering *g, struct ckpt_err *err)
+{
+    g->idle = false;
+    if (ckpt_errand_start(&g->errand, 1) == 0) {
+        g->idle = true;
+        return ckpt_fail(err, CKPT_NOMEM, "no thread could be started");
+    }
+    if (!ckpt_errand_wait(&g->errand, ckpt_nccl_meet_ms() + GRACE_MS))
+        return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: exchanging addresses takes longer than %u s",
+                         ckpt_nccl_meet_ms() / 1000);
+    return g->result < 0 ? ckpt_fail(err, g->err.code, "%s", g->err.text) : 0;
+}
+
+/* All ranks meet at the addresses found. */
+static int connect_all(const struct gathering *g, struct ckpt_tcp *tcp, struct ckpt_comm **ret,
+                       struct ckpt_err *err)
+{
+    const char **address = calloc((size_t)g->size, sizeof *address);
+
+    if (!address) {
+        ckpt_tcp_free(tcp);
+        return ckpt_nomem(err);
+    }
+    for (int r = 0; r < g->size; r++)
+        address[r] = g->all + (size_t)r * CKPT_TCP_ADDRESS;
+    int rc = ckpt_tcp_connect(tcp, (uint32_t)g->rank, (uint32_t)g->size, address,
+                              ckpt_nccl_meet_ms(), ret, err);
+    free(address);
+    return rc;
+}
+
+int ckpt_nccl_tcp(const struct ckpt_nccl *how, struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct ckpt_tcp *tcp = NULL;
+    struct gathering *g = NULL;
+
+    if (gathering_new(how, &g, err) < 0)
+        return -1;
+    int rc = ckpt_tcp_listen(NULL, &tcp, err);
+    if (rc == 0) {
+        (void)strncpy(g->all + (size_t)g->rank * CKPT_TCP_ADDRESS, ckpt_tcp_address(tcp),
+                      CKPT_TCP_ADDRESS - 1);
+        rc = gather_addresses(g, err);
+    }
+    if (rc == 0)
+        rc = connect_all(g, tcp, ret, err);
+    else
+        ckpt_tcp_free(tcp);
+    ckpt_errand_unref(&g->errand);
+    return rc;
+}
