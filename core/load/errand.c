@@ -14,10 +14,11 @@ void ckpt_errand_init(struct ckpt_errand *e, void (*run)(struct ckpt_errand *e),
     ckpt_cond_init(&e->news);
 }
 
-void ckpt_errand_unref(struct ckpt_errand *e)
+/* With the lock held, which is given up. */
+static void leave(struct ckpt_errand *e)
 {
-    (void)pthread_mutex_lock(&e->lock);
     const bool last = --e->users == 0;
+
     (void)pthread_mutex_unlock(&e->lock);
     if (!last)
         return;
@@ -26,16 +27,21 @@ void ckpt_errand_unref(struct ckpt_errand *e)
     e->free(e);
 }
 
+void ckpt_errand_unref(struct ckpt_errand *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    leave(e);
+}
+
 static void *go(void *arg)
 {
     struct ckpt_errand *e = arg;
 
     e->run(e);
     (void)pthread_mutex_lock(&e->lock);
-    e->left--;
+    e->left--; /* and a user: who waited for it is the last, and what is freed is freed then */
     (void)pthread_cond_signal(&e->news);
-    (void)pthread_mutex_unlock(&e->lock);
-    ckpt_errand_unref(e);
+    leave(e);
     return NULL;
 }
 

@@ -101,12 +101,19 @@ static int nccl_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
 
 /* ---- giving up ---- */
 
+static void device_release(struct nccl_device *n)
+{
+    ckpt_cuda_release(&n->cuda);
+    free(n);
+}
+
 /* Aborting frees memory of the device, which waits for all that is queued there: what the caller
  * queued too, and that may wait for a rank that is gone. So a thread does it. */
 struct aborting {
     struct ckpt_errand errand;
     ncclComm_t comm;
     int number;
+    struct nccl_device *last; /* to be released after it; NULL: nothing */
 };
 
 static void abort_comm(struct ckpt_errand *e)
@@ -117,22 +124,38 @@ static void abort_comm(struct ckpt_errand *e)
         (void)ncclCommAbort(a->comm); /* frees it, too */
 }
 
-static void aborting_free(struct ckpt_errand *e) { free(e); }
-
-/* False: it is not over after a while. */
-static bool give_up(struct nccl_device *n)
+/* Of those who use it, the last: nobody waits any more, or the thread is back. */
+static void aborting_free(struct ckpt_errand *e)
 {
-    struct aborting *a = n->comm ? calloc(1, sizeof *a) : NULL;
+    struct aborting *a = (struct aborting *)e;
+
+    if (a->last)
+        device_release(a->last);
+    free(a);
+}
+
+/* for_good: the device is released, too. False: it is not over after a while. */
+static bool give_up(struct nccl_device *n, bool for_good)
+{
     ncclComm_t comm = n->comm;
 
     n->comm = NULL;
+    if (!comm) {
+        if (for_good)
+            device_release(n);
+        return true;
+    }
+    struct aborting *a = calloc(1, sizeof *a);
     if (!a)
-        return !comm;
+        return false;
     ckpt_errand_init(&a->errand, abort_comm, aborting_free);
     a->comm = comm;
     a->number = n->cuda.number;
-    const bool over =
-        ckpt_errand_start(&a->errand, 1) == 1 && ckpt_errand_wait(&a->errand, ABORT_MS);
+    a->last = for_good ? n : NULL;
+    const bool sent = ckpt_errand_start(&a->errand, 1) == 1;
+    if (!sent)
+        a->last = NULL; /* NCCL may still use it */
+    const bool over = sent && ckpt_errand_wait(&a->errand, ABORT_MS);
     ckpt_errand_unref(&a->errand);
     return over;
 }
@@ -142,7 +165,7 @@ static bool nccl_drain(struct ckpt_device *d)
     struct nccl_device *n = of(d);
     int before;
 
-    if (!give_up(n) || ckpt_cuda_enter(&n->cuda, &before, NULL) < 0)
+    if (!give_up(n, false) || ckpt_cuda_enter(&n->cuda, &before, NULL) < 0)
         return false;
     bool clean = ckpt_cuda_drain(&n->cuda);
     ckpt_cuda_leave(&n->cuda, before);
@@ -150,13 +173,7 @@ static bool nccl_drain(struct ckpt_device *d)
 }
 
 /* Not by destroying the communicator, which would wait for the other ranks. */
-static void device_free(struct nccl_device *n)
-{
-    if (!give_up(n))
-        return; /* what is queued may still use all of it */
-    ckpt_cuda_release(&n->cuda);
-    free(n);
-}
+static void device_free(struct nccl_device *n) { (void)give_up(n, true); }
 
 static void nccl_ref(struct ckpt_device *d) { atomic_fetch_add(&of(d)->cuda.refs, 1); }
 

@@ -2,7 +2,7 @@
 /* One rank (or, with threads, all) of loads into device memory; every byte is copied back and
  * compared with a load into host memory by this rank alone. For real devices and for the double.
  *
- *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-knsw] RUN --
+ *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-knsw] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
  * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
@@ -41,6 +41,7 @@ struct world {
     struct job job[MOST_JOBS];
     size_t njob;
     uint32_t cancel_rank, cancel_ms;
+    unsigned busy_s;
     bool keep, nonblocking, stray_stream, combined;
 };
 
@@ -466,6 +467,13 @@ static int one_job(struct rank *r, size_t i, struct ckpt_err *err)
     return run_job(r, &r->w->job[i], i + 1, err);
 }
 
+static void be_busy(void *arg)
+{
+    const struct world *w = arg;
+
+    (void)sleep(w->busy_s);
+}
+
 static void *run_rank(void *arg)
 {
     struct rank *r = arg;
@@ -487,7 +495,11 @@ static void *run_rank(void *arg)
             (void)printf("rank %u: the caller's communicator works\n", r->number);
         (void)fflush(stdout);
     }
+    if (r->w->busy_s)
+        cuda(cudaLaunchHostFunc(r->stream, be_busy, (void *)r->w), "being busy");
     ckpt_comm_free(r->comm);
+    if (r->w->busy_s) /* what the comm had goes when the device has done */
+        (void)sleep(r->w->busy_s);
     if (r->theirs && !(any && r->w->keep)) {
         nccl(ncclCommDestroy(r->theirs), "destroying");
         cuda(cudaStreamDestroy(r->stream), "destroying");
@@ -579,7 +591,7 @@ int main(int argc, char **argv)
 
     if (ckpt_options_new(&w.options, &err) < 0)
         die("options", err.text);
-    while ((opt = getopt(argc, argv, "+c:o:f:x:m:knsw")) != -1) {
+    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:knsw")) != -1) {
         if (opt == 'c')
             w.how = optarg;
         else if (opt == 'o')
@@ -594,6 +606,8 @@ int main(int argc, char **argv)
             w.keep = true;
         else if (opt == 'n')
             w.nonblocking = true;
+        else if (opt == 'b')
+            w.busy_s = (unsigned)atoi(optarg);
         else if (opt == 's')
             w.stray_stream = true;
         else if (opt == 'w')

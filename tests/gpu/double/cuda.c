@@ -654,6 +654,35 @@ cudaError_t cudaLaunchKernel(const void *func, dim3 grid, dim3 block, void **arg
     return e;
 }
 
+struct host_work {
+    struct gpu_work work;
+    cudaHostFn_t fn;
+    void *arg;
+};
+
+static void run_host(struct gpu_work *work)
+{
+    struct host_work *w = (struct host_work *)work;
+
+    if (!gpu_lost())
+        w->fn(w->arg);
+    free(w);
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
+{
+    cudaError_t e;
+
+    if (enter_stream(__func__, stream, &e))
+        return e;
+    struct host_work *w = calloc(1, sizeof *w);
+    if (!w)
+        gpu_die("the host has no memory");
+    *w = (struct host_work){{run_host}, fn, arg};
+    gpu_stream_push(stream, &w->work, false, __func__);
+    return e;
+}
+
 /* ---- errors ---- */
 
 static const struct {
