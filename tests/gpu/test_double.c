@@ -456,6 +456,7 @@ static void work_before_a_launch_is_over(void)
     EXPECT(ncclCommInitRankConfig(&comm, size, id, rank, &config) == ncclInProgress);
     MUST(settle(comm));
     EXPECT(ncclAllGather(device, device + 100, 10, ncclUint8, comm, stream) == ncclInProgress);
+    (void)usleep(20000); /* it may be over, but that has to be asked */
     MUST(cudaMemsetAsync(device, 0, 1, stream));
 }
 

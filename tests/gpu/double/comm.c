@@ -70,6 +70,13 @@ ncclResult_t comm_usable(ncclComm_t comm, const char *call)
     return state;
 }
 
+void comm_open_stream(struct ncclComm *c)
+{
+    if (c->closed)
+        gpu_stream_open(c->stream);
+    c->closed = false;
+}
+
 /* ---- jobs ---- */
 
 struct job {
@@ -232,6 +239,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
 static void bury(struct ncclComm *c)
 {
     join_job(c);
+    comm_open_stream(c);
     c->magic = GONE;
     (void)atomic_fetch_sub(&comms, 1);
     comm_unref(c);
@@ -270,7 +278,11 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *ret)
 {
-    *ret = (ncclResult_t)atomic_load(&comm_live(comm, __func__)->state);
+    struct ncclComm *c = comm_live(comm, __func__);
+
+    *ret = (ncclResult_t)atomic_load(&c->state);
+    if (*ret != ncclInProgress)
+        comm_open_stream(c);
     return ncclSuccess;
 }
 

@@ -72,6 +72,7 @@ struct ncclComm {
     uint64_t ncollective, ngroup;
     uint64_t running_collective; /* the first of a later group than the one that runs */
     cudaStream_t stream;         /* that it was used with */
+    bool closed;                 /* it, until the caller has seen that its launch is over */
     atomic_int queued;           /* groups that have not ended */
     pthread_t job;
     bool has_job;
@@ -97,6 +98,9 @@ struct ncclComm *comm_live(ncclComm_t comm, const char *call); /* dies if it is 
 
 /* 0 if it may be used for something new, else the error. Dies if something is in progress. */
 ncclResult_t comm_usable(ncclComm_t comm, const char *call);
+
+/* The launch is over, and its caller knows. */
+void comm_open_stream(struct ncclComm *c);
 struct ncclComm *comm_ref(struct ncclComm *c);
 void comm_unref(struct ncclComm *c);
 

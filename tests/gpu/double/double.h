@@ -77,7 +77,8 @@ struct gpu_work {
 void gpu_stream_push(cudaStream_t stream, struct gpu_work *work, bool through, const char *call);
 int gpu_stream_device(cudaStream_t stream, const char *call);
 
-/* Until it is opened again, nothing else may be put on the stream: a launch is in progress. */
+/* Until it is opened again, nothing else may be put on the stream: a launch is in progress, or over
+ * but nobody has asked. */
 void gpu_stream_close(cudaStream_t stream, const char *call);
 void gpu_stream_open(cudaStream_t stream);
 

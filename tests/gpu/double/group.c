@@ -492,11 +492,9 @@ static void run_launch(struct gpu_work *work)
 static ncclResult_t push_launch(struct ncclComm *c, void *arg)
 {
     struct launch *l = arg;
-    cudaStream_t stream = l->stream;
 
-    gpu_stream_push(stream, &l->work, true, "ncclGroupEnd");
-    if (!c->blocking)
-        gpu_stream_open(stream);
+    (void)c;
+    gpu_stream_push(l->stream, &l->work, true, "ncclGroupEnd");
     return ncclSuccess;
 }
 
@@ -506,6 +504,7 @@ static ncclResult_t start(const struct call *list, struct ncclComm *comm)
 
     if (!comm->blocking)
         gpu_stream_close(l->stream, "ncclGroupEnd");
+    comm->closed = !comm->blocking;
     return comm_do(comm, push_launch, l);
 }
 
