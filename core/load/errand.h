@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads in threads that the operating system may never give back: whoever waits for them goes on
- * without, and whoever is last frees what they share. */
+/* Work in threads that may never come back, from the operating system or a library: whoever waits
+ * for them goes on without, and whoever is last frees what they share: the waiter, if all came
+ * back in time. */
 #ifndef CKPT_LOAD_ERRAND_H
 #define CKPT_LOAD_ERRAND_H
 

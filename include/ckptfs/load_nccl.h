@@ -17,8 +17,9 @@ struct ckpt_nccl {
     size_t size;         /* sizeof (struct ckpt_nccl): what the caller knows of */
     int device;          /* -1: the calling thread's current one. Where it is another, calls give
                             that back, and CUDA makes a context on both */
-    cudaStream_t stream; /* the caller's: a load's writes come after what is queued on it when the
-                            load starts. NULL: the default stream */
+    cudaStream_t stream; /* the caller's, of the device's primary context: a load's writes come
+                            after what is queued on it when the load starts. NULL: the default
+                            stream */
     ncclComm_t comm;     /* the caller's, idle during this call: its ranks and devices are checked
                             against control's. It is never aborted. NULL: there is none */
 };
