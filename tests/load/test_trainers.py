@@ -4,11 +4,12 @@ those frameworks' own ranks wrote (torch.load, safetensors) and what torch's dis
 
 import glob
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
+
+from ranks import SLOW, launched
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -30,9 +31,9 @@ import ckptfs  # noqa: E402
 
 
 def launch(program, n, run, out):
-    env = dict(os.environ, WORLD_SIZE=str(n), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(random.randrange(20000, 40000)), CKPTFS_MEET_TIMEOUT="60")
+    env = dict(os.environ, **launched(n))
     ranks = [subprocess.Popen([os.path.join(BUILD, "tests", program), run, out], env=dict(env, RANK=str(r)), stderr=subprocess.PIPE, text=True) for r in range(n)]
-    errors = [p.communicate(timeout=120)[1] for p in ranks]
+    errors = [p.communicate(timeout=120 * SLOW)[1] for p in ranks]
     assert all(p.returncode == 0 for p in ranks), errors
     result = []
     for r in range(n):
