@@ -24,6 +24,7 @@ GOLDEN = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp2_pp2_tied")
 LOAD_RANKS = os.path.join(BUILD, "tests", "load_ranks")
 CKPT = os.path.join(BUILD, "fs", "ckpt")
 DEADLINE_MS = int(1000 * max(1, SLOW / 2))
+FILES = 20  # a process may have open
 TOO_LONG = rf"takes longer than {DEADLINE_MS / 1000:.1f} s"
 SLACK = 5 * SLOW  # seconds, for machines that do other things too
 
@@ -276,6 +277,17 @@ def what_repeats_the_greeting_is_no_rank(top):
     assert all(status == 0 for _, status in done) and heard, (done, heard)
 
 
+def too_few_descriptors(top):
+    run = copies(top, 1)[0]
+    env = dict(os.environ, **launched(6))
+    begin = time.monotonic()
+    done = finish([subprocess.Popen(["sh", "-c", f'ulimit -n {FILES} && exec "$@"', "sh", CKPT, "load", run, "--layout", "fsdp=6"],
+                                    env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(6)])
+    assert time.monotonic() - begin < SLACK
+    for (_, err), status in done:
+        assert status == 1 and re.search(rf"28 connections are needed .* no more than {FILES} ", err), (status, err)
+
+
 def rates_are_measured_where_they_decide(top):
     runs = copies(top, 2)
     for far in (False, True):
@@ -299,7 +311,7 @@ def main():
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank,
              a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
              a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, jobs_with_neighbouring_ports_do_not_meet,
-             what_repeats_the_greeting_is_no_rank, rates_are_measured_where_they_decide)]
+             what_repeats_the_greeting_is_no_rank, too_few_descriptors, rates_are_measured_where_they_decide)]
         for test, arg in tests:
             if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
                 continue
