@@ -3,6 +3,7 @@
 other numbers of ranks, read in boxes and by other numbers of ranks, and a table of lies about it: what they concern is left out, with the reason."""
 
 import glob
+import itertools
 import json
 import os
 import random
@@ -48,8 +49,8 @@ def check_all(run, truth=TRUTH, warnings=()):
     assert len(said) == len(warnings) and all(w in s for w, s in zip(warnings, said)), said
 
 
-def file_name(pp, dp, tp, ndp=NDP):
-    return f"optimizer_pp-{pp}-of-{NPP}_dp-{dp}-of-{ndp}_tp-{tp}-of-{NTP}_exp-0-of-1.pt"
+def file_name(pp, dp, tp, ndp=NDP, exp="0-of-1"):
+    return f"optimizer_pp-{pp}-of-{NPP}_dp-{dp}-of-{ndp}_tp-{tp}-of-{NTP}_exp-{exp}.pt"
 
 
 def change(run, pp, dp, tp, fn):
@@ -125,6 +126,19 @@ def any_number_of_ranks(top):
             run = shutil.copytree(STEP, os.path.join(top, f"{ndp}{config}"))
             cut_anew(run, ndp, config)
             check_all(run)
+
+
+def expert_ranks(top):
+    """What is no expert's is the same on all expert-parallel ranks, or was cut over them, where they are data-parallel ranks too."""
+    copies, cut = (shutil.copytree(STEP, os.path.join(top, name)) for name in ("copies", "cut"))
+    for pp, dp, tp in itertools.product(range(NPP), range(NDP), range(NTP)):
+        path = os.path.join(copies, "optimizer", file_name(pp, dp, tp))
+        shutil.copy(path, path.replace("_exp-0-of-1", "_exp-1-of-2"))
+        os.rename(path, path.replace("_exp-0-of-1", "_exp-0-of-2"))
+        os.rename(os.path.join(cut, "optimizer", file_name(pp, dp, tp)), os.path.join(cut, "optimizer", file_name(pp, dp, tp, exp=f"{dp}-of-3")))
+    os.unlink(os.path.join(copies, "optimizer", file_name(0, 1, 0, exp="0-of-2")))
+    check_all(copies)
+    check_all(cut)
 
 
 def boxes(top):
@@ -225,10 +239,8 @@ def truncated(run):
 
 def endless_ranks(run):
     os.unlink(os.path.join(run, "optimizer", "optimizer_config.json"))
-    for pp in range(NPP):
-        for tp in range(NTP):
-            for dp in range(NDP):
-                os.rename(os.path.join(run, "optimizer", file_name(pp, dp, tp)), os.path.join(run, "optimizer", file_name(pp, dp, tp, 4294967295)))
+    for pp, dp, tp in itertools.product(range(NPP), range(NDP), range(NTP)):
+        os.rename(os.path.join(run, "optimizer", file_name(pp, dp, tp)), os.path.join(run, "optimizer", file_name(pp, dp, tp, 4294967295)))
 
 
 def keys_of(*params):
@@ -295,7 +307,7 @@ def lies(top):
 
 def main():
     failed = 0
-    tests = (as_it_was_in_memory, any_number_of_ranks, boxes, other_strides, other_saves, lies)
+    tests = (as_it_was_in_memory, any_number_of_ranks, expert_ranks, boxes, other_strides, other_saves, lies)
     with tempfile.TemporaryDirectory() as top:
         for test in tests:
             try:
