@@ -198,7 +198,8 @@ static int find_files(struct load *l, struct ckpt_err *err)
         ckpt_catalog_warn(l->cat, "not used: %s", e.text);
     }
     choose_save(l);
-    qsort(l->files.ptr, l->files.len, sizeof *l->files.ptr, by_place);
+    if (l->files.len)
+        qsort(l->files.ptr, l->files.len, sizeof *l->files.ptr, by_place);
     return 0;
 }
 
@@ -537,6 +538,8 @@ static int check_state(const struct load *l, const struct state *s, const struct
     uint32_t tp, dp;
     size_t bad;
 
+    if (s->parts.len == 0)
+        return ckpt_fail(err, CKPT_MISSING, "no file of tp-rank 0 has it");
     if (!s->dim ||
         ckpt_boxes_cover(s->dim, s->rank, pieces->box.ptr, pieces->box.len, &bad, err) == 0)
         return 0;
@@ -559,7 +562,8 @@ static int add_state(struct load *l, struct state *s, struct ckpt_err *err)
 
     if (s->bad)
         return 0;
-    sort_parts(s);
+    if (s->parts.len)
+        sort_parts(s);
     for (size_t i = 0; i < s->parts.len; i++)
         if (add_pieces(s, &s->parts.ptr[i], &pieces) < 0)
             return ckpt_nomem(err);

@@ -288,6 +288,8 @@ LIES = [  # name, the lie, what is left out, the reason
     ("missing_rank", gone((0, 1, 0)), FIRST_STAGE, "no file has the part of dp-rank 1 of 3 (tp-rank 0)"),
     ("missing_last_rank", gone((0, 2, 1)), None, "no file has the part of dp-rank 2 of 3 (tp-rank 1)"),
     ("missing_group", gone(*((0, dp, 1) for dp in range(NDP))), None, "are in no shard"),
+    ("missing_first_group", gone(*((0, dp, 0) for dp in range(NDP))), None, f"{NORM}.exp_avg': no file of tp-rank 0 has it"),
+    ("no_files", gone(*itertools.product(range(NPP), range(NDP), range(NTP))), set(TRUTH), None),
     ("truncated", truncated, FIRST_STAGE, file_name(0, 1, 0)),
     ("endless_ranks", endless_ranks, set(TRUTH) - {k for k in TRUTH if k.endswith(".step")}, "of 4294967295 has elements"),
 ]
