@@ -9,14 +9,18 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
+#include "base/par.h"
 #include "base/str.h"
+#include "ckpt/nanotron_state_file.h"
 #include "ckpt/nanotron_zero.h"
 #include "container/config.h"
-#include "container/torch.h"
 
 #define FOLDER "optimizer"
 
-enum { MAX_CONFIG_BYTES = 256 * 1024 * 1024 }; /* it has a line for each parameter and rank */
+enum {
+    MAX_CONFIG_BYTES = 256 * 1024 * 1024, /* it has an entry for each parameter and rank */
+    AT_ONCE = 32,                         /* files that are read while others wait */
+};
 
 struct file {
     char *name;
@@ -59,11 +63,11 @@ struct load {
 };
 
 /* One file while it is read. */
-struct pickled {
+struct reading {
     struct load *l;
     const struct file *file;
-    struct ckpt_torch torch;
-    struct ckpt_pickle p;
+    struct ckpt_nt_state_file held;
+    struct ckpt_err err; /* it could not be read */
     uint32_t source;
 };
 
@@ -223,7 +227,7 @@ static struct state *find_state(struct load *l, const char *name, struct ckpt_er
 }
 
 /* A number of a parameter: the same on all ranks. */
-static int add_scalar(const struct pickled *f, struct state *s, const struct ckpt_torch_layout *t,
+static int add_scalar(const struct reading *f, struct state *s, const struct ckpt_torch_layout *t,
                       uint64_t storage, struct ckpt_err *err)
 {
     static const struct ckpt_nt_pair all = {0};
@@ -273,7 +277,7 @@ static int lay_whole(const struct ckpt_nt_part *of, const struct ckpt_torch_layo
 }
 
 /* An interval of it: as the whole would lie, were it there. */
-static int lay_interval(const struct pickled *f, const char *param, const struct ckpt_nt_part *of,
+static int lay_interval(const struct reading *f, const char *param, const struct ckpt_nt_part *of,
                         const struct ckpt_torch_layout *t, uint64_t *stride, struct part *p,
                         struct ckpt_err *err)
 {
@@ -293,7 +297,7 @@ static int lay_interval(const struct pickled *f, const char *param, const struct
     return 0;
 }
 
-static int add_part(const struct pickled *f, struct state *s, const char *param,
+static int add_part(const struct reading *f, struct state *s, const char *param,
                     const struct ckpt_nt_part *of, const struct ckpt_torch_layout *t,
                     uint64_t storage, struct ckpt_err *err)
 {
@@ -324,15 +328,14 @@ static int add_part(const struct pickled *f, struct state *s, const char *param,
     return ckpt_vec_push(&s->parts, p) < 0 ? ckpt_nomem(err) : 0;
 }
 
-static int add_value(const struct pickled *f, struct state *s, const char *param, ckpt_pv v,
-                     struct ckpt_err *err)
+static int add_value(const struct reading *f, struct state *s, const char *param,
+                     const struct ckpt_nt_state *value, struct ckpt_err *err)
 {
     struct ckpt_torch_layout t;
     struct ckpt_nt_part of;
-    uint64_t storage = 0;
+    uint64_t storage;
 
-    if (ckpt_torch_layout_of(&f->p, v, &t, err) < 0 ||
-        (t.nbyte && ckpt_torch_storage(&f->torch, &t, &storage, err) < 0))
+    if (ckpt_nt_state_layout(&f->held, value, &t, &storage, err) < 0)
         return -1;
     if (t.rank == 0)
         return add_scalar(f, s, &t, storage, err);
@@ -342,25 +345,22 @@ static int add_value(const struct pickled *f, struct state *s, const char *param
     return !of.sharded && f->file->tp != 0 ? 0 : add_part(f, s, param, &of, &t, storage, err);
 }
 
-/* Of "PREFIX.PARAMETER[.KEY]". What is no tensor is none of ours. */
-static int add_entry(const struct pickled *f, const char *prefix, const char *param,
-                     const char *key, ckpt_pv v, struct ckpt_err *err)
+static int add_entry(void *ctx, const struct ckpt_nt_state *value, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *name = NULL;
+    const struct reading *f = ctx;
+    const char *param =
+        value->param + (ckpt_has_prefix(value->param, "module.") ? strlen("module.") : 0);
+    ckpt_cleanup(ckpt_freep) char *name =
+        value->key ? ckpt_asprintf("optimizer.state.%s.%s", param, value->key)
+                   : ckpt_asprintf("optimizer.gradient_accumulator.%s", param);
     struct ckpt_err e = {0};
 
-    if (!param || ckpt_pv_kind(v) != CKPT_PV_OBJ)
-        return 0;
-    if (ckpt_has_prefix(param, "module."))
-        param += strlen("module.");
-    name =
-        key ? ckpt_asprintf("%s.%s.%s", prefix, param, key) : ckpt_asprintf("%s.%s", prefix, param);
     if (!name)
         return ckpt_nomem(err);
     struct state *s = find_state(f->l, name, err);
     if (!s)
         return -1;
-    if (s->bad || add_value(f, s, param, v, &e) == 0)
+    if (s->bad || add_value(f, s, param, value, &e) == 0)
         return 0;
     if (e.code == CKPT_NOMEM)
         return ckpt_nomem(err);
@@ -370,81 +370,42 @@ static int add_entry(const struct pickled *f, const char *prefix, const char *pa
     return 0;
 }
 
-/* {name: tensor} */
-static int add_masters(const struct pickled *f, ckpt_pv dict, struct ckpt_err *err)
+static int read_file(void *ctx, size_t i, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < ckpt_pv_npair(&f->p, dict); i++)
-        if (add_entry(f, "optimizer.gradient_accumulator",
-                      ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, dict, i)), NULL,
-                      ckpt_pv_value(&f->p, dict, i), err) < 0)
-            return -1;
+    struct reading *f = (struct reading *)ctx + i;
+
+    (void)err; /* a file that can't be read costs only what it holds */
+    (void)ckpt_nt_state_file_read(f->l->dir, f->file->name, f->l->opt->pool, &f->held, &f->err);
     return 0;
 }
 
-/* A parameter's name, from its number; most often both count alike. */
-static const char *name_of(const struct pickled *f, ckpt_pv names, ckpt_pv id, size_t guess)
+static int add_file(struct reading *f, struct ckpt_err *err)
 {
-    const size_t n = ckpt_pv_npair(&f->p, names);
-
-    if (guess < n && ckpt_pv_key(&f->p, names, guess) == id)
-        return ckpt_pv_str(&f->p, ckpt_pv_value(&f->p, names, guess));
-    for (size_t i = 0; i < n; i++)
-        if (ckpt_pv_key(&f->p, names, i) == id)
-            return ckpt_pv_str(&f->p, ckpt_pv_value(&f->p, names, i));
-    return ckpt_pv_str(&f->p, id);
-}
-
-/* {number: {key: tensor}} */
-static int add_numbered(const struct pickled *f, ckpt_pv states, ckpt_pv names,
-                        struct ckpt_err *err)
-{
-    for (size_t i = 0; i < ckpt_pv_npair(&f->p, states); i++) {
-        const char *param = name_of(f, names, ckpt_pv_key(&f->p, states, i), i);
-        ckpt_pv state = ckpt_pv_value(&f->p, states, i);
-        for (size_t k = 0; k < ckpt_pv_npair(&f->p, state); k++) {
-            const char *key = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, state, k));
-            if (key && add_entry(f, "optimizer.state", param, key, ckpt_pv_value(&f->p, state, k),
-                                 err) < 0)
-                return -1;
-        }
-    }
-    return 0;
-}
-
-static int add_pickled(struct pickled *f, struct ckpt_source *s, struct ckpt_err *err)
-{
-    if (ckpt_torch_open(s, 0, s->size, &f->torch, err) < 0)
-        return -1;
-    int rc = ckpt_pickle_read(s, f->torch.pickle_off, f->torch.pickle_len, &ckpt_torch_rules, &f->p,
-                              err);
-    if (rc == 0) {
-        const ckpt_pv root = f->p.root;
-        f->source = ckpt_catalog_add_source(f->l->cat, s, err);
-        rc = f->source == UINT32_MAX ? -1 : 0;
-        if (rc == 0)
-            rc = add_numbered(f, ckpt_pv_get(&f->p, root, "state"),
-                              ckpt_pv_get(&f->p, root, "names"), err);
-        if (rc == 0)
-            rc = add_masters(f, ckpt_pv_get(&f->p, root, "gradient_accumulator"), err);
-        ckpt_pickle_release(&f->p);
-    }
-    ckpt_torch_release(&f->torch);
-    return rc;
-}
-
-static int add_file(struct load *l, const struct file *file, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
-    struct pickled f = {.l = l, .file = file};
-    struct ckpt_err e = {0};
-
-    if (ckpt_source_file_new(l->dir, file->name, l->opt->pool, &s, &e) == 0 &&
-        add_pickled(&f, s, &e) == 0)
-        return 0;
-    if (e.code == CKPT_NOMEM)
+    if (f->err.code == CKPT_NOMEM)
         return ckpt_nomem(err);
-    ckpt_catalog_warn(l->cat, "left out: '%s/%s': %s", ckpt_dir_path(l->dir), file->name, e.text);
-    return 0;
+    if (f->err.code != CKPT_OK) {
+        ckpt_catalog_warn(f->l->cat, "left out: '%s/%s': %s", ckpt_dir_path(f->l->dir),
+                          f->file->name, f->err.text);
+        return 0;
+    }
+    f->source = ckpt_catalog_add_source(f->l->cat, f->held.source, err);
+    return f->source == UINT32_MAX ? -1 : ckpt_nt_state_file_each(&f->held, add_entry, f, err);
+}
+
+/* Some are read at once, and then added in order. */
+static int add_files(struct load *l, size_t begin, size_t n, struct ckpt_err *err)
+{
+    struct reading f[AT_ONCE] = {0};
+
+    for (size_t i = 0; i < n; i++)
+        f[i] = (struct reading){.l = l, .file = &l->files.ptr[begin + i]};
+    int rc = ckpt_parallel(n, l->opt->nthread, read_file, f, err);
+    for (size_t i = 0; i < n; i++) {
+        if (rc == 0)
+            rc = add_file(&f[i], err);
+        ckpt_nt_state_file_release(&f[i].held);
+    }
+    return rc;
 }
 
 /* ---- the whole ---- */
@@ -589,8 +550,8 @@ int ckpt_nt_states_add(struct ckpt_dir *dir, const struct ckpt_reader_options *o
         return 0;
     if (ckpt_dir_open_below(dir, FOLDER, &l.dir, err) < 0 || find_files(&l, err) < 0)
         return -1;
-    for (size_t i = 0; i < l.files.len; i++)
-        if (add_file(&l, &l.files.ptr[i], err) < 0)
+    for (size_t i = 0; i < l.files.len; i += AT_ONCE)
+        if (add_files(&l, i, ckpt_min_u64(AT_ONCE, l.files.len - i), err) < 0)
             return -1;
     for (size_t i = 0; i < l.states.len; i++)
         if (add_state(&l, &l.states.ptr[i], err) < 0)
