@@ -2,23 +2,41 @@
 /* From the ranks' pickles of optimizer states to whole tensors. */
 #include "ckpt/nanotron_states.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/ckd.h"
 #include "base/mem.h"
+#include "base/par.h"
 #include "base/str.h"
-#include "container/torch.h"
+#include "ckpt/nanotron_state_file.h"
+#include "ckpt/nanotron_zero.h"
+#include "container/config.h"
 
 #define FOLDER "optimizer"
 
-struct file {
-    char *name;
-    uint32_t pp, tp, ep;
+enum {
+    MAX_CONFIG_BYTES = 256 * 1024 * 1024, /* it has an entry for each parameter and rank */
+    AT_ONCE = 32,                         /* files that are read while others wait */
 };
 
-struct part { /* of a state: what one file holds */
-    uint32_t tp, ep;
+struct file {
+    char *name;
+    uint32_t pp, dp, tp, ep;
+    uint32_t ndp; /* 0: not cut over data-parallel ranks */
+};
+
+struct part { /* of a state: what one file holds of a rank's part of the parameter */
+    uint32_t tp, ep, dp;
+    uint32_t source;
+    struct ckpt_nt_interval in;
+    uint64_t src;           /* byte of the part's element 0, were it there: modulo 2^64 */
+    const uint64_t *stride; /* bytes */
+    const uint64_t *local_dim;
+    const struct ckpt_nt_pair *pair;
+    size_t npair;
 };
 
 struct state {
@@ -27,8 +45,6 @@ struct state {
     uint32_t rank;
     const uint64_t *dim; /* the parameter's; NULL: a scalar */
     CKPT_VEC(struct part) parts;
-    CKPT_VEC(struct ckpt_piece_draft) draft;
-    CKPT_VEC(struct ckpt_box) box;
     bool bad; /* left out */
 };
 
@@ -42,16 +58,16 @@ struct load {
     struct ckpt_map index;
     CKPT_VEC(struct file) files;
     CKPT_VEC(struct state) states;
-    uint32_t npp, ntp; /* of the save; 0: not known */
-    bool zero;         /* there are files of data-parallel ranks */
+    uint32_t npp, ntp, ndp; /* of the save; 0: not known, ndp: not cut over them */
+    json_t *config;         /* the optimizer's, or NULL */
 };
 
 /* One file while it is read. */
-struct pickled {
+struct reading {
     struct load *l;
     const struct file *file;
-    struct ckpt_torch torch;
-    struct ckpt_pickle p;
+    struct ckpt_nt_state_file held;
+    struct ckpt_err err; /* it could not be read */
     uint32_t source;
 };
 
@@ -59,15 +75,13 @@ static void load_release(struct load *l)
 {
     for (size_t i = 0; i < l->files.len; i++)
         free(l->files.ptr[i].name);
-    for (size_t i = 0; i < l->states.len; i++) {
+    for (size_t i = 0; i < l->states.len; i++)
         ckpt_vec_release(&l->states.ptr[i].parts);
-        ckpt_vec_release(&l->states.ptr[i].draft);
-        ckpt_vec_release(&l->states.ptr[i].box);
-    }
     ckpt_vec_release(&l->files);
     ckpt_vec_release(&l->states);
     ckpt_map_release(&l->index);
     ckpt_arena_release(&l->names);
+    json_decref(l->config);
     ckpt_dir_unref(l->dir);
 }
 
@@ -94,23 +108,19 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     struct load *l = ctx;
     struct file f = {0}, *own;
     const char *s = e->name;
-    uint32_t dp, npp, ntp, size;
+    uint32_t npp, ntp, size;
 
     if (!ckpt_has_prefix(s, "optimizer_"))
         return 0;
     s += strlen("optimizer");
     if (!take_rank(&s, "pp", &f.pp, &npp))
         return 0;
-    const bool zero = take_rank(&s, "dp", &dp, &size);
+    (void)take_rank(&s, "dp", &f.dp, &f.ndp);
     if (!take_rank(&s, "tp", &f.tp, &ntp))
         return 0;
     (void)take_rank(&s, "exp", &f.ep, &size);
     if (strcmp(s, ".pt") != 0 || (l->npp && npp != l->npp) || (l->ntp && ntp != l->ntp))
         return 0; /* no state, or another save's */
-    if (zero) {
-        l->zero = true;
-        return 0;
-    }
     if (ckpt_vec_add(&l->files, &own) < 0 || !(f.name = strdup(e->name)))
         return ckpt_nomem(err);
     *own = f;
@@ -125,7 +135,76 @@ static int by_place(const void *a, const void *b)
         return p->pp < q->pp ? -1 : 1;
     if (p->tp != q->tp)
         return p->tp < q->tp ? -1 : 1;
-    return (p->ep > q->ep) - (p->ep < q->ep);
+    if (p->ep != q->ep)
+        return p->ep < q->ep ? -1 : 1;
+    return (p->dp > q->dp) - (p->dp < q->dp);
+}
+
+/* Over how many data-parallel ranks the last save cut them, as its own file says; false: it does
+ * not. */
+static bool recorded_ndp(const json_t *config, uint32_t *ret)
+{
+    const char *type = ckpt_json_str(config, "type");
+    const char *size = ckpt_json_str(ckpt_json_at(config, "parallelism"), "dp_size");
+    unsigned long long n = 0;
+
+    if (!type)
+        return false;
+    if (strcmp(type, "ZeroDistributedOptimizer") == 0 &&
+        (!size || !ckpt_parse_u64(size, strlen(size), &n) || n == 0 || n > UINT32_MAX))
+        return false;
+    *ret = (uint32_t)n;
+    return true;
+}
+
+static bool has_files(const struct load *l, uint32_t ndp)
+{
+    for (size_t i = 0; i < l->files.len; i++)
+        if (l->files.ptr[i].ndp == ndp)
+            return true;
+    return false;
+}
+
+/* Keep the files of one save: several may have left theirs, cut differently. */
+static void choose_save(struct load *l)
+{
+    size_t kept = 0;
+    bool mixed = false;
+
+    for (size_t i = 0; i < l->files.len; i++) {
+        l->ndp = l->files.ptr[0].ndp;
+        mixed |= l->files.ptr[i].ndp != l->ndp;
+    }
+    const bool known = !mixed || (recorded_ndp(l->config, &l->ndp) && has_files(l, l->ndp));
+    if (!known)
+        ckpt_catalog_warn(l->cat,
+                          "left out: optimizer states in '%s': the files of several saves lie "
+                          "there, and optimizer_config.json does not say which to use",
+                          ckpt_dir_path(l->dir));
+    for (size_t i = 0; i < l->files.len; i++)
+        if (known && l->files.ptr[i].ndp == l->ndp)
+            l->files.ptr[kept++] = l->files.ptr[i];
+        else
+            free(l->files.ptr[i].name);
+    l->files.len = kept;
+}
+
+static int find_files(struct load *l, struct ckpt_err *err)
+{
+    struct ckpt_err e = {0};
+
+    if (ckpt_dir_list(l->dir, see, l, err) < 0)
+        return -1;
+    if (ckpt_config_read_if(l->dir, "optimizer_config.json", MAX_CONFIG_BYTES, &l->config, &e) <
+        0) {
+        if (e.code == CKPT_NOMEM)
+            return ckpt_nomem(err);
+        ckpt_catalog_warn(l->cat, "not used: %s", e.text);
+    }
+    choose_save(l);
+    if (l->files.len)
+        qsort(l->files.ptr, l->files.len, sizeof *l->files.ptr, by_place);
+    return 0;
 }
 
 /* ---- tensors ---- */
@@ -147,108 +226,141 @@ static struct state *find_state(struct load *l, const char *name, struct ckpt_er
     return s;
 }
 
-/* Tied parameters are on several stages. */
-static bool has_part(const struct state *s, uint32_t tp, uint32_t ep)
-{
-    for (size_t i = 0; i < s->parts.len; i++)
-        if (s->parts.ptr[i].tp == tp && s->parts.ptr[i].ep == ep)
-            return true;
-    return false;
-}
-
-static int add_piece(struct state *s, const struct ckpt_torch_layout *t, uint64_t storage,
-                     uint32_t source, const struct ckpt_nt_pair *pair)
-{
-    const size_t esize = ckpt_dtype_size(t->dtype);
-    uint64_t stride[CKPT_MAX_RANK], src = storage + t->first * esize;
-    struct ckpt_piece_draft *d;
-
-    if (ckpt_box_numel(&pair->global) == 0)
-        return 0;
-    if (ckpt_vec_add(&s->draft, &d) < 0 || ckpt_vec_push(&s->box, pair->global) < 0)
-        return -1;
-    for (uint32_t k = 0; k < t->rank; k++) {
-        stride[k] = t->stride[k] * esize;
-        src += pair->local.lo[k] * stride[k];
-    }
-    ckpt_piece_from_box(s->dim, &pair->global, source, src, stride, d);
-    return 0;
-}
-
 /* A number of a parameter: the same on all ranks. */
-static int add_scalar(const struct pickled *f, struct state *s, const struct ckpt_torch_layout *t,
+static int add_scalar(const struct reading *f, struct state *s, const struct ckpt_torch_layout *t,
                       uint64_t storage, struct ckpt_err *err)
 {
-    static const struct ckpt_nt_pair none = {0};
+    static const struct ckpt_nt_pair all = {0};
+    const struct part part = {.source = f->source,
+                              .in = {0, 1},
+                              .src = storage + t->first * ckpt_dtype_size(t->dtype),
+                              .pair = &all,
+                              .npair = 1};
 
+    if (s->dim)
+        return ckpt_fail(err, CKPT_CONFLICT, "it is a number here, a tensor elsewhere");
     s->dtype = t->dtype;
-    return s->box.len || add_piece(s, t, storage, f->source, &none) == 0 ? 0 : ckpt_nomem(err);
+    return s->parts.len || ckpt_vec_push(&s->parts, part) == 0 ? 0 : ckpt_nomem(err);
 }
 
-static int fail_shape(const struct ckpt_torch_layout *t, const struct ckpt_nt_part *part,
+static int fail_shape(const struct ckpt_torch_layout *t, const struct ckpt_nt_part *of,
                       struct ckpt_err *err)
 {
     char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
 
     return ckpt_fail(err, CKPT_CONFLICT, "it is %s, the parameter's file has %s",
                      ckpt_shape_text(t->dim, t->rank, a, sizeof a),
-                     ckpt_shape_text(part->local_dim, part->rank, b, sizeof b));
+                     ckpt_shape_text(of->local_dim, of->rank, b, sizeof b));
 }
 
-static int add_value(const struct pickled *f, struct state *s, const char *param, ckpt_pv v,
-                     struct ckpt_err *err)
+static int fail_interval(const struct ckpt_torch_layout *t, const struct ckpt_nt_interval *in,
+                         const struct file *file, struct ckpt_err *err)
 {
-    uint32_t tp = f->file->tp, ep = f->file->ep;
-    struct ckpt_torch_layout t;
-    struct ckpt_nt_part part;
-    struct part own;
-    uint64_t storage = 0;
+    char a[CKPT_SHAPE_TEXT];
 
-    if (ckpt_torch_layout_of(&f->p, v, &t, err) < 0 ||
-        (t.nbyte && ckpt_torch_storage(&f->torch, &t, &storage, err) < 0))
-        return -1;
-    if (t.rank == 0)
-        return add_scalar(f, s, &t, storage, err);
-    if (!f->l->find(f->l->ctx, param, tp, ep, &part))
-        return ckpt_fail(err, CKPT_MISSING, "there is no such parameter of tp-rank %u", tp);
-    own = (struct part){part.sharded ? tp : 0, part.has_ep ? ep : 0};
-    if (own.tp != tp || own.ep != ep || has_part(s, tp, ep))
-        return 0;
-    if (t.rank != part.rank || memcmp(t.dim, part.local_dim, t.rank * sizeof *t.dim) != 0)
-        return fail_shape(&t, &part, err);
-    if (s->parts.len && s->dtype != t.dtype)
-        return ckpt_fail(err, CKPT_CONFLICT, "it is %s here, %s elsewhere",
-                         ckpt_dtype_name(t.dtype), ckpt_dtype_name(s->dtype));
-    s->dtype = t.dtype;
-    s->rank = part.rank;
-    s->dim = part.dim;
-    if (ckpt_vec_push(&s->parts, own) < 0)
-        return ckpt_nomem(err);
-    for (size_t k = 0; k < part.npair; k++)
-        if (add_piece(s, &t, storage, f->source, &part.pair[k]) < 0)
-            return ckpt_nomem(err);
+    return ckpt_fail(
+        err, CKPT_CONFLICT,
+        "it is %s, dp-rank %u of %u has elements %" PRIu64 "..%" PRIu64 " of the parameter's file",
+        ckpt_shape_text(t->dim, t->rank, a, sizeof a), file->dp, file->ndp, in->lo, in->hi);
+}
+
+/* All of a rank's part. */
+static int lay_whole(const struct ckpt_nt_part *of, const struct ckpt_torch_layout *t,
+                     uint64_t *stride, struct part *p, struct ckpt_err *err)
+{
+    if (t->rank != of->rank || memcmp(t->dim, of->local_dim, t->rank * sizeof *t->dim) != 0)
+        return fail_shape(t, of, err);
+    for (uint32_t k = 0; k < t->rank; k++)
+        stride[k] = t->stride[k] * ckpt_dtype_size(t->dtype);
+    p->in = (struct ckpt_nt_interval){0, UINT64_MAX};
     return 0;
 }
 
-/* Of "PREFIX.PARAMETER[.KEY]". What is no tensor is none of ours. */
-static int add_entry(const struct pickled *f, const char *prefix, const char *param,
-                     const char *key, ckpt_pv v, struct ckpt_err *err)
+/* An interval of it: as the whole would lie, were it there. */
+static int lay_interval(const struct reading *f, const char *param, const struct ckpt_nt_part *of,
+                        const struct ckpt_torch_layout *t, uint64_t *stride, struct part *p,
+                        struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *name = NULL;
+    const json_t *offsets = ckpt_json_at(f->l->config, "configs.param_name_to_dp_rank_offsets");
+    const uint64_t step = t->stride[0] * ckpt_dtype_size(t->dtype);
+    uint64_t numel = 0;
+
+    (void)ckpt_shape_numel(of->local_dim, of->rank, &numel);
+    if (ckpt_nt_zero_interval(offsets, param, numel, f->file->dp, f->file->ndp, &p->in, err) < 0)
+        return -1;
+    if (t->rank != 1 || t->dim[0] != p->in.hi - p->in.lo)
+        return fail_interval(t, &p->in, f->file, err);
+    ckpt_shape_strides(of->local_dim, of->rank, stride);
+    for (uint32_t k = 0; k < of->rank; k++)
+        stride[k] *= step;
+    p->src -= p->in.lo * step;
+    return 0;
+}
+
+static int add_part(const struct reading *f, struct state *s, const char *param,
+                    const struct ckpt_nt_part *of, const struct ckpt_torch_layout *t,
+                    uint64_t storage, struct ckpt_err *err)
+{
+    uint64_t *stride = ckpt_arena_alloc(&f->l->names, (of->rank + 1) * sizeof *stride);
+    struct part p = {.tp = of->sharded ? f->file->tp : 0,
+                     .ep = of->has_ep ? f->file->ep : 0,
+                     .dp = f->file->dp,
+                     .source = f->source,
+                     .src = storage + t->first * ckpt_dtype_size(t->dtype),
+                     .stride = stride,
+                     .local_dim = of->local_dim,
+                     .pair = of->pair,
+                     .npair = of->npair};
+
+    if (!stride)
+        return ckpt_nomem(err);
+    if ((f->file->ndp ? lay_interval(f, param, of, t, stride, &p, err)
+                      : lay_whole(of, t, stride, &p, err)) < 0)
+        return -1;
+    if (s->parts.len && !s->dim)
+        return ckpt_fail(err, CKPT_CONFLICT, "it is a tensor here, a number elsewhere");
+    if (s->parts.len && s->dtype != t->dtype)
+        return ckpt_fail(err, CKPT_CONFLICT, "it is %s here, %s elsewhere",
+                         ckpt_dtype_name(t->dtype), ckpt_dtype_name(s->dtype));
+    s->dtype = t->dtype;
+    s->rank = of->rank;
+    s->dim = of->dim;
+    return ckpt_vec_push(&s->parts, p) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int add_value(const struct reading *f, struct state *s, const char *param,
+                     const struct ckpt_nt_state *value, struct ckpt_err *err)
+{
+    struct ckpt_torch_layout t;
+    struct ckpt_nt_part of;
+    uint64_t storage;
+
+    if (ckpt_nt_state_layout(&f->held, value, &t, &storage, err) < 0)
+        return -1;
+    if (t.rank == 0)
+        return add_scalar(f, s, &t, storage, err);
+    if (!f->l->find(f->l->ctx, param, f->file->tp, f->file->ep, &of))
+        return ckpt_fail(err, CKPT_MISSING, "there is no such parameter of tp-rank %u",
+                         f->file->tp);
+    return !of.sharded && f->file->tp != 0 ? 0 : add_part(f, s, param, &of, &t, storage, err);
+}
+
+static int add_entry(void *ctx, const struct ckpt_nt_state *value, struct ckpt_err *err)
+{
+    const struct reading *f = ctx;
+    const char *param =
+        value->param + (ckpt_has_prefix(value->param, "module.") ? strlen("module.") : 0);
+    ckpt_cleanup(ckpt_freep) char *name =
+        value->key ? ckpt_asprintf("optimizer.state.%s.%s", param, value->key)
+                   : ckpt_asprintf("optimizer.gradient_accumulator.%s", param);
     struct ckpt_err e = {0};
 
-    if (!param || ckpt_pv_kind(v) != CKPT_PV_OBJ)
-        return 0;
-    if (ckpt_has_prefix(param, "module."))
-        param += strlen("module.");
-    name =
-        key ? ckpt_asprintf("%s.%s.%s", prefix, param, key) : ckpt_asprintf("%s.%s", prefix, param);
     if (!name)
         return ckpt_nomem(err);
     struct state *s = find_state(f->l, name, err);
     if (!s)
         return -1;
-    if (s->bad || add_value(f, s, param, v, &e) == 0)
+    if (s->bad || add_value(f, s, param, value, &e) == 0)
         return 0;
     if (e.code == CKPT_NOMEM)
         return ckpt_nomem(err);
@@ -258,93 +370,165 @@ static int add_entry(const struct pickled *f, const char *prefix, const char *pa
     return 0;
 }
 
-/* {name: tensor} */
-static int add_masters(const struct pickled *f, ckpt_pv dict, struct ckpt_err *err)
+static int read_file(void *ctx, size_t i, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < ckpt_pv_npair(&f->p, dict); i++)
-        if (add_entry(f, "optimizer.gradient_accumulator",
-                      ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, dict, i)), NULL,
-                      ckpt_pv_value(&f->p, dict, i), err) < 0)
-            return -1;
+    struct reading *f = (struct reading *)ctx + i;
+
+    (void)err; /* a file that can't be read costs only what it holds */
+    (void)ckpt_nt_state_file_read(f->l->dir, f->file->name, f->l->opt->pool, &f->held, &f->err);
     return 0;
 }
 
-/* A parameter's name, from its number; most often both count alike. */
-static const char *name_of(const struct pickled *f, ckpt_pv names, ckpt_pv id, size_t guess)
+static int add_file(struct reading *f, struct ckpt_err *err)
 {
-    const size_t n = ckpt_pv_npair(&f->p, names);
-
-    if (guess < n && ckpt_pv_key(&f->p, names, guess) == id)
-        return ckpt_pv_str(&f->p, ckpt_pv_value(&f->p, names, guess));
-    for (size_t i = 0; i < n; i++)
-        if (ckpt_pv_key(&f->p, names, i) == id)
-            return ckpt_pv_str(&f->p, ckpt_pv_value(&f->p, names, i));
-    return ckpt_pv_str(&f->p, id);
+    if (f->err.code == CKPT_NOMEM)
+        return ckpt_nomem(err);
+    if (f->err.code != CKPT_OK) {
+        ckpt_catalog_warn(f->l->cat, "left out: '%s/%s': %s", ckpt_dir_path(f->l->dir),
+                          f->file->name, f->err.text);
+        return 0;
+    }
+    f->source = ckpt_catalog_add_source(f->l->cat, f->held.source, err);
+    return f->source == UINT32_MAX ? -1 : ckpt_nt_state_file_each(&f->held, add_entry, f, err);
 }
 
-/* {number: {key: tensor}} */
-static int add_numbered(const struct pickled *f, ckpt_pv states, ckpt_pv names,
-                        struct ckpt_err *err)
+/* Some are read at once, and then added in order. */
+static int add_files(struct load *l, size_t begin, size_t n, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < ckpt_pv_npair(&f->p, states); i++) {
-        const char *param = name_of(f, names, ckpt_pv_key(&f->p, states, i), i);
-        ckpt_pv state = ckpt_pv_value(&f->p, states, i);
-        for (size_t k = 0; k < ckpt_pv_npair(&f->p, state); k++) {
-            const char *key = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, state, k));
-            if (key && add_entry(f, "optimizer.state", param, key, ckpt_pv_value(&f->p, state, k),
-                                 err) < 0)
+    struct reading f[AT_ONCE] = {0};
+
+    for (size_t i = 0; i < n; i++)
+        f[i] = (struct reading){.l = l, .file = &l->files.ptr[begin + i]};
+    int rc = ckpt_parallel(n, l->opt->nthread, read_file, f, err);
+    for (size_t i = 0; i < n; i++) {
+        if (rc == 0)
+            rc = add_file(&f[i], err);
+        ckpt_nt_state_file_release(&f[i].held);
+    }
+    return rc;
+}
+
+/* ---- the whole ---- */
+
+/* Parameters that are the same on many ranks, or on several stages (tied ones): the first counts.
+ */
+static int part_cmp(const void *a, const void *b)
+{
+    const struct part *p = a, *q = b;
+
+    if (p->tp != q->tp)
+        return p->tp < q->tp ? -1 : 1;
+    if (p->ep != q->ep)
+        return p->ep < q->ep ? -1 : 1;
+    if (p->dp != q->dp)
+        return p->dp < q->dp ? -1 : 1;
+    return (p->source > q->source) - (p->source < q->source);
+}
+
+static bool same_group(const struct part *p, const struct part *q)
+{
+    return p->tp == q->tp && p->ep == q->ep;
+}
+
+static void sort_parts(struct state *s)
+{
+    size_t kept = 0;
+
+    qsort(s->parts.ptr, s->parts.len, sizeof *s->parts.ptr, part_cmp);
+    for (size_t i = 0; i < s->parts.len; i++)
+        if (i == 0 || !same_group(&s->parts.ptr[i], &s->parts.ptr[kept - 1]) ||
+            s->parts.ptr[i].dp != s->parts.ptr[kept - 1].dp)
+            s->parts.ptr[kept++] = s->parts.ptr[i];
+    s->parts.len = kept;
+}
+
+struct pieces {
+    CKPT_VEC(struct ckpt_piece_draft) draft;
+    CKPT_VEC(struct ckpt_box) box;
+};
+
+static void pieces_release(struct pieces *p)
+{
+    ckpt_vec_release(&p->draft);
+    ckpt_vec_release(&p->box);
+}
+
+static int add_pieces(const struct state *s, const struct part *p, struct pieces *out)
+{
+    struct ckpt_nt_pair clip[CKPT_MAX_SPANS];
+    struct ckpt_piece_draft *d;
+
+    for (size_t k = 0; k < p->npair; k++) {
+        const size_t n = ckpt_nt_pair_clip(&p->pair[k], p->local_dim, &p->in, clip);
+        for (size_t i = 0; i < n; i++) {
+            uint64_t src = p->src;
+            if (ckpt_vec_add(&out->draft, &d) < 0 || ckpt_vec_push(&out->box, clip[i].global) < 0)
                 return -1;
+            for (uint32_t r = 0; r < clip[i].local.rank; r++)
+                src += clip[i].local.lo[r] * p->stride[r];
+            ckpt_piece_from_box(s->dim, &clip[i].global, p->source, src, p->stride, d);
         }
     }
     return 0;
 }
 
-static int add_pickled(struct pickled *f, struct ckpt_source *s, struct ckpt_err *err)
+/* Where a group of data-parallel ranks lacks a part, its tensor-parallel rank and the first of
+ * them. Ranks behind the last element have none. */
+static bool missing_dp(const struct load *l, const struct state *s, uint32_t *ret_tp,
+                       uint32_t *ret_dp)
 {
-    if (ckpt_torch_open(s, 0, s->size, &f->torch, err) < 0)
-        return -1;
-    int rc = ckpt_pickle_read(s, f->torch.pickle_off, f->torch.pickle_len, &ckpt_torch_rules, &f->p,
-                              err);
-    if (rc == 0) {
-        const ckpt_pv root = f->p.root;
-        f->source = ckpt_catalog_add_source(f->l->cat, s, err);
-        rc = f->source == UINT32_MAX ? -1 : 0;
-        if (rc == 0)
-            rc = add_numbered(f, ckpt_pv_get(&f->p, root, "state"),
-                              ckpt_pv_get(&f->p, root, "names"), err);
-        if (rc == 0)
-            rc = add_masters(f, ckpt_pv_get(&f->p, root, "gradient_accumulator"), err);
-        ckpt_pickle_release(&f->p);
+    const struct part *p = s->parts.ptr;
+    uint64_t numel = 0;
+
+    for (size_t i = 0; i < s->parts.len; i++) {
+        const bool first = i == 0 || !same_group(&p[i], &p[i - 1]);
+        const bool last = i + 1 == s->parts.len || !same_group(&p[i], &p[i + 1]);
+        const uint32_t want = first ? 0 : p[i - 1].dp + 1;
+        (void)ckpt_shape_numel(p[i].local_dim, s->rank, &numel);
+        *ret_tp = p[i].tp;
+        *ret_dp = p[i].dp == want ? want + 1 : want;
+        if (p[i].dp != want || (last && *ret_dp < ckpt_min_u64(l->ndp, numel)))
+            return true;
     }
-    ckpt_torch_release(&f->torch);
-    return rc;
+    return false;
 }
 
-static int add_file(struct load *l, const struct file *file, struct ckpt_err *err)
+static int check_state(const struct load *l, const struct state *s, const struct pieces *pieces,
+                       struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
-    struct pickled f = {.l = l, .file = file};
-    struct ckpt_err e = {0};
+    uint32_t tp, dp;
+    size_t bad;
 
-    if (ckpt_source_file_new(l->dir, file->name, l->opt->pool, &s, &e) == 0 &&
-        add_pickled(&f, s, &e) == 0)
+    if (s->parts.len == 0)
+        return ckpt_fail(err, CKPT_MISSING, "no file of tp-rank 0 has it");
+    if (!s->dim ||
+        ckpt_boxes_cover(s->dim, s->rank, pieces->box.ptr, pieces->box.len, &bad, err) == 0)
         return 0;
-    if (e.code == CKPT_NOMEM)
-        return ckpt_nomem(err);
-    ckpt_catalog_warn(l->cat, "left out: '%s/%s': %s", ckpt_dir_path(l->dir), file->name, e.text);
-    return 0;
+    if (bad != SIZE_MAX) {
+        const uint32_t source = pieces->draft.ptr[bad].source;
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(l->cat->sources.ptr[source]);
+        return ckpt_err_in(err, "'%s' overlaps another file", name ? name : "?");
+    }
+    return l->ndp && missing_dp(l, s, &tp, &dp)
+               ? ckpt_err_in(err, "no file has the part of dp-rank %u of %u (tp-rank %u)", dp,
+                             l->ndp, tp)
+               : -1;
 }
 
-/* ---- the whole ---- */
-
-static int add_state(struct load *l, const struct state *s, struct ckpt_err *err)
+static int add_state(struct load *l, struct state *s, struct ckpt_err *err)
 {
+    ckpt_cleanup(pieces_release) struct pieces pieces = {0};
     struct ckpt_err e = {0};
-    size_t index, bad;
+    size_t index;
 
     if (s->bad)
         return 0;
-    if (s->dim && ckpt_boxes_cover(s->dim, s->rank, s->box.ptr, s->box.len, &bad, &e) < 0) {
+    if (s->parts.len)
+        sort_parts(s);
+    for (size_t i = 0; i < s->parts.len; i++)
+        if (add_pieces(s, &s->parts.ptr[i], &pieces) < 0)
+            return ckpt_nomem(err);
+    if (check_state(l, s, &pieces, &e) < 0) {
         if (e.code == CKPT_NOMEM)
             return ckpt_nomem(err);
         ckpt_catalog_warn(l->cat, "left out: '%s': %s", s->name, e.text);
@@ -352,7 +536,7 @@ static int add_state(struct load *l, const struct state *s, struct ckpt_err *err
     }
     return ckpt_catalog_add(l->cat, s->name, s->dtype, s->dim, s->rank, &index, err) < 0
                ? -1
-               : ckpt_catalog_set_pieces(l->cat, index, s->draft.ptr, s->draft.len, err);
+               : ckpt_catalog_set_pieces(l->cat, index, pieces.draft.ptr, pieces.draft.len, err);
 }
 
 int ckpt_nt_states_add(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, uint32_t npp,
@@ -364,17 +548,10 @@ int ckpt_nt_states_add(struct ckpt_dir *dir, const struct ckpt_reader_options *o
 
     if (!ckpt_dir_has_dir(dir, FOLDER))
         return 0;
-    if (ckpt_dir_open_below(dir, FOLDER, &l.dir, err) < 0 || ckpt_dir_list(l.dir, see, &l, err) < 0)
+    if (ckpt_dir_open_below(dir, FOLDER, &l.dir, err) < 0 || find_files(&l, err) < 0)
         return -1;
-    if (l.zero)
-        ckpt_catalog_warn(
-            cat,
-            "left out: optimizer states in '%s' that are cut over data parallel ranks "
-            "(ZeRO-1)",
-            ckpt_dir_path(l.dir));
-    qsort(l.files.ptr, l.files.len, sizeof *l.files.ptr, by_place);
-    for (size_t i = 0; i < l.files.len; i++)
-        if (add_file(&l, &l.files.ptr[i], err) < 0)
+    for (size_t i = 0; i < l.files.len; i += AT_ONCE)
+        if (add_files(&l, i, ckpt_min_u64(AT_ONCE, l.files.len - i), err) < 0)
             return -1;
     for (size_t i = 0; i < l.states.len; i++)
         if (add_state(&l, &l.states.ptr[i], err) < 0)

@@ -3,8 +3,9 @@
  *
  *     optimizer/optimizer_pp-P-of-PP[_dp-D-of-DP]_tp-T-of-TP[_exp-E-of-EP].pt
  *
- * Each holds, for the parameters of these ranks, tensors of the parameter's local shape: what it is
- * a slice of, the parameter's own file says. In the catalogue they are
+ * Each holds, for the parameters of these ranks, tensors of the parameter's local shape, or with
+ * ZeRO-1 (dp) of an interval of it (nanotron_zero.h): what it is a slice of, the parameter's own
+ * file says. In the catalogue they are
  * optimizer.state.PARAMETER.KEY and optimizer.gradient_accumulator.PARAMETER (the parameters in
  * F32). */
 #ifndef CKPT_CKPT_NANOTRON_STATES_H

@@ -3,13 +3,16 @@
 #include "load/socket.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -65,6 +68,36 @@ void ckpt_socket_tune(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
     (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
+
+static uint64_t open_files(void)
+{
+    DIR *d = opendir("/proc/self/fd");
+    uint64_t n = 0;
+
+    while (d && readdir(d))
+        n++;
+    if (d)
+        (void)closedir(d);
+    return n;
+}
+
+int ckpt_socket_reserve(uint64_t n, struct ckpt_err *err)
+{
+    const uint64_t open = open_files(), need = open + n;
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= need)
+        return 0;
+    if (limit.rlim_max < need)
+        return ckpt_fail(err, CKPT_LIMIT,
+                         "%" PRIu64 " connections are needed and %" PRIu64
+                         " files are open, but a process may have no more than %" PRIu64
+                         " (ulimit -Hn)",
+                         n, open, (uint64_t)limit.rlim_max);
+    limit.rlim_cur = need;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+    return 0;
 }
 
 /* Linux lets a socket connect to itself where nobody listens, when the port that it is given is the

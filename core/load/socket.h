@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/err.h"
+
 /* Was it just not the moment (errno)? */
 bool ckpt_socket_would_block(void);
 
@@ -19,6 +21,10 @@ int ckpt_socket_recv_all(int fd, void *data, size_t len, uint64_t until);
 
 /* Small messages at once; does not block. */
 void ckpt_socket_tune(int fd);
+
+/* Room for n descriptors more: the process's soft limit is raised as far as that asks for. LIMIT if
+ * the hard one forbids it. */
+int ckpt_socket_reserve(uint64_t n, struct ckpt_err *err);
 
 /* One try; -1 if nobody listens there. */
 int ckpt_socket_dial(const char *host, const char *port, uint64_t until);

@@ -33,6 +33,10 @@ bool ckpt_tcp_greet(int fd, const struct ckpt_greeting *g, uint32_t to, uint64_t
 /* Answer as rank `own`. */
 bool ckpt_tcp_answer(int fd, struct ckpt_greeting g, uint32_t own, uint64_t until);
 
+/* What `size` ranks that meet, and then connect each to each, have open at a time, at most: two a
+ * pair, and some more that come and go. */
+static inline uint64_t ckpt_tcp_files(uint32_t size) { return 2 * (uint64_t)size + 16; }
+
 /* As ckpt_tcp_listen, at a port; 0: any. */
 int ckpt_tcp_listen_at(const char *host, uint16_t port, struct ckpt_tcp **ret,
                        struct ckpt_err *err);

@@ -197,6 +197,8 @@ int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
     if (getenv("CKPTFS_MEET_TIMEOUT") &&
         number_from_env("CKPTFS_MEET_TIMEOUT", MOST_S, &timeout_s, err) < 0)
         return -1;
+    if (ckpt_socket_reserve(ckpt_tcp_files(m.size), err) < 0)
+        return -1;
     m.until = ckpt_now_ms() + timeout_s * 1000;
     m.token = job_token(m.size, m.port);
     ckpt_cleanup(ckpt_freep) char(*address)[CKPT_TCP_ADDRESS] = calloc(m.size + 1, sizeof *address);

@@ -743,6 +743,8 @@ int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const c
     if (rank >= size)
         rc = ckpt_fail(err, CKPT_USAGE, "rank %" PRIu32 " of %" PRIu32, rank, size);
     if (rc == 0)
+        rc = ckpt_socket_reserve(ckpt_tcp_files(size), err);
+    if (rc == 0)
         rc = xport_new(rank, size, &m, err);
     for (uint32_t r = 0; r < rank && rc == 0; r++) {
         rc = call_rank(address[r], rank, r, 0, until, &m->peer[r].data, err);

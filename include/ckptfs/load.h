@@ -65,7 +65,8 @@ CKPT_PUBLIC const char *ckpt_tcp_address(const struct ckpt_tcp *tcp);
 CKPT_PUBLIC void ckpt_tcp_free(struct ckpt_tcp *tcp);
 
 /* COLLECTIVE. address[r] is that of rank r, for all `size` ranks. Takes tcp, whatever comes of it.
- */
+ * Two descriptors for each rank: the process's soft limit of open files is raised as far as they
+ * need it; LIMIT if the hard one forbids that. */
 CKPT_PUBLIC int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size,
                                  const char *const *address, uint32_t timeout_ms,
                                  struct ckpt_comm **ret, struct ckpt_err *err);

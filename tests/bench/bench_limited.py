@@ -20,6 +20,7 @@ import sys
 import tempfile
 
 import bench_load
+from ranks import launched
 
 V1, V2 = "/sys/fs/cgroup/blkio", "/sys/fs/cgroup"
 READERS = ("each", "once", "auto")
@@ -71,8 +72,8 @@ def disk_of(path):
     return name
 
 
-def load(a, copies, groups, port, *more):
-    env = dict(os.environ, WORLD_SIZE=str(len(copies)), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CKPTFS_TRANSPORT="tcp")
+def load(a, copies, groups, *more):
+    env = dict(os.environ, CKPTFS_TRANSPORT="tcp", **launched(len(copies)))
     args = [os.path.join(a.build, "fs", "ckpt-load"), "load"]
     ranks = [subprocess.Popen([*args, copy, "--layout", f"dp={len(copies)}", "--json", *more], env=dict(env, RANK=str(r), CKPTFS_NODE=str(r)),
                               stdout=subprocess.PIPE, preexec_fn=groups[r].enter) for r, copy in enumerate(copies)]
@@ -88,7 +89,7 @@ def model(a, copy, n, rates):
     return json.loads(subprocess.run([*args, "--rates", given], capture_output=True, text=True, check=True).stdout)["modelled_s"]
 
 
-def compare(a, n, folder, port):
+def compare(a, n, folder):
     size = sum(e[2] for e in bench_load.entries(folder).values())
     copies = []
     for r in range(n):
@@ -104,10 +105,9 @@ def compare(a, n, folder, port):
             walls, disk, got = [], [], None
             given = () if readers == "auto" else ("--rates", f"node_storage={rate}")
             for _ in range(a.rounds):
-                port += 1
                 bench_load.evict(*copies)
                 before = sum(g.read_bytes() for g in groups)
-                got = load(a, copies, groups, port, "--readers", readers, *given, *a.more)
+                got = load(a, copies, groups, "--readers", readers, *given, *a.more)
                 walls.append(got["wall_s"])
                 disk.append((sum(g.read_bytes() for g in groups) - before) / size)
             said = model(a, folder, n, got["rates"])[got["readers"]]
@@ -134,7 +134,7 @@ def main():
         if not os.path.exists(os.path.join(folder, "config.json")):
             bench_load.generate(folder, a.layers)
         for n in [int(x) for x in a.nodes.split(",")]:
-            compare(a, n, folder, 20000 + os.getpid() % 10000 * 3)
+            compare(a, n, folder)
     finally:
         if not a.dir:
             shutil.rmtree(top, True)

@@ -21,7 +21,9 @@ import json
 import mmap
 import os
 import resource
+import select
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -30,6 +32,7 @@ from types import SimpleNamespace
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "load"))
 from llama import Llama  # noqa: E402
+from ranks import free_port  # noqa: E402
 
 MODEL = Llama(2048, 5632, 32, 4, 32000)
 COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
@@ -399,13 +402,20 @@ def fork_ranks(n, body):
         os.close(w)
         pids.append(pid)
         out.append(r)
-    said = []
-    for pid, r in zip(pids, out):
-        with os.fdopen(r, "rb") as f:
-            said.append(json.loads(f.read() or b'{"why": "killed"}'))
-        os.waitpid(pid, 0)
-    why = next((s["why"] for s in said if "why" in s), None)
-    return (None, why) if why else (said[0]["ok"], None)
+    first = why = None
+    waiting = dict(zip(out, pids))
+    while waiting:
+        for r in select.select(list(waiting), [], [])[0]:
+            pid = waiting.pop(r)
+            with os.fdopen(r, "rb") as f:
+                said = json.loads(f.read() or b'{"why": "killed"}')
+            os.waitpid(pid, 0)
+            if "why" in said and not why:
+                why = said["why"]
+                for other in waiting.values():  # they would wait for it
+                    os.kill(other, signal.SIGKILL)
+            first = said.get("ok") if pid == pids[0] else first
+    return (None, why) if why else (first, None)
 
 
 def files_below(*folders):
@@ -471,10 +481,11 @@ def import_all(methods):
     return missing
 
 
-def prepare_data(folder, layers, methods, port):
+def prepare_data(folder, layers, methods):
     if not os.path.exists(os.path.join(folder, "config.json")):
         generate(folder, layers)
     if "dcp" in methods and not os.path.exists(os.path.join(folder + ".dcp", ".metadata")):
+        port = free_port()
         _, why = fork_ranks(DCP_RANKS, lambda rank: save_dcp(folder, layers, rank, port))
         if why:
             sys.exit(f"saving the DCP checkpoint: {why}")
@@ -497,9 +508,9 @@ def table(n, size, rounds, results, why):
         sys.exit("the methods loaded different bytes")
 
 
-def compare(a, folder, methods, port):
+def compare(a, folder, methods):
     missing = import_all(methods)
-    prepare_data(folder, a.layers, methods, port)
+    prepare_data(folder, a.layers, methods)
     size = sum(e[2] for e in entries(folder).values())
     for n in [int(x) for x in a.ranks.split(",")]:
         results, why = {m: [] for m in methods}, dict(missing)
@@ -508,7 +519,7 @@ def compare(a, folder, methods, port):
             for m in methods[turn % len(methods):] + methods[:turn % len(methods)]:
                 if m in missing:
                     continue
-                port += 1
+                port = free_port()
                 if a.cold:
                     evict(folder, folder + ".dcp")
                 elif m in ("fastsafetensors", "runai"):  # they bypass the cache, and leave it as it is
@@ -544,7 +555,7 @@ def main():
         top = a.dir or tempfile.mkdtemp()
         if not a.dir:
             stack.callback(shutil.rmtree, top, True)
-        compare(a, os.path.join(top, f"llama-{a.layers}"), a.methods or list(METHODS), 20000 + os.getpid() % 10000 * 3)
+        compare(a, os.path.join(top, f"llama-{a.layers}"), a.methods or list(METHODS))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,28 @@
 
 #include "ckpt/nanotron_name.h"
 #include "ckpt/nanotron_slices.h"
+#include "ckpt/nanotron_zero.h"
+
+/* What three ranks have of a pair is all of it. */
+static void check_clip(const struct ckpt_nt_pair *pair, const uint64_t *local)
+{
+    struct ckpt_nt_pair piece[CKPT_MAX_SPANS];
+    const uint32_t rank = pair->local.rank;
+    uint64_t numel, sum = 0;
+
+    if (!ckpt_shape_numel(local, rank, &numel) || numel >= UINT64_MAX / 2)
+        return;
+    for (uint32_t dp = 0; dp < 3; dp++) {
+        const struct ckpt_nt_interval in = ckpt_nt_zero_share(numel, dp, 3);
+        const size_t n = ckpt_nt_pair_clip(pair, local, &in, piece);
+        MUST(n < CKPT_MAX_SPANS);
+        for (size_t i = 0; i < n; i++) {
+            MUST(ckpt_box_within(&piece[i].local, local, rank));
+            sum += ckpt_box_numel(&piece[i].local);
+        }
+    }
+    MUST(sum == ckpt_box_numel(&pair->local));
+}
 
 static void check_pairs(const char *text, const uint64_t *local, const uint64_t *dim, uint32_t rank)
 {
@@ -20,6 +42,7 @@ static void check_pairs(const char *text, const uint64_t *local, const uint64_t 
         MUST(ckpt_box_within(&pair[i].local, local, rank));
         MUST(ckpt_box_within(&pair[i].global, dim, rank));
         MUST(memcmp(pair[i].local.n, pair[i].global.n, rank * sizeof pair[i].local.n[0]) == 0);
+        check_clip(&pair[i], local);
     }
     free(pair);
 }

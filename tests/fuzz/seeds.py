@@ -137,6 +137,11 @@ def nanotron_seeds(out):
         + [shard(0, 1, [8, 6], "(8, 6)", all_ + "#" + all_)],
         "latest": [("latest.txt", 0, b"10"), CONFIG, plain("norm", [8])],
     }
+    run = os.path.join(ROOT, "tests", "load", "runs", "nanotron-zero1", "2")
+    files = [(os.path.relpath(path, run), 0, read(path)) for path in walk(run)]
+    seeds["zero1_stage1"] = [f for f in files if not any(part in f[0] for part in ("decoder", "optimizer_pp-0", "config.yaml"))]
+    seeds["zero1_second_tp_rank"] = [f for f in seeds["zero1_stage1"] if "_tp-0-of" not in f[0]]
+    seeds["no_states"] = [f for f in seeds["zero1_stage1"] if "optimizer_pp" not in f[0]]
     for name, files in seeds.items():
         put(out, "fuzz_nanotron", name, pack(files))
 

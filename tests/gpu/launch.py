@@ -4,13 +4,13 @@
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "load"), os.path.join(HERE, "..", "golden")]
+from ranks import SLOW, launched  # noqa: E402, F401
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 GPU_RANKS = os.path.join(BUILD, "tests", "gpu_ranks")
 CKPT = os.path.join(BUILD, "fs", "ckpt")
@@ -18,7 +18,6 @@ DOUBLE = os.path.join(BUILD, "tests", "gpu-double")
 GOLDEN = os.path.join(HERE, "..", "golden")
 LLAMA = os.path.join(GOLDEN, "nanotron", "llama_tp2_pp2_tied")
 MOE = os.path.join(GOLDEN, "nanotron", "qwen2_moe_epbranch_tp1_dp2_ep2")
-SLOW = float(os.environ.get("CKPTFS_SLOW", "1"))
 
 
 def has_gpu():
@@ -34,12 +33,6 @@ def environment(real, more):
     else:
         env["LD_LIBRARY_PATH"] = DOUBLE + ":" + env.get("LD_LIBRARY_PATH", "")
     return dict(env, **more)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Result:
@@ -72,7 +65,7 @@ def processes(n, args, real=False, program=GPU_RANKS, ranks_per_node=0, **more):
     """As torchrun would, without it. ranks_per_node: of machines that are played."""
     if program == CKPT:  # which loads libraries late: LeakSanitizer stumbles over their threads' variables
         more["ASAN_OPTIONS"] = "detect_leaks=0"
-    env = environment(real, dict(WORLD_SIZE=str(n), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), **more))
+    env = environment(real, launched(n, **more))
     with contextlib.ExitStack() as stack:
         ranks = []
         for r in range(n):

@@ -132,7 +132,7 @@ def no_device(_):
     """Asked for devices where there are none, programs say so: with the real libraries, too."""
     for double in (True, False):
         env = environment(not double, {"CUDA_VISIBLE_DEVICES": ""})
-        done = subprocess.run([CKPT, "load", LLAMA, "--layout", "dp=1"], env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([CKPT, "load", LLAMA, "--layout", "dp=1"], env=env, capture_output=True, text=True, timeout=60 * SLOW)
         assert done.returncode == 1 and "there is no CUDA device: " in done.stderr, done
 
 
@@ -156,7 +156,7 @@ def python_asks_for_a_device(_):
         return "(Python is not linked with sanitizers)"
     for devices, expected in (("1", "a device\n"), ("0", "unsupported there is no CUDA device: ")):
         env = environment(False, {"CKPTFS_GPU_COUNT": devices, "CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
-        done = subprocess.run([sys.executable, "-c", PYTHON], env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", PYTHON], env=env, capture_output=True, text=True, timeout=60 * SLOW)
         assert done.returncode == 0 and done.stdout.startswith(expected), done
 
 

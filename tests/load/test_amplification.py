@@ -5,13 +5,13 @@ import json
 import os
 import re
 import shutil
-import socket
 import struct
 import subprocess
 import sys
 import tempfile
 
 from llama import Llama
+from ranks import launched
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
@@ -47,10 +47,7 @@ def traced(top, name, ranks, args):
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         said = done.stdout if done.returncode == 0 else sys.exit(f"{name}: {done.stderr[-2000:]}")
     else:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        env = dict(os.environ, WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        env = dict(os.environ, **launched(ranks))
         every = [subprocess.Popen(["sh", "-c", shell], env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, text=True) for r in range(ranks)]
         said = [p.communicate(timeout=300)[0] for p in every][0]
     lines = []

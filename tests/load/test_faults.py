@@ -16,13 +16,17 @@ import tempfile
 import threading
 import time
 
+from ranks import SLOW, free_port, launched
+
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 HERE = os.path.dirname(os.path.abspath(__file__))
 GOLDEN = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp2_pp2_tied")
 LOAD_RANKS = os.path.join(BUILD, "tests", "load_ranks")
 CKPT = os.path.join(BUILD, "fs", "ckpt")
-DEADLINE_MS = 1000
-SLACK = 5 * float(os.environ.get("CKPTFS_SLOW", "1"))  # seconds, for machines that do other things too
+DEADLINE_MS = int(1000 * max(1, SLOW / 2))
+FILES = 20  # a process may have open
+TOO_LONG = rf"takes longer than {DEADLINE_MS / 1000:.1f} s"
+SLACK = 5 * SLOW  # seconds, for machines that do other things too
 
 
 def copies(top, n):
@@ -40,7 +44,7 @@ def shards(run):
 def threads(runs, fault, job, options=(), **env):
     args = [LOAD_RANKS, *options] + (["-f", fault] if fault else []) + runs + ["--", job]
     begin = time.monotonic()
-    done = subprocess.run(args, capture_output=True, text=True, timeout=60, env=dict(os.environ, LOAD_TIMEOUT_MS=str(DEADLINE_MS), **env))
+    done = subprocess.run(args, capture_output=True, text=True, timeout=60 * SLOW, env=dict(os.environ, LOAD_TIMEOUT_MS=str(DEADLINE_MS), **env))
     return done, time.monotonic() - begin
 
 
@@ -73,10 +77,10 @@ def slow_reads_end_in_time(runs):
     for fault in ("delay@1:8000", "hang@1"):
         for readers in ("once", "each"):
             done, seconds = threads(runs, fault, f"tp=2,dp=2:4:{readers}")
-            same_error(done, 4, r"^timeout: rank 1: tensor '.*': reading '.*/rank1/.*' at byte \d+ takes longer than 1\.0 s")
+            same_error(done, 4, r"^timeout: rank 1: tensor '.*': reading '.*/rank1/.*' at byte \d+ " + TOO_LONG)
             assert seconds < DEADLINE_MS / 1000 + SLACK, (fault, seconds)
     done, seconds = threads(runs, "stall@1", "tp=2,dp=2:4:each")
-    same_error(done, 4, r"^timeout: rank 1: .* takes longer than 1\.0 s")
+    same_error(done, 4, r"^timeout: rank 1: .* " + TOO_LONG)
     assert seconds < 2 * DEADLINE_MS / 1000 + SLACK, seconds
     done, _ = threads(runs, "delay@1:300", "tp=2,dp=2:4:once")
     assert done.returncode == 0, done.stdout
@@ -146,21 +150,15 @@ def budgets(runs):
 
 # ---- processes ----
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def start(runs, layout, *more, far=False):
+def start(runs, layout, *more, far=False, **env):
     """A process a rank, over tcp; far: each on a machine of its own, so that nobody reads another's memory."""
-    env = dict(os.environ, WORLD_SIZE=str(len(runs)), CKPTFS_MEET_TIMEOUT="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    env = dict(os.environ, **launched(len(runs), **env))
     return [subprocess.Popen([CKPT, "load", run, "--layout", layout, *more],
                              env=dict(env, RANK=str(r), **({"CKPTFS_NODE": str(r)} if far else {})), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             for r, run in enumerate(runs)]
 
 
-def finish(processes, timeout=60):
+def finish(processes, timeout=60 * SLOW):
     return [(p.communicate(timeout=timeout), p.returncode) for p in processes]
 
 
@@ -190,7 +188,7 @@ def a_killed_rank_is_an_error_elsewhere(top):
     failed = 0
     for i in range(12):
         victim = i % 3
-        processes = start(runs, "fsdp=3", "--readers", "once" if i % 2 else "each", "--exchange-timeout", "2", far=i % 4 > 1)
+        processes = start(runs, "fsdp=3", "--readers", "once" if i % 2 else "each", "--exchange-timeout", "2", far=i % 4 > 1, CKPTFS_MEET_TIMEOUT="3")
         time.sleep(0.004 * i)
         processes[victim].send_signal(signal.SIGKILL)
         begin = time.monotonic()
@@ -204,7 +202,7 @@ def a_killed_rank_is_an_error_elsewhere(top):
 
 def a_stopped_rank_is_an_error_elsewhere(top):
     runs = copies(top, 3)
-    processes = start(runs, "fsdp=3", "--readers", "once", "--exchange-timeout", "2")
+    processes = start(runs, "fsdp=3", "--readers", "once", "--exchange-timeout", "2", CKPTFS_MEET_TIMEOUT="3")
     time.sleep(0.01)
     processes[2].send_signal(signal.SIGSTOP)
     try:
@@ -232,8 +230,8 @@ def statistics(top):
     runs = copies(top, 2)
     for more in ((), ("--check",)):
         for far in (False, True):
-            (out, _), status = finish(start(runs, "tp=2", "--json", "--verify", "--readers", "once", *more, far=far))[0]
-            assert status == 0
+            (out, err), status = finish(start(runs, "tp=2", "--json", "--verify", "--readers", "once", *more, far=far))[0]
+            assert status == 0, err
             got = json.loads(out.splitlines()[-1])
             for key in ("ranks", "transport", "needed_bytes", "unique_bytes", "read_bytes", "sent_bytes", "reads", "wall_s", "busy_s", "verified"):
                 assert key in got, key
@@ -245,7 +243,7 @@ def jobs_with_neighbouring_ports_do_not_meet(top):
     run, port = copies(top, 1)[0], free_port()
 
     def rank(job, r):
-        env = dict(os.environ, WORLD_SIZE="3", RANK=str(r), CKPTFS_MEET_TIMEOUT="10", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port + job))
+        env = dict(os.environ, **launched(3, RANK=str(r), MASTER_PORT=str(port + job)))
         return subprocess.Popen([CKPT, "load", run, "--layout", ("fsdp=3", "dp=3")[job], "--json"], env=env,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -272,11 +270,22 @@ def what_repeats_the_greeting_is_no_rank(top):
                     conn.sendall(data)
 
     threading.Thread(target=repeat, daemon=True).start()
-    env = dict(os.environ, WORLD_SIZE="3", CKPTFS_MEET_TIMEOUT="30", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(echo.getsockname()[1]))
+    env = dict(os.environ, **launched(3, MASTER_PORT=str(echo.getsockname()[1])))
     done = finish([subprocess.Popen([CKPT, "load", run, "--layout", "fsdp=3", "--json"], env=dict(env, RANK=str(r)),
                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in (1, 2, 0)])
     echo.close()
     assert all(status == 0 for _, status in done) and heard, (done, heard)
+
+
+def too_few_descriptors(top):
+    run = copies(top, 1)[0]
+    env = dict(os.environ, **launched(6))
+    begin = time.monotonic()
+    done = finish([subprocess.Popen(["sh", "-c", f'ulimit -n {FILES} && exec "$@"', "sh", CKPT, "load", run, "--layout", "fsdp=6"],
+                                    env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(6)])
+    assert time.monotonic() - begin < SLACK
+    for (_, err), status in done:
+        assert status == 1 and re.search(rf"28 connections are needed .* no more than {FILES} ", err), (status, err)
 
 
 def rates_are_measured_where_they_decide(top):
@@ -299,10 +308,10 @@ def main():
         runs = copies(os.path.join(top, "shared"), 4)
         tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs)]
         tests += [(t, os.path.join(top, t.__name__)) for t in (
-            checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank, a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
+            checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank,
+             a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
              a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, jobs_with_neighbouring_ports_do_not_meet,
-             what_repeats_the_greeting_is_no_rank,
-             rates_are_measured_where_they_decide)]
+             what_repeats_the_greeting_is_no_rank, too_few_descriptors, rates_are_measured_where_they_decide)]
         for test, arg in tests:
             if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
                 continue

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 
+from ranks import SLOW
+
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"))
 import case as cases  # noqa: E402
 from case import BUILD, CKPT, SOURCE  # noqa: E402
@@ -41,7 +43,7 @@ def run(path, options, jobs):
     args = [LOAD_RANKS]
     for o in options:
         args += ["-o", o]
-    return subprocess.run([*args, path, "--", *jobs], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*args, path, "--", *jobs], capture_output=True, text=True, timeout=120 * SLOW)
 
 
 def check(name, path, options):

@@ -3,11 +3,12 @@
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
+
+from ranks import SLOW, launched
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -30,14 +31,14 @@ def size(layout):
 def mpirun(n, args):
     env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_mpi_yield_when_idle="1",
                OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_btl_vader_single_copy_mechanism="none")
-    done = subprocess.run(["mpirun", "--oversubscribe", "-n", str(n), *args], capture_output=True, text=True, timeout=120, env=env)
+    done = subprocess.run(["mpirun", "--oversubscribe", "-n", str(n), *args], capture_output=True, text=True, timeout=120 * SLOW, env=env)
     return done.returncode, done.stdout, done.stderr
 
 
 def torchrun(n, args):
-    env = dict(os.environ, WORLD_SIZE=str(n), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(random.randrange(20000, 40000)), CKPTFS_MEET_TIMEOUT="60")
+    env = dict(os.environ, **launched(n))
     processes = [subprocess.Popen(args, env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(n)]
-    out = [p.communicate(timeout=120) for p in processes]
+    out = [p.communicate(timeout=120 * SLOW) for p in processes]
     return max(p.returncode for p in processes), out[0][0], "".join(err for _, err in out)
 
 

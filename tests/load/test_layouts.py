@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 
+from ranks import SLOW
+
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 LOAD_RANKS = os.path.join(BUILD, "tests", "load_ranks")
 SIZE = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1}
@@ -37,7 +39,7 @@ def model(top, config, tensors):
 def wants(path, layout):
     """{(rank, tensor): [box as ((lo, n), ...)]}; the error's text if the layout is refused."""
     n = math.prod(int(part.split("=")[1]) for part in layout.split(","))
-    done = subprocess.run([LOAD_RANKS, path, "--", f"{layout}:{n}:once"], capture_output=True, text=True, timeout=60,
+    done = subprocess.run([LOAD_RANKS, path, "--", f"{layout}:{n}:once"], capture_output=True, text=True, timeout=60 * SLOW,
                           env=dict(os.environ, LOAD_WANTS="1"))
     if done.returncode:
         return done.stdout + done.stderr

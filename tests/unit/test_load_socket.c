@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -62,6 +63,31 @@ TEST(socket, never_calls_itself)
         CHECK_EQ(WEXITSTATUS(status), 0);
 }
 
+TEST(socket, room_for_descriptors_is_made)
+{
+    struct rlimit limit, own;
+    struct ckpt_err err = {0};
+    int status;
+
+    CHECK(getrlimit(RLIMIT_NOFILE, &own) == 0);
+    limit = (struct rlimit){16, own.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK_OK(ckpt_socket_reserve(40, &err));
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur > 40 && limit.rlim_cur < 80);
+    CHECK(setrlimit(RLIMIT_NOFILE, &own) == 0);
+
+    pid_t pid = fork();
+    if (pid == 0) {
+        limit = (struct rlimit){16, 16};
+        _exit(setrlimit(RLIMIT_NOFILE, &limit) == 0 && ckpt_socket_reserve(40, &err) < 0 &&
+                      err.code == CKPT_LIMIT && strstr(err.text, "no more than 16 ")
+                  ? 0
+                  : 1);
+    }
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    CHECK_EQ(WEXITSTATUS(status), 0);
+}
+
 TEST(socket, is_heard_where_somebody_listens)
 {
     uint16_t port;
@@ -77,4 +103,5 @@ TEST(socket, is_heard_where_somebody_listens)
     CHECK(ckpt_socket_dial("127.0.0.1", text, ckpt_now_ms() + WAIT_MS) < 0);
 }
 
-TESTS(T(socket, never_calls_itself), T(socket, is_heard_where_somebody_listens))
+TESTS(T(socket, never_calls_itself), T(socket, room_for_descriptors_is_made),
+      T(socket, is_heard_where_somebody_listens))

@@ -2,9 +2,10 @@
 /* A trainer with nanotron's own names: nanotron_trainer RUN OUT
  *
  * Every rank of a tensor parallel group loads its part of each layer's query, key and value matrix,
- * and of the optimizer's copy of it in F32. That part is several slices of the whole (nanotron's
- * local_global_slices_pairs): its query heads, then its key heads, then its value heads. Run by
- * mpirun or torchrun; writes what it got to OUT.RANK. */
+ * and of what the optimizer has for it: the copy in F32, and Adam's two averages once a step was
+ * taken. That part is several slices of the whole (nanotron's local_global_slices_pairs): its query
+ * heads, then its key heads, then its value heads, whatever the ranks and the ZeRO stage that the
+ * run was saved with. Run by mpirun or torchrun; writes what it got to OUT.RANK. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -12,28 +13,63 @@
 
 #include "example.h"
 
-enum { LAYERS = 4, HIDDEN = 32, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 8 };
+enum { HEADS = 4, KV_HEADS = 2, TENSORS = 4 };
+
+/* What is loaded of a layer. */
+static const char *const names[TENSORS] = {
+    "model.decoder.%d.pp_block.attn.qkv_proj.weight",
+    "optimizer.gradient_accumulator.model.decoder.%d.pp_block.attn.qkv_proj.weight",
+    "optimizer.state.model.decoder.%d.pp_block.attn.qkv_proj.weight.exp_avg",
+    "optimizer.state.model.decoder.%d.pp_block.attn.qkv_proj.weight.exp_avg_sq",
+};
 
 /* This rank's rows of one matrix, one want for each slice pair. */
-static int want_qkv(struct ckpt_load *load, const char *name, uint32_t rank, uint32_t size,
-                    unsigned char *local, size_t row, struct ckpt_err *err)
+static int want_qkv(struct ckpt_load *load, const struct ckpt_tensor_info *t, uint32_t rank,
+                    uint32_t size, unsigned char *local, struct ckpt_err *err)
 {
-    const uint64_t q = HEADS * HEAD_DIM / size, kv = KV_HEADS * HEAD_DIM / size;
+    const uint64_t head_dim = t->shape[0] / (HEADS + 2 * KV_HEADS), hidden = t->shape[1];
+    const uint64_t q = HEADS * head_dim / size, kv = KV_HEADS * head_dim / size;
     const struct {
         uint64_t global, n;
     } slice[] = {{rank * q, q},
-                 {HEADS * HEAD_DIM + rank * kv, kv},
-                 {(HEADS + KV_HEADS) * HEAD_DIM + rank * kv, kv}};
+                 {HEADS * head_dim + rank * kv, kv},
+                 {(HEADS + KV_HEADS) * head_dim + rank * kv, kv}};
+    const size_t row = t->nbytes / t->shape[0];
     uint64_t at = 0;
 
     for (int i = 0; i < 3; i++) {
-        const uint64_t lo[2] = {slice[i].global, 0}, n[2] = {slice[i].n, HIDDEN};
+        const uint64_t lo[2] = {slice[i].global, 0}, n[2] = {slice[i].n, hidden};
         const struct ckpt_dest dest = {.ptr = local + at * row};
-        if (ckpt_load_want(load, name, lo, n, &dest, NULL, err) < 0)
+        if (ckpt_load_want(load, t->name, lo, n, &dest, NULL, err) < 0)
             return -1;
         at += slice[i].n;
     }
     return 0;
+}
+
+/* Tensor k of a layer; false: there is none (no more layers, no step taken). */
+static bool find(const struct ckpt_view *view, int layer, int k, struct ckpt_tensor_info *ret)
+{
+    char name[256];
+    size_t i;
+
+    (void)snprintf(name, sizeof name, names[k], layer);
+    if (!ckpt_view_find_tensor(view, name, &i))
+        return false;
+    ckpt_view_tensor(view, i, ret);
+    return true;
+}
+
+/* This rank's bytes of all of them. */
+static size_t local_bytes(const struct ckpt_view *view, uint32_t size)
+{
+    struct ckpt_tensor_info t;
+    size_t sum = 0;
+
+    for (int layer = 0; find(view, layer, 0, &t); layer++)
+        for (int k = 0; k < TENSORS; k++)
+            sum += find(view, layer, k, &t) ? t.nbytes / size : 0;
+    return sum;
 }
 
 static int write_out(const char *path, uint32_t rank, const void *data, size_t len)
@@ -64,23 +100,22 @@ int main(int argc, char **argv)
     if (ckpt_comm_agree(comm, view ? 0 : -1, 60000, &err) < 0 ||
         ckpt_load_new(view, comm, &opt, &load, &err) < 0)
         return die(&err);
-    const size_t numel = (size_t)(HEADS + 2 * KV_HEADS) * HEAD_DIM / size * HIDDEN;
-    const size_t each = numel * (2 + 4); /* BF16, and F32 behind it */
-    unsigned char *memory = malloc(LAYERS * each);
-    for (int layer = 0; layer < LAYERS; layer++) {
-        unsigned char *weight = memory + (size_t)layer * each, *master = weight + numel * 2;
-        char name[128], state[256];
-        (void)snprintf(name, sizeof name, "model.decoder.%d.pp_block.attn.qkv_proj.weight", layer);
-        (void)snprintf(state, sizeof state, "optimizer.gradient_accumulator.%s", name);
-        if (want_qkv(load, name, rank, size, weight, HIDDEN * 2, &err) < 0 ||
-            want_qkv(load, state, rank, size, master, HIDDEN * 4, &err) < 0)
-            return die(&err);
-    }
+    const size_t len = local_bytes(view, size);
+    unsigned char *memory = malloc(len), *at = memory;
+    struct ckpt_tensor_info t;
+    for (int layer = 0; find(view, layer, 0, &t); layer++)
+        for (int k = 0; k < TENSORS; k++) {
+            if (!find(view, layer, k, &t))
+                continue;
+            if (want_qkv(load, &t, rank, size, at, &err) < 0)
+                return die(&err);
+            at += t.nbytes / size;
+        }
     if (ckpt_load_plan(load, &err) < 0 || ckpt_load_start(load, &err) < 0 ||
         ckpt_load_wait(load, UINT32_MAX, &err) < 0)
         return die(&err);
     ckpt_load_free(load);
-    int rc = write_out(argv[2], rank, memory, LAYERS * each);
+    int rc = write_out(argv[2], rank, memory, len);
     free(memory);
     ckpt_view_release(view);
     ckpt_comm_free(comm);

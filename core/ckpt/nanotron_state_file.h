@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One file of nanotron's optimizer states: a torch.save of
+ *
+ *     {"state": {NUMBER: {KEY: tensor}}, "names": {NUMBER: PARAMETER},
+ *      "gradient_accumulator": {PARAMETER: tensor}, ...}
+ *
+ * Where each tensor's storage lies is looked up when the file is read: that costs a read for each,
+ * and files are read in parallel. */
+#ifndef CKPT_CKPT_NANOTRON_STATE_FILE_H
+#define CKPT_CKPT_NANOTRON_STATE_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/vec.h"
+#include "container/pickle.h"
+#include "container/torch.h"
+#include "io/dir.h"
+#include "io/fdpool.h"
+
+struct ckpt_nt_state_file {
+    struct ckpt_source *source;
+    struct ckpt_torch torch;
+    struct ckpt_pickle pickle;
+    CKPT_VEC(uint64_t) storage; /* of each tensor, in their order */
+};
+
+/* A tensor in it; borrowed. */
+struct ckpt_nt_state {
+    const char *param;
+    const char *key; /* NULL: the parameter in F32 */
+    ckpt_pv value;
+    size_t at; /* so many came before it */
+};
+
+typedef int ckpt_nt_state_fn(void *ctx, const struct ckpt_nt_state *s, struct ckpt_err *err);
+
+/* Read `name` in the directory; safe from many threads. On failure *ret can still be released. */
+int ckpt_nt_state_file_read(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
+                            struct ckpt_nt_state_file *ret, struct ckpt_err *err);
+void ckpt_nt_state_file_release(struct ckpt_nt_state_file *f);
+
+/* Call fn for each tensor, until it fails. What is no tensor, or has no name, is passed over. */
+int ckpt_nt_state_file_each(const struct ckpt_nt_state_file *f, ckpt_nt_state_fn *fn, void *ctx,
+                            struct ckpt_err *err);
+
+/* How a tensor lies in its storage, and where in the source that begins. */
+int ckpt_nt_state_layout(const struct ckpt_nt_state_file *f, const struct ckpt_nt_state *s,
+                         struct ckpt_torch_layout *ret, uint64_t *ret_storage,
+                         struct ckpt_err *err);
+
+#endif
