@@ -10,7 +10,7 @@ void ckpt_batch_init(struct ckpt_batch *b)
     b->off = b->len = b->nread = b->nbyte = 0;
     b->niov = 0;
     b->cached = b->missed = false;
-    b->direct = CKPT_DIRECT_NONE;
+    b->route = (struct ckpt_route){CKPT_DIRECT_NONE, NULL};
     b->touched.ptr = NULL;
     b->touched.len = b->touched.cap = 0;
 }
@@ -35,7 +35,7 @@ int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
     b->nread++;
     b->nbyte += b->len;
     if (!b->cached)
-        return ckpt_source_preadv_direct(s, b->iov, b->niov, b->off, b->direct, err);
+        return ckpt_source_preadv_by(s, b->iov, b->niov, b->off, &b->route, err);
     b->missed = !ckpt_source_preadv_cached(s, b->iov, b->niov, b->off);
     return b->missed ? -1 : 0;
 }

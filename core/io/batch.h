@@ -21,7 +21,7 @@ struct ckpt_batch {
     uint64_t off, len;          /* pending bytes of it */
     int niov;
     bool cached, missed; /* read only what needs no waiting; something did */
-    enum ckpt_direct direct;
+    struct ckpt_route route;
     CKPT_VEC(struct ckpt_source *) touched;
     uint64_t nread, nbyte; /* reads issued, bytes asked for */
     struct iovec iov[CKPT_BATCH_IOV];

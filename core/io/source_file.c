@@ -115,19 +115,19 @@ static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
 
 /* Through a descriptor of its own: the flag is one of what was opened. */
 static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
-                               uint64_t off, enum ckpt_direct which)
+                               uint64_t off, const struct ckpt_route *route)
 {
     struct source_file *f = self(s);
     struct ckpt_file_id id = id_of(f);
     int fd;
 
     if (atomic_load(&f->align) == 1 ||
-        (which == CKPT_DIRECT_COLD && ckpt_source_resident(s, off, len) > COLD) ||
+        (route->direct == CKPT_DIRECT_COLD && ckpt_source_resident(s, off, len) > COLD) ||
         ckpt_fdpool_get(f->pool, &f->direct, f->dir, f->name, &id, &fd, NULL) < 0)
         return false;
     /* each time: the descriptor may have been closed and opened again */
     uint32_t align = ckpt_direct_begin(fd);
-    bool good = align && ckpt_direct_read(fd, align, iov, n, off);
+    bool good = align && ckpt_direct_read(fd, align, iov, n, off, route->bounce);
     atomic_store(&f->align, good ? align : 1);
     ckpt_fdpool_put(f->pool, &f->direct);
     return good;

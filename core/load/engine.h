@@ -43,6 +43,7 @@ struct ckpt_engine_options {
     uint32_t read_timeout_ms, exchange_timeout_ms;
     struct ckpt_engine_mode mode;
     struct ckpt_box_cost cost;
+    uint64_t bounce; /* bytes of each thread's bounce buffer */
 };
 
 struct ckpt_engine_stats {

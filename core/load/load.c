@@ -448,8 +448,8 @@ void ckpt_load_rates(const struct ckpt_load *load, struct ckpt_rates *ret) { *re
 int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, const uint64_t *n,
                         void *buf, struct ckpt_err *err)
 {
-    static const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096,
-                                              CKPT_DIRECT_NONE};
+    static const struct ckpt_box_cost cost = {
+        CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096, {CKPT_DIRECT_NONE, NULL}};
     static const uint64_t zero[CKPT_MAX_RANK];
 
     if (i >= view->cat->tensors.len)

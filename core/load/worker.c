@@ -176,10 +176,12 @@ static int read_boxes(struct ckpt_worker *w, uint32_t unit, const struct ckpt_bo
 {
     struct ckpt_engine *e = w->e;
     const uint64_t begin = ckpt_now_ns();
+    struct ckpt_box_cost cost = e->opt.cost;
 
+    cost.route.bounce = &w->bounce;
     atomic_store(&w->unit, unit);
     atomic_store(&w->since_ms, begin / 1000000);
-    int rc = ckpt_boxes_pread(e->cat, &e->reading, read, n, &e->opt.cost, err);
+    int rc = ckpt_boxes_pread(e->cat, &e->reading, read, n, &cost, err);
     atomic_store(&w->since_ms, 0);
     atomic_fetch_add(&e->stats.read_ns, ckpt_now_ns() - begin);
     return rc;

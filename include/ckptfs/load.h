@@ -115,10 +115,12 @@ enum ckpt_load_direct { CKPT_LOAD_DIRECT_AUTO, CKPT_LOAD_DIRECT_NEVER, CKPT_LOAD
 struct ckpt_load_options {
     size_t size; /* sizeof (struct ckpt_load_options): what the caller knows of */
     enum ckpt_readers readers;
-    uint64_t host_bytes;          /* memory for windows, per rank (nccl: pinned); 0: 256 MiB */
+    uint64_t host_bytes;          /* memory per rank: windows (nccl: pinned), and what threads
+                                     read through past the page cache; 0: 256 MiB */
     uint64_t device_bytes;        /* device memory for windows, per rank (nccl); 0: 256 MiB */
     uint64_t window_bytes;        /* of a window, all owners together; 0: what suits */
-    uint32_t threads;             /* that read, per rank: reads in flight; 0: what suits */
+    uint32_t threads;             /* that read, per rank: reads in flight; 0: what suits. Less where
+                                     host_bytes has no room for what they read through */
     uint32_t read_timeout_ms;     /* one read of storage; 0: 120 s */
     uint32_t exchange_timeout_ms; /* hearing nothing from a rank that owes us something; 0: 300 s */
     bool verify;                  /* XXH3 of what was sent against what was received */
@@ -250,7 +252,7 @@ struct ckpt_load_stats {
     uint64_t reads;          /* calls */
     uint64_t sent_bytes;     /* to other ranks */
     uint64_t received_bytes; /* from other ranks */
-    uint64_t buffer_bytes;   /* most memory that windows took */
+    uint64_t buffer_bytes;   /* memory that was taken out of host_bytes */
     uint64_t retries;        /* reads that another rank did for us */
     uint64_t device_bytes;   /* as buffer_bytes, of the device's memory */
     double plan_s, wall_s;   /* ckpt_load_plan; from start to the end */

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Aligned memory of one thread, through which it reads what can't go straight to its place. */
+#ifndef CKPT_IO_BOUNCE_H
+#define CKPT_IO_BOUNCE_H
+
+#include <stddef.h>
+
+#include "base/err.h"
+#include "io/direct.h"
+
+enum { CKPT_BOUNCE_ALIGN = 64 * 1024 };
+
+/* Belongs to one thread at a time. Zeroed: none. */
+struct ckpt_bounce {
+    unsigned char *buf; /* aligned to CKPT_BOUNCE_ALIGN */
+    size_t len;         /* a multiple of it */
+};
+
+/* len (rounded down to CKPT_BOUNCE_ALIGN; 0: none) bytes. */
+int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, struct ckpt_err *err);
+void ckpt_bounce_release(struct ckpt_bounce *b);
+
+/* How a thread reads. Without a bounce buffer: as direct == CKPT_DIRECT_NONE. */
+struct ckpt_route {
+    enum ckpt_direct direct;
+    struct ckpt_bounce *bounce;
+};
+
+#endif
