@@ -28,10 +28,10 @@ struct ckpt_batch {
 };
 
 void ckpt_batch_init(struct ckpt_batch *b);
-void ckpt_batch_release(struct ckpt_batch *b);
+void ckpt_batch_release(struct ckpt_batch *b); /* what was begun has ended then */
 
-/* Have bytes [off, off+len) of s in buf after ckpt_batch_finish. May read now what was added
- * before. */
+/* Have bytes [off, off+len) of s in buf after ckpt_batch_finish. May begin now to read what was
+ * added before. */
 int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                    struct ckpt_err *err);
 

@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "io/uring.h"
 #include "load/comm.h"
 #include "load/device.h"
 #include "load/load_inner.h"
@@ -24,6 +25,7 @@ enum {
     HOT_PIECE = 2 << 20, /* of what is in memory: stays in the CPU's cache */
     MOST_THREADS = 8,
     COLD_THREADS = 4, /* what a disk wants in flight */
+    RING_THREADS = 2, /* one copies while the other's reads are in flight */
     HOT_GAP = 4096,   /* reading on in the page cache is as dear as another call */
     HOT_BOUND = 512 << 10,
     LONG_RUN = 4096,    /* is read alone rather than with what lies between */
@@ -400,9 +402,10 @@ static enum ckpt_direct choose_direct(const struct ckpt_load *load, double hot, 
 static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot,
                                bool device)
 {
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1,
-             least = hot > CKPT_LOAD_HOT ? 1 : COLD_THREADS;
+    const uint32_t cold = opt->io == CKPT_LOAD_IO_URING ? RING_THREADS : COLD_THREADS;
+    const uint32_t least = hot > CKPT_LOAD_HOT ? 1 : cold;
+    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1;
 
     if (opt->threads)
         return opt->threads;
@@ -467,8 +470,10 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
                  LONG_RUN,
                  {choose_direct(load, a->hot, local), NULL}},
     };
-    if (load->engine_opt.cost.route.direct != CKPT_DIRECT_NONE)
-        load->engine_opt.bounce = ckpt_load_bounce(p.bounces, &load->engine_opt.threads);
+    load->engine_opt.uring = load->opt.io == CKPT_LOAD_IO_URING;
+    if (load->engine_opt.cost.route.direct != CKPT_DIRECT_NONE || load->engine_opt.uring)
+        load->engine_opt.bounce =
+            ckpt_load_bounce(p.bounces, load->engine_opt.uring, &load->engine_opt.threads);
     if (a->hot > CKPT_LOAD_HOT) {
         load->engine_opt.cost.gap = HOT_GAP;
         load->engine_opt.cost.bound = HOT_BOUND;
@@ -497,8 +502,9 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
 {
     XXH128_hash_t wants = XXH3_128bits(table, len);
     const struct ckpt_load_options *opt = &load->opt;
-    const uint64_t number[6] = {opt->readers,      opt->host_bytes, opt->device_bytes,
-                                opt->window_bytes, opt->verify,     opt->direct};
+    const uint64_t number[7] = {
+        opt->readers, opt->host_bytes, opt->device_bytes, opt->window_bytes, opt->verify,
+        opt->direct,  opt->io};
     const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
                             opt->rates.page_cache,   opt->rates.copy,
                             opt->rates.local_link,   opt->rates.network};
@@ -564,18 +570,22 @@ static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
         malloc(sizeof(struct hello) + nfile * sizeof(uint64_t));
     struct hello_answer a;
     struct hello h;
+    struct ckpt_err own = {0};
     size_t got;
 
     if (!message)
         return ckpt_nomem(err);
+    int rc = load->opt.io == CKPT_LOAD_IO_URING ? ckpt_uring_probe(&own) : 0;
+    if (rc < 0)
+        (void)ckpt_err_in(&own, "io=uring");
     make_hello(load, table, len, &h);
     memcpy(message, &h, sizeof h);
     for (size_t i = 0; i < nfile; i++)
         memcpy(message + sizeof h + i * sizeof(uint64_t), &cat->sources.ptr[i]->size,
                sizeof(uint64_t));
-    if (ckpt_round_run(&round, load->comm, 0, message, sizeof h + nfile * sizeof(uint64_t),
-                       load->opt.exchange_timeout_ms, &answer, &got, err) < 0)
-        return -1;
+    if (ckpt_round_run(&round, load->comm, rc, message, sizeof h + nfile * sizeof(uint64_t),
+                       load->opt.exchange_timeout_ms, &answer, &got, &own) < 0)
+        return ckpt_fail(err, own.code, "%s", own.text);
     if (got < sizeof a)
         return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
     memcpy(&a, answer, sizeof a);

@@ -9,11 +9,13 @@
 
 enum {
     EACH_UNIT = 1 << 20,   /* of a rank that reads for itself: stays in the CPU's cache */
+    RING_UNIT = 4 << 20,   /* the same with a ring: fills it */
     DEVICE_UNIT = 8 << 20, /* the same for a device: worth an upload */
     ONCE_UNIT = 4 << 20,
     WINDOW = 64 << 20,
     SLOTS = 3, /* windows in flight */
     BOUNCE = 1 << 20,
+    BOUNCE_RING = 4 << 20,
     BOUNCE_LEAST = 128 << 10,
     BOUNCES = 32 << 20, /* of all threads together, at most */
 };
@@ -30,7 +32,7 @@ uint64_t ckpt_load_bounces(const struct ckpt_load_options *opt, double hot)
     const bool direct = opt->direct == CKPT_LOAD_DIRECT_ALWAYS ||
                         (opt->direct == CKPT_LOAD_DIRECT_AUTO && hot <= CKPT_LOAD_HOT);
 
-    return direct ? within_limits(opt->host_bytes / 4) : 0;
+    return direct || opt->io == CKPT_LOAD_IO_URING ? within_limits(opt->host_bytes / 4) : 0;
 }
 
 uint64_t ckpt_load_host_bytes(uint64_t windows, bool bounces)
@@ -38,21 +40,21 @@ uint64_t ckpt_load_host_bytes(uint64_t windows, bool bounces)
     return windows + (bounces ? within_limits((windows + 2) / 3) : 0);
 }
 
-uint64_t ckpt_load_bounce(uint64_t bounces, uint32_t *threads)
+uint64_t ckpt_load_bounce(uint64_t bounces, bool ring, uint32_t *threads)
 {
     while (*threads > 1 && bounces / *threads < BOUNCE_LEAST)
         --*threads;
-    const uint64_t each = ckpt_min_u64(bounces / *threads, BOUNCE);
+    const uint64_t each = ckpt_min_u64(bounces / *threads, ring ? BOUNCE_RING : BOUNCE);
     return each - each % CKPT_BOUNCE_ALIGN;
 }
 
 /* ---- windows ---- */
 
 /* A rank that reads for itself: a window is one read. */
-static void sizes_alone(uint64_t budget, uint32_t threads, bool device, struct ckpt_plan_sizes *ret,
-                        uint32_t *ret_slots)
+static void sizes_alone(uint64_t budget, uint32_t threads, bool device, bool ring,
+                        struct ckpt_plan_sizes *ret, uint32_t *ret_slots)
 {
-    const uint64_t unit = device ? DEVICE_UNIT : EACH_UNIT;
+    const uint64_t unit = device ? DEVICE_UNIT : ring ? RING_UNIT : EACH_UNIT;
     uint32_t slots = device ? 2 * threads + 1 : threads + 1; /* on a device uploads last, too */
 
     if (device && slots > CKPT_DEVICE_MARKS)
@@ -82,7 +84,7 @@ int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint6
                          tight ? least : ckpt_load_host_bytes(least, bounces > 0));
     ret->common = 0;
     if (ndomain == 1) {
-        sizes_alone(budget, threads, device, ret, ret_slots);
+        sizes_alone(budget, threads, device, opt->io == CKPT_LOAD_IO_URING, ret, ret_slots);
         return 0;
     }
     /* a slot holds what is read, what is gathered to be sent, and at most a window of others */

@@ -61,7 +61,7 @@ uint64_t ckpt_load_bounces(const struct ckpt_load_options *opt, double hot);
 uint64_t ckpt_load_host_bytes(uint64_t windows, bool bounces);
 
 /* The bounce buffer of one thread; less threads where it would be too small to be of use. */
-uint64_t ckpt_load_bounce(uint64_t bounces, uint32_t *threads);
+uint64_t ckpt_load_bounce(uint64_t bounces, bool ring, uint32_t *threads);
 
 /* What a plan of this domain may use; LIMIT if host_bytes is too little for any. */
 int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint64_t bytes,

@@ -305,7 +305,7 @@ static bool read_direct(struct job *j)
     struct ckpt_err ignored = {0};
     bool good = true;
 
-    if (e->plan->nowner > 1 || e->device)
+    if (e->plan->nowner > 1 || e->device || e->opt.uring)
         return false;
     for (uint32_t i = 0; i < n && good; i++) {
         good = direct_place(e, j->lo + i, &j->read[i], &parts, &ignored);

@@ -53,33 +53,36 @@ def same_error(done, n, *needles):
         assert re.search(needle, told[0]), (needle, told[0])
 
 
-def reads_are_tried_by_another(runs):
+def reads_are_tried_by_another(runs, **io):
     for fault in ("eio@1", "short@1", "once@2"):
         for readers in ("once", "each"):
-            done, _ = threads(runs, fault, f"tp=2,dp=2:4:{readers}")
+            done, _ = threads(runs, fault, f"tp=2,dp=2:4:{readers}", **io)
             assert done.returncode == 0, (fault, done.stdout, done.stderr)
             assert fault == "once@2" or int(done.stdout.split("retries ")[1].split()[0]) > 0, (fault, done.stdout, done.stderr)
 
 
-def errors_reach_all(runs):
+def errors_reach_all(runs, **io):
     for readers in ("once", "each"):
-        done, _ = threads(runs, "eio@99", f"tp=2,dp=2:4:{readers}")
+        done, _ = threads(runs, "eio@99", f"tp=2,dp=2:4:{readers}", **io)
         same_error(done, 4, r"^io: rank \d: tensor '.*': reading '.*/rank\d/.*\.safetensors' at byte \d+: Input/output error")
-        done, _ = threads(runs, "short@99", f"tp=2,dp=2:4:{readers}")
+        done, _ = threads(runs, "short@99", f"tp=2,dp=2:4:{readers}", **io)
         same_error(done, 4, r"^stale: rank \d: .*ends at byte \d+")
 
 
-def slow_reads_end_in_time(runs):
+def slow_reads_end_in_time(runs, **io):
     for fault in ("delay@1:8000", "hang@1"):
         for readers in ("once", "each"):
-            done, seconds = threads(runs, fault, f"tp=2,dp=2:4:{readers}")
+            done, seconds = threads(runs, fault, f"tp=2,dp=2:4:{readers}", **io)
             same_error(done, 4, r"^timeout: rank 1: tensor '.*': reading '.*/rank1/.*' at byte \d+ takes longer than 1\.0 s")
             assert seconds < DEADLINE_MS / 1000 + SLACK, (fault, seconds)
+    done, _ = threads(runs, "delay@1:300", "tp=2,dp=2:4:once", **io)
+    assert done.returncode == 0, done.stdout
+
+
+def a_read_of_the_page_cache_that_waits_all_the_same(runs):
     done, seconds = threads(runs, "stall@1", "tp=2,dp=2:4:each")
     same_error(done, 4, r"^timeout: rank 1: .* takes longer than 1\.0 s")
     assert seconds < 2 * DEADLINE_MS / 1000 + SLACK, seconds
-    done, _ = threads(runs, "delay@1:300", "tp=2,dp=2:4:once")
-    assert done.returncode == 0, done.stdout
 
 
 def checkpoints_that_differ(top):
@@ -136,11 +139,11 @@ def computed_values_that_differ(top):
     same_error(done, 3, r"^conflict: rank 2 sees another checkpoint than rank 0, or another view of it")
 
 
-def budgets(runs):
-    done, _ = threads(runs, None, "fsdp=4:4:once:1000")
+def budgets(runs, **io):
+    done, _ = threads(runs, None, "fsdp=4:4:once:1000", **io)
     same_error(done, 4, r"^limit: host_bytes is 1000, but 4 ranks that share what they read need at least \d+")
     least = int(re.search(r"at least (\d+)", done.stdout).group(1))
-    done, _ = threads(runs, None, f"fsdp=4:4:once:{least}")
+    done, _ = threads(runs, None, f"fsdp=4:4:once:{least}", **io)
     assert done.returncode == 0 and int(done.stdout.split("buffers ")[1].split()[0]) <= least, done.stdout
 
 
@@ -293,11 +296,30 @@ def rates_are_measured_where_they_decide(top):
     assert status == 0 and got["rates"]["network"] == 1e12 and got["rates"]["page_cache"] == 1e6, got
 
 
+def rings(run):
+    """Can the loader have rings here?"""
+    done = subprocess.run([CKPT, "load", run, "--layout", "dp=1", "--io", "uring"], capture_output=True, text=True)
+    assert done.returncode == 0 or "io=uring: " in done.stderr, done
+    return done.returncode == 0
+
+
+def by_ring(test):
+    def run(runs):
+        test(runs, LOAD_URING="1")
+    run.__name__ = test.__name__ + "_by_io_uring"
+    return run
+
+
 def main():
     failed = passed = 0
     with tempfile.TemporaryDirectory() as top:
         runs = copies(os.path.join(top, "shared"), 4)
-        tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs)]
+        tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs),
+                 (a_read_of_the_page_cache_that_waits_all_the_same, runs)]
+        if rings(runs[0]):
+            tests += [(by_ring(test), arg) for test, arg in tests[:4]]
+        else:
+            print("     no io_uring here")
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank, a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
              a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, jobs_with_neighbouring_ports_do_not_meet,

@@ -26,6 +26,8 @@ TEST(budget, bounce_buffers_are_only_where_reads_may_need_them)
     CHECK_EQ(ckpt_load_bounces(&opt, 1), 0);
     opt.direct = CKPT_LOAD_DIRECT_NEVER;
     CHECK_EQ(ckpt_load_bounces(&opt, 0), 0);
+    opt.io = CKPT_LOAD_IO_URING;
+    CHECK(ckpt_load_bounces(&opt, 1) > 0);
 }
 
 TEST(budget, all_bounce_buffers_together_stay_within_their_part)
@@ -33,7 +35,7 @@ TEST(budget, all_bounce_buffers_together_stay_within_their_part)
     for (uint64_t bounces = 128 << 10; bounces <= 32 * MIB; bounces += 100001)
         for (uint32_t threads = 1; threads <= 256; threads++) {
             uint32_t n = threads;
-            const uint64_t each = ckpt_load_bounce(bounces, &n);
+            const uint64_t each = ckpt_load_bounce(bounces, threads % 2, &n);
             CHECK(n >= 1 && n <= threads && each > 0 && each % CKPT_BOUNCE_ALIGN == 0);
             CHECK(n * each <= bounces);
         }
