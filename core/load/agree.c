@@ -558,6 +558,15 @@ static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32
     return true;
 }
 
+/* Can this rank have them, if they are asked for? */
+static int check_rings(const struct ckpt_load *load, struct ckpt_err *err)
+{
+    if (load->opt.io != CKPT_LOAD_IO_URING || ckpt_uring_probe(err) == 0)
+        return 0;
+    (void)ckpt_err_in(err, "io=uring");
+    return load->comm->x->size > 1 ? ckpt_err_in(err, "rank %" PRIu32, load->comm->x->rank) : -1;
+}
+
 static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
                  struct ckpt_err *err)
 {
@@ -575,9 +584,7 @@ static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
 
     if (!message)
         return ckpt_nomem(err);
-    int rc = load->opt.io == CKPT_LOAD_IO_URING ? ckpt_uring_probe(&own) : 0;
-    if (rc < 0)
-        (void)ckpt_err_in(&own, "io=uring");
+    const int rc = check_rings(load, &own);
     make_hello(load, table, len, &h);
     memcpy(message, &h, sizeof h);
     for (size_t i = 0; i < nfile; i++)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes wrong on one rank is the same error on all, with rank, file and offset, before the deadline; nobody hangs."""
 
+import ctypes
+import errno
 import json
 import math
 import os
@@ -155,11 +157,12 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start(runs, layout, *more, far=False):
-    """A process a rank, over tcp; far: each on a machine of its own, so that nobody reads another's memory."""
+def start(runs, layout, *more, far=False, preexec=()):
+    """A process a rank, over tcp; far: each on a machine of its own, so that nobody reads another's memory; preexec: what each does first."""
     env = dict(os.environ, WORLD_SIZE=str(len(runs)), CKPTFS_MEET_TIMEOUT="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     return [subprocess.Popen([CKPT, "load", run, "--layout", layout, *more],
-                             env=dict(env, RANK=str(r), **({"CKPTFS_NODE": str(r)} if far else {})), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                             env=dict(env, RANK=str(r), **({"CKPTFS_NODE": str(r)} if far else {})), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             preexec_fn=preexec[r] if preexec else None)
             for r, run in enumerate(runs)]
 
 
@@ -282,6 +285,40 @@ def what_repeats_the_greeting_is_no_rank(top):
     assert all(status == 0 for _, status in done) and heard, (done, heard)
 
 
+def refuse_rings():
+    """As the profiles of containers do: io_uring_setup(2) fails with EPERM from now on, in this process and its children."""
+    load, jump, allow, deny = (0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050000 | errno.EPERM)
+    program = b"".join(struct.pack("HBBI", *op) for op in (load, jump, deny, allow))
+    filters = ctypes.create_string_buffer(program, len(program))
+    fprog = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(filters)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, fprog, 0, 0):  # PR_SET_NO_NEW_PRIVS; PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def a_kernel_that_refuses_rings(top):
+    runs, errors = copies(top, 2), set()
+    for io in ("uring", "auto"):
+        done = finish(start(runs, "fsdp=2", "--io", io, "--json", "--verify", preexec=(None, refuse_rings)))
+        if io == "auto":
+            assert all(status == 0 for _, status in done) and json.loads(done[0][0][0].splitlines()[-1])["io"] == "threads", done
+            continue
+        for (_, err), status in done:
+            assert status == 1, done
+            errors.add(err.split(": ", 1)[1])
+        assert len(errors) == 1 and re.match(r"rank 1: io=uring: (the kernel refuses io_uring_setup: Operation not permitted|this build has no liburing)",
+                                             list(errors)[0]), done
+
+
+def which_way_it_was_read_is_told(top):
+    run = copies(top, 1)
+    for io in ("uring", "threads"):
+        (out, err), status = finish(start(run, "dp=1", "--io", io, "--json"))[0]
+        assert status == 0 and json.loads(out.splitlines()[-1])["io"] == io, (out, err)
+    (_, err), status = finish(start(run, "dp=1", "--io", "aio"))[0]
+    assert status == 2 and "--io aio: expected threads, uring or auto" in err, err
+
+
 def rates_are_measured_where_they_decide(top):
     runs = copies(top, 2)
     for far in (False, True):
@@ -318,12 +355,13 @@ def main():
                  (a_read_of_the_page_cache_that_waits_all_the_same, runs)]
         if rings(runs[0]):
             tests += [(by_ring(test), arg) for test, arg in tests[:4]]
+            tests.append((which_way_it_was_read_is_told, os.path.join(top, "told")))
         else:
             print("     no io_uring here")
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank, a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
              a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, jobs_with_neighbouring_ports_do_not_meet,
-             what_repeats_the_greeting_is_no_rank,
+             what_repeats_the_greeting_is_no_rank, a_kernel_that_refuses_rings,
              rates_are_measured_where_they_decide)]
         for test, arg in tests:
             if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
