@@ -94,6 +94,25 @@ def check(ok, *what):
         sys.exit("FAIL " + " ".join(str(w) for w in what))
 
 
+def descriptors(lines):
+    """(rank, descriptor) of those that read past the page cache."""
+    found = ((rank, re.match(r"fcntl\((\d+)<[^>]*>, F_SETFL, .*O_DIRECT\b", call)) for rank, call in joined(lines))
+    return {(rank, int(m.group(1))) for rank, m in found if m}
+
+
+def cold(top, run, data):
+    """What is not in the page cache is not brought there either, where one rank reads it once."""
+    evict(run)
+    got, lines = traced(top, "cold", 1, [run, "--layout", "dp=1", "--io", "threads"])
+    direct, past, all_bytes = descriptors(lines), 0, 0
+    for rank, fd, _, n in shard_reads(lines, data):
+        all_bytes += n
+        past += n if (rank, fd) in direct else 0
+    if direct:
+        check(past > 0.9 * all_bytes, "of", all_bytes, "cold bytes", past, "were read past the page cache")
+        print(f"ok   {past / all_bytes:.2f} of cold files is read past the page cache")
+
+
 def through_rings(top, run, data):
     """strace does not see what a ring reads: that nothing else reads tensors, it does. How much was read the statistics say, and --verify that it
     was the right thing."""
@@ -113,14 +132,18 @@ def through_rings(top, run, data):
     return True
 
 
+def evict(run):
+    with open(os.path.join(run, "model.safetensors"), "rb") as f:
+        os.fsync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def peak(run, *args, cold=False):
     """Bytes of memory that a load takes at most, its destinations included."""
-    path = os.path.join(run, "model.safetensors")
-    with open(path, "rb") as f:
-        if cold:
-            os.fsync(f.fileno())
-            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        else:
+    if cold:
+        evict(run)
+    else:
+        with open(os.path.join(run, "model.safetensors"), "rb") as f:
             while f.read(1 << 20):  # a child's peak begins with this process's
                 pass
     p = subprocess.Popen([CKPT_LOAD, "load", run, "--layout", "dp=1", "--host-bytes", str(BUDGET), "--threads", "16", *args], stdout=subprocess.DEVNULL)
@@ -154,11 +177,8 @@ def main():
             print(f"ok   {layout}: {seen / got['unique_bytes']:.4f} of what is wanted was read, in {got['reads']} reads")
         got, lines = traced(top, "direct", 4, [run, "--layout", "dp=4", "--readers", "once", "--direct", "always", "--verify"])
         check(got["verified"], "direct: not verified")
-        direct = set()
+        direct = descriptors(lines)
         for rank, call in joined(lines):
-            m = re.match(r"fcntl\((\d+)<[^>]*>, F_SETFL, .*O_DIRECT\b", call)
-            if m:
-                direct.add((rank, int(m.group(1))))
             m = READ.match(call)
             if m and m.group(2).endswith(".safetensors") and (rank, int(m.group(1))) in direct:
                 asked = int(call.rsplit(", ", 2)[1])
@@ -166,6 +186,7 @@ def main():
         if not direct:
             print("     this file system has no O_DIRECT")
         print(f"ok   direct reads are aligned ({len(direct)} descriptors)")
+        cold(top, run, data)
         rings = through_rings(top, run, data)
         memory(run, rings)
 
