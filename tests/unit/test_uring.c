@@ -3,7 +3,9 @@
 #include "io/uring.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/time.h>
 
 #include "io/batch.h"
 #include "io/iov.h"
@@ -159,7 +161,78 @@ TEST(uring, a_read_that_fails_leaves_the_others_alone)
     end(&f);
 }
 
-/* ---- short reads ---- */
+/* ---- a kernel that begins nothing ---- */
+
+#ifdef CKPT_LIBURING
+
+#include <liburing.h>
+
+static unsigned refuse; /* every so many calls; 1: all of them */
+
+int __real_io_uring_submit_and_wait(struct io_uring *ring, unsigned n);
+int __wrap_io_uring_submit_and_wait(struct io_uring *ring, unsigned n);
+
+int __wrap_io_uring_submit_and_wait(struct io_uring *ring, unsigned n)
+{
+    static unsigned calls;
+
+    return refuse && ++calls % refuse == 0 ? -ENOMEM : __real_io_uring_submit_and_wait(ring, n);
+}
+
+TEST(uring, a_kernel_that_refuses_for_a_moment_is_asked_again)
+{
+    struct wanted *w = calloc(READS, sizeof *w);
+    struct ckpt_err err = {0};
+    struct fixture f;
+
+    begin(&f, 8 * CKPT_BOUNCE_ALIGN);
+    refuse = 3;
+    for (int i = 0; i < READS; i++) {
+        want(&w[i], f.fd, 1, (uint64_t)i * 1001, 15000);
+        ckpt_uring_add(f.bounce.ring, &w[i].read);
+    }
+    CHECK_OK(ckpt_uring_wait(f.bounce.ring, &err));
+    refuse = 0;
+    for (int i = 0; i < READS; i++) {
+        CHECK(is_there(&f, &w[i]));
+        free(w[i].mem);
+    }
+    free(w);
+    end(&f);
+}
+
+TEST(uring, a_kernel_that_refuses_for_good_is_an_error_of_each_read)
+{
+    struct ckpt_err err = {0};
+    struct wanted w[3];
+    struct fixture f;
+
+    begin(&f, 2 * CKPT_BOUNCE_ALIGN);
+    refuse = 1;
+    for (int i = 0; i < 3; i++) {
+        want(&w[i], f.fd, 1, 77, 1000000);
+        ckpt_uring_add(f.bounce.ring, &w[i].read);
+    }
+    CHECK_FAILS(ckpt_uring_wait(f.bounce.ring, &err), CKPT_IO, "Cannot allocate memory at 77");
+    refuse = 0;
+    for (int i = 0; i < 3; i++) {
+        CHECK(w[i].done == 1 && w[i].read.error == ENOMEM && w[i].read.at == 77);
+        free(w[i].mem);
+    }
+    end(&f);
+}
+
+#define REFUSALS                                                                                   \
+    T(uring, a_kernel_that_refuses_for_a_moment_is_asked_again),                                   \
+        T(uring, a_kernel_that_refuses_for_good_is_an_error_of_each_read),
+
+#else
+#define REFUSALS
+#endif
+
+/* ---- short reads, and signals ---- */
+
+static void nothing(int number) { (void)number; }
 
 static void *write_slowly(void *arg)
 {
@@ -175,7 +248,7 @@ static void *write_slowly(void *arg)
     return NULL;
 }
 
-TEST(uring, short_reads_are_continued)
+TEST(uring, short_reads_and_interrupted_waits_are_continued)
 {
     struct ckpt_err err = {0};
     struct fixture f;
@@ -183,14 +256,21 @@ TEST(uring, short_reads_are_continued)
     pthread_t writer;
     int fd[2];
 
+    const struct sigaction action = {.sa_handler = nothing}, ignored = {.sa_handler = SIG_IGN};
+    const struct itimerval soon = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
+
     begin(&f, 4 << 20);
+    TREE_MUST(sigaction(SIGALRM, &action, NULL) == 0);
     TREE_MUST(pipe(fd) == 0);
     (void)close(f.direct);
     f.direct = fd[1];
     TREE_MUST(pthread_create(&writer, NULL, write_slowly, &f) == 0);
     want(&w, fd[0], 1, 0, 100000);
+    TREE_MUST(setitimer(ITIMER_REAL, &soon, NULL) == 0);
     ckpt_uring_add(f.bounce.ring, &w.read);
     CHECK_OK(ckpt_uring_wait(f.bounce.ring, &err));
+    TREE_MUST(setitimer(ITIMER_REAL, &never, NULL) == 0);
+    TREE_MUST(sigaction(SIGALRM, &ignored, NULL) == 0);
     CHECK(is_there(&f, &w));
     (void)pthread_join(writer, NULL);
     free(w.mem);
@@ -291,8 +371,9 @@ static bool has_rings(void)
     return false;
 }
 
-TESTS_IF(has_rings(), T(uring, many_more_reads_than_entries_arrive_whole_at_any_offset),
+TESTS_IF(has_rings(), REFUSALS T(uring, many_more_reads_than_entries_arrive_whole_at_any_offset),
          T(uring, the_end_of_a_file_is_told_where_it_is),
-         T(uring, a_read_that_fails_leaves_the_others_alone), T(uring, short_reads_are_continued),
+         T(uring, a_read_that_fails_leaves_the_others_alone),
+         T(uring, short_reads_and_interrupted_waits_are_continued),
          T(uring, errors_are_those_of_system_calls), T(uring, a_batch_reads_all_its_ranges_at_once),
          T(uring, what_is_given_up_writes_nowhere_afterwards))
