@@ -30,7 +30,7 @@ static void print_help(void)
         "  --threads N          that read, per rank\n"
         "  --io MODE            how they read: threads (a system call each), uring (io_uring, "
         "many\n"
-        "                       reads in flight), auto\n"
+        "                       reads in flight), auto (threads)\n"
         "  --direct WHEN        past the page cache (O_DIRECT): auto (what is not in it), never, "
         "always\n"
         "  --read-timeout S     seconds that one read may take (120)\n"
