@@ -115,8 +115,8 @@ enum ckpt_load_direct { CKPT_LOAD_DIRECT_AUTO, CKPT_LOAD_DIRECT_NEVER, CKPT_LOAD
 /* How threads read: by a system call each, or each with many reads in flight by io_uring
  * (UNSUPPORTED if a rank's build or kernel has none). AUTO is THREADS: where it was measured (a
  * virtual disk of about 1 GB/s, 2 processors, Linux 6.18; tests/bench/bench_load.py --io) rings
- * took 0.9 to 1.0 of their time for cold files, which was noise, and 1.0 to 1.7 for cached ones,
- * which threads can read straight into their destinations. */
+ * took 0.8 to 1.1 of their time for cold files, both at the disk's own rate, and 1.0 to 1.7 for
+ * cached ones, which threads can read straight into their destinations. */
 enum ckpt_load_io { CKPT_LOAD_IO_AUTO, CKPT_LOAD_IO_THREADS, CKPT_LOAD_IO_URING };
 
 struct ckpt_load_options {

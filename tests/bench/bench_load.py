@@ -9,7 +9,7 @@ Needs an interpreter with torch and safetensors; accelerate, fastsafetensors and
 imported (--peers names a folder of packages installed with `pip install --no-deps --target`). Ranks are forked from one process that has
 imported everything; every method fills memory that nobody has touched before, on CPU, with gloo. Times are from a barrier to the last
 rank's end; the order of the methods rotates from round to round. The files are in the page cache (--cold: in none, which is checked).
-`read` is what went through read(2) and its kin, of the model's size (mmap does not count there).
+`read` is what went through read(2) and its kin, of the model's size (neither mmap nor io_uring counts there).
 
 The floors: `floor read`, every byte read once by somebody into a buffer that is used again; `floor slices`, every rank preads its
 slices into fresh memory, as rows where they are columns; `floor touch`, fresh memory of that size is written once.
