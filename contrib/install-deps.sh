@@ -3,7 +3,8 @@
 # Install the Debian packages that building (and with "tests", testing) needs; those that are there already are left alone.
 set -euo pipefail
 
-packages=(gcc cmake ninja-build pkg-config libfuse3-dev fuse3 libjansson-dev libxxhash-dev libyaml-dev libpcre2-dev)
+packages=(gcc cmake ninja-build pkg-config libfuse3-dev fuse3 libjansson-dev libxxhash-dev libyaml-dev libpcre2-dev
+          liburing-dev)
 if [[ ${1:-} == tests ]]; then
   packages+=(g++ clang clang-format libclang-rt-14-dev libcmocka-dev python3 python3-venv util-linux procps man-db
              openmpi-bin libopenmpi-dev strace)

@@ -28,7 +28,9 @@ static void print_help(void)
         "  --device-bytes N     the same of the device (256M)\n"
         "  --window-bytes N     of a window, all ranks together\n"
         "  --threads N          that read, per rank\n"
-        "  --io MODE            threads (uring is not built in)\n"
+        "  --io MODE            how they read: threads (a system call each), uring (io_uring, "
+        "many\n"
+        "                       reads in flight), auto (threads)\n"
         "  --direct WHEN        past the page cache (O_DIRECT): auto (what is not in it), never, "
         "always\n"
         "  --read-timeout S     seconds that one read may take (120)\n"
@@ -51,6 +53,18 @@ static int parse_direct(const char *text, enum ckpt_load_direct *ret, struct ckp
             return 0;
         }
     return ckptfs_fail(err, CKPT_USAGE, "--direct %s: expected auto, never or always", text);
+}
+
+static int parse_io(const char *text, enum ckpt_load_io *ret, struct ckpt_err *err)
+{
+    static const char *const name[] = {"auto", "threads", "uring"};
+
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, name[i]) == 0) {
+            *ret = (enum ckpt_load_io)i;
+            return 0;
+        }
+    return ckptfs_fail(err, CKPT_USAGE, "--io %s: expected threads, uring or auto", text);
 }
 
 /* "256M": K, M, G, T are powers of 1024. */
@@ -173,10 +187,7 @@ static int parse_one(struct ckpt_load_tool *t, int opt, char *arg, struct ckpt_e
     case THREADS:
         return parse_number("--threads", arg, 256, &t->opt.threads, err);
     case IO:
-        if (strcmp(arg, "threads") == 0 || strcmp(arg, "auto") == 0)
-            return 0;
-        return ckptfs_fail(err, strcmp(arg, "uring") ? CKPT_USAGE : CKPT_UNSUPPORTED,
-                           "--io %s: expected threads or auto (uring is not built in)", arg);
+        return parse_io(arg, &t->opt.io, err);
     case DIRECT:
         return parse_direct(arg, &t->opt.direct, err);
     case READ_TIMEOUT:

@@ -181,18 +181,20 @@ static int print(const struct ckpt_load_tool *t, const struct ckpt_load *load,
     ckpt_load_rates(load, &r);
     CKPTFS_CLEANUP(ckpt_jsonp)
     json_t *j = json_pack(
-        "{s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:{s:f, s:f, "
+        "{s:i, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:{s:f, "
+        "s:f, "
         "s:f}, s:{s:f, s:f, s:f, s:f, s:f, s:f}, s:b}",
         "ranks", (int)ckpt_comm_size(comm), "transport", ckpt_comm_transport(comm), "readers",
-        ckpt_load_readers(load), "needed_bytes", (json_int_t)job.needed_bytes, "unique_bytes",
-        (json_int_t)job.unique_bytes, "read_bytes", (json_int_t)job.read_bytes, "sent_bytes",
-        (json_int_t)job.sent_bytes, "received_bytes", (json_int_t)job.received_bytes, "reads",
-        (json_int_t)job.reads, "retries", (json_int_t)job.retries, "buffer_bytes",
-        (json_int_t)job.buffer_bytes, "device_bytes", (json_int_t)job.device_bytes, "wall_s",
-        job.wall_s, "plan_s", job.plan_s, "first_s", job.first_s, "busy_s", "read", job.read_s,
-        "place", job.place_s, "exchange", job.send_s, "rates", "node_storage", r.node_storage,
-        "shared_storage", r.shared_storage, "page_cache", r.page_cache, "copy", r.copy,
-        "local_link", r.local_link, "network", r.network, "verified", (int)t->verify);
+        ckpt_load_readers(load), "io", ckpt_load_io(load), "needed_bytes",
+        (json_int_t)job.needed_bytes, "unique_bytes", (json_int_t)job.unique_bytes, "read_bytes",
+        (json_int_t)job.read_bytes, "sent_bytes", (json_int_t)job.sent_bytes, "received_bytes",
+        (json_int_t)job.received_bytes, "reads", (json_int_t)job.reads, "retries",
+        (json_int_t)job.retries, "buffer_bytes", (json_int_t)job.buffer_bytes, "device_bytes",
+        (json_int_t)job.device_bytes, "wall_s", job.wall_s, "plan_s", job.plan_s, "first_s",
+        job.first_s, "busy_s", "read", job.read_s, "place", job.place_s, "exchange", job.send_s,
+        "rates", "node_storage", r.node_storage, "shared_storage", r.shared_storage, "page_cache",
+        r.page_cache, "copy", r.copy, "local_link", r.local_link, "network", r.network, "verified",
+        (int)t->verify);
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     if (!text)
         return ckptfs_nomem(err);

@@ -3,6 +3,7 @@
 #include "io/batch.h"
 
 #include "base/vec.h"
+#include "io/uring.h"
 
 void ckpt_batch_init(struct ckpt_batch *b)
 {
@@ -10,12 +11,10 @@ void ckpt_batch_init(struct ckpt_batch *b)
     b->off = b->len = b->nread = b->nbyte = 0;
     b->niov = 0;
     b->cached = b->missed = false;
-    b->direct = CKPT_DIRECT_NONE;
+    b->route = (struct ckpt_route){CKPT_DIRECT_NONE, NULL};
     b->touched.ptr = NULL;
     b->touched.len = b->touched.cap = 0;
 }
-
-void ckpt_batch_release(struct ckpt_batch *b) { ckpt_vec_release(&b->touched); }
 
 static int touch(struct ckpt_batch *b, struct ckpt_source *s, struct ckpt_err *err)
 {
@@ -25,7 +24,8 @@ static int touch(struct ckpt_batch *b, struct ckpt_source *s, struct ckpt_err *e
     return ckpt_vec_push(&b->touched, s) < 0 ? ckpt_nomem(err) : 0;
 }
 
-int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
+/* Several may be in flight where there is a ring. */
+static int begin(struct ckpt_batch *b, struct ckpt_err *err)
 {
     struct ckpt_source *s = b->source;
 
@@ -35,9 +35,27 @@ int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
     b->nread++;
     b->nbyte += b->len;
     if (!b->cached)
-        return ckpt_source_preadv_direct(s, b->iov, b->niov, b->off, b->direct, err);
+        return ckpt_source_preadv_by(s, b->iov, b->niov, b->off, &b->route, err);
     b->missed = !ckpt_source_preadv_cached(s, b->iov, b->niov, b->off);
     return b->missed ? -1 : 0;
+}
+
+static int await(struct ckpt_batch *b, struct ckpt_err *err)
+{
+    struct ckpt_uring *ring = b->route.bounce ? b->route.bounce->ring : NULL;
+
+    return ring ? ckpt_uring_wait(ring, err) : 0;
+}
+
+int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
+{
+    return begin(b, err) < 0 ? -1 : await(b, err);
+}
+
+void ckpt_batch_release(struct ckpt_batch *b)
+{
+    (void)await(b, NULL);
+    ckpt_vec_release(&b->touched);
 }
 
 int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
@@ -56,7 +74,7 @@ int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_
             return 0;
         }
     }
-    if (ckpt_batch_flush(b, err) < 0 || touch(b, s, err) < 0)
+    if (begin(b, err) < 0 || touch(b, s, err) < 0)
         return -1;
     b->source = s;
     b->off = off;

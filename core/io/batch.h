@@ -21,17 +21,17 @@ struct ckpt_batch {
     uint64_t off, len;          /* pending bytes of it */
     int niov;
     bool cached, missed; /* read only what needs no waiting; something did */
-    enum ckpt_direct direct;
+    struct ckpt_route route;
     CKPT_VEC(struct ckpt_source *) touched;
     uint64_t nread, nbyte; /* reads issued, bytes asked for */
     struct iovec iov[CKPT_BATCH_IOV];
 };
 
 void ckpt_batch_init(struct ckpt_batch *b);
-void ckpt_batch_release(struct ckpt_batch *b);
+void ckpt_batch_release(struct ckpt_batch *b); /* what was begun has ended then */
 
-/* Have bytes [off, off+len) of s in buf after ckpt_batch_finish. May read now what was added
- * before. */
+/* Have bytes [off, off+len) of s in buf after ckpt_batch_finish. May begin now to read what was
+ * added before. */
 int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                    struct ckpt_err *err);
 

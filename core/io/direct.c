@@ -4,19 +4,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/ckd.h"
-#include "base/mem.h"
+#include "io/bounce.h"
+#include "io/iov.h"
 
-enum {
-    CHUNK = 1 << 20, /* read at once */
-    USUAL = 4096,    /* alignment, where the kernel does not say */
-    MOST = 64 * 1024,
-};
+enum { USUAL = 4096 }; /* alignment, where the kernel does not say */
 
 static uint32_t alignment_of(int fd)
 {
@@ -27,7 +22,8 @@ static uint32_t alignment_of(int fd)
         (st.stx_mask & STATX_DIOALIGN) != 0) {
         const uint32_t a = st.stx_dio_mem_align > st.stx_dio_offset_align ? st.stx_dio_mem_align
                                                                           : st.stx_dio_offset_align;
-        const bool good = st.stx_dio_offset_align > 0 && a <= MOST && (a & (a - 1)) == 0;
+        const bool good =
+            st.stx_dio_offset_align > 0 && a <= CKPT_BOUNCE_ALIGN && (a & (a - 1)) == 0;
         return good ? (uint32_t)ckpt_max_u64(a, USUAL) : 0;
     }
 #endif
@@ -55,47 +51,20 @@ static bool read_aligned(int fd, unsigned char *buf, size_t len, size_t need, ui
     return got >= 0 && (size_t)got >= need;
 }
 
-struct scatter {
-    const struct iovec *iov;
-    size_t at; /* in *iov */
-};
-
-static void scatter(struct scatter *s, const unsigned char *from, size_t len)
+bool ckpt_direct_read(int fd, uint32_t align, const struct iovec *iov, int n, uint64_t off,
+                      const struct ckpt_bounce *bounce)
 {
-    while (len > 0) {
-        const size_t n = (size_t)ckpt_min_u64(len, s->iov->iov_len - s->at);
-        memcpy((char *)s->iov->iov_base + s->at, from, n);
-        from += n;
-        len -= n;
-        s->at += n;
-        if (s->at == s->iov->iov_len) {
-            s->iov++;
-            s->at = 0;
-        }
-    }
-}
+    struct ckpt_iov_cursor to = {iov, 0};
+    const uint64_t end = off + ckpt_iov_len(iov, n);
 
-bool ckpt_direct_read(int fd, uint32_t align, const struct iovec *iov, int n, uint64_t off)
-{
-    struct scatter to = {iov, 0};
-    uint64_t end = off;
-    void *memory = NULL;
-    bool good = true;
-
-    for (int i = 0; i < n; i++)
-        end += iov[i].iov_len;
-    const size_t room = (size_t)ckpt_min_u64(CHUNK, end - off) + 2 * (size_t)align;
-    if (posix_memalign(&memory, align, room) != 0)
-        return false;
-    while (off < end && good) {
+    while (off < end) {
         const uint64_t lo = off / align * align;
-        const uint64_t hi = ckpt_min_u64(end, (lo + CHUNK) / align * align);
+        const uint64_t hi = ckpt_min_u64(end, lo + bounce->len / align * align);
         const size_t len = (size_t)((hi - lo + align - 1) / align * align);
-        good = read_aligned(fd, memory, len, (size_t)(hi - lo), lo);
-        if (good)
-            scatter(&to, (unsigned char *)memory + (off - lo), (size_t)(hi - off));
+        if (!read_aligned(fd, bounce->buf, len, (size_t)(hi - lo), lo))
+            return false;
+        ckpt_iov_put(&to, bounce->buf + (off - lo), (size_t)(hi - off));
         off = hi;
     }
-    free(memory);
-    return good;
+    return true;
 }

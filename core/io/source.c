@@ -8,6 +8,7 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
+#include "io/iov.h"
 
 struct ckpt_source *ckpt_source_ref(struct ckpt_source *s)
 {
@@ -27,19 +28,10 @@ void ckpt_source_unrefp(struct ckpt_source **s)
     *s = NULL;
 }
 
-static uint64_t length_of(const struct iovec *iov, int n)
-{
-    uint64_t len = 0;
-
-    for (int i = 0; i < n; i++)
-        len += iov[i].iov_len;
-    return len;
-}
-
 int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                        struct ckpt_err *err)
 {
-    const uint64_t len = length_of(iov, n);
+    const uint64_t len = ckpt_iov_len(iov, n);
 
     if (!ckpt_range_ok(off, len, s->size)) {
         ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
@@ -52,17 +44,20 @@ int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
 
 bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off)
 {
-    return s->ops->preadv_cached && ckpt_range_ok(off, length_of(iov, n), s->size) &&
+    return s->ops->preadv_cached && ckpt_range_ok(off, ckpt_iov_len(iov, n), s->size) &&
            s->ops->preadv_cached(s, iov, n, off);
 }
 
-int ckpt_source_preadv_direct(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
-                              enum ckpt_direct which, struct ckpt_err *err)
+int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                          const struct ckpt_route *route, struct ckpt_err *err)
 {
-    const uint64_t len = length_of(iov, n);
+    const uint64_t len = ckpt_iov_len(iov, n);
 
-    if (s->ops->preadv_direct && which != CKPT_DIRECT_NONE && len >= CKPT_DIRECT_LEAST &&
-        ckpt_range_ok(off, len, s->size) && s->ops->preadv_direct(s, iov, n, len, off, which))
+    if (s->ops->begin && route->bounce && route->bounce->ring && len > 0 &&
+        ckpt_range_ok(off, len, s->size))
+        return s->ops->begin(s, iov, n, len, off, route, err);
+    if (s->ops->preadv_direct && route->bounce && route->bounce->len &&
+        ckpt_range_ok(off, len, s->size) && s->ops->preadv_direct(s, iov, n, len, off, route))
         return 0;
     return ckpt_source_preadv(s, iov, n, off, err);
 }

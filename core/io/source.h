@@ -14,8 +14,8 @@
 #include <sys/uio.h>
 
 #include "base/err.h"
+#include "io/bounce.h"
 #include "io/dir.h"
-#include "io/direct.h"
 #include "io/fdpool.h"
 
 struct ckpt_source;
@@ -36,7 +36,11 @@ struct ckpt_source_ops {
     /* As preadv, without the page cache: true; false: not, and iov's memory is undefined. NULL:
      * never. */
     bool (*preadv_direct)(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
-                          uint64_t off, enum ckpt_direct which);
+                          uint64_t off, const struct ckpt_route *route);
+    /* Begin to read through route->bounce->ring, whose ckpt_uring_wait says how it ended. iov is
+     * copied. NULL: it can't be done so. */
+    int (*begin)(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len, uint64_t off,
+                 const struct ckpt_route *route, struct ckpt_err *err);
 };
 
 /* Members embed this first. */
@@ -63,9 +67,10 @@ int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
  * what iov points at is undefined then. Modifies iov. */
 bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
 
-/* As ckpt_source_preadv, past the page cache where `which` says so and the file lets us. */
-int ckpt_source_preadv_direct(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
-                              enum ckpt_direct which, struct ckpt_err *err);
+/* As ckpt_source_preadv, past the page cache where `route` says so and the file lets us. With a
+ * ring it may only be begun: it has ended, good or bad, when ckpt_uring_wait has. */
+int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                          const struct ckpt_route *route, struct ckpt_err *err);
 
 /* STALE if the file's identity changed since it was opened. Call after the last read of a request.
  */

@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "io/source.h"
+#include "io/uring.h"
 
 struct source_file {
     struct ckpt_source source;
@@ -33,6 +34,12 @@ static struct ckpt_file_id id_of(const struct source_file *f)
     return (struct ckpt_file_id){f->inode, f->source.size, f->mtime_ns, f->ctime_ns};
 }
 
+static int read_failed(const struct source_file *f, int error, uint64_t off, struct ckpt_err *err)
+{
+    return ckpt_fail_errno(err, error, "reading '%s/%s' at byte %" PRIu64, ckpt_dir_path(f->dir),
+                           f->name, off);
+}
+
 static int short_read(const struct source_file *f, uint64_t off, struct ckpt_err *err)
 {
     return ckpt_fail(err, CKPT_STALE,
@@ -50,8 +57,7 @@ static int read_all(const struct source_file *f, int fd, struct iovec *iov, int 
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return ckpt_fail_errno(err, errno, "reading '%s/%s' at byte %" PRIu64,
-                                   ckpt_dir_path(f->dir), f->name, off);
+            return read_failed(f, errno, off, err);
         if (got == 0)
             return short_read(f, off, err);
         off += (uint64_t)got;
@@ -113,24 +119,112 @@ static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
 /* What is there already is not read again: a range of which more than this is in the page cache. */
 #define COLD 0.125
 
-/* Through a descriptor of its own: the flag is one of what was opened. */
+static bool wants_direct(struct source_file *f, uint64_t len, uint64_t off,
+                         const struct ckpt_route *route)
+{
+    return route->direct != CKPT_DIRECT_NONE && len >= CKPT_DIRECT_LEAST &&
+           atomic_load(&f->align) != 1 &&
+           !(route->direct == CKPT_DIRECT_COLD &&
+             ckpt_source_resident(&f->source, off, len) > COLD);
+}
+
+/* A descriptor of its own, in its slot: the flag is one of what was opened. 0: there is none. */
+static uint32_t get_direct(struct source_file *f, int *ret_fd)
+{
+    struct ckpt_file_id id = id_of(f);
+
+    if (ckpt_fdpool_get(f->pool, &f->direct, f->dir, f->name, &id, ret_fd, NULL) < 0)
+        return 0;
+    /* each time: the descriptor may have been closed and opened again */
+    const uint32_t align = ckpt_direct_begin(*ret_fd);
+    atomic_store(&f->align, align ? align : 1);
+    if (!align)
+        ckpt_fdpool_put(f->pool, &f->direct);
+    return align;
+}
+
+static void put_direct(struct source_file *f, bool good)
+{
+    ckpt_fdpool_put(f->pool, &f->direct);
+    if (!good)
+        atomic_store(&f->align, 1);
+}
+
 static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
-                               uint64_t off, enum ckpt_direct which)
+                               uint64_t off, const struct ckpt_route *route)
+{
+    struct source_file *f = self(s);
+    uint32_t align;
+    int fd;
+
+    if (!wants_direct(f, len, off, route) || !(align = get_direct(f, &fd)))
+        return false;
+    const bool good = ckpt_direct_read(fd, align, iov, n, off, route->bounce);
+    put_direct(f, good);
+    return good;
+}
+
+/* ---- through a ring ---- */
+
+/* A read under way, with its descriptor. */
+struct begun {
+    struct ckpt_uring_read read;
+    struct source_file *f;
+    bool direct;
+    int n;
+    struct iovec iov[];
+};
+
+/* What a ring may refuse, a system call may do. */
+static bool may_be_read(int error)
+{
+    return error == EAGAIN || error == EINVAL || error == EOPNOTSUPP;
+}
+
+static int begun_done(struct ckpt_uring_read *r, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct begun *b = (struct begun *)r;
+    struct source_file *f = b->f;
+    const bool good = r->error == 0 && !r->ended;
+
+    if (b->direct)
+        put_direct(f, good);
+    else
+        ckpt_fdpool_put(f->pool, &f->slot);
+    if (good)
+        return 0;
+    if (b->direct || may_be_read(r->error))
+        return file_preadv(&f->source, b->iov, b->n, r->off, err);
+    return r->ended ? short_read(f, r->at, err) : read_failed(f, r->error, r->at, err);
+}
+
+static int file_begin(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
+                      uint64_t off, const struct ckpt_route *route, struct ckpt_err *err)
 {
     struct source_file *f = self(s);
     struct ckpt_file_id id = id_of(f);
-    int fd;
+    ckpt_cleanup(ckpt_freep) struct begun *b = malloc(sizeof *b + (size_t)n * sizeof *iov);
+    uint32_t align = 0;
+    int fd = -1;
 
-    if (atomic_load(&f->align) == 1 ||
-        (which == CKPT_DIRECT_COLD && ckpt_source_resident(s, off, len) > COLD) ||
-        ckpt_fdpool_get(f->pool, &f->direct, f->dir, f->name, &id, &fd, NULL) < 0)
-        return false;
-    /* each time: the descriptor may have been closed and opened again */
-    uint32_t align = ckpt_direct_begin(fd);
-    bool good = align && ckpt_direct_read(fd, align, iov, n, off);
-    atomic_store(&f->align, good ? align : 1);
-    ckpt_fdpool_put(f->pool, &f->direct);
-    return good;
+    if (!b)
+        return ckpt_nomem(err);
+    if (wants_direct(f, len, off, route))
+        align = get_direct(f, &fd);
+    if (!align && ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, err) < 0)
+        return -1;
+    memcpy(b->iov, iov, (size_t)n * sizeof *iov);
+    b->read = (struct ckpt_uring_read){.fd = fd,
+                                       .align = align ? align : 1,
+                                       .off = off,
+                                       .len = len,
+                                       .iov = b->iov,
+                                       .done = begun_done};
+    b->f = f;
+    b->direct = align != 0;
+    b->n = n;
+    ckpt_uring_add(route->bounce->ring, &ckpt_steal(&b)->read);
+    return 0;
 }
 
 /* A file that was renamed over or unlinked has a new ctime but its old bytes: a descriptor that we
@@ -175,6 +269,7 @@ static void file_free(struct ckpt_source *s)
 static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
                                                 .preadv_cached = file_preadv_cached,
                                                 .preadv_direct = file_preadv_direct,
+                                                .begin = file_begin,
                                                 .check = file_check,
                                                 .name = file_name,
                                                 .free = file_free};

@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "io/uring.h"
 #include "load/comm.h"
 #include "load/device.h"
 #include "load/load_inner.h"
@@ -21,15 +22,10 @@
 #include "tensor/region.h"
 
 enum {
-    EACH_UNIT = 1 << 20,   /* of a rank that reads for itself: stays in the CPU's cache */
-    DEVICE_UNIT = 8 << 20, /* the same for a device: worth an upload */
-    ONCE_UNIT = 4 << 20,
-    LEAST_PIECE = 16 << 10,
     HOT_PIECE = 2 << 20, /* of what is in memory: stays in the CPU's cache */
-    WINDOW = 64 << 20,
-    SLOTS = 3, /* windows in flight */
     MOST_THREADS = 8,
     COLD_THREADS = 4, /* what a disk wants in flight */
+    RING_THREADS = 2, /* one copies while the other's reads are in flight */
     HOT_GAP = 4096,   /* reading on in the page cache is as dear as another call */
     HOT_BOUND = 512 << 10,
     LONG_RUN = 4096,    /* is read alone rather than with what lies between */
@@ -291,51 +287,6 @@ int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *n
     return 0;
 }
 
-/* A rank that reads for itself: a window is one read. */
-static void sizes_alone(uint64_t budget, uint32_t threads, bool device, struct ckpt_plan_sizes *ret,
-                        uint32_t *ret_slots)
-{
-    const uint64_t unit = device ? DEVICE_UNIT : EACH_UNIT;
-    uint32_t slots = device ? 2 * threads + 1 : threads + 1; /* on a device uploads last, too */
-
-    if (device && slots > CKPT_DEVICE_MARKS)
-        slots = CKPT_DEVICE_MARKS;
-    while (slots > 2 && budget / slots < unit)
-        slots--;
-    ret->piece = ret->unit = ckpt_min_u64(unit, budget / slots);
-    *ret_slots = slots;
-}
-
-int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint64_t bytes,
-                    uint32_t threads, bool device, struct ckpt_plan_sizes *ret, uint32_t *ret_slots,
-                    struct ckpt_err *err)
-{
-    const uint64_t least = (uint64_t)2 * LEAST_PIECE * (ndomain == 1 ? 1 : ndomain + 2);
-    const bool tight = device && opt->device_bytes < opt->host_bytes;
-    const uint64_t budget = tight ? opt->device_bytes : opt->host_bytes;
-    uint64_t window;
-
-    if (budget < least)
-        return ckpt_fail(err, CKPT_LIMIT,
-                         "%s is %" PRIu64 ", but %" PRIu32
-                         " ranks that share what they read need at least %" PRIu64,
-                         tight ? "device_bytes" : "host_bytes", budget, ndomain, least);
-    ret->common = 0;
-    if (ndomain == 1) {
-        sizes_alone(budget, threads, device, ret, ret_slots);
-        return 0;
-    }
-    /* a slot holds what is read, what is gathered to be sent, and at most a window of others */
-    *ret_slots = budget / SLOTS / (ndomain + 2) >= LEAST_PIECE ? SLOTS : 2;
-    window = ckpt_min_u64(opt->window_bytes ? opt->window_bytes : WINDOW,
-                          budget / *ret_slots / (ndomain + 2) * ndomain);
-    /* and short loads have several windows too, so that reading and sending overlap */
-    window = ckpt_min_u64(window, ckpt_max_u64(bytes / 8, (uint64_t)ndomain * 256 * 1024));
-    ret->piece = ckpt_max_u64(window / ndomain, LEAST_PIECE);
-    ret->unit = ckpt_min_u64(ONCE_UNIT, ret->piece);
-    return 0;
-}
-
 /* ---- round 3: the same plan? does it fit? ---- */
 
 struct need {
@@ -375,6 +326,7 @@ struct planning {
     struct ckpt_load *load;
     uint32_t *rank; /* the domain */
     uint32_t nrank, slots;
+    uint64_t bounces;
     struct ckpt_plan_sizes sizes;
 };
 
@@ -421,18 +373,20 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
     for (int i = 0; i < 12; i++) {
         if (try_plan(p, &need, err) < 0)
             return -1;
-        if (need.host <= opt->host_bytes && (!device || need.device <= opt->device_bytes))
+        if (need.host <= opt->host_bytes - p->bounces &&
+            (!device || need.device <= opt->device_bytes))
             return 0;
         uint64_t piece = p->sizes.piece / 2;
-        if (piece < LEAST_PIECE / 16)
+        if (piece < CKPT_LOAD_PIECE / 16)
             break;
         p->sizes.piece = piece;
         p->sizes.unit = ckpt_min_u64(p->sizes.unit, piece);
     }
-    const bool host = need.host > opt->host_bytes;
+    const bool host = need.host > opt->host_bytes - p->bounces;
     return ckpt_fail(err, CKPT_LIMIT, "%s is %" PRIu64 ", but the plan needs at least %" PRIu64,
                      host ? "host_bytes" : "device_bytes",
-                     host ? opt->host_bytes : opt->device_bytes, host ? need.host : need.device);
+                     host ? opt->host_bytes : opt->device_bytes,
+                     host ? ckpt_load_host_bytes(need.host, p->bounces > 0) : need.device);
 }
 
 /* Ranks of a node that read for themselves may want the same bytes: the page cache reads them once.
@@ -441,7 +395,7 @@ static enum ckpt_direct choose_direct(const struct ckpt_load *load, double hot, 
 {
     if (load->opt.direct == CKPT_LOAD_DIRECT_ALWAYS)
         return CKPT_DIRECT_ALL;
-    if (load->opt.direct == CKPT_LOAD_DIRECT_NEVER || hot > 0.9 ||
+    if (load->opt.direct == CKPT_LOAD_DIRECT_NEVER || hot > CKPT_LOAD_HOT ||
         (load->readers == CKPT_READERS_EACH && local > 1))
         return CKPT_DIRECT_NONE;
     return CKPT_DIRECT_COLD;
@@ -450,8 +404,10 @@ static enum ckpt_direct choose_direct(const struct ckpt_load *load, double hot, 
 static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot,
                                bool device)
 {
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1, least = hot > 0.9 ? 1 : COLD_THREADS;
+    const uint32_t cold = opt->io == CKPT_LOAD_IO_URING ? RING_THREADS : COLD_THREADS;
+    const uint32_t least = hot > CKPT_LOAD_HOT ? 1 : cold;
+    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1;
 
     if (opt->threads)
         return opt->threads;
@@ -506,7 +462,7 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
                   struct ckpt_err *err)
 {
     const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
-    struct planning p = {.load = load};
+    struct planning p = {.load = load, .bounces = ckpt_load_bounces(&load->opt, a->hot)};
     struct ckpt_cost_input in;
     const bool device = load->comm->x->device != NULL;
     uint32_t local = 0;
@@ -524,9 +480,16 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
         .mode = {.verify = load->opt.verify, .device = device},
-        .cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, LONG_RUN, choose_direct(load, a->hot, local)},
+        .cost = {CKPT_REGION_GAP,
+                 CKPT_REGION_BOUND,
+                 LONG_RUN,
+                 {choose_direct(load, a->hot, local), NULL}},
     };
-    if (a->hot > 0.9) {
+    load->engine_opt.uring = load->opt.io == CKPT_LOAD_IO_URING;
+    if (load->engine_opt.cost.route.direct != CKPT_DIRECT_NONE || load->engine_opt.uring)
+        load->engine_opt.bounce =
+            ckpt_load_bounce(p.bounces, load->engine_opt.uring, &load->engine_opt.threads);
+    if (a->hot > CKPT_LOAD_HOT) {
         load->engine_opt.cost.gap = HOT_GAP;
         load->engine_opt.cost.bound = HOT_BOUND;
     }
@@ -535,10 +498,10 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     if (p.nrank > 1) /* what lies in holes is another unit's, read by another worker or rank */
         load->engine_opt.cost.run = EXACT_RUN;
     const struct ckpt_engine_mode *mode = &load->engine_opt.mode;
-    if (load->opt.window_bytes == 0 && a->hot > 0.9 && a->nnode == 1 && !mode->device)
+    if (load->opt.window_bytes == 0 && a->hot > CKPT_LOAD_HOT && a->nnode == 1 && !mode->device)
         load->opt.window_bytes = (uint64_t)p.nrank * HOT_PIECE;
     int rc = ckpt_load_sizes(&load->opt, p.nrank, in.unique, load->engine_opt.threads, mode->device,
-                             &p.sizes, &p.slots, err);
+                             p.bounces, &p.sizes, &p.slots, err);
     p.sizes.common = mode->device && !mode->verify && p.nrank == n;
     load->engine_opt.slots = p.slots;
     if (rc == 0)
@@ -554,8 +517,9 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
 {
     XXH128_hash_t wants = XXH3_128bits(table, len);
     const struct ckpt_load_options *opt = &load->opt;
-    const uint64_t number[5] = {opt->readers, opt->host_bytes, opt->device_bytes, opt->window_bytes,
-                                opt->verify};
+    const uint64_t number[7] = {
+        opt->readers, opt->host_bytes, opt->device_bytes, opt->window_bytes, opt->verify,
+        opt->direct,  opt->io};
     const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
                             opt->rates.page_cache,   opt->rates.copy,
                             opt->rates.local_link,   opt->rates.network};
@@ -570,7 +534,7 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     h->files = ckpt_catalog_files(load->view->cat);
     ckpt_load_residency(load->view->cat, &h->hot, &shared);
     h->shared = shared;
-    h->version = 2;
+    h->version = 3;
 }
 
 static int exchange_wants(struct ckpt_load *load, const unsigned char *table, size_t len,
@@ -609,6 +573,15 @@ static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32
     return true;
 }
 
+/* Can this rank have them, if they are asked for? */
+static int check_rings(const struct ckpt_load *load, struct ckpt_err *err)
+{
+    if (load->opt.io != CKPT_LOAD_IO_URING || ckpt_uring_probe(err) == 0)
+        return 0;
+    (void)ckpt_err_in(err, "io=uring");
+    return load->comm->x->size > 1 ? ckpt_err_in(err, "rank %" PRIu32, load->comm->x->rank) : -1;
+}
+
 static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
                  struct ckpt_err *err)
 {
@@ -621,18 +594,20 @@ static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
         malloc(sizeof(struct hello) + nfile * sizeof(uint64_t));
     struct hello_answer a;
     struct hello h;
+    struct ckpt_err own = {0};
     size_t got;
 
     if (!message)
         return ckpt_nomem(err);
+    const int rc = check_rings(load, &own);
     make_hello(load, table, len, &h);
     memcpy(message, &h, sizeof h);
     for (size_t i = 0; i < nfile; i++)
         memcpy(message + sizeof h + i * sizeof(uint64_t), &cat->sources.ptr[i]->size,
                sizeof(uint64_t));
-    if (ckpt_round_run(&round, load->comm, 0, message, sizeof h + nfile * sizeof(uint64_t),
-                       load->opt.exchange_timeout_ms, &answer, &got, err) < 0)
-        return -1;
+    if (ckpt_round_run(&round, load->comm, rc, message, sizeof h + nfile * sizeof(uint64_t),
+                       load->opt.exchange_timeout_ms, &answer, &got, &own) < 0)
+        return ckpt_fail(err, own.code, "%s", own.text);
     if (got < sizeof a)
         return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
     memcpy(&a, answer, sizeof a);

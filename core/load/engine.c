@@ -70,6 +70,8 @@ static void destroy(struct ckpt_engine *e)
     if (e->reading.slabs)
         ckpt_slabs_forget(e->reading.slabs, &e->reading);
     free(e->slot);
+    for (uint32_t i = 0; e->worker && i < e->opt.threads; i++)
+        ckpt_bounce_release(&e->worker[i].bounce);
     free(e->worker);
     free(e->receive_first);
     ckpt_vec_release(&e->receives);
@@ -725,7 +727,7 @@ static int make_slots(struct ckpt_engine *e, struct ckpt_err *err)
             (e->sizes.receive && !s->receive))
             return ckpt_nomem(err);
     }
-    e->stats.buffers = e->opt.slots * e->sizes.host;
+    e->stats.buffers = e->opt.slots * e->sizes.host + e->opt.threads * e->opt.bounce;
     e->stats.device_buffers = e->opt.slots * e->sizes.device;
     return 0;
 }
@@ -758,6 +760,9 @@ static int start_threads(struct ckpt_engine *e, struct ckpt_err *err)
 
     if (!(e->worker = calloc(e->opt.threads, sizeof *e->worker)))
         return ckpt_nomem(err);
+    for (uint32_t i = 0; i < e->opt.threads; i++)
+        if (ckpt_bounce_init(&e->worker[i].bounce, e->opt.bounce, e->opt.uring, err) < 0)
+            return -1;
     (void)pthread_attr_init(&detached);
     (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     for (uint32_t i = 0; i < e->opt.threads; i++) {

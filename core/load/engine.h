@@ -43,6 +43,8 @@ struct ckpt_engine_options {
     uint32_t read_timeout_ms, exchange_timeout_ms;
     struct ckpt_engine_mode mode;
     struct ckpt_box_cost cost;
+    uint64_t bounce; /* bytes of each thread's bounce buffer */
+    bool uring;      /* with a ring: all is read through it */
 };
 
 struct ckpt_engine_stats {

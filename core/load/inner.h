@@ -91,6 +91,7 @@ struct ckpt_worker {
     struct ckpt_engine *e;
     atomic_ullong since_ms; /* it reads since then; 0: it does not */
     atomic_uint unit;
+    struct ckpt_bounce bounce;
 };
 
 struct ckpt_engine {

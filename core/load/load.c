@@ -46,6 +46,8 @@ static int take_options(struct ckpt_load_options *to, const struct ckpt_load_opt
         return ckpt_fail(err, CKPT_USAGE, "options.readers is %d", (int)to->readers);
     if (to->direct < CKPT_LOAD_DIRECT_AUTO || to->direct > CKPT_LOAD_DIRECT_ALWAYS)
         return ckpt_fail(err, CKPT_USAGE, "options.direct is %d", (int)to->direct);
+    if (to->io < CKPT_LOAD_IO_AUTO || to->io > CKPT_LOAD_IO_URING)
+        return ckpt_fail(err, CKPT_USAGE, "options.io is %d", (int)to->io);
     return 0;
 }
 
@@ -402,6 +404,11 @@ const char *ckpt_load_readers(const struct ckpt_load *load)
     return name[load->readers];
 }
 
+const char *ckpt_load_io(const struct ckpt_load *load)
+{
+    return load->engine_opt.uring ? "uring" : "threads";
+}
+
 /* ---- memory where a comm's destinations lie ---- */
 
 int ckpt_comm_alloc(struct ckpt_comm *comm, size_t len, void **ret, struct ckpt_err *err)
@@ -448,8 +455,8 @@ void ckpt_load_rates(const struct ckpt_load *load, struct ckpt_rates *ret) { *re
 int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, const uint64_t *n,
                         void *buf, struct ckpt_err *err)
 {
-    static const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096,
-                                              CKPT_DIRECT_NONE};
+    static const struct ckpt_box_cost cost = {
+        CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096, {CKPT_DIRECT_NONE, NULL}};
     static const uint64_t zero[CKPT_MAX_RANK];
 
     if (i >= view->cat->tensors.len)

@@ -46,10 +46,29 @@ int ckpt_load_weigh(const struct ckpt_roster *roster, const uint32_t *node, uint
 int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *node, uint32_t nrank,
                      uint32_t **ret, uint32_t *ret_n, struct ckpt_err *err);
 
+/* ---- budget.c ---- */
+
+/* Files of which more than this is in the page cache are read through it. */
+#define CKPT_LOAD_HOT 0.9
+
+enum { CKPT_LOAD_PIECE = 16 << 10 }; /* the least that one owner brings to a window */
+
+/* What bounce buffers may take of host_bytes; 0: none are needed. The same on all ranks, even where
+ * some need none: windows must be. */
+uint64_t ckpt_load_bounces(const struct ckpt_load_options *opt, double hot);
+
+/* The host_bytes that leave so much for windows. */
+uint64_t ckpt_load_host_bytes(uint64_t windows, bool bounces);
+
+/* The bounce buffer of one thread; less threads where it would be too small to be of use. */
+uint64_t ckpt_load_bounce(uint64_t bounces, bool ring, uint32_t *threads);
+
 /* What a plan of this domain may use; LIMIT if host_bytes is too little for any. */
 int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint64_t bytes,
-                    uint32_t threads, bool device, struct ckpt_plan_sizes *ret, uint32_t *ret_slots,
-                    struct ckpt_err *err);
+                    uint32_t threads, bool device, uint64_t bounces, struct ckpt_plan_sizes *ret,
+                    uint32_t *ret_slots, struct ckpt_err *err);
+
+/* ---- residency.c, layout.c ---- */
 
 /* The part of a checkpoint's files that is in the page cache (sampled), 0 to 1; whether they lie on
  * a storage that machines share. */

@@ -176,10 +176,12 @@ static int read_boxes(struct ckpt_worker *w, uint32_t unit, const struct ckpt_bo
 {
     struct ckpt_engine *e = w->e;
     const uint64_t begin = ckpt_now_ns();
+    struct ckpt_box_cost cost = e->opt.cost;
 
+    cost.route.bounce = &w->bounce;
     atomic_store(&w->unit, unit);
     atomic_store(&w->since_ms, begin / 1000000);
-    int rc = ckpt_boxes_pread(e->cat, &e->reading, read, n, &e->opt.cost, err);
+    int rc = ckpt_boxes_pread(e->cat, &e->reading, read, n, &cost, err);
     atomic_store(&w->since_ms, 0);
     atomic_fetch_add(&e->stats.read_ns, ckpt_now_ns() - begin);
     return rc;
@@ -271,6 +273,11 @@ static int read_singly(struct job *j, struct ckpt_err *err)
     return 0;
 }
 
+static uint64_t unit_len(const struct ckpt_slot *s, uint32_t u)
+{
+    return s->unit_off[u + 1 - s->lo] - s->unit_off[u - s->lo];
+}
+
 /* ---- straight into the destination ----
  *
  * A rank that reads for itself needs no buffer between where a unit is all that one want needs of
@@ -291,6 +298,20 @@ static bool direct_place(struct ckpt_engine *e, uint32_t unit, struct ckpt_box_r
     return read->buf != NULL;
 }
 
+/* Is it in the page cache, as far as its first unit tells? A read that is not to wait makes Linux
+ * read ahead into the cache, which we would rather go past. */
+static bool is_cached(const struct job *j)
+{
+    const struct ckpt_engine *e = j->w->e;
+    const struct ckpt_unit *unit = &e->plan->units.ptr[j->lo];
+
+    if (e->opt.cost.route.direct != CKPT_DIRECT_COLD)
+        return e->opt.cost.route.direct == CKPT_DIRECT_NONE;
+    return unit->source < e->cat->sources.len &&
+           ckpt_source_resident(e->cat->sources.ptr[unit->source], unit->off,
+                                unit_len(j->slot, j->lo)) >= 1;
+}
+
 /* False: it could not be done so. */
 static bool read_direct(struct job *j)
 {
@@ -303,7 +324,7 @@ static bool read_direct(struct job *j)
     struct ckpt_err ignored = {0};
     bool good = true;
 
-    if (e->plan->nowner > 1 || e->device)
+    if (e->plan->nowner > 1 || e->device || e->opt.uring || !is_cached(j))
         return false;
     for (uint32_t i = 0; i < n && good; i++) {
         good = direct_place(e, j->lo + i, &j->read[i], &parts, &ignored);
@@ -385,11 +406,6 @@ static void run_assist(struct ckpt_worker *w, struct ckpt_assist *a)
 }
 
 /* ---- choosing what to do; under the lock ---- */
-
-static uint64_t unit_len(const struct ckpt_slot *s, uint32_t u)
-{
-    return s->unit_off[u + 1 - s->lo] - s->unit_off[u - s->lo];
-}
 
 static bool next_units(struct ckpt_engine *e, struct job *j)
 {

@@ -292,7 +292,7 @@ static int read_all(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
     r.reader = (struct ckpt_region_reader){&batch, 1, cost->gap, cost->bound, cost->run, &cache};
     ckpt_batch_init(&batch);
     batch.cached = cached;
-    batch.direct = cost->direct;
+    batch.route = cost->route;
     for (size_t i = 0; i < n && result == 0; i++)
         result = read_one(cat, rd, &read[i], cost, &r, err);
     if (result == 0)

@@ -24,7 +24,7 @@ struct ckpt_box_read {
  * cache. Runs of `run` bytes and more are read alone (tensor/region.h). */
 struct ckpt_box_cost {
     uint64_t gap, bound, run;
-    enum ckpt_direct direct;
+    struct ckpt_route route; /* its bounce buffer must be the calling thread's */
 };
 
 /* Read n boxes of one catalogue. Neighbours in a source that follow each other in the list become

@@ -108,3 +108,55 @@ ssize_t __wrap_preadv64v2(int fd, const struct iovec *iov, int n, off_t off, int
     errno = EAGAIN;
     return -1;
 }
+
+#ifdef CKPT_LIBURING
+
+/* ---- io_uring: the kernel itself does what is ordered, to reads of another file ---- */
+
+#include <fcntl.h>
+#include <liburing.h>
+
+int __real_io_uring_submit_and_wait(struct io_uring *ring, unsigned n);
+int __wrap_io_uring_submit_and_wait(struct io_uring *ring, unsigned n);
+
+/* A pipe that nobody writes to. */
+static int silent_pipe(void)
+{
+    int fd[2];
+
+    return pipe(fd) == 0 ? fd[0] : -1;
+}
+
+static void read_from(struct io_uring_sqe *sqe, int fd, uint64_t off)
+{
+    if (fd < 0)
+        abort();
+    sqe->fd = fd;
+    sqe->off = off;
+}
+
+static void spoil(struct io_uring_sqe *sqe)
+{
+    if (!concerns(sqe->fd))
+        return;
+    const unsigned nth = atomic_fetch_add(&hits, 1);
+    if (strcmp(fault.kind, "eio") == 0 || (strcmp(fault.kind, "once") == 0 && nth == 0))
+        read_from(sqe, open("/proc/self/mem", O_RDONLY | O_CLOEXEC), 0); /* there is nothing */
+    if (strcmp(fault.kind, "short") == 0)
+        read_from(sqe, open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
+    if (strcmp(fault.kind, "delay") == 0 && nth == 0)
+        (void)usleep(fault.ms * 1000);
+    if (strcmp(fault.kind, "hang") == 0)
+        read_from(sqe, silent_pipe(), UINT64_MAX);
+}
+
+int __wrap_io_uring_submit_and_wait(struct io_uring *ring, unsigned n)
+{
+    const struct io_uring_sq *sq = &ring->sq;
+
+    for (unsigned i = sq->sqe_head; i != sq->sqe_tail; i++)
+        spoil(&sq->sqes[i & *sq->kring_mask]);
+    return __real_io_uring_submit_and_wait(ring, n);
+}
+
+#endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Faults of one rank: its files are below a folder whose name contains "rank<N>", and reads of them
- * go wrong (the program is linked with --wrap=pread, preadv).
+ * go wrong (the program is linked with --wrap=pread, preadv, and
+ * io_uring_submit_and_wait).
  *
  *     eio@N   short@N   delay@N:MS   hang@N    once@N: eio, but only the first read
  *

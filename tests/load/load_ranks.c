@@ -290,6 +290,8 @@ static void parse_job(char *text, struct job *j)
     j->opt.exchange_timeout_ms = faults_timeout() * 2;
     j->opt.verify = getenv("LOAD_VERIFY") != NULL;
     j->opt.threads = getenv("LOAD_THREADS") ? (uint32_t)atoi(getenv("LOAD_THREADS")) : 0;
+    j->opt.direct = getenv("LOAD_DIRECT") ? CKPT_LOAD_DIRECT_ALWAYS : CKPT_LOAD_DIRECT_AUTO;
+    j->opt.io = getenv("LOAD_URING") ? CKPT_LOAD_IO_URING : CKPT_LOAD_IO_AUTO;
     for (int i = 0; i < 4; i++)
         if (strcmp(readers + 1, name[i]) == 0)
             j->opt.readers = (enum ckpt_readers)i;

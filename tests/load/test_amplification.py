@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strace sees: with --readers once every wanted byte is read once by the job; reads past the page cache are aligned."""
+"""What strace sees: with --readers once every wanted byte is read once by the job; reads past the page cache are aligned. And what a load takes of
+memory."""
 
 import json
 import os
@@ -18,6 +19,7 @@ CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
 MODEL, LAYERS = Llama(512, 1408, 8, 4, 4096), 3
 READ = re.compile(r"(?:pread64|preadv2?|read)\((\d+)<([^>]*)>.*?, (\d+)(?:, RWF_NOWAIT)?\) += (\d+)$")
 ALIGN = 4096
+BUDGET = 8 << 20  # of one rank's memory
 
 
 def generate(folder):
@@ -30,7 +32,9 @@ def generate(folder):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(os.path.join(folder, "model.safetensors"), "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + os.urandom(at))
+        f.write(struct.pack("<Q", len(text)) + text)
+        for lo in range(0, at, 1 << 20):
+            f.write(os.urandom(min(1 << 20, at - lo)))
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump(MODEL.config(LAYERS), f)
     return 8 + len(text)
@@ -39,7 +43,7 @@ def generate(folder):
 def traced(top, name, ranks, args):
     """Run the ranks under strace; the program's JSON, and the text of all traces."""
     out = os.path.join(top, name)
-    strace = ["strace", "-f", "-y", "-o", out + ".$RANK", "-e", "trace=read,pread64,preadv,preadv2,fcntl", CKPT_LOAD, "load", *args, "--json"]
+    strace = ["strace", "-f", "-y", "-o", out + ".$RANK", "-e", "trace=read,pread64,preadv,preadv2,fcntl,io_uring_enter", CKPT_LOAD, "load", *args, "--json"]
     shell = "exec " + " ".join(strace)
     if shutil.which("mpirun"):
         command = ["mpirun", "-n", str(ranks), "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1",
@@ -87,6 +91,73 @@ def check(ok, *what):
         sys.exit("FAIL " + " ".join(str(w) for w in what))
 
 
+def descriptors(lines):
+    """(rank, descriptor) of those that read past the page cache."""
+    found = ((rank, re.match(r"fcntl\((\d+)<[^>]*>, F_SETFL, .*O_DIRECT\b", call)) for rank, call in joined(lines))
+    return {(rank, int(m.group(1))) for rank, m in found if m}
+
+
+def cold(top, run, data):
+    """What is not in the page cache is not brought there either, where one rank reads it once."""
+    evict(run)
+    got, lines = traced(top, "cold", 1, [run, "--layout", "dp=1", "--io", "threads"])
+    direct, past, all_bytes = descriptors(lines), 0, 0
+    for rank, fd, _, n in shard_reads(lines, data):
+        all_bytes += n
+        past += n if (rank, fd) in direct else 0
+    if direct:
+        check(past > 0.9 * all_bytes, "of", all_bytes, "cold bytes", past, "were read past the page cache")
+        print(f"ok   {past / all_bytes:.2f} of cold files is read past the page cache")
+
+
+def through_rings(top, run, data):
+    """strace does not see what a ring reads: that nothing else reads tensors, it does. How much was read the statistics say, and --verify that it
+    was the right thing."""
+    args = [run, "--layout", "tp=2,dp=2", "--readers", "once", "--io", "uring", "--direct"]
+    if subprocess.run([CKPT_LOAD, "load", run, "--layout", "dp=1", "--io", "uring"], capture_output=True).returncode != 0:
+        print("     no io_uring here")
+        return False
+    for direct in ("always", "never"):
+        got, lines = traced(top, "uring", 4, [*args, direct])
+        seen = list(shard_reads(lines, data))
+        check(not seen, "with --io uring, system calls read:", seen[:3])
+        check(any("io_uring_enter(" in line for _, line in lines), "nothing was read by io_uring")
+        check(got["io"] == "uring" and got["unique_bytes"] <= got["read_bytes"] <= 1.05 * got["unique_bytes"], got)
+        got, _ = traced(top, "uring", 4, [*args, direct, "--verify"])
+        check(got["verified"], got)
+    print("ok   with --io uring, all tensors are read by it")
+    return True
+
+
+def evict(run):
+    with open(os.path.join(run, "model.safetensors"), "rb") as f:
+        os.fsync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def peak(run, *args, cold=False):
+    """Bytes of memory that a load takes at most, its destinations included."""
+    if cold:
+        evict(run)
+    else:
+        with open(os.path.join(run, "model.safetensors"), "rb") as f:
+            while f.read(1 << 20):  # a child's peak begins with this process's
+                pass
+    p = subprocess.Popen([CKPT_LOAD, "load", run, "--layout", "dp=1", "--host-bytes", str(BUDGET), "--threads", "16", *args], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(p.pid, 0)
+    check(status == 0, *args, "failed")
+    return usage.ru_maxrss * 1024
+
+
+def memory(run, rings):
+    """What is in the page cache goes straight to its destination: that takes no memory. All else stays within the budget."""
+    least = peak(run, "--direct", "never")
+    for args in (["--direct", direct, "--io", io] for direct in ("never", "always") for io in (["threads", "uring"] if rings else ["threads"])):
+        took = peak(run, *args, cold=True) - least
+        check(took <= BUDGET + (2 << 20), *args, "takes", took, "bytes, more than --host-bytes", BUDGET)
+        print(f"ok   {took / BUDGET:.2f} of the budget is taken with {' '.join(args)}")
+
+
 def main():
     if not shutil.which("strace") or subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True).returncode != 0:
         print("strace is not there, or may not be used")
@@ -103,11 +174,8 @@ def main():
             print(f"ok   {layout}: {seen / got['unique_bytes']:.4f} of what is wanted was read, in {got['reads']} reads")
         got, lines = traced(top, "direct", 4, [run, "--layout", "dp=4", "--readers", "once", "--direct", "always", "--verify"])
         check(got["verified"], "direct: not verified")
-        direct = set()
+        direct = descriptors(lines)
         for rank, call in joined(lines):
-            m = re.match(r"fcntl\((\d+)<[^>]*>, F_SETFL, .*O_DIRECT\b", call)
-            if m:
-                direct.add((rank, int(m.group(1))))
             m = READ.match(call)
             if m and m.group(2).endswith(".safetensors") and (rank, int(m.group(1))) in direct:
                 asked = int(call.rsplit(", ", 2)[1])
@@ -115,6 +183,9 @@ def main():
         if not direct:
             print("     this file system has no O_DIRECT")
         print(f"ok   direct reads are aligned ({len(direct)} descriptors)")
+        cold(top, run, data)
+        rings = through_rings(top, run, data)
+        memory(run, rings)
 
 
 main()

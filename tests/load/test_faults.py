@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes wrong on one rank is the same error on all, with rank, file and offset, before the deadline; nobody hangs."""
 
+import ctypes
+import errno
 import json
 import math
 import os
@@ -57,33 +59,36 @@ def same_error(done, n, *needles):
         assert re.search(needle, told[0]), (needle, told[0])
 
 
-def reads_are_tried_by_another(runs):
+def reads_are_tried_by_another(runs, **io):
     for fault in ("eio@1", "short@1", "once@2"):
         for readers in ("once", "each"):
-            done, _ = threads(runs, fault, f"tp=2,dp=2:4:{readers}")
+            done, _ = threads(runs, fault, f"tp=2,dp=2:4:{readers}", **io)
             assert done.returncode == 0, (fault, done.stdout, done.stderr)
             assert fault == "once@2" or int(done.stdout.split("retries ")[1].split()[0]) > 0, (fault, done.stdout, done.stderr)
 
 
-def errors_reach_all(runs):
+def errors_reach_all(runs, **io):
     for readers in ("once", "each"):
-        done, _ = threads(runs, "eio@99", f"tp=2,dp=2:4:{readers}")
+        done, _ = threads(runs, "eio@99", f"tp=2,dp=2:4:{readers}", **io)
         same_error(done, 4, r"^io: rank \d: tensor '.*': reading '.*/rank\d/.*\.safetensors' at byte \d+: Input/output error")
-        done, _ = threads(runs, "short@99", f"tp=2,dp=2:4:{readers}")
+        done, _ = threads(runs, "short@99", f"tp=2,dp=2:4:{readers}", **io)
         same_error(done, 4, r"^stale: rank \d: .*ends at byte \d+")
 
 
-def slow_reads_end_in_time(runs):
+def slow_reads_end_in_time(runs, **io):
     for fault in ("delay@1:8000", "hang@1"):
         for readers in ("once", "each"):
-            done, seconds = threads(runs, fault, f"tp=2,dp=2:4:{readers}")
+            done, seconds = threads(runs, fault, f"tp=2,dp=2:4:{readers}", **io)
             same_error(done, 4, r"^timeout: rank 1: tensor '.*': reading '.*/rank1/.*' at byte \d+ " + TOO_LONG)
             assert seconds < DEADLINE_MS / 1000 + SLACK, (fault, seconds)
+    done, _ = threads(runs, "delay@1:300", "tp=2,dp=2:4:once", **io)
+    assert done.returncode == 0, done.stdout
+
+
+def a_read_of_the_page_cache_that_waits_all_the_same(runs):
     done, seconds = threads(runs, "stall@1", "tp=2,dp=2:4:each")
     same_error(done, 4, r"^timeout: rank 1: .* " + TOO_LONG)
     assert seconds < 2 * DEADLINE_MS / 1000 + SLACK, seconds
-    done, _ = threads(runs, "delay@1:300", "tp=2,dp=2:4:once")
-    assert done.returncode == 0, done.stdout
 
 
 def checkpoints_that_differ(top):
@@ -140,21 +145,22 @@ def computed_values_that_differ(top):
     same_error(done, 3, r"^conflict: rank 2 sees another checkpoint than rank 0, or another view of it")
 
 
-def budgets(runs):
-    done, _ = threads(runs, None, "fsdp=4:4:once:1000")
+def budgets(runs, **io):
+    done, _ = threads(runs, None, "fsdp=4:4:once:1000", **io)
     same_error(done, 4, r"^limit: host_bytes is 1000, but 4 ranks that share what they read need at least \d+")
     least = int(re.search(r"at least (\d+)", done.stdout).group(1))
-    done, _ = threads(runs, None, f"fsdp=4:4:once:{least}")
+    done, _ = threads(runs, None, f"fsdp=4:4:once:{least}", **io)
     assert done.returncode == 0 and int(done.stdout.split("buffers ")[1].split()[0]) <= least, done.stdout
 
 
 # ---- processes ----
 
-def start(runs, layout, *more, far=False, **env):
-    """A process a rank, over tcp; far: each on a machine of its own, so that nobody reads another's memory."""
+def start(runs, layout, *more, far=False, preexec=(), **env):
+    """A process a rank, over tcp; far: each on a machine of its own, so that nobody reads another's memory; preexec: what each does first."""
     env = dict(os.environ, **launched(len(runs), **env))
     return [subprocess.Popen([CKPT, "load", run, "--layout", layout, *more],
-                             env=dict(env, RANK=str(r), **({"CKPTFS_NODE": str(r)} if far else {})), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                             env=dict(env, RANK=str(r), **({"CKPTFS_NODE": str(r)} if far else {})), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             preexec_fn=preexec[r] if preexec else None)
             for r, run in enumerate(runs)]
 
 
@@ -288,6 +294,40 @@ def too_few_descriptors(top):
         assert status == 1 and re.search(rf"28 connections are needed .* no more than {FILES} ", err), (status, err)
 
 
+def refuse_rings():
+    """As the profiles of containers do: io_uring_setup(2) fails with EPERM from now on, in this process and its children."""
+    load, jump, allow, deny = (0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050000 | errno.EPERM)
+    program = b"".join(struct.pack("HBBI", *op) for op in (load, jump, deny, allow))
+    filters = ctypes.create_string_buffer(program, len(program))
+    fprog = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(filters)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, fprog, 0, 0):  # PR_SET_NO_NEW_PRIVS; PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def a_kernel_that_refuses_rings(top):
+    runs, errors = copies(top, 2), set()
+    for io in ("uring", "auto"):
+        done = finish(start(runs, "fsdp=2", "--io", io, "--json", "--verify", preexec=(None, refuse_rings)))
+        if io == "auto":
+            assert all(status == 0 for _, status in done) and json.loads(done[0][0][0].splitlines()[-1])["io"] == "threads", done
+            continue
+        for (_, err), status in done:
+            assert status == 1, done
+            errors.add(err.split(": ", 1)[1])
+        told = ("rank 1: io=uring: the kernel refuses io_uring_setup: Operation not permitted\n", "rank 0: io=uring: this build has no liburing\n")
+        assert len(errors) == 1 and list(errors)[0] in told, done
+
+
+def which_way_it_was_read_is_told(top):
+    run = copies(top, 1)
+    for io in ("uring", "threads"):
+        (out, err), status = finish(start(run, "dp=1", "--io", io, "--json"))[0]
+        assert status == 0 and json.loads(out.splitlines()[-1])["io"] == io, (out, err)
+    (_, err), status = finish(start(run, "dp=1", "--io", "aio"))[0]
+    assert status == 2 and "--io aio: expected threads, uring or auto" in err, err
+
+
 def rates_are_measured_where_they_decide(top):
     runs = copies(top, 2)
     for far in (False, True):
@@ -302,16 +342,37 @@ def rates_are_measured_where_they_decide(top):
     assert status == 0 and got["rates"]["network"] == 1e12 and got["rates"]["page_cache"] == 1e6, got
 
 
+def rings(run):
+    """Can the loader have rings here?"""
+    done = subprocess.run([CKPT, "load", run, "--layout", "dp=1", "--io", "uring"], capture_output=True, text=True)
+    assert done.returncode == 0 or "io=uring: " in done.stderr, done
+    return done.returncode == 0
+
+
+def by_ring(test):
+    def run(runs):
+        test(runs, LOAD_URING="1")
+    run.__name__ = test.__name__ + "_by_io_uring"
+    return run
+
+
 def main():
     failed = passed = 0
     with tempfile.TemporaryDirectory() as top:
         runs = copies(os.path.join(top, "shared"), 4)
-        tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs)]
+        tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs),
+                 (a_read_of_the_page_cache_that_waits_all_the_same, runs)]
+        if rings(runs[0]):
+            tests += [(by_ring(test), arg) for test, arg in tests[:4]]
+            tests.append((which_way_it_was_read_is_told, os.path.join(top, "told")))
+        else:
+            print("     no io_uring here")
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank,
              a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
              a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, jobs_with_neighbouring_ports_do_not_meet,
-             what_repeats_the_greeting_is_no_rank, too_few_descriptors, rates_are_measured_where_they_decide)]
+             what_repeats_the_greeting_is_no_rank, too_few_descriptors, a_kernel_that_refuses_rings,
+             rates_are_measured_where_they_decide)]
         for test, arg in tests:
             if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
                 continue

@@ -214,11 +214,14 @@ TEST(source_file, reads_past_the_page_cache_give_the_same_bytes)
                  {12345, 3 << 20},   {LEN - 262144, 262144}, {LEN - 5, 5},   {8191, (1 << 20) + 2},
                  {1 << 20, 4 << 20}, {777, 262143}};
     static const enum ckpt_direct which[] = {CKPT_DIRECT_NONE, CKPT_DIRECT_COLD, CKPT_DIRECT_ALL};
+    struct ckpt_bounce bounce[2];
     struct ckpt_err err = {0};
     struct fixture f;
     unsigned char *want = malloc(LEN), *got = malloc(LEN);
 
     CHECK(want && got);
+    CHECK_OK(ckpt_bounce_init(&bounce[0], CKPT_BOUNCE_ALIGN, false, &err));
+    CHECK_OK(ckpt_bounce_init(&bounce[1], (1 << 20) + 5, false, &err));
     begin(&f, 8);
     for (size_t i = 0; i < LEN; i++)
         want[i] = (unsigned char)(i * 2654435761u >> 13);
@@ -228,18 +231,22 @@ TEST(source_file, reads_past_the_page_cache_give_the_same_bytes)
         const uint64_t off = range[k / 3].off, len = range[k / 3].len;
         struct iovec iov[3] = {
             {got, (size_t)len / 3}, {got + len / 3, 1}, {got + len / 3 + 1, len - len / 3 - 1}};
+        const struct ckpt_route route = {which[k % 3], k < 3 ? NULL : &bounce[k % 2]};
         memset(got, 0, LEN);
-        CHECK_OK(ckpt_source_preadv_direct(s, iov, 3, off, which[k % 3], &err));
+        CHECK_OK(ckpt_source_preadv_by(s, iov, 3, off, &route, &err));
         CHECK(memcmp(got, want + off, len) == 0);
     }
+    const struct ckpt_route all = {CKPT_DIRECT_ALL, &bounce[1]};
     struct iovec beyond = {got, 1 << 20};
-    CHECK_FAILS(ckpt_source_preadv_direct(s, &beyond, 1, LEN - 1000, CKPT_DIRECT_ALL, &err),
-                CKPT_FORMAT, "needs bytes");
+    CHECK_FAILS(ckpt_source_preadv_by(s, &beyond, 1, LEN - 1000, &all, &err), CKPT_FORMAT,
+                "needs bytes");
     tree_truncate(&f.t, "big", LEN / 2);
     beyond = (struct iovec){got, 1 << 20};
-    CHECK_FAILS(ckpt_source_preadv_direct(s, &beyond, 1, LEN - (1 << 20), CKPT_DIRECT_ALL, &err),
-                CKPT_STALE, "ends at byte");
+    CHECK_FAILS(ckpt_source_preadv_by(s, &beyond, 1, LEN - (1 << 20), &all, &err), CKPT_STALE,
+                "ends at byte");
     ckpt_source_unref(s);
+    ckpt_bounce_release(&bounce[0]);
+    ckpt_bounce_release(&bounce[1]);
     free(want);
     free(got);
     end(&f);

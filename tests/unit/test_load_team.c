@@ -7,6 +7,7 @@
 
 #include <ckptfs/load.h>
 
+#include "base/err.h"
 #include "test.h"
 
 enum { MOST = 8, MEET_MS = 20000, DEADLINE_MS = 20000 };
@@ -275,9 +276,12 @@ static void play_budget(struct member *m)
     const char *least;
 
     opt.readers = m->step & 2 ? CKPT_READERS_EACH : CKPT_READERS_ONCE;
+    opt.direct = m->step & 4 ? CKPT_LOAD_DIRECT_ALWAYS : CKPT_LOAD_DIRECT_AUTO;
     for (int tries = 0; tries < 20; tries++) {
         memset(&m->err, 0, sizeof m->err);
         m->rc = load_once(m, "fsdp=3", &opt);
+        if (m->rc == 0 && m->stats.buffer_bytes > opt.host_bytes)
+            m->rc = ckpt_fail(&m->err, CKPT_LIMIT, "more memory than host_bytes");
         if (m->rc == 0 || m->err.code != CKPT_LIMIT || tries > 1 ||
             !(least = strstr(m->err.text, "at least ")))
             return;
@@ -290,7 +294,7 @@ TEST(load, the_least_budget_that_an_error_names_is_enough)
     struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
     struct member m[MOST];
 
-    for (int way = 0; way < 4; way++) {
+    for (int way = 0; way < 8; way++) {
         team(false, 3, view, way, play_budget, m);
         check_good(m, 3);
     }

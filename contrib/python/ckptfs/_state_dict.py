@@ -27,7 +27,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view="hf", bas
     base, step, options  as for ckptfs.open (options: a dict)
     key_mapping          {pattern: replacement} from the view's names to the model's, as transformers' from_pretrained has it; or a JSON file of that
     strict               missing or unexpected keys are an error, as in torch; another shape always is
-    load_options         {"host_bytes": ..., "threads": ..., "verify": ..., "exchange_timeout_ms": ..., "rates": {...}}
+    load_options         {"host_bytes": ..., "threads": ..., "verify": ..., "exchange_timeout_ms": ..., "io": "uring", "rates": {...}}
     progress             True: a bar; or a function of (tensors that have arrived, all)
 
     Floating tensors are cast to the model's dtype, but for float8_e4m3fn: a model's parameter becomes that. Memory layouts stay as they are.

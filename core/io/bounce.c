@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One buffer a thread, for all its reads. */
+#include "io/bounce.h"
+
+#include <stdlib.h>
+
+#include "io/uring.h"
+
+int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, bool ring, struct ckpt_err *err)
+{
+    void *buf = NULL;
+
+    *b = (struct ckpt_bounce){0};
+    len -= len % CKPT_BOUNCE_ALIGN;
+    if (len && posix_memalign(&buf, CKPT_BOUNCE_ALIGN, len) != 0)
+        return ckpt_nomem(err);
+    if (ring && ckpt_uring_new(buf, len, &b->ring, err) < 0) {
+        free(buf);
+        return -1;
+    }
+    b->buf = buf;
+    b->len = len;
+    return 0;
+}
+
+void ckpt_bounce_release(struct ckpt_bounce *b)
+{
+    ckpt_uring_free(b->ring);
+    free(b->buf);
+    *b = (struct ckpt_bounce){0};
+}

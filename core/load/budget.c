@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a rank divides its memory: windows, and the bounce buffers of those that read. */
+#include <inttypes.h>
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "load/device.h"
+#include "load/load_inner.h"
+
+enum {
+    EACH_UNIT = 1 << 20,   /* of a rank that reads for itself: stays in the CPU's cache */
+    RING_UNIT = 4 << 20,   /* the same with a ring: fills it */
+    DEVICE_UNIT = 8 << 20, /* the same for a device: worth an upload */
+    ONCE_UNIT = 4 << 20,
+    WINDOW = 64 << 20,
+    SLOTS = 3, /* windows in flight */
+    BOUNCE = 1 << 20,
+    BOUNCE_RING = 4 << 20,
+    BOUNCE_LEAST = 128 << 10,
+    BOUNCES = 32 << 20, /* of all threads together, at most */
+};
+
+/* ---- bounce buffers: a quarter of host_bytes, within limits ---- */
+
+static uint64_t within_limits(uint64_t bytes)
+{
+    return ckpt_min_u64(ckpt_max_u64(bytes, BOUNCE_LEAST), BOUNCES);
+}
+
+uint64_t ckpt_load_bounces(const struct ckpt_load_options *opt, double hot)
+{
+    const bool direct = opt->direct == CKPT_LOAD_DIRECT_ALWAYS ||
+                        (opt->direct == CKPT_LOAD_DIRECT_AUTO && hot <= CKPT_LOAD_HOT);
+
+    return direct || opt->io == CKPT_LOAD_IO_URING ? within_limits(opt->host_bytes / 4) : 0;
+}
+
+uint64_t ckpt_load_host_bytes(uint64_t windows, bool bounces)
+{
+    return windows + (bounces ? within_limits((windows + 2) / 3) : 0);
+}
+
+uint64_t ckpt_load_bounce(uint64_t bounces, bool ring, uint32_t *threads)
+{
+    while (*threads > 1 && bounces / *threads < BOUNCE_LEAST)
+        --*threads;
+    const uint64_t each = ckpt_min_u64(bounces / *threads, ring ? BOUNCE_RING : BOUNCE);
+    return each - each % CKPT_BOUNCE_ALIGN;
+}
+
+/* ---- windows ---- */
+
+/* A rank that reads for itself: a window is one read. */
+static void sizes_alone(uint64_t budget, uint32_t threads, bool device, bool ring,
+                        struct ckpt_plan_sizes *ret, uint32_t *ret_slots)
+{
+    const uint64_t unit = device ? DEVICE_UNIT : ring ? RING_UNIT : EACH_UNIT;
+    uint32_t slots = device ? 2 * threads + 1 : threads + 1; /* on a device uploads last, too */
+
+    if (device && slots > CKPT_DEVICE_MARKS)
+        slots = CKPT_DEVICE_MARKS;
+    while (slots > 2 && budget / slots < unit)
+        slots--;
+    ret->piece = ret->unit = ckpt_min_u64(unit, budget / slots);
+    *ret_slots = slots;
+}
+
+int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint64_t bytes,
+                    uint32_t threads, bool device, uint64_t bounces, struct ckpt_plan_sizes *ret,
+                    uint32_t *ret_slots, struct ckpt_err *err)
+{
+    const uint64_t least = (uint64_t)2 * CKPT_LOAD_PIECE * (ndomain == 1 ? 1 : ndomain + 2);
+    const uint64_t host = opt->host_bytes > bounces ? opt->host_bytes - bounces : 0;
+    const bool tight = device && opt->device_bytes < host;
+    const uint64_t budget = tight ? opt->device_bytes : host;
+    uint64_t window;
+
+    if (budget < least)
+        return ckpt_fail(err, CKPT_LIMIT,
+                         "%s is %" PRIu64 ", but %" PRIu32
+                         " ranks that share what they read need at least %" PRIu64,
+                         tight ? "device_bytes" : "host_bytes",
+                         tight ? opt->device_bytes : opt->host_bytes, ndomain,
+                         tight ? least : ckpt_load_host_bytes(least, bounces > 0));
+    ret->common = 0;
+    if (ndomain == 1) {
+        sizes_alone(budget, threads, device, opt->io == CKPT_LOAD_IO_URING, ret, ret_slots);
+        return 0;
+    }
+    /* a slot holds what is read, what is gathered to be sent, and at most a window of others */
+    *ret_slots = budget / SLOTS / (ndomain + 2) >= CKPT_LOAD_PIECE ? SLOTS : 2;
+    window = ckpt_min_u64(opt->window_bytes ? opt->window_bytes : WINDOW,
+                          budget / *ret_slots / (ndomain + 2) * ndomain);
+    /* and short loads have several windows too, so that reading and sending overlap */
+    window = ckpt_min_u64(window, ckpt_max_u64(bytes / 8, (uint64_t)ndomain * 256 * 1024));
+    ret->piece = ckpt_max_u64(window / ndomain, CKPT_LOAD_PIECE);
+    ret->unit = ckpt_min_u64(ONCE_UNIT, ret->piece);
+    return 0;
+}
