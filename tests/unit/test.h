@@ -40,16 +40,17 @@
                      ckpt_code_name(err.code), err.text);                                          \
     } while (0)
 
-#define TESTS(...) TESTS_IF(true, __VA_ARGS__)
+#define TESTS(...) TESTS_UNLESS(-1, __VA_ARGS__)
 
-/* Skipped (77) where `possible` is false. */
-#define TESTS_IF(possible, ...)                                                                    \
+/* End with this status instead, if it is one: 77 skipped, 0 there is nothing to test here. */
+#define TESTS_UNLESS(status, ...)                                                                  \
     int main(int argc, char **argv)                                                                \
     {                                                                                              \
         const struct CMUnitTest tests[] = {__VA_ARGS__};                                           \
         char filter[256];                                                                          \
-        if (!(possible))                                                                           \
-            return 77;                                                                             \
+        const int instead = (status);                                                              \
+        if (instead >= 0)                                                                          \
+            return instead;                                                                        \
         if (argc > 1) {                                                                            \
             (void)snprintf(filter, sizeof filter, "*%s*", argv[1]);                                \
             cmocka_set_test_filter(filter);                                                        \

@@ -361,19 +361,22 @@ TEST(uring, what_is_given_up_writes_nowhere_afterwards)
     end(&f);
 }
 
-static bool has_rings(void)
+/* A build without liburing lacks something; a kernel that refuses is as it is. */
+static int without_rings(void)
 {
     struct ckpt_err err = {0};
 
     if (ckpt_uring_probe(&err) == 0)
-        return true;
+        return -1;
     (void)printf("%s\n", err.text);
-    return false;
+    return strstr(err.text, "this build") ? 77 : 0;
 }
 
-TESTS_IF(has_rings(), REFUSALS T(uring, many_more_reads_than_entries_arrive_whole_at_any_offset),
-         T(uring, the_end_of_a_file_is_told_where_it_is),
-         T(uring, a_read_that_fails_leaves_the_others_alone),
-         T(uring, short_reads_and_interrupted_waits_are_continued),
-         T(uring, errors_are_those_of_system_calls), T(uring, a_batch_reads_all_its_ranges_at_once),
-         T(uring, what_is_given_up_writes_nowhere_afterwards))
+TESTS_UNLESS(without_rings(),
+             REFUSALS T(uring, many_more_reads_than_entries_arrive_whole_at_any_offset),
+             T(uring, the_end_of_a_file_is_told_where_it_is),
+             T(uring, a_read_that_fails_leaves_the_others_alone),
+             T(uring, short_reads_and_interrupted_waits_are_continued),
+             T(uring, errors_are_those_of_system_calls),
+             T(uring, a_batch_reads_all_its_ranges_at_once),
+             T(uring, what_is_given_up_writes_nowhere_afterwards))
