@@ -24,10 +24,9 @@
 enum {
     HOT_PIECE = 2 << 20, /* of what is in memory: stays in the CPU's cache */
     MOST_THREADS = 8,
-    COLD_THREADS = 4, /* what a disk wants in flight */
-    RING_THREADS = 2, /* one copies while the other's reads are in flight */
-    HOT_GAP = 4096,   /* reading on in the page cache is as dear as another call */
-    HOT_BOUND = 512 << 10,
+    COLD_THREADS = 4,   /* what a disk wants in flight */
+    RING_THREADS = 2,   /* one copies while the other's reads are in flight */
+    HOT_GAP = 4096,     /* reading on in the page cache is as dear as another call */
     LONG_RUN = 4096,    /* is read alone rather than with what lies between */
     HELLO_FILES = 1024, /* whose sizes are told, to name the one that differs */
     EXACT_RUN = 32,     /* the same where every byte is to be read once */
@@ -326,7 +325,7 @@ struct planning {
     struct ckpt_load *load;
     uint32_t *rank; /* the domain */
     uint32_t nrank, slots;
-    uint64_t bounces;
+    uint64_t aside;
     struct ckpt_plan_sizes sizes;
 };
 
@@ -373,7 +372,7 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
     for (int i = 0; i < 12; i++) {
         if (try_plan(p, &need, err) < 0)
             return -1;
-        if (need.host <= opt->host_bytes - p->bounces &&
+        if (need.host <= opt->host_bytes - p->aside &&
             (!device || need.device <= opt->device_bytes))
             return 0;
         uint64_t piece = p->sizes.piece / 2;
@@ -382,11 +381,11 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
         p->sizes.piece = piece;
         p->sizes.unit = ckpt_min_u64(p->sizes.unit, piece);
     }
-    const bool host = need.host > opt->host_bytes - p->bounces;
+    const bool host = need.host > opt->host_bytes - p->aside;
     return ckpt_fail(err, CKPT_LIMIT, "%s is %" PRIu64 ", but the plan needs at least %" PRIu64,
                      host ? "host_bytes" : "device_bytes",
                      host ? opt->host_bytes : opt->device_bytes,
-                     host ? ckpt_load_host_bytes(need.host, p->bounces > 0) : need.device);
+                     host ? ckpt_load_host_bytes(need.host) : need.device);
 }
 
 /* Ranks of a node that read for themselves may want the same bytes: the page cache reads them once.
@@ -462,9 +461,11 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
                   struct ckpt_err *err)
 {
     const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
-    struct planning p = {.load = load, .bounces = ckpt_load_bounces(&load->opt, a->hot)};
+    struct planning p = {.load = load, .aside = ckpt_load_aside(&load->opt)};
     struct ckpt_cost_input in;
     const bool device = load->comm->x->device != NULL;
+    const bool hot = a->hot > CKPT_LOAD_HOT;
+    struct ckpt_load_share share;
     uint32_t local = 0;
 
     if (choose_readers(load, a, node, &in, err) < 0)
@@ -486,22 +487,21 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
                  {choose_direct(load, a->hot, local), NULL}},
     };
     load->engine_opt.uring = load->opt.io == CKPT_LOAD_IO_URING;
-    if (load->engine_opt.cost.route.direct != CKPT_DIRECT_NONE || load->engine_opt.uring)
-        load->engine_opt.bounce =
-            ckpt_load_bounce(p.bounces, load->engine_opt.uring, &load->engine_opt.threads);
-    if (a->hot > CKPT_LOAD_HOT) {
+    ckpt_load_share(p.aside, load->engine_opt.cost.route.direct != CKPT_DIRECT_NONE,
+                    load->engine_opt.uring, hot, &load->engine_opt.threads, &share);
+    load->engine_opt.bounce = share.bounce;
+    load->engine_opt.cost.bound = share.bound;
+    if (hot)
         load->engine_opt.cost.gap = HOT_GAP;
-        load->engine_opt.cost.bound = HOT_BOUND;
-    }
     if (ckpt_load_domain(load->readers, self, node, n, &p.rank, &p.nrank, err) < 0)
         return -1;
     if (p.nrank > 1) /* what lies in holes is another unit's, read by another worker or rank */
         load->engine_opt.cost.run = EXACT_RUN;
     const struct ckpt_engine_mode *mode = &load->engine_opt.mode;
-    if (load->opt.window_bytes == 0 && a->hot > CKPT_LOAD_HOT && a->nnode == 1 && !mode->device)
+    if (load->opt.window_bytes == 0 && hot && a->nnode == 1 && !mode->device)
         load->opt.window_bytes = (uint64_t)p.nrank * HOT_PIECE;
     int rc = ckpt_load_sizes(&load->opt, p.nrank, in.unique, load->engine_opt.threads, mode->device,
-                             p.bounces, &p.sizes, &p.slots, err);
+                             p.aside, &p.sizes, &p.slots, err);
     p.sizes.common = mode->device && !mode->verify && p.nrank == n;
     load->engine_opt.slots = p.slots;
     if (rc == 0)

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a rank divides its memory: windows, and the bounce buffers of those that read. */
+/* How a rank divides its memory: windows, and what its threads need to read. */
 #include <inttypes.h>
 
 #include "base/ckd.h"
 #include "base/err.h"
 #include "load/device.h"
 #include "load/load_inner.h"
+#include "tensor/region.h"
 
 enum {
     EACH_UNIT = 1 << 20,   /* of a rank that reads for itself: stays in the CPU's cache */
@@ -16,36 +17,39 @@ enum {
     SLOTS = 3, /* windows in flight */
     BOUNCE = 1 << 20,
     BOUNCE_RING = 4 << 20,
-    BOUNCE_LEAST = 128 << 10,
-    BOUNCES = 32 << 20, /* of all threads together, at most */
+    HOT_BOUND = 512 << 10,   /* bounding ranges of what is in the page cache */
+    ASIDE_LEAST = 256 << 10, /* of one thread */
+    ASIDE = 64 << 20,        /* of all together, at most */
 };
 
-/* ---- bounce buffers: a quarter of host_bytes, within limits ---- */
+/* ---- what threads read through: a quarter of host_bytes, within limits ---- */
 
 static uint64_t within_limits(uint64_t bytes)
 {
-    return ckpt_min_u64(ckpt_max_u64(bytes, BOUNCE_LEAST), BOUNCES);
+    return ckpt_min_u64(ckpt_max_u64(bytes, ASIDE_LEAST), ASIDE);
 }
 
-uint64_t ckpt_load_bounces(const struct ckpt_load_options *opt, double hot)
+uint64_t ckpt_load_aside(const struct ckpt_load_options *opt)
 {
-    const bool direct = opt->direct == CKPT_LOAD_DIRECT_ALWAYS ||
-                        (opt->direct == CKPT_LOAD_DIRECT_AUTO && hot <= CKPT_LOAD_HOT);
-
-    return direct || opt->io == CKPT_LOAD_IO_URING ? within_limits(opt->host_bytes / 4) : 0;
+    return within_limits(opt->host_bytes / 4);
 }
 
-uint64_t ckpt_load_host_bytes(uint64_t windows, bool bounces)
+uint64_t ckpt_load_host_bytes(uint64_t windows)
 {
-    return windows + (bounces ? within_limits((windows + 2) / 3) : 0);
+    return windows + within_limits((windows + 2) / 3);
 }
 
-uint64_t ckpt_load_bounce(uint64_t bounces, bool ring, uint32_t *threads)
+void ckpt_load_share(uint64_t aside, bool direct, bool ring, bool hot, uint32_t *threads,
+                     struct ckpt_load_share *ret)
 {
-    while (*threads > 1 && bounces / *threads < BOUNCE_LEAST)
+    while (*threads > 1 && aside / *threads < ASIDE_LEAST)
         --*threads;
-    const uint64_t each = ckpt_min_u64(bounces / *threads, ring ? BOUNCE_RING : BOUNCE);
-    return each - each % CKPT_BOUNCE_ALIGN;
+    const uint64_t each = aside / *threads, bound = hot ? HOT_BOUND : CKPT_REGION_BOUND;
+    ret->bounce = 0;
+    if (direct || ring)
+        ret->bounce = ckpt_min_u64(each / 2, ring ? BOUNCE_RING : BOUNCE) / CKPT_BOUNCE_ALIGN *
+                      CKPT_BOUNCE_ALIGN;
+    ret->bound = ckpt_min_u64((each - ret->bounce) / CKPT_REGION_KEPT, bound);
 }
 
 /* ---- windows ---- */
@@ -66,11 +70,11 @@ static void sizes_alone(uint64_t budget, uint32_t threads, bool device, bool rin
 }
 
 int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint64_t bytes,
-                    uint32_t threads, bool device, uint64_t bounces, struct ckpt_plan_sizes *ret,
+                    uint32_t threads, bool device, uint64_t aside, struct ckpt_plan_sizes *ret,
                     uint32_t *ret_slots, struct ckpt_err *err)
 {
     const uint64_t least = (uint64_t)2 * CKPT_LOAD_PIECE * (ndomain == 1 ? 1 : ndomain + 2);
-    const uint64_t host = opt->host_bytes > bounces ? opt->host_bytes - bounces : 0;
+    const uint64_t host = opt->host_bytes > aside ? opt->host_bytes - aside : 0;
     const bool tight = device && opt->device_bytes < host;
     const uint64_t budget = tight ? opt->device_bytes : host;
     uint64_t window;
@@ -81,7 +85,7 @@ int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint6
                          " ranks that share what they read need at least %" PRIu64,
                          tight ? "device_bytes" : "host_bytes",
                          tight ? opt->device_bytes : opt->host_bytes, ndomain,
-                         tight ? least : ckpt_load_host_bytes(least, bounces > 0));
+                         tight ? least : ckpt_load_host_bytes(least));
     ret->common = 0;
     if (ndomain == 1) {
         sizes_alone(budget, threads, device, opt->io == CKPT_LOAD_IO_URING, ret, ret_slots);

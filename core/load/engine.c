@@ -16,6 +16,7 @@
 #include "base/str.h"
 #include "load/inner.h"
 #include "run/checkpoint.h"
+#include "tensor/region.h"
 
 enum { PUMP_SLEEP_MS = 20, ASSIST_HEAD = 64, HEAR_TURNS = 20, HEAR_MS = 5 };
 
@@ -702,6 +703,7 @@ static int index_receives(struct ckpt_engine *e, struct ckpt_err *err)
 
 static int make_slots(struct ckpt_engine *e, struct ckpt_err *err)
 {
+    const uint64_t reading = e->opt.bounce + CKPT_REGION_KEPT * e->opt.cost.bound;
     uint32_t most = 0;
 
     for (uint32_t w = 0; w < e->plan->nwindow; w++) {
@@ -727,7 +729,7 @@ static int make_slots(struct ckpt_engine *e, struct ckpt_err *err)
             (e->sizes.receive && !s->receive))
             return ckpt_nomem(err);
     }
-    e->stats.buffers = e->opt.slots * e->sizes.host + e->opt.threads * e->opt.bounce;
+    e->stats.buffers = e->opt.slots * e->sizes.host + e->opt.threads * reading;
     e->stats.device_buffers = e->opt.slots * e->sizes.device;
     return 0;
 }

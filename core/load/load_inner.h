@@ -53,19 +53,27 @@ int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *n
 
 enum { CKPT_LOAD_PIECE = 16 << 10 }; /* the least that one owner brings to a window */
 
-/* What bounce buffers may take of host_bytes; 0: none are needed. The same on all ranks, even where
- * some need none: windows must be. */
-uint64_t ckpt_load_bounces(const struct ckpt_load_options *opt, double hot);
+/* What the threads of a rank may read through, of host_bytes; the rest is for windows, and the same
+ * on all ranks. */
+uint64_t ckpt_load_aside(const struct ckpt_load_options *opt);
 
 /* The host_bytes that leave so much for windows. */
-uint64_t ckpt_load_host_bytes(uint64_t windows, bool bounces);
+uint64_t ckpt_load_host_bytes(uint64_t windows);
 
-/* The bounce buffer of one thread; less threads where it would be too small to be of use. */
-uint64_t ckpt_load_bounce(uint64_t bounces, bool ring, uint32_t *threads);
+/* Of one thread. */
+struct ckpt_load_share {
+    uint64_t bounce; /* its bounce buffer, if reads are direct or through a ring */
+    uint64_t bound;  /* the largest bounding range, of which it keeps CKPT_REGION_KEPT times that */
+};
+
+/* Less threads where there would be too little for each to be of use. hot: all files are in the
+ * page cache. */
+void ckpt_load_share(uint64_t aside, bool direct, bool ring, bool hot, uint32_t *threads,
+                     struct ckpt_load_share *ret);
 
 /* What a plan of this domain may use; LIMIT if host_bytes is too little for any. */
 int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint64_t bytes,
-                    uint32_t threads, bool device, uint64_t bounces, struct ckpt_plan_sizes *ret,
+                    uint32_t threads, bool device, uint64_t aside, struct ckpt_plan_sizes *ret,
                     uint32_t *ret_slots, struct ckpt_err *err);
 
 /* ---- residency.c, layout.c ---- */

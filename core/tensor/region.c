@@ -50,14 +50,16 @@ static int cache_reserve(struct ckpt_region_cache *c, size_t len, struct ckpt_er
 }
 
 /* Have bytes [off, off+len) of s in memory: *ret_data lives until the next call. What is not there
- * yet is read; a range that continues the last one extends it, up to twice the bound. */
+ * yet is read; a range that continues the last one extends it, up to CKPT_REGION_KEPT times the
+ * bound. */
 static int cache_read(const struct ckpt_region_reader *r, struct ckpt_source *s, size_t len,
                       uint64_t off, const unsigned char **ret_data, struct ckpt_err *err)
 {
     struct ckpt_region_cache *c = r->cache;
     const uint64_t end = off + len;
 
-    if (c->source != s || off < c->off || off > c->off + c->len || end - c->off > 2 * r->bound) {
+    if (c->source != s || off < c->off || off > c->off + c->len ||
+        end - c->off > CKPT_REGION_KEPT * r->bound) {
         c->source = s;
         c->off = off;
         c->len = 0;

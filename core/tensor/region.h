@@ -14,6 +14,7 @@
 enum {
     CKPT_REGION_GAP = 128 * 1024,        /* holes below this are read through */
     CKPT_REGION_BOUND = 4 * 1024 * 1024, /* largest bounding range read at once */
+    CKPT_REGION_KEPT = 2,                /* so many times that is kept, at most */
 };
 
 /* The last bounding range that was read: what others left in its holes is there already. */

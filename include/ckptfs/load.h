@@ -124,8 +124,8 @@ enum ckpt_load_io { CKPT_LOAD_IO_AUTO, CKPT_LOAD_IO_THREADS, CKPT_LOAD_IO_URING 
 struct ckpt_load_options {
     size_t size; /* sizeof (struct ckpt_load_options): what the caller knows of */
     enum ckpt_readers readers;
-    uint64_t host_bytes;          /* memory per rank: windows (nccl: pinned), and what threads
-                                     read through past the page cache; 0: 256 MiB */
+    uint64_t host_bytes;          /* memory per rank: windows (nccl: pinned), and a quarter of it
+                                     that threads read through; 0: 256 MiB */
     uint64_t device_bytes;        /* device memory for windows, per rank (nccl); 0: 256 MiB */
     uint64_t window_bytes;        /* of a window, all owners together; 0: what suits */
     uint32_t threads;             /* that read, per rank: reads in flight; 0: what suits. Less where

@@ -135,17 +135,20 @@ def evict(run):
         os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def peak(run, *args, cold=False):
-    """Bytes of memory that a load takes at most, its destinations included."""
+def peak(run, *args, layout="dp=1", cold=False, budget=BUDGET):
+    """Bytes of memory that rank 0 of a load takes at most, its destinations included."""
     if cold:
         evict(run)
     else:
         with open(os.path.join(run, "model.safetensors"), "rb") as f:
             while f.read(1 << 20):  # a child's peak begins with this process's
                 pass
-    p = subprocess.Popen([CKPT_LOAD, "load", run, "--layout", "dp=1", "--host-bytes", str(BUDGET), "--threads", "16", *args], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(p.pid, 0)
-    check(status == 0, *args, "failed")
+    n = int(layout.split("=")[1])
+    env = dict(os.environ, **launched(n)) if n > 1 else os.environ
+    ranks = [subprocess.Popen([CKPT_LOAD, "load", run, "--layout", layout, "--host-bytes", str(budget), "--threads", "16", *args],
+                              env=dict(env, RANK=str(r)), stdout=subprocess.DEVNULL) for r in range(n)]
+    _, status, usage = os.wait4(ranks[0].pid, 0)
+    check(status == 0 and not any(p.wait() for p in ranks[1:]), *args, "failed")
     return usage.ru_maxrss * 1024
 
 
@@ -156,6 +159,12 @@ def memory(run, rings):
         took = peak(run, *args, cold=True) - least
         check(took <= BUDGET + (2 << 20), *args, "takes", took, "bytes, more than --host-bytes", BUDGET)
         print(f"ok   {took / BUDGET:.2f} of the budget is taken with {' '.join(args)}")
+    # slices of columns are read as rows
+    least = peak(run, "--readers", "each", layout="tp=2", budget=1 << 20)
+    for readers in ("each", "once"):
+        took = peak(run, "--readers", readers, layout="tp=2", cold=True) - least
+        check(took <= BUDGET + (2 << 20), "tp=2 takes", took, "bytes, more than --host-bytes", BUDGET)
+        print(f"ok   {took / BUDGET:.2f} of the budget is taken with tp=2 --readers {readers}")
 
 
 def main():

@@ -2,6 +2,7 @@
 /* How a rank's memory is divided. */
 #include "base/ckd.h"
 #include "load/load_inner.h"
+#include "tensor/region.h"
 #include "test.h"
 
 enum { MIB = 1 << 20 };
@@ -9,39 +10,28 @@ enum { MIB = 1 << 20 };
 TEST(budget, what_an_error_names_leaves_the_windows_what_they_need)
 {
     for (uint64_t need = 1; need < (uint64_t)1 << 34; need += 1 + need / 7) {
-        const struct ckpt_load_options opt = {.host_bytes = ckpt_load_host_bytes(need, true),
-                                              .direct = CKPT_LOAD_DIRECT_ALWAYS};
-        const uint64_t bounces = ckpt_load_bounces(&opt, 1);
-        CHECK(bounces > 0 && opt.host_bytes >= need + bounces);
-        CHECK(opt.host_bytes - bounces < need + 2); /* and hardly more */
-        CHECK_EQ(ckpt_load_host_bytes(need, false), need);
+        const struct ckpt_load_options opt = {.host_bytes = ckpt_load_host_bytes(need)};
+        const uint64_t aside = ckpt_load_aside(&opt);
+        CHECK(aside > 0 && opt.host_bytes >= need + aside);
+        CHECK(opt.host_bytes - aside < need + 2); /* and hardly more */
     }
 }
 
-TEST(budget, bounce_buffers_are_only_where_reads_may_need_them)
+TEST(budget, all_threads_together_stay_within_their_part)
 {
-    struct ckpt_load_options opt = {.host_bytes = 256 * MIB};
-
-    CHECK(ckpt_load_bounces(&opt, 0) > 0);
-    CHECK_EQ(ckpt_load_bounces(&opt, 1), 0);
-    opt.direct = CKPT_LOAD_DIRECT_NEVER;
-    CHECK_EQ(ckpt_load_bounces(&opt, 0), 0);
-    opt.io = CKPT_LOAD_IO_URING;
-    CHECK(ckpt_load_bounces(&opt, 1) > 0);
-}
-
-TEST(budget, all_bounce_buffers_together_stay_within_their_part)
-{
-    for (uint64_t bounces = 128 << 10; bounces <= 32 * MIB; bounces += 100001)
+    for (uint64_t aside = 256 << 10; aside <= 64 * MIB; aside += 100001)
         for (uint32_t threads = 1; threads <= 256; threads++) {
+            const bool ring = threads % 2, direct = threads % 3;
             uint32_t n = threads;
-            const uint64_t each = ckpt_load_bounce(bounces, threads % 2, &n);
-            CHECK(n >= 1 && n <= threads && each > 0 && each % CKPT_BOUNCE_ALIGN == 0);
-            CHECK(n * each <= bounces);
+            struct ckpt_load_share s;
+            ckpt_load_share(aside, direct, ring, threads % 5 == 0, &n, &s);
+            CHECK(n >= 1 && n <= threads && s.bound >= 32 << 10 && s.bound <= CKPT_REGION_BOUND);
+            CHECK((s.bounce > 0) == (direct || ring) && s.bounce % CKPT_BOUNCE_ALIGN == 0);
+            CHECK(n * (s.bounce + CKPT_REGION_KEPT * s.bound) <= aside);
         }
 }
 
-TEST(budget, windows_get_what_bounce_buffers_leave)
+TEST(budget, windows_get_what_the_threads_leave)
 {
     const struct ckpt_load_options opt = {.host_bytes = 16 * MIB};
     struct ckpt_plan_sizes sizes;
@@ -57,6 +47,5 @@ TEST(budget, windows_get_what_bounce_buffers_leave)
 }
 
 TESTS(T(budget, what_an_error_names_leaves_the_windows_what_they_need),
-      T(budget, bounce_buffers_are_only_where_reads_may_need_them),
-      T(budget, all_bounce_buffers_together_stay_within_their_part),
-      T(budget, windows_get_what_bounce_buffers_leave))
+      T(budget, all_threads_together_stay_within_their_part),
+      T(budget, windows_get_what_the_threads_leave))
