@@ -534,7 +534,7 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     h->files = ckpt_catalog_files(load->view->cat);
     ckpt_load_residency(load->view->cat, &h->hot, &shared);
     h->shared = shared;
-    h->version = 3;
+    h->version = 4;
 }
 
 static int exchange_wants(struct ckpt_load *load, const unsigned char *table, size_t len,

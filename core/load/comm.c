@@ -17,6 +17,16 @@ enum { SLEEP_MS = 50, ALIVE_MS = 5000 };
 
 /* ---- life ---- */
 
+static void comm_release(struct ckpt_comm *comm)
+{
+    if (!comm)
+        return;
+    free(comm->heard_ms);
+    free(comm->gone_poll);
+    free(comm->begun);
+    free(comm);
+}
+
 int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     struct ckpt_comm *comm = calloc(1, sizeof *comm);
@@ -25,14 +35,11 @@ int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, struct ckpt_err
         comm->x = x;
         comm->heard_ms = calloc(x->size, sizeof *comm->heard_ms);
         comm->gone_poll = calloc(x->size, sizeof *comm->gone_poll);
+        comm->begun = calloc(x->size, sizeof *comm->begun);
     }
-    if (!comm || !comm->heard_ms || !comm->gone_poll) {
+    if (!comm || !comm->heard_ms || !comm->gone_poll || !comm->begun) {
         x->ops->free(x);
-        if (comm) {
-            free(comm->heard_ms);
-            free(comm->gone_poll);
-        }
-        free(comm);
+        comm_release(comm);
         return ckpt_nomem(err);
     }
     *ret = comm;
@@ -56,9 +63,7 @@ void ckpt_comm_free(struct ckpt_comm *comm)
         message_free(m);
     }
     comm->x->ops->free(comm->x);
-    free(comm->heard_ms);
-    free(comm->gone_poll);
-    free(comm);
+    comm_release(comm);
 }
 
 int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckpt_err *err)
@@ -141,6 +146,8 @@ static int take_in(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
     comm->heard_ms[peer] = ckpt_now_ms();
     if (len >= sizeof head)
         memcpy(&head, data, sizeof head);
+    if (head.type == CKPT_CTL_ALIVE && len == sizeof head + sizeof *comm->begun)
+        memcpy(&comm->begun[peer], (unsigned char *)data + sizeof head, sizeof *comm->begun);
     if (head.type == CKPT_CTL_ROUND || head.type == CKPT_CTL_ANSWER ||
         (head.type != CKPT_CTL_ALIVE && head.epoch > comm->epoch)) /* a load that others began */
         return hold(comm, peer, data, len, err);
@@ -222,9 +229,9 @@ void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms)
         return;
     comm->alive_ms = now;
     if (comm->x->rank != 0)
-        (void)ckpt_comm_send(comm, 0, CKPT_CTL_ALIVE, NULL, 0, NULL);
+        (void)ckpt_comm_send(comm, 0, CKPT_CTL_ALIVE, &comm->round, sizeof comm->round, NULL);
     for (uint32_t r = 1; comm->x->rank == 0 && r < comm->x->size; r++)
-        (void)ckpt_comm_send(comm, r, CKPT_CTL_ALIVE, NULL, 0, NULL);
+        (void)ckpt_comm_send(comm, r, CKPT_CTL_ALIVE, &comm->round, sizeof comm->round, NULL);
 }
 
 /* ---- rounds ---- */
@@ -410,13 +417,16 @@ bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer)
     return comm->npoll > comm->gone_poll[peer];
 }
 
-/* Who is not heard of: gone, or silent too long. */
+/* Who is not heard of: gone, silent too long, or waiting for us in vain (messages of a rank come in
+ * their order). */
 static int check_peer(struct ckpt_round *r, uint32_t peer, struct ckpt_err *err)
 {
     struct ckpt_comm *comm = r->comm;
 
     if (ckpt_comm_lost(comm, peer))
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", peer);
+    if (comm->begun[peer] > r->number)
+        return ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", peer);
     if (ckpt_now_ms() - comm->heard_ms[peer] > r->timeout_ms)
         return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not answer within %.1f s", peer,
                          r->timeout_ms / 1000.0);

@@ -17,7 +17,7 @@
 enum ckpt_ctl {
     CKPT_CTL_ROUND = 1, /* to rank 0 */
     CKPT_CTL_ANSWER,    /* from rank 0, handed on */
-    CKPT_CTL_ALIVE,
+    CKPT_CTL_ALIVE,     /* and how many rounds were begun (uint32_t) */
     CKPT_CTL_ABORT,
     CKPT_CTL_ASSIST, /* read this for me */
     CKPT_CTL_ASSISTED,
@@ -40,6 +40,7 @@ struct ckpt_comm {
     uint32_t round;                /* number of the next round */
     struct ckpt_ctl_message *held; /* that nobody waited for yet */
     uint64_t *heard_ms;            /* per rank: the last message */
+    uint32_t *begun;               /* per rank: rounds it has begun, as it said when it lived */
     uint64_t *gone_poll;           /* per rank: the poll after which it was seen to be gone */
     uint64_t npoll;
     uint64_t alive_ms; /* when we last said that we live */
