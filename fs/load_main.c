@@ -43,28 +43,43 @@ static void print_help(void)
         "Exit status: 0 good, 1 failed or different, 2 usage.\n");
 }
 
-static int parse_direct(const char *text, enum ckpt_load_direct *ret, struct ckpt_err *err)
+/* One of n words: its number. */
+static int parse_word(const char *what, const char *text, const char *const *word, int n,
+                      const char *expected, int *ret, struct ckpt_err *err)
 {
-    static const char *const name[] = {"auto", "never", "always"};
-
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, name[i]) == 0) {
-            *ret = (enum ckpt_load_direct)i;
+    for (int i = 0; i < n; i++)
+        if (strcmp(text, word[i]) == 0) {
+            *ret = i;
             return 0;
         }
-    return ckptfs_fail(err, CKPT_USAGE, "--direct %s: expected auto, never or always", text);
+    return ckptfs_fail(err, CKPT_USAGE, "%s %s: expected %s", what, text, expected);
+}
+
+static int parse_direct(const char *text, enum ckpt_load_direct *ret, struct ckpt_err *err)
+{
+    static const char *const word[] = {"auto", "never", "always"};
+    int i = 0, rc = parse_word("--direct", text, word, 3, "auto, never or always", &i, err);
+
+    *ret = (enum ckpt_load_direct)i;
+    return rc;
 }
 
 static int parse_io(const char *text, enum ckpt_load_io *ret, struct ckpt_err *err)
 {
-    static const char *const name[] = {"auto", "threads", "uring"};
+    static const char *const word[] = {"auto", "threads", "uring"};
+    int i = 0, rc = parse_word("--io", text, word, 3, "threads, uring or auto", &i, err);
 
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, name[i]) == 0) {
-            *ret = (enum ckpt_load_io)i;
-            return 0;
-        }
-    return ckptfs_fail(err, CKPT_USAGE, "--io %s: expected threads, uring or auto", text);
+    *ret = (enum ckpt_load_io)i;
+    return rc;
+}
+
+static int parse_readers(const char *text, enum ckpt_readers *ret, struct ckpt_err *err)
+{
+    static const char *const word[] = {"auto", "once", "node", "each"};
+    int i = 0, rc = parse_word("--readers", text, word, 4, "once, node, each or auto", &i, err);
+
+    *ret = (enum ckpt_readers)i;
+    return rc;
 }
 
 /* "256M": K, M, G, T are powers of 1024. */
@@ -104,18 +119,6 @@ static int parse_seconds(const char *what, const char *text, uint32_t *ret_ms, s
         return ckptfs_fail(err, CKPT_USAGE, "%s %s: expected a number of seconds", what, text);
     *ret_ms = (uint32_t)(s * 1000);
     return 0;
-}
-
-static int parse_readers(const char *text, enum ckpt_readers *ret, struct ckpt_err *err)
-{
-    static const char *const name[] = {"auto", "once", "node", "each"};
-
-    for (int i = 0; i < 4; i++)
-        if (strcmp(text, name[i]) == 0) {
-            *ret = (enum ckpt_readers)i;
-            return 0;
-        }
-    return ckptfs_fail(err, CKPT_USAGE, "--readers %s: expected once, node, each or auto", text);
 }
 
 static int parse_rates(char *text, struct ckpt_rates *r, struct ckpt_err *err)

@@ -325,7 +325,6 @@ struct planning {
     struct ckpt_load *load;
     uint32_t *rank; /* the domain */
     uint32_t nrank, slots;
-    uint64_t aside;
     struct ckpt_plan_sizes sizes;
 };
 
@@ -367,13 +366,13 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
 {
     const struct ckpt_load_options *opt = &p->load->opt;
     const bool device = p->load->engine_opt.mode.device;
+    const uint64_t windows = opt->host_bytes - ckpt_load_aside(opt);
     struct need need = {0};
 
     for (int i = 0; i < 12; i++) {
         if (try_plan(p, &need, err) < 0)
             return -1;
-        if (need.host <= opt->host_bytes - p->aside &&
-            (!device || need.device <= opt->device_bytes))
+        if (need.host <= windows && (!device || need.device <= opt->device_bytes))
             return 0;
         uint64_t piece = p->sizes.piece / 2;
         if (piece < CKPT_LOAD_PIECE / 16)
@@ -381,7 +380,7 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
         p->sizes.piece = piece;
         p->sizes.unit = ckpt_min_u64(p->sizes.unit, piece);
     }
-    const bool host = need.host > opt->host_bytes - p->aside;
+    const bool host = need.host > windows;
     return ckpt_fail(err, CKPT_LIMIT, "%s is %" PRIu64 ", but the plan needs at least %" PRIu64,
                      host ? "host_bytes" : "device_bytes",
                      host ? opt->host_bytes : opt->device_bytes,
@@ -461,10 +460,12 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
                   struct ckpt_err *err)
 {
     const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
-    struct planning p = {.load = load, .aside = ckpt_load_aside(&load->opt)};
+    struct planning p = {.load = load};
     struct ckpt_cost_input in;
     const bool device = load->comm->x->device != NULL;
     const bool hot = a->hot > CKPT_LOAD_HOT;
+    const uint64_t aside = ckpt_load_aside(&load->opt);
+    const bool uring = load->opt.io == CKPT_LOAD_IO_URING;
     struct ckpt_load_share share;
     uint32_t local = 0;
 
@@ -476,23 +477,18 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     load->needed_bytes = sum_needed(load->parts.roster, self);
     for (uint32_t r = 0; r < n; r++)
         local += node[r] == node[self];
+    const enum ckpt_direct direct = choose_direct(load, a->hot, local);
+    uint32_t threads = choose_threads(&load->opt, local, a->hot, device);
+    ckpt_load_share(aside, direct != CKPT_DIRECT_NONE, uring, hot, &threads, &share);
     load->engine_opt = (struct ckpt_engine_options){
-        .threads = choose_threads(&load->opt, local, a->hot, device),
+        .threads = threads,
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
         .mode = {.verify = load->opt.verify, .device = device},
-        .cost = {CKPT_REGION_GAP,
-                 CKPT_REGION_BOUND,
-                 LONG_RUN,
-                 {choose_direct(load, a->hot, local), NULL}},
+        .cost = {hot ? HOT_GAP : CKPT_REGION_GAP, share.bound, LONG_RUN, {direct, NULL}},
+        .bounce = share.bounce,
+        .uring = uring,
     };
-    load->engine_opt.uring = load->opt.io == CKPT_LOAD_IO_URING;
-    ckpt_load_share(p.aside, load->engine_opt.cost.route.direct != CKPT_DIRECT_NONE,
-                    load->engine_opt.uring, hot, &load->engine_opt.threads, &share);
-    load->engine_opt.bounce = share.bounce;
-    load->engine_opt.cost.bound = share.bound;
-    if (hot)
-        load->engine_opt.cost.gap = HOT_GAP;
     if (ckpt_load_domain(load->readers, self, node, n, &p.rank, &p.nrank, err) < 0)
         return -1;
     if (p.nrank > 1) /* what lies in holes is another unit's, read by another worker or rank */
@@ -501,7 +497,7 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     if (load->opt.window_bytes == 0 && hot && a->nnode == 1 && !mode->device)
         load->opt.window_bytes = (uint64_t)p.nrank * HOT_PIECE;
     int rc = ckpt_load_sizes(&load->opt, p.nrank, in.unique, load->engine_opt.threads, mode->device,
-                             p.aside, &p.sizes, &p.slots, err);
+                             aside, &p.sizes, &p.slots, err);
     p.sizes.common = mode->device && !mode->verify && p.nrank == n;
     load->engine_opt.slots = p.slots;
     if (rc == 0)

@@ -21,7 +21,6 @@ struct model {
     uint32_t nrank, nnode, *node;
     struct share *share;
     uint32_t nwindow;
-    uint64_t aside;
     struct ckpt_plan_sizes sizes;
     struct ckpt_err *err;
 };
@@ -123,7 +122,8 @@ static int add_domain(struct model *m, const struct ckpt_load_options *opt, cons
     struct wanted w = {0};
     struct ckpt_plan *p = NULL;
     uint32_t slots;
-    int rc = ckpt_load_sizes(opt, n, bytes, THREADS, false, m->aside, &m->sizes, &slots, m->err);
+    int rc = ckpt_load_sizes(opt, n, bytes, THREADS, false, ckpt_load_aside(opt), &m->sizes, &slots,
+                             m->err);
 
     if (rc == 0)
         rc = ckpt_plan_new(&m->roster, rank, n, &m->sizes, &p, m->err);
@@ -213,7 +213,6 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
     /* a job of many nodes starts with cold caches */
     if (m->nnode > 1)
         hot = 0;
-    m->aside = ckpt_load_aside(opt);
     shared |= rates.shared_storage > 0;
     in = (struct ckpt_cost_input){.hot = hot, .shared = shared};
     if (ckpt_load_weigh(&m->roster, m->node, m->nnode, &in, m->err) < 0)

@@ -17,6 +17,7 @@
 
 #include <ckptfs/load_nccl.h>
 
+#include "../gpu/calls.h"
 #include "load/copy_kernel.h"
 
 enum {
@@ -61,24 +62,6 @@ struct method {
     bool strided;
     enum { PLAIN, ROWS, CAST } copy; /* of the kernel */
 };
-
-static void die(const char *what, const char *why)
-{
-    (void)fprintf(stderr, "bench_gpu: %s: %s\n", what, why);
-    exit(1);
-}
-
-static void cuda(cudaError_t e, const char *what)
-{
-    if (e != cudaSuccess)
-        die(what, cudaGetErrorString(e));
-}
-
-static void nccl(ncclResult_t e, const char *what)
-{
-    if (e != ncclSuccess)
-        die(what, ncclGetErrorString(e));
-}
 
 static void good(int rc, const struct ckpt_err *err, const char *what)
 {
@@ -348,28 +331,6 @@ static uint32_t number_of(const char *variable, uint32_t otherwise)
     return text ? (uint32_t)strtoul(text, NULL, 10) : otherwise;
 }
 
-static void pass_id(const struct bench *b, const char *path, ncclUniqueId *id)
-{
-    char part[4096];
-    FILE *f;
-
-    (void)snprintf(part, sizeof part, "%s.part", path);
-    if (b->rank == 0) {
-        nccl(ncclGetUniqueId(id), "an id");
-        if (!(f = fopen(part, "w")) || fwrite(id, sizeof *id, 1, f) != 1 || fclose(f) != 0 ||
-            rename(part, path) != 0)
-            die(path, "can't be written");
-        return;
-    }
-    for (int tenths = 0; !(f = fopen(path, "r")); tenths++) {
-        if (tenths > MEET_S * 10)
-            die(path, "nobody wrote it");
-        (void)usleep(100000);
-    }
-    if (fread(id, sizeof *id, 1, f) != 1 || fclose(f) != 0)
-        die(path, "can't be read");
-}
-
 static void open_run(struct bench *b, const char *path)
 {
     struct ckpt_err err = {0};
@@ -412,7 +373,7 @@ static void begin(struct bench *b, const char *id_path)
     cuda(cudaMalloc((void **)&b->mem, b->len), "device memory");
     cuda(cudaMalloc((void **)&b->other, b->len), "device memory");
     cuda(cudaMemsetAsync(b->mem, 1, b->len, b->stream), "device memory");
-    pass_id(b, id_path, &id);
+    pass_id(id_path, b->rank == 0, MEET_S * 1000, &id);
     nccl(ncclCommInitRankConfig(&b->nccl, (int)b->size, id, (int)b->rank, &config),
          "a communicator");
     const struct ckpt_nccl how = {

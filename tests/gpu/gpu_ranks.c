@@ -22,6 +22,7 @@
 #include <ckptfs/load_mpi.h>
 #endif
 
+#include "calls.h"
 #include "faults.h"
 #include "random.h"
 #include "random_wants.h"
@@ -65,24 +66,6 @@ struct want {
     uint64_t stride[CKPT_LOAD_RANK]; /* elements */
     char dtype[16];
 };
-
-static void die(const char *what, const char *why)
-{
-    (void)fprintf(stderr, "gpu_ranks: %s: %s\n", what, why);
-    exit(2);
-}
-
-static void cuda(cudaError_t e, const char *what)
-{
-    if (e != cudaSuccess)
-        die(what, cudaGetErrorString(e));
-}
-
-static void nccl(ncclResult_t e, const char *what)
-{
-    if (e != ncclSuccess)
-        die(what, ncclGetErrorString(e));
-}
 
 /* After a failure a device may be lost, and nothing works any more. */
 static void tidy(const struct rank *r, cudaError_t e, const char *what)
@@ -335,34 +318,11 @@ static int run_job(struct rank *r, const struct job *j, uint64_t seed, struct ck
 
 /* ---- communicators ---- */
 
-/* The id of a communicator of our own passes through a file. */
-static void pass_id(const struct rank *r, ncclUniqueId *id)
-{
-    char other[4096];
-    FILE *f;
-
-    (void)snprintf(other, sizeof other, "%s.new", r->w->meet);
-    if (r->number == 0) {
-        nccl(ncclGetUniqueId(id), "an id");
-        if (!(f = fopen(other, "w")) || fwrite(id, sizeof *id, 1, f) != 1 || fclose(f) != 0 ||
-            rename(other, r->w->meet) != 0)
-            die(r->w->meet, "can't be written");
-        return;
-    }
-    for (int ms = 0; !(f = fopen(r->w->meet, "r")); ms++) {
-        if (ms > MEET_MS)
-            die(r->w->meet, "nobody wrote it");
-        (void)usleep(1000);
-    }
-    if (fread(id, sizeof *id, 1, f) != 1 || fclose(f) != 0)
-        die(r->w->meet, "can't be read");
-}
-
 static void make_theirs(struct rank *r)
 {
     ncclUniqueId id;
 
-    pass_id(r, &id);
+    pass_id(r->w->meet, r->number == 0, MEET_MS, &id);
     if (r->w->stray_stream)
         cuda(cudaSetDevice(r->device + 1), "a device");
     cuda(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking), "a stream");

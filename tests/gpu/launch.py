@@ -96,20 +96,3 @@ def mpirun(n, args, real=False, **more):
 def threads(n, args, real=False, **more):
     done = subprocess.run([GPU_RANKS, "-c", f"threads={n}", *args], env=environment(real, more), capture_output=True, text=True, timeout=120 * SLOW)
     return Result([done.returncode], done.stdout, done.stderr)
-
-
-def run(tests):
-    """[(name, function)]: run those that the command line names, and exit."""
-    passed = failed = 0
-    for name, test in tests:
-        if len(sys.argv) > 1 and sys.argv[1] not in name:
-            continue
-        try:
-            said = test()
-            print("ok  ", name, said or "", flush=True)
-            passed += 1
-        except (AssertionError, subprocess.TimeoutExpired) as e:
-            print("FAIL", name, e, flush=True)
-            failed += 1
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(1 if failed or not passed else 0)

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 
-from launch import BUILD, CKPT, GOLDEN, HERE, LLAMA, MOE, SLOW, environment, has_gpu, mpirun, processes, run, threads
+from launch import BUILD, CKPT, GOLDEN, HERE, LLAMA, MOE, SLOW, environment, has_gpu, mpirun, processes, threads
+from runner import run
 from test_fixtures import FIXTURES, checkpoints, opens
 
 LAYOUTS = {1: ["dp=1"], 2: ["tp=2", "pp=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "ep=2,tp=2"]}

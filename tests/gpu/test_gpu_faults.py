@@ -12,7 +12,8 @@ import shutil
 import tempfile
 import time
 
-from launch import LLAMA, SLOW, has_gpu, processes, run, threads
+from launch import LLAMA, SLOW, has_gpu, processes, threads
+from runner import run
 
 DEADLINE_MS = 1000
 SLACK = 10 * SLOW  # seconds, for machines that do other things too

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ import threading
 import time
 
 from ranks import SLOW, free_port, launched
+from runner import run
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -261,7 +263,7 @@ def jobs_with_neighbouring_ports_do_not_meet(top):
 
 def what_repeats_the_greeting_is_no_rank(top):
     """An echo service has MASTER_PORT, as a socket has that Linux let connect to itself; rank 0 is at the next port."""
-    run, echo = copies(top, 1)[0], socket.create_server(("127.0.0.1", 0))
+    runs, echo = copies(top, 1) * 3, socket.create_server(("127.0.0.1", 0))
     heard = []
 
     def repeat():
@@ -276,19 +278,14 @@ def what_repeats_the_greeting_is_no_rank(top):
                     conn.sendall(data)
 
     threading.Thread(target=repeat, daemon=True).start()
-    env = dict(os.environ, **launched(3, MASTER_PORT=str(echo.getsockname()[1])))
-    done = finish([subprocess.Popen([CKPT, "load", run, "--layout", "fsdp=3", "--json"], env=dict(env, RANK=str(r)),
-                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in (1, 2, 0)])
+    done = finish(start(runs, "fsdp=3", "--json", MASTER_PORT=str(echo.getsockname()[1])))
     echo.close()
     assert all(status == 0 for _, status in done) and heard, (done, heard)
 
 
 def too_few_descriptors(top):
-    run = copies(top, 1)[0]
-    env = dict(os.environ, **launched(6))
     begin = time.monotonic()
-    done = finish([subprocess.Popen(["sh", "-c", f'ulimit -n {FILES} && exec "$@"', "sh", CKPT, "load", run, "--layout", "fsdp=6"],
-                                    env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(6)])
+    done = finish(start(copies(top, 1) * 6, "fsdp=6", preexec=[lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))] * 6))
     assert time.monotonic() - begin < SLACK
     for (_, err), status in done:
         assert status == 1 and re.search(rf"28 connections are needed .* no more than {FILES} ", err), (status, err)
@@ -357,7 +354,6 @@ def by_ring(test):
 
 
 def main():
-    failed = passed = 0
     with tempfile.TemporaryDirectory() as top:
         runs = copies(os.path.join(top, "shared"), 4)
         tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs),
@@ -373,18 +369,7 @@ def main():
              a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, jobs_with_neighbouring_ports_do_not_meet,
              what_repeats_the_greeting_is_no_rank, too_few_descriptors, a_kernel_that_refuses_rings,
              rates_are_measured_where_they_decide)]
-        for test, arg in tests:
-            if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
-                continue
-            try:
-                test(arg)
-                print("ok  ", test.__name__, flush=True)
-                passed += 1
-            except (AssertionError, subprocess.TimeoutExpired) as e:
-                print("FAIL", test.__name__, e, flush=True)
-                failed += 1
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
+        run([(t.__name__, lambda t=t, arg=arg: t(arg)) for t, arg in tests])
 
 
 main()

@@ -7,10 +7,9 @@ import os
 import random
 import struct
 import subprocess
-import sys
-import tempfile
 
 from ranks import SLOW
+from runner import run_in_folders
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 LOAD_RANKS = os.path.join(BUILD, "tests", "load_ranks")
@@ -179,19 +178,4 @@ def state_groups(top):
            (3, at + "conv1d.weight", ((6, 2), (0, 1), (0, 4)), ((11, 3), (0, 1), (0, 4)), ((17, 3), (0, 1), (0, 4))))
 
 
-def main():
-    failed = 0
-    tests = (heads, fused, blocks_of_scales, mxfp4, unknown_family, names_of_others, state_groups)
-    with tempfile.TemporaryDirectory() as top:
-        for test in tests:
-            try:
-                test(os.path.join(top, test.__name__))
-                print("ok  ", test.__name__)
-            except AssertionError as e:
-                print("FAIL", test.__name__, e)
-                failed += 1
-    print(f"{len(tests) - failed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
-
-
-main()
+run_in_folders((heads, fused, blocks_of_scales, mxfp4, unknown_family, names_of_others, state_groups))

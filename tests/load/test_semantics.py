@@ -5,8 +5,9 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import warnings
+
+from runner import run_in_folders
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -261,23 +262,5 @@ def without_torch(top):
     assert done.stdout == "good\n", done.stderr
 
 
-def main():
-    failed = 0
-    tests = (what_torch_returns_and_says, casts, odd_memory, models_work, adapters, optimizers, mappings, progress_is_shown, as_safe_open, without_torch)
-    with tempfile.TemporaryDirectory() as top:
-        for test in tests:
-            if len(sys.argv) > 1 and sys.argv[1] not in test.__name__:
-                continue
-            try:
-                test(os.path.join(top, test.__name__))
-                print("ok  ", test.__name__, flush=True)
-            except Exception as e:
-                import traceback
-                traceback.print_exc()
-                print("FAIL", test.__name__, type(e).__name__, e, flush=True)
-                failed += 1
-    print(f"{len(tests) - failed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
-
-
-main()
+run_in_folders((what_torch_returns_and_says, casts, odd_memory, models_work, adapters, optimizers, mappings, progress_is_shown,
+                as_safe_open, without_torch))

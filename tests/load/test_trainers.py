@@ -10,6 +10,7 @@ import sys
 import tempfile
 
 from ranks import SLOW, launched
+from runner import run
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -138,17 +139,8 @@ def adam(top):
 
 
 def main():
-    failed = 0
     with tempfile.TemporaryDirectory() as top:
-        for test in (nanotron, nanotron_zero, megatron, every_state, adam):
-            try:
-                test(top)
-                print("ok  ", test.__name__)
-            except AssertionError as e:
-                print("FAIL", test.__name__, e)
-                failed += 1
-    print(f"{5 - failed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
+        run([(t.__name__, lambda t=t: t(top)) for t in (nanotron, nanotron_zero, megatron, every_state, adam)])
 
 
 main()

@@ -9,7 +9,8 @@ import os
 import random
 import shutil
 import sys
-import tempfile
+
+from runner import run_in_folders
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -307,21 +308,4 @@ def lies(top):
         shutil.rmtree(run)
 
 
-def main():
-    failed = 0
-    tests = (as_it_was_in_memory, any_number_of_ranks, expert_ranks, boxes, other_strides, other_saves, lies)
-    with tempfile.TemporaryDirectory() as top:
-        for test in tests:
-            try:
-                test(os.path.join(top, test.__name__))
-                print("ok  ", test.__name__)
-            except AssertionError as e:
-                import traceback
-                traceback.print_exc()
-                print("FAIL", test.__name__, e)
-                failed += 1
-    print(f"{len(tests) - failed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
-
-
-main()
+run_in_folders((as_it_was_in_memory, any_number_of_ranks, expert_ranks, boxes, other_strides, other_saves, lies))
