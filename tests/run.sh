@@ -22,11 +22,12 @@ jobs=$(nproc)
 
 if ((install)); then
   contrib/install-deps.sh tests
-  if [[ ! -x $venv/bin/python ]] || ! "$venv/bin/python" -c 'import torch, transformers, safetensors, peft' 2>/dev/null; then
+  if ! cmp -s tests/requirements.txt "$venv/requirements.txt"; then # made for these very versions, and to the end?
     python3 -m venv "$venv"
     # torch first: with none installed, other packages would ask for a build with CUDA
     "$venv/bin/pip" install --quiet "$(grep '^torch==' tests/requirements.txt)"
     "$venv/bin/pip" install --quiet -r tests/requirements.txt
+    cp tests/requirements.txt "$venv/requirements.txt"
   fi
   while read -r megatron; do # of each a folder of its own
     if [[ ! -d $venv/${megatron/==/-}/megatron ]]; then

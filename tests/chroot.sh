@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Run a command of this tree, as it was last committed, on a bare Debian: in a chroot that debootstrap makes and that holds nothing
+# else. As root, by hand.
+#
+#   tests/chroot.sh SUITE [COMMAND ...]      SUITE: bookworm, trixie ...; the default commands are those of README's "Try it"
+#
+# CKPTFS_CHROOTS (default /var/tmp/ckptfs-chroots) keeps each suite's bare system, which is copied for every run. The chroot sees
+# this machine's certificates, /etc/pip.conf and PIP_FIND_LINKS, if that is a folder of wheels.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+(($#)) || { sed -n '3,9p' "$0"; exit 2; }
+suite=$1
+shift
+(($#)) || set -- 'contrib/quickstart.sh && tests/run.sh'
+
+chroots=${CKPTFS_CHROOTS:-/var/tmp/ckptfs-chroots}
+bare=$chroots/$suite
+root=$chroots/$suite.run.$$
+if [[ ! -e $bare/etc/debian_version ]]; then
+  mkdir -p "$chroots"
+  debootstrap --variant=minbase "$suite" "$bare.new" >&2
+  rm -rf "$bare"
+  mv "$bare.new" "$bare"
+fi
+
+cleanup() {
+  local d
+  for d in "${PIP_FIND_LINKS:-}" /dev /sys /proc; do
+    [[ -z $d ]] || ! mountpoint -q "$root$d" || umount -l "$root$d"
+  done
+  rm -rf --one-file-system "$root"
+}
+trap cleanup EXIT
+cp -a "$bare" "$root"
+mount -t proc proc "$root/proc"
+mount --rbind --make-rslave /sys "$root/sys"
+mount --rbind --make-rslave /dev "$root/dev"
+for file in /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
+  [[ -e $file ]] && mkdir -p "$root$(dirname "$file")" && cp -L "$file" "$root$file"
+done
+if [[ -d ${PIP_FIND_LINKS:-} ]]; then
+  mkdir -p "$root$PIP_FIND_LINKS"
+  mount --bind -o ro "$PIP_FIND_LINKS" "$root$PIP_FIND_LINKS"
+fi
+git clone -q --no-hardlinks . "$root/root/ckptfs"
+for command; do
+  chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 PIP_FIND_LINKS="${PIP_FIND_LINKS:-}" \
+    bash -c "cd /root/ckptfs && $command"
+done
