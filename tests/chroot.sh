@@ -6,7 +6,7 @@
 #   tests/chroot.sh SUITE [COMMAND ...]      SUITE: bookworm, trixie ...; the default commands are those of README's "Try it"
 #
 # CKPTFS_CHROOTS (default /var/tmp/ckptfs-chroots) keeps each suite's bare system, which is copied for every run. The chroot sees
-# this machine's certificates, /etc/pip.conf and PIP_FIND_LINKS, if that is a folder of wheels.
+# what PIP_CERT and PIP_FIND_LINKS name, if they are set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 (($#)) || { sed -n '3,9p' "$0"; exit 2; }
@@ -36,15 +36,19 @@ cp -a "$bare" "$root"
 mount -t proc proc "$root/proc"
 mount --rbind --make-rslave /sys "$root/sys"
 mount --rbind --make-rslave /dev "$root/dev"
-for file in /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
-  [[ -e $file ]] && mkdir -p "$root$(dirname "$file")" && cp -L "$file" "$root$file"
-done
+cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
+settings=()
+if [[ -f ${PIP_CERT:-} ]]; then # under a name of its own: installing ca-certificates makes the system's file anew
+  cp -L "$PIP_CERT" "$root/root/certificates.crt"
+  settings+=(PIP_CERT=/root/certificates.crt)
+fi
 if [[ -d ${PIP_FIND_LINKS:-} ]]; then
   mkdir -p "$root$PIP_FIND_LINKS"
   mount --bind -o ro "$PIP_FIND_LINKS" "$root$PIP_FIND_LINKS"
+  settings+=("PIP_FIND_LINKS=$PIP_FIND_LINKS")
 fi
 git clone -q --no-hardlinks . "$root/root/ckptfs"
 for command; do
-  chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 PIP_FIND_LINKS="${PIP_FIND_LINKS:-}" \
+  chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 "${settings[@]}" \
     bash -c "cd /root/ckptfs && $command"
 done
