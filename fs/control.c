@@ -91,6 +91,19 @@ static json_t *settings(const struct ckptfs *fs)
                      "null", fs->config->null_reads);
 }
 
+/* The warnings of the views that were opened. */
+static json_t *warnings_of(struct ckpt_run *run)
+{
+    struct ckpt_err err = {0};
+    char *text = NULL;
+    json_t *list = NULL;
+
+    if (run && ckpt_run_warnings(run, &text, &err) == 0)
+        list = json_loads(text, 0, NULL);
+    free(text);
+    return list ? list : json_array();
+}
+
 static char *stats_text(struct ckptfs *fs)
 {
     struct ckpt_stats run_stats = {0};
@@ -103,7 +116,7 @@ static char *stats_text(struct ckptfs *fs)
     json_t *j = json_pack(
         "{s:s, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I, s:I, s:I, "
         "s:I},"
-        " s:o, s:i, s:s}",
+        " s:o, s:i, s:s, s:o}",
         "run", fs->config->run, "uptime_s", (json_int_t)(time(NULL) - fs->started), "steps",
         (json_int_t)(steps ? steps->n : 0), /**/
         "mount", "lookups", load(&c->lookups), "opens", load(&c->opens), "reads", load(&c->reads),
@@ -114,7 +127,7 @@ static char *stats_text(struct ckptfs *fs)
         (json_int_t)run_stats.source_bytes, "cache_bytes", (json_int_t)run_stats.slab_bytes,
         "open_files", (json_int_t)run_stats.open_files, "errors", (json_int_t)run_stats.errors, /**/
         "settings", settings(fs), "readahead_kib", (int)fs->negotiated.readahead_kib, "bdi",
-        fs->negotiated.dev);
+        fs->negotiated.dev, "warnings", warnings_of(run));
     ckptfs_steps_release(steps);
     char *text = j ? json_dumps(j, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(j);

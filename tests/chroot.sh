@@ -29,10 +29,12 @@ cleanup() {
   for d in "${PIP_FIND_LINKS:-}" /dev /sys /proc; do
     [[ -z $d ]] || ! mountpoint -q "$root$d" || umount -l "$root$d"
   done
+  ! mountpoint -q "$root" || umount -l "$root"
   rm -rf --one-file-system "$root"
 }
 trap cleanup EXIT
 cp -a "$bare" "$root"
+mount --bind --make-private "$root" "$root" # a mount point, as every root is: mount namespaces need that
 mount -t proc proc "$root/proc"
 mount --rbind --make-rslave /sys "$root/sys"
 mount --rbind --make-rslave /dev "$root/dev"

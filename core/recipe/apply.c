@@ -8,13 +8,14 @@
 #include "base/ckd.h"
 #include "base/str.h"
 #include "recipe/join.h"
+#include "recipe/leftover.h"
 #include "recipe/lower.h"
 #include "recipe/recipes.h"
 #include "recipe/resolve.h"
 #include "recipe/settings.h"
 #include "tensor/fqn.h"
 
-enum { MAX_TARGETS = 1 << 24, MAX_SHOWN = 3, SHOWN_LEFT = 20, MAX_LEFT = 1 << 20 };
+enum { MAX_TARGETS = 1 << 24, SHOWN_LEFT = 20, MAX_LEFT = 1 << 20 };
 
 struct apply {
     const struct ckpt_recipe *recipe;
@@ -34,7 +35,9 @@ struct apply {
     size_t nloop;
     uint32_t blocks, block; /* given so far; of the tensors being added, or 0 */
     size_t ntarget, nleft;  /* added, left out */
-    const char *explain;    /* the target to explain, or NULL */
+    const char *tied;       /* while tied tensors are left out: what they are copies of */
+    struct ckpt_copies copies;
+    const char *explain; /* the target to explain, or NULL */
     json_t *explanation;
     struct ckpt_err *err;
 };
@@ -142,17 +145,16 @@ static int explain(struct apply *ap)
     return ap->explanation ? 0 : ckpt_nomem(ap->err);
 }
 
-/* The instance as tensor ap->name of the new catalogue; `it` is what the model file says of it, or
- * NULL. */
-static int add_target(struct apply *ap, const struct ckpt_item *it, const struct ckpt_sizes *sizes)
+/* The instance as tensor ap->name of `cat`, which has the model's sources; `it` is what the model
+ * file says of it, or NULL. */
+static int add_to(struct apply *ap, struct ckpt_catalog *cat, const struct ckpt_item *it,
+                  const struct ckpt_sizes *sizes)
 {
     uint64_t dim[CKPT_MAX_RANK];
     uint32_t rank;
     size_t index;
 
     mark_used(ap);
-    if (ap->explain && strcmp(ap->explain, ckpt_str_get(&ap->name)) == 0 && explain(ap) < 0)
-        return -1;
     ap->drafts.len = 0;
     if (ckpt_instance_solve(&ap->in, &ap->set, ap->err) < 0 || check_dtypes(ap) < 0 ||
         ckpt_instance_shape(&ap->in, dim, &rank, ap->err) < 0 ||
@@ -161,13 +163,40 @@ static int add_target(struct apply *ap, const struct ckpt_item *it, const struct
         return ckpt_err_in(ap->err, "%s", ap->in.rule->where);
     if (ap->ntarget++ == MAX_TARGETS)
         return ckpt_fail(ap->err, CKPT_LIMIT, "more than %d tensors", MAX_TARGETS);
-    if (ckpt_catalog_add(ap->cat, ckpt_str_get(&ap->name), ap->in.use.ptr[0].tensor->dtype, dim,
-                         rank, &index, ap->err) < 0)
+    if (ckpt_catalog_add(cat, ckpt_str_get(&ap->name), ap->in.use.ptr[0].tensor->dtype, dim, rank,
+                         &index, ap->err) < 0)
         return -1;
-    ap->cat->tensors.ptr[index].block = ap->block;
-    if (ckpt_catalog_set_pieces(ap->cat, index, ap->drafts.ptr, ap->drafts.len, ap->err) < 0)
+    cat->tensors.ptr[index].block = ap->block;
+    if (ckpt_catalog_set_pieces(cat, index, ap->drafts.ptr, ap->drafts.len, ap->err) < 0)
         return -1;
-    return ap->in.rule->value ? ckpt_value_apply(ap->cat, index, ap->in.rule->value, ap->err) : 0;
+    return ap->in.rule->value ? ckpt_value_apply(cat, index, ap->in.rule->value, ap->err) : 0;
+}
+
+static int add_target(struct apply *ap, const struct ckpt_item *it, const struct ckpt_sizes *sizes)
+{
+    if (ap->explain && strcmp(ap->explain, ckpt_str_get(&ap->name)) == 0 && explain(ap) < 0)
+        return -1;
+    return add_to(ap, ap->cat, it, sizes);
+}
+
+static int add_sources(struct apply *ap, struct ckpt_catalog *cat)
+{
+    for (size_t s = 0; s < ap->src->sources.len; s++)
+        if (ckpt_catalog_add_source(cat, ap->src->sources.ptr[s], ap->err) == UINT32_MAX)
+            return -1;
+    return 0;
+}
+
+/* A tensor that the config ties to another: it is not part of the model, but must be a copy. */
+static int add_copy(struct apply *ap, const struct ckpt_item *it, const struct ckpt_sizes *sizes)
+{
+    struct ckpt_copies *c = &ap->copies;
+
+    if (!c->cat && (ckpt_catalog_new(&c->cat, ap->err) < 0 || add_sources(ap, c->cat) < 0))
+        return -1;
+    if (add_to(ap, c->cat, it, sizes) < 0)
+        return -1;
+    return ckpt_vec_push(&c->original, ap->tied) < 0 ? ckpt_nomem(ap->err) : 0;
 }
 
 static int missing_error(struct apply *ap, const struct ckpt_resolution *r)
@@ -349,11 +378,8 @@ static int walk_tensor(struct apply *ap, const struct ckpt_item *it, enum pass p
 
     if (name_target(ap, it, &sizes) < 0 || resolve(ap, pass == PASS_LEAVE_OUT, &r) < 0)
         return -1;
-    if (pass == PASS_LEAVE_OUT) {
-        if (r.presence == CKPT_PRESENT)
-            mark_used(ap);
-        return 0;
-    }
+    if (pass == PASS_LEAVE_OUT)
+        return r.presence == CKPT_PRESENT ? add_copy(ap, it, &sizes) : 0;
     if (r.presence == CKPT_PRESENT)
         return add_target(ap, it, &sizes);
     if (it->optional && r.presence == CKPT_ABSENT)
@@ -383,6 +409,15 @@ static int walk_either(struct apply *ap, const struct ckpt_item *it, enum pass p
     return walk(ap, &it->list[fit != SIZE_MAX ? fit : best], pass);
 }
 
+/* What the model does not have is not looked for, unless it is tied to what the model has. */
+static int leave_out(struct apply *ap, const struct ckpt_item *it)
+{
+    ap->tied = it->tied;
+    int rc = it->tied ? walk(ap, it->list, PASS_LEAVE_OUT) : 0;
+    ap->tied = NULL;
+    return rc;
+}
+
 static int walk_when(struct apply *ap, const struct ckpt_item *it, enum pass pass)
 {
     struct tally t = {0};
@@ -391,7 +426,7 @@ static int walk_when(struct apply *ap, const struct ckpt_item *it, enum pass pas
     case CKPT_TRUE:
         return walk(ap, it->list, pass);
     case CKPT_FALSE:
-        return walk(ap, it->list, PASS_LEAVE_OUT);
+        return leave_out(ap, it);
     case CKPT_UNKNOWN:
         if (probe(ap, it->list, &t) < 0)
             return -1;
@@ -585,33 +620,13 @@ static int start_catalog(struct apply *ap)
     size_t i;
     json_t *line;
 
-    if (ckpt_catalog_new(&ap->cat, ap->err) < 0)
+    if (ckpt_catalog_new(&ap->cat, ap->err) < 0 || add_sources(ap, ap->cat) < 0)
         return -1;
-    for (size_t s = 0; s < ap->src->sources.len; s++)
-        if (ckpt_catalog_add_source(ap->cat, ap->src->sources.ptr[s], ap->err) == UINT32_MAX)
-            return -1;
     json_decref(ap->cat->about);
     ap->cat->about = json_deep_copy(ap->src->about);
     json_array_foreach(ap->src->warnings, i, line) if (json_array_append(ap->cat->warnings, line) <
                                                        0) return ckpt_nomem(ap->err);
     return ap->cat->about ? 0 : ckpt_nomem(ap->err);
-}
-
-/* Tensors that nobody asked for may be a part of the model that the recipe does not know: say so.
- */
-static void warn_unused(struct apply *ap)
-{
-    struct ckpt_str names = {0};
-    size_t n = 0;
-
-    for (size_t i = 0; i < ap->src->tensors.len; i++)
-        if (!ap->used[i] && n++ < MAX_SHOWN)
-            ckpt_str_printf(&names, "%s'%.200s'", names.len ? ", " : "",
-                            ap->src->tensors.ptr[i].name);
-    if (n > 0)
-        ckpt_catalog_warn(ap->cat, "%zu tensors of the checkpoint are not part of the model: %s%s",
-                          n, ckpt_str_get(&names), n > MAX_SHOWN ? " ..." : "");
-    ckpt_str_release(&names);
 }
 
 static void apply_release(struct apply *ap)
@@ -620,6 +635,7 @@ static void apply_release(struct apply *ap)
     ckpt_resolver_release(&ap->rs);
     ckpt_catalog_free(ap->cat);
     ckpt_catalog_free(ap->joined);
+    ckpt_copies_release(&ap->copies);
     free(ap->used);
     ckpt_instance_release(&ap->in);
     ckpt_vec_release(&ap->drafts);
@@ -661,8 +677,10 @@ static int run(struct apply *ap, const struct ckpt_recipes *set)
         return -1;
     if (ap->nleft > SHOWN_LEFT)
         ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - SHOWN_LEFT);
-    warn_unused(ap);
-    return 0;
+    return ckpt_copies_check(&ap->copies, ap->opt->allow_leftover, ap->cat, ap->err) < 0
+               ? -1
+               : ckpt_leftover_check(ap->recipe, ap->src, ap->used, ap->opt->allow_leftover,
+                                     ap->cat, ap->err);
 }
 
 static int make_model(struct apply *ap, struct ckpt_model **ret)

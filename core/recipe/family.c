@@ -250,19 +250,24 @@ static int read_group_lists(struct reader *r, const char *where, const char *at,
     return 0;
 }
 
-/* {"each", "when", "at", "block", "tensors" | "either"}: each around when around the list. */
+/* {"each", "when", "at", "block", "tied", "tensors" | "either"}: each around when around the list.
+ */
 static int read_group(struct reader *r, const char *where, const char *at, const json_t *j,
                       int depth, item_vec *out)
 {
-    static const char *const known[] = {"each", "when", "at", "block", "tensors", "either", NULL};
-    const char *each, *when, *more;
+    static const char *const known[] = {"each", "when",    "at",     "block",
+                                        "tied", "tensors", "either", NULL};
+    const char *each, *when, *more, *tied;
     struct ckpt_item it;
 
     if (ckpt_field_object(j, where, known, r->err) < 0 ||
         ckpt_field_string(r->arena, j, "each", where, &each, r->err) < 0 ||
         ckpt_field_string(r->arena, j, "when", where, &when, r->err) < 0 ||
-        ckpt_field_string(r->arena, j, "at", where, &more, r->err) < 0)
+        ckpt_field_string(r->arena, j, "at", where, &more, r->err) < 0 ||
+        ckpt_field_string(r->arena, j, "tied", where, &tied, r->err) < 0)
         return -1;
+    if (tied && !when)
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'tied' stands beside 'when'", where);
     if (more && !(at = ckpt_field_text(r->arena, r->err, "%s%s", at, more)))
         return -1;
     if (each) {
@@ -285,6 +290,7 @@ static int read_group(struct reader *r, const char *where, const char *at, const
             return -1;
         it.kind = CKPT_ITEM_WHEN;
         it.when = e;
+        it.tied = tied;
     }
     if (each) {
         if ((it.kind != CKPT_ITEM_EACH) && wrap(r, &it) < 0)

@@ -43,7 +43,9 @@ struct ckpt_item {
     /* EACH: loops nest, the outermost is number 0; a name's axes are loops by name */
     const char *loop;
     bool block;
-    const struct ckpt_expr *when;  /* WHEN */
+    const struct ckpt_expr *when; /* WHEN */
+    const char *tied; /* WHEN: the model's tensor of which the list's are copies where it is false;
+                         or NULL */
     const struct ckpt_items *list; /* EACH and WHEN have one, EITHER several */
     size_t nlist;
 };

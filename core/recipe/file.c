@@ -254,6 +254,35 @@ static int read_prefixes(struct reader *r, const char *where, const json_t *list
     return 0;
 }
 
+/* Read backwards, they would speak of other names. */
+static int read_ignores(struct reader *r, const char *where, const json_t *list)
+{
+    static const char *const known[] = {"names", "why", NULL};
+    struct ckpt_ignored g;
+    const char *names;
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(r->backwards ? NULL : list, i, j)
+    {
+        if (ckpt_field_object(j, where, known, r->err) < 0 ||
+            ckpt_field_string(r->arena, j, "names", where, &names, r->err) < 0 ||
+            ckpt_field_string(r->arena, j, "why", where, &g.why, r->err) < 0)
+            return -1;
+        if (!names || !g.why)
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'names' and 'why' belong together", where);
+        if (ckpt_regex_new(names, "", &g.names, r->err) < 0)
+            return ckpt_err_in(r->err, "%s[%zu]", where, i);
+        if (ckpt_vec_push(&r->out->ignores, g) < 0) {
+            ckpt_regex_free(g.names);
+            return ckpt_nomem(r->err);
+        }
+    }
+    return 0;
+}
+
 /* A key that was given by an included file is replaced where it stands: keys are evaluated in
  * order. */
 static int set_key(struct reader *r, const char *where, const char *key, const json_t *v)
@@ -304,10 +333,12 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
                *config = ckpt_field_text(r->arena, r->err, "%s: config", name),
                *refuse = ckpt_field_text(r->arena, r->err, "%s: refuse", name),
                *warn = ckpt_field_text(r->arena, r->err, "%s: warn", name),
-               *prefixes = ckpt_field_text(r->arena, r->err, "%s: prefixes", name);
+               *prefixes = ckpt_field_text(r->arena, r->err, "%s: prefixes", name),
+               *ignores = ckpt_field_text(r->arena, r->err, "%s: ignores", name);
 
-    if (!has || !lacks || !config || !refuse || !warn || !prefixes ||
-        read_prefixes(r, prefixes, json_object_get(j, "prefixes")) < 0)
+    if (!has || !lacks || !config || !refuse || !warn || !prefixes || !ignores ||
+        read_prefixes(r, prefixes, json_object_get(j, "prefixes")) < 0 ||
+        read_ignores(r, ignores, json_object_get(j, "ignores")) < 0)
         return -1;
     if (json_object_get(j, "may_lack") &&
         ckpt_field_strings(r->arena, json_object_get(j, "may_lack"), name, &r->out->may_lack,
@@ -349,9 +380,10 @@ static int read_head(struct reader *r, const char *name, const json_t *j)
 static int read_file(struct reader *r, const char *name, const char *text, size_t len,
                      unsigned parts, const struct ckpt_rule_context *cx)
 {
-    static const char *const known[] = {
-        "note",  "format", "model", "when",     "has",      "lacks",    "include", "config",
-        "rules", "refuse", "warn",  "fallback", "may_lack", "prefixes", "back",    NULL};
+    static const char *const known[] = {"note",  "format",   "model",    "when",     "has",
+                                        "lacks", "include",  "config",   "rules",    "refuse",
+                                        "warn",  "fallback", "may_lack", "prefixes", "ignores",
+                                        "back",  NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     size_t n;
@@ -408,6 +440,9 @@ void ckpt_recipe_release(struct ckpt_recipe *r)
     ckpt_vec_release(&r->warn);
     ckpt_vec_release(&r->rules);
     ckpt_vec_release(&r->prefixes);
+    for (size_t i = 0; i < r->ignores.len; i++)
+        ckpt_regex_free(r->ignores.ptr[i].names);
+    ckpt_vec_release(&r->ignores);
     json_decref(r->keep);
     json_decref(r->inline_model);
     r->keep = r->inline_model = NULL;

@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/regex.h"
 #include "base/vec.h"
 #include "recipe/expr.h"
 #include "recipe/family.h"
@@ -36,6 +37,13 @@ struct ckpt_prefix {
     const char *from, *to;
 };
 
+/* "ignores": tensors of the checkpoint that the Hugging Face model has no place for, by a regular
+ * expression that is searched in their names, and the reason, which the user is told. */
+struct ckpt_ignored {
+    struct ckpt_regex *names;
+    const char *why;
+};
+
 struct ckpt_config_key {
     const char *key;
     const struct ckpt_origin *origin;
@@ -59,6 +67,7 @@ struct ckpt_recipe {
     CKPT_VEC(struct ckpt_remark) refuse;
     CKPT_VEC(struct ckpt_remark) warn;
     ckpt_rules rules;
+    CKPT_VEC(struct ckpt_ignored) ignores;
     CKPT_VEC(struct ckpt_prefix) prefixes; /* the first that fits counts */
     json_t *keep;                          /* literals of the config */
 };

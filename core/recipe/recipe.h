@@ -31,6 +31,7 @@ struct ckpt_recipe_options {
                                   ({"_rope": "interleaved"}); an object or NULL */
     const char *format;        /* choose among the recipes of this format; NULL: the checkpoint's */
     bool allow_partial; /* leave out tensors whose sources are not all there, with a warning each */
+    bool allow_leftover; /* leave out tensors that the model does not have, with a warning */
 };
 
 /* A Hugging Face model: what a recipe makes of a checkpoint. */
@@ -51,7 +52,8 @@ int ckpt_recipe_fits(const struct ckpt_recipes *r, const struct ckpt_catalog *sr
 
 /* Choose the recipe for src (by src->about.format, config, names) and apply it. MISSING: no recipe
  * fits, or a tensor or number that the model must have is not there; CONFLICT: several fit (they
- * are listed); UNSUPPORTED: the recipe refuses it and says why. src may be freed afterwards. */
+ * are listed), or src holds tensors that the model does not have (see recipe/leftover.h);
+ * UNSUPPORTED: the recipe refuses it and says why. src may be freed afterwards. */
 int ckpt_recipe_apply(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
                       const struct ckpt_recipe_options *opt, struct ckpt_model **ret,
                       struct ckpt_err *err);

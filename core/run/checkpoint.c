@@ -37,8 +37,8 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
         return ckpt_nomem(err);
     atomic_init(&s->refs, 1);
     (void)pthread_mutex_init(&s->eval, NULL);
-    if (ckpt_options_copy(opt, &s->opt, err) < 0 || ckpt_fdpool_new(0, &s->pool, err) < 0 ||
-        ckpt_slabs_new(SLAB_BUDGET, &s->slabs, err) < 0 ||
+    if (ckpt_remarks_init(&s->remarks, err) < 0 || ckpt_options_copy(opt, &s->opt, err) < 0 ||
+        ckpt_fdpool_new(0, &s->pool, err) < 0 || ckpt_slabs_new(SLAB_BUDGET, &s->slabs, err) < 0 ||
         ckpt_recipes_load(s->opt->recipe, &s->recipes, err) < 0 ||
         (s->opt->key_mapping && ckpt_renames_load(s->opt->key_mapping, &s->renames, err) < 0) ||
         (s->opt->base &&
@@ -61,6 +61,7 @@ void ckpt_shared_unref(struct ckpt_shared *s)
     ckpt_slabs_free(s->slabs);
     ckpt_fdpool_unref(s->pool);
     ckpt_options_free(s->opt);
+    ckpt_remarks_release(&s->remarks);
     (void)pthread_mutex_destroy(&s->eval);
     free(s);
 }
@@ -198,6 +199,7 @@ static struct ckpt_recipe_options recipe_options(const struct ckpt_view *v,
                                     : NULL,
         .overrides = s->opt->overrides,
         .allow_partial = s->opt->allow_partial,
+        .allow_leftover = s->opt->allow_leftover,
     };
 }
 
@@ -275,7 +277,8 @@ static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct
 
     if (s->opt->recipe)
         return 0;
-    if (ckpt_names_apply(*src, s->base, lent_config(v, *src), &found, err) < 0)
+    if (ckpt_names_apply(*src, s->base, lent_config(v, *src), s->opt->allow_leftover, &found, err) <
+        0)
         return -1;
     if (!found)
         return 0;
@@ -717,7 +720,8 @@ int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **re
     if (!v->recipe)
         return 0;
     if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 ||
-        (v->own_names && ckpt_names_apply(src, s->base, lent_config(v, src), &found, err) < 0))
+        (v->own_names && ckpt_names_apply(src, s->base, lent_config(v, src), s->opt->allow_leftover,
+                                          &found, err) < 0))
         return -1;
     const struct ckpt_recipe_options opt = recipe_options(v, src);
     return ckpt_recipe_explain(s->recipes, src, &opt, tensor, ret, err);
@@ -740,6 +744,7 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const
         return -1;
     }
     give_back_memory();
+    ckpt_remarks_add(&shared->remarks, &shared->opt->log, step, v->warnings);
     *ret = v;
     return 0;
 }

@@ -14,6 +14,7 @@
 #include "recipe/recipe.h"
 #include "run/base.h"
 #include "run/options.h"
+#include "run/remarks.h"
 #include "run/rename.h"
 #include "tensor/catalog.h"
 #include "tensor/read.h"
@@ -32,6 +33,7 @@ struct ckpt_shared {
     struct ckpt_renames *renames; /* of the option key_mapping; or NULL */
     struct ckpt_read_stats stats;
     atomic_ullong errors; /* failed reads */
+    struct ckpt_remarks remarks;
     pthread_mutex_t eval; /* evaluating expressions counts references to shared JSON */
 };
 

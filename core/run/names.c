@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "tensor/same.h"
 
 enum { MOST_NAMED = 3 };
 
@@ -99,6 +100,7 @@ struct naming {
     struct ckpt_catalog *cat;
     const struct ckpt_base *base;
     const json_t *config;
+    bool allow_leftover;
     size_t ntensor;
     char **name; /* without wrappers; NULL: not the model's */
     char *prefix;
@@ -233,6 +235,28 @@ static size_t find(const struct naming *n, const char *name)
     return SIZE_MAX;
 }
 
+/* A tensor that is left out because it is tied must hold what it is tied to. */
+static int check_copy(const struct naming *n, size_t copy, size_t of, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *t = n->cat->tensors.ptr;
+    bool same;
+
+    if (ckpt_tensor_same(n->cat, &t[copy], n->cat, &t[of], &same, err) < 0)
+        return -1;
+    if (same)
+        return 0;
+    if (!n->allow_leftover)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "the config ties '%s' to '%s', but the checkpoint stores other values for "
+                         "it: tie_word_embeddings=false keeps both, allow_leftover leaves it out",
+                         n->name[copy], n->name[of]);
+    ckpt_catalog_warn(n->cat,
+                      "'%s' is left out: the config ties it to '%s', though the checkpoint stores "
+                      "other values for it",
+                      n->name[copy], n->name[of]);
+    return 0;
+}
+
 /* transformers writes what is tied only once, the output embedding as the input embedding; a state
  * dict without repeats may have it as the output's. */
 static int drop_tied(struct naming *n, struct ckpt_err *err)
@@ -241,9 +265,12 @@ static int drop_tied(struct naming *n, struct ckpt_err *err)
         return 0;
     for (size_t i = 0; i < sizeof ties / sizeof ties[0]; i++) {
         const size_t copy = find(n, ties[i].copy);
-        const bool kept = find(n, ties[i].of ? ties[i].of : n->anchor) != SIZE_MAX;
-        if (copy == SIZE_MAX || (!kept && ties[i].of))
+        const size_t of = find(n, ties[i].of ? ties[i].of : n->anchor);
+        const bool kept = of != SIZE_MAX;
+        if (copy == SIZE_MAX || copy == of || (!kept && ties[i].of))
             continue;
+        if (kept && check_copy(n, copy, of, err) < 0)
+            return -1;
         free(n->name[copy]);
         n->name[copy] = kept ? NULL : strdup(n->anchor);
         if (!kept && !n->name[copy])
@@ -280,12 +307,13 @@ static int check_config(const struct naming *n, struct ckpt_err *err)
 }
 
 int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
-                     bool *ret_found, struct ckpt_err *err)
+                     bool allow_leftover, bool *ret_found, struct ckpt_err *err)
 {
     ckpt_cleanup(naming_release) struct naming n = {
         .cat = cat,
         .base = base,
         .config = config,
+        .allow_leftover = allow_leftover,
         .ntensor = cat->tensors.len,
     };
 

@@ -16,10 +16,11 @@
 
 /* Leave in cat the tensors of the model, below no prefix and in the order that they have.
  * *ret_found is false, and only optimizers and the like are gone, if there is no evidence of
- * transformers' names. Tied weights are left once, under the name of the input embedding. base and
- * config (the model's) may be NULL. */
+ * transformers' names. Tied weights are left once, under the name of the input embedding; if
+ * the checkpoint stores them twice, with other values, it is CONFLICT, or a warning if
+ * allow_leftover. base and config (the model's) may be NULL. */
 int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
-                     bool *ret_found, struct ckpt_err *err);
+                     bool allow_leftover, bool *ret_found, struct ckpt_err *err);
 
 /* Are the names those of the hub? transformers 5 stacks a layer's experts in memory, and only a
  * recipe for config's model type can take them apart. UNSUPPORTED. */

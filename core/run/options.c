@@ -231,6 +231,12 @@ static int set_allow_partial(struct ckpt_options *opt, const char *key, const ch
     return set_flag(&opt->allow_partial, key, value, err);
 }
 
+static int set_allow_leftover(struct ckpt_options *opt, const char *key, const char *value,
+                              struct ckpt_err *err)
+{
+    return set_flag(&opt->allow_leftover, key, value, err);
+}
+
 static int set_follow_symlinks(struct ckpt_options *opt, const char *key, const char *value,
                                struct ckpt_err *err)
 {
@@ -270,6 +276,7 @@ static const struct option {
     {"rope", set_rope},
     {"model_type", set_model_type},
     {"allow_partial", set_allow_partial},
+    {"allow_leftover", set_allow_leftover},
     {"follow_symlinks", set_follow_symlinks},
     {"wait", set_wait},
     {"key_mapping", set_key_mapping},

@@ -26,6 +26,7 @@ struct ckpt_options {
     bool merge_lora; /* an adapter and its base become one model */
     bool dequantize; /* block-scaled weights become ordinary ones */
     bool allow_partial;
+    bool allow_leftover; /* leave out tensors that the model does not have */
     bool follow_symlinks;
     bool wait;         /* a folder without a step is no error */
     json_t *overrides; /* object: numbers of the model, and the recipes' own "_rope" */

@@ -573,6 +573,11 @@ int ckpt_run_newest_view(struct ckpt_run *run, struct ckpt_view **ret, struct ck
     return result < 0 ? ckpt_fail(err, first.code, "%s", first.text) : 0;
 }
 
+int ckpt_run_warnings(struct ckpt_run *run, char **ret_json, struct ckpt_err *err)
+{
+    return ckpt_remarks_text(&run->shared->remarks, ret_json, err);
+}
+
 void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret)
 {
     struct ckpt_shared *s = run->shared;

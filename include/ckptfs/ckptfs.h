@@ -30,7 +30,8 @@ struct ckpt_options;
 CKPT_PUBLIC int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err);
 CKPT_PUBLIC void ckpt_options_free(struct ckpt_options *opt);
 
-/* Set one: base, dtype, view, max_shard_size, recipe, rope, allow_partial, follow_symlinks, or a
+/* Set one: base, dtype, view, max_shard_size, recipe, rope, allow_partial,
+ * allow_leftover, follow_symlinks, or a
  * number of the model in the HF config's spelling (num_attention_heads). value is NULL for a bare
  * word. USAGE for a value that is not understood. */
 CKPT_PUBLIC int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
@@ -150,6 +151,11 @@ struct ckpt_stats {
     uint64_t requests, bytes, source_reads, source_bytes, slab_bytes, open_files, errors;
 };
 CKPT_PUBLIC void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret);
+
+/* The warnings of all views that the run has opened so far, as JSON text that the caller frees:
+ * [{"step": name ("" of a single checkpoint), "text": warning}, ...], 1000 at most. Each was given
+ * to the log (ckpt_options_set_log) once, when its view was opened first. */
+CKPT_PUBLIC int ckpt_run_warnings(struct ckpt_run *run, char **ret_json, struct ckpt_err *err);
 
 /* A short text that identifies format and step: "nanotron 1.4, step 20". Lives as long as the view.
  */

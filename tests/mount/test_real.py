@@ -104,6 +104,22 @@ class Real(Case):
             with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m:
                 self.assertEqual(m[:], want)
 
+    def test_warnings_are_in_the_log_once_and_in_the_statistics(self):
+        run = self.run_dir
+        shutil.copytree(GOLDEN, run, dirs_exist_ok=True)
+        with open(os.path.join(run, "10", "model_config.json")) as f:
+            config = json.load(f)
+        config["num_hidden_layers"] = 2  # of 4
+        with open(os.path.join(run, "10", "model_config.json"), "w") as f:
+            json.dump(config, f)
+        with self.mount(run, "-o", "allow_leftover") as m:
+            for _ in range(3):
+                digests(os.path.join(self.mnt, "10"))
+            with open(os.path.join(self.mnt, ".ckptfs", "stats.json")) as f:
+                said = [w for w in json.load(f)["warnings"] if "not part of the model" in w["text"]]
+            self.assertEqual([w["step"] for w in said], ["10"])
+            self.assertEqual(m.text().count("not part of the model"), 1, m.text())
+
     def test_parallel_readers_see_the_bytes(self):
         step = self.model("10")
         with open(os.path.join(step, "model.safetensors"), "rb") as f:

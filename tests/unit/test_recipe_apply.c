@@ -41,15 +41,18 @@ static int parse(const char *text, struct ckpt_recipes **ret, struct ckpt_err *e
     return rc;
 }
 
+enum { SOURCE_BYTES = 1 << 16 };
+
 static struct ckpt_catalog *checkpoint(const char *format, const char *config)
 {
-    static const char zeros[1 << 16];
+    static char bytes[SOURCE_BYTES]; /* zeros, but for the last four */
     struct ckpt_err err = {0};
     struct ckpt_catalog *cat;
     struct ckpt_source *s;
 
+    memset(bytes + SOURCE_BYTES - 4, 1, 4);
     if (ckpt_catalog_new(&cat, &err) < 0 ||
-        ckpt_source_mem_new("zeros", zeros, sizeof zeros, &s, &err) < 0)
+        ckpt_source_mem_new("bytes", bytes, sizeof bytes, &s, &err) < 0)
         fail_msg("%s", err.text);
     (void)ckpt_catalog_add_source(cat, s, &err);
     ckpt_source_unref(s);
@@ -266,9 +269,13 @@ TEST(recipe, conditions_of_three_values)
     expect(r, src, NULL, "missing: the model needs 'b'");
     add1(src, "old.b", 2);
     expect(r, src, NULL, "a head b");
-    char *got = outcome(r, src, &tied); /* left out, and that is no surprise */
-    CHECK_STR(got, "a");
+    char *got = outcome(r, src, &tied);
+    CHECK(ckpt_has_prefix(got, "conflict: 2 tensors of the checkpoint are not part of the model "
+                               "that its config describes (t): 'head', 'old.b';"));
     free(got);
+    tied.allow_leftover = true;
+    expect(r, src, &tied,
+           "a [2 tensors of the checkpoint are not part of the model: 'head', 'old.b'");
     add1(src, "b", 2);
     expect(r, src, &untied, "conflict: 'b' has two sources: 'old.b' and 'b'");
     json_decref(yes);
@@ -305,10 +312,74 @@ TEST(recipe, missing_tensors_can_be_left_out)
     UNUSED_STATE;
     add1(src, "a", 2);
     add1(src, "stranger", 2);
+    expect(r, src, &opt, "conflict: 1 tensors of the checkpoint are not part of the model");
+    opt.allow_leftover = true;
     expect(r, src, &opt,
            "a ['b' is left out: the checkpoint has no tensor 'old.b'] [1 tensors of the checkpoint "
            "are not part of the model: 'stranger']");
     ckpt_catalog_free(src);
+}
+
+TEST(recipe, what_it_ignores_is_left_out_with_the_reason)
+{
+    struct ckpt_catalog *src = checkpoint("t", "{}");
+    const char *r = LAYERS "[`a  two`]}, `ignores`: [{`names`: `^odd[.]`, `why`: `a buffer`}], "
+                           "`rules`: [{`from`: `a`, `to`: `a`}]}";
+
+    UNUSED_STATE;
+    add1(src, "a", 2);
+    add1(src, "odd.1", 2);
+    expect(r, src, NULL, "a [1 tensors are left out: a buffer: 'odd.1']");
+    add1(src, "very.odd.1", 2);
+    expect(r, src, NULL,
+           "conflict: 1 tensors of the checkpoint are not part of the model that its "
+           "config describes (t): 'very.odd.1'");
+    ckpt_catalog_free(src);
+}
+
+/* A tensor of two elements, of which the bytes are at `at` of the only source. */
+static void add_at(struct ckpt_catalog *cat, const char *name, uint64_t at)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_piece_draft p = {.src = at, .naxis = 1, .axis = {{2, 1, 2}}};
+    size_t i;
+
+    if (ckpt_catalog_add(cat, name, CKPT_BF16, (uint64_t[]){2}, 1, &i, &err) < 0 ||
+        ckpt_catalog_set_pieces(cat, i, &p, 1, &err) < 0)
+        fail_msg("%s: %s", name, err.text);
+}
+
+TEST(recipe, what_the_config_ties_must_be_a_copy)
+{
+    json_t *yes = json("{`tie`: true}");
+    struct ckpt_recipe_options tied = {.overrides = yes};
+    const char *r =
+        LAYERS "[{`when`: `not tie`, `tied`: `a`, `tensors`: [`head  two`]}, `a  two`]" RENAME;
+    const uint64_t zeros = 0, zeros_too = 8, others = SOURCE_BYTES - 4;
+
+    UNUSED_STATE;
+    struct ckpt_catalog *src = checkpoint("t", "{}");
+    add_at(src, "a", zeros);
+    add_at(src, "head", zeros);
+    expect(r, src, &tied, "a");
+    ckpt_catalog_free(src);
+
+    src = checkpoint("t", "{}");
+    add_at(src, "a", zeros);
+    add_at(src, "head", zeros_too); /* stored twice */
+    expect(r, src, &tied, "a");
+    ckpt_catalog_free(src);
+
+    src = checkpoint("t", "{}");
+    add_at(src, "a", zeros);
+    add_at(src, "head", others);
+    expect(
+        r, src, &tied,
+        "conflict: the config ties 'head' to 'a', but the checkpoint stores other values for it");
+    tied.allow_leftover = true;
+    expect(r, src, &tied, "a ['head' is left out: the config ties it to 'a'");
+    ckpt_catalog_free(src);
+    json_decref(yes);
 }
 
 TEST(recipe, two_rules_that_deliver_are_a_conflict)
@@ -693,7 +764,10 @@ TEST(recipe, a_value_is_computed_of_what_the_rule_gathers)
 TESTS(T(recipe, files_with_faults_are_refused), T(recipe, an_include_of_itself_ends),
       T(recipe, sizes_that_do_not_fit_name_tensor_dimension_and_option),
       T(recipe, conditions_of_three_values), T(recipe, one_of_several_lists_fits),
-      T(recipe, missing_tensors_can_be_left_out), T(recipe, two_rules_that_deliver_are_a_conflict),
+      T(recipe, missing_tensors_can_be_left_out),
+      T(recipe, what_it_ignores_is_left_out_with_the_reason),
+      T(recipe, what_the_config_ties_must_be_a_copy),
+      T(recipe, two_rules_that_deliver_are_a_conflict),
       T(recipe, stacked_sources_must_be_complete_and_of_one_type),
       T(recipe, a_plain_copy_has_one_axis_per_dimension), T(recipe, explain_names_the_sources),
       T(recipe, a_value_is_computed_of_what_the_rule_gathers),

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is left over when a recipe has been applied. */
+#include "recipe/leftover.h"
+
+#include <stdlib.h>
+
+#include "base/regex.h"
+#include "base/str.h"
+#include "tensor/same.h"
+
+enum { MAX_SHOWN = 3 };
+
+/* ---- tensors that nobody asked for ---- */
+
+/* Some of them: how many there are, and the first names. */
+struct list {
+    size_t n;
+    struct ckpt_str names;
+};
+
+static void add(struct list *l, const char *name)
+{
+    if (l->n++ < MAX_SHOWN)
+        ckpt_str_printf(&l->names, "%s'%.200s'", l->names.len ? ", " : "", name);
+    else if (l->n == MAX_SHOWN + 1)
+        ckpt_str_puts(&l->names, " ...");
+}
+
+static void list_release(struct list *l) { ckpt_str_release(&l->names); }
+
+/* Those that pattern g matches (NULL: that no pattern matches) among the tensors that are in
+ * left[], out of which they are taken. */
+static int take(const struct ckpt_catalog *src, bool *left, const struct ckpt_ignored *g,
+                struct list *ret, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < src->tensors.len; i++) {
+        ckpt_cleanup(ckpt_freep) char *replaced = NULL;
+        const char *name = src->tensors.ptr[i].name;
+        if (!left[i])
+            continue;
+        if (g && ckpt_regex_sub(g->names, name, &replaced, err) < 0)
+            return -1;
+        if (g && !replaced)
+            continue;
+        left[i] = false;
+        add(ret, name);
+    }
+    return 0;
+}
+
+static int take_ignored(const struct ckpt_recipe *recipe, const struct ckpt_catalog *src,
+                        bool *left, struct ckpt_catalog *model, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < recipe->ignores.len; i++) {
+        const struct ckpt_ignored *g = &recipe->ignores.ptr[i];
+        ckpt_cleanup(list_release) struct list found = {0};
+        if (take(src, left, g, &found, err) < 0)
+            return ckpt_err_in(err, "%s: ignores[%zu]", recipe->name, i);
+        if (found.n)
+            ckpt_catalog_warn(model, "%zu tensors are left out: %s: %s", found.n, g->why,
+                              ckpt_str_get(&found.names));
+    }
+    return 0;
+}
+
+int ckpt_leftover_check(const struct ckpt_recipe *recipe, const struct ckpt_catalog *src,
+                        const bool *used, bool allow, struct ckpt_catalog *model,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(list_release) struct list rest = {0};
+    ckpt_cleanup(ckpt_freep) bool *left = calloc(src->tensors.len + 1, sizeof *left);
+
+    if (!left)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < src->tensors.len; i++)
+        left[i] = !used[i];
+    if (take_ignored(recipe, src, left, model, err) < 0 || take(src, left, NULL, &rest, err) < 0)
+        return -1;
+    if (rest.n == 0)
+        return 0;
+    if (!allow)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "%zu tensors of the checkpoint are not part of the model that its config "
+                         "describes (%s): %s; is a number of the config wrong, or base= another "
+                         "model's? allow_leftover leaves them out",
+                         rest.n, recipe->name, ckpt_str_get(&rest.names));
+    ckpt_catalog_warn(model, "%zu tensors of the checkpoint are not part of the model: %s", rest.n,
+                      ckpt_str_get(&rest.names));
+    return 0;
+}
+
+/* ---- copies of tied tensors ---- */
+
+void ckpt_copies_release(struct ckpt_copies *c)
+{
+    ckpt_catalog_free(c->cat);
+    ckpt_vec_release(&c->original);
+}
+
+static int check_copy(const struct ckpt_copies *c, size_t i, bool allow, struct ckpt_catalog *model,
+                      struct ckpt_err *err)
+{
+    const struct ckpt_tensor *copy = &c->cat->tensors.ptr[i];
+    const struct ckpt_tensor *original = ckpt_catalog_find(model, c->original.ptr[i]);
+    bool same = false;
+
+    if (original && ckpt_tensor_same(c->cat, copy, model, original, &same, err) < 0)
+        return ckpt_err_in(err, "comparing '%s' with '%s', to which the config ties it", copy->name,
+                           c->original.ptr[i]);
+    if (same)
+        return 0;
+    if (allow) {
+        ckpt_catalog_warn(model,
+                          "'%s' is left out: the config ties it to '%s', though the checkpoint "
+                          "stores other values for it",
+                          copy->name, c->original.ptr[i]);
+        return 0;
+    }
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "the config ties '%s' to '%s', but the checkpoint stores other values for it: "
+                     "tie_word_embeddings=false keeps both, allow_leftover leaves it out",
+                     copy->name, c->original.ptr[i]);
+}
+
+int ckpt_copies_check(const struct ckpt_copies *c, bool allow, struct ckpt_catalog *model,
+                      struct ckpt_err *err)
+{
+    for (size_t i = 0; i < c->original.len; i++)
+        if (check_copy(c, i, allow, model, err) < 0)
+            return -1;
+    return 0;
+}
