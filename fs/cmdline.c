@@ -226,7 +226,8 @@ int ckptfs_cmdline_parse(int argc, char **argv, struct ckptfs_config *ret, struc
         {"options", required_argument, NULL, 'o'}, {0}};
     int opt;
 
-    *ret = (struct ckptfs_config){.uid = getuid(),
+    *ret = (struct ckptfs_config){.lock = -1,
+                                  .uid = getuid(),
                                   .gid = getgid(),
                                   .threads = DEFAULT_THREADS,
                                   .readahead_kib = DEFAULT_READAHEAD_KIB};

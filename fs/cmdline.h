@@ -27,6 +27,8 @@ struct ckptfs_config {
     unsigned threads;
     unsigned readahead_kib; /* 0: leave the kernel's */
     struct ckpt_options *opt;
+    int lock; /* the mountpoint's descriptor, locked against other ckptfs until it is mounted; or -1
+               */
     char *fuse_words; /* what goes to FUSE, as for its -o; or NULL */
 };
 

@@ -114,14 +114,16 @@ static char *stats_text(struct ckptfs *fs)
     if (run)
         ckpt_run_stats(run, &run_stats);
     json_t *j = json_pack(
-        "{s:s, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I, s:I, s:I, "
+        "{s:s, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I, s:I, "
+        "s:I, "
         "s:I},"
         " s:o, s:i, s:s, s:o}",
         "run", fs->config->run, "uptime_s", (json_int_t)(time(NULL) - fs->started), "steps",
         (json_int_t)(steps ? steps->n : 0), /**/
         "mount", "lookups", load(&c->lookups), "opens", load(&c->opens), "reads", load(&c->reads),
         "bytes", load(&c->read_bytes), "errors", load(&c->errors), "open_files",
-        load(&c->open_files), "nodes", (json_int_t)ckptfs_nodes_count(&fs->nodes), /**/
+        load(&c->open_files), "nodes", (json_int_t)ckptfs_nodes_count(&fs->nodes), "waiting",
+        (json_int_t)ckptfs_dispatch_queued(&fs->dispatch), /**/
         "source", "requests", (json_int_t)run_stats.requests, "bytes", (json_int_t)run_stats.bytes,
         "reads", (json_int_t)run_stats.source_reads, "read_bytes",
         (json_int_t)run_stats.source_bytes, "cache_bytes", (json_int_t)run_stats.slab_bytes,

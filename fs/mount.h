@@ -12,6 +12,7 @@
 #include "buffers.h"
 #include "cmdline.h"
 #include "digests.h"
+#include "dispatch.h"
 #include "log.h"
 #include "nodes.h"
 #include "refresh.h"
@@ -53,6 +54,7 @@ struct ckptfs {
     struct ckptfs_negotiated negotiated;
     struct ckptfs_counters count;
     struct ckptfs_buffers buffers;
+    struct ckptfs_dispatch dispatch;
     time_t started;
 };
 

@@ -3,11 +3,13 @@
 #include "mounts.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -50,6 +52,9 @@ static bool parse_line(char *line, char **ret_path, struct ckptfs_mountinfo *ret
     unescape(field[4]);
     *ret_path = field[4];
     (void)snprintf(ret->dev, sizeof ret->dev, "%s", field[2]);
+    const char *user =
+        strstr(dash, "user_id="); /* among the superblock's options, the last field */
+    ret->user = user ? (uid_t)strtoul(user + strlen("user_id="), NULL, 10) : 0;
     (void)snprintf(ret->fstype, sizeof ret->fstype, "%.*s", (int)strcspn(dash + 2, " "), dash + 2);
     return true;
 }
@@ -74,10 +79,41 @@ bool ckptfs_mountinfo_find(const char *path, struct ckptfs_mountinfo *ret)
     return found;
 }
 
-static bool is_ours(const char *path)
+static bool is_ours(const char *path, struct ckptfs_mountinfo *ret)
 {
-    struct ckptfs_mountinfo info;
-    return ckptfs_mountinfo_find(path, &info) && strcmp(info.fstype, "fuse.ckptfs") == 0;
+    return ckptfs_mountinfo_find(path, ret) && strcmp(ret->fstype, "fuse.ckptfs") == 0;
+}
+
+/* The errno of asking the daemon behind a mount, 0 if it answers. stat(2) would be answered from
+ * the kernel's cache for a second after the daemon's end. */
+static int ask_daemon(const char *path)
+{
+    struct statx st;
+
+    return statx(AT_FDCWD, path, AT_STATX_FORCE_SYNC, STATX_MODE, &st) == 0 ? 0 : errno;
+}
+
+/* The same in the name of the mount's user: without allow_other the kernel refuses even root,
+ * before it looks whether the daemon lives. */
+static int ask_daemon_as(const char *path, uid_t user)
+{
+    int status = 0;
+    pid_t pid = fork();
+
+    if (pid == 0)
+        _exit(setresuid(user, user, user) == 0 ? ask_daemon(path) & 0xff : EACCES);
+    while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        continue;
+    return pid > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : EACCES;
+}
+
+static bool is_dead(const char *path, const struct ckptfs_mountinfo *info)
+{
+    int error = ask_daemon(path);
+
+    if (error == EACCES && geteuid() == 0 && info->user != 0)
+        error = ask_daemon_as(path, info->user);
+    return error == ENOTCONN;
 }
 
 int ckptfs_unmount(const char *path, struct ckpt_err *err)
@@ -127,16 +163,22 @@ static char *resolve_mountpoint(const char *path, struct ckpt_err *err)
     return ckptfs_text("%s/%s", strcmp(parent, "/") == 0 ? "" : parent, slash ? slash + 1 : copy);
 }
 
+static int fail_mounted(const char *path, struct ckpt_err *err)
+{
+    return ckptfs_fail(err, CKPT_USAGE, "%s is a ckptfs mount already; fusermount3 -u ends it",
+                       path);
+}
+
 static int clear_stale(const char *path, const struct ckptfs_log *log, struct ckpt_err *err)
 {
+    struct ckptfs_mountinfo info;
     struct stat st;
 
     for (int i = 0; i < MOST_STACKED; i++) {
-        if (!is_ours(path))
+        if (!is_ours(path, &info))
             break;
-        if (stat(path, &st) == 0 || errno != ENOTCONN)
-            return ckptfs_fail(err, CKPT_USAGE,
-                               "%s is a ckptfs mount already; fusermount3 -u ends it", path);
+        if (!is_dead(path, &info))
+            return fail_mounted(path, err);
         ckptfs_logf(log, CKPT_INFO, "%s: replacing a mount whose daemon is gone", path);
         if (ckptfs_unmount(path, err) < 0)
             return -1;
@@ -146,6 +188,31 @@ static int clear_stale(const char *path, const struct ckptfs_log *log, struct ck
     if (!S_ISDIR(st.st_mode))
         return ckptfs_fail(err, CKPT_USAGE, "mountpoint %s is not a directory", path);
     return 0;
+}
+
+/* Of several that are started at once, the first locks the directory; the others find the lock, or
+ * its mount. */
+static int lock_mountpoint(struct ckptfs_config *c, struct ckpt_err *err)
+{
+    struct ckptfs_mountinfo info;
+
+    c->lock = open(c->mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (c->lock >= 0 && flock(c->lock, LOCK_EX | LOCK_NB) < 0) {
+        if (errno == EWOULDBLOCK)
+            return ckptfs_fail(err, CKPT_USAGE, "another ckptfs is being mounted on %s",
+                               c->mountpoint);
+        ckptfs_mountpoint_unlock(c);
+    }
+    return is_ours(c->mountpoint, &info) ? fail_mounted(c->mountpoint, err) : 0;
+}
+
+void ckptfs_mountpoint_unlock(struct ckptfs_config *c)
+{
+    if (c->lock < 0)
+        return;
+    (void)flock(c->lock, LOCK_UN); /* the process that waits for us has the descriptor, too */
+    (void)close(c->lock);
+    c->lock = -1;
 }
 
 /* Whether `path` is `dir` or lies below it: by name, or by identity where bind mounts give it
@@ -194,7 +261,8 @@ int ckptfs_paths_resolve(struct ckptfs_config *c, const struct ckptfs_log *log,
         return -1;
     if (!(full = resolve_mountpoint(c->mountpoint, err)))
         return ckptfs_nomem(err);
-    if (replace(&c->mountpoint, full, err) < 0 || clear_stale(c->mountpoint, log, err) < 0)
+    if (replace(&c->mountpoint, full, err) < 0 || clear_stale(c->mountpoint, log, err) < 0 ||
+        lock_mountpoint(c, err) < 0)
         return -1;
     if (lies_in(c->run, c->mountpoint))
         return ckptfs_fail(err, CKPT_USAGE,

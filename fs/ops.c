@@ -13,6 +13,8 @@
 #include "reply.h"
 #include "tree.h"
 
+enum { MOST_BACKGROUND = 1024 };
+
 #define SOURCE_XATTR "user.ckptfs.source"
 #define DIGEST_XATTR "user.ckptfs.xxh3"
 
@@ -32,6 +34,89 @@ static const struct ckptfs_node *node_of(fuse_req_t req, fuse_ino_t ino)
 static void add(_Atomic uint64_t *counter, uint64_t n)
 {
     (void)atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+/* ---- requests that may wait for storage ---- */
+
+/* What a request asks for, kept until it is answered. */
+struct request {
+    struct ckptfs_job job; /* first: the dispatcher's functions cast */
+    void (*answer)(const struct request *r);
+    fuse_req_t req;
+    const struct ckptfs_node *node; /* the kernel holds it until the answer */
+    struct fuse_file_info fi;
+    size_t size;
+    off_t off;
+    const char *name; /* a request that is kept owns it */
+};
+
+static void request_free(struct request *r)
+{
+    free((char *)r->name);
+    free(r);
+}
+
+static void run_request(struct ckptfs_job *job)
+{
+    struct request *r = (struct request *)job;
+
+    r->answer(r);
+    request_free(r);
+}
+
+static void refuse_request(struct ckptfs_job *job, int error)
+{
+    struct request *r = (struct request *)job;
+
+    (void)fuse_reply_err(r->req, error);
+    request_free(r);
+}
+
+static void interrupted(fuse_req_t req, void *data)
+{
+    (void)req;
+    ckptfs_dispatch_interrupt(data);
+}
+
+static void watch_request(struct ckptfs_job *job, bool on)
+{
+    fuse_req_interrupt_func(((struct request *)job)->req, on ? interrupted : NULL, job);
+}
+
+static void dispatch(const struct request *what, const struct ckptfs_lanes *lanes)
+{
+    struct request *r = malloc(sizeof *r);
+
+    if (r) {
+        *r = *what;
+        r->name = what->name ? strdup(what->name) : NULL;
+    }
+    if (!r || (what->name && !r->name)) {
+        free(r);
+        (void)fuse_reply_err(what->req, ENOMEM);
+        return;
+    }
+    r->job = (struct ckptfs_job){.run = run_request,
+                                 .refuse = refuse_request,
+                                 .watch = watch_request,
+                                 .step = lanes->step,
+                                 .file = lanes->file,
+                                 .file_jobs = lanes->file_jobs};
+    ckptfs_dispatch(&fs_of(r->req)->dispatch, &r->job);
+}
+
+/* Answer now what needs no storage, since the view that it needs is open; the rest in its lane. */
+static void answer_or_dispatch(const struct request *r)
+{
+    struct ckpt_view *view;
+    struct ckptfs_lanes lanes;
+
+    if (ckptfs_tree_waits(fs_of(r->req), r->node, &view, &lanes)) {
+        dispatch(r, &lanes);
+        return;
+    }
+    r->answer(r);
+    ckpt_view_release(view);
 }
 
 /* ---- the session ---- */
@@ -58,6 +143,11 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
         n->direct_mmap = true;
     }
 #endif
+    /* Read-ahead and direct reads are "background" to the kernel, which holds back all of them, of
+     * every file, while so many (12, if nobody says otherwise) are unanswered: a hung file would
+     * stop the others. Queued requests cost us little (dispatch.h). */
+    conn->max_background = MOST_BACKGROUND;
+    conn->congestion_threshold = MOST_BACKGROUND / 4 * 3;
     conn->max_read = CKPTFS_MAX_READ;
     conn->max_write = CKPTFS_MAX_READ; /* the kernel derives the pages of a request from it */
     n->proto_major = conn->proto_major;
@@ -97,28 +187,34 @@ static int entry_of(struct ckptfs *fs, const struct ckptfs_found *found,
     return 0;
 }
 
-static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+static void look_up(const struct request *r)
 {
-    struct ckptfs *fs = fs_of(req);
-    const struct ckptfs_node *dir = node_of(req, parent);
+    struct ckptfs *fs = fs_of(r->req);
     struct ckptfs_found found;
     struct fuse_entry_param e;
     bool lasting;
 
-    if (!dir)
-        return;
-    add(&fs->count.lookups, 1);
-    int rc = ckptfs_tree_lookup(fs, dir, name, &found, &lasting);
+    int rc = ckptfs_tree_lookup(fs, r->node, r->name, &found, &lasting);
     if (!rc)
         rc = entry_of(fs, &found, &e);
     if (rc == ENOENT && lasting) /* a number of 0 lets the kernel remember the absence */
         e = (struct fuse_entry_param){.entry_timeout = ckptfs_name_timeout(true)};
     else if (rc) {
-        (void)fuse_reply_err(req, rc);
+        (void)fuse_reply_err(r->req, rc);
         return;
     }
-    if (fuse_reply_entry(req, &e) < 0 && e.ino)
+    if (fuse_reply_entry(r->req, &e) < 0 && e.ino)
         ckptfs_nodes_forget(&fs->nodes, e.ino, 1);
+}
+
+static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    const struct ckptfs_node *dir = node_of(req, parent);
+
+    if (!dir)
+        return;
+    add(&fs_of(req)->count.lookups, 1);
+    answer_or_dispatch(&(struct request){.answer = look_up, .req = req, .node = dir, .name = name});
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
@@ -179,33 +275,43 @@ static struct ckptfs_file *file_of(const struct fuse_file_info *fi)
     return (struct ckptfs_file *)(uintptr_t)fi->fh;
 }
 
-static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+static void open_file(const struct request *r)
 {
-    const struct ckptfs_node *n = node_of(req, ino);
-    struct ckptfs *fs = fs_of(req);
+    struct ckptfs *fs = fs_of(r->req);
+    struct fuse_file_info fi = r->fi;
     struct ckptfs_file *f;
 
-    if (!n)
-        return;
-    if ((fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC)) {
-        (void)fuse_reply_err(req, EROFS);
-        return;
-    }
-    int rc = ckptfs_file_open(fs, n, &f);
+    int rc = ckptfs_file_open(fs, r->node, &f);
     if (rc) {
-        (void)fuse_reply_err(req, rc);
+        (void)fuse_reply_err(r->req, rc);
         return;
     }
-    fi->fh = (uintptr_t)f;
-    fi->keep_cache = !ckptfs_file_uncached(f);
-    fi->direct_io = ckptfs_file_uncached(f) ||
-                    (fs->config->direct && (fs->negotiated.direct_mmap || (fi->flags & O_DIRECT)));
+    fi.fh = (uintptr_t)f;
+    fi.keep_cache = !ckptfs_file_uncached(f);
+    fi.direct_io = ckptfs_file_uncached(f) ||
+                   (fs->config->direct && (fs->negotiated.direct_mmap || (fi.flags & O_DIRECT)));
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 11)
+    fi.noflush = 1; /* nothing is ever written: a close must not wait for us */
+#endif
     add(&fs->count.opens, 1);
     add(&fs->count.open_files, 1);
-    if (fuse_reply_open(req, fi) < 0) { /* interrupted: there will be no release */
+    if (fuse_reply_open(r->req, &fi) < 0) { /* interrupted: there will be no release */
         add(&fs->count.open_files, (uint64_t)-1);
         ckptfs_file_close(fs, f);
     }
+}
+
+static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    const struct ckptfs_node *n = node_of(req, ino);
+
+    if (!n)
+        return;
+    if ((fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC))
+        (void)fuse_reply_err(req, EROFS);
+    else
+        answer_or_dispatch(
+            &(struct request){.answer = open_file, .req = req, .node = n, .fi = *fi});
 }
 
 static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -216,27 +322,38 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     (void)fuse_reply_err(req, 0);
 }
 
-static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
-                    struct fuse_file_info *fi)
+static void read_file(const struct request *r)
 {
-    struct ckptfs *fs = fs_of(req);
-    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, size);
+    struct ckptfs *fs = fs_of(r->req); /* a reply frees r->req */
+    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, r->size);
     size_t len;
 
-    (void)ino;
     if (!buffer) {
-        (void)fuse_reply_err(req, ENOMEM);
+        (void)fuse_reply_err(r->req, ENOMEM);
         return;
     }
-    int rc = ckptfs_file_read(fs, file_of(fi), buffer->mem, size, (uint64_t)off, &len);
+    int rc = ckptfs_file_read(fs, file_of(&r->fi), buffer->mem, r->size, (uint64_t)r->off, &len);
     if (rc) {
-        (void)fuse_reply_err(req, rc);
+        (void)fuse_reply_err(r->req, rc);
     } else {
         add(&fs->count.reads, 1);
         add(&fs->count.read_bytes, len);
-        (void)fuse_reply_buf(req, buffer->mem, len);
+        (void)fuse_reply_buf(r->req, buffer->mem, len);
     }
     ckptfs_buffer_put(&fs->buffers, buffer);
+}
+
+static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+                    struct fuse_file_info *fi)
+{
+    const struct request r = {.answer = read_file, .req = req, .fi = *fi, .size = size, .off = off};
+    struct ckptfs_lanes lanes;
+
+    (void)ino;
+    if (ckptfs_file_waits(file_of(fi), &lanes))
+        dispatch(&r, &lanes);
+    else
+        read_file(&r);
 }
 
 /* ---- directories ---- */
@@ -246,22 +363,30 @@ static struct ckptfs_listing *listing_of(const struct fuse_file_info *fi)
     return (struct ckptfs_listing *)(uintptr_t)fi->fh;
 }
 
+static void open_listing(const struct request *r)
+{
+    struct ckptfs *fs = fs_of(r->req);
+    struct fuse_file_info fi = r->fi;
+    struct ckptfs_listing *l;
+
+    int rc = ckptfs_listing_open(fs, r->node, &l);
+    if (rc) {
+        (void)fuse_reply_err(r->req, rc);
+        return;
+    }
+    fi.fh = (uintptr_t)l;
+    fi.keep_cache = fi.cache_readdir = ckptfs_listing_lasting(l);
+    if (fuse_reply_open(r->req, &fi) < 0)
+        ckptfs_listing_free(fs, l);
+}
+
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     const struct ckptfs_node *n = node_of(req, ino);
-    struct ckptfs_listing *l;
 
-    if (!n)
-        return;
-    int rc = ckptfs_listing_open(fs_of(req), n, &l);
-    if (rc) {
-        (void)fuse_reply_err(req, rc);
-        return;
-    }
-    fi->fh = (uintptr_t)l;
-    fi->keep_cache = fi->cache_readdir = ckptfs_listing_lasting(l);
-    if (fuse_reply_open(req, fi) < 0)
-        ckptfs_listing_free(fs_of(req), l);
+    if (n)
+        answer_or_dispatch(
+            &(struct request){.answer = open_listing, .req = req, .node = n, .fi = *fi});
 }
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -361,18 +486,29 @@ static int attribute(struct ckptfs *fs, const struct ckptfs_node *n, const char 
     return *ret ? 0 : ENOMEM;
 }
 
-static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
+static void get_attribute(const struct request *r)
 {
     CKPTFS_CLEANUP(ckptfs_freep) char *value = NULL;
+
+    int rc = attribute(fs_of(r->req), r->node, r->name, &value);
+    if (rc)
+        (void)fuse_reply_err(r->req, rc);
+    else
+        reply_attribute(r->req, value, strlen(value), r->size);
+}
+
+static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
+{
     const struct ckptfs_node *n = node_of(req, ino);
+    const struct request r = {
+        .answer = get_attribute, .req = req, .node = n, .size = size, .name = name};
 
     if (!n)
         return;
-    int rc = attribute(fs_of(req), n, name, &value);
-    if (rc)
-        (void)fuse_reply_err(req, rc);
+    if (strcmp(name, SOURCE_XATTR) == 0) /* of the view; tools ask every file for others */
+        answer_or_dispatch(&r);
     else
-        reply_attribute(req, value, strlen(value), size);
+        get_attribute(&r);
 }
 
 /* Without opening a view, which is why a step that can't be read lists it too. */

@@ -214,3 +214,10 @@ int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view 
         return ckptfs_fail(err, CKPT_MISSING, "%s: there is no step yet", r->config->run);
     return ckpt_run_view(run, *step ? step : NULL, ret, err);
 }
+
+struct ckpt_view *ckptfs_view_held(struct ckptfs_refresh *r, const char *step)
+{
+    struct ckpt_run *run = atomic_load(&r->run);
+
+    return run ? ckpt_run_view_if_open(run, *step ? step : NULL) : NULL;
+}

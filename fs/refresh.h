@@ -59,6 +59,10 @@ void ckptfs_stepsp(struct ckptfs_steps **s);
 const struct ckpt_step *ckptfs_steps_find(const struct ckptfs_steps *s, const char *name);
 const struct ckpt_step *ckptfs_steps_latest(const struct ckptfs_steps *s);
 
+/* The view of a step if it is open already, to be released; NULL if it would have to be opened.
+ * Never waits for storage. */
+struct ckpt_view *ckptfs_view_held(struct ckptfs_refresh *r, const char *step);
+
 /* The view of a step (""; of a run that is one checkpoint), to be released. May take long the first
  * time. */
 int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view **ret,

@@ -13,6 +13,7 @@
 #include "daemon.h"
 #include "fail.h"
 #include "mount.h"
+#include "mounts.h"
 #include "ops.h"
 #include "privilege.h"
 #include "readahead.h"
@@ -127,6 +128,7 @@ static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_log *
     ckptfs_daemon_ready(ready);
     describe(fs);
     int rc = loop(fs, se);
+    ckptfs_dispatch_stop(&fs->dispatch);
     ckptfs_privilege_raise();
     fuse_session_unmount(se);
     ckptfs_refresh_stop(&fs->refresh);
@@ -137,8 +139,8 @@ static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_log *
     return 0;
 }
 
-static int mount_and_serve(struct ckptfs *fs, struct ckptfs_log *log, int ready,
-                           struct ckpt_err *err)
+static int mount_and_serve(struct ckptfs *fs, struct ckptfs_config *config, struct ckptfs_log *log,
+                           int ready, struct ckpt_err *err)
 {
     struct fuse_session *se = session_new(fs);
     int rc = -1;
@@ -149,6 +151,7 @@ static int mount_and_serve(struct ckptfs *fs, struct ckptfs_log *log, int ready,
     ckptfs_privilege_raise();
     int mounted = fuse_session_mount(se, fs->config->mountpoint);
     ckptfs_privilege_lower();
+    ckptfs_mountpoint_unlock(config);
     if (mounted < 0) {
         (void)ckptfs_fail(err, CKPT_IO, "mounting on %s failed", fs->config->mountpoint);
     } else if (answer_init(se, err) == 0) {
@@ -163,7 +166,7 @@ static int mount_and_serve(struct ckptfs *fs, struct ckptfs_log *log, int ready,
     return rc;
 }
 
-int ckptfs_session(const struct ckptfs_config *config, struct ckptfs_log *log, int ready,
+int ckptfs_session(struct ckptfs_config *config, struct ckptfs_log *log, int ready,
                    struct ckpt_err *err)
 {
     struct ckptfs fs = {.config = config,
@@ -175,14 +178,15 @@ int ckptfs_session(const struct ckptfs_config *config, struct ckptfs_log *log, i
 
     if (ckptfs_privilege_drop(&dropped, err) < 0)
         return -1;
-    if (ckptfs_nodes_init(&fs.nodes) < 0)
+    if (ckptfs_nodes_init(&fs.nodes) < 0 || ckptfs_dispatch_init(&fs.dispatch, config->threads) < 0)
         return ckptfs_nomem(err);
     rc = ckptfs_refresh_open(&fs.refresh, config, log, err);
     if (rc == 0)
-        rc = mount_and_serve(&fs, log, ready, err);
+        rc = mount_and_serve(&fs, config, log, ready, err);
     ckptfs_tree_close(&fs);
     ckptfs_refresh_release(&fs.refresh);
     ckptfs_nodes_release(&fs.nodes);
     ckptfs_buffers_release(&fs.buffers);
+    ckptfs_dispatch_release(&fs.dispatch);
     return rc;
 }

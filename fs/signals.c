@@ -82,16 +82,33 @@ static void quit(struct ckptfs_signals *s)
     _exit(EXIT_SUCCESS);
 }
 
+/* Once a second, between signals. A connection that was aborted or lazily unmounted ends the
+ * session without a signal, but its threads may hang in storage for ever. */
+static void tick(struct ckptfs_signals *s)
+{
+    const size_t expired = ckptfs_dispatch_expire(&s->fs->dispatch);
+
+    if (expired)
+        ckptfs_logf(s->fs->log, CKPT_ERROR,
+                    "%zu requests waited for storage longer than %d s and were answered with EIO",
+                    expired, CKPTFS_QUEUE_S);
+    if (fuse_session_exited(s->se) && !atomic_load(&s->done))
+        quit(s);
+}
+
 static void *take(void *arg)
 {
+    const struct timespec second = {.tv_sec = 1};
     struct ckptfs_signals *s = arg;
     sigset_t set = signal_set();
-    int sig;
 
     while (!atomic_load(&s->done)) {
-        if (sigwait(&set, &sig) != 0 || atomic_load(&s->done))
-            continue;
-        if (sig == SIGHUP)
+        int sig = sigtimedwait(&set, NULL, &second);
+        if (atomic_load(&s->done))
+            break;
+        if (sig < 0)
+            tick(s);
+        else if (sig == SIGHUP)
             ckptfs_refresh_kick(&s->fs->refresh);
         else if (sig == SIGUSR1)
             log_stats(s->fs);

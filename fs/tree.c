@@ -16,6 +16,14 @@
 static const char CONTROL_NAME[] = ".ckptfs", LATEST_NAME[] = "latest",
                   ERROR_NAME[] = "CKPTFS-ERROR.txt";
 
+/* Lanes of requests (dispatch.h) are hashes, seeded by what the request does with the step. */
+enum { OPENING = 1, COMPUTING, READING };
+
+static uint64_t hash(const char *text, uint64_t seed)
+{
+    return XXH3_64bits_withSeed(text, strlen(text), seed);
+}
+
 static struct ckptfs_id id_of_step(const struct ckpt_step *s)
 {
     return (struct ckptfs_id){.kind = CKPTFS_STEP,
@@ -352,7 +360,8 @@ struct ckptfs_file {
     uint64_t size;
     const char *name; /* for the log: the node's, which the kernel holds while the file is open */
     const char *step;
-    atomic_flag complained; /* one log line per open file is enough */
+    struct ckptfs_lanes lanes; /* of its reads */
+    atomic_flag complained;    /* one log line per open file is enough */
 };
 
 static int open_error(struct ckptfs *fs, const struct ckptfs_node *node, char **ret)
@@ -413,6 +422,9 @@ int ckptfs_file_open(struct ckptfs *fs, const struct ckptfs_node *node, struct c
     atomic_flag_clear(&f->complained);
     f->name = node->id.path;
     f->step = node->id.step;
+    f->lanes = (struct ckptfs_lanes){.step = hash(f->step, READING),
+                                     .file = hash(f->name, hash(f->step, READING)),
+                                     .file_jobs = CKPTFS_FILE_JOBS};
     if ((rc = open_content(fs, node, f)) != 0) {
         ckptfs_file_close(fs, f);
         return rc;
@@ -473,6 +485,53 @@ int ckptfs_file_read(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
         memcpy(buf, f->text + off, len);
     *ret_len = len;
     return 0;
+}
+
+/* Requests that open a step share a lane, and so do those that compute something for .ckptfs. */
+static struct ckptfs_lanes lanes_of(const char *step, int what)
+{
+    const uint64_t key = hash(step, (uint64_t)what);
+
+    return (struct ckptfs_lanes){.step = key,
+                                 .file = hash("", key),
+                                 .file_jobs =
+                                     what == OPENING ? CKPTFS_OPEN_JOBS : CKPTFS_FILE_JOBS};
+}
+
+bool ckptfs_tree_waits(struct ckptfs *fs, const struct ckptfs_node *node,
+                       struct ckpt_view **ret_view, struct ckptfs_lanes *ret)
+{
+    *ret_view = NULL;
+    switch (node->id.kind) {
+    case CKPTFS_LATEST:
+    case CKPTFS_CONTROL:
+    case CKPTFS_STATS:
+        return false;
+    case CKPTFS_ROOT:
+        if (!is_view_root(fs, node))
+            return false;
+        break;
+    case CKPTFS_STEP:
+    case CKPTFS_DIR:
+    case CKPTFS_FILE:
+    case CKPTFS_ERROR:
+        break;
+    case CKPTFS_EXPLAIN_DIR:
+    case CKPTFS_EXPLAIN:
+    case CKPTFS_DIGEST_DIR:
+    case CKPTFS_DIGEST:
+        *ret = lanes_of("", COMPUTING);
+        return true;
+    }
+    *ret = lanes_of(node->id.step, OPENING);
+    *ret_view = ckptfs_view_held(&fs->refresh, node->id.step);
+    return *ret_view == NULL;
+}
+
+bool ckptfs_file_waits(const struct ckptfs_file *f, struct ckptfs_lanes *ret)
+{
+    *ret = f->lanes;
+    return f->view != NULL;
 }
 
 int ckptfs_tree_source(struct ckptfs *fs, const struct ckptfs_node *node, char **ret)

@@ -56,6 +56,20 @@ bool ckptfs_file_uncached(const struct ckptfs_file *f);
 int ckptfs_file_read(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t len, uint64_t off,
                      size_t *ret_len);
 
+/* In which lanes a request waits for storage (dispatch.h). */
+struct ckptfs_lanes {
+    uint64_t step, file;
+    unsigned file_jobs;
+};
+
+/* Does a request about the node wait for storage: has a view to be opened first? If not, *ret_view
+ * is what must be held until the request is answered, or NULL. */
+bool ckptfs_tree_waits(struct ckptfs *fs, const struct ckptfs_node *node,
+                       struct ckpt_view **ret_view, struct ckptfs_lanes *ret);
+
+/* Does a read of the file? Not if its text is in memory. */
+bool ckptfs_file_waits(const struct ckptfs_file *f, struct ckptfs_lanes *ret);
+
 /* When the root last changed: the newest step's time. */
 int64_t ckptfs_root_mtime(struct ckptfs *fs);
 

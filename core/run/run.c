@@ -553,6 +553,23 @@ int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret
     return result;
 }
 
+struct ckpt_view *ckpt_run_view_if_open(struct ckpt_run *run, const char *name)
+{
+    struct ckpt_view *view = NULL;
+
+    (void)pthread_mutex_lock(&run->lock);
+    if (!name)
+        name = run->latest;
+    const struct step *step = name ? find_step(run, name) : NULL;
+    struct opened *o = step ? find_opened(run, step->name, step->generation) : NULL;
+    if (o && o->view) {
+        o->used = ++run->tick;
+        view = ckpt_view_hold(o->view);
+    }
+    (void)pthread_mutex_unlock(&run->lock);
+    return view;
+}
+
 int ckpt_run_newest_view(struct ckpt_run *run, struct ckpt_view **ret, struct ckpt_err *err)
 {
     struct ckpt_step *steps;

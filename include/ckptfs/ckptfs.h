@@ -83,6 +83,9 @@ CKPT_PUBLIC void ckpt_steps_free(struct ckpt_step *steps, size_t n);
  * be read gives its error, each time. */
 CKPT_PUBLIC int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret,
                               struct ckpt_err *err);
+/* The same if the view is open already; NULL if it would have to be opened, or there is no such
+ * step. Never waits for storage, nor for another thread that is opening it. */
+CKPT_PUBLIC struct ckpt_view *ckpt_run_view_if_open(struct ckpt_run *run, const char *step);
 CKPT_PUBLIC struct ckpt_view *ckpt_view_hold(struct ckpt_view *view);
 CKPT_PUBLIC void ckpt_view_release(struct ckpt_view *view);
 

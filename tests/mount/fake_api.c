@@ -381,6 +381,17 @@ const struct ckpt_node *ckpt_view_find(const struct ckpt_view *v, const char *pa
     return n;
 }
 
+struct ckpt_view *ckpt_run_view_if_open(struct ckpt_run *r, const char *step)
+{
+    struct ckpt_view *v;
+    char path[LONGEST], text[256];
+
+    (void)snprintf(path, sizeof path, "%s/%s", r->path, step && r->folder ? step : "");
+    if (side_file(path, "open_ms", text)) /* such views are opened anew each time */
+        return NULL;
+    return ckpt_run_view(r, step, &v, &(struct ckpt_err){0}) == 0 ? v : NULL;
+}
+
 const char *ckpt_node_name(const struct ckpt_node *n) { return n->name; }
 
 bool ckpt_node_is_dir(const struct ckpt_node *n) { return n->dir; }

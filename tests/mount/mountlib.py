@@ -37,7 +37,7 @@ def need_fuse():
 def mounted(path):
     """The fstype of the topmost mount at path, or None. Asks the mount nothing."""
     found = None
-    with open("/proc/self/mountinfo") as f:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as f:
         for line in f:
             left, right = line.split(" - ", 1)
             if left.split()[4].encode().decode("unicode_escape") == path:

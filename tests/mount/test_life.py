@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting, ending, dying and being started again, on made-up files."""
+import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 import unittest
 
-from mountlib import GROWTH, FAKE, Case, Mount, main, make_step, mounted, wait_until
+from mountlib import GROWTH, FAKE, Case, Mount, fake_bytes, main, make_step, mounted, wait_until
 
 FILES = {"config.json": 1000, "model.safetensors": 3 * 1024 * 1024 + 17}
 
@@ -37,7 +39,7 @@ class Life(Case):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(mounted(self.mnt), "fuse.ckptfs")
         self.assertEqual(len(open(self.at("100", "config.json"), "rb").read()), 1000)
-        with open("/proc/self/mountinfo") as f:
+        with open("/proc/self/mountinfo", errors="surrogateescape") as f:
             line = next(x for x in f if f" {self.mnt} " in x)
         for word in ("ro", "nosuid", "nodev"):
             self.assertIn(word, line.split()[5].split(","))
@@ -50,7 +52,7 @@ class Life(Case):
         if os.geteuid() != 0 or not os.access("/sys/class/bdi", os.W_OK):
             self.skipTest("only root may, and only where /sys is")
         self.assertEqual(run(self.run_dir, self.mnt, "-o", "readahead=4096").returncode, 0)
-        with open("/proc/self/mountinfo") as f:
+        with open("/proc/self/mountinfo", errors="surrogateescape") as f:
             dev = next(x for x in f if f" {self.mnt} " in x).split()[2]
         with open(f"/sys/class/bdi/{dev}/read_ahead_kb") as f:
             self.assertEqual(int(f.read()), 4096)
@@ -156,6 +158,91 @@ class Life(Case):
         self.assertNotEqual(reader.wait(10), 0)
         self.assertIsNone(mounted(self.mnt))
 
+    def test_a_hung_step_or_file_stops_nothing_else(self):
+        """Forty callers wait for one step that does not open, forty for one file of which no read returns."""
+        make_step(self.run_dir, "200", FILES, open_ms=60000)
+        make_step(self.run_dir, "300", FILES, read_ms=60000)
+
+        def callers(*args):
+            return [subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(40)]
+
+        def waiting():
+            with open(self.at(".ckptfs", "stats.json")) as f:
+                return json.load(f)["mount"]["waiting"]
+
+        m = Mount(self.run_dir, self.mnt)
+        openers = callers("ls", self.at("200"))
+        wait_until(lambda: waiting() == 39, "all but one to be queued", 60)
+        readers = callers("dd", "if=" + self.at("300", "model.safetensors"), "iflag=direct", "bs=4096", "count=1")
+        wait_until(lambda: waiting() == 39 + 32, "all but eight to be queued", 60)
+        for name in ("config.json", "model.safetensors"):
+            done = subprocess.run(["cat", self.at("100", name)], capture_output=True, timeout=20)
+            self.assertEqual(done.stdout, fake_bytes(name, 0, FILES[name]))
+        self.assertEqual(subprocess.run(["ls", self.mnt, self.at("300")], capture_output=True, timeout=20).returncode, 0)
+        self.assertTrue(all(p.poll() is None for p in openers + readers))
+        for p in openers:
+            p.kill()
+        wait_until(lambda: sum(p.poll() is None for p in openers) == 1, "all killed callers to be gone whose requests were queued", 30)
+        self.assertEqual(waiting(), 32)
+        self.assertEqual(m.end(), 0)
+        for p in openers + readers:
+            p.wait(20)
+
+    def test_a_connection_that_ends_while_storage_hangs_ends_the_daemon(self):
+        make_step(self.run_dir, "200", FILES, read_ms=600000)
+
+        control = os.path.join(self.tmp, "control")
+        os.mkdir(control)
+
+        def abort(m):
+            with open("/proc/self/mountinfo", errors="surrogateescape") as f:
+                minor = next(x for x in f if f" {self.mnt} " in x).split()[2].split(":")[1]
+            subprocess.run(["mount", "-t", "fusectl", "fusectl", control], check=True)
+            try:
+                with open(os.path.join(control, minor, "abort"), "w") as f:
+                    f.write("1")
+            finally:
+                subprocess.run(["umount", control], check=True)
+
+        def detach(m):
+            subprocess.run(["fusermount3", "-u", "-z", self.mnt], check=True)
+
+        for way in [detach] + [abort] * (os.geteuid() == 0):  # only root may abort
+            m = Mount(self.run_dir, self.mnt)
+            reader = subprocess.Popen(["cat", self.at("200", "config.json")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(0.3)
+            way(m)
+            if way is detach:  # the connection lasts as long as somebody uses it
+                reader.kill()
+            m.process.wait(40)
+            reader.wait(20)
+            subprocess.run(["fusermount3", "-u", "-z", "-q", self.mnt])
+            self.assertIsNone(mounted(self.mnt))
+
+    def test_one_of_several_that_are_started_at_once_mounts(self):
+        for _ in range(3):
+            started = [subprocess.Popen([FAKE, self.run_dir, self.mnt], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                       for _ in range(6)]
+            done = [(p.communicate(timeout=60)[1], p.returncode) for p in started]
+            self.assertEqual(sorted(status for _, status in done), [0] + [2] * 5, done)
+            with open("/proc/self/mountinfo", errors="surrogateescape") as f:
+                self.assertEqual(sum(f" {self.mnt} " in line for line in f), 1)
+            subprocess.run(["fusermount3", "-u", self.mnt], check=True)
+            wait_until(lambda: not self.daemon_pids(), "the daemon ending")
+
+    def test_a_killed_reader_does_not_wait_for_a_stopped_daemon(self):
+        m = Mount(self.run_dir, self.mnt)
+        script = "import sys, time; f = open(sys.argv[1], 'rb'); f.read(10); print('open', flush=True); time.sleep(600)"
+        reader = subprocess.Popen([sys.executable, "-c", script, self.at("100", "config.json")], stdout=subprocess.PIPE)
+        reader.stdout.readline()
+        m.process.send_signal(signal.SIGSTOP)
+        try:
+            reader.kill()
+            reader.wait(10)
+        finally:
+            m.process.send_signal(signal.SIGCONT)
+        self.assertEqual(m.end(), 0)
+
     def test_a_killed_daemon_leaves_what_fusermount_cleans(self):
         m = Mount(self.run_dir, self.mnt)
         m.end(signal.SIGKILL)
@@ -167,6 +254,7 @@ class Life(Case):
     def test_a_stale_mount_is_replaced(self):
         for _ in range(3):
             m = Mount(self.run_dir, self.mnt)
+            os.stat(self.mnt)  # the kernel remembers the answer for a second
             m.end(signal.SIGKILL)
             self.assertEqual(mounted(self.mnt), "fuse.ckptfs")
             self.assertEqual(run(self.run_dir, self.mnt + "/").returncode, 0)
