@@ -41,42 +41,6 @@ void ckpt_runp(struct ckpt_run **run)
     *run = NULL;
 }
 
-/* "iter_0000200" is step 200. */
-static bool ends_in_number(const char *name, const char *number)
-{
-    size_t n = strlen(name), digits = 0;
-
-    while (digits < n && name[n - 1 - digits] >= '0' && name[n - 1 - digits] <= '9')
-        digits++;
-    for (name += n - digits; digits > 1 && *name == '0'; digits--)
-        name++;
-    return digits > 0 && strcmp(name, number) == 0;
-}
-
-static int find_step(struct ckpt_run *run, const char *want, char **ret, struct ckpt_err *err)
-{
-    struct ckpt_step *step = NULL;
-    size_t n = 0, hits = 0, hit = 0;
-
-    if (ckpt_run_steps(run, &step, &n, err) < 0)
-        return -1;
-    for (size_t i = 0; i < n && !(hits == 1 && strcmp(step[hit].name, want) == 0); i++) {
-        if (strcmp(step[i].name, want) == 0) {
-            hits = 1;
-            hit = i;
-        } else if (ends_in_number(step[i].name, want)) {
-            hits++;
-            hit = i;
-        }
-    }
-    *ret = hits == 1 ? strdup(step[hit].name) : NULL;
-    ckpt_steps_free(step, n);
-    if (*ret)
-        return 0;
-    return ckptfs_fail(err, hits ? CKPT_CONFLICT : CKPT_MISSING, "--step %s: %s", want,
-                       hits ? "several steps end in this number" : "the run has no such step");
-}
-
 /* The latest step of several could not be opened: that is said, and what to do. */
 static int fail_latest(struct ckpt_run *run, struct ckpt_err *err)
 {
@@ -105,11 +69,7 @@ int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
 
     if (ckpt_run_open(t->run, t->opt, &run, err) < 0)
         return -1;
-    if (t->step && !ckpt_run_is_folder(run))
-        return ckptfs_fail(err, CKPT_USAGE,
-                           "--step %s: %s is one checkpoint, not a folder of steps", t->step,
-                           t->run);
-    if (t->step && find_step(run, t->step, &step, err) < 0)
+    if (t->step && ckpt_run_find_step(run, t->step, &step, err) < 0)
         return -1;
     if (ckpt_run_view(run, step, ret_view, err) < 0)
         return step ? -1 : fail_latest(run, err);

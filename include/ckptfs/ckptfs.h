@@ -78,6 +78,12 @@ CKPT_PUBLIC int ckpt_run_steps(struct ckpt_run *run, struct ckpt_step **ret_step
                                struct ckpt_err *err);
 CKPT_PUBLIC void ckpt_steps_free(struct ckpt_step *steps, size_t n);
 
+/* The name of the step that a user means: a step's name, or the number that one ends in ("200" is
+ * "iter_0000200"); NULL: the latest. *ret_name is the caller's to free; "" for the only step of one
+ * checkpoint. MISSING, CONFLICT: no step, or several; USAGE: there is nothing to choose from. */
+CKPT_PUBLIC int ckpt_run_find_step(struct ckpt_run *run, const char *want, char **ret_name,
+                                   struct ckpt_err *err);
+
 /* The view of a step (NULL: the latest), opened on first use (headers are read in parallel) and
  * kept while anybody holds it; the caller gives it back with ckpt_view_release. A step that can't
  * be read gives its error, each time. */

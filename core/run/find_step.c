@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which step of a run a user means: by name, by number, or the latest. */
+#include <string.h>
+
+#include <ckptfs/ckptfs.h>
+
+#include "base/err.h"
+
+/* "iter_0000200" is step 200. */
+static bool ends_in_number(const char *name, const char *number)
+{
+    size_t n = strlen(name), digits = 0;
+
+    while (digits < n && name[n - 1 - digits] >= '0' && name[n - 1 - digits] <= '9')
+        digits++;
+    for (name += n - digits; digits > 1 && *name == '0'; digits--)
+        name++;
+    return digits > 0 && strcmp(name, number) == 0;
+}
+
+/* The number of steps that are meant, and one of them: a name beats numbers. */
+static size_t count_hits(const struct ckpt_step *step, size_t n, const char *want, size_t *ret_hit)
+{
+    size_t hits = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (want ? strcmp(step[i].name, want) == 0 : step[i].is_latest) {
+            *ret_hit = i;
+            return 1;
+        }
+        if (want && ends_in_number(step[i].name, want)) {
+            *ret_hit = i;
+            hits++;
+        }
+    }
+    return hits;
+}
+
+int ckpt_run_find_step(struct ckpt_run *run, const char *want, char **ret_name,
+                       struct ckpt_err *err)
+{
+    struct ckpt_step *step = NULL;
+    size_t n = 0, hit = 0;
+    int result = 0;
+
+    if (want && !ckpt_run_is_folder(run))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "step '%s': this is one checkpoint, not a folder of steps", want);
+    if (ckpt_run_steps(run, &step, &n, err) < 0)
+        return -1;
+    const size_t hits = count_hits(step, n, want, &hit);
+    if (hits > 1)
+        result = ckpt_fail(err, CKPT_CONFLICT, "step '%s': several steps end in this number", want);
+    else if (hits == 0)
+        result = ckpt_fail(err, CKPT_MISSING, "step '%s': the run has no such step",
+                           want ? want : "latest");
+    else if (!(*ret_name = strdup(step[hit].name)))
+        result = ckpt_nomem(err);
+    ckpt_steps_free(step, n);
+    return result;
+}
