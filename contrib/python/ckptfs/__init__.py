@@ -15,3 +15,4 @@ from ._view import View, open
 from ._state_dict import load_state_dict
 
 __all__ = ["CkptError", "View", "load_state_dict", "open"]
+__version__ = "0.1.0"

@@ -6,7 +6,9 @@ import socket
 import sys
 from ctypes import byref, c_char_p, c_void_p
 
-from ._library import library, nccl_library, new, to_device
+from ._exchange import exchange_of
+from ._fork import check_group
+from ._library import CODES, CkptError, Err, library, nccl_library, new, to_device
 
 TIMEOUT_MS = 300 * 1000
 
@@ -25,10 +27,12 @@ def _own_address():
 
 class Comm:
     """The ranks that load together. `ranks`: {global rank: rank here}. `device`: the CUDA device that this rank's tensors are on, or None.
-    If every rank has one, and the library for NCCL is there, loads go straight to device memory; else `device` is None: through the host."""
+    If every rank has one, and the library for NCCL is there, loads go straight to device memory; else `device` is None: through the host.
 
-    def __init__(self, group=None, device=None):
-        self._comm, self.group, self.device = None, None, device
+    timeout_ms: how long to wait for another rank, from the first call. `failure`: this rank can't load; the others hear of it and it is raised."""
+
+    def __init__(self, group=None, device=None, timeout_ms=TIMEOUT_MS, failure=None):
+        self._comm, self.group, self.device, self.timeout_ms = None, None, device, timeout_ms
         self._meshes = {}  # of torch: few, but every parameter has one
         dist = _distributed()
         if dist is None or (group is None and not dist.is_initialized()):
@@ -39,7 +43,21 @@ class Comm:
                 raise ValueError("this process is not in process_group")
             self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
             self.ranks = {g: i for i, g in enumerate(dist.get_process_group_ranks(self.group))}
-        if device is not None and nccl_library() is None:
+        if self.size > 1:
+            check_group(dist.group.WORLD)
+        self.words = exchange_of(dist, self.group, self.rank, self.size, timeout_ms / 1000)
+        try:
+            if failure is None or self.words.collective:
+                self._connect(dist)
+            if failure is not None:
+                raise failure
+        except BaseException as e:
+            self.words.fail(e)
+            self.close()
+            raise
+
+    def _connect(self, dist):
+        if self.device is not None and nccl_library() is None:
             self.device = None
         if self.size == 1:
             self._comm = new(library().comm_self)
@@ -47,25 +65,47 @@ class Comm:
             self.device = None
             self._comm = new(library().comm_from_env)
         else:
-            self._comm = self._tcp(dist)
+            self._comm = self._tcp()
         if self.device is not None:
-            try:
-                to_device(self._comm, self.device, _stream(self.device))
-            except BaseException:
-                self.close()
-                raise
+            to_device(self._comm, self.device, _stream(self.device))
 
-    def _tcp(self, dist):
+    def _tcp(self):
         lib = library()
         tcp = new(lib.tcp_listen, _own_address().encode())
-        told = [None] * self.size
-        dist.all_gather_object(told, (lib.tcp_address(tcp).decode(), self.device is not None), group=self.group)
+        try:
+            told = self.words.share([lib.tcp_address(tcp).decode(), self.device is not None])
+        except BaseException:
+            lib.tcp_free(tcp)
+            raise
         if not all(has_device for _, has_device in told):
             self.device = None
         table = (c_char_p * self.size)(*[address.encode() for address, _ in told])
         comm = c_void_p()
-        lib.tcp_connect(tcp, self.rank, self.size, table, TIMEOUT_MS, byref(comm))
+        lib.tcp_connect(tcp, self.rank, self.size, table, self.timeout_ms, byref(comm))
         return comm
+
+    def share(self, prepare, combine=list):
+        """combine([prepare() of every rank]), the same on all. If prepare() fails on one rank, all raise its error."""
+        try:
+            word = prepare()
+        except BaseException as e:
+            self.words.fail(e)
+            raise
+        return self.words.share(word, combine)
+
+    def agree(self, failure):
+        """Does every rank go on? If not, all raise: whoever failed its own error."""
+        err = Err()
+        if failure is not None:
+            if not self.words.collective:
+                self.words.fail(failure)  # in full; the others wait below
+            err.code = CODES.index(getattr(failure, "code", "usage"))
+            err.text = " ".join(str(failure).split()).encode()[:1023]
+        rc = library().comm_agree_raw(self.handle, -1 if failure is not None else 0, self.timeout_ms, byref(err))
+        if failure is not None:
+            raise failure
+        if rc < 0:
+            raise self.words.failure() or CkptError(CODES[err.code], err.text.decode(errors="replace"))
 
     def mesh(self, device_mesh):
         """A DeviceMesh's dimensions, and its ranks here. KeyError: one is not in the group."""

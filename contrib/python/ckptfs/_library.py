@@ -70,13 +70,18 @@ class Stats(ctypes.Structure):
 
 P, E = c_void_p, POINTER(Err)
 SIGNATURES = {  # those that return int get an Err last, and raise it
+    "ckpt_version": (c_char_p, []),
     "ckpt_options_new": (c_int, [POINTER(P), E]),
     "ckpt_options_free": (None, [P]),
     "ckpt_options_set": (c_int, [P, c_char_p, c_char_p, E]),
     "ckpt_run_open": (c_int, [c_char_p, P, POINTER(P), E]),
     "ckpt_run_close": (None, [P]),
+    "ckpt_run_find_step": (c_int, [P, c_char_p, POINTER(P), E]),
     "ckpt_run_view": (c_int, [P, c_char_p, POINTER(P), E]),
+    "ckpt_view_hold": (P, [P]),
     "ckpt_view_release": (None, [P]),
+    "ckpt_view_source": (c_char_p, [P]),
+    "ckpt_view_generation": (c_uint64, [P]),
     "ckpt_view_tensors": (c_size_t, [P]),
     "ckpt_view_tensor": (None, [P, c_size_t, POINTER(TensorInfo)]),
     "ckpt_view_info": (c_int, [P, POINTER(P), E]),
@@ -88,6 +93,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_comm_agree": (c_int, [P, c_int, c_uint32, E]),
     "ckpt_tcp_listen": (c_int, [c_char_p, POINTER(P), E]),
     "ckpt_tcp_address": (c_char_p, [P]),
+    "ckpt_tcp_free": (None, [P]),
     "ckpt_tcp_connect": (c_int, [P, c_uint32, c_uint32, POINTER(c_char_p), c_uint32, POINTER(P), E]),
     "ckpt_load_new": (c_int, [P, P, POINTER(LoadOptions), POINTER(P), E]),
     "ckpt_load_free": (None, [P]),

@@ -5,7 +5,7 @@ import sys
 from ctypes import byref, c_size_t, c_void_p, sizeof
 
 from ._library import IO, READERS, CkptError, Dest, LoadOptions, Mesh, Place, Stats, WantInfo, library, new, u32s, u64s
-from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, places
+from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, overlaps, places, written
 from ._view import TORCH
 
 CASTABLE = {"F16", "BF16", "F32", "F64"}
@@ -43,7 +43,8 @@ class Load:
         self.device = torch.device("cpu") if comm.device is None else torch.device("cuda", comm.device)
         self.keep = []  # what C holds pointers into
         self.late = []  # what is to be done after the load
-        self.mismatched = []  # in torch's words
+        self.puts = []  # and after that: [(entry, local tensor that it gets)]
+        self.direct = []  # tensors that C writes to
         self.load = new(library().load_new, view._view, comm.handle, byref(options))
 
     def close(self):
@@ -51,46 +52,49 @@ class Load:
             library().load_free(self.load)
         self.load = None
 
-    def _destination(self, tensor, stored, replace):
-        """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later. What is stored as float8_e4m3fn
-        stays that: its values mean nothing without their scales."""
+    def _destination(self, tensor, stored, entry):
+        """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later; new memory if it is on the meta
+        device. What is stored as float8_e4m3fn stays that where the entry may change: its values mean nothing without their scales."""
         import torch
         wanted = SAFETENSORS.get(str(tensor.dtype).removeprefix("torch."))
         castable = stored in CASTABLE and wanted in CASTABLE
-        alone = stored == "F8_E4M3" and wanted != stored and tensor.is_floating_point() and replace is not None
-        direct = not alone and tensor.device == self.device and (stored == wanted or castable)
-        direct = direct and all(s >= 0 for s in tensor.stride()) and not _overlaps(tensor)
+        alone = stored == "F8_E4M3" and wanted != stored and tensor.is_floating_point() and entry.retype
+        if tensor.is_meta or alone:
+            wanted = stored if alone else wanted
+            tensor = torch.empty_like(tensor, dtype=getattr(torch, TORCH[wanted]), device=entry.home(), requires_grad=False)
+            self.puts.append((entry, tensor))
+        direct = tensor.device == self.device and (stored == wanted or castable)
+        direct = direct and all(s >= 0 for s in tensor.stride()) and not overlaps(tensor)
         to = tensor
         if not direct:
             dtype = tensor.dtype if castable else getattr(torch, TORCH[stored])
             to = torch.empty_like(tensor, dtype=dtype, device=self.device, requires_grad=False)
-            if _overlaps(to):
+            if overlaps(to):
                 to = torch.empty(tensor.shape, dtype=dtype, device=self.device)
-            self.late.append((lambda: replace(to.to(tensor.device))) if alone else (lambda: tensor.copy_(to)))
+            self.late.append(lambda: tensor.copy_(to))
+        else:
+            self.direct.append(tensor)
         stride = u64s(list(to.stride()))
         self.keep.append((to, stride))
         return Dest(c_void_p(to.data_ptr()), stride, SAFETENSORS[str(to.dtype).removeprefix("torch.")].encode())
 
-    def _want_box(self, source, lo, n, tensor, replace=None):
-        dest = self._destination(tensor, self.view._tensors[source].dtype, replace)
+    def _want_box(self, source, lo, n, tensor, entry):
+        dest = self._destination(tensor, self.view._tensors[source].dtype, entry)
         library().load_want(self.load, source.encode(), u64s(lo), u64s(n), byref(dest), byref(c_size_t()))
 
-    def want(self, name, tensor, source, replace=None):
-        """The whole of `tensor`, the model's `name`, is the view's `source`. replace(local tensor): gives the model another one."""
-        shape = self.view._tensors[source].shape
-        if list(tensor.shape) != shape:
-            import torch
-            self.mismatched.append(f"size mismatch for {name}: copying a param with shape {torch.Size(shape)} from checkpoint, "
-                                   f"the shape in current model is {torch.Size(tensor.shape)}.")
-        elif is_dtensor(tensor):
-            self._want_dtensor(name, tensor, source, replace)
+    def want(self, entry, source):
+        """The whole of an entry's tensor is the view's `source`, of the same shape."""
+        tensor = entry.tensor
+        if is_dtensor(tensor):
+            self._want_dtensor(entry, source)
         elif is_sharded_tensor(tensor):
             for shard in tensor.local_shards():
-                self._want_box(source, shard.metadata.shard_offsets, shard.metadata.shard_sizes, shard.tensor)
+                self._want_box(source, shard.metadata.shard_offsets, shard.metadata.shard_sizes, shard.tensor, entry)
         else:
-            self._want_box(source, [0] * len(shape), shape, tensor, replace)
+            self._want_box(source, [0] * tensor.dim(), list(tensor.shape), tensor, entry)
 
-    def _want_dtensor(self, name, tensor, source, replace):
+    def _want_dtensor(self, entry, source):
+        tensor, name = entry.tensor, entry.name
         lib, local, number, got = library(), tensor._local_tensor, c_size_t(), WantInfo()
         if tensor.device_mesh.get_coordinate() is None:  # of other ranks
             return
@@ -101,7 +105,7 @@ class Load:
         kinds = places(tensor)
         mesh = Mesh(len(dims), u32s(dims), u32s(ranks))
         place = (Place * max(len(kinds), 1))(*[Place(k, d) for k, d in kinds])
-        dest = self._destination(local, self.view._tensors[source].dtype, replace)
+        dest = self._destination(local, self.view._tensors[source].dtype, entry)
         lib.load_want_part(self.load, source.encode(), None, None, byref(mesh), place, byref(dest), byref(number))
         lib.load_want_info(self.load, number, byref(got))
         have = list(local.shape)
@@ -114,7 +118,7 @@ class Load:
         lib = library()
         lib.load_plan(self.load)
         lib.load_start(self.load)
-        bar = _bar(progress, len(self.keep))
+        bar = _bar(progress if callable(progress) or self.comm.rank == 0 else None, len(self.keep))
         try:
             if bar is not None:
                 self._watch(bar)
@@ -126,6 +130,10 @@ class Load:
         with torch.no_grad():
             for finish in self.late:
                 finish()
+            for tensor in self.direct:
+                written(tensor)
+            for entry, tensor in self.puts:
+                entry.put(tensor)
         stats = Stats()
         lib.load_stats(self.load, None, byref(stats))
         return {name: getattr(stats, name) for name, _ in Stats._fields_}
@@ -137,11 +145,6 @@ class Load:
             if rc == 0:
                 done += 1
                 bar(done, len(self.keep))
-
-
-def _overlaps(t):
-    """Do several indices share an element (expanded tensors)?"""
-    return any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape))
 
 
 def _bar(progress, total):

@@ -35,27 +35,37 @@ def _spellings(name):
 
 
 class Names:
-    """What the tensors of a view are called in the model: by key_mapping, patterns as transformers' from_pretrained has them (the first
-    that matches renames), and with the wrappers and tied weights of the model taken into account."""
+    """What the tensors of a view are called in a model: by key_mapping, patterns as transformers' from_pretrained has them (the first that
+    matches renames), by the model's own hooks, and with its wrappers, its tied weights and its prefix taken into account.
 
-    def __init__(self, view, key_mapping=None, tied=None):
-        self.tied = tied or {}
+    stored: the view's names. model: torch's, or None."""
+
+    def __init__(self, stored, key_mapping=None, model=None):
+        self.tied = tied_names(model)
+        self.prefix = base_prefix(model)
         self.source = {}  # {name: name in the view}
-        for stored in view.keys():
-            name = _renamed(stored, key_mapping or {})
-            if name in self.source:
-                raise CkptError("conflict", f"key_mapping gives '{name}' to '{self.source[name]}' and '{stored}'")
-            self.source[name] = stored
+        for name in stored:
+            shown = _renamed(name, key_mapping or {})
+            if shown in self.source:
+                raise CkptError("conflict", f"key_mapping gives '{shown}' to '{self.source[shown]}' and '{name}'")
+            self.source[shown] = name
 
     def find(self, name):
         """The view's tensor for a name of the model's; for a tied weight that was not saved, the one that it is tied to. None: missing."""
-        for spelling in _spellings(name):
-            if spelling in self.source:
-                return self.source[spelling]
-        for spelling in _spellings(name):
-            if spelling in self.tied:
-                return self.source.get(_clean(self.tied[spelling]))
-        return None
+        names = list(_spellings(name))
+        names += [_clean(self.tied[n]) for n in names if n in self.tied]
+        if self.prefix:
+            names += [n.removeprefix(self.prefix) if n.startswith(self.prefix) else self.prefix + n for n in names]
+        return next((self.source[n] for n in names if n in self.source), None)
+
+
+def base_prefix(model):
+    """"model." of a transformers model: its task's classes have the base model under that name, the base model's own class has not, and
+    from_pretrained loads either from what the other has saved. None: there is no such thing."""
+    while model is not None and not hasattr(model, "base_model_prefix"):
+        model = getattr(model, "module", getattr(model, "_orig_mod", None))  # DistributedDataParallel, torch.compile
+    prefix = getattr(model, "base_model_prefix", None)
+    return f"{prefix}." if isinstance(prefix, str) and prefix else None
 
 
 def _renamed(name, key_mapping):

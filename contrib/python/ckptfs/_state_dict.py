@@ -3,136 +3,155 @@
 
 import json
 import os
-from ctypes import byref
+import warnings
 
 from ._comm import TIMEOUT_MS, Comm
-from ._library import CODES, CkptError, Err, library
+from ._fork import loading
 from ._load import Load, make_options
-from ._names import Names, tied_names
-from ._tensors import Entries, memory
-from ._view import View
+from ._match import Match, combined, judge
+from ._targets import device_of, parts_of
+from ._tensors import is_meta
+from ._view import View, spelled
 
 
-def load_state_dict(model_or_state_dict, run, process_group=None, view="hf", base=None, key_mapping=None, strict=True, *, step=None, options=None,
-                    readers="auto", load_options=None, progress=False):
+def load_state_dict(model_or_state_dict, run, process_group=None, view=None, base=None, key_mapping=None, strict=True, *, step=None, missing=None,
+                    options=None, readers="auto", load_options=None, progress=False, **more):
     """Fill the tensors of a model or state dict in place with a checkpoint's, on all ranks of a process group together.
 
-    Plain tensors are filled whole; DTensors (FSDP, HSDP, tensor parallelism, any mesh) and ShardedTensors each rank's part. Parameters on the
-    meta device are given memory first. Every byte is read by one rank or by each, whatever is faster (readers="once", "node", "each" say it).
+    Plain tensors are filled whole; DTensors (FSDP, HSDP, tensor parallelism, any mesh) and ShardedTensors each rank's part. What is on the meta
+    device gets memory when the load has succeeded: models get new parameters, state dicts new tensors in place of the meta ones (DTensors with
+    the same mesh and placements). Every byte is read by one rank or by each, whatever is faster (readers="once", "node", "each" say it).
 
-    run                  a run, one checkpoint or a model directory; or an open ckptfs.View
+    model_or_state_dict  a torch.nn.Module, a state dict, or a list of them: the stages of a pipeline that this rank holds
+    run                  a run, one checkpoint or a model directory; or an open ckptfs.View (then view=, base=, step= and options are the View's)
     process_group        None: the default one if torch.distributed is initialised, else this process alone
-    view                 "hf": Hugging Face names, the hub's or those that the model's class has in memory; "raw": the framework's own, and
+    view                 "hf" (default): Hugging Face names, the hub's or those that the model's class has in memory; "raw": the framework's own, and
                          optimizer states too: nested dicts and lists are named as torch's distributed checkpoints name them
-    base, step, options  as for ckptfs.open (options: a dict)
+    base, step, options  as for ckptfs.open, which also says how other options are given
     key_mapping          {pattern: replacement} from the view's names to the model's, as transformers' from_pretrained has it; or a JSON file of that
-    strict               missing or unexpected keys are an error, as in torch; another shape always is
-    load_options         {"host_bytes": ..., "threads": ..., "verify": ..., "exchange_timeout_ms": ..., "io": "uring", "rates": {...}}
-    progress             True: a bar; or a function of (tensors that have arrived, all)
+    strict               missing or unexpected keys are an error, as in torch; another shape always is. What some rank's model has is not unexpected
+    missing              "init": parameters that the checkpoint lacks are no error; they are initialised as by their classes (transformers'
+                         _init_weights, or reset_parameters), alike on all ranks. None: they stay as they were, on the meta device if they were there
+    load_options         {"host_bytes": ..., "threads": ..., "verify": ..., "exchange_timeout_ms": ..., "io": "uring", "rates": {...}};
+                         exchange_timeout_ms is also how long to wait for ranks that do not come
+    progress             True: a bar, on rank 0; or a function of (tensors that have arrived, all), called on each rank
 
     Floating tensors are cast to the model's dtype, but for float8_e4m3fn: a model's parameter becomes that. Memory layouts stay as they are.
-    Returns what torch's load_state_dict does, a named tuple of missing_keys and unexpected_keys, with `stats` beside them.
+    Returns what torch's load_state_dict does, a named tuple of missing_keys and unexpected_keys, the same on all ranks, with `stats` beside them.
+
+    Errors, on all ranks: RuntimeError in torch's words for keys and shapes; CkptError with its `code` for all else; TypeError and ValueError for
+    arguments, where the other ranks get a CkptError. If nothing could be loaded, models and state dicts are as before, but for tensors that had
+    memory if the failure came while it was being filled.
     """
-    entries, opened, load, failure, stats = None, None, None, None, None
+    parts, spec, native, failure = None, None, None, None
     try:
-        if view not in ("hf", "raw"):
-            raise ValueError(f"view={view!r}: expected 'hf' or 'raw'")
-        entries = Entries(model_or_state_dict)
+        if missing not in (None, "init"):
+            raise ValueError(f"missing={missing!r}: expected 'init' or None")
+        native = make_options(readers, load_options)
+        spec = _Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
+        parts = parts_of(model_or_state_dict)
     except Exception as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
         failure = e
-    with Comm(process_group, entries.device() if entries else None) as comm:
-        try:
-            if failure is None:
-                args = dict(options or {}, step=step, view=None if view == "hf" else view, base=base)
-                opened, names = _open(run, entries, key_mapping, args)
-                load = Load(opened, comm, make_options(readers, load_options))
-                result = _want_all(entries, load, names)
-                _judge(entries, load, result, strict)
-        except Exception as e:
-            failure = e
-        try:
-            _agree(comm, failure)
-            stats = load.run(progress)
-        finally:
-            if load:
-                load.close()
-            if opened and opened is not run:
-                opened.close()
-    entries.finish(result)
-    result.stats = stats
+    timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
+    device = device_of(parts) if parts is not None and failure is None else None
+    with Comm(process_group, device, timeout_ms, failure) as comm, spec:  # raises the failure
+        match, verdict = _agreed(comm, spec, parts, key_mapping, missing == "init")
+        result = judge(match, verdict, strict, missing == "init")
+        result.stats = _fill(comm, match, native, progress)
+    for part, lacking in zip(parts, match.lacking):
+        if missing == "init":
+            part.initialise([e.tensor for e in lacking], verdict["seed"])
+        part.finish(result)
+    _warn_of_meta([] if missing == "init" else match.lacking)
     return result
 
 
-def _result(missing, unexpected):
-    from torch.nn.modules.module import _IncompatibleKeys
+class _Spec:
+    """Which view: `run`, and how it is opened. Closes what it has opened."""
 
-    class Loaded(_IncompatibleKeys):
-        stats = None
-    return Loaded(missing, unexpected)
+    def __init__(self, run, view, options, more):
+        if view not in (None, "hf", "memory", "raw"):
+            raise ValueError(f"view={view!r}: expected 'hf', 'memory' or 'raw'")
+        self.run, self.given = run, dict(spelled(options, more), view=None if view == "hf" else view)
+        self.opened = []
+        if isinstance(run, View):
+            named = sorted(k for k, v in dict(self.given, view=view).items() if v is not None)
+            if named:
+                raise ValueError(f"{', '.join(n + '=' for n in named)} with an open View: it was opened with its own options; give the run's path, "
+                                 "or open the View with these")
+            run.check()
 
+    def has_other(self):
+        return self.run.is_plain() if isinstance(self.run, View) else self.given["view"] is None
 
-def _agree(comm, failure):
-    """Does every rank go on? If not, all raise: whoever failed its own error."""
-    err = Err()
-    if failure is not None:
-        err.code = CODES.index(getattr(failure, "code", "usage"))
-        err.text = str(failure).encode()[:1023]
-    rc = library().comm_agree_raw(comm.handle, -1 if failure else 0, TIMEOUT_MS, byref(err))
-    if failure is not None:
-        raise failure
-    if rc < 0:
-        raise CkptError(CODES[err.code], err.text.decode(errors="replace"))
+    def views(self):
+        """The view that was asked for, then one whose names may fit better where it lacks some: the hub's names first, then those that the
+        model's class has in memory (transformers stacks experts, for one)."""
+        first = self.run if isinstance(self.run, View) else self._keep(View(self.run, **self.given))
+        yield first
+        yield self._keep(first.again(view="memory"))
 
+    def keep_only(self, view):
+        for other in self.opened:
+            if other is not view:
+                other.close()
 
-def _missing(entries, names):
-    return [n for n in entries.tensors if names.find(n) is None]
+    def _keep(self, view):
+        self.opened.append(view)
+        return view
 
+    def __enter__(self):
+        return self
 
-def _want_all(entries, load, names):
-    """Declare wants for all that the view has: the names that are missing, and those that nobody asked for."""
-    unused, filled, missing = set(names.source.values()), set(), []
-    for name, tensor in entries.tensors.items():
-        source = names.find(name)
-        if source is None:
-            missing.append(name)
-            continue
-        unused.discard(source)
-        where = memory(tensor)
-        if where is None or where not in filled:
-            filled.add(where)
-            load.want(name, tensor, source, (lambda local, t=tensor: entries.replace(t, local)) if entries.can_replace() else None)
-    missing = [m for m in missing if memory(entries.tensors[m]) is None or memory(entries.tensors[m]) not in filled]  # tied: its twin is loaded
-    shown = {v: k for k, v in names.source.items()}
-    return _result(missing, [shown[v] for v in load.view.keys() if v in unused])
+    def __exit__(self, *exc):
+        self.keep_only(None)
 
 
-def _judge(entries, load, result, strict):
-    """Errors in torch's words."""
-    lines = list(load.mismatched)
-    if strict and result.unexpected_keys:
-        lines.insert(0, "Unexpected key(s) in state_dict: " + ", ".join(f'"{k}"' for k in result.unexpected_keys) + ". ")
-    if strict and result.missing_keys:
-        lines.insert(0, "Missing key(s) in state_dict: " + ", ".join(f'"{k}"' for k in result.missing_keys) + ". ")
-    if lines:
-        raise RuntimeError("Error(s) in loading state_dict for {}:\n\t{}".format(entries.name, "\n\t".join(lines)))
+def _agreed(comm, spec, parts, key_mapping, init):
+    """The match of all ranks' tensors with the view that has most of their names, and the verdict on it."""
+    found, views = [], spec.views()
+
+    def prepare():
+        match = Match(next(views), parts, _mapping(key_mapping))
+        found.append(match)
+        if init:
+            match.check_initialise()
+        return match.word(other=spec.has_other())
+    verdicts = [comm.share(prepare, combined)]
+    if verdicts[0]["missing"] and verdicts[0]["other"]:
+        verdicts.append(comm.share(prepare, combined))
+    best = min(range(len(found)), key=lambda i: len(verdicts[i]["missing"]))
+    spec.keep_only(found[best].view)
+    return found[best], verdicts[best]
 
 
-def _open(run, entries, key_mapping, args):
-    """The view that knows the model's names, and the names: the hub's, or those that the model's class has in memory (transformers stacks
-    experts, for one)."""
+def _fill(comm, match, native, progress):
+    load = failure = None
+    try:
+        try:
+            load = Load(match.view, comm, native)
+            for entry, source in match.pairs:
+                load.want(entry, source)
+        except Exception as e:
+            failure = e
+        comm.agree(failure)
+        with loading(match.view):
+            return load.run(progress)
+    finally:
+        if load:
+            load.close()
+
+
+def _warn_of_meta(lacking):
+    """What the checkpoint lacks and has no memory can't be computed with."""
+    names = [e.name for part in lacking for e in part if is_meta(e.tensor)]
+    if names:
+        warnings.warn(f"not in the checkpoint, so still on the meta device (missing='init' initialises them): {', '.join(names[:8])}"
+                      f"{f' and {len(names) - 8} more' if len(names) > 8 else ''}", stacklevel=3)
+
+
+def _mapping(key_mapping):
     if isinstance(key_mapping, (str, os.PathLike)):
         with open(key_mapping, encoding="utf-8") as f:
-            key_mapping = json.load(f)
-    tied = tied_names(entries.model)
-    opened = run if isinstance(run, View) else View(run, **args)
-    names = Names(opened, key_mapping, tied)
-    missing = [] if isinstance(run, View) or args["view"] is not None else _missing(entries, names)
-    if not missing:
-        return opened, names
-    other = View(run, **dict(args, view="memory"))
-    other_names = Names(other, key_mapping, tied)
-    if len(_missing(entries, other_names)) < len(missing):
-        opened.close()
-        return other, other_names
-    other.close()
-    return opened, names
+            return json.load(f)
+    return key_mapping

@@ -5,14 +5,19 @@ import json
 import os
 from ctypes import byref, c_void_p
 
+from ._fork import reading, taken
 from ._library import CkptError, TensorInfo, library, new, take_text, u64s
 
 TORCH = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
          "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
          "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64", "U64": "uint64"}
 
+TORCHES, NUMPIES = ("pt", "torch", "pytorch"), ("np", "numpy")
+
 
 class Info:
+    """Of one tensor of a view."""
+
     def __init__(self, index, t):
         self.index, self.name, self.dtype, self.nbytes = index, t.name.decode(), t.dtype.decode(), t.nbytes
         self.shape = [t.shape[d] for d in range(t.rank)]
@@ -20,13 +25,11 @@ class Info:
 
 def _empty(framework, shape, dtype):
     """An uninitialised array, and the address of its bytes."""
-    if framework in ("pt", "torch", "pytorch"):
+    if framework in TORCHES:
         import torch
         t = torch.empty(shape, dtype=getattr(torch, TORCH[dtype]))
         return t, t.data_ptr()
     import numpy
-    if framework not in ("np", "numpy"):
-        raise ValueError(f"framework {framework!r}: expected 'pt' or 'np'")
     if dtype == "BF16" or dtype.startswith("F8"):
         raise TypeError(f"numpy has no {dtype}; framework='pt' does, or dtype='float32' converts")
     a = numpy.empty(shape, dtype=TORCH[dtype])
@@ -34,15 +37,17 @@ def _empty(framework, shape, dtype):
 
 
 class Slice:
-    """One tensor, read when it is indexed: only the box that is asked for."""
+    """One tensor, read when it is indexed: only the box that is asked for. CkptError once the view is closed."""
 
     def __init__(self, view, info):
         self._view, self._info = view, info
 
     def get_shape(self):
+        self._view.check()
         return list(self._info.shape)
 
     def get_dtype(self):
+        self._view.check()
         return self._info.dtype
 
     def __getitem__(self, index):
@@ -76,37 +81,75 @@ class Slice:
         return out
 
 
-class View:
-    """One checkpoint as tensors with their Hugging Face names (view="raw": the framework's own). See open()."""
+def spelled(options, more):
+    """The options of a view, as keywords and as a dict: one spelling each."""
+    twice = sorted(k for k in more if k in options and more[k] is not None)
+    if twice:
+        raise ValueError(f"{', '.join(twice)}: given as keyword and in options, once is enough")
+    return {**more, **options}
 
-    def __init__(self, run, framework="pt", device="cpu", step=None, **options):
+
+class View:
+    """One checkpoint as tensors with their Hugging Face names (view="raw": the framework's own). See open().
+
+    Reading is safe from many threads, and in forked children. A closed view raises CkptError. Pickling keeps path and options, and opens the same
+    step again."""
+
+    _view = None  # also where __init__ fails
+    _lost = None  # why it is no good in this process
+
+    def __init__(self, run, framework="pt", device="cpu", step=None, *, options=None, **more):
+        if framework not in TORCHES + NUMPIES:
+            raise ValueError(f"framework={framework!r}: expected 'pt' or 'np'")
+        self._run, self._framework, self._device = os.path.abspath(os.fsdecode(run)), framework, device
+        self._options = {k: v for k, v in spelled(dict(options or {}), more).items() if v is not None and v is not False}
+        step = self._options.pop("step", None) if step is None else step
+        self._step = step if step is None else str(step)
+        self._view = self._open()
+        self._tensors = {info.name: info for info in map(self._info, range(library().view_tensors(self._view)))}
+
+    def _open(self):
         lib = library()
-        self._view, self._framework, self._device = None, framework, device
         opt = new(lib.options_new)
         try:
-            for key, value in options.items():
-                if value is None or value is False:
-                    continue
-                text = None if value is True else os.fspath(value) if isinstance(value, os.PathLike) else str(value)
-                lib.options_set(opt, key.encode(), text if text is None else text.encode())
-            handle = new(lib.run_open, os.fsencode(run), opt)
-            try:
-                self._view = new(lib.run_view, handle, step if step is None else str(step).encode())
-            finally:
-                lib.run_close(handle)
+            for key, value in self._options.items():
+                text = None if value is True else os.fsdecode(value) if isinstance(value, os.PathLike) else str(value)
+                lib.options_set(opt, key.encode(), text if text is None else os.fsencode(text))
+            handle = new(lib.run_open, os.fsencode(self._run), opt)
         finally:
             lib.options_free(opt)
-        self._tensors = {}
-        for i in range(lib.view_tensors(self._view)):
-            t = TensorInfo()
-            lib.view_tensor(self._view, i, byref(t))
-            info = Info(i, t)
-            self._tensors[info.name] = info
+        try:
+            wanted = self._step.encode() if self._step else None  # "": there is only one
+            self._step = take_text(new(lib.run_find_step, handle, wanted))  # for again(): the same, whatever the latest is by then
+            return new(lib.run_view, handle, self._step.encode())
+        finally:
+            lib.run_close(handle)
+
+    def _info(self, i):
+        t = TensorInfo()
+        library().view_tensor(self._view, i, byref(t))
+        return Info(i, t)
+
+    def again(self, **changed):
+        """The same step, opened anew, with other options."""
+        return View(self._run, self._framework, self._device, self._step, options={**self._options, **changed})
+
+    def is_plain(self):
+        """Has it the usual names, the hub's?"""
+        return self._options.get("view") in (None, "hf")
+
+    def check(self):
+        """CkptError if it is closed."""
+        if not self._view:
+            raise CkptError("usage", f"the view of '{self._run}' is closed")
+        if self._lost:
+            raise CkptError("usage", f"the view of '{self._run}' can't be used: {self._lost}")
 
     def close(self):
-        if self._view:
-            library().view_release(self._view)
-        self._view = None
+        """Give everything back. Reads that are running come to their end; using the view after this is a CkptError."""
+        handle = taken(self) if self._view else None
+        if handle:
+            library().view_release(handle)
 
     def __enter__(self):
         return self
@@ -117,39 +160,53 @@ class View:
     def __del__(self):
         self.close()
 
+    def __repr__(self):
+        about = f"step '{self._step}', " if self._step else ""
+        return f"<ckptfs.View of '{self._run}', {about}{f'{len(self._tensors)} tensors' if self._view else 'closed'}>"
+
+    def __reduce__(self):
+        with reading(self) as view:
+            return _reopened, (self._run, self._framework, str(self._device), self._step, self._options, library().view_generation(view))
+
     def keys(self):
+        self.check()
         return list(self._tensors)
 
     offset_keys = keys
 
     def __contains__(self, name):
+        self.check()
         return name in self._tensors
 
     def __len__(self):
+        self.check()
         return len(self._tensors)
 
     def metadata(self):
+        self.check()
         return {"format": "pt"}
 
     def info(self):
-        """What `ckpt info` knows of the view."""
-        text = c_void_p()
-        library().view_info(self._view, byref(text))
-        return json.loads(take_text(text))
+        """What `ckpt info` knows of the view: a dict."""
+        with reading(self) as view:
+            return json.loads(take_text(new(library().view_info, view)))
 
     def _find(self, name):
+        self.check()
         try:
             return self._tensors[name]
         except KeyError:
             raise CkptError("missing", f"there is no tensor '{name}'") from None
 
     def _read(self, info, lo, n):
-        out, address = _empty(self._framework, n, info.dtype)
-        if all(n):
-            library().view_box_pread(self._view, info.index, u64s(lo), u64s(n), c_void_p(address))
-        return out if str(self._device) == "cpu" or self._framework in ("np", "numpy") else out.to(self._device)
+        with reading(self) as view:
+            out, address = _empty(self._framework, n, info.dtype)
+            if all(n):
+                library().view_box_pread(view, info.index, u64s(lo), u64s(n), c_void_p(address))
+        return out if str(self._device) == "cpu" or self._framework in NUMPIES else out.to(self._device)
 
     def get_tensor(self, name):
+        """The whole tensor: torch's or numpy's, of the shape and dtype that get_slice() tells. CkptError "missing": there is none."""
         info = self._find(name)
         return self._read(info, [0] * len(info.shape), info.shape)
 
@@ -157,9 +214,20 @@ class View:
         return Slice(self, self._find(name))
 
 
-def open(run, framework="pt", device="cpu", step=None, **options):
+def _reopened(run, framework, device, step, options, generation):
+    """What pickle makes of a view."""
+    view = View(run, framework, device, step, options=options)
+    if library().view_generation(view._view) != generation:
+        view.close()
+        raise CkptError("stale", f"'{run}' was saved again since this view of it was pickled")
+    return view
+
+
+def open(run, framework="pt", device="cpu", step=None, *, options=None, **more):
     """Open a run (or one checkpoint) like safetensors.safe_open: keys(), metadata(), get_tensor(), get_slice(); a context manager.
 
-    step: of a run with several; the latest if None. options: those of ckptfs (base=, view=, dtype=, recipe=, ...).
+    step       of a run with several: its directory's name, or the number that this ends in (10, "10", "global_step_10"); the latest if None
+    framework  "pt" (torch) or "np" (numpy)
+    options    those of ckptfs (base, view, dtype, recipe, lora, ...): as keywords, or a dict of them, or some of each
     """
-    return View(run, framework, device, step, **options)
+    return View(run, framework, device, step, options=options, **more)

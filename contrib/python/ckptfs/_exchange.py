@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A few bytes from every rank to every rank of a torch process group, through the group's own store.
+
+Not through a collective: gloo and NCCL wait their own 10 to 30 minutes for a rank that does not come, and Ctrl-C is not heard meanwhile. Here
+every wait ends with the caller's deadline, names the ranks that are absent, hears Ctrl-C, and hears at once of a rank that has given up."""
+
+import json
+import time
+
+from ._library import CODES, CkptError
+
+SHORT_S, LONG_S = 0.001, 0.1  # between two looks at the store
+
+
+def told(error):
+    """An exception as a word for other ranks."""
+    code = getattr(error, "code", "usage")
+    return {"code": code if code in CODES else "usage", "text": str(error) or type(error).__name__}
+
+
+class Exchange:
+    """The exchanges of one load. All ranks make it, and call share(), in the same order; a rank that can't calls fail()."""
+
+    collective = False
+
+    def __init__(self, store, rank, size, deadline_s):
+        self.store, self.rank, self.size, self.deadline_s = store, rank, size, deadline_s
+        self.turn, self.old = 0, None
+        self.load = f"ckptfs/{self._asked(lambda: store.add(f'ckptfs/loads/{rank}', 1))}"  # the store knows how many there were: we keep no state
+
+    def share(self, word, combine=list):
+        """combine([word of rank 0, word of rank 1, ...]), made by rank 0; words and the result are what JSON has.
+
+        CkptError: the error of a rank that called fail(); TIMEOUT: a rank did not come; PEER: the store is gone, with its process."""
+        self.turn += 1
+        top = f"{self.load}/{self.turn}"
+        self._asked(lambda: self.store.set(f"{top}/{self.rank}", json.dumps(word)))
+        if self.rank == 0:
+            keys = [f"{top}/{r}" for r in range(self.size)]
+            self._await(keys)
+            result = json.dumps(combine([json.loads(self._asked(lambda k=k: self.store.get(k))) for k in keys]))
+            self._asked(lambda: self.store.set(f"{top}/all", result))
+            for key in keys + ([self.old] if self.old else []):  # everybody came, so everybody has read the last result
+                self._asked(lambda k=key: self.store.delete_key(k))
+            self.old = f"{top}/all"
+        else:
+            self._await([f"{top}/all"])
+            result = self._asked(lambda: self.store.get(f"{top}/all"))
+        return json.loads(result)
+
+    def fail(self, error):
+        """Tell the other ranks that this one gives up, and why. Never raises."""
+        try:
+            self.store.set(f"{self.load}/failed", json.dumps(dict(told(error), rank=self.rank)))
+        except RuntimeError:
+            pass  # the store is gone: so is the job
+
+    def failure(self):
+        """The error that some rank told, or None."""
+        if not self._asked(lambda: self.store.check([f"{self.load}/failed"])):
+            return None
+        word = json.loads(self._asked(lambda: self.store.get(f"{self.load}/failed")))
+        return CkptError(word["code"], f"rank {word['rank']}: {word['text']}")
+
+    def _await(self, keys):
+        end, pause = time.monotonic() + self.deadline_s, SHORT_S
+        while not self._asked(lambda: self.store.check(keys)):
+            failure = self.failure()
+            if failure is not None:
+                raise failure
+            if time.monotonic() > end:
+                raise CkptError("timeout", f"{self._absent(keys)} did not come to load within {self.deadline_s:g} s "
+                                           "(load_options={'exchange_timeout_ms': ...} is how long to wait)")
+            time.sleep(pause)
+            pause = min(2 * pause, LONG_S)
+
+    def _absent(self, keys):
+        if self.rank != 0:
+            return "rank 0, or a rank that it waits for,"
+        absent = [str(r) for r, key in enumerate(keys) if not self.store.check([key])]
+        return f"rank{'s' if len(absent) > 1 else ''} {', '.join(absent[:8])}{' ...' if len(absent) > 8 else ''}"
+
+    @staticmethod
+    def _asked(call):
+        try:
+            return call()
+        except CkptError:
+            raise
+        except RuntimeError as e:  # torch's DistError and its children
+            raise CkptError("peer", f"the process group's store does not answer, its process has probably ended: {str(e).splitlines()[0]}") from None
+
+
+class Gather:
+    """The same for a group without a store (MPI's): its own collective, with its own deadline. A rank that fails must still come to it."""
+
+    collective = True
+
+    def __init__(self, dist, group, size):
+        self.dist, self.group, self.size = dist, group, size
+
+    def share(self, word, combine=list):
+        words = [None] * self.size
+        self.dist.all_gather_object(words, word, group=self.group)
+        for rank, w in enumerate(words):
+            if isinstance(w, dict) and "code" in w:
+                raise CkptError(w["code"], f"rank {rank}: {w['text']}")
+        return combine(words)
+
+    def fail(self, error):
+        self.dist.all_gather_object([None] * self.size, told(error), group=self.group)
+
+    def failure(self):
+        return None
+
+
+class Alone:
+    """One rank."""
+
+    collective = False
+
+    def share(self, word, combine=list):
+        return combine([word])
+
+    def fail(self, error):
+        pass
+
+    def failure(self):
+        return None
+
+
+def exchange_of(dist, group, rank, size, deadline_s):
+    """The exchange of a group's ranks."""
+    if size == 1:
+        return Alone()
+    store = None
+    try:
+        store = group.get_group_store()
+    except (AttributeError, RuntimeError):
+        try:
+            store = dist.distributed_c10d._get_process_group_store(group)
+        except (AttributeError, KeyError):
+            pass
+    return Gather(dist, group, size) if store is None else Exchange(store, rank, size, deadline_s)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors of a view go where, and what is to be said of the rest."""
+
+from ._library import CkptError
+from ._names import Names
+from ._tensors import memory
+
+
+class Match:
+    """One rank's tensors and one view's.
+
+    pairs    [(entry, the view's name)]
+    lacking  per part: [entries that get nothing]"""
+
+    def __init__(self, view, parts, key_mapping):
+        self.view, self.parts = view, parts
+        self.pairs, self.lacking, self.mismatched = [], [], []
+        stored = view.keys()
+        self._unused, self._filled = set(stored), {}
+        for part in parts:
+            names = Names(stored, key_mapping, part.model)
+            self.lacking.append([e for e in part.entries if not self._place(e, names.find(e.name))])
+        # tied: its twin is loaded
+        self.lacking = [[e for e in lacking if not self._twin(e)] for lacking in self.lacking]
+        self._shown = Names(stored, key_mapping).source
+        self._stored = stored
+
+    def _place(self, entry, source):
+        if source is None:
+            return False
+        self._unused.discard(source)
+        if list(entry.tensor.shape) != self.view._tensors[source].shape:
+            import torch
+            self.mismatched.append(f"size mismatch for {entry.name}: copying a param with shape {torch.Size(self.view._tensors[source].shape)} from checkpoint, "
+                                   f"the shape in current model is {torch.Size(entry.tensor.shape)}.")
+        elif not self._twin(entry):
+            self._filled[memory(entry.tensor)] = entry
+            self.pairs.append((entry, source))
+        return True
+
+    def _twin(self, entry):
+        """Is it the memory of one that is filled?"""
+        first = self._filled.get(memory(entry.tensor)) if memory(entry.tensor) is not None else None
+        if first is not None and entry is not first and entry not in first.twins:
+            first.twins.append(entry)
+        return first is not None
+
+    def check_initialise(self):
+        for part, lacking in zip(self.parts, self.lacking):
+            part.check_initialise([e.tensor for e in lacking])
+
+    def word(self, other):
+        """For the other ranks, in what JSON has. `unused`: a bit for each of the view's tensors, 1 if nothing of this rank's is called so. `other`:
+        is there another view to try?"""
+        import torch
+        unused = "".join("1" if name in self._unused else "0" for name in self._stored)
+        return {"missing": [e.name for lacking in self.lacking for e in lacking], "mismatched": self.mismatched, "stored": len(self._stored),
+                "unused": hex(int(unused or "0", 2)), "other": other, "seed": torch.initial_seed()}
+
+    def unexpected(self, verdict):
+        """The names that nobody asked for."""
+        shown = {v: k for k, v in self._shown.items()}
+        bits = bin(int(verdict["unused"], 16))[2:].zfill(len(self._stored))
+        return [shown[name] for name, bit in zip(self._stored, bits) if bit == "1"]
+
+
+def combined(words):
+    """The verdict of all ranks together: the union of what is missing and of what does not fit, and of the rest what nobody asked for."""
+    unused = int(words[0]["unused"], 16)
+    for word in words:
+        unused &= int(word["unused"], 16)
+    return {"missing": _union(words, "missing"), "mismatched": _union(words, "mismatched"), "unused": hex(unused), "seed": words[0]["seed"],
+            "other": all(word["other"] for word in words), "same": len({word["stored"] for word in words}) == 1}
+
+
+def _union(words, key):
+    return list(dict.fromkeys(text for word in words for text in word[key]))
+
+
+def judge(match, verdict, strict, lenient):
+    """What load_state_dict returns, or errors in torch's words. lenient: what is missing is no error."""
+    result = _result(verdict["missing"], match.unexpected(verdict))
+    if not verdict["same"]:
+        raise CkptError("conflict", "the ranks see different checkpoints: their numbers of tensors differ")
+    lines = []
+    if strict and not lenient and result.missing_keys:
+        lines.append("Missing key(s) in state_dict: " + ", ".join(f'"{k}"' for k in result.missing_keys) + ". ")
+    if strict and result.unexpected_keys:
+        lines.append("Unexpected key(s) in state_dict: " + ", ".join(f'"{k}"' for k in result.unexpected_keys) + ". ")
+    lines += verdict["mismatched"]
+    if lines:
+        name = ", ".join(dict.fromkeys(part.name for part in match.parts)) or "an empty list"
+        raise RuntimeError("Error(s) in loading state_dict for {}:\n\t{}".format(name, "\n\t".join(lines)))
+    return result
+
+
+def _result(missing, unexpected):
+    from torch.nn.modules.module import _IncompatibleKeys
+
+    class Loaded(_IncompatibleKeys):
+        stats = None
+    return Loaded(missing, unexpected)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of a model: parameters and buffers that get other memory, and what their classes do to initialise them."""
+
+import contextlib
+import warnings
+import zlib
+
+from ._library import CkptError
+from ._tensors import home, home_of, is_dtensor
+
+
+class Modules:
+    """A model's modules while it is being loaded. Nothing of the model changes before finish()."""
+
+    def __init__(self, model):
+        self.model = model
+        self._new = {}  # {id of the old: (new, old)}
+
+    def replace(self, old, new):
+        """A parameter or buffer shall be another tensor; tied ones stay tied."""
+        self._new[id(old)] = (_dressed(old, new), old)
+
+    def finish(self, result):
+        """All are filled: what torch does after load_state_dict."""
+        self._swap()
+        _revive(self.model)
+        for module in self.model.modules():
+            for hook in module._load_state_dict_post_hooks.values():
+                hook(module, result)
+
+    def _swap(self):
+        for table, key, t in _slots(self.model):
+            if id(t) in self._new:
+                table[key] = self._new[id(t)][0]
+        self._new = {}
+
+    # ---- what the checkpoint lacks ----
+
+    def check_initialise(self, tensors):
+        """Can each of these parameters and buffers be initialised by its class? CkptError names those that can't."""
+        lost = [name for name, module, _ in self._owners(tensors) if not _ways(self.model, name, module)]
+        if lost:
+            raise CkptError("unsupported", f"missing='init': {', '.join(lost) or 'the model itself'} lack{'s' if len(lost) == 1 else ''} parameters, and "
+                                           "neither the class has reset_parameters() nor a transformers model around it _init_weights()")
+
+    def initialise(self, tensors, seed):
+        """Fill these parameters and buffers (the model's own, found by identity) as their classes do for a new model.
+
+        Each is made whole, on every rank from the same numbers, and DTensors keep their part of it: replicas are equal, and so is the model
+        under any mesh. `seed` must be the same on all ranks."""
+        wanted, made = {id(t): t for t in tensors}, {}
+        for name, module, own in reversed(self._owners(tensors)):  # children first, as when they are made
+            with _seeded(seed ^ zlib.crc32(name.encode())):
+                self._initialise(name, module, own, wanted, made)
+        for key, whole in made.items():
+            self._new[key] = (_dressed(wanted[key], _part(wanted[key], whole)), wanted[key])
+
+    def _owners(self, tensors):
+        """[(name, module, tensors)] of the modules that have them."""
+        ids = {id(t) for t in tensors}
+        found = []
+        for name, module in self.model.named_modules():
+            own = [t for _, _, t in _slots(module, False) if id(t) in ids]
+            if own:
+                found.append((name, module, own))
+        return found
+
+    def _initialise(self, name, module, own, wanted, made):
+        import torch
+        for way in _ways(self.model, name, module):
+            with _set_aside(module, wanted, made), torch.no_grad():
+                way()
+            if not any(_is_untouched(made[id(t)]) for t in own):
+                return
+        raise CkptError("unsupported", f"missing='init': the class of '{name}', {type(module).__name__}, leaves a parameter as it is")
+
+
+def _slots(model, recurse=True):
+    """[(table, key, tensor)] of parameters and buffers."""
+    modules = model.modules() if recurse else (model,)
+    return [(table, key, t) for m in modules for table in (m._parameters, m._buffers) for key, t in table.items() if t is not None]
+
+
+def _dressed(old, new):
+    """new in the place of a parameter: a parameter, with the attributes of the old one."""
+    import torch
+    if isinstance(old, torch.nn.Parameter):
+        new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+        new.__dict__.update(old.__dict__)
+    return new
+
+
+def _part(old, whole):
+    """What of a whole tensor is this rank's."""
+    if not is_dtensor(old):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+    return distribute_tensor(whole.detach(), old.device_mesh, old.placements, src_data_rank=None)
+
+
+@contextlib.contextmanager
+def _seeded(seed):
+    """Random numbers from a seed; the caller's generators go on afterwards as if nothing had been."""
+    import torch
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def _set_aside(module, wanted, made):
+    """In a module: whole tensors with memory for those that are wanted, made[id], and for all others shadows on the meta device, which
+    initialisation may write to."""
+    import torch
+    before = _slots(module)
+    try:
+        for table, key, t in before:
+            if id(t) in wanted and id(t) not in made:
+                made[id(t)] = _untouched(torch.empty(t.shape, dtype=t.dtype, device=home_of(t)))
+            shadow = made[id(t)] if id(t) in wanted else torch.empty(t.shape, dtype=t.dtype, device="meta")
+            table[key] = torch.nn.Parameter(shadow, t.requires_grad) if isinstance(t, torch.nn.Parameter) else shadow
+        yield
+    finally:
+        for table, key, t in before:
+            table[key] = t
+
+
+def _untouched(t):
+    """Full of a value that initialisation does not leave behind."""
+    return t.fill_(float("nan")) if t.is_floating_point() or t.is_complex() else t.zero_()
+
+
+def _is_untouched(t):
+    return (t.is_floating_point() or t.is_complex()) and bool(t.numel()) and bool(t.isnan().all())
+
+
+def _ways(model, name, module):
+    """Functions that initialise a module, the best first: that of the transformers model that it belongs to, its class's own."""
+    found = _transformers_model(model, name)
+    ways = [lambda: found._init_weights(module)] if found is not None else []
+    return ways + [getattr(module, n) for n in ("reset_parameters", "_reset_parameters") if callable(getattr(module, n, None))]
+
+
+def _transformers_model(model, name):
+    """The innermost model of transformers that a module lies in, or None."""
+    owner = model
+    found = owner if hasattr(owner, "_init_weights") else None
+    for part in name.split(".") if name else ():
+        owner = getattr(owner, part)
+        found = owner if hasattr(owner, "_init_weights") else found
+    return found
+
+
+def _revive(model):
+    """Buffers that are not saved and still are on the meta device are what the model's class computes (transformers' rotary frequencies)."""
+    import torch
+    lost = []
+    for name, module in model.named_modules():
+        meta = [k for k in module._non_persistent_buffers_set if module._buffers.get(k) is not None and module._buffers[k].is_meta]
+        if not meta:
+            continue
+        owner = None if any(True for _ in module.parameters()) else _transformers_model(model, name)  # it shall touch no parameter
+        if owner is None:
+            lost += [f"{name}.{k}" if name else k for k in meta]
+            continue
+        for k in meta:
+            module._buffers[k] = torch.empty_like(module._buffers[k], device=home())
+        with torch.no_grad():
+            owner._init_weights(module)
+    if lost:
+        warnings.warn(f"not saved, so still on the meta device: {', '.join(lost)}", stacklevel=4)

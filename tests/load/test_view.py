@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ckptfs.View: closed, forked, pickled; how steps and options are spelled; an open view given to load_state_dict."""
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+
+from runner import run_in_folders
+
+BUILD = os.path.abspath(os.environ.get("CKPTFS_BUILD", "build/release"))
+HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.join(HERE, "..", "..", "contrib", "python")
+LLAMA = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp1_pp1_untied_interleaved")
+MOE = os.path.join(HERE, "..", "golden", "nanotron", "qwen2_moe_epbranch_tp1_dp2_ep2")
+NAME = "model.embed_tokens.weight"
+
+try:
+    import torch
+    import transformers
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+
+os.environ["CKPTFS_LIBRARY_PATH"] = BUILD
+sys.path.insert(0, PACKAGE)
+import ckptfs  # noqa: E402
+
+
+def error_of(kind, fn, *args, **kwargs):
+    try:
+        fn(*args, **kwargs)
+    except kind as e:
+        return e
+    raise AssertionError("no error")
+
+
+def apart(script, **env):
+    """A process of its own: it may crash."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=PACKAGE, **env))
+    return done.returncode, done.stdout, done.stderr
+
+
+def a_closed_view_is_an_error(top):
+    code, said, errors = apart(f"""
+import ckptfs
+with ckptfs.open({LLAMA!r}) as f:
+    s = f.get_slice({NAME!r})
+for use in (lambda: s[:2], s.get_shape, s.get_dtype, lambda: f.get_tensor({NAME!r}), lambda: f.get_slice({NAME!r}), f.keys, f.info, f.metadata,
+            lambda: len(f), lambda: 'x' in f, lambda: ckptfs.load_state_dict({{}}, f), lambda: f.__reduce__()):
+    try:
+        use()
+    except ckptfs.CkptError as e:
+        assert e.code == 'usage' and 'closed' in str(e), e
+    else:
+        raise AssertionError('no error')
+f.close()
+assert 'closed' in repr(f)
+print('good')""")
+    assert (code, said) == (0, "good\n"), (code, errors)
+
+
+def closing_while_others_read(top):
+    """Readers get the tensor, or the error."""
+    with ckptfs.open(LLAMA) as f:
+        want = f.get_tensor(NAME)
+    for _ in range(30):
+        f, wrong = ckptfs.open(LLAMA), []
+
+        def read():
+            try:
+                while True:
+                    if not torch.equal(f.get_tensor(NAME), want):
+                        wrong.append("bytes")
+            except ckptfs.CkptError as e:
+                wrong.extend([] if "closed" in str(e) else [e])
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for t in threads:
+            t.start()
+        f.close()
+        for t in threads:
+            t.join()
+        assert not wrong, wrong
+
+
+def forked(child):
+    """What a forked child's function says: True is good."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if child() else 2
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def forked_children_read(top):
+    """Also those that are forked while other threads read."""
+    with ckptfs.open(LLAMA) as f:
+        want, stop = f.get_tensor(NAME), threading.Event()
+
+        def read():
+            while not stop.is_set():
+                f.get_tensor(NAME)
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for t in threads:
+            t.start()
+        try:
+            assert all(forked(lambda: torch.equal(f.get_tensor(NAME), want)) for _ in range(40))
+        finally:
+            stop.set()
+            for t in threads:
+                t.join()
+
+
+def forked_while_a_load_runs(top):
+    """The child can't know what the load's threads were doing: an error, no hang."""
+    with ckptfs.open(LLAMA) as f:
+        state = {k: torch.zeros(f.get_slice(k).get_shape()) for k in f.keys()}
+        seen = []
+
+        def progress(done, of):
+            if not seen:
+                seen.append(forked(lambda: "forked while a load" in str(error_of(ckptfs.CkptError, f.get_tensor, NAME))))
+        ckptfs.load_state_dict(state, f, progress=progress)
+        assert seen == [True] and torch.equal(state[NAME], f.get_tensor(NAME).float())
+
+
+def without_the_library(top):
+    """The import error, and nothing from __del__."""
+    code, _, errors = apart("import ckptfs; ckptfs.open('/x')", CKPTFS_LIBRARY_PATH="/nowhere")
+    assert code == 1 and errors.count("Traceback") == 1 and "/nowhere" in errors and "__del__" not in errors, errors
+    code, said, errors = apart(f"import ckptfs; f = ckptfs.open({LLAMA!r}); print(len(f.keys()) > 9)")  # it is still open at the end
+    assert (code, said, errors) == (0, "True\n", ""), errors
+
+
+def read_elsewhere(view):
+    return view.get_tensor(NAME), repr(view)
+
+
+def pickled(top):
+    """Path, options and step travel; in a spawned process, and to another folder."""
+    os.makedirs(top)
+    for step in ("step-10", "step-20"):
+        shutil.copytree(LLAMA + ".expected", os.path.join(top, step))
+    here = os.getcwd()
+    os.chdir(top)
+    try:
+        f = ckptfs.open(".", step=10, dtype="float32")
+    finally:
+        os.chdir(here)
+    again = pickle.loads(pickle.dumps(f))
+    assert again.keys() == f.keys() and again.get_slice(NAME).get_dtype() == "F32" and repr(again) == repr(f) and "step-10" in repr(f), repr(f)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        tensor, shown = pool.apply(read_elsewhere, (f,))
+    assert torch.equal(tensor, f.get_tensor(NAME)) and shown == repr(f)
+    data = pickle.dumps(f)
+    os.utime(os.path.join(top, "step-10", "model.safetensors"), ns=(1, 1))
+    assert error_of(ckptfs.CkptError, pickle.loads, data).code == "stale"
+
+
+def steps(top):
+    """By name and by number, as the tool's --step; in load_state_dict, too."""
+    os.makedirs(top)
+    for step in ("step-10", "step-0200", "other-7", "more-7"):
+        shutil.copytree(LLAMA + ".expected", os.path.join(top, step))
+    for step, name in ((10, "step-10"), ("10", "step-10"), ("step-10", "step-10"), (200, "step-0200")):
+        with ckptfs.open(top, step=step) as f:
+            assert f"'{name}'" in repr(f), repr(f)
+    assert error_of(ckptfs.CkptError, ckptfs.open, top, step=11).code == "missing"
+    assert error_of(ckptfs.CkptError, ckptfs.open, top, step=7).code == "conflict"
+    assert error_of(ckptfs.CkptError, ckptfs.open, LLAMA + ".expected", step=1).code == "usage"
+    with ckptfs.open(top, step=10) as f:
+        state = {k: torch.empty(f.get_slice(k).get_shape(), device="meta") for k in f.keys()}
+    ckptfs.load_state_dict(state, top, step=10)
+    assert not state[NAME].is_meta
+
+
+def spellings(top):
+    """Options are keywords or a dict, for open and load_state_dict alike; an open view has its own."""
+    for given in ({"dtype": "float32"}, {"options": {"dtype": "float32"}}):
+        with ckptfs.open(LLAMA, **given) as f:
+            assert f.get_slice(NAME).get_dtype() == "F32"
+        with ckptfs.open(LLAMA) as f:
+            state = {k: torch.zeros(f.get_slice(k).get_shape()) for k in f.keys()}
+        ckptfs.load_state_dict(state, LLAMA, **given)
+    error_of(ValueError, ckptfs.open, LLAMA, dtype="float32", options={"dtype": "float32"})
+    error_of(ckptfs.CkptError, ckptfs.open, LLAMA, speed="high")
+    error_of(ckptfs.CkptError, ckptfs.load_state_dict, state, LLAMA, speed="high")
+    for framework in ("tf", "jax", "flax", None):
+        assert "framework" in str(error_of(ValueError, ckptfs.open, LLAMA, framework=framework))
+    with ckptfs.open(LLAMA) as f:
+        for given in ({"base": LLAMA}, {"step": 3}, {"view": "raw"}, {"view": "hf"}, {"options": {"dtype": "float32"}}, {"dtype": "float32"}):
+            said = str(error_of(ValueError, ckptfs.load_state_dict, state, f, **given))
+            assert "open View" in said and (set(given) | {"dtype"}) & set(said.replace("=", " ").split()), said
+
+
+def an_open_view_of_fused_experts(top):
+    """The hub's names of experts, where the model's class stacks them: the names in memory are used."""
+    expected = MOE + ".expected"
+    config = transformers.AutoConfig.from_pretrained(expected)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with ckptfs.open(MOE) as f:
+        result = ckptfs.load_state_dict(model, f)
+        assert not result.missing_keys and not result.unexpected_keys
+        assert f.get_tensor(NAME) is not None
+    want = transformers.AutoModelForCausalLM.from_pretrained(expected, dtype=torch.float32).state_dict()
+    assert all(torch.equal(t, want[k]) for k, t in model.state_dict().items())
+
+
+def version(top):
+    import tomllib
+    with open(os.path.join(PACKAGE, "pyproject.toml"), "rb") as f:
+        assert ckptfs.__version__ == tomllib.load(f)["project"]["version"]
+    from ckptfs._library import library
+    assert library().version().decode() == ckptfs.__version__
+
+
+if __name__ == "__main__":
+    run_in_folders((a_closed_view_is_an_error, closing_while_others_read, forked_children_read, forked_while_a_load_runs, without_the_library, pickled,
+                    steps, spellings, an_open_view_of_fused_experts, version))
