@@ -60,10 +60,21 @@ static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     return 0;
 }
 
+static int dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
+                       struct ckpt_err *err)
+{
+    enum ckpt_evidence evidence;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = find(dir, &evidence);
+
+    return at ? ckpt_dcp_objects(at, opt, out, err)
+              : ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
+}
+
 const struct ckpt_reader ckpt_reader_dcp = {
     .name = "dcp",
     .probe = dcp_probe,
     .load = dcp_load,
+    .objects = dcp_objects,
     .latest = ckpt_automodel_latest,
     .finished = dcp_finished,
     .side_files = "",

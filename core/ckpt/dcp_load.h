@@ -37,4 +37,8 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                   const struct ckpt_dcp_format *format, struct ckpt_catalog **ret,
                   struct ckpt_err *err);
 
+/* Add the pickled objects of a DCP to `out`, as ckpt_reader.objects. */
+int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
+                     struct ckpt_err *err);
+
 #endif

@@ -13,8 +13,6 @@
 
 /* ---- the classes ---- */
 
-enum { MAX_OBJECTS = 64 };
-
 enum { METADATA, TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, STORAGE, LAYOUT, MCORE };
 
 enum { M_STATE_DICT, M_STORAGE, M_PLANNER };
@@ -86,20 +84,33 @@ static int check_name(const char *name, struct ckpt_err *err)
                               : ckpt_fail(err, CKPT_FORMAT, "tensor name '%s' is not UTF-8", name);
 }
 
-/* ---- storage_data: (name, offset) -> file ---- */
+/* ---- storage_data: (name, offset) -> file; an object has no offset ---- */
+
+#define NO_OFFSET ((ckpt_pv)0)
 
 static uint64_t hash_key(const struct adding *a, uint64_t name, ckpt_pv offset)
 {
-    size_t n;
-    const int64_t *t = ckpt_pv_ints(&a->p, offset, &n);
+    size_t n = 0;
+    const int64_t *t = offset == NO_OFFSET ? NULL : ckpt_pv_ints(&a->p, offset, &n);
     return XXH3_64bits_withSeed(t, n * sizeof *t, name);
 }
 
 static bool same_ints(const struct adding *a, ckpt_pv x, ckpt_pv y)
 {
     size_t nx, ny;
+
+    if (x == NO_OFFSET || y == NO_OFFSET)
+        return x == y;
     const int64_t *tx = ckpt_pv_ints(&a->p, x, &nx), *ty = ckpt_pv_ints(&a->p, y, &ny);
     return x == y || (nx == ny && memcmp(tx, ty, nx * sizeof *tx) == 0);
+}
+
+/* Of a key of storage_data. */
+static ckpt_pv offset_of(const struct adding *a, ckpt_pv key)
+{
+    ckpt_pv offset = ckpt_pv_slot(&a->p, key, I_OFFSET);
+
+    return ckpt_pv_kind(offset) <= CKPT_PV_NONE ? NO_OFFSET : offset;
 }
 
 /* The slot that holds the pair, or the free one where it belongs. */
@@ -110,7 +121,7 @@ static size_t find_slot(const struct adding *a, uint64_t name, ckpt_pv offset)
     for (; a->slot[h]; h = (h + 1) & (a->cap - 1)) {
         ckpt_pv key = ckpt_pv_key(&a->p, a->storage, a->slot[h] - 1);
         if (ckpt_pv_id(ckpt_pv_slot(&a->p, key, I_FQN)) == name &&
-            same_ints(a, ckpt_pv_slot(&a->p, key, I_OFFSET), offset))
+            same_ints(a, offset_of(a, key), offset))
             break;
     }
     return h;
@@ -131,10 +142,9 @@ static int index_storage(struct adding *a, struct ckpt_err *err)
         if (ckpt_pv_rule(&a->p, key) != INDEX ||
             ckpt_pv_kind(ckpt_pv_slot(&a->p, key, I_FQN)) != CKPT_PV_STR)
             return fail_value(a, key, "a key of storage_data", "a MetadataIndex", err);
-        ckpt_pv offset = ckpt_pv_slot(&a->p, key, I_OFFSET);
-        if (ckpt_pv_kind(offset) <= CKPT_PV_NONE) /* an object's */
-            continue;
-        if (ckpt_pv_kind(offset) != CKPT_PV_INTS) /* a list could be no part of a key */
+        ckpt_pv offset = offset_of(a, key);
+        if (offset != NO_OFFSET &&
+            ckpt_pv_kind(offset) != CKPT_PV_INTS) /* a list could be no part of a key */
             return fail_value(a, offset, "an offset in storage_data", "a tuple of integers", err);
         a->slot[find_slot(a, ckpt_pv_id(ckpt_pv_slot(&a->p, key, I_FQN)), offset)] =
             (uint32_t)i + 1; /* the last one of equal keys */
@@ -299,26 +309,20 @@ static int add_tensor(struct adding *a, const char *name, uint64_t name_id, ckpt
     return 0;
 }
 
-/* Wanted objects are few: a walk each. One without a place is as good as none. */
-static int add_object(struct adding *a, ckpt_pv name_id, const char *name, struct ckpt_err *err)
+/* One without a place is as good as none. */
+static int add_object(struct adding *a, uint64_t name_id, const char *name, struct ckpt_err *err)
 {
     struct ckpt_dcp_metadata *m = a->m;
     struct ckpt_dcp_tensor t = {0};
     struct ckpt_dcp_chunk c = {0};
+    const uint32_t at = a->slot[find_slot(a, name_id, NO_OFFSET)];
 
-    for (size_t i = ckpt_pv_npair(&a->p, a->storage); i-- > 0;) {
-        ckpt_pv key = ckpt_pv_key(&a->p, a->storage, i);
-        if (ckpt_pv_slot(&a->p, key, I_FQN) != name_id ||
-            ckpt_pv_kind(ckpt_pv_slot(&a->p, key, I_OFFSET)) > CKPT_PV_NONE)
-            continue;
-        if (m->objects.len == MAX_OBJECTS)
-            return ckpt_fail(err, CKPT_LIMIT, "more than %d objects are wanted", MAX_OBJECTS);
-        if (read_place(a, ckpt_pv_value(&a->p, a->storage, i), &t, &c, err) < 0)
-            return -1;
-        struct ckpt_dcp_object o = {ckpt_arena_strdup(&m->arena, name), c.file, c.off, c.len};
-        return !o.name || ckpt_vec_push(&m->objects, o) < 0 ? ckpt_nomem(err) : 0;
-    }
-    return 0;
+    if (!at)
+        return 0;
+    if (read_place(a, ckpt_pv_value(&a->p, a->storage, at - 1), &t, &c, err) < 0)
+        return -1;
+    struct ckpt_dcp_object o = {ckpt_arena_strdup(&m->arena, name), c.file, c.off, c.len};
+    return !o.name || ckpt_vec_push(&m->objects, o) < 0 ? ckpt_nomem(err) : 0;
 }
 
 static int add_tensors(struct adding *a, struct ckpt_err *err)
@@ -331,7 +335,8 @@ static int add_tensors(struct adding *a, struct ckpt_err *err)
             return -1;
         if (ckpt_pv_rule(&a->p, v) == BYTES) {
             a->m->nbytes_entry++;
-            if (a->m->wants && a->m->wants(a->m->ctx, name) && add_object(a, key, name, err) < 0)
+            if (a->m->wants && a->m->wants(a->m->ctx, name) &&
+                add_object(a, ckpt_pv_id(key), name, err) < 0)
                 return ckpt_err_in(err, "object '%s'", name);
             continue;
         }

@@ -321,6 +321,7 @@ const struct ckpt_reader ckpt_reader_megatron = {
     .name = "megatron",
     .probe = megatron_probe,
     .load = megatron_load,
+    .objects = ckpt_megatron_objects,
     .latest = megatron_latest,
     .finished = megatron_finished,
 };

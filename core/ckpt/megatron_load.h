@@ -18,4 +18,11 @@ int ckpt_megatron_load_ranks(struct ckpt_dir *dir, const struct ckpt_reader_opti
                              struct ckpt_megatron_state *st, struct ckpt_catalog **ret,
                              struct ckpt_err *err);
 
+/* What lies beside the tensors in the directory of the weights; as ckpt_reader.objects. */
+int ckpt_megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
+                          struct ckpt_err *err);
+
+/* Names of a rank's file, in its folder mp_rank_*; NULL-terminated. */
+extern const char *const ckpt_megatron_rank_files[];
+
 #endif

@@ -20,8 +20,8 @@
 
 enum { MAX_STAGES = 1024, MAX_RANKS = 1024, MAX_NESTING = 8 };
 
-static const char *const file_names[] = {"model_optim_rng.pt", "model_rng.pt",
-                                         "model_weights.ckpt"};
+const char *const ckpt_megatron_rank_files[] = {"model_optim_rng.pt", "model_rng.pt",
+                                                "model_weights.ckpt", NULL};
 
 /* One rank's file. */
 struct rank {
@@ -152,8 +152,8 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
         return ckpt_nomem(err);
     *own = r;
     own->folder = strdup(e->name);
-    for (size_t i = 0; own->folder && i < sizeof file_names / sizeof file_names[0]; i++) {
-        own->path = ckpt_asprintf("%s/%s", own->folder, file_names[i]);
+    for (size_t i = 0; own->folder && ckpt_megatron_rank_files[i]; i++) {
+        own->path = ckpt_asprintf("%s/%s", own->folder, ckpt_megatron_rank_files[i]);
         if (!own->path || ckpt_dir_has_file(l->dir, own->path))
             break;
         free(ckpt_steal(&own->path));
@@ -162,7 +162,7 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
         return ckpt_nomem(err);
     return own->path ? 0
                      : ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no %s", ckpt_dir_path(l->dir),
-                                 own->folder, file_names[0]);
+                                 own->folder, ckpt_megatron_rank_files[0]);
 }
 
 static int read_rank(struct load *l, struct rank *r, struct ckpt_err *err)
@@ -588,7 +588,7 @@ static int add_tensor(struct load *l, const struct rank *r, uint32_t stage, cons
     struct ckpt_torch_layout layout;
     uint64_t off = 0;
 
-    if (ckpt_pv_kind(v) != CKPT_PV_OBJ || !ckpt_megatron_name(name, &at, &l->name))
+    if (ckpt_torch_is_data(&r->p, v) || !ckpt_megatron_name(name, &at, &l->name))
         return 0;
     if (l->name.failed)
         return ckpt_nomem(err);

@@ -2,13 +2,10 @@
 /* Reading the common state. */
 #include "ckpt/megatron_state.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 #include "container/pickle_json.h"
-#include "container/torch.h"
-
-enum { MAX_PICKLE = 256 * 1024 * 1024 };
+#include "container/torch_object.h"
 
 void ckpt_megatron_state_release(struct ckpt_megatron_state *st)
 {
@@ -69,29 +66,12 @@ int ckpt_megatron_state_take(struct ckpt_megatron_state *st, const struct ckpt_p
     return take_args(st, p, ckpt_pv_get(p, v, "args"), err);
 }
 
-/* The pickle of an archive; the caller releases it. */
-static int read_pickle(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_pickle *ret,
-                       struct ckpt_err *err)
-{
-    struct ckpt_torch t;
-    int result;
-
-    if (ckpt_torch_open(s, off, len, &t, err) < 0)
-        return -1;
-    if (t.pickle_len > MAX_PICKLE)
-        result = ckpt_fail(err, CKPT_LIMIT, "its pickle has %" PRIu64 " bytes", t.pickle_len);
-    else
-        result = ckpt_pickle_read(s, t.pickle_off, t.pickle_len, &ckpt_torch_rules, ret, err);
-    ckpt_torch_release(&t);
-    return result;
-}
-
 int ckpt_megatron_state_read(struct ckpt_megatron_state *st, struct ckpt_source *s, uint64_t off,
                              uint64_t len, struct ckpt_err *err)
 {
     struct ckpt_pickle p;
 
-    if (read_pickle(s, off, len, &p, err) < 0)
+    if (ckpt_torch_pickle(s, off, len, &p, err) < 0)
         return -1;
     int result = ckpt_megatron_state_take(st, &p, p.root, err);
     ckpt_pickle_release(&p);
@@ -104,7 +84,7 @@ int ckpt_megatron_state_read_fact(struct ckpt_megatron_state *st, const char *na
 {
     struct ckpt_pickle p;
 
-    if (read_pickle(s, off, len, &p, err) < 0)
+    if (ckpt_torch_pickle(s, off, len, &p, err) < 0)
         return -1;
     take_fact(st, &p, name, p.root);
     ckpt_pickle_release(&p);

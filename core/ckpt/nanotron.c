@@ -13,6 +13,7 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "ckpt/nanotron_name.h"
+#include "ckpt/nanotron_objects.h"
 #include "ckpt/nanotron_slices.h"
 #include "ckpt/nanotron_states.h"
 #include "ckpt/readers.h"
@@ -855,6 +856,7 @@ const struct ckpt_reader ckpt_reader_nanotron = {
     .name = "nanotron",
     .probe = nanotron_probe,
     .load = nanotron_load,
+    .objects = ckpt_nanotron_objects,
     .latest = nanotron_latest,
     .finished = nanotron_finished,
     .side_files = "",

@@ -19,7 +19,7 @@ static int visit(struct walk *w, const char *param, const char *key, ckpt_pv v,
 {
     const struct ckpt_nt_state s = {param, key, v, w->n};
 
-    if (!param || ckpt_pv_kind(v) != CKPT_PV_OBJ)
+    if (!param || ckpt_torch_is_data(w->p, v))
         return 0;
     w->n++;
     return w->fn(w->ctx, &s, err);

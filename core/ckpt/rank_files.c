@@ -19,6 +19,7 @@
 #include "ckpt/rank_piece.h"
 #include "ckpt/readers.h"
 #include "container/config.h"
+#include "container/torch_object.h"
 
 /* What a file's name says. */
 struct rank_name {
@@ -364,6 +365,27 @@ static int rank_files_load(struct ckpt_dir *dir, const struct ckpt_reader_option
     return 0;
 }
 
+/* What the first file holds beside tensors. */
+static int rank_files_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                              json_t *out, struct ckpt_err *err)
+{
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
+
+    if (ckpt_dir_list(dir, see_entry, &l, err) < 0)
+        return -1;
+    choose_files(&l);
+    if (l.files.len == 0)
+        return 0;
+    qsort(l.files.ptr, l.files.len, sizeof *l.files.ptr, file_cmp);
+    const char *name = l.files.ptr[0].name;
+    if (ckpt_source_file_new(dir, name, opt->pool, &s, err) < 0)
+        return -1;
+    return ckpt_torch_object(s, 0, s->size, "", true, out, err) < 0
+               ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), name)
+               : 0;
+}
+
 static enum ckpt_evidence rank_files_probe(struct ckpt_dir *dir)
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir};
@@ -379,5 +401,6 @@ const struct ckpt_reader ckpt_reader_rank_files = {
     .name = "rank_files",
     .probe = rank_files_probe,
     .load = rank_files_load,
+    .objects = rank_files_objects,
     .side_files = "huggingface",
 };

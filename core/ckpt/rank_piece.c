@@ -399,7 +399,7 @@ static int add_entry(struct file *f, const char *name, ckpt_pv v, struct ckpt_er
     while (ckpt_pv_kind(v) == CKPT_PV_OBJ && (ckpt_pv_rule(&f->p, v) == CKPT_TORCH_PARAMETER ||
                                               ckpt_pv_rule(&f->p, v) == CKPT_TORCH_PARAMETER_STATE))
         v = ckpt_pv_at(&f->p, ckpt_pv_slot(&f->p, v, 0), 0);
-    if (ckpt_pv_kind(v) != CKPT_PV_OBJ) /* a number, a step: no tensor */
+    if (ckpt_torch_is_data(&f->p, v)) /* a number, a step: no tensor */
         return 0;
     if (!(p.name = ckpt_arena_strdup(&f->out->names, name)))
         return ckpt_nomem(err);
@@ -424,7 +424,7 @@ static bool is_nested(const struct file *f)
 
 static bool is_tensor(const struct file *f, ckpt_pv v)
 {
-    return ckpt_pv_kind(v) == CKPT_PV_OBJ && ckpt_pv_rule(&f->p, v) >= 0;
+    return !ckpt_torch_is_data(&f->p, v) && ckpt_pv_rule(&f->p, v) >= 0;
 }
 
 static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int depth,

@@ -55,6 +55,12 @@ struct ckpt_reader {
     int (*load)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                 struct ckpt_catalog **ret, struct ckpt_err *err);
 
+    /* Add to the object `out` what the checkpoint holds beside tensors, by name: values as
+     * container/pickle_value.h writes them, named as torch's distributed checkpoints name them. Of
+     * files that every rank wrote, the first rank's. NULL: the format has none. */
+    int (*objects)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
+                   struct ckpt_err *err);
+
     /* Of a folder of checkpoints: the name of the step that the format's own pointer file
      * (latest.txt) names, malloc'ed, or NULL if there is no such file. May be NULL: the format has
      * none. */

@@ -49,19 +49,29 @@ static const struct ckpt_pickle_global globals[] = {
     [CKPT_TORCH_SHARD_METADATA] = {NULL, "ShardMetadata", CKPT_PICKLE_OBJ, shard_slots},
     [CKPT_TORCH_SHARDED_METADATA] = {NULL, "ShardedTensorMetadata", CKPT_PICKLE_OBJ, sharded_slots},
     [CKPT_TORCH_GET_LAYOUT] = {"torch.serialization", "_get_layout"},
+    [CKPT_TORCH_BYTES] = {"_codecs", "encode"}, /* bytes, and sets, in protocol 2 */
+    [CKPT_TORCH_SET] = {"__builtin__", "set"},
+    [CKPT_TORCH_NAMESPACE] = {"argparse", "Namespace"},
+    [CKPT_TORCH_SIMPLE_NAMESPACE] = {"types", "SimpleNamespace"},
     {"torch.distributed._tensor.placement_types", "Shard", CKPT_PICKLE_OBJ, placement_slots},
     {"torch.distributed._tensor.placement_types", "_StridedShard", CKPT_PICKLE_OBJ,
      placement_slots},
     {"torch.distributed._tensor.placement_types", "Replicate", CKPT_PICKLE_OBJ, placement_slots},
     {NULL, "ShardOrderEntry"},
-    {"argparse", "Namespace"},
-    {"types", "SimpleNamespace"},
     {"torch", "Size", CKPT_PICKLE_SIZE},
     {"collections", "OrderedDict", CKPT_PICKLE_DICT},
     {NULL},
 };
 
 const struct ckpt_pickle_rules ckpt_torch_rules = {globals, true};
+
+bool ckpt_torch_is_data(const struct ckpt_pickle *p, ckpt_pv v)
+{
+    const int rule = ckpt_pv_kind(v) == CKPT_PV_OBJ ? ckpt_pv_rule(p, v) : CKPT_PICKLE_OTHER;
+
+    return ckpt_pv_kind(v) != CKPT_PV_OBJ ||
+           (rule >= CKPT_TORCH_BYTES && rule <= CKPT_TORCH_SIMPLE_NAMESPACE);
+}
 
 bool ckpt_torch_dtype(const struct ckpt_pickle *p, ckpt_pv v, enum ckpt_dtype *ret)
 {

@@ -34,8 +34,15 @@ enum ckpt_torch_global {
     CKPT_TORCH_SHARD_METADATA,
     CKPT_TORCH_SHARDED_METADATA,
     CKPT_TORCH_GET_LAYOUT,
+    CKPT_TORCH_BYTES,
+    CKPT_TORCH_SET,
+    CKPT_TORCH_NAMESPACE,
+    CKPT_TORCH_SIMPLE_NAMESPACE,
 };
 extern const struct ckpt_pickle_rules ckpt_torch_rules;
+
+/* Is it certainly no tensor: a number, a text, bytes, a set, the run's arguments? */
+bool ckpt_torch_is_data(const struct ckpt_pickle *p, ckpt_pv v);
 
 /* How a tensor lies in its storage; sizes, strides and `first` in elements. */
 struct ckpt_torch_layout {

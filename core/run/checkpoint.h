@@ -72,4 +72,8 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const
 int ckpt_checkpoint_explain(struct ckpt_view *view, const char *tensor, json_t **ret,
                             struct ckpt_err *err);
 
+/* What the checkpoint holds beside tensors, as ckpt_reader.objects gives it; it is read now. *ret
+ * is a new object. */
+int ckpt_checkpoint_objects(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err);
+
 #endif

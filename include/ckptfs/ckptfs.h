@@ -155,6 +155,21 @@ CKPT_PUBLIC int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct c
 CKPT_PUBLIC int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,
                                   struct ckpt_err *err);
 
+/* What the checkpoint holds beside tensors (an optimizer's param_groups, a scheduler's state, the
+ * run's arguments), read now, from pickles of which nothing is ever called: {"name": value, ...},
+ * named as torch's distributed checkpoints name them ("optim.param_groups"); of files that every
+ * rank wrote, the first rank's. {} if the format has none. None, booleans, numbers, strings, lists
+ * (and sets) and dicts with string keys are what they are in JSON; the rest are objects that begin
+ * with a mark:
+ *
+ *     {"$float": "nan"} or "inf", "-inf"   {"$bytes": "00ff"}   {"$text": "00ff"}: with a NUL, or
+ *     no UTF-8   {"$tuple": [...]}   {"$dict": [[key, value], ...]}: keys that are no strings
+ *     {"$object": "module.name"}: what is none of these; "state" beside it, where that is known
+ *
+ * LIMIT: more than 4 million values in one pickle, 256 MiB of text, 48 levels. UNSUPPORTED: a
+ * pickle asks for what only an attack needs. */
+CKPT_PUBLIC int ckpt_view_objects(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
+
 /* What reading cost so far. */
 struct ckpt_stats {
     uint64_t requests, bytes, source_reads, source_bytes, slab_bytes, open_files, errors;

@@ -123,6 +123,18 @@ static void make_entry(int dir, struct input *in)
     free(name);
 }
 
+static void read_objects(const struct ckpt_reader *r, struct ckpt_dir *dir,
+                         const struct ckpt_reader_options *opt)
+{
+    struct ckpt_err err = {0};
+    json_t *out = json_object();
+
+    MUST(out);
+    if (r->objects && r->objects(dir, opt, out, &err) < 0)
+        check_err(&err);
+    json_decref(out);
+}
+
 static void load_and_read(const struct ckpt_reader *r)
 {
     struct ckpt_reader_options opt = {.nthread = 1, .states = true};
@@ -137,6 +149,7 @@ static void load_and_read(const struct ckpt_reader *r)
         (void)r->finished(dir, "1", NULL);
     if (r->latest)
         free(r->latest(dir));
+    read_objects(r, dir, &opt);
     for (int partial = 0; partial < 2; partial++) {
         err.code = CKPT_OK;
         opt.allow_partial = partial;

@@ -11,8 +11,9 @@ where tensors of it are made.
 """
 
 from ._library import CkptError
+from ._objects import Opaque
 from ._view import View, open
 from ._state_dict import load_state_dict
 
-__all__ = ["CkptError", "View", "load_state_dict", "open"]
+__all__ = ["CkptError", "Opaque", "View", "load_state_dict", "open"]
 __version__ = "0.1.0"

@@ -3,6 +3,7 @@
 
 from ._library import CkptError
 from ._names import Names
+from ._objects import Opaque, flattened, gathered, is_whole
 from ._tensors import memory
 
 
@@ -10,7 +11,8 @@ class Match:
     """One rank's tensors and one view's.
 
     pairs    [(entry, the view's name)]
-    lacking  per part: [entries that get nothing]"""
+    lacking  per part: [entries that get nothing]
+    values   [(what is no tensor, its stored value)]"""
 
     def __init__(self, view, parts, key_mapping):
         self.view, self.parts = view, parts
@@ -23,7 +25,29 @@ class Match:
         # tied: its twin is loaded
         self.lacking = [[e for e in lacking if not self._twin(e)] for lacking in self.lacking]
         self._shown = Names(stored, key_mapping).source
+        self.values, self._lost_values = [], []
+        self._match_values(key_mapping)
         self._stored = stored
+
+    def _match_values(self, key_mapping):
+        """What is no tensor is only in views of the framework's own names."""
+        wanted = [value for part in self.parts for value in part.values]
+        if not wanted or not self.view.is_raw():
+            return
+        objects = flattened(self.view.objects())
+        names = Names(objects, key_mapping)
+        objects = {name: objects[source] for name, source in names.source.items()}
+        for value in wanted:
+            stored = objects[value.name] if value.name in objects else self._gathered(objects, value.name)
+            if value.put is not None and is_whole(stored):
+                self.values.append((value, stored))
+            else:
+                self._lost_values.append(value.name)
+
+    def _gathered(self, objects, name):
+        """A value that was taken apart; of one with tensors nothing is given."""
+        has_tensors = any(shown.startswith(name + ".") for shown in self._shown)
+        return Opaque("nothing") if has_tensors else gathered(objects, name)
 
     def _place(self, entry, source):
         if source is None:
@@ -54,7 +78,8 @@ class Match:
         is there another view to try?"""
         import torch
         unused = "".join("1" if name in self._unused else "0" for name in self._stored)
-        return {"missing": [e.name for lacking in self.lacking for e in lacking], "mismatched": self.mismatched, "stored": len(self._stored),
+        missing = [e.name for lacking in self.lacking for e in lacking] + self._lost_values
+        return {"missing": missing, "mismatched": self.mismatched, "stored": len(self._stored),
                 "unused": hex(int(unused or "0", 2)), "other": other, "seed": torch.initial_seed()}
 
     def unexpected(self, verdict):

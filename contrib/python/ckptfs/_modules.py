@@ -20,6 +20,14 @@ class Modules:
         """A parameter or buffer shall be another tensor; tied ones stay tied."""
         self._new[id(old)] = (_dressed(old, new), old)
 
+    def extra_state_setter(self, name):
+        """What takes "layer._extra_state"; None: nothing does."""
+        owner, _, key = name.rpartition(".")
+        try:
+            return self.model.get_submodule(owner).set_extra_state if key == "_extra_state" else None
+        except AttributeError:
+            return None
+
     def finish(self, result):
         """All are filled: what torch does after load_state_dict."""
         self._swap()

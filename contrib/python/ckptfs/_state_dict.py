@@ -26,7 +26,8 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
     run                  a run, one checkpoint or a model directory; or an open ckptfs.View (then view=, base=, step= and options are the View's)
     process_group        None: the default one if torch.distributed is initialised, else this process alone
     view                 "hf" (default): Hugging Face names, the hub's or those that the model's class has in memory; "raw": the framework's own, and
-                         optimizer states too: nested dicts and lists are named as torch's distributed checkpoints name them
+                         optimizer states too: nested dicts and lists are named as torch's distributed checkpoints name them; what is no tensor in
+                         them (lr, betas, _extra_state) is replaced by what View.objects() has, and missing where that has nothing plain
     base, step, options  as for ckptfs.open, which also says how other options are given
     key_mapping          {pattern: replacement} from the view's names to the model's, as transformers' from_pretrained has it; or a JSON file of that
     strict               missing or unexpected keys are an error, as in torch; another shape always is. What some rank's model has is not unexpected
@@ -58,6 +59,8 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
         match, verdict = _agreed(comm, spec, parts, key_mapping, missing == "init")
         result = judge(match, verdict, strict, missing == "init")
         result.stats = _fill(comm, match, native, progress)
+    for value, stored in match.values:
+        value.put(stored)
     for part, lacking in zip(parts, match.lacking):
         if missing == "init":
             part.initialise([e.tensor for e in lacking], verdict["seed"])

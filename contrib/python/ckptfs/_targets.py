@@ -4,6 +4,7 @@
 import sys
 
 from ._modules import Modules
+from ._objects import is_open
 from ._tensors import home_of, is_dtensor, is_meta, is_sharded_tensor, like, local_tensors
 
 
@@ -28,10 +29,17 @@ class Entry:
             entry._put(whole)
 
 
-class Part:
-    """A model or state dict. `entries`: its tensors. `model`: torch's, or None."""
+class Value:
+    """Something of a state dict that is no tensor, and how it is replaced; `put` None: it can't be."""
 
-    model, name, entries = None, "the state dict", ()
+    def __init__(self, name, put):
+        self.name, self.put = name, put
+
+
+class Part:
+    """A model or state dict. `entries`: its tensors. `values`: what else it has, for raw views. `model`: torch's, or None."""
+
+    model, name, entries, values = None, "the state dict", (), ()
 
     def check_initialise(self, tensors):
         """missing="init": can these be initialised? They are the part's own tensors, as in entries."""
@@ -49,7 +57,7 @@ class StateDict(Part):
     """A state dict, with other dicts and lists in it: its tensors are named as torch's distributed checkpoints name them."""
 
     def __init__(self, state):
-        self.entries = []
+        self.entries, self.values = [], []
         self._add("", state)
 
     def _add(self, prefix, value):
@@ -58,8 +66,10 @@ class StateDict(Part):
             name = f"{prefix}.{key}" if prefix else str(key)
             if _is_tensor(v):
                 self.entries.append(Entry(name, v, _setter(value, key, name) if is_meta(v) else None))
-            elif isinstance(v, dict) or (isinstance(v, (list, tuple)) and _has_tensors(v)):
+            elif isinstance(v, dict) or is_open(v) or (isinstance(v, (list, tuple)) and _has_tensors(v)):
                 self._add(name, v)
+            else:
+                self.values.append(Value(name, _setter(value, key, name) if hasattr(value, "__setitem__") else None))
 
 
 class Fsdp1(Part):
@@ -69,7 +79,8 @@ class Fsdp1(Part):
         self.model, self.name = model, type(model).__name__
         with _sharded(model):
             self._state = model.state_dict()
-        self.entries = StateDict(self._state).entries
+        inside = StateDict(self._state)
+        self.entries, self.values = inside.entries, inside.values
 
     def finish(self, result):
         with _sharded(self.model):
@@ -83,7 +94,13 @@ class Model(Part):
         self.model, self.name = model, type(model).__name__
         self.modules = Modules(model)
         state = model.state_dict(keep_vars=True)
-        self.entries = [Entry(n, t, lambda new, t=t: self.modules.replace(t, new), retype=True) for n, t in state.items() if _is_tensor(t)]
+        self.entries = [Entry(n, t, self._putter(n, t), retype=True) for n, t in state.items() if _is_tensor(t)]
+        self.values = [Value(n, self.modules.extra_state_setter(n)) for n, t in state.items() if not _is_tensor(t)]
+
+    def _putter(self, name, tensor):
+        def put(new):
+            self.modules.replace(tensor, new)
+        return put
 
     def check_initialise(self, tensors):
         self.modules.check_initialise(tensors)

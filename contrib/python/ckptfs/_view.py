@@ -7,6 +7,7 @@ from ctypes import byref, c_void_p
 
 from ._fork import reading, taken
 from ._library import CkptError, TensorInfo, library, new, take_text, u64s
+from ._objects import value
 
 TORCH = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
          "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
@@ -138,6 +139,10 @@ class View:
         """Has it the usual names, the hub's?"""
         return self._options.get("view") in (None, "hf")
 
+    def is_raw(self):
+        """Has it the framework's own names?"""
+        return self._options.get("view") not in (None, "hf", "memory")
+
     def check(self):
         """CkptError if it is closed."""
         if not self._view:
@@ -190,6 +195,16 @@ class View:
         """What `ckpt info` knows of the view: a dict."""
         with reading(self) as view:
             return json.loads(take_text(new(library().view_info, view)))
+
+    def objects(self):
+        """What the checkpoint holds beside tensors: {name: plain Python value}, {} where the format has nothing of the kind.
+
+        An optimizer's param_groups, a scheduler's state, the run's arguments: of DCP, Megatron's common.pt and rank files, nanotron's optimizer and
+        lr_scheduler, torch.save files; of what every rank wrote, the first rank's. Named as torch's distributed checkpoints name them. The
+        pickles are read as data: nothing is imported or called, and what only that could make is a ckptfs.Opaque. Sets come as lists.
+        Read anew at each call. CkptError "unsupported": a pickle that only an attack has; "limit": more than a pickle may hold."""
+        with reading(self) as view:
+            return {k: value(v) for k, v in json.loads(take_text(new(library().view_objects, view))).items()}
 
     def _find(self, name):
         self.check()

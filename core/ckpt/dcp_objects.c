@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pickled objects of a DCP: each item is a torch.save archive of one. */
+#include "ckpt/dcp_load.h"
+#include "container/torch_object.h"
+
+static const char *no_tensor(void *ctx, const char *name)
+{
+    (void)ctx;
+    (void)name;
+    return NULL;
+}
+
+static bool every_object(void *ctx, const char *name)
+{
+    (void)ctx;
+    (void)name;
+    return true;
+}
+
+static int take(void *ctx, const char *name, struct ckpt_source *s, uint64_t off, uint64_t len,
+                struct ckpt_err *err)
+{
+    return ckpt_torch_object(s, off, len, name, false, ctx, err);
+}
+
+int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
+                     struct ckpt_err *err)
+{
+    const struct ckpt_dcp_format format = {
+        .name = "dcp", .tensor = no_tensor, .wants = every_object, .object = take, .ctx = out};
+    struct ckpt_catalog *cat;
+
+    if (ckpt_dcp_load(dir, opt, &format, &cat, err) < 0)
+        return -1;
+    ckpt_catalog_free(cat);
+    return 0;
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a Megatron checkpoint holds beside tensors: the common state, a DCP's objects, or what the
+ * first rank has put into its file. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "ckpt/dcp_load.h"
+#include "ckpt/megatron_layout.h"
+#include "ckpt/megatron_load.h"
+#include "container/torch_object.h"
+
+#define COMMON "common.pt"
+
+static int add_file(struct ckpt_dir *dir, const char *path, const struct ckpt_reader_options *opt,
+                    json_t *out, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
+
+    if (ckpt_source_file_new(dir, path, opt->pool, &s, err) < 0)
+        return -1;
+    return ckpt_torch_object(s, 0, s->size, "", true, out, err) < 0
+               ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), path)
+               : 0;
+}
+
+/* The first folder of a rank, in natural order. */
+static int see_folder(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    char **first = ctx;
+
+    if (*first || e->kind != CKPT_ENTRY_DIR || !ckpt_has_prefix(e->name, "mp_rank_"))
+        return 0;
+    return (*first = strdup(e->name)) ? 0 : ckpt_nomem(err);
+}
+
+static int add_first_rank(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
+                          struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *folder = NULL;
+
+    if (ckpt_dir_list(dir, see_folder, &folder, err) < 0)
+        return -1;
+    for (size_t i = 0; folder && ckpt_megatron_rank_files[i]; i++) {
+        ckpt_cleanup(ckpt_freep) char *path =
+            ckpt_asprintf("%s/%s", folder, ckpt_megatron_rank_files[i]);
+        if (!path)
+            return ckpt_nomem(err);
+        if (ckpt_dir_has_file(dir, path))
+            return add_file(dir, path, opt, out, err);
+    }
+    return 0;
+}
+
+int ckpt_megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
+                          struct ckpt_err *err)
+{
+    const struct ckpt_megatron_layout layout = ckpt_megatron_layout_of(dir);
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = NULL;
+
+    if (*layout.below ? ckpt_dir_open_below(dir, layout.below, &at, err) < 0
+                      : !(at = ckpt_dir_ref(dir)))
+        return -1;
+    if (layout.format == CKPT_MEGATRON_RANKS)
+        return add_first_rank(at, opt, out, err);
+    if (layout.format != CKPT_MEGATRON_ZARR && ckpt_dcp_objects(at, opt, out, err) < 0)
+        return -1;
+    return ckpt_dir_has_file(at, COMMON) ? add_file(at, COMMON, opt, out, err) : 0;
+}

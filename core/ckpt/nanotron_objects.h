@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What nanotron keeps beside tensors: as ckpt_reader.objects. */
+#ifndef CKPT_CKPT_NANOTRON_OBJECTS_H
+#define CKPT_CKPT_NANOTRON_OBJECTS_H
+
+#include "ckpt/reader.h"
+
+int ckpt_nanotron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
+                          struct ckpt_err *err);
+
+#endif

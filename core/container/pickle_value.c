@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Walking a pickle's tree with a budget, losing nothing in silence. */
+#include "container/pickle_value.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "container/torch.h"
+
+struct walk {
+    const struct ckpt_pickle *p;
+    size_t count, bytes;
+    unsigned depth;
+    struct ckpt_err *err;
+};
+
+static json_t *convert(struct walk *w, ckpt_pv v);
+
+/* NULL, and why, if v and `bytes` of text are more than the budget. */
+static bool spend(struct walk *w, size_t bytes)
+{
+    if (++w->count > CKPT_VALUE_MAX_COUNT)
+        (void)ckpt_fail(w->err, CKPT_LIMIT, "its pickle holds more than %d values",
+                        CKPT_VALUE_MAX_COUNT);
+    else if (bytes > CKPT_VALUE_MAX_BYTES - w->bytes)
+        (void)ckpt_fail(w->err, CKPT_LIMIT, "its pickle holds more than %d bytes of text",
+                        CKPT_VALUE_MAX_BYTES);
+    else
+        w->bytes += bytes;
+    return !w->err->code;
+}
+
+/* {"$key": value}; takes value. */
+static json_t *tagged(const char *key, json_t *value)
+{
+    return value ? json_pack("{s:o}", key, value) : NULL;
+}
+
+static json_t *hexadecimal(const char *key, const struct ckpt_pickle_str *s)
+{
+    static const char digits[] = "0123456789abcdef";
+    ckpt_cleanup(ckpt_freep) char *out = malloc(2 * (size_t)s->len + 1);
+
+    if (!out)
+        return NULL;
+    for (size_t i = 0; i < s->len; i++) {
+        out[2 * i] = digits[(unsigned char)s->ptr[i] >> 4];
+        out[2 * i + 1] = digits[(unsigned char)s->ptr[i] & 15];
+    }
+    return tagged(key, json_stringn(out, 2 * (size_t)s->len));
+}
+
+static json_t *text(struct walk *w, ckpt_pv v)
+{
+    const struct ckpt_pickle_str *s = &w->p->strs.ptr[ckpt_pv_id(v)];
+    const char *plain = ckpt_pv_str(w->p, v);
+
+    if (!spend(w, 2 * (size_t)s->len))
+        return NULL;
+    if (ckpt_pv_kind(v) == CKPT_PV_BYTES)
+        return hexadecimal("$bytes", s);
+    return plain && ckpt_utf8_ok(plain) ? json_string(plain) : hexadecimal("$text", s);
+}
+
+static json_t *number(double d)
+{
+    if (isfinite(d))
+        return json_real(d);
+    return tagged("$float", json_string(isnan(d) ? "nan" : d > 0 ? "inf" : "-inf"));
+}
+
+static json_t *sequence(struct walk *w, ckpt_pv v)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
+
+    for (size_t i = 0; i < ckpt_pv_len(w->p, v); i++)
+        if (!list || json_array_append_new(list, convert(w, ckpt_pv_at(w->p, v, i))) < 0)
+            return NULL;
+    return ckpt_steal(&list);
+}
+
+/* A key that JSON has, and that is no mark of ours; else NULL. */
+static const char *plain_key(const struct ckpt_pickle *p, ckpt_pv key)
+{
+    const char *s = ckpt_pv_str(p, key);
+
+    return s && *s != '$' && ckpt_utf8_ok(s) ? s : NULL;
+}
+
+static json_t *pairs(struct walk *w, ckpt_pv v)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
+
+    for (size_t i = 0; i < ckpt_pv_npair(w->p, v); i++) {
+        json_t *key = convert(w, ckpt_pv_key(w->p, v, i));
+        json_t *value = key ? convert(w, ckpt_pv_value(w->p, v, i)) : NULL;
+        if (!list || !value) {
+            json_decref(key);
+            json_decref(value);
+            return NULL;
+        }
+        if (json_array_append_new(list, json_pack("[o, o]", key, value)) < 0)
+            return NULL;
+    }
+    return tagged("$dict", ckpt_steal(&list));
+}
+
+static json_t *dict(struct walk *w, ckpt_pv v)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *obj = json_object();
+    const size_t n = ckpt_pv_npair(w->p, v);
+
+    for (size_t i = 0; i < n; i++)
+        if (!plain_key(w->p, ckpt_pv_key(w->p, v, i)))
+            return pairs(w, v);
+    for (size_t i = 0; i < n; i++) {
+        const char *key = plain_key(w->p, ckpt_pv_key(w->p, v, i));
+        if (!spend(w, strlen(key)) || !obj ||
+            json_object_set_new(obj, key, convert(w, ckpt_pv_value(w->p, v, i))) < 0)
+            return NULL;
+    }
+    return ckpt_steal(&obj);
+}
+
+/* encode("\u00ff", "latin1"), as protocol 2 writes bytes: each character is one. */
+static json_t *encoded(struct walk *w, ckpt_pv args)
+{
+    const char *codec = ckpt_pv_str(w->p, ckpt_pv_at(w->p, args, 1));
+    const ckpt_pv v = ckpt_pv_at(w->p, args, 0);
+    ckpt_cleanup(ckpt_freep) char *bytes = NULL;
+    size_t n = 0;
+
+    if (!codec || strcmp(codec, "latin1") != 0 || ckpt_pv_kind(v) != CKPT_PV_STR)
+        return tagged("$object", json_string("_codecs.encode"));
+    const struct ckpt_pickle_str *s = &w->p->strs.ptr[ckpt_pv_id(v)];
+    if (!spend(w, 2 * (size_t)s->len) || !(bytes = malloc((size_t)s->len + 1)))
+        return NULL;
+    for (size_t i = 0; i < s->len; i++) {
+        const unsigned char c = (unsigned char)s->ptr[i];
+        if (c < 0x80)
+            bytes[n++] = (char)c;
+        else if (c <= 0xc3 && i + 1 < s->len) /* two bytes: up to U+00FF */
+            bytes[n++] = (char)(c << 6 | (s->ptr[++i] & 0x3f));
+        else
+            return tagged("$object", json_string("_codecs.encode"));
+    }
+    return hexadecimal("$bytes", &(struct ckpt_pickle_str){bytes, (uint32_t)n});
+}
+
+/* Tensors and everything else that only calling something would make. */
+static json_t *object(struct walk *w, ckpt_pv v)
+{
+    char name[CKPT_PV_TEXT] = "?";
+    const bool made = ckpt_pv_kind(v) == CKPT_PV_OBJ;
+    const ckpt_pv state = made ? ckpt_pv_slot(w->p, v, 1) : 0;
+    json_t *out, *member;
+
+    if (made && ckpt_pv_rule(w->p, v) == CKPT_TORCH_BYTES)
+        return encoded(w, ckpt_pv_slot(w->p, v, 0));
+    if (made && ckpt_pv_rule(w->p, v) == CKPT_TORCH_SET)
+        return sequence(w, ckpt_pv_at(w->p, ckpt_pv_slot(w->p, v, 0), 0));
+    if (*ckpt_pv_name(w->p, v))
+        (void)ckpt_pv_text(w->p, v, name, sizeof name);
+    if (!spend(w, strlen(name)))
+        return NULL;
+    out = tagged("$object", json_string(ckpt_utf8_ok(name) ? name : "?"));
+    if (!out || ckpt_pv_kind(state) != CKPT_PV_DICT)
+        return out;
+    if ((member = convert(w, state)) && json_object_set_new(out, "state", member) == 0)
+        return out;
+    json_decref(out);
+    return NULL;
+}
+
+static json_t *value(struct walk *w, ckpt_pv v)
+{
+    int64_t i = 0;
+
+    switch (ckpt_pv_kind(v)) {
+    case CKPT_PV_ABSENT:
+    case CKPT_PV_NONE:
+        return json_null();
+    case CKPT_PV_BOOL:
+        return json_boolean(ckpt_pv_id(v) != 0);
+    case CKPT_PV_INT:
+        (void)ckpt_pv_int(v, &i);
+        return json_integer(i);
+    case CKPT_PV_FLOAT:
+        return number(w->p->floats.ptr[ckpt_pv_id(v)]);
+    case CKPT_PV_STR:
+    case CKPT_PV_BYTES:
+        return text(w, v);
+    case CKPT_PV_INTS:
+    case CKPT_PV_INTS1:
+    case CKPT_PV_TUPLE:
+        return tagged("$tuple", sequence(w, v));
+    case CKPT_PV_LIST:
+        return sequence(w, v);
+    case CKPT_PV_DICT:
+        return dict(w, v);
+    case CKPT_PV_GLOBAL:
+    case CKPT_PV_OBJ:
+    case CKPT_PV_OPAQUE:
+        return object(w, v);
+    }
+    return NULL;
+}
+
+/* NULL with w->err set, or without: no memory. */
+static json_t *convert(struct walk *w, ckpt_pv v)
+{
+    json_t *j;
+
+    if (w->depth == CKPT_VALUE_MAX_DEPTH) {
+        (void)ckpt_fail(w->err, CKPT_LIMIT, "its pickle nests deeper than %d",
+                        CKPT_VALUE_MAX_DEPTH);
+        return NULL;
+    }
+    if (!spend(w, 0))
+        return NULL;
+    w->depth++;
+    j = value(w, v);
+    w->depth--;
+    return j;
+}
+
+static int fail_walk(const struct walk *w, struct ckpt_err *err)
+{
+    return w->err->code ? ckpt_fail(err, w->err->code, "%s", w->err->text) : ckpt_nomem(err);
+}
+
+int ckpt_pickle_value(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, struct ckpt_err *err)
+{
+    struct ckpt_err own = {0};
+    struct walk w = {.p = p, .err = &own};
+    json_t *j = convert(&w, v);
+
+    if (!j)
+        return fail_walk(&w, err);
+    *ret = j;
+    return 0;
+}
+
+/* ---- leaves ---- */
+
+static bool is_tensor(const struct ckpt_pickle *p, ckpt_pv v)
+{
+    const int rule = ckpt_pv_kind(v) == CKPT_PV_OBJ ? ckpt_pv_rule(p, v) : CKPT_PICKLE_OTHER;
+
+    return rule == CKPT_PICKLE_PERSID ||
+           (rule >= CKPT_TORCH_TENSOR_V2 && rule <= CKPT_TORCH_WRAPPER) ||
+           rule == CKPT_TORCH_LOCAL_SHARD;
+}
+
+/* Is there a tensor in it? Bounded by the budget: then it is one value, which says so. */
+static bool has_tensors(struct walk *w, ckpt_pv v, unsigned depth)
+{
+    const bool is_dict = ckpt_pv_kind(v) == CKPT_PV_DICT;
+    const size_t n = is_dict ? ckpt_pv_npair(w->p, v) : ckpt_pv_len(w->p, v);
+
+    if (depth == CKPT_VALUE_MAX_DEPTH || !spend(w, 0))
+        return false;
+    if (ckpt_pv_kind(v) == CKPT_PV_INTS || ckpt_pv_kind(v) == CKPT_PV_INTS1)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if (has_tensors(w, is_dict ? ckpt_pv_value(w->p, v, i) : ckpt_pv_at(w->p, v, i), depth + 1))
+            return true;
+    return is_tensor(w->p, v);
+}
+
+/* Is a list or tuple looked into? torch does that for lists with dicts or tensors. */
+static bool is_open(struct walk *w, ckpt_pv v, unsigned depth)
+{
+    const size_t n = ckpt_pv_kind(v) == CKPT_PV_LIST ? ckpt_pv_len(w->p, v) : 0;
+
+    if (depth == CKPT_VALUE_MAX_DEPTH || !spend(w, 0))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        const ckpt_pv member = ckpt_pv_at(w->p, v, i);
+        if (ckpt_pv_kind(member) == CKPT_PV_DICT || is_open(w, member, depth + 1))
+            return true;
+    }
+    return has_tensors(w, v, depth);
+}
+
+static int add_leaves(struct walk *w, ckpt_pv v, const char *name, json_t *out);
+
+static int add_member(struct walk *w, const char *name, const char *key, ckpt_pv v, json_t *out)
+{
+    ckpt_cleanup(ckpt_freep) char *full = ckpt_asprintf("%s%s%s", name, *name ? "." : "", key);
+
+    return full && spend(w, strlen(full)) ? add_leaves(w, v, full, out) : -1;
+}
+
+/* A key as str() has it; NULL: one that can't be in a name. */
+static const char *key_text(const struct ckpt_pickle *p, ckpt_pv key, char *buf, size_t cap)
+{
+    const char *s = ckpt_pv_str(p, key);
+    int64_t i;
+
+    if (s)
+        return ckpt_utf8_ok(s) ? s : NULL;
+    if (!ckpt_pv_int(key, &i))
+        return NULL;
+    (void)snprintf(buf, cap, "%" PRId64, i);
+    return buf;
+}
+
+static int add_dict(struct walk *w, ckpt_pv v, const char *name, json_t *out)
+{
+    char digits[24];
+
+    for (size_t i = 0; i < ckpt_pv_npair(w->p, v); i++) {
+        const char *key = key_text(w->p, ckpt_pv_key(w->p, v, i), digits, sizeof digits);
+        if (key && add_member(w, name, key, ckpt_pv_value(w->p, v, i), out) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int add_list(struct walk *w, ckpt_pv v, const char *name, json_t *out)
+{
+    char digits[24];
+
+    for (size_t i = 0; i < ckpt_pv_len(w->p, v); i++) {
+        (void)snprintf(digits, sizeof digits, "%zu", i);
+        if (add_member(w, name, digits, ckpt_pv_at(w->p, v, i), out) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* -1 with w->err set, or without: no memory. */
+static int add_leaves(struct walk *w, ckpt_pv v, const char *name, json_t *out)
+{
+    int result;
+
+    if (is_tensor(w->p, v))
+        return 0;
+    if (w->depth == CKPT_VALUE_MAX_DEPTH)
+        return ckpt_fail(w->err, CKPT_LIMIT, "its pickle nests deeper than %d",
+                         CKPT_VALUE_MAX_DEPTH);
+    w->depth++;
+    if (ckpt_pv_kind(v) == CKPT_PV_DICT)
+        result = add_dict(w, v, name, out);
+    else if (ckpt_pv_is_seq(v) && is_open(w, v, w->depth))
+        result = add_list(w, v, name, out);
+    else
+        result = w->err->code ? -1 : json_object_set_new(out, name, convert(w, v));
+    w->depth--;
+    return result;
+}
+
+int ckpt_pickle_leaves(const struct ckpt_pickle *p, ckpt_pv v, const char *prefix, json_t *out,
+                       struct ckpt_err *err)
+{
+    struct ckpt_err own = {0};
+    struct walk w = {.p = p, .err = &own};
+
+    return add_leaves(&w, v, prefix, out) < 0 ? fail_walk(&w, err) : 0;
+}
