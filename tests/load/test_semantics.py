@@ -235,6 +235,74 @@ def progress_is_shown(top):
         raise AssertionError(bad)
 
 
+def the_base_models_prefix(top):
+    """A task's model from its base's weights, the base from a task's: what from_pretrained loads, lacks and leaves, and the same values."""
+    expected = LLAMA + ".expected"
+    base, task = os.path.join(top, "base"), os.path.join(top, "task")
+    transformers.AutoModel.from_pretrained(expected, dtype=torch.float32).save_pretrained(base)
+    transformers.AutoModelForCausalLM.from_pretrained(expected, dtype=torch.float32).save_pretrained(task)
+    for run, kind in ((task, transformers.AutoModel), (base, transformers.AutoModelForCausalLM), (LLAMA, transformers.AutoModel)):
+        theirs, info = kind.from_pretrained(task if run == LLAMA else run, dtype=torch.float32, output_loading_info=True)
+        with torch.device("meta"):
+            mine = kind.from_config(transformers.AutoConfig.from_pretrained(expected), dtype=torch.float32)
+        result = ckptfs.load_state_dict(mine, run, strict=False)
+        assert set(result.missing_keys) == set(info["missing_keys"]) and set(result.unexpected_keys) == set(info["unexpected_keys"]), (run, result)
+        for k, t in mine.state_dict().items():
+            assert t.is_meta if k in result.missing_keys else torch.equal(t, theirs.state_dict()[k]), k
+    tied = os.path.join(top, "tied")  # the head is tied to an embedding that has the prefix only in the model
+    transformers.AutoModel.from_pretrained(TIED + ".expected", dtype=torch.float32).save_pretrained(tied)
+    mine = model(TIED + ".expected")
+    assert ckptfs.load_state_dict(mine, tied) == ([], []) and mine.lm_head.weight is mine.model.embed_tokens.weight
+
+
+def whole_peft_models_are_refused(top):
+    """By a plain model: it would compute without the adapter. The error says what adds it."""
+    try:
+        import peft
+    except ImportError:
+        print("     without peft")
+        return
+    expected = LLAMA + ".expected"
+    base = transformers.AutoModelForCausalLM.from_pretrained(expected, dtype=torch.float32)
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    dcp.save({"model": wrapped.state_dict()}, checkpoint_id=top, no_dist=True)
+    for given in ({}, {"view": "raw"}, {"strict": False}):
+        said = error_of(ckptfs.load_state_dict, model(expected), top, **given)
+        assert "lora='merge'" in said and "PEFT" in said, said
+
+
+class Renamed(torch.nn.Module):
+    """As classes are that have loaded older checkpoints ever since: a hook brings the names up to date."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 3)
+        self.layer._register_load_state_dict_pre_hook(hook)
+
+
+def pre_hooks_run(top):
+    stored = {"layer.gamma": torch.randn(3, 2), "layer.bias": torch.randn(3), "layer.old": torch.zeros(1)}
+    run = folder(top, stored)
+
+    def hook(state, prefix, metadata, strict, missing, unexpected, errors):
+        if prefix + "gamma" in state:
+            state[prefix + "weight"] = state.pop(prefix + "gamma")
+        state.pop(prefix + "old", None)
+    mine, theirs = Renamed(hook), Renamed(hook)
+    assert ckptfs.load_state_dict(mine, run) == theirs.load_state_dict(dict(stored))
+    assert all(torch.equal(mine.state_dict()[k], t) for k, t in theirs.state_dict().items())
+
+    def turns(state, prefix, *rest):
+        state[prefix + "weight"] = state.pop(prefix + "gamma") * 2
+    assert "pre-hook" in error_of(ckptfs.load_state_dict, Renamed(turns), run)
+
+    def complains(state, prefix, metadata, strict, missing, unexpected, errors):
+        errors.append("too old")
+        hook(state, prefix, metadata, strict, missing, unexpected, errors)
+    said = error_of(ckptfs.load_state_dict, Renamed(complains), run)
+    assert said == error_of(Renamed(complains).load_state_dict, dict(stored)), said
+
+
 def as_safe_open(top):
     """The same answers as safetensors' own, for every way to slice that it has."""
     torch.manual_seed(0)
@@ -263,4 +331,5 @@ def without_torch(top):
 
 
 run_in_folders((what_torch_returns_and_says, casts, odd_memory, models_work, adapters, optimizers, mappings, progress_is_shown,
+                the_base_models_prefix, whole_peft_models_are_refused, pre_hooks_run,
                 as_safe_open, without_torch))

@@ -2,9 +2,10 @@
 """Which tensors of a view go where, and what is to be said of the rest."""
 
 from ._library import CkptError
-from ._names import Names
+from ._names import Names, is_adapter
 from ._objects import Opaque, flattened, gathered, is_whole
 from ._tensors import memory
+from ._view import TORCH
 
 
 class Match:
@@ -20,7 +21,7 @@ class Match:
         stored = view.keys()
         self._unused, self._filled = set(stored), {}
         for part in parts:
-            names = Names(stored, key_mapping, part.model)
+            names = Names(stored, key_mapping, part.model, lambda source, part=part: self._hooked(part, source))
             self.lacking.append([e for e in part.entries if not self._place(e, names.find(e.name))])
         # tied: its twin is loaded
         self.lacking = [[e for e in lacking if not self._twin(e)] for lacking in self.lacking]
@@ -28,6 +29,17 @@ class Match:
         self.values, self._lost_values = [], []
         self._match_values(key_mapping)
         self._stored = stored
+
+    def _hooked(self, part, source):
+        import torch
+
+        def like(stored):
+            info = self.view._tensors[stored]
+            return info.shape, getattr(torch, TORCH[info.dtype])
+        names, errors = part.run_pre_hooks(source, like)
+        self._unused -= set(source.values()) - set(names.values())  # hooks have dropped them
+        self.mismatched += errors
+        return names
 
     def _match_values(self, key_mapping):
         """What is no tensor is only in views of the framework's own names."""
@@ -80,7 +92,8 @@ class Match:
         unused = "".join("1" if name in self._unused else "0" for name in self._stored)
         missing = [e.name for lacking in self.lacking for e in lacking] + self._lost_values
         return {"missing": missing, "mismatched": self.mismatched, "stored": len(self._stored),
-                "unused": hex(int(unused or "0", 2)), "other": other, "seed": torch.initial_seed()}
+                "unused": hex(int(unused or "0", 2)), "other": other, "seed": torch.initial_seed(),
+                "adapter": any(is_adapter(e.name) for part in self.parts for e in part.entries)}
 
     def unexpected(self, verdict):
         """The names that nobody asked for."""
@@ -95,7 +108,7 @@ def combined(words):
     for word in words:
         unused &= int(word["unused"], 16)
     return {"missing": _union(words, "missing"), "mismatched": _union(words, "mismatched"), "unused": hex(unused), "seed": words[0]["seed"],
-            "other": all(word["other"] for word in words), "same": len({word["stored"] for word in words}) == 1}
+            "other": all(word["other"] for word in words), "adapter": any(word["adapter"] for word in words), "same": len({word["stored"] for word in words}) == 1}
 
 
 def _union(words, key):
@@ -107,6 +120,10 @@ def judge(match, verdict, strict, lenient):
     result = _result(verdict["missing"], match.unexpected(verdict))
     if not verdict["same"]:
         raise CkptError("conflict", "the ranks see different checkpoints: their numbers of tensors differ")
+    adapter = next((name for name in match.view.keys() if is_adapter(name)), None)
+    if adapter and result.missing_keys and not verdict["adapter"]:
+        raise CkptError("unsupported", f"the checkpoint is of a PEFT model or adapter (it has '{adapter}'), and what is to be loaded has no adapter: "
+                                       "lora='merge' adds the adapter to the weights of base=, a model directory; else wrap the model by peft first")
     lines = []
     if strict and not lenient and result.missing_keys:
         lines.append("Missing key(s) in state_dict: " + ", ".join(f'"{k}"' for k in result.missing_keys) + ". ")

@@ -20,6 +20,27 @@ class Modules:
         """A parameter or buffer shall be another tensor; tied ones stay tied."""
         self._new[id(old)] = (_dressed(old, new), old)
 
+    def run_pre_hooks(self, names, like, strict):
+        """Run load_state_dict's pre-hooks, as torch does, on a state dict of stand-ins on the meta device: {name: stored name}, and like(stored)
+        -> shape and dtype. Hooks may rename, drop and repeat entries; what they compute themselves can't be had without the values: CkptError.
+        Returns {name: stored name} as the hooks leave it, and their error messages."""
+        import torch
+        hooked = [(n, m) for n, m in self.model.named_modules() if m._load_state_dict_pre_hooks]
+        if not hooked:
+            return names, []
+        state = {n: torch.empty(like(stored)[0], dtype=like(stored)[1], device="meta") for n, stored in names.items()}
+        source, errors = {id(t): names[n] for n, t in state.items()}, []
+        stand_ins = list(state.values())  # keeps their ids
+        for name, module in hooked:
+            for hook in module._load_state_dict_pre_hooks.values():
+                hook(state, f"{name}." if name else "", {}, strict, [], [], errors)
+        made = [n for n, t in state.items() if id(t) not in source]
+        if made:
+            raise CkptError("unsupported", f"a load_state_dict pre-hook of the model makes '{made[0]}' from values, which are not read yet: load a "
+                                           "state dict, and give it to the model's own load_state_dict")
+        del stand_ins
+        return {n: source[id(t)] for n, t in state.items()}, errors
+
     def extra_state_setter(self, name):
         """What takes "layer._extra_state"; None: nothing does."""
         owner, _, key = name.rpartition(".")

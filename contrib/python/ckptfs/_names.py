@@ -11,6 +11,11 @@ ADAPTER = re.compile(r"\.(lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))
 SAVED_WITH_ADAPTER = re.compile(r"\.(?:modules_to_save\.[^.]+|original_module)(?=\.)")
 
 
+def is_adapter(name):
+    """Is it the name of a LoRA's tensor, or of what one is put around?"""
+    return re.search(r"\.(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer)(\.|$)", name) is not None
+
+
 def _clean(name):
     """Without what wrappers of modules put into names."""
     name = WRAPPERS.sub(r"\1", name)
@@ -38,9 +43,9 @@ class Names:
     """What the tensors of a view are called in a model: by key_mapping, patterns as transformers' from_pretrained has them (the first that
     matches renames), by the model's own hooks, and with its wrappers, its tied weights and its prefix taken into account.
 
-    stored: the view's names. model: torch's, or None."""
+    stored: the view's names. model: torch's, or None. hooks: a function of {name: name in the view} that gives another such dict."""
 
-    def __init__(self, stored, key_mapping=None, model=None):
+    def __init__(self, stored, key_mapping=None, model=None, hooks=None):
         self.tied = tied_names(model)
         self.prefix = base_prefix(model)
         self.source = {}  # {name: name in the view}
@@ -49,6 +54,8 @@ class Names:
             if shown in self.source:
                 raise CkptError("conflict", f"key_mapping gives '{shown}' to '{self.source[shown]}' and '{name}'")
             self.source[shown] = name
+        if hooks is not None:
+            self.source = hooks(self.source)
 
     def find(self, name):
         """The view's tensor for a name of the model's; for a tied weight that was not saved, the one that it is tied to. None: missing."""

@@ -41,6 +41,10 @@ class Part:
 
     model, name, entries, values = None, "the state dict", (), ()
 
+    def run_pre_hooks(self, names, like):
+        """The names as the model's hooks leave them, and error messages: see Modules.run_pre_hooks."""
+        return names, []
+
     def check_initialise(self, tensors):
         """missing="init": can these be initialised? They are the part's own tensors, as in entries."""
         if tensors:
@@ -101,6 +105,9 @@ class Model(Part):
         def put(new):
             self.modules.replace(tensor, new)
         return put
+
+    def run_pre_hooks(self, names, like):
+        return self.modules.run_pre_hooks(names, like, True)
 
     def check_initialise(self, tensors):
         self.modules.check_initialise(tensors)
