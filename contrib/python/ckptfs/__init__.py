@@ -6,6 +6,8 @@
 
     ckptfs.load_state_dict(model, "run/checkpoints")   # every rank gets its part, every byte is read once
 
+    f.objects()["optim.param_groups.0.lr"]             # what is no tensor, as plain Python values
+
 The libraries are found below the build directory that CKPTFS_LIBRARY_PATH names, else where they were installed. torch is imported only
 where tensors of it are made.
 """

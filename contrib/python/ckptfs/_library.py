@@ -189,10 +189,14 @@ def u32s(values):
     return (c_uint32 * max(len(values), 1))(*values)
 
 
-def take_text(pointer):
-    """A malloc'ed text of the library's."""
-    text = ctypes.cast(pointer, c_char_p).value.decode()
+def take_bytes(pointer):
+    """A malloc'ed text of the library's: a path's bytes may be any."""
+    text = ctypes.cast(pointer, c_char_p).value
     free = ctypes.CDLL(None).free
     free.argtypes = [c_void_p]
     free(pointer)
     return text
+
+
+def take_text(pointer):
+    return take_bytes(pointer).decode()

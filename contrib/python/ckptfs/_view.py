@@ -6,7 +6,7 @@ import os
 from ctypes import byref, c_void_p
 
 from ._fork import reading, taken
-from ._library import CkptError, TensorInfo, library, new, take_text, u64s
+from ._library import CkptError, TensorInfo, library, new, take_bytes, take_text, u64s
 from ._objects import value
 
 TORCH = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
@@ -90,6 +90,39 @@ def spelled(options, more):
     return {**more, **options}
 
 
+class Run:
+    """A run, opened with the options of ckptfs: its steps are known, no shard was opened."""
+
+    def __init__(self, path, **options):
+        lib = library()
+        self.handle = None
+        opt = new(lib.options_new)
+        try:
+            for key, value in options.items():
+                if value is None or value is False:
+                    continue
+                text = None if value is True else os.fsencode(value if isinstance(value, os.PathLike) else str(value))
+                lib.options_set(opt, key.encode(), text)
+            self.handle = new(lib.run_open, os.fsencode(path), opt)
+        finally:
+            lib.options_free(opt)
+
+    def find_step(self, wanted=None):
+        """The name of the step that a name, or the number that it ends in, means; None: the latest. "" if there is only one checkpoint."""
+        return os.fsdecode(take_bytes(new(library().run_find_step, self.handle, None if wanted is None else os.fsencode(str(wanted)))))
+
+    def close(self):
+        if self.handle:
+            library().run_close(self.handle)
+        self.handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
 class View:
     """One checkpoint as tensors with their Hugging Face names (view="raw": the framework's own). See open().
 
@@ -110,21 +143,9 @@ class View:
         self._tensors = {info.name: info for info in map(self._info, range(library().view_tensors(self._view)))}
 
     def _open(self):
-        lib = library()
-        opt = new(lib.options_new)
-        try:
-            for key, value in self._options.items():
-                text = None if value is True else os.fsdecode(value) if isinstance(value, os.PathLike) else str(value)
-                lib.options_set(opt, key.encode(), text if text is None else os.fsencode(text))
-            handle = new(lib.run_open, os.fsencode(self._run), opt)
-        finally:
-            lib.options_free(opt)
-        try:
-            wanted = self._step.encode() if self._step else None  # "": there is only one
-            self._step = take_text(new(lib.run_find_step, handle, wanted))  # for again(): the same, whatever the latest is by then
-            return new(lib.run_view, handle, self._step.encode())
-        finally:
-            lib.run_close(handle)
+        with Run(self._run, **self._options) as run:
+            self._step = run.find_step(self._step or None)  # "": there is only one. For again(): the same, whatever the latest is by then
+            return new(library().run_view, run.handle, os.fsencode(self._step))
 
     def _info(self, i):
         t = TensorInfo()
