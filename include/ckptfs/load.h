@@ -208,7 +208,8 @@ CKPT_PUBLIC int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, 
  *   towers of other senses go to the first stage, and what follows the layers to the last; where
  *   there is no output matrix the embedding goes there too.
  * - fsdp divides dimension 0 of what is left, in PyTorch's chunks. dp divides nothing.
- * What no file speaks of is on every rank of its stage. Destinations are to be set later.
+ * What no file speaks of is on every rank of its stage. Destinations are to be set later. A layout
+ * that fails leaves no wants behind.
  * UNSUPPORTED: nothing of the model's names is known and the layout asks for more than dp, fsdp. */
 CKPT_PUBLIC int ckpt_load_want_layout(struct ckpt_load *load, const char *layout,
                                       struct ckpt_err *err);
@@ -221,6 +222,7 @@ struct ckpt_want_info {
     uint64_t nbytes; /* dense, in dtype */
 };
 CKPT_PUBLIC size_t ckpt_load_wants(const struct ckpt_load *load);
+/* All zero if there is no such want. */
 CKPT_PUBLIC void ckpt_load_want_info(const struct ckpt_load *load, size_t want,
                                      struct ckpt_want_info *ret);
 
@@ -237,7 +239,8 @@ CKPT_PUBLIC int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err);
 
 /* COLLECTIVE (all ranks must start; it does not wait for them). Every want with elements has a
  * destination by now. If it fails on one rank, which waits for the others to hear of it, the load
- * has failed on all. */
+ * has failed on all, and is not started again; only a load of one rank that lacked a destination
+ * may be. */
 CKPT_PUBLIC int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err);
 
 /* 0: all that this rank wants has arrived, and all ranks have what they want. 1: not yet, after
