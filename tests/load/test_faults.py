@@ -87,6 +87,16 @@ def slow_reads_end_in_time(runs, **io):
     assert done.returncode == 0, done.stdout
 
 
+def a_read_for_another_rank_that_hangs(runs):
+    """It is the file of that read which is named, not of what the helping rank reads for itself."""
+    for number in (1, 2):
+        done, seconds = threads(runs, f"lost@{number}", "fsdp=4:4:once", LOAD_DIRECT="1")
+        helper = (number + 1) % 4
+        lost = done.stderr.split("lost: ")[1].splitlines()[0]
+        same_error(done, 4, rf"^timeout: rank {helper}: tensor '.*': reading '.*/rank{helper}{re.escape(lost)}' at byte \d+ " + TOO_LONG)
+        assert seconds < DEADLINE_MS / 1000 + SLACK, seconds
+
+
 def a_read_of_the_page_cache_that_waits_all_the_same(runs):
     done, seconds = threads(runs, "stall@1", "tp=2,dp=2:4:each")
     same_error(done, 4, r"^timeout: rank 1: .* " + TOO_LONG)
@@ -357,7 +367,7 @@ def main():
     with tempfile.TemporaryDirectory() as top:
         runs = copies(os.path.join(top, "shared"), 4)
         tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs),
-                 (a_read_of_the_page_cache_that_waits_all_the_same, runs)]
+                 (a_read_of_the_page_cache_that_waits_all_the_same, runs), (a_read_for_another_rank_that_hangs, runs)]
         if rings(runs[0]):
             tests += [(by_ring(test), arg) for test, arg in tests[:4]]
             tests.append((which_way_it_was_read_is_told, os.path.join(top, "told")))
