@@ -87,6 +87,7 @@ void ckpt_view_release(struct ckpt_view *view)
     json_decref(view->base_names);
     free(view->recipe);
     free(view->source);
+    free(view->name);
     ckpt_shared_unref(view->shared);
     free(view);
 }
@@ -703,7 +704,8 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
         return -1;
     v->generation = generation_of(v, step);
     v->source = source_text(v, step);
-    return v->source ? 0 : ckpt_nomem(err);
+    v->name = strdup(*step ? step : ckpt_dir_real_name(v->dir));
+    return v->source && v->name ? 0 : ckpt_nomem(err);
 }
 
 int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **ret,

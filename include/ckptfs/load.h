@@ -83,6 +83,13 @@ CKPT_PUBLIC const char *ckpt_comm_transport(const struct ckpt_comm *comm); /* "t
 CKPT_PUBLIC int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
                                 struct ckpt_err *err);
 
+/* COLLECTIVE. The step of a run that all ranks load: what rank 0 says, or (step == NULL) its
+ * latest, which another rank may not see yet, or see a later one. A rank other than 0 gives NULL or
+ * the same name: another one is CONFLICT, which names both. A step that a rank still does not see
+ * after some seconds is MISSING. *ret is for ckpt_run_view; the caller frees it. */
+CKPT_PUBLIC int ckpt_comm_step(struct ckpt_comm *comm, struct ckpt_run *run, const char *step,
+                               uint32_t timeout_ms, char **ret, struct ckpt_err *err);
+
 /* Memory where the comm's destinations lie (the host's, or a device's), aligned to 256 bytes at
  * least; and a copy of some of it on the host. For programs that have no allocator of their own. */
 CKPT_PUBLIC int ckpt_comm_alloc(struct ckpt_comm *comm, size_t len, void **ret,
@@ -233,8 +240,9 @@ CKPT_PUBLIC int ckpt_load_set_dest(struct ckpt_load *load, size_t want,
 /* ---- planning and running ---- */
 
 /* COLLECTIVE. Exchange the wants and agree on a plan. CONFLICT: the ranks see different
- * checkpoints, or declared different options; LIMIT: host_bytes is too little (the text says what
- * would do). */
+ * checkpoints or steps (directories by different names, for one), or declared different options;
+ * STALE: a rank opened the checkpoint before it was saved anew, another one after that; LIMIT:
+ * host_bytes is too little (the text says what would do). */
 CKPT_PUBLIC int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err);
 
 /* COLLECTIVE (all ranks must start; it does not wait for them). Every want with elements has a

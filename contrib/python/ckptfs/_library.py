@@ -86,6 +86,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_comm_free": (None, [P]),
     "ckpt_comm_transport": (c_char_p, [P]),
     "ckpt_comm_agree": (c_int, [P, c_int, c_uint32, E]),
+    "ckpt_comm_step": (c_int, [P, P, c_char_p, c_uint32, POINTER(P), E]),
     "ckpt_tcp_listen": (c_int, [c_char_p, POINTER(P), E]),
     "ckpt_tcp_address": (c_char_p, [P]),
     "ckpt_tcp_connect": (c_int, [P, c_uint32, c_uint32, POINTER(c_char_p), c_uint32, POINTER(P), E]),
@@ -182,10 +183,14 @@ def u32s(values):
     return (c_uint32 * max(len(values), 1))(*values)
 
 
-def take_text(pointer):
-    """A malloc'ed text of the library's."""
-    text = ctypes.cast(pointer, c_char_p).value.decode()
+def take_bytes(pointer):
+    """A malloc'ed text of the library's: a path's bytes may be any."""
+    text = ctypes.cast(pointer, c_char_p).value
     free = ctypes.CDLL(None).free
     free.argtypes = [c_void_p]
     free(pointer)
     return text
+
+
+def take_text(pointer):
+    return take_bytes(pointer).decode()

@@ -3,14 +3,14 @@
 
 import json
 import os
-from ctypes import byref
+from ctypes import byref, c_void_p
 
 from ._comm import TIMEOUT_MS, Comm
-from ._library import CODES, CkptError, Err, library
+from ._library import CODES, CkptError, Err, library, take_bytes
 from ._load import Load, make_options
 from ._names import Names, tied_names
 from ._tensors import Entries, memory
-from ._view import View
+from ._view import Run, View
 
 
 def load_state_dict(model_or_state_dict, run, process_group=None, view="hf", base=None, key_mapping=None, strict=True, *, step=None, options=None,
@@ -33,21 +33,28 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view="hf", bas
     Floating tensors are cast to the model's dtype, but for float8_e4m3fn: a model's parameter becomes that. Memory layouts stay as they are.
     Returns what torch's load_state_dict does, a named tuple of missing_keys and unexpected_keys, with `stats` beside them.
     """
-    entries, opened, load, failure, stats = None, None, None, None, None
+    entries, seen, opened, load, failure, stats = None, None, None, None, None, None
+    args = dict(options or {}, view=None if view == "hf" else view, base=base)
     try:
         if view not in ("hf", "raw"):
             raise ValueError(f"view={view!r}: expected 'hf' or 'raw'")
         entries = Entries(model_or_state_dict)
+        seen = None if isinstance(run, View) else Run(run, **args)
     except Exception as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
         failure = e
     with Comm(process_group, entries.device() if entries else None) as comm:
         try:
-            if failure is None:
-                args = dict(options or {}, step=step, view=None if view == "hf" else view, base=base)
-                opened, names = _open(run, entries, key_mapping, args)
-                load = Load(opened, comm, make_options(readers, load_options))
-                result = _want_all(entries, load, names)
-                _judge(entries, load, result, strict)
+            _agree(comm, failure)
+            if seen:
+                step = _same_step(comm, seen, step)
+        finally:
+            if seen:
+                seen.close()
+        try:
+            opened, names = _open(run, entries, key_mapping, dict(args, step=step))
+            load = Load(opened, comm, make_options(readers, load_options))
+            result = _want_all(entries, load, names)
+            _judge(entries, load, result, strict)
         except Exception as e:
             failure = e
         try:
@@ -82,6 +89,13 @@ def _agree(comm, failure):
         raise failure
     if rc < 0:
         raise CkptError(CODES[err.code], err.text.decode(errors="replace"))
+
+
+def _same_step(comm, run, step):
+    """Rank 0's step of the run, on all ranks: each may see another one as the latest."""
+    text = c_void_p()
+    library().comm_step(comm.handle, run.handle, None if step is None else os.fsencode(str(step)), TIMEOUT_MS, byref(text))
+    return os.fsdecode(take_bytes(text))
 
 
 def _missing(entries, names):

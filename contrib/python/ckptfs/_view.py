@@ -76,12 +76,12 @@ class Slice:
         return out
 
 
-class View:
-    """One checkpoint as tensors with their Hugging Face names (view="raw": the framework's own). See open()."""
+class Run:
+    """A run, opened with the options of ckptfs: its steps are known, no shard was opened."""
 
-    def __init__(self, run, framework="pt", device="cpu", step=None, **options):
+    def __init__(self, path, **options):
         lib = library()
-        self._view, self._framework, self._device = None, framework, device
+        self.handle = None
         opt = new(lib.options_new)
         try:
             for key, value in options.items():
@@ -89,13 +89,30 @@ class View:
                     continue
                 text = None if value is True else os.fspath(value) if isinstance(value, os.PathLike) else str(value)
                 lib.options_set(opt, key.encode(), text if text is None else text.encode())
-            handle = new(lib.run_open, os.fsencode(run), opt)
-            try:
-                self._view = new(lib.run_view, handle, step if step is None else str(step).encode())
-            finally:
-                lib.run_close(handle)
+            self.handle = new(lib.run_open, os.fsencode(path), opt)
         finally:
             lib.options_free(opt)
+
+    def close(self):
+        if self.handle:
+            library().run_close(self.handle)
+        self.handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+class View:
+    """One checkpoint as tensors with their Hugging Face names (view="raw": the framework's own). See open()."""
+
+    def __init__(self, run, framework="pt", device="cpu", step=None, **options):
+        lib = library()
+        self._view, self._framework, self._device = None, framework, device
+        with Run(run, **options) as opened:
+            self._view = new(lib.run_view, opened.handle, step if step is None else os.fsencode(str(step)))
         self._tensors = {}
         for i in range(lib.view_tensors(self._view)):
             t = TensorInfo()
