@@ -78,10 +78,10 @@ static int read_pickle(struct ckpt_source *s, uint64_t off, uint64_t len, struct
 
     if (ckpt_torch_open(s, off, len, &t, err) < 0)
         return -1;
-    if (t.pickle_len > MAX_PICKLE)
-        result = ckpt_fail(err, CKPT_LIMIT, "its pickle has %" PRIu64 " bytes", t.pickle_len);
+    if (t.pickle->len > MAX_PICKLE)
+        result = ckpt_fail(err, CKPT_LIMIT, "its pickle has %" PRIu64 " bytes", t.pickle->len);
     else
-        result = ckpt_pickle_read(s, t.pickle_off, t.pickle_len, &ckpt_torch_rules, ret, err);
+        result = ckpt_torch_pickle(&t, ret, err);
     ckpt_torch_release(&t);
     return result;
 }
