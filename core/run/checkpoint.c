@@ -131,7 +131,7 @@ static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ck
             return ckpt_fail(err, CKPT_USAGE,
                              "option %s: '%s' has no config.json that it could change", key,
                              ckpt_dir_path(v->dir));
-        if (json_object_set(v->config, key, value) < 0)
+        if (json_object_set_new(v->config, key, json_deep_copy(value)) < 0)
             return ckpt_nomem(err);
     }
     return 0;
@@ -249,9 +249,11 @@ static int config_of_base(struct ckpt_view *v, struct ckpt_err *err)
     }
     if (!(v->config = json_deep_copy(config)))
         return ckpt_nomem(err);
-    json_object_foreach((json_t *)overrides, key,
-                        value) if (key[0] != '_' && json_object_set(v->config, key, value) <
-                                                        0) return ckpt_nomem(err);
+    json_object_foreach((json_t *)overrides, key, value)
+    {
+        if (key[0] != '_' && json_object_set_new(v->config, key, json_deep_copy(value)) < 0)
+            return ckpt_nomem(err);
+    }
     return 0;
 }
 
@@ -569,9 +571,13 @@ static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckp
     if (base && !own && ckpt_json_bool(v->about, "automodel", false))
         return ckpt_split_by_base(v->cat, base, v->base_names,
                                   ckpt_json_str(v->config, "model_type"), ret, err);
+    if (!base || !base->weight_map || (own && !is_hf(v->about))) {
+        *ret = json_incref(own);
+        return 0;
+    }
     *ret =
-        json_incref(base && base->weight_map && (!own || is_hf(v->about)) ? base->weight_map : own);
-    return 0;
+        json_deep_copy(base->weight_map); /* other views may be opened now, and count references */
+    return *ret ? 0 : ckpt_nomem(err);
 }
 
 /* Does config.json pass through to the letter? Not if an option changed what it says, nor if it

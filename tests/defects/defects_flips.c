@@ -3,7 +3,9 @@
  * a tensor's name that differs in this bit; never other bytes.
  *
  * Headers are all bytes of all files that no tensor's elements lie in. Some hundred flips of each
- * checkpoint, spread evenly and others with CKPTFS_SEED; CKPTFS_FLIPS=N for N of them, or `all`. */
+ * checkpoint, spread evenly and others with CKPTFS_SEED; CKPTFS_FLIPS=N for N of them, or `all`.
+ * defects_flips NAME: those whose names contain it; or a checkpoint of yours by its absolute path.
+ */
 #include <fcntl.h>
 #include <ftw.h>
 #include <inttypes.h>
@@ -300,7 +302,7 @@ static uint64_t flips_wanted(void)
 
 static bool check(const char *name)
 {
-    const char *source = getenv("CKPTFS_SOURCE"), *seed = getenv("CKPTFS_SEED");
+    const char *source = *name == '/' ? "" : getenv("CKPTFS_SOURCE"), *seed = getenv("CKPTFS_SEED");
     struct ckpt_options *opt;
     struct ckpt_err err = {0};
     struct count count = {0};
@@ -309,7 +311,8 @@ static bool check(const char *name)
     char from[4096];
 
     tree_open(&t);
-    (void)snprintf(from, sizeof from, "%s/tests/golden/%s", source ? source : ".", name);
+    (void)snprintf(from, sizeof from, "%s%s%s", source ? source : ".",
+                   *name == '/' ? "" : "/tests/golden/", name);
     copy_tree(from, t.path);
     TREE_MUST(ckpt_options_new(&opt, &err) == 0 && ckpt_options_set(opt, "view", "raw", &err) == 0);
     if (read_content(t.path, opt, &was, &err) < 0) {
@@ -351,6 +354,8 @@ int main(int argc, char **argv)
     };
     int failed = 0, run = 0;
 
+    if (argc > 1 && *argv[1] == '/') /* one by its path */
+        return !check(argv[1]);
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         if (argc > 1 && !strstr(runs[i], argv[1]))
             continue;
