@@ -672,7 +672,10 @@ static char *source_text(const struct ckpt_view *v, const char *step)
 
     if (ckpt_json_u64(v->about, "step", &number))
         (void)snprintf(digits, sizeof digits, "%llu", (unsigned long long)number);
-    const char *name = *digits ? digits : step;
+    ckpt_cleanup(ckpt_freep) char *printable = ckpt_printable(step);
+    const char *name = *digits ? digits : printable;
+    if (!name)
+        return NULL;
     return ckpt_asprintf("%s%s%s%s%s", format ? format : "?", version ? " " : "",
                          version ? version : "", *name ? ", step " : "", name);
 }

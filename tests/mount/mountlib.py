@@ -37,10 +37,10 @@ def need_fuse():
 def mounted(path):
     """The fstype of the topmost mount at path, or None. Asks the mount nothing."""
     found = None
-    with open("/proc/self/mountinfo") as f:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as f:
         for line in f:
             left, right = line.split(" - ", 1)
-            if left.split()[4].encode().decode("unicode_escape") == path:
+            if left.split()[4].encode(errors="surrogateescape").decode("unicode_escape") == path:
                 found = right.split()[0]
     return found
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting, ending, dying and being started again, on made-up files."""
+import json
 import os
 import signal
 import subprocess
@@ -37,7 +38,7 @@ class Life(Case):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(mounted(self.mnt), "fuse.ckptfs")
         self.assertEqual(len(open(self.at("100", "config.json"), "rb").read()), 1000)
-        with open("/proc/self/mountinfo") as f:
+        with open("/proc/self/mountinfo", errors="surrogateescape") as f:
             line = next(x for x in f if f" {self.mnt} " in x)
         for word in ("ro", "nosuid", "nodev"):
             self.assertIn(word, line.split()[5].split(","))
@@ -46,11 +47,18 @@ class Life(Case):
         wait_until(lambda: not self.daemon_pids(), "the daemon ending")
         self.assertIsNone(mounted(self.mnt))
 
+    def test_a_path_that_is_not_utf8_has_statistics(self):
+        odd = os.fsdecode(os.fsencode(self.tmp) + b"/r\xff un")
+        make_step(odd, "100", FILES)
+        with Mount(odd, self.mnt):
+            with open(self.at(".ckptfs", "stats.json")) as f:
+                self.assertTrue(json.load(f)["run"].endswith("/r\\xff un"))
+
     def test_read_ahead_is_raised_before_the_command_returns(self):
         if os.geteuid() != 0 or not os.access("/sys/class/bdi", os.W_OK):
             self.skipTest("only root may, and only where /sys is")
         self.assertEqual(run(self.run_dir, self.mnt, "-o", "readahead=4096").returncode, 0)
-        with open("/proc/self/mountinfo") as f:
+        with open("/proc/self/mountinfo", errors="surrogateescape") as f:
             dev = next(x for x in f if f" {self.mnt} " in x).split()[2]
         with open(f"/sys/class/bdi/{dev}/read_ahead_kb") as f:
             self.assertEqual(int(f.read()), 4096)
