@@ -67,7 +67,6 @@ int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *file, void *
 
     if (ckpt_vfile_pread(view->cat, &view->reading, vnode(file), buf, len, off, ret_len, &own) == 0)
         return 0;
-    (void)ckpt_err_in(&own, "%s", vnode(file)->name);
     (void)note_failure(view, &own);
     return ckpt_fail(err, own.code, "%s", own.text);
 }

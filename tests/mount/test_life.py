@@ -111,7 +111,7 @@ class Life(Case):
         mnt = os.path.join(self.tmp, "m,n o")
         os.mkdir(mnt)
         with Mount(odd, mnt):
-            with open("/proc/self/mounts") as f:
+            with open("/proc/self/mounts", errors="surrogateescape") as f:
                 self.assertIn("a,b\\040\\134c", f.read())
             self.assertEqual(os.listdir(mnt + "/100"), sorted(FILES))
 

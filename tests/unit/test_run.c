@@ -291,6 +291,46 @@ TEST(run, steps_are_opened_at_once_with_one_base)
     tree_close(&t);
 }
 
+static unsigned times(const char *text, const char *word)
+{
+    unsigned n = 0;
+
+    while ((text = strstr(text, word))) {
+        n++;
+        text += strlen(word);
+    }
+    return n;
+}
+
+TEST(run, an_error_names_each_file_once)
+{
+    static const char shard[] = "model_weight.safetensors", file[] = "model.safetensors";
+    const char *source = getenv("CKPTFS_SOURCE");
+    struct ckpt_err err = {0};
+    struct ckpt_run *run;
+    struct ckpt_view *view;
+    char path[5000], buf[4096];
+    struct tree t;
+    size_t got = 1;
+    tree_open(&t);
+    shell("cp -r '%s/tests/golden/nanotron/llama_tp2_pp2_tied/10' '%s/run'", source ? source : ".",
+          t.path);
+    (void)snprintf(path, sizeof path, "%s/run", t.path);
+    CHECK_OK(ckpt_run_open(path, NULL, &run, &err));
+    CHECK_OK(ckpt_run_view(run, NULL, &view, &err));
+    shell("find '%s/run' -name '%s' -exec truncate -s -2 {} +", t.path, shard);
+    const struct ckpt_node *node = ckpt_view_find(view, file);
+    int rc = 0;
+    for (uint64_t off = 0; rc == 0 && got; off += got)
+        rc = ckpt_node_pread(view, node, buf, sizeof buf, off, &got, &err);
+    CHECK_EQ(rc, -1);
+    if (times(err.text, shard) != 1 || times(err.text, file) != 1)
+        fail_msg("%s", err.text);
+    ckpt_view_release(view);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
 TEST(run, nothing_to_see_is_an_error)
 {
     struct ckpt_err err = {0};
@@ -365,5 +405,6 @@ TESTS(T(run, steps_are_in_natural_order_and_latest_txt_decides),
       T(run, the_newest_view_that_can_be_read_is_taken_or_the_newest_error),
       T(run, a_generation_lasts_until_the_step_is_saved_again),
       T(run, views_that_nobody_holds_are_freed), T(run, steps_are_opened_at_once_with_one_base),
-      T(run, nothing_to_see_is_an_error), T(options, values_that_mean_nothing_are_refused),
+      T(run, an_error_names_each_file_once), T(run, nothing_to_see_is_an_error),
+      T(options, values_that_mean_nothing_are_refused),
       T(base, it_is_looked_up_in_the_local_hub_cache))
