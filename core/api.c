@@ -67,7 +67,6 @@ int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *file, void *
 
     if (ckpt_vfile_pread(view->cat, &view->reading, vnode(file), buf, len, off, ret_len, &own) == 0)
         return 0;
-    (void)ckpt_err_in(&own, "%s", vnode(file)->name);
     (void)note_failure(view, &own);
     return ckpt_fail(err, own.code, "%s", own.text);
 }
@@ -180,7 +179,8 @@ static json_t *piece_list(const struct ckpt_catalog *cat, const struct ckpt_tens
 
     for (size_t i = 0; list && i < t->npiece; i++) {
         const struct ckpt_piece *p = &t->piece[i];
-        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(cat->sources.ptr[p->source]);
+        ckpt_cleanup(ckpt_freep) char *path = ckpt_source_name(cat->sources.ptr[p->source]);
+        ckpt_cleanup(ckpt_freep) char *name = path ? ckpt_printable(path) : NULL;
         json_t *axes = json_array();
         for (uint32_t a = 0; a < p->naxis; a++)
             (void)json_array_append_new(axes,

@@ -5,6 +5,7 @@
 
 #include "fail.h"
 #include "items.h"
+#include "json_text.h"
 #include "out.h"
 #include "pump.h"
 #include "tool.h"
@@ -27,8 +28,9 @@ static int print_json(const struct ckpt_items *items, const XXH128_hash_t *hash,
     char hex[CKPT_HEX];
 
     for (size_t i = 0; i < items->n; i++)
-        if (json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", items->item[i].path,
-                                                  "bytes", (json_int_t)items->item[i].size, "xxh3",
+        if (json_array_append_new(list, json_pack("{s:o, s:I, s:s}", "name",
+                                                  ckptfs_json_text(items->item[i].path), "bytes",
+                                                  (json_int_t)items->item[i].size, "xxh3",
                                                   ckpt_hash_hex(&hash[i], hex))) < 0) {
             json_decref(list);
             return ckptfs_nomem(err);

@@ -20,6 +20,7 @@
 #include "fail.h"
 #include "items.h"
 #include "journal.h"
+#include "json_text.h"
 #include "out.h"
 #include "pump.h"
 #include "tool.h"
@@ -413,12 +414,12 @@ static int report(const struct ckpt_tool *t, const struct export *x, double seco
         return -1;
     }
     for (size_t i = 0; i < x->items->n; i++)
-        (void)json_array_append_new(files,
-                                    json_pack("{s:s, s:I, s:s}", "name", x->items->item[i].path,
-                                              "bytes", (json_int_t)x->items->item[i].size, "xxh3",
-                                              ckpt_hash_hex(&x->hash[i], hex)));
+        (void)json_array_append_new(files, json_pack("{s:o, s:I, s:s}", "name",
+                                                     ckptfs_json_text(x->items->item[i].path),
+                                                     "bytes", (json_int_t)x->items->item[i].size,
+                                                     "xxh3", ckpt_hash_hex(&x->hash[i], hex)));
     (void)ckpt_hash_hex(&whole, hex);
-    j = json_pack("{s:s, s:I, s:f, s:b, s:s, s:o}", "dest", x->dest, "bytes",
+    j = json_pack("{s:o, s:I, s:f, s:b, s:s, s:o}", "dest", ckptfs_json_text(x->dest), "bytes",
                   (json_int_t)x->items->bytes, "seconds", seconds, "resumed", x->resumed, "xxh3",
                   hex, "files", files);
     if (t->json)

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "fail.h"
+#include "json_text.h"
 #include "out.h"
 #include "tool.h"
 
@@ -20,7 +21,7 @@ static json_t *steps_json(struct ckpt_run *run, struct ckpt_err *err)
         return NULL;
     }
     for (size_t i = 0; i < n; i++)
-        (void)json_array_append_new(list, json_string(step[i].name));
+        (void)json_array_append_new(list, ckptfs_json_text(step[i].name));
     ckpt_steps_free(step, n);
     return list;
 }
@@ -39,7 +40,7 @@ static int gather(const struct ckpt_tool *t, json_t **ret, struct ckpt_err *err)
         return -1;
     if (ckpt_run_is_folder(run) && !(steps = steps_json(run, err)))
         return -1;
-    j = json_pack("{s:s}", "run", t->run);
+    j = json_pack("{s:o}", "run", ckptfs_json_text(t->run));
     if (!j || (steps && json_object_set_new(j, "steps", steps) < 0) ||
         json_object_update(j, facts) < 0) {
         json_decref(j);

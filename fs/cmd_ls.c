@@ -7,6 +7,7 @@
 
 #include "fail.h"
 #include "items.h"
+#include "json_text.h"
 #include "out.h"
 #include "tool.h"
 
@@ -103,7 +104,8 @@ static int list_files(const struct ckpt_tool *t, const struct ckpt_view *view, s
         return table(head, "rl", 2, items.n, file_row, &items, err);
     list = json_array();
     for (size_t i = 0; i < items.n; i++)
-        if (json_array_append_new(list, json_pack("{s:s, s:I}", "name", items.item[i].path, "bytes",
+        if (json_array_append_new(list, json_pack("{s:o, s:I}", "name",
+                                                  ckptfs_json_text(items.item[i].path), "bytes",
                                                   (json_int_t)items.item[i].size)) < 0)
             return ckptfs_nomem(err);
     return ckpt_out_json(list, err);

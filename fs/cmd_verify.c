@@ -19,6 +19,7 @@
 
 #include "fail.h"
 #include "items.h"
+#include "json_text.h"
 #include "out.h"
 #include "pump.h"
 #include "tool.h"
@@ -42,7 +43,8 @@ struct verify {
 static int differ(struct verify *v, const char *kind, const char *name, const char *what,
                   struct ckpt_err *err)
 {
-    json_t *j = json_pack("{s:s, s:s}", kind, name, "what", what);
+    json_t *j =
+        json_pack("{s:o, s:o}", kind, ckptfs_json_text(name), "what", ckptfs_json_text(what));
     return json_array_append_new(v->differences, j) < 0 ? ckptfs_nomem(err) : 0;
 }
 

@@ -10,6 +10,7 @@
 #include <jansson.h>
 
 #include "fail.h"
+#include "json_text.h"
 #include "reply.h"
 
 static const char *const control_names[] = {"stats.json", "explain", "digest"};
@@ -114,12 +115,12 @@ static char *stats_text(struct ckptfs *fs)
     if (run)
         ckpt_run_stats(run, &run_stats);
     json_t *j = json_pack(
-        "{s:s, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I, s:I, "
+        "{s:o, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I, s:I, "
         "s:I, "
         "s:I},"
         " s:o, s:i, s:s, s:o}",
-        "run", fs->config->run, "uptime_s", (json_int_t)(time(NULL) - fs->started), "steps",
-        (json_int_t)(steps ? steps->n : 0), /**/
+        "run", ckptfs_json_text(fs->config->run), "uptime_s",
+        (json_int_t)(time(NULL) - fs->started), "steps", (json_int_t)(steps ? steps->n : 0), /**/
         "mount", "lookups", load(&c->lookups), "opens", load(&c->opens), "reads", load(&c->reads),
         "bytes", load(&c->read_bytes), "errors", load(&c->errors), "open_files",
         load(&c->open_files), "nodes", (json_int_t)ckptfs_nodes_count(&fs->nodes), "waiting",

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "fail.h"
+#include "json_text.h"
 
 const char ckpt_journal_name[] = ".ckptfs-export";
 
@@ -40,17 +41,18 @@ int ckpt_journal_add_complete(const struct ckpt_journal *j, const char *path, ui
                               int64_t mtime_ns, const char *xxh3, struct ckpt_err *err)
 {
     return append(j,
-                  json_pack("{s:s, s:I, s:I, s:s}", "complete", path, "size", (json_int_t)size,
-                            "mtime_ns", (json_int_t)mtime_ns, "xxh3", xxh3),
+                  json_pack("{s:o, s:I, s:I, s:s}", "complete", ckptfs_json_text(path), "size",
+                            (json_int_t)size, "mtime_ns", (json_int_t)mtime_ns, "xxh3", xxh3),
                   err);
 }
 
 int ckpt_journal_add_partial(const struct ckpt_journal *j, const char *path, uint64_t len,
                              const char *xxh3, struct ckpt_err *err)
 {
-    return append(
-        j, json_pack("{s:s, s:I, s:s}", "partial", path, "len", (json_int_t)len, "xxh3", xxh3),
-        err);
+    return append(j,
+                  json_pack("{s:o, s:I, s:s}", "partial", ckptfs_json_text(path), "len",
+                            (json_int_t)len, "xxh3", xxh3),
+                  err);
 }
 
 /* A line that was cut off by a crash ends the journal: what follows it does not exist. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "fail.h"
+#include "json_text.h"
 #include "load_tool.h"
 #include "out.h"
 
@@ -157,7 +158,7 @@ static int check_all(struct ckpt_load *load, struct ckpt_view *view, const struc
 
 /* ---- the report ---- */
 
-static int print(const struct ckpt_load_tool *t, const struct ckpt_load *load,
+static int print(const struct ckpt_load_tool *t, const char *step, const struct ckpt_load *load,
                  const struct ckpt_comm *comm, struct ckpt_err *err)
 {
     struct ckpt_load_stats job;
@@ -181,14 +182,15 @@ static int print(const struct ckpt_load_tool *t, const struct ckpt_load *load,
     ckpt_load_rates(load, &r);
     CKPTFS_CLEANUP(ckpt_jsonp)
     json_t *j = json_pack(
-        "{s:i, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:{s:f, "
+        "{s:o, s:i, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, "
+        "s:{s:f, "
         "s:f, "
         "s:f}, s:{s:f, s:f, s:f, s:f, s:f, s:f}, s:b}",
-        "ranks", (int)ckpt_comm_size(comm), "transport", ckpt_comm_transport(comm), "readers",
-        ckpt_load_readers(load), "io", ckpt_load_io(load), "needed_bytes",
-        (json_int_t)job.needed_bytes, "unique_bytes", (json_int_t)job.unique_bytes, "read_bytes",
-        (json_int_t)job.read_bytes, "sent_bytes", (json_int_t)job.sent_bytes, "received_bytes",
-        (json_int_t)job.received_bytes, "reads", (json_int_t)job.reads, "retries",
+        "step", ckptfs_json_text(step), "ranks", (int)ckpt_comm_size(comm), "transport",
+        ckpt_comm_transport(comm), "readers", ckpt_load_readers(load), "io", ckpt_load_io(load),
+        "needed_bytes", (json_int_t)job.needed_bytes, "unique_bytes", (json_int_t)job.unique_bytes,
+        "read_bytes", (json_int_t)job.read_bytes, "sent_bytes", (json_int_t)job.sent_bytes,
+        "received_bytes", (json_int_t)job.received_bytes, "reads", (json_int_t)job.reads, "retries",
         (json_int_t)job.retries, "buffer_bytes", (json_int_t)job.buffer_bytes, "device_bytes",
         (json_int_t)job.device_bytes, "wall_s", job.wall_s, "plan_s", job.plan_s, "first_s",
         job.first_s, "busy_s", "read", job.read_s, "place", job.place_s, "exchange", job.send_s,
@@ -208,8 +210,9 @@ static uint32_t agree_ms(const struct ckpt_load_tool *t)
     return t->opt.exchange_timeout_ms ? t->opt.exchange_timeout_ms : AGREE_MS;
 }
 
-static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct ckpt_view *view,
-                     struct ckpt_load *load, struct memory *m, struct ckpt_err *err)
+static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, const char *step,
+                     struct ckpt_view *view, struct ckpt_load *load, struct memory *m,
+                     struct ckpt_err *err)
 {
     int rc = ckpt_load_want_layout(load, t->layout, err);
 
@@ -226,22 +229,37 @@ static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, str
         if (ckpt_comm_agree(comm, rc, UINT32_MAX / 4, err) < 0)
             return -1;
     }
-    return print(t, load, comm, err);
+    return print(t, step, load, comm, err);
+}
+
+/* The step that rank 0 takes, on all ranks: another rank may see a later one. */
+static int open_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct ckpt_run **run,
+                     char **step, struct ckpt_view **view, struct ckpt_err *err)
+{
+    CKPTFS_CLEANUP(ckptfs_freep) char *wanted = NULL;
+    const bool first = ckpt_comm_rank(comm) == 0;
+    int rc = ckpt_tool_open_run(&t->tool, run, &wanted, err);
+
+    if (ckpt_comm_agree(comm, rc, agree_ms(t), err) < 0 ||
+        ckpt_comm_step(comm, *run, first ? wanted : NULL, agree_ms(t), step, err) < 0)
+        return -1;
+    rc = ckpt_tool_open_view(*run, wanted || !first ? *step : NULL, view, err);
+    return ckpt_comm_agree(comm, rc, agree_ms(t), err);
 }
 
 int ckpt_load_run(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct ckpt_err *err)
 {
     CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
     CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    CKPTFS_CLEANUP(ckptfs_freep) char *step = NULL;
     struct ckpt_load *load = NULL;
     struct memory memory = {.comm = comm};
-    int rc = ckpt_tool_open(&t->tool, &run, &view, err);
 
-    if (ckpt_comm_agree(comm, rc, agree_ms(t), err) < 0)
+    if (open_view(t, comm, &run, &step, &view, err) < 0)
         return -1;
-    rc = ckpt_load_new(view, comm, &t->opt, &load, err);
+    int rc = ckpt_load_new(view, comm, &t->opt, &load, err);
     if (rc == 0)
-        rc = load_view(t, comm, view, load, &memory, err);
+        rc = load_view(t, comm, step, view, load, &memory, err);
     ckpt_load_free(load);
     memory_release(&memory);
     return rc;

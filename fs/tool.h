@@ -38,6 +38,12 @@ void ckpt_tool_many_files(void);
  * that its name ends in. */
 int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
                    struct ckpt_view **ret_view, struct ckpt_err *err);
+
+/* Its two halves. *ret_step is NULL without --step. */
+int ckpt_tool_open_run(const struct ckpt_tool *t, struct ckpt_run **ret_run, char **ret_step,
+                       struct ckpt_err *err);
+int ckpt_tool_open_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret_view,
+                        struct ckpt_err *err);
 void ckpt_runp(struct ckpt_run **run);
 
 #endif

@@ -460,13 +460,13 @@ static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
     if (ckpt_node_pread(f->view, f->node, buf, len, off, ret_len, &err) == 0) {
         if (*ret_len == len)
             return 0;
-        (void)ckptfs_fail(&err, CKPT_IO, "%zu of %zu bytes at offset %llu", *ret_len, len,
-                          (unsigned long long)off);
+        (void)ckptfs_fail(&err, CKPT_IO, "%s: %zu of %zu bytes at offset %llu", f->name, *ret_len,
+                          len, (unsigned long long)off);
     }
     atomic_fetch_add_explicit(&fs->count.errors, 1, memory_order_relaxed);
     if (!atomic_flag_test_and_set(&f->complained))
-        ckptfs_logf(fs->log, CKPT_ERROR, "reading %s%s%s: %s", f->step, *f->step ? "/" : "",
-                    f->name, err.text);
+        ckptfs_logf(fs->log, CKPT_ERROR, "reading %s%s%s", f->step, *f->step ? "/" : "",
+                    err.text); /* which begins with the file's name */
     /* ENOENT and the like would puzzle: the *file* is there. */
     int rc = ckptfs_errno(&err);
     return rc == ENOENT || rc == EINVAL ? EIO : rc;

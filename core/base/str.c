@@ -102,6 +102,27 @@ char *ckpt_asprintf(const char *fmt, ...)
     return n < 0 ? NULL : text;
 }
 
+char *ckpt_printable(const char *bytes)
+{
+    struct ckpt_str out = {0};
+
+    for (const char *s = bytes; *s;) {
+        const size_t n = ckpt_utf8_len(s);
+        const unsigned char c = (unsigned char)*s;
+        if (n > 0 && c >= 0x20 && c != 0x7f)
+            ckpt_str_append(&out, s, n);
+        else
+            ckpt_str_printf(&out, "\\x%02x", c);
+        s += n ? n : 1;
+    }
+    ckpt_str_putc(&out, '\0');
+    if (out.failed) {
+        ckpt_str_release(&out);
+        return NULL;
+    }
+    return out.ptr;
+}
+
 bool ckpt_has_prefix(const char *s, const char *prefix)
 {
     return strncmp(s, prefix, strlen(prefix)) == 0;

@@ -43,6 +43,9 @@ size_t ckpt_utf8_len(const char *s);
 /* Is the whole string well-formed UTF-8? */
 bool ckpt_utf8_ok(const char *s);
 
+/* A malloc'ed copy in which what is no UTF-8, and control bytes, are "\\xNN", as in errors; NULL:
+ * no memory. */
+char *ckpt_printable(const char *bytes);
 bool ckpt_has_prefix(const char *s, const char *prefix);
 bool ckpt_has_suffix(const char *s, const char *suffix);
 

@@ -150,7 +150,25 @@ static int read_blob(struct task *t, struct ckpt_source *s, const struct ckpt_dc
 
 /* ---- all items ---- */
 
-static int read_item(struct task *t, struct ckpt_dcp_item *item, struct ckpt_err *err)
+static const struct ckpt_dcp_chunk *chunk_of(const struct reading *r, uint32_t item)
+{
+    return &r->m->chunks.ptr[r->items->item.ptr[item].chunk];
+}
+
+/* Two chunks in one archive: one of the two lies elsewhere. k: place in the order. */
+static int check_own(const struct reading *r, size_t k, struct ckpt_err *err)
+{
+    const struct ckpt_dcp_chunk *c = chunk_of(r, r->order[k]);
+    const struct ckpt_dcp_chunk *before = k ? chunk_of(r, r->order[k - 1]) : NULL;
+
+    if (!before || before->file != c->file || c->off - before->off >= before->len)
+        return 0;
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "the metadata say that a chunk of tensor '%s' lies there, too",
+                     r->m->tensors.ptr[before->tensor].name);
+}
+
+static int read_item(struct task *t, size_t k, struct ckpt_dcp_item *item, struct ckpt_err *err)
 {
     static const unsigned char zip[4] = {'P', 'K', 3, 4}, zstd[4] = {0x28, 0xb5, 0x2f, 0xfd};
     const struct ckpt_dcp_chunk *c = &t->r->m->chunks.ptr[item->chunk];
@@ -160,7 +178,7 @@ static int read_item(struct task *t, struct ckpt_dcp_item *item, struct ckpt_err
     if (ckpt_source_pread(s, head, sizeof head, c->off, err) < 0)
         return -1;
     if (memcmp(head, zip, sizeof zip) == 0)
-        return read_zip(t, s, c, item, err);
+        return check_own(t->r, k, err) < 0 ? -1 : read_zip(t, s, c, item, err);
     if (memcmp(head, zstd, sizeof zstd) == 0)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "the item is compressed (stream.zstd), which is not supported");
@@ -185,15 +203,10 @@ static int read_task(void *ctx, size_t i, struct ckpt_err *err)
 
     for (size_t k = r->tasks.ptr[i]; k < r->tasks.ptr[i + 1]; k++) {
         struct ckpt_dcp_item *item = &r->items->item.ptr[r->order[k]];
-        if (read_item(&t, item, err) < 0)
+        if (read_item(&t, k, item, err) < 0)
             return fail_item(r, item, err);
     }
     return 0;
-}
-
-static const struct ckpt_dcp_chunk *chunk_of(const struct reading *r, uint32_t item)
-{
-    return &r->m->chunks.ptr[r->items->item.ptr[item].chunk];
 }
 
 static int by_place(const void *a, const void *b, void *ctx)

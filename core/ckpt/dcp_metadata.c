@@ -400,7 +400,7 @@ static int add(struct adding *a, struct ckpt_source *s, struct ckpt_err *err)
 {
     if (s->size > CKPT_DCP_MAX_METADATA)
         return ckpt_fail(err, CKPT_LIMIT, "has %" PRIu64 " bytes", s->size);
-    if (ckpt_pickle_read(s, 0, s->size, &rules, &a->p, err) < 0)
+    if (ckpt_pickle_read(s, 0, s->size, &rules, NULL, &a->p, err) < 0)
         return -1;
     if (ckpt_pv_rule(&a->p, a->p.root) != METADATA && ckpt_pv_rule(&a->p, a->p.root) != MCORE)
         return fail_value(a, a->p.root, "the pickle", "DCP's Metadata", err);

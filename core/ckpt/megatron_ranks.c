@@ -173,8 +173,7 @@ static int read_rank(struct load *l, struct rank *r, struct ckpt_err *err)
         ckpt_torch_open(r->source, 0, r->source->size, &r->torch, err) < 0)
         return -1;
     r->opened = true;
-    if (ckpt_pickle_read(r->source, r->torch.pickle_off, r->torch.pickle_len, &ckpt_torch_rules,
-                         &r->p, err) < 0)
+    if (ckpt_torch_pickle(&r->torch, &r->p, err) < 0)
         return -1;
     r->parsed = true;
     return ckpt_pv_kind(r->p.root) == CKPT_PV_DICT

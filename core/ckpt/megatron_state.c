@@ -71,7 +71,7 @@ int ckpt_megatron_state_read(struct ckpt_megatron_state *st, struct ckpt_source 
 {
     struct ckpt_pickle p;
 
-    if (ckpt_torch_pickle(s, off, len, &p, err) < 0)
+    if (ckpt_torch_read(s, off, len, &p, err) < 0)
         return -1;
     int result = ckpt_megatron_state_take(st, &p, p.root, err);
     ckpt_pickle_release(&p);
@@ -84,7 +84,7 @@ int ckpt_megatron_state_read_fact(struct ckpt_megatron_state *st, const char *na
 {
     struct ckpt_pickle p;
 
-    if (ckpt_torch_pickle(s, off, len, &p, err) < 0)
+    if (ckpt_torch_read(s, off, len, &p, err) < 0)
         return -1;
     take_fact(st, &p, name, p.root);
     ckpt_pickle_release(&p);

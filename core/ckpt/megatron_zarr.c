@@ -124,12 +124,55 @@ static int open_chunk(struct load *l, struct array *a, const uint64_t *index, st
     return result;
 }
 
+/* Is it a chunk file's name? */
+static bool is_chunk(const char *name, char separator)
+{
+    const char set[] = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9', separator, '\0'};
+
+    return name[strspn(name, set)] == '\0';
+}
+
+struct counting {
+    char separator;
+    uint64_t n;
+};
+
+static int count_chunk(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct counting *c = ctx;
+
+    (void)err;
+    c->n += is_chunk(e->name, c->separator);
+    return 0;
+}
+
+/* Chunk files that the shape has no place for: it is another array's, or damaged. */
+static int check_surplus(struct load *l, const struct array *a, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    struct counting found = {.separator = a->z.separator};
+    uint64_t n = 1;
+
+    for (uint32_t d = 0; d < a->z.rank; d++)
+        n *= a->z.separator == '.' || d == 0 ? a->z.count[d] : 1;
+    if (ckpt_dir_open_below(l->dir, a->folder, &dir, err) < 0 ||
+        ckpt_dir_list(dir, count_chunk, &found, err) < 0)
+        return -1;
+    if (found.n <= n)
+        return 0;
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "'%s' holds %" PRIu64 " chunks, by the shape in its '.zarray' it has %" PRIu64,
+                     ckpt_dir_path(dir), found.n, n);
+}
+
 static int open_chunks(struct load *l, struct array *a, struct ckpt_err *err)
 {
     uint64_t index[CKPT_MAX_RANK] = {0}, numel;
 
     if (!ckpt_shape_numel(a->z.dim, a->z.rank, &numel))
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' claims more than 2^64 elements", a->name);
+    if (check_surplus(l, a, err) < 0)
+        return -1;
     if (numel == 0)
         return 0;
     do {

@@ -101,8 +101,7 @@ int ckpt_nt_state_file_read(struct ckpt_dir *dir, const char *name, struct ckpt_
 {
     if (ckpt_source_file_new(dir, name, pool, &ret->source, err) < 0 ||
         ckpt_torch_open(ret->source, 0, ret->source->size, &ret->torch, err) < 0 ||
-        ckpt_pickle_read(ret->source, ret->torch.pickle_off, ret->torch.pickle_len,
-                         &ckpt_torch_rules, &ret->pickle, err) < 0)
+        ckpt_torch_pickle(&ret->torch, &ret->pickle, err) < 0)
         return -1;
     return ckpt_nt_state_file_each(ret, locate, ret, err);
 }

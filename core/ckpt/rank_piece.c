@@ -488,10 +488,9 @@ int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank
     f->rank = rank;
     f->out = ret;
     if (ckpt_torch_open(s, 0, s->size, &f->t, err) == 0) {
-        if (f->t.pickle_len > MAX_PICKLE)
-            (void)ckpt_fail(err, CKPT_LIMIT, "data.pkl has %" PRIu64 " bytes", f->t.pickle_len);
-        else if (ckpt_pickle_read(s, f->t.pickle_off, f->t.pickle_len, &ckpt_torch_rules, &f->p,
-                                  err) == 0) {
+        if (f->t.pickle->len > MAX_PICKLE)
+            (void)ckpt_fail(err, CKPT_LIMIT, "data.pkl has %" PRIu64 " bytes", f->t.pickle->len);
+        else if (ckpt_torch_pickle(&f->t, &f->p, err) == 0) {
             result = read_root(f, err);
             ckpt_pickle_release(&f->p);
         }

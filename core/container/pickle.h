@@ -101,10 +101,11 @@ struct ckpt_pickle {
     ckpt_pv root;
 };
 
-/* Parse bytes [off, off+len) of s, or of memory; `what` names it in errors. */
+/* Parse bytes [off, off+len) of s, or of memory. ret_crc, if not NULL: the CRC-32 of all of them.
+ */
 int ckpt_pickle_read(struct ckpt_source *s, uint64_t off, uint64_t len,
-                     const struct ckpt_pickle_rules *rules, struct ckpt_pickle *ret,
-                     struct ckpt_err *err);
+                     const struct ckpt_pickle_rules *rules, uint32_t *ret_crc,
+                     struct ckpt_pickle *ret, struct ckpt_err *err);
 int ckpt_pickle_parse(const void *data, size_t len, const struct ckpt_pickle_rules *rules,
                       struct ckpt_pickle *ret, struct ckpt_err *err);
 void ckpt_pickle_release(struct ckpt_pickle *p);

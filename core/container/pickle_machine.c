@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include "base/ckd.h"
+#include "base/crc32.h"
 #include "container/pickle_machine.h"
 
 enum {
@@ -27,6 +28,7 @@ struct machine {
     struct ckpt_source *source;
     unsigned char *buf;
     size_t buf_cap;
+    uint32_t *crc; /* of all that was read; or NULL */
     uint64_t begin;
     /* stack */
     CKPT_VEC(ckpt_pv) stack;
@@ -86,6 +88,8 @@ static int refill(struct machine *m, size_t n)
     m->stop = m->buf + have;
     if (ckpt_source_pread(m->source, m->buf + have, more, m->pos, m->err) < 0)
         return -1;
+    if (m->crc)
+        *m->crc = ckpt_crc32(*m->crc, m->stop, more);
     m->stop += more;
     m->pos += more;
     return 0;
@@ -920,12 +924,18 @@ static int parse(struct machine *m, const struct ckpt_pickle_rules *rules, struc
 }
 
 int ckpt_pickle_read(struct ckpt_source *s, uint64_t off, uint64_t len,
-                     const struct ckpt_pickle_rules *rules, struct ckpt_pickle *ret,
-                     struct ckpt_err *err)
+                     const struct ckpt_pickle_rules *rules, uint32_t *ret_crc,
+                     struct ckpt_pickle *ret, struct ckpt_err *err)
 {
     static const unsigned char nothing[1];
-    struct machine m = {
-        .err = err, .source = s, .at = nothing, .stop = nothing, .pos = off, .begin = off};
+    uint32_t crc = 0;
+    struct machine m = {.err = err,
+                        .source = s,
+                        .at = nothing,
+                        .stop = nothing,
+                        .pos = off,
+                        .begin = off,
+                        .crc = ret_crc ? &crc : NULL};
 
     if (!ckpt_range_ok(off, len, s->size))
         return ckpt_fail(err, CKPT_FORMAT, "the pickle lies outside the file");
@@ -933,7 +943,16 @@ int ckpt_pickle_read(struct ckpt_source *s, uint64_t off, uint64_t len,
     m.buf_cap = (size_t)ckpt_min_u64(len + 1, WINDOW);
     if (!(m.buf = malloc(m.buf_cap)))
         return ckpt_nomem(err);
-    return parse(&m, rules, ret);
+    if (parse(&m, rules, ret) < 0)
+        return -1;
+    if (ret_crc && m.pos < m.end) {
+        ckpt_pickle_release(ret);
+        return ckpt_fail(err, CKPT_FORMAT, "the pickle ends long before its %" PRIu64 " bytes do",
+                         len);
+    }
+    if (ret_crc)
+        *ret_crc = crc;
+    return 0;
 }
 
 int ckpt_pickle_parse(const void *data, size_t len, const struct ckpt_pickle_rules *rules,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/crc32.h"
 #include "base/str.h"
 
 enum { MAX_ITEM_PICKLE = 1 << 20, MAX_NESTING = 8 };
@@ -299,7 +300,7 @@ static int find_pickle(struct ckpt_torch *t, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_FORMAT, "the archive has no %s: not a torch.save file", name);
     t->prefix = pkl->name;
     t->prefix_len = pkl->name_len - (sizeof name - 1);
-    t->pickle_len = pkl->len;
+    t->pickle = pkl;
     return ckpt_zip_data(&t->zip, pkl, &t->pickle_off, err);
 }
 
@@ -333,6 +334,20 @@ int ckpt_torch_open(struct ckpt_source *s, uint64_t off, uint64_t len, struct ck
 }
 
 void ckpt_torch_release(struct ckpt_torch *t) { ckpt_zip_release(&t->zip); }
+
+int ckpt_torch_pickle(const struct ckpt_torch *t, struct ckpt_pickle *ret, struct ckpt_err *err)
+{
+    uint32_t crc;
+
+    if (ckpt_pickle_read(t->zip.source, t->pickle_off, t->pickle->len, &ckpt_torch_rules, &crc, ret,
+                         err) < 0)
+        return -1;
+    if (ckpt_zip_check(t->pickle, crc, err) < 0) {
+        ckpt_pickle_release(ret);
+        return -1;
+    }
+    return 0;
+}
 
 int ckpt_torch_storage(const struct ckpt_torch *t, const struct ckpt_torch_layout *l,
                        uint64_t *ret_off, struct ckpt_err *err)
@@ -380,14 +395,15 @@ static int read_item(const struct ckpt_torch *t, struct ckpt_torch_memo *memo,
                      struct ckpt_torch_layout *ret, uint64_t *ret_storage_off, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) unsigned char *pickle = NULL;
-    size_t len = (size_t)t->pickle_len;
+    size_t len = (size_t)t->pickle->len;
 
-    if (t->pickle_len > MAX_ITEM_PICKLE)
+    if (t->pickle->len > MAX_ITEM_PICKLE)
         return ckpt_fail(err, CKPT_LIMIT, "data.pkl of %" PRIu64 " bytes for one tensor",
-                         t->pickle_len);
+                         t->pickle->len);
     if (!(pickle = malloc(len + 1)))
         return ckpt_nomem(err);
     if (ckpt_zip_pread(&t->zip, pickle, len, t->pickle_off, err) < 0 ||
+        ckpt_zip_check(t->pickle, ckpt_crc32(0, pickle, len), err) < 0 ||
         understand(memo, &pickle, len, err) < 0)
         return -1;
     *ret = memo->layout;

@@ -67,13 +67,17 @@ struct ckpt_torch {
     struct ckpt_zip zip;
     const char *prefix; /* not terminated; with the slash */
     size_t prefix_len;
-    uint64_t pickle_off, pickle_len; /* in the source */
+    const struct ckpt_zip_entry *pickle; /* data.pkl */
+    uint64_t pickle_off;                 /* in the source */
 };
 
 /* Bytes [off, off+len) of s. The pickle is located, not read. */
 int ckpt_torch_open(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_torch *ret,
                     struct ckpt_err *err);
 void ckpt_torch_release(struct ckpt_torch *t);
+
+/* Read the pickle, by ckpt_torch_rules. FORMAT if its bytes are not those of its CRC. */
+int ckpt_torch_pickle(const struct ckpt_torch *t, struct ckpt_pickle *ret, struct ckpt_err *err);
 
 /* Byte in the source where the layout's storage begins; checks that it is long enough. */
 int ckpt_torch_storage(const struct ckpt_torch *t, const struct ckpt_torch_layout *l,

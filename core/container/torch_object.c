@@ -21,18 +21,18 @@ static int refuse_attack(struct ckpt_pickle *p, struct ckpt_err *err)
                      name);
 }
 
-int ckpt_torch_pickle(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_pickle *ret,
-                      struct ckpt_err *err)
+int ckpt_torch_read(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_pickle *ret,
+                    struct ckpt_err *err)
 {
     struct ckpt_torch t;
     int result;
 
     if (ckpt_torch_open(s, off, len, &t, err) < 0)
         return -1;
-    if (t.pickle_len > CKPT_TORCH_MAX_OBJECT)
-        result = ckpt_fail(err, CKPT_LIMIT, "its pickle has %" PRIu64 " bytes", t.pickle_len);
+    if (t.pickle->len > CKPT_TORCH_MAX_OBJECT)
+        result = ckpt_fail(err, CKPT_LIMIT, "its pickle has %" PRIu64 " bytes", t.pickle->len);
     else
-        result = ckpt_pickle_read(s, t.pickle_off, t.pickle_len, &ckpt_torch_rules, ret, err);
+        result = ckpt_torch_pickle(&t, ret, err);
     ckpt_torch_release(&t);
     return result < 0 ? -1 : refuse_attack(ret, err);
 }
@@ -44,7 +44,7 @@ int ckpt_torch_object(struct ckpt_source *s, uint64_t off, uint64_t len, const c
     json_t *value = NULL;
     int result;
 
-    if (ckpt_torch_pickle(s, off, len, &p, err) < 0)
+    if (ckpt_torch_read(s, off, len, &p, err) < 0)
         return -1;
     if (leaves)
         result = ckpt_pickle_leaves(&p, p.root, name, out, err);

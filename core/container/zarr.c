@@ -88,6 +88,15 @@ static int parse_separator(const json_t *j, struct ckpt_zarr *z, struct ckpt_err
     return 0;
 }
 
+/* Megatron's ShardedTensor.max_allowed_chunks: a dimension divided by the number of its shards,
+ * rounded down. A shape or a chunk that was damaged is rarely so. */
+static bool could_be_chunk(uint64_t dim, uint64_t chunk)
+{
+    const uint64_t shards = dim / chunk;
+
+    return dim == 0 || (shards > 0 && dim / shards == chunk);
+}
+
 static int parse_shape(const json_t *j, struct ckpt_zarr *z, struct ckpt_err *err)
 {
     uint32_t rank;
@@ -98,8 +107,14 @@ static int parse_shape(const json_t *j, struct ckpt_zarr *z, struct ckpt_err *er
         return -1;
     if (rank != z->rank)
         return ckpt_fail(err, CKPT_FORMAT, "'shape' has %u dimensions, 'chunks' %u", z->rank, rank);
-    for (uint32_t d = 0; d < rank; d++)
+    for (uint32_t d = 0; d < rank; d++) {
+        if (!could_be_chunk(z->dim[d], z->chunk[d]))
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "dimension %" PRIu32 " of %" PRIu64 " in chunks of %" PRIu64
+                             ": Megatron does not write such an array",
+                             d, z->dim[d], z->chunk[d]);
         z->count[d] = z->dim[d] / z->chunk[d] + (z->dim[d] % z->chunk[d] != 0);
+    }
     if (!ckpt_shape_numel(z->chunk, rank, &numel) ||
         ckd_mul(&z->nbyte, numel, (uint64_t)ckpt_dtype_size(z->dtype)) || z->nbyte > INT64_MAX)
         return ckpt_fail(err, CKPT_LIMIT, "a chunk would be larger than any file");

@@ -19,6 +19,11 @@ enum {
     MAX_COMMENT = 65535,
     TAIL = 1024, /* holds the directory of an archive of one tensor */
     ENCRYPTED = 1,
+    DESCRIBED = 8,
+    DESCRIPTOR_LEN = 16, /* with its signature, which Python's and PyTorch's writers always give */
+    DESCRIPTOR64_LEN = 24,
+    EXTRA_HEAD = 4,
+    EXTRA_READ = 64, /* of the extra fields that are read with a header: all that torch writes */
 };
 
 /* The end of the archive, as far as it was read. */
@@ -147,7 +152,8 @@ static int read_entry(const struct ckpt_zip *z, struct ckpt_cursor *c, struct ck
                          : ckpt_fail(err, CKPT_FORMAT, "no directory entry at byte %" PRIu64, at);
     (void)ckpt_cursor_take(c, 4);
     uint16_t flags = ckpt_cursor_le16(c), method = ckpt_cursor_le16(c);
-    (void)ckpt_cursor_take(c, 8);
+    (void)ckpt_cursor_take(c, 4);
+    e->crc = ckpt_cursor_le32(c);
     uint64_t csize = ckpt_cursor_le32(c), usize = ckpt_cursor_le32(c);
     uint16_t name_len = ckpt_cursor_le16(c), extra_len = ckpt_cursor_le16(c);
     uint16_t comment_len = ckpt_cursor_le16(c);
@@ -170,10 +176,35 @@ static int read_entry(const struct ckpt_zip *z, struct ckpt_cursor *c, struct ck
         return ckpt_fail(err, CKPT_UNSUPPORTED, "member '%.*s' is %s", (int)name_len, e->name,
                          flags & ENCRYPTED ? "encrypted" : "compressed");
     e->len = usize;
+    e->described = flags & DESCRIBED;
     if (!ckpt_range_ok(e->header, LOCAL_LEN + name_len, z->data_end) ||
         usize > z->data_end - e->header - LOCAL_LEN - name_len)
         return ckpt_fail(err, CKPT_FORMAT, "member '%.*s' lies outside the archive", (int)name_len,
                          e->name);
+    return 0;
+}
+
+static int by_header(const void *a, const void *b)
+{
+    const struct ckpt_zip_entry *x = *(struct ckpt_zip_entry *const *)a;
+    const struct ckpt_zip_entry *y = *(struct ckpt_zip_entry *const *)b;
+
+    return (x->header > y->header) - (x->header < y->header);
+}
+
+/* What follows each member. */
+static int order_entries(struct ckpt_zip *z, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_zip_entry **order =
+        malloc((z->nentry + 1) * sizeof(struct ckpt_zip_entry *));
+
+    if (!order)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < z->nentry; i++)
+        order[i] = &z->entry[i];
+    qsort(order, z->nentry, sizeof *order, by_header);
+    for (size_t i = 0; i < z->nentry; i++)
+        order[i]->next = i + 1 < z->nentry ? order[i + 1]->header : z->data_end;
     return 0;
 }
 
@@ -206,7 +237,7 @@ static int read_directory(struct ckpt_zip *z, const struct tail *t, const struct
     for (size_t i = 0; i < z->nentry; i++)
         if (read_entry(z, &c, &z->entry[i], err) < 0)
             return -1;
-    return 0;
+    return order_entries(z, err);
 }
 
 static int open_zip(struct ckpt_zip *z, struct ckpt_err *err)
@@ -263,29 +294,97 @@ int ckpt_zip_pread(const struct ckpt_zip *z, void *buf, size_t len, uint64_t off
     return ckpt_source_pread(z->source, buf, len, off, err);
 }
 
-int ckpt_zip_data(const struct ckpt_zip *z, const struct ckpt_zip_entry *e, uint64_t *ret_off,
-                  struct ckpt_err *err)
+int ckpt_zip_check(const struct ckpt_zip_entry *e, uint32_t crc, struct ckpt_err *err)
 {
-    unsigned char header[LOCAL_LEN + CKPT_ZIP_MAX_NAME];
+    if (e->crc == 0 || e->crc == crc)
+        return 0;
+    return ckpt_fail(err, CKPT_FORMAT,
+                     "the data of member '%.*s' are damaged: CRC-32 %08" PRIx32
+                     ", the archive says %08" PRIx32,
+                     (int)e->name_len, e->name, crc, e->crc);
+}
+
+/* ---- a member's own header ---- */
+
+struct local {
+    uint64_t extra, extra_len; /* in the archive */
+    bool zip64;
+};
+
+static int fail_header(const struct ckpt_zip_entry *e, const char *what, struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_FORMAT, "the header of member '%.*s' at byte %" PRIu64 " %s",
+                     (int)e->name_len, e->name, e->header, what);
+}
+
+/* The extra fields must fill their room: PyTorch pads with one of its own ("FB"), so that data are
+ * aligned. head: the first head_len bytes of the member. */
+static int walk_extra(const struct ckpt_zip *z, const struct ckpt_zip_entry *e,
+                      const unsigned char *head, size_t head_len, struct local *l,
+                      struct ckpt_err *err)
+{
+    for (uint64_t at = 0; at < l->extra_len;) {
+        const uint64_t here = l->extra - e->header + at;
+        unsigned char field[EXTRA_HEAD];
+        if (l->extra_len - at < EXTRA_HEAD)
+            return fail_header(e, "has an extra field that is cut short", err);
+        if (ckpt_range_ok(here, EXTRA_HEAD, head_len))
+            memcpy(field, head + here, EXTRA_HEAD);
+        else if (ckpt_zip_pread(z, field, EXTRA_HEAD, z->off + e->header + here, err) < 0)
+            return -1;
+        const uint64_t len = field[2] | (uint64_t)field[3] << 8;
+        l->zip64 |= field[0] == 1 && field[1] == 0;
+        at += EXTRA_HEAD;
+        if (len > l->extra_len - at)
+            return fail_header(e, "has an extra field that is longer than all of them", err);
+        at += len;
+    }
+    return 0;
+}
+
+static int read_local(const struct ckpt_zip *z, const struct ckpt_zip_entry *e, struct local *ret,
+                      struct ckpt_err *err)
+{
+    unsigned char head[LOCAL_LEN + CKPT_ZIP_MAX_NAME + EXTRA_READ];
+    const size_t len =
+        (size_t)ckpt_min_u64(LOCAL_LEN + e->name_len + EXTRA_READ, z->data_end - e->header);
     struct ckpt_cursor c;
 
-    if (ckpt_zip_pread(z, header, LOCAL_LEN + e->name_len, z->off + e->header, err) < 0)
+    if (ckpt_zip_pread(z, head, len, z->off + e->header, err) < 0)
         return -1;
-    ckpt_cursor_init(&c, header, LOCAL_LEN + e->name_len, e->header, "zip");
+    ckpt_cursor_init(&c, head, len, e->header, "zip");
     uint32_t signature = ckpt_cursor_le32(&c);
-    (void)ckpt_cursor_take(&c, 22);
+    (void)ckpt_cursor_take(&c, 2);
+    uint16_t flags = ckpt_cursor_le16(&c), method = ckpt_cursor_le16(&c);
+    (void)ckpt_cursor_take(&c, 16);
     uint16_t name_len = ckpt_cursor_le16(&c), extra_len = ckpt_cursor_le16(&c);
     if (signature != 0x04034b50 || name_len != e->name_len ||
-        memcmp(header + LOCAL_LEN, e->name, e->name_len) != 0)
+        memcmp(head + LOCAL_LEN, e->name, e->name_len) != 0)
         return ckpt_fail(err, CKPT_FORMAT,
                          "member '%.*s' does not begin at byte %" PRIu64
                          ", where the directory says so",
                          (int)e->name_len, e->name, e->header);
-    uint64_t start = e->header + LOCAL_LEN + name_len + extra_len;
-    if (!ckpt_range_ok(start, e->len, z->data_end))
+    if (!(flags & DESCRIBED) == e->described || flags & ENCRYPTED || method != 0)
+        return fail_header(e, "has other flags than its entry in the directory", err);
+    *ret = (struct local){.extra = e->header + LOCAL_LEN + name_len, .extra_len = extra_len};
+    return walk_extra(z, e, head, len, ret, err);
+}
+
+int ckpt_zip_data(const struct ckpt_zip *z, const struct ckpt_zip_entry *e, uint64_t *ret_off,
+                  struct ckpt_err *err)
+{
+    struct local l;
+
+    if (read_local(z, e, &l, err) < 0)
+        return -1;
+    const uint64_t start = l.extra + l.extra_len;
+    const uint64_t more = !e->described ? 0 : l.zip64 ? DESCRIPTOR64_LEN : DESCRIPTOR_LEN;
+    if (start > e->next || e->len > e->next - start || e->next - start - e->len != more)
         return ckpt_fail(err, CKPT_FORMAT,
-                         "member '%.*s' claims %" PRIu64 " bytes, more than there are",
-                         (int)e->name_len, e->name, e->len);
+                         "member '%.*s': %" PRIu64 " bytes from byte %" PRIu64 ", and %" PRIu64
+                         " of a descriptor, do not end where the next member "
+                         "begins, at byte %" PRIu64,
+                         (int)e->name_len, e->name, e->len, start, more, e->next);
     *ret_off = z->off + start;
     return 0;
 }

@@ -5,6 +5,7 @@
 #ifndef CKPT_CONTAINER_ZIP_H
 #define CKPT_CONTAINER_ZIP_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,7 +22,10 @@ struct ckpt_zip_entry {
     const char *name; /* not terminated */
     size_t name_len;
     uint64_t header; /* of the member, in the archive */
+    uint64_t next;   /* what follows the member: the next header, or the central directory */
     uint64_t len;    /* of its data */
+    uint32_t crc;    /* of its data; 0: it was not computed */
+    bool described;  /* a descriptor follows the data */
 };
 
 struct ckpt_zip {
@@ -41,9 +45,14 @@ int ckpt_zip_open(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt
                   struct ckpt_err *err);
 void ckpt_zip_release(struct ckpt_zip *z);
 
-/* Where a member's data begin, in the source: its own header is checked against the directory. */
+/* Where a member's data begin, in the source. Its own header is only believed where it agrees with
+ * the directory: the name, a whole number of extra fields, and data that end, with their
+ * descriptor, where the next member begins. */
 int ckpt_zip_data(const struct ckpt_zip *z, const struct ckpt_zip_entry *e, uint64_t *ret_off,
                   struct ckpt_err *err);
+
+/* FORMAT if a member's data, whose CRC-32 is crc, are not what was archived. */
+int ckpt_zip_check(const struct ckpt_zip_entry *e, uint32_t crc, struct ckpt_err *err);
 
 /* Bytes of the source within the archive, from what is in memory where possible. */
 int ckpt_zip_pread(const struct ckpt_zip *z, void *buf, size_t len, uint64_t off,

@@ -149,6 +149,13 @@ void ckpt_dir_unrefp(struct ckpt_dir **dir)
 
 const char *ckpt_dir_path(const struct ckpt_dir *dir) { return dir->path; }
 
+const char *ckpt_dir_real_name(const struct ckpt_dir *dir)
+{
+    const char *slash = strrchr(dir->root->real, '/');
+
+    return slash ? slash + 1 : dir->root->real;
+}
+
 /* A name from a checkpoint must stay below: relative, no "..", no empty component. */
 static bool name_ok(const char *name)
 {

@@ -42,6 +42,10 @@ void ckpt_dir_unrefp(struct ckpt_dir **dir);
  * long as dir. */
 const char *ckpt_dir_path(const struct ckpt_dir *dir);
 
+/* What the directory of ckpt_dir_open is called where it lies: the last part of its path, without
+ * links. Lives as long as dir. */
+const char *ckpt_dir_real_name(const struct ckpt_dir *dir);
+
 /* A copy of `name` that lives as long as the directory of ckpt_dir_open; equal names share one.
  * NULL: no memory. Safe from many threads. */
 const char *ckpt_dir_intern(struct ckpt_dir *dir, const char *name);

@@ -91,6 +91,10 @@ int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt
                              struct ckpt_source **ret, struct ckpt_err *err);
 int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err);
 
+/* STALE if the file's name leads to another file now, or that file has changed: stricter than
+ * ckpt_source_check, which goes on with a descriptor of what was renamed over. */
+int ckpt_source_file_current(const struct ckpt_source *s, struct ckpt_err *err);
+
 /* The recorded identity; false if s is not a file. */
 bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret);
 

@@ -331,6 +331,22 @@ bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret)
     return true;
 }
 
+int ckpt_source_file_current(const struct ckpt_source *s, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    const struct source_file *f = self(s);
+    struct ckpt_file_id now, then;
+
+    if (!ckpt_source_file_id(s, &then))
+        return 0;
+    if (ckpt_dir_open_file(f->dir, f->name, &fd, &now, err) < 0)
+        return -1;
+    if (!ckpt_file_id_eq(&now, &then))
+        return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
+                         ckpt_dir_path(f->dir), f->name);
+    return 0;
+}
+
 /* ---- where the bytes are ---- */
 
 enum { SAMPLES = 16, SAMPLE_PAGES = 64 };

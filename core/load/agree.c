@@ -36,8 +36,12 @@ enum {
 
 /* ---- round 1: who is here ---- */
 
+enum { STEP_TEXT = 128 };
+
 struct hello { /* then the sizes of the first files, uint64_t */
     unsigned char checkpoint[16];
+    char step[STEP_TEXT]; /* its name, or the beginning of that */
+    uint64_t step_hash;
     uint64_t wants_lo, wants_hi, node, options, files;
     double hot;
     uint32_t shared, version;
@@ -75,6 +79,11 @@ static int compare_hello(uint32_t r, const struct hello *a, const struct hello *
 {
     if (a->version != b->version)
         return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs", r);
+    if (a->step_hash != b->step_hash)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "rank %" PRIu32 " loads '%.*s', rank 0 '%.*s': all ranks must load the "
+                         "same step, and copies of it must have the same name",
+                         r, STEP_TEXT - 1, b->step, STEP_TEXT - 1, a->step);
     if (memcmp(a->checkpoint, b->checkpoint, sizeof a->checkpoint) != 0)
         return ckpt_fail(err, CKPT_CONFLICT,
                          "rank %" PRIu32 " sees another checkpoint than rank 0, or another view "
@@ -523,6 +532,8 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
 
     memset(h, 0, sizeof *h);
     ckpt_catalog_digest(load->view->cat, h->checkpoint);
+    (void)snprintf(h->step, sizeof h->step, "%s", load->view->name);
+    h->step_hash = XXH3_64bits(load->view->name, strlen(load->view->name));
     h->wants_lo = wants.low64;
     h->wants_hi = wants.high64;
     h->node = ckpt_node_digest();
@@ -530,7 +541,7 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     h->files = ckpt_catalog_files(load->view->cat);
     ckpt_load_residency(load->view->cat, &h->hot, &shared);
     h->shared = shared;
-    h->version = 4;
+    h->version = 5;
 }
 
 static int exchange_wants(struct ckpt_load *load, const unsigned char *table, size_t len,

@@ -51,6 +51,9 @@ struct ckpt_comm {
     void *ctx;
 };
 
+/* A variable of the environment, a number of at most `most`; USAGE names the variable. */
+int ckpt_env_number(const char *name, uint32_t most, uint32_t *ret, struct ckpt_err *err);
+
 /* As ckpt_comm_from_env for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. */
 int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err);
 

@@ -168,8 +168,8 @@ struct abort_message {
 
 /* A box in another rank's words. */
 struct assist_message {
-    uint64_t id;
-    uint32_t tensor, rank;
+    uint64_t id, off;
+    uint32_t tensor, rank, source, unused;
     uint64_t lo[CKPT_MAX_RANK], n[CKPT_MAX_RANK];
 };
 
@@ -210,6 +210,8 @@ static void on_assist(struct ckpt_engine *e, uint32_t peer, const unsigned char 
     a->peer = peer;
     a->id = m.id;
     a->tensor = m.tensor;
+    a->source = m.source;
+    a->off = m.off;
     a->box.rank = m.rank;
     memcpy(a->box.lo, m.lo, sizeof m.lo);
     memcpy(a->box.n, m.n, sizeof m.n);
@@ -357,9 +359,11 @@ static int ask_retries(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
 
     (void)pthread_mutex_lock(&e->lock);
     for (struct ckpt_retry *r = e->retry; r && rc == 0; r = r->next) {
-        struct assist_message m = {.id = r->id};
+        const struct ckpt_unit *unit = &e->plan->units.ptr[r->unit];
+        struct assist_message m = {.id = r->id, .source = unit->source, .off = unit->off};
         struct ckpt_box box;
-        if (r->asked_ms && now - r->asked_ms > e->opt.read_timeout_ms)
+        /* the rank that was asked notices first that its own read is slow, and says so */
+        if (r->asked_ms && now - r->asked_ms > (uint64_t)e->opt.read_timeout_ms * 3 / 2 + 1000)
             rc = ckpt_fail(err, r->err.code, "%s", r->err.text);
         if (r->asked_ms)
             continue;
@@ -403,15 +407,14 @@ static int check_reads(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
         const uint64_t since = atomic_load(&e->worker[i].since_ms);
         if (since == 0 || now < since + e->opt.read_timeout_ms)
             continue;
-        const uint32_t u = atomic_load(&e->worker[i].unit);
-        const struct ckpt_unit *unit = &e->plan->units.ptr[u];
+        const uint32_t source = atomic_load(&e->worker[i].source);
+        const uint64_t off = atomic_load(&e->worker[i].off);
         ckpt_cleanup(ckpt_freep) char *name =
-            unit->source < e->cat->sources.len ? ckpt_source_name(e->cat->sources.ptr[unit->source])
-                                               : NULL;
+            source < e->cat->sources.len ? ckpt_source_name(e->cat->sources.ptr[source]) : NULL;
         return ckpt_fail(err, CKPT_TIMEOUT,
                          "tensor '%s': reading '%s' at byte %" PRIu64 " takes longer than %.1f s",
-                         ckpt_plan_unit_tensor(e->plan, u)->name, name ? name : "its files",
-                         unit->off, e->opt.read_timeout_ms / 1000.0);
+                         e->cat->tensors.ptr[atomic_load(&e->worker[i].tensor)].name,
+                         name ? name : "its files", off, e->opt.read_timeout_ms / 1000.0);
     }
     return 0;
 }

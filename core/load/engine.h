@@ -57,8 +57,9 @@ struct ckpt_engine_stats {
 
 struct ckpt_engine;
 
-/* Everything is borrowed until ckpt_engine_end, but for plan and roster, which are taken with
- * success; view is held. targets has an entry per want of this rank. */
+/* Everything is borrowed until ckpt_engine_end, but for plan, roster and receives, which
+ * ckpt_engine_start takes (plan is NULL then): workers may use them after it has failed. view is
+ * held. target has an entry per want of this rank. */
 struct ckpt_engine_parts {
     struct ckpt_view *view;
     struct ckpt_comm *comm;

@@ -80,7 +80,8 @@ struct ckpt_assist {
     struct ckpt_assist *next;
     uint32_t peer;
     uint64_t id;
-    uint32_t tensor;
+    uint32_t tensor, source; /* and where its first byte lies, as the other rank's plan has it */
+    uint64_t off;
     struct ckpt_box box;
     unsigned char *data; /* with room for the reply's head */
     size_t len;
@@ -90,7 +91,9 @@ struct ckpt_assist {
 struct ckpt_worker {
     struct ckpt_engine *e;
     atomic_ullong since_ms; /* it reads since then; 0: it does not */
-    atomic_uint unit;
+    /* What it reads: the number of a tensor, of the source of the first byte, and that byte. */
+    atomic_uint tensor, source;
+    atomic_ullong off;
     struct ckpt_bounce bounce;
 };
 

@@ -256,12 +256,10 @@ int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, const uint64
     return ckpt_load_add(load, t, spec.ncut ? s : CKPT_NONE, lo ? &box : NULL, dest, ret_want, err);
 }
 
-int ckpt_load_want_layout(struct ckpt_load *load, const char *layout, struct ckpt_err *err)
+static int take_layout(struct ckpt_load *load, const char *layout, struct ckpt_err *err)
 {
     const uint32_t rank = load->comm->x->rank;
 
-    if (load->planned || load->wants.entries.len)
-        return ckpt_fail(err, CKPT_USAGE, "a layout is all that a load wants");
     if (ckpt_layout_wants(load->view, layout, rank, load->comm->x->size, &load->wants, err) < 0)
         return -1;
     for (size_t i = 0; i < load->wants.entries.len; i++) {
@@ -277,12 +275,26 @@ int ckpt_load_want_layout(struct ckpt_load *load, const char *layout, struct ckp
     return 0;
 }
 
+/* A want without a target must not stay behind: entry i of both lists is want i. */
+int ckpt_load_want_layout(struct ckpt_load *load, const char *layout, struct ckpt_err *err)
+{
+    if (load->planned || load->wants.entries.len)
+        return ckpt_fail(err, CKPT_USAGE, "a layout is all that a load wants");
+    if (take_layout(load, layout, err) == 0)
+        return 0;
+    ckpt_wants_release(&load->wants);
+    load->target.len = 0;
+    return -1;
+}
+
 size_t ckpt_load_wants(const struct ckpt_load *load) { return load->wants.entries.len; }
 
 void ckpt_load_want_info(const struct ckpt_load *load, size_t want, struct ckpt_want_info *ret)
 {
+    *ret = (struct ckpt_want_info){0};
+    if (want >= load->target.len)
+        return;
     const struct ckpt_target *t = &load->target.ptr[want];
-
     *ret = (struct ckpt_want_info){
         .tensor = load->view->cat->tensors.ptr[load->wants.entries.ptr[want].tensor].name,
         .dtype = ckpt_dtype_name(t->dtype),
@@ -339,6 +351,8 @@ int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
 {
     struct ckpt_err why = {0};
 
+    if (load->started && !load->engine)
+        return ckpt_fail(err, CKPT_USAGE, "this load failed to start: make a new one");
     if (!load->planned || load->started)
         return ckpt_fail(err, CKPT_USAGE, "a load is planned once, then started once");
     if (load->comm->busy)
@@ -348,7 +362,7 @@ int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
     if (check_targets(load, &why) < 0 || check_device(load, &why) < 0 ||
         ckpt_engine_start(&load->parts, &load->engine_opt, &load->sizes, &load->engine, &why) < 0) {
         ckpt_engine_refuse(load->comm, load->opt.exchange_timeout_ms, &why);
-        load->started = load->comm->x->size > 1;
+        load->started = load->comm->x->size > 1 || !load->parts.plan; /* the engine took it */
         return ckpt_fail(err, why.code, "%s", why.text);
     }
     load->started = true;

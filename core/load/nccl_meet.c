@@ -12,7 +12,7 @@
 #include "load/errand.h"
 #include "load/xport.h"
 
-enum { MEET_S = 300, MOST_MEET_S = 1000000, LOOK_US = 200, GRACE_MS = 500 };
+enum { MEET_MS = 300 * 1000, LOOK_US = 200, GRACE_MS = 500 };
 
 int ckpt_nccl_failed(ncclComm_t comm, ncclResult_t rc, const char *what, struct ckpt_err *err)
 {
@@ -24,10 +24,10 @@ int ckpt_nccl_failed(ncclComm_t comm, ncclResult_t rc, const char *what, struct 
 
 uint32_t ckpt_nccl_meet_ms(void)
 {
-    const char *text = getenv("CKPTFS_MEET_TIMEOUT");
-    const long s = text && *text ? strtol(text, NULL, 10) : MEET_S;
+    uint32_t ms = MEET_MS;
 
-    return (uint32_t)(s > 0 && s <= MOST_MEET_S ? s : MEET_S) * 1000;
+    (void)ckpt_comm_meet_ms(&ms, NULL);
+    return ms;
 }
 
 int ckpt_nccl_settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, const char *what,

@@ -110,6 +110,9 @@ struct sample { /* of one tensor's bytes; hash 0: they could not be read */
 struct look {
     struct ckpt_errand errand;
     struct ckpt_view *view;
+    size_t file; /* sources that were looked at */
+    int rc;      /* of that, and err */
+    struct ckpt_err err;
     uint32_t at, n;
     struct sample sample[SAMPLES];
 };
@@ -133,10 +136,31 @@ static uint64_t read_sample(const struct sample *s)
     return hash ? hash : 1;
 }
 
+/* All files: the ranks have opened theirs by now, so whoever has an old save of what the others see
+ * finds out here. */
+static int check_files(struct look *l)
+{
+    const struct ckpt_catalog *cat = l->view->cat;
+    struct ckpt_err err = {0};
+    int rc = 0;
+
+    for (size_t i = 0; i < cat->sources.len && rc == 0; i++) {
+        rc = ckpt_source_file_current(cat->sources.ptr[i], &err);
+        (void)pthread_mutex_lock(&l->errand.lock);
+        l->file = i + 1;
+        l->rc = rc;
+        l->err = err;
+        (void)pthread_mutex_unlock(&l->errand.lock);
+    }
+    return rc;
+}
+
 static void look_run(struct ckpt_errand *e)
 {
     struct look *l = (struct look *)e;
 
+    if (check_files(l) < 0)
+        return;
     for (uint32_t i = 0; i < l->n; i++) {
         uint64_t hash = read_sample(&l->sample[i]);
         (void)pthread_mutex_lock(&e->lock);
@@ -197,6 +221,11 @@ static int look_new(struct ckpt_view *view, struct look **ret, struct ckpt_err *
 
 static int fail_slow(const struct look *l, uint32_t timeout_ms, struct ckpt_err *err)
 {
+    if (l->file < l->view->cat->sources.len) {
+        ckpt_cleanup(ckpt_freep) char *file = ckpt_source_name(l->view->cat->sources.ptr[l->file]);
+        return ckpt_fail(err, CKPT_TIMEOUT, "opening '%s' again takes longer than %.1f s",
+                         file ? file : "a file", timeout_ms / 1000.0);
+    }
     const struct sample *s = &l->sample[l->at < l->n ? l->at : l->n - 1];
     ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s->source);
 
@@ -221,6 +250,10 @@ static int read_samples(struct ckpt_view *view, uint32_t timeout_ms, uint64_t ha
         hash[i] = l->sample[i].hash;
     if (!done)
         rc = fail_slow(l, timeout_ms, err);
+    else if (l->rc < 0 && rc == 0)
+        rc = ckpt_fail(err, l->err.code,
+                       "%s: it was saved anew while the ranks opened it; load it again",
+                       l->err.text);
     (void)pthread_mutex_unlock(&l->errand.lock);
     ckpt_errand_unref(&l->errand);
     return rc;

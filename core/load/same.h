@@ -17,8 +17,10 @@ void ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16]);
 /* A hash over which files these are; ranks that get the same see the very same files. */
 uint64_t ckpt_catalog_files(const struct ckpt_catalog *cat);
 
-/* COLLECTIVE. Where files are copies: compare some of their bytes. CONFLICT names the rank. A read
- * that fails is left to the load; one that takes longer than read_timeout_ms is TIMEOUT. */
+/* COLLECTIVE. Where not all ranks have the very same files. If a rank's files are no longer those
+ * that it opened, they were saved anew while the ranks opened them: STALE. Else they are copies:
+ * some of their bytes are compared, and CONFLICT names the rank. A read that fails is left to the
+ * load; one that takes longer than read_timeout_ms is TIMEOUT. */
 int ckpt_load_compare(struct ckpt_load *load, struct ckpt_err *err);
 
 #endif

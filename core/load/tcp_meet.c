@@ -17,7 +17,7 @@
 #include "load/comm.h"
 #include "load/tcp.h"
 
-enum { MEET_PORTS = 64, MEET_KIND = 2, MEET_S = 300, MOST_S = 86400, ECHO_MS = 2000 };
+enum { MEET_PORTS = 64, MEET_KIND = 2, ECHO_MS = 2000 };
 
 struct meeting {
     uint32_t rank, size;
@@ -26,19 +26,6 @@ struct meeting {
     uint64_t token, until;
     char (*address)[CKPT_TCP_ADDRESS];
 };
-
-static int number_from_env(const char *name, uint32_t most, uint32_t *ret, struct ckpt_err *err)
-{
-    const char *text = getenv(name);
-    char *end;
-    unsigned long n = text ? strtoul(text, &end, 10) : 0;
-
-    if (!text || *text < '0' || *text > '9' || *end || n > most)
-        return ckpt_fail(err, CKPT_USAGE, "%s=%s is no number up to %" PRIu32, name,
-                         text ? text : "(unset)", most);
-    *ret = (uint32_t)n;
-    return 0;
-}
 
 /* Ranks of one job know each other by this: the launcher's name of the job, its size, and the port
  * that it was given; another job may have the next one. */
@@ -186,20 +173,19 @@ int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
 {
     struct meeting m = {.host = getenv("MASTER_ADDR")};
     struct ckpt_tcp *tcp = NULL;
-    uint32_t timeout_s = MEET_S;
+    uint32_t timeout_ms;
 
     if (!m.host)
         return ckpt_fail(err, CKPT_USAGE, "MASTER_ADDR is not set");
-    if (number_from_env("WORLD_SIZE", 1 << 20, &m.size, err) < 0 ||
-        number_from_env("RANK", m.size - !!m.size, &m.rank, err) < 0 ||
-        number_from_env("MASTER_PORT", UINT16_MAX, &m.port, err) < 0)
+    if (ckpt_env_number("WORLD_SIZE", 1 << 20, &m.size, err) < 0 ||
+        ckpt_env_number("RANK", m.size - !!m.size, &m.rank, err) < 0 ||
+        ckpt_env_number("MASTER_PORT", UINT16_MAX, &m.port, err) < 0)
         return -1;
-    if (getenv("CKPTFS_MEET_TIMEOUT") &&
-        number_from_env("CKPTFS_MEET_TIMEOUT", MOST_S, &timeout_s, err) < 0)
+    if (ckpt_comm_meet_ms(&timeout_ms, err) < 0)
         return -1;
     if (ckpt_socket_reserve(ckpt_tcp_files(m.size), err) < 0)
         return -1;
-    m.until = ckpt_now_ms() + timeout_s * 1000;
+    m.until = ckpt_now_ms() + timeout_ms;
     m.token = job_token(m.size, m.port);
     ckpt_cleanup(ckpt_freep) char(*address)[CKPT_TCP_ADDRESS] = calloc(m.size + 1, sizeof *address);
     ckpt_cleanup(ckpt_freep) const char **list = calloc(m.size + 1, sizeof *list);
@@ -215,5 +201,5 @@ int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
     }
     for (uint32_t r = 0; r < m.size; r++)
         list[r] = address[r];
-    return ckpt_tcp_connect(tcp, m.rank, m.size, list, timeout_s * 1000, ret, err);
+    return ckpt_tcp_connect(tcp, m.rank, m.size, list, timeout_ms, ret, err);
 }

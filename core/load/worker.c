@@ -171,20 +171,40 @@ static bool place_message(struct ckpt_engine *e, struct ckpt_message *m)
 
 /* ---- reading ---- */
 
-static int read_boxes(struct ckpt_worker *w, uint32_t unit, const struct ckpt_box_read *read,
-                      size_t n, struct ckpt_err *err)
+/* The clock runs from now on; what is read is named if it takes too long. */
+static void reading_begin(struct ckpt_worker *w, const struct ckpt_tensor *t, uint32_t source,
+                          uint64_t off)
+{
+    atomic_store(&w->tensor, (unsigned)(t - w->e->cat->tensors.ptr));
+    atomic_store(&w->source, source);
+    atomic_store(&w->off, off);
+    atomic_store(&w->since_ms, ckpt_now_ms());
+}
+
+static void reading_end(struct ckpt_worker *w) { atomic_store(&w->since_ms, 0); }
+
+/* Some boxes, of which the first begins at byte `off` of a source. */
+static int read_boxes(struct ckpt_worker *w, uint32_t source, uint64_t off,
+                      const struct ckpt_box_read *read, size_t n, struct ckpt_err *err)
 {
     struct ckpt_engine *e = w->e;
     const uint64_t begin = ckpt_now_ns();
     struct ckpt_box_cost cost = e->opt.cost;
 
     cost.route.bounce = &w->bounce;
-    atomic_store(&w->unit, unit);
-    atomic_store(&w->since_ms, begin / 1000000);
+    reading_begin(w, read->tensor, source, off);
     int rc = ckpt_boxes_pread(e->cat, &e->reading, read, n, &cost, err);
-    atomic_store(&w->since_ms, 0);
+    reading_end(w);
     atomic_fetch_add(&e->stats.read_ns, ckpt_now_ns() - begin);
     return rc;
+}
+
+static int read_units(struct ckpt_worker *w, uint32_t lo, const struct ckpt_box_read *read,
+                      size_t n, struct ckpt_err *err)
+{
+    const struct ckpt_unit *unit = &w->e->plan->units.ptr[lo];
+
+    return read_boxes(w, unit->source, unit->off, read, n, err);
 }
 
 /* May another rank have more luck? */
@@ -259,7 +279,7 @@ static int read_singly(struct job *j, struct ckpt_err *err)
 
     for (uint32_t u = j->lo; u < j->hi; u++) {
         struct ckpt_err why = {0};
-        if (read_boxes(j->w, u, &j->read[u - j->lo], 1, &why) < 0) {
+        if (read_units(j->w, u, &j->read[u - j->lo], 1, &why) < 0) {
             (void)ckpt_err_in(&why, "tensor '%s'", j->read[u - j->lo].tensor->name);
             if (!worth_a_retry(e, &why))
                 return ckpt_fail(err, why.code, "%s", why.text);
@@ -316,6 +336,7 @@ static bool is_cached(const struct job *j)
 static bool read_direct(struct job *j)
 {
     struct ckpt_engine *e = j->w->e;
+    const struct ckpt_unit *unit = &e->plan->units.ptr[j->lo];
     const uint64_t begin = ckpt_now_ns();
     const uint32_t n = j->hi - j->lo;
     uint32_t entry[JOB_UNITS];
@@ -336,10 +357,9 @@ static bool read_direct(struct job *j)
         return false;
     for (uint32_t i = 0; i < n; i++)
         touch(j->read[i].buf, bytes[i]);
-    atomic_store(&j->w->unit, j->lo);
-    atomic_store(&j->w->since_ms, ckpt_now_ms());
+    reading_begin(j->w, j->read->tensor, unit->source, unit->off);
     good = ckpt_boxes_pread_cached(e->cat, &e->reading, j->read, n, &e->opt.cost, &ignored) == 0;
-    atomic_store(&j->w->since_ms, 0);
+    reading_end(j->w);
     for (uint32_t i = 0; i < n && good; i++)
         ckpt_engine_land(e, entry[i], bytes[i]);
     place_end(e);
@@ -366,7 +386,7 @@ static void run_job(struct job *j)
     }
     for (uint32_t u = j->lo; u < j->hi; u++)
         j->read[u - j->lo].buf = s->read + s->unit_off[u - s->lo];
-    rc = read_boxes(j->w, j->lo, j->read, n, &err);
+    rc = read_units(j->w, j->lo, j->read, n, &err);
     if (rc == 0) {
         rc = units_read(e, s, j->lo, j->hi, &err);
     } else {
@@ -396,7 +416,7 @@ static void run_assist(struct ckpt_worker *w, struct ckpt_assist *a)
     a->len = ckpt_box_numel(&a->box) * ckpt_dtype_size(t->dtype);
     if ((a->data = malloc(ASSIST_HEAD + a->len))) {
         const struct ckpt_box_read read = {t, a->box, a->data + ASSIST_HEAD};
-        a->good = read_boxes(w, 0, &read, 1, &err) == 0;
+        a->good = read_boxes(w, a->source, a->off, &read, 1, &err) == 0;
     }
     (void)pthread_mutex_lock(&e->lock);
     a->next = e->assisted;

@@ -81,6 +81,10 @@ CKPT_PUBLIC int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, str
 CKPT_PUBLIC struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm);
 CKPT_PUBLIC void ckpt_comm_replace(struct ckpt_comm *comm, struct ckpt_xport *x);
 
+/* How long ranks wait for each other to come, of CKPTFS_MEET_TIMEOUT; USAGE if that is no number of
+ * seconds. */
+CKPT_PUBLIC int ckpt_comm_meet_ms(uint32_t *ret, struct ckpt_err *err);
+
 /* COLLECTIVE. Rank 0's bytes to all, if all ranks are well: rc and err are this rank's verdict, as
  * in ckpt_comm_agree. */
 CKPT_PUBLIC int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len,

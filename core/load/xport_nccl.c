@@ -327,9 +327,12 @@ static int meet(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_
                 struct ckpt_err *err)
 {
     ncclUniqueId id;
-    int rc = ckpt_cuda_init(&n->cuda, how->device, how->stream, err);
+    uint32_t ms;
+    int rc = ckpt_comm_meet_ms(&ms, err);
 
     memset(&id, 0, sizeof id);
+    if (rc == 0)
+        rc = ckpt_cuda_init(&n->cuda, how->device, how->stream, err);
     if (rc == 0 && how->comm)
         rc = check_theirs(how, ctl, n->cuda.number, err);
     if (rc == 0 && ckpt_comm_rank(ctl) == 0 && ckpt_comm_size(ctl) > 1) {

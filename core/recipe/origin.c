@@ -110,7 +110,7 @@ json_t *ckpt_origin_eval(const struct ckpt_origin *o, const struct ckpt_expr_env
     case ORIGIN_EXPR:
         return ckpt_expr_eval(o->expr, env);
     case ORIGIN_LITERAL:
-        return json_incref(o->literal);
+        return json_deep_copy(o->literal); /* other views count no references to it */
     case ORIGIN_FIRST:
         for (size_t i = 0; i < o->npart && !v; i++)
             v = ckpt_origin_eval(o->part[i], env);

@@ -26,7 +26,7 @@ static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret
         return true;
     }
     if (strncmp(key, "option.", 7) == 0) {
-        *ret = new_ref(json_object_get(s->overrides, key + 7));
+        *ret = json_deep_copy(json_object_get(s->overrides, key + 7));
         return true;
     }
     if (key[0] != '_')
@@ -36,7 +36,7 @@ static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret
         return true;
     }
     const json_t *v = json_object_get(s->overrides, key);
-    *ret = new_ref(v ? v : json_object_get(s->own, key));
+    *ret = v ? json_deep_copy(v) : new_ref(json_object_get(s->own, key));
     /* Frameworks have keys with a leading underscore too (nanotron's _use_qkv_packed). */
     return *ret != NULL;
 }
@@ -103,7 +103,8 @@ static int fill_from_recipe(struct ckpt_settings *s, const struct ckpt_recipe *r
 }
 
 /* The base's config and the user's options beat what was found. What depends on the view stays out.
- */
+ * Both belong to all views of a run, which may be opened at the same time: their values are copied,
+ * since jansson's reference counts are not for that. */
 static int overlay(struct ckpt_settings *s, const json_t *from, bool options)
 {
     static const char *const not_ours[] = {"torch_dtype", "dtype", "transformers_version",
@@ -116,7 +117,7 @@ static int overlay(struct ckpt_settings *s, const json_t *from, bool options)
         bool skip = options && key[0] == '_';
         for (size_t i = 0; i < sizeof not_ours / sizeof *not_ours && !options; i++)
             skip |= strcmp(key, not_ours[i]) == 0;
-        if (!skip && json_object_set(s->hf, key, v) < 0)
+        if (!skip && json_object_set_new(s->hf, key, json_deep_copy(v)) < 0)
             return -1;
     }
     return 0;

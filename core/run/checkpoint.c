@@ -87,6 +87,7 @@ void ckpt_view_release(struct ckpt_view *view)
     json_decref(view->base_names);
     free(view->recipe);
     free(view->source);
+    free(view->name);
     ckpt_shared_unref(view->shared);
     free(view);
 }
@@ -130,7 +131,7 @@ static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ck
             return ckpt_fail(err, CKPT_USAGE,
                              "option %s: '%s' has no config.json that it could change", key,
                              ckpt_dir_path(v->dir));
-        if (json_object_set(v->config, key, value) < 0)
+        if (json_object_set_new(v->config, key, json_deep_copy(value)) < 0)
             return ckpt_nomem(err);
     }
     return 0;
@@ -248,9 +249,11 @@ static int config_of_base(struct ckpt_view *v, struct ckpt_err *err)
     }
     if (!(v->config = json_deep_copy(config)))
         return ckpt_nomem(err);
-    json_object_foreach((json_t *)overrides, key,
-                        value) if (key[0] != '_' && json_object_set(v->config, key, value) <
-                                                        0) return ckpt_nomem(err);
+    json_object_foreach((json_t *)overrides, key, value)
+    {
+        if (key[0] != '_' && json_object_set_new(v->config, key, json_deep_copy(value)) < 0)
+            return ckpt_nomem(err);
+    }
     return 0;
 }
 
@@ -568,9 +571,13 @@ static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckp
     if (base && !own && ckpt_json_bool(v->about, "automodel", false))
         return ckpt_split_by_base(v->cat, base, v->base_names,
                                   ckpt_json_str(v->config, "model_type"), ret, err);
+    if (!base || !base->weight_map || (own && !is_hf(v->about))) {
+        *ret = json_incref(own);
+        return 0;
+    }
     *ret =
-        json_incref(base && base->weight_map && (!own || is_hf(v->about)) ? base->weight_map : own);
-    return 0;
+        json_deep_copy(base->weight_map); /* other views may be opened now, and count references */
+    return *ret ? 0 : ckpt_nomem(err);
 }
 
 /* Does config.json pass through to the letter? Not if an option changed what it says, nor if it
@@ -665,7 +672,10 @@ static char *source_text(const struct ckpt_view *v, const char *step)
 
     if (ckpt_json_u64(v->about, "step", &number))
         (void)snprintf(digits, sizeof digits, "%llu", (unsigned long long)number);
-    const char *name = *digits ? digits : step;
+    ckpt_cleanup(ckpt_freep) char *printable = ckpt_printable(step);
+    const char *name = *digits ? digits : printable;
+    if (!name)
+        return NULL;
     return ckpt_asprintf("%s%s%s%s%s", format ? format : "?", version ? " " : "",
                          version ? version : "", *name ? ", step " : "", name);
 }
@@ -703,7 +713,8 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
         return -1;
     v->generation = generation_of(v, step);
     v->source = source_text(v, step);
-    return v->source ? 0 : ckpt_nomem(err);
+    v->name = strdup(*step ? step : ckpt_dir_real_name(v->dir));
+    return v->source && v->name ? 0 : ckpt_nomem(err);
 }
 
 int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **ret,

@@ -59,6 +59,7 @@ struct ckpt_view {
     bool own_names;      /* the tensors had their Hugging Face names */
     bool ordered;        /* cat is in the order of a state dict */
     char *source;        /* "nanotron 1.4, step 20" */
+    char *name;          /* the step's, or that of a single checkpoint's directory, without links */
     uint64_t generation;
 };
 

@@ -117,7 +117,7 @@ CKPT_PUBLIC const struct ckpt_node *ckpt_node_child(const struct ckpt_node *node
                                                     size_t i); /* by name */
 
 /* Read bytes [off, off+len) of a file. *ret_len is less than len only where the file ends. All or
- * nothing otherwise. */
+ * nothing otherwise. An error's text begins with the file's name. */
 CKPT_PUBLIC int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *file, void *buf,
                                 size_t len, uint64_t off, size_t *ret_len, struct ckpt_err *err);
 

@@ -83,6 +83,13 @@ CKPT_PUBLIC const char *ckpt_comm_transport(const struct ckpt_comm *comm); /* "t
 CKPT_PUBLIC int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
                                 struct ckpt_err *err);
 
+/* COLLECTIVE. The step of a run that all ranks load: what rank 0 says, or (step == NULL) its
+ * latest, which another rank may not see yet, or see a later one. A rank other than 0 gives NULL or
+ * the same name: another one is CONFLICT, which names both. A step that a rank still does not see
+ * after some seconds is MISSING. *ret is for ckpt_run_view; the caller frees it. */
+CKPT_PUBLIC int ckpt_comm_step(struct ckpt_comm *comm, struct ckpt_run *run, const char *step,
+                               uint32_t timeout_ms, char **ret, struct ckpt_err *err);
+
 /* Memory where the comm's destinations lie (the host's, or a device's), aligned to 256 bytes at
  * least; and a copy of some of it on the host. For programs that have no allocator of their own. */
 CKPT_PUBLIC int ckpt_comm_alloc(struct ckpt_comm *comm, size_t len, void **ret,
@@ -208,7 +215,8 @@ CKPT_PUBLIC int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, 
  *   towers of other senses go to the first stage, and what follows the layers to the last; where
  *   there is no output matrix the embedding goes there too.
  * - fsdp divides dimension 0 of what is left, in PyTorch's chunks. dp divides nothing.
- * What no file speaks of is on every rank of its stage. Destinations are to be set later.
+ * What no file speaks of is on every rank of its stage. Destinations are to be set later. A layout
+ * that fails leaves no wants behind.
  * UNSUPPORTED: nothing of the model's names is known and the layout asks for more than dp, fsdp. */
 CKPT_PUBLIC int ckpt_load_want_layout(struct ckpt_load *load, const char *layout,
                                       struct ckpt_err *err);
@@ -221,6 +229,7 @@ struct ckpt_want_info {
     uint64_t nbytes; /* dense, in dtype */
 };
 CKPT_PUBLIC size_t ckpt_load_wants(const struct ckpt_load *load);
+/* All zero if there is no such want. */
 CKPT_PUBLIC void ckpt_load_want_info(const struct ckpt_load *load, size_t want,
                                      struct ckpt_want_info *ret);
 
@@ -231,13 +240,15 @@ CKPT_PUBLIC int ckpt_load_set_dest(struct ckpt_load *load, size_t want,
 /* ---- planning and running ---- */
 
 /* COLLECTIVE. Exchange the wants and agree on a plan. CONFLICT: the ranks see different
- * checkpoints, or declared different options; LIMIT: host_bytes is too little (the text says what
- * would do). */
+ * checkpoints or steps (directories by different names, for one), or declared different options;
+ * STALE: a rank opened the checkpoint before it was saved anew, another one after that; LIMIT:
+ * host_bytes is too little (the text says what would do). */
 CKPT_PUBLIC int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err);
 
 /* COLLECTIVE (all ranks must start; it does not wait for them). Every want with elements has a
  * destination by now. If it fails on one rank, which waits for the others to hear of it, the load
- * has failed on all. */
+ * has failed on all, and is not started again; only a load of one rank that lacked a destination
+ * may be. */
 CKPT_PUBLIC int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err);
 
 /* 0: all that this rank wants has arrived, and all ranks have what they want. 1: not yet, after

@@ -23,9 +23,10 @@ static void array(struct tree *t, const char *folder, const char *shape, const c
 static void sound(struct tree *t)
 {
     tree_text(t, MARK, "{\"sharded_backend\": \"zarr\", \"sharded_backend_version\": 1}");
-    array(t, E, "[3, 2]", "[2, 2]", U1);
+    array(t, E, "[5, 2]", "[2, 2]", U1);
     tree_text(t, E "0.0", "abcd");
-    tree_text(t, E "1.0", "efgh"); /* the last row is nobody's */
+    tree_text(t, E "1.0", "efgh");
+    tree_text(t, E "2.0", "ijkl"); /* the last row is nobody's */
     array(t, W, "[2]", "[2]", U1);
     tree_text(t, W "0", "xy");
 }
@@ -38,11 +39,13 @@ static void two_bytes(struct tree *t) { array(t, W, "[1]", "[1]", ",\"dtype\":\"
 
 static void slash(struct tree *t)
 {
-    array(t, E, "[3, 2]", "[2, 2]", U1 ",\"dimension_separator\":\"/\"");
+    array(t, E, "[5, 2]", "[2, 2]", U1 ",\"dimension_separator\":\"/\"");
     tree_delete(t, E "0.0");
     tree_delete(t, E "1.0");
+    tree_delete(t, E "2.0");
     tree_text(t, E "0/0", "abcd");
     tree_text(t, E "1/0", "efgh");
+    tree_text(t, E "2/0", "ijkl");
 }
 
 static void scalar(struct tree *t)
@@ -66,6 +69,14 @@ static void other_state(struct tree *t)
 
 static void lost_chunk(struct tree *t) { tree_delete(t, E "1.0"); }
 
+static void surplus_chunk(struct tree *t) { tree_text(t, E "3.0", "mnop"); }
+
+static void surplus_of_none(struct tree *t) { array(t, W, "[0]", "[2]", U1); }
+
+static void partial_file(struct tree *t) { tree_text(t, E "0.0.2f6c.partial", "ab"); }
+
+static void odd_chunk(struct tree *t) { array(t, E, "[5, 2]", "[3, 2]", U1); }
+
 static void lost_last(struct tree *t) { tree_delete(t, W "0"); }
 
 static void short_chunk(struct tree *t) { tree_text(t, E "1.0", "efg"); }
@@ -86,22 +97,22 @@ static void link_out(struct tree *t)
 
 static void compressed(struct tree *t)
 {
-    array(t, E, "[3, 2]", "[2, 2]", ",\"dtype\":\"|u1\",\"compressor\":{\"id\":\"blosc\"}");
+    array(t, E, "[5, 2]", "[2, 2]", ",\"dtype\":\"|u1\",\"compressor\":{\"id\":\"blosc\"}");
 }
 
 static void filtered(struct tree *t)
 {
-    array(t, E, "[3, 2]", "[2, 2]", ",\"dtype\":\"|u1\",\"filters\":[{\"id\":\"delta\"}]");
+    array(t, E, "[5, 2]", "[2, 2]", ",\"dtype\":\"|u1\",\"filters\":[{\"id\":\"delta\"}]");
 }
 
 static void fortran(struct tree *t)
 {
-    array(t, E, "[3, 2]", "[2, 2]", ",\"dtype\":\"|u1\",\"order\":\"F\"");
+    array(t, E, "[5, 2]", "[2, 2]", ",\"dtype\":\"|u1\",\"order\":\"F\"");
 }
 
-static void big_endian(struct tree *t) { array(t, E, "[3, 2]", "[2, 2]", ",\"dtype\":\">f4\""); }
+static void big_endian(struct tree *t) { array(t, E, "[5, 2]", "[2, 2]", ",\"dtype\":\">f4\""); }
 
-static void no_dtype(struct tree *t) { array(t, E, "[3, 2]", "[2, 2]", ""); }
+static void no_dtype(struct tree *t) { array(t, E, "[5, 2]", "[2, 2]", ""); }
 
 static void version_3(struct tree *t) { tree_text(t, E ".zarray", "{\"zarr_format\": 3}"); }
 
@@ -111,13 +122,13 @@ static void garbage(struct tree *t) { tree_text(t, E ".zarray", "{\"zarr"); }
 
 static void array_list(struct tree *t) { tree_text(t, E ".zarray", "[]"); }
 
-static void chunk_of_none(struct tree *t) { array(t, E, "[3, 2]", "[0, 2]", U1); }
+static void chunk_of_none(struct tree *t) { array(t, E, "[5, 2]", "[0, 2]", U1); }
 
 static void negative(struct tree *t) { array(t, E, "[-3, 2]", "[2, 2]", U1); }
 
 static void real(struct tree *t) { array(t, E, "[3.0, 2]", "[2, 2]", U1); }
 
-static void ranks_differ(struct tree *t) { array(t, E, "[3, 2]", "[2]", U1); }
+static void ranks_differ(struct tree *t) { array(t, E, "[5, 2]", "[2]", U1); }
 
 static void many_ranks(struct tree *t)
 {
@@ -138,7 +149,7 @@ static void many_chunks(struct tree *t) { array(t, E, "[1000000000000, 2]", "[2,
 
 static void separator(struct tree *t)
 {
-    array(t, E, "[3, 2]", "[2, 2]", U1 ",\"dimension_separator\":\"..\"");
+    array(t, E, "[5, 2]", "[2, 2]", U1 ",\"dimension_separator\":\"..\"");
 }
 
 static void no_mark(struct tree *t) { tree_delete(t, MARK); }
@@ -197,6 +208,12 @@ static const struct lie lies[] = {
     {"other_state", other_state, CKPT_OK, NULL, NULL},
     {"tokenizer_odd", tokenizer_odd, CKPT_OK, NULL, NULL},
     {"config_odd", config_odd, CKPT_OK, NULL, NULL},
+    {"partial_file", partial_file, CKPT_OK, NULL, NULL},
+    {"surplus_chunk", surplus_chunk, CKPT_CONFLICT, "embedding.word_embeddings.weight",
+     "holds 4 chunks, by the shape in its '.zarray' it has 3"},
+    {"surplus_of_none", surplus_of_none, CKPT_CONFLICT, "decoder.final_layernorm.weight",
+     "it has 0"},
+    {"odd_chunk", odd_chunk, CKPT_UNSUPPORTED, E ".zarray", "Megatron does not write"},
     {"lost_chunk", lost_chunk, CKPT_MISSING, E "1.0", "a missing chunk has no value"},
     {"lost_last", lost_last, CKPT_MISSING, W "0", "a missing chunk has no value"},
     {"short_chunk", short_chunk, CKPT_FORMAT, E "1.0", "has 3 bytes"},
@@ -219,7 +236,7 @@ static const struct lie lies[] = {
     {"many_ranks", many_ranks, CKPT_LIMIT, E ".zarray", "13 dimensions"},
     {"huge_chunk", huge_chunk, CKPT_LIMIT, E ".zarray", "larger than any file"},
     {"huge_shape", huge_shape, CKPT_LIMIT, "embedding.word_embeddings.weight", "2^64"},
-    {"many_chunks", many_chunks, CKPT_MISSING, E "2.0", "a missing chunk has no value"},
+    {"many_chunks", many_chunks, CKPT_MISSING, E "3.0", "a missing chunk has no value"},
     {"separator", separator, CKPT_FORMAT, E ".zarray", "dimension_separator"},
     {"no_mark", no_mark, CKPT_MISSING, "metadata.json", "not finished"},
     {"other_backend", other_backend, CKPT_UNSUPPORTED, "metadata.json", "neither"},

@@ -40,7 +40,7 @@ static void parse_alone(struct ckpt_source *s)
     struct ckpt_err err = {0};
     struct ckpt_pickle p;
 
-    if (ckpt_pickle_read(s, 0, s->size, &ckpt_torch_rules, &p, &err) < 0) {
+    if (ckpt_pickle_read(s, 0, s->size, &ckpt_torch_rules, NULL, &p, &err) < 0) {
         check_err(&err);
         return;
     }

@@ -214,6 +214,16 @@ def a_communicator_that_waits(_):
             assert seconds < 2 + SLACK, seconds
 
 
+def a_timeout_that_is_no_number(_):
+    """It is refused, with NCCL alone as over TCP: not taken for the default."""
+    for way, more in (("alone", {}), ("given", {"CKPTFS_TRANSPORT": "tcp"})):
+        for text in ("3s", "x", "-1", "86401"):
+            with tempfile.TemporaryDirectory() as top:
+                result, seconds = go(["-k", "-c", way, "-m", os.path.join(top, "id"), LLAMA, "--", "dp=2:once"], n=2, CKPTFS_MEET_TIMEOUT=text, **more)
+                same_error(result, rf"^usage: (rank \d: )?CKPTFS_MEET_TIMEOUT={text}: expected a number from 0 to 86400", 2)
+                assert seconds < SLACK, seconds
+
+
 def killed_ranks(_):
     """Wherever it is: the others say that it is gone."""
     for fault in ("ncclCommInitRankConfig:rank=2:kill", "cudaMalloc:rank=1:after=3:kill", "cudaMemcpyAsync:rank=1:kill", "ncclBroadcast:rank=1:after=2:kill",
@@ -243,7 +253,7 @@ def threads_of_one_process(_):
 
 def main():
     both = [reads_that_fail, checkpoints_that_differ, cancelled]
-    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, given_communicators, a_communicator_that_waits, misuse, rates_that_can_not_be_measured, stuck_collectives, stopped_devices, callers_with_work_of_their_own, killed_ranks, the_callers_communicator,
+    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, a_timeout_that_is_no_number, given_communicators, a_communicator_that_waits, misuse, rates_that_can_not_be_measured, stuck_collectives, stopped_devices, callers_with_work_of_their_own, killed_ranks, the_callers_communicator,
                threads_of_one_process]
     cases = [(t.__name__, lambda t=t: t(False)) for t in both + ordered]
     if has_gpu():

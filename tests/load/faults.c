@@ -3,6 +3,7 @@
 #include "faults.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,14 +13,17 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { HANG_MS = 3600 * 1000, PATH = 4096, EVERY = 99 };
+enum { HANG_MS = 3600 * 1000, PATH = 4096, EVERY = 99, SAMPLE = 64 };
 
 static struct {
     char kind[16];
     uint32_t rank;
     unsigned ms;
 } fault;
-static atomic_bool armed;
+static char
+    lost[PATH]; /* the first file that "lost" has taken, as seen from the folder of a rank */
+static pthread_mutex_t losing = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool armed, has_lost;
 static atomic_uint hits;
 
 ssize_t __real_pread64(int fd, void *buf, size_t n, off_t off);
@@ -45,26 +49,69 @@ uint32_t faults_timeout(void)
     return ms ? (uint32_t)atoi(ms) : 0;
 }
 
-static bool concerns(int fd)
+static const char *path_of(int fd, char path[PATH])
 {
-    char link[64], path[PATH], mark[32];
-    ssize_t n;
+    char link[64];
 
-    if (!atomic_load(&armed))
-        return false;
     (void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    if (fault.rank == EVERY)
+    ssize_t n = readlink(link, path, PATH - 1);
+    path[n < 0 ? 0 : n] = '\0';
+    return path;
+}
+
+static bool is_of_rank(const char *path, uint32_t rank)
+{
+    char mark[32];
+
+    if (rank == EVERY)
         (void)snprintf(mark, sizeof mark, "/rank");
     else
-        (void)snprintf(mark, sizeof mark, "/rank%u/", fault.rank);
-    n = readlink(link, path, sizeof path - 1);
-    path[n < 0 ? 0 : n] = '\0';
+        (void)snprintf(mark, sizeof mark, "/rank%u/", rank);
     return strstr(path, mark) != NULL;
 }
 
-/* -1: let it through; else the result, with errno. */
-static int go_wrong(int fd, ssize_t *ret)
+static bool concerns(int fd)
 {
+    char path[PATH];
+
+    return atomic_load(&armed) && is_of_rank(path_of(fd, path), fault.rank);
+}
+
+/* "lost": rank N can't read the first file of which it loads something (the samples that ranks
+ * compare before are smaller), and reading that file hangs for rank N + 1. */
+static int lose(const char *path, size_t len, ssize_t *ret)
+{
+    const char *in = strstr(path, "/rank");
+    const char *file = in ? strchr(in + 1, '/') : NULL;
+
+    if (!file)
+        return -1;
+    if (is_of_rank(path, fault.rank)) {
+        (void)pthread_mutex_lock(&losing);
+        if (!atomic_load(&has_lost) && len > SAMPLE) {
+            (void)snprintf(lost, sizeof lost, "%s", file);
+            (void)fprintf(stderr, "lost: %s\n", file);
+            atomic_store(&has_lost, true);
+        }
+        (void)pthread_mutex_unlock(&losing);
+        if (!atomic_load(&has_lost) || strcmp(lost, file) != 0)
+            return -1;
+        errno = EIO;
+        *ret = -1;
+        return 0;
+    }
+    if (is_of_rank(path, fault.rank + 1) && atomic_load(&has_lost) && strcmp(lost, file) == 0)
+        (void)usleep(HANG_MS * 1000u);
+    return -1;
+}
+
+/* -1: let it through; else the result, with errno. */
+static int go_wrong(int fd, size_t len, ssize_t *ret)
+{
+    char path[PATH];
+
+    if (atomic_load(&armed) && strcmp(fault.kind, "lost") == 0)
+        return lose(path_of(fd, path), len, ret);
     if (!concerns(fd))
         return -1;
     const unsigned nth = atomic_fetch_add(&hits, 1);
@@ -88,20 +135,23 @@ ssize_t __wrap_pread64(int fd, void *buf, size_t n, off_t off)
 {
     ssize_t result;
 
-    return go_wrong(fd, &result) == 0 ? result : __real_pread64(fd, buf, n, off);
+    return go_wrong(fd, n, &result) == 0 ? result : __real_pread64(fd, buf, n, off);
 }
 
 ssize_t __wrap_preadv64(int fd, const struct iovec *iov, int n, off_t off)
 {
     ssize_t result;
+    size_t len = 0;
 
-    return go_wrong(fd, &result) == 0 ? result : __real_preadv64(fd, iov, n, off);
+    for (int i = 0; i < n; i++)
+        len += iov[i].iov_len;
+    return go_wrong(fd, len, &result) == 0 ? result : __real_preadv64(fd, iov, n, off);
 }
 
 /* What is not to wait finds nothing in the cache; or ("stall") waits all the same. */
 ssize_t __wrap_preadv64v2(int fd, const struct iovec *iov, int n, off_t off, int flags)
 {
-    if (!concerns(fd))
+    if (!concerns(fd) || strcmp(fault.kind, "lost") == 0)
         return __real_preadv64v2(fd, iov, n, off, flags);
     if (strcmp(fault.kind, "stall") == 0)
         (void)usleep(HANG_MS * 1000u);

@@ -4,6 +4,7 @@
  * io_uring_submit_and_wait).
  *
  *     eio@N   short@N   delay@N:MS   hang@N    once@N: eio, but only the first read
+ *     lost@N: eio for one file of rank N, which hangs for rank N + 1
  *
  * N = 99: those of every rank. */
 #ifndef CKPT_TESTS_LOAD_FAULTS_H

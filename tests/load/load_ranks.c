@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loads with ranks that are threads of this process, every byte compared with a read of the view.
  *
- *     load_ranks [-o OPTION]... [-f FAULT] RUN [RUN of rank 1 ...] --
+ *     load_ranks [-o OPTION]... [-f FAULT] [-x COMMAND] RUN [RUN of rank 1 ...] --
  * LAYOUT:RANKS:READERS[:BYTES]...
+ *
+ * The shell's COMMAND is run when the first RUN has been opened, and the others have not.
  *
  * LAYOUT may be "random": boxes, parts of meshes, casts and strides by chance. BYTES is host_bytes.
  * A job prints one line; the exit status is 1 if any failed. */
@@ -316,13 +318,14 @@ int main(int argc, char **argv)
     struct ckpt_options *options;
     struct ckpt_err err = {0};
     struct job job = {.seed = 1};
+    const char *command = NULL;
     int opt, failed = 0;
 
     if (getenv("CKPTFS_SEED"))
         job.seed = strtoull(getenv("CKPTFS_SEED"), NULL, 10);
     if (ckpt_options_new(&options, &err) < 0)
         die("options", &err);
-    while ((opt = getopt(argc, argv, "+o:f:")) != -1) {
+    while ((opt = getopt(argc, argv, "+o:f:x:")) != -1) {
         char *value = opt == 'o' ? strchr(optarg, '=') : NULL;
         if (value)
             *value++ = '\0';
@@ -330,11 +333,16 @@ int main(int argc, char **argv)
             die(optarg, &err);
         if (opt == 'f')
             faults_set(optarg);
+        if (opt == 'x')
+            command = optarg;
         if (opt == '?')
             return 2;
     }
-    for (; optind < argc && strcmp(argv[optind], "--") != 0 && job.nrun < MOST_RUNS; optind++)
+    for (; optind < argc && strcmp(argv[optind], "--") != 0 && job.nrun < MOST_RUNS; optind++) {
         job.view[job.nrun++] = open_view(argv[optind], options);
+        if (job.nrun == 1 && command && system(command) != 0)
+            die(command, &err);
+    }
     faults_arm();
     for (int i = optind + 1; i < argc; i++) {
         parse_job(argv[i], &job);

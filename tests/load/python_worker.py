@@ -4,7 +4,9 @@
 import glob
 import importlib.util
 import os
+import shutil
 import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -295,6 +297,38 @@ def one_rank_fails():
         raise AssertionError("no error")
 
 
+def ranks_see_other_steps():
+    """All but rank 0 see a later step, too, which differs in one byte of its last shard: all load rank 0's, or none loads."""
+    rank = dist.get_rank()
+    step = sorted(d for d in os.listdir(RUN) if d.isdigit())[-1]
+    with tempfile.TemporaryDirectory() as top:
+        run = shutil.copytree(RUN, os.path.join(top, "run"))
+        if rank:
+            shutil.copytree(os.path.join(run, step), os.path.join(run, "999"))
+            path = sorted(glob.glob(os.path.join(run, "999", "**", "*.safetensors"), recursive=True))[-1]
+            with open(path, "r+b") as f:
+                f.seek(-1, os.SEEK_END)
+                byte = f.read(1)[0]
+                f.seek(-1, os.SEEK_END)
+                f.write(bytes([byte ^ 1]))
+            with open(os.path.join(run, "latest.txt"), "w") as f:
+                f.write("999")
+        with ckptfs.open(run, step=step) as f:
+            want = {k: f.get_tensor(k) for k in f.keys()}
+        with ckptfs.open(run) as later:
+            assert all(torch.equal(want[k], later.get_tensor(k)) for k in want) == (rank == 0)
+            state = {k: torch.zeros_like(t) for k, t in want.items()}
+            ckptfs.load_state_dict(state, run)
+            assert all(torch.equal(t, want[k]) for k, t in state.items())
+            for source, given in ((run, "999" if rank else None), (later, None)):
+                try:
+                    ckptfs.load_state_dict(state, source, step=given)
+                except ckptfs.CkptError as e:
+                    assert e.code == "conflict" and "'999'" in str(e) and f"'{step}'" in str(e), e
+                else:
+                    raise AssertionError("no error")
+
+
 def main():
     dist.init_process_group("gloo")
     world = dist.get_world_size()
@@ -314,6 +348,7 @@ def main():
     wrapped(want)
     if world > 1:
         in_a_subgroup(want)
+        ranks_see_other_steps()
     one_rank_fails()
     if world % 2 == 0:
         grid = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))

@@ -87,6 +87,16 @@ def slow_reads_end_in_time(runs, **io):
     assert done.returncode == 0, done.stdout
 
 
+def a_read_for_another_rank_that_hangs(runs):
+    """It is the file of that read which is named, not of what the helping rank reads for itself."""
+    for number in (1, 2):
+        done, seconds = threads(runs, f"lost@{number}", "fsdp=4:4:once", LOAD_DIRECT="1")
+        helper = (number + 1) % 4
+        lost = done.stderr.split("lost: ")[1].splitlines()[0]
+        same_error(done, 4, rf"^timeout: rank {helper}: tensor '.*': reading '.*/rank{helper}{re.escape(lost)}' at byte \d+ " + TOO_LONG)
+        assert seconds < DEADLINE_MS / 1000 + SLACK, seconds
+
+
 def a_read_of_the_page_cache_that_waits_all_the_same(runs):
     done, seconds = threads(runs, "stall@1", "tp=2,dp=2:4:each")
     same_error(done, 4, r"^timeout: rank 1: .* " + TOO_LONG)
@@ -234,6 +244,66 @@ def a_damaged_latest_step(top):
     assert status == 0, err
 
 
+def later_step(run, name="20"):
+    """A run's next step, which differs in the last byte of one shard; the latest."""
+    step = os.path.join(run, name)
+    shutil.copytree(os.path.join(run, "10"), step)
+    change_last_byte(shards(step)[-1])
+    with open(os.path.join(run, "latest.txt"), "w") as f:
+        f.write(name)
+    return step
+
+
+def change_last_byte(path):
+    with open(path, "r+b") as f:
+        f.seek(-1, os.SEEK_END)
+        byte = f.read(1)[0]
+        f.seek(-1, os.SEEK_END)
+        f.write(bytes([byte ^ 1]))
+
+
+def ranks_that_see_other_steps(top):
+    """Rank 0's latest step is loaded by all, or none loads."""
+    runs = copies(top, 2)
+    later_step(runs[1])
+    ends = finish(start(runs, "fsdp=2", "--readers", "once", "--verify", "--json"))
+    assert [status for _, status in ends] == [0, 0], ends
+    assert json.loads(ends[0][0][0])["step"] == "10", ends
+    ends = finish(start([runs[1], runs[0]], "fsdp=2", "--readers", "once", "--exchange-timeout", "4"))
+    for (_, err), status in ends:
+        assert status == 1 and err.split(": ", 1)[1] == "rank 1: the run has no step '20' here, which rank 0 loads\n", ends
+    ends = finish(start(runs, "fsdp=2", "--step", "10", "--verify", "--json"))
+    assert [status for _, status in ends] == [0, 0], ends
+    processes = start([runs[1], runs[0]], "fsdp=2", "--verify", "--json")
+    time.sleep(1)  # and it appears
+    shutil.copytree(os.path.join(runs[1], "20"), os.path.join(runs[0], ".20"), copy_function=shutil.copy2)
+    os.rename(os.path.join(runs[0], ".20"), os.path.join(runs[0], "20"))
+    ends = finish(processes)
+    assert [status for _, status in ends] == [0, 0] and json.loads(ends[0][0][0])["step"] == "20", ends
+
+
+def steps_opened_by_hand(top):
+    """Each rank opens what it likes: another step is refused, by name, whatever the sampled bytes say."""
+    runs = copies(top, 2)
+    steps = os.path.join(runs[0], "10"), later_step(runs[1])
+    link = os.path.join(runs[1], "newest")
+    os.symlink("20", link)
+    for other in (runs[1], steps[1], link):
+        first = runs[0] if other == runs[1] else steps[0]
+        done, _ = threads([first, other], None, "fsdp=2:2:once")
+        same_error(done, 2, r"^conflict: rank 1 loads '20', rank 0 '10': all ranks must load the same step")
+
+
+def a_step_that_is_saved_anew_while_ranks_open_it(top):
+    """The second rank opens it after that, the first one still has the old files, maybe in open descriptors: no mixture is loaded."""
+    for number, replace in enumerate(("cp {new} {old}", "cp {new} {old}.tmp && mv {old}.tmp {old}")):
+        runs = copies(os.path.join(top, str(number)), 2)
+        old, new = (shards(run)[-1] for run in runs)
+        change_last_byte(new)
+        done, _ = threads([runs[0], runs[0]], None, "fsdp=2:2:once", ["-x", replace.format(old=old, new=new)])
+        same_error(done, 2, rf"^stale: rank 0: '{re.escape(old)}' changed since the checkpoint was opened: it was saved anew while the ranks opened it")
+
+
 def statistics(top):
     runs = copies(top, 2)
     for more in ((), ("--check",)):
@@ -357,7 +427,7 @@ def main():
     with tempfile.TemporaryDirectory() as top:
         runs = copies(os.path.join(top, "shared"), 4)
         tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs),
-                 (a_read_of_the_page_cache_that_waits_all_the_same, runs)]
+                 (a_read_of_the_page_cache_that_waits_all_the_same, runs), (a_read_for_another_rank_that_hangs, runs)]
         if rings(runs[0]):
             tests += [(by_ring(test), arg) for test, arg in tests[:4]]
             tests.append((which_way_it_was_read_is_told, os.path.join(top, "told")))
@@ -366,7 +436,8 @@ def main():
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank,
              a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
-             a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, statistics, jobs_with_neighbouring_ports_do_not_meet,
+             a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, ranks_that_see_other_steps, steps_opened_by_hand,
+             a_step_that_is_saved_anew_while_ranks_open_it, statistics, jobs_with_neighbouring_ports_do_not_meet,
              what_repeats_the_greeting_is_no_rank, too_few_descriptors, a_kernel_that_refuses_rings,
              rates_are_measured_where_they_decide)]
         run([(t.__name__, lambda t=t, arg=arg: t(arg)) for t, arg in tests])

@@ -40,7 +40,7 @@ def mounted(path):
     with open("/proc/self/mountinfo", errors="surrogateescape") as f:
         for line in f:
             left, right = line.split(" - ", 1)
-            if left.split()[4].encode().decode("unicode_escape") == path:
+            if left.split()[4].encode(errors="surrogateescape").decode("unicode_escape") == path:
                 found = right.split()[0]
     return found
 

@@ -48,6 +48,13 @@ class Life(Case):
         wait_until(lambda: not self.daemon_pids(), "the daemon ending")
         self.assertIsNone(mounted(self.mnt))
 
+    def test_a_path_that_is_not_utf8_has_statistics(self):
+        odd = os.fsdecode(os.fsencode(self.tmp) + b"/r\xff un")
+        make_step(odd, "100", FILES)
+        with Mount(odd, self.mnt):
+            with open(self.at(".ckptfs", "stats.json")) as f:
+                self.assertTrue(json.load(f)["run"].endswith("/r\\xff un"))
+
     def test_read_ahead_is_raised_before_the_command_returns(self):
         if os.geteuid() != 0 or not os.access("/sys/class/bdi", os.W_OK):
             self.skipTest("only root may, and only where /sys is")
@@ -105,7 +112,7 @@ class Life(Case):
         mnt = os.path.join(self.tmp, "m,n o")
         os.mkdir(mnt)
         with Mount(odd, mnt):
-            with open("/proc/self/mounts") as f:
+            with open("/proc/self/mounts", errors="surrogateescape") as f:
                 self.assertIn("a,b\\040\\134c", f.read())
             self.assertEqual(os.listdir(mnt + "/100"), sorted(FILES))
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loader's interface: wants of trainers in their own names, destinations, waiting, cancelling,
  * and what is refused. */
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -332,7 +333,105 @@ TEST(load, that_can_not_start_on_one_rank_fails_on_all)
     ckpt_view_release(view);
 }
 
-TESTS(T(load, layouts_follow_the_marks_of_the_model_file),
+/* The first tensors of the layout are wanted before the one is found that can't be divided. */
+TEST(load, a_layout_that_fails_half_way_leaves_no_wants)
+{
+    static const char name[] = "model.layers.1.self_attn.q_proj.weight";
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied", "hf");
+    struct ckpt_err err = {0};
+    struct ckpt_comm *comm[3];
+    struct ckpt_load *load;
+    struct ckpt_want_info info;
+    struct ckpt_tensor_info t;
+    unsigned char *data = whole(view, name, &t), *mem = malloc(t.nbytes);
+    const struct ckpt_dest dest = {.ptr = mem};
+    size_t want;
+
+    CHECK_OK(ckpt_comm_threads(3, comm, &err));
+    CHECK_OK(ckpt_load_new(view, comm[0], NULL, &load, &err));
+    CHECK_FAILS(ckpt_load_want_layout(load, "tp=3", &err), CKPT_USAGE, "no multiple");
+    memset(&err, 0, sizeof err);
+    CHECK_EQ(ckpt_load_wants(load), 0);
+    ckpt_load_want_info(load, 0, &info);
+    CHECK(info.tensor == NULL && info.dtype == NULL && info.nbytes == 0);
+    CHECK_OK(ckpt_load_want(load, name, NULL, NULL, &dest, &want, &err));
+    CHECK_EQ(want, 0);
+    ckpt_load_want_info(load, want, &info);
+    CHECK_STR(info.tensor, name);
+    CHECK_EQ(info.nbytes, t.nbytes);
+    ckpt_load_free(load);
+    CHECK_OK(ckpt_load_new(view, comm[0], NULL, &load, &err));
+    CHECK_FAILS(ckpt_load_want_layout(load, "tp=3", &err), CKPT_USAGE, "no multiple");
+    memset(&err, 0, sizeof err);
+    CHECK_OK(
+        ckpt_load_want_layout(load, "fsdp=3", &err)); /* and another one is all that is wanted */
+    for (size_t i = 0; i < ckpt_load_wants(load); i++) {
+        ckpt_load_want_info(load, i, &info);
+        CHECK(strcmp(info.tensor, name) != 0 || info.n[0] == (t.shape[0] + 2) / 3);
+    }
+    ckpt_load_free(load);
+    for (uint32_t r = 0; r < 3; r++)
+        ckpt_comm_free(comm[r]);
+    free(mem);
+    free(data);
+    ckpt_view_release(view);
+}
+
+/* ---- a system that starts no more threads ---- */
+
+int __real_pthread_create(pthread_t *id, const pthread_attr_t *attr, void *(*fn)(void *),
+                          void *arg);
+int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *attr, void *(*fn)(void *),
+                          void *arg);
+static bool refuse_threads;
+static int allowed_threads; /* before it refuses */
+
+int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *attr, void *(*fn)(void *), void *arg)
+{
+    if (refuse_threads && allowed_threads-- <= 0)
+        return EAGAIN;
+    return __real_pthread_create(id, attr, fn, arg);
+}
+
+TEST(load, that_failed_to_start_is_not_started_again)
+{
+    struct ckpt_view *view = open_raw("nanotron/llama_tp2_pp2_tied");
+    struct ckpt_err err = {0};
+    struct ckpt_comm *comm;
+    struct ckpt_tensor_info t;
+
+    ckpt_view_tensor(view, 0, &t);
+    unsigned char *mem = malloc(t.nbytes);
+    const struct ckpt_dest dest = {.ptr = mem};
+    const struct ckpt_load_options opt = {.size = sizeof opt, .threads = 2};
+    CHECK_OK(ckpt_comm_self(&comm, &err));
+    for (int allowed = 0; allowed < 3; allowed += 2) { /* no worker; workers, but no pump */
+        struct ckpt_load *load;
+        CHECK_OK(ckpt_load_new(view, comm, &opt, &load, &err));
+        CHECK_OK(ckpt_load_want(load, t.name, NULL, NULL, &dest, NULL, &err));
+        CHECK_OK(ckpt_load_plan(load, &err));
+        refuse_threads = true;
+        allowed_threads = allowed;
+        CHECK_FAILS(ckpt_load_start(load, &err), CKPT_NOMEM, "no thread");
+        refuse_threads = false;
+        CHECK_FAILS(ckpt_load_start(load, &err), CKPT_USAGE, "make a new one");
+        CHECK_FAILS(ckpt_load_wait(load, 0, &err), CKPT_USAGE, "not started");
+        ckpt_load_free(load);
+        memset(&err, 0, sizeof err);
+    }
+    struct ckpt_load *load; /* the comm is still good */
+    CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
+    CHECK_OK(ckpt_load_want(load, t.name, NULL, NULL, &dest, NULL, &err));
+    run(load);
+    ckpt_load_free(load);
+    ckpt_comm_free(comm);
+    free(mem);
+    ckpt_view_release(view);
+}
+
+TESTS(T(load, a_layout_that_fails_half_way_leaves_no_wants),
+      T(load, that_failed_to_start_is_not_started_again),
+      T(load, layouts_follow_the_marks_of_the_model_file),
       T(load, nanotron_parameter_of_several_slice_pairs), T(load, megatron_key_and_global_offset),
       T(load, wants_that_can_not_be), T(load, cancelled_at_any_moment),
       T(load, that_can_not_start_on_one_rank_fails_on_all))

@@ -221,11 +221,11 @@ TEST(pickle, a_source_reads_as_memory_does)
     data[len++] = '.';
     CHECK_OK(ckpt_source_mem_new("mem", data, len, &s, &err));
     free(data);
-    CHECK_OK(ckpt_pickle_read(s, 0, len, &rules, &p, &err));
+    CHECK_OK(ckpt_pickle_read(s, 0, len, &rules, NULL, &p, &err));
     CHECK_EQ(ckpt_pv_len(&p, p.root), N);
     CHECK(ckpt_pv_int(ckpt_pv_at(&p, p.root, 100001), &v) && v == 100001 % 65536);
     ckpt_pickle_release(&p);
-    CHECK_FAILS(ckpt_pickle_read(s, 1, len, &rules, &p, &err), CKPT_FORMAT, "outside");
+    CHECK_FAILS(ckpt_pickle_read(s, 1, len, &rules, NULL, &p, &err), CKPT_FORMAT, "outside");
 }
 
 TESTS(T(pickle, an_object_keeps_the_members_that_have_slots),

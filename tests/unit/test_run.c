@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs: steps, the latest, views that come and go. */
+#include <pthread.h>
+
 #include "test.h"
 
 #include <ckptfs/ckptfs.h>
 
+#include "base/str.h"
 #include "tree.h"
 
 static struct ckpt_options *raw(void)
@@ -192,6 +195,142 @@ TEST(run, views_that_nobody_holds_are_freed)
     tree_close(&t);
 }
 
+/* ---- several at once, of a run with a base and options: TSan sees what they share ---- */
+
+enum { AT_ONCE = 4 };
+
+struct opening {
+    struct ckpt_run *run;
+    const char *step;
+    int rc;
+    struct ckpt_err err;
+};
+
+static void *open_one(void *arg)
+{
+    struct opening *o = arg;
+    struct ckpt_view *view = NULL;
+
+    o->rc = ckpt_run_view(o->run, o->step, &view, &o->err);
+    ckpt_view_release(view);
+    return NULL;
+}
+
+static void shell(const char *fmt, ...)
+{
+    char command[12000];
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(command, sizeof command, fmt, args);
+    va_end(args);
+    TREE_MUST(system(command) == 0);
+}
+
+/* An index as a hub's model has it, of all tensors of a view. */
+static void put_index(const struct tree *t, struct ckpt_view *view)
+{
+    struct ckpt_str text = {0};
+
+    ckpt_str_puts(&text, "{\"weight_map\": {");
+    for (size_t i = 0; i < ckpt_view_tensors(view); i++) {
+        struct ckpt_tensor_info info;
+        ckpt_view_tensor(view, i, &info);
+        ckpt_str_printf(&text, "%s\"%s\": \"model-00001-of-00001.safetensors\"", i ? ", " : "",
+                        info.name);
+    }
+    ckpt_str_puts(&text, "}}");
+    tree_text(t, "base/model.safetensors.index.json", ckpt_str_get(&text));
+    ckpt_str_release(&text);
+}
+
+TEST(run, steps_are_opened_at_once_with_one_base)
+{
+    static const char *const name[AT_ONCE] = {"10", "20", "30", "40"};
+    const char *source = getenv("CKPTFS_SOURCE");
+    struct opening o[AT_ONCE];
+    pthread_t thread[AT_ONCE];
+    struct ckpt_options *opt;
+    struct ckpt_view *view;
+    struct ckpt_err err = {0};
+    struct ckpt_run *run;
+    char path[5000];
+    struct tree t;
+    tree_open(&t);
+    tree_dirs(&t, "run/");
+    tree_dirs(&t, "base/");
+    source = source ? source : ".";
+    for (int i = 0; i < AT_ONCE; i++)
+        shell("cp -r '%s/tests/golden/nanotron/llama_tp2_pp2_tied/10' '%s/run/%s'", source, t.path,
+              name[i]);
+    shell("cp '%s/tests/golden/nanotron/llama_tp2_pp2_tied.expected/config.json' '%s/base'", source,
+          t.path);
+    CHECK_OK(ckpt_options_new(&opt, &err));
+    (void)snprintf(path, sizeof path, "%s/base", t.path);
+    for (int round = 0; round < 2; round++) { /* without and with a weight map */
+        (void)snprintf(path, sizeof path, "%s/base", t.path);
+        CHECK_OK(ckpt_options_set(opt, "base", path, &err));
+        CHECK_OK(ckpt_options_set(opt, "rope_theta", "10000.0", &err));
+        (void)snprintf(path, sizeof path, "%s/run", t.path);
+        CHECK_OK(ckpt_run_open(path, opt, &run, &err));
+        for (int i = 0; i < AT_ONCE; i++) {
+            o[i] = (struct opening){.run = run, .step = name[i]};
+            CHECK_EQ(pthread_create(&thread[i], NULL, open_one, &o[i]), 0);
+        }
+        for (int i = 0; i < AT_ONCE; i++) {
+            (void)pthread_join(thread[i], NULL);
+            if (o[i].rc < 0)
+                fail_msg("%s: %s", name[i], o[i].err.text);
+        }
+        CHECK_OK(ckpt_run_view(run, "10", &view, &err));
+        put_index(&t, view);
+        ckpt_view_release(view);
+        ckpt_run_close(run);
+    }
+    ckpt_options_free(opt);
+    tree_close(&t);
+}
+
+static unsigned times(const char *text, const char *word)
+{
+    unsigned n = 0;
+
+    while ((text = strstr(text, word))) {
+        n++;
+        text += strlen(word);
+    }
+    return n;
+}
+
+TEST(run, an_error_names_each_file_once)
+{
+    static const char shard[] = "model_weight.safetensors", file[] = "model.safetensors";
+    const char *source = getenv("CKPTFS_SOURCE");
+    struct ckpt_err err = {0};
+    struct ckpt_run *run;
+    struct ckpt_view *view;
+    char path[5000], buf[4096];
+    struct tree t;
+    size_t got = 1;
+    tree_open(&t);
+    shell("cp -r '%s/tests/golden/nanotron/llama_tp2_pp2_tied/10' '%s/run'", source ? source : ".",
+          t.path);
+    (void)snprintf(path, sizeof path, "%s/run", t.path);
+    CHECK_OK(ckpt_run_open(path, NULL, &run, &err));
+    CHECK_OK(ckpt_run_view(run, NULL, &view, &err));
+    shell("find '%s/run' -name '%s' -exec truncate -s -2 {} +", t.path, shard);
+    const struct ckpt_node *node = ckpt_view_find(view, file);
+    int rc = 0;
+    for (uint64_t off = 0; rc == 0 && got; off += got)
+        rc = ckpt_node_pread(view, node, buf, sizeof buf, off, &got, &err);
+    CHECK_EQ(rc, -1);
+    if (times(err.text, shard) != 1 || times(err.text, file) != 1)
+        fail_msg("%s", err.text);
+    ckpt_view_release(view);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
 TEST(run, nothing_to_see_is_an_error)
 {
     struct ckpt_err err = {0};
@@ -265,6 +404,7 @@ TESTS(T(run, steps_are_in_natural_order_and_latest_txt_decides),
       T(run, a_single_checkpoint_is_one_step_without_a_name),
       T(run, the_newest_view_that_can_be_read_is_taken_or_the_newest_error),
       T(run, a_generation_lasts_until_the_step_is_saved_again),
-      T(run, views_that_nobody_holds_are_freed), T(run, nothing_to_see_is_an_error),
+      T(run, views_that_nobody_holds_are_freed), T(run, steps_are_opened_at_once_with_one_base),
+      T(run, an_error_names_each_file_once), T(run, nothing_to_see_is_an_error),
       T(options, values_that_mean_nothing_are_refused),
       T(base, it_is_looked_up_in_the_local_hub_cache))

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 
+#include "base/crc32.h"
 #include "base/str.h"
 #include "container/torch.h"
 #include "test.h"
@@ -9,6 +10,7 @@
 struct archive {
     struct ckpt_str bytes, directory;
     unsigned n;
+    bool crc; /* torch's default */
 };
 
 static void le(struct ckpt_str *out, uint64_t v, int n)
@@ -20,6 +22,7 @@ static void le(struct ckpt_str *out, uint64_t v, int n)
 static void member(struct archive *a, const char *name, const void *data, size_t len)
 {
     uint64_t at = a->bytes.len, start = at + 30 + strlen(name) + 4;
+    const uint32_t crc = a->crc ? ckpt_crc32(0, data, len) : 0;
     size_t pad = (size_t)(-start % 64);
 
     le(&a->bytes, 0x04034b50, 4);
@@ -35,14 +38,15 @@ static void member(struct archive *a, const char *name, const void *data, size_t
         ckpt_str_putc(&a->bytes, 'Z');
     ckpt_str_append(&a->bytes, data, len);
     le(&a->bytes, 0x08074b50, 4);
-    le(&a->bytes, 0, 4);
+    le(&a->bytes, crc, 4);
     le(&a->bytes, len, 4);
     le(&a->bytes, len, 4);
 
     le(&a->directory, 0x02014b50, 4);
     le(&a->directory, 0, 4);
     le(&a->directory, 0x0808, 2);
-    le(&a->directory, 0, 10);
+    le(&a->directory, 0, 6);
+    le(&a->directory, crc, 4);
     le(&a->directory, len, 4);
     le(&a->directory, len, 4);
     le(&a->directory, strlen(name), 2);
@@ -147,7 +151,47 @@ TEST(torch, an_archive_that_was_cut_anywhere_is_refused)
     }
 }
 
-TEST(torch, every_flipped_byte_is_refused_or_leaves_a_tensor_within_the_item)
+TEST(torch, a_crc_is_that_of_the_zip_format)
+{
+    /* the check value of CRC-32/ISO-HDLC; and in parts */
+    CHECK_EQ(ckpt_crc32(0, "123456789", 9), 0xcbf43926);
+    CHECK_EQ(ckpt_crc32(ckpt_crc32(0, "1234", 4), "56789", 5), 0xcbf43926);
+    CHECK_EQ(ckpt_crc32(0, "", 0), 0);
+}
+
+/* Whatever bit of the archive is another one: the same tensor is found, at the same place, or none.
+ */
+TEST(torch, a_flipped_bit_gives_the_same_tensor_or_an_error)
+{
+    ckpt_cleanup(archive_release) struct archive a = {.crc = true};
+    struct ckpt_torch_layout l = {0}, was = {0};
+    struct ckpt_err none = {0}, err = none;
+    uint64_t off, place;
+    unsigned same = 0;
+
+    make(&a, pickle, sizeof pickle - 1, "little");
+    CHECK_OK(read_item(&a, a.bytes.len, &was, &place, &err));
+    for (size_t i = 0; i < a.bytes.len; i++)
+        for (int bit = 0; bit < 8; bit++) {
+            err = none;
+            a.bytes.ptr[i] ^= (char)(1 << bit);
+            if (read_item(&a, a.bytes.len, &l, &off, &err) < 0) {
+                CHECK(err.code != CKPT_OK);
+            } else {
+                same++;
+                if (off != place || l.first != was.first || l.nbyte != was.nbyte ||
+                    l.rank != was.rank || l.dtype != was.dtype ||
+                    memcmp(l.dim, was.dim, l.rank * sizeof *l.dim) != 0 ||
+                    memcmp(l.stride, was.stride, l.rank * sizeof *l.stride) != 0)
+                    fail_msg("byte %zu, bit %d", i, bit);
+            }
+            a.bytes.ptr[i] ^= (char)(1 << bit);
+        }
+    CHECK(same > 0 && same < a.bytes.len * 8);
+}
+
+/* And without CRCs, as set_crc32_options(False) writes them, what is found lies in the archive. */
+TEST(torch, without_crcs_a_flipped_bit_leaves_a_tensor_within_the_item)
 {
     ckpt_cleanup(archive_release) struct archive a = {0};
     struct ckpt_torch_layout l;
@@ -204,5 +248,7 @@ TEST(torch, lies_are_refused)
 }
 
 TESTS(T(torch, a_tensor_is_found), T(torch, an_archive_that_was_cut_anywhere_is_refused),
-      T(torch, every_flipped_byte_is_refused_or_leaves_a_tensor_within_the_item),
+      T(torch, a_crc_is_that_of_the_zip_format),
+      T(torch, a_flipped_bit_gives_the_same_tensor_or_an_error),
+      T(torch, without_crcs_a_flipped_bit_leaves_a_tensor_within_the_item),
       T(torch, lies_are_refused))

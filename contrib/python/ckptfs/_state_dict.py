@@ -5,13 +5,16 @@ import json
 import os
 import warnings
 
+from ctypes import byref, c_void_p
+
 from ._comm import TIMEOUT_MS, Comm
 from ._fork import loading
+from ._library import library, take_bytes
 from ._load import Load, make_options
 from ._match import Match, combined, judge
 from ._targets import device_of, parts_of
 from ._tensors import is_meta
-from ._view import View, spelled
+from ._view import Run, View, spelled
 
 
 def load_state_dict(model_or_state_dict, run, process_group=None, view=None, base=None, key_mapping=None, strict=True, *, step=None, missing=None,
@@ -51,11 +54,13 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
         native = make_options(readers, load_options)
         spec = _Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
         parts = parts_of(model_or_state_dict)
+        spec.look()
     except Exception as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
         failure = e
     timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
     device = device_of(parts) if parts is not None and failure is None else None
     with Comm(process_group, device, timeout_ms, failure) as comm, spec:  # raises the failure
+        spec.take_step(comm)
         match, verdict = _agreed(comm, spec, parts, key_mapping, missing == "init")
         result = judge(match, verdict, strict, missing == "init")
         result.stats = _fill(comm, match, native, progress)
@@ -77,12 +82,29 @@ class _Spec:
             raise ValueError(f"view={view!r}: expected 'hf', 'memory' or 'raw'")
         self.run, self.given = run, dict(spelled(options, more), view=None if view == "hf" else view)
         self.opened = []
+        self.seen = None  # the run, before a step of it is opened
         if isinstance(run, View):
             named = sorted(k for k, v in dict(self.given, view=view).items() if v is not None)
             if named:
                 raise ValueError(f"{', '.join(n + '=' for n in named)} with an open View: it was opened with its own options; give the run's path, "
                                  "or open the View with these")
             run.check()
+
+    def look(self):
+        """Look at the run, so that a rank that can't do that fails before the others wait for it."""
+        if not isinstance(self.run, View):
+            self.seen = Run(self.run, **{k: v for k, v in self.given.items() if k != "step"})
+
+    def take_step(self, comm):
+        """Rank 0's step, on all ranks: each may see another one as the latest, or know another list of steps."""
+        if not self.seen:
+            return
+        asked = self.given.get("step")
+        asked = None if asked is None else str(asked)
+        step = comm.share(lambda: [asked, self.seen.find_step(asked) if asked and comm.rank == 0 else None], _one_step)
+        text = c_void_p()
+        library().comm_step(comm.handle, self.seen.handle, None if step is None else os.fsencode(step), comm.timeout_ms, byref(text))
+        self.given["step"] = os.fsdecode(take_bytes(text))
 
     def has_other(self):
         return self.run.is_plain() if isinstance(self.run, View) else self.given["view"] is None
@@ -108,6 +130,17 @@ class _Spec:
 
     def __exit__(self, *exc):
         self.keep_only(None)
+        if self.seen:
+            self.seen.close()
+
+
+def _one_step(words):
+    """Rank 0's step, of what all ranks [asked for, found]; None: the latest."""
+    asked, found = words[0]
+    others = {a for a, _ in words if a is not None} - {asked, found}
+    if others:
+        raise ValueError(f"step={min(others)!r} on one rank, step={asked!r} on rank 0: all load the same step")
+    return found
 
 
 def _agreed(comm, spec, parts, key_mapping, init):

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which step of a run all ranks load: the one that rank 0 takes. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/ckd.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "load/comm.h"
+
+/* NFS may show a rank an old list of steps for as long as it keeps attributes of directories: 30 s.
+ */
+enum { SEEN_MS = 35 * 1000, LOOK_MS = 200 };
+
+/* The name of the latest step; MISSING. */
+static int latest_step(struct ckpt_run *run, char **ret, struct ckpt_err *err)
+{
+    struct ckpt_step *step = NULL;
+    size_t n = 0;
+
+    *ret = NULL;
+    if (ckpt_run_steps(run, &step, &n, err) < 0)
+        return -1;
+    for (size_t i = 0; i < n && !*ret; i++)
+        if (step[i].is_latest && !(*ret = strdup(step[i].name))) {
+            ckpt_steps_free(step, n);
+            return ckpt_nomem(err);
+        }
+    ckpt_steps_free(step, n);
+    return *ret ? 0 : ckpt_fail(err, CKPT_MISSING, "the run has no step yet");
+}
+
+static int has_step(struct ckpt_run *run, const char *name, bool *ret, struct ckpt_err *err)
+{
+    struct ckpt_step *step = NULL;
+    size_t n = 0;
+
+    if (ckpt_run_steps(run, &step, &n, err) < 0)
+        return -1;
+    *ret = false;
+    for (size_t i = 0; i < n && !*ret; i++)
+        *ret = strcmp(step[i].name, name) == 0;
+    ckpt_steps_free(step, n);
+    return 0;
+}
+
+/* Look until this rank sees the step, too. */
+static int await_step(struct ckpt_run *run, const char *name, uint32_t timeout_ms,
+                      struct ckpt_err *err)
+{
+    const uint64_t until = ckpt_now_ms() + ckpt_min_u64(SEEN_MS, timeout_ms / 4);
+    bool seen = false;
+
+    for (;;) {
+        if (has_step(run, name, &seen, err) < 0)
+            return -1;
+        if (seen)
+            return 0;
+        if (ckpt_now_ms() >= until)
+            return ckpt_fail(err, CKPT_MISSING, "the run has no step '%s' here, which rank 0 loads",
+                             name);
+        (void)usleep(LOOK_MS * 1000);
+        if (ckpt_run_scan(run, NULL, err) < 0)
+            return -1;
+    }
+}
+
+/* On rank 0: what it takes. */
+struct choice {
+    const char *name;
+    uint32_t size;
+};
+
+static int judge_step(void *ctx, const unsigned char *const *data, const size_t *len,
+                      struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct choice *c = ctx;
+    const size_t n = strlen(c->name);
+
+    for (uint32_t r = 1; r < c->size; r++)
+        if (len[r] && (len[r] != n || memcmp(data[r], c->name, n) != 0))
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "rank %" PRIu32 " was told to load step '%.*s', rank 0 loads '%s'", r,
+                             (int)ckpt_min_u64(len[r], 200), (const char *)data[r], c->name);
+    ckpt_str_append(answer, c->name, n);
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+int ckpt_comm_step(struct ckpt_comm *comm, struct ckpt_run *run, const char *step,
+                   uint32_t timeout_ms, char **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *own = NULL;
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    struct choice choice = {.name = step, .size = comm->x->size};
+    struct ckpt_round round = {.judge = judge_step, .ctx = &choice};
+    size_t len = 0;
+    int rc = 0;
+
+    if (comm->x->rank == 0 && !step) {
+        rc = latest_step(run, &own, err);
+        choice.name = own;
+    }
+    if (ckpt_round_run(&round, comm, rc, step, step ? strlen(step) : 0, timeout_ms, &answer, &len,
+                       err) < 0)
+        return -1;
+    answer[len] = '\0'; /* ckpt_round_run leaves room for it */
+    rc = comm->x->rank == 0 ? 0 : await_step(run, (char *)answer, timeout_ms, err);
+    if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
+        return -1;
+    *ret = (char *)ckpt_steal(&answer);
+    return 0;
+}
