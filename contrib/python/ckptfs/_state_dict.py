@@ -9,7 +9,7 @@ from ctypes import byref, c_void_p
 
 from ._comm import TIMEOUT_MS, Comm
 from ._fork import loading
-from ._library import library, take_bytes
+from ._library import CkptError, library, take_bytes
 from ._load import Load, make_options
 from ._match import Match, combined, judge
 from ._targets import device_of, parts_of
@@ -101,9 +101,11 @@ class _Spec:
             return
         asked = self.given.get("step")
         asked = None if asked is None else str(asked)
-        step = comm.share(lambda: [asked, self.seen.find_step(asked) if asked and comm.rank == 0 else None], _one_step)
+        step, other = comm.share(lambda: [asked, self.seen.find_step(asked) if comm.rank == 0 else None], _one_step)
+        if other is not None:
+            raise CkptError("conflict", f"step '{other}' is asked for on one rank, but rank 0 loads '{step}': all load the same step")
         text = c_void_p()
-        library().comm_step(comm.handle, self.seen.handle, None if step is None else os.fsencode(step), comm.timeout_ms, byref(text))
+        library().comm_step(comm.handle, self.seen.handle, os.fsencode(step) if step else None, comm.timeout_ms, byref(text))
         self.given["step"] = os.fsdecode(take_bytes(text))
 
     def has_other(self):
@@ -135,12 +137,10 @@ class _Spec:
 
 
 def _one_step(words):
-    """Rank 0's step, of what all ranks [asked for, found]; None: the latest."""
+    """[rank 0's step, a step that another rank asked for instead or None], of what all ranks [asked for, found]."""
     asked, found = words[0]
-    others = {a for a, _ in words if a is not None} - {asked, found}
-    if others:
-        raise ValueError(f"step={min(others)!r} on one rank, step={asked!r} on rank 0: all load the same step")
-    return found
+    others = sorted({a for a, _ in words if a is not None} - {asked, found})
+    return [found, others[0] if others else None]
 
 
 def _agreed(comm, spec, parts, key_mapping, init):
