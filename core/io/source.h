@@ -95,6 +95,14 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err);
  * ckpt_source_check, which goes on with a descriptor of what was renamed over. */
 int ckpt_source_file_current(const struct ckpt_source *s, struct ckpt_err *err);
 
+/* The file that s is, or is a part of; NULL: it is memory. */
+struct ckpt_source *ckpt_source_file_behind(struct ckpt_source *s);
+struct ckpt_source *ckpt_source_window_of(struct ckpt_source *s); /* NULL: s is no window */
+
+/* Where a file lies. Both are the source's. */
+struct ckpt_dir *ckpt_source_file_dir(const struct ckpt_source *s);
+const char *ckpt_source_file_name(const struct ckpt_source *s);
+
 /* The recorded identity; false if s is not a file. */
 bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret);
 

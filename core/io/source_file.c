@@ -347,6 +347,17 @@ int ckpt_source_file_current(const struct ckpt_source *s, struct ckpt_err *err)
     return 0;
 }
 
+struct ckpt_source *ckpt_source_file_behind(struct ckpt_source *s)
+{
+    while (s && s->ops != &file_ops)
+        s = ckpt_source_window_of(s);
+    return s;
+}
+
+struct ckpt_dir *ckpt_source_file_dir(const struct ckpt_source *s) { return self(s)->dir; }
+
+const char *ckpt_source_file_name(const struct ckpt_source *s) { return self(s)->name; }
+
 /* ---- where the bytes are ---- */
 
 enum { SAMPLES = 16, SAMPLE_PAGES = 64 };

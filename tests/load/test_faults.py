@@ -239,7 +239,7 @@ def a_damaged_latest_step(top):
         f.write("20")
     os.truncate(shards(os.path.join(run, "20"))[0], 50)
     (_, err), status = finish(start([run], "fsdp=1"))[0]
-    assert status == 1 and "(step '20', the latest; --step takes another)" in err, err
+    assert status == 1 and "(step '20' is the latest; the newest that can be read is '10': --step 10)" in err, err
     (_, err), status = finish(start([run], "fsdp=1", "--step", "10"))[0]
     assert status == 0, err
 
