@@ -76,6 +76,11 @@ int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint6
  */
 int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err);
 
+/* STALE if a request has read this file (ckpt_source_check) and now another one, or the same with
+ * another size or other times, has its name: what was read of several files may be of two saves.
+ * One that is gone is no error, nor is NULL. */
+int ckpt_source_file_verify(const struct ckpt_source *s, struct ckpt_err *err);
+
 /* The file's name for messages; never NULL; the caller frees it with ckpt_freep or free. */
 char *ckpt_source_name(const struct ckpt_source *s);
 
