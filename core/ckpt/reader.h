@@ -71,9 +71,9 @@ struct ckpt_reader {
      * can be recognised is finished. */
     bool (*finished)(struct ckpt_dir *dir, const char *name, const char *latest);
 
-    /* The files of which a save writes the last existing one when all shards are written, so that a
-     * new save in the same place is finished when one of them has changed. NULL-terminated; NULL:
-     * the format has none. */
+    /* The file that a save writes when all shards are written, so that a new save in the same place
+     * has ended when it has changed: the first of these that is there. NULL-terminated; NULL: the
+     * format has none. */
     const char *const *markers;
 
     /* Shards in this subdirectory are written after the marker ("optimizer/"). NULL: none is. */

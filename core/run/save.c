@@ -41,30 +41,48 @@ static int64_t begin_of(const struct ckpt_written *w, int64_t earliest)
     return w->begin_ns && plausible ? w->begin_ns : w->end_ns;
 }
 
-bool ckpt_save_is_two(struct ckpt_written *w, size_t n, const int64_t *marker_ns)
+/* Points in time one after the other: shards, and the marker among them. */
+struct gaps {
+    int64_t last, widest; /* the last point; the widest gap before it */
+    int64_t first;        /* between the marker and the first shard, if that is the first gap */
+    int64_t later;        /* the widest gap after that one */
+};
+
+static int64_t next_gap(struct gaps *g, int64_t gap, int64_t end)
 {
-    int64_t last = 0, widest = 0;
+    if (gap > g->widest)
+        g->widest = gap;
+    g->last = end;
+    return gap;
+}
+
+enum ckpt_save_times ckpt_save_times(struct ckpt_written *w, size_t n, const int64_t *marker_ns)
+{
+    struct gaps g = {0};
     bool after = !marker_ns;
 
     if (n)
         qsort(w, n, sizeof *w, by_end);
     for (size_t i = 0; i < n; i++) {
-        if (!after && *marker_ns <= w[i].end_ns) {
-            if (i && *marker_ns - last > widest)
-                widest = *marker_ns - last;
-            last = *marker_ns;
+        const bool passes = !after && *marker_ns <= w[i].end_ns;
+        if (passes) {
+            (void)next_gap(&g, i ? *marker_ns - g.last : 0, *marker_ns);
             after = true;
         } else if (i == 0) {
-            last = w[i].end_ns;
+            g.last = w[i].end_ns;
         }
-        const int64_t gap = begin_of(&w[i], marker_ns ? *marker_ns : last) - last;
-        if (i && after && gap > LEAST_GAP && gap / 4 > widest)
-            return true;
-        if (gap > widest)
-            widest = gap;
-        last = w[i].end_ns;
+        const int64_t before = g.widest;
+        const int64_t gap =
+            next_gap(&g, begin_of(&w[i], marker_ns ? *marker_ns : g.last) - g.last, w[i].end_ns);
+        if (i && after && gap > LEAST_GAP && gap / 4 > before)
+            return CKPT_TIMES_TWO;
+        if (i == 0)
+            g.first = passes ? gap : 0;
+        else if (gap > g.later)
+            g.later = gap;
     }
-    return false;
+    return n > 1 && g.first > LEAST_GAP && g.first / 4 > g.later ? CKPT_TIMES_NEW_ONLY
+                                                                 : CKPT_TIMES_ONE;
 }
 
 /* ---- markers ---- */
@@ -73,18 +91,15 @@ struct ckpt_save_marker ckpt_save_marker_of(const struct ckpt_reader *reader,
                                             const struct ckpt_dir *dir)
 {
     struct ckpt_save_marker m = {0};
+    struct ckpt_file_id id;
 
-    for (size_t i = 0; reader->markers && reader->markers[i]; i++) {
-        struct ckpt_file_id id;
+    for (size_t i = 0; !m.name && reader->markers && reader->markers[i]; i++) {
         if (!ckpt_dir_stat(dir, reader->markers[i], &id))
             continue;
         const uint64_t part[] = {i, id.inode, id.size, (uint64_t)id.mtime_ns,
                                  (uint64_t)id.ctime_ns};
-        m.hash = XXH3_64bits_withSeed(part, sizeof part, m.hash);
-        if (!m.name || id.mtime_ns > m.mtime_ns) {
-            m.name = reader->markers[i];
-            m.mtime_ns = id.mtime_ns;
-        }
+        m = (struct ckpt_save_marker){reader->markers[i], id.mtime_ns,
+                                      XXH3_64bits(part, sizeof part)};
     }
     return m;
 }
@@ -286,10 +301,10 @@ static int64_t wall_ns(void)
     return (int64_t)t.tv_sec * SECOND + t.tv_nsec;
 }
 
-static int fail_two(const struct ckpt_save *s, const struct ckpt_written *oldest,
-                    const struct ckpt_written *newest, struct ckpt_err *err)
+static int fail_times(const struct ckpt_save *s, const struct ckpt_written *oldest,
+                      const struct ckpt_written *newest, bool young, struct ckpt_err *err)
 {
-    const char *where = ckpt_dir_path(s->step), *marker = s->marker.name;
+    const char *marker = s->marker.name;
     ckpt_cleanup(ckpt_freep) char *a = path_of(s, oldest->file);
     ckpt_cleanup(ckpt_freep) char *b = path_of(s, newest->file);
     ckpt_cleanup(ckpt_freep) char *end =
@@ -299,17 +314,14 @@ static int fail_two(const struct ckpt_save *s, const struct ckpt_written *oldest
 
     if (!a || !b || !end)
         return ckpt_nomem(err);
-    if (wall_ns() - newest->end_ns < YOUNG)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "'%s' is being written: '%s' was written at %s, '%s' at %s UTC%s: wait "
-                         "until the save has ended, or open it all the same with -o allow_mixed",
-                         where, a, date_of(oldest->end_ns).text, b, date_of(newest->end_ns).text,
-                         end);
-    return ckpt_fail(err, CKPT_CONFLICT,
-                     "'%s' holds shards of two saves: '%s' was written at %s, '%s' at %s UTC%s: "
-                     "save or copy the step again, or, if you know that it is one save, use -o "
-                     "allow_mixed",
-                     where, a, date_of(oldest->end_ns).text, b, date_of(newest->end_ns).text, end);
+    return ckpt_fail(
+        err, CKPT_CONFLICT, "'%s' %s: '%s' was written at %s, '%s' at %s UTC%s: %s",
+        ckpt_dir_path(s->step), young ? "is being written" : "holds shards of two saves", a,
+        date_of(oldest->end_ns).text, b, date_of(newest->end_ns).text, end,
+        young ? "wait until the save has ended, or open it all the same with -o "
+                "allow_mixed"
+              : "save or copy the step again, or, if you know that it is one save, use "
+                "-o allow_mixed");
 }
 
 /* Creation times cost a system call per file: only if the others are suspicious. */
@@ -328,11 +340,15 @@ static int check_times(const struct ckpt_save *s, struct ckpt_err *err)
         if (!is_after_marker(s, f))
             w[n++] = (struct ckpt_written){0, f->id.mtime_ns, f->id.size, f};
     }
-    if (!ckpt_save_is_two(w, n, marker))
+    if (ckpt_save_times(w, n, marker) == CKPT_TIMES_ONE)
         return 0;
     for (size_t i = 0; i < n; i++)
         w[i].begin_ns = ckpt_dir_birth_ns(w[i].file->dir, w[i].file->name);
-    return ckpt_save_is_two(w, n, marker) ? fail_two(s, &w[0], &w[n - 1], err) : 0;
+    const enum ckpt_save_times say = ckpt_save_times(w, n, marker);
+    const bool young = n && wall_ns() - w[n - 1].end_ns < YOUNG;
+    return say == CKPT_TIMES_TWO || (say == CKPT_TIMES_NEW_ONLY && young)
+               ? fail_times(s, &w[0], &w[n - 1], young, err)
+               : 0;
 }
 
 /* ---- the second time: identities ---- */
@@ -393,6 +409,12 @@ int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before
     const struct ckpt_save_file *other;
     size_t untouched;
 
+    if (before && before->marker.name && !now->marker.name)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s' is being saved again, or removed: '%s', which ends a save, is gone: "
+                         "wait until the save has ended, or open it all the same with -o "
+                         "allow_mixed",
+                         ckpt_dir_path(now->step), before->marker.name);
     if (!before || before->marker.hash != now->marker.hash)
         return check_times(now, err);
     if (!(other = first_other(now, before, &untouched)))

@@ -22,11 +22,11 @@
 #include "io/fdpool.h"
 #include "tensor/catalog.h"
 
-/* The files of a format that a save writes after its shards. */
+/* The file that a save writes after its shards. */
 struct ckpt_save_marker {
-    const char *name; /* the youngest of them, the reader's text; NULL: there is none */
+    const char *name; /* the reader's text; NULL: there is none */
     int64_t mtime_ns;
-    uint64_t hash; /* of all of them */
+    uint64_t hash; /* of its identity */
 };
 
 struct ckpt_save_marker ckpt_save_marker_of(const struct ckpt_reader *reader,
@@ -95,12 +95,20 @@ struct ckpt_written {
     const struct ckpt_save_file *file;
 };
 
-/* Were these shards (n of them, which become sorted by end_ns) written by two saves? Copies have
+enum ckpt_save_times {
+    CKPT_TIMES_ONE,
+    CKPT_TIMES_TWO,      /* shards of two saves */
+    CKPT_TIMES_NEW_ONLY, /* all are of a save after the one that the marker ended: if they are
+                            young, it has not ended */
+};
+
+/* What do the times of these shards (n of them, which become sorted by end_ns) say? Copies have
  * files in any order and at any pace, so this asks for a gap in which nothing was written, longer
  * than a minute and than four times every gap before it, after the marker (NULL: there is none;
- * then anywhere), with a shard on either side. A file that was created after the marker (if there
- * is none: after the file before the gap) was being written from then on, at a pace that is not
- * absurd: a large file in a copy takes its time. */
-bool ckpt_save_is_two(struct ckpt_written *w, size_t n, const int64_t *marker_ns);
+ * then anywhere), with a shard on either side; or, for NEW_ONLY, between the marker and the first
+ * of several shards, and longer than four times every gap after it. A file that was created after
+ * the marker (if there is none: after the file before the gap) was being written from then on, at a
+ * pace that is not absurd: a large file in a copy takes its time. */
+enum ckpt_save_times ckpt_save_times(struct ckpt_written *w, size_t n, const int64_t *marker_ns);
 
 #endif

@@ -128,6 +128,10 @@ TEST(first, half_a_save_over_an_old_one_is_an_error_that_names_both)
     CHECK_FAILS(ckpt_run_view(run, "10", &v, &err), CKPT_CONFLICT, "is being written");
     CHECK(strstr(err.text, "norm/model_weight.safetensors") && strstr(err.text, "tp-rank-"));
     CHECK(strstr(err.text, marker) && strstr(err.text, "allow_mixed"));
+    for (int i = 0; i < NSHARD; i++) /* all are new, but for the marker */
+        age(&t, "10", shards[i], 1);
+    CHECK_FAILS(ckpt_run_view(run, "10", &v, &err), CKPT_CONFLICT, "is being written");
+    save(&t, "10");
     age(&t, "10", shards[1], 200);
     age(&t, "10", shards[2], 200);
     CHECK_FAILS(ckpt_run_view(run, "10", &v, &err), CKPT_CONFLICT, "holds shards of two saves");
@@ -150,13 +154,8 @@ TEST(first, a_fresh_copy_opens_without_a_word)
 {
     static const time_t ages[][NSHARD + 1] = {
         /* shards, then the marker */
-        {0, 0, 0, 0, 0, 0},
-        {0, 0, 0, 0, 0, 600},
-        {500, 400, 300, 200, 100, 600},
-        {100, 200, 300, 400, 500, 600},
-        {90, 70, 50, 30, 10, 70},
-        {3600, 3100, 2100, 1000, 0, 4000},
-        {300, 5, 4, 3, 2, 1},
+        {0, 0, 0, 0, 0, 0},       {500, 400, 300, 200, 100, 600},    {100, 200, 300, 400, 500, 600},
+        {90, 70, 50, 30, 10, 70}, {3600, 3100, 2100, 1000, 0, 4000}, {300, 5, 4, 3, 2, 1},
         {0, 0, 0, 3600, 3600, 0},
     };
     for (size_t k = 0; k < sizeof ages / sizeof ages[0]; k++) {
@@ -238,6 +237,34 @@ TEST(again, a_shard_written_again_is_a_save_under_way_until_the_marker_changes)
         ckpt_run_close(run);
         tree_close(&t);
     }
+}
+
+/* nanotron's latest.txt says of old steps that they are finished. */
+TEST(again, a_marker_that_is_gone_comes_back_with_the_save)
+{
+    struct ckpt_err err = {0};
+    struct log log = {0};
+    struct ckpt_view *v;
+    struct tree t;
+    tree_open(&t);
+    save(&t, "10");
+    tree_text(&t, "latest.txt", "10");
+    tree_text(&t, "10/config.yaml", "model: {model_config: {hidden_size: 8}}\n");
+    struct ckpt_run *run = open_with(&t, &log, NULL);
+    CHECK_OK(ckpt_run_view(run, "10", &v, &err));
+    ckpt_view_release(v);
+    tree_delete(&t, in_step("10", marker));
+    tree_delete(&t, in_step("10", shards[0])); /* that of a tensor that nothing else speaks of */
+    CHECK_OK(ckpt_run_scan(run, NULL, &err));
+    CHECK_FAILS(ckpt_run_view(run, "10", &v, &err), CKPT_CONFLICT, "'model_config.json', which");
+    save(&t, "10");
+    err = (struct ckpt_err){0};
+    CHECK_OK(ckpt_run_scan(run, NULL, &err));
+    CHECK_OK(ckpt_run_view(run, "10", &v, &err));
+    CHECK_EQ(ckpt_view_tensors(v), 3);
+    ckpt_view_release(v);
+    ckpt_run_close(run);
+    tree_close(&t);
 }
 
 /* ---- a save that ends under an open view ---- */
@@ -463,6 +490,7 @@ TEST(steps, several_threads_may_look_at_once)
 TESTS(T(first, half_a_save_over_an_old_one_is_an_error_that_names_both),
       T(first, a_fresh_copy_opens_without_a_word), T(again, a_touched_shard_is_reopened),
       T(again, a_shard_written_again_is_a_save_under_way_until_the_marker_changes),
+      T(again, a_marker_that_is_gone_comes_back_with_the_save),
       T(marker, a_view_of_the_old_save_goes_on_from_its_descriptors),
       T(marker, a_view_of_which_a_part_is_new_is_stale_from_then_on),
       T(marker, a_new_marker_beside_the_old_shards_changes_nothing),

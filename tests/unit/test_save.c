@@ -22,12 +22,14 @@ static void shard(struct story *s, double begin, double end, uint64_t size)
     s->w[s->n++] = (struct ckpt_written){(int64_t)(begin * S), (int64_t)(end * S), size, NULL};
 }
 
-static bool two(struct story *s, double marker)
+static enum ckpt_save_times say(struct story *s, double marker)
 {
     const int64_t ns = (int64_t)(marker * S);
 
-    return ckpt_save_is_two(s->w, s->n, marker >= 0 ? &ns : NULL);
+    return ckpt_save_times(s->w, s->n, marker >= 0 ? &ns : NULL);
 }
+
+static bool two(struct story *s, double marker) { return say(s, marker) == CKPT_TIMES_TWO; }
 
 #define NO_MARKER (-1.0)
 
@@ -68,6 +70,21 @@ TEST(times, a_second_save_that_writes_over_or_beside_the_first_is_another_save)
     CHECK(two(&renamed, 1004));
 }
 
+TEST(times, a_marker_long_before_all_shards_is_that_of_another_save)
+{
+    struct story s = {.n = 0}, copy = {.n = 0}, slow = {.n = 0};
+    shard(&s, 990, 4600, 9);
+    shard(&s, 990, 4601, 9);
+    CHECK_EQ(say(&s, 1000), CKPT_TIMES_NEW_ONLY);
+    CHECK_EQ(say(&s, 4570), CKPT_TIMES_ONE);
+    shard(&copy, 1000, 1400, UINT64_C(40) << 30);
+    shard(&copy, 1400, 1400.01, 9);
+    CHECK_EQ(say(&copy, 1000), CKPT_TIMES_ONE);
+    for (int i = 1; i <= 8; i++)
+        shard(&slow, 0, 1000 + 300 * i, 9); /* nobody knows when they were created */
+    CHECK_EQ(say(&slow, 1000), CKPT_TIMES_ONE);
+}
+
 TEST(times, a_minute_of_silence_or_four_times_the_last_is_slack)
 {
     struct story s = {.n = 0};
@@ -78,14 +95,6 @@ TEST(times, a_minute_of_silence_or_four_times_the_last_is_slack)
     CHECK(!two(&s, 1000));
     shard(&s, 0, 1059 + 4 * 59 + 17 * 59, 9);
     CHECK(two(&s, 1000));
-}
-
-TEST(times, a_copy_whose_marker_came_first_is_one_save)
-{
-    struct story s = {.n = 0};
-    for (int i = 1; i <= 8; i++)
-        shard(&s, 0, 1000 + 300 * i, 9); /* nobody knows when they were created */
-    CHECK(!two(&s, 1000));
 }
 
 TEST(times, a_large_file_of_a_copy_takes_its_time)
@@ -135,7 +144,7 @@ TEST(times, copies_in_any_order_and_at_any_pace_are_one_save)
                 shard(&s, now, end, size);
             now = i == at ? now : end;
         }
-        CHECK(!two(&s, marker));
+        CHECK_EQ(say(&s, marker), CKPT_TIMES_ONE);
     }
 }
 
@@ -159,8 +168,8 @@ TEST(judge, some_equal_and_some_other_is_the_middle_of_a_save)
 TESTS(T(times, a_save_ends_with_its_marker),
       T(times, shards_an_hour_after_the_marker_are_of_another_save),
       T(times, a_second_save_that_writes_over_or_beside_the_first_is_another_save),
+      T(times, a_marker_long_before_all_shards_is_that_of_another_save),
       T(times, a_minute_of_silence_or_four_times_the_last_is_slack),
-      T(times, a_copy_whose_marker_came_first_is_one_save),
       T(times, a_large_file_of_a_copy_takes_its_time),
       T(times, ranks_without_a_marker_are_compared_with_each_other),
       T(times, copies_in_any_order_and_at_any_pace_are_one_save),
