@@ -52,10 +52,13 @@ const struct ckpt_node *ckpt_node_child(const struct ckpt_node *n, size_t i)
     return node(vnode(n)->child[i]);
 }
 
-/* The first error of a view is worth a line; the rest of a storm is counted. */
+/* The first error of a run, and the first of a view that says that a shard changed, are worth a
+ * line; the rest of a storm is counted. */
 static int note_failure(struct ckpt_view *view, const struct ckpt_err *err)
 {
-    if (atomic_fetch_add(&view->shared->errors, 1) == 0 || err->code == CKPT_STALE)
+    const bool first = atomic_fetch_add(&view->shared->errors, 1) == 0;
+
+    if (err->code == CKPT_STALE ? !atomic_exchange(&view->stale, true) : first)
         ckpt_logf(&view->shared->opt->log, CKPT_LOG_ERROR, "%s", err->text);
     return -1;
 }
@@ -65,7 +68,8 @@ int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *file, void *
 {
     struct ckpt_err own = {0};
 
-    if (ckpt_vfile_pread(view->cat, &view->reading, vnode(file), buf, len, off, ret_len, &own) == 0)
+    if (ckpt_checkpoint_check(view, &own) == 0 &&
+        ckpt_vfile_pread(view->cat, &view->reading, vnode(file), buf, len, off, ret_len, &own) == 0)
         return 0;
     (void)note_failure(view, &own);
     return ckpt_fail(err, own.code, "%s", own.text);
@@ -104,12 +108,35 @@ int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t l
                            struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = i < view->cat->tensors.len ? &view->cat->tensors.ptr[i] : NULL;
+    struct ckpt_err own = {0};
 
     if (!t || !ckpt_range_ok(off, len, ckpt_tensor_nbytes(t)))
         return ckpt_fail(err, CKPT_USAGE,
                          "bytes %" PRIu64 "..%" PRIu64 " are outside of the tensor", off,
                          off + len);
-    return ckpt_tensor_pread(view->cat, t, &view->reading, buf, len, off, err);
+    if (ckpt_checkpoint_check(view, &own) == 0 &&
+        ckpt_tensor_pread(view->cat, t, &view->reading, buf, len, off, &own) == 0)
+        return 0;
+    if (own.code == CKPT_STALE)
+        atomic_store(&view->stale, true);
+    return ckpt_fail(err, own.code, "%s", own.text);
+}
+
+/* ---- saves ---- */
+
+int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_err *err)
+{
+    enum ckpt_save_state state;
+    struct ckpt_err own = {0};
+
+    if (ckpt_checkpoint_check(view, err) < 0 ||
+        ckpt_save_compare(view->save, view->shared->pool, &state, &own) < 0)
+        return ckpt_fail(err, own.code, "%s", own.text);
+    if (state == CKPT_SAVE_MIXED && !view->shared->opt->allow_mixed)
+        return ckpt_fail(err, own.code, "%s: try again when the save has ended", own.text);
+    if (state == CKPT_SAVE_MIXED)
+        ckpt_logf(&view->shared->opt->log, CKPT_LOG_WARNING, "%s (allow_mixed)", own.text);
+    return 0;
 }
 
 /* ---- facts ---- */

@@ -60,7 +60,8 @@ int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err)
                                    .hash = true,
                                    .ctx = hash,
                                    .mark = keep};
-    if (ckpt_pump_run(&pump, NULL, err) < 0 || ckpt_hash_whole(&items, hash, &whole, err) < 0)
+    if (ckpt_pump_run(&pump, NULL, err) < 0 || ckpt_view_verify_unchanged(view, err) < 0 ||
+        ckpt_hash_whole(&items, hash, &whole, err) < 0)
         return -1;
     if (t->json)
         return print_json(&items, hash, &whole, err);

@@ -382,12 +382,14 @@ static int settle(struct export *x, struct ckpt_err *err)
 }
 
 /* Nothing that a later run could use: leave no trace. */
-static void clean_up(struct export *x)
+static void clean_up(struct export *x, bool of_other_save)
 {
     for (size_t i = 0; i < x->items->n; i++) {
         CKPTFS_CLEANUP(ckptfs_freep) char *temp = temp_of(x->items->item[i].path);
-        if (temp && x->fd[i] >= 0)
+        if (temp && (of_other_save || x->fd[i] >= 0))
             (void)unlinkat(x->dir, temp, 0);
+        if (of_other_save)
+            (void)unlinkat(x->dir, x->items->item[i].path, 0);
     }
     for (size_t i = 0; i < x->items->n; i++) {
         CKPTFS_CLEANUP(ckptfs_freep) char *dir = strdup(x->items->item[i].path);
@@ -447,7 +449,8 @@ static int write_all(const struct ckpt_tool *t, struct export *x, struct ckpt_vi
                                    .mark = mark};
     double seconds;
 
-    if (ckpt_pump_run(&pump, &seconds, err) < 0 || settle(x, err) < 0)
+    if (ckpt_pump_run(&pump, &seconds, err) < 0 || ckpt_view_verify_unchanged(view, err) < 0 ||
+        settle(x, err) < 0)
         return -1;
     return report(t, x, seconds, err);
 }
@@ -514,10 +517,12 @@ int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err)
     if (rc == 0)
         rc = write_all(t, &x, view, err);
     if (rc < 0 && x.journal.fd >= 0) {
-        if (atomic_load(&x.durable))
+        /* what is written is of a save that is not there any more, if of one at all */
+        const bool stale = err->code == CKPT_STALE;
+        if (atomic_load(&x.durable) && !stale)
             (void)fprintf(stderr, "ckpt: what is written is kept: the same command resumes it\n");
         else
-            clean_up(&x);
+            clean_up(&x, stale);
     } else if (rc < 0 && x.made) {
         (void)rmdir(x.dest);
     }

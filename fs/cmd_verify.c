@@ -457,6 +457,10 @@ int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err)
     if (rc == 0 && !t->tensors)
         rc = compare_files(&v, err);
     if (rc == 0)
+        rc = ckpt_view_verify_unchanged(view, err);
+    if (rc == 0)
+        rc = ckpt_view_verify_unchanged(other, err);
+    if (rc == 0)
         rc = report(t, &v, err);
     ckpt_items_release(&v.tensors);
     free(v.twin);

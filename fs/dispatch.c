@@ -209,6 +209,10 @@ static bool try_now(struct ckptfs_dispatch *d, struct ckptfs_job *job)
         enter(d, job);
         run_unlocked(d, job, false);
         d->inline_jobs--;
+        /* what came meanwhile and found the lane full may have found no pool thread to wait for it
+         */
+        if (d->nqueued)
+            call_worker(d);
     }
     (void)pthread_mutex_unlock(&d->lock);
     if (stopping)

@@ -9,6 +9,8 @@
 #include "fail.h"
 #include "tool.h"
 
+enum { MOST_TRIES = 8 }; /* of opening older steps, to name one that can be read */
+
 int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err)
 {
     CKPTFS_CLEANUP(ckptfs_freep) char *copy = strdup(list);
@@ -41,22 +43,45 @@ void ckpt_runp(struct ckpt_run **run)
     *run = NULL;
 }
 
+/* The newest step but the latest that can be opened, of those that are tried; or n. */
+static size_t newest_readable(struct ckpt_run *run, const struct ckpt_step *steps, size_t n)
+{
+    for (size_t i = n, tries = 0; i-- > 0 && tries < MOST_TRIES;) {
+        CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+        struct ckpt_err ignored = {0};
+        if (!steps[i].is_latest && ckpt_run_view(run, steps[i].name, &view, &ignored) == 0)
+            return i;
+        tries += !steps[i].is_latest;
+    }
+    return n;
+}
+
 /* The latest step of several could not be opened: that is said, and what to do. */
 static int fail_latest(struct ckpt_run *run, struct ckpt_err *err)
 {
     const struct ckpt_err why = *err;
+    const char *latest = NULL;
     struct ckpt_step *steps = NULL;
     size_t n = 0;
 
     if (ckpt_run_steps(run, &steps, &n, NULL) < 0)
         return -1;
-    for (size_t i = 0; i < n && n > 1; i++)
-        if (steps[i].is_latest) {
-            memset(err, 0, sizeof *err);
+    for (size_t i = 0; i < n; i++)
+        if (steps[i].is_latest)
+            latest = steps[i].name;
+    if (latest && n > 1) {
+        const size_t other = newest_readable(run, steps, n);
+        memset(err, 0, sizeof *err);
+        if (other < n)
             (void)ckptfs_fail(err, why.code,
-                              "%.900s (step '%.40s', the latest; --step takes another)", why.text,
-                              steps[i].name);
-        }
+                              "%.800s (step '%.40s' is the latest; the newest that can be read is "
+                              "'%.40s': --step %.40s)",
+                              why.text, latest, steps[other].name, steps[other].name);
+        else
+            (void)ckptfs_fail(err, why.code,
+                              "%.800s (step '%.40s' is the latest; --step takes another)", why.text,
+                              latest);
+    }
     ckpt_steps_free(steps, n);
     return -1;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <xxhash.h>
 
 #include "fail.h"
 
@@ -87,6 +88,7 @@ static int open_run(struct ckptfs_refresh *r, struct ckpt_err *err)
 
     if (ckpt_run_open(r->config->run, r->config->opt, &run, err) < 0)
         return -1;
+    ckpt_run_watch(run);
     if (ckpt_run_newest_view(run, &view, err) < 0 && !r->config->wait)
         goto fail;
     if (view)
@@ -205,14 +207,48 @@ void ckptfs_refresh_release(struct ckptfs_refresh *r)
     (void)pthread_mutex_destroy(&r->lock);
 }
 
+/* The same step's same error is said once, whoever meets it how often. */
+static bool is_news(struct ckptfs_refresh *r, const char *step, const struct ckpt_err *err)
+{
+    const size_t room = sizeof r->said / sizeof *r->said;
+    const uint64_t hash =
+        XXH3_64bits_withSeed(err->text, strlen(err->text), XXH3_64bits(step, strlen(step)));
+    bool known = false;
+
+    (void)pthread_mutex_lock(&r->lock);
+    for (size_t i = 0; i < room && i < r->nsaid; i++)
+        known |= r->said[i] == hash;
+    if (!known)
+        r->said[r->nsaid++ % room] = hash;
+    (void)pthread_mutex_unlock(&r->lock);
+    return !known;
+}
+
+/* Is the step that could not be opened no step any more? Then the list says so from now on. */
+static bool is_gone(struct ckptfs_refresh *r, struct ckpt_run *run, const char *step)
+{
+    if (publish(r, run, NULL) < 0)
+        return false;
+    CKPTFS_CLEANUP(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(r);
+    return steps->folder && !ckptfs_steps_find(steps, step);
+}
+
 int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view **ret,
                    struct ckpt_err *err)
 {
+    struct ckpt_err own = {0};
     struct ckpt_run *run = atomic_load(&r->run);
 
     if (!run)
         return ckptfs_fail(err, CKPT_MISSING, "%s: there is no step yet", r->config->run);
-    return ckpt_run_view(run, *step ? step : NULL, ret, err);
+    if (ckpt_run_view(run, *step ? step : NULL, ret, &own) == 0)
+        return 0;
+    if (own.code == CKPT_MISSING && is_gone(r, run, step))
+        return ckptfs_fail(err, CKPT_STALE, "step %s is gone", step);
+    if (is_news(r, step, &own))
+        ckptfs_logf(r->log, CKPT_ERROR, "%s%s%s%s", *step ? "step " : "", step, *step ? ": " : "",
+                    own.text);
+    return ckptfs_fail(err, own.code, "%s", own.text);
 }
 
 struct ckpt_view *ckptfs_view_held(struct ckptfs_refresh *r, const char *step)

@@ -32,7 +32,9 @@ struct ckptfs_refresh {
     struct ckptfs_steps *now;       /* NULL while run is; under the lock */
     _Atomic uint64_t bytes;         /* size of the newest view that was opened, for statfs */
     bool failing;                   /* the last scan failed and was logged */
-    bool kicked, stop;              /* under the lock */
+    uint64_t said[64];              /* errors of steps that were logged, hashed; under the lock */
+    size_t nsaid;
+    bool kicked, stop; /* under the lock */
     bool running;
     pthread_t thread;
 };
@@ -64,7 +66,7 @@ const struct ckpt_step *ckptfs_steps_latest(const struct ckptfs_steps *s);
 struct ckpt_view *ckptfs_view_held(struct ckptfs_refresh *r, const char *step);
 
 /* The view of a step (""; of a run that is one checkpoint), to be released. May take long the first
- * time. */
+ * time. An error of a step is logged once. STALE: the step is gone, look its name up again. */
 int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view **ret,
                    struct ckpt_err *err);
 

@@ -380,12 +380,8 @@ static int open_vfile(struct ckptfs *fs, const struct ckptfs_node *node, struct 
 {
     struct ckpt_err err = {0};
 
-    if (view_of(fs, node, &f->view, &err) < 0) {
-        if (err.code != CKPT_STALE)
-            ckptfs_logf(fs->log, CKPT_ERROR, "%s%s%s: %s", node->id.step, *node->id.step ? "/" : "",
-                        node->id.path, err.text);
+    if (view_of(fs, node, &f->view, &err) < 0)
         return ckptfs_errno(&err);
-    }
     f->node = ckpt_view_find(f->view, node->id.path);
     if (!f->node)
         return ESTALE;
@@ -464,7 +460,8 @@ static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
                           len, (unsigned long long)off);
     }
     atomic_fetch_add_explicit(&fs->count.errors, 1, memory_order_relaxed);
-    if (!atomic_flag_test_and_set(&f->complained))
+    /* the library says once of a view that a shard changed */
+    if (!atomic_flag_test_and_set(&f->complained) && err.code != CKPT_STALE)
         ckptfs_logf(fs->log, CKPT_ERROR, "reading %s%s%s", f->step, *f->step ? "/" : "",
                     err.text); /* which begins with the file's name */
     /* ENOENT and the like would puzzle: the *file* is there. */

@@ -70,8 +70,12 @@ static int dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *o
               : ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
 }
 
+static const char *const markers[] = {".metadata", "pytorch_model_fsdp_0/.metadata",
+                                      "model/.metadata", NULL};
+
 const struct ckpt_reader ckpt_reader_dcp = {
     .name = "dcp",
+    .markers = markers,
     .probe = dcp_probe,
     .load = dcp_load,
     .objects = dcp_objects,

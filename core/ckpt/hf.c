@@ -220,8 +220,13 @@ static enum ckpt_evidence hf_probe(struct ckpt_dir *dir)
     return find_style(dir) ? CKPT_BY_NAMES : CKPT_NOT_MINE;
 }
 
+static const char *const markers[] = {"model.safetensors.index.json",
+                                      "pytorch_model.bin.index.json", NULL};
+
 const struct ckpt_reader ckpt_reader_hf = {
     .name = "hf",
+    .markers = markers,
+    .is_published = true,
     .probe = hf_probe,
     .load = hf_load,
     .side_files = "",

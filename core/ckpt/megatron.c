@@ -317,8 +317,14 @@ static bool megatron_finished(struct ckpt_dir *dir, const char *name, const char
     return !latest || !step_of(name, &step) || !step_of(latest, &last) || step <= last;
 }
 
+/* Ranks' files (the back end "torch") have none. */
+static const char *const markers[] = {
+    "metadata.json", "weights/metadata.json", "model_weights/metadata.json",
+    ".metadata",     "weights/.metadata",     NULL};
+
 const struct ckpt_reader ckpt_reader_megatron = {
     .name = "megatron",
+    .markers = markers,
     .probe = megatron_probe,
     .load = megatron_load,
     .objects = ckpt_megatron_objects,

@@ -852,8 +852,12 @@ static bool nanotron_finished(struct ckpt_dir *dir, const char *name, const char
            (latest && ckpt_natural_cmp(name, latest) <= 0);
 }
 
+static const char *const markers[] = {"model_config.json", NULL};
+
 const struct ckpt_reader ckpt_reader_nanotron = {
     .name = "nanotron",
+    .markers = markers,
+    .after_marker = "optimizer/",
     .probe = nanotron_probe,
     .load = nanotron_load,
     .objects = ckpt_nanotron_objects,

@@ -137,6 +137,7 @@ static enum ckpt_evidence peft_probe(struct ckpt_dir *dir)
 
 const struct ckpt_reader ckpt_reader_peft = {
     .name = "peft",
+    .is_published = true,
     .probe = peft_probe,
     .load = peft_load,
     .latest = ckpt_automodel_latest,

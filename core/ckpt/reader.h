@@ -71,6 +71,18 @@ struct ckpt_reader {
      * can be recognised is finished. */
     bool (*finished)(struct ckpt_dir *dir, const char *name, const char *latest);
 
+    /* The file that a save writes when all shards are written, so that a new save in the same place
+     * has ended when it has changed: the first of these that is there. NULL-terminated; NULL: the
+     * format has none. */
+    const char *const *markers;
+
+    /* Shards in this subdirectory are written after the marker ("optimizer/"). NULL: none is. */
+    const char *after_marker;
+
+    /* Not what a trainer saves but what people publish: its files may be of several downloads, so
+     * that their times say nothing about saves. */
+    bool is_published;
+
     /* Files of the checkpoint that a Hugging Face directory has too (tokenizer.json ...) may lie in
      * this subdirectory ("" = the checkpoint itself). NULL: there are none. */
     const char *side_files;
@@ -79,8 +91,8 @@ struct ckpt_reader {
 /* All readers, NULL-terminated, in the order of ckpt/readers.c. */
 extern const struct ckpt_reader *const ckpt_readers[];
 
-/* The reader with the strongest evidence, or NULL and MISSING ("no checkpoint of a known format")
- * or CONFLICT (a tie, both named). */
+/* The reader with the strongest evidence, or NULL and MISSING ("no checkpoint of a known format"),
+ * CONFLICT (a tie, both named), or why nobody can tell (permission denied ...). */
 const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err);
 
 #endif

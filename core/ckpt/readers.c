@@ -28,6 +28,8 @@ const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_er
         best = *r;
         most = e;
     }
+    if (!best && ckpt_dir_trouble(dir, err) < 0)
+        return NULL;
     if (!best)
         (void)ckpt_fail(err, CKPT_MISSING, "'%s': no checkpoint of a known format",
                         ckpt_dir_path(dir));

@@ -36,9 +36,11 @@ struct root {
 
 struct ckpt_dir {
     struct root *root;
-    const char *below; /* path from the root, the end of `path`; "." for the root itself */
+    struct ckpt_dir *parent; /* referenced; NULL: the root */
+    const char *below;       /* path from the root, the end of `path`; "." for the root itself */
     atomic_uint refs;
-    char path[]; /* as shown to people */
+    _Atomic(struct ckpt_err *) trouble; /* ckpt_dir_trouble; or NULL */
+    char path[];                        /* as shown to people */
 };
 
 static void root_unref(struct root *r)
@@ -108,6 +110,8 @@ static int dir_new(struct root *root, const char *path, size_t below_len, struct
     memcpy(d->path, path, len + 1);
     d->below = below_len ? d->path + len - below_len : ".";
     atomic_init(&d->refs, 1);
+    atomic_init(&d->trouble, NULL);
+    d->parent = NULL;
     d->root = root;
     *ret = d;
     return 0;
@@ -137,6 +141,8 @@ void ckpt_dir_unref(struct ckpt_dir *dir)
 {
     if (!dir || atomic_fetch_sub(&dir->refs, 1) != 1)
         return;
+    ckpt_dir_unref(dir->parent);
+    free(atomic_load(&dir->trouble));
     root_unref(dir->root);
     free(dir);
 }
@@ -154,6 +160,50 @@ const char *ckpt_dir_real_name(const struct ckpt_dir *dir)
     const char *slash = strrchr(dir->root->real, '/');
 
     return slash ? slash + 1 : dir->root->real;
+}
+
+/* ---- failures that a probe would take for a no ---- */
+
+static void keep_first(const struct ckpt_dir *dir, const struct ckpt_err *err)
+{
+    struct ckpt_err *none = NULL, *copy;
+
+    if (atomic_load(&dir->trouble) || !(copy = malloc(sizeof *copy)))
+        return;
+    *copy = *err;
+    if (!atomic_compare_exchange_strong(&((struct ckpt_dir *)dir)->trouble, &none, copy))
+        free(copy);
+}
+
+/* What a name or a link that leads nowhere gives is an answer. */
+static bool is_trouble(int errnum)
+{
+    static const int answers[] = {ENOENT, ENOTDIR, EXDEV, ELOOP, ENAMETOOLONG, ENXIO};
+
+    for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++)
+        if (errnum == answers[i])
+            return false;
+    return true;
+}
+
+/* As ckpt_fail_errno of "what 'dir/name'"; name may be NULL. */
+static int fail_at(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
+                   struct ckpt_err *err)
+{
+    struct ckpt_err own = {0};
+
+    (void)ckpt_fail_errno(&own, errnum, "%s '%s%s%s'", what, dir->path, name ? "/" : "",
+                          name ? name : "");
+    for (const struct ckpt_dir *d = dir; is_trouble(errnum) && d; d = d->parent)
+        keep_first(d, &own);
+    return ckpt_fail(err, own.code, "%s", own.text);
+}
+
+int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    const struct ckpt_err *trouble = atomic_load(&dir->trouble);
+
+    return trouble ? ckpt_fail(err, trouble->code, "%s", trouble->text) : 0;
 }
 
 /* A name from a checkpoint must stay below: relative, no "..", no empty component. */
@@ -238,7 +288,7 @@ static int open_name(const struct ckpt_dir *dir, const char *name, int flags, in
             "'%s/%s' is a link that leads out of '%s' (option follow_symlinks allows it)",
             dir->path, name, dir->root->real);
     if (fd < 0)
-        return ckpt_fail_errno(err, errno, "cannot open '%s/%s'", dir->path, name);
+        return fail_at(dir, errno, "cannot open", name, err);
     *ret_fd = fd;
     return 0;
 }
@@ -250,16 +300,18 @@ int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir 
 
     if (open_name(dir, name, O_PATH | O_DIRECTORY, &fd, err) < 0)
         return -1;
-    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s/%s", dir->path, name);
-    bool at_root = strcmp(dir->below, ".") == 0;
+    const bool at_root = strcmp(dir->below, ".") == 0, itself = strcmp(name, ".") == 0;
+    const size_t len = at_root ? 0 : strlen(dir->below);
+    ckpt_cleanup(ckpt_freep) char *path =
+        itself ? strdup(dir->path) : ckpt_asprintf("%s/%s", dir->path, name);
     if (!path)
         return ckpt_nomem(err);
     atomic_fetch_add(&dir->root->refs, 1);
-    if (dir_new(dir->root, path, strlen(name) + (at_root ? 0 : strlen(dir->below) + 1), ret, err) <
-        0) {
+    if (dir_new(dir->root, path, itself ? len : len + !at_root + strlen(name), ret, err) < 0) {
         root_unref(dir->root);
         return -1;
     }
+    (*ret)->parent = ckpt_dir_ref(dir);
     return 0;
 }
 
@@ -329,7 +381,7 @@ int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
     if (open_name(dir, name, O_RDONLY | O_NONBLOCK | O_NOCTTY, &fd, err) < 0)
         return -1;
     if (fstat(fd, &st) < 0)
-        return ckpt_fail_errno(err, errno, "cannot stat '%s/%s'", dir->path, name);
+        return fail_at(dir, errno, "cannot stat", name, err);
     if (!S_ISREG(st.st_mode))
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' is %s, expected a regular file", dir->path,
                          name, kind_name(st.st_mode));
@@ -353,6 +405,8 @@ size_t ckpt_dir_read_head(const struct ckpt_dir *dir, const char *name, void *bu
         return 0;
     fd = -1;
     size_t n = fread(buf, 1, cap, f);
+    if (ferror(f))
+        (void)fail_at(dir, errno, "reading", name, NULL);
     (void)fclose(f);
     return n;
 }
@@ -377,7 +431,7 @@ int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return ckpt_fail_errno(err, errno, "reading '%s/%s'", dir->path, name);
+            return fail_at(dir, errno, "reading", name, err);
         if (n == 0)
             return ckpt_fail(err, CKPT_STALE, "'%s/%s' became shorter while it was read", dir->path,
                              name);
@@ -389,13 +443,37 @@ int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_
     return 0;
 }
 
-bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret)
+int ckpt_dir_identify(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret,
+                      struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct stat st;
 
-    return open_name(dir, name, O_PATH, &fd, NULL) == 0 &&
-           ckpt_file_id_of(fd, ret, NULL, NULL) == 0;
+    if (open_name(dir, name, O_PATH, &fd, err) < 0)
+        return -1;
+    if (fstat(fd, &st) < 0)
+        return fail_at(dir, errno, "cannot stat", name, err);
+    *ret = id_of_stat(&st);
+    return 0;
 }
+
+bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret)
+{
+    return ckpt_dir_identify(dir, name, ret, NULL) == 0;
+}
+
+int64_t ckpt_dir_birth_ns(const struct ckpt_dir *dir, const char *name)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct statx st;
+
+    if (open_name(dir, name, O_PATH, &fd, NULL) < 0 ||
+        statx(fd, "", AT_EMPTY_PATH, STATX_BTIME, &st) < 0 || !(st.stx_mask & STATX_BTIME))
+        return 0;
+    return st.stx_btime.tv_sec * 1000000000 + st.stx_btime.tv_nsec;
+}
+
+bool ckpt_dir_in_hub(const struct ckpt_dir *dir) { return dir->root->blobs != NULL; }
 
 static bool has_kind(const struct ckpt_dir *dir, const char *name, mode_t kind)
 {
@@ -460,7 +538,7 @@ int ckpt_dir_list(const struct ckpt_dir *dir,
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
 
     if (!d) {
-        result = ckpt_fail_errno(err, errno, "cannot list '%s'", dir->path);
+        result = fail_at(dir, errno, "cannot list", NULL, err);
         ckpt_closep(&fd);
         return result;
     }
@@ -474,7 +552,7 @@ int ckpt_dir_list(const struct ckpt_dir *dir,
         }
     }
     if (result == 0 && errno)
-        result = ckpt_fail_errno(err, errno, "listing '%s'", dir->path);
+        result = fail_at(dir, errno, "listing", NULL, err);
     (void)closedir(d);
     if (all.len)
         qsort(all.ptr, all.len, sizeof *all.ptr, listed_cmp);

@@ -29,8 +29,8 @@ struct ckpt_dir;
 int ckpt_dir_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret,
                   struct ckpt_err *err);
 
-/* A subdirectory. It keeps the parent's limit: links inside may lead anywhere below the directory
- * of ckpt_dir_open. */
+/* A subdirectory, or with "." the same once more (without its troubles). It keeps the parent's
+ * limit: links inside may lead anywhere below the directory of ckpt_dir_open. */
 int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                         struct ckpt_err *err);
 
@@ -62,8 +62,23 @@ bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b)
 /* fstat of a descriptor. *ret_unlinked (may be NULL): no name leads to the file any more. */
 int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err);
 
-/* The identity of whatever `name` is, "." for the directory itself; false if it is not there. */
+/* The identity of whatever `name` is, "." for the directory itself. MISSING if it is not there. */
+int ckpt_dir_identify(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret,
+                      struct ckpt_err *err);
+
+/* The same; false if it is not there, or nobody can tell. */
 bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret);
+
+/* When the file was created, where the file system knows that; else 0. */
+int64_t ckpt_dir_birth_ns(const struct ckpt_dir *dir, const char *name);
+
+/* A snapshot of a hub cache: its links lead to blobs that several revisions share. */
+bool ckpt_dir_in_hub(const struct ckpt_dir *dir);
+
+/* Probes ask many questions and take every failure for a no. The first of those failures, in this
+ * directory or below it, that was none ("permission denied", "too many open files", anything but
+ * "it is not there"): -1 and *err, else 0. */
+int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err);
 
 /* Open a regular file for reading (close-on-exec); *ret_fd is the caller's. */
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,

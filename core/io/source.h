@@ -76,6 +76,11 @@ int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint6
  */
 int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err);
 
+/* STALE if a request has read this file (ckpt_source_check) and now another one, or the same with
+ * another size or other times, has its name: what was read of several files may be of two saves.
+ * One that is gone is no error, nor is NULL. */
+int ckpt_source_file_verify(const struct ckpt_source *s, struct ckpt_err *err);
+
 /* The file's name for messages; never NULL; the caller frees it with ckpt_freep or free. */
 char *ckpt_source_name(const struct ckpt_source *s);
 
@@ -94,6 +99,14 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err);
 /* STALE if the file's name leads to another file now, or that file has changed: stricter than
  * ckpt_source_check, which goes on with a descriptor of what was renamed over. */
 int ckpt_source_file_current(const struct ckpt_source *s, struct ckpt_err *err);
+
+/* The file that s is, or is a part of; NULL: it is memory. */
+struct ckpt_source *ckpt_source_file_behind(struct ckpt_source *s);
+struct ckpt_source *ckpt_source_window_of(struct ckpt_source *s); /* NULL: s is no window */
+
+/* Where a file lies. Both are the source's. */
+struct ckpt_dir *ckpt_source_file_dir(const struct ckpt_source *s);
+const char *ckpt_source_file_name(const struct ckpt_source *s);
 
 /* The recorded identity; false if s is not a file. */
 bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret);

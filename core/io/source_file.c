@@ -25,6 +25,7 @@ struct source_file {
     struct ckpt_fdslot slot;
     struct ckpt_fdslot direct; /* a descriptor of O_DIRECT */
     atomic_uint align;         /* that it asks for; 0: not known yet; 1: it can't be had */
+    atomic_bool was_read;      /* by a request, not only its header */
 };
 
 static struct source_file *self(const struct ckpt_source *s) { return (struct source_file *)s; }
@@ -236,6 +237,7 @@ static int file_check(struct ckpt_source *s, struct ckpt_err *err)
     bool unlinked;
     int fd, result;
 
+    atomic_store_explicit(&f->was_read, true, memory_order_relaxed);
     if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, err) < 0)
         return -1;
     result = ckpt_file_id_of(fd, &now, &unlinked, err);
@@ -346,6 +348,33 @@ int ckpt_source_file_current(const struct ckpt_source *s, struct ckpt_err *err)
                          ckpt_dir_path(f->dir), f->name);
     return 0;
 }
+
+int ckpt_source_file_verify(const struct ckpt_source *s, struct ckpt_err *err)
+{
+    const struct source_file *f = self(s);
+    struct ckpt_err own = {0};
+    struct ckpt_file_id id, now;
+
+    if (!s || !ckpt_source_file_id(s, &id) || !atomic_load(&f->was_read))
+        return 0;
+    if (ckpt_dir_identify(f->dir, f->name, &now, &own) < 0)
+        return own.code == CKPT_MISSING ? 0 : ckpt_fail(err, own.code, "%s", own.text);
+    if (ckpt_file_id_eq(&now, &id))
+        return 0;
+    return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
+                     ckpt_dir_path(f->dir), f->name);
+}
+
+struct ckpt_source *ckpt_source_file_behind(struct ckpt_source *s)
+{
+    while (s && s->ops != &file_ops)
+        s = ckpt_source_window_of(s);
+    return s;
+}
+
+struct ckpt_dir *ckpt_source_file_dir(const struct ckpt_source *s) { return self(s)->dir; }
+
+const char *ckpt_source_file_name(const struct ckpt_source *s) { return self(s)->name; }
 
 /* ---- where the bytes are ---- */
 

@@ -57,3 +57,8 @@ int ckpt_source_window_new(struct ckpt_source *of, uint64_t off, uint64_t len,
     *ret = &w->source;
     return 0;
 }
+
+struct ckpt_source *ckpt_source_window_of(struct ckpt_source *s)
+{
+    return s->ops == &window_ops ? self(s)->of : NULL;
+}

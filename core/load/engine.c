@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "load/inner.h"
+#include "load/same.h"
 #include "run/checkpoint.h"
 #include "tensor/region.h"
 
@@ -539,11 +540,24 @@ static void await_placing(struct ckpt_engine *e)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+/* A load that has all bytes succeeds only if they are of one save. */
+static void check_files(struct ckpt_engine *e)
+{
+    struct ckpt_err err = {0};
+
+    (void)pthread_mutex_lock(&e->lock);
+    const bool failed = e->err.code != CKPT_OK;
+    (void)pthread_mutex_unlock(&e->lock);
+    if (!failed && ckpt_load_files_unchanged(e->view, &err) < 0)
+        ckpt_engine_fail(e, &err, true);
+}
+
 /* Nothing moves any more on this rank, for good or bad: agree with the others. */
 static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
 {
     struct ckpt_load_stats s;
 
+    check_files(e);
     (void)pthread_mutex_lock(&e->lock);
     const bool failed = e->err.code != CKPT_OK;
     const struct ckpt_err why = e->err;

@@ -12,10 +12,12 @@
 #include "base/ckd.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/par.h"
 #include "base/vec.h"
 #include "load/comm.h"
 #include "load/errand.h"
 #include "load/load_inner.h"
+#include "run/checkpoint.h"
 #include "tensor/value.h"
 
 enum { SAMPLES = 16, SAMPLE_BYTES = 64 };
@@ -307,4 +309,21 @@ int ckpt_load_compare(struct ckpt_load *load, struct ckpt_err *err)
         (void)ckpt_err_in(err, "rank %" PRIu32, load->comm->x->rank);
     return ckpt_round_run(&round, load->comm, rc, hash, sizeof hash, load->opt.exchange_timeout_ms,
                           NULL, NULL, err);
+}
+
+/* ---- afterwards ---- */
+
+static int verify_file(void *ctx, size_t i, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = ctx;
+
+    return ckpt_source_file_verify(ckpt_source_file_behind(cat->sources.ptr[i]), err);
+}
+
+int ckpt_load_files_unchanged(const struct ckpt_view *view, struct ckpt_err *err)
+{
+    if (view->shared->opt->allow_mixed ||
+        ckpt_parallel(view->cat->sources.len, 0, verify_file, view->cat, err) == 0)
+        return 0;
+    return ckpt_err_in(err, "the step was saved again while it was loaded, load it again");
 }

@@ -9,6 +9,7 @@
 
 struct ckpt_catalog;
 struct ckpt_load;
+struct ckpt_view;
 
 /* A hash of all that a catalogue says, with its files' names and sizes, but not where they lie;
  * equal for copies. */
@@ -22,5 +23,9 @@ uint64_t ckpt_catalog_files(const struct ckpt_catalog *cat);
  * some of their bytes are compared, and CONFLICT names the rank. A read that fails is left to the
  * load; one that takes longer than read_timeout_ms is TIMEOUT. */
 int ckpt_load_compare(struct ckpt_load *load, struct ckpt_err *err);
+
+/* At the end of a load: are the files that this rank has read still those that it opened? STALE:
+ * the step was saved again meanwhile, and what the ranks have may be of two saves. */
+int ckpt_load_files_unchanged(const struct ckpt_view *view, struct ckpt_err *err);
 
 #endif

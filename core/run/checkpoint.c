@@ -80,6 +80,7 @@ void ckpt_view_release(struct ckpt_view *view)
     ckpt_vtree_free(view->tree);
     ckpt_catalog_free(view->cat);
     ckpt_catalog_free(view->adapter);
+    ckpt_save_unref(view->save);
     ckpt_dir_unref(view->dir);
     json_decref(view->about);
     json_decref(view->config);
@@ -691,7 +692,33 @@ static void give_back_memory(void)
 #endif
 }
 
-static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err)
+/* The reader's catalogue, if it is of one save. */
+static int read_save(struct ckpt_view *v, const struct ckpt_reader *reader,
+                     const struct ckpt_reader_options *opt, const struct ckpt_save *before,
+                     struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    const struct ckpt_save_marker marker = ckpt_save_marker_of(reader, v->dir);
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
+    struct ckpt_err mixed = {0};
+
+    if (reader->load(v->dir, opt, &cat, err) < 0 ||
+        ckpt_save_new(cat, v->dir, reader, &marker, atomic_load(&v->shared->watched), &v->save,
+                      err) < 0)
+        return -1;
+    if (ckpt_save_marker_of(reader, v->dir).hash != marker.hash)
+        return ckpt_fail(err, CKPT_STALE, "'%s' was saved again while it was opened: try again",
+                         ckpt_dir_path(v->dir));
+    if (ckpt_save_accept(v->save, before, &mixed) < 0) {
+        if (!v->shared->opt->allow_mixed || mixed.code != CKPT_CONFLICT)
+            return ckpt_fail(err, mixed.code, "%s", mixed.text);
+        ckpt_catalog_warn(cat, "%s", mixed.text);
+    }
+    *ret = ckpt_steal(&cat);
+    return 0;
+}
+
+static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_save *before,
+                     struct ckpt_err *err)
 {
     const struct ckpt_options *opt = v->shared->opt;
     struct ckpt_reader_options ropt = {
@@ -704,8 +731,8 @@ static int open_into(struct ckpt_view *v, const char *step, struct ckpt_err *err
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
     bool cast;
 
-    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 || make_model(v, &src, err) < 0 ||
-        dequantize(v, err) < 0 || ckpt_merge_finish(v, err) < 0)
+    if (!reader || read_save(v, reader, &ropt, before, &src, err) < 0 ||
+        make_model(v, &src, err) < 0 || dequantize(v, err) < 0 || ckpt_merge_finish(v, err) < 0)
         return -1;
     ckpt_catalog_shrink(v->cat);
     if (cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 ||
@@ -738,8 +765,19 @@ int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **re
     return ckpt_recipe_explain(s->recipes, src, &opt, tensor, ret, err);
 }
 
+int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err)
+{
+    if (!atomic_load(&view->mixed))
+        return 0;
+    return ckpt_fail(err, CKPT_STALE,
+                     "'%s' was opened while it was being saved again, so that its shards may be of "
+                     "two saves: open it again",
+                     ckpt_dir_path(view->dir));
+}
+
 int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const char *step,
-                         struct ckpt_view **ret, struct ckpt_err *err)
+                         const struct ckpt_save *before, struct ckpt_view **ret,
+                         struct ckpt_err *err)
 {
     struct ckpt_view *v = calloc(1, sizeof *v);
 
@@ -750,7 +788,7 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const
     v->shared = shared;
     v->dir = ckpt_dir_ref(dir);
     v->reading = (struct ckpt_reading){.slabs = shared->slabs, .stats = &shared->stats};
-    if (open_into(v, step, err) < 0) {
+    if (open_into(v, step, before, err) < 0) {
         ckpt_view_release(v);
         return -1;
     }

@@ -16,6 +16,7 @@
 #include "run/options.h"
 #include "run/remarks.h"
 #include "run/rename.h"
+#include "run/save.h"
 #include "tensor/catalog.h"
 #include "tensor/read.h"
 #include "tensor/slab.h"
@@ -34,16 +35,21 @@ struct ckpt_shared {
     struct ckpt_read_stats stats;
     atomic_ullong errors; /* failed reads */
     struct ckpt_remarks remarks;
+    atomic_bool watched;  /* ckpt_run_watch */
     pthread_mutex_t eval; /* evaluating expressions counts references to shared JSON */
 };
 
 int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, struct ckpt_err *err);
 void ckpt_shared_unref(struct ckpt_shared *s);
 
-/* Immutable but for the count. */
+/* Immutable but for the count and what became of its files. */
 struct ckpt_view {
     atomic_uint refs;
+    atomic_bool stale; /* a read found a shard changed: the run opens another view, this one goes on
+                          with the shards that it still has */
+    atomic_bool mixed; /* it was opened in the middle of a save: no read succeeds any more */
     struct ckpt_shared *shared;
+    struct ckpt_save *save;
     struct ckpt_dir *dir;
     struct ckpt_catalog *cat;     /* of the view: HF names, or the framework's if raw */
     struct ckpt_catalog *adapter; /* while it is opened: what is merged into cat; or NULL */
@@ -64,9 +70,14 @@ struct ckpt_view {
 };
 
 /* Open the checkpoint in dir (referenced). `step` is its name in the run ("" for a single one); it
- * goes into the generation. */
+ * goes into the generation. `before`: the save that lay there when it was last opened, or NULL
+ * (run/save.h). STALE: it was saved at this moment, try again. */
 int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const char *step,
-                         struct ckpt_view **ret, struct ckpt_err *err);
+                         const struct ckpt_save *before, struct ckpt_view **ret,
+                         struct ckpt_err *err);
+
+/* Before each read: STALE if the view is of two saves. */
+int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err);
 
 /* Which rule made a tensor of the view from which stored ones, as ckpt_recipe_explain says it; the
  * checkpoint is read again for that. *ret is NULL if no recipe was used. */

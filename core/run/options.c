@@ -237,6 +237,12 @@ static int set_allow_leftover(struct ckpt_options *opt, const char *key, const c
     return set_flag(&opt->allow_leftover, key, value, err);
 }
 
+static int set_allow_mixed(struct ckpt_options *opt, const char *key, const char *value,
+                           struct ckpt_err *err)
+{
+    return set_flag(&opt->allow_mixed, key, value, err);
+}
+
 static int set_follow_symlinks(struct ckpt_options *opt, const char *key, const char *value,
                                struct ckpt_err *err)
 {
@@ -277,6 +283,7 @@ static const struct option {
     {"model_type", set_model_type},
     {"allow_partial", set_allow_partial},
     {"allow_leftover", set_allow_leftover},
+    {"allow_mixed", set_allow_mixed},
     {"follow_symlinks", set_follow_symlinks},
     {"wait", set_wait},
     {"key_mapping", set_key_mapping},

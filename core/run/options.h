@@ -27,6 +27,7 @@ struct ckpt_options {
     bool dequantize; /* block-scaled weights become ordinary ones */
     bool allow_partial;
     bool allow_leftover; /* leave out tensors that the model does not have */
+    bool allow_mixed; /* a step whose shards are of two saves, or which is being saved, is opened */
     bool follow_symlinks;
     bool wait;         /* a folder without a step is no error */
     json_t *overrides; /* object: numbers of the model, and the recipes' own "_rope" */

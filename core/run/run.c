@@ -1,33 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs: which steps there are, which is the latest, and the views that are open. */
-#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <xxhash.h>
 
 #include <ckptfs/ckptfs.h>
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "ckpt/reader.h"
 #include "run/checkpoint.h"
+#include "run/saves.h"
+#include "run/steps.h"
 
-enum { KEPT_VIEWS = 2 }; /* open views that nobody but the run holds */
-
-struct step {
-    char *name;
-    uint64_t generation;
-    int64_t mtime_ns;
+enum {
+    KEPT_VIEWS = 2, /* open views that nobody but the run holds */
+    MOST_TRIES = 3, /* of opening a step that is saved just then */
 };
-
-typedef CKPT_VEC(struct step) step_list;
 
 /* A view that is open, or being opened. */
 struct opened {
     char *step;
     uint64_t generation;
+    uint64_t marker;        /* hash of the last marker that the view's shards were compared at */
     struct ckpt_view *view; /* NULL: being opened */
     uint64_t used;          /* tick of the last use */
 };
@@ -36,236 +31,120 @@ struct ckpt_run {
     struct ckpt_dir *dir;
     struct ckpt_shared *shared;
     bool is_folder;
-    char *unfinished;     /* the last step that a scan found unfinished, for an error, or NULL */
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t opened_one;
-    step_list steps; /* oldest first; of a single checkpoint: one, named "" */
-    char *latest;    /* NULL: there is no step */
+    struct ckpt_steps_found steps;
     CKPT_VEC(struct opened) opened;
+    struct ckpt_saves saves; /* of views that have been closed, too */
     uint64_t tick;
 };
 
 /* ---- scanning ---- */
 
-static void steps_release(step_list *s)
+static bool is_new_text(const char *text, const char *before)
 {
-    for (size_t i = 0; i < s->len; i++)
-        free(s->ptr[i].name);
-    ckpt_vec_release(s);
+    return text && (!before || strcmp(text, before) != 0);
 }
 
-/* What a save, of any format, writes anew: if one of these changed, so did the checkpoint. */
-static const char *const markers[] = {
-    ".",
-    "model_config.json",
-    "checkpoint_metadata.json",
-    "config.yaml",
-    "config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    ".metadata",
-    "model",
-    ".incomplete",
-    "metadata.json",
-    "common.pt",
-    "run_config.yaml",
-    "mp_rank_00/model_optim_rng.pt",
-    "mp_rank_00_000/model_optim_rng.pt",
-    "mp_rank_00_000_000/model_optim_rng.pt",
-    "weights/metadata.json",
-    "model_weights/metadata.json",
-};
-
-static uint64_t generation_of(const struct ckpt_dir *dir, int64_t *ret_mtime_ns)
+/* Takes over what a scan found; it gets what there was. */
+static void adopt(struct ckpt_run *run, struct ckpt_steps_found *found, bool *ret_changed,
+                  bool *ret_warn)
 {
-    uint64_t h = 0;
-
-    *ret_mtime_ns = 0;
-    for (size_t i = 0; i < sizeof markers / sizeof markers[0]; i++) {
-        struct ckpt_file_id id;
-        if (!ckpt_dir_stat(dir, markers[i], &id))
-            continue;
-        uint64_t part[4] = {i, id.size, (uint64_t)id.mtime_ns, (uint64_t)id.ctime_ns};
-        h = XXH3_64bits_withSeed(part, sizeof part, h);
-        if (id.mtime_ns > *ret_mtime_ns)
-            *ret_mtime_ns = id.mtime_ns;
-    }
-    return h;
-}
-
-struct scan {
-    struct ckpt_dir *dir;
-    char **latest; /* per reader: what its pointer file says, or NULL */
-    step_list steps;
-    char *unfinished; /* a step of which the save is not, or NULL */
-};
-
-static const char *latest_of(const struct scan *s, const struct ckpt_reader *reader)
-{
-    for (size_t i = 0; ckpt_readers[i]; i++)
-        if (ckpt_readers[i] == reader)
-            return s->latest[i];
-    return NULL;
-}
-
-/* Links that point at one of the steps. */
-static bool is_pointer(const char *name)
-{
-    static const char *const pointers[] = {"latest", "LATEST", "LOWEST_VAL"};
-
-    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
-        if (strcmp(name, pointers[i]) == 0)
-            return true;
-    return false;
-}
-
-/* What a directory holds may lie one further down. */
-static const char *const inner_models[] = {"actor", NULL}; /* verl's global_step_N */
-static const char *const inner_runs[] = {"checkpoint", "checkpoints", NULL}; /* torchtitan's dump
-                                                                                folder, accelerate's
-                                                                                project */
-
-/* The reader of *dir, or of the model in it, which becomes *dir then. As ckpt_reader_probe. */
-static const struct ckpt_reader *probe_inside(struct ckpt_dir **dir, struct ckpt_err *err)
-{
-    const struct ckpt_reader *reader = ckpt_reader_probe(*dir, err);
-
-    for (size_t i = 0; !reader && err->code != CKPT_CONFLICT && inner_models[i]; i++) {
-        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *inner = NULL;
-        struct ckpt_err ignored = {0};
-        if (ckpt_dir_open_below(*dir, inner_models[i], &inner, &ignored) < 0 ||
-            !(reader = ckpt_reader_probe(inner, &ignored)))
-            continue;
-        ckpt_dir_unref(*dir);
-        *dir = ckpt_steal(&inner);
-    }
-    return reader;
-}
-
-/* A directory that cannot be opened or recognised now is no step; it may become one. */
-static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct scan *s = ctx;
-    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
-    struct ckpt_err ignored = {0};
-    struct step step = {0};
-
-    if (e->kind != CKPT_ENTRY_DIR || e->name[0] == '.' || is_pointer(e->name))
-        return 0;
-    if (ckpt_dir_open_below(s->dir, e->name, &dir, &ignored) < 0)
-        return 0;
-    const struct ckpt_reader *r = probe_inside(&dir, &ignored);
-    if (!r && ignored.code != CKPT_CONFLICT)
-        return 0;
-    if (r && r->finished && !r->finished(dir, e->name, latest_of(s, r))) {
-        free(s->unfinished);
-        s->unfinished = ckpt_asprintf("%s (%s)", e->name, r->name);
-        return s->unfinished ? 0 : ckpt_nomem(err);
-    }
-    step.generation = generation_of(dir, &step.mtime_ns);
-    step.generation ^= XXH3_64bits(e->name, strlen(e->name));
-    if (!(step.name = strdup(e->name)) || ckpt_vec_push(&s->steps, step) < 0) {
-        free(step.name);
-        return ckpt_nomem(err);
-    }
-    return 0;
-}
-
-static bool has_step(const step_list *s, const char *name)
-{
-    for (size_t i = 0; i < s->len; i++)
-        if (strcmp(s->ptr[i].name, name) == 0)
-            return true;
-    return false;
-}
-
-/* What a pointer file names, if that step is there; else the last one by number. */
-static const char *find_latest(const struct scan *s)
-{
-    for (size_t i = 0; ckpt_readers[i]; i++)
-        if (s->latest[i] && has_step(&s->steps, s->latest[i]))
-            return s->latest[i];
-    return s->steps.len ? s->steps.ptr[s->steps.len - 1].name : NULL;
-}
-
-static bool same_steps(const step_list *a, const step_list *b)
-{
-    if (a->len != b->len)
-        return false;
-    for (size_t i = 0; i < a->len; i++)
-        if (a->ptr[i].generation != b->ptr[i].generation ||
-            strcmp(a->ptr[i].name, b->ptr[i].name) != 0)
-            return false;
-    return true;
-}
-
-/* Takes over the scan's steps. */
-static int adopt(struct ckpt_run *run, struct scan *s, bool *ret_changed, struct ckpt_err *err)
-{
-    const char *latest = find_latest(s);
-    ckpt_cleanup(ckpt_freep) char *own = latest ? strdup(latest) : NULL;
-
-    if (latest && !own)
-        return ckpt_nomem(err);
     (void)pthread_mutex_lock(&run->lock);
-    bool changed = !same_steps(&run->steps, &s->steps) || !run->latest != !own ||
-                   (own && strcmp(run->latest, own) != 0);
-    step_list old = run->steps;
-    run->steps = s->steps;
-    s->steps = old;
-    char *old_latest = run->latest;
-    run->latest = own;
-    own = old_latest;
+    struct ckpt_steps_found old = run->steps;
+    *ret_changed = !ckpt_steps_same(&old, found);
+    *ret_warn = is_new_text(found->warning, old.warning);
+    run->steps = *found;
+    ckpt_saves_forget(&run->saves, &run->steps);
     (void)pthread_mutex_unlock(&run->lock);
+    *found = old;
+}
+
+/* What is known now, for the scan; names and numbers only. */
+static int known_steps(struct ckpt_run *run, struct ckpt_steps_found *ret, struct ckpt_err *err)
+{
+    int result = 0;
+
+    *ret = (struct ckpt_steps_found){0};
+    (void)pthread_mutex_lock(&run->lock);
+    for (size_t i = 0; i < run->steps.len && result == 0; i++) {
+        struct ckpt_found_step step = run->steps.ptr[i];
+        if (!(step.name = strdup(step.name)) || ckpt_vec_push(ret, step) < 0) {
+            free(step.name);
+            result = ckpt_nomem(err);
+        }
+    }
+    (void)pthread_mutex_unlock(&run->lock);
+    return result;
+}
+
+static int scan(struct ckpt_run *run, const struct ckpt_log *log, bool *ret_changed,
+                struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_steps_found_release) struct ckpt_steps_found known = {0}, found = {0};
+    bool changed, warn;
+
+    if (known_steps(run, &known, err) < 0 ||
+        ckpt_steps_scan(run->dir, run->is_folder, &known, &found, err) < 0)
+        return -1;
+    ckpt_cleanup(ckpt_freep) char *warning = found.warning ? strdup(found.warning) : NULL;
+    adopt(run, &found, &changed, &warn);
+    if (warn && warning)
+        ckpt_logf(log, CKPT_LOG_WARNING, "%s", warning);
     if (ret_changed)
         *ret_changed = changed;
     return 0;
 }
 
-static int scan_folder(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err)
+/* A view whose step has another marker than when they were last compared; it is held. */
+static struct ckpt_view *next_to_compare(struct ckpt_run *run)
 {
-    char *latest[16] = {0};
-    struct scan s = {.dir = run->dir, .latest = latest};
-    int result;
+    struct ckpt_view *view = NULL;
 
-    for (size_t i = 0; ckpt_readers[i]; i++)
-        latest[i] = ckpt_readers[i]->latest ? ckpt_readers[i]->latest(run->dir) : NULL;
-    result = ckpt_dir_list(run->dir, scan_entry, &s, err);
-    if (result == 0)
-        result = adopt(run, &s, ret_changed, err);
-    steps_release(&s.steps);
-    free(run->unfinished);
-    run->unfinished = s.unfinished;
-    for (size_t i = 0; ckpt_readers[i]; i++)
-        free(latest[i]);
-    return result;
+    (void)pthread_mutex_lock(&run->lock);
+    for (size_t i = 0; i < run->opened.len && !view; i++) {
+        struct opened *o = &run->opened.ptr[i];
+        const struct ckpt_found_step *step = ckpt_steps_find(&run->steps, o->step);
+        if (!o->view || !step || !step->marker.name || step->marker.hash == o->marker)
+            continue;
+        o->marker = step->marker.hash;
+        view = ckpt_view_hold(o->view);
+    }
+    (void)pthread_mutex_unlock(&run->lock);
+    return view;
 }
 
-static int scan_single(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err)
+/* A save has ended where views are open: were they of the one before, or half of this one? */
+static void compare_held(struct ckpt_run *run)
 {
-    struct scan s = {.dir = run->dir};
-    struct step step = {.name = strdup("")};
-    char *none[16] = {0};
-    int result;
+    struct ckpt_view *view;
 
-    s.latest = none;
-    step.generation = generation_of(run->dir, &step.mtime_ns);
-    if (!step.name || ckpt_vec_push(&s.steps, step) < 0) {
-        free(step.name);
-        return ckpt_nomem(err);
+    while ((view = next_to_compare(run))) {
+        const struct ckpt_log *log = &view->shared->opt->log;
+        enum ckpt_save_state state = CKPT_SAVE_SAME;
+        struct ckpt_err err = {0};
+        const int result = ckpt_save_compare(view->save, view->shared->pool, &state, &err);
+        /* who cannot look must think the worst */
+        if ((result < 0 || state == CKPT_SAVE_MIXED) && !view->shared->opt->allow_mixed &&
+            !atomic_exchange(&view->mixed, true))
+            ckpt_logf(log, CKPT_LOG_WARNING, "%s", err.text);
+        ckpt_view_release(view);
     }
-    result = adopt(run, &s, ret_changed, err);
-    steps_release(&s.steps);
-    return result;
 }
 
 int ckpt_run_scan(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err)
 {
-    return run->is_folder ? scan_folder(run, ret_changed, err) : scan_single(run, ret_changed, err);
+    if (scan(run, &run->shared->opt->log, ret_changed, err) < 0)
+        return -1;
+    compare_held(run);
+    return 0;
 }
 
+/* torchtitan's dump folder, accelerate's project: steps lie one further down. */
+static const char *const inner_runs[] = {"checkpoint", "checkpoints", NULL};
+
 /* A folder without steps: the first of the known places below it that has some. */
-static int scan_inside(struct ckpt_run *run, struct ckpt_err *err)
+static int scan_inside(struct ckpt_run *run, const struct ckpt_log *log, struct ckpt_err *err)
 {
     struct ckpt_dir *outer = run->dir;
 
@@ -273,7 +152,7 @@ static int scan_inside(struct ckpt_run *run, struct ckpt_err *err)
         struct ckpt_err ignored = {0};
         if (ckpt_dir_open_below(outer, inner_runs[i], &run->dir, &ignored) < 0)
             continue;
-        int result = scan_folder(run, NULL, err);
+        int result = scan(run, log, NULL, err);
         if (result < 0 || run->steps.len) {
             ckpt_dir_unref(outer);
             return result;
@@ -306,18 +185,21 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
                          path);
     if (ckpt_dir_open(path, links, &run->dir, err) < 0)
         return -1;
-    if (!probe_inside(&run->dir, &probe_err)) {
+    if (!ckpt_step_probe(&run->dir, &probe_err)) {
         if (probe_err.code == CKPT_CONFLICT)
             return ckpt_fail(err, probe_err.code, "%s", probe_err.text);
         run->is_folder = true;
     }
-    if (ckpt_run_scan(run, NULL, err) < 0 || (run->steps.len == 0 && scan_inside(run, err) < 0))
+    if (scan(run, &opt->log, NULL, err) < 0 ||
+        (run->steps.len == 0 && scan_inside(run, &opt->log, err) < 0))
         return -1;
-    if (run->steps.len == 0 && !opt->wait && run->unfinished)
+    if (run->steps.len == 0 && !opt->wait && probe_err.code != CKPT_MISSING)
+        return ckpt_fail(err, probe_err.code, "%s", probe_err.text);
+    if (run->steps.len == 0 && !opt->wait && run->steps.unfinished)
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s' holds no finished checkpoint: the save of %s was interrupted, or "
                          "goes on",
-                         path, run->unfinished);
+                         path, run->steps.unfinished);
     if (run->steps.len == 0 && !opt->wait)
         return ckpt_fail(
             err, CKPT_MISSING,
@@ -354,9 +236,8 @@ void ckpt_run_close(struct ckpt_run *run)
         ckpt_view_release(run->opened.ptr[i].view);
     }
     ckpt_vec_release(&run->opened);
-    steps_release(&run->steps);
-    free(run->latest);
-    free(run->unfinished);
+    ckpt_saves_release(&run->saves);
+    ckpt_steps_found_release(&run->steps);
     ckpt_shared_unref(run->shared);
     ckpt_dir_unref(run->dir);
     (void)pthread_cond_destroy(&run->opened_one);
@@ -365,6 +246,8 @@ void ckpt_run_close(struct ckpt_run *run)
 }
 
 bool ckpt_run_is_folder(const struct ckpt_run *run) { return run->is_folder; }
+
+void ckpt_run_watch(struct ckpt_run *run) { atomic_store(&run->shared->watched, true); }
 
 /* ---- steps ---- */
 
@@ -377,9 +260,9 @@ int ckpt_run_steps(struct ckpt_run *run, struct ckpt_step **ret_steps, size_t *r
     (void)pthread_mutex_lock(&run->lock);
     out = calloc(run->steps.len + 1, sizeof *out);
     for (size_t i = 0; out && i < run->steps.len; i++) {
-        const struct step *s = &run->steps.ptr[i];
+        const struct ckpt_found_step *s = &run->steps.ptr[i];
         out[i] = (struct ckpt_step){strdup(s->name), s->generation, s->mtime_ns,
-                                    strcmp(s->name, run->latest) == 0};
+                                    strcmp(s->name, run->steps.latest) == 0};
         if (!out[i].name) {
             ckpt_steps_free(out, i);
             out = NULL;
@@ -405,20 +288,19 @@ void ckpt_steps_free(struct ckpt_step *steps, size_t n)
 
 /* All of these with the lock held. */
 
-static const struct step *find_step(const struct ckpt_run *run, const char *name)
+/* It goes on for those who hold it, but nobody else gets it. */
+static bool is_spent(const struct opened *o)
 {
-    for (size_t i = 0; i < run->steps.len; i++)
-        if (strcmp(run->steps.ptr[i].name, name) == 0)
-            return &run->steps.ptr[i];
-    return NULL;
+    return o->view && (atomic_load(&o->view->stale) || atomic_load(&o->view->mixed));
 }
 
 static struct opened *find_opened(struct ckpt_run *run, const char *step, uint64_t generation)
 {
-    for (size_t i = 0; i < run->opened.len; i++)
-        if (run->opened.ptr[i].generation == generation &&
-            strcmp(run->opened.ptr[i].step, step) == 0)
-            return &run->opened.ptr[i];
+    for (size_t i = 0; i < run->opened.len; i++) {
+        struct opened *o = &run->opened.ptr[i];
+        if (!is_spent(o) && o->generation == generation && strcmp(o->step, step) == 0)
+            return o;
+    }
     return NULL;
 }
 
@@ -441,17 +323,18 @@ static struct ckpt_view *take_surplus(struct ckpt_run *run)
         if (!o->view || atomic_load(&o->view->refs) > 1)
             continue;
         idle++;
-        if (!oldest || o->used < oldest->used)
+        if (!oldest || is_spent(o) || (!is_spent(oldest) && o->used < oldest->used))
             oldest = o;
     }
-    if (idle <= KEPT_VIEWS)
+    if (!oldest || (idle <= KEPT_VIEWS && !is_spent(oldest)))
         return NULL;
     view = oldest->view;
     remove_opened(run, oldest);
     return view;
 }
 
-static int begin_opening(struct ckpt_run *run, const struct step *step, struct ckpt_err *err)
+static int begin_opening(struct ckpt_run *run, const struct ckpt_found_step *step,
+                         struct ckpt_err *err)
 {
     struct opened o = {.step = strdup(step->name), .generation = step->generation};
 
@@ -462,43 +345,62 @@ static int begin_opening(struct ckpt_run *run, const struct step *step, struct c
     return 0;
 }
 
-static int open_step(struct ckpt_run *run, const char *name, struct ckpt_view **ret,
-                     struct ckpt_err *err)
+static int open_step(struct ckpt_run *run, const char *name, const struct ckpt_save *before,
+                     struct ckpt_view **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    struct ckpt_err ignored = {0}, last = {0};
 
-    if (*name) {
-        struct ckpt_err ignored = {0};
-        if (ckpt_dir_open_below(run->dir, name, &dir, err) < 0)
-            return -1;
-        (void)probe_inside(&dir, &ignored); /* opening says what is wrong */
+    if (ckpt_dir_open_below(run->dir, *name ? name : ".", &dir, err) < 0)
+        return -1;
+    if (*name)
+        (void)ckpt_step_probe(&dir, &ignored); /* opening says what is wrong */
+    for (int i = 0; i < MOST_TRIES; i++) {
+        last = (struct ckpt_err){0};
+        if (ckpt_checkpoint_open(run->shared, dir, name, before, ret, &last) == 0)
+            return 0;
+        if (last.code != CKPT_STALE)
+            break;
     }
-    return ckpt_checkpoint_open(run->shared, dir ? dir : run->dir, name, ret, err);
+    return ckpt_fail(err, last.code, "%s", last.text);
+}
+
+static void opening_ended(struct ckpt_run *run, const char *name, uint64_t generation,
+                          struct ckpt_view *view)
+{
+    struct opened *o = find_opened(run, name, generation);
+
+    if (view) {
+        o->view = ckpt_view_hold(view);
+        o->marker = view->save->marker.hash;
+        o->used = ++run->tick;
+        ckpt_saves_keep(&run->saves, name, view->save, run->tick);
+    } else {
+        remove_opened(run, o);
+    }
+    (void)pthread_cond_broadcast(&run->opened_one);
 }
 
 /* Enters and leaves with the lock held; opens without it. */
-static int open_unlocked(struct ckpt_run *run, const struct step *step, struct ckpt_view **ret,
-                         struct ckpt_err *err)
+static int open_unlocked(struct ckpt_run *run, const struct ckpt_found_step *step,
+                         struct ckpt_view **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *name = strdup(step->name);
-    uint64_t generation = step->generation;
-    int result;
+    struct ckpt_save *before = ckpt_saves_find(&run->saves, step->name);
+    const uint64_t generation = step->generation;
+    int result = -1;
 
     if (!name)
-        return ckpt_nomem(err);
-    if (begin_opening(run, step, err) < 0)
-        return -1;
-    (void)pthread_mutex_unlock(&run->lock);
-    result = open_step(run, name, ret, err);
-    (void)pthread_mutex_lock(&run->lock);
-    struct opened *o = find_opened(run, name, generation);
-    if (result < 0) {
-        remove_opened(run, o);
-    } else {
-        o->view = ckpt_view_hold(*ret);
-        o->used = ++run->tick;
+        (void)ckpt_nomem(err);
+    else
+        result = begin_opening(run, step, err);
+    if (result == 0) {
+        (void)pthread_mutex_unlock(&run->lock);
+        result = open_step(run, name, before, ret, err);
+        (void)pthread_mutex_lock(&run->lock);
+        opening_ended(run, name, generation, result == 0 ? *ret : NULL);
     }
-    (void)pthread_cond_broadcast(&run->opened_one);
+    ckpt_save_unref(before);
     return result;
 }
 
@@ -506,7 +408,7 @@ static int view_locked(struct ckpt_run *run, const char *name, struct ckpt_view 
                        struct ckpt_err *err)
 {
     for (;;) {
-        const struct step *step = name ? find_step(run, name) : NULL;
+        const struct ckpt_found_step *step = name ? ckpt_steps_find(&run->steps, name) : NULL;
         if (!step)
             return ckpt_fail(err, CKPT_MISSING, "'%s' has no step '%s'", ckpt_dir_path(run->dir),
                              name ? name : "latest");
@@ -535,22 +437,37 @@ static void drop_surplus(struct ckpt_run *run)
     } while (surplus);
 }
 
-int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret,
-                  struct ckpt_err *err)
+/* *ret_name: the step that was meant; new. */
+static int view_of(struct ckpt_run *run, const char *step, char **ret_name, struct ckpt_view **ret,
+                   struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *name = NULL;
     int result;
 
     (void)pthread_mutex_lock(&run->lock);
     if (!step)
-        step = run->latest;
-    if (step && !(name = strdup(step)))
+        step = run->steps.latest;
+    if (step && !(*ret_name = strdup(step)))
         result = ckpt_nomem(err);
     else
-        result = view_locked(run, name, ret, err);
+        result = view_locked(run, *ret_name, ret, err);
     (void)pthread_mutex_unlock(&run->lock);
-    drop_surplus(run);
     return result;
+}
+
+int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret,
+                  struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *name = NULL;
+    struct ckpt_err own = {0};
+    int result = view_of(run, step, &name, ret, &own);
+
+    drop_surplus(run);
+    /* a step that has just been removed is no broken step */
+    if (result < 0 && name && *name && ckpt_step_is_gone(run->dir, name) &&
+        ckpt_run_scan(run, NULL, NULL) == 0)
+        return ckpt_fail(err, CKPT_MISSING, "'%s' has no step '%s' (any more)",
+                         ckpt_dir_path(run->dir), name);
+    return result < 0 ? ckpt_fail(err, own.code, "%s", own.text) : 0;
 }
 
 struct ckpt_view *ckpt_run_view_if_open(struct ckpt_run *run, const char *name)
@@ -559,8 +476,8 @@ struct ckpt_view *ckpt_run_view_if_open(struct ckpt_run *run, const char *name)
 
     (void)pthread_mutex_lock(&run->lock);
     if (!name)
-        name = run->latest;
-    const struct step *step = name ? find_step(run, name) : NULL;
+        name = run->steps.latest;
+    const struct ckpt_found_step *step = name ? ckpt_steps_find(&run->steps, name) : NULL;
     struct opened *o = step ? find_opened(run, step->name, step->generation) : NULL;
     if (o && o->view) {
         o->used = ++run->tick;
@@ -587,7 +504,11 @@ int ckpt_run_newest_view(struct ckpt_run *run, struct ckpt_view **ret, struct ck
             result = ckpt_run_view(run, steps[i].name, ret, &e);
     }
     ckpt_steps_free(steps, n);
-    return result < 0 ? ckpt_fail(err, first.code, "%s", first.text) : 0;
+    if (result < 0)
+        return ckpt_fail(err, first.code, "%s", first.text);
+    ckpt_logf(&run->shared->opt->log, CKPT_LOG_WARNING,
+              "the latest step cannot be read, an older one can: %s", first.text);
+    return 0;
 }
 
 int ckpt_run_warnings(struct ckpt_run *run, char **ret_json, struct ckpt_err *err)

@@ -30,8 +30,8 @@ struct ckpt_options;
 CKPT_PUBLIC int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err);
 CKPT_PUBLIC void ckpt_options_free(struct ckpt_options *opt);
 
-/* Set one: base, dtype, view, max_shard_size, recipe, rope, allow_partial,
- * allow_leftover, follow_symlinks, or a
+/* Set one: base, dtype, view, max_shard_size, recipe, rope, allow_partial, allow_mixed,
+ * allow_leftover, follow_symlinks ..., or a
  * number of the model in the HF config's spelling (num_attention_heads). value is NULL for a bare
  * word. USAGE for a value that is not understood. */
 CKPT_PUBLIC int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
@@ -62,8 +62,14 @@ CKPT_PUBLIC void ckpt_run_close(struct ckpt_run *run); /* views that are still h
 /* True: a folder of steps. False: one checkpoint; its only step is named "". */
 CKPT_PUBLIC bool ckpt_run_is_folder(const struct ckpt_run *run);
 
+/* The run will be looked at for long (a mount): its views are opened again when a shard's times
+ * change, so opening one also samples what the shards hold, to tell a file that was only touched
+ * from one that was written again. */
+CKPT_PUBLIC void ckpt_run_watch(struct ckpt_run *run);
+
 /* Look at the folder again. *ret_changed (may be NULL): steps came or went, or one was saved again,
- * since the last scan. */
+ * since the last scan. Views of a step that has been saved again meanwhile are compared with it,
+ * once: one that was opened in the middle of that save gives STALE from then on. */
 CKPT_PUBLIC int ckpt_run_scan(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err);
 
 /* A snapshot of the steps in order (oldest first); free with ckpt_steps_free. */
@@ -86,7 +92,9 @@ CKPT_PUBLIC int ckpt_run_find_step(struct ckpt_run *run, const char *want, char 
 
 /* The view of a step (NULL: the latest), opened on first use (headers are read in parallel) and
  * kept while anybody holds it; the caller gives it back with ckpt_view_release. A step that can't
- * be read gives its error, each time. */
+ * be read gives its error, each time; one that is not there, or not any more, MISSING; one of which
+ * the shards are of two saves, or being written, CONFLICT. A view of which a read gave STALE is not
+ * given out again: the step is opened anew. */
 CKPT_PUBLIC int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret,
                               struct ckpt_err *err);
 /* The same if the view is open already; NULL if it would have to be opened, or there is no such
@@ -143,6 +151,12 @@ CKPT_PUBLIC bool ckpt_view_find_tensor(const struct ckpt_view *view, const char 
 /* Bytes [off, off+len) of tensor i, row-major. The range must lie inside it (else USAGE). */
 CKPT_PUBLIC int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t len,
                                        uint64_t off, struct ckpt_err *err);
+
+/* Are all shards still what they were when the view was opened, or at least all replaced by another
+ * save, after which open files go on serving this one? STALE if only some are not: what was read
+ * may be of two saves. Whoever has read all that it wants asks this before it says that it
+ * succeeded. */
+CKPT_PUBLIC int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_err *err);
 
 /* ---- views: facts, as JSON text that the caller frees ---- */
 

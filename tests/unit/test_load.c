@@ -8,6 +8,7 @@
 #include <ckptfs/load.h>
 
 #include "test.h"
+#include "tree.h"
 
 enum { HIDDEN = 32 };
 
@@ -429,9 +430,57 @@ TEST(load, that_failed_to_start_is_not_started_again)
     ckpt_view_release(view);
 }
 
+/* A load that reads from open descriptors what another save has replaced has bytes of the old save;
+ * of its other files nobody can tell. */
+TEST(load, fails_if_a_file_that_it_read_was_saved_again)
+{
+    struct ckpt_options *opt;
+    struct ckpt_err err = {0};
+    struct ckpt_run *steps;
+    struct ckpt_view *view;
+    struct ckpt_comm *comm;
+    struct ckpt_load *load;
+    struct tree t;
+
+    tree_open(&t);
+    nt_checkpoint(&t, "10/");
+    CHECK_OK(ckpt_options_new(&opt, &err));
+    CHECK_OK(ckpt_options_set(opt, "view", "raw", &err));
+    CHECK_OK(ckpt_run_open(t.path, opt, &steps, &err));
+    CHECK_OK(ckpt_run_view(steps, NULL, &view, &err));
+    CHECK_OK(ckpt_comm_self(&comm, &err));
+    for (int changed = 0; changed < 3; changed++) {
+        unsigned char data[16];
+        const struct ckpt_dest dest = {.ptr = data};
+        const char *name = changed == 1 ? "10/model/model/rows/model_weight_pp-rank-0-of-1_tp-rank-"
+                                          "0-of-2.safetensors"
+                                        : "10/model/model/norm/model_weight.safetensors";
+        if (changed) { /* of 1 it reads nothing */
+            tree_text(&t, "10/new", "another save");
+            TREE_MUST(renameat(t.fd, "10/new", t.fd, name) == 0);
+        }
+        CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
+        CHECK_OK(ckpt_load_want(load, "model.norm.weight", NULL, NULL, &dest, NULL, &err));
+        CHECK_OK(ckpt_load_plan(load, &err));
+        CHECK_OK(ckpt_load_start(load, &err));
+        if (changed < 2)
+            CHECK_OK(ckpt_load_wait(load, UINT32_MAX, &err));
+        else
+            CHECK_FAILS(ckpt_load_wait(load, UINT32_MAX, &err), CKPT_STALE,
+                        "norm/model_weight.safetensors' changed");
+        ckpt_load_free(load);
+    }
+    ckpt_comm_free(comm);
+    ckpt_view_release(view);
+    ckpt_run_close(steps);
+    ckpt_options_free(opt);
+    tree_close(&t);
+}
+
 TESTS(T(load, a_layout_that_fails_half_way_leaves_no_wants),
       T(load, that_failed_to_start_is_not_started_again),
       T(load, layouts_follow_the_marks_of_the_model_file),
       T(load, nanotron_parameter_of_several_slice_pairs), T(load, megatron_key_and_global_offset),
       T(load, wants_that_can_not_be), T(load, cancelled_at_any_moment),
-      T(load, that_can_not_start_on_one_rank_fails_on_all))
+      T(load, that_can_not_start_on_one_rank_fails_on_all),
+      T(load, fails_if_a_file_that_it_read_was_saved_again))

@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Telling one save of a step from another, and from two. */
+#include "run/save.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/par.h"
+#include "base/str.h"
+#include "io/source.h"
+
+/* Of the contents: so many places of a file, and so many of all files together. */
+enum { HEADER_BYTES = 4096, PLACE_BYTES = 256, MOST_PLACES = 16, ALL_PLACES = 4096 };
+
+#define SECOND INT64_C(1000000000)
+#define LEAST_GAP (60 * SECOND)
+#define YOUNG (120 * SECOND)   /* who writes on leaves no longer pause */
+#define SLOWEST_COPY (1 << 20) /* bytes in a second */
+
+/* ---- times ---- */
+
+static int by_end(const void *a, const void *b)
+{
+    const struct ckpt_written *x = a, *y = b;
+
+    return (x->end_ns > y->end_ns) - (x->end_ns < y->end_ns);
+}
+
+/* From when on the file was written, if its creation can be believed to be that. A file that a
+ * second save writes over was created by the first: before the marker. */
+static int64_t begin_of(const struct ckpt_written *w, int64_t earliest)
+{
+    const int64_t took = w->end_ns - w->begin_ns;
+    const bool plausible = w->begin_ns >= earliest && took >= 0 &&
+                           (uint64_t)(took / SECOND) <= w->size / SLOWEST_COPY + 1;
+
+    return w->begin_ns && plausible ? w->begin_ns : w->end_ns;
+}
+
+/* Points in time one after the other: shards, and the marker among them. */
+struct gaps {
+    int64_t last, widest; /* the last point; the widest gap before it */
+    int64_t first;        /* between the marker and the first shard, if that is the first gap */
+    int64_t later;        /* the widest gap after that one */
+};
+
+static int64_t next_gap(struct gaps *g, int64_t gap, int64_t end)
+{
+    if (gap > g->widest)
+        g->widest = gap;
+    g->last = end;
+    return gap;
+}
+
+enum ckpt_save_times ckpt_save_times(struct ckpt_written *w, size_t n, const int64_t *marker_ns)
+{
+    struct gaps g = {0};
+    bool after = !marker_ns;
+
+    if (n)
+        qsort(w, n, sizeof *w, by_end);
+    for (size_t i = 0; i < n; i++) {
+        const bool passes = !after && *marker_ns <= w[i].end_ns;
+        if (passes) {
+            (void)next_gap(&g, i ? *marker_ns - g.last : 0, *marker_ns);
+            after = true;
+        } else if (i == 0) {
+            g.last = w[i].end_ns;
+        }
+        const int64_t before = g.widest;
+        const int64_t gap =
+            next_gap(&g, begin_of(&w[i], marker_ns ? *marker_ns : g.last) - g.last, w[i].end_ns);
+        if (i && after && gap > LEAST_GAP && gap / 4 > before)
+            return CKPT_TIMES_TWO;
+        if (i == 0)
+            g.first = passes ? gap : 0;
+        else if (gap > g.later)
+            g.later = gap;
+    }
+    return n > 1 && g.first > LEAST_GAP && g.first / 4 > g.later ? CKPT_TIMES_NEW_ONLY
+                                                                 : CKPT_TIMES_ONE;
+}
+
+/* ---- markers ---- */
+
+struct ckpt_save_marker ckpt_save_marker_of(const struct ckpt_reader *reader,
+                                            const struct ckpt_dir *dir)
+{
+    struct ckpt_save_marker m = {0};
+    struct ckpt_file_id id;
+
+    for (size_t i = 0; !m.name && reader->markers && reader->markers[i]; i++) {
+        if (!ckpt_dir_stat(dir, reader->markers[i], &id))
+            continue;
+        const uint64_t part[] = {i, id.inode, id.size, (uint64_t)id.mtime_ns,
+                                 (uint64_t)id.ctime_ns};
+        m = (struct ckpt_save_marker){reader->markers[i], id.mtime_ns,
+                                      XXH3_64bits(part, sizeof part)};
+    }
+    return m;
+}
+
+/* ---- taking identities ---- */
+
+static bool sample_source(struct ckpt_source *s, size_t places, uint64_t *ret)
+{
+    unsigned char buf[HEADER_BYTES + MOST_PLACES * PLACE_BYTES];
+    size_t len = s->size < HEADER_BYTES ? (size_t)s->size : HEADER_BYTES;
+
+    if (ckpt_source_pread(s, buf, len, 0, NULL) < 0)
+        return false;
+    for (size_t i = 0; s->size > HEADER_BYTES && i < places; i++, len += PLACE_BYTES) {
+        const uint64_t step = places > 1 ? (s->size - PLACE_BYTES) / (places - 1) : 0;
+        const uint64_t at = i + 1 == places ? s->size - PLACE_BYTES : step * i;
+        if (ckpt_source_pread(s, buf + len, PLACE_BYTES, at, NULL) < 0)
+            return false;
+    }
+    *ret = XXH3_64bits(buf, len);
+    return ckpt_source_check(s, NULL) == 0;
+}
+
+static size_t places_of(size_t nfile)
+{
+    size_t n = nfile ? ALL_PLACES / nfile : 0;
+
+    return n < MOST_PLACES ? n : MOST_PLACES;
+}
+
+/* The file that lies there now. */
+static bool sample_file(const struct ckpt_save_file *f, struct ckpt_fdpool *pool, size_t places,
+                        uint64_t *ret)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
+
+    return ckpt_source_file_new(f->dir, f->name, pool, &s, NULL) == 0 &&
+           sample_source(s, places, ret);
+}
+
+static int path_cmp(const struct ckpt_save_file *a, const struct ckpt_save_file *b)
+{
+    int c = strcmp(ckpt_dir_path(a->dir), ckpt_dir_path(b->dir));
+
+    return c ? c : strcmp(a->name, b->name);
+}
+
+static bool is_below(const struct ckpt_dir *dir, const struct ckpt_dir *top)
+{
+    const char *path = ckpt_dir_path(dir), *above = ckpt_dir_path(top);
+    size_t n = strlen(above);
+
+    return strncmp(path, above, n) == 0 && (path[n] == '\0' || path[n] == '/');
+}
+
+/* "model/model/norm/model_weight.safetensors"; new. */
+static char *path_of(const struct ckpt_save *s, const struct ckpt_save_file *f)
+{
+    const char *below = ckpt_dir_path(f->dir) + strlen(ckpt_dir_path(s->step));
+
+    below += *below == '/';
+    return ckpt_asprintf("%s%s%s", below, *below ? "/" : "", f->name);
+}
+
+static bool is_after_marker(const struct ckpt_save *s, const struct ckpt_save_file *f)
+{
+    ckpt_cleanup(ckpt_freep) char *path = s->reader->after_marker ? path_of(s, f) : NULL;
+
+    return path && ckpt_has_prefix(path, s->reader->after_marker);
+}
+
+struct ordered {
+    struct ckpt_save_file file; /* borrows */
+    struct ckpt_source *source;
+};
+
+static int by_path(const void *a, const void *b)
+{
+    return path_cmp(&((const struct ordered *)a)->file, &((const struct ordered *)b)->file);
+}
+
+typedef CKPT_VEC(struct ordered) ordered_list;
+
+/* The step's own files (a base's are not), each once. */
+static int list_files(const struct ckpt_catalog *cat, const struct ckpt_dir *step,
+                      ordered_list *ret, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < cat->sources.len; i++) {
+        struct ckpt_source *s = ckpt_source_file_behind(cat->sources.ptr[i]);
+        struct ordered o = {.source = s};
+        if (!s || !ckpt_source_file_id(s, &o.file.id))
+            continue;
+        o.file.dir = ckpt_source_file_dir(s);
+        o.file.name = ckpt_source_file_name(s);
+        if (is_below(o.file.dir, step) && ckpt_vec_push(ret, o) < 0)
+            return ckpt_nomem(err);
+    }
+    if (ret->len)
+        qsort(ret->ptr, ret->len, sizeof *ret->ptr, by_path);
+    size_t n = 0;
+    for (size_t i = 0; i < ret->len; i++)
+        if (n == 0 || path_cmp(&ret->ptr[n - 1].file, &ret->ptr[i].file) != 0)
+            ret->ptr[n++] = ret->ptr[i];
+    ret->len = n;
+    return 0;
+}
+
+static int sample_one(void *ctx, size_t i, struct ckpt_err *err)
+{
+    ordered_list *list = ctx;
+    struct ordered *o = &list->ptr[i];
+
+    (void)err;
+    o->file.sampled = sample_source(o->source, places_of(list->len), &o->file.sample);
+    return 0;
+}
+
+static int fill(struct ckpt_save *s, const ordered_list *list, struct ckpt_err *err)
+{
+    if (ckpt_vec_reserve(&s->files, list->len) < 0)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < list->len; i++) {
+        struct ckpt_save_file f = list->ptr[i].file;
+        f.dir = ckpt_dir_ref(f.dir);
+        s->files.ptr[s->files.len++] = f;
+        if (!is_after_marker(s, &f))
+            s->late |= !s->marker.name || f.id.mtime_ns > s->marker.mtime_ns;
+    }
+    s->late &= s->files.len > 1; /* one file is of one save */
+    return 0;
+}
+
+int ckpt_save_new(const struct ckpt_catalog *cat, struct ckpt_dir *step,
+                  const struct ckpt_reader *reader, const struct ckpt_save_marker *marker,
+                  bool sample, struct ckpt_save **ret, struct ckpt_err *err)
+{
+    struct ckpt_save *s = calloc(1, sizeof *s);
+    ordered_list list = {0};
+
+    if (!s)
+        return ckpt_nomem(err);
+    atomic_init(&s->refs, 1);
+    s->step = ckpt_dir_ref(step);
+    s->reader = reader;
+    s->marker = *marker;
+    int result = list_files(cat, step, &list, err);
+    if (result == 0 && sample && places_of(list.len))
+        result = ckpt_parallel(list.len, 0, sample_one, &list, err);
+    if (result == 0)
+        result = fill(s, &list, err);
+    ckpt_vec_release(&list);
+    if (result < 0)
+        ckpt_save_unref(s);
+    else
+        *ret = s;
+    return result;
+}
+
+struct ckpt_save *ckpt_save_ref(struct ckpt_save *s)
+{
+    atomic_fetch_add(&s->refs, 1);
+    return s;
+}
+
+void ckpt_save_unref(struct ckpt_save *s)
+{
+    if (!s || atomic_fetch_sub(&s->refs, 1) != 1)
+        return;
+    for (size_t i = 0; i < s->files.len; i++)
+        ckpt_dir_unref(s->files.ptr[i].dir);
+    ckpt_vec_release(&s->files);
+    ckpt_dir_unref(s->step);
+    free(s);
+}
+
+/* ---- at first sight: times ---- */
+
+/* "2024-05-01 10:00:00" */
+struct date {
+    char text[32];
+};
+
+static struct date date_of(int64_t ns)
+{
+    const time_t t = (time_t)(ns / SECOND);
+    struct date d = {""};
+    struct tm tm;
+
+    if (gmtime_r(&t, &tm))
+        (void)strftime(d.text, sizeof d.text, "%Y-%m-%d %H:%M:%S", &tm);
+    return d;
+}
+
+static int64_t wall_ns(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * SECOND + t.tv_nsec;
+}
+
+static int fail_times(const struct ckpt_save *s, const struct ckpt_written *oldest,
+                      const struct ckpt_written *newest, bool young, struct ckpt_err *err)
+{
+    const char *marker = s->marker.name;
+    ckpt_cleanup(ckpt_freep) char *a = path_of(s, oldest->file);
+    ckpt_cleanup(ckpt_freep) char *b = path_of(s, newest->file);
+    ckpt_cleanup(ckpt_freep) char *end =
+        marker ? ckpt_asprintf(" ('%s', which ends a save, at %s)", marker,
+                               date_of(s->marker.mtime_ns).text)
+               : strdup("");
+
+    if (!a || !b || !end)
+        return ckpt_nomem(err);
+    return ckpt_fail(
+        err, CKPT_CONFLICT, "'%s' %s: '%s' was written at %s, '%s' at %s UTC%s: %s",
+        ckpt_dir_path(s->step), young ? "is being written" : "holds shards of two saves", a,
+        date_of(oldest->end_ns).text, b, date_of(newest->end_ns).text, end,
+        young ? "wait until the save has ended, or open it all the same with -o "
+                "allow_mixed"
+              : "save or copy the step again, or, if you know that it is one save, use "
+                "-o allow_mixed");
+}
+
+/* Creation times cost a system call per file: only if the others are suspicious. */
+static int check_times(const struct ckpt_save *s, struct ckpt_err *err)
+{
+    const int64_t *marker = s->marker.name ? &s->marker.mtime_ns : NULL;
+    ckpt_cleanup(ckpt_freep) struct ckpt_written *w = calloc(s->files.len + 1, sizeof *w);
+    size_t n = 0;
+
+    if (!w)
+        return ckpt_nomem(err);
+    if (s->reader->is_published || ckpt_dir_in_hub(s->step))
+        return 0;
+    for (size_t i = 0; i < s->files.len; i++) {
+        const struct ckpt_save_file *f = &s->files.ptr[i];
+        if (!is_after_marker(s, f))
+            w[n++] = (struct ckpt_written){0, f->id.mtime_ns, f->id.size, f};
+    }
+    if (ckpt_save_times(w, n, marker) == CKPT_TIMES_ONE)
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        w[i].begin_ns = ckpt_dir_birth_ns(w[i].file->dir, w[i].file->name);
+    const enum ckpt_save_times say = ckpt_save_times(w, n, marker);
+    const bool young = n && wall_ns() - w[n - 1].end_ns < YOUNG;
+    return say == CKPT_TIMES_TWO || (say == CKPT_TIMES_NEW_ONLY && young)
+               ? fail_times(s, &w[0], &w[n - 1], young, err)
+               : 0;
+}
+
+/* ---- the second time: identities ---- */
+
+/* The same file; who only touched it left the bytes alone. */
+static bool same_content(const struct ckpt_save_file *a, const struct ckpt_save_file *b)
+{
+    return a->id.inode == b->id.inode && a->id.size == b->id.size && a->sampled && b->sampled &&
+           a->sample == b->sample;
+}
+
+/* The first file that is not what it was; NULL: all are, or were touched only. *ret_untouched: how
+ * many were not even that. */
+static const struct ckpt_save_file *
+first_other(const struct ckpt_save *now, const struct ckpt_save *before, size_t *ret_untouched)
+{
+    const struct ckpt_save_file *other = NULL;
+    size_t i = 0, k = 0;
+
+    *ret_untouched = 0;
+    while (i < now->files.len || k < before->files.len) {
+        const struct ckpt_save_file *a = i < now->files.len ? &now->files.ptr[i] : NULL;
+        const struct ckpt_save_file *b = k < before->files.len ? &before->files.ptr[k] : NULL;
+        const int c = !a ? 1 : !b ? -1 : path_cmp(a, b);
+        const bool same = c == 0 && ckpt_file_id_eq(&a->id, &b->id);
+        *ret_untouched += same;
+        if (!other && !same && (c != 0 || !same_content(a, b)))
+            other = c <= 0 ? a : b;
+        i += c <= 0;
+        k += c >= 0;
+    }
+    return other;
+}
+
+static int fail_again(const struct ckpt_save *s, const struct ckpt_save_file *f,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *path = path_of(s, f);
+
+    if (!path)
+        return ckpt_nomem(err);
+    if (!s->marker.name)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s' is being saved again: '%s' is not what it was, other shards are: "
+                         "wait until the save has ended, or open it all the same with -o "
+                         "allow_mixed",
+                         ckpt_dir_path(s->step), path);
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "'%s' is being saved again: '%s' is not what it was, but '%s', which ends a "
+                     "save, is: wait until the save has ended (if it was broken off: save again, "
+                     "or open it all the same with -o allow_mixed)",
+                     ckpt_dir_path(s->step), path, s->marker.name);
+}
+
+int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before,
+                     struct ckpt_err *err)
+{
+    const struct ckpt_save_file *other;
+    size_t untouched;
+
+    if (before && before->marker.name && !now->marker.name)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s' is being saved again, or removed: '%s', which ends a save, is gone: "
+                         "wait until the save has ended, or open it all the same with -o "
+                         "allow_mixed",
+                         ckpt_dir_path(now->step), before->marker.name);
+    if (!before || before->marker.hash != now->marker.hash)
+        return check_times(now, err);
+    if (!(other = first_other(now, before, &untouched)))
+        return 0;
+    /* without a marker, all that can be known is that nothing of the old save is left */
+    if (!now->marker.name && untouched == 0)
+        return check_times(now, err);
+    return fail_again(now, other, err);
+}
+
+/* ---- afterwards ---- */
+
+enum ckpt_save_state ckpt_save_judge(const struct ckpt_save_counts *c)
+{
+    if (c->other == 0)
+        return CKPT_SAVE_SAME;
+    return c->equal == 0 && !c->late ? CKPT_SAVE_OLD : CKPT_SAVE_MIXED;
+}
+
+struct compare {
+    const struct ckpt_save *save;
+    struct ckpt_fdpool *pool;
+    atomic_size_t equal, other, gone;
+    atomic_size_t example; /* the first that is other */
+};
+
+static bool is_equal_now(struct compare *c, const struct ckpt_save_file *f,
+                         const struct ckpt_file_id *now)
+{
+    uint64_t sample;
+
+    if (ckpt_file_id_eq(now, &f->id))
+        return true;
+    return now->inode == f->id.inode && now->size == f->id.size && f->sampled &&
+           sample_file(f, c->pool, places_of(c->save->files.len), &sample) && sample == f->sample;
+}
+
+static int compare_one(void *ctx, size_t i, struct ckpt_err *err)
+{
+    struct compare *c = ctx;
+    const struct ckpt_save_file *f = &c->save->files.ptr[i];
+    struct ckpt_err own = {0};
+    struct ckpt_file_id now;
+
+    if (ckpt_dir_identify(f->dir, f->name, &now, &own) < 0) {
+        if (own.code != CKPT_MISSING)
+            return ckpt_fail(err, own.code, "%s", own.text);
+        atomic_fetch_add(&c->gone, 1);
+    } else if (is_equal_now(c, f, &now)) {
+        atomic_fetch_add(&c->equal, 1);
+    } else {
+        atomic_fetch_add(&c->other, 1);
+        size_t known = atomic_load(&c->example);
+        while (i < known && !atomic_compare_exchange_weak(&c->example, &known, i))
+            continue;
+    }
+    return 0;
+}
+
+int ckpt_save_compare(const struct ckpt_save *s, struct ckpt_fdpool *pool,
+                      enum ckpt_save_state *ret, struct ckpt_err *err)
+{
+    struct compare c = {.save = s, .pool = pool, .example = SIZE_MAX};
+
+    if (ckpt_parallel(s->files.len, 0, compare_one, &c, err) < 0)
+        return -1;
+    const struct ckpt_save_counts counts = {atomic_load(&c.equal), atomic_load(&c.other),
+                                            atomic_load(&c.gone), s->late};
+    *ret = ckpt_save_judge(&counts);
+    if (*ret != CKPT_SAVE_MIXED)
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *path = path_of(s, &s->files.ptr[atomic_load(&c.example)]);
+    (void)ckpt_fail(err, CKPT_STALE,
+                    "'%s' was saved again: '%s' and %zu more of its %zu shards are not what they "
+                    "were when it was opened, so that what was read may be of two saves",
+                    ckpt_dir_path(s->step), path ? path : "?", counts.other - 1, s->files.len);
+    return 0;
+}

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Looking through a run's folder. */
+#include "run/steps.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "base/vec.h"
+
+/* What a save, of any format, writes anew: if one of these changed, so did the checkpoint. */
+static const char *const anew[] = {
+    ".",
+    "model_config.json",
+    "checkpoint_metadata.json",
+    "config.yaml",
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    ".metadata",
+    "model",
+    ".incomplete",
+    "metadata.json",
+    "common.pt",
+    "run_config.yaml",
+    "mp_rank_00/model_optim_rng.pt",
+    "mp_rank_00_000/model_optim_rng.pt",
+    "mp_rank_00_000_000/model_optim_rng.pt",
+    "weights/metadata.json",
+    "model_weights/metadata.json",
+};
+
+static uint64_t generation_of(const struct ckpt_dir *dir, int64_t *ret_mtime_ns)
+{
+    uint64_t h = 0;
+
+    *ret_mtime_ns = 0;
+    for (size_t i = 0; i < sizeof anew / sizeof anew[0]; i++) {
+        struct ckpt_file_id id;
+        if (!ckpt_dir_stat(dir, anew[i], &id))
+            continue;
+        uint64_t part[4] = {i, id.size, (uint64_t)id.mtime_ns, (uint64_t)id.ctime_ns};
+        h = XXH3_64bits_withSeed(part, sizeof part, h);
+        if (id.mtime_ns > *ret_mtime_ns)
+            *ret_mtime_ns = id.mtime_ns;
+    }
+    return h;
+}
+
+/* What a directory holds may lie one further down. */
+static const char *const inner_models[] = {"actor", NULL}; /* verl's global_step_N */
+
+const struct ckpt_reader *ckpt_step_probe(struct ckpt_dir **dir, struct ckpt_err *err)
+{
+    const struct ckpt_reader *reader = ckpt_reader_probe(*dir, err);
+
+    for (size_t i = 0; !reader && err->code != CKPT_CONFLICT && inner_models[i]; i++) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *inner = NULL;
+        struct ckpt_err ignored = {0};
+        if (ckpt_dir_open_below(*dir, inner_models[i], &inner, &ignored) < 0 ||
+            !(reader = ckpt_reader_probe(inner, &ignored)))
+            continue;
+        ckpt_dir_unref(*dir);
+        *dir = ckpt_steal(&inner);
+    }
+    return reader;
+}
+
+/* ---- one step ---- */
+
+enum { MOST_READERS = 16 };
+
+struct pointers {
+    char *name[MOST_READERS]; /* per reader: what its pointer file says, or NULL */
+};
+
+/* A pointer file that is there and cannot be read is an error: without it, an unfinished step may
+ * look finished, and another one the latest. */
+static int read_pointers(struct ckpt_dir *run, struct pointers *p, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *fresh = NULL;
+
+    if (ckpt_dir_open_below(run, ".", &fresh, err) < 0)
+        return -1;
+    for (size_t i = 0; ckpt_readers[i]; i++)
+        p->name[i] = ckpt_readers[i]->latest ? ckpt_readers[i]->latest(fresh) : NULL;
+    return ckpt_dir_trouble(fresh, err);
+}
+
+static void pointers_release(struct pointers *p)
+{
+    for (size_t i = 0; i < MOST_READERS; i++)
+        free(p->name[i]);
+}
+
+static const char *pointer_of(const struct pointers *p, const struct ckpt_reader *reader)
+{
+    for (size_t i = 0; ckpt_readers[i]; i++)
+        if (ckpt_readers[i] == reader)
+            return p->name[i];
+    return NULL;
+}
+
+static bool is_pointed_at(const struct pointers *p, const char *name)
+{
+    for (size_t i = 0; ckpt_readers[i]; i++)
+        if (p->name[i] && strcmp(p->name[i], name) == 0)
+            return true;
+    return false;
+}
+
+enum looks { NO_STEP, UNFINISHED, FINISHED, UNKNOWN };
+
+/* *ret_dir: where the model is; *ret_reader: NULL where several fit, which opening says. UNKNOWN:
+ * nobody can tell. */
+static enum looks look_at(struct ckpt_dir *run, const struct pointers *pointers, const char *name,
+                          struct ckpt_dir **ret_dir, const struct ckpt_reader **ret_reader)
+{
+    struct ckpt_err err = {0};
+
+    *ret_reader = NULL;
+    if (ckpt_dir_open_below(run, name, ret_dir, &err) < 0)
+        return err.code == CKPT_MISSING || err.code == CKPT_UNSUPPORTED ? NO_STEP : UNKNOWN;
+    *ret_reader = ckpt_step_probe(ret_dir, &err);
+    const struct ckpt_reader *r = *ret_reader;
+    if (!r && err.code == CKPT_CONFLICT)
+        return FINISHED;
+    const bool finished =
+        r && (!r->finished || r->finished(*ret_dir, name, pointer_of(pointers, r)));
+    if (finished)
+        return FINISHED;
+    if (ckpt_dir_trouble(*ret_dir, NULL) < 0)
+        return UNKNOWN;
+    return r ? UNFINISHED : NO_STEP;
+}
+
+bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    ckpt_cleanup(pointers_release) struct pointers pointers = {0};
+    const struct ckpt_reader *reader;
+
+    if (read_pointers(run, &pointers, NULL) < 0)
+        return false;
+    const enum looks looks = look_at(run, &pointers, name, &dir, &reader);
+    return looks == NO_STEP || looks == UNFINISHED;
+}
+
+/* ---- all of them ---- */
+
+struct scan {
+    struct ckpt_dir *dir;
+    const struct ckpt_steps_found *known;
+    struct pointers pointers;
+    struct ckpt_steps_found found;
+};
+
+/* Links that point at one of the steps. */
+static bool is_pointer(const char *name)
+{
+    static const char *const pointers[] = {"latest", "LATEST", "LOWEST_VAL"};
+
+    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
+        if (strcmp(name, pointers[i]) == 0)
+            return true;
+    return false;
+}
+
+const struct ckpt_found_step *ckpt_steps_find(const struct ckpt_steps_found *s, const char *name)
+{
+    for (size_t i = 0; s && i < s->len; i++)
+        if (strcmp(s->ptr[i].name, name) == 0)
+            return &s->ptr[i];
+    return NULL;
+}
+
+/* A directory that cannot be looked into: is it a step? Those that were, those that a pointer file
+ * names, and those that are named like one. */
+static bool is_named_as_step(const struct scan *s, const char *name)
+{
+    const char last = name[strlen(name) - 1];
+
+    return ckpt_steps_find(s->known, name) || is_pointed_at(&s->pointers, name) ||
+           (last >= '0' && last <= '9');
+}
+
+static int note_unfinished(struct scan *s, const char *name, const struct ckpt_reader *reader,
+                           struct ckpt_err *err)
+{
+    free(s->found.unfinished);
+    s->found.unfinished = ckpt_asprintf("%s (%s)", name, reader->name);
+    return s->found.unfinished ? 0 : ckpt_nomem(err);
+}
+
+static int add_step(struct scan *s, const char *name, const struct ckpt_dir *dir,
+                    const struct ckpt_reader *reader, struct ckpt_err *err)
+{
+    const struct ckpt_found_step *known = ckpt_steps_find(s->known, name);
+    struct ckpt_found_step step = {0};
+
+    if (dir) {
+        step.generation = generation_of(dir, &step.mtime_ns);
+        if (reader)
+            step.marker = ckpt_save_marker_of(reader, dir);
+    }
+    if (*name)
+        step.generation ^= XXH3_64bits(name, strlen(name));
+    /* what cannot be looked at has not changed for that reason */
+    if (known && (!dir || ckpt_dir_trouble(dir, NULL) < 0))
+        step = *known;
+    if (!(step.name = strdup(name)) || ckpt_vec_push(&s->found, step) < 0) {
+        free(step.name);
+        return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct scan *s = ctx;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    const struct ckpt_reader *reader;
+    /* of a link nobody may be able to tell what it leads to */
+    const bool may_be = e->kind == CKPT_ENTRY_DIR ||
+                        (e->kind == CKPT_ENTRY_OTHER && ckpt_steps_find(s->known, e->name));
+
+    if (!may_be || e->name[0] == '.' || is_pointer(e->name))
+        return 0;
+    switch (look_at(s->dir, &s->pointers, e->name, &dir, &reader)) {
+    case NO_STEP:
+        return 0;
+    case UNFINISHED:
+        return note_unfinished(s, e->name, reader, err);
+    case UNKNOWN:
+        return is_named_as_step(s, e->name) ? add_step(s, e->name, dir, reader, err) : 0;
+    case FINISHED:
+        break;
+    }
+    return add_step(s, e->name, dir, reader, err);
+}
+
+/* What a pointer file names, if that step is there; else the last one by number. */
+static int find_latest(struct scan *s, struct ckpt_err *err)
+{
+    struct ckpt_steps_found *f = &s->found;
+    const char *newest = f->len ? f->ptr[f->len - 1].name : NULL, *latest = NULL;
+
+    for (size_t i = 0; !latest && ckpt_readers[i]; i++) {
+        const char *says = s->pointers.name[i];
+        if (!says)
+            continue;
+        if (ckpt_steps_find(f, says))
+            latest = says;
+        else if (newest && !f->warning &&
+                 !(f->warning =
+                       ckpt_asprintf("'%s': the run's pointer file (%s) names step '%s' as "
+                                     "the latest, which is not there or not finished: "
+                                     "'%s' is taken",
+                                     ckpt_dir_path(s->dir), ckpt_readers[i]->name, says, newest)))
+            return ckpt_nomem(err);
+    }
+    if (latest) {
+        free(f->warning);
+        f->warning = NULL;
+    }
+    latest = latest ? latest : newest;
+    return !latest || (f->latest = strdup(latest)) ? 0 : ckpt_nomem(err);
+}
+
+static int scan_folder(struct scan *s, struct ckpt_err *err)
+{
+    return read_pointers(s->dir, &s->pointers, err) < 0 ||
+                   ckpt_dir_list(s->dir, scan_entry, s, err) < 0
+               ? -1
+               : find_latest(s, err);
+}
+
+static int scan_single(struct scan *s, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    struct ckpt_err ignored = {0};
+
+    /* as if anew: what went wrong with it before is over */
+    if (ckpt_dir_open_below(s->dir, ".", &dir, err) < 0)
+        return -1;
+    const struct ckpt_reader *reader = ckpt_step_probe(&dir, &ignored);
+    return add_step(s, "", dir, reader, err) < 0 ? -1 : find_latest(s, err);
+}
+
+int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const struct ckpt_steps_found *known,
+                    struct ckpt_steps_found *ret, struct ckpt_err *err)
+{
+    struct scan s = {.dir = run, .known = known};
+    int result = is_folder ? scan_folder(&s, err) : scan_single(&s, err);
+
+    pointers_release(&s.pointers);
+    if (result < 0)
+        ckpt_steps_found_release(&s.found);
+    *ret = s.found;
+    return result;
+}
+
+void ckpt_steps_found_release(struct ckpt_steps_found *s)
+{
+    for (size_t i = 0; i < s->len; i++)
+        free(s->ptr[i].name);
+    free(s->ptr);
+    free(s->latest);
+    free(s->unfinished);
+    free(s->warning);
+    *s = (struct ckpt_steps_found){0};
+}
+
+bool ckpt_steps_same(const struct ckpt_steps_found *a, const struct ckpt_steps_found *b)
+{
+    if (a->len != b->len || !a->latest != !b->latest ||
+        (a->latest && strcmp(a->latest, b->latest) != 0))
+        return false;
+    for (size_t i = 0; i < a->len; i++)
+        if (a->ptr[i].generation != b->ptr[i].generation ||
+            strcmp(a->ptr[i].name, b->ptr[i].name) != 0)
+            return false;
+    return true;
+}
