@@ -236,14 +236,13 @@ static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, con
 static int open_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct ckpt_run **run,
                      char **step, struct ckpt_view **view, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *wanted = NULL;
-    const bool first = ckpt_comm_rank(comm) == 0;
-    int rc = ckpt_tool_open_run(&t->tool, run, &wanted, err);
+    const bool latest = ckpt_comm_rank(comm) == 0 && !t->tool.step;
+    int rc = ckpt_run_open(t->tool.run, t->tool.opt, run, err);
 
     if (ckpt_comm_agree(comm, rc, agree_ms(t), err) < 0 ||
-        ckpt_comm_step(comm, *run, first ? wanted : NULL, agree_ms(t), step, err) < 0)
+        ckpt_comm_step(comm, *run, t->tool.step, agree_ms(t), step, err) < 0)
         return -1;
-    rc = ckpt_tool_open_view(*run, wanted || !first ? *step : NULL, view, err);
+    rc = ckpt_tool_open_view(*run, latest ? NULL : *step, view, err);
     return ckpt_comm_agree(comm, rc, agree_ms(t), err);
 }
 

@@ -86,21 +86,6 @@ static int fail_latest(struct ckpt_run *run, struct ckpt_err *err)
     return -1;
 }
 
-int ckpt_tool_open_run(const struct ckpt_tool *t, struct ckpt_run **ret_run, char **ret_step,
-                       struct ckpt_err *err)
-{
-    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
-
-    *ret_step = NULL;
-    if (ckpt_run_open(t->run, t->opt, &run, err) < 0)
-        return -1;
-    if (t->step && ckpt_run_find_step(run, t->step, ret_step, err) < 0)
-        return -1;
-    *ret_run = run;
-    run = NULL;
-    return 0;
-}
-
 int ckpt_tool_open_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret_view,
                         struct ckpt_err *err)
 {
@@ -115,7 +100,8 @@ int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
     CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
     CKPTFS_CLEANUP(ckptfs_freep) char *step = NULL;
 
-    if (ckpt_tool_open_run(t, &run, &step, err) < 0 ||
+    if (ckpt_run_open(t->run, t->opt, &run, err) < 0 ||
+        (t->step && ckpt_run_find_step(run, t->step, &step, err) < 0) ||
         ckpt_tool_open_view(run, step, ret_view, err) < 0)
         return -1;
     *ret_run = run;

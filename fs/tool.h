@@ -39,9 +39,7 @@ void ckpt_tool_many_files(void);
 int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
                    struct ckpt_view **ret_view, struct ckpt_err *err);
 
-/* Its two halves. *ret_step is NULL without --step. */
-int ckpt_tool_open_run(const struct ckpt_tool *t, struct ckpt_run **ret_run, char **ret_step,
-                       struct ckpt_err *err);
+/* The view of a step, by its name; NULL: the latest, whose error says so. */
 int ckpt_tool_open_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret_view,
                         struct ckpt_err *err);
 void ckpt_runp(struct ckpt_run **run);

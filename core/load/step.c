@@ -16,22 +16,21 @@
  */
 enum { SEEN_MS = 35 * 1000, LOOK_MS = 200 };
 
-/* The name of the latest step; MISSING. */
-static int latest_step(struct ckpt_run *run, char **ret, struct ckpt_err *err)
+/* The name of the step that this rank means; NULL: it leaves that to rank 0. What it does not see
+ * may be a name all the same. */
+static int own_step(struct ckpt_run *run, const char *step, bool first, char **ret,
+                    struct ckpt_err *err)
 {
-    struct ckpt_step *step = NULL;
-    size_t n = 0;
+    struct ckpt_err why = {0};
 
     *ret = NULL;
-    if (ckpt_run_steps(run, &step, &n, err) < 0)
-        return -1;
-    for (size_t i = 0; i < n && !*ret; i++)
-        if (step[i].is_latest && !(*ret = strdup(step[i].name))) {
-            ckpt_steps_free(step, n);
-            return ckpt_nomem(err);
-        }
-    ckpt_steps_free(step, n);
-    return *ret ? 0 : ckpt_fail(err, CKPT_MISSING, "the run has no step yet");
+    if (!step && !first)
+        return 0;
+    if (ckpt_run_find_step(run, step, ret, &why) == 0)
+        return 0;
+    if (first || why.code != CKPT_MISSING)
+        return ckpt_fail(err, why.code, "%s", why.text);
+    return (*ret = strdup(step)) ? 0 : ckpt_nomem(err);
 }
 
 static int has_step(struct ckpt_run *run, const char *name, bool *ret, struct ckpt_err *err)
@@ -95,20 +94,17 @@ int ckpt_comm_step(struct ckpt_comm *comm, struct ckpt_run *run, const char *ste
 {
     ckpt_cleanup(ckpt_freep) char *own = NULL;
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
-    struct choice choice = {.name = step, .size = comm->x->size};
+    const bool first = comm->x->rank == 0;
+    int rc = own_step(run, step, first, &own, err);
+    struct choice choice = {.name = own, .size = comm->x->size};
     struct ckpt_round round = {.judge = judge_step, .ctx = &choice};
     size_t len = 0;
-    int rc = 0;
 
-    if (comm->x->rank == 0 && !step) {
-        rc = latest_step(run, &own, err);
-        choice.name = own;
-    }
-    if (ckpt_round_run(&round, comm, rc, step, step ? strlen(step) : 0, timeout_ms, &answer, &len,
+    if (ckpt_round_run(&round, comm, rc, own, own ? strlen(own) : 0, timeout_ms, &answer, &len,
                        err) < 0)
         return -1;
     answer[len] = '\0'; /* ckpt_round_run leaves room for it */
-    rc = comm->x->rank == 0 ? 0 : await_step(run, (char *)answer, timeout_ms, err);
+    rc = first ? 0 : await_step(run, (char *)answer, timeout_ms, err);
     if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
         return -1;
     *ret = (char *)ckpt_steal(&answer);

@@ -83,10 +83,11 @@ CKPT_PUBLIC const char *ckpt_comm_transport(const struct ckpt_comm *comm); /* "t
 CKPT_PUBLIC int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
                                 struct ckpt_err *err);
 
-/* COLLECTIVE. The step of a run that all ranks load: what rank 0 says, or (step == NULL) its
- * latest, which another rank may not see yet, or see a later one. A rank other than 0 gives NULL or
- * the same name: another one is CONFLICT, which names both. A step that a rank still does not see
- * after some seconds is MISSING. *ret is for ckpt_run_view; the caller frees it. */
+/* COLLECTIVE. The step of a run that all ranks load: the one that rank 0 means (as
+ * ckpt_run_find_step has it; NULL: its latest, which another rank may not see yet, or see a later
+ * one). A rank other than 0 means the same or gives NULL: another step is CONFLICT, which names
+ * both. A step that a rank still does not see after some seconds is MISSING. *ret is for
+ * ckpt_run_view; the caller frees it. */
 CKPT_PUBLIC int ckpt_comm_step(struct ckpt_comm *comm, struct ckpt_run *run, const char *step,
                                uint32_t timeout_ms, char **ret, struct ckpt_err *err);
 

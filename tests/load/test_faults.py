@@ -275,12 +275,14 @@ def ranks_that_see_other_steps(top):
         assert status == 1 and err.split(": ", 1)[1] == "rank 1: the run has no step '20' here, which rank 0 loads\n", ends
     ends = finish(start(runs, "fsdp=2", "--step", "10", "--verify", "--json"))
     assert [status for _, status in ends] == [0, 0], ends
-    processes = start([runs[1], runs[0]], "fsdp=2", "--verify", "--json")
-    time.sleep(1)  # and it appears
-    shutil.copytree(os.path.join(runs[1], "20"), os.path.join(runs[0], ".20"), copy_function=shutil.copy2)
-    os.rename(os.path.join(runs[0], ".20"), os.path.join(runs[0], "20"))
-    ends = finish(processes)
-    assert [status for _, status in ends] == [0, 0] and json.loads(ends[0][0][0])["step"] == "20", ends
+    for more in ([], ["--step", "20"]):
+        processes = start([runs[1], runs[0]], "fsdp=2", "--verify", "--json", *more)
+        time.sleep(1)  # and it appears
+        shutil.copytree(os.path.join(runs[1], "20"), os.path.join(runs[0], ".20"), copy_function=shutil.copy2)
+        os.rename(os.path.join(runs[0], ".20"), os.path.join(runs[0], "20"))
+        ends = finish(processes)
+        assert [status for _, status in ends] == [0, 0] and json.loads(ends[0][0][0])["step"] == "20", ends
+        shutil.rmtree(os.path.join(runs[0], "20"))
 
 
 def steps_opened_by_hand(top):
