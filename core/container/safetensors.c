@@ -5,8 +5,10 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/ckd.h"
+#include "base/json_members.h"
 #include "io/cursor.h"
 #include "tensor/box.h"
 
@@ -179,27 +181,74 @@ static int check_tiling(struct ckpt_st *st, uint64_t begin, uint64_t size, struc
     return 0;
 }
 
+/* The keys seen so far, by their hashes: of a million names a quarter of what a map would take. */
+struct keys {
+    uint64_t *slot; /* 0: empty */
+    size_t cap;     /* a power of two */
+};
+
+static void keys_release(struct keys *k) { free(k->slot); }
+
+static int keys_init(struct keys *k, size_t n, struct ckpt_err *err)
+{
+    for (k->cap = 16; k->cap < 2 * n;)
+        k->cap *= 2;
+    k->slot = calloc(k->cap, sizeof *k->slot);
+    return k->slot ? 0 : ckpt_nomem(err);
+}
+
+/* Has the header so far a tensor of this name? Looks for itself only where a hash came before. */
+static bool is_twice(struct keys *k, const struct ckpt_st *st, const char *name)
+{
+    const uint64_t h = XXH3_64bits(name, strlen(name)) | 1;
+    size_t i = (size_t)(h >> 1) & (k->cap - 1);
+
+    while (k->slot[i] && k->slot[i] != h)
+        i = (i + 1) & (k->cap - 1);
+    if (k->slot[i])
+        return ckpt_st_find(st, name) != NULL;
+    k->slot[i] = h;
+    return false;
+}
+
+static int parse_member(struct ckpt_st *st, const char *name, json_t *value, struct keys *keys,
+                        struct ckpt_err *err)
+{
+    const bool is_metadata = strcmp(name, "__metadata__") == 0;
+
+    if (is_metadata ? st->metadata != NULL : is_twice(keys, st, name))
+        return ckpt_fail(err, CKPT_FORMAT, "header: not valid JSON: duplicate object key '%s'",
+                         name);
+    return is_metadata ? parse_metadata(st, value, err) : parse_tensor(st, name, value, err);
+}
+
+static int parse_members(struct ckpt_st *st, struct ckpt_json_members *m, struct ckpt_err *err)
+{
+    ckpt_cleanup(keys_release) struct keys keys = {0};
+    const size_t n = ckpt_json_members_count(m);
+    const char *name;
+    json_t *value;
+    int rc;
+
+    if (!(st->tensor = calloc(n + 1, sizeof *st->tensor)))
+        return ckpt_nomem(err);
+    if (keys_init(&keys, n, err) < 0)
+        return -1;
+    while ((rc = ckpt_json_members_next(m, &name, &value, err)) > 0)
+        if (parse_member(st, name, value, &keys, err) < 0)
+            return -1;
+    return rc;
+}
+
 static int parse(struct ckpt_source *s, struct ckpt_st *st, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *text = NULL;
-    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
-    const char *name;
-    json_t *value;
+    ckpt_cleanup(ckpt_json_members_release) struct ckpt_json_members m = {0};
     size_t len;
 
-    if (read_text(s, &text, &len, err) < 0 || ckpt_json_parse(text, len, "header", &j, err) < 0)
+    if (read_text(s, &text, &len, err) < 0 ||
+        ckpt_json_members_begin(&m, text, len, "header", err) < 0 || parse_members(st, &m, err) < 0)
         return -1;
-    if (!json_is_object(j))
-        return ckpt_fail(err, CKPT_FORMAT, "header is not a JSON object");
-    if (!(st->tensor = calloc(json_object_size(j) + 1, sizeof *st->tensor)))
-        return ckpt_nomem(err);
-    json_object_foreach(j, name, value)
-    {
-        int r = strcmp(name, "__metadata__") == 0 ? parse_metadata(st, value, err)
-                                                  : parse_tensor(st, name, value, err);
-        if (r < 0)
-            return -1;
-    }
     return check_tiling(st, 8 + len, s->size, err);
 }
 
