@@ -8,7 +8,7 @@ set -euo pipefail
 packages=(gcc cmake ninja-build pkg-config libfuse3-dev fuse3 libjansson-dev libxxhash-dev libyaml-dev libpcre2-dev
           liburing-dev)
 if [[ ${1:-} == tests ]]; then
-  packages+=(g++ clang libcmocka-dev python3 python3-venv util-linux procps man-db openmpi-bin libopenmpi-dev strace)
+  packages+=(g++ clang libcmocka-dev python3 python3-venv util-linux procps man-db openmpi-bin libopenmpi-dev strace xxhash)
 fi
 
 is_installed() { [[ $(dpkg-query -W -f '${Status}' "$1" 2>/dev/null) == 'install ok installed' ]]; }

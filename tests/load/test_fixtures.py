@@ -14,6 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import case as cases  # noqa: E402
 from case import BUILD, CKPT, SOURCE  # noqa: E402
 
+NOT_YET = ("deepspeed/",)  # formats that no reader knows; everything else must open
 LOAD_RANKS = os.path.join(BUILD, "tests", "load_ranks")
 FIXTURES = os.environ.get("CKPTFS_FIXTURES") or os.path.join(SOURCE, "..", "shared", "fixtures")
 TP = {1: ["tp=1"], 2: ["tp=2", "pp=2", "ep=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "tp=4", "ep=2,tp=2"], 5: ["dp=5"], 6: ["tp=2,dp=3", "tp=2,fsdp=3"],
@@ -93,6 +94,9 @@ def main():
                 continue
             if not opens(path, options):
                 closed += 1
+                if not name.startswith(NOT_YET):
+                    print(f"FAIL {name} {options}: can't be opened")
+                    seen, failed = seen + 1, failed + 1
                 continue
             seen += 1
             failed += not check(name, path, options)
