@@ -23,6 +23,7 @@
 #include "json_text.h"
 #include "out.h"
 #include "pump.h"
+#include "same_files.h"
 #include "tool.h"
 
 struct export
@@ -32,6 +33,7 @@ struct export
     int dir;   /* DEST */
     bool made; /* DEST is ours */
     bool resumed;
+    bool finished; /* DEST looks like what we would make: all files, of the right sizes, no more */
     struct ckpt_journal journal;
     pthread_mutex_t lock; /* over fd[] while files are opened */
     int *fd;              /* per item: the temporary file, or -1 */
@@ -74,15 +76,28 @@ static bool is_temp(const struct ckpt_items *items, const char *name)
     return false;
 }
 
-/* Whether DEST has a journal, and no entry that an export of these items would not make. */
-static int inspect(const struct export *x, bool *ret_empty, struct ckpt_err *err)
+/* Is every file there, with its size? */
+static bool has_all(const struct export *x)
+{
+    struct stat st;
+
+    for (size_t i = 0; i < x->items->n; i++)
+        if (fstatat(x->dir, x->items->item[i].path, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+            !S_ISREG(st.st_mode) || (uint64_t)st.st_size != x->items->item[i].size)
+            return false;
+    return x->items->n > 0;
+}
+
+/* Whether DEST has a journal or all files, and no entry that an export of these items would not
+ * make. */
+static int inspect(struct export *x, struct ckpt_err *err)
 {
     int copy = openat(x->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *d = copy >= 0 ? fdopendir(copy) : NULL;
     bool journal = faccessat(x->dir, ckpt_journal_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
     char other[300] = "";
-    size_t n = 0;
 
+    x->finished = !journal && has_all(x);
     if (!d) {
         (void)ckptfs_fail_errno(err, errno, "%s", x->dest);
         if (copy >= 0)
@@ -92,14 +107,13 @@ static int inspect(const struct export *x, bool *ret_empty, struct ckpt_err *err
     for (struct dirent *e; (e = readdir(d));) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;
-        n++;
-        bool ours = journal && (strcmp(e->d_name, ckpt_journal_name) == 0 ||
-                                begins_a_path(x->items, e->d_name) || is_temp(x->items, e->d_name));
+        bool ours = (journal &&
+                     (strcmp(e->d_name, ckpt_journal_name) == 0 || is_temp(x->items, e->d_name))) ||
+                    ((journal || x->finished) && begins_a_path(x->items, e->d_name));
         if (!ours && !*other)
             (void)snprintf(other, sizeof other, "%s", e->d_name);
     }
     (void)closedir(d);
-    *ret_empty = n == 0;
     return *other ? ckptfs_fail(err, CKPT_CONFLICT,
                                 "%s is not empty: it holds %s; export into a new directory (or "
                                 "compare a finished export with ckpt verify)",
@@ -109,8 +123,6 @@ static int inspect(const struct export *x, bool *ret_empty, struct ckpt_err *err
 
 static int open_dest(struct export *x, struct ckpt_err *err)
 {
-    bool empty;
-
     if (mkdir(x->dest, 0777) == 0)
         x->made = true;
     else if (errno != EEXIST)
@@ -118,7 +130,7 @@ static int open_dest(struct export *x, struct ckpt_err *err)
     x->dir = open(x->dest, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (x->dir < 0)
         return ckptfs_fail_errno(err, errno, "%s", x->dest);
-    return inspect(x, &empty, err);
+    return inspect(x, err);
 }
 
 /* ---- resuming ---- */
@@ -421,17 +433,37 @@ static int report(const struct ckpt_tool *t, const struct export *x, double seco
                                                      "bytes", (json_int_t)x->items->item[i].size,
                                                      "xxh3", ckpt_hash_hex(&x->hash[i], hex)));
     (void)ckpt_hash_hex(&whole, hex);
-    j = json_pack("{s:o, s:I, s:f, s:b, s:s, s:o}", "dest", ckptfs_json_text(x->dest), "bytes",
-                  (json_int_t)x->items->bytes, "seconds", seconds, "resumed", x->resumed, "xxh3",
-                  hex, "files", files);
+    j = json_pack("{s:o, s:I, s:f, s:b, s:b, s:s, s:o}", "dest", ckptfs_json_text(x->dest), "bytes",
+                  (json_int_t)x->items->bytes, "seconds", seconds, "resumed", x->resumed,
+                  "already_complete", x->finished, "xxh3", hex, "files", files);
     if (t->json)
         return ckpt_out_json(j, err);
     (void)printf(
         "%s: %zu files, %s in %.1f s (%s/s)%s\nxxh3 %s\n", x->dest, x->items->n,
         ckpt_out_size(x->items->bytes, size), seconds,
         ckpt_out_size(seconds > 0 ? (uint64_t)((double)x->items->bytes / seconds) : 0, rate),
-        x->resumed ? ", resumed" : "", hex);
+        x->finished  ? ", already complete: every byte was compared"
+        : x->resumed ? ", resumed"
+                     : "",
+        hex);
     return 0;
+}
+
+static int compare_all(const struct ckpt_tool *t, struct export *x, struct ckpt_view *view,
+                       struct ckpt_err *err)
+{
+    const struct ckpt_same_files what = {.view = view,
+                                         .items = x->items,
+                                         .dir = x->dir,
+                                         .dest = x->dest,
+                                         .jobs = t->jobs,
+                                         .quiet = t->quiet,
+                                         .hash = x->hash};
+    double seconds;
+
+    if (ckpt_same_files(&what, &seconds, err) < 0 || ckpt_view_verify_unchanged(view, err) < 0)
+        return -1;
+    return report(t, x, seconds, err);
 }
 
 static int write_all(const struct ckpt_tool *t, struct export *x, struct ckpt_view *view,
@@ -474,6 +506,8 @@ static int prepare(struct export *x, const struct ckpt_view *view, struct ckpt_e
         x->fd[i] = -1;
     if (open_dest(x, err) < 0)
         return -1;
+    if (x->finished)
+        return 0;
     if (ckpt_journal_open(x->dir, source, &x->journal, &fresh, err) < 0) {
         struct ckpt_err inner = *err;
         *err = (struct ckpt_err){0};
@@ -515,7 +549,7 @@ int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err)
     (void)pthread_mutex_init(&x.lock, NULL);
     int rc = prepare(&x, view, err);
     if (rc == 0)
-        rc = write_all(t, &x, view, err);
+        rc = x.finished ? compare_all(t, &x, view, err) : write_all(t, &x, view, err);
     if (rc < 0 && x.journal.fd >= 0) {
         /* what is written is of a save that is not there any more, if of one at all */
         const bool stale = err->code == CKPT_STALE;

@@ -248,6 +248,30 @@ class Real(Case):
         self.assertIn("something else", done.stderr)
         self.assertEqual(os.listdir(out), [".ckptfs-export"])
 
+    def test_an_export_onto_its_finished_self_is_compared(self):
+        step = self.model("10")
+        out = os.path.join(self.tmp, "out")
+        first = ckpt("export", self.run_dir, out)
+        self.assertEqual(first.returncode, 0, first.stderr)
+        before = {n: os.stat(os.path.join(out, n)).st_mtime_ns for n in os.listdir(out)}
+        again = ckpt("export", self.run_dir, out)
+        self.assertEqual((again.returncode, again.stderr), (0, ""))
+        self.assertIn("already complete", again.stdout)
+        self.assertEqual(again.stdout.splitlines()[-1], first.stdout.splitlines()[-1])  # the digest
+        self.assertEqual({n: os.stat(os.path.join(out, n)).st_mtime_ns for n in os.listdir(out)}, before)
+        self.assertTrue(json.loads(ckpt("export", self.run_dir, out, "--json").stdout)["already_complete"])
+        with open(os.path.join(out, "model.safetensors"), "r+b") as f:
+            f.seek(-5, os.SEEK_END)
+            byte = f.read(1)
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([byte[0] ^ 1]))
+            at = f.seek(0, os.SEEK_END) - 5
+        done = ckpt("export", self.run_dir, out)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"model.safetensors differs at byte {at}", done.stderr)
+        self.assertEqual(sorted(os.listdir(out)), sorted(before))
+        self.assertTrue(os.path.isdir(step))
+
     def test_a_full_disk_is_said_at_once_and_leaves_nothing(self):
         if os.geteuid() != 0:
             self.skipTest("needs to mount a tmpfs")
