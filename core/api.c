@@ -210,14 +210,13 @@ static json_t *piece_list(const struct ckpt_catalog *cat, const struct ckpt_tens
         ckpt_cleanup(ckpt_freep) char *name = path ? ckpt_printable(path) : NULL;
         json_t *axes = json_array();
         for (uint32_t a = 0; a < p->naxis; a++)
-            (void)json_array_append_new(axes,
-                                        json_pack("{s:I, s:I, s:I}", "n", (json_int_t)p->axis[a].n,
-                                                  "element_stride", (json_int_t)p->axis[a].dst,
-                                                  "byte_stride", (json_int_t)p->axis[a].src));
-        (void)json_array_append_new(list, json_pack("{s:s?, s:I, s:I, s:I, s:o}", "file", name,
-                                                    "offset", (json_int_t)p->src, "element",
-                                                    (json_int_t)p->dst, "elements",
-                                                    (json_int_t)ckpt_piece_numel(p), "axes", axes));
+            ckpt_json_append(&axes, json_pack("{s:I, s:I, s:I}", "n", (json_int_t)p->axis[a].n,
+                                              "element_stride", (json_int_t)p->axis[a].dst,
+                                              "byte_stride", (json_int_t)p->axis[a].src));
+        ckpt_json_append(&list,
+                         json_pack("{s:s, s:I, s:I, s:I, s:o}", "file", name, "offset",
+                                   (json_int_t)p->src, "element", (json_int_t)p->dst, "elements",
+                                   (json_int_t)ckpt_piece_numel(p), "axes", axes));
     }
     return list;
 }
@@ -227,20 +226,19 @@ static json_t *shape_list(const struct ckpt_tensor *t)
     json_t *list = json_array();
 
     for (uint32_t d = 0; d < t->rank; d++)
-        (void)json_array_append_new(list, json_integer((json_int_t)t->dim[d]));
+        ckpt_json_append(&list, json_integer((json_int_t)t->dim[d]));
     return list;
 }
 
 /* What a tensor is made of in the end: the stored ones, each with its pieces. */
-static void add_stored(json_t *list, const struct ckpt_catalog *cat, const struct ckpt_tensor *t)
+static void add_stored(json_t **list, const struct ckpt_catalog *cat, const struct ckpt_tensor *t)
 {
     for (uint32_t i = 0; t->value && i < t->value->narg; i++)
         add_stored(list, t->value->arg[i].cat, t->value->arg[i].tensor);
     if (!t->value)
-        (void)json_array_append_new(list,
-                                    json_pack("{s:s, s:s, s:o, s:o}", "tensor", t->name, "dtype",
-                                              ckpt_dtype_name((enum ckpt_dtype)t->dtype), "shape",
-                                              shape_list(t), "pieces", piece_list(cat, t)));
+        ckpt_json_append(list, json_pack("{s:s, s:s, s:o, s:o}", "tensor", t->name, "dtype",
+                                         ckpt_dtype_name((enum ckpt_dtype)t->dtype), "shape",
+                                         shape_list(t), "pieces", piece_list(cat, t)));
 }
 
 /* "cast of plus_one": operators, the last one first. */
@@ -251,18 +249,20 @@ static int add_computed(json_t *out, const struct ckpt_catalog *cat, const struc
     ckpt_cleanup(ckpt_json_decrefp) json_t *stored = json_array();
     struct ckpt_str s = {0};
 
-    add_stored(stored, cat, t);
+    add_stored(&stored, cat, t);
     for (; t->value; t = t->value->arg[0].tensor)
         ckpt_str_printf(&s, "%s%s", s.len ? " of " : "", t->value->ops->name);
     if (ckpt_str_steal(&s, &text, err) < 0)
         return -1;
-    (void)json_object_set_new(out, "computed", json_string(text));
+    if (!stored || json_object_set_new(out, "computed", json_string(text)) < 0)
+        return ckpt_nomem(err);
     if (json_array_size(stored) > 1)
         return json_object_set(out, "operands", stored) < 0 ? ckpt_nomem(err) : 0;
     const json_t *only = json_array_get(stored, 0);
-    (void)json_object_set(out, "stored_dtype", json_object_get(only, "dtype"));
-    return json_object_set(out, "pieces", json_object_get(only, "pieces")) < 0 ? ckpt_nomem(err)
-                                                                               : 0;
+    return json_object_set(out, "stored_dtype", json_object_get(only, "dtype")) < 0 ||
+                   json_object_set(out, "pieces", json_object_get(only, "pieces")) < 0
+               ? ckpt_nomem(err)
+               : 0;
 }
 
 int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,

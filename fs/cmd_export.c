@@ -428,10 +428,10 @@ static int report(const struct ckpt_tool *t, const struct export *x, double seco
         return -1;
     }
     for (size_t i = 0; i < x->items->n; i++)
-        (void)json_array_append_new(files, json_pack("{s:o, s:I, s:s}", "name",
-                                                     ckptfs_json_text(x->items->item[i].path),
-                                                     "bytes", (json_int_t)x->items->item[i].size,
-                                                     "xxh3", ckpt_hash_hex(&x->hash[i], hex)));
+        ckptfs_json_append(&files, json_pack("{s:o, s:I, s:s}", "name",
+                                             ckptfs_json_text(x->items->item[i].path), "bytes",
+                                             (json_int_t)x->items->item[i].size, "xxh3",
+                                             ckpt_hash_hex(&x->hash[i], hex)));
     (void)ckpt_hash_hex(&whole, hex);
     j = json_pack("{s:o, s:I, s:f, s:b, s:b, s:s, s:o}", "dest", ckptfs_json_text(x->dest), "bytes",
                   (json_int_t)x->items->bytes, "seconds", seconds, "resumed", x->resumed,

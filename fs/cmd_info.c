@@ -21,8 +21,10 @@ static json_t *steps_json(struct ckpt_run *run, struct ckpt_err *err)
         return NULL;
     }
     for (size_t i = 0; i < n; i++)
-        (void)json_array_append_new(list, ckptfs_json_text(step[i].name));
+        ckptfs_json_append(&list, ckptfs_json_text(step[i].name));
     ckpt_steps_free(step, n);
+    if (!list)
+        (void)ckptfs_nomem(err);
     return list;
 }
 

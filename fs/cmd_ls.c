@@ -16,7 +16,7 @@ static json_t *tensor_json(const struct ckpt_tensor_info *info)
     json_t *shape = json_array();
 
     for (uint32_t d = 0; d < info->rank; d++)
-        (void)json_array_append_new(shape, json_integer((json_int_t)info->shape[d]));
+        ckptfs_json_append(&shape, json_integer((json_int_t)info->shape[d]));
     return json_pack("{s:s, s:s, s:o, s:I, s:s, s:I}", "name", info->name, "dtype", info->dtype,
                      "shape", shape, "bytes", (json_int_t)info->nbytes, "file",
                      info->file ? ckpt_node_name(info->file) : "", "offset",

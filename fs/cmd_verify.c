@@ -263,7 +263,7 @@ static int compare_bytes(const struct verify *v, const struct ckpt_item *item, i
 static void note(struct verify *v, const char *name, const char *what)
 {
     json_t *text = json_sprintf("%s: %s", name, what);
-    (void)json_array_append_new(v->notes, text);
+    ckptfs_json_append(&v->notes, text);
 }
 
 static bool is_config(const char *path)

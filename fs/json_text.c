@@ -44,3 +44,13 @@ json_t *ckptfs_json_text(const char *bytes)
     }
     return json_stringn(text, (size_t)(to - text));
 }
+
+void ckptfs_json_append(json_t **list, json_t *value)
+{
+    if (!*list) {
+        json_decref(value);
+    } else if (!value || json_array_append_new(*list, value) < 0) {
+        json_decref(*list);
+        *list = NULL;
+    }
+}

@@ -65,6 +65,30 @@ int ckpt_json_parse(const char *text, size_t len, const char *what, json_t **ret
     return 0;
 }
 
+static void keep_if(json_t **j, bool good)
+{
+    if (good)
+        return;
+    json_decref(*j);
+    *j = NULL;
+}
+
+void ckpt_json_append(json_t **list, json_t *value)
+{
+    if (!*list)
+        json_decref(value);
+    else
+        keep_if(list, value && json_array_append_new(*list, value) == 0);
+}
+
+void ckpt_json_set(json_t **obj, const char *key, json_t *value)
+{
+    if (!*obj)
+        json_decref(value);
+    else
+        keep_if(obj, value && json_object_set_new(*obj, key, value) == 0);
+}
+
 /* Python's repr of a finite float: the shortest digits that read back, exponent form below 1e-4 and
  * from 1e16 on. */
 static void put_real(struct ckpt_str *s, double v)

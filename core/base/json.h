@@ -31,6 +31,12 @@ enum ckpt_json_style {
     CKPT_JSON_PYTHON,  /* json.dumps(indent=2) + "\n": what transformers writes */
 };
 
+/* Append a value, or set a member, of a list or object that is being made; both take the value. If
+ * there is no memory (also: value is NULL), *list or *obj becomes NULL, and stays so: whoever makes
+ * it checks once, at the end. */
+void ckpt_json_append(json_t **list, json_t *value);
+void ckpt_json_set(json_t **obj, const char *key, json_t *value);
+
 /* Serialise; floats in Python's repr ("1e-05", "10000.0"). The caller frees *ret_text. */
 int ckpt_json_dump(const json_t *j, enum ckpt_json_style style, bool sort_keys, char **ret_text,
                    size_t *ret_len, struct ckpt_err *err);

@@ -71,14 +71,16 @@ void ckpt_automodel_warn(const struct ckpt_dir *dir, struct ckpt_catalog *cat)
 }
 
 /* The names of a run's steps: epoch_E_step_S. */
-void ckpt_automodel_describe_step(const struct ckpt_dir *dir, json_t *about)
+int ckpt_automodel_describe_step(const struct ckpt_dir *dir, json_t *about, struct ckpt_err *err)
 {
     const char *path = ckpt_dir_path(dir), *name = strrchr(path, '/');
     unsigned long epoch, step;
     int end = 0;
 
     if (sscanf(name ? name + 1 : path, "epoch_%9lu_step_%9lu%n", &epoch, &step, &end) < 2)
-        return;
-    (void)json_object_set_new(about, "epoch", json_integer((json_int_t)epoch));
-    (void)json_object_set_new(about, "step", json_integer((json_int_t)step));
+        return 0;
+    return json_object_set_new(about, "epoch", json_integer((json_int_t)epoch)) < 0 ||
+                   json_object_set_new(about, "step", json_integer((json_int_t)step)) < 0
+               ? ckpt_nomem(err)
+               : 0;
 }

@@ -15,7 +15,7 @@ char *ckpt_automodel_latest(struct ckpt_dir *run);
 bool ckpt_automodel_finished(struct ckpt_dir *dir, const char *name, const char *latest);
 
 /* "epoch" and "step" of the directory's name, if it has such a one. */
-void ckpt_automodel_describe_step(const struct ckpt_dir *dir, json_t *about);
+int ckpt_automodel_describe_step(const struct ckpt_dir *dir, json_t *about, struct ckpt_err *err);
 
 /* A save that was opened by its own name although it is not finished. */
 void ckpt_automodel_warn(const struct ckpt_dir *dir, struct ckpt_catalog *cat);

@@ -53,10 +53,12 @@ static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
 
     if (!at)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
-    if (ckpt_dcp_load(at, opt, NULL, ret, err) < 0)
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
+    if (ckpt_dcp_load(at, opt, NULL, &cat, err) < 0 ||
+        ckpt_automodel_describe_step(dir, cat->about, err) < 0)
         return -1;
-    ckpt_automodel_describe_step(dir, (*ret)->about);
-    ckpt_automodel_warn(dir, *ret);
+    ckpt_automodel_warn(dir, cat);
+    *ret = ckpt_steal(&cat);
     return 0;
 }
 

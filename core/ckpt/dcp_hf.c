@@ -486,10 +486,9 @@ static int make_weight_map(struct load *l, json_t **ret, struct ckpt_err *err)
     return 0;
 }
 
-static void set(json_t *obj, const char *key, json_t *value)
+static int set(json_t *obj, const char *key, json_t *value)
 {
-    if (value)
-        (void)json_object_set(obj, key, value);
+    return value ? json_object_set(obj, key, value) : 0;
 }
 
 static int describe(struct load *l, struct ckpt_err *err)
@@ -503,15 +502,15 @@ static int describe(struct load *l, struct ckpt_err *err)
         return ckpt_nomem(err);
     if (make_weight_map(l, &map, err) < 0)
         return -1;
-    set(about, "weight_map", map);
-    set(about, "dtypes", l->layout.dtypes);
-    if ((l->layout.model &&
+    if (set(about, "weight_map", map) < 0 || set(about, "dtypes", l->layout.dtypes) < 0 ||
+        (l->layout.model &&
          json_object_set_new(about, l->layout.model_only ? "model_files" : "side_files",
                              json_string(l->layout.model)) < 0) ||
         (l->layout.index &&
          json_object_set_new(about, "index_name", json_string(l->layout.index)) < 0))
         return ckpt_nomem(err);
-    ckpt_automodel_describe_step(l->dir, about);
+    if (ckpt_automodel_describe_step(l->dir, about, err) < 0)
+        return -1;
     l->cat->config = json_incref(l->layout.config);
     ckpt_automodel_warn(l->dir, l->cat);
     return 0;

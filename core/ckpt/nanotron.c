@@ -766,10 +766,9 @@ static int read_configs(struct load *l, struct ckpt_err *err)
                    : 0;
 }
 
-static void set(json_t *obj, const char *key, json_t *value)
+static int set(json_t *obj, const char *key, json_t *value)
 {
-    if (value)
-        (void)json_object_set(obj, key, value);
+    return value ? json_object_set(obj, key, value) : 0;
 }
 
 /* Facts for people and for the conditions of recipes. */
@@ -783,14 +782,16 @@ static int describe(const struct load *l, const struct topology *t, struct ckpt_
 
     if (!facts || json_object_update_new(a, facts) < 0)
         return ckpt_nomem(err);
-    set(a, "version", json_object_get(l->meta, "version"));
-    for (size_t i = 0; i < l->shards.len && !json_object_get(a, "version"); i++)
-        if (*l->shards.ptr[i].version)
-            (void)json_object_set_new(a, "version", json_string(l->shards.ptr[i].version));
-    set(a, "tp", json_object_get(l->meta, "tp"));
-    set(a, "step", ckpt_json_at(l->meta, "metas.last_train_step"));
-    set(a, "tokenizer", ckpt_json_at(l->config, "tokenizer.tokenizer_name_or_path"));
-    set(a, "model_dtype", ckpt_json_at(l->config, "model.dtype"));
+    const char *version = NULL;
+    for (size_t i = 0; i < l->shards.len && !version; i++)
+        version = *l->shards.ptr[i].version ? l->shards.ptr[i].version : NULL;
+    if ((version && json_object_set_new(a, "version", json_string(version)) < 0) ||
+        set(a, "version", json_object_get(l->meta, "version")) < 0 ||
+        set(a, "tp", json_object_get(l->meta, "tp")) < 0 ||
+        set(a, "step", ckpt_json_at(l->meta, "metas.last_train_step")) < 0 ||
+        set(a, "tokenizer", ckpt_json_at(l->config, "tokenizer.tokenizer_name_or_path")) < 0 ||
+        set(a, "model_dtype", ckpt_json_at(l->config, "model.dtype")) < 0)
+        return ckpt_nomem(err);
     return 0;
 }
 

@@ -48,7 +48,8 @@ static int describe(struct ckpt_dir *dir, const char *below, bool bare, struct c
     for (size_t i = 0; i < cat->tensors.len; i++)
         if (json_object_set_new(map, cat->tensors.ptr[i].name, json_string(WEIGHTS)) < 0)
             return ckpt_nomem(err);
-    ckpt_automodel_describe_step(dir, cat->about);
+    if (ckpt_automodel_describe_step(dir, cat->about, err) < 0)
+        return -1;
     ckpt_automodel_warn(dir, cat);
     return 0;
 }

@@ -135,9 +135,8 @@ static int explain(struct apply *ap)
         const char *pattern = s->text + ckpt_name_extent(s->text);
         while (*pattern == ' ' || *pattern == '\t')
             pattern++;
-        (void)json_array_append_new(sources,
-                                    json_pack("{s:s, s:s}", "tensor", in->use.ptr[i].tensor->name,
-                                              "pattern", *pattern ? pattern : "..."));
+        ckpt_json_append(&sources, json_pack("{s:s, s:s}", "tensor", in->use.ptr[i].tensor->name,
+                                             "pattern", *pattern ? pattern : "..."));
     }
     ap->explanation = json_pack("{s:s, s:s, s:s, s:s*, s:o}", "recipe", ap->recipe->name, "rule",
                                 in->rule->where, "target", in->rule->to[in->side].text, "value",

@@ -259,7 +259,7 @@ static json_t *eval_layers(struct eval *ev, const struct ckpt_expr *e)
         qsort(found.ptr, found.len, sizeof *found.ptr, by_value);
     for (size_t i = 0; list && i < found.len; i++)
         if (i == 0 || found.ptr[i] != found.ptr[i - 1])
-            (void)json_array_append_new(list, json_integer((json_int_t)found.ptr[i]));
+            ckpt_json_append(&list, json_integer((json_int_t)found.ptr[i]));
     ckpt_vec_release(&found);
     json_decref(ev->layers_value);
     ev->layers = e;

@@ -94,7 +94,7 @@ static json_t *eval_object(const struct ckpt_origin *o, const struct ckpt_expr_e
     for (size_t i = 0; out && i < o->npart; i++) {
         json_t *v = ckpt_origin_eval(o->part[i], env);
         if (v)
-            (void)json_object_set_new(out, o->key[i], v);
+            ckpt_json_set(&out, o->key[i], v);
     }
     if (json_object_size(out) > 0)
         return out;
