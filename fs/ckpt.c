@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <jansson.h>
+
 #include "fail.h"
 #include "tool.h"
 
@@ -148,6 +150,20 @@ static void print_line(void *ctx, enum ckpt_log_severity severity, const char *t
         (void)fprintf(stderr, "ckpt: %s%s\n", severity == CKPT_WARNING ? "warning: " : "", text);
 }
 
+/* jansson 2.14 goes on after an allocation has failed while it reads a text, and then asserts or
+ * writes where it must not: this program ends instead. */
+static void *json_memory(size_t n)
+{
+    void *p = malloc(n ? n : 1);
+
+    if (!p) {
+        static const char text[] = "ckpt: out of memory\n";
+        (void)!write(STDERR_FILENO, text, sizeof text - 1);
+        _exit(1);
+    }
+    return p;
+}
+
 static int finish(struct ckpt_err *err, int rc)
 {
     if (rc >= 0 && (fflush(stdout) != 0 || ferror(stdout)))
@@ -163,8 +179,9 @@ int main(int argc, char **argv)
     struct ckpt_tool tool = {0};
     const struct command *command = NULL;
     struct ckpt_err err = {0};
-    int rc = ckpt_options_new(&tool.opt, &err);
 
+    json_set_alloc_funcs(json_memory, free);
+    int rc = ckpt_options_new(&tool.opt, &err);
     if (rc == 0 && argc > 1 && (strcmp(argv[1], "load") == 0 || strcmp(argv[1], "plan") == 0))
         rc = run_loader(argv, &err);
     else if (rc == 0)
