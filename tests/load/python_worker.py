@@ -304,7 +304,7 @@ def ranks_see_other_steps():
     with tempfile.TemporaryDirectory() as top:
         run = shutil.copytree(RUN, os.path.join(top, "run"))
         if rank:
-            shutil.copytree(os.path.join(run, step), os.path.join(run, "999"))
+            shutil.copytree(os.path.join(run, step), os.path.join(run, "999"), copy_function=shutil.copyfile)  # as new as the change
             path = sorted(glob.glob(os.path.join(run, "999", "**", "*.safetensors"), recursive=True))[-1]
             with open(path, "r+b") as f:
                 f.seek(-1, os.SEEK_END)
