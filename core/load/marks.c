@@ -138,7 +138,7 @@ int ckpt_marker_new(const struct ckpt_view *view, struct ckpt_marker **ret, stru
     if (rc == 0 && own)
         rc = open_book(&m->own, view, own, err);
     if (rc == 0 && known)
-        rc = ckpt_model_embedded(&m->arena, "common", &m->names, err);
+        rc = ckpt_model_file(view->shared->recipes, &m->arena, "common", &m->names, err);
     if (rc == 0 && known)
         rc = open_book(&m->common, view, m->names, err);
     if (rc < 0) {

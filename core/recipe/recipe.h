@@ -15,6 +15,7 @@
 #include "tensor/catalog.h"
 
 struct ckpt_recipes;
+struct ckpt_types;
 
 /* The embedded recipes and model files, which are parsed when a checkpoint of their format comes;
  * if `path` is not NULL, that recipe (a JSON file; a model file it names that is not embedded lies
@@ -23,6 +24,9 @@ struct ckpt_recipes;
 int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err);
 void ckpt_recipes_free(struct ckpt_recipes *r);
 void ckpt_recipes_freep(struct ckpt_recipes **r);
+
+/* What is known of model types (recipe/types.h), of a loaded set. */
+const struct ckpt_types *ckpt_recipes_types(const struct ckpt_recipes *r);
 
 struct ckpt_recipe_options {
     const json_t *base_config; /* config.json of the base model, or NULL */

@@ -18,26 +18,16 @@ enum { MAX_FILE = 4 << 20 };
 /* Where a recipe's companions are: beside it (a directory, or the same folder of the embedded
  * ones), else among the embedded ones. */
 struct beside {
+    const struct ckpt_files *files;
     const struct ckpt_dir *dir; /* NULL: embedded */
     const char *folder;         /* "nanotron/" */
 };
-
-static const struct ckpt_recipe_blob *find_blob(const char *folder, const char *name)
-{
-    size_t n = strlen(folder);
-
-    for (size_t i = 0; i < ckpt_recipe_nblobs; i++)
-        if (strncmp(ckpt_recipe_blobs[i].name, folder, n) == 0 &&
-            strcmp(ckpt_recipe_blobs[i].name + n, name) == 0)
-            return &ckpt_recipe_blobs[i];
-    return NULL;
-}
 
 static int find_file(void *ctx, const char *name, const char **ret_text, size_t *ret_len,
                      char **ret_free, struct ckpt_err *err)
 {
     const struct beside *b = ctx;
-    const struct ckpt_recipe_blob *blob;
+    const struct ckpt_file *found;
 
     if (b->dir) {
         ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s.json", name);
@@ -50,11 +40,12 @@ static int find_file(void *ctx, const char *name, const char **ret_text, size_t 
             return 0;
         }
     }
-    if (!(blob = find_blob(b->folder, name)) && !(blob = find_blob("", name)))
+    if (!(found = ckpt_files_find(b->files, b->folder, name)) &&
+        !(found = ckpt_files_find(b->files, "", name)))
         return ckpt_fail(err, CKPT_MISSING, "no file '%.200s.json' beside it, and no embedded one",
                          name);
-    *ret_text = (const char *)blob->data;
-    *ret_len = blob->len;
+    *ret_text = found->text;
+    *ret_len = found->len;
     return 0;
 }
 
@@ -86,24 +77,24 @@ static int find_family(struct ckpt_recipes *set, struct beside *b, const char *m
             *ret = set->families.ptr[i];
             return 0;
         }
-    struct beside models = {b->dir, "models/"};
+    struct beside models = {b->files, b->dir, "models/"};
     if (find_file(&models, model, &text, &len, &owned, err) < 0 ||
         ckpt_family_parse(&set->arena, name, text, len, &f, err) < 0)
         return ckpt_err_in(err, "model file '%.200s'", model);
     return keep_family(set, f, ret, err);
 }
 
-int ckpt_model_embedded(struct ckpt_arena *arena, const char *model, struct ckpt_family **ret,
-                        struct ckpt_err *err)
+int ckpt_model_file(const struct ckpt_recipes *set, struct ckpt_arena *arena, const char *model,
+                    struct ckpt_family **ret, struct ckpt_err *err)
 {
     const char *name = ckpt_field_text(arena, err, "models/%s", model);
-    const struct ckpt_recipe_blob *blob = name ? find_blob("models/", model) : NULL;
+    const struct ckpt_file *file = name ? ckpt_files_find(&set->files, "models/", model) : NULL;
 
     if (!name)
         return -1;
-    if (!blob)
-        return ckpt_fail(err, CKPT_MISSING, "there is no embedded model file '%.200s'", model);
-    return ckpt_family_parse(arena, name, (const char *)blob->data, blob->len, ret, err);
+    if (!file)
+        return ckpt_fail(err, CKPT_MISSING, "there is no model file '%.200s'", model);
+    return ckpt_family_parse(arena, name, file->text, file->len, ret, err);
 }
 
 /* The recipe's model file: named, or written into it, or none. */
@@ -173,28 +164,29 @@ struct ckpt_recipe_folders {
     CKPT_VEC(struct folder) parsed;
 };
 
-static int add_folder(struct ckpt_recipes *set, const char *folder, struct ckpt_err *err)
+static int add_folder(struct ckpt_recipes *set, const struct ckpt_files *files, const char *folder,
+                      struct ckpt_err *err)
 {
-    struct beside b = {NULL, folder};
+    struct beside b = {files, NULL, folder};
     const size_t n = strlen(folder);
 
-    for (size_t i = 0; i < ckpt_recipe_nblobs; i++) {
-        const struct ckpt_recipe_blob *blob = &ckpt_recipe_blobs[i];
+    for (size_t i = 0; i < files->list.len; i++) {
+        const struct ckpt_file *f = &files->list.ptr[i];
         const struct ckpt_family *ignored;
-        if (strncmp(blob->name, folder, n) != 0)
+        if (strncmp(f->name, folder, n) != 0)
             continue;
-        if ((folder == models_folder
-                 ? find_family(set, &b, blob->name + n, &ignored, err)
-                 : add_recipe(set, &b, blob->name, (const char *)blob->data, blob->len, err)) < 0)
+        if ((folder == models_folder ? find_family(set, &b, f->name + n, &ignored, err)
+                                     : add_recipe(set, &b, f->name, f->text, f->len, err)) < 0)
             return -1;
     }
     return 0;
 }
 
 /* Under the lock. */
-static int parse_folder(struct ckpt_recipe_folders *f, const char *name,
+static int parse_folder(const struct ckpt_recipes *all, const char *name,
                         const struct ckpt_recipes **ret, struct ckpt_err *err)
 {
+    struct ckpt_recipe_folders *f = all->folders;
     ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = NULL;
 
     for (size_t i = 0; i < f->parsed.len; i++)
@@ -204,7 +196,7 @@ static int parse_folder(struct ckpt_recipe_folders *f, const char *name,
         }
     if (!(set = calloc(1, sizeof *set)) || ckpt_vec_reserve(&f->parsed, 1) < 0)
         return ckpt_nomem(err);
-    if (add_folder(set, name, err) < 0)
+    if (add_folder(set, &all->files, name, err) < 0)
         return -1;
     struct folder new = {name, set};
     (void)ckpt_vec_push(&f->parsed, new);
@@ -222,7 +214,7 @@ static int get_folder(const struct ckpt_recipes *set, const char *name,
         return 0;
     }
     (void)pthread_mutex_lock(&set->folders->lock);
-    rc = parse_folder(set->folders, name, ret, err);
+    rc = parse_folder(set, name, ret, err);
     (void)pthread_mutex_unlock(&set->folders->lock);
     return rc;
 }
@@ -279,7 +271,7 @@ static int add_path(struct ckpt_recipes *set, const char *path, struct ckpt_err 
     if (ckpt_dir_open(slash ? folder : ".", CKPT_LINKS_ANY, &dir, err) < 0 ||
         ckpt_dir_read_file(dir, file, MAX_FILE, &text, &len, err) < 0)
         return ckpt_err_in(err, "recipe '%s'", path);
-    struct beside b = {dir, ""};
+    struct beside b = {&set->files, dir, ""};
     return add_recipe(set, &b, path, text, len, err);
 }
 
@@ -299,6 +291,9 @@ int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_e
 
     if (!set)
         return ckpt_nomem(err);
+    if (ckpt_files_load(&set->files, NULL, err) < 0 ||
+        ckpt_types_load(&set->files, &set->types, err) < 0)
+        return -1;
     if ((path ? add_path(set, path, err) : make_folders(set, err)) < 0)
         return -1;
     if (path && check_given(set, err) < 0)
@@ -311,11 +306,13 @@ int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ck
                        struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = calloc(1, sizeof *set);
-    struct beside b = {NULL, ""};
+    struct beside b = {NULL, NULL, ""};
 
     if (!set)
         return ckpt_nomem(err);
-    if (add_recipe(set, &b, name, text, len, err) < 0 || check_given(set, err) < 0)
+    b.files = &set->files;
+    if (ckpt_files_load(&set->files, NULL, err) < 0 ||
+        add_recipe(set, &b, name, text, len, err) < 0 || check_given(set, err) < 0)
         return -1;
     *ret = ckpt_steal(&set);
     return 0;
@@ -332,6 +329,8 @@ void ckpt_recipes_free(struct ckpt_recipes *set)
     ckpt_vec_release(&set->recipes);
     ckpt_vec_release(&set->families);
     ckpt_arena_release(&set->arena);
+    ckpt_types_free(set->types);
+    ckpt_files_release(&set->files);
     free_folders(set->folders);
     free(set);
 }
@@ -341,6 +340,8 @@ void ckpt_recipes_freep(struct ckpt_recipes **set)
     ckpt_recipes_free(*set);
     *set = NULL;
 }
+
+const struct ckpt_types *ckpt_recipes_types(const struct ckpt_recipes *set) { return set->types; }
 
 /* ---- choosing ---- */
 

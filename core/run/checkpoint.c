@@ -107,6 +107,11 @@ static bool has_hf_names(const json_t *about)
     return is_hf(about) || ckpt_json_bool(about, "hf_names", false);
 }
 
+static const struct ckpt_types *types_of(const struct ckpt_view *v)
+{
+    return ckpt_recipes_types(v->shared->recipes);
+}
+
 static bool is_adapter(const json_t *about) { return ckpt_json_bool(about, "adapter", false); }
 
 /* Such a checkpoint is its own model: its config is what it says, or else what the base says, less
@@ -269,7 +274,7 @@ static int names_of_hub(struct ckpt_view *v, struct ckpt_err *err)
         return 0;
     if (ckpt_names_convert(&v->cat, v->shared->recipes, &opt, &done, &v->recipe, err) < 0)
         return -1;
-    return done ? 0 : ckpt_names_check_fused(v->cat, opt.base_config, err);
+    return done ? 0 : ckpt_names_check_fused(v->cat, types_of(v), opt.base_config, err);
 }
 
 /* A checkpoint of any format that holds a transformers model under its own names. *src is taken if
@@ -281,8 +286,8 @@ static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct
 
     if (s->opt->recipe)
         return 0;
-    if (ckpt_names_apply(*src, s->base, lent_config(v, *src), s->opt->allow_leftover, &found, err) <
-        0)
+    if (ckpt_names_apply(*src, types_of(v), s->base, lent_config(v, *src), s->opt->allow_leftover,
+                         &found, err) < 0)
         return -1;
     if (!found)
         return 0;
@@ -758,8 +763,8 @@ int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **re
     if (!v->recipe)
         return 0;
     if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 ||
-        (v->own_names && ckpt_names_apply(src, s->base, lent_config(v, src), s->opt->allow_leftover,
-                                          &found, err) < 0))
+        (v->own_names && ckpt_names_apply(src, types_of(v), s->base, lent_config(v, src),
+                                          s->opt->allow_leftover, &found, err) < 0))
         return -1;
     const struct ckpt_recipe_options opt = recipe_options(v, src);
     return ckpt_recipe_explain(s->recipes, src, &opt, tensor, ret, err);
