@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/reader.h"
+#include "recipe/types.h"
 #include "run/adapter.h"
 #include "run/check.h"
 #include "run/dequantize.h"
@@ -110,6 +111,12 @@ static bool has_hf_names(const json_t *about)
 static const struct ckpt_types *types_of(const struct ckpt_view *v)
 {
     return ckpt_recipes_types(v->shared->recipes);
+}
+
+/* Once the view's config is known. */
+static const struct ckpt_type *type_of(const struct ckpt_view *v)
+{
+    return ckpt_types_find(types_of(v), ckpt_json_str(v->config, "model_type"));
 }
 
 static bool is_adapter(const json_t *about) { return ckpt_json_bool(about, "adapter", false); }
@@ -575,8 +582,7 @@ static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckp
         v->shared->opt->memory)
         return 0;
     if (base && !own && ckpt_json_bool(v->about, "automodel", false))
-        return ckpt_split_by_base(v->cat, base, v->base_names,
-                                  ckpt_json_str(v->config, "model_type"), ret, err);
+        return ckpt_split_by_base(v->cat, base, v->base_names, type_of(v), ret, err);
     if (!base || !base->weight_map || (own && !is_hf(v->about))) {
         *ret = json_incref(own);
         return 0;
@@ -610,7 +616,7 @@ static bool is_fresh(const struct ckpt_view *v)
     const struct ckpt_base *base = v->shared->base;
 
     return has_hf_names(v->about) && !is_hf(v->about) && base && !base->cat && !base->weight_map &&
-           !ckpt_split_is_converted(ckpt_json_str(v->config, "model_type"));
+           !type_of(v)->converted;
 }
 
 static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool cast,
