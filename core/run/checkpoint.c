@@ -173,7 +173,7 @@ static int match_base(struct ckpt_view *v, struct ckpt_err *err)
 
     if (!s->base)
         return 0;
-    if (!s->renames && ckpt_renames_of_type(ckpt_json_str(v->config, "model_type"), &own, err) < 0)
+    if (!s->renames && ckpt_renames_of_type(type_of(v), &own, err) < 0)
         return -1;
     if (s->renames || own)
         result = rename_base(v, own ? own : s->renames, err);

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/regex.h"
 #include "ckpt/module_order.h"
+#include "recipe/recipe.h"
 #include "run/dtypes.h"
 #include "run/rename.h"
 #include "run/split.h"
@@ -180,20 +181,26 @@ TEST(rename, types_whose_names_transformers_changes_are_built_in)
         {"qwen2_5_vl", "visual.blocks.0.w", "model.visual.blocks.0.w"},
         {"qwen2_5_vl", "model.visual.blocks.0.w", "model.visual.blocks.0.w"},
         {"mllama", "vision_model.w", "model.vision_model.w"},
+        {"aria", "language_model.model.norm.weight", "model.language_model.norm.weight"},
+        {"voxtral", "audio_tower.w", "model.audio_tower.w"},
     };
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *recipes = NULL;
+    struct ckpt_err err = {0};
 
+    CHECK_OK(ckpt_recipes_load(NULL, &recipes, &err));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct ckpt_renames *r;
-        struct ckpt_err err = {0};
         char *name;
-        CHECK_OK(ckpt_renames_of_type(cases[i][0], &r, &err));
+        CHECK_OK(ckpt_renames_of_type(ckpt_types_find(ckpt_recipes_types(recipes), cases[i][0]), &r,
+                                      &err));
         CHECK_OK(ckpt_renames_apply(r, cases[i][1], &name, &err));
         assert_string_equal(name, cases[i][2]);
         free(name);
         ckpt_renames_free(r);
     }
     struct ckpt_renames *none;
-    CHECK(ckpt_renames_of_type("llama", &none, NULL) == 0);
+    CHECK_OK(
+        ckpt_renames_of_type(ckpt_types_find(ckpt_recipes_types(recipes), "llama"), &none, &err));
     CHECK(!none);
 }
 
