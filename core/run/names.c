@@ -9,6 +9,7 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "recipe/types.h"
+#include "run/experts.h"
 #include "tensor/same.h"
 
 enum { MOST_NAMED = 3 };
@@ -293,19 +294,19 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
 int ckpt_names_check_fused(const struct ckpt_catalog *cat, const struct ckpt_types *types,
                            const json_t *config, struct ckpt_err *err)
 {
-    const char *type = ckpt_json_str(config, "model_type");
+    const char *model_type = ckpt_json_str(config, "model_type");
+    const struct ckpt_type *type = ckpt_types_find(types, model_type);
 
-    if (ckpt_types_find(types, type)->fused_on_hub)
+    if (type->fused_on_hub)
         return 0;
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const char *name = cat->tensors.ptr[i].name;
-        if (ckpt_has_suffix(name, ".experts.gate_up_proj") ||
-            ckpt_has_suffix(name, ".experts.down_proj"))
+        if (ckpt_experts_is_fused(type, name))
             return ckpt_fail(
                 err, CKPT_UNSUPPORTED,
                 "'%s' holds fused experts, which a hub model has one by one: no "
                 "recipe splits them for model type '%s' (%sview=raw shows the tensors)",
-                name, type ? type : "?", type ? "" : "base=DIR may know it; ");
+                name, model_type ? model_type : "?", model_type ? "" : "base=DIR may know it; ");
     }
     return 0;
 }

@@ -9,6 +9,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "run/experts.h"
 
 #define SUFFIX ".safetensors"
 
@@ -166,12 +167,6 @@ static uint64_t file_in_base(const struct split *s, const char *tensor)
     return file && ckpt_map_get(&s->by_file, file, strlen(file), &at) ? s->number[at] : 0;
 }
 
-static bool is_fused(const char *name)
-{
-    return ckpt_has_suffix(name, ".experts.gate_up_proj") ||
-           ckpt_has_suffix(name, ".experts.down_proj") || ckpt_has_suffix(name, ".experts.up_proj");
-}
-
 static int by_size(struct split *s, struct ckpt_err *err)
 {
     const size_t n = s->cat->tensors.len;
@@ -196,7 +191,7 @@ static int assign(struct split *s, const struct ckpt_type *type, struct ckpt_err
         const char *name = s->cat->tensors.ptr[i].name;
         s->file[i] = file_in_base(s, name);
         s->last = ckpt_max_u64(s->last, s->file[i]);
-        fused |= !s->file[i] && is_fused(name);
+        fused |= !s->file[i] && ckpt_experts_is_fused(type, name);
     }
     if (fused && type->converted && s->files.len) {
         for (size_t i = 0; i < n; i++)
