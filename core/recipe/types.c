@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
@@ -20,6 +21,7 @@ struct ckpt_types {
     struct ckpt_arena arena;
     CKPT_VEC(struct ckpt_type *) list; /* without the common one; given ones first */
     struct ckpt_type common, any;
+    struct ckpt_map by_type;               /* place in the list */
     CKPT_VEC(struct ckpt_regex *) regexes; /* owned */
 };
 
@@ -338,6 +340,21 @@ static int read_file(const struct reader *from, const struct ckpt_file *file, in
     return read_fields(&r, j, fields, COUNT(fields), out);
 }
 
+/* The first file that lists a type counts. */
+static int index_types(const struct reader *r, const struct ckpt_type *t)
+{
+    const uint32_t place = (uint32_t)r->types->list.len;
+    uint32_t at;
+    bool is_new;
+
+    for (size_t i = 0; i < t->model_types.n; i++) {
+        const char *type = t->model_types.text[i];
+        if (ckpt_map_put(&r->types->by_type, type, strlen(type), place, &at, &is_new) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int add_file(const struct reader *r, const struct ckpt_file *file)
 {
     struct ckpt_type *t = ckpt_arena_alloc(&r->types->arena, sizeof *t);
@@ -349,7 +366,7 @@ static int add_file(const struct reader *r, const struct ckpt_file *file)
         return -1;
     if (t->model_types.n == 0)
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'model_types' is missing", t->name);
-    return ckpt_vec_push(&r->types->list, t) < 0 ? ckpt_nomem(r->err) : 0;
+    return index_types(r, t) < 0 || ckpt_vec_push(&r->types->list, t) < 0 ? ckpt_nomem(r->err) : 0;
 }
 
 /* ---- a type that no file lists ---- */
@@ -460,6 +477,7 @@ void ckpt_types_free(struct ckpt_types *t)
     for (size_t i = 0; i < t->regexes.len; i++)
         ckpt_regex_free(t->regexes.ptr[i]);
     ckpt_vec_release(&t->regexes);
+    ckpt_map_release(&t->by_type);
     ckpt_vec_release(&t->list);
     ckpt_arena_release(&t->arena);
     free(t);
@@ -473,10 +491,11 @@ void ckpt_types_freep(struct ckpt_types **t)
 
 const struct ckpt_type *ckpt_types_find(const struct ckpt_types *t, const char *model_type)
 {
-    for (size_t i = 0; model_type && i < t->list.len; i++)
-        if (ckpt_texts_have(&t->list.ptr[i]->model_types, model_type, strlen(model_type)))
-            return t->list.ptr[i];
-    return &t->any;
+    uint32_t at;
+
+    return model_type && ckpt_map_get(&t->by_type, model_type, strlen(model_type), &at)
+               ? t->list.ptr[at]
+               : &t->any;
 }
 
 const struct ckpt_type *ckpt_types_any(const struct ckpt_types *t) { return &t->any; }

@@ -18,6 +18,7 @@
 #include "run/dtypes.h"
 #include "run/merge.h"
 #include "run/names.h"
+#include "run/naming.h"
 #include "run/rename.h"
 #include "run/side.h"
 #include "run/split.h"
@@ -732,9 +733,11 @@ static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_sa
                      struct ckpt_err *err)
 {
     const struct ckpt_options *opt = v->shared->opt;
+    const struct ckpt_naming naming = ckpt_naming_of(types_of(v));
     struct ckpt_reader_options ropt = {
         .pool = v->shared->pool,
         .log = &opt->log,
+        .naming = &naming,
         .allow_partial = opt->allow_partial,
         .states = opt->raw,
     };
@@ -759,8 +762,11 @@ int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **re
                             struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
-    const struct ckpt_reader_options ropt = {
-        .pool = s->pool, .log = &s->opt->log, .allow_partial = s->opt->allow_partial};
+    const struct ckpt_naming naming = ckpt_naming_of(types_of(v));
+    const struct ckpt_reader_options ropt = {.pool = s->pool,
+                                             .log = &s->opt->log,
+                                             .naming = &naming,
+                                             .allow_partial = s->opt->allow_partial};
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
     bool found;

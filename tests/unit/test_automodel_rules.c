@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/regex.h"
-#include "ckpt/module_order.h"
+#include "recipe/order.h"
 #include "recipe/recipe.h"
 #include "run/dtypes.h"
 #include "run/rename.h"
@@ -264,7 +264,7 @@ TEST(regex, gives_up_on_patterns_that_never_end)
     ckpt_regex_free(r);
 }
 
-TEST(module_order, is_that_of_llama)
+TEST(order, is_that_of_llama)
 {
     static const char *const order[] = {
         "model.embed_tokens.weight",
@@ -286,10 +286,15 @@ TEST(module_order, is_that_of_llama)
         "other.weight",
     };
     const size_t n = sizeof order / sizeof order[0];
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *recipes = NULL;
+    struct ckpt_err err = {0};
+
+    CHECK_OK(ckpt_recipes_load(NULL, &recipes, &err));
+    const struct ckpt_texts *words = &ckpt_types_find(ckpt_recipes_types(recipes), "llama")->order;
 
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < n; k++) {
-            int c = ckpt_module_order_cmp(order[i], order[k]);
+            int c = ckpt_order_cmp(words, order[i], order[k]);
             CHECK((c > 0) - (c < 0) == (i > k) - (i < k));
         }
 }
@@ -300,4 +305,4 @@ TESTS(T(split, file_numbers_are_automodels), T(split, files_are_numbered_as_auto
       T(rename, keys_are_renamed_as_automodel_does),
       T(rename, types_whose_names_transformers_changes_are_built_in), T(regex, replaces_as_python),
       T(regex, refuses_what_python_refuses), T(regex, gives_up_on_patterns_that_never_end),
-      T(module_order, is_that_of_llama))
+      T(order, is_that_of_llama))
