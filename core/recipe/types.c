@@ -434,7 +434,6 @@ static int make_any(struct ckpt_types *t, struct ckpt_err *err)
 {
     t->any = t->common;
     return unite_texts(t, offsetof(struct ckpt_type, embedding), err) < 0 ||
-                   unite_texts(t, offsetof(struct ckpt_type, output), err) < 0 ||
                    unite_texts(t, offsetof(struct ckpt_type, widths), err) < 0 ||
                    unite_ties(t, err) < 0
                ? -1

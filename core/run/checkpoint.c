@@ -184,7 +184,8 @@ static int match_base(struct ckpt_view *v, struct ckpt_err *err)
 
 static int check_model(struct ckpt_view *v, struct ckpt_err *err)
 {
-    const struct ckpt_check c = {.base = v->shared->base,
+    const struct ckpt_check c = {.type = type_of(v),
+                                 .base = v->shared->base,
                                  .base_names = v->base_names,
                                  .config = v->config,
                                  .complete = v->own_names,
