@@ -87,7 +87,8 @@ static int open_books(struct ckpt_marker *m, const struct ckpt_recipes *set, con
     if (ckpt_recipes_models(set, &models, err) < 0)
         return -1;
     for (size_t i = 0; i < models->families.len; i++)
-        if (is_family(models->families.ptr[i], type))
+        if (is_family(models->families.ptr[i], type) &&
+            !(own && ckpt_recipes_has_given(set, own->name)))
             own = models->families.ptr[i];
     if (own && open_book(&m->own, m->config, own, err) < 0)
         return -1;

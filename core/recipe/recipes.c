@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/str.h"
 #include "io/dir.h"
@@ -144,7 +145,7 @@ static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *na
 
 /* ---- embedded folders ---- */
 
-static const char models_folder[] = "models/";
+static const char models_folder[] = "models/", types_folder[] = "types/";
 
 /* Which folder has the recipes for a format. */
 static const struct {
@@ -164,6 +165,41 @@ struct ckpt_recipe_folders {
     CKPT_VEC(struct folder) parsed;
 };
 
+/* "megatron/" of "megatron/llama". */
+static int folder_of(struct ckpt_arena *arena, const char *name, const char **ret,
+                     struct ckpt_err *err)
+{
+    *ret = ckpt_field_text(arena, err, "%.*s", (int)(strcspn(name, "/") + 1), name);
+    return *ret ? 0 : -1;
+}
+
+/* Has the folder a use of its own, so that other formats need not look there? */
+static bool is_known(const char *folder)
+{
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (strcmp(formats[i].folder, folder) == 0)
+            return true;
+    return strcmp(folder, models_folder) == 0 || strcmp(folder, types_folder) == 0;
+}
+
+/* A user's recipes may lie in folders of any name: their formats tell what they are for. */
+static int add_recipe_file(struct ckpt_recipes *set, const struct ckpt_files *files,
+                           const struct ckpt_file *f, const char *folder, struct ckpt_err *err)
+{
+    struct beside b = {files, NULL, NULL};
+    const size_t before = set->recipes.len;
+
+    if (folder_of(&set->arena, f->name, &b.folder, err) < 0)
+        return -1;
+    if (strcmp(b.folder, folder) != 0 && (!f->given || is_known(b.folder)))
+        return 0;
+    if (add_recipe(set, &b, f->name, f->text, f->len, err) < 0)
+        return -1;
+    for (size_t i = before; i < set->recipes.len; i++)
+        set->recipes.ptr[i]->given = f->given;
+    return 0;
+}
+
 static int add_folder(struct ckpt_recipes *set, const struct ckpt_files *files, const char *folder,
                       struct ckpt_err *err)
 {
@@ -173,10 +209,12 @@ static int add_folder(struct ckpt_recipes *set, const struct ckpt_files *files, 
     for (size_t i = 0; i < files->list.len; i++) {
         const struct ckpt_file *f = &files->list.ptr[i];
         const struct ckpt_family *ignored;
-        if (strncmp(f->name, folder, n) != 0)
-            continue;
-        if ((folder == models_folder ? find_family(set, &b, f->name + n, &ignored, err)
-                                     : add_recipe(set, &b, f->name, f->text, f->len, err)) < 0)
+        int rc = 0;
+        if (folder != models_folder)
+            rc = add_recipe_file(set, files, f, folder, err);
+        else if (strncmp(f->name, folder, n) == 0)
+            rc = find_family(set, &b, f->name + n, &ignored, err);
+        if (rc < 0)
             return -1;
     }
     return 0;
@@ -289,15 +327,20 @@ int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_e
 {
     ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = calloc(1, sizeof *set);
 
+    struct stat st;
+    const bool is_dir = path && stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+
     if (!set)
         return ckpt_nomem(err);
-    if (ckpt_files_load(&set->files, NULL, err) < 0 ||
+    if (ckpt_files_load(&set->files, is_dir ? path : NULL, err) < 0 ||
         ckpt_types_load(&set->files, &set->types, err) < 0)
+        return is_dir ? ckpt_err_in(err, "recipe '%s'", path) : -1;
+    if (!path || is_dir) {
+        if (make_folders(set, err) < 0)
+            return -1;
+    } else if (add_path(set, path, err) < 0 || check_given(set, err) < 0) {
         return -1;
-    if ((path ? add_path(set, path, err) : make_folders(set, err)) < 0)
-        return -1;
-    if (path && check_given(set, err) < 0)
-        return -1;
+    }
     *ret = ckpt_steal(&set);
     return 0;
 }
@@ -339,6 +382,15 @@ void ckpt_recipes_freep(struct ckpt_recipes **set)
 {
     ckpt_recipes_free(*set);
     *set = NULL;
+}
+
+bool ckpt_recipes_forced(const struct ckpt_recipes *set) { return set->given; }
+
+bool ckpt_recipes_has_given(const struct ckpt_recipes *set, const char *name)
+{
+    const struct ckpt_file *f = ckpt_files_find(&set->files, "", name);
+
+    return f && f->given;
 }
 
 const struct ckpt_types *ckpt_recipes_types(const struct ckpt_recipes *set) { return set->types; }
@@ -399,8 +451,13 @@ static bool suits_base(const struct ckpt_recipe *r, const struct ckpt_recipe_opt
     return !type || !r->family || ckpt_family_has_type(r->family, type);
 }
 
+/* Of recipes that fit, those of the lowest tier are candidates: the user's go before the tree's. */
+enum { NTIER = 4 };
+
+static int tier_of(const struct ckpt_recipe *r) { return 2 * r->fallback + !r->given; }
+
 static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
-                        const struct ckpt_recipe_options *opt, size_t nfit, struct ckpt_err *err)
+                        const struct ckpt_recipe_options *opt, int tier, struct ckpt_err *err)
 {
     struct ckpt_str names = {0};
     const char *format = format_of(src, opt);
@@ -410,11 +467,11 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
         const struct ckpt_recipe *r = set->recipes.ptr[i];
         bool fit = fits(r, src, opt);
         nother += fit && !suits_base(r, opt);
-        if (nfit ? fit && suits_base(r, opt) && !r->fallback
-                 : !r->fallback && r->format && format && strcmp(r->format, format) == 0)
+        if (tier < NTIER ? fit && suits_base(r, opt) && tier_of(r) == tier
+                         : !r->fallback && r->format && format && strcmp(r->format, format) == 0)
             ckpt_str_printf(&names, "%s%s", names.len ? ", " : "", r->name);
     }
-    if (nfit)
+    if (tier < NTIER)
         (void)ckpt_fail(err, CKPT_CONFLICT,
                         "several recipes fit: %s; choose one with model_type=... or "
                         "recipe=FILE",
@@ -452,6 +509,7 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
 {
     const struct ckpt_recipe *found = NULL;
     size_t n = 0;
+    int tier = -1;
 
     if (set->given) {
         *ret = set->recipes.ptr[0];
@@ -459,16 +517,16 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
     }
     if (ckpt_recipes_of(set, format_of(src, opt), &set, err) < 0)
         return -1;
-    for (int fallback = 0; fallback < 2 && n == 0; fallback++)
+    while (n == 0 && ++tier < NTIER)
         for (size_t i = 0; i < set->recipes.len; i++) {
             const struct ckpt_recipe *r = set->recipes.ptr[i];
-            if (r->fallback == !!fallback && fits(r, src, opt) && suits_base(r, opt)) {
+            if (tier_of(r) == tier && fits(r, src, opt) && suits_base(r, opt)) {
                 found = r;
                 n++;
             }
         }
     if (n != 1)
-        return choice_error(set, src, opt, n, err);
+        return choice_error(set, src, opt, tier, err);
     *ret = found;
     return 0;
 }

@@ -29,6 +29,9 @@ int ckpt_recipes_of(const struct ckpt_recipes *set, const char *format,
 int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipes **ret,
                         struct ckpt_err *err);
 
+/* Is the file of that name ("models/llama") of the user's directory? */
+bool ckpt_recipes_has_given(const struct ckpt_recipes *set, const char *name);
+
 /* As ckpt_recipes_load with a path, from memory: no files beside it, only the embedded ones. */
 int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ckpt_recipes **ret,
                        struct ckpt_err *err);

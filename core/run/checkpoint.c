@@ -293,7 +293,7 @@ static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct
     const struct ckpt_shared *s = v->shared;
     bool found;
 
-    if (s->opt->recipe)
+    if (ckpt_recipes_forced(s->recipes))
         return 0;
     if (ckpt_names_apply(*src, types_of(v), s->base, lent_config(v, *src), s->opt->allow_leftover,
                          &found, err) < 0)
@@ -311,7 +311,7 @@ static int adapter_of_names(struct ckpt_view *v, struct ckpt_catalog **src, stru
 {
     bool found;
 
-    if (v->shared->opt->recipe)
+    if (ckpt_recipes_forced(v->shared->recipes))
         return 0;
     if (ckpt_adapter_apply(*src, &found, err) < 0)
         return -1;
