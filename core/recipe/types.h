@@ -82,7 +82,7 @@ struct ckpt_type {
     struct ckpt_texts model_types;
     struct ckpt_texts embedding;    /* the input embedding's tensor, by its possible names */
     struct ckpt_texts output;       /* the output matrix's */
-    const char *final_norm;         /* is there even where a tied embedding is not; or NULL */
+    const char *last_norm;          /* is there even where a tied embedding is not; or NULL */
     struct ckpt_text_pairs ties;    /* where config.json says tie_word_embeddings */
     struct ckpt_texts widths;       /* keys of an embedding that is narrower than the model */
     struct ckpt_texts order;        /* words of names, in the order of registration */
@@ -94,6 +94,10 @@ struct ckpt_type {
     bool converted;    /* transformers >= 5 converts the weights while it loads them */
     struct ckpt_texts
         absent; /* ends of names that a checkpoint may lack though its base has them */
+    struct ckpt_texts buffers; /* ends of names of buffers, which are no parameters */
+    struct ckpt_texts
+        keeps_dtype; /* ends of names that transformers loads as F32, whatever a file has */
+    struct ckpt_texts computed; /* ends of names of what is computed, not stored */
     struct ckpt_leasts least;
     const char *layers; /* what stands before the layers' numbers, which are counted; or NULL */
     struct ckpt_stages stages;

@@ -313,7 +313,7 @@ static int adapter_of_names(struct ckpt_view *v, struct ckpt_catalog **src, stru
 
     if (ckpt_recipes_forced(v->shared->recipes))
         return 0;
-    if (ckpt_adapter_apply(*src, &found, err) < 0)
+    if (ckpt_adapter_apply(*src, ckpt_types_any(types_of(v)), &found, err) < 0)
         return -1;
     return found ? model_of_hf(v, src, err) : 0;
 }
@@ -433,6 +433,7 @@ static int cast_tensors(struct ckpt_view *v, bool *ret_any, struct ckpt_err *err
                                        .base = is_adapter(v->about) ? NULL : v->shared->base,
                                        .mapping = json_object_get(v->about, "dtypes"),
                                        .base_names = v->base_names,
+                                       .keeps = &type_of(v)->keeps_dtype,
                                        .hf_names = has_hf_names(v->about)};
 
     const struct ckpt_tensor *unknown = NULL;
@@ -621,6 +622,18 @@ static bool is_fresh(const struct ckpt_view *v)
            !type_of(v)->converted;
 }
 
+/* num_parameters() of transformers, and with it an index's total_parameters, counts no buffers. */
+static uint64_t buffer_numel(const struct ckpt_view *v)
+{
+    const struct ckpt_texts *ends = &type_of(v)->buffers;
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < v->cat->tensors.len; i++)
+        if (ckpt_texts_end(ends, v->cat->tensors.ptr[i].name))
+            n += v->cat->tensors.ptr[i].numel; /* the tree refuses more bytes than 2^63 */
+    return n;
+}
+
 static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool cast,
                      struct ckpt_err *err)
 {
@@ -632,6 +645,7 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
         .bare = ckpt_json_bool(v->about, "bare_header", false) && !v->shared->opt->raw,
         .max_shard_size = v->shared->opt->max_shard_size,
         .sort = !v->recipe && !v->own_names && !v->ordered && !is_fresh(v),
+        .buffer_numel = buffer_numel(v),
         .mtime_ns = newest_shard(v->cat),
     };
 

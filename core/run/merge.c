@@ -39,7 +39,8 @@ int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src,
 {
     bool found = ckpt_json_bool(v->about, "adapter", false);
 
-    if (!found && ckpt_adapter_apply(*src, &found, err) < 0)
+    if (!found && ckpt_adapter_apply(*src, ckpt_types_any(ckpt_recipes_types(v->shared->recipes)),
+                                     &found, err) < 0)
         return -1;
     if (!found)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' holds no adapter",

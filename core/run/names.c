@@ -32,12 +32,12 @@ static bool among(const char *word, size_t len, const char *const *list, size_t 
 }
 #define AMONG(word, len, list) among(word, len, list, sizeof(list) / sizeof *(list))
 
-bool ckpt_names_is_weight(const char *name)
+bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name)
 {
     size_t root = strcspn(name, ".");
 
     return !AMONG(name, root, other_roots) && !ckpt_has_prefix(name, "optimizer_") &&
-           !ckpt_has_suffix(name, "._extra_state") && !ckpt_has_suffix(name, ".inv_freq");
+           !ckpt_has_suffix(name, "._extra_state") && !ckpt_texts_end(&type->computed, name);
 }
 
 struct naming {
@@ -76,7 +76,7 @@ static int collect(struct naming *n, struct ckpt_err *err)
     if (!(n->name = calloc(n->cat->tensors.len + 1, sizeof *n->name)))
         return ckpt_nomem(err);
     for (size_t i = 0; i < n->cat->tensors.len; i++)
-        if (ckpt_names_is_weight(n->cat->tensors.ptr[i].name) &&
+        if (ckpt_names_is_weight(n->type, n->cat->tensors.ptr[i].name) &&
             !(n->name[i] = ckpt_names_unwrap(n->cat->tensors.ptr[i].name)))
             return ckpt_nomem(err);
     return 0;
@@ -135,9 +135,9 @@ static int find_prefix(struct naming *n, struct ckpt_err *err)
             return -1;
     if (try_words(n, &n->type->embedding, err) < 0 || try_words(n, n->unsaid, err) < 0)
         return -1;
-    if (!n->prefix && n->type->final_norm && n->type->embedding.n &&
+    if (!n->prefix && n->type->last_norm && n->type->embedding.n &&
         ckpt_json_bool(n->config, "tie_word_embeddings", false)) {
-        if (try_anchor(n, n->type->final_norm, err) < 0)
+        if (try_anchor(n, n->type->last_norm, err) < 0)
             return -1;
         n->anchor = n->type->embedding.text[0];
     }

@@ -11,6 +11,7 @@
 
 #include "base/err.h"
 #include "recipe/recipe.h"
+#include "recipe/types.h"
 #include "run/base.h"
 #include "tensor/catalog.h"
 
@@ -28,8 +29,9 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
 int ckpt_names_check_fused(const struct ckpt_catalog *cat, const struct ckpt_types *types,
                            const json_t *config, struct ckpt_err *err);
 
-/* Not the name of an optimizer's, a scheduler's, a data loader's state. */
-bool ckpt_names_is_weight(const char *name);
+/* Not the name of an optimizer's, a scheduler's, a data loader's state, nor of what a model of the
+ * type computes. */
+bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name);
 
 /* The name without the parts that wrappers add (torch.compile, FSDP ...); new, or NULL. */
 char *ckpt_names_unwrap(const char *name);

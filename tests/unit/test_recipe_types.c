@@ -95,7 +95,7 @@ TEST(types, errors_name_file_and_key)
         {"{\"like\": \"y\", \"model_types\": \"t\"}", "types/x: like: there is no such file"},
         {"{\"like\": \"x\", \"model_types\": \"t\"}", "types/x: like: the files name one another"},
         {"{\"embedding\": 1}", "types/x: embedding: a string or a list"},
-        {"{\"final_norm\": []}", "types/x: final_norm: a string"},
+        {"{\"last_norm\": []}", "types/x: last_norm: a string"},
         {"{\"converted\": 1}", "types/x: converted: true or false"},
         {"{\"ties\": []}", "types/x: ties: an object"},
         {"{\"ties\": {\"a\": 1}}", "types/x: ties: the value of a pair"},
