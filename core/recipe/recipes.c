@@ -485,8 +485,7 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
     else
         (void)ckpt_fail(err, CKPT_MISSING,
                         "no recipe fits this checkpoint of format '%s' (there are: %s); give one "
-                        "with recipe=FILE, or "
-                        "look at its tensors with view=raw",
+                        "with recipe=FILE, or look at its tensors with view=raw",
                         format ? format : "?", names.len ? ckpt_str_get(&names) : "none");
     ckpt_str_release(&names);
     return -1;
