@@ -15,7 +15,6 @@
 #include "ckpt/automodel.h"
 #include "ckpt/dcp_hf_layout.h"
 #include "ckpt/dcp_hf_shard.h"
-#include "ckpt/module_order.h"
 #include "ckpt/readers.h"
 
 enum { MAX_SHARDS = 10000000 };
@@ -269,9 +268,13 @@ static int group(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-static int module_cmp(const void *a, const void *b)
+static int whole_cmp(const void *a, const void *b, void *ctx)
 {
-    return ckpt_module_order_cmp(((const struct whole *)a)->name, ((const struct whole *)b)->name);
+    const struct load *l = ctx;
+    const struct ckpt_naming *n = l->opt->naming;
+    const char *x = ((const struct whole *)a)->name, *y = ((const struct whole *)b)->name;
+
+    return n ? n->cmp(n->ctx, l->layout.config, x, y) : ckpt_natural_cmp(x, y);
 }
 
 /* torch writes by the safetensors library, which sorts; Automodel since 0.3 in the model's order.
@@ -279,7 +282,7 @@ static int module_cmp(const void *a, const void *b)
 static void sort_wholes(struct load *l)
 {
     if (l->wholes.len && !is_automodel(l))
-        qsort(l->wholes.ptr, l->wholes.len, sizeof *l->wholes.ptr, module_cmp);
+        qsort_r(l->wholes.ptr, l->wholes.len, sizeof *l->wholes.ptr, whole_cmp, l);
 }
 
 /* The boxes of a tensor that are not empty, with their pieces and shards. */
@@ -400,12 +403,11 @@ static int add_tensors(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-/* What a save of a model may lack though the base it came from, and so its mapping, has it. */
-static bool may_be_absent(const char *name)
+static bool may_lack(const struct load *l, const char *name)
 {
-    return strcmp(name, "lm_head.weight") == 0 || ckpt_has_suffix(name, ".lm_head.weight") ||
-           ckpt_has_suffix(name, ".inv_freq") || ckpt_has_suffix(name, "_scale_inv") ||
-           ckpt_has_suffix(name, "_scales") || ckpt_has_suffix(name, "_blocks");
+    const struct ckpt_naming *n = l->opt->naming;
+
+    return n && n->may_lack(n->ctx, l->layout.config, name);
 }
 
 /* The mapping has every tensor of the model. */
@@ -418,7 +420,7 @@ static int check_mapped(struct load *l, struct ckpt_err *err)
     json_object_foreach(l->layout.file_index, name, value)
     {
         uint32_t at;
-        if (ckpt_map_get(&l->by_name, name, strlen(name), &at) || may_be_absent(name))
+        if (ckpt_map_get(&l->by_name, name, strlen(name), &at) || may_lack(l, name))
             continue;
         hint_rank(l, hint, sizeof hint);
         if (!l->opt->allow_partial)

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "base/err.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "io/dir.h"
 #include "io/fdpool.h"
@@ -20,9 +21,21 @@ enum ckpt_evidence {
     CKPT_BY_MAGIC,
 };
 
+/* What readers ask about a model's names; `config` is the model's, or NULL. They know files, and
+ * are told of models. */
+struct ckpt_naming {
+    const void *ctx;
+    /* Like strcmp, in the order of the model's state dict. */
+    int (*cmp)(const void *ctx, const json_t *config, const char *a, const char *b);
+    /* May a save lack the tensor, though a list of the model's tensors has it? */
+    bool (*may_lack)(const void *ctx, const json_t *config, const char *name);
+};
+
 struct ckpt_reader_options {
     struct ckpt_fdpool *pool;
     const struct ckpt_log *log;
+    const struct ckpt_naming *naming; /* NULL: names stand in their natural order, and a list of
+                                         tensors is complete */
     bool allow_partial; /* leave incomplete tensors out, with a warning each, instead of failing */
     bool states; /* the optimizers' too, where the format says what they belong to: raw views. What
                     can't be read of them is left out, with a warning */

@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "load/load_inner.h"
-#include "load/marks.h"
+#include "recipe/marks.h"
 
 enum { MAX_WAYS = 1 << 20 };
 
@@ -225,7 +225,7 @@ int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t
     int rc = parse_layout(layout, rank, nrank, &y.l, err);
 
     if (rc == 0)
-        rc = ckpt_marker_new(view, &marker, err);
+        rc = ckpt_checkpoint_marker(view, &marker, err);
     y.marker = marker;
     for (uint32_t t = 0; t < view->cat->tensors.len && rc == 0; t++)
         rc = want_tensor(&y, t, &view->cat->tensors.ptr[t]);

@@ -59,6 +59,7 @@ struct ckpt_recipe {
     const struct ckpt_family *family;
     CKPT_VEC(const struct ckpt_expr *) when; /* over the framework's config; all must hold */
     bool fallback;                           /* fits only where no other recipe does */
+    bool given;                              /* it is of the user's directory */
     const char *const *may_lack; /* keys that the model needs, but some checkpoints do not say */
     size_t nmay_lack;
     CKPT_VEC(struct ckpt_evidence_name) has;

@@ -174,6 +174,8 @@ static int parse_rank(struct parser *p, struct ckpt_factor *f)
         return ckpt_text_fail(p->t, at, p->err, "the name of a rank (tp, ep ...) must follow '/'");
     f->rank = ckpt_arena_strndup(p->sc->arena, p->t->s + at, n);
     p->i += n;
+    f->shared = p->t->s[p->i] == '*';
+    p->i += f->shared;
     return f->rank ? 0 : ckpt_nomem(p->err);
 }
 
@@ -498,20 +500,30 @@ static bool linear_of(const struct ckpt_factor *f, const struct ckpt_sizes *s, u
     return true;
 }
 
-bool ckpt_factor_solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size)
+static bool solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size, bool dims)
 {
     struct linear l;
     uint64_t known;
     uint32_t x;
 
-    if (ckpt_factor_size(f, s, &known, &x) != CKPT_SIZE_UNKNOWN || s->scope->var[x].dim ||
-        !linear_of(f, s, x, &l))
+    if (ckpt_factor_size(f, s, &known, &x) != CKPT_SIZE_UNKNOWN ||
+        (s->scope->var[x].dim && !dims) || !linear_of(f, s, x, &l))
         return false;
     if (l.a == 0 || size < l.b || (size - l.b) % l.a != 0)
         return false;
     s->var[x] = (size - l.b) / l.a;
     s->known |= 1u << x;
     return true;
+}
+
+bool ckpt_factor_solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size)
+{
+    return solve(f, s, size, false);
+}
+
+bool ckpt_factor_solve_dim(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size)
+{
+    return solve(f, s, size, true);
 }
 
 /* ---- layout ---- */

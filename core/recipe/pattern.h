@@ -67,6 +67,8 @@ struct ckpt_factor {
     uint16_t nchild;
     const struct ckpt_factor *child; /* PRODUCT, SUM */
     const char *rank;                /* "X/tp": rank t holds the t-th equal part of X; or NULL */
+    bool shared; /* "X/tp*": where there are more ranks than X's first factor has values, several
+                    ranks have the same part */
 };
 
 struct ckpt_term {
@@ -118,6 +120,10 @@ enum ckpt_size_state ckpt_factor_size(const struct ckpt_factor *f, const struct 
  * unknowns, a dim (several together may fit any shape and be wrong), not linear, or no whole
  * number. */
 bool ckpt_factor_solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size);
+
+/* The same where the unknown may be a dim: for a size that only says how one dimension is divided.
+ */
+bool ckpt_factor_solve_dim(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size);
 
 /* Where a term lies in dimension f: index = offset + sum stride * axis. Slowest first. Sizes known,
  * no overflow. */

@@ -15,14 +15,22 @@
 #include "tensor/catalog.h"
 
 struct ckpt_recipes;
+struct ckpt_types;
 
 /* The embedded recipes and model files, which are parsed when a checkpoint of their format comes;
- * if `path` is not NULL, that recipe (a JSON file; a model file it names that is not embedded lies
- * beside it) is parsed now and is the only candidate. Errors name file, rule and character. To the
- * outside immutable and shareable afterwards. */
+ * if `path` is a file, that recipe (JSON; a model file it names that is not embedded lies beside
+ * it) is parsed now and is the only candidate; if it is a directory, laid out as core/recipe/data,
+ * its files go before the embedded ones, and replace those of the same name. Errors name file,
+ * rule and character. To the outside immutable and shareable afterwards. */
 int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err);
 void ckpt_recipes_free(struct ckpt_recipes *r);
 void ckpt_recipes_freep(struct ckpt_recipes **r);
+
+/* Is there one recipe only, which the user gave as a file? */
+bool ckpt_recipes_forced(const struct ckpt_recipes *r);
+
+/* What is known of model types (recipe/types.h), of a loaded set. */
+const struct ckpt_types *ckpt_recipes_types(const struct ckpt_recipes *r);
 
 struct ckpt_recipe_options {
     const json_t *base_config; /* config.json of the base model, or NULL */

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/str.h"
 #include "io/dir.h"
@@ -18,26 +19,16 @@ enum { MAX_FILE = 4 << 20 };
 /* Where a recipe's companions are: beside it (a directory, or the same folder of the embedded
  * ones), else among the embedded ones. */
 struct beside {
+    const struct ckpt_files *files;
     const struct ckpt_dir *dir; /* NULL: embedded */
     const char *folder;         /* "nanotron/" */
 };
-
-static const struct ckpt_recipe_blob *find_blob(const char *folder, const char *name)
-{
-    size_t n = strlen(folder);
-
-    for (size_t i = 0; i < ckpt_recipe_nblobs; i++)
-        if (strncmp(ckpt_recipe_blobs[i].name, folder, n) == 0 &&
-            strcmp(ckpt_recipe_blobs[i].name + n, name) == 0)
-            return &ckpt_recipe_blobs[i];
-    return NULL;
-}
 
 static int find_file(void *ctx, const char *name, const char **ret_text, size_t *ret_len,
                      char **ret_free, struct ckpt_err *err)
 {
     const struct beside *b = ctx;
-    const struct ckpt_recipe_blob *blob;
+    const struct ckpt_file *found;
 
     if (b->dir) {
         ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s.json", name);
@@ -50,11 +41,12 @@ static int find_file(void *ctx, const char *name, const char **ret_text, size_t 
             return 0;
         }
     }
-    if (!(blob = find_blob(b->folder, name)) && !(blob = find_blob("", name)))
+    if (!(found = ckpt_files_find(b->files, b->folder, name)) &&
+        !(found = ckpt_files_find(b->files, "", name)))
         return ckpt_fail(err, CKPT_MISSING, "no file '%.200s.json' beside it, and no embedded one",
                          name);
-    *ret_text = (const char *)blob->data;
-    *ret_len = blob->len;
+    *ret_text = found->text;
+    *ret_len = found->len;
     return 0;
 }
 
@@ -86,24 +78,24 @@ static int find_family(struct ckpt_recipes *set, struct beside *b, const char *m
             *ret = set->families.ptr[i];
             return 0;
         }
-    struct beside models = {b->dir, "models/"};
+    struct beside models = {b->files, b->dir, "models/"};
     if (find_file(&models, model, &text, &len, &owned, err) < 0 ||
         ckpt_family_parse(&set->arena, name, text, len, &f, err) < 0)
         return ckpt_err_in(err, "model file '%.200s'", model);
     return keep_family(set, f, ret, err);
 }
 
-int ckpt_model_embedded(struct ckpt_arena *arena, const char *model, struct ckpt_family **ret,
-                        struct ckpt_err *err)
+int ckpt_model_file(const struct ckpt_recipes *set, struct ckpt_arena *arena, const char *model,
+                    struct ckpt_family **ret, struct ckpt_err *err)
 {
     const char *name = ckpt_field_text(arena, err, "models/%s", model);
-    const struct ckpt_recipe_blob *blob = name ? find_blob("models/", model) : NULL;
+    const struct ckpt_file *file = name ? ckpt_files_find(&set->files, "models/", model) : NULL;
 
     if (!name)
         return -1;
-    if (!blob)
-        return ckpt_fail(err, CKPT_MISSING, "there is no embedded model file '%.200s'", model);
-    return ckpt_family_parse(arena, name, (const char *)blob->data, blob->len, ret, err);
+    if (!file)
+        return ckpt_fail(err, CKPT_MISSING, "there is no model file '%.200s'", model);
+    return ckpt_family_parse(arena, name, file->text, file->len, ret, err);
 }
 
 /* The recipe's model file: named, or written into it, or none. */
@@ -153,7 +145,7 @@ static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *na
 
 /* ---- embedded folders ---- */
 
-static const char models_folder[] = "models/";
+static const char models_folder[] = "models/", types_folder[] = "types/";
 
 /* Which folder has the recipes for a format. */
 static const struct {
@@ -173,28 +165,66 @@ struct ckpt_recipe_folders {
     CKPT_VEC(struct folder) parsed;
 };
 
-static int add_folder(struct ckpt_recipes *set, const char *folder, struct ckpt_err *err)
+/* "megatron/" of "megatron/llama". */
+static int folder_of(struct ckpt_arena *arena, const char *name, const char **ret,
+                     struct ckpt_err *err)
 {
-    struct beside b = {NULL, folder};
+    *ret = ckpt_field_text(arena, err, "%.*s", (int)(strcspn(name, "/") + 1), name);
+    return *ret ? 0 : -1;
+}
+
+/* Has the folder a use of its own, so that other formats need not look there? */
+static bool is_known(const char *folder)
+{
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (strcmp(formats[i].folder, folder) == 0)
+            return true;
+    return strcmp(folder, models_folder) == 0 || strcmp(folder, types_folder) == 0;
+}
+
+/* A user's recipes may lie in folders of any name: their formats tell what they are for. */
+static int add_recipe_file(struct ckpt_recipes *set, const struct ckpt_files *files,
+                           const struct ckpt_file *f, const char *folder, struct ckpt_err *err)
+{
+    struct beside b = {files, NULL, NULL};
+    const size_t before = set->recipes.len;
+
+    if (folder_of(&set->arena, f->name, &b.folder, err) < 0)
+        return -1;
+    if (strcmp(b.folder, folder) != 0 && (!f->given || is_known(b.folder)))
+        return 0;
+    if (add_recipe(set, &b, f->name, f->text, f->len, err) < 0)
+        return -1;
+    for (size_t i = before; i < set->recipes.len; i++)
+        set->recipes.ptr[i]->given = f->given;
+    return 0;
+}
+
+static int add_folder(struct ckpt_recipes *set, const struct ckpt_files *files, const char *folder,
+                      struct ckpt_err *err)
+{
+    struct beside b = {files, NULL, folder};
     const size_t n = strlen(folder);
 
-    for (size_t i = 0; i < ckpt_recipe_nblobs; i++) {
-        const struct ckpt_recipe_blob *blob = &ckpt_recipe_blobs[i];
+    for (size_t i = 0; i < files->list.len; i++) {
+        const struct ckpt_file *f = &files->list.ptr[i];
         const struct ckpt_family *ignored;
-        if (strncmp(blob->name, folder, n) != 0)
-            continue;
-        if ((folder == models_folder
-                 ? find_family(set, &b, blob->name + n, &ignored, err)
-                 : add_recipe(set, &b, blob->name, (const char *)blob->data, blob->len, err)) < 0)
+        int rc = 0;
+        if (folder != models_folder)
+            rc = add_recipe_file(set, files, f, folder, err);
+        else if (strncmp(f->name, folder, n) == 0)
+            rc = find_family(set, &b, f->name + n, &ignored, err);
+        if (rc < 0)
             return -1;
     }
     return 0;
 }
 
 /* Under the lock. */
-static int parse_folder(struct ckpt_recipe_folders *f, const char *name,
+static int parse_folder(const struct ckpt_recipes *all, const char *name,
                         const struct ckpt_recipes **ret, struct ckpt_err *err)
 {
+    struct ckpt_recipe_folders *f = all->folders;
     ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = NULL;
 
     for (size_t i = 0; i < f->parsed.len; i++)
@@ -204,7 +234,7 @@ static int parse_folder(struct ckpt_recipe_folders *f, const char *name,
         }
     if (!(set = calloc(1, sizeof *set)) || ckpt_vec_reserve(&f->parsed, 1) < 0)
         return ckpt_nomem(err);
-    if (add_folder(set, name, err) < 0)
+    if (add_folder(set, &all->files, name, err) < 0)
         return -1;
     struct folder new = {name, set};
     (void)ckpt_vec_push(&f->parsed, new);
@@ -222,7 +252,7 @@ static int get_folder(const struct ckpt_recipes *set, const char *name,
         return 0;
     }
     (void)pthread_mutex_lock(&set->folders->lock);
-    rc = parse_folder(set->folders, name, ret, err);
+    rc = parse_folder(set, name, ret, err);
     (void)pthread_mutex_unlock(&set->folders->lock);
     return rc;
 }
@@ -279,7 +309,7 @@ static int add_path(struct ckpt_recipes *set, const char *path, struct ckpt_err 
     if (ckpt_dir_open(slash ? folder : ".", CKPT_LINKS_ANY, &dir, err) < 0 ||
         ckpt_dir_read_file(dir, file, MAX_FILE, &text, &len, err) < 0)
         return ckpt_err_in(err, "recipe '%s'", path);
-    struct beside b = {dir, ""};
+    struct beside b = {&set->files, dir, ""};
     return add_recipe(set, &b, path, text, len, err);
 }
 
@@ -297,12 +327,20 @@ int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_e
 {
     ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = calloc(1, sizeof *set);
 
+    struct stat st;
+    const bool is_dir = path && stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+
     if (!set)
         return ckpt_nomem(err);
-    if ((path ? add_path(set, path, err) : make_folders(set, err)) < 0)
+    if (ckpt_files_load(&set->files, is_dir ? path : NULL, err) < 0 ||
+        ckpt_types_load(&set->files, &set->types, err) < 0)
+        return is_dir ? ckpt_err_in(err, "recipe '%s'", path) : -1;
+    if (!path || is_dir) {
+        if (make_folders(set, err) < 0)
+            return -1;
+    } else if (add_path(set, path, err) < 0 || check_given(set, err) < 0) {
         return -1;
-    if (path && check_given(set, err) < 0)
-        return -1;
+    }
     *ret = ckpt_steal(&set);
     return 0;
 }
@@ -311,11 +349,13 @@ int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ck
                        struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *set = calloc(1, sizeof *set);
-    struct beside b = {NULL, ""};
+    struct beside b = {NULL, NULL, ""};
 
     if (!set)
         return ckpt_nomem(err);
-    if (add_recipe(set, &b, name, text, len, err) < 0 || check_given(set, err) < 0)
+    b.files = &set->files;
+    if (ckpt_files_load(&set->files, NULL, err) < 0 ||
+        add_recipe(set, &b, name, text, len, err) < 0 || check_given(set, err) < 0)
         return -1;
     *ret = ckpt_steal(&set);
     return 0;
@@ -332,6 +372,8 @@ void ckpt_recipes_free(struct ckpt_recipes *set)
     ckpt_vec_release(&set->recipes);
     ckpt_vec_release(&set->families);
     ckpt_arena_release(&set->arena);
+    ckpt_types_free(set->types);
+    ckpt_files_release(&set->files);
     free_folders(set->folders);
     free(set);
 }
@@ -341,6 +383,17 @@ void ckpt_recipes_freep(struct ckpt_recipes **set)
     ckpt_recipes_free(*set);
     *set = NULL;
 }
+
+bool ckpt_recipes_forced(const struct ckpt_recipes *set) { return set->given; }
+
+bool ckpt_recipes_has_given(const struct ckpt_recipes *set, const char *name)
+{
+    const struct ckpt_file *f = ckpt_files_find(&set->files, "", name);
+
+    return f && f->given;
+}
+
+const struct ckpt_types *ckpt_recipes_types(const struct ckpt_recipes *set) { return set->types; }
 
 /* ---- choosing ---- */
 
@@ -398,8 +451,13 @@ static bool suits_base(const struct ckpt_recipe *r, const struct ckpt_recipe_opt
     return !type || !r->family || ckpt_family_has_type(r->family, type);
 }
 
+/* Of recipes that fit, those of the lowest tier are candidates: the user's go before the tree's. */
+enum { NTIER = 4 };
+
+static int tier_of(const struct ckpt_recipe *r) { return 2 * r->fallback + !r->given; }
+
 static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
-                        const struct ckpt_recipe_options *opt, size_t nfit, struct ckpt_err *err)
+                        const struct ckpt_recipe_options *opt, int tier, struct ckpt_err *err)
 {
     struct ckpt_str names = {0};
     const char *format = format_of(src, opt);
@@ -409,11 +467,11 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
         const struct ckpt_recipe *r = set->recipes.ptr[i];
         bool fit = fits(r, src, opt);
         nother += fit && !suits_base(r, opt);
-        if (nfit ? fit && suits_base(r, opt) && !r->fallback
-                 : !r->fallback && r->format && format && strcmp(r->format, format) == 0)
+        if (tier < NTIER ? fit && suits_base(r, opt) && tier_of(r) == tier
+                         : !r->fallback && r->format && format && strcmp(r->format, format) == 0)
             ckpt_str_printf(&names, "%s%s", names.len ? ", " : "", r->name);
     }
-    if (nfit)
+    if (tier < NTIER)
         (void)ckpt_fail(err, CKPT_CONFLICT,
                         "several recipes fit: %s; choose one with model_type=... or "
                         "recipe=FILE",
@@ -427,8 +485,7 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
     else
         (void)ckpt_fail(err, CKPT_MISSING,
                         "no recipe fits this checkpoint of format '%s' (there are: %s); give one "
-                        "with recipe=FILE, or "
-                        "look at its tensors with view=raw",
+                        "with recipe=FILE, or look at its tensors with view=raw",
                         format ? format : "?", names.len ? ckpt_str_get(&names) : "none");
     ckpt_str_release(&names);
     return -1;
@@ -451,6 +508,7 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
 {
     const struct ckpt_recipe *found = NULL;
     size_t n = 0;
+    int tier = -1;
 
     if (set->given) {
         *ret = set->recipes.ptr[0];
@@ -458,16 +516,16 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
     }
     if (ckpt_recipes_of(set, format_of(src, opt), &set, err) < 0)
         return -1;
-    for (int fallback = 0; fallback < 2 && n == 0; fallback++)
+    while (n == 0 && ++tier < NTIER)
         for (size_t i = 0; i < set->recipes.len; i++) {
             const struct ckpt_recipe *r = set->recipes.ptr[i];
-            if (r->fallback == !!fallback && fits(r, src, opt) && suits_base(r, opt)) {
+            if (tier_of(r) == tier && fits(r, src, opt) && suits_base(r, opt)) {
                 found = r;
                 n++;
             }
         }
     if (n != 1)
-        return choice_error(set, src, opt, n, err);
+        return choice_error(set, src, opt, tier, err);
     *ret = found;
     return 0;
 }

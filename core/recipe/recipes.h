@@ -6,21 +6,16 @@
 #include "base/mem.h"
 #include "base/vec.h"
 #include "recipe/file.h"
+#include "recipe/files.h"
 #include "recipe/recipe.h"
-
-/* A file of core/recipe/data, embedded when we are built: "nanotron/llama", without ".json". */
-struct ckpt_recipe_blob {
-    const char *name;
-    const unsigned char *data;
-    size_t len;
-};
-extern const struct ckpt_recipe_blob ckpt_recipe_blobs[];
-extern const size_t ckpt_recipe_nblobs;
+#include "recipe/types.h"
 
 struct ckpt_recipes {
     struct ckpt_arena arena;
     CKPT_VEC(struct ckpt_recipe *) recipes;
     CKPT_VEC(struct ckpt_family *) families;
+    struct ckpt_files files;             /* of the whole set; a folder's borrows them */
+    struct ckpt_types *types;            /* NULL: of a folder, or of a recipe from memory */
     bool given;                          /* by path: the only candidate, whatever its evidence */
     struct ckpt_recipe_folders *folders; /* the embedded ones, each parsed when it is asked for */
 };
@@ -34,6 +29,9 @@ int ckpt_recipes_of(const struct ckpt_recipes *set, const char *format,
 int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipes **ret,
                         struct ckpt_err *err);
 
+/* Is the file of that name ("models/llama") of the user's directory? */
+bool ckpt_recipes_has_given(const struct ckpt_recipes *set, const char *name);
+
 /* As ckpt_recipes_load with a path, from memory: no files beside it, only the embedded ones. */
 int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ckpt_recipes **ret,
                        struct ckpt_err *err);
@@ -43,9 +41,9 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
                         const struct ckpt_recipe_options *opt, const struct ckpt_recipe **ret,
                         struct ckpt_err *err);
 
-/* An embedded model file that no recipe need name, parsed into the arena; release it with
+/* A model file that no recipe need name, parsed into the arena; release it with
  * ckpt_family_release. */
-int ckpt_model_embedded(struct ckpt_arena *arena, const char *model, struct ckpt_family **ret,
-                        struct ckpt_err *err);
+int ckpt_model_file(const struct ckpt_recipes *set, struct ckpt_arena *arena, const char *model,
+                    struct ckpt_family **ret, struct ckpt_err *err);
 
 #endif

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "base/str.h"
 
 const char *ckpt_settings_type(const struct ckpt_recipe_options *opt)
@@ -220,6 +221,27 @@ const char *ckpt_settings_hint(const struct ckpt_settings *s, const char *dim, c
         if (strcmp(s->family->dim[i].name, dim) == 0 && s->family->dim[i].option)
             (void)snprintf(buf, cap, " (option %s=...)", s->family->dim[i].option);
     return buf;
+}
+
+int ckpt_settings_of_config(struct ckpt_settings *s, const struct ckpt_family *f,
+                            const json_t *config, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *all = json_copy(f->config);
+    const char *key;
+    json_t *value;
+
+    if (!all)
+        return ckpt_nomem(err);
+    json_object_foreach((json_t *)config, key, value)
+    {
+        if (!json_is_null(value) && json_object_set(all, key, value) < 0)
+            return ckpt_nomem(err);
+    }
+    s->family = f;
+    s->hf = all;
+    compute_dims(s);
+    s->hf = NULL;
+    return 0;
 }
 
 /* ---- remarks ---- */

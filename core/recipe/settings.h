@@ -48,6 +48,11 @@ int ckpt_settings_draft(struct ckpt_settings *s, const struct ckpt_recipe *r,
 int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
                        const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
                        struct ckpt_catalog *warnings, struct ckpt_err *err);
+
+/* The dims of a family for a model's own config.json: no framework, no recipe. As above, but
+ * the config is not kept. */
+int ckpt_settings_of_config(struct ckpt_settings *s, const struct ckpt_family *f,
+                            const json_t *config, struct ckpt_err *err);
 void ckpt_settings_release(struct ckpt_settings *s);
 
 /* The dim's value; false if unknown. */

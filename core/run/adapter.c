@@ -74,6 +74,7 @@ static int canonical(const char *name, char **ret, struct ckpt_err *err)
 
 struct adapter {
     struct ckpt_catalog *cat;
+    const struct ckpt_type *type;
     size_t ntensor;
     char **name; /* NULL: not the adapter's */
 };
@@ -91,7 +92,7 @@ static int collect(struct adapter *a, bool *ret_lora, bool *ret_whole, struct ck
         return ckpt_nomem(err);
     for (size_t i = 0; i < a->ntensor; i++) {
         const char *name = a->cat->tensors.ptr[i].name;
-        if (!ckpt_names_is_weight(name))
+        if (!ckpt_names_is_weight(a->type, name))
             continue;
         if (!(a->name[i] = ckpt_names_unwrap(name)))
             return ckpt_nomem(err);
@@ -158,9 +159,11 @@ static int describe(struct ckpt_catalog *cat, struct ckpt_err *err)
     return 0;
 }
 
-int ckpt_adapter_apply(struct ckpt_catalog *cat, bool *ret_found, struct ckpt_err *err)
+int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, bool *ret_found,
+                       struct ckpt_err *err)
 {
-    ckpt_cleanup(adapter_release) struct adapter a = {.cat = cat, .ntensor = cat->tensors.len};
+    ckpt_cleanup(adapter_release) struct adapter a = {
+        .cat = cat, .type = type, .ntensor = cat->tensors.len};
     bool lora = false, whole = false;
 
     *ret_found = false;

@@ -97,16 +97,9 @@ static void add_shape(struct list *l, const struct ckpt_tensor *t, const char *w
 /* What a model may lack although its base has it: tied, computed, or gone with the quantisation. */
 static bool may_be_absent(const struct ckpt_check *c, const char *name)
 {
-    static const char *const ends[] = {".inv_freq", "_scale_inv",    "_scales",      "_blocks",
-                                       "_scale",    ".position_ids", ".masked_bias", ".qzeros",
-                                       ".g_idx",    ".absmax"};
-
-    if (ckpt_has_suffix(name, "lm_head.weight"))
+    if (ckpt_texts_end(&c->type->output, name))
         return !c->complete || ckpt_json_bool(c->config, "tie_word_embeddings", true);
-    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
-        if (ckpt_has_suffix(name, ends[i]))
-            return true;
-    return false;
+    return ckpt_texts_end(&c->type->absent, name);
 }
 
 /* The name with every run of digits as '#': equal for a tensor of all layers and experts. */
@@ -274,35 +267,6 @@ static int compare_base(const struct ckpt_check *c, const struct ckpt_catalog *c
 
 /* ---- config.json ---- */
 
-static bool is_norm(const char *name)
-{
-    return ckpt_has_suffix(name, "model.norm.weight") ||
-           ckpt_has_suffix(name, ".input_layernorm.weight") ||
-           strcmp(name, "model.language_model.norm.weight") == 0;
-}
-
-static bool is_text(const char *name)
-{
-    return ckpt_has_prefix(name, "model.layers.") || ckpt_has_prefix(name, "model.norm.") ||
-           ckpt_has_prefix(name, "model.embed_tokens.") ||
-           ckpt_has_prefix(name, "model.language_model.") ||
-           ckpt_has_prefix(name, "language_model.model.");
-}
-
-/* The queries of a diffusers transformer (Wan, Flux, SD3, CogVideoX ...) have all heads' rows. */
-static uint64_t query_rows(const json_t *config, const char *name)
-{
-    uint64_t heads, head_dim, rows;
-
-    if ((!ckpt_has_prefix(name, "blocks.") && !ckpt_has_prefix(name, "transformer_blocks.")) ||
-        (!ckpt_has_suffix(name, ".attn1.to_q.weight") &&
-         !ckpt_has_suffix(name, ".attn.to_q.weight")) ||
-        !ckpt_json_u64(config, "num_attention_heads", &heads) ||
-        !ckpt_json_u64(config, "attention_head_dim", &head_dim) || ckd_mul(&rows, heads, head_dim))
-        return 0;
-    return rows;
-}
-
 static int fail_small(const struct ckpt_tensor *t, const uint64_t *want, struct ckpt_err *err)
 {
     char have[CKPT_SHAPE_TEXT], need[CKPT_SHAPE_TEXT];
@@ -313,38 +277,58 @@ static int fail_small(const struct ckpt_tensor *t, const uint64_t *want, struct 
                      ckpt_shape_text(want, t->rank, need, sizeof need));
 }
 
-/* Only what every decoder has, and only "smaller than it must be": that is how a lost last shard
- * looks. */
+/* The product of those numbers; false: the config does not say one of them. No number: 0. */
+static bool least_dim(const json_t *config, const struct ckpt_texts *keys, uint64_t *ret)
+{
+    uint64_t n;
+
+    *ret = keys->n != 0;
+    for (size_t i = 0; i < keys->n; i++)
+        if (!text_number(config, keys->text[i], &n) || ckd_mul(ret, *ret, n))
+            return false;
+    return true;
+}
+
+static int compare_least(const struct ckpt_check *c, const struct ckpt_least *least,
+                         const struct ckpt_tensor *t, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *matched = NULL;
+    uint64_t want[CKPT_LEAST_DIMS];
+    bool small = false;
+
+    if (t->rank != least->rank)
+        return 0;
+    if (ckpt_regex_sub(least->names, t->name, &matched, err) < 0)
+        return ckpt_err_in(err, "%s: least", c->type->name);
+    for (uint32_t d = 0; matched && d < least->rank; d++) {
+        if (!least_dim(c->config, &least->dim[d], &want[d]))
+            return 0;
+        small |= t->dim[d] < want[d];
+        want[d] = least->dim[d].n ? want[d] : t->dim[d];
+    }
+    return small ? fail_small(t, want, err) : 0;
+}
+
+/* Only what every model of the type has, and only "smaller than it must be": that is how a lost
+ * last shard looks. */
 static int compare_config(const struct ckpt_check *c, const struct ckpt_tensor *t,
                           struct ckpt_err *err)
 {
-    uint64_t want[2] = {0};
-    uint32_t rank = is_norm(t->name) ? 1 : ckpt_has_suffix(t->name, "embed_tokens.weight") ? 2 : 0;
-
-    if (t->rank == 2 && t->dim[0] < query_rows(c->config, t->name)) {
-        want[0] = query_rows(c->config, t->name);
-        want[1] = t->dim[1];
-        return fail_small(t, want, err);
-    }
-    if (!rank || !is_text(t->name) || strstr(t->name, "vision") || t->rank != rank ||
-        !text_number(c->config, "hidden_size", &want[rank - 1]) ||
-        (rank == 2 && !text_number(c->config, "vocab_size", &want[0])))
-        return 0;
-    for (uint32_t d = 0; d < rank; d++)
-        if (t->dim[d] < want[d])
-            return fail_small(t, want, err);
+    for (size_t i = 0; i < c->type->least.n; i++)
+        if (compare_least(c, &c->type->least.least[i], t, err) < 0)
+            return -1;
     return 0;
 }
 
-/* A decoder's layers, where the names count them; few families count otherwise than their config
+/* A decoder's layers, where the names count them; few types count otherwise than their config
  * does, so it is said, not refused. Layers of multi-token prediction come on top. */
 static int compare_layers(const struct ckpt_check *c, const struct ckpt_catalog *cat,
                           json_t *warnings, struct ckpt_err *err)
 {
-    static const char at[] = "model.layers.";
+    const char *at = c->type->layers;
     uint64_t want, extra = 0, have = 0, layer;
 
-    if (!text_number(c->config, "num_hidden_layers", &want))
+    if (!at || !text_number(c->config, "num_hidden_layers", &want))
         return 0;
     (void)text_number(c->config, "num_nextn_predict_layers", &extra);
     for (size_t i = 0; i < cat->tensors.len; i++) {

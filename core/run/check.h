@@ -8,11 +8,13 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "recipe/types.h"
 #include "run/base.h"
 #include "tensor/catalog.h"
 
-/* All borrowed; each may be NULL. */
+/* All borrowed; each may be NULL but the type. */
 struct ckpt_check {
+    const struct ckpt_type *type; /* what is known of the model's type */
     const struct ckpt_base *base;
     const json_t *base_names; /* {tensor: its name in the base} where that differs */
     const json_t *config;     /* the checkpoint's own, or what it borrows */

@@ -11,12 +11,14 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/reader.h"
+#include "recipe/types.h"
 #include "run/adapter.h"
 #include "run/check.h"
 #include "run/dequantize.h"
 #include "run/dtypes.h"
 #include "run/merge.h"
 #include "run/names.h"
+#include "run/naming.h"
 #include "run/rename.h"
 #include "run/side.h"
 #include "run/split.h"
@@ -107,6 +109,17 @@ static bool has_hf_names(const json_t *about)
     return is_hf(about) || ckpt_json_bool(about, "hf_names", false);
 }
 
+static const struct ckpt_types *types_of(const struct ckpt_view *v)
+{
+    return ckpt_recipes_types(v->shared->recipes);
+}
+
+/* Once the view's config is known. */
+static const struct ckpt_type *type_of(const struct ckpt_view *v)
+{
+    return ckpt_types_find(types_of(v), ckpt_json_str(v->config, "model_type"));
+}
+
 static bool is_adapter(const json_t *about) { return ckpt_json_bool(about, "adapter", false); }
 
 /* Such a checkpoint is its own model: its config is what it says, or else what the base says, less
@@ -161,7 +174,7 @@ static int match_base(struct ckpt_view *v, struct ckpt_err *err)
 
     if (!s->base)
         return 0;
-    if (!s->renames && ckpt_renames_of_type(ckpt_json_str(v->config, "model_type"), &own, err) < 0)
+    if (!s->renames && ckpt_renames_of_type(type_of(v), &own, err) < 0)
         return -1;
     if (s->renames || own)
         result = rename_base(v, own ? own : s->renames, err);
@@ -171,7 +184,8 @@ static int match_base(struct ckpt_view *v, struct ckpt_err *err)
 
 static int check_model(struct ckpt_view *v, struct ckpt_err *err)
 {
-    const struct ckpt_check c = {.base = v->shared->base,
+    const struct ckpt_check c = {.type = type_of(v),
+                                 .base = v->shared->base,
                                  .base_names = v->base_names,
                                  .config = v->config,
                                  .complete = v->own_names,
@@ -269,7 +283,7 @@ static int names_of_hub(struct ckpt_view *v, struct ckpt_err *err)
         return 0;
     if (ckpt_names_convert(&v->cat, v->shared->recipes, &opt, &done, &v->recipe, err) < 0)
         return -1;
-    return done ? 0 : ckpt_names_check_fused(v->cat, opt.base_config, err);
+    return done ? 0 : ckpt_names_check_fused(v->cat, types_of(v), opt.base_config, err);
 }
 
 /* A checkpoint of any format that holds a transformers model under its own names. *src is taken if
@@ -279,10 +293,10 @@ static int model_of_names(struct ckpt_view *v, struct ckpt_catalog **src, struct
     const struct ckpt_shared *s = v->shared;
     bool found;
 
-    if (s->opt->recipe)
+    if (ckpt_recipes_forced(s->recipes))
         return 0;
-    if (ckpt_names_apply(*src, s->base, lent_config(v, *src), s->opt->allow_leftover, &found, err) <
-        0)
+    if (ckpt_names_apply(*src, types_of(v), s->base, lent_config(v, *src), s->opt->allow_leftover,
+                         &found, err) < 0)
         return -1;
     if (!found)
         return 0;
@@ -297,9 +311,9 @@ static int adapter_of_names(struct ckpt_view *v, struct ckpt_catalog **src, stru
 {
     bool found;
 
-    if (v->shared->opt->recipe)
+    if (ckpt_recipes_forced(v->shared->recipes))
         return 0;
-    if (ckpt_adapter_apply(*src, &found, err) < 0)
+    if (ckpt_adapter_apply(*src, ckpt_types_any(types_of(v)), &found, err) < 0)
         return -1;
     return found ? model_of_hf(v, src, err) : 0;
 }
@@ -419,6 +433,7 @@ static int cast_tensors(struct ckpt_view *v, bool *ret_any, struct ckpt_err *err
                                        .base = is_adapter(v->about) ? NULL : v->shared->base,
                                        .mapping = json_object_get(v->about, "dtypes"),
                                        .base_names = v->base_names,
+                                       .keeps = &type_of(v)->keeps_dtype,
                                        .hf_names = has_hf_names(v->about)};
 
     const struct ckpt_tensor *unknown = NULL;
@@ -570,8 +585,7 @@ static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckp
         v->shared->opt->memory)
         return 0;
     if (base && !own && ckpt_json_bool(v->about, "automodel", false))
-        return ckpt_split_by_base(v->cat, base, v->base_names,
-                                  ckpt_json_str(v->config, "model_type"), ret, err);
+        return ckpt_split_by_base(v->cat, base, v->base_names, type_of(v), ret, err);
     if (!base || !base->weight_map || (own && !is_hf(v->about))) {
         *ret = json_incref(own);
         return 0;
@@ -605,7 +619,19 @@ static bool is_fresh(const struct ckpt_view *v)
     const struct ckpt_base *base = v->shared->base;
 
     return has_hf_names(v->about) && !is_hf(v->about) && base && !base->cat && !base->weight_map &&
-           !ckpt_split_is_converted(ckpt_json_str(v->config, "model_type"));
+           !type_of(v)->converted;
+}
+
+/* num_parameters() of transformers, and with it an index's total_parameters, counts no buffers. */
+static uint64_t buffer_numel(const struct ckpt_view *v)
+{
+    const struct ckpt_texts *ends = &type_of(v)->buffers;
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < v->cat->tensors.len; i++)
+        if (ckpt_texts_end(ends, v->cat->tensors.ptr[i].name))
+            n += v->cat->tensors.ptr[i].numel; /* the tree refuses more bytes than 2^63 */
+    return n;
 }
 
 static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool cast,
@@ -619,6 +645,7 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
         .bare = ckpt_json_bool(v->about, "bare_header", false) && !v->shared->opt->raw,
         .max_shard_size = v->shared->opt->max_shard_size,
         .sort = !v->recipe && !v->own_names && !v->ordered && !is_fresh(v),
+        .buffer_numel = buffer_numel(v),
         .mtime_ns = newest_shard(v->cat),
     };
 
@@ -721,9 +748,11 @@ static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_sa
                      struct ckpt_err *err)
 {
     const struct ckpt_options *opt = v->shared->opt;
+    const struct ckpt_naming naming = ckpt_naming_of(types_of(v));
     struct ckpt_reader_options ropt = {
         .pool = v->shared->pool,
         .log = &opt->log,
+        .naming = &naming,
         .allow_partial = opt->allow_partial,
         .states = opt->raw,
     };
@@ -748,8 +777,11 @@ int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **re
                             struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
-    const struct ckpt_reader_options ropt = {
-        .pool = s->pool, .log = &s->opt->log, .allow_partial = s->opt->allow_partial};
+    const struct ckpt_naming naming = ckpt_naming_of(types_of(v));
+    const struct ckpt_reader_options ropt = {.pool = s->pool,
+                                             .log = &s->opt->log,
+                                             .naming = &naming,
+                                             .allow_partial = s->opt->allow_partial};
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
     bool found;
@@ -758,8 +790,8 @@ int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **re
     if (!v->recipe)
         return 0;
     if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 ||
-        (v->own_names && ckpt_names_apply(src, s->base, lent_config(v, src), s->opt->allow_leftover,
-                                          &found, err) < 0))
+        (v->own_names && ckpt_names_apply(src, types_of(v), s->base, lent_config(v, src),
+                                          s->opt->allow_leftover, &found, err) < 0))
         return -1;
     const struct ckpt_recipe_options opt = recipe_options(v, src);
     return ckpt_recipe_explain(s->recipes, src, &opt, tensor, ret, err);
@@ -773,6 +805,18 @@ int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err)
                      "'%s' was opened while it was being saved again, so that its shards may be of "
                      "two saves: open it again",
                      ckpt_dir_path(view->dir));
+}
+
+int ckpt_checkpoint_marker(const struct ckpt_view *v, struct ckpt_marker **ret,
+                           struct ckpt_err *err)
+{
+    struct ckpt_shared *s = v->shared;
+    int rc;
+
+    (void)pthread_mutex_lock(&s->eval);
+    rc = ckpt_marker_new(s->recipes, v->cat, s->opt->raw ? NULL : v->config, ret, err);
+    (void)pthread_mutex_unlock(&s->eval);
+    return rc;
 }
 
 int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const char *step,

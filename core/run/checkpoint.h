@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "io/dir.h"
 #include "io/fdpool.h"
+#include "recipe/marks.h"
 #include "recipe/recipe.h"
 #include "run/base.h"
 #include "run/options.h"
@@ -83,6 +84,10 @@ int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err);
  * checkpoint is read again for that. *ret is NULL if no recipe was used. */
 int ckpt_checkpoint_explain(struct ckpt_view *view, const char *tensor, json_t **ret,
                             struct ckpt_err *err);
+
+/* What model files say of the view's tensors under a layout; the view is borrowed. */
+int ckpt_checkpoint_marker(const struct ckpt_view *view, struct ckpt_marker **ret,
+                           struct ckpt_err *err);
 
 /* What the checkpoint holds beside tensors, as ckpt_reader.objects gives it; it is read now. *ret
  * is a new object. */

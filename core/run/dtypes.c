@@ -50,9 +50,9 @@ static bool find_mapped(const struct ckpt_dtypes *d, const char *name, enum ckpt
 
 /* transformers loads it as F32 whatever the file says: rounding it for a model's main dtype would
  * only lose bits. */
-static bool keeps_dtype(const char *name)
+static bool keeps_dtype(const struct ckpt_dtypes *d, const char *name)
 {
-    return ckpt_has_suffix(name, "e_score_correction_bias");
+    return d->keeps && ckpt_texts_end(d->keeps, name);
 }
 
 bool ckpt_dtypes_unknown(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
@@ -60,7 +60,7 @@ bool ckpt_dtypes_unknown(const struct ckpt_dtypes *d, const struct ckpt_tensor *
     enum ckpt_dtype mapped;
 
     return d->mapping && !d->opt->raw && d->opt->dtype_rule == CKPT_DTYPE_AUTO &&
-           ckpt_dtype_is_castable(t->dtype) && !keeps_dtype(t->name) &&
+           ckpt_dtype_is_castable(t->dtype) && !keeps_dtype(d, t->name) &&
            !find_mapped(d, t->name, &mapped);
 }
 
@@ -76,7 +76,7 @@ enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_dtypes *d, const struct ckp
         return d->opt->dtype;
     if (find_mapped(d, t->name, &mapped))
         return ckpt_dtypes_export(t->dtype, &mapped, cast ? &d->opt->dtype : NULL);
-    if (keeps_dtype(t->name))
+    if (keeps_dtype(d, t->name))
         return t->dtype;
     if (cast)
         return d->opt->dtype;

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "base/json.h"
+#include "recipe/types.h"
 #include "run/base.h"
 #include "run/options.h"
 #include "tensor/catalog.h"
@@ -17,7 +18,8 @@ struct ckpt_dtypes {
     const struct ckpt_base *base; /* or NULL */
     const json_t *mapping;    /* {tensor: safetensors' name} of the checkpoint itself; or NULL */
     const json_t *base_names; /* {tensor: its name in the base} where that differs; or NULL */
-    bool hf_names;            /* the checkpoint's own names are those of the view */
+    const struct ckpt_texts *keeps; /* ends of names whose dtype no cast changes; or NULL */
+    bool hf_names;                  /* the checkpoint's own names are those of the view */
 };
 
 /* What tensor t of the view shall be; its own dtype if nobody says, or if we cannot convert it. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of experts on the hub, from transformers' conversions. */
+/* Finding the experts of a layer by the layouts of their type. */
 #include "run/experts.h"
 
 #include <inttypes.h>
@@ -12,29 +12,6 @@
 #define NUMBER "{e}"
 
 enum { MOST_EXPERTS = 1 << 16 };
-
-/* A module's name that ends with `memory` has the parameter's tensors where its end is replaced by
- * each of `part`; NUMBER is an expert's. Without one the tensor holds all of them. */
-static const struct place {
-    const char *memory, *parameter, *part[2];
-} places[] = {
-    {".experts", "gate_up_proj", {".experts.gate_up_proj"}},
-    {".experts", "up_proj", {".experts.up_proj"}},
-    {".experts", "down_proj", {".experts.down_proj"}},
-    {".experts", "gate_up_proj", {".experts.{e}.gate_proj.weight", ".experts.{e}.up_proj.weight"}},
-    {".experts", "up_proj", {".experts.{e}.up_proj.weight"}},
-    {".experts", "down_proj", {".experts.{e}.down_proj.weight"}},
-    {".experts", "gate_up_proj", {".experts.{e}.w1.weight", ".experts.{e}.w3.weight"}},
-    {".experts", "down_proj", {".experts.{e}.w2.weight"}},
-    {".mlp.experts",
-     "gate_up_proj",
-     {".block_sparse_moe.experts.{e}.w1.weight", ".block_sparse_moe.experts.{e}.w3.weight"}},
-    {".mlp.experts", "down_proj", {".block_sparse_moe.experts.{e}.w2.weight"}},
-    {".experts", "gate_up_proj", {".input_linear.weight"}},
-    {".experts", "down_proj", {".output_linear.weight"}},
-    {".experts", "gate_up_proj", {".experts.fc1.weight"}},
-    {".experts", "down_proj", {".experts.fc2.weight"}},
-};
 
 void ckpt_experts_release(struct ckpt_experts *x) { ckpt_vec_release(&x->tensor); }
 
@@ -51,14 +28,14 @@ struct search {
     const struct ckpt_catalog *cat;
     const json_t *base_names;
     const char *module;
-    const struct place *place;
+    const struct ckpt_expert_layout *layout;
 };
 
 /* Part `part` of expert e; SIZE_MAX: there is none. */
 static size_t find_part(const struct search *s, size_t part, uint64_t e)
 {
-    const size_t stem = strlen(s->module) - strlen(s->place->memory);
-    const char *text = s->place->part[part], *number = strstr(text, NUMBER);
+    const size_t stem = strlen(s->module) - strlen(s->layout->module);
+    const char *text = s->layout->part[part], *number = strstr(text, NUMBER);
     ckpt_cleanup(ckpt_freep) char *name =
         number ? ckpt_asprintf("%.*s%.*s%" PRIu64 "%s", (int)stem, s->module, (int)(number - text),
                                text, e, number + strlen(NUMBER))
@@ -84,7 +61,7 @@ static int take_stack(const struct search *s, size_t at, struct ckpt_experts *re
 static int take_expert(const struct search *s, uint64_t e, struct ckpt_experts *ret,
                        struct ckpt_err *err)
 {
-    for (size_t part = 0; part < 2 && s->place->part[part]; part++) {
+    for (size_t part = 0; part < s->layout->npart; part++) {
         const size_t at = find_part(s, part, e);
         if (at == SIZE_MAX)
             return ckpt_fail(err, CKPT_MISSING,
@@ -108,7 +85,7 @@ static int take_expert(const struct search *s, uint64_t e, struct ckpt_experts *
 
 static int take(const struct search *s, struct ckpt_experts *ret, struct ckpt_err *err)
 {
-    if (!strstr(s->place->part[0], NUMBER))
+    if (!strstr(s->layout->part[0], NUMBER))
         return take_stack(s, find_part(s, 0, 0), ret, err);
     while (ret->count < MOST_EXPERTS && find_part(s, 0, ret->count) != SIZE_MAX)
         if (take_expert(s, ret->count++, ret, err) < 0)
@@ -116,17 +93,32 @@ static int take(const struct search *s, struct ckpt_experts *ret, struct ckpt_er
     return 0;
 }
 
-int ckpt_experts_find(const struct ckpt_catalog *cat, const json_t *base_names, const char *module,
-                      const char *parameter, struct ckpt_experts *ret, struct ckpt_err *err)
+int ckpt_experts_find(const struct ckpt_catalog *cat, const struct ckpt_type *type,
+                      const json_t *base_names, const char *module, const char *parameter,
+                      struct ckpt_experts *ret, struct ckpt_err *err)
 {
     struct search s = {cat, base_names, module, NULL};
 
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
-        s.place = &places[i];
-        if (strcmp(s.place->parameter, parameter) == 0 &&
-            ckpt_has_suffix(module, s.place->memory) && find_part(&s, 0, 0) != SIZE_MAX)
+    for (size_t i = 0; i < type->experts.n; i++) {
+        s.layout = &type->experts.layout[i];
+        if (strcmp(s.layout->parameter, parameter) == 0 &&
+            ckpt_has_suffix(module, s.layout->module) && find_part(&s, 0, 0) != SIZE_MAX)
             return take(&s, ret, err);
     }
     return ckpt_fail(err, CKPT_MISSING, "the base has no '%s.%s' for the adapter", module,
                      parameter);
+}
+
+bool ckpt_experts_is_fused(const struct ckpt_type *type, const char *name)
+{
+    const char *dot = strrchr(name, '.');
+
+    for (size_t i = 0; dot && i < type->experts.n; i++) {
+        const struct ckpt_expert_layout *l = &type->experts.layout[i];
+        const size_t len = strlen(l->module), at = (size_t)(dot - name);
+        if (strcmp(dot + 1, l->parameter) == 0 && len <= at &&
+            memcmp(dot - len, l->module, len) == 0)
+            return true;
+    }
+    return false;
 }

@@ -194,8 +194,7 @@ static int choose_layout(const struct merge *m, const struct ckpt_experts *x, co
 {
     const bool straight = a->dim[1] == x->cols && b->dim[0] == x->rows;
     const bool turned = a->dim[1] == x->rows && b->dim[0] == x->cols;
-    const int said = ckpt_lora_config_turned(m->opt->adapter, m->opt->automodel,
-                                             ckpt_json_str(m->opt->config, "model_type"));
+    const int said = ckpt_lora_config_turned(m->opt->adapter, m->opt->automodel, m->opt->type);
 
     if (!straight && !turned)
         return ckpt_fail(m->err, CKPT_CONFLICT,
@@ -268,7 +267,8 @@ static int merge_wrapped(struct merge *m, const char *module, const struct ckpt_
         return ckpt_nomem(m->err);
     for (; ckpt_has_suffix(name, inner); depth++)
         name[strlen(name) - strlen(inner)] = '\0';
-    n = ckpt_lora_config_parameters(m->opt->adapter, name, parameter, MOST_PARAMETERS);
+    n = ckpt_lora_config_parameters(m->opt->adapter, m->opt->type, name, parameter,
+                                    MOST_PARAMETERS);
     if (n == 0)
         return ckpt_fail(m->err, CKPT_MISSING,
                          "the base has no '%s.weight' that the adapter could change%s", name,
@@ -282,7 +282,7 @@ static int merge_wrapped(struct merge *m, const char *module, const struct ckpt_
     const char *leaf = parameter[n - 1 - depth];
     if (!(whole = ckpt_asprintf("%s.%s", name, leaf)))
         return ckpt_nomem(m->err);
-    return ckpt_experts_find(m->cat, m->opt->base_names, name, leaf, &x, m->err) < 0
+    return ckpt_experts_find(m->cat, m->opt->type, m->opt->base_names, name, leaf, &x, m->err) < 0
                ? -1
                : merge_parameter(m, whole, &x, a, b);
 }
@@ -340,27 +340,39 @@ static bool lists(const json_t *names, const char *name)
     return false;
 }
 
+/* The output embedding that the adapter's tensor replaces, or NULL. */
+static const char *output_of(const struct merge *m, const struct ckpt_tensor *t)
+{
+    const char *name = t->name + strlen(ROOT);
+    const struct ckpt_texts *output = &m->opt->type->output;
+
+    return ckpt_texts_have(output, name, strlen(name)) ? name : NULL;
+}
+
 /* With resized embeddings PEFT saves both, tied or not; an output embedding of its own is a module
  * to save. */
 static bool is_tied_copy(const struct merge *m, const struct ckpt_tensor *t)
 {
-    static const char input[] = "embed_tokens.weight";
+    const char *output = output_of(m, t);
+    ckpt_cleanup(ckpt_freep) char *module = output ? strdup(output) : NULL;
+    char *leaf = module ? strrchr(module, '.') : NULL;
     bool both = false;
 
     for (size_t i = 0; i < m->adapter->tensors.len; i++)
-        both |= ckpt_has_suffix(m->adapter->tensors.ptr[i].name, input);
-    return both && strcmp(t->name + strlen(ROOT), "lm_head.weight") == 0 &&
-           ckpt_json_bool(m->opt->config, "tie_word_embeddings", false) &&
-           !lists(json_object_get(m->opt->adapter, "modules_to_save"), "lm_head");
+        both |= ckpt_texts_end(&m->opt->type->embedding, m->adapter->tensors.ptr[i].name);
+    if (!both || !leaf)
+        return false;
+    *leaf = '\0';
+    return ckpt_json_bool(m->opt->config, "tie_word_embeddings", false) &&
+           !lists(json_object_get(m->opt->adapter, "modules_to_save"), module);
 }
 
 /* An output embedding that is no longer the input's, which the base ties to it: a tensor more. */
 static int untie(struct merge *m, const struct ckpt_tensor *t, size_t *ret_at)
 {
-    static const char head[] = "lm_head.weight";
+    const char *head = output_of(m, t);
 
-    if (strcmp(t->name + strlen(ROOT), head) != 0 ||
-        !ckpt_json_bool(m->opt->config, "tie_word_embeddings", false))
+    if (!head || !ckpt_json_bool(m->opt->config, "tie_word_embeddings", false))
         return ckpt_fail(m->err, CKPT_UNSUPPORTED,
                          "the adapter has '%s', which is neither LoRA nor a tensor of the base",
                          t->name);

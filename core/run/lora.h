@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "recipe/types.h"
 #include "run/base.h"
 #include "tensor/catalog.h"
 
@@ -14,6 +15,7 @@ struct ckpt_lora_options {
     const json_t *adapter;    /* adapter_config.json */
     const json_t *automodel;  /* automodel_peft_config.json, or NULL */
     const json_t *base_names; /* {tensor in memory: its name in the base} where they differ; NULL */
+    const struct ckpt_type *type; /* what is known of the base's model type */
     json_t *config; /* the merged model's config.json, changed where the adapter resizes the
                        vocabulary or unties the output embedding; or NULL */
 };

@@ -116,48 +116,42 @@ int ckpt_lora_config_scale(const json_t *config, const char *name, uint64_t rank
 }
 
 /* In the order in which transformers' modules declare them, which is that of wrapping. */
-size_t ckpt_lora_config_parameters(const json_t *config, const char *name, const char **ret,
-                                   size_t cap)
+size_t ckpt_lora_config_parameters(const json_t *config, const struct ckpt_type *type,
+                                   const char *name, const char **ret, size_t cap)
 {
-    static const char *const known[] = {"gate_up_proj", "up_proj", "down_proj"};
     const json_t *targets = json_object_get(config, "target_parameters"), *t;
     size_t n = 0, i;
 
-    for (size_t k = 0; k < sizeof known / sizeof known[0]; k++)
+    for (size_t k = 0; k < type->parameters.n; k++)
         json_array_foreach((json_t *)targets, i, t)
         {
             const char *text = json_string_value(t), *dot = text ? strrchr(text, '.') : NULL;
             const char *leaf = dot ? dot + 1 : text;
             ckpt_cleanup(ckpt_freep) char *module =
                 dot ? strndup(text, (size_t)(dot - text)) : NULL;
-            if (!leaf || strcmp(leaf, known[k]) != 0 || (module && !ckpt_has_suffix(name, module)))
+            if (!leaf || strcmp(leaf, type->parameters.text[k]) != 0 ||
+                (module && !ckpt_has_suffix(name, module)))
                 continue;
             if (n < cap)
-                ret[n] = known[k];
+                ret[n] = type->parameters.text[k];
             n++;
             break;
         }
     return n;
 }
 
-int ckpt_lora_config_turned(const json_t *config, const json_t *automodel, const char *model_type)
+int ckpt_lora_config_turned(const json_t *config, const json_t *automodel,
+                            const struct ckpt_type *type)
 {
-    static const char *const transposed[] = {"gpt_oss", "aria", "aria_text",
-                                             "openai_privacy_filter"};
-    static const char *const on_the_hub[] = {"qwen3_vl_moe", "qwen3_vl_moe_text"};
     const char *layout = ckpt_json_str(automodel, "paramwrapper_layout"),
                *version = ckpt_json_str(config, "peft_version");
     int major, minor;
-    bool turned = false;
 
-    for (size_t i = 0; model_type && i < sizeof transposed / sizeof transposed[0]; i++)
-        if (strcmp(model_type, transposed[i]) == 0)
-            return 1;
+    if (type->experts_turned == CKPT_EXPERTS_TURNED_MEMORY)
+        return 1;
     if (layout && ckpt_has_prefix(layout, "peft-"))
         version = layout + strlen("peft-");
     if (!version || sscanf(version, "%9d.%9d", &major, &minor) != 2)
         return -1;
-    for (size_t i = 0; model_type && i < sizeof on_the_hub / sizeof on_the_hub[0]; i++)
-        turned |= strcmp(model_type, on_the_hub[i]) == 0;
-    return (major == 0 && minor < 19) != turned;
+    return (major == 0 && minor < 19) != (type->experts_turned == CKPT_EXPERTS_TURNED_HUB);
 }

@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "container/config.h"
+#include "recipe/types.h"
 #include "run/adapter.h"
 #include "run/lora.h"
 
@@ -38,7 +39,8 @@ int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src,
 {
     bool found = ckpt_json_bool(v->about, "adapter", false);
 
-    if (!found && ckpt_adapter_apply(*src, &found, err) < 0)
+    if (!found && ckpt_adapter_apply(*src, ckpt_types_any(ckpt_recipes_types(v->shared->recipes)),
+                                     &found, err) < 0)
         return -1;
     if (!found)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' holds no adapter",
@@ -77,10 +79,13 @@ int ckpt_merge_finish(struct ckpt_view *v, struct ckpt_err *err)
     if (read_config(v, "adapter_config.json", &adapter, err) < 0 ||
         read_config(v, "automodel_peft_config.json", &automodel, err) < 0)
         return -1;
-    const struct ckpt_lora_options opt = {.adapter = adapter,
-                                          .automodel = automodel,
-                                          .base_names = v->base_names,
-                                          .config = v->config};
+    const struct ckpt_lora_options opt = {
+        .adapter = adapter,
+        .automodel = automodel,
+        .base_names = v->base_names,
+        .type = ckpt_types_find(ckpt_recipes_types(v->shared->recipes),
+                                ckpt_json_str(v->config, "model_type")),
+        .config = v->config};
     if (v->config && !(before = json_deep_copy(v->config)))
         return ckpt_nomem(err);
     if (ckpt_lora_merge(v->cat, v->adapter, &opt, err) < 0)

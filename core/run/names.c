@@ -8,6 +8,8 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "recipe/types.h"
+#include "run/experts.h"
 #include "tensor/same.h"
 
 enum { MOST_NAMED = 3 };
@@ -17,67 +19,9 @@ static const char *const other_roots[] = {"optimizer", "optimizers", "optim",   
                                           "scheduler", "sched",      "dataloader", "train_state",
                                           "rng",       "ema"};
 
-/* The input embeddings of transformers' models. */
-static const char *const anchors[] = {
-    "model.embed_tokens.weight",
-    "model.language_model.embed_tokens.weight",
-    "language_model.model.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
-    "transformer.wte.weight",
-    "transformer.word_embeddings.weight",
-    "gpt_neox.embed_in.weight",
-    "backbone.embeddings.weight",
-    "backbone.embedding.weight",
-    "model.embeddings.weight",
-    "bert.embeddings.word_embeddings.weight",
-    "roberta.embeddings.word_embeddings.weight",
-    "distilbert.embeddings.word_embeddings.weight",
-    "electra.embeddings.word_embeddings.weight",
-    "deberta.embeddings.word_embeddings.weight",
-    "ernie.embeddings.word_embeddings.weight",
-    "rembert.embeddings.word_embeddings.weight",
-    "data2vec_text.embeddings.word_embeddings.weight",
-    "model.embeddings.tok_embeddings.weight",
-    "gpt_neox_japanese.embed_in.weight",
-    "biogpt.embed_tokens.weight",
-    "transformer.tokens_embed.weight",
-    "rwkv.embeddings.weight",
-    "model.shared.weight",
-    "shared.weight",
-};
-
-/* What transformers ties, and to what (NULL: the input embedding), in models that tie. */
-static const struct tie {
-    const char *copy, *of;
-} ties[] = {
-    {"lm_head.weight", NULL},
-    {"embed_out.weight", NULL},
-    {"proj_out.weight", NULL},
-    {"output_projection.weight", NULL},
-    {"decoder.weight", NULL},
-    {"generator_lm_head.weight", NULL},
-    {"lm_head.decoder.weight", NULL},
-    {"lm_head.decoder.bias", "lm_head.bias"},
-    {"cls.predictions.decoder.weight", NULL},
-    {"cls.predictions.decoder.bias", "cls.predictions.bias"},
-    {"encoder.embed_tokens.weight", "shared.weight"},
-    {"decoder.embed_tokens.weight", "shared.weight"},
-    {"model.encoder.embed_tokens.weight", "model.shared.weight"},
-    {"model.decoder.embed_tokens.weight", "model.shared.weight"},
-};
-
 /* Parts of names that wrappers add. */
 static const char *const wrappers[] = {"_orig_mod.", "_checkpoint_wrapped_module.",
                                        "_fsdp_wrapped_module."};
-
-/* Models that have fused experts on the hub too. */
-static const char *const fused_types[] = {"gpt_oss",           "llama4",         "llama4_text",
-                                          "qwen3_5_moe",       "granitemoe_swa", "hy_v4",
-                                          "minimax_m3_vl_text"};
-
-/* Keys of an embedding's own width. */
-static const char *const widths[] = {"word_embed_proj_dim", "embedding_size",
-                                     "input_embedding_size"};
 
 static bool among(const char *word, size_t len, const char *const *list, size_t n)
 {
@@ -88,18 +32,20 @@ static bool among(const char *word, size_t len, const char *const *list, size_t 
 }
 #define AMONG(word, len, list) among(word, len, list, sizeof(list) / sizeof *(list))
 
-bool ckpt_names_is_weight(const char *name)
+bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name)
 {
     size_t root = strcspn(name, ".");
 
     return !AMONG(name, root, other_roots) && !ckpt_has_prefix(name, "optimizer_") &&
-           !ckpt_has_suffix(name, "._extra_state") && !ckpt_has_suffix(name, ".inv_freq");
+           !ckpt_has_suffix(name, "._extra_state") && !ckpt_texts_end(&type->computed, name);
 }
 
 struct naming {
     struct ckpt_catalog *cat;
     const struct ckpt_base *base;
     const json_t *config;
+    const struct ckpt_type *type;
+    const struct ckpt_texts *unsaid; /* embeddings of all types */
     bool allow_leftover;
     size_t ntensor;
     char **name; /* without wrappers; NULL: not the model's */
@@ -130,7 +76,7 @@ static int collect(struct naming *n, struct ckpt_err *err)
     if (!(n->name = calloc(n->cat->tensors.len + 1, sizeof *n->name)))
         return ckpt_nomem(err);
     for (size_t i = 0; i < n->cat->tensors.len; i++)
-        if (ckpt_names_is_weight(n->cat->tensors.ptr[i].name) &&
+        if (ckpt_names_is_weight(n->type, n->cat->tensors.ptr[i].name) &&
             !(n->name[i] = ckpt_names_unwrap(n->cat->tensors.ptr[i].name)))
             return ckpt_nomem(err);
     return 0;
@@ -169,6 +115,16 @@ static bool is_embedding(const char *name)
     return ckpt_has_suffix(name, ".weight") && strstr(name, "embed") && !strstr(name, "position");
 }
 
+static int try_words(struct naming *n, const struct ckpt_texts *anchors, struct ckpt_err *err)
+{
+    for (size_t i = 0; !n->prefix && i < anchors->n; i++)
+        if (try_anchor(n, anchors->text[i], err) < 0)
+            return -1;
+    return 0;
+}
+
+/* Evidence is what the base calls its embedding, then what the type does, then what any type does.
+ */
 static int find_prefix(struct naming *n, struct ckpt_err *err)
 {
     const struct ckpt_catalog *model = n->base ? n->base->cat : NULL;
@@ -177,13 +133,13 @@ static int find_prefix(struct naming *n, struct ckpt_err *err)
         if (is_embedding(model->tensors.ptr[i].name) &&
             try_anchor(n, model->tensors.ptr[i].name, err) < 0)
             return -1;
-    for (size_t i = 0; !n->prefix && i < sizeof anchors / sizeof anchors[0]; i++)
-        if (try_anchor(n, anchors[i], err) < 0)
+    if (try_words(n, &n->type->embedding, err) < 0 || try_words(n, n->unsaid, err) < 0)
+        return -1;
+    if (!n->prefix && n->type->last_norm && n->type->embedding.n &&
+        ckpt_json_bool(n->config, "tie_word_embeddings", false)) {
+        if (try_anchor(n, n->type->last_norm, err) < 0)
             return -1;
-    if (!n->prefix && ckpt_json_bool(n->config, "tie_word_embeddings", false)) {
-        if (try_anchor(n, "model.norm.weight", err) < 0)
-            return -1;
-        n->anchor = anchors[0];
+        n->anchor = n->type->embedding.text[0];
     }
     return 0;
 }
@@ -263,11 +219,11 @@ static int drop_tied(struct naming *n, struct ckpt_err *err)
 {
     if (!ckpt_json_bool(n->config, "tie_word_embeddings", false))
         return 0;
-    for (size_t i = 0; i < sizeof ties / sizeof ties[0]; i++) {
-        const size_t copy = find(n, ties[i].copy);
-        const size_t of = find(n, ties[i].of ? ties[i].of : n->anchor);
+    for (size_t i = 0; i < n->type->ties.n; i++) {
+        const struct ckpt_text_pair *tie = &n->type->ties.pair[i];
+        const size_t copy = find(n, tie->from), of = find(n, tie->to ? tie->to : n->anchor);
         const bool kept = of != SIZE_MAX;
-        if (copy == SIZE_MAX || copy == of || (!kept && ties[i].of))
+        if (copy == SIZE_MAX || copy == of || (!kept && tie->to))
             continue;
         if (kept && check_copy(n, copy, of, err) < 0)
             return -1;
@@ -301,18 +257,21 @@ static int check_config(const struct naming *n, struct ckpt_err *err)
     if (!t || !ckpt_json_u64(n->config, "vocab_size", &dim[0]) ||
         !ckpt_json_u64(n->config, "hidden_size", &dim[1]) || t->rank != 2)
         return 0;
-    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
-        (void)ckpt_json_u64(n->config, widths[i], &dim[1]);
+    for (size_t i = 0; i < n->type->widths.n; i++)
+        (void)ckpt_json_u64(n->config, n->type->widths.text[i], &dim[1]);
     return t->dim[1] == dim[1] && t->dim[0] == dim[0] ? 0 : fail_shape(t, n->anchor, dim, 2, err);
 }
 
-int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
-                     bool allow_leftover, bool *ret_found, struct ckpt_err *err)
+int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
+                     const struct ckpt_base *base, const json_t *config, bool allow_leftover,
+                     bool *ret_found, struct ckpt_err *err)
 {
     ckpt_cleanup(naming_release) struct naming n = {
         .cat = cat,
         .base = base,
         .config = config,
+        .type = ckpt_types_find(types, ckpt_json_str(config, "model_type")),
+        .unsaid = &ckpt_types_any(types)->embedding,
         .allow_leftover = allow_leftover,
         .ntensor = cat->tensors.len,
     };
@@ -332,22 +291,22 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, con
 
 /* ---- afterwards ---- */
 
-int ckpt_names_check_fused(const struct ckpt_catalog *cat, const json_t *config,
-                           struct ckpt_err *err)
+int ckpt_names_check_fused(const struct ckpt_catalog *cat, const struct ckpt_types *types,
+                           const json_t *config, struct ckpt_err *err)
 {
-    const char *type = ckpt_json_str(config, "model_type");
+    const char *model_type = ckpt_json_str(config, "model_type");
+    const struct ckpt_type *type = ckpt_types_find(types, model_type);
 
-    if (type && AMONG(type, strlen(type), fused_types))
+    if (type->fused_on_hub)
         return 0;
     for (size_t i = 0; i < cat->tensors.len; i++) {
         const char *name = cat->tensors.ptr[i].name;
-        if (ckpt_has_suffix(name, ".experts.gate_up_proj") ||
-            ckpt_has_suffix(name, ".experts.down_proj"))
+        if (ckpt_experts_is_fused(type, name))
             return ckpt_fail(
                 err, CKPT_UNSUPPORTED,
                 "'%s' holds fused experts, which a hub model has one by one: no "
                 "recipe splits them for model type '%s' (%sview=raw shows the tensors)",
-                name, type ? type : "?", type ? "" : "base=DIR may know it; ");
+                name, model_type ? model_type : "?", model_type ? "" : "base=DIR may know it; ");
     }
     return 0;
 }

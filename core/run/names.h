@@ -11,6 +11,7 @@
 
 #include "base/err.h"
 #include "recipe/recipe.h"
+#include "recipe/types.h"
 #include "run/base.h"
 #include "tensor/catalog.h"
 
@@ -19,16 +20,18 @@
  * transformers' names. Tied weights are left once, under the name of the input embedding; if
  * the checkpoint stores them twice, with other values, it is CONFLICT, or a warning if
  * allow_leftover. base and config (the model's) may be NULL. */
-int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_base *base, const json_t *config,
-                     bool allow_leftover, bool *ret_found, struct ckpt_err *err);
+int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
+                     const struct ckpt_base *base, const json_t *config, bool allow_leftover,
+                     bool *ret_found, struct ckpt_err *err);
 
 /* Are the names those of the hub? transformers 5 stacks a layer's experts in memory, and only a
  * recipe for config's model type can take them apart. UNSUPPORTED. */
-int ckpt_names_check_fused(const struct ckpt_catalog *cat, const json_t *config,
-                           struct ckpt_err *err);
+int ckpt_names_check_fused(const struct ckpt_catalog *cat, const struct ckpt_types *types,
+                           const json_t *config, struct ckpt_err *err);
 
-/* Not the name of an optimizer's, a scheduler's, a data loader's state. */
-bool ckpt_names_is_weight(const char *name);
+/* Not the name of an optimizer's, a scheduler's, a data loader's state, nor of what a model of the
+ * type computes. */
+bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name);
 
 /* The name without the parts that wrappers add (torch.compile, FSDP ...); new, or NULL. */
 char *ckpt_names_unwrap(const char *name);

@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "recipe/keys.h"
 #include "view/shards.h"
 
 int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err)
@@ -291,74 +292,6 @@ static const struct option {
     {"lora", set_lora},
 };
 
-/* Numbers of a model that a checkpoint may not say, as Hugging Face's config.json spells them. */
-static const char *const model_keys[] = {
-    "attention_bias",
-    "bos_token_id",
-    "conv_kernel",
-    "eos_token_id",
-    "expand",
-    "first_k_dense_replace",
-    "head_dim",
-    "hidden_act",
-    "hidden_size",
-    "initializer_range",
-    "intermediate_size",
-    "kv_lora_rank",
-    "layer_norm_epsilon",
-    "mamba_head_dim",
-    "mamba_num_heads",
-    "max_position_embeddings",
-    "max_window_layers",
-    "mlp_bias",
-    "moe_intermediate_size",
-    "moe_shared_expert_intermediate_size",
-    "n_group",
-    "n_groups",
-    "n_routed_experts",
-    "n_shared_experts",
-    "norm_eps",
-    "norm_epsilon",
-    "norm_topk_prob",
-    "num_attention_heads",
-    "num_experts",
-    "num_experts_per_tok",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "num_local_experts",
-    "num_nextn_predict_layers",
-    "pad_token_id",
-    "partial_rotary_factor",
-    "q_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "query_pre_attn_scalar",
-    "rms_norm_eps",
-    "rope_theta",
-    "routed_scaling_factor",
-    "router_aux_loss_coef",
-    "scoring_func",
-    "shared_expert_intermediate_size",
-    "sliding_window",
-    "ssm_state_size",
-    "state_size",
-    "tie_word_embeddings",
-    "time_step_rank",
-    "topk_group",
-    "use_qk_norm",
-    "use_sliding_window",
-    "v_head_dim",
-    "vocab_size",
-};
-
-static bool is_model_key(const char *key)
-{
-    for (size_t i = 0; i < sizeof model_keys / sizeof model_keys[0]; i++)
-        if (strcmp(key, model_keys[i]) == 0)
-            return true;
-    return false;
-}
-
 static const struct option *find_option(const char *key)
 {
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
@@ -367,7 +300,8 @@ static const struct option *find_option(const char *key)
     return NULL;
 }
 
-/* A JSON number, true, false or null; other words are strings (hidden_act=gelu). */
+/* What a model has and a checkpoint may not say, as Hugging Face's config.json spells it. A JSON
+ * number, true, false or null; other words are strings (hidden_act=gelu). */
 static int set_model_key(struct ckpt_options *opt, const char *key, const char *value,
                          struct ckpt_err *err)
 {
@@ -385,7 +319,7 @@ static int set_model_key(struct ckpt_options *opt, const char *key, const char *
                : 0;
 }
 
-bool ckpt_options_knows(const char *key) { return find_option(key) || is_model_key(key); }
+bool ckpt_options_knows(const char *key) { return find_option(key) || ckpt_keys_known(key); }
 
 int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
                      struct ckpt_err *err)
@@ -394,7 +328,7 @@ int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *valu
 
     if (o)
         return o->set(opt, key, value, err);
-    if (is_model_key(key))
+    if (ckpt_keys_known(key))
         return set_model_key(opt, key, value, err);
     return ckpt_fail(err, CKPT_USAGE, "there is no option '%s'", key);
 }

@@ -95,76 +95,16 @@ int ckpt_renames_load(const char *path, struct ckpt_renames **ret, struct ckpt_e
 
 /* ---- what transformers knows ---- */
 
-struct rule {
-    const char *pattern, *replacement;
-};
-
-static const struct rule llava[] = {
-    {"^language_model\\.lm_head\\.", "lm_head."},
-    {"^language_model\\.model\\.", "model.language_model."},
-    {"^(vision_tower|multi_modal_projector|image_newline)(?=\\.|$)", "model.\\1"},
-    {NULL},
-};
-
-static const struct rule qwen_vl[] = {
-    {"^visual", "model.visual"},
-    {"^model(?!\\.(language_model|visual))", "model.language_model"},
-    {NULL},
-};
-
-static const struct rule qwen_audio[] = {
-    {"^language_model\\.lm_head\\.", "lm_head."},
-    {"^language_model\\.model\\.", "model.language_model."},
-    {"^(audio_tower|multi_modal_projector)\\.", "model.\\1."},
-    {NULL},
-};
-
-static const struct rule mllama[] = {
-    {"^language_model\\.lm_head\\.", "lm_head."},
-    {"^language_model\\.model\\.", "model.language_model."},
-    {"^(vision_model|multi_modal_projector)\\.", "model.\\1."},
-    {NULL},
-};
-
-static const struct {
-    const char *model_type;
-    const struct rule *rules;
-} types[] = {
-    {"aria", llava},
-    {"audioflamingo3", qwen_audio},
-    {"aya_vision", llava},
-    {"gemma3", llava},
-    {"glmasr", qwen_audio},
-    {"got_ocr2", llava},
-    {"internvl", llava},
-    {"llava", llava},
-    {"llava_next", llava},
-    {"llava_next_video", llava},
-    {"llava_onevision", llava},
-    {"mistral3", llava},
-    {"mllama", mllama},
-    {"musicflamingo", qwen_audio},
-    {"paligemma", llava},
-    {"qwen2_5_vl", qwen_vl},
-    {"qwen2_audio", qwen_audio},
-    {"qwen2_vl", qwen_vl},
-    {"vipllava", llava},
-    {"voxtral", qwen_audio},
-};
-
-int ckpt_renames_of_type(const char *model_type, struct ckpt_renames **ret, struct ckpt_err *err)
+int ckpt_renames_of_type(const struct ckpt_type *type, struct ckpt_renames **ret,
+                         struct ckpt_err *err)
 {
     ckpt_cleanup(renames_freep) struct ckpt_renames *r = NULL;
-    const struct rule *rule = NULL;
 
-    for (size_t i = 0; model_type && i < sizeof types / sizeof types[0]; i++)
-        if (strcmp(types[i].model_type, model_type) == 0)
-            rule = types[i].rules;
-    if (rule && !(r = calloc(1, sizeof *r)))
+    if (type->renames.n && !(r = calloc(1, sizeof *r)))
         return ckpt_nomem(err);
-    for (; rule && rule->pattern; rule++)
-        if (add_rule(r, rule->pattern, rule->replacement, err) < 0)
-            return -1;
+    for (size_t i = 0; i < type->renames.n; i++)
+        if (add_rule(r, type->renames.pair[i].from, type->renames.pair[i].to, err) < 0)
+            return ckpt_err_in(err, "%s: renames", type->name);
     *ret = ckpt_steal(&r);
     return 0;
 }

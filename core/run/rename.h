@@ -6,15 +6,17 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "recipe/types.h"
 
 struct ckpt_renames;
 
 /* A JSON object {pattern: replacement} at `path`. */
 int ckpt_renames_load(const char *path, struct ckpt_renames **ret, struct ckpt_err *err);
 
-/* What transformers does with a model_type (may be NULL) when it loads; *ret is NULL for those
- * whose names are the same. */
-int ckpt_renames_of_type(const char *model_type, struct ckpt_renames **ret, struct ckpt_err *err);
+/* What transformers does with a model type when it loads; *ret is NULL for those whose names are
+ * the same. */
+int ckpt_renames_of_type(const struct ckpt_type *type, struct ckpt_renames **ret,
+                         struct ckpt_err *err);
 void ckpt_renames_free(struct ckpt_renames *r);
 
 /* *ret_name is malloc'ed; equal to name if no pattern matches. */

@@ -9,6 +9,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "run/experts.h"
 
 #define SUFFIX ".safetensors"
 
@@ -93,21 +94,6 @@ void ckpt_split_by_size(const uint64_t *len, size_t n, uint64_t max_len, uint64_
 
 /* ---- by a base ---- */
 
-bool ckpt_split_is_converted(const char *model_type)
-{
-    static const char *const types[] = {
-        "mixtral",        "minimax",      "phimoe",       "qwen2_moe",      "qwen3_moe",
-        "deepseek_v2",    "deepseek_v3",  "jamba",        "olmoe",          "lfm2_moe",
-        "dots1",          "ernie4_5_moe", "glm4_moe",     "glm4v_moe",      "longcat_flash",
-        "qwen3_omni_moe", "qwen3_next",   "qwen3_vl_moe", "hunyuan_v1_moe", "flex_olmo",
-    };
-
-    for (size_t i = 0; model_type && i < sizeof types / sizeof types[0]; i++)
-        if (strcmp(types[i], model_type) == 0)
-            return true;
-    return false;
-}
-
 struct split {
     const struct ckpt_catalog *cat;
     const struct ckpt_base *base;
@@ -181,12 +167,6 @@ static uint64_t file_in_base(const struct split *s, const char *tensor)
     return file && ckpt_map_get(&s->by_file, file, strlen(file), &at) ? s->number[at] : 0;
 }
 
-static bool is_fused(const char *name)
-{
-    return ckpt_has_suffix(name, ".experts.gate_up_proj") ||
-           ckpt_has_suffix(name, ".experts.down_proj") || ckpt_has_suffix(name, ".experts.up_proj");
-}
-
 static int by_size(struct split *s, struct ckpt_err *err)
 {
     const size_t n = s->cat->tensors.len;
@@ -202,7 +182,7 @@ static int by_size(struct split *s, struct ckpt_err *err)
     return 0;
 }
 
-static int assign(struct split *s, const char *model_type, struct ckpt_err *err)
+static int assign(struct split *s, const struct ckpt_type *type, struct ckpt_err *err)
 {
     const size_t n = s->cat->tensors.len;
     bool fused = false;
@@ -211,9 +191,9 @@ static int assign(struct split *s, const char *model_type, struct ckpt_err *err)
         const char *name = s->cat->tensors.ptr[i].name;
         s->file[i] = file_in_base(s, name);
         s->last = ckpt_max_u64(s->last, s->file[i]);
-        fused |= !s->file[i] && is_fused(name);
+        fused |= !s->file[i] && ckpt_experts_is_fused(type, name);
     }
-    if (fused && ckpt_split_is_converted(model_type) && s->files.len) {
+    if (fused && type->converted && s->files.len) {
         for (size_t i = 0; i < n; i++)
             s->file[i] = ckpt_split_equally(i, n, s->files.len);
         s->last = n ? s->file[n - 1] : 0;
@@ -235,7 +215,7 @@ static int make_map(const struct split *s, json_t *map, struct ckpt_err *err)
 }
 
 int ckpt_split_by_base(const struct ckpt_catalog *cat, const struct ckpt_base *base,
-                       const json_t *base_names, const char *model_type, json_t **ret,
+                       const json_t *base_names, const struct ckpt_type *type, json_t **ret,
                        struct ckpt_err *err)
 {
     ckpt_cleanup(split_release) struct split s = {
@@ -247,7 +227,7 @@ int ckpt_split_by_base(const struct ckpt_catalog *cat, const struct ckpt_base *b
         return 0;
     if (!map || !(s.file = calloc(cat->tensors.len + 1, sizeof *s.file)))
         return ckpt_nomem(err);
-    if (number_files(&s, err) < 0 || assign(&s, model_type, err) < 0 || make_map(&s, map, err) < 0)
+    if (number_files(&s, err) < 0 || assign(&s, type, err) < 0 || make_map(&s, map, err) < 0)
         return -1;
     *ret = ckpt_steal(&map);
     return 0;

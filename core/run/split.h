@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "recipe/types.h"
 #include "run/base.h"
 #include "tensor/catalog.h"
 
@@ -27,14 +28,10 @@ uint64_t ckpt_split_equally(size_t i, size_t n, uint64_t nfile);
 /* Fill files in order up to max_len bytes; a larger key has a file of its own. */
 void ckpt_split_by_size(const uint64_t *len, size_t n, uint64_t max_len, uint64_t *ret_number);
 
-/* Does transformers >= 5 convert the weights of this type (may be NULL) while it loads them? Then
- * the names in memory are not those of the base's files. */
-bool ckpt_split_is_converted(const char *model_type);
-
 /* A new weight_map {tensor: model-0000I-of-0000N.safetensors} for cat by the base's split.
  * base_names as in struct ckpt_dtypes. *ret is NULL if the base has no weights and no index. */
 int ckpt_split_by_base(const struct ckpt_catalog *cat, const struct ckpt_base *base,
-                       const json_t *base_names, const char *model_type, json_t **ret,
+                       const json_t *base_names, const struct ckpt_type *type, json_t **ret,
                        struct ckpt_err *err);
 
 #endif

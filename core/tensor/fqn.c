@@ -64,27 +64,3 @@ int ckpt_fqn_cmp(const char *a, const char *b)
         b++;
     }
 }
-
-/* Biases that balance the load of experts (ernie4_5_moe's and laguna's are parameters), and what
- * MiniMax's linear attention is made of. */
-bool ckpt_fqn_is_buffer(const char *name)
-{
-    static const char *const buffers[] = {
-        ".gate.e_score_correction_bias",
-        ".mlp.e_score_correction_bias",
-        ".block_sparse_moe.e_score_correction_bias",
-        ".router.e_score_correction_bias",
-        ".mlp.expert_bias",
-        ".mlp.gate.expert_bias",
-        ".feed_forward.expert_bias",
-        ".self_attn.slope_rate",
-        ".self_attn.query_decay",
-        ".self_attn.key_decay",
-        ".self_attn.diagonal_decay",
-    };
-
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
-        if (ckpt_has_suffix(name, buffers[i]))
-            return true;
-    return false;
-}

@@ -3,15 +3,9 @@
 #ifndef CKPT_TENSOR_FQN_H
 #define CKPT_TENSOR_FQN_H
 
-#include <stdbool.h>
-
 /* The order of a state dict that transformers writes after from_pretrained (dot_natural_key):
  * between dots, numbers before words, numbers by value, words by code point but for digits at their
  * end. */
 int ckpt_fqn_cmp(const char *a, const char *b);
-
-/* Is it, by the names of Hugging Face models, a buffer? num_parameters(), and with it an index's
- * total_parameters, does not count them. */
-bool ckpt_fqn_is_buffer(const char *name);
 
 #endif

@@ -32,7 +32,7 @@ struct ckpt_shards {
     size_t nfile;            /* 0 for a catalogue without tensors */
     uint32_t *file;          /* of each tensor of the catalogue */
     uint64_t total_bytes;
-    uint64_t total_numel; /* of parameters: no buffers */
+    uint64_t total_numel;
 };
 
 void ckpt_shards_release(struct ckpt_shards *s);

@@ -59,8 +59,9 @@ struct ckpt_vtree_options {
     const json_t *weight_map; /* of a base's index: {tensor: file}; NULL: split by max_shard_size */
     const char *index_name;   /* NULL: model.safetensors.index.json */
     uint64_t max_shard_size;  /* bytes; 0: transformers' default, 50 GB */
-    bool bare;                /* headers without __metadata__ */
-    bool sort;                /* split in the order of names, not the catalogue's (see below) */
+    uint64_t buffer_numel; /* elements of buffers, which the index's total_parameters leaves out */
+    bool bare;             /* headers without __metadata__ */
+    bool sort;             /* split in the order of names, not the catalogue's (see below) */
     const struct ckpt_side_file *side;
     size_t nside;
     int64_t mtime_ns; /* of the checkpoint */
@@ -81,8 +82,7 @@ struct ckpt_vtree_options {
  * the last of the files (by name); files without tensors are left out. If it knows none of the
  * tensors, it is ignored. Blocks do not matter. There is an index unless the only file is
  * model.safetensors (or diffusers' or PEFT's name for it). A catalogue without tensors gives no
- * such file at all. The index's total_parameters counts every element; transformers leaves
- * persistent buffers out.
+ * such file at all. The index's total_parameters counts every element but those of buffers.
  *
  * A side file with the path of a generated one is left out, and so is an index of other weights.
  * Two side files with one path, or a file where another needs a directory, are CONFLICT; a path

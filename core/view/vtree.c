@@ -367,7 +367,10 @@ static int choose_shards(struct ckpt_vtree *t, const struct ckpt_vtree_options *
 
 static int build(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt, struct ckpt_err *err)
 {
-    if (choose_shards(t, opt, err) < 0 || list_weights(t, opt->bare, opt->mtime_ns, err) < 0 ||
+    if (choose_shards(t, opt, err) < 0)
+        return -1;
+    t->shards.total_numel -= ckpt_min_u64(opt->buffer_numel, t->shards.total_numel);
+    if (list_weights(t, opt->bare, opt->mtime_ns, err) < 0 ||
         list_index(t, opt->index_name ? opt->index_name : INDEX_NAME, opt->mtime_ns, err) < 0 ||
         list_json(t, "config.json", opt->config, opt->mtime_ns, err) < 0 ||
         list_json(t, "generation_config.json", opt->generation, opt->mtime_ns, err) < 0 ||

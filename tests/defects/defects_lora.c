@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "recipe/recipe.h"
 #include "run/lora.h"
 #include "stored.h"
 
@@ -278,14 +279,18 @@ static json_t *config_of(const char *text)
 int main(int argc, char **argv)
 {
     struct judge j = {argc > 1 ? argv[1] : NULL, 0, 0};
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *recipes = NULL;
 
+    if (ckpt_recipes_load(NULL, &recipes, NULL) < 0)
+        return 1;
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
         const struct lie *lie = &lies[i];
         if (!wanted(&j, lie->name))
             continue;
         struct ckpt_catalog *adapter = catalog_of(lie->adapter, 4), *cat = catalog_of(lie->base, 6);
         json_t *config = config_of(lie->config);
-        const struct ckpt_lora_options opt = {.adapter = config};
+        const struct ckpt_lora_options opt = {.adapter = config,
+                                              .type = ckpt_types_any(ckpt_recipes_types(recipes))};
         struct ckpt_err err = {0};
         clock_t begin = clock();
         int result = ckpt_lora_merge(cat, adapter, &opt, &err);

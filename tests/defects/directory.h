@@ -6,7 +6,10 @@
 
 #include "defects.h"
 
+#include "base/mem.h"
 #include "ckpt/readers.h"
+#include "recipe/recipe.h"
+#include "run/naming.h"
 #include "tensor/read.h"
 #include "tree.h"
 
@@ -36,6 +39,8 @@ static inline void tell(struct judge *j, const struct ckpt_reader *reader,
                         void (*sound)(struct tree *t), const struct lie *lie)
 {
     struct ckpt_reader_options opt = {0};
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *recipes = NULL;
+    struct ckpt_naming naming;
     struct ckpt_catalog *cat = NULL;
     struct ckpt_dir *dir;
     struct ckpt_err err = {0};
@@ -44,6 +49,9 @@ static inline void tell(struct judge *j, const struct ckpt_reader *reader,
     tree_open(&t);
     sound(&t);
     lie->make(&t);
+    TREE_MUST(ckpt_recipes_load(NULL, &recipes, &err) == 0);
+    naming = ckpt_naming_of(ckpt_recipes_types(recipes));
+    opt.naming = &naming;
     TREE_MUST(ckpt_fdpool_new(8, &opt.pool, &err) == 0);
     TREE_MUST(ckpt_dir_open(t.path, CKPT_LINKS_BENEATH, &dir, &err) == 0);
     clock_t begin = clock();

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "base/json.h"
+#include "recipe/recipe.h"
 #include "run/dequantize.h"
 #include "run/lora.h"
 
@@ -64,7 +65,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct ckpt_lora_options opt = {0};
     struct ckpt_err err = {0};
     json_t *lora = NULL, *hf = NULL;
+    static struct ckpt_recipes *recipes;
 
+    MUST(recipes || ckpt_recipes_load(NULL, &recipes, &err) == 0);
     MUST(ckpt_catalog_new(&base, &err) == 0 && ckpt_catalog_new(&adapter, &err) == 0);
     for (int i = 0; i < MOST_TENSORS && in.left; i++) {
         char *line = input_text(&in, '\n');
@@ -75,6 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     (void)ckpt_json_parse(model, strlen(model), "config.json", &hf, NULL);
     opt.adapter = lora;
     opt.config = hf;
+    opt.type = ckpt_types_find(ckpt_recipes_types(recipes), ckpt_json_str(hf, "model_type"));
     int result = ckpt_dequantize(base, hf, NULL, &err);
     if (result == 0 && json_object_size(lora))
         result = ckpt_lora_merge(base, adapter, &opt, &err);

@@ -11,12 +11,13 @@ static const char *names_of(const char *const *in, struct ckpt_err *err)
 {
     static char text[2000];
     struct small_catalog c = small_catalog_new();
+    const struct ckpt_type type = {0};
     bool found;
 
     text[0] = '\0';
     for (; *in; in++)
         (void)small_add(&c, *in, CKPT_F32, 2, 0);
-    if (ckpt_adapter_apply(c.cat, &found, err) < 0) {
+    if (ckpt_adapter_apply(c.cat, &type, &found, err) < 0) {
         (void)snprintf(text, sizeof text, "error");
     } else if (found) {
         for (size_t i = 0; i < c.cat->tensors.len; i++)

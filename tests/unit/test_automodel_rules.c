@@ -8,7 +8,8 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/regex.h"
-#include "ckpt/module_order.h"
+#include "recipe/order.h"
+#include "recipe/recipe.h"
 #include "run/dtypes.h"
 #include "run/rename.h"
 #include "run/split.h"
@@ -180,20 +181,26 @@ TEST(rename, types_whose_names_transformers_changes_are_built_in)
         {"qwen2_5_vl", "visual.blocks.0.w", "model.visual.blocks.0.w"},
         {"qwen2_5_vl", "model.visual.blocks.0.w", "model.visual.blocks.0.w"},
         {"mllama", "vision_model.w", "model.vision_model.w"},
+        {"aria", "language_model.model.norm.weight", "model.language_model.norm.weight"},
+        {"voxtral", "audio_tower.w", "model.audio_tower.w"},
     };
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *recipes = NULL;
+    struct ckpt_err err = {0};
 
+    CHECK_OK(ckpt_recipes_load(NULL, &recipes, &err));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct ckpt_renames *r;
-        struct ckpt_err err = {0};
         char *name;
-        CHECK_OK(ckpt_renames_of_type(cases[i][0], &r, &err));
+        CHECK_OK(ckpt_renames_of_type(ckpt_types_find(ckpt_recipes_types(recipes), cases[i][0]), &r,
+                                      &err));
         CHECK_OK(ckpt_renames_apply(r, cases[i][1], &name, &err));
         assert_string_equal(name, cases[i][2]);
         free(name);
         ckpt_renames_free(r);
     }
     struct ckpt_renames *none;
-    CHECK(ckpt_renames_of_type("llama", &none, NULL) == 0);
+    CHECK_OK(
+        ckpt_renames_of_type(ckpt_types_find(ckpt_recipes_types(recipes), "llama"), &none, &err));
     CHECK(!none);
 }
 
@@ -257,7 +264,7 @@ TEST(regex, gives_up_on_patterns_that_never_end)
     ckpt_regex_free(r);
 }
 
-TEST(module_order, is_that_of_llama)
+TEST(order, is_that_of_llama)
 {
     static const char *const order[] = {
         "model.embed_tokens.weight",
@@ -279,10 +286,15 @@ TEST(module_order, is_that_of_llama)
         "other.weight",
     };
     const size_t n = sizeof order / sizeof order[0];
+    ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *recipes = NULL;
+    struct ckpt_err err = {0};
+
+    CHECK_OK(ckpt_recipes_load(NULL, &recipes, &err));
+    const struct ckpt_texts *words = &ckpt_types_find(ckpt_recipes_types(recipes), "llama")->order;
 
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < n; k++) {
-            int c = ckpt_module_order_cmp(order[i], order[k]);
+            int c = ckpt_order_cmp(words, order[i], order[k]);
             CHECK((c > 0) - (c < 0) == (i > k) - (i < k));
         }
 }
@@ -293,4 +305,4 @@ TESTS(T(split, file_numbers_are_automodels), T(split, files_are_numbered_as_auto
       T(rename, keys_are_renamed_as_automodel_does),
       T(rename, types_whose_names_transformers_changes_are_built_in), T(regex, replaces_as_python),
       T(regex, refuses_what_python_refuses), T(regex, gives_up_on_patterns_that_never_end),
-      T(module_order, is_that_of_llama))
+      T(order, is_that_of_llama))

@@ -253,10 +253,24 @@ TEST(dcp_hf, a_tensor_smaller_than_config_says_is_refused)
     tree_close(&t);
 }
 
+TEST(dcp_hf, a_query_smaller_than_a_diffusers_config_says_is_refused)
+{
+    static const char *const names[] = {"blocks.0.attn1.to_q.weight", NULL};
+    struct tree t;
+
+    tree_open(&t);
+    shard(&t, "run/epoch_0_step_10/model/", 0, 2, names, 8);
+    tree_text(&t, "run/epoch_0_step_10/model/.hf_metadata/config.json",
+              "{\"num_attention_heads\": 4, \"attention_head_dim\": 2}");
+    open_fails(state_, &t, CKPT_CONFLICT, "is [4, 2], by config.json it is [8, 2]");
+    tree_close(&t);
+}
+
 TESTS(T(dcp_hf, the_step_that_latest_names_is_the_latest),
       T(dcp_hf, an_incomplete_step_is_none_until_latest_names_it),
       T(dcp_hf, the_inner_folder_opens_too), T(dcp_hf, masters_become_what_the_base_has),
       T(dcp_hf, a_lost_last_shard_does_not_fit_the_base),
       T(dcp_hf, a_layer_that_others_have_is_lost),
       T(dcp_hf, a_key_mapping_leads_from_the_base_to_the_run),
-      T(dcp_hf, a_tensor_smaller_than_config_says_is_refused))
+      T(dcp_hf, a_tensor_smaller_than_config_says_is_refused),
+      T(dcp_hf, a_query_smaller_than_a_diffusers_config_says_is_refused))

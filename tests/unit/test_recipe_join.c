@@ -173,7 +173,21 @@ TEST(join, what_a_model_needs_can_be_given_as_an_option)
     ckpt_recipes_free(all);
 }
 
-TESTS(T(join, a_marked_dimension_is_the_ranks_parts_one_after_the_other),
+TEST(join, options_are_the_keys_that_model_files_name)
+{
+    static const char *const yes[] = {"time_step_rank", "use_qk_norm", "use_sliding_window",
+                                      "rope_theta", "tie_word_embeddings"};
+    static const char *const no[] = {"layers", "_vocab", "language_model_config", "allow_other",
+                                     ""};
+
+    for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
+        CHECK(ckpt_options_knows(yes[i]));
+    for (size_t i = 0; i < sizeof no / sizeof *no; i++)
+        CHECK(!ckpt_options_knows(no[i]));
+}
+
+TESTS(T(join, options_are_the_keys_that_model_files_name),
+      T(join, a_marked_dimension_is_the_ranks_parts_one_after_the_other),
       T(join, summands_are_cut_one_by_one),
       T(join, a_factor_within_a_product_is_cut_in_each_of_the_outer_ones),
       T(join, without_a_mark_and_where_the_whole_is_known_the_first_copy_serves),

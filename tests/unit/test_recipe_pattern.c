@@ -47,6 +47,18 @@ TEST(pattern, products_and_sums_are_multiplied_out)
     CHECK_EQ(p.nterm, 1);
 }
 
+TEST(pattern, a_mark_says_whether_parts_are_shared)
+{
+    struct ckpt_pattern p;
+    struct ckpt_err err = {0};
+
+    CHECK_OK(parse("(kv d)/tp* (k=kv/tp* e + v=kv/tp e)", &p, &err));
+    CHECK_STR(p.dim[0].rank, "tp");
+    CHECK(p.dim[0].shared);
+    CHECK(p.dim[1].child[0].child[0].shared && !p.dim[1].child[1].child[0].shared);
+    CHECK_FAILS(parse("(kv d)* h", &p, &err), CKPT_FORMAT, "");
+}
+
 TEST(pattern, words_of_two_letters_are_dims)
 {
     struct ckpt_err err = {0};
@@ -223,7 +235,8 @@ TEST(name, errors_name_the_character)
     ckpt_arena_release(&arena);
 }
 
-TESTS(T(pattern, products_and_sums_are_multiplied_out), T(pattern, words_of_two_letters_are_dims),
+TESTS(T(pattern, a_mark_says_whether_parts_are_shared),
+      T(pattern, products_and_sums_are_multiplied_out), T(pattern, words_of_two_letters_are_dims),
       T(pattern, errors_name_the_character), T(pattern, one_unknown_is_solved_from_a_dimension),
       T(pattern, a_term_has_offset_and_strides), T(name, spellings_numbers_and_absent_parts),
       T(name, skeletons_of_names_and_templates_agree), T(name, errors_name_the_character))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a tensor's name to its item of a model file, and from the item's pattern to shares. */
-#include "load/marks.h"
+#include "recipe/marks.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -11,21 +11,19 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
-#include "load/load_inner.h"
 #include "recipe/recipes.h"
+#include "recipe/settings.h"
 
-/* One model file with the numbers of the view's config. */
+/* One model file with the numbers of a config; settings.family is NULL: none. */
 struct book {
-    const struct ckpt_family *family; /* NULL: none */
-    const json_t *config;
-    uint64_t dim[CKPT_FAMILY_DIMS];
-    bool known[CKPT_FAMILY_DIMS];
-    size_t ndim;
+    struct ckpt_settings settings;
     CKPT_VEC(const struct ckpt_item *) items; /* tensors */
 };
 
 struct ckpt_marker {
-    const struct ckpt_view *view;
+    const struct ckpt_catalog *cat;
+    const json_t *config;
+    const struct ckpt_type *type;
     struct ckpt_arena arena;
     struct ckpt_family *names; /* what most families call the parts of layers */
     struct book own, common;
@@ -34,49 +32,9 @@ struct ckpt_marker {
 
 /* ---- model files ---- */
 
-/* Keys of dims: earlier dims, the config, what the family fixes. */
-static json_t *dim_key(void *ctx, const char *key)
-{
-    const struct book *b = ctx;
-    json_t *v;
-
-    for (size_t i = 0; i < b->ndim; i++)
-        if (b->known[i] && strcmp(b->family->dim[i].name, key) == 0)
-            return json_integer((json_int_t)b->dim[i]);
-    v = json_incref(ckpt_json_at(b->config, key));
-    if (!v || json_is_null(v)) {
-        json_decref(v);
-        v = json_incref(ckpt_json_at(b->family->config, key));
-    }
-    return v;
-}
-
-static void eval_dims(struct book *b)
-{
-    const struct ckpt_expr_env env = {dim_key, b, NULL};
-
-    for (size_t i = 0; i < b->family->ndim; i++) {
-        const struct ckpt_dim *d = &b->family->dim[i];
-        b->known[i] = false;
-        for (size_t k = 0; k < d->nexpr && !b->known[i]; k++) {
-            ckpt_cleanup(ckpt_json_decrefp) json_t *v = ckpt_expr_eval(d->expr[k], &env);
-            if (json_is_integer(v) && json_integer_value(v) >= 0) {
-                b->dim[i] = (uint64_t)json_integer_value(v);
-                b->known[i] = true;
-            }
-        }
-        b->ndim++;
-    }
-}
-
 static bool book_dim(const struct book *b, const char *name, uint64_t *ret)
 {
-    for (size_t i = 0; i < b->ndim; i++)
-        if (b->known[i] && strcmp(b->family->dim[i].name, name) == 0) {
-            *ret = b->dim[i];
-            return true;
-        }
-    return false;
+    return b->settings.family && ckpt_settings_dim(&b->settings, name, ret);
 }
 
 static int collect_items(struct book *b, const struct ckpt_items *list, struct ckpt_err *err)
@@ -92,15 +50,18 @@ static int collect_items(struct book *b, const struct ckpt_items *list, struct c
     return 0;
 }
 
-static int open_book(struct book *b, const struct ckpt_view *view, const struct ckpt_family *f,
+static int open_book(struct book *b, const json_t *config, const struct ckpt_family *f,
                      struct ckpt_err *err)
 {
-    b->family = f;
-    b->config = view->config;
-    (void)pthread_mutex_lock(&view->shared->eval);
-    eval_dims(b);
-    (void)pthread_mutex_unlock(&view->shared->eval);
-    return collect_items(b, &f->tensors, err);
+    return ckpt_settings_of_config(&b->settings, f, config, err) < 0
+               ? -1
+               : collect_items(b, &f->tensors, err);
+}
+
+static void book_release(struct book *b)
+{
+    ckpt_settings_release(&b->settings);
+    ckpt_vec_release(&b->items);
 }
 
 /* Is the family that of this model_type, by its list or (what is no family of Hugging Face's) by
@@ -112,36 +73,44 @@ static bool is_family(const struct ckpt_family *f, const char *type)
     return !f->open && (ckpt_family_has_type(f, type) || (made && strcmp(made, type) == 0));
 }
 
-static bool is_head(const char *name)
+static bool is_head(const struct ckpt_marker *m, const char *name)
 {
-    return strstr(name, "lm_head") || strstr(name, "embed_out");
+    return ckpt_texts_in(&m->type->stages.last, name);
 }
 
-int ckpt_marker_new(const struct ckpt_view *view, struct ckpt_marker **ret, struct ckpt_err *err)
+static int open_books(struct ckpt_marker *m, const struct ckpt_recipes *set, const char *type,
+                      struct ckpt_err *err)
 {
-    const char *type = ckpt_json_str(view->config, "model_type");
-    const struct ckpt_recipes *set;
-    struct ckpt_marker *m = calloc(1, sizeof *m);
+    const struct ckpt_recipes *models;
     const struct ckpt_family *own = NULL;
-    const bool known = type && !view->shared->opt->raw;
-    int rc = 0;
+
+    if (ckpt_recipes_models(set, &models, err) < 0)
+        return -1;
+    for (size_t i = 0; i < models->families.len; i++)
+        if (is_family(models->families.ptr[i], type) &&
+            !(own && ckpt_recipes_has_given(set, own->name)))
+            own = models->families.ptr[i];
+    if (own && open_book(&m->own, m->config, own, err) < 0)
+        return -1;
+    return ckpt_model_file(set, &m->arena, "common", &m->names, err) < 0
+               ? -1
+               : open_book(&m->common, m->config, m->names, err);
+}
+
+int ckpt_marker_new(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
+                    const json_t *config, struct ckpt_marker **ret, struct ckpt_err *err)
+{
+    const char *type = ckpt_json_str(config, "model_type");
+    struct ckpt_marker *m = calloc(1, sizeof *m);
 
     if (!m)
         return ckpt_nomem(err);
-    m->view = view;
-    rc = ckpt_recipes_models(view->shared->recipes, &set, err);
-    for (size_t i = 0; rc == 0 && i < set->families.len && known; i++)
-        if (is_family(set->families.ptr[i], type))
-            own = set->families.ptr[i];
-    for (size_t i = 0; i < view->cat->tensors.len; i++)
-        m->has_head |= is_head(view->cat->tensors.ptr[i].name);
-    if (rc == 0 && own)
-        rc = open_book(&m->own, view, own, err);
-    if (rc == 0 && known)
-        rc = ckpt_model_embedded(&m->arena, "common", &m->names, err);
-    if (rc == 0 && known)
-        rc = open_book(&m->common, view, m->names, err);
-    if (rc < 0) {
+    m->cat = cat;
+    m->config = config;
+    m->type = ckpt_types_find(ckpt_recipes_types(set), type);
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        m->has_head |= is_head(m, cat->tensors.ptr[i].name);
+    if (type && open_books(m, set, type, err) < 0) {
         ckpt_marker_free(m);
         return -1;
     }
@@ -153,8 +122,8 @@ void ckpt_marker_free(struct ckpt_marker *m)
 {
     if (!m)
         return;
-    ckpt_vec_release(&m->own.items);
-    ckpt_vec_release(&m->common.items);
+    book_release(&m->own);
+    book_release(&m->common);
     if (m->names)
         ckpt_family_release(m->names);
     ckpt_arena_release(&m->arena);
@@ -223,14 +192,9 @@ static bool find_in(const struct book *b, bool ends, const char *name, size_t le
 }
 
 /* Towers of other senses, and what is written for several tokens at once: no common layers. */
-static bool is_beside(const char *name)
+static bool is_beside(const struct ckpt_marker *m, const char *name)
 {
-    static const char *const word[] = {"vision", "visual", "audio", "vit.", "tower", "encoder."};
-
-    for (size_t i = 0; i < sizeof word / sizeof *word; i++)
-        if (strstr(name, word[i]))
-            return true;
-    return false;
+    return ckpt_texts_in(&m->type->stages.beside, name);
 }
 
 /* rank 0: whatever it has. */
@@ -238,7 +202,7 @@ static bool find_name(const struct ckpt_marker *m, const char *name, size_t len,
                       struct entry *ret)
 {
     return find_in(&m->own, false, name, len, rank, ret) ||
-           (!is_beside(name) && find_in(&m->common, true, name, len, rank, ret));
+           (!is_beside(m, name) && find_in(&m->common, true, name, len, rank, ret));
 }
 
 static void find_entry(const struct ckpt_marker *m, const struct ckpt_tensor *t, struct entry *ret)
@@ -277,16 +241,14 @@ static bool name_number(const struct entry *e, const char *axis, uint64_t *ret)
 }
 
 /* A layer's number in a name that no file knows: "...layers.3....". */
-static bool loose_layer(const char *name, uint64_t *ret)
+static bool loose_layer(const struct ckpt_texts *before, const char *name, uint64_t *ret)
 {
-    static const char *const word[] = {"layers.", "h.", "blocks."};
-
     for (const char *at = name; at; at = strchr(at, '.'), at += at != NULL)
-        for (size_t i = 0; i < sizeof word / sizeof *word; i++) {
+        for (size_t i = 0; i < before->n; i++) {
             unsigned long long n;
-            if (!ckpt_has_prefix(at, word[i]))
+            if (!ckpt_has_prefix(at, before->text[i]))
                 continue;
-            const char *digits = at + strlen(word[i]);
+            const char *digits = at + strlen(before->text[i]);
             if (ckpt_parse_u64(digits, strspn(digits, "0123456789"), &n)) {
                 *ret = n;
                 return true;
@@ -313,27 +275,6 @@ static int factor_size(struct walk *w, const struct ckpt_factor *f, uint64_t *re
     return ckpt_fail(w->err, CKPT_MISSING,
                      "tensor '%s': how it is divided is not known, since config.json lacks a size",
                      w->tensor);
-}
-
-/* A size that the config does not say, from the dimension. */
-static void solve(struct walk *w, const struct ckpt_factor *f, uint64_t n)
-{
-    uint64_t one, two;
-    uint32_t x, more;
-
-    if (ckpt_factor_size(f, &w->sizes, &one, &x) != CKPT_SIZE_UNKNOWN)
-        return;
-    struct ckpt_sizes s = w->sizes;
-    s.known |= 1u << x;
-    s.var[x] = 1;
-    if (ckpt_factor_size(f, &s, &one, &more) != CKPT_SIZE_KNOWN)
-        return;
-    s.var[x] = 2;
-    if (ckpt_factor_size(f, &s, &two, &more) != CKPT_SIZE_KNOWN || two <= one || n < one ||
-        (n - one) % (two - one) != 0)
-        return;
-    s.var[x] = 1 + (n - one) / (two - one);
-    w->sizes = s;
 }
 
 static bool has_mark(const struct ckpt_factor *f)
@@ -392,10 +333,10 @@ static int add_marked(struct walk *w, const struct ckpt_factor *f, uint64_t lo, 
         g = &g->child[0];
     const struct ckpt_factor *lead = g->kind == CKPT_FACTOR_PRODUCT ? &g->child[0] : g;
     s.what = axis_name(w, lead);
-    s.shared = strstr(s.what, "kv") || strstr(s.what, "group");
+    s.shared = f->shared;
     if (g->kind == CKPT_FACTOR_PRODUCT && factor_size(w, lead, &s.groups) < 0)
         return -1;
-    if (g->kind != CKPT_FACTOR_PRODUCT && (inner > 1 || strstr(s.what, "heads")))
+    if (g->kind != CKPT_FACTOR_PRODUCT && inner > 1)
         s.groups = size;
     return add_share(w, &s);
 }
@@ -445,7 +386,7 @@ static int add_dim(struct walk *w, const struct ckpt_factor *f, uint64_t n)
 {
     if (!f || !has_mark(f))
         return add_whole(w, 0, n);
-    solve(w, f, n);
+    (void)ckpt_factor_solve_dim(f, &w->sizes, n); /* a size that the config does not say */
     if (add_factor(w, f, 0, 1) < 0)
         return -1;
     const struct ckpt_share *last = w->out->n ? &w->out->share[w->out->n - 1] : NULL;
@@ -506,9 +447,8 @@ static uint64_t weight_dim(const struct ckpt_marker *m, const struct ckpt_tensor
     uint64_t n = 0;
     uint32_t var;
 
-    if (ckpt_map_get(&m->view->cat->by_name, t->name, len, &i) &&
-        d < m->view->cat->tensors.ptr[i].rank)
-        return m->view->cat->tensors.ptr[i].dim[d];
+    if (ckpt_map_get(&m->cat->by_name, t->name, len, &i) && d < m->cat->tensors.ptr[i].rank)
+        return m->cat->tensors.ptr[i].dim[d];
     return ckpt_factor_size(&e->item->shape.dim[d], &w->sizes, &n, &var) == CKPT_SIZE_KNOWN ? n : 0;
 }
 
@@ -524,9 +464,8 @@ static int follow(const struct ckpt_marker *m, const struct ckpt_tensor *t, cons
         const uint32_t from = d < 4 ? e->follower->from[d] : d;
         uint64_t n = from < ndim ? weight_dim(m, t, e, w, from) : 0, block = 1;
         if (n > t->dim[d] && t->dim[d]) {
-            block = e->follower->by_config && ndim >= 1
-                        ? config_block(m->view->config, ndim - 1 - from)
-                        : e->follower->block[d < 4 ? d : 3];
+            block = e->follower->by_config && ndim >= 1 ? config_block(m->config, ndim - 1 - from)
+                                                        : e->follower->block[d < 4 ? d : 3];
             if (block == 0 && n % t->dim[d] == 0)
                 block = n / t->dim[d];
         }
@@ -548,27 +487,20 @@ static int follow(const struct ckpt_marker *m, const struct ckpt_tensor *t, cons
 
 /* ---- all of it ---- */
 
-static void item_sizes(const struct entry *e, struct ckpt_sizes *out)
-{
-    *out = (struct ckpt_sizes){.scope = e->item->scope};
-    for (uint32_t v = 0; v < e->item->scope->nvar; v++)
-        if (book_dim(e->book, e->item->scope->var[v].name, &out->var[v]))
-            out->known |= 1u << v;
-}
-
 static void find_place(const struct ckpt_marker *m, const struct ckpt_tensor *t,
                        const struct entry *e, struct ckpt_marks *ret)
 {
-    const struct book *b = e->book ? e->book : m->own.family ? &m->own : &m->common;
+    const struct ckpt_stages *stages = &m->type->stages;
+    const struct book *b = e->book ? e->book : m->own.settings.family ? &m->own : &m->common;
+    const bool beside = is_beside(m, t->name);
 
     ret->has_layer = name_number(e, "layer", &ret->layer) ||
-                     (!e->item && !is_beside(t->name) && loose_layer(t->name, &ret->layer));
+                     (!e->item && !beside && loose_layer(&stages->layers, t->name, &ret->layer));
     ret->has_layer = ret->has_layer && book_dim(b, "layer", &ret->layers);
     ret->has_expert =
         name_number(e, "expert", &ret->expert) && book_dim(b, "expert", &ret->experts);
-    ret->embedding = !is_head(t->name) && !is_beside(t->name) &&
-                     (strstr(t->name, "embed") || strstr(t->name, "wte"));
-    ret->first = ret->embedding || strstr(t->name, "wpe") || is_beside(t->name);
+    ret->embedding = !is_head(m, t->name) && !beside && ckpt_texts_in(&stages->embedding, t->name);
+    ret->first = ret->embedding || beside || ckpt_texts_in(&stages->first, t->name);
 }
 
 int ckpt_marker_find(const struct ckpt_marker *m, const struct ckpt_tensor *t, uint32_t tp,
@@ -585,7 +517,7 @@ int ckpt_marker_find(const struct ckpt_marker *m, const struct ckpt_tensor *t, u
     find_place(m, t, &e, ret);
     const bool divided = e.item && (tp > 1 || ep > 1);
     if (divided)
-        item_sizes(&e, &w.sizes);
+        ckpt_settings_sizes(&e.book->settings, e.item->scope, &w.sizes);
     if (divided && e.follower)
         return follow(m, t, &e, &w, tp, ep, ret);
     for (uint32_t d = 0; d < t->rank; d++) {

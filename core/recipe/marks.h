@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What model files say of a view's tensors under a layout: which layer and expert one belongs to,
+/* What model files say of a model's tensors under a layout: which layer and expert one belongs to,
  * and which parts of its dimensions are divided over tp and ep. */
-#ifndef CKPT_LOAD_MARKS_H
-#define CKPT_LOAD_MARKS_H
+#ifndef CKPT_RECIPE_MARKS_H
+#define CKPT_RECIPE_MARKS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/json.h"
 
-struct ckpt_family;
-struct ckpt_item;
+struct ckpt_catalog;
+struct ckpt_recipes;
 struct ckpt_tensor;
-struct ckpt_view;
 
 enum ckpt_way { CKPT_TP, CKPT_EP, CKPT_FSDP, CKPT_DP, CKPT_PP, CKPT_WAYS }; /* WAYS: none */
 
@@ -46,11 +46,14 @@ struct ckpt_marks {
 
 struct ckpt_marker;
 
-/* The view is borrowed. *ret knows a file for it, or the common one. */
-int ckpt_marker_new(const struct ckpt_view *view, struct ckpt_marker **ret, struct ckpt_err *err);
+/* For the tensors of a catalogue with Hugging Face's names and their config.json (NULL: names are
+ * other ones, and none is known). All are borrowed. It goes by the model file of the config's
+ * model_type, and by the common one. */
+int ckpt_marker_new(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
+                    const json_t *config, struct ckpt_marker **ret, struct ckpt_err *err);
 void ckpt_marker_free(struct ckpt_marker *m);
 
-/* Does the view have an output matrix of its own? */
+/* Does the model have an output matrix of its own? */
 bool ckpt_marker_has_head(const struct ckpt_marker *m);
 
 /* The marks of a tensor where tp and ep divide by so many. Release them whatever comes of it. */
