@@ -12,7 +12,6 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "io/uring.h"
 #include "load/comm.h"
 #include "load/device.h"
 #include "load/load_inner.h"
@@ -25,7 +24,6 @@ enum {
     HOT_PIECE = 2 << 20, /* of what is in memory: stays in the CPU's cache */
     MOST_THREADS = 8,
     COLD_THREADS = 4,   /* what a disk wants in flight */
-    RING_THREADS = 2,   /* one copies while the other's reads are in flight */
     HOT_GAP = 4096,     /* reading on in the page cache is as dear as another call */
     LONG_RUN = 4096,    /* is read alone rather than with what lies between */
     HELLO_FILES = 1024, /* whose sizes are told, to name the one that differs */
@@ -411,8 +409,7 @@ static enum ckpt_direct choose_direct(const struct ckpt_load *load, double hot, 
 static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot,
                                bool device)
 {
-    const uint32_t cold = opt->io == CKPT_LOAD_IO_URING ? RING_THREADS : COLD_THREADS;
-    const uint32_t least = hot > CKPT_LOAD_HOT ? 1 : cold;
+    const uint32_t least = hot > CKPT_LOAD_HOT ? 1 : COLD_THREADS;
     const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1;
 
@@ -474,7 +471,6 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     const bool device = load->comm->x->device != NULL;
     const bool hot = a->hot > CKPT_LOAD_HOT;
     const uint64_t aside = ckpt_load_aside(&load->opt);
-    const bool uring = load->opt.io == CKPT_LOAD_IO_URING;
     struct ckpt_load_share share;
     uint32_t local = 0;
 
@@ -488,7 +484,7 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
         local += node[r] == node[self];
     const enum ckpt_direct direct = choose_direct(load, a->hot, local);
     uint32_t threads = choose_threads(&load->opt, local, a->hot, device);
-    ckpt_load_share(aside, direct != CKPT_DIRECT_NONE, uring, hot, &threads, &share);
+    ckpt_load_share(aside, direct != CKPT_DIRECT_NONE, hot, &threads, &share);
     load->engine_opt = (struct ckpt_engine_options){
         .threads = threads,
         .read_timeout_ms = load->opt.read_timeout_ms,
@@ -496,7 +492,6 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
         .mode = {.verify = load->opt.verify, .device = device},
         .cost = {hot ? HOT_GAP : CKPT_REGION_GAP, share.bound, LONG_RUN, {direct, NULL}},
         .bounce = share.bounce,
-        .uring = uring,
     };
     if (ckpt_load_domain(load->readers, self, node, n, &p.rank, &p.nrank, err) < 0)
         return -1;
@@ -522,9 +517,8 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
 {
     XXH128_hash_t wants = XXH3_128bits(table, len);
     const struct ckpt_load_options *opt = &load->opt;
-    const uint64_t number[7] = {
-        opt->readers, opt->host_bytes, opt->device_bytes, opt->window_bytes, opt->verify,
-        opt->direct,  opt->io};
+    const uint64_t number[6] = {opt->readers,      opt->host_bytes, opt->device_bytes,
+                                opt->window_bytes, opt->verify,     opt->direct};
     const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
                             opt->rates.page_cache,   opt->rates.copy,
                             opt->rates.local_link,   opt->rates.network};
@@ -541,7 +535,7 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     h->files = ckpt_catalog_files(load->view->cat);
     ckpt_load_residency(load->view->cat, &h->hot, &shared);
     h->shared = shared;
-    h->version = 5;
+    h->version = 6;
 }
 
 static int exchange_wants(struct ckpt_load *load, const unsigned char *table, size_t len,
@@ -580,15 +574,6 @@ static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32
     return true;
 }
 
-/* Can this rank have them, if they are asked for? */
-static int check_rings(const struct ckpt_load *load, struct ckpt_err *err)
-{
-    if (load->opt.io != CKPT_LOAD_IO_URING || ckpt_uring_probe(err) == 0)
-        return 0;
-    (void)ckpt_err_in(err, "io=uring");
-    return load->comm->x->size > 1 ? ckpt_err_in(err, "rank %" PRIu32, load->comm->x->rank) : -1;
-}
-
 static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
                  struct ckpt_err *err)
 {
@@ -606,13 +591,12 @@ static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
 
     if (!message)
         return ckpt_nomem(err);
-    const int rc = check_rings(load, &own);
     make_hello(load, table, len, &h);
     memcpy(message, &h, sizeof h);
     for (size_t i = 0; i < nfile; i++)
         memcpy(message + sizeof h + i * sizeof(uint64_t), &cat->sources.ptr[i]->size,
                sizeof(uint64_t));
-    if (ckpt_round_run(&round, load->comm, rc, message, sizeof h + nfile * sizeof(uint64_t),
+    if (ckpt_round_run(&round, load->comm, 0, message, sizeof h + nfile * sizeof(uint64_t),
                        load->opt.exchange_timeout_ms, &answer, &got, &own) < 0)
         return ckpt_fail(err, own.code, "%s", own.text);
     if (got < sizeof a)

@@ -10,13 +10,11 @@
 
 enum {
     EACH_UNIT = 1 << 20,   /* of a rank that reads for itself: stays in the CPU's cache */
-    RING_UNIT = 4 << 20,   /* the same with a ring: fills it */
     DEVICE_UNIT = 8 << 20, /* the same for a device: worth an upload */
     ONCE_UNIT = 4 << 20,
     WINDOW = 64 << 20,
     SLOTS = 3, /* windows in flight */
     BOUNCE = 1 << 20,
-    BOUNCE_RING = 4 << 20,
     HOT_BOUND = 512 << 10,   /* bounding ranges of what is in the page cache */
     ASIDE_LEAST = 256 << 10, /* of one thread */
     ASIDE = 64 << 20,        /* of all together, at most */
@@ -39,26 +37,25 @@ uint64_t ckpt_load_host_bytes(uint64_t windows)
     return windows + within_limits((windows + 2) / 3);
 }
 
-void ckpt_load_share(uint64_t aside, bool direct, bool ring, bool hot, uint32_t *threads,
+void ckpt_load_share(uint64_t aside, bool direct, bool hot, uint32_t *threads,
                      struct ckpt_load_share *ret)
 {
     while (*threads > 1 && aside / *threads < ASIDE_LEAST)
         --*threads;
     const uint64_t each = aside / *threads, bound = hot ? HOT_BOUND : CKPT_REGION_BOUND;
     ret->bounce = 0;
-    if (direct || ring)
-        ret->bounce = ckpt_min_u64(each / 2, ring ? BOUNCE_RING : BOUNCE) / CKPT_BOUNCE_ALIGN *
-                      CKPT_BOUNCE_ALIGN;
+    if (direct)
+        ret->bounce = ckpt_min_u64(each / 2, BOUNCE) / CKPT_BOUNCE_ALIGN * CKPT_BOUNCE_ALIGN;
     ret->bound = ckpt_min_u64((each - ret->bounce) / CKPT_REGION_KEPT, bound);
 }
 
 /* ---- windows ---- */
 
 /* A rank that reads for itself: a window is one read. */
-static void sizes_alone(uint64_t budget, uint32_t threads, bool device, bool ring,
-                        struct ckpt_plan_sizes *ret, uint32_t *ret_slots)
+static void sizes_alone(uint64_t budget, uint32_t threads, bool device, struct ckpt_plan_sizes *ret,
+                        uint32_t *ret_slots)
 {
-    const uint64_t unit = device ? DEVICE_UNIT : ring ? RING_UNIT : EACH_UNIT;
+    const uint64_t unit = device ? DEVICE_UNIT : EACH_UNIT;
     uint32_t slots = device ? 2 * threads + 1 : threads + 1; /* on a device uploads last, too */
 
     if (device && slots > CKPT_DEVICE_MARKS)
@@ -88,7 +85,7 @@ int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint6
                          tight ? least : ckpt_load_host_bytes(least));
     ret->common = 0;
     if (ndomain == 1) {
-        sizes_alone(budget, threads, device, opt->io == CKPT_LOAD_IO_URING, ret, ret_slots);
+        sizes_alone(budget, threads, device, ret, ret_slots);
         return 0;
     }
     /* a slot holds what is read, what is gathered to be sent, and at most a window of others */

@@ -62,13 +62,13 @@ uint64_t ckpt_load_host_bytes(uint64_t windows);
 
 /* Of one thread. */
 struct ckpt_load_share {
-    uint64_t bounce; /* its bounce buffer, if reads are direct or through a ring */
+    uint64_t bounce; /* its bounce buffer, if reads are direct */
     uint64_t bound;  /* the largest bounding range, of which it keeps CKPT_REGION_KEPT times that */
 };
 
 /* Less threads where there would be too little for each to be of use. hot: all files are in the
  * page cache. */
-void ckpt_load_share(uint64_t aside, bool direct, bool ring, bool hot, uint32_t *threads,
+void ckpt_load_share(uint64_t aside, bool direct, bool hot, uint32_t *threads,
                      struct ckpt_load_share *ret);
 
 /* What a plan of this domain may use; LIMIT if host_bytes is too little for any. */

@@ -21,12 +21,12 @@ TEST(budget, all_threads_together_stay_within_their_part)
 {
     for (uint64_t aside = 256 << 10; aside <= 64 * MIB; aside += 100001)
         for (uint32_t threads = 1; threads <= 256; threads++) {
-            const bool ring = threads % 2, direct = threads % 3;
+            const bool direct = threads % 3;
             uint32_t n = threads;
             struct ckpt_load_share s;
-            ckpt_load_share(aside, direct, ring, threads % 5 == 0, &n, &s);
+            ckpt_load_share(aside, direct, threads % 5 == 0, &n, &s);
             CHECK(n >= 1 && n <= threads && s.bound >= 32 << 10 && s.bound <= CKPT_REGION_BOUND);
-            CHECK((s.bounce > 0) == (direct || ring) && s.bounce % CKPT_BOUNCE_ALIGN == 0);
+            CHECK((s.bounce > 0) == direct && s.bounce % CKPT_BOUNCE_ALIGN == 0);
             CHECK(n * (s.bounce + CKPT_REGION_KEPT * s.bound) <= aside);
         }
 }
