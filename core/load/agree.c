@@ -16,7 +16,6 @@
 #include "load/device.h"
 #include "load/load_inner.h"
 #include "load/near.h"
-#include "load/rates.h"
 #include "load/same.h"
 #include "tensor/region.h"
 
@@ -29,8 +28,6 @@ enum {
     HELLO_FILES = 1024, /* whose sizes are told, to name the one that differs */
     EXACT_RUN = 32,     /* the same where every byte is to be read once */
 };
-
-#define MEASURING_S 0.5 /* of rates of devices: NCCL makes connections */
 
 /* ---- round 1: who is here ---- */
 
@@ -420,41 +417,17 @@ static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t loc
     return n > most ? most : n;
 }
 
-/* May the rates decide? On the host, where nodes want the same: one node's page cache makes it
- * plain. With devices, where the ways differ by more than measuring takes: NCCL connects. */
-static bool rates_decide(const struct ckpt_cost_input *in, const struct ckpt_rates *given)
-{
-    struct ckpt_rates assumed = *given;
-    struct ckpt_cost c;
-
-    if (!in->device)
-        return in->sum_node_unique > in->unique;
-    ckpt_rates_assume(&assumed, true);
-    ckpt_cost_estimate(in, &assumed, &c);
-    return in->nrank > 1 && ckpt_cost_spread(&c) > MEASURING_S;
-}
-
 static int choose_readers(struct ckpt_load *load, const struct hello_answer *a,
                           const uint32_t *node, struct ckpt_cost_input *in, struct ckpt_err *err)
 {
-    struct ckpt_rates_site site = {.comm = load->comm,
-                                   .cat = load->view->cat,
-                                   .node = node,
-                                   .nnode = a->nnode,
-                                   .hot = a->hot,
-                                   .timeout_ms = load->opt.exchange_timeout_ms};
     const bool device = load->comm->x->device != NULL;
     struct ckpt_cost cost;
 
     *in = (struct ckpt_cost_input){.hot = a->hot, .shared = a->shared, .device = device};
     if (ckpt_load_weigh(load->parts.roster, node, a->nnode, in, err) < 0)
         return -1;
-    site.bytes = in->unique;
     load->rates = load->opt.rates;
     load->readers = load->opt.readers;
-    if (load->readers == CKPT_READERS_AUTO && rates_decide(in, &load->rates) &&
-        ckpt_rates_measure(&site, &load->rates, err) < 0)
-        return -1;
     ckpt_rates_assume(&load->rates, device);
     ckpt_cost_estimate(in, &load->rates, &cost);
     if (load->readers == CKPT_READERS_AUTO)

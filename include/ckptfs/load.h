@@ -108,7 +108,7 @@ enum ckpt_readers {
     CKPT_READERS_EACH, /* every rank for itself */
 };
 
-/* Bytes a second; 0: measured or assumed. */
+/* Bytes a second; 0: assumed. */
 struct ckpt_rates {
     double node_storage;   /* one node, reading from storage */
     double shared_storage; /* all nodes together, where they share it */
@@ -283,9 +283,7 @@ CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_
 /* What the plan decided: "each", "node" or "once". Static. */
 CKPT_PUBLIC const char *ckpt_load_readers(const struct ckpt_load *load);
 
-/* The rates that it was decided by: given, measured (where machines want the same bytes, or devices
- * do and more than half a second hangs on it, and options.readers leaves the choice), or assumed.
- * shared_storage is 0 if it was not given. */
+/* The rates that it was decided by: given or assumed. shared_storage is 0 if it was not given. */
 CKPT_PUBLIC void ckpt_load_rates(const struct ckpt_load *load, struct ckpt_rates *ret);
 
 /* ---- one box, at once ---- */

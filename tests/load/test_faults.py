@@ -362,18 +362,16 @@ def too_few_descriptors(top):
         assert status == 1 and re.search(rf"28 connections are needed .* no more than {FILES} ", err), (status, err)
 
 
-def rates_are_measured_where_they_decide(top):
+def rates_decide_who_reads(top):
+    """Those that are given; the others are assumed, and none is measured."""
     runs = copies(top, 2)
-    for far in (False, True):
-        out = finish(start(runs, "dp=2", "--json", "--verify", far=far))
+    assumed = {"node_storage": 2e9, "page_cache": 8e9, "copy": 8e9, "local_link": 2e9, "network": 3e9}
+    for far, given, decided in ((False, {}, "each"), (False, {"page_cache": 1e3, "local_link": 1e12}, "once"), (True, {"network": 1e3}, "each")):
+        rates = [*("--rates", ",".join(f"{k}={v:.0f}" for k, v in given.items()))] if given else []
+        out = finish(start(runs, "dp=2", "--json", "--verify", *rates, far=far))
         assert all(status == 0 for _, status in out), out
         got = json.loads(out[0][0][0].splitlines()[-1])
-        measured = [k for k, assumed in (("copy", 8e9), ("network", 3e9)) if got["rates"][k] != assumed]
-        assert got["rates"]["copy"] > 0 and measured == (["copy", "network"] if far else []), got
-        assert far or got["readers"] == "each", got
-    (out, _), status = finish(start(runs, "dp=2", "--json", "--rates", "network=1e12,page_cache=1e6,copy=1e12", far=True))[0]
-    got = json.loads(out.splitlines()[-1])
-    assert status == 0 and got["rates"]["network"] == 1e12 and got["rates"]["page_cache"] == 1e6, got
+        assert got["readers"] == decided and got["rates"] == {**assumed, "shared_storage": 0, **given}, (given, got)
 
 
 def main():
@@ -386,7 +384,7 @@ def main():
              a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
              a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, ranks_that_see_other_steps, steps_opened_by_hand,
              a_step_that_is_saved_anew_while_ranks_open_it, statistics, jobs_with_neighbouring_ports_do_not_meet,
-             what_repeats_the_greeting_is_no_rank, too_few_descriptors, rates_are_measured_where_they_decide)]
+             what_repeats_the_greeting_is_no_rank, too_few_descriptors, rates_decide_who_reads)]
         run([(t.__name__, lambda t=t, arg=arg: t(arg)) for t, arg in tests])
 
 

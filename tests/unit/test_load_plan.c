@@ -454,15 +454,6 @@ TEST(cost, devices_of_one_node_share_what_all_want)
     CHECK_EQ(ckpt_cost_choose(&c), CKPT_READERS_EACH);
 }
 
-TEST(cost, what_ways_differ_by_is_between_the_fastest_and_the_slowest)
-{
-    const struct ckpt_cost a = {3, 1, 2}, b = {1, 1, 1}, c = {2, 5, 0.5};
-
-    CHECK(ckpt_cost_spread(&a) == 2);
-    CHECK(ckpt_cost_spread(&b) == 0);
-    CHECK(ckpt_cost_spread(&c) == 4.5);
-}
-
 /* 16 replicas of an 810 GB model on 16 nodes, one storage of 100 GB/s: once a job wins by the
  * number of replicas. */
 TEST(cost, replicas_on_many_nodes_read_once)
@@ -482,6 +473,4 @@ TEST(cost, replicas_on_many_nodes_read_once)
 TESTS(T(plan, every_wanted_element_arrives_once), T(wants, tables_travel_as_bytes),
       T(wants, are_cut_as_torch_chunks), T(plan, thousands_of_ranks_and_a_hundred_thousand_tensors),
       T(cost, one_node_with_a_hot_cache_reads_each),
-      T(cost, devices_of_one_node_share_what_all_want),
-      T(cost, what_ways_differ_by_is_between_the_fastest_and_the_slowest),
-      T(cost, replicas_on_many_nodes_read_once))
+      T(cost, devices_of_one_node_share_what_all_want), T(cost, replicas_on_many_nodes_read_once))
