@@ -37,13 +37,9 @@ static bool is_complete(const struct ckpt_wants *w, const struct ckpt_spec *s, c
     }
     memset(seen, 0, parts * sizeof *seen);
     for (uint32_t k = 0; k < nrank; k++) {
-        uint32_t at = ckpt_grid_find(g, rank[k]), index[CKPT_GRID_DIMS], part = 0;
-        if (at == CKPT_NONE)
+        const uint32_t part = ckpt_spec_part(w, s, rank[k]);
+        if (part == CKPT_NONE)
             continue;
-        for (uint32_t d = g->ndim; d-- > 0; at /= g->dim[d])
-            index[d] = at % g->dim[d];
-        for (uint32_t i = 0; i < s->ncut; i++)
-            part = part * g->dim[s->cut[i].axis] + index[s->cut[i].axis];
         found += !seen[part];
         seen[part] = true;
     }
