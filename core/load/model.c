@@ -136,11 +136,10 @@ static uint64_t wanted_by(const struct ckpt_roster *r, uint32_t rank, uint32_t t
 {
     const struct ckpt_wants *w = &r->table[r->class_of[rank]];
     struct ckpt_box want, both;
-    uint64_t numel = 0;
+    uint64_t numel = 0, i, end = ckpt_roster_uses(r, tensor, r->class_of[rank], &i);
 
-    for (uint64_t i = r->first[tensor]; i < r->first[tensor + 1]; i++)
-        if (r->use[i].class == r->class_of[rank] &&
-            ckpt_wants_box(w, &w->entries.ptr[r->use[i].entry], &r->cat->tensors.ptr[tensor], rank,
+    for (; i < end; i++)
+        if (ckpt_wants_box(w, &w->entries.ptr[r->use[i].entry], &r->cat->tensors.ptr[tensor], rank,
                            &want) &&
             ckpt_box_intersect(&want, box, &both))
             numel += ckpt_box_numel(&both);

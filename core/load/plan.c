@@ -329,10 +329,12 @@ static bool class_wants(const struct ckpt_roster *r, uint32_t class, uint32_t te
     const struct ckpt_wants *w = &r->table[class];
     const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
 
-    for (uint64_t i = r->first[tensor]; i < r->first[tensor + 1]; i++) {
+    uint64_t i, end = ckpt_roster_uses(r, tensor, class, &i);
+
+    for (; i < end; i++) {
         const struct ckpt_want *e = &w->entries.ptr[r->use[i].entry];
         struct ckpt_box want, both;
-        if (r->use[i].class == class && e->spec == CKPT_NONE && ckpt_wants_box(w, e, t, 0, &want) &&
+        if (e->spec == CKPT_NONE && ckpt_wants_box(w, e, t, 0, &want) &&
             ckpt_box_intersect(&want, box, &both) && ckpt_box_numel(&both) == ckpt_box_numel(box))
             return true;
     }
@@ -460,11 +462,12 @@ int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t rank, uint32_t unit,
     const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
     const struct ckpt_wants *w = &r->table[r->class_of[rank]];
 
-    for (uint64_t i = r->first[tensor]; i < r->first[tensor + 1]; i++) {
+    uint64_t i, end = ckpt_roster_uses(r, tensor, r->class_of[rank], &i);
+
+    for (; i < end; i++) {
         struct ckpt_part part = {.peer = rank, .unit = unit, .entry = r->use[i].entry};
         struct ckpt_box box;
-        if (r->use[i].class != r->class_of[rank] ||
-            !ckpt_wants_box(w, &w->entries.ptr[part.entry], t, rank, &box) ||
+        if (!ckpt_wants_box(w, &w->entries.ptr[part.entry], t, rank, &box) ||
             !ckpt_box_intersect(&box, unit_box, &part.box))
             continue;
         part.bytes = ckpt_box_numel(&part.box) * ckpt_dtype_size(t->dtype);

@@ -39,6 +39,10 @@ int ckpt_roster_init(struct ckpt_roster *r, const struct ckpt_catalog *cat, uint
                      struct ckpt_err *err);
 void ckpt_roster_release(struct ckpt_roster *r);
 
+/* The uses of a tensor by a class are use[*ret_lo] .. use[return value]. */
+uint64_t ckpt_roster_uses(const struct ckpt_roster *r, uint32_t tensor, uint32_t class,
+                          uint64_t *ret_lo);
+
 struct ckpt_region {
     struct ckpt_box box;
     uint32_t tensor;
