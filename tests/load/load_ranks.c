@@ -23,7 +23,7 @@
 #include "random_wants.h"
 #include "tensor/dtype.h"
 
-enum { MOST_RANKS = 64, MOST_RUNS = 64 };
+enum { MOST_RANKS = 1024, MOST_RUNS = 64 };
 
 struct job {
     const char *layout;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What `ckpt plan` says is what a load does: ranks over tcp, one to four of them on each "machine", every way to read; to the byte."""
+"""What `ckpt plan` says is what a load does, to the byte: ranks over tcp, one to four of them on each "machine", every way to read; and
+hundreds of ranks as threads, each of which gets the right bytes."""
 
 import json
 import os
@@ -13,6 +14,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "golden"))
 from case import BUILD  # noqa: E402
 from ranks import launched  # noqa: E402
 
+SLOW = int(os.environ.get("CKPTFS_SLOW", "1"))
 CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
 RUN = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp2_pp2_tied")
 SUMS = ("read_bytes", "sent_bytes", "received_bytes")
@@ -33,6 +35,18 @@ def plan(layout, ranks, per_node, readers):
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+def many(layout, ranks):
+    """Ranks as threads, which compare all that they get with the view."""
+    done = subprocess.run([os.path.join(BUILD, "tests", "load_ranks"), RUN, "--", f"{layout}:{ranks}:once"], capture_output=True, text=True,
+                          env=dict(os.environ, LOAD_THREADS="1"), timeout=120 * SLOW)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    word = done.stdout.split()
+    got, said = {k: int(word[word.index(k) + 1]) for k in ("needed", "unique", "read", "sent")}, plan(layout, ranks, ranks, "once")
+    assert got["needed"] == said["needed_bytes"] and got["unique"] == said["unique_bytes"], (got, said)
+    assert got["read"] // ranks == said["read_bytes"]["mean"] and got["sent"] // ranks == said["sent_bytes"]["mean"], (got, said)
+    print(f"ok   {layout}: {ranks} ranks as threads, as planned")
+
+
 def main():
     for layout, ranks, per_node in (("tp=2,dp=2", 4, 4), ("dp=4", 4, 2), ("fsdp=4", 4, 4), ("tp=2,dp=2", 4, 2), ("tp=2,fsdp=2", 4, 1),
                                     ("pp=2,dp=2", 4, 3), ("dp=3", 3, 2)):
@@ -43,6 +57,8 @@ def main():
             for k in SUMS:  # the plan has means, rounded down
                 assert got[k] // ranks == said[k]["mean"], (layout, per_node, readers, k, got[k], said[k])
         print(f"ok   {layout}, {per_node} ranks a node: read, sent and received as planned")
+    for layout, ranks in (("tp=2,dp=64", 128),) if SLOW > 1 else (("tp=2,dp=256", 512), ("fsdp=512", 512), ("tp=2,pp=2,dp=64", 256)):
+        many(layout, ranks)
 
 
 main()
