@@ -28,9 +28,6 @@ static void print_help(void)
         "  --device-bytes N     the same of the device (256M)\n"
         "  --window-bytes N     of a window, all ranks together\n"
         "  --threads N          that read, per rank\n"
-        "  --io MODE            how they read: threads (a system call each), uring (io_uring, "
-        "many\n"
-        "                       reads in flight), auto (threads)\n"
         "  --direct WHEN        past the page cache (O_DIRECT): auto (what is not in it), never, "
         "always\n"
         "  --read-timeout S     seconds that one read may take (120)\n"
@@ -61,15 +58,6 @@ static int parse_direct(const char *text, enum ckpt_load_direct *ret, struct ckp
     int i = 0, rc = parse_word("--direct", text, word, 3, "auto, never or always", &i, err);
 
     *ret = (enum ckpt_load_direct)i;
-    return rc;
-}
-
-static int parse_io(const char *text, enum ckpt_load_io *ret, struct ckpt_err *err)
-{
-    static const char *const word[] = {"auto", "threads", "uring"};
-    int i = 0, rc = parse_word("--io", text, word, 3, "threads, uring or auto", &i, err);
-
-    *ret = (enum ckpt_load_io)i;
     return rc;
 }
 
@@ -154,7 +142,6 @@ enum {
     DEVICE,
     WINDOW,
     THREADS,
-    IO,
     DIRECT,
     READ_TIMEOUT,
     EXCHANGE_TIMEOUT,
@@ -189,8 +176,6 @@ static int parse_one(struct ckpt_load_tool *t, int opt, char *arg, struct ckpt_e
         return parse_bytes("--window-bytes", arg, &t->opt.window_bytes, err);
     case THREADS:
         return parse_number("--threads", arg, 256, &t->opt.threads, err);
-    case IO:
-        return parse_io(arg, &t->opt.io, err);
     case DIRECT:
         return parse_direct(arg, &t->opt.direct, err);
     case READ_TIMEOUT:
@@ -227,7 +212,6 @@ static int parse(int argc, char **argv, struct ckpt_load_tool *t, bool *ret_go,
         {"device-bytes", required_argument, NULL, DEVICE},
         {"window-bytes", required_argument, NULL, WINDOW},
         {"threads", required_argument, NULL, THREADS},
-        {"io", required_argument, NULL, IO},
         {"direct", required_argument, NULL, DIRECT},
         {"read-timeout", required_argument, NULL, READ_TIMEOUT},
         {"exchange-timeout", required_argument, NULL, EXCHANGE_TIMEOUT},

@@ -182,15 +182,15 @@ static int print(const struct ckpt_load_tool *t, const char *step, const struct 
     ckpt_load_rates(load, &r);
     CKPTFS_CLEANUP(ckpt_jsonp)
     json_t *j = json_pack(
-        "{s:o, s:i, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, "
+        "{s:o, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, "
         "s:{s:f, "
         "s:f, "
         "s:f}, s:{s:f, s:f, s:f, s:f, s:f, s:f}, s:b}",
         "step", ckptfs_json_text(step), "ranks", (int)ckpt_comm_size(comm), "transport",
-        ckpt_comm_transport(comm), "readers", ckpt_load_readers(load), "io", ckpt_load_io(load),
-        "needed_bytes", (json_int_t)job.needed_bytes, "unique_bytes", (json_int_t)job.unique_bytes,
-        "read_bytes", (json_int_t)job.read_bytes, "sent_bytes", (json_int_t)job.sent_bytes,
-        "received_bytes", (json_int_t)job.received_bytes, "reads", (json_int_t)job.reads, "retries",
+        ckpt_comm_transport(comm), "readers", ckpt_load_readers(load), "needed_bytes",
+        (json_int_t)job.needed_bytes, "unique_bytes", (json_int_t)job.unique_bytes, "read_bytes",
+        (json_int_t)job.read_bytes, "sent_bytes", (json_int_t)job.sent_bytes, "received_bytes",
+        (json_int_t)job.received_bytes, "reads", (json_int_t)job.reads, "retries",
         (json_int_t)job.retries, "buffer_bytes", (json_int_t)job.buffer_bytes, "device_bytes",
         (json_int_t)job.device_bytes, "wall_s", job.wall_s, "plan_s", job.plan_s, "first_s",
         job.first_s, "busy_s", "read", job.read_s, "place", job.place_s, "exchange", job.send_s,

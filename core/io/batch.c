@@ -3,7 +3,6 @@
 #include "io/batch.h"
 
 #include "base/vec.h"
-#include "io/uring.h"
 
 void ckpt_batch_init(struct ckpt_batch *b)
 {
@@ -24,8 +23,7 @@ static int touch(struct ckpt_batch *b, struct ckpt_source *s, struct ckpt_err *e
     return ckpt_vec_push(&b->touched, s) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* Several may be in flight where there is a ring. */
-static int begin(struct ckpt_batch *b, struct ckpt_err *err)
+int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
 {
     struct ckpt_source *s = b->source;
 
@@ -40,23 +38,7 @@ static int begin(struct ckpt_batch *b, struct ckpt_err *err)
     return b->missed ? -1 : 0;
 }
 
-static int await(struct ckpt_batch *b, struct ckpt_err *err)
-{
-    struct ckpt_uring *ring = b->route.bounce ? b->route.bounce->ring : NULL;
-
-    return ring ? ckpt_uring_wait(ring, err) : 0;
-}
-
-int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
-{
-    return begin(b, err) < 0 ? -1 : await(b, err);
-}
-
-void ckpt_batch_release(struct ckpt_batch *b)
-{
-    (void)await(b, NULL);
-    ckpt_vec_release(&b->touched);
-}
+void ckpt_batch_release(struct ckpt_batch *b) { ckpt_vec_release(&b->touched); }
 
 int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                    struct ckpt_err *err)
@@ -74,7 +56,7 @@ int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_
             return 0;
         }
     }
-    if (begin(b, err) < 0 || touch(b, s, err) < 0)
+    if (ckpt_batch_flush(b, err) < 0 || touch(b, s, err) < 0)
         return -1;
     b->source = s;
     b->off = off;

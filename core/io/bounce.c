@@ -4,9 +4,7 @@
 
 #include <stdlib.h>
 
-#include "io/uring.h"
-
-int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, bool ring, struct ckpt_err *err)
+int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, struct ckpt_err *err)
 {
     void *buf = NULL;
 
@@ -14,10 +12,6 @@ int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, bool ring, struct ckpt_e
     len -= len % CKPT_BOUNCE_ALIGN;
     if (len && posix_memalign(&buf, CKPT_BOUNCE_ALIGN, len) != 0)
         return ckpt_nomem(err);
-    if (ring && ckpt_uring_new(buf, len, &b->ring, err) < 0) {
-        free(buf);
-        return -1;
-    }
     b->buf = buf;
     b->len = len;
     return 0;
@@ -25,7 +19,6 @@ int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, bool ring, struct ckpt_e
 
 void ckpt_bounce_release(struct ckpt_bounce *b)
 {
-    ckpt_uring_free(b->ring);
     free(b->buf);
     *b = (struct ckpt_bounce){0};
 }

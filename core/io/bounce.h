@@ -3,7 +3,6 @@
 #ifndef CKPT_IO_BOUNCE_H
 #define CKPT_IO_BOUNCE_H
 
-#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -13,16 +12,15 @@ enum { CKPT_BOUNCE_ALIGN = 64 * 1024 };
 
 /* Belongs to one thread at a time. Zeroed: none. */
 struct ckpt_bounce {
-    unsigned char *buf;      /* aligned to CKPT_BOUNCE_ALIGN */
-    size_t len;              /* a multiple of it */
-    struct ckpt_uring *ring; /* that reads into it; NULL: system calls do */
+    unsigned char *buf; /* aligned to CKPT_BOUNCE_ALIGN */
+    size_t len;         /* a multiple of it */
 };
 
-/* len (rounded down to CKPT_BOUNCE_ALIGN; 0: none) bytes; UNSUPPORTED if there can't be a ring. */
-int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, bool ring, struct ckpt_err *err);
+/* len bytes, rounded down to CKPT_BOUNCE_ALIGN; 0: none. */
+int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, struct ckpt_err *err);
 void ckpt_bounce_release(struct ckpt_bounce *b);
 
-/* How a thread reads: with a ring, all through it; without a bounce buffer, nothing directly. */
+/* How a thread reads: without a bounce buffer, nothing directly. */
 struct ckpt_route {
     enum ckpt_direct direct;
     struct ckpt_bounce *bounce;

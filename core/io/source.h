@@ -37,10 +37,6 @@ struct ckpt_source_ops {
      * never. */
     bool (*preadv_direct)(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
                           uint64_t off, const struct ckpt_route *route);
-    /* Begin to read through route->bounce->ring, whose ckpt_uring_wait says how it ended. iov is
-     * copied. NULL: it can't be done so. */
-    int (*begin)(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len, uint64_t off,
-                 const struct ckpt_route *route, struct ckpt_err *err);
 };
 
 /* Members embed this first. */
@@ -67,8 +63,7 @@ int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
  * what iov points at is undefined then. Modifies iov. */
 bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
 
-/* As ckpt_source_preadv, past the page cache where `route` says so and the file lets us. With a
- * ring it may only be begun: it has ended, good or bad, when ckpt_uring_wait has. */
+/* As ckpt_source_preadv, past the page cache where `route` says so and the file lets us. */
 int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                           const struct ckpt_route *route, struct ckpt_err *err);
 

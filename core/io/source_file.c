@@ -13,7 +13,6 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "io/source.h"
-#include "io/uring.h"
 
 struct source_file {
     struct ckpt_source source;
@@ -165,69 +164,6 @@ static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, i
     return good;
 }
 
-/* ---- through a ring ---- */
-
-/* A read under way, with its descriptor. */
-struct begun {
-    struct ckpt_uring_read read;
-    struct source_file *f;
-    bool direct;
-    int n;
-    struct iovec iov[];
-};
-
-/* What a ring may refuse, a system call may do. */
-static bool may_be_read(int error)
-{
-    return error == EAGAIN || error == EINVAL || error == EOPNOTSUPP;
-}
-
-static int begun_done(struct ckpt_uring_read *r, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) struct begun *b = (struct begun *)r;
-    struct source_file *f = b->f;
-    const bool good = r->error == 0 && !r->ended;
-
-    if (b->direct)
-        put_direct(f, good);
-    else
-        ckpt_fdpool_put(f->pool, &f->slot);
-    if (good)
-        return 0;
-    if (b->direct || may_be_read(r->error))
-        return file_preadv(&f->source, b->iov, b->n, r->off, err);
-    return r->ended ? short_read(f, r->at, err) : read_failed(f, r->error, r->at, err);
-}
-
-static int file_begin(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
-                      uint64_t off, const struct ckpt_route *route, struct ckpt_err *err)
-{
-    struct source_file *f = self(s);
-    struct ckpt_file_id id = id_of(f);
-    ckpt_cleanup(ckpt_freep) struct begun *b = malloc(sizeof *b + (size_t)n * sizeof *iov);
-    uint32_t align = 0;
-    int fd = -1;
-
-    if (!b)
-        return ckpt_nomem(err);
-    if (wants_direct(f, len, off, route))
-        align = get_direct(f, &fd);
-    if (!align && ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, err) < 0)
-        return -1;
-    memcpy(b->iov, iov, (size_t)n * sizeof *iov);
-    b->read = (struct ckpt_uring_read){.fd = fd,
-                                       .align = align ? align : 1,
-                                       .off = off,
-                                       .len = len,
-                                       .iov = b->iov,
-                                       .done = begun_done};
-    b->f = f;
-    b->direct = align != 0;
-    b->n = n;
-    ckpt_uring_add(route->bounce->ring, &ckpt_steal(&b)->read);
-    return 0;
-}
-
 /* A file that was renamed over or unlinked has a new ctime but its old bytes: a descriptor that we
  * hold goes on serving them. */
 static int file_check(struct ckpt_source *s, struct ckpt_err *err)
@@ -271,7 +207,6 @@ static void file_free(struct ckpt_source *s)
 static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
                                                 .preadv_cached = file_preadv_cached,
                                                 .preadv_direct = file_preadv_direct,
-                                                .begin = file_begin,
                                                 .check = file_check,
                                                 .name = file_name,
                                                 .free = file_free};

@@ -12,27 +12,15 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "io/uring.h"
 #include "load/comm.h"
 #include "load/device.h"
 #include "load/load_inner.h"
 #include "load/near.h"
-#include "load/rates.h"
+#include "load/policy.h"
 #include "load/same.h"
 #include "tensor/region.h"
 
-enum {
-    HOT_PIECE = 2 << 20, /* of what is in memory: stays in the CPU's cache */
-    MOST_THREADS = 8,
-    COLD_THREADS = 4,   /* what a disk wants in flight */
-    RING_THREADS = 2,   /* one copies while the other's reads are in flight */
-    HOT_GAP = 4096,     /* reading on in the page cache is as dear as another call */
-    LONG_RUN = 4096,    /* is read alone rather than with what lies between */
-    HELLO_FILES = 1024, /* whose sizes are told, to name the one that differs */
-    EXACT_RUN = 32,     /* the same where every byte is to be read once */
-};
-
-#define MEASURING_S 0.5 /* of rates of devices: NCCL makes connections */
+enum { HELLO_FILES = 1024 }; /* whose sizes are told, to name the one that differs */
 
 /* ---- round 1: who is here ---- */
 
@@ -231,54 +219,6 @@ static int parse_tables(struct ckpt_load *load, const unsigned char *data, size_
 
 /* ---- what to do ---- */
 
-static uint64_t sum_needed(const struct ckpt_roster *r, uint32_t rank)
-{
-    const struct ckpt_wants *w = &r->table[r->class_of[rank]];
-    uint64_t bytes = 0;
-
-    for (size_t e = 0; e < w->entries.len; e++) {
-        const struct ckpt_tensor *t = &r->cat->tensors.ptr[w->entries.ptr[e].tensor];
-        struct ckpt_box box;
-        if (ckpt_wants_box(w, &w->entries.ptr[e], t, rank, &box))
-            bytes += ckpt_box_numel(&box) * ckpt_dtype_size(t->dtype);
-    }
-    return bytes;
-}
-
-int ckpt_load_weigh(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
-                    struct ckpt_cost_input *in, struct ckpt_err *err)
-{
-    const uint32_t n = roster->nrank;
-    ckpt_cleanup(ckpt_freep) uint32_t *rank = malloc((n + 1) * sizeof *rank);
-    ckpt_cleanup(ckpt_freep) uint64_t *need = calloc(nnode + 1, sizeof *need);
-
-    if (!rank || !need)
-        return ckpt_nomem(err);
-    in->nrank = n;
-    in->nnode = nnode;
-    for (uint32_t r = 0; r < n; r++) {
-        uint64_t bytes = sum_needed(roster, r);
-        in->needed += bytes;
-        need[node[r]] += bytes;
-        rank[r] = r;
-    }
-    if (ckpt_plan_bytes(roster, rank, n, &in->unique, err) < 0)
-        return -1;
-    for (uint32_t k = 0; k < nnode; k++) {
-        uint64_t unique = in->unique;
-        uint32_t count = 0;
-        for (uint32_t r = 0; r < n; r++)
-            if (node[r] == k)
-                rank[count++] = r;
-        if (nnode > 1 && ckpt_plan_bytes(roster, rank, count, &unique, err) < 0)
-            return -1;
-        in->node_needed = ckpt_max_u64(in->node_needed, need[k]);
-        in->node_unique = ckpt_max_u64(in->node_unique, unique);
-        in->sum_node_unique += unique;
-    }
-    return 0;
-}
-
 int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *node, uint32_t nrank,
                      uint32_t **ret, uint32_t *ret_n, struct ckpt_err *err)
 {
@@ -299,6 +239,7 @@ int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *n
 
 struct need {
     uint64_t host, device;
+    uint64_t smaller; /* 1: there are smaller windows to try */
 };
 
 struct fit {
@@ -325,6 +266,7 @@ static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *
                              f.domain, r);
         most.host = ckpt_max_u64(most.host, f.need.host);
         most.device = ckpt_max_u64(most.device, f.need.device);
+        most.smaller |= f.need.smaller;
     }
     ckpt_str_append(answer, (const char *)&most, sizeof most);
     return 0;
@@ -360,6 +302,8 @@ static int try_plan(struct planning *p, struct need *ret_need, struct ckpt_err *
         f.digest = ckpt_plan_digest(load->parts.plan);
         f.need.host = p->slots * load->sizes.host;
         f.need.device = p->slots * load->sizes.device;
+        struct ckpt_plan_sizes smaller = p->sizes;
+        f.need.smaller = ckpt_policy_shrink(&smaller, p->nrank);
     }
     rc = ckpt_round_run(&round, load->comm, rc, &f, sizeof f, load->opt.exchange_timeout_ms,
                         &answer, &len, err);
@@ -378,17 +322,13 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
     const uint64_t windows = opt->host_bytes - ckpt_load_aside(opt);
     struct need need = {0};
 
-    for (int i = 0; i < 12; i++) {
+    do {
         if (try_plan(p, &need, err) < 0)
             return -1;
         if (need.host <= windows && (!device || need.device <= opt->device_bytes))
             return 0;
-        uint64_t piece = p->sizes.piece / 2;
-        if (piece < CKPT_LOAD_PIECE / 16)
-            break;
-        p->sizes.piece = piece;
-        p->sizes.unit = ckpt_min_u64(p->sizes.unit, piece);
-    }
+        (void)ckpt_policy_shrink(&p->sizes, p->nrank);
+    } while (need.smaller);
     const bool host = need.host > windows;
     return ckpt_fail(err, CKPT_LIMIT, "%s is %" PRIu64 ", but the plan needs at least %" PRIu64,
                      host ? "host_bytes" : "device_bytes",
@@ -396,123 +336,61 @@ static int fit_plan(struct planning *p, struct ckpt_err *err)
                      host ? ckpt_load_host_bytes(need.host) : need.device);
 }
 
-/* Ranks of a node that read for themselves may want the same bytes: the page cache reads them once.
- */
-static enum ckpt_direct choose_direct(const struct ckpt_load *load, double hot, uint32_t local)
+/* Plan for these readers, in windows of the sizes that policy gives and memory allows. */
+static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
+                    const struct ckpt_policy *policy, const uint32_t *node, struct ckpt_err *err)
 {
-    if (load->opt.direct == CKPT_LOAD_DIRECT_ALWAYS)
-        return CKPT_DIRECT_ALL;
-    if (load->opt.direct == CKPT_LOAD_DIRECT_NEVER || hot > CKPT_LOAD_HOT ||
-        (load->readers == CKPT_READERS_EACH && local > 1))
-        return CKPT_DIRECT_NONE;
-    return CKPT_DIRECT_COLD;
-}
+    const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
+    struct planning p = {.load = load, .sizes = policy->sizes, .slots = policy->slots};
 
-static uint32_t choose_threads(const struct ckpt_load_options *opt, uint32_t local, double hot,
-                               bool device)
-{
-    const uint32_t cold = opt->io == CKPT_LOAD_IO_URING ? RING_THREADS : COLD_THREADS;
-    const uint32_t least = hot > CKPT_LOAD_HOT ? 1 : cold;
-    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t n = cpus > 0 ? (uint32_t)cpus / local : 1;
-
-    if (opt->threads)
-        return opt->threads;
-    n = n < least ? least : n;
-    const uint32_t most = device ? 2 * MOST_THREADS : MOST_THREADS;
-    return n > most ? most : n;
-}
-
-/* May the rates decide? On the host, where nodes want the same: one node's page cache makes it
- * plain. With devices, where the ways differ by more than measuring takes: NCCL connects. */
-static bool rates_decide(const struct ckpt_cost_input *in, const struct ckpt_rates *given)
-{
-    struct ckpt_rates assumed = *given;
-    struct ckpt_cost c;
-
-    if (!in->device)
-        return in->sum_node_unique > in->unique;
-    ckpt_rates_assume(&assumed, true);
-    ckpt_cost_estimate(in, &assumed, &c);
-    return in->nrank > 1 && ckpt_cost_spread(&c) > MEASURING_S;
-}
-
-static int choose_readers(struct ckpt_load *load, const struct hello_answer *a,
-                          const uint32_t *node, struct ckpt_cost_input *in, struct ckpt_err *err)
-{
-    struct ckpt_rates_site site = {.comm = load->comm,
-                                   .cat = load->view->cat,
-                                   .node = node,
-                                   .nnode = a->nnode,
-                                   .hot = a->hot,
-                                   .timeout_ms = load->opt.exchange_timeout_ms};
-    const bool device = load->comm->x->device != NULL;
-    struct ckpt_cost cost;
-
-    *in = (struct ckpt_cost_input){.hot = a->hot, .shared = a->shared, .device = device};
-    if (ckpt_load_weigh(load->parts.roster, node, a->nnode, in, err) < 0)
+    load->readers = policy->readers;
+    load->engine_opt = (struct ckpt_engine_options){
+        .slots = policy->slots,
+        .threads = policy->threads,
+        .read_timeout_ms = load->opt.read_timeout_ms,
+        .exchange_timeout_ms = load->opt.exchange_timeout_ms,
+        .mode = {.verify = load->opt.verify, .device = in->cost.device},
+        .cost = {policy->gap, policy->share.bound, policy->run, {policy->direct, NULL}},
+        .bounce = policy->share.bounce,
+    };
+    if (ckpt_load_domain(policy->readers, self, node, n, &p.rank, &p.nrank, err) < 0)
         return -1;
-    site.bytes = in->unique;
-    load->rates = load->opt.rates;
-    load->readers = load->opt.readers;
-    if (load->readers == CKPT_READERS_AUTO && rates_decide(in, &load->rates) &&
-        ckpt_rates_measure(&site, &load->rates, err) < 0)
-        return -1;
-    ckpt_rates_assume(&load->rates, device);
-    ckpt_cost_estimate(in, &load->rates, &cost);
-    if (load->readers == CKPT_READERS_AUTO)
-        load->readers = ckpt_cost_choose(&cost);
-    return 0;
+    int rc = fit_plan(&p, err);
+    free(p.rank);
+    return rc;
 }
 
+/* With AUTO, ranks that can't share what they read (nothing fits) share less. All ranks come to the
+ * same end: what does not fit on one fits on none. */
 static int choose(struct ckpt_load *load, const struct hello_answer *a, const uint32_t *node,
                   struct ckpt_err *err)
 {
-    const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
-    struct planning p = {.load = load};
-    struct ckpt_cost_input in;
-    const bool device = load->comm->x->device != NULL;
-    const bool hot = a->hot > CKPT_LOAD_HOT;
-    const uint64_t aside = ckpt_load_aside(&load->opt);
-    const bool uring = load->opt.io == CKPT_LOAD_IO_URING;
-    struct ckpt_load_share share;
-    uint32_t local = 0;
+    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    struct ckpt_policy_input in = {.opt = &load->opt, .cpus = cpus > 0 ? (uint32_t)cpus : 1};
+    struct ckpt_policy policy;
+    struct ckpt_err own = {0};
+    int rc;
 
-    if (choose_readers(load, a, node, &in, err) < 0)
+    in.cost = (struct ckpt_cost_input){
+        .hot = a->hot, .shared = a->shared, .device = load->comm->x->device != NULL};
+    for (uint32_t r = 0; r < load->comm->x->size; r++)
+        in.local += node[r] == node[load->comm->x->rank];
+    if (ckpt_load_weigh(load->parts.roster, node, a->nnode, &in.cost, err) < 0 ||
+        ckpt_policy_choose(&in, &policy, err) < 0)
         return -1;
-    if (n == 1)
-        load->readers = CKPT_READERS_EACH;
-    load->unique_bytes = in.unique;
-    load->needed_bytes = sum_needed(load->parts.roster, self);
-    for (uint32_t r = 0; r < n; r++)
-        local += node[r] == node[self];
-    const enum ckpt_direct direct = choose_direct(load, a->hot, local);
-    uint32_t threads = choose_threads(&load->opt, local, a->hot, device);
-    ckpt_load_share(aside, direct != CKPT_DIRECT_NONE, uring, hot, &threads, &share);
-    load->engine_opt = (struct ckpt_engine_options){
-        .threads = threads,
-        .read_timeout_ms = load->opt.read_timeout_ms,
-        .exchange_timeout_ms = load->opt.exchange_timeout_ms,
-        .mode = {.verify = load->opt.verify, .device = device},
-        .cost = {hot ? HOT_GAP : CKPT_REGION_GAP, share.bound, LONG_RUN, {direct, NULL}},
-        .bounce = share.bounce,
-        .uring = uring,
-    };
-    if (ckpt_load_domain(load->readers, self, node, n, &p.rank, &p.nrank, err) < 0)
-        return -1;
-    if (p.nrank > 1) /* what lies in holes is another unit's, read by another worker or rank */
-        load->engine_opt.cost.run = EXACT_RUN;
-    const struct ckpt_engine_mode *mode = &load->engine_opt.mode;
-    if (load->opt.window_bytes == 0 && hot && a->nnode == 1 && !mode->device)
-        load->opt.window_bytes = (uint64_t)p.nrank * HOT_PIECE;
-    int rc = ckpt_load_sizes(&load->opt, p.nrank, in.unique, load->engine_opt.threads, mode->device,
-                             aside, &p.sizes, &p.slots, err);
-    p.sizes.common = mode->device && !mode->verify && p.nrank == n;
-    load->engine_opt.slots = p.slots;
-    if (rc == 0)
-        rc = fit_plan(&p, err);
-    free(p.rank);
-    return rc;
+    load->rates = policy.rates;
+    load->unique_bytes = in.cost.unique;
+    load->needed_bytes = ckpt_load_needed(load->parts.roster, load->comm->x->rank, NULL);
+    while ((rc = plan_for(load, &in, &policy, node, &own)) < 0) {
+        enum ckpt_readers less = policy.readers;
+        if (own.code != CKPT_LIMIT || load->opt.readers != CKPT_READERS_AUTO ||
+            !ckpt_policy_less(&less))
+            break;
+        own = (struct ckpt_err){0};
+        if (ckpt_policy_sizes(&in, less, &policy, &own) < 0)
+            break;
+    }
+    return rc < 0 ? ckpt_fail(err, own.code, "%s", own.text) : 0;
 }
 
 /* ---- all of it ---- */
@@ -522,9 +400,8 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
 {
     XXH128_hash_t wants = XXH3_128bits(table, len);
     const struct ckpt_load_options *opt = &load->opt;
-    const uint64_t number[7] = {
-        opt->readers, opt->host_bytes, opt->device_bytes, opt->window_bytes, opt->verify,
-        opt->direct,  opt->io};
+    const uint64_t number[6] = {opt->readers,      opt->host_bytes, opt->device_bytes,
+                                opt->window_bytes, opt->verify,     opt->direct};
     const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
                             opt->rates.page_cache,   opt->rates.copy,
                             opt->rates.local_link,   opt->rates.network};
@@ -541,7 +418,7 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     h->files = ckpt_catalog_files(load->view->cat);
     ckpt_load_residency(load->view->cat, &h->hot, &shared);
     h->shared = shared;
-    h->version = 5;
+    h->version = 6;
 }
 
 static int exchange_wants(struct ckpt_load *load, const unsigned char *table, size_t len,
@@ -580,15 +457,6 @@ static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32
     return true;
 }
 
-/* Can this rank have them, if they are asked for? */
-static int check_rings(const struct ckpt_load *load, struct ckpt_err *err)
-{
-    if (load->opt.io != CKPT_LOAD_IO_URING || ckpt_uring_probe(err) == 0)
-        return 0;
-    (void)ckpt_err_in(err, "io=uring");
-    return load->comm->x->size > 1 ? ckpt_err_in(err, "rank %" PRIu32, load->comm->x->rank) : -1;
-}
-
 static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
                  struct ckpt_err *err)
 {
@@ -606,13 +474,12 @@ static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
 
     if (!message)
         return ckpt_nomem(err);
-    const int rc = check_rings(load, &own);
     make_hello(load, table, len, &h);
     memcpy(message, &h, sizeof h);
     for (size_t i = 0; i < nfile; i++)
         memcpy(message + sizeof h + i * sizeof(uint64_t), &cat->sources.ptr[i]->size,
                sizeof(uint64_t));
-    if (ckpt_round_run(&round, load->comm, rc, message, sizeof h + nfile * sizeof(uint64_t),
+    if (ckpt_round_run(&round, load->comm, 0, message, sizeof h + nfile * sizeof(uint64_t),
                        load->opt.exchange_timeout_ms, &answer, &got, &own) < 0)
         return ckpt_fail(err, own.code, "%s", own.text);
     if (got < sizeof a)

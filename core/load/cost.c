@@ -78,13 +78,6 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
                                                       (in->device ? 0 : other / r->page_cache)));
 }
 
-double ckpt_cost_spread(const struct ckpt_cost *c)
-{
-    const double least = c->each < c->node ? c->each : c->node;
-
-    return larger(c->each, larger(c->node, c->once)) - (least < c->once ? least : c->once);
-}
-
 enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *c)
 {
     if (c->each <= c->node * WORTH && c->each <= c->once * WORTH)

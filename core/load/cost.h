@@ -31,9 +31,6 @@ void ckpt_rates_assume(struct ckpt_rates *r, bool device);
 void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rates *rates,
                         struct ckpt_cost *ret);
 
-/* Seconds between the fastest and the slowest. */
-double ckpt_cost_spread(const struct ckpt_cost *cost);
-
 /* The fastest; what gains less than a tenth over every rank for itself is not worth its trouble. */
 enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *cost);
 

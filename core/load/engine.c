@@ -780,7 +780,7 @@ static int start_threads(struct ckpt_engine *e, struct ckpt_err *err)
     if (!(e->worker = calloc(e->opt.threads, sizeof *e->worker)))
         return ckpt_nomem(err);
     for (uint32_t i = 0; i < e->opt.threads; i++)
-        if (ckpt_bounce_init(&e->worker[i].bounce, e->opt.bounce, e->opt.uring, err) < 0)
+        if (ckpt_bounce_init(&e->worker[i].bounce, e->opt.bounce, err) < 0)
             return -1;
     (void)pthread_attr_init(&detached);
     (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);

@@ -44,7 +44,6 @@ struct ckpt_engine_options {
     struct ckpt_engine_mode mode;
     struct ckpt_box_cost cost;
     uint64_t bounce; /* bytes of each thread's bounce buffer */
-    bool uring;      /* with a ring: all is read through it */
 };
 
 struct ckpt_engine_stats {

@@ -46,8 +46,6 @@ static int take_options(struct ckpt_load_options *to, const struct ckpt_load_opt
         return ckpt_fail(err, CKPT_USAGE, "options.readers is %d", (int)to->readers);
     if (to->direct < CKPT_LOAD_DIRECT_AUTO || to->direct > CKPT_LOAD_DIRECT_ALWAYS)
         return ckpt_fail(err, CKPT_USAGE, "options.direct is %d", (int)to->direct);
-    if (to->io < CKPT_LOAD_IO_AUTO || to->io > CKPT_LOAD_IO_URING)
-        return ckpt_fail(err, CKPT_USAGE, "options.io is %d", (int)to->io);
     return 0;
 }
 
@@ -416,11 +414,6 @@ const char *ckpt_load_readers(const struct ckpt_load *load)
     static const char *const name[] = {"auto", "once", "node", "each"};
 
     return name[load->readers];
-}
-
-const char *ckpt_load_io(const struct ckpt_load *load)
-{
-    return load->engine_opt.uring ? "uring" : "threads";
 }
 
 /* ---- memory where a comm's destinations lie ---- */

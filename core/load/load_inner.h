@@ -37,6 +37,9 @@ int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *r
 int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
                   const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err);
 
+/* Bytes that a rank wants; *ret_stored (may be NULL): as they lie in storage. */
+uint64_t ckpt_load_needed(const struct ckpt_roster *roster, uint32_t rank, uint64_t *ret_stored);
+
 /* The bytes of a job, given what all ranks want and where they run (node[r], nnode): those of *in;
  * the rest of it stays as it is. */
 int ckpt_load_weigh(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
@@ -51,7 +54,11 @@ int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *n
 /* Files of which more than this is in the page cache are read through it. */
 #define CKPT_LOAD_HOT 0.9
 
-enum { CKPT_LOAD_PIECE = 16 << 10 }; /* the least that one owner brings to a window */
+enum {
+    CKPT_LOAD_PIECE_LEAST = 16 << 10, /* the least that one owner brings to a window */
+    CKPT_LOAD_PIECE_GOOD = 1 << 20,   /* what is worth a read, if host_bytes has room for it */
+    CKPT_LOAD_PIECE_TURNS = 4 << 20,  /* of owners that take turns, if host_bytes has room for 8 */
+};
 
 /* What the threads of a rank may read through, of host_bytes; the rest is for windows, and the same
  * on all ranks. */
@@ -62,13 +69,13 @@ uint64_t ckpt_load_host_bytes(uint64_t windows);
 
 /* Of one thread. */
 struct ckpt_load_share {
-    uint64_t bounce; /* its bounce buffer, if reads are direct or through a ring */
+    uint64_t bounce; /* its bounce buffer, if reads are direct */
     uint64_t bound;  /* the largest bounding range, of which it keeps CKPT_REGION_KEPT times that */
 };
 
 /* Less threads where there would be too little for each to be of use. hot: all files are in the
  * page cache. */
-void ckpt_load_share(uint64_t aside, bool direct, bool ring, bool hot, uint32_t *threads,
+void ckpt_load_share(uint64_t aside, bool direct, bool hot, uint32_t *threads,
                      struct ckpt_load_share *ret);
 
 /* What a plan of this domain may use; LIMIT if host_bytes is too little for any. */

@@ -243,6 +243,20 @@ static int share_out(struct ckpt_plan *p, struct ckpt_err *err)
     return 0;
 }
 
+static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+static uint32_t turns_of(const struct ckpt_plan *p)
+{
+    return p->sizes.turns > 1 ? (uint32_t)p->sizes.turns : 1;
+}
+
+/* The window of an owner's piece: owners of one turn are spread over the domain, thus over nodes.
+ */
+static uint32_t window_of(const struct ckpt_plan *p, uint32_t owner, uint32_t piece)
+{
+    return piece * turns_of(p) + owner % turns_of(p);
+}
+
 static int cut_windows(struct ckpt_plan *p, struct ckpt_err *err)
 {
     if (!(p->piece_first = malloc((p->nowner + 1) * sizeof *p->piece_first)))
@@ -263,8 +277,8 @@ static int cut_windows(struct ckpt_plan *p, struct ckpt_err *err)
         }
         if (ckpt_vec_push(&p->piece_unit, p->owner_unit[o + 1]) < 0)
             return ckpt_nomem(err);
-        if (count > p->nwindow)
-            p->nwindow = count;
+        if (count)
+            p->nwindow = max_u32(p->nwindow, window_of(p, o, count - 1) + 1);
     }
     p->piece_first[p->nowner] = (uint32_t)p->piece_unit.len;
     return 0;
@@ -274,10 +288,11 @@ void ckpt_plan_piece(const struct ckpt_plan *p, uint32_t o, uint32_t window, uin
                      uint32_t *ret_hi)
 {
     const uint32_t first = p->piece_first[o], n = p->piece_first[o + 1] - first - 1;
-    const uint32_t *unit = &p->piece_unit.ptr[first];
+    const uint32_t *unit = &p->piece_unit.ptr[first], turns = turns_of(p);
+    const uint32_t piece = window % turns == o % turns ? window / turns : n;
 
-    *ret_lo = unit[window < n ? window : n];
-    *ret_hi = unit[window < n ? window + 1 : n];
+    *ret_lo = unit[piece < n ? piece : n];
+    *ret_hi = unit[piece < n ? piece + 1 : n];
 }
 
 /* The last of v[0..n) that is not above x; v[0] <= x. */
@@ -301,8 +316,8 @@ void ckpt_plan_find(const struct ckpt_plan *p, uint32_t unit, uint32_t *ret_owne
     uint32_t o = last_not_above(p->owner_unit, p->nowner, unit), first = p->piece_first[o];
 
     *ret_owner = o;
-    *ret_window =
-        last_not_above(&p->piece_unit.ptr[first], p->piece_first[o + 1] - first - 1, unit);
+    *ret_window = window_of(
+        p, o, last_not_above(&p->piece_unit.ptr[first], p->piece_first[o + 1] - first - 1, unit));
 }
 
 /* ---- what everybody wants ---- */
@@ -314,10 +329,12 @@ static bool class_wants(const struct ckpt_roster *r, uint32_t class, uint32_t te
     const struct ckpt_wants *w = &r->table[class];
     const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
 
-    for (uint64_t i = r->first[tensor]; i < r->first[tensor + 1]; i++) {
+    uint64_t i, end = ckpt_roster_uses(r, tensor, class, &i);
+
+    for (; i < end; i++) {
         const struct ckpt_want *e = &w->entries.ptr[r->use[i].entry];
         struct ckpt_box want, both;
-        if (r->use[i].class == class && e->spec == CKPT_NONE && ckpt_wants_box(w, e, t, 0, &want) &&
+        if (e->spec == CKPT_NONE && ckpt_wants_box(w, e, t, 0, &want) &&
             ckpt_box_intersect(&want, box, &both) && ckpt_box_numel(&both) == ckpt_box_numel(box))
             return true;
     }
@@ -445,11 +462,12 @@ int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t rank, uint32_t unit,
     const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
     const struct ckpt_wants *w = &r->table[r->class_of[rank]];
 
-    for (uint64_t i = r->first[tensor]; i < r->first[tensor + 1]; i++) {
+    uint64_t i, end = ckpt_roster_uses(r, tensor, r->class_of[rank], &i);
+
+    for (; i < end; i++) {
         struct ckpt_part part = {.peer = rank, .unit = unit, .entry = r->use[i].entry};
         struct ckpt_box box;
-        if (r->use[i].class != r->class_of[rank] ||
-            !ckpt_wants_box(w, &w->entries.ptr[part.entry], t, rank, &box) ||
+        if (!ckpt_wants_box(w, &w->entries.ptr[part.entry], t, rank, &box) ||
             !ckpt_box_intersect(&box, unit_box, &part.box))
             continue;
         part.bytes = ckpt_box_numel(&part.box) * ckpt_dtype_size(t->dtype);

@@ -4,8 +4,9 @@
  *
  * What anybody of the domain wants is a set of regions (disjoint boxes of tensors). They are cut
  * into units, small boxes that are read whole, which stand in the order of the files. Owners get
- * contiguous runs of units with equal bytes; a window is one piece of every owner's run. The domain
- * of one rank is that rank reading for itself; of all ranks, every byte read once per job. */
+ * contiguous runs of units with equal bytes; a window is one piece of the runs of some owners, who
+ * take turns: of every `turns`-th owner. The domain of one rank is that rank reading for itself; of
+ * all ranks, every byte read once per job. */
 #ifndef CKPT_LOAD_PLAN_H
 #define CKPT_LOAD_PLAN_H
 
@@ -38,6 +39,10 @@ int ckpt_roster_init(struct ckpt_roster *r, const struct ckpt_catalog *cat, uint
                      struct ckpt_err *err);
 void ckpt_roster_release(struct ckpt_roster *r);
 
+/* The uses of a tensor by a class are use[*ret_lo] .. use[return value]. */
+uint64_t ckpt_roster_uses(const struct ckpt_roster *r, uint32_t tensor, uint32_t class,
+                          uint64_t *ret_lo);
+
 struct ckpt_region {
     struct ckpt_box box;
     uint32_t tensor;
@@ -57,6 +62,7 @@ struct ckpt_plan_sizes {
     uint64_t unit;   /* bytes of a unit at most (more only where an element is larger) */
     uint64_t piece;  /* bytes that one owner reads for one window; >= unit */
     uint64_t common; /* 1: what every rank of the domain wants whole is told apart */
+    uint64_t turns;  /* owners take turns: each has a piece in every `turns`-th window; 0: as 1 */
 };
 
 struct ckpt_plan {

@@ -18,7 +18,7 @@ struct merge {
     const uint32_t *rank;  /* of the domain, by class */
     const uint32_t *first; /* those of class c: rank[first[c]] .. rank[first[c+1]] */
     uint8_t **complete;    /* per class and spec */
-    box_vec boxes;         /* of the tensor at hand, none inside another */
+    box_vec boxes;         /* of the tensor at hand */
     ckpt_regions *out;
     struct ckpt_err *err;
 };
@@ -37,13 +37,9 @@ static bool is_complete(const struct ckpt_wants *w, const struct ckpt_spec *s, c
     }
     memset(seen, 0, parts * sizeof *seen);
     for (uint32_t k = 0; k < nrank; k++) {
-        uint32_t at = ckpt_grid_find(g, rank[k]), index[CKPT_GRID_DIMS], part = 0;
-        if (at == CKPT_NONE)
+        const uint32_t part = ckpt_spec_part(w, s, rank[k]);
+        if (part == CKPT_NONE)
             continue;
-        for (uint32_t d = g->ndim; d-- > 0; at /= g->dim[d])
-            index[d] = at % g->dim[d];
-        for (uint32_t i = 0; i < s->ncut; i++)
-            part = part * g->dim[s->cut[i].axis] + index[s->cut[i].axis];
         found += !seen[part];
         seen[part] = true;
     }
@@ -60,33 +56,30 @@ static bool inside(const struct ckpt_box *a, const struct ckpt_box *b)
 
 static int add_box(struct merge *m, const struct ckpt_box *box)
 {
-    for (size_t i = 0; i < m->boxes.len; i++)
-        if (inside(box, &m->boxes.ptr[i]))
-            return 0;
-    for (size_t i = 0; i < m->boxes.len;) {
-        if (inside(&m->boxes.ptr[i], box))
-            m->boxes.ptr[i] = m->boxes.ptr[--m->boxes.len];
-        else
-            i++;
-    }
     return ckpt_vec_push(&m->boxes, *box) < 0 ? ckpt_nomem(m->err) : 0;
+}
+
+/* Is b the continuation of a along one dimension? Then a becomes both. */
+static bool grow(struct ckpt_box *a, const struct ckpt_box *b)
+{
+    uint32_t differ = 0, dim = 0;
+
+    for (uint32_t d = 0; d < b->rank; d++)
+        if (b->lo[d] != a->lo[d] || b->n[d] != a->n[d]) {
+            differ++;
+            dim = d;
+        }
+    if (differ != 1 || a->lo[dim] + a->n[dim] != b->lo[dim])
+        return false;
+    a->n[dim] += b->n[dim];
+    return true;
 }
 
 /* Grows the last box instead, where the new one is its continuation. */
 static int add_part(struct merge *m, const struct ckpt_box *box)
 {
-    struct ckpt_box *last = m->boxes.len ? &m->boxes.ptr[m->boxes.len - 1] : NULL;
-    uint32_t differ = 0, dim = 0;
-
-    for (uint32_t d = 0; last && d < box->rank; d++)
-        if (box->lo[d] != last->lo[d] || box->n[d] != last->n[d]) {
-            differ++;
-            dim = d;
-        }
-    if (last && differ == 1 && last->lo[dim] + last->n[dim] == box->lo[dim]) {
-        last->n[dim] += box->n[dim];
+    if (m->boxes.len && grow(&m->boxes.ptr[m->boxes.len - 1], box))
         return 0;
-    }
     return add_box(m, box);
 }
 
@@ -114,17 +107,6 @@ static int emit(struct merge *m, uint32_t tensor, const struct ckpt_box *box)
     struct ckpt_region r = {.tensor = tensor, .box = *box};
 
     return ckpt_vec_push(m->out, r) < 0 ? ckpt_nomem(m->err) : 0;
-}
-
-static bool any_overlap(const struct merge *m)
-{
-    struct ckpt_box x;
-
-    for (size_t i = 0; i < m->boxes.len; i++)
-        for (size_t k = 0; k < i; k++)
-            if (ckpt_box_intersect(&m->boxes.ptr[i], &m->boxes.ptr[k], &x))
-                return true;
-    return false;
 }
 
 static int u64_cmp(const void *a, const void *b)
@@ -198,10 +180,109 @@ static int emit_cells(struct merge *m, uint32_t tensor)
     return 0;
 }
 
+/* ---- boxes sorted along one dimension: only those that reach into each other there are compared
+ */
+
+static int along_cmp(const void *pa, const void *pb, void *dimension)
+{
+    const struct ckpt_box *a = pa, *b = pb;
+    const uint32_t first = *(const uint32_t *)dimension;
+
+    if (a->lo[first] != b->lo[first])
+        return a->lo[first] < b->lo[first] ? -1 : 1;
+    if (a->n[first] != b->n[first])
+        return a->n[first] > b->n[first] ? -1 : 1; /* the larger one first */
+    for (uint32_t d = 0; d < a->rank; d++)
+        if (a->lo[d] != b->lo[d])
+            return a->lo[d] < b->lo[d] ? -1 : 1;
+    for (uint32_t d = 0; d < a->rank; d++)
+        if (a->n[d] != b->n[d])
+            return a->n[d] > b->n[d] ? -1 : 1;
+    return 0;
+}
+
+/* The dimension along which most boxes begin where no other does; its edges go to `edge`. */
+static uint32_t most_divided(const struct merge *m, uint64_t *edge)
+{
+    uint32_t best = 0;
+    size_t most = 0;
+
+    for (uint32_t d = 0; d < m->boxes.ptr[0].rank; d++) {
+        const size_t n = edges_of(m, d, edge);
+        if (n > most) {
+            most = n;
+            best = d;
+        }
+    }
+    return best;
+}
+
+/* Leave out boxes inside others. *ret_overlap: some of the rest overlap. */
+static void sweep(struct merge *m, uint32_t dim, uint32_t *active, bool *ret_overlap)
+{
+    struct ckpt_box *box = m->boxes.ptr, both;
+    size_t nactive = 0, out = 0;
+
+    *ret_overlap = false;
+    for (size_t i = 0; i < m->boxes.len; i++) {
+        bool in = false, over = false;
+        size_t still = 0;
+        for (size_t k = 0; k < nactive; k++) {
+            const struct ckpt_box *a = &box[active[k]];
+            if (a->lo[dim] + a->n[dim] <= box[i].lo[dim])
+                continue; /* and so for all that follow */
+            active[still++] = active[k];
+            in |= inside(&box[i], a);
+            over |= ckpt_box_intersect(&box[i], a, &both);
+        }
+        nactive = still;
+        if (in)
+            continue;
+        *ret_overlap |= over;
+        box[out] = box[i];
+        active[nactive++] = (uint32_t)out++;
+    }
+    m->boxes.len = out;
+}
+
+/* Disjoint boxes that continue each other become one. */
+static void join(struct merge *m)
+{
+    size_t out = 0;
+
+    for (size_t i = 1; i < m->boxes.len; i++)
+        if (!grow(&m->boxes.ptr[out], &m->boxes.ptr[i]))
+            m->boxes.ptr[++out] = m->boxes.ptr[i];
+    m->boxes.len = out + 1;
+}
+
+/* Sort them, leave out what is inside others, and join what is left. */
+static int tidy(struct merge *m, bool *ret_overlap)
+{
+    const size_t n = m->boxes.len;
+    ckpt_cleanup(ckpt_freep) uint64_t *edge = malloc(2 * n * sizeof *edge);
+    ckpt_cleanup(ckpt_freep) uint32_t *active = malloc(n * sizeof *active);
+
+    if (!edge || !active)
+        return ckpt_nomem(m->err);
+    if (m->boxes.ptr[0].rank == 0) { /* a scalar is one box, however often it is wanted */
+        m->boxes.len = 1;
+        return 0;
+    }
+    uint32_t dim = most_divided(m, edge);
+    qsort_r(m->boxes.ptr, n, sizeof *m->boxes.ptr, along_cmp, &dim);
+    sweep(m, dim, active, ret_overlap);
+    if (!*ret_overlap)
+        join(m);
+    return 0;
+}
+
 static int regions_of_tensor(struct merge *m, uint32_t tensor)
 {
     const struct ckpt_roster *r = m->roster;
     const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
+
+    bool overlap = false;
 
     m->boxes.len = 0;
     if (t->numel == 0)
@@ -209,7 +290,9 @@ static int regions_of_tensor(struct merge *m, uint32_t tensor)
     for (uint64_t i = r->first[tensor]; i < r->first[tensor + 1]; i++)
         if (collect(m, t, &r->use[i]) < 0)
             return -1;
-    if (m->boxes.len > 1 && any_overlap(m))
+    if (m->boxes.len > 1 && tidy(m, &overlap) < 0)
+        return -1;
+    if (overlap)
         return emit_cells(m, tensor);
     for (size_t i = 0; i < m->boxes.len; i++)
         if (emit(m, tensor, &m->boxes.ptr[i]) < 0)

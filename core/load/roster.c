@@ -47,3 +47,25 @@ int ckpt_roster_init(struct ckpt_roster *r, const struct ckpt_catalog *cat, uint
             r->use[next[table[c].entries.ptr[e].tensor]++] = (struct ckpt_use){c, (uint32_t)e};
     return 0;
 }
+
+/* The first use of a tensor that is not by a class below this one. */
+static uint64_t first_use(const struct ckpt_roster *r, uint32_t tensor, uint32_t class)
+{
+    uint64_t a = r->first[tensor], b = r->first[tensor + 1];
+
+    while (a < b) {
+        const uint64_t mid = a + (b - a) / 2;
+        if (r->use[mid].class < class)
+            a = mid + 1;
+        else
+            b = mid;
+    }
+    return a;
+}
+
+uint64_t ckpt_roster_uses(const struct ckpt_roster *r, uint32_t tensor, uint32_t class,
+                          uint64_t *ret_lo)
+{
+    *ret_lo = first_use(r, tensor, class);
+    return first_use(r, tensor, class + 1);
+}

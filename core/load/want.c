@@ -32,10 +32,24 @@ static bool same_grid(const struct ckpt_grid *g, uint32_t ndim, const uint32_t *
            memcmp(g->rank, rank, nrank * sizeof *rank) == 0;
 }
 
+/* Are the ranks runs of the same length, the same step apart? Then nobody need look for one. */
+static void find_runs(struct ckpt_grid *g)
+{
+    uint32_t run = 1;
+
+    while (run < g->nrank && g->rank[run] == g->rank[0] + run)
+        run++;
+    g->run = run;
+    g->step = run < g->nrank ? g->rank[run] - g->rank[0] : run;
+    for (uint32_t i = 0; i < g->nrank && g->run; i++)
+        if (g->step < run || g->rank[i] != g->rank[0] + (uint64_t)(i / run) * g->step + i % run)
+            g->run = 0;
+}
+
 uint32_t ckpt_wants_grid(struct ckpt_wants *w, uint32_t ndim, const uint32_t *dim,
                          const uint32_t *rank, struct ckpt_err *err)
 {
-    struct ckpt_grid g = {.ndim = ndim, .nrank = 1, .plain = true};
+    struct ckpt_grid g = {.ndim = ndim, .nrank = 1};
 
     for (uint32_t d = 0; d < ndim; d++) {
         g.dim[d] = dim[d];
@@ -47,8 +61,7 @@ uint32_t ckpt_wants_grid(struct ckpt_wants *w, uint32_t ndim, const uint32_t *di
     if (!(g.rank = malloc((g.nrank + !g.nrank) * sizeof *rank)))
         return (void)ckpt_nomem(err), CKPT_NONE;
     memcpy(g.rank, rank, g.nrank * sizeof *rank);
-    for (uint32_t i = 1; i < g.nrank; i++)
-        g.plain &= rank[i] == rank[0] + i;
+    find_runs(&g);
     if (ckpt_vec_push(&w->grids, g) < 0) {
         free(g.rank);
         return (void)ckpt_nomem(err), CKPT_NONE;
@@ -93,12 +106,30 @@ int ckpt_wants_add(struct ckpt_wants *w, uint32_t tensor, uint32_t spec, const s
 
 uint32_t ckpt_grid_find(const struct ckpt_grid *g, uint32_t rank)
 {
-    if (g->plain)
-        return rank >= g->rank[0] && rank - g->rank[0] < g->nrank ? rank - g->rank[0] : CKPT_NONE;
+    if (g->run) {
+        const uint64_t off = (uint64_t)rank - g->rank[0];
+        const uint64_t at = off / g->step * g->run + off % g->step;
+        return rank >= g->rank[0] && off % g->step < g->run && at < g->nrank ? (uint32_t)at
+                                                                             : CKPT_NONE;
+    }
     for (uint32_t i = 0; i < g->nrank; i++)
         if (g->rank[i] == rank)
             return i;
     return CKPT_NONE;
+}
+
+uint32_t ckpt_spec_part(const struct ckpt_wants *w, const struct ckpt_spec *s, uint32_t rank)
+{
+    const struct ckpt_grid *g = &w->grids.ptr[s->grid];
+    uint32_t at = ckpt_grid_find(g, rank), index[CKPT_GRID_DIMS], part = 0;
+
+    if (at == CKPT_NONE)
+        return CKPT_NONE;
+    for (uint32_t d = g->ndim; d-- > 0; at /= g->dim[d])
+        index[d] = at % g->dim[d];
+    for (uint32_t i = 0; i < s->ncut; i++)
+        part = part * g->dim[s->cut[i].axis] + index[s->cut[i].axis];
+    return part;
 }
 
 static void cut_box(struct ckpt_box *box, uint32_t dim, uint32_t parts, uint32_t index)

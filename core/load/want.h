@@ -21,7 +21,7 @@ struct ckpt_grid {
     uint32_t ndim, nrank;
     uint32_t dim[CKPT_GRID_DIMS];
     uint32_t *rank;
-    bool plain; /* rank[i] == rank[0] + i */
+    uint32_t run, step; /* rank[i] == rank[0] + i / run * step + i % run; run 0: it is not so */
 };
 
 /* Divide tensor dimension `dim` of what the cuts before left into torch.chunk's pieces, one for
@@ -59,6 +59,10 @@ int ckpt_wants_add(struct ckpt_wants *w, uint32_t tensor, uint32_t spec, const s
 
 /* Where a rank stands in a grid; CKPT_NONE if it is not in it. */
 uint32_t ckpt_grid_find(const struct ckpt_grid *g, uint32_t rank);
+
+/* Which of the parts that a spec makes is a rank's, counted row-major by its cuts; CKPT_NONE if the
+ * rank is not in its grid. Ranks of one part have the same box of every tensor. */
+uint32_t ckpt_spec_part(const struct ckpt_wants *w, const struct ckpt_spec *s, uint32_t rank);
 
 /* The box of entry e for a rank, given the tensor's shape. False if it is empty. */
 bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,

@@ -84,7 +84,64 @@ static bool same_box(const struct ckpt_part *a, const struct ckpt_part *b)
            memcmp(a->box.n, b->box.n, a->box.rank * sizeof *a->box.n) == 0;
 }
 
-/* twin[i]: the first part with the same box, for parts that travel alone. */
+struct pack {
+    XXH128_hash_t parts;
+    uint32_t lo;
+};
+
+static int pack_cmp(const void *pa, const void *pb)
+{
+    const struct pack *a = pa, *b = pb;
+    const int c = XXH128_cmp(&a->parts, &b->parts);
+
+    return c ? c : (a->lo > b->lo) - (a->lo < b->lo);
+}
+
+/* The small parts of the peer whose parts begin at *lo, which moves to the next peer's. */
+static void hash_pack(const ckpt_parts *parts, const struct ckpt_engine_mode *mode,
+                      XXH3_state_t *state, size_t *lo, struct pack *ret)
+{
+    const uint32_t peer = parts->ptr[*lo].peer;
+
+    ret->lo = (uint32_t)*lo;
+    (void)XXH3_128bits_reset(state);
+    for (; *lo < parts->len && parts->ptr[*lo].peer == peer; ++*lo) {
+        const struct ckpt_part *p = &parts->ptr[*lo];
+        if (ckpt_part_alone(mode, p))
+            continue;
+        (void)XXH3_128bits_update(state, &p->unit, sizeof p->unit);
+        (void)XXH3_128bits_update(state, p->box.lo, p->box.rank * sizeof *p->box.lo);
+        (void)XXH3_128bits_update(state, p->box.n, p->box.rank * sizeof *p->box.n);
+    }
+    ret->parts = XXH3_128bits_digest(state);
+}
+
+/* Replicas get the same small parts: packed once. twin[lo]: where the first peer's parts begin
+ * whose pack is the same, for each peer's first part. */
+static int find_equal_packs(const ckpt_parts *parts, const struct ckpt_engine_mode *mode,
+                            uint32_t *twin, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct pack *pack = malloc((parts->len + 1) * sizeof *pack);
+    XXH3_state_t *state = XXH3_createState();
+    size_t n = 0, lo = 0;
+
+    if (!pack || !state) {
+        (void)XXH3_freeState(state);
+        return ckpt_nomem(err);
+    }
+    while (lo < parts->len)
+        hash_pack(parts, mode, state, &lo, &pack[n++]);
+    (void)XXH3_freeState(state);
+    qsort(pack, n, sizeof *pack, pack_cmp);
+    for (size_t i = 0; i < n; i++)
+        twin[pack[i].lo] = i > 0 && XXH128_isEqual(pack[i - 1].parts, pack[i].parts)
+                               ? twin[pack[i - 1].lo]
+                               : pack[i].lo;
+    return 0;
+}
+
+/* twin[i]: the first part with the same box, for parts that travel alone; twin[parts->len + lo]: as
+ * find_equal_packs says. */
 static int find_twins(const ckpt_parts *parts, const struct ckpt_engine_mode *mode, uint32_t *twin,
                       struct ckpt_err *err)
 {
@@ -102,7 +159,7 @@ static int find_twins(const ckpt_parts *parts, const struct ckpt_engine_mode *mo
         uint32_t at = (uint32_t)(order[i] - parts->ptr);
         twin[at] = i > 0 && same_box(order[i - 1], order[i]) ? twin[order[i - 1] - parts->ptr] : at;
     }
-    return 0;
+    return find_equal_packs(parts, mode, twin + parts->len, err);
 }
 
 /* Is the part one run of its unit's memory? Then that, else NULL. */
@@ -128,8 +185,9 @@ static int stage_message(void *ctx, const struct ckpt_message *m)
 {
     struct stager *s = ctx;
 
-    if (m->is_pack || s->verify ||
-        (s->twin[m->first] == m->first && !run_of(s->plan, &s->parts->ptr[m->first], s)))
+    if (m->is_pack ? s->twin[s->parts->len + m->first] == m->first
+                   : s->verify || (s->twin[m->first] == m->first &&
+                                   !run_of(s->plan, &s->parts->ptr[m->first], s)))
         s->bytes += aligned(m->xfer.len);
     return 0;
 }
@@ -188,7 +246,7 @@ static int measure_sends(struct measure *m, uint32_t lo, uint32_t hi, uint64_t *
         return 0;
     if (ckpt_plan_sends(m->plan, m->self, lo, hi, &m->parts, err) < 0)
         return -1;
-    if (ckpt_vec_reserve(&m->twin, m->parts.len + 1) < 0)
+    if (ckpt_vec_reserve(&m->twin, 2 * m->parts.len + 1) < 0)
         return ckpt_nomem(err);
     if (find_twins(&m->parts, m->mode, m->twin.ptr, err) < 0)
         return -1;
@@ -305,7 +363,7 @@ struct poster {
     struct ckpt_engine *e;
     struct ckpt_slot *s;
     const uint32_t *twin;
-    const void **data;          /* per part that travels alone: where it is */
+    const void **data;          /* per part that travels alone, then per pack: where it is */
     const unsigned char *read;  /* where units are gathered from: on the host, unless the device */
     unsigned char *to;          /* does it; stage or receive */
     struct ckpt_copies *copies; /* NULL: gathered at once */
@@ -409,6 +467,14 @@ static int prepare_send(void *ctx, const struct ckpt_message *m)
         }
         p->data[m->first] = to;
     }
+    if (m->is_pack) {
+        const size_t pack = s->sends.len + m->first, twin = s->sends.len + p->twin[pack];
+        if (twin != pack) {
+            out->xfer.buf = (void *)(uintptr_t)p->data[twin];
+            return 0;
+        }
+        p->data[pack] = to;
+    }
     for (uint32_t i = 0; i < m->n; i++) {
         if (m->is_pack && ckpt_part_alone(mode, &part[i]))
             continue;
@@ -437,8 +503,8 @@ int ckpt_slot_sends(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err 
     s->sends.len = 0;
     if (ckpt_plan_sends(e->plan, e->self, s->lo, s->hi, &s->sends, err) < 0)
         return -1;
-    ckpt_cleanup(ckpt_freep) uint32_t *twin = malloc((s->sends.len + 1) * sizeof *twin);
-    ckpt_cleanup(ckpt_freep) const void **data = malloc((s->sends.len + 1) * sizeof *data);
+    ckpt_cleanup(ckpt_freep) uint32_t *twin = malloc((2 * s->sends.len + 1) * sizeof *twin);
+    ckpt_cleanup(ckpt_freep) const void **data = malloc((2 * s->sends.len + 1) * sizeof *data);
     (void)each_message(s->sends.ptr, s->sends.len, &e->opt.mode, count_message, &t);
     s->out = calloc(t.n + 1, sizeof *s->out);
     if (!twin || !data || !s->out)

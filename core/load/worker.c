@@ -345,7 +345,7 @@ static bool read_direct(struct job *j)
     struct ckpt_err ignored = {0};
     bool good = true;
 
-    if (e->plan->nowner > 1 || e->device || e->opt.uring || !is_cached(j))
+    if (e->plan->nowner > 1 || e->device || !is_cached(j))
         return false;
     for (uint32_t i = 0; i < n && good; i++) {
         good = direct_place(e, j->lo + i, &j->read[i], &parts, &ignored);

@@ -108,7 +108,7 @@ enum ckpt_readers {
     CKPT_READERS_EACH, /* every rank for itself */
 };
 
-/* Bytes a second; 0: measured or assumed. */
+/* Bytes a second; 0: assumed. */
 struct ckpt_rates {
     double node_storage;   /* one node, reading from storage */
     double shared_storage; /* all nodes together, where they share it */
@@ -121,13 +121,6 @@ struct ckpt_rates {
 /* Reads past the page cache (O_DIRECT), which spare a copy and leave the cache to others: large
  * ones of what is not in it, where no other rank of the node wants the same bytes from it. */
 enum ckpt_load_direct { CKPT_LOAD_DIRECT_AUTO, CKPT_LOAD_DIRECT_NEVER, CKPT_LOAD_DIRECT_ALWAYS };
-
-/* How threads read: by a system call each, or each with many reads in flight by io_uring
- * (UNSUPPORTED if a rank's build or kernel has none). AUTO is THREADS: where it was measured (a
- * virtual disk of about 1 GB/s, 2 processors, Linux 6.18; tests/bench/bench_load.py --io) rings
- * took 0.8 to 1.1 of their time for cold files, both at the disk's own rate, and 1.0 to 1.7 for
- * cached ones, which threads can read straight into their destinations. */
-enum ckpt_load_io { CKPT_LOAD_IO_AUTO, CKPT_LOAD_IO_THREADS, CKPT_LOAD_IO_URING };
 
 struct ckpt_load_options {
     size_t size; /* sizeof (struct ckpt_load_options): what the caller knows of */
@@ -143,7 +136,6 @@ struct ckpt_load_options {
     bool verify;                  /* XXH3 of what was sent against what was received */
     struct ckpt_rates rates;
     enum ckpt_load_direct direct;
-    enum ckpt_load_io io;
 };
 
 /* ---- a load ---- */
@@ -291,12 +283,7 @@ CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_
 /* What the plan decided: "each", "node" or "once". Static. */
 CKPT_PUBLIC const char *ckpt_load_readers(const struct ckpt_load *load);
 
-/* How storage is read: "threads" or "uring". Static; known after planning. */
-CKPT_PUBLIC const char *ckpt_load_io(const struct ckpt_load *load);
-
-/* The rates that it was decided by: given, measured (where machines want the same bytes, or devices
- * do and more than half a second hangs on it, and options.readers leaves the choice), or assumed.
- * shared_storage is 0 if it was not given. */
+/* The rates that it was decided by: given or assumed. shared_storage is 0 if it was not given. */
 CKPT_PUBLIC void ckpt_load_rates(const struct ckpt_load *load, struct ckpt_rates *ret);
 
 /* ---- one box, at once ---- */

@@ -7,7 +7,7 @@ usage: tests/bench/bench_limited.py [--build build/release] [--dir SCRATCH] [--n
 Every "node" is one rank with a copy of the checkpoint of its own (page caches are not shared) in a control group of its own, whose reads
 of the disk are limited to so many MB/s (blkio of version 1, io.max of version 2). Before each load all copies are evicted from the page
 cache, which is checked. Printed: seconds of the load, what the control groups saw of the disk over the unique bytes, and what the model
-says from the rates that the load had: given (--rates), or measured by itself (auto).
+says from the rates that the load had: given (--rates), or assumed (auto).
 """
 
 import argparse

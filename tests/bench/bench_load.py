@@ -3,13 +3,13 @@
 """Loading tensor-parallel slices of one model into N ranks: ckptfs beside its peers, in one run, rounds interleaved.
 
 usage: tests/bench/bench_load.py [--build build/release] [--dir SCRATCH] [--layers 8] [--ranks 2,4] [--rounds 5] [--cold] [METHOD...]
-       tests/bench/bench_load.py --io threads,uring [--threads 1,2,4] [--readers once] [--cold] ...     ways to read, and how many threads
+       tests/bench/bench_load.py --threads 1,2,4 [--readers once] [--cold] ...     how many threads read
 
 Needs an interpreter with torch and safetensors; accelerate, fastsafetensors and runai-model-streamer are compared if they can be
 imported (--peers names a folder of packages installed with `pip install --no-deps --target`). Ranks are forked from one process that has
 imported everything; every method fills memory that nobody has touched before, on CPU, with gloo. Times are from a barrier to the last
 rank's end; the order of the methods rotates from round to round. The files are in the page cache (--cold: in none, which is checked).
-`read` is what went through read(2) and its kin, of the model's size (neither mmap nor io_uring counts there).
+`read` is what went through read(2) and its kin, of the model's size (mmap does not count there).
 
 The floors: `floor read`, every byte read once by somebody into a buffer that is used again; `floor slices`, every rank preads its
 slices into fresh memory, as rows where they are columns; `floor touch`, fresh memory of that size is written once.
@@ -327,9 +327,9 @@ METHODS = {
 }
 
 
-def io_methods(ways, threads, readers):
-    """ckptfs with each way to read and each number of threads (0: its own choice)."""
-    return {f"{io} {t or 'auto'}": ckptfs_method(readers=readers, load_options={"io": io, "threads": t}) for io in ways for t in threads}
+def thread_methods(threads, readers):
+    """ckptfs with each number of threads (0: its own choice)."""
+    return {f"threads {t or 'auto'}": ckptfs_method(readers=readers, load_options={"threads": t}) for t in threads}
 
 
 NEEDS = {"accelerate fsdp2": "accelerate", "fastsafetensors": "fastsafetensors", "runai": "runai_model_streamer"}
@@ -549,14 +549,13 @@ def main():
     p.add_argument("--ranks", default="2,4")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--cold", action="store_true")
-    p.add_argument("--io", help="threads,uring")
-    p.add_argument("--threads", default="0", help="with --io: 1,2,4")
-    p.add_argument("--readers", default="auto", help="with --io")
+    p.add_argument("--threads", help="1,2,4; 0: its own choice")
+    p.add_argument("--readers", default="auto", help="with --threads")
     p.add_argument("methods", nargs="*", metavar="METHOD", help=", ".join(METHODS))
     a = p.parse_args()
-    if a.io:
-        METHODS.update(io_methods(a.io.split(","), [int(t) for t in a.threads.split(",")], a.readers))
-        a.methods = a.methods or list(METHODS)[-len(a.io.split(",")) * len(a.threads.split(",")):] + ["floor read"]
+    if a.threads:
+        METHODS.update(thread_methods([int(t) for t in a.threads.split(",")], a.readers))
+        a.methods = a.methods or list(METHODS)[-len(a.threads.split(",")):] + ["floor read"]
     unknown = [m for m in a.methods if m not in METHODS]
     if unknown:
         p.error(f"no such method: {unknown[0]}; there are {', '.join(METHODS)}")

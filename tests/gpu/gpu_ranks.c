@@ -526,7 +526,6 @@ static void parse_job(char *text, struct job *j)
     j->opt.read_timeout_ms = faults_timeout();
     j->opt.exchange_timeout_ms = faults_timeout() * 2;
     j->opt.verify = getenv("LOAD_VERIFY") != NULL;
-    j->opt.rates.page_cache = number_of("LOAD_PAGE_CACHE", 0);
     for (int i = 0; i < 4; i++)
         if (strcmp(readers, name[i]) == 0)
             j->opt.readers = (enum ckpt_readers)i;

@@ -23,7 +23,6 @@ PLACES = [
     (r"fuse.*\.h|fuse3/.*", r"fs/.*"),
     (r"yaml\.h", r"core/container/yaml\.c"),
     (r"pcre2.*\.h", r"core/base/regex\.c"),
-    (r"liburing\.h", r"core/io/uring\.c"),
     (r"mpi\.h", r"core/load/xport_mpi\.c|include/ckptfs/load_mpi\.h"),
     (r"nccl\.h", r"core/load/(xport_nccl|cuda)\.c|include/ckptfs/load_nccl\.h"),
     (r"(cuda|cuda_runtime|cuda_runtime_api)\.h", r"core/load/(xport_nccl|cuda)\.c|core/load/cuda\.h|include/ckptfs/load_nccl\.h"),

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Faults of one rank: its files are below a folder whose name contains "rank<N>", and reads of them
- * go wrong (the program is linked with --wrap=pread, preadv, and
- * io_uring_submit_and_wait).
+ * go wrong (the program is linked with --wrap=pread and preadv).
  *
  *     eio@N   short@N   delay@N:MS   hang@N    once@N: eio, but only the first read
  *     lost@N: eio for one file of rank N, which hangs for rank N + 1

@@ -23,7 +23,7 @@
 #include "random_wants.h"
 #include "tensor/dtype.h"
 
-enum { MOST_RANKS = 64, MOST_RUNS = 64 };
+enum { MOST_RANKS = 1024, MOST_RUNS = 64 };
 
 struct job {
     const char *layout;
@@ -293,7 +293,6 @@ static void parse_job(char *text, struct job *j)
     j->opt.verify = getenv("LOAD_VERIFY") != NULL;
     j->opt.threads = getenv("LOAD_THREADS") ? (uint32_t)atoi(getenv("LOAD_THREADS")) : 0;
     j->opt.direct = getenv("LOAD_DIRECT") ? CKPT_LOAD_DIRECT_ALWAYS : CKPT_LOAD_DIRECT_AUTO;
-    j->opt.io = getenv("LOAD_URING") ? CKPT_LOAD_IO_URING : CKPT_LOAD_IO_AUTO;
     for (int i = 0; i < 4; i++)
         if (strcmp(readers + 1, name[i]) == 0)
             j->opt.readers = (enum ckpt_readers)i;

@@ -43,7 +43,7 @@ def generate(folder):
 def traced(top, name, ranks, args):
     """Run the ranks under strace; the program's JSON, and the text of all traces."""
     out = os.path.join(top, name)
-    strace = ["strace", "-f", "-y", "-o", out + ".$RANK", "-e", "trace=read,pread64,preadv,preadv2,fcntl,io_uring_enter", CKPT_LOAD, "load", *args, "--json"]
+    strace = ["strace", "-f", "-y", "-o", out + ".$RANK", "-e", "trace=read,pread64,preadv,preadv2,fcntl", CKPT_LOAD, "load", *args, "--json"]
     shell = "exec " + " ".join(strace)
     if shutil.which("mpirun"):
         command = ["mpirun", "-n", str(ranks), "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1",
@@ -100,7 +100,7 @@ def descriptors(lines):
 def cold(top, run, data):
     """What is not in the page cache is not brought there either, where one rank reads it once."""
     evict(run)
-    got, lines = traced(top, "cold", 1, [run, "--layout", "dp=1", "--io", "threads"])
+    got, lines = traced(top, "cold", 1, [run, "--layout", "dp=1"])
     direct, past, all_bytes = descriptors(lines), 0, 0
     for rank, fd, _, n in shard_reads(lines, data):
         all_bytes += n
@@ -108,25 +108,6 @@ def cold(top, run, data):
     if direct:
         check(past > 0.9 * all_bytes, "of", all_bytes, "cold bytes", past, "were read past the page cache")
         print(f"ok   {past / all_bytes:.2f} of cold files is read past the page cache")
-
-
-def through_rings(top, run, data):
-    """strace does not see what a ring reads: that nothing else reads tensors, it does. How much was read the statistics say, and --verify that it
-    was the right thing."""
-    args = [run, "--layout", "tp=2,dp=2", "--readers", "once", "--io", "uring", "--direct"]
-    if subprocess.run([CKPT_LOAD, "load", run, "--layout", "dp=1", "--io", "uring"], capture_output=True).returncode != 0:
-        print("     no io_uring here")
-        return False
-    for direct in ("always", "never"):
-        got, lines = traced(top, "uring", 4, [*args, direct])
-        seen = list(shard_reads(lines, data))
-        check(not seen, "with --io uring, system calls read:", seen[:3])
-        check(any("io_uring_enter(" in line for _, line in lines), "nothing was read by io_uring")
-        check(got["io"] == "uring" and got["unique_bytes"] <= got["read_bytes"] <= 1.05 * got["unique_bytes"], got)
-        got, _ = traced(top, "uring", 4, [*args, direct, "--verify"])
-        check(got["verified"], got)
-    print("ok   with --io uring, all tensors are read by it")
-    return True
 
 
 def evict(run):
@@ -152,10 +133,10 @@ def peak(run, *args, layout="dp=1", cold=False, budget=BUDGET):
     return usage.ru_maxrss * 1024
 
 
-def memory(run, rings):
+def memory(run):
     """What is in the page cache goes straight to its destination: that takes no memory. All else stays within the budget."""
     least = peak(run, "--direct", "never")
-    for args in (["--direct", direct, "--io", io] for direct in ("never", "always") for io in (["threads", "uring"] if rings else ["threads"])):
+    for args in (["--direct", direct] for direct in ("never", "always")):
         took = peak(run, *args, cold=True) - least
         check(took <= BUDGET + (2 << 20), *args, "takes", took, "bytes, more than --host-bytes", BUDGET)
         print(f"ok   {took / BUDGET:.2f} of the budget is taken with {' '.join(args)}")
@@ -193,8 +174,7 @@ def main():
             print("     this file system has no O_DIRECT")
         print(f"ok   direct reads are aligned ({len(direct)} descriptors)")
         cold(top, run, data)
-        rings = through_rings(top, run, data)
-        memory(run, rings)
+        memory(run)
 
 
 main()

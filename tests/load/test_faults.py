@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes wrong on one rank is the same error on all, with rank, file and offset, before the deadline; nobody hangs."""
 
-import ctypes
-import errno
 import json
 import math
 import os
@@ -364,66 +362,16 @@ def too_few_descriptors(top):
         assert status == 1 and re.search(rf"28 connections are needed .* no more than {FILES} ", err), (status, err)
 
 
-def refuse_rings():
-    """As the profiles of containers do: io_uring_setup(2) fails with EPERM from now on, in this process and its children."""
-    load, jump, allow, deny = (0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050000 | errno.EPERM)
-    program = b"".join(struct.pack("HBBI", *op) for op in (load, jump, deny, allow))
-    filters = ctypes.create_string_buffer(program, len(program))
-    fprog = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(filters)))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, fprog, 0, 0):  # PR_SET_NO_NEW_PRIVS; PR_SET_SECCOMP, SECCOMP_MODE_FILTER
-        raise OSError(ctypes.get_errno(), "prctl")
-
-
-def a_kernel_that_refuses_rings(top):
-    runs, errors = copies(top, 2), set()
-    for io in ("uring", "auto"):
-        done = finish(start(runs, "fsdp=2", "--io", io, "--json", "--verify", preexec=(None, refuse_rings)))
-        if io == "auto":
-            assert all(status == 0 for _, status in done) and json.loads(done[0][0][0].splitlines()[-1])["io"] == "threads", done
-            continue
-        for (_, err), status in done:
-            assert status == 1, done
-            errors.add(err.split(": ", 1)[1])
-        told = ("rank 1: io=uring: the kernel refuses io_uring_setup: Operation not permitted\n", "rank 0: io=uring: this build has no liburing\n")
-        assert len(errors) == 1 and list(errors)[0] in told, done
-
-
-def which_way_it_was_read_is_told(top):
-    run = copies(top, 1)
-    for io in ("uring", "threads"):
-        (out, err), status = finish(start(run, "dp=1", "--io", io, "--json"))[0]
-        assert status == 0 and json.loads(out.splitlines()[-1])["io"] == io, (out, err)
-    (_, err), status = finish(start(run, "dp=1", "--io", "aio"))[0]
-    assert status == 2 and "--io aio: expected threads, uring or auto" in err, err
-
-
-def rates_are_measured_where_they_decide(top):
+def rates_decide_who_reads(top):
+    """Those that are given; the others are assumed, and none is measured."""
     runs = copies(top, 2)
-    for far in (False, True):
-        out = finish(start(runs, "dp=2", "--json", "--verify", far=far))
+    assumed = {"node_storage": 2e9, "page_cache": 8e9, "copy": 8e9, "local_link": 2e9, "network": 3e9}
+    for far, given, decided in ((False, {}, "each"), (False, {"page_cache": 1e3, "local_link": 1e12}, "once"), (True, {"network": 1e3}, "each")):
+        rates = [*("--rates", ",".join(f"{k}={v:.0f}" for k, v in given.items()))] if given else []
+        out = finish(start(runs, "dp=2", "--json", "--verify", *rates, far=far))
         assert all(status == 0 for _, status in out), out
         got = json.loads(out[0][0][0].splitlines()[-1])
-        measured = [k for k, assumed in (("copy", 8e9), ("network", 3e9)) if got["rates"][k] != assumed]
-        assert got["rates"]["copy"] > 0 and measured == (["copy", "network"] if far else []), got
-        assert far or got["readers"] == "each", got
-    (out, _), status = finish(start(runs, "dp=2", "--json", "--rates", "network=1e12,page_cache=1e6,copy=1e12", far=True))[0]
-    got = json.loads(out.splitlines()[-1])
-    assert status == 0 and got["rates"]["network"] == 1e12 and got["rates"]["page_cache"] == 1e6, got
-
-
-def rings(run):
-    """Can the loader have rings here?"""
-    done = subprocess.run([CKPT, "load", run, "--layout", "dp=1", "--io", "uring"], capture_output=True, text=True)
-    assert done.returncode == 0 or "io=uring: " in done.stderr, done
-    return done.returncode == 0
-
-
-def by_ring(test):
-    def run(runs):
-        test(runs, LOAD_URING="1")
-    run.__name__ = test.__name__ + "_by_io_uring"
-    return run
+        assert got["readers"] == decided and got["rates"] == {**assumed, "shared_storage": 0, **given}, (given, got)
 
 
 def main():
@@ -431,18 +379,12 @@ def main():
         runs = copies(os.path.join(top, "shared"), 4)
         tests = [(reads_are_tried_by_another, runs), (errors_reach_all, runs), (slow_reads_end_in_time, runs), (budgets, runs),
                  (a_read_of_the_page_cache_that_waits_all_the_same, runs), (a_read_for_another_rank_that_hangs, runs)]
-        if rings(runs[0]):
-            tests += [(by_ring(test), arg) for test, arg in tests[:4]]
-            tests.append((which_way_it_was_read_is_told, os.path.join(top, "told")))
-        else:
-            print("     no io_uring here")
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank,
              a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
              a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, ranks_that_see_other_steps, steps_opened_by_hand,
              a_step_that_is_saved_anew_while_ranks_open_it, statistics, jobs_with_neighbouring_ports_do_not_meet,
-             what_repeats_the_greeting_is_no_rank, too_few_descriptors, a_kernel_that_refuses_rings,
-             rates_are_measured_where_they_decide)]
+             what_repeats_the_greeting_is_no_rank, too_few_descriptors, rates_decide_who_reads)]
         run([(t.__name__, lambda t=t, arg=arg: t(arg)) for t, arg in tests])
 
 

@@ -53,10 +53,6 @@ def check(name, path, options):
         jobs += [f"fsdp={n}:{n}:{'each' if n % 2 else 'once'}", f"random:{n}:once", f"random:{n}:{'once' if n % 2 else 'each'}:{1 << 20}"]
     result = run(path, options, jobs)
     problems = [line for line in result.stdout.splitlines() if "rank" in line] + ([result.stderr] if result.returncode not in (0, 1) else [])
-    for n in (1, 3, 8) if RINGS else ():
-        result = run(path, options, [f"random:{n}:once", f"random:{n}:each:{1 << 20}", f"fsdp={n}:{n}:each"], LOAD_URING="1", LOAD_DIRECT="1")
-        if result.returncode:
-            problems.append(f"io_uring: {result.stdout} {result.stderr}")
     divided = 0
     for n, layouts in TP.items():
         for layout in layouts:
@@ -75,19 +71,9 @@ def check(name, path, options):
     return not problems
 
 
-def has_rings():
-    program = os.path.join(BUILD, "tests", "test_uring")
-    return subprocess.run([program, "the_end_of_a_file"], capture_output=True).returncode == 0
-
-
-RINGS = has_rings()
-
-
 def main():
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     seen, failed, closed = 0, 0, 0
-    if not RINGS:
-        print("     no io_uring here")
     for top in [os.path.join(SOURCE, "tests", "golden")] + ([FIXTURES] if os.path.isdir(FIXTURES) else []):
         for name, path, options in checkpoints(top):
             if not name.startswith(only):

@@ -220,8 +220,8 @@ TEST(source_file, reads_past_the_page_cache_give_the_same_bytes)
     unsigned char *want = malloc(LEN), *got = malloc(LEN);
 
     CHECK(want && got);
-    CHECK_OK(ckpt_bounce_init(&bounce[0], CKPT_BOUNCE_ALIGN, false, &err));
-    CHECK_OK(ckpt_bounce_init(&bounce[1], (1 << 20) + 5, false, &err));
+    CHECK_OK(ckpt_bounce_init(&bounce[0], CKPT_BOUNCE_ALIGN, &err));
+    CHECK_OK(ckpt_bounce_init(&bounce[1], (1 << 20) + 5, &err));
     begin(&f, 8);
     for (size_t i = 0; i < LEN; i++)
         want[i] = (unsigned char)(i * 2654435761u >> 13);

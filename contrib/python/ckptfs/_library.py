@@ -11,7 +11,6 @@ RANK = 12  # most dimensions
 NO_LIMIT = 0xFFFFFFFF
 CODES = ["ok", "io", "format", "unsupported", "missing", "conflict", "stale", "limit", "nomem", "usage", "timeout", "peer", "cancelled"]
 READERS = {"auto": 0, "once": 1, "node": 2, "each": 3}
-IO = {"auto": 0, "threads": 1, "uring": 2}
 
 
 class CkptError(RuntimeError):
@@ -55,7 +54,7 @@ class Rates(ctypes.Structure):
 class LoadOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("readers", c_int), ("host_bytes", c_uint64), ("device_bytes", c_uint64), ("window_bytes", c_uint64),
                 ("threads", c_uint32), ("read_timeout_ms", c_uint32), ("exchange_timeout_ms", c_uint32), ("verify", c_bool), ("rates", Rates),
-                ("direct", c_int), ("io", c_int)]
+                ("direct", c_int)]
 
 
 class Nccl(ctypes.Structure):

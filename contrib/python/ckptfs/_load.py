@@ -4,7 +4,7 @@
 import sys
 from ctypes import byref, c_size_t, c_void_p, sizeof
 
-from ._library import IO, READERS, CkptError, Dest, LoadOptions, Mesh, Place, Stats, WantInfo, library, new, u32s, u64s
+from ._library import READERS, CkptError, Dest, LoadOptions, Mesh, Place, Stats, WantInfo, library, new, u32s, u64s
 from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, overlaps, places, written
 from ._view import TORCH
 
@@ -23,10 +23,6 @@ def make_options(readers, options):
                 if not hasattr(opt.rates, rate):
                     raise ValueError(f"load_options: there is no rate {rate!r}")
                 setattr(opt.rates, rate, n)
-        elif key == "io":
-            if value not in IO:
-                raise ValueError(f"load_options: io={value!r}: expected one of {', '.join(IO)}")
-            opt.io = IO[value]
         elif key not in known:
             raise ValueError(f"load_options: there is no {key!r}")
         else:

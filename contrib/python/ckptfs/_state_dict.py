@@ -36,7 +36,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
     strict               missing or unexpected keys are an error, as in torch; another shape always is. What some rank's model has is not unexpected
     missing              "init": parameters that the checkpoint lacks are no error; they are initialised as by their classes (transformers'
                          _init_weights, or reset_parameters), alike on all ranks. None: they stay as they were, on the meta device if they were there
-    load_options         {"host_bytes": ..., "threads": ..., "verify": ..., "exchange_timeout_ms": ..., "io": "uring", "rates": {...}};
+    load_options         {"host_bytes": ..., "threads": ..., "verify": ..., "exchange_timeout_ms": ..., "rates": {...}};
                          exchange_timeout_ms is also how long to wait for ranks that do not come
     progress             True: a bar, on rank 0; or a function of (tensors that have arrived, all), called on each rank
 

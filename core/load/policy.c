@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who reads, with how many threads, in windows of what size. */
+#include "load/policy.h"
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "tensor/region.h"
+
+enum {
+    HOT_PIECE = 2 << 20, /* of what is in memory: stays in the CPU's cache */
+    MOST_THREADS = 8,
+    COLD_THREADS = 4, /* what a disk wants in flight */
+    HOT_GAP = 4096,   /* reading on in the page cache is as dear as another call */
+    LONG_RUN = 4096,  /* is read alone rather than with what lies between */
+    EXACT_RUN = 32,   /* the same where every byte is to be read once */
+};
+
+static bool is_hot(const struct ckpt_policy_input *in) { return in->cost.hot > CKPT_LOAD_HOT; }
+
+/* Ranks of a node that read for themselves may want the same bytes: the page cache reads them once.
+ */
+static enum ckpt_direct choose_direct(const struct ckpt_policy_input *in, enum ckpt_readers readers)
+{
+    if (in->opt->direct == CKPT_LOAD_DIRECT_ALWAYS)
+        return CKPT_DIRECT_ALL;
+    if (in->opt->direct == CKPT_LOAD_DIRECT_NEVER || is_hot(in) ||
+        (readers == CKPT_READERS_EACH && in->local > 1))
+        return CKPT_DIRECT_NONE;
+    return CKPT_DIRECT_COLD;
+}
+
+static uint32_t choose_threads(const struct ckpt_policy_input *in)
+{
+    const uint64_t least = is_hot(in) ? 1 : COLD_THREADS;
+    const uint64_t most = in->cost.device ? 2 * MOST_THREADS : MOST_THREADS;
+
+    if (in->opt->threads)
+        return in->opt->threads;
+    return (uint32_t)ckpt_min_u64(ckpt_max_u64(in->cpus / in->local, least), most);
+}
+
+static uint32_t domain_of(const struct ckpt_policy_input *in, enum ckpt_readers readers)
+{
+    if (readers == CKPT_READERS_EACH)
+        return 1;
+    return readers == CKPT_READERS_NODE ? in->local : in->cost.nrank;
+}
+
+int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers readers,
+                      struct ckpt_policy *ret, struct ckpt_err *err)
+{
+    struct ckpt_load_options opt = *in->opt;
+    const uint64_t aside = ckpt_load_aside(&opt);
+    const bool device = in->cost.device;
+
+    ret->readers = readers;
+    ret->ndomain = domain_of(in, readers);
+    ret->direct = choose_direct(in, readers);
+    ret->threads = choose_threads(in);
+    ckpt_load_share(aside, ret->direct != CKPT_DIRECT_NONE, is_hot(in), &ret->threads, &ret->share);
+    ret->gap = is_hot(in) ? HOT_GAP : CKPT_REGION_GAP;
+    /* what lies in holes is another unit's, read by another worker or rank */
+    ret->run = ret->ndomain > 1 ? EXACT_RUN : LONG_RUN;
+    if (opt.window_bytes == 0 && is_hot(in) && in->cost.nnode == 1 && !device)
+        opt.window_bytes = (uint64_t)ret->ndomain * HOT_PIECE;
+    if (ckpt_load_sizes(&opt, ret->ndomain, in->cost.unique, ret->threads, device, aside,
+                        &ret->sizes, &ret->slots, err) < 0)
+        return -1;
+    ret->sizes.common = device && !opt.verify && ret->ndomain == in->cost.nrank;
+    return 0;
+}
+
+bool ckpt_policy_less(enum ckpt_readers *readers)
+{
+    if (*readers == CKPT_READERS_EACH)
+        return false;
+    *readers = *readers == CKPT_READERS_ONCE ? CKPT_READERS_NODE : CKPT_READERS_EACH;
+    return true;
+}
+
+int ckpt_policy_choose(const struct ckpt_policy_input *in, struct ckpt_policy *ret,
+                       struct ckpt_err *err)
+{
+    enum ckpt_readers readers = in->opt->readers;
+    struct ckpt_err first = {0};
+
+    *ret = (struct ckpt_policy){.rates = in->opt->rates};
+    ckpt_rates_assume(&ret->rates, in->cost.device);
+    ckpt_cost_estimate(&in->cost, &ret->rates, &ret->cost);
+    if (in->cost.nrank == 1)
+        readers = CKPT_READERS_EACH;
+    if (readers != CKPT_READERS_AUTO)
+        return ckpt_policy_sizes(in, readers, ret, err);
+    readers = ckpt_cost_choose(&ret->cost);
+    do {
+        if (ckpt_policy_sizes(in, readers, ret, &first) == 0)
+            return 0;
+    } while (ckpt_policy_less(&readers));
+    return ckpt_fail(err, first.code, "%s", first.text);
+}
+
+bool ckpt_policy_shrink(struct ckpt_plan_sizes *sizes, uint32_t ndomain)
+{
+    const uint64_t turns = sizes->turns ? sizes->turns : 1;
+
+    if (turns < ndomain && sizes->piece <= CKPT_LOAD_PIECE_GOOD) {
+        sizes->turns = ckpt_min_u64(2 * turns, ndomain);
+        return true;
+    }
+    if (sizes->piece / 2 < CKPT_LOAD_PIECE_LEAST / 16)
+        return false;
+    sizes->piece /= 2;
+    sizes->unit = ckpt_min_u64(sizes->unit, sizes->piece);
+    return true;
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How many bytes a job, its nodes and its ranks want: summed up by replica group. */
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "load/load_inner.h"
+#include "load/replicas.h"
+#include "tensor/boxes.h"
+
+uint64_t ckpt_load_needed(const struct ckpt_roster *roster, uint32_t rank, uint64_t *ret_stored)
+{
+    const struct ckpt_wants *w = &roster->table[roster->class_of[rank]];
+    const struct ckpt_catalog *cat;
+    uint64_t bytes = 0, stored = 0;
+
+    for (size_t e = 0; e < w->entries.len; e++) {
+        const struct ckpt_tensor *t = &roster->cat->tensors.ptr[w->entries.ptr[e].tensor];
+        struct ckpt_box box;
+        if (!ckpt_wants_box(w, &w->entries.ptr[e], t, rank, &box))
+            continue;
+        const uint64_t numel = ckpt_box_numel(&box);
+        bytes += numel * ckpt_dtype_size(t->dtype);
+        if (ret_stored)
+            stored += numel * ckpt_dtype_size(ckpt_tensor_stored(roster->cat, t, &cat)->dtype);
+    }
+    if (ret_stored)
+        *ret_stored = stored;
+    return bytes;
+}
+
+/* Of each group: bytes that a rank of it wants, and those bytes in storage. */
+struct weight {
+    uint64_t needed, stored;
+};
+
+struct weighing {
+    const struct ckpt_roster *roster;
+    struct ckpt_replicas replicas;
+    struct weight *weight;
+    bool disjoint; /* no two groups want the same byte */
+    /* nodes whose ranks are of the same groups read the same */
+    struct {
+        XXH128_hash_t groups;
+        uint64_t unique;
+    } * known;
+    uint32_t nknown;
+};
+
+static int u32_cmp(const void *pa, const void *pb)
+{
+    const uint32_t a = *(const uint32_t *)pa, b = *(const uint32_t *)pb;
+
+    return (a > b) - (a < b);
+}
+
+/* Bytes of storage that these groups (sorted, each once) want, counted once. */
+static int unique_of(struct weighing *w, const uint32_t *group, uint32_t n, uint32_t *rank,
+                     uint64_t *ret, struct ckpt_err *err)
+{
+    const XXH128_hash_t hash = XXH3_128bits(group, n * sizeof *group);
+
+    if (w->disjoint) {
+        *ret = 0;
+        for (uint32_t i = 0; i < n; i++)
+            *ret += w->weight[group[i]].stored;
+        return 0;
+    }
+    for (uint32_t i = 0; i < w->nknown; i++)
+        if (XXH128_isEqual(w->known[i].groups, hash)) {
+            *ret = w->known[i].unique;
+            return 0;
+        }
+    for (uint32_t i = 0; i < n; i++)
+        rank[i] = w->replicas.rank[group[i]];
+    if (ckpt_plan_bytes(w->roster, rank, n, ret, err) < 0)
+        return -1;
+    w->known[w->nknown].groups = hash;
+    w->known[w->nknown++].unique = *ret;
+    return 0;
+}
+
+/* One node: its ranks' groups, group[0..n). */
+static int weigh_node(struct weighing *w, uint32_t *group, uint32_t n, uint32_t *rank,
+                      struct ckpt_cost_input *in, struct ckpt_err *err)
+{
+    uint64_t needed = 0, unique;
+    uint32_t out = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        needed += w->weight[group[i]].needed;
+    qsort(group, n, sizeof *group, u32_cmp);
+    for (uint32_t i = 0; i < n; i++)
+        if (out == 0 || group[out - 1] != group[i])
+            group[out++] = group[i];
+    if (unique_of(w, group, out, rank, &unique, err) < 0)
+        return -1;
+    in->node_needed = ckpt_max_u64(in->node_needed, needed);
+    in->node_unique = ckpt_max_u64(in->node_unique, unique);
+    in->sum_node_unique += unique;
+    return 0;
+}
+
+/* Of all nodes. first[nnode + 1], group[nrank], rank[nrank]: room for lists. */
+static int weigh_nodes(struct weighing *w, const uint32_t *node, uint32_t nnode, uint32_t *first,
+                       uint32_t *group, uint32_t *rank, struct ckpt_cost_input *in,
+                       struct ckpt_err *err)
+{
+    for (uint32_t r = 0; r < w->roster->nrank; r++)
+        first[node[r]]++;
+    for (uint32_t k = 1; k <= nnode; k++) /* ends, which become beginnings */
+        first[k] += first[k - 1];
+    for (uint32_t r = w->roster->nrank; r-- > 0;)
+        group[--first[node[r]]] = w->replicas.of[r];
+    for (uint32_t k = 0; k < nnode; k++)
+        if (weigh_node(w, group + first[k], first[k + 1] - first[k], rank, in, err) < 0)
+            return -1;
+    return 0;
+}
+
+static int weigh(struct weighing *w, const uint32_t *node, uint32_t nnode,
+                 struct ckpt_cost_input *in, struct ckpt_err *err)
+{
+    const uint32_t n = w->roster->nrank;
+    ckpt_cleanup(ckpt_freep) uint32_t *first = calloc(nnode + 2, sizeof *first);
+    ckpt_cleanup(ckpt_freep) uint32_t *group = malloc((n + 1) * sizeof *group);
+    ckpt_cleanup(ckpt_freep) uint32_t *rank = malloc((n + 1) * sizeof *rank);
+    uint64_t stored = 0;
+
+    w->weight = calloc(w->replicas.n + 1, sizeof *w->weight);
+    w->known = calloc(nnode + 1, sizeof *w->known);
+    if (!first || !group || !rank || !w->weight || !w->known)
+        return ckpt_nomem(err);
+    for (uint32_t g = 0; g < w->replicas.n; g++) {
+        w->weight[g].needed =
+            ckpt_load_needed(w->roster, w->replicas.rank[g], &w->weight[g].stored);
+        in->needed += w->weight[g].needed * w->replicas.count[g];
+        stored += w->weight[g].stored;
+    }
+    if (ckpt_plan_bytes(w->roster, w->replicas.rank, w->replicas.n, &in->unique, err) < 0)
+        return -1;
+    w->disjoint = stored == in->unique;
+    return weigh_nodes(w, node, nnode, first, group, rank, in, err);
+}
+
+int ckpt_load_weigh(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
+                    struct ckpt_cost_input *in, struct ckpt_err *err)
+{
+    struct weighing w = {.roster = roster};
+
+    in->nrank = roster->nrank;
+    in->nnode = nnode;
+    if (ckpt_replicas_init(&w.replicas, roster, err) < 0)
+        return -1;
+    int rc = weigh(&w, node, nnode, in, err);
+    ckpt_replicas_release(&w.replicas);
+    free(w.weight);
+    free(w.known);
+    return rc;
+}

@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What `ckpt plan` says is what a load does, to the byte: ranks over tcp, one to four of them on each "machine", every way to read; and
+hundreds of ranks as threads, each of which gets the right bytes."""
+
+import json
+import os
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "golden"))
+
+from case import BUILD  # noqa: E402
+from ranks import launched  # noqa: E402
+
+SLOW = int(os.environ.get("CKPTFS_SLOW", "1"))
+CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
+RUN = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp2_pp2_tied")
+SUMS = ("read_bytes", "sent_bytes", "received_bytes")
+
+
+def load(layout, ranks, per_node, readers):
+    command = [CKPT_LOAD, "load", RUN, "--layout", layout, "--readers", readers, "--json"]
+    env = dict(os.environ, **launched(ranks))
+    every = [subprocess.Popen(command, env=dict(env, RANK=str(r), CKPTFS_NODE=str(r // per_node)), stdout=subprocess.PIPE, text=True)
+             for r in range(ranks)]
+    said = [p.communicate(timeout=120)[0] for p in every]
+    assert not any(p.returncode for p in every), (layout, readers)
+    return json.loads(said[0].splitlines()[-1])
+
+
+def plan(layout, ranks, per_node, readers):
+    command = [CKPT_LOAD, "plan", RUN, "--layout", layout, "--ranks", str(ranks), "--ranks-per-node", str(per_node), "--readers", readers]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def many(layout, ranks):
+    """Ranks as threads, which compare all that they get with the view."""
+    done = subprocess.run([os.path.join(BUILD, "tests", "load_ranks"), RUN, "--", f"{layout}:{ranks}:once"], capture_output=True, text=True,
+                          env=dict(os.environ, LOAD_THREADS="1"), timeout=120 * SLOW)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    word = done.stdout.split()
+    got, said = {k: int(word[word.index(k) + 1]) for k in ("needed", "unique", "read", "sent")}, plan(layout, ranks, ranks, "once")
+    assert got["needed"] == said["needed_bytes"] and got["unique"] == said["unique_bytes"], (got, said)
+    assert got["read"] // ranks == said["read_bytes"]["mean"] and got["sent"] // ranks == said["sent_bytes"]["mean"], (got, said)
+    print(f"ok   {layout}: {ranks} ranks as threads, as planned")
+
+
+def main():
+    for layout, ranks, per_node in (("tp=2,dp=2", 4, 4), ("dp=4", 4, 2), ("fsdp=4", 4, 4), ("tp=2,dp=2", 4, 2), ("tp=2,fsdp=2", 4, 1),
+                                    ("pp=2,dp=2", 4, 3), ("dp=3", 3, 2)):
+        for readers in ("once", "node", "each"):
+            got, said = load(layout, ranks, per_node, readers), plan(layout, ranks, per_node, readers)
+            for k in ("readers", "unique_bytes", "needed_bytes"):
+                assert got[k] == said[k], (layout, per_node, readers, k, got[k], said[k])
+            for k in SUMS:  # the plan has means, rounded down
+                assert got[k] // ranks == said[k]["mean"], (layout, per_node, readers, k, got[k], said[k])
+        print(f"ok   {layout}, {per_node} ranks a node: read, sent and received as planned")
+    for layout, ranks in (("tp=2,dp=64", 128),) if SLOW > 1 else (("tp=2,dp=256", 512), ("fsdp=512", 512), ("tp=2,pp=2,dp=64", 256)):
+        many(layout, ranks)
+
+
+main()

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints without bytes, and what ranks might want of them. */
+#ifndef CKPT_TESTS_UNIT_LOAD_MADE_UP_H
+#define CKPT_TESTS_UNIT_LOAD_MADE_UP_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "load/plan.h"
+#include "random.h"
+#include "test.h"
+
+enum { MOST_TENSORS = 40 };
+
+/* ---- made-up checkpoints: tensors end to end in a few sources of no bytes ---- */
+
+static inline int never(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                        struct ckpt_err *err)
+{
+    (void)s, (void)iov, (void)n, (void)off;
+    return ckpt_fail(err, CKPT_IO, "there is nothing to be read");
+}
+
+static inline char *no_name(const struct ckpt_source *s)
+{
+    (void)s;
+    return strdup("made up");
+}
+
+static inline void forget(struct ckpt_source *s) { free(s); }
+
+static const struct ckpt_source_ops nowhere = {.preadv = never, .name = no_name, .free = forget};
+
+static inline void add_source(struct ckpt_catalog *cat)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_source *s = calloc(1, sizeof *s);
+
+    s->ops = &nowhere;
+    s->size = UINT64_MAX / 2;
+    atomic_init(&s->refs, 1);
+    if (ckpt_catalog_add_source(cat, s, &err) == UINT32_MAX)
+        fail_msg("%s", err.text);
+    ckpt_source_unref(s);
+}
+
+static inline void add_tensor(struct ckpt_catalog *cat, uint32_t source, uint64_t *off,
+                              uint32_t rank, const uint64_t *dim)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_box box = {.rank = rank};
+    struct ckpt_piece_draft piece;
+    uint64_t stride[CKPT_MAX_RANK];
+    char name[32];
+    size_t index;
+
+    (void)snprintf(name, sizeof name, "t%zu", cat->tensors.len);
+    ckpt_shape_strides(dim, rank, stride);
+    for (uint32_t d = 0; d < rank; d++) {
+        box.n[d] = dim[d];
+        stride[d] *= 2;
+    }
+    ckpt_piece_from_box(dim, &box, source, *off, stride, &piece);
+    *off += ckpt_box_numel(&box) * 2;
+    if (ckpt_catalog_add(cat, name, CKPT_BF16, dim, rank, &index, &err) < 0 ||
+        ckpt_catalog_set_pieces(cat, index, &piece, 1, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+static inline struct ckpt_catalog *small_checkpoint(uint64_t *rng)
+{
+    struct ckpt_catalog *cat;
+    struct ckpt_err err = {0};
+    uint64_t off[2] = {0, 0};
+
+    if (ckpt_catalog_new(&cat, &err) < 0)
+        fail_msg("%s", err.text);
+    add_source(cat);
+    add_source(cat);
+    for (uint64_t n = random_range(rng, 1, MOST_TENSORS); n > 0; n--) {
+        uint64_t dim[3];
+        uint32_t rank = (uint32_t)random_range(rng, 0, 4),
+                 source = (uint32_t)random_range(rng, 0, 2);
+        for (uint32_t d = 0; d < rank; d++)
+            dim[d] = random_range(rng, 1, 40);
+        add_tensor(cat, source, &off[source], rank, dim);
+    }
+    return cat;
+}
+
+/* ---- wants ---- */
+
+static inline uint32_t all_ranks(struct ckpt_wants *w, uint32_t a, uint32_t b)
+{
+    struct ckpt_err err = {0};
+    uint32_t *rank = malloc(a * b * sizeof *rank), dim[2] = {a, b};
+
+    for (uint32_t i = 0; i < a * b; i++)
+        rank[i] = i;
+    uint32_t g = ckpt_wants_grid(w, 2, dim, rank, &err);
+    free(rank);
+    return g;
+}
+
+static inline void random_table(struct ckpt_wants *w, const struct ckpt_catalog *cat,
+                                uint32_t nrank, uint64_t *rng)
+{
+    struct ckpt_err err = {0};
+    uint32_t a = nrank % 2 == 0 ? 2 : 1;
+
+    for (uint32_t t = 0; t < cat->tensors.len; t++) {
+        const struct ckpt_tensor *tensor = &cat->tensors.ptr[t];
+        struct ckpt_spec spec = {.grid = all_ranks(w, a, nrank / a)};
+        struct ckpt_box box = {.rank = tensor->rank};
+        uint32_t number = CKPT_NONE;
+        if (random_range(rng, 0, 5) == 0)
+            continue;
+        for (uint32_t axis = 0; axis < 2; axis++)
+            if (tensor->rank && random_range(rng, 0, 2))
+                spec.cut[spec.ncut++] =
+                    (struct ckpt_cut){(uint32_t)random_range(rng, 0, tensor->rank), axis};
+        if (spec.ncut)
+            number = ckpt_wants_spec(w, &spec, &err);
+        for (uint32_t d = 0; d < tensor->rank; d++) {
+            box.lo[d] = random_range(rng, 0, tensor->dim[d]);
+            box.n[d] = random_range(rng, 0, tensor->dim[d] - box.lo[d]) + 1;
+        }
+        if (ckpt_wants_add(w, t, number, random_range(rng, 0, 3) ? NULL : &box, &err) < 0)
+            fail_msg("%s", err.text);
+    }
+}
+
+static inline void random_roster(struct ckpt_roster *r, const struct ckpt_catalog *cat,
+                                 uint32_t nrank, uint64_t *rng)
+{
+    struct ckpt_err err = {0};
+    uint32_t nclass = (uint32_t)random_range(rng, 1, nrank < 3 ? nrank + 1 : 4);
+    uint32_t *class_of = malloc(nrank * sizeof *class_of);
+    struct ckpt_wants *table = calloc(nclass, sizeof *table);
+
+    for (uint32_t k = 0; k < nrank; k++)
+        class_of[k] = k < nclass ? k : (uint32_t)random_range(rng, 0, nclass);
+    for (uint32_t c = 0; c < nclass; c++)
+        random_table(&table[c], cat, nrank, rng);
+    if (ckpt_roster_init(r, cat, nrank, class_of, table, nclass, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+#endif

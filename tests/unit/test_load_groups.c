@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Jobs of many ranks: who wants the same, and what a rank of them plans. */
+#include <sys/resource.h>
+
+#include "load/demand.h"
+#include "load/policy.h"
+#include "load_made_up.h"
+
+/* ---- replica groups ---- */
+
+static uint64_t wanted(const struct ckpt_roster *r, uint32_t rank, uint32_t tensor,
+                       const struct ckpt_box *box)
+{
+    const struct ckpt_wants *w = &r->table[r->class_of[rank]];
+    uint64_t numel = 0;
+
+    for (size_t e = 0; e < w->entries.len; e++) {
+        struct ckpt_box want, both;
+        if (w->entries.ptr[e].tensor == tensor &&
+            ckpt_wants_box(w, &w->entries.ptr[e], &r->cat->tensors.ptr[tensor], rank, &want) &&
+            ckpt_box_intersect(&want, box, &both))
+            numel += ckpt_box_numel(&both);
+    }
+    return numel;
+}
+
+/* Whatever box is asked for: the sum over different boxes is that over ranks. */
+static void check_demand(const struct ckpt_roster *r, const struct ckpt_replicas *groups,
+                         uint64_t *rng)
+{
+    const struct ckpt_domain domain = {r, groups, groups->count};
+    ckpt_demands demands = {0};
+    struct ckpt_err err = {0};
+
+    for (uint32_t t = 0; t < r->cat->tensors.len; t++) {
+        const struct ckpt_tensor *tensor = &r->cat->tensors.ptr[t];
+        if (ckpt_demand_of(&domain, t, &demands, &err) < 0)
+            fail_msg("%s", err.text);
+        for (int k = 0; k < 4; k++) {
+            struct ckpt_box box = {.rank = tensor->rank};
+            uint64_t sum = 0;
+            for (uint32_t d = 0; d < tensor->rank; d++) {
+                box.lo[d] = random_range(rng, 0, tensor->dim[d]);
+                box.n[d] = random_range(rng, 0, tensor->dim[d] - box.lo[d]) + 1;
+            }
+            for (uint32_t rank = 0; rank < r->nrank; rank++)
+                sum += wanted(r, rank, t, &box);
+            assert_int_equal(ckpt_demand_numel(&demands, &box), sum);
+        }
+    }
+    ckpt_vec_release(&demands);
+}
+
+TEST(replicas, are_the_ranks_that_want_the_same)
+{
+    uint64_t rng = 4711;
+
+    for (int round = 0; round < 100; round++) {
+        struct ckpt_err err = {0};
+        struct ckpt_catalog *cat = small_checkpoint(&rng);
+        struct ckpt_roster roster;
+        struct ckpt_replicas groups;
+        uint32_t nrank = (uint32_t)random_range(&rng, 1, 17), ranks = 0;
+        random_roster(&roster, cat, nrank, &rng);
+        CHECK_OK(ckpt_replicas_init(&groups, &roster, &err));
+        for (uint32_t r = 0; r < nrank; r++) {
+            const uint32_t first = groups.rank[groups.of[r]];
+            CHECK(first <= r && roster.class_of[first] == roster.class_of[r]);
+            for (uint32_t t = 0; t < cat->tensors.len; t++) {
+                const struct ckpt_wants *w = &roster.table[roster.class_of[r]];
+                struct ckpt_box a = {0}, b = {0};
+                for (size_t e = 0; e < w->entries.len; e++) {
+                    const struct ckpt_want *want = &w->entries.ptr[e];
+                    const bool any =
+                        ckpt_wants_box(w, want, &cat->tensors.ptr[want->tensor], r, &a);
+                    CHECK(any ==
+                          ckpt_wants_box(w, want, &cat->tensors.ptr[want->tensor], first, &b));
+                    CHECK(!any || (memcmp(a.lo, b.lo, a.rank * sizeof *a.lo) == 0 &&
+                                   memcmp(a.n, b.n, a.rank * sizeof *a.n) == 0));
+                }
+            }
+        }
+        for (uint32_t g = 0; g < groups.n; g++)
+            ranks += groups.count[g];
+        CHECK_EQ(ranks, nrank);
+        check_demand(&roster, &groups, &rng);
+        ckpt_replicas_release(&groups);
+        ckpt_roster_release(&roster);
+        ckpt_catalog_free(cat);
+    }
+}
+
+/* ---- large jobs ---- */
+
+enum { TENSORS = 100000 };
+
+/* 100,000 tensors (700 GB), tp 8 by dp: every rank wants an eighth of all but the norms. */
+static void large_roster(struct ckpt_roster *roster, uint32_t nrank, uint64_t *ret_bytes)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_catalog *cat;
+    struct ckpt_wants *table = calloc(1, sizeof *table);
+    uint32_t *class_of = calloc(nrank, sizeof *class_of);
+
+    *ret_bytes = 0;
+    if (ckpt_catalog_new(&cat, &err) < 0)
+        fail_msg("%s", err.text);
+    add_source(cat);
+    for (uint32_t t = 0; t < TENSORS; t++) {
+        const uint64_t norm[1] = {4096}, expert[2] = {2048, 2048};
+        add_tensor(cat, 0, ret_bytes, t % 5 ? 2 : 1, t % 5 ? expert : norm);
+    }
+    const uint32_t g = all_ranks(table, nrank / 8, 8);
+    for (uint32_t t = 0; t < TENSORS; t++) {
+        struct ckpt_spec spec = {g, 1, {{t % 2, 1}}};
+        uint32_t s = t % 5 ? ckpt_wants_spec(table, &spec, &err) : CKPT_NONE;
+        if (ckpt_wants_add(table, t, s, NULL, &err) < 0)
+            fail_msg("%s", err.text);
+    }
+    if (ckpt_roster_init(roster, cat, nrank, class_of, table, 1, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+/* Owners read equal parts; the least and the most of them. */
+static void check_balance(const struct ckpt_plan *p, uint64_t all)
+{
+    uint64_t least = UINT64_MAX, most = 0;
+
+    for (uint32_t o = 0; o < p->nowner; o++) {
+        uint64_t bytes = 0;
+        for (uint32_t u = p->owner_unit[o]; u < p->owner_unit[o + 1]; u++) {
+            struct ckpt_box box;
+            ckpt_plan_unit_box(p, u, &box);
+            bytes += ckpt_box_numel(&box) * 2;
+        }
+        least = bytes < least ? bytes : least;
+        most = bytes > most ? bytes : most;
+    }
+    assert_true(most - least <= 2 * p->sizes.unit &&
+                (double)most < 1.1 * (double)all / p->nowner + 1e6);
+}
+
+/* What one rank of a large job plans, with the sizes that a load has there. */
+static void plan_as_loads_do(uint32_t nrank)
+{
+    const struct ckpt_load_options opt = {.readers = CKPT_READERS_ONCE, .host_bytes = 256 << 20};
+    uint32_t *rank = malloc(nrank * sizeof *rank), *node = malloc(nrank * sizeof *node);
+    struct ckpt_policy_input in = {.opt = &opt, .local = 8, .cpus = 64};
+    struct ckpt_policy policy;
+    struct ckpt_engine_sizes sizes;
+    const struct ckpt_engine_mode mode = {0};
+    struct ckpt_roster roster;
+    struct ckpt_err err = {0};
+    struct ckpt_plan *p;
+    ckpt_parts parts = {0};
+    uint64_t all;
+
+    large_roster(&roster, nrank, &all);
+    for (uint32_t r = 0; r < nrank; r++) {
+        rank[r] = r;
+        node[r] = r / 8;
+    }
+    if (ckpt_load_weigh(&roster, node, nrank / 8, &in.cost, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(in.cost.unique, all);
+    assert_int_equal(in.cost.node_unique, all);
+    if (ckpt_policy_choose(&in, &policy, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(policy.ndomain, nrank);
+    assert_true(policy.sizes.piece >= CKPT_LOAD_PIECE_GOOD);
+    if (ckpt_plan_new(&roster, rank, nrank, &policy.sizes, &p, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(p->bytes, all);
+    check_balance(p, all);
+    if (ckpt_plan_receives(p, 17, &parts, &err) < 0)
+        fail_msg("%s", err.text);
+    if (ckpt_engine_measure(p, 17, &mode, &parts, &sizes, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_true(policy.slots * sizes.host + ckpt_load_aside(&opt) <= opt.host_bytes);
+    ckpt_vec_release(&parts);
+    ckpt_plan_free(p);
+    struct ckpt_catalog *cat = (struct ckpt_catalog *)(uintptr_t)roster.cat;
+    ckpt_roster_release(&roster);
+    ckpt_catalog_free(cat);
+    free(rank);
+    free(node);
+}
+
+/* As FSDP has them where nobody says so by a mesh: 16,384 ranks, each with a box of its own of
+ * every tensor, in any order; and one that wants all. */
+TEST(plan, boxes_given_one_by_one_are_sorted)
+{
+    enum { RANKS = 16384, BOXED = 40 };
+    struct ckpt_err err = {0};
+    struct ckpt_catalog *cat;
+    struct ckpt_roster roster;
+    struct ckpt_wants *table = calloc(RANKS, sizeof *table);
+    uint32_t *class_of = malloc(RANKS * sizeof *class_of), *rank = malloc(RANKS * sizeof *rank);
+    const struct ckpt_plan_sizes sizes = {.unit = 4 << 20, .piece = 4 << 20, .turns = 1171};
+    const uint64_t dim[2] = {RANKS, 64};
+    uint64_t off = 0;
+    struct ckpt_plan *p;
+    ckpt_parts parts = {0};
+
+    CHECK_OK(ckpt_catalog_new(&cat, &err));
+    add_source(cat);
+    for (uint32_t t = 0; t < BOXED; t++)
+        add_tensor(cat, 0, &off, 2, dim);
+    for (uint32_t r = 0; r < RANKS; r++) {
+        for (uint32_t t = 0; t < BOXED; t++) {
+            const struct ckpt_box box = {2, {(r * 5167) % RANKS, 0}, {1, 64}};
+            const bool all = r == 0 && t % 2;
+            CHECK_OK(ckpt_wants_add(&table[r], t, CKPT_NONE, all ? NULL : &box, &err));
+        }
+        class_of[r] = rank[r] = r;
+    }
+    CHECK_OK(ckpt_roster_init(&roster, cat, RANKS, class_of, table, RANKS, &err));
+    CHECK_OK(ckpt_plan_new(&roster, rank, RANKS, &sizes, &p, &err));
+    CHECK_EQ(p->regions.len, BOXED);
+    CHECK_EQ(p->bytes, off);
+    CHECK_OK(ckpt_plan_receives(p, 17, &parts, &err));
+    uint32_t owner = 0;
+    while (p->owner_unit[owner] == p->owner_unit[owner + 1])
+        owner++;
+    CHECK_OK(
+        ckpt_plan_sends(p, owner, p->owner_unit[owner], p->owner_unit[owner + 1], &parts, &err));
+    CHECK(parts.len > 1);
+    ckpt_vec_release(&parts);
+    ckpt_plan_free(p);
+    ckpt_roster_release(&roster);
+    ckpt_catalog_free(cat);
+    free(rank);
+}
+
+TEST(plan, large_jobs_read_large_pieces)
+{
+    static const uint32_t nrank[] = {1024, 4096, 16384};
+
+    for (size_t i = 0; i < 3; i++) {
+        struct rusage use;
+        plan_as_loads_do(nrank[i]);
+        (void)getrusage(RUSAGE_SELF, &use);
+        CHECK(use.ru_maxrss < 1024 * 1024);
+    }
+}
+
+TESTS(T(replicas, are_the_ranks_that_want_the_same), T(plan, large_jobs_read_large_pieces),
+      T(plan, boxes_given_one_by_one_are_sorted))

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a load decides to do, from sizes and rates. */
+#include "load/policy.h"
+#include "test.h"
+
+enum { MIB = 1 << 20 };
+
+/* 64 ranks on 8 nodes that all want the same 100 GB, with the values that loads have by default. */
+static struct ckpt_policy_input replicas(const struct ckpt_load_options *opt, double hot)
+{
+    const uint64_t model = 100000000000;
+
+    return (struct ckpt_policy_input){
+        .opt = opt,
+        .cost = {64, 8, model, 64 * model, 8 * model, model, 8 * model, hot, false, false},
+        .local = 8,
+        .cpus = 64};
+}
+
+static struct ckpt_load_options defaults(enum ckpt_readers readers)
+{
+    return (struct ckpt_load_options){.readers = readers, .host_bytes = 256 * MIB};
+}
+
+TEST(policy, cold_files_that_all_want_are_read_once_and_past_the_page_cache)
+{
+    const struct ckpt_load_options opt = defaults(CKPT_READERS_ONCE);
+    const struct ckpt_policy_input in = replicas(&opt, 0);
+    struct ckpt_policy p;
+    struct ckpt_err err = {0};
+
+    CHECK_OK(ckpt_policy_choose(&in, &p, &err));
+    CHECK(p.readers == CKPT_READERS_ONCE && p.ndomain == 64 && p.direct == CKPT_DIRECT_COLD);
+    CHECK(p.threads == 8 && p.slots == 3 && p.share.bounce > 0);
+    CHECK(p.sizes.piece >= MIB && p.rates.network == 3e9);
+}
+
+TEST(policy, hot_files_of_one_node_are_read_by_each)
+{
+    const struct ckpt_load_options opt = defaults(CKPT_READERS_AUTO);
+    struct ckpt_policy_input in = replicas(&opt, 1);
+    struct ckpt_policy p;
+    struct ckpt_err err = {0};
+
+    in.cost.nrank = 8;
+    in.cost.nnode = 1;
+    in.cost.needed = in.cost.node_needed = in.cost.unique; /* slices */
+    in.cost.sum_node_unique = in.cost.unique;
+    CHECK_OK(ckpt_policy_choose(&in, &p, &err));
+    CHECK(p.readers == CKPT_READERS_EACH && p.ndomain == 1 && p.direct == CKPT_DIRECT_NONE);
+    CHECK(p.share.bounce == 0 && p.sizes.turns < 2);
+}
+
+/* Memory for one reader's windows, not for what ranks share: AUTO goes on with less. */
+TEST(policy, auto_shares_less_where_sharing_has_no_room)
+{
+    struct ckpt_load_options opt = defaults(CKPT_READERS_ONCE);
+    struct ckpt_policy_input in = replicas(&opt, 0);
+    struct ckpt_policy p;
+    struct ckpt_err err = {0};
+
+    opt.rates.node_storage = 1e6; /* once is fastest by far */
+    opt.host_bytes = ckpt_load_host_bytes(2 * CKPT_LOAD_PIECE_LEAST);
+    CHECK_FAILS(ckpt_policy_choose(&in, &p, &err), CKPT_LIMIT, "host_bytes is ");
+    opt.readers = CKPT_READERS_AUTO;
+    CHECK_OK(ckpt_policy_choose(&in, &p, &err));
+    CHECK_EQ(p.readers, CKPT_READERS_EACH);
+    opt.host_bytes = 1;
+    CHECK_FAILS(ckpt_policy_choose(&in, &p, &err), CKPT_LIMIT, "host_bytes is 1, but 64 ranks");
+}
+
+TEST(policy, shrinking_ends_and_keeps_pieces_good_as_long_as_readers_can_take_turns)
+{
+    struct ckpt_plan_sizes s = {.unit = 4 * MIB, .piece = 4 * MIB, .turns = 2};
+    int steps = 0;
+
+    for (; ckpt_policy_shrink(&s, 1024); steps++) {
+        CHECK(s.unit <= s.piece && s.turns <= 1024);
+        CHECK(s.piece >= MIB || s.turns == 1024);
+    }
+    CHECK(steps > 10 && steps < 32);
+}
+
+TESTS(T(policy, cold_files_that_all_want_are_read_once_and_past_the_page_cache),
+      T(policy, hot_files_of_one_node_are_read_by_each),
+      T(policy, auto_shares_less_where_sharing_has_no_room),
+      T(policy, shrinking_ends_and_keeps_pieces_good_as_long_as_readers_can_take_turns))
