@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tensors of one tensor-parallel rank (or pipeline stage) of a DeepSpeed tag. */
+#ifndef CKPT_CKPT_DEEPSPEED_MODULE_H
+#define CKPT_CKPT_DEEPSPEED_MODULE_H
+
+#include "ckpt/deepspeed_zero.h"
+
+/* Add to `weights` what the module has, under its names and in its order: masters where the
+ * reader's options ask for them, else the 16-bit weights; of ZeRO 3, which keeps masters only,
+ * those, to be shown in the module's own dtype. Add to `moments` the optimizer's states, if they
+ * are asked for, as optim.state.NAME.KEY. */
+int ckpt_ds_module_read(struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
+                        struct ckpt_ds_parts *moments, struct ckpt_err *err);
+
+#endif
