@@ -16,7 +16,7 @@ struct ckpt_ds_file {
     bool has_archive, has_pickle;
 };
 
-/* *ret is new, with its pickle read; its root is a dict. Errors name the file. */
+/* *ret is new, with its pickle read. Errors name the file. */
 int ckpt_ds_file_open(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                       struct ckpt_ds_file **ret, struct ckpt_err *err);
 void ckpt_ds_file_free(struct ckpt_ds_file *f);

@@ -7,6 +7,7 @@
 
 #include "base/str.h"
 #include "ckpt/deepspeed_module.h"
+#include "ckpt/deepspeed_universal.h"
 
 static void parts_release(struct ckpt_ds_parts *p) { ckpt_ds_parts_release(p); }
 static void zero_release(struct ckpt_ds_zero *z) { ckpt_ds_zero_release(z); }
@@ -77,16 +78,36 @@ static int check_roles(const struct ckpt_ds_job *job, struct ckpt_err *err)
     return 0;
 }
 
+/* A universal checkpoint, or a conversion that did not end. */
+static int load_universal(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
+    ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
+
+    if (!ckpt_dir_has_dir(job->dir, "zero"))
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' has fragments in tmp/ but no zero/: the conversion to a universal "
+                         "checkpoint was interrupted",
+                         ckpt_dir_path(job->dir));
+    if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0 ||
+        ckpt_ds_universal_read(&z, count_mp(job->tag), &weights, &moments, err) < 0)
+        return -1;
+    return add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1 : 0;
+}
+
 int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     if (check_roles(job, err) < 0)
         return -1;
-    if (job->tag->universal || ckpt_ds_tag_count(job->tag, CKPT_DS_LAYER, NULL) ||
+    if (job->tag->universal && ckpt_ds_tag_count(job->tag, CKPT_DS_OPTIM, NULL) == 0)
+        return load_universal(job, err);
+    if (ckpt_ds_tag_count(job->tag, CKPT_DS_LAYER, NULL) ||
         ckpt_ds_tag_count(job->tag, CKPT_DS_EXPERT, NULL))
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "'%s' is a universal checkpoint, or one of a pipeline module or of "
-                         "DeepSpeed-MoE, which are not supported yet",
-                         ckpt_dir_path(job->dir));
+        return ckpt_fail(
+            err, CKPT_UNSUPPORTED,
+            "'%s' is of a pipeline module or of DeepSpeed-MoE, which are not supported "
+            "yet",
+            ckpt_dir_path(job->dir));
     if (count_mp(job->tag) > 1)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s' has the files of %" PRIu64
