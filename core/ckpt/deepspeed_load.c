@@ -3,9 +3,11 @@
 #include "ckpt/deepspeed_load.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"
+#include "ckpt/deepspeed_layers.h"
 #include "ckpt/deepspeed_module.h"
 #include "ckpt/deepspeed_universal.h"
 
@@ -41,18 +43,6 @@ static int add_all(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *p,
     return 0;
 }
 
-/* One rank has all of the module. */
-static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
-{
-    ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
-    ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
-
-    if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0 ||
-        ckpt_ds_module_read(&z, &weights, &moments, err) < 0)
-        return -1;
-    return add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1 : 0;
-}
-
 /* Ranks 0 to n - 1 have model files; 0 if one is missing. */
 static uint64_t count_mp(const struct ckpt_ds_tag *tag)
 {
@@ -62,6 +52,78 @@ static uint64_t count_mp(const struct ckpt_ds_tag *tag)
            ckpt_ds_tag_find(tag, CKPT_DS_ZERO3_MODEL, n, 0))
         n++;
     return n;
+}
+
+/* The optimizers of experts are partitioned over other ranks. */
+static int check_moe(const struct ckpt_ds_zero *z, struct ckpt_err *err)
+{
+    if (z->group.len == 0 || !z->job->opt->masters)
+        return 0;
+    return ckpt_fail(err, CKPT_UNSUPPORTED,
+                     "'%s': F32 masters of DeepSpeed-MoE are not supported: without dtype=float32 "
+                     "the weights are shown as trained",
+                     ckpt_dir_path(z->job->dir));
+}
+
+/* One rank has all of the module, less the experts. */
+static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
+    ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
+    const bool moe = ckpt_ds_tag_count(job->tag, CKPT_DS_EXPERT, NULL) > 0;
+    struct ckpt_reader_options plain = *job->opt;
+    struct ckpt_ds_job own = *job;
+
+    if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0)
+        return -1;
+    if (moe) {
+        if (check_moe(&z, err) < 0)
+            return -1;
+        if (z.group.len && job->opt->states)
+            ckpt_catalog_warn(job->cat, "left out: the optimizer's states of DeepSpeed-MoE");
+        plain.states = plain.states && z.group.len == 0;
+        own.opt = &plain;
+        z.job = &own;
+    }
+    if (ckpt_ds_module_read(&z, &weights, &moments, err) < 0 ||
+        (moe && ckpt_ds_experts_read(&z, &weights, err) < 0))
+        return -1;
+    return add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1 : 0;
+}
+
+static void stages_free(struct ckpt_ds_zero *stage, uint64_t n)
+{
+    for (uint64_t i = 0; stage && i < n; i++)
+        ckpt_ds_zero_release(&stage[i]);
+    free(stage);
+}
+
+static int open_ranks(const struct ckpt_ds_job *job, struct ckpt_ds_zero *rank, uint64_t n,
+                      struct ckpt_err *err)
+{
+    for (uint64_t i = 0; i < n; i++)
+        if (ckpt_ds_zero_open(job, i, &rank[i], err) < 0)
+            return -1;
+    return describe(job, &rank[0], err);
+}
+
+/* A pipeline module: the model files are of its stages. */
+static int load_pipeline(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
+    const uint64_t n = count_mp(job->tag);
+    struct ckpt_ds_zero *stage = calloc(n + 1, sizeof *stage);
+    int result = -1;
+
+    if (!stage)
+        return ckpt_nomem(err);
+    if (n == 0)
+        (void)ckpt_ds_zero_open(job, 0, &stage[0], err);
+    else if (open_ranks(job, stage, n, err) == 0)
+        result = ckpt_ds_layers_read(job, stage, n, &weights, &moments, err);
+    stages_free(stage, n + 1);
+    return result < 0 || add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1
+                                                                                            : 0;
 }
 
 static int check_roles(const struct ckpt_ds_job *job, struct ckpt_err *err)
@@ -101,17 +163,12 @@ int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err)
         return -1;
     if (job->tag->universal && ckpt_ds_tag_count(job->tag, CKPT_DS_OPTIM, NULL) == 0)
         return load_universal(job, err);
-    if (ckpt_ds_tag_count(job->tag, CKPT_DS_LAYER, NULL) ||
-        ckpt_ds_tag_count(job->tag, CKPT_DS_EXPERT, NULL))
-        return ckpt_fail(
-            err, CKPT_UNSUPPORTED,
-            "'%s' is of a pipeline module or of DeepSpeed-MoE, which are not supported "
-            "yet",
-            ckpt_dir_path(job->dir));
+    if (ckpt_ds_tag_count(job->tag, CKPT_DS_LAYER, NULL))
+        return load_pipeline(job, err);
     if (count_mp(job->tag) > 1)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s' has the files of %" PRIu64
-                         " tensor-parallel ranks or pipeline stages, which are not joined yet",
+                         " tensor-parallel ranks, which are not joined yet",
                          ckpt_dir_path(job->dir), count_mp(job->tag));
     return load_module(job, err);
 }

@@ -16,12 +16,12 @@ struct walk {
     struct ckpt_ds_buffer *buffers; /* the masters; NULL: not used */
     ckpt_pv module, shared, buffer_names;
     struct ckpt_map frozen; /* names of fragments -> number */
-    struct ckpt_err lost;   /* why there are no states */
+    bool has_ranks;         /* the optimizer files have been read */
 };
 
-static void release_buffers(struct ckpt_ds_buffer *b, size_t n)
+void ckpt_ds_masters_free(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer *b)
 {
-    for (size_t i = 0; b && i < n; i++)
+    for (size_t i = 0; b && i < ckpt_ds_zero_nbuffer(z); i++)
         ckpt_ds_buffer_release(&b[i]);
     free(b);
 }
@@ -29,6 +29,16 @@ static void release_buffers(struct ckpt_ds_buffer *b, size_t n)
 static struct ckpt_ds_buffer *new_buffers(const struct ckpt_ds_zero *z)
 {
     return calloc(ckpt_ds_zero_nbuffer(z) + 1, sizeof(struct ckpt_ds_buffer));
+}
+
+int ckpt_ds_masters_new(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer **ret,
+                        struct ckpt_err *err)
+{
+    if (!(*ret = new_buffers(z)))
+        return ckpt_nomem(err);
+    if (ckpt_ds_zero_buffers(z, NULL, *ret, err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(z->job->dir));
+    return ckpt_ds_zero_check(z, *ret, err);
 }
 
 /* ---- frozen parameters of stage 3 ---- */
@@ -199,7 +209,7 @@ static int add_others(struct walk *w, struct ckpt_err *err)
 {
     size_t index;
 
-    for (size_t i = 0; i < w->z->param.len; i++) {
+    for (size_t i = 0; w->buffers && i < w->z->param.len; i++) {
         const struct ckpt_ds_param *param = &w->z->param.ptr[i];
         if (ckpt_ds_parts_find(w->out, param->name, &index))
             continue;
@@ -229,13 +239,13 @@ static int walk_module(struct walk *w, struct ckpt_err *err)
 /* ---- moments ---- */
 
 /* False: the group has no such state. */
-static bool has_moment(const struct walk *w, const struct ckpt_ds_param *param,
+static bool has_moment(const struct ckpt_ds_zero *z, const struct ckpt_ds_param *param,
                        const struct ckpt_ds_buffer *b)
 {
-    return b[w->z->zero3 ? 0 : param->group].n > 0;
+    return b[z->zero3 ? 0 : param->group].n > 0;
 }
 
-static int add_moment(struct walk *w, const struct ckpt_ds_param *param, const char *key,
+static int add_moment(struct ckpt_ds_zero *z, const struct ckpt_ds_param *param, const char *key,
                       const struct ckpt_ds_buffer *b, struct ckpt_ds_parts *out,
                       struct ckpt_err *err)
 {
@@ -245,11 +255,11 @@ static int add_moment(struct walk *w, const struct ckpt_ds_param *param, const c
 
     if (!name)
         return ckpt_nomem(err);
-    if (ckpt_ds_zero_add(w->z, b, param, name, out, &e) < 0) {
+    if (ckpt_ds_zero_add(z, b, param, name, out, &e) < 0) {
         if (e.code == CKPT_NOMEM)
             return ckpt_nomem(err);
         out->part.len = before;
-        ckpt_catalog_warn(w->z->job->cat, "left out: '%s': %s", name, e.text);
+        ckpt_catalog_warn(z->job->cat, "left out: '%s': %s", name, e.text);
         return 0;
     }
     const char *own = ckpt_arena_strdup(&out->names, param->name);
@@ -257,35 +267,35 @@ static int add_moment(struct walk *w, const struct ckpt_ds_param *param, const c
     return own ? 0 : ckpt_nomem(err);
 }
 
-static int add_moments(struct walk *w, const char *key, struct ckpt_ds_parts *out,
+static int add_moments(struct ckpt_ds_zero *z, const char *key, struct ckpt_ds_parts *out,
                        struct ckpt_err *err)
 {
-    struct ckpt_ds_buffer *b = new_buffers(w->z);
+    struct ckpt_ds_buffer *b = new_buffers(z);
     struct ckpt_err e = {0};
     int result = 0;
 
     if (!b)
         return ckpt_nomem(err);
-    if (ckpt_ds_zero_buffers(w->z, key, b, &e) < 0)
-        ckpt_catalog_warn(w->z->job->cat, "left out: the optimizer's '%s': %s", key, e.text);
+    if (ckpt_ds_zero_buffers(z, key, b, &e) < 0)
+        ckpt_catalog_warn(z->job->cat, "left out: the optimizer's '%s': %s", key, e.text);
     else
-        for (size_t i = 0; i < w->z->param.len && result == 0; i++)
-            if (has_moment(w, &w->z->param.ptr[i], b))
-                result = add_moment(w, &w->z->param.ptr[i], key, b, out, err);
-    release_buffers(b, ckpt_ds_zero_nbuffer(w->z));
+        for (size_t i = 0; i < z->param.len && result == 0; i++)
+            if (has_moment(z, &z->param.ptr[i], b))
+                result = add_moment(z, &z->param.ptr[i], key, b, out, err);
+    ckpt_ds_masters_free(z, b);
     return result;
 }
 
 /* All keys that the first ranks have: the last ones may have none. */
-static int walk_moments(struct walk *w, struct ckpt_ds_parts *out, struct ckpt_err *err)
+int ckpt_ds_moments_add(struct ckpt_ds_zero *z, struct ckpt_ds_parts *out, struct ckpt_err *err)
 {
-    const struct ckpt_ds_optim *o = w->z->optim.ptr;
+    const struct ckpt_ds_optim *o = z->optim.ptr;
 
-    for (size_t i = 0; w->z->optim.len && i < o->moment.len; i++) {
+    for (size_t i = 0; z->optim.len && i < o->moment.len; i++) {
         bool seen = false;
         for (size_t k = 0; k < i; k++)
             seen |= strcmp(o->moment.ptr[k].key, o->moment.ptr[i].key) == 0;
-        if (!seen && add_moments(w, o->moment.ptr[i].key, out, err) < 0)
+        if (!seen && add_moments(z, o->moment.ptr[i].key, out, err) < 0)
             return -1;
     }
     return 0;
@@ -294,27 +304,29 @@ static int walk_moments(struct walk *w, struct ckpt_ds_parts *out, struct ckpt_e
 /* ---- the module ---- */
 
 /* Files of the optimizer: always of stage 3; else for masters or states, where there is ZeRO. */
-static int read_ranks(struct walk *w, struct ckpt_err *err)
+int ckpt_ds_module_read_ranks(struct ckpt_ds_zero *z, bool *ret_read, struct ckpt_err *err)
 {
-    const struct ckpt_reader_options *opt = w->z->job->opt;
+    const struct ckpt_reader_options *opt = z->job->opt;
     struct ckpt_err e = {0};
 
-    if (!w->z->zero3 && w->z->group.len == 0) {
+    *ret_read = false;
+    if (!z->zero3 && z->group.len == 0) {
         if (opt->masters)
-            ckpt_catalog_warn(w->z->job->cat,
+            ckpt_catalog_warn(z->job->cat,
                               "'%s' keeps no named F32 masters (it was saved without ZeRO): the "
                               "module's own weights are shown as F32",
-                              ckpt_dir_path(w->z->job->dir));
+                              ckpt_dir_path(z->job->dir));
         return 0;
     }
-    if (!w->z->zero3 && !opt->masters && !opt->states)
+    if (!z->zero3 && !opt->masters && !opt->states)
         return 0;
-    if (ckpt_ds_zero_read_ranks(w->z, &e) == 0)
+    if (ckpt_ds_zero_read_ranks(z, &e) == 0) {
+        *ret_read = true;
         return 0;
-    if (w->z->zero3 || opt->masters || e.code == CKPT_NOMEM)
+    }
+    if (z->zero3 || opt->masters || e.code == CKPT_NOMEM)
         return ckpt_fail(err, e.code, "%s", e.text);
-    w->lost = e;
-    ckpt_catalog_warn(w->z->job->cat, "left out: the optimizer's states: %s", e.text);
+    ckpt_catalog_warn(z->job->cat, "left out: the optimizer's states: %s", e.text);
     return 0;
 }
 
@@ -322,13 +334,7 @@ static int read_masters(struct walk *w, struct ckpt_err *err)
 {
     const bool used = w->z->zero3 || w->z->job->opt->masters;
 
-    if (!used || w->z->optim.len == 0)
-        return 0;
-    if (!(w->buffers = new_buffers(w->z)))
-        return ckpt_nomem(err);
-    if (ckpt_ds_zero_buffers(w->z, NULL, w->buffers, err) < 0)
-        return ckpt_err_in(err, "'%s'", ckpt_dir_path(w->z->job->dir));
-    return ckpt_ds_zero_check(w->z, w->buffers, err);
+    return used && w->z->optim.len ? ckpt_ds_masters_new(w->z, &w->buffers, err) : 0;
 }
 
 static int read_all(struct walk *w, struct ckpt_ds_parts *moments, struct ckpt_err *err)
@@ -341,12 +347,12 @@ static int read_all(struct walk *w, struct ckpt_ds_parts *moments, struct ckpt_e
     if (ckpt_pv_kind(w->module) != CKPT_PV_DICT)
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is no state dict",
                          ckpt_dir_path(w->z->job->dir), w->z->model_name);
-    if (read_ranks(w, err) < 0 || read_masters(w, err) < 0 || index_frozen(w, err) < 0 ||
-        walk_module(w, err) < 0)
+    if (ckpt_ds_module_read_ranks(w->z, &w->has_ranks, err) < 0 || read_masters(w, err) < 0 ||
+        index_frozen(w, err) < 0 || walk_module(w, err) < 0)
         return -1;
     if (w->buffers && !w->z->zero3 && ckpt_ds_spot_check(w->z, w->module, w->out, err) < 0)
         return -1;
-    return w->z->job->opt->states && w->lost.code == CKPT_OK ? walk_moments(w, moments, err) : 0;
+    return w->z->job->opt->states && w->has_ranks ? ckpt_ds_moments_add(w->z, moments, err) : 0;
 }
 
 int ckpt_ds_module_read(struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
@@ -355,7 +361,7 @@ int ckpt_ds_module_read(struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
     struct walk w = {.z = z, .f = z->model, .out = weights};
     const int result = read_all(&w, moments, err);
 
-    release_buffers(w.buffers, ckpt_ds_zero_nbuffer(z));
+    ckpt_ds_masters_free(z, w.buffers);
     ckpt_map_release(&w.frozen);
     return result;
 }

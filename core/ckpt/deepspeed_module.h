@@ -12,4 +12,18 @@
 int ckpt_ds_module_read(struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
                         struct ckpt_ds_parts *moments, struct ckpt_err *err);
 
+/* ---- its parts, for modules that lie in layers ---- */
+
+/* Read the optimizer files if the options, or ZeRO 3, need them; say in a warning what is not to be
+ * had. */
+int ckpt_ds_module_read_ranks(struct ckpt_ds_zero *z, bool *ret_read, struct ckpt_err *err);
+
+/* The buffers of the masters, checked; *ret is to be freed after failure too. */
+int ckpt_ds_masters_new(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer **ret,
+                        struct ckpt_err *err);
+void ckpt_ds_masters_free(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer *b);
+
+/* Add the moments of all parameters to out. */
+int ckpt_ds_moments_add(struct ckpt_ds_zero *z, struct ckpt_ds_parts *out, struct ckpt_err *err);
+
 #endif

@@ -57,9 +57,10 @@ static bool parse_layer(const char *s, struct ckpt_ds_file_name *f)
     if (take_text(&s, "_expert_"))
         return take_number(&s, &f->expert) && take_end(s, "_model_states.pt", f);
     f->role = CKPT_DS_LAYER;
-    if (take_text(&s, "-model_") && take_number(&s, &f->mp))
-        return strcmp(s, "-model_states.pt") == 0;
-    return strcmp(s, "-model_states.pt") == 0;
+    if (strcmp(s, "-model_states.pt") == 0)
+        return true;
+    return take_text(&s, "-model_") && take_number(&s, &f->mp) &&
+           strcmp(s, "-model_states.pt") == 0;
 }
 
 bool ckpt_ds_file_name_parse(const char *name, struct ckpt_ds_file_name *ret)
