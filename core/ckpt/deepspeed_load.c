@@ -9,6 +9,7 @@
 #include "base/str.h"
 #include "ckpt/deepspeed_layers.h"
 #include "ckpt/deepspeed_module.h"
+#include "ckpt/deepspeed_tp.h"
 #include "ckpt/deepspeed_universal.h"
 
 static void parts_release(struct ckpt_ds_parts *p) { ckpt_ds_parts_release(p); }
@@ -54,6 +55,23 @@ static uint64_t count_mp(const struct ckpt_ds_tag *tag)
     return n;
 }
 
+/* As many tensor-parallel ranks as the first one says. */
+static int check_degree(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_err *err)
+{
+    const struct ckpt_pickle *p = &z->model->p;
+    const ckpt_pv degrees = ckpt_pv_get(p, p->root, "checkpoint_parallel_dimensions");
+    uint64_t want = n;
+
+    if (!ckpt_ds_file_u64(z->model, degrees, "tp_degree", &want))
+        (void)ckpt_ds_file_u64(z->model, p->root, "mp_world_size", &want);
+    return want == n ? 0
+                     : ckpt_fail(err, want > n ? CKPT_MISSING : CKPT_CONFLICT,
+                                 "'%s': the model files of %" PRIu64
+                                 " tensor-parallel ranks are there, '%s' says that there are "
+                                 "%" PRIu64,
+                                 ckpt_dir_path(z->job->dir), n, z->model_name, want);
+}
+
 /* The optimizers of experts are partitioned over other ranks. */
 static int check_moe(const struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
@@ -74,7 +92,8 @@ static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
     struct ckpt_reader_options plain = *job->opt;
     struct ckpt_ds_job own = *job;
 
-    if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0)
+    if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0 ||
+        check_degree(&z, 1, err) < 0)
         return -1;
     if (moe) {
         if (check_moe(&z, err) < 0)
@@ -126,6 +145,44 @@ static int load_pipeline(const struct ckpt_ds_job *job, struct ckpt_err *err)
                                                                                             : 0;
 }
 
+struct ranks {
+    uint64_t n;
+    struct ckpt_ds_zero *zero;
+    struct ckpt_ds_parts *weights, *moments;
+};
+
+static void ranks_release(struct ranks *r)
+{
+    stages_free(r->zero, r->n);
+    for (uint64_t i = 0; i < r->n; i++) {
+        if (r->weights)
+            ckpt_ds_parts_release(&r->weights[i]);
+        if (r->moments)
+            ckpt_ds_parts_release(&r->moments[i]);
+    }
+    free(r->weights);
+    free(r->moments);
+}
+
+/* Each tensor-parallel rank has a part of the module. */
+static int load_ranks(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(ranks_release) struct ranks r = {.n = count_mp(job->tag)};
+
+    if (!(r.zero = calloc(r.n, sizeof *r.zero)) || !(r.weights = calloc(r.n, sizeof *r.weights)) ||
+        !(r.moments = calloc(r.n, sizeof *r.moments)))
+        return ckpt_nomem(err);
+    if (open_ranks(job, r.zero, r.n, err) < 0 || check_degree(&r.zero[0], r.n, err) < 0)
+        return -1;
+    for (uint64_t i = 0; i < r.n; i++)
+        if (ckpt_ds_module_read(&r.zero[i], &r.weights[i], &r.moments[i], err) < 0)
+            return -1;
+    return ckpt_ds_tp_join(&r.zero[0], r.weights, r.n, job->cat, err) < 0 ||
+                   ckpt_ds_tp_join(&r.zero[0], r.moments, r.n, job->cat, err) < 0
+               ? -1
+               : 0;
+}
+
 static int check_roles(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     const struct ckpt_ds_entry *model, *zero3;
@@ -165,10 +222,5 @@ int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err)
         return load_universal(job, err);
     if (ckpt_ds_tag_count(job->tag, CKPT_DS_LAYER, NULL))
         return load_pipeline(job, err);
-    if (count_mp(job->tag) > 1)
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "'%s' has the files of %" PRIu64
-                         " tensor-parallel ranks, which are not joined yet",
-                         ckpt_dir_path(job->dir), count_mp(job->tag));
-    return load_module(job, err);
+    return count_mp(job->tag) > 1 ? load_ranks(job, err) : load_module(job, err);
 }
