@@ -37,8 +37,9 @@ struct ckpt_reader_options {
     const struct ckpt_naming *naming; /* NULL: names stand in their natural order, and a list of
                                          tensors is complete */
     bool allow_partial; /* leave incomplete tensors out, with a warning each, instead of failing */
-    bool states; /* the optimizers' too, where the format says what they belong to: raw views. What
-                    can't be read of them is left out, with a warning */
+    bool states;  /* the optimizers' too, where the format says what they belong to: raw views. What
+                     can't be read of them is left out, with a warning */
+    bool masters; /* F32 masters instead of 16-bit weights, where the format has both */
     unsigned nthread; /* for reading headers; 0: the reader's choice */
 };
 

@@ -9,6 +9,7 @@ extern const struct ckpt_reader ckpt_reader_nanotron;
 extern const struct ckpt_reader ckpt_reader_megatron;
 extern const struct ckpt_reader ckpt_reader_dcp_hf;
 extern const struct ckpt_reader ckpt_reader_dcp;
+extern const struct ckpt_reader ckpt_reader_deepspeed;
 extern const struct ckpt_reader ckpt_reader_rank_files;
 extern const struct ckpt_reader ckpt_reader_hf;
 extern const struct ckpt_reader ckpt_reader_peft;

@@ -199,10 +199,10 @@ static int check_bits(const struct ckpt_pickle *p, ckpt_pv meta, struct ckpt_err
 }
 
 /* (storage, offset, size, stride, requires_grad, hooks[, dtype][, bits]) */
-static int parse_tensor(const struct ckpt_pickle *p, ckpt_pv v, bool v3,
+static int parse_tensor(const struct ckpt_pickle *p, ckpt_pv v, ckpt_pv args, bool v3,
                         struct ckpt_torch_layout *l, struct ckpt_err *err)
 {
-    ckpt_pv args = ckpt_pv_slot(p, v, 0), none = 0;
+    ckpt_pv none = 0;
     int64_t first;
 
     if (!ckpt_pv_int(ckpt_pv_at(p, args, 1), &first) || first < 0 ||
@@ -217,6 +217,22 @@ static int parse_tensor(const struct ckpt_pickle *p, ckpt_pv v, bool v3,
     return count_bytes(l, err);
 }
 
+/* (function, class, its arguments, state): a plain tensor that somebody gave attributes. */
+static int parse_plain_subclass(const struct ckpt_pickle *p, ckpt_pv v, struct ckpt_torch_layout *l,
+                                struct ckpt_err *err)
+{
+    const ckpt_pv call = ckpt_pv_slot(p, v, 0), class = ckpt_pv_at(p, call, 1);
+    const int rule = ckpt_pv_rule(p, ckpt_pv_at(p, call, 0));
+    char text[CKPT_PV_TEXT];
+
+    if ((rule != CKPT_TORCH_TENSOR_V2 && rule != CKPT_TORCH_TENSOR_V3) ||
+        strcmp(ckpt_pv_module(p, class), "torch") != 0 ||
+        strcmp(ckpt_pv_name(p, class), "Tensor") != 0)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "a tensor subclass (%s) is not supported",
+                         ckpt_pv_text(p, class, text, sizeof text));
+    return parse_tensor(p, v, ckpt_pv_at(p, call, 2), rule == CKPT_TORCH_TENSOR_V3, l, err);
+}
+
 int ckpt_torch_layout_of(const struct ckpt_pickle *p, ckpt_pv v, struct ckpt_torch_layout *ret,
                          struct ckpt_err *err)
 {
@@ -225,18 +241,16 @@ int ckpt_torch_layout_of(const struct ckpt_pickle *p, ckpt_pv v, struct ckpt_tor
     for (int i = 0; i < MAX_NESTING; i++) {
         switch (ckpt_pv_kind(v) == CKPT_PV_OBJ ? ckpt_pv_rule(p, v) : CKPT_PICKLE_OTHER) {
         case CKPT_TORCH_TENSOR_V2:
-            return parse_tensor(p, v, false, ret, err);
+            return parse_tensor(p, v, ckpt_pv_slot(p, v, 0), false, ret, err);
         case CKPT_TORCH_TENSOR_V3:
-            return parse_tensor(p, v, true, ret, err);
+            return parse_tensor(p, v, ckpt_pv_slot(p, v, 0), true, ret, err);
         case CKPT_TORCH_PARAMETER:
         case CKPT_TORCH_PARAMETER_STATE:
         case CKPT_TORCH_DEVICE_TENSOR:
             v = ckpt_pv_at(p, ckpt_pv_slot(p, v, 0), 0);
             continue;
         case CKPT_TORCH_SUBCLASS_V2:
-            v = ckpt_pv_at(p, ckpt_pv_slot(p, v, 0), 1);
-            return ckpt_fail(err, CKPT_UNSUPPORTED, "a tensor subclass (%s) is not supported",
-                             ckpt_pv_text(p, v, text, sizeof text));
+            return parse_plain_subclass(p, v, ret, err);
         default:
             return ckpt_fail(err, CKPT_UNSUPPORTED, "not a plain tensor but %s",
                              ckpt_pv_text(p, v, text, sizeof text));

@@ -166,6 +166,7 @@ static int add_to(struct apply *ap, struct ckpt_catalog *cat, const struct ckpt_
                          &index, ap->err) < 0)
         return -1;
     cat->tensors.ptr[index].block = ap->block;
+    cat->tensors.ptr[index].wanted = ap->in.use.ptr[0].tensor->wanted;
     if (ckpt_catalog_set_pieces(cat, index, ap->drafts.ptr, ap->drafts.len, ap->err) < 0)
         return -1;
     return ap->in.rule->value ? ckpt_value_apply(cat, index, ap->in.rule->value, ap->err) : 0;

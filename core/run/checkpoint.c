@@ -744,6 +744,11 @@ static int read_save(struct ckpt_view *v, const struct ckpt_reader *reader,
     return 0;
 }
 
+static bool wants_masters(const struct ckpt_options *opt)
+{
+    return opt->dtype_rule == CKPT_DTYPE_CAST && opt->dtype == CKPT_F32;
+}
+
 static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_save *before,
                      struct ckpt_err *err)
 {
@@ -755,6 +760,7 @@ static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_sa
         .naming = &naming,
         .allow_partial = opt->allow_partial,
         .states = opt->raw,
+        .masters = wants_masters(opt),
     };
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
@@ -781,7 +787,8 @@ int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **re
     const struct ckpt_reader_options ropt = {.pool = s->pool,
                                              .log = &s->opt->log,
                                              .naming = &naming,
-                                             .allow_partial = s->opt->allow_partial};
+                                             .allow_partial = s->opt->allow_partial,
+                                             .masters = wants_masters(s->opt)};
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
     bool found;

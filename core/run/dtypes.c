@@ -69,8 +69,11 @@ enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_dtypes *d, const struct ckp
     const bool cast = d->opt->dtype_rule == CKPT_DTYPE_CAST;
     enum ckpt_dtype mapped, dtype;
 
-    if (!ckpt_dtype_is_castable(t->dtype) || d->opt->dtype_rule == CKPT_DTYPE_STORED ||
-        (d->opt->raw && !cast))
+    if (!ckpt_dtype_is_castable(t->dtype) || d->opt->dtype_rule == CKPT_DTYPE_STORED)
+        return t->dtype;
+    if (t->wanted && !cast)
+        return (enum ckpt_dtype)(t->wanted - 1);
+    if (d->opt->raw && !cast)
         return t->dtype;
     if (cast && !d->hf_names)
         return d->opt->dtype;

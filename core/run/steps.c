@@ -28,6 +28,9 @@ static const char *const anew[] = {
     "mp_rank_00/model_optim_rng.pt",
     "mp_rank_00_000/model_optim_rng.pt",
     "mp_rank_00_000_000/model_optim_rng.pt",
+    "latest",
+    "mp_rank_00_model_states.pt",
+    "zero_pp_rank_0_mp_rank_00_model_states.pt",
     "weights/metadata.json",
     "model_weights/metadata.json",
 };

@@ -166,6 +166,7 @@ int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, str
         ckpt_catalog_set_pieces(cat, index, draft, t->npiece, err) < 0)
         return -1;
     cat->tensors.ptr[index].ranks = t->ranks;
+    cat->tensors.ptr[index].wanted = t->wanted;
     return 0;
 }
 

@@ -35,7 +35,9 @@ struct ckpt_tensor {
     uint16_t ranks; /* not 0: the first dimension counts so many ranks of a job, each with its own
                        part; how the parts join only a recipe knows */
     uint8_t rank;
-    uint8_t dtype; /* enum ckpt_dtype */
+    uint8_t dtype;  /* enum ckpt_dtype */
+    uint8_t wanted; /* not 0: one more than the dtype in which the checkpoint itself wants it shown
+                       (16-bit weights of which it keeps the F32 masters only) */
 };
 
 struct ckpt_catalog {

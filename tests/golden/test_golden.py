@@ -17,7 +17,7 @@ import tempfile
 import case
 from case import check_export, compare_tensors, read_file, read_tensors, run
 
-FORMATS = ["nanotron", "dcp", "automodel", "accelerate", "trainer", "lightning", "verl", "torchtitan", "fused", "peft", "megatron"]
+FORMATS = ["nanotron", "dcp", "automodel", "accelerate", "trainer", "lightning", "verl", "torchtitan", "fused", "peft", "megatron", "deepspeed"]
 
 
 # ---- cases with a case.json ----

@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import case as cases  # noqa: E402
 from case import BUILD, CKPT, SOURCE  # noqa: E402
 
-NOT_YET = ("deepspeed/",)  # formats that no reader knows; everything else must open
+NOT_YET = ()  # formats that no reader knows; everything else must open
 LOAD_RANKS = os.path.join(BUILD, "tests", "load_ranks")
 FIXTURES = os.environ.get("CKPTFS_FIXTURES") or os.path.join(SOURCE, "..", "shared", "fixtures")
 TP = {1: ["tp=1"], 2: ["tp=2", "pp=2", "ep=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "tp=4", "ep=2,tp=2"], 5: ["dp=5"], 6: ["tp=2,dp=3", "tp=2,fsdp=3"],

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading layer and expert files. */
+#include "ckpt/deepspeed_layers.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "ckpt/deepspeed_module.h"
+
+/* ---- one file ---- */
+
+typedef int add_tensor(void *ctx, const char *name, const struct ckpt_ds_stored *s, uint32_t source,
+                       struct ckpt_err *err);
+
+/* All tensors of a file that holds a state dict. */
+static int each_tensor(const struct ckpt_ds_job *job, const char *file, add_tensor *fn, void *ctx,
+                       struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_ds_file_freep) struct ckpt_ds_file *f = NULL;
+    struct ckpt_ds_stored s;
+
+    if (ckpt_ds_file_open(job->dir, file, job->opt->pool, &f, err) < 0)
+        return -1;
+    const uint32_t source = ckpt_catalog_add_source(job->cat, f->source, err);
+    if (source == UINT32_MAX)
+        return -1;
+    if (ckpt_pv_kind(f->p.root) != CKPT_PV_DICT)
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' holds no state dict", ckpt_dir_path(job->dir),
+                         file);
+    for (size_t i = 0; i < ckpt_pv_npair(&f->p, f->p.root); i++) {
+        const char *name = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, f->p.root, i));
+        struct ckpt_err e = {0};
+        if (!name || ckpt_ds_file_tensor(f, ckpt_pv_value(&f->p, f->p.root, i), &s, &e) < 0)
+            return ckpt_fail(err, name ? e.code : CKPT_FORMAT, "'%s/%s': '%s': %s",
+                             ckpt_dir_path(job->dir), file, name ? name : "?",
+                             name ? e.text : "the key is no text");
+        if (fn(ctx, name, &s, source, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- pipelines ---- */
+
+struct pipeline {
+    const struct ckpt_ds_job *job;
+    struct ckpt_ds_zero *stage;
+    uint64_t nstage;
+    struct ckpt_ds_buffer **masters; /* by stage; NULL: not used */
+    struct ckpt_ds_parts *weights;
+    uint64_t layer;
+    size_t unnamed; /* tensors without a master */
+};
+
+static int add_local(void *ctx, const char *local, const struct ckpt_ds_stored *s, uint32_t source,
+                     struct ckpt_err *err)
+{
+    struct pipeline *p = ctx;
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%" PRIu64 ".%s", p->layer, local);
+
+    if (!name)
+        return ckpt_nomem(err);
+    for (uint64_t i = 0; p->masters && i < p->nstage; i++) {
+        const struct ckpt_ds_param *param = ckpt_ds_zero_param(&p->stage[i], name);
+        if (param && p->masters[i])
+            return ckpt_ds_zero_add(&p->stage[i], p->masters[i], param, name, p->weights, err);
+    }
+    p->unnamed += p->masters != NULL;
+    return ckpt_ds_parts_stored(p->weights, name, s, source, err);
+}
+
+/* Does a stage's model file list parameters of that layer? */
+static bool has_params(const struct pipeline *p, uint64_t layer)
+{
+    for (uint64_t i = 0; i < p->nstage; i++)
+        for (size_t k = 0; k < p->stage[i].param.len; k++) {
+            const char *name = p->stage[i].param.ptr[k].name;
+            unsigned long long number;
+            if (ckpt_parse_u64(name, strcspn(name, "."), &number) && number == layer)
+                return true;
+        }
+    return false;
+}
+
+static bool lists_params(const struct pipeline *p)
+{
+    for (uint64_t i = 0; i < p->nstage; i++)
+        if (p->stage[i].param.len == 0)
+            return false;
+    return true;
+}
+
+/* Layers without a file: those that are functions, or tied to an earlier one. */
+static int check_hole(const struct pipeline *p, uint64_t from, uint64_t to, struct ckpt_err *err)
+{
+    const bool known = lists_params(p);
+
+    for (uint64_t layer = from; layer < to; layer++) {
+        if (known && !has_params(p, layer))
+            continue;
+        if (known || !p->job->opt->allow_partial)
+            return ckpt_fail(err, CKPT_MISSING,
+                             "'%s': layer_%02" PRIu64 "-model_states.pt is missing%s",
+                             ckpt_dir_path(p->job->dir), layer,
+                             known ? ""
+                                   : " between its neighbours (a layer without weights, or tied "
+                                     "to an earlier one, has no file either: allow_partial "
+                                     "believes that)");
+        ckpt_catalog_warn(p->job->cat, "'%s' has no file of layer %" PRIu64,
+                          ckpt_dir_path(p->job->dir), layer);
+    }
+    return 0;
+}
+
+static int read_layers(struct pipeline *p, struct ckpt_err *err)
+{
+    const struct ckpt_ds_tag *tag = p->job->tag;
+    uint64_t next = 0;
+
+    for (size_t i = 0; i < tag->files.len; i++) {
+        const struct ckpt_ds_entry *e = &tag->files.ptr[i];
+        if (e->is.role != CKPT_DS_LAYER)
+            continue;
+        if (e->is.mp > 0)
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "'%s/%s': how the layers of several tensor-parallel ranks join is not "
+                             "in the checkpoint",
+                             ckpt_dir_path(p->job->dir), e->name);
+        p->layer = e->is.layer;
+        if (p->layer < next)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "'%s' holds two files of layer %" PRIu64 ": '%s' and another one",
+                             ckpt_dir_path(p->job->dir), p->layer, e->name);
+        if (check_hole(p, next, p->layer, err) < 0 ||
+            each_tensor(p->job, e->name, add_local, p, err) < 0)
+            return -1;
+        next = p->layer + 1;
+    }
+    return 0;
+}
+
+/* What the model files list must have come out of a layer's file. */
+static int check_params(const struct pipeline *p, struct ckpt_err *err)
+{
+    size_t index;
+
+    for (uint64_t i = 0; i < p->nstage; i++)
+        for (size_t k = 0; k < p->stage[i].param.len; k++) {
+            const char *name = p->stage[i].param.ptr[k].name;
+            if (!ckpt_has_prefix(name, "tied_modules.") &&
+                !ckpt_ds_parts_find(p->weights, name, &index))
+                return ckpt_fail(err, CKPT_MISSING,
+                                 "'%s': no layer's file has '%s', which '%s' lists",
+                                 ckpt_dir_path(p->job->dir), name, p->stage[i].model_name);
+        }
+    return 0;
+}
+
+/* As many stages as the first model file says. */
+static int check_stages(const struct pipeline *p, struct ckpt_err *err)
+{
+    const struct ckpt_ds_file *f = p->stage[0].model;
+    const ckpt_pv degrees = ckpt_pv_get(&f->p, f->p.root, "checkpoint_parallel_dimensions");
+    uint64_t n = p->nstage, tp = 1;
+
+    if (ckpt_ds_file_u64(f, degrees, "pp_degree", &n)) {
+        (void)ckpt_ds_file_u64(f, degrees, "tp_degree", &tp);
+        if (tp > 1)
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "'%s': how the layers of %" PRIu64
+                             " tensor-parallel ranks join is not in the checkpoint",
+                             ckpt_dir_path(p->job->dir), tp);
+    } else {
+        (void)ckpt_ds_file_u64(f, f->p.root, "mp_world_size", &n);
+    }
+    return n == p->nstage
+               ? 0
+               : ckpt_fail(err, n > p->nstage ? CKPT_MISSING : CKPT_CONFLICT,
+                           "'%s' has the model files of %" PRIu64
+                           " pipeline stages, '%s' says %" PRIu64,
+                           ckpt_dir_path(p->job->dir), p->nstage, p->stage[0].model_name, n);
+}
+
+static int read_stage(struct pipeline *p, uint64_t i, struct ckpt_ds_parts *moments,
+                      struct ckpt_err *err)
+{
+    bool read;
+
+    if (ckpt_ds_module_read_ranks(&p->stage[i], &read, err) < 0)
+        return -1;
+    if (read && p->job->opt->masters && ckpt_ds_masters_new(&p->stage[i], &p->masters[i], err) < 0)
+        return -1;
+    return read && p->job->opt->states ? ckpt_ds_moments_add(&p->stage[i], moments, err) : 0;
+}
+
+static int read_pipeline(struct pipeline *p, struct ckpt_ds_parts *moments, struct ckpt_err *err)
+{
+    if (check_stages(p, err) < 0)
+        return -1;
+    if (!p->job->opt->masters && !p->job->opt->states)
+        return read_layers(p, err) < 0 ? -1 : check_params(p, err);
+    if (!(p->masters = calloc(p->nstage, sizeof(void *))))
+        return ckpt_nomem(err);
+    for (uint64_t i = 0; i < p->nstage; i++)
+        if (read_stage(p, i, moments, err) < 0)
+            return -1;
+    if (read_layers(p, err) < 0 || check_params(p, err) < 0)
+        return -1;
+    if (p->job->opt->masters && p->unnamed && lists_params(p))
+        ckpt_catalog_warn(
+            p->job->cat,
+            "'%s': %zu tensors of tied layers are shown as the layer's file has them: "
+            "which F32 master is theirs is not in the checkpoint",
+            ckpt_dir_path(p->job->dir), p->unnamed);
+    return 0;
+}
+
+int ckpt_ds_layers_read(const struct ckpt_ds_job *job, struct ckpt_ds_zero *stage, uint64_t nstage,
+                        struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
+                        struct ckpt_err *err)
+{
+    struct pipeline p = {.job = job, .stage = stage, .nstage = nstage, .weights = weights};
+    const int result = read_pipeline(&p, moments, err);
+
+    for (uint64_t i = 0; p.masters && i < nstage; i++)
+        ckpt_ds_masters_free(&stage[i], p.masters[i]);
+    free(p.masters);
+    return result;
+}
+
+/* ---- experts ---- */
+
+struct experts {
+    const struct ckpt_ds_zero *z;
+    struct ckpt_ds_parts *weights;
+};
+
+static int add_expert(void *ctx, const char *name, const struct ckpt_ds_stored *s, uint32_t source,
+                      struct ckpt_err *err)
+{
+    const struct experts *x = ctx;
+
+    return ckpt_ds_parts_stored(x->weights, name, s, source, err);
+}
+
+static bool has_expert(const struct ckpt_ds_tag *tag, uint64_t layer, uint64_t expert)
+{
+    for (size_t i = 0; i < tag->files.len; i++) {
+        const struct ckpt_ds_file_name *f = &tag->files.ptr[i].is;
+        if (f->role == CKPT_DS_EXPERT && f->layer == layer && f->expert == expert && f->mp == 0)
+            return true;
+    }
+    return false;
+}
+
+static int check_layer(const struct ckpt_ds_zero *z, uint64_t layer, uint64_t n,
+                       struct ckpt_err *err)
+{
+    for (uint64_t e = 0; e < n; e++)
+        if (!has_expert(z->job->tag, layer, e))
+            return ckpt_fail(err, CKPT_MISSING,
+                             "'%s': layer_%" PRIu64 "_expert_%" PRIu64
+                             "_mp_rank_00_model_states.pt is missing: '%s' says that MoE layer "
+                             "%" PRIu64 " has %" PRIu64 " experts",
+                             ckpt_dir_path(z->job->dir), layer, e, z->model_name, layer, n);
+    return 0;
+}
+
+/* num_experts: one number a MoE layer. *ret: how many experts there are. */
+static int check_experts(const struct ckpt_ds_zero *z, size_t *ret, struct ckpt_err *err)
+{
+    const struct ckpt_pickle *p = &z->model->p;
+    const ckpt_pv list = ckpt_pv_get(p, p->root, "num_experts");
+
+    *ret = 0;
+    if (!ckpt_pv_is_seq(list))
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' does not say num_experts",
+                         ckpt_dir_path(z->job->dir), z->model_name);
+    for (size_t i = 0; i < ckpt_pv_len(p, list); i++) {
+        int64_t n;
+        if (!ckpt_pv_int(ckpt_pv_at(p, list, i), &n) || n < 0)
+            return ckpt_fail(err, CKPT_FORMAT, "num_experts[%zu] is no number", i);
+        if (check_layer(z, i, (uint64_t)n, err) < 0)
+            return -1;
+        *ret += (size_t)n;
+    }
+    return 0;
+}
+
+int ckpt_ds_experts_read(const struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
+                         struct ckpt_err *err)
+{
+    const struct ckpt_ds_tag *tag = z->job->tag;
+    struct experts x = {z, weights};
+    const struct ckpt_ds_entry *e = NULL;
+    const size_t have = ckpt_ds_tag_count(tag, CKPT_DS_EXPERT, &e);
+    size_t n;
+
+    if (check_experts(z, &n, err) < 0)
+        return -1;
+    if (have != n || (e && e->is.old_expert))
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s' holds %zu experts' files ('%s' first), '%s' says %zu: files of "
+                         "several saves, or of tensor-parallel ranks",
+                         ckpt_dir_path(z->job->dir), have, e ? e->name : "none", z->model_name, n);
+    for (size_t i = 0; i < tag->files.len; i++)
+        if (tag->files.ptr[i].is.role == CKPT_DS_EXPERT &&
+            each_tensor(z->job, tag->files.ptr[i].name, add_expert, &x, err) < 0)
+            return -1;
+    return 0;
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which of DeepSpeed's layouts a tag has, and its tensors. */
+#include "ckpt/deepspeed_load.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "ckpt/deepspeed_layers.h"
+#include "ckpt/deepspeed_module.h"
+#include "ckpt/deepspeed_tp.h"
+#include "ckpt/deepspeed_universal.h"
+
+static void parts_release(struct ckpt_ds_parts *p) { ckpt_ds_parts_release(p); }
+static void zero_release(struct ckpt_ds_zero *z) { ckpt_ds_zero_release(z); }
+
+static int about(const struct ckpt_ds_job *job, const char *key, json_t *value,
+                 struct ckpt_err *err)
+{
+    return !value || json_object_set_new(job->cat->about, key, value) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int describe(const struct ckpt_ds_job *job, const struct ckpt_ds_zero *z,
+                    struct ckpt_err *err)
+{
+    const struct ckpt_pickle *p = &z->model->p;
+    const char *version = ckpt_pv_str(p, ckpt_pv_get(p, p->root, "ds_version"));
+    uint64_t step;
+
+    if (version && ckpt_utf8_ok(version) && about(job, "version", json_string(version), err) < 0)
+        return -1;
+    return ckpt_ds_file_u64(z->model, p->root, "global_steps", &step)
+               ? about(job, "step", json_integer((json_int_t)step), err)
+               : 0;
+}
+
+static int add_all(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *p,
+                   struct ckpt_err *err)
+{
+    for (size_t i = 0; i < p->part.len; i++)
+        if (ckpt_ds_parts_catalog(p, i, job->cat, err) < 0)
+            return ckpt_err_in(err, "'%s'", ckpt_dir_path(job->dir));
+    return 0;
+}
+
+/* Ranks 0 to n - 1 have model files; 0 if one is missing. */
+static uint64_t count_mp(const struct ckpt_ds_tag *tag)
+{
+    uint64_t n = 0;
+
+    while (ckpt_ds_tag_find(tag, CKPT_DS_MODEL, n, 0) ||
+           ckpt_ds_tag_find(tag, CKPT_DS_ZERO3_MODEL, n, 0))
+        n++;
+    return n;
+}
+
+/* As many tensor-parallel ranks as the first one says. */
+static int check_degree(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_err *err)
+{
+    const struct ckpt_pickle *p = &z->model->p;
+    const ckpt_pv degrees = ckpt_pv_get(p, p->root, "checkpoint_parallel_dimensions");
+    uint64_t want = n;
+
+    if (!ckpt_ds_file_u64(z->model, degrees, "tp_degree", &want))
+        (void)ckpt_ds_file_u64(z->model, p->root, "mp_world_size", &want);
+    return want == n ? 0
+                     : ckpt_fail(err, want > n ? CKPT_MISSING : CKPT_CONFLICT,
+                                 "'%s': the model files of %" PRIu64
+                                 " tensor-parallel ranks are there, '%s' says that there are "
+                                 "%" PRIu64,
+                                 ckpt_dir_path(z->job->dir), n, z->model_name, want);
+}
+
+/* The optimizers of experts are partitioned over other ranks. */
+static int check_moe(const struct ckpt_ds_zero *z, struct ckpt_err *err)
+{
+    if (z->group.len == 0 || !z->job->opt->masters)
+        return 0;
+    return ckpt_fail(err, CKPT_UNSUPPORTED,
+                     "'%s': F32 masters of DeepSpeed-MoE are not supported: without dtype=float32 "
+                     "the weights are shown as trained",
+                     ckpt_dir_path(z->job->dir));
+}
+
+/* One rank has all of the module, less the experts. */
+static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
+    ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
+    const bool moe = ckpt_ds_tag_count(job->tag, CKPT_DS_EXPERT, NULL) > 0;
+    struct ckpt_reader_options plain = *job->opt;
+    struct ckpt_ds_job own = *job;
+
+    if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0 ||
+        check_degree(&z, 1, err) < 0)
+        return -1;
+    if (moe) {
+        if (check_moe(&z, err) < 0)
+            return -1;
+        if (z.group.len && job->opt->states)
+            ckpt_catalog_warn(job->cat, "left out: the optimizer's states of DeepSpeed-MoE");
+        plain.states = plain.states && z.group.len == 0;
+        own.opt = &plain;
+        z.job = &own;
+    }
+    if (ckpt_ds_module_read(&z, &weights, &moments, err) < 0 ||
+        (moe && ckpt_ds_experts_read(&z, &weights, err) < 0))
+        return -1;
+    return add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1 : 0;
+}
+
+static void stages_free(struct ckpt_ds_zero *stage, uint64_t n)
+{
+    for (uint64_t i = 0; stage && i < n; i++)
+        ckpt_ds_zero_release(&stage[i]);
+    free(stage);
+}
+
+static int open_ranks(const struct ckpt_ds_job *job, struct ckpt_ds_zero *rank, uint64_t n,
+                      struct ckpt_err *err)
+{
+    for (uint64_t i = 0; i < n; i++)
+        if (ckpt_ds_zero_open(job, i, &rank[i], err) < 0)
+            return -1;
+    return describe(job, &rank[0], err);
+}
+
+/* A pipeline module: the model files are of its stages. */
+static int load_pipeline(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
+    const uint64_t n = count_mp(job->tag);
+    struct ckpt_ds_zero *stage = calloc(n + 1, sizeof *stage);
+    int result = -1;
+
+    if (!stage)
+        return ckpt_nomem(err);
+    if (n == 0)
+        (void)ckpt_ds_zero_open(job, 0, &stage[0], err);
+    else if (open_ranks(job, stage, n, err) == 0)
+        result = ckpt_ds_layers_read(job, stage, n, &weights, &moments, err);
+    stages_free(stage, n + 1);
+    return result < 0 || add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1
+                                                                                            : 0;
+}
+
+struct ranks {
+    uint64_t n;
+    struct ckpt_ds_zero *zero;
+    struct ckpt_ds_parts *weights, *moments;
+};
+
+static void ranks_release(struct ranks *r)
+{
+    stages_free(r->zero, r->n);
+    for (uint64_t i = 0; i < r->n; i++) {
+        if (r->weights)
+            ckpt_ds_parts_release(&r->weights[i]);
+        if (r->moments)
+            ckpt_ds_parts_release(&r->moments[i]);
+    }
+    free(r->weights);
+    free(r->moments);
+}
+
+/* Each tensor-parallel rank has a part of the module. */
+static int load_ranks(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(ranks_release) struct ranks r = {.n = count_mp(job->tag)};
+
+    if (!(r.zero = calloc(r.n, sizeof *r.zero)) || !(r.weights = calloc(r.n, sizeof *r.weights)) ||
+        !(r.moments = calloc(r.n, sizeof *r.moments)))
+        return ckpt_nomem(err);
+    if (open_ranks(job, r.zero, r.n, err) < 0 || check_degree(&r.zero[0], r.n, err) < 0)
+        return -1;
+    for (uint64_t i = 0; i < r.n; i++)
+        if (ckpt_ds_module_read(&r.zero[i], &r.weights[i], &r.moments[i], err) < 0)
+            return -1;
+    return ckpt_ds_tp_join(&r.zero[0], r.weights, r.n, job->cat, err) < 0 ||
+                   ckpt_ds_tp_join(&r.zero[0], r.moments, r.n, job->cat, err) < 0
+               ? -1
+               : 0;
+}
+
+static int check_roles(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    const struct ckpt_ds_entry *model, *zero3;
+
+    if (ckpt_ds_tag_count(job->tag, CKPT_DS_MODEL, &model) &&
+        ckpt_ds_tag_count(job->tag, CKPT_DS_ZERO3_MODEL, &zero3))
+        return ckpt_fail(
+            err, CKPT_CONFLICT,
+            "'%s' holds files of several saves: '%s' is of ZeRO 3, '%s' is not: remove "
+            "the stale ones",
+            ckpt_dir_path(job->dir), zero3->name, model->name);
+    return 0;
+}
+
+/* A universal checkpoint, or a conversion that did not end. */
+static int load_universal(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
+    ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
+
+    if (!ckpt_dir_has_dir(job->dir, "zero"))
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' has fragments in tmp/ but no zero/: the conversion to a universal "
+                         "checkpoint was interrupted",
+                         ckpt_dir_path(job->dir));
+    if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0 ||
+        ckpt_ds_universal_read(&z, count_mp(job->tag), &weights, &moments, err) < 0)
+        return -1;
+    return add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1 : 0;
+}
+
+int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    if (check_roles(job, err) < 0)
+        return -1;
+    if (job->tag->universal && ckpt_ds_tag_count(job->tag, CKPT_DS_OPTIM, NULL) == 0)
+        return load_universal(job, err);
+    if (ckpt_ds_tag_count(job->tag, CKPT_DS_LAYER, NULL))
+        return load_pipeline(job, err);
+    return count_mp(job->tag) > 1 ? load_ranks(job, err) : load_module(job, err);
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tensors of a DeepSpeed tag. */
+#ifndef CKPT_CKPT_DEEPSPEED_LOAD_H
+#define CKPT_CKPT_DEEPSPEED_LOAD_H
+
+#include "ckpt/deepspeed_zero.h"
+
+/* Fill job->cat with what the files of job->tag hold, and say in its `about` what they say of the
+ * run. */
+int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files of one tensor-parallel rank (or pipeline stage) of a DeepSpeed tag: which there are,
+ * what they say of their parameters, and the flat buffers that they make together.
+ *
+ *     stages 1, 2  a group of parameters is one buffer, cut into equal parts over the ranks
+ *     stage 3      each parameter is cut by itself; a rank's parts lie one after the other */
+#ifndef CKPT_CKPT_DEEPSPEED_ZERO_H
+#define CKPT_CKPT_DEEPSPEED_ZERO_H
+
+#include "ckpt/deepspeed_flat.h"
+#include "ckpt/deepspeed_optim.h"
+#include "ckpt/deepspeed_tag.h"
+#include "ckpt/reader.h"
+
+/* What is the same for all files of a tag. */
+struct ckpt_ds_job {
+    struct ckpt_dir *dir;
+    const struct ckpt_ds_tag *tag;
+    const struct ckpt_reader_options *opt;
+    struct ckpt_catalog *cat;
+};
+
+/* A parameter of param_shapes. */
+struct ckpt_ds_param {
+    const char *name; /* the model file's */
+    uint32_t rank;
+    uint64_t dim[CKPT_MAX_RANK], numel;
+    uint64_t group;
+    uint64_t offset; /* in its group's buffer; stage 3: in each rank's */
+};
+
+/* One rank's slices of frozen parameters (stage 3). */
+struct ckpt_ds_fragment {
+    const char *name;
+    struct ckpt_ds_stored at;
+};
+
+struct ckpt_ds_rank_model {
+    struct ckpt_source *source;
+    uint32_t index;
+    bool has_steps;
+    uint64_t steps;
+    struct ckpt_arena names;
+    CKPT_VEC(struct ckpt_ds_fragment) fragment;
+};
+
+struct ckpt_ds_zero {
+    const struct ckpt_ds_job *job;
+    uint64_t mp, world;
+    bool zero3;
+    struct ckpt_ds_file *model; /* of data-parallel rank 0 */
+    char *model_name;
+    uint32_t model_index; /* in the catalogue */
+    CKPT_VEC(struct ckpt_ds_param) param;
+    CKPT_VEC(size_t) group; /* first parameter of each group of param_shapes */
+    struct ckpt_map by_name;
+    CKPT_VEC(struct ckpt_ds_optim) optim;           /* by data-parallel rank; empty: not read */
+    CKPT_VEC(struct ckpt_ds_rank_model) rank_model; /* stage 3, by data-parallel rank */
+};
+
+/* Open the model file of rank `mp` and what its parameters are. */
+int ckpt_ds_zero_open(const struct ckpt_ds_job *job, uint64_t mp, struct ckpt_ds_zero *z,
+                      struct ckpt_err *err);
+void ckpt_ds_zero_release(struct ckpt_ds_zero *z);
+
+/* Read the optimizer files of all data-parallel ranks, and, of stage 3, their model files; check
+ * that they are all there, and of one save. MISSING: there are none. */
+int ckpt_ds_zero_read_ranks(struct ckpt_ds_zero *z, struct ckpt_err *err);
+
+/* Its steps: the names of the files; what they say of each other; where each parameter begins. */
+int ckpt_ds_zero_check_files(const struct ckpt_ds_zero *z, struct ckpt_err *err);
+int ckpt_ds_zero_check_ranks(const struct ckpt_ds_zero *z, struct ckpt_err *err);
+int ckpt_ds_zero_lay(struct ckpt_ds_zero *z, struct ckpt_err *err);
+
+/* The masters (key NULL) or moments of all groups, as buffers: of stages 1 and 2 one a group, of
+ * stage 3 one a rank. What lies of no group in a rank's file ends its buffer. ret has room for
+ * ckpt_ds_zero_nbuffer of them, zeroed; released by the caller. */
+size_t ckpt_ds_zero_nbuffer(const struct ckpt_ds_zero *z);
+int ckpt_ds_zero_buffers(const struct ckpt_ds_zero *z, const char *key, struct ckpt_ds_buffer *ret,
+                         struct ckpt_err *err);
+
+/* Do the masters hold as many elements as the parameters have? */
+int ckpt_ds_zero_check(const struct ckpt_ds_zero *z, const struct ckpt_ds_buffer *masters,
+                       struct ckpt_err *err);
+
+/* Add a parameter's tensor, cut out of such buffers, under a name. */
+int ckpt_ds_zero_add(const struct ckpt_ds_zero *z, const struct ckpt_ds_buffer *buffers,
+                     const struct ckpt_ds_param *param, const char *name, struct ckpt_ds_parts *out,
+                     struct ckpt_err *err);
+
+/* A parameter of param_shapes; NULL. */
+const struct ckpt_ds_param *ckpt_ds_zero_param(const struct ckpt_ds_zero *z, const char *name);
+
+#endif
