@@ -369,6 +369,7 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     struct ckpt_policy_input in = {.opt = &load->opt, .cpus = cpus > 0 ? (uint32_t)cpus : 1};
     struct ckpt_policy policy;
     struct ckpt_err own = {0};
+    uint64_t stored;
     int rc;
 
     in.cost = (struct ckpt_cost_input){
@@ -376,11 +377,12 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     for (uint32_t r = 0; r < load->comm->x->size; r++)
         in.local += node[r] == node[load->comm->x->rank];
     if (ckpt_load_weigh(load->parts.roster, node, a->nnode, &in.cost, err) < 0 ||
-        ckpt_policy_choose(&in, &policy, err) < 0)
+        ckpt_policy_choose(&in, &policy, err) < 0 ||
+        ckpt_load_needed(load->parts.roster, load->comm->x->rank, &load->needed_bytes, &stored,
+                         err) < 0)
         return -1;
     load->rates = policy.rates;
     load->unique_bytes = in.cost.unique;
-    load->needed_bytes = ckpt_load_needed(load->parts.roster, load->comm->x->rank, NULL);
     while ((rc = plan_for(load, &in, &policy, node, &own)) < 0) {
         enum ckpt_readers less = policy.readers;
         if (own.code != CKPT_LIMIT || load->opt.readers != CKPT_READERS_AUTO ||

@@ -37,8 +37,9 @@ int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *r
 int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
                   const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err);
 
-/* Bytes that a rank wants; *ret_stored (may be NULL): as they lie in storage. */
-uint64_t ckpt_load_needed(const struct ckpt_roster *roster, uint32_t rank, uint64_t *ret_stored);
+/* Bytes that a rank wants; *ret_stored: as they lie in storage. */
+int ckpt_load_needed(const struct ckpt_roster *roster, uint32_t rank, uint64_t *ret_bytes,
+                     uint64_t *ret_stored, struct ckpt_err *err);
 
 /* The bytes of a job, given what all ranks want and where they run (node[r], nnode): those of *in;
  * the rest of it stays as it is. */

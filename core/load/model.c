@@ -173,10 +173,12 @@ static int add_units(struct model *m, const struct ckpt_plan *p, const struct ck
 {
     const ckpt_demands *demands = NULL;
     uint32_t of = UINT32_MAX;
+    uint64_t stored;
 
     for (uint32_t o = 0; o < p->nowner; o++) {
-        if (p->nowner > 1)
-            m->share[p->owner[o]].received = ckpt_load_needed(&m->roster, p->owner[o], NULL);
+        if (p->nowner > 1 && ckpt_load_needed(&m->roster, p->owner[o],
+                                              &m->share[p->owner[o]].received, &stored, m->err) < 0)
+            return -1;
         for (uint32_t u = p->owner_unit[o]; u < p->owner_unit[o + 1]; u++) {
             const uint32_t tensor = p->regions.ptr[p->units.ptr[u].region].tensor;
             if (p->nowner > 1 && tensor != of && !(demands = find_shape(m, domain, of = tensor)))

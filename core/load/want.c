@@ -118,15 +118,24 @@ uint32_t ckpt_grid_find(const struct ckpt_grid *g, uint32_t rank)
     return CKPT_NONE;
 }
 
+bool ckpt_grid_index(const struct ckpt_grid *g, uint32_t rank, uint32_t index[CKPT_GRID_DIMS])
+{
+    uint32_t at = ckpt_grid_find(g, rank);
+
+    if (at == CKPT_NONE)
+        return false;
+    for (uint32_t d = g->ndim; d-- > 0; at /= g->dim[d])
+        index[d] = at % g->dim[d];
+    return true;
+}
+
 uint32_t ckpt_spec_part(const struct ckpt_wants *w, const struct ckpt_spec *s, uint32_t rank)
 {
     const struct ckpt_grid *g = &w->grids.ptr[s->grid];
-    uint32_t at = ckpt_grid_find(g, rank), index[CKPT_GRID_DIMS], part = 0;
+    uint32_t index[CKPT_GRID_DIMS], part = 0;
 
-    if (at == CKPT_NONE)
+    if (!ckpt_grid_index(g, rank, index))
         return CKPT_NONE;
-    for (uint32_t d = g->ndim; d-- > 0; at /= g->dim[d])
-        index[d] = at % g->dim[d];
     for (uint32_t i = 0; i < s->ncut; i++)
         part = part * g->dim[s->cut[i].axis] + index[s->cut[i].axis];
     return part;
@@ -156,11 +165,9 @@ bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
     if (e->spec != CKPT_NONE) {
         const struct ckpt_spec *s = &w->specs.ptr[e->spec];
         const struct ckpt_grid *g = &w->grids.ptr[s->grid];
-        uint32_t at = ckpt_grid_find(g, rank), index[CKPT_GRID_DIMS];
-        if (at == CKPT_NONE)
+        uint32_t index[CKPT_GRID_DIMS];
+        if (!ckpt_grid_index(g, rank, index))
             return false;
-        for (uint32_t d = g->ndim; d-- > 0; at /= g->dim[d])
-            index[d] = at % g->dim[d];
         for (uint32_t i = 0; i < s->ncut; i++)
             cut_box(ret, s->cut[i].dim, g->dim[s->cut[i].axis], index[s->cut[i].axis]);
     }
@@ -168,6 +175,26 @@ bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
         if (ret->n[d] == 0)
             return false;
     return true;
+}
+
+uint64_t ckpt_wants_numel(const struct ckpt_wants *w, const struct ckpt_want *e,
+                          const struct ckpt_tensor *t, const uint32_t *index)
+{
+    const struct ckpt_box *box = e->box == CKPT_NONE ? NULL : &w->boxes.ptr[e->box];
+    const struct ckpt_spec *s = e->spec == CKPT_NONE ? NULL : &w->specs.ptr[e->spec];
+    uint64_t n[CKPT_MAX_RANK], numel = 1;
+
+    for (uint32_t d = 0; d < t->rank; d++)
+        n[d] = box ? box->n[d] : t->dim[d];
+    for (uint32_t i = 0; s && i < s->ncut; i++) {
+        const uint32_t dim = s->cut[i].dim, axis = s->cut[i].axis;
+        const uint64_t parts = w->grids.ptr[s->grid].dim[axis];
+        const uint64_t chunk = (n[dim] + parts - 1) / parts;
+        n[dim] = ckpt_min_u64(chunk, n[dim] - ckpt_min_u64(n[dim], chunk * index[axis]));
+    }
+    for (uint32_t d = 0; d < t->rank; d++)
+        numel *= n[d];
+    return numel;
 }
 
 /* ---- bytes: little-endian words ---- */

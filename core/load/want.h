@@ -60,6 +60,9 @@ int ckpt_wants_add(struct ckpt_wants *w, uint32_t tensor, uint32_t spec, const s
 /* Where a rank stands in a grid; CKPT_NONE if it is not in it. */
 uint32_t ckpt_grid_find(const struct ckpt_grid *g, uint32_t rank);
 
+/* The same, as coordinates; false if it is not in it. */
+bool ckpt_grid_index(const struct ckpt_grid *g, uint32_t rank, uint32_t index[CKPT_GRID_DIMS]);
+
 /* Which of the parts that a spec makes is a rank's, counted row-major by its cuts; CKPT_NONE if the
  * rank is not in its grid. Ranks of one part have the same box of every tensor. */
 uint32_t ckpt_spec_part(const struct ckpt_wants *w, const struct ckpt_spec *s, uint32_t rank);
@@ -67,6 +70,10 @@ uint32_t ckpt_spec_part(const struct ckpt_wants *w, const struct ckpt_spec *s, u
 /* The box of entry e for a rank, given the tensor's shape. False if it is empty. */
 bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
                     const struct ckpt_tensor *t, uint32_t rank, struct ckpt_box *ret);
+
+/* The elements of that box, given the rank's coordinates in the grid of the entry's spec. */
+uint64_t ckpt_wants_numel(const struct ckpt_wants *w, const struct ckpt_want *e,
+                          const struct ckpt_tensor *t, const uint32_t *index);
 
 /* As bytes: equal tables give equal bytes. The caller frees *ret. Parsing checks everything, also
  * against the catalogue. */

@@ -11,25 +11,40 @@
 #include "load/replicas.h"
 #include "tensor/boxes.h"
 
-uint64_t ckpt_load_needed(const struct ckpt_roster *roster, uint32_t rank, uint64_t *ret_stored)
+/* Where a rank stands in the grid of each spec. */
+struct stand {
+    bool in;
+    uint32_t index[CKPT_GRID_DIMS];
+};
+
+static void find_stands(const struct ckpt_wants *w, uint32_t rank, struct stand *stand)
+{
+    for (size_t s = 0; s < w->specs.len; s++)
+        stand[s].in = ckpt_grid_index(&w->grids.ptr[w->specs.ptr[s].grid], rank, stand[s].index);
+}
+
+int ckpt_load_needed(const struct ckpt_roster *roster, uint32_t rank, uint64_t *ret_bytes,
+                     uint64_t *ret_stored, struct ckpt_err *err)
 {
     const struct ckpt_wants *w = &roster->table[roster->class_of[rank]];
+    ckpt_cleanup(ckpt_freep) struct stand *stand = calloc(w->specs.len + 1, sizeof *stand);
     const struct ckpt_catalog *cat;
-    uint64_t bytes = 0, stored = 0;
 
-    for (size_t e = 0; e < w->entries.len; e++) {
-        const struct ckpt_tensor *t = &roster->cat->tensors.ptr[w->entries.ptr[e].tensor];
-        struct ckpt_box box;
-        if (!ckpt_wants_box(w, &w->entries.ptr[e], t, rank, &box))
+    *ret_bytes = *ret_stored = 0;
+    if (!stand)
+        return ckpt_nomem(err);
+    find_stands(w, rank, stand);
+    for (size_t i = 0; i < w->entries.len; i++) {
+        const struct ckpt_want *e = &w->entries.ptr[i];
+        const struct ckpt_tensor *t = &roster->cat->tensors.ptr[e->tensor];
+        if (e->spec != CKPT_NONE && !stand[e->spec].in)
             continue;
-        const uint64_t numel = ckpt_box_numel(&box);
-        bytes += numel * ckpt_dtype_size(t->dtype);
-        if (ret_stored)
-            stored += numel * ckpt_dtype_size(ckpt_tensor_stored(roster->cat, t, &cat)->dtype);
+        const uint64_t numel =
+            ckpt_wants_numel(w, e, t, e->spec == CKPT_NONE ? NULL : stand[e->spec].index);
+        *ret_bytes += numel * ckpt_dtype_size(t->dtype);
+        *ret_stored += numel * ckpt_dtype_size(ckpt_tensor_stored(roster->cat, t, &cat)->dtype);
     }
-    if (ret_stored)
-        *ret_stored = stored;
-    return bytes;
+    return 0;
 }
 
 /* Of each group: bytes that a rank of it wants, and those bytes in storage. */
@@ -135,8 +150,9 @@ static int weigh(struct weighing *w, const uint32_t *node, uint32_t nnode,
     if (!first || !group || !rank || !w->weight || !w->known)
         return ckpt_nomem(err);
     for (uint32_t g = 0; g < w->replicas.n; g++) {
-        w->weight[g].needed =
-            ckpt_load_needed(w->roster, w->replicas.rank[g], &w->weight[g].stored);
+        if (ckpt_load_needed(w->roster, w->replicas.rank[g], &w->weight[g].needed,
+                             &w->weight[g].stored, err) < 0)
+            return -1;
         in->needed += w->weight[g].needed * w->replicas.count[g];
         stored += w->weight[g].stored;
     }

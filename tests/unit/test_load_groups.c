@@ -51,6 +51,48 @@ static void check_demand(const struct ckpt_roster *r, const struct ckpt_replicas
     ckpt_vec_release(&demands);
 }
 
+/* Bytes of a job, of its nodes and ranks: as counted rank by rank, node by node. */
+static void check_weights(const struct ckpt_roster *r, uint64_t *rng)
+{
+    const uint32_t nnode = (uint32_t)random_range(rng, 1, r->nrank + 1);
+    uint32_t node[16], rank[16];
+    uint64_t needed = 0, sum = 0, most = 0, own, stored;
+    struct ckpt_cost_input in = {0};
+    struct ckpt_err err = {0};
+
+    for (uint32_t k = 0; k < r->nrank; k++) {
+        const struct ckpt_wants *w = &r->table[r->class_of[k]];
+        const uint64_t before = needed;
+        node[k] = k < nnode ? k : (uint32_t)random_range(rng, 0, nnode);
+        for (size_t e = 0; e < w->entries.len; e++) {
+            const struct ckpt_want *want = &w->entries.ptr[e];
+            struct ckpt_box box;
+            if (ckpt_wants_box(w, want, &r->cat->tensors.ptr[want->tensor], k, &box))
+                needed += ckpt_box_numel(&box) * 2;
+        }
+        if (ckpt_load_needed(r, k, &own, &stored, &err) < 0)
+            fail_msg("%s", err.text);
+        assert_int_equal(own, needed - before);
+        assert_int_equal(stored, own);
+    }
+    for (uint32_t m = 0; m < nnode; m++) {
+        uint64_t unique;
+        uint32_t n = 0;
+        for (uint32_t k = 0; k < r->nrank; k++)
+            if (node[k] == m)
+                rank[n++] = k;
+        if (ckpt_plan_bytes(r, rank, n, &unique, &err) < 0)
+            fail_msg("%s", err.text);
+        sum += unique;
+        most = unique > most ? unique : most;
+    }
+    if (ckpt_load_weigh(r, node, nnode, &in, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(in.needed, needed);
+    assert_int_equal(in.sum_node_unique, sum);
+    assert_int_equal(in.node_unique, most);
+}
+
 TEST(replicas, are_the_ranks_that_want_the_same)
 {
     uint64_t rng = 4711;
@@ -84,6 +126,7 @@ TEST(replicas, are_the_ranks_that_want_the_same)
             ranks += groups.count[g];
         CHECK_EQ(ranks, nrank);
         check_demand(&roster, &groups, &rng);
+        check_weights(&roster, &rng);
         ckpt_replicas_release(&groups);
         ckpt_roster_release(&roster);
         ckpt_catalog_free(cat);
