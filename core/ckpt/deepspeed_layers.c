@@ -8,11 +8,12 @@
 
 #include "base/str.h"
 #include "ckpt/deepspeed_module.h"
+#include "ckpt/deepspeed_spot.h"
 
 /* ---- one file ---- */
 
-typedef int add_tensor(void *ctx, const char *name, const struct ckpt_ds_stored *s, uint32_t source,
-                       struct ckpt_err *err);
+typedef int add_tensor(void *ctx, const char *name, const struct ckpt_ds_file *f,
+                       const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err);
 
 /* All tensors of a file that holds a state dict. */
 static int each_tensor(const struct ckpt_ds_job *job, const char *file, add_tensor *fn, void *ctx,
@@ -36,7 +37,7 @@ static int each_tensor(const struct ckpt_ds_job *job, const char *file, add_tens
             return ckpt_fail(err, name ? e.code : CKPT_FORMAT, "'%s/%s': '%s': %s",
                              ckpt_dir_path(job->dir), file, name ? name : "?",
                              name ? e.text : "the key is no text");
-        if (fn(ctx, name, &s, source, err) < 0)
+        if (fn(ctx, name, f, &s, source, err) < 0)
             return -1;
     }
     return 0;
@@ -51,24 +52,127 @@ struct pipeline {
     struct ckpt_ds_buffer **masters; /* by stage; NULL: not used */
     struct ckpt_ds_parts *weights;
     uint64_t layer;
-    size_t unnamed; /* tensors without a master */
+    size_t unnamed; /* tensors of which no stage lists the parameter */
 };
 
-static int add_local(void *ctx, const char *local, const struct ckpt_ds_stored *s, uint32_t source,
+#define TIED "tied_modules."
+
+/* Is the only tensor of `master`, rounded, what a layer's file has, at both ends of each part? */
+static int is_master_of(const struct pipeline *p, const struct ckpt_ds_parts *master,
+                        const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, bool *ret,
+                        struct ckpt_err *err)
+{
+    const struct ckpt_ds_part *part = &master->part.ptr[0];
+    const struct ckpt_ds_extent *e = master->extent.ptr;
+    uint64_t at = 0;
+
+    *ret = s->contiguous && part->numel > 0;
+    for (size_t i = 0; i < part->n && *ret; at += e[i].n, i++) {
+        struct ckpt_source *source = p->job->cat->sources.ptr[e[i].source];
+        const uint64_t skip = e[i].n > 16 ? e[i].n - 16 : 0;
+        const uint64_t end = e[i].off + skip * ckpt_dtype_size(part->dtype);
+        const struct ckpt_ds_spot first = {source, part->dtype, e[i].off, at, e[i].n};
+        const struct ckpt_ds_spot last = {source, part->dtype, end, at + skip, e[i].n - skip};
+        if (ckpt_ds_spot_same(f, s, &first, ret, err) < 0 ||
+            (*ret && ckpt_ds_spot_same(f, s, &last, ret, err) < 0))
+            return -1;
+    }
+    return 0;
+}
+
+/* "weight" of tied_modules.KEY.weight, of the same shape? */
+static bool may_be_tied(const struct ckpt_ds_param *param, const char *local,
+                        const struct ckpt_ds_stored *s)
+{
+    const char *own = param->name && ckpt_has_prefix(param->name, TIED)
+                          ? strchr(param->name + strlen(TIED), '.')
+                          : NULL;
+
+    return own && strcmp(own + 1, local) == 0 && param->rank == s->rank &&
+           memcmp(param->dim, s->dim, s->rank * sizeof *s->dim) == 0;
+}
+
+/* The stages list a copy each of a tied parameter: the first goes on under the layer's name, the
+ * others are forgotten. */
+static int take_name(const struct pipeline *p, const char *tied, const char *name,
                      struct ckpt_err *err)
+{
+    const char *own = ckpt_arena_strdup(&p->weights->names, name);
+
+    if (!own)
+        return ckpt_nomem(err);
+    for (uint64_t i = 0; i < p->nstage; i++)
+        for (size_t k = 0; k < p->stage[i].param.len; k++) {
+            struct ckpt_ds_param *param = &p->stage[i].param.ptr[k];
+            if (!param->name || strcmp(param->name, tied) != 0)
+                continue;
+            param->name = own;
+            own = NULL;
+        }
+    return 0;
+}
+
+/* Which tied parameter is a layer's is written nowhere: its name in the layer, the shape and the
+ * values tell. NULL: none is. */
+static int find_tied(const struct pipeline *p, const char *local, const struct ckpt_ds_file *f,
+                     const struct ckpt_ds_stored *s, const struct ckpt_ds_param **ret,
+                     uint64_t *ret_stage, struct ckpt_err *err)
+{
+    bool same = false;
+
+    *ret = NULL;
+    for (uint64_t i = 0; i < p->nstage && !same; i++)
+        for (size_t k = 0; p->masters[i] && k < p->stage[i].param.len && !same; k++) {
+            ckpt_cleanup(ckpt_ds_parts_release) struct ckpt_ds_parts master = {0};
+            const struct ckpt_ds_param *param = &p->stage[i].param.ptr[k];
+            if (!may_be_tied(param, local, s))
+                continue;
+            if (ckpt_ds_zero_add(&p->stage[i], p->masters[i], param, param->name, &master, err) <
+                    0 ||
+                is_master_of(p, &master, f, s, &same, err) < 0)
+                return -1;
+            *ret = same ? param : NULL;
+            *ret_stage = i;
+        }
+    return 0;
+}
+
+static int add_tied(struct pipeline *p, const char *local, const char *name,
+                    const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, uint32_t source,
+                    struct ckpt_err *err)
+{
+    const struct ckpt_ds_param *param;
+    uint64_t stage;
+
+    if (find_tied(p, local, f, s, &param, &stage, err) < 0)
+        return -1;
+    p->unnamed += !param;
+    if (param && take_name(p, param->name, name, err) < 0)
+        return -1;
+    return param && p->job->opt->masters
+               ? ckpt_ds_zero_add(&p->stage[stage], p->masters[stage], param, name, p->weights, err)
+               : ckpt_ds_parts_stored(p->weights, name, s, source, err);
+}
+
+static int add_local(void *ctx, const char *local, const struct ckpt_ds_file *f,
+                     const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err)
 {
     struct pipeline *p = ctx;
     ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%" PRIu64 ".%s", p->layer, local);
 
     if (!name)
         return ckpt_nomem(err);
-    for (uint64_t i = 0; p->masters && i < p->nstage; i++) {
+    if (!p->masters)
+        return ckpt_ds_parts_stored(p->weights, name, s, source, err);
+    for (uint64_t i = 0; i < p->nstage; i++) {
         const struct ckpt_ds_param *param = ckpt_ds_zero_param(&p->stage[i], name);
-        if (param && p->masters[i])
-            return ckpt_ds_zero_add(&p->stage[i], p->masters[i], param, name, p->weights, err);
+        if (!param || !p->masters[i])
+            continue;
+        return p->job->opt->masters
+                   ? ckpt_ds_zero_add(&p->stage[i], p->masters[i], param, name, p->weights, err)
+                   : ckpt_ds_parts_stored(p->weights, name, s, source, err);
     }
-    p->unnamed += p->masters != NULL;
-    return ckpt_ds_parts_stored(p->weights, name, s, source, err);
+    return add_tied(p, local, name, f, s, source, err);
 }
 
 /* Does a stage's model file list parameters of that layer? */
@@ -78,7 +182,7 @@ static bool has_params(const struct pipeline *p, uint64_t layer)
         for (size_t k = 0; k < p->stage[i].param.len; k++) {
             const char *name = p->stage[i].param.ptr[k].name;
             unsigned long long number;
-            if (ckpt_parse_u64(name, strcspn(name, "."), &number) && number == layer)
+            if (name && ckpt_parse_u64(name, strcspn(name, "."), &number) && number == layer)
                 return true;
         }
     return false;
@@ -149,7 +253,7 @@ static int check_params(const struct pipeline *p, struct ckpt_err *err)
     for (uint64_t i = 0; i < p->nstage; i++)
         for (size_t k = 0; k < p->stage[i].param.len; k++) {
             const char *name = p->stage[i].param.ptr[k].name;
-            if (!ckpt_has_prefix(name, "tied_modules.") &&
+            if (name && !ckpt_has_prefix(name, TIED) &&
                 !ckpt_ds_parts_find(p->weights, name, &index))
                 return ckpt_fail(err, CKPT_MISSING,
                                  "'%s': no layer's file has '%s', which '%s' lists",
@@ -183,37 +287,57 @@ static int check_stages(const struct pipeline *p, struct ckpt_err *err)
                            ckpt_dir_path(p->job->dir), p->nstage, p->stage[0].model_name, n);
 }
 
-static int read_stage(struct pipeline *p, uint64_t i, struct ckpt_ds_parts *moments,
-                      struct ckpt_err *err)
+static int read_stage(struct pipeline *p, uint64_t i, bool *ret_any, struct ckpt_err *err)
 {
+    struct ckpt_err e = {0};
     bool read;
 
     if (ckpt_ds_module_read_ranks(&p->stage[i], &read, err) < 0)
         return -1;
-    if (read && p->job->opt->masters && ckpt_ds_masters_new(&p->stage[i], &p->masters[i], err) < 0)
-        return -1;
-    return read && p->job->opt->states ? ckpt_ds_moments_add(&p->stage[i], moments, err) : 0;
+    *ret_any |= read;
+    if (!read || ckpt_ds_masters_new(&p->stage[i], &p->masters[i], &e) == 0)
+        return 0;
+    if (p->job->opt->masters || e.code == CKPT_NOMEM)
+        return ckpt_fail(err, e.code, "%s", e.text);
+    ckpt_ds_masters_free(&p->stage[i], p->masters[i]);
+    p->masters[i] = NULL;
+    ckpt_catalog_warn(p->job->cat, "left out: the optimizer's states: %s", e.text);
+    return 0;
+}
+
+/* The masters of all stages, where they are needed: they also tell which tied parameter is whose.
+ */
+static int read_stages(struct pipeline *p, struct ckpt_err *err)
+{
+    bool any = false;
+
+    if (!p->job->opt->masters && !p->job->opt->states)
+        return 0;
+    if (!(p->masters = calloc(p->nstage, sizeof *p->masters)))
+        return ckpt_nomem(err);
+    for (uint64_t i = 0; i < p->nstage; i++)
+        if (read_stage(p, i, &any, err) < 0)
+            return -1;
+    if (!any) {
+        free(p->masters);
+        p->masters = NULL;
+    }
+    return 0;
 }
 
 static int read_pipeline(struct pipeline *p, struct ckpt_ds_parts *moments, struct ckpt_err *err)
 {
-    if (check_stages(p, err) < 0)
+    if (check_stages(p, err) < 0 || read_stages(p, err) < 0 || read_layers(p, err) < 0 ||
+        check_params(p, err) < 0)
         return -1;
-    if (!p->job->opt->masters && !p->job->opt->states)
-        return read_layers(p, err) < 0 ? -1 : check_params(p, err);
-    if (!(p->masters = calloc(p->nstage, sizeof(void *))))
-        return ckpt_nomem(err);
-    for (uint64_t i = 0; i < p->nstage; i++)
-        if (read_stage(p, i, moments, err) < 0)
+    if (p->unnamed)
+        ckpt_catalog_warn(p->job->cat,
+                          "'%s': %zu tensors are shown as their layers' files have them, without "
+                          "F32 masters or states: which ones are theirs is not in the checkpoint",
+                          ckpt_dir_path(p->job->dir), p->unnamed);
+    for (uint64_t i = 0; p->masters && p->job->opt->states && i < p->nstage; i++)
+        if (p->masters[i] && ckpt_ds_moments_add(&p->stage[i], moments, err) < 0)
             return -1;
-    if (read_layers(p, err) < 0 || check_params(p, err) < 0)
-        return -1;
-    if (p->job->opt->masters && p->unnamed && lists_params(p))
-        ckpt_catalog_warn(
-            p->job->cat,
-            "'%s': %zu tensors of tied layers are shown as the layer's file has them: "
-            "which F32 master is theirs is not in the checkpoint",
-            ckpt_dir_path(p->job->dir), p->unnamed);
     return 0;
 }
 
@@ -237,11 +361,12 @@ struct experts {
     struct ckpt_ds_parts *weights;
 };
 
-static int add_expert(void *ctx, const char *name, const struct ckpt_ds_stored *s, uint32_t source,
-                      struct ckpt_err *err)
+static int add_expert(void *ctx, const char *name, const struct ckpt_ds_file *f,
+                      const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err)
 {
     const struct experts *x = ctx;
 
+    (void)f;
     return ckpt_ds_parts_stored(x->weights, name, s, source, err);
 }
 

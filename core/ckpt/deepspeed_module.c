@@ -280,7 +280,7 @@ static int add_moments(struct ckpt_ds_zero *z, const char *key, struct ckpt_ds_p
         ckpt_catalog_warn(z->job->cat, "left out: the optimizer's '%s': %s", key, e.text);
     else
         for (size_t i = 0; i < z->param.len && result == 0; i++)
-            if (has_moment(z, &z->param.ptr[i], b))
+            if (z->param.ptr[i].name && has_moment(z, &z->param.ptr[i], b))
                 result = add_moment(z, &z->param.ptr[i], key, b, out, err);
     ckpt_ds_masters_free(z, b);
     return result;

@@ -22,7 +22,7 @@ struct ckpt_ds_job {
 
 /* A parameter of param_shapes. */
 struct ckpt_ds_param {
-    const char *name; /* the model file's */
+    const char *name; /* the model file's; NULL: another stage has it (deepspeed_layers.c) */
     uint32_t rank;
     uint64_t dim[CKPT_MAX_RANK], numel;
     uint64_t group;

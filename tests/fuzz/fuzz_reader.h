@@ -152,7 +152,7 @@ static void load_and_read(const struct ckpt_reader *r)
     read_objects(r, dir, &opt);
     for (int partial = 0; partial < 2; partial++) {
         err.code = CKPT_OK;
-        opt.allow_partial = partial;
+        opt.allow_partial = opt.masters = partial;
         if (r->load(dir, &opt, &cat, &err) == 0) {
             read_back_all(cat);
             ckpt_catalog_free(cat);
