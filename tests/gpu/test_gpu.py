@@ -2,7 +2,8 @@
 """Loads into device memory, every byte compared: every checkpoint at 1 to 4 ranks, and every way to make the communicator. Over a double of CUDA and
 NCCL; over the real ones, too, where there is a GPU.
 
-usage: test_gpu.py [WORDS OF A TEST'S NAME]     CKPTFS_FIXTURES: the collection; GPU_SAMPLE: only names that begin so
+usage: test_gpu.py [WORDS OF A TEST'S NAME]     CKPTFS_FIXTURES: the collection; GPU_SAMPLE: only names that begin so; GPU_RANKS_MOST: of
+every checkpoint (4)
 """
 
 import json
@@ -18,6 +19,7 @@ from runner import run
 from test_fixtures import FIXTURES, checkpoints, opens
 
 LAYOUTS = {1: ["dp=1"], 2: ["tp=2", "pp=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "ep=2,tp=2"]}
+MOST_RANKS = int(os.environ.get("GPU_RANKS_MOST", "4"))  # per checkpoint; several share a GPU with NCCL >= 2.30 only
 WAYS = ["env", "tcp", "given", "alone"]
 UNKNOWN = ("no model file says", "heads, which is no multiple")  # of layouts that a model does not allow
 
@@ -35,7 +37,7 @@ def check(result, what, n_loads=None):
 
 def check_checkpoint(name, path, options, real):
     args = [a for o in options for a in ("-o", o)] + [path, "--"]
-    for n in range(1, 5):
+    for n in range(1, MOST_RANKS + 1):
         jobs = [f"fsdp={n}:{'each' if n % 2 else 'once'}", "random:once", f"random:{'once' if n % 2 else 'each'}:{1 << 20}:{1 << 20}"]
         check(threads(n, args + jobs, real, LOAD_VERIFY="1" if n == 3 else ""), f"{name}, {n} ranks", 3)
         for layout in LAYOUTS[n]:
