@@ -226,8 +226,8 @@ def progress_is_shown(top):
     ckptfs.load_state_dict({f"t{i}": torch.zeros(3) for i in range(5)}, run, progress=lambda done, of: seen.append((done, of)))
     assert seen == [(i, 5) for i in range(6)], seen
     ckptfs.load_state_dict({f"t{i}": torch.zeros(3) for i in range(5)}, run, progress=True)
-    ckptfs.load_state_dict({f"t{i}": torch.zeros(3) for i in range(5)}, run, load_options={"io": "threads", "threads": 2})
-    for bad in ({"readers": "all"}, {"load_options": {"speed": 3}}, {"load_options": {"io": "aio"}}, {"view": "cooked"}):
+    ckptfs.load_state_dict({f"t{i}": torch.zeros(3) for i in range(5)}, run, load_options={"threads": 2})
+    for bad in ({"readers": "all"}, {"load_options": {"speed": 3}}, {"view": "cooked"}):
         try:
             ckptfs.load_state_dict({}, run, **bad)
         except ValueError:
