@@ -97,6 +97,21 @@ void ckpt_copies_release(struct ckpt_copies *c)
     ckpt_vec_release(&c->original);
 }
 
+int ckpt_copy_differs(struct ckpt_catalog *cat, const char *copy, const char *original, bool allow,
+                      struct ckpt_err *err)
+{
+    if (!allow)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "the config ties '%s' to '%s', but the checkpoint stores other values for "
+                         "it: tie_word_embeddings=false keeps both, allow_leftover leaves it out",
+                         copy, original);
+    ckpt_catalog_warn(cat,
+                      "'%s' is left out: the config ties it to '%s', though the checkpoint stores "
+                      "other values for it",
+                      copy, original);
+    return 0;
+}
+
 static int check_copy(const struct ckpt_copies *c, size_t i, bool allow, struct ckpt_catalog *model,
                       struct ckpt_err *err)
 {
@@ -107,19 +122,7 @@ static int check_copy(const struct ckpt_copies *c, size_t i, bool allow, struct 
     if (original && ckpt_tensor_same(c->cat, copy, model, original, &same, err) < 0)
         return ckpt_err_in(err, "comparing '%s' with '%s', to which the config ties it", copy->name,
                            c->original.ptr[i]);
-    if (same)
-        return 0;
-    if (allow) {
-        ckpt_catalog_warn(model,
-                          "'%s' is left out: the config ties it to '%s', though the checkpoint "
-                          "stores other values for it",
-                          copy->name, c->original.ptr[i]);
-        return 0;
-    }
-    return ckpt_fail(err, CKPT_CONFLICT,
-                     "the config ties '%s' to '%s', but the checkpoint stores other values for it: "
-                     "tie_word_embeddings=false keeps both, allow_leftover leaves it out",
-                     copy->name, c->original.ptr[i]);
+    return same ? 0 : ckpt_copy_differs(model, copy->name, c->original.ptr[i], allow, err);
 }
 
 int ckpt_copies_check(const struct ckpt_copies *c, bool allow, struct ckpt_catalog *model,

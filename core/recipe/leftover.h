@@ -25,6 +25,11 @@ struct ckpt_copies {
 
 void ckpt_copies_release(struct ckpt_copies *c);
 
+/* Tensor `copy`, which the config ties to `original`, holds other values: CONFLICT, or, if `allow`,
+ * a warning of cat that it is left out. */
+int ckpt_copy_differs(struct ckpt_catalog *cat, const char *copy, const char *original, bool allow,
+                      struct ckpt_err *err);
+
 /* Each copy must hold the same values as its original in `model` (ckpt_tensor_same); if one does
  * not, it is CONFLICT, or a warning of `model` if `allow`. An original that the model lacks makes
  * its copy a leftover, too. */

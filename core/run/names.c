@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "recipe/leftover.h"
 #include "recipe/types.h"
 #include "run/experts.h"
 #include "tensor/same.h"
@@ -199,18 +200,7 @@ static int check_copy(const struct naming *n, size_t copy, size_t of, struct ckp
 
     if (ckpt_tensor_same(n->cat, &t[copy], n->cat, &t[of], &same, err) < 0)
         return -1;
-    if (same)
-        return 0;
-    if (!n->allow_leftover)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "the config ties '%s' to '%s', but the checkpoint stores other values for "
-                         "it: tie_word_embeddings=false keeps both, allow_leftover leaves it out",
-                         n->name[copy], n->name[of]);
-    ckpt_catalog_warn(n->cat,
-                      "'%s' is left out: the config ties it to '%s', though the checkpoint stores "
-                      "other values for it",
-                      n->name[copy], n->name[of]);
-    return 0;
+    return same ? 0 : ckpt_copy_differs(n->cat, n->name[copy], n->name[of], n->allow_leftover, err);
 }
 
 /* transformers writes what is tied only once, the output embedding as the input embedding; a state
