@@ -32,14 +32,14 @@ static bool take_rank(const char **s, const char *axis, struct ckpt_nt_rank *ret
     return true;
 }
 
-/* The ranks at s, which must be followed by `end`. */
-static bool take_ranks(const char *s, const char *end, struct ckpt_nt_name *ret)
+/* The ranks at s; what follows them in the name, or NULL. */
+static const char *take_ranks(const char *s, struct ckpt_nt_name *ret)
 {
     if (!take_rank(&s, "pp", &ret->pp) || !take_rank(&s, "tp", &ret->tp))
-        return false;
+        return NULL;
     ret->has_ep = take_rank(&s, "exp", &ret->ep);
     ret->sharded = true;
-    return strcmp(s, end) == 0;
+    return s;
 }
 
 static bool leaf_ok(const struct ckpt_nt_name *n)
@@ -47,24 +47,34 @@ static bool leaf_ok(const struct ckpt_nt_name *n)
     return n->leaf_len > 0 && !memchr(n->leaf, '.', n->leaf_len);
 }
 
+/* "model_LEAF.safetensors_pp-rank-...", what follows the first "model_" of a broken name. Real
+ * files have the suffix once more at their end; copies that lost it are read as well. */
+static bool parse_broken(const char *ranks, struct ckpt_nt_name *ret)
+{
+    ret->broken = true;
+    ret->leaf += strlen("model_");
+    if (ranks <= ret->leaf)
+        return false;
+    ret->leaf_len = (size_t)(ranks - ret->leaf);
+    const char *end = take_ranks(ranks + strlen(SUFFIX), ret);
+    return leaf_ok(ret) && end && (!*end || strcmp(end, SUFFIX) == 0);
+}
+
 bool ckpt_nt_name_parse(const char *name, struct ckpt_nt_name *ret)
 {
-    const char *ranks;
+    const char *ranks, *end;
 
     *ret = (struct ckpt_nt_name){.leaf = name + strlen("model_")};
     if (!ckpt_has_prefix(name, "model_"))
         return false;
-    if ((ranks = strstr(name, SUFFIX "_pp-rank-")) && ckpt_has_prefix(ret->leaf, "model_")) {
-        ret->broken = true;
-        ret->leaf += strlen("model_");
-        ret->leaf_len = (size_t)(ranks - ret->leaf);
-        return ranks > ret->leaf && leaf_ok(ret) && take_ranks(ranks + strlen(SUFFIX), "", ret);
-    }
+    if ((ranks = strstr(name, SUFFIX "_pp-rank-")) && ckpt_has_prefix(ret->leaf, "model_"))
+        return parse_broken(ranks, ret);
     if (!ckpt_has_suffix(name, SUFFIX))
         return false;
     if ((ranks = strstr(ret->leaf, "_pp-rank-"))) {
         ret->leaf_len = (size_t)(ranks - ret->leaf);
-        return leaf_ok(ret) && take_ranks(ranks, SUFFIX, ret);
+        end = take_ranks(ranks, ret);
+        return leaf_ok(ret) && end && strcmp(end, SUFFIX) == 0;
     }
     size_t len = strlen(ret->leaf);
     if (len < strlen(SUFFIX))

@@ -3,8 +3,10 @@
  *
  *     model_LEAF.safetensors
  *     model_LEAF_pp-rank-P-of-PP_tp-rank-T-of-TP[_exp-rank-E-of-EP].safetensors
- *     model_model_LEAF.safetensors_pp-rank-...       (code of 2024-03-06 to 2024-04-25,
- * versions 1.2 and 1.3)
+ *     model_model_LEAF.safetensors_pp-rank-P-of-PP_tp-rank-T-of-TP[_exp-rank-E-of-EP].safetensors
+ *
+ * The last form is that of the code of 2024-03-06 to 2024-04-25 (versions 1.2 and 1.3), for sharded
+ * files only. It is read without the suffix at its end, too.
  */
 #ifndef CKPT_CKPT_NANOTRON_NAME_H
 #define CKPT_CKPT_NANOTRON_NAME_H

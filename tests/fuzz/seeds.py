@@ -83,7 +83,7 @@ def slices_seeds(out):
         ("(32,)", "(16,)", "None,None,1#16,32,1"),
     ]
     names = ["model_weight.safetensors", "model_weight_pp-rank-0-of-2_tp-rank-1-of-2.safetensors",
-             "model_model_weight.safetensors_pp-rank-0-of-2_tp-rank-1-of-2_exp-rank-0-of-1",
+             "model_model_weight.safetensors_pp-rank-0-of-2_tp-rank-1-of-2_exp-rank-0-of-1.safetensors",
              "model_A_log_pp-rank-0-of-2_tp-rank-1-of-2_exp-rank-1-of-2.safetensors"]
     for i, (shape, local, pairs) in enumerate(lines):
         put(out, "fuzz_slices", "seed%d" % i, "\n".join([shape, local, pairs, "1.%d" % i, names[i % 4]]))

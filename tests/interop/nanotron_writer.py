@@ -81,7 +81,9 @@ def write_params(params, path, tp, pp, layers, ep=1, version="1.4", numpy2=False
             at = f"pp-rank-{stage_of(p.name, layers, pp)}-of-{pp}_tp-rank-{0 if p.expert else r}-of-{tp}"
             if p.expert:
                 at += f"_exp-rank-{r}-of-{ep}"
-            name = f"model_model_{leaf}.safetensors_{at}" if broken else f"model_{leaf}_{at}.safetensors"
+            # "broken": what nanotron wrote from 2024-03-06 to 2024-04-25 (versions 1.2 and 1.3), with the suffix twice
+            stem = f"model_model_{leaf}.safetensors" if broken else f"model_{leaf}"
+            name = f"{stem}_{at}.safetensors"
             save_file({"data": data}, os.path.join(folder, name), metadata=meta)
 
 

@@ -89,6 +89,10 @@ TEST(name, every_spelling_is_read)
         {"model_merged_gate_up_proj.safetensors", "merged_gate_up_proj", false, false, false},
         {"model_weight" RANKS ".safetensors", "weight", true, false, false},
         {"model_bias" RANKS "_exp-rank-1-of-2.safetensors", "bias", true, true, false},
+        /* The broken names of 1.2 and 1.3; the first is that of a real file but for its ranks. */
+        {"model_model_weight.safetensors" RANKS ".safetensors", "weight", true, false, true},
+        {"model_model_A_log.safetensors" RANKS "_exp-rank-0-of-4.safetensors", "A_log", true, true,
+         true},
         {"model_model_weight.safetensors" RANKS, "weight", true, false, true},
         {"model_model_A_log.safetensors" RANKS "_exp-rank-0-of-4", "A_log", true, true, true},
         {"model_model_x.safetensors", "model_x", false, false, false},
@@ -127,7 +131,9 @@ TEST(name, near_misses_are_not_weights)
         "model_weight" RANKS "x.safetensors",
         "model_weight.safetensors" RANKS,
         "model_model_.safetensors" RANKS,
-        "model_model_weight.safetensors" RANKS ".safetensors",
+        "model_model_weight.safetensors" RANKS ".safetensors.lock",
+        "model_model_weight.safetensors" RANKS "x.safetensors",
+        "model_model_weight.safetensors_pp-rank-0-of-2.safetensors",
         "model" RANKS ".safetensors",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
