@@ -434,6 +434,7 @@ static int cast_tensors(struct ckpt_view *v, bool *ret_any, struct ckpt_err *err
                                        .mapping = json_object_get(v->about, "dtypes"),
                                        .base_names = v->base_names,
                                        .keeps = &type_of(v)->keeps_dtype,
+                                       .buffers = &type_of(v)->buffers,
                                        .hf_names = has_hf_names(v->about)};
 
     const struct ckpt_tensor *unknown = NULL;
@@ -479,7 +480,7 @@ static int state_dtype(struct ckpt_view *v, struct ckpt_err *err)
 
     if (!v->config || !name)
         return 0;
-    if (v->own_names || v->config_changed) {
+    if (v->own_names || v->config_changed || has_hf_names(v->about)) {
         /* a config without a dtype says float32 */
         bool old = json_object_get(v->config, "torch_dtype") != NULL;
         bool new =
@@ -521,12 +522,22 @@ static const char *own_files(const struct ckpt_view *v, const struct ckpt_reader
     return model ? model : side ? side : reader->side_files;
 }
 
+/* A config without a dtype means float32. */
+static bool says_dtype_of(const json_t *config, const struct ckpt_catalog *cat)
+{
+    const char *says = ckpt_json_str(config, "dtype"), *is = main_dtype(cat);
+
+    if (!says)
+        says = ckpt_json_str(config, "torch_dtype");
+    return is && strcmp(says ? says : "float32", is) == 0;
+}
+
 /* A base's config is the model's to the letter, if a recipe made the model in its image: no option
  * changed a number, and the dtype is the one it says. */
 static bool lends_config(const struct ckpt_view *v)
 {
     const struct ckpt_base *base = v->shared->base;
-    const char *says, *is = main_dtype(v->cat), *key;
+    const char *key;
     json_t *value;
 
     if (!v->recipe || v->own_names || !base || !base->config)
@@ -536,9 +547,7 @@ static bool lends_config(const struct ckpt_view *v)
         if (key[0] != '_')
             return false;
     }
-    if (!(says = ckpt_json_str(base->config, "dtype")))
-        says = ckpt_json_str(base->config, "torch_dtype");
-    return is && strcmp(says ? says : "float32", is) == 0;
+    return says_dtype_of(base->config, v->cat);
 }
 
 /* The checkpoint's own files; where it has no config.json, the base's too. */
@@ -608,8 +617,10 @@ static bool keeps_config(const struct ckpt_view *v, bool cast)
         return true;
     if (!has_hf_names(v->about) || json_object_size(opt->overrides))
         return false;
-    return !cast || (opt->dtype_rule == CKPT_DTYPE_AUTO &&
-                     (ckpt_json_bool(v->about, "automodel", false) || !v->cat->config));
+    if (!v->cat->config)
+        return says_dtype_of(v->config, v->cat);
+    return !cast ||
+           (opt->dtype_rule == CKPT_DTYPE_AUTO && ckpt_json_bool(v->about, "automodel", false));
 }
 
 /* A model that was made from a config alone is saved in the order of its modules; after

@@ -26,11 +26,17 @@ static bool config_dtype(const json_t *config, enum ckpt_dtype *ret)
     return name && ckpt_dtype_parse(name, strlen(name), ret) && ckpt_dtype_is_castable(*ret);
 }
 
-static const struct ckpt_tensor *find_in_base(const struct ckpt_dtypes *d, const char *name)
+/* Its name in the base. */
+static const char *base_name(const struct ckpt_dtypes *d, const char *name)
 {
     const char *other = ckpt_json_str(d->base_names, name);
 
-    return d->base && d->base->cat ? ckpt_catalog_find(d->base->cat, other ? other : name) : NULL;
+    return other ? other : name;
+}
+
+static const struct ckpt_tensor *find_in_base(const struct ckpt_dtypes *d, const char *name)
+{
+    return d->base && d->base->cat ? ckpt_catalog_find(d->base->cat, base_name(d, name)) : NULL;
 }
 
 /* What the model that training started from has; a mapping of the checkpoint's own goes first, and
@@ -53,6 +59,28 @@ static bool find_mapped(const struct ckpt_dtypes *d, const char *name, enum ckpt
 static bool keeps_dtype(const struct ckpt_dtypes *d, const char *name)
 {
     return d->keeps && ckpt_texts_end(d->keeps, name);
+}
+
+/* A weight of the model, which was rounded to the config's dtype whenever the model was saved: no
+ * scalar or buffer, whose dtype is the module's own, and nothing that the base's list of tensors,
+ * if it has one, lacks. */
+static bool is_weight(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
+{
+    if (t->rank == 0 || (d->buffers && ckpt_texts_end(d->buffers, t->name)))
+        return false;
+    if (d->base->cat)
+        return find_in_base(d, t->name) != NULL;
+    return !d->base->weight_map ||
+           json_object_get(d->base->weight_map, base_name(d, t->name)) != NULL;
+}
+
+/* F32 weights of a model of 16 bits are what the optimizer works on. A config alone never widens.
+ */
+static bool is_narrowed(const struct ckpt_dtypes *d, const struct ckpt_tensor *t,
+                        enum ckpt_dtype *ret)
+{
+    return d->base && !d->mapping && t->dtype == CKPT_F32 && is_weight(d, t) &&
+           config_dtype(d->base->config, ret) && ckpt_dtype_size(*ret) == 2;
 }
 
 bool ckpt_dtypes_unknown(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
@@ -83,8 +111,5 @@ enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_dtypes *d, const struct ckp
         return t->dtype;
     if (cast)
         return d->opt->dtype;
-    /* of tensors that the base does not have only a recipe's are certainly the model's */
-    if (!d->base || (d->hf_names && (d->mapping || d->base->cat)))
-        return t->dtype;
-    return config_dtype(d->base->config, &dtype) ? dtype : t->dtype;
+    return is_narrowed(d, t, &dtype) ? dtype : t->dtype;
 }

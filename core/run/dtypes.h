@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which dtype a view gives a tensor: the option's, the checkpoint's own mapping's, the base's, or
- * the stored one. */
+/* Which dtype a view gives a tensor. The first that speaks decides: the option `dtype=`; the
+ * checkpoint's own mapping; the base's header for that name; the base's config where it says a type
+ * of 16 bits and the tensor is a weight stored as F32 (a config alone never widens); the file. */
 #ifndef CKPT_RUN_DTYPES_H
 #define CKPT_RUN_DTYPES_H
 
@@ -18,8 +19,9 @@ struct ckpt_dtypes {
     const struct ckpt_base *base; /* or NULL */
     const json_t *mapping;    /* {tensor: safetensors' name} of the checkpoint itself; or NULL */
     const json_t *base_names; /* {tensor: its name in the base} where that differs; or NULL */
-    const struct ckpt_texts *keeps; /* ends of names whose dtype no cast changes; or NULL */
-    bool hf_names;                  /* the checkpoint's own names are those of the view */
+    const struct ckpt_texts *keeps;   /* ends of names whose dtype no cast changes; or NULL */
+    const struct ckpt_texts *buffers; /* ends of names of buffers; or NULL */
+    bool hf_names;                    /* the checkpoint's own names are those of the view */
 };
 
 /* What tensor t of the view shall be; its own dtype if nobody says, or if we cannot convert it. */
