@@ -73,7 +73,7 @@ static int canonical(const char *name, char **ret, struct ckpt_err *err)
 }
 
 struct adapter {
-    struct ckpt_catalog *cat;
+    const struct ckpt_catalog *cat;
     const struct ckpt_type *type;
     size_t ntensor;
     char **name; /* NULL: not the adapter's */
@@ -86,8 +86,77 @@ static void adapter_release(struct adapter *a)
     free(a->name);
 }
 
+/* Is it below ROOT, after nothing or a prefix? */
+static const char *find_root(const char *name)
+{
+    const char *root = strstr(name, ROOT);
+    return root && (root == name || root[-1] == '.') ? root : NULL;
+}
+
+/* The base's own name of one below ROOT. */
+static int base_name(const char *name, char **ret, struct ckpt_err *err)
+{
+    struct ckpt_str s = {0};
+
+    for (const char *p = name + strlen(ROOT); *p;) {
+        const size_t len = strcspn(p, ".");
+        if (!is(p, len, "base_layer") && !is(p, len, "original_module")) {
+            ckpt_str_puts(&s, s.len ? "." : "");
+            ckpt_str_append(&s, p, len);
+        }
+        p += len + (p[len] == '.');
+    }
+    return ckpt_str_steal(&s, ret, err);
+}
+
+/* Is it the weight of an input or output embedding, below LoRA's wrapper? PEFT saves it with an
+ * adapter of that embedding (save_embedding_layers). */
+static int is_adapted_embedding(const struct adapter *a, const char *name, bool *ret,
+                                struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *plain = NULL;
+    const char *root = find_root(name);
+
+    *ret = false;
+    if (!root || !has_word(root, "base_layer"))
+        return 0;
+    if (base_name(root, &plain, err) < 0)
+        return -1;
+    *ret = ckpt_texts_have(&a->type->embedding, plain, strlen(plain)) ||
+           ckpt_texts_have(&a->type->output, plain, strlen(plain));
+    return 0;
+}
+
+/* What tells an adapter from a whole PeftModel. */
+struct evidence {
+    size_t lora;     /* keys of LoRA */
+    size_t adapted;  /* weights below LoRA's wrappers, but for embeddings' */
+    size_t original; /* weights of modules that the adapter saves, as they were */
+    size_t other;    /* weights of other modules; an adapter has those of modules_to_save */
+};
+
+static int collect_one(const struct adapter *a, const char *name, struct evidence *e,
+                       struct ckpt_err *err)
+{
+    bool embedding;
+
+    if (is_lora(name)) {
+        e->lora++;
+        return 0;
+    }
+    if (is_adapted_embedding(a, name, &embedding, err) < 0)
+        return -1;
+    if (has_word(name, "original_module"))
+        e->original++;
+    else if (ckpt_has_suffix(name, ".weight") && !embedding && !has_word(name, "modules_to_save"))
+        (*(has_word(name, "base_layer") ? &e->adapted : &e->other))++;
+    return 0;
+}
+
 static int collect(struct adapter *a, bool *ret_lora, bool *ret_whole, struct ckpt_err *err)
 {
+    struct evidence e = {0};
+
     if (!(a->name = calloc(a->ntensor + 1, sizeof *a->name)))
         return ckpt_nomem(err);
     for (size_t i = 0; i < a->ntensor; i++) {
@@ -96,20 +165,20 @@ static int collect(struct adapter *a, bool *ret_lora, bool *ret_whole, struct ck
             continue;
         if (!(a->name[i] = ckpt_names_unwrap(name)))
             return ckpt_nomem(err);
-        const bool lora = is_lora(a->name[i]);
-        *ret_lora |= lora;
-        *ret_whole |= !lora && (has_word(a->name[i], "base_layer") ||
-                                has_word(a->name[i], "original_module"));
+        if (collect_one(a, a->name[i], &e, err) < 0)
+            return -1;
     }
+    *ret_lora = e.lora > 0;
+    *ret_whole = e.lora && (e.adapted || e.original || e.other > e.lora);
     return 0;
 }
 
 static int rename_one(struct adapter *a, size_t i, struct ckpt_err *err)
 {
-    const char *root = strstr(a->name[i], ROOT);
+    const char *root = find_root(a->name[i]);
     char *name;
 
-    if (!root || (root > a->name[i] && root[-1] != '.'))
+    if (!root)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s' stands beside LoRA keys but not below '" ROOT
                          "': PEFT's names are expected (view=raw shows the tensors)",
@@ -122,14 +191,18 @@ static int rename_one(struct adapter *a, size_t i, struct ckpt_err *err)
 }
 
 /* A whole state dict has the base's weights too. */
-static int rename_all(struct adapter *a, bool whole, struct ckpt_err *err)
+static int rename_all(struct adapter *a, struct ckpt_catalog *cat, bool whole, bool quiet,
+                      struct ckpt_err *err)
 {
     size_t dropped = 0, first = 0;
+    bool embedding = false;
 
     for (size_t i = 0; i < a->ntensor; i++) {
         if (!a->name[i])
             continue;
-        if (!whole || is_lora(a->name[i]) || has_word(a->name[i], "modules_to_save")) {
+        if (whole && is_adapted_embedding(a, a->name[i], &embedding, err) < 0)
+            return -1;
+        if (!whole || embedding || is_lora(a->name[i]) || has_word(a->name[i], "modules_to_save")) {
             if (rename_one(a, i, err) < 0)
                 return -1;
             continue;
@@ -139,8 +212,11 @@ static int rename_all(struct adapter *a, bool whole, struct ckpt_err *err)
         if (dropped++ == 0)
             first = i;
     }
-    if (dropped)
-        ckpt_catalog_warn(a->cat, "left out: %zu tensors of the adapter's base ('%s' first)",
+    if (dropped && !quiet)
+        ckpt_catalog_warn(cat,
+                          "left out: %zu tensors of the adapter's base ('%s' first); lora=merge "
+                          "shows the merged model, lora=base the base, lora=adapter this adapter "
+                          "without a warning",
                           dropped, a->cat->tensors.ptr[first].name);
     return 0;
 }
@@ -159,8 +235,8 @@ static int describe(struct ckpt_catalog *cat, struct ckpt_err *err)
     return 0;
 }
 
-int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, bool *ret_found,
-                       struct ckpt_err *err)
+int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, bool quiet,
+                       bool *ret_found, struct ckpt_err *err)
 {
     ckpt_cleanup(adapter_release) struct adapter a = {
         .cat = cat, .type = type, .ntensor = cat->tensors.len};
@@ -171,9 +247,77 @@ int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, b
         return -1;
     if (!lora)
         return 0;
-    if (rename_all(&a, whole, err) < 0 ||
+    if (rename_all(&a, cat, whole, quiet, err) < 0 ||
         ckpt_catalog_select(cat, (const char *const *)a.name, err) < 0 || describe(cat, err) < 0)
         return -1;
     *ret_found = true;
+    return 0;
+}
+
+/* ---- the base ---- */
+
+/* Tensor i, unless it is the adapter's. *skipped counts what is not the PeftModel's. */
+static int add_base(const struct adapter *a, size_t i, struct ckpt_catalog *to, size_t *skipped,
+                    struct ckpt_err *err)
+{
+    struct ckpt_tensor t = a->cat->tensors.ptr[i];
+    ckpt_cleanup(ckpt_freep) char *name = NULL;
+    const char *root = a->name[i] ? find_root(a->name[i]) : NULL;
+
+    if (!a->name[i] || is_lora(a->name[i]) || has_word(a->name[i], "modules_to_save"))
+        return 0;
+    if (!root) {
+        (*skipped)++;
+        return 0;
+    }
+    if (base_name(root, &name, err) < 0)
+        return -1;
+    t.name = name;
+    return ckpt_catalog_copy(to, &t, err);
+}
+
+/* An empty catalogue over the same sources, with what is said of the checkpoint. */
+static int same_sources(const struct ckpt_catalog *cat, struct ckpt_catalog **ret,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *to = NULL;
+
+    if (ckpt_catalog_new(&to, err) < 0)
+        return -1;
+    for (size_t i = 0; i < cat->sources.len; i++)
+        if (ckpt_catalog_add_source(to, cat->sources.ptr[i], err) == UINT32_MAX)
+            return -1;
+    json_decref(to->warnings);
+    to->warnings = json_deep_copy(cat->warnings);
+    to->config = json_deep_copy(cat->config);
+    if (!to->warnings || (cat->config && !to->config) ||
+        json_object_update(to->about, cat->about) < 0)
+        return ckpt_nomem(err);
+    *ret = ckpt_steal(&to);
+    return 0;
+}
+
+int ckpt_adapter_base(const struct ckpt_catalog *cat, const struct ckpt_type *type,
+                      struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(adapter_release) struct adapter a = {
+        .cat = cat, .type = type, .ntensor = cat->tensors.len};
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *base = NULL;
+    bool lora = false, whole = false;
+    size_t skipped = 0;
+
+    *ret = NULL;
+    if (collect(&a, &lora, &whole, err) < 0)
+        return -1;
+    if (!lora || !whole)
+        return 0;
+    if (same_sources(cat, &base, err) < 0)
+        return -1;
+    for (size_t i = 0; i < a.ntensor; i++)
+        if (add_base(&a, i, base, &skipped, err) < 0)
+            return -1;
+    if (skipped)
+        ckpt_catalog_warn(base, "left out: %zu tensors that are not below '" ROOT "'", skipped);
+    *ret = ckpt_steal(&base);
     return 0;
 }

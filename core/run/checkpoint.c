@@ -32,9 +32,9 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
 {
     struct ckpt_shared *s;
 
-    if (opt->raw && (opt->dequantize || opt->merge_lora))
+    if (opt->raw && (opt->dequantize || opt->lora))
         return ckpt_fail(err, CKPT_USAGE, "option %s: view=raw shows tensors as they are stored",
-                         opt->dequantize ? "dequantize" : "lora=merge");
+                         opt->dequantize ? "dequantize" : "lora");
     if (!(s = calloc(1, sizeof *s)))
         return ckpt_nomem(err);
     atomic_init(&s->refs, 1);
@@ -151,35 +151,41 @@ static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ck
     return 0;
 }
 
+/* The catalogue's names are the hub's, or, without a catalogue, the base's index's. */
 static int rename_base(struct ckpt_view *v, const struct ckpt_renames *renames,
-                       struct ckpt_err *err)
+                       const struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    const struct ckpt_base *base = v->shared->base;
     ckpt_cleanup(ckpt_json_decrefp) json_t *names = json_object();
 
     if (!names)
         return ckpt_nomem(err);
-    for (size_t i = 0; base->cat && i < base->cat->tensors.len; i++)
-        if (json_object_set_new(names, base->cat->tensors.ptr[i].name, json_null()) < 0)
+    for (size_t i = 0; cat && i < cat->tensors.len; i++)
+        if (json_object_set_new(names, cat->tensors.ptr[i].name, json_null()) < 0)
             return ckpt_nomem(err);
-    return ckpt_renames_invert(renames, base->cat ? names : base->weight_map, &v->base_names, err);
+    return ckpt_renames_invert(renames, cat ? names : v->shared->base->weight_map, &v->base_names,
+                               err);
 }
 
-/* A run saves the names that the model has in memory; the base may have the hub's. */
-static int match_base(struct ckpt_view *v, struct ckpt_err *err)
+static int match_names(struct ckpt_view *v, const struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
     struct ckpt_renames *own = NULL;
     int result = 0;
 
-    if (!s->base)
-        return 0;
     if (!s->renames && ckpt_renames_of_type(type_of(v), &own, err) < 0)
         return -1;
     if (s->renames || own)
-        result = rename_base(v, own ? own : s->renames, err);
+        result = rename_base(v, own ? own : s->renames, cat, err);
     ckpt_renames_free(own);
     return result;
+}
+
+/* A run saves the names that the model has in memory; the base may have the hub's. */
+static int match_base(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const struct ckpt_base *base = v->shared->base;
+
+    return base ? match_names(v, base->cat, err) : 0;
 }
 
 static int check_model(struct ckpt_view *v, struct ckpt_err *err)
@@ -313,7 +319,8 @@ static int adapter_of_names(struct ckpt_view *v, struct ckpt_catalog **src, stru
 
     if (ckpt_recipes_forced(v->shared->recipes))
         return 0;
-    if (ckpt_adapter_apply(*src, ckpt_types_any(types_of(v)), &found, err) < 0)
+    if (ckpt_adapter_apply(*src, ckpt_types_any(types_of(v)),
+                           v->shared->opt->lora == CKPT_LORA_ADAPTER, &found, err) < 0)
         return -1;
     return found ? model_of_hf(v, src, err) : 0;
 }
@@ -329,10 +336,65 @@ static int model_to_merge(struct ckpt_view *v, struct ckpt_catalog **src, struct
                : 0;
 }
 
+/* The base that a whole PeftModel holds, a model under its own names; with lora=merge its adapter
+ * waits in v->adapter. *src and *base are taken. */
+static int model_of_peft(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_catalog **base,
+                         struct ckpt_err *err)
+{
+    bool found;
+
+    json_decref(v->about);
+    json_decref(v->warnings);
+    v->about = json_incref((*base)->about); /* that of the adapter will tell of an adapter */
+    v->warnings = json_incref((*base)->warnings);
+    if (model_of_names(v, base, err) < 0)
+        return -1;
+    if (!v->cat)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "option lora: the tensors of the adapter's base in '%s' do not have "
+                         "transformers' names (view=raw shows them)",
+                         ckpt_dir_path(v->dir));
+    if (v->shared->opt->lora == CKPT_LORA_BASE)
+        return 0;
+    if (ckpt_adapter_apply(*src, ckpt_types_any(types_of(v)), true, &found, err) < 0 ||
+        match_names(v, v->cat, err) < 0)
+        return -1;
+    v->adapter = ckpt_steal(src);
+    return 0;
+}
+
+/* lora=merge, lora=base: a whole PeftModel's own base goes before one that is lent. */
+static int model_of_lora(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *base = NULL;
+
+    if (!is_adapter(v->about) &&
+        ckpt_adapter_base(*src, ckpt_types_any(types_of(v)), &base, err) < 0)
+        return -1;
+    if (base)
+        return model_of_peft(v, src, &base, err);
+    if (v->shared->opt->lora == CKPT_LORA_BASE)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "option lora=base: '%s' is no checkpoint of a whole PEFT model, base and "
+                         "adapter together",
+                         ckpt_dir_path(v->dir));
+    return model_to_merge(v, src, err);
+}
+
+static int require_adapter(const struct ckpt_view *v, struct ckpt_err *err)
+{
+    if (v->shared->opt->lora != CKPT_LORA_ADAPTER || is_adapter(v->about))
+        return 0;
+    return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=adapter: '%s' holds no adapter",
+                     ckpt_dir_path(v->dir));
+}
+
 static int make_hub_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
-    if (v->shared->opt->merge_lora)
-        return model_to_merge(v, src, err);
+    const enum ckpt_lora_rule lora = v->shared->opt->lora;
+
+    if (lora == CKPT_LORA_MERGE || lora == CKPT_LORA_BASE)
+        return model_of_lora(v, src, err);
     if (v->shared->opt->raw) {
         v->cat = ckpt_steal(src);
         return 0;
@@ -373,7 +435,7 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
 {
     v->about = json_incref((*src)->about);
     v->warnings = json_incref((*src)->warnings);
-    if (make_hub_model(v, src, err) < 0)
+    if (make_hub_model(v, src, err) < 0 || require_adapter(v, err) < 0)
         return -1;
     return names_of_memory(v, err);
 }

@@ -40,7 +40,7 @@ int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src,
     bool found = ckpt_json_bool(v->about, "adapter", false);
 
     if (!found && ckpt_adapter_apply(*src, ckpt_types_any(ckpt_recipes_types(v->shared->recipes)),
-                                     &found, err) < 0)
+                                     true, &found, err) < 0)
         return -1;
     if (!found)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' holds no adapter",
@@ -64,8 +64,9 @@ static int read_config(const struct ckpt_view *v, const char *name, json_t **ret
         return ckpt_nomem(err);
     if (ckpt_config_read_if(v->dir, path, CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
         return -1;
-    return *ret ? 0
-                : ckpt_config_read_if(v->shared->base->dir, name, CKPT_CONFIG_MAX_BYTES, ret, err);
+    if (*ret || !v->shared->base)
+        return 0;
+    return ckpt_config_read_if(v->shared->base->dir, name, CKPT_CONFIG_MAX_BYTES, ret, err);
 }
 
 int ckpt_merge_finish(struct ckpt_view *v, struct ckpt_err *err)

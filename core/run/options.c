@@ -265,10 +265,20 @@ static int set_dequantize(struct ckpt_options *opt, const char *key, const char 
 static int set_lora(struct ckpt_options *opt, const char *key, const char *value,
                     struct ckpt_err *err)
 {
-    if (!value || strcmp(value, "merge") != 0)
-        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not merge", key, value ? value : "");
-    opt->merge_lora = true;
-    return 0;
+    static const struct {
+        const char *word;
+        enum ckpt_lora_rule rule;
+    } words[] = {
+        {"adapter", CKPT_LORA_ADAPTER}, {"merge", CKPT_LORA_MERGE}, {"base", CKPT_LORA_BASE}};
+
+    for (size_t i = 0; value && i < sizeof words / sizeof words[0]; i++) {
+        if (strcmp(value, words[i].word) == 0) {
+            opt->lora = words[i].rule;
+            return 0;
+        }
+    }
+    return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is none of adapter, merge, base", key,
+                     value ? value : "");
 }
 
 static const struct option {
@@ -341,7 +351,7 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
         "%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
         opt->recipe ? opt->recipe : "", opt->key_mapping ? opt->key_mapping : "",
         (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size,
-        opt->raw + 2 * opt->memory, opt->dequantize, opt->merge_lora, opt->allow_partial,
+        opt->raw + 2 * opt->memory, opt->dequantize, (int)opt->lora, opt->allow_partial,
         overrides ? overrides : "");
     return text ? XXH3_64bits(text, strlen(text)) : 0;
 }

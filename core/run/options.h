@@ -12,6 +12,14 @@
 #include "base/log.h"
 #include "tensor/dtype.h"
 
+/* What to show of a checkpoint that holds LoRA's matrices. */
+enum ckpt_lora_rule {
+    CKPT_LORA_AUTO,    /* the adapter; a warning says so if the checkpoint holds the base too */
+    CKPT_LORA_ADAPTER, /* the adapter */
+    CKPT_LORA_MERGE,   /* adapter and base as one model */
+    CKPT_LORA_BASE,    /* the base without the adapter */
+};
+
 enum ckpt_dtype_rule { CKPT_DTYPE_AUTO, CKPT_DTYPE_STORED, CKPT_DTYPE_CAST };
 
 struct ckpt_options {
@@ -22,8 +30,8 @@ struct ckpt_options {
     enum ckpt_dtype dtype;   /* CAST */
     uint64_t max_shard_size; /* 0: not given */
     bool raw;
-    bool memory;     /* names as transformers has them in memory, not on the hub */
-    bool merge_lora; /* an adapter and its base become one model */
+    bool memory; /* names as transformers has them in memory, not on the hub */
+    enum ckpt_lora_rule lora;
     bool dequantize; /* block-scaled weights become ordinary ones */
     bool allow_partial;
     bool allow_leftover; /* leave out tensors that the model does not have */

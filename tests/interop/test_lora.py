@@ -252,6 +252,82 @@ class Lora(unittest.TestCase):
             self.same(self.ours(source=run), merged, 2**-7)
         self.same(tensors(out), want)
 
+    def whole(self, model, **lora):
+        """A DCP of a whole PeftModel, and a base that lends both configs, but no weights."""
+        peft = self.save_adapter(model, **lora)
+        run, lent = os.path.join(self.tmp.name, "whole"), os.path.join(self.tmp.name, "lent")
+        dcp.save({"model": dict(peft.state_dict())}, checkpoint_id=run, no_dist=True)
+        os.makedirs(lent)
+        shutil.copy(os.path.join(self.base, "config.json"), lent)
+        shutil.copy(os.path.join(self.adapter, "adapter_config.json"), lent)
+        return run, lent
+
+    def shown(self, run, *options):
+        out = os.path.join(self.tmp.name, f"shown{len(os.listdir(self.tmp.name))}")
+        done = self.run_ckpt("export", run, out, "-q", *[a for o in options for a in ("-o", o)], check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return out, done.stderr
+
+    def test_a_whole_peft_model_is_its_adapter_and_says_what_else_it_could_be(self):
+        for lora in (dict(target_modules=LINEAR), dict(target_modules=LINEAR + ["embed_tokens"]), dict(target_modules=["embed_tokens"]),
+                     dict(target_modules=["q_proj"], modules_to_save=["lm_head"])):
+            with self.subTest(lora):
+                self.fresh()
+                run, lent = self.whole(self.model(transformers.LlamaConfig(**COMMON)), r=4, **lora)
+                want = tensors(self.adapter)
+                out, said = self.shown(run, f"base={lent}")
+                self.same(tensors(out), want)
+                for word in ("left out", "lora=merge", "lora=base"):
+                    self.assertIn(word, said)
+                out, said = self.shown(run, f"base={lent}", "lora=adapter")
+                self.same(tensors(out), want)
+                self.assertEqual(said, "")
+
+    def test_a_whole_peft_model_merges_into_its_own_base(self):
+        """Of every kind: the base that it holds is the one that it was trained on, whatever base= lends."""
+        cases = {
+            "untied, a module saved": (transformers.LlamaConfig(**COMMON), dict(modules_to_save=["lm_head"], use_dora=True), LINEAR),
+            "tied, the embedding adapted": (transformers.LlamaConfig(**COMMON, tie_word_embeddings=True), {}, LINEAR + ["embed_tokens"]),
+            "experts": (transformers.Qwen3MoeConfig(**COMMON, **MOE), {}, ["q_proj", "v_proj"]),
+        }
+        for name, (config, lora, targets) in cases.items():
+            with self.subTest(name):
+                self.fresh()
+                run, lent = self.whole(self.model(config), r=4, target_modules=targets, **lora)
+                want = self.theirs(torch.bfloat16)
+                out, _ = self.shown(run, f"base={lent}", "lora=merge")
+                self.same(tensors(out), want, 2**-7)
+                self.assertFalse([f for f in os.listdir(out) if "adapter" in f])
+                transformers.AutoModelForCausalLM.from_pretrained(out)
+                other = os.path.join(self.tmp.name, "other")
+                shutil.copytree(self.base, other)
+                for file in [f for f in os.listdir(other) if f.endswith(".safetensors")]:
+                    path = os.path.join(other, file)
+                    save_file({k: v + 1 for k, v in load_file(path).items()}, path, {"format": "pt"})
+                shutil.copy(os.path.join(lent, "adapter_config.json"), other)
+                out, _ = self.shown(run, f"base={other}", "lora=merge")
+                self.same(tensors(out), want, 2**-7)
+
+    def test_the_base_of_a_whole_peft_model(self):
+        model = self.model(transformers.LlamaConfig(**COMMON, tie_word_embeddings=True))
+        run, lent = self.whole(model, r=4, target_modules=LINEAR + ["embed_tokens"])
+        out, _ = self.shown(run, f"base={lent}", "lora=base", "max_shard_size=60KB")
+        for file in [f for f in os.listdir(self.base) if f != "generation_config.json"]:
+            with open(os.path.join(out, file), "rb") as a, open(os.path.join(self.base, file), "rb") as b:
+                self.assertEqual(a.read(), b.read(), file)
+        self.assertFalse([f for f in os.listdir(out) if "adapter" in f])
+
+    def test_what_lora_cannot_show_is_refused(self):
+        run, lent = self.whole(self.model(transformers.LlamaConfig(**COMMON)), r=4, target_modules=LINEAR)
+        os.remove(os.path.join(lent, "adapter_config.json"))
+        for source, option, words in ((self.base, "lora=adapter", "holds no adapter"), (self.base, "lora=merge", "holds no adapter"),
+                                      (self.base, "lora=base", "no checkpoint of a whole PEFT model"),
+                                      (self.adapter, "lora=base", "no checkpoint of a whole PEFT model"),
+                                      (run, "lora=merge", "adapter_config.json"), (run, "lora=both", "adapter, merge, base")):
+            done = self.run_ckpt("info", source, "-o", option, "-o", f"base={lent}", check=False)
+            self.assertNotEqual(done.returncode, 0, (source, option))
+            self.assertIn(words, done.stderr)
+
     def test_a_base_that_is_dequantised(self):
         model = self.model(transformers.LlamaConfig(**COMMON))
         self.save_adapter(model, r=4, target_modules=LINEAR)

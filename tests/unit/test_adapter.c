@@ -17,7 +17,7 @@ static const char *names_of(const char *const *in, struct ckpt_err *err)
     text[0] = '\0';
     for (; *in; in++)
         (void)small_add(&c, *in, CKPT_F32, 2, 0);
-    if (ckpt_adapter_apply(c.cat, &type, &found, err) < 0) {
+    if (ckpt_adapter_apply(c.cat, &type, false, &found, err) < 0) {
         (void)snprintf(text, sizeof text, "error");
     } else if (found) {
         for (size_t i = 0; i < c.cat->tensors.len; i++)
