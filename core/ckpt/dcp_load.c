@@ -313,7 +313,7 @@ static int add_items(struct load *l, struct ckpt_err *err)
     const struct ckpt_dcp_metadata *m = &l->m;
 
     for (size_t i = 0; i < m->tensors.len; i++) {
-        const struct ckpt_dcp_tensor *t = &m->tensors.ptr[i];
+        const struct ckpt_dcp_tensor *t = &m->tensors.ptr[m->order[i]];
         for (size_t k = t->first; k < t->first + t->nchunk; k++) {
             const struct ckpt_dcp_chunk *c = &m->chunks.ptr[k];
             uint64_t numel = 0;
@@ -351,6 +351,11 @@ static int add_sources(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
+static bool is_chunk_of(const struct ckpt_dcp_tensor *t, uint32_t chunk)
+{
+    return chunk >= t->first && chunk < t->first + t->nchunk;
+}
+
 static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const char *name, size_t *at,
                       struct ckpt_err *err)
 {
@@ -362,7 +367,7 @@ static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const cha
 
     if (!draft)
         return ckpt_nomem(err);
-    for (; *at < l->items.item.len && l->items.item.ptr[*at].chunk < t->first + t->nchunk; ++*at) {
+    for (; *at < l->items.item.len && is_chunk_of(t, l->items.item.ptr[*at].chunk); ++*at) {
         const struct ckpt_dcp_item *item = &l->items.item.ptr[*at];
         uint64_t stride[CKPT_MAX_RANK];
         struct ckpt_box box;
@@ -381,9 +386,11 @@ static int add_tensors(struct load *l, struct ckpt_err *err)
 {
     size_t at = 0;
 
-    for (size_t i = 0; i < l->m.tensors.len; i++)
-        if (l->names.ptr[i] && add_tensor(l, &l->m.tensors.ptr[i], l->names.ptr[i], &at, err) < 0)
+    for (size_t i = 0; i < l->m.tensors.len; i++) {
+        const uint32_t k = l->m.order[i];
+        if (l->names.ptr[k] && add_tensor(l, &l->m.tensors.ptr[k], l->names.ptr[k], &at, err) < 0)
             return -1;
+    }
     return 0;
 }
 

@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include "base/str.h"
+#include "ckpt/dcp_order.h"
 #include "container/pickle.h"
 #include "container/torch.h"
 
@@ -350,8 +351,9 @@ static int add_tensors(struct adding *a, struct ckpt_err *err)
 
 /* ---- planner_data ---- */
 
-/* ("model", "layers.0.weight") says what "model.layers.0.weight" alone does not. */
-static int add_roots(struct adding *a, ckpt_pv planner, struct ckpt_err *err)
+/* The order of the names; and ("model", "layers.0.weight") says what "model.layers.0.weight" alone
+ * does not. */
+static int add_plan(struct adding *a, ckpt_pv planner, struct ckpt_err *err)
 {
     struct ckpt_dcp_metadata *m = a->m;
 
@@ -361,8 +363,11 @@ static int add_roots(struct adding *a, ckpt_pv planner, struct ckpt_err *err)
         const char *name = ckpt_pv_str(&a->p, ckpt_pv_key(&a->p, planner, i)), *own;
         const char *root = ckpt_pv_str(&a->p, ckpt_pv_at(&a->p, path, 0));
         uint32_t at;
-        if (!name || !root || ckpt_pv_len(&a->p, path) < 2 || !ckpt_utf8_ok(root) ||
-            !ckpt_map_get(&m->by_name, name, strlen(name), &at))
+        if (!name || !ckpt_map_get(&m->by_name, name, strlen(name), &at))
+            continue;
+        if (ckpt_vec_push(&m->planned, at) < 0)
+            return ckpt_nomem(err);
+        if (!root || ckpt_pv_len(&a->p, path) < 2 || !ckpt_utf8_ok(root))
             continue;
         if (add_name(&m->by_root, &m->arena, root, m->roots.len, &own, &at, err) < 0)
             return -1;
@@ -412,7 +417,7 @@ static int add(struct adding *a, struct ckpt_source *s, struct ckpt_err *err)
         return fail_value(a, a->storage, "storage_data", "a dict", err);
     a->base = (uint32_t)a->m->ints.len;
     if (index_storage(a, err) < 0 || add_tensors(a, err) < 0 ||
-        add_roots(a, ckpt_pv_slot(&a->p, a->p.root, M_PLANNER), err) < 0)
+        add_plan(a, ckpt_pv_slot(&a->p, a->p.root, M_PLANNER), err) < 0)
         return -1;
     return take_ints(a, err);
 }
@@ -491,6 +496,9 @@ int ckpt_dcp_metadata_finish(struct ckpt_dcp_metadata *m, struct ckpt_err *err)
     }
     if (m->tensors.len == 0)
         return ckpt_fail(err, CKPT_MISSING, "the metadata names no tensor");
+    if (!(m->order = calloc(m->tensors.len, sizeof *m->order)) ||
+        ckpt_dcp_order(m->planned.ptr, m->planned.len, m->tensors.len, m->order) < 0)
+        return ckpt_nomem(err);
     return 0;
 }
 
@@ -499,6 +507,8 @@ void ckpt_dcp_metadata_release(struct ckpt_dcp_metadata *m)
     ckpt_arena_release(&m->arena);
     ckpt_vec_release(&m->ints);
     ckpt_vec_release(&m->tensors);
+    ckpt_vec_release(&m->planned);
+    free(m->order);
     ckpt_vec_release(&m->chunks);
     ckpt_vec_release(&m->objects);
     ckpt_vec_release(&m->files);

@@ -53,7 +53,9 @@ struct ckpt_dcp_metadata {
     struct ckpt_arena arena;
     CKPT_VEC(int64_t) ints;
     CKPT_VEC(struct ckpt_dcp_tensor) tensors; /* in the order of the file */
-    CKPT_VEC(struct ckpt_dcp_chunk) chunks;   /* by tensor */
+    CKPT_VEC(uint32_t) planned;               /* tensors in the order of planner_data */
+    uint32_t *order; /* tensors in the order of the state dict that was saved (finish makes it) */
+    CKPT_VEC(struct ckpt_dcp_chunk) chunks; /* by tensor */
     CKPT_VEC(struct ckpt_dcp_object) objects;
     CKPT_VEC(const char *) files;
     CKPT_VEC(const char *) roots; /* first parts of the names, as planner_data splits them */

@@ -146,12 +146,18 @@ def parallelize(model, mesh):
 
 
 def save_model(job, world):
-    """mesh: [world] is FSDP2, ["hsdp", replicas] replicates, ["tp", n] is tensor-parallel inside."""
+    """mesh: [world] is FSDP2, ["hsdp", replicas] replicates, ["tp", n] is tensor-parallel inside, ["ddp", 1] has everything on every
+    rank, ["pp", n] is a pipeline of n stages, each on world / n ranks that hold the same."""
     import transformers as tf
     from torch.distributed.fsdp import fully_shard
 
     model = tf.AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, job["dtype"]) if job.get("dtype") else "auto")
     kind, n = job.get("mesh", ["fsdp", 1])
+    if kind in ("ddp", "pp"):
+        state, stage = model.state_dict(), dist.get_rank() * n // world
+        of_key = [min(i * n // len(state), n - 1) for i in range(len(state))]
+        state = {key: t for (key, t), s in zip(state.items(), of_key) if s == stage}
+        return dcp.save({"model": state}, checkpoint_id=job["dir"])
     mesh = init_device_mesh("cpu", (world,))
     if kind == "hsdp":
         mesh = init_device_mesh("cpu", (n, world // n), mesh_dim_names=("replicate", "shard"))

@@ -5,6 +5,7 @@ the model that was renamed; a lost file is named."""
 
 import os
 import random
+import shutil
 import sys
 import tempfile
 import unittest
@@ -100,6 +101,24 @@ class Dcp(TensorCase):
                           ("qwen3", tf.Qwen3Config(**SIZES), {"mesh": ["tp", 2]}))
         self.check_models(6, ("llama-tp", tf.LlamaConfig(**SIZES), {"mesh": ["tp", 3], "dtype": "float32"}),
                           ("mixtral", tf.MixtralConfig(**SIZES, num_local_experts=12, num_experts_per_tok=2), {"mesh": ["tp", 3]}))
+
+    def test_a_split_follows_the_state_dict_that_was_saved(self):
+        """Ranks share the writing of what they all hold, and a pipeline's stages come in the order of the ranks."""
+        torch.manual_seed(SEED)
+        jobs = []
+        for name, mesh in (("every-rank", ["ddp", 1]), ("two-stages", ["pp", 2]), ("four-stages", ["pp", 4])):
+            model, base, want, job = self.make_model(name, tf.LlamaConfig(**SIZES), mesh=mesh)
+            model.save_pretrained(want, max_shard_size="100KB")
+            lent = self.path(name + ".config")
+            os.makedirs(lent)
+            shutil.copy(os.path.join(want, "config.json"), lent)
+            jobs.append((lent, want, job))
+        writer.run(4, [job for *_, job in jobs])
+        for lent, want, job in jobs:
+            out = self.export(job["dir"], f"base={lent}", "max_shard_size=100KB")
+            for file in [f for f in os.listdir(want) if f != "generation_config.json"]:
+                with open(os.path.join(out, file), "rb") as a, open(os.path.join(want, file), "rb") as b:
+                    self.assertEqual(a.read(), b.read(), f"{lent}: {file}")
 
     # ---- torchtitan ----
 
