@@ -10,6 +10,9 @@
 
 enum { MAX_LATEST_BYTES = 4096 };
 
+const char *const ckpt_automodel_rewrites[] = {"model", ".incomplete", NULL};
+const char *const ckpt_automodel_links[] = {"LATEST", "LOWEST_VAL", NULL};
+
 struct link {
     struct ckpt_dir *run;
     uint64_t inode;

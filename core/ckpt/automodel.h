@@ -13,6 +13,7 @@
 /* As struct ckpt_reader has them. */
 char *ckpt_automodel_latest(struct ckpt_dir *run);
 bool ckpt_automodel_finished(struct ckpt_dir *dir, const char *name, const char *latest);
+extern const char *const ckpt_automodel_rewrites[], *const ckpt_automodel_links[];
 
 /* "epoch" and "step" of the directory's name, if it has such a one. */
 int ckpt_automodel_describe_step(const struct ckpt_dir *dir, json_t *about, struct ckpt_err *err);

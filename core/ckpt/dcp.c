@@ -74,10 +74,15 @@ static int dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *o
 
 static const char *const markers[] = {".metadata", "pytorch_model_fsdp_0/.metadata",
                                       "model/.metadata", NULL};
+static const char *const rewrites[] = {".metadata", NULL};
+/* torchtitan's dump folder; accelerate's project. */
+static const char *const inner_runs[] = {"checkpoint", "checkpoints", NULL};
 
 const struct ckpt_reader ckpt_reader_dcp = {
     .name = "dcp",
     .markers = markers,
+    .rewrites = rewrites,
+    .inner_runs = inner_runs,
     .probe = dcp_probe,
     .load = dcp_load,
     .objects = dcp_objects,

@@ -554,6 +554,8 @@ static enum ckpt_evidence dcp_hf_probe(struct ckpt_dir *dir)
 
 const struct ckpt_reader ckpt_reader_dcp_hf = {
     .name = "dcp_hf",
+    .rewrites = ckpt_automodel_rewrites,
+    .links = ckpt_automodel_links,
     .probe = dcp_hf_probe,
     .load = dcp_hf_load,
     .latest = ckpt_automodel_latest,

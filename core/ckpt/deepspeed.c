@@ -234,10 +234,13 @@ static bool ds_finished(struct ckpt_dir *dir, const char *name, const char *late
 }
 
 static const char *const markers[] = {"latest", "latest_universal", NULL};
+static const char *const rewrites[] = {"latest", "mp_rank_00_model_states.pt",
+                                       "zero_pp_rank_0_mp_rank_00_model_states.pt", NULL};
 
 const struct ckpt_reader ckpt_reader_deepspeed = {
     .name = "deepspeed",
     .markers = markers,
+    .rewrites = rewrites,
     .probe = ds_probe,
     .load = ds_load,
     .objects = ds_objects,

@@ -222,10 +222,13 @@ static enum ckpt_evidence hf_probe(struct ckpt_dir *dir)
 
 static const char *const markers[] = {"model.safetensors.index.json",
                                       "pytorch_model.bin.index.json", NULL};
+static const char *const rewrites[] = {"config.json", "model.safetensors",
+                                       "model.safetensors.index.json", NULL};
 
 const struct ckpt_reader ckpt_reader_hf = {
     .name = "hf",
     .markers = markers,
+    .rewrites = rewrites,
     .is_published = true,
     .probe = hf_probe,
     .load = hf_load,

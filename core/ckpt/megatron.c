@@ -321,10 +321,21 @@ static bool megatron_finished(struct ckpt_dir *dir, const char *name, const char
 static const char *const markers[] = {
     "metadata.json", "weights/metadata.json", "model_weights/metadata.json",
     ".metadata",     "weights/.metadata",     NULL};
+static const char *const rewrites[] = {"metadata.json",
+                                       "common.pt",
+                                       "run_config.yaml",
+                                       "mp_rank_00/model_optim_rng.pt",
+                                       "mp_rank_00_000/model_optim_rng.pt",
+                                       "mp_rank_00_000_000/model_optim_rng.pt",
+                                       "weights/metadata.json",
+                                       "model_weights/metadata.json",
+                                       NULL};
 
 const struct ckpt_reader ckpt_reader_megatron = {
     .name = "megatron",
     .markers = markers,
+    .rewrites = rewrites,
+    .archive = ".nemo",
     .probe = megatron_probe,
     .load = megatron_load,
     .objects = ckpt_megatron_objects,

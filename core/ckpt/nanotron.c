@@ -854,11 +854,14 @@ static bool nanotron_finished(struct ckpt_dir *dir, const char *name, const char
 }
 
 static const char *const markers[] = {"model_config.json", NULL};
+static const char *const rewrites[] = {"model_config.json", "checkpoint_metadata.json",
+                                       "config.yaml", "model", NULL};
 
 const struct ckpt_reader ckpt_reader_nanotron = {
     .name = "nanotron",
     .markers = markers,
     .after_marker = "optimizer/",
+    .rewrites = rewrites,
     .probe = nanotron_probe,
     .load = nanotron_load,
     .objects = ckpt_nanotron_objects,

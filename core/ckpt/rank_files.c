@@ -397,8 +397,12 @@ static enum ckpt_evidence rank_files_probe(struct ckpt_dir *dir)
     return l.files.ptr[0].is.common ? CKPT_BY_COMMON_NAMES : CKPT_BY_NAMES;
 }
 
+/* verl's global_step_N. */
+static const char *const inner_models[] = {"actor", NULL};
+
 const struct ckpt_reader ckpt_reader_rank_files = {
     .name = "rank_files",
+    .inner_models = inner_models,
     .probe = rank_files_probe,
     .load = rank_files_load,
     .objects = rank_files_objects,

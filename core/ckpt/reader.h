@@ -85,13 +85,31 @@ struct ckpt_reader {
      * can be recognised is finished. */
     bool (*finished)(struct ckpt_dir *dir, const char *name, const char *latest);
 
-    /* The file that a save writes when all shards are written, so that a new save in the same place
-     * has ended when it has changed: the first of these that is there. NULL-terminated; NULL: the
-     * format has none. */
+    /* Names in a checkpoint, or in a folder of them, whose meaning the format gives. Lists end with
+     * NULL; a list that is NULL itself is empty.
+     *
+     * The file that a save writes when all shards are written, so that a new save in the same place
+     * has ended when it has changed: the first of these that is there. */
     const char *const *markers;
 
     /* Shards in this subdirectory are written after the marker ("optimizer/"). NULL: none is. */
     const char *after_marker;
+
+    /* Files and folders of a checkpoint that every save writes anew: if one of them, or the
+     * checkpoint's directory itself, has changed since the last look, so has the checkpoint. */
+    const char *const *rewrites;
+
+    /* Subdirectories of a step, and of a run, in which trainers put the model's checkpoint
+     * ("actor"), and the folder of steps ("checkpoint"). */
+    const char *const *inner_models, *const *inner_runs;
+
+    /* Symbolic links in a folder of steps that point at one of the steps and are none themselves
+     * ("LATEST"). */
+    const char *const *links;
+
+    /* The suffix of files that hold such a checkpoint, and have to be unpacked (".nemo"). NULL:
+     * there are none. */
+    const char *archive;
 
     /* Not what a trainer saves but what people publish: its files may be of several downloads, so
      * that their times say nothing about saves. */
@@ -102,7 +120,7 @@ struct ckpt_reader {
     const char *side_files;
 };
 
-/* All readers, NULL-terminated, in the order of ckpt/readers.c. */
+/* All readers, NULL-terminated, in the order of ckpt/readers.def. */
 extern const struct ckpt_reader *const ckpt_readers[];
 
 /* The reader with the strongest evidence, or NULL and MISSING ("no checkpoint of a known format"),

@@ -5,14 +5,9 @@
 #include <stddef.h>
 
 const struct ckpt_reader *const ckpt_readers[] = {
-    &ckpt_reader_nanotron,   /* model/ and model_config.json */
-    &ckpt_reader_megatron,   /* metadata.json, mp_rank_*; Megatron's names in .metadata */
-    &ckpt_reader_dcp_hf,     /* shard-R-model-I-of-N.safetensors */
-    &ckpt_reader_dcp,        /* .metadata */
-    &ckpt_reader_deepspeed,  /* *_model_states.pt, zero/; a tag below that `latest` names */
-    &ckpt_reader_rank_files, /* one torch.save file per rank, or one for all */
-    &ckpt_reader_peft,       /* adapter_model.safetensors, or .bin */
-    &ckpt_reader_hf,         /* model.safetensors, or its index */
+#define CKPT_READER(NAME) &ckpt_reader_##NAME,
+#include "ckpt/readers.def"
+#undef CKPT_READER
     NULL,
 };
 

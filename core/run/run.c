@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "ckpt/reader.h"
 #include "run/checkpoint.h"
 #include "run/saves.h"
 #include "run/steps.h"
@@ -140,17 +141,15 @@ int ckpt_run_scan(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err)
     return 0;
 }
 
-/* torchtitan's dump folder, accelerate's project: steps lie one further down. */
-static const char *const inner_runs[] = {"checkpoint", "checkpoints", NULL};
-
-/* A folder without steps: the first of the known places below it that has some. */
-static int scan_inside(struct ckpt_run *run, const struct ckpt_log *log, struct ckpt_err *err)
+/* The run becomes the first of these folders below it that has steps. */
+static int scan_folders(struct ckpt_run *run, const char *const *folders,
+                        const struct ckpt_log *log, struct ckpt_err *err)
 {
     struct ckpt_dir *outer = run->dir;
 
-    for (size_t i = 0; inner_runs[i]; i++) {
+    for (; folders && *folders; folders++) {
         struct ckpt_err ignored = {0};
-        if (ckpt_dir_open_below(outer, inner_runs[i], &run->dir, &ignored) < 0)
+        if (ckpt_dir_open_below(outer, *folders, &run->dir, &ignored) < 0)
             continue;
         int result = scan(run, log, NULL, err);
         if (result < 0 || run->steps.len) {
@@ -163,6 +162,15 @@ static int scan_inside(struct ckpt_run *run, const struct ckpt_log *log, struct 
     return 0;
 }
 
+/* A folder without steps: in some formats they lie one further down. */
+static int scan_inside(struct ckpt_run *run, const struct ckpt_log *log, struct ckpt_err *err)
+{
+    for (size_t r = 0; ckpt_readers[r] && run->steps.len == 0; r++)
+        if (scan_folders(run, ckpt_readers[r]->inner_runs, log, err) < 0)
+            return -1;
+    return 0;
+}
+
 /* ---- life cycle ---- */
 
 static bool is_directory(const char *path)
@@ -172,13 +180,21 @@ static bool is_directory(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+static bool is_archive(const char *path)
+{
+    for (size_t r = 0; ckpt_readers[r]; r++)
+        if (ckpt_readers[r]->archive && ckpt_has_suffix(path, ckpt_readers[r]->archive))
+            return !is_directory(path);
+    return false;
+}
+
 static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
                     struct ckpt_err *err)
 {
     enum ckpt_links links = opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH;
     struct ckpt_err probe_err = {0};
 
-    if (ckpt_has_suffix(path, ".nemo") && !is_directory(path))
+    if (is_archive(path))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s' is a tar archive: unpack it (tar -xf FILE -C DIR) and give the "
                          "directory",

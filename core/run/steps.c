@@ -10,74 +10,92 @@
 #include "base/str.h"
 #include "base/vec.h"
 
-/* What a save, of any format, writes anew: if one of these changed, so did the checkpoint. */
-static const char *const anew[] = {
-    ".",
-    "model_config.json",
-    "checkpoint_metadata.json",
-    "config.yaml",
-    "config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    ".metadata",
-    "model",
-    ".incomplete",
-    "metadata.json",
-    "common.pt",
-    "run_config.yaml",
-    "mp_rank_00/model_optim_rng.pt",
-    "mp_rank_00_000/model_optim_rng.pt",
-    "mp_rank_00_000_000/model_optim_rng.pt",
-    "latest",
-    "mp_rank_00_model_states.pt",
-    "zero_pp_rank_0_mp_rank_00_model_states.pt",
-    "weights/metadata.json",
-    "model_weights/metadata.json",
-};
+/* ---- one directory ---- */
 
+static uint64_t add_identity(uint64_t h, const struct ckpt_dir *dir, const char *name,
+                             int64_t *newest_ns)
+{
+    struct ckpt_file_id id;
+
+    if (!ckpt_dir_stat(dir, name, &id))
+        return h;
+    const uint64_t part[] = {XXH3_64bits(name, strlen(name)), id.size, (uint64_t)id.mtime_ns,
+                             (uint64_t)id.ctime_ns};
+    if (id.mtime_ns > *newest_ns)
+        *newest_ns = id.mtime_ns;
+    return XXH3_64bits_withSeed(part, sizeof part, h);
+}
+
+/* Of what a save of any format writes anew. */
 static uint64_t generation_of(const struct ckpt_dir *dir, int64_t *ret_mtime_ns)
 {
-    uint64_t h = 0;
-
     *ret_mtime_ns = 0;
-    for (size_t i = 0; i < sizeof anew / sizeof anew[0]; i++) {
-        struct ckpt_file_id id;
-        if (!ckpt_dir_stat(dir, anew[i], &id))
-            continue;
-        uint64_t part[4] = {i, id.size, (uint64_t)id.mtime_ns, (uint64_t)id.ctime_ns};
-        h = XXH3_64bits_withSeed(part, sizeof part, h);
-        if (id.mtime_ns > *ret_mtime_ns)
-            *ret_mtime_ns = id.mtime_ns;
-    }
+    uint64_t h = add_identity(0, dir, ".", ret_mtime_ns);
+
+    for (size_t r = 0; ckpt_readers[r]; r++)
+        for (const char *const *name = ckpt_readers[r]->rewrites; name && *name; name++)
+            h = add_identity(h, dir, *name, ret_mtime_ns);
     return h;
 }
 
-/* What a directory holds may lie one further down. */
-static const char *const inner_models[] = {"actor", NULL}; /* verl's global_step_N */
+/* The reader of what lies in the first of these folders that is a checkpoint; *dir becomes that
+ * folder. */
+static const struct ckpt_reader *probe_inside(struct ckpt_dir **dir, const char *const *folders)
+{
+    for (; folders && *folders; folders++) {
+        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *inner = NULL;
+        struct ckpt_err ignored = {0};
+        if (ckpt_dir_open_below(*dir, *folders, &inner, &ignored) < 0)
+            continue;
+        const struct ckpt_reader *reader = ckpt_reader_probe(inner, &ignored);
+        if (!reader)
+            continue;
+        ckpt_dir_unref(*dir);
+        *dir = ckpt_steal(&inner);
+        return reader;
+    }
+    return NULL;
+}
 
 const struct ckpt_reader *ckpt_step_probe(struct ckpt_dir **dir, struct ckpt_err *err)
 {
     const struct ckpt_reader *reader = ckpt_reader_probe(*dir, err);
 
-    for (size_t i = 0; !reader && err->code != CKPT_CONFLICT && inner_models[i]; i++) {
-        ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *inner = NULL;
-        struct ckpt_err ignored = {0};
-        if (ckpt_dir_open_below(*dir, inner_models[i], &inner, &ignored) < 0 ||
-            !(reader = ckpt_reader_probe(inner, &ignored)))
-            continue;
-        ckpt_dir_unref(*dir);
-        *dir = ckpt_steal(&inner);
-    }
+    for (size_t r = 0; !reader && err->code != CKPT_CONFLICT && ckpt_readers[r]; r++)
+        reader = probe_inside(dir, ckpt_readers[r]->inner_models);
     return reader;
 }
 
 /* ---- one step ---- */
 
-enum { MOST_READERS = 16 };
+/* What the pointer file of a format says. */
+struct pointer {
+    const struct ckpt_reader *reader;
+    char *step;
+};
 
 struct pointers {
-    char *name[MOST_READERS]; /* per reader: what its pointer file says, or NULL */
+    CKPT_VEC(struct pointer) files; /* those that are there */
 };
+
+static void pointers_release(struct pointers *p)
+{
+    for (size_t i = 0; i < p->files.len; i++)
+        free(p->files.ptr[i].step);
+    ckpt_vec_release(&p->files);
+}
+
+static int read_pointer(struct ckpt_dir *run, const struct ckpt_reader *reader, struct pointers *p,
+                        struct ckpt_err *err)
+{
+    struct pointer file = {reader, reader->latest ? reader->latest(run) : NULL};
+
+    if (file.step && ckpt_vec_push(&p->files, file) < 0) {
+        free(file.step);
+        return ckpt_nomem(err);
+    }
+    return 0;
+}
 
 /* A pointer file that is there and cannot be read is an error: without it, an unfinished step may
  * look finished, and another one the latest. */
@@ -87,29 +105,24 @@ static int read_pointers(struct ckpt_dir *run, struct pointers *p, struct ckpt_e
 
     if (ckpt_dir_open_below(run, ".", &fresh, err) < 0)
         return -1;
-    for (size_t i = 0; ckpt_readers[i]; i++)
-        p->name[i] = ckpt_readers[i]->latest ? ckpt_readers[i]->latest(fresh) : NULL;
+    for (size_t r = 0; ckpt_readers[r]; r++)
+        if (read_pointer(fresh, ckpt_readers[r], p, err) < 0)
+            return -1;
     return ckpt_dir_trouble(fresh, err);
-}
-
-static void pointers_release(struct pointers *p)
-{
-    for (size_t i = 0; i < MOST_READERS; i++)
-        free(p->name[i]);
 }
 
 static const char *pointer_of(const struct pointers *p, const struct ckpt_reader *reader)
 {
-    for (size_t i = 0; ckpt_readers[i]; i++)
-        if (ckpt_readers[i] == reader)
-            return p->name[i];
+    for (size_t i = 0; i < p->files.len; i++)
+        if (p->files.ptr[i].reader == reader)
+            return p->files.ptr[i].step;
     return NULL;
 }
 
 static bool is_pointed_at(const struct pointers *p, const char *name)
 {
-    for (size_t i = 0; ckpt_readers[i]; i++)
-        if (p->name[i] && strcmp(p->name[i], name) == 0)
+    for (size_t i = 0; i < p->files.len; i++)
+        if (strcmp(p->files.ptr[i].step, name) == 0)
             return true;
     return false;
 }
@@ -160,14 +173,15 @@ struct scan {
     struct ckpt_steps_found found;
 };
 
-/* Links that point at one of the steps. */
-static bool is_pointer(const char *name)
+/* A link that points at one of the steps: a format's, or one like the mount's own. */
+static bool is_link(const char *name)
 {
-    static const char *const pointers[] = {"latest", "LATEST", "LOWEST_VAL"};
-
-    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
-        if (strcmp(name, pointers[i]) == 0)
-            return true;
+    if (strcmp(name, "latest") == 0)
+        return true;
+    for (size_t r = 0; ckpt_readers[r]; r++)
+        for (const char *const *link = ckpt_readers[r]->links; link && *link; link++)
+            if (strcmp(name, *link) == 0)
+                return true;
     return false;
 }
 
@@ -229,7 +243,7 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
     const bool may_be = e->kind == CKPT_ENTRY_DIR ||
                         (e->kind == CKPT_ENTRY_OTHER && ckpt_steps_find(s->known, e->name));
 
-    if (!may_be || e->name[0] == '.' || is_pointer(e->name))
+    if (!may_be || e->name[0] == '.' || is_link(e->name))
         return 0;
     switch (look_at(s->dir, &s->pointers, e->name, &dir, &reader)) {
     case NO_STEP:
@@ -250,18 +264,15 @@ static int find_latest(struct scan *s, struct ckpt_err *err)
     struct ckpt_steps_found *f = &s->found;
     const char *newest = f->len ? f->ptr[f->len - 1].name : NULL, *latest = NULL;
 
-    for (size_t i = 0; !latest && ckpt_readers[i]; i++) {
-        const char *says = s->pointers.name[i];
-        if (!says)
-            continue;
-        if (ckpt_steps_find(f, says))
-            latest = says;
+    for (size_t i = 0; !latest && i < s->pointers.files.len; i++) {
+        const struct pointer *file = &s->pointers.files.ptr[i];
+        if (ckpt_steps_find(f, file->step))
+            latest = file->step;
         else if (newest && !f->warning &&
-                 !(f->warning =
-                       ckpt_asprintf("'%s': the run's pointer file (%s) names step '%s' as "
-                                     "the latest, which is not there or not finished: "
-                                     "'%s' is taken",
-                                     ckpt_dir_path(s->dir), ckpt_readers[i]->name, says, newest)))
+                 !(f->warning = ckpt_asprintf(
+                       "'%s': the run's pointer file (%s) names step '%s' as the latest, which is "
+                       "not there or not finished: '%s' is taken",
+                       ckpt_dir_path(s->dir), file->reader->name, file->step, newest)))
             return ckpt_nomem(err);
     }
     if (latest) {
