@@ -46,11 +46,12 @@ static bool dcp_finished(struct ckpt_dir *dir, const char *name, const char *lat
 }
 
 static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                    struct ckpt_catalog **ret, struct ckpt_err *err)
+                    struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
 {
     enum ckpt_evidence evidence;
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = find(dir, &evidence);
 
+    (void)facts;
     if (!at)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;

@@ -38,6 +38,7 @@ struct load {
     struct ckpt_dir *dir;
     struct ckpt_dir *shard_dir; /* may be dir itself */
     const struct ckpt_reader_options *opt;
+    struct ckpt_facts *facts;
     struct ckpt_hfs_layout layout;
     CKPT_VEC(struct ckpt_hfs_shard) shards;
     CKPT_VEC(struct chunk) chunks;
@@ -469,49 +470,37 @@ static int map_weights(struct load *l, json_t *map, struct ckpt_err *err)
     return 0;
 }
 
-/* *ret is new or NULL: the checkpoint says nothing. */
-static int make_weight_map(struct load *l, json_t **ret, struct ckpt_err *err)
+/* NULL: the checkpoint says nothing. */
+static int make_weight_map(struct load *l, struct ckpt_err *err)
 {
     json_t *map = NULL;
 
-    if (!l->layout.file_index && l->layout.weight_map) {
+    if (!l->layout.file_index && l->layout.weight_map)
         map = json_incref(l->layout.weight_map);
-    } else if (l->layout.file_index || l->shards.ptr[0].id.nfile > 1) {
-        if (!(map = json_object()))
-            return ckpt_nomem(err);
-        if (map_weights(l, map, err) < 0) {
-            json_decref(map);
-            return -1;
-        }
-    }
-    *ret = map;
-    return 0;
-}
-
-static int set(json_t *obj, const char *key, json_t *value)
-{
-    return value ? json_object_set(obj, key, value) : 0;
+    else if (!l->layout.file_index && l->shards.ptr[0].id.nfile <= 1)
+        return 0;
+    else if (!(map = json_object()))
+        return ckpt_nomem(err);
+    l->facts->weight_map = map;
+    return map == l->layout.weight_map ? 0 : map_weights(l, map, err);
 }
 
 static int describe(struct load *l, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *map = NULL;
     json_t *about = l->cat->about;
-    json_t *facts = json_pack("{s:s, s:b, s:b, s:I}", "format", "dcp_hf", "hf_names", 1,
-                              "automodel", is_automodel(l), "shards", (json_int_t)l->shards.len);
 
-    if (!facts || json_object_update_new(about, facts) < 0)
+    *l->facts = (struct ckpt_facts){
+        .names = CKPT_NAMES_HUB,
+        .split_as_base = is_automodel(l),
+        .files = l->layout.model_only ? CKPT_FILES_COMPLETE : CKPT_FILES_CONFIG,
+        .files_at = l->layout.model,
+        .index_name = l->layout.index,
+        .dtypes = json_incref(l->layout.dtypes),
+    };
+    if (json_object_set_new(about, "format", json_string("dcp_hf")) < 0 ||
+        json_object_set_new(about, "shards", json_integer((json_int_t)l->shards.len)) < 0)
         return ckpt_nomem(err);
-    if (make_weight_map(l, &map, err) < 0)
-        return -1;
-    if (set(about, "weight_map", map) < 0 || set(about, "dtypes", l->layout.dtypes) < 0 ||
-        (l->layout.model &&
-         json_object_set_new(about, l->layout.model_only ? "model_files" : "side_files",
-                             json_string(l->layout.model)) < 0) ||
-        (l->layout.index &&
-         json_object_set_new(about, "index_name", json_string(l->layout.index)) < 0))
-        return ckpt_nomem(err);
-    if (ckpt_automodel_describe_step(l->dir, about, err) < 0)
+    if (make_weight_map(l, err) < 0 || ckpt_automodel_describe_step(l->dir, about, err) < 0)
         return -1;
     l->cat->config = json_incref(l->layout.config);
     ckpt_automodel_warn(l->dir, l->cat);
@@ -537,9 +526,9 @@ static int load(struct load *l, struct ckpt_err *err)
 }
 
 static int dcp_hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                       struct ckpt_catalog **ret, struct ckpt_err *err)
+                       struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts};
 
     if (load(&l, err) < 0)
         return -1;

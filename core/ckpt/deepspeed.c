@@ -135,26 +135,27 @@ static int load_tag(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
 }
 
 /* A checkpoint of the Trainer has the model's config, and a tokenizer. */
-static int read_beside(struct ckpt_dir *dir, struct ckpt_catalog *cat, struct ckpt_err *err)
+static int read_beside(struct ckpt_dir *dir, struct ckpt_facts *facts, struct ckpt_catalog *cat,
+                       struct ckpt_err *err)
 {
-    if (ckpt_config_read_if(dir, "config.json", CKPT_CONFIG_MAX_BYTES, &cat->config, err) < 0)
-        return -1;
-    return json_object_set_new(cat->about, "side_files", json_string("")) < 0 ? ckpt_nomem(err) : 0;
+    facts->files = CKPT_FILES_CONFIG;
+    facts->files_at = "";
+    return ckpt_config_read_if(dir, "config.json", CKPT_CONFIG_MAX_BYTES, &cat->config, err);
 }
 
 static int load_above(struct ckpt_dir *dir, const char *tag, const struct ckpt_reader_options *opt,
-                      struct ckpt_catalog *cat, struct ckpt_err *err)
+                      struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
 
     return ckpt_dir_open_below(dir, tag, &below, err) < 0 || load_tag(below, opt, cat, err) < 0 ||
-                   read_beside(dir, cat, err) < 0
+                   read_beside(dir, facts, cat, err) < 0
                ? -1
                : 0;
 }
 
 static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                   struct ckpt_catalog **ret, struct ckpt_err *err)
+                   struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
     ckpt_cleanup(ckpt_freep) char *tag = NULL;
@@ -164,11 +165,12 @@ static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     if (place != TAG && !opt->masters && !opt->states)
         beside = model_beside(dir);
     if (beside)
-        return beside->load(dir, opt, ret, err);
+        return beside->load(dir, opt, facts, ret, err);
     if (place == DANGLING)
         return refuse_latest(dir, err);
     if (ckpt_catalog_new(&cat, err) < 0 ||
-        (place == ABOVE ? load_above(dir, tag, opt, cat, err) : load_tag(dir, opt, cat, err)) < 0)
+        (place == ABOVE ? load_above(dir, tag, opt, facts, cat, err)
+                        : load_tag(dir, opt, cat, err)) < 0)
         return -1;
     *ret = ckpt_steal(&cat);
     return 0;

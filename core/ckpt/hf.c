@@ -3,8 +3,8 @@
  * index.
  *
  * As transformers looks for it: model.safetensors first, then model.safetensors.index.json; or the
- * same under diffusers' names. What the index maps is the checkpoint; about.weight_map keeps the
- * map, so that a view is split as the directory is. */
+ * same under diffusers' names. What the index maps is the checkpoint; its weight_map is kept, so
+ * that a view is split as the directory is. */
 #include <string.h>
 
 #include "base/par.h"
@@ -31,6 +31,7 @@ struct file {
 struct load {
     struct ckpt_dir *dir;
     const struct ckpt_reader_options *opt;
+    struct ckpt_facts *facts;
     const struct style *style;
     json_t *index; /* or NULL: one file */
     CKPT_VEC(struct file) files;
@@ -161,32 +162,21 @@ static int check_complete(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-/* Of one file that is not model.safetensors: where its tensors are shown too. */
-static int map_single(struct load *l, struct ckpt_err *err)
-{
-    json_t *map = json_object();
-
-    if (!map || json_object_set_new(l->cat->about, "weight_map", map) < 0)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < l->cat->tensors.len; i++)
-        if (json_object_set_new(map, l->cat->tensors.ptr[i].name, json_string(l->style->single)) <
-            0)
-            return ckpt_nomem(err);
-    return 0;
-}
-
 static int describe(struct load *l, struct ckpt_err *err)
 {
     json_t *map = json_object_get(l->index, "weight_map");
 
-    if (json_object_set_new(l->cat->about, "format", json_string("hf")) < 0 ||
-        (map && json_object_set(l->cat->about, "weight_map", map) < 0))
+    if (json_object_set_new(l->cat->about, "format", json_string("hf")) < 0)
         return ckpt_nomem(err);
+    *l->facts = (struct ckpt_facts){.names = CKPT_NAMES_HUB,
+                                    .is_hub_dir = true,
+                                    .files = CKPT_FILES_ALL,
+                                    .files_at = "",
+                                    .weight_map = json_incref(map)};
     if (l->style == &styles[0])
         return 0;
-    if (json_object_set_new(l->cat->about, "index_name", json_string(l->style->index)) < 0)
-        return ckpt_nomem(err);
-    return map ? 0 : map_single(l, err);
+    l->facts->index_name = l->style->index;
+    return map ? 0 : ckpt_facts_map_all(l->facts, l->cat, l->style->single, err);
 }
 
 static int load(struct load *l, struct ckpt_err *err)
@@ -205,9 +195,9 @@ static int load(struct load *l, struct ckpt_err *err)
 }
 
 static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                   struct ckpt_catalog **ret, struct ckpt_err *err)
+                   struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts};
 
     if (load(&l, err) < 0)
         return -1;
@@ -232,5 +222,4 @@ const struct ckpt_reader ckpt_reader_hf = {
     .is_published = true,
     .probe = hf_probe,
     .load = hf_load,
-    .side_files = "",
 };

@@ -31,6 +31,7 @@ static const char *const containers[] = {
 struct load {
     struct ckpt_dir *dir, *weights;
     const struct ckpt_reader_options *opt;
+    struct ckpt_facts *facts;
     enum ckpt_megatron_format format;
     struct ckpt_megatron_state st;
     struct ckpt_catalog *cat;
@@ -248,7 +249,9 @@ static int describe(struct load *l, struct ckpt_err *err)
         return -1;
     if (!sides)
         return 0;
-    return about(l, "side_files", json_string(sides), err) < 0 ? -1 : read_tokenizer(l, sides, err);
+    l->facts->files = CKPT_FILES_CONFIG;
+    l->facts->files_at = sides;
+    return read_tokenizer(l, sides, err);
 }
 
 static int find_weights(struct load *l, struct ckpt_err *err)
@@ -263,9 +266,9 @@ static int find_weights(struct load *l, struct ckpt_err *err)
 }
 
 static int megatron_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                         struct ckpt_catalog **ret, struct ckpt_err *err)
+                         struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts};
 
     if (find_weights(&l, err) < 0 || read_common(&l, err) < 0 || read_tensors(&l, err) < 0 ||
         check_tensors(&l, err) < 0 || read_config(&l, err) < 0 || describe(&l, err) < 0)

@@ -813,10 +813,11 @@ static int load(struct load *l, struct ckpt_err *err)
 }
 
 static int nanotron_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                         struct ckpt_catalog **ret, struct ckpt_err *err)
+                         struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
 
+    (void)facts;
     if (load(&l, err) < 0)
         return -1;
     *ret = ckpt_steal(&l.cat);

@@ -34,21 +34,16 @@ static const char *find(struct ckpt_dir *dir)
     return has_both(dir, "model/" CONFIG, "model/" WEIGHTS) ? "model" : NULL;
 }
 
-static int describe(struct ckpt_dir *dir, const char *below, bool bare, struct ckpt_catalog *cat,
+static int describe(struct ckpt_dir *dir, struct ckpt_facts *facts, struct ckpt_catalog *cat,
                     struct ckpt_err *err)
 {
-    json_t *map = json_object();
-    json_t *facts =
-        map ? json_pack("{s:s, s:b, s:b, s:b, s:s, s:o}", "format", "peft", "hf_names", 1,
-                        "adapter", 1, "bare_header", bare, "model_files", below, "weight_map", map)
-            : NULL;
-
-    if (!facts || json_object_update_new(cat->about, facts) < 0)
+    facts->names = CKPT_NAMES_HUB;
+    facts->is_adapter = true;
+    facts->files = CKPT_FILES_COMPLETE;
+    if (json_object_set_new(cat->about, "format", json_string("peft")) < 0)
         return ckpt_nomem(err);
-    for (size_t i = 0; i < cat->tensors.len; i++)
-        if (json_object_set_new(map, cat->tensors.ptr[i].name, json_string(WEIGHTS)) < 0)
-            return ckpt_nomem(err);
-    if (ckpt_automodel_describe_step(dir, cat->about, err) < 0)
+    if (ckpt_facts_map_all(facts, cat, WEIGHTS, err) < 0 ||
+        ckpt_automodel_describe_step(dir, cat->about, err) < 0)
         return -1;
     ckpt_automodel_warn(dir, cat);
     return 0;
@@ -101,31 +96,31 @@ static int load_torch(struct ckpt_source *source, struct ckpt_catalog *cat, stru
     return 0;
 }
 
-static int load(struct ckpt_dir *dir, const char *below, struct ckpt_fdpool *pool,
+/* From the folder facts->files_at. */
+static int load(struct ckpt_dir *dir, struct ckpt_fdpool *pool, struct ckpt_facts *facts,
                 struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *source = NULL;
-    const bool old = !*below && !ckpt_dir_has_file(dir, WEIGHTS);
-    const char *path = *below ? "model/" WEIGHTS : old ? OLD_WEIGHTS : WEIGHTS;
-    bool bare = false;
+    const bool inner = *facts->files_at, old = !inner && !ckpt_dir_has_file(dir, WEIGHTS);
+    const char *path = inner ? "model/" WEIGHTS : old ? OLD_WEIGHTS : WEIGHTS;
 
     if (ckpt_source_file_new(dir, path, pool, &source, err) < 0)
         return -1;
-    if ((old ? load_torch(source, cat, err) : load_safetensors(source, cat, &bare, err)) < 0)
+    if ((old ? load_torch(source, cat, err)
+             : load_safetensors(source, cat, &facts->bare_header, err)) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), path);
-    return describe(dir, below, bare, cat, err);
+    return describe(dir, facts, cat, err);
 }
 
 static int peft_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                     struct ckpt_catalog **ret, struct ckpt_err *err)
+                     struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
-    const char *below = find(dir);
 
-    if (!below)
+    if (!(facts->files_at = find(dir)))
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no " CONFIG " with " WEIGHTS,
                          ckpt_dir_path(dir));
-    if (ckpt_catalog_new(&cat, err) < 0 || load(dir, below, opt->pool, cat, err) < 0)
+    if (ckpt_catalog_new(&cat, err) < 0 || load(dir, opt->pool, facts, cat, err) < 0)
         return -1;
     *ret = ckpt_steal(&cat);
     return 0;

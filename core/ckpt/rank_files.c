@@ -128,6 +128,7 @@ struct whole {
 struct load {
     struct ckpt_dir *dir;
     const struct ckpt_reader_options *opt;
+    struct ckpt_facts *facts;
     CKPT_VEC(struct file) files;
     CKPT_VEC(struct whole) wholes;
     struct ckpt_map by_name;
@@ -331,8 +332,8 @@ static int read_config(struct load *l, struct ckpt_err *err)
             return ckpt_nomem(err);
         if (!ckpt_dir_has_file(l->dir, path))
             continue;
-        if (json_object_set_new(l->cat->about, "side_files", json_string(folders[i])) < 0)
-            return ckpt_nomem(err);
+        l->facts->files = CKPT_FILES_CONFIG;
+        l->facts->files_at = folders[i];
         return ckpt_config_read(l->dir, path, CKPT_CONFIG_MAX_BYTES, &l->cat->config, err);
     }
     return 0;
@@ -355,9 +356,10 @@ static int load(struct load *l, struct ckpt_err *err)
 }
 
 static int rank_files_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                           struct ckpt_catalog **ret, struct ckpt_err *err)
+                           struct ckpt_facts *facts, struct ckpt_catalog **ret,
+                           struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts};
 
     if (load(&l, err) < 0)
         return -1;

@@ -43,20 +43,49 @@ struct ckpt_reader_options {
     unsigned nthread; /* for reading headers; 0: the reader's choice */
 };
 
-/* Beside facts for people and for recipes, a catalogue's `about` may say how to show it (what is
- * absent has its usual value):
+/* Whose names the tensors have. */
+enum ckpt_names {
+    CKPT_NAMES_FRAMEWORK, /* the framework's, or a model's below some prefix: nobody has looked */
+    CKPT_NAMES_MEMORY,    /* those that a transformers model has in memory */
+    CKPT_NAMES_HUB,       /* those that the model has on the hub: no recipe is needed */
+};
+
+/* Which files of the checkpoint, beside its weights, are the model's. */
+enum ckpt_model_files {
+    CKPT_FILES_TOKENIZER, /* those of tokenizers and processors, generation_config.json, *.py */
+    CKPT_FILES_CONFIG,    /* the same and config.json, which the catalogue's config was read from */
+    CKPT_FILES_ALL,       /* every file but weights and their indices */
+    CKPT_FILES_COMPLETE,  /* the same, and a base has none to add */
+};
+
+/* What a reader knows of how its checkpoint is to be shown. All zero: a model under the framework's
+ * names, about whose files, split and dtypes the checkpoint says nothing. Facts for people and for
+ * the conditions of recipes stand in the catalogue's `about` instead; of these, "format", "version"
+ * and "step" name the checkpoint in messages.
  *
- *     hf_names      true: the names are those of the Hugging Face model; no recipe is needed
- *     model_files   subdirectory ("" = the checkpoint) whose files all belong to the model, with
- *                   the config.json that cat->config was read from
- *     side_files    the same, but what it has beside config.json is the checkpoint's own business
- *     weight_map    {tensor: file}: the split that the checkpoint asks for
- *     dtypes        {tensor: safetensors' name}: the dtypes that it asks for
- *     adapter       true: no model but an adapter (PEFT): a base has nothing to lend
- *     bare_header   true: the checkpoint's safetensors have no __metadata__, nor shall the view's
- *     index_name    of the file that has the weight_map
- *
- * All functions are safe from many threads. */
+ * Texts are static. Release with ckpt_facts_release. */
+struct ckpt_facts {
+    enum ckpt_names names;
+    bool is_adapter;  /* no model but an adapter (PEFT) */
+    bool is_hub_dir;  /* a Hugging Face model directory as it is published: it is shown as itself */
+    bool bare_header; /* its safetensors have no __metadata__, nor shall the view's */
+    bool split_as_base; /* the trainer's own export splits the model as its base is split, and
+                           passes config.json through although it may change dtypes */
+    enum ckpt_model_files files;
+    const char *files_at;   /* their folder ("" = the checkpoint itself); NULL: the reader's
+                               side_files, under the first rule */
+    const char *index_name; /* of the file that has the weight map; NULL: the usual one */
+    json_t *weight_map;     /* {tensor: file}: the split that the checkpoint asks for; or NULL */
+    json_t *dtypes;         /* {tensor: safetensors' name}: the dtypes that it asks for; or NULL */
+};
+
+void ckpt_facts_release(struct ckpt_facts *facts);
+
+/* Map every tensor of cat to one file. */
+int ckpt_facts_map_all(struct ckpt_facts *facts, const struct ckpt_catalog *cat, const char *file,
+                       struct ckpt_err *err);
+
+/* All functions are safe from many threads. */
 struct ckpt_reader {
     const char *name; /* "nanotron" */
 
@@ -65,9 +94,9 @@ struct ckpt_reader {
     enum ckpt_evidence (*probe)(struct ckpt_dir *dir);
 
     /* Read every header; no tensor bytes. The catalogue is complete and checked: coverage,
-     * overlaps, sizes. */
+     * overlaps, sizes. *facts is all zero before; the caller releases it, on failure too. */
     int (*load)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                struct ckpt_catalog **ret, struct ckpt_err *err);
+                struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err);
 
     /* Add to the object `out` what the checkpoint holds beside tensors, by name: values as
      * container/pickle_value.h writes them, named as torch's distributed checkpoints name them. Of

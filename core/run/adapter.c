@@ -221,22 +221,8 @@ static int rename_all(struct adapter *a, struct ckpt_catalog *cat, bool whole, b
     return 0;
 }
 
-static int describe(struct ckpt_catalog *cat, struct ckpt_err *err)
-{
-    json_t *map = json_object();
-    json_t *facts =
-        map ? json_pack("{s:b, s:b, s:o}", "hf_names", 1, "adapter", 1, "weight_map", map) : NULL;
-
-    if (!facts || json_object_update_new(cat->about, facts) < 0)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < cat->tensors.len; i++)
-        if (json_object_set_new(map, cat->tensors.ptr[i].name, json_string(FILE_NAME)) < 0)
-            return ckpt_nomem(err);
-    return 0;
-}
-
 int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, bool quiet,
-                       bool *ret_found, struct ckpt_err *err)
+                       struct ckpt_facts *facts, bool *ret_found, struct ckpt_err *err)
 {
     ckpt_cleanup(adapter_release) struct adapter a = {
         .cat = cat, .type = type, .ntensor = cat->tensors.len};
@@ -248,8 +234,11 @@ int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, b
     if (!lora)
         return 0;
     if (rename_all(&a, cat, whole, quiet, err) < 0 ||
-        ckpt_catalog_select(cat, (const char *const *)a.name, err) < 0 || describe(cat, err) < 0)
+        ckpt_catalog_select(cat, (const char *const *)a.name, err) < 0 ||
+        ckpt_facts_map_all(facts, cat, FILE_NAME, err) < 0)
         return -1;
+    facts->names = CKPT_NAMES_HUB;
+    facts->is_adapter = true;
     *ret_found = true;
     return 0;
 }

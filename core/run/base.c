@@ -21,6 +21,7 @@ void ckpt_base_free(struct ckpt_base *base)
     json_decref(base->config);
     json_decref(base->weight_map);
     ckpt_catalog_free(base->cat);
+    ckpt_facts_release(&base->facts);
     free(base);
 }
 
@@ -107,7 +108,7 @@ static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ck
             return -1;
     json_t *map = json_object_get(index, "weight_map");
     b->weight_map = json_is_object(map) ? json_incref(map) : NULL;
-    return has_no_weights(b) ? 0 : ckpt_reader_hf.load(b->dir, &opt, &b->cat, err);
+    return has_no_weights(b) ? 0 : ckpt_reader_hf.load(b->dir, &opt, &b->facts, &b->cat, err);
 }
 
 int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *pool,

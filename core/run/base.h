@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "ckpt/reader.h"
 #include "io/dir.h"
 #include "io/fdpool.h"
 #include "tensor/catalog.h"
@@ -15,6 +16,7 @@ struct ckpt_base {
     struct ckpt_dir *dir;
     json_t *config;           /* config.json; NULL if there is none */
     struct ckpt_catalog *cat; /* the headers of its weights; NULL if it has none */
+    struct ckpt_facts facts;  /* of cat */
     json_t *weight_map; /* {tensor: file}, also of weights that are not there; NULL: no index */
 };
 

@@ -84,6 +84,7 @@ void ckpt_view_release(struct ckpt_view *view)
     ckpt_catalog_free(view->adapter);
     ckpt_save_unref(view->save);
     ckpt_dir_unref(view->dir);
+    ckpt_facts_release(&view->facts);
     json_decref(view->about);
     json_decref(view->config);
     json_decref(view->warnings);
@@ -97,17 +98,8 @@ void ckpt_view_release(struct ckpt_view *view)
 
 /* ---- catalogue ---- */
 
-static bool is_hf(const json_t *about)
-{
-    const char *format = ckpt_json_str(about, "format");
-    return format && strcmp(format, "hf") == 0;
-}
-
 /* The reader's names are the model's: no recipe is needed. */
-static bool has_hf_names(const json_t *about)
-{
-    return is_hf(about) || ckpt_json_bool(about, "hf_names", false);
-}
+static bool has_hf_names(const struct ckpt_view *v) { return v->facts.names == CKPT_NAMES_HUB; }
 
 static const struct ckpt_types *types_of(const struct ckpt_view *v)
 {
@@ -120,8 +112,6 @@ static const struct ckpt_type *type_of(const struct ckpt_view *v)
     return ckpt_types_find(types_of(v), ckpt_json_str(v->config, "model_type"));
 }
 
-static bool is_adapter(const json_t *about) { return ckpt_json_bool(about, "adapter", false); }
-
 /* Such a checkpoint is its own model: its config is what it says, or else what the base says, less
  * what options override. */
 static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
@@ -132,7 +122,7 @@ static int model_of_hf(struct ckpt_view *v, struct ckpt_catalog **src, struct ck
 
     v->cat = ckpt_steal(src);
     config = v->cat->config;
-    if (!config && v->shared->base && !is_adapter(v->about))
+    if (!config && v->shared->base && !v->facts.is_adapter)
         config = v->shared->base->config;
     v->config = json_deep_copy(config);
     if (config && !v->config)
@@ -320,7 +310,7 @@ static int adapter_of_names(struct ckpt_view *v, struct ckpt_catalog **src, stru
     if (ckpt_recipes_forced(v->shared->recipes))
         return 0;
     if (ckpt_adapter_apply(*src, ckpt_types_any(types_of(v)),
-                           v->shared->opt->lora == CKPT_LORA_ADAPTER, &found, err) < 0)
+                           v->shared->opt->lora == CKPT_LORA_ADAPTER, &v->facts, &found, err) < 0)
         return -1;
     return found ? model_of_hf(v, src, err) : 0;
 }
@@ -341,11 +331,12 @@ static int model_to_merge(struct ckpt_view *v, struct ckpt_catalog **src, struct
 static int model_of_peft(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_catalog **base,
                          struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_facts_release) struct ckpt_facts adapter = {0}; /* the view is no adapter */
     bool found;
 
     json_decref(v->about);
     json_decref(v->warnings);
-    v->about = json_incref((*base)->about); /* that of the adapter will tell of an adapter */
+    v->about = json_incref((*base)->about);
     v->warnings = json_incref((*base)->warnings);
     if (model_of_names(v, base, err) < 0)
         return -1;
@@ -356,7 +347,7 @@ static int model_of_peft(struct ckpt_view *v, struct ckpt_catalog **src, struct 
                          ckpt_dir_path(v->dir));
     if (v->shared->opt->lora == CKPT_LORA_BASE)
         return 0;
-    if (ckpt_adapter_apply(*src, ckpt_types_any(types_of(v)), true, &found, err) < 0 ||
+    if (ckpt_adapter_apply(*src, ckpt_types_any(types_of(v)), true, &adapter, &found, err) < 0 ||
         match_names(v, v->cat, err) < 0)
         return -1;
     v->adapter = ckpt_steal(src);
@@ -368,7 +359,7 @@ static int model_of_lora(struct ckpt_view *v, struct ckpt_catalog **src, struct 
 {
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *base = NULL;
 
-    if (!is_adapter(v->about) &&
+    if (!v->facts.is_adapter &&
         ckpt_adapter_base(*src, ckpt_types_any(types_of(v)), &base, err) < 0)
         return -1;
     if (base)
@@ -383,7 +374,7 @@ static int model_of_lora(struct ckpt_view *v, struct ckpt_catalog **src, struct 
 
 static int require_adapter(const struct ckpt_view *v, struct ckpt_err *err)
 {
-    if (v->shared->opt->lora != CKPT_LORA_ADAPTER || is_adapter(v->about))
+    if (v->shared->opt->lora != CKPT_LORA_ADAPTER || v->facts.is_adapter)
         return 0;
     return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=adapter: '%s' holds no adapter",
                      ckpt_dir_path(v->dir));
@@ -399,9 +390,9 @@ static int make_hub_model(struct ckpt_view *v, struct ckpt_catalog **src, struct
         v->cat = ckpt_steal(src);
         return 0;
     }
-    if (is_hf(v->about) || is_adapter(v->about))
+    if (v->facts.is_hub_dir || v->facts.is_adapter)
         return model_of_hf(v, src, err);
-    if (has_hf_names(v->about))
+    if (has_hf_names(v))
         return model_of_hf(v, src, err) < 0 || match_base(v, err) < 0 ? -1 : check_model(v, err);
     if (adapter_of_names(v, src, err) < 0 || (!v->cat && model_of_names(v, src, err) < 0))
         return -1;
@@ -419,7 +410,7 @@ static int names_of_memory(struct ckpt_view *v, struct ckpt_err *err)
 {
     const struct ckpt_options *opt = v->shared->opt;
     struct ckpt_recipe_options convert = {.format = "hub", .base_config = v->config};
-    bool resplit = is_hf(v->about) && opt->max_shard_size && !opt->raw && !opt->memory;
+    bool resplit = v->facts.is_hub_dir && opt->max_shard_size && !opt->raw && !opt->memory;
 
     if ((!opt->memory && !resplit) || v->own_names)
         return 0;
@@ -443,10 +434,7 @@ static int make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
 /* ---- quantisation ---- */
 
 /* Is config.json what the checkpoint itself says? */
-static bool has_own_config(const struct ckpt_view *v)
-{
-    return has_hf_names(v->about) && v->cat->config;
-}
+static bool has_own_config(const struct ckpt_view *v) { return has_hf_names(v) && v->cat->config; }
 
 /* A config that speaks of a quantisation although the tensors are ordinary: they have been made so,
  * or training started from a base that is quantised. */
@@ -464,10 +452,10 @@ static void drop_quantization(struct ckpt_view *v)
 
 static int dequantize(struct ckpt_view *v, struct ckpt_err *err)
 {
-    if (v->shared->opt->raw || is_adapter(v->about))
+    if (v->shared->opt->raw || v->facts.is_adapter)
         return 0;
     if (v->shared->opt->dequantize &&
-        ckpt_dequantize(v->cat, v->config, json_object_get(v->about, "weight_map"), err) < 0)
+        ckpt_dequantize(v->cat, v->config, v->facts.weight_map, err) < 0)
         return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
     drop_quantization(v);
     return 0;
@@ -492,12 +480,12 @@ static int warn_unknown(struct ckpt_view *v, const struct ckpt_tensor *t, size_t
 static int cast_tensors(struct ckpt_view *v, bool *ret_any, struct ckpt_err *err)
 {
     const struct ckpt_dtypes dtypes = {.opt = v->shared->opt,
-                                       .base = is_adapter(v->about) ? NULL : v->shared->base,
-                                       .mapping = json_object_get(v->about, "dtypes"),
+                                       .base = v->facts.is_adapter ? NULL : v->shared->base,
+                                       .mapping = v->facts.dtypes,
                                        .base_names = v->base_names,
                                        .keeps = &type_of(v)->keeps_dtype,
                                        .buffers = &type_of(v)->buffers,
-                                       .hf_names = has_hf_names(v->about)};
+                                       .hf_names = has_hf_names(v)};
 
     const struct ckpt_tensor *unknown = NULL;
     size_t nunknown = 0;
@@ -542,7 +530,7 @@ static int state_dtype(struct ckpt_view *v, struct ckpt_err *err)
 
     if (!v->config || !name)
         return 0;
-    if (v->own_names || v->config_changed || has_hf_names(v->about)) {
+    if (v->own_names || v->config_changed || has_hf_names(v)) {
         /* a config without a dtype says float32 */
         bool old = json_object_get(v->config, "torch_dtype") != NULL;
         bool new =
@@ -570,18 +558,6 @@ static int64_t newest_shard(const struct ckpt_catalog *cat)
             newest = id.mtime_ns;
     }
     return newest;
-}
-
-/* The folder of the model's own files, in the reader's words or the catalogue's; NULL: there is
- * none. */
-static const char *own_files(const struct ckpt_view *v, const struct ckpt_reader *reader,
-                             enum ckpt_side_rule *ret_rule)
-{
-    const char *model = ckpt_json_str(v->about, "model_files");
-    const char *side = ckpt_json_str(v->about, "side_files");
-
-    *ret_rule = model || is_hf(v->about) ? CKPT_SIDE_ALL : CKPT_SIDE_TOKENIZER;
-    return model ? model : side ? side : reader->side_files;
 }
 
 /* A config without a dtype means float32. */
@@ -613,33 +589,32 @@ static bool lends_config(const struct ckpt_view *v)
 }
 
 /* The checkpoint's own files; where it has no config.json, the base's too. */
-static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
-                         struct ckpt_sides *sides, struct ckpt_err *err)
+static int collect_sides(struct ckpt_view *v, struct ckpt_sides *sides, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
-    enum ckpt_side_rule rule;
-    const char *own = own_files(v, reader, &rule);
-    const bool lend = s->base && !json_object_get(v->about, "model_files");
+    const struct ckpt_facts *f = &v->facts;
+    const char *own = f->files_at, *config = f->is_adapter ? "adapter_config.json" : "config.json";
+    const bool lend = s->base && f->files != CKPT_FILES_COMPLETE;
 
     if (s->opt->raw)
         return 0;
-    if (ckpt_json_bool(v->about, "merged", false))
+    if (v->merged)
         return ckpt_merge_sides(v, sides, err);
-    if (own && ckpt_sides_add(sides, v->dir, own, rule, s->pool, err) < 0)
+    if (own && ckpt_sides_add(sides, v->dir, own,
+                              f->files >= CKPT_FILES_ALL ? CKPT_SIDE_ALL : CKPT_SIDE_TOKENIZER,
+                              s->pool, err) < 0)
         return -1;
-    if (json_object_get(v->about, "side_files") &&
+    if (own && f->files == CKPT_FILES_CONFIG &&
         ckpt_sides_add_one(sides, v->dir, own, "config.json", s->pool, err) < 0)
         return -1;
     if (lend && ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_TOKENIZER, s->pool, err) < 0)
         return -1;
-    const char *config = is_adapter(v->about) ? "adapter_config.json" : "config.json";
-    if (own && is_adapter(v->about) &&
-        ckpt_sides_add_one(sides, v->dir, own, config, s->pool, err) < 0)
+    if (own && f->is_adapter && ckpt_sides_add_one(sides, v->dir, own, config, s->pool, err) < 0)
         return -1;
-    if (lend && (has_hf_names(v->about) || lends_config(v)) &&
+    if (lend && (has_hf_names(v) || lends_config(v)) &&
         ckpt_sides_add_one(sides, s->base->dir, "", config, s->pool, err) < 0)
         return -1;
-    if (is_adapter(v->about) && !ckpt_sides_has(sides, config))
+    if (f->is_adapter && !ckpt_sides_has(sides, config))
         ckpt_catalog_warn(v->cat, "the adapter has no %s; base=DIR lends one", config);
     return 0;
 }
@@ -648,16 +623,16 @@ static int collect_sides(struct ckpt_view *v, const struct ckpt_reader *reader,
  * explicit max_shard_size beats them all. *ret is new or NULL. */
 static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckpt_err *err)
 {
-    json_t *own = json_object_get(v->about, "weight_map");
+    json_t *own = v->facts.weight_map;
     const struct ckpt_base *base = v->shared->base;
 
     *ret = NULL;
-    if ((v->shared->opt->max_shard_size && !is_adapter(v->about)) || v->shared->opt->raw ||
+    if ((v->shared->opt->max_shard_size && !v->facts.is_adapter) || v->shared->opt->raw ||
         v->shared->opt->memory)
         return 0;
-    if (base && !own && ckpt_json_bool(v->about, "automodel", false))
+    if (base && !own && v->facts.split_as_base)
         return ckpt_split_by_base(v->cat, base, v->base_names, type_of(v), ret, err);
-    if (!base || !base->weight_map || (own && !is_hf(v->about))) {
+    if (!base || !base->weight_map || (own && !v->facts.is_hub_dir)) {
         *ret = json_incref(own);
         return 0;
     }
@@ -677,12 +652,11 @@ static bool keeps_config(const struct ckpt_view *v, bool cast)
         return false;
     if (lends_config(v))
         return true;
-    if (!has_hf_names(v->about) || json_object_size(opt->overrides))
+    if (!has_hf_names(v) || json_object_size(opt->overrides))
         return false;
     if (!v->cat->config)
         return says_dtype_of(v->config, v->cat);
-    return !cast ||
-           (opt->dtype_rule == CKPT_DTYPE_AUTO && ckpt_json_bool(v->about, "automodel", false));
+    return !cast || (opt->dtype_rule == CKPT_DTYPE_AUTO && v->facts.split_as_base);
 }
 
 /* A model that was made from a config alone is saved in the order of its modules; after
@@ -691,7 +665,7 @@ static bool is_fresh(const struct ckpt_view *v)
 {
     const struct ckpt_base *base = v->shared->base;
 
-    return has_hf_names(v->about) && !is_hf(v->about) && base && !base->cat && !base->weight_map &&
+    return has_hf_names(v) && !v->facts.is_hub_dir && base && !base->cat && !base->weight_map &&
            !type_of(v)->converted;
 }
 
@@ -707,29 +681,28 @@ static uint64_t buffer_numel(const struct ckpt_view *v)
     return n;
 }
 
-static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool cast,
-                     struct ckpt_err *err)
+static int make_tree(struct ckpt_view *v, bool cast, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_sides_release) struct ckpt_sides sides = {0};
     ckpt_cleanup(ckpt_json_decrefp) json_t *generation = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *map = NULL;
     struct ckpt_vtree_options opt = {
-        .index_name = ckpt_json_str(v->about, "index_name"),
-        .bare = ckpt_json_bool(v->about, "bare_header", false) && !v->shared->opt->raw,
+        .index_name = v->facts.index_name,
+        .bare = v->facts.bare_header && !v->shared->opt->raw,
         .max_shard_size = v->shared->opt->max_shard_size,
         .sort = !v->recipe && !v->own_names && !v->ordered && !is_fresh(v),
         .buffer_numel = buffer_numel(v),
         .mtime_ns = newest_shard(v->cat),
     };
 
-    if (collect_sides(v, reader, &sides, err) < 0 || choose_weight_map(v, &map, err) < 0)
+    if (collect_sides(v, &sides, err) < 0 || choose_weight_map(v, &map, err) < 0)
         return -1;
     opt.weight_map = map;
     if (v->config && !keeps_config(v, cast)) {
         opt.config = v->config;
         ckpt_sides_remove(&sides, "config.json");
     }
-    if (v->config && !has_hf_names(v->about) && !ckpt_sides_has(&sides, "generation_config.json")) {
+    if (v->config && !has_hf_names(v) && !ckpt_sides_has(&sides, "generation_config.json")) {
         if (ckpt_generation_config(v->config, &generation, err) < 0)
             return -1;
         opt.generation = generation;
@@ -740,8 +713,7 @@ static int make_tree(struct ckpt_view *v, const struct ckpt_reader *reader, bool
         opt.mtime_ns = sides.mtime_ns;
     if (ckpt_vtree_new(v->cat, &opt, &v->tree, err) < 0)
         return -1;
-    (void)json_object_del(v->about, "weight_map"); /* large, and used up */
-    (void)json_object_del(v->about, "dtypes");
+    ckpt_facts_release(&v->facts); /* large, and used up */
     json_decref(v->base_names);
     v->base_names = NULL;
     return 0;
@@ -801,7 +773,7 @@ static int read_save(struct ckpt_view *v, const struct ckpt_reader *reader,
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
     struct ckpt_err mixed = {0};
 
-    if (reader->load(v->dir, opt, &cat, err) < 0 ||
+    if (reader->load(v->dir, opt, &v->facts, &cat, err) < 0 ||
         ckpt_save_new(cat, v->dir, reader, &marker, atomic_load(&v->shared->watched), &v->save,
                       err) < 0)
         return -1;
@@ -812,6 +784,10 @@ static int read_save(struct ckpt_view *v, const struct ckpt_reader *reader,
         if (!v->shared->opt->allow_mixed || mixed.code != CKPT_CONFLICT)
             return ckpt_fail(err, mixed.code, "%s", mixed.text);
         ckpt_catalog_warn(cat, "%s", mixed.text);
+    }
+    if (!v->facts.files_at) {
+        v->facts.files_at = reader->side_files;
+        v->facts.files = CKPT_FILES_TOKENIZER;
     }
     *ret = ckpt_steal(&cat);
     return 0;
@@ -843,8 +819,7 @@ static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_sa
         make_model(v, &src, err) < 0 || dequantize(v, err) < 0 || ckpt_merge_finish(v, err) < 0)
         return -1;
     ckpt_catalog_shrink(v->cat);
-    if (cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 ||
-        make_tree(v, reader, cast, err) < 0)
+    if (cast_tensors(v, &cast, err) < 0 || state_dtype(v, err) < 0 || make_tree(v, cast, err) < 0)
         return -1;
     v->generation = generation_of(v, step);
     v->source = source_text(v, step);
@@ -863,13 +838,14 @@ int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **re
                                              .allow_partial = s->opt->allow_partial,
                                              .masters = wants_masters(s->opt)};
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
+    ckpt_cleanup(ckpt_facts_release) struct ckpt_facts facts = {0};
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
     bool found;
 
     *ret = NULL;
     if (!v->recipe)
         return 0;
-    if (!reader || reader->load(v->dir, &ropt, &src, err) < 0 ||
+    if (!reader || reader->load(v->dir, &ropt, &facts, &src, err) < 0 ||
         (v->own_names && ckpt_names_apply(src, types_of(v), s->base, lent_config(v, src),
                                           s->opt->allow_leftover, &found, err) < 0))
         return -1;

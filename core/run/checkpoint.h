@@ -9,6 +9,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "ckpt/reader.h"
 #include "io/dir.h"
 #include "io/fdpool.h"
 #include "recipe/marks.h"
@@ -57,8 +58,10 @@ struct ckpt_view {
     struct ckpt_vtree *tree;
     struct ckpt_reading reading;
     json_t *base_names; /* while it is opened: {tensor: its name in the base} where that differs */
-    json_t *about;      /* facts of the format, from the reader */
-    json_t *config;     /* config.json as the view shows it; NULL if it shows none */
+    struct ckpt_facts facts; /* while it is opened: how to show it, from the reader */
+    bool merged;             /* lora=merge: cat is the base's, facts are those of the model */
+    json_t *about;           /* facts of the format, from the reader */
+    json_t *config;          /* config.json as the view shows it; NULL if it shows none */
     json_t *warnings;
     char *recipe;        /* NULL: none was used */
     bool config_changed; /* config is not to the letter what was read: no quantisation any more,

@@ -14,33 +14,23 @@
 /* A model with the base's split, not an adapter. */
 static int describe(struct ckpt_view *v, struct ckpt_err *err)
 {
-    static const char *const gone[] = {"adapter", "bare_header", "model_files", "weight_map"};
-    const json_t *base = v->shared->base->cat->about;
-    json_t *map = json_object_get(base, "weight_map"),
-           *files = json_object_get(v->about, "model_files"), *about = json_deep_copy(v->about);
+    const json_t *map = v->shared->base->facts.weight_map;
+    struct ckpt_facts *f = &v->facts;
 
-    if (!about)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++)
-        (void)json_object_del(about, gone[i]);
-    if ((files && json_object_set(about, "adapter_files", files) < 0) ||
-        (map && json_object_set_new(about, "weight_map", json_deep_copy(map)) < 0) ||
-        json_object_set_new(about, "merged", json_true()) < 0) {
-        json_decref(about);
-        return ckpt_nomem(err);
-    }
-    json_decref(v->about);
-    v->about = about;
-    return 0;
+    f->is_adapter = f->bare_header = false;
+    json_decref(f->weight_map);
+    f->weight_map = json_deep_copy(map);
+    v->merged = true;
+    return map && !f->weight_map ? ckpt_nomem(err) : 0;
 }
 
 int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src,
                      struct ckpt_catalog **ret_model, struct ckpt_err *err)
 {
-    bool found = ckpt_json_bool(v->about, "adapter", false);
+    bool found = v->facts.is_adapter;
 
     if (!found && ckpt_adapter_apply(*src, ckpt_types_any(ckpt_recipes_types(v->shared->recipes)),
-                                     true, &found, err) < 0)
+                                     true, &v->facts, &found, err) < 0)
         return -1;
     if (!found)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' holds no adapter",
@@ -51,13 +41,18 @@ int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src,
     return 0;
 }
 
+/* The folder of the adapter's own files. */
+static const char *own_folder(const struct ckpt_view *v)
+{
+    return v->facts.files == CKPT_FILES_COMPLETE ? v->facts.files_at : "";
+}
+
 /* One of the adapter's own files, beside it or in the base; *ret is NULL if it is in neither. */
 static int read_config(const struct ckpt_view *v, const char *name, json_t **ret,
                        struct ckpt_err *err)
 {
-    const char *below = ckpt_json_str(v->about, "adapter_files");
-    ckpt_cleanup(ckpt_freep) char *path =
-        ckpt_asprintf("%s%s%s", below ? below : "", below && *below ? "/" : "", name);
+    const char *below = own_folder(v);
+    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s%s%s", below, *below ? "/" : "", name);
 
     *ret = NULL;
     if (!path)
@@ -101,10 +96,8 @@ int ckpt_merge_finish(struct ckpt_view *v, struct ckpt_err *err)
 int ckpt_merge_sides(const struct ckpt_view *v, struct ckpt_sides *sides, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
-    const char *files = ckpt_json_str(v->about, "adapter_files");
 
-    return ckpt_sides_add(sides, v->dir, files ? files : "", CKPT_SIDE_TOKENIZER, s->pool, err) <
-                       0 ||
+    return ckpt_sides_add(sides, v->dir, own_folder(v), CKPT_SIDE_TOKENIZER, s->pool, err) < 0 ||
                    ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_ALL, s->pool, err) < 0
                ? -1
                : 0;

@@ -7,8 +7,8 @@
 #include "run/checkpoint.h"
 #include "run/side.h"
 
-/* The reader's catalogue *src, an adapter of any format, becomes v->adapter (*src is taken);
- * v->about what is to be told of the merged model; *ret_model is a new catalogue of the base. */
+/* The reader's catalogue *src, an adapter of any format, becomes v->adapter (*src is taken), and
+ * v->facts are those of the merged model; *ret_model is a new catalogue of the base. */
 int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src,
                      struct ckpt_catalog **ret_model, struct ckpt_err *err);
 

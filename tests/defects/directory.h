@@ -42,6 +42,7 @@ static inline void tell(struct judge *j, const struct ckpt_reader *reader,
     ckpt_cleanup(ckpt_recipes_freep) struct ckpt_recipes *recipes = NULL;
     struct ckpt_naming naming;
     struct ckpt_catalog *cat = NULL;
+    struct ckpt_facts facts = {0};
     struct ckpt_dir *dir;
     struct ckpt_err err = {0};
     struct tree t;
@@ -55,10 +56,11 @@ static inline void tell(struct judge *j, const struct ckpt_reader *reader,
     TREE_MUST(ckpt_fdpool_new(8, &opt.pool, &err) == 0);
     TREE_MUST(ckpt_dir_open(t.path, CKPT_LINKS_BENEATH, &dir, &err) == 0);
     clock_t begin = clock();
-    int result = reader->load(dir, &opt, &cat, &err);
+    int result = reader->load(dir, &opt, &facts, &cat, &err);
     if (result == 0)
         result = read_all(cat, &err);
     judge(j, lie->name, result, &err, lie->code, lie->file, lie->needle, begin);
+    ckpt_facts_release(&facts);
     ckpt_catalog_free(cat);
     ckpt_dir_unref(dir);
     ckpt_fdpool_unref(opt.pool);

@@ -153,12 +153,14 @@ static void load_and_read(const struct ckpt_reader *r)
     for (int partial = 0; partial < 2; partial++) {
         err.code = CKPT_OK;
         opt.allow_partial = opt.masters = partial;
-        if (r->load(dir, &opt, &cat, &err) == 0) {
+        struct ckpt_facts facts = {0};
+        if (r->load(dir, &opt, &facts, &cat, &err) == 0) {
             read_back_all(cat);
             ckpt_catalog_free(cat);
         } else {
             check_err(&err);
         }
+        ckpt_facts_release(&facts);
     }
     ckpt_dir_unref(dir);
     ckpt_fdpool_unref(opt.pool);

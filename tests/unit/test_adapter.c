@@ -12,21 +12,22 @@ static const char *names_of(const char *const *in, struct ckpt_err *err)
     static char text[2000];
     struct small_catalog c = small_catalog_new();
     const struct ckpt_type type = {0};
+    struct ckpt_facts facts = {0};
     bool found;
 
     text[0] = '\0';
     for (; *in; in++)
         (void)small_add(&c, *in, CKPT_F32, 2, 0);
-    if (ckpt_adapter_apply(c.cat, &type, false, &found, err) < 0) {
+    if (ckpt_adapter_apply(c.cat, &type, false, &facts, &found, err) < 0) {
         (void)snprintf(text, sizeof text, "error");
     } else if (found) {
         for (size_t i = 0; i < c.cat->tensors.len; i++)
             (void)snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? " " : "",
                            c.cat->tensors.ptr[i].name);
-        json_t *map = json_object_get(c.cat->about, "weight_map");
-        assert_true(ckpt_json_bool(c.cat->about, "adapter", false));
-        assert_int_equal(json_object_size(map), c.cat->tensors.len);
+        assert_true(facts.is_adapter && facts.names == CKPT_NAMES_HUB);
+        assert_int_equal(json_object_size(facts.weight_map), c.cat->tensors.len);
     }
+    ckpt_facts_release(&facts);
     small_catalog_free(&c);
     return text;
 }

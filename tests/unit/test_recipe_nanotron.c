@@ -33,13 +33,15 @@ static struct ckpt_catalog *load(const struct ckpt_reader *reader, const char *p
     struct ckpt_dir *dir;
     struct ckpt_fdpool *pool;
     struct ckpt_catalog *cat;
+    struct ckpt_facts facts = {0};
 
     if (ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, &err) < 0 ||
         ckpt_fdpool_new(64, &pool, &err) < 0)
         fail_msg("%s: %s", path, err.text);
     struct ckpt_reader_options opt = {.pool = pool, .nthread = 2};
-    if (reader->load(dir, &opt, &cat, &err) < 0)
+    if (reader->load(dir, &opt, &facts, &cat, &err) < 0)
         fail_msg("%s: %s", path, err.text);
+    ckpt_facts_release(&facts);
     ckpt_fdpool_unref(pool);
     ckpt_dir_unref(dir);
     return cat;
