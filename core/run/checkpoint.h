@@ -15,6 +15,7 @@
 #include "recipe/marks.h"
 #include "recipe/recipe.h"
 #include "run/base.h"
+#include "run/decide.h"
 #include "run/options.h"
 #include "run/remarks.h"
 #include "run/rename.h"
@@ -58,15 +59,15 @@ struct ckpt_view {
     struct ckpt_vtree *tree;
     struct ckpt_reading reading;
     json_t *base_names; /* while it is opened: {tensor: its name in the base} where that differs */
-    struct ckpt_facts facts; /* while it is opened: how to show it, from the reader */
-    bool merged;             /* lora=merge: cat is the base's, facts are those of the model */
-    json_t *about;           /* facts of the format, from the reader */
-    json_t *config;          /* config.json as the view shows it; NULL if it shows none */
+    struct ckpt_facts facts; /* while it is opened: what the reader says of how to show it */
+    struct ckpt_decision decision;
+    json_t *about;  /* facts of the format, from the reader */
+    json_t *config; /* config.json as the view shows it; NULL if it shows none */
     json_t *warnings;
     char *recipe;        /* NULL: none was used */
     bool config_changed; /* config is not to the letter what was read: no quantisation any more,
                             another vocabulary */
-    bool own_names;      /* the tensors had their Hugging Face names */
+    bool cast;           /* a tensor has another dtype than it is stored in */
     bool ordered;        /* cat is in the order of a state dict */
     char *source;        /* "nanotron 1.4, step 20" */
     char *name;          /* the step's, or that of a single checkpoint's directory, without links */

@@ -20,13 +20,12 @@ static int describe(struct ckpt_view *v, struct ckpt_err *err)
     f->is_adapter = f->bare_header = false;
     json_decref(f->weight_map);
     f->weight_map = json_deep_copy(map);
-    v->merged = true;
     return map && !f->weight_map ? ckpt_nomem(err) : 0;
 }
 
-int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src,
-                     struct ckpt_catalog **ret_model, struct ckpt_err *err)
+int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
 {
+    struct ckpt_catalog *model;
     bool found = v->facts.is_adapter;
 
     if (!found && ckpt_adapter_apply(*src, ckpt_types_any(ckpt_recipes_types(v->shared->recipes)),
@@ -35,10 +34,11 @@ int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src,
     if (!found)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' holds no adapter",
                          ckpt_dir_path(v->dir));
-    if (ckpt_lora_base(v->shared->base, ret_model, err) < 0 || describe(v, err) < 0)
+    if (ckpt_lora_base(v->shared->base, &model, err) < 0)
         return -1;
     v->adapter = ckpt_steal(src);
-    return 0;
+    *src = model;
+    return describe(v, err);
 }
 
 /* The folder of the adapter's own files. */

@@ -7,10 +7,9 @@
 #include "run/checkpoint.h"
 #include "run/side.h"
 
-/* The reader's catalogue *src, an adapter of any format, becomes v->adapter (*src is taken), and
- * v->facts are those of the merged model; *ret_model is a new catalogue of the base. */
-int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src,
-                     struct ckpt_catalog **ret_model, struct ckpt_err *err);
+/* *src, the reader's catalogue of an adapter of any format, becomes v->adapter, and *src a new
+ * catalogue of the base; v->facts are those of the merged model. */
+int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err);
 
 /* v->adapter, if there is one, into v->cat and v->config. */
 int ckpt_merge_finish(struct ckpt_view *v, struct ckpt_err *err);

@@ -343,6 +343,19 @@ int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *valu
     return ckpt_fail(err, CKPT_USAGE, "there is no option '%s'", key);
 }
 
+const char *ckpt_options_override(const struct ckpt_options *opt)
+{
+    const char *key;
+    json_t *value;
+
+    json_object_foreach(opt->overrides, key, value)
+    {
+        if (key[0] != '_')
+            return key;
+    }
+    return NULL;
+}
+
 uint64_t ckpt_options_hash(const struct ckpt_options *opt)
 {
     ckpt_cleanup(ckpt_freep) char *overrides =

@@ -46,6 +46,9 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
                       struct ckpt_err *err);
 void ckpt_options_freep(struct ckpt_options **opt);
 
+/* The first override that is a key of config.json (the recipes' own begin with '_'); NULL: none. */
+const char *ckpt_options_override(const struct ckpt_options *opt);
+
 /* A hash of everything that can change a view's bytes. */
 uint64_t ckpt_options_hash(const struct ckpt_options *opt);
 

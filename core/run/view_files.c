@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The layout of a view's files: a Hugging Face model directory. */
+#include "run/view_files.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "run/merge.h"
+#include "run/side.h"
+#include "run/split.h"
+#include "run/view_model.h"
+
+static int64_t newest_shard(const struct ckpt_catalog *cat)
+{
+    int64_t newest = 0;
+
+    for (size_t i = 0; i < cat->sources.len; i++) {
+        struct ckpt_file_id id;
+        if (ckpt_source_file_id(cat->sources.ptr[i], &id) && id.mtime_ns > newest)
+            newest = id.mtime_ns;
+    }
+    return newest;
+}
+
+/* ---- config.json ---- */
+
+/* Do the tensors have the dtype that the base's config states? Without one it means float32. */
+static bool has_base_dtype(const struct ckpt_view *v)
+{
+    const json_t *config = v->shared->base->config;
+    const char *says, *is = ckpt_view_main_dtype(v->cat);
+
+    if (!(says = ckpt_json_str(config, "dtype")))
+        says = ckpt_json_str(config, "torch_dtype");
+    return is && strcmp(says ? says : "float32", is) == 0;
+}
+
+/* Is the base's config that of the model which a recipe made? */
+static bool lends_config(const struct ckpt_view *v)
+{
+    return v->decision.config == CKPT_CONFIG_PASS_IF_DTYPE && has_base_dtype(v);
+}
+
+static bool passes_config(const struct ckpt_view *v)
+{
+    if (v->config_changed)
+        return false;
+    switch (v->decision.config) {
+    case CKPT_CONFIG_PASS:
+        return true;
+    case CKPT_CONFIG_PASS_UNLESS_CAST:
+        return !v->cast;
+    case CKPT_CONFIG_PASS_IF_DTYPE:
+        return has_base_dtype(v);
+    default:
+        return false;
+    }
+}
+
+/* ---- files beside the weights ---- */
+
+/* One more of the checkpoint's own files, or of the base's. */
+static int add_own(struct ckpt_view *v, struct ckpt_sides *sides, const char *name,
+                   struct ckpt_err *err)
+{
+    return ckpt_sides_add_one(sides, v->dir, v->facts.files_at, name, v->shared->pool, err);
+}
+
+static int add_of_base(struct ckpt_view *v, struct ckpt_sides *sides, const char *name,
+                       struct ckpt_err *err)
+{
+    return ckpt_sides_add_one(sides, v->shared->base->dir, "", name, v->shared->pool, err);
+}
+
+static int collect_sides(struct ckpt_view *v, struct ckpt_sides *sides, struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = v->shared;
+    const struct ckpt_decision *d = &v->decision;
+    const enum ckpt_side_rule rule =
+        v->facts.files >= CKPT_FILES_ALL ? CKPT_SIDE_ALL : CKPT_SIDE_TOKENIZER;
+    const bool adapter = v->facts.is_adapter && !s->opt->raw;
+    const char *config = adapter ? "adapter_config.json" : "config.json";
+
+    if (d->merge_files)
+        return ckpt_merge_sides(v, sides, err);
+    if (d->own_files && ckpt_sides_add(sides, v->dir, v->facts.files_at, rule, s->pool, err) < 0)
+        return -1;
+    if (d->own_config && add_own(v, sides, "config.json", err) < 0)
+        return -1;
+    if (d->base_files &&
+        ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_TOKENIZER, s->pool, err) < 0)
+        return -1;
+    if (d->own_adapter_config && add_own(v, sides, config, err) < 0)
+        return -1;
+    if (d->base_files && (d->base_config || lends_config(v)) &&
+        add_of_base(v, sides, config, err) < 0)
+        return -1;
+    if (adapter && !ckpt_sides_has(sides, config))
+        ckpt_catalog_warn(v->cat, "the adapter has no %s; base=DIR lends one", config);
+    return 0;
+}
+
+/* ---- weights ---- */
+
+/* *ret is new or NULL. */
+static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckpt_err *err)
+{
+    const struct ckpt_base *base = v->shared->base;
+
+    *ret = NULL;
+    switch (v->decision.split) {
+    case CKPT_SPLIT_BY_SIZE:
+        return 0;
+    case CKPT_SPLIT_OWN:
+        *ret = json_incref(v->facts.weight_map);
+        return 0;
+    case CKPT_SPLIT_LIKE_BASE:
+        return ckpt_split_by_base(v->cat, base, v->base_names, ckpt_view_type(v), ret, err);
+    case CKPT_SPLIT_BASE:
+        /* other views may be opened now, and count references */
+        *ret = json_deep_copy(base->weight_map);
+        break;
+    }
+    return *ret ? 0 : ckpt_nomem(err);
+}
+
+static bool sorts_names(const struct ckpt_view *v)
+{
+    const enum ckpt_order order = v->decision.order;
+
+    return !v->ordered && (order == CKPT_ORDER_NAMES ||
+                           (order == CKPT_ORDER_FRESH && ckpt_view_type(v)->converted));
+}
+
+/* num_parameters() of transformers, and with it an index's total_parameters, counts no buffers. */
+static uint64_t buffer_numel(const struct ckpt_view *v)
+{
+    const struct ckpt_texts *ends = &ckpt_view_type(v)->buffers;
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < v->cat->tensors.len; i++)
+        if (ckpt_texts_end(ends, v->cat->tensors.ptr[i].name))
+            n += v->cat->tensors.ptr[i].numel; /* the tree refuses more bytes than 2^63 */
+    return n;
+}
+
+/* ---- all of it ---- */
+
+int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_sides_release) struct ckpt_sides sides = {0};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *generation = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *map = NULL;
+    struct ckpt_vtree_options opt = {
+        .index_name = v->facts.index_name,
+        .bare = v->decision.bare_header,
+        .max_shard_size = v->shared->opt->max_shard_size,
+        .sort = sorts_names(v),
+        .buffer_numel = buffer_numel(v),
+        .mtime_ns = newest_shard(v->cat),
+    };
+
+    if (collect_sides(v, &sides, err) < 0 || choose_weight_map(v, &map, err) < 0)
+        return -1;
+    opt.weight_map = map;
+    if (v->config && !passes_config(v)) {
+        opt.config = v->config;
+        ckpt_sides_remove(&sides, "config.json");
+    }
+    if (v->config && v->decision.write_generation &&
+        !ckpt_sides_has(&sides, "generation_config.json")) {
+        if (ckpt_generation_config(v->config, &generation, err) < 0)
+            return -1;
+        opt.generation = generation;
+    }
+    opt.side = sides.files.ptr;
+    opt.nside = sides.files.len;
+    if (sides.mtime_ns > opt.mtime_ns)
+        opt.mtime_ns = sides.mtime_ns;
+    return ckpt_vtree_new(v->cat, &opt, &v->tree, err);
+}
