@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A format is one file and one line: toy.c and ckpt/readers.def are all that the library knows of a
+ * made-up format, which opens as a run with steps. */
+#include "test.h"
+#include "tree.h"
+
+#include <ckptfs/ckptfs.h>
+
+#include "ckpt/reader.h"
+
+/* Weights of 4 x 2, element i of which is i + first. */
+static void write_weights(const struct tree *t, const char *name, unsigned first)
+{
+    struct {
+        char header[64];
+        float data[8];
+    } file;
+
+    memset(file.header, ' ', sizeof file.header);
+    memcpy(file.header, "model.embed_tokens.weight 4 2\n", 30);
+    for (unsigned i = 0; i < 8; i++)
+        file.data[i] = (float)(i + first);
+    tree_put(t, name, &file, sizeof file);
+}
+
+static void write_step(const struct tree *t, unsigned step, bool done)
+{
+    char at[64], name[128];
+
+    (void)snprintf(at, sizeof at, "saves/step_%u/net", step);
+    (void)snprintf(name, sizeof name, "%s/weights.toy", at);
+    write_weights(t, name, step);
+    (void)snprintf(name, sizeof name, "%s/words/config.json", at);
+    tree_text(t, name, "{\"model_type\": \"toy\", \"dtype\": \"float32\"}");
+    (void)snprintf(name, sizeof name, "%s/words/tokenizer.json", at);
+    tree_text(t, name, "{\"words\": 3}");
+    (void)snprintf(name, sizeof name, "%s/words/notes.txt", at);
+    tree_text(t, name, "not the model's");
+    (void)snprintf(name, sizeof name, "%s/done.toy", at);
+    if (done)
+        tree_text(t, name, "");
+}
+
+static void make_run(struct tree *t)
+{
+    tree_open(t);
+    write_step(t, 5, true);
+    write_step(t, 10, true);
+    write_step(t, 20, false);
+    tree_link(t, "step_5", "saves/best");
+    tree_text(t, "saves/newest.toy", "step_5");
+}
+
+static struct ckpt_run *open_run(const struct tree *t, struct ckpt_err *err)
+{
+    struct ckpt_run *run = NULL;
+
+    if (ckpt_run_open(t->path, NULL, &run, err) < 0)
+        fail_msg("%s", err->text);
+    return run;
+}
+
+static bool has_file(const struct ckpt_view *v, const char *name)
+{
+    return ckpt_view_find(v, name) != NULL;
+}
+
+#define CKPT_READER(NAME) +1
+enum {
+    IN_CORE = 0
+#include "../../core/ckpt/readers.def"
+};
+#undef CKPT_READER
+
+TEST(toy, is_one_line_more_than_the_library_has)
+{
+    size_t n = 0;
+    while (ckpt_readers[n])
+        n++;
+    CHECK_EQ(n, IN_CORE + 1);
+    CHECK_STR(ckpt_readers[n - 1]->name, "toy");
+}
+
+TEST(toy, steps_lie_in_the_inner_folder_and_the_pointer_file_says_which_is_the_latest)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_step *step;
+    struct tree t;
+    size_t n;
+    make_run(&t);
+    struct ckpt_run *run = open_run(&t, &err);
+    CHECK(ckpt_run_is_folder(run));
+    CHECK_OK(ckpt_run_steps(run, &step, &n, &err));
+    CHECK_EQ(n, 2); /* one is not finished, and `best` is a link */
+    CHECK_STR(step[0].name, "step_5");
+    CHECK_STR(step[1].name, "step_10");
+    CHECK(step[0].is_latest && !step[1].is_latest);
+    ckpt_steps_free(step, n);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
+TEST(toy, a_step_shows_its_tensor_and_its_side_files)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_tensor_info info;
+    struct ckpt_view *view;
+    struct tree t;
+    float data[8];
+    make_run(&t);
+    struct ckpt_run *run = open_run(&t, &err);
+    CHECK_OK(ckpt_run_view(run, "step_10", &view, &err));
+    CHECK_STR(ckpt_view_source(view), "toy, step step_10");
+    CHECK_EQ(ckpt_view_tensors(view), 1);
+    ckpt_view_tensor(view, 0, &info);
+    CHECK_STR(info.name, "model.embed_tokens.weight");
+    CHECK(info.rank == 2 && info.shape[0] == 4 && info.shape[1] == 2);
+    CHECK_OK(ckpt_view_tensor_pread(view, 0, data, sizeof data, 0, &err));
+    for (int i = 0; i < 8; i++)
+        CHECK(data[i] == (float)(i + 10));
+    CHECK(has_file(view, "model.safetensors") && has_file(view, "config.json"));
+    CHECK(has_file(view, "tokenizer.json") && !has_file(view, "notes.txt"));
+    ckpt_view_release(view);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
+TEST(toy, the_marker_ends_a_save)
+{
+    struct ckpt_err err = {0};
+    struct tree t;
+    bool changed;
+    make_run(&t);
+    struct ckpt_run *run = open_run(&t, &err);
+    write_step(&t, 20, true);
+    CHECK_OK(ckpt_run_scan(run, &changed, &err));
+    CHECK(changed);
+    CHECK_OK(ckpt_run_scan(run, &changed, &err));
+    CHECK(!changed);
+    tree_text(&t, "saves/step_20/net/done.toy", "again");
+    CHECK_OK(ckpt_run_scan(run, &changed, &err));
+    CHECK(changed);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
+TEST(toy, an_archive_is_to_be_unpacked)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_run *run;
+    char path[5000];
+    struct tree t;
+    tree_open(&t);
+    tree_text(&t, "run.toybox", "x");
+    (void)snprintf(path, sizeof path, "%s/run.toybox", t.path);
+    CHECK_FAILS(ckpt_run_open(path, NULL, &run, &err), CKPT_UNSUPPORTED, "unpack it");
+    tree_close(&t);
+}
+
+TESTS(T(toy, is_one_line_more_than_the_library_has),
+      T(toy, steps_lie_in_the_inner_folder_and_the_pointer_file_says_which_is_the_latest),
+      T(toy, a_step_shows_its_tensor_and_its_side_files), T(toy, the_marker_ends_a_save),
+      T(toy, an_archive_is_to_be_unpacked), )
