@@ -368,8 +368,10 @@ static int check_coverage(const struct load *l, const struct whole *w, const str
                      file_of(l, &l->chunks.ptr[p->chunk[other]]), why.text);
 }
 
-static int add_tensor(struct load *l, const struct whole *w, struct ckpt_err *err)
+static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
 {
+    struct load *l = ctx;
+    const struct whole *w = &l->wholes.ptr[i];
     ckpt_cleanup(parts_release) struct parts parts = {0};
     const enum ckpt_dtype dtype = part_of(l, &l->chunks.ptr[w->first])->dtype;
     uint64_t numel;
@@ -388,19 +390,6 @@ static int add_sources(struct load *l, struct ckpt_err *err)
     for (size_t i = 0; i < l->shards.len; i++)
         if (ckpt_catalog_add_source(l->cat, l->shards.ptr[i].source, err) == UINT32_MAX)
             return -1;
-    return 0;
-}
-
-static int add_tensors(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->wholes.len; i++) {
-        struct ckpt_err e = {0};
-        if (add_tensor(l, &l->wholes.ptr[i], &e) == 0)
-            continue;
-        if (!l->opt->allow_partial || e.code != CKPT_MISSING)
-            return ckpt_fail(err, e.code, "'%s': %s", ckpt_dir_path(l->shard_dir), e.text);
-        ckpt_catalog_warn(l->cat, "left out: %s", e.text);
-    }
     return 0;
 }
 
@@ -520,9 +509,11 @@ static int load(struct load *l, struct ckpt_err *err)
         ckpt_parallel(l->shards.len, l->opt->nthread, read_one, l, err) < 0 || group(l, err) < 0)
         return -1;
     sort_wholes(l);
-    return add_sources(l, err) < 0 || add_tensors(l, err) < 0 || check_mapped(l, err) < 0
-               ? -1
-               : describe(l, err);
+    if (add_sources(l, err) < 0)
+        return -1;
+    if (ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(l->shard_dir));
+    return check_mapped(l, err) < 0 ? -1 : describe(l, err);
 }
 
 static int dcp_hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,

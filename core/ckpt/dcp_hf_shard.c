@@ -7,37 +7,18 @@
 
 #include "base/ckd.h"
 #include "base/str.h"
+#include "base/take.h"
 
 #define VERSION "1.0"
-
-/* Digits at *s, at least one; moves *s past them. */
-static bool take_number(const char **s, uint64_t *ret)
-{
-    unsigned long long value;
-    size_t n = strspn(*s, "0123456789");
-
-    if (!ckpt_parse_u64(*s, n, &value))
-        return false;
-    *s += n;
-    *ret = value;
-    return true;
-}
-
-static bool take(const char **s, const char *text)
-{
-    if (!ckpt_has_prefix(*s, text))
-        return false;
-    *s += strlen(text);
-    return true;
-}
 
 bool ckpt_hfs_name_parse(const char *name, struct ckpt_hfs_name *ret)
 {
     struct ckpt_hfs_name n;
     const char *s = name;
 
-    if (!take(&s, "shard-") || !take_number(&s, &n.rank) || !take(&s, "-model-") ||
-        !take_number(&s, &n.file) || !take(&s, "-of-") || !take_number(&s, &n.nfile) ||
+    if (!ckpt_take_text(&s, "shard-") || !ckpt_take_u64(&s, &n.rank) ||
+        !ckpt_take_text(&s, "-model-") || !ckpt_take_u64(&s, &n.file) ||
+        !ckpt_take_text(&s, "-of-") || !ckpt_take_u64(&s, &n.nfile) ||
         strcmp(s, ".safetensors") != 0 || n.rank == 0 || n.file == 0 || n.file > n.nfile)
         return false;
     *ret = n;

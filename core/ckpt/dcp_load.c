@@ -286,23 +286,21 @@ static int check_tensor(const struct load *l, const struct ckpt_dcp_tensor *t, s
     return check_boxes(l, t, box, err);
 }
 
-/* Everything that can be known without reading an item. */
-static int check_all(struct load *l, struct ckpt_err *err)
+/* Everything that can be known of a tensor without reading an item. */
+static int check_one(void *ctx, size_t i, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < l->m.tensors.len; i++) {
-        struct ckpt_dcp_tensor *t = &l->m.tensors.ptr[i];
-        struct ckpt_err e = {0};
-        if (!l->names.ptr[i] || check_tensor(l, t, &e) == 0)
-            continue;
-        if (!strstr(e.text, t->name))
-            (void)ckpt_err_in(&e, "tensor '%s'", t->name);
-        const bool optional = l->format->optional && l->format->optional(l->format->ctx, t->name);
-        if (!optional && (!l->opt->allow_partial || e.code != CKPT_MISSING))
-            return ckpt_fail(err, e.code, "%s", e.text);
-        ckpt_catalog_warn(l->cat, "left out: %s", e.text);
-        t->nchunk = 0;
-        l->names.ptr[i] = NULL;
-    }
+    struct load *l = ctx;
+    struct ckpt_dcp_tensor *t = &l->m.tensors.ptr[i];
+
+    if (!l->names.ptr[i] || check_tensor(l, t, err) == 0)
+        return 0;
+    t->nchunk = 0;
+    l->names.ptr[i] = NULL;
+    if (!strstr(err->text, t->name))
+        (void)ckpt_err_in(err, "tensor '%s'", t->name);
+    if (!l->format->optional || !l->format->optional(l->format->ctx, t->name))
+        return -1;
+    ckpt_catalog_warn(l->cat, "left out: %s", err->text);
     return 0;
 }
 
@@ -468,8 +466,9 @@ static int load(struct load *l, struct ckpt_err *err)
     if (ckpt_catalog_new(&l->cat, err) < 0 || read_metadata(l, err) < 0 ||
         name_tensors(l, err) < 0 || open_files(l, err) < 0)
         return -1;
-    if (check_all(l, err) < 0 || read_items(l, err) < 0 || add_sources(l, err) < 0 ||
-        add_tensors(l, err) < 0 || read_objects(l, err) < 0)
+    if (ckpt_reader_add_each(l->opt, l->cat, l->m.tensors.len, check_one, l, err) < 0 ||
+        read_items(l, err) < 0 || add_sources(l, err) < 0 || add_tensors(l, err) < 0 ||
+        read_objects(l, err) < 0)
         return ckpt_err_in(err, "'%s'", ckpt_dir_path(l->dir));
     return describe(l, err);
 }

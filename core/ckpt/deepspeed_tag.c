@@ -7,40 +7,21 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "base/take.h"
 
 enum { MAX_LATEST = 4096 };
-
-static bool take_text(const char **s, const char *text)
-{
-    if (!ckpt_has_prefix(*s, text))
-        return false;
-    *s += strlen(text);
-    return true;
-}
-
-static bool take_number(const char **s, uint64_t *ret)
-{
-    const size_t n = strspn(*s, "0123456789");
-    unsigned long long value;
-
-    if (!ckpt_parse_u64(*s, n, &value))
-        return false;
-    *s += n;
-    *ret = value;
-    return true;
-}
 
 /* "_mp_rank_TT_model_states.pt" */
 static bool take_end(const char *s, const char *states, struct ckpt_ds_file_name *f)
 {
-    return take_text(&s, "_mp_rank_") && take_number(&s, &f->mp) && strcmp(s, states) == 0;
+    return ckpt_take_text(&s, "_mp_rank_") && ckpt_take_u64(&s, &f->mp) && strcmp(s, states) == 0;
 }
 
 static bool parse_zero(const char *s, struct ckpt_ds_file_name *f)
 {
-    if (!take_text(&s, "bf16_"))
-        (void)take_text(&s, "fp16_");
-    if (!take_text(&s, "zero_pp_rank_") || !take_number(&s, &f->dp))
+    if (!ckpt_take_text(&s, "bf16_"))
+        (void)ckpt_take_text(&s, "fp16_");
+    if (!ckpt_take_text(&s, "zero_pp_rank_") || !ckpt_take_u64(&s, &f->dp))
         return false;
     f->role = CKPT_DS_OPTIM;
     if (take_end(s, "_optim_states.pt", f))
@@ -51,15 +32,15 @@ static bool parse_zero(const char *s, struct ckpt_ds_file_name *f)
 
 static bool parse_layer(const char *s, struct ckpt_ds_file_name *f)
 {
-    if (!take_text(&s, "layer_") || !take_number(&s, &f->layer))
+    if (!ckpt_take_text(&s, "layer_") || !ckpt_take_u64(&s, &f->layer))
         return false;
     f->role = CKPT_DS_EXPERT;
-    if (take_text(&s, "_expert_"))
-        return take_number(&s, &f->expert) && take_end(s, "_model_states.pt", f);
+    if (ckpt_take_text(&s, "_expert_"))
+        return ckpt_take_u64(&s, &f->expert) && take_end(s, "_model_states.pt", f);
     f->role = CKPT_DS_LAYER;
     if (strcmp(s, "-model_states.pt") == 0)
         return true;
-    return take_text(&s, "-model_") && take_number(&s, &f->mp) &&
+    return ckpt_take_text(&s, "-model_") && ckpt_take_u64(&s, &f->mp) &&
            strcmp(s, "-model_states.pt") == 0;
 }
 
@@ -68,16 +49,16 @@ bool ckpt_ds_file_name_parse(const char *name, struct ckpt_ds_file_name *ret)
     const char *s = name;
 
     *ret = (struct ckpt_ds_file_name){.role = CKPT_DS_MODEL};
-    if (take_text(&s, "mp_rank_"))
-        return take_number(&s, &ret->mp) && strcmp(s, "_model_states.pt") == 0;
-    if (take_text(&s, "expert_")) {
+    if (ckpt_take_text(&s, "mp_rank_"))
+        return ckpt_take_u64(&s, &ret->mp) && strcmp(s, "_model_states.pt") == 0;
+    if (ckpt_take_text(&s, "expert_")) {
         ret->role = CKPT_DS_EXPERT;
         ret->old_expert = true;
-        return take_number(&s, &ret->expert) && take_end(s, "_model_states.pt", ret);
+        return ckpt_take_u64(&s, &ret->expert) && take_end(s, "_model_states.pt", ret);
     }
-    if (take_text(&s, "expp_rank_")) {
+    if (ckpt_take_text(&s, "expp_rank_")) {
         ret->role = CKPT_DS_EXPERT_OPTIM;
-        return take_number(&s, &ret->dp) && take_end(s, "_optim_states.pt", ret);
+        return ckpt_take_u64(&s, &ret->dp) && take_end(s, "_optim_states.pt", ret);
     }
     return parse_layer(name, ret) || parse_zero(name, ret);
 }

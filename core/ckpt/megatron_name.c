@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/take.h"
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
@@ -97,30 +98,9 @@ bool ckpt_megatron_is_state(const char *name)
     return ckpt_has_prefix(s, "optimizer.") && !strstr(s, "/shard_");
 }
 
-/* Digits at *s and what follows them; false: there are none. */
-static bool take_number(const char **s, uint64_t *ret)
-{
-    size_t n = strspn(*s, "0123456789");
-    unsigned long long v;
-
-    if (!ckpt_parse_u64(*s, n, &v))
-        return false;
-    *ret = v;
-    *s += n;
-    return true;
-}
-
-static bool take_text(const char **s, const char *text)
-{
-    if (!ckpt_has_prefix(*s, text))
-        return false;
-    *s += strlen(text);
-    return true;
-}
-
 bool ckpt_megatron_layer(const char *name, uint64_t *ret)
 {
-    return take_text(&name, "decoder.layers.") && take_number(&name, ret) && *name == '.';
+    return ckpt_take_text(&name, "decoder.layers.") && ckpt_take_u64(&name, ret) && *name == '.';
 }
 
 /* linear_fc1.weight7, linear_fc2.bias0_w */
@@ -132,7 +112,7 @@ static bool put_grouped(const char *s, uint64_t first, struct ckpt_str *out)
 
     for (size_t i = 0; i < COUNT(parts); i++) {
         const char *rest = s;
-        if (!take_text(&rest, parts[i]) || !take_number(&rest, &j) || ckd_add(&j, j, first))
+        if (!ckpt_take_text(&rest, parts[i]) || !ckpt_take_u64(&rest, &j) || ckd_add(&j, j, first))
             continue;
         if (*rest && strcmp(rest, "_w") != 0 && strcmp(rest, "_v") != 0)
             continue;
@@ -152,7 +132,7 @@ static void put_expert(const char *s, uint64_t first, struct ckpt_str *out)
     const char *rest = s;
     uint64_t j;
 
-    if (take_text(&rest, "local_experts.") && take_number(&rest, &j) && *rest == '.' &&
+    if (ckpt_take_text(&rest, "local_experts.") && ckpt_take_u64(&rest, &j) && *rest == '.' &&
         !ckd_add(&j, j, first)) {
         ckpt_str_puts(out, "experts.");
         ckpt_str_put_u64(out, j);
@@ -169,7 +149,7 @@ static void put_inner(const char *s, uint64_t first_expert, struct ckpt_str *out
     const char *experts;
 
     for (size_t i = 0; i < COUNT(old_parts); i++)
-        if (take_text(&s, old_parts[i].old)) {
+        if (ckpt_take_text(&s, old_parts[i].old)) {
             ckpt_str_puts(out, old_parts[i].now);
             break;
         }
@@ -192,19 +172,20 @@ bool ckpt_megatron_name(const char *name, const struct ckpt_megatron_place *at,
     if (!is_weight(s))
         return false;
     for (size_t i = 0; i < COUNT(old_tops); i++)
-        if (take_text(&s, old_tops[i].old)) {
+        if (ckpt_take_text(&s, old_tops[i].old)) {
             ckpt_str_puts(out, old_tops[i].now);
             break;
         }
-    bool layers = out->len ? strcmp(ckpt_str_get(out), "decoder.") == 0 && take_text(&s, "layers.")
-                           : take_text(&s, "decoder.layers.");
+    bool layers = out->len
+                      ? strcmp(ckpt_str_get(out), "decoder.") == 0 && ckpt_take_text(&s, "layers.")
+                      : ckpt_take_text(&s, "decoder.layers.");
     if (!layers) {
         put_inner(s, at->expert, out);
         return true;
     }
     ckpt_str_puts(out, out->len ? "layers." : "decoder.layers.");
     const char *rest = s;
-    if (take_number(&rest, &layer) && *rest == '.' && !ckd_add(&layer, layer, at->layer)) {
+    if (ckpt_take_u64(&rest, &layer) && *rest == '.' && !ckd_add(&layer, layer, at->layer)) {
         ckpt_str_put_u64(out, layer);
         ckpt_str_putc(out, '.');
         s = rest + 1;

@@ -665,8 +665,10 @@ static int collect_pieces(struct load *l, const struct param *p, struct pieces *
     return 0;
 }
 
-static int add_tensor(struct load *l, const struct param *p, struct ckpt_err *err)
+static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
 {
+    struct load *l = ctx;
+    const struct param *p = &l->params.ptr[i];
     ckpt_cleanup(pieces_release) struct pieces pieces = {0};
     const struct shard *s = &l->shards.ptr[p->first];
     size_t index;
@@ -677,19 +679,6 @@ static int add_tensor(struct load *l, const struct param *p, struct ckpt_err *er
     return ckpt_catalog_add(l->cat, p->name, s->dtype, s->dim, s->rank, &index, err) < 0
                ? -1
                : ckpt_catalog_set_pieces(l->cat, index, pieces.draft.ptr, pieces.draft.len, err);
-}
-
-static int add_tensors(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->params.len; i++) {
-        struct ckpt_err e = {0};
-        if (add_tensor(l, &l->params.ptr[i], &e) == 0)
-            continue;
-        if (!l->opt->allow_partial || e.code != CKPT_MISSING)
-            return ckpt_fail(err, e.code, "%s", e.text);
-        ckpt_catalog_warn(l->cat, "left out: %s", e.text);
-    }
-    return 0;
 }
 
 /* ---- optimizers' states ---- */
@@ -807,7 +796,8 @@ static int load(struct load *l, struct ckpt_err *err)
     if (prepare_sources(l, err) < 0 ||
         ckpt_parallel(l->shards.len, l->opt->nthread, read_one, l, err) < 0)
         return -1;
-    if (add_tensors(l, err) < 0 || (l->opt->states && add_states(l, &t, err) < 0))
+    if (ckpt_reader_add_each(l->opt, l->cat, l->params.len, add_tensor, l, err) < 0 ||
+        (l->opt->states && add_states(l, &t, err) < 0))
         return -1;
     return describe(l, &t, err);
 }

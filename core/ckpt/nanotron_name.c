@@ -5,30 +5,22 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "base/take.h"
 
 #define SUFFIX ".safetensors"
 
 /* "_pp-rank-3-of-8" at *s; moves *s past it. A rank is below its size. */
 static bool take_rank(const char **s, const char *axis, struct ckpt_nt_rank *ret)
 {
-    unsigned long long rank, size;
     const char *p = *s;
+    uint64_t rank, size;
 
-    if (*p++ != '_' || strncmp(p, axis, strlen(axis)) != 0)
-        return false;
-    p += strlen(axis);
-    if (!ckpt_has_prefix(p, "-rank-"))
-        return false;
-    p += strlen("-rank-");
-    size_t n = strspn(p, "0123456789");
-    if (!ckpt_parse_u64(p, n, &rank) || !ckpt_has_prefix(p + n, "-of-"))
-        return false;
-    p += n + strlen("-of-");
-    n = strspn(p, "0123456789");
-    if (!ckpt_parse_u64(p, n, &size) || rank >= size || size > UINT32_MAX)
+    if (!ckpt_take_text(&p, "_") || !ckpt_take_text(&p, axis) || !ckpt_take_text(&p, "-rank-") ||
+        !ckpt_take_u64(&p, &rank) || !ckpt_take_text(&p, "-of-") || !ckpt_take_u64(&p, &size) ||
+        rank >= size || size > UINT32_MAX)
         return false;
     *ret = (struct ckpt_nt_rank){(uint32_t)rank, (uint32_t)size};
-    *s = p + n;
+    *s = p;
     return true;
 }
 

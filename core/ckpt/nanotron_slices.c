@@ -8,37 +8,21 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/str.h"
+#include "base/take.h"
 #include "base/vec.h"
 
-/* Digits at *s; moves past them. */
 static bool take_number(const char **s, uint64_t *ret)
 {
-    size_t n = strspn(*s, "0123456789");
-    unsigned long long v;
-
-    if (!ckpt_parse_u64(*s, n, &v) || v > INT64_MAX)
-        return false;
-    *s += n;
-    *ret = v;
-    return true;
-}
-
-static bool take(const char **s, const char *word)
-{
-    if (!ckpt_has_prefix(*s, word))
-        return false;
-    *s += strlen(word);
-    return true;
+    return ckpt_take_u64(s, ret) && *ret <= INT64_MAX;
 }
 
 /* 64, or np.int64(64) of any width. */
 static bool take_size(const char **s, uint64_t *ret)
 {
-    if (!take(s, "np.int"))
+    if (!ckpt_take_text(s, "np.int"))
         return take_number(s, ret);
     *s += strspn(*s, "0123456789");
-    return take(s, "(") && take_number(s, ret) && take(s, ")");
+    return ckpt_take_text(s, "(") && take_number(s, ret) && ckpt_take_text(s, ")");
 }
 
 int ckpt_nt_shape_parse(const char *text, uint64_t *ret_dim, uint32_t *ret_rank,
@@ -46,7 +30,7 @@ int ckpt_nt_shape_parse(const char *text, uint64_t *ret_dim, uint32_t *ret_rank,
 {
     const char *s = text;
     uint32_t rank = 0;
-    bool ok = take(&s, "("), closed = take(&s, ")");
+    bool ok = ckpt_take_text(&s, "("), closed = ckpt_take_text(&s, ")");
 
     while (ok && !closed) {
         if (rank == CKPT_MAX_RANK)
@@ -54,10 +38,10 @@ int ckpt_nt_shape_parse(const char *text, uint64_t *ret_dim, uint32_t *ret_rank,
                              text, CKPT_MAX_RANK);
         ok = take_size(&s, &ret_dim[rank]);
         rank++;
-        bool comma = ok && take(&s, ",");
+        bool comma = ok && ckpt_take_text(&s, ",");
         if (comma)
-            (void)take(&s, " ");
-        closed = ok && take(&s, ")");
+            (void)ckpt_take_text(&s, " ");
+        closed = ok && ckpt_take_text(&s, ")");
         if (closed && rank == 1 && !comma)
             ok = false; /* "(64)" is a number, not a tuple */
         if (!closed && !comma)
@@ -71,7 +55,7 @@ int ckpt_nt_shape_parse(const char *text, uint64_t *ret_dim, uint32_t *ret_rank,
 
 static bool take_bound(const char **s, uint64_t none, uint64_t *ret)
 {
-    if (take(s, "None")) {
+    if (ckpt_take_text(s, "None")) {
         *ret = none;
         return true;
     }
@@ -84,8 +68,8 @@ static bool take_slice(const char **s, uint64_t dim, uint64_t *ret_lo, uint64_t 
 {
     uint64_t lo, hi, step;
 
-    if (!take_bound(s, 0, &lo) || !take(s, ",") || !take_bound(s, dim, &hi) || !take(s, ",") ||
-        !take_bound(s, 1, &step) || step != 1 || lo > hi || hi > dim)
+    if (!take_bound(s, 0, &lo) || !ckpt_take_text(s, ",") || !take_bound(s, dim, &hi) ||
+        !ckpt_take_text(s, ",") || !take_bound(s, 1, &step) || step != 1 || lo > hi || hi > dim)
         return false;
     *ret_lo = lo;
     *ret_n = hi - lo;
@@ -96,7 +80,7 @@ static bool take_slices(const char **s, const uint64_t *dim, uint32_t rank, stru
 {
     ret->rank = rank;
     for (uint32_t d = 0; d < rank; d++)
-        if ((d > 0 && !take(s, "|")) || !take_slice(s, dim[d], &ret->lo[d], &ret->n[d]))
+        if ((d > 0 && !ckpt_take_text(s, "|")) || !take_slice(s, dim[d], &ret->lo[d], &ret->n[d]))
             return false;
     return true;
 }
@@ -111,7 +95,7 @@ int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint6
 
     do {
         struct ckpt_nt_pair p;
-        if (!take_slices(&s, local_dim, rank, &p.local) || !take(&s, "#") ||
+        if (!take_slices(&s, local_dim, rank, &p.local) || !ckpt_take_text(&s, "#") ||
             !take_slices(&s, dim, rank, &p.global))
             result = ckpt_fail(err, CKPT_FORMAT,
                                "local_global_slices_pairs: not slices of the file's and the whole "
@@ -126,7 +110,7 @@ int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint6
                                CKPT_NT_MAX_PAIRS);
         else if (ckpt_vec_push(&pairs, p) < 0)
             result = ckpt_nomem(err);
-    } while (result == 0 && take(&s, ";"));
+    } while (result == 0 && ckpt_take_text(&s, ";"));
     if (result == 0 && *s)
         result = ckpt_fail(err, CKPT_FORMAT, "local_global_slices_pairs: '%s' is unexpected", s);
     if (result < 0) {
@@ -145,7 +129,7 @@ int ckpt_nt_version_check(const char *text, struct ckpt_err *err)
     uint64_t part;
     int order = 0; /* of the parts so far, against newest */
 
-    for (size_t i = 0; i == 0 || take(&s, "."); i++) {
+    for (size_t i = 0; i == 0 || ckpt_take_text(&s, "."); i++) {
         uint64_t ref = i < 2 ? newest[i] : 0;
         if (!take_number(&s, &part))
             return ckpt_fail(err, CKPT_FORMAT, "version '%s' is not dotted integers", text);

@@ -16,6 +16,7 @@
 #include "base/ckd.h"
 #include "base/par.h"
 #include "base/str.h"
+#include "base/take.h"
 #include "ckpt/rank_piece.h"
 #include "ckpt/readers.h"
 #include "container/config.h"
@@ -23,30 +24,11 @@
 
 /* What a file's name says. */
 struct rank_name {
-    unsigned long long rank, world; /* world 0: it does not say */
-    bool full;                      /* one file for all ranks */
-    bool local;                     /* LOCAL_STATE_DICT */
-    bool common;                    /* a name that anybody may have given */
+    uint64_t rank, world; /* world 0: it does not say */
+    bool full;            /* one file for all ranks */
+    bool local;           /* LOCAL_STATE_DICT */
+    bool common;          /* a name that anybody may have given */
 };
-
-/* Digits at *s; moves on. */
-static bool take_number(const char **s, unsigned long long *ret)
-{
-    size_t n = strspn(*s, "0123456789");
-
-    if (!ckpt_parse_u64(*s, n, ret))
-        return false;
-    *s += n;
-    return true;
-}
-
-static bool take_text(const char **s, const char *text)
-{
-    if (!ckpt_has_prefix(*s, text))
-        return false;
-    *s += strlen(text);
-    return true;
-}
 
 static bool is_extension(const char *s)
 {
@@ -56,10 +38,11 @@ static bool is_extension(const char *s)
 /* pytorch_model-00001-of-00002.bin: as if ranks had written them. */
 static bool parse_part(const char *s, struct rank_name *ret)
 {
-    unsigned long long part;
+    uint64_t part;
 
-    if (!take_text(&s, "pytorch_model-") || !take_number(&s, &part) || !take_text(&s, "-of-") ||
-        !take_number(&s, &ret->world) || strcmp(s, ".bin") != 0 || part == 0 || part > ret->world)
+    if (!ckpt_take_text(&s, "pytorch_model-") || !ckpt_take_u64(&s, &part) ||
+        !ckpt_take_text(&s, "-of-") || !ckpt_take_u64(&s, &ret->world) || strcmp(s, ".bin") != 0 ||
+        part == 0 || part > ret->world)
         return false;
     ret->rank = part - 1;
     return ret->common = true;
@@ -83,30 +66,30 @@ static bool parse_common(const char *name, struct rank_name *ret)
         return false;
     s += strlen("rank");
     s += *s == '_' || *s == '-';
-    return take_number(&s, &ret->rank) && is_extension(s);
+    return ckpt_take_u64(&s, &ret->rank) && is_extension(s);
 }
 
 /* False if it is no such file, or another model's than the first. */
 static bool parse_name(const char *name, struct rank_name *ret)
 {
     const char *s = name;
-    unsigned long long model;
+    uint64_t model;
 
     *ret = (struct rank_name){0};
     if (parse_part(s, ret))
         return true;
     *ret = (struct rank_name){0};
-    if (take_text(&s, "model_world_size_"))
-        return take_number(&s, &ret->world) && take_text(&s, "_rank_") &&
-               take_number(&s, &ret->rank) && strcmp(s, ".pt") == 0 && ret->rank < ret->world;
-    if (!take_text(&s, "pytorch_model_fsdp"))
+    if (ckpt_take_text(&s, "model_world_size_"))
+        return ckpt_take_u64(&s, &ret->world) && ckpt_take_text(&s, "_rank_") &&
+               ckpt_take_u64(&s, &ret->rank) && strcmp(s, ".pt") == 0 && ret->rank < ret->world;
+    if (!ckpt_take_text(&s, "pytorch_model_fsdp"))
         return parse_common(name, ret);
     if (strcmp(s, ".bin") == 0)
         return ret->full = true;
     ret->local = ckpt_has_prefix(s, "_rank");
-    if (!ret->local && !(take_text(&s, "_") && take_number(&s, &model) && model == 0))
+    if (!ret->local && !(ckpt_take_text(&s, "_") && ckpt_take_u64(&s, &model) && model == 0))
         return false;
-    return take_text(&s, "_rank") && take_number(&s, &ret->rank) && strcmp(s, ".bin") == 0;
+    return ckpt_take_text(&s, "_rank") && ckpt_take_u64(&s, &ret->rank) && strcmp(s, ".bin") == 0;
 }
 
 struct file {
@@ -218,7 +201,7 @@ static int check_files(struct load *l, struct ckpt_err *err)
     }
     if (f[0].is.world && l->files.len != f[0].is.world)
         return ckpt_fail(err, CKPT_MISSING,
-                         "'%s': %llu ranks wrote, the file of rank %zu is missing",
+                         "'%s': %" PRIu64 " ranks wrote, the file of rank %zu is missing",
                          ckpt_dir_path(l->dir), f[0].is.world, l->files.len);
     return 0;
 }
@@ -291,8 +274,10 @@ static int add_pieces(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-static int add_tensor(struct load *l, const struct whole *w, struct ckpt_err *err)
+static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
 {
+    struct load *l = ctx;
+    const struct whole *w = &l->wholes.ptr[i];
     const struct ckpt_rank_piece *p = w->first;
     size_t index, bad;
 
@@ -302,19 +287,6 @@ static int add_tensor(struct load *l, const struct whole *w, struct ckpt_err *er
     return ckpt_catalog_add(l->cat, w->name, p->dtype, p->dim, p->rank, &index, err) < 0
                ? -1
                : ckpt_catalog_set_pieces(l->cat, index, w->draft.ptr, w->draft.len, err);
-}
-
-static int add_tensors(struct load *l, struct ckpt_err *err)
-{
-    for (size_t i = 0; i < l->wholes.len; i++) {
-        struct ckpt_err e = {0};
-        if (add_tensor(l, &l->wholes.ptr[i], &e) == 0)
-            continue;
-        if (!l->opt->allow_partial || e.code != CKPT_MISSING)
-            return ckpt_fail(err, e.code, "%s", e.text);
-        ckpt_catalog_warn(l->cat, "left out: %s", e.text);
-    }
-    return 0;
 }
 
 /* ---- the reader ---- */
@@ -348,7 +320,9 @@ static int load(struct load *l, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no rank's file", ckpt_dir_path(l->dir));
     if (check_files(l, err) < 0 ||
         ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0 ||
-        add_pieces(l, err) < 0 || add_tensors(l, err) < 0 || read_config(l, err) < 0)
+        add_pieces(l, err) < 0 ||
+        ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0 ||
+        read_config(l, err) < 0)
         return -1;
     return json_object_set_new(l->cat->about, "format", json_string("rank_files")) < 0
                ? ckpt_nomem(err)

@@ -149,6 +149,13 @@ struct ckpt_reader {
     const char *side_files;
 };
 
+/* For readers: call add(ctx, i, err) for each of n tensors. One that fails with MISSING (a part of
+ * the tensor is not there) is left out of cat with a warning, if opt->allow_partial; every other
+ * failure is that of the whole. */
+int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_catalog *cat, size_t n,
+                         int (*add)(void *ctx, size_t i, struct ckpt_err *err), void *ctx,
+                         struct ckpt_err *err);
+
 /* All readers, NULL-terminated, in the order of ckpt/readers.def. */
 extern const struct ckpt_reader *const ckpt_readers[];
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a checkpoint is to be shown. */
+/* What readers share: facts, and tensors that are left out. */
 #include "ckpt/reader.h"
 
 void ckpt_facts_release(struct ckpt_facts *facts)
@@ -21,5 +21,20 @@ int ckpt_facts_map_all(struct ckpt_facts *facts, const struct ckpt_catalog *cat,
             return ckpt_nomem(err);
     json_decref(facts->weight_map);
     facts->weight_map = ckpt_steal(&map);
+    return 0;
+}
+
+int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_catalog *cat, size_t n,
+                         int (*add)(void *ctx, size_t i, struct ckpt_err *err), void *ctx,
+                         struct ckpt_err *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct ckpt_err why = {0};
+        if (add(ctx, i, &why) == 0)
+            continue;
+        if (!opt->allow_partial || why.code != CKPT_MISSING)
+            return ckpt_fail(err, why.code, "%s", why.text);
+        ckpt_catalog_warn(cat, "left out: %s", why.text);
+    }
     return 0;
 }

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Taking a text apart from left to right: file names, keys, shapes written as text. Each function
+ * moves *s behind what it took; if it returns false, *s has not moved. */
+#ifndef CKPT_BASE_TAKE_H
+#define CKPT_BASE_TAKE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+bool ckpt_take_text(const char **s, const char *text);
+
+/* Decimal digits, at least one. */
+bool ckpt_take_u64(const char **s, uint64_t *ret);
+
+#endif
