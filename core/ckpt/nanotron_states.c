@@ -50,16 +50,14 @@ struct state {
 
 struct load {
     struct ckpt_dir *dir; /* the folder */
-    const struct ckpt_reader_options *opt;
-    ckpt_nt_find *find;
-    void *ctx;
+    const struct ckpt_nt_save *save;
     struct ckpt_catalog *cat;
     struct ckpt_arena names;
     struct ckpt_map index;
     CKPT_VEC(struct file) files;
     CKPT_VEC(struct state) states;
-    uint32_t npp, ntp, ndp; /* of the save; 0: not known, ndp: not cut over them */
-    json_t *config;         /* the optimizer's, or NULL */
+    uint32_t ndp;   /* data-parallel ranks; 0: not cut over them */
+    json_t *config; /* the optimizer's, or NULL */
 };
 
 /* One file while it is read. */
@@ -119,7 +117,8 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     if (!take_rank(&s, "tp", &f.tp, &ntp))
         return 0;
     (void)take_rank(&s, "exp", &f.ep, &size);
-    if (strcmp(s, ".pt") != 0 || (l->npp && npp != l->npp) || (l->ntp && ntp != l->ntp))
+    if (strcmp(s, ".pt") != 0 || (l->save->npp && npp != l->save->npp) ||
+        (l->save->ntp && ntp != l->save->ntp))
         return 0; /* no state, or another save's */
     if (ckpt_vec_add(&l->files, &own) < 0 || !(f.name = strdup(e->name)))
         return ckpt_nomem(err);
@@ -339,7 +338,7 @@ static int add_value(const struct reading *f, struct state *s, const char *param
         return -1;
     if (t.rank == 0)
         return add_scalar(f, s, &t, storage, err);
-    if (!f->l->find(f->l->ctx, param, f->file->tp, f->file->ep, &of))
+    if (!f->l->save->find(f->l->save->ctx, param, f->file->tp, f->file->ep, &of))
         return ckpt_fail(err, CKPT_MISSING, "there is no such parameter of tp-rank %u",
                          f->file->tp);
     return !of.sharded && f->file->tp != 0 ? 0 : add_part(f, s, param, &of, &t, storage, err);
@@ -375,7 +374,8 @@ static int read_file(void *ctx, size_t i, struct ckpt_err *err)
     struct reading *f = (struct reading *)ctx + i;
 
     (void)err; /* a file that can't be read costs only what it holds */
-    (void)ckpt_nt_state_file_read(f->l->dir, f->file->name, f->l->opt->pool, &f->held, &f->err);
+    (void)ckpt_nt_state_file_read(f->l->dir, f->file->name, f->l->save->opt->pool, &f->held,
+                                  &f->err);
     return 0;
 }
 
@@ -399,7 +399,7 @@ static int add_files(struct load *l, size_t begin, size_t n, struct ckpt_err *er
 
     for (size_t i = 0; i < n; i++)
         f[i] = (struct reading){.l = l, .file = &l->files.ptr[begin + i]};
-    int rc = ckpt_parallel(n, l->opt->nthread, read_file, f, err);
+    int rc = ckpt_parallel(n, l->save->opt->nthread, read_file, f, err);
     for (size_t i = 0; i < n; i++) {
         if (rc == 0)
             rc = add_file(&f[i], err);
@@ -539,16 +539,14 @@ static int add_state(struct load *l, struct state *s, struct ckpt_err *err)
                : ckpt_catalog_set_pieces(l->cat, index, pieces.draft.ptr, pieces.draft.len, err);
 }
 
-int ckpt_nt_states_add(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, uint32_t npp,
-                       uint32_t ntp, ckpt_nt_find *find, void *ctx, struct ckpt_catalog *cat,
+int ckpt_nt_states_add(const struct ckpt_nt_save *save, struct ckpt_catalog *cat,
                        struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {
-        .opt = opt, .npp = npp, .ntp = ntp, .find = find, .ctx = ctx, .cat = cat};
+    ckpt_cleanup(load_release) struct load l = {.save = save, .cat = cat};
 
-    if (!ckpt_dir_has_dir(dir, FOLDER))
+    if (!ckpt_dir_has_dir(save->dir, FOLDER))
         return 0;
-    if (ckpt_dir_open_below(dir, FOLDER, &l.dir, err) < 0 || find_files(&l, err) < 0)
+    if (ckpt_dir_open_below(save->dir, FOLDER, &l.dir, err) < 0 || find_files(&l, err) < 0)
         return -1;
     for (size_t i = 0; i < l.files.len; i += AT_ONCE)
         if (add_files(&l, i, ckpt_min_u64(AT_ONCE, l.files.len - i), err) < 0)

@@ -26,10 +26,18 @@ struct ckpt_nt_part {
 typedef bool ckpt_nt_find(void *ctx, const char *param, uint32_t tp, uint32_t ep,
                           struct ckpt_nt_part *ret);
 
-/* Add what there is of a save by npp x ntp ranks (0: any) to the catalogue. What can't be read is
- * left out, with a warning. */
-int ckpt_nt_states_add(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, uint32_t npp,
-                       uint32_t ntp, ckpt_nt_find *find, void *ctx, struct ckpt_catalog *cat,
+/* The save that the states belong to; all borrowed. */
+struct ckpt_nt_save {
+    struct ckpt_dir *dir;
+    const struct ckpt_reader_options *opt;
+    uint32_t npp, ntp;  /* ranks; 0: any */
+    ckpt_nt_find *find; /* called with ctx */
+    void *ctx;
+};
+
+/* Add what there is of its states to the catalogue. What can't be read is left out, with a
+ * warning. */
+int ckpt_nt_states_add(const struct ckpt_nt_save *save, struct ckpt_catalog *cat,
                        struct ckpt_err *err);
 
 #endif

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* nanotron's shard files: found, grouped by parameter, their headers read. */
+#include "ckpt/nanotron_shards.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/par.h"
+#include "base/str.h"
+#include "container/safetensors.h"
+
+enum {
+    MAX_DEPTH = 32,
+    MAX_LINKED = 65536, /* folders reached by links, which make many of few */
+    MAX_FOLDERS = 2 * 1000 * 1000,
+    MAX_SHARDS = 8 * 1000 * 1000,
+};
+
+static void folder_release(struct ckpt_nt_folder *f)
+{
+    for (size_t i = 0; i < f->subdirs.len; i++)
+        free(f->subdirs.ptr[i].name);
+    for (size_t i = 0; i < f->files.len; i++)
+        free(f->files.ptr[i]);
+    ckpt_vec_release(&f->subdirs);
+    ckpt_vec_release(&f->files);
+}
+
+static void shard_release(struct ckpt_nt_shard *s)
+{
+    free(s->dim);
+    free(s->local_dim);
+    free(s->pair);
+    ckpt_source_unref(s->source);
+}
+
+void ckpt_nt_shards_release(struct ckpt_nt_shards *set)
+{
+    for (size_t i = 0; i < set->folders.len; i++) {
+        folder_release(&set->folders.ptr[i]);
+        ckpt_dir_unref(set->folders.ptr[i].dir);
+    }
+    for (size_t i = 0; i < set->shards.len; i++)
+        shard_release(&set->shards.ptr[i]);
+    ckpt_vec_release(&set->folders);
+    ckpt_vec_release(&set->shards);
+    ckpt_vec_release(&set->params);
+    ckpt_arena_release(&set->names);
+}
+
+struct ckpt_dir *ckpt_nt_shard_dir(const struct ckpt_nt_shards *set, const struct ckpt_nt_shard *s)
+{
+    return set->folders.ptr[s->folder].dir;
+}
+
+static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct ckpt_nt_folder *f = ctx;
+    struct ckpt_nt_name parsed;
+    bool weight = e->kind == CKPT_ENTRY_DIR ? ckpt_nt_name_parse(e->name, &parsed)
+                                            : ckpt_has_prefix(e->name, "model_");
+    char *name;
+
+    if (weight && ckpt_has_suffix(e->name, "_metadata.pkl"))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s/%s': FP8 parameters with pickled metadata are not supported",
+                         ckpt_dir_path(f->dir), e->name);
+    /* a FIFO under a weight's name is an error when it is opened, not a file to overlook */
+    if (e->kind != CKPT_ENTRY_DIR && !weight)
+        return 0;
+    if (!(name = strdup(e->name)))
+        return ckpt_nomem(err);
+    struct ckpt_nt_subdir subdir = {name, e->is_link};
+    if ((weight ? ckpt_vec_push(&f->files, name) : ckpt_vec_push(&f->subdirs, subdir)) < 0) {
+        free(name);
+        return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+static int list_folder(void *ctx, size_t i, struct ckpt_err *err)
+{
+    struct ckpt_nt_folder *f = (struct ckpt_nt_folder *)ctx + i;
+    return ckpt_dir_list(f->dir, see_entry, f, err);
+}
+
+/* "prefix.name", or the name alone if the prefix is empty; NULL: no memory. */
+static const char *join_names(struct ckpt_nt_shards *set, const char *prefix, const char *name,
+                              size_t len)
+{
+    size_t plen = strlen(prefix), dot = plen > 0;
+    char *joined = ckpt_arena_alloc(&set->names, plen + dot + len + 1);
+
+    if (joined) {
+        memcpy(joined, prefix, plen);
+        memcpy(joined + plen, ".", dot);
+        memcpy(joined + plen + dot, name, len);
+        joined[plen + dot + len] = '\0';
+    }
+    return joined;
+}
+
+/* Is the folder one of those that it lies in? Two links to "." would make 2^32 of them. */
+static bool leads_back(const struct ckpt_nt_shards *set, const struct ckpt_nt_folder *f)
+{
+    struct ckpt_file_id id, above;
+
+    if (!ckpt_dir_stat(f->dir, ".", &id))
+        return false;
+    while (f->depth > 0) {
+        f = &set->folders.ptr[f->parent];
+        if (ckpt_dir_stat(f->dir, ".", &above) && above.inode == id.inode)
+            return true;
+    }
+    return false;
+}
+
+static int add_folder(struct ckpt_nt_shards *set, uint32_t parent, const struct ckpt_nt_subdir *sub,
+                      struct ckpt_err *err)
+{
+    const struct ckpt_nt_folder up = set->folders.ptr[parent]; /* the array moves */
+    struct ckpt_nt_folder *f;
+
+    if (up.depth == MAX_DEPTH || set->folders.len >= MAX_FOLDERS)
+        return ckpt_fail(err, CKPT_LIMIT,
+                         "'%s': directories nest deeper than %d, or are more than %d",
+                         ckpt_dir_path(up.dir), MAX_DEPTH, MAX_FOLDERS);
+    if (ckpt_vec_add(&set->folders, &f) < 0)
+        return ckpt_nomem(err);
+    f->parent = parent;
+    f->depth = up.depth + 1;
+    f->linked = up.linked || sub->linked;
+    if (ckpt_dir_open_below(up.dir, sub->name, &f->dir, err) < 0)
+        return -1;
+    if (sub->linked && leads_back(set, f))
+        return ckpt_fail(err, CKPT_FORMAT, "'%s' is a link to a directory that it lies in",
+                         ckpt_dir_path(f->dir));
+    if (f->linked && ++set->nlinked > MAX_LINKED)
+        return ckpt_fail(err, CKPT_LIMIT, "'%s': more than %d directories are reached by links",
+                         ckpt_dir_path(f->dir), MAX_LINKED);
+    f->path = join_names(set, up.path, sub->name, strlen(sub->name));
+    return f->path ? 0 : ckpt_nomem(err);
+}
+
+static int add_top(struct ckpt_nt_shards *set, struct ckpt_err *err)
+{
+    struct ckpt_nt_folder *f;
+
+    if (ckpt_vec_add(&set->folders, &f) < 0)
+        return ckpt_nomem(err);
+    f->path = "";
+    return ckpt_dir_open_below(set->dir, "model", &f->dir, err);
+}
+
+static int add_shard(struct ckpt_nt_shards *set, uint32_t folder, const char *file,
+                     struct ckpt_err *err)
+{
+    struct ckpt_nt_name name;
+    struct ckpt_nt_shard *s;
+
+    if (!ckpt_nt_name_parse(file, &name))
+        return 0;
+    if (set->shards.len >= MAX_SHARDS)
+        return ckpt_fail(err, CKPT_LIMIT, "more than %d shard files", MAX_SHARDS);
+    if (ckpt_vec_add(&set->shards, &s) < 0)
+        return ckpt_nomem(err);
+    s->folder = folder;
+    s->file = ckpt_arena_strdup(&set->names, file);
+    return s->file && ckpt_nt_name_parse(s->file, &s->name) ? 0 : ckpt_nomem(err);
+}
+
+/* Level by level, so that the directories of one level are listed in parallel (a network file
+ * system answers slowly, but many at once). */
+static int scan(struct ckpt_nt_shards *set, struct ckpt_err *err)
+{
+    if (add_top(set, err) < 0)
+        return -1;
+    for (size_t begin = 0, end; begin < set->folders.len; begin = end) {
+        end = set->folders.len;
+        if (ckpt_parallel(end - begin, set->opt->nthread, list_folder, set->folders.ptr + begin,
+                          err) < 0)
+            return -1;
+        for (size_t i = begin; i < end; i++) {
+            for (size_t k = 0; k < set->folders.ptr[i].files.len; k++)
+                if (add_shard(set, (uint32_t)i, set->folders.ptr[i].files.ptr[k], err) < 0)
+                    return -1;
+            for (size_t k = 0; k < set->folders.ptr[i].subdirs.len; k++)
+                if (add_folder(set, (uint32_t)i, &set->folders.ptr[i].subdirs.ptr[k], err) < 0)
+                    return -1;
+            folder_release(&set->folders.ptr[i]);
+        }
+    }
+    if (set->shards.len == 0)
+        return ckpt_fail(err, CKPT_MISSING, "'%s/model' holds no weights", ckpt_dir_path(set->dir));
+    return 0;
+}
+
+/* ---- parameters ---- */
+
+static int shard_cmp(const void *a, const void *b)
+{
+    const struct ckpt_nt_shard *p = a, *q = b;
+
+    if (p->param != q->param)
+        return p->param < q->param ? -1 : 1;
+    if (p->name.ep.rank != q->name.ep.rank)
+        return p->name.ep.rank < q->name.ep.rank ? -1 : 1;
+    if (p->name.tp.rank != q->name.tp.rank)
+        return p->name.tp.rank < q->name.tp.rank ? -1 : 1;
+    return strcmp(p->file, q->file);
+}
+
+/* Models saved inside DistributedDataParallel have "module." before every name. */
+static const char *unwrapped(const char *path)
+{
+    return ckpt_has_prefix(path, "module.") ? path + strlen("module.") : path;
+}
+
+static int find_param(struct ckpt_nt_shards *set, struct ckpt_map *seen,
+                      const struct ckpt_nt_shard *s, uint32_t *ret, struct ckpt_err *err)
+{
+    const char *path = unwrapped(set->folders.ptr[s->folder].path);
+    const char *name = join_names(set, path, s->name.leaf, s->name.leaf_len);
+    bool is_new;
+
+    if (!name ||
+        ckpt_map_put(seen, name, strlen(name), (uint32_t)set->params.len, ret, &is_new) < 0 ||
+        (is_new && ckpt_vec_push(&set->params, ((struct ckpt_nt_param){.name = name})) < 0))
+        return ckpt_nomem(err);
+    return 0;
+}
+
+/* Give every shard its parameter, and every parameter its run of shards. */
+static int group(struct ckpt_nt_shards *set, struct ckpt_err *err)
+{
+    struct ckpt_map seen = {0};
+    int result = 0;
+
+    for (size_t i = 0; i < set->shards.len && result == 0; i++)
+        result = find_param(set, &seen, &set->shards.ptr[i], &set->shards.ptr[i].param, err);
+    ckpt_map_release(&seen);
+    if (result < 0)
+        return -1;
+    qsort(set->shards.ptr, set->shards.len, sizeof *set->shards.ptr, shard_cmp);
+    for (size_t i = 0; i < set->shards.len; i++) {
+        struct ckpt_nt_param *p = &set->params.ptr[set->shards.ptr[i].param];
+        if (p->n++ == 0)
+            p->first = i;
+    }
+    return 0;
+}
+
+int ckpt_nt_shards_find(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                        struct ckpt_nt_shards *ret, struct ckpt_err *err)
+{
+    ret->dir = dir;
+    ret->opt = opt;
+    return scan(ret, err) < 0 || group(ret, err) < 0 ? -1 : 0;
+}
+
+/* ---- one save ---- */
+
+int ckpt_nt_shards_select(struct ckpt_nt_shards *set, const struct ckpt_nt_topology *t,
+                          struct ckpt_err *err)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < set->params.len; i++) {
+        struct ckpt_nt_param *p = &set->params.ptr[i];
+        size_t first = kept, plain = 0;
+        for (size_t k = p->first; k < p->first + p->n; k++) {
+            struct ckpt_nt_shard s = set->shards.ptr[k];
+            if (!ckpt_nt_topology_fits(t, &s)) {
+                shard_release(&s);
+                continue;
+            }
+            plain += !s.name.sharded;
+            set->shards.ptr[kept++] = s;
+        }
+        size_t n = kept - first;
+        if (n == 0 || (plain && n > 1)) {
+            /* the rest has moved or gone */
+            for (size_t k = p->first + p->n; k < set->shards.len; k++)
+                shard_release(&set->shards.ptr[k]);
+            set->shards.len = kept;
+            return n == 0
+                       ? ckpt_fail(
+                             err, CKPT_CONFLICT,
+                             "parameter '%s' has only shards of another save than TP %u PP %u",
+                             p->name, t->tp, t->pp)
+                       : ckpt_fail(err, CKPT_CONFLICT,
+                                   "parameter '%s' has a plain file and sharded ones, of two saves",
+                                   p->name);
+        }
+        p->first = first;
+        p->n = n;
+    }
+    set->shards.len = kept;
+    return 0;
+}
+
+/* ---- headers ---- */
+
+static uint64_t *copy_dim(const uint64_t *dim, uint32_t rank)
+{
+    uint64_t *own = malloc((rank + 1) * sizeof *own);
+    if (own && rank)
+        memcpy(own, dim, rank * sizeof *own);
+    return own;
+}
+
+static int read_plain(struct ckpt_nt_shard *s, struct ckpt_err *err)
+{
+    if (!(s->dim = copy_dim(s->local_dim, s->rank)) || !(s->pair = calloc(1, sizeof *s->pair)))
+        return ckpt_nomem(err);
+    s->npair = 1;
+    s->pair->local.rank = s->rank;
+    memcpy(s->pair->local.n, s->dim, s->rank * sizeof *s->dim);
+    s->pair->global = s->pair->local;
+    return 0;
+}
+
+static int read_slices(struct ckpt_nt_shard *s, const json_t *metadata, struct ckpt_err *err)
+{
+    const char *version = ckpt_json_str(metadata, "version");
+    const char *pairs = ckpt_json_str(metadata, "local_global_slices_pairs");
+    const char *shape = ckpt_json_str(metadata, "unsharded_shape");
+    uint64_t dim[CKPT_MAX_RANK];
+    uint32_t rank;
+
+    if (version && strlen(version) >= CKPT_NT_MAX_VERSION)
+        return ckpt_fail(err, CKPT_FORMAT, "version '%s' is not dotted integers", version);
+    if (version && ckpt_nt_version_check(version, err) < 0)
+        return -1;
+    (void)strcpy(s->version, version ? version : "");
+    if (!pairs && ckpt_json_str(metadata, "concat_dim"))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "metadata of version 1.0 (concat_dim), which no public release wrote");
+    if (!pairs || !shape)
+        return ckpt_fail(err, CKPT_FORMAT, "a sharded file needs metadata '%s', which is not there",
+                         pairs ? "unsharded_shape" : "local_global_slices_pairs");
+    if (ckpt_nt_shape_parse(shape, dim, &rank, err) < 0)
+        return -1;
+    if (rank != s->rank)
+        return ckpt_fail(err, CKPT_FORMAT, "data has %u dimensions, unsharded_shape %s", s->rank,
+                         shape);
+    if (!(s->dim = copy_dim(dim, rank)))
+        return ckpt_nomem(err);
+    return ckpt_nt_pairs_parse(pairs, s->local_dim, dim, rank, &s->pair, &s->npair, err);
+}
+
+static int read_header(struct ckpt_nt_shards *set, struct ckpt_nt_shard *s, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_st_release) struct ckpt_st st = {0};
+    struct ckpt_dir *dir = ckpt_nt_shard_dir(set, s);
+
+    if (ckpt_source_file_open(s->source, err) < 0 || ckpt_st_read(s->source, &st, err) < 0)
+        return -1;
+    const struct ckpt_st_tensor *t = ckpt_st_find(&st, "data");
+    if (!t)
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no tensor 'data'", ckpt_dir_path(dir),
+                         s->file);
+    s->dtype = t->dtype;
+    s->rank = t->rank;
+    s->off = t->off;
+    if (!(s->local_dim = copy_dim(t->dim, t->rank)))
+        return ckpt_nomem(err);
+    if ((s->name.sharded ? read_slices(s, st.metadata, err) : read_plain(s, err)) < 0)
+        return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), s->file);
+    return 0;
+}
+
+static int prepare_sources(struct ckpt_nt_shards *set, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < set->shards.len; i++) {
+        struct ckpt_nt_shard *s = &set->shards.ptr[i];
+        if (ckpt_source_file_prepare(ckpt_nt_shard_dir(set, s), s->file, set->opt->pool, &s->source,
+                                     err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int read_one(void *ctx, size_t i, struct ckpt_err *err)
+{
+    struct ckpt_nt_shards *set = ctx;
+    return read_header(set, &set->shards.ptr[i], err);
+}
+
+int ckpt_nt_shards_read(struct ckpt_nt_shards *set, struct ckpt_err *err)
+{
+    return prepare_sources(set, err) < 0
+               ? -1
+               : ckpt_parallel(set->shards.len, set->opt->nthread, read_one, set, err);
+}

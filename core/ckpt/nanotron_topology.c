@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Choosing one of several saves that lie in one directory. */
+#include "ckpt/nanotron_topology.h"
+
+#include "ckpt/nanotron_shards.h"
+
+enum { MOST_TOPOLOGIES = 16 };
+
+static struct ckpt_nt_topology topology_of(const struct ckpt_nt_shard *s)
+{
+    return (struct ckpt_nt_topology){s->name.pp.size, s->name.tp.size,
+                                     s->name.has_ep ? s->name.ep.size : 0};
+}
+
+bool ckpt_nt_topology_fits(const struct ckpt_nt_topology *t, const struct ckpt_nt_shard *s)
+{
+    const struct ckpt_nt_topology own = topology_of(s);
+
+    return !s->name.sharded ||
+           (own.pp == t->pp && own.tp == t->tp && (own.ep == 0 || t->ep == 0 || own.ep == t->ep));
+}
+
+/* What a save in this directory was last made with, as far as its JSON and YAML say: 0 where they
+ * do not. checkpoint_metadata.json is the authority; PP and EP are only in config.yaml. */
+static struct ckpt_nt_topology recorded(const json_t *meta, const json_t *config)
+{
+    const json_t *par = ckpt_json_at(config, "parallelism");
+    struct ckpt_nt_topology t = {0};
+    uint64_t v;
+
+    if (ckpt_json_u64(meta, "tp", &v) || ckpt_json_u64(par, "tp", &v))
+        t.tp = (uint32_t)v;
+    if (ckpt_json_u64(par, "pp", &v))
+        t.pp = (uint32_t)v;
+    if (ckpt_json_u64(par, "expert_parallel_size", &v))
+        t.ep = (uint32_t)v;
+    return t;
+}
+
+static bool agrees(const struct ckpt_nt_topology *t, const struct ckpt_nt_topology *want)
+{
+    return (want->tp == 0 || t->tp == want->tp) && (want->pp == 0 || t->pp == want->pp) &&
+           (want->ep == 0 || t->ep == 0 || t->ep == want->ep);
+}
+
+static bool same_save(const struct ckpt_nt_topology *a, const struct ckpt_nt_topology *b)
+{
+    return a->pp == b->pp && a->tp == b->tp && (a->ep == b->ep || a->ep == 0 || b->ep == 0);
+}
+
+/* All topologies that occur, those without an expert part joined to those with one. */
+static int find_topologies(const struct ckpt_nt_shards *set, struct ckpt_nt_topology *out,
+                           size_t cap, size_t *ret_n, struct ckpt_err *err)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < set->shards.len; i++) {
+        struct ckpt_nt_topology t = topology_of(&set->shards.ptr[i]);
+        size_t k = 0;
+        if (!set->shards.ptr[i].name.sharded)
+            continue;
+        while (k < n && !same_save(&out[k], &t))
+            k++;
+        if (k == cap)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "'%s/model' holds shards of more than %zu topologies",
+                             ckpt_dir_path(set->dir), cap);
+        if (k == n)
+            out[n++] = t;
+        else if (out[k].ep == 0)
+            out[k].ep = t.ep;
+    }
+    *ret_n = n;
+    return 0;
+}
+
+/* The one that agrees with what the metadata says; n: several do, or none. */
+static size_t find_recorded(const struct ckpt_nt_topology *all, size_t n,
+                            const struct ckpt_nt_topology *want)
+{
+    size_t at = n, hits = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (agrees(&all[i], want)) {
+            at = i;
+            hits++;
+        }
+    return hits == 1 ? at : n;
+}
+
+int ckpt_nt_topology_choose(const struct ckpt_nt_shards *set, const json_t *meta,
+                            const json_t *config, struct ckpt_catalog *cat,
+                            struct ckpt_nt_topology *ret, struct ckpt_err *err)
+{
+    const struct ckpt_nt_topology want = recorded(meta, config);
+    struct ckpt_nt_topology all[MOST_TOPOLOGIES] = {0};
+    size_t n = 0;
+
+    if (find_topologies(set, all, MOST_TOPOLOGIES, &n, err) < 0)
+        return -1;
+    const size_t at = n > 1 ? find_recorded(all, n, &want) : 0;
+    if (n > 1 && at == n)
+        return ckpt_fail(
+            err, CKPT_CONFLICT,
+            "'%s/model' holds shards of %zu saves (TP %u PP %u, TP %u PP %u ...) and its "
+            "metadata does not say which one to use: remove the stale files",
+            ckpt_dir_path(set->dir), n, all[0].tp, all[0].pp, all[1].tp, all[1].pp);
+    *ret = all[at];
+    if (n > 1)
+        ckpt_catalog_warn(
+            cat,
+            "shards of %zu saves lie in '%s/model': those of TP %u PP %u are used, as "
+            "its metadata says",
+            n, ckpt_dir_path(set->dir), ret->tp, ret->pp);
+    return 0;
+}
