@@ -12,33 +12,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/ckd.h"
-#include "base/par.h"
+#include "base/str.h"
+#include "base/take.h"
 #include "ckpt/megatron_load.h"
+#include "ckpt/megatron_mesh.h"
 #include "ckpt/megatron_name.h"
 #include "container/torch.h"
 
-enum { MAX_STAGES = 1024, MAX_RANKS = 1024, MAX_NESTING = 8 };
-
-const char *const ckpt_megatron_rank_files[] = {"model_optim_rng.pt", "model_rng.pt",
-                                                "model_weights.ckpt", NULL};
-
-/* One rank's file. */
-struct rank {
-    char *folder, *path;
-    uint64_t field[2]; /* the numbers behind mp_rank_TT */
-    uint32_t nfield;
-    uint64_t tp, pp, ep;
-    struct ckpt_source *source;
-    struct ckpt_torch torch;
-    struct ckpt_pickle p;
-    bool opened, parsed;
-    uint32_t index; /* in the catalogue */
-};
+enum { MAX_STAGES = 1024, MAX_NESTING = 8 };
 
 /* A tensor in one rank's file. */
 struct part {
-    const struct rank *rank; /* NULL: not seen yet */
+    const struct ckpt_megatron_rank *rank; /* NULL: not seen yet */
     struct ckpt_torch_layout layout;
     uint64_t off;
 };
@@ -49,11 +34,7 @@ struct ranked {
 };
 
 struct load {
-    struct ckpt_dir *dir;
-    const struct ckpt_reader_options *opt;
-    struct ckpt_megatron_state *st;
-    CKPT_VEC(struct rank) ranks; /* ascending by pp, ep, tp */
-    uint64_t ntp, npp, nep, netp;
+    struct ckpt_megatron_mesh mesh;
     uint64_t nlocal; /* experts in a file; 0: there are none */
     uint32_t nvirtual;
     uint64_t *layers; /* first global layer of [virtual stage][stage] */
@@ -64,24 +45,11 @@ struct load {
     struct ckpt_catalog *cat;
 };
 
-static void rank_release(struct rank *r)
-{
-    if (r->parsed)
-        ckpt_pickle_release(&r->p);
-    if (r->opened)
-        ckpt_torch_release(&r->torch);
-    ckpt_source_unref(r->source);
-    free(r->folder);
-    free(r->path);
-}
-
 static void load_release(struct load *l)
 {
-    for (size_t i = 0; i < l->ranks.len; i++)
-        rank_release(&l->ranks.ptr[i]);
     for (size_t i = 0; i < l->tensors.len; i++)
         ckpt_vec_release(&l->tensors.ptr[i].parts);
-    ckpt_vec_release(&l->ranks);
+    ckpt_megatron_mesh_release(&l->mesh);
     ckpt_vec_release(&l->tensors);
     ckpt_map_release(&l->by_name);
     ckpt_arena_release(&l->names);
@@ -91,292 +59,14 @@ static void load_release(struct load *l)
     free(l->layers);
 }
 
-/* ---- the files ---- */
-
-/* NeMo's tp_rank_TT_pp_rank_PPP. */
-static bool parse_nemo_folder(const char *name, struct rank *r)
-{
-    static const char tp[] = "tp_rank_", pp[] = "_pp_rank_";
-    unsigned long long v[2];
-    size_t n;
-
-    if (!ckpt_has_prefix(name, tp))
-        return false;
-    name += sizeof tp - 1;
-    n = strspn(name, "0123456789");
-    if (!ckpt_parse_u64(name, n, &v[0]) || !ckpt_has_prefix(name + n, pp))
-        return false;
-    name += n + sizeof pp - 1;
-    if (!ckpt_parse_u64(name, strlen(name), &v[1]) || v[0] >= MAX_RANKS || v[1] >= MAX_RANKS)
-        return false;
-    r->tp = v[0];
-    r->field[r->nfield++] = v[1];
-    return true;
-}
-
-/* mp_rank_TT, and up to two numbers more. */
-static bool parse_folder(const char *name, struct rank *r)
-{
-    unsigned long long v;
-
-    if (parse_nemo_folder(name, r))
-        return true;
-    if (!ckpt_has_prefix(name, "mp_rank_"))
-        return false;
-    name += strlen("mp_rank_");
-    for (uint32_t i = 0; i < 3; i++) {
-        size_t n = strspn(name, "0123456789");
-        if (n == 0 || !ckpt_parse_u64(name, n, &v) || v >= MAX_RANKS)
-            return false;
-        if (i == 0)
-            r->tp = v;
-        else
-            r->field[r->nfield++] = v;
-        name += n;
-        if (*name == '\0')
-            return true;
-        if (*name++ != '_')
-            return false;
-    }
-    return false;
-}
-
-static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
-{
-    struct load *l = ctx;
-    struct rank r = {0}, *own;
-
-    if (e->kind != CKPT_ENTRY_DIR || !parse_folder(e->name, &r))
-        return 0;
-    if (ckpt_vec_add(&l->ranks, &own) < 0)
-        return ckpt_nomem(err);
-    *own = r;
-    own->folder = strdup(e->name);
-    for (size_t i = 0; own->folder && ckpt_megatron_rank_files[i]; i++) {
-        own->path = ckpt_asprintf("%s/%s", own->folder, ckpt_megatron_rank_files[i]);
-        if (!own->path || ckpt_dir_has_file(l->dir, own->path))
-            break;
-        free(ckpt_steal(&own->path));
-    }
-    if (!own->folder)
-        return ckpt_nomem(err);
-    return own->path ? 0
-                     : ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no %s", ckpt_dir_path(l->dir),
-                                 own->folder, ckpt_megatron_rank_files[0]);
-}
-
-static int read_rank(struct load *l, struct rank *r, struct ckpt_err *err)
-{
-    char name[CKPT_PV_TEXT];
-
-    if (ckpt_source_file_new(l->dir, r->path, l->opt->pool, &r->source, err) < 0 ||
-        ckpt_torch_open(r->source, 0, r->source->size, &r->torch, err) < 0)
-        return -1;
-    r->opened = true;
-    if (ckpt_torch_pickle(&r->torch, &r->p, err) < 0)
-        return -1;
-    r->parsed = true;
-    return ckpt_pv_kind(r->p.root) == CKPT_PV_DICT
-               ? 0
-               : ckpt_fail(err, CKPT_FORMAT, "it holds no dict but %s",
-                           ckpt_pv_text(&r->p, r->p.root, name, sizeof name));
-}
-
-static int read_one(void *ctx, size_t i, struct ckpt_err *err)
-{
-    struct load *l = ctx;
-    struct rank *r = &l->ranks.ptr[i];
-
-    return read_rank(l, r, err) < 0 ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), r->path)
-                                    : 0;
-}
-
-/* ---- the mesh ---- */
-
-/* A size that the run's arguments say, or 0. */
-static uint64_t arg(const struct load *l, const char *key)
-{
-    uint64_t n = 0;
-
-    return l->st->args && ckpt_json_u64(l->st->args, key, &n) ? n : 0;
-}
-
-static ckpt_pv model_of(const struct rank *r, uint32_t stage, bool numbered)
-{
-    char key[24] = "model";
-
-    if (numbered)
-        (void)snprintf(key, sizeof key, "model%u", stage);
-    ckpt_pv v = ckpt_pv_get(&r->p, r->p.root, key);
-    if (!numbered && ckpt_pv_kind(v) != CKPT_PV_DICT)
-        v = ckpt_pv_get(&r->p, r->p.root, "state_dict");
-    return v;
-}
-
-static bool has_embedding(const struct rank *r)
-{
-    ckpt_pv model = model_of(r, 0, false);
-
-    if (ckpt_pv_kind(model) != CKPT_PV_DICT)
-        model = model_of(r, 0, true);
-    for (size_t i = 0; i < ckpt_pv_npair(&r->p, model); i++) {
-        const char *key = ckpt_pv_str(&r->p, ckpt_pv_key(&r->p, model, i));
-        if (key && strstr(key, "word_embeddings.weight"))
-            return true;
-    }
-    return false;
-}
-
-/* A single number behind TT is a pipeline's rank or an expert's: the run's arguments tell, or else
- * that experts' ranks all hold the embedding. */
-static bool is_pipeline(const struct load *l)
-{
-    if (arg(l, "pipeline_model_parallel_size") > 1)
-        return true;
-    if (arg(l, "expert_model_parallel_size") > 1)
-        return false;
-    for (size_t i = 0; i < l->ranks.len; i++)
-        if (l->ranks.ptr[i].field[0] > 0)
-            return !has_embedding(&l->ranks.ptr[i]);
-    return true;
-}
-
-static uint64_t at_least(uint64_t n, uint64_t rank) { return rank >= n ? rank + 1 : n; }
-
-static int by_place(const void *a, const void *b)
-{
-    const struct rank *p = a, *q = b;
-
-    if (p->pp != q->pp)
-        return p->pp < q->pp ? -1 : 1;
-    if (p->ep != q->ep)
-        return p->ep < q->ep ? -1 : 1;
-    return (p->tp > q->tp) - (p->tp < q->tp);
-}
-
-static const struct rank *find_rank(const struct load *l, uint64_t tp, uint64_t pp, uint64_t ep)
-{
-    const struct rank key = {.tp = tp, .pp = pp, .ep = ep};
-
-    return bsearch(&key, l->ranks.ptr, l->ranks.len, sizeof key, by_place);
-}
-
-static int fail_missing(const struct load *l, uint64_t tp, uint64_t pp, uint64_t ep,
-                        struct ckpt_err *err)
-{
-    const struct rank *first = &l->ranks.ptr[0];
-    char tail[64] = "";
-
-    if (first->nfield == 2)
-        (void)snprintf(tail, sizeof tail, "_%03" PRIu64 "_%03" PRIu64, pp, ep);
-    else if (first->nfield == 1)
-        (void)snprintf(tail, sizeof tail, "_%03" PRIu64, l->npp > 1 ? pp : ep);
-    return ckpt_fail(err, CKPT_MISSING,
-                     "'%s': rank 'mp_rank_%02" PRIu64 "%s' is missing: the run had tensor parallel "
-                     "%" PRIu64 ", pipeline parallel %" PRIu64 ", expert parallel %" PRIu64,
-                     ckpt_dir_path(l->dir), tp, tail, l->ntp, l->npp, l->nep);
-}
-
-/* Ranks whose experts are cut as everything else is all wrote; with another cut of experts
- * (expert tensor parallel N), the first N x experts' ranks of each stage did. */
-static int check_stage(const struct load *l, uint64_t pp, struct ckpt_err *err)
-{
-    if (l->netp == l->ntp) {
-        for (uint64_t e = 0; e < l->nep; e++)
-            for (uint64_t t = 0; t < l->ntp; t++)
-                if (!find_rank(l, t, pp, e))
-                    return fail_missing(l, t, pp, e, err);
-        return 0;
-    }
-    for (uint64_t r = 0; r < l->netp * l->nep; r++)
-        if (!find_rank(l, r % l->ntp, pp, r / l->netp))
-            return fail_missing(l, r % l->ntp, pp, r / l->netp, err);
-    for (uint64_t t = 0; t < l->ntp; t++) {
-        bool found = false;
-        for (uint64_t e = 0; e < l->nep; e++)
-            found |= find_rank(l, t, pp, e) != NULL;
-        if (!found)
-            return fail_missing(l, t, pp, t / l->netp % l->nep, err);
-    }
-    return 0;
-}
-
-/* Ranks that the run did not have, of an earlier and larger one. */
-static void drop_stale(struct load *l)
-{
-    size_t kept = 0;
-
-    for (size_t i = 0; i < l->ranks.len; i++) {
-        struct rank *r = &l->ranks.ptr[i];
-        if ((l->ntp && r->tp >= l->ntp) || (l->npp && r->pp >= l->npp) ||
-            (l->nep && r->ep >= l->nep)) {
-            ckpt_catalog_warn(l->cat,
-                              "left out: '%s', a rank that this run did not have (tensor parallel "
-                              "%" PRIu64 ", pipeline parallel %" PRIu64 ", expert parallel %" PRIu64
-                              ")",
-                              r->folder, l->ntp, l->npp, l->nep);
-            rank_release(r);
-        } else {
-            l->ranks.ptr[kept++] = *r;
-        }
-    }
-    l->ranks.len = kept;
-}
-
-static int place_ranks(struct load *l, struct ckpt_err *err)
-{
-    const uint32_t nfield = l->ranks.ptr[0].nfield;
-    const bool pipeline = nfield == 2 || is_pipeline(l);
-
-    l->ntp = arg(l, "tensor_model_parallel_size");
-    l->npp = arg(l, "pipeline_model_parallel_size");
-    l->nep = arg(l, "expert_model_parallel_size");
-    for (size_t i = 0; i < l->ranks.len; i++) {
-        struct rank *r = &l->ranks.ptr[i];
-        if (nfield)
-            *(pipeline ? &r->pp : &r->ep) = r->field[0];
-        if (nfield == 2)
-            r->ep = r->field[1];
-    }
-    drop_stale(l);
-    if (l->ranks.len == 0)
-        return ckpt_fail(err, CKPT_MISSING, "'%s' has no rank of the run", ckpt_dir_path(l->dir));
-    for (size_t i = 0; i < l->ranks.len; i++) {
-        struct rank *r = &l->ranks.ptr[i];
-        if (r->nfield != nfield)
-            return ckpt_fail(
-                err, CKPT_CONFLICT,
-                "'%s' holds ranks of several saves ('%s', '%s'): remove the stale ones",
-                ckpt_dir_path(l->dir), l->ranks.ptr[0].folder, r->folder);
-        l->ntp = at_least(l->ntp, r->tp);
-        l->npp = at_least(l->npp, r->pp);
-        l->nep = at_least(l->nep, r->ep);
-    }
-    if (l->ntp > MAX_RANKS || l->npp > MAX_RANKS || l->nep > MAX_RANKS)
-        return ckpt_fail(err, CKPT_LIMIT, "more than %d ranks", MAX_RANKS);
-    l->netp = arg(l, "expert_tensor_parallel_size");
-    if (l->netp == 0 || l->nep == 1)
-        l->netp = l->netp && arg(l, "num_experts") ? l->netp : l->ntp;
-    if (l->netp > l->ntp || l->ntp % l->netp)
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "expert tensor parallel %" PRIu64 " with tensor parallel %" PRIu64
-                         " is not supported in legacy checkpoints",
-                         l->netp, l->ntp);
-    qsort(l->ranks.ptr, l->ranks.len, sizeof *l->ranks.ptr, by_place);
-    for (uint64_t p = 0; p < l->npp; p++)
-        if (check_stage(l, p, err) < 0)
-            return -1;
-    return 0;
-}
-
 /* ---- state dicts ---- */
 
-typedef int (*visit_fn)(struct load *l, const struct rank *r, uint32_t stage, const char *name,
-                        ckpt_pv v, struct ckpt_err *err);
+typedef int (*visit_fn)(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
+                        const char *name, ckpt_pv v, struct ckpt_err *err);
 
 /* Call fn for what a nested dict holds, under names joined by dots; l->path is the prefix. */
-static int visit(struct load *l, const struct rank *r, uint32_t stage, ckpt_pv dict, unsigned depth,
-                 visit_fn fn, struct ckpt_err *err)
+static int visit(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage, ckpt_pv dict,
+                 unsigned depth, visit_fn fn, struct ckpt_err *err)
 {
     const size_t len = l->path.len;
 
@@ -406,10 +96,10 @@ static int visit(struct load *l, const struct rank *r, uint32_t stage, ckpt_pv d
     return 0;
 }
 
-static int visit_rank(struct load *l, const struct rank *r, uint32_t stage, visit_fn fn,
-                      struct ckpt_err *err)
+static int visit_rank(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
+                      visit_fn fn, struct ckpt_err *err)
 {
-    ckpt_pv model = model_of(r, stage, l->nvirtual > 1);
+    ckpt_pv model = ckpt_megatron_rank_model(r, stage, l->nvirtual > 1);
 
     ckpt_str_clear(&l->path);
     if (ckpt_pv_kind(model) != CKPT_PV_DICT && l->nvirtual == 1 &&
@@ -417,22 +107,24 @@ static int visit_rank(struct load *l, const struct rank *r, uint32_t stage, visi
         model = r->p.root;
     if (ckpt_pv_kind(model) != CKPT_PV_DICT)
         return ckpt_fail(err, CKPT_MISSING, "'%s/%s' has no state dict of virtual stage %u",
-                         ckpt_dir_path(l->dir), r->path, stage);
+                         ckpt_dir_path(l->mesh.dir), r->path, stage);
     return visit(l, r, stage, model, 0, fn, err) < 0
-               ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), r->path)
+               ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->mesh.dir), r->path)
                : 0;
 }
 
 /* ---- numbers ---- */
 
+static uint64_t at_least(uint64_t n, uint64_t rank) { return rank >= n ? rank + 1 : n; }
+
 static uint64_t *stage_of(struct load *l, uint32_t stage, uint64_t pp)
 {
-    return &l->layers[stage * l->npp + pp];
+    return &l->layers[stage * l->mesh.npp + pp];
 }
 
 /* How many layers a stage has: the greatest number in its names. */
-static int count_layer(struct load *l, const struct rank *r, uint32_t stage, const char *name,
-                       ckpt_pv v, struct ckpt_err *err)
+static int count_layer(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
+                       const char *name, ckpt_pv v, struct ckpt_err *err)
 {
     static const struct ckpt_megatron_place whole = {0};
     uint64_t layer, *n = stage_of(l, stage, r->pp);
@@ -451,12 +143,12 @@ static int count_layer(struct load *l, const struct rank *r, uint32_t stage, con
 }
 
 /* The experts of a file: the run's arguments, or the greatest number in its names. */
-static int count_expert(struct load *l, const struct rank *r, uint32_t stage, const char *name,
-                        ckpt_pv v, struct ckpt_err *err)
+static int count_expert(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
+                        const char *name, ckpt_pv v, struct ckpt_err *err)
 {
     static const char mark[] = ".experts.experts.";
     static const struct ckpt_megatron_place whole = {0};
-    unsigned long long expert;
+    uint64_t expert;
 
     (void)r;
     (void)stage;
@@ -466,41 +158,41 @@ static int count_expert(struct load *l, const struct rank *r, uint32_t stage, co
     if (l->name.failed)
         return ckpt_nomem(err);
     const char *s = strstr(ckpt_str_get(&l->name), mark);
-    if (s &&
-        ckpt_parse_u64(s + sizeof mark - 1, strspn(s + sizeof mark - 1, "0123456789"), &expert))
+    if (s && ckpt_take_text(&s, mark) && ckpt_take_u64(&s, &expert))
         l->nlocal = at_least(l->nlocal, expert);
     return 0;
 }
 
 static int number_layers(struct load *l, struct ckpt_err *err)
 {
-    const struct rank *first = &l->ranks.ptr[0];
+    const struct ckpt_megatron_rank *first = &l->mesh.ranks.ptr[0];
     uint64_t next = 0;
 
     l->nvirtual = 1;
-    if (ckpt_pv_kind(model_of(first, 0, true)) == CKPT_PV_DICT)
+    if (ckpt_pv_kind(ckpt_megatron_rank_model(first, 0, true)) == CKPT_PV_DICT)
         while (l->nvirtual < MAX_STAGES &&
-               ckpt_pv_kind(model_of(first, l->nvirtual, true)) == CKPT_PV_DICT)
+               ckpt_pv_kind(ckpt_megatron_rank_model(first, l->nvirtual, true)) == CKPT_PV_DICT)
             l->nvirtual++;
-    if (!(l->layers = calloc((size_t)(l->nvirtual * l->npp), sizeof *l->layers)))
+    if (!(l->layers = calloc((size_t)(l->nvirtual * l->mesh.npp), sizeof *l->layers)))
         return ckpt_nomem(err);
-    for (uint64_t p = 0; p < l->npp; p++) {
-        const struct rank *r = l->ranks.ptr;
+    for (uint64_t p = 0; p < l->mesh.npp; p++) {
+        const struct ckpt_megatron_rank *r = l->mesh.ranks.ptr;
         while (r->pp != p)
             r++;
         for (uint32_t v = 0; v < l->nvirtual; v++)
             if (visit_rank(l, r, v, count_layer, err) < 0 ||
-                (l->nep > 1 && visit_rank(l, r, v, count_expert, err) < 0))
+                (l->mesh.nep > 1 && visit_rank(l, r, v, count_expert, err) < 0))
                 return -1;
     }
     for (uint32_t v = 0; v < l->nvirtual; v++)
-        for (uint64_t p = 0; p < l->npp; p++) {
+        for (uint64_t p = 0; p < l->mesh.npp; p++) {
             uint64_t n = *stage_of(l, v, p);
             *stage_of(l, v, p) = next;
             next += n;
         }
-    if (arg(l, "num_experts") && arg(l, "num_experts") % l->nep == 0)
-        l->nlocal = arg(l, "num_experts") / l->nep;
+    if (ckpt_megatron_state_size(l->mesh.st, "num_experts") &&
+        ckpt_megatron_state_size(l->mesh.st, "num_experts") % l->mesh.nep == 0)
+        l->nlocal = ckpt_megatron_state_size(l->mesh.st, "num_experts") / l->mesh.nep;
     return 0;
 }
 
@@ -526,10 +218,10 @@ static int find_ranked(struct load *l, const char *name, struct ranked **ret, st
 }
 
 /* Only the first copy of a rank's part counts. */
-static int add_part(struct load *l, const struct rank *r, const char *name,
+static int add_part(struct load *l, const struct ckpt_megatron_rank *r, const char *name,
                     const struct ckpt_torch_layout *layout, uint64_t off, struct ckpt_err *err)
 {
-    uint64_t at = is_expert(name) ? r->tp % l->netp : r->tp;
+    uint64_t at = is_expert(name) ? r->tp % l->mesh.netp : r->tp;
     struct ranked *t = NULL;
     struct part *p;
 
@@ -546,8 +238,9 @@ static int add_part(struct load *l, const struct rank *r, const char *name,
 
 /* The weights of all local experts side by side, [in, experts x out] or [experts x in, out] by
  * name, but laid out as [experts, in, out]: each becomes a linear layer's, [out, in]. */
-static int add_grouped(struct load *l, const struct rank *r, const char *name, bool first,
-                       const struct ckpt_torch_layout *all, uint64_t off, struct ckpt_err *err)
+static int add_grouped(struct load *l, const struct ckpt_megatron_rank *r, const char *name,
+                       bool first, const struct ckpt_torch_layout *all, uint64_t off,
+                       struct ckpt_err *err)
 {
     const size_t base = strlen(name) - strlen("weight1");
     const uint64_t n = l->nlocal, esize = ckpt_dtype_size(all->dtype);
@@ -580,8 +273,8 @@ static int add_grouped(struct load *l, const struct rank *r, const char *name, b
     return 0;
 }
 
-static int add_tensor(struct load *l, const struct rank *r, uint32_t stage, const char *name,
-                      ckpt_pv v, struct ckpt_err *err)
+static int add_tensor(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
+                      const char *name, ckpt_pv v, struct ckpt_err *err)
 {
     const struct ckpt_megatron_place at = {*stage_of(l, stage, r->pp), r->ep * l->nlocal};
     struct ckpt_torch_layout layout;
@@ -604,8 +297,8 @@ static int add_tensor(struct load *l, const struct rank *r, uint32_t stage, cons
 
 static int collect(struct load *l, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < l->ranks.len; i++) {
-        struct rank *r = &l->ranks.ptr[i];
+    for (size_t i = 0; i < l->mesh.ranks.len; i++) {
+        struct ckpt_megatron_rank *r = &l->mesh.ranks.ptr[i];
         if ((r->index = ckpt_catalog_add_source(l->cat, r->source, err)) == UINT32_MAX)
             return -1;
         for (uint32_t v = 0; v < l->nvirtual; v++)
@@ -629,7 +322,7 @@ static int check_parts(const struct load *l, const struct ranked *t, uint64_t n,
         if (i >= t->parts.len || !p->rank)
             return ckpt_fail(err, CKPT_MISSING,
                              "tensor '%s' is not in the file of tensor rank %zu (of %" PRIu64 ")",
-                             t->name, i, l->ntp);
+                             t->name, i, l->mesh.ntp);
         if (p->layout.dtype != first->layout.dtype || p->layout.rank != first->layout.rank ||
             memcmp(p->layout.dim, first->layout.dim, p->layout.rank * sizeof *p->layout.dim) != 0)
             return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is %s%s in '%s', but %s%s in '%s'",
@@ -644,7 +337,7 @@ static int check_parts(const struct load *l, const struct ranked *t, uint64_t n,
 
 static int add_ranked(struct load *l, const struct ranked *t, struct ckpt_err *err)
 {
-    const uint64_t n = is_expert(t->name) ? l->netp : l->ntp;
+    const uint64_t n = is_expert(t->name) ? l->mesh.netp : l->mesh.ntp;
     const uint32_t lead = n > 1;
     uint64_t dim[CKPT_MAX_RANK + 1] = {n}, stride[CKPT_MAX_RANK + 1] = {0}, numel;
     ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *draft = NULL;
@@ -681,21 +374,14 @@ static int add_ranked(struct load *l, const struct ranked *t, struct ckpt_err *e
 
 static int load(struct load *l, struct ckpt_err *err)
 {
-    if (ckpt_catalog_new(&l->cat, err) < 0 || ckpt_dir_list(l->dir, see, l, err) < 0)
+    if (ckpt_catalog_new(&l->cat, err) < 0 || ckpt_megatron_mesh_read(&l->mesh, err) < 0 ||
+        ckpt_megatron_mesh_place(&l->mesh, l->cat, err) < 0)
         return -1;
-    if (l->ranks.len == 0)
-        return ckpt_fail(err, CKPT_MISSING, "'%s' has no mp_rank_* directory",
-                         ckpt_dir_path(l->dir));
-    if (ckpt_parallel(l->ranks.len, l->opt->nthread, read_one, l, err) < 0)
-        return -1;
-    for (size_t i = 0; i < l->ranks.len; i++)
-        if (ckpt_megatron_state_take(l->st, &l->ranks.ptr[i].p, l->ranks.ptr[i].p.root, err) < 0)
-            return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(l->dir), l->ranks.ptr[i].path);
-    if (place_ranks(l, err) < 0 || number_layers(l, err) < 0 || collect(l, err) < 0)
+    if (number_layers(l, err) < 0 || collect(l, err) < 0)
         return -1;
     for (size_t i = 0; i < l->tensors.len; i++)
         if (add_ranked(l, &l->tensors.ptr[i], err) < 0)
-            return ckpt_err_in(err, "'%s'", ckpt_dir_path(l->dir));
+            return ckpt_err_in(err, "'%s'", ckpt_dir_path(l->mesh.dir));
     return 0;
 }
 
@@ -703,7 +389,7 @@ int ckpt_megatron_load_ranks(struct ckpt_dir *dir, const struct ckpt_reader_opti
                              struct ckpt_megatron_state *st, struct ckpt_catalog **ret,
                              struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .st = st};
+    ckpt_cleanup(load_release) struct load l = {.mesh = {.dir = dir, .opt = opt, .st = st}};
 
     if (load(&l, err) < 0)
         return -1;

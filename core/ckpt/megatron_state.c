@@ -13,6 +13,13 @@ void ckpt_megatron_state_release(struct ckpt_megatron_state *st)
     st->args = NULL;
 }
 
+uint64_t ckpt_megatron_state_size(const struct ckpt_megatron_state *st, const char *key)
+{
+    uint64_t n = 0;
+
+    return st->args && ckpt_json_u64(st->args, key, &n) ? n : 0;
+}
+
 static int take_args(struct ckpt_megatron_state *st, const struct ckpt_pickle *p, ckpt_pv v,
                      struct ckpt_err *err)
 {

@@ -23,6 +23,9 @@ struct ckpt_megatron_state {
 
 void ckpt_megatron_state_release(struct ckpt_megatron_state *st);
 
+/* A size that the run's arguments say, or 0. */
+uint64_t ckpt_megatron_state_size(const struct ckpt_megatron_state *st, const char *key);
+
 /* Take what a pickled dict (or a list of one, or the arguments alone) says; the first word counts.
  * UNSUPPORTED: the pickle asks for a call that only an attack needs. */
 int ckpt_megatron_state_take(struct ckpt_megatron_state *st, const struct ckpt_pickle *p, ckpt_pv v,
