@@ -46,7 +46,7 @@ static bool dcp_finished(struct ckpt_dir *dir, const char *name, const char *lat
 }
 
 static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                    struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
+                    struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     enum ckpt_evidence evidence;
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = find(dir, &evidence);
@@ -54,12 +54,10 @@ static int dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     (void)facts;
     if (!at)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no .metadata", ckpt_dir_path(dir));
-    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
-    if (ckpt_dcp_load(at, opt, NULL, &cat, err) < 0 ||
+    if (ckpt_dcp_load(at, opt, NULL, cat, err) < 0 ||
         ckpt_automodel_describe_step(dir, cat->about, err) < 0)
         return -1;
     ckpt_automodel_warn(dir, cat);
-    *ret = ckpt_steal(&cat);
     return 0;
 }
 

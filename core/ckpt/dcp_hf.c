@@ -57,7 +57,6 @@ static void load_release(struct load *l)
     ckpt_map_release(&l->by_name);
     ckpt_hfs_layout_release(&l->layout);
     ckpt_dir_unref(l->shard_dir);
-    ckpt_catalog_free(l->cat);
 }
 
 /* ---- which files ---- */
@@ -500,8 +499,7 @@ static int describe(struct load *l, struct ckpt_err *err)
 
 static int load(struct load *l, struct ckpt_err *err)
 {
-    if (ckpt_catalog_new(&l->cat, err) < 0 || ckpt_hfs_layout_read(l->dir, &l->layout, err) < 0 ||
-        list_shards(l, err) < 0)
+    if (ckpt_hfs_layout_read(l->dir, &l->layout, err) < 0 || list_shards(l, err) < 0)
         return -1;
     if (l->shards.len == 0)
         return ckpt_fail(err, CKPT_STALE, "'%s': the shards have gone", ckpt_dir_path(l->dir));
@@ -517,14 +515,11 @@ static int load(struct load *l, struct ckpt_err *err)
 }
 
 static int dcp_hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                       struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
+                       struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts, .cat = cat};
 
-    if (load(&l, err) < 0)
-        return -1;
-    *ret = ckpt_steal(&l.cat);
-    return 0;
+    return load(&l, err);
 }
 
 static enum ckpt_evidence dcp_hf_probe(struct ckpt_dir *dir)

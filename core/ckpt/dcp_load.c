@@ -50,7 +50,6 @@ static void load_release(struct load *l)
     ckpt_vec_release(&l->names);
     ckpt_dcp_metadata_release(&l->m);
     ckpt_dcp_items_release(&l->items);
-    ckpt_catalog_free(l->cat);
 }
 
 /* ---- metadata ---- */
@@ -463,8 +462,7 @@ static int load(struct load *l, struct ckpt_err *err)
     l->m.wants = l->format->wants;
     l->m.ctx = l->format->ctx;
     l->m.replicas = l->format->replicas;
-    if (ckpt_catalog_new(&l->cat, err) < 0 || read_metadata(l, err) < 0 ||
-        name_tensors(l, err) < 0 || open_files(l, err) < 0)
+    if (read_metadata(l, err) < 0 || name_tensors(l, err) < 0 || open_files(l, err) < 0)
         return -1;
     if (ckpt_reader_add_each(l->opt, l->cat, l->m.tensors.len, check_one, l, err) < 0 ||
         read_items(l, err) < 0 || add_sources(l, err) < 0 || add_tensors(l, err) < 0 ||
@@ -474,15 +472,12 @@ static int load(struct load *l, struct ckpt_err *err)
 }
 
 int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                  const struct ckpt_dcp_format *format, struct ckpt_catalog **ret,
+                  const struct ckpt_dcp_format *format, struct ckpt_catalog *cat,
                   struct ckpt_err *err)
 {
     static const struct ckpt_dcp_format plain = {.name = "dcp"};
     ckpt_cleanup(load_release) struct load l = {
-        .dir = dir, .opt = opt, .format = format ? format : &plain};
+        .dir = dir, .opt = opt, .format = format ? format : &plain, .cat = cat};
 
-    if (load(&l, err) < 0)
-        return -1;
-    *ret = ckpt_steal(&l.cat);
-    return 0;
+    return load(&l, err);
 }

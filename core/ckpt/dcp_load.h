@@ -34,7 +34,7 @@ enum ckpt_evidence ckpt_dcp_evidence(const struct ckpt_dir *dir);
 
 /* As ckpt_reader.load; format NULL: a plain DCP. */
 int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                  const struct ckpt_dcp_format *format, struct ckpt_catalog **ret,
+                  const struct ckpt_dcp_format *format, struct ckpt_catalog *cat,
                   struct ckpt_err *err);
 
 /* Add the pickled objects of a DCP to `out`, as ckpt_reader.objects. */

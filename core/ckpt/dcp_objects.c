@@ -28,10 +28,7 @@ int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt
 {
     const struct ckpt_dcp_format format = {
         .name = "dcp", .tensor = no_tensor, .wants = every_object, .object = take, .ctx = out};
-    struct ckpt_catalog *cat;
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
 
-    if (ckpt_dcp_load(dir, opt, &format, &cat, err) < 0)
-        return -1;
-    ckpt_catalog_free(cat);
-    return 0;
+    return ckpt_catalog_new(&cat, err) < 0 ? -1 : ckpt_dcp_load(dir, opt, &format, cat, err);
 }

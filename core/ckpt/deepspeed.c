@@ -155,9 +155,8 @@ static int load_above(struct ckpt_dir *dir, const char *tag, const struct ckpt_r
 }
 
 static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                   struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
+                   struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
     ckpt_cleanup(ckpt_freep) char *tag = NULL;
     const enum place place = find_place(dir, &tag);
     const struct ckpt_reader *beside = NULL;
@@ -165,15 +164,11 @@ static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     if (place != TAG && !opt->masters && !opt->states)
         beside = model_beside(dir);
     if (beside)
-        return beside->load(dir, opt, facts, ret, err);
+        return beside->load(dir, opt, facts, cat, err);
     if (place == DANGLING)
         return refuse_latest(dir, err);
-    if (ckpt_catalog_new(&cat, err) < 0 ||
-        (place == ABOVE ? load_above(dir, tag, opt, facts, cat, err)
-                        : load_tag(dir, opt, cat, err)) < 0)
-        return -1;
-    *ret = ckpt_steal(&cat);
-    return 0;
+    return place == ABOVE ? load_above(dir, tag, opt, facts, cat, err)
+                          : load_tag(dir, opt, cat, err);
 }
 
 /* What the first file of the model holds beside tensors. */

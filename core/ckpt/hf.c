@@ -46,7 +46,6 @@ static void load_release(struct load *l)
     }
     ckpt_vec_release(&l->files);
     json_decref(l->index);
-    ckpt_catalog_free(l->cat);
 }
 
 /* ---- which files ---- */
@@ -181,7 +180,7 @@ static int describe(struct load *l, struct ckpt_err *err)
 
 static int load(struct load *l, struct ckpt_err *err)
 {
-    if (ckpt_catalog_new(&l->cat, err) < 0 || find_files(l, err) < 0)
+    if (find_files(l, err) < 0)
         return -1;
     if (ckpt_dir_has_file(l->dir, "config.json") &&
         ckpt_config_read(l->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &l->cat->config, err) < 0)
@@ -195,14 +194,11 @@ static int load(struct load *l, struct ckpt_err *err)
 }
 
 static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                   struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
+                   struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts, .cat = cat};
 
-    if (load(&l, err) < 0)
-        return -1;
-    *ret = ckpt_steal(&l.cat);
-    return 0;
+    return load(&l, err);
 }
 
 static enum ckpt_evidence hf_probe(struct ckpt_dir *dir)

@@ -42,7 +42,6 @@ static void load_release(struct load *l)
 {
     ckpt_dir_unref(l->weights);
     ckpt_megatron_state_release(&l->st);
-    ckpt_catalog_free(l->cat);
     json_decref(l->seen);
 }
 
@@ -79,11 +78,11 @@ static int read_tensors(struct load *l, struct ckpt_err *err)
     case CKPT_MEGATRON_DIST:
     case CKPT_MEGATRON_DCP:
         return ckpt_megatron_load_dcp(l->weights, l->opt, l->format == CKPT_MEGATRON_DIST, &l->st,
-                                      &l->cat, err);
+                                      l->cat, err);
     case CKPT_MEGATRON_ZARR:
-        return ckpt_megatron_load_zarr(l->weights, l->opt, &l->st, &l->cat, err);
+        return ckpt_megatron_load_zarr(l->weights, l->opt, &l->st, l->cat, err);
     case CKPT_MEGATRON_RANKS:
-        return ckpt_megatron_load_ranks(l->weights, l->opt, &l->st, &l->cat, err);
+        return ckpt_megatron_load_ranks(l->weights, l->opt, &l->st, l->cat, err);
     default:
         return refuse(l, err);
     }
@@ -266,15 +265,14 @@ static int find_weights(struct load *l, struct ckpt_err *err)
 }
 
 static int megatron_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                         struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
+                         struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts, .cat = cat};
 
-    if (find_weights(&l, err) < 0 || read_common(&l, err) < 0 || read_tensors(&l, err) < 0 ||
-        check_tensors(&l, err) < 0 || read_config(&l, err) < 0 || describe(&l, err) < 0)
-        return -1;
-    *ret = ckpt_steal(&l.cat);
-    return 0;
+    return find_weights(&l, err) < 0 || read_common(&l, err) < 0 || read_tensors(&l, err) < 0 ||
+                   check_tensors(&l, err) < 0 || read_config(&l, err) < 0 || describe(&l, err) < 0
+               ? -1
+               : 0;
 }
 
 static enum ckpt_evidence megatron_probe(struct ckpt_dir *dir)

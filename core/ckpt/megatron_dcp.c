@@ -69,7 +69,7 @@ static int take_object(void *ctx, const char *name, struct ckpt_source *s, uint6
 }
 
 int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                           bool finished, struct ckpt_megatron_state *st, struct ckpt_catalog **ret,
+                           bool finished, struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                            struct ckpt_err *err)
 {
     ckpt_cleanup(naming_release) struct naming n = {.st = st, .states = opt->states};
@@ -80,9 +80,8 @@ int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_option
                                            .wants = wants,
                                            .object = take_object,
                                            .ctx = &n};
-    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
 
-    if (ckpt_dcp_load(dir, opt, &format, &cat, err) < 0)
+    if (ckpt_dcp_load(dir, opt, &format, cat, err) < 0)
         return -1;
     if (n.failed)
         return ckpt_nomem(err);
@@ -90,6 +89,5 @@ int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_option
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s': the save was not finished: metadata.json is missing",
                          ckpt_dir_path(dir));
-    *ret = ckpt_steal(&cat);
     return 0;
 }

@@ -6,16 +6,16 @@
 #include "ckpt/megatron_state.h"
 #include "ckpt/reader.h"
 
-/* All give a catalogue of the model's weights under the names of ckpt/megatron_name.h, and add to
- * st what the container says of the run. */
+/* All fill the catalogue with the model's weights under the names of ckpt/megatron_name.h, and add
+ * to st what the container says of the run. */
 int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                           bool finished, struct ckpt_megatron_state *st, struct ckpt_catalog **ret,
+                           bool finished, struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                            struct ckpt_err *err);
 int ckpt_megatron_load_zarr(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                            struct ckpt_megatron_state *st, struct ckpt_catalog **ret,
+                            struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                             struct ckpt_err *err);
 int ckpt_megatron_load_ranks(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                             struct ckpt_megatron_state *st, struct ckpt_catalog **ret,
+                             struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                              struct ckpt_err *err);
 
 /* What lies beside the tensors in the directory of the weights; as ckpt_reader.objects. */

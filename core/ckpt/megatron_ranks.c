@@ -55,7 +55,6 @@ static void load_release(struct load *l)
     ckpt_arena_release(&l->names);
     ckpt_str_release(&l->path);
     ckpt_str_release(&l->name);
-    ckpt_catalog_free(l->cat);
     free(l->layers);
 }
 
@@ -374,7 +373,7 @@ static int add_ranked(struct load *l, const struct ranked *t, struct ckpt_err *e
 
 static int load(struct load *l, struct ckpt_err *err)
 {
-    if (ckpt_catalog_new(&l->cat, err) < 0 || ckpt_megatron_mesh_read(&l->mesh, err) < 0 ||
+    if (ckpt_megatron_mesh_read(&l->mesh, err) < 0 ||
         ckpt_megatron_mesh_place(&l->mesh, l->cat, err) < 0)
         return -1;
     if (number_layers(l, err) < 0 || collect(l, err) < 0)
@@ -386,13 +385,11 @@ static int load(struct load *l, struct ckpt_err *err)
 }
 
 int ckpt_megatron_load_ranks(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                             struct ckpt_megatron_state *st, struct ckpt_catalog **ret,
+                             struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                              struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.mesh = {.dir = dir, .opt = opt, .st = st}};
+    ckpt_cleanup(load_release) struct load l = {.mesh = {.dir = dir, .opt = opt, .st = st},
+                                                .cat = cat};
 
-    if (load(&l, err) < 0)
-        return -1;
-    *ret = ckpt_steal(&l.cat);
-    return 0;
+    return load(&l, err);
 }

@@ -45,7 +45,6 @@ static void load_release(struct load *l)
     ckpt_vec_release(&l->arrays);
     ckpt_arena_release(&l->names);
     ckpt_str_release(&l->buf);
-    ckpt_catalog_free(l->cat);
 }
 
 /* ---- arrays ---- */
@@ -229,7 +228,7 @@ static int add_array(struct load *l, const struct array *a, struct ckpt_err *err
 
 static int load(struct load *l, struct ckpt_err *err)
 {
-    if (ckpt_catalog_new(&l->cat, err) < 0 || ckpt_dir_list(l->dir, see, l, err) < 0 ||
+    if (ckpt_dir_list(l->dir, see, l, err) < 0 ||
         ckpt_parallel(l->arrays.len, l->opt->nthread, read_array, l, err) < 0)
         return -1;
     for (size_t i = 0; i < l->arrays.len; i++) {
@@ -243,13 +242,10 @@ static int load(struct load *l, struct ckpt_err *err)
 }
 
 int ckpt_megatron_load_zarr(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                            struct ckpt_megatron_state *st, struct ckpt_catalog **ret,
+                            struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                             struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .st = st};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .st = st, .cat = cat};
 
-    if (load(&l, err) < 0)
-        return -1;
-    *ret = ckpt_steal(&l.cat);
-    return 0;
+    return load(&l, err);
 }

@@ -33,7 +33,6 @@ static void load_release(struct load *l)
     ckpt_nt_shards_release(&l->set);
     json_decref(l->meta);
     json_decref(l->config);
-    ckpt_catalog_free(l->cat);
 }
 
 /* ---- tensors ---- */
@@ -279,8 +278,7 @@ static int load(struct load *l, struct ckpt_err *err)
     struct ckpt_nt_shards *set = &l->set;
     struct ckpt_nt_topology t = {0};
 
-    if (ckpt_catalog_new(&l->cat, err) < 0 || read_configs(l, err) < 0 ||
-        ckpt_nt_shards_find(l->dir, l->opt, set, err) < 0 ||
+    if (read_configs(l, err) < 0 || ckpt_nt_shards_find(l->dir, l->opt, set, err) < 0 ||
         ckpt_nt_topology_choose(set, l->meta, l->config, l->cat, &t, err) < 0 ||
         ckpt_nt_shards_select(set, &t, err) < 0 || ckpt_nt_shards_read(set, err) < 0)
         return -1;
@@ -291,15 +289,12 @@ static int load(struct load *l, struct ckpt_err *err)
 }
 
 static int nanotron_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                         struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
+                         struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .cat = cat};
 
     (void)facts;
-    if (load(&l, err) < 0)
-        return -1;
-    *ret = ckpt_steal(&l.cat);
-    return 0;
+    return load(&l, err);
 }
 
 static enum ckpt_evidence nanotron_probe(struct ckpt_dir *dir)

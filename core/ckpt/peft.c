@@ -113,17 +113,12 @@ static int load(struct ckpt_dir *dir, struct ckpt_fdpool *pool, struct ckpt_fact
 }
 
 static int peft_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                     struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
+                     struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
-
     if (!(facts->files_at = find(dir)))
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no " CONFIG " with " WEIGHTS,
                          ckpt_dir_path(dir));
-    if (ckpt_catalog_new(&cat, err) < 0 || load(dir, opt->pool, facts, cat, err) < 0)
-        return -1;
-    *ret = ckpt_steal(&cat);
-    return 0;
+    return load(dir, opt->pool, facts, cat, err);
 }
 
 static enum ckpt_evidence peft_probe(struct ckpt_dir *dir)

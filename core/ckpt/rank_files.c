@@ -132,7 +132,6 @@ static void load_release(struct load *l)
     ckpt_vec_release(&l->files);
     ckpt_vec_release(&l->wholes);
     ckpt_map_release(&l->by_name);
-    ckpt_catalog_free(l->cat);
 }
 
 /* ---- which files ---- */
@@ -313,7 +312,7 @@ static int read_config(struct load *l, struct ckpt_err *err)
 
 static int load(struct load *l, struct ckpt_err *err)
 {
-    if (ckpt_catalog_new(&l->cat, err) < 0 || ckpt_dir_list(l->dir, see_entry, l, err) < 0)
+    if (ckpt_dir_list(l->dir, see_entry, l, err) < 0)
         return -1;
     choose_files(l);
     if (l->files.len == 0)
@@ -330,15 +329,11 @@ static int load(struct load *l, struct ckpt_err *err)
 }
 
 static int rank_files_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                           struct ckpt_facts *facts, struct ckpt_catalog **ret,
-                           struct ckpt_err *err)
+                           struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts};
+    ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts, .cat = cat};
 
-    if (load(&l, err) < 0)
-        return -1;
-    *ret = ckpt_steal(&l.cat);
-    return 0;
+    return load(&l, err);
 }
 
 /* What the first file holds beside tensors. */

@@ -93,10 +93,11 @@ struct ckpt_reader {
      * shard. */
     enum ckpt_evidence (*probe)(struct ckpt_dir *dir);
 
-    /* Read every header; no tensor bytes. The catalogue is complete and checked: coverage,
-     * overlaps, sizes. *facts is all zero before; the caller releases it, on failure too. */
+    /* Read every header; no tensor bytes. On success the catalogue, which is empty before, is
+     * complete and checked: coverage, overlaps, sizes. *facts is all zero before. Both are the
+     * caller's to release, on failure too. */
     int (*load)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err);
+                struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err);
 
     /* Add to the object `out` what the checkpoint holds beside tensors, by name: values as
      * container/pickle_value.h writes them, named as torch's distributed checkpoints name them. Of

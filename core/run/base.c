@@ -108,7 +108,11 @@ static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ck
             return -1;
     json_t *map = json_object_get(index, "weight_map");
     b->weight_map = json_is_object(map) ? json_incref(map) : NULL;
-    return has_no_weights(b) ? 0 : ckpt_reader_hf.load(b->dir, &opt, &b->facts, &b->cat, err);
+    if (has_no_weights(b))
+        return 0;
+    return ckpt_catalog_new(&b->cat, err) < 0
+               ? -1
+               : ckpt_reader_hf.load(b->dir, &opt, &b->facts, b->cat, err);
 }
 
 int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *pool,

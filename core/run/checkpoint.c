@@ -140,7 +140,7 @@ static int read_save(struct ckpt_view *v, const struct ckpt_reader *reader,
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
     struct ckpt_err mixed = {0};
 
-    if (reader->load(v->dir, opt, &v->facts, &cat, err) < 0 ||
+    if (ckpt_catalog_new(&cat, err) < 0 || reader->load(v->dir, opt, &v->facts, cat, err) < 0 ||
         ckpt_save_new(cat, v->dir, reader, &marker, atomic_load(&v->shared->watched), &v->save,
                       err) < 0)
         return -1;
@@ -216,8 +216,8 @@ int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **re
     *ret = NULL;
     if (!v->recipe)
         return 0;
-    if (!reader || reader->load(v->dir, &ropt, &facts, &src, err) < 0 ||
-        ckpt_view_find_names(v, src, err) < 0)
+    if (!reader || ckpt_catalog_new(&src, err) < 0 ||
+        reader->load(v->dir, &ropt, &facts, src, err) < 0 || ckpt_view_find_names(v, src, err) < 0)
         return -1;
     const struct ckpt_recipe_options opt = ckpt_view_recipe_options(v, src);
     return ckpt_recipe_explain(s->recipes, src, &opt, tensor, ret, err);

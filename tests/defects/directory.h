@@ -56,7 +56,8 @@ static inline void tell(struct judge *j, const struct ckpt_reader *reader,
     TREE_MUST(ckpt_fdpool_new(8, &opt.pool, &err) == 0);
     TREE_MUST(ckpt_dir_open(t.path, CKPT_LINKS_BENEATH, &dir, &err) == 0);
     clock_t begin = clock();
-    int result = reader->load(dir, &opt, &facts, &cat, &err);
+    TREE_MUST(ckpt_catalog_new(&cat, &err) == 0);
+    int result = reader->load(dir, &opt, &facts, cat, &err);
     if (result == 0)
         result = read_all(cat, &err);
     judge(j, lie->name, result, &err, lie->code, lie->file, lie->needle, begin);

@@ -154,12 +154,12 @@ static void load_and_read(const struct ckpt_reader *r)
         err.code = CKPT_OK;
         opt.allow_partial = opt.masters = partial;
         struct ckpt_facts facts = {0};
-        if (r->load(dir, &opt, &facts, &cat, &err) == 0) {
+        MUST(ckpt_catalog_new(&cat, &err) == 0);
+        if (r->load(dir, &opt, &facts, cat, &err) == 0)
             read_back_all(cat);
-            ckpt_catalog_free(cat);
-        } else {
+        else
             check_err(&err);
-        }
+        ckpt_catalog_free(cat);
         ckpt_facts_release(&facts);
     }
     ckpt_dir_unref(dir);

@@ -73,20 +73,15 @@ static int read_weights(struct ckpt_dir *dir, struct ckpt_fdpool *pool, struct c
 }
 
 static int toy_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
-                    struct ckpt_facts *facts, struct ckpt_catalog **ret, struct ckpt_err *err)
+                    struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
-
     facts->names = CKPT_NAMES_HUB;
     facts->files = CKPT_FILES_CONFIG;
     facts->files_at = WORDS;
-    if (ckpt_catalog_new(&cat, err) < 0 || read_weights(dir, opt->pool, cat, err) < 0 ||
+    if (read_weights(dir, opt->pool, cat, err) < 0 ||
         ckpt_config_read(dir, WORDS "/config.json", CKPT_CONFIG_MAX_BYTES, &cat->config, err) < 0)
         return -1;
-    if (json_object_set_new(cat->about, "format", json_string("toy")) < 0)
-        return ckpt_nomem(err);
-    *ret = ckpt_steal(&cat);
-    return 0;
+    return json_object_set_new(cat->about, "format", json_string("toy")) < 0 ? ckpt_nomem(err) : 0;
 }
 
 static const char *const markers[] = {DONE, NULL};

@@ -39,7 +39,7 @@ static struct ckpt_catalog *load(const struct ckpt_reader *reader, const char *p
         ckpt_fdpool_new(64, &pool, &err) < 0)
         fail_msg("%s: %s", path, err.text);
     struct ckpt_reader_options opt = {.pool = pool, .nthread = 2};
-    if (reader->load(dir, &opt, &facts, &cat, &err) < 0)
+    if (ckpt_catalog_new(&cat, &err) < 0 || reader->load(dir, &opt, &facts, cat, &err) < 0)
         fail_msg("%s: %s", path, err.text);
     ckpt_facts_release(&facts);
     ckpt_fdpool_unref(pool);
