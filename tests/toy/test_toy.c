@@ -125,6 +125,60 @@ TEST(toy, a_step_shows_its_tensor_and_its_side_files)
     tree_close(&t);
 }
 
+/* The text of a view's file; a static buffer. */
+static const char *text_of(struct ckpt_view *v, const char *name)
+{
+    static char text[4096];
+    const struct ckpt_node *node = ckpt_view_find(v, name);
+    struct ckpt_err err = {0};
+    size_t len = 0;
+
+    if (!node || ckpt_node_pread(v, node, text, sizeof text - 1, 0, &len, &err) < 0)
+        fail_msg("%s: %s", name, err.text);
+    text[len] = '\0';
+    return text;
+}
+
+/* A view of step_10, which has no config.json, over a base that states float32. */
+static struct ckpt_view *open_over_base(const struct tree *t, const char *dtype,
+                                        struct ckpt_run **ret_run)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_options *opt;
+    struct ckpt_view *view = NULL;
+    char base[5000];
+
+    tree_delete(t, "saves/step_10/net/words/config.json");
+    tree_text(t, "base/config.json", "{ \"model_type\":\"toy\", \"dtype\":\"float32\" }");
+    (void)snprintf(base, sizeof base, "%s/base", t->path);
+    TREE_MUST(ckpt_options_new(&opt, &err) == 0);
+    TREE_MUST(ckpt_options_set(opt, "base", base, &err) == 0);
+    TREE_MUST(ckpt_options_set(opt, "dtype", dtype, &err) == 0);
+    if (ckpt_run_open(t->path, opt, ret_run, &err) < 0 ||
+        ckpt_run_view(*ret_run, "step_10", &view, &err) < 0)
+        fail_msg("%s", err.text);
+    ckpt_options_free(opt);
+    return view;
+}
+
+TEST(toy, the_config_of_a_base_passes_to_the_letter_if_the_tensors_have_its_dtype)
+{
+    static const struct {
+        const char *dtype, *text;
+    } cases[] = {{"float32", "{ \"model_type\":\"toy\", \"dtype\":\"float32\" }"},
+                 {"bfloat16", "\"dtype\": \"bfloat16\""}};
+    for (size_t i = 0; i < 2; i++) {
+        struct ckpt_run *run;
+        struct tree t;
+        make_run(&t);
+        struct ckpt_view *view = open_over_base(&t, cases[i].dtype, &run);
+        CHECK(strstr(text_of(view, "config.json"), cases[i].text));
+        ckpt_view_release(view);
+        ckpt_run_close(run);
+        tree_close(&t);
+    }
+}
+
 TEST(toy, the_marker_ends_a_save)
 {
     struct ckpt_err err = {0};
@@ -159,5 +213,6 @@ TEST(toy, an_archive_is_to_be_unpacked)
 
 TESTS(T(toy, is_one_line_more_than_the_library_has),
       T(toy, steps_lie_in_the_inner_folder_and_the_pointer_file_says_which_is_the_latest),
-      T(toy, a_step_shows_its_tensor_and_its_side_files), T(toy, the_marker_ends_a_save),
-      T(toy, an_archive_is_to_be_unpacked), )
+      T(toy, a_step_shows_its_tensor_and_its_side_files),
+      T(toy, the_config_of_a_base_passes_to_the_letter_if_the_tensors_have_its_dtype),
+      T(toy, the_marker_ends_a_save), T(toy, an_archive_is_to_be_unpacked), )

@@ -79,7 +79,8 @@ static int toy_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     facts->files = CKPT_FILES_CONFIG;
     facts->files_at = WORDS;
     if (read_weights(dir, opt->pool, cat, err) < 0 ||
-        ckpt_config_read(dir, WORDS "/config.json", CKPT_CONFIG_MAX_BYTES, &cat->config, err) < 0)
+        ckpt_config_read_if(dir, WORDS "/config.json", CKPT_CONFIG_MAX_BYTES, &cat->config, err) <
+            0)
         return -1;
     return json_object_set_new(cat->about, "format", json_string("toy")) < 0 ? ckpt_nomem(err) : 0;
 }
