@@ -111,3 +111,16 @@ bool ckpt_ds_file_u64(const struct ckpt_ds_file *f, ckpt_pv dict, const char *ke
     *ret = (uint64_t)n;
     return true;
 }
+
+bool ckpt_ds_is_buffer(const struct ckpt_ds_file *model, const char *name)
+{
+    const struct ckpt_pickle *p = &model->p;
+    const ckpt_pv names = ckpt_pv_get(p, p->root, "buffer_names");
+
+    for (size_t i = 0; i < ckpt_pv_len(p, names); i++) {
+        const char *buffer = ckpt_pv_str(p, ckpt_pv_at(p, names, i));
+        if (buffer && strcmp(buffer, name) == 0)
+            return true;
+    }
+    return false;
+}

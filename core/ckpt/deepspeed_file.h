@@ -39,6 +39,9 @@ int ckpt_ds_file_tensor(const struct ckpt_ds_file *f, ckpt_pv v, struct ckpt_ds_
 /* Is it a tensor, as far as the pickle says, and no number, text or object? */
 bool ckpt_ds_is_tensor(const struct ckpt_ds_file *f, ckpt_pv v);
 
+/* Is `name` among the buffers that a file of the model lists? */
+bool ckpt_ds_is_buffer(const struct ckpt_ds_file *model, const char *name);
+
 /* A tensor's size (a torch.Size, or a tuple or list of integers). */
 int ckpt_ds_file_shape(struct ckpt_ds_file *f, ckpt_pv v, uint64_t *dim, uint32_t *ret_rank,
                        struct ckpt_err *err);

@@ -14,7 +14,7 @@ struct walk {
     struct ckpt_ds_file *f;
     struct ckpt_ds_parts *out;
     struct ckpt_ds_buffer *buffers; /* the masters; NULL: not used */
-    ckpt_pv module, shared, buffer_names;
+    ckpt_pv module, shared;
     struct ckpt_map frozen; /* names of fragments -> number */
     bool has_ranks;         /* the optimizer files have been read */
 };
@@ -118,16 +118,6 @@ static const char *owner_of(const struct walk *w, const char *name)
     return ckpt_pv_str(&w->f->p, ckpt_pv_get(&w->f->p, w->shared, name));
 }
 
-static bool is_buffer(const struct walk *w, const char *name)
-{
-    for (size_t i = 0; i < ckpt_pv_len(&w->f->p, w->buffer_names); i++) {
-        const char *buffer = ckpt_pv_str(&w->f->p, ckpt_pv_at(&w->f->p, w->buffer_names, i));
-        if (buffer && strcmp(buffer, name) == 0)
-            return true;
-    }
-    return false;
-}
-
 /* The masters are shown in the dtype that the module has. */
 static int add_param(struct walk *w, const struct ckpt_ds_param *param, const char *name,
                      const struct ckpt_ds_stored *as, struct ckpt_err *err)
@@ -160,7 +150,7 @@ static int add_placeholder(struct walk *w, const char *name, const struct ckpt_d
         if (strcmp(of, name) == 0)
             return add_frozen(w, name, at, err);
     }
-    if (s->numel > 0 || is_buffer(w, name))
+    if (s->numel > 0 || ckpt_ds_is_buffer(w->f, name))
         return ckpt_ds_parts_stored(w->out, name, s, w->z->model_index, err);
     return ckpt_fail(err, CKPT_MISSING,
                      "'%s' has but a placeholder for '%s', and no file of ZeRO 3 has its values",
@@ -343,7 +333,6 @@ static int read_all(struct walk *w, struct ckpt_ds_parts *moments, struct ckpt_e
 
     w->module = ckpt_pv_get(p, p->root, "module");
     w->shared = ckpt_pv_get(p, p->root, "shared_params");
-    w->buffer_names = ckpt_pv_get(p, p->root, "buffer_names");
     if (ckpt_pv_kind(w->module) != CKPT_PV_DICT)
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is no state dict",
                          ckpt_dir_path(w->z->job->dir), w->z->model_name);

@@ -316,19 +316,6 @@ static int join_affine(struct join *j, ckpt_pv map, struct ckpt_err *err)
 
 /* ---- one tensor ---- */
 
-static bool is_buffer(const struct join *j)
-{
-    const struct ckpt_pickle *p = &j->rank0->model->p;
-    const ckpt_pv names = ckpt_pv_get(p, p->root, "buffer_names");
-
-    for (size_t i = 0; i < ckpt_pv_len(p, names); i++) {
-        const char *name = ckpt_pv_str(p, ckpt_pv_at(p, names, i));
-        if (name && strcmp(name, j->param) == 0)
-            return true;
-    }
-    return false;
-}
-
 static int join_by(struct join *j, const struct ckpt_ds_rule *rule, struct ckpt_err *err)
 {
     switch (rule->join) {
@@ -343,7 +330,8 @@ static int join_by(struct join *j, const struct ckpt_ds_rule *rule, struct ckpt_
     case CKPT_DS_HALVES:
         return join_halves(j, err);
     case CKPT_DS_CAT_0:
-        return is_buffer(j) ? replicate(j, err) : concatenate(j, 0, NULL, err);
+        return ckpt_ds_is_buffer(j->rank0->model, j->param) ? replicate(j, err)
+                                                            : concatenate(j, 0, NULL, err);
     default:
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s' is to be averaged over the ranks, or is fused of several "

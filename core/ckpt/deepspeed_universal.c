@@ -215,29 +215,16 @@ static const char *owner_of(const struct load *l, const char *name)
     return ckpt_pv_str(p, ckpt_pv_get(p, ckpt_pv_get(p, p->root, "shared_params"), name));
 }
 
-static bool is_buffer(const struct load *l, const char *name)
-{
-    const struct ckpt_pickle *p = &l->z->model->p;
-    const ckpt_pv names = ckpt_pv_get(p, p->root, "buffer_names");
-
-    for (size_t i = 0; i < ckpt_pv_len(p, names); i++) {
-        const char *buffer = ckpt_pv_str(p, ckpt_pv_at(p, names, i));
-        if (buffer && strcmp(buffer, name) == 0)
-            return true;
-    }
-    return false;
-}
-
 /* What the optimizer did not have. */
 static int add_other(struct load *l, const char *name, const struct ckpt_ds_stored *own,
                      struct ckpt_err *err)
 {
-    if (l->z->zero3 && own->numel == 0 && !is_buffer(l, name))
+    if (l->z->zero3 && own->numel == 0 && !ckpt_ds_is_buffer(l->z->model, name))
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s': the values of '%s' (a frozen parameter?) are not in this universal "
                          "checkpoint: open the tag that it was made of",
                          ckpt_dir_path(l->z->job->dir), name);
-    if (l->nmp > 1 && !is_buffer(l, name))
+    if (l->nmp > 1 && !ckpt_ds_is_buffer(l->z->model, name))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s': '%s' is not among the parameters, and how the parts of %" PRIu64
                          " tensor-parallel ranks join is not known",
