@@ -286,8 +286,7 @@ static const char *contradiction(const json_t *a, const json_t *b)
     const char *key;
     json_t *value;
 
-    json_object_foreach((json_t *)a, key, value)
-    {
+    json_object_foreach((json_t *)a, key, value) {
         const json_t *other = json_object_get(b, key);
         if (other && !same_value(value, other))
             return key;
@@ -401,10 +400,10 @@ static int report(const struct ckpt_tool *t, struct verify *v, struct ckpt_err *
             return -1;
         return n ? CKPT_TOOL_DIFFERENT : CKPT_TOOL_GOOD;
     }
-    json_array_foreach(v->notes, i, d) if (i < SHOWN)(void)
-        printf("note: %s\n", json_string_value(d));
-    json_array_foreach(v->differences, i, d)
-    {
+    json_array_foreach(v->notes, i, d)
+        if (i < SHOWN)
+            (void)printf("note: %s\n", json_string_value(d));
+    json_array_foreach(v->differences, i, d) {
         const char *tensor = json_string_value(json_object_get(d, "tensor"));
         const char *file = json_string_value(json_object_get(d, "file"));
         if (i < SHOWN)

@@ -106,8 +106,7 @@ static bool fits_line(const json_t *j)
 
     if (!json_is_array(j))
         return false;
-    json_array_foreach(j, i, item)
-    {
+    json_array_foreach(j, i, item) {
         if (!is_flat(item))
             return false;
         chars += json_is_string(item) ? json_string_length(item) + 2 : 8;
@@ -120,8 +119,7 @@ static void put_line_list(const json_t *j)
     const json_t *item;
     size_t i;
 
-    json_array_foreach(j, i, item)
-    {
+    json_array_foreach(j, i, item) {
         (void)fputs(i ? ", " : "", stdout);
         put_flat(item);
     }
@@ -135,8 +133,7 @@ static bool fits_line_object(const json_t *j)
     const char *key;
     json_t *value;
 
-    json_object_foreach((json_t *)j, key, value)
-    {
+    json_object_foreach((json_t *)j, key, value) {
         if (!is_flat(value))
             return false;
         chars += strlen(key) + 2 + (json_is_string(value) ? json_string_length(value) : 6);
@@ -149,8 +146,7 @@ static void put_line_object(const json_t *j)
     const char *key, *between = "";
     json_t *value;
 
-    json_object_foreach((json_t *)j, key, value)
-    {
+    json_object_foreach((json_t *)j, key, value) {
         (void)printf("%s%s ", between, key);
         put_flat(value);
         between = ", ";
@@ -190,15 +186,13 @@ static void outline(const json_t *j, int indent, bool hanging)
     size_t i;
 
     if (json_is_object(j)) {
-        json_object_foreach((json_t *)j, key, value)
-        {
+        json_object_foreach((json_t *)j, key, value) {
             (void)printf("%*s%s:", hanging ? 0 : indent, "", key);
             hanging = false;
             put_value(value, indent + 2, false);
         }
     } else if (json_is_array(j)) {
-        json_array_foreach(j, i, value)
-        {
+        json_array_foreach(j, i, value) {
             (void)printf("%*s-", indent, "");
             put_value(value, indent + 2, true);
         }

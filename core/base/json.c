@@ -189,7 +189,8 @@ static void put_object(struct dump *d, const json_t *j, int depth)
         d->out.failed = true;
         return;
     }
-    json_object_foreach((json_t *)j, key, value) keys[i++] = key;
+    json_object_foreach((json_t *)j, key, value)
+        keys[i++] = key;
     if (d->sort && n)
         qsort(keys, n, sizeof *keys, key_cmp);
     ckpt_str_putc(&d->out, '{');

@@ -406,8 +406,7 @@ static int check_mapped(struct load *l, struct ckpt_err *err)
     json_t *value;
     char hint[96];
 
-    json_object_foreach(l->layout.file_index, name, value)
-    {
+    json_object_foreach(l->layout.file_index, name, value) {
         uint32_t at;
         if (ckpt_map_get(&l->by_name, name, strlen(name), &at) || may_lack(l, name))
             continue;
@@ -444,8 +443,7 @@ static int map_weights(struct load *l, json_t *map, struct ckpt_err *err)
     const char *name;
     json_t *value;
 
-    json_object_foreach((json_t *)index, name, value)
-    {
+    json_object_foreach((json_t *)index, name, value) {
         nfile = ckpt_max_u64(nfile, (uint64_t)json_integer_value(value));
     }
     for (size_t i = 0; nfile && i < l->wholes.len; i++) {

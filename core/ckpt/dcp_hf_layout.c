@@ -105,8 +105,7 @@ static int check_mapping(const json_t *mapping, bool (*ok)(const json_t *value),
     const char *tensor;
     json_t *value;
 
-    json_object_foreach((json_t *)mapping, tensor, value)
-    {
+    json_object_foreach((json_t *)mapping, tensor, value) {
         if (!ok(value))
             return ckpt_fail(err, CKPT_FORMAT, "%s: '%s' has not %s", name, tensor, expected);
     }

@@ -69,10 +69,12 @@ static int files_of_index(struct load *l, struct ckpt_map *seen, struct ckpt_err
     if (!json_is_object(map) || json_object_size(map) == 0)
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no weight_map", ckpt_dir_path(l->dir),
                          l->style->index);
-    json_object_foreach(map, tensor, v) if (!json_is_string(v)) return ckpt_fail(
-        err, CKPT_FORMAT, "'%s/%s': the file of '%s' is not a name", ckpt_dir_path(l->dir),
-        l->style->index, tensor);
-    else if (add_file(l, seen, json_string_value(v), err) < 0) return -1;
+    json_object_foreach(map, tensor, v)
+        if (!json_is_string(v))
+            return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': the file of '%s' is not a name",
+                             ckpt_dir_path(l->dir), l->style->index, tensor);
+        else if (add_file(l, seen, json_string_value(v), err) < 0)
+            return -1;
     return 0;
 }
 
@@ -148,8 +150,7 @@ static int check_complete(struct load *l, struct ckpt_err *err)
     const char *tensor;
     json_t *file;
 
-    json_object_foreach(json_object_get(l->index, "weight_map"), tensor, file)
-    {
+    json_object_foreach(json_object_get(l->index, "weight_map"), tensor, file) {
         if (ckpt_catalog_find(l->cat, tensor))
             continue;
         if (!l->opt->allow_partial)

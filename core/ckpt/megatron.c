@@ -200,9 +200,10 @@ static uint64_t count_ids(const json_t *tokenizer)
     const char *word;
     size_t i;
 
-    json_object_foreach((json_t *)vocab, word, v) { see_id(v, &size); }
-    json_array_foreach(json_object_get(tokenizer, "added_tokens"), i, v)
-    {
+    json_object_foreach((json_t *)vocab, word, v) {
+        see_id(v, &size);
+    }
+    json_array_foreach(json_object_get(tokenizer, "added_tokens"), i, v) {
         see_id(json_object_get(v, "id"), &size);
     }
     return size;

@@ -138,8 +138,9 @@ static int parse_metadata(struct ckpt_st *st, json_t *value, struct ckpt_err *er
 
     if (!json_is_object(value))
         return ckpt_fail(err, CKPT_FORMAT, "__metadata__ is not an object");
-    json_object_foreach(value, key, v) if (!json_is_string(v)) return ckpt_fail(
-        err, CKPT_FORMAT, "__metadata__: '%s' is not a string", key);
+    json_object_foreach(value, key, v)
+        if (!json_is_string(v))
+            return ckpt_fail(err, CKPT_FORMAT, "__metadata__: '%s' is not a string", key);
     st->metadata = json_incref(value);
     return 0;
 }

@@ -113,13 +113,11 @@ static unsigned measure(const json_t *j, unsigned *ret_depth)
     json_t *v;
     size_t i;
 
-    json_object_foreach((json_t *)j, key, v)
-    {
+    json_object_foreach((json_t *)j, key, v) {
         n += measure(v, &d);
         depth = max(depth, d);
     }
-    json_array_foreach(j, i, v)
-    {
+    json_array_foreach(j, i, v) {
         n += measure(v, &d);
         depth = max(depth, d);
     }

@@ -44,8 +44,7 @@ static int parse_sizes(const json_t *j, const char *key, uint64_t least, uint64_
     if (json_array_size(list) > CKPT_MAX_RANK)
         return ckpt_fail(err, CKPT_LIMIT, "'%s' has %zu dimensions, at most %d are supported", key,
                          json_array_size(list), CKPT_MAX_RANK);
-    json_array_foreach(list, i, v)
-    {
+    json_array_foreach(list, i, v) {
         if (!json_is_integer(v) || json_integer_value(v) < (json_int_t)least)
             return ckpt_fail(err, CKPT_FORMAT, "'%s' holds what is no size", key);
         ret[i] = (uint64_t)json_integer_value(v);

@@ -624,8 +624,9 @@ static int start_catalog(struct apply *ap)
         return -1;
     json_decref(ap->cat->about);
     ap->cat->about = json_deep_copy(ap->src->about);
-    json_array_foreach(ap->src->warnings, i, line) if (json_array_append(ap->cat->warnings, line) <
-                                                       0) return ckpt_nomem(ap->err);
+    json_array_foreach(ap->src->warnings, i, line)
+        if (json_array_append(ap->cat->warnings, line) < 0)
+            return ckpt_nomem(ap->err);
     return ap->cat->about ? 0 : ckpt_nomem(ap->err);
 }
 

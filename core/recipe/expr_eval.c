@@ -176,7 +176,9 @@ static json_t *eval_in(struct eval *ev, const json_t *a, const json_t *list)
 
     if (!json_is_array(list) || !burn(ev, json_array_size(list)))
         return NULL;
-    json_array_foreach(list, i, v) if (equal(a, v)) return json_true();
+    json_array_foreach(list, i, v)
+        if (equal(a, v))
+            return json_true();
     return json_false();
 }
 

@@ -106,7 +106,9 @@ static int read_dims(struct reader *r, const json_t *dims)
 
     if (dims && !json_is_object(dims))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'dims' must be an object", r->f->name);
-    json_object_foreach((json_t *)dims, name, v) if (read_dim(r, name, v) < 0) return -1;
+    json_object_foreach((json_t *)dims, name, v)
+        if (read_dim(r, name, v) < 0)
+            return -1;
     return 0;
 }
 
@@ -316,8 +318,7 @@ static int read_items(struct reader *r, const char *where, const char *at, const
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list of tensors is expected here", where);
     if (depth > MAX_DEPTH)
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: groups nested deeper than %d", where, MAX_DEPTH);
-    json_array_foreach(list, i, j)
-    {
+    json_array_foreach(list, i, j) {
         const char *here = ckpt_field_text(r->arena, r->err, "%s[%zu]", where, i);
         if (!here)
             rc = -1;
@@ -359,7 +360,9 @@ static int read_family(struct reader *r, const json_t *j)
     f->config = config ? json_deep_copy(config) : json_object();
     if (!f->config)
         return ckpt_nomem(r->err);
-    json_object_foreach(f->config, key, v) if (add_key(r, key) < 0) return -1;
+    json_object_foreach(f->config, key, v)
+        if (add_key(r, key) < 0)
+            return -1;
     for (size_t i = 0; i < f->nneeds; i++)
         if (add_key(r, f->needs[i]) < 0)
             return -1;

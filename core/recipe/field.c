@@ -31,8 +31,7 @@ int ckpt_field_object(const json_t *j, const char *where, const char *const *kno
 
     if (!json_is_object(j))
         return ckpt_fail(err, CKPT_FORMAT, "%s: an object is expected here", where);
-    json_object_foreach((json_t *)j, key, v)
-    {
+    json_object_foreach((json_t *)j, key, v) {
         size_t i = 0;
         while (known[i] && strcmp(known[i], key) != 0)
             i++;

@@ -172,8 +172,7 @@ static int read_rules(struct reader *r, const char *where, const json_t *list,
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list of rules is expected here", where);
     if (depth > MAX_DEPTH)
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: rules nested deeper than %d", where, MAX_DEPTH);
-    json_array_foreach(list, i, j)
-    {
+    json_array_foreach(list, i, j) {
         const char *here = ckpt_field_text(r->arena, r->err, "%s[%zu]", where, i);
         if (!here || read_rule(r, here, j, cx, depth) < 0)
             return -1;
@@ -217,8 +216,7 @@ static int read_remarks(struct reader *r, const char *where, const json_t *list,
 
     if (list && !json_is_array(list))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
-    json_array_foreach(list, i, j)
-    {
+    json_array_foreach(list, i, j) {
         if (ckpt_field_object(j, where, known, r->err) < 0 ||
             ckpt_field_string(r->arena, j, "when", where, &when, r->err) < 0 ||
             ckpt_field_string(r->arena, j, "why", where, &m.why, r->err) < 0)
@@ -240,8 +238,7 @@ static int read_prefixes(struct reader *r, const char *where, const json_t *list
 
     if (list && !json_is_array(list))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
-    json_array_foreach(list, i, j)
-    {
+    json_array_foreach(list, i, j) {
         struct ckpt_prefix p;
         if (json_array_size(j) != 2 || !json_is_string(json_array_get(j, 0)) ||
             !json_is_string(json_array_get(j, 1)))
@@ -265,8 +262,7 @@ static int read_ignores(struct reader *r, const char *where, const json_t *list)
 
     if (list && !json_is_array(list))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
-    json_array_foreach(r->backwards ? NULL : list, i, j)
-    {
+    json_array_foreach(r->backwards ? NULL : list, i, j) {
         if (ckpt_field_object(j, where, known, r->err) < 0 ||
             ckpt_field_string(r->arena, j, "names", where, &names, r->err) < 0 ||
             ckpt_field_string(r->arena, j, "why", where, &g.why, r->err) < 0)
@@ -306,7 +302,9 @@ static int read_config(struct reader *r, const char *where, const json_t *config
 
     if (config && !json_is_object(config))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: an object is expected here", where);
-    json_object_foreach((json_t *)config, key, v) if (set_key(r, where, key, v) < 0) return -1;
+    json_object_foreach((json_t *)config, key, v)
+        if (set_key(r, where, key, v) < 0)
+            return -1;
     return 0;
 }
 

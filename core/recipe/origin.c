@@ -30,12 +30,12 @@ static int parse_parts(struct ckpt_arena *arena, const char *where, const json_t
     if (!o->part || !o->key)
         return ckpt_nomem(err);
     if (list) {
-        json_array_foreach(j, i, v) if (ckpt_origin_parse(arena, where, v, keep, &o->part[i], err) <
-                                        0) return -1;
+        json_array_foreach(j, i, v)
+            if (ckpt_origin_parse(arena, where, v, keep, &o->part[i], err) < 0)
+                return -1;
         return 0;
     }
-    json_object_foreach((json_t *)j, key, v)
-    {
+    json_object_foreach((json_t *)j, key, v) {
         o->key[i] = ckpt_arena_strdup(arena, key);
         if (!o->key[i])
             return ckpt_nomem(err);

@@ -113,8 +113,7 @@ static int overlay(struct ckpt_settings *s, const json_t *from, bool options)
     const char *key;
     json_t *v;
 
-    json_object_foreach((json_t *)from, key, v)
-    {
+    json_object_foreach((json_t *)from, key, v) {
         bool skip = options && key[0] == '_';
         for (size_t i = 0; i < sizeof not_ours / sizeof *not_ours && !options; i++)
             skip |= strcmp(key, not_ours[i]) == 0;
@@ -232,8 +231,7 @@ int ckpt_settings_of_config(struct ckpt_settings *s, const struct ckpt_family *f
 
     if (!all)
         return ckpt_nomem(err);
-    json_object_foreach((json_t *)config, key, value)
-    {
+    json_object_foreach((json_t *)config, key, value) {
         if (!json_is_null(value) && json_object_set(all, key, value) < 0)
             return ckpt_nomem(err);
     }

@@ -105,8 +105,7 @@ static int read_pairs(const struct reader *r, const char *key, const json_t *v, 
         return fail(r, key, "an object is expected here");
     if (!(pair = ckpt_arena_alloc(arena, (json_object_size(v) + 1) * sizeof *pair)))
         return ckpt_nomem(r->err);
-    json_object_foreach((json_t *)v, from, to)
-    {
+    json_object_foreach((json_t *)v, from, to) {
         if (!json_is_string(to) && !(null_ok && json_is_null(to)))
             return fail(r, key, "the value of a pair is not a string");
         pair[n].from = ckpt_arena_strdup(arena, from);
@@ -250,8 +249,7 @@ static int read_fields(const struct reader *r, const json_t *j, const struct fie
     const char *key;
     json_t *v;
 
-    json_object_foreach((json_t *)j, key, v)
-    {
+    json_object_foreach((json_t *)j, key, v) {
         size_t i = 0;
         while (i < n && strcmp(field[i].key, key) != 0)
             i++;

@@ -80,8 +80,7 @@ static bool has_no_weights(const struct ckpt_base *b)
     const char *tensor;
     json_t *file;
 
-    json_object_foreach(b->weight_map, tensor, file)
-    {
+    json_object_foreach(b->weight_map, tensor, file) {
         if (json_is_string(file) && ckpt_dir_has_file(b->dir, json_string_value(file)))
             return false;
     }

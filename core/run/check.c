@@ -159,8 +159,7 @@ static int names_of_base(struct names *n, const struct ckpt_base *base, struct c
             return -1;
     if (base->cat)
         return 0;
-    json_object_foreach(base->weight_map, name, file)
-    {
+    json_object_foreach(base->weight_map, name, file) {
         if (names_add(n, name, err) < 0)
             return -1;
     }

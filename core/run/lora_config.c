@@ -71,8 +71,7 @@ static int find_pattern(const json_t *patterns, const char *name, const json_t *
     json_t *value;
 
     *ret = NULL;
-    json_object_foreach((json_t *)patterns, key, value)
-    {
+    json_object_foreach((json_t *)patterns, key, value) {
         ckpt_cleanup(ckpt_freep) char *pattern = ckpt_asprintf("^(.*\\.)?(%s)$", key);
         ckpt_cleanup(ckpt_freep) char *matched = NULL;
         struct ckpt_regex *regex;
@@ -123,8 +122,7 @@ size_t ckpt_lora_config_parameters(const json_t *config, const struct ckpt_type 
     size_t n = 0, i;
 
     for (size_t k = 0; k < type->parameters.n; k++)
-        json_array_foreach((json_t *)targets, i, t)
-        {
+        json_array_foreach((json_t *)targets, i, t) {
             const char *text = json_string_value(t), *dot = text ? strrchr(text, '.') : NULL;
             const char *leaf = dot ? dot + 1 : text;
             ckpt_cleanup(ckpt_freep) char *module =

@@ -348,8 +348,7 @@ const char *ckpt_options_override(const struct ckpt_options *opt)
     const char *key;
     json_t *value;
 
-    json_object_foreach(opt->overrides, key, value)
-    {
+    json_object_foreach(opt->overrides, key, value) {
         if (key[0] != '_')
             return key;
     }

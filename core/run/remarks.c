@@ -23,8 +23,7 @@ static bool is_known(const struct ckpt_remarks *r, const char *step, const char 
     size_t i;
     json_t *j;
 
-    json_array_foreach(r->list, i, j)
-    {
+    json_array_foreach(r->list, i, j) {
         if (strcmp(ckpt_json_str(j, "text"), text) == 0 &&
             strcmp(ckpt_json_str(j, "step"), step) == 0)
             return true;
@@ -50,7 +49,8 @@ void ckpt_remarks_add(struct ckpt_remarks *r, const struct ckpt_log *log, const 
     size_t i;
     json_t *text;
 
-    json_array_foreach(warnings, i, text) add(r, log, step, json_string_value(text));
+    json_array_foreach(warnings, i, text)
+        add(r, log, step, json_string_value(text));
 }
 
 int ckpt_remarks_text(struct ckpt_remarks *r, char **ret_json, struct ckpt_err *err)

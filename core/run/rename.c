@@ -47,8 +47,7 @@ static int add_object(struct ckpt_renames *r, const json_t *j, struct ckpt_err *
     const char *pattern;
     json_t *v;
 
-    json_object_foreach((json_t *)j, pattern, v)
-    {
+    json_object_foreach((json_t *)j, pattern, v) {
         if (!json_is_string(v))
             return ckpt_fail(err, CKPT_USAGE, "the replacement of '%s' is not a string", pattern);
         if (add_rule(r, pattern, json_string_value(v), err) < 0)
@@ -134,8 +133,7 @@ int ckpt_renames_invert(const struct ckpt_renames *r, const json_t *names, json_
 
     if (!map)
         return ckpt_nomem(err);
-    json_object_foreach((json_t *)names, name, value)
-    {
+    json_object_foreach((json_t *)names, name, value) {
         ckpt_cleanup(ckpt_freep) char *other = NULL;
         if (ckpt_renames_apply(r, name, &other, err) < 0)
             return -1;

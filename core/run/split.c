@@ -136,8 +136,7 @@ static int number_files(struct split *s, struct ckpt_err *err)
     uint32_t at;
     bool is_new;
 
-    json_object_foreach(s->base->weight_map, tensor, file)
-    {
+    json_object_foreach(s->base->weight_map, tensor, file) {
         if (json_is_string(file) && add_file(s, json_string_value(file), err) < 0)
             return -1;
     }

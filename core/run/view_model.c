@@ -32,8 +32,7 @@ static int take_config(struct ckpt_view *v, const json_t *config, struct ckpt_er
 
     if (!(v->config = json_deep_copy(config)))
         return ckpt_nomem(err);
-    json_object_foreach(v->shared->opt->overrides, key, value)
-    {
+    json_object_foreach(v->shared->opt->overrides, key, value) {
         if (key[0] != '_' && json_object_set_new(v->config, key, json_deep_copy(value)) < 0)
             return ckpt_nomem(err);
     }
@@ -129,10 +128,10 @@ static int add_warnings(json_t *all, const json_t *more)
     size_t i, k;
     json_t *text, *old;
 
-    json_array_foreach(more, i, text)
-    {
+    json_array_foreach(more, i, text) {
         bool known = false;
-        json_array_foreach(all, k, old) known |= json_equal(text, old);
+        json_array_foreach(all, k, old)
+            known |= json_equal(text, old);
         if (!known && json_array_append(all, text) < 0)
             return -1;
     }

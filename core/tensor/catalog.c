@@ -225,8 +225,9 @@ void ckpt_catalog_warn(struct ckpt_catalog *cat, const char *fmt, ...)
     (void)vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     (void)ckpt_fail(&printable, CKPT_USAGE, "%s", n < MAX_WARNINGS ? text : "... and more");
-    json_array_foreach(cat->warnings, i,
-                       old) if (strcmp(json_string_value(old), printable.text) == 0) return;
+    json_array_foreach(cat->warnings, i, old)
+        if (strcmp(json_string_value(old), printable.text) == 0)
+            return;
     (void)json_array_append_new(cat->warnings, json_string(printable.text));
 }
 

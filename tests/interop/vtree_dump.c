@@ -148,8 +148,8 @@ int main(int argc, char **argv)
     if (ckpt_catalog_new(&cat, &err) < 0)
         die();
     uint32_t source = ckpt_catalog_add_source(cat, data, &err);
-    json_array_foreach(json_object_get(spec, "tensors"), i, tensor) at =
-        add_tensor(cat, tensor, source, at);
+    json_array_foreach(json_object_get(spec, "tensors"), i, tensor)
+        at = add_tensor(cat, tensor, source, at);
     if (opt.config && ckpt_generation_config(opt.config, &generation, &err) < 0)
         die();
     opt.generation = generation;

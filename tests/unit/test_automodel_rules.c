@@ -33,8 +33,7 @@ TEST(split, file_numbers_are_automodels)
     size_t i;
     json_t *row;
 
-    json_array_foreach(golden("extract_file_index"), i, row)
-    {
+    json_array_foreach(golden("extract_file_index"), i, row) {
         uint64_t want, got;
         CHECK(ckpt_json_u64(row, "index", &want));
         CHECK(ckpt_split_file_number(ckpt_json_str(row, "file"), &got) ==
@@ -53,17 +52,16 @@ TEST(split, files_are_numbered_as_automodel_does)
     size_t i, k;
     json_t *row, *keys, *key;
 
-    json_array_foreach(golden("fqn_to_file_index"), i, row)
-    {
+    json_array_foreach(golden("fqn_to_file_index"), i, row) {
         const char *name[8], *file;
         uint64_t number[8], want;
         size_t n = 0;
-        json_object_foreach(json_object_get(row, "files"), file, keys) name[n++] = file;
+        json_object_foreach(json_object_get(row, "files"), file, keys)
+            name[n++] = file;
         qsort(name, n, sizeof *name, text_cmp);
         ckpt_split_number_files(name, n, number);
         for (size_t f = 0; f < n; f++)
-            json_array_foreach(json_object_get(json_object_get(row, "files"), name[f]), k, key)
-            {
+            json_array_foreach(json_object_get(json_object_get(row, "files"), name[f]), k, key) {
                 CHECK(ckpt_json_u64(json_object_get(row, "index"), json_string_value(key), &want));
                 CHECK(number[f] == want);
             }
@@ -75,13 +73,11 @@ TEST(split, keys_are_divided_equally_as_automodel_does)
     size_t i, k;
     json_t *row, *key;
 
-    json_array_foreach(golden("equally_divide_layers"), i, row)
-    {
+    json_array_foreach(golden("equally_divide_layers"), i, row) {
         uint64_t nfile, want;
         const json_t *keys = json_object_get(row, "keys");
         CHECK(ckpt_json_u64(row, "num_shards", &nfile));
-        json_array_foreach(keys, k, key)
-        {
+        json_array_foreach(keys, k, key) {
             CHECK(ckpt_json_u64(json_object_get(row, "index"), json_string_value(key), &want));
             CHECK(ckpt_split_equally(k, json_array_size(keys), nfile) == want);
         }
@@ -93,18 +89,16 @@ TEST(split, keys_are_divided_by_size_as_automodel_does)
     size_t i;
     json_t *row, *size;
 
-    json_array_foreach(golden("divide_keys_by_size"), i, row)
-    {
+    json_array_foreach(golden("divide_keys_by_size"), i, row) {
         uint64_t len[64], number[64], want, max;
         const char *key;
         size_t n = 0;
         CHECK(ckpt_json_u64(row, "target_shard_bytes", &max));
-        json_object_foreach(json_object_get(row, "sizes"), key, size) len[n++] =
-            (uint64_t)json_integer_value(size);
+        json_object_foreach(json_object_get(row, "sizes"), key, size)
+            len[n++] = (uint64_t)json_integer_value(size);
         ckpt_split_by_size(len, n, max, number);
         n = 0;
-        json_object_foreach(json_object_get(row, "sizes"), key, size)
-        {
+        json_object_foreach(json_object_get(row, "sizes"), key, size) {
             CHECK(ckpt_json_u64(json_object_get(row, "index"), key, &want));
             CHECK(number[n++] == want);
         }
@@ -127,8 +121,7 @@ TEST(dtypes, exports_have_automodels)
     size_t i;
     json_t *row;
 
-    json_array_foreach(golden("output_dtype"), i, row)
-    {
+    json_array_foreach(golden("output_dtype"), i, row) {
         enum ckpt_dtype stored, mapped, cast, want;
         CHECK(dtype_at(row, 0, &stored) && dtype_at(row, 3, &want));
         bool has_mapped = dtype_at(row, 1, &mapped), has_cast = dtype_at(row, 2, &cast);
@@ -158,8 +151,7 @@ TEST(rename, keys_are_renamed_as_automodel_does)
     size_t i;
     json_t *row;
 
-    json_array_foreach(golden("key_mapping"), i, row)
-    {
+    json_array_foreach(golden("key_mapping"), i, row) {
         struct ckpt_renames *r = renames_of(json_object_get(row, "mapping"));
         struct ckpt_err err = {0};
         char *name;

@@ -618,8 +618,9 @@ static void check_nanotron(const struct ckpt_recipes *set, const struct nanotron
             fail_msg("%s: %s, permuted %d", c->config, m->recipe, is_permuted(m));
         if (c->warning ? nwarn != 1 || !strstr(warning, c->warning) : nwarn > 0)
             fail_msg("%s: warning '%s'", c->config, warning ? warning : "none");
-        json_object_foreach(want, key, v) if (!json_equal(v, json_object_get(m->config, key)))
-            fail_msg("%s: '%s' is wrong", c->config, key);
+        json_object_foreach(want, key, v)
+            if (!json_equal(v, json_object_get(m->config, key)))
+                fail_msg("%s: '%s' is wrong", c->config, key);
         ckpt_model_free(m);
     }
     json_decref(o);

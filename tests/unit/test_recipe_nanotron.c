@@ -82,8 +82,7 @@ static void compare_config(const char *what, const json_t *got, const char *path
 
     if (!want)
         fail_msg("%s: %s", path, je.text);
-    json_object_foreach(want, key, v)
-    {
+    json_object_foreach(want, key, v) {
         json_t *g = json_object_get(got, key);
         if (strcmp(key, "torch_dtype") != 0 && (!g || !json_equal(g, v))) {
             char *a = json_dumps(v, JSON_ENCODE_ANY),
