@@ -65,6 +65,27 @@ bool ckpt_box_within(const struct ckpt_box *b, const uint64_t *dim, uint32_t ran
     return true;
 }
 
+void ckpt_box_range(const struct ckpt_box *b, const uint64_t *dim, uint64_t *ret_lo,
+                    uint64_t *ret_hi)
+{
+    uint64_t unit[CKPT_MAX_RANK], lo = 0, last = 0;
+
+    ckpt_shape_strides(dim, b->rank, unit);
+    for (uint32_t d = 0; d < b->rank; d++) {
+        lo += b->lo[d] * unit[d];
+        last += (b->lo[d] + b->n[d] - 1) * unit[d];
+    }
+    *ret_lo = lo;
+    *ret_hi = last + 1;
+}
+
+void ckpt_box_strides(const struct ckpt_box *b, size_t esize, uint64_t *stride)
+{
+    ckpt_shape_strides(b->n, b->rank, stride);
+    for (uint32_t d = 0; d < b->rank; d++)
+        stride[d] *= esize;
+}
+
 bool ckpt_box_intersect(const struct ckpt_box *a, const struct ckpt_box *b, struct ckpt_box *out)
 {
     out->rank = a->rank;

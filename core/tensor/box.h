@@ -33,6 +33,14 @@ enum { CKPT_SHAPE_TEXT = 24 * CKPT_MAX_RANK };
 uint64_t ckpt_box_numel(const struct ckpt_box *b);
 bool ckpt_box_within(const struct ckpt_box *b, const uint64_t *dim, uint32_t rank);
 
+/* The first and one past the last element of a box, which is not empty, of a tensor of that shape,
+ * row-major. */
+void ckpt_box_range(const struct ckpt_box *b, const uint64_t *dim, uint64_t *ret_lo,
+                    uint64_t *ret_hi);
+
+/* stride[d]: distance in bytes of neighbours along d where the box lies in memory without holes. */
+void ckpt_box_strides(const struct ckpt_box *b, size_t esize, uint64_t *stride);
+
 /* False if they share no element (out is undefined). */
 bool ckpt_box_intersect(const struct ckpt_box *a, const struct ckpt_box *b, struct ckpt_box *out);
 

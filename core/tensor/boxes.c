@@ -1,170 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Box -> the part of each piece that lies in it -> strided regions. */
+/* Boxes of stored tensors are batched; boxes of computed ones are made of boxes, or ranges of
+ * elements, of their operands. */
 #include "tensor/boxes.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"
 #include "base/mem.h"
-#include "tensor/region.h"
 #include "tensor/value.h"
 
-/* Bytes of a computed tensor that are made at once. */
-enum { CHUNK_BYTES = 1024 * 1024 };
-
-/* ---- stored tensors ---- */
-
-/* The axes of a piece, dimension by dimension, clipped to a box. */
-struct clipped {
-    const struct ckpt_piece *piece;
-    uint32_t first[CKPT_MAX_RANK + 1]; /* axes first[d] .. first[d+1] belong to dimension d */
-    uint64_t at[CKPT_MAX_RANK];        /* index of the piece's first element */
-    uint32_t axis[CKPT_MAX_AXES];      /* in the piece */
-    uint64_t step[CKPT_MAX_AXES];      /* indices per tuple along that dimension */
-    const struct ckpt_span *span[CKPT_MAX_RANK];
-    size_t nspan[CKPT_MAX_RANK];
-    /* of all dimensions: at most 2 an axis, 1 a dimension; and what ckpt_axes_clip may touch */
-    struct ckpt_span spans[2 * CKPT_MAX_AXES + CKPT_MAX_RANK + CKPT_MAX_SPANS];
+enum {
+    CHUNK_BYTES = 1024 * 1024,     /* of a computed tensor, made at once for a box */
+    OPERAND_BYTES = 512 * 1024,    /* of an operand, read at once for a range: one good read */
+    SLAB_MIN_TENSOR = 1024 * 1024, /* smaller transposed tensors are read whole anyway */
+    SLAB_BYTES = 64 * 1024 * 1024, /* most that one slab of a transposed tensor holds */
 };
 
-struct box_request {
-    const struct ckpt_catalog *cat;
-    const struct ckpt_box_read *read;
-    struct ckpt_region_reader reader;
-    uint64_t stride[CKPT_MAX_RANK]; /* of the buffer, in bytes */
-    struct clipped clip;
-};
-
-/* False: nothing of the piece lies in the box. An axis belongs to the dimension within which it
- * steps (tensor/piece.h). */
-static bool clip_piece(struct clipped *c, const struct ckpt_piece *p, const uint64_t *dim,
-                       const struct ckpt_box *box)
-{
-    uint64_t unit[CKPT_MAX_RANK], rest = p->dst;
-    uint32_t j = 0, k = 0;
-    struct ckpt_span *next = c->spans;
-
-    c->piece = p;
-    ckpt_shape_strides(dim, box->rank, unit);
-    for (uint32_t d = 0; d < box->rank; d++) {
-        uint64_t n[CKPT_MAX_AXES];
-        c->at[d] = rest / unit[d];
-        rest %= unit[d];
-        c->first[d] = k;
-        for (; j < p->naxis && (p->axis[j].n == 1 || p->axis[j].dst >= unit[d]); j++) {
-            if (p->axis[j].n == 1)
-                continue;
-            n[k - c->first[d]] = p->axis[j].n;
-            c->axis[k] = j;
-            c->step[k++] = p->axis[j].dst / unit[d];
-        }
-        uint64_t end = box->lo[d] + box->n[d];
-        if (end <= c->at[d])
-            return false;
-        c->nspan[d] =
-            ckpt_axes_clip(n, &c->step[c->first[d]], k - c->first[d],
-                           box->lo[d] > c->at[d] ? box->lo[d] - c->at[d] : 0, end - c->at[d], next);
-        if (c->nspan[d] == 0)
-            return false;
-        c->span[d] = next;
-        next += c->nspan[d];
-    }
-    c->first[box->rank] = k;
-    return true;
-}
-
-/* Read the product of one span per dimension. */
-static int read_product(struct box_request *r, const struct ckpt_span *const *span,
-                        struct ckpt_err *err)
-{
-    const struct clipped *c = &r->clip;
-    const struct ckpt_box *box = &r->read->box;
-    struct ckpt_step_axis axis[CKPT_MAX_AXES];
-    uint64_t dst = 0, src = c->piece->src;
-
-    for (uint32_t d = 0; d < box->rank; d++) {
-        uint64_t index = c->at[d];
-        for (uint32_t k = c->first[d]; k < c->first[d + 1]; k++) {
-            const struct ckpt_axis *a = &c->piece->axis[c->axis[k]];
-            uint64_t lo = span[d]->lo[k - c->first[d]];
-            index += lo * c->step[k];
-            src += lo * a->src;
-            axis[k] = (struct ckpt_step_axis){span[d]->n[k - c->first[d]],
-                                              c->step[k] * r->stride[d], a->src};
-        }
-        dst += (index - box->lo[d]) * r->stride[d];
-    }
-    return ckpt_region_read(&r->reader, r->cat->sources.ptr[c->piece->source], axis,
-                            c->first[box->rank], (unsigned char *)r->read->buf + dst, src, err);
-}
-
-static int read_spans(struct box_request *r, const struct ckpt_span **span, uint32_t d,
-                      struct ckpt_err *err)
-{
-    if (d == r->read->box.rank)
-        return read_product(r, span, err);
-    for (size_t i = 0; i < r->clip.nspan[d]; i++) {
-        span[d] = &r->clip.span[d][i];
-        if (read_spans(r, span, d + 1, err) < 0)
-            return -1;
-    }
-    return 0;
-}
-
-/* The first and one past the last element of a box, row-major. */
-static void box_range(const uint64_t *dim, const struct ckpt_box *box, uint64_t *ret_lo,
-                      uint64_t *ret_hi)
-{
-    uint64_t unit[CKPT_MAX_RANK], lo = 0, last = 0;
-
-    ckpt_shape_strides(dim, box->rank, unit);
-    for (uint32_t d = 0; d < box->rank; d++) {
-        lo += box->lo[d] * unit[d];
-        last += (box->lo[d] + box->n[d] - 1) * unit[d];
-    }
-    *ret_lo = lo;
-    *ret_hi = last + 1;
-}
-
-static void dense_strides(const struct ckpt_box *box, size_t esize, uint64_t *stride)
-{
-    ckpt_shape_strides(box->n, box->rank, stride);
-    for (uint32_t d = 0; d < box->rank; d++)
-        stride[d] *= esize;
-}
-
-static int read_stored(struct box_request *r, struct ckpt_err *err)
-{
-    const struct ckpt_tensor *t = r->read->tensor;
-    const struct ckpt_span *span[CKPT_MAX_RANK];
-    uint64_t lo, hi;
-
-    box_range(t->dim, &r->read->box, &lo, &hi);
-    dense_strides(&r->read->box, r->reader.esize, r->stride);
-    for (size_t i = ckpt_tensor_first_piece(t, lo); i < t->npiece && t->piece[i].dst < hi; i++)
-        if (clip_piece(&r->clip, &t->piece[i], t->dim, &r->read->box) &&
-            read_spans(r, span, 0, err) < 0)
-            return -1;
-    return 0;
-}
+static const struct ckpt_box_cost usual_cost = {
+    .gap = CKPT_REGION_GAP, .bound = CKPT_REGION_BOUND, .run = UINT64_MAX};
 
 /* ---- computed tensors ---- */
 
-/* A cast: the box of what is stored, then each element. */
-static int read_cast(const struct ckpt_catalog *cat, const struct ckpt_tensor *from,
-                     struct ckpt_reading *rd, const struct ckpt_box_read *read,
-                     const struct ckpt_box_cost *cost, struct ckpt_err *err)
+/* Each element of a box is computed from the same element of the operand. Without a cost the box is
+ * a range of elements: its operand is, too, and is read in chunks. */
+static int read_elementwise(struct ckpt_reading *rd, const struct ckpt_box_read *read,
+                            const struct ckpt_box_cost *cost, struct ckpt_err *err)
 {
-    const uint64_t numel = ckpt_box_numel(&read->box);
-    ckpt_cleanup(ckpt_freep) void *raw = malloc(numel * ckpt_dtype_size(from->dtype));
-    const struct ckpt_box_read inner = {from, read->box, raw};
+    const struct ckpt_value *v = read->tensor->value;
+    const struct ckpt_catalog *cat = v->arg[0].cat;
+    const struct ckpt_tensor *t = read->tensor, *from = v->arg[0].tensor;
+    const size_t esize = ckpt_dtype_size(from->dtype);
+    const uint64_t numel = ckpt_box_numel(&read->box), lo = cost ? 0 : read->box.lo[0];
+    const uint64_t step = cost ? numel : ckpt_min_u64(numel, OPERAND_BYTES / esize);
+    ckpt_cleanup(ckpt_freep) void *raw = malloc((size_t)step * esize);
+    const struct ckpt_box_read whole = {from, read->box, raw};
+    char *out = read->buf;
 
     if (!raw)
         return ckpt_nomem(err);
-    if (ckpt_boxes_pread(cat, rd, &inner, 1, cost, err) < 0)
-        return -1;
-    ckpt_dtype_cast(read->buf, read->tensor->dtype, raw, from->dtype, numel);
+    for (uint64_t done = 0, n; done < numel; done += n) {
+        n = ckpt_min_u64(step, numel - done);
+        if ((cost ? ckpt_boxes_pread(cat, rd, &whole, 1, cost, err)
+                  : ckpt_elements_pread(cat, from, rd, raw, lo + done, lo + done + n, err)) < 0)
+            return -1;
+        v->ops->elements(out, t->dtype, raw, from->dtype, (size_t)n);
+        out += n * ckpt_dtype_size(t->dtype);
+    }
     return 0;
 }
 
@@ -191,25 +74,26 @@ static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
     unsigned char *out = read->buf;
 
     ckpt_shape_strides(t->dim, box->rank, unit);
-    dense_strides(box, esize, dense);
+    ckpt_box_strides(box, esize, dense);
     if (box->rank == 0 || d == 0) { /* one range */
         uint64_t lo, hi;
-        box_range(t->dim, box, &lo, &hi);
-        return ckpt_tensor_pread(cat, t, rd, out, (hi - lo) * esize, lo * esize, err);
+        ckpt_box_range(box, t->dim, &lo, &hi);
+        return ckpt_elements_pread(cat, t, rd, out, lo, hi, err);
     }
-    const uint64_t row = unit[outer] * esize; /* a step of `outer`, of which the box has a part */
-    const uint64_t step = ckpt_max_u64(1, CHUNK_BYTES / row);
-    ckpt_cleanup(ckpt_freep) unsigned char *rows = malloc(ckpt_min_u64(step, box->n[outer]) * row);
+    const uint64_t row = unit[outer]; /* elements a step of `outer`, of which the box has a part */
+    const uint64_t step = ckpt_max_u64(1, CHUNK_BYTES / (row * esize));
+    ckpt_cleanup(ckpt_freep) unsigned char *rows =
+        malloc((size_t)(ckpt_min_u64(step, box->n[outer]) * row) * esize);
     if (!rows)
         return ckpt_nomem(err);
     for (;;) {
         uint64_t n = ckpt_min_u64(step, box->n[outer] - index[outer]), lo = 0;
-        struct ckpt_step_axis axis[2] = {{n, dense[outer], row},
+        struct ckpt_step_axis axis[2] = {{n, dense[outer], row * esize},
                                          {box->n[d] * unit[d], esize, esize}};
         struct ckpt_ndcopy copy;
         for (uint32_t k = 0; k <= outer; k++)
             lo += (box->lo[k] + index[k]) * unit[k];
-        if (ckpt_tensor_pread(cat, t, rd, rows, n * row, lo * esize, err) < 0)
+        if (ckpt_elements_pread(cat, t, rd, rows, lo, lo + n * row, err) < 0)
             return -1;
         ckpt_ndcopy_init(&copy, axis, 2, esize);
         ckpt_ndcopy_run(&copy, out, rows + box->lo[d] * unit[d] * esize);
@@ -224,59 +108,19 @@ static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
     }
 }
 
-/* ---- both ---- */
+/* ---- boxes ---- */
 
-const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_catalog *cat,
-                                             const struct ckpt_tensor *t,
-                                             const struct ckpt_catalog **ret_cat)
+static int read_one(struct ckpt_region_reader *reader, const struct ckpt_catalog *cat,
+                    struct ckpt_reading *rd, const struct ckpt_box_read *read,
+                    const struct ckpt_box_cost *cost, struct ckpt_err *err)
 {
-    *ret_cat = cat;
-    if (t->value && ckpt_value_is_cast(t->value)) {
-        *ret_cat = t->value->arg[0].cat;
-        return t->value->arg[0].tensor;
-    }
-    return t;
-}
-
-bool ckpt_tensor_place(const struct ckpt_tensor *t, uint64_t at, uint32_t *ret_source,
-                       uint64_t *ret_off)
-{
-    struct ckpt_span span[CKPT_MAX_SPANS];
-    uint64_t n[CKPT_MAX_AXES], stride[CKPT_MAX_AXES];
-
-    for (size_t i = ckpt_tensor_first_piece(t, at); i < t->npiece && t->piece[i].dst <= at; i++) {
-        const struct ckpt_piece *p = &t->piece[i];
-        for (uint32_t j = 0; j < p->naxis; j++) {
-            n[j] = p->axis[j].n;
-            stride[j] = p->axis[j].dst;
-        }
-        if (ckpt_axes_clip(n, stride, p->naxis, at - p->dst, at - p->dst + 1, span) == 0)
-            continue;
-        *ret_source = p->source;
-        *ret_off = p->src;
-        for (uint32_t j = 0; j < p->naxis; j++)
-            *ret_off += span[0].lo[j] * p->axis[j].src;
-        return true;
-    }
-    return false;
-}
-
-static int read_one(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
-                    const struct ckpt_box_read *read, const struct ckpt_box_cost *cost,
-                    struct box_request *r, struct ckpt_err *err)
-{
-    const struct ckpt_catalog *from;
-    const struct ckpt_tensor *stored = ckpt_tensor_stored(cat, read->tensor, &from);
+    const struct ckpt_value *v = read->tensor->value;
 
     if (ckpt_box_numel(&read->box) == 0)
         return 0;
-    if (stored != read->tensor)
-        return read_cast(from, stored, rd, read, cost, err);
-    if (read->tensor->value)
-        return read_rows(cat, rd, read, err);
-    r->read = read;
-    r->reader.esize = ckpt_dtype_size(read->tensor->dtype);
-    return read_stored(r, err);
+    if (!v)
+        return ckpt_stored_read(reader, cat, read, err);
+    return v->ops->elements ? read_elementwise(rd, read, cost, err) : read_rows(cat, rd, read, err);
 }
 
 static int read_all(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
@@ -285,16 +129,15 @@ static int read_all(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
 {
     struct ckpt_batch batch;
     struct ckpt_region_cache cache = {0};
-    struct box_request r;
+    struct ckpt_region_reader reader = {
+        .batch = &batch, .gap = cost->gap, .bound = cost->bound, .run = cost->run, .cache = &cache};
     int result = 0;
 
-    r.cat = cat;
-    r.reader = (struct ckpt_region_reader){&batch, 1, cost->gap, cost->bound, cost->run, &cache};
     ckpt_batch_init(&batch);
     batch.cached = cached;
     batch.route = cost->route;
     for (size_t i = 0; i < n && result == 0; i++)
-        result = read_one(cat, rd, &read[i], cost, &r, err);
+        result = read_one(&reader, cat, rd, &read[i], cost, err);
     if (result == 0)
         result = ckpt_batch_finish(&batch, err);
     if (result < 0 && batch.missed)
@@ -323,4 +166,123 @@ int ckpt_boxes_pread_cached(const struct ckpt_catalog *cat, struct ckpt_reading 
         if (read[i].tensor->value)
             return 1;
     return read_all(cat, rd, read, n, cost, true, err);
+}
+
+const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_catalog *cat,
+                                             const struct ckpt_tensor *t,
+                                             const struct ckpt_catalog **ret_cat)
+{
+    *ret_cat = cat;
+    if (t->value && t->value->ops->elements) {
+        *ret_cat = t->value->arg[0].cat;
+        return t->value->arg[0].tensor;
+    }
+    return t;
+}
+
+/* ---- ranges of elements ---- */
+
+static int make_elements(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                         struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                         struct ckpt_err *err)
+{
+    const struct ckpt_value *v = t->value;
+    const struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {hi - lo}}, buf};
+
+    if (v)
+        return v->ops->elements ? read_elementwise(rd, &read, NULL, err)
+                                : v->ops->compute(v, t, rd, buf, lo, hi, err);
+    if (read_all(cat, rd, &read, 1, &usual_cost, false, err) < 0)
+        return ckpt_err_in(err, "tensor '%s'", t->name);
+    return 0;
+}
+
+/* Do neighbours along the innermost axis lie apart in the source, row after row? Then a request's
+ * bounding range is most of the tensor. */
+static bool is_transposed(const struct ckpt_tensor *t)
+{
+    if (t->npiece == 0 || ckpt_tensor_nbytes(t) <= SLAB_MIN_TENSOR)
+        return false;
+    const struct ckpt_piece *p = &t->piece[0];
+    for (uint32_t j = p->naxis; j-- > 0;)
+        if (p->axis[j].n > 1)
+            return p->axis[j].src > ckpt_dtype_size(t->dtype);
+    return false;
+}
+
+/* 0: the tensor is made as it is read. */
+static size_t slab_bytes(const struct ckpt_tensor *t)
+{
+    if (t->value)
+        return t->value->ops->slab_bytes;
+    return is_transposed(t) ? SLAB_BYTES : 0;
+}
+
+struct slab_ctx {
+    const struct ckpt_catalog *cat;
+    const struct ckpt_tensor *t;
+    struct ckpt_reading *rd;
+    uint64_t slab_numel;
+};
+
+static int fill_slab(const void *arg, void *buf, size_t len, uint64_t slab, struct ckpt_err *err)
+{
+    const struct slab_ctx *c = arg;
+    uint64_t lo = slab * c->slab_numel;
+
+    return make_elements(c->cat, c->t, c->rd, buf, lo, lo + len / ckpt_dtype_size(c->t->dtype),
+                         err);
+}
+
+/* A kept slab is good only as long as its shards are what they were. */
+static int check_sources(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                         struct ckpt_err *err)
+{
+    for (size_t i = 0; i < t->npiece; i++)
+        if ((i == 0 || t->piece[i].source != t->piece[i - 1].source) &&
+            ckpt_source_check(cat->sources.ptr[t->piece[i].source], err) < 0)
+            return ckpt_err_in(err, "tensor '%s'", t->name);
+    for (uint32_t i = 0; t->value && i < t->value->narg; i++)
+        if (check_sources(t->value->arg[i].cat, t->value->arg[i].tensor, err) < 0)
+            return -1;
+    return 0;
+}
+
+static int read_slabs(const struct slab_ctx *c, unsigned char *buf, uint64_t lo, uint64_t hi,
+                      struct ckpt_err *err)
+{
+    const size_t esize = ckpt_dtype_size(c->t->dtype);
+
+    while (lo < hi) {
+        const uint64_t begin = lo / c->slab_numel * c->slab_numel;
+        const uint64_t end = ckpt_min_u64(begin + c->slab_numel, c->t->numel);
+        const uint64_t upto = ckpt_min_u64(hi, end);
+        const struct ckpt_slab slab = {.group = c->rd,
+                                       .owner = c->t,
+                                       .number = lo / c->slab_numel,
+                                       .len = (size_t)(end - begin) * esize,
+                                       .fill = fill_slab,
+                                       .ctx = c};
+        if (ckpt_slabs_read(c->rd->slabs, &slab, buf, (size_t)(upto - lo) * esize,
+                            (size_t)(lo - begin) * esize, err) < 0)
+            return -1;
+        buf += (upto - lo) * esize;
+        lo = upto;
+    }
+    return check_sources(c->cat, c->t, err);
+}
+
+int ckpt_elements_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                        struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                        struct ckpt_err *err)
+{
+    const size_t most = rd && rd->slabs ? slab_bytes(t) : 0;
+
+    if (lo == hi)
+        return 0;
+    if (most) {
+        const struct slab_ctx c = {cat, t, rd, most / ckpt_dtype_size(t->dtype)};
+        return read_slabs(&c, buf, lo, hi, err);
+    }
+    return make_elements(cat, t, rd, buf, lo, hi, err);
 }

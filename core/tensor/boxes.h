@@ -1,22 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading boxes of tensors, several at a time: box -> pieces -> strided regions -> few big reads.
- * read.h does the same for ranges of bytes. */
+/* Reading boxes and ranges of elements of tensors, stored or computed: box -> pieces -> strided
+ * regions -> few big reads. read.h has ranges of bytes. */
 #ifndef CKPT_TENSOR_BOXES_H
 #define CKPT_TENSOR_BOXES_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
 #include "tensor/box.h"
 #include "tensor/catalog.h"
-#include "tensor/read.h"
+#include "tensor/slab.h"
+#include "tensor/stored.h"
 
-/* The box, which lies inside the tensor, goes to buf in row-major order without holes. */
-struct ckpt_box_read {
-    const struct ckpt_tensor *tensor;
-    struct ckpt_box box;
-    void *buf;
+/* What reading costs, for statistics. Updated with relaxed atomics. */
+struct ckpt_read_stats {
+    atomic_ullong requests;     /* tensor reads asked for */
+    atomic_ullong bytes;        /* bytes delivered */
+    atomic_ullong source_reads; /* system calls (or their equivalent) on sources */
+    atomic_ullong source_bytes; /* bytes read from sources, gaps included */
+};
+
+/* Shared by all readers of a view; its address is the view's group of slabs. Both may be NULL, and
+ * belong to somebody who outlives it. */
+struct ckpt_reading {
+    struct ckpt_slabs *slabs; /* cache of transposed spans; NULL: none is kept */
+    struct ckpt_read_stats *stats;
 };
 
 /* Holes of a source up to `gap` bytes are read through, in ranges of at most `bound` bytes: large
@@ -41,15 +51,16 @@ int ckpt_boxes_pread_cached(const struct ckpt_catalog *cat, struct ckpt_reading 
                             const struct ckpt_box_read *read, size_t n,
                             const struct ckpt_box_cost *cost, struct ckpt_err *err);
 
-/* What is read for t: t itself, or what a cast is computed from. Boxes of one are boxes of the
- * other. *ret_cat is its catalogue. */
+/* Read elements [lo, hi) of a tensor, in row-major order: as a box of rank 1 with the usual costs,
+ * but what is dear to make comes from the slabs of rd, and err names the tensor, too. */
+int ckpt_elements_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                        struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                        struct ckpt_err *err);
+
+/* What is read for t: t itself, or what it is computed from element by element. Boxes of one are
+ * boxes of the other. *ret_cat is its catalogue. */
 const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_catalog *cat,
                                              const struct ckpt_tensor *t,
                                              const struct ckpt_catalog **ret_cat);
-
-/* Where element `at` (row-major) of a stored tensor lies: catalogue's source and byte. False for
- * computed tensors, and where nothing is stored. */
-bool ckpt_tensor_place(const struct ckpt_tensor *t, uint64_t at, uint32_t *ret_source,
-                       uint64_t *ret_off);
 
 #endif

@@ -82,17 +82,12 @@ static int read_bound(const struct ckpt_region_reader *r, struct ckpt_source *s,
                       const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
                       struct ckpt_err *err)
 {
-    struct ckpt_region_cache own = {0};
-    struct ckpt_region_reader with = *r;
     const unsigned char *data;
 
-    if (!with.cache)
-        with.cache = &own;
-    int rc = cache_read(&with, s, (size_t)ckpt_ndcopy_src_span(c), src, &data, err);
-    if (rc == 0)
-        ckpt_ndcopy_run(c, dst, data);
-    ckpt_region_cache_release(&own);
-    return rc;
+    if (cache_read(r, s, (size_t)ckpt_ndcopy_src_span(c), src, &data, err) < 0)
+        return -1;
+    ckpt_ndcopy_run(c, dst, data);
+    return 0;
 }
 
 static uint32_t widest_axis(const struct ckpt_ndcopy *c)

@@ -31,12 +31,8 @@ struct ckpt_region_reader {
     size_t esize;
     uint64_t gap, bound;
     uint64_t run; /* runs from this size on are read alone, unless their holes are much smaller */
-    struct ckpt_region_cache *cache; /* may be NULL */
+    struct ckpt_region_cache *cache;
 };
-#define CKPT_REGION_READER(batch, esize)                                                           \
-    {                                                                                              \
-        (batch), (esize), CKPT_REGION_GAP, CKPT_REGION_BOUND, UINT64_MAX, NULL                     \
-    }
 
 /* axis[j].src is a stride in the source, axis[j].dst one in memory, both in bytes, slowest first;
  * dst and src say where element 0 is. The bytes are there after ckpt_batch_finish. */

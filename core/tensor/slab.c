@@ -11,10 +11,8 @@
 
 struct slab {
     struct slab *prev, *next; /* most recently used first */
-    const void *group, *owner;
-    uint64_t number;
-    size_t len;
-    unsigned users; /* readers and the filler; > 0 is not evicted */
+    struct ckpt_slab is;      /* its ctx is good while FILLING */
+    unsigned users;           /* readers and the filler; > 0 is not evicted */
     enum { FILLING, READY, FAILED } state;
     struct ckpt_err err; /* FAILED */
     unsigned char *data;
@@ -58,7 +56,7 @@ static void link_first(struct ckpt_slabs *c, struct slab *s)
 static void discard(struct ckpt_slabs *c, struct slab *s)
 {
     unlink_slab(s);
-    c->bytes -= s->len;
+    c->bytes -= s->is.len;
     free(s->data);
     free(s);
 }
@@ -83,29 +81,25 @@ static void evict(struct ckpt_slabs *c)
     }
 }
 
-static struct slab *find(struct ckpt_slabs *c, const void *group, const void *owner,
-                         uint64_t number)
+static struct slab *find(struct ckpt_slabs *c, const struct ckpt_slab *is)
 {
     for (struct slab *s = c->list.next; s != &c->list; s = s->next)
-        if (s->group == group && s->owner == owner && s->number == number && s->state != FAILED)
+        if (s->is.group == is->group && s->is.owner == is->owner && s->is.number == is->number &&
+            s->state != FAILED)
             return s;
     return NULL;
 }
 
 /* A new slab, being filled by the caller; NULL if there is no memory. The bytes come when the lock
  * is not held. */
-static struct slab *begin(struct ckpt_slabs *c, const void *group, const void *owner,
-                          uint64_t number, size_t len)
+static struct slab *begin(struct ckpt_slabs *c, const struct ckpt_slab *is)
 {
     struct slab *s = calloc(1, sizeof *s);
 
     if (s) {
-        s->group = group;
-        s->owner = owner;
-        s->number = number;
-        s->len = len;
+        s->is = *is;
         s->state = FILLING;
-        c->bytes += len;
+        c->bytes += is->len;
         link_first(c, s);
         s->users = 1;
         evict(c);
@@ -113,33 +107,32 @@ static struct slab *begin(struct ckpt_slabs *c, const void *group, const void *o
     return s;
 }
 
-static int fill_new(struct ckpt_slabs *c, struct slab *s, ckpt_slab_fill *fill, void *ctx)
+static void fill_new(struct ckpt_slabs *c, struct slab *s)
 {
     (void)pthread_mutex_unlock(&c->lock);
-    s->data = malloc(s->len);
-    int result = s->data ? fill(ctx, s->data, s->len, s->number, &s->err) : ckpt_nomem(&s->err);
+    s->data = malloc(s->is.len);
+    int result = s->data ? s->is.fill(s->is.ctx, s->data, s->is.len, s->is.number, &s->err)
+                         : ckpt_nomem(&s->err);
     (void)pthread_mutex_lock(&c->lock);
     s->state = result < 0 ? FAILED : READY;
     (void)pthread_cond_broadcast(&c->filled);
-    return result;
 }
 
-int ckpt_slabs_read(struct ckpt_slabs *slabs, const void *group, const void *owner, uint64_t slab,
-                    size_t slab_len, ckpt_slab_fill *fill, void *ctx, void *buf, size_t len,
+int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void *buf, size_t len,
                     size_t off, struct ckpt_err *err)
 {
     int result = 0;
 
     (void)pthread_mutex_lock(&slabs->lock);
-    struct slab *s = find(slabs, group, owner, slab);
+    struct slab *s = find(slabs, slab);
     if (s) {
         s->users++;
         unlink_slab(s);
         link_first(slabs, s);
         while (s->state == FILLING)
             (void)pthread_cond_wait(&slabs->filled, &slabs->lock);
-    } else if ((s = begin(slabs, group, owner, slab, slab_len))) {
-        (void)fill_new(slabs, s, fill, ctx);
+    } else if ((s = begin(slabs, slab))) {
+        fill_new(slabs, s);
     } else {
         (void)pthread_mutex_unlock(&slabs->lock);
         return ckpt_nomem(err);
@@ -163,7 +156,7 @@ void ckpt_slabs_forget(struct ckpt_slabs *slabs, const void *group)
     (void)pthread_mutex_lock(&slabs->lock);
     for (struct slab *s = slabs->list.next, *next; s != &slabs->list; s = next) {
         next = s->next;
-        if (s->group == group)
+        if (s->is.group == group)
             discard(slabs, s);
     }
     (void)pthread_mutex_unlock(&slabs->lock);

@@ -19,13 +19,22 @@ int ckpt_slabs_new(size_t budget, struct ckpt_slabs **ret, struct ckpt_err *err)
 void ckpt_slabs_free(struct ckpt_slabs *slabs);
 
 /* Fills buf with the slab's bytes. */
-typedef int ckpt_slab_fill(void *ctx, void *buf, size_t len, uint64_t slab, struct ckpt_err *err);
+typedef int ckpt_slab_fill(const void *ctx, void *buf, size_t len, uint64_t slab,
+                           struct ckpt_err *err);
 
-/* Copy bytes [off, off+len) of slab number `slab` of `owner` (any unique address, e.g. the tensor)
- * into buf; a slab that is not there is made by fill(ctx, ..., slab_len, ...). Safe from many
+/* A slab and how it is made. */
+struct ckpt_slab {
+    const void *group; /* what is forgotten together */
+    const void *owner; /* any unique address, e.g. the tensor */
+    uint64_t number;   /* among the owner's slabs */
+    size_t len;        /* bytes of it */
+    ckpt_slab_fill *fill;
+    const void *ctx; /* for fill */
+};
+
+/* Copy bytes [off, off+len) of a slab into buf, which is made if it is not there. Safe from many
  * threads; a failed fill is reported to all who waited and not kept. */
-int ckpt_slabs_read(struct ckpt_slabs *slabs, const void *group, const void *owner, uint64_t slab,
-                    size_t slab_len, ckpt_slab_fill *fill, void *ctx, void *buf, size_t len,
+int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void *buf, size_t len,
                     size_t off, struct ckpt_err *err);
 
 /* Forget all slabs of a group; nobody may be reading them. */

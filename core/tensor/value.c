@@ -1,51 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Elementwise operators: read the operand in chunks, compute each. */
+/* Making computed tensors; the elementwise operators. */
 #include "tensor/value.h"
 
 #include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/ckd.h"
-#include "base/mem.h"
 #include "tensor/catalog.h"
 #include "tensor/dtype.h"
-#include "tensor/read.h"
 
-enum {
-    /* Bytes of the operand that are read at once: large enough to be one good read of a shard,
-     * small enough to be there per worker. */
-    CHUNK_BYTES = 512 * 1024,
-    STEP = 512, /* elements that are computed at once, on the stack */
-};
-
-/* n elements of an operator; the buffers do not overlap. */
-typedef void elements(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
-                      size_t n);
-
-static int compute_chunks(const struct ckpt_value *v, const struct ckpt_tensor *t,
-                          struct ckpt_reading *rd, elements *fn, void *buf, uint64_t lo,
-                          uint64_t hi, struct ckpt_err *err)
-{
-    const struct ckpt_operand *arg = &v->arg[0];
-    const size_t from = ckpt_dtype_size(arg->tensor->dtype), to = ckpt_dtype_size(t->dtype);
-    const uint64_t step = ckpt_min_u64(CHUNK_BYTES / from, hi - lo);
-    ckpt_cleanup(ckpt_freep) void *chunk = NULL;
-
-    if (lo == hi)
-        return 0;
-    if (!(chunk = malloc((size_t)step * from)))
-        return ckpt_nomem(err);
-    for (char *out = buf; lo < hi;) {
-        size_t n = (size_t)ckpt_min_u64(step, hi - lo);
-        if (ckpt_tensor_pread(arg->cat, arg->tensor, rd, chunk, n * from, lo * from, err) < 0)
-            return -1;
-        fn(out, t->dtype, chunk, arg->tensor->dtype, n);
-        out += n * to;
-        lo += n;
-    }
-    return 0;
-}
+enum { STEP = 512 }; /* elements that are computed at once, on the stack */
 
 int ckpt_tensor_compute(struct ckpt_tensor *t, const struct ckpt_value *v, int dtype,
                         struct ckpt_err *err)
@@ -84,15 +48,8 @@ static int wrap(struct ckpt_catalog *cat, struct ckpt_tensor *t, const struct ck
 
 /* ---- cast ---- */
 
-static int cast_compute(const struct ckpt_value *v, const struct ckpt_tensor *t,
-                        struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                        struct ckpt_err *err)
-{
-    return compute_chunks(v, t, rd, ckpt_dtype_cast, buf, lo, hi, err);
-}
-
 static const struct ckpt_value_ops cast_ops = {
-    .name = "cast", .compute = cast_compute, .rounds = true};
+    .name = "cast", .elements = ckpt_dtype_cast, .rounds = true};
 
 int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ckpt_err *err)
 {
@@ -138,14 +95,7 @@ static void plus_one(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_d
     }
 }
 
-static int plus_one_compute(const struct ckpt_value *v, const struct ckpt_tensor *t,
-                            struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                            struct ckpt_err *err)
-{
-    return compute_chunks(v, t, rd, plus_one, buf, lo, hi, err);
-}
-
-const struct ckpt_value_ops ckpt_value_plus_one = {.name = "plus_one", .compute = plus_one_compute};
+const struct ckpt_value_ops ckpt_value_plus_one = {.name = "plus_one", .elements = plus_one};
 
 const struct ckpt_value_ops *ckpt_value_find(const char *name)
 {
@@ -163,5 +113,3 @@ int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_v
                          ckpt_dtype_name(t->dtype), ops->name);
     return wrap(cat, t, ops, t->dtype, err);
 }
-
-bool ckpt_value_is_cast(const struct ckpt_value *v) { return v->ops == &cast_ops; }

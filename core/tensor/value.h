@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "tensor/dtype.h"
 
 struct ckpt_catalog;
 struct ckpt_reading;
@@ -17,6 +18,10 @@ struct ckpt_value;
 
 struct ckpt_value_ops {
     const char *name; /* for `explain`, and "value" in recipes */
+    /* For operators of one operand of the tensor's shape: compute n elements, each from the same
+     * element of the operand. The buffers do not overlap. NULL: the operator has `compute`. */
+    void (*elements)(void *dst, enum ckpt_dtype to, const void *src, enum ckpt_dtype from,
+                     size_t n);
     /* Compute elements [lo, hi) of tensor t (row-major) into buf, (hi - lo) * element size bytes.
      * Each element depends on the operands alone, never on lo and hi. Safe from many threads. */
     int (*compute)(const struct ckpt_value *v, const struct ckpt_tensor *t, struct ckpt_reading *rd,
@@ -59,8 +64,5 @@ int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_v
 /* Make tensor `index` of cat deliver `dtype`, computed from what is stored. Nothing happens if it
  * has that dtype already. Both must be castable (ckpt_dtype_is_castable; assert). */
 int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ckpt_err *err);
-
-/* Is it such a cast? Then its operand has the tensor's shape. */
-bool ckpt_value_is_cast(const struct ckpt_value *v);
 
 #endif

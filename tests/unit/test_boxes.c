@@ -6,6 +6,7 @@
 
 #include "base/ckd.h"
 #include "random.h"
+#include "tensor/read.h"
 #include "tensor/region.h"
 #include "tensor/value.h"
 #include "test.h"
@@ -173,6 +174,49 @@ TEST(boxes, are_slices_of_casts)
     }
 }
 
+TEST(boxes, are_slices_of_elementwise_values)
+{
+    UNUSED_STATE;
+    uint64_t rng = 0x9e3779b97f4a7c15ULL;
+
+    for (int round = 0; round < 100; round++) {
+        struct ckpt_err err = {0};
+        struct fixture f = setup(&err);
+        const struct ckpt_catalog *of;
+        size_t index = add_random(&f, "t", &rng, CKPT_F32);
+        must(ckpt_value_apply(f.cat, index, &ckpt_value_plus_one, &err) == 0, &err);
+        must(ckpt_value_cast(f.cat, index, CKPT_F16, &err) == 0, &err);
+        const struct ckpt_tensor *t = &f.cat->tensors.ptr[index];
+        CHECK(ckpt_tensor_stored(f.cat, t, &of)->dtype == CKPT_F32);
+        check_boxes(f.cat, 1, &t, &rng);
+        ckpt_catalog_free(f.cat);
+    }
+}
+
+TEST(boxes, of_rank_one_are_ranges_of_elements)
+{
+    UNUSED_STATE;
+    uint64_t rng = 0x9e3779b97f4a7c15ULL;
+    const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, UINT64_MAX};
+
+    for (int round = 0; round < 200; round++) {
+        struct ckpt_err err = {0};
+        struct fixture f = setup(&err);
+        size_t index = add_random(&f, "t", &rng, CKPT_F32);
+        const struct ckpt_tensor *t = &f.cat->tensors.ptr[index];
+        uint64_t lo = random_range(&rng, 0, t->numel), n = random_range(&rng, 0, t->numel - lo + 1);
+        uint32_t *whole = malloc(t->numel * 4), *part = malloc(n * 4 + 4), end = 0xa5a5a5a5;
+        struct ckpt_box_read read = {t, {.rank = 1, .lo = {lo}, .n = {n}}, part};
+        must(ckpt_tensor_pread(f.cat, t, NULL, whole, t->numel * 4, 0, &err) == 0, &err);
+        part[n] = end;
+        must(ckpt_boxes_pread(f.cat, NULL, &read, 1, &cost, &err) == 0, &err);
+        CHECK(memcmp(part, whole + lo, n * 4) == 0 && part[n] == end);
+        free(whole);
+        free(part);
+        ckpt_catalog_free(f.cat);
+    }
+}
+
 /* A value that is no cast: element i is i. */
 static int count_up(const struct ckpt_value *v, const struct ckpt_tensor *t,
                     struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
@@ -187,7 +231,7 @@ static int count_up(const struct ckpt_value *v, const struct ckpt_tensor *t,
 TEST(boxes, are_slices_of_other_values)
 {
     UNUSED_STATE;
-    static const struct ckpt_value_ops ops = {"count", count_up};
+    static const struct ckpt_value_ops ops = {.name = "count", .compute = count_up};
     static const struct ckpt_value value = {&ops, 0, NULL};
     uint64_t rng = 0x9e3779b97f4a7c15ULL;
 
@@ -262,5 +306,6 @@ TEST(boxes, what_lies_in_holes_is_not_read_twice)
 }
 
 TESTS(T(boxes, what_lies_in_holes_is_not_read_twice), T(boxes, are_slices_of_stored_tensors),
-      T(boxes, are_slices_of_casts), T(boxes, are_slices_of_other_values),
+      T(boxes, are_slices_of_casts), T(boxes, are_slices_of_elementwise_values),
+      T(boxes, of_rank_one_are_ranges_of_elements), T(boxes, are_slices_of_other_values),
       T(boxes, neighbours_are_one_read))

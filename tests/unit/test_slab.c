@@ -16,13 +16,18 @@ struct filler {
     bool fails;
 };
 
-static int fill(void *ctx, void *buf, size_t len, uint64_t slab, struct ckpt_err *err)
+static int fill(const void *ctx, void *buf, size_t len, uint64_t slab, struct ckpt_err *err)
 {
-    struct filler *f = ctx;
+    struct filler *f = (struct filler *)ctx;
     atomic_fetch_add(&f->calls, 1);
     (void)usleep(1000);
     memset(buf, (int)slab + 1, len);
     return f->fails ? ckpt_fail(err, CKPT_IO, "no slab %d", (int)slab) : 0;
+}
+
+static struct ckpt_slab slab_of(struct filler *f, const void *group, uint64_t number)
+{
+    return (struct ckpt_slab){group, f, number, SLAB, fill, f};
 }
 
 struct reader {
@@ -36,7 +41,8 @@ static void *read_slab(void *arg)
     struct reader *r = arg;
     struct ckpt_err err = {0};
     char buf[10] = {0};
-    r->failed = ckpt_slabs_read(r->slabs, r, r->f, 4, SLAB, fill, r->f, buf, 10, 990, &err) < 0;
+    struct ckpt_slab slab = slab_of(r->f, r, 4);
+    r->failed = ckpt_slabs_read(r->slabs, &slab, buf, 10, 990, &err) < 0;
     r->failed |= !r->f->fails && (buf[0] != 5 || buf[9] != 5);
     return NULL;
 }
@@ -60,8 +66,9 @@ static int read_by_eight(struct ckpt_slabs *slabs, struct filler *f)
 static int read_one(struct ckpt_slabs *slabs, const void *group, struct filler *f, uint64_t n)
 {
     struct ckpt_err err = {0};
+    struct ckpt_slab slab = slab_of(f, group, n);
     char c;
-    return ckpt_slabs_read(slabs, group, f, n, SLAB, fill, f, &c, 1, 0, &err) < 0 ? -1 : c;
+    return ckpt_slabs_read(slabs, &slab, &c, 1, 0, &err) < 0 ? -1 : c;
 }
 
 static void *read_same(void *arg)

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Boxes of stored tensors: which part of each piece lies in the box, as strided regions of sources.
+ * The only code that walks the pieces of a tensor to read it. */
+#ifndef CKPT_TENSOR_STORED_H
+#define CKPT_TENSOR_STORED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "tensor/box.h"
+#include "tensor/catalog.h"
+#include "tensor/region.h"
+
+/* The box, which lies inside the tensor, goes to buf in row-major order without holes. A box of
+ * rank 1 is a range of elements in row-major order, whatever the rank of the tensor. */
+struct ckpt_box_read {
+    const struct ckpt_tensor *tensor;
+    struct ckpt_box box;
+    void *buf;
+};
+
+/* Queue the reads of a box, which is not empty, of a tensor of cat that has pieces. The bytes are
+ * in buf after ckpt_batch_finish. Sets the reader's element size. */
+int ckpt_stored_read(struct ckpt_region_reader *reader, const struct ckpt_catalog *cat,
+                     const struct ckpt_box_read *read, struct ckpt_err *err);
+
+/* Where element `at` (row-major) lies: the catalogue's source and the byte in it. False for
+ * computed tensors, and where nothing is stored. */
+bool ckpt_tensor_place(const struct ckpt_tensor *t, uint64_t at, uint32_t *ret_source,
+                       uint64_t *ret_off);
+
+#endif
