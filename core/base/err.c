@@ -4,11 +4,10 @@
 
 #include <errno.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/str.h"
+#include "base/utf8.h"
 
 static const char *const code_names[] = {
     [CKPT_OK] = "ok",
@@ -37,21 +36,17 @@ const char *ckpt_code_name(enum ckpt_code code)
  * "...". */
 static void copy_printable(char *dst, size_t cap, const char *src)
 {
-    size_t len = 0;
-    for (const unsigned char *s = (const unsigned char *)src; *s;) {
-        size_t n = ckpt_utf8_len((const char *)s);
-        bool plain = n > 0 && *s >= 0x20 && *s != 0x7f;
-        if (len + (plain ? n : 4) + 4 > cap) {
+    size_t len = 0, n;
+
+    for (const char *s = src; *s; len += n) {
+        char shown[CKPT_UTF8_SHOWN];
+        s += ckpt_utf8_show(s, shown, &n);
+        if (len + n + 4 > cap) {
             memcpy(dst + len, "...", 3);
             len += 3;
             break;
         }
-        if (plain)
-            memcpy(dst + len, s, n);
-        else
-            (void)snprintf(dst + len, 5, "\\x%02x", *s);
-        len += plain ? n : 4;
-        s += plain ? n : 1;
+        memcpy(dst + len, shown, n);
     }
     dst[len] = '\0';
 }

@@ -107,13 +107,10 @@ char *ckpt_printable(const char *bytes)
     struct ckpt_str out = {0};
 
     for (const char *s = bytes; *s;) {
-        const size_t n = ckpt_utf8_len(s);
-        const unsigned char c = (unsigned char)*s;
-        if (n > 0 && c >= 0x20 && c != 0x7f)
-            ckpt_str_append(&out, s, n);
-        else
-            ckpt_str_printf(&out, "\\x%02x", c);
-        s += n ? n : 1;
+        char shown[CKPT_UTF8_SHOWN];
+        size_t n;
+        s += ckpt_utf8_show(s, shown, &n);
+        ckpt_str_append(&out, shown, n);
     }
     ckpt_str_putc(&out, '\0');
     if (out.failed) {
@@ -189,32 +186,6 @@ int ckpt_natural_cmp(const char *a, const char *b)
     if (*p != *q)
         return (unsigned char)*p < (unsigned char)*q ? -1 : 1;
     return strcmp(a, b);
-}
-
-size_t ckpt_utf8_len(const char *text)
-{
-    const unsigned char *s = (const unsigned char *)text;
-    size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : s[0] >= 0xe0 ? 3 : 2;
-    if (s[0] >= 0xf5 || (s[0] >= 0x80 && s[0] < 0xc2))
-        return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) ||
-        (s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] > 0x8f))
-        return 0;
-    return n;
-}
-
-bool ckpt_utf8_ok(const char *s)
-{
-    while (*s) {
-        size_t n = (unsigned char)*s < 0x80 ? 1 : ckpt_utf8_len(s);
-        if (n == 0)
-            return false;
-        s += n;
-    }
-    return true;
 }
 
 void ckpt_str_put_u64(struct ckpt_str *s, unsigned long long value)

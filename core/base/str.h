@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
+#include "base/utf8.h"
 
 struct ckpt_str {
     char *ptr; /* NUL-terminated once anything was appended; else NULL */
@@ -36,15 +37,7 @@ int ckpt_str_steal(struct ckpt_str *s, char **ret_text, struct ckpt_err *err);
 /* A malloc'ed formatted string, or NULL. */
 char *ckpt_asprintf(const char *fmt, ...) CKPT_PRINTF(1, 2);
 
-/* Length of the well-formed UTF-8 sequence at s (0 if it is not one). Overlong forms and surrogates
- * are malformed. */
-size_t ckpt_utf8_len(const char *s);
-
-/* Is the whole string well-formed UTF-8? */
-bool ckpt_utf8_ok(const char *s);
-
-/* A malloc'ed copy in which what is no UTF-8, and control bytes, are "\\xNN", as in errors; NULL:
- * no memory. */
+/* A malloc'ed copy with each character as ckpt_utf8_show has it; NULL: no memory. */
 char *ckpt_printable(const char *bytes);
 bool ckpt_has_prefix(const char *s, const char *prefix);
 bool ckpt_has_suffix(const char *s, const char *suffix);

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* UTF-8: what is well-formed, and how other bytes are shown. */
+#ifndef CKPT_BASE_UTF8_H
+#define CKPT_BASE_UTF8_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Length of the well-formed UTF-8 sequence at s (0 if it is not one). Overlong forms and surrogates
+ * are malformed. */
+size_t ckpt_utf8_len(const char *s);
+
+/* Is the whole string well-formed UTF-8? */
+bool ckpt_utf8_ok(const char *s);
+
+enum { CKPT_UTF8_SHOWN = 4 }; /* bytes of a character as it is shown, at most */
+
+/* The character at s as one line of text shows it: itself; "\xNN" for control bytes and what is no
+ * UTF-8. *ret_len bytes are written to out, without a NUL. Returns the bytes of s that it shows. */
+size_t ckpt_utf8_show(const char *s, char out[CKPT_UTF8_SHOWN], size_t *ret_len);
+
+#endif
