@@ -6,7 +6,6 @@
 #include <stddef.h>
 
 #include "base/err.h"
-#include "io/direct.h"
 
 enum { CKPT_BOUNCE_ALIGN = 64 * 1024 };
 
@@ -19,11 +18,5 @@ struct ckpt_bounce {
 /* len bytes, rounded down to CKPT_BOUNCE_ALIGN; 0: none. */
 int ckpt_bounce_init(struct ckpt_bounce *b, size_t len, struct ckpt_err *err);
 void ckpt_bounce_release(struct ckpt_bounce *b);
-
-/* How a thread reads: without a bounce buffer, nothing directly. */
-struct ckpt_route {
-    enum ckpt_direct direct;
-    struct ckpt_bounce *bounce;
-};
 
 #endif

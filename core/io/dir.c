@@ -16,6 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/fdio.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
@@ -416,7 +417,7 @@ int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
     struct ckpt_file_id id;
-    size_t len = 0;
+    uint64_t len = 0;
 
     if (ckpt_dir_open_file(dir, name, &fd, &id, err) < 0)
         return -1;
@@ -426,20 +427,15 @@ int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_
     ckpt_cleanup(ckpt_freep) char *text = malloc((size_t)id.size + 1);
     if (!text)
         return ckpt_nomem(err);
-    while (len < id.size) {
-        ssize_t n = pread(fd, text + len, (size_t)id.size - len, (off_t)len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return fail_at(dir, errno, "reading", name, err);
-        if (n == 0)
-            return ckpt_fail(err, CKPT_STALE, "'%s/%s' became shorter while it was read", dir->path,
-                             name);
-        len += (size_t)n;
-    }
+    const int rc = ckpt_fdio_pread(fd, text, (size_t)id.size, &len);
+    if (rc == CKPT_FDIO_END)
+        return ckpt_fail(err, CKPT_STALE, "'%s/%s' became shorter while it was read", dir->path,
+                         name);
+    if (rc)
+        return fail_at(dir, rc, "reading", name, err);
     text[len] = '\0';
     *ret_text = ckpt_steal(&text);
-    *ret_len = len;
+    *ret_len = (size_t)len;
     return 0;
 }
 

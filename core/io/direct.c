@@ -2,13 +2,11 @@
 /* O_DIRECT: aligned reads around what is asked for. */
 #include "io/direct.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/ckd.h"
-#include "io/bounce.h"
+#include "base/fdio.h"
 #include "io/iov.h"
 
 enum { USUAL = 4096 }; /* alignment, where the kernel does not say */
@@ -43,12 +41,10 @@ uint32_t ckpt_direct_begin(int fd)
 /* Bytes [lo, lo+need) into buf; len, a multiple of the alignment, may go beyond the file's end. */
 static bool read_aligned(int fd, unsigned char *buf, size_t len, size_t need, uint64_t lo)
 {
-    ssize_t got;
+    uint64_t at = lo;
 
-    do
-        got = pread(fd, buf, len, (off_t)lo);
-    while (got < 0 && errno == EINTR);
-    return got >= 0 && (size_t)got >= need;
+    (void)ckpt_fdio_pread(fd, buf, len, &at); /* an error at the end of the file does not matter */
+    return at - lo >= need;
 }
 
 bool ckpt_direct_read(int fd, uint32_t align, const struct iovec *iov, int n, uint64_t off,

@@ -8,11 +8,19 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
+#include "io/bounce.h"
+
 /* Who bypasses it. */
 enum ckpt_direct {
     CKPT_DIRECT_NONE,
     CKPT_DIRECT_COLD, /* large reads of what is not in the page cache */
     CKPT_DIRECT_ALL,  /* all large reads */
+};
+
+/* How a thread reads: without a bounce buffer, nothing directly. */
+struct ckpt_route {
+    enum ckpt_direct direct;
+    struct ckpt_bounce *bounce;
 };
 
 enum { CKPT_DIRECT_LEAST = 256 * 1024 }; /* smaller reads are left to the page cache */
@@ -23,7 +31,6 @@ uint32_t ckpt_direct_begin(int fd);
 
 /* Fill iov[0..n) from `off` on with aligned reads into the bounce buffer. False: it could not be
  * done (the end of the file came early, too), and iov's memory is undefined. */
-struct ckpt_bounce;
 bool ckpt_direct_read(int fd, uint32_t align, const struct iovec *iov, int n, uint64_t off,
                       const struct ckpt_bounce *bounce);
 

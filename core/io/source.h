@@ -14,8 +14,8 @@
 #include <sys/uio.h>
 
 #include "base/err.h"
-#include "io/bounce.h"
 #include "io/dir.h"
+#include "io/direct.h"
 #include "io/fdpool.h"
 
 struct ckpt_source;
@@ -71,11 +71,6 @@ int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint6
  */
 int ckpt_source_check(struct ckpt_source *s, struct ckpt_err *err);
 
-/* STALE if a request has read this file (ckpt_source_check) and now another one, or the same with
- * another size or other times, has its name: what was read of several files may be of two saves.
- * One that is gone is no error, nor is NULL. */
-int ckpt_source_file_verify(const struct ckpt_source *s, struct ckpt_err *err);
-
 /* The file's name for messages; never NULL; the caller frees it with ckpt_freep or free. */
 char *ckpt_source_name(const struct ckpt_source *s);
 
@@ -91,9 +86,12 @@ int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt
                              struct ckpt_source **ret, struct ckpt_err *err);
 int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err);
 
-/* STALE if the file's name leads to another file now, or that file has changed: stricter than
- * ckpt_source_check, which goes on with a descriptor of what was renamed over. */
-int ckpt_source_file_current(const struct ckpt_source *s, struct ckpt_err *err);
+/* STALE if the file's name leads to another file now, or the file has changed: stricter than
+ * ckpt_source_check, which goes on with a descriptor of what was renamed over. With `unread` the
+ * file is opened for that, as network file systems ask their server then. Without it, only a file
+ * that a request has read (ckpt_source_check) is looked at: what was read of several files may be
+ * of two saves; one that is gone is no error. NULL and what is no file are good. */
+int ckpt_source_file_verify(const struct ckpt_source *s, bool unread, struct ckpt_err *err);
 
 /* The file that s is, or is a part of; NULL: it is memory. */
 struct ckpt_source *ckpt_source_file_behind(struct ckpt_source *s);

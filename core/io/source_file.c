@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A regular file as a source. */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/ckd.h"
+#include "base/fdio.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "io/source.h"
@@ -47,31 +47,10 @@ static int short_read(const struct source_file *f, uint64_t off, struct ckpt_err
                      ckpt_dir_path(f->dir), f->name, off, f->source.size);
 }
 
-/* The pread loop: the only one for shard files. */
-static int read_all(const struct source_file *f, int fd, struct iovec *iov, int n, uint64_t off,
-                    struct ckpt_err *err)
+static int changed(const struct source_file *f, struct ckpt_err *err)
 {
-    while (n > 0) {
-        ssize_t got = n == 1 ? pread(fd, iov->iov_base, iov->iov_len, (off_t)off)
-                             : preadv(fd, iov, n, (off_t)off);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return read_failed(f, errno, off, err);
-        if (got == 0)
-            return short_read(f, off, err);
-        off += (uint64_t)got;
-        while (n > 0 && (size_t)got >= iov->iov_len) {
-            got -= (ssize_t)iov->iov_len;
-            iov++;
-            n--;
-        }
-        if (n > 0) {
-            iov->iov_base = (char *)iov->iov_base + got;
-            iov->iov_len -= (size_t)got;
-        }
-    }
-    return 0;
+    return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
+                     ckpt_dir_path(f->dir), f->name);
 }
 
 static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
@@ -79,13 +58,15 @@ static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
 {
     struct source_file *f = self(s);
     struct ckpt_file_id id = id_of(f);
-    int fd, result;
+    int fd, rc;
 
     if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, err) < 0)
         return -1;
-    result = read_all(f, fd, iov, n, off, err);
+    rc = ckpt_fdio_preadv(fd, iov, n, &off, 0);
     ckpt_fdpool_put(f->pool, &f->slot);
-    return result;
+    if (rc == CKPT_FDIO_END)
+        return short_read(f, off, err);
+    return rc ? read_failed(f, rc, off, err) : 0;
 }
 
 /* Large reads may be cut anywhere: what came is kept, the rest is asked for again. */
@@ -93,27 +74,13 @@ static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
 {
     struct source_file *f = self(s);
     struct ckpt_file_id id = id_of(f);
-    int fd;
-    bool good = true;
+    int fd, rc;
 
     if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, NULL) < 0)
         return false;
-    while (n > 0 && good) {
-        ssize_t got = preadv2(fd, iov, n, (off_t)off, RWF_NOWAIT);
-        good = got > 0;
-        off += good ? (uint64_t)got : 0;
-        while (good && n > 0 && (size_t)got >= iov->iov_len) {
-            got -= (ssize_t)iov->iov_len;
-            iov++;
-            n--;
-        }
-        if (good && n > 0) {
-            iov->iov_base = (char *)iov->iov_base + got;
-            iov->iov_len -= (size_t)got;
-        }
-    }
+    rc = ckpt_fdio_preadv(fd, iov, n, &off, RWF_NOWAIT);
     ckpt_fdpool_put(f->pool, &f->slot);
-    return good;
+    return rc == 0;
 }
 
 /* What is there already is not read again: a range of which more than this is in the page cache. */
@@ -182,10 +149,7 @@ static int file_check(struct ckpt_source *s, struct ckpt_err *err)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(f->dir), f->name);
     if (unlinked)
         now.ctime_ns = id.ctime_ns;
-    if (!ckpt_file_id_eq(&now, &id))
-        return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
-                         ckpt_dir_path(f->dir), f->name);
-    return 0;
+    return ckpt_file_id_eq(&now, &id) ? 0 : changed(f, err);
 }
 
 static char *file_name(const struct ckpt_source *s)
@@ -268,36 +232,21 @@ bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret)
     return true;
 }
 
-int ckpt_source_file_current(const struct ckpt_source *s, struct ckpt_err *err)
+int ckpt_source_file_verify(const struct ckpt_source *s, bool unread, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
     const struct source_file *f = self(s);
-    struct ckpt_file_id now, then;
-
-    if (!ckpt_source_file_id(s, &then))
-        return 0;
-    if (ckpt_dir_open_file(f->dir, f->name, &fd, &now, err) < 0)
-        return -1;
-    if (!ckpt_file_id_eq(&now, &then))
-        return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
-                         ckpt_dir_path(f->dir), f->name);
-    return 0;
-}
-
-int ckpt_source_file_verify(const struct ckpt_source *s, struct ckpt_err *err)
-{
-    const struct source_file *f = self(s);
     struct ckpt_err own = {0};
     struct ckpt_file_id id, now;
+    int rc;
 
-    if (!s || !ckpt_source_file_id(s, &id) || !atomic_load(&f->was_read))
+    if (!s || !ckpt_source_file_id(s, &id) || !(unread || atomic_load(&f->was_read)))
         return 0;
-    if (ckpt_dir_identify(f->dir, f->name, &now, &own) < 0)
-        return own.code == CKPT_MISSING ? 0 : ckpt_fail(err, own.code, "%s", own.text);
-    if (ckpt_file_id_eq(&now, &id))
-        return 0;
-    return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed since the checkpoint was opened",
-                     ckpt_dir_path(f->dir), f->name);
+    rc = unread ? ckpt_dir_open_file(f->dir, f->name, &fd, &now, &own)
+                : ckpt_dir_identify(f->dir, f->name, &now, &own);
+    if (rc < 0)
+        return own.code == CKPT_MISSING && !unread ? 0 : ckpt_fail(err, own.code, "%s", own.text);
+    return ckpt_file_id_eq(&now, &id) ? 0 : changed(f, err);
 }
 
 struct ckpt_source *ckpt_source_file_behind(struct ckpt_source *s)

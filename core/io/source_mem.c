@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "io/iov.h"
 #include "io/source.h"
 
 struct source_mem {
@@ -16,14 +17,10 @@ struct source_mem {
 static int mem_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                       struct ckpt_err *err)
 {
-    const unsigned char *at = ((struct source_mem *)s)->data + off;
+    struct ckpt_iov_cursor to = {iov, 0};
 
     (void)err;
-    for (int i = 0; i < n; i++) {
-        if (iov[i].iov_len)
-            memcpy(iov[i].iov_base, at, iov[i].iov_len);
-        at += iov[i].iov_len;
-    }
+    ckpt_iov_put(&to, ((struct source_mem *)s)->data + off, ckpt_iov_len(iov, n));
     return 0;
 }
 

@@ -147,7 +147,7 @@ static int check_files(struct look *l)
     int rc = 0;
 
     for (size_t i = 0; i < cat->sources.len && rc == 0; i++) {
-        rc = ckpt_source_file_current(cat->sources.ptr[i], &err);
+        rc = ckpt_source_file_verify(cat->sources.ptr[i], true, &err);
         (void)pthread_mutex_lock(&l->errand.lock);
         l->file = i + 1;
         l->rc = rc;
@@ -317,7 +317,7 @@ static int verify_file(void *ctx, size_t i, struct ckpt_err *err)
 {
     const struct ckpt_catalog *cat = ctx;
 
-    return ckpt_source_file_verify(ckpt_source_file_behind(cat->sources.ptr[i]), err);
+    return ckpt_source_file_verify(ckpt_source_file_behind(cat->sources.ptr[i]), false, err);
 }
 
 int ckpt_load_files_unchanged(const struct ckpt_view *view, struct ckpt_err *err)

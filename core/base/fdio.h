@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading and writing all that was asked for, whatever number of system calls that takes. */
+#ifndef CKPT_BASE_FDIO_H
+#define CKPT_BASE_FDIO_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+enum { CKPT_FDIO_END = -1 }; /* the file ends before */
+
+/* Fill iov[0..n), which is modified, from byte *off of a file; flags as preadv2(2)'s. 0, or an
+ * errno (EAGAIN with RWF_NOWAIT: some bytes would have to be waited for), or CKPT_FDIO_END. *off is
+ * then the first byte that did not come. */
+int ckpt_fdio_preadv(int fd, struct iovec *iov, int n, uint64_t *off, int flags);
+
+/* The same, into one buffer. */
+int ckpt_fdio_pread(int fd, void *buf, size_t len, uint64_t *off);
+
+/* Write all of it at *off. 0 or an errno; *off is then the first byte that was not written. */
+int ckpt_fdio_pwrite(int fd, const void *buf, size_t len, uint64_t *off);
+
+/* The errno of what the calls above return, for messages: EIO where the file ended. */
+int ckpt_fdio_errno(int rc);
+
+#endif
