@@ -11,7 +11,9 @@
 
 #include <jansson.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
 #include "tool.h"
 
 enum { MOST_JOBS = 256 };
@@ -53,8 +55,8 @@ static int parse_jobs(const char *text, unsigned *ret, struct ckpt_err *err)
     unsigned long n = strtoul(text, &end, 10);
 
     if (*text < '0' || *text > '9' || *end || n < 1 || n > MOST_JOBS)
-        return ckptfs_fail(err, CKPT_USAGE, "--jobs %s: expected a number from 1 to %d", text,
-                           MOST_JOBS);
+        return ckpt_fail(err, CKPT_USAGE, "--jobs %s: expected a number from 1 to %d", text,
+                         MOST_JOBS);
     *ret = (unsigned)n;
     return 0;
 }
@@ -106,22 +108,22 @@ static int parse(int argc, char **argv, struct ckpt_tool *t, const struct comman
             (void)printf("ckpt %s\n", ckpt_version());
             return 0;
         case ':':
-            return ckptfs_fail(err, CKPT_USAGE, "%s needs a value", argv[optind - 1]);
+            return ckpt_fail(err, CKPT_USAGE, "%s needs a value", argv[optind - 1]);
         default:
-            return ckptfs_fail(err, CKPT_USAGE, "%s: no such option", argv[optind - 1]);
+            return ckpt_fail(err, CKPT_USAGE, "%s: no such option", argv[optind - 1]);
         }
     }
     argc -= optind;
     argv += optind;
     if (argc < 1)
-        return ckptfs_fail(err, CKPT_USAGE, "no command (ckpt -h lists them)");
+        return ckpt_fail(err, CKPT_USAGE, "no command (ckpt -h lists them)");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (strcmp(argv[0], commands[i].name) == 0)
             *ret_command = &commands[i];
     if (!*ret_command)
-        return ckptfs_fail(err, CKPT_USAGE, "%s: no such command (ckpt -h lists them)", argv[0]);
+        return ckpt_fail(err, CKPT_USAGE, "%s: no such command (ckpt -h lists them)", argv[0]);
     if (argc != (*ret_command)->noperand + 2)
-        return ckptfs_fail(err, CKPT_USAGE, "usage: ckpt %s %s", argv[0], (*ret_command)->operands);
+        return ckpt_fail(err, CKPT_USAGE, "usage: ckpt %s %s", argv[0], (*ret_command)->operands);
     t->run = argv[1];
     t->operand = argv + 2;
     t->noperand = argc - 2;
@@ -134,13 +136,13 @@ static int run_loader(char **argv, struct ckpt_err *err)
     char path[PATH_MAX] = "";
 
     if (readlink("/proc/self/exe", path, sizeof path - 1) < 0)
-        return ckptfs_fail_errno(err, errno, "/proc/self/exe");
-    CKPTFS_CLEANUP(ckptfs_freep) char *loader = ckptfs_text("%s/ckpt-load", dirname(path));
+        return ckpt_fail_errno(err, errno, "/proc/self/exe");
+    ckpt_cleanup(ckpt_freep) char *loader = ckpt_asprintf("%s/ckpt-load", dirname(path));
     if (!loader)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     (void)execv(loader, argv);
-    return ckptfs_fail_errno(err, errno, "ckpt %s needs the loader, which is not installed: %s",
-                             argv[1], loader);
+    return ckpt_fail_errno(err, errno, "ckpt %s needs the loader, which is not installed: %s",
+                           argv[1], loader);
 }
 
 static void print_line(void *ctx, enum ckpt_log_severity severity, const char *text)
@@ -167,7 +169,7 @@ static void *json_memory(size_t n)
 static int finish(struct ckpt_err *err, int rc)
 {
     if (rc >= 0 && (fflush(stdout) != 0 || ferror(stdout)))
-        rc = ckptfs_fail(err, CKPT_IO, "the output could not be written");
+        rc = ckpt_fail(err, CKPT_IO, "the output could not be written");
     if (rc >= 0)
         return rc;
     (void)fprintf(stderr, "ckpt: %s\n", err->text);

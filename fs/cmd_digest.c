@@ -3,12 +3,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
 #include "items.h"
 #include "json_text.h"
 #include "out.h"
 #include "pump.h"
 #include "tool.h"
+#include "view.h"
 
 static int keep(void *ctx, size_t item, uint64_t off, const XXH128_hash_t *prefix,
                 struct ckpt_err *err)
@@ -23,7 +26,7 @@ static int keep(void *ctx, size_t item, uint64_t off, const XXH128_hash_t *prefi
 static int print_json(const struct ckpt_items *items, const XXH128_hash_t *hash,
                       const XXH128_hash_t *whole, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_jsonp) json_t *j = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     json_t *list = json_array();
     char hex[CKPT_HEX];
 
@@ -33,7 +36,7 @@ static int print_json(const struct ckpt_items *items, const XXH128_hash_t *hash,
                                                   (json_int_t)items->item[i].size, "xxh3",
                                                   ckpt_hash_hex(&hash[i], hex))) < 0) {
             json_decref(list);
-            return ckptfs_nomem(err);
+            return ckpt_nomem(err);
         }
     j = json_pack("{s:s, s:o}", "xxh3", ckpt_hash_hex(whole, hex), "items", list);
     return ckpt_out_json(j, err);
@@ -41,10 +44,10 @@ static int print_json(const struct ckpt_items *items, const XXH128_hash_t *hash,
 
 int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
-    CKPTFS_CLEANUP(ckpt_items_release) struct ckpt_items items = {0};
-    CKPTFS_CLEANUP(ckptfs_freep) XXH128_hash_t *hash = NULL;
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_items_release) struct ckpt_items items = {0};
+    ckpt_cleanup(ckpt_freep) XXH128_hash_t *hash = NULL;
     XXH128_hash_t whole;
     char hex[CKPT_HEX];
 
@@ -52,7 +55,7 @@ int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err)
         (t->tensors ? ckpt_items_tensors : ckpt_items_files)(view, &items, err) < 0)
         return -1;
     if (!(hash = calloc(items.n + 1, sizeof *hash)))
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     const struct ckpt_pump pump = {.view = view,
                                    .items = &items,
                                    .jobs = t->jobs,

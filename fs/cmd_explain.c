@@ -2,16 +2,18 @@
 /* ckpt explain: where a tensor's bytes come from. */
 #include <stdlib.h>
 
-#include "fail.h"
+#include "base/json.h"
+#include "base/mem.h"
 #include "out.h"
 #include "tool.h"
+#include "view.h"
 
 int ckpt_cmd_explain(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
-    CKPTFS_CLEANUP(ckptfs_freep) char *text = NULL;
-    CKPTFS_CLEANUP(ckpt_jsonp) json_t *facts = NULL;
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *facts = NULL;
 
     if (ckpt_tool_open(t, &run, &view, err) < 0 ||
         ckpt_view_explain(view, t->operand[0], &text, err) < 0 ||

@@ -17,7 +17,11 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/fdio.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/str.h"
 #include "items.h"
 #include "journal.h"
 #include "json_text.h"
@@ -25,6 +29,7 @@
 #include "pump.h"
 #include "same_files.h"
 #include "tool.h"
+#include "view.h"
 
 struct export
 {
@@ -48,7 +53,7 @@ static char *temp_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
     int dir = slash ? (int)(slash + 1 - path) : 0;
-    return ckptfs_text("%.*s.%s.partial", dir, path, path + dir);
+    return ckpt_asprintf("%.*s.%s.partial", dir, path, path + dir);
 }
 
 /* ---- DEST before anything is written ---- */
@@ -99,7 +104,7 @@ static int inspect(struct export *x, struct ckpt_err *err)
 
     x->finished = !journal && has_all(x);
     if (!d) {
-        (void)ckptfs_fail_errno(err, errno, "%s", x->dest);
+        (void)ckpt_fail_errno(err, errno, "%s", x->dest);
         if (copy >= 0)
             (void)close(copy);
         return -1;
@@ -114,10 +119,10 @@ static int inspect(struct export *x, struct ckpt_err *err)
             (void)snprintf(other, sizeof other, "%s", e->d_name);
     }
     (void)closedir(d);
-    return *other ? ckptfs_fail(err, CKPT_CONFLICT,
-                                "%s is not empty: it holds %s; export into a new directory (or "
-                                "compare a finished export with ckpt verify)",
-                                x->dest, other)
+    return *other ? ckpt_fail(err, CKPT_CONFLICT,
+                              "%s is not empty: it holds %s; export into a new directory (or "
+                              "compare a finished export with ckpt verify)",
+                              x->dest, other)
                   : 0;
 }
 
@@ -126,10 +131,10 @@ static int open_dest(struct export *x, struct ckpt_err *err)
     if (mkdir(x->dest, 0777) == 0)
         x->made = true;
     else if (errno != EEXIST)
-        return ckptfs_fail_errno(err, errno, "%s", x->dest);
+        return ckpt_fail_errno(err, errno, "%s", x->dest);
     x->dir = open(x->dest, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (x->dir < 0)
-        return ckptfs_fail_errno(err, errno, "%s", x->dest);
+        return ckpt_fail_errno(err, errno, "%s", x->dest);
     return inspect(x, err);
 }
 
@@ -170,11 +175,9 @@ static bool hash_prefix(int fd, uint64_t len, XXH3_state_t *state)
     (void)posix_fadvise(fd, 0, (off_t)len, POSIX_FADV_SEQUENTIAL);
     while (buf && off < len) {
         size_t want = len - off < CKPT_PUMP_CHUNK ? (size_t)(len - off) : CKPT_PUMP_CHUNK;
-        ssize_t n = pread(fd, buf, want, (off_t)off);
-        if (n <= 0)
+        if (ckpt_fdio_pread(fd, buf, want, &off) != 0)
             break;
-        (void)XXH3_128bits_update(state, buf, (size_t)n);
-        off += (uint64_t)n;
+        (void)XXH3_128bits_update(state, buf, want);
     }
     free(buf);
     return off == len;
@@ -210,9 +213,9 @@ static void take_up(struct export *x, size_t i, const char *temp)
 static int resume(struct export *x, struct ckpt_err *err)
 {
     for (size_t i = 0; i < x->items->n; i++) {
-        CKPTFS_CLEANUP(ckptfs_freep) char *temp = temp_of(x->items->item[i].path);
+        ckpt_cleanup(ckpt_freep) char *temp = temp_of(x->items->item[i].path);
         if (!temp)
-            return ckptfs_nomem(err);
+            return ckpt_nomem(err);
         if (finished_before(x, i))
             x->start[i] = CKPT_PUMP_SKIP;
         else
@@ -241,20 +244,20 @@ static int check_space(const struct export *x, struct ckpt_err *err)
     if (need <= have)
         return 0;
     char a[CKPT_OUT_SIZE], b[CKPT_OUT_SIZE];
-    return ckptfs_fail(err, CKPT_IO, "%s: no space: the files need %s, there are %s", x->dest,
-                       ckpt_out_size(need, a), ckpt_out_size(have, b));
+    return ckpt_fail(err, CKPT_IO, "%s: no space: the files need %s, there are %s", x->dest,
+                     ckpt_out_size(need, a), ckpt_out_size(have, b));
 }
 
 static int make_parents(const struct export *x, const char *path, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *copy = strdup(path);
+    ckpt_cleanup(ckpt_freep) char *copy = strdup(path);
 
     if (!copy)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     for (char *slash = copy; (slash = strchr(slash, '/')); *slash++ = '/') {
         *slash = '\0';
         if (mkdirat(x->dir, copy, 0777) < 0 && errno != EEXIST)
-            return ckptfs_fail_errno(err, errno, "%s/%s", x->dest, copy);
+            return ckpt_fail_errno(err, errno, "%s/%s", x->dest, copy);
     }
     return 0;
 }
@@ -262,20 +265,20 @@ static int make_parents(const struct export *x, const char *path, struct ckpt_er
 static int open_temp(struct export *x, size_t i, struct ckpt_err *err)
 {
     const struct ckpt_item *item = &x->items->item[i];
-    CKPTFS_CLEANUP(ckptfs_freep) char *temp = temp_of(item->path);
+    ckpt_cleanup(ckpt_freep) char *temp = temp_of(item->path);
 
     if (!temp)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     if (make_parents(x, item->path, err) < 0)
         return -1;
     int fd = openat(x->dir, temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0)
-        return ckptfs_fail_errno(err, errno, "%s/%s", x->dest, temp);
+        return ckpt_fail_errno(err, errno, "%s/%s", x->dest, temp);
     /* Space now or an error now; filesystems that can't promise it write all the same. */
     if (item->size && fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)item->size) < 0 &&
         (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
-        (void)ckptfs_fail_errno(err, errno, "%s/%s, %llu bytes", x->dest, item->path,
-                                (unsigned long long)item->size);
+        (void)ckpt_fail_errno(err, errno, "%s/%s, %llu bytes", x->dest, item->path,
+                              (unsigned long long)item->size);
         (void)close(fd);
         (void)unlinkat(x->dir, temp, 0);
         return -1;
@@ -301,37 +304,28 @@ static int write_chunk(void *ctx, size_t i, const void *buf, size_t len, uint64_
 {
     struct export *x = ctx;
     int fd = temp_fd(x, i, err);
-    const char *p = buf;
 
     (void)scratch;
     if (fd < 0)
         return -1;
-    while (len) {
-        ssize_t n = pwrite(fd, p, len, (off_t)off);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return ckptfs_fail_errno(err, n < 0 ? errno : ENOSPC, "writing %s/%s at %llu", x->dest,
+    const int rc = ckpt_fdio_pwrite(fd, buf, len, &off);
+    return rc == 0 ? 0
+                   : ckpt_fail_errno(err, rc, "writing %s/%s at %llu", x->dest,
                                      x->items->item[i].path, (unsigned long long)off);
-        p += n;
-        len -= (size_t)n;
-        off += (uint64_t)n;
-    }
-    return 0;
 }
 
 /* The file is written: durable first, then visible, then in the journal. */
 static int complete(struct export *x, size_t i, int fd, const char *hex, struct ckpt_err *err)
 {
     const struct ckpt_item *item = &x->items->item[i];
-    CKPTFS_CLEANUP(ckptfs_freep) char *temp = temp_of(item->path);
+    ckpt_cleanup(ckpt_freep) char *temp = temp_of(item->path);
     struct stat st;
 
     if (!temp)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     if (ftruncate(fd, (off_t)item->size) < 0 || fsync(fd) < 0 || fstat(fd, &st) < 0 ||
         renameat(x->dir, temp, x->dir, item->path) < 0)
-        return ckptfs_fail_errno(err, errno, "%s/%s", x->dest, item->path);
+        return ckpt_fail_errno(err, errno, "%s/%s", x->dest, item->path);
     x->fd[i] = -1;
     (void)close(fd);
     return ckpt_journal_add_complete(&x->journal, item->path, item->size,
@@ -354,7 +348,7 @@ static int mark(void *ctx, size_t i, uint64_t off, const XXH128_hash_t *prefix,
         rc = complete(x, i, fd, hex, err);
     } else {
         rc = fdatasync(fd) < 0
-                 ? ckptfs_fail_errno(err, errno, "%s/%s", x->dest, x->items->item[i].path)
+                 ? ckpt_fail_errno(err, errno, "%s/%s", x->dest, x->items->item[i].path)
                  : ckpt_journal_add_partial(&x->journal, x->items->item[i].path, off, hex, err);
     }
     if (rc == 0)
@@ -366,9 +360,8 @@ static int mark(void *ctx, size_t i, uint64_t off, const XXH128_hash_t *prefix,
 
 static void sync_parent(const char *dest)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *path = ckptfs_text("%s/..", dest);
-    CKPTFS_CLEANUP(ckptfs_closep)
-    int fd = path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s/..", dest);
+    ckpt_cleanup(ckpt_closep) int fd = path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
 
     if (fd >= 0)
         (void)fsync(fd);
@@ -378,17 +371,17 @@ static void sync_parent(const char *dest)
 static int settle(struct export *x, struct ckpt_err *err)
 {
     for (size_t i = 0; i < x->items->n; i++) {
-        CKPTFS_CLEANUP(ckptfs_freep) char *dir = strdup(x->items->item[i].path);
+        ckpt_cleanup(ckpt_freep) char *dir = strdup(x->items->item[i].path);
         for (char *slash; dir && (slash = strrchr(dir, '/'));) {
             *slash = '\0';
-            CKPTFS_CLEANUP(ckptfs_closep)
-            int fd = openat(x->dir, dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+            ckpt_cleanup(ckpt_closep) int fd =
+                openat(x->dir, dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
             if (fd < 0 || fsync(fd) < 0)
-                return ckptfs_fail_errno(err, errno, "%s/%s", x->dest, dir);
+                return ckpt_fail_errno(err, errno, "%s/%s", x->dest, dir);
         }
     }
     if (fsync(x->dir) < 0 || unlinkat(x->dir, ckpt_journal_name, 0) < 0 || fsync(x->dir) < 0)
-        return ckptfs_fail_errno(err, errno, "%s", x->dest);
+        return ckpt_fail_errno(err, errno, "%s", x->dest);
     sync_parent(x->dest);
     return 0;
 }
@@ -397,14 +390,14 @@ static int settle(struct export *x, struct ckpt_err *err)
 static void clean_up(struct export *x, bool of_other_save)
 {
     for (size_t i = 0; i < x->items->n; i++) {
-        CKPTFS_CLEANUP(ckptfs_freep) char *temp = temp_of(x->items->item[i].path);
+        ckpt_cleanup(ckpt_freep) char *temp = temp_of(x->items->item[i].path);
         if (temp && (of_other_save || x->fd[i] >= 0))
             (void)unlinkat(x->dir, temp, 0);
         if (of_other_save)
             (void)unlinkat(x->dir, x->items->item[i].path, 0);
     }
     for (size_t i = 0; i < x->items->n; i++) {
-        CKPTFS_CLEANUP(ckptfs_freep) char *dir = strdup(x->items->item[i].path);
+        ckpt_cleanup(ckpt_freep) char *dir = strdup(x->items->item[i].path);
         for (char *slash; dir && (slash = strrchr(dir, '/'));) {
             *slash = '\0';
             (void)unlinkat(x->dir, dir, AT_REMOVEDIR); /* fails where it is not empty */
@@ -418,7 +411,7 @@ static void clean_up(struct export *x, bool of_other_save)
 static int report(const struct ckpt_tool *t, const struct export *x, double seconds,
                   struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_jsonp) json_t *j = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     json_t *files = json_array();
     char hex[CKPT_HEX], size[CKPT_OUT_SIZE], rate[CKPT_OUT_SIZE];
     XXH128_hash_t whole;
@@ -428,10 +421,10 @@ static int report(const struct ckpt_tool *t, const struct export *x, double seco
         return -1;
     }
     for (size_t i = 0; i < x->items->n; i++)
-        ckptfs_json_append(&files, json_pack("{s:o, s:I, s:s}", "name",
-                                             ckptfs_json_text(x->items->item[i].path), "bytes",
-                                             (json_int_t)x->items->item[i].size, "xxh3",
-                                             ckpt_hash_hex(&x->hash[i], hex)));
+        ckpt_json_append(&files, json_pack("{s:o, s:I, s:s}", "name",
+                                           ckptfs_json_text(x->items->item[i].path), "bytes",
+                                           (json_int_t)x->items->item[i].size, "xxh3",
+                                           ckpt_hash_hex(&x->hash[i], hex)));
     (void)ckpt_hash_hex(&whole, hex);
     j = json_pack("{s:o, s:I, s:f, s:b, s:b, s:s, s:o}", "dest", ckptfs_json_text(x->dest), "bytes",
                   (json_int_t)x->items->bytes, "seconds", seconds, "resumed", x->resumed,
@@ -489,10 +482,9 @@ static int write_all(const struct ckpt_tool *t, struct export *x, struct ckpt_vi
 
 static int prepare(struct export *x, const struct ckpt_view *view, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_freep)
-    char *source = ckptfs_text("%s, generation %016llx, %llu bytes", ckpt_view_source(view),
-                               (unsigned long long)ckpt_view_generation(view),
-                               (unsigned long long)x->items->bytes);
+    ckpt_cleanup(ckpt_freep) char *source = ckpt_asprintf(
+        "%s, generation %016llx, %llu bytes", ckpt_view_source(view),
+        (unsigned long long)ckpt_view_generation(view), (unsigned long long)x->items->bytes);
     size_t n = x->items->n + 1;
     bool fresh;
 
@@ -501,7 +493,7 @@ static int prepare(struct export *x, const struct ckpt_view *view, struct ckpt_e
     x->state = calloc(n, sizeof(XXH3_state_t *));
     x->hash = calloc(n, sizeof *x->hash);
     if (!source || !x->fd || !x->start || !x->state || !x->hash)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     for (size_t i = 0; i < n; i++)
         x->fd[i] = -1;
     if (open_dest(x, err) < 0)
@@ -511,7 +503,7 @@ static int prepare(struct export *x, const struct ckpt_view *view, struct ckpt_e
     if (ckpt_journal_open(x->dir, source, &x->journal, &fresh, err) < 0) {
         struct ckpt_err inner = *err;
         *err = (struct ckpt_err){0};
-        return ckptfs_fail(err, inner.code, "%s: %.900s", x->dest, inner.text);
+        return ckpt_fail(err, inner.code, "%s: %.900s", x->dest, inner.text);
     }
     x->resumed = !fresh;
     if (!fresh && resume(x, err) < 0)
@@ -539,9 +531,9 @@ static void release(struct export *x)
 
 int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
-    CKPTFS_CLEANUP(ckpt_items_release) struct ckpt_items items = {0};
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_items_release) struct ckpt_items items = {0};
     struct export x = {.items = &items, .dest = t->operand[0], .dir = -1, .journal.fd = -1};
 
     if (ckpt_tool_open(t, &run, &view, err) < 0 || ckpt_items_files(view, &items, err) < 0)

@@ -5,10 +5,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/str.h"
 #include "json_text.h"
 #include "out.h"
 #include "tool.h"
+#include "view.h"
 
 static json_t *steps_json(struct ckpt_run *run, struct ckpt_err *err)
 {
@@ -21,20 +25,20 @@ static json_t *steps_json(struct ckpt_run *run, struct ckpt_err *err)
         return NULL;
     }
     for (size_t i = 0; i < n; i++)
-        ckptfs_json_append(&list, ckptfs_json_text(step[i].name));
+        ckpt_json_append(&list, ckptfs_json_text(step[i].name));
     ckpt_steps_free(step, n);
     if (!list)
-        (void)ckptfs_nomem(err);
+        (void)ckpt_nomem(err);
     return list;
 }
 
 /* {"run", "steps", then the library's facts about the view}. */
 static int gather(const struct ckpt_tool *t, json_t **ret, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
-    CKPTFS_CLEANUP(ckptfs_freep) char *text = NULL;
-    CKPTFS_CLEANUP(ckpt_jsonp) json_t *facts = NULL;
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *facts = NULL;
     json_t *j, *steps = NULL;
 
     if (ckpt_tool_open(t, &run, &view, err) < 0 || ckpt_view_info(view, &text, err) < 0 ||
@@ -46,7 +50,7 @@ static int gather(const struct ckpt_tool *t, json_t **ret, struct ckpt_err *err)
     if (!j || (steps && json_object_set_new(j, "steps", steps) < 0) ||
         json_object_update(j, facts) < 0) {
         json_decref(j);
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     }
     *ret = j;
     return 0;
@@ -55,7 +59,7 @@ static int gather(const struct ckpt_tool *t, json_t **ret, struct ckpt_err *err)
 /* A mountpoint answers by its control file. */
 static json_t *mount_facts(const char *path)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *file = ckptfs_text("%s/.ckptfs/stats.json", path);
+    ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s/.ckptfs/stats.json", path);
     return file ? json_load_file(file, 0, NULL) : NULL;
 }
 
@@ -70,7 +74,7 @@ static void print_advice(const json_t *mount)
 
 int ckpt_cmd_info(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_jsonp) json_t *j = mount_facts(t->run);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = mount_facts(t->run);
     bool mounted = j;
 
     if (!mounted && gather(t, &j, err) < 0)

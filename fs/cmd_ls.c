@@ -5,18 +5,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/str.h"
 #include "items.h"
 #include "json_text.h"
 #include "out.h"
 #include "tool.h"
+#include "view.h"
 
 static json_t *tensor_json(const struct ckpt_tensor_info *info)
 {
     json_t *shape = json_array();
 
     for (uint32_t d = 0; d < info->rank; d++)
-        ckptfs_json_append(&shape, json_integer((json_int_t)info->shape[d]));
+        ckpt_json_append(&shape, json_integer((json_int_t)info->shape[d]));
     return json_pack("{s:s, s:s, s:o, s:I, s:s, s:I}", "name", info->name, "dtype", info->dtype,
                      "shape", shape, "bytes", (json_int_t)info->nbytes, "file",
                      info->file ? ckpt_node_name(info->file) : "", "offset",
@@ -41,13 +45,13 @@ static char *shape_text(const struct ckpt_tensor_info *info)
 
 static int json_tensors(const struct ckpt_view *view, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_jsonp) json_t *list = json_array();
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
 
     for (size_t i = 0, n = ckpt_view_tensors(view); i < n; i++) {
         struct ckpt_tensor_info info;
         ckpt_view_tensor(view, i, &info);
         if (json_array_append_new(list, tensor_json(&info)) < 0)
-            return ckptfs_nomem(err);
+            return ckpt_nomem(err);
     }
     return ckpt_out_json(list, err);
 }
@@ -67,7 +71,7 @@ static int table(const char *const *head, const char *align, size_t ncolumn, siz
     for (size_t i = 0; cell && i < n * ncolumn; i++)
         free(cell[i]);
     free(cell);
-    return good ? 0 : ckptfs_nomem(err);
+    return good ? 0 : ckpt_nomem(err);
 }
 
 static int tensor_row(const void *ctx, size_t i, char **cell)
@@ -78,7 +82,7 @@ static int tensor_row(const void *ctx, size_t i, char **cell)
     cell[0] = strdup(info.name);
     cell[1] = strdup(info.dtype);
     cell[2] = shape_text(&info);
-    cell[3] = ckptfs_text("%" PRIu64, info.nbytes);
+    cell[3] = ckpt_asprintf("%" PRIu64, info.nbytes);
     cell[4] = strdup(info.file ? ckpt_node_name(info.file) : "-");
     return cell[0] && cell[1] && cell[2] && cell[3] && cell[4] ? 0 : -1;
 }
@@ -87,7 +91,7 @@ static int file_row(const void *ctx, size_t i, char **cell)
 {
     const struct ckpt_items *items = ctx;
 
-    cell[0] = ckptfs_text("%" PRIu64, items->item[i].size);
+    cell[0] = ckpt_asprintf("%" PRIu64, items->item[i].size);
     cell[1] = strdup(items->item[i].path);
     return cell[0] && cell[1] ? 0 : -1;
 }
@@ -95,8 +99,8 @@ static int file_row(const void *ctx, size_t i, char **cell)
 static int list_files(const struct ckpt_tool *t, const struct ckpt_view *view, struct ckpt_err *err)
 {
     static const char *const head[] = {"BYTES", "FILE"};
-    CKPTFS_CLEANUP(ckpt_items_release) struct ckpt_items items = {0};
-    CKPTFS_CLEANUP(ckpt_jsonp) json_t *list = NULL;
+    ckpt_cleanup(ckpt_items_release) struct ckpt_items items = {0};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = NULL;
 
     if (ckpt_items_files(view, &items, err) < 0)
         return -1;
@@ -107,15 +111,15 @@ static int list_files(const struct ckpt_tool *t, const struct ckpt_view *view, s
         if (json_array_append_new(list, json_pack("{s:o, s:I}", "name",
                                                   ckptfs_json_text(items.item[i].path), "bytes",
                                                   (json_int_t)items.item[i].size)) < 0)
-            return ckptfs_nomem(err);
+            return ckpt_nomem(err);
     return ckpt_out_json(list, err);
 }
 
 int ckpt_cmd_ls(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     static const char *const head[] = {"TENSOR", "DTYPE", "SHAPE", "BYTES", "FILE"};
-    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
 
     if (ckpt_tool_open(t, &run, &view, err) < 0)
         return -1;

@@ -17,12 +17,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/fdio.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/str.h"
 #include "items.h"
 #include "json_text.h"
 #include "out.h"
 #include "pump.h"
 #include "tool.h"
+#include "view.h"
 
 enum { SHOWN = 20 };
 
@@ -45,7 +50,7 @@ static int differ(struct verify *v, const char *kind, const char *name, const ch
 {
     json_t *j =
         json_pack("{s:o, s:o}", kind, ckptfs_json_text(name), "what", ckptfs_json_text(what));
-    return json_array_append_new(v->differences, j) < 0 ? ckptfs_nomem(err) : 0;
+    return json_array_append_new(v->differences, j) < 0 ? ckpt_nomem(err) : 0;
 }
 
 /* ---- tensors ---- */
@@ -81,15 +86,15 @@ static int match(struct verify *v, struct ckpt_err *err)
     v->twin = calloc(n + 1, sizeof *v->twin);
     v->first = calloc(n + 1, sizeof *v->first);
     if (!v->twin || !v->first)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     for (size_t i = 0; i < n; i++) {
         struct ckpt_item *item = &v->tensors.item[i];
         struct ckpt_tensor_info a, b;
-        CKPTFS_CLEANUP(ckptfs_freep) char *here = NULL, *there = NULL, *what = NULL;
+        ckpt_cleanup(ckpt_freep) char *here = NULL, *there = NULL, *what = NULL;
         size_t k;
         ckpt_view_tensor(v->view, i, &a);
         if (!ckpt_view_find_tensor(v->other, a.name, &k)) {
-            what = ckptfs_text("missing in %s", v->dir);
+            what = ckpt_asprintf("missing in %s", v->dir);
         } else {
             ckpt_view_tensor(v->other, k, &b);
             if (same_type(&a, &b)) {
@@ -103,10 +108,10 @@ static int match(struct verify *v, struct ckpt_err *err)
             }
             here = type_text(&a);
             there = type_text(&b);
-            what = ckptfs_text("%s, in %s %s", here ? here : "", v->dir, there ? there : "");
+            what = ckpt_asprintf("%s, in %s %s", here ? here : "", v->dir, there ? there : "");
         }
         if (!what)
-            return ckptfs_nomem(err);
+            return ckpt_nomem(err);
         if (differ(v, "tensor", a.name, what, err) < 0)
             return -1;
         v->tensors.bytes -= item->size;
@@ -198,11 +203,10 @@ static int describe_first(struct verify *v, size_t i, struct ckpt_err *err)
         return -1;
     hex_element(a, width, hex_a);
     hex_element(b, width, hex_b);
-    CKPTFS_CLEANUP(ckptfs_freep) char *index = index_text(&info, e);
-    CKPTFS_CLEANUP(ckptfs_freep)
-    char *what =
-        ckptfs_text("element %s is 0x%s, in %s 0x%s", index ? index : "", hex_a, v->dir, hex_b);
-    return what ? differ(v, "tensor", info.name, what, err) : ckptfs_nomem(err);
+    ckpt_cleanup(ckpt_freep) char *index = index_text(&info, e);
+    ckpt_cleanup(ckpt_freep) char *what =
+        ckpt_asprintf("element %s is 0x%s, in %s 0x%s", index ? index : "", hex_a, v->dir, hex_b);
+    return what ? differ(v, "tensor", info.name, what, err) : ckpt_nomem(err);
 }
 
 static int compare_tensors(const struct ckpt_tool *t, struct verify *v, struct ckpt_err *err)
@@ -235,25 +239,25 @@ static bool is_model_file(const char *path)
 static int compare_bytes(const struct verify *v, const struct ckpt_item *item, int fd, char **what,
                          struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) unsigned char *a = malloc(2 * (size_t)CKPT_PUMP_CHUNK);
+    ckpt_cleanup(ckpt_freep) unsigned char *a = malloc(2 * (size_t)CKPT_PUMP_CHUNK);
     unsigned char *b = a + CKPT_PUMP_CHUNK;
 
     if (!a)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     for (uint64_t off = 0; off < item->size;) {
         size_t len = item->size - off < CKPT_PUMP_CHUNK ? (size_t)(item->size - off)
                                                         : (size_t)CKPT_PUMP_CHUNK;
-        ssize_t n = pread(fd, b, len, (off_t)off);
-        if (n <= 0)
-            return ckptfs_fail_errno(err, n < 0 ? errno : EIO, "reading %s/%s", v->dir, item->path);
-        len = (size_t)n;
+        uint64_t at = off;
+        const int rc = ckpt_fdio_pread(fd, b, len, &at);
+        if (rc)
+            return ckpt_fail_errno(err, ckpt_fdio_errno(rc), "reading %s/%s", v->dir, item->path);
         if (ckpt_item_pread(v->view, item, a, len, off, err) < 0)
             return -1;
         for (size_t i = 0; i < len; i++)
             if (a[i] != b[i]) {
-                *what = ckptfs_text("byte %" PRIu64 " is 0x%02x, in %s 0x%02x", off + i, a[i],
-                                    v->dir, b[i]);
-                return *what ? 0 : ckptfs_nomem(err);
+                *what = ckpt_asprintf("byte %" PRIu64 " is 0x%02x, in %s 0x%02x", off + i, a[i],
+                                      v->dir, b[i]);
+                return *what ? 0 : ckpt_nomem(err);
             }
         off += len;
     }
@@ -263,7 +267,7 @@ static int compare_bytes(const struct verify *v, const struct ckpt_item *item, i
 static void note(struct verify *v, const char *name, const char *what)
 {
     json_t *text = json_sprintf("%s: %s", name, what);
-    ckptfs_json_append(&v->notes, text);
+    ckpt_json_append(&v->notes, text);
 }
 
 static bool is_config(const char *path)
@@ -299,47 +303,47 @@ static const char *contradiction(const json_t *a, const json_t *b)
 static int compare_config(struct verify *v, const struct ckpt_item *item, int fd, char **what,
                           struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *text = malloc((size_t)item->size + 1);
+    ckpt_cleanup(ckpt_freep) char *text = malloc((size_t)item->size + 1);
 
     if (!text)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     if (ckpt_item_pread(v->view, item, text, (size_t)item->size, 0, err) < 0)
         return -1;
-    CKPTFS_CLEANUP(ckpt_jsonp) json_t *ours = json_loadb(text, (size_t)item->size, 0, NULL);
-    CKPTFS_CLEANUP(ckpt_jsonp)
-    json_t *theirs = lseek(fd, 0, SEEK_SET) == 0 ? json_loadfd(fd, 0, NULL) : NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *ours = json_loadb(text, (size_t)item->size, 0, NULL);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *theirs =
+        lseek(fd, 0, SEEK_SET) == 0 ? json_loadfd(fd, 0, NULL) : NULL;
     if (!json_is_object(ours) || !json_is_object(theirs))
         return 0; /* the difference in bytes stands */
     const char *key = contradiction(ours, theirs);
     free(*what);
-    *what = key ? ckptfs_text("'%s' differs", key) : NULL;
+    *what = key ? ckpt_asprintf("'%s' differs", key) : NULL;
     if (!key)
         note(v, item->path, "other keys or spelling, no contradiction");
-    return key && !*what ? ckptfs_nomem(err) : 0;
+    return key && !*what ? ckpt_nomem(err) : 0;
 }
 
 static int compare_file(struct verify *v, const struct ckpt_item *item, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *path = ckptfs_text("%s/%s", v->dir, item->path);
-    CKPTFS_CLEANUP(ckptfs_freep) char *what = NULL;
+    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s/%s", v->dir, item->path);
+    ckpt_cleanup(ckpt_freep) char *what = NULL;
     struct stat st;
 
     if (!path)
-        return ckptfs_nomem(err);
-    CKPTFS_CLEANUP(ckptfs_closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        return ckpt_nomem(err);
+    ckpt_cleanup(ckpt_closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno != ENOENT)
-        return ckptfs_fail_errno(err, errno, "%s", path);
+        return ckpt_fail_errno(err, errno, "%s", path);
     if (fd < 0 && strcmp(item->path, "generation_config.json") == 0) {
         note(v, item->path, "only in the view");
         return 0;
     }
     if (fd < 0) {
-        what = ckptfs_text("missing in %s", v->dir);
+        what = ckpt_asprintf("missing in %s", v->dir);
     } else if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
-        what = ckptfs_text("not a regular file in %s", v->dir);
+        what = ckpt_asprintf("not a regular file in %s", v->dir);
     } else if ((uint64_t)st.st_size != item->size) {
-        what =
-            ckptfs_text("%" PRIu64 " bytes, in %s %lld", item->size, v->dir, (long long)st.st_size);
+        what = ckpt_asprintf("%" PRIu64 " bytes, in %s %lld", item->size, v->dir,
+                             (long long)st.st_size);
     } else if (compare_bytes(v, item, fd, &what, err) < 0) {
         return -1;
     }
@@ -352,14 +356,14 @@ static int compare_file(struct verify *v, const struct ckpt_item *item, struct c
 /* Names below DIR that the view does not have; the split into weight files may differ. */
 static void note_extra(struct verify *v, const char *below, unsigned depth)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *path = ckptfs_text("%s/%s", v->dir, below);
+    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s/%s", v->dir, below);
     DIR *d = path && depth < 8 ? opendir(path) : NULL;
 
     for (struct dirent *e; d && (e = readdir(d));) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;
-        CKPTFS_CLEANUP(ckptfs_freep)
-        char *name = ckptfs_text("%s%s%s", below, *below ? "/" : "", e->d_name);
+        ckpt_cleanup(ckpt_freep) char *name =
+            ckpt_asprintf("%s%s%s", below, *below ? "/" : "", e->d_name);
         const struct ckpt_node *node = name ? ckpt_view_find(v->view, name) : NULL;
         if (node && ckpt_node_is_dir(node))
             note_extra(v, name, depth + 1);
@@ -372,7 +376,7 @@ static void note_extra(struct verify *v, const char *below, unsigned depth)
 
 static int compare_files(struct verify *v, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_items_release) struct ckpt_items files = {0};
+    ckpt_cleanup(ckpt_items_release) struct ckpt_items files = {0};
 
     if (ckpt_items_files(v->view, &files, err) < 0)
         return -1;
@@ -392,10 +396,10 @@ static int report(const struct ckpt_tool *t, struct verify *v, struct ckpt_err *
     char size[CKPT_OUT_SIZE];
 
     if (t->json) {
-        CKPTFS_CLEANUP(ckpt_jsonp)
-        json_t *j = json_pack("{s:b, s:I, s:I, s:O, s:O}", "equal", n == 0, "tensors",
-                              (json_int_t)v->tensors.n, "bytes", (json_int_t)v->tensors.bytes,
-                              "differences", v->differences, "notes", v->notes);
+        ckpt_cleanup(ckpt_json_decrefp) json_t *j =
+            json_pack("{s:b, s:I, s:I, s:O, s:O}", "equal", n == 0, "tensors",
+                      (json_int_t)v->tensors.n, "bytes", (json_int_t)v->tensors.bytes,
+                      "differences", v->differences, "notes", v->notes);
         if (ckpt_out_json(j, err) < 0)
             return -1;
         return n ? CKPT_TOOL_DIFFERENT : CKPT_TOOL_GOOD;
@@ -436,13 +440,13 @@ static int open_other(const char *dir, struct ckpt_run **ret_run, struct ckpt_vi
     if (rc == 0)
         rc = ckpt_run_view(*ret_run, NULL, ret_view, &inner);
     ckpt_options_free(opt);
-    return rc == 0 ? 0 : ckptfs_fail(err, inner.code, "%s", inner.text);
+    return rc == 0 ? 0 : ckpt_fail(err, inner.code, "%s", inner.text);
 }
 
 int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL, *other_run = NULL;
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL, *other = NULL;
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL, *other_run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL, *other = NULL;
     struct verify v = {.dir = t->operand[0]};
 
     if (ckpt_tool_open(t, &run, &view, err) < 0 ||

@@ -8,7 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/mem.h"
 
 enum { DEFAULT_THREADS = 10, MOST_THREADS = 1024, DEFAULT_READAHEAD_KIB = 2048 };
 
@@ -51,8 +52,8 @@ static int parse_number(const char *word, const char *value, int base, unsigned 
     errno = 0;
     unsigned long n = value && *value >= '0' && *value <= '9' ? strtoul(value, &end, base) : 0;
     if (!end || *end || errno || n > most)
-        return ckptfs_fail(err, CKPT_USAGE, "-o %s=%s: expected a%s number up to %lu", word,
-                           value ? value : "", base == 8 ? "n octal" : "", most);
+        return ckpt_fail(err, CKPT_USAGE, "-o %s=%s: expected a%s number up to %lu", word,
+                         value ? value : "", base == 8 ? "n octal" : "", most);
     *ret = n;
     return 0;
 }
@@ -94,8 +95,7 @@ static int set_io(struct ckptfs_config *c, const char *value, struct ckpt_err *e
     c->direct = value && strcmp(value, "direct") == 0;
     if (c->direct || (value && strcmp(value, "buffered") == 0))
         return 0;
-    return ckptfs_fail(err, CKPT_USAGE, "-o io=%s: expected buffered or direct",
-                       value ? value : "");
+    return ckpt_fail(err, CKPT_USAGE, "-o io=%s: expected buffered or direct", value ? value : "");
 }
 
 static bool *flag_of(struct ckptfs_config *c, const char *word)
@@ -149,7 +149,7 @@ static int add_fuse_word(struct ckptfs_config *c, const char *word, const char *
     char *text = realloc(c->fuse_words, have + n);
 
     if (!text)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     c->fuse_words = text;
     text += have;
     *text++ = ',';
@@ -173,7 +173,7 @@ static int set_word(struct ckptfs_config *c, const char *word, const char *value
 
     if (flag) {
         if (value)
-            return ckptfs_fail(err, CKPT_USAGE, "-o %s takes no value", word);
+            return ckpt_fail(err, CKPT_USAGE, "-o %s takes no value", word);
         *flag = true;
         /* "wait" is a word of the library as well */
         return ckpt_options_knows(word) ? ckpt_options_set(c->opt, word, NULL, err) : 0;
@@ -185,22 +185,21 @@ static int set_word(struct ckptfs_config *c, const char *word, const char *value
     if (ckpt_options_knows(word))
         return ckpt_options_set(c->opt, word, value, err);
     if (strcmp(word, "suid") == 0 || strcmp(word, "dev") == 0)
-        return ckptfs_fail(err, CKPT_USAGE, "-o %s: a ckptfs mount is always ro,nosuid,nodev",
-                           word);
+        return ckpt_fail(err, CKPT_USAGE, "-o %s: a ckptfs mount is always ro,nosuid,nodev", word);
     if (among(word, ignored_words))
         return 0;
     if (among(word, fuse_takes))
         return add_fuse_word(c, word, value, err);
-    return ckptfs_fail(err, CKPT_USAGE, "-o %s: no such option (ckptfs -h lists them)", word);
+    return ckpt_fail(err, CKPT_USAGE, "-o %s: no such option (ckptfs -h lists them)", word);
 }
 
 static int set_words(struct ckptfs_config *c, const char *list, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *copy = strdup(list);
+    ckpt_cleanup(ckpt_freep) char *copy = strdup(list);
     char *rest = copy, *word, *value;
 
     if (!copy)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     while (ckptfs_next_option(&rest, &word, &value))
         if (set_word(c, word, value, err) < 0)
             return -1;
@@ -210,12 +209,12 @@ static int set_words(struct ckptfs_config *c, const char *list, struct ckpt_err 
 static int take_operands(struct ckptfs_config *c, int n, char **arg, struct ckpt_err *err)
 {
     if (n != 2)
-        return ckptfs_fail(err, CKPT_USAGE, "%s",
-                           n < 1   ? "RUN and MOUNTPOINT are missing"
-                           : n < 2 ? "MOUNTPOINT is missing"
-                                   : "too many arguments");
+        return ckpt_fail(err, CKPT_USAGE, "%s",
+                         n < 1   ? "RUN and MOUNTPOINT are missing"
+                         : n < 2 ? "MOUNTPOINT is missing"
+                                 : "too many arguments");
     if (!(c->run = strdup(arg[0])) || !(c->mountpoint = strdup(arg[1])))
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     return 0;
 }
 
@@ -255,9 +254,9 @@ int ckptfs_cmdline_parse(int argc, char **argv, struct ckptfs_config *ret, struc
                 return -1;
             break;
         case ':':
-            return ckptfs_fail(err, CKPT_USAGE, "%s needs a value", argv[optind - 1]);
+            return ckpt_fail(err, CKPT_USAGE, "%s needs a value", argv[optind - 1]);
         default:
-            return ckptfs_fail(err, CKPT_USAGE, "%s: no such option", argv[optind - 1]);
+            return ckpt_fail(err, CKPT_USAGE, "%s: no such option", argv[optind - 1]);
         }
     }
     return take_operands(ret, argc - optind, argv + optind, err);

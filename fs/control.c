@@ -9,9 +9,10 @@
 
 #include <jansson.h>
 
-#include "fail.h"
+#include "base/mem.h"
 #include "json_text.h"
 #include "reply.h"
+#include "view.h"
 
 static const char *const control_names[] = {"stats.json", "explain", "digest"};
 
@@ -52,7 +53,7 @@ static const struct ckptfs_node *hold_file(struct ckptfs *fs, const char *number
 int ckptfs_control_lookup(struct ckptfs *fs, enum ckptfs_kind dir, const char *name,
                           enum ckptfs_kind *ret)
 {
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     struct ckpt_err err = {0};
 
     if (dir == CKPTFS_EXPLAIN_DIR) {
@@ -139,7 +140,7 @@ static char *stats_text(struct ckptfs *fs)
 
 static int explain_text(struct ckptfs *fs, const char *tensor, char **ret)
 {
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     struct ckpt_err err = {0};
 
     if (ckptfs_view_of(&fs->refresh, "", &view, &err) < 0 ||

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
 
 _Noreturn static void wait_for(pid_t child, int ready)
 {
@@ -34,9 +34,9 @@ int ckptfs_daemon_fork(int *ret_ready, struct ckpt_err *err)
     pid_t pid;
 
     if (pipe2(fd, O_CLOEXEC) < 0)
-        return ckptfs_fail_errno(err, errno, "making a pipe");
+        return ckpt_fail_errno(err, errno, "making a pipe");
     if ((pid = fork()) < 0)
-        return ckptfs_fail_errno(err, errno, "going into the background");
+        return ckpt_fail_errno(err, errno, "going into the background");
     if (pid > 0) {
         (void)close(fd[1]);
         wait_for(pid, fd[0]);

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "fail.h"
+#include "base/mem.h"
 #include "mount.h"
 #include "tree.h"
 
@@ -57,7 +57,7 @@ static int hash_file(struct ckptfs *fs, struct ckptfs_file *f, unsigned char *bu
 int ckptfs_digest_make(struct ckptfs *fs, const struct ckptfs_node *file,
                        char ret[CKPTFS_DIGEST_TEXT])
 {
-    CKPTFS_CLEANUP(ckptfs_freep) unsigned char *buf = malloc(CHUNK);
+    ckpt_cleanup(ckpt_freep) unsigned char *buf = malloc(CHUNK);
     XXH3_state_t *state = XXH3_createState();
     struct ckptfs_file *f = NULL;
     int rc = buf && state ? ckptfs_file_open(fs, file, &f) : ENOMEM;

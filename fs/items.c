@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/str.h"
 
 bool ckpt_is_weights(const char *path)
 {
@@ -21,7 +22,7 @@ static int push(struct ckpt_items *items, struct ckpt_item item, struct ckpt_err
         struct ckpt_item *grown = realloc(items->item, cap * sizeof *grown);
         if (!grown) {
             free(item.path);
-            return ckptfs_nomem(err);
+            return ckpt_nomem(err);
         }
         items->item = grown;
         items->cap = cap;
@@ -36,10 +37,10 @@ static int walk(const struct ckpt_node *dir, const char *prefix, struct ckpt_ite
 {
     for (size_t i = 0, n = ckpt_node_children(dir); i < n; i++) {
         const struct ckpt_node *node = ckpt_node_child(dir, i);
-        char *path = ckptfs_text("%s%s%s", prefix, *prefix ? "/" : "", ckpt_node_name(node));
+        char *path = ckpt_asprintf("%s%s%s", prefix, *prefix ? "/" : "", ckpt_node_name(node));
         int rc;
         if (!path)
-            return ckptfs_nomem(err);
+            return ckpt_nomem(err);
         if (ckpt_node_is_dir(node)) {
             rc = walk(node, path, items, err);
             free(path);
@@ -83,7 +84,7 @@ int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, str
         if (!name || push(ret, (struct ckpt_item){.path = name, .size = info.nbytes, .tensor = i},
                           err) < 0) {
             ckpt_items_release(ret);
-            return ckptfs_nomem(err);
+            return ckpt_nomem(err);
         }
     }
     return 0;
@@ -107,7 +108,7 @@ int ckpt_item_pread(struct ckpt_view *view, const struct ckpt_item *item, void *
     if (ckpt_node_pread(view, item->file, buf, len, off, &got, err) < 0)
         return -1;
     if (got != len)
-        return ckptfs_fail(err, CKPT_IO, "%s: %zu of %zu bytes at offset %llu", item->path, got,
-                           len, (unsigned long long)off);
+        return ckpt_fail(err, CKPT_IO, "%s: %zu of %zu bytes at offset %llu", item->path, got, len,
+                         (unsigned long long)off);
     return 0;
 }

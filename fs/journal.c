@@ -11,7 +11,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/fdio.h"
+#include "base/mem.h"
 #include "json_text.h"
 
 const char ckpt_journal_name[] = ".ckptfs-export";
@@ -20,20 +22,20 @@ enum { MOST_BYTES = 256 << 20 };
 
 static int append(const struct ckpt_journal *j, json_t *line, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    ckpt_cleanup(ckpt_freep) char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
     int rc = 0;
 
     json_decref(line);
     size_t n = text ? strlen(text) : 0;
     char *longer = text ? realloc(text, n + 2) : NULL;
     if (!longer)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     text = longer;
     memcpy(text + n, "\n", 2);
     ssize_t put = write(j->fd, text, n + 1); /* O_APPEND: threads do not mix */
     if (put != (ssize_t)(n + 1) || fdatasync(j->fd) < 0)
-        rc = ckptfs_fail_errno(err, put >= 0 && put <= (ssize_t)n ? ENOSPC : errno, "writing %s",
-                               ckpt_journal_name);
+        rc = ckpt_fail_errno(err, put >= 0 && put <= (ssize_t)n ? ENOSPC : errno, "writing %s",
+                             ckpt_journal_name);
     return rc;
 }
 
@@ -77,11 +79,10 @@ static int parse(struct ckpt_journal *j, char *text, const char *source, struct 
         const char *of = json_string_value(json_object_get(line, "export"));
         bool good = line && (!head || (of && strcmp(of, source) == 0)) && take_line(j, line);
         if (head && !good) {
-            (void)ckptfs_fail(
-                err, CKPT_CONFLICT,
-                "it holds an unfinished export of something else (%s in %s); remove it "
-                "or choose another directory",
-                of ? of : "unreadable", ckpt_journal_name);
+            (void)ckpt_fail(err, CKPT_CONFLICT,
+                            "it holds an unfinished export of something else (%s in %s); remove it "
+                            "or choose another directory",
+                            of ? of : "unreadable", ckpt_journal_name);
             json_decref(line);
             return -1;
         }
@@ -96,21 +97,17 @@ static int parse(struct ckpt_journal *j, char *text, const char *source, struct 
 static int read_all(int fd, char **ret, struct ckpt_err *err)
 {
     struct stat st;
-    size_t have = 0;
+    uint64_t have = 0;
 
     if (fstat(fd, &st) < 0)
-        return ckptfs_fail_errno(err, errno, "%s", ckpt_journal_name);
+        return ckpt_fail_errno(err, errno, "%s", ckpt_journal_name);
     if (!S_ISREG(st.st_mode) || st.st_size > MOST_BYTES)
-        return ckptfs_fail(err, CKPT_LIMIT, "%s is not a journal of an export", ckpt_journal_name);
+        return ckpt_fail(err, CKPT_LIMIT, "%s is not a journal of an export", ckpt_journal_name);
     char *text = malloc((size_t)st.st_size + 1);
     if (!text)
-        return ckptfs_nomem(err);
-    while (have < (size_t)st.st_size) {
-        ssize_t n = pread(fd, text + have, (size_t)st.st_size - have, (off_t)have);
-        if (n <= 0)
-            break;
-        have += (size_t)n;
-    }
+        return ckpt_nomem(err);
+    /* what can't be read is done again */
+    (void)ckpt_fdio_pread(fd, text, (size_t)st.st_size, &have);
     text[have] = '\0';
     *ret = text;
     return 0;
@@ -119,17 +116,17 @@ static int read_all(int fd, char **ret, struct ckpt_err *err)
 int ckpt_journal_open(int dest, const char *source, struct ckpt_journal *ret, bool *ret_new,
                       struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
     struct ckpt_journal j = {.complete = json_object(), .partial = json_object()};
 
     j.fd =
         openat(dest, ckpt_journal_name, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (j.fd < 0) {
-        (void)ckptfs_fail_errno(err, errno, "%s", ckpt_journal_name);
+        (void)ckpt_fail_errno(err, errno, "%s", ckpt_journal_name);
         goto fail;
     }
     if (flock(j.fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
-        (void)ckptfs_fail(err, CKPT_CONFLICT, "another export is writing there");
+        (void)ckpt_fail(err, CKPT_CONFLICT, "another export is writing there");
         goto fail;
     }
     if (read_all(j.fd, &text, err) < 0 || parse(&j, text, source, err) < 0)

@@ -5,11 +5,7 @@
 
 #include <jansson.h>
 
-/* A new string, as errors show it: bytes that are not UTF-8 are "\xNN". NULL: no memory. */
+/* A new string; bytes that are not UTF-8 are shown as errors show them. NULL: no memory. */
 json_t *ckptfs_json_text(const char *bytes);
-
-/* Append a value, which is taken, to a list that is being made. If there is no memory (also: value
- * is NULL), *list becomes NULL and stays so: whoever makes it checks once, at the end. */
-void ckptfs_json_append(json_t **list, json_t *value);
 
 #endif

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/err.h"
 #include "cmdline.h"
-#include "fail.h"
 #include "load_tool.h"
 
 static void print_help(void)
@@ -49,7 +49,7 @@ static int parse_word(const char *what, const char *text, const char *const *wor
             *ret = i;
             return 0;
         }
-    return ckptfs_fail(err, CKPT_USAGE, "%s %s: expected %s", what, text, expected);
+    return ckpt_fail(err, CKPT_USAGE, "%s %s: expected %s", what, text, expected);
 }
 
 static int parse_direct(const char *text, enum ckpt_load_direct *ret, struct ckpt_err *err)
@@ -80,7 +80,7 @@ static int parse_bytes(const char *what, const char *text, uint64_t *ret, struct
     int shift = u ? 10 * (int)(u - unit + 1) : 0;
 
     if (*text < '0' || *text > '9' || (*end && (!u || end[1])) || n > UINT64_MAX >> shift)
-        return ckptfs_fail(err, CKPT_USAGE, "%s %s: expected a number of bytes (256M)", what, text);
+        return ckpt_fail(err, CKPT_USAGE, "%s %s: expected a number of bytes (256M)", what, text);
     *ret = (uint64_t)n << shift;
     return 0;
 }
@@ -92,8 +92,8 @@ static int parse_number(const char *what, const char *text, uint32_t most, uint3
     unsigned long n = strtoul(text, &end, 10);
 
     if (*text < '0' || *text > '9' || *end || n < 1 || n > most)
-        return ckptfs_fail(err, CKPT_USAGE, "%s %s: expected a number from 1 to %u", what, text,
-                           most);
+        return ckpt_fail(err, CKPT_USAGE, "%s %s: expected a number from 1 to %u", what, text,
+                         most);
     *ret = (uint32_t)n;
     return 0;
 }
@@ -104,7 +104,7 @@ static int parse_seconds(const char *what, const char *text, uint32_t *ret_ms, s
     double s = strtod(text, &end);
 
     if (end == text || *end || !(s >= 0.001 && s <= 1e6))
-        return ckptfs_fail(err, CKPT_USAGE, "%s %s: expected a number of seconds", what, text);
+        return ckpt_fail(err, CKPT_USAGE, "%s %s: expected a number of seconds", what, text);
     *ret_ms = (uint32_t)(s * 1000);
     return 0;
 }
@@ -124,9 +124,9 @@ static int parse_rates(char *text, struct ckpt_rates *r, struct ckpt_err *err)
             k++;
         double n = k < 6 && value ? strtod(value, &end) : 0;
         if (!end || *end || !(n > 0))
-            return ckptfs_fail(err, CKPT_USAGE,
-                               "--rates: expected node_storage=N, shared_storage=N, page_cache=N, "
-                               "copy=N, local_link=N, network=N in bytes a second");
+            return ckpt_fail(err, CKPT_USAGE,
+                             "--rates: expected node_storage=N, shared_storage=N, page_cache=N, "
+                             "copy=N, local_link=N, network=N in bytes a second");
         *rate[k] = n;
     }
     return 0;
@@ -167,7 +167,7 @@ static int parse_one(struct ckpt_load_tool *t, int opt, char *arg, struct ckpt_e
         t->opt.verify = true;
         return 0;
     case TRANSPORT:
-        return setenv("CKPTFS_TRANSPORT", arg, 1) < 0 ? ckptfs_nomem(err) : 0;
+        return setenv("CKPTFS_TRANSPORT", arg, 1) < 0 ? ckpt_nomem(err) : 0;
     case HOST:
         return parse_bytes("--host-bytes", arg, &t->opt.host_bytes, err);
     case DEVICE:
@@ -238,18 +238,17 @@ static int parse(int argc, char **argv, struct ckpt_load_tool *t, bool *ret_go,
             return 0;
         }
         if (opt == ':')
-            return ckptfs_fail(err, CKPT_USAGE, "%s needs a value", argv[optind - 1]);
+            return ckpt_fail(err, CKPT_USAGE, "%s needs a value", argv[optind - 1]);
         if (opt == '?')
-            return ckptfs_fail(err, CKPT_USAGE, "%s: no such option", argv[optind - 1]);
+            return ckpt_fail(err, CKPT_USAGE, "%s: no such option", argv[optind - 1]);
         if (parse_one(t, opt, optarg, err) < 0)
             return -1;
     }
     if (argc - optind != 2)
-        return ckptfs_fail(err, CKPT_USAGE,
-                           "usage: ckpt load|plan RUN --layout ... (ckpt load -h)");
+        return ckpt_fail(err, CKPT_USAGE, "usage: ckpt load|plan RUN --layout ... (ckpt load -h)");
     t->tool.run = argv[optind + 1];
     if (!t->layout)
-        return ckptfs_fail(err, CKPT_USAGE, "--layout is missing (tp=2,pp=2 or fsdp=4)");
+        return ckpt_fail(err, CKPT_USAGE, "--layout is missing (tp=2,pp=2 or fsdp=4)");
     *ret_go = true;
     return 0;
 }
@@ -283,7 +282,7 @@ int main(int argc, char **argv)
         rc = parse(argc, argv, &t, &go, &err);
     plan = go && strcmp(argv[optind], "plan") == 0;
     if (rc == 0 && go && !plan && strcmp(argv[optind], "load") != 0)
-        rc = ckptfs_fail(&err, CKPT_USAGE, "%s: expected load or plan", argv[optind]);
+        rc = ckpt_fail(&err, CKPT_USAGE, "%s: expected load or plan", argv[optind]);
     if (rc == 0 && go) {
         ckpt_tool_many_files();
         if (plan) {
@@ -296,7 +295,7 @@ int main(int argc, char **argv)
         }
     }
     if (rc == 0 && (fflush(stdout) != 0 || ferror(stdout)))
-        rc = ckptfs_fail(&err, CKPT_IO, "the output could not be written");
+        rc = ckpt_fail(&err, CKPT_IO, "the output could not be written");
     int status = rc < 0 ? report(comm, &err) : 0;
     ckpt_comm_free(comm);
     ckpt_options_free(t.tool.opt);

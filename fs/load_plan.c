@@ -3,17 +3,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/mem.h"
 #include "load_tool.h"
+#include "view.h"
 
 int ckpt_load_print_plan(const struct ckpt_load_tool *t, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
-    CKPTFS_CLEANUP(ckptfs_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
 
     if (t->ranks == 0)
-        return ckptfs_fail(err, CKPT_USAGE, "ckpt plan: --ranks is missing");
+        return ckpt_fail(err, CKPT_USAGE, "ckpt plan: --ranks is missing");
     if (ckpt_tool_open(&t->tool, &run, &view, err) < 0 ||
         ckpt_load_model(view, t->layout, t->ranks, t->ranks_per_node ? t->ranks_per_node : 8,
                         &t->opt, &text, err) < 0)

@@ -5,10 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
 #include "json_text.h"
 #include "load_tool.h"
 #include "out.h"
+#include "view.h"
 
 enum { ALIGN = 256, CHUNK = 8 << 20, AGREE_MS = 300 * 1000 };
 
@@ -32,7 +35,7 @@ static int memory_init(struct memory *m, struct ckpt_load *load, struct ckpt_err
     void *ptr;
 
     if (!(m->off = malloc((n + 1) * sizeof *m->off)))
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     for (size_t i = 0; i < n; i++) {
         struct ckpt_want_info info;
         ckpt_load_want_info(load, i, &info);
@@ -65,9 +68,9 @@ struct check {
 
 static int differs(const struct check *c, uint64_t at)
 {
-    return ckptfs_fail(c->err, CKPT_CONFLICT,
-                       "tensor '%s': byte %" PRIu64 " of what was loaded is not that of the view",
-                       c->want.tensor, at);
+    return ckpt_fail(c->err, CKPT_CONFLICT,
+                     "tensor '%s': byte %" PRIu64 " of what was loaded is not that of the view",
+                     c->want.tensor, at);
 }
 
 /* The parts of dimensions d.. of the box that lie in `whole`, which holds dimension d.. of the
@@ -109,9 +112,9 @@ static int check_want(struct check *c)
     if (c->want.nbytes == 0)
         return 0;
     const uint64_t step = row < CHUNK ? CHUNK / row : 1;
-    CKPTFS_CLEANUP(ckptfs_freep) unsigned char *rows = malloc((n < step ? n : step) * row);
+    ckpt_cleanup(ckpt_freep) unsigned char *rows = malloc((n < step ? n : step) * row);
     if (!rows)
-        return ckptfs_nomem(c->err);
+        return ckpt_nomem(c->err);
     for (uint64_t i = 0; i < n; i += step) {
         const uint64_t more = n - i < step ? n - i : step;
         if (ckpt_view_tensor_pread(c->view, c->index, rows, more * row, (lo + i) * row, c->err) < 0)
@@ -134,17 +137,17 @@ static int check_all(struct ckpt_load *load, struct ckpt_view *view, const struc
 {
     for (size_t i = 0; i < ckpt_load_wants(load); i++) {
         struct check c = {.view = view, .err = err, .esize = 1};
-        CKPTFS_CLEANUP(ckptfs_freep) unsigned char *got = NULL;
+        ckpt_cleanup(ckpt_freep) unsigned char *got = NULL;
         uint64_t numel = 1;
         ckpt_load_want_info(load, i, &c.want);
         if (!(got = malloc(c.want.nbytes + 1)))
-            return ckptfs_nomem(err);
+            return ckpt_nomem(err);
         if (c.want.nbytes &&
             ckpt_comm_fetch(m->comm, got, m->ptr + m->off[i], c.want.nbytes, err) < 0)
             return -1;
         c.got = got;
         if (!ckpt_view_find_tensor(view, c.want.tensor, &c.index))
-            return ckptfs_fail(err, CKPT_MISSING, "there is no tensor '%s'", c.want.tensor);
+            return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", c.want.tensor);
         ckpt_view_tensor(view, c.index, &c.tensor);
         for (uint32_t d = 0; d < c.tensor.rank; d++)
             numel *= c.tensor.shape[d];
@@ -180,8 +183,7 @@ static int print(const struct ckpt_load_tool *t, const char *step, const struct 
     }
     struct ckpt_rates r;
     ckpt_load_rates(load, &r);
-    CKPTFS_CLEANUP(ckpt_jsonp)
-    json_t *j = json_pack(
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
         "{s:o, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, "
         "s:{s:f, "
         "s:f, "
@@ -199,7 +201,7 @@ static int print(const struct ckpt_load_tool *t, const char *step, const struct 
         (int)t->verify);
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     if (!text)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     (void)printf("%s\n", text);
     free(text);
     return 0;
@@ -248,9 +250,9 @@ static int open_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, str
 
 int ckpt_load_run(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
-    CKPTFS_CLEANUP(ckptfs_freep) char *step = NULL;
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_freep) char *step = NULL;
     struct ckpt_load *load = NULL;
     struct memory memory = {.comm = comm};
 

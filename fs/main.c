@@ -9,9 +9,9 @@
 
 #include <fuse_lowlevel.h>
 
+#include "base/err.h"
 #include "cmdline.h"
 #include "daemon.h"
-#include "fail.h"
 #include "log.h"
 #include "mounts.h"
 #include "session.h"
@@ -60,7 +60,7 @@ static int run(struct ckptfs_config *c, struct ckpt_err *err)
     if (!c->foreground && ckptfs_daemon_fork(&ready, err) < 0)
         return -1;
     if (chdir("/") < 0)
-        return ckptfs_fail(err, CKPT_IO, "the root directory can't be entered");
+        return ckpt_fail(err, CKPT_IO, "the root directory can't be entered");
     return ckptfs_session(c, &program_log, ready, err);
 }
 

@@ -15,7 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
 
 enum { MOST_STACKED = 16 };
 
@@ -62,7 +64,7 @@ static bool parse_line(char *line, char **ret_path, struct ckptfs_mountinfo *ret
 bool ckptfs_mountinfo_find(const char *path, struct ckptfs_mountinfo *ret)
 {
     FILE *in = fopen("/proc/self/mountinfo", "re");
-    CKPTFS_CLEANUP(ckptfs_freep) char *line = NULL;
+    ckpt_cleanup(ckpt_freep) char *line = NULL;
     size_t cap = 0;
     bool found = false;
 
@@ -125,27 +127,27 @@ int ckptfs_unmount(const char *path, struct ckpt_err *err)
     if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
         return 0;
     if (errno != EPERM)
-        return ckptfs_fail_errno(err, errno, "unmounting %s", path);
+        return ckpt_fail_errno(err, errno, "unmounting %s", path);
     if ((rc = posix_spawnp(&pid, argv[0], NULL, NULL, (char *const *)argv, environ)) != 0)
-        return ckptfs_fail_errno(err, rc, "running fusermount3");
+        return ckpt_fail_errno(err, rc, "running fusermount3");
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         continue;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return 0;
-    return ckptfs_fail(err, CKPT_IO, "fusermount3 could not unmount %s", path);
+    return ckpt_fail(err, CKPT_IO, "fusermount3 could not unmount %s", path);
 }
 
 /* The absolute path of a directory that may carry a dead mount, which realpath(3) can't ask: its
  * parent is resolved, its last name kept. */
 static char *resolve_mountpoint(const char *path, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *copy = NULL, *parent = NULL;
+    ckpt_cleanup(ckpt_freep) char *copy = NULL, *parent = NULL;
     char *full = realpath(path, NULL), *slash;
 
     if (full)
         return full;
     if (errno != ENOTCONN) {
-        (void)ckptfs_fail_errno(err, errno, "mountpoint %s", path);
+        (void)ckpt_fail_errno(err, errno, "mountpoint %s", path);
         return NULL;
     }
     if (!(copy = strdup(path)))
@@ -157,16 +159,15 @@ static char *resolve_mountpoint(const char *path, struct ckpt_err *err)
         *slash = '\0';
     parent = realpath(!slash ? "." : slash == copy ? "/" : copy, NULL);
     if (!parent) {
-        (void)ckptfs_fail_errno(err, errno, "mountpoint %s", path);
+        (void)ckpt_fail_errno(err, errno, "mountpoint %s", path);
         return NULL;
     }
-    return ckptfs_text("%s/%s", strcmp(parent, "/") == 0 ? "" : parent, slash ? slash + 1 : copy);
+    return ckpt_asprintf("%s/%s", strcmp(parent, "/") == 0 ? "" : parent, slash ? slash + 1 : copy);
 }
 
 static int fail_mounted(const char *path, struct ckpt_err *err)
 {
-    return ckptfs_fail(err, CKPT_USAGE, "%s is a ckptfs mount already; fusermount3 -u ends it",
-                       path);
+    return ckpt_fail(err, CKPT_USAGE, "%s is a ckptfs mount already; fusermount3 -u ends it", path);
 }
 
 static int clear_stale(const char *path, const struct ckptfs_log *log, struct ckpt_err *err)
@@ -184,9 +185,9 @@ static int clear_stale(const char *path, const struct ckptfs_log *log, struct ck
             return -1;
     }
     if (stat(path, &st) < 0)
-        return ckptfs_fail_errno(err, errno, "mountpoint %s", path);
+        return ckpt_fail_errno(err, errno, "mountpoint %s", path);
     if (!S_ISDIR(st.st_mode))
-        return ckptfs_fail(err, CKPT_USAGE, "mountpoint %s is not a directory", path);
+        return ckpt_fail(err, CKPT_USAGE, "mountpoint %s is not a directory", path);
     return 0;
 }
 
@@ -199,8 +200,8 @@ static int lock_mountpoint(struct ckptfs_config *c, struct ckpt_err *err)
     c->lock = open(c->mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (c->lock >= 0 && flock(c->lock, LOCK_EX | LOCK_NB) < 0) {
         if (errno == EWOULDBLOCK)
-            return ckptfs_fail(err, CKPT_USAGE, "another ckptfs is being mounted on %s",
-                               c->mountpoint);
+            return ckpt_fail(err, CKPT_USAGE, "another ckptfs is being mounted on %s",
+                             c->mountpoint);
         ckptfs_mountpoint_unlock(c);
     }
     return is_ours(c->mountpoint, &info) ? fail_mounted(c->mountpoint, err) : 0;
@@ -219,7 +220,7 @@ void ckptfs_mountpoint_unlock(struct ckptfs_config *c)
  * another name. */
 static bool lies_in(const char *path, const char *dir)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *up = strdup(path);
+    ckpt_cleanup(ckpt_freep) char *up = strdup(path);
     struct stat want, st;
 
     if (!up || stat(dir, &want) < 0)
@@ -238,7 +239,7 @@ static bool lies_in(const char *path, const char *dir)
 static int replace(char **text, char *with, struct ckpt_err *err)
 {
     if (!with)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     free(*text);
     *text = with;
     return 0;
@@ -251,25 +252,25 @@ int ckptfs_paths_resolve(struct ckptfs_config *c, const struct ckptfs_log *log,
 
     /* With -o wait the run itself may be yet to come: then the name is kept, made absolute. */
     if (!full && errno == ENOENT && c->wait) {
-        CKPTFS_CLEANUP(ckptfs_freep) char *cwd = getcwd(NULL, 0);
-        full = ckptfs_text("%s%s%s", *c->run == '/' || !cwd ? "" : cwd, *c->run == '/' ? "" : "/",
-                           c->run);
+        ckpt_cleanup(ckpt_freep) char *cwd = getcwd(NULL, 0);
+        full = ckpt_asprintf("%s%s%s", *c->run == '/' || !cwd ? "" : cwd, *c->run == '/' ? "" : "/",
+                             c->run);
     }
     if (!full)
-        return ckptfs_fail_errno(err, errno, "%s", c->run);
+        return ckpt_fail_errno(err, errno, "%s", c->run);
     if (replace(&c->run, full, err) < 0)
         return -1;
     if (!(full = resolve_mountpoint(c->mountpoint, err)))
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     if (replace(&c->mountpoint, full, err) < 0 || clear_stale(c->mountpoint, log, err) < 0 ||
         lock_mountpoint(c, err) < 0)
         return -1;
     if (lies_in(c->run, c->mountpoint))
-        return ckptfs_fail(err, CKPT_USAGE,
-                           "the mount at %s would hide the run %s from ckptfs itself",
-                           c->mountpoint, c->run);
+        return ckpt_fail(err, CKPT_USAGE,
+                         "the mount at %s would hide the run %s from ckptfs itself", c->mountpoint,
+                         c->run);
     if (lies_in(c->mountpoint, c->run))
-        return ckptfs_fail(
+        return ckpt_fail(
             err, CKPT_USAGE,
             "the mountpoint %s lies inside the run %s: ckptfs would read its own mount",
             c->mountpoint, c->run);

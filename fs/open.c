@@ -5,22 +5,24 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "base/err.h"
+#include "base/mem.h"
 #include "cmdline.h"
-#include "fail.h"
 #include "tool.h"
+#include "view.h"
 
 enum { MOST_TRIES = 8 }; /* of opening older steps, to name one that can be read */
 
 int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *copy = strdup(list);
+    ckpt_cleanup(ckpt_freep) char *copy = strdup(list);
     char *rest = copy, *word, *value;
 
     if (!copy)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     while (ckptfs_next_option(&rest, &word, &value)) {
         if (!ckpt_options_knows(word))
-            return ckptfs_fail(err, CKPT_USAGE, "-o %s: no such option", word);
+            return ckpt_fail(err, CKPT_USAGE, "-o %s: no such option", word);
         if (ckpt_options_set(opt, word, value, err) < 0)
             return -1;
     }
@@ -47,7 +49,7 @@ void ckpt_runp(struct ckpt_run **run)
 static size_t newest_readable(struct ckpt_run *run, const struct ckpt_step *steps, size_t n)
 {
     for (size_t i = n, tries = 0; i-- > 0 && tries < MOST_TRIES;) {
-        CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+        ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
         struct ckpt_err ignored = {0};
         if (!steps[i].is_latest && ckpt_run_view(run, steps[i].name, &view, &ignored) == 0)
             return i;
@@ -73,14 +75,14 @@ static int fail_latest(struct ckpt_run *run, struct ckpt_err *err)
         const size_t other = newest_readable(run, steps, n);
         memset(err, 0, sizeof *err);
         if (other < n)
-            (void)ckptfs_fail(err, why.code,
-                              "%.800s (step '%.40s' is the latest; the newest that can be read is "
-                              "'%.40s': --step %.40s)",
-                              why.text, latest, steps[other].name, steps[other].name);
+            (void)ckpt_fail(err, why.code,
+                            "%.800s (step '%.40s' is the latest; the newest that can be read is "
+                            "'%.40s': --step %.40s)",
+                            why.text, latest, steps[other].name, steps[other].name);
         else
-            (void)ckptfs_fail(err, why.code,
-                              "%.800s (step '%.40s' is the latest; --step takes another)", why.text,
-                              latest);
+            (void)ckpt_fail(err, why.code,
+                            "%.800s (step '%.40s' is the latest; --step takes another)", why.text,
+                            latest);
     }
     ckpt_steps_free(steps, n);
     return -1;
@@ -97,8 +99,8 @@ int ckpt_tool_open_view(struct ckpt_run *run, const char *step, struct ckpt_view
 int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
                    struct ckpt_view **ret_view, struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckpt_runp) struct ckpt_run *run = NULL;
-    CKPTFS_CLEANUP(ckptfs_freep) char *step = NULL;
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckpt_freep) char *step = NULL;
 
     if (ckpt_run_open(t->run, t->opt, &run, err) < 0 ||
         (t->step && ckpt_run_find_step(run, t->step, &step, err) < 0) ||

@@ -8,7 +8,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/mem.h"
 #include "mount.h"
 #include "reply.h"
 #include "tree.h"
@@ -488,7 +488,7 @@ static int attribute(struct ckptfs *fs, const struct ckptfs_node *n, const char 
 
 static void get_attribute(const struct request *r)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *value = NULL;
+    ckpt_cleanup(ckpt_freep) char *value = NULL;
 
     int rc = attribute(fs_of(r->req), r->node, r->name, &value);
     if (rc)

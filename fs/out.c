@@ -8,7 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/json.h"
 
 const char *ckpt_out_size(uint64_t bytes, char buf[CKPT_OUT_SIZE])
 {
@@ -64,26 +65,20 @@ void ckpt_out_table(const char *const *head, const char *align, size_t ncolumn, 
         put_row((const char *const *)cell + i, align, width, ncolumn);
 }
 
-void ckpt_jsonp(json_t **j)
-{
-    json_decref(*j);
-    *j = NULL;
-}
-
 int ckpt_out_parse(const char *text, json_t **ret, struct ckpt_err *err)
 {
     json_error_t at;
 
     *ret = json_loads(text, JSON_DECODE_ANY, &at);
-    return *ret ? 0 : ckptfs_fail(err, CKPT_FORMAT, "the library's JSON: %s", at.text);
+    return *ret ? 0 : ckpt_fail(err, CKPT_FORMAT, "the library's JSON: %s", at.text);
 }
 
 int ckpt_out_json(const json_t *j, struct ckpt_err *err)
 {
     if (!j)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     if (json_dumpf(j, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_ENCODE_ANY) < 0)
-        return ckptfs_fail(err, CKPT_IO, "the output could not be written");
+        return ckpt_fail(err, CKPT_IO, "the output could not be written");
     (void)fputc('\n', stdout);
     return 0;
 }

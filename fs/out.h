@@ -28,7 +28,6 @@ void ckpt_out_outline(const json_t *j);
 
 /* Parse the library's JSON text. *ret is new. */
 int ckpt_out_parse(const char *text, json_t **ret, struct ckpt_err *err);
-void ckpt_jsonp(json_t **j);
 
 /* Bold, if stdout is a terminal that wants it; and its end. */
 const char *ckpt_out_bold(void);

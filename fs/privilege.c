@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
 
 struct caps {
     uint64_t effective, permitted;
@@ -46,15 +46,15 @@ int ckptfs_privilege_drop(bool *ret_dropped, struct ckpt_err *err)
 
     *ret_dropped = false;
     if (caps_get(&c) < 0)
-        return ckptfs_fail_errno(err, errno, "reading the capabilities");
+        return ckpt_fail_errno(err, errno, "reading the capabilities");
     if (!(c.permitted & admin))
         return 0; /* fusermount3 did the mount and will do the unmount */
     c.effective &= search;
     c.permitted &= search | admin;
     if (caps_set(&c) < 0)
-        return ckptfs_fail_errno(err, errno, "dropping capabilities");
+        return ckpt_fail_errno(err, errno, "dropping capabilities");
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-        return ckptfs_fail_errno(err, errno, "setting no_new_privs");
+        return ckpt_fail_errno(err, errno, "setting no_new_privs");
     *ret_dropped = true;
     return 0;
 }

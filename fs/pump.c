@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
 #include "progress.h"
 
 enum { FEWEST_JOBS = 4, CUSTOMARY_JOBS = 16, TICK_MS = 200, PAGE = 4096 };
@@ -190,7 +190,7 @@ static void *work(void *arg)
     void *buf = NULL;
 
     if (posix_memalign(&buf, PAGE, 2 * (size_t)CKPT_PUMP_CHUNK) != 0) {
-        (void)ckptfs_nomem(&err);
+        (void)ckpt_nomem(&err);
         fail(w->s, &err);
     } else {
         while (take(w->s, w->index, &c))
@@ -268,7 +268,7 @@ static int run(struct state *s, struct worker *worker, struct ckpt_err *err)
         s->active--;
         (void)pthread_mutex_unlock(&s->lock);
         if (started == 0) /* fewer threads than asked for do as well */
-            return ckptfs_fail_errno(err, rc, "starting a thread");
+            return ckpt_fail_errno(err, rc, "starting a thread");
         break;
     }
     watch(s, &bar);
@@ -298,7 +298,7 @@ int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_er
     (void)pthread_cond_init(&s.moved, &attr);
     (void)pthread_condattr_destroy(&attr);
     if (!worker || !s.flying || !s.hash) {
-        (void)ckptfs_nomem(err);
+        (void)ckpt_nomem(err);
     } else {
         for (unsigned i = 0; i < s.nthread; i++)
             s.flying[i] = IDLE;
@@ -356,5 +356,5 @@ int ckpt_hash_whole(const struct ckpt_items *items, const XXH128_hash_t *hash, X
         *ret = XXH3_128bits_digest(state);
     (void)XXH3_freeState(state);
     free(order);
-    return good ? 0 : ckptfs_nomem(err);
+    return good ? 0 : ckpt_nomem(err);
 }

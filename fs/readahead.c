@@ -8,12 +8,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/mem.h"
 #include "mounts.h"
 
 static unsigned read_back(const char *path)
 {
-    CKPTFS_CLEANUP(ckptfs_closep) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ckpt_cleanup(ckpt_closep) int fd = open(path, O_RDONLY | O_CLOEXEC);
     char text[32] = "";
 
     if (fd < 0 || read(fd, text, sizeof text - 1) <= 0)
@@ -23,7 +23,7 @@ static unsigned read_back(const char *path)
 
 static bool write_text(const char *path, const char *text)
 {
-    CKPTFS_CLEANUP(ckptfs_closep) int fd = open(path, O_WRONLY | O_CLOEXEC);
+    ckpt_cleanup(ckpt_closep) int fd = open(path, O_WRONLY | O_CLOEXEC);
     return fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
 }
 

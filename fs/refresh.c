@@ -7,7 +7,9 @@
 #include <time.h>
 #include <xxhash.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "view.h"
 
 enum { PERIOD_S = 1 };
 
@@ -57,7 +59,7 @@ static int publish(struct ckptfs_refresh *r, struct ckpt_run *run, struct ckpt_e
     struct ckptfs_steps *s = calloc(1, sizeof *s), *old;
 
     if (!s)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     atomic_init(&s->nref, 1);
     s->folder = ckpt_run_is_folder(run);
     if (ckpt_run_steps(run, &s->step, &s->n, err) < 0) {
@@ -84,7 +86,7 @@ static uint64_t bytes_below(const struct ckpt_node *node)
 static int open_run(struct ckptfs_refresh *r, struct ckpt_err *err)
 {
     struct ckpt_run *run = NULL;
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
 
     if (ckpt_run_open(r->config->run, r->config->opt, &run, err) < 0)
         return -1;
@@ -174,7 +176,7 @@ int ckptfs_refresh_start(struct ckptfs_refresh *r, struct ckpt_err *err)
     int rc = pthread_create(&r->thread, NULL, watch, r);
 
     if (rc != 0)
-        return ckptfs_fail_errno(err, rc, "starting a thread");
+        return ckpt_fail_errno(err, rc, "starting a thread");
     r->running = true;
     return 0;
 }
@@ -229,7 +231,7 @@ static bool is_gone(struct ckptfs_refresh *r, struct ckpt_run *run, const char *
 {
     if (publish(r, run, NULL) < 0)
         return false;
-    CKPTFS_CLEANUP(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(r);
+    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(r);
     return steps->folder && !ckptfs_steps_find(steps, step);
 }
 
@@ -240,15 +242,15 @@ int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view 
     struct ckpt_run *run = atomic_load(&r->run);
 
     if (!run)
-        return ckptfs_fail(err, CKPT_MISSING, "%s: there is no step yet", r->config->run);
+        return ckpt_fail(err, CKPT_MISSING, "%s: there is no step yet", r->config->run);
     if (ckpt_run_view(run, *step ? step : NULL, ret, &own) == 0)
         return 0;
     if (own.code == CKPT_MISSING && is_gone(r, run, step))
-        return ckptfs_fail(err, CKPT_STALE, "step %s is gone", step);
+        return ckpt_fail(err, CKPT_STALE, "step %s is gone", step);
     if (is_news(r, step, &own))
         ckptfs_logf(r->log, CKPT_ERROR, "%s%s%s%s", *step ? "step " : "", step, *step ? ": " : "",
                     own.text);
-    return ckptfs_fail(err, own.code, "%s", own.text);
+    return ckpt_fail(err, own.code, "%s", own.text);
 }
 
 struct ckpt_view *ckptfs_view_held(struct ckptfs_refresh *r, const char *step)

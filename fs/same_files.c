@@ -7,26 +7,17 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
+#include "base/fdio.h"
+#include "base/mem.h"
 #include "pump.h"
 
 /* The bytes [off, off+len) of a file that is long enough; an errno, EIO if it was cut since. */
 static int read_file(int dir, const char *path, void *buf, size_t len, uint64_t off)
 {
-    CKPTFS_CLEANUP(ckptfs_closep) int fd = openat(dir, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    size_t done = 0;
+    ckpt_cleanup(ckpt_closep) int fd = openat(dir, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 
-    if (fd < 0)
-        return errno;
-    while (done < len) {
-        const ssize_t got = pread(fd, (char *)buf + done, len - done, (off_t)(off + done));
-        if (got == 0)
-            return EIO;
-        if (got < 0 && errno != EINTR)
-            return errno;
-        done += got > 0 ? (size_t)got : 0;
-    }
-    return 0;
+    return fd < 0 ? errno : ckpt_fdio_errno(ckpt_fdio_pread(fd, buf, len, &off));
 }
 
 static int compare(void *ctx, size_t i, const void *buf, size_t len, uint64_t off, void *scratch,
@@ -39,15 +30,15 @@ static int compare(void *ctx, size_t i, const void *buf, size_t len, uint64_t of
     size_t at = 0;
 
     if (error)
-        return ckptfs_fail_errno(err, error, "%s/%s", w->dest, path);
+        return ckpt_fail_errno(err, error, "%s/%s", w->dest, path);
     if (memcmp(ours, theirs, len) == 0)
         return 0;
     while (ours[at] == theirs[at])
         at++;
-    return ckptfs_fail(err, CKPT_CONFLICT,
-                       "%s is not empty: it holds another export, or this one was changed: %s "
-                       "differs at byte %llu; export into a new directory",
-                       w->dest, path, (unsigned long long)(off + at));
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "%s is not empty: it holds another export, or this one was changed: %s "
+                     "differs at byte %llu; export into a new directory",
+                     w->dest, path, (unsigned long long)(off + at));
 }
 
 static int note_hash(void *ctx, size_t i, uint64_t off, const XXH128_hash_t *prefix,

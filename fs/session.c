@@ -10,8 +10,10 @@
 
 #include <fuse_lowlevel.h>
 
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
 #include "daemon.h"
-#include "fail.h"
 #include "mount.h"
 #include "mounts.h"
 #include "ops.h"
@@ -39,13 +41,13 @@ static struct fuse_session *session_new(struct ckptfs *fs)
 {
     const struct ckptfs_config *c = fs->config;
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
-    CKPTFS_CLEANUP(ckptfs_freep) char *name = escape(c->run), *words = NULL;
+    ckpt_cleanup(ckpt_freep) char *name = escape(c->run), *words = NULL;
     struct fuse_session *se = NULL;
 
-    words =
-        ckptfs_text("ro,nosuid,nodev,default_permissions,subtype=ckptfs,max_read=%d,fsname=%s%s%s",
-                    CKPTFS_MAX_READ, name ? name : "", c->allow_other ? ",allow_other" : "",
-                    c->fuse_words ? c->fuse_words : "");
+    words = ckpt_asprintf(
+        "ro,nosuid,nodev,default_permissions,subtype=ckptfs,max_read=%d,fsname=%s%s%s",
+        CKPTFS_MAX_READ, name ? name : "", c->allow_other ? ",allow_other" : "",
+        c->fuse_words ? c->fuse_words : "");
     if (name && words && fuse_opt_add_arg(&args, "ckptfs") == 0 &&
         fuse_opt_add_arg(&args, "-o") == 0 && fuse_opt_add_arg(&args, words) == 0)
         se = fuse_session_new(&args, &ckptfs_ops, sizeof ckptfs_ops, fs);
@@ -67,7 +69,7 @@ static int answer_init(struct fuse_session *se, struct ckpt_err *err)
         fuse_session_process_buf(se, &buf);
     free(buf.mem);
     if (n <= 0 || fuse_session_exited(se))
-        return ckptfs_fail(err, CKPT_IO, "the kernel's FUSE does not answer as expected");
+        return ckpt_fail(err, CKPT_IO, "the kernel's FUSE does not answer as expected");
     return 0;
 }
 
@@ -135,7 +137,7 @@ static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_log *
     bool asked = atomic_load(&signals.quitting);
     ckptfs_signals_stop(&signals);
     if (rc < 0 && !asked)
-        return ckptfs_fail_errno(err, -rc, "serving %s", fs->config->mountpoint);
+        return ckpt_fail_errno(err, -rc, "serving %s", fs->config->mountpoint);
     return 0;
 }
 
@@ -146,14 +148,14 @@ static int mount_and_serve(struct ckptfs *fs, struct ckptfs_config *config, stru
     int rc = -1;
 
     if (!se)
-        return ckptfs_fail(err, CKPT_USAGE, "FUSE did not take the options");
+        return ckpt_fail(err, CKPT_USAGE, "FUSE did not take the options");
     ckptfs_signals_block();
     ckptfs_privilege_raise();
     int mounted = fuse_session_mount(se, fs->config->mountpoint);
     ckptfs_privilege_lower();
     ckptfs_mountpoint_unlock(config);
     if (mounted < 0) {
-        (void)ckptfs_fail(err, CKPT_IO, "mounting on %s failed", fs->config->mountpoint);
+        (void)ckpt_fail(err, CKPT_IO, "mounting on %s failed", fs->config->mountpoint);
     } else if (answer_init(se, err) == 0) {
         ckptfs_readahead_set(fs);
         rc = serve(fs, se, log, ready, err);
@@ -179,7 +181,7 @@ int ckptfs_session(struct ckptfs_config *config, struct ckptfs_log *log, int rea
     if (ckptfs_privilege_drop(&dropped, err) < 0)
         return -1;
     if (ckptfs_nodes_init(&fs.nodes) < 0 || ckptfs_dispatch_init(&fs.dispatch, config->threads) < 0)
-        return ckptfs_nomem(err);
+        return ckpt_nomem(err);
     rc = ckptfs_refresh_open(&fs.refresh, config, log, err);
     if (rc == 0)
         rc = mount_and_serve(&fs, config, log, ready, err);

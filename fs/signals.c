@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "fail.h"
+#include "base/err.h"
 #include "mounts.h"
 #include "privilege.h"
 
@@ -123,7 +123,7 @@ int ckptfs_signals_start(struct ckptfs_signals *s, struct ckptfs *fs, struct fus
 {
     *s = (struct ckptfs_signals){.fs = fs, .se = se, .main = pthread_self()};
     int rc = pthread_create(&s->thread, NULL, take, s);
-    return rc ? ckptfs_fail_errno(err, rc, "starting a thread") : 0;
+    return rc ? ckpt_fail_errno(err, rc, "starting a thread") : 0;
 }
 
 void ckptfs_signals_stop(struct ckptfs_signals *s)

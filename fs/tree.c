@@ -9,9 +9,13 @@
 
 #include <xxhash.h>
 
+#include "base/ckd.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
 #include "control.h"
-#include "fail.h"
 #include "reply.h"
+#include "view.h"
 
 static const char CONTROL_NAME[] = ".ckptfs", LATEST_NAME[] = "latest",
                   ERROR_NAME[] = "CKPTFS-ERROR.txt";
@@ -57,13 +61,13 @@ static struct ckptfs_id id_of_vnode(const struct ckpt_view *view, const char *st
 /* What CKPTFS-ERROR.txt says; the caller frees it. */
 static char *error_text(const struct ckpt_err *err)
 {
-    return ckptfs_text("%s: %s\n", ckpt_code_name(err->code), err->text);
+    return ckpt_asprintf("%s: %s\n", ckpt_code_name(err->code), err->text);
 }
 
 static int id_of_error(const struct ckptfs_id *dir, const struct ckpt_err *err,
                        struct ckptfs_id *ret)
 {
-    CKPTFS_CLEANUP(ckptfs_freep) char *text = error_text(err);
+    ckpt_cleanup(ckpt_freep) char *text = error_text(err);
 
     if (!text)
         return ENOMEM;
@@ -81,20 +85,20 @@ static int id_of_error(const struct ckptfs_id *dir, const struct ckpt_err *err,
 static int view_of(struct ckptfs *fs, const struct ckptfs_node *node, struct ckpt_view **ret,
                    struct ckpt_err *err)
 {
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
-    CKPTFS_CLEANUP(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
     const struct ckptfs_id *id = &node->id;
 
     if (id->kind == CKPTFS_STEP) {
         const struct ckpt_step *s = steps ? ckptfs_steps_find(steps, id->step) : NULL;
         if (!s || s->generation != id->generation)
-            return ckptfs_fail(err, CKPT_STALE, "step %s was saved again or is gone", id->step);
+            return ckpt_fail(err, CKPT_STALE, "step %s was saved again or is gone", id->step);
     }
     if (ckptfs_view_of(&fs->refresh, id->step, &view, err) < 0)
         return -1;
     if ((id->kind == CKPTFS_DIR || id->kind == CKPTFS_FILE) &&
         ckpt_view_generation(view) != id->generation)
-        return ckptfs_fail(err, CKPT_STALE, "step %s was saved again", id->step);
+        return ckpt_fail(err, CKPT_STALE, "step %s was saved again", id->step);
     *ret = view;
     view = NULL;
     return 0;
@@ -103,7 +107,7 @@ static int view_of(struct ckptfs *fs, const struct ckptfs_node *node, struct ckp
 /* Whether dir's own content is that of a view's root. */
 static bool is_view_root(struct ckptfs *fs, const struct ckptfs_node *dir)
 {
-    CKPTFS_CLEANUP(ckptfs_stepsp) struct ckptfs_steps *steps = NULL;
+    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = NULL;
 
     if (dir->id.kind != CKPTFS_ROOT)
         return dir->id.kind == CKPTFS_STEP;
@@ -114,7 +118,7 @@ static bool is_view_root(struct ckptfs *fs, const struct ckptfs_node *dir)
 static int lookup_in_view(struct ckptfs *fs, const struct ckptfs_node *dir, const char *name,
                           struct ckptfs_found *ret, bool *ret_lasting)
 {
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     struct ckpt_err err = {0};
     int n = snprintf(ret->text, sizeof ret->text, "%s%s%s", dir->id.path, *dir->id.path ? "/" : "",
                      name);
@@ -147,7 +151,7 @@ static int copy_text(struct ckptfs_found *ret, const char **text)
 
 static int lookup_step(struct ckptfs *fs, const char *name, struct ckptfs_found *ret)
 {
-    CKPTFS_CLEANUP(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
+    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
     const struct ckpt_step *s;
 
     if (!steps)
@@ -366,7 +370,7 @@ struct ckptfs_file {
 
 static int open_error(struct ckptfs *fs, const struct ckptfs_node *node, char **ret)
 {
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     struct ckpt_err err = {0};
 
     if (ckptfs_view_of(&fs->refresh, node->id.step, &view, &err) == 0)
@@ -449,15 +453,11 @@ static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
     struct ckpt_err err = {0};
 
     *ret_len = 0;
-    if (fs->config->null_reads) {
-        *ret_len = len;
-        return 0;
-    }
     if (ckpt_node_pread(f->view, f->node, buf, len, off, ret_len, &err) == 0) {
-        if (*ret_len == len)
+        if (*ret_len == len || off + *ret_len >= f->size)
             return 0;
-        (void)ckptfs_fail(&err, CKPT_IO, "%s: %zu of %zu bytes at offset %llu", f->name, *ret_len,
-                          len, (unsigned long long)off);
+        (void)ckpt_fail(&err, CKPT_IO, "%s: %zu of %zu bytes at offset %llu", f->name, *ret_len,
+                        len, (unsigned long long)off);
     }
     atomic_fetch_add_explicit(&fs->count.errors, 1, memory_order_relaxed);
     /* the library says once of a view that a shard changed */
@@ -472,15 +472,11 @@ static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
 int ckptfs_file_read(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t len, uint64_t off,
                      size_t *ret_len)
 {
-    uint64_t left = off < f->size ? f->size - off : 0;
-
-    if (len > left)
-        len = (size_t)left;
-    if (f->view)
+    if (f->view && !fs->config->null_reads)
         return read_view(fs, f, buf, len, off, ret_len);
-    if (len)
-        memcpy(buf, f->text + off, len);
-    *ret_len = len;
+    *ret_len = off < f->size ? (size_t)ckpt_min_u64(len, f->size - off) : 0;
+    if (f->text && *ret_len)
+        memcpy(buf, f->text + off, *ret_len);
     return 0;
 }
 
@@ -533,7 +529,7 @@ bool ckptfs_file_waits(const struct ckptfs_file *f, struct ckptfs_lanes *ret)
 
 int ckptfs_tree_source(struct ckptfs *fs, const struct ckptfs_node *node, char **ret)
 {
-    CKPTFS_CLEANUP(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     enum ckptfs_kind kind = node->id.kind;
 
     if (kind != CKPTFS_STEP && kind != CKPTFS_DIR && kind != CKPTFS_FILE &&
@@ -547,7 +543,7 @@ int ckptfs_tree_source(struct ckptfs *fs, const struct ckptfs_node *node, char *
 
 int64_t ckptfs_root_mtime(struct ckptfs *fs)
 {
-    CKPTFS_CLEANUP(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
+    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
     int64_t newest = 0;
 
     for (size_t i = 0; steps && i < steps->n; i++)

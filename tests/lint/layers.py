@@ -46,7 +46,7 @@ def core_allows(path, quote, name):
 
 
 def fs_allows(root, path, quote, name):
-    if quote == "<":
+    if quote == "<" or os.path.dirname(name) == "base":
         return True
     return os.path.exists(os.path.join(root, "fs", name))
 
@@ -66,7 +66,7 @@ def check(root, path):
         elif path.startswith("core/") and not ours and not core_allows(path, quote, name):
             yield "%s:%d: \"%s\" is not below this layer" % (path, line, name)
         elif path.startswith("fs/") and not ours and not fs_allows(root, path, quote, name):
-            yield "%s:%d: fs includes only <ckptfs/...> and its own files, not \"%s\"" % (path, line, name)
+            yield "%s:%d: fs includes only <ckptfs/...>, base and its own files, not \"%s\"" % (path, line, name)
 
 
 def main():

@@ -90,11 +90,6 @@ static void delay(const char *dir, const char *name)
 
 const char *ckpt_version(void) { return "fake"; }
 
-const char *ckpt_code_name(enum ckpt_code code)
-{
-    return code == CKPT_MISSING ? "missing" : code == CKPT_FORMAT ? "format" : "io";
-}
-
 int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err)
 {
     *ret = calloc(1, sizeof **ret);
