@@ -2,15 +2,13 @@
 /* Making and remembering digests. */
 #include "digests.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/err.h"
 #include "base/mem.h"
-#include "mount.h"
-#include "tree.h"
 
 enum { CHUNK = 1 << 20 };
 
@@ -38,40 +36,40 @@ static void put(struct ckptfs_digests *d, uint64_t ino, const char *text)
     (void)pthread_mutex_unlock(&d->lock);
 }
 
-static int hash_file(struct ckptfs *fs, struct ckptfs_file *f, unsigned char *buf,
-                     XXH3_state_t *state)
+static int hash_file(struct ckpt_view *view, const struct ckpt_node *file, unsigned char *buf,
+                     XXH3_state_t *state, struct ckpt_err *err)
 {
     uint64_t off = 0;
     size_t n;
 
     do {
-        int rc = ckptfs_file_read(fs, f, buf, CHUNK, off, &n);
-        if (rc)
-            return rc;
+        if (ckpt_node_pread(view, file, buf, CHUNK, off, &n, err) < 0)
+            return -1;
         (void)XXH3_128bits_update(state, buf, n);
         off += n;
     } while (n == CHUNK);
     return 0;
 }
 
-int ckptfs_digest_make(struct ckptfs *fs, const struct ckptfs_node *file,
-                       char ret[CKPTFS_DIGEST_TEXT])
+int ckptfs_digest_make(struct ckptfs_digests *d, struct ckpt_view *view,
+                       const struct ckpt_node *file, uint64_t ino, char ret[CKPTFS_DIGEST_TEXT],
+                       struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) unsigned char *buf = malloc(CHUNK);
     XXH3_state_t *state = XXH3_createState();
-    struct ckptfs_file *f = NULL;
-    int rc = buf && state ? ckptfs_file_open(fs, file, &f) : ENOMEM;
+    int rc;
 
-    if (rc == 0) {
+    if (buf && state) {
         (void)XXH3_128bits_reset(state);
-        rc = hash_file(fs, f, buf, state);
-        ckptfs_file_close(fs, f);
+        rc = hash_file(view, file, buf, state, err);
+    } else {
+        rc = ckpt_nomem(err);
     }
     if (rc == 0) {
         XXH128_hash_t h = XXH3_128bits_digest(state);
         (void)snprintf(ret, CKPTFS_DIGEST_TEXT, "%016llx%016llx", (unsigned long long)h.high64,
                        (unsigned long long)h.low64);
-        put(&fs->digests, file->ino, ret);
+        put(d, ino, ret);
     }
     (void)XXH3_freeState(state);
     return rc;

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <ckptfs/ckptfs.h>
+
 enum { CKPTFS_DIGEST_TEXT = 33, CKPTFS_DIGESTS = 4096 };
 
 /* All zero is an empty table but for the lock. The oldest entries are overwritten. */
@@ -21,14 +23,12 @@ struct ckptfs_digests {
     size_t n; /* ever put */
 };
 
-struct ckptfs;
-struct ckptfs_node;
-
 /* False: not known. */
 bool ckptfs_digest_get(struct ckptfs_digests *d, uint64_t ino, char ret[CKPTFS_DIGEST_TEXT]);
 
-/* Read the whole file, and remember. 0 or an errno. */
-int ckptfs_digest_make(struct ckptfs *fs, const struct ckptfs_node *file,
-                       char ret[CKPTFS_DIGEST_TEXT]);
+/* Read the whole file, and remember its digest under the inode number. */
+int ckptfs_digest_make(struct ckptfs_digests *d, struct ckpt_view *view,
+                       const struct ckpt_node *file, uint64_t ino, char ret[CKPTFS_DIGEST_TEXT],
+                       struct ckpt_err *err);
 
 #endif

@@ -253,6 +253,26 @@ int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view 
     return ckpt_fail(err, own.code, "%s", own.text);
 }
 
+int ckptfs_view_of_node(struct ckptfs_refresh *r, const struct ckptfs_id *id,
+                        struct ckpt_view **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(r);
+
+    if (id->kind == CKPTFS_STEP) {
+        const struct ckpt_step *s = steps ? ckptfs_steps_find(steps, id->step) : NULL;
+        if (!s || s->generation != id->generation)
+            return ckpt_fail(err, CKPT_STALE, "step %s was saved again or is gone", id->step);
+    }
+    if (ckptfs_view_of(r, id->step, &view, err) < 0)
+        return -1;
+    if ((id->kind == CKPTFS_DIR || id->kind == CKPTFS_FILE) &&
+        ckpt_view_generation(view) != id->generation)
+        return ckpt_fail(err, CKPT_STALE, "step %s was saved again", id->step);
+    *ret = ckpt_steal(&view);
+    return 0;
+}
+
 struct ckpt_view *ckptfs_view_held(struct ckptfs_refresh *r, const char *step)
 {
     struct ckpt_run *run = atomic_load(&r->run);

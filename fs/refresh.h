@@ -14,6 +14,7 @@
 
 #include "cmdline.h"
 #include "log.h"
+#include "nodes.h"
 
 /* The steps at one moment; immutable. */
 struct ckptfs_steps {
@@ -69,5 +70,10 @@ struct ckpt_view *ckptfs_view_held(struct ckptfs_refresh *r, const char *step);
  * time. An error of a step is logged once. STALE: the step is gone, look its name up again. */
 int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view **ret,
                    struct ckpt_err *err);
+
+/* The view that a node of a step, or below one, belongs to. Of an older generation it is gone:
+ * STALE makes the kernel look the path up again. */
+int ckptfs_view_of_node(struct ckptfs_refresh *r, const struct ckptfs_id *id,
+                        struct ckpt_view **ret, struct ckpt_err *err);
 
 #endif

@@ -38,6 +38,13 @@ int ckptfs_errno(const struct ckpt_err *err)
     return EIO;
 }
 
+int ckptfs_read_errno(const struct ckpt_err *err)
+{
+    const int rc = ckptfs_errno(err);
+
+    return rc == ENOENT || rc == EINVAL ? EIO : rc;
+}
+
 mode_t ckptfs_type_of(enum ckptfs_kind kind)
 {
     switch (kind) {

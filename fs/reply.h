@@ -10,6 +10,9 @@
 /* The errno for an error of the library. The only place that decides it. */
 int ckptfs_errno(const struct ckpt_err *err);
 
+/* The same for reading a file: ENOENT and the like would puzzle, since the file is there. */
+int ckptfs_read_errno(const struct ckpt_err *err);
+
 void ckptfs_stat_of(const struct ckptfs *fs, const struct ckptfs_id *id, uint64_t ino,
                     struct stat *ret);
 

@@ -80,30 +80,6 @@ static int id_of_error(const struct ckptfs_id *dir, const struct ckpt_err *err,
     return 0;
 }
 
-/* The view that a node below a step belongs to. Of an older generation it is gone: ESTALE makes the
- * kernel look the path up again. */
-static int view_of(struct ckptfs *fs, const struct ckptfs_node *node, struct ckpt_view **ret,
-                   struct ckpt_err *err)
-{
-    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
-    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
-    const struct ckptfs_id *id = &node->id;
-
-    if (id->kind == CKPTFS_STEP) {
-        const struct ckpt_step *s = steps ? ckptfs_steps_find(steps, id->step) : NULL;
-        if (!s || s->generation != id->generation)
-            return ckpt_fail(err, CKPT_STALE, "step %s was saved again or is gone", id->step);
-    }
-    if (ckptfs_view_of(&fs->refresh, id->step, &view, err) < 0)
-        return -1;
-    if ((id->kind == CKPTFS_DIR || id->kind == CKPTFS_FILE) &&
-        ckpt_view_generation(view) != id->generation)
-        return ckpt_fail(err, CKPT_STALE, "step %s was saved again", id->step);
-    *ret = view;
-    view = NULL;
-    return 0;
-}
-
 /* Whether dir's own content is that of a view's root. */
 static bool is_view_root(struct ckptfs *fs, const struct ckptfs_node *dir)
 {
@@ -125,7 +101,7 @@ static int lookup_in_view(struct ckptfs *fs, const struct ckptfs_node *dir, cons
 
     if (n < 0 || (size_t)n >= sizeof ret->text)
         return ENAMETOOLONG;
-    if (view_of(fs, dir, &view, &err) < 0) {
+    if (ckptfs_view_of_node(&fs->refresh, &dir->id, &view, &err) < 0) {
         if (err.code == CKPT_STALE || err.code == CKPT_NOMEM || *dir->id.path)
             return ckptfs_errno(&err);
         return strcmp(name, ERROR_NAME) == 0 ? id_of_error(&dir->id, &err, &ret->id) : ENOENT;
@@ -247,7 +223,7 @@ static int list_view(struct ckptfs *fs, struct ckptfs_listing *l)
 {
     const struct ckptfs_node *dir = l->dir;
 
-    if (view_of(fs, dir, &l->view, &l->err) < 0) {
+    if (ckptfs_view_of_node(&fs->refresh, &dir->id, &l->view, &l->err) < 0) {
         if (l->err.code == CKPT_STALE || l->err.code == CKPT_NOMEM || *dir->id.path)
             return ckptfs_errno(&l->err);
         l->failed = true;
@@ -384,7 +360,7 @@ static int open_vfile(struct ckptfs *fs, const struct ckptfs_node *node, struct 
 {
     struct ckpt_err err = {0};
 
-    if (view_of(fs, node, &f->view, &err) < 0)
+    if (ckptfs_view_of_node(&fs->refresh, &node->id, &f->view, &err) < 0)
         return ckptfs_errno(&err);
     f->node = ckpt_view_find(f->view, node->id.path);
     if (!f->node)
@@ -464,9 +440,7 @@ static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
     if (!atomic_flag_test_and_set(&f->complained) && err.code != CKPT_STALE)
         ckptfs_logf(fs->log, CKPT_ERROR, "reading %s%s%s", f->step, *f->step ? "/" : "",
                     err.text); /* which begins with the file's name */
-    /* ENOENT and the like would puzzle: the *file* is there. */
-    int rc = ckptfs_errno(&err);
-    return rc == ENOENT || rc == EINVAL ? EIO : rc;
+    return ckptfs_read_errno(&err);
 }
 
 int ckptfs_file_read(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t len, uint64_t off,
@@ -535,7 +509,7 @@ int ckptfs_tree_source(struct ckptfs *fs, const struct ckptfs_node *node, char *
     if (kind != CKPTFS_STEP && kind != CKPTFS_DIR && kind != CKPTFS_FILE &&
         !(kind == CKPTFS_ROOT && is_view_root(fs, node)))
         return ENODATA;
-    if (view_of(fs, node, &view, NULL) < 0)
+    if (ckptfs_view_of_node(&fs->refresh, &node->id, &view, NULL) < 0)
         return ENODATA;
     *ret = strdup(ckpt_view_source(view));
     return *ret ? 0 : ENOMEM;
