@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "container/pickle_machine.h"
-
 bool ckpt_pv_int(ckpt_pv v, int64_t *ret)
 {
     if (ckpt_pv_kind(v) != CKPT_PV_INT)

@@ -115,6 +115,10 @@ void ckpt_pickle_trim(struct ckpt_pickle *p);
 
 static inline enum ckpt_pv_kind ckpt_pv_kind(ckpt_pv v) { return (enum ckpt_pv_kind)(v & 15); }
 static inline uint64_t ckpt_pv_id(ckpt_pv v) { return v >> 4; }
+static inline ckpt_pv ckpt_pv_make(enum ckpt_pv_kind kind, uint64_t id)
+{
+    return id << 4 | (uint64_t)kind;
+}
 
 /* INT; false if it is something else. */
 bool ckpt_pv_int(ckpt_pv v, int64_t *ret);
@@ -146,6 +150,17 @@ ckpt_pv ckpt_pv_get(const struct ckpt_pickle *p, ckpt_pv dict, const char *key);
  * GLOBAL's row. OTHER for everything else. */
 int ckpt_pv_rule(const struct ckpt_pickle *p, ckpt_pv v);
 ckpt_pv ckpt_pv_slot(const struct ckpt_pickle *p, ckpt_pv v, unsigned i);
+
+/* Slots of an object of this row of the table. */
+static inline unsigned ckpt_pickle_nslot(const struct ckpt_pickle *p, int rule)
+{
+    const char *const *slot = rule >= 0 ? p->rules->global[rule].slot : NULL;
+    unsigned n = 0;
+
+    while (slot && slot[n])
+        n++;
+    return slot ? n : 2;
+}
 
 /* GLOBAL, OBJ, OPAQUE: what the pickle calls it, "" if nothing. */
 const char *ckpt_pv_module(const struct ckpt_pickle *p, ckpt_pv v);

@@ -8,7 +8,7 @@
 
 #include "base/ckd.h"
 #include "base/crc32.h"
-#include "container/pickle_machine.h"
+#include "container/pickle.h"
 
 enum {
     WINDOW = 256 * 1024,

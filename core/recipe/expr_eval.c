@@ -6,6 +6,7 @@
 
 #include "base/ckd.h"
 #include "base/vec.h"
+#include "recipe/expr.h"
 #include "recipe/expr_node.h"
 
 enum { MAX_LIST = 1 << 16, FUEL = 1 << 22 };

@@ -6,7 +6,6 @@
 #include <stdint.h>
 
 #include "base/json.h"
-#include "recipe/expr.h"
 #include "recipe/name.h"
 
 enum ckpt_expr_op {

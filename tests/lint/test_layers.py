@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the lint of includes must find."""
+import os
+import tempfile
+import unittest
+
+import layers
+
+
+class Circles(unittest.TestCase):
+    def circles(self, files):
+        with tempfile.TemporaryDirectory() as root:
+            for path, includes in files.items():
+                os.makedirs(os.path.join(root, os.path.dirname(path)), exist_ok=True)
+                with open(os.path.join(root, path), "w") as f:
+                    f.write("".join(f'#include "{name}"\n' for name in includes))
+            os.makedirs(os.path.join(root, "fs"), exist_ok=True)
+            return {tuple(sorted(c)) for c in layers.circles(layers.modules(root))}
+
+    def test_two_modules_that_include_each_other(self):
+        self.assertEqual(self.circles({"core/base/a.h": [], "core/base/a.c": ["base/a.h", "base/b.h"],
+                                       "core/base/b.h": ["base/a.h"]}), {("core/base/a", "core/base/b")})
+
+    def test_a_circle_of_three_in_fs(self):
+        self.assertEqual(self.circles({"fs/a.h": [], "fs/b.h": [], "fs/c.h": [], "fs/a.c": ["b.h"], "fs/b.c": ["c.h"],
+                                       "fs/c.c": ["a.h", "base/x.h"], "core/base/x.h": []}), {("fs/a", "fs/b", "fs/c")})
+
+    def test_a_source_and_its_header_are_one_module(self):
+        self.assertEqual(self.circles({"core/base/a.h": [], "core/base/a.c": ["base/a.h"], "core/base/b.c": ["base/a.h"]}), set())
+
+    def test_a_circle_that_is_new_or_gone_is_an_error(self):
+        with tempfile.TemporaryDirectory() as root:
+            os.makedirs(os.path.join(root, "core/base"))
+            for name, other in ("ab", "ba"):
+                with open(os.path.join(root, f"core/base/{name}.h"), "w") as f:
+                    f.write(f'#include "base/{other}.h"\n')
+            text = "\n".join(layers.check_circles(root))
+        self.assertIn("in a circle: core/base/a, core/base/b", text)
+        self.assertIn("take it off the list", text)
+
+
+if __name__ == "__main__":
+    unittest.main()
