@@ -130,7 +130,9 @@ static int add_folder(struct ckpt_nt_shards *set, uint32_t parent, const struct 
     f->parent = parent;
     f->depth = up.depth + 1;
     f->linked = up.linked || sub->linked;
-    if (ckpt_dir_open_below(up.dir, sub->name, &f->dir, err) < 0)
+    /* a link is followed now; the others are opened once, when they are listed */
+    if ((sub->linked ? ckpt_dir_open_below : ckpt_dir_listed_below)(up.dir, sub->name, &f->dir,
+                                                                    err) < 0)
         return -1;
     if (sub->linked && leads_back(set, f))
         return ckpt_fail(err, CKPT_FORMAT, "'%s' is a link to a directory that it lies in",

@@ -9,7 +9,6 @@
 
 #include "base/mem.h"
 #include "base/take.h"
-#include "base/vec.h"
 
 static bool take_number(const char **s, uint64_t *ret)
 {
@@ -85,40 +84,44 @@ static bool take_slices(const char **s, const uint64_t *dim, uint32_t rank, stru
     return true;
 }
 
+static size_t count_pairs(const char *text)
+{
+    size_t n = 1;
+
+    for (; (text = strchr(text, ';')); text++)
+        n++;
+    return n;
+}
+
 int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint64_t *dim,
                         uint32_t rank, struct ckpt_nt_pair **ret_pairs, size_t *ret_n,
                         struct ckpt_err *err)
 {
-    CKPT_VEC(struct ckpt_nt_pair) pairs = {0};
+    const size_t n = count_pairs(text);
+    ckpt_cleanup(ckpt_freep) struct ckpt_nt_pair *pairs = NULL;
     const char *s = text;
-    int result = 0;
 
-    do {
-        struct ckpt_nt_pair p;
-        if (!take_slices(&s, local_dim, rank, &p.local) || !ckpt_take_text(&s, "#") ||
-            !take_slices(&s, dim, rank, &p.global))
-            result = ckpt_fail(err, CKPT_FORMAT,
-                               "local_global_slices_pairs: not slices of the file's and the whole "
-                               "tensor's shape at byte %td of '%s'",
-                               s - text, text);
-        else if (memcmp(p.local.n, p.global.n, rank * sizeof p.local.n[0]) != 0)
-            result = ckpt_fail(err, CKPT_FORMAT,
-                               "local_global_slices_pairs: pair %zu of '%s' has two sizes",
-                               pairs.len, text);
-        else if (pairs.len == CKPT_NT_MAX_PAIRS)
-            result = ckpt_fail(err, CKPT_LIMIT, "local_global_slices_pairs: more than %d pairs",
-                               CKPT_NT_MAX_PAIRS);
-        else if (ckpt_vec_push(&pairs, p) < 0)
-            result = ckpt_nomem(err);
-    } while (result == 0 && ckpt_take_text(&s, ";"));
-    if (result == 0 && *s)
-        result = ckpt_fail(err, CKPT_FORMAT, "local_global_slices_pairs: '%s' is unexpected", s);
-    if (result < 0) {
-        ckpt_vec_release(&pairs);
-        return -1;
+    if (n > CKPT_NT_MAX_PAIRS)
+        return ckpt_fail(err, CKPT_LIMIT, "local_global_slices_pairs: more than %d pairs",
+                         CKPT_NT_MAX_PAIRS);
+    if (!(pairs = malloc(n * sizeof *pairs)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n; i++) {
+        if ((i > 0 && !ckpt_take_text(&s, ";")) ||
+            !take_slices(&s, local_dim, rank, &pairs[i].local) || !ckpt_take_text(&s, "#") ||
+            !take_slices(&s, dim, rank, &pairs[i].global))
+            return ckpt_fail(err, CKPT_FORMAT,
+                             "local_global_slices_pairs: not slices of the file's and the whole "
+                             "tensor's shape at byte %td of '%s'",
+                             s - text, text);
+        if (memcmp(pairs[i].local.n, pairs[i].global.n, rank * sizeof pairs[i].local.n[0]) != 0)
+            return ckpt_fail(err, CKPT_FORMAT,
+                             "local_global_slices_pairs: pair %zu of '%s' has two sizes", i, text);
     }
-    *ret_pairs = pairs.ptr;
-    *ret_n = pairs.len;
+    if (*s)
+        return ckpt_fail(err, CKPT_FORMAT, "local_global_slices_pairs: '%s' is unexpected", s);
+    *ret_pairs = ckpt_steal(&pairs);
+    *ret_n = n;
     return 0;
 }
 

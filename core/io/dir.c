@@ -22,6 +22,8 @@
 #include "base/str.h"
 #include "base/vec.h"
 
+enum { READ_AHEAD = 128 * 1024 }; /* the kernel's default */
+
 /* What all directories opened below one ckpt_dir_open share. */
 struct root {
     int fd;
@@ -301,6 +303,12 @@ int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir 
 
     if (open_name(dir, name, O_PATH | O_DIRECTORY, &fd, err) < 0)
         return -1;
+    return ckpt_dir_listed_below(dir, name, ret, err);
+}
+
+int ckpt_dir_listed_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
+                          struct ckpt_err *err)
+{
     const bool at_root = strcmp(dir->below, ".") == 0, itself = strcmp(name, ".") == 0;
     const size_t len = at_root ? 0 : strlen(dir->below);
     ckpt_cleanup(ckpt_freep) char *path =
@@ -386,7 +394,8 @@ int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
     if (!S_ISREG(st.st_mode))
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' is %s, expected a regular file", dir->path,
                          name, kind_name(st.st_mode));
-    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* twice the read-ahead */
+    if (st.st_size > READ_AHEAD) /* small files are read at once, and may be many */
+        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* twice the read-ahead */
     if (ret_id)
         *ret_id = id_of_stat(&st);
     *ret_fd = fd;

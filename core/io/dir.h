@@ -34,6 +34,11 @@ int ckpt_dir_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret
 int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                         struct ckpt_err *err);
 
+/* The same without a look at it, for the name of a directory that a listing of dir gave: what is
+ * wrong with it is found when it is used. */
+int ckpt_dir_listed_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
+                          struct ckpt_err *err);
+
 struct ckpt_dir *ckpt_dir_ref(struct ckpt_dir *dir);
 void ckpt_dir_unref(struct ckpt_dir *dir);
 void ckpt_dir_unrefp(struct ckpt_dir **dir);
