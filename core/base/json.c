@@ -42,7 +42,7 @@ static bool too_deep(const char *text, size_t len)
     return false;
 }
 
-int ckpt_json_check_depth(const char *text, size_t len, const char *what, struct ckpt_err *err)
+static int check_depth(const char *text, size_t len, const char *what, struct ckpt_err *err)
 {
     return too_deep(text, len)
                ? ckpt_fail(err, CKPT_LIMIT, "%s: JSON nested deeper than %d", what, MAX_DEPTH)
@@ -54,7 +54,7 @@ int ckpt_json_parse(const char *text, size_t len, const char *what, json_t **ret
 {
     json_error_t je;
 
-    if (ckpt_json_check_depth(text, len, what, err) < 0)
+    if (check_depth(text, len, what, err) < 0)
         return -1;
     json_t *j = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je);
     if (!j)

@@ -23,9 +23,6 @@ void ckpt_json_decrefp(json_t **j);
 int ckpt_json_parse(const char *text, size_t len, const char *what, json_t **ret,
                     struct ckpt_err *err);
 
-/* LIMIT if the text is nested deeper than that. */
-int ckpt_json_check_depth(const char *text, size_t len, const char *what, struct ckpt_err *err);
-
 enum ckpt_json_style {
     CKPT_JSON_COMPACT, /* {"a":1} */
     CKPT_JSON_PYTHON,  /* json.dumps(indent=2) + "\n": what transformers writes */

@@ -81,8 +81,8 @@ static int place_tensors(struct ckpt_hfs_shard *s, const json_t *info, struct ck
 static int read_info(struct ckpt_hfs_shard *s, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *info = NULL;
-    const char *text = ckpt_json_str(s->st.metadata, "DCP_SHARDING_INFO");
-    const char *version = ckpt_json_str(s->st.metadata, "DCP_VERSION");
+    const char *text = ckpt_st_metadata(&s->st, "DCP_SHARDING_INFO");
+    const char *version = ckpt_st_metadata(&s->st, "DCP_VERSION");
 
     if (!text)
         return ckpt_fail(err, CKPT_FORMAT, "its metadata has no DCP_SHARDING_INFO");
@@ -106,7 +106,6 @@ int ckpt_hfs_shard_read(struct ckpt_hfs_shard *s, struct ckpt_err *err)
         name = ckpt_source_name(s->source);
         return ckpt_err_in(err, "'%s'", name);
     }
-    json_decref(s->st.metadata); /* long, and used up */
-    s->st.metadata = NULL;
+    ckpt_st_forget_metadata(&s->st); /* long, and used up */
     return 0;
 }

@@ -322,11 +322,11 @@ static int read_plain(struct ckpt_nt_shard *s, struct ckpt_err *err)
     return 0;
 }
 
-static int read_slices(struct ckpt_nt_shard *s, const json_t *metadata, struct ckpt_err *err)
+static int read_slices(struct ckpt_nt_shard *s, const struct ckpt_st *st, struct ckpt_err *err)
 {
-    const char *version = ckpt_json_str(metadata, "version");
-    const char *pairs = ckpt_json_str(metadata, "local_global_slices_pairs");
-    const char *shape = ckpt_json_str(metadata, "unsharded_shape");
+    const char *version = ckpt_st_metadata(st, "version");
+    const char *pairs = ckpt_st_metadata(st, "local_global_slices_pairs");
+    const char *shape = ckpt_st_metadata(st, "unsharded_shape");
     uint64_t dim[CKPT_MAX_RANK];
     uint32_t rank;
 
@@ -335,7 +335,7 @@ static int read_slices(struct ckpt_nt_shard *s, const json_t *metadata, struct c
     if (version && ckpt_nt_version_check(version, err) < 0)
         return -1;
     (void)strcpy(s->version, version ? version : "");
-    if (!pairs && ckpt_json_str(metadata, "concat_dim"))
+    if (!pairs && ckpt_st_metadata(st, "concat_dim"))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "metadata of version 1.0 (concat_dim), which no public release wrote");
     if (!pairs || !shape)
@@ -367,7 +367,7 @@ static int read_header(struct ckpt_nt_shards *set, struct ckpt_nt_shard *s, stru
     s->off = t->off;
     if (!(s->local_dim = copy_dim(t->dim, t->rank)))
         return ckpt_nomem(err);
-    if ((s->name.sharded ? read_slices(s, st.metadata, err) : read_plain(s, err)) < 0)
+    if ((s->name.sharded ? read_slices(s, &st, err) : read_plain(s, err)) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), s->file);
     return 0;
 }

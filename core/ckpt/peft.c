@@ -62,7 +62,7 @@ static int load_safetensors(struct ckpt_source *source, struct ckpt_catalog *cat
     for (size_t i = 0; i < st.ntensor; i++)
         if (ckpt_st_catalog(&st.tensor[i], at, cat, err) < 0)
             return -1;
-    *ret_bare = !st.metadata;
+    *ret_bare = !st.has_metadata;
     return 0;
 }
 

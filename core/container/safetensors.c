@@ -3,12 +3,14 @@
 #include "container/safetensors.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
 #include "base/ckd.h"
-#include "base/json_members.h"
+#include "base/json_pull.h"
+#include "base/vec.h"
 #include "io/cursor.h"
 #include "tensor/box.h"
 
@@ -18,7 +20,7 @@ void ckpt_st_release(struct ckpt_st *st)
 {
     ckpt_arena_release(&st->arena);
     free(st->tensor);
-    json_decref(st->metadata);
+    ckpt_st_forget_metadata(st);
     *st = (struct ckpt_st){0};
 }
 
@@ -62,41 +64,134 @@ static int read_text(struct ckpt_source *s, char **ret_text, size_t *ret_len, st
     return 0;
 }
 
-static int parse_shape(struct ckpt_st *st, const char *name, const json_t *shape,
-                       struct ckpt_st_tensor *t, struct ckpt_err *err)
+static int fail_twice(const char *key, struct ckpt_err *err)
 {
-    if (!json_is_array(shape))
-        return ckpt_fail(err, CKPT_FORMAT, "tensor '%s' has no shape", name);
-    size_t rank = json_array_size(shape);
-    if (rank > CKPT_MAX_RANK)
-        return ckpt_fail(err, CKPT_LIMIT,
-                         "tensor '%s' has %zu dimensions, at most %d are supported", name, rank,
-                         CKPT_MAX_RANK);
-    uint64_t *dim = ckpt_arena_alloc(&st->arena, rank * sizeof *dim);
-    if (!dim)
-        return ckpt_nomem(err);
-    for (size_t d = 0; d < rank; d++) {
-        const json_t *v = json_array_get(shape, d);
-        if (!json_is_integer(v) || json_integer_value(v) < 0)
-            return ckpt_fail(err, CKPT_FORMAT, "tensor '%s': dimension %zu is not a size", name, d);
-        dim[d] = (uint64_t)json_integer_value(v);
+    return ckpt_fail(err, CKPT_FORMAT, "header: not valid JSON: duplicate object key '%s'", key);
+}
+
+/* ---- one tensor ---- */
+
+/* What a header says of a tensor, whatever the order. */
+struct said {
+    char dtype[16];
+    uint64_t dim[CKPT_MAX_RANK], offset[2];
+    size_t rank, noffset, bad_dim; /* SIZE_MAX: none */
+    bool has_dtype, has_shape, has_offsets;
+};
+
+/* The numbers of an array, of which *ret_n counts all; *ret_bad is the first that is no size, or
+ * SIZE_MAX. */
+static void read_numbers(struct ckpt_json_pull *p, uint64_t *ret, size_t cap, size_t *ret_n,
+                         size_t *ret_bad)
+{
+    uint64_t v;
+
+    *ret_n = 0;
+    *ret_bad = SIZE_MAX;
+    for (; ckpt_json_pull_element(p); ++*ret_n) {
+        if (!ckpt_json_pull_u64(p, &v) && *ret_bad == SIZE_MAX)
+            *ret_bad = *ret_n;
+        else if (*ret_n < cap)
+            ret[*ret_n] = v;
     }
-    t->dim = dim;
-    t->rank = (uint32_t)rank;
+}
+
+static void read_dtype(struct ckpt_json_pull *p, struct said *t)
+{
+    if (ckpt_json_pull_peek(p) != '"') {
+        ckpt_json_pull_skip(p);
+        return;
+    }
+    const char *text = ckpt_json_pull_string(p);
+    t->has_dtype = text != NULL;
+    (void)snprintf(t->dtype, sizeof t->dtype, "%s", text ? text : "");
+}
+
+/* Of a value that is no array nothing is said. */
+static bool begins_array(struct ckpt_json_pull *p)
+{
+    if (ckpt_json_pull_peek(p) == '[')
+        return ckpt_json_pull_array(p);
+    ckpt_json_pull_skip(p);
+    return false;
+}
+
+/* Read the members of one tensor's object. */
+static int read_said(struct ckpt_json_pull *p, struct said *t, struct ckpt_err *err)
+{
+    const char *key;
+    size_t bad;
+
+    *t = (struct said){0};
+    if (ckpt_json_pull_peek(p) != '{') {
+        ckpt_json_pull_skip(p);
+        return 0;
+    }
+    (void)ckpt_json_pull_object(p);
+    for (unsigned seen = 0, bit; (key = ckpt_json_pull_member(p)); seen |= bit) {
+        bit = strcmp(key, "dtype") == 0          ? 1
+              : strcmp(key, "shape") == 0        ? 2
+              : strcmp(key, "data_offsets") == 0 ? 4
+                                                 : 0;
+        if (seen & bit)
+            return fail_twice(key, err);
+        if (bit == 1) {
+            read_dtype(p, t);
+        } else if (bit == 2 && begins_array(p)) {
+            t->has_shape = true;
+            read_numbers(p, t->dim, CKPT_MAX_RANK, &t->rank, &t->bad_dim);
+        } else if (bit == 4 && begins_array(p)) {
+            read_numbers(p, t->offset, 2, &t->noffset, &bad);
+            t->has_offsets = t->noffset == 2 && bad == SIZE_MAX;
+        } else if (bit == 0) {
+            ckpt_json_pull_skip(p);
+        }
+    }
     return 0;
 }
 
-static int parse_offsets(const char *name, const json_t *offsets, struct ckpt_st_tensor *t,
-                         struct ckpt_err *err)
+static int take_dtype(const char *name, const struct said *said, struct ckpt_st_tensor *t,
+                      struct ckpt_err *err)
 {
-    const json_t *b = json_array_get(offsets, 0), *e = json_array_get(offsets, 1);
+    if (!said->has_dtype)
+        return ckpt_fail(err, CKPT_FORMAT, "tensor '%s' has no dtype", name);
+    if (!ckpt_dtype_parse(said->dtype, strlen(said->dtype), &t->dtype) ||
+        strcmp(said->dtype, ckpt_dtype_name(t->dtype)) != 0)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "tensor '%s' has dtype '%s', which is not known",
+                         name, said->dtype);
+    return 0;
+}
+
+static int take_shape(struct ckpt_st *st, const char *name, const struct said *said,
+                      struct ckpt_st_tensor *t, struct ckpt_err *err)
+{
+    if (!said->has_shape)
+        return ckpt_fail(err, CKPT_FORMAT, "tensor '%s' has no shape", name);
+    if (said->rank > CKPT_MAX_RANK)
+        return ckpt_fail(err, CKPT_LIMIT,
+                         "tensor '%s' has %zu dimensions, at most %d are supported", name,
+                         said->rank, CKPT_MAX_RANK);
+    if (said->bad_dim != SIZE_MAX)
+        return ckpt_fail(err, CKPT_FORMAT, "tensor '%s': dimension %zu is not a size", name,
+                         said->bad_dim);
+    uint64_t *dim = ckpt_arena_alloc(&st->arena, said->rank * sizeof *dim);
+    if (!dim)
+        return ckpt_nomem(err);
+    memcpy(dim, said->dim, said->rank * sizeof *dim);
+    t->dim = dim;
+    t->rank = (uint32_t)said->rank;
+    return 0;
+}
+
+static int take_offsets(const char *name, const struct said *said, struct ckpt_st_tensor *t,
+                        struct ckpt_err *err)
+{
     uint64_t numel, need;
 
-    if (json_array_size(offsets) != 2 || !json_is_integer(b) || !json_is_integer(e) ||
-        json_integer_value(b) < 0 || json_integer_value(e) < json_integer_value(b))
+    if (!said->has_offsets || said->offset[1] < said->offset[0])
         return ckpt_fail(err, CKPT_FORMAT, "tensor '%s': data_offsets are not [begin, end]", name);
-    t->off = (uint64_t)json_integer_value(b);
-    t->len = (uint64_t)json_integer_value(e) - t->off;
+    t->off = said->offset[0];
+    t->len = said->offset[1] - t->off;
     if (!ckpt_shape_numel(t->dim, t->rank, &numel) ||
         ckd_mul(&need, numel, (uint64_t)ckpt_dtype_size(t->dtype)))
         return ckpt_fail(err, CKPT_FORMAT, "tensor '%s': its shape is larger than any file", name);
@@ -107,43 +202,125 @@ static int parse_offsets(const char *name, const json_t *offsets, struct ckpt_st
     return 0;
 }
 
-static int parse_tensor(struct ckpt_st *st, const char *name, const json_t *value,
-                        struct ckpt_err *err)
+static int parse_tensor(struct ckpt_json_pull *p, struct ckpt_st *st, const char *name,
+                        struct ckpt_st_tensor *t, struct ckpt_err *err)
 {
-    struct ckpt_st_tensor *t = &st->tensor[st->ntensor];
-    const char *dtype = ckpt_json_str(value, "dtype");
+    struct said said;
 
     if (strlen(name) > CKPT_ST_MAX_NAME)
         return ckpt_fail(err, CKPT_LIMIT, "a tensor's name has %zu bytes, at most %d are supported",
                          strlen(name), CKPT_ST_MAX_NAME);
-    if (!dtype)
-        return ckpt_fail(err, CKPT_FORMAT, "tensor '%s' has no dtype", name);
-    if (!ckpt_dtype_parse(dtype, strlen(dtype), &t->dtype) ||
-        strcmp(dtype, ckpt_dtype_name(t->dtype)) != 0)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "tensor '%s' has dtype '%s', which is not known",
-                         name, dtype);
-    if (parse_shape(st, name, json_object_get(value, "shape"), t, err) < 0 ||
-        parse_offsets(name, json_object_get(value, "data_offsets"), t, err) < 0)
+    if (read_said(p, &said, err) < 0 || (p->failed && ckpt_json_pull_end(p, err) < 0))
         return -1;
-    if (!(t->name = ckpt_arena_strdup(&st->arena, name)))
-        return ckpt_nomem(err);
-    st->ntensor++;
-    return 0;
+    if (take_dtype(name, &said, t, err) < 0 || take_shape(st, name, &said, t, err) < 0 ||
+        take_offsets(name, &said, t, err) < 0)
+        return -1;
+    t->name = ckpt_arena_strdup(&st->arena, name);
+    return t->name ? 0 : ckpt_nomem(err);
 }
 
-static int parse_metadata(struct ckpt_st *st, json_t *value, struct ckpt_err *err)
+/* ---- metadata ---- */
+
+/* Hashes of names: of a million a quarter of what a map would take. */
+struct keys {
+    uint64_t *slot; /* 0: empty */
+    size_t cap, n;  /* cap is a power of two, or 0 */
+};
+
+static void keys_release(struct keys *k) { free(k->slot); }
+
+/* The place of a hash, or of the empty slot where it belongs. */
+static uint64_t *slot_of(const struct keys *k, uint64_t h)
 {
-    const char *key;
-    json_t *v;
+    size_t i = (size_t)(h >> 1) & (k->cap - 1);
 
-    if (!json_is_object(value))
-        return ckpt_fail(err, CKPT_FORMAT, "__metadata__ is not an object");
-    json_object_foreach(value, key, v)
-        if (!json_is_string(v))
-            return ckpt_fail(err, CKPT_FORMAT, "__metadata__: '%s' is not a string", key);
-    st->metadata = json_incref(value);
+    while (k->slot[i] && k->slot[i] != h)
+        i = (i + 1) & (k->cap - 1);
+    return &k->slot[i];
+}
+
+static int keys_grow(struct keys *k, struct ckpt_err *err)
+{
+    struct keys more = {.cap = k->cap ? 2 * k->cap : 16, .n = k->n};
+
+    if (!(more.slot = calloc(more.cap, sizeof *more.slot)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < k->cap; i++)
+        if (k->slot[i])
+            *slot_of(&more, k->slot[i]) = k->slot[i];
+    keys_release(k);
+    *k = more;
     return 0;
 }
+
+/* Remember the name; *ret_seen: its hash was there already. */
+static int keys_add(struct keys *k, const char *name, bool *ret_seen, struct ckpt_err *err)
+{
+    const uint64_t h = XXH3_64bits(name, strlen(name)) | 1;
+
+    if (2 * k->n >= k->cap && keys_grow(k, err) < 0)
+        return -1;
+    uint64_t *slot = slot_of(k, h);
+    *ret_seen = *slot != 0;
+    k->n += *slot == 0;
+    *slot = h;
+    return 0;
+}
+
+typedef CKPT_VEC(struct ckpt_st_meta) metas;
+
+static int add_metadata(struct ckpt_json_pull *p, const char *key, struct keys *keys, metas *all,
+                        struct ckpt_err *err)
+{
+    bool seen;
+
+    if (keys_add(keys, key, &seen, err) < 0)
+        return -1;
+    for (size_t i = 0; seen && i < all->len; i++)
+        if (strcmp(all->ptr[i].key, key) == 0)
+            return fail_twice(key, err);
+    if (ckpt_json_pull_peek(p) != '"')
+        return ckpt_fail(err, CKPT_FORMAT, "__metadata__: '%s' is not a string", key);
+    const struct ckpt_st_meta one = {key, ckpt_json_pull_string(p)};
+    return ckpt_vec_push(all, one) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int parse_metadata(struct ckpt_json_pull *p, struct ckpt_st *st, struct ckpt_err *err)
+{
+    ckpt_cleanup(keys_release) struct keys keys = {0};
+    metas all = {0};
+    const char *key;
+    int rc = 0;
+
+    st->has_metadata = true;
+    if (ckpt_json_pull_peek(p) != '{')
+        return ckpt_fail(err, CKPT_FORMAT, "__metadata__ is not an object");
+    (void)ckpt_json_pull_object(p);
+    while (rc == 0 && (key = ckpt_json_pull_member(p)))
+        rc = add_metadata(p, key, &keys, &all, err);
+    st->metadata = all.ptr;
+    st->nmetadata = all.len;
+    return rc;
+}
+
+const char *ckpt_st_metadata(const struct ckpt_st *st, const char *key)
+{
+    for (size_t i = 0; i < st->nmetadata; i++)
+        if (strcmp(st->metadata[i].key, key) == 0)
+            return st->metadata[i].value;
+    return NULL;
+}
+
+void ckpt_st_forget_metadata(struct ckpt_st *st)
+{
+    free(st->metadata);
+    free(st->text);
+    st->metadata = NULL;
+    st->text = NULL;
+    st->nmetadata = 0;
+}
+
+/* ---- the header ---- */
 
 static int by_offset(const void *a, const void *b)
 {
@@ -182,74 +359,69 @@ static int check_tiling(struct ckpt_st *st, uint64_t begin, uint64_t size, struc
     return 0;
 }
 
-/* The keys seen so far, by their hashes: of a million names a quarter of what a map would take. */
-struct keys {
-    uint64_t *slot; /* 0: empty */
-    size_t cap;     /* a power of two */
-};
+typedef CKPT_VEC(struct ckpt_st_tensor) tensors;
 
-static void keys_release(struct keys *k) { free(k->slot); }
-
-static int keys_init(struct keys *k, size_t n, struct ckpt_err *err)
+/* Looks for a name itself only where its hash came before. */
+static bool is_there(const tensors *all, const char *name)
 {
-    for (k->cap = 16; k->cap < 2 * n;)
-        k->cap *= 2;
-    k->slot = calloc(k->cap, sizeof *k->slot);
-    return k->slot ? 0 : ckpt_nomem(err);
-}
-
-/* Has the header so far a tensor of this name? Looks for itself only where a hash came before. */
-static bool is_twice(struct keys *k, const struct ckpt_st *st, const char *name)
-{
-    const uint64_t h = XXH3_64bits(name, strlen(name)) | 1;
-    size_t i = (size_t)(h >> 1) & (k->cap - 1);
-
-    while (k->slot[i] && k->slot[i] != h)
-        i = (i + 1) & (k->cap - 1);
-    if (k->slot[i])
-        return ckpt_st_find(st, name) != NULL;
-    k->slot[i] = h;
+    for (size_t i = 0; i < all->len; i++)
+        if (strcmp(all->ptr[i].name, name) == 0)
+            return true;
     return false;
 }
 
-static int parse_member(struct ckpt_st *st, const char *name, json_t *value, struct keys *keys,
-                        struct ckpt_err *err)
+static int parse_member(struct ckpt_json_pull *p, struct ckpt_st *st, const char *name,
+                        struct keys *keys, tensors *all, struct ckpt_err *err)
 {
     const bool is_metadata = strcmp(name, "__metadata__") == 0;
+    struct ckpt_st_tensor t;
+    bool seen = is_metadata && st->has_metadata;
 
-    if (is_metadata ? st->metadata != NULL : is_twice(keys, st, name))
-        return ckpt_fail(err, CKPT_FORMAT, "header: not valid JSON: duplicate object key '%s'",
-                         name);
-    return is_metadata ? parse_metadata(st, value, err) : parse_tensor(st, name, value, err);
+    if (!is_metadata && keys_add(keys, name, &seen, err) < 0)
+        return -1;
+    if (seen && (is_metadata || is_there(all, name)))
+        return fail_twice(name, err);
+    if (is_metadata)
+        return parse_metadata(p, st, err);
+    if (parse_tensor(p, st, name, &t, err) < 0)
+        return -1;
+    return ckpt_vec_push(all, t) < 0 ? ckpt_nomem(err) : 0;
 }
 
-static int parse_members(struct ckpt_st *st, struct ckpt_json_members *m, struct ckpt_err *err)
+static int parse_members(struct ckpt_st *st, size_t len, struct ckpt_err *err)
 {
     ckpt_cleanup(keys_release) struct keys keys = {0};
-    const size_t n = ckpt_json_members_count(m);
+    struct ckpt_json_pull p;
+    tensors all = {0};
     const char *name;
-    json_t *value;
-    int rc;
+    int rc = 0;
 
-    if (!(st->tensor = calloc(n + 1, sizeof *st->tensor)))
-        return ckpt_nomem(err);
-    if (keys_init(&keys, n, err) < 0)
-        return -1;
-    while ((rc = ckpt_json_members_next(m, &name, &value, err)) > 0)
-        if (parse_member(st, name, value, &keys, err) < 0)
-            return -1;
+    ckpt_json_pull_init(&p, st->text, len, "header");
+    if (ckpt_json_pull_peek(&p) && ckpt_json_pull_peek(&p) != '{') {
+        ckpt_json_pull_skip(&p);
+        return ckpt_json_pull_end(&p, err) < 0
+                   ? -1
+                   : ckpt_fail(err, CKPT_FORMAT, "header is not a JSON object");
+    }
+    (void)ckpt_json_pull_object(&p);
+    while (rc == 0 && (name = ckpt_json_pull_member(&p)))
+        rc = parse_member(&p, st, name, &keys, &all, err);
+    if (rc == 0)
+        rc = ckpt_json_pull_end(&p, err);
+    ckpt_vec_shrink(&all);
+    st->tensor = all.ptr;
+    st->ntensor = all.len;
     return rc;
 }
 
 static int parse(struct ckpt_source *s, struct ckpt_st *st, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    ckpt_cleanup(ckpt_json_members_release) struct ckpt_json_members m = {0};
     size_t len;
 
-    if (read_text(s, &text, &len, err) < 0 ||
-        ckpt_json_members_begin(&m, text, len, "header", err) < 0 || parse_members(st, &m, err) < 0)
+    if (read_text(s, &st->text, &len, err) < 0 || parse_members(st, len, err) < 0)
         return -1;
+    if (st->nmetadata == 0)
+        ckpt_st_forget_metadata(st);
     return check_tiling(st, 8 + len, s->size, err);
 }
 

@@ -7,11 +7,11 @@
 #ifndef CKPT_CONTAINER_SAFETENSORS_H
 #define CKPT_CONTAINER_SAFETENSORS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "io/source.h"
 #include "tensor/catalog.h"
@@ -34,12 +34,23 @@ struct ckpt_st {
     struct ckpt_arena arena;
     struct ckpt_st_tensor *tensor; /* by offset */
     size_t ntensor;
-    json_t *metadata; /* object of strings; NULL if there is none */
+    bool has_metadata; /* __metadata__ is there, though it may be empty */
+    struct ckpt_st_meta {
+        const char *key, *value; /* in `text` */
+    } * metadata;
+    size_t nmetadata;
+    char *text; /* of the header, changed by reading it; NULL: there is no metadata */
 };
 
 /* Read and check the header of s. On failure the error names the file. */
 int ckpt_st_read(struct ckpt_source *s, struct ckpt_st *ret, struct ckpt_err *err);
 void ckpt_st_release(struct ckpt_st *st);
+
+/* The value of a key of __metadata__, or NULL. Linear. */
+const char *ckpt_st_metadata(const struct ckpt_st *st, const char *key);
+
+/* Free the metadata, which may be long, and is found no more. */
+void ckpt_st_forget_metadata(struct ckpt_st *st);
 
 /* By name, or NULL. Linear. */
 const struct ckpt_st_tensor *ckpt_st_find(const struct ckpt_st *st, const char *name);

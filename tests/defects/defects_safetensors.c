@@ -230,6 +230,13 @@ static const struct lie {
     {"metadata_not_an_object", "{\"__metadata__\":[]}", 0, NULL, CKPT_FORMAT, "__metadata__"},
     {"metadata_of_numbers", "{\"__metadata__\":{\"a\":1}}", 0, NULL, CKPT_FORMAT,
      "'a' is not a string"},
+    {"dtype_twice",
+     "{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"dtype\":\"U8\",\"data_offsets\":[0,0]}}", 0, NULL,
+     CKPT_FORMAT, "duplicate object key 'dtype'"},
+    {"metadata_key_twice", "{\"__metadata__\":{\"a\":\"1\",\"b\":\"2\",\"a\":\"1\"}}", 0, NULL,
+     CKPT_FORMAT, "duplicate object key 'a'"},
+    {"metadata_twice", "{\"__metadata__\":{},\"__metadata__\":{}}", 0, NULL, CKPT_FORMAT,
+     "duplicate"},
     {"metadata_null", "{\"__metadata__\":null}", 0, NULL, CKPT_FORMAT, "__metadata__"},
     {"million_with_one_overlap", NULL, 0, million_overlap, CKPT_FORMAT, "overlaps tensor"},
 };

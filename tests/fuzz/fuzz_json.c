@@ -5,36 +5,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../unit/pull_tree.h"
 #include "base/json.h"
-#include "base/json_members.h"
 
-/* Cut into its members, an object is the same; whole == NULL: it is none, or is refused. */
-static void check_members(const uint8_t *data, size_t size, const json_t *whole)
+/* Pulled value by value it is the same; whole == NULL: jansson refuses it. */
+static void check_pulled(const uint8_t *data, size_t size, const json_t *whole)
 {
-    char *text = malloc(size + 1);
-    struct ckpt_json_members m;
-    struct ckpt_err err = {0};
-    json_t *value;
-    const char *name;
-    size_t n = 0;
-    int rc;
+    struct ckpt_err err = {0}, skipped = {0};
+    json_t *j = pull_tree((const char *)data, size, false, &err);
 
-    MUST(text != NULL);
-    memcpy(text, data, size);
-    json_t *parts = json_object();
-    if ((rc = ckpt_json_members_begin(&m, text, size, "input", &err)) == 0) {
-        while ((rc = ckpt_json_members_next(&m, &name, &value, &err)) > 0) {
-            n++;
-            MUST(json_object_set(parts, name, value) == 0);
-        }
-        ckpt_json_members_release(&m);
-    }
-    if (rc < 0)
+    (void)pull_tree((const char *)data, size, true, &skipped);
+    MUST(err.code == skipped.code);
+    if (err.code)
         check_err(&err);
-    const bool taken = rc == 0 && n == json_object_size(parts); /* none of them twice */
-    MUST(taken == (whole != NULL) && (!whole || json_equal(whole, parts)));
-    json_decref(parts);
-    free(text);
+    if (whole)
+        MUST(j && json_equal(whole, j));
+    else
+        MUST(!j || (!json_is_object(j) && !json_is_array(j)));
+    json_decref(j);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -44,10 +32,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (ckpt_json_parse((const char *)data, size, "input", &j, &err) < 0) {
         check_err(&err);
-        check_members(data, size, NULL);
+        check_pulled(data, size, NULL);
         return 0;
     }
-    check_members(data, size, json_is_object(j) ? j : NULL);
+    check_pulled(data, size, j);
     for (int style = 0; style < 4; style++) {
         char *text;
         size_t len;
