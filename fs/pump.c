@@ -4,17 +4,17 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/err.h"
 #include "progress.h"
 
-enum { FEWEST_JOBS = 4, CUSTOMARY_JOBS = 16, TICK_MS = 200, PAGE = 4096 };
+enum { FEWEST_JOBS = 2, CUSTOMARY_JOBS = 16, TICK_MS = 200, PAGE = 4096 };
 
 static const uint64_t IDLE = UINT64_MAX;
 
@@ -231,13 +231,13 @@ static void watch(struct state *s, const struct ckpt_progress *bar)
 
 static unsigned thread_count(const struct ckpt_pump *p)
 {
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    cpu_set_t set;
+    const unsigned cpus =
+        sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : CUSTOMARY_JOBS;
 
     if (p->jobs)
         return p->jobs;
-    return cpus < FEWEST_JOBS      ? FEWEST_JOBS
-           : cpus > CUSTOMARY_JOBS ? CUSTOMARY_JOBS
-                                   : (unsigned)cpus;
+    return cpus < FEWEST_JOBS ? FEWEST_JOBS : cpus > CUSTOMARY_JOBS ? CUSTOMARY_JOBS : cpus;
 }
 
 static uint64_t bytes_already(const struct ckpt_pump *p)

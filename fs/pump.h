@@ -20,7 +20,7 @@
 #include "items.h"
 
 enum {
-    CKPT_PUMP_CHUNK = 2 << 20, /* bytes; a buffer per thread */
+    CKPT_PUMP_CHUNK = 1 << 20, /* bytes; a buffer per thread */
     CKPT_PUMP_MARK = 1 << 30,  /* bytes between marks; a multiple of the chunk */
 };
 
@@ -30,7 +30,7 @@ enum {
 struct ckpt_pump {
     struct ckpt_view *view;
     const struct ckpt_items *items;
-    unsigned jobs; /* 0: as many as suit */
+    unsigned jobs; /* 0: one for each processor that we may use, 2 to 16 */
     bool quiet;    /* no progress bar */
     bool hash;
 
