@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "mount.h"
 #include "reply.h"
+#include "requests.h"
 #include "tree.h"
 
 enum { MOST_BACKGROUND = 1024 };
@@ -34,89 +35,6 @@ static const struct ckptfs_node *node_of(fuse_req_t req, fuse_ino_t ino)
 static void add(_Atomic uint64_t *counter, uint64_t n)
 {
     (void)atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
-}
-
-/* ---- requests that may wait for storage ---- */
-
-/* What a request asks for, kept until it is answered. */
-struct request {
-    struct ckptfs_job job; /* first: the dispatcher's functions cast */
-    void (*answer)(const struct request *r);
-    fuse_req_t req;
-    const struct ckptfs_node *node; /* the kernel holds it until the answer */
-    struct fuse_file_info fi;
-    size_t size;
-    off_t off;
-    const char *name; /* a request that is kept owns it */
-};
-
-static void request_free(struct request *r)
-{
-    free((char *)r->name);
-    free(r);
-}
-
-static void run_request(struct ckptfs_job *job)
-{
-    struct request *r = (struct request *)job;
-
-    r->answer(r);
-    request_free(r);
-}
-
-static void refuse_request(struct ckptfs_job *job, int error)
-{
-    struct request *r = (struct request *)job;
-
-    (void)fuse_reply_err(r->req, error);
-    request_free(r);
-}
-
-static void interrupted(fuse_req_t req, void *data)
-{
-    (void)req;
-    ckptfs_dispatch_interrupt(data);
-}
-
-static void watch_request(struct ckptfs_job *job, bool on)
-{
-    fuse_req_interrupt_func(((struct request *)job)->req, on ? interrupted : NULL, job);
-}
-
-static void dispatch(const struct request *what, const struct ckptfs_lanes *lanes)
-{
-    struct request *r = malloc(sizeof *r);
-
-    if (r) {
-        *r = *what;
-        r->name = what->name ? strdup(what->name) : NULL;
-    }
-    if (!r || (what->name && !r->name)) {
-        free(r);
-        (void)fuse_reply_err(what->req, ENOMEM);
-        return;
-    }
-    r->job = (struct ckptfs_job){.run = run_request,
-                                 .refuse = refuse_request,
-                                 .watch = watch_request,
-                                 .step = lanes->step,
-                                 .file = lanes->file,
-                                 .file_jobs = lanes->file_jobs};
-    ckptfs_dispatch(&fs_of(r->req)->dispatch, &r->job);
-}
-
-/* Answer now what needs no storage, since the view that it needs is open; the rest in its lane. */
-static void answer_or_dispatch(const struct request *r)
-{
-    struct ckpt_view *view;
-    struct ckptfs_lanes lanes;
-
-    if (ckptfs_tree_waits(fs_of(r->req), r->node, &view, &lanes)) {
-        dispatch(r, &lanes);
-        return;
-    }
-    r->answer(r);
-    ckpt_view_release(view);
 }
 
 /* ---- the session ---- */
@@ -187,7 +105,7 @@ static int entry_of(struct ckptfs *fs, const struct ckptfs_found *found,
     return 0;
 }
 
-static void look_up(const struct request *r)
+static void look_up(const struct ckptfs_request *r)
 {
     struct ckptfs *fs = fs_of(r->req);
     struct ckptfs_found found;
@@ -214,7 +132,8 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     if (!dir)
         return;
     add(&fs_of(req)->count.lookups, 1);
-    answer_or_dispatch(&(struct request){.answer = look_up, .req = req, .node = dir, .name = name});
+    ckptfs_request_answer(
+        &(struct ckptfs_request){.answer = look_up, .req = req, .node = dir, .name = name});
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
@@ -275,7 +194,7 @@ static struct ckptfs_file *file_of(const struct fuse_file_info *fi)
     return (struct ckptfs_file *)(uintptr_t)fi->fh;
 }
 
-static void open_file(const struct request *r)
+static void open_file(const struct ckptfs_request *r)
 {
     struct ckptfs *fs = fs_of(r->req);
     struct fuse_file_info fi = r->fi;
@@ -310,8 +229,8 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     if ((fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC))
         (void)fuse_reply_err(req, EROFS);
     else
-        answer_or_dispatch(
-            &(struct request){.answer = open_file, .req = req, .node = n, .fi = *fi});
+        ckptfs_request_answer(
+            &(struct ckptfs_request){.answer = open_file, .req = req, .node = n, .fi = *fi});
 }
 
 static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -322,7 +241,7 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     (void)fuse_reply_err(req, 0);
 }
 
-static void read_file(const struct request *r)
+static void read_file(const struct ckptfs_request *r)
 {
     struct ckptfs *fs = fs_of(r->req); /* a reply frees r->req */
     struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, r->size);
@@ -346,12 +265,13 @@ static void read_file(const struct request *r)
 static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
                     struct fuse_file_info *fi)
 {
-    const struct request r = {.answer = read_file, .req = req, .fi = *fi, .size = size, .off = off};
+    const struct ckptfs_request r = {
+        .answer = read_file, .req = req, .fi = *fi, .size = size, .off = off};
     struct ckptfs_lanes lanes;
 
     (void)ino;
     if (ckptfs_file_waits(file_of(fi), &lanes))
-        dispatch(&r, &lanes);
+        ckptfs_request_dispatch(&r, &lanes);
     else
         read_file(&r);
 }
@@ -363,7 +283,7 @@ static struct ckptfs_listing *listing_of(const struct fuse_file_info *fi)
     return (struct ckptfs_listing *)(uintptr_t)fi->fh;
 }
 
-static void open_listing(const struct request *r)
+static void open_listing(const struct ckptfs_request *r)
 {
     struct ckptfs *fs = fs_of(r->req);
     struct fuse_file_info fi = r->fi;
@@ -385,8 +305,8 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     const struct ckptfs_node *n = node_of(req, ino);
 
     if (n)
-        answer_or_dispatch(
-            &(struct request){.answer = open_listing, .req = req, .node = n, .fi = *fi});
+        ckptfs_request_answer(
+            &(struct ckptfs_request){.answer = open_listing, .req = req, .node = n, .fi = *fi});
 }
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -486,7 +406,7 @@ static int attribute(struct ckptfs *fs, const struct ckptfs_node *n, const char 
     return *ret ? 0 : ENOMEM;
 }
 
-static void get_attribute(const struct request *r)
+static void get_attribute(const struct ckptfs_request *r)
 {
     ckpt_cleanup(ckpt_freep) char *value = NULL;
 
@@ -500,13 +420,13 @@ static void get_attribute(const struct request *r)
 static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
     const struct ckptfs_node *n = node_of(req, ino);
-    const struct request r = {
+    const struct ckptfs_request r = {
         .answer = get_attribute, .req = req, .node = n, .size = size, .name = name};
 
     if (!n)
         return;
     if (strcmp(name, SOURCE_XATTR) == 0) /* of the view; tools ask every file for others */
-        answer_or_dispatch(&r);
+        ckptfs_request_answer(&r);
     else
         get_attribute(&r);
 }
