@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Applying a recipe, in three parts: one tensor of the model (apply_target.c), the tensors that a
+ * model file lists (apply_items.c), and, for models without a list, those that the checkpoint has
+ * (apply_sources.c). */
+#ifndef CKPT_RECIPE_APPLY_H
+#define CKPT_RECIPE_APPLY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "recipe/family.h"
+#include "recipe/leftover.h"
+#include "recipe/lower.h"
+#include "recipe/recipes.h"
+#include "recipe/resolve.h"
+#include "recipe/settings.h"
+#include "tensor/catalog.h"
+
+/* What is done at most, and said of what is left out. */
+enum {
+    CKPT_APPLY_TARGETS = 1 << 24,
+    CKPT_APPLY_LEFT = 1 << 20,
+    CKPT_APPLY_SHOWN = 20,
+};
+
+struct ckpt_apply {
+    const struct ckpt_recipe *recipe;
+    const struct ckpt_catalog *src;
+    const struct ckpt_recipe_options *opt;
+    struct ckpt_settings set;
+    struct ckpt_resolver rs;
+    struct ckpt_catalog *cat, *joined; /* the model; what src is if it had ranked tensors */
+    bool *used;                        /* tensors of src */
+    struct ckpt_instance in;
+    ckpt_drafts drafts;
+    struct ckpt_str name;
+    struct {
+        const char *name;
+        uint64_t at;
+    } loop[CKPT_FAMILY_LOOPS];
+    size_t nloop;
+    uint32_t blocks, block; /* given so far; of the tensors being added, or 0 */
+    size_t ntarget, nleft;  /* added, left out */
+    const char *tied;       /* while tied tensors are left out: what they are copies of */
+    struct ckpt_copies copies;
+    const char *explain; /* the target to explain, or NULL */
+    json_t *explanation;
+    struct ckpt_err *err;
+};
+
+/* ap->name becomes the name of a model's tensor, with the numbers of the loops around it. */
+int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_item *it, struct ckpt_sizes *sizes);
+
+/* ap->in becomes the instance that delivers ap->name. `all`: as ckpt_resolve has it. */
+int ckpt_apply_resolve(struct ckpt_apply *ap, bool all, struct ckpt_resolution *ret);
+
+/* Record that what delivers ap->name is missing, as a resolution says. Returns -1. */
+int ckpt_apply_missing(struct ckpt_apply *ap, const struct ckpt_resolution *r);
+
+/* Add what ap->in delivers to the model, under ap->name, with the shape of the model file's item
+ * (NULL: whatever it has). */
+int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_item *it,
+                   const struct ckpt_sizes *sizes);
+
+/* The same for a tensor that the config ties to another: it is not part of the model, but must be a
+ * copy. */
+int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_item *it,
+                        const struct ckpt_sizes *sizes);
+
+/* Give cat the sources of ap->src, in their order. */
+int ckpt_apply_share_sources(struct ckpt_apply *ap, struct ckpt_catalog *cat);
+
+/* Add the tensors of a model file's list. */
+int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_items *list);
+
+/* Add the tensors that the checkpoint has, in the order in which transformers saves what it
+ * converts: that of the names before. */
+int ckpt_apply_sources(struct ckpt_apply *ap);
+
+#endif

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Models without a list: the checkpoint says which tensors there are. */
+#include "recipe/apply.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "tensor/fqn.h"
+
+/* ap->name: that of a tensor that no rule takes. */
+static void name_kept(struct ckpt_apply *ap, const char *name)
+{
+    const struct ckpt_prefix *p = ap->recipe->prefixes.ptr;
+    size_t n = ap->recipe->prefixes.len, i = 0;
+
+    while (i < n && !ckpt_has_prefix(name, p[i].from))
+        i++;
+    ckpt_str_clear(&ap->name);
+    ckpt_str_printf(&ap->name, "%s%s", i < n ? p[i].to : "",
+                    name + (i < n ? strlen(p[i].from) : 0));
+}
+
+static int keep_tensor(struct ckpt_apply *ap, const struct ckpt_tensor *t)
+{
+    struct ckpt_tensor kept = *t;
+
+    name_kept(ap, t->name);
+    if (ap->name.failed)
+        return ckpt_nomem(ap->err);
+    kept.name = ckpt_str_get(&ap->name);
+    ap->used[t - ap->src->tensors.ptr] = true;
+    if (ap->explain && strcmp(ap->explain, kept.name) == 0 &&
+        !(ap->explanation = json_pack("{s:s, s:s, s:[{s:s}]}", "recipe", ap->recipe->name, "target",
+                                      kept.name, "sources", "tensor", t->name)))
+        return ckpt_nomem(ap->err);
+    return ckpt_catalog_copy(ap->cat, &kept, ap->err);
+}
+
+/* One side of the rule: a tensor for each value of the axes that are numbers in its name only. They
+ * were one in memory and stay together. */
+static int add_side(struct ckpt_apply *ap, uint32_t side)
+{
+    struct ckpt_instance *in = &ap->in;
+    const struct ckpt_name *name = in->rule->to[side].name;
+    const struct ckpt_use *use = &in->use.ptr[0];
+    const uint32_t numbered = name->axes & ~use->bound;
+    uint32_t axis[CKPT_SCOPE_AXES], naxis = 0;
+    uint64_t size[CKPT_SCOPE_AXES], total = 1;
+
+    in->side = side;
+    in->bound = name->axes;
+    memcpy(in->at, use->at, sizeof in->at);
+    for (uint32_t a = 0; a < in->rule->scope->naxis; a++) {
+        if (!(numbered >> a & 1))
+            continue;
+        if (!ckpt_axis_size(&in->sizes, a, &size[naxis]))
+            return ckpt_fail(ap->err, CKPT_MISSING, "'%s': the number of '%s' is not known",
+                             use->tensor->name, in->rule->scope->axis[a].name);
+        if (ckd_mul(&total, total, size[naxis]) || total > CKPT_APPLY_TARGETS)
+            return ckpt_fail(ap->err, CKPT_LIMIT, "'%s' holds more than %d tensors",
+                             use->tensor->name, CKPT_APPLY_TARGETS);
+        axis[naxis++] = a;
+    }
+    ap->block = naxis ? ++ap->blocks : 0;
+    for (uint64_t i = 0; i < total; i++) {
+        for (uint64_t k = naxis, rest = i; k-- > 0; rest /= size[k])
+            in->at[axis[k]] = rest % size[k];
+        if (!ckpt_resolver_render(&ap->rs, name, &in->sizes, in->at, &ap->name))
+            return ckpt_fail(ap->err, CKPT_MISSING, "the numbers of '%s' are not known",
+                             in->rule->to[side].text);
+        if (ap->name.failed)
+            return ckpt_nomem(ap->err);
+        in->target = ckpt_str_get(&ap->name);
+        if (ckpt_apply_add(ap, NULL, NULL) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* One side that is made of several tensors: when the first of them comes. */
+static int gather_side(struct ckpt_apply *ap, uint32_t side)
+{
+    ckpt_cleanup(ckpt_resolution_release) struct ckpt_resolution r = {0};
+    const struct ckpt_rule *rule = ap->in.rule;
+
+    if (!ckpt_resolver_render(&ap->rs, rule->to[side].name, &ap->in.sizes, ap->in.use.ptr[0].at,
+                              &ap->name) ||
+        ap->name.failed)
+        return ckpt_fail(ap->err, CKPT_MISSING, "the numbers of '%s' are not known",
+                         rule->to[side].text);
+    if (ckpt_catalog_find(ap->cat, ckpt_str_get(&ap->name)))
+        return 0;
+    if (ckpt_apply_resolve(ap, false, &r) < 0)
+        return -1;
+    ap->block = 0;
+    return r.presence == CKPT_PRESENT ? ckpt_apply_add(ap, NULL, NULL) : ckpt_apply_missing(ap, &r);
+}
+
+/* Is a target of the rule made of more than the one tensor that in->use speaks of? */
+static bool is_gathered(const struct ckpt_instance *in, uint32_t side)
+{
+    const uint32_t bound = in->use.ptr[0].bound, named = in->rule->to[side].name->axes;
+
+    return in->rule->nfrom > 1 || ((bound & ~named) && !(named & ~bound));
+}
+
+static int convert(struct ckpt_apply *ap, const struct ckpt_tensor *t)
+{
+    const struct ckpt_rule *rule;
+    bool found;
+
+    if (ckpt_resolve_source(&ap->rs, t, &ap->in, &found) < 0)
+        return -1;
+    if (!found)
+        return keep_tensor(ap, t);
+    rule = ap->in.rule;
+    if (is_gathered(&ap->in, 0)) {
+        const struct ckpt_use use = ap->in.use.ptr[0];
+        for (uint32_t side = 0; side < rule->nto; side++) {
+            ap->in.rule = rule; /* the sides' own instances take their place */
+            ap->in.use.ptr[0] = use;
+            if (gather_side(ap, side) < 0)
+                return -1;
+        }
+        return 0;
+    }
+    ap->in.target = t->name;
+    ap->in.bound = 0;
+    if (ckpt_instance_solve(&ap->in, &ap->set, ap->err) < 0)
+        return ckpt_err_in(ap->err, "%s", rule->where);
+    for (uint32_t side = 0; side < rule->nto; side++)
+        if (add_side(ap, side) < 0)
+            return -1;
+    return 0;
+}
+
+static int fqn_cmp(const void *a, const void *b)
+{
+    const struct ckpt_tensor *const *x = a, *const *y = b;
+
+    return ckpt_fqn_cmp((*x)->name, (*y)->name);
+}
+
+int ckpt_apply_sources(struct ckpt_apply *ap)
+{
+    const size_t n = ap->src->tensors.len;
+    ckpt_cleanup(ckpt_freep) const struct ckpt_tensor **order = calloc(n + 1, sizeof *order);
+
+    if (!order)
+        return ckpt_nomem(ap->err);
+    for (size_t i = 0; i < n; i++)
+        order[i] = &ap->src->tensors.ptr[i];
+    if (n)
+        qsort(order, n, sizeof *order, fqn_cmp);
+    for (size_t i = 0; i < n; i++)
+        if (convert(ap, order[i]) < 0)
+            return -1;
+    return 0;
+}
