@@ -31,6 +31,7 @@ const char ckptfs_usage[] =
     "  readahead=KIB      the mount's read-ahead (2048; needs root; 0 leaves the kernel's)\n"
     "  threads=N          workers (10)\n"
     "  allow_other        for all users    uid=N gid=N umask=OCTAL  owner and modes shown\n"
+    "  sandbox=no         let the daemon open, run and connect to whatever its user may\n"
     "  auto_unmount, noexec, noatime, context=... and the like go to FUSE\n"
     "\n"
     "A comma in a value is written '\\,'. fusermount3 -u MOUNTPOINT ends the mount.\n";
@@ -96,6 +97,14 @@ static int set_io(struct ckptfs_config *c, const char *value, struct ckpt_err *e
     if (c->direct || (value && strcmp(value, "buffered") == 0))
         return 0;
     return ckpt_fail(err, CKPT_USAGE, "-o io=%s: expected buffered or direct", value ? value : "");
+}
+
+static int set_sandbox(struct ckptfs_config *c, const char *value, struct ckpt_err *err)
+{
+    c->sandbox = !value || strcmp(value, "yes") == 0;
+    if (c->sandbox || strcmp(value, "no") == 0)
+        return 0;
+    return ckpt_fail(err, CKPT_USAGE, "-o sandbox=%s: expected yes or no", value);
 }
 
 static bool *flag_of(struct ckptfs_config *c, const char *word)
@@ -180,6 +189,8 @@ static int set_word(struct ckptfs_config *c, const char *word, const char *value
     }
     if (strcmp(word, "io") == 0)
         return set_io(c, value, err);
+    if (strcmp(word, "sandbox") == 0)
+        return set_sandbox(c, value, err);
     if (set_numbered(c, word, value, &ours, err) < 0 || ours)
         return err->code ? -1 : 0;
     if (ckpt_options_knows(word))
@@ -230,6 +241,7 @@ int ckptfs_cmdline_parse(int argc, char **argv, struct ckptfs_config *ret, struc
                                   .uid = getuid(),
                                   .gid = getgid(),
                                   .threads = DEFAULT_THREADS,
+                                  .sandbox = true,
                                   .readahead_kib = DEFAULT_READAHEAD_KIB};
     if (ckpt_options_new(&ret->opt, err) < 0)
         return -1;

@@ -21,6 +21,7 @@ struct ckptfs_config {
     bool null_reads; /* answer reads with a constant buffer: the yardstick of the benchmarks */
     bool direct;     /* io=direct */
     bool allow_other;
+    bool sandbox; /* confine the daemon (sandbox.h) */
     uid_t uid;
     gid_t gid;
     mode_t umask;

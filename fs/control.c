@@ -85,12 +85,14 @@ static json_int_t load(_Atomic uint64_t *n)
 static json_t *settings(const struct ckptfs *fs)
 {
     const struct ckptfs_negotiated *n = &fs->negotiated;
+    char sandbox[64];
 
-    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:s, s:b, s:b}", "version", ckpt_version(),
+    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:s, s:b, s:b, s:s}", "version", ckpt_version(),
                      "libfuse", fuse_pkgversion(), "protocol_minor", (int)n->proto_minor,
                      "max_read", (int)n->max_read, "threads", (int)fs->config->threads, "io",
                      fs->config->direct ? "direct" : "buffered", "direct_mmap", n->direct_mmap,
-                     "null", fs->config->null_reads);
+                     "null", fs->config->null_reads, "sandbox",
+                     ckptfs_sandbox_text(&fs->sandbox, sandbox, sizeof sandbox));
 }
 
 /* The warnings of the views that were opened. */

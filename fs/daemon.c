@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/mem.h"
 
 _Noreturn static void wait_for(pid_t child, int ready)
 {
@@ -47,7 +48,7 @@ int ckptfs_daemon_fork(int *ret_ready, struct ckpt_err *err)
 }
 
 /* sd_notify(3) without the library: one datagram to the socket that the environment names. */
-static void notify_manager(void)
+static void notify_manager(int fd)
 {
     const char *path = getenv("NOTIFY_SOCKET"), text[] = "READY=1";
     struct sockaddr_un to = {.sun_family = AF_UNIX};
@@ -57,27 +58,41 @@ static void notify_manager(void)
     memcpy(to.sun_path, path, strlen(path));
     if (*path == '@')
         to.sun_path[0] = '\0';
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return;
     (void)sendto(fd, text, sizeof text - 1, MSG_NOSIGNAL, (struct sockaddr *)&to,
                  (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path)));
-    (void)close(fd);
 }
 
-void ckptfs_daemon_ready(int ready)
+static void detach(int null)
 {
-    notify_manager();
-    if (ready < 0)
-        return;
     (void)setsid();
-    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (null >= 0) {
-        for (int fd = 0; fd <= 2; fd++)
-            (void)dup2(null, fd);
-        if (null > 2)
-            (void)close(null);
-    }
-    (void)!write(ready, "", 1);
-    (void)close(ready);
+    for (int fd = 0; null >= 0 && fd <= 2; fd++)
+        (void)dup2(null, fd);
+}
+
+void ckptfs_daemon_detach(void)
+{
+    ckpt_cleanup(ckpt_closep) int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    detach(null);
+}
+
+void ckptfs_announcement_open(struct ckptfs_announcement *a, int ready)
+{
+    *a = (struct ckptfs_announcement){.ready = ready, .null = -1, .notify = -1};
+    if (ready >= 0)
+        a->null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (getenv("NOTIFY_SOCKET"))
+        a->notify = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+}
+
+void ckptfs_announce(struct ckptfs_announcement *a)
+{
+    if (a->notify >= 0)
+        notify_manager(a->notify);
+    ckpt_closep(&a->notify);
+    if (a->ready < 0)
+        return;
+    detach(a->null);
+    ckpt_closep(&a->null);
+    (void)!write(a->ready, "", 1);
+    ckpt_closep(&a->ready);
 }

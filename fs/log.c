@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <syslog.h>
 
 static int priority(enum ckpt_log_severity severity)
@@ -21,6 +22,22 @@ static int priority(enum ckpt_log_severity severity)
     return LOG_DEBUG;
 }
 
+/* A line is lost rather than waited for. */
+static void relay(int fd, int priority, const char *text)
+{
+    char line[2 * CKPT_ERR_TEXT];
+    const int n = snprintf(line, sizeof line, "%c%c%s", CKPTFS_RELAYED, '0' + priority, text);
+
+    (void)send(fd, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1,
+               MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void ckptfs_log_relayed(const char *line, size_t len)
+{
+    if (len > 2 && line[0] == CKPTFS_RELAYED)
+        syslog((line[1] - '0') & LOG_PRIMASK, "%.*s", (int)len - 2, line + 2);
+}
+
 void ckptfs_log_line(void *ctx, enum ckpt_log_severity severity, const char *text)
 {
     const struct ckptfs_log *log = ctx;
@@ -31,7 +48,9 @@ void ckptfs_log_line(void *ctx, enum ckpt_log_severity severity, const char *tex
 
     if (severity > log->least)
         return;
-    if (log->to_syslog)
+    if (log->relay >= 0)
+        relay(log->relay, priority(severity), text);
+    else if (log->to_syslog)
         syslog(priority(severity), "%s", text);
     else
         (void)fprintf(stderr, "ckptfs: %s%s\n", word[severity], text);

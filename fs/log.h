@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the mount's remarks go: the terminal until it is announced (and with -f), then syslog. */
+/* Where the mount's remarks go: the terminal until it is announced (and with -f), then syslog, by
+ * way of the process that mounts (mounter.h): the daemon itself may make no socket any more. */
 #ifndef CKPT_FS_LOG_H
 #define CKPT_FS_LOG_H
 
@@ -11,7 +12,12 @@
 struct ckptfs_log {
     enum ckpt_log_severity least; /* remarks of lesser severity are dropped */
     atomic_bool to_syslog;
+    atomic_int relay; /* a socket that takes lines for syslog; -1: none */
 };
+
+/* The first byte of a line on such a socket, and what its other end does with it. */
+enum { CKPTFS_RELAYED = 'l' };
+void ckptfs_log_relayed(const char *line, size_t len);
 
 void ckptfs_logf(const struct ckptfs_log *log, enum ckpt_log_severity severity, const char *fmt,
                  ...) CKPT_PRINTF(3, 4);

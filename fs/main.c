@@ -17,7 +17,7 @@
 #include "session.h"
 
 /* libfuse's log callback has no context: the one global of the program. */
-static struct ckptfs_log program_log = {.least = CKPT_WARNING};
+static struct ckptfs_log program_log = {.least = CKPT_WARNING, .relay = -1};
 
 static void libfuse_line(enum fuse_log_level level, const char *fmt, va_list ap)
 {

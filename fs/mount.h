@@ -16,6 +16,7 @@
 #include "log.h"
 #include "nodes.h"
 #include "refresh.h"
+#include "sandbox.h"
 
 /* What kernel, library and mount agreed on. Written before the first request but INIT. */
 struct ckptfs_negotiated {
@@ -47,6 +48,7 @@ struct ckptfs_handles {
 struct ckptfs {
     const struct ckptfs_config *config;
     const struct ckptfs_log *log;
+    struct ckptfs_sandbox sandbox;
     struct ckptfs_refresh refresh;
     struct ckptfs_nodes nodes;
     struct ckptfs_handles handles;

@@ -39,37 +39,18 @@ static int caps_set(const struct caps *c)
     return syscall(SYS_capset, &head, data) < 0 ? -1 : 0;
 }
 
-int ckptfs_privilege_drop(bool *ret_dropped, struct ckpt_err *err)
+int ckptfs_privilege_drop(struct ckpt_err *err)
 {
-    const uint64_t admin = CAP_BIT(CAP_SYS_ADMIN), search = CAP_BIT(CAP_DAC_READ_SEARCH);
+    const uint64_t search = CAP_BIT(CAP_DAC_READ_SEARCH);
     struct caps c;
 
-    *ret_dropped = false;
     if (caps_get(&c) < 0)
         return ckpt_fail_errno(err, errno, "reading the capabilities");
-    if (!(c.permitted & admin))
-        return 0; /* fusermount3 did the mount and will do the unmount */
     c.effective &= search;
-    c.permitted &= search | admin;
+    c.permitted &= search;
     if (caps_set(&c) < 0)
         return ckpt_fail_errno(err, errno, "dropping capabilities");
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
         return ckpt_fail_errno(err, errno, "setting no_new_privs");
-    *ret_dropped = true;
     return 0;
 }
-
-static void set_admin(bool effective)
-{
-    const uint64_t admin = CAP_BIT(CAP_SYS_ADMIN);
-    struct caps c;
-
-    if (caps_get(&c) < 0 || !(c.permitted & admin))
-        return;
-    c.effective = effective ? c.effective | admin : c.effective & ~admin;
-    (void)caps_set(&c);
-}
-
-void ckptfs_privilege_raise(void) { set_admin(true); }
-
-void ckptfs_privilege_lower(void) { set_admin(false); }

@@ -27,14 +27,13 @@ static bool write_text(const char *path, const char *text)
     return fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
 }
 
-void ckptfs_readahead_set(struct ckptfs *fs)
+void ckptfs_readahead_set(const struct ckptfs_config *config, struct ckptfs_negotiated *n)
 {
-    struct ckptfs_negotiated *n = &fs->negotiated;
-    unsigned want = fs->config->readahead_kib;
+    const unsigned want = config->readahead_kib;
     struct ckptfs_mountinfo info;
     char path[80], text[16];
 
-    if (!ckptfs_mountinfo_find(fs->config->mountpoint, &info))
+    if (!ckptfs_mountinfo_find(config->mountpoint, &info))
         return;
     (void)snprintf(n->dev, sizeof n->dev, "%s", info.dev);
     (void)snprintf(path, sizeof path, "/sys/class/bdi/%s/read_ahead_kb", info.dev);

@@ -7,8 +7,8 @@
 #include "mount.h"
 
 /* Raise it to what the configuration asks for, after INIT was answered (which lowers it again) and
- * before anybody reads. Fills fs->negotiated's dev, readahead_kib (read back) and
- * readahead_refused. Never fails: it is only speed. */
-void ckptfs_readahead_set(struct ckptfs *fs);
+ * before anybody reads. Fills n->dev, readahead_kib (read back) and readahead_refused. Never fails:
+ * it is only speed. */
+void ckptfs_readahead_set(const struct ckptfs_config *config, struct ckptfs_negotiated *n);
 
 #endif

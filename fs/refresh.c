@@ -88,8 +88,10 @@ static int open_run(struct ckptfs_refresh *r, struct ckpt_err *err)
     struct ckpt_run *run = NULL;
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
 
-    if (ckpt_run_open(r->config->run, r->config->opt, &run, err) < 0)
+    if (ckpt_run_open(r->config->run, r->config->opt, &run, err) < 0) {
+        ckptfs_sandbox_explain(r->sandbox, err);
         return -1;
+    }
     ckpt_run_watch(run);
     if (ckpt_run_newest_view(run, &view, err) < 0 && !r->config->wait)
         goto fail;
@@ -100,6 +102,7 @@ static int open_run(struct ckptfs_refresh *r, struct ckpt_err *err)
     atomic_store(&r->run, run);
     return 0;
 fail:
+    ckptfs_sandbox_explain(r->sandbox, err);
     ckpt_view_release(view);
     view = NULL;
     ckpt_run_close(run);
@@ -107,11 +110,12 @@ fail:
 }
 
 int ckptfs_refresh_open(struct ckptfs_refresh *r, const struct ckptfs_config *config,
-                        const struct ckptfs_log *log, struct ckpt_err *err)
+                        const struct ckptfs_log *log, const struct ckptfs_sandbox *sandbox,
+                        struct ckpt_err *err)
 {
     pthread_condattr_t attr;
 
-    *r = (struct ckptfs_refresh){.config = config, .log = log};
+    *r = (struct ckptfs_refresh){.config = config, .log = log, .sandbox = sandbox};
     (void)pthread_mutex_init(&r->lock, NULL);
     (void)pthread_condattr_init(&attr);
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -247,6 +251,7 @@ int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view 
         return 0;
     if (own.code == CKPT_MISSING && is_gone(r, run, step))
         return ckpt_fail(err, CKPT_STALE, "step %s is gone", step);
+    ckptfs_sandbox_explain(r->sandbox, &own);
     if (is_news(r, step, &own))
         ckptfs_logf(r->log, CKPT_ERROR, "%s%s%s%s", *step ? "step " : "", step, *step ? ": " : "",
                     own.text);

@@ -15,6 +15,7 @@
 #include "cmdline.h"
 #include "log.h"
 #include "nodes.h"
+#include "sandbox.h"
 
 /* The steps at one moment; immutable. */
 struct ckptfs_steps {
@@ -27,6 +28,7 @@ struct ckptfs_steps {
 struct ckptfs_refresh {
     const struct ckptfs_config *config;
     const struct ckptfs_log *log;
+    const struct ckptfs_sandbox *sandbox;
     pthread_mutex_t lock;
     pthread_cond_t wake;
     _Atomic(struct ckpt_run *) run; /* NULL only before the first step, with -o wait; set once */
@@ -43,7 +45,8 @@ struct ckptfs_refresh {
 /* Open config's run, its list of steps and, unless config says wait, a view of it (which proves
  * that it can be read). */
 int ckptfs_refresh_open(struct ckptfs_refresh *r, const struct ckptfs_config *config,
-                        const struct ckptfs_log *log, struct ckpt_err *err);
+                        const struct ckptfs_log *log, const struct ckptfs_sandbox *sandbox,
+                        struct ckpt_err *err);
 
 /* Begin and end looking. Not before a fork: threads do not survive it. */
 int ckptfs_refresh_start(struct ckptfs_refresh *r, struct ckpt_err *err);

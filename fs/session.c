@@ -3,6 +3,8 @@
 #include "session.h"
 
 #include <errno.h>
+#include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -15,42 +17,22 @@
 #include "base/str.h"
 #include "daemon.h"
 #include "mount.h"
+#include "mounter.h"
 #include "mounts.h"
 #include "ops.h"
 #include "privilege.h"
-#include "readahead.h"
+#include "sandbox.h"
 #include "signals.h"
 #include "tree.h"
 
-/* A value inside -o: FUSE splits at commas and undoes backslashes. The caller frees it. */
-static char *escape(const char *value)
-{
-    char *text = malloc(2 * strlen(value) + 1), *out = text;
-
-    for (; text && *value; value++) {
-        if (*value == ',' || *value == '\\')
-            *out++ = '\\';
-        *out++ = *value;
-    }
-    if (text)
-        *out = '\0';
-    return text;
-}
-
 static struct fuse_session *session_new(struct ckptfs *fs)
 {
-    const struct ckptfs_config *c = fs->config;
-    struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
-    ckpt_cleanup(ckpt_freep) char *name = escape(c->run), *words = NULL;
     struct fuse_session *se = NULL;
+    struct fuse_args args;
 
-    words = ckpt_asprintf(
-        "ro,nosuid,nodev,default_permissions,subtype=ckptfs,max_read=%d,fsname=%s%s%s",
-        CKPTFS_MAX_READ, name ? name : "", c->allow_other ? ",allow_other" : "",
-        c->fuse_words ? c->fuse_words : "");
-    if (name && words && fuse_opt_add_arg(&args, "ckptfs") == 0 &&
-        fuse_opt_add_arg(&args, "-o") == 0 && fuse_opt_add_arg(&args, words) == 0)
-        se = fuse_session_new(&args, &ckptfs_ops, sizeof ckptfs_ops, fs);
+    if (ckptfs_session_args(fs->config, &args) < 0)
+        return NULL;
+    se = fuse_session_new(&args, &ckptfs_ops, sizeof ckptfs_ops, fs);
     fuse_opt_free_args(&args);
     return se;
 }
@@ -77,9 +59,12 @@ static void describe(const struct ckptfs *fs)
 {
     const struct ckptfs_negotiated *n = &fs->negotiated;
     const struct ckptfs_config *c = fs->config;
+    char sandbox[64];
 
     ckptfs_logf(fs->log, CKPT_INFO, "%s on %s: ckptfs %s, libfuse %s, protocol %u.%u", c->run,
                 c->mountpoint, ckpt_version(), fuse_pkgversion(), n->proto_major, n->proto_minor);
+    ckptfs_logf(fs->log, CKPT_INFO, "sandbox: %s",
+                ckptfs_sandbox_text(&fs->sandbox, sandbox, sizeof sandbox));
     ckptfs_logf(fs->log, CKPT_INFO, "requests up to %u KiB, %u threads, read-ahead %u KiB, io=%s",
                 n->max_read / 1024, c->threads, n->readahead_kib,
                 c->direct ? "direct" : "buffered");
@@ -114,25 +99,45 @@ static int loop(struct ckptfs *fs, struct fuse_session *se)
 #endif
 }
 
+/* Not where somebody else unmounted it, or cut the connection: another mount may lie there by now.
+ */
+static bool is_mounted(const struct fuse_session *se)
+{
+    struct pollfd connection = {.fd = fuse_session_fd((struct fuse_session *)se)};
+
+    return poll(&connection, 1, 0) <= 0 || !(connection.revents & POLLERR);
+}
+
+static void unmount(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter)
+{
+    struct ckpt_err err = {0};
+
+    if (is_mounted(se) && ckptfs_mounter_unmount(mounter, &err) < 0)
+        ckptfs_logf(fs->log, CKPT_WARNING, "%s; fusermount3 -u %s does it", err.text,
+                    fs->config->mountpoint);
+}
+
 /* The mount is up. Serve it until it ends. */
-static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_log *log, int ready,
-                 struct ckpt_err *err)
+static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter,
+                 struct ckptfs_log *log, struct ckptfs_announcement *news, struct ckpt_err *err)
 {
     struct ckptfs_signals signals;
 
     if (ckptfs_refresh_start(&fs->refresh, err) < 0)
         return -1;
-    if (ckptfs_signals_start(&signals, fs, se, err) < 0) {
+    if (ckptfs_signals_start(&signals, fs, se, mounter, err) < 0) {
         ckptfs_refresh_stop(&fs->refresh);
         return -1;
     }
-    log->to_syslog = ready >= 0;
-    ckptfs_daemon_ready(ready);
+    if (news->ready >= 0) {
+        ckptfs_mounter_detach(mounter);
+        log->relay = mounter->fd;
+    }
+    ckptfs_announce(news);
     describe(fs);
     int rc = loop(fs, se);
     ckptfs_dispatch_stop(&fs->dispatch);
-    ckptfs_privilege_raise();
-    fuse_session_unmount(se);
+    unmount(fs, se, mounter);
     ckptfs_refresh_stop(&fs->refresh);
     bool asked = atomic_load(&signals.quitting);
     ckptfs_signals_stop(&signals);
@@ -141,30 +146,72 @@ static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_log *
     return 0;
 }
 
-static int mount_and_serve(struct ckptfs *fs, struct ckptfs_config *config, struct ckptfs_log *log,
-                           int ready, struct ckpt_err *err)
+/* A session on the connection that the mounter made. */
+static int mount_session(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter,
+                         struct ckptfs_config *config, struct ckpt_err *err)
+{
+    char path[32];
+    int fd = -1;
+
+    ckptfs_signals_block();
+    int rc = ckptfs_mounter_mount(mounter, &fd, err);
+    ckptfs_mountpoint_unlock(config);
+    if (rc < 0) {
+        (void)ckpt_fail(err, CKPT_IO, "mounting on %s failed", fs->config->mountpoint);
+        return -1;
+    }
+    (void)snprintf(path, sizeof path, "/dev/fd/%d", fd);
+    if (fuse_session_mount(se, path) == 0)
+        return 0;
+    (void)close(fd);
+    (void)ckptfs_mounter_unmount(mounter, NULL);
+    return ckpt_fail(err, CKPT_IO, "libfuse does not take the connection");
+}
+
+static int mount_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
+                           struct ckptfs_config *config, struct ckptfs_log *log,
+                           struct ckptfs_announcement *news, struct ckpt_err *err)
 {
     struct fuse_session *se = session_new(fs);
     int rc = -1;
 
     if (!se)
         return ckpt_fail(err, CKPT_USAGE, "FUSE did not take the options");
-    ckptfs_signals_block();
-    ckptfs_privilege_raise();
-    int mounted = fuse_session_mount(se, fs->config->mountpoint);
-    ckptfs_privilege_lower();
-    ckptfs_mountpoint_unlock(config);
-    if (mounted < 0) {
-        (void)ckpt_fail(err, CKPT_IO, "mounting on %s failed", fs->config->mountpoint);
-    } else if (answer_init(se, err) == 0) {
-        ckptfs_readahead_set(fs);
-        rc = serve(fs, se, log, ready, err);
-    }
-    if (rc < 0 && mounted == 0) {
-        ckptfs_privilege_raise();
-        fuse_session_unmount(se);
+    if (mount_session(fs, se, mounter, config, err) == 0) {
+        if (answer_init(se, err) == 0) {
+            ckptfs_mounter_readahead(mounter, &fs->negotiated);
+            rc = serve(fs, se, mounter, log, news, err);
+        }
+        if (rc < 0)
+            unmount(fs, se, mounter);
     }
     fuse_session_destroy(se);
+    return rc;
+}
+
+/* From here on nothing is left to a checkpoint's files that a mount does not need. */
+static int confine(struct ckptfs *fs, struct ckpt_err *err)
+{
+    if (ckptfs_privilege_drop(err) < 0)
+        return -1;
+    return fs->config->sandbox ? ckptfs_sandbox_enter(fs->config, &fs->sandbox, err) : 0;
+}
+
+static int open_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
+                          struct ckptfs_config *config, struct ckptfs_log *log,
+                          struct ckptfs_announcement *news, struct ckpt_err *err)
+{
+    if (ckptfs_nodes_init(&fs->nodes) < 0 ||
+        ckptfs_dispatch_init(&fs->dispatch, config->threads) < 0)
+        return ckpt_nomem(err);
+    int rc = ckptfs_refresh_open(&fs->refresh, config, log, &fs->sandbox, err);
+    if (rc == 0)
+        rc = mount_and_serve(fs, mounter, config, log, news, err);
+    ckptfs_tree_close(fs);
+    ckptfs_refresh_release(&fs->refresh);
+    ckptfs_nodes_release(&fs->nodes);
+    ckptfs_buffers_release(&fs->buffers);
+    ckptfs_dispatch_release(&fs->dispatch);
     return rc;
 }
 
@@ -175,20 +222,18 @@ int ckptfs_session(struct ckptfs_config *config, struct ckptfs_log *log, int rea
                         .log = log,
                         .buffers = {.constant = config->null_reads},
                         .started = time(NULL)};
-    bool dropped;
-    int rc;
+    struct ckptfs_announcement news;
+    struct ckptfs_mounter mounter;
+    int rc = -1;
 
-    if (ckptfs_privilege_drop(&dropped, err) < 0)
+    if (ckptfs_mounter_start(&mounter, config, log, err) < 0)
         return -1;
-    if (ckptfs_nodes_init(&fs.nodes) < 0 || ckptfs_dispatch_init(&fs.dispatch, config->threads) < 0)
-        return ckpt_nomem(err);
-    rc = ckptfs_refresh_open(&fs.refresh, config, log, err);
-    if (rc == 0)
-        rc = mount_and_serve(&fs, config, log, ready, err);
-    ckptfs_tree_close(&fs);
-    ckptfs_refresh_release(&fs.refresh);
-    ckptfs_nodes_release(&fs.nodes);
-    ckptfs_buffers_release(&fs.buffers);
-    ckptfs_dispatch_release(&fs.dispatch);
+    ckptfs_announcement_open(&news, ready);
+    if (confine(&fs, err) == 0)
+        rc = open_and_serve(&fs, &mounter, config, log, &news, err);
+    if (rc < 0 && log->relay >= 0)
+        ckptfs_logf(log, CKPT_ERROR, "%s", err->text);
+    log->relay = -1;
+    ckptfs_mounter_stop(&mounter);
     return rc;
 }

@@ -8,8 +8,6 @@
 #include <unistd.h>
 
 #include "base/err.h"
-#include "mounts.h"
-#include "privilege.h"
 
 /* Time for requests in progress to be answered. Storage that hangs must not keep a SIGTERM waiting
  * for ever. */
@@ -77,8 +75,7 @@ static void quit(struct ckptfs_signals *s)
     if (atomic_load(&s->done))
         return;
     ckptfs_logf(s->fs->log, CKPT_WARNING, "requests are still waiting for storage: leaving them");
-    ckptfs_privilege_raise();
-    (void)ckptfs_unmount(s->fs->config->mountpoint, NULL);
+    (void)ckptfs_mounter_unmount(s->mounter, NULL);
     _exit(EXIT_SUCCESS);
 }
 
@@ -119,9 +116,9 @@ static void *take(void *arg)
 }
 
 int ckptfs_signals_start(struct ckptfs_signals *s, struct ckptfs *fs, struct fuse_session *se,
-                         struct ckpt_err *err)
+                         struct ckptfs_mounter *mounter, struct ckpt_err *err)
 {
-    *s = (struct ckptfs_signals){.fs = fs, .se = se, .main = pthread_self()};
+    *s = (struct ckptfs_signals){.fs = fs, .se = se, .mounter = mounter, .main = pthread_self()};
     int rc = pthread_create(&s->thread, NULL, take, s);
     return rc ? ckpt_fail_errno(err, rc, "starting a thread") : 0;
 }

@@ -11,10 +11,12 @@
 #include <fuse_lowlevel.h>
 
 #include "mount.h"
+#include "mounter.h"
 
 struct ckptfs_signals {
     struct ckptfs *fs;
     struct fuse_session *se;
+    struct ckptfs_mounter *mounter;
     pthread_t main; /* runs the session's loop */
     pthread_t thread;
     atomic_bool quitting, done;
@@ -25,7 +27,7 @@ struct ckptfs_signals {
 void ckptfs_signals_block(void);
 
 int ckptfs_signals_start(struct ckptfs_signals *s, struct ckptfs *fs, struct fuse_session *se,
-                         struct ckpt_err *err);
+                         struct ckptfs_mounter *mounter, struct ckpt_err *err);
 
 /* Once everything else has ended. Until then a second SIGTERM, or the first after a bounded time,
  * ends the process at once. */

@@ -2,7 +2,7 @@
 # bash completion for ckptfs and ckpt.
 
 _ckptfs_words='base= dtype= view= max_shard_size= recipe= rope= model_type= dequantize lora=adapter lora=merge lora=base allow_partial allow_mixed allow_leftover follow_symlinks'
-_ckptfs_mount_words='wait io= readahead= threads= allow_other uid= gid= umask= auto_unmount noexec noatime'
+_ckptfs_mount_words='wait io= readahead= threads= allow_other sandbox=no uid= gid= umask= auto_unmount noexec noatime'
 
 # The token being typed and the one before it. Not COMP_WORDS: readline splits that at '='.
 _ckptfs_tokens() {

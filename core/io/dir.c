@@ -158,6 +158,10 @@ void ckpt_dir_unrefp(struct ckpt_dir **dir)
 
 const char *ckpt_dir_path(const struct ckpt_dir *dir) { return dir->path; }
 
+const char *ckpt_dir_real_path(const struct ckpt_dir *dir) { return dir->root->real; }
+
+const char *ckpt_dir_hub_blobs(const struct ckpt_dir *dir) { return dir->root->blobs; }
+
 const char *ckpt_dir_real_name(const struct ckpt_dir *dir)
 {
     const char *slash = strrchr(dir->root->real, '/');

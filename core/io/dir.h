@@ -51,6 +51,11 @@ const char *ckpt_dir_path(const struct ckpt_dir *dir);
  * links. Lives as long as dir. */
 const char *ckpt_dir_real_name(const struct ckpt_dir *dir);
 
+/* Where the directory of ckpt_dir_open lies, without links; and, of a snapshot in a hub cache, the
+ * same model's blobs/ (else NULL). Live as long as dir. */
+const char *ckpt_dir_real_path(const struct ckpt_dir *dir);
+const char *ckpt_dir_hub_blobs(const struct ckpt_dir *dir);
+
 /* A copy of `name` that lives as long as the directory of ckpt_dir_open; equal names share one.
  * NULL: no memory. Safe from many threads. */
 const char *ckpt_dir_intern(struct ckpt_dir *dir, const char *name);

@@ -114,6 +114,13 @@ static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ck
                : ckpt_reader_hf.load(b->dir, &opt, &b->facts, b->cat, err);
 }
 
+int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err)
+{
+    if (!is_directory(name))
+        return find_in_hub(name, ret_path, err);
+    return (*ret_path = strdup(name)) ? 0 : ckpt_nomem(err);
+}
+
 int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *pool,
                    struct ckpt_base **ret, struct ckpt_err *err)
 {
@@ -123,10 +130,7 @@ int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *
 
     if (!b)
         return ckpt_nomem(err);
-    if (is_directory(name))
-        result = (path = strdup(name)) ? 0 : ckpt_nomem(err);
-    else
-        result = find_in_hub(name, &path, err);
+    result = ckpt_base_find(name, &path, err);
     if (result == 0)
         result = ckpt_dir_open(path, links, &b->dir, err);
     if (result == 0)

@@ -25,6 +25,9 @@ struct ckpt_base {
  * ~/.cache/huggingface/hub); never the network. */
 int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *pool,
                    struct ckpt_base **ret, struct ckpt_err *err);
+/* The directory that `name` stands for, malloc'ed. MISSING: it is neither a directory nor in the
+ * cache. */
+int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err);
 void ckpt_base_free(struct ckpt_base *base);
 
 #endif

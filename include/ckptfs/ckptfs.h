@@ -48,6 +48,16 @@ CKPT_PUBLIC void ckpt_options_set_log(struct ckpt_options *opt,
                                                    const char *text),
                                       void *ctx);
 
+/* For programs that confine themselves before they read a checkpoint: call `visit` with the
+ * absolute path, without links, of each file and directory below which views of the run at `path`
+ * with these options are read. These are the run (if it is not there yet, the folder in which it
+ * may appear), the base, and recipes and mappings from files; with follow_symlinks also where links
+ * in the run and the base lead now, for which both are walked. `visit` returns 0 to go on, else the
+ * call ends with -1. */
+CKPT_PUBLIC int ckpt_options_places(const struct ckpt_options *opt, const char *path,
+                                    int (*visit)(void *ctx, const char *place), void *ctx,
+                                    struct ckpt_err *err);
+
 /* ---- runs ---- */
 
 struct ckpt_run;

@@ -112,6 +112,16 @@ int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *valu
     return 0;
 }
 
+int ckpt_options_places(const struct ckpt_options *opt, const char *path,
+                        int (*visit)(void *ctx, const char *place), void *ctx, struct ckpt_err *err)
+{
+    char parent[PATH_MAX];
+
+    (void)opt, (void)err;
+    (void)snprintf(parent, sizeof parent, "%.*s", (int)(strrchr(path, '/') - path), path);
+    return visit(ctx, access(path, F_OK) == 0 ? path : parent) == 0 ? 0 : -1;
+}
+
 void ckpt_options_set_log(struct ckpt_options *opt,
                           void (*line)(void *, enum ckpt_log_severity, const char *), void *ctx)
 {

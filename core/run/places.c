@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a run's views are read. */
+#include <errno.h>
+#include <fts.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <ckptfs/ckptfs.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "base/vec.h"
+#include "io/dir.h"
+#include "run/base.h"
+#include "run/options.h"
+
+enum { DEEPEST = 16 }; /* folders below each other: of links that lead to their own parents */
+
+struct walk {
+    int (*visit)(void *ctx, const char *place);
+    void *ctx;
+    bool follow;
+    CKPT_VEC(char *) places; /* that were visited; those from `next` on were not walked yet */
+    size_t next;
+    struct ckpt_err *err;
+};
+
+static void walk_release(struct walk *w)
+{
+    for (size_t i = 0; i < w->places.len; i++)
+        free(w->places.ptr[i]);
+    ckpt_vec_release(&w->places);
+}
+
+/* Is it, or a directory above it, among them? */
+static bool is_known(const struct walk *w, const char *path)
+{
+    for (size_t i = 0; i < w->places.len; i++) {
+        const size_t n = strlen(w->places.ptr[i]);
+        if (strncmp(path, w->places.ptr[i], n) == 0 && (path[n] == '\0' || path[n] == '/'))
+            return true;
+    }
+    return false;
+}
+
+/* Only directories are kept: there may be as many links to files as there are shards. */
+static int add(struct walk *w, const char *path)
+{
+    ckpt_cleanup(ckpt_freep) char *real = realpath(path, NULL);
+    struct stat st;
+
+    if (!real || stat(real, &st) < 0)
+        return errno == ENOMEM ? ckpt_nomem(w->err) : 0;
+    if (is_known(w, real))
+        return 0;
+    if (w->visit(w->ctx, real) != 0)
+        return -1;
+    if (!S_ISDIR(st.st_mode))
+        return 0;
+    if (ckpt_vec_push(&w->places, real) < 0)
+        return ckpt_nomem(w->err);
+    (void)ckpt_steal(&real);
+    return 0;
+}
+
+static int add_links_below(struct walk *w, const char *path)
+{
+    char *const roots[] = {(char *)path, NULL};
+    FTS *tree = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
+    FTSENT *e;
+    int result = 0;
+
+    if (!tree)
+        return ckpt_fail_errno(w->err, errno, "cannot look for links in '%s'", path);
+    while (result == 0 && (e = fts_read(tree))) {
+        if (e->fts_info == FTS_D && e->fts_level >= DEEPEST)
+            (void)fts_set(tree, e, FTS_SKIP);
+        else if (e->fts_info == FTS_SL)
+            result = add(w, e->fts_accpath);
+    }
+    (void)fts_close(tree);
+    return result;
+}
+
+/* The path, or the folder in which it may appear. */
+static int add_nearest(struct walk *w, const char *path)
+{
+    ckpt_cleanup(ckpt_freep) char *copy = strdup(path);
+    char *slash;
+
+    if (!copy)
+        return ckpt_nomem(w->err);
+    while (access(copy, F_OK) < 0 && errno == ENOENT && (slash = strrchr(copy, '/')) &&
+           slash > copy)
+        *slash = '\0';
+    return add(w, copy);
+}
+
+/* A run or a base: it, the hub cache's model that it is a snapshot of, and where links lead. */
+static int add_tree(struct walk *w, const char *path)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    struct ckpt_err none = {0};
+
+    if (ckpt_dir_open(path, CKPT_LINKS_BENEATH, &dir, &none) < 0)
+        return add_nearest(w, path);
+    const char *blobs = ckpt_dir_hub_blobs(dir);
+    ckpt_cleanup(ckpt_freep) char *model =
+        blobs ? ckpt_asprintf("%.*s", (int)(strrchr(blobs, '/') - blobs), blobs) : NULL;
+    if (blobs && !model)
+        return ckpt_nomem(w->err);
+    if (add(w, model ? model : ckpt_dir_real_path(dir)) < 0)
+        return -1;
+    for (; w->follow && w->next < w->places.len; w->next++)
+        if (add_links_below(w, w->places.ptr[w->next]) < 0)
+            return -1;
+    return 0;
+}
+
+int ckpt_options_places(const struct ckpt_options *opt, const char *path,
+                        int (*visit)(void *ctx, const char *place), void *ctx, struct ckpt_err *err)
+{
+    ckpt_cleanup(walk_release) struct walk w = {
+        .visit = visit, .ctx = ctx, .follow = opt->follow_symlinks, .err = err};
+    ckpt_cleanup(ckpt_freep) char *base = NULL;
+    struct ckpt_err none = {0};
+
+    if (add_tree(&w, path) < 0 || (opt->recipe && add(&w, opt->recipe) < 0) ||
+        (opt->key_mapping && add(&w, opt->key_mapping) < 0))
+        return -1;
+    if (!opt->base || ckpt_base_find(opt->base, &base, &none) < 0)
+        return 0; /* opening the run says what is wrong with it */
+    return add_tree(&w, base);
+}
