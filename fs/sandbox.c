@@ -22,6 +22,12 @@
 #include "base/err.h"
 #include "base/mem.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#define LEAKS_ARE_LOOKED_FOR true /* at exit, by a process that traces this one */
+#else
+#define LEAKS_ARE_LOOKED_FOR false
+#endif
+
 /* ---- files: Landlock ---- */
 
 /* The same numbers on every architecture. */
@@ -88,7 +94,7 @@ static int allow_system(int rules)
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         if (allow(rules, paths[i]) < 0)
             return -1;
-    return 0;
+    return LEAKS_ARE_LOOKED_FOR ? allow(rules, "/proc") : 0;
 }
 
 static int confine_files(const struct ckptfs_config *config, unsigned version, struct ckpt_err *err)
@@ -118,12 +124,6 @@ static int confine_files(const struct ckptfs_config *config, unsigned version, s
 #define ARCHITECTURE AUDIT_ARCH_RISCV64
 #elif defined(__powerpc64__) && defined(__LITTLE_ENDIAN__)
 #define ARCHITECTURE AUDIT_ARCH_PPC64LE
-#endif
-
-#ifdef __SANITIZE_ADDRESS__
-#define LEAKS_ARE_LOOKED_FOR true /* at exit, by a process that traces this one */
-#else
-#define LEAKS_ARE_LOOKED_FOR false
 #endif
 
 static const int tracing[] = {SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kill};

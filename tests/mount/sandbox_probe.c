@@ -106,6 +106,7 @@ int main(int argc, char **argv)
     report("open by handle", open_by_handle());
     report("become another user", setresuid(1, 1, 1));
     report("load code into the kernel", (int)syscall(SYS_bpf, 0, NULL, 0));
+    ckpt_options_free(config.opt); /* running a program ends this one, if it succeeds */
     report("run a program", run_program());
     return 0;
 }
