@@ -14,10 +14,11 @@
 
 enum {
     MAX_UNITS = 1 << 28,
-    LEAST_UNIT =
-        256 << 10,        /* units of small groups are smaller, so that readers have equal parts */
-    LEAST_READ = 1 << 20, /* what is worth another reader */
-    READS_AHEAD = 4,      /* units of a reader, at least, if they are not smaller than that */
+    LEAST_UNIT = 256 << 10, /* small groups are cut finer: all readers have some */
+    LEAST_READ = 1 << 20,   /* what is worth another reader, */
+    FEW = 64,               /* but in groups of so few ranks */
+    FEW_READ = 16 << 10,
+    READS_AHEAD = 4, /* units of a reader, at least, if they are not smaller than that */
 };
 
 void ckpt_plan_free(struct ckpt_plan *p)
@@ -216,7 +217,7 @@ static int unit_cmp(const void *pa, const void *pb, void *regions)
 
 static uint32_t readers_of(uint32_t n, uint64_t bytes)
 {
-    return (uint32_t)ckpt_max_u64(1, ckpt_min_u64(n, bytes / LEAST_READ));
+    return (uint32_t)ckpt_max_u64(1, ckpt_min_u64(n, bytes / (n > FEW ? LEAST_READ : FEW_READ)));
 }
 
 /* The size of a group's units: its readers have several each. */
