@@ -10,6 +10,7 @@
 #include "base/ckd.h"
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "load/comm.h"
@@ -33,12 +34,14 @@ struct hello { /* then the sizes of the first files, uint64_t */
     uint64_t wants_lo, wants_hi, node, options, files;
     double hot;
     uint32_t shared, version;
+    uint32_t far, unused; /* far: does not read the memory of all ranks of its node */
 };
 
 struct hello_answer { /* then class_of[], node[], first rank of each class[], all uint32_t */
     uint32_t nclass, nnode;
     double hot;
     uint32_t shared, copies; /* copies: not all ranks have the very same files */
+    uint32_t far, unused;
 };
 
 /* In which file do two checkpoints differ? By size; false: in none that was told. */
@@ -83,23 +86,24 @@ static int compare_hello(uint32_t r, const struct hello *a, const struct hello *
     return 0;
 }
 
-/* Number equal keys in the order of their first rank. */
-static uint32_t number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first)
+/* Number equal keys in the order of their first rank; *ret_n: how many there are. */
+static int number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
+                       uint32_t *ret_n)
 {
-    uint32_t count = 0;
+    struct ckpt_map map = {0};
+    bool new;
 
+    *ret_n = 0;
     for (uint32_t r = 0; r < n; r++) {
-        uint32_t c = count;
-        while (c-- > 0)
-            if (key[first[c]][0] == key[r][0] && key[first[c]][1] == key[r][1])
-                break;
-        if (c == UINT32_MAX) {
-            c = count;
-            first[count++] = r;
+        if (ckpt_map_put(&map, (const char *)key[r], sizeof key[r], *ret_n, &ret[r], &new) < 0) {
+            ckpt_map_release(&map);
+            return -1;
         }
-        ret[r] = c;
+        if (new)
+            first[(*ret_n)++] = r;
     }
-    return count;
+    ckpt_map_release(&map);
+    return 0;
 }
 
 static int judge_hello(void *ctx, const unsigned char *const *data, const size_t *len,
@@ -135,10 +139,12 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
         a.hot = h.hot < a.hot ? h.hot : a.hot;
         a.shared |= h.shared;
         a.copies |= h.files != first.files;
+        a.far |= h.far;
     }
     uint32_t *class_of = number, *node_of = number + n, *rep = number + 2 * (size_t)n;
-    a.nclass = number_keys((const uint64_t(*)[2])key, n, class_of, rep);
-    a.nnode = number_keys((const uint64_t(*)[2])node, n, node_of, rep + n);
+    if (number_keys((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
+        number_keys((const uint64_t(*)[2])node, n, node_of, rep + n, &a.nnode) < 0)
+        return ckpt_nomem(err);
     ckpt_str_append(answer, (const char *)&a, sizeof a);
     ckpt_str_append(answer, (const char *)class_of, n * sizeof *class_of);
     ckpt_str_append(answer, (const char *)node_of, n * sizeof *node_of);
@@ -217,147 +223,187 @@ static int parse_tables(struct ckpt_load *load, const unsigned char *data, size_
     return 0;
 }
 
-/* ---- what to do ---- */
-
-int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *node, uint32_t nrank,
-                     uint32_t **ret, uint32_t *ret_n, struct ckpt_err *err)
-{
-    uint32_t *rank = malloc(nrank * sizeof *rank), n = 0;
-
-    if (!rank)
-        return ckpt_nomem(err);
-    for (uint32_t r = 0; r < nrank; r++)
-        if (readers == CKPT_READERS_ONCE || r == self ||
-            (readers == CKPT_READERS_NODE && node[r] == node[self]))
-            rank[n++] = r;
-    *ret = rank;
-    *ret_n = n;
-    return 0;
-}
-
 /* ---- round 3: the same plan? does it fit? ---- */
 
-struct need {
-    uint64_t host, device;
-    uint64_t smaller; /* 1: there are smaller windows to try */
+/* What the members of a group must agree on. */
+struct group_digest {
+    uint64_t ranks, plan;
 };
 
-struct fit {
-    uint64_t digest;
-    struct need need;
-    uint32_t domain, zero; /* its first rank */
+enum { DIGESTS = 64 }; /* of a rank's groups, that are compared */
+
+struct fit {               /* then the digests */
+    uint64_t host, device; /* bytes that are needed at least */
 };
+
+static int digest_cmp(const void *pa, const void *pb)
+{
+    const struct group_digest *a = pa, *b = pb;
+
+    return (a->ranks > b->ranks) - (a->ranks < b->ranks);
+}
+
+static int compare_digests(struct group_digest *d, size_t n, struct ckpt_err *err)
+{
+    if (n)
+        qsort(d, n, sizeof *d, digest_cmp);
+    for (size_t i = 1; i < n; i++)
+        if (d[i].ranks == d[i - 1].ranks && d[i].plan != d[i - 1].plan)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "ranks that want the same have made different plans");
+    return 0;
+}
 
 static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *len,
                      struct ckpt_str *answer, struct ckpt_err *err)
 {
     const uint32_t n = ((struct ckpt_comm *)ctx)->x->size;
-    struct need most = {0};
+    CKPT_VEC(struct group_digest) all = {0};
+    struct fit most = {0};
+    int rc = 0;
 
-    for (uint32_t r = 0; r < n; r++) {
-        struct fit f, first;
-        if (len[r] != sizeof f)
-            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version", r);
+    for (uint32_t r = 0; r < n && rc == 0; r++) {
+        const size_t count = (len[r] - sizeof most) / sizeof *all.ptr;
+        struct fit f;
+        if (len[r] < sizeof f || len[r] != sizeof f + count * sizeof *all.ptr) {
+            rc = ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version", r);
+            break;
+        }
         memcpy(&f, data[r], sizeof f);
-        memcpy(&first, data[f.domain < n ? f.domain : 0], sizeof first);
-        if (f.digest != first.digest)
-            return ckpt_fail(err, CKPT_CONFLICT,
-                             "ranks %" PRIu32 " and %" PRIu32 " have made different plans",
-                             f.domain, r);
-        most.host = ckpt_max_u64(most.host, f.need.host);
-        most.device = ckpt_max_u64(most.device, f.need.device);
-        most.smaller |= f.need.smaller;
+        most.host = ckpt_max_u64(most.host, f.host);
+        most.device = ckpt_max_u64(most.device, f.device);
+        if (ckpt_vec_reserve(&all, count + 1) < 0)
+            rc = ckpt_nomem(err);
+        else
+            memcpy(all.ptr + all.len, data[r] + sizeof f, count * sizeof *all.ptr);
+        all.len += rc == 0 ? count : 0;
     }
+    if (rc == 0)
+        rc = compare_digests(all.ptr, all.len, err);
+    ckpt_vec_release(&all);
     ckpt_str_append(answer, (const char *)&most, sizeof most);
-    return 0;
-}
-
-struct planning {
-    struct ckpt_load *load;
-    uint32_t *rank; /* the domain */
-    uint32_t nrank, slots;
-    struct ckpt_plan_sizes sizes;
-};
-
-/* Plan with these sizes; *ret_need: what the rank that needs most would take. */
-static int try_plan(struct planning *p, struct need *ret_need, struct ckpt_err *err)
-{
-    struct ckpt_load *load = p->load;
-    struct ckpt_round round = {.judge = judge_fit, .ctx = load->comm};
-    struct fit f = {.domain = p->rank[0]};
-    unsigned char *answer = NULL;
-    size_t len = 0;
-    int rc;
-
-    ckpt_plan_free(load->parts.plan);
-    load->parts.plan = NULL;
-    load->parts.receives.len = 0;
-    rc = ckpt_plan_new(load->parts.roster, p->rank, p->nrank, &p->sizes, &load->parts.plan, err);
-    if (rc == 0)
-        rc = ckpt_plan_receives(load->parts.plan, load->comm->x->rank, &load->parts.receives, err);
-    if (rc == 0)
-        rc = ckpt_engine_measure(load->parts.plan, load->comm->x->rank, &load->engine_opt.mode,
-                                 &load->parts.receives, &load->sizes, err);
-    if (rc == 0) {
-        f.digest = ckpt_plan_digest(load->parts.plan);
-        f.need.host = p->slots * load->sizes.host;
-        f.need.device = p->slots * load->sizes.device;
-        struct ckpt_plan_sizes smaller = p->sizes;
-        f.need.smaller = ckpt_policy_shrink(&smaller, p->nrank);
-    }
-    rc = ckpt_round_run(&round, load->comm, rc, &f, sizeof f, load->opt.exchange_timeout_ms,
-                        &answer, &len, err);
-    if (rc == 0 && len == sizeof *ret_need)
-        memcpy(ret_need, answer, len);
-    free(answer);
     return rc;
 }
 
-/* Small units are padded, and equal parts are gathered for several: what fits is found by trying.
- */
-static int fit_plan(struct planning *p, struct ckpt_err *err)
+/* Those of groups of several ranks. */
+static void add_digests(const struct ckpt_plan *p, struct ckpt_str *out)
 {
-    const struct ckpt_load_options *opt = &p->load->opt;
-    const bool device = p->load->engine_opt.mode.device;
-    const uint64_t windows = opt->host_bytes - ckpt_load_aside(opt);
-    struct need need = {0};
+    uint32_t count = 0;
 
-    do {
-        if (try_plan(p, &need, err) < 0)
-            return -1;
-        if (need.host <= windows && (!device || need.device <= opt->device_bytes))
-            return 0;
-        (void)ckpt_policy_shrink(&p->sizes, p->nrank);
-    } while (need.smaller);
-    const bool host = need.host > windows;
-    return ckpt_fail(err, CKPT_LIMIT, "%s is %" PRIu64 ", but the plan needs at least %" PRIu64,
-                     host ? "host_bytes" : "device_bytes",
-                     host ? opt->host_bytes : opt->device_bytes,
-                     host ? ckpt_load_host_bytes(need.host) : need.device);
+    for (uint32_t g = 0; g < p->groups.len && count < DIGESTS; g++) {
+        const struct ckpt_group *group = &p->groups.ptr[g];
+        const struct group_digest d = {XXH3_64bits(group->rank, group->n * sizeof *group->rank),
+                                       ckpt_plan_digest(p, g)};
+        if (group->n == 1)
+            continue;
+        ckpt_str_append(out, (const char *)&d, sizeof d);
+        count++;
+    }
 }
 
-/* Plan for these readers, in windows of the sizes that policy gives and memory allows. */
-static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
-                    const struct ckpt_policy *policy, const uint32_t *node, struct ckpt_err *err)
+/* How much of the budget slots take; less of them where that is too much: one rank's alone, and so
+ * nobody else's concern. False: even the least does not fit. */
+static bool fit_slots(struct ckpt_load *load, uint64_t plan_bytes, struct fit *ret)
+{
+    struct ckpt_engine_options *o = &load->engine_opt;
+    const struct ckpt_engine_sizes *z = &load->sizes;
+    const uint64_t aside = ckpt_load_aside(&load->opt);
+
+    for (;;) {
+        ret->host = o->ahead * z->read_host + o->slots * z->window_host + plan_bytes;
+        ret->device = o->ahead * z->read_device + o->slots * z->window_device;
+        if (ret->host + aside <= load->opt.host_bytes &&
+            (!o->mode.device || ret->device <= load->opt.device_bytes))
+            return true;
+        if (o->ahead > 2)
+            o->ahead--;
+        else if (o->slots > 1)
+            o->slots--;
+        else if (o->ahead > 1)
+            o->ahead--;
+        else
+            return false;
+    }
+}
+
+static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy, const uint32_t *node,
+                     bool star, struct fit *ret, struct ckpt_err *err)
+{
+    const struct ckpt_sharing sharing = {policy->readers, node};
+    struct ckpt_plan **plan = &load->parts.plan;
+
+    ckpt_plan_free(*plan);
+    *plan = NULL;
+    if (ckpt_plan_new(load->parts.roster, load->comm->x->rank, &sharing, star, &policy->slots.sizes,
+                      plan, err) < 0 ||
+        ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)
+        return -1;
+    (void)fit_slots(load, ckpt_plan_memory(*plan), ret);
+    return 0;
+}
+
+/* Do all ranks' plans fit, and agree? */
+static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, struct ckpt_err *err)
+{
+    struct ckpt_round round = {.judge = judge_fit, .ctx = load->comm};
+    const uint64_t windows = load->opt.host_bytes - ckpt_load_aside(&load->opt);
+    unsigned char *answer = NULL;
+    struct ckpt_str data = {0};
+    struct fit most = {0};
+    size_t len = 0;
+
+    ckpt_str_append(&data, (const char *)own, sizeof *own);
+    if (rc == 0)
+        add_digests(load->parts.plan, &data);
+    if (data.failed)
+        rc = ckpt_nomem(err);
+    rc = ckpt_round_run(&round, load->comm, rc, data.ptr, data.len, load->opt.exchange_timeout_ms,
+                        &answer, &len, err);
+    if (rc == 0 && len == sizeof most)
+        memcpy(&most, answer, len);
+    free(answer);
+    ckpt_str_release(&data);
+    const bool host = most.host > windows;
+    if (rc < 0 ||
+        (!host && (!load->engine_opt.mode.device || most.device <= load->opt.device_bytes)))
+        return rc;
+    return ckpt_fail(err, CKPT_LIMIT, "%s is %" PRIu64 ", but the plan needs at least %" PRIu64,
+                     host ? "host_bytes" : "device_bytes",
+                     host ? load->opt.host_bytes : load->opt.device_bytes,
+                     host ? ckpt_load_host_bytes(most.host) : most.device);
+}
+
+/* Who is asked to read what this rank can't: a rank of another node, if there is one. */
+static uint32_t helper_of(const struct ckpt_load *load, const uint32_t *node)
 {
     const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
-    struct planning p = {.load = load, .sizes = policy->sizes, .slots = policy->slots};
+
+    for (uint32_t k = 1; k < n; k++)
+        if (node[(self + k) % n] != node[self])
+            return (self + k) % n;
+    return (self + 1) % n;
+}
+
+static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
+                    const struct ckpt_policy *policy, const uint32_t *node, bool star,
+                    struct ckpt_err *err)
+{
+    struct fit fit = {0};
 
     load->readers = policy->readers;
     load->engine_opt = (struct ckpt_engine_options){
-        .slots = policy->slots,
+        .ahead = policy->slots.ahead,
+        .slots = policy->slots.windows,
         .threads = policy->threads,
+        .helper = helper_of(load, node),
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
         .mode = {.verify = load->opt.verify, .device = in->cost.device},
         .cost = {policy->gap, policy->share.bound, policy->run, {policy->direct, NULL}},
         .bounce = policy->share.bounce,
     };
-    if (ckpt_load_domain(policy->readers, self, node, n, &p.rank, &p.nrank, err) < 0)
-        return -1;
-    int rc = fit_plan(&p, err);
-    free(p.rank);
-    return rc;
+    int rc = make_plan(load, policy, node, star, &fit, err);
+    return check_plans(load, rc, &fit, err);
 }
 
 /* With AUTO, ranks that can't share what they read (nothing fits) share less. All ranks come to the
@@ -383,7 +429,7 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
         return -1;
     load->rates = policy.rates;
     load->unique_bytes = in.cost.unique;
-    while ((rc = plan_for(load, &in, &policy, node, &own)) < 0) {
+    while ((rc = plan_for(load, &in, &policy, node, !a->far, &own)) < 0) {
         enum ckpt_readers less = policy.readers;
         if (own.code != CKPT_LIMIT || load->opt.readers != CKPT_READERS_AUTO ||
             !ckpt_policy_less(&less))
@@ -420,7 +466,8 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     h->files = ckpt_catalog_files(load->view->cat);
     ckpt_load_residency(load->view->cat, &h->hot, &shared);
     h->shared = shared;
-    h->version = 6;
+    h->far = !load->comm->x->near;
+    h->version = 7;
 }
 
 static int exchange_wants(struct ckpt_load *load, const unsigned char *table, size_t len,

@@ -221,6 +221,11 @@ void ckpt_comm_begin_again(struct ckpt_comm *comm)
     comm->epoch--;
 }
 
+void ckpt_comm_tell_alive(struct ckpt_comm *comm, uint32_t peer)
+{
+    (void)ckpt_comm_send(comm, peer, CKPT_CTL_ALIVE, &comm->round, sizeof comm->round, NULL);
+}
+
 void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms)
 {
     const uint64_t now = ckpt_now_ms(), every = ckpt_min_u64(ALIVE_MS, timeout_ms / 4);
@@ -229,9 +234,9 @@ void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms)
         return;
     comm->alive_ms = now;
     if (comm->x->rank != 0)
-        (void)ckpt_comm_send(comm, 0, CKPT_CTL_ALIVE, &comm->round, sizeof comm->round, NULL);
+        ckpt_comm_tell_alive(comm, 0);
     for (uint32_t r = 1; comm->x->rank == 0 && r < comm->x->size; r++)
-        (void)ckpt_comm_send(comm, r, CKPT_CTL_ALIVE, &comm->round, sizeof comm->round, NULL);
+        ckpt_comm_tell_alive(comm, r);
 }
 
 /* ---- rounds ---- */

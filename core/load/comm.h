@@ -76,6 +76,9 @@ bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer);
 /* Tell those who may wait for us that we live, if it is time to. */
 void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms);
 
+/* Tell one of them now. */
+void ckpt_comm_tell_alive(struct ckpt_comm *comm, uint32_t peer);
+
 int ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, const void *data,
                    size_t len, struct ckpt_err *err);
 

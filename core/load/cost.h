@@ -16,9 +16,10 @@ struct ckpt_cost_input {
     uint64_t node_needed; /* by the ranks of the node that needs most */
     uint64_t node_unique; /* the same, once per node; of the node that needs most */
     uint64_t sum_node_unique;
-    double hot;  /* part of the files that is in the page caches, 0 to 1 */
-    bool shared; /* all nodes read one storage */
-    bool device; /* into memory of devices: reading, uploading and exchanging overlap */
+    double hot;    /* part of the files that is in the page caches, 0 to 1 */
+    bool shared;   /* all nodes read one storage */
+    bool device;   /* into memory of devices: reading, uploading and exchanging overlap */
+    bool disjoint; /* ranks that do not want exactly the same have no byte in common */
 };
 
 struct ckpt_cost {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pump's part of a load into a device's memory. Workers read units into pinned memory; they are
- * uploaded as they come. When a window is there, its work is queued at once: gather what is sent,
- * place what is ours, exchange, place what arrived. Nothing is waited for but by looking. */
+ * uploaded as they come. When all that this rank reads for a window is there, the window's work is
+ * queued at once: place what is ours, exchange, place what arrived. Nothing is waited for but by
+ * looking. */
 #include "load/device.h"
 
 #include <stdlib.h>
@@ -13,78 +14,100 @@
 
 /* ---- slots ---- */
 
-static uint64_t list_bytes(const struct ckpt_engine *e)
-{
-    return e->sizes.copies * sizeof(struct ckpt_device_copy);
-}
-
 /* Nothing for no bytes. */
 static int take(struct ckpt_device *d,
                 int (*alloc)(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err),
-                uint64_t len, unsigned char **ret, struct ckpt_err *err)
+                uint64_t len, void *ret, struct ckpt_err *err)
 {
     void *p = NULL;
 
     if (len && alloc(d, len, &p, err) < 0)
         return -1;
-    *ret = p;
+    memcpy(ret, &p, sizeof p);
     return 0;
 }
 
-int ckpt_device_slot_init(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
+static int take_list(struct ckpt_device *d, uint64_t n, struct ckpt_copy_list *l,
+                     struct ckpt_err *err)
+{
+    const uint64_t bytes = n * sizeof *l->list;
+
+    if (n > UINT32_MAX)
+        return ckpt_fail(err, CKPT_LIMIT, "a window of too many copies");
+    l->copies = (struct ckpt_copies){.cap = (uint32_t)n};
+    return take(d, d->ops->pin, bytes, &l->copies.ptr, err) < 0 ||
+                   take(d, d->ops->alloc, bytes, &l->list, err) < 0
+               ? -1
+               : 0;
+}
+
+int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err)
 {
     struct ckpt_device *d = e->device;
-    const struct ckpt_device_ops *ops = d->ops;
-    const bool verify = e->opt.mode.verify;
-    unsigned char *pinned = NULL, *list = NULL;
+    const uint64_t verified = e->opt.mode.verify ? e->sizes.receive : 0;
+    int rc = 0;
 
-    if (e->sizes.copies > UINT32_MAX)
-        return ckpt_fail(err, CKPT_LIMIT, "a window of too many copies");
-    int rc = take(d, ops->pin, e->sizes.read, &s->read, err);
-    if (rc == 0)
-        rc = take(d, ops->pin, verify ? e->sizes.stage : 0, &s->stage, err);
-    if (rc == 0)
-        rc = take(d, ops->pin, verify ? e->sizes.receive : 0, &s->receive, err);
-    if (rc == 0)
-        rc = take(d, ops->pin, list_bytes(e), &pinned, err);
-    s->dev.copies = (struct ckpt_copies){.ptr = (void *)pinned, .cap = (uint32_t)e->sizes.copies};
-    if (rc == 0)
-        rc = take(d, ops->alloc, e->sizes.read, &s->dev.read, err);
-    if (rc == 0)
-        rc = take(d, ops->alloc, e->sizes.stage, &s->dev.stage, err);
-    if (rc == 0)
-        rc = take(d, ops->alloc, e->sizes.receive, &s->dev.receive, err);
-    if (rc == 0)
-        rc = take(d, ops->alloc, list_bytes(e), &list, err);
-    s->dev.list = (void *)list;
+    for (uint32_t i = 0; i < e->opt.ahead && rc == 0; i++) {
+        struct ckpt_read_slot *s = &e->read[i];
+        rc = take(d, d->ops->pin, e->sizes.read, &s->buf, err);
+        if (rc == 0)
+            rc = take(d, d->ops->alloc, e->sizes.read, &s->dev.buf, err);
+        if (rc == 0)
+            rc = take_list(d, e->sizes.read_copies, &s->dev.list, err);
+    }
+    for (uint32_t i = 0; i < e->opt.slots && rc == 0; i++) {
+        struct ckpt_window_slot *s = &e->slot[i];
+        rc = take(d, d->ops->pin, verified, &s->receive, err);
+        if (rc == 0)
+            rc = take(d, d->ops->alloc, e->sizes.receive, &s->dev.receive, err);
+        if (rc == 0)
+            rc = take_list(d, e->sizes.window_copies, &s->dev.list, err);
+    }
     return rc;
 }
 
-void ckpt_device_slot_release(struct ckpt_engine *e, struct ckpt_slot *s)
+static void give(struct ckpt_device *d, void *pinned, void *there, struct ckpt_copy_list *l)
 {
-    struct ckpt_device *d = e->device;
-    void *pinned[] = {s->read, s->stage, s->receive, s->dev.copies.ptr};
-    void *device[] = {s->dev.read, s->dev.stage, s->dev.receive, s->dev.list};
+    void *host[] = {pinned, l->copies.ptr}, *device[] = {there, l->list};
 
-    for (size_t i = 0; i < sizeof pinned / sizeof *pinned; i++)
-        if (pinned[i])
-            d->ops->unpin(d, pinned[i]);
-    for (size_t i = 0; i < sizeof device / sizeof *device; i++)
+    for (int i = 0; i < 2; i++) {
+        if (host[i])
+            d->ops->unpin(d, host[i]);
         if (device[i])
             d->ops->dealloc(d, device[i]);
-    ckpt_vec_release(&s->dev.ready);
-    ckpt_vec_release(&s->dev.exchange);
-    ckpt_vec_release(&s->dev.own);
+    }
+}
+
+void ckpt_device_slots_release(struct ckpt_engine *e)
+{
+    for (uint32_t i = 0; e->read && i < e->opt.ahead; i++) {
+        struct ckpt_read_slot *s = &e->read[i];
+        give(e->device, s->buf, s->dev.buf, &s->dev.list);
+        ckpt_vec_release(&s->dev.ready);
+        ckpt_vec_release(&s->dev.own);
+    }
+    for (uint32_t i = 0; e->slot && i < e->opt.slots; i++) {
+        struct ckpt_window_slot *s = &e->slot[i];
+        give(e->device, s->receive, s->dev.receive, &s->dev.list);
+        ckpt_vec_release(&s->dev.exchange);
+        ckpt_vec_release(&s->dev.own);
+    }
+}
+
+/* Marks: those of read slots, then those of windows. */
+static uint32_t read_mark(const struct ckpt_engine *e, const struct ckpt_read_slot *s)
+{
+    return (uint32_t)(s - e->read);
+}
+
+static uint32_t window_mark(const struct ckpt_engine *e, const struct ckpt_window_slot *s)
+{
+    return e->opt.ahead + (uint32_t)(s - e->slot);
 }
 
 /* ---- uploads ---- */
 
-static uint32_t number_of(const struct ckpt_engine *e, const struct ckpt_slot *s)
-{
-    return (uint32_t)(s - e->slot);
-}
-
-static int upload_ready(struct ckpt_engine *e, struct ckpt_slot *s, bool *moved,
+static int upload_ready(struct ckpt_engine *e, struct ckpt_read_slot *s, bool *moved,
                         struct ckpt_err *err)
 {
     for (;;) {
@@ -97,59 +120,52 @@ static int upload_ready(struct ckpt_engine *e, struct ckpt_slot *s, bool *moved,
         if (!any)
             return 0;
         const uint64_t lo = s->unit_off[u.lo - s->lo], hi = s->unit_off[u.hi - s->lo];
-        if (e->device->ops->upload(e->device, s->dev.read + lo, s->read + lo, hi - lo, err) < 0)
+        if (e->device->ops->upload(e->device, s->dev.buf + lo, s->buf + lo, hi - lo, err) < 0)
             return -1;
         *moved = true;
     }
 }
 
+/* All of its units are uploaded, or their uploads queued. */
+static bool is_uploaded(struct ckpt_engine *e, const struct ckpt_read_slot *s)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    const bool all = s->open && s->unread == 0 && s->dev.ready.len == 0;
+    (void)pthread_mutex_unlock(&e->lock);
+    return all;
+}
+
+/* The slot that has a piece of this rank. */
+static struct ckpt_read_slot *find_own(struct ckpt_engine *e, uint32_t piece)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    struct ckpt_read_slot *s = ckpt_read_find(e, piece);
+    (void)pthread_mutex_unlock(&e->lock);
+    return s;
+}
+
 /* ---- lists ---- */
 
-static const unsigned char *unit_at(const struct ckpt_slot *s, uint32_t unit)
+/* Place what this rank wants of a piece that lies at `data` in the device. */
+static int list_piece(struct ckpt_engine *e, const struct ckpt_piece_plan *piece,
+                      const unsigned char *data, struct ckpt_copies *copies, ckpt_parts *own,
+                      struct ckpt_err *err)
 {
-    return s->dev.read + s->unit_off[unit - s->lo];
-}
-
-/* Place what this rank wants of a unit that lies at `data` in the device. */
-static int list_unit(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t unit,
-                     const unsigned char *data, struct ckpt_err *err)
-{
-    const size_t first = s->dev.own.len;
-    struct ckpt_box box;
-
-    ckpt_plan_unit_box(e->plan, unit, &box);
-    if (ckpt_plan_wanted(e->plan, e->self, unit, &box, &s->dev.own, err) < 0)
-        return -1;
-    for (size_t i = first; i < s->dev.own.len; i++) {
-        const struct ckpt_part *part = &s->dev.own.ptr[i];
-        if (ckpt_copies_place(&s->dev.copies, &e->target[part->entry], &part->box, data, &box,
-                              ckpt_plan_unit_tensor(e->plan, unit)->dtype, err) < 0)
+    for (uint32_t u = piece->lo; u < piece->hi; data += e->plan->units.ptr[u++].len) {
+        const size_t first = own->len;
+        struct ckpt_box box;
+        ckpt_plan_unit_box(e->plan, u, &box);
+        if (ckpt_plan_wanted(e->plan, u, &box, own, err) < 0)
             return -1;
-    }
-    return 0;
-}
-
-/* Place what the messages brought. */
-static int list_received(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
-{
-    for (size_t k = 0; k < s->nin; k++) {
-        const struct ckpt_message *m = &s->in[k];
-        const unsigned char *at = m->xfer.buf;
-        for (uint32_t i = 0; i < m->n; i++) {
-            const struct ckpt_part *part = &s->parts[m->first + i];
-            if (m->is_pack && ckpt_part_alone(&e->opt.mode, part))
-                continue;
-            if (ckpt_copies_place(&s->dev.copies, &e->target[part->entry], &part->box, at,
-                                  &part->box, ckpt_plan_unit_tensor(e->plan, part->unit)->dtype,
-                                  err) < 0)
+        for (size_t i = first; i < own->len; i++)
+            if (ckpt_copies_place(copies, &e->target[own->ptr[i].entry], &own->ptr[i].box, data,
+                                  &box, ckpt_plan_unit_tensor(e->plan, u)->dtype, err) < 0)
                 return -1;
-            at += ckpt_part_room(&e->opt.mode, part->bytes);
-        }
     }
     return 0;
 }
 
-static int add_exchange(struct ckpt_slot *s, int kind, uint32_t peer, void *buf, size_t len,
+static int add_exchange(struct ckpt_window_slot *s, int kind, uint32_t peer, void *buf, size_t len,
                         struct ckpt_err *err)
 {
     struct ckpt_exchange x = {.peer = peer, .buf = buf, .len = len};
@@ -158,140 +174,178 @@ static int add_exchange(struct ckpt_slot *s, int kind, uint32_t peer, void *buf,
     return ckpt_vec_push(&s->dev.exchange, x) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* Runs of units that all want whole: the same list on every rank. `at`: where in `receive` those of
- * others go. What comes from others is placed after the exchange. */
-static int list_common(struct ckpt_engine *e, struct ckpt_slot *s, unsigned char *at,
+/* How a piece gets to the members of its group: by a broadcast, if they are all ranks; else the
+ * reader sends it to each. */
+static int list_transfers(struct ckpt_engine *e, struct ckpt_window_slot *s,
+                          const struct ckpt_piece_plan *piece, void *buf, size_t len,
+                          struct ckpt_err *err)
+{
+    const struct ckpt_group *g = &e->plan->groups.ptr[piece->group];
+    const bool own = piece->reader == g->self;
+
+    if (g->n == e->size)
+        return add_exchange(s, CKPT_BROADCAST, g->rank[piece->reader], buf, len, err);
+    if (!own)
+        return add_exchange(s, CKPT_RECEIVE, g->rank[piece->reader], buf, len, err);
+    for (uint32_t i = 0; i < g->n; i++)
+        if (i != g->self && add_exchange(s, CKPT_SEND, g->rank[i], buf, len, err) < 0)
+            return -1;
+    return 0;
+}
+
+/* Two rounds: what is ours, which is placed before the exchange; and what comes from others. */
+static int list_pieces(struct ckpt_engine *e, struct ckpt_window_slot *s, bool own,
                        struct ckpt_err *err)
 {
-    const struct ckpt_plan *p = e->plan;
+    const struct ckpt_window *w = &e->plan->windows.ptr[s->window];
+    size_t at = 0;
 
-    for (uint32_t o = 0; o < p->nowner && p->common; o++) {
-        uint32_t lo, hi, a, b;
-        ckpt_plan_piece(p, o, s->window, &lo, &hi);
-        for (; ckpt_plan_common_run(p, lo, hi, &a, &b); lo = b) {
-            const uint64_t len = ckpt_units_bytes(p, a, b, NULL);
-            const bool own = o == e->owner;
-            unsigned char *buf = own ? s->dev.read + s->unit_off[a - s->lo] : at;
-            if (add_exchange(s, CKPT_BROADCAST, p->owner[o], buf, len, err) < 0)
-                return -1;
-            if (own)
-                continue;
-            for (uint32_t u = a; u < b; u++) {
-                if (list_unit(e, s, u, at, err) < 0)
-                    return -1;
-                at += ckpt_units_bytes(p, u, u + 1, NULL);
-            }
-        }
-    }
-    return 0;
-}
-
-static unsigned char *on_device(const struct ckpt_slot *s, unsigned char *staged, bool verify)
-{
-    return verify ? s->dev.stage + (staged - s->stage) : staged;
-}
-
-static int list_exchange(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
-{
-    const bool verify = e->opt.mode.verify;
-
-    for (size_t i = 0; i < s->nout; i++) {
-        const struct ckpt_xfer *t = &s->out[i].xfer;
-        if (add_exchange(s, CKPT_SEND, t->peer, on_device(s, t->buf, verify), t->len, err) < 0)
+    for (uint32_t i = w->lo; i < w->hi; i++) {
+        const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[i];
+        const bool ours = piece->reader == e->plan->groups.ptr[w->group].self;
+        struct ckpt_read_slot *from = ours ? find_own(e, i) : NULL;
+        unsigned char *buf = ours ? from->dev.buf : s->in[at].xfer.buf;
+        const size_t len = piece->len + (e->opt.mode.verify ? CKPT_MESSAGE_HASH : 0);
+        at += !ours;
+        if (!own && list_transfers(e, s, piece, buf, len, err) < 0)
             return -1;
-    }
-    for (size_t i = 0; i < s->nin; i++) {
-        const struct ckpt_xfer *t = &s->in[i].xfer;
-        if (add_exchange(s, CKPT_RECEIVE, t->peer, t->buf, t->len, err) < 0)
+        if (own == ours && list_piece(e, piece, buf, &s->dev.list.copies, &s->dev.own, err) < 0)
             return -1;
     }
     return 0;
 }
 
-/* All that the window asks for: copies before the exchange, the exchange, copies after it. */
-static int list_window(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
+static int list_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
-    struct ckpt_copies *c = &s->dev.copies;
+    struct ckpt_copies *c = &s->dev.list.copies;
 
     c->n = c->nblock = 0;
     s->dev.own.len = s->dev.exchange.len = 0;
-    if (ckpt_slot_receives(e, s, err) < 0 || ckpt_slot_sends(e, s, err) < 0)
+    if (list_pieces(e, s, true, err) < 0)
         return -1;
-    for (uint32_t u = s->lo; u < s->hi; u++)
-        if (list_unit(e, s, u, unit_at(s, u), err) < 0)
-            return -1;
     s->dev.early = c->n;
     s->dev.early_blocks = c->nblock;
     c->nblock = 0;
-    if (list_exchange(e, s, err) < 0 || list_common(e, s, s->dev.receive + s->expected, err) < 0)
+    return list_pieces(e, s, false, err);
+}
+
+static int upload_list(struct ckpt_engine *e, const struct ckpt_copy_list *l, struct ckpt_err *err)
+{
+    const struct ckpt_copies *c = &l->copies;
+
+    return c->n ? e->device->ops->upload(e->device, l->list, c->ptr, c->n * sizeof *c->ptr, err)
+                : 0;
+}
+
+/* ---- what this rank alone wants ---- */
+
+static int queue_alone(struct ckpt_engine *e, struct ckpt_read_slot *s, struct ckpt_err *err)
+{
+    struct ckpt_device *d = e->device;
+    struct ckpt_copies *c = &s->dev.list.copies;
+
+    s->dev.queued = true;
+    s->dev.own.len = 0;
+    c->n = c->nblock = 0;
+    if (list_piece(e, &e->plan->pieces.ptr[e->plan->own.ptr[s->own]], s->dev.buf, c, &s->dev.own,
+                   err) < 0 ||
+        upload_list(e, &s->dev.list, err) < 0 || d->ops->fence(d, err) < 0)
         return -1;
-    return list_received(e, s, err);
+    if (c->n && d->ops->copy(d, s->dev.list.list, c->n, c->nblock, err) < 0)
+        return -1;
+    return d->ops->mark(d, read_mark(e, s), err);
+}
+
+static void land(struct ckpt_engine *e, const ckpt_parts *own)
+{
+    for (size_t i = 0; i < own->len; i++)
+        ckpt_engine_land(e, own->ptr[i].entry, own->ptr[i].bytes);
+}
+
+static void finish_read(struct ckpt_engine *e, struct ckpt_read_slot *s)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    s->dev.queued = false;
+    s->unsent = 0;
+    ckpt_read_settle(e, s);
+    (void)pthread_mutex_unlock(&e->lock);
 }
 
 /* ---- one window after the other ---- */
 
-static int queue_late(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
+static int queue_late(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
-    const struct ckpt_copies *c = &s->dev.copies;
+    const struct ckpt_copies *c = &s->dev.list.copies;
 
-    if (c->n > s->dev.early && e->device->ops->copy(e->device, s->dev.list + s->dev.early,
+    if (c->n > s->dev.early && e->device->ops->copy(e->device, s->dev.list.list + s->dev.early,
                                                     c->n - s->dev.early, c->nblock, err) < 0)
         return -1;
     s->dev.phase = CKPT_DEVICE_PLACING;
-    return e->device->ops->mark(e->device, number_of(e, s), err);
+    return e->device->ops->mark(e->device, window_mark(e, s), err);
 }
 
 /* The exchange is queued, too. */
-static int after_exchange(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
+static int after_exchange(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
-    if (!e->opt.mode.verify || s->expected == 0)
+    if (!e->opt.mode.verify || s->nin == 0)
         return queue_late(e, s, err);
     s->dev.phase = CKPT_DEVICE_FETCHING;
-    if (e->device->ops->download(e->device, s->receive, s->dev.receive, s->expected, err) < 0)
+    if (e->device->ops->download(e->device, s->receive, s->dev.receive, e->sizes.receive, err) < 0)
         return -1;
-    return e->device->ops->mark(e->device, number_of(e, s), err);
+    return e->device->ops->mark(e->device, window_mark(e, s), err);
 }
 
-static int queue_window(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
+/* This rank's piece of a window; NULL: it has none. */
+static bool reads_for(const struct ckpt_engine *e, const struct ckpt_window *w, uint32_t *ret)
+{
+    for (*ret = w->lo; *ret < w->hi; ++*ret)
+        if (e->plan->pieces.ptr[*ret].reader == e->plan->groups.ptr[w->group].self)
+            return true;
+    return false;
+}
+
+/* What is to be verified is signed on the host. */
+static int sign(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
+{
+    uint32_t piece;
+
+    if (!e->opt.mode.verify || !reads_for(e, &e->plan->windows.ptr[s->window], &piece))
+        return 0;
+    struct ckpt_read_slot *own = find_own(e, piece);
+    const size_t len = e->plan->pieces.ptr[piece].len;
+    ckpt_piece_sign(own->buf, len);
+    return e->device->ops->upload(e->device, own->dev.buf + len, own->buf + len, CKPT_MESSAGE_HASH,
+                                  err);
+}
+
+static int queue_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
     struct ckpt_device *d = e->device;
-    const struct ckpt_copies *c = &s->dev.copies;
 
-    if (list_window(e, s, err) < 0)
+    if (list_window(e, s, err) < 0 || upload_list(e, &s->dev.list, err) < 0 ||
+        sign(e, s, err) < 0 || d->ops->fence(d, err) < 0)
         return -1;
-    if (c->n && d->ops->upload(d, s->dev.list, c->ptr, c->n * sizeof *c->ptr, err) < 0)
+    if (s->dev.early &&
+        d->ops->copy(d, s->dev.list.list, s->dev.early, s->dev.early_blocks, err) < 0)
         return -1;
-    if (e->opt.mode.verify && s->staged &&
-        d->ops->upload(d, s->dev.stage, s->stage, s->staged, err) < 0)
-        return -1;
-    if (d->ops->fence(d, err) < 0)
-        return -1;
-    if (s->dev.early && d->ops->copy(d, s->dev.list, s->dev.early, s->dev.early_blocks, err) < 0)
-        return -1;
-    if (s->dev.exchange.len == 0)
-        return after_exchange(e, s, err);
     s->dev.phase = CKPT_DEVICE_EXCHANGE;
     int rc = d->ops->exchange(d, s->dev.exchange.ptr, s->dev.exchange.len, err);
     return rc == 0 ? after_exchange(e, s, err) : rc < 0 ? -1 : 0;
 }
 
-static int check_received(const struct ckpt_slot *s, struct ckpt_err *err)
+static int check_received(const struct ckpt_engine *e, const struct ckpt_window_slot *s,
+                          struct ckpt_err *err)
 {
     for (size_t i = 0; i < s->nin; i++)
-        if (ckpt_message_check(&s->in[i],
+        if (ckpt_message_check(e, &s->in[i],
                                s->receive + ((unsigned char *)s->in[i].xfer.buf - s->dev.receive),
                                err) < 0)
             return -1;
     return 0;
 }
 
-/* Its work is done: wants land, and the slot is free. */
-static void finish_window(struct ckpt_engine *e, struct ckpt_slot *s)
+static void count_exchange(struct ckpt_engine *e, const struct ckpt_window_slot *s)
 {
-    for (size_t i = 0; i < s->dev.own.len; i++)
-        ckpt_engine_land(e, s->dev.own.ptr[i].entry, s->dev.own.ptr[i].bytes);
-    for (size_t i = 0; i < s->nparts; i++)
-        ckpt_engine_land(e, s->parts[i].entry, s->parts[i].bytes);
     for (size_t i = 0; i < s->dev.exchange.len; i++) {
         const struct ckpt_exchange *x = &s->dev.exchange.ptr[i];
         if (x->kind == CKPT_SEND)
@@ -301,53 +355,66 @@ static void finish_window(struct ckpt_engine *e, struct ckpt_slot *s)
         else
             atomic_fetch_add(&e->stats.received, x->len);
     }
+}
+
+/* Its work is done: wants land, and its slots are free. */
+static void finish_window(struct ckpt_engine *e, struct ckpt_window_slot *s)
+{
+    uint32_t piece;
+
+    land(e, &s->dev.own);
+    count_exchange(e, s);
+    if (reads_for(e, &e->plan->windows.ptr[s->window], &piece))
+        finish_read(e, find_own(e, piece));
     (void)pthread_mutex_lock(&e->lock);
-    s->dev.phase = CKPT_DEVICE_READING;
-    s->sends_posted = true;
-    ckpt_slot_settle(e, s);
+    s->dev.phase = CKPT_DEVICE_WAITING;
+    s->left = 0;
+    ckpt_window_settle(e, s);
     (void)pthread_mutex_unlock(&e->lock);
 }
 
 /* The window whose exchange is not queued whole yet, NULL: nothing may be queued behind it. */
-static struct ckpt_slot *exchanging(const struct ckpt_engine *e)
+static struct ckpt_window_slot *exchanging(const struct ckpt_engine *e)
 {
-    struct ckpt_slot *s = e->next_send ? &e->slot[(e->next_send - 1) % e->opt.slots] : NULL;
+    struct ckpt_window_slot *s =
+        e->next_issue ? &e->slot[(e->next_issue - 1) % e->opt.slots] : NULL;
 
     return s && s->dev.phase == CKPT_DEVICE_EXCHANGE ? s : NULL;
 }
 
 /* A window whose work is queued: has it come to its mark? */
-static int look_after(struct ckpt_engine *e, struct ckpt_slot *s, bool *moved, struct ckpt_err *err)
+static int look_after(struct ckpt_engine *e, struct ckpt_window_slot *s, bool *moved,
+                      struct ckpt_err *err)
 {
     if (s->dev.phase != CKPT_DEVICE_PLACING &&
         (s->dev.phase != CKPT_DEVICE_FETCHING || exchanging(e)))
         return 0;
-    int rc = e->device->ops->reached(e->device, number_of(e, s), err);
+    int rc = e->device->ops->reached(e->device, window_mark(e, s), err);
     if (rc != 0)
         return rc < 0 ? -1 : 0;
     *moved = true;
     if (s->dev.phase == CKPT_DEVICE_FETCHING)
-        return check_received(s, err) < 0 ? -1 : queue_late(e, s, err);
+        return check_received(e, s, err) < 0 ? -1 : queue_late(e, s, err);
     finish_window(e, s);
     return 0;
 }
 
-/* All of its units are uploaded, or their uploads queued. */
-static bool may_queue(struct ckpt_engine *e, struct ckpt_slot *s)
+static bool may_queue(struct ckpt_engine *e, struct ckpt_window_slot *s)
 {
-    if (exchanging(e))
+    uint32_t piece;
+
+    if (exchanging(e) || e->next_issue >= e->next_window)
         return false;
-    (void)pthread_mutex_lock(&e->lock);
-    const bool all =
-        s->open && s->window == e->next_send && s->unread == 0 && s->dev.ready.len == 0;
-    (void)pthread_mutex_unlock(&e->lock);
-    return all;
+    if (!reads_for(e, &e->plan->windows.ptr[s->window], &piece))
+        return true;
+    const struct ckpt_read_slot *own = find_own(e, piece);
+    return own && is_uploaded(e, own);
 }
 
 /* An exchange may take several calls. */
 static int go_on_exchanging(struct ckpt_engine *e, bool *moved, struct ckpt_err *err)
 {
-    struct ckpt_slot *s = exchanging(e);
+    struct ckpt_window_slot *s = exchanging(e);
 
     if (!s)
         return 0;
@@ -358,21 +425,40 @@ static int go_on_exchanging(struct ckpt_engine *e, bool *moved, struct ckpt_err 
     return after_exchange(e, s, err);
 }
 
+static int turn_reads(struct ckpt_engine *e, bool *moved, struct ckpt_err *err)
+{
+    for (uint32_t i = 0; i < e->opt.ahead; i++) {
+        struct ckpt_read_slot *s = &e->read[i];
+        if (upload_ready(e, s, moved, err) < 0)
+            return -1;
+        if (s->dev.queued) {
+            int rc = e->device->ops->reached(e->device, read_mark(e, s), err);
+            if (rc < 0)
+                return -1;
+            if (rc != 0)
+                continue;
+            *moved = true;
+            land(e, &s->dev.own);
+            finish_read(e, s);
+        } else if (!exchanging(e) && is_uploaded(e, s) && s->alone) {
+            *moved = true;
+            if (queue_alone(e, s, err) < 0)
+                return -1;
+        }
+    }
+    return 0;
+}
+
 int ckpt_device_turn(struct ckpt_engine *e, bool *ret_moved, struct ckpt_err *err)
 {
-    for (uint32_t i = 0; i < e->opt.slots; i++) {
-        struct ckpt_slot *s = &e->slot[i];
-        if (upload_ready(e, s, ret_moved, err) < 0)
-            return -1;
-    }
-    if (go_on_exchanging(e, ret_moved, err) < 0)
+    if (turn_reads(e, ret_moved, err) < 0 || go_on_exchanging(e, ret_moved, err) < 0)
         return -1;
-    while (e->next_send < e->plan->nwindow) {
-        struct ckpt_slot *s = &e->slot[e->next_send % e->opt.slots];
+    while (e->next_issue < e->plan->windows.len) {
+        struct ckpt_window_slot *s = &e->slot[e->next_issue % e->opt.slots];
         if (!may_queue(e, s))
             break;
         *ret_moved = true;
-        e->next_send++;
+        e->next_issue++;
         if (queue_window(e, s, err) < 0)
             return -1;
     }
@@ -384,11 +470,11 @@ int ckpt_device_turn(struct ckpt_engine *e, bool *ret_moved, struct ckpt_err *er
 
 bool ckpt_device_busy(const struct ckpt_engine *e)
 {
-    for (uint32_t i = 0; i < e->opt.slots; i++) {
-        const struct ckpt_slot *s = &e->slot[i];
-        if (s->dev.phase == CKPT_DEVICE_EXCHANGE || s->dev.phase == CKPT_DEVICE_FETCHING ||
-            s->dev.phase == CKPT_DEVICE_PLACING)
+    for (uint32_t i = 0; i < e->opt.slots; i++)
+        if (e->slot[i].dev.phase != CKPT_DEVICE_WAITING)
             return true;
-    }
+    for (uint32_t i = 0; i < e->opt.ahead; i++)
+        if (e->read[i].dev.queued)
+            return true;
     return false;
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A load that runs: workers read units and place what arrives, a pump moves data between ranks and
- * watches the clock.
+/* A load that runs: workers read units and place what arrives, a pump moves pieces between ranks
+ * and watches the clock.
  *
- * Windows are in flight in a few slots, each with its own buffers: what this rank reads, what it
- * gathers to send, what it receives. Destinations are written by workers only, from slots, and
- * never after the load has stopped. A worker that the operating system does not return from keeps
- * the engine alive, not the caller. */
+ * A rank reads its pieces in the order of its plan, as far ahead as it has read slots (buffers of
+ * one piece each). Windows are in flight in a few slots of their own, which hold what comes from
+ * others; what has arrived is passed on from there. Destinations are written by workers only, from
+ * slots, and never after the load has stopped. A worker that the operating system does not return
+ * from keeps the engine alive, not the caller. */
 #ifndef CKPT_LOAD_ENGINE_H
 #define CKPT_LOAD_ENGINE_H
 
@@ -20,26 +21,28 @@
 #include "tensor/boxes.h"
 #include "tensor/read.h"
 
-/* How the parts of a window travel. */
 struct ckpt_engine_mode {
     bool verify; /* with XXH3 */
     bool device; /* windows and destinations are in a device's memory */
 };
 
-/* What a rank's slots need: exact, from the plan. Of one slot. */
+/* What one slot needs: exact, from the plan. */
 struct ckpt_engine_sizes {
-    uint64_t read, stage, receive; /* bytes, each 0 or a multiple of 64 */
-    uint64_t copies;               /* descriptors (device) */
-    uint64_t host, device;         /* bytes of all that, by where it is */
+    uint64_t read, receive;              /* bytes of a read slot's piece; of a window's others */
+    uint64_t units;                      /* of a piece, at most */
+    uint64_t read_copies, window_copies; /* descriptors (device) */
+    uint64_t read_host, read_device;     /* bytes of a read slot, by where they are */
+    uint64_t window_host, window_device; /* and of a window's */
 };
 
-/* receives: all of this rank's. */
-int ckpt_engine_measure(const struct ckpt_plan *plan, uint32_t self,
-                        const struct ckpt_engine_mode *mode, const ckpt_parts *receives,
+int ckpt_engine_measure(const struct ckpt_plan *plan, const struct ckpt_engine_mode *mode,
                         struct ckpt_engine_sizes *ret, struct ckpt_err *err);
 
 struct ckpt_engine_options {
-    uint32_t slots, threads;
+    uint32_t ahead;   /* pieces that are read ahead: read slots */
+    uint32_t slots;   /* windows in flight */
+    uint32_t threads; /* that read */
+    uint32_t helper;  /* the rank that is asked to read what this one can't */
     uint32_t read_timeout_ms, exchange_timeout_ms;
     struct ckpt_engine_mode mode;
     struct ckpt_box_cost cost;
@@ -56,15 +59,14 @@ struct ckpt_engine_stats {
 
 struct ckpt_engine;
 
-/* Everything is borrowed until ckpt_engine_end, but for plan, roster and receives, which
- * ckpt_engine_start takes (plan is NULL then): workers may use them after it has failed. view is
- * held. target has an entry per want of this rank. */
+/* Everything is borrowed until ckpt_engine_end, but for plan and roster, which ckpt_engine_start
+ * takes (plan is NULL then): workers may use them after it has failed. view is held. target has an
+ * entry per want of this rank. */
 struct ckpt_engine_parts {
     struct ckpt_view *view;
     struct ckpt_comm *comm;
     struct ckpt_plan *plan;
     struct ckpt_roster *roster;
-    ckpt_parts receives; /* sorted as ckpt_plan_receives gives them; taken */
     const struct ckpt_target *target;
     size_t ntarget;
     uint64_t needed_bytes, unique_bytes; /* for the statistics of the job */

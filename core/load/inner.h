@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine from inside: engine.c (life and pump), window.c (messages), worker.c (reading and
- * placing). */
+/* The engine from inside: engine.c (life), pump.c (its turns, deadlines, the end), window.c (what
+ * is posted), worker.c (reading and placing), assist.c (messages between loads). */
 #ifndef CKPT_LOAD_INNER_H
 #define CKPT_LOAD_INNER_H
 
@@ -10,19 +10,12 @@
 #include "load/device.h"
 #include "load/engine.h"
 
-enum {
-    CKPT_MESSAGE_HASH = 8,
-    CKPT_UNIT_ALIGN = 64,
-};
+enum { CKPT_MESSAGE_HASH = 8, CKPT_ASSIST_HEAD = 64 };
 
-/* One transfer: a large part of its own, or the small ones of a peer together. With verify, 8 bytes
- * of XXH3 follow. */
-struct ckpt_message {
-    struct ckpt_xfer xfer;
-    struct ckpt_slot *slot;
-    struct ckpt_message *next; /* in the workers' queue */
-    uint32_t first, n;         /* parts of the window; a pack has those that are small */
-    bool is_pack, handled;
+/* Descriptors of copies on a device, and where they lie there. */
+struct ckpt_copy_list {
+    struct ckpt_copies copies;     /* pinned */
+    struct ckpt_device_copy *list; /* their copy in the device */
 };
 
 /* Units that have been read and wait for their upload. */
@@ -30,39 +23,67 @@ struct ckpt_units {
     uint32_t lo, hi;
 };
 
-/* A slot's part in a device; the pump's, but for `ready`. */
-struct ckpt_slot_device {
-    enum {
-        CKPT_DEVICE_READING,  /* and uploading; or nothing at all */
-        CKPT_DEVICE_EXCHANGE, /* is under way */
-        CKPT_DEVICE_FETCHING, /* what arrived is copied to the host, to be verified */
-        CKPT_DEVICE_PLACING,
-    } phase;
-    CKPT_VEC(struct ckpt_units) ready; /* under the engine's lock */
-    unsigned char *read, *stage, *receive;
-    struct ckpt_copies copies;     /* pinned: */
-    struct ckpt_device_copy *list; /* their copy in the device */
-    uint32_t early, early_blocks;  /* descriptors before the exchange; the rest come after it */
-    CKPT_VEC(struct ckpt_exchange) exchange;
-    ckpt_parts own; /* that land when the window is done, beside those received */
+/* A piece that this rank reads. On a device, all of `dev` but `ready` is the pump's. */
+struct ckpt_read_slot {
+    bool open;
+    uint32_t own;    /* which of plan->own */
+    uint32_t lo, hi; /* units */
+    uint32_t next;   /* unit to be read next */
+    uint32_t unread; /* units that are not there */
+    uint32_t unsent; /* ranks that do not have it yet */
+    bool alone;      /* nobody else wants it */
+    bool hashed;
+    uint32_t *unit_off; /* in buf: of units lo .. hi */
+    unsigned char *buf;
+    struct {
+        CKPT_VEC(struct ckpt_units) ready; /* under the engine's lock */
+        unsigned char *buf;
+        struct ckpt_copy_list list;
+        ckpt_parts own; /* that land when it is placed */
+        bool queued;    /* alone: its copies are under way */
+    } dev;
 };
 
-struct ckpt_slot {
+/* A piece that comes from another rank. With verify, 8 bytes of XXH3 follow it. */
+struct ckpt_message {
+    struct ckpt_xfer xfer;
+    struct ckpt_window_slot *slot;
+    struct ckpt_message *next; /* in the workers' queue */
+    uint32_t piece;
+    bool passed_on; /* to other ranks */
+    bool handled;   /* the pump has seen that it is done */
+    bool arrived;   /* it lies in xfer.buf: may be passed on */
+};
+
+/* A piece on its way to another rank. */
+struct ckpt_outgoing {
+    struct ckpt_xfer xfer;
+    uint32_t piece;
+    struct ckpt_message *in; /* that brings it; NULL: this rank reads it */
+    bool posted, handled;
+};
+
+/* A window in flight. */
+struct ckpt_window_slot {
     bool open;
-    uint32_t window, lo, hi; /* units that this rank reads */
-    uint32_t next;           /* unit to be read next */
-    uint32_t unread;         /* units that are not there */
-    bool received_posted, sends_posted;
-    uint32_t unsent, unplaced; /* messages */
-    uint64_t *unit_off;        /* in read: of units lo .. hi */
-    unsigned char *read, *stage, *receive;
-    ckpt_parts sends;
-    const struct ckpt_part *parts; /* that are received */
-    size_t nparts;
-    struct ckpt_message *out, *in;
-    size_t nout, nin;
-    uint64_t staged, expected; /* bytes of stage and receive in use */
-    struct ckpt_slot_device dev;
+    uint32_t window, left; /* messages that are not placed, or not sent */
+    struct ckpt_message *in;
+    struct ckpt_outgoing *out;
+    size_t nin, nout;
+    unsigned char *receive;
+    struct {
+        enum {
+            CKPT_DEVICE_WAITING,  /* for its turn */
+            CKPT_DEVICE_EXCHANGE, /* is under way */
+            CKPT_DEVICE_FETCHING, /* what arrived is copied to the host, to be verified */
+            CKPT_DEVICE_PLACING,
+        } phase;
+        unsigned char *receive;
+        struct ckpt_copy_list list;
+        uint32_t early, early_blocks; /* descriptors before the exchange; the rest come after it */
+        CKPT_VEC(struct ckpt_exchange) exchange;
+        ckpt_parts own; /* that land when it is done */
+    } dev;
 };
 
 /* A unit that could not be read here. */
@@ -70,9 +91,8 @@ struct ckpt_retry {
     struct ckpt_retry *next;
     uint64_t id, asked_ms;
     uint32_t unit;
-    struct ckpt_slot *slot;
+    struct ckpt_read_slot *slot;
     struct ckpt_err err;
-    bool answered;
 };
 
 /* A box that another rank could not read. */
@@ -106,9 +126,6 @@ struct ckpt_engine {
     uint32_t self, size;
     struct ckpt_plan *plan;
     struct ckpt_roster *roster;
-    uint32_t owner; /* this rank's place in plan->owner */
-    ckpt_parts receives;
-    size_t *receive_first; /* of each window */
     struct ckpt_target *target;
     size_t ntarget;
     atomic_ullong *left; /* bytes that a want lacks */
@@ -120,10 +137,12 @@ struct ckpt_engine {
     pthread_mutex_t lock; /* of all below */
     pthread_cond_t work;  /* for workers */
     pthread_cond_t news;  /* for those who wait for the load */
-    struct ckpt_slot *slot;
+    struct ckpt_read_slot *read;
+    struct ckpt_window_slot *slot;
     struct ckpt_worker *worker;
-    uint32_t nworker;            /* that have not ended */
-    uint32_t next_open, nclosed; /* windows */
+    uint32_t nworker;        /* that have not ended */
+    uint32_t next_own;       /* of plan->own, to be begun */
+    uint32_t nread, nclosed; /* pieces that are read, sent and placed; windows that are over */
     struct ckpt_message *place, **place_tail;
     struct ckpt_retry *retry, *refill; /* to be asked for; answered, to be placed */
     struct ckpt_assist *assist, *assisted;
@@ -136,53 +155,48 @@ struct ckpt_engine {
 
     /* the pump's own */
     pthread_t pump;
-    bool has_pump, final;
-    uint32_t next_receive, next_send; /* windows; on a device, next_send is the next to be issued */
-    uint64_t moved_ms, retry_id;
+    bool has_pump, final, told;
+    uint32_t next_window; /* to be opened */
+    uint32_t next_issue;  /* on a device: to be exchanged */
+    uint64_t moved_ms, looked_ms, alive_ms, retry_id;
+    uint32_t *stamp, stamped; /* per rank, and the last number used */
+    uint32_t *peers; /* room for a piece's receivers; and the same for workers (the lock) */
+    uint32_t *peers_worker;
     struct ckpt_round round;
     struct ckpt_load_stats job;
     int result;
     struct ckpt_engine_stats stats;
 };
 
-/* ---- window.c; pump only, but for measure and open ---- */
+/* ---- window.c ---- */
 
-/* Does a part travel alone? Small ones of a peer go together; on a device, where gathering costs
- * little and a message much, also larger ones. */
-static inline bool ckpt_part_alone(const struct ckpt_engine_mode *mode, const struct ckpt_part *p)
-{
-    return p->bytes >= (mode->device ? 1024 * 1024 : 64 * 1024);
-}
+/* Begin the next piece of this rank (under the lock). False: no slot is free, or there is none. */
+bool ckpt_read_open(struct ckpt_engine *e);
 
-/* Where the next part of a pack begins: on a device where any element may. */
-static inline uint64_t ckpt_part_room(const struct ckpt_engine_mode *mode, uint64_t bytes)
-{
-    return mode->device ? (bytes + 15) / 16 * 16 : bytes;
-}
+/* Give slots back if all is done (under the lock). */
+void ckpt_read_settle(struct ckpt_engine *e, struct ckpt_read_slot *s);
+void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s);
 
-/* Open the slot's window (under the lock). */
-void ckpt_slot_open(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t window);
-void ckpt_slot_release(struct ckpt_slot *s);
+/* The slot that has a piece of this rank; NULL: it is not begun, or over (under the lock). */
+struct ckpt_read_slot *ckpt_read_find(struct ckpt_engine *e, uint32_t piece);
 
-/* Bytes that units [lo, hi) take one behind the other; off (may be NULL): where each begins, and
- * the end. */
-uint64_t ckpt_units_bytes(const struct ckpt_plan *plan, uint32_t lo, uint32_t hi, uint64_t *off);
+/* Pump only. Open windows as slots become free; on a host their receives are posted. */
+int ckpt_windows_open(struct ckpt_engine *e, struct ckpt_err *err);
 
-/* The messages of the slot's window: s->in, s->out, with their places in its buffers. What is sent
- * is gathered now; on a device, listed in s->dev.copies. */
-int ckpt_slot_receives(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err);
-int ckpt_slot_sends(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err);
+/* Pump only. Post what has been read or has arrived, to each rank in the order of windows; and see
+ * which messages are done. */
+int ckpt_windows_send(struct ckpt_engine *e, struct ckpt_err *err);
+void ckpt_windows_harvest(struct ckpt_engine *e);
 
-/* Hand them to the transport. */
-int ckpt_slot_post(struct ckpt_engine *e, struct ckpt_message *m, size_t n, struct ckpt_err *err);
-
-/* Did it arrive as it was sent? data: its bytes, with the hash. */
-int ckpt_message_check(const struct ckpt_message *m, const void *data, struct ckpt_err *err);
+/* The hash that follows a piece of len bytes: write it; compare it. */
+void ckpt_piece_sign(unsigned char *data, size_t len);
+int ckpt_message_check(const struct ckpt_engine *e, const struct ckpt_message *m, const void *data,
+                       struct ckpt_err *err);
 
 /* ---- device.c; pump only ---- */
 
-int ckpt_device_slot_init(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err);
-void ckpt_device_slot_release(struct ckpt_engine *e, struct ckpt_slot *s);
+int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err);
+void ckpt_device_slots_release(struct ckpt_engine *e);
 
 /* Queue what can be queued, and see what is done. *ret_moved: something was. */
 int ckpt_device_turn(struct ckpt_engine *e, bool *ret_moved, struct ckpt_err *err);
@@ -194,6 +208,24 @@ bool ckpt_device_busy(const struct ckpt_engine *e);
 
 void *ckpt_worker_run(void *worker);
 
+/* ---- pump.c ---- */
+
+void *ckpt_pump_run(void *engine);
+
+/* One turn, asleep for max_ms at most. True: it is over. */
+bool ckpt_pump_turn(struct ckpt_engine *e, uint32_t max_ms);
+
+void ckpt_tell_abort(struct ckpt_comm *comm, const struct ckpt_err *why);
+
+/* ---- assist.c ---- */
+
+/* Control messages of a load, for ckpt_comm_begin. */
+void ckpt_engine_hear(void *engine, uint32_t peer, const unsigned char *data, size_t len);
+
+/* Pump only. Ask another rank for what we can't read; answer those that asked us. */
+int ckpt_assists_ask(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err);
+void ckpt_assists_answer(struct ckpt_engine *e);
+
 /* ---- engine.c ---- */
 
 void ckpt_engine_unref(struct ckpt_engine *e);
@@ -204,9 +236,6 @@ void ckpt_engine_fail(struct ckpt_engine *e, const struct ckpt_err *err, bool ow
 
 /* Wake the pump (under the lock). */
 void ckpt_engine_kick(struct ckpt_engine *e);
-
-/* Close the slot if all is done (under the lock). */
-void ckpt_slot_settle(struct ckpt_engine *e, struct ckpt_slot *s);
 
 /* A want has got bytes. */
 void ckpt_engine_land(struct ckpt_engine *e, uint32_t want, uint64_t bytes);

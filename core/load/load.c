@@ -76,7 +76,6 @@ void ckpt_load_free(struct ckpt_load *load)
     if (load->parts.roster)
         ckpt_roster_release(load->parts.roster);
     free(load->parts.roster);
-    ckpt_vec_release(&load->parts.receives);
     ckpt_wants_release(&load->wants);
     ckpt_vec_release(&load->target);
     ckpt_view_release(load->view);
@@ -201,11 +200,17 @@ static uint32_t take_mesh(struct ckpt_load *load, const struct ckpt_mesh *mesh,
                    CKPT_NONE;
     if (!(rank = malloc(n * sizeof *rank)))
         return (void)ckpt_nomem(err), CKPT_NONE;
-    for (uint32_t i = 0; i < n; i++)
-        if ((rank[i] = mesh->ranks ? mesh->ranks[i] : i) >= size)
-            return (void)ckpt_fail(err, CKPT_USAGE, "the mesh names rank %" PRIu32 " of %" PRIu32,
-                                   rank[i], size),
+    ckpt_cleanup(ckpt_freep) bool *seen = calloc((size_t)size + 1, sizeof *seen);
+    if (!seen)
+        return (void)ckpt_nomem(err), CKPT_NONE;
+    for (uint32_t i = 0; i < n; i++) {
+        rank[i] = mesh->ranks ? mesh->ranks[i] : i;
+        if (rank[i] >= size || seen[rank[i]])
+            return (void)ckpt_fail(err, CKPT_USAGE, "the mesh names rank %" PRIu32 "%s of %" PRIu32,
+                                   rank[i], rank[i] < size ? " twice" : "", size),
                    CKPT_NONE;
+        seen[rank[i]] = true;
+    }
     uint32_t g = ckpt_wants_grid(&load->wants, mesh->ndim, mesh->dim, rank, err);
     if (g != CKPT_NONE &&
         ckpt_grid_find(&load->wants.grids.ptr[g], load->comm->x->rank) == CKPT_NONE)

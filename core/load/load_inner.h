@@ -46,19 +46,19 @@ int ckpt_load_needed(const struct ckpt_roster *roster, uint32_t rank, uint64_t *
 int ckpt_load_weigh(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
                     struct ckpt_cost_input *in, struct ckpt_err *err);
 
-/* The ranks that share what `self` reads; ascending, malloc'ed. */
-int ckpt_load_domain(enum ckpt_readers readers, uint32_t self, const uint32_t *node, uint32_t nrank,
-                     uint32_t **ret, uint32_t *ret_n, struct ckpt_err *err);
-
 /* ---- budget.c ---- */
 
 /* Files of which more than this is in the page cache are read through it. */
 #define CKPT_LOAD_HOT 0.9
 
-enum {
-    CKPT_LOAD_PIECE_LEAST = 16 << 10, /* the least that one owner brings to a window */
-    CKPT_LOAD_PIECE_GOOD = 1 << 20,   /* what is worth a read, if host_bytes has room for it */
-    CKPT_LOAD_PIECE_TURNS = 4 << 20,  /* of owners that take turns, if host_bytes has room for 8 */
+enum { CKPT_LOAD_PIECE_LEAST = 16 << 10 }; /* the least that a rank reads at a time */
+
+/* How the memory for windows is divided. The sizes are the same on all ranks that share what they
+ * read; how many pieces a rank reads ahead, and how many windows it has in flight, is its own
+ * affair. */
+struct ckpt_slots {
+    struct ckpt_plan_sizes sizes;
+    uint32_t ahead, windows;
 };
 
 /* What the threads of a rank may read through, of host_bytes; the rest is for windows, and the same
@@ -79,10 +79,11 @@ struct ckpt_load_share {
 void ckpt_load_share(uint64_t aside, bool direct, bool hot, uint32_t *threads,
                      struct ckpt_load_share *ret);
 
-/* What a plan of this domain may use; LIMIT if host_bytes is too little for any. */
-int ckpt_load_sizes(const struct ckpt_load_options *opt, uint32_t ndomain, uint64_t bytes,
-                    uint32_t threads, bool device, uint64_t aside, struct ckpt_plan_sizes *ret,
-                    uint32_t *ret_slots, struct ckpt_err *err);
+/* piece: at most so much is read at a time by ranks that share; 0: what suits. LIMIT if host_bytes
+ * (or device_bytes) is too little for any. */
+int ckpt_load_sizes(const struct ckpt_load_options *opt, bool shared, uint64_t piece,
+                    uint32_t threads, bool device, uint64_t aside, struct ckpt_slots *ret,
+                    struct ckpt_err *err);
 
 /* ---- residency.c, layout.c ---- */
 

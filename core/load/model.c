@@ -7,8 +7,8 @@
 #include "base/ckd.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "base/map.h"
 #include "base/mem.h"
-#include "load/demand.h"
 #include "load/load_inner.h"
 #include "load/policy.h"
 #include "load/replicas.h"
@@ -17,7 +17,6 @@
 enum {
     CPUS = 8, /* of each rank, for the policy: its node need not exist */
     HOST_BYTES = 256 << 20,
-    KEPT_BYTES = 48 << 20, /* of what is remembered of tensors of the same shape */
 };
 
 /* Of one rank. */
@@ -25,10 +24,16 @@ struct share {
     uint64_t read, reads, sent, received;
 };
 
-/* What a domain wants of tensors of one shape: the layers of a model are alike. */
+/* Groups that are counted already; the map's keys are their ranks. */
+struct known_groups {
+    struct ckpt_map map;
+    CKPT_VEC(uint32_t *) rank;
+};
+
+/* What a rank does that shares nothing and wants boxes of these lengths. */
 struct shape {
-    XXH128_hash_t key;
-    ckpt_demands demands;
+    XXH128_hash_t lengths;
+    struct share share;
 };
 
 struct model {
@@ -38,8 +43,10 @@ struct model {
     struct share *share;
     uint32_t nwindow;
     struct ckpt_plan_sizes sizes;
-    CKPT_VEC(struct shape) shapes; /* of the domain at hand */
-    uint64_t kept;
+    struct known_groups known; /* of the domain at hand */
+    bool disjoint;             /* ranks that do not want the same have no byte in common */
+    CKPT_VEC(struct shape) shapes;
+    CKPT_VEC(uint64_t) lengths; /* of all boxes of a rank */
     struct ckpt_err *err;
 };
 
@@ -72,142 +79,152 @@ static int make_roster(struct model *m, const struct ckpt_view *view, const char
 
 /* ---- one domain ---- */
 
-static void forget_shapes(struct model *m)
+static void forget_groups(struct known_groups *k)
 {
-    for (size_t i = 0; i < m->shapes.len; i++)
-        ckpt_vec_release(&m->shapes.ptr[i].demands);
-    m->shapes.len = 0;
-    m->kept = 0;
+    for (size_t i = 0; i < k->rank.len; i++)
+        free(k->rank.ptr[i]);
+    ckpt_vec_release(&k->rank);
+    ckpt_map_release(&k->map);
 }
 
-/* Tensors with equal keys are wanted alike: same shape, wanted by the same classes in the same way.
- */
-static XXH128_hash_t shape_key(const struct ckpt_roster *r, uint32_t tensor)
+/* Is the group a new one? -1 and *err. */
+static int see_group(struct model *m, const struct ckpt_group *g)
 {
-    const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
-    XXH128_hash_t h = XXH3_128bits(t->dim, t->rank * sizeof *t->dim);
+    const size_t len = g->n * sizeof *g->rank;
+    uint32_t *copy, ignored;
+    bool new;
 
-    for (uint64_t i = r->first[tensor]; i < r->first[tensor + 1]; i++) {
-        const struct ckpt_wants *w = &r->table[r->use[i].class];
-        const struct ckpt_want *e = &w->entries.ptr[r->use[i].entry];
-        struct {
-            XXH128_hash_t before;
-            uint32_t class, spec, rank, boxed;
-            uint64_t lo[CKPT_MAX_RANK], n[CKPT_MAX_RANK];
-        } use;
-        memset(&use, 0, sizeof use);
-        use.before = h;
-        use.class = r->use[i].class;
-        use.spec = e->spec;
-        use.rank = t->rank;
-        use.boxed = e->box != CKPT_NONE;
-        for (uint32_t d = 0; use.boxed && d < t->rank; d++) {
-            use.lo[d] = w->boxes.ptr[e->box].lo[d];
-            use.n[d] = w->boxes.ptr[e->box].n[d];
-        }
-        h = XXH3_128bits(&use, sizeof use);
+    if (ckpt_map_get(&m->known.map, (const char *)g->rank, len, &ignored))
+        return 0;
+    if ((copy = malloc(len + 1)))
+        memcpy(copy, g->rank, len);
+    if (!copy || ckpt_vec_push(&m->known.rank, copy) < 0) {
+        free(copy);
+        return ckpt_nomem(m->err);
     }
-    return h;
+    return ckpt_map_put(&m->known.map, (const char *)copy, len, 0, &ignored, &new) < 0
+               ? ckpt_nomem(m->err)
+               : 1;
 }
 
-static const ckpt_demands *find_shape(struct model *m, const struct ckpt_domain *domain,
-                                      uint32_t tensor)
+/* What the readers of a group read; read[]: by index in the group. */
+static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group, uint64_t *read)
 {
-    struct shape s = {.key = shape_key(&m->roster, tensor)};
+    const struct ckpt_group *g = &p->groups.ptr[group];
 
-    for (size_t i = m->shapes.len; i-- > 0;)
-        if (XXH128_isEqual(m->shapes.ptr[i].key, s.key))
-            return &m->shapes.ptr[i].demands;
-    if (m->kept > KEPT_BYTES)
-        forget_shapes(m);
-    if (ckpt_demand_of(domain, tensor, &s.demands, m->err) < 0 ||
-        ckpt_vec_push(&m->shapes, s) < 0) {
-        ckpt_vec_release(&s.demands);
-        (void)ckpt_nomem(m->err);
-        return NULL;
-    }
-    m->kept += s.demands.cap * sizeof *s.demands.ptr;
-    return &m->shapes.ptr[m->shapes.len - 1].demands;
-}
-
-/* Elements of a box that a rank wants. */
-static uint64_t wanted_by(const struct ckpt_roster *r, uint32_t rank, uint32_t tensor,
-                          const struct ckpt_box *box)
-{
-    const struct ckpt_wants *w = &r->table[r->class_of[rank]];
-    struct ckpt_box want, both;
-    uint64_t numel = 0, i, end = ckpt_roster_uses(r, tensor, r->class_of[rank], &i);
-
-    for (; i < end; i++)
-        if (ckpt_wants_box(w, &w->entries.ptr[r->use[i].entry], &r->cat->tensors.ptr[tensor], rank,
-                           &want) &&
-            ckpt_box_intersect(&want, box, &both))
-            numel += ckpt_box_numel(&both);
-    return numel;
-}
-
-/* A unit is sent to all who want something of it but its owner, who receives what is left of its
- * wants. demands: NULL: nobody else is there. */
-static void add_unit(struct model *m, const struct ckpt_plan *p, uint32_t unit, uint32_t owner,
-                     const ckpt_demands *demands)
-{
-    const struct ckpt_tensor *t = ckpt_plan_unit_tensor(p, unit);
-    const uint32_t tensor = (uint32_t)(t - p->roster->cat->tensors.ptr);
-    struct share *share = &m->share[owner];
-    const struct ckpt_catalog *cat;
-    const size_t esize = ckpt_dtype_size(t->dtype);
-    struct ckpt_box box;
-
-    ckpt_plan_unit_box(p, unit, &box);
-    share->reads++;
-    share->read +=
-        ckpt_box_numel(&box) * ckpt_dtype_size(ckpt_tensor_stored(p->roster->cat, t, &cat)->dtype);
-    if (!demands)
-        return;
-    const uint64_t own = wanted_by(p->roster, owner, tensor, &box);
-    share->sent += (ckpt_demand_numel(demands, &box) - own) * esize;
-    share->received -= own * esize;
-}
-
-static int add_units(struct model *m, const struct ckpt_plan *p, const struct ckpt_domain *domain)
-{
-    const ckpt_demands *demands = NULL;
-    uint32_t of = UINT32_MAX;
-    uint64_t stored;
-
-    for (uint32_t o = 0; o < p->nowner; o++) {
-        if (p->nowner > 1 && ckpt_load_needed(&m->roster, p->owner[o],
-                                              &m->share[p->owner[o]].received, &stored, m->err) < 0)
-            return -1;
-        for (uint32_t u = p->owner_unit[o]; u < p->owner_unit[o + 1]; u++) {
-            const uint32_t tensor = p->regions.ptr[p->units.ptr[u].region].tensor;
-            if (p->nowner > 1 && tensor != of && !(demands = find_shape(m, domain, of = tensor)))
-                return -1;
-            add_unit(m, p, u, p->owner[o], demands);
+    for (size_t i = 0; i < p->pieces.len; i++) {
+        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
+        if (piece->group != group)
+            continue;
+        struct share *share = &m->share[g->rank[piece->reader]];
+        share->reads += piece->hi - piece->lo;
+        read[piece->reader] += piece->len;
+        for (uint32_t u = piece->lo; u < piece->hi; u++) {
+            const struct ckpt_catalog *cat;
+            const struct ckpt_tensor *t =
+                ckpt_tensor_stored(m->roster.cat, ckpt_plan_unit_tensor(p, u), &cat);
+            struct ckpt_box box;
+            ckpt_plan_unit_box(p, u, &box);
+            share->read += ckpt_box_numel(&box) * ckpt_dtype_size(t->dtype);
         }
+    }
+}
+
+static int add_group(struct model *m, const struct ckpt_plan *p, uint32_t group)
+{
+    const struct ckpt_group *g = &p->groups.ptr[group];
+    ckpt_cleanup(ckpt_freep) uint64_t *read = calloc((size_t)g->n + 1, sizeof *read);
+    ckpt_cleanup(ckpt_freep) uint64_t *sent = calloc((size_t)g->n + 1, sizeof *sent);
+    uint64_t total = 0;
+
+    if (!read || !sent)
+        return ckpt_nomem(m->err);
+    add_reads(m, p, group, read);
+    if (g->n == 1)
+        return 0;
+    if (ckpt_relay_sent(&p->relay[group], read, sent, m->err) < 0)
+        return -1;
+    for (uint32_t i = 0; i < g->n; i++)
+        total += read[i];
+    for (uint32_t i = 0; i < g->n; i++) {
+        m->share[g->rank[i]].sent += sent[i];
+        m->share[g->rank[i]].received += total - read[i];
     }
     return 0;
 }
 
+static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t rank)
+{
+    const struct ckpt_sharing sharing = {policy->readers, m->node};
+    struct ckpt_plan *p = NULL;
+    int rc = ckpt_plan_new(&m->roster, rank, &sharing, true, &m->sizes, &p, m->err);
+
+    for (uint32_t g = 0; rc == 0 && g < p->groups.len; g++) {
+        rc = see_group(m, &p->groups.ptr[g]);
+        if (rc > 0)
+            rc = add_group(m, p, g);
+    }
+    if (rc == 0 && p->windows.len > m->nwindow)
+        m->nwindow = (uint32_t)p->windows.len;
+    ckpt_plan_free(p);
+    return rc;
+}
+
+static int hash_lengths(struct model *m, uint32_t rank, XXH128_hash_t *ret)
+{
+    const uint32_t class = m->roster.class_of[rank];
+    const struct ckpt_wants *w = &m->roster.table[class];
+    struct ckpt_box box;
+
+    m->lengths.len = 0;
+    for (size_t e = 0; e < w->entries.len; e++) {
+        const struct ckpt_want *want = &w->entries.ptr[e];
+        const struct ckpt_tensor *t = &m->roster.cat->tensors.ptr[want->tensor];
+        const bool any = ckpt_wants_box(w, want, t, rank, &box);
+        if (ckpt_vec_reserve(&m->lengths, CKPT_MAX_RANK + 1) < 0)
+            return ckpt_nomem(m->err);
+        for (uint32_t d = 0; d < t->rank || d == 0; d++)
+            m->lengths.ptr[m->lengths.len++] = !any ? 0 : t->rank ? box.n[d] : 1;
+    }
+    *ret = XXH3_128bits_withSeed(m->lengths.ptr, m->lengths.len * sizeof *m->lengths.ptr, class);
+    return 0;
+}
+
+/* With FSDP every rank wants something else, but most want boxes of the same lengths. */
+static int add_alone(struct model *m, const struct ckpt_policy *policy, uint32_t rank)
+{
+    struct shape s;
+
+    if (hash_lengths(m, rank, &s.lengths) < 0)
+        return -1;
+    for (size_t i = 0; i < m->shapes.len; i++)
+        if (XXH128_isEqual(m->shapes.ptr[i].lengths, s.lengths)) {
+            m->share[rank] = m->shapes.ptr[i].share;
+            return 0;
+        }
+    if (add_rank(m, policy, rank) < 0)
+        return -1;
+    s.share = m->share[rank];
+    return ckpt_vec_push(&m->shapes, s) < 0 ? ckpt_nomem(m->err) : 0;
+}
+
+/* Ranks that want the same are in the same groups: one of them is looked at. */
 static int add_domain(struct model *m, const struct ckpt_policy *policy, const uint32_t *rank,
                       uint32_t n)
 {
-    ckpt_cleanup(ckpt_freep) uint32_t *count = calloc(m->replicas.n + 1, sizeof *count);
-    const struct ckpt_domain domain = {&m->roster, &m->replicas, count};
-    struct ckpt_plan *p = NULL;
+    ckpt_cleanup(ckpt_freep) bool *seen = calloc((size_t)m->replicas.n + 1, sizeof *seen);
+    int rc = seen ? 0 : ckpt_nomem(m->err);
 
-    if (!count)
-        return ckpt_nomem(m->err);
-    for (uint32_t k = 0; k < n; k++)
-        count[m->replicas.of[rank[k]]]++;
-    m->sizes = policy->sizes;
-    int rc = ckpt_plan_new(&m->roster, rank, n, &m->sizes, &p, m->err);
-    if (rc == 0)
-        rc = add_units(m, p, &domain);
-    if (rc == 0 && p->nwindow > m->nwindow)
-        m->nwindow = p->nwindow;
-    ckpt_plan_free(p);
-    forget_shapes(m);
+    for (uint32_t k = 0; k < n && rc == 0; k++) {
+        const uint32_t replica = m->replicas.of[rank[k]];
+        if (policy->readers == CKPT_READERS_EACH ||
+            (m->disjoint && m->replicas.count[replica] == 1))
+            rc = add_alone(m, policy, rank[k]);
+        else if (!seen[replica])
+            rc = add_rank(m, policy, rank[k]);
+        seen[replica] = true;
+    }
+    forget_groups(&m->known);
     return rc;
 }
 
@@ -249,24 +266,18 @@ static int add_or_copy(struct model *m, const struct ckpt_policy *policy, const 
     return add_domain(m, policy, rank, n);
 }
 
-static int add_domains(struct model *m, const struct ckpt_policy_input *in,
-                       struct ckpt_policy *policy)
+static int add_domains(struct model *m, const struct ckpt_policy *policy)
 {
     ckpt_cleanup(ckpt_freep) uint32_t *rank = malloc((m->nrank + 1) * sizeof *rank);
     ckpt_cleanup(ckpt_freep) uint32_t *group = malloc((m->nrank + 1) * sizeof *group);
     ckpt_cleanup(ckpt_freep) struct known *known = malloc((m->nrank + 1) * sizeof *known);
-    struct ckpt_policy_input of = *in;
     uint32_t nknown = 0, n;
 
     if (!rank || !group || !known)
         return ckpt_nomem(m->err);
+    m->sizes = policy->slots.sizes;
     for (uint32_t r = 0; r < m->nrank; r += n) {
         n = next_domain(m, policy->readers, r, rank);
-        if (policy->readers == CKPT_READERS_NODE && n != of.local) {
-            of.local = n; /* the last node may have fewer */
-            if (ckpt_policy_sizes(&of, policy->readers, policy, m->err) < 0)
-                return -1;
-        }
         if (add_or_copy(m, policy, rank, n, group, known, &nknown) < 0)
             return -1;
     }
@@ -333,7 +344,10 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
     in.cost = (struct ckpt_cost_input){.hot = m->nnode > 1 ? 0 : hot,
                                        .shared = shared || opt->rates.shared_storage > 0};
     if (ckpt_load_weigh(&m->roster, m->node, m->nnode, &in.cost, m->err) < 0 ||
-        ckpt_policy_choose(&in, &policy, m->err) < 0 || add_domains(m, &in, &policy) < 0)
+        ckpt_policy_choose(&in, &policy, m->err) < 0)
+        return -1;
+    m->disjoint = in.cost.disjoint;
+    if (add_domains(m, &policy) < 0)
         return -1;
     return report(m, layout, per_node, &policy, &in.cost, ret);
 }
@@ -362,6 +376,7 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
         ckpt_roster_release(&m.roster);
     ckpt_replicas_release(&m.replicas);
     ckpt_vec_release(&m.shapes);
+    ckpt_vec_release(&m.lengths);
     free(m.node);
     free(m.share);
     return rc;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions -> units -> owners -> windows, and who sends what to whom. */
+/* Boxes of groups -> units -> readers -> pieces -> windows. */
 #include "load/plan.h"
 
 #include <assert.h>
@@ -12,26 +12,44 @@
 #include "load/regions.h"
 #include "tensor/boxes.h"
 
-enum { MAX_UNITS = 1 << 28 };
+enum {
+    MAX_UNITS = 1 << 28,
+    LEAST_UNIT = 256 << 10, /* small groups are cut finer: all readers have some */
+    LEAST_READ = 1 << 20,   /* what is worth another reader, */
+    FEW = 64,               /* but in groups of so few ranks */
+    FEW_READ = 16 << 10,
+    READS_AHEAD = 4, /* units of a reader, at least, if they are not smaller than that */
+};
 
 void ckpt_plan_free(struct ckpt_plan *p)
 {
     if (!p)
         return;
-    free(p->owner);
+    for (size_t g = 0; p->relay && g < p->groups.len; g++)
+        ckpt_relay_release(&p->relay[g]);
+    free(p->relay);
+    ckpt_groups_release(&p->groups);
     ckpt_vec_release(&p->regions);
     ckpt_vec_release(&p->units);
-    free(p->region_unit_first);
-    free(p->region_unit);
-    free(p->tensor_region);
-    free(p->owner_unit);
-    free(p->piece_first);
-    ckpt_vec_release(&p->piece_unit);
-    free(p->common);
+    ckpt_vec_release(&p->pieces);
+    ckpt_vec_release(&p->windows);
+    ckpt_vec_release(&p->own);
     free(p);
 }
 
 static void plan_freep(struct ckpt_plan **p) { ckpt_plan_free(*p); }
+
+uint64_t ckpt_plan_memory(const struct ckpt_plan *p)
+{
+    uint64_t bytes = sizeof *p + p->regions.cap * sizeof *p->regions.ptr +
+                     p->units.cap * sizeof *p->units.ptr + p->pieces.cap * sizeof *p->pieces.ptr +
+                     p->windows.cap * sizeof *p->windows.ptr + p->own.cap * sizeof *p->own.ptr;
+
+    for (size_t g = 0; g < p->groups.len; g++)
+        bytes += sizeof *p->groups.ptr + sizeof *p->relay +
+                 (uint64_t)p->groups.ptr[g].n * 4 * sizeof(uint32_t);
+    return bytes;
+}
 
 const struct ckpt_tensor *ckpt_plan_unit_tensor(const struct ckpt_plan *p, uint32_t unit)
 {
@@ -41,6 +59,11 @@ const struct ckpt_tensor *ckpt_plan_unit_tensor(const struct ckpt_plan *p, uint3
 static size_t region_esize(const struct ckpt_plan *p, const struct ckpt_region *r)
 {
     return ckpt_dtype_size(p->roster->cat->tensors.ptr[r->tensor].dtype);
+}
+
+static uint64_t region_bytes(const struct ckpt_plan *p, const struct ckpt_region *r)
+{
+    return ckpt_box_numel(&r->box) * region_esize(p, r);
 }
 
 /* ---- units ---- */
@@ -79,7 +102,8 @@ static void order_dims(const struct ckpt_catalog *cat, struct ckpt_region *r)
 }
 
 /* Fix dimensions from the outermost on until a step along the next one is small enough. */
-static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, struct ckpt_err *err)
+static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, uint64_t size,
+                      struct ckpt_err *err)
 {
     const uint32_t rank = r->box.rank;
     uint64_t inner = ckpt_box_numel(&r->box) * region_esize(p, r), count = 1;
@@ -90,8 +114,8 @@ static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, struct c
         const uint64_t n = r->box.n[r->order[k]];
         r->cut = (uint8_t)k;
         inner /= n;
-        if (inner <= p->sizes.unit || k + 1 == rank) {
-            uint64_t most = ckpt_max_u64(1, inner ? p->sizes.unit / inner : n);
+        if (inner <= size || k + 1 == rank) {
+            uint64_t most = ckpt_max_u64(1, inner ? size / inner : n);
             r->parts = (n + most - 1) / most;
             r->step = (n + r->parts - 1) / r->parts;
             r->parts = (n + r->step - 1) / r->step;
@@ -128,14 +152,6 @@ void ckpt_plan_unit_box(const struct ckpt_plan *p, uint32_t unit, struct ckpt_bo
     }
 }
 
-static uint64_t unit_bytes(const struct ckpt_plan *p, uint32_t unit)
-{
-    struct ckpt_box box;
-
-    ckpt_plan_unit_box(p, unit, &box);
-    return ckpt_box_numel(&box) * region_esize(p, &p->regions.ptr[p->units.ptr[unit].region]);
-}
-
 /* Where the first element of a unit lies; computed tensors where their first operand does. */
 static void place_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_unit *u)
 {
@@ -155,28 +171,79 @@ static void place_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_uni
     u->off = (uint64_t)p->regions.ptr[u->region].tensor << 32 | u->ordinal;
 }
 
-static int unit_cmp(const void *pa, const void *pb)
+/* Bytes in a buffer; where it lies. */
+static int make_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_err *err)
+{
+    struct ckpt_unit *u = &p->units.ptr[unit];
+    struct ckpt_box box;
+
+    ckpt_plan_unit_box(p, unit, &box);
+    const uint64_t bytes = ckpt_box_numel(&box) * region_esize(p, &p->regions.ptr[u->region]);
+    if (bytes > UINT32_MAX - CKPT_UNIT_ALIGN)
+        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would be read in too large parts",
+                         ckpt_plan_unit_tensor(p, unit)->name);
+    u->len = (uint32_t)((bytes + CKPT_UNIT_ALIGN - 1) / CKPT_UNIT_ALIGN * CKPT_UNIT_ALIGN);
+    place_unit(p, unit, u);
+    return 0;
+}
+
+/* The same on all ranks of a group: numbers of regions are each rank's own. */
+static int region_cmp(const struct ckpt_region *a, const struct ckpt_region *b)
+{
+    if (a->tensor != b->tensor)
+        return a->tensor < b->tensor ? -1 : 1;
+    for (uint32_t d = 0; d < a->box.rank; d++)
+        if (a->box.lo[d] != b->box.lo[d])
+            return a->box.lo[d] < b->box.lo[d] ? -1 : 1;
+    return 0;
+}
+
+static int unit_cmp(const void *pa, const void *pb, void *regions)
 {
     const struct ckpt_unit *a = pa, *b = pb;
+    const struct ckpt_region *r = regions;
 
+    if (r[a->region].group != r[b->region].group)
+        return r[a->region].group < r[b->region].group ? -1 : 1;
     if (a->source != b->source)
         return a->source < b->source ? -1 : 1;
     if (a->off != b->off)
         return a->off < b->off ? -1 : 1;
-    if (a->region != b->region)
-        return a->region < b->region ? -1 : 1;
+    const int c = a->region == b->region ? 0 : region_cmp(&r[a->region], &r[b->region]);
+    if (c != 0)
+        return c;
     return (a->ordinal > b->ordinal) - (a->ordinal < b->ordinal);
+}
+
+static uint32_t readers_of(uint32_t n, uint64_t bytes)
+{
+    return (uint32_t)ckpt_max_u64(1, ckpt_min_u64(n, bytes / (n > FEW ? LEAST_READ : FEW_READ)));
+}
+
+/* The size of a group's units: its readers have several each. */
+static uint64_t unit_of(const struct ckpt_plan *p, uint32_t n, uint64_t bytes)
+{
+    if (n == 1)
+        return p->sizes.unit;
+    const uint64_t part = bytes / ((uint64_t)readers_of(n, bytes) * READS_AHEAD);
+    return ckpt_min_u64(p->sizes.unit, ckpt_max_u64(part, LEAST_UNIT));
 }
 
 static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_freep) uint64_t *bytes = calloc(p->groups.len + 1, sizeof *bytes);
     uint64_t total = 0;
 
+    if (!bytes)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < p->regions.len; i++)
+        bytes[p->regions.ptr[i].group] += region_bytes(p, &p->regions.ptr[i]);
     for (size_t i = 0; i < p->regions.len; i++) {
-        order_dims(p->roster->cat, &p->regions.ptr[i]);
-        if (cut_region(p, &p->regions.ptr[i], err) < 0)
+        struct ckpt_region *r = &p->regions.ptr[i];
+        order_dims(p->roster->cat, r);
+        if (cut_region(p, r, unit_of(p, p->groups.ptr[r->group].n, bytes[r->group]), err) < 0)
             return -1;
-        total += p->regions.ptr[i].nunit;
+        total += r->nunit;
     }
     if (total > MAX_UNITS)
         return ckpt_fail(err, CKPT_LIMIT, "the plan would have more than %d reads", MAX_UNITS);
@@ -184,381 +251,234 @@ static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
         return ckpt_nomem(err);
     for (size_t i = 0; i < p->regions.len; i++)
         for (uint32_t k = 0; k < p->regions.ptr[i].nunit; k++) {
-            struct ckpt_unit *u = &p->units.ptr[p->units.len++];
-            *u = (struct ckpt_unit){.region = (uint32_t)i, .ordinal = k};
-            place_unit(p, (uint32_t)p->units.len - 1, u);
+            p->units.ptr[p->units.len++] = (struct ckpt_unit){.region = (uint32_t)i, .ordinal = k};
+            if (make_unit(p, (uint32_t)p->units.len - 1, err) < 0)
+                return -1;
         }
     if (p->units.len)
-        qsort(p->units.ptr, p->units.len, sizeof *p->units.ptr, unit_cmp);
+        qsort_r(p->units.ptr, p->units.len, sizeof *p->units.ptr, unit_cmp, p->regions.ptr);
     return 0;
 }
 
-/* tensor -> regions -> units. */
-static int index_units(struct ckpt_plan *p, struct ckpt_err *err)
-{
-    const size_t ntensor = p->roster->cat->tensors.len;
-    uint64_t at = 0;
+/* ---- readers and pieces ---- */
 
-    p->tensor_region = calloc(ntensor + 1, sizeof *p->tensor_region);
-    p->region_unit_first = malloc((p->regions.len + 1) * sizeof *p->region_unit_first);
-    p->region_unit = malloc((p->units.len + 1) * sizeof *p->region_unit);
-    if (!p->tensor_region || !p->region_unit_first || !p->region_unit)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < p->regions.len; i++) {
-        p->tensor_region[p->regions.ptr[i].tensor + 1]++;
-        p->region_unit_first[i] = at;
-        at += p->regions.ptr[i].nunit;
+struct share_out {
+    struct ckpt_plan *p;
+    uint32_t group, nreader, turns;
+    struct ckpt_err *err;
+};
+
+/* The pieces of one reader's run of units. Readers of one turn are spread over the group, thus over
+ * nodes. */
+static int cut_pieces(const struct share_out *s, uint32_t reader, uint32_t lo, uint32_t hi)
+{
+    const uint32_t n = s->p->groups.ptr[s->group].n;
+    struct ckpt_piece_plan piece = {.group = s->group,
+                                    .reader = (uint32_t)((uint64_t)reader * n / s->nreader)};
+    uint32_t count = 0;
+
+    for (uint32_t u = lo; u < hi; u = piece.hi) {
+        piece.lo = piece.hi = u;
+        piece.len = 0;
+        while (piece.hi < hi &&
+               (piece.hi == u ||
+                (uint64_t)piece.len + s->p->units.ptr[piece.hi].len <= s->p->sizes.piece))
+            piece.len += s->p->units.ptr[piece.hi++].len;
+        piece.number = count++ * s->turns + reader % s->turns;
+        if (ckpt_vec_push(&s->p->pieces, piece) < 0)
+            return ckpt_nomem(s->err);
     }
-    p->region_unit_first[p->regions.len] = at;
-    for (size_t t = 0; t < ntensor; t++)
-        p->tensor_region[t + 1] += p->tensor_region[t];
-    for (size_t u = 0; u < p->units.len; u++)
-        p->region_unit[p->region_unit_first[p->units.ptr[u].region] + p->units.ptr[u].ordinal] =
-            (uint32_t)u;
     return 0;
 }
 
-/* ---- owners and windows ---- */
-
-/* Owner o gets the units whose middle lies in its part of all bytes. */
-static int share_out(struct ckpt_plan *p, struct ckpt_err *err)
+/* Readers get the units whose middle lies in their part of all bytes. */
+static int share_out(struct ckpt_plan *p, uint32_t group, uint32_t lo, uint32_t hi,
+                     struct ckpt_err *err)
 {
-    uint64_t done = 0, total = 0;
-    uint32_t o = 0;
+    const uint64_t at_once = ckpt_max_u64(1, p->sizes.window / p->sizes.piece);
+    struct share_out s = {.p = p, .group = group, .err = err};
+    uint64_t total = 0, done = 0;
 
-    if (!(p->owner_unit = malloc((p->nowner + 1) * sizeof *p->owner_unit)))
-        return ckpt_nomem(err);
-    p->owner_unit[0] = 0;
-    for (uint32_t u = 0; u < p->units.len; u++)
-        total += unit_bytes(p, u);
-    for (uint32_t u = 0; u < p->units.len; u++) {
-        uint64_t bytes = unit_bytes(p, u);
-        while (o + 1 < p->nowner &&
-               (double)(done + bytes / 2) >= (double)total * (o + 1) / p->nowner)
-            p->owner_unit[++o] = u;
-        done += bytes;
+    for (uint32_t u = lo; u < hi; u++)
+        total += p->units.ptr[u].len;
+    s.nreader = readers_of(p->groups.ptr[group].n, total);
+    s.turns = (uint32_t)((s.nreader + at_once - 1) / at_once);
+    for (uint32_t reader = 0, u = lo; reader < s.nreader; reader++) {
+        const uint32_t first = u;
+        while (u < hi && (reader + 1 == s.nreader || (double)(done + p->units.ptr[u].len / 2) <
+                                                         (double)total * (reader + 1) / s.nreader))
+            done += p->units.ptr[u++].len;
+        if (cut_pieces(&s, reader, first, u) < 0)
+            return -1;
     }
-    while (o < p->nowner)
-        p->owner_unit[++o] = (uint32_t)p->units.len;
     return 0;
 }
 
-static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
-
-static uint32_t turns_of(const struct ckpt_plan *p)
+static int piece_cmp(const void *pa, const void *pb)
 {
-    return p->sizes.turns > 1 ? (uint32_t)p->sizes.turns : 1;
+    const struct ckpt_piece_plan *a = pa, *b = pb;
+
+    if (a->number != b->number)
+        return a->number < b->number ? -1 : 1;
+    if (a->group != b->group)
+        return a->group < b->group ? -1 : 1;
+    return (a->reader > b->reader) - (a->reader < b->reader);
 }
 
-/* The window of an owner's piece: owners of one turn are spread over the domain, thus over nodes.
- */
-static uint32_t window_of(const struct ckpt_plan *p, uint32_t owner, uint32_t piece)
+static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
 {
-    return piece * turns_of(p) + owner % turns_of(p);
-}
-
-static int cut_windows(struct ckpt_plan *p, struct ckpt_err *err)
-{
-    if (!(p->piece_first = malloc((p->nowner + 1) * sizeof *p->piece_first)))
-        return ckpt_nomem(err);
-    for (uint32_t o = 0; o < p->nowner; o++) {
-        uint64_t filled = 0;
-        uint32_t count = 0;
-        p->piece_first[o] = (uint32_t)p->piece_unit.len;
-        for (uint32_t u = p->owner_unit[o]; u < p->owner_unit[o + 1]; u++) {
-            uint64_t bytes = unit_bytes(p, u);
-            if (count == 0 || filled + bytes > p->sizes.piece) {
-                if (ckpt_vec_push(&p->piece_unit, u) < 0)
-                    return ckpt_nomem(err);
-                count++;
-                filled = 0;
-            }
-            filled += bytes;
-        }
-        if (ckpt_vec_push(&p->piece_unit, p->owner_unit[o + 1]) < 0)
+    for (uint32_t i = 0; i < p->pieces.len; i++) {
+        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
+        const struct ckpt_group *g = &p->groups.ptr[piece->group];
+        struct ckpt_window *last = p->windows.len ? &p->windows.ptr[p->windows.len - 1] : NULL;
+        if (piece->reader == g->self && ckpt_vec_push(&p->own, i) < 0)
             return ckpt_nomem(err);
-        if (count)
-            p->nwindow = max_u32(p->nwindow, window_of(p, o, count - 1) + 1);
-    }
-    p->piece_first[p->nowner] = (uint32_t)p->piece_unit.len;
-    return 0;
-}
-
-void ckpt_plan_piece(const struct ckpt_plan *p, uint32_t o, uint32_t window, uint32_t *ret_lo,
-                     uint32_t *ret_hi)
-{
-    const uint32_t first = p->piece_first[o], n = p->piece_first[o + 1] - first - 1;
-    const uint32_t *unit = &p->piece_unit.ptr[first], turns = turns_of(p);
-    const uint32_t piece = window % turns == o % turns ? window / turns : n;
-
-    *ret_lo = unit[piece < n ? piece : n];
-    *ret_hi = unit[piece < n ? piece + 1 : n];
-}
-
-/* The last of v[0..n) that is not above x; v[0] <= x. */
-static uint32_t last_not_above(const uint32_t *v, uint32_t n, uint32_t x)
-{
-    uint32_t a = 0, b = n;
-
-    while (b - a > 1) {
-        uint32_t mid = a + (b - a) / 2;
-        if (v[mid] <= x)
-            a = mid;
-        else
-            b = mid;
-    }
-    return a;
-}
-
-void ckpt_plan_find(const struct ckpt_plan *p, uint32_t unit, uint32_t *ret_owner,
-                    uint32_t *ret_window)
-{
-    uint32_t o = last_not_above(p->owner_unit, p->nowner, unit), first = p->piece_first[o];
-
-    *ret_owner = o;
-    *ret_window = window_of(
-        p, o, last_not_above(&p->piece_unit.ptr[first], p->piece_first[o + 1] - first - 1, unit));
-}
-
-/* ---- what everybody wants ---- */
-
-/* Does a class want all of the box, whatever the rank? */
-static bool class_wants(const struct ckpt_roster *r, uint32_t class, uint32_t tensor,
-                        const struct ckpt_box *box)
-{
-    const struct ckpt_wants *w = &r->table[class];
-    const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
-
-    uint64_t i, end = ckpt_roster_uses(r, tensor, class, &i);
-
-    for (; i < end; i++) {
-        const struct ckpt_want *e = &w->entries.ptr[r->use[i].entry];
-        struct ckpt_box want, both;
-        if (e->spec == CKPT_NONE && ckpt_wants_box(w, e, t, 0, &want) &&
-            ckpt_box_intersect(&want, box, &both) && ckpt_box_numel(&both) == ckpt_box_numel(box))
-            return true;
-    }
-    return false;
-}
-
-static int mark_common(struct ckpt_plan *p, struct ckpt_err *err)
-{
-    const struct ckpt_roster *r = p->roster;
-    ckpt_cleanup(ckpt_freep) bool *class = calloc(r->nclass + 1, sizeof *class);
-
-    p->common = calloc(p->units.len + 1, sizeof *p->common);
-    if (!class || !p->common)
-        return ckpt_nomem(err);
-    for (uint32_t o = 0; o < p->nowner; o++)
-        class[r->class_of[p->owner[o]]] = true;
-    for (uint32_t u = 0; u < p->units.len; u++) {
-        struct ckpt_box box;
-        bool all = true;
-        ckpt_plan_unit_box(p, u, &box);
-        for (uint32_t c = 0; c < r->nclass && all; c++)
-            all =
-                !class[c] || class_wants(r, c, p->regions.ptr[p->units.ptr[u].region].tensor, &box);
-        p->common[u] = all;
+        if (g->n == 1)
+            continue;
+        if (last && last->hi == i && last->group == piece->group && last->number == piece->number) {
+            last->hi++;
+            continue;
+        }
+        const struct ckpt_window window = {piece->group, piece->number, i, i + 1};
+        if (ckpt_vec_push(&p->windows, window) < 0)
+            return ckpt_nomem(err);
     }
     return 0;
 }
 
-bool ckpt_plan_common_run(const struct ckpt_plan *p, uint32_t lo, uint32_t hi, uint32_t *ret_lo,
-                          uint32_t *ret_hi)
+static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
 {
-    while (lo < hi && !ckpt_plan_is_common(p, lo))
-        lo++;
-    *ret_lo = lo;
-    while (lo < hi && ckpt_plan_is_common(p, lo))
-        lo++;
-    *ret_hi = lo;
-    return *ret_lo < *ret_hi;
+    for (uint32_t lo = 0, hi; lo < p->units.len; lo = hi) {
+        const uint32_t group = p->regions.ptr[p->units.ptr[lo].region].group;
+        for (hi = lo; hi < p->units.len && p->regions.ptr[p->units.ptr[hi].region].group == group;)
+            hi++;
+        if (share_out(p, group, lo, hi, err) < 0)
+            return -1;
+    }
+    if (p->pieces.len)
+        qsort(p->pieces.ptr, p->pieces.len, sizeof *p->pieces.ptr, piece_cmp);
+    return list_windows(p, err);
 }
 
 /* ---- the whole ---- */
 
 /* As they lie in storage: a cast's operand. */
-static uint64_t regions_bytes(const struct ckpt_roster *roster, const struct ckpt_region *region,
-                              size_t n)
+static uint64_t stored_bytes(const struct ckpt_roster *roster, const struct ckpt_wanted_box *box,
+                             size_t n)
 {
     const struct ckpt_catalog *cat;
     uint64_t bytes = 0;
 
     for (size_t i = 0; i < n; i++)
-        bytes += ckpt_box_numel(&region[i].box) *
-                 ckpt_dtype_size(ckpt_tensor_stored(
-                                     roster->cat, &roster->cat->tensors.ptr[region[i].tensor], &cat)
-                                     ->dtype);
+        bytes += ckpt_box_numel(&box[i].box) *
+                 ckpt_dtype_size(
+                     ckpt_tensor_stored(roster->cat, &roster->cat->tensors.ptr[box[i].tensor], &cat)
+                         ->dtype);
     return bytes;
 }
 
 int ckpt_plan_bytes(const struct ckpt_roster *roster, const uint32_t *rank, uint32_t nrank,
                     uint64_t *ret, struct ckpt_err *err)
 {
-    ckpt_regions regions = {0};
-    int rc = ckpt_regions_of(roster, rank, nrank, &regions, err);
+    ckpt_wanted_boxes boxes = {0};
+    int rc = ckpt_regions_of(roster, rank, nrank, &boxes, err);
 
     if (rc == 0)
-        *ret = regions_bytes(roster, regions.ptr, regions.len);
-    ckpt_vec_release(&regions);
+        *ret = stored_bytes(roster, boxes.ptr, boxes.len);
+    ckpt_vec_release(&boxes);
     return rc;
 }
 
-int ckpt_plan_new(const struct ckpt_roster *roster, const uint32_t *rank, uint32_t nrank,
+static int find_regions(struct ckpt_plan *p, const struct ckpt_sharing *sharing,
+                        struct ckpt_err *err)
+{
+    ckpt_group_boxes boxes = {0};
+    int rc = ckpt_groups_find(p->roster, p->self, sharing, &p->groups, &boxes, err);
+
+    if (rc == 0 && ckpt_vec_reserve(&p->regions, boxes.len + 1) < 0)
+        rc = ckpt_nomem(err);
+    for (size_t i = 0; i < boxes.len && rc == 0; i++)
+        p->regions.ptr[p->regions.len++] = (struct ckpt_region){
+            .box = boxes.ptr[i].box, .tensor = boxes.ptr[i].tensor, .group = boxes.ptr[i].group};
+    ckpt_vec_release(&boxes);
+    return rc;
+}
+
+int ckpt_plan_new(const struct ckpt_roster *roster, uint32_t self,
+                  const struct ckpt_sharing *sharing, bool star,
                   const struct ckpt_plan_sizes *sizes, struct ckpt_plan **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(plan_freep) struct ckpt_plan *p = calloc(1, sizeof *p);
-    ckpt_regions regions = {0};
 
-    assert(nrank > 0 && sizes->unit > 0 && sizes->piece >= sizes->unit);
-    if (!p || !(p->owner = malloc(nrank * sizeof *rank)))
+    assert(sizes->unit > 0 && sizes->piece >= sizes->unit);
+    if (!p)
         return ckpt_nomem(err);
     p->roster = roster;
-    p->nowner = nrank;
-    memcpy(p->owner, rank, nrank * sizeof *rank);
+    p->self = self;
     p->sizes = *sizes;
-    int rc = ckpt_regions_of(roster, rank, nrank, &regions, err);
-    p->regions.ptr = regions.ptr;
-    p->regions.len = regions.len;
-    p->regions.cap = regions.cap;
-    if (rc < 0)
+    if (find_regions(p, sharing, err) < 0)
         return -1;
-    p->bytes = regions_bytes(roster, p->regions.ptr, p->regions.len);
-    if (cut_units(p, err) < 0 || index_units(p, err) < 0 || share_out(p, err) < 0 ||
-        cut_windows(p, err) < 0 || (sizes->common && nrank > 1 && mark_common(p, err) < 0))
+    if (!(p->relay = calloc(p->groups.len + 1, sizeof *p->relay)))
+        return ckpt_nomem(err);
+    for (size_t g = 0; g < p->groups.len; g++)
+        if (ckpt_relay_init(&p->relay[g], &p->groups.ptr[g], sharing->node, star, err) < 0)
+            return -1;
+    if (cut_units(p, err) < 0 || make_pieces(p, err) < 0)
         return -1;
     *ret = ckpt_steal(&p);
     return 0;
 }
 
-uint64_t ckpt_plan_digest(const struct ckpt_plan *p)
+static uint64_t unit_digest(const struct ckpt_plan *p, uint32_t unit, uint64_t h)
 {
-    uint64_t h = XXH3_64bits(p->owner, p->nowner * sizeof *p->owner);
+    struct ckpt_box box;
 
-    h = XXH3_64bits_withSeed(&p->sizes, sizeof p->sizes, h);
-    for (size_t i = 0; i < p->regions.len; i++) {
-        const struct ckpt_region *r = &p->regions.ptr[i];
-        const uint64_t head[4] = {r->tensor, r->nunit, r->step, r->parts};
-        h = XXH3_64bits_withSeed(head, sizeof head, h);
-        h = XXH3_64bits_withSeed(r->box.lo, r->box.rank * sizeof *r->box.lo, h);
-        h = XXH3_64bits_withSeed(r->box.n, r->box.rank * sizeof *r->box.n, h);
-    }
-    for (size_t i = 0; i < p->units.len; i++) {
-        const uint32_t u[2] = {p->units.ptr[i].region, p->units.ptr[i].ordinal};
-        h = XXH3_64bits_withSeed(u, sizeof u, h);
-    }
-    h = XXH3_64bits_withSeed(p->owner_unit, (p->nowner + 1) * sizeof *p->owner_unit, h);
-    return XXH3_64bits_withSeed(p->piece_unit.ptr, p->piece_unit.len * sizeof *p->piece_unit.ptr,
-                                h);
+    ckpt_plan_unit_box(p, unit, &box);
+    h = XXH3_64bits_withSeed(&p->regions.ptr[p->units.ptr[unit].region].tensor, sizeof(uint32_t),
+                             h);
+    h = XXH3_64bits_withSeed(box.lo, box.rank * sizeof *box.lo, h);
+    return XXH3_64bits_withSeed(box.n, box.rank * sizeof *box.n, h);
 }
 
-/* ---- who wants what ---- */
+uint64_t ckpt_plan_digest(const struct ckpt_plan *p, uint32_t group)
+{
+    const struct ckpt_group *g = &p->groups.ptr[group];
+    uint64_t h = XXH3_64bits_withSeed(g->rank, g->n * sizeof *g->rank,
+                                      XXH3_64bits(&p->sizes, sizeof p->sizes));
 
-int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t rank, uint32_t unit,
-                     const struct ckpt_box *unit_box, ckpt_parts *out, struct ckpt_err *err)
+    for (size_t i = 0; i < p->pieces.len; i++) {
+        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
+        const uint32_t word[4] = {piece->number, piece->reader, piece->hi - piece->lo, piece->len};
+        if (piece->group != group)
+            continue;
+        h = XXH3_64bits_withSeed(word, sizeof word, h);
+        for (uint32_t u = piece->lo; u < piece->hi; u++)
+            h = unit_digest(p, u, h);
+    }
+    return h;
+}
+
+/* ---- what is wanted of a unit ---- */
+
+int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *unit_box,
+                     ckpt_parts *out, struct ckpt_err *err)
 {
     const struct ckpt_roster *r = p->roster;
     const uint32_t tensor = p->regions.ptr[p->units.ptr[unit].region].tensor;
+    const uint32_t class = r->class_of[p->self];
     const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
-    const struct ckpt_wants *w = &r->table[r->class_of[rank]];
-
-    uint64_t i, end = ckpt_roster_uses(r, tensor, r->class_of[rank], &i);
+    const struct ckpt_wants *w = &r->table[class];
+    uint64_t i, end = ckpt_roster_uses(r, tensor, class, &i);
 
     for (; i < end; i++) {
-        struct ckpt_part part = {.peer = rank, .unit = unit, .entry = r->use[i].entry};
+        struct ckpt_part part = {.entry = r->use[i].entry};
         struct ckpt_box box;
-        if (!ckpt_wants_box(w, &w->entries.ptr[part.entry], t, rank, &box) ||
+        if (!ckpt_wants_box(w, &w->entries.ptr[part.entry], t, p->self, &box) ||
             !ckpt_box_intersect(&box, unit_box, &part.box))
             continue;
         part.bytes = ckpt_box_numel(&part.box) * ckpt_dtype_size(t->dtype);
         if (ckpt_vec_push(out, part) < 0)
             return ckpt_nomem(err);
     }
-    return 0;
-}
-
-static int part_cmp(const void *pa, const void *pb)
-{
-    const struct ckpt_part *a = pa, *b = pb;
-
-    if (a->window != b->window)
-        return a->window < b->window ? -1 : 1;
-    if (a->peer != b->peer)
-        return a->peer < b->peer ? -1 : 1;
-    if (a->unit != b->unit)
-        return a->unit < b->unit ? -1 : 1;
-    return (a->entry > b->entry) - (a->entry < b->entry);
-}
-
-int ckpt_plan_sends(const struct ckpt_plan *p, uint32_t self, uint32_t lo, uint32_t hi,
-                    ckpt_parts *out, struct ckpt_err *err)
-{
-    const size_t before = out->len;
-    uint32_t owner;
-
-    for (uint32_t u = lo; u < hi; u++) {
-        struct ckpt_box box;
-        if (ckpt_plan_is_common(p, u))
-            continue;
-        ckpt_plan_unit_box(p, u, &box);
-        for (uint32_t k = 0; k < p->nowner; k++)
-            if (p->owner[k] != self && ckpt_plan_wanted(p, p->owner[k], u, &box, out, err) < 0)
-                return -1;
-    }
-    for (size_t i = before; i < out->len; i++)
-        ckpt_plan_find(p, out->ptr[i].unit, &owner, &out->ptr[i].window);
-    if (out->len > before)
-        qsort(out->ptr + before, out->len - before, sizeof *out->ptr, part_cmp);
-    return 0;
-}
-
-/* Parts of one region that the box wants. */
-static int receive_region(const struct ckpt_plan *p, uint32_t self, uint32_t region, uint32_t entry,
-                          const struct ckpt_box *want, ckpt_parts *out, struct ckpt_err *err)
-{
-    const struct ckpt_region *r = &p->regions.ptr[region];
-    const size_t esize = region_esize(p, r);
-    struct ckpt_box box;
-
-    if (!ckpt_box_intersect(want, &r->box, &box))
-        return 0;
-    for (uint32_t k = 0; k < r->nunit; k++) {
-        struct ckpt_part part = {.unit = p->region_unit[p->region_unit_first[region] + k],
-                                 .entry = entry};
-        uint32_t owner;
-        ckpt_plan_find(p, part.unit, &owner, &part.window);
-        if (p->owner[owner] == self || ckpt_plan_is_common(p, part.unit))
-            continue;
-        ckpt_plan_unit_box(p, part.unit, &box);
-        if (!ckpt_box_intersect(want, &box, &part.box))
-            continue;
-        part.peer = p->owner[owner];
-        part.bytes = ckpt_box_numel(&part.box) * esize;
-        if (ckpt_vec_push(out, part) < 0)
-            return ckpt_nomem(err);
-    }
-    return 0;
-}
-
-int ckpt_plan_receives(const struct ckpt_plan *p, uint32_t self, ckpt_parts *out,
-                       struct ckpt_err *err)
-{
-    const struct ckpt_wants *w = &p->roster->table[p->roster->class_of[self]];
-    const size_t before = out->len;
-
-    if (p->nowner == 1)
-        return 0;
-    for (uint32_t e = 0; e < w->entries.len; e++) {
-        const uint32_t tensor = w->entries.ptr[e].tensor;
-        struct ckpt_box want;
-        if (!ckpt_wants_box(w, &w->entries.ptr[e], &p->roster->cat->tensors.ptr[tensor], self,
-                            &want))
-            continue;
-        for (uint32_t i = p->tensor_region[tensor]; i < p->tensor_region[tensor + 1]; i++)
-            if (receive_region(p, self, i, e, &want, out, err) < 0)
-                return -1;
-    }
-    if (out->len > before)
-        qsort(out->ptr + before, out->len - before, sizeof *out->ptr, part_cmp);
     return 0;
 }

@@ -12,7 +12,7 @@ enum {
     COLD_THREADS = 4, /* what a disk wants in flight */
     HOT_GAP = 4096,   /* reading on in the page cache is as dear as another call */
     LONG_RUN = 4096,  /* is read alone rather than with what lies between */
-    EXACT_RUN = 32,   /* the same where every byte is to be read once */
+    EXACT_RUN = 1,    /* where every byte is to be read once: all are */
 };
 
 static bool is_hot(const struct ckpt_policy_input *in) { return in->cost.hot > CKPT_LOAD_HOT; }
@@ -39,35 +39,22 @@ static uint32_t choose_threads(const struct ckpt_policy_input *in)
     return (uint32_t)ckpt_min_u64(ckpt_max_u64(in->cpus / in->local, least), most);
 }
 
-static uint32_t domain_of(const struct ckpt_policy_input *in, enum ckpt_readers readers)
-{
-    if (readers == CKPT_READERS_EACH)
-        return 1;
-    return readers == CKPT_READERS_NODE ? in->local : in->cost.nrank;
-}
-
 int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers readers,
                       struct ckpt_policy *ret, struct ckpt_err *err)
 {
-    struct ckpt_load_options opt = *in->opt;
-    const uint64_t aside = ckpt_load_aside(&opt);
-    const bool device = in->cost.device;
+    const uint64_t aside = ckpt_load_aside(in->opt);
+    const bool device = in->cost.device, shared = readers != CKPT_READERS_EACH;
+    const bool cached = is_hot(in) && in->cost.nnode == 1 && !device;
 
     ret->readers = readers;
-    ret->ndomain = domain_of(in, readers);
     ret->direct = choose_direct(in, readers);
     ret->threads = choose_threads(in);
     ckpt_load_share(aside, ret->direct != CKPT_DIRECT_NONE, is_hot(in), &ret->threads, &ret->share);
     ret->gap = is_hot(in) ? HOT_GAP : CKPT_REGION_GAP;
     /* what lies in holes is another unit's, read by another worker or rank */
-    ret->run = ret->ndomain > 1 ? EXACT_RUN : LONG_RUN;
-    if (opt.window_bytes == 0 && is_hot(in) && in->cost.nnode == 1 && !device)
-        opt.window_bytes = (uint64_t)ret->ndomain * HOT_PIECE;
-    if (ckpt_load_sizes(&opt, ret->ndomain, in->cost.unique, ret->threads, device, aside,
-                        &ret->sizes, &ret->slots, err) < 0)
-        return -1;
-    ret->sizes.common = device && !opt.verify && ret->ndomain == in->cost.nrank;
-    return 0;
+    ret->run = shared ? EXACT_RUN : LONG_RUN;
+    return ckpt_load_sizes(in->opt, shared, cached ? HOT_PIECE : 0, ret->threads, device, aside,
+                           &ret->slots, err);
 }
 
 bool ckpt_policy_less(enum ckpt_readers *readers)
@@ -97,19 +84,4 @@ int ckpt_policy_choose(const struct ckpt_policy_input *in, struct ckpt_policy *r
             return 0;
     } while (ckpt_policy_less(&readers));
     return ckpt_fail(err, first.code, "%s", first.text);
-}
-
-bool ckpt_policy_shrink(struct ckpt_plan_sizes *sizes, uint32_t ndomain)
-{
-    const uint64_t turns = sizes->turns ? sizes->turns : 1;
-
-    if (turns < ndomain && sizes->piece <= CKPT_LOAD_PIECE_GOOD) {
-        sizes->turns = ckpt_min_u64(2 * turns, ndomain);
-        return true;
-    }
-    if (sizes->piece / 2 < CKPT_LOAD_PIECE_LEAST / 16)
-        return false;
-    sizes->piece /= 2;
-    sizes->unit = ckpt_min_u64(sizes->unit, sizes->piece);
-    return true;
 }

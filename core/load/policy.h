@@ -27,11 +27,10 @@ struct ckpt_policy {
     struct ckpt_cost cost;
     enum ckpt_readers readers; /* not AUTO */
     enum ckpt_direct direct;
-    uint32_t ndomain;             /* ranks that share what they read, this one included */
-    uint32_t threads, slots;      /* of this rank; slots: windows in flight */
+    uint32_t threads;             /* of this rank */
     struct ckpt_load_share share; /* of each thread */
     uint64_t gap, run;            /* for ckpt_box_cost */
-    struct ckpt_plan_sizes sizes;
+    struct ckpt_slots slots;
 };
 
 /* Decide. readers: those that opt asks for; AUTO takes the fastest. LIMIT if host_bytes or
@@ -45,9 +44,5 @@ int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers read
 
 /* Readers of whom fewer share: ONCE, NODE, EACH. False after the last. */
 bool ckpt_policy_less(enum ckpt_readers *readers);
-
-/* Windows that need less memory than these: fewer readers at a time, then smaller pieces. False if
- * they can't be smaller. */
-bool ckpt_policy_shrink(struct ckpt_plan_sizes *sizes, uint32_t ndomain);
 
 #endif

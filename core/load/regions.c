@@ -19,7 +19,7 @@ struct merge {
     const uint32_t *first; /* those of class c: rank[first[c]] .. rank[first[c+1]] */
     uint8_t **complete;    /* per class and spec */
     box_vec boxes;         /* of the tensor at hand */
-    ckpt_regions *out;
+    ckpt_wanted_boxes *out;
     struct ckpt_err *err;
 };
 
@@ -104,7 +104,7 @@ static int collect(struct merge *m, const struct ckpt_tensor *t, const struct ck
 
 static int emit(struct merge *m, uint32_t tensor, const struct ckpt_box *box)
 {
-    struct ckpt_region r = {.tensor = tensor, .box = *box};
+    struct ckpt_wanted_box r = {.tensor = tensor, .box = *box};
 
     return ckpt_vec_push(m->out, r) < 0 ? ckpt_nomem(m->err) : 0;
 }
@@ -140,7 +140,7 @@ static int emit_cells(struct merge *m, uint32_t tensor)
     const uint64_t *edge[CKPT_MAX_RANK];
     size_t nedge[CKPT_MAX_RANK], index[CKPT_MAX_RANK] = {0};
     uint64_t cells = 1;
-    struct ckpt_region *run = NULL;
+    struct ckpt_wanted_box *run = NULL;
 
     if (!edges)
         return ckpt_nomem(m->err);
@@ -327,7 +327,7 @@ static int prepare(struct merge *m, const uint32_t *rank, uint32_t nrank, uint32
 }
 
 int ckpt_regions_of(const struct ckpt_roster *roster, const uint32_t *rank, uint32_t nrank,
-                    ckpt_regions *out, struct ckpt_err *err)
+                    ckpt_wanted_boxes *out, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) uint32_t *sorted = malloc((nrank + 1) * sizeof *sorted);
     ckpt_cleanup(ckpt_freep) uint32_t *first = calloc(roster->nclass + 1, sizeof *first);

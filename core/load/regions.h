@@ -3,12 +3,17 @@
 #ifndef CKPT_LOAD_REGIONS_H
 #define CKPT_LOAD_REGIONS_H
 
-#include "load/plan.h"
+#include "base/vec.h"
+#include "load/roster.h"
 
-typedef CKPT_VEC(struct ckpt_region) ckpt_regions;
+struct ckpt_wanted_box {
+    struct ckpt_box box;
+    uint32_t tensor;
+};
+typedef CKPT_VEC(struct ckpt_wanted_box) ckpt_wanted_boxes;
 
-/* Append the regions of all tensors, in the catalogue's order; only tensor and box are set. */
+/* Append the boxes of all tensors, in the catalogue's order. */
 int ckpt_regions_of(const struct ckpt_roster *roster, const uint32_t *rank, uint32_t nrank,
-                    ckpt_regions *out, struct ckpt_err *err);
+                    ckpt_wanted_boxes *out, struct ckpt_err *err);
 
 #endif

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#include "load/plan.h"
+#include "load/roster.h"
 
 struct ckpt_replicas {
     uint32_t n;      /* groups, in the order of their first ranks */

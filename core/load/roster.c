@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What all ranks want, by tensor. */
+#include "load/roster.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-#include "load/plan.h"
 
 void ckpt_roster_release(struct ckpt_roster *r)
 {
@@ -11,9 +11,26 @@ void ckpt_roster_release(struct ckpt_roster *r)
         ckpt_wants_release(&r->table[c]);
     free(r->table);
     free(r->class_of);
+    free(r->class_first);
+    free(r->class_rank);
     free(r->first);
     free(r->use);
     memset(r, 0, sizeof *r);
+}
+
+/* The ranks of each class. */
+static void list_classes(struct ckpt_roster *r)
+{
+    for (uint32_t k = 0; k < r->nrank; k++)
+        r->class_first[r->class_of[k] + 1]++;
+    for (uint32_t c = 0; c < r->nclass; c++)
+        r->class_first[c + 1] += r->class_first[c];
+    for (uint32_t k = r->nrank;
+         k-- > 0;) /* class_first[c + 1] walks back to where class c begins */
+        r->class_rank[--r->class_first[r->class_of[k] + 1]] = k;
+    for (uint32_t c = 0; c < r->nclass; c++)
+        r->class_first[c] = r->class_first[c + 1];
+    r->class_first[r->nclass] = r->nrank;
 }
 
 int ckpt_roster_init(struct ckpt_roster *r, const struct ckpt_catalog *cat, uint32_t nrank,
@@ -29,10 +46,13 @@ int ckpt_roster_init(struct ckpt_roster *r, const struct ckpt_catalog *cat, uint
         total += table[c].entries.len;
     r->first = calloc(ntensor + 2, sizeof *r->first);
     r->use = calloc(total + 1, sizeof *r->use);
-    if (!r->first || !r->use) {
+    r->class_first = calloc((size_t)nclass + 1, sizeof *r->class_first);
+    r->class_rank = malloc(((size_t)nrank + 1) * sizeof *r->class_rank);
+    if (!r->first || !r->use || !r->class_first || !r->class_rank) {
         ckpt_roster_release(r);
         return ckpt_nomem(err);
     }
+    list_classes(r);
     next = r->first + 1; /* counts, then beginnings, then ends: which are the next beginnings */
     for (uint32_t c = 0; c < nclass; c++)
         for (size_t e = 0; e < table[c].entries.len; e++)

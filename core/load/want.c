@@ -150,18 +150,98 @@ static void cut_box(struct ckpt_box *box, uint32_t dim, uint32_t parts, uint32_t
     box->n[dim] = ckpt_min_u64(chunk, n - lo);
 }
 
-bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
-                    const struct ckpt_tensor *t, uint32_t rank, struct ckpt_box *ret)
+/* The box of an entry before it is divided. */
+static void undivided(const struct ckpt_wants *w, const struct ckpt_want *e,
+                      const struct ckpt_tensor *t, struct ckpt_box *ret)
 {
     if (e->box != CKPT_NONE) {
         *ret = w->boxes.ptr[e->box];
-    } else {
-        ret->rank = t->rank;
-        for (uint32_t d = 0; d < t->rank; d++) {
-            ret->lo[d] = 0;
-            ret->n[d] = t->dim[d];
-        }
+        return;
     }
+    ret->rank = t->rank;
+    for (uint32_t d = 0; d < t->rank; d++) {
+        ret->lo[d] = 0;
+        ret->n[d] = t->dim[d];
+    }
+}
+
+/* Walks through the parts of a spec, one cut at a time. */
+struct part_walk {
+    const struct ckpt_grid *grid;
+    const struct ckpt_spec *spec;
+    const struct ckpt_box *with;
+    int (*fn)(void *ctx, uint32_t part, const struct ckpt_box *box);
+    void *ctx;
+};
+
+static int walk_parts(struct part_walk *k, uint32_t cut, uint32_t part, const struct ckpt_box *box)
+{
+    struct ckpt_box both;
+
+    if (!ckpt_box_intersect(box, k->with, &both))
+        return 0;
+    if (cut == k->spec->ncut)
+        return k->fn(k->ctx, part, box);
+    const uint32_t dim = k->spec->cut[cut].dim, parts = k->grid->dim[k->spec->cut[cut].axis];
+    const uint64_t chunk = (box->n[dim] + parts - 1) / parts, from = both.lo[dim] - box->lo[dim];
+    const uint64_t last = (from + both.n[dim] - 1) / chunk;
+    int rc = 0;
+    for (uint64_t i = from / chunk; i <= last && rc == 0; i++) {
+        struct ckpt_box sub = *box;
+        cut_box(&sub, dim, parts, (uint32_t)i);
+        rc = walk_parts(k, cut + 1, part * parts + (uint32_t)i, &sub);
+    }
+    return rc;
+}
+
+int ckpt_wants_parts(const struct ckpt_wants *w, const struct ckpt_want *e,
+                     const struct ckpt_tensor *t, const struct ckpt_box *with,
+                     int (*fn)(void *ctx, uint32_t part, const struct ckpt_box *box), void *ctx)
+{
+    static const struct ckpt_spec none = {0};
+    struct part_walk k = {.spec = &none, .with = with, .fn = fn, .ctx = ctx};
+    struct ckpt_box box;
+
+    undivided(w, e, t, &box);
+    if (e->spec != CKPT_NONE) {
+        k.spec = &w->specs.ptr[e->spec];
+        k.grid = &w->grids.ptr[k.spec->grid];
+    }
+    return walk_parts(&k, 0, 0, &box);
+}
+
+int ckpt_spec_ranks(const struct ckpt_wants *w, const struct ckpt_spec *s, uint32_t part,
+                    int (*fn)(void *ctx, uint32_t rank), void *ctx)
+{
+    const struct ckpt_grid *g = &w->grids.ptr[s->grid];
+    uint32_t index[CKPT_GRID_DIMS] = {0};
+    bool fixed[CKPT_GRID_DIMS] = {false};
+
+    for (uint32_t i = s->ncut; i-- > 0; part /= g->dim[s->cut[i].axis]) {
+        index[s->cut[i].axis] = part % g->dim[s->cut[i].axis];
+        fixed[s->cut[i].axis] = true;
+    }
+    for (;;) {
+        uint32_t at = 0, d = g->ndim;
+        for (uint32_t k = 0; k < g->ndim; k++)
+            at = at * g->dim[k] + index[k];
+        int rc = fn(ctx, g->rank[at]);
+        while (rc == 0 && d-- > 0) { /* count on along the dimensions that are not fixed */
+            if (fixed[d])
+                continue;
+            if (++index[d] < g->dim[d])
+                break;
+            index[d] = 0;
+        }
+        if (rc != 0 || d == UINT32_MAX)
+            return rc;
+    }
+}
+
+bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
+                    const struct ckpt_tensor *t, uint32_t rank, struct ckpt_box *ret)
+{
+    undivided(w, e, t, ret);
     if (e->spec != CKPT_NONE) {
         const struct ckpt_spec *s = &w->specs.ptr[e->spec];
         const struct ckpt_grid *g = &w->grids.ptr[s->grid];
@@ -283,8 +363,11 @@ static int parse_grid(struct ckpt_cursor *c, struct ckpt_wants *w, uint32_t nran
         return bad(err, "ranks of a mesh");
     if (!(rank = malloc(n * sizeof *rank)))
         return ckpt_nomem(err);
+    ckpt_cleanup(ckpt_freep) uint8_t *seen = calloc(nrank + 1, sizeof *seen);
+    if (!seen)
+        return ckpt_nomem(err);
     for (uint32_t i = 0; i < n; i++)
-        if ((rank[i] = ckpt_cursor_le32(c)) >= nrank)
+        if ((rank[i] = ckpt_cursor_le32(c)) >= nrank || seen[rank[i]]++)
             return bad(err, "a rank of a mesh");
     return ckpt_wants_grid(w, ndim, dim, rank, err) == CKPT_NONE ? -1 : 0;
 }
@@ -302,6 +385,9 @@ static int parse_spec(struct ckpt_cursor *c, struct ckpt_wants *w, struct ckpt_e
         s.cut[k].axis = ckpt_cursor_le32(c);
         if (s.cut[k].dim >= CKPT_MAX_RANK || s.cut[k].axis >= w->grids.ptr[s.grid].ndim)
             return bad(err, "a cut");
+        for (uint32_t i = 0; i < k; i++)
+            if (s.cut[i].axis == s.cut[k].axis)
+                return bad(err, "two cuts along one axis");
     }
     return ckpt_vec_push(&w->specs, s) < 0 ? ckpt_nomem(err) : 0;
 }

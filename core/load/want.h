@@ -75,6 +75,17 @@ bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
 uint64_t ckpt_wants_numel(const struct ckpt_wants *w, const struct ckpt_want *e,
                           const struct ckpt_tensor *t, const uint32_t *index);
 
+/* Call fn for every part of entry e, whatever the rank, that has elements in common with `with`;
+ * part: as ckpt_spec_part counts (0 if the entry is not divided). Stops, and returns, at what fn
+ * returns if that is not 0. */
+int ckpt_wants_parts(const struct ckpt_wants *w, const struct ckpt_want *e,
+                     const struct ckpt_tensor *t, const struct ckpt_box *with,
+                     int (*fn)(void *ctx, uint32_t part, const struct ckpt_box *box), void *ctx);
+
+/* Call fn for every rank of a grid that has this part of a spec. */
+int ckpt_spec_ranks(const struct ckpt_wants *w, const struct ckpt_spec *s, uint32_t part,
+                    int (*fn)(void *ctx, uint32_t rank), void *ctx);
+
 /* As bytes: equal tables give equal bytes. The caller frees *ret. Parsing checks everything, also
  * against the catalogue. */
 int ckpt_wants_dump(const struct ckpt_wants *w, unsigned char **ret, size_t *ret_len,

@@ -158,7 +158,7 @@ static int weigh(struct weighing *w, const uint32_t *node, uint32_t nnode,
     }
     if (ckpt_plan_bytes(w->roster, w->replicas.rank, w->replicas.n, &in->unique, err) < 0)
         return -1;
-    w->disjoint = stored == in->unique;
+    w->disjoint = in->disjoint = stored == in->unique;
     return weigh_nodes(w, node, nnode, first, group, rank, in, err);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The messages of a window: which parts travel together, where they lie in the slot's buffers. */
+/* Slots: what they need, what is posted from and to them, when they are free again. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,512 +9,373 @@
 #include "base/mem.h"
 #include "load/inner.h"
 
-/* ---- layout: the same on both sides ---- */
+/* ---- what slots need ---- */
 
-/* Call fn for every message of parts[0..n), which are sorted by peer: the large ones in order, then
- * the pack. */
-static int each_message(const struct ckpt_part *part, size_t n, const struct ckpt_engine_mode *mode,
-                        int (*fn)(void *ctx, const struct ckpt_message *m), void *ctx)
+static uint64_t tail_of(const struct ckpt_engine_mode *mode)
 {
-    const size_t tail = mode->verify ? CKPT_MESSAGE_HASH : 0;
-
-    for (size_t lo = 0, hi; lo < n; lo = hi) {
-        struct ckpt_message pack = {.first = (uint32_t)lo, .is_pack = true};
-        for (hi = lo; hi < n && part[hi].peer == part[lo].peer; hi++) {
-            struct ckpt_message alone = {.first = (uint32_t)hi, .n = 1};
-            if (!ckpt_part_alone(mode, &part[hi])) {
-                pack.xfer.len += ckpt_part_room(mode, part[hi].bytes);
-                continue;
-            }
-            alone.xfer.peer = part[hi].peer;
-            alone.xfer.len = part[hi].bytes + tail;
-            if (fn(ctx, &alone) < 0)
-                return -1;
-        }
-        if (pack.xfer.len == 0)
-            continue;
-        pack.n = (uint32_t)(hi - lo);
-        pack.xfer.peer = part[lo].peer;
-        pack.xfer.len += tail;
-        if (fn(ctx, &pack) < 0)
-            return -1;
-    }
-    return 0;
+    return mode->verify ? CKPT_UNIT_ALIGN : 0;
 }
 
-static uint64_t aligned(uint64_t n)
+/* Descriptors for what this rank wants of a piece. */
+static int count_copies(const struct ckpt_plan *plan, const struct ckpt_piece_plan *piece,
+                        ckpt_parts *parts, uint64_t *copies, struct ckpt_err *err)
 {
-    return (n + CKPT_UNIT_ALIGN - 1) / CKPT_UNIT_ALIGN * CKPT_UNIT_ALIGN;
-}
-
-struct tally {
-    size_t n;
-    uint64_t bytes;
-};
-
-static int count_message(void *ctx, const struct ckpt_message *m)
-{
-    struct tally *t = ctx;
-
-    t->n++;
-    t->bytes += aligned(m->xfer.len);
-    return 0;
-}
-
-/* ---- staging: what is not one run in its unit is gathered, equal boxes once ---- */
-
-static int same_cmp(const void *pa, const void *pb)
-{
-    const struct ckpt_part *a = *(const struct ckpt_part *const *)pa;
-    const struct ckpt_part *b = *(const struct ckpt_part *const *)pb;
-    int c;
-
-    if (a->unit != b->unit)
-        return a->unit < b->unit ? -1 : 1;
-    if ((c = memcmp(a->box.lo, b->box.lo, a->box.rank * sizeof *a->box.lo)) != 0 ||
-        (c = memcmp(a->box.n, b->box.n, a->box.rank * sizeof *a->box.n)) != 0)
-        return c;
-    return (a > b) - (a < b);
-}
-
-static bool same_box(const struct ckpt_part *a, const struct ckpt_part *b)
-{
-    return a->unit == b->unit &&
-           memcmp(a->box.lo, b->box.lo, a->box.rank * sizeof *a->box.lo) == 0 &&
-           memcmp(a->box.n, b->box.n, a->box.rank * sizeof *a->box.n) == 0;
-}
-
-struct pack {
-    XXH128_hash_t parts;
-    uint32_t lo;
-};
-
-static int pack_cmp(const void *pa, const void *pb)
-{
-    const struct pack *a = pa, *b = pb;
-    const int c = XXH128_cmp(&a->parts, &b->parts);
-
-    return c ? c : (a->lo > b->lo) - (a->lo < b->lo);
-}
-
-/* The small parts of the peer whose parts begin at *lo, which moves to the next peer's. */
-static void hash_pack(const ckpt_parts *parts, const struct ckpt_engine_mode *mode,
-                      XXH3_state_t *state, size_t *lo, struct pack *ret)
-{
-    const uint32_t peer = parts->ptr[*lo].peer;
-
-    ret->lo = (uint32_t)*lo;
-    (void)XXH3_128bits_reset(state);
-    for (; *lo < parts->len && parts->ptr[*lo].peer == peer; ++*lo) {
-        const struct ckpt_part *p = &parts->ptr[*lo];
-        if (ckpt_part_alone(mode, p))
-            continue;
-        (void)XXH3_128bits_update(state, &p->unit, sizeof p->unit);
-        (void)XXH3_128bits_update(state, p->box.lo, p->box.rank * sizeof *p->box.lo);
-        (void)XXH3_128bits_update(state, p->box.n, p->box.rank * sizeof *p->box.n);
-    }
-    ret->parts = XXH3_128bits_digest(state);
-}
-
-/* Replicas get the same small parts: packed once. twin[lo]: where the first peer's parts begin
- * whose pack is the same, for each peer's first part. */
-static int find_equal_packs(const ckpt_parts *parts, const struct ckpt_engine_mode *mode,
-                            uint32_t *twin, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) struct pack *pack = malloc((parts->len + 1) * sizeof *pack);
-    XXH3_state_t *state = XXH3_createState();
-    size_t n = 0, lo = 0;
-
-    if (!pack || !state) {
-        (void)XXH3_freeState(state);
-        return ckpt_nomem(err);
-    }
-    while (lo < parts->len)
-        hash_pack(parts, mode, state, &lo, &pack[n++]);
-    (void)XXH3_freeState(state);
-    qsort(pack, n, sizeof *pack, pack_cmp);
-    for (size_t i = 0; i < n; i++)
-        twin[pack[i].lo] = i > 0 && XXH128_isEqual(pack[i - 1].parts, pack[i].parts)
-                               ? twin[pack[i - 1].lo]
-                               : pack[i].lo;
-    return 0;
-}
-
-/* twin[i]: the first part with the same box, for parts that travel alone; twin[parts->len + lo]: as
- * find_equal_packs says. */
-static int find_twins(const ckpt_parts *parts, const struct ckpt_engine_mode *mode, uint32_t *twin,
-                      struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) const struct ckpt_part **order =
-        malloc((parts->len + 1) * sizeof *order);
-    size_t n = 0;
-
-    if (!order)
-        return ckpt_nomem(err);
-    for (size_t i = 0; i < parts->len; i++)
-        if (ckpt_part_alone(mode, &parts->ptr[i]))
-            order[n++] = &parts->ptr[i];
-    qsort(order, n, sizeof *order, same_cmp);
-    for (size_t i = 0; i < n; i++) {
-        uint32_t at = (uint32_t)(order[i] - parts->ptr);
-        twin[at] = i > 0 && same_box(order[i - 1], order[i]) ? twin[order[i - 1] - parts->ptr] : at;
-    }
-    return find_equal_packs(parts, mode, twin + parts->len, err);
-}
-
-/* Is the part one run of its unit's memory? Then that, else NULL. */
-static const void *run_of(const struct ckpt_plan *plan, const struct ckpt_part *part,
-                          const void *unit)
-{
-    struct ckpt_box box;
-
-    ckpt_plan_unit_box(plan, part->unit, &box);
-    return ckpt_place_run(&part->box, unit, &box,
-                          ckpt_dtype_size(ckpt_plan_unit_tensor(plan, part->unit)->dtype));
-}
-
-struct stager {
-    const struct ckpt_plan *plan;
-    const ckpt_parts *parts;
-    const uint32_t *twin;
-    bool verify;
-    uint64_t bytes;
-};
-
-static int stage_message(void *ctx, const struct ckpt_message *m)
-{
-    struct stager *s = ctx;
-
-    if (m->is_pack ? s->twin[s->parts->len + m->first] == m->first
-                   : s->verify || (s->twin[m->first] == m->first &&
-                                   !run_of(s->plan, &s->parts->ptr[m->first], s)))
-        s->bytes += aligned(m->xfer.len);
-    return 0;
-}
-
-uint64_t ckpt_units_bytes(const struct ckpt_plan *plan, uint32_t lo, uint32_t hi, uint64_t *off)
-{
-    uint64_t bytes = 0;
-
-    for (uint32_t u = lo; u < hi; u++) {
+    for (uint32_t u = piece->lo; u < piece->hi; u++) {
         struct ckpt_box box;
         ckpt_plan_unit_box(plan, u, &box);
-        if (off)
-            off[u - lo] = bytes;
-        bytes +=
-            aligned(ckpt_box_numel(&box) * ckpt_dtype_size(ckpt_plan_unit_tensor(plan, u)->dtype));
-    }
-    if (off)
-        off[hi - lo] = bytes;
-    return bytes;
-}
-
-static uint32_t owner_of(const struct ckpt_plan *plan, uint32_t self)
-{
-    uint32_t o = 0;
-
-    while (plan->owner[o] != self)
-        o++;
-    return o;
-}
-
-/* What measuring needs again and again. */
-struct measure {
-    const struct ckpt_plan *plan;
-    uint32_t self, owner;
-    const struct ckpt_engine_mode *mode;
-    ckpt_parts parts;
-    CKPT_VEC(uint32_t) twin;
-};
-
-static uint64_t copies_of(const struct ckpt_part *part, size_t n)
-{
-    uint64_t sum = 0;
-
-    for (size_t i = 0; i < n; i++)
-        sum += ckpt_copies_most(&part[i].box);
-    return sum;
-}
-
-/* Bytes that are gathered to be sent in a window. */
-static int measure_sends(struct measure *m, uint32_t lo, uint32_t hi, uint64_t *ret_stage,
-                         uint64_t *copies, struct ckpt_err *err)
-{
-    *ret_stage = 0;
-    m->parts.len = m->twin.len = 0;
-    if (m->plan->nowner == 1)
-        return 0;
-    if (ckpt_plan_sends(m->plan, m->self, lo, hi, &m->parts, err) < 0)
-        return -1;
-    if (ckpt_vec_reserve(&m->twin, 2 * m->parts.len + 1) < 0)
-        return ckpt_nomem(err);
-    if (find_twins(&m->parts, m->mode, m->twin.ptr, err) < 0)
-        return -1;
-    struct stager s = {m->plan, &m->parts, m->twin.ptr, m->mode->verify, 0};
-    (void)each_message(m->parts.ptr, m->parts.len, m->mode, stage_message, &s);
-    *ret_stage = s.bytes;
-    *copies += copies_of(m->parts.ptr, m->parts.len);
-    return 0;
-}
-
-/* Descriptors for what this rank itself wants of units. */
-static int measure_own(struct measure *m, uint32_t lo, uint32_t hi, uint64_t *copies,
-                       struct ckpt_err *err)
-{
-    for (uint32_t u = lo; u < hi && m->mode->device; u++) {
-        struct ckpt_box box;
-        ckpt_plan_unit_box(m->plan, u, &box);
-        m->parts.len = 0;
-        if (ckpt_plan_wanted(m->plan, m->self, u, &box, &m->parts, err) < 0)
+        parts->len = 0;
+        if (ckpt_plan_wanted(plan, u, &box, parts, err) < 0)
             return -1;
-        *copies += copies_of(m->parts.ptr, m->parts.len);
+        for (size_t i = 0; i < parts->len; i++)
+            *copies += ckpt_copies_most(&parts->ptr[i].box);
     }
     return 0;
 }
 
-/* What others broadcast in a window. */
-static int measure_common(struct measure *m, uint32_t window, uint64_t *bytes, uint64_t *copies,
-                          struct ckpt_err *err)
+static int measure_reads(const struct ckpt_plan *plan, const struct ckpt_engine_mode *mode,
+                         ckpt_parts *parts, struct ckpt_engine_sizes *ret, struct ckpt_err *err)
 {
-    for (uint32_t o = 0; o < m->plan->nowner && m->plan->common; o++) {
-        uint32_t lo, hi, run_lo, run_hi;
-        ckpt_plan_piece(m->plan, o, window, &lo, &hi);
-        for (; o != m->owner && ckpt_plan_common_run(m->plan, lo, hi, &run_lo, &run_hi);
-             lo = run_hi) {
-            *bytes += ckpt_units_bytes(m->plan, run_lo, run_hi, NULL);
-            if (measure_own(m, run_lo, run_hi, copies, err) < 0)
+    for (size_t i = 0; i < plan->own.len; i++) {
+        const struct ckpt_piece_plan *piece = &plan->pieces.ptr[plan->own.ptr[i]];
+        uint64_t copies = 0;
+        if (mode->device && plan->groups.ptr[piece->group].n == 1 &&
+            count_copies(plan, piece, parts, &copies, err) < 0)
+            return -1;
+        ret->read = ckpt_max_u64(ret->read, piece->len + tail_of(mode));
+        ret->units = ckpt_max_u64(ret->units, piece->hi - piece->lo);
+        ret->read_copies = ckpt_max_u64(ret->read_copies, copies);
+    }
+    return 0;
+}
+
+static int measure_windows(const struct ckpt_plan *plan, const struct ckpt_engine_mode *mode,
+                           ckpt_parts *parts, struct ckpt_engine_sizes *ret, struct ckpt_err *err)
+{
+    for (size_t w = 0; w < plan->windows.len; w++) {
+        const struct ckpt_window *window = &plan->windows.ptr[w];
+        uint64_t copies = 0, receive = 0;
+        for (uint32_t i = window->lo; i < window->hi; i++) {
+            const struct ckpt_piece_plan *piece = &plan->pieces.ptr[i];
+            if (piece->reader != plan->groups.ptr[piece->group].self)
+                receive += piece->len + tail_of(mode);
+            if (mode->device && count_copies(plan, piece, parts, &copies, err) < 0)
                 return -1;
         }
+        ret->receive = ckpt_max_u64(ret->receive, receive);
+        ret->window_copies = ckpt_max_u64(ret->window_copies, copies);
     }
     return 0;
 }
 
-static int measure_window(struct measure *m, uint32_t w, const struct ckpt_part *receive, size_t n,
-                          struct ckpt_engine_sizes *ret, struct ckpt_err *err)
-{
-    uint64_t copies = copies_of(receive, n), stage = 0;
-    struct tally t = {0};
-    uint32_t lo, hi;
-
-    ckpt_plan_piece(m->plan, m->owner, w, &lo, &hi);
-    (void)each_message(receive, n, m->mode, count_message, &t);
-    if (measure_sends(m, lo, hi, &stage, &copies, err) < 0 ||
-        measure_own(m, lo, hi, &copies, err) < 0 ||
-        measure_common(m, w, &t.bytes, &copies, err) < 0)
-        return -1;
-    ret->read = ckpt_max_u64(ret->read, ckpt_units_bytes(m->plan, lo, hi, NULL));
-    ret->stage = ckpt_max_u64(ret->stage, stage);
-    ret->receive = ckpt_max_u64(ret->receive, t.bytes);
-    ret->copies = ckpt_max_u64(ret->copies, copies);
-    return 0;
-}
-
-int ckpt_engine_measure(const struct ckpt_plan *plan, uint32_t self,
-                        const struct ckpt_engine_mode *mode, const ckpt_parts *receives,
+int ckpt_engine_measure(const struct ckpt_plan *plan, const struct ckpt_engine_mode *mode,
                         struct ckpt_engine_sizes *ret, struct ckpt_err *err)
 {
-    struct measure m = {.plan = plan, .self = self, .owner = owner_of(plan, self), .mode = mode};
-    size_t lo = 0, hi;
-    int rc = 0;
+    ckpt_parts parts = {0};
 
     *ret = (struct ckpt_engine_sizes){0};
-    for (uint32_t w = 0; w < plan->nwindow && rc == 0; w++, lo = hi) {
-        for (hi = lo; hi < receives->len && receives->ptr[hi].window == w;)
-            hi++;
-        rc = measure_window(&m, w, hi > lo ? receives->ptr + lo : NULL, hi - lo, ret, err);
-    }
-    ckpt_vec_release(&m.parts);
-    ckpt_vec_release(&m.twin);
-    ret->host = ret->read + ret->stage + ret->receive;
+    int rc = measure_reads(plan, mode, &parts, ret, err);
+    if (rc == 0)
+        rc = measure_windows(plan, mode, &parts, ret, err);
+    ckpt_vec_release(&parts);
+    ret->read_host = ret->read + ret->units * sizeof(uint32_t);
+    ret->window_host = ret->receive;
     if (mode->device) {
-        const uint64_t list = ret->copies * sizeof(struct ckpt_device_copy);
-        ret->device = ret->host + list;
-        ret->host = (mode->verify ? ret->host : ret->read) + list;
+        const uint64_t one = sizeof(struct ckpt_device_copy);
+        ret->read_host += ret->read_copies * one;
+        ret->read_device = ret->read + ret->read_copies * one;
+        ret->window_host = (mode->verify ? ret->receive : 0) + ret->window_copies * one;
+        ret->window_device = ret->receive + ret->window_copies * one;
     }
     return rc;
 }
 
-/* ---- slots ---- */
+/* ---- pieces of this rank ---- */
 
-void ckpt_slot_open(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t window)
+static uint32_t count_receivers(const struct ckpt_engine *e, const struct ckpt_piece_plan *piece)
 {
+    const uint32_t n = e->plan->groups.ptr[piece->group].n;
+
+    if (e->device) /* what the device does with it is one thing to wait for */
+        return 1;
+    if (n == 1)
+        return 0;
+    const struct ckpt_relay *relay = &e->plan->relay[piece->group];
+    return ckpt_relay_to(relay, piece->reader, e->peers_worker);
+}
+
+bool ckpt_read_open(struct ckpt_engine *e)
+{
+    if (e->next_own == e->plan->own.len)
+        return false;
+    struct ckpt_read_slot *s = &e->read[e->next_own % e->opt.ahead];
+    if (s->open)
+        return false;
+    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[e->plan->own.ptr[e->next_own]];
     s->open = true;
-    s->window = window;
-    ckpt_plan_piece(e->plan, e->owner, window, &s->lo, &s->hi);
-    (void)ckpt_units_bytes(e->plan, s->lo, s->hi, s->unit_off);
-    s->next = s->lo;
-    s->unread = s->hi - s->lo;
-    /* on a device, posting is all of a window's work */
-    s->received_posted = e->device || e->plan->nowner == 1;
-    s->sends_posted = !e->device && e->plan->nowner == 1;
-    s->unsent = s->unplaced = 0;
+    s->own = e->next_own++;
+    s->lo = s->next = piece->lo;
+    s->hi = piece->hi;
+    s->unread = piece->hi - piece->lo;
+    s->alone = e->plan->groups.ptr[piece->group].n == 1;
+    s->unsent = count_receivers(e, piece);
+    s->hashed = false;
+    s->dev.queued = false;
+    s->unit_off[0] = 0;
+    for (uint32_t u = s->lo; u < s->hi; u++)
+        s->unit_off[u + 1 - s->lo] = s->unit_off[u - s->lo] + e->plan->units.ptr[u].len;
+    return true;
 }
 
-void ckpt_slot_release(struct ckpt_slot *s)
+static void kick_at_end(struct ckpt_engine *e)
 {
-    free(s->out);
+    if (e->nread == e->plan->own.len && e->nclosed == e->plan->windows.len)
+        ckpt_engine_kick(e);
+}
+
+void ckpt_read_settle(struct ckpt_engine *e, struct ckpt_read_slot *s)
+{
+    if (!s->open || s->unread || s->unsent)
+        return;
+    s->open = false;
+    e->nread++;
+    (void)pthread_cond_broadcast(&e->work);
+    kick_at_end(e);
+}
+
+struct ckpt_read_slot *ckpt_read_find(struct ckpt_engine *e, uint32_t piece)
+{
+    for (uint32_t i = 0; i < e->opt.ahead; i++) {
+        struct ckpt_read_slot *s = &e->read[i];
+        if (s->open && e->plan->own.ptr[s->own] == piece)
+            return s;
+    }
+    return NULL;
+}
+
+/* ---- windows ---- */
+
+void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s)
+{
+    if (!s->open || s->left)
+        return;
+    s->open = false; /* what it has is the pump's, until the next window */
+    e->nclosed++;
+    ckpt_engine_kick(e);
+}
+
+static bool reads_itself(const struct ckpt_engine *e, const struct ckpt_piece_plan *piece)
+{
+    return piece->reader == e->plan->groups.ptr[piece->group].self;
+}
+
+static uint64_t tail_bytes(const struct ckpt_engine *e)
+{
+    return e->opt.mode.verify ? CKPT_MESSAGE_HASH : 0;
+}
+
+/* Everything that is to be sent of a piece. */
+static void add_outgoing(struct ckpt_engine *e, struct ckpt_window_slot *s, uint32_t number,
+                         struct ckpt_message *in)
+{
+    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[number];
+    const uint32_t n = ckpt_relay_to(&e->plan->relay[piece->group], piece->reader, e->peers);
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct ckpt_outgoing *o = &s->out[s->nout++];
+        *o = (struct ckpt_outgoing){.piece = number, .in = in};
+        o->xfer.peer = e->peers[i];
+        o->xfer.len = piece->len + tail_bytes(e);
+        o->xfer.send = true;
+    }
+    if (in)
+        in->passed_on = n > 0;
+}
+
+static struct ckpt_message *add_message(struct ckpt_engine *e, struct ckpt_window_slot *s,
+                                        uint32_t number, unsigned char **at)
+{
+    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[number];
+    struct ckpt_message *m = &s->in[s->nin++];
+
+    *m = (struct ckpt_message){.slot = s, .piece = number};
+    m->xfer.peer = e->device ? e->plan->groups.ptr[piece->group].rank[piece->reader]
+                             : ckpt_relay_from(&e->plan->relay[piece->group], piece->reader);
+    m->xfer.len = piece->len + tail_bytes(e);
+    m->xfer.buf = *at;
+    *at += piece->len + tail_of(&e->opt.mode);
+    return m;
+}
+
+static int fill_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
+{
+    const struct ckpt_window *w = &e->plan->windows.ptr[s->window];
+    const size_t most = e->device ? 0 : ckpt_relay_most(&e->plan->relay[w->group]);
+    unsigned char *at = e->device ? s->dev.receive : s->receive;
+
     free(s->in);
-    s->out = s->in = NULL;
-    s->nout = s->nin = 0;
-    s->sends.len = 0;
-}
-
-struct poster {
-    struct ckpt_engine *e;
-    struct ckpt_slot *s;
-    const uint32_t *twin;
-    const void **data;          /* per part that travels alone, then per pack: where it is */
-    const unsigned char *read;  /* where units are gathered from: on the host, unless the device */
-    unsigned char *to;          /* does it; stage or receive */
-    struct ckpt_copies *copies; /* NULL: gathered at once */
-    uint64_t at;                /* in `to` */
-    struct ckpt_err *err;
-};
-
-static int prepare_receive(void *ctx, const struct ckpt_message *m)
-{
-    struct poster *p = ctx;
-    struct ckpt_message *in = &p->s->in[p->s->nin++];
-
-    *in = *m;
-    in->slot = p->s;
-    in->xfer.buf = p->to + p->at;
-    p->at += aligned(m->xfer.len);
-    return 0;
-}
-
-int ckpt_slot_receives(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
-{
-    struct tally t = {0};
-    struct poster p = {.e = e, .s = s, .to = e->device ? s->dev.receive : s->receive, .err = err};
-
-    s->nparts = e->receive_first[s->window + 1] - e->receive_first[s->window];
-    s->parts = s->nparts ? &e->receives.ptr[e->receive_first[s->window]] : NULL;
-    (void)each_message(s->parts, s->nparts, &e->opt.mode, count_message, &t);
-    if (!(s->in = calloc(t.n + 1, sizeof *s->in)))
+    free(s->out);
+    s->nin = s->nout = 0;
+    s->in = calloc(w->hi - w->lo + 1, sizeof *s->in);
+    s->out = calloc((w->hi - w->lo) * most + 1, sizeof *s->out);
+    if (!s->in || !s->out)
         return ckpt_nomem(err);
-    (void)each_message(s->parts, s->nparts, &e->opt.mode, prepare_receive, &p);
-    s->expected = p.at;
+    for (uint32_t i = w->lo; i < w->hi; i++) {
+        struct ckpt_message *in =
+            reads_itself(e, &e->plan->pieces.ptr[i]) ? NULL : add_message(e, s, i, &at);
+        if (!e->device)
+            add_outgoing(e, s, i, in);
+    }
+    s->left = e->device ? 1 : (uint32_t)(s->nin + s->nout);
     return 0;
 }
 
-/* In the order of windows: both sides count on it. */
-int ckpt_slot_post(struct ckpt_engine *e, struct ckpt_message *m, size_t n, struct ckpt_err *err)
+int ckpt_windows_open(struct ckpt_engine *e, struct ckpt_err *err)
 {
-    for (size_t i = 0; i < n; i++)
-        if (e->comm->x->ops->post(e->comm->x, &m[i].xfer, err) < 0)
+    while (e->next_window < e->plan->windows.len) {
+        struct ckpt_window_slot *s = &e->slot[e->next_window % e->opt.slots];
+        (void)pthread_mutex_lock(&e->lock);
+        const bool busy = s->open;
+        (void)pthread_mutex_unlock(&e->lock);
+        if (busy)
+            return 0;
+        s->window = e->next_window++;
+        s->dev.phase = CKPT_DEVICE_WAITING;
+        if (fill_window(e, s, err) < 0)
             return -1;
+        (void)pthread_mutex_lock(&e->lock);
+        s->open = true;
+        (void)pthread_mutex_unlock(&e->lock);
+        for (size_t i = 0; i < s->nin && !e->device; i++)
+            if (e->comm->x->ops->post(e->comm->x, &s->in[i].xfer, err) < 0)
+                return -1;
+    }
     return 0;
 }
 
-static void hash_tail(unsigned char *buf, size_t len)
-{
-    XXH64_hash_t h = XXH3_64bits(buf, len);
+/* ---- sending ---- */
 
-    memcpy(buf + len, &h, sizeof h);
+void ckpt_piece_sign(unsigned char *data, size_t len)
+{
+    const XXH64_hash_t h = XXH3_64bits(data, len);
+
+    memcpy(data + len, &h, sizeof h);
 }
 
-int ckpt_message_check(const struct ckpt_message *m, const void *data, struct ckpt_err *err)
+/* Where a piece lies that may be sent; NULL: it is not there yet (under the lock). */
+static unsigned char *ready_piece(struct ckpt_engine *e, const struct ckpt_outgoing *o,
+                                  struct ckpt_read_slot **ret_slot)
+{
+    *ret_slot = NULL;
+    if (o->in)
+        return o->in->arrived ? o->in->xfer.buf : NULL;
+    struct ckpt_read_slot *s = ckpt_read_find(e, o->piece);
+    if (!s || s->unread)
+        return NULL;
+    *ret_slot = s;
+    return s->buf;
+}
+
+static int send_piece(struct ckpt_engine *e, struct ckpt_outgoing *o, bool *ret_posted,
+                      struct ckpt_err *err)
+{
+    struct ckpt_read_slot *own;
+
+    (void)pthread_mutex_lock(&e->lock);
+    unsigned char *data = ready_piece(e, o, &own);
+    (void)pthread_mutex_unlock(&e->lock);
+    *ret_posted = data != NULL;
+    if (!data)
+        return 0;
+    if (own && e->opt.mode.verify && !own->hashed) {
+        ckpt_piece_sign(data, e->plan->pieces.ptr[o->piece].len);
+        own->hashed = true;
+    }
+    o->posted = true;
+    o->xfer.buf = data;
+    return e->comm->x->ops->post(e->comm->x, &o->xfer, err);
+}
+
+/* Slots in the order of their windows: the k-th of those in flight. */
+static struct ckpt_window_slot *in_flight(struct ckpt_engine *e, uint32_t k)
+{
+    const uint32_t first = e->next_window > e->opt.slots ? e->next_window - e->opt.slots : 0;
+
+    return first + k < e->next_window ? &e->slot[(first + k) % e->opt.slots] : NULL;
+}
+
+int ckpt_windows_send(struct ckpt_engine *e, struct ckpt_err *err)
+{
+    struct ckpt_window_slot *s;
+
+    e->stamped++;
+    for (uint32_t k = 0; (s = in_flight(e, k)); k++)
+        for (size_t i = 0; i < s->nout; i++) {
+            struct ckpt_outgoing *o = &s->out[i];
+            bool posted = false;
+            if (o->posted || e->stamp[o->xfer.peer] == e->stamped)
+                continue;
+            if (send_piece(e, o, &posted, err) < 0)
+                return -1;
+            if (!posted) /* nothing overtakes it on its way to that rank */
+                e->stamp[o->xfer.peer] = e->stamped;
+        }
+    return 0;
+}
+
+/* ---- what is done ---- */
+
+static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
+{
+    for (size_t i = 0; i < s->nout; i++) {
+        struct ckpt_outgoing *o = &s->out[i];
+        if (!o->posted || o->handled || !o->xfer.done)
+            continue;
+        o->handled = true;
+        s->left--;
+        atomic_fetch_add(&e->stats.sent, o->xfer.len);
+        struct ckpt_read_slot *own = o->in ? NULL : ckpt_read_find(e, o->piece);
+        if (own) {
+            own->unsent--;
+            ckpt_read_settle(e, own);
+        }
+    }
+    for (size_t i = 0; i < s->nin; i++) {
+        struct ckpt_message *m = &s->in[i];
+        if (m->handled || !m->xfer.done)
+            continue;
+        m->handled = true;
+        m->arrived = !m->xfer.there;
+        m->next = NULL;
+        *e->place_tail = m;
+        e->place_tail = &m->next;
+        atomic_fetch_add(&e->stats.received, m->xfer.len);
+        (void)pthread_cond_signal(&e->work);
+    }
+    ckpt_window_settle(e, s);
+}
+
+void ckpt_windows_harvest(struct ckpt_engine *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    for (uint32_t i = 0; i < e->opt.slots; i++)
+        if (e->slot[i].open)
+            harvest_slot(e, &e->slot[i]);
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+int ckpt_message_check(const struct ckpt_engine *e, const struct ckpt_message *m, const void *data,
+                       struct ckpt_err *err)
 {
     const size_t len = m->xfer.len - CKPT_MESSAGE_HASH;
+    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[m->piece];
     XXH64_hash_t said, is = XXH3_64bits(data, len);
 
     memcpy(&said, (const char *)data + len, sizeof said);
     if (said == is)
         return 0;
     return ckpt_fail(err, CKPT_IO,
-                     "what rank %" PRIu32 " sent in window %" PRIu32 " arrived changed (XXH3 "
-                     "%016" PRIx64 ", sent as %016" PRIx64 ")",
-                     m->xfer.peer, m->slot->window, (uint64_t)is, (uint64_t)said);
-}
-
-static int part_out(const struct poster *p, const struct ckpt_part *part, unsigned char *to)
-{
-    const struct ckpt_plan *plan = p->e->plan;
-    const size_t esize = ckpt_dtype_size(ckpt_plan_unit_tensor(plan, part->unit)->dtype);
-    const unsigned char *unit = p->read + p->s->unit_off[part->unit - p->s->lo];
-    struct ckpt_box box;
-
-    ckpt_plan_unit_box(plan, part->unit, &box);
-    if (p->copies)
-        return ckpt_copies_out(p->copies, to, &part->box, unit, &box, esize, p->err);
-    ckpt_place_out(to, &part->box, unit, &box, esize);
-    return 0;
-}
-
-static int prepare_send(void *ctx, const struct ckpt_message *m)
-{
-    struct poster *p = ctx;
-    struct ckpt_slot *s = p->s;
-    struct ckpt_message *out = &s->out[s->nout++];
-    const struct ckpt_engine_mode *mode = &p->e->opt.mode;
-    unsigned char *to = p->to + p->at;
-    const struct ckpt_part *part = &s->sends.ptr[m->first];
-    size_t len = 0;
-
-    *out = *m;
-    out->slot = s;
-    out->xfer.send = true;
-    if (!m->is_pack && !mode->verify) {
-        const uint32_t twin = p->twin[m->first];
-        const void *run = twin != m->first
-                              ? p->data[twin]
-                              : run_of(p->e->plan, part, p->read + s->unit_off[part->unit - s->lo]);
-        if (run) {
-            p->data[m->first] = run;
-            out->xfer.buf = (void *)(uintptr_t)run;
-            return 0;
-        }
-        p->data[m->first] = to;
-    }
-    if (m->is_pack) {
-        const size_t pack = s->sends.len + m->first, twin = s->sends.len + p->twin[pack];
-        if (twin != pack) {
-            out->xfer.buf = (void *)(uintptr_t)p->data[twin];
-            return 0;
-        }
-        p->data[pack] = to;
-    }
-    for (uint32_t i = 0; i < m->n; i++) {
-        if (m->is_pack && ckpt_part_alone(mode, &part[i]))
-            continue;
-        if (part_out(p, &part[i], to + len) < 0)
-            return -1;
-        len += m->is_pack ? ckpt_part_room(mode, part[i].bytes) : part[i].bytes;
-    }
-    if (mode->verify)
-        hash_tail(to, len);
-    out->xfer.buf = to;
-    p->at += aligned(m->xfer.len);
-    return 0;
-}
-
-int ckpt_slot_sends(struct ckpt_engine *e, struct ckpt_slot *s, struct ckpt_err *err)
-{
-    const bool there = e->device && !e->opt.mode.verify; /* gathered on the device */
-    struct tally t = {0};
-    struct poster p = {.e = e,
-                       .s = s,
-                       .read = there ? s->dev.read : s->read,
-                       .to = there ? s->dev.stage : s->stage,
-                       .copies = there ? &s->dev.copies : NULL,
-                       .err = err};
-
-    s->sends.len = 0;
-    if (ckpt_plan_sends(e->plan, e->self, s->lo, s->hi, &s->sends, err) < 0)
-        return -1;
-    ckpt_cleanup(ckpt_freep) uint32_t *twin = malloc((2 * s->sends.len + 1) * sizeof *twin);
-    ckpt_cleanup(ckpt_freep) const void **data = malloc((2 * s->sends.len + 1) * sizeof *data);
-    (void)each_message(s->sends.ptr, s->sends.len, &e->opt.mode, count_message, &t);
-    s->out = calloc(t.n + 1, sizeof *s->out);
-    if (!twin || !data || !s->out)
-        return ckpt_nomem(err);
-    if (find_twins(&s->sends, &e->opt.mode, twin, err) < 0)
-        return -1;
-    p.twin = twin;
-    p.data = data;
-    if (each_message(s->sends.ptr, s->sends.len, &e->opt.mode, prepare_send, &p) < 0)
-        return -1;
-    s->staged = p.at;
-    return 0;
+                     "what rank %" PRIu32 " read and rank %" PRIu32 " sent in window %" PRIu32
+                     " arrived changed (XXH3 %016" PRIx64 ", sent as %016" PRIx64 ")",
+                     e->plan->groups.ptr[piece->group].rank[piece->reader], m->xfer.peer,
+                     m->slot->window, (uint64_t)is, (uint64_t)said);
 }

@@ -10,11 +10,11 @@
 #include "load/inner.h"
 #include "run/checkpoint.h"
 
-enum { JOB_UNITS = 64, ASSIST_HEAD = 64, TOUCH_BYTES = 64 * 1024 };
+enum { JOB_UNITS = 64, TOUCH_BYTES = 64 * 1024, FETCH_BYTES = 64 * 1024 };
 
 struct job {
     struct ckpt_worker *w;
-    struct ckpt_slot *slot;
+    struct ckpt_read_slot *slot;
     uint32_t lo, hi;
     struct ckpt_box_read read[JOB_UNITS];
 };
@@ -66,86 +66,132 @@ static unsigned char *dense_place(const struct ckpt_target *t, const struct ckpt
     return t->dtype == dtype ? t->ptr + ckpt_place_to(t, part) : NULL;
 }
 
-static void place_part(struct ckpt_engine *e, const struct ckpt_part *part, const void *src,
-                       const struct ckpt_box *src_box)
+/* What this rank wants of a unit that lies at `data`. */
+static int place_unit(struct ckpt_engine *e, uint32_t unit, const void *data, ckpt_parts *parts,
+                      struct ckpt_err *err)
 {
-    const struct ckpt_target *t = &e->target[part->entry];
-    const enum ckpt_dtype dtype = ckpt_plan_unit_tensor(e->plan, part->unit)->dtype;
-
-    touch(dense_place(t, &part->box, dtype), part->bytes);
-    ckpt_place(t, &part->box, src, src_box, dtype);
-    ckpt_engine_land(e, part->entry, part->bytes);
-}
-
-/* What this rank itself wants of a unit that it has read. */
-static int place_own(struct ckpt_engine *e, uint32_t unit, const void *data, ckpt_parts *parts,
-                     struct ckpt_err *err)
-{
+    const enum ckpt_dtype dtype = ckpt_plan_unit_tensor(e->plan, unit)->dtype;
     struct ckpt_box box;
 
     ckpt_plan_unit_box(e->plan, unit, &box);
     parts->len = 0;
-    if (ckpt_plan_wanted(e->plan, e->self, unit, &box, parts, err) < 0)
+    if (ckpt_plan_wanted(e->plan, unit, &box, parts, err) < 0)
         return -1;
-    for (size_t i = 0; i < parts->len; i++)
-        place_part(e, &parts->ptr[i], data, &box);
+    for (size_t i = 0; i < parts->len; i++) {
+        const struct ckpt_part *part = &parts->ptr[i];
+        const struct ckpt_target *t = &e->target[part->entry];
+        touch(dense_place(t, &part->box, dtype), part->bytes);
+        ckpt_place(t, &part->box, data, &box, dtype);
+        ckpt_engine_land(e, part->entry, part->bytes);
+    }
     return 0;
 }
 
-static int place_units(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t lo, uint32_t hi,
-                       struct ckpt_err *err)
+/* Units that lie one behind the other. */
+static int place_units(struct ckpt_engine *e, const unsigned char *data, uint32_t lo, uint32_t hi,
+                       ckpt_parts *parts, struct ckpt_err *err)
+{
+    for (uint32_t u = lo; u < hi; data += e->plan->units.ptr[u++].len)
+        if (place_unit(e, u, data, parts, err) < 0)
+            return -1;
+    return 0;
+}
+
+static int place_read(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t lo, uint32_t hi,
+                      struct ckpt_err *err)
 {
     const uint64_t begin = ckpt_now_ns();
     ckpt_parts parts = {0};
-    int rc = 0;
 
     if (!place_begin(e))
         return 0;
-    for (uint32_t u = lo; u < hi && rc == 0; u++)
-        rc = place_own(e, u, s->read + s->unit_off[u - s->lo], &parts, err);
+    int rc = place_units(e, s->buf + s->unit_off[lo - s->lo], lo, hi, &parts, err);
     place_end(e);
     ckpt_vec_release(&parts);
     atomic_fetch_add(&e->stats.place_ns, ckpt_now_ns() - begin);
     return rc;
 }
 
-/* What lies in the sender's memory goes straight to its destination, where it can. *ret_placed: it
- * did. False: the sender is gone. */
-static bool fetch(struct ckpt_engine *e, struct ckpt_message *m, bool *ret_placed)
+/* Where all of a unit goes, if one want has it and it lies there as it does in the unit. */
+static unsigned char *whole_place(struct ckpt_engine *e, uint32_t unit, ckpt_parts *parts)
 {
-    const struct ckpt_part *part = &m->slot->parts[m->first];
-    struct ckpt_xport *x = e->comm->x;
-    unsigned char *to = NULL;
+    struct ckpt_err ignored = {0};
+    struct ckpt_box box;
 
-    *ret_placed = false;
-    if (!m->xfer.there)
-        return true;
-    if (!m->is_pack && !e->opt.mode.verify)
-        to = dense_place(&e->target[part->entry], &part->box,
-                         ckpt_plan_unit_tensor(e->plan, part->unit)->dtype);
-    if (to) {
-        touch(to, m->xfer.len);
-        m->xfer.buf = to;
+    ckpt_plan_unit_box(e->plan, unit, &box);
+    parts->len = 0;
+    if (ckpt_plan_wanted(e->plan, unit, &box, parts, &ignored) < 0 || parts->len != 1 ||
+        ckpt_box_numel(&parts->ptr[0].box) != ckpt_box_numel(&box))
+        return NULL;
+    return dense_place(&e->target[parts->ptr[0].entry], &box,
+                       ckpt_plan_unit_tensor(e->plan, unit)->dtype);
+}
+
+/* What a piece in a sender's memory holds: large units go straight to their destinations, the rest
+ * through the slot. False: the sender is gone, or (*err) something failed. */
+static bool fetch_units(struct ckpt_engine *e, struct ckpt_message *m, ckpt_parts *parts,
+                        struct ckpt_err *err)
+{
+    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[m->piece];
+    struct ckpt_xport *x = e->comm->x;
+    unsigned char *buf = m->xfer.buf;
+    size_t at = 0, from = 0;
+    uint32_t first = piece->lo;
+
+    for (uint32_t u = piece->lo; u <= piece->hi; u++) {
+        const bool end = u == piece->hi;
+        unsigned char *to =
+            !end && e->plan->units.ptr[u].len >= FETCH_BYTES ? whole_place(e, u, parts) : NULL;
+        if ((end || to) && at > from &&
+            (!x->ops->fetch(x, &m->xfer, buf + from, at - from, from) ||
+             place_units(e, buf + from, first, u, parts, err) < 0))
+            return false;
+        if (end)
+            break;
+        at += e->plan->units.ptr[u].len;
+        if (!to)
+            continue;
+        if (whole_place(e, u, parts) != to)
+            return false;
+        const struct ckpt_part part = parts->ptr[0];
+        touch(to, part.bytes);
+        if (!x->ops->fetch(x, &m->xfer, to, part.bytes, at - e->plan->units.ptr[u].len))
+            return false;
+        ckpt_engine_land(e, part.entry, part.bytes);
+        from = at;
+        first = u + 1;
     }
-    if (!x->ops->fetch(x, &m->xfer))
-        return false;
-    if (to)
-        ckpt_engine_land(e, part->entry, part->bytes);
-    *ret_placed = to != NULL;
     return true;
 }
 
-static void place_parts(struct ckpt_engine *e, struct ckpt_message *m)
+/* It may be passed on. */
+static void message_arrived(struct ckpt_engine *e, struct ckpt_message *m)
 {
-    const struct ckpt_part *part = &m->slot->parts[m->first];
-    const unsigned char *at = m->xfer.buf;
+    (void)pthread_mutex_lock(&e->lock);
+    m->arrived = true;
+    if (m->passed_on)
+        ckpt_engine_kick(e);
+    (void)pthread_mutex_unlock(&e->lock);
+}
 
-    for (uint32_t i = 0; i < m->n; i++) {
-        if (m->is_pack && ckpt_part_alone(&e->opt.mode, &part[i]))
-            continue;
-        place_part(e, &part[i], at, &part[i].box);
-        at += part[i].bytes;
-    }
+static bool take_message(struct ckpt_engine *e, struct ckpt_message *m, ckpt_parts *parts,
+                         struct ckpt_err *err)
+{
+    const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[m->piece];
+    struct ckpt_xport *x = e->comm->x;
+    const bool there = m->xfer.there, whole = m->passed_on || e->opt.mode.verify;
+
+    if (there && whole && !x->ops->fetch(x, &m->xfer, m->xfer.buf, m->xfer.len, 0))
+        return false;
+    if (there && !whole && !fetch_units(e, m, parts, err))
+        return false;
+    if (there)
+        x->ops->fetched(x, &m->xfer);
+    if (e->opt.mode.verify && ckpt_message_check(e, m, m->xfer.buf, err) < 0)
+        return false;
+    if (there && whole)
+        message_arrived(e, m);
+    return (there && !whole) || place_units(e, m->xfer.buf, piece->lo, piece->hi, parts, err) == 0;
 }
 
 /* False: it was not placed; the load fails, if the pump did not know before. */
@@ -153,18 +199,15 @@ static bool place_message(struct ckpt_engine *e, struct ckpt_message *m)
 {
     const uint64_t begin = ckpt_now_ns();
     struct ckpt_err err = {0};
-    bool placed = false, good;
+    ckpt_parts parts = {0};
 
     if (!place_begin(e))
         return false;
-    good = fetch(e, m, &placed);
-    if (good && !placed && e->opt.mode.verify && ckpt_message_check(m, m->xfer.buf, &err) < 0) {
-        ckpt_engine_fail(e, &err, true);
-        good = false;
-    }
-    if (good && !placed)
-        place_parts(e, m);
+    const bool good = take_message(e, m, &parts, &err);
     place_end(e);
+    ckpt_vec_release(&parts);
+    if (err.code != CKPT_OK)
+        ckpt_engine_fail(e, &err, true);
     atomic_fetch_add(&e->stats.place_ns, ckpt_now_ns() - begin);
     return good;
 }
@@ -214,7 +257,7 @@ static bool worth_a_retry(const struct ckpt_engine *e, const struct ckpt_err *er
            (err->code == CKPT_IO || err->code == CKPT_STALE || err->code == CKPT_MISSING);
 }
 
-static int ask_for_unit(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t unit,
+static int ask_for_unit(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t unit,
                         const struct ckpt_err *why, struct ckpt_err *err)
 {
     struct ckpt_retry *r = calloc(1, sizeof *r);
@@ -233,18 +276,18 @@ static int ask_for_unit(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t uni
     return 0;
 }
 
-static void units_done(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t n)
+static void units_done(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t n)
 {
     (void)pthread_mutex_lock(&e->lock);
     s->unread -= n;
-    if (s->unread == 0 && e->plan->nowner > 1)
+    if (s->unread == 0 && s->unsent)
         ckpt_engine_kick(e);
-    ckpt_slot_settle(e, s);
+    ckpt_read_settle(e, s);
     (void)pthread_mutex_unlock(&e->lock);
 }
 
 /* They wait for their upload. */
-static int units_ready(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t lo, uint32_t hi,
+static int units_ready(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t lo, uint32_t hi,
                        struct ckpt_err *err)
 {
     const struct ckpt_units units = {lo, hi};
@@ -260,12 +303,12 @@ static int units_ready(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t lo, 
 }
 
 /* Units [lo, hi) lie in the slot's buffer. */
-static int units_read(struct ckpt_engine *e, struct ckpt_slot *s, uint32_t lo, uint32_t hi,
+static int units_read(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t lo, uint32_t hi,
                       struct ckpt_err *err)
 {
     if (e->device)
         return units_ready(e, s, lo, hi, err);
-    if (place_units(e, s, lo, hi, err) < 0)
+    if (place_read(e, s, lo, hi, err) < 0)
         return -1;
     units_done(e, s, hi - lo);
     return 0;
@@ -293,7 +336,7 @@ static int read_singly(struct job *j, struct ckpt_err *err)
     return 0;
 }
 
-static uint64_t unit_len(const struct ckpt_slot *s, uint32_t u)
+static uint64_t unit_len(const struct ckpt_read_slot *s, uint32_t u)
 {
     return s->unit_off[u + 1 - s->lo] - s->unit_off[u - s->lo];
 }
@@ -303,20 +346,6 @@ static uint64_t unit_len(const struct ckpt_slot *s, uint32_t u)
  * A rank that reads for itself needs no buffer between where a unit is all that one want needs of
  * it and lies there as it does in the unit. Only what is in the page cache is read so: such a read
  * can't be stuck, and so can't write after the load has stopped. */
-
-static bool direct_place(struct ckpt_engine *e, uint32_t unit, struct ckpt_box_read *read,
-                         ckpt_parts *parts, struct ckpt_err *err)
-{
-    parts->len = 0;
-    if (ckpt_plan_wanted(e->plan, e->self, unit, &read->box, parts, err) < 0 || parts->len != 1)
-        return false;
-    const struct ckpt_box *part = &parts->ptr[0].box;
-    for (uint32_t d = 0; d < part->rank; d++)
-        if (part->n[d] != read->box.n[d])
-            return false;
-    read->buf = dense_place(&e->target[parts->ptr[0].entry], part, read->tensor->dtype);
-    return read->buf != NULL;
-}
 
 /* Is it in the page cache, as far as its first unit tells? A read that is not to wait makes Linux
  * read ahead into the cache, which we would rather go past. */
@@ -345,10 +374,10 @@ static bool read_direct(struct job *j)
     struct ckpt_err ignored = {0};
     bool good = true;
 
-    if (e->plan->nowner > 1 || e->device || !is_cached(j))
+    if (!j->slot->alone || e->device || !is_cached(j))
         return false;
     for (uint32_t i = 0; i < n && good; i++) {
-        good = direct_place(e, j->lo + i, &j->read[i], &parts, &ignored);
+        good = (j->read[i].buf = whole_place(e, j->lo + i, &parts)) != NULL;
         entry[i] = good ? parts.ptr[0].entry : 0;
         bytes[i] = good ? parts.ptr[0].bytes : 0;
     }
@@ -370,7 +399,7 @@ static bool read_direct(struct job *j)
 static void run_job(struct job *j)
 {
     struct ckpt_engine *e = j->w->e;
-    struct ckpt_slot *s = j->slot;
+    struct ckpt_read_slot *s = j->slot;
     struct ckpt_err err = {0};
     const uint32_t n = j->hi - j->lo;
     int rc;
@@ -385,7 +414,7 @@ static void run_job(struct job *j)
         return;
     }
     for (uint32_t u = j->lo; u < j->hi; u++)
-        j->read[u - j->lo].buf = s->read + s->unit_off[u - s->lo];
+        j->read[u - j->lo].buf = s->buf + s->unit_off[u - s->lo];
     rc = read_units(j->w, j->lo, j->read, n, &err);
     if (rc == 0) {
         rc = units_read(e, s, j->lo, j->hi, &err);
@@ -414,8 +443,8 @@ static void run_assist(struct ckpt_worker *w, struct ckpt_assist *a)
     struct ckpt_err err = {0};
 
     a->len = ckpt_box_numel(&a->box) * ckpt_dtype_size(t->dtype);
-    if ((a->data = malloc(ASSIST_HEAD + a->len))) {
-        const struct ckpt_box_read read = {t, a->box, a->data + ASSIST_HEAD};
+    if ((a->data = malloc(CKPT_ASSIST_HEAD + a->len))) {
+        const struct ckpt_box_read read = {t, a->box, a->data + CKPT_ASSIST_HEAD};
         a->good = read_boxes(w, a->source, a->off, &read, 1, &err) == 0;
     }
     (void)pthread_mutex_lock(&e->lock);
@@ -429,9 +458,9 @@ static void run_assist(struct ckpt_worker *w, struct ckpt_assist *a)
 
 static bool next_units(struct ckpt_engine *e, struct job *j)
 {
-    for (uint32_t w = 0; w < e->opt.slots; w++) {
-        /* the oldest window first */
-        struct ckpt_slot *s = &e->slot[(e->next_open + w) % e->opt.slots];
+    for (uint32_t k = 0; k < e->opt.ahead; k++) {
+        /* the oldest piece first */
+        struct ckpt_read_slot *s = &e->read[(e->next_own + k) % e->opt.ahead];
         uint64_t bytes = 0;
         if (!s->open || s->next == s->hi)
             continue;
@@ -444,19 +473,6 @@ static bool next_units(struct ckpt_engine *e, struct job *j)
         return true;
     }
     return false;
-}
-
-static bool open_window(struct ckpt_engine *e)
-{
-    struct ckpt_slot *s = &e->slot[e->next_open % e->opt.slots];
-
-    if (e->next_open == e->plan->nwindow || s->open)
-        return false;
-    ckpt_slot_open(e, s, e->next_open++);
-    if (e->plan->nowner > 1)
-        ckpt_engine_kick(e);
-    ckpt_slot_settle(e, s); /* this rank may have nothing to read for it */
-    return true;
 }
 
 void *ckpt_worker_run(void *arg)
@@ -489,7 +505,7 @@ void *ckpt_worker_run(void *arg)
         } else if (a) {
             e->assist = a->next;
         } else if (!next_units(e, j)) {
-            if (!open_window(e))
+            if (!ckpt_read_open(e))
                 (void)pthread_cond_wait(&e->work, &e->lock);
             continue;
         }
@@ -505,8 +521,8 @@ void *ckpt_worker_run(void *arg)
             run_job(j);
         (void)pthread_mutex_lock(&e->lock);
         if (placed) {
-            m->slot->unplaced--;
-            ckpt_slot_settle(e, m->slot);
+            m->slot->left--;
+            ckpt_window_settle(e, m->slot);
         }
     }
     free(j);

@@ -41,9 +41,12 @@ struct ckpt_xport_ops {
     /* Move what can be moved; sets `done`. PEER if a rank is gone that a transfer waits for.
      * *ret_moved: something happened. */
     int (*progress)(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err);
-    /* Copy what is `there` to t->buf, which may be another place by now, and let the sender know.
-     * From any thread. False: it is gone, and progress will say so. */
-    bool (*fetch)(struct ckpt_xport *x, struct ckpt_xfer *t);
+    /* Copy len bytes of what is `there`, from byte off on. From any thread. False: the sender is
+     * gone, and progress will say so. NULL: nothing ever is. */
+    bool (*fetch)(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
+                  size_t off);
+    /* Let the sender know that all of it has been copied. From any thread. */
+    void (*fetched)(struct ckpt_xport *x, const struct ckpt_xfer *t);
     /* Sleep until something may have happened, or kick, or the time is over. */
     void (*wait)(struct ckpt_xport *x, uint32_t timeout_ms);
     /* Wake wait, from any thread. */
@@ -69,6 +72,7 @@ struct ckpt_xport {
     const struct ckpt_xport_ops *ops;
     uint32_t rank, size;
     bool driven; /* only the thread that called ckpt_load_wait may call in */
+    bool near;   /* ranks of this node read each other's memory: one can serve all of them */
     /* Where destinations lie, and what moves data instead of post (device.h); NULL: the host. */
     struct ckpt_device *device;
 };

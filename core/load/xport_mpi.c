@@ -279,8 +279,10 @@ static int make(MPI_Comm mpi, bool finalize, struct ckpt_xport **ret, struct ckp
     (void)MPI_Comm_rank(m->comm, &rank);
     (void)MPI_Comm_size(m->comm, &size);
     m->finalize = finalize;
-    m->x =
-        (struct ckpt_xport){&mpi_ops, (uint32_t)rank, (uint32_t)size, level < MPI_THREAD_MULTIPLE};
+    m->x = (struct ckpt_xport){.ops = &mpi_ops,
+                               .rank = (uint32_t)rank,
+                               .size = (uint32_t)size,
+                               .driven = level < MPI_THREAD_MULTIPLE};
     *ret = &m->x;
     return 0;
 }

@@ -171,19 +171,31 @@ static int hear(struct peer *p, const struct note *note)
     return 0;
 }
 
-static bool tcp_fetch(struct ckpt_xport *x, struct ckpt_xfer *t)
+static bool tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
+                      size_t off)
+{
+    struct xport_tcp *m = self(x);
+    struct near *n = &m->peer[t->peer].near;
+
+    if (ckpt_near_read(&n->of, buf, len, t->priv.word + off))
+        return true;
+    (void)pthread_mutex_lock(&m->lock);
+    n->lost = true;
+    (void)pthread_mutex_unlock(&m->lock);
+    x->ops->kick(x);
+    return false;
+}
+
+static void tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
 {
     struct xport_tcp *m = self(x);
     struct near *n = &m->peer[t->peer].near;
     const struct note note = {t->at, 0};
 
-    bool good = ckpt_near_read(&n->of, t->buf, t->len, t->priv.word);
     (void)pthread_mutex_lock(&m->lock);
-    good = good && ckpt_vec_push(&n->taken, note) == 0;
-    n->lost |= !good;
+    n->lost |= ckpt_vec_push(&n->taken, note) < 0;
     (void)pthread_mutex_unlock(&m->lock);
     x->ops->kick(x);
-    return good;
 }
 
 /* What the workers did; false: they could not. */
@@ -531,6 +543,7 @@ static const struct ckpt_xport_ops tcp_ops = {
     .post = tcp_post,
     .progress = tcp_progress,
     .fetch = tcp_fetch,
+    .fetched = tcp_fetched,
     .wait = tcp_wait,
     .kick = tcp_kick,
     .ctl_send = tcp_ctl_send,
@@ -681,7 +694,7 @@ static int xport_new(uint32_t rank, uint32_t size, struct xport_tcp **ret, struc
 
     if (!m)
         return ckpt_nomem(err);
-    m->x = (struct ckpt_xport){&tcp_ops, rank, size, false};
+    m->x = (struct ckpt_xport){.ops = &tcp_ops, .rank = rank, .size = size};
     (void)pthread_mutex_init(&m->lock, NULL);
     atomic_init(&m->word, random_token());
     m->in_tail = &m->in;
@@ -730,6 +743,9 @@ static int meet_near(struct xport_tcp *m, uint64_t until, struct ckpt_err *err)
             if (rc < 0)
                 (void)ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
         }
+    m->x.near = true;
+    for (uint32_t r = 0; r < m->x.size; r++)
+        m->x.near &= r == m->x.rank || m->peer[r].near.is || m->peer[r].near.of.node != own.node;
     return rc;
 }
 

@@ -43,9 +43,15 @@ static int between_progress(struct ckpt_xport *x, bool *moved, struct ckpt_err *
     return in(x)->ops->progress(in(x), moved, err);
 }
 
-static bool between_fetch(struct ckpt_xport *x, struct ckpt_xfer *t)
+static bool between_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
+                          size_t off)
 {
-    return in(x)->ops->fetch(in(x), t);
+    return in(x)->ops->fetch(in(x), t, buf, len, off);
+}
+
+static void between_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
+{
+    in(x)->ops->fetched(in(x), t);
 }
 
 static void between_wait(struct ckpt_xport *x, uint32_t timeout_ms)
@@ -221,8 +227,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (uint32_t r = 0; r < RANKS; r++) {
         struct between *b = calloc(1, sizeof *b);
         MUST(b);
-        if (x[r]->ops->fetch)
+        if (x[r]->ops->fetch) {
             between_ops.fetch = between_fetch;
+            between_ops.fetched = between_fetched;
+        }
         between_ops.one_shot = x[r]->ops->one_shot;
         *b = (struct between){{.ops = &between_ops, .rank = r, .size = RANKS}, x[r]};
         rank[r] = (struct rank){.view = view, .number = r};

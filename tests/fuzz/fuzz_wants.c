@@ -66,25 +66,45 @@ static void check_table(const struct ckpt_wants *w, const struct ckpt_catalog *c
         }
 }
 
+/* Bytes that a rank reads by its plan. */
+static uint64_t own_bytes(const struct ckpt_plan *p)
+{
+    uint64_t bytes = 0;
+
+    for (size_t i = 0; i < p->own.len; i++) {
+        const struct ckpt_piece_plan *piece = &p->pieces.ptr[p->own.ptr[i]];
+        for (uint32_t u = piece->lo; u < piece->hi; u++) {
+            struct ckpt_box box;
+            ckpt_plan_unit_box(p, u, &box);
+            bytes += ckpt_box_numel(&box) * ckpt_dtype_size(ckpt_plan_unit_tensor(p, u)->dtype);
+        }
+    }
+    return bytes;
+}
+
 /* All ranks want this; takes w. */
 static void plan(struct ckpt_wants *w, const struct ckpt_catalog *cat)
 {
-    static const uint32_t rank[RANKS] = {0, 1, 2, 3, 4};
-    const struct ckpt_plan_sizes sizes = {128, 256};
+    static const uint32_t rank[RANKS] = {0, 1, 2, 3, 4}, node[RANKS] = {0, 0, 1, 1, 1};
+    const struct ckpt_plan_sizes sizes = {128, 256, 512};
+    const struct ckpt_sharing sharing = {CKPT_READERS_ONCE, node};
     struct ckpt_wants *table = malloc(sizeof *table);
     uint32_t *class_of = calloc(RANKS, sizeof *class_of);
     struct ckpt_roster roster;
     struct ckpt_plan *p;
     struct ckpt_err err = {0};
-    uint64_t unique;
+    uint64_t unique, read = 0;
 
     MUST(table && class_of);
     *table = *w;
     MUST(ckpt_roster_init(&roster, cat, RANKS, class_of, table, 1, &err) == 0);
     MUST(ckpt_plan_bytes(&roster, rank, RANKS, &unique, &err) == 0);
-    MUST(ckpt_plan_new(&roster, rank, RANKS, &sizes, &p, &err) == 0);
-    MUST(p->bytes == unique);
-    ckpt_plan_free(p);
+    for (uint32_t r = 0; r < RANKS; r++) {
+        MUST(ckpt_plan_new(&roster, r, &sharing, true, &sizes, &p, &err) == 0);
+        read += own_bytes(p);
+        ckpt_plan_free(p);
+    }
+    MUST(read == unique);
     ckpt_roster_release(&roster);
 }
 

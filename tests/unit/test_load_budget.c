@@ -34,41 +34,45 @@ TEST(budget, all_threads_together_stay_within_their_part)
 TEST(budget, windows_get_what_the_threads_leave)
 {
     const struct ckpt_load_options opt = {.host_bytes = 16 * MIB};
-    struct ckpt_plan_sizes sizes;
+    struct ckpt_slots s;
     struct ckpt_err err = {0};
-    uint32_t slots;
 
-    CHECK_OK(ckpt_load_sizes(&opt, 1, 1 << 30, 8, false, 12 * MIB, &sizes, &slots, &err));
-    CHECK(slots * sizes.piece <= 4 * MIB);
-    CHECK_OK(ckpt_load_sizes(&opt, 4, 1 << 30, 8, false, 12 * MIB, &sizes, &slots, &err));
-    const uint64_t readers = (4 + sizes.turns - 1) / sizes.turns;
-    CHECK(slots * sizes.piece * (readers + 2) <= 4 * MIB);
-    CHECK_FAILS(ckpt_load_sizes(&opt, 4, 1 << 30, 8, false, 16 * MIB, &sizes, &slots, &err),
-                CKPT_LIMIT, "host_bytes is 16777216, but 4 ranks");
+    CHECK_OK(ckpt_load_sizes(&opt, false, 0, 8, false, 12 * MIB, &s, &err));
+    CHECK(s.ahead * s.sizes.piece <= 4 * MIB);
+    CHECK_OK(ckpt_load_sizes(&opt, true, 0, 8, false, 12 * MIB, &s, &err));
+    CHECK(s.ahead * s.sizes.piece + s.windows * s.sizes.window <= 4 * MIB);
+    CHECK_FAILS(ckpt_load_sizes(&opt, true, 0, 8, false, 16 * MIB, &s, &err), CKPT_LIMIT,
+                "host_bytes is 16777216, but ranks that share what they read need at least");
 }
 
-/* However many ranks share what they read, they read pieces that are worth it, and what all of a
- * window's readers send fits. */
-TEST(budget, pieces_are_large_whatever_the_number_of_ranks)
+/* Ranks that share what they read take pieces that are worth a read, several readers a window. */
+TEST(budget, pieces_are_large)
 {
-    static const uint32_t ranks[] = {2, 8, 64, 512, 1024, 4096, 6143, 16384, 1 << 20};
-    const struct ckpt_load_options opt = {.host_bytes = 256 * MIB};
-    const uint64_t aside = ckpt_load_aside(&opt);
-
-    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
-        struct ckpt_plan_sizes sizes;
+    for (uint64_t host = 64; host <= 1024; host *= 2) {
+        const struct ckpt_load_options opt = {.host_bytes = host * MIB};
+        const uint64_t aside = ckpt_load_aside(&opt);
+        struct ckpt_slots s;
         struct ckpt_err err = {0};
-        uint32_t slots;
-        CHECK_OK(ckpt_load_sizes(&opt, ranks[i], (uint64_t)811 << 30, 8, false, aside, &sizes,
-                                 &slots, &err));
-        const uint64_t turns = sizes.turns ? sizes.turns : 1;
-        const uint64_t readers = (ranks[i] + turns - 1) / turns;
-        CHECK(sizes.piece >= (ranks[i] > 64 ? 4 : 1) * (uint64_t)MIB && sizes.unit <= sizes.piece);
-        CHECK(readers >= 2 && slots * sizes.piece * (readers + 2) <= opt.host_bytes - aside);
+        CHECK_OK(ckpt_load_sizes(&opt, true, 0, 8, false, aside, &s, &err));
+        CHECK(s.sizes.piece >= MIB && s.sizes.unit <= s.sizes.piece);
+        CHECK(s.sizes.window / s.sizes.piece >= 8 && s.ahead >= 4 && s.windows == 3);
+        CHECK(s.ahead * s.sizes.piece + s.windows * s.sizes.window <= opt.host_bytes - aside);
     }
+}
+
+/* Whatever the threads and processors of a rank, it cuts as the others do. */
+TEST(budget, sizes_are_the_same_on_ranks_that_differ)
+{
+    const struct ckpt_load_options opt = {.host_bytes = 32 * MIB};
+    struct ckpt_slots a, b;
+    struct ckpt_err err = {0};
+
+    CHECK_OK(ckpt_load_sizes(&opt, true, 0, 1, false, 8 * MIB, &a, &err));
+    CHECK_OK(ckpt_load_sizes(&opt, true, 0, 16, false, 8 * MIB, &b, &err));
+    CHECK(memcmp(&a.sizes, &b.sizes, sizeof a.sizes) == 0);
 }
 
 TESTS(T(budget, what_an_error_names_leaves_the_windows_what_they_need),
       T(budget, all_threads_together_stay_within_their_part),
-      T(budget, windows_get_what_the_threads_leave),
-      T(budget, pieces_are_large_whatever_the_number_of_ranks))
+      T(budget, windows_get_what_the_threads_leave), T(budget, pieces_are_large),
+      T(budget, sizes_are_the_same_on_ranks_that_differ))

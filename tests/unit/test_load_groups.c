@@ -2,54 +2,11 @@
 /* Jobs of many ranks: who wants the same, and what a rank of them plans. */
 #include <sys/resource.h>
 
-#include "load/demand.h"
 #include "load/policy.h"
+#include "load/replicas.h"
 #include "load_made_up.h"
 
 /* ---- replica groups ---- */
-
-static uint64_t wanted(const struct ckpt_roster *r, uint32_t rank, uint32_t tensor,
-                       const struct ckpt_box *box)
-{
-    const struct ckpt_wants *w = &r->table[r->class_of[rank]];
-    uint64_t numel = 0;
-
-    for (size_t e = 0; e < w->entries.len; e++) {
-        struct ckpt_box want, both;
-        if (w->entries.ptr[e].tensor == tensor &&
-            ckpt_wants_box(w, &w->entries.ptr[e], &r->cat->tensors.ptr[tensor], rank, &want) &&
-            ckpt_box_intersect(&want, box, &both))
-            numel += ckpt_box_numel(&both);
-    }
-    return numel;
-}
-
-/* Whatever box is asked for: the sum over different boxes is that over ranks. */
-static void check_demand(const struct ckpt_roster *r, const struct ckpt_replicas *groups,
-                         uint64_t *rng)
-{
-    const struct ckpt_domain domain = {r, groups, groups->count};
-    ckpt_demands demands = {0};
-    struct ckpt_err err = {0};
-
-    for (uint32_t t = 0; t < r->cat->tensors.len; t++) {
-        const struct ckpt_tensor *tensor = &r->cat->tensors.ptr[t];
-        if (ckpt_demand_of(&domain, t, &demands, &err) < 0)
-            fail_msg("%s", err.text);
-        for (int k = 0; k < 4; k++) {
-            struct ckpt_box box = {.rank = tensor->rank};
-            uint64_t sum = 0;
-            for (uint32_t d = 0; d < tensor->rank; d++) {
-                box.lo[d] = random_range(rng, 0, tensor->dim[d]);
-                box.n[d] = random_range(rng, 0, tensor->dim[d] - box.lo[d]) + 1;
-            }
-            for (uint32_t rank = 0; rank < r->nrank; rank++)
-                sum += wanted(r, rank, t, &box);
-            assert_int_equal(ckpt_demand_numel(&demands, &box), sum);
-        }
-    }
-    ckpt_vec_release(&demands);
-}
 
 /* Bytes of a job, of its nodes and ranks: as counted rank by rank, node by node. */
 static void check_weights(const struct ckpt_roster *r, uint64_t *rng)
@@ -125,7 +82,6 @@ TEST(replicas, are_the_ranks_that_want_the_same)
         for (uint32_t g = 0; g < groups.n; g++)
             ranks += groups.count[g];
         CHECK_EQ(ranks, nrank);
-        check_demand(&roster, &groups, &rng);
         check_weights(&roster, &rng);
         ckpt_replicas_release(&groups);
         ckpt_roster_release(&roster);
@@ -164,30 +120,32 @@ static void large_roster(struct ckpt_roster *roster, uint32_t nrank, uint64_t *r
         fail_msg("%s", err.text);
 }
 
-/* Owners read equal parts; the least and the most of them. */
-static void check_balance(const struct ckpt_plan *p, uint64_t all)
+/* Readers of a group read equal parts. */
+static void check_balance(const struct ckpt_plan *p, uint32_t group)
 {
-    uint64_t least = UINT64_MAX, most = 0;
+    const struct ckpt_group *g = &p->groups.ptr[group];
+    uint64_t *read = calloc(g->n, sizeof *read), all = 0, most = 0;
+    uint32_t readers = 0;
 
-    for (uint32_t o = 0; o < p->nowner; o++) {
-        uint64_t bytes = 0;
-        for (uint32_t u = p->owner_unit[o]; u < p->owner_unit[o + 1]; u++) {
-            struct ckpt_box box;
-            ckpt_plan_unit_box(p, u, &box);
-            bytes += ckpt_box_numel(&box) * 2;
+    for (size_t i = 0; i < p->pieces.len; i++)
+        if (p->pieces.ptr[i].group == group) {
+            read[p->pieces.ptr[i].reader] += p->pieces.ptr[i].len;
+            all += p->pieces.ptr[i].len;
         }
-        least = bytes < least ? bytes : least;
-        most = bytes > most ? bytes : most;
+    for (uint32_t i = 0; i < g->n; i++) {
+        most = read[i] > most ? read[i] : most;
+        readers += read[i] > 0;
     }
-    assert_true(most - least <= 2 * p->sizes.unit &&
-                (double)most < 1.1 * (double)all / p->nowner + 1e6);
+    assert_true(readers == g->n || readers >= all >> 22);
+    assert_true((double)most <= 1.1 * (double)all / readers + 2e6);
+    free(read);
 }
 
 /* What one rank of a large job plans, with the sizes that a load has there. */
 static void plan_as_loads_do(uint32_t nrank)
 {
     const struct ckpt_load_options opt = {.readers = CKPT_READERS_ONCE, .host_bytes = 256 << 20};
-    uint32_t *rank = malloc(nrank * sizeof *rank), *node = malloc(nrank * sizeof *node);
+    uint32_t *node = malloc(nrank * sizeof *node);
     struct ckpt_policy_input in = {.opt = &opt, .local = 8, .cpus = 64};
     struct ckpt_policy policy;
     struct ckpt_engine_sizes sizes;
@@ -195,37 +153,36 @@ static void plan_as_loads_do(uint32_t nrank)
     struct ckpt_roster roster;
     struct ckpt_err err = {0};
     struct ckpt_plan *p;
-    ckpt_parts parts = {0};
-    uint64_t all;
+    uint64_t all, own = 0;
 
     large_roster(&roster, nrank, &all);
-    for (uint32_t r = 0; r < nrank; r++) {
-        rank[r] = r;
+    for (uint32_t r = 0; r < nrank; r++)
         node[r] = r / 8;
-    }
     if (ckpt_load_weigh(&roster, node, nrank / 8, &in.cost, &err) < 0)
         fail_msg("%s", err.text);
     assert_int_equal(in.cost.unique, all);
     assert_int_equal(in.cost.node_unique, all);
     if (ckpt_policy_choose(&in, &policy, &err) < 0)
         fail_msg("%s", err.text);
-    assert_int_equal(policy.ndomain, nrank);
-    assert_true(policy.sizes.piece >= CKPT_LOAD_PIECE_GOOD);
-    if (ckpt_plan_new(&roster, rank, nrank, &policy.sizes, &p, &err) < 0)
+    const struct ckpt_sharing sharing = {policy.readers, node};
+    if (ckpt_plan_new(&roster, 17, &sharing, true, &policy.slots.sizes, &p, &err) < 0)
         fail_msg("%s", err.text);
-    assert_int_equal(p->bytes, all);
-    check_balance(p, all);
-    if (ckpt_plan_receives(p, 17, &parts, &err) < 0)
+    assert_int_equal(p->groups.len, 2); /* norms; the ranks of one part */
+    for (uint32_t g = 0; g < 2; g++)
+        check_balance(p, g);
+    for (size_t i = 0; i < p->own.len; i++)
+        own += p->pieces.ptr[p->own.ptr[i]].len;
+    assert_true(own <= 2 * all / nrank + (8 << 20));
+    assert_true(ckpt_plan_memory(p) < 64 << 20);
+    if (ckpt_engine_measure(p, &mode, &sizes, &err) < 0)
         fail_msg("%s", err.text);
-    if (ckpt_engine_measure(p, 17, &mode, &parts, &sizes, &err) < 0)
-        fail_msg("%s", err.text);
-    assert_true(policy.slots * sizes.host + ckpt_load_aside(&opt) <= opt.host_bytes);
-    ckpt_vec_release(&parts);
+    assert_true(policy.slots.ahead * sizes.read_host + policy.slots.windows * sizes.window_host +
+                    ckpt_load_aside(&opt) <=
+                opt.host_bytes);
     ckpt_plan_free(p);
     struct ckpt_catalog *cat = (struct ckpt_catalog *)(uintptr_t)roster.cat;
     ckpt_roster_release(&roster);
     ckpt_catalog_free(cat);
-    free(rank);
     free(node);
 }
 
@@ -238,12 +195,12 @@ TEST(plan, boxes_given_one_by_one_are_sorted)
     struct ckpt_catalog *cat;
     struct ckpt_roster roster;
     struct ckpt_wants *table = calloc(RANKS, sizeof *table);
-    uint32_t *class_of = malloc(RANKS * sizeof *class_of), *rank = malloc(RANKS * sizeof *rank);
-    const struct ckpt_plan_sizes sizes = {.unit = 4 << 20, .piece = 4 << 20, .turns = 1171};
+    uint32_t *class_of = malloc(RANKS * sizeof *class_of), *node = calloc(RANKS, sizeof *node);
+    const struct ckpt_plan_sizes sizes = {.unit = 4 << 20, .piece = 4 << 20, .window = 32 << 20};
+    const struct ckpt_sharing sharing = {CKPT_READERS_ONCE, node};
     const uint64_t dim[2] = {RANKS, 64};
     uint64_t off = 0;
     struct ckpt_plan *p;
-    ckpt_parts parts = {0};
 
     CHECK_OK(ckpt_catalog_new(&cat, &err));
     add_source(cat);
@@ -255,27 +212,23 @@ TEST(plan, boxes_given_one_by_one_are_sorted)
             const bool all = r == 0 && t % 2;
             CHECK_OK(ckpt_wants_add(&table[r], t, CKPT_NONE, all ? NULL : &box, &err));
         }
-        class_of[r] = rank[r] = r;
+        class_of[r] = r;
     }
     CHECK_OK(ckpt_roster_init(&roster, cat, RANKS, class_of, table, RANKS, &err));
-    CHECK_OK(ckpt_plan_new(&roster, rank, RANKS, &sizes, &p, &err));
+    CHECK_OK(ckpt_plan_new(&roster, 17, &sharing, true, &sizes, &p, &err));
     CHECK_EQ(p->regions.len, BOXED);
-    CHECK_EQ(p->bytes, off);
-    CHECK_OK(ckpt_plan_receives(p, 17, &parts, &err));
-    uint32_t owner = 0;
-    while (p->owner_unit[owner] == p->owner_unit[owner + 1])
-        owner++;
-    CHECK_OK(
-        ckpt_plan_sends(p, owner, p->owner_unit[owner], p->owner_unit[owner + 1], &parts, &err));
-    CHECK(parts.len > 1);
-    ckpt_vec_release(&parts);
+    CHECK_EQ(p->groups.len, 2); /* alone; with the one that wants all */
+    ckpt_plan_free(p);
+    CHECK_OK(ckpt_plan_new(&roster, 0, &sharing, true, &sizes, &p, &err));
+    CHECK_EQ(p->groups.len, RANKS);
+    CHECK_EQ(p->regions.len, BOXED / 2 * (RANKS + 1));
     ckpt_plan_free(p);
     ckpt_roster_release(&roster);
     ckpt_catalog_free(cat);
-    free(rank);
+    free(node);
 }
 
-TEST(plan, large_jobs_read_large_pieces)
+TEST(plan, large_jobs_cost_a_rank_what_it_gets)
 {
     static const uint32_t nrank[] = {1024, 4096, 16384};
 
@@ -283,9 +236,9 @@ TEST(plan, large_jobs_read_large_pieces)
         struct rusage use;
         plan_as_loads_do(nrank[i]);
         (void)getrusage(RUSAGE_SELF, &use);
-        CHECK(use.ru_maxrss < 1024 * 1024);
+        CHECK(use.ru_maxrss < 512 * 1024);
     }
 }
 
-TESTS(T(replicas, are_the_ranks_that_want_the_same), T(plan, large_jobs_read_large_pieces),
+TESTS(T(replicas, are_the_ranks_that_want_the_same), T(plan, large_jobs_cost_a_rank_what_it_gets),
       T(plan, boxes_given_one_by_one_are_sorted))

@@ -7,40 +7,80 @@
 #include "load/cost.h"
 #include "load_made_up.h"
 
-/* ---- the tests ---- */
+/* ---- plans of all ranks of a job, as each makes its own ---- */
 
-/* A rank gets every element that it wants once: from its own units, or from others. */
-static void check_delivery(const struct ckpt_plan *p, uint32_t rank)
+struct job {
+    struct ckpt_catalog *cat;
+    struct ckpt_roster roster;
+    uint32_t nrank, node[64];
+    struct ckpt_sharing sharing;
+    struct ckpt_plan *plan[64];
+};
+
+static void make_job(struct job *j, uint64_t *rng)
+{
+    const uint64_t unit = random_range(rng, 2, 3000);
+    const struct ckpt_plan_sizes sizes = {.unit = unit,
+                                          .piece = unit + random_range(rng, 0, 5000),
+                                          .window = random_range(rng, 0, 30000)};
+    const bool star = random_range(rng, 0, 2);
+    struct ckpt_err err = {0};
+
+    j->cat = small_checkpoint(rng);
+    j->nrank = (uint32_t)random_range(rng, 1, random_range(rng, 0, 8) ? 9 : 49);
+    random_roster(&j->roster, j->cat, j->nrank, rng);
+    const uint32_t nnode = (uint32_t)random_range(rng, 1, j->nrank + 1);
+    for (uint32_t r = 0; r < j->nrank; r++)
+        j->node[r] = (uint32_t)random_range(rng, 0, nnode);
+    j->sharing = (struct ckpt_sharing){(enum ckpt_readers)random_range(rng, 1, 4), j->node};
+    for (uint32_t r = 0; r < j->nrank; r++)
+        if (ckpt_plan_new(&j->roster, r, &j->sharing, star, &sizes, &j->plan[r], &err) < 0)
+            fail_msg("%s", err.text);
+}
+
+static void free_job(struct job *j)
+{
+    for (uint32_t r = 0; r < j->nrank; r++)
+        ckpt_plan_free(j->plan[r]);
+    ckpt_roster_release(&j->roster);
+    ckpt_catalog_free(j->cat);
+}
+
+static bool share(const struct job *j, uint32_t a, uint32_t b)
+{
+    return a == b || j->sharing.readers == CKPT_READERS_ONCE ||
+           (j->sharing.readers == CKPT_READERS_NODE && j->node[a] == j->node[b]);
+}
+
+/* A rank gets every element that it wants once. */
+static void check_delivery(const struct ckpt_plan *p)
 {
     const struct ckpt_roster *r = p->roster;
-    const struct ckpt_wants *w = &r->table[r->class_of[rank]];
+    const struct ckpt_wants *w = &r->table[r->class_of[p->self]];
     ckpt_parts parts = {0};
     struct ckpt_err err = {0};
 
-    if (ckpt_plan_receives(p, rank, &parts, &err) < 0)
-        fail_msg("%s", err.text);
-    for (uint32_t o = 0; o < p->nowner; o++)
-        for (uint32_t u = p->owner_unit[o]; p->owner[o] == rank && u < p->owner_unit[o + 1]; u++) {
+    for (size_t i = 0; i < p->pieces.len; i++)
+        for (uint32_t u = p->pieces.ptr[i].lo; u < p->pieces.ptr[i].hi; u++) {
             struct ckpt_box box;
+            const size_t before = parts.len;
             ckpt_plan_unit_box(p, u, &box);
-            if (ckpt_plan_wanted(p, rank, u, &box, &parts, &err) < 0)
+            if (ckpt_plan_wanted(p, u, &box, &parts, &err) < 0)
                 fail_msg("%s", err.text);
+            assert_true(parts.len > before);
+            for (size_t k = before; k < parts.len; k++) /* all of it is wanted */
+                assert_int_equal(ckpt_box_numel(&parts.ptr[k].box), ckpt_box_numel(&box));
         }
-    for (size_t i = 0; i < parts.len; i++) {
-        uint64_t numel = ckpt_box_numel(&parts.ptr[i].box);
-        assert_int_equal(parts.ptr[i].bytes, numel * 2);
-    }
     for (uint32_t e = 0; e < w->entries.len; e++) {
         const struct ckpt_tensor *t = &r->cat->tensors.ptr[w->entries.ptr[e].tensor];
         struct ckpt_box want, x;
         uint64_t got = 0;
-        bool any = ckpt_wants_box(w, &w->entries.ptr[e], t, rank, &want);
+        bool any = ckpt_wants_box(w, &w->entries.ptr[e], t, p->self, &want);
         for (size_t i = 0; i < parts.len; i++) {
             if (parts.ptr[i].entry != e)
                 continue;
-            assert_true(any && ckpt_box_intersect(&parts.ptr[i].box, &want, &x));
-            assert_int_equal(ckpt_box_numel(&x), ckpt_box_numel(&parts.ptr[i].box));
-            got += ckpt_box_numel(&x);
+            assert_int_equal(parts.ptr[i].bytes, ckpt_box_numel(&parts.ptr[i].box) * 2);
+            got += ckpt_box_numel(&parts.ptr[i].box);
             for (size_t k = 0; k < i; k++)
                 assert_false(parts.ptr[k].entry == e &&
                              ckpt_box_intersect(&parts.ptr[k].box, &parts.ptr[i].box, &x));
@@ -50,102 +90,183 @@ static void check_delivery(const struct ckpt_plan *p, uint32_t rank)
     ckpt_vec_release(&parts);
 }
 
-/* What one sends is what the other expects, in the same order. */
-static void check_messages(const struct ckpt_plan *p)
+/* Whoever shares with this rank and wants something of a unit is in its group, and nobody else. */
+static void check_members(const struct job *j, const struct ckpt_plan *p)
 {
-    struct ckpt_err err = {0};
-
-    for (uint32_t r = 0; r < p->nowner; r++) {
-        ckpt_parts in = {0};
-        if (ckpt_plan_receives(p, p->owner[r], &in, &err) < 0)
-            fail_msg("%s", err.text);
-        for (uint32_t o = 0; o < p->nowner; o++) {
-            ckpt_parts out = {0};
-            size_t at = 0;
-            if (ckpt_plan_sends(p, p->owner[o], p->owner_unit[o], p->owner_unit[o + 1], &out,
-                                &err) < 0)
-                fail_msg("%s", err.text);
-            for (size_t i = 0; i < in.len; i++) {
-                if (in.ptr[i].peer != p->owner[o])
-                    continue;
-                while (at < out.len && out.ptr[at].peer != p->owner[r])
-                    at++;
-                assert_true(at < out.len);
-                assert_int_equal(out.ptr[at].unit, in.ptr[i].unit);
-                assert_int_equal(out.ptr[at].entry, in.ptr[i].entry);
-                assert_int_equal(out.ptr[at].window, in.ptr[i].window);
-                assert_int_equal(out.ptr[at].bytes, in.ptr[i].bytes);
-                at++;
+    for (uint32_t u = 0; u < p->units.len; u++) {
+        const struct ckpt_region *region = &p->regions.ptr[p->units.ptr[u].region];
+        const struct ckpt_group *g = &p->groups.ptr[region->group];
+        struct ckpt_box box, want, x;
+        uint32_t member = 0;
+        ckpt_plan_unit_box(p, u, &box);
+        for (uint32_t r = 0; r < j->nrank; r++) {
+            const struct ckpt_wants *w = &j->roster.table[j->roster.class_of[r]];
+            bool wants = false;
+            for (size_t e = 0; e < w->entries.len; e++)
+                wants |= w->entries.ptr[e].tensor == region->tensor &&
+                         ckpt_wants_box(w, &w->entries.ptr[e], &j->cat->tensors.ptr[region->tensor],
+                                        r, &want) &&
+                         ckpt_box_intersect(&want, &box, &x);
+            if (wants && share(j, p->self, r)) {
+                assert_true(member < g->n && g->rank[member] == r);
+                member++;
             }
-            while (at < out.len && out.ptr[at].peer != p->owner[r])
-                at++;
-            assert_int_equal(at, out.len);
-            ckpt_vec_release(&out);
         }
-        ckpt_vec_release(&in);
+        assert_int_equal(member, g->n);
+        assert_int_equal(g->rank[g->self], p->self);
     }
 }
 
-/* No element is read twice, and no window is larger than was said. */
-static void check_units(const struct ckpt_plan *p)
+static uint32_t find_group(const struct ckpt_plan *p, const struct ckpt_group *g)
 {
-    struct ckpt_box a, b, x;
-    uint64_t bytes = 0;
+    uint32_t i = 0;
 
-    for (uint32_t u = 0; u < p->units.len; u++) {
-        uint32_t owner, window, lo, hi;
-        ckpt_plan_unit_box(p, u, &a);
-        bytes += ckpt_box_numel(&a) * 2;
-        ckpt_plan_find(p, u, &owner, &window);
-        ckpt_plan_piece(p, owner, window, &lo, &hi);
-        assert_true(lo <= u && u < hi);
-        for (uint32_t k = 0; k < u; k++)
-            if (ckpt_plan_unit_tensor(p, k) == ckpt_plan_unit_tensor(p, u)) {
-                ckpt_plan_unit_box(p, k, &b);
-                assert_false(ckpt_box_intersect(&a, &b, &x));
+    while (i < p->groups.len &&
+           (p->groups.ptr[i].n != g->n ||
+            memcmp(p->groups.ptr[i].rank, g->rank, g->n * sizeof *g->rank) != 0))
+        i++;
+    return i;
+}
+
+/* Every piece reaches every member, once in each node. */
+static void check_way(const struct job *j, const struct ckpt_plan *p, uint32_t group)
+{
+    const struct ckpt_group *g = &p->groups.ptr[group];
+
+    for (uint32_t reader = 0; reader < g->n; reader++) {
+        uint32_t got[64] = {0}, entered[64] = {0}, to[64], depth[64] = {0};
+        for (uint32_t k = 0; k < g->n; k++) {
+            const struct ckpt_plan *its = j->plan[g->rank[k]];
+            const struct ckpt_relay *relay = &its->relay[find_group(its, g)];
+            const uint32_t from = ckpt_relay_from(relay, reader);
+            const uint32_t n = ckpt_relay_to(relay, reader, to);
+            assert_true(n <= ckpt_relay_most(relay));
+            assert_true((from == its->self) == (k == reader));
+            for (uint32_t i = 0; i < n; i++) {
+                got[to[i]]++;
+                entered[j->node[to[i]]] += j->node[to[i]] != j->node[its->self];
+                const struct ckpt_plan *other = j->plan[to[i]];
+                assert_int_equal(ckpt_relay_from(&other->relay[find_group(other, g)], reader),
+                                 its->self);
+            }
+            for (uint32_t at = its->self; at != g->rank[reader]; depth[k]++) { /* no circles */
+                const struct ckpt_plan *here = j->plan[at];
+                assert_true(depth[k] < g->n);
+                at = ckpt_relay_from(&here->relay[find_group(here, g)], reader);
+            }
+            assert_true(depth[k] <= 16);
+        }
+        for (uint32_t k = 0; k < g->n; k++) {
+            assert_int_equal(got[g->rank[k]], k != reader);
+            assert_int_equal(entered[j->node[g->rank[k]]],
+                             j->node[g->rank[k]] != j->node[g->rank[reader]]);
+        }
+    }
+}
+
+static int window_cmp(const struct ckpt_plan *a, const struct ckpt_window *x,
+                      const struct ckpt_plan *b, const struct ckpt_window *y)
+{
+    const struct ckpt_group *g = &a->groups.ptr[x->group], *h = &b->groups.ptr[y->group];
+
+    if (x->number != y->number)
+        return x->number < y->number ? -1 : 1;
+    if (g->n != h->n)
+        return g->n < h->n ? -1 : 1;
+    for (uint32_t i = 0; i < g->n; i++)
+        if (g->rank[i] != h->rank[i])
+            return g->rank[i] < h->rank[i] ? -1 : 1;
+    return 0;
+}
+
+/* One order on all ranks; members of a group have the same plan of it. */
+static void check_agreement(const struct job *j, const struct ckpt_plan *p)
+{
+    for (size_t i = 1; i < p->windows.len; i++)
+        assert_true(window_cmp(p, &p->windows.ptr[i - 1], p, &p->windows.ptr[i]) < 0);
+    for (uint32_t i = 0; i < p->groups.len; i++) {
+        const struct ckpt_group *g = &p->groups.ptr[i];
+        for (uint32_t k = 0; k < g->n; k++) {
+            const struct ckpt_plan *its = j->plan[g->rank[k]];
+            const uint32_t same = find_group(its, g);
+            assert_true(same < its->groups.len);
+            assert_int_equal(ckpt_plan_digest(p, i), ckpt_plan_digest(its, same));
+        }
+        check_way(j, p, i);
+    }
+}
+
+/* Pieces and windows are no larger than was said, and units lie in the order of the files. */
+static void check_sizes(const struct ckpt_plan *p)
+{
+    uint32_t own = 0;
+
+    for (uint32_t i = 0; i < p->pieces.len; i++) {
+        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
+        uint64_t len = 0;
+        for (uint32_t u = piece->lo; u < piece->hi; u++) {
+            const struct ckpt_unit *unit = &p->units.ptr[u];
+            len += unit->len;
+            assert_true(u == piece->lo || unit[-1].source < unit->source ||
+                        (unit[-1].source == unit->source && unit[-1].off <= unit->off));
+        }
+        assert_int_equal(len, piece->len);
+        assert_true(len <= p->sizes.piece || piece->hi - piece->lo == 1);
+        if (piece->reader == p->groups.ptr[piece->group].self)
+            assert_int_equal(p->own.ptr[own++], i);
+    }
+    assert_int_equal(own, p->own.len);
+    for (size_t i = 0; i < p->windows.len; i++) {
+        const struct ckpt_window *w = &p->windows.ptr[i];
+        const uint64_t most = p->sizes.window / p->sizes.piece;
+        assert_true(w->lo < w->hi && w->hi - w->lo <= (most ? most : 1));
+        for (uint32_t k = w->lo + 1; k < w->hi; k++)
+            assert_true(p->pieces.ptr[k - 1].reader < p->pieces.ptr[k].reader);
+    }
+}
+
+/* Every byte that anybody wants is read once by those who share. */
+static void check_unique(const struct job *j)
+{
+    uint32_t all[64];
+    uint64_t unique, read = 0;
+    struct ckpt_err err = {0};
+
+    for (uint32_t r = 0; r < j->nrank; r++) {
+        const struct ckpt_plan *p = j->plan[r];
+        all[r] = r;
+        for (size_t i = 0; i < p->own.len; i++)
+            for (uint32_t u = p->pieces.ptr[p->own.ptr[i]].lo; u < p->pieces.ptr[p->own.ptr[i]].hi;
+                 u++) {
+                struct ckpt_box box;
+                ckpt_plan_unit_box(p, u, &box);
+                read += ckpt_box_numel(&box) * 2;
             }
     }
-    assert_int_equal(bytes, p->bytes);
-    for (uint32_t o = 0; o < p->nowner; o++)
-        for (uint32_t w = 0; w < p->nwindow; w++) {
-            uint32_t lo, hi;
-            uint64_t piece = 0;
-            ckpt_plan_piece(p, o, w, &lo, &hi);
-            for (uint32_t u = lo; u < hi; u++) {
-                ckpt_plan_unit_box(p, u, &a);
-                piece += ckpt_box_numel(&a) * 2;
-            }
-            assert_true(piece <= p->sizes.piece || hi - lo == 1);
-            assert_true(lo == hi || p->sizes.turns < 2 || w % p->sizes.turns == o % p->sizes.turns);
-        }
+    if (ckpt_plan_bytes(&j->roster, all, j->nrank, &unique, &err) < 0)
+        fail_msg("%s", err.text);
+    if (j->sharing.readers == CKPT_READERS_ONCE)
+        assert_int_equal(read, unique);
+    else
+        assert_true(read >= unique);
 }
 
 TEST(plan, every_wanted_element_arrives_once)
 {
     uint64_t rng = 12345;
 
-    for (int round = 0; round < 150; round++) {
-        struct ckpt_err err = {0};
-        struct ckpt_catalog *cat = small_checkpoint(&rng);
-        struct ckpt_roster roster;
-        uint32_t nrank = (uint32_t)random_range(&rng, 1, 9), rank[8], n = 0;
-        struct ckpt_plan *p;
-        random_roster(&roster, cat, nrank, &rng);
-        for (uint32_t r = 0; r < nrank; r++)
-            if (random_range(&rng, 0, 4) || (n == 0 && r + 1 == nrank))
-                rank[n++] = r;
-        uint64_t unit = random_range(&rng, 2, 3000);
-        const struct ckpt_plan_sizes sizes = {.unit = unit,
-                                              .piece = unit + random_range(&rng, 0, 5000),
-                                              .turns = random_range(&rng, 0, n + 1)};
-        CHECK_OK(ckpt_plan_new(&roster, rank, n, &sizes, &p, &err));
-        check_units(p);
-        check_messages(p);
-        for (uint32_t k = 0; k < n; k++)
-            check_delivery(p, rank[k]);
-        ckpt_plan_free(p);
-        ckpt_roster_release(&roster);
-        ckpt_catalog_free(cat);
+    CHECK(rng != 0);
+    for (int round = 0; round < 300; round++) {
+        struct job j;
+        make_job(&j, &rng);
+        for (uint32_t r = 0; r < j.nrank; r++) {
+            check_delivery(j.plan[r]);
+            check_members(&j, j.plan[r]);
+            check_agreement(&j, j.plan[r]);
+            check_sizes(j.plan[r]);
+        }
+        check_unique(&j);
+        free_job(&j);
     }
 }
 

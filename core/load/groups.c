@@ -1,0 +1,705 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups of one rank, found tensor by tensor: which parts of placements overlap with what the rank
+ * wants, and which ranks hold those parts. */
+#include "load/groups.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "base/map.h"
+#include "base/mem.h"
+
+enum { MAX_CELLS = 1 << 20, WIDE_PART = 64 };
+
+typedef CKPT_VEC(uint32_t) u32_vec;
+
+/* One part of an entry of a class: a box, which some ranks want. */
+struct demand {
+    uint32_t class, entry, part;
+    struct ckpt_box box;
+    uint64_t reach; /* where the furthest box so far ends along the dimension of the order, wide
+                       ones left out */
+};
+
+/* The ranks that have one part of a placement, or all of a class. */
+struct part_ranks {
+    uint32_t class, spec, part; /* its key in the map */
+    u32_vec rank;
+};
+
+/* Lists of numbers, and what is known of each; the map's keys are the lists. */
+struct known_lists {
+    struct ckpt_map map;
+    CKPT_VEC(uint32_t *) list;
+};
+
+struct finder {
+    const struct ckpt_roster *roster;
+    const struct ckpt_sharing *sharing;
+    uint32_t self;
+    bool *near; /* classes of which some ranks share with this one */
+    CKPT_VEC(struct part_ranks *) parts;
+    struct ckpt_map part_map, group_map; /* by class, spec and part; by ranks */
+    struct known_lists unions;           /* of parts: the group of their ranks */
+    ckpt_groups *groups;
+    ckpt_group_boxes *boxes;
+    /* of the tensor at hand */
+    uint32_t tensor, class, entry;
+    CKPT_VEC(struct demand) demands;
+    struct known_lists seen; /* sets of demands whose boxes are known */
+    uint32_t order;          /* the dimension along which demands are sorted */
+    u32_vec wide;            /* demands that reach far along it, as one that wants all does */
+    uint64_t cells;
+    struct ckpt_err *err;
+};
+
+void ckpt_groups_release(ckpt_groups *groups)
+{
+    for (size_t i = 0; i < groups->len; i++)
+        free(groups->ptr[i].rank);
+    ckpt_vec_release(groups);
+}
+
+static void forget_lists(struct known_lists *k)
+{
+    for (size_t i = 0; i < k->list.len; i++)
+        free(k->list.ptr[i]);
+    ckpt_vec_release(&k->list);
+    ckpt_map_release(&k->map);
+}
+
+/* Remember a value for a list, or find the one that was. */
+static int know_list(struct known_lists *k, const uint32_t *list, size_t n, uint32_t value,
+                     bool *ret_new)
+{
+    uint32_t *copy = malloc((n + 1) * sizeof *copy), was;
+
+    if (copy)
+        memcpy(copy, list, n * sizeof *list);
+    if (!copy || ckpt_vec_reserve(&k->list, 1) < 0 ||
+        ckpt_map_put(&k->map, (const char *)copy, n * sizeof *copy, value, &was, ret_new) < 0) {
+        free(copy);
+        return -1;
+    }
+    if (*ret_new)
+        k->list.ptr[k->list.len++] = copy;
+    else
+        free(copy);
+    return 0;
+}
+
+/* ---- ranks ---- */
+
+static bool shares(const struct finder *f, uint32_t rank)
+{
+    switch (f->sharing->readers) {
+    case CKPT_READERS_EACH:
+        return rank == f->self;
+    case CKPT_READERS_NODE:
+        return f->sharing->node[rank] == f->sharing->node[f->self];
+    default:
+        return true;
+    }
+}
+
+static int u32_cmp(const void *pa, const void *pb)
+{
+    const uint32_t a = *(const uint32_t *)pa, b = *(const uint32_t *)pb;
+
+    return (a > b) - (a < b);
+}
+
+struct listing {
+    const struct finder *f;
+    struct part_ranks *to;
+};
+
+static int list_rank(void *ctx, uint32_t rank)
+{
+    const struct listing *l = ctx;
+
+    if (l->f->roster->class_of[rank] != l->to->class || !shares(l->f, rank))
+        return 0;
+    return ckpt_vec_push(&l->to->rank, rank);
+}
+
+static int list_ranks(struct finder *f, struct part_ranks *p)
+{
+    const struct ckpt_roster *r = f->roster;
+    struct listing l = {f, p};
+    int rc = 0;
+
+    if (p->spec != CKPT_NONE) {
+        rc = ckpt_spec_ranks(&r->table[p->class], &r->table[p->class].specs.ptr[p->spec], p->part,
+                             list_rank, &l);
+    } else {
+        for (uint32_t i = r->class_first[p->class]; i < r->class_first[p->class + 1] && rc == 0;
+             i++)
+            rc = list_rank(&l, r->class_rank[i]);
+    }
+    if (p->rank.len)
+        qsort(p->rank.ptr, p->rank.len, sizeof *p->rank.ptr, u32_cmp);
+    return rc < 0 ? ckpt_nomem(f->err) : 0;
+}
+
+/* The number of the ranks that have a demand; CKPT_NONE and *err. */
+static uint32_t part_of(struct finder *f, const struct demand *d)
+{
+    const uint32_t key[3] = {d->class, f->roster->table[d->class].entries.ptr[d->entry].spec,
+                             d->part};
+    uint32_t number;
+    bool new;
+
+    if (ckpt_map_get(&f->part_map, (const char *)key, sizeof key, &number))
+        return number;
+    struct part_ranks *p = calloc(1, sizeof *p);
+    if (p)
+        memcpy(&p->class, key, sizeof key);
+    if (!p || ckpt_vec_push(&f->parts, p) < 0) {
+        free(p);
+        return (void)ckpt_nomem(f->err), CKPT_NONE;
+    }
+    if (list_ranks(f, p) < 0 || ckpt_map_put(&f->part_map, (const char *)&p->class, sizeof key,
+                                             (uint32_t)f->parts.len - 1, &number, &new) < 0)
+        return (void)ckpt_nomem(f->err), CKPT_NONE;
+    return number;
+}
+
+/* ---- groups ---- */
+
+static int group_cmp(const struct ckpt_group *a, const struct ckpt_group *b)
+{
+    if (a->n != b->n)
+        return a->n < b->n ? -1 : 1;
+    for (uint32_t i = 0; i < a->n; i++)
+        if (a->rank[i] != b->rank[i])
+            return a->rank[i] < b->rank[i] ? -1 : 1;
+    return 0;
+}
+
+/* The group of these ranks (sorted, each once). */
+static uint32_t group_of_ranks(struct finder *f, const u32_vec *rank)
+{
+    const size_t len = rank->len * sizeof *rank->ptr;
+    struct ckpt_group g = {.n = (uint32_t)rank->len};
+    uint32_t number;
+    bool new;
+
+    if (ckpt_map_get(&f->group_map, (const char *)rank->ptr, len, &number))
+        return number;
+    while (g.self < g.n && rank->ptr[g.self] != f->self)
+        g.self++;
+    if ((g.rank = malloc(len + 1)))
+        memcpy(g.rank, rank->ptr, len);
+    if (!g.rank || ckpt_vec_push(f->groups, g) < 0) {
+        free(g.rank);
+        return (void)ckpt_nomem(f->err), CKPT_NONE;
+    }
+    if (ckpt_map_put(&f->group_map, (const char *)g.rank, len, (uint32_t)f->groups->len - 1,
+                     &number, &new) < 0)
+        return (void)ckpt_nomem(f->err), CKPT_NONE;
+    return number;
+}
+
+static int unite(struct finder *f, const u32_vec *part, u32_vec *rank)
+{
+    size_t out = 0;
+
+    for (size_t i = 0; i < part->len; i++) {
+        const u32_vec *more = &f->parts.ptr[part->ptr[i]]->rank;
+        if (ckpt_vec_reserve(rank, more->len + 1) < 0)
+            return ckpt_nomem(f->err);
+        if (more->len)
+            memcpy(rank->ptr + rank->len, more->ptr, more->len * sizeof *more->ptr);
+        rank->len += more->len;
+    }
+    if (part->len > 1)
+        qsort(rank->ptr, rank->len, sizeof *rank->ptr, u32_cmp);
+    for (size_t i = 0; i < rank->len; i++)
+        if (out == 0 || rank->ptr[out - 1] != rank->ptr[i])
+            rank->ptr[out++] = rank->ptr[i];
+    rank->len = out;
+    return 0;
+}
+
+/* Which parts' ranks have one of these demands; sorted, each once. */
+static int parts_of(struct finder *f, const uint32_t *demand, size_t n, u32_vec *part)
+{
+    size_t out = 0;
+
+    if (ckpt_vec_reserve(part, n + 1) < 0)
+        return ckpt_nomem(f->err);
+    for (size_t i = 0; i < n; i++)
+        if ((part->ptr[i] = part_of(f, &f->demands.ptr[demand[i]])) == CKPT_NONE)
+            return -1;
+    if (n > 1)
+        qsort(part->ptr, n, sizeof *part->ptr, u32_cmp);
+    for (size_t i = 0; i < n; i++)
+        if (out == 0 || part->ptr[out - 1] != part->ptr[i])
+            part->ptr[out++] = part->ptr[i];
+    part->len = out;
+    return 0;
+}
+
+/* The group of all ranks that have one of these demands; CKPT_NONE and *err. */
+static uint32_t group_of(struct finder *f, const uint32_t *demand, size_t n)
+{
+    u32_vec part = {0}, rank = {0};
+    uint32_t group = CKPT_NONE;
+    bool new;
+
+    if (parts_of(f, demand, n, &part) == 0 &&
+        !ckpt_map_get(&f->unions.map, (const char *)part.ptr, part.len * sizeof *part.ptr,
+                      &group) &&
+        unite(f, &part, &rank) == 0) {
+        group = group_of_ranks(f, &rank);
+        if (group != CKPT_NONE && know_list(&f->unions, part.ptr, part.len, group, &new) < 0)
+            group = ((void)ckpt_nomem(f->err), CKPT_NONE);
+    }
+    ckpt_vec_release(&part);
+    ckpt_vec_release(&rank);
+    return group;
+}
+
+/* ---- demands ---- */
+
+static int add_demand(void *ctx, uint32_t part, const struct ckpt_box *box)
+{
+    struct finder *f = ctx;
+    const struct demand d = {f->class, f->entry, part, *box, 0};
+
+    return ckpt_vec_push(&f->demands, d) < 0 ? ckpt_nomem(f->err) : 0;
+}
+
+/* The parts of all entries that overlap with a box; others are not looked at. */
+static int collect(struct finder *f, const struct ckpt_box *own)
+{
+    const struct ckpt_roster *r = f->roster;
+    const struct ckpt_tensor *t = &r->cat->tensors.ptr[f->tensor];
+
+    for (uint64_t i = r->first[f->tensor]; i < r->first[f->tensor + 1]; i++) {
+        f->class = r->use[i].class;
+        f->entry = r->use[i].entry;
+        if (f->near[f->class] &&
+            ckpt_wants_parts(&r->table[f->class], &r->table[f->class].entries.ptr[f->entry], t, own,
+                             add_demand, f) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int identity_cmp(const void *pa, const void *pb)
+{
+    const struct demand *a = pa, *b = pb;
+
+    if (a->class != b->class)
+        return a->class < b->class ? -1 : 1;
+    if (a->entry != b->entry)
+        return a->entry < b->entry ? -1 : 1;
+    return (a->part > b->part) - (a->part < b->part);
+}
+
+/* Demands that several boxes of this rank have met, and parts that no rank in reach has, go. */
+static int tidy(struct finder *f)
+{
+    size_t out = 0;
+
+    qsort(f->demands.ptr, f->demands.len, sizeof *f->demands.ptr, identity_cmp);
+    for (size_t i = 0; i < f->demands.len; i++) {
+        const struct demand *d = &f->demands.ptr[i];
+        if (out && identity_cmp(&f->demands.ptr[out - 1], d) == 0)
+            continue;
+        const uint32_t part = part_of(f, d);
+        if (part == CKPT_NONE)
+            return -1;
+        if (f->parts.ptr[part]->rank.len)
+            f->demands.ptr[out++] = *d;
+    }
+    f->demands.len = out;
+    return 0;
+}
+
+static bool inside(const struct ckpt_box *a, const struct ckpt_box *b)
+{
+    for (uint32_t d = 0; d < a->rank; d++)
+        if (a->lo[d] < b->lo[d] || a->lo[d] + a->n[d] > b->lo[d] + b->n[d])
+            return false;
+    return true;
+}
+
+static int emit(struct finder *f, const struct ckpt_box *box, uint32_t group)
+{
+    const struct ckpt_group_box b = {*box, f->tensor, group};
+
+    if (group == CKPT_NONE)
+        return -1;
+    return ckpt_vec_push(f->boxes, b) < 0 ? ckpt_nomem(f->err) : 0;
+}
+
+/* ---- boxes that overlap: cells in each of which the same demands meet ---- */
+
+static int along_cmp(const void *pa, const void *pb, void *dimension)
+{
+    const struct demand *a = pa, *b = pb;
+    const uint32_t d = *(const uint32_t *)dimension;
+
+    if (a->box.lo[d] != b->box.lo[d])
+        return a->box.lo[d] < b->box.lo[d] ? -1 : 1;
+    return identity_cmp(a, b);
+}
+
+static int u64_cmp(const void *pa, const void *pb)
+{
+    const uint64_t a = *(const uint64_t *)pa, b = *(const uint64_t *)pb;
+
+    return (a > b) - (a < b);
+}
+
+static int find_reach(struct finder *f)
+{
+    const uint64_t far = f->roster->cat->tensors.ptr[f->tensor].dim[f->order] / WIDE_PART;
+    uint64_t reach = 0;
+
+    f->wide.len = 0;
+    for (uint32_t i = 0; i < f->demands.len; i++) {
+        struct demand *d = &f->demands.ptr[i];
+        const uint64_t n = d->box.n[f->order];
+        if (n > far && ckpt_vec_push(&f->wide, i) < 0)
+            return ckpt_nomem(f->err);
+        if (n <= far)
+            reach = ckpt_max_u64(reach, d->box.lo[f->order] + n);
+        d->reach = reach;
+    }
+    return 0;
+}
+
+/* Sort the demands along the dimension in which most boxes begin where no other does. */
+static int sort_demands(struct finder *f)
+{
+    const size_t n = f->demands.len;
+    ckpt_cleanup(ckpt_freep) uint64_t *edge = malloc((n + 1) * sizeof *edge);
+    size_t most = 0;
+
+    if (!edge)
+        return ckpt_nomem(f->err);
+    f->order = 0;
+    for (uint32_t d = 0; d < f->demands.ptr->box.rank; d++) {
+        size_t different = 1;
+        for (size_t i = 0; i < n; i++)
+            edge[i] = f->demands.ptr[i].box.lo[d];
+        qsort(edge, n, sizeof *edge, u64_cmp);
+        for (size_t i = 1; i < n; i++)
+            different += edge[i] != edge[i - 1];
+        if (different > most) {
+            most = different;
+            f->order = d;
+        }
+    }
+    qsort_r(f->demands.ptr, n, sizeof *f->demands.ptr, along_cmp, &f->order);
+    return find_reach(f);
+}
+
+/* The demands that overlap with a box, ascending. */
+static int overlapping(const struct finder *f, const struct ckpt_box *box, u32_vec *out)
+{
+    const uint32_t d = f->order;
+    size_t lo = 0, hi = f->demands.len;
+    struct ckpt_box both;
+
+    while (lo < hi) {
+        const size_t mid = lo + (hi - lo) / 2;
+        if (f->demands.ptr[mid].reach <= box->lo[d])
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    for (size_t i = 0; i < f->wide.len && f->wide.ptr[i] < lo; i++)
+        if (ckpt_box_intersect(&f->demands.ptr[f->wide.ptr[i]].box, box, &both) &&
+            ckpt_vec_push(out, f->wide.ptr[i]) < 0)
+            return ckpt_nomem(f->err);
+    for (; lo < f->demands.len && f->demands.ptr[lo].box.lo[d] < box->lo[d] + box->n[d]; lo++)
+        if (ckpt_box_intersect(&f->demands.ptr[lo].box, box, &both) &&
+            ckpt_vec_push(out, (uint32_t)lo) < 0)
+            return ckpt_nomem(f->err);
+    return 0;
+}
+
+struct sweep {
+    struct finder *f;
+    const struct ckpt_box *within;
+    struct ckpt_box cell;
+    int (*leaf)(struct sweep *s, const uint32_t *demand, size_t n);
+    const u32_vec *set; /* for keep_cell: the demands that are to meet */
+    uint32_t group;
+    struct ckpt_box run; /* cells in a row that are one box */
+    bool running;
+};
+
+/* Cut along dimension d at every edge of the demands (ascending), and go on with those that cover
+ * each interval. */
+static int sweep(struct sweep *s, uint32_t d, const uint32_t *demand, size_t n)
+{
+    const struct demand *all = s->f->demands.ptr;
+
+    if (n == 0)
+        return 0;
+    if (d == s->within->rank)
+        return ++s->f->cells > MAX_CELLS
+                   ? ckpt_fail(s->f->err, CKPT_LIMIT,
+                               "tensor '%s': the wanted boxes overlap in too many ways",
+                               s->f->roster->cat->tensors.ptr[s->f->tensor].name)
+                   : s->leaf(s, demand, n);
+    const uint64_t begin = s->within->lo[d], end = begin + s->within->n[d];
+    ckpt_cleanup(ckpt_freep) uint64_t *edge = malloc((2 * n + 2) * sizeof *edge);
+    ckpt_cleanup(ckpt_freep) uint32_t *cover = malloc(n * sizeof *cover);
+    size_t nedge = 2, ncover = 0, next = 0;
+    int rc = 0;
+    if (!edge || !cover)
+        return ckpt_nomem(s->f->err);
+    edge[0] = begin;
+    edge[1] = end;
+    for (size_t i = 0; i < n; i++) {
+        const struct ckpt_box *b = &all[demand[i]].box;
+        if (b->lo[d] > begin && b->lo[d] < end)
+            edge[nedge++] = b->lo[d];
+        if (b->lo[d] + b->n[d] > begin && b->lo[d] + b->n[d] < end)
+            edge[nedge++] = b->lo[d] + b->n[d];
+    }
+    qsort(edge, nedge, sizeof *edge, u64_cmp);
+    const bool sorted = d == s->f->order; /* then demands begin in their order */
+    for (size_t i = 0; i + 1 < nedge && rc == 0; i++) {
+        if (edge[i] == edge[i + 1])
+            continue;
+        s->cell.lo[d] = edge[i];
+        s->cell.n[d] = edge[i + 1] - edge[i];
+        if (!sorted)
+            next = ncover = 0;
+        size_t still = 0;
+        for (size_t k = 0; k < ncover; k++)
+            if (all[cover[k]].box.lo[d] + all[cover[k]].box.n[d] > edge[i])
+                cover[still++] = cover[k];
+        for (; next < n && (!sorted || all[demand[next]].box.lo[d] <= edge[i]); next++) {
+            const struct ckpt_box *b = &all[demand[next]].box;
+            if (b->lo[d] <= edge[i] && b->lo[d] + b->n[d] > edge[i])
+                cover[still++] = demand[next];
+        }
+        ncover = still;
+        rc = sweep(s, d + 1, cover, ncover);
+    }
+    return rc;
+}
+
+static int end_run(struct sweep *s)
+{
+    const bool any = s->running;
+
+    s->running = false;
+    return any ? emit(s->f, &s->run, s->group) : 0;
+}
+
+/* A cell where just the demands of the set meet: part of a box of the group. */
+static int keep_cell(struct sweep *s, const uint32_t *demand, size_t n)
+{
+    const uint32_t last = s->within->rank - 1;
+    bool follows = s->running && s->run.lo[last] + s->run.n[last] == s->cell.lo[last];
+
+    if (n != s->set->len || memcmp(demand, s->set->ptr, n * sizeof *demand) != 0)
+        return end_run(s);
+    for (uint32_t d = 0; d < last && follows; d++)
+        follows = s->run.lo[d] == s->cell.lo[d] && s->run.n[d] == s->cell.n[d];
+    if (follows) {
+        s->run.n[last] += s->cell.n[last];
+        return 0;
+    }
+    if (end_run(s) < 0)
+        return -1;
+    s->run = s->cell;
+    s->running = true;
+    return 0;
+}
+
+/* The boxes in which these demands meet and no others: all of where they meet, less the others.
+ * This does not depend on whose wants are looked at, so all ranks of the group find the same. */
+static int emit_set(struct finder *f, const u32_vec *set)
+{
+    struct ckpt_box meet = f->demands.ptr[set->ptr[0]].box, both;
+    struct sweep s = {.f = f, .within = &meet, .leaf = keep_cell, .set = set};
+    u32_vec near = {0};
+
+    for (size_t i = 1; i < set->len; i++) {
+        (void)ckpt_box_intersect(&meet, &f->demands.ptr[set->ptr[i]].box, &both);
+        meet = both;
+    }
+    s.group = group_of(f, set->ptr, set->len);
+    int rc = s.group == CKPT_NONE ? -1 : overlapping(f, &meet, &near);
+    if (rc == 0 && near.len == set->len) {
+        rc = emit(f, &meet, s.group);
+    } else if (rc == 0) {
+        s.cell = meet;
+        rc = sweep(&s, 0, near.ptr, near.len);
+        if (rc == 0)
+            rc = end_run(&s);
+    }
+    ckpt_vec_release(&near);
+    return rc;
+}
+
+/* A cell of what this rank wants: the set of demands that meet there, if it is a new one. */
+static int see_set(struct sweep *s, const uint32_t *demand, size_t n)
+{
+    struct finder *f = s->f;
+    bool new;
+
+    if (know_list(&f->seen, demand, n, 0, &new) < 0)
+        return ckpt_nomem(f->err);
+    if (!new)
+        return 0;
+    const u32_vec set = {f->seen.list.ptr[f->seen.list.len - 1], n, n};
+    return emit_set(f, &set);
+}
+
+/* ---- one tensor ---- */
+
+typedef CKPT_VEC(struct ckpt_box) box_vec;
+
+static int own_boxes(struct finder *f, box_vec *out)
+{
+    const struct ckpt_roster *r = f->roster;
+    const uint32_t class = r->class_of[f->self];
+    const struct ckpt_tensor *t = &r->cat->tensors.ptr[f->tensor];
+    uint64_t i, end = ckpt_roster_uses(r, f->tensor, class, &i);
+    struct ckpt_box box;
+
+    out->len = 0;
+    for (; i < end && t->numel > 0; i++)
+        if (ckpt_wants_box(&r->table[class], &r->table[class].entries.ptr[r->use[i].entry], t,
+                           f->self, &box) &&
+            ckpt_vec_push(out, box) < 0)
+            return ckpt_nomem(f->err);
+    return 0;
+}
+
+/* Whoever wants something of what this rank wants, wants all of it? */
+static bool all_alike(const struct finder *f, const struct ckpt_box *own)
+{
+    for (size_t i = 0; i < f->demands.len; i++)
+        if (!inside(own, &f->demands.ptr[i].box))
+            return false;
+    return true;
+}
+
+static int find_in_tensor(struct finder *f, box_vec *own)
+{
+    u32_vec all = {0};
+    int rc = own_boxes(f, own);
+
+    f->demands.len = 0;
+    forget_lists(&f->seen);
+    for (size_t i = 0; i < own->len && rc == 0; i++)
+        rc = collect(f, &own->ptr[i]);
+    if (rc < 0 || own->len == 0)
+        return rc;
+    if (tidy(f) < 0)
+        return -1;
+    if (own->ptr->rank == 0)
+        own->len = 1;
+    if (own->len == 1 && all_alike(f, own->ptr)) {
+        for (size_t i = 0; i < f->demands.len && rc == 0; i++)
+            rc = ckpt_vec_push(&all, (uint32_t)i) < 0 ? ckpt_nomem(f->err) : 0;
+        rc = rc == 0 ? emit(f, own->ptr, group_of(f, all.ptr, all.len)) : -1;
+        ckpt_vec_release(&all);
+        return rc;
+    }
+    f->cells = 0;
+    rc = sort_demands(f);
+    for (size_t i = 0; i < own->len && rc == 0; i++) {
+        struct sweep s = {.f = f, .within = &own->ptr[i], .cell = own->ptr[i], .leaf = see_set};
+        all.len = 0;
+        if ((rc = overlapping(f, &own->ptr[i], &all)) == 0)
+            rc = sweep(&s, 0, all.ptr, all.len);
+    }
+    ckpt_vec_release(&all);
+    return rc;
+}
+
+/* ---- all of them ---- */
+
+static int order_cmp(const void *pa, const void *pb, void *groups)
+{
+    const struct ckpt_group *g = groups;
+
+    return group_cmp(&g[*(const uint32_t *)pa], &g[*(const uint32_t *)pb]);
+}
+
+/* Groups are found in the order of this rank's wants, and stand in one that all ranks agree on. */
+static int sort_groups(struct finder *f)
+{
+    const size_t n = f->groups->len;
+    ckpt_cleanup(ckpt_freep) uint32_t *order = malloc((n + 1) * sizeof *order);
+    ckpt_cleanup(ckpt_freep) uint32_t *place = malloc((n + 1) * sizeof *place);
+    ckpt_cleanup(ckpt_freep) struct ckpt_group *copy = malloc((n + 1) * sizeof *copy);
+
+    if (!order || !place || !copy)
+        return ckpt_nomem(f->err);
+    for (uint32_t i = 0; i < n; i++) {
+        order[i] = i;
+        copy[i] = f->groups->ptr[i];
+    }
+    qsort_r(order, n, sizeof *order, order_cmp, copy);
+    for (uint32_t i = 0; i < n; i++) {
+        f->groups->ptr[i] = copy[order[i]];
+        place[order[i]] = i;
+    }
+    for (size_t i = 0; i < f->boxes->len; i++)
+        f->boxes->ptr[i].group = place[f->boxes->ptr[i].group];
+    return 0;
+}
+
+static int find_near(struct finder *f)
+{
+    if (!(f->near = calloc((size_t)f->roster->nclass + 1, sizeof *f->near)))
+        return ckpt_nomem(f->err);
+    if (f->sharing->readers == CKPT_READERS_EACH) {
+        f->near[f->roster->class_of[f->self]] = true;
+        return 0;
+    }
+    for (uint32_t r = 0; r < f->roster->nrank; r++)
+        if (shares(f, r))
+            f->near[f->roster->class_of[r]] = true;
+    return 0;
+}
+
+int ckpt_groups_find(const struct ckpt_roster *roster, uint32_t self,
+                     const struct ckpt_sharing *sharing, ckpt_groups *groups,
+                     ckpt_group_boxes *boxes, struct ckpt_err *err)
+{
+    struct finder f = {.roster = roster,
+                       .sharing = sharing,
+                       .self = self,
+                       .groups = groups,
+                       .boxes = boxes,
+                       .err = err};
+    box_vec own = {0};
+    int rc = find_near(&f);
+
+    for (f.tensor = 0; f.tensor < roster->cat->tensors.len && rc == 0; f.tensor++)
+        rc = find_in_tensor(&f, &own);
+    if (rc == 0)
+        rc = sort_groups(&f);
+    for (size_t i = 0; i < f.parts.len; i++) {
+        ckpt_vec_release(&f.parts.ptr[i]->rank);
+        free(f.parts.ptr[i]);
+    }
+    ckpt_vec_release(&f.parts);
+    ckpt_map_release(&f.part_map);
+    ckpt_map_release(&f.group_map);
+    forget_lists(&f.unions);
+    forget_lists(&f.seen);
+    ckpt_vec_release(&f.demands);
+    ckpt_vec_release(&f.wide);
+    ckpt_vec_release(&own);
+    free(f.near);
+    return rc;
+}
