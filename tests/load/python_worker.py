@@ -57,8 +57,7 @@ def fsdp2(want, mesh, what):
     fully_shard(model, mesh=mesh)
     result = ckptfs.load_state_dict(model, RUN, readers="once")
     same(model.state_dict(), want, what)
-    if dist.get_world_size() > 1:
-        assert result.stats["sent_bytes"] > 0
+    # every rank wants a part of its own, which it reads itself
     assert result.stats["read_bytes"] <= 1.05 * result.stats["unique_bytes"]
 
 

@@ -168,7 +168,8 @@ def main():
         for rank, call in joined(lines):
             m = READ.match(call)
             if m and m.group(2).endswith(".safetensors") and (rank, int(m.group(1))) in direct:
-                asked = int(call.rsplit(", ", 2)[1])
+                vector = [int(n) for n in re.findall(r"iov_len=(\d+)", call)]
+                asked = sum(vector) if vector else int(call.rsplit(", ", 2)[1])
                 check(asked % ALIGN == 0 and int(m.group(3)) % ALIGN == 0, "a direct read is not aligned:", call[:200])
         if not direct:
             print("     this file system has no O_DIRECT")
