@@ -2,11 +2,12 @@
 /* O_DIRECT: aligned reads around what is asked for. */
 #include "io/direct.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/ckd.h"
-#include "base/fdio.h"
 #include "io/iov.h"
 
 enum { USUAL = 4096 }; /* alignment, where the kernel does not say */
@@ -38,13 +39,17 @@ uint32_t ckpt_direct_begin(int fd)
     return align;
 }
 
-/* Bytes [lo, lo+need) into buf; len, a multiple of the alignment, may go beyond the file's end. */
+/* Bytes [lo, lo+need) into buf; len, a multiple of the alignment, may go beyond the file's end. One
+ * call, not base/fdio.h's loop, which would go on behind the file's last bytes at an offset that is
+ * not aligned. */
 static bool read_aligned(int fd, unsigned char *buf, size_t len, size_t need, uint64_t lo)
 {
-    uint64_t at = lo;
+    ssize_t got;
 
-    (void)ckpt_fdio_pread(fd, buf, len, &at); /* an error at the end of the file does not matter */
-    return at - lo >= need;
+    do
+        got = pread(fd, buf, len, (off_t)lo);
+    while (got < 0 && errno == EINTR);
+    return got >= 0 && (size_t)got >= need;
 }
 
 bool ckpt_direct_read(int fd, uint32_t align, const struct iovec *iov, int n, uint64_t off,
