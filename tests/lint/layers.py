@@ -73,8 +73,7 @@ def check(root, path):
 CIRCLES = [
     {"core/ckpt/nanotron_shards", "core/ckpt/nanotron_topology"},
     {"core/run/checkpoint", "core/run/merge", "core/run/view_files", "core/run/view_model"},
-    {"core/load/plan", "core/load/regions"},
-    {"core/load/device", "core/load/engine", "core/load/inner", "core/load/load_inner", "core/load/same"},
+    {"core/load/device", "core/load/engine", "core/load/inner"},
 ]
 
 
