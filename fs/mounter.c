@@ -304,9 +304,7 @@ int ckptfs_mounter_mount(struct ckptfs_mounter *m, int *ret_fd, struct ckpt_err 
 
     if (errnum == EINVAL)
         return ckpt_fail(err, CKPT_USAGE, "FUSE did not take the options");
-    if (errnum || *ret_fd < 0)
-        return ckpt_fail(err, CKPT_IO, "mounting failed");
-    return 0;
+    return errnum || *ret_fd < 0 ? -1 : 0;
 }
 
 void ckptfs_mounter_readahead(struct ckptfs_mounter *m, struct ckptfs_negotiated *n)

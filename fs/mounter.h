@@ -34,7 +34,8 @@ int ckptfs_mounter_start(struct ckptfs_mounter *m, const struct ckptfs_config *c
                          struct ckptfs_log *log, struct ckpt_err *err);
 
 /* Mount on config's mountpoint. *ret_fd: the connection (/dev/fuse), of which this is the only
- * descriptor; the caller closes it. libfuse has logged why it failed. */
+ * descriptor; the caller closes it. If it fails libfuse has logged why; *err says something only if
+ * the options are at fault. */
 int ckptfs_mounter_mount(struct ckptfs_mounter *m, int *ret_fd, struct ckpt_err *err);
 
 /* Set the mount's read-ahead as config says, and tell what it is (readahead_kib, readahead_refused,

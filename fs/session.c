@@ -146,6 +146,18 @@ static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mount
     return 0;
 }
 
+/* Only root mounts without it. libfuse looks where it was installed, and along PATH. */
+static bool lacks_fusermount(void)
+{
+    static const char *const paths[] = {"/usr/bin/fusermount3", "/bin/fusermount3",
+                                        "/usr/local/bin/fusermount3"};
+
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        if (access(paths[i], X_OK) == 0)
+            return false;
+    return geteuid() != 0;
+}
+
 /* A session on the connection that the mounter made. */
 static int mount_session(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter,
                          struct ckptfs_config *config, struct ckpt_err *err)
@@ -157,7 +169,9 @@ static int mount_session(struct ckptfs *fs, struct fuse_session *se, struct ckpt
     int rc = ckptfs_mounter_mount(mounter, &fd, err);
     ckptfs_mountpoint_unlock(config);
     if (rc < 0) {
-        (void)ckpt_fail(err, CKPT_IO, "mounting on %s failed", fs->config->mountpoint);
+        (void)ckpt_fail(
+            err, CKPT_IO, "mounting on %s failed%s", fs->config->mountpoint,
+            lacks_fusermount() ? ": fusermount3 is not installed (Debian's package fuse3)" : "");
         return -1;
     }
     (void)snprintf(path, sizeof path, "/dev/fd/%d", fd);

@@ -8,8 +8,8 @@
 
     f.objects()["optim.param_groups.0.lr"]             # what is no tensor, as plain Python values
 
-The libraries are found below the build directory that CKPTFS_LIBRARY_PATH names, else where they were installed. torch is imported only
-where tensors of it are made.
+The libraries are found below the build directory that CKPTFS_LIBRARY_PATH names, else in this package, else where the system has them.
+torch is imported only where tensors of it are made.
 """
 
 from ._library import CkptError
@@ -18,4 +18,11 @@ from ._view import View, open
 from ._state_dict import load_state_dict
 
 __all__ = ["CkptError", "Opaque", "View", "load_state_dict", "open"]
-__version__ = "0.1.0"
+
+
+def __getattr__(name):
+    if name == "__version__":  # the library's
+        from ._library import library
+
+        return library().version().decode()
+    raise AttributeError(f"module 'ckptfs' has no attribute {name!r}")

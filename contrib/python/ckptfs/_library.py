@@ -120,8 +120,9 @@ def _open():
             if os.path.exists(os.path.join(folder, NAME)):
                 return ctypes.CDLL(os.path.join(folder, NAME))
         raise ImportError(f"CKPTFS_LIBRARY_PATH={top}: there is no {NAME} in it, nor in core/ or lib/ below")
+    own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", NAME)  # in a package that pip installed
     try:
-        return ctypes.CDLL(NAME)
+        return ctypes.CDLL(own if os.path.exists(own) else NAME)
     except OSError as e:
         raise ImportError(f"{NAME} is not installed; CKPTFS_LIBRARY_PATH names the directory of a build ({e})") from None
 
