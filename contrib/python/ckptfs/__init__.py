@@ -6,7 +6,10 @@
 
     ckptfs.load_state_dict(model, "run/checkpoints")   # every rank gets its part, every byte is read once
 
+    ckptfs.load_boxes([("lm_head.weight", (0, 0), tensor)], "run/checkpoints")   # any boxes, into any memory
+
     f.objects()["optim.param_groups.0.lr"]             # what is no tensor, as plain Python values
+    f.config, f.read("tokenizer.json"), f.steps()      # and what lies beside it
 
 The libraries are found below the build directory that CKPTFS_LIBRARY_PATH names, else in this package, else where the system has them.
 torch is imported only where tensors of it are made.
@@ -15,9 +18,10 @@ torch is imported only where tensors of it are made.
 from ._library import CkptError
 from ._objects import Opaque
 from ._view import View, open
+from ._boxes import load_boxes
 from ._state_dict import load_state_dict
 
-__all__ = ["CkptError", "Opaque", "View", "load_state_dict", "open"]
+__all__ = ["CkptError", "Opaque", "View", "load_boxes", "load_state_dict", "open"]
 
 
 def __getattr__(name):

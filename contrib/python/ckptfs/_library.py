@@ -30,6 +30,10 @@ class TensorInfo(ctypes.Structure):
                 ("file", c_void_p), ("file_off", c_uint64)]
 
 
+class Step(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("generation", c_uint64), ("mtime_ns", ctypes.c_int64), ("is_latest", c_bool)]
+
+
 class Dest(ctypes.Structure):
     _fields_ = [("ptr", c_void_p), ("stride", POINTER(c_uint64)), ("dtype", c_char_p)]
 
@@ -77,6 +81,18 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_run_close": (None, [P]),
     "ckpt_run_find_step": (c_int, [P, c_char_p, POINTER(P), E]),
     "ckpt_run_view": (c_int, [P, c_char_p, POINTER(P), E]),
+    "ckpt_run_steps": (c_int, [P, POINTER(POINTER(Step)), POINTER(c_size_t), E]),
+    "ckpt_run_is_folder": (c_bool, [P]),
+    "ckpt_steps_free": (None, [POINTER(Step), c_size_t]),
+    "ckpt_view_root": (P, [P]),
+    "ckpt_view_find": (P, [P, c_char_p]),
+    "ckpt_node_name": (c_char_p, [P]),
+    "ckpt_node_is_dir": (c_bool, [P]),
+    "ckpt_node_size": (c_uint64, [P]),
+    "ckpt_node_children": (c_size_t, [P]),
+    "ckpt_node_child": (P, [P, c_size_t]),
+    "ckpt_node_pread": (c_int, [P, P, P, c_size_t, c_uint64, POINTER(c_size_t), E]),
+    "ckpt_view_explain": (c_int, [P, c_char_p, POINTER(P), E]),
     "ckpt_view_hold": (P, [P]),
     "ckpt_view_release": (None, [P]),
     "ckpt_view_source": (c_char_p, [P]),

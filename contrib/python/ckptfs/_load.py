@@ -74,7 +74,8 @@ class Load:
         self.keep.append((to, stride))
         return Dest(c_void_p(to.data_ptr()), stride, SAFETENSORS[str(to.dtype).removeprefix("torch.")].encode())
 
-    def _want_box(self, source, lo, n, tensor, entry):
+    def want_box(self, source, lo, n, tensor, entry):
+        """Elements [lo, lo + n) of the view's `source` into a local tensor of shape n."""
         dest = self._destination(tensor, self.view._tensors[source].dtype, entry)
         library().load_want(self.load, source.encode(), u64s(lo), u64s(n), byref(dest), byref(c_size_t()))
 
@@ -85,9 +86,9 @@ class Load:
             self._want_dtensor(entry, source)
         elif is_sharded_tensor(tensor):
             for shard in tensor.local_shards():
-                self._want_box(source, shard.metadata.shard_offsets, shard.metadata.shard_sizes, shard.tensor, entry)
+                self.want_box(source, shard.metadata.shard_offsets, shard.metadata.shard_sizes, shard.tensor, entry)
         else:
-            self._want_box(source, [0] * tensor.dim(), list(tensor.shape), tensor, entry)
+            self.want_box(source, [0] * tensor.dim(), list(tensor.shape), tensor, entry)
 
     def _want_dtensor(self, entry, source):
         tensor, name = entry.tensor, entry.name

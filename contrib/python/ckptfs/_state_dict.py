@@ -52,7 +52,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
         if missing not in (None, "init"):
             raise ValueError(f"missing={missing!r}: expected 'init' or None")
         native = make_options(readers, load_options)
-        spec = _Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
+        spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
         parts = parts_of(model_or_state_dict)
         spec.look()
     except Exception as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
@@ -74,7 +74,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
     return result
 
 
-class _Spec:
+class Spec:
     """Which view: `run`, and how it is opened. Closes what it has opened."""
 
     def __init__(self, run, view, options, more):

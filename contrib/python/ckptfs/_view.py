@@ -3,15 +3,18 @@
 
 import json
 import os
-from ctypes import byref, c_void_p
+from ctypes import POINTER, byref, c_char, c_size_t, c_void_p
 
+from ._ahead import ahead
 from ._fork import reading, taken
-from ._library import CkptError, TensorInfo, library, new, take_bytes, take_text, u64s
+from ._library import CkptError, Step, TensorInfo, library, new, take_bytes, take_text, u64s
 from ._objects import value
 
 TORCH = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
          "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
          "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64", "U64": "uint64"}
+
+MOST_READ = 1 << 30  # bytes
 
 TORCHES, NUMPIES = ("pt", "torch", "pytorch"), ("np", "numpy")
 
@@ -21,6 +24,7 @@ class Info:
 
     def __init__(self, index, t):
         self.index, self.name, self.dtype, self.nbytes = index, t.name.decode(), t.dtype.decode(), t.nbytes
+        self.file, self.offset = t.file, t.file_off
         self.shape = [t.shape[d] for d in range(t.rank)]
 
 
@@ -110,6 +114,17 @@ class Run:
     def find_step(self, wanted=None):
         """The name of the step that a name, or the number that it ends in, means; None: the latest. "" if there is only one checkpoint."""
         return os.fsdecode(take_bytes(new(library().run_find_step, self.handle, None if wanted is None else os.fsencode(str(wanted)))))
+
+    def steps(self):
+        """The names of the steps, oldest first; none of one checkpoint."""
+        lib, found, n = library(), POINTER(Step)(), c_size_t()
+        if not lib.run_is_folder(self.handle):
+            return []
+        lib.run_steps(self.handle, byref(found), byref(n))
+        try:
+            return [os.fsdecode(found[i].name) for i in range(n.value)]
+        finally:
+            lib.steps_free(found, n)
 
     def close(self):
         if self.handle:
@@ -217,6 +232,55 @@ class View:
         with reading(self) as view:
             return json.loads(take_text(new(library().view_info, view)))
 
+    def steps(self) -> list:
+        """The names of the run's steps as they are now, oldest first: list of str, each good for open(run, step=name). [] of one checkpoint."""
+        self.check()
+        with Run(self._run, **self._options) as run:
+            return run.steps()
+
+    def files(self) -> list:
+        """The paths of the view's files (weights, index, config, tokenizer ...), as the mount and `ckpt export` name them: list of str, by name."""
+        with reading(self) as view:
+            return list(_paths(library().view_root(view), ""))
+
+    def read(self, name: str) -> bytes:
+        """The bytes of one of files(). CkptError "missing": there is no such file; "limit": it has more than 1 GiB (weights: get_tensor)."""
+        lib = library()
+        with reading(self) as view:
+            node = lib.view_find(view, os.fsencode(name))
+            if not node or lib.node_is_dir(node):
+                raise CkptError("missing", f"there is no file '{name}' in the view: files() lists them")
+            size, got = lib.node_size(node), c_size_t()
+            if size > MOST_READ:
+                raise CkptError("limit", f"'{name}' has {size} bytes: read() gives files of at most {MOST_READ}")
+            buffer = (c_char * max(size, 1))()
+            lib.node_pread(view, node, buffer, size, 0, byref(got))
+            return buffer.raw[:got.value]
+
+    @property
+    def config(self) -> dict:
+        """config.json as a dict; {} where the view has none (view="raw", or a checkpoint that says nothing of its model)."""
+        with reading(self) as view:
+            if not library().view_find(view, b"config.json"):
+                return {}
+        return json.loads(self.read("config.json"))
+
+    def explain(self, name: str) -> dict:
+        """Where a tensor comes from: the rule that makes it, the framework's tensors, and per shard the bytes. CkptError "missing": there is none."""
+        with reading(self) as view:
+            return json.loads(take_text(new(library().view_explain, view, name.encode())))
+
+    def items(self, names=None, prefetch: int = 2):
+        """(name, tensor) pairs in the order of the files, `prefetch` tensors read ahead by as many threads.
+
+        names: which tensors, in any order; None: all. Tensors are get_tensor()'s, on the view's device, each the caller's own. The iterator reads
+        while it is iterated: at most prefetch + 1 tensors are in memory beside those that the caller keeps."""
+        infos = list(self._tensors.values()) if names is None else [self._find(n) for n in dict.fromkeys(names)]
+        with reading(self) as view:
+            place = {file: i for i, file in enumerate(_nodes(library().view_root(view)))}
+        infos.sort(key=lambda info: (place[info.file], info.offset))
+        return ahead(lambda info: (info.name, self._read(info, [0] * len(info.shape), info.shape)), infos, prefetch)
+
     def objects(self):
         """What the checkpoint holds beside tensors: {name: plain Python value}, {} where the format has nothing of the kind.
 
@@ -248,6 +312,26 @@ class View:
 
     def get_slice(self, name):
         return Slice(self, self._find(name))
+
+
+def _nodes(node):
+    """The files below a node."""
+    lib = library()
+    if not lib.node_is_dir(node):
+        yield node
+    for i in range(lib.node_children(node)):
+        yield from _nodes(lib.node_child(node, i))
+
+
+def _paths(node, top):
+    lib = library()
+    for i in range(lib.node_children(node)):
+        child = lib.node_child(node, i)
+        path = top + os.fsdecode(lib.node_name(child))
+        if lib.node_is_dir(child):
+            yield from _paths(child, path + "/")
+        else:
+            yield path
 
 
 def _reopened(run, framework, device, step, options, generation):

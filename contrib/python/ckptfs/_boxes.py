@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boxes of tensors into memory of the caller's, all ranks together."""
+
+from ._comm import TIMEOUT_MS, Comm
+from ._fork import loading
+from ._library import CkptError
+from ._load import Load, make_options
+from ._state_dict import Spec
+from ._targets import Entry, device_of
+
+
+class _Boxes:
+    """What device_of() asks of a part of a model."""
+
+    def __init__(self, boxes):
+        self.boxes = [(name, list(offset), tensor, Entry(name, tensor, None)) for name, offset, tensor in boxes]
+        self.entries = [entry for *_, entry in self.boxes]
+        for name, offset, tensor, _ in self.boxes:
+            if tensor.is_meta:
+                raise ValueError(f"'{name}': its destination is on the meta device, which has no memory")
+            if len(offset) != tensor.dim():
+                raise ValueError(f"'{name}': {len(offset)} offsets were given for a destination of {tensor.dim()} dimensions")
+
+
+def _wanted(view, name, offset, tensor, clip):
+    """The box that lies inside the view's tensor, and the part of the destination that it fills; None: nothing does."""
+    shape = view._find(name).shape
+    if len(shape) != len(offset):
+        raise CkptError("usage", f"'{name}' has {len(shape)} dimensions, the box {len(offset)}")
+    n = [max(0, min(size, lo + want) - lo) for size, lo, want in zip(shape, offset, tensor.shape)]
+    if not clip and (n != list(tensor.shape) or any(lo < 0 for lo in offset)):
+        raise CkptError("usage", f"'{name}' has shape {shape}: the box at {offset} of {list(tensor.shape)} goes beyond it (clip=True leaves that out)")
+    if any(lo < 0 for lo in offset):
+        raise CkptError("usage", f"'{name}': the box begins at {offset}")
+    if not all(n):
+        return None
+    for d, length in enumerate(n):
+        tensor = tensor.narrow(d, 0, length)
+    return offset, n, tensor
+
+
+def load_boxes(boxes, run, process_group=None, *, clip=False, view=None, base=None, step=None, options=None, readers="auto", load_options=None,
+               progress=False, **more):
+    """Fill tensors with boxes of a checkpoint's tensors, on all ranks of a process group together; each rank gives its own list, which may be empty.
+
+    boxes   [(name, offset, tensor), ...]: `tensor` (plain torch, on the CPU or a CUDA device, any strides) gets the elements of tensor `name` from
+            `offset` on (one number a dimension), as many as its shape says; cast to its dtype where that is a floating one
+    clip    True: what lies beyond the end of the checkpoint's tensor (the padding of a vocabulary) stays as it is; False: it is an error
+    The rest is load_state_dict's. Returns the statistics of all ranks together: {"needed_bytes", "unique_bytes", "read_bytes", ...}.
+
+    CkptError, on all ranks: "missing": no such tensor; "usage": a box beyond its tensor. Destinations are as before if that is found."""
+    mine = spec = native = failure = None
+    try:
+        native = make_options(readers, load_options)
+        spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
+        mine = _Boxes(boxes)
+        spec.look()
+    except Exception as e:  # the other ranks must hear of it
+        failure = e
+    timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
+    device = device_of([mine]) if mine is not None and failure is None else None
+    with Comm(process_group, device, timeout_ms, failure) as comm, spec:
+        spec.take_step(comm)
+        return _fill(comm, spec, mine, clip, native, progress)
+
+
+def _fill(comm, spec, mine, clip, native, progress):
+    load = failure = found = None
+    try:
+        try:
+            found = next(spec.views())
+            load = Load(found, comm, native)
+            for name, offset, tensor, entry in mine.boxes:
+                wanted = _wanted(found, name, offset, tensor, clip)
+                if wanted is not None:
+                    load.want_box(name, *wanted, entry)
+        except Exception as e:
+            failure = e
+        comm.agree(failure)
+        with loading(found):
+            return load.run(progress)
+    finally:
+        if load:
+            load.close()
