@@ -29,13 +29,14 @@ class Comm:
     """The ranks that load together. `ranks`: {global rank: rank here}. `device`: the CUDA device that this rank's tensors are on, or None.
     If every rank has one, and the library for NCCL is there, loads go straight to device memory; else `device` is None: through the host.
 
+    group: None is the default one; False: this process alone, whatever groups there are.
     timeout_ms: how long to wait for another rank, from the first call. `failure`: this rank can't load; the others hear of it and it is raised."""
 
     def __init__(self, group=None, device=None, timeout_ms=TIMEOUT_MS, failure=None):
         self._comm, self.group, self.device, self.timeout_ms = None, None, device, timeout_ms
         self._meshes = {}  # of torch: few, but every parameter has one
         dist = _distributed()
-        if dist is None or (group is None and not dist.is_initialized()):
+        if dist is None or group is False or (group is None and not dist.is_initialized()):
             self.rank, self.size, self.ranks = 0, 1, {0: 0}
         else:
             self.group = group if group is not None else dist.group.WORLD

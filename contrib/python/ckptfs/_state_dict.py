@@ -27,7 +27,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
 
     model_or_state_dict  a torch.nn.Module, a state dict, or a list of them: the stages of a pipeline that this rank holds
     run                  a run, one checkpoint or a model directory; or an open ckptfs.View (then view=, base=, step= and options are the View's)
-    process_group        None: the default one if torch.distributed is initialised, else this process alone
+    process_group        None: the default one if torch.distributed is initialised, else this process alone; False: this process alone
     view                 "hf" (default): Hugging Face names, the hub's or those that the model's class has in memory; "raw": the framework's own, and
                          optimizer states too: nested dicts and lists are named as torch's distributed checkpoints name them; what is no tensor in
                          them (lr, betas, _extra_state) is replaced by what View.objects() has, and missing where that has nothing plain
@@ -97,13 +97,16 @@ class Spec:
 
     def take_step(self, comm):
         """Rank 0's step, on all ranks: each may see another one as the latest, or know another list of steps."""
-        if not self.seen:
-            return
-        asked = self.given.get("step")
+        asked = self.given.get("step") if self.seen else self.run._step
         asked = None if asked is None else str(asked)
-        step, other = comm.share(lambda: [asked, self.seen.find_step(asked) if comm.rank == 0 else None], _one_step)
+
+        def find():
+            return asked if not self.seen else self.seen.find_step(asked) if comm.rank == 0 else None
+        step, other = comm.share(lambda: [asked, find()], _one_step)
         if other is not None:
             raise CkptError("conflict", f"step '{other}' is asked for on one rank, but rank 0 loads '{step}': all load the same step")
+        if not self.seen:
+            return
         text = c_void_p()
         library().comm_step(comm.handle, self.seen.handle, os.fsencode(step) if step else None, comm.timeout_ms, byref(text))
         self.given["step"] = os.fsdecode(take_bytes(text))
