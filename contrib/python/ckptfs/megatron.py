@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's distributed checkpoints, each byte read once per job:
+
+    from ckptfs.megatron import load, LoadShardedStrategy
+
+    state = load(model.sharded_state_dict(), "run/checkpoints")                  # in place of dist_checkpointing.load; a run, or one iteration
+    state = dist_checkpointing.load(sharded_state_dict, folder, sharded_strategy=LoadShardedStrategy(group=data_parallel_group))
+
+torch_dist, and zarr, which megatron-core itself no longer reads since 0.16.
+"""
+
+import os
+
+from ._boxes import load_boxes
+from ._view import View
+
+try:
+    import torch
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.core import CheckpointingException
+    from megatron.core.dist_checkpointing.dict_utils import extract_matching_values, merge, nested_values
+    from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace as replace_values
+    from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+    from megatron.core.dist_checkpointing.strategies.base import LoadShardedStrategy as _Base
+except ImportError:
+    dist_checkpointing, _Base = None, object
+
+
+class LoadShardedStrategy(_Base):
+    """A strategy for dist_checkpointing.load: all ShardedTensors of a rank are declared, then the ranks load together.
+
+    group         the process group whose ranks share what they read: every rank of it must load at the same time. Megatron's data-parallel group
+                  shares what is replicated; None: the default group
+    readers, load_options, progress   as for ckptfs.load_state_dict
+
+    Tensors are filled in place where they have data, and made on the current CUDA device, else on the CPU, where they have none.
+    allow_shape_mismatch clips, and makes zeros of what the checkpoint does not have (the padding of a vocabulary), as Megatron does. ShardedObjects of torch_dist, and the rare tensors with a
+    flattened_range (distributed optimizers up to 0.15), are read by Megatron's own strategy. `stats`: those of the last load.
+    CheckpointingException: a key that the checkpoint lacks, another global shape; CkptError: what reading found."""
+
+    def __init__(self, group=None, *, readers="auto", load_options=None, progress=False):
+        if dist_checkpointing is None:
+            raise ImportError("ckptfs.megatron needs Megatron-Core: pip install megatron-core")
+        super().__init__()
+        self.stats, self._group, self._backend = None, group, "torch_dist"
+        self._load = dict(readers=readers, load_options=load_options, progress=progress)
+
+    def check_backend_compatibility(self, loaded_backend):
+        if loaded_backend not in ("torch_dist", "zarr"):
+            raise CheckpointingException(f"ckptfs.megatron reads torch_dist and zarr, not '{loaded_backend}'")
+        self._backend = loaded_backend
+
+    def check_version_compatibility(self, loaded_version):
+        if loaded_version != 1:
+            raise CheckpointingException(f"version {loaded_version} of '{self._backend}' is not known to ckptfs")
+
+    @property
+    def can_handle_sharded_objects(self):
+        return self._backend == "torch_dist"
+
+    def load(self, sharded_state_dict, checkpoint_dir):
+        theirs, ours = extract_matching_values(sharded_state_dict, _is_theirs)
+        tensors = [t for t in nested_values(ours) if isinstance(t, ShardedTensor)]
+        with View(os.fspath(checkpoint_dir), view="raw") as view:
+            boxes = [_box(view, t) for t in tensors]
+            self.stats = load_boxes(boxes, view, self._group, clip=True, **self._load)
+            for t, (key, offset, data) in zip(tensors, boxes):
+                if t.allow_shape_mismatch:
+                    _zero_beyond(data, offset, view._tensors[key].shape)
+        replace_values(lambda t: t.data if isinstance(t, ShardedTensor) else t, ours)
+        if next(iter(nested_values(theirs)), None) is not None:
+            merge(ours, self._megatron().load(theirs, checkpoint_dir))
+        return ours
+
+    def load_tensors_metadata(self, checkpoint_dir, metadata=None):
+        """{key: ShardedTensor without data}: shapes and dtypes, no tensor is opened."""
+        from ._view import TORCH
+        with View(os.fspath(checkpoint_dir), view="raw") as view:
+            return {i.name: ShardedTensor.from_rank_offsets(i.name, torch.empty(i.shape, dtype=getattr(torch, TORCH[i.dtype]), device="meta"))
+                    .without_data() for i in view._tensors.values()}
+
+    def load_sharded_metadata(self, checkpoint_dir):
+        if not self.can_handle_sharded_objects:
+            return self.load_tensors_metadata(checkpoint_dir)
+        return self._megatron().load_sharded_metadata(checkpoint_dir)
+
+    def _megatron(self):
+        from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+        if self._backend != "torch_dist":
+            raise CheckpointingException("flattened tensors of a zarr checkpoint are not supported: load it with the optimizer's unflattened keys")
+        return TorchDistLoadShardedStrategy()
+
+
+def load(sharded_state_dict, run, *, group=None, step=None, strict=None, readers="auto", load_options=None, progress=False, **more):
+    """dist_checkpointing.load(sharded_state_dict, folder of the run's step) through LoadShardedStrategy.
+
+    run    a run, of which `step` (None: the latest, rank 0's on all ranks) is loaded; or the folder of one iteration
+    strict None: Megatron's default; or one of its StrictHandling values
+    more   what else dist_checkpointing.load takes. Returns what it returns."""
+    strategy = LoadShardedStrategy(group, readers=readers, load_options=load_options, progress=progress)
+    if strict is not None:
+        more["strict"] = strict
+    return dist_checkpointing.load(sharded_state_dict, _folder(run, step, group), strategy, **more)
+
+
+def _folder(run, step, group):
+    """The folder of the step that rank 0 sees."""
+    from ._comm import TIMEOUT_MS
+    from ._exchange import exchange_of
+    from ._view import Run
+    dist = torch.distributed
+    group = group if group is not None or not dist.is_initialized() else dist.group.WORLD
+    rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
+    words = exchange_of(dist, group, rank, size, TIMEOUT_MS / 1000)
+    try:
+        with Run(os.fspath(run)) as seen:
+            found = seen.find_step(step) if rank == 0 else None
+    except Exception as e:
+        words.fail(e)
+        raise
+    return os.path.join(os.fspath(run), words.share(found, lambda all_words: all_words[0]))
+
+
+def _is_theirs(value):
+    return isinstance(value, ShardedObject) or (isinstance(value, ShardedTensor) and getattr(value, "flattened_range", None) is not None)
+
+
+def _zero_beyond(data, offset, shape):
+    """The elements of a box that lie beyond a tensor of that shape."""
+    for d, (lo, size) in enumerate(zip(offset, shape)):
+        inside = min(max(size - lo, 0), data.shape[d])
+        data.narrow(d, inside, data.shape[d] - inside).zero_()
+
+
+def _box(view, t):
+    """(name, offset, tensor) of a ShardedTensor, which has memory afterwards."""
+    info = view._tensors.get(t.key)
+    if info is None:
+        raise CheckpointingException(f"'{t.key}' is not in the checkpoint {view}")
+    if list(info.shape) != list(t.global_shape) and not t.allow_shape_mismatch:
+        raise CheckpointingException(f"Global shape mismatch for loaded ({tuple(info.shape)}) and expected ({tuple(t.global_shape)}) tensor for key {t.key}")
+    if t.data is None:
+        t.init_data(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu")
+    data = t.data.detach()
+    for _ in range(t.prepend_axis_num):
+        data = data[None]
+    return t.key, tuple(t.global_offset), data
