@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What nanotron keeps beside tensors: as ckpt_reader.objects. */
+/* The values that a nanotron checkpoint holds besides tensors, as ckpt_reader.objects returns them.
+ */
 #ifndef CKPT_CKPT_NANOTRON_OBJECTS_H
 #define CKPT_CKPT_NANOTRON_OBJECTS_H
 
