@@ -33,12 +33,14 @@ struct ckptfs_config {
     char *fuse_words; /* the part of -o that is passed to FUSE, or NULL */
 };
 
+/* Free the configuration, and unlock the mountpoint. */
 void ckptfs_config_release(struct ckptfs_config *c);
 
 /* Parse the command line. Every failure is a USAGE error whose text names the word. Paths are
  * stored as given; ckptfs_paths_resolve makes them absolute. */
 int ckptfs_cmdline_parse(int argc, char **argv, struct ckptfs_config *ret, struct ckpt_err *err);
 
+/* The text of --help. */
 extern const char ckptfs_usage[];
 
 /* Take the next option off *list ("a,b=c\,d,..."), in place: *ret_word is its word, and *ret_value

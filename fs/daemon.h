@@ -17,6 +17,7 @@ struct ckptfs_announcement {
     int notify; /* the socket of the service manager; -1: none */
 };
 
+/* Open the descriptors. `ready` is that of ckptfs_daemon_fork, or -1. */
 void ckptfs_announcement_open(struct ckptfs_announcement *a, int ready);
 
 /* Announce that the mount is ready: detach from the terminal and let the parent exit, and notify

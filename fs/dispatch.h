@@ -79,6 +79,7 @@ size_t ckptfs_dispatch_expire(struct ckptfs_dispatch *d);
 /* Refuse all queued jobs, and wait until no job runs. Jobs that arrive later are refused. */
 void ckptfs_dispatch_stop(struct ckptfs_dispatch *d);
 
+/* The number of queued jobs. */
 size_t ckptfs_dispatch_queued(struct ckptfs_dispatch *d);
 
 #endif

@@ -29,12 +29,14 @@ int ckpt_items_files(const struct ckpt_view *view, struct ckpt_items *ret, struc
 /* List all tensors, in the order of the state dict. */
 int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
 
+/* Free the list. */
 void ckpt_items_release(struct ckpt_items *items);
 
 /* Read all bytes [off, off+len) of an item, or fail. */
 int ckpt_item_pread(struct ckpt_view *view, const struct ckpt_item *item, void *buf, size_t len,
                     uint64_t off, struct ckpt_err *err);
 
+/* Is it a file of weights (*.safetensors)? */
 bool ckpt_is_weights(const char *path);
 
 #endif

@@ -12,6 +12,7 @@
 
 #include <ckptfs/ckptfs.h>
 
+/* The journal's file name. */
 extern const char ckpt_journal_name[];
 
 struct ckpt_journal {

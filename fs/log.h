@@ -18,8 +18,10 @@ struct ckptfs_log {
 
 /* The first byte of each message on that socket, which tells the mounter to log the rest. */
 enum { CKPTFS_RELAYED = 'l' };
+/* Log a line that was received on the socket. */
 void ckptfs_log_relayed(const char *line, size_t len);
 
+/* Format a line and log it, unless its severity is too low. */
 void ckptfs_logf(const struct ckptfs_log *log, enum ckpt_log_severity severity, const char *fmt,
                  ...) CKPT_PRINTF(3, 4);
 void ckptfs_vlogf(const struct ckptfs_log *log, enum ckpt_log_severity severity, const char *fmt,

@@ -77,6 +77,7 @@ void ckptfs_nodes_forget(struct ckptfs_nodes *t, uint64_t ino, uint64_t n);
  * identity has that number (probability 2^-63 per pair). */
 uint64_t ckptfs_ino(const struct ckptfs_id *id);
 
+/* The number of nodes that the kernel holds, the root included. */
 size_t ckptfs_nodes_count(struct ckptfs_nodes *t);
 
 #endif

@@ -13,6 +13,7 @@ struct ckpt_progress {
     uint64_t total;
 };
 
+/* Begin a bar of `total` bytes; `already` and `quiet` are as in the struct. */
 void ckpt_progress_begin(struct ckpt_progress *p, uint64_t already, uint64_t total, bool quiet);
 
 /* Redraw the bar. `name` is the item in progress. */

@@ -14,6 +14,7 @@ int ckptfs_errno(const struct ckpt_err *err);
  * file does exist. */
 int ckptfs_read_errno(const struct ckpt_err *err);
 
+/* Fill in the attributes of a node. */
 void ckptfs_stat_of(const struct ckptfs *fs, const struct ckptfs_id *id, uint64_t ino,
                     struct stat *ret);
 

@@ -26,6 +26,7 @@ struct ckptfs_signals {
  * that a signal is not lost and cannot kill a half-made mount. */
 void ckptfs_signals_block(void);
 
+/* Start the thread. It runs until ckptfs_signals_stop. */
 int ckptfs_signals_start(struct ckptfs_signals *s, struct ckptfs *fs, struct fuse_session *se,
                          struct ckptfs_mounter *mounter, struct ckpt_err *err);
 

@@ -22,6 +22,7 @@ struct ckpt_tool {
 /* A command returns -1 with *err filled, or one of these. */
 enum { CKPT_TOOL_GOOD = 0, CKPT_TOOL_DIFFERENT = 1 };
 
+/* The commands; ckpt(1) describes them. */
 int ckpt_cmd_info(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_ls(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_explain(const struct ckpt_tool *t, struct ckpt_err *err);

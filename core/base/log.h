@@ -14,6 +14,7 @@ struct ckpt_log {
     void *ctx;
 };
 
+/* Format a line and pass it to `log` (may be NULL). */
 void ckpt_logf(const struct ckpt_log *log, enum ckpt_log_level level, const char *fmt, ...)
     CKPT_PRINTF(3, 4);
 

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Exactly this text. */
 bool ckpt_take_text(const char **s, const char *text);
 
 /* Decimal digits, at least one. */

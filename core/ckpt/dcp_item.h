@@ -18,6 +18,7 @@ struct ckpt_dcp_items {
     CKPT_VEC(uint64_t) strides;          /* in elements */
 };
 
+/* Free the lists. The struct can be released in any state. */
 void ckpt_dcp_items_release(struct ckpt_dcp_items *items);
 
 /* Add a chunk that is not empty and has a file. Chunks are added in ascending order. */

@@ -33,6 +33,7 @@ struct ckpt_ds_stored {
     bool contiguous; /* row-major, without gaps */
 };
 
+/* Find out where tensor v of the file is stored. */
 int ckpt_ds_file_tensor(const struct ckpt_ds_file *f, ckpt_pv v, struct ckpt_ds_stored *ret,
                         struct ckpt_err *err);
 

@@ -17,6 +17,7 @@ struct ckpt_ds_buffer {
     enum ckpt_dtype dtype;
 };
 
+/* Free the list of parts. */
 void ckpt_ds_buffer_release(struct ckpt_ds_buffer *b);
 
 /* Append a part. CONFLICT: it has another dtype than the parts before. */

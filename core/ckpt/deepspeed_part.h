@@ -42,6 +42,7 @@ struct ckpt_ds_parts {
     struct ckpt_map by_name;
 };
 
+/* Free the lists and names. */
 void ckpt_ds_parts_release(struct ckpt_ds_parts *p);
 
 /* Begin a tensor, whose extents are added next. FORMAT: the name is invalid, or there is a tensor
@@ -58,6 +59,7 @@ int ckpt_ds_parts_stored(struct ckpt_ds_parts *p, const char *name, const struct
                          uint32_t source, struct ckpt_err *err);
 int ckpt_ds_parts_alias(struct ckpt_ds_parts *p, const char *name, size_t of, struct ckpt_err *err);
 
+/* Find the index of a tensor by its name; false: it is not there. */
 bool ckpt_ds_parts_find(const struct ckpt_ds_parts *p, const char *name, size_t *ret);
 
 /* A mapping from the elements of a part to those of a whole tensor: for every tuple 0 <= i[j] <

@@ -11,13 +11,15 @@
 int ckpt_ds_spot_check(const struct ckpt_ds_zero *z, ckpt_pv module,
                        const struct ckpt_ds_parts *masters, struct ckpt_err *err);
 
-/* Compare one tensor: elements [at, at + n) of a master, which begins at byte `off` of `source`,
- * and of the module's tensor with that name. False: they differ. */
+/* A range of a master for comparison: n elements from number `at`, which begin at byte `off` of
+ * `source`. */
 struct ckpt_ds_spot {
     struct ckpt_source *source;
     enum ckpt_dtype dtype;
     uint64_t off, at, n;
 };
+/* Compare the range with the same elements of the module's tensor s; *ret is false if they differ.
+ */
 int ckpt_ds_spot_same(const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s,
                       const struct ckpt_ds_spot *spot, bool *ret, struct ckpt_err *err);
 

@@ -41,7 +41,9 @@ struct ckpt_ds_tag {
     bool universal;                       /* the folder zero/ exists, or tmp/ of a conversion */
 };
 
+/* List the files of the tag in `dir`. Only names are read. */
 int ckpt_ds_tag_read(struct ckpt_dir *dir, struct ckpt_ds_tag *ret, struct ckpt_err *err);
+/* Free the list. */
 void ckpt_ds_tag_release(struct ckpt_ds_tag *t);
 
 /* Find the first file with that role and these numbers; NULL: none. */

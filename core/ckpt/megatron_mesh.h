@@ -34,6 +34,7 @@ struct ckpt_megatron_mesh {
     uint64_t ntp, npp, nep, netp; /* sizes; netp: expert tensor parallelism */
 };
 
+/* Free the ranks with their pickles. */
 void ckpt_megatron_mesh_release(struct ckpt_megatron_mesh *m);
 
 /* Read the pickles of all ranks, and add the facts about the run to m->st. MISSING: there are none.

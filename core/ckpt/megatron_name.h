@@ -32,10 +32,10 @@ const char *ckpt_megatron_strip(const char *name);
 /* The number after "decoder.layers." in a stripped name; false: there is none. */
 bool ckpt_megatron_layer(const char *name, uint64_t *ret);
 
-/* Does the name belong to an adapter (LoRA), or to a module that an adapter wraps? */
 /* Does the name belong to an optimizer's state? */
 bool ckpt_megatron_is_state(const char *name);
 
+/* Does the name belong to an adapter (LoRA), or to a module that an adapter wraps? */
 bool ckpt_megatron_is_adapter(const char *name);
 
 #endif

@@ -21,6 +21,7 @@ struct ckpt_megatron_state {
     bool has_iteration, has_version;
 };
 
+/* Free the facts. */
 void ckpt_megatron_state_release(struct ckpt_megatron_state *st);
 
 /* A size in the run's arguments, or 0. */

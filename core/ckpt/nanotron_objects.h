@@ -6,6 +6,7 @@
 
 #include "ckpt/reader.h"
 
+/* Implements ckpt_reader.objects. */
 int ckpt_nanotron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                           struct ckpt_err *err);
 

@@ -69,6 +69,7 @@ struct ckpt_nt_shards {
     size_t nlinked; /* number of linked ones */
 };
 
+/* Free everything that was found and read. */
 void ckpt_nt_shards_release(struct ckpt_nt_shards *set);
 
 /* Find all shards below dir's model/ by their names. MISSING: there are none. */
@@ -83,6 +84,7 @@ int ckpt_nt_shards_select(struct ckpt_nt_shards *set, const struct ckpt_nt_topol
 /* Read the headers of all shards. */
 int ckpt_nt_shards_read(struct ckpt_nt_shards *set, struct ckpt_err *err);
 
+/* The directory with the shard's file. Borrowed from the set. */
 struct ckpt_dir *ckpt_nt_shard_dir(const struct ckpt_nt_shards *set, const struct ckpt_nt_shard *s);
 
 #endif

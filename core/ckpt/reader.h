@@ -82,6 +82,7 @@ struct ckpt_facts {
     json_t *dtypes; /* {tensor: safetensors' name}: the dtypes that it prescribes; or NULL */
 };
 
+/* Release the JSON values of the facts. */
 void ckpt_facts_release(struct ckpt_facts *facts);
 
 /* Make a weight map with every tensor of cat in one file. */

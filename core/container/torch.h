@@ -39,6 +39,7 @@ enum ckpt_torch_global {
     CKPT_TORCH_NAMESPACE,
     CKPT_TORCH_SIMPLE_NAMESPACE,
 };
+/* The rules for pickles of torch.save files. */
 extern const struct ckpt_pickle_rules ckpt_torch_rules;
 
 /* Is it certainly no tensor: a number, a text, bytes, a set, the run's arguments? */
@@ -91,7 +92,10 @@ struct ckpt_torch_memo {
     struct ckpt_torch_layout layout;
 };
 
+/* Free what was kept. */
 void ckpt_torch_memo_release(struct ckpt_torch_memo *memo);
+/* Find the layout of the only tensor of the archive in bytes [off, off+len) of s, and the offset of
+ * its storage in s. */
 int ckpt_torch_item(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_torch_memo *memo,
                     struct ckpt_torch_layout *ret, uint64_t *ret_storage_off, struct ckpt_err *err);
 

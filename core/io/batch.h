@@ -27,6 +27,7 @@ struct ckpt_batch {
     struct iovec iov[CKPT_BATCH_IOV];
 };
 
+/* Begin an empty batch. */
 void ckpt_batch_init(struct ckpt_batch *b);
 void ckpt_batch_release(struct ckpt_batch *b); /* what was begun has ended then */
 

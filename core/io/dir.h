@@ -39,6 +39,8 @@ int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir 
 int ckpt_dir_listed_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                           struct ckpt_err *err);
 
+/* Count a reference (NULL is allowed); give one back; the same for ckpt_cleanup. The last one
+ * closes the directory. */
 struct ckpt_dir *ckpt_dir_ref(struct ckpt_dir *dir);
 void ckpt_dir_unref(struct ckpt_dir *dir);
 void ckpt_dir_unrefp(struct ckpt_dir **dir);
@@ -67,6 +69,7 @@ struct ckpt_file_id {
     int64_t mtime_ns, ctime_ns;
 };
 
+/* Are all members equal? */
 bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b);
 
 /* fstat of a descriptor. *ret_unlinked (may be NULL): no name leads to the file any more. */

@@ -46,6 +46,8 @@ struct ckpt_source {
     atomic_uint refs;
 };
 
+/* Count a reference (NULL is allowed); give one back; the same for ckpt_cleanup. The last one frees
+ * the source. */
 struct ckpt_source *ckpt_source_ref(struct ckpt_source *s);
 void ckpt_source_unref(struct ckpt_source *s);
 void ckpt_source_unrefp(struct ckpt_source **s);

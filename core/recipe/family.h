@@ -72,6 +72,7 @@ int ckpt_family_from_json(struct ckpt_arena *arena, const char *name, const json
                           struct ckpt_family **ret, struct ckpt_err *err);
 void ckpt_family_release(struct ckpt_family *f);
 
+/* Does the model file name this size, this config key, or this model_type? */
 bool ckpt_family_has_dim(const struct ckpt_family *f, const char *name);
 bool ckpt_family_has_key(const struct ckpt_family *f, const char *key);
 bool ckpt_family_has_type(const struct ckpt_family *f, const char *model_type);

@@ -23,6 +23,7 @@ struct ckpt_copies {
     CKPT_VEC(const char *) original; /* of each, the name in the model; borrowed */
 };
 
+/* Free the list and its catalogue. */
 void ckpt_copies_release(struct ckpt_copies *c);
 
 /* Tensor `copy`, which the config ties to `original`, holds other values: CONFLICT, or, if `allow`,

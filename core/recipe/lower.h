@@ -36,6 +36,7 @@ struct ckpt_instance {
     struct ckpt_cutter *cutter; /* scratch memory, made when it is needed */
 };
 
+/* Free the scratch memory; everything else is borrowed. */
 void ckpt_instance_release(struct ckpt_instance *in);
 
 typedef CKPT_VEC(struct ckpt_piece_draft) ckpt_drafts;

@@ -48,14 +48,15 @@ struct ckpt_name {
 /* Length of the name at the beginning of a side: up to the first blank outside braces. */
 size_t ckpt_name_extent(const char *side);
 
-/* Write s[0..len) with all groups {a|b} replaced by their choice[]-th words. `pos` gets one entry
- * per byte and one for the end. Counts the groups and their words; choice may be NULL (count only).
- */
+/* The groups of words {a|b} in a name: their number, and the number of words in each. */
 struct ckpt_words {
     uint32_t n;
     uint32_t count[CKPT_NAME_NUMBERS];
 };
+/* Count the groups and their words. `what` names the text in errors. */
 int ckpt_name_words(const char *what, const char *s, struct ckpt_words *ret, struct ckpt_err *err);
+/* Append s with each group replaced by its choice[]-th word. `pos` gets, for each byte of the
+ * result and for its end, the index in s. */
 int ckpt_name_choose(const char *s, const uint32_t *choice, struct ckpt_str *out, uint16_t *pos,
                      struct ckpt_err *err);
 

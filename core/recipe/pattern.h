@@ -49,6 +49,7 @@ struct ckpt_text {
     const uint16_t *pos; /* index in whole of each byte of s, and of its end; NULL: the same */
 };
 
+/* Record a USAGE error at character `at` of the text. Always returns -1. */
 int ckpt_text_fail(const struct ckpt_text *t, size_t at, struct ckpt_err *err, const char *fmt, ...)
     CKPT_PRINTF(4, 5);
 
@@ -125,8 +126,8 @@ bool ckpt_factor_solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64
  */
 bool ckpt_factor_solve_dim(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size);
 
-/* Where a term lies in dimension f: index = offset + sum stride * axis. Slowest first. Sizes known,
- * no overflow. */
+/* The elements of a term in one dimension: index = offset + sum stride * axis, slowest axis first.
+ */
 struct ckpt_layout {
     uint64_t offset;
     uint32_t n;
@@ -135,6 +136,8 @@ struct ckpt_layout {
         uint8_t axis;
     } at[CKPT_SCOPE_AXES];
 };
+/* Compute the layout of a term in dimension f. All sizes must be known; the result cannot overflow.
+ */
 void ckpt_factor_layout(const struct ckpt_factor *f, const struct ckpt_term *term,
                         const struct ckpt_sizes *s, struct ckpt_layout *out);
 

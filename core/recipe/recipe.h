@@ -51,6 +51,7 @@ struct ckpt_model {
     char *recipe;   /* "nanotron/llama": which recipe was used */
 };
 
+/* Free the model with its catalogue; the second form is for ckpt_cleanup. */
 void ckpt_model_free(struct ckpt_model *m);
 void ckpt_model_freep(struct ckpt_model **m);
 

@@ -63,6 +63,7 @@ struct ckpt_resolution {
     char *missing; /* a source that is not there; owned; NULL if no rule speaks of the target */
 };
 
+/* Free the resolution's instance and text. */
 void ckpt_resolution_release(struct ckpt_resolution *r);
 
 /* Find the rule that delivers `name`; if it is PRESENT, `in` is its instance (in->target is name).

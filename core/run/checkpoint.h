@@ -44,6 +44,8 @@ struct ckpt_shared {
                              shared JSON values */
 };
 
+/* Make the shared data with one reference, for which the base and the recipes are opened; and give
+ * a reference back. */
 int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, struct ckpt_err *err);
 void ckpt_shared_unref(struct ckpt_shared *s);
 

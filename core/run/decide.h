@@ -87,6 +87,7 @@ struct ckpt_decision {
     bool bare_header; /* write safetensors headers without __metadata__ */
 };
 
+/* Make the choices. Always succeeds. */
 struct ckpt_decision ckpt_decide(const struct ckpt_decide *in);
 
 #endif

@@ -19,6 +19,7 @@ struct ckpt_experts {
     CKPT_VEC(uint32_t) tensor; /* indices in the catalogue */
 };
 
+/* Free the list. */
 void ckpt_experts_release(struct ckpt_experts *x);
 
 /* The tensor of cat whose name in memory is `name`; base_names ({name in memory: name in the base},

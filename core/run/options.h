@@ -45,8 +45,10 @@ struct ckpt_options {
     struct ckpt_log log;
 };
 
+/* Make a deep copy. */
 int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
                       struct ckpt_err *err);
+/* ckpt_options_free for ckpt_cleanup. */
 void ckpt_options_freep(struct ckpt_options **opt);
 
 /* The first override that is a key of config.json (the recipes' own keys begin with '_'); NULL:

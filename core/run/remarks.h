@@ -17,6 +17,7 @@ struct ckpt_remarks {
     json_t *list; /* [{"step": name, "text": warning}, ...]; "step" is "" of a single checkpoint */
 };
 
+/* Make an empty list; free it. */
 int ckpt_remarks_init(struct ckpt_remarks *r, struct ckpt_err *err);
 void ckpt_remarks_release(struct ckpt_remarks *r);
 

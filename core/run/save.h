@@ -30,6 +30,7 @@ struct ckpt_save_marker {
     uint64_t hash; /* a hash of the file's identity */
 };
 
+/* The marker of the save in a directory, as it is now. */
 struct ckpt_save_marker ckpt_save_marker_of(const struct ckpt_reader *reader,
                                             const struct ckpt_dir *dir);
 
@@ -81,6 +82,7 @@ enum ckpt_save_state {
                       */
 };
 
+/* Judge a save by the numbers of its shards. */
 enum ckpt_save_state ckpt_save_judge(const struct ckpt_save_counts *c);
 
 /* Compare all files with their recorded identities. For CKPT_SAVE_MIXED, *err says which ones have

@@ -15,6 +15,7 @@ struct ckpt_sides {
     int64_t mtime_ns;                      /* time of the newest file */
 };
 
+/* Free the list and give back the sources. */
 void ckpt_sides_release(struct ckpt_sides *s);
 
 /* Which files of a directory to add: those that belong to a model but are not its weights. */

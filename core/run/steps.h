@@ -40,7 +40,9 @@ int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const struct ckpt_step
                     struct ckpt_steps_found *ret, struct ckpt_err *err);
 void ckpt_steps_found_release(struct ckpt_steps_found *s);
 
+/* Find a step by its name; NULL: there is none. */
 const struct ckpt_found_step *ckpt_steps_find(const struct ckpt_steps_found *s, const char *name);
+/* Do two scans have the same steps with the same generations, and the same latest step? */
 bool ckpt_steps_same(const struct ckpt_steps_found *a, const struct ckpt_steps_found *b);
 
 /* Has the step been deleted, or is it unfinished (being deleted, or saved again)? */

@@ -45,14 +45,16 @@ struct ckpt_catalog {
     CKPT_VEC(struct ckpt_source *) sources; /* referenced */
     CKPT_VEC(struct ckpt_tensor) tensors;   /* in the order they were added */
     struct ckpt_map by_name;
-    json_t
-        *config; /* the framework's own model config, an object; NULL if the checkpoint has none */
+    /* the framework's own model config, an object; NULL if the checkpoint has none */
+    json_t *config;
     json_t *about; /* facts of the format for people and recipes: {"format": "nanotron", "version":
                       "1.4", "step": 20, ...} */
     json_t *warnings; /* array of strings */
 };
 
+/* Make an empty catalogue. */
 int ckpt_catalog_new(struct ckpt_catalog **ret, struct ckpt_err *err);
+/* Free the catalogue with all memory of its arena, and give back its sources. */
 void ckpt_catalog_free(struct ckpt_catalog *cat);
 void ckpt_catalog_freep(struct ckpt_catalog **cat);
 
@@ -72,6 +74,7 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
                             const struct ckpt_piece_draft *piece, size_t npiece,
                             struct ckpt_err *err);
 
+/* As ckpt_catalog_set_pieces, for a tensor that need not be in the catalogue. */
 int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
                            const struct ckpt_piece_draft *piece, size_t npiece,
                            struct ckpt_err *err);
@@ -92,6 +95,7 @@ const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, cons
 /* Add a line to cat->warnings (one is kept of equal ones, and 1000 at most), made printable. */
 void ckpt_catalog_warn(struct ckpt_catalog *cat, const char *fmt, ...) CKPT_PRINTF(2, 3);
 
+/* The size of all elements in bytes. */
 uint64_t ckpt_tensor_nbytes(const struct ckpt_tensor *t);
 
 /* Index of the first piece that may hold an element >= lo. */

@@ -35,6 +35,7 @@ struct ckpt_shards {
     uint64_t total_numel;
 };
 
+/* Free the names and numbers. */
 void ckpt_shards_release(struct ckpt_shards *s);
 
 /* Split by size. One file is "model.safetensors", more are "model-00001-of-00002.safetensors" and
