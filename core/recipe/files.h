@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The data files of core/recipe/data, embedded when we are built, behind those of a directory that
- * the user gives and that is laid out the same. */
+/* The data files of core/recipe/data, which the build embeds, after those of a directory that the
+ * user gives and that has the same structure. */
 #ifndef CKPT_RECIPE_FILES_H
 #define CKPT_RECIPE_FILES_H
 
@@ -34,9 +34,9 @@ struct ckpt_files {
     struct ckpt_arena arena;
 };
 
-/* Fill an empty set: the files FOLDER/NAME.json below `dir` (NULL: none is given), then the
- * embedded ones whose names no given file has. MISSING if dir holds no such file; LIMIT for files
- * that are too many or too large. Release the set after failure too. */
+/* Fill an empty set with the files FOLDER/NAME.json below `dir` (NULL: none), and then with the
+ * embedded files that have other names. MISSING: dir has no such file. LIMIT: the files are too
+ * many or too large. Release the set after a failure too. */
 int ckpt_files_load(struct ckpt_files *f, const char *dir, struct ckpt_err *err);
 void ckpt_files_release(struct ckpt_files *f);
 
