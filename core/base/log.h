@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the library's few remarks go: it never prints, the program decides. */
+/* The library's log messages. The library never prints; the program decides where they go. */
 #ifndef CKPT_BASE_LOG_H
 #define CKPT_BASE_LOG_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one door to PCRE2. Its syntax is a superset of Python's but for \Z, which is translated. */
+/* The only module that uses PCRE2. Its syntax is a superset of Python's except for \Z, which is
+ * translated. */
 #include "base/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
