@@ -13,7 +13,7 @@
 #include "base/str.h"
 #include "base/vec.h"
 
-/* Of backtracking, for one name: a pattern that needs more is a mistake or an attack. */
+/* Limit of backtracking for one name: a pattern that needs more is a mistake or an attack. */
 enum { MATCH_LIMIT = 100000, MAX_PATTERN = 65536 };
 
 /* Text to copy, then the group to insert; -1: none. */

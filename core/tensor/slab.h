@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One cache, with a budget, for spans of tensors that are dear to make: transposed experts,
- * computed values.
+/* A cache with a budget for spans of tensors that are slow to make: transposed experts, computed
+ * values.
  *
- * A slab is made once, whoever asks first; others who want it wait for that one. Least recently
- * used slabs go when the budget is spent. */
+ * A slab is made once, by the first thread that needs it; other threads wait for it. When the
+ * budget is used up, the least recently used slabs are freed. */
 #ifndef CKPT_TENSOR_SLAB_H
 #define CKPT_TENSOR_SLAB_H
 
