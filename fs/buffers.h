@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory for replies. The buffer that was given back last is handed out next, whichever worker
- * asks: a sequential reader then keeps one or two of them in the processor's cache, not one per
- * worker. */
+/* A pool of buffers for replies. The buffer that was returned last is handed out first, to
+ * whichever worker asks, so that a sequential reader keeps one or two buffers in the processor's
+ * cache instead of one per worker. */
 #ifndef CKPT_FS_BUFFERS_H
 #define CKPT_FS_BUFFERS_H
 
@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Bytes of the largest read request that we agree to. */
+/* Size in bytes of the largest read request that we accept. */
 enum { CKPTFS_MAX_READ = 1 << 20 };
 
 struct ckptfs_buffer {
@@ -18,19 +18,19 @@ struct ckptfs_buffer {
     size_t size;
 };
 
-/* As many buffers as were ever in use at once; none is freed before the end. All zero is an empty
- * pool but for the lock. */
+/* The pool grows to the largest number of buffers in use at one time; no buffer is freed before the
+ * end. Except for the lock, an all-zero struct is an empty pool. */
 struct ckptfs_buffers {
-    pthread_mutex_t lock; /* innermost */
+    pthread_mutex_t lock; /* no other lock is taken while it is held */
     struct ckptfs_buffer *free;
-    bool constant; /* fill new ones with one byte: for -o null */
+    bool constant; /* fill new buffers with one byte, for -o null */
 };
 
-/* A buffer of at least `size` bytes; NULL: no memory. */
+/* Take a buffer of at least `size` bytes; NULL: out of memory. Return it with ckptfs_buffer_put. */
 struct ckptfs_buffer *ckptfs_buffer_get(struct ckptfs_buffers *b, size_t size);
 void ckptfs_buffer_put(struct ckptfs_buffers *b, struct ckptfs_buffer *buffer);
 
-/* Free all. None may be in use. */
+/* Free all buffers. None may be in use. */
 void ckptfs_buffers_release(struct ckptfs_buffers *b);
 
 #endif

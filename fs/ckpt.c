@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt: look at, export and compare what ckptfs would mount. */
+/* ckpt: the command-line tool, which inspects, exports and compares what ckptfs would mount. */
 #include <errno.h>
 #include <getopt.h>
 #include <libgen.h>
@@ -21,7 +21,7 @@ enum { MOST_JOBS = 256 };
 static const struct command {
     const char *name;
     int (*run)(const struct ckpt_tool *t, struct ckpt_err *err);
-    int noperand; /* after RUN */
+    int noperand; /* number of operands after RUN */
     const char *operands, *help;
 } commands[] = {
     {"info", ckpt_cmd_info, 0, "RUN", "what the run is, its steps, what the model is"},
@@ -61,8 +61,8 @@ static int parse_jobs(const char *text, unsigned *ret, struct ckpt_err *err)
     return 0;
 }
 
-/* Options may stand before, between and after the operands. *ret_command is NULL when help or
- * version was asked for, and printed. */
+/* Options may come before, between and after the operands. If help or the version was asked for, it
+ * is printed here and *ret_command is NULL. */
 static int parse(int argc, char **argv, struct ckpt_tool *t, const struct command **ret_command,
                  struct ckpt_err *err)
 {
@@ -130,7 +130,7 @@ static int parse(int argc, char **argv, struct ckpt_tool *t, const struct comman
     return 0;
 }
 
-/* The loader is a program of its own, so that nothing here links MPI or CUDA. */
+/* The loader is a separate program, so that this one need not link MPI or CUDA. */
 static int run_loader(char **argv, struct ckpt_err *err)
 {
     char path[PATH_MAX] = "";
@@ -152,8 +152,8 @@ static void print_line(void *ctx, enum ckpt_log_severity severity, const char *t
         (void)fprintf(stderr, "ckpt: %s%s\n", severity == CKPT_WARNING ? "warning: " : "", text);
 }
 
-/* jansson 2.14 goes on after an allocation has failed while it reads a text, and then asserts or
- * writes where it must not: this program ends instead. */
+/* After an allocation has failed while it parses a text, jansson 2.14 continues, and then fails an
+ * assertion or writes out of bounds. Therefore this program ends when it is out of memory. */
 static void *json_memory(size_t n)
 {
     void *p = malloc(n ? n : 1);

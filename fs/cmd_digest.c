@@ -19,7 +19,7 @@ static int keep(void *ctx, size_t item, uint64_t off, const XXH128_hash_t *prefi
     XXH128_hash_t *hash = ctx;
 
     (void)off, (void)err;
-    hash[item] = *prefix; /* the last mark is that of the whole item */
+    hash[item] = *prefix; /* the last call is for the whole item */
     return 0;
 }
 

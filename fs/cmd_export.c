@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt export: a view written out as real files.
+/* ckpt export: write a view as real files.
  *
- * Each file is written as .NAME.partial, fsynced and renamed. A journal in DEST remembers what is
- * on disk, so that the same command takes up an interrupted export: finished files are kept, of an
- * unfinished one the part that the journal vouches for is read back and compared with its hash. In
+ * Each file is written as .NAME.partial, fsynced and renamed. A journal in DEST records what is on
+ * disk, so that repeating the command resumes an interrupted export: finished files are kept; of an
+ * unfinished file, the prefix recorded in the journal is read back and compared with its hash. At
  * the end DEST holds the view's files and nothing else. */
 #include <dirent.h>
 #include <errno.h>
@@ -36,19 +36,19 @@ struct export
     const struct ckpt_items *items;
     const char *dest;
     int dir;   /* DEST */
-    bool made; /* DEST is ours */
+    bool made; /* this process created DEST */
     bool resumed;
-    bool finished; /* DEST looks like what we would make: all files, of the right sizes, no more */
+    bool finished; /* DEST has all files of the view with the right sizes, and no others */
     struct ckpt_journal journal;
-    pthread_mutex_t lock; /* over fd[] while files are opened */
-    int *fd;              /* per item: the temporary file, or -1 */
-    uint64_t *start;      /* per item, for the pump */
+    pthread_mutex_t lock; /* protects fd[] while files are opened */
+    int *fd;              /* per item: descriptor of the temporary file, or -1 */
+    uint64_t *start;      /* per item: as in struct ckpt_pump */
     XXH3_state_t **state;
     XXH128_hash_t *hash;
-    atomic_bool durable; /* something is on disk that a later run can use */
+    atomic_bool durable; /* something is on disk that a resumed export can use */
 };
 
-/* "sub/.NAME.partial" of "sub/NAME"; the caller frees it. */
+/* The temporary name of a file: "sub/.NAME.partial" for "sub/NAME". The caller frees it. */
 static char *temp_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -81,7 +81,7 @@ static bool is_temp(const struct ckpt_items *items, const char *name)
     return false;
 }
 
-/* Is every file there, with its size? */
+/* Does DEST have every file, with its size? */
 static bool has_all(const struct export *x)
 {
     struct stat st;
@@ -93,8 +93,8 @@ static bool has_all(const struct export *x)
     return x->items->n > 0;
 }
 
-/* Whether DEST has a journal or all files, and no entry that an export of these items would not
- * make. */
+/* Check that DEST has a journal or all files, and no entry that an export of these items would not
+ * create. */
 static int inspect(struct export *x, struct ckpt_err *err)
 {
     int copy = openat(x->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -165,7 +165,7 @@ static bool finished_before(struct export *x, size_t i)
     return true;
 }
 
-/* Hash the first len bytes of a file; false if it has fewer or can't be read. */
+/* Hash the first len bytes of a file; false if it is shorter or cannot be read. */
 static bool hash_prefix(int fd, uint64_t len, XXH3_state_t *state)
 {
     char *buf = malloc(CKPT_PUMP_CHUNK);
@@ -183,7 +183,8 @@ static bool hash_prefix(int fd, uint64_t len, XXH3_state_t *state)
     return off == len;
 }
 
-/* Take up the temporary file of item i where the journal says and its bytes agree. */
+/* Resume the temporary file of item i from the length in the journal, if its bytes have the
+ * recorded hash. */
 static void take_up(struct export *x, size_t i, const char *temp)
 {
     const json_t *line = json_object_get(x->journal.partial, x->items->item[i].path);
@@ -236,8 +237,8 @@ static int check_space(const struct export *x, struct ckpt_err *err)
     for (size_t i = 0; i < x->items->n; i++)
         if (x->start[i] != CKPT_PUMP_SKIP)
             need += x->items->item[i].size - x->start[i];
-    /* What a resumed file was given already is not free any more, so only a fresh export can be
-     * sure. */
+    /* Only a new export can compare its size with the free space: a resumed one has used some
+     * already. */
     if (atomic_load(&x->durable) || fstatvfs(x->dir, &st) < 0 || st.f_blocks == 0)
         return 0;
     uint64_t have = (uint64_t)st.f_bavail * st.f_frsize;
@@ -274,7 +275,8 @@ static int open_temp(struct export *x, size_t i, struct ckpt_err *err)
     int fd = openat(x->dir, temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0)
         return ckpt_fail_errno(err, errno, "%s/%s", x->dest, temp);
-    /* Space now or an error now; filesystems that can't promise it write all the same. */
+    /* Reserve the space now, so that a full disk is found at once. Filesystems that cannot reserve
+     * space are written to all the same. */
     if (item->size && fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)item->size) < 0 &&
         (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
         (void)ckpt_fail_errno(err, errno, "%s/%s, %llu bytes", x->dest, item->path,
@@ -314,7 +316,7 @@ static int write_chunk(void *ctx, size_t i, const void *buf, size_t len, uint64_
                                      x->items->item[i].path, (unsigned long long)off);
 }
 
-/* The file is written: durable first, then visible, then in the journal. */
+/* Finish a file: first fsync it, then rename it, then record it in the journal. */
 static int complete(struct export *x, size_t i, int fd, const char *hex, struct ckpt_err *err)
 {
     const struct ckpt_item *item = &x->items->item[i];
@@ -367,7 +369,8 @@ static void sync_parent(const char *dest)
         (void)fsync(fd);
 }
 
-/* Every directory that got a name, DEST last; the journal goes when all the others are safe. */
+/* Sync every directory that got a name, DEST last; delete the journal when all others are on disk.
+ */
 static int settle(struct export *x, struct ckpt_err *err)
 {
     for (size_t i = 0; i < x->items->n; i++) {
@@ -386,7 +389,7 @@ static int settle(struct export *x, struct ckpt_err *err)
     return 0;
 }
 
-/* Nothing that a later run could use: leave no trace. */
+/* Delete what was created, if a later run could not use any of it. */
 static void clean_up(struct export *x, bool of_other_save)
 {
     for (size_t i = 0; i < x->items->n; i++) {
@@ -400,7 +403,7 @@ static void clean_up(struct export *x, bool of_other_save)
         ckpt_cleanup(ckpt_freep) char *dir = strdup(x->items->item[i].path);
         for (char *slash; dir && (slash = strrchr(dir, '/'));) {
             *slash = '\0';
-            (void)unlinkat(x->dir, dir, AT_REMOVEDIR); /* fails where it is not empty */
+            (void)unlinkat(x->dir, dir, AT_REMOVEDIR); /* fails if the directory is not empty */
         }
     }
     (void)unlinkat(x->dir, ckpt_journal_name, 0);
@@ -543,7 +546,7 @@ int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err)
     if (rc == 0)
         rc = x.finished ? compare_all(t, &x, view, err) : write_all(t, &x, view, err);
     if (rc < 0 && x.journal.fd >= 0) {
-        /* what is written is of a save that is not there any more, if of one at all */
+        /* the files on disk belong to a save that no longer exists, or to no single save */
         const bool stale = err->code == CKPT_STALE;
         if (atomic_load(&x.durable) && !stale)
             (void)fprintf(stderr, "ckpt: what is written is kept: the same command resumes it\n");

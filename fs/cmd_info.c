@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt info: what a run is; of a mountpoint, what its daemon negotiated. */
+/* ckpt info: facts about a run, and about a mountpoint what its daemon has negotiated. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +32,7 @@ static json_t *steps_json(struct ckpt_run *run, struct ckpt_err *err)
     return list;
 }
 
-/* {"run", "steps", then the library's facts about the view}. */
+/* Gather {"run", "steps"} and the library's facts about the view. */
 static int gather(const struct ckpt_tool *t, json_t **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
@@ -56,7 +56,7 @@ static int gather(const struct ckpt_tool *t, json_t **ret, struct ckpt_err *err)
     return 0;
 }
 
-/* A mountpoint answers by its control file. */
+/* The facts of a mountpoint, from its control file. */
 static json_t *mount_facts(const char *path)
 {
     ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s/.ckptfs/stats.json", path);

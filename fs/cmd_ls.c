@@ -27,7 +27,7 @@ static json_t *tensor_json(const struct ckpt_tensor_info *info)
                      (json_int_t)info->file_off);
 }
 
-/* "4096 x 1024"; "-" of a scalar. */
+/* A shape as "4096 x 1024"; "-" for a scalar. */
 static char *shape_text(const struct ckpt_tensor_info *info)
 {
     char *text = NULL;

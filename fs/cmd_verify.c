@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ckpt verify: does a directory hold the tensors and files of a view?
  *
- * Tensors are compared by name, dtype, shape and bytes, however the directory splits them into
- * files; all other files but the index byte by byte. config.json and generation_config.json, which
- * every tool writes with other keys, agree if the keys that both have agree. Files that only the
- * directory has, and a generation_config.json that it lacks, are mentioned and are no difference.
- */
+ * Tensors are compared by name, dtype, shape and bytes, however the directory distributes them over
+ * files. All other files except the index are compared byte by byte. config.json and
+ * generation_config.json, in which every tool writes different keys, are equal if the keys that
+ * both have are equal. Files that only the directory has, and a generation_config.json that it
+ * lacks, are mentioned but do not count as differences. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -35,13 +35,13 @@ static const uint64_t SAME = UINT64_MAX;
 
 struct verify {
     struct ckpt_view *view;
-    struct ckpt_view *other; /* DIR's own tensors, under their own names */
+    struct ckpt_view *other; /* DIR's tensors, under their stored names */
     const char *dir;
-    struct ckpt_items tensors; /* those of view that both have, with the same type and shape */
-    size_t *twin;              /* their numbers in other */
-    _Atomic uint64_t *first;   /* of each: the first byte that differs, or SAME */
+    struct ckpt_items tensors; /* tensors that both have with equal dtype and shape */
+    size_t *twin;              /* per tensor: its number in `other` */
+    _Atomic uint64_t *first;   /* per tensor: offset of the first byte that differs, or SAME */
     json_t *differences;       /* [{"tensor" | "file", "what"}] */
-    json_t *notes;             /* sentences about what is no difference */
+    json_t *notes;             /* sentences about what does not count as a difference */
     uint64_t file_bytes;
 };
 
@@ -76,7 +76,7 @@ static bool same_type(const struct ckpt_tensor_info *a, const struct ckpt_tensor
            (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
 }
 
-/* Pair the view's tensors with DIR's. */
+/* Match the view's tensors with DIR's by name. */
 static int match(struct verify *v, struct ckpt_err *err)
 {
     size_t n = ckpt_view_tensors(v->view), kept = 0;
@@ -100,7 +100,7 @@ static int match(struct verify *v, struct ckpt_err *err)
             if (same_type(&a, &b)) {
                 struct ckpt_item *to = &v->tensors.item[kept];
                 struct ckpt_item swap = *to;
-                *to = *item; /* kept <= i: what was there is left out already */
+                *to = *item; /* kept <= i: that item was copied or dropped already */
                 *item = swap;
                 v->twin[kept] = k;
                 atomic_store(&v->first[kept++], SAME);
@@ -148,14 +148,14 @@ static int compare_chunk(void *ctx, size_t i, const void *buf, size_t len, uint6
         return 0;
     while (a[at] == b[at])
         at++;
-    /* Chunks end in any order: keep the lowest. */
+    /* Chunks end in any order: keep the lowest offset. */
     uint64_t mine = off + at, known = atomic_load(&v->first[i]);
     while (mine < known && !atomic_compare_exchange_weak(&v->first[i], &known, mine))
         continue;
     return 0;
 }
 
-/* "[3, 17]" of element e. */
+/* The index of element e, as "[3, 17]". */
 static char *index_text(const struct ckpt_tensor_info *info, uint64_t e)
 {
     char *text = NULL;
@@ -176,7 +176,7 @@ static char *index_text(const struct ckpt_tensor_info *info, uint64_t e)
     return fclose(out) == 0 ? text : NULL;
 }
 
-/* An element's bytes as one hexadecimal number (they are little-endian). */
+/* Write an element's bytes, which are little-endian, as one hexadecimal number. */
 static void hex_element(const unsigned char *bytes, size_t n, char *buf)
 {
     for (size_t i = n; i-- > 0; buf += 2)
@@ -235,7 +235,7 @@ static bool is_model_file(const char *path)
            strcmp(slash ? slash + 1 : path, "model.safetensors.index.json") == 0;
 }
 
-/* Compare one file's bytes with the open fd; what is NULL where they agree. */
+/* Compare one file's bytes with the open fd. *what describes the difference; NULL: none. */
 static int compare_bytes(const struct verify *v, const struct ckpt_item *item, int fd, char **what,
                          struct ckpt_err *err)
 {
@@ -275,7 +275,7 @@ static bool is_config(const char *path)
     return strcmp(path, "config.json") == 0 || strcmp(path, "generation_config.json") == 0;
 }
 
-/* 10000 and 10000.0 are one number. */
+/* Are two values equal? 10000 and 10000.0 are. */
 static bool same_value(const json_t *a, const json_t *b)
 {
     if (json_is_number(a) && json_is_number(b))
@@ -284,7 +284,7 @@ static bool same_value(const json_t *a, const json_t *b)
     return json_equal(a, b);
 }
 
-/* The first key that both objects have with different values; NULL: they agree. */
+/* The first key that both objects have with different values; NULL: there is none. */
 static const char *contradiction(const json_t *a, const json_t *b)
 {
     const char *key;
@@ -298,8 +298,8 @@ static const char *contradiction(const json_t *a, const json_t *b)
     return NULL;
 }
 
-/* Two spellings of a config: *what becomes NULL, and a note is left, if they do not contradict each
- * other. */
+/* Compare two versions of a config: if no key contradicts, *what becomes NULL and a note is added.
+ */
 static int compare_config(struct verify *v, const struct ckpt_item *item, int fd, char **what,
                           struct ckpt_err *err)
 {
@@ -313,7 +313,7 @@ static int compare_config(struct verify *v, const struct ckpt_item *item, int fd
     ckpt_cleanup(ckpt_json_decrefp) json_t *theirs =
         lseek(fd, 0, SEEK_SET) == 0 ? json_loadfd(fd, 0, NULL) : NULL;
     if (!json_is_object(ours) || !json_is_object(theirs))
-        return 0; /* the difference in bytes stands */
+        return 0; /* not JSON: the difference in bytes counts */
     const char *key = contradiction(ours, theirs);
     free(*what);
     *what = key ? ckpt_asprintf("'%s' differs", key) : NULL;
@@ -353,7 +353,7 @@ static int compare_file(struct verify *v, const struct ckpt_item *item, struct c
     return what ? differ(v, "file", item->path, what, err) : 0;
 }
 
-/* Names below DIR that the view does not have; the split into weight files may differ. */
+/* Note the names below DIR that the view does not have. Weight files may be split differently. */
 static void note_extra(struct verify *v, const char *below, unsigned depth)
 {
     ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s/%s", v->dir, below);
@@ -424,7 +424,7 @@ static int report(const struct ckpt_tool *t, struct verify *v, struct ckpt_err *
     return n ? CKPT_TOOL_DIFFERENT : CKPT_TOOL_GOOD;
 }
 
-/* DIR's tensors as they are. */
+/* Open DIR's tensors under their stored names. */
 static int open_other(const char *dir, struct ckpt_run **ret_run, struct ckpt_view **ret_view,
                       struct ckpt_err *err)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckptfs's own words, the library's, and the few of FUSE that a user may set. */
+/* Parsing of ckptfs's own options, the library's options, and the few of FUSE that a user may set.
+ */
 #include "cmdline.h"
 
 #include <errno.h>
@@ -124,8 +125,8 @@ static bool *flag_of(struct ckptfs_config *c, const char *word)
     return NULL;
 }
 
-/* One of the words in a NULL-terminated list; a word that ends in '*' stands for all that begin so.
- */
+/* Is `word` in a NULL-terminated list? An entry that ends in '*' matches every word with that
+ * prefix. */
 static bool among(const char *word, const char *const *list)
 {
     for (; *list; list++) {
@@ -136,7 +137,8 @@ static bool among(const char *word, const char *const *list)
     return false;
 }
 
-/* Words of mount(8) and fstab(5) that say nothing to a filesystem, or what is so anyway. */
+/* Words of mount(8) and fstab(5) that have no meaning for this filesystem, or are always true of
+ * it. */
 static const char *const ignored_words[] = {
     "ro",       "rw",         "nosuid",   "nodev",      "defaults",    "auto",
     "noauto",   "user",       "nouser",   "users",      "owner",       "group",
@@ -152,7 +154,7 @@ static const char *const fuse_takes[] = {"auto_unmount", "allow_root", "noexec",
 static int add_fuse_word(struct ckptfs_config *c, const char *word, const char *value,
                          struct ckpt_err *err)
 {
-    /* FUSE unescapes what it is given, as we did. */
+    /* FUSE removes backslashes from its options, as we did, so they are added again. */
     size_t n = 2 * (strlen(word) + (value ? strlen(value) : 0)) + 3;
     size_t have = c->fuse_words ? strlen(c->fuse_words) : 0;
     char *text = realloc(c->fuse_words, have + n);
@@ -184,7 +186,7 @@ static int set_word(struct ckptfs_config *c, const char *word, const char *value
         if (value)
             return ckpt_fail(err, CKPT_USAGE, "-o %s takes no value", word);
         *flag = true;
-        /* "wait" is a word of the library as well */
+        /* "wait" is an option of the library, too */
         return ckpt_options_knows(word) ? ckpt_options_set(c->opt, word, NULL, err) : 0;
     }
     if (strcmp(word, "io") == 0)

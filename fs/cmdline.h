@@ -16,9 +16,9 @@ struct ckptfs_config {
     char *mountpoint; /* likewise */
     bool help, version;
     bool foreground;
-    bool debug;      /* say what was negotiated, and libckptfs's remarks */
+    bool debug;      /* log the negotiated options and the library's messages */
     bool wait;       /* mount also while there is no readable step */
-    bool null_reads; /* answer reads with a constant buffer: the yardstick of the benchmarks */
+    bool null_reads; /* answer reads with a constant buffer, as a baseline for benchmarks */
     bool direct;     /* io=direct */
     bool allow_other;
     bool sandbox; /* confine the daemon (sandbox.h) */
@@ -26,23 +26,26 @@ struct ckptfs_config {
     gid_t gid;
     mode_t umask;
     unsigned threads;
-    unsigned readahead_kib; /* 0: leave the kernel's */
+    unsigned readahead_kib; /* 0: keep the kernel's default */
     struct ckpt_options *opt;
     int lock; /* the mountpoint's descriptor, locked against other ckptfs until it is mounted; or -1
                */
-    char *fuse_words; /* what goes to FUSE, as for its -o; or NULL */
+    char *fuse_words; /* the part of -o that is passed to FUSE, or NULL */
 };
 
+/* Free the configuration, and unlock the mountpoint. */
 void ckptfs_config_release(struct ckptfs_config *c);
 
-/* Parse. Every failure is a USAGE error whose text names the word. Paths are left as they were
- * given, see ckptfs_paths_resolve. */
+/* Parse the command line. Every failure is a USAGE error whose text names the word. Paths are
+ * stored as given; ckptfs_paths_resolve makes them absolute. */
 int ckptfs_cmdline_parse(int argc, char **argv, struct ckptfs_config *ret, struct ckpt_err *err);
 
+/* The text of --help. */
 extern const char ckptfs_usage[];
 
-/* Split the next option off *list ("a,b=c\,d,..."), in place: its word, and its value (NULL: none)
- * with `\,` and `\\` made plain. False at the end. The tool's -o is the same. */
+/* Take the next option off *list ("a,b=c\,d,..."), in place: *ret_word is its word, and *ret_value
+ * its value (NULL: none) in which `\,` and `\\` are unescaped. False at the end of the list. The -o
+ * option of ckpt(1) has the same syntax. */
 bool ckptfs_next_option(char **list, char **ret_word, char **ret_value);
 
 #endif

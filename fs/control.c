@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stats.json, explain/TENSOR and digest/INODE. */
+/* The contents of stats.json, explain/TENSOR and digest/INODE. */
 #include "control.h"
 
 #include <errno.h>
@@ -33,8 +33,8 @@ int ckptfs_control_kind(enum ckptfs_kind dir, const char *name, enum ckptfs_kind
     return 0;
 }
 
-/* The file of a view whose inode number this is, held (ckptfs_nodes_forget); NULL: there is none.
- */
+/* Get the node of a view's file by its inode number and hold it (ckptfs_nodes_forget releases it);
+ * NULL: there is no such file. */
 static const struct ckptfs_node *hold_file(struct ckptfs *fs, const char *number)
 {
     char *end;
@@ -95,7 +95,7 @@ static json_t *settings(const struct ckptfs *fs)
                      ckptfs_sandbox_text(&fs->sandbox, sandbox, sizeof sandbox));
 }
 
-/* The warnings of the views that were opened. */
+/* The warnings of all views opened so far. */
 static json_t *warnings_of(struct ckpt_run *run)
 {
     struct ckpt_err err = {0};
@@ -165,9 +165,9 @@ static int make_digest(struct ckptfs *fs, const struct ckptfs_node *n,
     if (ckptfs_digest_make(&fs->digests, view, file, n->ino, text, &err) == 0)
         return 0;
     atomic_fetch_add_explicit(&fs->count.errors, 1, memory_order_relaxed);
-    if (err.code != CKPT_STALE) /* the library says that once of a view */
+    if (err.code != CKPT_STALE) /* the library logs STALE itself, once per view */
         ckptfs_logf(fs->log, CKPT_ERROR, "digest of %s%s%s", n->id.step, *n->id.step ? "/" : "",
-                    err.text); /* which begins with the file's name */
+                    err.text); /* the text begins with the file's name */
     return ckptfs_read_errno(&err);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* .ckptfs: the mount's own files, reached by name only. */
+/* The directory .ckptfs: files about the mount itself. It is not listed; its files are found only
+ * by name. */
 #ifndef CKPT_FS_CONTROL_H
 #define CKPT_FS_CONTROL_H
 
@@ -7,18 +8,19 @@
 
 #include "mount.h"
 
-/* What a name below .ckptfs, .ckptfs/explain or .ckptfs/digest is. 0 or ENOENT. */
+/* The kind of the file `name` in .ckptfs, .ckptfs/explain or .ckptfs/digest. Returns 0 or ENOENT.
+ */
 int ckptfs_control_kind(enum ckptfs_kind dir, const char *name, enum ckptfs_kind *ret);
 
-/* The same; of explain/TENSOR it is also checked that the latest view has the tensor. */
+/* As ckptfs_control_kind; for explain/TENSOR also check that the latest view has the tensor. */
 int ckptfs_control_lookup(struct ckptfs *fs, enum ckptfs_kind dir, const char *name,
                           enum ckptfs_kind *ret);
 
-/* The names that a listing of such a directory shows. Static storage. */
+/* The names in a listing of such a directory, in static storage. */
 size_t ckptfs_control_names(enum ckptfs_kind dir, const char *const **ret);
 
-/* The content of stats.json, explain/TENSOR or digest/INODE (which reads that file) now; the caller
- * frees it. 0 or an errno. */
+/* Make the content of stats.json, explain/TENSOR or digest/INODE (for which the whole file is
+ * read). The caller frees it. Returns 0 or an errno. */
 int ckptfs_control_text(struct ckptfs *fs, const struct ckptfs_id *id, char **ret);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fork, a pipe, and systemd's readiness datagram. */
+/* fork, a pipe to the parent, and systemd's notification datagram. */
 #include "daemon.h"
 
 #include <errno.h>
@@ -47,7 +47,8 @@ int ckptfs_daemon_fork(int *ret_ready, struct ckpt_err *err)
     return 0;
 }
 
-/* sd_notify(3) without the library: one datagram to the socket that the environment names. */
+/* What sd_notify(3) does, without the library: send one datagram to the socket that the environment
+ * names. */
 static void notify_manager(int fd)
 {
     const char *path = getenv("NOTIFY_SOCKET"), text[] = "READY=1";

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Digests of virtual files that are known: XXH3-128 by inode number. An inode never changes its
- * bytes, so what was known once stays true. */
+/* A cache of digests of virtual files: XXH3-128 by inode number. The bytes behind an inode number
+ * never change, so an entry never becomes invalid. */
 #ifndef CKPT_FS_DIGESTS_H
 #define CKPT_FS_DIGESTS_H
 
@@ -13,20 +13,20 @@
 
 enum { CKPTFS_DIGEST_TEXT = 33, CKPTFS_DIGESTS = 4096 };
 
-/* All zero is an empty table but for the lock. The oldest entries are overwritten. */
+/* Except for the lock, an all-zero struct is an empty table. New entries overwrite the oldest. */
 struct ckptfs_digests {
-    pthread_mutex_t lock; /* innermost */
+    pthread_mutex_t lock; /* no other lock is taken while it is held */
     struct ckptfs_digest {
         uint64_t ino;
-        char text[CKPTFS_DIGEST_TEXT]; /* hexadecimal, as xxhsum -H2 prints it */
+        char text[CKPTFS_DIGEST_TEXT]; /* hexadecimal, as printed by xxhsum -H2 */
     } entry[CKPTFS_DIGESTS];
-    size_t n; /* ever put */
+    size_t n; /* number of entries added so far */
 };
 
-/* False: not known. */
+/* Look up a digest; false if it is not in the table. */
 bool ckptfs_digest_get(struct ckptfs_digests *d, uint64_t ino, char ret[CKPTFS_DIGEST_TEXT]);
 
-/* Read the whole file, and remember its digest under the inode number. */
+/* Read the whole file, and store its digest under the inode number. */
 int ckptfs_digest_make(struct ckptfs_digests *d, struct ckpt_view *view,
                        const struct ckpt_node *file, uint64_t ino, char ret[CKPTFS_DIGEST_TEXT],
                        struct ckpt_err *err);

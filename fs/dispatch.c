@@ -20,7 +20,8 @@ int ckptfs_dispatch_init(struct ckptfs_dispatch *d, unsigned threads)
 {
     const unsigned most = threads > KEPT_FREE ? threads - KEPT_FREE : 0;
 
-    /* every running job has two lanes at most: room is made once, so that none can be refused */
+    /* every running job has at most two lanes, so with this much room no lane can fail to be added
+     */
     *d = (struct ckptfs_dispatch){.most_inline = most,
                                   .caplane = 2 * (most + (size_t)CKPTFS_POOL_THREADS)};
     (void)pthread_mutex_init(&d->lock, NULL);
@@ -123,7 +124,7 @@ static struct ckptfs_job *next_job(struct ckptfs_dispatch *d)
     return job;
 }
 
-/* A job that waits for its lane must not be overtaken by a younger one of the same lane. */
+/* Is an older job of the same lane queued? A younger job must not overtake it. */
 static bool is_waited_for(const struct ckptfs_dispatch *d, const struct ckptfs_job *job)
 {
     for (const struct ckptfs_job *q = d->first; q; q = q->next)
@@ -140,7 +141,8 @@ static void watch(struct ckptfs_job *job, bool on)
         job->watch(job, on);
 }
 
-/* Enters and leaves with the lock held. The job has left the queue and entered its lanes. */
+/* Run a job that has left the queue and entered its lanes. Called with the lock held; the lock is
+ * released while the job runs. */
 static void run_unlocked(struct ckptfs_dispatch *d, struct ckptfs_job *job, bool watched)
 {
     const uint64_t step = job->step, file = job->file;
@@ -178,7 +180,8 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* With the lock held. If no thread can be made, those that run take the job later. */
+/* Wake or start a pool thread. Called with the lock held. If no thread can be created, the existing
+ * ones take the job later. */
 static void call_worker(struct ckptfs_dispatch *d)
 {
     pthread_attr_t attr;
@@ -197,7 +200,7 @@ static void call_worker(struct ckptfs_dispatch *d)
     (void)pthread_attr_destroy(&attr);
 }
 
-/* True: the job ran, or was refused. */
+/* Run the job on this thread if possible. True: it ran or was refused. False: it must be queued. */
 static bool try_now(struct ckptfs_dispatch *d, struct ckptfs_job *job)
 {
     (void)pthread_mutex_lock(&d->lock);
@@ -209,7 +212,7 @@ static bool try_now(struct ckptfs_dispatch *d, struct ckptfs_job *job)
         enter(d, job);
         run_unlocked(d, job, false);
         d->inline_jobs--;
-        /* what came meanwhile and found the lane full may have found no pool thread to wait for it
+        /* a job that was queued meanwhile because this lane was full may have found no pool thread
          */
         if (d->nqueued)
             call_worker(d);
@@ -254,7 +257,7 @@ void ckptfs_dispatch_interrupt(struct ckptfs_job *job)
         job->refuse(job, EINTR);
 }
 
-/* Take the first queued job, if it has waited since `until` or longer, and refuse it. */
+/* Refuse the first queued job if it was queued at `until` or earlier; false if there is none. */
 static bool refuse_first(struct ckptfs_dispatch *d, time_t until)
 {
     (void)pthread_mutex_lock(&d->lock);

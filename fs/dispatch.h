@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests that may wait for storage, kept from stopping the mount.
+/* Scheduling of requests that may wait for storage, so that slow storage cannot block the whole
+ * mount: a shard or step that hangs delays only its own readers.
  *
- * A hung shard or step must cost its own readers only. Every job belongs to a lane for its step and
- * to a lane for its file, and each lane runs a bounded number of jobs. A job runs at once, on the
- * session's thread that brought it, while enough of those threads stay free for requests that never
- * wait; otherwise it is queued, and a pool of threads runs what is queued, in order, as its lanes
- * have room. A queued job whose caller is interrupted is answered with EINTR, and one that has
- * waited too long with EIO. */
+ * Every job belongs to a lane for its step and a lane for its file, and each lane runs a bounded
+ * number of jobs at a time. A job runs at once, on the session thread that received it, as long as
+ * enough of those threads stay free for requests that never wait. Otherwise it is queued; a pool of
+ * threads runs queued jobs in order, as their lanes have room. A queued job is answered with EINTR
+ * if its caller is interrupted, and with EIO after CKPTFS_QUEUE_S seconds. */
 #ifndef CKPT_FS_DISPATCH_H
 #define CKPT_FS_DISPATCH_H
 
@@ -17,28 +17,30 @@
 #include <time.h>
 
 enum {
-    CKPTFS_STEP_JOBS = 16, /* jobs of one step that run at a time */
-    CKPTFS_FILE_JOBS = 8,  /* of one file of it */
-    CKPTFS_OPEN_JOBS = 1,  /* that open a step: the others would only wait for the first */
+    CKPTFS_STEP_JOBS = 16, /* jobs of one step that may run at a time */
+    CKPTFS_FILE_JOBS = 8,  /* jobs of one file that may run at a time */
+    CKPTFS_OPEN_JOBS = 1,  /* jobs that open one step: further ones would only wait for the first */
     CKPTFS_POOL_THREADS = 64,
-    CKPTFS_QUEUE_S = 60, /* the longest that a job stays queued */
+    CKPTFS_QUEUE_S = 60, /* limit for the time in the queue, in seconds */
 };
 
 struct ckptfs_job {
-    /* Answer the request and free the job: by doing what it asks for, or with an errno. Exactly one
-     * of the two is called, from any thread. */
+    /* Answer the request and free the job. run does what the job asks for; refuse answers with an
+     * errno. Exactly one of the two is called, from any thread. */
     void (*run)(struct ckptfs_job *job);
     void (*refuse)(struct ckptfs_job *job, int error);
-    /* While it is queued, call ckptfs_dispatch_interrupt if the caller no longer waits. May be
-     * NULL. Calling it with `on` false returns only when no such call is in progress. */
+    /* Called with `on` true when the job enters the queue, and false when it leaves it. In between,
+     * ckptfs_dispatch_interrupt must be called if the caller no longer waits. The call with `on`
+     * false returns only when no call of ckptfs_dispatch_interrupt for the job is in progress. May
+     * be NULL. */
     void (*watch)(struct ckptfs_job *job, bool on);
-    uint64_t step, file; /* its lanes: any numbers */
-    unsigned file_jobs;  /* how many jobs of `file` may run: CKPTFS_FILE_JOBS ... */
-    /* dispatch's own */
+    uint64_t step, file; /* identify the job's two lanes; any numbers */
+    unsigned file_jobs;  /* limit of the file's lane: CKPTFS_FILE_JOBS or another */
+    /* The members below belong to the dispatcher. */
     struct ckptfs_dispatch *dispatch;
     struct ckptfs_job *prev, *next; /* in the queue */
     bool queued, interrupted;
-    time_t since; /* monotonic seconds */
+    time_t since; /* when it was queued, in seconds of the monotonic clock */
 };
 
 struct ckptfs_lane {
@@ -47,21 +49,22 @@ struct ckptfs_lane {
 };
 
 struct ckptfs_dispatch {
-    pthread_mutex_t lock; /* everything below; no job runs or is refused while it is held */
-    pthread_cond_t work;  /* a queued job may have room now, or stopping */
+    pthread_mutex_t lock; /* protects everything below; not held while a job is run or refused */
+    pthread_cond_t work;  /* signalled when a queued job may have room, and at the stop */
     pthread_cond_t ended; /* a pool thread has ended */
     struct ckptfs_job *first, *last;
     size_t nqueued;
-    struct ckptfs_lane *lane; /* those with running jobs: two for each */
+    struct ckptfs_lane *lane; /* the lanes with running jobs: at most two for each job */
     size_t nlane, caplane;
-    unsigned inline_jobs, most_inline; /* on the session's threads */
-    unsigned pool, idle;               /* threads */
+    unsigned inline_jobs, most_inline; /* jobs running on session threads, and their limit */
+    unsigned pool, idle;               /* pool threads: all, and those without a job */
     bool stopping;
 };
 
-/* `threads`: of the session's loop. Two of them are kept free of jobs. 0 or -1 (no memory). */
+/* `threads` is the number of threads of the session's loop, two of which are kept free of jobs.
+ * Returns 0, or -1 (no memory). */
 int ckptfs_dispatch_init(struct ckptfs_dispatch *d, unsigned threads);
-void ckptfs_dispatch_release(struct ckptfs_dispatch *d); /* after stop */
+void ckptfs_dispatch_release(struct ckptfs_dispatch *d); /* only after ckptfs_dispatch_stop */
 
 /* Run the job now or later. Takes ownership. */
 void ckptfs_dispatch(struct ckptfs_dispatch *d, struct ckptfs_job *job);
@@ -69,14 +72,14 @@ void ckptfs_dispatch(struct ckptfs_dispatch *d, struct ckptfs_job *job);
 /* A queued job's caller no longer waits: it is refused with EINTR. */
 void ckptfs_dispatch_interrupt(struct ckptfs_job *job);
 
-/* Refuse jobs that have been queued for too long, with EIO; how many there were. To be called every
- * second or so. */
+/* Refuse with EIO the jobs that have been queued for too long; returns their number. To be called
+ * about once a second. */
 size_t ckptfs_dispatch_expire(struct ckptfs_dispatch *d);
 
-/* Refuse what is queued, and wait until nothing runs any more. Jobs that come afterwards are
- * refused. */
+/* Refuse all queued jobs, and wait until no job runs. Jobs that arrive later are refused. */
 void ckptfs_dispatch_stop(struct ckptfs_dispatch *d);
 
+/* The number of queued jobs. */
 size_t ckptfs_dispatch_queued(struct ckptfs_dispatch *d);
 
 #endif

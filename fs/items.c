@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Walking a view. */
+/* Listing the files and tensors of a view. */
 #include "items.h"
 
 #include <stdlib.h>

@@ -10,7 +10,7 @@
 #include <ckptfs/ckptfs.h>
 
 struct ckpt_item {
-    char *path; /* of a file below the view's root; a tensor's name */
+    char *path; /* path of a file below the view's root, or the name of a tensor */
     uint64_t size;
     const struct ckpt_node *file; /* NULL: it is a tensor */
     size_t tensor;
@@ -22,19 +22,21 @@ struct ckpt_items {
     uint64_t bytes;
 };
 
-/* Every file, by path; the weights (*.safetensors) first, so that an export gets its config.json
- * last. */
+/* List all files, sorted by path but with the weights (*.safetensors) first, so that an export
+ * writes config.json last. */
 int ckpt_items_files(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
 
-/* Every tensor, in the order of the state dict. */
+/* List all tensors, in the order of the state dict. */
 int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
 
+/* Free the list. */
 void ckpt_items_release(struct ckpt_items *items);
 
-/* All of [off, off+len), or failure. */
+/* Read all bytes [off, off+len) of an item, or fail. */
 int ckpt_item_pread(struct ckpt_view *view, const struct ckpt_item *item, void *buf, size_t len,
                     uint64_t off, struct ckpt_err *err);
 
+/* Is it a file of weights (*.safetensors)? */
 bool ckpt_is_weights(const char *path);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lines appended by single writes, read back whole. */
+/* Each line is appended with a single write; the file is read back as a whole. */
 #include "journal.h"
 
 #include <errno.h>
@@ -32,7 +32,7 @@ static int append(const struct ckpt_journal *j, json_t *line, struct ckpt_err *e
         return ckpt_nomem(err);
     text = longer;
     memcpy(text + n, "\n", 2);
-    ssize_t put = write(j->fd, text, n + 1); /* O_APPEND: threads do not mix */
+    ssize_t put = write(j->fd, text, n + 1); /* O_APPEND keeps the lines of several threads apart */
     if (put != (ssize_t)(n + 1) || fdatasync(j->fd) < 0)
         rc = ckpt_fail_errno(err, put >= 0 && put <= (ssize_t)n ? ENOSPC : errno, "writing %s",
                              ckpt_journal_name);
@@ -57,7 +57,8 @@ int ckpt_journal_add_partial(const struct ckpt_journal *j, const char *path, uin
                   err);
 }
 
-/* A line that was cut off by a crash ends the journal: what follows it does not exist. */
+/* Parse one line. A line that a crash has cut off ends the journal; whatever follows it is ignored.
+ */
 static bool take_line(struct ckpt_journal *j, const json_t *line)
 {
     const char *path;
@@ -106,7 +107,7 @@ static int read_all(int fd, char **ret, struct ckpt_err *err)
     char *text = malloc((size_t)st.st_size + 1);
     if (!text)
         return ckpt_nomem(err);
-    /* what can't be read is done again */
+    /* a part that cannot be read is exported again */
     (void)ckpt_fdio_pread(fd, text, (size_t)st.st_size, &have);
     text[have] = '\0';
     *ret = text;

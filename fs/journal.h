@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an unfinished export has brought to disk: DEST/.ckptfs-export, one JSON object a line, gone
- * when the export is done.
- *
- * The first line says of which bytes (the view's generation); a line is only written once what it
- * claims has been fsynced. */
+/* The journal of an unfinished export, DEST/.ckptfs-export: a record of what is on disk, one JSON
+ * object per line, deleted when the export is finished. The first line identifies the view's bytes
+ * by its generation. A line is written only after the data that it describes has been fsynced. */
 #ifndef CKPT_FS_JOURNAL_H
 #define CKPT_FS_JOURNAL_H
 
@@ -14,16 +12,17 @@
 
 #include <ckptfs/ckptfs.h>
 
+/* The journal's file name. */
 extern const char ckpt_journal_name[];
 
 struct ckpt_journal {
-    int fd;           /* locked against a second export */
+    int fd;           /* the journal, locked so that no second export can use it */
     json_t *complete; /* path -> {"size", "mtime_ns", "xxh3"} */
-    json_t *partial;  /* path -> {"len", "xxh3"}: the first len bytes of the temporary file */
+    json_t *partial;  /* path -> {"len", "xxh3"} of a temporary file */
 };
 
-/* Open DEST's journal, or begin one if DEST has none. CONFLICT if it belongs to another source, or
- * to an export that is running. *ret_new: begun. */
+/* Open the journal of DEST, or create it (*ret_new is then true). CONFLICT: the journal belongs to
+ * another source, or to an export that is still running. */
 int ckpt_journal_open(int dest, const char *source, struct ckpt_journal *ret, bool *ret_new,
                       struct ckpt_err *err);
 void ckpt_journal_close(struct ckpt_journal *j);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as a JSON string. */
+/* Converting arbitrary bytes to a JSON string. */
 #include "json_text.h"
 
 #include "base/mem.h"

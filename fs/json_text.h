@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of files in JSON, which may be any bytes. */
+/* File names, which may hold any bytes, as JSON strings. */
 #ifndef CKPT_FS_JSON_TEXT_H
 #define CKPT_FS_JSON_TEXT_H
 
 #include <jansson.h>
 
-/* A new string; bytes that are not UTF-8 are shown as errors show them. NULL: no memory. */
+/* Make a string in which bytes that are not UTF-8 are escaped as in error texts. NULL: out of
+ * memory. */
 json_t *ckptfs_json_text(const char *bytes);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt-load: load a view's weights into the ranks of a job, or say what that would cost. */
+/* ckpt-load: load a view's weights into the ranks of a job, or estimate the cost of that. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ static void print_help(void)
         "Exit status: 0 good, 1 failed or different, 2 usage.\n");
 }
 
-/* One of n words: its number. */
+/* Parse one of n words; *ret is its number. */
 static int parse_word(const char *what, const char *text, const char *const *word, int n,
                       const char *expected, int *ret, struct ckpt_err *err)
 {
@@ -70,7 +70,7 @@ static int parse_readers(const char *text, enum ckpt_readers *ret, struct ckpt_e
     return rc;
 }
 
-/* "256M": K, M, G, T are powers of 1024. */
+/* Parse a size such as "256M"; K, M, G and T are powers of 1024. */
 static int parse_bytes(const char *what, const char *text, uint64_t *ret, struct ckpt_err *err)
 {
     static const char unit[] = "KMGT";

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt plan: what a load of some size would do; nothing is read. */
+/* ckpt plan: what a load by a job of a given size would do. No tensor data is read. */
 #include <stdio.h>
 #include <stdlib.h>
 

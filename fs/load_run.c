@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt load: this rank's part under a layout, into memory. */
+/* ckpt load: load this rank's part of a model under a layout into memory. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,12 +15,12 @@
 
 enum { ALIGN = 256, CHUNK = 8 << 20, AGREE_MS = 300 * 1000 };
 
-/* Where the wants lie: one piece of the host's memory, or of the device's. */
+/* The memory of all wants: one allocation on the host, or on the device. */
 struct memory {
     struct ckpt_comm *comm;
     unsigned char *ptr;
     size_t len;
-    size_t *off; /* per want */
+    size_t *off; /* per want: its offset */
 };
 
 static void memory_release(struct memory *m)
@@ -60,7 +60,7 @@ struct check {
     struct ckpt_view *view;
     struct ckpt_want_info want;
     struct ckpt_tensor_info tensor;
-    size_t index; /* of the tensor */
+    size_t index; /* number of the tensor */
     uint64_t esize;
     const unsigned char *got;
     struct ckpt_err *err;
@@ -73,8 +73,7 @@ static int differs(const struct check *c, uint64_t at)
                      c->want.tensor, at);
 }
 
-/* The parts of dimensions d.. of the box that lie in `whole`, which holds dimension d.. of the
- * tensor in full. */
+/* Compare the loaded box with `whole`, the bytes of the whole tensor, from dimension d on. */
 static int compare(const struct check *c, uint32_t d, const unsigned char *whole, uint64_t *at)
 {
     uint64_t inner = c->esize;
@@ -219,7 +218,7 @@ static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, con
     int rc = ckpt_load_want_layout(load, t->layout, err);
 
     if (rc < 0 && err->code == CKPT_USAGE)
-        return -1; /* the same on every rank */
+        return -1; /* the error is the same on every rank */
     if (ckpt_comm_agree(comm, rc, agree_ms(t), err) < 0 || ckpt_load_plan(load, err) < 0)
         return -1;
     rc = memory_init(m, load, err);
@@ -234,7 +233,7 @@ static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, con
     return print(t, step, load, comm, err);
 }
 
-/* The step that rank 0 takes, on all ranks: another rank may see a later one. */
+/* Open on every rank the step that rank 0 chooses, because another rank may see a later one. */
 static int open_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct ckpt_run **run,
                      char **step, struct ckpt_view **view, struct ckpt_err *err)
 {

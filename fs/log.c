@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One line per remark, to stderr or syslog. */
+/* Logging of lines to stderr or syslog. */
 #include "log.h"
 
 #include <stdio.h>
@@ -22,7 +22,7 @@ static int priority(enum ckpt_log_severity severity)
     return LOG_DEBUG;
 }
 
-/* A line is lost rather than waited for. */
+/* Send a line to the mounter without waiting; if the socket is full, the line is dropped. */
 static void relay(int fd, int priority, const char *text)
 {
     char line[2 * CKPT_ERR_TEXT];

@@ -16,7 +16,8 @@
 #include "mounts.h"
 #include "session.h"
 
-/* libfuse's log callback has no context: the one global of the program. */
+/* The only global variable of the program, because libfuse's log callback has no context argument.
+ */
 static struct ckptfs_log program_log = {.least = CKPT_WARNING, .relay = -1};
 
 static void libfuse_line(enum fuse_log_level level, const char *fmt, va_list ap)
@@ -28,7 +29,7 @@ static void libfuse_line(enum fuse_log_level level, const char *fmt, va_list ap)
                  fmt, ap);
 }
 
-/* A run may have more shards than the customary 1024 descriptors. */
+/* Raise the limit of open files: a run may have more shards than the usual 1024 descriptors. */
 static void allow_many_files(void)
 {
     struct rlimit limit;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Everything that a mount consists of: what every request handler is given. */
+/* The state of a mount, which every request handler receives. */
 #ifndef CKPT_FS_MOUNT_H
 #define CKPT_FS_MOUNT_H
 
@@ -18,30 +18,31 @@
 #include "refresh.h"
 #include "sandbox.h"
 
-/* What kernel, library and mount agreed on. Written before the first request but INIT. */
+/* What the kernel, libfuse and the mount have negotiated. Written before any request except INIT is
+ * handled. */
 struct ckptfs_negotiated {
     unsigned proto_major, proto_minor;
     unsigned max_read;      /* bytes per request */
-    unsigned readahead_kib; /* as the kernel says now; 0: not known */
-    char dev[32];           /* MAJ:MIN of the mount's bdi; "" if not known */
-    bool readahead_refused; /* we were not permitted to raise it */
+    unsigned readahead_kib; /* the current read-ahead; 0: not known */
+    char dev[32];           /* MAJ:MIN of the mount's backing device (bdi); "" if not known */
+    bool readahead_refused; /* raising the read-ahead was not permitted */
     bool direct_mmap;       /* FUSE_CAP_DIRECT_IO_ALLOW_MMAP is in force */
 };
 
-/* Since the mount. */
+/* Counters since the mount was made. */
 struct ckptfs_counters {
     _Atomic uint64_t lookups, opens, reads, read_bytes, errors, open_files;
 };
 
-/* Open files and listings, so that those which the kernel never releases (it is unmounted under
- * their users) are freed at the end. */
+/* A list of open files and directory listings. If the mount is detached while they are in use, the
+ * kernel never releases them; they are then freed at the end. */
 struct ckptfs_handle {
     struct ckptfs_handle *prev, *next;
     bool is_listing;
 };
 
 struct ckptfs_handles {
-    pthread_mutex_t lock; /* innermost, as the nodes' */
+    pthread_mutex_t lock; /* no other lock is taken while it is held */
     struct ckptfs_handle *first;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests over a socket pair; libfuse does the mounting. */
+/* The mounter process: it receives requests over a socket pair, and libfuse does the mounting. */
 #include "mounter.h"
 
 #include <errno.h>
@@ -29,13 +29,14 @@ enum { MOUNT = 'm', READAHEAD = 'r', DETACH = 'd', UNMOUNT = 'u' };
 enum { ANSWER_MS = 30000 };
 
 struct answer {
-    int errnum; /* 0: done */
+    int errnum; /* 0: success */
     struct ckptfs_negotiated negotiated;
 };
 
 /* ---- both sides ---- */
 
-/* A value inside -o: FUSE splits at commas and undoes backslashes. The caller frees it. */
+/* Escape a value for -o, because FUSE splits at commas and removes backslashes. The caller frees
+ * it. */
 static char *escape(const char *value)
 {
     char *text = malloc(2 * strlen(value) + 1), *out = text;
@@ -71,10 +72,10 @@ int ckptfs_session_args(const struct ckptfs_config *c, struct fuse_args *ret)
 struct mounting {
     const struct ckptfs_config *config;
     struct ckptfs_log *log;
-    struct fuse_session *se; /* of the mount; NULL: there is none */
+    struct fuse_session *se; /* the session of the mount; NULL: not mounted */
 };
 
-/* An answer, and with it the descriptor unless it is -1. */
+/* Send an answer, with the descriptor unless it is -1. */
 static void reply(int to, const struct answer *a, int fd)
 {
     struct iovec data = {.iov_base = (void *)a, .iov_len = sizeof *a};
@@ -96,8 +97,9 @@ static void reply(int to, const struct answer *a, int fd)
     (void)sendmsg(to, &msg, MSG_NOSIGNAL);
 }
 
-/* The session keeps a number that is no connection any more: else the mount would outlive the
- * daemon, as a mount that nobody answers for. */
+/* Replace the descriptor of the connection in the session by one that is closed. Otherwise this
+ * process would keep the mount alive after the daemon's end, and nobody would answer its requests.
+ */
 static void forget_connection(struct fuse_session *se)
 {
     ckpt_cleanup(ckpt_closep) int null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -131,7 +133,7 @@ static void do_mount(struct mounting *m, int to)
     forget_connection(m->se);
 }
 
-/* True: go on. */
+/* Handle one request. False: the process should end. */
 static bool serve(struct mounting *m, int fd, char request)
 {
     struct answer a = {0};
@@ -158,8 +160,8 @@ static bool serve(struct mounting *m, int fd, char request)
     return true;
 }
 
-/* Nothing of the daemon's may stay open here: a lock on the mountpoint, the pipe that tells that it
- * is ready. */
+/* Close all inherited descriptors, such as the lock on the mountpoint and the pipe on which the
+ * parent waits. */
 static void close_all_but(int fd)
 {
     if (dup2(fd, STDERR_FILENO + 1) < 0)
@@ -172,7 +174,8 @@ static void close_all_but(int fd)
         (void)close(i);
 }
 
-/* Signals are the daemon's business: a group's SIGINT or SIGTERM ends it, and then this. */
+/* Ignore signals. A SIGINT or SIGTERM to the process group ends the daemon, and this process ends
+ * after it. */
 static void ignore_signals(void)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE};
@@ -182,8 +185,8 @@ static void ignore_signals(void)
         (void)sigaction(signals[i], &ignore, NULL);
 }
 
-/* In lists of processes this one is another than the daemon, whose arguments it was forked with:
- * people look for the daemon by these, and send it signals. */
+/* Give this process another name in lists of processes than the daemon, from which it was forked:
+ * users find the daemon by its arguments and send it signals. */
 static void rename_process(void)
 {
     ckpt_cleanup(ckpt_closep) int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
@@ -194,7 +197,8 @@ static void rename_process(void)
 
     (void)prctl(PR_SET_NAME, name, 0, 0, 0);
     text[n > 0 ? n : 0] = '\0';
-    at = strrchr(text, ')'); /* of the second field; arg_start and arg_end are the 48th and 49th */
+    at = strrchr(text,
+                 ')'); /* end of the second field; arg_start and arg_end are fields 48 and 49 */
     for (int field = 2; at && field < 48; field++)
         at = strchr(at + 1, ' ');
     if (!at || sscanf(at, "%lu %lu", &begin, &last) != 2 || last < begin + sizeof name)
@@ -209,7 +213,7 @@ _Noreturn static void run(struct mounting *m, int fd)
     char request[2 * CKPT_ERR_TEXT];
     ssize_t n;
 
-    closelog(); /* before its descriptor is another's */
+    closelog(); /* before another file gets syslog's descriptor */
     close_all_but(fd);
     openlog("ckptfs", LOG_PID, LOG_DAEMON);
     rename_process();
@@ -258,7 +262,8 @@ static int take_fd(struct msghdr *msg)
     return fd;
 }
 
-/* An errno; ESRCH: the process is gone. *ret_fd (may be NULL) is -1 if none came. */
+/* Send a request and receive the answer. Returns an errno; ESRCH: the mounter has died. *ret_fd
+ * (may be NULL) is -1 if the answer has no descriptor. */
 static int ask(struct ckptfs_mounter *m, char request, struct answer *ret, int *ret_fd)
 {
     struct iovec data = {.iov_base = ret, .iov_len = sizeof *ret};

@@ -23,7 +23,8 @@ enum { MOST_STACKED = 16 };
 
 extern char **environ;
 
-/* mountinfo writes blanks, tabs, newlines and backslashes as \ooo. In place. */
+/* Replace, in place, the escapes \ooo that mountinfo uses for blanks, tabs, newlines and
+ * backslashes. */
 static void unescape(char *s)
 {
     char *out = s;
@@ -40,8 +41,8 @@ static void unescape(char *s)
     *out = '\0';
 }
 
-/* "36 35 98:0 /root /mount/point options... - fstype source options": the path of a line, and the
- * rest. */
+/* Parse a line "36 35 98:0 /root /mount/point options... - fstype source options": the mountpoint's
+ * path, and the rest. */
 static bool parse_line(char *line, char **ret_path, struct ckptfs_mountinfo *ret)
 {
     char *field[5], *save = NULL, *dash;
@@ -55,7 +56,7 @@ static bool parse_line(char *line, char **ret_path, struct ckptfs_mountinfo *ret
     *ret_path = field[4];
     (void)snprintf(ret->dev, sizeof ret->dev, "%s", field[2]);
     const char *user =
-        strstr(dash, "user_id="); /* among the superblock's options, the last field */
+        strstr(dash, "user_id="); /* one of the superblock's options, the last field */
     ret->user = user ? (uid_t)strtoul(user + strlen("user_id="), NULL, 10) : 0;
     (void)snprintf(ret->fstype, sizeof ret->fstype, "%.*s", (int)strcspn(dash + 2, " "), dash + 2);
     return true;
@@ -72,7 +73,7 @@ bool ckptfs_mountinfo_find(const char *path, struct ckptfs_mountinfo *ret)
         struct ckptfs_mountinfo info;
         char *at;
         if (parse_line(line, &at, &info) && strcmp(at, path) == 0) {
-            *ret = info; /* later lines lie on top of earlier ones */
+            *ret = info; /* later lines are mounted on top of earlier ones */
             found = true;
         }
     }
@@ -86,8 +87,8 @@ static bool is_ours(const char *path, struct ckptfs_mountinfo *ret)
     return ckptfs_mountinfo_find(path, ret) && strcmp(ret->fstype, "fuse.ckptfs") == 0;
 }
 
-/* The errno of asking the daemon behind a mount, 0 if it answers. stat(2) would be answered from
- * the kernel's cache for a second after the daemon's end. */
+/* Send the daemon behind a mount a request. Returns an errno, 0 if the daemon answers. stat(2)
+ * would not do: the kernel's cache answers it for a second after the daemon's end. */
 static int ask_daemon(const char *path)
 {
     struct statx st;
@@ -95,8 +96,8 @@ static int ask_daemon(const char *path)
     return statx(AT_FDCWD, path, AT_STATX_FORCE_SYNC, STATX_MODE, &st) == 0 ? 0 : errno;
 }
 
-/* The same in the name of the mount's user: without allow_other the kernel refuses even root,
- * before it looks whether the daemon lives. */
+/* As ask_daemon, with the user id of the mount's owner: without allow_other the kernel refuses even
+ * root before it checks whether the daemon lives. */
 static int ask_daemon_as(const char *path, uid_t user)
 {
     int status = 0;
@@ -137,8 +138,8 @@ int ckptfs_unmount(const char *path, struct ckpt_err *err)
     return ckpt_fail(err, CKPT_IO, "fusermount3 could not unmount %s", path);
 }
 
-/* The absolute path of a directory that may carry a dead mount, which realpath(3) can't ask: its
- * parent is resolved, its last name kept. */
+/* The absolute path of a directory on which a dead mount may lie. realpath(3) fails on such a
+ * directory, so the parent is resolved and the last name appended. */
 static char *resolve_mountpoint(const char *path, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *copy = NULL, *parent = NULL;
@@ -191,8 +192,8 @@ static int clear_stale(const char *path, const struct ckptfs_log *log, struct ck
     return 0;
 }
 
-/* Of several that are started at once, the first locks the directory; the others find the lock, or
- * its mount. */
+/* Lock the mountpoint. If several ckptfs are started at once, the first gets the lock, and the
+ * others find the lock or the mount. */
 static int lock_mountpoint(struct ckptfs_config *c, struct ckpt_err *err)
 {
     struct ckptfs_mountinfo info;
@@ -211,13 +212,13 @@ void ckptfs_mountpoint_unlock(struct ckptfs_config *c)
 {
     if (c->lock < 0)
         return;
-    (void)flock(c->lock, LOCK_UN); /* the process that waits for us has the descriptor, too */
+    (void)flock(c->lock, LOCK_UN); /* the waiting parent has the descriptor too */
     (void)close(c->lock);
     c->lock = -1;
 }
 
-/* Whether `path` is `dir` or lies below it: by name, or by identity where bind mounts give it
- * another name. */
+/* Is `path` equal to `dir` or below it? Compares names, and also identities, because of bind
+ * mounts. */
 static bool lies_in(const char *path, const char *dir)
 {
     ckpt_cleanup(ckpt_freep) char *up = strdup(path);
@@ -250,7 +251,8 @@ int ckptfs_paths_resolve(struct ckptfs_config *c, const struct ckptfs_log *log,
 {
     char *full = realpath(c->run, NULL);
 
-    /* With -o wait the run itself may be yet to come: then the name is kept, made absolute. */
+    /* With -o wait the run may not exist yet: then its name is made absolute without resolving
+     * links. */
     if (!full && errno == ENOENT && c->wait) {
         ckpt_cleanup(ckpt_freep) char *cwd = getcwd(NULL, 0);
         full = ckpt_asprintf("%s%s%s", *c->run == '/' || !cwd ? "" : cwd, *c->run == '/' ? "" : "/",

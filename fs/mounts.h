@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Paths before mounting: making them absolute, refusing knots, clearing away a dead mount of ours;
- * and what /proc knows of a mount. */
+/* Preparing the paths of a mount: make them absolute, refuse a mountpoint and a run that contain
+ * each other, and remove a dead mount of ckptfs; also what /proc says about a mount. */
 #ifndef CKPT_FS_MOUNTS_H
 #define CKPT_FS_MOUNTS_H
 
@@ -13,25 +13,25 @@
 struct ckptfs_mountinfo {
     char dev[32]; /* MAJ:MIN */
     char fstype[64];
-    uid_t user; /* of a FUSE mount: whose it is; else 0 */
+    uid_t user; /* user id that a FUSE mount belongs to; else 0 */
 };
 
-/* The topmost mount at exactly this path, from /proc/self/mountinfo: asks nothing of the filesystem
- * mounted there. */
+/* Find the topmost mount at exactly this path in /proc/self/mountinfo. Does not access the
+ * filesystem that is mounted there. */
 bool ckptfs_mountinfo_find(const char *path, struct ckptfs_mountinfo *ret);
 
-/* Make c's paths absolute, replace a stale ckptfs mount at the mountpoint (one whose daemon is
- * gone), and refuse a mountpoint that is no directory, carries a live ckptfs, or is knotted with
- * the run: one inside the other, so that the daemon would wait for itself. c->lock keeps other
- * ckptfs from mounting there until ckptfs_mountpoint_unlock; -1 where the filesystem has no locks.
- */
+/* Make c's paths absolute, and detach a dead ckptfs mount (one whose daemon is gone) from the
+ * mountpoint. It is an error if the mountpoint is not a directory, if a live ckptfs is mounted
+ * there, or if the mountpoint and the run contain each other, since the daemon would then wait for
+ * itself. c->lock is a lock that keeps other ckptfs processes from mounting there until
+ * ckptfs_mountpoint_unlock; -1 if the filesystem has no locks. */
 int ckptfs_paths_resolve(struct ckptfs_config *c, const struct ckptfs_log *log,
                          struct ckpt_err *err);
 
-/* Once it is mounted, or will not be. */
+/* Release the lock, after the mount was made or has failed. */
 void ckptfs_mountpoint_unlock(struct ckptfs_config *c);
 
-/* Detach the mount at path: umount2, or fusermount3 where that is not permitted. */
+/* Detach the mount at path with umount2, or with fusermount3 if that is not permitted. */
 int ckptfs_unmount(const char *path, struct ckpt_err *err);
 
 #endif

@@ -17,7 +17,8 @@ static uint64_t hash(const struct ckptfs_id *id, uint64_t salt)
 
     h = XXH3_64bits_withSeed(id->step, strlen(id->step), h);
     h = XXH3_64bits_withSeed(id->path, strlen(id->path), h);
-    /* Some programs keep it in a signed type; 0 means "none" to the kernel and 1 is the root. */
+    /* Some programs store inode numbers in a signed type. 0 means "none" to the kernel, and 1 is
+     * the root. */
     h &= INT64_MAX;
     return h > ROOT_INO ? h : h + 2;
 }
@@ -79,7 +80,7 @@ void ckptfs_nodes_release(struct ckptfs_nodes *t)
     *t = (struct ckptfs_nodes){0};
 }
 
-/* The link that points at the node of a number, or at the NULL where it would be. */
+/* The link that points to the node of an inode number, or the NULL link where it belongs. */
 static struct ckptfs_node **slot_of(struct ckptfs_nodes *t, uint64_t ino)
 {
     struct ckptfs_node **p = &t->bucket[ino & (t->nbucket - 1)];
@@ -94,7 +95,7 @@ static void resize(struct ckptfs_nodes *t, size_t nbucket)
     struct ckptfs_node **bucket = calloc(nbucket, sizeof *bucket);
 
     if (!bucket)
-        return; /* longer chains, that is all */
+        return; /* no memory: the chains stay longer */
     for (size_t i = 0; i < t->nbucket; i++)
         for (struct ckptfs_node *n = t->bucket[i], *next; n; n = next) {
             struct ckptfs_node **head = &bucket[n->ino & (nbucket - 1)];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tools begin with: options, and the view that the command line means. */
+/* Opening, for all commands: options, the run, and the view that the command line selects. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "tool.h"
 #include "view.h"
 
-enum { MOST_TRIES = 8 }; /* of opening older steps, to name one that can be read */
+enum { MOST_TRIES = 8 }; /* attempts to open older steps, to suggest one that can be read */
 
 int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err)
 {
@@ -45,7 +45,7 @@ void ckpt_runp(struct ckpt_run **run)
     *run = NULL;
 }
 
-/* The newest step but the latest that can be opened, of those that are tried; or n. */
+/* The newest step before the latest one that can be opened, among those that are tried; n: none. */
 static size_t newest_readable(struct ckpt_run *run, const struct ckpt_step *steps, size_t n)
 {
     for (size_t i = n, tries = 0; i-- > 0 && tries < MOST_TRIES;) {
@@ -58,7 +58,7 @@ static size_t newest_readable(struct ckpt_run *run, const struct ckpt_step *step
     return n;
 }
 
-/* The latest step of several could not be opened: that is said, and what to do. */
+/* Fail because the latest of several steps could not be opened, and suggest what to do. */
 static int fail_latest(struct ckpt_run *run, struct ckpt_err *err)
 {
     const struct ckpt_err why = *err;

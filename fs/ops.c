@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* FUSE's operations: from number to node, from result to reply. */
+/* FUSE's operations: they find the node of an inode number and reply with the result. */
 #include "ops.h"
 
 #include <errno.h>
@@ -21,8 +21,8 @@ enum { MOST_BACKGROUND = 1024 };
 
 static struct ckptfs *fs_of(fuse_req_t req) { return fuse_req_userdata(req); }
 
-/* The kernel only names inodes that it holds; anything else would be its bug or a forged handle
- * over NFS. */
+/* The node of a request. The kernel only names inodes that it holds; any other number would be a
+ * bug of the kernel or a forged handle over NFS. */
 static const struct ckptfs_node *node_of(fuse_req_t req, fuse_ino_t ino)
 {
     const struct ckptfs_node *n = ckptfs_nodes_get(&fs_of(req)->nodes, ino);
@@ -44,13 +44,14 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     struct ckptfs *fs = userdata;
     struct ckptfs_negotiated *n = &fs->negotiated;
 
-    /* Splicing costs four times the daemon's CPU here, and nothing is ever written. */
+    /* Splicing needs four times the daemon's CPU time here, and nothing is ever written. */
     conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
                               FUSE_CAP_WRITEBACK_CACHE);
     conn->want |= conn->capable & (FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO | FUSE_CAP_READDIRPLUS |
                                    FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_PARALLEL_DIROPS);
 #ifdef FUSE_CAP_CACHE_SYMLINKS
-    conn->want |= conn->capable & FUSE_CAP_CACHE_SYMLINKS; /* another target is another inode */
+    conn->want |=
+        conn->capable & FUSE_CAP_CACHE_SYMLINKS; /* a link with another target has another inode */
 #endif
 #ifdef FUSE_CAP_AUTO_INVAL_DATA
     conn->want &= ~(unsigned)FUSE_CAP_AUTO_INVAL_DATA; /* an inode's bytes never change */
@@ -61,13 +62,13 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
         n->direct_mmap = true;
     }
 #endif
-    /* Read-ahead and direct reads are "background" to the kernel, which holds back all of them, of
-     * every file, while so many (12, if nobody says otherwise) are unanswered: a hung file would
-     * stop the others. Queued requests cost us little (dispatch.h). */
+    /* To the kernel, read-ahead and direct reads are "background" requests. It delays all of them,
+     * of every file, while this many (default: 12) are unanswered, so one hung file would stop the
+     * others. Queued requests are cheap for us (dispatch.h). */
     conn->max_background = MOST_BACKGROUND;
     conn->congestion_threshold = MOST_BACKGROUND / 4 * 3;
     conn->max_read = CKPTFS_MAX_READ;
-    conn->max_write = CKPTFS_MAX_READ; /* the kernel derives the pages of a request from it */
+    conn->max_write = CKPTFS_MAX_READ; /* the kernel derives the size of requests from this */
     n->proto_major = conn->proto_major;
     n->proto_minor = conn->proto_minor;
     n->max_read = conn->max_read;
@@ -115,7 +116,7 @@ static void look_up(const struct ckptfs_request *r)
     int rc = ckptfs_tree_lookup(fs, r->node, r->name, &found, &lasting);
     if (!rc)
         rc = entry_of(fs, &found, &e);
-    if (rc == ENOENT && lasting) /* a number of 0 lets the kernel remember the absence */
+    if (rc == ENOENT && lasting) /* an inode number of 0 lets the kernel cache the absence */
         e = (struct fuse_entry_param){.entry_timeout = ckptfs_name_timeout(true)};
     else if (rc) {
         (void)fuse_reply_err(r->req, rc);
@@ -178,7 +179,8 @@ static void op_readlink(fuse_req_t req, fuse_ino_t ino)
         (void)fuse_reply_err(req, EINVAL);
 }
 
-/* Only asked without default_permissions, which our mounts always have; a remount could drop it. */
+/* Only called without default_permissions, which our mounts always set, but a remount could clear
+ * it. */
 static void op_access(fuse_req_t req, fuse_ino_t ino, int mask)
 {
     const struct ckptfs_node *n = node_of(req, ino);
@@ -210,11 +212,11 @@ static void open_file(const struct ckptfs_request *r)
     fi.direct_io = ckptfs_file_uncached(f) ||
                    (fs->config->direct && (fs->negotiated.direct_mmap || (fi.flags & O_DIRECT)));
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 11)
-    fi.noflush = 1; /* nothing is ever written: a close must not wait for us */
+    fi.noflush = 1; /* nothing is ever written, so close need not send a request */
 #endif
     add(&fs->count.opens, 1);
     add(&fs->count.open_files, 1);
-    if (fuse_reply_open(r->req, &fi) < 0) { /* interrupted: there will be no release */
+    if (fuse_reply_open(r->req, &fi) < 0) { /* interrupted: the kernel will not release the file */
         add(&fs->count.open_files, (uint64_t)-1);
         ckptfs_file_close(fs, f);
     }
@@ -316,8 +318,8 @@ static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info 
     (void)fuse_reply_err(req, 0);
 }
 
-/* Entry `pos` of a listing (0 and 1 are the dots) appended to buf; the bytes it takes, more than
- * `room` if it did not fit; 0: can't be shown. */
+/* Append entry `pos` of a listing (0 and 1 are "." and "..") to buf. Returns the bytes that it
+ * takes, which is more than `room` if it did not fit; 0: the entry cannot be shown. */
 static size_t put_entry(fuse_req_t req, const struct ckptfs_listing *l, size_t pos, bool plus,
                         char *buf, size_t room)
 {
@@ -382,7 +384,8 @@ static void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t of
 
 /* ---- extended attributes ---- */
 
-/* An attribute's value or list: its length alone if the caller asked with size 0. */
+/* Reply with an attribute's value or with the list of attributes; with their length only, if the
+ * caller asked with size 0. */
 static void reply_attribute(fuse_req_t req, const char *value, size_t len, size_t size)
 {
     if (size == 0)
@@ -393,7 +396,8 @@ static void reply_attribute(fuse_req_t req, const char *value, size_t len, size_
         (void)fuse_reply_buf(req, value, len);
 }
 
-/* A digest is never computed here: tools ask for attributes of every file that they list. */
+/* The value of an attribute. A digest is only returned if it is known, never computed here, because
+ * tools ask for the attributes of every file that they list. */
 static int attribute(struct ckptfs *fs, const struct ckptfs_node *n, const char *name, char **ret)
 {
     char digest[CKPTFS_DIGEST_TEXT];
@@ -425,13 +429,14 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
 
     if (!n)
         return;
-    if (strcmp(name, SOURCE_XATTR) == 0) /* of the view; tools ask every file for others */
+    if (strcmp(name, SOURCE_XATTR) ==
+        0) /* needs the view; tools ask every file for other attributes */
         ckptfs_request_answer(&r);
     else
         get_attribute(&r);
 }
 
-/* Without opening a view, which is why a step that can't be read lists it too. */
+/* Does not open a view, so the list is the same for a step that cannot be read. */
 static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
     static const char names[] = SOURCE_XATTR "\0" DIGEST_XATTR;

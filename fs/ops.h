@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The requests of the kernel, each answered once. */
+/* The handlers of the kernel's requests. Each request is answered exactly once. */
 #ifndef CKPT_FS_OPS_H
 #define CKPT_FS_OPS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Splitting -o lists, for both programs. */
+/* Splitting lists of options (-o), for both programs. */
 #include "cmdline.h"
 
 #include <string.h>

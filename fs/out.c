@@ -93,7 +93,7 @@ static void put_flat(const json_t *j)
         (void)json_dumpf(j, stdout, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
 }
 
-/* A list of a few short values fits on its line. */
+/* Is it a list of a few short values, which fits on one line? */
 static bool fits_line(const json_t *j)
 {
     size_t chars = 0, i;
@@ -121,7 +121,7 @@ static void put_line_list(const json_t *j)
     (void)fputc('\n', stdout);
 }
 
-/* So does an object of a few. */
+/* Is it an object of a few short values? */
 static bool fits_line_object(const json_t *j)
 {
     size_t chars = 0;
@@ -151,7 +151,7 @@ static void put_line_object(const json_t *j)
 
 static void outline(const json_t *j, int indent, bool hanging);
 
-/* What follows "key:" or "-". */
+/* Print the value after "key:" or "-". */
 static void put_value(const json_t *j, int indent, bool item)
 {
     if (is_flat(j)) {
@@ -173,7 +173,7 @@ static void put_value(const json_t *j, int indent, bool item)
     }
 }
 
-/* `hanging`: the first line is indented already. Depth is bounded by the parser. */
+/* Print an outline. hanging: the first line is already indented. The parser limits the depth. */
 static void outline(const json_t *j, int indent, bool hanging)
 {
     const char *key;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tool prints: aligned columns, sizes for people, JSON for programs, and outlines of JSON
- * for people. */
+/* Output of the tool: aligned columns, human-readable sizes, JSON, and JSON as an outline. */
 #ifndef CKPT_FS_OUT_H
 #define CKPT_FS_OUT_H
 
@@ -11,25 +10,26 @@
 
 #include <ckptfs/ckptfs.h>
 
-/* "512 B", "1.5 GiB". */
+/* Write a size as "512 B" or "1.5 GiB". */
 #define CKPT_OUT_SIZE 24
 const char *ckpt_out_size(uint64_t bytes, char buf[CKPT_OUT_SIZE]);
 
-/* Rows of `ncell / ncolumn` columns, each as wide as its widest cell. align[i] is 'l' or 'r'; head
- * is the first row, or NULL. */
+/* Print `ncell / ncolumn` rows in aligned columns. align[i] is 'l' or 'r'; head is the row of
+ * titles, or NULL. */
 void ckpt_out_table(const char *const *head, const char *align, size_t ncolumn, char *const *cell,
                     size_t ncell);
 
-/* One JSON text, indented, and a newline. */
+/* Print a JSON value, indented, with a final newline. */
 int ckpt_out_json(const json_t *j, struct ckpt_err *err);
 
-/* The same facts without punctuation: "key: value" lines, lists as "- item". */
+/* Print a JSON value as an outline: "key: value" lines, with "- item" for the elements of lists. */
 void ckpt_out_outline(const json_t *j);
 
 /* Parse the library's JSON text. *ret is new. */
 int ckpt_out_parse(const char *text, json_t **ret, struct ckpt_err *err);
 
-/* Bold, if stdout is a terminal that wants it; and its end. */
+/* The escape sequences that begin and end bold text, if stdout is a terminal that supports them;
+ * else "". */
 const char *ckpt_out_bold(void);
 const char *ckpt_out_plain(void);
 

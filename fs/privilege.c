@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Capability sets by system call: four numbers are not worth a library. */
+/* Dropping capabilities by system call, which needs no library for four numbers. */
 #include "privilege.h"
 
 #include <errno.h>

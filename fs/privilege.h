@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Giving up what a mount started by root does not need, before the first byte of a checkpoint is
- * looked at.
- *
- * Kept: the user id (the run may be root's alone) and CAP_DAC_READ_SEARCH (or another user's).
- * Mounts are changed by another process (mounter.h). no_new_privs makes it final: nothing that is
- * executed gets any of it back. */
+/* Dropping the privileges that the daemon does not need, before it reads the first byte of a
+ * checkpoint. It keeps its user id (only root may be able to read the run) and CAP_DAC_READ_SEARCH
+ * (the run may belong to another user). Mounts are changed by the mounter process (mounter.h).
+ * no_new_privs makes this final: no program that is executed can regain a privilege. */
 #ifndef CKPT_FS_PRIVILEGE_H
 #define CKPT_FS_PRIVILEGE_H
 
 #include <ckptfs/ckptfs.h>
 
-/* Before any other thread is started. */
+/* Must be called before any other thread is started. */
 int ckptfs_privilege_drop(struct ckpt_err *err);
 
 #endif

@@ -35,7 +35,7 @@ static int columns(void)
                                                                        : PLAIN_COLUMNS;
 }
 
-/* "1:02:03" or "2:03" */
+/* Write a time as "1:02:03" or "2:03". */
 static void put_time(char *buf, size_t len, double s)
 {
     unsigned long t = s > 0 && s < 1e8 ? (unsigned long)s : 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A progress bar on stderr, where that is a terminal. */
+/* A progress bar on stderr, drawn if that is a terminal. */
 #ifndef CKPT_FS_PROGRESS_H
 #define CKPT_FS_PROGRESS_H
 
@@ -7,18 +7,19 @@
 #include <stdint.h>
 
 struct ckpt_progress {
-    bool shown; /* stderr is a terminal and nobody asked for quiet */
+    bool shown; /* stderr is a terminal, and --quiet was not given */
     double begin;
-    uint64_t already; /* bytes that were there before: not counted in the rate */
+    uint64_t already; /* bytes that were done before this run, which the rate does not count */
     uint64_t total;
 };
 
+/* Begin a bar of `total` bytes; `already` and `quiet` are as in the struct. */
 void ckpt_progress_begin(struct ckpt_progress *p, uint64_t already, uint64_t total, bool quiet);
 
-/* Redraw. name: what is being worked on. */
+/* Redraw the bar. `name` is the item in progress. */
 void ckpt_progress_draw(const struct ckpt_progress *p, uint64_t done, const char *name);
 
-/* Wipe the bar; seconds since the beginning. */
+/* Erase the bar. Returns the seconds since the beginning. */
 double ckpt_progress_end(const struct ckpt_progress *p);
 
 #endif

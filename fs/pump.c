@@ -21,22 +21,23 @@ static const uint64_t IDLE = UINT64_MAX;
 struct chunk {
     uint64_t ticket, off;
     size_t item, len;
-    bool first, last; /* of its item, in this run */
+    bool first, last; /* the first, or last, of its item in this run */
 };
 
 struct state {
     const struct ckpt_pump *p;
     pthread_mutex_t lock;
-    pthread_cond_t
-        moved; /* a turn was passed on, a chunk was handed on, a thread ended, or all stop */
+    pthread_cond_t moved; /* signalled when a chunk was hashed or passed on, when a thread has
+                             ended, and at a stop */
     bool stop;
-    struct ckpt_err err; /* of the first failure */
+    struct ckpt_err err; /* the first failure */
     size_t item;         /* where the next chunk begins */
     uint64_t off;
-    uint64_t ticket;    /* of the next chunk */
-    uint64_t turn;      /* the ticket that may hash */
-    uint64_t *flying;   /* per thread: the ticket that is not handed on and marked yet, or IDLE */
-    XXH3_state_t *hash; /* of the item whose turn it is; touched by the thread that has the turn */
+    uint64_t ticket; /* ticket of the next chunk */
+    uint64_t turn;   /* ticket of the chunk to be hashed next */
+    uint64_t
+        *flying; /* per thread: the ticket that it has not yet passed on and reported, or IDLE */
+    XXH3_state_t *hash; /* hash of the current item; only used by the thread whose turn it is */
     unsigned nthread, active;
     _Atomic uint64_t done; /* bytes */
 };
@@ -70,7 +71,7 @@ static void skip_items(struct state *s)
         s->off = start_of(s->p, s->item);
 }
 
-/* The next chunk: at least one for every item, be it empty. */
+/* Take the next chunk. Every item has at least one, even an empty item. */
 static bool take(struct state *s, unsigned index, struct chunk *ret)
 {
     bool more;
@@ -101,7 +102,7 @@ static bool has_mark(const struct chunk *c)
     return c->last || (c->off + c->len) % CKPT_PUMP_MARK == 0;
 }
 
-/* In turn, add the chunk to its item's hash. False: all stop. */
+/* Wait for this chunk's turn and add it to its item's hash. False: the run was stopped. */
 static bool hash_in_turn(struct state *s, const struct chunk *c, const void *buf,
                          XXH128_hash_t *ret)
 {
@@ -137,8 +138,8 @@ static bool earlier_flying(const struct state *s, uint64_t ticket)
     return false;
 }
 
-/* Before a mark: until all earlier chunks are handed on and their marks are made. False: all stop.
- */
+/* Wait until all earlier chunks have been passed on and reported, as mark requires. False: the run
+ * was stopped. */
 static bool wait_for_earlier(struct state *s, const struct chunk *c)
 {
     (void)pthread_mutex_lock(&s->lock);
@@ -172,7 +173,7 @@ static int move(struct worker *w, const struct chunk *c, char *buf, struct ckpt_
         return -1;
     (void)atomic_fetch_add_explicit(&s->done, c->len, memory_order_relaxed);
     if (p->mark && has_mark(c)) {
-        /* An item of one chunk has nothing before it. */
+        /* An item of one chunk has no earlier chunks. */
         if (!(c->first && c->last) && !wait_for_earlier(s, c))
             return 0;
         if (p->mark(p->ctx, c->item, c->off + c->len, &hash, err) < 0)
@@ -208,7 +209,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* Draw the bar until all threads have ended. */
+/* Redraw the progress bar until all threads have ended. */
 static void watch(struct state *s, const struct ckpt_progress *bar)
 {
     struct timespec until;
@@ -267,7 +268,7 @@ static int run(struct state *s, struct worker *worker, struct ckpt_err *err)
         (void)pthread_mutex_lock(&s->lock);
         s->active--;
         (void)pthread_mutex_unlock(&s->lock);
-        if (started == 0) /* fewer threads than asked for do as well */
+        if (started == 0) /* fewer threads than asked for are enough */
             return ckpt_fail_errno(err, rc, "starting a thread");
         break;
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening the run, and looking at it again every second: inotify is blind on NFS and Lustre. */
+/* Opening the run, and scanning it every second; inotify does not work on NFS and Lustre. */
 #include "refresh.h"
 
 #include <stdlib.h>
@@ -53,7 +53,7 @@ const struct ckpt_step *ckptfs_steps_latest(const struct ckptfs_steps *s)
     return NULL;
 }
 
-/* Put the run's present steps in the place of the last list. */
+/* Replace the list by the run's current steps. */
 static int publish(struct ckptfs_refresh *r, struct ckpt_run *run, struct ckpt_err *err)
 {
     struct ckptfs_steps *s = calloc(1, sizeof *s), *old;
@@ -213,7 +213,8 @@ void ckptfs_refresh_release(struct ckptfs_refresh *r)
     (void)pthread_mutex_destroy(&r->lock);
 }
 
-/* The same step's same error is said once, whoever meets it how often. */
+/* Has this error of this step not been logged yet? It is logged once, however many requests get it.
+ */
 static bool is_news(struct ckptfs_refresh *r, const char *step, const struct ckpt_err *err)
 {
     const size_t room = sizeof r->said / sizeof *r->said;
@@ -230,7 +231,7 @@ static bool is_news(struct ckptfs_refresh *r, const char *step, const struct ckp
     return !known;
 }
 
-/* Is the step that could not be opened no step any more? Then the list says so from now on. */
+/* Has the step that could not be opened been deleted? Then also update the list. */
 static bool is_gone(struct ckptfs_refresh *r, struct ckpt_run *run, const char *step)
 {
     if (publish(r, run, NULL) < 0)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The run behind a mount and a current list of its steps, kept by a thread that looks every second.
- *
- * Requests never wait for a scan: they take the last list. A run on a dead file server stops the
- * scans, nothing else. */
+/* The run behind a mount and a current list of its steps. A thread scans the run every second.
+ * Requests use the last list and never wait for a scan, so a run on a dead file server stops only
+ * the scans. */
 #ifndef CKPT_FS_REFRESH_H
 #define CKPT_FS_REFRESH_H
 
@@ -17,7 +16,7 @@
 #include "nodes.h"
 #include "sandbox.h"
 
-/* The steps at one moment; immutable. */
+/* An immutable list of steps, with a reference count. */
 struct ckptfs_steps {
     atomic_uint nref;
     bool folder;
@@ -31,51 +30,54 @@ struct ckptfs_refresh {
     const struct ckptfs_sandbox *sandbox;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    _Atomic(struct ckpt_run *) run; /* NULL only before the first step, with -o wait; set once */
-    struct ckptfs_steps *now;       /* NULL while run is; under the lock */
-    _Atomic uint64_t bytes;         /* size of the newest view that was opened, for statfs */
-    bool failing;                   /* the last scan failed and was logged */
-    uint64_t said[64];              /* errors of steps that were logged, hashed; under the lock */
+    _Atomic(struct ckpt_run *)
+        run;                  /* NULL until the first step appears (only with -o wait); set once */
+    struct ckptfs_steps *now; /* NULL while run is; protected by the lock */
+    _Atomic uint64_t bytes;   /* size of the newest view that was opened, for statfs */
+    bool failing;             /* the last scan failed and was logged */
+    uint64_t said[64];        /* hashes of errors that were logged; protected by the lock */
     size_t nsaid;
-    bool kicked, stop; /* under the lock */
+    bool kicked, stop; /* scan at once; end. Protected by the lock */
     bool running;
     pthread_t thread;
 };
 
-/* Open config's run, its list of steps and, unless config says wait, a view of it (which proves
- * that it can be read). */
+/* Open config's run and list its steps. Unless config says wait, also open a view, to prove that
+ * the run can be read. */
 int ckptfs_refresh_open(struct ckptfs_refresh *r, const struct ckptfs_config *config,
                         const struct ckptfs_log *log, const struct ckptfs_sandbox *sandbox,
                         struct ckpt_err *err);
 
-/* Begin and end looking. Not before a fork: threads do not survive it. */
+/* Start and stop the scanning thread. Start it after any fork, because threads do not survive one.
+ */
 int ckptfs_refresh_start(struct ckptfs_refresh *r, struct ckpt_err *err);
-void ckptfs_refresh_kick(struct ckptfs_refresh *r); /* look now */
+void ckptfs_refresh_kick(struct ckptfs_refresh *r); /* scan at once */
 void ckptfs_refresh_stop(struct ckptfs_refresh *r);
 
-/* After stop. */
+/* Free everything. Only after ckptfs_refresh_stop. */
 void ckptfs_refresh_release(struct ckptfs_refresh *r);
 
-/* The current list, to be given back; NULL if there is no run yet. */
+/* Hold the current list; release it with ckptfs_steps_release. NULL if there is no run yet. */
 struct ckptfs_steps *ckptfs_steps_hold(struct ckptfs_refresh *r);
 void ckptfs_steps_release(struct ckptfs_steps *s);
 void ckptfs_stepsp(struct ckptfs_steps **s);
 
-/* A step by name, or the latest; NULL if there is none. Lives as long as s. */
+/* Find a step by name (NULL: the latest); NULL if there is none. Valid as long as s. */
 const struct ckpt_step *ckptfs_steps_find(const struct ckptfs_steps *s, const char *name);
 const struct ckpt_step *ckptfs_steps_latest(const struct ckptfs_steps *s);
 
-/* The view of a step if it is open already, to be released; NULL if it would have to be opened.
- * Never waits for storage. */
+/* The view of a step if it is open already (the caller releases it); NULL if it would have to be
+ * opened. Never waits for storage. */
 struct ckpt_view *ckptfs_view_held(struct ckptfs_refresh *r, const char *step);
 
-/* The view of a step (""; of a run that is one checkpoint), to be released. May take long the first
- * time. An error of a step is logged once. STALE: the step is gone, look its name up again. */
+/* Get the view of a step ("" for a run that is one checkpoint), which the caller releases. The
+ * first call may take long. An error of a step is logged once. STALE: the step is gone, so its name
+ * must be looked up again. */
 int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view **ret,
                    struct ckpt_err *err);
 
-/* The view that a node of a step, or below one, belongs to. Of an older generation it is gone:
- * STALE makes the kernel look the path up again. */
+/* Get the view that a node belongs to. If the node's generation is older than the step's, the error
+ * is STALE, after which the kernel looks the path up again. */
 int ckptfs_view_of_node(struct ckptfs_refresh *r, const struct ckptfs_id *id,
                         struct ckpt_view **ret, struct ckpt_err *err);
 

@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-/* Sizes as stat(2) says them. A large st_blksize makes cp and cat read in 1 MiB units. */
+/* Sizes for stat(2). A large st_blksize makes cp and cat read in units of 1 MiB. */
 enum { BLKSIZE = 1 << 20, DIR_BYTES = 4096, STAT_BLOCK = 512 };
 
 static const double LASTING_S = 365.0 * 86400, PASSING_S = 1;

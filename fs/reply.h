@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Turning our results into FUSE's replies: error codes, attributes, timeouts. */
+/* Converting results to FUSE replies: error codes, attributes, timeouts. */
 #ifndef CKPT_FS_REPLY_H
 #define CKPT_FS_REPLY_H
 
@@ -7,22 +7,24 @@
 
 #include "mount.h"
 
-/* The errno for an error of the library. The only place that decides it. */
+/* The errno for an error of the library. This function is the only place that chooses it. */
 int ckptfs_errno(const struct ckpt_err *err);
 
-/* The same for reading a file: ENOENT and the like would puzzle, since the file is there. */
+/* The errno for a failed read of a file, which is never ENOENT or the like, because the virtual
+ * file does exist. */
 int ckptfs_read_errno(const struct ckpt_err *err);
 
+/* Fill in the attributes of a node. */
 void ckptfs_stat_of(const struct ckptfs *fs, const struct ckptfs_id *id, uint64_t ino,
                     struct stat *ret);
 
 /* S_IFDIR, S_IFREG or S_IFLNK. */
 mode_t ckptfs_type_of(enum ckptfs_kind kind);
 
-/* Seconds for which the kernel may keep what stat(2) says of such a node. */
+/* For how many seconds the kernel may cache the attributes of such a node. */
 double ckptfs_attr_timeout(enum ckptfs_kind kind);
 
-/* Seconds for which it may keep a name. */
+/* For how many seconds the kernel may cache a name. */
 double ckptfs_name_timeout(bool lasting);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests of the kernel that may wait for storage: kept in lanes until they are answered. */
+/* Requests that may wait for storage: copied, and kept in their lanes (dispatch.h) until they are
+ * answered. */
 #ifndef CKPT_FS_REQUESTS_H
 #define CKPT_FS_REQUESTS_H
 
@@ -11,23 +12,25 @@
 #include "nodes.h"
 #include "tree.h"
 
-/* What a request asks for, kept until it is answered. */
+/* A request and its arguments. */
 struct ckptfs_request {
-    struct ckptfs_job job; /* first: the dispatcher's functions cast */
+    struct ckptfs_job
+        job; /* must be the first member, because the dispatcher's functions cast to it */
     void (*answer)(const struct ckptfs_request *r);
     fuse_req_t req;
-    const struct ckptfs_node *node; /* the kernel holds it until the answer */
+    const struct ckptfs_node *node; /* the kernel holds the node until the answer */
     struct fuse_file_info fi;
     size_t size;
     off_t off;
-    const char *name; /* a request that is kept owns it */
+    const char *name; /* owned by the request once it is in a lane, else borrowed */
 };
 
-/* Answer the request in this lane, with a copy of what it asks for. If there is no memory for that,
- * the answer is ENOMEM. */
+/* Answer the request in these lanes, with a copy of its arguments. If there is no memory for the
+ * copy, the answer is ENOMEM. */
 void ckptfs_request_dispatch(const struct ckptfs_request *what, const struct ckptfs_lanes *lanes);
 
-/* Answer now what needs no storage, since the view that it needs is open; the rest in its lane. */
+/* Answer the request now if its view is open, since that needs no storage; otherwise in its lane.
+ */
 void ckptfs_request_answer(const struct ckptfs_request *r);
 
 #endif

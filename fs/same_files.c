@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading the view and the files beside each other. */
+/* Comparing the view's bytes with the files. */
 #include "same_files.h"
 
 #include <errno.h>
@@ -12,7 +12,8 @@
 #include "base/mem.h"
 #include "pump.h"
 
-/* The bytes [off, off+len) of a file that is long enough; an errno, EIO if it was cut since. */
+/* Read bytes [off, off+len) of a file. Returns an errno; EIO if the file has been truncated since
+ * its size was checked. */
 static int read_file(int dir, const char *path, void *buf, size_t len, uint64_t off)
 {
     ckpt_cleanup(ckpt_closep) int fd = openat(dir, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Are the files of a finished export those of the view? */
+/* Comparing the files of a finished export with those of the view. */
 #ifndef CKPT_FS_SAME_FILES_H
 #define CKPT_FS_SAME_FILES_H
 
@@ -11,15 +11,15 @@
 
 struct ckpt_same_files {
     struct ckpt_view *view;
-    const struct ckpt_items *items; /* of the view; the files in `dir` have their sizes */
+    const struct ckpt_items *items; /* files of the view; those in `dir` have the same sizes */
     int dir;
-    const char *dest; /* dir's name, for errors */
-    unsigned jobs;    /* as struct ckpt_pump's, and quiet */
+    const char *dest; /* name of dir, for error texts */
+    unsigned jobs;    /* as in struct ckpt_pump; quiet too */
     bool quiet;
-    XXH128_hash_t *hash; /* filled, one per item */
+    XXH128_hash_t *hash; /* output: one hash per item */
 };
 
-/* Compare every byte. CONFLICT names the first file that was found to differ, and where. */
+/* Compare every byte. CONFLICT: a file differs; the text names it and the position. */
 int ckpt_same_files(const struct ckpt_same_files *what, double *ret_seconds, struct ckpt_err *err);
 
 #endif

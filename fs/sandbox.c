@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Landlock rules (Documentation/userspace-api/landlock.rst) and a seccomp filter, by system call:
- * the C library has neither, and what it has of constants may be older than the kernel. */
+ * the C library has functions for neither, and its constants may be older than the kernel. */
 #include "sandbox.h"
 
 #include <dlfcn.h>
@@ -23,7 +23,7 @@
 #include "base/mem.h"
 
 #ifdef __SANITIZE_ADDRESS__
-#define LEAKS_ARE_LOOKED_FOR true /* at exit, by a process that traces this one */
+#define LEAKS_ARE_LOOKED_FOR true /* LeakSanitizer traces this process at exit */
 #else
 #define LEAKS_ARE_LOOKED_FOR false
 #endif
@@ -46,10 +46,11 @@ struct path_rule {
     int32_t parent_fd;
 } __attribute__((packed));
 
-/* Every right of the kernel's version of the interface: what is not handled is not denied. */
+/* All rights of this version of the kernel's interface. A right that is not handled here is not
+ * denied. */
 static struct ruleset all_rights(unsigned version)
 {
-    static const unsigned char files[] = {0, 13, 14, 15, 15, 16}; /* how many, by version */
+    static const unsigned char files[] = {0, 13, 14, 15, 15, 16}; /* number of rights, by version */
     const unsigned n = files[version < sizeof files ? version : sizeof files - 1];
 
     return (struct ruleset){
@@ -59,7 +60,7 @@ static struct ruleset all_rights(unsigned version)
     };
 }
 
-/* An older kernel takes a shorter structure. */
+/* The size of the structure, which is smaller for an older kernel. */
 static size_t ruleset_size(unsigned version)
 {
     return version >= 6   ? sizeof(struct ruleset)
@@ -67,7 +68,8 @@ static size_t ruleset_size(unsigned version)
                           : offsetof(struct ruleset, net);
 }
 
-/* Allow reading at and below `path`, of a file or directory; what is not there needs no rule. */
+/* Allow reading the file `path`, or everything below the directory. A path that does not exist
+ * needs no rule. */
 static int allow(int rules, const char *path)
 {
     ckpt_cleanup(ckpt_closep) int fd = open(path, O_PATH | O_CLOEXEC);
@@ -84,8 +86,8 @@ static int allow(int rules, const char *path)
 
 static int allow_place(void *ctx, const char *place) { return allow(*(const int *)ctx, place); }
 
-/* What the C library and libfuse read of the system: times in logs, processors, the limit of a
- * request's size. */
+/* Allow the system's files that the C library and libfuse read: the time zone, the number of
+ * processors, the limit of a request's size. */
 static int allow_system(int rules)
 {
     static const char *const paths[] = {"/etc/localtime", "/sys/devices/system/cpu",
@@ -129,7 +131,7 @@ static int confine_files(const struct ckptfs_config *config, unsigned version, s
 static const int tracing[] = {SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kill};
 
 static const int refused[] = {
-    /* other programs and processes; clone is looked at below */
+    /* running programs and creating processes; clone is checked below */
     SYS_execve,
     SYS_execveat,
 #ifdef SYS_fork
@@ -141,7 +143,7 @@ static const int refused[] = {
     SYS_pidfd_open,
     SYS_pidfd_getfd,
     SYS_pidfd_send_signal,
-    /* the network, and daemons that listen on this machine */
+    /* the network, and local daemons */
     SYS_socket,
     SYS_socketpair,
     SYS_connect,
@@ -149,7 +151,7 @@ static const int refused[] = {
     SYS_listen,
     SYS_accept,
     SYS_accept4,
-    /* files by handles, which ask no directory; what Landlock does not know */
+    /* opening files by handle, which bypasses directories and Landlock */
     SYS_open_by_handle_at,
     SYS_name_to_handle_at,
     SYS_fchmod,
@@ -185,7 +187,7 @@ static const int refused[] = {
 #ifdef SYS_mount_setattr
     SYS_mount_setattr,
 #endif
-    /* who we are */
+    /* user and group ids */
     SYS_setuid,
     SYS_setgid,
     SYS_setreuid,
@@ -207,7 +209,7 @@ static const int refused[] = {
     SYS_add_key,
     SYS_request_key,
     SYS_personality,
-    /* the system */
+    /* settings of the system */
     SYS_init_module,
     SYS_finit_module,
     SYS_delete_module,
@@ -243,7 +245,7 @@ static void end(struct filter *f, uint32_t action)
     put(f, (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, action));
 }
 
-/* The next instruction only if the loaded word has this value. */
+/* Execute the next instruction only if the loaded word has this value. */
 static void when(struct filter *f, uint32_t value)
 {
     put(f, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, 1));
@@ -257,8 +259,8 @@ static void refuse(struct filter *f, const int *calls, size_t n)
     }
 }
 
-/* New threads, no new processes. clone3's flags lie in memory, which a filter can't see: the C
- * library takes clone where clone3 is said not to exist. */
+/* Allow new threads but no new processes. The flags of clone3 are in memory, which a filter cannot
+ * read, so clone3 fails with ENOSYS and the C library falls back to clone. */
 static void allow_threads_only(struct filter *f)
 {
     when(f, SYS_clone3);
@@ -270,7 +272,8 @@ static void allow_threads_only(struct filter *f)
     end(f, SECCOMP_RET_ERRNO | EPERM);
 }
 
-/* False: the kernel has no filters, or we do not know the architecture. */
+/* Install the seccomp filter. False: the kernel has no filters, or the architecture is not known.
+ */
 static bool confine_calls(void)
 {
 #ifdef ARCHITECTURE
@@ -281,7 +284,7 @@ static bool confine_calls(void)
     end(&f, SECCOMP_RET_KILL_PROCESS);
     load(&f, offsetof(struct seccomp_data, nr));
 #ifdef __x86_64__
-    /* the numbers of x32 begin here */
+    /* system calls of the x32 ABI begin here */
     put(&f, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1));
     end(&f, SECCOMP_RET_ERRNO | ENOSYS);
 #endif
@@ -300,7 +303,8 @@ static bool confine_calls(void)
 
 /* ---- both ---- */
 
-/* What the C library would load when it is first needed: libfuse cancels its threads at the end. */
+/* Load a library now that the C library loads at the first cancellation of a thread: libfuse
+ * cancels its threads at the end. */
 static void load_libraries(void) { (void)dlopen("libgcc_s.so.1", RTLD_NOW | RTLD_GLOBAL); }
 
 int ckptfs_sandbox_enter(const struct ckptfs_config *config, struct ckptfs_sandbox *ret,

@@ -37,8 +37,8 @@ static struct fuse_session *session_new(struct ckptfs *fs)
     return se;
 }
 
-/* Answer INIT, which the kernel sent when it mounted, before anybody is told of the mount: only
- * then is the read-ahead ours to set. */
+/* Answer INIT, which the kernel sends when it mounts, before the mount is announced: the read-ahead
+ * can be set only after it. */
 static int answer_init(struct fuse_session *se, struct ckpt_err *err)
 {
     struct fuse_buf buf = {0};
@@ -99,8 +99,8 @@ static int loop(struct ckptfs *fs, struct fuse_session *se)
 #endif
 }
 
-/* Not where somebody else unmounted it, or cut the connection: another mount may lie there by now.
- */
+/* Is the session still mounted? If it was unmounted or its connection aborted from outside, another
+ * mount may be at the path by now. */
 static bool is_mounted(const struct fuse_session *se)
 {
     struct pollfd connection = {.fd = fuse_session_fd((struct fuse_session *)se)};
@@ -117,7 +117,7 @@ static void unmount(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mo
                     fs->config->mountpoint);
 }
 
-/* The mount is up. Serve it until it ends. */
+/* Serve the finished mount until it ends. */
 static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter,
                  struct ckptfs_log *log, struct ckptfs_announcement *news, struct ckpt_err *err)
 {
@@ -146,7 +146,8 @@ static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mount
     return 0;
 }
 
-/* Only root mounts without it. libfuse looks where it was installed, and along PATH. */
+/* Is fusermount3 missing, without which only root can mount? libfuse looks for it where it was
+ * installed, and in PATH. */
 static bool lacks_fusermount(void)
 {
     static const char *const paths[] = {"/usr/bin/fusermount3", "/bin/fusermount3",
@@ -158,7 +159,7 @@ static bool lacks_fusermount(void)
     return geteuid() != 0;
 }
 
-/* A session on the connection that the mounter made. */
+/* Make the session on the connection that the mounter has opened. */
 static int mount_session(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter,
                          struct ckptfs_config *config, struct ckpt_err *err)
 {
@@ -203,7 +204,7 @@ static int mount_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
     return rc;
 }
 
-/* From here on nothing is left to a checkpoint's files that a mount does not need. */
+/* Drop all privileges and enter the sandbox, before a checkpoint's files are read. */
 static int confine(struct ckptfs *fs, struct ckpt_err *err)
 {
     if (ckptfs_privilege_drop(err) < 0)

@@ -6,9 +6,9 @@
 #include "cmdline.h"
 #include "log.h"
 
-/* Open the run, mount it, announce it (`ready`: see ckptfs_daemon_ready; then log goes to syslog),
- * serve until it is unmounted or a signal ends it. Paths are resolved already. 0: it was up and
- * ended cleanly. */
+/* Open the run, mount it, announce the mount through `ready` (see ckptfs_daemon_fork; from then on,
+ * log goes to syslog), and serve requests until it is unmounted or a signal ends it. The paths in
+ * config have been resolved. Returns 0 if the mount was made and has ended cleanly. */
 int ckptfs_session(struct ckptfs_config *config, struct ckptfs_log *log, int ready,
                    struct ckpt_err *err);
 

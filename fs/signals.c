@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Waiting for signals instead of being interrupted by them. */
+/* A thread that waits for signals with sigwait, so that no other thread is interrupted. */
 #include "signals.h"
 
 #include <errno.h>
@@ -9,8 +9,8 @@
 
 #include "base/err.h"
 
-/* Time for requests in progress to be answered. Storage that hangs must not keep a SIGTERM waiting
- * for ever. */
+/* BOUND_S: time for the requests in progress to be answered, because storage that hangs must not
+ * delay a SIGTERM for ever. NUDGE_MS: interval of the interrupts in quit(). */
 enum { BOUND_S = 10, NUDGE_MS = 20 };
 
 static sigset_t signal_set(void)
@@ -56,8 +56,8 @@ static void log_stats(struct ckptfs *fs)
                 (unsigned long long)st.open_files);
 }
 
-/* End the session. Its loop sleeps in a semaphore, and may be just about to: so it is nudged until
- * everything has ended. */
+/* End the session. Its loop waits for a semaphore, or may be about to, so it is interrupted again
+ * and again until everything has ended. */
 static void quit(struct ckptfs_signals *s)
 {
     const struct timespec pause = {.tv_nsec = NUDGE_MS * 1000000L};
@@ -79,8 +79,8 @@ static void quit(struct ckptfs_signals *s)
     _exit(EXIT_SUCCESS);
 }
 
-/* Once a second, between signals. A connection that was aborted or lazily unmounted ends the
- * session without a signal, but its threads may hang in storage for ever. */
+/* Called once a second, between signals. If the connection was aborted or the mount lazily
+ * detached, the session ends without a signal, but its threads may hang in storage for ever. */
 static void tick(struct ckptfs_signals *s)
 {
     const size_t expired = ckptfs_dispatch_expire(&s->fs->dispatch);

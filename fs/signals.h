@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread that takes the process's signals: SIGTERM and SIGINT end the mount, SIGHUP looks for new
- * steps, SIGUSR1 logs what was read. */
+/* A thread that receives the process's signals. SIGTERM and SIGINT end the mount, SIGHUP scans for
+ * new steps, SIGUSR1 logs the read counters. */
 #ifndef CKPT_FS_SIGNALS_H
 #define CKPT_FS_SIGNALS_H
 
@@ -22,15 +22,16 @@ struct ckptfs_signals {
     atomic_bool quitting, done;
 };
 
-/* Block them in this thread and all that it starts. Before the mount, so that none is lost or kills
- * a half-made one. */
+/* Block these signals in this thread and all threads that it starts. Call it before mounting, so
+ * that a signal is not lost and cannot kill a half-made mount. */
 void ckptfs_signals_block(void);
 
+/* Start the thread. It runs until ckptfs_signals_stop. */
 int ckptfs_signals_start(struct ckptfs_signals *s, struct ckptfs *fs, struct fuse_session *se,
                          struct ckptfs_mounter *mounter, struct ckpt_err *err);
 
-/* Once everything else has ended. Until then a second SIGTERM, or the first after a bounded time,
- * ends the process at once. */
+/* End the thread, after everything else has ended. Until then a second SIGTERM, or the first after
+ * a limited time, ends the process at once. */
 void ckptfs_signals_stop(struct ckptfs_signals *s);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt's commands: one function each, in cmd_<name>.c, and one line in ckpt.c's table. */
+/* The commands of ckpt: each is one function in cmd_<name>.c and one line in the table of ckpt.c.
+ */
 #ifndef CKPT_FS_TOOL_H
 #define CKPT_FS_TOOL_H
 
@@ -7,20 +8,21 @@
 
 #include <ckptfs/ckptfs.h>
 
-/* The command line, parsed. Texts are argv's. */
+/* The parsed command line. Strings point into argv. */
 struct ckpt_tool {
     const char *run;
-    char **operand; /* after RUN */
+    char **operand; /* operands after RUN */
     int noperand;
-    const char *step; /* NULL: latest */
+    const char *step; /* NULL: the latest */
     struct ckpt_options *opt;
-    unsigned jobs; /* 0: as many as suit */
+    unsigned jobs; /* number of threads; 0: chosen by the command */
     bool json, files, tensors, quiet;
 };
 
-/* What a command returns: -1 with *err filled, or one of these. */
+/* A command returns -1 with *err filled, or one of these. */
 enum { CKPT_TOOL_GOOD = 0, CKPT_TOOL_DIFFERENT = 1 };
 
+/* The commands; ckpt(1) describes them. */
 int ckpt_cmd_info(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_ls(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_explain(const struct ckpt_tool *t, struct ckpt_err *err);
@@ -28,18 +30,18 @@ int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err);
 
-/* "dtype=float16,base=/models/x", as -o has it. */
+/* Set options from a list such as "dtype=float16,base=/models/x", the argument of -o. */
 int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err);
 
-/* As many open files as the system allows. */
+/* Raise the limit of open files as far as the system permits. */
 void ckpt_tool_many_files(void);
 
-/* Open the run and the view that --step names. A step is named by its directory, or by the number
- * that its name ends in. */
+/* Open the run, and the view that --step selects: a step's full name, or the number at its end. */
 int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,
                    struct ckpt_view **ret_view, struct ckpt_err *err);
 
-/* The view of a step, by its name; NULL: the latest, whose error says so. */
+/* Open the view of a step by its name; NULL: the latest. If the latest cannot be opened, the error
+ * says so. */
 int ckpt_tool_open_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret_view,
                         struct ckpt_err *err);
 void ckpt_runp(struct ckpt_run **run);

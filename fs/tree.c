@@ -20,7 +20,7 @@
 static const char CONTROL_NAME[] = ".ckptfs", LATEST_NAME[] = "latest",
                   ERROR_NAME[] = "CKPTFS-ERROR.txt";
 
-/* Lanes of requests (dispatch.h) are hashes, seeded by what the request does with the step. */
+/* Lanes of requests (dispatch.h) are hashes whose seed is the kind of work. */
 enum { OPENING = 1, COMPUTING, READING };
 
 static uint64_t hash(const char *text, uint64_t seed)
@@ -58,7 +58,7 @@ static struct ckptfs_id id_of_vnode(const struct ckpt_view *view, const char *st
                               .mtime_ns = ckpt_node_mtime_ns(node)};
 }
 
-/* What CKPTFS-ERROR.txt says; the caller frees it. */
+/* The text of CKPTFS-ERROR.txt; the caller frees it. */
 static char *error_text(const struct ckpt_err *err)
 {
     return ckpt_asprintf("%s: %s\n", ckpt_code_name(err->code), err->text);
@@ -80,7 +80,7 @@ static int id_of_error(const struct ckptfs_id *dir, const struct ckpt_err *err,
     return 0;
 }
 
-/* Whether dir's own content is that of a view's root. */
+/* Does dir show the root of a view? */
 static bool is_view_root(struct ckptfs *fs, const struct ckptfs_node *dir)
 {
     ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = NULL;
@@ -106,7 +106,8 @@ static int lookup_in_view(struct ckptfs *fs, const struct ckptfs_node *dir, cons
             return ckptfs_errno(&err);
         return strcmp(name, ERROR_NAME) == 0 ? id_of_error(&dir->id, &err, &ret->id) : ENOENT;
     }
-    /* The root stays when its checkpoint is saved again, so its names can't be for ever. */
+    /* The root's inode stays when its checkpoint is saved again, so its names are never permanent.
+     */
     *ret_lasting = ret->lasting = dir->id.kind != CKPTFS_ROOT;
     const struct ckpt_node *node = ckpt_view_find(view, ret->text);
     if (!node)
@@ -205,16 +206,18 @@ void ckptfs_tree_close(struct ckptfs *fs)
 
 /* ---- listings ---- */
 
-/* Exactly one source of names: a view's directory, a list of steps, or a fixed set. */
+/* A listing has exactly one source of names: a directory of a view, a list of steps, or a fixed
+ * set. */
 struct ckptfs_listing {
-    struct ckptfs_handle handle;   /* first: ckptfs_tree_close casts */
+    struct ckptfs_handle
+        handle; /* must be the first member, because ckptfs_tree_close casts to it */
     const struct ckptfs_node *dir; /* the kernel holds it while it is open */
     struct ckpt_view *view;
     const struct ckpt_node *vdir;
     struct ckptfs_steps *steps;
-    struct ckpt_err err; /* the step can't be read: the listing is CKPTFS-ERROR.txt */
+    struct ckpt_err err; /* the step cannot be read: the only entry is CKPTFS-ERROR.txt */
     bool failed;
-    bool latest; /* after the steps comes the symlink */
+    bool latest; /* the symlink "latest" follows the steps */
     const char *const *fixed;
     size_t n;
 };
@@ -333,14 +336,15 @@ int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_
 /* ---- contents ---- */
 
 struct ckptfs_file {
-    struct ckptfs_handle handle; /* first, too */
+    struct ckptfs_handle handle; /* must be the first member, as above */
     struct ckpt_view *view;
-    const struct ckpt_node *node; /* or, with view NULL, the text: */
+    const struct ckpt_node *node; /* if view is NULL, the file's text: */
     char *text;
     uint64_t size;
-    const char *name; /* for the log: the node's, which the kernel holds while the file is open */
+    const char *name; /* name for the log; belongs to the node, which the kernel holds while the
+                         file is open */
     const char *step;
-    struct ckptfs_lanes lanes; /* of its reads */
+    struct ckptfs_lanes lanes; /* lanes of its reads */
     atomic_flag complained;    /* one log line per open file is enough */
 };
 
@@ -350,7 +354,7 @@ static int open_error(struct ckptfs *fs, const struct ckptfs_node *node, char **
     struct ckpt_err err = {0};
 
     if (ckptfs_view_of(&fs->refresh, node->id.step, &view, &err) == 0)
-        return ESTALE; /* it has become readable */
+        return ESTALE; /* the step has become readable since */
     if (!(*ret = error_text(&err)))
         return ENOMEM;
     return XXH3_64bits(*ret, strlen(*ret)) == node->id.generation ? 0 : ESTALE;
@@ -421,8 +425,8 @@ void ckptfs_file_close(struct ckptfs *fs, struct ckptfs_file *f)
 
 bool ckptfs_file_uncached(const struct ckptfs_file *f) { return !f->view; }
 
-/* The kernel takes a short reply for the end of the file and cuts its cached size, silently: so the
- * library's promise is checked here too. */
+/* Read from a view. The kernel takes a short reply for the end of the file and silently truncates
+ * its cached size, so the library's promise never to read short is checked here too. */
 static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t len, uint64_t off,
                      size_t *ret_len)
 {
@@ -436,10 +440,10 @@ static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
                         len, (unsigned long long)off);
     }
     atomic_fetch_add_explicit(&fs->count.errors, 1, memory_order_relaxed);
-    /* the library says once of a view that a shard changed */
+    /* the library logs once per view that a shard has changed */
     if (!atomic_flag_test_and_set(&f->complained) && err.code != CKPT_STALE)
         ckptfs_logf(fs->log, CKPT_ERROR, "reading %s%s%s", f->step, *f->step ? "/" : "",
-                    err.text); /* which begins with the file's name */
+                    err.text); /* the text begins with the file's name */
     return ckptfs_read_errno(&err);
 }
 
@@ -454,7 +458,8 @@ int ckptfs_file_read(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
     return 0;
 }
 
-/* Requests that open a step share a lane, and so do those that compute something for .ckptfs. */
+/* The lanes of a request: all that open the same step share a lane, and so do all that compute
+ * something for .ckptfs. */
 static struct ckptfs_lanes lanes_of(const char *step, int what)
 {
     const uint64_t key = hash(step, (uint64_t)what);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tree that a mount shows: names below nodes, listings, contents. Knows nothing of FUSE.
+/* The tree that a mount shows: names below nodes, listings, contents. This module does not depend
+ * on FUSE.
  *
  *     /            a folder of steps:  1000/  2000/  latest -> 2000      one checkpoint: its files
  *     /1000        its files; or CKPTFS-ERROR.txt alone if it can't be read
@@ -16,19 +17,20 @@
 
 #include "mount.h"
 
-/* A name that was found. id's texts point into `text`, the directory's node, or (until it is freed)
- * the listing. */
+/* The result of a look-up. The strings of id point into `text`, into the directory's node, or into
+ * the listing, and are valid as long as those. */
 struct ckptfs_found {
     struct ckptfs_id id;
-    bool lasting; /* the name means this for as long as the directory's inode exists */
+    bool lasting; /* the name keeps this meaning as long as the directory's inode exists */
     char text[PATH_MAX];
 };
 
-/* ENOENT: no such name; then *ret_lasting says whether that is for ever. */
+/* Look up a name. ENOENT: it does not exist; *ret_lasting then says whether it can never appear in
+ * this directory. */
 int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const char *name,
                        struct ckptfs_found *ret, bool *ret_lasting);
 
-/* A listing, taken when a directory is opened. */
+/* The entries of a directory at the time when it was opened. */
 struct ckptfs_listing;
 int ckptfs_listing_open(struct ckptfs *fs, const struct ckptfs_node *dir,
                         struct ckptfs_listing **ret);
@@ -37,43 +39,45 @@ size_t ckptfs_listing_count(const struct ckptfs_listing *l);
 const char *ckptfs_listing_name(const struct ckptfs_listing *l, size_t i);
 bool ckptfs_listing_lasting(const struct ckptfs_listing *l);
 
-/* The i-th entry, as ckptfs_tree_lookup would find it. */
+/* The i-th entry, with the same result as ckptfs_tree_lookup of its name. */
 int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_found *ret);
 
-/* An open file: holds its view, so that it stays readable whatever becomes of the step. */
+/* An open file. It holds its view, so that it stays readable even if the step is deleted. */
 struct ckptfs_file;
 int ckptfs_file_open(struct ckptfs *fs, const struct ckptfs_node *node, struct ckptfs_file **ret);
 void ckptfs_file_close(struct ckptfs *fs, struct ckptfs_file *f);
 
-/* Free all files and listings that are still open. When no request can come any more. */
+/* Free all files and listings that are still open. Call it when no more requests can arrive. */
 void ckptfs_tree_close(struct ckptfs *fs);
 
-/* Its bytes may change without the inode changing, or its size is not known beforehand. */
+/* True if the kernel must not cache the file: its bytes may change without a new inode, or its size
+ * is not known beforehand. */
 bool ckptfs_file_uncached(const struct ckptfs_file *f);
 
-/* Bytes [off, off+len): *ret_len is less than len only at the end of the file; everything else is
- * an errno. */
+/* Read bytes [off, off+len). *ret_len is less than len only at the end of the file; any other
+ * failure is an errno. */
 int ckptfs_file_read(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t len, uint64_t off,
                      size_t *ret_len);
 
-/* In which lanes a request waits for storage (dispatch.h). */
+/* The lanes in which a request waits for storage (dispatch.h). */
 struct ckptfs_lanes {
     uint64_t step, file;
     unsigned file_jobs;
 };
 
-/* Does a request about the node wait for storage: has a view to be opened first? If not, *ret_view
- * is what must be held until the request is answered, or NULL. */
+/* Would a request about the node wait for storage, because its view must be opened first? If not,
+ * *ret_view is the view (or NULL) that the caller must hold until the request is answered. */
 bool ckptfs_tree_waits(struct ckptfs *fs, const struct ckptfs_node *node,
                        struct ckpt_view **ret_view, struct ckptfs_lanes *ret);
 
-/* Does a read of the file? Not if its text is in memory. */
+/* Would a read of the file wait for storage? Not if its content is in memory. */
 bool ckptfs_file_waits(const struct ckptfs_file *f, struct ckptfs_lanes *ret);
 
-/* When the root last changed: the newest step's time. */
+/* The root's modification time: that of the newest step. */
 int64_t ckptfs_root_mtime(struct ckptfs *fs);
 
-/* user.ckptfs.source of a node: a text that the caller frees. ENODATA if it has none. */
+/* The value of the attribute user.ckptfs.source of a node, a string that the caller frees. ENODATA:
+ * the node does not have it. */
 int ckptfs_tree_source(struct ckptfs *fs, const struct ckptfs_node *node, char **ret);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The clock that only goes forward, and waiting on conditions by it. */
+/* The monotonic clock, and waiting on conditions with it. */
 #ifndef CKPT_BASE_CLOCK_H
 #define CKPT_BASE_CLOCK_H
 

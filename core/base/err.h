@@ -16,6 +16,7 @@ int ckpt_fail(struct ckpt_err *err, enum ckpt_code code, const char *fmt, ...) C
  * ENOMEM is NOMEM, ESTALE is STALE, the rest is IO. */
 int ckpt_fail_errno(struct ckpt_err *err, int errnum, const char *fmt, ...) CKPT_PRINTF(3, 4);
 
+/* Record that memory ran out (NOMEM). Always returns -1. */
 int ckpt_nomem(struct ckpt_err *err);
 
 /* Put "context: " before the recorded text. Always returns -1. */

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-enum { CKPT_FDIO_END = -1 }; /* the file ends before */
+enum { CKPT_FDIO_END = -1 }; /* the file ends before the last byte */
 
 /* Fill iov[0..n), which is modified, from byte *off of a file; flags as preadv2(2)'s. 0, or an
  * errno (EAGAIN with RWF_NOWAIT: some bytes would have to be waited for), or CKPT_FDIO_END. *off is

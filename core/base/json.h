@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one door to jansson: parsing with limits, typed look-ups that never guess, and output as
- * Python's json writes it.
- *
- * Objects keep the order of insertion. Functions that return json_t * give a borrowed reference
- * unless they say "new". */
+/* The only module that uses jansson: parsing with limits, typed look-ups that never guess, and
+ * output as Python's json writes it. Objects keep the order of insertion. Functions that return
+ * json_t * give a borrowed reference unless they say "new". */
 #ifndef CKPT_BASE_JSON_H
 #define CKPT_BASE_JSON_H
 
@@ -29,8 +27,8 @@ enum ckpt_json_style {
 };
 
 /* Append a value, or set a member, of a list or object that is being made; both take the value. If
- * there is no memory (also: value is NULL), *list or *obj becomes NULL, and stays so: whoever makes
- * it checks once, at the end. */
+ * there is no memory (also: value is NULL), *list or *obj becomes NULL and stays NULL, so that the
+ * caller can check once, at the end. */
 void ckpt_json_append(json_t **list, json_t *value);
 void ckpt_json_set(json_t **obj, const char *key, json_t *value);
 

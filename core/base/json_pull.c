@@ -87,7 +87,7 @@ const char *ckpt_json_pull_member(struct ckpt_json_pull *p)
 
 /* ---- strings ---- */
 
-/* Four hexadecimal digits at s; -1: they are none. */
+/* Four hexadecimal digits at s; -1: there are none. */
 static int32_t hex4(const char *s)
 {
     int32_t v = 0;
@@ -183,7 +183,7 @@ const char *ckpt_json_pull_string(struct ckpt_json_pull *p)
 
 static size_t digits(const char *s) { return strspn(s, "0123456789"); }
 
-/* The bytes of a number at s; 0: it is none. */
+/* The length of the number at s; 0: there is none. */
 static size_t number_len(const char *s, bool *ret_real)
 {
     size_t at = *s == '-', n = digits(s + at);

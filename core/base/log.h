@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the library's few remarks go: it never prints, the program decides. */
+/* The library's log messages. The library never prints; the program decides where they go. */
 #ifndef CKPT_BASE_LOG_H
 #define CKPT_BASE_LOG_H
 
@@ -14,6 +14,7 @@ struct ckpt_log {
     void *ctx;
 };
 
+/* Format a line and pass it to `log` (may be NULL). */
 void ckpt_logf(const struct ckpt_log *log, enum ckpt_log_level level, const char *fmt, ...)
     CKPT_PRINTF(3, 4);
 

@@ -21,6 +21,7 @@ struct ckpt_map {
     size_t len;
 };
 
+/* Free the table, not the keys; the map is empty afterwards. */
 void ckpt_map_release(struct ckpt_map *m);
 
 /* False: not there (*ret_value untouched). */

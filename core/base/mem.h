@@ -32,6 +32,7 @@ struct ckpt_arena {
     size_t total;
 };
 
+/* Free all memory of the arena, which is empty afterwards. */
 void ckpt_arena_release(struct ckpt_arena *a);
 
 /* Uninitialised memory aligned for any type, or NULL. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Doing n independent things on a few threads. */
+/* Running n independent tasks on a few threads. */
 #ifndef CKPT_BASE_PAR_H
 #define CKPT_BASE_PAR_H
 

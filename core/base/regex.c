@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one door to PCRE2. Its syntax is a superset of Python's but for \Z, which is translated. */
+/* The only module that uses PCRE2. Its syntax is a superset of Python's except for \Z, which is
+ * translated. */
 #include "base/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -12,7 +13,7 @@
 #include "base/str.h"
 #include "base/vec.h"
 
-/* Of backtracking, for one name: a pattern that needs more is a mistake or an attack. */
+/* Limit of backtracking for one name: a pattern that needs more is a mistake or an attack. */
 enum { MATCH_LIMIT = 100000, MAX_PATTERN = 65536 };
 
 /* Text to copy, then the group to insert; -1: none. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Growing strings and small string questions. */
+/* Growing strings, and small functions on strings. */
 #include "base/str.h"
 
 #include <stdarg.h>

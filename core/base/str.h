@@ -17,11 +17,14 @@ struct ckpt_str {
     bool failed;
 };
 
+/* Free the text; the string is empty afterwards. */
 void ckpt_str_release(struct ckpt_str *s);
+/* Append bytes, a NUL-terminated text, one character, or formatted text. */
 void ckpt_str_append(struct ckpt_str *s, const char *ptr, size_t len);
 void ckpt_str_puts(struct ckpt_str *s, const char *text);
 void ckpt_str_putc(struct ckpt_str *s, char c);
 void ckpt_str_printf(struct ckpt_str *s, const char *fmt, ...) CKPT_PRINTF(2, 3);
+/* Make the string empty, and keep its memory for later appends. */
 void ckpt_str_clear(struct ckpt_str *s);
 
 /* Append in decimal; many times faster than printf. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Taking texts apart. */
+/* Parsing texts from left to right. */
 #include "base/take.h"
 
 #include <string.h>

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Taking a text apart from left to right: file names, keys, shapes written as text. Each function
- * moves *s behind what it took; if it returns false, *s has not moved. */
+/* Parsing a text from left to right: file names, keys, shapes written as text. Each function moves
+ * *s past what it has parsed; if it returns false, *s is unchanged. */
 #ifndef CKPT_BASE_TAKE_H
 #define CKPT_BASE_TAKE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Exactly this text. */
 bool ckpt_take_text(const char **s, const char *text);
 
 /* Decimal digits, at least one. */

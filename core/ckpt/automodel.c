@@ -32,8 +32,8 @@ static int find_target(void *ctx, const struct ckpt_entry *e, struct ckpt_err *e
     return -1;
 }
 
-/* LATEST is a link to the step's directory; where links fail LATEST.txt is text, and copies of a
- * run may have made the link a file. */
+/* LATEST is a link to the step's directory. Where links are not possible it is the text file
+ * LATEST.txt, and in a copy of a run the link may have become a file. */
 char *ckpt_automodel_latest(struct ckpt_dir *run)
 {
     static const char *const files[] = {"LATEST", "LATEST.txt"};
@@ -58,7 +58,8 @@ char *ckpt_automodel_latest(struct ckpt_dir *run)
     return k.name;
 }
 
-/* .incomplete is removed after LATEST has moved, in an asynchronous save at the next one. */
+/* .incomplete is removed after LATEST was changed; in an asynchronous save only at the next save.
+ */
 bool ckpt_automodel_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
     if (strstr(name, ".reserving-"))
@@ -73,7 +74,7 @@ void ckpt_automodel_warn(const struct ckpt_dir *dir, struct ckpt_catalog *cat)
                                "published");
 }
 
-/* The names of a run's steps: epoch_E_step_S. */
+/* Parses the step's name, epoch_E_step_S. */
 int ckpt_automodel_describe_step(const struct ckpt_dir *dir, json_t *about, struct ckpt_err *err)
 {
     const char *path = ckpt_dir_path(dir), *name = strrchr(path, '/');

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PyTorch Distributed Checkpoint, as trainers leave it: where its directory is. */
+/* PyTorch Distributed Checkpoint: finding its directory in the places where trainers put it. */
 #include <stddef.h>
 
 #include "base/mem.h"
@@ -8,11 +8,10 @@
 #include "ckpt/megatron_layout.h"
 #include "ckpt/readers.h"
 
-/* Where trainers put the model's DCP, below the directory that people call the checkpoint:
- * accelerate, NeMo Automodel. */
+/* Directories of the model's DCP below a checkpoint: accelerate, NeMo Automodel. */
 static const char *const places[] = {"", "pytorch_model_fsdp_0", "model"};
 
-/* The directory of the model's DCP: NULL if there is none. New. */
+/* Find the directory of the model's DCP; new, or NULL if there is none. */
 static struct ckpt_dir *find(struct ckpt_dir *dir, enum ckpt_evidence *ret)
 {
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
@@ -39,7 +38,7 @@ static enum ckpt_evidence dcp_probe(struct ckpt_dir *dir)
     return evidence;
 }
 
-/* .metadata is written last, under another name first. */
+/* A save is finished when .metadata exists: it is written last, and renamed to this name. */
 static bool dcp_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
     return dcp_probe(dir) == CKPT_BY_MAGIC && ckpt_automodel_finished(dir, name, latest);

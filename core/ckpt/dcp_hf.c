@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* DCP saves in Hugging Face storage: sharded safetensors of torch >= 2.8 and of NeMo Automodel.
  *
- * Nothing in such a save states the shape of a whole tensor: it is the end of the farthest shard in
- * each dimension, also of an empty one. A lost shard therefore shows as a hole, or (the last one)
- * as a smaller tensor; holes and overlaps are refused here, smaller tensors by whoever knows the
- * model (run/check.h). Names are those of the Hugging Face model. */
+ * Nothing in such a save states the shape of a whole tensor: the shape is computed as the end of
+ * the farthest shard (empty ones included) in each dimension. A lost shard therefore leaves a hole,
+ * or, if it was the last one, a smaller tensor. Holes and overlaps are refused here, smaller
+ * tensors where the model is known (run/check.h). Names are those of the Hugging Face model. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,14 +21,14 @@ enum { MAX_SHARDS = 10000000 };
 
 /* A shard of a tensor. */
 struct chunk {
-    uint32_t shard, tensor; /* which of its file's */
-    uint32_t next;          /* of the same tensor, or NONE */
+    uint32_t shard, tensor; /* number of the shard, and of the tensor in its file */
+    uint32_t next;          /* next chunk of the same tensor, or NONE */
 };
 
 struct whole {
-    const char *name; /* the arena of a shard's header */
+    const char *name; /* memory of the arena of a shard's header */
     uint64_t dim[CKPT_MAX_RANK];
-    uint64_t file; /* of the finished model */
+    uint64_t file; /* number of the file in the finished model */
     uint32_t rank, first, last, nchunk;
 };
 
@@ -44,7 +44,7 @@ struct load {
     CKPT_VEC(struct chunk) chunks;
     CKPT_VEC(struct whole) wholes;
     struct ckpt_map by_name;
-    struct ckpt_catalog *cat; /* its source i is shard i */
+    struct ckpt_catalog *cat; /* source i of it is shard i */
 };
 
 static void load_release(struct load *l)
@@ -66,7 +66,7 @@ static bool is_automodel(const struct load *l)
     return ckpt_has_prefix(l->layout.shards, "model") || l->layout.file_index;
 }
 
-/* Whatever has such a name: if it is no file, opening it says so. */
+/* Add every entry with such a name; if it is not a file, opening it reports that. */
 static int list_one(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
     struct load *l = ctx;
@@ -93,7 +93,8 @@ static int list_shards(struct load *l, struct ckpt_err *err)
     return ckpt_dir_list(l->shard_dir, list_one, l, err);
 }
 
-/* Every save numbers its files anew: two counts are of two saves. */
+/* Check that all files have the same count: every save numbers its files anew, so two counts are of
+ * two saves. */
 static int check_counts(struct load *l, struct ckpt_err *err)
 {
     const struct ckpt_hfs_shard *first = &l->shards.ptr[0];
@@ -108,8 +109,8 @@ static int check_counts(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-/* The lowest number in [1, n] that none of the shards has; 0: they are all there, or there is no
- * memory to tell. It is at most one more than there are shards. */
+/* The lowest number in [1, n] that no shard has, which is at most one more than the number of
+ * shards. 0: none is missing, or there is not enough memory to find out. */
 static uint64_t absent_number(const struct load *l,
                               uint64_t (*number)(const struct ckpt_hfs_name *), uint64_t n)
 {
@@ -131,7 +132,7 @@ static uint64_t file_number(const struct ckpt_hfs_name *id) { return id->file; }
 
 static uint64_t rank_number(const struct ckpt_hfs_name *id) { return id->rank; }
 
-/* A file of the finished model of which no rank has anything. */
+/* Fail if no rank has a part of one of the finished model's files. */
 static int check_files(struct load *l, struct ckpt_err *err)
 {
     uint64_t n = l->shards.ptr[0].id.nfile;
@@ -149,8 +150,8 @@ static int check_files(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-/* "; no shard of rank 2 is there" if a number is skipped. Ranks without tensors write no file, so
- * it is a hint only. */
+/* A hint for error texts if a rank's number is skipped: "; no shard of rank 2 is there". It is not
+ * an error, because ranks without tensors write no file. */
 static void hint_rank(const struct load *l, char *buf, size_t cap)
 {
     uint64_t last = 0, absent;
@@ -277,15 +278,15 @@ static int whole_cmp(const void *a, const void *b, void *ctx)
     return n ? n->cmp(n->ctx, l->layout.config, x, y) : ckpt_natural_cmp(x, y);
 }
 
-/* torch writes by the safetensors library, which sorts; Automodel since 0.3 in the model's order.
- */
+/* Sort the tensors. torch writes through the safetensors library, which sorts by name; Automodel
+ * has written in the model's order since 0.3. */
 static void sort_wholes(struct load *l)
 {
     if (l->wholes.len && !is_automodel(l))
         qsort_r(l->wholes.ptr, l->wholes.len, sizeof *l->wholes.ptr, whole_cmp, l);
 }
 
-/* The boxes of a tensor that are not empty, with their pieces and shards. */
+/* The non-empty boxes of a tensor, with their pieces and shards. */
 struct parts {
     struct ckpt_box *box;
     struct ckpt_piece_draft *piece;
@@ -336,7 +337,7 @@ static int collect_parts(struct load *l, const struct whole *w, struct parts *p,
     return 0;
 }
 
-/* Which other box does box `bad` share elements with? */
+/* Find the other box that overlaps box `bad`. */
 static size_t find_other(const struct parts *p, size_t bad)
 {
     struct ckpt_box shared;
@@ -399,7 +400,7 @@ static bool may_lack(const struct load *l, const char *name)
     return n && n->may_lack(n->ctx, l->layout.config, name);
 }
 
-/* The mapping has every tensor of the model. */
+/* Check that every tensor in the mapping exists. */
 static int check_mapped(struct load *l, struct ckpt_err *err)
 {
     const char *name;
@@ -434,8 +435,8 @@ static uint64_t mapped_file(const json_t *index, const char *name, uint64_t unkn
     return v ? (uint64_t)json_integer_value(v) : unknown;
 }
 
-/* The finished model's files, by Automodel's mapping (tensors that it does not know go into the
- * last file), or by the names of the shards. */
+/* Make the weight map of the finished model by Automodel's mapping (a tensor that is not in the
+ * mapping goes into the last file), or by the names of the shards. */
 static int map_weights(struct load *l, json_t *map, struct ckpt_err *err)
 {
     const json_t *index = l->layout.file_index;
@@ -456,7 +457,7 @@ static int map_weights(struct load *l, json_t *map, struct ckpt_err *err)
     return 0;
 }
 
-/* NULL: the checkpoint says nothing. */
+/* Make the weight map; it stays NULL if the checkpoint does not prescribe one. */
 static int make_weight_map(struct load *l, struct ckpt_err *err)
 {
     json_t *map = NULL;

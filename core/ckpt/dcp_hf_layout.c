@@ -15,8 +15,8 @@
 
 enum { MAX_MAPPING_BYTES = 512 * 1024 * 1024 };
 
-/* Folders that may have shards, and for each the folders that may have the model's other files, in
- * order of preference. */
+/* Folders that may contain shards, and for each the folders that may contain the model's other
+ * files, in order of preference. */
 static const struct place {
     const char *shards;
     struct {
@@ -75,7 +75,7 @@ const char *ckpt_hfs_layout_shards(struct ckpt_dir *dir)
     return p ? p->shards : NULL;
 }
 
-/* *ret stays NULL where there is no such file. */
+/* Read a JSON object from a file; *ret stays NULL if there is no such file. */
 static int read_object(struct ckpt_dir *dir, const char *below, const char *name, size_t max_len,
                        json_t **ret, struct ckpt_err *err)
 {
@@ -133,7 +133,7 @@ static int read_mappings(struct ckpt_dir *dir, const char *below, struct ckpt_hf
     return 0;
 }
 
-/* The split of the finished model that lies beside the shards. */
+/* Read the split of the finished model that is beside the shards. */
 static int read_index(struct ckpt_dir *dir, const char *below, struct ckpt_hfs_layout *l,
                       struct ckpt_err *err)
 {
@@ -166,7 +166,8 @@ static int read_split(struct ckpt_dir *dir, const struct place *p, struct ckpt_h
             return -1;
         }
     }
-    /* diffusers_compatible leaves no other trace in a model that was not made yet */
+    /* before the model is consolidated, the option diffusers_compatible leaves no other trace than
+     * this */
     if (!l->weight_map && json_object_get(l->config, "_diffusers_version"))
         l->index = DIFFUSERS_INDEX;
     return 0;

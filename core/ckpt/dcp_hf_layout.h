@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a checkpoint of HF-sharded files keeps what: shards, config and tokenizer, file split,
- * dtypes.
+/* The directories of a checkpoint of HF-sharded files: where it keeps shards, config and tokenizer,
+ * file split, dtypes.
  *
  *     shard-*                                  torch: HuggingFaceStorageWriter
  *     sharded/shard-*, model-*, its index      torch: enable_consolidation (also torchtitan's last
@@ -21,20 +21,21 @@
 #include "io/dir.h"
 
 struct ckpt_hfs_layout {
-    const char *shards; /* the folder of the shards below the checkpoint, "" for itself; static */
-    const char *model;  /* the folder that has config.json; NULL: there is none; static */
-    bool model_only;    /* everything in it belongs to the model */
-    json_t *config;     /* of it; NULL: none */
+    /* folder of the shards below the checkpoint; "": the checkpoint itself; static */
+    const char *shards;
+    const char *model;  /* folder that has config.json; NULL: there is none; static */
+    bool model_only;    /* every file in that folder belongs to the model */
+    json_t *config;     /* content of config.json; NULL: none */
     json_t *file_index; /* {tensor: number of its file}; NULL: none */
     json_t *dtypes;     /* {tensor: safetensors' name of its dtype}; NULL: none */
-    json_t *weight_map; /* of the finished model's index; NULL: none */
-    const char *index;  /* name of the index to show; NULL: the usual one; static */
+    json_t *weight_map; /* from the finished model's index; NULL: none */
+    const char *index;  /* name of the index that the view shows; NULL: the usual one; static */
 };
 
-/* Only `shards`, by names alone; NULL: there are none here. */
+/* Find only the folder of the shards, by names alone; NULL: there are no shards. */
 const char *ckpt_hfs_layout_shards(struct ckpt_dir *dir);
 
-/* All of it. MISSING if there are no shards. */
+/* Read the whole layout. MISSING: there are no shards. */
 int ckpt_hfs_layout_read(struct ckpt_dir *dir, struct ckpt_hfs_layout *ret, struct ckpt_err *err);
 void ckpt_hfs_layout_release(struct ckpt_hfs_layout *l);
 

@@ -32,7 +32,7 @@ void ckpt_hfs_shard_release(struct ckpt_hfs_shard *s)
     s->source = NULL;
 }
 
-/* The offsets of t, each with the tensor's own size inside 63 bits. */
+/* Read the offsets of t. Each of them plus the tensor's size must fit into 63 bits. */
 static int read_offsets(const json_t *entry, const struct ckpt_st_tensor *t, uint64_t *lo,
                         struct ckpt_err *err)
 {

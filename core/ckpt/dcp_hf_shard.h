@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One file of a DCP save in Hugging Face storage: `shard-R-model-I-of-N.safetensors`.
  *
- * An ordinary safetensors file whose metadata says where each tensor's data lies in the whole one:
- * DCP_SHARDING_INFO is JSON text, {"name": {"saved_offsets": [3, 0]}, ...}. The sizes are the
- * tensor's own shape; the shape of the whole tensor is written nowhere. */
+ * It is a safetensors file whose metadata gives the position of each box in the whole tensor:
+ * DCP_SHARDING_INFO is JSON text, {"name": {"saved_offsets": [3, 0]}, ...}. The size of the box is
+ * the tensor's shape in the file; the shape of the whole tensor is not recorded anywhere. */
 #ifndef CKPT_CKPT_DCP_HF_SHARD_H
 #define CKPT_CKPT_DCP_HF_SHARD_H
 
@@ -15,12 +15,12 @@
 #include "io/source.h"
 
 struct ckpt_hfs_name {
-    uint64_t rank;  /* of the writer, from 1 */
-    uint64_t file;  /* of the finished model, from 1 to nfile */
-    uint64_t nfile; /* 1 too when the writer was given no split */
+    uint64_t rank;  /* rank of the writer, from 1 */
+    uint64_t file;  /* number of the finished model's file, from 1 to nfile */
+    uint64_t nfile; /* 1 also if the writer was not given a split */
 };
 
-/* False if it is no name of such a file. */
+/* Parse a name; false if it is not the name of such a file. */
 bool ckpt_hfs_name_parse(const char *name, struct ckpt_hfs_name *ret);
 
 struct ckpt_hfs_shard {
@@ -28,7 +28,8 @@ struct ckpt_hfs_shard {
     struct ckpt_hfs_name id;
     struct ckpt_source *source;
     struct ckpt_st st;
-    const uint64_t **lo; /* of each tensor of st: where it begins; st's arena */
+    const uint64_t *
+        *lo; /* for each tensor of st, the position of its first element; memory of st's arena */
 };
 
 /* Read the header of s->source. On failure the error names the file. */

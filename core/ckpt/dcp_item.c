@@ -12,9 +12,9 @@
 #include "container/safetensors.h"
 #include "container/torch.h"
 
-enum { TASK_ITEMS = 2048 }; /* that one thread reads in one go */
+enum { TASK_ITEMS = 2048 }; /* number of items that one thread reads in a batch */
 
-/* The safetensors blob that was met last; items name it by where it begins. */
+/* The safetensors file that was read last; items refer to it by its offset. */
 struct blob {
     uint64_t off;
     struct ckpt_st st;
@@ -32,11 +32,11 @@ struct reading {
     const struct ckpt_dcp_metadata *m;
     struct ckpt_source *const *source;
     uint32_t *order;        /* items by file and offset */
-    CKPT_VEC(size_t) tasks; /* first items of, in the order; and the end */
+    CKPT_VEC(size_t) tasks; /* first item of each task, and the end */
     pthread_mutex_t lock;   /* items->strides */
 };
 
-/* One thread's. */
+/* The data of one thread. */
 struct task {
     struct reading *r;
     struct ckpt_torch_memo memo;
@@ -155,7 +155,8 @@ static const struct ckpt_dcp_chunk *chunk_of(const struct reading *r, uint32_t i
     return &r->m->chunks.ptr[r->items->item.ptr[item].chunk];
 }
 
-/* Two chunks in one archive: one of the two lies elsewhere. k: place in the order. */
+/* Fail if two chunks claim the same archive, since only one of them can be right. k is the position
+ * in the order. */
 static int check_own(const struct reading *r, size_t k, struct ckpt_err *err)
 {
     const struct ckpt_dcp_chunk *c = chunk_of(r, r->order[k]);
@@ -219,7 +220,7 @@ static int by_place(const void *a, const void *b, void *ctx)
     return (p->off > q->off) - (p->off < q->off);
 }
 
-/* A task stays within a file. */
+/* Divide the items into tasks, each within one file. */
 static int split(struct reading *r, struct ckpt_err *err)
 {
     size_t n = r->items->item.len, begin = 0;

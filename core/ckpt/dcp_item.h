@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The items of a DCP's data files: where in the file the elements of a chunk lie.
- *
- * Headers are read in the order of the files, by several threads. */
+/* The items of a DCP's data files: where in a file the elements of a chunk are. Several threads
+ * read the items' headers, in the order of the files. */
 #ifndef CKPT_CKPT_DCP_ITEM_H
 #define CKPT_CKPT_DCP_ITEM_H
 
@@ -9,9 +8,9 @@
 #include "io/source.h"
 
 struct ckpt_dcp_item {
-    uint64_t off;     /* of the first element, in the file */
-    uint32_t chunk;   /* in the metadata */
-    uint32_t strides; /* place in `strides` + 1; 0: contiguous */
+    uint64_t off;     /* offset of the first element in the file */
+    uint32_t chunk;   /* number of the chunk in the metadata */
+    uint32_t strides; /* position in `strides` + 1; 0: contiguous */
 };
 
 struct ckpt_dcp_items {
@@ -19,16 +18,17 @@ struct ckpt_dcp_items {
     CKPT_VEC(uint64_t) strides;          /* in elements */
 };
 
+/* Free the lists. The struct can be released in any state. */
 void ckpt_dcp_items_release(struct ckpt_dcp_items *items);
 
-/* Add a chunk that holds something and has a file; ascending. */
+/* Add a chunk that is not empty and has a file. Chunks are added in ascending order. */
 int ckpt_dcp_items_add(struct ckpt_dcp_items *items, uint32_t chunk, struct ckpt_err *err);
 
-/* Read and check the headers of all; source[] as m->files. */
+/* Read and check the headers of all items; source[] has the order of m->files. */
 int ckpt_dcp_items_read(struct ckpt_dcp_items *items, const struct ckpt_dcp_metadata *m,
                         struct ckpt_source *const *source, unsigned nthread, struct ckpt_err *err);
 
-/* Byte strides of an item's chunk of size n. */
+/* The strides in bytes of an item whose chunk has size n. */
 void ckpt_dcp_item_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_item *item,
                            const uint64_t *n, uint32_t rank, size_t esize, uint64_t *ret);
 

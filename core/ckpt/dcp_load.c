@@ -22,11 +22,11 @@
 
 enum {
     SNIFF_BYTES = 4096,
-    MOST_NAMED = 4, /* files that an error lists */
+    MOST_NAMED = 4, /* number of files that an error lists */
 };
 
 struct file {
-    struct ckpt_source *source; /* NULL: it is not there */
+    struct ckpt_source *source; /* NULL: the file does not exist */
     size_t nchunk;
     uint32_t index; /* in the catalogue */
 };
@@ -36,8 +36,9 @@ struct load {
     const struct ckpt_reader_options *opt;
     const struct ckpt_dcp_format *format;
     struct ckpt_dcp_metadata m;
-    CKPT_VEC(const char *) names; /* in the catalogue, as m.tensors; NULL: left out */
-    CKPT_VEC(struct file) files;  /* as m.files */
+    CKPT_VEC(const char *)
+    names; /* names in the catalogue, in the order of m.tensors; NULL: left out */
+    CKPT_VEC(struct file) files; /* in the order of m.files */
     struct ckpt_dcp_items items;
     struct ckpt_catalog *cat;
 };
@@ -54,7 +55,7 @@ static void load_release(struct load *l)
 
 /* ---- metadata ---- */
 
-/* "__12.metadata" */
+/* Is it the name of a rank's metadata, such as "__12.metadata"? */
 static bool is_rank_metadata(const char *name)
 {
     unsigned long long rank;
@@ -124,7 +125,7 @@ static int read_metadata(struct load *l, struct ckpt_err *err)
                : 0;
 }
 
-/* What is none of the model's is forgotten before any file is opened. */
+/* Name the tensors. Those that do not belong to the model are dropped before any file is opened. */
 static int name_tensors(struct load *l, struct ckpt_err *err)
 {
     const struct ckpt_dcp_format *f = l->format;
@@ -149,7 +150,7 @@ static int open_one(void *ctx, size_t i, struct ckpt_err *err)
     struct ckpt_err e = {0};
 
     if (f->nchunk == 0) {
-        /* only what is not read lies in it */
+        /* it has only items that are not read */
     } else if (ckpt_source_file_open(f->source, &e) == 0) {
         return 0;
     } else if (e.code != CKPT_MISSING) {
@@ -179,7 +180,7 @@ static int open_files(struct load *l, struct ckpt_err *err)
     return ckpt_parallel(l->files.len, l->opt->nthread, open_one, l, err);
 }
 
-/* All missing files in one line, so that they can be fetched from the node that has them. */
+/* Report all missing files in one line, so that they can be copied from the node that has them. */
 static int fail_missing(const struct load *l, const char *tensor, struct ckpt_err *err)
 {
     struct ckpt_str list = {0};
@@ -224,7 +225,7 @@ static int box_of(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_tenso
     return 0;
 }
 
-/* A chunk that holds something: is its item where it should be? */
+/* Check the place of the item of a non-empty chunk. */
 static int check_place(const struct load *l, const struct ckpt_dcp_tensor *t,
                        const struct ckpt_dcp_chunk *c, const struct ckpt_box *box,
                        struct ckpt_err *err)
@@ -285,7 +286,7 @@ static int check_tensor(const struct load *l, const struct ckpt_dcp_tensor *t, s
     return check_boxes(l, t, box, err);
 }
 
-/* Everything that can be known of a tensor without reading an item. */
+/* Check everything about a tensor that can be checked without reading an item. */
 static int check_one(void *ctx, size_t i, struct ckpt_err *err)
 {
     struct load *l = ctx;
@@ -434,7 +435,7 @@ static int describe(struct load *l, struct ckpt_err *err)
 
 /* ---- the whole ---- */
 
-/* Is this a DCP's pickle? Other tools have files of this name. */
+/* Does .metadata begin like the pickle of a DCP? Other tools use the same file name. */
 static bool sniff(const struct ckpt_dir *dir, const char *name)
 {
     unsigned char head[SNIFF_BYTES];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the pickle to tables. */
+/* Converting the pickle to tables. */
 #include "ckpt/dcp_metadata.h"
 
 #include <inttypes.h>
@@ -30,7 +30,8 @@ static const char *const index_slots[] = {"fqn", "offset", NULL};
 static const char *const storage_slots[] = {"relative_path", "offset", "length",
                                             "transform_descriptors", NULL};
 
-/* By name alone: they moved between torch's versions, and plug-ins bring their own. */
+/* Classes are recognised by name alone, because they have moved between versions of torch, and
+ * plug-ins define their own. */
 static const struct ckpt_pickle_global globals[] = {
     [METADATA] = {NULL, "Metadata", CKPT_PICKLE_OBJ, metadata_slots},
     [TENSOR] = {NULL, "TensorStorageMetadata", CKPT_PICKLE_OBJ, tensor_slots},
@@ -40,7 +41,8 @@ static const struct ckpt_pickle_global globals[] = {
     [PROPERTIES] = {NULL, "TensorProperties"},
     [STORAGE] = {NULL, "_StorageInfo", CKPT_PICKLE_OBJ, storage_slots},
     [LAYOUT] = {"torch.serialization", "_get_layout"},
-    [MCORE] = {NULL, "MCoreMetadata", CKPT_PICKLE_OBJ, metadata_slots}, /* of Megatron-Core 0.15 */
+    [MCORE] = {NULL, "MCoreMetadata", CKPT_PICKLE_OBJ,
+               metadata_slots}, /* used by Megatron-Core 0.15 */
     {"torch", "Size", CKPT_PICKLE_SIZE},
     {"collections", "OrderedDict", CKPT_PICKLE_DICT},
     {NULL},
@@ -53,7 +55,7 @@ struct adding {
     struct ckpt_dcp_metadata *m;
     struct ckpt_pickle p;
     bool rank_local;
-    uint32_t base; /* of its tuples in m->ints */
+    uint32_t base; /* position of its first tuple in m->ints */
     ckpt_pv state_dict, storage;
     uint32_t *slot; /* hash table of storage's pairs by (name, offset): number + 1 */
     size_t cap;
@@ -73,7 +75,7 @@ static int fail_value(const struct adding *a, ckpt_pv v, const char *what, const
                      ckpt_pv_text(&a->p, v, text, sizeof text), want);
 }
 
-/* Names that are used as keys of JSON and as file names later. */
+/* Check a name that is used later as a key of JSON or as a file name. */
 static int check_name(const char *name, struct ckpt_err *err)
 {
     if (!name)
@@ -106,7 +108,7 @@ static bool same_ints(const struct adding *a, ckpt_pv x, ckpt_pv y)
     return x == y || (nx == ny && memcmp(tx, ty, nx * sizeof *tx) == 0);
 }
 
-/* Of a key of storage_data. */
+/* The offset in a key of storage_data. */
 static ckpt_pv offset_of(const struct adding *a, ckpt_pv key)
 {
     ckpt_pv offset = ckpt_pv_slot(&a->p, key, I_OFFSET);
@@ -114,7 +116,7 @@ static ckpt_pv offset_of(const struct adding *a, ckpt_pv key)
     return ckpt_pv_kind(offset) <= CKPT_PV_NONE ? NO_OFFSET : offset;
 }
 
-/* The slot that holds the pair, or the free one where it belongs. */
+/* Find the slot that has the pair, or the free slot where it belongs. */
 static size_t find_slot(const struct adding *a, uint64_t name, ckpt_pv offset)
 {
     size_t h = (size_t)hash_key(a, name, offset) & (a->cap - 1);
@@ -145,10 +147,10 @@ static int index_storage(struct adding *a, struct ckpt_err *err)
             return fail_value(a, key, "a key of storage_data", "a MetadataIndex", err);
         ckpt_pv offset = offset_of(a, key);
         if (offset != NO_OFFSET &&
-            ckpt_pv_kind(offset) != CKPT_PV_INTS) /* a list could be no part of a key */
+            ckpt_pv_kind(offset) != CKPT_PV_INTS) /* a list cannot be a part of a key */
             return fail_value(a, offset, "an offset in storage_data", "a tuple of integers", err);
         a->slot[find_slot(a, ckpt_pv_id(ckpt_pv_slot(&a->p, key, I_FQN)), offset)] =
-            (uint32_t)i + 1; /* the last one of equal keys */
+            (uint32_t)i + 1; /* of equal keys the last one counts */
     }
     return 0;
 }
@@ -209,7 +211,7 @@ static int read_place(struct adding *a, ckpt_pv info, struct ckpt_dcp_tensor *t,
 
 /* ---- state_dict_metadata ---- */
 
-/* A tuple of sizes; its place in m->ints. */
+/* Read a tuple of sizes; *ret is its position in m->ints. */
 static int read_tuple(struct adding *a, ckpt_pv v, const char *what, uint32_t *ret,
                       struct ckpt_err *err)
 {
@@ -268,7 +270,7 @@ static int add_chunk(struct adding *a, uint32_t tensor, uint64_t name, ckpt_pv v
     return ckpt_vec_push(&a->m->chunks, c) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* What another rank said of the same tensor must be the same. */
+/* Check that two ranks describe a tensor in the same way. */
 static int check_same(const struct adding *a, const struct ckpt_dcp_tensor *old,
                       const struct ckpt_dcp_tensor *now, struct ckpt_err *err)
 {
@@ -282,7 +284,7 @@ static int check_same(const struct adding *a, const struct ckpt_dcp_tensor *old,
     return ckpt_fail(err, CKPT_CONFLICT, "the ranks' metadata disagree about its shape or dtype");
 }
 
-/* Tuples of this file are numbered from `base` on once it is added (see take_ints). */
+/* Add a tensor. The tuples of this file are numbered from `base`, where take_ints will put them. */
 static int add_tensor(struct adding *a, const char *name, uint64_t name_id, ckpt_pv v,
                       struct ckpt_err *err)
 {
@@ -310,7 +312,7 @@ static int add_tensor(struct adding *a, const char *name, uint64_t name_id, ckpt
     return 0;
 }
 
-/* One without a place is as good as none. */
+/* Add a pickled object; one without an entry in storage_data is ignored. */
 static int add_object(struct adding *a, uint64_t name_id, const char *name, struct ckpt_err *err)
 {
     struct ckpt_dcp_metadata *m = a->m;
@@ -351,8 +353,8 @@ static int add_tensors(struct adding *a, struct ckpt_err *err)
 
 /* ---- planner_data ---- */
 
-/* The order of the names; and ("model", "layers.0.weight") says what "model.layers.0.weight" alone
- * does not. */
+/* Read the order of names from planner_data, and the parts of the names: ("model",
+ * "layers.0.weight") says more than "model.layers.0.weight". */
 static int add_plan(struct adding *a, ckpt_pv planner, struct ckpt_err *err)
 {
     struct ckpt_dcp_metadata *m = a->m;
@@ -379,7 +381,7 @@ static int add_plan(struct adding *a, ckpt_pv planner, struct ckpt_err *err)
 
 /* ---- a file ---- */
 
-/* The file's tuples become the metadata's. */
+/* Append the file's tuples to those of the metadata. */
 static int take_ints(struct adding *a, struct ckpt_err *err)
 {
     struct ckpt_dcp_metadata *m = a->m;
@@ -457,7 +459,8 @@ static int box_cmp(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_chun
     return lo ? lo : tuple_cmp(m, a->n, b->n);
 }
 
-/* By tensor and box; of equal ones the first file's first, whose tuples have the lower places. */
+/* Order by tensor and box; equal boxes by file, because tuples of earlier files have lower
+ * positions. */
 static int chunk_cmp(const void *x, const void *y, void *ctx)
 {
     const struct ckpt_dcp_chunk *a = x, *b = y;
@@ -469,7 +472,8 @@ static int chunk_cmp(const void *x, const void *y, void *ctx)
     return box ? box : (a->n > b->n) - (a->n < b->n);
 }
 
-/* Boxes that several ranks' files list are the same data: the lowest rank's stays. */
+/* Drop boxes that other ranks' files list too, which are the same data; that of the lowest rank
+ * stays. */
 static void drop_replicas(struct ckpt_dcp_metadata *m)
 {
     size_t kept = 0;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The .metadata file of PyTorch Distributed Checkpoint (torch/distributed/checkpoint/metadata.py):
- * which tensors there are, of which boxes each consists, and in which file the bytes of each box
- * lie.
- *
- * Several files make one metadata where every rank wrote its own; equal boxes are replicas then. */
+ * the list of tensors, the boxes of each tensor, and the file in which the bytes of each box are.
+ * If every rank wrote its own file, they are combined into one metadata; equal boxes are then
+ * replicas. */
 #ifndef CKPT_CKPT_DCP_METADATA_H
 #define CKPT_CKPT_DCP_METADATA_H
 
@@ -25,51 +24,53 @@ enum { CKPT_DCP_MAX_NAME = 4096 };
 
 struct ckpt_dcp_chunk {
     uint32_t tensor;
-    uint32_t lo, n;    /* tuples: places in ints, where their length stands */
+    uint32_t lo, n;    /* tuples: positions in ints, where the tuple's length is */
     uint32_t file;     /* NOWHERE: no entry in storage_data */
-    uint64_t off, len; /* of the item in the file */
+    uint64_t off, len; /* offset and length of the item in the file */
 };
 
 struct ckpt_dcp_tensor {
     const char *name;
     uint32_t dim; /* a tuple */
     enum ckpt_dtype dtype;
-    const char *codec;    /* of its items' bytes ("stream.zstd/1"), or NULL */
-    size_t first, nchunk; /* in chunks */
+    const char *codec;    /* compression of its items ("stream.zstd/1"), or NULL */
+    size_t first, nchunk; /* its range in `chunks` */
 };
 
-/* A pickled object that somebody wants. */
+/* A pickled object that was asked for. */
 struct ckpt_dcp_object {
     const char *name;
     uint32_t file;
     uint64_t off, len;
 };
 
-/* Zeroed, but for what the caller sets. */
+/* All zero except for the members that the caller sets. */
 struct ckpt_dcp_metadata {
-    bool (*wants)(void *ctx, const char *name); /* objects; NULL: none. The caller's, as ctx */
+    bool (*wants)(
+        void *ctx,
+        const char *name); /* asks for objects; NULL: none. Set by the caller, as is ctx */
     void *ctx;
-    bool replicas; /* equal boxes of one file are copies, too; the caller's */
+    bool replicas; /* equal boxes in one file are copies too; set by the caller */
     struct ckpt_arena arena;
     CKPT_VEC(int64_t) ints;
     CKPT_VEC(struct ckpt_dcp_tensor) tensors; /* in the order of the file */
     CKPT_VEC(uint32_t) planned;               /* tensors in the order of planner_data */
-    uint32_t *order; /* tensors in the order of the state dict that was saved (finish makes it) */
+    uint32_t *order; /* tensors in the order of the saved state dict (made by finish) */
     CKPT_VEC(struct ckpt_dcp_chunk) chunks; /* by tensor */
     CKPT_VEC(struct ckpt_dcp_object) objects;
     CKPT_VEC(const char *) files;
-    CKPT_VEC(const char *) roots; /* first parts of the names, as planner_data splits them */
+    CKPT_VEC(const char *) roots; /* first parts of the names, as planner_data separates them */
     struct ckpt_map by_name, by_file, by_root;
-    size_t nfile;        /* that were added */
-    size_t nbytes_entry; /* pickled objects */
+    size_t nfile;        /* number of files that were added */
+    size_t nbytes_entry; /* number of pickled objects */
     bool has_planner_data;
 };
 
-/* Add what one file says. `rank_local`: it is one of several. */
+/* Add the content of one file. rank_local: it is one of several, each written by a rank. */
 int ckpt_dcp_metadata_add(struct ckpt_dcp_metadata *m, struct ckpt_source *s, bool rank_local,
                           struct ckpt_err *err);
 
-/* After the last file: order the chunks by tensor, drop replicas. */
+/* Order the chunks by tensor and drop replicas, after the last file was added. */
 int ckpt_dcp_metadata_finish(struct ckpt_dcp_metadata *m, struct ckpt_err *err);
 void ckpt_dcp_metadata_release(struct ckpt_dcp_metadata *m);
 

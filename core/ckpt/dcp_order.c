@@ -8,8 +8,8 @@
 
 #include "base/mem.h"
 
-/* Are they all of 0 .. n - 1? first[i] becomes the place of the smallest number among those up to
- * place i. */
+/* Does planned contain each of 0 .. n - 1 once? first[i] becomes the position of the smallest
+ * number among the positions up to i. */
 static bool is_complete(const uint32_t *planned, size_t n, uint32_t *first, bool *seen)
 {
     for (size_t i = 0; i < n; i++) {
@@ -34,7 +34,8 @@ int ckpt_dcp_order(const uint32_t *planned, size_t nplanned, size_t n, uint32_t 
             ret[i] = (uint32_t)i;
         return 0;
     }
-    /* The first tensor of a rank's plan begins the rank's block, which is the last one left. */
+    /* The block of a rank begins with the first tensor of its plan; take the last block that is
+     * left. */
     for (size_t left = n; left > 0;) {
         const size_t begin = first[left - 1];
         memcpy(ret + len, planned + begin, (left - begin) * sizeof *ret);

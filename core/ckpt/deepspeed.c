@@ -20,9 +20,9 @@
 
 enum place {
     NOWHERE,
-    TAG,      /* the directory is a tag */
-    ABOVE,    /* it is the folder of one checkpoint, which `latest` names */
-    DANGLING, /* tags lie below it, but `latest` names none of them */
+    TAG,      /* the directory is itself a tag */
+    ABOVE,    /* the directory is the folder of one checkpoint, whose tag `latest` names */
+    DANGLING, /* there are tags in the directory, but `latest` names none of them */
 };
 
 /* ---- places ---- */
@@ -37,7 +37,7 @@ static bool is_tag_below(struct ckpt_dir *dir, const char *name)
 
 struct look {
     struct ckpt_dir *dir;
-    char *tag; /* the last one */
+    char *tag; /* name of the last tag */
 };
 
 static int look_at(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
@@ -52,7 +52,7 @@ static int look_at(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     return 0;
 }
 
-/* A tag below dir; new, or NULL. */
+/* Find any tag below dir; new, or NULL. */
 static char *any_tag(struct ckpt_dir *dir)
 {
     struct look l = {.dir = dir};
@@ -61,7 +61,7 @@ static char *any_tag(struct ckpt_dir *dir)
     return l.tag;
 }
 
-/* Files of the model or of the training lie beside the tag. */
+/* Is the folder one checkpoint: are files of the model or of the training beside the tag? */
 static bool is_one_checkpoint(struct ckpt_dir *dir, const char *latest)
 {
     static const char *const files[] = {"config.json", "adapter_config.json", "trainer_state.json"};
@@ -72,7 +72,7 @@ static bool is_one_checkpoint(struct ckpt_dir *dir, const char *latest)
     return ckpt_has_prefix(latest, ACCELERATE);
 }
 
-/* *ret_tag is new: the tag's name, below dir; NULL unless ABOVE. */
+/* Find the tag. *ret_tag is new: its name below dir; NULL unless the result is ABOVE. */
 static enum place find_place(struct ckpt_dir *dir, char **ret_tag)
 {
     ckpt_cleanup(ckpt_freep) char *latest = NULL, *tag = NULL;
@@ -110,7 +110,7 @@ static enum ckpt_evidence ds_probe(struct ckpt_dir *dir)
 
 /* ---- load ---- */
 
-/* What the trainer wrote beside its tag; NULL: nothing. */
+/* Find the reader of the model that the trainer wrote beside its tag; NULL: there is none. */
 static const struct ckpt_reader *model_beside(struct ckpt_dir *dir)
 {
     static const struct ckpt_reader *const readers[] = {&ckpt_reader_hf, &ckpt_reader_peft,
@@ -134,7 +134,7 @@ static int load_tag(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                                                                                    : 0;
 }
 
-/* A checkpoint of the Trainer has the model's config, and a tokenizer. */
+/* Read the config and tokenizer that the Trainer's checkpoints have. */
 static int read_beside(struct ckpt_dir *dir, struct ckpt_facts *facts, struct ckpt_catalog *cat,
                        struct ckpt_err *err)
 {
@@ -171,7 +171,7 @@ static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                           : load_tag(dir, opt, cat, err);
 }
 
-/* What the first file of the model holds beside tensors. */
+/* The values besides tensors in the model's first file. */
 static int ds_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                       struct ckpt_err *err)
 {
@@ -198,7 +198,7 @@ static int ds_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *op
 
 /* ---- folders of tags ---- */
 
-/* "global_step12": its number, and what stands before it. */
+/* Split a name such as "global_step12" into the number and the length of the part before it. */
 static bool split_number(const char *name, size_t *ret_prefix, unsigned long long *ret)
 {
     size_t n = strlen(name);
@@ -209,8 +209,8 @@ static bool split_number(const char *name, size_t *ret_prefix, unsigned long lon
     return ckpt_parse_u64(name + n, strlen(name) - n, ret);
 }
 
-/* The engine writes `latest` when all ranks have written their files: what is beyond it may be
- * unfinished. A universal checkpoint gets its model files last. */
+/* The engine writes `latest` when all ranks have written their files, so a tag with a higher number
+ * may be unfinished. A universal checkpoint gets its model files last. */
 static bool ds_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
     ckpt_cleanup(ckpt_ds_tag_release) struct ckpt_ds_tag tag = {0};

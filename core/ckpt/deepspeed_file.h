@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One torch.save file of a DeepSpeed tag, while it is read. */
+/* One torch.save file of a DeepSpeed tag, open for reading. */
 #ifndef CKPT_CKPT_DEEPSPEED_FILE_H
 #define CKPT_CKPT_DEEPSPEED_FILE_H
 
@@ -16,37 +16,38 @@ struct ckpt_ds_file {
     bool has_archive, has_pickle;
 };
 
-/* *ret is new, with its pickle read. Errors name the file. */
+/* Open the file and read its pickle; *ret is new. Errors name the file. */
 int ckpt_ds_file_open(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                       struct ckpt_ds_file **ret, struct ckpt_err *err);
 void ckpt_ds_file_free(struct ckpt_ds_file *f);
 void ckpt_ds_file_freep(struct ckpt_ds_file **f);
 
-/* Where a tensor of the file lies. */
+/* The position of a tensor in the file. */
 struct ckpt_ds_stored {
     enum ckpt_dtype dtype;
     uint32_t rank;
     uint64_t dim[CKPT_MAX_RANK];
     uint64_t stride[CKPT_MAX_RANK]; /* bytes */
     uint64_t numel;
-    uint64_t off;    /* of the first element; nothing if numel is 0 */
+    uint64_t off;    /* offset of the first element; undefined if numel is 0 */
     bool contiguous; /* row-major, without gaps */
 };
 
+/* Find out where tensor v of the file is stored. */
 int ckpt_ds_file_tensor(const struct ckpt_ds_file *f, ckpt_pv v, struct ckpt_ds_stored *ret,
                         struct ckpt_err *err);
 
-/* Is it a tensor, as far as the pickle says, and no number, text or object? */
+/* Is the value a tensor, by its pickle? */
 bool ckpt_ds_is_tensor(const struct ckpt_ds_file *f, ckpt_pv v);
 
-/* Is `name` among the buffers that a file of the model lists? */
+/* Does a file of the model list `name` as a buffer? */
 bool ckpt_ds_is_buffer(const struct ckpt_ds_file *model, const char *name);
 
-/* A tensor's size (a torch.Size, or a tuple or list of integers). */
+/* Parse a tensor's size (a torch.Size, tuple or list of integers). */
 int ckpt_ds_file_shape(struct ckpt_ds_file *f, ckpt_pv v, uint64_t *dim, uint32_t *ret_rank,
                        struct ckpt_err *err);
 
-/* A member that is a non-negative integer; false: there is none. */
+/* Get a member that is a non-negative integer; false: there is none. */
 bool ckpt_ds_file_u64(const struct ckpt_ds_file *f, ckpt_pv dict, const char *key, uint64_t *ret);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cutting stretches out of a buffer. */
+/* Taking ranges of elements from a buffer. */
 #include "ckpt/deepspeed_flat.h"
 
 #include <inttypes.h>
@@ -24,7 +24,7 @@ int ckpt_ds_buffer_add(struct ckpt_ds_buffer *b, enum ckpt_dtype dtype, uint32_t
     return ckpt_vec_push(&b->stretch, s) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* The stretch that holds element `at`. */
+/* Find the part of the buffer with element `at`. */
 static size_t find(const struct ckpt_ds_buffer *b, uint64_t at)
 {
     size_t lo = 0, hi = b->stretch.len;

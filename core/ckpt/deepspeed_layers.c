@@ -15,7 +15,7 @@
 typedef int add_tensor(void *ctx, const char *name, const struct ckpt_ds_file *f,
                        const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err);
 
-/* All tensors of a file that holds a state dict. */
+/* Call fn for all tensors of a file with a state dict. */
 static int each_tensor(const struct ckpt_ds_job *job, const char *file, add_tensor *fn, void *ctx,
                        struct ckpt_err *err)
 {
@@ -49,15 +49,16 @@ struct pipeline {
     const struct ckpt_ds_job *job;
     struct ckpt_ds_zero *stage;
     uint64_t nstage;
-    struct ckpt_ds_buffer **masters; /* by stage; NULL: not used */
+    struct ckpt_ds_buffer **masters; /* one per stage; NULL: not used */
     struct ckpt_ds_parts *weights;
     uint64_t layer;
-    size_t unnamed; /* tensors of which no stage lists the parameter */
+    size_t unnamed; /* number of tensors whose parameter no stage lists */
 };
 
 #define TIED "tied_modules."
 
-/* Is the only tensor of `master`, rounded, what a layer's file has, at both ends of each part? */
+/* Does the only tensor of `master`, when rounded, equal the tensor in a layer's file, at both ends
+ * of each part? */
 static int is_master_of(const struct pipeline *p, const struct ckpt_ds_parts *master,
                         const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, bool *ret,
                         struct ckpt_err *err)
@@ -80,7 +81,7 @@ static int is_master_of(const struct pipeline *p, const struct ckpt_ds_parts *ma
     return 0;
 }
 
-/* "weight" of tied_modules.KEY.weight, of the same shape? */
+/* Can the parameter be tied_modules.KEY.weight of a layer's "weight", with the same shape? */
 static bool may_be_tied(const struct ckpt_ds_param *param, const char *local,
                         const struct ckpt_ds_stored *s)
 {
@@ -92,8 +93,8 @@ static bool may_be_tied(const struct ckpt_ds_param *param, const char *local,
            memcmp(param->dim, s->dim, s->rank * sizeof *s->dim) == 0;
 }
 
-/* The stages list a copy each of a tied parameter: the first goes on under the layer's name, the
- * others are forgotten. */
+/* Name a tied parameter, of which several stages list a copy: the first copy gets the layer's name,
+ * the others are dropped. */
 static int take_name(const struct pipeline *p, const char *tied, const char *name,
                      struct ckpt_err *err)
 {
@@ -112,8 +113,8 @@ static int take_name(const struct pipeline *p, const char *tied, const char *nam
     return 0;
 }
 
-/* Which tied parameter is a layer's is written nowhere: its name in the layer, the shape and the
- * values tell. NULL: none is. */
+/* Find the tied parameter that belongs to a layer. No file records it; the name in the layer, the
+ * shape and the values decide. NULL: there is none. */
 static int find_tied(const struct pipeline *p, const char *local, const struct ckpt_ds_file *f,
                      const struct ckpt_ds_stored *s, const struct ckpt_ds_param **ret,
                      uint64_t *ret_stage, struct ckpt_err *err)
@@ -196,7 +197,8 @@ static bool lists_params(const struct pipeline *p)
     return true;
 }
 
-/* Layers without a file: those that are functions, or tied to an earlier one. */
+/* Check a gap between the layers' files: a layer has no file if it is a function, or tied to an
+ * earlier layer. */
 static int check_hole(const struct pipeline *p, uint64_t from, uint64_t to, struct ckpt_err *err)
 {
     const bool known = lists_params(p);
@@ -245,7 +247,7 @@ static int read_layers(struct pipeline *p, struct ckpt_err *err)
     return 0;
 }
 
-/* What the model files list must have come out of a layer's file. */
+/* Check that every parameter in the model files was found in a layer's file. */
 static int check_params(const struct pipeline *p, struct ckpt_err *err)
 {
     size_t index;
@@ -262,7 +264,7 @@ static int check_params(const struct pipeline *p, struct ckpt_err *err)
     return 0;
 }
 
-/* As many stages as the first model file says. */
+/* Check that there are as many stages as the first model file says. */
 static int check_stages(const struct pipeline *p, struct ckpt_err *err)
 {
     const struct ckpt_ds_file *f = p->stage[0].model;
@@ -305,8 +307,7 @@ static int read_stage(struct pipeline *p, uint64_t i, bool *ret_any, struct ckpt
     return 0;
 }
 
-/* The masters of all stages, where they are needed: they also tell which tied parameter is whose.
- */
+/* Read the masters of all stages if they are needed; they also identify tied parameters. */
 static int read_stages(struct pipeline *p, struct ckpt_err *err)
 {
     bool any = false;
@@ -393,7 +394,7 @@ static int check_layer(const struct ckpt_ds_zero *z, uint64_t layer, uint64_t n,
     return 0;
 }
 
-/* num_experts: one number a MoE layer. *ret: how many experts there are. */
+/* Read num_experts, a list with one number per MoE layer. *ret is the total number of experts. */
 static int check_experts(const struct ckpt_ds_zero *z, size_t *ret, struct ckpt_err *err)
 {
     const struct ckpt_pickle *p = &z->model->p;

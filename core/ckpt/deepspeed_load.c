@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which of DeepSpeed's layouts a tag has, and its tensors. */
+/* Finding out which of DeepSpeed's layouts a tag has, and loading its tensors. */
 #include "ckpt/deepspeed_load.h"
 
 #include <inttypes.h>
@@ -44,7 +44,7 @@ static int add_all(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *p,
     return 0;
 }
 
-/* Ranks 0 to n - 1 have model files; 0 if one is missing. */
+/* The number n of ranks: 0 to n - 1 have model files. 0: one is missing. */
 static uint64_t count_mp(const struct ckpt_ds_tag *tag)
 {
     uint64_t n = 0;
@@ -55,7 +55,7 @@ static uint64_t count_mp(const struct ckpt_ds_tag *tag)
     return n;
 }
 
-/* As many tensor-parallel ranks as the first one says. */
+/* Check that there are as many tensor-parallel ranks as the first one says. */
 static int check_degree(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_err *err)
 {
     const struct ckpt_pickle *p = &z->model->p;
@@ -72,7 +72,7 @@ static int check_degree(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_er
                                  ckpt_dir_path(z->job->dir), n, z->model_name, want);
 }
 
-/* The optimizers of experts are partitioned over other ranks. */
+/* Check for experts, whose optimizers are partitioned over other ranks. */
 static int check_moe(const struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
     if (z->group.len == 0 || !z->job->opt->masters)
@@ -83,7 +83,7 @@ static int check_moe(const struct ckpt_ds_zero *z, struct ckpt_err *err)
                      ckpt_dir_path(z->job->dir));
 }
 
-/* One rank has all of the module, less the experts. */
+/* Load a module of which one rank has everything except the experts. */
 static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
@@ -126,7 +126,7 @@ static int open_ranks(const struct ckpt_ds_job *job, struct ckpt_ds_zero *rank, 
     return describe(job, &rank[0], err);
 }
 
-/* A pipeline module: the model files are of its stages. */
+/* Load a pipeline module, with one model file per stage. */
 static int load_pipeline(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
@@ -164,7 +164,7 @@ static void ranks_release(struct ranks *r)
     free(r->moments);
 }
 
-/* Each tensor-parallel rank has a part of the module. */
+/* Load a module of which each tensor-parallel rank has a part. */
 static int load_ranks(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     ckpt_cleanup(ranks_release) struct ranks r = {.n = count_mp(job->tag)};
@@ -197,7 +197,7 @@ static int check_roles(const struct ckpt_ds_job *job, struct ckpt_err *err)
     return 0;
 }
 
-/* A universal checkpoint, or a conversion that did not end. */
+/* Load a universal checkpoint, or refuse a conversion that was not finished. */
 static int load_universal(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};

@@ -5,8 +5,7 @@
 
 #include "ckpt/deepspeed_zero.h"
 
-/* Fill job->cat with what the files of job->tag hold, and say in its `about` what they say of the
- * run. */
+/* Fill job->cat with the tensors of job->tag, and its `about` with the facts about the run. */
 int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err);
 
 #endif

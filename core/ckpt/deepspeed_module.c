@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a module's state dict, and the flat buffers of its parameters, to tensors. */
+/* Making tensors from a module's state dict and the flat buffers of its parameters. */
 #include "ckpt/deepspeed_module.h"
 
 #include <inttypes.h>
@@ -15,7 +15,7 @@ struct walk {
     struct ckpt_ds_parts *out;
     struct ckpt_ds_buffer *buffers; /* the masters; NULL: not used */
     ckpt_pv module, shared;
-    struct ckpt_map frozen; /* names of fragments -> number */
+    struct ckpt_map frozen; /* number of each fragment, by name */
     bool has_ranks;         /* the optimizer files have been read */
 };
 
@@ -68,7 +68,7 @@ static const struct ckpt_ds_fragment *find_fragment(const struct ckpt_ds_rank_mo
     return NULL;
 }
 
-/* A slice of each rank, one after the other, and cut to the shape. */
+/* Join the slices of all ranks, one after the other, and truncate the result to the shape. */
 static int join_fragments(struct walk *w, const char *name, size_t at, uint64_t numel,
                           struct ckpt_err *err)
 {
@@ -118,7 +118,7 @@ static const char *owner_of(const struct walk *w, const char *name)
     return ckpt_pv_str(&w->f->p, ckpt_pv_get(&w->f->p, w->shared, name));
 }
 
-/* The masters are shown in the dtype that the module has. */
+/* Add a parameter's master, to be shown in the dtype of the module. */
 static int add_param(struct walk *w, const struct ckpt_ds_param *param, const char *name,
                      const struct ckpt_ds_stored *as, struct ckpt_err *err)
 {
@@ -129,7 +129,7 @@ static int add_param(struct walk *w, const struct ckpt_ds_param *param, const ch
     return 0;
 }
 
-/* Of stage 3 a module has placeholders; what they stand for lies elsewhere. */
+/* With stage 3 a module has placeholders; add the tensor that one represents. */
 static int add_placeholder(struct walk *w, const char *name, const struct ckpt_ds_stored *s,
                            struct ckpt_err *err)
 {
@@ -157,7 +157,7 @@ static int add_placeholder(struct walk *w, const char *name, const struct ckpt_d
                      w->z->model_name, name);
 }
 
-/* Stages 0 to 2: the module's own tensor, or the master. */
+/* With stages 0 to 2, add the module's own tensor, or the master. */
 static int add_whole(struct walk *w, const char *name, const struct ckpt_ds_stored *s,
                      struct ckpt_err *err)
 {
@@ -194,7 +194,7 @@ static int add_entry(struct walk *w, ckpt_pv key, ckpt_pv v, struct ckpt_err *er
     return w->z->zero3 ? add_placeholder(w, name, &s, err) : add_whole(w, name, &s, err);
 }
 
-/* Parameters that the state dict does not have. */
+/* Add the parameters that the state dict does not have. */
 static int add_others(struct walk *w, struct ckpt_err *err)
 {
     size_t index;
@@ -228,7 +228,7 @@ static int walk_module(struct walk *w, struct ckpt_err *err)
 
 /* ---- moments ---- */
 
-/* False: the group has no such state. */
+/* Does the parameter's group have this state? */
 static bool has_moment(const struct ckpt_ds_zero *z, const struct ckpt_ds_param *param,
                        const struct ckpt_ds_buffer *b)
 {
@@ -276,7 +276,7 @@ static int add_moments(struct ckpt_ds_zero *z, const char *key, struct ckpt_ds_p
     return result;
 }
 
-/* All keys that the first ranks have: the last ones may have none. */
+/* The keys are those of the first ranks, because the last ones may have none. */
 int ckpt_ds_moments_add(struct ckpt_ds_zero *z, struct ckpt_ds_parts *out, struct ckpt_err *err)
 {
     const struct ckpt_ds_optim *o = z->optim.ptr;
@@ -293,7 +293,8 @@ int ckpt_ds_moments_add(struct ckpt_ds_zero *z, struct ckpt_ds_parts *out, struc
 
 /* ---- the module ---- */
 
-/* Files of the optimizer: always of stage 3; else for masters or states, where there is ZeRO. */
+/* The optimizer's files are read always for stage 3; for other stages if masters or states are
+ * wanted. */
 int ckpt_ds_module_read_ranks(struct ckpt_ds_zero *z, bool *ret_read, struct ckpt_err *err)
 {
     const struct ckpt_reader_options *opt = z->job->opt;

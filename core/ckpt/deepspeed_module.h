@@ -5,20 +5,20 @@
 
 #include "ckpt/deepspeed_zero.h"
 
-/* Add to `weights` what the module has, under its names and in its order: masters where the
- * reader's options ask for them, else the 16-bit weights; of ZeRO 3, which keeps masters only,
- * those, to be shown in the module's own dtype. Add to `moments` the optimizer's states, if they
- * are asked for, as optim.state.NAME.KEY. */
+/* Add the module's tensors to `weights`, under its names and in its order: the masters if the
+ * reader's options ask for them, else the 16-bit weights. With ZeRO 3, which stores masters only,
+ * they are the masters, to be shown in the module's dtype. If the options ask for states, add the
+ * optimizer's states to `moments` as optim.state.NAME.KEY. */
 int ckpt_ds_module_read(struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
                         struct ckpt_ds_parts *moments, struct ckpt_err *err);
 
 /* ---- its parts, for modules that lie in layers ---- */
 
-/* Read the optimizer files if the options, or ZeRO 3, need them; say in a warning what is not to be
- * had. */
+/* Read the optimizer files if the options, or ZeRO 3, need them. A warning lists what is not
+ * available. */
 int ckpt_ds_module_read_ranks(struct ckpt_ds_zero *z, bool *ret_read, struct ckpt_err *err);
 
-/* The buffers of the masters, checked; *ret is to be freed after failure too. */
+/* Make the buffers of the masters, and check them. *ret must be freed after a failure too. */
 int ckpt_ds_masters_new(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer **ret,
                         struct ckpt_err *err);
 void ckpt_ds_masters_free(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer *b);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one rank's optimizer file of DeepSpeed holds: flat partitions of masters and of moments. */
+/* The content of one rank's optimizer file of DeepSpeed: flat partitions of masters and of moments.
+ */
 #ifndef CKPT_CKPT_DEEPSPEED_OPTIM_H
 #define CKPT_CKPT_DEEPSPEED_OPTIM_H
 
@@ -19,7 +20,7 @@ struct ckpt_ds_flat {
 
 struct ckpt_ds_moment {
     uint64_t group;
-    const char *key; /* "exp_avg" */
+    const char *key; /* for example "exp_avg" */
     struct ckpt_ds_flat at;
 };
 
@@ -30,19 +31,19 @@ struct ckpt_ds_group_step {
 
 struct ckpt_ds_optim {
     struct ckpt_source *source;
-    uint32_t index; /* in the catalogue, once it is there */
+    uint32_t index; /* number of the source in the catalogue, once added */
     struct ckpt_arena names;
-    bool zero3;                             /* fp32_flat_groups: cut parameter by parameter */
-    CKPT_VEC(struct ckpt_ds_flat) master;   /* by group */
-    CKPT_VEC(uint64_t) count;               /* partition_count, by group; of zero3 one for all */
-    CKPT_VEC(struct ckpt_ds_moment) moment; /* what has a group's length, as far as one can see */
+    bool zero3; /* the file has fp32_flat_groups, which are divided parameter by parameter */
+    CKPT_VEC(struct ckpt_ds_flat) master; /* one per group */
+    CKPT_VEC(uint64_t) count; /* partition_count, one per group; with ZeRO 3 one for all */
+    CKPT_VEC(struct ckpt_ds_moment) moment; /* tensors that seem to have the length of a group */
     CKPT_VEC(struct ckpt_ds_group_step) step;
     CKPT_VEC(uint64_t)
-    padding; /* param_alignment_paddings, all groups in turn: n, then n numbers;
-                empty: there are none */
+    padding; /* param_alignment_paddings of all groups in turn: n, then n numbers; empty: there are
+                none */
 };
 
-/* `states`: the moments too. */
+/* Read the file. states: read the moments too. */
 int ckpt_ds_optim_read(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                        bool states, struct ckpt_ds_optim *ret, struct ckpt_err *err);
 void ckpt_ds_optim_release(struct ckpt_ds_optim *o);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From extents of flat buffers to pieces of tensors. */
+/* Converting extents of flat buffers to pieces of tensors. */
 #include "ckpt/deepspeed_part.h"
 
 #include <inttypes.h>
@@ -127,7 +127,7 @@ static void whole_map(const struct ckpt_ds_part *part, struct ckpt_ds_map *m)
     memcpy(m->global, m->local, sizeof m->global);
 }
 
-/* A piece's axes are slowest first in the whole tensor. */
+/* Sort the axes of a piece, so that the slowest in the whole tensor is first. */
 static void sort_axes(struct ckpt_piece_draft *d)
 {
     for (uint32_t i = 1; i < d->naxis; i++)
@@ -138,7 +138,7 @@ static void sort_axes(struct ckpt_piece_draft *d)
         }
 }
 
-/* Elements [lo, lo + e->n) of the part, which begin at local_off of the map. */
+/* Place the elements [lo, lo + e->n) of the part, which begin at local_off of the mapping. */
 static int place_extent(const struct ckpt_ds_map *m, const struct ckpt_ds_extent *e, uint64_t lo,
                         uint64_t esize, ckpt_ds_drafts *out)
 {

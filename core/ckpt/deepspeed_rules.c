@@ -29,7 +29,7 @@ void ckpt_ds_rules_release(struct ckpt_ds_rules *r)
     ckpt_vec_release(&r->rule);
 }
 
-/* As re.match: from the beginning on. */
+/* Add a rule. The pattern must match from the beginning of a name, as with re.match. */
 static int add_rule(struct ckpt_ds_rules *r, const struct ckpt_ds_file *f, ckpt_pv pattern,
                     enum ckpt_ds_join join, ckpt_pv map, struct ckpt_err *err)
 {
@@ -124,12 +124,12 @@ static int matches(const struct ckpt_ds_rule *rule, const char *name, bool *ret,
 int ckpt_ds_rules_find(const struct ckpt_ds_rules *r, const char *name, struct ckpt_ds_rule *ret,
                        struct ckpt_err *err)
 {
-    bool match;
+    bool match = false;
 
     *ret = (struct ckpt_ds_rule){.join = CKPT_DS_CAT_0};
     for (size_t i = 0; i < r->rule.len; i++) {
         if (ret->regex && ret->join == CKPT_DS_AFFINE && r->rule.ptr[i].join != CKPT_DS_AFFINE)
-            return 0; /* an affine map goes before the lists */
+            return 0; /* an affine map has priority over the lists */
         if (matches(&r->rule.ptr[i], name, &match, err) < 0)
             return -1;
         if (match && ret->regex && ret->join != r->rule.ptr[i].join)

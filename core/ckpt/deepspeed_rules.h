@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* universal_checkpoint_info: how the parts of tensor-parallel ranks join, parameter by parameter.
- */
+/* The rules in universal_checkpoint_info: how the parts of the tensor-parallel ranks are joined,
+ * parameter by parameter. */
 #ifndef CKPT_CKPT_DEEPSPEED_RULES_H
 #define CKPT_CKPT_DEEPSPEED_RULES_H
 
@@ -10,14 +10,15 @@
 #include "ckpt/deepspeed_file.h"
 
 enum ckpt_ds_join {
-    CKPT_DS_CAT_0,      /* no pattern: concatenate the rows */
-    CKPT_DS_CAT_1,      /* ... the columns */
-    CKPT_DS_REPLICATED, /* all ranks have the same */
-    CKPT_DS_VOCABULARY, /* rows, cut to the true size of the vocabulary */
-    CKPT_DS_HALVES,     /* each part is two, one above the other, which are joined by themselves */
+    CKPT_DS_CAT_0,      /* no pattern: concatenate along dimension 0 */
+    CKPT_DS_CAT_1,      /* concatenate along dimension 1 */
+    CKPT_DS_REPLICATED, /* all ranks have the same tensor */
+    CKPT_DS_VOCABULARY, /* concatenate along dimension 0, and truncate to the unpadded vocabulary */
+    CKPT_DS_HALVES,     /* each part is two matrices, one above the other; each of the two is joined
+                           separately */
     CKPT_DS_AVERAGE,
     CKPT_DS_SUB_PARAMS,
-    CKPT_DS_AFFINE, /* entry `map` of the affine_map says it */
+    CKPT_DS_AFFINE, /* as entry `map` of the affine_map says */
 };
 
 struct ckpt_ds_rule {
@@ -27,17 +28,18 @@ struct ckpt_ds_rule {
 };
 
 struct ckpt_ds_rules {
-    CKPT_VEC(struct ckpt_ds_rule) rule; /* the affine map's first */
+    CKPT_VEC(struct ckpt_ds_rule) rule; /* those of the affine map come first */
     bool has_vocabulary;
     uint64_t vocabulary; /* original_vocab_size */
 };
 
-/* UNSUPPORTED: the file has none, or of a version that is not known. */
+/* Read the rules. UNSUPPORTED: the file has none, or their version is not known. */
 int ckpt_ds_rules_read(const struct ckpt_ds_file *f, struct ckpt_ds_rules *ret,
                        struct ckpt_err *err);
 void ckpt_ds_rules_release(struct ckpt_ds_rules *r);
 
-/* The rule of a parameter; *ret->regex is NULL if no pattern matches. CONFLICT: two do. */
+/* Find the rule of a parameter; *ret->regex is NULL if no pattern matches. CONFLICT: several
+ * patterns match. */
 int ckpt_ds_rules_find(const struct ckpt_ds_rules *r, const char *name, struct ckpt_ds_rule *ret,
                        struct ckpt_err *err);
 

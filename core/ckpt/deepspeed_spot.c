@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Looking at a few elements. */
+/* Comparing a few elements. */
 #include "ckpt/deepspeed_spot.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 
 enum { MOST_SPOTS = 256, SPOT = 16, WIDEST = 8 };
 
-/* Is the element a NaN? Which one it is may be lost by rounding. */
+/* Is the element a NaN? Rounding can change the payload of a NaN. */
 static bool is_nan(const unsigned char *bytes, enum ckpt_dtype dtype)
 {
     double wide;
@@ -49,7 +49,7 @@ int ckpt_ds_spot_same(const struct ckpt_ds_file *f, const struct ckpt_ds_stored 
     return 0;
 }
 
-/* The beginnings of a tensor's extents. */
+/* Compare the first elements of each of a tensor's extents. */
 static int check_part(const struct ckpt_ds_zero *z, const struct ckpt_ds_stored *s,
                       const struct ckpt_ds_parts *p, const struct ckpt_ds_part *part,
                       struct ckpt_err *err)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files of a DeepSpeed tag, as deepspeed/runtime/engine.py names them, and where tags lie. */
+/* The files of a DeepSpeed tag, with the names of deepspeed/runtime/engine.py, and the folders that
+ * contain tags. */
 #ifndef CKPT_CKPT_DEEPSPEED_TAG_H
 #define CKPT_CKPT_DEEPSPEED_TAG_H
 
@@ -21,13 +22,13 @@ enum ckpt_ds_role {
 
 struct ckpt_ds_file_name {
     enum ckpt_ds_role role;
-    uint64_t dp; /* D, or X: the data-parallel rank, whatever "pp_rank" says */
+    uint64_t dp; /* D, or X: the data-parallel rank, although the name says "pp_rank" */
     uint64_t mp; /* TT, or MM: the tensor-parallel rank, or the pipeline stage */
     uint64_t layer, expert;
-    bool old_expert; /* without a layer: DeepSpeed of before 0.5 */
+    bool old_expert; /* the name has no layer: DeepSpeed before 0.5 */
 };
 
-/* False if it is no such file. */
+/* Parse a name; false if it is not one of these. */
 bool ckpt_ds_file_name_parse(const char *name, struct ckpt_ds_file_name *ret);
 
 struct ckpt_ds_entry {
@@ -36,26 +37,29 @@ struct ckpt_ds_entry {
 };
 
 struct ckpt_ds_tag {
-    CKPT_VEC(struct ckpt_ds_entry) files; /* by role, mp, layer, expert, dp */
-    bool universal;                       /* zero/, or tmp/ of a conversion, lies there */
+    CKPT_VEC(struct ckpt_ds_entry) files; /* sorted by role, mp, layer, expert, dp */
+    bool universal;                       /* the folder zero/ exists, or tmp/ of a conversion */
 };
 
+/* List the files of the tag in `dir`. Only names are read. */
 int ckpt_ds_tag_read(struct ckpt_dir *dir, struct ckpt_ds_tag *ret, struct ckpt_err *err);
+/* Free the list. */
 void ckpt_ds_tag_release(struct ckpt_ds_tag *t);
 
-/* The first file of that role with these numbers; NULL. */
+/* Find the first file with that role and these numbers; NULL: none. */
 const struct ckpt_ds_entry *ckpt_ds_tag_find(const struct ckpt_ds_tag *t, enum ckpt_ds_role role,
                                              uint64_t mp, uint64_t dp);
 
-/* How many files have that role; the first of them, where they are neighbours. */
+/* The number of files with that role. The first of them, if the files are consecutive, is returned
+ * too. */
 size_t ckpt_ds_tag_count(const struct ckpt_ds_tag *t, enum ckpt_ds_role role,
                          const struct ckpt_ds_entry **ret_first);
 
-/* Does the folder hold the files of a tag, or a universal checkpoint? */
+/* Does the folder contain the files of a tag, or a universal checkpoint? */
 bool ckpt_ds_is_tag(struct ckpt_dir *dir);
 
-/* What `latest` says, or, without it, `latest_universal`; new. NULL: there is neither, or it is no
- * name of a folder. */
+/* The content of the file `latest` or else `latest_universal`, as a new string. NULL: neither
+ * exists, or the content is not a valid name of a folder. */
 char *ckpt_ds_latest(struct ckpt_dir *run);
 
 #endif

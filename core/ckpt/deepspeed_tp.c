@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the ranks' parts to whole tensors. */
+/* Joining the ranks' parts to whole tensors. */
 #include "ckpt/deepspeed_tp.h"
 
 #include <inttypes.h>
@@ -15,7 +15,7 @@ struct join {
     const struct ckpt_ds_parts *parts;
     uint64_t n;
     struct ckpt_ds_rules rules;
-    /* of the tensor that is being joined */
+    /* The tensor that is being joined. */
     const char *name, *param;
     size_t *at; /* its index in each rank's parts */
     uint32_t rank;
@@ -47,7 +47,7 @@ static int fail_shapes(const struct join *j, const char *what, struct ckpt_err *
                      ckpt_shape_text(last->dim, last->rank, b, sizeof b), what);
 }
 
-/* A box of rank t's part is this box of the whole. */
+/* Map a box of rank t's part to this box of the whole tensor. */
 static int move(struct join *j, uint64_t t, const uint64_t *from, const struct ckpt_box *to,
                 struct ckpt_err *err)
 {
@@ -76,7 +76,7 @@ static struct ckpt_box whole_box(const struct ckpt_ds_part *part)
     return box;
 }
 
-/* The same on all ranks: the first one's. */
+/* Take a tensor that is the same on all ranks from the first rank. */
 static int replicate(struct join *j, struct ckpt_err *err)
 {
     const struct ckpt_ds_part *part = part_of(j, 0);
@@ -93,7 +93,8 @@ static int replicate(struct join *j, struct ckpt_err *err)
     return move(j, 0, origin, &box, err);
 }
 
-/* Parts agree but along d; their sum is the whole's. */
+/* Check that the parts have equal sizes except in dimension d, and add those up for the whole
+ * tensor. */
 static int sum_dim(struct join *j, uint32_t d, struct ckpt_err *err)
 {
     const struct ckpt_ds_part *first = part_of(j, 0);
@@ -113,7 +114,7 @@ static int sum_dim(struct join *j, uint32_t d, struct ckpt_err *err)
     return 0;
 }
 
-/* One after the other along d, up to `end`. */
+/* Concatenate the parts along d, up to `end`. */
 static int concatenate(struct join *j, uint32_t d, const uint64_t *end, struct ckpt_err *err)
 {
     static const uint64_t origin[CKPT_MAX_RANK];
@@ -137,7 +138,7 @@ static int concatenate(struct join *j, uint32_t d, const uint64_t *end, struct c
     return 0;
 }
 
-/* Two matrices, one above the other in every part. */
+/* Join parts of which each has two matrices, one above the other. */
 static int join_halves(struct join *j, struct ckpt_err *err)
 {
     uint64_t lo = 0;
@@ -163,7 +164,7 @@ static int join_halves(struct join *j, struct ckpt_err *err)
 
 /* ---- affine maps ---- */
 
-/* A list or tuple of integers that are not negative. */
+/* Read a list or tuple of non-negative integers. */
 static int read_numbers(const struct join *j, ckpt_pv v, uint64_t *ret, uint32_t *ret_n,
                         struct ckpt_err *err)
 {
@@ -184,7 +185,7 @@ static int read_numbers(const struct join *j, ckpt_pv v, uint64_t *ret, uint32_t
     return 0;
 }
 
-/* [offset, strides] of a box of that shape: where it begins along each dimension. */
+/* Read [offset, strides] of a box of that shape, and compute where it begins in each dimension. */
 static int read_place(const struct join *j, ckpt_pv v, const uint64_t *dim, uint32_t rank,
                       const uint64_t *n, uint64_t *ret_lo, struct ckpt_err *err)
 {
@@ -212,7 +213,7 @@ static int read_place(const struct join *j, ckpt_pv v, const uint64_t *dim, uint
     return 0;
 }
 
-/* Of several ranks that hold a piece the first one counts. */
+/* Is rank t the first one that has this piece? Only the first one's is used. */
 static bool is_first(const struct join *j, ckpt_pv piece, uint64_t t)
 {
     const struct ckpt_pickle *p = &j->rank0->model->p;
@@ -260,7 +261,7 @@ static int add_piece(struct join *j, uint64_t t, ckpt_pv piece, struct ckpt_err 
     return move(j, t, from, &box, err);
 }
 
-/* The entry of rank t, whose key is a number, or the same as a text. */
+/* The entry of rank t, whose key is a number or a string with it. */
 static ckpt_pv entry_of(const struct join *j, ckpt_pv ranks, uint64_t t)
 {
     const struct ckpt_pickle *p = &j->rank0->model->p;
@@ -340,7 +341,7 @@ static int join_by(struct join *j, const struct ckpt_ds_rule *rule, struct ckpt_
     }
 }
 
-/* All ranks have the tensor, of one dtype. */
+/* Find the parts of a tensor; all ranks must have it, with one dtype. */
 static int find_parts(struct join *j, size_t i, struct ckpt_err *err)
 {
     j->at[0] = i;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Joining the parts of tensor-parallel ranks (DeepSpeed's AutoTP, Megatron-DeepSpeed). */
+/* Joining the parts of the tensor-parallel ranks (DeepSpeed's AutoTP, Megatron-DeepSpeed). */
 #ifndef CKPT_CKPT_DEEPSPEED_TP_H
 #define CKPT_CKPT_DEEPSPEED_TP_H
 
 #include "ckpt/deepspeed_zero.h"
 
-/* Add to the catalogue the tensors that parts[0..n) of the ranks make together, as the model file
- * of rank 0 says (universal_checkpoint_info); the order and names are those of rank 0. */
+/* Join parts[0..n) of the n ranks into whole tensors, by the rules in rank 0's model file
+ * (universal_checkpoint_info), and add them to the catalogue. Order and names are those of rank 0.
+ */
 int ckpt_ds_tp_join(const struct ckpt_ds_zero *rank0, const struct ckpt_ds_parts *parts, uint64_t n,
                     struct ckpt_catalog *cat, struct ckpt_err *err);
 

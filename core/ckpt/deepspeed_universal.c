@@ -18,17 +18,17 @@ struct state {
     char *key; /* "fp32", "exp_avg" */
     struct ckpt_source *source;
     struct ckpt_ds_stored at;
-    bool flat;       /* stage 3: without a shape */
-    bool vocabulary; /* cut to the vocabulary's true size */
+    bool flat;       /* stage 3: the file does not record the shape */
+    bool vocabulary; /* truncated to the unpadded vocabulary */
     uint32_t index;
-    struct ckpt_err err; /* it could not be read */
+    struct ckpt_err err; /* why it could not be read */
 };
 
 struct load {
     struct ckpt_ds_zero *z;
     uint64_t nmp;
     struct ckpt_dir *zero;
-    CKPT_VEC(struct state) states; /* of a parameter the master first */
+    CKPT_VEC(struct state) states; /* for each parameter the master first */
     ckpt_pv module;
     struct ckpt_ds_parts *weights, *moments;
 };
@@ -92,7 +92,7 @@ static int list_param(struct load *l, const struct ckpt_ds_param *param, struct 
                : ckpt_dir_list(dir, see, &list, err);
 }
 
-/* The tensor itself, or a dict that has it as "param". */
+/* Read a state: a tensor, or a dict that has it as "param". */
 static int read_state(struct load *l, struct state *s, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s/%s.pt", s->param->name, s->key);
@@ -131,7 +131,7 @@ static struct ckpt_ds_part *last_part(struct ckpt_ds_parts *p)
     return &p->part.ptr[p->part.len - 1];
 }
 
-/* The shape that the file or, of a flat one, the copied model file says. */
+/* The shape, from the file, or for a flat tensor from the copied model file. */
 static int shape_of(const struct load *l, const struct state *s, struct ckpt_ds_stored *ret,
                     struct ckpt_err *err)
 {
@@ -171,7 +171,8 @@ static int add_moment(struct load *l, struct state *s, struct ckpt_err *err)
     return 0;
 }
 
-/* Conversions of runs with round_robin_gradients are scrambled: the copied module tells. */
+/* Compare with the copied module, because conversions of runs with round_robin_gradients have their
+ * parameters in a wrong order. */
 static int check_module(const struct load *l, const struct state *s, const char *name,
                         const struct ckpt_ds_stored *own, struct ckpt_err *err)
 {
@@ -215,7 +216,7 @@ static const char *owner_of(const struct load *l, const char *name)
     return ckpt_pv_str(p, ckpt_pv_get(p, ckpt_pv_get(p, p->root, "shared_params"), name));
 }
 
-/* What the optimizer did not have. */
+/* Add a tensor that the optimizer did not have. */
 static int add_other(struct load *l, const char *name, const struct ckpt_ds_stored *own,
                      struct ckpt_err *err)
 {

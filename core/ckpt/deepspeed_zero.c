@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Geometry of ZeRO partitions. */
+/* The geometry of ZeRO's partitions. */
 #include "ckpt/deepspeed_zero.h"
 
 #include <inttypes.h>
@@ -58,7 +58,7 @@ static int add_param(struct ckpt_ds_zero *z, ckpt_pv key, ckpt_pv shape, struct 
     return 0;
 }
 
-/* A list of dicts: {name: size}, in the order of the flat buffer. */
+/* Read param_shapes: a list of dicts {name: size}, in the order of the flat buffer. */
 static int read_params(struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
     const struct ckpt_pickle *p = &z->model->p;
@@ -77,7 +77,7 @@ static int read_params(struct ckpt_ds_zero *z, struct ckpt_err *err)
     return 0;
 }
 
-/* AutoEP splits experts over groups of ranks that nothing here knows. */
+/* Refuse AutoEP, which distributes experts over groups of ranks in a way that is not supported. */
 static int refuse_autoep(const struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
     static const char *const keys[] = {"ds_autoep_layers", "autoep_layers"};
@@ -160,7 +160,8 @@ static const struct ckpt_ds_flat *find_flat(const struct ckpt_ds_optim *o, uint6
     return group < o->master.len ? &o->master.ptr[group] : NULL;
 }
 
-/* Moments have the padding that masters of stages 1 and 2 are stripped of. */
+/* Check a moment's length. Moments include the padding that is removed from the masters of stages 1
+ * and 2. */
 static int check_moment(const struct ckpt_ds_optim *o, uint64_t group, const char *key,
                         const struct ckpt_ds_flat *flat, struct ckpt_err *err)
 {
@@ -186,7 +187,8 @@ static int add_rank(const struct ckpt_ds_optim *o, uint64_t group, const char *k
                : ckpt_ds_buffer_add(b, flat->dtype, o->index, flat->off, flat->n, err);
 }
 
-/* All groups of one rank: what comes after one that is not there would lie elsewhere. */
+/* Append all groups of one rank. The buffer ends at a group that is missing, because the offsets
+ * after it are not known. */
 static int rank_buffer(const struct ckpt_ds_optim *o, const char *key, struct ckpt_ds_buffer *b,
                        struct ckpt_err *err)
 {
@@ -238,7 +240,8 @@ static int fail_sizes(const struct ckpt_ds_zero *z, size_t buffer, uint64_t want
                      buffer, have);
 }
 
-/* Padding lists have a parameter's entry each; *at moves to the next group's. */
+/* The list of paddings of a group, which has one entry per parameter; *at moves to the next group.
+ */
 static const uint64_t *paddings_of(const struct ckpt_ds_zero *z, size_t *at, uint64_t *ret_n)
 {
     const struct ckpt_ds_optim *o = &z->optim.ptr[0];
@@ -286,7 +289,7 @@ static int lay_slices(struct ckpt_ds_zero *z, struct ckpt_err *err)
     return 0;
 }
 
-/* What the parameters take of a buffer. */
+/* The number of elements of a buffer that the parameters use. */
 static uint64_t end_of(const struct ckpt_ds_zero *z, size_t buffer)
 {
     const size_t end =
@@ -343,7 +346,7 @@ static int fail_rank(const struct ckpt_ds_zero *z, const char *what, uint64_t ra
                      ckpt_dir_path(z->job->dir), what, rank, z->world, rank, z->mp, states);
 }
 
-/* Ranks 0 to world - 1, and no others. */
+/* Check that there are exactly the ranks 0 to world - 1. */
 static int check_ranks(const struct ckpt_ds_zero *z, enum ckpt_ds_role role, struct ckpt_err *err)
 {
     const struct ckpt_ds_tag *tag = z->job->tag;
@@ -391,7 +394,7 @@ static int check_counts(const struct ckpt_ds_zero *z, const struct ckpt_ds_optim
     return 0;
 }
 
-/* All optimizers have taken as many steps. */
+/* Check that all optimizers have made the same number of steps. */
 static int check_steps(const struct ckpt_ds_zero *z, uint64_t rank, struct ckpt_err *err)
 {
     const struct ckpt_ds_optim *o = &z->optim.ptr[rank], *first = &z->optim.ptr[0];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files of one tensor-parallel rank (or pipeline stage) of a DeepSpeed tag: which there are,
- * what they say of their parameters, and the flat buffers that they make together.
+/* The files of one tensor-parallel rank (or pipeline stage) of a DeepSpeed tag: their list, the
+ * parameters that they describe, and the flat buffers that they form together.
  *
  *     stages 1, 2  a group of parameters is one buffer, cut into equal parts over the ranks
  *     stage 3      each parameter is cut by itself; a rank's parts lie one after the other */
@@ -12,7 +12,7 @@
 #include "ckpt/deepspeed_tag.h"
 #include "ckpt/reader.h"
 
-/* What is the same for all files of a tag. */
+/* Data that is the same for all files of a tag. */
 struct ckpt_ds_job {
     struct ckpt_dir *dir;
     const struct ckpt_ds_tag *tag;
@@ -22,11 +22,12 @@ struct ckpt_ds_job {
 
 /* A parameter of param_shapes. */
 struct ckpt_ds_param {
-    const char *name; /* the model file's; NULL: another stage has it (deepspeed_layers.c) */
+    const char *name; /* name in the model file; NULL: another stage has the parameter
+                         (deepspeed_layers.c) */
     uint32_t rank;
     uint64_t dim[CKPT_MAX_RANK], numel;
     uint64_t group;
-    uint64_t offset; /* in its group's buffer; stage 3: in each rank's */
+    uint64_t offset; /* first element in its group's buffer; stage 3: in each rank's buffer */
 };
 
 /* One rank's slices of frozen parameters (stage 3). */
@@ -48,9 +49,9 @@ struct ckpt_ds_zero {
     const struct ckpt_ds_job *job;
     uint64_t mp, world;
     bool zero3;
-    struct ckpt_ds_file *model; /* of data-parallel rank 0 */
+    struct ckpt_ds_file *model; /* model file of data-parallel rank 0 */
     char *model_name;
-    uint32_t model_index; /* in the catalogue */
+    uint32_t model_index; /* number of its source in the catalogue */
     CKPT_VEC(struct ckpt_ds_param) param;
     CKPT_VEC(size_t) group; /* first parameter of each group of param_shapes */
     struct ckpt_map by_name;
@@ -58,37 +59,38 @@ struct ckpt_ds_zero {
     CKPT_VEC(struct ckpt_ds_rank_model) rank_model; /* stage 3, by data-parallel rank */
 };
 
-/* Open the model file of rank `mp` and what its parameters are. */
+/* Open the model file of rank `mp` and read its list of parameters. */
 int ckpt_ds_zero_open(const struct ckpt_ds_job *job, uint64_t mp, struct ckpt_ds_zero *z,
                       struct ckpt_err *err);
 void ckpt_ds_zero_release(struct ckpt_ds_zero *z);
 
-/* Read the optimizer files of all data-parallel ranks, and, of stage 3, their model files; check
- * that they are all there, and of one save. MISSING: there are none. */
+/* Read the optimizer files of all data-parallel ranks, and with stage 3 also their model files.
+ * Check that none is missing and that all are of one save. MISSING: there are no such files. */
 int ckpt_ds_zero_read_ranks(struct ckpt_ds_zero *z, struct ckpt_err *err);
 
-/* Its steps: the names of the files; what they say of each other; where each parameter begins. */
+/* The steps of ckpt_ds_zero_read_ranks: check the names of the files, check that the files agree,
+ * and compute where each parameter begins. */
 int ckpt_ds_zero_check_files(const struct ckpt_ds_zero *z, struct ckpt_err *err);
 int ckpt_ds_zero_check_ranks(const struct ckpt_ds_zero *z, struct ckpt_err *err);
 int ckpt_ds_zero_lay(struct ckpt_ds_zero *z, struct ckpt_err *err);
 
-/* The masters (key NULL) or moments of all groups, as buffers: of stages 1 and 2 one a group, of
- * stage 3 one a rank. What lies of no group in a rank's file ends its buffer. ret has room for
- * ckpt_ds_zero_nbuffer of them, zeroed; released by the caller. */
+/* Make buffers of the masters (key NULL) or of a moment: with stages 1 and 2 one per group, with
+ * stage 3 one per rank. If a rank's file lacks a group, its buffer ends there. ret has room for
+ * ckpt_ds_zero_nbuffer zeroed buffers, which the caller releases. */
 size_t ckpt_ds_zero_nbuffer(const struct ckpt_ds_zero *z);
 int ckpt_ds_zero_buffers(const struct ckpt_ds_zero *z, const char *key, struct ckpt_ds_buffer *ret,
                          struct ckpt_err *err);
 
-/* Do the masters hold as many elements as the parameters have? */
+/* Check that the masters have as many elements as the parameters. */
 int ckpt_ds_zero_check(const struct ckpt_ds_zero *z, const struct ckpt_ds_buffer *masters,
                        struct ckpt_err *err);
 
-/* Add a parameter's tensor, cut out of such buffers, under a name. */
+/* Add a parameter's tensor, which is a part of such buffers, under a name. */
 int ckpt_ds_zero_add(const struct ckpt_ds_zero *z, const struct ckpt_ds_buffer *buffers,
                      const struct ckpt_ds_param *param, const char *name, struct ckpt_ds_parts *out,
                      struct ckpt_err *err);
 
-/* A parameter of param_shapes; NULL. */
+/* Find a parameter in param_shapes; NULL: it is not there. */
 const struct ckpt_ds_param *ckpt_ds_zero_param(const struct ckpt_ds_zero *z, const char *name);
 
 #endif

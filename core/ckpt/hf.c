@@ -3,8 +3,8 @@
  * index.
  *
  * As transformers looks for it: model.safetensors first, then model.safetensors.index.json; or the
- * same under diffusers' names. What the index maps is the checkpoint; its weight_map is kept, so
- * that a view is split as the directory is. */
+ * same under diffusers' names. The checkpoint consists of the tensors in the index, whose
+ * weight_map is kept, so that a view has the same split as the directory. */
 #include <string.h>
 
 #include "base/par.h"

@@ -20,7 +20,7 @@
 
 enum { MAX_TRACKER = 256, MAX_TOKENIZER = 128 * 1024 * 1024 };
 
-/* What the format is called, in its own words. */
+/* Megatron's own names of the formats. */
 static const char *const containers[] = {
     [CKPT_MEGATRON_DIST] = "torch_dist",
     [CKPT_MEGATRON_ZARR] = "zarr",
@@ -35,7 +35,7 @@ struct load {
     enum ckpt_megatron_format format;
     struct ckpt_megatron_state st;
     struct ckpt_catalog *cat;
-    json_t *seen; /* places of a configuration that were looked at */
+    json_t *seen; /* places that were searched for a configuration */
 };
 
 static void load_release(struct load *l)
@@ -88,7 +88,7 @@ static int read_tensors(struct load *l, struct ckpt_err *err)
     }
 }
 
-/* Weights that are not the model's values. */
+/* Refuse weights that are not the model's values. */
 static int check_tensors(const struct load *l, struct ckpt_err *err)
 {
     for (size_t i = 0; i < l->cat->tensors.len; i++) {
@@ -117,7 +117,7 @@ static int about(struct load *l, const char *key, json_t *value, struct ckpt_err
     return !value || json_object_set_new(l->cat->about, key, value) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* What stands behind the last dot of a "_target_". */
+/* The part of a "_target_" after the last dot. */
 static const char *class_of(const json_t *config)
 {
     const char *target = ckpt_json_str(config, "_target_"),
@@ -133,7 +133,7 @@ static int take_class(struct load *l, const json_t *config, struct ckpt_err *err
     return name ? about(l, "model_class", json_string(name), err) : 0;
 }
 
-/* A file's object, if it is there; its member `part` counts, or all of it. */
+/* Read a configuration file, if it exists, and take its member `part` or the whole object. */
 static int try_file(struct load *l, const char *file, const char *part, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *whole = NULL;
@@ -146,10 +146,10 @@ static int try_file(struct load *l, const char *file, const char *part, struct c
         return -1;
     json_t *config = json_object_get(whole, part);
     if (!config)
-        config = whole; /* NeMo 1 has it flat, or below "model" */
+        config = whole; /* in NeMo 1 it is the whole file, or below "model" */
     if (!json_is_object(config))
         return 0;
-    /* Bridge's model part is the model's class; NeMo's model has a config as a part */
+    /* the model part of Bridge is the model's class; NeMo's model has the config as a member */
     if (take_class(l, class_of(config) && strcmp(part, "model") == 0 ? config : whole, err) < 0 ||
         about(l, "config_from", json_string(file), err) < 0)
         return -1;
@@ -192,7 +192,7 @@ static void see_id(const json_t *id, uint64_t *size)
         *size = (uint64_t)json_integer_value(id) + 1;
 }
 
-/* How many ids a tokenizer.json has; 0: it does not say. */
+/* The number of ids in a tokenizer.json; 0: it does not say. */
 static uint64_t count_ids(const json_t *tokenizer)
 {
     const json_t *vocab = ckpt_json_at(tokenizer, "model.vocab"), *v;
@@ -209,7 +209,8 @@ static uint64_t count_ids(const json_t *tokenizer)
     return size;
 }
 
-/* Where nothing says how many of the embedding's rows are padding, the tokenizer does. */
+/* Read the tokenizer, which gives the number of rows of the embedding that are not padding if no
+ * file says it. */
 static int read_tokenizer(struct load *l, const char *below, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s/tokenizer.json", below);
@@ -284,7 +285,7 @@ static enum ckpt_evidence megatron_probe(struct ckpt_dir *dir)
 
 /* ---- folders of steps ---- */
 
-/* "iter_0000010" for 10, "release" for itself. */
+/* The tracker's content as a name: "iter_0000010" for 10, "release" as it is. */
 static char *megatron_latest(struct ckpt_dir *run)
 {
     ckpt_cleanup(ckpt_freep) char *text = NULL;
@@ -307,8 +308,8 @@ static bool step_of(const char *name, unsigned long long *ret)
            ckpt_parse_u64(name + strlen("iter_"), strlen(name) - strlen("iter_"), ret);
 }
 
-/* Ranks' files have no mark of their own: the tracker is written after the last of them, so what is
- * beyond it may be unfinished. */
+/* The format with one file per rank has no marker. The tracker is written after the last of these
+ * files, so a step with a higher number may be unfinished. */
 static bool megatron_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
     enum ckpt_megatron_format format = ckpt_megatron_layout_of(dir).format;
@@ -319,7 +320,7 @@ static bool megatron_finished(struct ckpt_dir *dir, const char *name, const char
     return !latest || !step_of(name, &step) || !step_of(latest, &last) || step <= last;
 }
 
-/* Ranks' files (the back end "torch") have none. */
+/* The back end "torch", with one file per rank, has none. */
 static const char *const markers[] = {
     "metadata.json", "weights/metadata.json", "model_weights/metadata.json",
     ".metadata",     "weights/.metadata",     NULL};

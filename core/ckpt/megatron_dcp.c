@@ -6,7 +6,7 @@
 #include "ckpt/megatron_load.h"
 #include "ckpt/megatron_name.h"
 
-/* Objects that say something of the run: of core 0.19 and later, and of torch_dcp. */
+/* Objects with facts about the run: in Megatron-Core 0.19 and later, and in torch_dcp. */
 static const char common_state[] = "common_state/shard_0_1";
 static const char *const objects[] = {common_state, "args", "iteration", "checkpoint_version"};
 
@@ -14,7 +14,7 @@ struct naming {
     struct ckpt_arena arena;
     struct ckpt_str buf;
     struct ckpt_megatron_state *st;
-    bool states; /* of optimizers are wanted */
+    bool states; /* the optimizer's tensors are wanted */
     bool dist;   /* it has torch_dist's common state */
     bool failed;
 };
@@ -76,7 +76,7 @@ int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_option
     const struct ckpt_dcp_format format = {.name = "megatron",
                                            .tensor = name_tensor,
                                            .optional = is_optional,
-                                           .replicas = true, /* of some forks */
+                                           .replicas = true, /* some forks write them */
                                            .wants = wants,
                                            .object = take_object,
                                            .ctx = &n};

@@ -13,7 +13,7 @@ enum { MAX_MARK = 64 * 1024, SNIFF_BYTES = 256 * 1024 };
 
 static const char *const places[] = {"", "weights", "model_weights"};
 
-/* Of a directory's entries. */
+/* What was found in a directory. */
 struct seen {
     bool ranks, data;
 };
@@ -30,7 +30,7 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     return 0;
 }
 
-/* metadata.json names the back end; it is the mark that a save is finished. */
+/* The format by metadata.json, which names the back end and exists when the save is finished. */
 static enum ckpt_megatron_format by_mark(const struct ckpt_dir *dir)
 {
     ckpt_cleanup(ckpt_freep) char *text = NULL;
@@ -57,8 +57,8 @@ static bool any_word(const char *text, size_t len, const char *const *words, siz
     return false;
 }
 
-/* A DCP that speaks of Megatron's modules. torch_dcp and fsdp_dtensor have them below "model.";
- * torch_dist has not, and would be marked if it were finished. */
+/* The format by the names of modules in a DCP. torch_dcp and fsdp_dtensor have Megatron's modules
+ * below "model."; torch_dist does not, and without metadata.json it is not finished. */
 static enum ckpt_megatron_format by_modules(const struct ckpt_dir *dir)
 {
     static const char *const modules[] = {"embedding.word_embeddings.weight",

@@ -15,18 +15,19 @@ enum ckpt_megatron_format {
     CKPT_MEGATRON_NONE,
     CKPT_MEGATRON_DIST,       /* torch_dist */
     CKPT_MEGATRON_ZARR,       /* zarr */
-    CKPT_MEGATRON_RANKS,      /* torch: one file a rank */
+    CKPT_MEGATRON_RANKS,      /* torch: one file per rank */
     CKPT_MEGATRON_DCP,        /* torch_dcp, fsdp_dtensor */
     CKPT_MEGATRON_OTHER,      /* metadata.json names another back end */
-    CKPT_MEGATRON_UNFINISHED, /* of some of them, without metadata.json */
+    CKPT_MEGATRON_UNFINISHED, /* files of a format, but no metadata.json, so the save is not
+                                 finished */
 };
 
 struct ckpt_megatron_layout {
     enum ckpt_megatron_format format;
-    const char *below; /* where the weights are: "", "weights", "model_weights" */
+    const char *below; /* folder of the weights: "", "weights" or "model_weights" */
 };
 
-/* Reads names, metadata.json and the beginning of .metadata. */
+/* Recognise the layout. Reads names, metadata.json and the beginning of .metadata. */
 struct ckpt_megatron_layout ckpt_megatron_layout_of(struct ckpt_dir *dir);
 
 #endif

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tensors of a Megatron checkpoint, one function a container. */
+/* Loading the tensors of a Megatron checkpoint: one function for each container. */
 #ifndef CKPT_CKPT_MEGATRON_LOAD_H
 #define CKPT_CKPT_MEGATRON_LOAD_H
 
 #include "ckpt/megatron_state.h"
 #include "ckpt/reader.h"
 
-/* All fill the catalogue with the model's weights under the names of ckpt/megatron_name.h, and add
- * to st what the container says of the run. */
+/* Each function fills the catalogue with the model's weights, under the names of
+ * ckpt/megatron_name.h, and adds to st the facts about the run that the container has. */
 int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                            bool finished, struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                            struct ckpt_err *err);
@@ -18,11 +18,11 @@ int ckpt_megatron_load_ranks(struct ckpt_dir *dir, const struct ckpt_reader_opti
                              struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                              struct ckpt_err *err);
 
-/* What lies beside the tensors in the directory of the weights; as ckpt_reader.objects. */
+/* Add the values besides tensors in the directory of the weights, as ckpt_reader.objects does. */
 int ckpt_megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                           struct ckpt_err *err);
 
-/* Names of a rank's file, in its folder mp_rank_*; NULL-terminated. */
+/* Possible names of a rank's file in its folder mp_rank_*, NULL-terminated. */
 extern const char *const ckpt_megatron_rank_files[];
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ranks' files of a legacy Megatron checkpoint, and their places. */
+/* Reading the ranks' files of a legacy Megatron checkpoint, and assigning their coordinates. */
 #include "ckpt/megatron_mesh.h"
 
 #include <inttypes.h>
@@ -37,7 +37,7 @@ void ckpt_megatron_mesh_release(struct ckpt_megatron_mesh *m)
 
 /* ---- the files ---- */
 
-/* NeMo's tp_rank_TT_pp_rank_PPP. */
+/* Parse NeMo's tp_rank_TT_pp_rank_PPP. */
 static bool parse_nemo_folder(const char *s, struct ckpt_megatron_rank *r)
 {
     uint64_t tp, pp;
@@ -51,7 +51,7 @@ static bool parse_nemo_folder(const char *s, struct ckpt_megatron_rank *r)
     return true;
 }
 
-/* mp_rank_TT, and up to two numbers more. */
+/* Parse mp_rank_TT with up to two more numbers. */
 static bool parse_folder(const char *s, struct ckpt_megatron_rank *r)
 {
     uint64_t v;
@@ -162,8 +162,8 @@ static bool has_embedding(const struct ckpt_megatron_rank *r)
     return false;
 }
 
-/* A single number behind TT is a pipeline's rank or an expert's: the run's arguments tell, or else
- * that experts' ranks all hold the embedding. */
+/* Is a single number after TT the pipeline rank, and not the expert rank? The run's arguments say
+ * so; without them, the fact that all expert ranks have the embedding. */
 static bool is_pipeline(const struct ckpt_megatron_mesh *m)
 {
     if (ckpt_megatron_state_size(m->st, "pipeline_model_parallel_size") > 1)
@@ -213,8 +213,9 @@ static int fail_missing(const struct ckpt_megatron_mesh *m, uint64_t tp, uint64_
                      ckpt_dir_path(m->dir), tp, tail, m->ntp, m->npp, m->nep);
 }
 
-/* Ranks whose experts are cut as everything else is all wrote; with another cut of experts
- * (expert tensor parallel N), the first N x experts' ranks of each stage did. */
+/* Check which ranks of a stage wrote files. If experts are divided as all other tensors are, all
+ * ranks did. With another division (expert tensor parallelism N), only the first N x expert ranks
+ * of each stage did. */
 static int check_stage(const struct ckpt_megatron_mesh *m, uint64_t pp, struct ckpt_err *err)
 {
     if (m->netp == m->ntp) {
@@ -237,7 +238,7 @@ static int check_stage(const struct ckpt_megatron_mesh *m, uint64_t pp, struct c
     return 0;
 }
 
-/* Ranks that the run did not have, of an earlier and larger one. */
+/* Drop files of ranks that the run did not have, which are left from an earlier and larger run. */
 static void drop_stale(struct ckpt_megatron_mesh *m, struct ckpt_catalog *cat)
 {
     size_t kept = 0;
@@ -259,7 +260,7 @@ static void drop_stale(struct ckpt_megatron_mesh *m, struct ckpt_catalog *cat)
     m->ranks.len = kept;
 }
 
-/* What the numbers behind mp_rank_TT are. */
+/* Find out what the numbers after mp_rank_TT mean. */
 static void name_fields(struct ckpt_megatron_mesh *m)
 {
     const uint32_t nfield = m->ranks.ptr[0].nfield;
@@ -274,7 +275,8 @@ static void name_fields(struct ckpt_megatron_mesh *m)
     }
 }
 
-/* As the run's arguments say, and at least what there is. */
+/* The sizes of the mesh: those in the run's arguments, but at least as large as the files require.
+ */
 static int size_mesh(struct ckpt_megatron_mesh *m, uint32_t nfield, struct ckpt_err *err)
 {
     for (size_t i = 0; i < m->ranks.len; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ranks of a legacy Megatron checkpoint: a directory each, mp_rank_TT[_PPP][_EEE] or NeMo's
- * tp_rank_TT_pp_rank_PPP, with one file in it; and the mesh that they are the places of. */
+ * tp_rank_TT_pp_rank_PPP, with one file in it; and the mesh of ranks that they form. */
 #ifndef CKPT_CKPT_MEGATRON_MESH_H
 #define CKPT_CKPT_MEGATRON_MESH_H
 
@@ -14,36 +14,40 @@
 
 struct ckpt_megatron_rank {
     char *folder, *path;
-    uint64_t field[2]; /* the numbers behind mp_rank_TT */
+    uint64_t field[2]; /* the numbers after mp_rank_TT */
     uint32_t nfield;
     uint64_t tp, pp, ep;
     struct ckpt_source *source;
     struct ckpt_torch torch;
     struct ckpt_pickle p;
     bool opened, parsed;
-    uint32_t index; /* in the catalogue; the reader's */
+    uint32_t index; /* number of its source in the catalogue; set by the reader */
 };
 
-/* Begin with the first three, borrowed, and all else zero. */
+/* Set the first three members, which are borrowed, and all others to zero. */
 struct ckpt_megatron_mesh {
     struct ckpt_dir *dir;
     const struct ckpt_reader_options *opt;
     struct ckpt_megatron_state *st;
-    CKPT_VEC(struct ckpt_megatron_rank) ranks; /* once placed: ascending by pp, ep, tp */
-    uint64_t ntp, npp, nep, netp;              /* netp: tensor parallel of experts */
+    CKPT_VEC(struct ckpt_megatron_rank)
+    ranks;                        /* sorted by pp, ep, tp after ckpt_megatron_mesh_place */
+    uint64_t ntp, npp, nep, netp; /* sizes; netp: expert tensor parallelism */
 };
 
+/* Free the ranks with their pickles. */
 void ckpt_megatron_mesh_release(struct ckpt_megatron_mesh *m);
 
-/* Read all ranks' pickles, and add to m->st what they say of the run. MISSING if there are none. */
+/* Read the pickles of all ranks, and add the facts about the run to m->st. MISSING: there are none.
+ */
 int ckpt_megatron_mesh_read(struct ckpt_megatron_mesh *m, struct ckpt_err *err);
 
-/* Give every rank its place, and check that all are there. Ranks that the run did not have are left
- * out, of which cat is told. */
+/* Assign coordinates to every rank, and check that no rank is missing. Files of ranks that the run
+ * did not have are left out, with a warning in cat. */
 int ckpt_megatron_mesh_place(struct ckpt_megatron_mesh *m, struct ckpt_catalog *cat,
                              struct ckpt_err *err);
 
-/* The state dict in a rank's file: `model`, or `modelN` of virtual stage N. It may be no dict. */
+/* The state dict in a rank's file: `model`, or `modelN` for virtual stage N. The value may be
+ * another type than a dict. */
 ckpt_pv ckpt_megatron_rank_model(const struct ckpt_megatron_rank *r, uint32_t stage, bool numbered);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefixes, other state's names, numbers, and the names of before Megatron-Core. */
+/* Converting names: prefixes, names of other state, numbers, and the names from before
+ * Megatron-Core. */
 #include "ckpt/megatron_name.h"
 
 #include <string.h>
@@ -16,14 +17,15 @@ static const char *const tops[] = {"embedding.", "decoder.",       "output_layer
 
 static const char *const wrappers[] = {"model.", "module."};
 
-/* Of other state's names. */
+/* Parts of the names of tensors that are not the model's weights. */
 static const char *const others[] = {
     "optimizer.",    "chained_",  "rng_state",          "rerun_state_machine_state",
     "common_state/", "__shadow_", "dataloader_state",   "opt_param_scheduler",
     "args",          "iteration", "checkpoint_version", "num_floating_point_operations_so_far",
     "tokens_seen"};
 
-/* Of before Megatron-Core, below its transformer; TE models of that time had the new ones. */
+/* Names in the transformer from before Megatron-Core. Models with Transformer Engine of that time
+ * had the new names. */
 static const struct {
     const char *old, *now;
 } old_parts[] = {
@@ -93,7 +95,7 @@ bool ckpt_megatron_is_state(const char *name)
 {
     const char *s = name;
 
-    if (ckpt_has_prefix(s, "chained_")) /* one optimizer of several */
+    if (ckpt_has_prefix(s, "chained_")) /* one of several chained optimizers */
         s += strlen("chained_") + strspn(s + strlen("chained_"), "0123456789.");
     return ckpt_has_prefix(s, "optimizer.") && !strstr(s, "/shard_");
 }
@@ -126,7 +128,7 @@ static bool put_grouped(const char *s, uint64_t first, struct ckpt_str *out)
     return false;
 }
 
-/* What stands behind "mlp.experts.". */
+/* Convert the part of a name after "mlp.experts.". */
 static void put_expert(const char *s, uint64_t first, struct ckpt_str *out)
 {
     const char *rest = s;
@@ -143,7 +145,7 @@ static void put_expert(const char *s, uint64_t first, struct ckpt_str *out)
         ckpt_str_puts(out, s);
 }
 
-/* What stands behind a layer's number. */
+/* Convert the part of a name after a layer's number. */
 static void put_inner(const char *s, uint64_t first_expert, struct ckpt_str *out)
 {
     const char *experts;

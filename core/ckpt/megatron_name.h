@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of a Megatron checkpoint's tensors, in the one form that recipes speak of: that of
- * torch_dist.
+/* Names of a Megatron checkpoint's tensors, converted to the form that recipes use, which is that
+ * of torch_dist.
  *
  *     module.decoder.layers.0.mlp.experts.local_experts.1.linear_fc1.weight
  *         -> decoder.layers.4.mlp.experts.experts.5.linear_fc1.weight   of layers from 4, experts
@@ -16,26 +16,26 @@
 #include "base/mem.h"
 #include "base/str.h"
 
-/* What the numbers of one rank's file begin with. */
+/* The first global numbers of layers and experts in one rank's file. */
 struct ckpt_megatron_place {
     uint64_t layer, expert;
 };
 
-/* The name, without what wrappers put before it, with global numbers, into out; false: it is none
- * of the model's weights. Out of memory shows in out->failed. */
+/* Write into `out` the name without the prefixes of wrappers and with global numbers; false: the
+ * name is not one of the model's weights. If memory runs out, out->failed is set. */
 bool ckpt_megatron_name(const char *name, const struct ckpt_megatron_place *at,
                         struct ckpt_str *out);
 
-/* The name without what wrappers put before it; part of `name`. */
+/* The name without the prefixes of wrappers, as a part of `name`. */
 const char *ckpt_megatron_strip(const char *name);
 
-/* The number behind "decoder.layers." in a stripped name; false: there is none. */
+/* The number after "decoder.layers." in a stripped name; false: there is none. */
 bool ckpt_megatron_layer(const char *name, uint64_t *ret);
 
-/* Is it a weight of an adapter (LoRA), or of what an adapter is wrapped around? */
-/* Is it an array of an optimizer's state? */
+/* Does the name belong to an optimizer's state? */
 bool ckpt_megatron_is_state(const char *name);
 
+/* Does the name belong to an adapter (LoRA), or to a module that an adapter wraps? */
 bool ckpt_megatron_is_adapter(const char *name);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a Megatron checkpoint holds beside tensors: the common state, a DCP's objects, or what the
- * first rank has put into its file. */
+/* The values besides tensors in a Megatron checkpoint: the common state, a DCP's objects, or the
+ * content of the first rank's file. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -30,12 +30,12 @@ struct part {
 
 struct ranked {
     const char *name;
-    CKPT_VEC(struct part) parts; /* by tensor rank */
+    CKPT_VEC(struct part) parts; /* one per tensor-parallel rank */
 };
 
 struct load {
     struct ckpt_megatron_mesh mesh;
-    uint64_t nlocal; /* experts in a file; 0: there are none */
+    uint64_t nlocal; /* number of experts in a file; 0: there are none */
     uint32_t nvirtual;
     uint64_t *layers; /* first global layer of [virtual stage][stage] */
     CKPT_VEC(struct ranked) tensors;
@@ -63,7 +63,7 @@ static void load_release(struct load *l)
 typedef int (*visit_fn)(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
                         const char *name, ckpt_pv v, struct ckpt_err *err);
 
-/* Call fn for what a nested dict holds, under names joined by dots; l->path is the prefix. */
+/* Call fn for all values in a nested dict, whose keys are joined by dots; l->path is the prefix. */
 static int visit(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage, ckpt_pv dict,
                  unsigned depth, visit_fn fn, struct ckpt_err *err)
 {
@@ -121,7 +121,7 @@ static uint64_t *stage_of(struct load *l, uint32_t stage, uint64_t pp)
     return &l->layers[stage * l->mesh.npp + pp];
 }
 
-/* How many layers a stage has: the greatest number in its names. */
+/* Count the layers of a stage, by the largest number in its names. */
 static int count_layer(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
                        const char *name, ckpt_pv v, struct ckpt_err *err)
 {
@@ -141,7 +141,7 @@ static int count_layer(struct load *l, const struct ckpt_megatron_rank *r, uint3
     return 0;
 }
 
-/* The experts of a file: the run's arguments, or the greatest number in its names. */
+/* Count the experts of a file, by the run's arguments or the largest number in its names. */
 static int count_expert(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
                         const char *name, ckpt_pv v, struct ckpt_err *err)
 {
@@ -216,7 +216,7 @@ static int find_ranked(struct load *l, const char *name, struct ranked **ret, st
     return 0;
 }
 
-/* Only the first copy of a rank's part counts. */
+/* Add a rank's part of a tensor. Only its first copy counts. */
 static int add_part(struct load *l, const struct ckpt_megatron_rank *r, const char *name,
                     const struct ckpt_torch_layout *layout, uint64_t off, struct ckpt_err *err)
 {
@@ -235,8 +235,9 @@ static int add_part(struct load *l, const struct ckpt_megatron_rank *r, const ch
     return 0;
 }
 
-/* The weights of all local experts side by side, [in, experts x out] or [experts x in, out] by
- * name, but laid out as [experts, in, out]: each becomes a linear layer's, [out, in]. */
+/* Add grouped experts: the weights of all local experts in one tensor, whose shape is [in, experts
+ * x out] or [experts x in, out], depending on the name, but whose data is [experts, in, out]. Each
+ * expert becomes the weight [out, in] of a linear layer. */
 static int add_grouped(struct load *l, const struct ckpt_megatron_rank *r, const char *name,
                        bool first, const struct ckpt_torch_layout *all, uint64_t off,
                        struct ckpt_err *err)
@@ -309,7 +310,8 @@ static int collect(struct load *l, struct ckpt_err *err)
 
 /* ---- the catalogue ---- */
 
-/* All ranks have their part, and all parts are alike. */
+/* Check that all ranks have a part of the tensor, and that the parts have the same dtype and shape.
+ */
 static int check_parts(const struct load *l, const struct ranked *t, uint64_t n,
                        struct ckpt_err *err)
 {

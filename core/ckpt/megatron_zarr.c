@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Megatron's zarr checkpoints: a directory of chunk files for each tensor. A file is a piece. */
+/* Megatron's zarr checkpoints: a directory of chunk files for each tensor. Each file becomes a
+ * piece. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +17,10 @@ struct chunk {
 
 struct array {
     char *folder;
-    const char *name; /* in the catalogue */
+    const char *name; /* name in the catalogue */
     struct ckpt_zarr z;
     CKPT_VEC(struct chunk) chunks;
-    bool state;   /* an optimizer's */
+    bool state;   /* it belongs to the optimizer's state */
     bool missing; /* left out */
 };
 
@@ -72,7 +73,8 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     return a->folder && a->name ? 0 : ckpt_nomem(err);
 }
 
-/* A directory without an array holds pickled objects, or is somebody else's. */
+/* Read the description of an array. A directory without one has pickled objects, or is not
+ * Megatron's. */
 static int read_head(struct load *l, struct array *a, bool *ret_is_array, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s/.zarray", a->folder), *text = NULL;
@@ -145,7 +147,8 @@ static int count_chunk(void *ctx, const struct ckpt_entry *e, struct ckpt_err *e
     return 0;
 }
 
-/* Chunk files that the shape has no place for: it is another array's, or damaged. */
+/* Fail if there are chunk files outside of the shape: they belong to another array, or the
+ * description is damaged. */
 static int check_surplus(struct load *l, const struct array *a, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;

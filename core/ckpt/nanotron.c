@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nanotron: one safetensors file per parameter and shard, below model/; no manifest, so the tree is
- * scanned and coverage decides.
+/* nanotron: one safetensors file per parameter and shard, below model/; there is no manifest, so
+ * the directory is scanned, and whether the checkpoint is complete follows from the coverage of its
+ * tensors.
  *
- *     shards (nanotron_shards.h), of one topology -> pieces -> coverage
- */
+ *     shards (nanotron_shards.h), of one topology -> pieces -> coverage */
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,8 +37,8 @@ static void load_release(struct load *l)
 
 /* ---- tensors ---- */
 
-/* The TP rank whose file is not there, or the size of the group if all are. Only names without an
- * expert part form a full set of ranks. */
+/* The tensor-parallel rank whose file is missing, or the size of the group if none is. Only for
+ * names without an expert rank, because others need not be a full set. */
 static uint32_t missing_rank(const struct ckpt_nt_shard *s, size_t n)
 {
     uint32_t rank = 0;
@@ -119,7 +119,7 @@ static void make_piece(const struct ckpt_nt_shard *s, const struct ckpt_nt_pair 
 struct pieces {
     CKPT_VEC(struct ckpt_piece_draft) draft;
     CKPT_VEC(struct ckpt_box) box;
-    CKPT_VEC(uint32_t) owner; /* shard of the parameter */
+    CKPT_VEC(uint32_t) owner; /* number of the shard that each piece is from */
 };
 
 static void pieces_release(struct pieces *p)
@@ -171,10 +171,11 @@ static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
 
 struct parts {
     const struct load *load;
-    struct ckpt_map index; /* of parameters, by name */
+    struct ckpt_map index; /* parameters by name */
 };
 
-/* The file of a parameter that these ranks wrote: for what is not sharded, the only one. */
+/* Find the file of a parameter that these ranks wrote; for a parameter that is not sharded, the
+ * only file. */
 static bool find_part(void *ctx, const char *param, uint32_t tp, uint32_t ep,
                       struct ckpt_nt_part *ret)
 {
@@ -320,7 +321,8 @@ static char *nanotron_latest(struct ckpt_dir *run)
     return ckpt_parse_u64(text, len, &step) ? ckpt_asprintf("%llu", step) : NULL;
 }
 
-/* After all ranks have written their weights, latest.txt is written, then model_config.json. */
+/* A save is finished when all ranks have written their weights: then latest.txt is written, and
+ * after it model_config.json. */
 static bool nanotron_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
     return ckpt_dir_has_file(dir, "model_config.json") ||

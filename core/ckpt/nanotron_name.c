@@ -9,7 +9,7 @@
 
 #define SUFFIX ".safetensors"
 
-/* "_pp-rank-3-of-8" at *s; moves *s past it. A rank is below its size. */
+/* Parse "_pp-rank-3-of-8" at *s and move *s past it. A rank must be less than its size. */
 static bool take_rank(const char **s, const char *axis, struct ckpt_nt_rank *ret)
 {
     const char *p = *s;
@@ -24,7 +24,7 @@ static bool take_rank(const char **s, const char *axis, struct ckpt_nt_rank *ret
     return true;
 }
 
-/* The ranks at s; what follows them in the name, or NULL. */
+/* Parse the ranks at s. Returns the rest of the name, or NULL. */
 static const char *take_ranks(const char *s, struct ckpt_nt_name *ret)
 {
     if (!take_rank(&s, "pp", &ret->pp) || !take_rank(&s, "tp", &ret->tp))
@@ -39,8 +39,9 @@ static bool leaf_ok(const struct ckpt_nt_name *n)
     return n->leaf_len > 0 && !memchr(n->leaf, '.', n->leaf_len);
 }
 
-/* "model_LEAF.safetensors_pp-rank-...", what follows the first "model_" of a broken name. Real
- * files have the suffix once more at their end; copies that lost it are read as well. */
+/* Parse the last form of names, "model_LEAF.safetensors_pp-rank-...", of which the part after the
+ * first "model_" is given. Real files have the suffix again at the end; copies that have lost it
+ * are accepted. */
 static bool parse_broken(const char *ranks, struct ckpt_nt_name *ret)
 {
     ret->broken = true;
@@ -72,6 +73,6 @@ bool ckpt_nt_name_parse(const char *name, struct ckpt_nt_name *ret)
     if (len < strlen(SUFFIX))
         return false;
     ret->leaf_len = len - strlen(SUFFIX);
-    /* some unreleased code wrote shards without LEAF: that is no parameter's name */
+    /* unreleased code wrote shards without LEAF, which is not a parameter's name */
     return leaf_ok(ret) && !ckpt_has_prefix(ret->leaf, "pp-rank-");
 }

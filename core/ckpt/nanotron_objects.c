@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What nanotron keeps beside tensors: param_groups of the optimizer, the state of the learning
- * rate's scheduler; every rank's are equal but for numbering, and the first rank's are given. */
+ * rate's scheduler; all ranks have the same, except for the numbering; those of the first rank are
+ * returned. */
 #include "ckpt/nanotron_objects.h"
 
 #include <stdlib.h>

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What nanotron keeps beside tensors: as ckpt_reader.objects. */
+/* The values that a nanotron checkpoint holds besides tensors, as ckpt_reader.objects returns them.
+ */
 #ifndef CKPT_CKPT_NANOTRON_OBJECTS_H
 #define CKPT_CKPT_NANOTRON_OBJECTS_H
 
 #include "ckpt/reader.h"
 
+/* Implements ckpt_reader.objects. */
 int ckpt_nanotron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                           struct ckpt_err *err);
 

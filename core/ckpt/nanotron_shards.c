@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nanotron's shard files: found, grouped by parameter, their headers read. */
+/* Finding nanotron's shard files, grouping them by parameter, and reading their headers. */
 #include "ckpt/nanotron_shards.h"
 
 #include <stdlib.h>
@@ -11,7 +11,8 @@
 
 enum {
     MAX_DEPTH = 32,
-    MAX_LINKED = 65536, /* folders reached by links, which make many of few */
+    MAX_LINKED = 65536, /* limit of folders that are reached by links, since a few links can make
+                           many paths */
     MAX_FOLDERS = 2 * 1000 * 1000,
     MAX_SHARDS = 8 * 1000 * 1000,
 };
@@ -65,7 +66,8 @@ static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s/%s': FP8 parameters with pickled metadata are not supported",
                          ckpt_dir_path(f->dir), e->name);
-    /* a FIFO under a weight's name is an error when it is opened, not a file to overlook */
+    /* an entry such as a FIFO with a weight's name must give an error when it is opened, and not be
+     * ignored */
     if (e->kind != CKPT_ENTRY_DIR && !weight)
         return 0;
     if (!(name = strdup(e->name)))
@@ -100,7 +102,7 @@ static const char *join_names(struct ckpt_nt_shards *set, const char *prefix, co
     return joined;
 }
 
-/* Is the folder one of those that it lies in? Two links to "." would make 2^32 of them. */
+/* Is the folder one of its own parents? Two links to "." would make 2^32 paths. */
 static bool leads_back(const struct ckpt_nt_shards *set, const struct ckpt_nt_folder *f)
 {
     struct ckpt_file_id id, above;
@@ -130,7 +132,7 @@ static int add_folder(struct ckpt_nt_shards *set, uint32_t parent, const struct 
     f->parent = parent;
     f->depth = up.depth + 1;
     f->linked = up.linked || sub->linked;
-    /* a link is followed now; the others are opened once, when they are listed */
+    /* a link is opened now; other folders are opened once, when they are listed */
     if ((sub->linked ? ckpt_dir_open_below : ckpt_dir_listed_below)(up.dir, sub->name, &f->dir,
                                                                     err) < 0)
         return -1;
@@ -171,8 +173,8 @@ static int add_shard(struct ckpt_nt_shards *set, uint32_t folder, const char *fi
     return s->file && ckpt_nt_name_parse(s->file, &s->name) ? 0 : ckpt_nomem(err);
 }
 
-/* Level by level, so that the directories of one level are listed in parallel (a network file
- * system answers slowly, but many at once). */
+/* Scan level by level, so that all directories of one level are listed in parallel: a network file
+ * system answers slowly, but handles many requests at once. */
 static int scan(struct ckpt_nt_shards *set, struct ckpt_err *err)
 {
     if (add_top(set, err) < 0)
@@ -212,7 +214,7 @@ static int shard_cmp(const void *a, const void *b)
     return strcmp(p->file, q->file);
 }
 
-/* Models saved inside DistributedDataParallel have "module." before every name. */
+/* Remove "module.", which models saved inside DistributedDataParallel have before every name. */
 static const char *unwrapped(const char *path)
 {
     return ckpt_has_prefix(path, "module.") ? path + strlen("module.") : path;
@@ -232,7 +234,7 @@ static int find_param(struct ckpt_nt_shards *set, struct ckpt_map *seen,
     return 0;
 }
 
-/* Give every shard its parameter, and every parameter its run of shards. */
+/* Assign each shard to its parameter, and each parameter a range of shards. */
 static int group(struct ckpt_nt_shards *set, struct ckpt_err *err)
 {
     struct ckpt_map seen = {0};

@@ -19,26 +19,26 @@
 enum { CKPT_NT_MAX_VERSION = 16 };
 
 struct ckpt_nt_shard {
-    const char *file; /* name in its directory */
+    const char *file; /* file name in its directory */
     struct ckpt_nt_name name;
     uint32_t folder;
     uint32_t param;
     /* from its header */
     struct ckpt_source *source;
-    uint64_t *dim; /* of the whole parameter */
+    uint64_t *dim; /* shape of the whole parameter */
     uint64_t *local_dim;
     struct ckpt_nt_pair *pair;
     size_t npair;
-    uint64_t off; /* of the data */
+    uint64_t off; /* offset of the data */
     uint32_t rank;
     enum ckpt_dtype dtype;
-    char version[CKPT_NT_MAX_VERSION]; /* of the writer; "" where the file does not say (plain ones
-                                          never do) */
+    char version[CKPT_NT_MAX_VERSION]; /* version of the writer; "" if the file does not say it, as
+                                          unsharded files never do */
 };
 
 struct ckpt_nt_param {
     const char *name; /* dotted */
-    size_t first, n;  /* its shards */
+    size_t first, n;  /* its range in `shards` */
 };
 
 struct ckpt_nt_subdir {
@@ -48,41 +48,43 @@ struct ckpt_nt_subdir {
 
 struct ckpt_nt_folder {
     struct ckpt_dir *dir;
-    const char *path; /* dotted, below model/ */
+    const char *path; /* path below model/, with dots */
     uint32_t parent;
     unsigned depth;
-    bool linked; /* it, or one that it lies in, was reached by a link */
-    /* what listing it found */
+    bool linked; /* this directory, or one that contains it, is a symbolic link */
+    /* the result of listing the directory */
     CKPT_VEC(struct ckpt_nt_subdir) subdirs;
     CKPT_VEC(char *) files;
 };
 
-/* Begin with all zero, and a directory and options that outlive it. */
+/* Initialise with all zero. dir and options must outlive it. */
 struct ckpt_nt_shards {
     struct ckpt_dir *dir;
     const struct ckpt_reader_options *opt;
-    CKPT_VEC(struct ckpt_nt_shard) shards; /* by parameter, then by rank */
+    CKPT_VEC(struct ckpt_nt_shard) shards; /* sorted by parameter, then by rank */
     CKPT_VEC(struct ckpt_nt_param) params;
-    /* of the scan */
-    struct ckpt_arena names; /* of files, folders and parameters */
+    /* only during the scan */
+    struct ckpt_arena names; /* names of files, folders and parameters */
     CKPT_VEC(struct ckpt_nt_folder) folders;
-    size_t nlinked; /* of them */
+    size_t nlinked; /* number of linked ones */
 };
 
+/* Free everything that was found and read. */
 void ckpt_nt_shards_release(struct ckpt_nt_shards *set);
 
-/* All shards below dir's model/, by their names. MISSING if there are none. */
+/* Find all shards below dir's model/ by their names. MISSING: there are none. */
 int ckpt_nt_shards_find(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                         struct ckpt_nt_shards *ret, struct ckpt_err *err);
 
-/* Leave out the shards of other topologies. A parameter that then has none, or plain and sharded
- * files, is refused: never mixed. */
+/* Drop the shards of other topologies. It is an error if a parameter then has no shard, or has both
+ * sharded and unsharded files. */
 int ckpt_nt_shards_select(struct ckpt_nt_shards *set, const struct ckpt_nt_topology *t,
                           struct ckpt_err *err);
 
-/* Read their headers. */
+/* Read the headers of all shards. */
 int ckpt_nt_shards_read(struct ckpt_nt_shards *set, struct ckpt_err *err);
 
+/* The directory with the shard's file. Borrowed from the set. */
 struct ckpt_dir *ckpt_nt_shard_dir(const struct ckpt_nt_shards *set, const struct ckpt_nt_shard *s);
 
 #endif

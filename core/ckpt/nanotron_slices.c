@@ -15,7 +15,7 @@ static bool take_number(const char **s, uint64_t *ret)
     return ckpt_take_u64(s, ret) && *ret <= INT64_MAX;
 }
 
-/* 64, or np.int64(64) of any width. */
+/* Parse 64, or np.int64(64) of any width. */
 static bool take_size(const char **s, uint64_t *ret)
 {
     if (!ckpt_take_text(s, "np.int"))
@@ -61,8 +61,8 @@ static bool take_bound(const char **s, uint64_t none, uint64_t *ret)
     return take_number(s, ret);
 }
 
-/* start,stop,step of a dimension of this size. The writer gives no step other than None (or 1) and
- * nothing negative. */
+/* Parse start,stop,step for a dimension of this size. The writer uses no step except None (or 1)
+ * and no negative numbers. */
 static bool take_slice(const char **s, uint64_t dim, uint64_t *ret_lo, uint64_t *ret_n)
 {
     uint64_t lo, hi, step;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The metadata of a sharded nanotron file: which slices of it are which slices of the whole
- * parameter.
+/* The metadata of a sharded nanotron file: which slices of the file's tensor correspond to which
+ * slices of the whole parameter.
  *
  *     local_global_slices_pairs   "0,16,None|None,None,None#16,32,None|None,None,None;..." pairs of
  * local # global slices unsharded_shape             "(64, 32)", "(64,)", and with NumPy 2
@@ -28,14 +28,15 @@ struct ckpt_nt_pair {
 int ckpt_nt_shape_parse(const char *text, uint64_t *ret_dim, uint32_t *ret_rank,
                         struct ckpt_err *err);
 
-/* Parse the pairs for a file of shape local_dim, of a parameter of shape dim (both of this rank):
- * extents of a pair are equal and lie inside. *ret_pairs is malloc'ed. */
+/* Parse the pairs for a file of shape local_dim and a parameter of shape dim, both of this rank.
+ * The two slices of a pair must have equal extents and be inside their shapes. *ret_pairs is
+ * malloc'ed. */
 int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint64_t *dim,
                         uint32_t rank, struct ckpt_nt_pair **ret_pairs, size_t *ret_n,
                         struct ckpt_err *err);
 
-/* Is version `text` ("1.4") newer than 1.5, the newest that is known? FORMAT if it is not dotted
- * integers. */
+/* Is version `text` ("1.4") newer than 1.5, the newest known version? FORMAT: it is not integers
+ * separated by dots. */
 int ckpt_nt_version_check(const char *text, struct ckpt_err *err);
 
 #endif

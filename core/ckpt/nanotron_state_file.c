@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a pickle to the tensors in it, and where they lie. */
+/* Finding the tensors in a pickle and their positions in the file. */
 #include "ckpt/nanotron_state_file.h"
 
 #include <string.h>
 
-#define NOWHERE UINT64_MAX /* why, is said when it is asked for */
+#define NOWHERE UINT64_MAX /* not found; the error is reported when the tensor is used */
 
 /* A walk over the tensors. */
 struct walk {
@@ -25,7 +25,8 @@ static int visit(struct walk *w, const char *param, const char *key, ckpt_pv v,
     return w->fn(w->ctx, &s, err);
 }
 
-/* A parameter's name, from its number; most often both count alike. */
+/* The name of a parameter from its number. In most files both have the same order, which is tried
+ * first. */
 static const char *name_of(const struct ckpt_pickle *p, ckpt_pv names, ckpt_pv id, size_t guess)
 {
     const size_t n = ckpt_pv_npair(p, names);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the ranks' pickles of optimizer states to whole tensors. */
+/* Combining the ranks' pickles of optimizer states to whole tensors. */
 #include "ckpt/nanotron_states.h"
 
 #include <inttypes.h>
@@ -19,20 +19,20 @@
 
 enum {
     MAX_CONFIG_BYTES = 256 * 1024 * 1024, /* it has an entry for each parameter and rank */
-    AT_ONCE = 32,                         /* files that are read while others wait */
+    AT_ONCE = 32,                         /* number of files that are read at a time */
 };
 
 struct file {
     char *name;
     uint32_t pp, dp, tp, ep;
-    uint32_t ndp; /* 0: not cut over data-parallel ranks */
+    uint32_t ndp; /* 0: not divided over data-parallel ranks */
 };
 
-struct part { /* of a state: what one file holds of a rank's part of the parameter */
+struct part { /* The part of a state in one file. */
     uint32_t tp, ep, dp;
     uint32_t source;
     struct ckpt_nt_interval in;
-    uint64_t src;           /* byte of the part's element 0, were it there: modulo 2^64 */
+    uint64_t src;           /* offset that element 0 of the whole part would have, modulo 2^64 */
     const uint64_t *stride; /* bytes */
     const uint64_t *local_dim;
     const struct ckpt_nt_pair *pair;
@@ -43,7 +43,7 @@ struct state {
     const char *name;
     enum ckpt_dtype dtype;
     uint32_t rank;
-    const uint64_t *dim; /* the parameter's; NULL: a scalar */
+    const uint64_t *dim; /* shape of the parameter; NULL: a scalar */
     CKPT_VEC(struct part) parts;
     bool bad; /* left out */
 };
@@ -56,16 +56,16 @@ struct load {
     struct ckpt_map index;
     CKPT_VEC(struct file) files;
     CKPT_VEC(struct state) states;
-    uint32_t ndp;   /* data-parallel ranks; 0: not cut over them */
-    json_t *config; /* the optimizer's, or NULL */
+    uint32_t ndp;   /* number of data-parallel ranks; 0: not divided over them */
+    json_t *config; /* the optimizer's config, or NULL */
 };
 
-/* One file while it is read. */
+/* One file that is being read. */
 struct reading {
     struct load *l;
     const struct file *file;
     struct ckpt_nt_state_file held;
-    struct ckpt_err err; /* it could not be read */
+    struct ckpt_err err; /* why it could not be read */
     uint32_t source;
 };
 
@@ -85,7 +85,7 @@ static void load_release(struct load *l)
 
 /* ---- files ---- */
 
-/* "_tp-1-of-2" at *s: its rank; false: something else is there. */
+/* Parse "_tp-1-of-2" at *s; false: the text is different. */
 static bool take_rank(const char **s, const char *way, uint32_t *ret, uint32_t *ret_size)
 {
     unsigned rank, size;
@@ -119,7 +119,7 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     (void)take_rank(&s, "exp", &f.ep, &size);
     if (strcmp(s, ".pt") != 0 || (l->save->npp && npp != l->save->npp) ||
         (l->save->ntp && ntp != l->save->ntp))
-        return 0; /* no state, or another save's */
+        return 0; /* not a state, or a state of another save */
     if (ckpt_vec_add(&l->files, &own) < 0 || !(f.name = strdup(e->name)))
         return ckpt_nomem(err);
     *own = f;
@@ -139,8 +139,7 @@ static int by_place(const void *a, const void *b)
     return (p->dp > q->dp) - (p->dp < q->dp);
 }
 
-/* Over how many data-parallel ranks the last save cut them, as its own file says; false: it does
- * not. */
+/* Read the number of data-parallel ranks from the last save's own file; false: it does not say. */
 static bool recorded_ndp(const json_t *config, uint32_t *ret)
 {
     const char *type = ckpt_json_str(config, "type");
@@ -164,7 +163,8 @@ static bool has_files(const struct load *l, uint32_t ndp)
     return false;
 }
 
-/* Keep the files of one save: several may have left theirs, cut differently. */
+/* Keep the files of one save: the directory can have files of several saves with different
+ * divisions. */
 static void choose_save(struct load *l)
 {
     size_t kept = 0;
@@ -225,7 +225,7 @@ static struct state *find_state(struct load *l, const char *name, struct ckpt_er
     return s;
 }
 
-/* A number of a parameter: the same on all ranks. */
+/* Add a scalar of a parameter, which is the same on all ranks. */
 static int add_scalar(const struct reading *f, struct state *s, const struct ckpt_torch_layout *t,
                       uint64_t storage, struct ckpt_err *err)
 {
@@ -263,7 +263,7 @@ static int fail_interval(const struct ckpt_torch_layout *t, const struct ckpt_nt
         ckpt_shape_text(t->dim, t->rank, a, sizeof a), file->dp, file->ndp, in->lo, in->hi);
 }
 
-/* All of a rank's part. */
+/* Place a tensor that is a rank's whole part. */
 static int lay_whole(const struct ckpt_nt_part *of, const struct ckpt_torch_layout *t,
                      uint64_t *stride, struct part *p, struct ckpt_err *err)
 {
@@ -275,7 +275,8 @@ static int lay_whole(const struct ckpt_nt_part *of, const struct ckpt_torch_layo
     return 0;
 }
 
-/* An interval of it: as the whole would lie, were it there. */
+/* Place a tensor that is an interval of a rank's part, relative to where the whole part would
+ * begin. */
 static int lay_interval(const struct reading *f, const char *param, const struct ckpt_nt_part *of,
                         const struct ckpt_torch_layout *t, uint64_t *stride, struct part *p,
                         struct ckpt_err *err)
@@ -373,7 +374,7 @@ static int read_file(void *ctx, size_t i, struct ckpt_err *err)
 {
     struct reading *f = (struct reading *)ctx + i;
 
-    (void)err; /* a file that can't be read costs only what it holds */
+    (void)err; /* if a file cannot be read, only its own tensors are left out */
     (void)ckpt_nt_state_file_read(f->l->dir, f->file->name, f->l->save->opt->pool, &f->held,
                                   &f->err);
     return 0;
@@ -392,7 +393,7 @@ static int add_file(struct reading *f, struct ckpt_err *err)
     return f->source == UINT32_MAX ? -1 : ckpt_nt_state_file_each(&f->held, add_entry, f, err);
 }
 
-/* Some are read at once, and then added in order. */
+/* Read several files at a time, and then add them in order. */
 static int add_files(struct load *l, size_t begin, size_t n, struct ckpt_err *err)
 {
     struct reading f[AT_ONCE] = {0};
@@ -410,8 +411,8 @@ static int add_files(struct load *l, size_t begin, size_t n, struct ckpt_err *er
 
 /* ---- the whole ---- */
 
-/* Parameters that are the same on many ranks, or on several stages (tied ones): the first counts.
- */
+/* Order the copies of parameters that several ranks or stages (tied parameters) have; the first one
+ * counts. */
 static int part_cmp(const void *a, const void *b)
 {
     const struct part *p = a, *q = b;
@@ -472,8 +473,8 @@ static int add_pieces(const struct state *s, const struct part *p, struct pieces
     return 0;
 }
 
-/* Where a group of data-parallel ranks lacks a part, its tensor-parallel rank and the first of
- * them. Ranks behind the last element have none. */
+/* Find a group of data-parallel ranks in which a part is missing: its tensor-parallel rank, and the
+ * first such rank. Ranks beyond the last element have no part. */
 static bool missing_dp(const struct load *l, const struct state *s, uint32_t *ret_tp,
                        uint32_t *ret_dp)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing one of several saves that lie in one directory. */
+/* Choosing one of several saves in one directory. */
 #include "ckpt/nanotron_topology.h"
 
 #include "ckpt/nanotron_shards.h"
@@ -20,8 +20,8 @@ bool ckpt_nt_topology_fits(const struct ckpt_nt_topology *t, const struct ckpt_n
            (own.pp == t->pp && own.tp == t->tp && (own.ep == 0 || t->ep == 0 || own.ep == t->ep));
 }
 
-/* What a save in this directory was last made with, as far as its JSON and YAML say: 0 where they
- * do not. checkpoint_metadata.json is the authority; PP and EP are only in config.yaml. */
+/* The topology that the JSON and YAML files of the directory's last save record; 0 where they do
+ * not. checkpoint_metadata.json has priority; PP and EP are only in config.yaml. */
 static struct ckpt_nt_topology recorded(const json_t *meta, const json_t *config)
 {
     const json_t *par = ckpt_json_at(config, "parallelism");
@@ -48,7 +48,8 @@ static bool same_save(const struct ckpt_nt_topology *a, const struct ckpt_nt_top
     return a->pp == b->pp && a->tp == b->tp && (a->ep == b->ep || a->ep == 0 || b->ep == 0);
 }
 
-/* All topologies that occur, those without an expert part joined to those with one. */
+/* Find all topologies in the names. Files without an expert rank are counted with those that have
+ * one. */
 static int find_topologies(const struct ckpt_nt_shards *set, struct ckpt_nt_topology *out,
                            size_t cap, size_t *ret_n, struct ckpt_err *err)
 {
@@ -74,7 +75,7 @@ static int find_topologies(const struct ckpt_nt_shards *set, struct ckpt_nt_topo
     return 0;
 }
 
-/* The one that agrees with what the metadata says; n: several do, or none. */
+/* Find the topology that matches the recorded one; n: several match, or none. */
 static size_t find_recorded(const struct ckpt_nt_topology *all, size_t n,
                             const struct ckpt_nt_topology *want)
 {

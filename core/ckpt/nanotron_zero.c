@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which interval a data-parallel rank has, and the boxes that an interval is. */
+/* Computing the interval of a data-parallel rank, and the boxes that an interval consists of. */
 #include "ckpt/nanotron_zero.h"
 
 #include <inttypes.h>
@@ -17,7 +17,7 @@ struct ckpt_nt_interval ckpt_nt_zero_share(uint64_t numel, uint32_t rank, uint32
     return (struct ckpt_nt_interval){lo, lo + each + (rank < longer)};
 }
 
-/* "118", as it is written, or 118. */
+/* An offset, which is the string "118" or the number 118. */
 static bool offset_of(const json_t *j, uint64_t *ret)
 {
     const char *text = json_string_value(j);

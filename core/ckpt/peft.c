@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A PEFT adapter as it lies: adapter_model.safetensors, or adapter_model.bin, beside
- * adapter_config.json, of PeftModel.save_pretrained, of a trainer's checkpoint-N, or in model/ of
- * NeMo Automodel's steps.
- *
- * The view is that directory: the same weights, in safetensors, the same other files. */
+/* A PEFT adapter: adapter_model.safetensors or adapter_model.bin with adapter_config.json, as
+ * written by PeftModel.save_pretrained, in a trainer's checkpoint-N, or in model/ of NeMo
+ * Automodel's steps. The view shows the same directory, with the weights in safetensors. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -22,7 +20,7 @@ static bool has_both(struct ckpt_dir *dir, const char *config, const char *weigh
     return ckpt_dir_has_file(dir, config) && ckpt_dir_has_file(dir, weights);
 }
 
-/* The folder of the adapter; NULL: there is none. A model that keeps an adapter beside its own
+/* Find the folder of the adapter; NULL: there is none. A model with an adapter beside its own
  * weights is a model. */
 static const char *find(struct ckpt_dir *dir)
 {
@@ -96,7 +94,7 @@ static int load_torch(struct ckpt_source *source, struct ckpt_catalog *cat, stru
     return 0;
 }
 
-/* From the folder facts->files_at. */
+/* Load from the folder facts->files_at. */
 static int load(struct ckpt_dir *dir, struct ckpt_fdpool *pool, struct ckpt_facts *facts,
                 struct ckpt_catalog *cat, struct ckpt_err *err)
 {

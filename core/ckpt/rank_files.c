@@ -22,12 +22,12 @@
 #include "container/config.h"
 #include "container/torch_object.h"
 
-/* What a file's name says. */
+/* The information in a file's name. */
 struct rank_name {
-    uint64_t rank, world; /* world 0: it does not say */
+    uint64_t rank, world; /* world 0: the name does not say it */
     bool full;            /* one file for all ranks */
     bool local;           /* LOCAL_STATE_DICT */
-    bool common;          /* a name that anybody may have given */
+    bool common;          /* a common name, which users may have given to other files */
 };
 
 static bool is_extension(const char *s)
@@ -35,7 +35,7 @@ static bool is_extension(const char *s)
     return strcmp(s, ".pt") == 0 || strcmp(s, ".pth") == 0 || strcmp(s, ".bin") == 0;
 }
 
-/* pytorch_model-00001-of-00002.bin: as if ranks had written them. */
+/* Parse pytorch_model-00001-of-00002.bin; its parts are treated like files of ranks. */
 static bool parse_part(const char *s, struct rank_name *ret)
 {
     uint64_t part;
@@ -48,7 +48,7 @@ static bool parse_part(const char *s, struct rank_name *ret)
     return ret->common = true;
 }
 
-/* The whole model in one file, or what one rank has of it. */
+/* Parse common names: the whole model in one file, or the part of one rank. */
 static bool parse_common(const char *name, struct rank_name *ret)
 {
     static const char *const wholes[] = {"pytorch_model", "model", "checkpoint", "state_dict"};
@@ -69,7 +69,8 @@ static bool parse_common(const char *name, struct rank_name *ret)
     return ckpt_take_u64(&s, &ret->rank) && is_extension(s);
 }
 
-/* False if it is no such file, or another model's than the first. */
+/* Parse a name. False: it is not the name of such a file, or it belongs to another model than the
+ * first file. */
 static bool parse_name(const char *name, struct rank_name *ret)
 {
     const char *s = name;
@@ -100,7 +101,7 @@ struct file {
     uint32_t index; /* in the catalogue */
 };
 
-/* A tensor, and its pieces in the files. */
+/* A tensor and its pieces in the files. */
 struct whole {
     const char *name;
     const struct ckpt_rank_piece *first; /* says shape and dtype */
@@ -150,7 +151,7 @@ static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err
     return (f->name = strdup(e->name)) ? 0 : ckpt_nomem(err);
 }
 
-/* A framework's own names make the common ones somebody else's. */
+/* Choose the files: if there are names of a framework, files with common names are ignored. */
 static void choose_files(struct load *l)
 {
     size_t kept = 0;
@@ -175,7 +176,7 @@ static int file_cmp(const void *a, const void *b)
     return (p->is.rank > q->is.rank) - (p->is.rank < q->is.rank);
 }
 
-/* Ranks 0 to W-1 of one world, each once. */
+/* Check that there is one file for each of the ranks 0 to W-1 of one world. */
 static int check_files(struct load *l, struct ckpt_err *err)
 {
     const struct file *f = l->files.ptr;
@@ -290,8 +291,8 @@ static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
 
 /* ---- the reader ---- */
 
-/* verl keeps the model's config and tokenizer in a folder beside the ranks' files; a model that was
- * saved whole has them beside it. */
+/* Read the model's config and tokenizer. verl has them in a folder beside the ranks' files, a model
+ * in one file has them in the same folder. */
 static int read_config(struct load *l, struct ckpt_err *err)
 {
     static const char *const folders[] = {"huggingface", ""};
@@ -336,7 +337,7 @@ static int rank_files_load(struct ckpt_dir *dir, const struct ckpt_reader_option
     return load(&l, err);
 }
 
-/* What the first file holds beside tensors. */
+/* The values besides tensors in the first file. */
 static int rank_files_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                               json_t *out, struct ckpt_err *err)
 {

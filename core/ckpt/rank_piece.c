@@ -27,7 +27,7 @@ struct file {
     struct ckpt_torch t;
     struct ckpt_pickle p;
     uint64_t rank;
-    bool nested; /* a checkpoint of several state dicts */
+    bool nested; /* the checkpoint has several state dicts */
     struct ckpt_rank_pieces *out;
 };
 
@@ -58,7 +58,7 @@ static int read_sizes(const struct file *f, ckpt_pv v, uint64_t *ret, uint32_t c
 
 /* ---- a local tensor ---- */
 
-/* Where the elements of the box lie. The storage may be longer than they need (padding). */
+/* Find the elements of the box. The storage may be longer than needed (padding). */
 static int add_local(const struct file *f, ckpt_pv tensor, const struct ckpt_rank_piece *proto,
                      struct ckpt_err *err)
 {
@@ -106,7 +106,8 @@ struct mesh {
     uint64_t size[MAX_MESH], at[MAX_MESH];
 };
 
-/* Sizes of the mesh's axes: of its layout, or of the tensor of ranks that older versions keep. */
+/* Read the sizes of the mesh's axes, from its layout or, in older versions, from its tensor of
+ * ranks. */
 static int read_mesh_shape(const struct file *f, ckpt_pv mesh, struct mesh *m, struct ckpt_err *err)
 {
     ckpt_pv layout = ckpt_pv_slot(&f->p, mesh, MESH_LAYOUT), axes, ranks;
@@ -141,7 +142,7 @@ static int read_mesh_shape(const struct file *f, ckpt_pv mesh, struct mesh *m, s
     return 0;
 }
 
-/* The tensor of the ranks of a mesh, row by row; new. */
+/* Read the tensor with the ranks of a mesh, in row-major order; new. */
 static int read_ranks(const struct file *f, ckpt_pv tensor, const struct mesh *m, int64_t **ret,
                       struct ckpt_err *err)
 {
@@ -174,7 +175,7 @@ static int read_ranks(const struct file *f, ckpt_pv tensor, const struct mesh *m
     return 0;
 }
 
-/* Where this rank stands in the mesh, by its number. */
+/* Find the coordinates of this rank in the mesh by its number. */
 static int find_rank(const struct file *f, ckpt_pv mesh, struct mesh *m, struct ckpt_err *err)
 {
     ckpt_pv tensor = ckpt_pv_slot(&f->p, mesh, MESH_TENSOR);
@@ -218,7 +219,7 @@ static int read_mesh(const struct file *f, ckpt_pv v, struct mesh *m, struct ckp
     return 0;
 }
 
-/* One interval of a dimension, cut into k like torch.chunk; the i-th. */
+/* Replace an interval of a dimension by the i-th of k parts, divided as by torch.chunk. */
 static void cut(struct ckpt_box *box, uint64_t d, uint64_t k, uint64_t i)
 {
     uint64_t n = box->n[d], c = n / k + (n % k != 0);
@@ -259,7 +260,7 @@ static int read_placement(const struct file *f, ckpt_pv v, uint32_t rank, struct
     return 0;
 }
 
-/* A strided shard is cut after the later axes that cut the same dimension. */
+/* Check a strided shard, which is divided after the later axes that divide the same dimension. */
 static int check_factor(const struct mesh *m, const struct placement *p, uint32_t i,
                         struct ckpt_err *err)
 {
@@ -275,7 +276,7 @@ static int check_factor(const struct mesh *m, const struct placement *p, uint32_
                            p[i].factor, later);
 }
 
-/* The order in which torch says the axes cut dimension d is left to right. */
+/* Check that the axes divide a dimension from left to right, as torch records it. */
 static int check_order(const struct file *f, ckpt_pv order, struct ckpt_err *err)
 {
     for (size_t i = 0; i < ckpt_pv_len(&f->p, order); i++) {
@@ -344,7 +345,7 @@ static int add_sharded(const struct file *f, ckpt_pv state, struct ckpt_rank_pie
 {
     ckpt_pv shards = ckpt_pv_at(&f->p, state, 0);
 
-    /* a rank without rows: the tensor is there, its box is empty */
+    /* a rank without rows: the tensor exists, but its box is empty */
     if (ckpt_pv_len(&f->p, shards) == 0) {
         struct ckpt_rank_piece none = *p;
         memset(none.box.n, 0, sizeof none.box.n);
@@ -399,7 +400,7 @@ static int add_entry(struct file *f, const char *name, ckpt_pv v, struct ckpt_er
     while (ckpt_pv_kind(v) == CKPT_PV_OBJ && (ckpt_pv_rule(&f->p, v) == CKPT_TORCH_PARAMETER ||
                                               ckpt_pv_rule(&f->p, v) == CKPT_TORCH_PARAMETER_STATE))
         v = ckpt_pv_at(&f->p, ckpt_pv_slot(&f->p, v, 0), 0);
-    if (ckpt_torch_is_data(&f->p, v)) /* a number, a step: no tensor */
+    if (ckpt_torch_is_data(&f->p, v)) /* a number, such as a step, and not a tensor */
         return 0;
     if (!(p.name = ckpt_arena_strdup(&f->out->names, name)))
         return ckpt_nomem(err);
@@ -407,7 +408,7 @@ static int add_entry(struct file *f, const char *name, ckpt_pv v, struct ckpt_er
                                                             : add_plain(f, v, &p, err);
 }
 
-/* Optimizers' states and numbers of steps are not for the model, and ranks' own. */
+/* Does the key belong to an optimizer's state or a step counter, which is not part of the model? */
 static bool is_state(const char *key)
 {
     return ckpt_has_prefix(key, "optim") || ckpt_has_prefix(key, "lr_sched") ||
@@ -447,7 +448,7 @@ static int add_value(struct file *f, const char *prefix, const char *key, ckpt_p
     return add_entry(f, name, v, err) < 0 ? ckpt_err_in(err, "tensor '%s'", name) : 0;
 }
 
-/* Of several state dicts: what is beside them and no tensor is the writer's own business. */
+/* Add the entries of several state dicts; other values beside them are ignored. */
 static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int depth,
                        struct ckpt_err *err)
 {
@@ -479,7 +480,8 @@ static int read_root(struct file *f, struct ckpt_err *err)
 int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank_pieces *ret,
                           struct ckpt_err *err)
 {
-    struct file *f = calloc(1, sizeof *f); /* it holds the archive's head: large for a stack */
+    struct file *f =
+        calloc(1, sizeof *f); /* on the heap, because it contains the beginning of the archive */
     int result = -1;
 
     if (!f)

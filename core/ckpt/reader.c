@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What readers share: facts, and tensors that are left out. */
+/* Functions that readers share: facts, and leaving out tensors. */
 #include "ckpt/reader.h"
 
 void ckpt_facts_release(struct ckpt_facts *facts)

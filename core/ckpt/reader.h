@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A reader turns a directory of one checkpoint format into a catalogue. It knows files and
- * directories, not models. */
+/* A reader turns a directory of one checkpoint format into a catalogue. Readers know about files
+ * and directories, not about models. */
 #ifndef CKPT_CKPT_READER_H
 #define CKPT_CKPT_READER_H
 
@@ -13,7 +13,7 @@
 #include "io/fdpool.h"
 #include "tensor/catalog.h"
 
-/* How sure a probe is. Common names are those that people give their own files. */
+/* How certain a probe is. Common names are names that users also give to their own files. */
 enum ckpt_evidence {
     CKPT_NOT_MINE = 0,
     CKPT_BY_COMMON_NAMES,
@@ -21,138 +21,142 @@ enum ckpt_evidence {
     CKPT_BY_MAGIC,
 };
 
-/* What readers ask about a model's names; `config` is the model's, or NULL. They know files, and
- * are told of models. */
+/* Questions about a model's names, which readers ask because they do not know models. `config` is
+ * the model's config, or NULL. */
 struct ckpt_naming {
     const void *ctx;
-    /* Like strcmp, in the order of the model's state dict. */
+    /* Compares like strcmp, by the order of the model's state dict. */
     int (*cmp)(const void *ctx, const json_t *config, const char *a, const char *b);
-    /* May a save lack the tensor, though a list of the model's tensors has it? */
+    /* May a save lack this tensor although a list of the model's tensors has it? */
     bool (*may_lack)(const void *ctx, const json_t *config, const char *name);
 };
 
 struct ckpt_reader_options {
     struct ckpt_fdpool *pool;
     const struct ckpt_log *log;
-    const struct ckpt_naming *naming; /* NULL: names stand in their natural order, and a list of
-                                         tensors is complete */
-    bool allow_partial; /* leave incomplete tensors out, with a warning each, instead of failing */
-    bool states;  /* the optimizers' too, where the format says what they belong to: raw views. What
-                     can't be read of them is left out, with a warning */
-    bool masters; /* F32 masters instead of 16-bit weights, where the format has both */
-    unsigned nthread; /* for reading headers; 0: the reader's choice */
+    /* NULL: names are in natural order, and no tensor of a list may be missing */
+    const struct ckpt_naming *naming;
+    bool allow_partial; /* leave incomplete tensors out, with a warning for each, instead of failing
+                         */
+    bool states;      /* also read the optimizers' tensors, if the format says which parameters they
+                         belong to (for raw views). Those that cannot be read are left out, with a
+                         warning */
+    bool masters;     /* read F32 masters instead of 16-bit weights, if the format has both */
+    unsigned nthread; /* threads for reading headers; 0: the reader chooses */
 };
 
 /* Whose names the tensors have. */
 enum ckpt_names {
-    CKPT_NAMES_FRAMEWORK, /* the framework's, or a model's below some prefix: nobody has looked */
-    CKPT_NAMES_MEMORY,    /* those that a transformers model has in memory */
-    CKPT_NAMES_HUB,       /* those that the model has on the hub: no recipe is needed */
+    CKPT_NAMES_FRAMEWORK, /* the framework's names, or a model's names below a prefix: not known yet
+                           */
+    CKPT_NAMES_MEMORY,    /* the names that a transformers model has in memory */
+    CKPT_NAMES_HUB,       /* the names that the model has on the hub: no recipe is needed */
 };
 
-/* Which files of the checkpoint, beside its weights, are the model's. */
+/* Which files of the checkpoint, other than its weights, belong to the model. */
 enum ckpt_model_files {
-    CKPT_FILES_TOKENIZER, /* those of tokenizers and processors, generation_config.json, *.py */
-    CKPT_FILES_CONFIG,    /* the same and config.json, which the catalogue's config was read from */
-    CKPT_FILES_ALL,       /* every file but weights and their indices */
-    CKPT_FILES_COMPLETE,  /* the same, and a base has none to add */
+    CKPT_FILES_TOKENIZER, /* files of tokenizers and processors, generation_config.json, *.py */
+    CKPT_FILES_CONFIG,    /* those and config.json, from which the catalogue's config was read */
+    CKPT_FILES_ALL,       /* all files except weights and their indices */
+    CKPT_FILES_COMPLETE,  /* as CKPT_FILES_ALL, and no files are added from a base */
 };
 
-/* What a reader knows of how its checkpoint is to be shown. All zero: a model under the framework's
- * names, about whose files, split and dtypes the checkpoint says nothing. Facts for people and for
- * the conditions of recipes stand in the catalogue's `about` instead; of these, "format", "version"
- * and "step" name the checkpoint in messages.
- *
- * Texts are static. Release with ckpt_facts_release. */
+/* A reader's facts about how its checkpoint should be shown. All zero means: a model under the
+ * framework's names, and the checkpoint does not say anything about files, split and dtypes. Facts
+ * for people and for the conditions of recipes are in the catalogue's `about` instead, of which
+ * "format", "version" and "step" name the checkpoint in messages. Strings are static. Release with
+ * ckpt_facts_release. */
 struct ckpt_facts {
     enum ckpt_names names;
-    bool is_adapter;  /* no model but an adapter (PEFT) */
-    bool is_hub_dir;  /* a Hugging Face model directory as it is published: it is shown as itself */
-    bool bare_header; /* its safetensors have no __metadata__, nor shall the view's */
-    bool split_as_base; /* the trainer's own export splits the model as its base is split, and
-                           passes config.json through although it may change dtypes */
+    bool is_adapter;  /* the checkpoint is an adapter (PEFT), not a model */
+    bool is_hub_dir;  /* the checkpoint is a published Hugging Face model directory, which is shown
+                         unchanged */
+    bool bare_header; /* its safetensors have no __metadata__, so the view's have none either */
+    bool split_as_base; /* the trainer's own export uses the split of the base, and copies
+                           config.json although it may change dtypes */
     enum ckpt_model_files files;
-    const char *files_at;   /* their folder ("" = the checkpoint itself); NULL: the reader's
-                               side_files, under the first rule */
-    const char *index_name; /* of the file that has the weight map; NULL: the usual one */
-    json_t *weight_map;     /* {tensor: file}: the split that the checkpoint asks for; or NULL */
-    json_t *dtypes;         /* {tensor: safetensors' name}: the dtypes that it asks for; or NULL */
+    const char *files_at;   /* folder of these files ("": the checkpoint itself); NULL: the reader's
+                               side_files, by the first rule */
+    const char *index_name; /* name of the file with the weight map; NULL: the usual one */
+    json_t *weight_map;     /* {tensor: file}: the split that the checkpoint prescribes; or NULL */
+    json_t *dtypes; /* {tensor: safetensors' name}: the dtypes that it prescribes; or NULL */
 };
 
+/* Release the JSON values of the facts. */
 void ckpt_facts_release(struct ckpt_facts *facts);
 
-/* Map every tensor of cat to one file. */
+/* Make a weight map with every tensor of cat in one file. */
 int ckpt_facts_map_all(struct ckpt_facts *facts, const struct ckpt_catalog *cat, const char *file,
                        struct ckpt_err *err);
 
 /* All functions are safe from many threads. */
 struct ckpt_reader {
-    const char *name; /* "nanotron" */
+    const char *name; /* name of the format: "nanotron" */
 
     /* Is this directory one checkpoint of the format? Reads names and at most a small file; never a
      * shard. */
     enum ckpt_evidence (*probe)(struct ckpt_dir *dir);
 
-    /* Read every header; no tensor bytes. On success the catalogue, which is empty before, is
-     * complete and checked: coverage, overlaps, sizes. *facts is all zero before. Both are the
-     * caller's to release, on failure too. */
+    /* Read every header, but no tensor data. On success the catalogue, which is empty before, is
+     * complete, and its coverage, overlaps and sizes are checked. *facts is all zero before. The
+     * caller releases both, on failure too. */
     int (*load)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                 struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err);
 
-    /* Add to the object `out` what the checkpoint holds beside tensors, by name: values as
-     * container/pickle_value.h writes them, named as torch's distributed checkpoints name them. Of
-     * files that every rank wrote, the first rank's. NULL: the format has none. */
+    /* Add to the object `out` the values that the checkpoint holds besides tensors: encoded as in
+     * container/pickle_value.h, named as in torch's distributed checkpoints. If every rank wrote
+     * its own file, they are those of the first rank. NULL: the format has none. */
     int (*objects)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                    struct ckpt_err *err);
 
-    /* Of a folder of checkpoints: the name of the step that the format's own pointer file
-     * (latest.txt) names, malloc'ed, or NULL if there is no such file. May be NULL: the format has
-     * none. */
+    /* The name of the step in the pointer file (latest.txt) of a folder of checkpoints, malloc'ed;
+     * NULL if there is no such file. The member may be NULL: the format has no pointer file. */
     char *(*latest)(struct ckpt_dir *run);
 
-    /* Is the save in this directory, named `name` in its folder, finished? `latest` is what the
-     * pointer file says, or NULL. Names and at most a small file, as probe. NULL: a checkpoint that
-     * can be recognised is finished. */
+    /* Is the save in this directory, which is `name` in its folder, finished? `latest` is the
+     * content of the pointer file, or NULL. Reads names and at most a small file. The member may be
+     * NULL: every recognised checkpoint is finished. */
     bool (*finished)(struct ckpt_dir *dir, const char *name, const char *latest);
 
-    /* Names in a checkpoint, or in a folder of them, whose meaning the format gives. Lists end with
-     * NULL; a list that is NULL itself is empty.
+    /* Lists of names, in a checkpoint or in a folder of checkpoints, that have a meaning in the
+     * format. They end with NULL; a list that is NULL is empty.
      *
-     * The file that a save writes when all shards are written, so that a new save in the same place
-     * has ended when it has changed: the first of these that is there. */
+     * markers: the file that a save writes after all its shards. A new save in the same place is
+     * finished when this file has changed. The first of these names that exists counts. */
     const char *const *markers;
 
-    /* Shards in this subdirectory are written after the marker ("optimizer/"). NULL: none is. */
+    /* Subdirectory with shards that are written after the marker ("optimizer/"). NULL: there is
+     * none. */
     const char *after_marker;
 
-    /* Files and folders of a checkpoint that every save writes anew: if one of them, or the
-     * checkpoint's directory itself, has changed since the last look, so has the checkpoint. */
+    /* Files and folders of a checkpoint that every save writes anew. If one of them, or the
+     * directory itself, has changed since the last scan, the checkpoint has changed. */
     const char *const *rewrites;
 
-    /* Subdirectories of a step, and of a run, in which trainers put the model's checkpoint
-     * ("actor"), and the folder of steps ("checkpoint"). */
+    /* inner_models: subdirectories of a step, or of a run, in which trainers put the model's
+     * checkpoint ("actor"). inner_runs: subdirectories with the folder of steps ("checkpoint"). */
     const char *const *inner_models, *const *inner_runs;
 
-    /* Symbolic links in a folder of steps that point at one of the steps and are none themselves
-     * ("LATEST"). */
+    /* Symbolic links in a folder of steps that point to one of the steps and are not steps
+     * themselves ("LATEST"). */
     const char *const *links;
 
-    /* The suffix of files that hold such a checkpoint, and have to be unpacked (".nemo"). NULL:
+    /* Suffix of archives with such a checkpoint, which must be unpacked first (".nemo"). NULL:
      * there are none. */
     const char *archive;
 
-    /* Not what a trainer saves but what people publish: its files may be of several downloads, so
-     * that their times say nothing about saves. */
+    /* This is a format of published models, not of trainers. Files of one directory may come from
+     * several downloads, so their times are no evidence about saves. */
     bool is_published;
 
-    /* Files of the checkpoint that a Hugging Face directory has too (tokenizer.json ...) may lie in
-     * this subdirectory ("" = the checkpoint itself). NULL: there are none. */
+    /* Subdirectory with files that a Hugging Face directory has too, such as tokenizer.json ("":
+     * the checkpoint itself). NULL: there are none. */
     const char *side_files;
 };
 
-/* For readers: call add(ctx, i, err) for each of n tensors. One that fails with MISSING (a part of
- * the tensor is not there) is left out of cat with a warning, if opt->allow_partial; every other
- * failure is that of the whole. */
+/* A helper for readers: call add(ctx, i, err) for each of n tensors. If opt->allow_partial, a
+ * tensor that fails with MISSING (a part of it does not exist) is left out of cat with a warning.
+ * Any other failure ends the call. */
 int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_catalog *cat, size_t n,
                          int (*add)(void *ctx, size_t i, struct ckpt_err *err), void *ctx,
                          struct ckpt_err *err);
@@ -160,8 +164,9 @@ int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_cata
 /* All readers, NULL-terminated, in the order of ckpt/readers.def. */
 extern const struct ckpt_reader *const ckpt_readers[];
 
-/* The reader with the strongest evidence, or NULL and MISSING ("no checkpoint of a known format"),
- * CONFLICT (a tie, both named), or why nobody can tell (permission denied ...). */
+/* Find the reader with the strongest evidence. NULL: MISSING (the format is not known), CONFLICT
+ * (two readers have equal evidence; both are named), or the reason why the directory cannot be
+ * read. */
 const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_err *err);
 
 #endif

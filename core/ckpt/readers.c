@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of readers, and which of them a directory belongs to. */
+/* The list of readers, and the choice of the reader for a directory. */
 #include "ckpt/readers.h"
 
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The family of readers: one file, and one line of ckpt/readers.def, each. */
+/* The table of readers. Each is one file and one line of ckpt/readers.def. */
 #ifndef CKPT_CKPT_READERS_H
 #define CKPT_CKPT_READERS_H
 

@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "io/dir.h"
 
-/* Larger ones hold no configuration. */
+/* A larger file is not a configuration. */
 enum { CKPT_CONFIG_MAX_BYTES = 16 * 1024 * 1024 };
 
 /* Read and parse `name` below dir, of at most max_len bytes. Errors name the file; what is no
@@ -17,7 +17,8 @@ enum { CKPT_CONFIG_MAX_BYTES = 16 * 1024 * 1024 };
 int ckpt_config_read(const struct ckpt_dir *dir, const char *name, size_t max_len, json_t **ret,
                      struct ckpt_err *err);
 
-/* The same, but a file that is not there is no error: *ret stays as it is. */
+/* As ckpt_config_read, but if the file does not exist, *ret is left unchanged and the result is 0.
+ */
 int ckpt_config_read_if(const struct ckpt_dir *dir, const char *name, size_t max_len, json_t **ret,
                         struct ckpt_err *err);
 

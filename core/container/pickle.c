@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a pickle became: looking at its values. */
+/* Access to the values of a parsed pickle. */
 #include "container/pickle.h"
 
 #include <stdio.h>
@@ -108,7 +108,7 @@ ckpt_pv ckpt_pv_get(const struct ckpt_pickle *p, ckpt_pv dict, const char *key)
 
 /* ---- objects ---- */
 
-/* Of the global behind a value; NULL if there is none. */
+/* The name of the value's global; NULL if it has none. */
 static const struct ckpt_pickle_name *name_of(const struct ckpt_pickle *p, ckpt_pv v)
 {
     uint64_t id = ckpt_pv_id(v);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading pickles as data (CPython's Modules/_pickle.c, protocols 2 to 5): nothing is ever called.
  *
- * The result is a tree of 8-byte values. Which globals mean something is the caller's table; an
- * object of any other class, and what any other function would have made, is one opaque value that
- * remembers only the global's name. Built for large files: the input is read in windows, strings
- * and tuples of integers are kept once, a state that was put into its object is given back. */
+ * The result is a tree of 8-byte values. The caller's table lists the known globals. An object of
+ * any other class, and the result of any other function, is one opaque value that only remembers
+ * the global's name. Built for large files: the input is read in windows, equal strings and equal
+ * tuples of integers are stored once, and the memory of a state is reused after it was put into its
+ * object. */
 #ifndef CKPT_CONTAINER_PICKLE_H
 #define CKPT_CONTAINER_PICKLE_H
 
@@ -18,7 +19,7 @@
 #include "base/vec.h"
 #include "io/source.h"
 
-/* Limits. Everything that is kept is also bounded by the length of the pickle. */
+/* Limits. All memory is also bounded by the length of the pickle. */
 enum {
     CKPT_PICKLE_MAX_STACK = 1 << 24, /* values at once */
     CKPT_PICKLE_MAX_MARKS = 1024,    /* nesting */
@@ -81,13 +82,13 @@ struct ckpt_pickle_box {
     bool shared;   /* more than one place may hold it */
 };
 
-/* A global that the pickle names. */
+/* A global that occurs in the pickle. */
 struct ckpt_pickle_name {
     uint32_t module, name; /* strings */
     int32_t rule;          /* row of the table, or OTHER */
 };
 
-/* The tree. Values are good as long as it is. */
+/* The tree. Values are valid as long as it exists. */
 struct ckpt_pickle {
     const struct ckpt_pickle_rules *rules;
     struct ckpt_arena text;

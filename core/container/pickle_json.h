@@ -13,8 +13,9 @@
  * values. */
 int ckpt_pickle_json(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, struct ckpt_err *err);
 
-/* The first global of the pickle that only an attack needs ("os.system"), into buf; false: there is
- * none. Nothing is ever called; but who put it there wanted it to be. */
+/* Find the first global of the pickle that only an attack needs ("os.system"), and write it into
+ * buf; false: there is none. No function is ever called, but whoever wrote the pickle wanted it to
+ * be. */
 bool ckpt_pickle_attack(const struct ckpt_pickle *p, char *buf, size_t cap);
 
 #endif

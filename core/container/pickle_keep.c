@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Strings, tuples, objects, lists and dicts of a pickle: each kept in as few bytes as it needs. */
+/* Storing the strings, tuples, objects, lists and dicts of a pickle in as few bytes as possible. */
 #include "container/pickle_machine.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
-enum { KEPT_CAP = 64 }; /* room that an emptied box keeps */
+enum { KEPT_CAP = 64 }; /* capacity that an emptied box keeps */
 
 int ckpt_pm_check_id(struct ckpt_pickle_machine *m, size_t id)
 {
@@ -160,7 +160,7 @@ int ckpt_pm_add(struct ckpt_pickle_machine *m, ckpt_pv box, const ckpt_pv *v, si
 
     if (n > UINT32_MAX / 2 - b->len)
         return ckpt_fail(m->err, CKPT_LIMIT, "a list or dict of more than 2^31 values");
-    if (b->len + n > cap && cap == 0) { /* as much as comes at once: most get no more */
+    if (b->len + n > cap && cap == 0) { /* exactly this much, because most get no more */
         if (!(b->ptr = malloc(n * sizeof *v)))
             return ckpt_nomem(m->err);
         cap = n;

@@ -32,7 +32,7 @@ static int push_mark(struct ckpt_pickle_machine *m)
     return 0;
 }
 
-/* The values above the mark, which goes; they stay readable until the next push. */
+/* Remove the mark and the values above it; they can be read until the next push. */
 static int pop_mark(struct ckpt_pickle_machine *m, ckpt_pv **ret, size_t *ret_n)
 {
     if (m->marks.len == 0)
@@ -80,7 +80,7 @@ static int push_box(struct ckpt_pickle_machine *m, enum ckpt_pv_kind kind)
     return ckpt_pm_box(m, kind, &v) < 0 ? -1 : ckpt_pm_push(m, v);
 }
 
-/* Values go into the container below them; into a foreign object they vanish. */
+/* Add values to the container below them. For an object of an unknown class they are dropped. */
 static int add_to_top(struct ckpt_pickle_machine *m, const ckpt_pv *v, size_t n,
                       enum ckpt_pv_kind kind)
 {

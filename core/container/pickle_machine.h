@@ -17,7 +17,7 @@ enum {
 struct ckpt_pickle_machine {
     struct ckpt_pickle *p;
     struct ckpt_err *err;
-    /* input: the window, and what follows it */
+    /* input: the window, and its position */
     const unsigned char *at, *stop;
     uint64_t pos, end; /* of `stop`, and of the pickle, in the source */
     struct ckpt_source *source;
@@ -119,8 +119,8 @@ bool ckpt_pm_is_box(ckpt_pv v);
 int ckpt_pm_box(struct ckpt_pickle_machine *m, enum ckpt_pv_kind kind, ckpt_pv *ret);
 int ckpt_pm_add(struct ckpt_pickle_machine *m, ckpt_pv box, const ckpt_pv *v, size_t n);
 
-/* A dict or list is used up. If nobody else can have it, the next one takes its place, and the memo
- * forgets it. */
+/* Free a dict or list that is no longer needed. If nothing else can refer to it, its memory is
+ * reused for the next one, and the memo drops it. */
 void ckpt_pm_recycle(struct ckpt_pickle_machine *m, ckpt_pv v);
 
 /* Record "what", and what v is. Returns -1. */

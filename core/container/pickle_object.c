@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Globals, and what calling one makes, by the caller's table. */
+/* Globals, and the results of calling them, by the caller's table. */
 #include "container/pickle_machine.h"
 
 #include <string.h>

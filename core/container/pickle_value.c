@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Walking a pickle's tree with a budget, losing nothing in silence. */
+/* Converting a pickle's tree to JSON, within a budget and without dropping anything silently. */
 #include "container/pickle_value.h"
 
 #include <inttypes.h>
@@ -83,7 +83,7 @@ static json_t *sequence(struct walk *w, ckpt_pv v)
     return ckpt_steal(&list);
 }
 
-/* A key that JSON has, and that is no mark of ours; else NULL. */
+/* The key as a JSON key, unless it begins with our mark '$'; else NULL. */
 static const char *plain_key(const struct ckpt_pickle *p, ckpt_pv key)
 {
     const char *s = ckpt_pv_str(p, key);
@@ -272,7 +272,8 @@ static bool has_tensors(struct walk *w, ckpt_pv v, unsigned depth)
     return is_tensor(w->p, v);
 }
 
-/* Is a list or tuple looked into? torch does that for lists with dicts or tensors. */
+/* Are the elements of a list or tuple separate entries? In torch they are if there are dicts or
+ * tensors among them. */
 static bool is_open(struct walk *w, ckpt_pv v, unsigned depth)
 {
     const size_t n = ckpt_pv_kind(v) == CKPT_PV_LIST ? ckpt_pv_len(w->p, v) : 0;
@@ -296,7 +297,7 @@ static int add_member(struct walk *w, const char *name, const char *key, ckpt_pv
     return full && spend(w, strlen(full)) ? add_leaves(w, v, full, out) : -1;
 }
 
-/* A key as str() has it; NULL: one that can't be in a name. */
+/* A key as Python's str() writes it; NULL: it cannot be a part of a name. */
 static const char *key_text(const struct ckpt_pickle *p, ckpt_pv key, char *buf, size_t cap)
 {
     const char *s = ckpt_pv_str(p, key);

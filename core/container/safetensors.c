@@ -71,7 +71,7 @@ static int fail_twice(const char *key, struct ckpt_err *err)
 
 /* ---- one tensor ---- */
 
-/* What a header says of a tensor, whatever the order. */
+/* The members of a tensor's entry, in any order. */
 struct said {
     char dtype[16];
     uint64_t dim[CKPT_MAX_RANK], offset[2];
@@ -107,7 +107,7 @@ static void read_dtype(struct ckpt_json_pull *p, struct said *t)
     (void)snprintf(t->dtype, sizeof t->dtype, "%s", text ? text : "");
 }
 
-/* Of a value that is no array nothing is said. */
+/* Does an array begin? Another value is skipped. */
 static bool begins_array(struct ckpt_json_pull *p)
 {
     if (ckpt_json_pull_peek(p) == '[')
@@ -221,7 +221,7 @@ static int parse_tensor(struct ckpt_json_pull *p, struct ckpt_st *st, const char
 
 /* ---- metadata ---- */
 
-/* Hashes of names: of a million a quarter of what a map would take. */
+/* A set of hashes of names, which for a million names takes a quarter of a map's memory. */
 struct keys {
     uint64_t *slot; /* 0: empty */
     size_t cap, n;  /* cap is a power of two, or 0 */
@@ -361,7 +361,7 @@ static int check_tiling(struct ckpt_st *st, uint64_t begin, uint64_t size, struc
 
 typedef CKPT_VEC(struct ckpt_st_tensor) tensors;
 
-/* Looks for a name itself only where its hash came before. */
+/* Is there a tensor with this name? Names are compared only if their hash occurred before. */
 static bool is_there(const tensors *all, const char *name)
 {
     for (size_t i = 0; i < all->len; i++)

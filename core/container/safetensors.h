@@ -49,7 +49,7 @@ void ckpt_st_release(struct ckpt_st *st);
 /* The value of a key of __metadata__, or NULL. Linear. */
 const char *ckpt_st_metadata(const struct ckpt_st *st, const char *key);
 
-/* Free the metadata, which may be long, and is found no more. */
+/* Free the metadata, which may be long. Its keys are not found any more. */
 void ckpt_st_forget_metadata(struct ckpt_st *st);
 
 /* By name, or NULL. Linear. */

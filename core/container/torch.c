@@ -24,7 +24,7 @@ static const char *const local_slots[] = {"tensor", "metadata", NULL};
 static const char *const shard_slots[] = {"shard_offsets", "shard_sizes", "placement", NULL};
 static const char *const sharded_slots[] = {"shards_metadata", "size", "tensor_properties", NULL};
 
-/* Python 2's module names stand in pickles of protocol 2, which torch.save writes. */
+/* Pickles of protocol 2, which torch.save writes, have Python 2's module names. */
 static const struct ckpt_pickle_global globals[] = {
     [CKPT_TORCH_TENSOR_V2] = {"torch._utils", "_rebuild_tensor_v2"},
     [CKPT_TORCH_TENSOR_V3] = {"torch._utils", "_rebuild_tensor_v3"},
@@ -299,7 +299,7 @@ static int check_byteorder(const struct ckpt_torch *t, struct ckpt_err *err)
                            text);
 }
 
-/* data.pkl of the shortest name: another one may lie deeper. */
+/* Find the member data.pkl with the shortest path, because another one may be in a subdirectory. */
 static int find_pickle(struct ckpt_torch *t, struct ckpt_err *err)
 {
     static const char name[] = "data.pkl";

@@ -39,9 +39,10 @@ enum ckpt_torch_global {
     CKPT_TORCH_NAMESPACE,
     CKPT_TORCH_SIMPLE_NAMESPACE,
 };
+/* The rules for pickles of torch.save files. */
 extern const struct ckpt_pickle_rules ckpt_torch_rules;
 
-/* Is it certainly no tensor: a number, a text, bytes, a set, the run's arguments? */
+/* Is the value certainly not a tensor: a number, a string, bytes, a set, the run's arguments? */
 bool ckpt_torch_is_data(const struct ckpt_pickle *p, ckpt_pv v);
 
 /* How a tensor lies in its storage; sizes, strides and `first` in elements. */
@@ -51,11 +52,13 @@ struct ckpt_torch_layout {
     uint64_t dim[CKPT_MAX_RANK];
     uint64_t stride[CKPT_MAX_RANK];
     uint64_t first;
-    uint64_t nbyte; /* of the storage that are needed, from its beginning; 0: it has no element */
+    uint64_t nbyte; /* bytes of the storage that are needed, from its beginning; 0: the tensor has
+                       no element */
     char key[24];   /* of the storage */
 };
 
-/* What rebuild function call `v` makes. UNSUPPORTED names what it is if it is no plain tensor. */
+/* Compute the layout of the tensor that the call v of a rebuild function makes. UNSUPPORTED: it is
+ * not a plain tensor; the text says what it is. */
 int ckpt_torch_layout_of(const struct ckpt_pickle *p, ckpt_pv v, struct ckpt_torch_layout *ret,
                          struct ckpt_err *err);
 
@@ -83,15 +86,18 @@ int ckpt_torch_pickle(const struct ckpt_torch *t, struct ckpt_pickle *ret, struc
 int ckpt_torch_storage(const struct ckpt_torch *t, const struct ckpt_torch_layout *l,
                        uint64_t *ret_off, struct ckpt_err *err);
 
-/* One tensor in one archive, as in DCP's items. Most items of a file have the same pickle: what the
- * last one meant is kept. Belongs to one thread; zero-initialised. */
+/* For archives with one tensor each, such as DCP's items: most items of a file have the same
+ * pickle, so the result of the last one is kept. Belongs to one thread; zero-initialised. */
 struct ckpt_torch_memo {
     unsigned char *pickle;
     size_t len;
     struct ckpt_torch_layout layout;
 };
 
+/* Free what was kept. */
 void ckpt_torch_memo_release(struct ckpt_torch_memo *memo);
+/* Find the layout of the only tensor of the archive in bytes [off, off+len) of s, and the offset of
+ * its storage in s. */
 int ckpt_torch_item(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_torch_memo *memo,
                     struct ckpt_torch_layout *ret, uint64_t *ret_storage_off, struct ckpt_err *err);
 

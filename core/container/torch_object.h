@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a torch.save archive holds beside tensors: its pickle, read as data. */
+/* Reading the values besides tensors in a torch.save archive: its pickle, as data. */
 #ifndef CKPT_CONTAINER_TORCH_OBJECT_H
 #define CKPT_CONTAINER_TORCH_OBJECT_H
 

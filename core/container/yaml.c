@@ -125,8 +125,9 @@ static unsigned measure(const json_t *j, unsigned *ret_depth)
     return n;
 }
 
-/* A copy, counted against both limits: no "billion laughs", and no tower of aliases that is deeper
- * than the stack. An anchor that is not finished (a cycle) is not there yet. */
+/* Resolve an alias by copying the value, which counts against both limits: against exponential
+ * growth ("billion laughs") and against deep nesting. An anchor inside its own value (a cycle) is
+ * not defined yet. */
 static int alias(struct reader *r, const yaml_event_t *e, json_t **ret, struct ckpt_err *err)
 {
     const char *name = (const char *)e->data.alias.anchor;

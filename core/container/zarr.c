@@ -53,7 +53,7 @@ static int parse_sizes(const json_t *j, const char *key, uint64_t least, uint64_
     return 0;
 }
 
-/* What makes chunk files something else than raw arrays. */
+/* Refuse encodings with which chunk files are not raw arrays. */
 static int check_coding(const json_t *j, struct ckpt_err *err)
 {
     const json_t *compressor = json_object_get(j, "compressor");
@@ -87,8 +87,8 @@ static int parse_separator(const json_t *j, struct ckpt_zarr *z, struct ckpt_err
     return 0;
 }
 
-/* Megatron's ShardedTensor.max_allowed_chunks: a dimension divided by the number of its shards,
- * rounded down. A shape or a chunk that was damaged is rarely so. */
+/* Is this a chunk size that Megatron's ShardedTensor.max_allowed_chunks makes: the dimension
+ * divided by the number of its shards, rounded down? A damaged shape or chunk size rarely is. */
 static bool could_be_chunk(uint64_t dim, uint64_t chunk)
 {
     const uint64_t shards = dim / chunk;

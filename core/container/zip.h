@@ -45,9 +45,9 @@ int ckpt_zip_open(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt
                   struct ckpt_err *err);
 void ckpt_zip_release(struct ckpt_zip *z);
 
-/* Where a member's data begin, in the source. Its own header is only believed where it agrees with
- * the directory: the name, a whole number of extra fields, and data that end, with their
- * descriptor, where the next member begins. */
+/* Find the offset of a member's data in the source. The member's own header must agree with the
+ * directory: the name, complete extra fields, and data that end, with their descriptor, where the
+ * next member begins. */
 int ckpt_zip_data(const struct ckpt_zip *z, const struct ckpt_zip_entry *e, uint64_t *ret_off,
                   struct ckpt_err *err);
 

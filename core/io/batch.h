@@ -20,18 +20,19 @@ struct ckpt_batch {
     struct ckpt_source *source; /* of the pending read; NULL: none */
     uint64_t off, len;          /* pending bytes of it */
     int niov;
-    bool cached, missed; /* read only what needs no waiting; something did */
+    bool cached, missed; /* read only from the page cache; a read would have had to wait */
     struct ckpt_route route;
     CKPT_VEC(struct ckpt_source *) touched;
     uint64_t nread, nbyte; /* reads issued, bytes asked for */
     struct iovec iov[CKPT_BATCH_IOV];
 };
 
+/* Begin an empty batch. */
 void ckpt_batch_init(struct ckpt_batch *b);
-void ckpt_batch_release(struct ckpt_batch *b); /* what was begun has ended then */
+void ckpt_batch_release(struct ckpt_batch *b); /* waits for reads in progress */
 
-/* Have bytes [off, off+len) of s in buf after ckpt_batch_finish. May begin now to read what was
- * added before. */
+/* Add a read: bytes [off, off+len) of s are in buf after ckpt_batch_finish. May begin to read what
+ * was added before. */
 int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                    struct ckpt_err *err);
 

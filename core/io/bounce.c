@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One buffer a thread, for all its reads. */
+/* Allocating the buffer. */
 #include "io/bounce.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Aligned memory of one thread, through which it reads what can't go straight to its place. */
+/* An aligned buffer of one thread, for reads that cannot go directly to their destination. */
 #ifndef CKPT_IO_BOUNCE_H
 #define CKPT_IO_BOUNCE_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sticky cursor. */
+/* Reading numbers and bytes from a cursor. */
 #include "io/cursor.h"
 
 #include <inttypes.h>

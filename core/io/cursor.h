@@ -19,14 +19,17 @@ struct ckpt_cursor {
     bool failed;
 };
 
+/* Begin at data[0..len), which is borrowed, as is the name. `base` is its offset in the file. */
 void ckpt_cursor_init(struct ckpt_cursor *c, const void *data, size_t len, uint64_t base,
                       const char *name);
+/* The number of bytes that have not been read, and the offset of the next one in the file. */
 size_t ckpt_cursor_left(const struct ckpt_cursor *c);
 uint64_t ckpt_cursor_off(const struct ckpt_cursor *c);
 
 /* The next len bytes, or NULL (and the cursor failed). */
 const void *ckpt_cursor_take(struct ckpt_cursor *c, uint64_t len);
 
+/* The next number, little-endian; 0 after a failure. */
 uint8_t ckpt_cursor_u8(struct ckpt_cursor *c);
 uint16_t ckpt_cursor_le16(struct ckpt_cursor *c);
 uint32_t ckpt_cursor_le32(struct ckpt_cursor *c);

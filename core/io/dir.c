@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening files beneath a directory, whatever their names and links say. */
+/* Opening files below a directory, safely for all names and links. */
 #include "io/dir.h"
 
 #include <dirent.h>
@@ -24,14 +24,14 @@
 
 enum { READ_AHEAD = 128 * 1024 }; /* the kernel's default */
 
-/* What all directories opened below one ckpt_dir_open share. */
+/* Data that all directories below one ckpt_dir_open share. */
 struct root {
     int fd;
     enum ckpt_links links;
     atomic_uint refs;
     char *real;           /* canonical path, for links that are absolute or leave and come back */
     char *blobs;          /* of the same model in a hub cache, canonical; or NULL */
-    pthread_mutex_t lock; /* the rest: names that many files share */
+    pthread_mutex_t lock; /* protects the names below, which many files share */
     struct ckpt_map names;
     CKPT_VEC(const char *) name; /* by the map's value */
     struct ckpt_arena arena;
@@ -182,7 +182,8 @@ static void keep_first(const struct ckpt_dir *dir, const struct ckpt_err *err)
         free(copy);
 }
 
-/* What a name or a link that leads nowhere gives is an answer. */
+/* Is it more than a missing entry? The errors of a name or link that leads nowhere are normal
+ * answers. */
 static bool is_trouble(int errnum)
 {
     static const int answers[] = {ENOENT, ENOTDIR, EXDEV, ELOOP, ENAMETOOLONG, ENXIO};
@@ -243,8 +244,8 @@ static bool is_below(const char *path, const char *top)
            (path[n] == '/' || path[n] == '\0' || strcmp(top, "/") == 0);
 }
 
-/* Follow links freely, but to a place holder (O_PATH opens nothing), ask the kernel where that is,
- * and open just that. */
+/* Resolve the path with all links, but only to a placeholder (O_PATH reads nothing), ask the kernel
+ * for its real path, and open exactly that if it is allowed. */
 static int open_checked(const struct root *r, const char *below, int flags)
 {
     ckpt_cleanup(ckpt_closep) int place = openat(r->fd, below, O_PATH | O_CLOEXEC);

@@ -34,11 +34,13 @@ int ckpt_dir_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret
 int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                         struct ckpt_err *err);
 
-/* The same without a look at it, for the name of a directory that a listing of dir gave: what is
- * wrong with it is found when it is used. */
+/* As ckpt_dir_open_below, but without accessing it, for the name of a directory in a listing of
+ * dir. An error is found when it is used. */
 int ckpt_dir_listed_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                           struct ckpt_err *err);
 
+/* Count a reference (NULL is allowed); give one back; the same for ckpt_cleanup. The last one
+ * closes the directory. */
 struct ckpt_dir *ckpt_dir_ref(struct ckpt_dir *dir);
 void ckpt_dir_unref(struct ckpt_dir *dir);
 void ckpt_dir_unrefp(struct ckpt_dir **dir);
@@ -47,12 +49,12 @@ void ckpt_dir_unrefp(struct ckpt_dir **dir);
  * long as dir. */
 const char *ckpt_dir_path(const struct ckpt_dir *dir);
 
-/* What the directory of ckpt_dir_open is called where it lies: the last part of its path, without
- * links. Lives as long as dir. */
+/* The name of the directory of ckpt_dir_open: the last component of its path after resolving links.
+ * Valid as long as dir. */
 const char *ckpt_dir_real_name(const struct ckpt_dir *dir);
 
-/* Where the directory of ckpt_dir_open lies, without links; and, of a snapshot in a hub cache, the
- * same model's blobs/ (else NULL). Live as long as dir. */
+/* The path of the directory of ckpt_dir_open after resolving links; and, for a snapshot in a hub
+ * cache, the path of the same model's blobs/ (else NULL). Both are valid as long as dir. */
 const char *ckpt_dir_real_path(const struct ckpt_dir *dir);
 const char *ckpt_dir_hub_blobs(const struct ckpt_dir *dir);
 
@@ -67,16 +69,17 @@ struct ckpt_file_id {
     int64_t mtime_ns, ctime_ns;
 };
 
+/* Are all members equal? */
 bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b);
 
 /* fstat of a descriptor. *ret_unlinked (may be NULL): no name leads to the file any more. */
 int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err);
 
-/* The identity of whatever `name` is, "." for the directory itself. MISSING if it is not there. */
+/* The identity of the entry `name`, "." for the directory itself. MISSING: it does not exist. */
 int ckpt_dir_identify(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret,
                       struct ckpt_err *err);
 
-/* The same; false if it is not there, or nobody can tell. */
+/* As ckpt_dir_identify; false if it does not exist or cannot be determined. */
 bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret);
 
 /* When the file was created, where the file system knows that; else 0. */
@@ -85,16 +88,16 @@ int64_t ckpt_dir_birth_ns(const struct ckpt_dir *dir, const char *name);
 /* A snapshot of a hub cache: its links lead to blobs that several revisions share. */
 bool ckpt_dir_in_hub(const struct ckpt_dir *dir);
 
-/* Probes ask many questions and take every failure for a no. The first of those failures, in this
- * directory or below it, that was none ("permission denied", "too many open files", anything but
- * "it is not there"): -1 and *err, else 0. */
+/* Probes treat every failure as "no". This returns the first failure in this directory or below it
+ * that was not simply "does not exist" (permission denied, too many open files ...): -1 and *err,
+ * else 0. */
 int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err);
 
 /* Open a regular file for reading (close-on-exec); *ret_fd is the caller's. */
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_file_id *ret_id, struct ckpt_err *err);
 
-/* The first bytes of a file, at most cap of them; how many there are, 0 if it can't be read. For
+/* Read the first bytes of a file, at most cap; returns their number, 0 if it cannot be read. For
  * probes. */
 size_t ckpt_dir_read_head(const struct ckpt_dir *dir, const char *name, void *buf, size_t cap);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads that bypass the page cache: what is read once need not be kept, and costs no copy there. */
+/* Reads that bypass the page cache: data that is read once need not be kept there, and is not
+ * copied. */
 #ifndef CKPT_IO_DIRECT_H
 #define CKPT_IO_DIRECT_H
 
@@ -10,14 +11,14 @@
 
 #include "io/bounce.h"
 
-/* Who bypasses it. */
+/* Which reads bypass it. */
 enum ckpt_direct {
     CKPT_DIRECT_NONE,
     CKPT_DIRECT_COLD, /* large reads of what is not in the page cache */
     CKPT_DIRECT_ALL,  /* all large reads */
 };
 
-/* How a thread reads: without a bounce buffer, nothing directly. */
+/* The way in which a thread reads; without a bounce buffer it does not bypass the page cache. */
 struct ckpt_route {
     enum ckpt_direct direct;
     struct ckpt_bounce *bounce;

@@ -145,7 +145,7 @@ int ckpt_fdpool_get(struct ckpt_fdpool *pool, struct ckpt_fdslot *slot, const st
         if (install(pool, slot, &fd, err) < 0)
             return -1;
     }
-    *ret_fd = slot->fd; /* pinned: nobody changes it */
+    *ret_fd = slot->fd; /* pinned, so no other thread changes it */
     return 0;
 }
 

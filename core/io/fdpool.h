@@ -46,6 +46,7 @@ int ckpt_fdpool_adopt(struct ckpt_fdpool *pool, struct ckpt_fdslot *slot, int *f
 /* Close the file if open. Nobody may hold it. */
 void ckpt_fdpool_drop(struct ckpt_fdpool *pool, struct ckpt_fdslot *slot);
 
+/* The number of descriptors that are open now. */
 size_t ckpt_fdpool_open_count(struct ckpt_fdpool *pool);
 
 #endif

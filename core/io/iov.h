@@ -19,7 +19,7 @@ static inline uint64_t ckpt_iov_len(const struct iovec *iov, int n)
     return len;
 }
 
-/* The next byte's place: at of *iov. */
+/* The position of the next byte: `at` in *iov. */
 struct ckpt_iov_cursor {
     const struct iovec *iov;
     size_t at;

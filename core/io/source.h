@@ -25,7 +25,7 @@ struct ckpt_source_ops {
      */
     int (*preadv)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                   struct ckpt_err *err);
-    /* Is it still what it was when it was opened? NULL: always. */
+    /* Check that the source is unchanged since it was opened. NULL: it cannot change. */
     int (*check)(struct ckpt_source *s, struct ckpt_err *err);
     /* A malloc'ed name for messages. */
     char *(*name)(const struct ckpt_source *s);
@@ -46,6 +46,8 @@ struct ckpt_source {
     atomic_uint refs;
 };
 
+/* Count a reference (NULL is allowed); give one back; the same for ckpt_cleanup. The last one frees
+ * the source. */
 struct ckpt_source *ckpt_source_ref(struct ckpt_source *s);
 void ckpt_source_unref(struct ckpt_source *s);
 void ckpt_source_unrefp(struct ckpt_source **s);
@@ -59,8 +61,8 @@ int ckpt_source_pread(struct ckpt_source *s, void *buf, size_t len, uint64_t off
 int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                        struct ckpt_err *err);
 
-/* True: all bytes are there, and nothing had to be waited for. False: not so, or nobody can tell;
- * what iov points at is undefined then. Modifies iov. */
+/* True: all bytes have been read without waiting for storage. False: that was not possible, or
+ * cannot be determined; the memory of iov is then undefined. Modifies iov. */
 bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
 
 /* As ckpt_source_preadv, past the page cache where `route` says so and the file lets us. */
@@ -79,9 +81,9 @@ char *ckpt_source_name(const struct ckpt_source *s);
 int ckpt_source_file_new(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                          struct ckpt_source **ret, struct ckpt_err *err);
 
-/* The same in two steps: make the source, without a look at the file; then open it, before anything
- * else is done with it. (Of 10^5 files the lasting parts are made together, then the headers are
- * read by several threads.) */
+/* As ckpt_source_file_new, in two steps: make the source without accessing the file, then open it,
+ * before anything else is done with it. (For 10^5 files the first step is done by one thread, and
+ * the second, with reading the headers, by several.) */
 int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,
                              struct ckpt_source **ret, struct ckpt_err *err);
 int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err);
@@ -93,23 +95,23 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err);
  * of two saves; one that is gone is no error. NULL and what is no file are good. */
 int ckpt_source_file_verify(const struct ckpt_source *s, bool unread, struct ckpt_err *err);
 
-/* The file that s is, or is a part of; NULL: it is memory. */
+/* The file that s is, or is a part of; NULL: s is in memory. */
 struct ckpt_source *ckpt_source_file_behind(struct ckpt_source *s);
 struct ckpt_source *ckpt_source_window_of(struct ckpt_source *s); /* NULL: s is no window */
 
-/* Where a file lies. Both are the source's. */
+/* The directory and the name of a file; both are borrowed from the source. */
 struct ckpt_dir *ckpt_source_file_dir(const struct ckpt_source *s);
 const char *ckpt_source_file_name(const struct ckpt_source *s);
 
 /* The recorded identity; false if s is not a file. */
 bool ckpt_source_file_id(const struct ckpt_source *s, struct ckpt_file_id *ret);
 
-/* The part of a file that is in the page cache (sampled), 0 to 1, and whether it lies on a storage
- * that several machines share. False if s is not a file, or nobody can tell. */
+/* The fraction of a file that is in the page cache (sampled), from 0 to 1, and whether it is on
+ * storage that several machines share. False: s is not a file, or this cannot be determined. */
 bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool *ret_shared);
 
-/* The part of bytes [off, off+len) of a file that is in the page cache, 0 to 1; 1 also where nobody
- * can tell, or s is not a file. */
+/* The fraction of bytes [off, off+len) of a file that is in the page cache, from 0 to 1; also 1 if
+ * that cannot be determined, or if s is not a file. */
 double ckpt_source_resident(struct ckpt_source *s, uint64_t off, uint64_t len);
 
 /* len bytes of memory, copied. `name` (copied) stands in messages. */

@@ -83,7 +83,7 @@ static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
     return rc == 0;
 }
 
-/* What is there already is not read again: a range of which more than this is in the page cache. */
+/* If more than this fraction of a range is in the page cache, O_DIRECT is not used. */
 #define COLD 0.125
 
 static bool wants_direct(struct source_file *f, uint64_t len, uint64_t off,
@@ -95,7 +95,8 @@ static bool wants_direct(struct source_file *f, uint64_t len, uint64_t off,
              ckpt_source_resident(&f->source, off, len) > COLD);
 }
 
-/* A descriptor of its own, in its slot: the flag is one of what was opened. 0: there is none. */
+/* Get the descriptor for O_DIRECT, which is a separate one because the flag belongs to the open
+ * file. 0: it is not available. */
 static uint32_t get_direct(struct source_file *f, int *ret_fd)
 {
     struct ckpt_file_id id = id_of(f);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Applying a recipe: the model file says which tensors there are, the rules say where each comes
- * from. */
+/* Applying a recipe: the model file says which tensors the model has, and the rules say how each is
+ * made. */
 #include "recipe/apply.h"
 
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static void apply_release(struct ckpt_apply *ap)
     json_decref(ap->explanation);
 }
 
-/* Ranked tensors become ordinary ones before anything else looks at their shapes. */
+/* Join ranked tensors first, before anything uses their shapes. */
 static int join(struct ckpt_apply *ap)
 {
     struct ckpt_settings draft = {0};

@@ -20,7 +20,7 @@
 #include "recipe/settings.h"
 #include "tensor/catalog.h"
 
-/* What is done at most, and said of what is left out. */
+/* Limits, and the number of leftovers that a message lists. */
 enum {
     CKPT_APPLY_TARGETS = 1 << 24,
     CKPT_APPLY_LEFT = 1 << 20,
@@ -33,8 +33,9 @@ struct ckpt_apply {
     const struct ckpt_recipe_options *opt;
     struct ckpt_settings set;
     struct ckpt_resolver rs;
-    struct ckpt_catalog *cat, *joined; /* the model; what src is if it had ranked tensors */
-    bool *used;                        /* tensors of src */
+    struct ckpt_catalog *cat,
+        *joined; /* the model; src with its ranked tensors joined, if it has any */
+    bool *used;  /* tensors of src */
     struct ckpt_instance in;
     ckpt_drafts drafts;
     struct ckpt_str name;
@@ -43,31 +44,31 @@ struct ckpt_apply {
         uint64_t at;
     } loop[CKPT_FAMILY_LOOPS];
     size_t nloop;
-    uint32_t blocks, block; /* given so far; of the tensors being added, or 0 */
-    size_t ntarget, nleft;  /* added, left out */
-    const char *tied;       /* while tied tensors are left out: what they are copies of */
+    uint32_t blocks, block; /* number of blocks so far; block of the tensors being added, or 0 */
+    size_t ntarget, nleft;  /* numbers of targets that were added and left out */
+    const char *tied; /* while tied tensors are left out: the tensor that they are copies of */
     struct ckpt_copies copies;
     const char *explain; /* the target to explain, or NULL */
     json_t *explanation;
     struct ckpt_err *err;
 };
 
-/* ap->name becomes the name of a model's tensor, with the numbers of the loops around it. */
+/* Set ap->name to the name of a model's tensor, with the numbers of the enclosing loops. */
 int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_item *it, struct ckpt_sizes *sizes);
 
-/* ap->in becomes the instance that delivers ap->name. `all`: as ckpt_resolve has it. */
+/* Set ap->in to the instance that makes ap->name. all: as in ckpt_resolve. */
 int ckpt_apply_resolve(struct ckpt_apply *ap, bool all, struct ckpt_resolution *ret);
 
-/* Record that what delivers ap->name is missing, as a resolution says. Returns -1. */
+/* Record an error for a resolution without the sources of ap->name. Returns -1. */
 int ckpt_apply_missing(struct ckpt_apply *ap, const struct ckpt_resolution *r);
 
-/* Add what ap->in delivers to the model, under ap->name, with the shape of the model file's item
- * (NULL: whatever it has). */
+/* Add the result of ap->in to the model, under ap->name, with the shape of the model file's item
+ * (NULL: any shape). */
 int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_item *it,
                    const struct ckpt_sizes *sizes);
 
-/* The same for a tensor that the config ties to another: it is not part of the model, but must be a
- * copy. */
+/* As ckpt_apply_add, for a tensor that the config ties to another: it is not added to the model,
+ * but must be a copy. */
 int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_item *it,
                         const struct ckpt_sizes *sizes);
 
@@ -77,8 +78,8 @@ int ckpt_apply_share_sources(struct ckpt_apply *ap, struct ckpt_catalog *cat);
 /* Add the tensors of a model file's list. */
 int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_items *list);
 
-/* Add the tensors that the checkpoint has, in the order in which transformers saves what it
- * converts: that of the names before. */
+/* Add the tensors of the checkpoint, in the order in which transformers saves converted tensors:
+ * that of the names before the conversion. */
 int ckpt_apply_sources(struct ckpt_apply *ap);
 
 #endif

@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* How much of a list the checkpoint can deliver; a cheap look, without sizes. */
+/* How many tensors of a list the checkpoint can provide. A cheap check, without sizes. */
 struct tally {
     size_t need, have;
 };
@@ -15,7 +15,7 @@ enum pass { PASS_EMIT, PASS_LEAVE_OUT };
 static int probe(struct ckpt_apply *ap, const struct ckpt_items *list, struct tally *t);
 static int walk(struct ckpt_apply *ap, const struct ckpt_items *list, enum pass pass);
 
-/* Conditions of the model file also see the numbers of the loops. */
+/* Looks up a key of the model file's conditions, which can also use the numbers of the loops. */
 static json_t *item_key(void *ctx, const char *key)
 {
     struct ckpt_apply *ap = ctx;
@@ -33,7 +33,7 @@ static enum ckpt_truth item_truth(struct ckpt_apply *ap, const struct ckpt_item 
     return ckpt_expr_truth(it->when, &env);
 }
 
-/* Run over an 'each' (or once, if it has no loop), calling fn on the list. */
+/* Call fn on the list for each value of an 'each' (once, if there is no loop). */
 static int loop(struct ckpt_apply *ap, const struct ckpt_item *it,
                 int (*fn)(struct ckpt_apply *ap, const struct ckpt_item *it, void *ctx), void *ctx)
 {
@@ -85,8 +85,8 @@ static int probe_tensor(struct ckpt_apply *ap, const struct ckpt_item *it, struc
     return 0;
 }
 
-/* The list of an 'either' that fits; SIZE_MAX if none does, *ret_best is the one nearest to it
- * then. */
+/* Find the list of an 'either' that matches; SIZE_MAX if none does, and *ret_best is then the
+ * closest one. */
 static int fitting_list(struct ckpt_apply *ap, const struct ckpt_item *it, size_t *ret,
                         size_t *ret_best)
 {
@@ -177,7 +177,7 @@ static int walk_tensor(struct ckpt_apply *ap, const struct ckpt_item *it, enum p
         return ckpt_apply_missing(ap, &r);
     if (ap->nleft == CKPT_APPLY_LEFT)
         return ckpt_fail(ap->err, CKPT_LIMIT, "more than %d tensors are missing", CKPT_APPLY_LEFT);
-    if (ap->nleft++ < CKPT_APPLY_SHOWN) /* the rest is only counted */
+    if (ap->nleft++ < CKPT_APPLY_SHOWN) /* further ones are only counted */
         ckpt_catalog_warn(ap->cat, "'%s' is left out: the checkpoint has no tensor '%s'",
                           ckpt_str_get(&ap->name), r.missing);
     return 0;
@@ -198,7 +198,8 @@ static int walk_either(struct ckpt_apply *ap, const struct ckpt_item *it, enum p
     return walk(ap, &it->list[fit != SIZE_MAX ? fit : best], pass);
 }
 
-/* What the model does not have is not looked for, unless it is tied to what the model has. */
+/* Leave out an item that the model does not have, unless it is tied to a tensor that the model has.
+ */
 static int leave_out(struct ckpt_apply *ap, const struct ckpt_item *it)
 {
     ap->tied = it->tied;

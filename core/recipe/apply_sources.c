@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Models without a list: the checkpoint says which tensors there are. */
+/* Models without a list: the tensors are those of the checkpoint. */
 #include "recipe/apply.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "base/ckd.h"
 #include "tensor/fqn.h"
 
-/* ap->name: that of a tensor that no rule takes. */
+/* Set ap->name to the name of a tensor that no rule uses. */
 static void name_kept(struct ckpt_apply *ap, const char *name)
 {
     const struct ckpt_prefix *p = ap->recipe->prefixes.ptr;
@@ -37,8 +37,8 @@ static int keep_tensor(struct ckpt_apply *ap, const struct ckpt_tensor *t)
     return ckpt_catalog_copy(ap->cat, &kept, ap->err);
 }
 
-/* One side of the rule: a tensor for each value of the axes that are numbers in its name only. They
- * were one in memory and stay together. */
+/* Add one target side of a rule: a tensor for each value of the axes that are numbers in its name
+ * only. They were one tensor in memory and go into the same file. */
 static int add_side(struct ckpt_apply *ap, uint32_t side)
 {
     struct ckpt_instance *in = &ap->in;
@@ -78,7 +78,7 @@ static int add_side(struct ckpt_apply *ap, uint32_t side)
     return 0;
 }
 
-/* One side that is made of several tensors: when the first of them comes. */
+/* Add one target side that is made of several tensors, when the first of them is reached. */
 static int gather_side(struct ckpt_apply *ap, uint32_t side)
 {
     ckpt_cleanup(ckpt_resolution_release) struct ckpt_resolution r = {0};
@@ -97,7 +97,7 @@ static int gather_side(struct ckpt_apply *ap, uint32_t side)
     return r.presence == CKPT_PRESENT ? ckpt_apply_add(ap, NULL, NULL) : ckpt_apply_missing(ap, &r);
 }
 
-/* Is a target of the rule made of more than the one tensor that in->use speaks of? */
+/* Is a target of the rule made of more tensors than the one in in->use? */
 static bool is_gathered(const struct ckpt_instance *in, uint32_t side)
 {
     const uint32_t bound = in->use.ptr[0].bound, named = in->rule->to[side].name->axes;
@@ -118,7 +118,7 @@ static int convert(struct ckpt_apply *ap, const struct ckpt_tensor *t)
     if (is_gathered(&ap->in, 0)) {
         const struct ckpt_use use = ap->in.use.ptr[0];
         for (uint32_t side = 0; side < rule->nto; side++) {
-            ap->in.rule = rule; /* the sides' own instances take their place */
+            ap->in.rule = rule; /* replaced by the sides' own instances */
             ap->in.use.ptr[0] = use;
             if (gather_side(ap, side) < 0)
                 return -1;

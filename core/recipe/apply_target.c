@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One tensor of the model: its name, what delivers it, its shape and dtype. */
+/* Making one tensor of the model: its name, its sources, its shape and dtype. */
 #include "recipe/apply.h"
 
 #include <inttypes.h>
@@ -19,7 +19,7 @@ int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_item *it, struct ck
     return ap->name.failed ? ckpt_nomem(ap->err) : 0;
 }
 
-/* The model file's shape must be what the rule made. */
+/* Check that the rule's shape is that of the model file. */
 static int check_shape(struct ckpt_apply *ap, const struct ckpt_item *it,
                        const struct ckpt_sizes *sizes, const uint64_t *dim, uint32_t rank)
 {
@@ -104,8 +104,8 @@ static int explain(struct ckpt_apply *ap)
     return ap->explanation ? 0 : ckpt_nomem(ap->err);
 }
 
-/* The instance as tensor ap->name of `cat`, which has the model's sources; `it` is what the model
- * file says of it, or NULL. */
+/* Add the instance as tensor ap->name to `cat`, which has the model's sources; `it` is the model
+ * file's item, or NULL. */
 static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct ckpt_item *it,
                   const struct ckpt_sizes *sizes)
 {

@@ -12,7 +12,7 @@
 
 enum { MAX_DEPTH = 48, MAX_ARGS = 16 };
 
-/* What an argument is: an expression, a tensor name, or the word that a list's index is called. */
+/* The kinds of arguments: an expression, a tensor name, or the name of a list's index. */
 static const struct builtin {
     const char *name;
     unsigned char min, max;
@@ -54,7 +54,7 @@ static char skip(struct parser *p)
     return p->t.s[p->i];
 }
 
-/* A failing helper that suits functions which return a pointer. */
+/* Fails in a function that returns a pointer. */
 #define fail_at(p, at, ...) ((void)ckpt_text_fail(&(p)->t, (at), (p)->err, __VA_ARGS__), NULL)
 
 static struct ckpt_expr *node(struct parser *p, enum ckpt_expr_op op)
@@ -146,7 +146,7 @@ static struct ckpt_expr *parse_text(struct parser *p)
     return e;
 }
 
-/* A tensor's name up to ',' or ')', outside braces. */
+/* Parse a tensor's name, up to ',' or ')' outside of braces. */
 static int parse_name_arg(struct parser *p, struct ckpt_expr *e)
 {
     ckpt_cleanup(ckpt_freep) struct ckpt_scope *sc = calloc(1, sizeof *sc);
@@ -378,8 +378,8 @@ static struct ckpt_expr *parse_or(struct parser *p)
     return e;
 }
 
-/* Left-leaning chains (a + a + a ...) are as deep as they are long: bound what eval will recurse
- * into. */
+/* Chains such as a + a + a ... nest as deeply as they are long, so this bounds the recursion of the
+ * evaluation. */
 enum { MAX_TEXT = 4096 };
 
 int ckpt_expr_parse(struct ckpt_arena *arena, const char *what, const char *text,

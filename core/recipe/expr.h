@@ -31,18 +31,18 @@ struct ckpt_expr_env {
     const struct ckpt_catalog *cat; /* for shape(), dtype(), layers(), has(); NULL: unknown */
 };
 
-/* The value, a new reference; NULL: unknown. */
+/* Evaluate the expression to a new reference; NULL: unknown. */
 json_t *ckpt_expr_eval(const struct ckpt_expr *e, const struct ckpt_expr_env *env);
 
 enum ckpt_truth { CKPT_FALSE, CKPT_TRUE, CKPT_UNKNOWN };
 
-/* Truth of a condition: false, 0, '' and empty lists are false. */
+/* The truth of a condition: false, 0, '' and empty lists are false. */
 enum ckpt_truth ckpt_expr_truth(const struct ckpt_expr *e, const struct ckpt_expr_env *env);
 
 /* Call fn for every key that the expression reads. */
 void ckpt_expr_keys(const struct ckpt_expr *e, void (*fn)(void *ctx, const char *key), void *ctx);
 
-/* The key, if the expression is nothing but one; else NULL. */
+/* The key, if the expression is a single key; else NULL. */
 const char *ckpt_expr_key(const struct ckpt_expr *e);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tree walk with three-valued logic. */
+/* Evaluating an expression's tree with three-valued logic. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,15 +21,15 @@ struct local {
 struct eval {
     const struct ckpt_expr_env *env;
     const struct local *local;
-    unsigned fuel; /* bounds the work that a hostile config can ask for */
-    const struct ckpt_expr
-        *layers; /* the last layers() and its value: each() asks again and again */
+    unsigned fuel; /* bounds the work that a hostile config can cause */
+    /* the last layers() and its value, because each() evaluates it repeatedly */
+    const struct ckpt_expr *layers;
     json_t *layers_value;
 };
 
 static json_t *eval(struct eval *ev, const struct ckpt_expr *e);
 
-/* Pay for a walk over n things; false: too much was asked for. */
+/* Subtract n steps from the budget; false: it is used up. */
 static bool burn(struct eval *ev, size_t n)
 {
     bool enough = n < ev->fuel;
@@ -38,7 +38,7 @@ static bool burn(struct eval *ev, size_t n)
     return enough;
 }
 
-/* A walk over all names compares little of each. */
+/* Subtract a search through all names, which compares little of each. */
 static bool burn_names(struct eval *ev)
 {
     return ev->env->cat && burn(ev, ev->env->cat->tensors.len / 64);
@@ -101,7 +101,7 @@ static json_t *arithmetic_int(enum ckpt_expr_op op, json_int_t a, json_int_t b)
     case CKPT_OP_MUL:
         bad = ckd_mul(&r, a, b);
         break;
-    case CKPT_OP_MOD: /* as Python's: the sign of b */
+    case CKPT_OP_MOD: /* as in Python, the result has the sign of b */
         r = a % b;
         if (r && (r < 0) != (b < 0))
             r += b;
@@ -245,7 +245,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The first numbers of the names that fit, ascending, each once. */
+/* The values of the first number in the matching names, ascending, each once. */
 static json_t *eval_layers(struct eval *ev, const struct ckpt_expr *e)
 {
     const struct ckpt_catalog *cat = ev->env->cat;
@@ -270,7 +270,7 @@ static json_t *eval_layers(struct eval *ev, const struct ckpt_expr *e)
     return list;
 }
 
-/* shape(): of the whole, which a ranked tensor's is not known to be; part(): of what one rank has.
+/* shape(): of the whole tensor, which is not known for a ranked tensor; part(): of one rank's part.
  */
 static json_t *eval_shape(struct eval *ev, const struct ckpt_expr *e)
 {
@@ -284,7 +284,8 @@ static json_t *eval_shape(struct eval *ev, const struct ckpt_expr *e)
     return i < t->rank && t->dim[i] <= INT64_MAX ? json_integer((json_int_t)t->dim[i]) : NULL;
 }
 
-/* each(i, n, e): the values of e. where(i, n, e): the i for which e is true. Unknown if any is. */
+/* each(i, n, e): the values of e. where(i, n, e): the i for which e is true. Unknown if any of them
+ * is. */
 static json_t *eval_list(struct eval *ev, const struct ckpt_expr *e)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *n = eval(ev, e->args[0]);
@@ -332,7 +333,7 @@ static json_t *eval_len(struct eval *ev, const struct ckpt_expr *e)
     return json_is_array(v) ? json_integer((json_int_t)json_array_size(v)) : NULL;
 }
 
-/* Names are written as one likes: the case of letters does not count. */
+/* The search ignores the case of letters, because names are written in different ways. */
 static json_t *eval_contains(struct eval *ev, const struct ckpt_expr *e)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *s = eval(ev, e->args[0]);

@@ -216,7 +216,7 @@ static int keep_items(struct reader *r, const item_vec *v, struct ckpt_items *re
     return 0;
 }
 
-/* Put what *it stands for inside a new item. */
+/* Put the content of *it into a new item. */
 static int wrap(struct reader *r, struct ckpt_item *it)
 {
     struct ckpt_item *inner = ckpt_arena_alloc(r->arena, sizeof *inner);
@@ -252,8 +252,8 @@ static int read_group_lists(struct reader *r, const char *where, const char *at,
     return 0;
 }
 
-/* {"each", "when", "at", "block", "tied", "tensors" | "either"}: each around when around the list.
- */
+/* Read {"each", "when", "at", "block", "tied", "tensors" | "either"}: `each` encloses `when`, which
+ * encloses the list. */
 static int read_group(struct reader *r, const char *where, const char *at, const json_t *j,
                       int depth, item_vec *out)
 {
@@ -302,7 +302,7 @@ static int read_group(struct reader *r, const char *where, const char *at, const
         it.block = json_is_true(json_object_get(j, "block"));
     }
     if (!each && !when && it.kind == CKPT_ITEM_EACH)
-        it.kind = CKPT_ITEM_EITHER; /* a bare group: the only list of a choice of one */
+        it.kind = CKPT_ITEM_EITHER; /* a group without conditions: a choice with one list */
     return ckpt_vec_push(out, it) < 0 ? ckpt_nomem(r->err) : 0;
 }
 

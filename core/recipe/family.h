@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Model files: what a Hugging Face model family has, for all frameworks: config keys, named sizes,
- * and its tensors in the order in which transformers saves them. */
+/* Model files, which describe a Hugging Face model family for all frameworks: config keys, named
+ * sizes, and its tensors in the order in which transformers saves them. */
 #ifndef CKPT_RECIPE_FAMILY_H
 #define CKPT_RECIPE_FAMILY_H
 
@@ -20,7 +20,7 @@ enum { CKPT_FAMILY_DIMS = 64, CKPT_FAMILY_LOOPS = 4 };
 
 struct ckpt_dim {
     const char *name;
-    const struct ckpt_expr **expr; /* the first that is known */
+    const struct ckpt_expr **expr; /* expressions, of which the first known one counts */
     size_t nexpr;
     const char *option; /* the config key that a user can give, or NULL */
 };
@@ -44,15 +44,15 @@ struct ckpt_item {
     const char *loop;
     bool block;
     const struct ckpt_expr *when; /* WHEN */
-    const char *tied; /* WHEN: the model's tensor of which the list's are copies where it is false;
-                         or NULL */
+    const char *tied; /* WHEN: the tensor of which the list's tensors are copies if the condition is
+                         false; or NULL */
     const struct ckpt_items *list; /* EACH and WHEN have one, EITHER several */
     size_t nlist;
 };
 
 struct ckpt_family {
     const char *name;         /* "models/llama" */
-    const char *const *types; /* model_type values that this family stands for */
+    const char *const *types; /* model_type values that this family describes */
     size_t ntypes;
     json_t *config; /* fixed members of config.json; the family owns it */
     const char *const *needs;
@@ -61,17 +61,18 @@ struct ckpt_family {
     struct ckpt_dim dim[CKPT_FAMILY_DIMS];
     size_t ndim;
     struct ckpt_items tensors;
-    bool open; /* no list: the checkpoint says which tensors there are */
+    bool open; /* no list: the tensors are those of the checkpoint */
 };
 
-/* Parse text[0..len), or what was parsed already, into the arena; `name` stands in errors. The
- * config must be released with ckpt_family_release. */
+/* Parse text[0..len), or a parsed value, into the arena; `name` is used in errors.
+ * ckpt_family_release releases the config. */
 int ckpt_family_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
                       struct ckpt_family **ret, struct ckpt_err *err);
 int ckpt_family_from_json(struct ckpt_arena *arena, const char *name, const json_t *j,
                           struct ckpt_family **ret, struct ckpt_err *err);
 void ckpt_family_release(struct ckpt_family *f);
 
+/* Does the model file name this size, this config key, or this model_type? */
 bool ckpt_family_has_dim(const struct ckpt_family *f, const char *name);
 bool ckpt_family_has_key(const struct ckpt_family *f, const char *key);
 bool ckpt_family_has_type(const struct ckpt_family *f, const char *model_type);

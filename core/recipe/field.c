@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Typed look-ups in recipe files. */
+/* Typed look-ups in the JSON of recipe files. */
 #include "recipe/field.h"
 
 #include <stdarg.h>

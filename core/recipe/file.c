@@ -19,13 +19,14 @@ struct reader {
     struct ckpt_err *err;
 };
 
-/* What of an included file is wanted. */
+/* Which parts of an included file are wanted. */
 enum parts { PART_RULES = 1, PART_REST = 2 };
 
 static int read_file(struct reader *r, const char *name, const char *text, size_t len,
                      unsigned parts, const struct ckpt_rule_context *cx);
 
-/* A file that was found in another folder has its companions there: they come first. */
+/* Find an included file. If the including file is from another folder, that folder is searched
+ * first. */
 static int find(struct reader *r, const char *name, const char **ret_text, size_t *ret_len,
                 char **ret_free)
 {
@@ -60,7 +61,7 @@ static int include(struct reader *r, const char *where, const char *name, unsign
     if (find(r, name, &text, &len, &owned) < 0)
         return ckpt_err_in(r->err, "%s: include", where);
     const char *outer = r->current, *label = name, *slash = strrchr(outer, '/');
-    if (slash && !strchr(name, '/')) /* for messages: where it was found */
+    if (slash && !strchr(name, '/')) /* for messages: the folder in which it was found */
         label = ckpt_field_text(r->arena, r->err, "%.*s/%s", (int)(slash - outer), outer, name);
     if (!label)
         return -1;
@@ -251,7 +252,8 @@ static int read_prefixes(struct reader *r, const char *where, const json_t *list
     return 0;
 }
 
-/* Read backwards, they would speak of other names. */
+/* Read "ignores". It is an error in a recipe that is read backwards, since it names other tensors.
+ */
 static int read_ignores(struct reader *r, const char *where, const json_t *list)
 {
     static const char *const known[] = {"names", "why", NULL};
@@ -279,8 +281,8 @@ static int read_ignores(struct reader *r, const char *where, const json_t *list)
     return 0;
 }
 
-/* A key that was given by an included file is replaced where it stands: keys are evaluated in
- * order. */
+/* Set a key. If an included file has set it, its origin is replaced at the same position, because
+ * keys are evaluated in order. */
 static int set_key(struct reader *r, const char *where, const char *key, const json_t *v)
 {
     struct ckpt_config_key *k = NULL;
@@ -308,7 +310,7 @@ static int read_config(struct reader *r, const char *where, const json_t *config
     return 0;
 }
 
-/* Evidence of included files counts too. */
+/* Read conditions; those of included files count too. */
 static int read_when(struct reader *r, const char *name, const json_t *j)
 {
     const struct ckpt_expr *when;
@@ -353,7 +355,7 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
                : 0;
 }
 
-/* Only the outermost file says what the recipe is for. */
+/* Read the members that only the outermost file may have. */
 static int read_head(struct reader *r, const char *name, const json_t *j)
 {
     json_t *model = json_object_get(j, "model");

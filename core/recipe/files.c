@@ -12,7 +12,7 @@ enum { MAX_FILE = 4 << 20, MAX_FILES = 4096, MAX_TOTAL = 64 << 20 };
 
 #define SUFFIX ".json"
 
-/* The walk over a given directory: its folders, and the files of one of them. */
+/* Listing a given directory: its folders, and the files of one of them. */
 struct given {
     struct ckpt_files *files;
     struct ckpt_dir *dir;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From marks to boxes. A dimension of a rank's part is cut into runs; each lies in the whole either
- * at a place of its own for every rank, or at one place for all. */
+/* Converting sharding annotations to boxes. A dimension of a rank's part is divided into runs. In
+ * the whole tensor, a run has either a different position for each rank, or one position for all.
+ */
 #include "recipe/join.h"
 
 #include <inttypes.h>
@@ -13,11 +14,11 @@
 enum { MAX_RUNS = 1 << 16 };
 
 struct run {
-    uint64_t lo, n, at; /* in the part; in the whole, of rank 0 */
-    bool ranked;        /* rank t's lies t * n further on */
+    uint64_t lo, n, at; /* first index and length in the part; index in the whole for rank 0 */
+    bool ranked;        /* the run of rank t is t * n further */
 };
 
-/* How one tensor's parts join. */
+/* How the parts of one tensor are joined. */
 struct plan {
     struct {
         CKPT_VEC(struct run) run;
@@ -31,7 +32,7 @@ struct joiner {
     const struct ckpt_side *side;
     const struct ckpt_sizes *sizes;
     struct plan *plan;
-    uint32_t dim; /* being laid out */
+    uint32_t dim; /* the dimension that is being computed */
     struct ckpt_err *err;
 };
 
@@ -81,7 +82,8 @@ static int add_run(struct joiner *j, uint64_t lo, uint64_t n, uint64_t at, bool 
 static int lay(struct joiner *j, const struct ckpt_factor *f, uint64_t n, uint64_t unit,
                uint64_t lo, uint64_t at, uint64_t *ret_whole);
 
-/* A marked factor: the whole is the ranks' parts one after the other, unless each has it all. */
+/* An annotated factor: the whole consists of the ranks' parts in order, unless each rank has the
+ * whole. */
 static int lay_marked(struct joiner *j, const struct ckpt_factor *f, uint64_t n, uint64_t unit,
                       uint64_t lo, uint64_t at, uint64_t *ret_whole)
 {
@@ -95,7 +97,7 @@ static int lay_marked(struct joiner *j, const struct ckpt_factor *f, uint64_t n,
     return add_run(j, lo, n * unit, at, !copy);
 }
 
-/* What a summand's part has, if that is known without the others. */
+/* The size of a summand's part, if it is known without the others. */
 static bool part_size(const struct joiner *j, const struct ckpt_factor *f, uint64_t *ret)
 {
     if (!known_size(j, f, ret))
@@ -108,7 +110,7 @@ static bool part_size(const struct joiner *j, const struct ckpt_factor *f, uint6
     return true;
 }
 
-/* Summands of unknown size are equal: they share the rest. */
+/* Summands of unknown size are equal: they divide the rest. */
 static int lay_sum(struct joiner *j, const struct ckpt_factor *f, uint64_t n, uint64_t unit,
                    uint64_t lo, uint64_t at, uint64_t *ret_whole)
 {
@@ -135,7 +137,7 @@ static int lay_sum(struct joiner *j, const struct ckpt_factor *f, uint64_t n, ui
     return 0;
 }
 
-/* One factor of a product is cut; those before it repeat the cut. */
+/* In a product one factor is divided; the factors before it repeat the division. */
 static int lay_product(struct joiner *j, const struct ckpt_factor *f, uint64_t n, uint64_t unit,
                        uint64_t lo, uint64_t at, uint64_t *ret_whole)
 {
@@ -149,7 +151,8 @@ static int lay_product(struct joiner *j, const struct ckpt_factor *f, uint64_t n
             cut = c;
             continue;
         }
-        /* what follows a marked first factor need not be known: the cut is that of the whole */
+        /* the size after an annotated first factor need not be known, because the division is that
+         * of the whole */
         if (!known_size(j, &f->child[c], &one)) {
             if (cut == 0 && f->child[0].rank)
                 return lay_marked(j, f, n, unit, lo, at, ret_whole);
@@ -168,8 +171,8 @@ static int lay_product(struct joiner *j, const struct ckpt_factor *f, uint64_t n
     return ckd_mul(ret_whole, whole, outer * inner) ? no_fit(j, n) : 0;
 }
 
-/* The part's n steps (of `unit` elements each) from lo on are factor f; in the whole it begins at
- * `at`. */
+/* Compute the runs of factor f, which is n steps (of `unit` elements each) from lo on in the part,
+ * and begins at `at` in the whole. */
 static int lay(struct joiner *j, const struct ckpt_factor *f, uint64_t n, uint64_t unit,
                uint64_t lo, uint64_t at, uint64_t *ret_whole)
 {
@@ -185,8 +188,8 @@ static int lay(struct joiner *j, const struct ckpt_factor *f, uint64_t n, uint64
 
 /* ---- a tensor ---- */
 
-/* What stands in the pattern for dimension d of `rank`; NULL: nothing that could be marked. False:
- * the pattern has another number of dimensions. */
+/* The factor of the pattern for dimension d of `rank`; NULL: there is none that could be annotated.
+ * False: the pattern has another number of dimensions. */
 static bool factor_of(const struct ckpt_side *side, uint32_t spelling, uint32_t rank, uint32_t d,
                       const struct ckpt_factor **ret)
 {
@@ -245,11 +248,11 @@ static bool same_plan(const struct plan *a, const struct plan *b)
 struct cutter {
     const struct ckpt_tensor *t;
     const struct plan *plan;
-    uint64_t dim[CKPT_MAX_RANK]; /* of the whole */
+    uint64_t dim[CKPT_MAX_RANK]; /* shape of the whole */
     CKPT_VEC(struct ckpt_piece_draft) out;
 };
 
-/* What run which[d] of every dimension has of box b of rank t's part. */
+/* Add the part of box b, of rank t's part, that is in run which[d] of every dimension. */
 static int cut_runs(struct cutter *c, const struct ckpt_piece *piece, const struct ckpt_box *b,
                     uint64_t t, const size_t *which, struct ckpt_err *err)
 {
@@ -272,7 +275,7 @@ static int cut_runs(struct cutter *c, const struct ckpt_piece *piece, const stru
         stride[d] = piece->axis[d + 1].src;
         src += (lo - first) * stride[d];
     }
-    if (!ranked && t > 0) /* a copy */
+    if (!ranked && t > 0) /* the other ranks have copies */
         return 0;
     if (ckpt_vec_add(&c->out, &draft) < 0)
         return ckpt_nomem(err);
@@ -332,7 +335,7 @@ bool ckpt_join_needed(const struct ckpt_catalog *src)
     return false;
 }
 
-/* All rules that take the tensor must join it alike. */
+/* Join a tensor. All rules that use it must join it in the same way. */
 static int join_tensor(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
                        struct ckpt_catalog *cat, struct ckpt_err *err)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is left over when a recipe has been applied. */
+/* Finding tensors that were not used by a recipe. */
 #include "recipe/leftover.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@ enum { MAX_SHOWN = 3 };
 
 /* ---- tensors that nobody asked for ---- */
 
-/* Some of them: how many there are, and the first names. */
+/* A number of tensors, and their first names. */
 struct list {
     size_t n;
     struct ckpt_str names;
@@ -28,8 +28,8 @@ static void add(struct list *l, const char *name)
 
 static void list_release(struct list *l) { ckpt_str_release(&l->names); }
 
-/* Those that pattern g matches (NULL: that no pattern matches) among the tensors that are in
- * left[], out of which they are taken. */
+/* Collect, and remove from left[], the tensors that match pattern g (NULL: those that match no
+ * pattern). */
 static int take(const struct ckpt_catalog *src, bool *left, const struct ckpt_ignored *g,
                 struct list *ret, struct ckpt_err *err)
 {

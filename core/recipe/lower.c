@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sizes of a rule's instance, and its terms as boxes of the sources. Work is counted in boxes,
- * never in elements. */
+/* Solving the sizes of a rule's instance, and converting its terms to boxes of the sources. The
+ * work depends on the number of boxes, not of elements. */
 #include "recipe/lower.h"
 
 #include <assert.h>
@@ -11,14 +11,14 @@
 
 #include "base/ckd.h"
 
-/* "..." stands for dimensions whose axes have numbers behind those of the scope. */
+/* The dimensions of "..." are represented by axes whose numbers follow those of the scope. */
 enum {
     REST_AXIS = CKPT_SCOPE_AXES,
     ALL_AXES = CKPT_SCOPE_AXES + CKPT_MAX_RANK,
     MAX_PIECES = 1 << 20
 };
 
-/* A side's dimensions for a tensor of a certain rank. */
+/* The dimensions of a side for a tensor of a certain rank. */
 struct dims {
     struct {
         const struct ckpt_factor *f; /* NULL: of "..." */
@@ -96,7 +96,7 @@ static int solve_rest(struct ckpt_instance *in, const struct dims *d, const stru
     return 0;
 }
 
-/* One round over all dimensions; true if a size was found. */
+/* Try to solve each dimension once; true if a size was found. */
 static bool solve_round(struct ckpt_instance *in)
 {
     uint32_t before = in->sizes.known;
@@ -264,7 +264,7 @@ struct line {
     uint64_t n[CKPT_MAX_AXES], stride[CKPT_MAX_AXES];
 };
 
-/* Where the axes of a term are in the source, while boxes are cut. */
+/* Positions of a term's axes in the source, while boxes are cut. */
 struct ckpt_cutter {
     const struct ckpt_instance *in;
     const struct ckpt_use *use;
@@ -279,7 +279,7 @@ struct ckpt_cutter {
     size_t nspan[CKPT_MAX_RANK];
     uint64_t esize;
     ckpt_drafts *out;
-    uint64_t numel; /* delivered */
+    uint64_t numel; /* number of elements so far */
 };
 
 static bool fixed_at(const struct ckpt_cutter *c, uint32_t axis, uint64_t *ret)
@@ -328,7 +328,7 @@ static int line_of(const struct ckpt_cutter *c, const struct dims *d, uint32_t k
     return 0;
 }
 
-/* Emit the box that spans which[] of each source dimension make. */
+/* Add the box that consists of the spans which[] in each source dimension. */
 static int emit(struct ckpt_cutter *c, const struct ckpt_piece *piece, const struct ckpt_box *box,
                 const size_t *which, struct ckpt_err *err)
 {
@@ -388,7 +388,7 @@ static int emit(struct ckpt_cutter *c, const struct ckpt_piece *piece, const str
     return 0;
 }
 
-/* All elements of the term that lie in one piece of the source. */
+/* Add all elements of the term that are in one piece of the source. */
 static int cut_piece(struct ckpt_cutter *c, const struct ckpt_piece *piece, struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = c->use->tensor;
@@ -418,8 +418,8 @@ static int cut_piece(struct ckpt_cutter *c, const struct ckpt_piece *piece, stru
     }
 }
 
-/* The first piece that may end behind element `at`: pieces are ascending by dst and none spans more
- * than max_span. */
+/* Find the first piece that may end after element `at`: pieces are ascending by dst, and none is
+ * longer than max_span. */
 static size_t first_piece(const struct ckpt_tensor *t, uint64_t at)
 {
     uint64_t from = at >= t->max_span ? at - t->max_span : 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a rule and its tensors to pieces: solve the sizes, then intersect terms with the sources'
- * boxes. */
+/* Converting a rule and its source tensors to pieces: solve the sizes, then intersect the terms
+ * with the sources' boxes. */
 #ifndef CKPT_RECIPE_LOWER_H
 #define CKPT_RECIPE_LOWER_H
 
@@ -12,7 +12,7 @@
 #include "recipe/settings.h"
 #include "tensor/catalog.h"
 
-/* A source tensor of an instance. */
+/* A source tensor of a rule instance. */
 struct ckpt_use {
     const struct ckpt_tensor *tensor;
     uint32_t side, spelling;
@@ -24,32 +24,34 @@ struct ckpt_use {
  * fix. */
 struct ckpt_instance {
     const struct ckpt_rule *rule;
-    uint32_t side; /* of the target */
+    uint32_t side; /* number of the target side */
     const char *target;
     struct ckpt_sizes sizes;
     uint32_t bound; /* axes that the target's name fixes */
     uint64_t at[CKPT_SCOPE_AXES];
     CKPT_VEC(struct ckpt_use) use;
-    uint64_t rest[CKPT_MAX_RANK]; /* what "..." stands for */
+    uint64_t rest[CKPT_MAX_RANK]; /* the dimensions that "..." represents */
     uint32_t nrest;
     bool has_rest;
     struct ckpt_cutter *cutter; /* scratch memory, made when it is needed */
 };
 
+/* Free the scratch memory; everything else is borrowed. */
 void ckpt_instance_release(struct ckpt_instance *in);
 
 typedef CKPT_VEC(struct ckpt_piece_draft) ckpt_drafts;
 
-/* Find the sizes from the sources' shapes and check that all fit. CONFLICT or MISSING, naming
- * tensor, dimension, sizes and option. */
+/* Solve the sizes from the sources' shapes, and check that all match. CONFLICT or MISSING names the
+ * tensor, the dimension, the sizes and the option. */
 int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s,
                         struct ckpt_err *err);
 
-/* The target's shape; sizes are solved. */
+/* Compute the target's shape, after the sizes were solved. */
 int ckpt_instance_shape(const struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK],
                         uint32_t *ret_rank, struct ckpt_err *err);
 
-/* The target's pieces, appended to out; together they are every element of it once (checked). */
+/* Append the target's pieces to out. They cover every element of the target exactly once (checked).
+ */
 int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t rank,
                         ckpt_drafts *out, struct ckpt_err *err);
 

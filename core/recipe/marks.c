@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a tensor's name to its item of a model file, and from the item's pattern to shares. */
+/* Finding a tensor's item in a model file by its name, and computing sharding annotations from the
+ * item's pattern. */
 #include "recipe/marks.h"
 
 #include <inttypes.h>
@@ -14,7 +15,7 @@
 #include "recipe/recipes.h"
 #include "recipe/settings.h"
 
-/* One model file with the numbers of a config; settings.family is NULL: none. */
+/* One model file with the numbers of a config; settings.family is NULL if there is none. */
 struct book {
     struct ckpt_settings settings;
     CKPT_VEC(const struct ckpt_item *) items; /* tensors */
@@ -25,7 +26,7 @@ struct ckpt_marker {
     const json_t *config;
     const struct ckpt_type *type;
     struct ckpt_arena arena;
-    struct ckpt_family *names; /* what most families call the parts of layers */
+    struct ckpt_family *names; /* common names of the parts of layers */
     struct book own, common;
     bool has_head;
 };
@@ -64,8 +65,8 @@ static void book_release(struct book *b)
     ckpt_vec_release(&b->items);
 }
 
-/* Is the family that of this model_type, by its list or (what is no family of Hugging Face's) by
- * what it makes of it? */
+/* Does the family describe this model_type, in its list or (for types that are not Hugging Face's)
+ * by the config that it produces? */
 static bool is_family(const struct ckpt_family *f, const char *type)
 {
     const char *made = ckpt_json_str(f->config, "model_type");
@@ -134,10 +135,11 @@ bool ckpt_marker_has_head(const struct ckpt_marker *m) { return m->has_head; }
 
 /* ---- names ---- */
 
-/* How a tensor of scales or codes follows the weight whose name it has, but for the end. */
+/* How a tensor of scales or codes is divided like the weight with the same name except for the
+ * suffix. */
 struct follower {
     const char *end;
-    uint32_t from[4]; /* dimension of the weight, for each of its own */
+    uint32_t from[4]; /* for each dimension the corresponding one of the weight */
     uint32_t block[4];
     bool by_config; /* blocks as config.json says */
 };
@@ -149,16 +151,16 @@ static const struct follower followers[] = {
     {"_scales", {0, 2, 1, 3}, {1, 1, 32, 1}, false},
 };
 
-/* What a tensor's name leads to. */
+/* The result of looking up a tensor's name. */
 struct entry {
     const struct book *book;
-    const struct ckpt_item *item; /* NULL: nothing */
+    const struct ckpt_item *item; /* NULL: not found */
     uint64_t number[CKPT_NAME_NUMBERS];
-    const struct follower *follower; /* or NULL: the tensor is the item's */
+    const struct follower *follower; /* NULL: the tensor is the item's own */
 };
 
-/* The common names stand at the end of any name: prefixes differ. Beside the layers' they are names
- * of the model's own parts, which no layer has. */
+/* Match a common name with the end of a tensor's name, because prefixes differ. In addition to
+ * names in layers, there are common names of parts outside of any layer. */
 static bool match_end(const struct ckpt_item *it, const char *name, size_t len, uint64_t *number)
 {
     const bool in_layer = it->name->axes != 0;
@@ -191,13 +193,14 @@ static bool find_in(const struct book *b, bool ends, const char *name, size_t le
     return false;
 }
 
-/* Towers of other senses, and what is written for several tokens at once: no common layers. */
+/* Does the tensor belong to an encoder of another modality, or to layers for multi-token
+ * prediction, which are not counted as layers? */
 static bool is_beside(const struct ckpt_marker *m, const char *name)
 {
     return ckpt_texts_in(&m->type->stages.beside, name);
 }
 
-/* rank 0: whatever it has. */
+/* rank 0: any rank matches */
 static bool find_name(const struct ckpt_marker *m, const char *name, size_t len, uint32_t rank,
                       struct entry *ret)
 {
@@ -240,7 +243,7 @@ static bool name_number(const struct entry *e, const char *axis, uint64_t *ret)
     return false;
 }
 
-/* A layer's number in a name that no file knows: "...layers.3....". */
+/* Find a layer's number in a name that no file describes: "...layers.3....". */
 static bool loose_layer(const struct ckpt_texts *before, const char *name, uint64_t *ret)
 {
     for (const char *at = name; at; at = strchr(at, '.'), at += at != NULL)
@@ -323,7 +326,7 @@ static int add_marked(struct walk *w, const struct ckpt_factor *f, uint64_t lo, 
                       uint64_t inner)
 {
     struct ckpt_share s = {.lo = lo, .n = size * inner, .way = CKPT_WAYS};
-    const struct ckpt_factor *g = f; /* what is in the parentheses */
+    const struct ckpt_factor *g = f; /* the content of the parentheses */
 
     if (strcmp(f->rank, "tp") == 0)
         s.way = CKPT_TP;
@@ -341,7 +344,8 @@ static int add_marked(struct walk *w, const struct ckpt_factor *f, uint64_t lo, 
     return add_share(w, &s);
 }
 
-/* The factor begins at lo; each of its elements stands for `inner` of the dimension's. */
+/* Add a factor that begins at lo, each element of which represents `inner` elements of the
+ * dimension. */
 static int add_factor(struct walk *w, const struct ckpt_factor *f, uint64_t lo, uint64_t inner)
 {
     uint64_t size, outer = 1, within = inner;
@@ -386,7 +390,7 @@ static int add_dim(struct walk *w, const struct ckpt_factor *f, uint64_t n)
 {
     if (!f || !has_mark(f))
         return add_whole(w, 0, n);
-    (void)ckpt_factor_solve_dim(f, &w->sizes, n); /* a size that the config does not say */
+    (void)ckpt_factor_solve_dim(f, &w->sizes, n); /* for a size that the config does not give */
     if (add_factor(w, f, 0, 1) < 0)
         return -1;
     const struct ckpt_share *last = w->out->n ? &w->out->share[w->out->n - 1] : NULL;
@@ -407,8 +411,8 @@ uint32_t ckpt_share_parts(const struct ckpt_share *s, uint32_t tp)
 
 /* ---- scales and codes ---- */
 
-/* Shares of a dimension where one element stands for `block` of the weight's: as the weight's if
- * all cuts fall between blocks, else whole on every rank. */
+/* The division of a dimension in which one element represents `block` elements of the weight's
+ * dimension: as for the weight if all cuts are between blocks, else every rank has the whole. */
 static bool shrink(const struct ckpt_shares *of, uint64_t block, uint64_t n, uint32_t tp,
                    uint32_t ep, struct ckpt_shares *out)
 {
@@ -426,7 +430,7 @@ static bool shrink(const struct ckpt_shares *of, uint64_t block, uint64_t n, uin
     return of->n && out->share[of->n - 1].lo + out->share[of->n - 1].n == n;
 }
 
-/* [in rows, in columns] of what one scale stands for; 0: not said. */
+/* The block of one scale in rows and columns; 0: the config does not say it. */
 static uint64_t config_block(const json_t *config, uint32_t back)
 {
     const json_t *list = ckpt_json_at(config, "quantization_config.weight_block_size");
@@ -437,8 +441,8 @@ static uint64_t config_block(const json_t *config, uint32_t back)
     return json_is_integer(n) && json_integer_value(n) > 0 ? (uint64_t)json_integer_value(n) : 0;
 }
 
-/* The weight's own size along one of its dimensions: its pattern's, or (what a config need not say)
- * the stored one's. */
+/* The weight's size in one dimension: from its pattern, or from the stored tensor if the config
+ * does not give it. */
 static uint64_t weight_dim(const struct ckpt_marker *m, const struct ckpt_tensor *t,
                            const struct entry *e, struct walk *w, uint32_t d)
 {

@@ -28,7 +28,7 @@ size_t ckpt_name_extent(const char *side)
 
 /* ---- groups of words ---- */
 
-/* If a group {a|b} begins at s: its length, and the count of its words. 0: not one. */
+/* The length of a group {a|b} at s, and its number of words; 0: there is no group. */
 static size_t group_at(const char *s, uint32_t *ret_words)
 {
     size_t i = 1;
@@ -83,7 +83,7 @@ int ckpt_name_choose(const char *s, const uint32_t *choice, struct ckpt_str *out
 
 /* ---- spellings ---- */
 
-/* One spelling: the bytes and where they stand in the text. */
+/* One spelling: its bytes and their positions in the text. */
 struct spelling {
     char s[CKPT_NAME_LEN + 1];
     uint16_t pos[CKPT_NAME_LEN + 1];
@@ -151,7 +151,7 @@ static int number_offset(struct number_parser *p)
     return 0;
 }
 
-/* The inside of {...}: [list:] axis {axis} [+offset] [/rank]. p->i stands behind '{'. */
+/* Parse the inside of {...}: [list:] axis {axis} [+offset] [/rank]. p->i is after '{'. */
 static int parse_number(struct number_parser *p)
 {
     struct namer *nm = p->nm;
@@ -212,7 +212,7 @@ static int add_axes(struct namer *nm, const struct ckpt_name_part *part, size_t 
     return 0;
 }
 
-/* The axis that an absent optional part leaves to the tensor's first dimension. */
+/* The axis that is the tensor's first dimension if the optional part is absent. */
 static int absent_axis(struct namer *nm, const struct spelling *sp, int8_t *ret)
 {
     struct ckpt_name_part part;
@@ -299,7 +299,7 @@ static void take(struct spelling *sp, const struct ckpt_text *t, size_t from, si
     }
 }
 
-/* Expand what follows t->s[i]; sp holds what was chosen so far. */
+/* Expand the text after t->s[i]; sp has the choices so far. */
 static int spell(struct namer *nm, struct spelling *sp, size_t i)
 {
     const char *s = nm->t->s;

@@ -20,9 +20,9 @@
 
 enum {
     CKPT_NAME_PARTS = 32,
-    CKPT_NAME_NUMBERS = 8, /* of them, numbers */
-    CKPT_NAME_FACTORS = 4, /* of a number */
-    CKPT_NAME_LEN = 4096,  /* bytes of a name that a recipe can speak of */
+    CKPT_NAME_NUMBERS = 8, /* limit of numbers in a name */
+    CKPT_NAME_FACTORS = 4, /* limit of factors of a number */
+    CKPT_NAME_LEN = 4096,  /* limit of a name's length in bytes */
 };
 
 struct ckpt_name_part {
@@ -40,31 +40,33 @@ struct ckpt_name {
     const struct ckpt_name_part *part;
     const char *text; /* for messages */
     uint32_t npart;
-    uint32_t axes; /* of the numbers */
-    int8_t lead; /* an absent optional part: the axis that is the tensor's first dimension instead;
-                    or -1 */
+    uint32_t axes; /* the axes in the numbers */
+    int8_t lead;   /* if an optional part is absent: the axis that is the tensor's first dimension
+                      instead; or -1 */
 };
 
-/* Length of the name at the beginning of a side: up to the first blank outside braces. */
+/* The length of the name at the beginning of a side, which ends at the first blank outside of
+ * braces. */
 size_t ckpt_name_extent(const char *side);
 
-/* Write s[0..len) with all groups {a|b} replaced by their choice[]-th words. `pos` gets one entry
- * per byte and one for the end. Counts the groups and their words; choice may be NULL (count only).
- */
+/* The groups of words {a|b} in a name: their number, and the number of words in each. */
 struct ckpt_words {
     uint32_t n;
     uint32_t count[CKPT_NAME_NUMBERS];
 };
+/* Count the groups and their words. `what` names the text in errors. */
 int ckpt_name_words(const char *what, const char *s, struct ckpt_words *ret, struct ckpt_err *err);
+/* Append s with each group replaced by its choice[]-th word. `pos` gets, for each byte of the
+ * result and for its end, the index in s. */
 int ckpt_name_choose(const char *s, const uint32_t *choice, struct ckpt_str *out, uint16_t *pos,
                      struct ckpt_err *err);
 
-/* Parse the name in t->s[0..len), all spellings of it (in the scope's arena). Groups of words must
- * have been chosen. */
+/* Parse all spellings of the name in t->s[0..len) into the scope's arena. Groups of words must have
+ * been replaced. */
 int ckpt_name_parse(struct ckpt_scope *sc, const struct ckpt_text *t, size_t len,
                     struct ckpt_name **ret, uint32_t *ret_n, struct ckpt_err *err);
 
-/* Does name[0..len) fit? value[] gets the numbers, in order. */
+/* Does name[0..len) match? value[] gets the numbers, in order. */
 bool ckpt_name_match(const struct ckpt_name *n, const char *name, size_t len,
                      uint64_t value[CKPT_NAME_NUMBERS]);
 
@@ -72,8 +74,8 @@ bool ckpt_name_match(const struct ckpt_name *n, const char *name, size_t len,
 void ckpt_name_render(const struct ckpt_name *n, const uint64_t value[CKPT_NAME_NUMBERS],
                       struct ckpt_str *out);
 
-/* The name with every run of digits and every number replaced by '#': equal for a template and all
- * names that fit it. */
+/* The name with every run of digits and every number replaced by '#', which is the same for a
+ * template and all names that match it. */
 void ckpt_name_skeleton(const char *name, size_t len, struct ckpt_str *out);
 void ckpt_name_template_skeleton(const struct ckpt_name *n, struct ckpt_str *out);
 

@@ -110,7 +110,8 @@ json_t *ckpt_origin_eval(const struct ckpt_origin *o, const struct ckpt_expr_env
     case ORIGIN_EXPR:
         return ckpt_expr_eval(o->expr, env);
     case ORIGIN_LITERAL:
-        return json_deep_copy(o->literal); /* other views count no references to it */
+        return json_deep_copy(
+            o->literal); /* a copy, because other threads may count references to the literal */
     case ORIGIN_FIRST:
         for (size_t i = 0; i < o->npart && !v; i++)
             v = ckpt_origin_eval(o->part[i], env);

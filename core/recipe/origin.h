@@ -18,11 +18,12 @@
 
 struct ckpt_origin;
 
-/* Parse j into the arena. Literals are referenced from `keep`, an array that must live as long. */
+/* Parse j into the arena. Literals are added to `keep`, an array that must live as long as the
+ * origin. */
 int ckpt_origin_parse(struct ckpt_arena *arena, const char *where, const json_t *j, json_t *keep,
                       const struct ckpt_origin **ret, struct ckpt_err *err);
 
-/* The value, a new reference; NULL: unknown. */
+/* Evaluate the origin to a new reference; NULL: unknown. */
 json_t *ckpt_origin_eval(const struct ckpt_origin *o, const struct ckpt_expr_env *env);
 
 #endif

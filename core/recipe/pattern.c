@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parsing and multiplying out of axis patterns; sizes and strides. */
+/* Parsing and expanding axis patterns; sizes and strides. */
 #include "recipe/pattern.h"
 
 #include <assert.h>
@@ -276,8 +276,8 @@ static int parse_paren(struct parser *p, struct ckpt_factor *f, int depth)
         return ckpt_text_fail(p->t, open, p->err, "this '(' is not closed");
     p->i++;
     if (n == 1) {
-        /* "(f/tp)" and "(f/tp)/ep" must not lose a mark: keep the parenthesis as a product of one.
-         */
+        /* keep the parenthesis as a product of one factor, so that neither annotation of
+         * "(f/tp)/ep" is lost */
         *f = (struct ckpt_factor){.kind = CKPT_FACTOR_PRODUCT};
         return keep_children(p, f, child, n);
     }
@@ -327,7 +327,8 @@ int ckpt_pattern_parse(struct ckpt_scope *sc, const struct ckpt_text *t, size_t 
 
 /* ---- terms ---- */
 
-/* Multiplying out keeps partial products: sets of axes with the choices that led to them. */
+/* The partial products while a pattern is expanded: sets of axes with the choices that lead to
+ * them. */
 struct products {
     struct ckpt_term term[CKPT_PATTERN_TERMS];
     uint32_t n;

@@ -28,10 +28,11 @@ enum {
 /* The axes and sizes that the sides of one rule share. */
 struct ckpt_scope {
     struct ckpt_scope_axis {
-        const char *name; /* "..." stands for all dimensions that a pattern does not spell out */
-        uint64_t size;    /* if var < 0 */
-        int8_t var;       /* the variable that is its size, or -1 */
-        bool sized;       /* "axis=size" was said */
+        /* the axis "..." represents all dimensions that a pattern does not spell out */
+        const char *name;
+        uint64_t size; /* if var < 0 */
+        int8_t var;    /* the variable that is its size, or -1 */
+        bool sized;    /* its size was given as "axis=size" */
     } axis[CKPT_SCOPE_AXES];
     struct ckpt_scope_var {
         const char *name;
@@ -41,7 +42,7 @@ struct ckpt_scope {
     struct ckpt_arena *arena; /* borrowed */
 };
 
-/* Where a text came from, for errors: "<what>: '<text>' character 7: ...". */
+/* A text and where it came from, for errors: "<what>: '<text>' character 7: ...". */
 struct ckpt_text {
     const char *what;
     const char *whole;   /* as written, prefixes included */
@@ -49,6 +50,7 @@ struct ckpt_text {
     const uint16_t *pos; /* index in whole of each byte of s, and of its end; NULL: the same */
 };
 
+/* Record a USAGE error at character `at` of the text. Always returns -1. */
 int ckpt_text_fail(const struct ckpt_text *t, size_t at, struct ckpt_err *err, const char *fmt, ...)
     CKPT_PRINTF(4, 5);
 
@@ -56,8 +58,8 @@ int ckpt_text_fail(const struct ckpt_text *t, size_t at, struct ckpt_err *err, c
 int ckpt_scope_axis(struct ckpt_scope *sc, const char *name, size_t len, struct ckpt_err *err);
 int ckpt_scope_var(struct ckpt_scope *sc, const char *name, size_t len, struct ckpt_err *err);
 
-/* Give every axis that no "=" spoke of its own variable: a dim if its name has two letters or more
- * and no leading '_'. Call when all sides are parsed. */
+/* Give every axis without "=" a variable of its own, which is a dim if its name has two letters or
+ * more and does not begin with '_'. Call it after all sides were parsed. */
 int ckpt_scope_close(struct ckpt_scope *sc, struct ckpt_err *err);
 
 struct ckpt_factor {
@@ -74,13 +76,13 @@ struct ckpt_factor {
 struct ckpt_term {
     uint32_t axes;          /* of the dimensions and of the name */
     uint16_t side, partner; /* the side and term of the other direction with the same elements */
-    uint8_t choice[CKPT_PATTERN_SUMS]; /* which child of each sum; meaningless for sums not on the
-                                          way */
+    uint8_t choice[CKPT_PATTERN_SUMS]; /* the chosen child of each sum; undefined for sums that the
+                                          term does not contain */
 };
 
 struct ckpt_pattern {
     const struct ckpt_factor *dim;
-    uint32_t ndim;   /* dimensions spelt out */
+    uint32_t ndim;   /* number of dimensions that are spelt out */
     int32_t rest_at; /* index in dim before which "..." stands, or -1 */
     uint32_t nsum;
     uint32_t axes; /* all of them, "..." too */
@@ -116,17 +118,17 @@ enum ckpt_size_state { CKPT_SIZE_KNOWN, CKPT_SIZE_UNKNOWN, CKPT_SIZE_OVERFLOW };
 enum ckpt_size_state ckpt_factor_size(const struct ckpt_factor *f, const struct ckpt_sizes *s,
                                       uint64_t *ret, uint32_t *ret_var);
 
-/* Find the only unknown variable of f from its size: true and s is updated. False: several
- * unknowns, a dim (several together may fit any shape and be wrong), not linear, or no whole
- * number. */
+/* Solve f for its only unknown variable: true, and s is updated. False: there are several unknowns,
+ * the unknown is a dim (several dims together could match any shape and be wrong), f is not linear,
+ * or there is no integer solution. */
 bool ckpt_factor_solve(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size);
 
-/* The same where the unknown may be a dim: for a size that only says how one dimension is divided.
- */
+/* As ckpt_factor_solve, but the unknown may be a dim: for a size that only says how one dimension
+ * is divided. */
 bool ckpt_factor_solve_dim(const struct ckpt_factor *f, struct ckpt_sizes *s, uint64_t size);
 
-/* Where a term lies in dimension f: index = offset + sum stride * axis. Slowest first. Sizes known,
- * no overflow. */
+/* The elements of a term in one dimension: index = offset + sum stride * axis, slowest axis first.
+ */
 struct ckpt_layout {
     uint64_t offset;
     uint32_t n;
@@ -135,6 +137,8 @@ struct ckpt_layout {
         uint8_t axis;
     } at[CKPT_SCOPE_AXES];
 };
+/* Compute the layout of a term in dimension f. All sizes must be known; the result cannot overflow.
+ */
 void ckpt_factor_layout(const struct ckpt_factor *f, const struct ckpt_term *term,
                         const struct ckpt_sizes *s, struct ckpt_layout *out);
 

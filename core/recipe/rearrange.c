@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rule made on the spot, with one source and one target. */
+/* Rearranging by a temporary rule with one source and one target. */
 #include "recipe/rearrange.h"
 
 #include <string.h>

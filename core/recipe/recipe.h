@@ -17,19 +17,20 @@
 struct ckpt_recipes;
 struct ckpt_types;
 
-/* The embedded recipes and model files, which are parsed when a checkpoint of their format comes;
- * if `path` is a file, that recipe (JSON; a model file it names that is not embedded lies beside
- * it) is parsed now and is the only candidate; if it is a directory, laid out as core/recipe/data,
- * its files go before the embedded ones, and replace those of the same name. Errors name file,
- * rule and character. To the outside immutable and shareable afterwards. */
+/* Load the embedded recipes and model files, which are parsed when a checkpoint of their format is
+ * opened; if `path` is a file, that recipe (JSON; a model file that it names and that is not
+ * embedded must be in the same directory) is parsed now and is the only candidate; if it is a
+ * directory, laid out as core/recipe/data, its files go before the embedded ones, and replace those
+ * of the same name. Errors name file, rule and character. Afterwards the set is immutable to its
+ * users and can be shared by threads. */
 int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err);
 void ckpt_recipes_free(struct ckpt_recipes *r);
 void ckpt_recipes_freep(struct ckpt_recipes **r);
 
-/* Is there one recipe only, which the user gave as a file? */
+/* Was a single recipe given as a file? */
 bool ckpt_recipes_forced(const struct ckpt_recipes *r);
 
-/* What is known of model types (recipe/types.h), of a loaded set. */
+/* The facts about model types (recipe/types.h) of a loaded set. */
 const struct ckpt_types *ckpt_recipes_types(const struct ckpt_recipes *r);
 
 struct ckpt_recipe_options {
@@ -38,11 +39,12 @@ struct ckpt_recipe_options {
                                   and the recipes' own `_x` names
                                   ({"_rope": "interleaved"}); an object or NULL */
     const char *format;        /* choose among the recipes of this format; NULL: the checkpoint's */
-    bool allow_partial; /* leave out tensors whose sources are not all there, with a warning each */
+    bool
+        allow_partial; /* leave out tensors of which a source is missing, with a warning for each */
     bool allow_leftover; /* leave out tensors that the model does not have, with a warning */
 };
 
-/* A Hugging Face model: what a recipe makes of a checkpoint. */
+/* A Hugging Face model, the result of a recipe. */
 struct ckpt_model {
     struct ckpt_catalog
         *catalog;   /* HF names, in the order of the model's state dict; shares the sources */
@@ -51,10 +53,12 @@ struct ckpt_model {
     char *recipe;   /* "nanotron/llama": which recipe was used */
 };
 
+/* Free the model with its catalogue; the second form is for ckpt_cleanup. */
 void ckpt_model_free(struct ckpt_model *m);
 void ckpt_model_freep(struct ckpt_model **m);
 
-/* Does any recipe fit src? Of a family for which none is meant that is an answer, not an error. */
+/* Does any recipe match src? For a family without recipes, "no" is a normal answer and not an
+ * error. */
 int ckpt_recipe_fits(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
                      const struct ckpt_recipe_options *opt, bool *ret, struct ckpt_err *err);
 
@@ -66,8 +70,8 @@ int ckpt_recipe_apply(const struct ckpt_recipes *r, const struct ckpt_catalog *s
                       const struct ckpt_recipe_options *opt, struct ckpt_model **ret,
                       struct ckpt_err *err);
 
-/* Where does target tensor `name` come from? A new JSON object {"recipe", "rule", "sources":
- * [{"tensor", "pattern"}...]}. */
+/* Explain target tensor `name` as a new JSON object {"recipe", "rule", "sources": [{"tensor",
+ * "pattern"}...]}. */
 int ckpt_recipe_explain(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
                         const struct ckpt_recipe_options *opt, const char *name, json_t **ret,
                         struct ckpt_err *err);

@@ -16,8 +16,8 @@ enum { MAX_FILE = 4 << 20 };
 
 /* ---- finding files ---- */
 
-/* Where a recipe's companions are: beside it (a directory, or the same folder of the embedded
- * ones), else among the embedded ones. */
+/* Where the files that a recipe names are: in its directory (or the same folder of the embedded
+ * files), else among the embedded files. */
 struct beside {
     const struct ckpt_files *files;
     const struct ckpt_dir *dir; /* NULL: embedded */
@@ -98,7 +98,7 @@ int ckpt_model_file(const struct ckpt_recipes *set, struct ckpt_arena *arena, co
     return ckpt_family_parse(arena, name, file->text, file->len, ret, err);
 }
 
-/* The recipe's model file: named, or written into it, or none. */
+/* Add the recipe's model file: named, inline, or none. */
 static int add_family(struct ckpt_recipes *set, struct beside *b, struct ckpt_recipe *r,
                       struct ckpt_err *err)
 {
@@ -173,7 +173,7 @@ static int folder_of(struct ckpt_arena *arena, const char *name, const char **re
     return *ret ? 0 : -1;
 }
 
-/* Has the folder a use of its own, so that other formats need not look there? */
+/* Does the folder have another purpose, so that it has no recipes for other formats? */
 static bool is_known(const char *folder)
 {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
@@ -182,7 +182,7 @@ static bool is_known(const char *folder)
     return strcmp(folder, models_folder) == 0 || strcmp(folder, types_folder) == 0;
 }
 
-/* A user's recipes may lie in folders of any name: their formats tell what they are for. */
+/* Add a user's recipe, which may be in a folder of any name: its format says what it is for. */
 static int add_recipe_file(struct ckpt_recipes *set, const struct ckpt_files *files,
                            const struct ckpt_file *f, const char *folder, struct ckpt_err *err)
 {
@@ -220,7 +220,7 @@ static int add_folder(struct ckpt_recipes *set, const struct ckpt_files *files, 
     return 0;
 }
 
-/* Under the lock. */
+/* Parse a folder's recipes. Called with the lock held. */
 static int parse_folder(const struct ckpt_recipes *all, const char *name,
                         const struct ckpt_recipes **ret, struct ckpt_err *err)
 {
@@ -443,7 +443,7 @@ static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
     return true;
 }
 
-/* Whether the recipe's family is the one that is asked for, if one is. */
+/* Does the recipe's family match the requested one, if there is one? */
 static bool suits_base(const struct ckpt_recipe *r, const struct ckpt_recipe_options *opt)
 {
     const char *type = ckpt_settings_type(opt);
@@ -451,7 +451,8 @@ static bool suits_base(const struct ckpt_recipe *r, const struct ckpt_recipe_opt
     return !type || !r->family || ckpt_family_has_type(r->family, type);
 }
 
-/* Of recipes that fit, those of the lowest tier are candidates: the user's go before the tree's. */
+/* Of the matching recipes, those of the lowest tier are candidates; the user's come before the
+ * embedded ones. */
 enum { NTIER = 4 };
 
 static int tier_of(const struct ckpt_recipe *r) { return 2 * r->fallback + !r->given; }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The set of recipes, and which of them fits a checkpoint. Inner face of recipe.h. */
+/* The set of recipes, and the choice of the one for a checkpoint. This is the internal part of
+ * recipe.h. */
 #ifndef CKPT_RECIPE_RECIPES_H
 #define CKPT_RECIPE_RECIPES_H
 
@@ -14,34 +15,35 @@ struct ckpt_recipes {
     struct ckpt_arena arena;
     CKPT_VEC(struct ckpt_recipe *) recipes;
     CKPT_VEC(struct ckpt_family *) families;
-    struct ckpt_files files;             /* of the whole set; a folder's borrows them */
-    struct ckpt_types *types;            /* NULL: of a folder, or of a recipe from memory */
-    bool given;                          /* by path: the only candidate, whatever its evidence */
-    struct ckpt_recipe_folders *folders; /* the embedded ones, each parsed when it is asked for */
+    struct ckpt_files files;  /* files of the whole set; a folder borrows them */
+    struct ckpt_types *types; /* NULL for a folder, or for a recipe from memory */
+    bool given; /* given by its path: the only candidate, without checking its conditions */
+    struct ckpt_recipe_folders *folders; /* the embedded recipes, each parsed when it is needed */
 };
 
-/* The recipes for checkpoints of one format, parsed now if nobody has asked before; those of a
- * given recipe are that one. Safe from many threads; what is returned lives as long as the set. */
+/* Get the recipes for checkpoints of one format, which are parsed at the first call; if a recipe
+ * was given, that one. Safe from many threads; the result is valid as long as the set. */
 int ckpt_recipes_of(const struct ckpt_recipes *set, const char *format,
                     const struct ckpt_recipes **ret, struct ckpt_err *err);
 
-/* All model files that recipes may name; of a given recipe, its own. */
+/* Get all model files that recipes may name; if a recipe was given, its own. */
 int ckpt_recipes_models(const struct ckpt_recipes *set, const struct ckpt_recipes **ret,
                         struct ckpt_err *err);
 
-/* Is the file of that name ("models/llama") of the user's directory? */
+/* Is the file of that name ("models/llama") from the user's directory? */
 bool ckpt_recipes_has_given(const struct ckpt_recipes *set, const char *name);
 
-/* As ckpt_recipes_load with a path, from memory: no files beside it, only the embedded ones. */
+/* As ckpt_recipes_load with a path, but from memory, so that only embedded files can be included.
+ */
 int ckpt_recipes_parse(const char *name, const char *text, size_t len, struct ckpt_recipes **ret,
                        struct ckpt_err *err);
 
-/* The one recipe that fits. MISSING or CONFLICT. */
+/* Choose the only recipe that matches. MISSING: none does. CONFLICT: several do. */
 int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
                         const struct ckpt_recipe_options *opt, const struct ckpt_recipe **ret,
                         struct ckpt_err *err);
 
-/* A model file that no recipe need name, parsed into the arena; release it with
+/* Parse a model file, even one that no recipe names, into the arena; release it with
  * ckpt_family_release. */
 int ckpt_model_file(const struct ckpt_recipes *set, struct ckpt_arena *arena, const char *model,
                     struct ckpt_family **ret, struct ckpt_err *err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of targets to rules to names of sources. */
+/* Resolving the names of targets to rules and to the names of sources. */
 #include "recipe/resolve.h"
 
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static int index_add(struct ckpt_resolver *rs, struct ckpt_name_index *ix,
     return 0;
 }
 
-/* The first entry that a name may fit, or UINT32_MAX. */
+/* Find the first entry that a name may match, or UINT32_MAX. */
 static uint32_t index_find(struct ckpt_resolver *rs, const struct ckpt_name_index *ix,
                            const char *name, size_t len)
 {
@@ -92,8 +92,8 @@ static bool offset_of(const struct ckpt_name_part *part, const struct ckpt_sizes
     return true;
 }
 
-/* The axes that a number in a name means. False: it means none (out of range, not in the list,
- * sizes unknown). */
+/* Compute the values of the axes from a number in a name. False: no value is possible (out of
+ * range, not in the list, sizes unknown). */
 static bool bind_number(struct ckpt_resolver *rs, const struct ckpt_name_part *part, uint64_t value,
                         const struct ckpt_sizes *sizes, uint64_t *at)
 {
@@ -122,7 +122,7 @@ static bool bind_number(struct ckpt_resolver *rs, const struct ckpt_name_part *p
     return !ckpt_axis_size(sizes, part->axis[0], &size) || value < size;
 }
 
-/* The inverse. False: there is no such number. */
+/* Compute the number from the values of the axes. False: there is none. */
 static bool number_of(struct ckpt_resolver *rs, const struct ckpt_name_part *part,
                       const struct ckpt_sizes *sizes, const uint64_t *at, uint64_t *ret)
 {
@@ -198,7 +198,7 @@ static int survey(struct ckpt_resolver *rs)
     return rs->buf.failed ? ckpt_nomem(rs->err) : 0;
 }
 
-/* A number counted 0..max tells the one size that its factors leave open. */
+/* Numbers from 0 to max determine the only unknown size of the number's factors. */
 static void count_axes(const struct ckpt_name_part *part, uint64_t max, struct ckpt_sizes *sizes)
 {
     const struct ckpt_scope *sc = sizes->scope;
@@ -226,8 +226,8 @@ static void count_axes(const struct ckpt_name_part *part, uint64_t max, struct c
     }
 }
 
-/* Entries of one rule may tell the same size: the greatest counts, so start from what is known
- * without them. */
+/* Determine sizes from numbers in names. Several entries of one rule may determine the same size:
+ * the largest counts, so each starts from the sizes that are known without the others. */
 static void count_numbers(struct ckpt_resolver *rs)
 {
     for (size_t i = 0; i < rs->sources.entry.len; i++) {
@@ -243,7 +243,7 @@ static void count_numbers(struct ckpt_resolver *rs)
 
 /* ---- finding the sources of a target ---- */
 
-/* All tensors of one spelling of a side: one, or as many as its unbound axes make. */
+/* Collect the tensors of one spelling of a side: one tensor, or several if it has unbound axes. */
 static int collect(struct ckpt_resolver *rs, struct ckpt_instance *in, uint32_t side,
                    uint32_t spelling, enum ckpt_presence *ret, char **ret_missing)
 {
@@ -287,8 +287,8 @@ static int collect(struct ckpt_resolver *rs, struct ckpt_instance *in, uint32_t 
     return 0;
 }
 
-/* One side: the spelling that is there. *missing keeps the first name that was looked for in vain.
- */
+/* Collect one side, in the spelling that is stored. *missing keeps the first name that was not
+ * found. */
 static int collect_side(struct ckpt_resolver *rs, struct ckpt_instance *in, uint32_t side,
                         enum ckpt_presence *ret, char **missing)
 {
@@ -336,7 +336,8 @@ static int collect_all(struct ckpt_resolver *rs, struct ckpt_instance *in, enum 
     return 0;
 }
 
-/* The rule of entry x for this target, without sources yet. False: the name does not fit. */
+/* Make the instance of entry x's rule for this target, without sources. False: the name does not
+ * match. */
 static bool instantiate(struct ckpt_resolver *rs, const struct ckpt_name_entry *x, const char *name,
                         size_t len, struct ckpt_instance *in)
 {
@@ -378,7 +379,7 @@ int ckpt_resolve(struct ckpt_resolver *rs, const char *name, size_t len, bool al
     }
     if (ret->presence != CKPT_PRESENT || winner == last)
         return 0;
-    /* A later candidate overwrote the instance: make the winner's again. */
+    /* A later candidate has overwritten the instance: make the chosen one again. */
     enum ckpt_presence p;
     (void)instantiate(rs, winner, name, len, in);
     return collect_all(rs, in, &p, &ret->missing);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the text of a rule's sides to checked terms with partners. */
+/* Compiling the text of a rule's sides to checked terms with partners. */
 #include "recipe/rule.h"
 
 #include <stdio.h>
@@ -67,7 +67,7 @@ static struct ckpt_text draft_text(const struct compiler *c, const struct draft 
     return (struct ckpt_text){c->cx->where, d->whole, d->s, d->pos};
 }
 
-/* The pattern of a side that has none is the other side's, or "...". */
+/* Parse a side's pattern. A side without one has the pattern of the other side, or "...". */
 static int parse_pattern(struct compiler *c, int dir, uint32_t i)
 {
     const struct draft *d = &c->draft[dir][i];
@@ -153,7 +153,8 @@ static int pair_terms(struct compiler *c, int dir)
 
     for (uint32_t i = 0; i < c->n[dir]; i++) {
         struct ckpt_pattern *p = &c->side[dir][i].pattern;
-        struct ckpt_term *term = (struct ckpt_term *)p->term; /* ours, and not yet shared */
+        struct ckpt_term *term =
+            (struct ckpt_term *)p->term; /* not shared yet, so it can be modified */
         for (uint32_t a = 0; a < p->nterm; a++) {
             bool padding = is_padding(c->scope, term[a].axes);
             if (padding && dir == 1)
@@ -173,9 +174,9 @@ static int pair_terms(struct compiler *c, int dir)
     return 0;
 }
 
-/* A number of a name that depends on an axis of unknown extent must be solvable: only the slowest
- * factor may be open. That, like sizes, is seen with a checkpoint; here only the shape of the text
- * is checked. */
+/* Compile all sides. A number in a name that depends on an axis of unknown extent must be solvable,
+ * so only its slowest factor may be unknown. This can be checked only with a checkpoint; here only
+ * the form of the text is checked. */
 static int compile(struct compiler *c, ckpt_rules *out)
 {
     for (int dir = 0; dir < 2; dir++) {

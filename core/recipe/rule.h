@@ -20,7 +20,7 @@ enum { CKPT_RULE_SIDES = 32, CKPT_RULE_WHENS = 8 };
 
 struct ckpt_side {
     const char *text;             /* as written, prefix included */
-    const struct ckpt_name *name; /* spellings; a target has one */
+    const struct ckpt_name *name; /* its spellings; a target has only one */
     uint32_t nname;
     struct ckpt_pattern pattern;
 };
@@ -32,12 +32,13 @@ struct ckpt_rule {
     uint32_t nfrom, nto;
     const struct ckpt_expr *when[CKPT_RULE_WHENS]; /* all must hold */
     uint32_t nwhen;
-    const struct ckpt_value_ops *value; /* computed of what the patterns gather; or NULL */
+    /* operator that is applied to the gathered elements; or NULL */
+    const struct ckpt_value_ops *value;
 };
 
 typedef CKPT_VEC(struct ckpt_rule) ckpt_rules;
 
-/* What surrounds a rule in its file. */
+/* The context of a rule in its file. */
 struct ckpt_rule_context {
     struct ckpt_arena *arena;
     const char *where;
@@ -47,7 +48,7 @@ struct ckpt_rule_context {
     const struct ckpt_value_ops *value;
 };
 
-/* Compile the sides (as in the file) and append the rules that they make to out. */
+/* Compile the sides (as in the file), and append the resulting rules to out. */
 int ckpt_rule_parse(const struct ckpt_rule_context *cx, const char *const *from, uint32_t nfrom,
                     const char *const *to, uint32_t nto, ckpt_rules *out, struct ckpt_err *err);
 

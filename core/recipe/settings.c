@@ -19,7 +19,7 @@ const char *ckpt_settings_type(const struct ckpt_recipe_options *opt)
 
 static json_t *new_ref(const json_t *j) { return j ? json_incref((json_t *)j) : NULL; }
 
-/* `_x`, option.x and about.x; false: the key is of another kind. */
+/* Look up `_x`, option.x and about.x; false: the key is of another kind. */
 static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret)
 {
     if (strncmp(key, "about.", 6) == 0) {
@@ -51,7 +51,7 @@ json_t *ckpt_settings_before(void *ctx, const char *key)
                                : new_ref(s->src->config ? ckpt_json_at(s->src->config, key) : NULL);
 }
 
-/* What dims are made of: HF keys and earlier dims. */
+/* Look up a key for the dims: keys of the HF config, and earlier dims. */
 static json_t *hf_key(const struct ckpt_settings *s, const char *key)
 {
     uint64_t dim;
@@ -103,9 +103,10 @@ static int fill_from_recipe(struct ckpt_settings *s, const struct ckpt_recipe *r
     return 0;
 }
 
-/* The base's config and the user's options beat what was found. What depends on the view stays out.
- * Both belong to all views of a run, which may be opened at the same time: their values are copied,
- * since jansson's reference counts are not for that. */
+/* Add the base's config or the user's options, which override what was found; keys that depend on
+ * the view are left out. Values are copied, because both belong to all views of a run, which
+ * several threads may open at the same time, and jansson's reference counts are not made for that.
+ */
 static int overlay(struct ckpt_settings *s, const json_t *from, bool options)
 {
     static const char *const not_ours[] = {"torch_dtype", "dtype", "transformers_version",
@@ -131,7 +132,7 @@ static bool may_lack(const struct ckpt_recipe *r, const char *key)
     return false;
 }
 
-/* " (model_config.yaml)": where the checkpoint's config was looked for. */
+/* Append " (model_config.yaml)": the places in which a config was looked for. */
 static void put_places(const struct ckpt_settings *s, struct ckpt_str *out)
 {
     const json_t *places = json_object_get(s->src->about, "config_looked_for"), *place;
@@ -183,7 +184,8 @@ bool ckpt_settings_dim(const struct ckpt_settings *s, const char *name, uint64_t
     return false;
 }
 
-/* A dim that is no whole number stays unknown: it matters only where a tensor has it. */
+/* Compute the dims. One that is not an integer stays unknown, which matters only if a tensor has
+ * it. */
 static void compute_dims(struct ckpt_settings *s)
 {
     const struct ckpt_expr_env env = {dim_key, s, s->src};
@@ -244,7 +246,7 @@ int ckpt_settings_of_config(struct ckpt_settings *s, const struct ckpt_family *f
 
 /* ---- remarks ---- */
 
-/* {key} becomes its value. */
+/* Append a text, in which {key} is replaced by the key's value. */
 static void say(struct ckpt_settings *s, const char *why, struct ckpt_str *out)
 {
     for (const char *p = why; *p;) {

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a recipe makes of a checkpoint's config: the Hugging Face config, the recipe's own `_x`
- * values and the dims.
+/* The settings that a recipe derives from a checkpoint's config: the Hugging Face config, the
+ * recipe's own `_x` values and the dims.
  *
  * Conditions and origins read keys in two ways. Before the HF config is there (the recipe's `when`,
  * `config`): `_x`, then the framework's config. After (rules, refuse, warn, the model file): `_x`,
  * the HF config, the dims, then the framework's config. `about.x` is a fact of the reader and
- * option.x what the user gave, in both.
- */
+ * option.x what the user gave, in both. */
 #ifndef CKPT_RECIPE_SETTINGS_H
 #define CKPT_RECIPE_SETTINGS_H
 
@@ -31,26 +30,28 @@ struct ckpt_settings {
     size_t ndim; /* computed so far */
 };
 
-/* That of the options. */
+/* The model type in the options. */
 const char *ckpt_settings_type(const struct ckpt_recipe_options *opt);
 
 /* Environments; ctx is the settings. */
 json_t *ckpt_settings_before(void *ctx, const char *key);
 json_t *ckpt_settings_after(void *ctx, const char *key);
 
-/* Config and dims alone: no remark, no need. Zeroed before; release after failure too. */
+/* Compute only config and dims, without remarks and checks of needed keys. *s is zeroed by the
+ * caller, and must be released after a failure too. */
 int ckpt_settings_draft(struct ckpt_settings *s, const struct ckpt_recipe *r,
                         const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
                         struct ckpt_err *err);
 
-/* Build them. Zeroed before; release after failure too. MISSING: a key that the model needs is not
- * known. UNSUPPORTED: refused. Warnings go to `warnings`. */
+/* Compute the settings. *s is zeroed by the caller, and must be released after a failure too.
+ * MISSING: a key that the model needs is not known. UNSUPPORTED: the recipe refuses. Warnings are
+ * added to `warnings`. */
 int ckpt_settings_init(struct ckpt_settings *s, const struct ckpt_recipe *r,
                        const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt,
                        struct ckpt_catalog *warnings, struct ckpt_err *err);
 
-/* The dims of a family for a model's own config.json: no framework, no recipe. As above, but
- * the config is not kept. */
+/* Compute the dims of a family from a model's own config.json, without framework and recipe. As
+ * ckpt_settings_init, but the config is not kept. */
 int ckpt_settings_of_config(struct ckpt_settings *s, const struct ckpt_family *f,
                             const json_t *config, struct ckpt_err *err);
 void ckpt_settings_release(struct ckpt_settings *s);

@@ -19,7 +19,7 @@ enum { MAX_LIKE = 4 };
 
 struct ckpt_types {
     struct ckpt_arena arena;
-    CKPT_VEC(struct ckpt_type *) list; /* without the common one; given ones first */
+    CKPT_VEC(struct ckpt_type *) list; /* all types except the common one; given ones first */
     struct ckpt_type common, any;
     struct ckpt_map by_type;               /* place in the list */
     CKPT_VEC(struct ckpt_regex *) regexes; /* owned */
@@ -317,8 +317,8 @@ static int read_json(struct reader *r, const struct ckpt_file *file, json_t **re
                : ckpt_fail(r->err, CKPT_FORMAT, "%s: an object is expected here", r->name);
 }
 
-/* What a file does not state is as in the file that it names ("like"), else as in the common one.
- */
+/* Read a file. Facts that it does not state are those of the file that it names ("like"), else of
+ * the common one. */
 static int read_file(const struct reader *from, const struct ckpt_file *file, int depth,
                      struct ckpt_type *out)
 {
@@ -385,7 +385,7 @@ static int add_texts(text_vec *all, const struct ckpt_texts *w)
     return 0;
 }
 
-/* The words at `at` of all files, those of the common one first. */
+/* Combine the lists at offset `at` of all files, beginning with the common one's. */
 static int unite_texts(struct ckpt_types *t, size_t at, struct ckpt_err *err)
 {
     text_vec all = {0};

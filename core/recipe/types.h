@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What transformers knows of a model_type beside its tensors: files types/NAME.json, which say how
- * a checkpoint of that type is recognised, completed and divided. contrib/RECIPES.md describes
- * them.
+/* Facts about a model_type besides its tensors, from files types/NAME.json, which say how a
+ * checkpoint of that type is recognised, completed and divided. contrib/RECIPES.md describes them.
  *
  * A type that no file lists has the facts of types/common.json, except that names by which a model
  * is recognised (embeddings, ties, widths) are those of all files. */
@@ -34,9 +33,9 @@ struct ckpt_text_pairs {
     size_t n;
 };
 
-/* Where the hub keeps a parameter that holds all experts in memory. The module's name ends with
- * `module`; its tensors have each of `part` in that place. "{e}" is an expert's number; without it
- * the tensor holds all experts. */
+/* The hub's tensors of a parameter that has all experts in memory. The module's name ends with
+ * `module`, which each of `part` replaces in the tensors' names. "{e}" is an expert's number;
+ * without it the tensor has all experts. */
 struct ckpt_expert_layout {
     const char *module, *parameter, *part[2];
     size_t npart;
@@ -49,8 +48,8 @@ struct ckpt_expert_layouts {
 
 enum { CKPT_LEAST_DIMS = 4 };
 
-/* Tensors whose dimensions are at least the product of those numbers of the config (no key: any).
- */
+/* Tensors whose dimensions are at least the product of these numbers of the config (no key: any
+ * size). */
 struct ckpt_least {
     const struct ckpt_regex *names;
     struct ckpt_texts dim[CKPT_LEAST_DIMS];
@@ -62,13 +61,14 @@ struct ckpt_leasts {
     size_t n;
 };
 
-/* Parts of a model by texts that a tensor's name contains. */
+/* Parts of a model, by texts that a tensor's name contains. */
 struct ckpt_stages {
-    struct ckpt_texts embedding; /* of tokens, on the first stage */
+    struct ckpt_texts embedding; /* the token embedding, on the first stage */
     struct ckpt_texts first;     /* other parts of the first stage */
-    struct ckpt_texts beside;    /* towers beside the decoder: the first stage, no common layers */
-    struct ckpt_texts last;      /* the output matrix */
-    struct ckpt_texts layers;    /* what stands before a layer's number */
+    struct ckpt_texts
+        beside; /* encoders of other modalities: on the first stage, and not counted as layers */
+    struct ckpt_texts last;   /* the output matrix */
+    struct ckpt_texts layers; /* the text before a layer's number */
 };
 
 enum ckpt_experts_turned {
@@ -80,41 +80,42 @@ enum ckpt_experts_turned {
 struct ckpt_type {
     const char *name; /* "types/llava" */
     struct ckpt_texts model_types;
-    struct ckpt_texts embedding;    /* the input embedding's tensor, by its possible names */
-    struct ckpt_texts output;       /* the output matrix's */
-    const char *last_norm;          /* is there even where a tied embedding is not; or NULL */
-    struct ckpt_text_pairs ties;    /* where config.json says tie_word_embeddings */
-    struct ckpt_texts widths;       /* keys of an embedding that is narrower than the model */
-    struct ckpt_texts order;        /* words of names, in the order of registration */
+    struct ckpt_texts embedding; /* the input embedding's tensor, by its possible names */
+    struct ckpt_texts output;    /* the output matrix's */
+    const char *last_norm; /* a tensor that is stored even if a tied embedding is not; or NULL */
+    struct ckpt_text_pairs ties; /* ties that hold if config.json says tie_word_embeddings */
+    struct ckpt_texts
+        widths; /* config keys of the width of an embedding that is narrower than the model */
+    struct ckpt_texts order; /* parts of names, in the order in which modules register them */
     struct ckpt_text_pairs renames; /* the hub's names to those in memory */
     struct ckpt_expert_layouts experts;
-    struct ckpt_texts parameters; /* of fused experts, in the order of registration */
+    struct ckpt_texts parameters; /* parameters of fused experts, in the order of registration */
     enum ckpt_experts_turned experts_turned;
     bool fused_on_hub; /* experts are one tensor on the hub too */
     bool converted;    /* transformers >= 5 converts the weights while it loads them */
     struct ckpt_texts
-        absent; /* ends of names that a checkpoint may lack though its base has them */
-    struct ckpt_texts buffers; /* ends of names of buffers, which are no parameters */
-    struct ckpt_texts
-        keeps_dtype; /* ends of names that transformers loads as F32, whatever a file has */
-    struct ckpt_texts computed; /* ends of names of what is computed, not stored */
+        absent; /* suffixes of tensors that a checkpoint may lack although its base has them */
+    struct ckpt_texts buffers;     /* suffixes of buffers, which are not parameters */
+    struct ckpt_texts keeps_dtype; /* suffixes of tensors that transformers loads as F32, whatever
+                                      dtype a file has */
+    struct ckpt_texts computed;    /* suffixes of tensors that are computed, not stored */
     struct ckpt_leasts least;
-    const char *layers; /* what stands before the layers' numbers, which are counted; or NULL */
+    const char *layers; /* the text before the layers' numbers, which are counted; or NULL */
     struct ckpt_stages stages;
 };
 
 struct ckpt_types;
 
-/* Parse the files types/NAME.json of a set, of which nothing is kept. FORMAT errors name file and
- * key. Immutable afterwards. */
+/* Parse the files types/NAME.json of a set; nothing of the set is referenced afterwards. FORMAT:
+ * the text names the file and the key. The result is immutable. */
 int ckpt_types_load(const struct ckpt_files *files, struct ckpt_types **ret, struct ckpt_err *err);
 void ckpt_types_free(struct ckpt_types *t);
 void ckpt_types_freep(struct ckpt_types **t);
 
-/* The facts of a model_type, which may be NULL or unknown; never NULL. */
+/* The facts about a model_type, which may be NULL or unknown; never NULL. */
 const struct ckpt_type *ckpt_types_find(const struct ckpt_types *t, const char *model_type);
 
-/* The facts of a type that no file lists. */
+/* The facts about a type that no file lists. */
 const struct ckpt_type *ckpt_types_any(const struct ckpt_types *t);
 
 /* Is the word among them? */

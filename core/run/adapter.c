@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of a PeftModel's state dict -> those of adapter_model.safetensors. */
+/* Converting names of a PeftModel's state dict to those of adapter_model.safetensors. */
 #include "run/adapter.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #define ROOT "base_model.model."
 #define FILE_NAME "adapter_model.safetensors"
 
-/* Words of LoRA, after which an adapter's name may stand. */
+/* Parts of names that LoRA adds, after which the adapter's name may follow. */
 static const char *const lora_words[] = {"lora_A",
                                          "lora_B",
                                          "lora_embedding_A",
@@ -50,7 +50,7 @@ static bool is_lora(const char *name)
     return false;
 }
 
-/* The name in adapter_model.safetensors of one below ROOT. */
+/* The name in adapter_model.safetensors of a name below ROOT. */
 static int canonical(const char *name, char **ret, struct ckpt_err *err)
 {
     struct ckpt_str s = {0};
@@ -63,7 +63,8 @@ static int canonical(const char *name, char **ret, struct ckpt_err *err)
             ckpt_str_puts(&s, s.len ? "." : "");
             ckpt_str_append(&s, p, len);
         }
-        last = is(p, len, "lora_magnitude_vector"); /* a module in memory, a tensor in the file */
+        last = is(p, len,
+                  "lora_magnitude_vector"); /* it is a module in memory, but a tensor in the file */
         p += len + (p[len] == '.');
         next = strcspn(p, ".");
         if ((saved || lora) && !is(p, next, "weight") && !is(p, next, "bias"))
@@ -76,7 +77,7 @@ struct adapter {
     const struct ckpt_catalog *cat;
     const struct ckpt_type *type;
     size_t ntensor;
-    char **name; /* NULL: not the adapter's */
+    char **name; /* NULL: the tensor is not the adapter's */
 };
 
 static void adapter_release(struct adapter *a)
@@ -86,14 +87,14 @@ static void adapter_release(struct adapter *a)
     free(a->name);
 }
 
-/* Is it below ROOT, after nothing or a prefix? */
+/* Find ROOT at the beginning of the name or after a prefix; NULL: it is not there. */
 static const char *find_root(const char *name)
 {
     const char *root = strstr(name, ROOT);
     return root && (root == name || root[-1] == '.') ? root : NULL;
 }
 
-/* The base's own name of one below ROOT. */
+/* The base's own name of a name below ROOT. */
 static int base_name(const char *name, char **ret, struct ckpt_err *err)
 {
     struct ckpt_str s = {0};
@@ -109,8 +110,8 @@ static int base_name(const char *name, char **ret, struct ckpt_err *err)
     return ckpt_str_steal(&s, ret, err);
 }
 
-/* Is it the weight of an input or output embedding, below LoRA's wrapper? PEFT saves it with an
- * adapter of that embedding (save_embedding_layers). */
+/* Is it the weight of an input or output embedding, below LoRA's wrapper? With an adapter of that
+ * embedding, PEFT saves the embedding too (save_embedding_layers). */
 static int is_adapted_embedding(const struct adapter *a, const char *name, bool *ret,
                                 struct ckpt_err *err)
 {
@@ -127,12 +128,12 @@ static int is_adapted_embedding(const struct adapter *a, const char *name, bool 
     return 0;
 }
 
-/* What tells an adapter from a whole PeftModel. */
+/* Evidence for whether a checkpoint is an adapter or a whole PeftModel: numbers of tensors. */
 struct evidence {
-    size_t lora;     /* keys of LoRA */
-    size_t adapted;  /* weights below LoRA's wrappers, but for embeddings' */
-    size_t original; /* weights of modules that the adapter saves, as they were */
-    size_t other;    /* weights of other modules; an adapter has those of modules_to_save */
+    size_t lora;     /* LoRA's own tensors */
+    size_t adapted;  /* weights below LoRA's wrappers, except embeddings */
+    size_t original; /* original weights of modules of which the adapter saves a copy */
+    size_t other; /* weights of other modules, which for an adapter are those of modules_to_save */
 };
 
 static int collect_one(const struct adapter *a, const char *name, struct evidence *e,
@@ -190,7 +191,7 @@ static int rename_one(struct adapter *a, size_t i, struct ckpt_err *err)
     return 0;
 }
 
-/* A whole state dict has the base's weights too. */
+/* Rename all tensors. whole: the catalogue has the base's weights too, which are dropped. */
 static int rename_all(struct adapter *a, struct ckpt_catalog *cat, bool whole, bool quiet,
                       struct ckpt_err *err)
 {
@@ -245,7 +246,8 @@ int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, b
 
 /* ---- the base ---- */
 
-/* Tensor i, unless it is the adapter's. *skipped counts what is not the PeftModel's. */
+/* Add tensor i, unless it belongs to the adapter. *skipped counts tensors that are not the
+ * PeftModel's. */
 static int add_base(const struct adapter *a, size_t i, struct ckpt_catalog *to, size_t *skipped,
                     struct ckpt_err *err)
 {
@@ -265,7 +267,7 @@ static int add_base(const struct adapter *a, size_t i, struct ckpt_catalog *to, 
     return ckpt_catalog_copy(to, &t, err);
 }
 
-/* An empty catalogue over the same sources, with what is said of the checkpoint. */
+/* Make an empty catalogue with the same sources and the same `about`. */
 static int same_sources(const struct ckpt_catalog *cat, struct ckpt_catalog **ret,
                         struct ckpt_err *err)
 {

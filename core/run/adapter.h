@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LoRA keys in checkpoints of any format, under the names that PEFT's save_pretrained gives them.
- */
+/* LoRA adapters in checkpoints of any format: their tensors under the names that PEFT's
+ * save_pretrained gives them. */
 #ifndef CKPT_RUN_ADAPTER_H
 #define CKPT_RUN_ADAPTER_H
 
@@ -11,20 +11,19 @@
 #include "recipe/types.h"
 #include "tensor/catalog.h"
 
-/* A checkpoint of a PeftModel: leave in cat its adapter (what `lora_` stands in, and
- * modules_to_save), as base_model.model.X.lora_A.weight, without wrappers, roots and the adapter's
- * own name
- * ("default"). The base's weights, if they are there too, are left out, as PEFT does, with a
- * warning unless `quiet`. Then *facts are an adapter's. *ret_found is false, and nothing happened,
- * if no key is LoRA's. CONFLICT: two adapters. UNSUPPORTED: LoRA keys that are not below
- * `base_model.model.`. */
+/* If cat is the checkpoint of a PeftModel, leave in it only the adapter: tensors whose names
+ * contain `lora_`, and modules_to_save. They are renamed to base_model.model.X.lora_A.weight,
+ * without wrappers, roots and the adapter's name ("default"). The weights of the base model, if cat
+ * has them, are left out as PEFT does, with a warning unless `quiet`. *facts become those of an
+ * adapter. If no tensor belongs to LoRA, *ret_found is false and nothing is changed. CONFLICT:
+ * there are two adapters. UNSUPPORTED: LoRA tensors are not below `base_model.model.`. */
 int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, bool quiet,
                        struct ckpt_facts *facts, bool *ret_found, struct ckpt_err *err);
 
-/* The base's weights in a checkpoint of a whole PeftModel, as a new catalogue over the same
- * sources: under the names that the base has without PEFT (no `base_model.model.`, `base_layer`,
- * `original_module`), without the adapter. *ret is NULL if the checkpoint holds no LoRA keys, or
- * the adapter only. */
+/* Make a new catalogue, over the same sources, of the base model's weights in a checkpoint of a
+ * whole PeftModel. It has the names of the base without PEFT (no `base_model.model.`, `base_layer`,
+ * `original_module`) and none of the adapter's tensors. *ret is NULL if the checkpoint has no LoRA
+ * tensors, or only the adapter. */
 int ckpt_adapter_base(const struct ckpt_catalog *cat, const struct ckpt_type *type,
                       struct ckpt_catalog **ret, struct ckpt_err *err);
 

@@ -25,7 +25,7 @@ void ckpt_base_free(struct ckpt_base *base)
     free(base);
 }
 
-/* huggingface_hub's default places, in its order. */
+/* The hub's cache directory, looked for in the same places and order as huggingface_hub does. */
 static char *hub_cache(void)
 {
     const char *cache = getenv("HF_HUB_CACHE"), *hf = getenv("HF_HOME");
@@ -40,7 +40,7 @@ static char *hub_cache(void)
     return ckpt_asprintf("%s/.cache/huggingface/hub", home ? home : "");
 }
 
-/* ORG/NAME -> <cache>/models--ORG--NAME/snapshots/<what refs/main says> */
+/* Find <cache>/models--ORG--NAME/snapshots/REV, where REV is the content of refs/main. */
 static int find_in_hub(const char *name, char **ret_path, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *cache = hub_cache();
@@ -74,7 +74,7 @@ static bool is_directory(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* Of a model whose weights were deleted, or never downloaded, the index still tells the split. */
+/* Does the base have no weights (deleted, or never downloaded)? Its index still tells the split. */
 static bool has_no_weights(const struct ckpt_base *b)
 {
     const char *tensor;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The base model (`base=`): a Hugging Face directory that lends config, tokenizer, file split and
- * dtypes. */
+/* The base model (option `base=`): a Hugging Face directory from which a view takes the config, the
+ * tokenizer, the split into files and the dtypes that the checkpoint lacks. */
 #ifndef CKPT_RUN_BASE_H
 #define CKPT_RUN_BASE_H
 
@@ -15,18 +15,19 @@
 struct ckpt_base {
     struct ckpt_dir *dir;
     json_t *config;           /* config.json; NULL if there is none */
-    struct ckpt_catalog *cat; /* the headers of its weights; NULL if it has none */
-    struct ckpt_facts facts;  /* of cat */
-    json_t *weight_map; /* {tensor: file}, also of weights that are not there; NULL: no index */
+    struct ckpt_catalog *cat; /* headers of its weights; NULL if it has none */
+    struct ckpt_facts facts;  /* the reader's facts about cat */
+    /* {tensor: file}, which may name weights that do not exist; NULL: no index */
+    json_t *weight_map;
 };
 
-/* `name` is a directory, or ORG/NAME: then the newest snapshot that the local hub cache's refs/main
- * names (HF_HUB_CACHE, HF_HOME/hub,
- * ~/.cache/huggingface/hub); never the network. */
+/* Open the base `name`: a directory, or ORG/NAME, which means the snapshot that refs/main names in
+ * the local hub cache (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub). Never uses the
+ * network. */
 int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *pool,
                    struct ckpt_base **ret, struct ckpt_err *err);
-/* The directory that `name` stands for, malloc'ed. MISSING: it is neither a directory nor in the
- * cache. */
+/* Find the directory that `name` means; *ret_path is new. MISSING: `name` is neither a directory
+ * nor in the cache. */
 int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err);
 void ckpt_base_free(struct ckpt_base *base);
 

@@ -10,9 +10,9 @@
 #include "base/mem.h"
 #include "base/str.h"
 
-enum { SHOWN = 4 }; /* names of each kind in a report */
+enum { SHOWN = 4 }; /* number of names that a text lists of each kind */
 
-/* "3 ('a', 'b', ...)", grown name by name. */
+/* A text such as "3 ('a', 'b', ...)" that grows name by name. */
 struct list {
     size_t n;
     struct ckpt_str text;
@@ -48,14 +48,14 @@ static void put_list(struct ckpt_str *out, const char *what, const struct list *
 
 /* ---- shapes ---- */
 
-/* A number of the text model: composite configs have it below text_config. */
+/* A number of the text model, which composite configs have below text_config. */
 static bool text_number(const json_t *config, const char *key, uint64_t *ret)
 {
     return ckpt_json_u64(config, key, ret) ||
            ckpt_json_u64(json_object_get(config, "text_config"), key, ret);
 }
 
-/* A vocabulary that was resized since, which the checkpoint's own config says too. */
+/* Was the vocabulary resized during training? Then the checkpoint's own config says so too. */
 static bool vocab_was_resized(const struct ckpt_check *c, const struct ckpt_tensor *t,
                               const struct ckpt_tensor *b)
 {
@@ -68,7 +68,8 @@ static bool vocab_was_resized(const struct ckpt_check *c, const struct ckpt_tens
            memcmp(t->dim + 1, b->dim + 1, (t->rank - 1) * sizeof *t->dim) == 0;
 }
 
-/* Packed weights of a quantised base have another shape than what they stand for. */
+/* Does the shape fit the base's? Packed weights of a quantised base have another shape than the
+ * weights that they represent. */
 static bool fits(const struct ckpt_check *c, const struct ckpt_tensor *t,
                  const struct ckpt_tensor *b)
 {
@@ -94,7 +95,8 @@ static void add_shape(struct list *l, const struct ckpt_tensor *t, const char *w
 
 /* ---- names ---- */
 
-/* What a model may lack although its base has it: tied, computed, or gone with the quantisation. */
+/* May the model lack the tensor although its base has it: tied, computed, or needed only for a
+ * quantisation? */
 static bool may_be_absent(const struct ckpt_check *c, const char *name)
 {
     if (ckpt_texts_end(&c->type->output, name))
@@ -102,7 +104,8 @@ static bool may_be_absent(const struct ckpt_check *c, const char *name)
     return ckpt_texts_end(&c->type->absent, name);
 }
 
-/* The name with every run of digits as '#': equal for a tensor of all layers and experts. */
+/* The name with every run of digits replaced by '#', which is the same for one tensor of all layers
+ * and experts. */
 static char *form_of(const char *name)
 {
     char *form = strdup(name), *out = form;
@@ -119,13 +122,13 @@ static char *form_of(const char *name)
     return form;
 }
 
-/* The base's names, in its order. */
+/* The names of the base's tensors, in its order. */
 struct names {
     CKPT_VEC(const char *) list; /* the base's */
-    CKPT_VEC(bool) seen;         /* the checkpoint has it */
+    CKPT_VEC(bool) seen;         /* the checkpoint has the tensor */
     struct ckpt_map map;
-    struct ckpt_arena arena; /* of the forms */
-    struct ckpt_map forms;   /* of those that were seen */
+    struct ckpt_arena arena; /* memory of the forms */
+    struct ckpt_map forms;   /* forms of the names that were seen */
 };
 
 static void names_release(struct names *n)
@@ -148,7 +151,7 @@ static int names_add(struct names *n, const char *name, struct ckpt_err *err)
     return 0;
 }
 
-/* Of a base without weights the index has the names. */
+/* Collect the base's names; for a base without weights, from its index. */
 static int names_of_base(struct names *n, const struct ckpt_base *base, struct ckpt_err *err)
 {
     const char *name;
@@ -276,7 +279,8 @@ static int fail_small(const struct ckpt_tensor *t, const uint64_t *want, struct 
                      ckpt_shape_text(want, t->rank, need, sizeof need));
 }
 
-/* The product of those numbers; false: the config does not say one of them. No number: 0. */
+/* The product of the numbers under these keys, 0 for no key; false: the config lacks one of them.
+ */
 static bool least_dim(const json_t *config, const struct ckpt_texts *keys, uint64_t *ret)
 {
     uint64_t n;
@@ -308,8 +312,8 @@ static int compare_least(const struct ckpt_check *c, const struct ckpt_least *le
     return small ? fail_small(t, want, err) : 0;
 }
 
-/* Only what every model of the type has, and only "smaller than it must be": that is how a lost
- * last shard looks. */
+/* Check a dimension against the config. It only finds tensors that are smaller than every model of
+ * the type has them, because that is the effect of a lost last shard. */
 static int compare_config(const struct ckpt_check *c, const struct ckpt_tensor *t,
                           struct ckpt_err *err)
 {
@@ -319,8 +323,9 @@ static int compare_config(const struct ckpt_check *c, const struct ckpt_tensor *
     return 0;
 }
 
-/* A decoder's layers, where the names count them; few types count otherwise than their config
- * does, so it is said, not refused. Layers of multi-token prediction come on top. */
+/* Compare the number of a decoder's layers, if names count them, with the config. A difference is a
+ * warning, not an error, because a few types count layers differently; layers for multi-token
+ * prediction come in addition. */
 static int compare_layers(const struct ckpt_check *c, const struct ckpt_catalog *cat,
                           json_t *warnings, struct ckpt_err *err)
 {

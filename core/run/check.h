@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Does a checkpoint fit the model that it is said to be? Formats that write no shape of a whole
- * tensor (HF-sharded DCP) lose shards without a trace; the base and config.json know better. */
+/* Checking that a checkpoint fits its model. Formats that do not record the shapes of whole tensors
+ * (HF-sharded DCP) give no sign if shards are missing; a comparison with the base and config.json
+ * does. */
 #ifndef CKPT_RUN_CHECK_H
 #define CKPT_RUN_CHECK_H
 
@@ -12,20 +13,20 @@
 #include "run/base.h"
 #include "tensor/catalog.h"
 
-/* All borrowed; each may be NULL but the type. */
+/* The arguments of a check. All are borrowed, and each but the type may be NULL. */
 struct ckpt_check {
-    const struct ckpt_type *type; /* what is known of the model's type */
+    const struct ckpt_type *type; /* facts about the model's type */
     const struct ckpt_base *base;
     const json_t *base_names; /* {tensor: its name in the base} where that differs */
-    const json_t *config;     /* the checkpoint's own, or what it borrows */
-    bool complete;            /* the format says which tensors there are: none can be lost */
-    bool allow_partial;       /* tensors that are surely lost are no error */
+    const json_t *config;     /* the checkpoint's config, or the one that it takes from the base */
+    bool complete;            /* the format lists all tensors, so none can be missing unnoticed */
+    bool allow_partial;       /* tensors that are certainly missing are not an error */
 };
 
-/* Compare the tensors of cat, which has Hugging Face's names. CONFLICT if shapes differ, MISSING if
- * the base has a tensor that cat lacks while it has the same one of other layers or experts, or any
- * if the checkpoint is complete; both with all that differs in one text. What may well be right is
- * added to `warnings`. */
+/* Compare the tensors of cat, which have Hugging Face's names. CONFLICT: shapes differ. MISSING:
+ * cat lacks a tensor that the base has, although it has the same tensor of other layers or experts
+ * (if the checkpoint is complete: any tensor that the base has). The text lists all differences. A
+ * difference that may be intended is added to `warnings`. */
 int ckpt_check_model(const struct ckpt_check *c, const struct ckpt_catalog *cat, json_t *warnings,
                      struct ckpt_err *err);
 

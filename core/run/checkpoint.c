@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Composing a view of one checkpoint. */
+/* Opening a view of one checkpoint. */
 #include "run/checkpoint.h"
 
 #include <malloc.h>
@@ -88,7 +88,7 @@ void ckpt_view_release(struct ckpt_view *view)
 
 /* ---- identity ---- */
 
-/* Same checkpoint, same options: same number, on every mount. */
+/* The generation: the same checkpoint with the same options has the same number in every mount. */
 static uint64_t generation_of(const struct ckpt_view *v, const char *step)
 {
     uint64_t h = XXH3_64bits_withSeed(step, strlen(step), ckpt_options_hash(v->shared->opt));
@@ -122,8 +122,8 @@ static char *source_text(const struct ckpt_view *v, const char *step)
 
 /* ---- open ---- */
 
-/* Opening reads many headers in several threads; what that leaves in malloc's pools is not needed
- * again. */
+/* Return memory to the system: opening reads many headers in several threads, and what remains in
+ * malloc's pools is not needed again. */
 static void give_back_memory(void)
 {
 #ifdef __GLIBC__
@@ -131,7 +131,7 @@ static void give_back_memory(void)
 #endif
 }
 
-/* The reader's catalogue, if it is of one save. */
+/* Read the catalogue, and check that it is of one save. */
 static int read_save(struct ckpt_view *v, const struct ckpt_reader *reader,
                      const struct ckpt_reader_options *opt, const struct ckpt_save *before,
                      struct ckpt_catalog **ret, struct ckpt_err *err)
@@ -165,7 +165,7 @@ static bool wants_masters(const struct ckpt_options *opt)
     return opt->dtype_rule == CKPT_DTYPE_CAST && opt->dtype == CKPT_F32;
 }
 
-/* They are large, and used up. */
+/* Free the facts, which may be large, once they have been used. */
 static void forget_facts(struct ckpt_view *v)
 {
     ckpt_facts_release(&v->facts);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choices of a view. */
+/* The choices that make a checkpoint a view. */
 #include "run/decide.h"
 
 static bool has_hub_names(const struct ckpt_decide *in)
@@ -7,7 +7,7 @@ static bool has_hub_names(const struct ckpt_decide *in)
     return in->facts->names == CKPT_NAMES_HUB;
 }
 
-/* A model directory that is shown as itself: not what is merged into a base. */
+/* Is it a model directory that is shown unchanged, and not an adapter merged into a base? */
 static bool is_itself(const struct ckpt_decide *in)
 {
     return in->facts->is_adapter || (in->facts->is_hub_dir && !in->merged);
@@ -34,9 +34,9 @@ static enum ckpt_convert choose_convert(const struct ckpt_decide *in)
                                                                      : CKPT_CONVERT_NOT;
 }
 
-/* A base's config is the model's to the letter, if a recipe made the model in its image, or if the
- * checkpoint has none. A checkpoint's own is not, if it speaks of the dtypes before a cast;
- * Automodel's is that of its export. */
+/* The base's config is the model's, unchanged, if a recipe made the model in the base's form, or if
+ * the checkpoint has no config. The checkpoint's own config is not the model's if it states the
+ * dtypes before a cast. NeMo Automodel's config is that of its export. */
 static enum ckpt_config_rule choose_config(const struct ckpt_decide *in, enum ckpt_naming_way way)
 {
     const struct ckpt_options *opt = in->opt;
@@ -52,8 +52,8 @@ static enum ckpt_config_rule choose_config(const struct ckpt_decide *in, enum ck
                : CKPT_CONFIG_PASS_UNLESS_CAST;
 }
 
-/* The split that the checkpoint asks for, else the base's, else that of the model directory itself;
- * an explicit max_shard_size beats them all. */
+/* The split is that which the checkpoint asks for, else the base's, else that of the model
+ * directory itself; an explicit max_shard_size has priority over all of them. */
 static enum ckpt_split_rule choose_split(const struct ckpt_decide *in)
 {
     const struct ckpt_facts *facts = in->facts;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pairing codes with scales, by names. */
+/* Finding pairs of codes and scales by their names. */
 #include "run/dequantize.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ struct dequantize {
     uint64_t block[2];
     enum ckpt_dtype dtype;
     size_t ntensor;
-    char **name; /* of each tensor from now on; NULL: it is used up */
+    char **name; /* new name of each tensor; NULL: the tensor was used up */
     struct ckpt_err *err;
 };
 
@@ -33,7 +33,7 @@ static void dequantize_release(struct dequantize *d)
     free(d->name);
 }
 
-/* "X" of a name "X<tail>", and the tensor "X<other>"; SIZE_MAX: there is none. */
+/* For a name "X<tail>", find the tensor "X<other>"; SIZE_MAX: there is none. */
 static size_t find_sibling(const struct dequantize *d, const char *name, const char *tail,
                            const char *other)
 {
@@ -95,7 +95,7 @@ static int check_mxfp4(const struct dequantize *d, const struct ckpt_tensor *b,
     return 0;
 }
 
-/* The model's split: X lies where its blocks lie. */
+/* Update the weight map: X is in the file in which its blocks were. */
 static int move_in_map(struct dequantize *d, const char *from, const char *to)
 {
     json_t *file = json_object_get(d->weight_map, from);
@@ -118,7 +118,8 @@ static int dequantize_mxfp4(struct dequantize *d, size_t at, size_t scales_at)
     return move_in_map(d, b->name, d->name[at]);
 }
 
-/* Other tensors may have such names: half a pair is one if it looks like it. */
+/* Fail if half of a pair is missing. Tensors of another kind can have such names, so only a tensor
+ * whose dtype and shape look like half of a pair counts. */
 static int check_is_alone(const struct dequantize *d, const struct ckpt_tensor *t,
                           const char *other)
 {

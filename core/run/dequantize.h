@@ -9,7 +9,8 @@
 #include "base/json.h"
 #include "tensor/catalog.h"
 
-/* Of each pair of tensors of cat (Hugging Face's names) make the one that it stands for:
+/* Replace each pair of tensors of cat (which have Hugging Face's names) by the tensor that it
+ * represents:
  *
  *     X, X_scale_inv          FP8 in blocks, of quantization_config.weight_block_size (128 x 128)
  *     X_blocks, X_scales      MXFP4: X

@@ -16,7 +16,7 @@ enum ckpt_dtype ckpt_dtypes_export(enum ckpt_dtype stored, const enum ckpt_dtype
     return stored;
 }
 
-/* The dtype that config.json states, under its new name or its old one. */
+/* The dtype that config.json states, under its new key or its old one. */
 static bool config_dtype(const json_t *config, enum ckpt_dtype *ret)
 {
     const char *name = ckpt_json_str(config, "dtype");
@@ -26,7 +26,7 @@ static bool config_dtype(const json_t *config, enum ckpt_dtype *ret)
     return name && ckpt_dtype_parse(name, strlen(name), ret) && ckpt_dtype_is_castable(*ret);
 }
 
-/* Its name in the base. */
+/* The tensor's name in the base. */
 static const char *base_name(const struct ckpt_dtypes *d, const char *name)
 {
     const char *other = ckpt_json_str(d->base_names, name);
@@ -39,8 +39,8 @@ static const struct ckpt_tensor *find_in_base(const struct ckpt_dtypes *d, const
     return d->base && d->base->cat ? ckpt_catalog_find(d->base->cat, base_name(d, name)) : NULL;
 }
 
-/* What the model that training started from has; a mapping of the checkpoint's own goes first, and
- * the base's headers speak where it is silent (it may cover only one rank's tensors). */
+/* The dtype in the model from which training started. The checkpoint's own mapping has priority;
+ * the base's headers follow, because the mapping may cover only one rank's tensors. */
 static bool find_mapped(const struct ckpt_dtypes *d, const char *name, enum ckpt_dtype *ret)
 {
     const char *text = ckpt_json_str(d->mapping, name);
@@ -54,16 +54,16 @@ static bool find_mapped(const struct ckpt_dtypes *d, const char *name, enum ckpt
     return true;
 }
 
-/* transformers loads it as F32 whatever the file says: rounding it for a model's main dtype would
- * only lose bits. */
+/* Does transformers load the tensor as F32 whatever the file says? Rounding it to the model's main
+ * dtype would only lose bits. */
 static bool keeps_dtype(const struct ckpt_dtypes *d, const char *name)
 {
     return d->keeps && ckpt_texts_end(d->keeps, name);
 }
 
-/* A weight of the model, which was rounded to the config's dtype whenever the model was saved: no
- * scalar or buffer, whose dtype is the module's own, and nothing that the base's list of tensors,
- * if it has one, lacks. */
+/* Is it a weight of the model, which every save rounded to the config's dtype? Not a scalar or a
+ * buffer, whose dtype is the module's own, and not a tensor that the base, if it lists its tensors,
+ * does not have. */
 static bool is_weight(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
 {
     if (t->rank == 0 || (d->buffers && ckpt_texts_end(d->buffers, t->name)))
@@ -74,8 +74,8 @@ static bool is_weight(const struct ckpt_dtypes *d, const struct ckpt_tensor *t)
            json_object_get(d->base->weight_map, base_name(d, t->name)) != NULL;
 }
 
-/* F32 weights of a model of 16 bits are what the optimizer works on. A config alone never widens.
- */
+/* Are these F32 weights of a 16-bit model, on which the optimizer works? A config alone never
+ * widens. */
 static bool is_narrowed(const struct ckpt_dtypes *d, const struct ckpt_tensor *t,
                         enum ckpt_dtype *ret)
 {

@@ -31,7 +31,7 @@ struct search {
     const struct ckpt_expert_layout *layout;
 };
 
-/* Part `part` of expert e; SIZE_MAX: there is none. */
+/* Find part `part` of expert e; SIZE_MAX: there is none. */
 static size_t find_part(const struct search *s, size_t part, uint64_t e)
 {
     const size_t stem = strlen(s->module) - strlen(s->layout->module);
@@ -57,7 +57,7 @@ static int take_stack(const struct search *s, size_t at, struct ckpt_experts *re
     return ckpt_vec_push(&ret->tensor, (uint32_t)at) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* All experts have what the first has. */
+/* Add expert e, and check that it has the same shapes as the first expert. */
 static int take_expert(const struct search *s, uint64_t e, struct ckpt_experts *ret,
                        struct ckpt_err *err)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a base keeps the experts' weights that transformers 5 holds as one parameter in memory. */
+/* Finding, in a base, the experts' weights that transformers 5 holds as one parameter in memory. */
 #ifndef CKPT_RUN_EXPERTS_H
 #define CKPT_RUN_EXPERTS_H
 
@@ -12,28 +12,29 @@
 #include "recipe/types.h"
 #include "tensor/catalog.h"
 
-/* One parameter [count, rows, cols]: a tensor of the catalogue, or matrices that are it end to end.
- */
+/* One parameter [count, rows, cols]: a tensor of the catalogue, or several matrices that form it
+ * when concatenated. */
 struct ckpt_experts {
     uint64_t count, rows, cols;
     CKPT_VEC(uint32_t) tensor; /* indices in the catalogue */
 };
 
+/* Free the list. */
 void ckpt_experts_release(struct ckpt_experts *x);
 
-/* The tensor of cat that is `name` in memory, also under the base's own name ({name in memory: name
- * in the base}, may be NULL); SIZE_MAX if there is none. */
+/* The tensor of cat whose name in memory is `name`; base_names ({name in memory: name in the base},
+ * may be NULL) translates names. SIZE_MAX: there is none. */
 size_t ckpt_experts_tensor(const struct ckpt_catalog *cat, const json_t *base_names,
                            const char *name);
 
-/* The parameter of that name of `module` ("model.layers.0.mlp.experts"), in the layouts that are
- * known of the type. Zeroed before; release after failure too. MISSING: it is in none of them;
- * CONFLICT: experts differ. */
+/* Find that parameter of `module` ("model.layers.0.mlp.experts") in one of the layouts that are
+ * known for the type. *ret is zeroed by the caller, and must be released after a failure too.
+ * MISSING: no layout fits. CONFLICT: the experts differ from each other. */
 int ckpt_experts_find(const struct ckpt_catalog *cat, const struct ckpt_type *type,
                       const json_t *base_names, const char *module, const char *parameter,
                       struct ckpt_experts *ret, struct ckpt_err *err);
 
-/* Is it the name of a parameter that holds a layer's experts in memory? */
+/* Is `name` a parameter that holds the experts of a layer in memory? */
 bool ckpt_experts_is_fused(const struct ckpt_type *type, const char *name);
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which step of a run a user means: by name, by number, or the latest. */
+/* Finding the step that a user means: by name, by number, or the latest. */
 #include <string.h>
 
 #include <ckptfs/ckptfs.h>
 
 #include "base/err.h"
 
-/* "iter_0000200" is step 200. */
+/* Does the name end in that number? "iter_0000200" ends in 200. */
 static bool ends_in_number(const char *name, const char *number)
 {
     size_t n = strlen(name), digits = 0;
@@ -18,7 +18,8 @@ static bool ends_in_number(const char *name, const char *number)
     return digits > 0 && strcmp(name, number) == 0;
 }
 
-/* The number of steps that are meant, and one of them: a name beats numbers. */
+/* Count the steps that `want` can mean, and return one of them. A step with exactly that name has
+ * priority over steps whose names end in that number. */
 static size_t count_hits(const struct ckpt_step *step, size_t n, const char *want, size_t *ret_hit)
 {
     size_t hits = 0;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From an adapter's names to tensors of the base, and how each pair of matrices lies. */
+/* Merging LoRA: from an adapter's names to tensors of the base, and how each pair of matrices is
+ * stored. */
 #include "run/lora.h"
 
 #include <inttypes.h>
@@ -21,8 +22,8 @@ struct merge {
     struct ckpt_catalog *cat;
     const struct ckpt_catalog *adapter;
     const struct ckpt_lora_options *opt;
-    uint32_t first_source; /* of the adapter's, in cat */
-    bool *used;            /* tensors of the adapter */
+    uint32_t first_source; /* number of the adapter's first source in cat */
+    bool *used;            /* tensors of the adapter that were used */
     struct ckpt_err *err;
 };
 
@@ -57,7 +58,7 @@ int ckpt_lora_base(const struct ckpt_base *base, struct ckpt_catalog **ret, stru
     return 0;
 }
 
-/* A tensor of the adapter over cat's sources; it counts as used. */
+/* A tensor of the adapter, over cat's sources; it is marked as used. */
 static int adopt(struct merge *m, const struct ckpt_tensor *t, struct ckpt_tensor *ret)
 {
     ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *piece =
@@ -82,7 +83,7 @@ static int adopt(struct merge *m, const struct ckpt_tensor *t, struct ckpt_tenso
     return ckpt_tensor_set_pieces(m->cat, ret, piece, t->npiece, m->err);
 }
 
-/* Tensor "<module><leaf>" of the adapter, or NULL. */
+/* Find the tensor "<module><leaf>" of the adapter; NULL: none. */
 static const struct ckpt_tensor *find_part(const struct merge *m, const char *module,
                                            const char *leaf)
 {
@@ -90,7 +91,7 @@ static const struct ckpt_tensor *find_part(const struct merge *m, const char *mo
     return name ? ckpt_catalog_find(m->adapter, name) : NULL;
 }
 
-/* The base's tensor that is "<module><leaf>" in memory; SIZE_MAX: there is none. */
+/* Find the base's tensor whose name in memory is "<module><leaf>"; SIZE_MAX: there is none. */
 static size_t find_weight_of(const struct merge *m, const char *module, const char *leaf)
 {
     ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s%s", module, leaf);
@@ -112,8 +113,9 @@ static int check_weight(const struct merge *m, size_t index)
 
 /* Two matrices as operands [stack, rank, columns] and [stack, rows, rank]. */
 struct layout {
-    const char *a, *b; /* where they lie: axes k (the rank), c (columns), o (rows), e (the stack) */
-    bool turned;       /* B's elements come from the adapter's A */
+    const char *a,
+        *b;      /* patterns of their axes: k (the rank), c (columns), o (rows), e (the stack) */
+    bool turned; /* B's elements come from the adapter's A */
 };
 
 static int rearrange_pair(struct merge *m, const struct layout *l, const struct ckpt_tensor *a,
@@ -131,7 +133,7 @@ static int rearrange_pair(struct merge *m, const struct layout *l, const struct 
                : 0;
 }
 
-/* DoRA's lengths of rows; ret->name is NULL if the adapter has none. */
+/* Find DoRA's magnitudes of the rows; ret->name is NULL if the adapter has none. */
 static int find_magnitude(struct merge *m, const char *module, struct ckpt_tensor *ret)
 {
     const struct ckpt_tensor *t = find_part(m, module, ".lora_magnitude_vector");
@@ -161,7 +163,7 @@ static int merge_bias(struct merge *m, const char *module, double scale)
     return adopt(m, t, &own) < 0 ? -1 : ckpt_value_lora_bias(m->cat, bias, &own, scale, m->err);
 }
 
-/* A module with one weight: a linear layer or an embedding. */
+/* Merge a module with one weight: a linear layer or an embedding. */
 static int merge_module(struct merge *m, const char *module, size_t weight, bool embedding,
                         const struct ckpt_tensor *a, const struct ckpt_tensor *b)
 {
@@ -188,7 +190,8 @@ static int merge_module(struct merge *m, const char *module, size_t weight, bool
 
 /* ---- parameters of experts ---- */
 
-/* Which of the two ways A and B lie; both fit square parameters. */
+/* Choose between the two ways in which A and B can be stored; for square parameters the shapes fit
+ * both. */
 static int choose_layout(const struct merge *m, const struct ckpt_experts *x, const char *module,
                          const struct ckpt_tensor *a, const struct ckpt_tensor *b, bool *ret_turned)
 {
@@ -252,7 +255,7 @@ static int merge_parameter(struct merge *m, const char *name, const struct ckpt_
 
 enum { MOST_PARAMETERS = 2 };
 
-/* Wrappers of several parameters of one module are nested: "experts.base_layer.lora_A". */
+/* Merge the parameters of one module. Their wrappers are nested: "experts.base_layer.lora_A". */
 static int merge_wrapped(struct merge *m, const char *module, const struct ckpt_tensor *a,
                          const struct ckpt_tensor *b)
 {
@@ -309,7 +312,7 @@ static int merge_pair(struct merge *m, const struct ckpt_tensor *a, const char *
     return merge_wrapped(m, module, a, b);
 }
 
-/* The vocabulary may have grown. */
+/* Replace an embedding, whose vocabulary may have grown. */
 static int resize(struct merge *m, const struct ckpt_tensor *old, const struct ckpt_tensor *t)
 {
     char x[CKPT_SHAPE_TEXT], y[CKPT_SHAPE_TEXT];
@@ -349,8 +352,8 @@ static const char *output_of(const struct merge *m, const struct ckpt_tensor *t)
     return ckpt_texts_have(output, name, strlen(name)) ? name : NULL;
 }
 
-/* With resized embeddings PEFT saves both, tied or not; an output embedding of its own is a module
- * to save. */
+/* Is t a copy of a tied embedding? With resized embeddings PEFT saves both embeddings, tied or not;
+ * an output embedding that is not tied is a module to save. */
 static bool is_tied_copy(const struct merge *m, const struct ckpt_tensor *t)
 {
     const char *output = output_of(m, t);
@@ -367,7 +370,7 @@ static bool is_tied_copy(const struct merge *m, const struct ckpt_tensor *t)
            !lists(json_object_get(m->opt->adapter, "modules_to_save"), module);
 }
 
-/* An output embedding that is no longer the input's, which the base ties to it: a tensor more. */
+/* Add an output embedding, which the base ties to the input embedding, as a tensor of its own. */
 static int untie(struct merge *m, const struct ckpt_tensor *t, size_t *ret_at)
 {
     const char *head = output_of(m, t);
@@ -382,7 +385,7 @@ static int untie(struct merge *m, const struct ckpt_tensor *t, size_t *ret_at)
                             m->err);
 }
 
-/* A weight that was trained as it is: modules_to_save, biases, resized embeddings. */
+/* Replace a weight that was trained as a whole: modules_to_save, biases, resized embeddings. */
 static int replace(struct merge *m, const struct ckpt_tensor *t)
 {
     ckpt_cleanup(ckpt_freep) char *name = strdup(t->name + strlen(ROOT));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PEFT's LoraConfig, as far as merging needs it. */
+/* The members of PEFT's LoraConfig that merging needs. */
 #include "run/lora_config.h"
 
 #include <inttypes.h>
@@ -12,7 +12,8 @@
 #include "base/regex.h"
 #include "base/str.h"
 
-/* Not null, false or empty: a variant that is not W + s B A, or is but with a changed W. */
+/* Keys which, unless null, false or empty, mean a variant that is not W + s B A, or one with a
+ * changed W. */
 static const char *const refused[] = {
     "fan_in_fan_out",
     "layer_replication",
@@ -26,8 +27,8 @@ static const char *const refused[] = {
     "use_mica",
 };
 
-/* Beginnings of init_lora_weights for which the adapter stands on weights that are not the base's.
- */
+/* Values of init_lora_weights (their beginnings) with which the adapter is relative to other
+ * weights than the base's. */
 static const char *const changing[] = {"pissa", "corda", "olora", "loftq", "lora_ga", "mica"};
 
 static bool is_set(const json_t *v)
@@ -62,8 +63,8 @@ int ckpt_lora_config_check(const json_t *config, struct ckpt_err *err)
     return 0;
 }
 
-/* PEFT's get_pattern_key: the first whose pattern fits the end of the name. *ret is NULL if none
- * does. */
+/* As PEFT's get_pattern_key: the first entry whose pattern matches the end of the name. *ret is
+ * NULL if none does. */
 static int find_pattern(const json_t *patterns, const char *name, const json_t **ret,
                         struct ckpt_err *err)
 {
@@ -114,7 +115,8 @@ int ckpt_lora_config_scale(const json_t *config, const char *name, uint64_t rank
     return 0;
 }
 
-/* In the order in which transformers' modules declare them, which is that of wrapping. */
+/* The order is that in which transformers' modules declare their parameters, which is also the
+ * order of wrapping. */
 size_t ckpt_lora_config_parameters(const json_t *config, const struct ckpt_type *type,
                                    const char *name, const char **ret, size_t cap)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Adapter and base as one view. */
+/* Making one view of an adapter and its base. */
 #include "run/merge.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "run/adapter.h"
 #include "run/lora.h"
 
-/* A model with the base's split, not an adapter. */
+/* The facts of the merged model: it has the base's split and is not an adapter. */
 static int describe(struct ckpt_view *v, struct ckpt_err *err)
 {
     const json_t *map = v->shared->base->facts.weight_map;
@@ -41,13 +41,14 @@ int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt
     return describe(v, err);
 }
 
-/* The folder of the adapter's own files. */
+/* The folder with the adapter's own files. */
 static const char *own_folder(const struct ckpt_view *v)
 {
     return v->facts.files == CKPT_FILES_COMPLETE ? v->facts.files_at : "";
 }
 
-/* One of the adapter's own files, beside it or in the base; *ret is NULL if it is in neither. */
+/* Read one of the adapter's configs, from the adapter or the base; *ret is NULL if neither has it.
+ */
 static int read_config(const struct ckpt_view *v, const char *name, json_t **ret,
                        struct ckpt_err *err)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A view of an adapter merged into its base (lora=merge): what is composed before and after. */
+/* The steps before and after opening a view whose adapter is merged into its base (lora=merge). */
 #ifndef CKPT_RUN_MERGE_H
 #define CKPT_RUN_MERGE_H
 
@@ -7,14 +7,14 @@
 #include "run/checkpoint.h"
 #include "run/side.h"
 
-/* *src, the reader's catalogue of an adapter of any format, becomes v->adapter, and *src a new
- * catalogue of the base; v->facts are those of the merged model. */
+/* Move *src, the reader's catalogue of an adapter of any format, to v->adapter, and replace *src by
+ * a new catalogue of the base. v->facts become those of the merged model. */
 int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err);
 
-/* v->adapter, if there is one, into v->cat and v->config. */
+/* Merge v->adapter, if there is one, into v->cat and v->config. */
 int ckpt_merge_finish(struct ckpt_view *v, struct ckpt_err *err);
 
-/* The base's files, and the adapter's tokenizer instead of the base's. */
+/* Add the base's files, but the adapter's tokenizer instead of the base's. */
 int ckpt_merge_sides(const struct ckpt_view *v, struct ckpt_sides *sides, struct ckpt_err *err);
 
 #endif

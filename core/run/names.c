@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding the prefix, checking the result. */
+/* Finding the prefix of the model's names, and checking the result. */
 #include "run/names.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 
 enum { MOST_NAMED = 3 };
 
-/* First parts of names that are no model's: optimizers, schedulers, data loaders. */
+/* First parts of names that do not belong to a model: optimizers, schedulers, data loaders. */
 static const char *const other_roots[] = {"optimizer", "optimizers", "optim",      "lr_scheduler",
                                           "scheduler", "sched",      "dataloader", "train_state",
                                           "rng",       "ema"};
@@ -46,10 +46,10 @@ struct naming {
     const struct ckpt_base *base;
     const json_t *config;
     const struct ckpt_type *type;
-    const struct ckpt_texts *unsaid; /* embeddings of all types */
+    const struct ckpt_texts *unsaid; /* names of embeddings, of all types */
     bool allow_leftover;
     size_t ntensor;
-    char **name; /* without wrappers; NULL: not the model's */
+    char **name; /* name without wrappers; NULL: the tensor is not the model's */
     char *prefix;
     const char *anchor;
 };
@@ -83,7 +83,7 @@ static int collect(struct naming *n, struct ckpt_err *err)
     return 0;
 }
 
-/* Length of what stands before `tail`, if name ends with it at a dot; else SIZE_MAX. */
+/* Length of the part before `tail`, if the name ends with `tail` after a dot; else SIZE_MAX. */
 static size_t before(const char *name, const char *tail)
 {
     if (!ckpt_has_suffix(name, tail))
@@ -92,7 +92,7 @@ static size_t before(const char *name, const char *tail)
     return len == 0 || name[len - 1] == '.' ? len : SIZE_MAX;
 }
 
-/* The prefix before `anchor`. Two of them: none can be chosen. */
+/* Take what precedes `anchor` in a name as the prefix. CONFLICT: there are two different ones. */
 static int try_anchor(struct naming *n, const char *anchor, struct ckpt_err *err)
 {
     for (size_t i = 0; i < n->cat->tensors.len; i++) {
@@ -110,7 +110,7 @@ static int try_anchor(struct naming *n, const char *anchor, struct ckpt_err *err
     return 0;
 }
 
-/* An embedding of tokens, as far as a name can tell: not of their positions. */
+/* Does the name look like that of a token embedding (and not a position embedding)? */
 static bool is_embedding(const char *name)
 {
     return ckpt_has_suffix(name, ".weight") && strstr(name, "embed") && !strstr(name, "position");
@@ -124,7 +124,7 @@ static int try_words(struct naming *n, const struct ckpt_texts *anchors, struct 
     return 0;
 }
 
-/* Evidence is what the base calls its embedding, then what the type does, then what any type does.
+/* Find the prefix by the name of an embedding: the base's, else the type's, else that of any type.
  */
 static int find_prefix(struct naming *n, struct ckpt_err *err)
 {
@@ -145,7 +145,7 @@ static int find_prefix(struct naming *n, struct ckpt_err *err)
     return 0;
 }
 
-/* What is below the prefix stays, without it. */
+/* Keep the tensors below the prefix, without it. */
 static void strip(struct naming *n)
 {
     size_t len = strlen(n->prefix), dropped = 0, first = 0;
@@ -169,7 +169,8 @@ static void strip(struct naming *n)
                           dropped, n->prefix, n->cat->tensors.ptr[first].name);
 }
 
-/* Whatever the framework's names are, a recipe has no use for optimizers. */
+/* Drop states of optimizers and the like, which no recipe uses, whatever the framework's names are.
+ */
 static int drop_state(const struct naming *n, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) const char **keep = calloc(n->ntensor + 1, sizeof *keep);
@@ -192,7 +193,8 @@ static size_t find(const struct naming *n, const char *name)
     return SIZE_MAX;
 }
 
-/* A tensor that is left out because it is tied must hold what it is tied to. */
+/* Check that a tied tensor, which is left out, has the same values as the one that it is tied to.
+ */
 static int check_copy(const struct naming *n, size_t copy, size_t of, struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = n->cat->tensors.ptr;
@@ -203,8 +205,8 @@ static int check_copy(const struct naming *n, size_t copy, size_t of, struct ckp
     return same ? 0 : ckpt_copy_differs(n->cat, n->name[copy], n->name[of], n->allow_leftover, err);
 }
 
-/* transformers writes what is tied only once, the output embedding as the input embedding; a state
- * dict without repeats may have it as the output's. */
+/* Drop tied tensors. transformers writes them once, under the name of the input embedding; a state
+ * dict without duplicates may have the output embedding's name instead. */
 static int drop_tied(struct naming *n, struct ckpt_err *err)
 {
     if (!ckpt_json_bool(n->config, "tie_word_embeddings", false))
@@ -237,7 +239,8 @@ static int fail_shape(const struct ckpt_tensor *t, const char *name, const uint6
                      ckpt_shape_text(dim, rank, b, sizeof b));
 }
 
-/* The embedding's shape is in every config; few families have it narrower than what follows. */
+/* Check the embedding's shape against the config, which always states it; in a few families it is
+ * narrower than the layers. */
 static int check_config(const struct naming *n, struct ckpt_err *err)
 {
     const size_t at = find(n, n->anchor);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A reader's questions about names, answered by the type that its config names. */
+/* Answering a reader's questions about names from the facts about the config's model type. */
 #include "run/naming.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ static int cmp(const void *types, const json_t *config, const char *a, const cha
     return ckpt_order_cmp(&type_of(types, config)->order, a, b);
 }
 
-/* Whether the name is that of a tensor, below any module. */
+/* Is it the name of that tensor, below any module? */
 static bool ends_at_dot(const char *name, const char *tensor)
 {
     const size_t n = strlen(name), len = strlen(tensor);

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What readers are told about names, by the facts of model types. */
+/* Answers to the readers' questions about names (struct ckpt_naming), from the facts about model
+ * types. */
 #ifndef CKPT_RUN_NAMING_H
 #define CKPT_RUN_NAMING_H
 
 #include "ckpt/reader.h"
 #include "recipe/types.h"
 
-/* `types` is borrowed. */
+/* The answers that follow from `types`, which is borrowed. */
 struct ckpt_naming ckpt_naming_of(const struct ckpt_types *types);
 
 #endif

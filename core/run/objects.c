@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a checkpoint holds beside tensors. */
+/* The values that a checkpoint holds besides tensors. */
 #include "base/log.h"
 #include "ckpt/reader.h"
 #include "run/checkpoint.h"

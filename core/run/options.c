@@ -68,7 +68,7 @@ void ckpt_options_set_log(struct ckpt_options *opt,
                                        const char *text),
                           void *ctx)
 {
-    /* the two enumerations are one: base/log.h cannot know the public header */
+    /* the two enumerations have equal values; base/log.h cannot include the public header */
     opt->log.line = (void (*)(void *, enum ckpt_log_level, const char *))line;
     opt->log.ctx = ctx;
 }
@@ -84,7 +84,7 @@ static int set_text(char **slot, const char *key, const char *value, struct ckpt
     return *slot ? 0 : ckpt_nomem(err);
 }
 
-/* A path that means the same after the process has gone to another directory (daemons do). */
+/* Set an option to an absolute path, because daemons change their working directory. */
 static int set_path(char **slot, const char *key, const char *value, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *here = NULL;
@@ -121,7 +121,7 @@ static int set_base(struct ckpt_options *opt, const char *key, const char *value
                     struct ckpt_err *err)
 {
     struct stat st;
-    bool is_path = value && stat(value, &st) == 0; /* else ORG/NAME of the hub's cache */
+    bool is_path = value && stat(value, &st) == 0; /* else it is ORG/NAME in the hub's cache */
 
     return (is_path ? set_path : set_text)(&opt->base, key, value, err);
 }
@@ -138,7 +138,7 @@ static int set_key_mapping(struct ckpt_options *opt, const char *key, const char
     return set_path(&opt->key_mapping, key, value, err);
 }
 
-/* The names of ckpt_dtype_parse, and what people write. */
+/* Parse a dtype: a name that ckpt_dtype_parse accepts, or a common short one. */
 static bool parse_dtype(const char *value, enum ckpt_dtype *ret)
 {
     static const struct {
@@ -215,7 +215,7 @@ static int set_rope(struct ckpt_options *opt, const char *key, const char *value
     return 0;
 }
 
-/* Which family of Hugging Face's a checkpoint is of, where nothing in it says so. */
+/* Set the Hugging Face model type, for a checkpoint that does not say it. */
 static int set_model_type(struct ckpt_options *opt, const char *key, const char *value,
                           struct ckpt_err *err)
 {
@@ -310,8 +310,9 @@ static const struct option *find_option(const char *key)
     return NULL;
 }
 
-/* What a model has and a checkpoint may not say, as Hugging Face's config.json spells it. A JSON
- * number, true, false or null; other words are strings (hidden_act=gelu). */
+/* Set a value of the model that a checkpoint may not record, under its key in Hugging Face's
+ * config.json. It is a JSON number, true, false or null; anything else is a string
+ * (hidden_act=gelu). */
 static int set_model_key(struct ckpt_options *opt, const char *key, const char *value,
                          struct ckpt_err *err)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a run's views are read. */
+/* Finding all files and directories from which a run's views are read. */
 #include <errno.h>
 #include <fts.h>
 #include <stdlib.h>
@@ -16,13 +16,14 @@
 #include "run/base.h"
 #include "run/options.h"
 
-enum { DEEPEST = 16 }; /* folders below each other: of links that lead to their own parents */
+enum { DEEPEST = 16 }; /* limit of nested folders, because a link can lead to its own parent */
 
 struct walk {
     int (*visit)(void *ctx, const char *place);
     void *ctx;
     bool follow;
-    CKPT_VEC(char *) places; /* that were visited; those from `next` on were not walked yet */
+    CKPT_VEC(char *)
+    places; /* places found so far; those from `next` on have not been searched for links yet */
     size_t next;
     struct ckpt_err *err;
 };
@@ -34,7 +35,7 @@ static void walk_release(struct walk *w)
     ckpt_vec_release(&w->places);
 }
 
-/* Is it, or a directory above it, among them? */
+/* Is the path, or a directory above it, among the places? */
 static bool is_known(const struct walk *w, const char *path)
 {
     for (size_t i = 0; i < w->places.len; i++) {
@@ -45,7 +46,8 @@ static bool is_known(const struct walk *w, const char *path)
     return false;
 }
 
-/* Only directories are kept: there may be as many links to files as there are shards. */
+/* Add a place. Only directories are remembered, because there may be as many links to files as
+ * shards. */
 static int add(struct walk *w, const char *path)
 {
     ckpt_cleanup(ckpt_freep) char *real = realpath(path, NULL);
@@ -84,7 +86,7 @@ static int add_links_below(struct walk *w, const char *path)
     return result;
 }
 
-/* The path, or the folder in which it may appear. */
+/* Add the path, or the folder in which it may appear. */
 static int add_nearest(struct walk *w, const char *path)
 {
     ckpt_cleanup(ckpt_freep) char *copy = strdup(path);
@@ -98,7 +100,8 @@ static int add_nearest(struct walk *w, const char *path)
     return add(w, copy);
 }
 
-/* A run or a base: it, the hub cache's model that it is a snapshot of, and where links lead. */
+/* Add a run or a base: its directory, the model's folder of the hub cache that it is a snapshot of,
+ * and the targets of its links. */
 static int add_tree(struct walk *w, const char *path)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
@@ -131,6 +134,6 @@ int ckpt_options_places(const struct ckpt_options *opt, const char *path,
         (opt->key_mapping && add(&w, opt->key_mapping) < 0))
         return -1;
     if (!opt->base || ckpt_base_find(opt->base, &base, &none) < 0)
-        return 0; /* opening the run says what is wrong with it */
+        return 0; /* opening the run reports the error */
     return add_tree(&w, base);
 }

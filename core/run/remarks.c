@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Keeping warnings, so that each is said once. */
+/* Keeping a list of warnings, so that each is logged once. */
 #include "run/remarks.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ void ckpt_remarks_release(struct ckpt_remarks *r)
     (void)pthread_mutex_destroy(&r->lock);
 }
 
-/* With the lock held. */
+/* Was the warning logged before? Called with the lock held. */
 static bool is_known(const struct ckpt_remarks *r, const char *step, const char *text)
 {
     size_t i;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The warnings of all views that a run has opened. Each is logged once, however often its step is
- * opened again. Safe from many threads. */
+ * opened. Safe from many threads. */
 #ifndef CKPT_RUN_REMARKS_H
 #define CKPT_RUN_REMARKS_H
 
@@ -10,13 +10,14 @@
 #include "base/json.h"
 #include "base/log.h"
 
-enum { CKPT_REMARKS_KEPT = 1000 }; /* the texts beyond are logged, again if they come again */
+enum { CKPT_REMARKS_KEPT = 1000 }; /* further warnings are logged each time */
 
 struct ckpt_remarks {
     pthread_mutex_t lock;
     json_t *list; /* [{"step": name, "text": warning}, ...]; "step" is "" of a single checkpoint */
 };
 
+/* Make an empty list; free it. */
 int ckpt_remarks_init(struct ckpt_remarks *r, struct ckpt_err *err);
 void ckpt_remarks_release(struct ckpt_remarks *r);
 

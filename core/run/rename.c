@@ -56,7 +56,8 @@ static int add_object(struct ckpt_renames *r, const json_t *j, struct ckpt_err *
     return 0;
 }
 
-/* The file is the user's own, wherever it is; as config.json it is read below its folder. */
+/* Read a file that the user names, wherever it is; as for config.json, it is read below its folder.
+ */
 static int read_file(const char *path, char **ret_text, size_t *ret_len, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;

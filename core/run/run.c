@@ -15,28 +15,28 @@
 #include "run/steps.h"
 
 enum {
-    KEPT_VIEWS = 2, /* open views that nobody but the run holds */
-    MOST_TRIES = 3, /* of opening a step that is saved just then */
+    KEPT_VIEWS = 2, /* open views that are kept although nobody but the run holds them */
+    MOST_TRIES = 3, /* attempts to open a step that is being saved */
 };
 
 /* A view that is open, or being opened. */
 struct opened {
     char *step;
     uint64_t generation;
-    uint64_t marker;        /* hash of the last marker that the view's shards were compared at */
+    uint64_t marker;        /* hash of the marker when the view's shards were last compared */
     struct ckpt_view *view; /* NULL: being opened */
-    uint64_t used;          /* tick of the last use */
+    uint64_t used;          /* tick (a counter of uses) of the last use */
 };
 
 struct ckpt_run {
     struct ckpt_dir *dir;
     struct ckpt_shared *shared;
     bool is_folder;
-    pthread_mutex_t lock; /* everything below */
+    pthread_mutex_t lock; /* protects everything below */
     pthread_cond_t opened_one;
     struct ckpt_steps_found steps;
     CKPT_VEC(struct opened) opened;
-    struct ckpt_saves saves; /* of views that have been closed, too */
+    struct ckpt_saves saves; /* also of views that have been closed */
     uint64_t tick;
 };
 
@@ -47,7 +47,7 @@ static bool is_new_text(const char *text, const char *before)
     return text && (!before || strcmp(text, before) != 0);
 }
 
-/* Takes over what a scan found; it gets what there was. */
+/* Take over the result of a scan; *found gets the previous one. */
 static void adopt(struct ckpt_run *run, struct ckpt_steps_found *found, bool *ret_changed,
                   bool *ret_warn)
 {
@@ -61,7 +61,7 @@ static void adopt(struct ckpt_run *run, struct ckpt_steps_found *found, bool *re
     *found = old;
 }
 
-/* What is known now, for the scan; names and numbers only. */
+/* Copy what is known now for the next scan: names and numbers only. */
 static int known_steps(struct ckpt_run *run, struct ckpt_steps_found *ret, struct ckpt_err *err)
 {
     int result = 0;
@@ -97,7 +97,8 @@ static int scan(struct ckpt_run *run, const struct ckpt_log *log, bool *ret_chan
     return 0;
 }
 
-/* A view whose step has another marker than when they were last compared; it is held. */
+/* Find an open view whose step has another marker than when its shards were last compared, and hold
+ * it. */
 static struct ckpt_view *next_to_compare(struct ckpt_run *run)
 {
     struct ckpt_view *view = NULL;
@@ -115,7 +116,8 @@ static struct ckpt_view *next_to_compare(struct ckpt_run *run)
     return view;
 }
 
-/* A save has ended where views are open: were they of the one before, or half of this one? */
+/* After a save has ended, check each open view of its step: is the view of the previous save, or of
+ * both? */
 static void compare_held(struct ckpt_run *run)
 {
     struct ckpt_view *view;
@@ -125,7 +127,7 @@ static void compare_held(struct ckpt_run *run)
         enum ckpt_save_state state = CKPT_SAVE_SAME;
         struct ckpt_err err = {0};
         const int result = ckpt_save_compare(view->save, view->shared->pool, &state, &err);
-        /* who cannot look must think the worst */
+        /* if the comparison failed, assume the worst */
         if ((result < 0 || state == CKPT_SAVE_MIXED) && !view->shared->opt->allow_mixed &&
             !atomic_exchange(&view->mixed, true))
             ckpt_logf(log, CKPT_LOG_WARNING, "%s", err.text);
@@ -141,7 +143,7 @@ int ckpt_run_scan(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err)
     return 0;
 }
 
-/* The run becomes the first of these folders below it that has steps. */
+/* Replace the run's directory by the first of these inner folders that has steps. */
 static int scan_folders(struct ckpt_run *run, const char *const *folders,
                         const struct ckpt_log *log, struct ckpt_err *err)
 {
@@ -162,7 +164,7 @@ static int scan_folders(struct ckpt_run *run, const char *const *folders,
     return 0;
 }
 
-/* A folder without steps: in some formats they lie one further down. */
+/* For a folder without steps: in some formats the steps are in an inner folder. */
 static int scan_inside(struct ckpt_run *run, const struct ckpt_log *log, struct ckpt_err *err)
 {
     for (size_t r = 0; ckpt_readers[r] && run->steps.len == 0; r++)
@@ -302,9 +304,9 @@ void ckpt_steps_free(struct ckpt_step *steps, size_t n)
 
 /* ---- views ---- */
 
-/* All of these with the lock held. */
+/* The functions below are called with the lock held. */
 
-/* It goes on for those who hold it, but nobody else gets it. */
+/* Is the view stale? Its holders continue to use it, but it is not handed out again. */
 static bool is_spent(const struct opened *o)
 {
     return o->view && (atomic_load(&o->view->stale) || atomic_load(&o->view->mixed));
@@ -326,8 +328,8 @@ static void remove_opened(struct ckpt_run *run, struct opened *o)
     *o = run->opened.ptr[--run->opened.len];
 }
 
-/* The least recently used view that only the run holds, if there are more than KEPT_VIEWS of them;
- * out of the list. */
+/* Remove from the list, and return, the least recently used view that only the run holds, if there
+ * are more than KEPT_VIEWS of them. */
 static struct ckpt_view *take_surplus(struct ckpt_run *run)
 {
     struct opened *oldest = NULL;
@@ -370,7 +372,7 @@ static int open_step(struct ckpt_run *run, const char *name, const struct ckpt_s
     if (ckpt_dir_open_below(run->dir, *name ? name : ".", &dir, err) < 0)
         return -1;
     if (*name)
-        (void)ckpt_step_probe(&dir, &ignored); /* opening says what is wrong */
+        (void)ckpt_step_probe(&dir, &ignored); /* opening reports the error */
     for (int i = 0; i < MOST_TRIES; i++) {
         last = (struct ckpt_err){0};
         if (ckpt_checkpoint_open(run->shared, dir, name, before, ret, &last) == 0)
@@ -397,7 +399,7 @@ static void opening_ended(struct ckpt_run *run, const char *name, uint64_t gener
     (void)pthread_cond_broadcast(&run->opened_one);
 }
 
-/* Enters and leaves with the lock held; opens without it. */
+/* Open a view. Called with the lock held, which is released while opening. */
 static int open_unlocked(struct ckpt_run *run, const struct ckpt_found_step *step,
                          struct ckpt_view **ret, struct ckpt_err *err)
 {
@@ -440,7 +442,8 @@ static int view_locked(struct ckpt_run *run, const char *name, struct ckpt_view 
     }
 }
 
-/* Several at a time, after many that were held together have been let go. */
+/* Close surplus views; there are several if many views that were held at the same time were
+ * released. */
 static void drop_surplus(struct ckpt_run *run)
 {
     struct ckpt_view *surplus;
@@ -453,7 +456,7 @@ static void drop_surplus(struct ckpt_run *run)
     } while (surplus);
 }
 
-/* *ret_name: the step that was meant; new. */
+/* Get the view of a step. *ret_name is a new string, the name of the step that was meant. */
 static int view_of(struct ckpt_run *run, const char *step, char **ret_name, struct ckpt_view **ret,
                    struct ckpt_err *err)
 {
@@ -478,7 +481,7 @@ int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret
     int result = view_of(run, step, &name, ret, &own);
 
     drop_surplus(run);
-    /* a step that has just been removed is no broken step */
+    /* a step that was deleted meanwhile is not reported as a broken step */
     if (result < 0 && name && *name && ckpt_step_is_gone(run->dir, name) &&
         ckpt_run_scan(run, NULL, NULL) == 0)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no step '%s' (any more)",

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Telling one save of a step from another, and from two. */
+/* Telling one save of a step from another, and finding out that files are of two saves. */
 #include "run/save.h"
 
 #include <inttypes.h>
@@ -13,13 +13,13 @@
 #include "base/str.h"
 #include "io/source.h"
 
-/* Of the contents: so many places of a file, and so many of all files together. */
+/* Samples of contents: the number of places in one file, and in all files together. */
 enum { HEADER_BYTES = 4096, PLACE_BYTES = 256, MOST_PLACES = 16, ALL_PLACES = 4096 };
 
 #define SECOND INT64_C(1000000000)
 #define LEAST_GAP (60 * SECOND)
-#define YOUNG (120 * SECOND)   /* who writes on leaves no longer pause */
-#define SLOWEST_COPY (1 << 20) /* bytes in a second */
+#define YOUNG (120 * SECOND)   /* a writer that is still active makes no longer pause than this */
+#define SLOWEST_COPY (1 << 20) /* bytes per second */
 
 /* ---- times ---- */
 
@@ -30,8 +30,8 @@ static int by_end(const void *a, const void *b)
     return (x->end_ns > y->end_ns) - (x->end_ns < y->end_ns);
 }
 
-/* From when on the file was written, if its creation can be believed to be that. A file that a
- * second save writes over was created by the first: before the marker. */
+/* The time at which writing of the file began: its creation, if that can be believed. If a second
+ * save overwrites a file, it was created by the first save, before the marker. */
 static int64_t begin_of(const struct ckpt_written *w, int64_t earliest)
 {
     const int64_t took = w->end_ns - w->begin_ns;
@@ -41,11 +41,11 @@ static int64_t begin_of(const struct ckpt_written *w, int64_t earliest)
     return w->begin_ns && plausible ? w->begin_ns : w->end_ns;
 }
 
-/* Points in time one after the other: shards, and the marker among them. */
+/* Pauses between points in time: the writes of shards, and the marker. */
 struct gaps {
-    int64_t last, widest; /* the last point; the widest gap before it */
-    int64_t first;        /* between the marker and the first shard, if that is the first gap */
-    int64_t later;        /* the widest gap after that one */
+    int64_t last, widest; /* the last point so far, and the longest pause before it */
+    int64_t first; /* the pause between the marker and the first shard, if it is the first one */
+    int64_t later; /* the longest pause after that one */
 };
 
 static int64_t next_gap(struct gaps *g, int64_t gap, int64_t end)
@@ -130,7 +130,7 @@ static size_t places_of(size_t nfile)
     return n < MOST_PLACES ? n : MOST_PLACES;
 }
 
-/* The file that lies there now. */
+/* Hash samples of the file that is at this path now. */
 static bool sample_file(const struct ckpt_save_file *f, struct ckpt_fdpool *pool, size_t places,
                         uint64_t *ret)
 {
@@ -155,7 +155,7 @@ static bool is_below(const struct ckpt_dir *dir, const struct ckpt_dir *top)
     return strncmp(path, above, n) == 0 && (path[n] == '\0' || path[n] == '/');
 }
 
-/* "model/model/norm/model_weight.safetensors"; new. */
+/* The path of a file in the step, such as "model/model/norm/model_weight.safetensors"; new. */
 static char *path_of(const struct ckpt_save *s, const struct ckpt_save_file *f)
 {
     const char *below = ckpt_dir_path(f->dir) + strlen(ckpt_dir_path(s->step));
@@ -183,7 +183,7 @@ static int by_path(const void *a, const void *b)
 
 typedef CKPT_VEC(struct ordered) ordered_list;
 
-/* The step's own files (a base's are not), each once. */
+/* List the step's own files (not the base's), each once. */
 static int list_files(const struct ckpt_catalog *cat, const struct ckpt_dir *step,
                       ordered_list *ret, struct ckpt_err *err)
 {
@@ -228,7 +228,7 @@ static int fill(struct ckpt_save *s, const ordered_list *list, struct ckpt_err *
         if (!is_after_marker(s, &f))
             s->late |= !s->marker.name || f.id.mtime_ns > s->marker.mtime_ns;
     }
-    s->late &= s->files.len > 1; /* one file is of one save */
+    s->late &= s->files.len > 1; /* a single file cannot be of two saves */
     return 0;
 }
 
@@ -324,7 +324,8 @@ static int fail_times(const struct ckpt_save *s, const struct ckpt_written *olde
                 "-o allow_mixed");
 }
 
-/* Creation times cost a system call per file: only if the others are suspicious. */
+/* Judge by the files' times. Creation times cost a system call per file, so they are read only if
+ * the other times are suspicious. */
 static int check_times(const struct ckpt_save *s, struct ckpt_err *err)
 {
     const int64_t *marker = s->marker.name ? &s->marker.mtime_ns : NULL;
@@ -353,15 +354,15 @@ static int check_times(const struct ckpt_save *s, struct ckpt_err *err)
 
 /* ---- the second time: identities ---- */
 
-/* The same file; who only touched it left the bytes alone. */
+/* Is it the same file, or one with other times but equal samples? */
 static bool same_content(const struct ckpt_save_file *a, const struct ckpt_save_file *b)
 {
     return a->id.inode == b->id.inode && a->id.size == b->id.size && a->sampled && b->sampled &&
            a->sample == b->sample;
 }
 
-/* The first file that is not what it was; NULL: all are, or were touched only. *ret_untouched: how
- * many were not even that. */
+/* The first file that was changed; NULL: none was, except in its times. *ret_untouched is the
+ * number of files whose times are equal too. */
 static const struct ckpt_save_file *
 first_other(const struct ckpt_save *now, const struct ckpt_save *before, size_t *ret_untouched)
 {
@@ -419,7 +420,8 @@ int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before
         return check_times(now, err);
     if (!(other = first_other(now, before, &untouched)))
         return 0;
-    /* without a marker, all that can be known is that nothing of the old save is left */
+    /* without a marker, the only certain evidence for a finished save is that no file of the old
+     * one is left */
     if (!now->marker.name && untouched == 0)
         return check_times(now, err);
     return fail_again(now, other, err);
@@ -438,7 +440,7 @@ struct compare {
     const struct ckpt_save *save;
     struct ckpt_fdpool *pool;
     atomic_size_t equal, other, gone;
-    atomic_size_t example; /* the first that is other */
+    atomic_size_t example; /* index of the first changed file */
 };
 
 static bool is_equal_now(struct compare *c, const struct ckpt_save_file *f,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The saves that a run's steps held when they were last opened: a bounded number, the least
- * recently opened ones go first. Not safe from several threads. */
+/* The saves that a run's steps held when they were last opened. Their number is bounded; the least
+ * recently opened are dropped first. Not safe from several threads. */
 #ifndef CKPT_RUN_SAVES_H
 #define CKPT_RUN_SAVES_H
 
@@ -13,21 +13,21 @@
 struct ckpt_kept_save {
     char *step;
     struct ckpt_save *save; /* referenced */
-    uint64_t used;          /* tick of the last opening */
+    uint64_t used;          /* tick (a counter of openings) of the last opening */
 };
 
 struct ckpt_saves {
     CKPT_VEC(struct ckpt_kept_save) kept;
 };
 
-/* The save of the step, referenced for the caller; NULL: it was not opened yet. */
+/* The recorded save of the step, referenced for the caller; NULL: none is recorded. */
 struct ckpt_save *ckpt_saves_find(const struct ckpt_saves *s, const char *step);
 
-/* The step was opened at this tick, and held this save. Without memory it is forgotten: then the
- * step's times decide, as at first sight. */
+/* Record that the step was opened at this tick and held this save. If there is no memory, nothing
+ * is recorded; the next opening then judges by the times of the files, like a first one. */
 void ckpt_saves_keep(struct ckpt_saves *s, const char *step, struct ckpt_save *save, uint64_t tick);
 
-/* Drop those of steps that are not there any more. */
+/* Drop the saves of steps that no longer exist. */
 void ckpt_saves_forget(struct ckpt_saves *s, const struct ckpt_steps_found *steps);
 void ckpt_saves_release(struct ckpt_saves *s);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing the files that pass through. */
+/* Choosing the files that a view shows unchanged. */
 #include "run/side.h"
 
 #include <fnmatch.h>
@@ -29,7 +29,7 @@ static const char *const tokenizer_files[] = {
     "*.py",
 };
 
-/* Weights of any framework, and what points at them. */
+/* Weights in any framework's format, and their indices. */
 static const char *const weight_files[] = {
     "*.safetensors",
     "*.safetensors.index.json",

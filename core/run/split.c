@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Automodel's file split. */
+/* The split into files of NeMo Automodel. */
 #include "run/split.h"
 
 #include <inttypes.h>
@@ -15,7 +15,8 @@
 
 static const uint64_t default_file_len = UINT64_C(5) << 30; /* Automodel's 5 GiB */
 
-/* Digits before end, at least one, whose value fits; moves *end to their begin. */
+/* Parse the digits before *end, at least one, and move *end to the first of them. False: there are
+ * none, or the number is too large. */
 static bool number_before(const char *begin, const char **end, uint64_t *ret)
 {
     unsigned long long value;
@@ -98,10 +99,10 @@ struct split {
     const struct ckpt_catalog *cat;
     const struct ckpt_base *base;
     const json_t *base_names;
-    CKPT_VEC(const char *) files; /* of the base, sorted */
-    uint64_t *number;             /* of each */
-    struct ckpt_map by_file;      /* -> place in files */
-    uint64_t *file;               /* of each tensor of cat; 0: the base does not have it */
+    CKPT_VEC(const char *) files; /* files of the base, sorted */
+    uint64_t *number;             /* number of each file */
+    struct ckpt_map by_file;      /* position in files, by name */
+    uint64_t *file; /* number of each tensor's file; 0: the base does not have the tensor */
     uint64_t last;
 };
 
@@ -153,7 +154,8 @@ static int number_files(struct split *s, struct ckpt_err *err)
     return 0;
 }
 
-/* 0: the base does not have it. A base without an index is one file. */
+/* The number of the base's file with this tensor; 0: the base does not have it. A base without an
+ * index is one file. */
 static uint64_t file_in_base(const struct split *s, const char *tensor)
 {
     const char *other = ckpt_json_str(s->base_names, tensor);

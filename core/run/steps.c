@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Looking through a run's folder. */
+/* Scanning a run's folder. */
 #include "run/steps.h"
 
 #include <stdlib.h>
@@ -26,7 +26,7 @@ static uint64_t add_identity(uint64_t h, const struct ckpt_dir *dir, const char 
     return XXH3_64bits_withSeed(part, sizeof part, h);
 }
 
-/* Of what a save of any format writes anew. */
+/* The generation of a step: a hash over the files that a save of any format writes anew. */
 static uint64_t generation_of(const struct ckpt_dir *dir, int64_t *ret_mtime_ns)
 {
     *ret_mtime_ns = 0;
@@ -38,8 +38,8 @@ static uint64_t generation_of(const struct ckpt_dir *dir, int64_t *ret_mtime_ns)
     return h;
 }
 
-/* The reader of what lies in the first of these folders that is a checkpoint; *dir becomes that
- * folder. */
+/* Find the reader for the first of these inner folders that is a checkpoint, which then replaces
+ * *dir. */
 static const struct ckpt_reader *probe_inside(struct ckpt_dir **dir, const char *const *folders)
 {
     for (; folders && *folders; folders++) {
@@ -68,14 +68,14 @@ const struct ckpt_reader *ckpt_step_probe(struct ckpt_dir **dir, struct ckpt_err
 
 /* ---- one step ---- */
 
-/* What the pointer file of a format says. */
+/* The content of a format's pointer file. */
 struct pointer {
     const struct ckpt_reader *reader;
     char *step;
 };
 
 struct pointers {
-    CKPT_VEC(struct pointer) files; /* those that are there */
+    CKPT_VEC(struct pointer) files; /* the pointer files that exist */
 };
 
 static void pointers_release(struct pointers *p)
@@ -97,8 +97,8 @@ static int read_pointer(struct ckpt_dir *run, const struct ckpt_reader *reader, 
     return 0;
 }
 
-/* A pointer file that is there and cannot be read is an error: without it, an unfinished step may
- * look finished, and another one the latest. */
+/* Read all pointer files. One that exists but cannot be read is an error: without it, an unfinished
+ * step may look finished, or another step like the latest. */
 static int read_pointers(struct ckpt_dir *run, struct pointers *p, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *fresh = NULL;
@@ -129,8 +129,8 @@ static bool is_pointed_at(const struct pointers *p, const char *name)
 
 enum looks { NO_STEP, UNFINISHED, FINISHED, UNKNOWN };
 
-/* *ret_dir: where the model is; *ret_reader: NULL where several fit, which opening says. UNKNOWN:
- * nobody can tell. */
+/* Is `name` a step? *ret_dir is the directory with the model. *ret_reader is NULL if several
+ * readers match, which opening will report. UNKNOWN: the directory cannot be read. */
 static enum looks look_at(struct ckpt_dir *run, const struct pointers *pointers, const char *name,
                           struct ckpt_dir **ret_dir, const struct ckpt_reader **ret_reader)
 {
@@ -173,7 +173,7 @@ struct scan {
     struct ckpt_steps_found found;
 };
 
-/* A link that points at one of the steps: a format's, or one like the mount's own. */
+/* Is it a link that points to one of the steps: a format's own, or one like the mount's? */
 static bool is_link(const char *name)
 {
     if (strcmp(name, "latest") == 0)
@@ -193,8 +193,8 @@ const struct ckpt_found_step *ckpt_steps_find(const struct ckpt_steps_found *s, 
     return NULL;
 }
 
-/* A directory that cannot be looked into: is it a step? Those that were, those that a pointer file
- * names, and those that are named like one. */
+/* Does a directory that cannot be read count as a step? It does if it was one before, if a pointer
+ * file names it, or if it is named like a step. */
 static bool is_named_as_step(const struct scan *s, const char *name)
 {
     const char last = name[strlen(name) - 1];
@@ -224,7 +224,7 @@ static int add_step(struct scan *s, const char *name, const struct ckpt_dir *dir
     }
     if (*name)
         step.generation ^= XXH3_64bits(name, strlen(name));
-    /* what cannot be looked at has not changed for that reason */
+    /* a directory that cannot be read keeps its last generation */
     if (known && (!dir || ckpt_dir_trouble(dir, NULL) < 0))
         step = *known;
     if (!(step.name = strdup(name)) || ckpt_vec_push(&s->found, step) < 0) {
@@ -239,7 +239,7 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
     struct scan *s = ctx;
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     const struct ckpt_reader *reader;
-    /* of a link nobody may be able to tell what it leads to */
+    /* the target of a link may be unknown */
     const bool may_be = e->kind == CKPT_ENTRY_DIR ||
                         (e->kind == CKPT_ENTRY_OTHER && ckpt_steps_find(s->known, e->name));
 
@@ -258,7 +258,8 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
     return add_step(s, e->name, dir, reader, err);
 }
 
-/* What a pointer file names, if that step is there; else the last one by number. */
+/* Find the latest step: the one that a pointer file names, if it exists; else the one with the
+ * highest number. */
 static int find_latest(struct scan *s, struct ckpt_err *err)
 {
     struct ckpt_steps_found *f = &s->found;
@@ -296,7 +297,7 @@ static int scan_single(struct scan *s, struct ckpt_err *err)
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     struct ckpt_err ignored = {0};
 
-    /* as if anew: what went wrong with it before is over */
+    /* open it again, which forgets earlier failures */
     if (ckpt_dir_open_below(s->dir, ".", &dir, err) < 0)
         return -1;
     const struct ckpt_reader *reader = ckpt_step_probe(&dir, &ignored);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which steps a run has, and which of them is the latest.
+/* Finding the steps of a run and the latest of them.
  *
- * A step is a directory that some reader recognises and that its save has finished, by the format's
- * own rule. A step that cannot be looked into (permission denied, too many open files) is a step
- * all the same: it shows its error, and what is the latest does not go back because of it. */
+ * A step is a directory that a reader recognises and whose save is finished, by the rule of the
+ * format. A directory that cannot be read (permission denied, too many open files) counts as a step
+ * too: opening it gives that error, and the latest step does not go back to an older one because of
+ * it. */
 #ifndef CKPT_RUN_STEPS_H
 #define CKPT_RUN_STEPS_H
 
@@ -25,26 +26,30 @@ struct ckpt_found_step {
 
 /* A plain struct; release with ckpt_steps_found_release. */
 struct ckpt_steps_found {
-    struct ckpt_found_step *ptr; /* oldest first; of a single checkpoint: one, named "" */
+    struct ckpt_found_step *ptr; /* oldest first; a single checkpoint is one step, named "" */
     size_t len, cap;
     char *latest;     /* NULL: there is no step */
-    char *unfinished; /* the last step of which the save has not finished, for an error; or NULL */
-    char *warning;    /* the format's pointer file names a step that is not there; or NULL */
+    char *unfinished; /* the last step whose save is not finished, for an error text; or NULL */
+    char *
+        warning; /* a text if the format's pointer file names a step that does not exist; or NULL */
 };
 
-/* Look at the folder, or at the single checkpoint. `known` (may be NULL): what was found last time,
- * for the steps that cannot be looked into now. On failure *ret is empty. */
+/* Scan the folder, or the single checkpoint. `known` (may be NULL) is the result of the last scan,
+ * which stands in for steps that cannot be read now. On failure *ret is empty. */
 int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const struct ckpt_steps_found *known,
                     struct ckpt_steps_found *ret, struct ckpt_err *err);
 void ckpt_steps_found_release(struct ckpt_steps_found *s);
 
+/* Find a step by its name; NULL: there is none. */
 const struct ckpt_found_step *ckpt_steps_find(const struct ckpt_steps_found *s, const char *name);
+/* Do two scans have the same steps with the same generations, and the same latest step? */
 bool ckpt_steps_same(const struct ckpt_steps_found *a, const struct ckpt_steps_found *b);
 
-/* Is the step not there any more, or not finished (being removed, being saved anew)? */
+/* Has the step been deleted, or is it unfinished (being deleted, or saved again)? */
 bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name);
 
-/* The reader of *dir, or of the model in it, which becomes *dir then. As ckpt_reader_probe. */
+/* Find the reader of *dir, or of an inner folder with the model, which then replaces *dir. Errors
+ * are those of ckpt_reader_probe. */
 const struct ckpt_reader *ckpt_step_probe(struct ckpt_dir **dir, struct ckpt_err *err);
 
 #endif

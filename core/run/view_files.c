@@ -24,7 +24,8 @@ static int64_t newest_shard(const struct ckpt_catalog *cat)
 
 /* ---- config.json ---- */
 
-/* Do the tensors have the dtype that the base's config states? Without one it means float32. */
+/* Do the tensors have the dtype that the base's config states? A config without a dtype means
+ * float32. */
 static bool has_base_dtype(const struct ckpt_view *v)
 {
     const json_t *config = v->shared->base->config;
@@ -35,7 +36,7 @@ static bool has_base_dtype(const struct ckpt_view *v)
     return is && strcmp(says ? says : "float32", is) == 0;
 }
 
-/* Is the base's config that of the model which a recipe made? */
+/* Does the base's config describe the model that a recipe made? */
 static bool lends_config(const struct ckpt_view *v)
 {
     return v->decision.config == CKPT_CONFIG_PASS_IF_DTYPE && has_base_dtype(v);
@@ -59,7 +60,7 @@ static bool passes_config(const struct ckpt_view *v)
 
 /* ---- files beside the weights ---- */
 
-/* One more of the checkpoint's own files, or of the base's. */
+/* Add one of the checkpoint's own files, or the base's. */
 static int add_own(struct ckpt_view *v, struct ckpt_sides *sides, const char *name,
                    struct ckpt_err *err)
 {
@@ -102,7 +103,7 @@ static int collect_sides(struct ckpt_view *v, struct ckpt_sides *sides, struct c
 
 /* ---- weights ---- */
 
-/* *ret is new or NULL. */
+/* Choose the weight map; *ret is new, or NULL. */
 static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckpt_err *err)
 {
     const struct ckpt_base *base = v->shared->base;
@@ -117,7 +118,8 @@ static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckp
     case CKPT_SPLIT_LIKE_BASE:
         return ckpt_split_by_base(v->cat, base, v->base_names, ckpt_view_type(v), ret, err);
     case CKPT_SPLIT_BASE:
-        /* other views may be opened now, and count references */
+        /* deep, because other threads may be opening views, which count references to shared values
+         */
         *ret = json_deep_copy(base->weight_map);
         break;
     }
@@ -132,7 +134,8 @@ static bool sorts_names(const struct ckpt_view *v)
                            (order == CKPT_ORDER_FRESH && ckpt_view_type(v)->converted));
 }
 
-/* num_parameters() of transformers, and with it an index's total_parameters, counts no buffers. */
+/* The number of elements in buffers, which num_parameters() of transformers does not count, and so
+ * the total_parameters of an index does not either. */
 static uint64_t buffer_numel(const struct ckpt_view *v)
 {
     const struct ckpt_texts *ends = &ckpt_view_type(v)->buffers;
@@ -140,7 +143,8 @@ static uint64_t buffer_numel(const struct ckpt_view *v)
 
     for (size_t i = 0; i < v->cat->tensors.len; i++)
         if (ckpt_texts_end(ends, v->cat->tensors.ptr[i].name))
-            n += v->cat->tensors.ptr[i].numel; /* the tree refuses more bytes than 2^63 */
+            n += v->cat->tensors.ptr[i]
+                     .numel; /* cannot overflow: the tree refuses more than 2^63 bytes */
     return n;
 }
 

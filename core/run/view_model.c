@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a reader's catalogue to the model: names, values, dtypes, config. */
+/* Making the model of a view from a reader's catalogue: names, values, dtypes, config. */
 #include "run/view_model.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ const struct ckpt_type *ckpt_view_type(const struct ckpt_view *v)
     return ckpt_types_find(types_of(v), ckpt_json_str(v->config, "model_type"));
 }
 
-/* The view's config is this one (not NULL), with what options override. */
+/* Set the view's config to this one (not NULL), with the options' overrides. */
 static int take_config(struct ckpt_view *v, const json_t *config, struct ckpt_err *err)
 {
     const char *key;
@@ -39,7 +39,7 @@ static int take_config(struct ckpt_view *v, const json_t *config, struct ckpt_er
     return 0;
 }
 
-/* The config of a model under the hub's names is what it says, or else what the base says. */
+/* The config of a model under the hub's names: its own, else the base's. */
 static int config_of_hub(struct ckpt_view *v, struct ckpt_err *err)
 {
     const struct ckpt_base *base = v->shared->base;
@@ -56,7 +56,8 @@ static int config_of_hub(struct ckpt_view *v, struct ckpt_err *err)
                : 0;
 }
 
-/* The catalogue's names are the hub's, or, without a catalogue, the base's index's. */
+/* Rename the base's names, which are the catalogue's or, without a catalogue, those in its index.
+ */
 static int rename_base(struct ckpt_view *v, const struct ckpt_renames *renames,
                        const struct ckpt_catalog *cat, struct ckpt_err *err)
 {
@@ -71,7 +72,7 @@ static int rename_base(struct ckpt_view *v, const struct ckpt_renames *renames,
                                err);
 }
 
-/* A run saves the names that the model has in memory; the base may have the hub's. */
+/* Match names: a run saves the names in memory, while the base may have the hub's. */
 static int match_names(struct ckpt_view *v, const struct ckpt_catalog *base, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
@@ -98,7 +99,7 @@ static int check_model(struct ckpt_view *v, struct ckpt_err *err)
     return ckpt_check_model(&c, v->cat, v->warnings, err);
 }
 
-/* The base's config, or the checkpoint's own. */
+/* The base's config, or else the checkpoint's own. */
 static const json_t *lent_config(const struct ckpt_view *v, const struct ckpt_catalog *cat)
 {
     const struct ckpt_base *base = v->shared->base;
@@ -122,7 +123,8 @@ struct ckpt_recipe_options ckpt_view_recipe_options(const struct ckpt_view *v,
     };
 }
 
-/* The recipe's catalogue may repeat what the reader said. */
+/* Add warnings, without repeating any: the recipe's catalogue may have the reader's warnings too.
+ */
 static int add_warnings(json_t *all, const json_t *more)
 {
     size_t i, k;
@@ -163,8 +165,8 @@ static int config_of_memory(struct ckpt_view *v, struct ckpt_err *err)
     return 0;
 }
 
-/* transformers 5 converts some families when it saves them (experts, which it stacks in memory, are
- * taken apart): recipes of their own say how. */
+/* Convert to the hub's names. transformers 5 converts some families when it saves them (it
+ * separates experts, which it stacks in memory), by rules that are recipes here. */
 static int names_of_hub(struct ckpt_view *v, struct ckpt_err *err)
 {
     const struct ckpt_recipe_options opt = ckpt_view_recipe_options(v, v->cat);
@@ -195,8 +197,8 @@ int ckpt_view_find_names(const struct ckpt_view *v, struct ckpt_catalog *src, st
     return v->decision.way == CKPT_WAY_MEMORY ? find_model(v, src, &found, err) : 0;
 }
 
-/* Where the reader cannot say it: LoRA keys, and a transformers model below a prefix, may be in
- * checkpoints of any format. */
+/* Find out whose names the tensors have, if the reader could not say it: LoRA tensors, and a
+ * transformers model below a prefix, occur in checkpoints of any format. */
 static int find_names(struct ckpt_view *v, struct ckpt_catalog *src, struct ckpt_err *err)
 {
     bool found;
@@ -216,12 +218,13 @@ static int find_names(struct ckpt_view *v, struct ckpt_catalog *src, struct ckpt
     return 0;
 }
 
-/* The base that a whole PeftModel holds, a model under its own names, becomes *src; with lora=merge
- * the adapter waits in v->adapter. */
+/* Replace *src by the base that a whole PeftModel contains, a model under its own names; with
+ * lora=merge the adapter is kept in v->adapter. */
 static int split_peft(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_catalog **base,
                       struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_facts_release) struct ckpt_facts adapter = {0}; /* the view is none */
+    ckpt_cleanup(ckpt_facts_release) struct ckpt_facts adapter = {
+        0}; /* the view is not an adapter */
     bool found = false;
 
     json_decref(v->about);
@@ -246,7 +249,8 @@ static int split_peft(struct ckpt_view *v, struct ckpt_catalog **src, struct ckp
     return 0;
 }
 
-/* lora=merge, lora=base: a whole PeftModel's own base goes before one that is lent. */
+/* Handle lora=merge and lora=base. The base inside a whole PeftModel has priority over the option
+ * `base`. */
 static int find_lora(struct ckpt_view *v, struct ckpt_catalog **src, bool *ret_merged,
                      struct ckpt_err *err)
 {
@@ -298,7 +302,8 @@ static int model_of_memory(struct ckpt_view *v, struct ckpt_err *err)
 {
     if (names_of_hub(v, err) < 0 || config_of_memory(v, err) < 0 || check_model(v, err) < 0)
         return -1;
-    return v->adapter ? match_names(v, v->cat, err) : 0; /* it has the names in memory */
+    return v->adapter ? match_names(v, v->cat, err)
+                      : 0; /* the checkpoint has the names in memory */
 }
 
 static int name_tensors(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
@@ -316,7 +321,7 @@ static int name_tensors(struct ckpt_view *v, struct ckpt_catalog **src, struct c
     }
 }
 
-/* Between the names of the hub and those in memory. */
+/* Convert between the hub's names and those in memory. */
 static int convert_names(struct ckpt_view *v, struct ckpt_err *err)
 {
     struct ckpt_recipe_options convert = {.format = "hub", .base_config = v->config};
@@ -333,8 +338,8 @@ static int convert_names(struct ckpt_view *v, struct ckpt_err *err)
 
 /* ---- quantisation ---- */
 
-/* A config that speaks of a quantisation although the tensors are ordinary: they have been made so,
- * or training started from a base that is quantised. */
+/* Remove the quantisation from the config if the tensors are not quantised: they were dequantised,
+ * or training started from a quantised base. */
 static void drop_quantization(struct ckpt_view *v)
 {
     static const char key[] = "quantization_config";
@@ -357,8 +362,8 @@ static int dequantize(struct ckpt_view *v, struct ckpt_err *err)
 
 /* ---- dtypes ---- */
 
-/* Automodel's mapping may cover one rank's tensors only; its own export leaves the others as they
- * are. */
+/* Warn about tensors that have no entry in Automodel's mapping, which may cover one rank's tensors
+ * only. Its own export leaves their dtypes unchanged. */
 static int warn_unknown(struct ckpt_view *v, const struct ckpt_tensor *t, size_t n,
                         struct ckpt_err *err)
 {
@@ -415,7 +420,8 @@ const char *ckpt_view_main_dtype(const struct ckpt_catalog *cat)
     return best < 0 ? NULL : ckpt_dtype_torch_name((enum ckpt_dtype)best);
 }
 
-/* transformers 5 reads "dtype", 4.x "torch_dtype"; a base's config keeps the one that it has. */
+/* State the dtype in the config: transformers 5 reads "dtype", 4.x "torch_dtype"; a base's config
+ * keeps the key that it has. */
 static int state_dtype(struct ckpt_view *v, struct ckpt_err *err)
 {
     const char *name = ckpt_view_main_dtype(v->cat);

@@ -102,9 +102,9 @@ bool ckpt_box_intersect(const struct ckpt_box *a, const struct ckpt_box *b, stru
 
 /* ---- coverage ---- */
 
-/* Frameworks cut tensors into grids, often a different one per part. So: sort along a dimension;
- * where the intervals fall into separate groups, look at each group alone; when no dimension
- * separates a group, compare its boxes pairwise, within a budget. */
+/* Frameworks divide tensors into grids, often with a different grid for each part. So the boxes are
+ * sorted along a dimension; if the intervals form separate groups, each group is checked alone; if
+ * no dimension separates a group, its boxes are compared pairwise, within a budget. */
 struct cover {
     const struct ckpt_box *box;
     uint32_t rank;
@@ -145,7 +145,7 @@ static enum verdict pairwise(struct cover *c, const struct edge *e, size_t n)
     return DISJOINT;
 }
 
-/* `tried` dimensions in a row did not separate these boxes. */
+/* Are the boxes disjoint? The last `tried` dimensions did not separate them. */
 static enum verdict disjoint(struct cover *c, struct edge *e, size_t n, uint32_t dim,
                              uint32_t tried)
 {

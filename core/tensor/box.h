@@ -30,7 +30,9 @@ void ckpt_shape_strides(const uint64_t *dim, uint32_t rank, uint64_t *stride);
 char *ckpt_shape_text(const uint64_t *dim, uint32_t rank, char *buf, size_t cap);
 enum { CKPT_SHAPE_TEXT = 24 * CKPT_MAX_RANK };
 
+/* The number of elements, which must fit 64 bits. */
 uint64_t ckpt_box_numel(const struct ckpt_box *b);
+/* Is the box inside the shape? */
 bool ckpt_box_within(const struct ckpt_box *b, const uint64_t *dim, uint32_t rank);
 
 /* The first and one past the last element of a box, which is not empty, of a tensor of that shape,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Boxes of stored tensors are batched; boxes of computed ones are made of boxes, or ranges of
- * elements, of their operands. */
+/* Boxes of stored tensors are read in batches; boxes of computed tensors are made from boxes, or
+ * ranges of elements, of their operands. */
 #include "tensor/boxes.h"
 
 #include <assert.h>
@@ -12,10 +12,10 @@
 #include "tensor/value.h"
 
 enum {
-    CHUNK_BYTES = 1024 * 1024,     /* of a computed tensor, made at once for a box */
-    OPERAND_BYTES = 512 * 1024,    /* of an operand, read at once for a range: one good read */
+    CHUNK_BYTES = 1024 * 1024, /* size of a computed tensor's part that is made at once for a box */
+    OPERAND_BYTES = 512 * 1024,    /* size of an operand's part that is read at once for a range */
     SLAB_MIN_TENSOR = 1024 * 1024, /* smaller transposed tensors are read whole anyway */
-    SLAB_BYTES = 64 * 1024 * 1024, /* most that one slab of a transposed tensor holds */
+    SLAB_BYTES = 64 * 1024 * 1024, /* size limit of one slab of a transposed tensor */
 };
 
 static const struct ckpt_box_cost usual_cost = {
@@ -61,8 +61,8 @@ static uint32_t split_dim(const struct ckpt_tensor *t, const struct ckpt_box *bo
     return d ? d - 1 : 0;
 }
 
-/* Other values are made row by row: whole rows of the dimensions that the box has only a part of,
- * several at once, of which the box's part is kept. */
+/* Read a box of another computed tensor row by row: several whole rows of those dimensions of which
+ * the box has only a part are made at once, and the box's part is kept. */
 static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
                      const struct ckpt_box_read *read, struct ckpt_err *err)
 {
@@ -197,8 +197,8 @@ static int make_elements(const struct ckpt_catalog *cat, const struct ckpt_tenso
     return 0;
 }
 
-/* Do neighbours along the innermost axis lie apart in the source, row after row? Then a request's
- * bounding range is most of the tensor. */
+/* Are neighbours along the innermost axis far apart in the source, row after row? Then the bounding
+ * range of a request is most of the tensor. */
 static bool is_transposed(const struct ckpt_tensor *t)
 {
     if (t->npiece == 0 || ckpt_tensor_nbytes(t) <= SLAB_MIN_TENSOR)
@@ -234,7 +234,7 @@ static int fill_slab(const void *arg, void *buf, size_t len, uint64_t slab, stru
                          err);
 }
 
-/* A kept slab is good only as long as its shards are what they were. */
+/* Check that the shards of a cached slab have not changed. */
 static int check_sources(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
                          struct ckpt_err *err)
 {

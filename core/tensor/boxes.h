@@ -22,19 +22,19 @@ struct ckpt_read_stats {
     atomic_ullong source_bytes; /* bytes read from sources, gaps included */
 };
 
-/* Shared by all readers of a view; its address is the view's group of slabs. Both may be NULL, and
- * belong to somebody who outlives it. */
+/* Data that all readers of a view share; its address identifies the view's group of slabs. Both
+ * members may be NULL, and must outlive it. */
 struct ckpt_reading {
     struct ckpt_slabs *slabs; /* cache of transposed spans; NULL: none is kept */
     struct ckpt_read_stats *stats;
 };
 
 /* Holes of a source up to `gap` bytes are read through, in ranges of at most `bound` bytes: large
- * where a seek is dear (CKPT_REGION_GAP, CKPT_REGION_BOUND), small where the files are in the page
+ * where a seek is slow (CKPT_REGION_GAP, CKPT_REGION_BOUND), small where the files are in the page
  * cache. Runs of `run` bytes and more are read alone (tensor/region.h). */
 struct ckpt_box_cost {
     uint64_t gap, bound, run;
-    struct ckpt_route route; /* its bounce buffer must be the calling thread's */
+    struct ckpt_route route; /* its bounce buffer belongs to the calling thread */
 };
 
 /* Read n boxes of one catalogue. Neighbours in a source that follow each other in the list become
@@ -45,20 +45,20 @@ int ckpt_boxes_pread(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
                      const struct ckpt_box_read *read, size_t n, const struct ckpt_box_cost *cost,
                      struct ckpt_err *err);
 
-/* The same if all of it is in the page cache and nothing must be waited for: 0. 1: it is not so (or
- * a tensor is computed); the buffers are undefined. */
+/* As ckpt_boxes_pread, if all bytes are in the page cache and nothing must be waited for: returns
+ * 0. Returns 1 if not (or if a tensor is computed); the buffers are then undefined. */
 int ckpt_boxes_pread_cached(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
                             const struct ckpt_box_read *read, size_t n,
                             const struct ckpt_box_cost *cost, struct ckpt_err *err);
 
 /* Read elements [lo, hi) of a tensor, in row-major order: as a box of rank 1 with the usual costs,
- * but what is dear to make comes from the slabs of rd, and err names the tensor, too. */
+ * but data that is slow to make comes from the slabs of rd, and err also names the tensor. */
 int ckpt_elements_pread(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
                         struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
                         struct ckpt_err *err);
 
-/* What is read for t: t itself, or what it is computed from element by element. Boxes of one are
- * boxes of the other. *ret_cat is its catalogue. */
+/* The tensor that is read for t: t itself, or the tensor from which it is computed element by
+ * element. Boxes of one are boxes of the other. *ret_cat is its catalogue. */
 const struct ckpt_tensor *ckpt_tensor_stored(const struct ckpt_catalog *cat,
                                              const struct ckpt_tensor *t,
                                              const struct ckpt_catalog **ret_cat);

@@ -32,12 +32,12 @@ struct ckpt_tensor {
     size_t npiece;
     uint32_t block; /* not 0: neighbours with the same number go into the same file when a view is
                        split */
-    uint16_t ranks; /* not 0: the first dimension counts so many ranks of a job, each with its own
-                       part; how the parts join only a recipe knows */
+    uint16_t ranks; /* not 0: the first dimension counts this many ranks of a job, each with its own
+                       part; only a recipe knows how to join the parts */
     uint8_t rank;
     uint8_t dtype;  /* enum ckpt_dtype */
-    uint8_t wanted; /* not 0: one more than the dtype in which the checkpoint itself wants it shown
-                       (16-bit weights of which it keeps the F32 masters only) */
+    uint8_t wanted; /* not 0: one more than the dtype in which the checkpoint wants the tensor shown
+                       (16-bit weights of which it stores only the F32 masters) */
 };
 
 struct ckpt_catalog {
@@ -45,14 +45,16 @@ struct ckpt_catalog {
     CKPT_VEC(struct ckpt_source *) sources; /* referenced */
     CKPT_VEC(struct ckpt_tensor) tensors;   /* in the order they were added */
     struct ckpt_map by_name;
-    json_t
-        *config; /* the framework's own model config, an object; NULL if the checkpoint has none */
-    json_t *about; /* facts of the format for people and recipes: {"format": "nanotron", "version":
-                      "1.4", "step": 20, ...} */
+    /* the framework's own model config, an object; NULL if the checkpoint has none */
+    json_t *config;
+    json_t *about; /* facts for people and recipes: {"format": "nanotron", "version": "1.4", "step":
+                      20, ...} */
     json_t *warnings; /* array of strings */
 };
 
+/* Make an empty catalogue. */
 int ckpt_catalog_new(struct ckpt_catalog **ret, struct ckpt_err *err);
+/* Free the catalogue with all memory of its arena, and give back its sources. */
 void ckpt_catalog_free(struct ckpt_catalog *cat);
 void ckpt_catalog_freep(struct ckpt_catalog **cat);
 
@@ -72,6 +74,7 @@ int ckpt_catalog_set_pieces(struct ckpt_catalog *cat, size_t index,
                             const struct ckpt_piece_draft *piece, size_t npiece,
                             struct ckpt_err *err);
 
+/* As ckpt_catalog_set_pieces, for a tensor that need not be in the catalogue. */
 int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
                            const struct ckpt_piece_draft *piece, size_t npiece,
                            struct ckpt_err *err);
@@ -83,15 +86,16 @@ int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, str
  * (copied). CONFLICT if two get the same. On failure the catalogue is only good for freeing. */
 int ckpt_catalog_select(struct ckpt_catalog *cat, const char *const *name, struct ckpt_err *err);
 
-/* Give back the room that was kept for more tensors and sources. Moves the tensors. */
+/* Free memory that was reserved for more tensors and sources. Moves the tensors. */
 void ckpt_catalog_shrink(struct ckpt_catalog *cat);
 
-/* By name; NULL if it is not there. */
+/* Find a tensor by its name; NULL: it is not there. */
 const struct ckpt_tensor *ckpt_catalog_find(const struct ckpt_catalog *cat, const char *name);
 
 /* Add a line to cat->warnings (one is kept of equal ones, and 1000 at most), made printable. */
 void ckpt_catalog_warn(struct ckpt_catalog *cat, const char *fmt, ...) CKPT_PRINTF(2, 3);
 
+/* The size of all elements in bytes. */
 uint64_t ckpt_tensor_nbytes(const struct ckpt_tensor *t);
 
 /* Index of the first piece that may hold an element >= lo. */

@@ -26,8 +26,8 @@ struct scaled {
     uint64_t block[2]; /* FP8 */
 };
 
-/* Part of the elements [lo, hi) of a matrix: of one row, or whole rows. Either way they are
- * neighbours. */
+/* A part of the elements [lo, hi) of a matrix: a part of one row, or whole rows, so that it is
+ * contiguous. */
 struct tile {
     uint64_t row, nrow, col, ncol;
 };
@@ -187,8 +187,8 @@ static void scale_nibbles(float *out, const unsigned char *code, unsigned shift,
         out[i] = e2m1[code[i] >> shift & 0xf] * scale[i];
 }
 
-/* Row r of the result (of all experts) has its codes in row r / 2 of the blocks, in the low or the
- * high halves of the bytes, and its scales in row r / 32. */
+/* Compute a tile. Row r of the result (over all experts) has its codes in row r / 2 of the blocks,
+ * in the low or the high halves of the bytes, and its scales in row r / 32. */
 static int mxfp4_tile(const struct scaled *v, const struct tile *tile, struct ckpt_reading *rd,
                       float *out, struct ckpt_err *err)
 {

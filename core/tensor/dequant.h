@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Block-scaled weights as the numbers that they stand for: values whose operands are codes and
- * scales. Both compute in F32 and round once. */
+/* Dequantisation of block-scaled weights: values whose operands are codes and scales. Both
+ * operators compute in F32 and round once. */
 #ifndef CKPT_TENSOR_DEQUANT_H
 #define CKPT_TENSOR_DEQUANT_H
 

@@ -40,8 +40,8 @@ enum { WEIGHT, A, B, MAGNITUDE };
 
 /* ---- the product ---- */
 
-/* A, `PANEL` columns at a time, each panel [rank, PANEL]: what is multiplied together lies
- * together. The columns that the last one lacks are zeros. */
+/* Copy A as panels of PANEL columns, each [rank, PANEL], so that elements that are multiplied
+ * together are adjacent. Missing columns of the last panel are zeros. */
 static void pack(float *panels, const float *a, size_t rank, size_t cols)
 {
     for (size_t c = 0; c < cols; c += PANEL, panels += rank * PANEL)
@@ -190,7 +190,7 @@ static int fill_delta(const struct lora *v, struct ckpt_reading *rd, uint64_t ro
 
 /* ---- the sum ---- */
 
-/* Each row of x becomes as long as its magnitude says. */
+/* Scale each row of x to the length that its magnitude says. */
 static int set_lengths(const struct lora *v, struct ckpt_reading *rd, uint64_t row, uint64_t nrow,
                        size_t cols, float *x, struct ckpt_err *err)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A piece says: these elements of the tensor lie there in that source.
+/* A piece says where in a source certain elements of a tensor are stored.
  *
  *     tensor element  dst + sum i[j] * axis[j].dst        (linear, row-major)
  *     source byte     src + sum i[j] * axis[j].src        for every tuple 0 <= i[j] < axis[j].n
@@ -31,7 +31,7 @@ struct ckpt_piece {
     uint32_t source; /* index in the catalogue */
 };
 
-/* A piece that carries its axes, for building. `p.axis` is set when it is added to a catalogue. */
+/* A piece that contains its axes, for building. `p.axis` is set when it is added to a catalogue. */
 struct ckpt_piece_draft {
     uint64_t dst, src;
     uint32_t naxis, source;

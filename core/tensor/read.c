@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes of a tensor: whole elements, and parts of the first and the last one. */
+/* Reading bytes of a tensor: whole elements, and parts of the first and the last element. */
 #include "tensor/read.h"
 
 #include <assert.h>

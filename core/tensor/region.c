@@ -49,9 +49,9 @@ static int cache_reserve(struct ckpt_region_cache *c, size_t len, struct ckpt_er
     return 0;
 }
 
-/* Have bytes [off, off+len) of s in memory: *ret_data lives until the next call. What is not there
- * yet is read; a range that continues the last one extends it, up to CKPT_REGION_KEPT times the
- * bound. */
+/* Make bytes [off, off+len) of s available in memory; *ret_data is valid until the next call. Bytes
+ * that are not cached are read; a range that continues the cached one extends it, up to
+ * CKPT_REGION_KEPT times the bound. */
 static int cache_read(const struct ckpt_region_reader *r, struct ckpt_source *s, size_t len,
                       uint64_t off, const unsigned char **ret_data, struct ckpt_err *err)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A strided region of a source, read into a strided place in memory: neighbours are scattered in
- * place, the rest is read as bounding ranges and copied. */
+/* Reading a strided region of a source into a strided place in memory: adjacent runs are read
+ * directly into place, others as bounding ranges, and then copied. */
 #ifndef CKPT_TENSOR_REGION_H
 #define CKPT_TENSOR_REGION_H
 
@@ -12,18 +12,19 @@
 #include "tensor/ndcopy.h"
 
 enum {
-    CKPT_REGION_GAP = 128 * 1024,        /* holes below this are read through */
+    CKPT_REGION_GAP = 128 * 1024,        /* holes smaller than this are read too */
     CKPT_REGION_BOUND = 4 * 1024 * 1024, /* largest bounding range read at once */
-    CKPT_REGION_KEPT = 2,                /* so many times that is kept, at most */
+    CKPT_REGION_KEPT = 2,                /* limit of the cache, in multiples of CKPT_REGION_BOUND */
 };
 
-/* The last bounding range that was read: what others left in its holes is there already. */
+/* A cache of the last bounding range that was read, for later regions that lie in its holes. */
 struct ckpt_region_cache {
     const struct ckpt_source *source; /* NULL: empty */
     uint64_t off;
     size_t len, cap;
     unsigned char *data;
 };
+/* Free the memory; the cache is empty afterwards. */
 void ckpt_region_cache_release(struct ckpt_region_cache *c);
 
 struct ckpt_region_reader {

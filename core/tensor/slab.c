@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slab cache: a list in order of use, one filler per slab, the others wait. */
+/* The slab cache: a list in order of use. One thread fills a slab, and other threads wait for it.
+ */
 #include "tensor/slab.h"
 
 #include <pthread.h>
@@ -11,7 +12,7 @@
 
 struct slab {
     struct slab *prev, *next; /* most recently used first */
-    struct ckpt_slab is;      /* its ctx is good while FILLING */
+    struct ckpt_slab is;      /* its ctx is valid while FILLING */
     unsigned users;           /* readers and the filler; > 0 is not evicted */
     enum { FILLING, READY, FAILED } state;
     struct ckpt_err err; /* FAILED */
@@ -19,7 +20,7 @@ struct slab {
 };
 
 struct ckpt_slabs {
-    pthread_mutex_t lock; /* everything, and the slabs' fields but the bytes of READY ones in use */
+    pthread_mutex_t lock; /* protects everything except the bytes of READY slabs that are in use */
     pthread_cond_t filled;
     struct slab list; /* sentinel */
     size_t budget, bytes;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One cache, with a budget, for spans of tensors that are dear to make: transposed experts,
- * computed values.
+/* A cache with a budget for spans of tensors that are slow to make: transposed experts, computed
+ * values.
  *
- * A slab is made once, whoever asks first; others who want it wait for that one. Least recently
- * used slabs go when the budget is spent. */
+ * A slab is made once, by the first thread that needs it; other threads wait for it. When the
+ * budget is used up, the least recently used slabs are freed. */
 #ifndef CKPT_TENSOR_SLAB_H
 #define CKPT_TENSOR_SLAB_H
 
@@ -24,7 +24,7 @@ typedef int ckpt_slab_fill(const void *ctx, void *buf, size_t len, uint64_t slab
 
 /* A slab and how it is made. */
 struct ckpt_slab {
-    const void *group; /* what is forgotten together */
+    const void *group; /* slabs of one group are forgotten together */
     const void *owner; /* any unique address, e.g. the tensor */
     uint64_t number;   /* among the owner's slabs */
     size_t len;        /* bytes of it */
@@ -32,8 +32,9 @@ struct ckpt_slab {
     const void *ctx; /* for fill */
 };
 
-/* Copy bytes [off, off+len) of a slab into buf, which is made if it is not there. Safe from many
- * threads; a failed fill is reported to all who waited and not kept. */
+/* Copy bytes [off, off+len) of a slab into buf; the slab is made if it is not in the cache. Safe
+ * from many threads. A failed fill is reported to all threads that waited for it, and is not kept.
+ */
 int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void *buf, size_t len,
                     size_t off, struct ckpt_err *err);
 

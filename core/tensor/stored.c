@@ -13,7 +13,8 @@ struct clipped {
     uint64_t step[CKPT_MAX_AXES];      /* indices per tuple along that dimension */
     const struct ckpt_span *span[CKPT_MAX_RANK];
     size_t nspan[CKPT_MAX_RANK];
-    /* of all dimensions: at most 2 an axis, 1 a dimension; and what ckpt_axes_clip may touch */
+    /* spans of all dimensions: at most 2 per axis and 1 per dimension, and the space that
+     * ckpt_axes_clip may write */
     struct ckpt_span spans[2 * CKPT_MAX_AXES + CKPT_MAX_RANK + CKPT_MAX_SPANS];
 };
 
@@ -25,7 +26,7 @@ struct request {
     struct clipped clip;
 };
 
-/* The shape in which the box counts: the tensor's, or all elements in one row. */
+/* The shape to which the box refers: the tensor's, or one dimension with all elements. */
 static const uint64_t *shape_of(const struct ckpt_tensor *t, const struct ckpt_box *box)
 {
     assert(box->rank == t->rank || box->rank == 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Boxes of stored tensors: which part of each piece lies in the box, as strided regions of sources.
- * The only code that walks the pieces of a tensor to read it. */
+/* Reading boxes of stored tensors: finds the part of each piece that is in the box, as strided
+ * regions of sources. No other code walks the pieces of a tensor to read it. */
 #ifndef CKPT_TENSOR_STORED_H
 #define CKPT_TENSOR_STORED_H
 
@@ -25,8 +25,8 @@ struct ckpt_box_read {
 int ckpt_stored_read(struct ckpt_region_reader *reader, const struct ckpt_catalog *cat,
                      const struct ckpt_box_read *read, struct ckpt_err *err);
 
-/* Where element `at` (row-major) lies: the catalogue's source and the byte in it. False for
- * computed tensors, and where nothing is stored. */
+/* Find element `at` (row-major): the catalogue's source and the offset in it. False for computed
+ * tensors, and if nothing is stored there. */
 bool ckpt_tensor_place(const struct ckpt_tensor *t, uint64_t at, uint32_t *ret_source,
                        uint64_t *ret_off);
 

@@ -26,10 +26,11 @@ struct ckpt_value_ops {
      * Each element depends on the operands alone, never on lo and hi. Safe from many threads. */
     int (*compute)(const struct ckpt_value *v, const struct ckpt_tensor *t, struct ckpt_reading *rd,
                    void *buf, uint64_t lo, uint64_t hi, struct ckpt_err *err);
-    /* It rounds what it computed to whatever castable dtype t has: a cast of t only says which. */
+    /* The operator rounds its result to any castable dtype that t has, so a cast of t only changes
+     * that dtype. */
     bool rounds;
-    /* Not 0: few elements cost as much as many, so spans of about so many bytes are computed at
-     * once and kept (tensor/slab.h). */
+    /* Not 0: computing a few elements takes as long as computing many, so spans of about this many
+     * bytes are computed at once and kept (tensor/slab.h). */
     uint32_t slab_bytes;
 };
 
@@ -38,31 +39,31 @@ struct ckpt_value {
     const struct ckpt_value_ops *ops;
     uint32_t narg;
     const struct ckpt_operand {
-        const struct ckpt_catalog *cat; /* whose sources the pieces speak of; may be another one,
-                                           which must outlive this */
+        const struct ckpt_catalog *cat; /* the catalogue to whose sources its pieces refer; may be
+                                           another catalogue, which must outlive this one */
         const struct ckpt_tensor *tensor;
     } * arg;
-    uint64_t param[3]; /* what the elements depend on besides the operands: for digests */
+    uint64_t param[3]; /* other data on which the elements depend, for digests */
 };
 
-/* Make t, whose dim and numel are set, what v computes of its operands, as `dtype`. LIMIT if that
- * would be 2^63 bytes or more. */
+/* Make t, whose dim and numel are set, the result of v, with this dtype. LIMIT: it would have 2^63
+ * bytes or more. */
 int ckpt_tensor_compute(struct ckpt_tensor *t, const struct ckpt_value *v, int dtype,
                         struct ckpt_err *err);
 
-/* Operators of one operand that leave dtype and shape as they are; what a recipe may name. */
+/* Operators of one operand that keep dtype and shape, which recipes can name. */
 extern const struct ckpt_value_ops ckpt_value_plus_one; /* x + 1, in F32 at least, rounded once */
 
 /* The operator of that name, or NULL. */
 const struct ckpt_value_ops *ckpt_value_find(const char *name);
 
-/* Make tensor `index` of cat what such an operator makes of it as it was. UNSUPPORTED if it is not
- * castable (ckpt_dtype_is_castable). */
+/* Replace tensor `index` of cat by the result of such an operator on it. UNSUPPORTED: its dtype is
+ * not castable (ckpt_dtype_is_castable). */
 int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_value_ops *ops,
                      struct ckpt_err *err);
 
-/* Make tensor `index` of cat deliver `dtype`, computed from what is stored. Nothing happens if it
- * has that dtype already. Both must be castable (ckpt_dtype_is_castable; assert). */
+/* Convert tensor `index` of cat to `dtype`. Does nothing if it has that dtype already. Both dtypes
+ * must be castable (ckpt_dtype_is_castable; assert). */
 int ckpt_value_cast(struct ckpt_catalog *cat, size_t index, int dtype, struct ckpt_err *err);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The splitter, and following another model's split. */
+/* Splitting by size, and following another model's split. */
 #include "view/shards.h"
 
 #include <inttypes.h>

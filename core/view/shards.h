@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which tensor goes into which file.
+/* Distributing tensors over files.
  *
  * By size, as huggingface_hub's split_torch_state_dict_into_shards: items in order; one that is
  * larger than the limit gets a file of its own, numbered before the file being filled, which stays
@@ -35,6 +35,7 @@ struct ckpt_shards {
     uint64_t total_numel;
 };
 
+/* Free the names and numbers. */
 void ckpt_shards_release(struct ckpt_shards *s);
 
 /* Split by size. One file is "model.safetensors", more are "model-00001-of-00002.safetensors" and
@@ -43,10 +44,9 @@ void ckpt_shards_release(struct ckpt_shards *s);
 int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool sorted,
                       struct ckpt_shards *ret, struct ckpt_err *err);
 
-/* Follow the weight_map of an index: {tensor: file}. Tensors that it does not name go into the last
- * of its files (by name) that is used; files that would stay empty are left out. MISSING if it
- * names none of the tensors (or there are none). A file name that is not one plain "*.safetensors"
- * is FORMAT. */
+/* Split by the weight_map of an index, {tensor: file}. Tensors that it does not name go into the
+ * last of its files (by name) that is used; files without tensors are left out. MISSING: it names
+ * none of the tensors, or there are none. FORMAT: a file name is not a plain "*.safetensors". */
 int ckpt_shards_by_map(const struct ckpt_catalog *cat, const json_t *weight_map,
                        struct ckpt_shards *ret, struct ckpt_err *err);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A long text made of entries, written anew whenever it is read: headers and the index of a model
- * of 10^6 tensors take no memory but the offset of every 64th entry. */
+/* A long text made of entries, which is generated whenever it is read. For the headers and the
+ * index of a model with 10^6 tensors, only the offset of every 64th entry is kept in memory. */
 #ifndef CKPT_VIEW_TEXT_H
 #define CKPT_VIEW_TEXT_H
 

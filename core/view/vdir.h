@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a list of paths to a tree of directories. */
+/* Building a tree of directories from a list of paths. */
 #ifndef CKPT_VIEW_VDIR_H
 #define CKPT_VIEW_VDIR_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading a virtual file: the one clamp, the one walk over segments. */
+/* Reading a virtual file: clamping the range to the file, and reading its segments. */
 #include <assert.h>
 #include <string.h>
 

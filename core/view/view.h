@@ -92,6 +92,7 @@ int ckpt_vtree_new(const struct ckpt_catalog *cat, const struct ckpt_vtree_optio
 void ckpt_vtree_free(struct ckpt_vtree *t);
 void ckpt_vtree_freep(struct ckpt_vtree **t);
 
+/* The root directory. Valid as long as the tree. */
 const struct ckpt_vnode *ckpt_vtree_root(const struct ckpt_vtree *t);
 
 /* The node at a path below the root ("" is the root itself), or NULL. */

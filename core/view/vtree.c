@@ -106,8 +106,8 @@ static int new_weights(struct ckpt_vtree *t, struct ckpt_err *err)
     return 0;
 }
 
-/* Deal out the tensors, greatest type first and then by name, which is their order in each file.
- * Offsets are still relative to data_off. */
+/* Assign the tensors to their files, largest dtype first and then by name, which is their order in
+ * each file. Offsets are still relative to data_off. */
 static void deal_tensors(struct ckpt_vtree *t)
 {
     size_t count[CKPT_NDTYPE] = {0};
@@ -298,8 +298,8 @@ static int list_index(struct ckpt_vtree *t, const char *name, int64_t mtime_ns,
 
 /* ---- side files ---- */
 
-/* What we generate goes before a side file of the same name, and an index that is not ours would
- * speak of files that are not here. */
+/* Is it a generated file, which replaces a side file of the same name, or an index that refers to
+ * other files than ours? */
 static bool is_ours(const struct ckpt_map *generated, size_t nweights, const char *path)
 {
     uint32_t at;
@@ -349,7 +349,8 @@ static int list_side(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt,
 
 /* ---- all of it ---- */
 
-/* A map that knows none of our tensors is of another model: split by size then. */
+/* Choose the split. A map without any of our tensors belongs to another model, so tensors are then
+ * split by size. */
 static int choose_shards(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt,
                          struct ckpt_err *err)
 {
@@ -425,7 +426,7 @@ const struct ckpt_vnode *ckpt_vtree_find(const struct ckpt_vtree *t, const char 
         node = len && node->kind == CKPT_NODE_DIR ? find_child(node, path, len) : NULL;
         path += len;
         if (*path == '/' && *++path == '\0')
-            return NULL; /* "name/" is no path of ours */
+            return NULL; /* a path that ends with '/' does not exist */
     }
     return node;
 }

@@ -1,12 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libckptfs: sharded training checkpoints as Hugging Face models.
+/* libckptfs: presents sharded training checkpoints as Hugging Face models.
  *
  *     ckpt_run_open -> ckpt_run_view -> ckpt_node_* / ckpt_node_pread, ckpt_view_tensor_*
  *
- * A run is what the user names: one checkpoint, or a folder of them (steps). A view is one
- * checkpoint laid out as a Hugging Face model directory: a tree of virtual files. All functions
- * return 0, or -1 with *err filled, unless they say otherwise, and are safe from many threads on
- * the same object. No FUSE, MPI, CUDA or JSON type appears here. */
+ * A run is the directory that a user names: one checkpoint, or a folder of checkpoints (steps). A
+ * view is one checkpoint laid out as a Hugging Face model directory, as a tree of virtual files.
+ *
+ * Conventions, unless a function says otherwise:
+ * - A function returns 0, or -1 with *err filled. err may be NULL. Outputs (`ret...`) are written
+ *   on success only.
+ * - All functions may be called from many threads on the same object, except those that free it.
+ * - Text and arrays that are passed in are copied. Paths and names are NUL-terminated; names of
+ *   tensors are UTF-8.
+ * - Every _free, _close and _release function accepts NULL.
+ *
+ * No FUSE, MPI, CUDA or JSON type appears in this header. */
 #ifndef CKPTFS_CKPTFS_H
 #define CKPTFS_CKPTFS_H
 
@@ -20,40 +28,48 @@
 extern "C" {
 #endif
 
-/* "0.1.0" */
+/* The version of the library, for example "0.1.0". Static storage. */
 CKPT_PUBLIC const char *ckpt_version(void);
 
-/* ---- options: the same words for the mount's -o, the tool's -o and this library ---- */
+/* ---- options: the keys are those of the -o option of ckptfs(1) and ckpt(1) ---- */
 
+/* The options of a run. An object starts with the defaults of ckptfs(1). */
 struct ckpt_options;
 
+/* Make options with all defaults. */
 CKPT_PUBLIC int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err);
+/* Free the options. Runs that were opened with them keep their own copy. */
 CKPT_PUBLIC void ckpt_options_free(struct ckpt_options *opt);
 
-/* Set one: base, dtype, view, max_shard_size, recipe, rope, allow_partial, allow_mixed,
- * allow_leftover, follow_symlinks ..., or a
- * number of the model in the HF config's spelling (num_attention_heads). value is NULL for a bare
- * word. USAGE for a value that is not understood. */
+/* Set one option. `key` is base, dtype, view, max_shard_size, recipe, rope, model_type,
+ * allow_partial, allow_leftover, allow_mixed, follow_symlinks, wait, key_mapping, dequantize or
+ * lora (ckptfs(1) describes each), or the name of a number in the model's config.json
+ * (num_attention_heads), which then overrides that number. `value` is NULL for an option without a
+ * value, such as allow_partial. USAGE: the key or the value is not known. Not to be called while
+ * another thread uses `opt`. */
 CKPT_PUBLIC int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
                                  struct ckpt_err *err);
 
-/* Does ckpt_options_set know the key? (A mount program keeps other words for FUSE.) */
+/* Does ckpt_options_set accept this key? A mount program passes the other words of -o to FUSE. */
 CKPT_PUBLIC bool ckpt_options_knows(const char *key);
 
+/* How serious a message is. */
 enum ckpt_log_severity { CKPT_ERROR, CKPT_WARNING, CKPT_INFO, CKPT_DEBUG };
 
-/* Where remarks go: one line each, from any thread. Default: nowhere. */
+/* Call `line` for each message of the library: one line of text without a newline, valid during the
+ * call, from any thread. Without a log, messages are dropped. */
 CKPT_PUBLIC void ckpt_options_set_log(struct ckpt_options *opt,
                                       void (*line)(void *ctx, enum ckpt_log_severity severity,
                                                    const char *text),
                                       void *ctx);
 
-/* For programs that confine themselves before they read a checkpoint: call `visit` with the
- * absolute path, without links, of each file and directory below which views of the run at `path`
- * with these options are read. These are the run (if it is not there yet, the folder in which it
- * may appear), the base, and recipes and mappings from files; with follow_symlinks also where links
- * in the run and the base lead now, for which both are walked. `visit` returns 0 to go on, else the
- * call ends with -1. */
+/* For programs that confine themselves before they read a checkpoint: call `visit` once for each
+ * file and each directory that views of the run at `path` may read with these options. Each is an
+ * absolute path without symbolic links; for a directory it means everything below it. The paths are
+ * the run itself (or, while it does not exist, the folder in which it may appear), the base model,
+ * and the recipe and key mapping files. With follow_symlinks, the targets of all links in the run
+ * and in the base are included; both directories are searched for links. `visit` returns 0 to
+ * continue; any other value ends the search, and the call returns -1. */
 CKPT_PUBLIC int ckpt_options_places(const struct ckpt_options *opt, const char *path,
                                     int (*visit)(void *ctx, const char *place), void *ctx,
                                     struct ckpt_err *err);
@@ -63,154 +79,180 @@ CKPT_PUBLIC int ckpt_options_places(const struct ckpt_options *opt, const char *
 struct ckpt_run;
 struct ckpt_view;
 
-/* Look at `path` (copied): names only, no shard is opened. MISSING if it is neither a checkpoint
- * nor a folder with at least one. The options are copied. */
+/* Open the run at `path`. Only names of files are looked at; no shard is opened. MISSING: `path` is
+ * neither a checkpoint nor a folder that contains one. */
 CKPT_PUBLIC int ckpt_run_open(const char *path, const struct ckpt_options *opt,
                               struct ckpt_run **ret, struct ckpt_err *err);
 CKPT_PUBLIC void ckpt_run_close(struct ckpt_run *run); /* views that are still held stay valid */
 
-/* True: a folder of steps. False: one checkpoint; its only step is named "". */
+/* True: the run is a folder of steps. False: the run is one checkpoint, whose only step is named
+ * "". */
 CKPT_PUBLIC bool ckpt_run_is_folder(const struct ckpt_run *run);
 
-/* The run will be looked at for long (a mount): its views are opened again when a shard's times
- * change, so opening one also samples what the shards hold, to tell a file that was only touched
- * from one that was written again. */
+/* Prepare the run for a long life, as in a mount. Its views are opened again whenever the times of
+ * a shard change. To tell a shard that was only touched from a shard that was written again,
+ * opening a view then also reads samples of the shards' contents. */
 CKPT_PUBLIC void ckpt_run_watch(struct ckpt_run *run);
 
-/* Look at the folder again. *ret_changed (may be NULL): steps came or went, or one was saved again,
- * since the last scan. Views of a step that has been saved again meanwhile are compared with it,
- * once: one that was opened in the middle of that save gives STALE from then on. */
+/* Scan the folder again. *ret_changed (may be NULL) is true if, since the last scan, a step
+ * appeared, disappeared or was saved again. If a step was saved again while its view was being
+ * opened, that view mixes two saves: all later reads of it fail with STALE. */
 CKPT_PUBLIC int ckpt_run_scan(struct ckpt_run *run, bool *ret_changed, struct ckpt_err *err);
 
-/* A snapshot of the steps in order (oldest first); free with ckpt_steps_free. */
+/* One step of a run, in a snapshot of all steps. */
 struct ckpt_step {
-    char *name; /* the directory's name */
-    uint64_t
-        generation; /* changes when the step was saved again under the same name: a stable hash */
+    char *name;          /* name of the step's directory */
+    uint64_t generation; /* changes when the step is saved again */
     int64_t mtime_ns;
     bool is_latest;
 };
+/* Get a snapshot of the steps, oldest first: *ret_n of them in *ret_steps, which the caller frees
+ * with ckpt_steps_free. */
 CKPT_PUBLIC int ckpt_run_steps(struct ckpt_run *run, struct ckpt_step **ret_steps, size_t *ret_n,
                                struct ckpt_err *err);
+/* Free a snapshot of n steps. */
 CKPT_PUBLIC void ckpt_steps_free(struct ckpt_step *steps, size_t n);
 
-/* The name of the step that a user means: a step's name, or the number that one ends in ("200" is
- * "iter_0000200"); NULL: the latest. *ret_name is the caller's to free; "" for the only step of one
- * checkpoint. MISSING, CONFLICT: no step, or several; USAGE: there is nothing to choose from. */
+/* Find the step that a user means by `want`: the full name of a step, or the number at the end of
+ * its name ("200" finds "iter_0000200"); NULL: the latest step. *ret_name is a new string that the
+ * caller frees; it is "" for a run that is one checkpoint. MISSING: no step matches. CONFLICT:
+ * several match. USAGE: `want` was given, but the run is one checkpoint. */
 CKPT_PUBLIC int ckpt_run_find_step(struct ckpt_run *run, const char *want, char **ret_name,
                                    struct ckpt_err *err);
 
-/* The view of a step (NULL: the latest), opened on first use (headers are read in parallel) and
- * kept while anybody holds it; the caller gives it back with ckpt_view_release. A step that can't
- * be read gives its error, each time; one that is not there, or not any more, MISSING; one of which
- * the shards are of two saves, or being written, CONFLICT. A view of which a read gave STALE is not
- * given out again: the step is opened anew. */
+/* Get the view of a step (NULL: the latest). The first call opens the view, for which it reads the
+ * headers of all shards in parallel; later calls return the same view while it is held. The caller
+ * must call ckpt_view_release. Errors: if the step cannot be read, every call returns the reason.
+ * MISSING: the step does not exist or was deleted. CONFLICT: the step's shards come from two saves,
+ * or a save is in progress. After a read of a view has failed with STALE, the next call opens the
+ * step anew instead of returning that view. */
 CKPT_PUBLIC int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret,
                               struct ckpt_err *err);
-/* The same if the view is open already; NULL if it would have to be opened, or there is no such
- * step. Never waits for storage, nor for another thread that is opening it. */
+/* Get the view of a step only if it is open already; NULL if it would have to be opened or the step
+ * does not exist. Never waits for storage, nor for another thread that is opening the view. */
 CKPT_PUBLIC struct ckpt_view *ckpt_run_view_if_open(struct ckpt_run *run, const char *step);
+/* Hold a view once more, so that it needs one more ckpt_view_release. Returns the view. */
 CKPT_PUBLIC struct ckpt_view *ckpt_view_hold(struct ckpt_view *view);
+/* Give back one hold. The last one frees the view with its nodes and texts. */
 CKPT_PUBLIC void ckpt_view_release(struct ckpt_view *view);
 
-/* Open the newest step that can be read: latest first, then older ones. If none can, the error of
- * the newest. */
+/* Get the view of the newest step that can be read: tries the latest step first, then older ones.
+ * If no step can be read, returns the error of the newest. The caller must call ckpt_view_release.
+ */
 CKPT_PUBLIC int ckpt_run_newest_view(struct ckpt_run *run, struct ckpt_view **ret,
                                      struct ckpt_err *err);
 
 /* ---- views: virtual files ---- */
 
-struct ckpt_node; /* a file or directory of a view; lives as long as the view */
+struct ckpt_node; /* a file or directory of a view; freed with the view */
 
+/* The root directory of the view, and the node at a path below it ("a/b", without a leading slash).
+ */
 CKPT_PUBLIC const struct ckpt_node *ckpt_view_root(const struct ckpt_view *view);
 CKPT_PUBLIC const struct ckpt_node *ckpt_view_find(const struct ckpt_view *view,
-                                                   const char *path); /* or NULL */
+                                                   const char *path); /* NULL: no such path */
 
+/* Properties of a node. The name is its last path component ("" for the root); the size is in bytes
+ * (0 for a directory); the time is the newest modification time of the shards, in nanoseconds since
+ * 1970. */
 CKPT_PUBLIC const char *ckpt_node_name(const struct ckpt_node *node);
 CKPT_PUBLIC bool ckpt_node_is_dir(const struct ckpt_node *node);
 CKPT_PUBLIC uint64_t ckpt_node_size(const struct ckpt_node *node);
 CKPT_PUBLIC int64_t ckpt_node_mtime_ns(const struct ckpt_node *node);
 CKPT_PUBLIC size_t ckpt_node_children(const struct ckpt_node *node); /* 0 for files */
 CKPT_PUBLIC const struct ckpt_node *ckpt_node_child(const struct ckpt_node *node,
-                                                    size_t i); /* by name */
+                                                    size_t i); /* sorted by name */
 
-/* Read bytes [off, off+len) of a file. *ret_len is less than len only where the file ends. All or
- * nothing otherwise. An error's text begins with the file's name. */
+/* Read bytes [off, off+len) of a file into buf. *ret_len is less than len only if the file ends
+ * within the range (0 at or after its end). A read is never short for any other reason: it succeeds
+ * in full or fails, and then the contents of buf are undefined. The error's text begins with the
+ * file's name. */
 CKPT_PUBLIC int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *file, void *buf,
                                 size_t len, uint64_t off, size_t *ret_len, struct ckpt_err *err);
 
 /* ---- views: tensors ---- */
 
 struct ckpt_tensor_info {
-    const char *name;  /* lives as long as the view */
-    const char *dtype; /* safetensors' name: "BF16" */
+    const char *name;  /* this and all pointers below: valid as long as the view */
+    const char *dtype; /* as in the safetensors format: "BF16", "F32", ... */
     const uint64_t *shape;
     uint32_t rank;
     uint64_t nbytes;
-    const struct ckpt_node *file; /* where it lies in the view */
+    const struct ckpt_node *file; /* the virtual file that contains the tensor */
     uint64_t file_off;
 };
 
-/* Tensors in the order of the model's state dict. */
+/* The number of tensors. Tensors are numbered in the order of the model's state dict. */
 CKPT_PUBLIC size_t ckpt_view_tensors(const struct ckpt_view *view);
+/* Describe tensor i, which must be less than ckpt_view_tensors. */
 CKPT_PUBLIC void ckpt_view_tensor(const struct ckpt_view *view, size_t i,
                                   struct ckpt_tensor_info *ret);
+/* Find the number of a tensor by its name; false, and *ret_i unchanged, if there is none. */
 CKPT_PUBLIC bool ckpt_view_find_tensor(const struct ckpt_view *view, const char *name,
                                        size_t *ret_i);
 
-/* Bytes [off, off+len) of tensor i, row-major. The range must lie inside it (else USAGE). */
+/* Read bytes [off, off+len) of tensor i, in row-major order and in the dtype of ckpt_tensor_info,
+ * into buf. USAGE: the range is not inside the tensor. On failure the contents of buf are
+ * undefined. */
 CKPT_PUBLIC int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t len,
                                        uint64_t off, struct ckpt_err *err);
 
-/* Are all shards still what they were when the view was opened, or at least all replaced by another
- * save, after which open files go on serving this one? STALE if only some are not: what was read
- * may be of two saves. Whoever has read all that it wants asks this before it says that it
- * succeeded. */
+/* Check that everything read from the view so far belongs to one save. Returns 0 if all shards are
+ * unchanged since the view was opened, or if all of them have been replaced by another save (the
+ * files that the view holds open still contain the old save). STALE: only some shards have changed,
+ * so the data may mix two saves. Call this after the last read and before reporting success. */
 CKPT_PUBLIC int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_err *err);
 
-/* ---- views: facts, as JSON text that the caller frees ---- */
+/* ---- views: facts, as JSON text in a new string that the caller frees ---- */
 
-/* {"format", "step", "model_type", "recipe", "architectures", "dtype", "tensors", "parameters",
- * "bytes", "files", "shard_files", "pieces", "warnings": [...], ...} */
+/* Facts about the view as one JSON object: {"format", "step", "model_type", "recipe",
+ * "architectures", "dtype", "tensors", "parameters", "bytes", "files", "shard_files", "pieces",
+ * "warnings": [...], ...} */
 CKPT_PUBLIC int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
 
-/* Where a tensor comes from: rule, source tensors, and per shard file the bytes. MISSING if there
- * is no such tensor. */
+/* How a tensor of the view is made: the recipe's rule, the source tensors, and the bytes that are
+ * read from each shard file. MISSING: there is no such tensor. */
 CKPT_PUBLIC int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_json,
                                   struct ckpt_err *err);
 
-/* What the checkpoint holds beside tensors (an optimizer's param_groups, a scheduler's state, the
- * run's arguments), read now, from pickles of which nothing is ever called: {"name": value, ...},
- * named as torch's distributed checkpoints name them ("optim.param_groups"); of files that every
- * rank wrote, the first rank's. {} if the format has none. None, booleans, numbers, strings, lists
- * (and sets) and dicts with string keys are what they are in JSON; the rest are objects that begin
- * with a mark:
+/* The values that the checkpoint holds besides tensors, such as an optimizer's param_groups, the
+ * state of a scheduler or the arguments of the run, as {"name": value, ...}. The names are those of
+ * torch's distributed checkpoints ("optim.param_groups"). Values are read at the time of the call.
+ * Pickles are decoded without calling any function that they name. Where every rank wrote its own
+ * file, the values are those of the first rank. The result is {} if the format holds no such
+ * values. None, booleans, numbers, strings, lists, sets (as lists) and dicts with string keys
+ * become the corresponding JSON values. Other values become an object whose first key begins with
+ * "$":
  *
- *     {"$float": "nan"} or "inf", "-inf"   {"$bytes": "00ff"}   {"$text": "00ff"}: with a NUL, or
- *     no UTF-8   {"$tuple": [...]}   {"$dict": [[key, value], ...]}: keys that are no strings
- *     {"$object": "module.name"}: what is none of these; "state" beside it, where that is known
+ *     {"$float": "nan"}, "inf" or "-inf"    {"$bytes": "00ff"}: hexadecimal
+ *     {"$text": "00ff"}: a string that has a NUL or is not UTF-8, in hexadecimal
+ *     {"$tuple": [...]}    {"$dict": [[key, value], ...]}: a dict with keys that are not strings
+ *     {"$object": "module.name"}: any other object, with its "state" if that is known
  *
- * LIMIT: more than 4 million values in one pickle, 256 MiB of text, 48 levels. UNSUPPORTED: a
- * pickle asks for what only an attack needs. */
+ * LIMIT: a pickle has more than 4 million values, 256 MiB of text or 48 levels. UNSUPPORTED: a
+ * pickle uses an opcode or a global that only an attack needs. */
 CKPT_PUBLIC int ckpt_view_objects(struct ckpt_view *view, char **ret_json, struct ckpt_err *err);
 
-/* What reading cost so far. */
+/* Totals of all reads of the run's views so far: read requests and their bytes, reads of shard
+ * files and their bytes, bytes of memory in slabs (buffers that hold transposed rows), descriptors
+ * of shard files that are open now, and failed requests. */
 struct ckpt_stats {
     uint64_t requests, bytes, source_reads, source_bytes, slab_bytes, open_files, errors;
 };
 CKPT_PUBLIC void ckpt_run_stats(struct ckpt_run *run, struct ckpt_stats *ret);
 
 /* The warnings of all views that the run has opened so far, as JSON text that the caller frees:
- * [{"step": name ("" of a single checkpoint), "text": warning}, ...], 1000 at most. Each was given
- * to the log (ckpt_options_set_log) once, when its view was opened first. */
+ * [{"step": name, "text": warning}, ...], at most 1000; the name is "" for a single checkpoint.
+ * Each warning was also sent to the log (ckpt_options_set_log) once, when its view was first
+ * opened. */
 CKPT_PUBLIC int ckpt_run_warnings(struct ckpt_run *run, char **ret_json, struct ckpt_err *err);
 
-/* A short text that identifies format and step: "nanotron 1.4, step 20". Lives as long as the view.
- */
+/* A short text that identifies format and step, for example "nanotron 1.4, step 20". Valid as long
+ * as the view. */
 CKPT_PUBLIC const char *ckpt_view_source(const struct ckpt_view *view);
 
-/* Changes whenever the bytes of the view may differ (checkpoint generation and options): for inode
- * numbers. */
+/* A hash of the checkpoint's generation and the options. It differs whenever the bytes of the view
+ * may differ, so that inode numbers can be derived from it. */
 CKPT_PUBLIC uint64_t ckpt_view_generation(const struct ckpt_view *view);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What went wrong, in words for a person and as one of twelve codes for a program. */
+/* Errors: a text for a person and one of twelve codes for a program. */
 #ifndef CKPTFS_ERR_H
 #define CKPTFS_ERR_H
 
@@ -17,30 +17,31 @@ extern "C" {
 
 enum ckpt_code {
     CKPT_OK = 0,
-    CKPT_IO,          /* the operating system refused a read, an open, a listing */
+    CKPT_IO,          /* the operating system failed an open, a read or a listing */
     CKPT_FORMAT,      /* the bytes contradict the format's specification */
-    CKPT_UNSUPPORTED, /* legal, but we do not do it */
-    CKPT_MISSING,     /* a file, tensor, step or key is not there */
-    CKPT_CONFLICT,    /* two sources disagree, or several answers fit */
+    CKPT_UNSUPPORTED, /* valid input that the library does not support */
+    CKPT_MISSING,     /* a file, tensor, step or key does not exist */
+    CKPT_CONFLICT,    /* two sources disagree, or several answers are possible */
     CKPT_STALE,       /* a file changed since it was opened */
-    CKPT_LIMIT,       /* larger than a stated limit */
+    CKPT_LIMIT,       /* a documented limit was exceeded */
     CKPT_NOMEM,
-    CKPT_USAGE, /* the caller's or the user's mistake */
+    CKPT_USAGE, /* a mistake of the caller or the user */
     CKPT_TIMEOUT,
-    CKPT_PEER, /* another rank failed */
+    CKPT_PEER, /* another rank of the job failed */
     CKPT_CANCELLED,
 };
 
 #define CKPT_ERR_TEXT 1024
 
-/* Owned by the caller, zero-initialised. The first error wins: a later failure does not replace it.
- * `text` is one line of UTF-8: which file, where, what was found, what was expected. */
+/* An error, owned by the caller, who sets it to all zero before the first call. The first error is
+ * kept: a later failure does not replace it. `text` is one line of UTF-8 that says which file,
+ * where in the file, what was found and what was expected. */
 struct ckpt_err {
     enum ckpt_code code;
     char text[CKPT_ERR_TEXT];
 };
 
-/* The code's name in lower case ("format", "missing", ...). Static storage. */
+/* The name of a code in lower case ("format", "missing", ...). Static storage. */
 CKPT_PUBLIC const char *ckpt_code_name(enum ckpt_code code);
 
 #ifdef __cplusplus

@@ -1,25 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libckptfs_load: every rank gets its slices of a view, every byte is read from storage once.
+/* libckptfs_load: loads parts of a view into the memory of many ranks; each byte is read from
+ * storage once.
  *
  *     ckpt_comm_*  ->  ckpt_load_new  ->  ckpt_load_want_*  ->  ckpt_load_plan  ->  ckpt_load_start
  *                  ->  ckpt_load_wait | ckpt_load_next  ->  ckpt_load_free
  *
- * Each rank opens the same checkpoint, says which boxes of which tensors it needs and where they
- * shall go, and all ranks together agree on a plan: who reads what, who sends it to whom. The
- * library contains libckptfs; any view will do, HF names or the framework's own (view=raw).
+ * Each rank opens the same checkpoint and declares its wants: which boxes of which tensors it
+ * needs, and where to put them. All ranks together then agree on a plan, which says which rank
+ * reads which bytes and sends them to which ranks. The library contains libckptfs. Any view can be
+ * loaded, with Hugging Face's names or with the framework's own (view=raw).
  *
- * What it promises:
- * - Destinations are the caller's. They are written only while a load runs: once ckpt_load_wait
- *   has reported the end, good or bad, or ckpt_load_free has returned, nothing touches them again.
- *   After a failure their contents are undefined.
- * - An error on one rank is the same error on all, naming rank, file and offset. Nobody waits
- *   longer than the deadlines in the options.
- * - Memory beyond the destinations stays within options.host_bytes; a plan that can't is refused.
+ * Guarantees:
+ * - Destinations belong to the caller. They are written only while a load runs: after
+ *   ckpt_load_wait has reported the end (success or failure) or ckpt_load_free has returned, the
+ *   library does not touch them. After a failure their contents are undefined.
+ * - If one rank fails, all ranks report the same error, which names the rank, the file and the
+ *   offset. No call waits longer than the timeouts in the options.
+ * - Memory other than the destinations stays within options.host_bytes. A plan that needs more is
+ *   refused.
  *
- * Functions return 0, or -1 with *err filled, unless they say otherwise. A comm and its loads
- * belong to one thread at a time; different comms are independent. Those marked COLLECTIVE must be
- * called by all ranks of the comm in the same order. No MPI, NCCL or CUDA type appears here: see
- * load_mpi.h and load_nccl.h. */
+ * Functions return 0, or -1 with *err filled, unless they say otherwise. A comm and its loads must
+ * be used by one thread at a time; different comms are independent. A function marked COLLECTIVE
+ * must be called by all ranks of the comm, in the same order. No MPI, NCCL or CUDA type appears in
+ * this header; see load_mpi.h and load_nccl.h. */
 #ifndef CKPTFS_LOAD_H
 #define CKPTFS_LOAD_H
 
@@ -35,64 +38,74 @@ extern "C" {
 
 /* ---- the ranks that load together ---- */
 
+/* A group of ranks and the transport between them. */
 struct ckpt_comm;
 
-/* One process alone. */
+/* A comm of one rank: this process. */
 CKPT_PUBLIC int ckpt_comm_self(struct ckpt_comm **ret, struct ckpt_err *err);
 
-/* COLLECTIVE. n ranks inside one process, one thread each: ret[0..n). For tests, and for programs
- * that are built so. Free each. */
+/* Make n ranks inside one process, ret[0..n), each to be used by one thread of its own. For tests,
+ * and for programs in which ranks are threads. Free each with ckpt_comm_free. */
 CKPT_PUBLIC int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckpt_err *err);
 
-/* COLLECTIVE. As the environment says: under mpirun MPI (libckptfs_load_mpi is loaded then, and
- * initialises MPI if nobody has), with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun
- * sets them, TCP, else this process alone. CKPTFS_TRANSPORT=self|tcp|mpi decides otherwise; nccl
- * adds a CUDA device to each rank of what the launcher connects (load_nccl.h): that of its number
- * on its machine, which becomes the calling thread's. CKPTFS_MEET_TIMEOUT is how many seconds TCP
- * and NCCL wait for all ranks (300). */
+/* COLLECTIVE. Make the comm that the environment describes. Under mpirun it uses MPI:
+ * libckptfs_load_mpi is loaded, and MPI is initialised unless it is already. If RANK, WORLD_SIZE,
+ * MASTER_ADDR and MASTER_PORT are set, as torchrun sets them, it uses TCP. Otherwise it is this
+ * process alone. CKPTFS_TRANSPORT=self|tcp|mpi overrides that choice. CKPTFS_TRANSPORT=nccl adds a
+ * CUDA device to each rank (load_nccl.h): the device whose number is the rank's number on its node,
+ * which also becomes the calling thread's current device. TCP and NCCL wait CKPTFS_MEET_TIMEOUT
+ * seconds for all ranks (default: 300). */
 CKPT_PUBLIC int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err);
 
-/* Over TCP, ranks of one machine read each other's memory where the system lets them; where Yama
- * restricts that to parents, a rank lifts it for itself while it has such a comm (PR_SET_PTRACER).
+/* TCP in two steps, for programs that have their own way to exchange a few bytes: every rank calls
+ * ckpt_tcp_listen, sends its ckpt_tcp_address (NUL-terminated, less than CKPT_TCP_ADDRESS bytes
+ * with the NUL) to all other ranks, and calls ckpt_tcp_connect. `host` is the name or address under
+ * which other ranks reach this one; NULL: the name of this machine.
  *
- * TCP in two steps, for programs that have their own way to exchange a few bytes: listen, pass
- * ckpt_tcp_address (NUL-terminated, less than CKPT_TCP_ADDRESS bytes) around, connect. `host` is
- * the name or address under which the others reach this rank; NULL: this machine's name. */
+ * Over TCP, ranks on the same machine read each other's memory directly where the system permits
+ * it. Where the Yama security module restricts that to parent processes, a rank permits it for
+ * itself while it has such a comm (PR_SET_PTRACER). */
 struct ckpt_tcp;
 enum { CKPT_TCP_ADDRESS = 256 };
 CKPT_PUBLIC int ckpt_tcp_listen(const char *host, struct ckpt_tcp **ret, struct ckpt_err *err);
 CKPT_PUBLIC const char *ckpt_tcp_address(const struct ckpt_tcp *tcp);
 CKPT_PUBLIC void ckpt_tcp_free(struct ckpt_tcp *tcp);
 
-/* COLLECTIVE. address[r] is that of rank r, for all `size` ranks. Takes tcp, whatever comes of it.
- * Two descriptors for each rank: the process's soft limit of open files is raised as far as they
- * need it; LIMIT if the hard one forbids that. */
+/* COLLECTIVE. Connect all ranks. address[r] is the address of rank r, for all `size` ranks. tcp is
+ * freed by this call, whether it succeeds or not. Each rank uses two descriptors per other rank:
+ * the process's soft limit of open files is raised if necessary. LIMIT: the hard limit does not
+ * permit that. TIMEOUT: not all ranks connected within timeout_ms. */
 CKPT_PUBLIC int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size,
                                  const char *const *address, uint32_t timeout_ms,
                                  struct ckpt_comm **ret, struct ckpt_err *err);
 
+/* Close the connections and free the comm. All its loads must have been freed. */
 CKPT_PUBLIC void ckpt_comm_free(struct ckpt_comm *comm);
 
+/* This rank's number, the number of ranks, and the name of the transport. */
 CKPT_PUBLIC uint32_t ckpt_comm_rank(const struct ckpt_comm *comm);
 CKPT_PUBLIC uint32_t ckpt_comm_size(const struct ckpt_comm *comm);
-CKPT_PUBLIC const char *ckpt_comm_transport(const struct ckpt_comm *comm); /* "tcp" */
+CKPT_PUBLIC const char *ckpt_comm_transport(
+    const struct ckpt_comm *comm); /* "self", "threads", "tcp", "mpi" or "nccl"; static */
 
-/* COLLECTIVE. Do all ranks agree that all is well? rc is this rank's verdict; if negative, err says
- * why. All get 0, or all get -1 and the same error, that of a rank that failed: it is told at
- * once, others are not waited for. For what is done before a load: opening the run. */
+/* COLLECTIVE. Tell all ranks whether a preparation that each of them did alone, such as opening the
+ * run, has succeeded everywhere. rc is this rank's result; if it is negative, err holds the reason.
+ * Either all ranks get 0, or all get -1 and the same error, that of a rank that failed. A failure
+ * is reported at once, without waiting for the remaining ranks. */
 CKPT_PUBLIC int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
                                 struct ckpt_err *err);
 
-/* COLLECTIVE. The step of a run that all ranks load: the one that rank 0 means (as
- * ckpt_run_find_step has it; NULL: its latest, which another rank may not see yet, or see a later
- * one). A rank other than 0 means the same or gives NULL: another step is CONFLICT, which names
- * both. A step that a rank still does not see after some seconds is MISSING. *ret is for
- * ckpt_run_view; the caller frees it. */
+/* COLLECTIVE. Choose the step that all ranks load: the step that rank 0 asks for, by
+ * ckpt_run_find_step (NULL: the latest step that rank 0 sees; other ranks may see another one as
+ * the latest). Other ranks ask for the same step or pass NULL. CONFLICT: two ranks ask for
+ * different steps; the text names both. MISSING: a rank still does not see the step after some
+ * seconds. *ret is a new string for ckpt_run_view, which the caller frees. */
 CKPT_PUBLIC int ckpt_comm_step(struct ckpt_comm *comm, struct ckpt_run *run, const char *step,
                                uint32_t timeout_ms, char **ret, struct ckpt_err *err);
 
-/* Memory where the comm's destinations lie (the host's, or a device's), aligned to 256 bytes at
- * least; and a copy of some of it on the host. For programs that have no allocator of their own. */
+/* Allocate `len` bytes where the comm's destinations are (host memory, or device memory), aligned
+ * to at least 256 bytes; free them with ckpt_comm_dealloc. ckpt_comm_fetch copies `len` bytes of
+ * such memory to `dst` in host memory. For programs that have no allocator for device memory. */
 CKPT_PUBLIC int ckpt_comm_alloc(struct ckpt_comm *comm, size_t len, void **ret,
                                 struct ckpt_err *err);
 CKPT_PUBLIC void ckpt_comm_dealloc(struct ckpt_comm *comm, void *mem);
@@ -101,203 +114,227 @@ CKPT_PUBLIC int ckpt_comm_fetch(struct ckpt_comm *comm, void *dst, const void *m
 
 /* ---- options ---- */
 
+/* Which ranks read from storage; the bytes that other ranks need are then sent to them. */
 enum ckpt_readers {
-    CKPT_READERS_AUTO, /* what the rates say is fastest */
-    CKPT_READERS_ONCE, /* every unique byte by one rank of the job */
-    CKPT_READERS_NODE, /* every unique byte by one rank of each node */
-    CKPT_READERS_EACH, /* every rank for itself */
+    CKPT_READERS_AUTO, /* the fastest of the three by the rates */
+    CKPT_READERS_ONCE, /* one rank of the job reads each byte that is needed */
+    CKPT_READERS_NODE, /* one rank of each node reads each byte that the node needs */
+    CKPT_READERS_EACH, /* each rank reads the bytes that it needs */
 };
 
-/* Bytes a second; 0: assumed. */
+/* Rates for choosing between the ways to read, in bytes per second; 0: the library's assumption. */
 struct ckpt_rates {
     double node_storage;   /* one node, reading from storage */
-    double shared_storage; /* all nodes together, where they share it */
-    double page_cache;     /* one node, reading what is in its page cache */
-    double copy;           /* one node, within memory (nccl: to its devices) */
-    double local_link;     /* one rank, to others of its node (nccl: between devices) */
-    double network;        /* one node, to other nodes */
+    double shared_storage; /* all nodes together, if they share the storage */
+    double page_cache;     /* one node, reading bytes that are in its page cache */
+    double copy;           /* one node, copying within memory (nccl: to its devices) */
+    double local_link; /* one rank, sending to other ranks of its node (nccl: between devices) */
+    double network;    /* one node, sending to other nodes */
 };
 
-/* Reads past the page cache (O_DIRECT), which spare a copy and leave the cache to others: large
- * ones of what is not in it, where no other rank of the node wants the same bytes from it. */
+/* Use of O_DIRECT, which reads without filling the page cache and saves a copy. AUTO uses it for
+ * large reads of uncached data that no other rank of the node repeats. */
 enum ckpt_load_direct { CKPT_LOAD_DIRECT_AUTO, CKPT_LOAD_DIRECT_NEVER, CKPT_LOAD_DIRECT_ALWAYS };
 
 struct ckpt_load_options {
-    size_t size; /* sizeof (struct ckpt_load_options): what the caller knows of */
+    size_t size; /* sizeof(struct ckpt_load_options), so that later versions can add members */
     enum ckpt_readers readers;
-    uint64_t host_bytes;          /* memory per rank: windows (nccl: pinned), and a quarter of it
-                                     that threads read through; 0: 256 MiB */
-    uint64_t device_bytes;        /* device memory for windows, per rank (nccl); 0: 256 MiB */
-    uint64_t window_bytes;        /* of a window, all owners together; 0: what suits */
-    uint32_t threads;             /* that read, per rank: reads in flight; 0: what suits. Less where
-                                     host_bytes has no room for what they read through */
-    uint32_t read_timeout_ms;     /* one read of storage; 0: 120 s */
-    uint32_t exchange_timeout_ms; /* hearing nothing from a rank that owes us something; 0: 300 s */
-    bool verify;                  /* XXH3 of what was sent against what was received */
+    uint64_t host_bytes;   /* memory per rank: windows (nccl: pinned), and bounce buffers of the
+                              reading threads, at most a quarter of it; 0: 256 MiB */
+    uint64_t device_bytes; /* device memory for windows, per rank (nccl); 0: 256 MiB */
+    uint64_t window_bytes; /* size of a window, the parts of all owners together; 0: chosen by the
+                              plan */
+    uint32_t threads; /* reading threads per rank, which is the number of reads in flight; 0: chosen
+                         by the plan. Fewer if host_bytes has no room for their buffers */
+    uint32_t read_timeout_ms;     /* limit for one read of storage; 0: 120 s */
+    uint32_t exchange_timeout_ms; /* limit for waiting without news from a rank that owes this rank
+                                     data; 0: 300 s */
+    bool verify;                  /* compare XXH3 digests of sent and received bytes */
     struct ckpt_rates rates;
     enum ckpt_load_direct direct;
 };
 
 /* ---- a load ---- */
 
+/* One load: the wants of this rank, the plan and its execution. */
 struct ckpt_load;
 
-/* Both are borrowed until ckpt_load_free; opt may be NULL. */
+/* Make a load. view and comm are borrowed until ckpt_load_free; opt is copied and may be NULL. An
+ * option that is 0 means its default. */
 CKPT_PUBLIC int ckpt_load_new(struct ckpt_view *view, struct ckpt_comm *comm,
                               const struct ckpt_load_options *opt, struct ckpt_load **ret,
                               struct ckpt_err *err);
 
-/* Stop if it runs. The memory of reads that the operating system does not return from is given
- * back when it does. */
+/* Free a load, after stopping it if it runs. If the operating system has not returned from a read,
+ * the memory of that read is freed when it does; destinations are not written any more. */
 CKPT_PUBLIC void ckpt_load_free(struct ckpt_load *load);
 
 /* ---- wants ---- */
 
-enum { CKPT_LOAD_RANK = 12, CKPT_LOAD_CUTS = 8 }; /* most dimensions, of a tensor and of a mesh */
+enum { CKPT_LOAD_RANK = 12, CKPT_LOAD_CUTS = 8 }; /* most dimensions of a tensor, and of a mesh */
 
-/* Where a want goes: host memory, or the device's if the comm has devices. */
+/* Where to put the elements of a want: in host memory, or in device memory if the comm has devices.
+ */
 struct ckpt_dest {
-    void *ptr;              /* of the want's first element, aligned on a device; NULL: later */
-    const uint64_t *stride; /* per dimension, in elements of dtype; NULL: row-major without holes */
-    const char *dtype;      /* "F32" or "float32": cast to it; NULL: as in the view */
+    void *ptr; /* address of the want's first element, aligned for the dtype on a device; NULL: to
+                  be set by ckpt_load_set_dest */
+    const uint64_t *stride; /* distance between neighbours in each dimension, in elements of dtype;
+                               NULL: dense row-major */
+    const char *dtype;      /* "F32" or "float32" to convert to; NULL: as the view */
 };
 
-/* Elements [lo[d], lo[d]+n[d]) of a tensor; lo == NULL: all of it. *ret_want (may be NULL) is the
- * want's number: 0, 1, 2 ... in the order of declaration. Arrays and names are copied. MISSING: no
- * such tensor; USAGE: outside of it, or a cast that does not exist. */
+/* Declare a want: the elements [lo[d], lo[d]+n[d]) of a tensor in each dimension d; lo == NULL: the
+ * whole tensor. *ret_want (may be NULL) is the want's number: 0, 1, 2 ... in the order of
+ * declaration. Arrays and names are copied; dest->ptr is borrowed for the load's life. MISSING:
+ * there is no such tensor. USAGE: the box is not inside the tensor, or there is no conversion to
+ * the dtype. */
 CKPT_PUBLIC int ckpt_load_want(struct ckpt_load *load, const char *tensor, const uint64_t *lo,
                                const uint64_t *n, const struct ckpt_dest *dest, size_t *ret_want,
                                struct ckpt_err *err);
 
-/* A mesh of ranks: dim[0] x dim[1] ... of them, row-major; ranks == NULL: 0, 1, 2 ... */
+/* A mesh of ranks with dim[0] x dim[1] x ... members in row-major order. ranks lists the ranks of
+ * the members; NULL: 0, 1, 2 ... */
 struct ckpt_mesh {
     uint32_t ndim;
     const uint32_t *dim;
     const uint32_t *ranks;
 };
 
-/* What the ranks along each dimension of a mesh hold of a tensor; PyTorch's words. SHARD cuts `dim`
- * into torch.chunk's pieces: ceil(size / ranks) each, the last ones less or nothing. Several
- * mesh dimensions may cut one tensor dimension, the first of them outermost; STRIDED is a cut that
- * comes after those of the later mesh dimensions (FSDP over tensor parallelism). */
+/* How a tensor is distributed along one dimension of a mesh, with the terms of PyTorch's DTensor.
+ * SHARD divides dimension `dim` of the tensor as torch.chunk does: pieces of ceil(size / ranks)
+ * rows, of which the last ones may be smaller or empty. Several mesh dimensions may divide the same
+ * tensor dimension; the first is then the outermost. STRIDED (DTensor's _StridedShard) is a
+ * division that applies after those of the later mesh dimensions, as with FSDP over tensor
+ * parallelism. */
 enum ckpt_placement { CKPT_REPLICATE, CKPT_SHARD, CKPT_STRIDED };
 struct ckpt_place {
     enum ckpt_placement kind;
     uint32_t dim;
 };
 
-/* This rank's part of a tensor (or of its box lo, n) that is laid out over a mesh. Ranks that
- * declare the same mesh and placements in the same order cost the plan nothing extra: prefer it to
- * boxes. This rank must be in the mesh. A want may be empty. */
+/* Declare as a want this rank's part of a tensor (or of its box lo, n) that is distributed over a
+ * mesh, with one placement per mesh dimension. Prefer it to ckpt_load_want: ranks that declare the
+ * same meshes and placements in the same order cost the plan nothing extra. This rank must be in
+ * the mesh. The want may have no elements. */
 CKPT_PUBLIC int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, const uint64_t *lo,
                                     const uint64_t *n, const struct ckpt_mesh *mesh,
                                     const struct ckpt_place *place /* one per mesh dimension */,
                                     const struct ckpt_dest *dest, size_t *ret_want,
                                     struct ckpt_err *err);
 
-/* All that this rank needs of a model under "tp=2,pp=2,ep=1,dp=2" or "fsdp=4" (any of these, the
- * rest is 1). Their product must be the comm's size. tp varies fastest among ranks, then ep, fsdp,
- * dp, pp. As inference engines do it, by the marks of the model file (or, for families without one,
- * by what most families call the parts of their layers):
- * - tp divides the rows or columns of matrices, and the vocabulary, into torch.chunk's pieces, and
- *   each of several parts that are fused in one tensor. Heads are never torn apart, so their number
- *   must be a multiple of tp (USAGE). Of fewer key heads than ranks each goes to tp / heads
- *   neighbours. Scales follow their weights where all cuts fall between blocks.
- * - ep divides the experts, one tensor each or stacked: ceil(experts / ep) each.
- * - pp divides the layers as evenly as can be, the first stages get one more. The embedding and
- *   towers of other senses go to the first stage, and what follows the layers to the last; where
- *   there is no output matrix the embedding goes there too.
- * - fsdp divides dimension 0 of what is left, in PyTorch's chunks. dp divides nothing.
- * What no file speaks of is on every rank of its stage. Destinations are to be set later. A layout
- * that fails leaves no wants behind.
- * UNSUPPORTED: nothing of the model's names is known and the layout asks for more than dp, fsdp. */
+/* Declare as wants everything that this rank needs of a model under a parallel layout such as
+ * "tp=2,pp=2,ep=1,dp=2" or "fsdp=4". Sizes that are not given are 1; their product must be the size
+ * of the comm. Among consecutive ranks tp varies fastest, then ep, fsdp, dp, pp. The division
+ * follows the sharding annotations of the model file, or, for a family without a model file, the
+ * names that most families use for the parts of their layers:
+ * - tp divides rows or columns of matrices, and the vocabulary, as torch.chunk does; a tensor that
+ *   fuses several parts is divided part by part. An attention head stays whole, so the number of
+ *   heads must be a multiple of tp (USAGE). If there are fewer key heads than ranks, each key head
+ *   goes to tp / heads consecutive ranks. Scales of quantized weights are divided with their
+ *   weights where every cut falls between two blocks.
+ * - ep divides the experts, whether they are one tensor each or stacked: ceil(experts / ep) each.
+ * - pp divides the layers as evenly as possible; the first stages get one more. The first stage
+ *   also gets the embedding and the encoders of other modalities, the last stage everything after
+ *   the layers. If the model has no separate output matrix, the last stage gets the embedding too.
+ * - fsdp divides dimension 0 of the result as torch.chunk does. dp divides nothing.
+ *
+ * A tensor without an annotation is on every rank of its stage. Set the destinations with
+ * ckpt_load_set_dest. On failure no want is added. UNSUPPORTED: none of the model's names is known,
+ * and the layout has more than dp and fsdp. */
 CKPT_PUBLIC int ckpt_load_want_layout(struct ckpt_load *load, const char *layout,
                                       struct ckpt_err *err);
 
 struct ckpt_want_info {
-    const char *tensor; /* these live as long as the load */
-    const char *dtype;  /* of the destination */
+    const char *tensor; /* this and dtype are valid as long as the load */
+    const char *dtype;  /* dtype of the destination */
     uint32_t rank;
     uint64_t lo[CKPT_LOAD_RANK], n[CKPT_LOAD_RANK];
-    uint64_t nbytes; /* dense, in dtype */
+    uint64_t nbytes; /* size of the box when dense, in dtype */
 };
+/* The number of wants that were declared. */
 CKPT_PUBLIC size_t ckpt_load_wants(const struct ckpt_load *load);
-/* All zero if there is no such want. */
+/* Describe a want. All members are zero if there is no such want. */
 CKPT_PUBLIC void ckpt_load_want_info(const struct ckpt_load *load, size_t want,
                                      struct ckpt_want_info *ret);
 
-/* Before ckpt_load_start. A dtype, if given, must be that of the declaration. */
+/* Set the destination of a want, before ckpt_load_start. The dtype, if given, must be that of the
+ * declaration. */
 CKPT_PUBLIC int ckpt_load_set_dest(struct ckpt_load *load, size_t want,
                                    const struct ckpt_dest *dest, struct ckpt_err *err);
 
 /* ---- planning and running ---- */
 
-/* COLLECTIVE. Exchange the wants and agree on a plan. CONFLICT: the ranks see different
- * checkpoints or steps (directories by different names, for one), or declared different options;
- * STALE: a rank opened the checkpoint before it was saved anew, another one after that; LIMIT:
- * host_bytes is too little (the text says what would do). */
+/* COLLECTIVE. Exchange the wants and agree on a plan. CONFLICT: the ranks see different checkpoints
+ * or steps (for example directories with different names), or have different options. STALE: the
+ * checkpoint was saved again between the times at which two ranks opened it. LIMIT: host_bytes is
+ * too small; the text says how much is needed. */
 CKPT_PUBLIC int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err);
 
-/* COLLECTIVE (all ranks must start; it does not wait for them). Every want with elements has a
- * destination by now. If it fails on one rank, which waits for the others to hear of it, the load
- * has failed on all, and is not started again; only a load of one rank that lacked a destination
- * may be. */
+/* COLLECTIVE, but it does not wait for other ranks. Start the load. Every want that has elements
+ * must have a destination. If the start fails on one rank, that rank waits until the others know of
+ * it; the load has then failed on all ranks and cannot be started again. Only a load of a single
+ * rank that lacked a destination may be started again. */
 CKPT_PUBLIC int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err);
 
-/* 0: all that this rank wants has arrived, and all ranks have what they want. 1: not yet, after
- * timeout_ms (UINT32_MAX: no limit; 0: just look). -1: failed, on all ranks. */
+/* Wait for the end of the load. 0: all wants of all ranks have arrived. 1: not yet, after
+ * timeout_ms milliseconds (UINT32_MAX: no limit; 0: do not wait). -1: the load has failed on all
+ * ranks. */
 CKPT_PUBLIC int ckpt_load_wait(struct ckpt_load *load, uint32_t timeout_ms, struct ckpt_err *err);
 
-/* The number of a want that has arrived, each once, in the order of arrival: 0 and *ret_want; 1:
- * none within timeout_ms; 2: there are no more; -1: failed. What arrived may be used at once,
- * though the load can still fail. */
+/* Wait for the next want to arrive; each want is reported once, in the order of arrival. 0:
+ * *ret_want has arrived and may be used at once, although the load can still fail. 1: none within
+ * timeout_ms milliseconds. 2: all wants have been reported. -1: the load has failed. */
 CKPT_PUBLIC int ckpt_load_next(struct ckpt_load *load, uint32_t timeout_ms, size_t *ret_want,
                                struct ckpt_err *err);
 
-/* Stop; every rank's load fails with CANCELLED. Call ckpt_load_wait after it. From any thread. */
+/* Stop the load: it fails with CANCELLED on every rank. Call ckpt_load_wait afterwards. May be
+ * called from any thread. */
 CKPT_PUBLIC void ckpt_load_cancel(struct ckpt_load *load);
 
 /* ---- what it cost ---- */
 
 struct ckpt_load_stats {
-    uint64_t needed_bytes;   /* wanted by this rank, in the view's dtypes */
-    uint64_t unique_bytes;   /* of storage, that hold what anybody wants, counted once */
-    uint64_t read_bytes;     /* from sources, by this rank */
-    uint64_t reads;          /* calls */
-    uint64_t sent_bytes;     /* to other ranks */
-    uint64_t received_bytes; /* from other ranks */
-    uint64_t buffer_bytes;   /* memory that was taken out of host_bytes */
-    uint64_t retries;        /* reads that another rank did for us */
-    uint64_t device_bytes;   /* as buffer_bytes, of the device's memory */
-    double plan_s, wall_s;   /* ckpt_load_plan; from start to the end */
-    double first_s;          /* from start to the first want */
-    double read_s, place_s;  /* busy, threads added up */
-    double send_s;           /* something was being sent or received */
+    uint64_t needed_bytes;   /* size of this rank's wants, in the dtypes of the view */
+    uint64_t unique_bytes;   /* stored bytes that any rank needs, counted once */
+    uint64_t read_bytes;     /* read from storage by this rank */
+    uint64_t reads;          /* number of reads */
+    uint64_t sent_bytes;     /* sent to other ranks */
+    uint64_t received_bytes; /* received from other ranks */
+    uint64_t buffer_bytes;   /* memory used out of host_bytes */
+    uint64_t retries;        /* reads that another rank did for this one */
+    uint64_t device_bytes;   /* as buffer_bytes, but device memory */
+    double plan_s, wall_s;   /* duration of ckpt_load_plan; from start to end */
+    double first_s;          /* from start to the arrival of the first want */
+    double read_s, place_s;  /* time spent reading and copying, summed over threads */
+    double send_s;           /* time during which a transfer was in progress */
 };
 
-/* Of this rank; job: of all ranks together (bytes and busy times added, wall the longest), known
- * after a good end. Either may be NULL. */
+/* The statistics of this rank (own) and of the whole job (job), either of which may be NULL. In
+ * those of the job, bytes and busy times are sums and wall_s is the longest; they are known only
+ * after the load has succeeded. */
 CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
                                  struct ckpt_load_stats *job);
 
-/* What the plan decided: "each", "node" or "once". Static. */
+/* Which ranks read, as the plan decided: "each", "node" or "once". Static storage. */
 CKPT_PUBLIC const char *ckpt_load_readers(const struct ckpt_load *load);
 
-/* The rates that it was decided by: given or assumed. shared_storage is 0 if it was not given. */
+/* The rates by which the plan decided: those given in the options, or the library's assumptions.
+ * shared_storage is 0 unless it was given. */
 CKPT_PUBLIC void ckpt_load_rates(const struct ckpt_load *load, struct ckpt_rates *ret);
 
-/* ---- one box, at once ---- */
+/* ---- reading one box ---- */
 
-/* Elements [lo[d], lo[d]+n[d]) of tensor i of the view (lo == NULL: all), row-major without holes
- * into buf. Alone, without a comm; safe from many threads. */
+/* Read the elements [lo[d], lo[d]+n[d]) of tensor i of the view (lo == NULL: all), dense and
+ * row-major, in the dtype of the view, into buf. Needs no comm. Safe from many threads. */
 CKPT_PUBLIC int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo,
                                     const uint64_t *n, void *buf, struct ckpt_err *err);
 
 /* ---- planning only ---- */
 
-/* What a job of `ranks` ranks, `ranks_per_node` of them on each node, would do under a layout: JSON
- * text that the caller frees, with reads, bytes and sends per rank (least, mean, most) and the
- * modelled time of each way to read. opt->rates say how fast things are. Nothing is read. */
+/* Plan without loading: what a job of `ranks` ranks, `ranks_per_node` of them on each node, would
+ * do under a layout (as in ckpt_load_want_layout). *ret_json is JSON text that the caller frees. It
+ * has reads, bytes and transfers per rank (least, mean, most) and the estimated time of each way to
+ * read, by opt->rates. No tensor data is read. */
 CKPT_PUBLIC int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
                                 uint32_t ranks_per_node, const struct ckpt_load_options *opt,
                                 char **ret_json, struct ckpt_err *err);

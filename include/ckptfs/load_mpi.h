@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks of an MPI communicator (link libckptfs_load_mpi too).
+/* Loads over an MPI communicator. Link libckptfs_load_mpi in addition to libckptfs_load.
  *
- * MPI must be initialised with MPI_THREAD_FUNNELED or more. With MPI_THREAD_MULTIPLE loads proceed
- * by themselves; with less, only while their thread, which must be the one that MPI wants, is in
- * ckpt_load_wait or ckpt_load_next. All data is in host memory. */
+ * MPI must be initialised with at least MPI_THREAD_FUNNELED. With MPI_THREAD_MULTIPLE a load makes
+ * progress on its own threads. With less, it makes progress only inside ckpt_load_wait and
+ * ckpt_load_next, which must then be called from the thread that initialised MPI. All data is in
+ * host memory. */
 #ifndef CKPTFS_LOAD_MPI_H
 #define CKPTFS_LOAD_MPI_H
 
@@ -15,8 +16,8 @@
 extern "C" {
 #endif
 
-/* COLLECTIVE. A comm over a duplicate of `mpi`, which stays the caller's and is never aborted.
- * Free it before MPI_Finalize. */
+/* COLLECTIVE over `mpi`. Make a comm over a duplicate of the communicator. `mpi` itself stays the
+ * caller's and is never aborted. Call ckpt_comm_free before MPI_Finalize. */
 CKPT_PUBLIC int ckpt_comm_mpi(MPI_Comm mpi, struct ckpt_comm **ret, struct ckpt_err *err);
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads into GPU memory (link libckptfs_load_nccl too): destinations are on this rank's CUDA
- * device, NCCL carries what other ranks read. Needs NCCL 2.18 and CUDA 12.8 or later. */
+/* Loads into GPU memory. Link libckptfs_load_nccl in addition to libckptfs_load. Destinations are
+ * in the memory of this rank's CUDA device, and NCCL transfers the bytes that other ranks have
+ * read. Needs NCCL 2.18 and CUDA 12.8 or later. */
 #ifndef CKPTFS_LOAD_NCCL_H
 #define CKPTFS_LOAD_NCCL_H
 
@@ -14,28 +15,32 @@ extern "C" {
 #endif
 
 struct ckpt_nccl {
-    size_t size;         /* sizeof (struct ckpt_nccl): what the caller knows of */
-    int device;          /* -1: the calling thread's current one. Where it is another, calls give
-                            that back, and CUDA makes a context on both */
-    cudaStream_t stream; /* the caller's, of the device's primary context: a load's writes come
-                            after what is queued on it when the load starts. NULL: the default
-                            stream */
-    ncclComm_t comm;     /* the caller's, idle during this call: its ranks and devices are checked
-                            against control's. It is never aborted. NULL: there is none */
+    size_t
+        size; /* sizeof(struct ckpt_nccl), so that later versions of the library can add members */
+    int device; /* number of the CUDA device; -1: the calling thread's current device. With any
+                   other number, each call restores the current device before it returns, and CUDA
+                   creates a context on both devices */
+    cudaStream_t stream; /* a stream of the device's primary context. A load writes only after the
+                            work that is queued on it when the load starts. NULL: the default
+                            stream. Borrowed until ckpt_comm_free */
+    ncclComm_t
+        comm; /* an NCCL communicator that is idle during this call; its ranks and devices are
+                 checked against those of `control`. Borrowed, never aborted. NULL: none */
 };
 
-/* COLLECTIVE. Turn a comm over host memory into one over device memory: `control` (from MPI, TCP,
- * threads or one process alone; taken with success) goes on to carry the small messages, and the
- * same ranks get a NCCL communicator of the load's own, whose id travels over control: one that
- * does not block, and that a failure aborts. control may be NULL if how->comm is given: then TCP is
- * used, its addresses travel over how->comm and how->stream. If ranks do not come, the call ends
- * after CKPTFS_MEET_TIMEOUT seconds (300), though how->comm may then wait for them still.
+/* COLLECTIVE. Turn a comm over host memory into one over device memory. `control` is a comm over
+ * MPI, TCP, threads or one process; on success the new comm owns it and uses it for small messages.
+ * The same ranks create a NCCL communicator that only loads use: a non-blocking one, which is
+ * aborted after a failure; its unique id is sent over `control`. control may be NULL if how->comm
+ * is given: then a TCP comm is made whose addresses are exchanged over how->comm and how->stream.
+ * If ranks are missing, the call fails after CKPTFS_MEET_TIMEOUT seconds (default: 300); operations
+ * on how->comm may still be waiting for them then.
  *
- * Loads on it write to device memory (or host memory that the device reaches), by work of their own
- * streams that is over when ckpt_load_wait returns. options.host_bytes is pinned memory;
- * options.device_bytes does not count what NCCL takes for itself. While a load runs, launch no
- * exchanges of other communicators on its device: NCCL may wait for one in the other on some ranks
- * and the other way round on others. */
+ * Loads write to device memory (or to host memory that the device can access) by work on streams of
+ * their own, which has finished when ckpt_load_wait returns 0. options.host_bytes is pinned memory.
+ * options.device_bytes does not include the memory that NCCL allocates. While a load runs, launch
+ * no operations of other communicators on its device: NCCL can deadlock if ranks launch the
+ * operations of two communicators in different orders. */
 CKPT_PUBLIC int ckpt_comm_nccl(struct ckpt_comm *control, const struct ckpt_nccl *how,
                                struct ckpt_comm **ret, struct ckpt_err *err);
 

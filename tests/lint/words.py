@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Every extern declaration has a comment, and no line of a document is longer than 120 columns: words.py SOURCE_DIR
+
+Rows of tables, which Markdown cannot break, may be longer. core/load is left out for now.
+
+A declaration is a function or a variable in a header, at the left margin. Its comment stands before it, on its own line or
+lines, or behind it. Declarations that follow each other without an empty line share the comment before the first one.
+"""
+import glob
+import os
+import re
+import sys
+
+COLUMNS = 120
+COMMENT = re.compile(r"/\*.*?\*/", re.S)
+EXTERN = re.compile(r"(?!typedef\b|static\b|CKPT_VEC\b)(extern .*|\w[^{}=]*\(.*\));")
+
+
+def chunks(text):
+    """Groups, which empty lines separate, of statements at the left margin: (line number, code, whether it has a comment).
+    A comment on lines of its own is a statement without code."""
+    blank = COMMENT.sub(lambda m: "\n".join("\1" * len(p) for p in m.group().split("\n")), text)
+    group, statement, start = [], "", 0
+    for number, line in enumerate(blank.split("\n") + [""], 1):
+        if statement:
+            statement += " " + line.strip()
+        elif line.strip() == "":
+            if group:
+                yield group
+            group = []
+            continue
+        else:
+            statement, start = line, number
+        if statement.startswith("#"):
+            if not statement.endswith("\\"):
+                statement = ""
+            continue
+        code = statement.replace("\1", "").strip()
+        if code == "" or (code.endswith((";", "}")) and code.count("{") == code.count("}")):
+            group.append((start, code, "\1" in statement))
+            statement = ""
+
+
+def undocumented(text):
+    """Line numbers of extern declarations without a comment."""
+    for group in chunks(text):
+        covered = False
+        for number, code, comment in group:
+            covered = covered or comment
+            if EXTERN.fullmatch(code) and not covered:
+                yield number
+            if code.endswith("};"):
+                covered = False
+
+
+def headers(root):
+    for top in ("include", "core", "fs"):
+        for folder, dirs, files in os.walk(os.path.join(root, top)):
+            dirs.sort()
+            if os.path.relpath(folder, root) == os.path.join("core", "load"):
+                continue
+            for name in sorted(files):
+                if name.endswith(".h"):
+                    yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def documents(root):
+    for pattern in ("README.md", "contrib/*.md"):
+        for path in sorted(glob.glob(os.path.join(root, pattern))):
+            yield os.path.relpath(path, root)
+
+
+def check(root):
+    for path in headers(root):
+        with open(os.path.join(root, path), encoding="utf-8") as f:
+            for number in undocumented(f.read()):
+                yield "%s:%d: an extern declaration without a comment" % (path, number)
+    for path in documents(root):
+        with open(os.path.join(root, path), encoding="utf-8") as f:
+            for number, line in enumerate(f.read().split("\n"), 1):
+                if len(line) > COLUMNS and not line.startswith("|"):
+                    yield "%s:%d: %d columns, at most %d" % (path, number, len(line), COLUMNS)
+
+
+def main():
+    bad = list(check(sys.argv[1]))
+    print("\n".join(bad) if bad else "every extern declaration has a comment, no document is wider than %d columns" % COLUMNS)
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
