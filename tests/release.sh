@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What is run by hand before a release, and is too long for every change. As root; an hour or more on two processors.
+#
+#   tests/release.sh [STAGE ...]      all stages by default; a summary at the end, logs in build/release-logs
+#
+#   strict     tests/run.sh --strict
+#   chroots    README's two commands in bare bookworm and trixie
+#   packages   Debian packages and wheel: made, installed, used and removed in bare bookworm and trixie
+#   arm64      cross build, unit tests under emulation
+#   faults     the fault table twenty times over; re-saves under readers for ten minutes
+#   fuzz       every target for $SECONDS_EACH seconds (600)
+#   malloc     every allocation of the commands fails once
+set -uo pipefail
+cd "$(dirname "$0")/.."
+stages=("$@")
+((${#stages[@]})) || stages=(strict chroots packages arm64 faults fuzz malloc)
+logs=build/release-logs
+mkdir -p "$logs"
+build=$PWD/build/release
+python=${CKPTFS_VENV:-$PWD/build/venv}/bin/python
+summary=()
+
+# stage NAME COMMAND...: run it, and note how it ended
+stage() {
+  local name=$1 begin=$SECONDS result=good
+  shift
+  echo "== $name: $*"
+  "$@" >"$logs/$name.log" 2>&1 || result="FAILED (status $?)"
+  summary+=("$(printf '%-18s %-20s %5d s' "$name" "$result" $((SECONDS - begin)))")
+  echo "${summary[-1]}"
+}
+
+# mount_test NAME ARGS...: one of the mount's tests on the release build
+mount_test() {
+  (cd tests/mount && CKPTFS_BUILD=$build CKPTFS_SOURCE=$PWD/../.. "$python" -W ignore "$@")
+}
+
+for s in "${stages[@]}"; do
+  case $s in
+    strict) stage strict tests/run.sh --strict ;;
+    chroots) for suite in bookworm trixie; do stage "chroot-$suite" tests/chroot.sh "$suite"; done ;;
+    packages) for suite in bookworm trixie; do stage "packages-$suite" tests/chroot.sh "$suite" tests/packages.sh; done ;;
+    arm64) stage arm64 tests/chroot.sh bookworm tests/arm64.sh ;;
+    faults)
+      CKPTFS_FAULTS=20 stage faults mount_test test_faults.py
+      stage resave mount_test test_resave.py --seconds 600
+      ;;
+    fuzz) stage fuzz tests/fuzz/run.sh "${SECONDS_EACH:-600}" ;;
+    malloc) stage malloc "$python" tests/defects/test_malloc.py "$build/tests/fail_malloc.so" all ;;
+    *) sed -n '3,14p' "$0" >&2; exit 2 ;;
+  esac
+done
+printf '\n'
+printf '%s\n' "${summary[@]}"
+[[ ${summary[*]} != *FAILED* ]]
