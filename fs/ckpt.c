@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "cmdline.h"
 #include "tool.h"
 
 enum { MOST_JOBS = 256 };
@@ -110,7 +111,8 @@ static int parse(int argc, char **argv, struct ckpt_tool *t, const struct comman
         case ':':
             return ckpt_fail(err, CKPT_USAGE, "%s needs a value", argv[optind - 1]);
         default:
-            return ckpt_fail(err, CKPT_USAGE, "%s: no such option", argv[optind - 1]);
+            if (ckptfs_long_option(argc, argv, ckpt_tool_set_option, t->opt, err) < 0)
+                return -1;
         }
     }
     argc -= optind;

@@ -440,7 +440,15 @@ static int open_other(const char *dir, struct ckpt_run **ret_run, struct ckpt_vi
     if (rc == 0)
         rc = ckpt_run_view(*ret_run, NULL, ret_view, &inner);
     ckpt_options_free(opt);
-    return rc == 0 ? 0 : ckpt_fail(err, inner.code, "%s", inner.text);
+    if (rc < 0)
+        return ckpt_fail(err, inner.code, "%s", inner.text);
+    const char *source = ckpt_view_source(*ret_view);
+    if (strncmp(source, "hf", 2) == 0 || strncmp(source, "peft", 4) == 0)
+        return 0;
+    return ckpt_fail(err, CKPT_USAGE,
+                     "'%s' is no model directory but a checkpoint (%s): ckpt verify RUN DIR "
+                     "compares with what ckpt export RUN DIR writes",
+                     dir, source);
 }
 
 int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err)

@@ -35,7 +35,8 @@ const char ckptfs_usage[] =
     "  sandbox=no         let the daemon open, run and connect to whatever its user may\n"
     "  auto_unmount, noexec, noatime, context=... and the like go to FUSE\n"
     "\n"
-    "A comma in a value is written '\\,'. fusermount3 -u MOUNTPOINT ends the mount.\n";
+    "Every word may be written as --word=value as well. A comma in a value is written '\\,'. "
+    "fusermount3 -u MOUNTPOINT ends the mount.\n";
 
 void ckptfs_config_release(struct ckptfs_config *c)
 {
@@ -102,10 +103,10 @@ static int set_io(struct ckptfs_config *c, const char *value, struct ckpt_err *e
 
 static int set_sandbox(struct ckptfs_config *c, const char *value, struct ckpt_err *err)
 {
-    c->sandbox = !value || strcmp(value, "yes") == 0;
-    if (c->sandbox || strcmp(value, "no") == 0)
+    c->sandbox = value && strcmp(value, "yes") == 0;
+    if (c->sandbox || (value && strcmp(value, "no") == 0))
         return 0;
-    return ckpt_fail(err, CKPT_USAGE, "-o sandbox=%s: expected yes or no", value);
+    return ckpt_fail(err, CKPT_USAGE, "-o sandbox=%s: expected yes or no", value ? value : "");
 }
 
 static bool *flag_of(struct ckptfs_config *c, const char *word)
@@ -231,6 +232,11 @@ static int take_operands(struct ckptfs_config *c, int n, char **arg, struct ckpt
     return 0;
 }
 
+static int set_long(void *ctx, const char *word, const char *value, struct ckpt_err *err)
+{
+    return set_word(ctx, word, value, err);
+}
+
 int ckptfs_cmdline_parse(int argc, char **argv, struct ckptfs_config *ret, struct ckpt_err *err)
 {
     static const struct option longs[] = {
@@ -270,7 +276,8 @@ int ckptfs_cmdline_parse(int argc, char **argv, struct ckptfs_config *ret, struc
         case ':':
             return ckpt_fail(err, CKPT_USAGE, "%s needs a value", argv[optind - 1]);
         default:
-            return ckpt_fail(err, CKPT_USAGE, "%s: no such option", argv[optind - 1]);
+            if (ckptfs_long_option(argc, argv, set_long, ret, err) < 0)
+                return -1;
         }
     }
     return take_operands(ret, argc - optind, argv + optind, err);

@@ -43,6 +43,15 @@ int ckptfs_cmdline_parse(int argc, char **argv, struct ckptfs_config *ret, struc
 /* The text of --help. */
 extern const char ckptfs_usage[];
 
+/* An option of -o that was written as a long one, at argv[optind - 1], which getopt_long does not
+ * know: "--base=X", "--base X", "--allow-partial" (optind goes past a value that it takes). `set`
+ * sets a word; value is NULL for a bare one. Fails as it does; USAGE for what `set` does not know
+ * either. */
+int ckptfs_long_option(int argc, char **argv,
+                       int (*set)(void *ctx, const char *word, const char *value,
+                                  struct ckpt_err *err),
+                       void *ctx, struct ckpt_err *err);
+
 /* Take the next option off *list ("a,b=c\,d,..."), in place: *ret_word is its word, and *ret_value
  * its value (NULL: none) in which `\,` and `\\` are unescaped. False at the end of the list. The -o
  * option of ckpt(1) has the same syntax. */

@@ -239,9 +239,8 @@ static int parse(int argc, char **argv, struct ckpt_load_tool *t, bool *ret_go,
         }
         if (opt == ':')
             return ckpt_fail(err, CKPT_USAGE, "%s needs a value", argv[optind - 1]);
-        if (opt == '?')
-            return ckpt_fail(err, CKPT_USAGE, "%s: no such option", argv[optind - 1]);
-        if (parse_one(t, opt, optarg, err) < 0)
+        if (opt == '?' ? ckptfs_long_option(argc, argv, ckpt_tool_set_option, t->tool.opt, err) < 0
+                       : parse_one(t, opt, optarg, err) < 0)
             return -1;
     }
     if (argc - optind != 2)

@@ -170,14 +170,14 @@ static int print(const struct ckpt_load_tool *t, const char *step, const struct 
         return 0;
     if (!t->tool.json) {
         char size[4][CKPT_OUT_SIZE];
-        (void)printf("%u ranks over %s, readers %s: %s wanted, %s unique, %s read in %" PRIu64
-                     " reads, %s sent, %.3f s (plan %.3f s)%s\n",
-                     ckpt_comm_size(comm), ckpt_comm_transport(comm), ckpt_load_readers(load),
-                     ckpt_out_size(job.needed_bytes, size[0]),
-                     ckpt_out_size(job.unique_bytes, size[1]),
-                     ckpt_out_size(job.read_bytes, size[2]), job.reads,
-                     ckpt_out_size(job.sent_bytes, size[3]), job.wall_s, job.plan_s,
-                     t->verify ? ", verified" : "");
+        (void)printf(
+            "%u rank%s over %s, readers %s: %s wanted, %s unique, %s read in %" PRIu64
+            " reads, %s sent, %.3f s (plan %.3f s)%s\n",
+            ckpt_comm_size(comm), ckpt_comm_size(comm) == 1 ? "" : "s", ckpt_comm_transport(comm),
+            ckpt_load_readers(load), ckpt_out_size(job.needed_bytes, size[0]),
+            ckpt_out_size(job.unique_bytes, size[1]), ckpt_out_size(job.read_bytes, size[2]),
+            job.reads, ckpt_out_size(job.sent_bytes, size[3]), job.wall_s, job.plan_s,
+            t->verify ? ", verified" : "");
         return 0;
     }
     struct ckpt_rates r;

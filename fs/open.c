@@ -13,6 +13,13 @@
 
 enum { MOST_TRIES = 8 }; /* attempts to open older steps, to suggest one that can be read */
 
+int ckpt_tool_set_option(void *opt, const char *word, const char *value, struct ckpt_err *err)
+{
+    if (!ckpt_options_knows(word))
+        return ckpt_fail(err, CKPT_USAGE, "option %s: no such option", word);
+    return ckpt_options_set(opt, word, value, err);
+}
+
 int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *copy = strdup(list);
@@ -21,9 +28,7 @@ int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckp
     if (!copy)
         return ckpt_nomem(err);
     while (ckptfs_next_option(&rest, &word, &value)) {
-        if (!ckpt_options_knows(word))
-            return ckpt_fail(err, CKPT_USAGE, "-o %s: no such option", word);
-        if (ckpt_options_set(opt, word, value, err) < 0)
+        if (ckpt_tool_set_option(opt, word, value, err) < 0)
             return -1;
     }
     return 0;

@@ -33,6 +33,9 @@ int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err);
 /* Set options from a list such as "dtype=float16,base=/models/x", the argument of -o. */
 int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err);
 
+/* One of them; opt is a struct ckpt_options. USAGE for a word that the library does not know. */
+int ckpt_tool_set_option(void *opt, const char *word, const char *value, struct ckpt_err *err);
+
 /* Raise the limit of open files as far as the system permits. */
 void ckpt_tool_many_files(void);
 

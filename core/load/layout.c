@@ -66,8 +66,9 @@ static int parse_layout(const char *text, uint32_t rank, uint32_t nrank, struct 
     if (product != nrank)
         return ckpt_fail(err, CKPT_USAGE,
                          "layout '%s' is for %" PRIu64 " ranks (tp x pp x ep x dp x fsdp), but "
-                         "there are %" PRIu32,
-                         text, product, nrank);
+                         "there are %" PRIu32 ": start as many, with mpirun -n %" PRIu64
+                         ", or torchrun --no-python --nproc-per-node=%" PRIu64,
+                         text, product, nrank, product, product);
     return 0;
 }
 

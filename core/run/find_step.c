@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding the step that a user means: by name, by number, or the latest. */
+#include <stdio.h>
 #include <string.h>
 
 #include <ckptfs/ckptfs.h>
 
 #include "base/err.h"
+#include "base/str.h"
+
+enum { MOST_NAMED = 12 }; /* steps, in an error */
 
 /* Does the name end in that number? "iter_0000200" ends in 200. */
 static bool ends_in_number(const char *name, const char *number)
@@ -37,6 +41,24 @@ static size_t count_hits(const struct ckpt_step *step, size_t n, const char *wan
     return hits;
 }
 
+/* "5, 10, 100 and 12 older ones": the newest few, which people look for. */
+static int fail_missing(const struct ckpt_step *step, size_t n, const char *want,
+                        struct ckpt_err *err)
+{
+    const size_t first = n > MOST_NAMED ? n - MOST_NAMED : 0;
+    struct ckpt_str names = {0};
+    char older[48] = "";
+
+    for (size_t i = first; i < n; i++)
+        ckpt_str_printf(&names, "%s%s", i > first ? ", " : "", step[i].name);
+    if (first)
+        (void)snprintf(older, sizeof older, ", and %zu older ones", first);
+    (void)ckpt_fail(err, CKPT_MISSING, "step '%s': the run has no such step; it has %s%s",
+                    want ? want : "latest", names.len ? names.ptr : "none", older);
+    ckpt_str_release(&names);
+    return -1;
+}
+
 int ckpt_run_find_step(struct ckpt_run *run, const char *want, char **ret_name,
                        struct ckpt_err *err)
 {
@@ -53,8 +75,7 @@ int ckpt_run_find_step(struct ckpt_run *run, const char *want, char **ret_name,
     if (hits > 1)
         result = ckpt_fail(err, CKPT_CONFLICT, "step '%s': several steps end in this number", want);
     else if (hits == 0)
-        result = ckpt_fail(err, CKPT_MISSING, "step '%s': the run has no such step",
-                           want ? want : "latest");
+        result = fail_missing(step, n, want, err);
     else if (!(*ret_name = strdup(step[hit].name)))
         result = ckpt_nomem(err);
     ckpt_steps_free(step, n);

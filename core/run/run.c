@@ -182,6 +182,13 @@ static bool is_directory(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+static bool is_file(const char *path)
+{
+    struct stat st;
+
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode);
+}
+
 static bool is_archive(const char *path)
 {
     for (size_t r = 0; ckpt_readers[r]; r++)
@@ -196,6 +203,10 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
     enum ckpt_links links = opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH;
     struct ckpt_err probe_err = {0};
 
+    if (is_file(path) && !is_archive(path))
+        return ckpt_fail(err, CKPT_USAGE, "'%s' is a file: give the folder that it lies in, '%.*s'",
+                         path, (int)(strrchr(path, '/') ? strrchr(path, '/') - path : 1),
+                         strrchr(path, '/') ? path : ".");
     if (is_archive(path))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s' is a tar archive: unpack it (tar -xf FILE -C DIR) and give the "

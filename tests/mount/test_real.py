@@ -349,6 +349,41 @@ class Real(Case):
         names = [t["name"] for t in json.loads(ckpt("ls", self.run_dir, "--json").stdout)]
         self.assertEqual(sorted(names), sorted(self.tensors))
 
+    def test_options_have_two_spellings(self):
+        """`-o key=value`, `--key=value` and `--key value`, for the tool, the loader and the mount."""
+        want = json.loads(ckpt("ls", GOLDEN, "--json", "-o", "dtype=float32,max_shard_size=20KB").stdout)
+        self.assertEqual({t["dtype"] for t in want}, {"F32"})
+        for args in (["--dtype", "float32", "--max-shard-size=20KB"], ["--dtype=float32", "--max_shard_size", "20KB", "--allow-partial"]):
+            for at in (0, 1, 2):
+                command = ["ls", GOLDEN, "--json"]
+                command[at + 1:at + 1] = args
+                self.assertEqual(json.loads(ckpt(*command).stdout), want, command)
+        self.assertEqual(ckpt("load", GOLDEN, "--layout", "tp=1", "--dtype", "float32", "--verify").returncode, 0)
+        with Mount(GOLDEN, self.mnt, "--dtype", "float32", "--threads=3", "--sandbox", "no", program=CKPTFS):
+            with open(self.at(".ckptfs", "stats.json")) as f:
+                settings = json.load(f)["settings"]
+            self.assertEqual((settings["threads"], settings["sandbox"]), (3, "none"))
+            with open(self.at("latest", "config.json")) as f:
+                self.assertIn("float32", f.read())
+        for args, words in ((["--nonsense"], "nonsense"), (["--dtype"], "dtype"), (["--dtype=odd"], "odd"), (["--nonsense", "x"], "nonsense")):
+            done = ckpt("ls", GOLDEN, *args)
+            self.assertEqual(done.returncode, 2, args)
+            self.assertIn(words, done.stderr)
+
+    def test_what_people_type_first(self):
+        """Errors that say what to do."""
+        megatron = os.path.join(SOURCE, "tests", "golden", "megatron", "m19_llama_tp2pp2", "run")
+        file = os.path.join(GOLDEN, "10", "config.yaml")
+        for args, words in ((["info", GOLDEN, "--step", "20"], "it has 10"), (["info", file], f"give the folder that it lies in, '{os.path.dirname(file)}'"),
+                            (["load", GOLDEN, "--layout", "tp=2"], "mpirun -n 2"), (["verify", GOLDEN, megatron], "no model directory")):
+            done = ckpt(*args)
+            self.assertNotEqual(done.returncode, 0, args)
+            self.assertIn(words, done.stderr)
+        for n in range(5, 40):
+            os.symlink(os.path.join(GOLDEN, "10"), os.path.join(self.run_dir, str(n)))
+        self.assertIn("28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, and 23 older ones",
+                      ckpt("info", self.run_dir, "--step", "99", "-o", "follow_symlinks").stderr)
+
     def test_digest_is_what_xxhsum_says(self):
         if not shutil.which("xxhsum"):
             self.skipTest("no xxhsum")
