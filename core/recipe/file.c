@@ -193,7 +193,7 @@ static int read_evidence(struct reader *r, const char *where, const json_t *j, b
     for (size_t i = 0; i < n; i++) {
         ckpt_cleanup(ckpt_freep) struct ckpt_scope *sc = calloc(1, sizeof *sc);
         struct ckpt_evidence_name e = {.text = text[i]};
-        struct ckpt_text t = {where, text[i], text[i], NULL};
+        struct ckpt_pattern_text t = {where, text[i], text[i], NULL};
         struct ckpt_name *name;
         if (!sc)
             return ckpt_nomem(r->err);

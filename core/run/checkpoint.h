@@ -7,7 +7,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "io/dir.h"
-#include "recipe/marks.h"
+#include "recipe/sharding.h"
 #include "run/view.h"
 
 /* Make the shared data with one reference, for which the base and the recipes are opened; and give
@@ -32,8 +32,8 @@ int ckpt_checkpoint_explain(struct ckpt_view *view, const char *tensor, json_t *
                             struct ckpt_err *err);
 
 /* The sharding annotations of the view's tensors, from the model files; the view is borrowed. */
-int ckpt_checkpoint_marker(const struct ckpt_view *view, struct ckpt_marker **ret,
-                           struct ckpt_err *err);
+int ckpt_checkpoint_annotations(const struct ckpt_view *view, struct ckpt_annotations **ret,
+                                struct ckpt_err *err);
 
 /* The values that the checkpoint holds besides tensors, as ckpt_reader.objects returns them, read
  * at the time of the call. *ret is a new object. */
