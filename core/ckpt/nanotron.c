@@ -14,6 +14,7 @@
 #include "ckpt/nanotron_shards.h"
 #include "ckpt/nanotron_slices.h"
 #include "ckpt/nanotron_states.h"
+#include "ckpt/nanotron_topology.h"
 #include "ckpt/readers.h"
 #include "container/config.h"
 

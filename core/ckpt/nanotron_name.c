@@ -76,3 +76,17 @@ bool ckpt_nt_name_parse(const char *name, struct ckpt_nt_name *ret)
     /* unreleased code wrote shards without LEAF, which is not a parameter's name */
     return leaf_ok(ret) && !ckpt_has_prefix(ret->leaf, "pp-rank-");
 }
+
+struct ckpt_nt_topology ckpt_nt_name_topology(const struct ckpt_nt_name *name)
+{
+    return (struct ckpt_nt_topology){name->pp.size, name->tp.size,
+                                     name->has_ep ? name->ep.size : 0};
+}
+
+bool ckpt_nt_name_fits(const struct ckpt_nt_name *name, const struct ckpt_nt_topology *t)
+{
+    const struct ckpt_nt_topology own = ckpt_nt_name_topology(name);
+
+    return !name->sharded ||
+           (own.pp == t->pp && own.tp == t->tp && (own.ep == 0 || t->ep == 0 || own.ep == t->ep));
+}

@@ -27,7 +27,18 @@ struct ckpt_nt_name {
     struct ckpt_nt_rank pp, tp, ep;
 };
 
+/* The number of ranks of each kind in a save. */
+struct ckpt_nt_topology {
+    uint32_t pp, tp, ep; /* ep 0: no file name has an expert rank */
+};
+
 /* Parse a name; false if it is not a weight's. */
 bool ckpt_nt_name_parse(const char *name, struct ckpt_nt_name *ret);
+
+/* The topology of the save that a file belongs to, by its name. */
+struct ckpt_nt_topology ckpt_nt_name_topology(const struct ckpt_nt_name *name);
+
+/* Does a file belong to a save of this topology? Files without an expert rank match any ep. */
+bool ckpt_nt_name_fits(const struct ckpt_nt_name *name, const struct ckpt_nt_topology *t);
 
 #endif

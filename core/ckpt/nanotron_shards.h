@@ -3,7 +3,7 @@
  * manifest, so the tree is scanned, and the files' names say what they are.
  *
  *     find: directories -> shards, grouped by parameter
- *     select: the shards of one topology (nanotron_topology.h)
+ *     select: the shards of one topology (nanotron_topology.h chooses it)
  *     read: their headers, in parallel */
 #ifndef CKPT_CKPT_NANOTRON_SHARDS_H
 #define CKPT_CKPT_NANOTRON_SHARDS_H
@@ -12,7 +12,6 @@
 #include "base/vec.h"
 #include "ckpt/nanotron_name.h"
 #include "ckpt/nanotron_slices.h"
-#include "ckpt/nanotron_topology.h"
 #include "ckpt/reader.h"
 #include "io/source.h"
 

@@ -2,23 +2,7 @@
 /* Choosing one of several saves in one directory. */
 #include "ckpt/nanotron_topology.h"
 
-#include "ckpt/nanotron_shards.h"
-
 enum { MOST_TOPOLOGIES = 16 };
-
-static struct ckpt_nt_topology topology_of(const struct ckpt_nt_shard *s)
-{
-    return (struct ckpt_nt_topology){s->name.pp.size, s->name.tp.size,
-                                     s->name.has_ep ? s->name.ep.size : 0};
-}
-
-bool ckpt_nt_topology_fits(const struct ckpt_nt_topology *t, const struct ckpt_nt_shard *s)
-{
-    const struct ckpt_nt_topology own = topology_of(s);
-
-    return !s->name.sharded ||
-           (own.pp == t->pp && own.tp == t->tp && (own.ep == 0 || t->ep == 0 || own.ep == t->ep));
-}
 
 /* The topology that the JSON and YAML files of the directory's last save record; 0 where they do
  * not. checkpoint_metadata.json has priority; PP and EP are only in config.yaml. */
@@ -56,7 +40,7 @@ static int find_topologies(const struct ckpt_nt_shards *set, struct ckpt_nt_topo
     size_t n = 0;
 
     for (size_t i = 0; i < set->shards.len; i++) {
-        struct ckpt_nt_topology t = topology_of(&set->shards.ptr[i]);
+        struct ckpt_nt_topology t = ckpt_nt_name_topology(&set->shards.ptr[i].name);
         size_t k = 0;
         if (!set->shards.ptr[i].name.sharded)
             continue;

@@ -5,22 +5,10 @@
 #ifndef CKPT_CKPT_NANOTRON_TOPOLOGY_H
 #define CKPT_CKPT_NANOTRON_TOPOLOGY_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "base/err.h"
 #include "base/json.h"
+#include "ckpt/nanotron_shards.h"
 #include "tensor/catalog.h"
-
-struct ckpt_nt_shard;
-struct ckpt_nt_shards;
-
-struct ckpt_nt_topology {
-    uint32_t pp, tp, ep; /* ep 0: no file name has an expert rank */
-};
-
-/* Does a shard belong to a save of this topology? Files without an expert rank match any ep. */
-bool ckpt_nt_topology_fits(const struct ckpt_nt_topology *t, const struct ckpt_nt_shard *s);
 
 /* Choose the topology that `meta` (checkpoint_metadata.json) and `config` (config.yaml; both may be
  * NULL) describe, with a warning in cat if the shards are of several topologies. All zero: no

@@ -162,7 +162,7 @@ int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_cata
                          struct ckpt_err *err);
 
 /* All readers, NULL-terminated, in the order of ckpt/readers.def. */
-extern const struct ckpt_reader *const ckpt_readers[];
+extern const struct ckpt_reader *const ckpt_reader_list[];
 
 /* Find the reader with the strongest evidence. NULL: MISSING (the format is not known), CONFLICT
  * (two readers have equal evidence; both are named), or the reason why the directory cannot be

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-const struct ckpt_reader *const ckpt_readers[] = {
+const struct ckpt_reader *const ckpt_reader_list[] = {
 #define CKPT_READER(NAME) &ckpt_reader_##NAME,
 #include "ckpt/readers.def"
 #undef CKPT_READER
@@ -16,7 +16,7 @@ const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_er
     const struct ckpt_reader *best = NULL, *tie = NULL;
     enum ckpt_evidence most = CKPT_NOT_MINE;
 
-    for (const struct ckpt_reader *const *r = ckpt_readers; *r; r++) {
+    for (const struct ckpt_reader *const *r = ckpt_reader_list; *r; r++) {
         enum ckpt_evidence e = (*r)->probe(dir);
         if (e == CKPT_NOT_MINE || e < most)
             continue;

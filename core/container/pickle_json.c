@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Walking a pickle's tree, with a budget: values may be shared many times over. */
+/* Converting a pickle's tree within a budget, because a value may be shared many times. */
 #include "container/pickle_json.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "base/str.h"
+#include "container/pickle_walk.h"
 
 enum { MAX_DEPTH = 16, MAX_VALUES = 1000 * 1000 };
 
@@ -17,33 +17,36 @@ struct walk {
     unsigned depth;
 };
 
-static json_t *convert(struct walk *w, ckpt_pv v);
+static json_t *convert(void *ctx, ckpt_pv v);
+
+/* Keys that JSON cannot have are left out. */
+static const char *key_of(void *ctx, ckpt_pv key)
+{
+    const char *s = ckpt_pv_str(((const struct walk *)ctx)->p, key);
+
+    return s && ckpt_utf8_ok(s) ? s : NULL;
+}
+
+static struct ckpt_pickle_walk members(struct walk *w)
+{
+    return (struct ckpt_pickle_walk){w->p, w, convert, key_of};
+}
 
 static json_t *sequence(struct walk *w, ckpt_pv v)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
+    const struct ckpt_pickle_walk m = members(w);
 
-    for (size_t i = 0; i < ckpt_pv_len(w->p, v); i++)
-        if (!list || json_array_append_new(list, convert(w, ckpt_pv_at(w->p, v, i))) < 0)
-            return NULL;
-    return ckpt_steal(&list);
+    return ckpt_pickle_walk_list(&m, v);
 }
 
 static json_t *dict(struct walk *w, ckpt_pv v)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *obj = json_object();
+    const struct ckpt_pickle_walk m = members(w);
 
-    for (size_t i = 0; i < ckpt_pv_npair(w->p, v); i++) {
-        const char *key = ckpt_pv_str(w->p, ckpt_pv_key(w->p, v, i));
-        if (!key || !ckpt_utf8_ok(key))
-            continue;
-        if (!obj || json_object_set_new(obj, key, convert(w, ckpt_pv_value(w->p, v, i))) < 0)
-            return NULL;
-    }
-    return ckpt_steal(&obj);
+    return ckpt_pickle_walk_dict(&m, v);
 }
 
-/* json_string of what is UTF-8; else null. */
+/* A JSON string; null if the text is not UTF-8. */
 static json_t *text(const char *s) { return s && ckpt_utf8_ok(s) ? json_string(s) : json_null(); }
 
 static json_t *name(const struct ckpt_pickle *p, ckpt_pv v)
@@ -93,8 +96,9 @@ static json_t *value(struct walk *w, ckpt_pv v)
     }
 }
 
-static json_t *convert(struct walk *w, ckpt_pv v)
+static json_t *convert(void *ctx, ckpt_pv v)
 {
+    struct walk *w = ctx;
     json_t *j;
 
     if (w->depth == MAX_DEPTH || w->n++ >= MAX_VALUES)

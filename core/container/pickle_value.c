@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "container/pickle_walk.h"
 #include "container/torch.h"
 
 struct walk {
@@ -18,7 +19,7 @@ struct walk {
     struct ckpt_err *err;
 };
 
-static json_t *convert(struct walk *w, ckpt_pv v);
+static json_t *convert(void *ctx, ckpt_pv v);
 
 /* NULL, and why, if v and `bytes` of text are more than the budget. */
 static bool spend(struct walk *w, size_t bytes)
@@ -73,22 +74,29 @@ static json_t *number(double d)
     return tagged("$float", json_string(isnan(d) ? "nan" : d > 0 ? "inf" : "-inf"));
 }
 
-static json_t *sequence(struct walk *w, ckpt_pv v)
-{
-    ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
-
-    for (size_t i = 0; i < ckpt_pv_len(w->p, v); i++)
-        if (!list || json_array_append_new(list, convert(w, ckpt_pv_at(w->p, v, i))) < 0)
-            return NULL;
-    return ckpt_steal(&list);
-}
-
 /* The key as a JSON key, unless it begins with our mark '$'; else NULL. */
 static const char *plain_key(const struct ckpt_pickle *p, ckpt_pv key)
 {
     const char *s = ckpt_pv_str(p, key);
 
     return s && *s != '$' && ckpt_utf8_ok(s) ? s : NULL;
+}
+
+/* The key of a member, whose length counts against the budget. If that fails, so does convert. */
+static const char *key_of(void *ctx, ckpt_pv key)
+{
+    struct walk *w = ctx;
+    const char *s = plain_key(w->p, key);
+
+    (void)(s && spend(w, strlen(s)));
+    return s;
+}
+
+static json_t *sequence(struct walk *w, ckpt_pv v)
+{
+    const struct ckpt_pickle_walk m = {w->p, w, convert, key_of};
+
+    return ckpt_pickle_walk_list(&m, v);
 }
 
 static json_t *pairs(struct walk *w, ckpt_pv v)
@@ -111,19 +119,12 @@ static json_t *pairs(struct walk *w, ckpt_pv v)
 
 static json_t *dict(struct walk *w, ckpt_pv v)
 {
-    ckpt_cleanup(ckpt_json_decrefp) json_t *obj = json_object();
-    const size_t n = ckpt_pv_npair(w->p, v);
+    const struct ckpt_pickle_walk m = {w->p, w, convert, key_of};
 
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < ckpt_pv_npair(w->p, v); i++)
         if (!plain_key(w->p, ckpt_pv_key(w->p, v, i)))
             return pairs(w, v);
-    for (size_t i = 0; i < n; i++) {
-        const char *key = plain_key(w->p, ckpt_pv_key(w->p, v, i));
-        if (!spend(w, strlen(key)) || !obj ||
-            json_object_set_new(obj, key, convert(w, ckpt_pv_value(w->p, v, i))) < 0)
-            return NULL;
-    }
-    return ckpt_steal(&obj);
+    return ckpt_pickle_walk_dict(&m, v);
 }
 
 /* encode("\u00ff", "latin1"), as protocol 2 writes bytes: each character is one. */
@@ -211,8 +212,9 @@ static json_t *value(struct walk *w, ckpt_pv v)
 }
 
 /* NULL with w->err set, or without: no memory. */
-static json_t *convert(struct walk *w, ckpt_pv v)
+static json_t *convert(void *ctx, ckpt_pv v)
 {
+    struct walk *w = ctx;
     json_t *j;
 
     if (w->depth == CKPT_VALUE_MAX_DEPTH) {

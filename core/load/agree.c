@@ -19,7 +19,7 @@
 #include "load/near.h"
 #include "load/policy.h"
 #include "load/same.h"
-#include "tensor/region.h"
+#include "tensor/strided.h"
 
 enum { HELLO_FILES = 1024 }; /* whose sizes are told, to name the one that differs */
 

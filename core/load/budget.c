@@ -6,7 +6,7 @@
 #include "base/err.h"
 #include "load/device.h"
 #include "load/load_inner.h"
-#include "tensor/region.h"
+#include "tensor/strided.h"
 
 enum {
     EACH_UNIT = 1 << 20,   /* of a rank that reads for itself: stays in the CPU's cache */
@@ -44,11 +44,11 @@ void ckpt_load_share(uint64_t aside, bool direct, bool hot, uint32_t *threads,
 {
     while (*threads > 1 && aside / *threads < ASIDE_LEAST)
         --*threads;
-    const uint64_t each = aside / *threads, bound = hot ? HOT_BOUND : CKPT_REGION_BOUND;
+    const uint64_t each = aside / *threads, bound = hot ? HOT_BOUND : CKPT_STRIDED_BOUND;
     ret->bounce = 0;
     if (direct)
         ret->bounce = ckpt_min_u64(each / 2, BOUNCE) / CKPT_BOUNCE_ALIGN * CKPT_BOUNCE_ALIGN;
-    ret->bound = ckpt_min_u64((each - ret->bounce) / CKPT_REGION_KEPT, bound);
+    ret->bound = ckpt_min_u64((each - ret->bounce) / CKPT_STRIDED_KEPT, bound);
 }
 
 /* ---- windows ---- */

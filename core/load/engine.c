@@ -16,7 +16,7 @@
 #include "base/str.h"
 #include "load/inner.h"
 #include "run/checkpoint.h"
-#include "tensor/region.h"
+#include "tensor/strided.h"
 
 enum { PUMP_SLEEP_MS = 20 };
 
@@ -170,7 +170,7 @@ static int map_slots(struct ckpt_engine *e, struct ckpt_err *err)
 
 static int make_slots(struct ckpt_engine *e, struct ckpt_err *err)
 {
-    const uint64_t reading = e->opt.bounce + CKPT_REGION_KEPT * e->opt.cost.bound;
+    const uint64_t reading = e->opt.bounce + CKPT_STRIDED_KEPT * e->opt.cost.bound;
 
     e->read = calloc((size_t)e->opt.ahead + 1, sizeof *e->read);
     e->slot = calloc((size_t)e->opt.slots + 1, sizeof *e->slot);

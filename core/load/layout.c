@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts: what one rank of tp x ep x fsdp x dp x pp needs, by the marks of the model file. */
+/* Layouts: what one rank of tp x ep x fsdp x dp x pp needs, by the sharding annotations of the
+ * model file. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "load/load_inner.h"
-#include "recipe/marks.h"
+#include "recipe/sharding.h"
 
 enum { MAX_WAYS = 1 << 20 };
 
@@ -75,7 +76,7 @@ static int parse_layout(const char *text, uint32_t rank, uint32_t nrank, struct 
 /* ---- wants ---- */
 
 struct lay {
-    const struct ckpt_marker *marker;
+    const struct ckpt_annotations *marker;
     size_t nfound;         /* tensors that model files speak of */
     size_t nlayer, nknown; /* tensors of layers, and those of them that model files speak of */
     struct layout l;
@@ -170,7 +171,7 @@ static uint32_t stage_of_layer(uint64_t layer, uint64_t layers, uint32_t stages)
     return s < stages ? (uint32_t)s : stages - 1;
 }
 
-static bool on_stage(const struct lay *y, const struct ckpt_marks *m)
+static bool on_stage(const struct lay *y, const struct ckpt_sharding *m)
 {
     const uint32_t pp = y->l.n[PP], at = y->l.at[PP];
 
@@ -178,13 +179,13 @@ static bool on_stage(const struct lay *y, const struct ckpt_marks *m)
         return true;
     if (m->has_layer)
         return stage_of_layer(m->layer, m->layers, pp) == at;
-    if (m->embedding && at == pp - 1 && !ckpt_marker_has_head(y->marker))
+    if (m->embedding && at == pp - 1 && !ckpt_annotations_has_head(y->marker))
         return true; /* tied */
     return at == (m->first ? 0 : pp - 1);
 }
 
 /* Is a tensor on this rank, if it is one expert's? */
-static bool on_ep(const struct lay *y, const struct ckpt_marks *m)
+static bool on_ep(const struct lay *y, const struct ckpt_sharding *m)
 {
     const uint32_t ep = y->l.n[EP];
 
@@ -196,15 +197,15 @@ static bool on_ep(const struct lay *y, const struct ckpt_marks *m)
 static int want_tensor(struct lay *y, uint32_t tensor, const struct ckpt_tensor *t)
 {
     const struct ckpt_share *pick[CKPT_MAX_RANK];
-    struct ckpt_marks m;
-    int rc = ckpt_marker_find(y->marker, t, y->l.n[TP], y->l.n[EP], &m, y->err);
+    struct ckpt_sharding m;
+    int rc = ckpt_annotations_find(y->marker, t, y->l.n[TP], y->l.n[EP], &m, y->err);
 
     y->nfound += m.found;
     y->nlayer += m.has_layer;
     y->nknown += m.has_layer && m.found;
     if (rc == 0 && on_stage(y, &m) && on_ep(y, &m))
         rc = add_products(y, tensor, t, m.dim, 0, pick, y->l.n[EP] > 1 && m.has_expert);
-    ckpt_marks_release(&m);
+    ckpt_sharding_release(&m);
     return rc;
 }
 
@@ -222,18 +223,18 @@ int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t
                       uint32_t nrank, struct ckpt_wants *w, struct ckpt_err *err)
 {
     struct lay y = {.w = w, .err = err};
-    struct ckpt_marker *marker = NULL;
+    struct ckpt_annotations *marker = NULL;
     int rc = parse_layout(layout, rank, nrank, &y.l, err);
 
     if (rc == 0)
-        rc = ckpt_checkpoint_marker(view, &marker, err);
+        rc = ckpt_checkpoint_annotations(view, &marker, err);
     y.marker = marker;
     for (uint32_t t = 0; t < view->cat->tensors.len && rc == 0; t++)
         rc = want_tensor(&y, t, &view->cat->tensors.ptr[t]);
     const bool blind = y.nfound == 0 || (y.nlayer && y.nknown == 0);
     if (rc == 0 && blind && (y.l.n[TP] > 1 || y.l.n[EP] > 1 || (y.l.n[PP] > 1 && !y.nlayer)))
         rc = fail_unknown(view, layout, err);
-    ckpt_marker_free(marker);
+    ckpt_annotations_free(marker);
     return rc;
 }
 

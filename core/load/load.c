@@ -11,7 +11,7 @@
 #include "load/comm.h"
 #include "load/device.h"
 #include "load/load_inner.h"
-#include "tensor/region.h"
+#include "tensor/strided.h"
 
 enum {
     HOST_BYTES = 256 << 20,
@@ -222,11 +222,12 @@ static uint32_t take_mesh(struct ckpt_load *load, const struct ckpt_mesh *mesh,
 
 /* Cuts in the order of the mesh; strided ones after all others of their tensor dimension. */
 static int take_places(const struct ckpt_tensor *t, const struct ckpt_mesh *mesh,
-                       const struct ckpt_place *place, struct ckpt_spec *ret, struct ckpt_err *err)
+                       const struct ckpt_placement *place, struct ckpt_spec *ret,
+                       struct ckpt_err *err)
 {
     for (int pass = 0; pass < 2; pass++)
         for (uint32_t m = 0; m < mesh->ndim; m++) {
-            const enum ckpt_placement now = pass ? CKPT_STRIDED : CKPT_SHARD;
+            const enum ckpt_placement_kind now = pass ? CKPT_STRIDED : CKPT_SHARD;
             if (place[m].kind < CKPT_REPLICATE || place[m].kind > CKPT_STRIDED)
                 return ckpt_fail(err, CKPT_USAGE, "there is no placement %d", (int)place[m].kind);
             if (place[m].kind != now)
@@ -243,7 +244,7 @@ static int take_places(const struct ckpt_tensor *t, const struct ckpt_mesh *mesh
 
 int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, const uint64_t *lo,
                         const uint64_t *n, const struct ckpt_mesh *mesh,
-                        const struct ckpt_place *place, const struct ckpt_dest *dest,
+                        const struct ckpt_placement *place, const struct ckpt_dest *dest,
                         size_t *ret_want, struct ckpt_err *err)
 {
     struct ckpt_spec spec = {0};
@@ -468,7 +469,7 @@ int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, co
                         void *buf, struct ckpt_err *err)
 {
     static const struct ckpt_box_cost cost = {
-        CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096, {CKPT_DIRECT_NONE, NULL}};
+        CKPT_STRIDED_GAP, CKPT_STRIDED_BOUND, 4096, {CKPT_DIRECT_NONE, NULL}};
     static const uint64_t zero[CKPT_MAX_RANK];
 
     if (i >= view->cat->tensors.len)

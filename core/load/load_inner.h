@@ -71,7 +71,7 @@ uint64_t ckpt_load_host_bytes(uint64_t windows);
 /* Of one thread. */
 struct ckpt_load_share {
     uint64_t bounce; /* its bounce buffer, if reads are direct */
-    uint64_t bound;  /* the largest bounding range, of which it keeps CKPT_REGION_KEPT times that */
+    uint64_t bound; /* the largest bounding range, of which it keeps CKPT_STRIDED_KEPT times that */
 };
 
 /* Less threads where there would be too little for each to be of use. hot: all files are in the

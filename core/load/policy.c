@@ -4,7 +4,7 @@
 
 #include "base/ckd.h"
 #include "base/err.h"
-#include "tensor/region.h"
+#include "tensor/strided.h"
 
 enum {
     HOT_PIECE = 2 << 20, /* of what is in memory: stays in the CPU's cache */
@@ -50,7 +50,7 @@ int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers read
     ret->direct = choose_direct(in, readers);
     ret->threads = choose_threads(in);
     ckpt_load_share(aside, ret->direct != CKPT_DIRECT_NONE, is_hot(in), &ret->threads, &ret->share);
-    ret->gap = is_hot(in) ? HOT_GAP : CKPT_REGION_GAP;
+    ret->gap = is_hot(in) ? HOT_GAP : CKPT_STRIDED_GAP;
     /* what lies in holes is another unit's, read by another worker or rank */
     ret->run = shared ? EXACT_RUN : LONG_RUN;
     return ckpt_load_sizes(in->opt, shared, cached ? HOT_PIECE : 0, ret->threads, device, aside,

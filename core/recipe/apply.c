@@ -29,7 +29,7 @@ static void apply_release(struct ckpt_apply *ap)
     ckpt_resolver_release(&ap->rs);
     ckpt_catalog_free(ap->cat);
     ckpt_catalog_free(ap->joined);
-    ckpt_copies_release(&ap->copies);
+    ckpt_tied_copies_release(&ap->copies);
     free(ap->used);
     ckpt_instance_release(&ap->in);
     ckpt_vec_release(&ap->drafts);
@@ -71,7 +71,7 @@ static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
         return -1;
     if (ap->nleft > CKPT_APPLY_SHOWN)
         ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - CKPT_APPLY_SHOWN);
-    return ckpt_copies_check(&ap->copies, ap->opt->allow_leftover, ap->cat, ap->err) < 0
+    return ckpt_tied_copies_check(&ap->copies, ap->opt->allow_leftover, ap->cat, ap->err) < 0
                ? -1
                : ckpt_leftover_check(ap->recipe, ap->src, ap->used, ap->opt->allow_leftover,
                                      ap->cat, ap->err);

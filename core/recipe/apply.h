@@ -47,14 +47,15 @@ struct ckpt_apply {
     uint32_t blocks, block; /* number of blocks so far; block of the tensors being added, or 0 */
     size_t ntarget, nleft;  /* numbers of targets that were added and left out */
     const char *tied; /* while tied tensors are left out: the tensor that they are copies of */
-    struct ckpt_copies copies;
+    struct ckpt_tied_copies copies;
     const char *explain; /* the target to explain, or NULL */
     json_t *explanation;
     struct ckpt_err *err;
 };
 
 /* Set ap->name to the name of a model's tensor, with the numbers of the enclosing loops. */
-int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_item *it, struct ckpt_sizes *sizes);
+int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_model_item *it,
+                    struct ckpt_sizes *sizes);
 
 /* Set ap->in to the instance that makes ap->name. all: as in ckpt_resolve. */
 int ckpt_apply_resolve(struct ckpt_apply *ap, bool all, struct ckpt_resolution *ret);
@@ -64,19 +65,19 @@ int ckpt_apply_missing(struct ckpt_apply *ap, const struct ckpt_resolution *r);
 
 /* Add the result of ap->in to the model, under ap->name, with the shape of the model file's item
  * (NULL: any shape). */
-int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_item *it,
+int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                    const struct ckpt_sizes *sizes);
 
 /* As ckpt_apply_add, for a tensor that the config ties to another: it is not added to the model,
  * but must be a copy. */
-int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_item *it,
+int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                         const struct ckpt_sizes *sizes);
 
 /* Give cat the sources of ap->src, in their order. */
 int ckpt_apply_share_sources(struct ckpt_apply *ap, struct ckpt_catalog *cat);
 
 /* Add the tensors of a model file's list. */
-int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_items *list);
+int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_model_items *list);
 
 /* Add the tensors of the checkpoint, in the order in which transformers saves converted tensors:
  * that of the names before the conversion. */

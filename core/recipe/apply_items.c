@@ -12,8 +12,8 @@ struct tally {
 
 enum pass { PASS_EMIT, PASS_LEAVE_OUT };
 
-static int probe(struct ckpt_apply *ap, const struct ckpt_items *list, struct tally *t);
-static int walk(struct ckpt_apply *ap, const struct ckpt_items *list, enum pass pass);
+static int probe(struct ckpt_apply *ap, const struct ckpt_model_items *list, struct tally *t);
+static int walk(struct ckpt_apply *ap, const struct ckpt_model_items *list, enum pass pass);
 
 /* Looks up a key of the model file's conditions, which can also use the numbers of the loops. */
 static json_t *item_key(void *ctx, const char *key)
@@ -26,7 +26,7 @@ static json_t *item_key(void *ctx, const char *key)
     return ckpt_settings_after(&ap->set, key);
 }
 
-static enum ckpt_truth item_truth(struct ckpt_apply *ap, const struct ckpt_item *it)
+static enum ckpt_truth item_truth(struct ckpt_apply *ap, const struct ckpt_model_item *it)
 {
     const struct ckpt_expr_env env = {item_key, ap, ap->src};
 
@@ -34,8 +34,9 @@ static enum ckpt_truth item_truth(struct ckpt_apply *ap, const struct ckpt_item 
 }
 
 /* Call fn on the list for each value of an 'each' (once, if there is no loop). */
-static int loop(struct ckpt_apply *ap, const struct ckpt_item *it,
-                int (*fn)(struct ckpt_apply *ap, const struct ckpt_item *it, void *ctx), void *ctx)
+static int loop(struct ckpt_apply *ap, const struct ckpt_model_item *it,
+                int (*fn)(struct ckpt_apply *ap, const struct ckpt_model_item *it, void *ctx),
+                void *ctx)
 {
     const uint32_t outer = ap->block;
     uint64_t n;
@@ -63,17 +64,17 @@ static int loop(struct ckpt_apply *ap, const struct ckpt_item *it,
     return rc;
 }
 
-static int probe_inside(struct ckpt_apply *ap, const struct ckpt_item *it, void *ctx)
+static int probe_inside(struct ckpt_apply *ap, const struct ckpt_model_item *it, void *ctx)
 {
     return probe(ap, it->list, ctx);
 }
 
-static int walk_inside(struct ckpt_apply *ap, const struct ckpt_item *it, void *ctx)
+static int walk_inside(struct ckpt_apply *ap, const struct ckpt_model_item *it, void *ctx)
 {
     return walk(ap, it->list, *(enum pass *)ctx);
 }
 
-static int probe_tensor(struct ckpt_apply *ap, const struct ckpt_item *it, struct tally *t)
+static int probe_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it, struct tally *t)
 {
     ckpt_cleanup(ckpt_resolution_release) struct ckpt_resolution r = {0};
     struct ckpt_sizes sizes;
@@ -87,7 +88,7 @@ static int probe_tensor(struct ckpt_apply *ap, const struct ckpt_item *it, struc
 
 /* Find the list of an 'either' that matches; SIZE_MAX if none does, and *ret_best is then the
  * closest one. */
-static int fitting_list(struct ckpt_apply *ap, const struct ckpt_item *it, size_t *ret,
+static int fitting_list(struct ckpt_apply *ap, const struct ckpt_model_item *it, size_t *ret,
                         size_t *ret_best)
 {
     size_t best_have = 0;
@@ -112,7 +113,7 @@ static int fitting_list(struct ckpt_apply *ap, const struct ckpt_item *it, size_
     return 0;
 }
 
-static int probe_either(struct ckpt_apply *ap, const struct ckpt_item *it, struct tally *t)
+static int probe_either(struct ckpt_apply *ap, const struct ckpt_model_item *it, struct tally *t)
 {
     size_t fit, best;
 
@@ -121,7 +122,7 @@ static int probe_either(struct ckpt_apply *ap, const struct ckpt_item *it, struc
     return probe(ap, &it->list[fit != SIZE_MAX ? fit : best], t);
 }
 
-static int probe_item(struct ckpt_apply *ap, const struct ckpt_item *it, struct tally *t)
+static int probe_item(struct ckpt_apply *ap, const struct ckpt_model_item *it, struct tally *t)
 {
     struct tally inner = {0};
 
@@ -151,7 +152,7 @@ static int probe_item(struct ckpt_apply *ap, const struct ckpt_item *it, struct 
     return 0;
 }
 
-static int probe(struct ckpt_apply *ap, const struct ckpt_items *list, struct tally *t)
+static int probe(struct ckpt_apply *ap, const struct ckpt_model_items *list, struct tally *t)
 {
     for (size_t i = 0; i < list->n; i++)
         if (probe_item(ap, &list->item[i], t) < 0)
@@ -159,7 +160,7 @@ static int probe(struct ckpt_apply *ap, const struct ckpt_items *list, struct ta
     return 0;
 }
 
-static int walk_tensor(struct ckpt_apply *ap, const struct ckpt_item *it, enum pass pass)
+static int walk_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it, enum pass pass)
 {
     ckpt_cleanup(ckpt_resolution_release) struct ckpt_resolution r = {0};
     struct ckpt_sizes sizes;
@@ -183,7 +184,7 @@ static int walk_tensor(struct ckpt_apply *ap, const struct ckpt_item *it, enum p
     return 0;
 }
 
-static int walk_either(struct ckpt_apply *ap, const struct ckpt_item *it, enum pass pass)
+static int walk_either(struct ckpt_apply *ap, const struct ckpt_model_item *it, enum pass pass)
 {
     size_t fit, best;
 
@@ -200,7 +201,7 @@ static int walk_either(struct ckpt_apply *ap, const struct ckpt_item *it, enum p
 
 /* Leave out an item that the model does not have, unless it is tied to a tensor that the model has.
  */
-static int leave_out(struct ckpt_apply *ap, const struct ckpt_item *it)
+static int leave_out(struct ckpt_apply *ap, const struct ckpt_model_item *it)
 {
     ap->tied = it->tied;
     int rc = it->tied ? walk(ap, it->list, PASS_LEAVE_OUT) : 0;
@@ -208,7 +209,7 @@ static int leave_out(struct ckpt_apply *ap, const struct ckpt_item *it)
     return rc;
 }
 
-static int walk_when(struct ckpt_apply *ap, const struct ckpt_item *it, enum pass pass)
+static int walk_when(struct ckpt_apply *ap, const struct ckpt_model_item *it, enum pass pass)
 {
     struct tally t = {0};
 
@@ -225,12 +226,12 @@ static int walk_when(struct ckpt_apply *ap, const struct ckpt_item *it, enum pas
     return 0;
 }
 
-static int walk(struct ckpt_apply *ap, const struct ckpt_items *list, enum pass pass)
+static int walk(struct ckpt_apply *ap, const struct ckpt_model_items *list, enum pass pass)
 {
     int rc = 0;
 
     for (size_t i = 0; i < list->n && rc == 0; i++) {
-        const struct ckpt_item *it = &list->item[i];
+        const struct ckpt_model_item *it = &list->item[i];
         switch (it->kind) {
         case CKPT_ITEM_TENSOR:
             rc = walk_tensor(ap, it, pass);
@@ -249,7 +250,7 @@ static int walk(struct ckpt_apply *ap, const struct ckpt_items *list, enum pass 
     return rc;
 }
 
-int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_items *list)
+int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_model_items *list)
 {
     return walk(ap, list, PASS_EMIT);
 }

@@ -43,7 +43,7 @@ static int add_side(struct ckpt_apply *ap, uint32_t side)
 {
     struct ckpt_instance *in = &ap->in;
     const struct ckpt_name *name = in->rule->to[side].name;
-    const struct ckpt_use *use = &in->use.ptr[0];
+    const struct ckpt_source_use *use = &in->use.ptr[0];
     const uint32_t numbered = name->axes & ~use->bound;
     uint32_t axis[CKPT_SCOPE_AXES], naxis = 0;
     uint64_t size[CKPT_SCOPE_AXES], total = 1;
@@ -116,7 +116,7 @@ static int convert(struct ckpt_apply *ap, const struct ckpt_tensor *t)
         return keep_tensor(ap, t);
     rule = ap->in.rule;
     if (is_gathered(&ap->in, 0)) {
-        const struct ckpt_use use = ap->in.use.ptr[0];
+        const struct ckpt_source_use use = ap->in.use.ptr[0];
         for (uint32_t side = 0; side < rule->nto; side++) {
             ap->in.rule = rule; /* replaced by the sides' own instances */
             ap->in.use.ptr[0] = use;

@@ -5,7 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_item *it, struct ckpt_sizes *sizes)
+int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_model_item *it,
+                    struct ckpt_sizes *sizes)
 {
     uint64_t at[CKPT_SCOPE_AXES] = {0};
 
@@ -20,7 +21,7 @@ int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_item *it, struct ck
 }
 
 /* Check that the rule's shape is that of the model file. */
-static int check_shape(struct ckpt_apply *ap, const struct ckpt_item *it,
+static int check_shape(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                        const struct ckpt_sizes *sizes, const uint64_t *dim, uint32_t rank)
 {
     char shape[CKPT_SHAPE_TEXT], hint[128] = "";
@@ -106,7 +107,7 @@ static int explain(struct ckpt_apply *ap)
 
 /* Add the instance as tensor ap->name to `cat`, which has the model's sources; `it` is the model
  * file's item, or NULL. */
-static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct ckpt_item *it,
+static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct ckpt_model_item *it,
                   const struct ckpt_sizes *sizes)
 {
     uint64_t dim[CKPT_MAX_RANK];
@@ -132,7 +133,7 @@ static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct 
     return ap->in.rule->value ? ckpt_value_apply(cat, index, ap->in.rule->value, ap->err) : 0;
 }
 
-int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_item *it,
+int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                    const struct ckpt_sizes *sizes)
 {
     if (ap->explain && strcmp(ap->explain, ckpt_str_get(&ap->name)) == 0 && explain(ap) < 0)
@@ -148,10 +149,10 @@ int ckpt_apply_share_sources(struct ckpt_apply *ap, struct ckpt_catalog *cat)
     return 0;
 }
 
-int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_item *it,
+int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                         const struct ckpt_sizes *sizes)
 {
-    struct ckpt_copies *c = &ap->copies;
+    struct ckpt_tied_copies *c = &ap->copies;
 
     if (!c->cat &&
         (ckpt_catalog_new(&c->cat, ap->err) < 0 || ckpt_apply_share_sources(ap, c->cat) < 0))

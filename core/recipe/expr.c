@@ -39,7 +39,7 @@ static const struct builtin {
 
 struct parser {
     struct ckpt_arena *arena;
-    struct ckpt_text t;
+    struct ckpt_pattern_text t;
     size_t i;
     int depth;
     struct ckpt_err *err;
@@ -55,7 +55,7 @@ static char skip(struct parser *p)
 }
 
 /* Fails in a function that returns a pointer. */
-#define fail_at(p, at, ...) ((void)ckpt_text_fail(&(p)->t, (at), (p)->err, __VA_ARGS__), NULL)
+#define fail_at(p, at, ...) ((void)ckpt_pattern_fail(&(p)->t, (at), (p)->err, __VA_ARGS__), NULL)
 
 static struct ckpt_expr *node(struct parser *p, enum ckpt_expr_op op)
 {
@@ -169,7 +169,7 @@ static int parse_name_arg(struct parser *p, struct ckpt_expr *e)
     char *text = ckpt_arena_strndup(p->arena, p->t.s + from, len);
     if (!text)
         return ckpt_nomem(p->err);
-    struct ckpt_text t = {p->t.what, text, text, NULL};
+    struct ckpt_pattern_text t = {p->t.what, text, text, NULL};
     if (ckpt_name_parse(sc, &t, len, &name, &e->nname, p->err) < 0)
         return -1;
     e->name = name;
@@ -184,8 +184,8 @@ static int parse_args(struct parser *p, struct ckpt_expr *e, const struct builti
 
     do {
         if (given == b->max)
-            return ckpt_text_fail(&p->t, p->i, p->err, "%s() takes at most %d arguments", b->name,
-                                  b->max);
+            return ckpt_pattern_fail(&p->t, p->i, p->err, "%s() takes at most %d arguments",
+                                     b->name, b->max);
         if (given == 0 && b->takes_name) {
             if (parse_name_arg(p, e) < 0)
                 return -1;
@@ -193,7 +193,7 @@ static int parse_args(struct parser *p, struct ckpt_expr *e, const struct builti
             (void)skip(p);
             size_t len = word_at(p->t.s + p->i);
             if (len == 0)
-                return ckpt_text_fail(&p->t, p->i, p->err, "%s() begins with a word", b->name);
+                return ckpt_pattern_fail(&p->t, p->i, p->err, "%s() begins with a word", b->name);
             if (!(e->text = ckpt_arena_strndup(p->arena, p->t.s + p->i, len)))
                 return ckpt_nomem(p->err);
             p->i += len;
@@ -203,10 +203,10 @@ static int parse_args(struct parser *p, struct ckpt_expr *e, const struct builti
         given++;
     } while (skip(p) == ',' && p->i++ < SIZE_MAX);
     if (p->t.s[p->i] != ')')
-        return ckpt_text_fail(&p->t, p->i, p->err, "',' or ')' expected");
+        return ckpt_pattern_fail(&p->t, p->i, p->err, "',' or ')' expected");
     p->i++;
     if (given < b->min)
-        return ckpt_text_fail(&p->t, at, p->err, "%s() takes %d arguments", b->name, b->min);
+        return ckpt_pattern_fail(&p->t, at, p->err, "%s() takes %d arguments", b->name, b->min);
     e->narg = n;
     e->args = ckpt_arena_alloc(p->arena, (n + 1) * sizeof *e->args);
     if (!e->args)
@@ -394,7 +394,7 @@ int ckpt_expr_parse(struct ckpt_arena *arena, const char *what, const char *text
     if (!e)
         return -1;
     if (skip(&p) != '\0')
-        return ckpt_text_fail(&p.t, p.i, err, "'%c' where the expression should end", text[p.i]);
+        return ckpt_pattern_fail(&p.t, p.i, err, "'%c' where the expression should end", text[p.i]);
     *ret = e;
     return 0;
 }

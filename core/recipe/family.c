@@ -18,7 +18,7 @@ struct reader {
     struct ckpt_err *err;
 };
 
-typedef CKPT_VEC(struct ckpt_item) item_vec;
+typedef CKPT_VEC(struct ckpt_model_item) item_vec;
 
 bool ckpt_family_has_dim(const struct ckpt_family *f, const char *name)
 {
@@ -122,7 +122,7 @@ static int loop_of(const struct reader *r, const char *axis)
     return -1;
 }
 
-static int check_tensor(struct reader *r, const char *where, const struct ckpt_item *it)
+static int check_tensor(struct reader *r, const char *where, const struct ckpt_model_item *it)
 {
     for (uint32_t a = 0; a < it->scope->naxis; a++)
         if ((it->name->axes >> a & 1) && loop_of(r, it->scope->axis[a].name) < 0)
@@ -142,7 +142,7 @@ static int add_tensor(struct reader *r, const char *where, const char *whole,
                       const uint32_t *choice, item_vec *out)
 {
     struct ckpt_str s = {0};
-    struct ckpt_item *it;
+    struct ckpt_model_item *it;
     struct ckpt_name *name;
     uint32_t nname;
     uint16_t *pos = ckpt_arena_alloc(r->arena, (strlen(whole) + 1) * sizeof *pos);
@@ -159,7 +159,7 @@ static int add_tensor(struct reader *r, const char *where, const char *whole,
     ckpt_str_release(&s);
     if (!text)
         return ckpt_nomem(r->err);
-    struct ckpt_text t = {where, whole, text, pos};
+    struct ckpt_pattern_text t = {where, whole, text, pos};
     size_t len = ckpt_name_extent(text), name_len = len;
     it->kind = CKPT_ITEM_TENSOR;
     it->optional = len > 0 && text[len - 1] == '?';
@@ -202,37 +202,37 @@ static int read_tensor(struct reader *r, const char *where, const char *at, cons
 }
 
 static int read_items(struct reader *r, const char *where, const char *at, const json_t *list,
-                      int depth, struct ckpt_items *ret);
+                      int depth, struct ckpt_model_items *ret);
 
-static int keep_items(struct reader *r, const item_vec *v, struct ckpt_items *ret)
+static int keep_items(struct reader *r, const item_vec *v, struct ckpt_model_items *ret)
 {
-    struct ckpt_item *copy = ckpt_arena_alloc(r->arena, (v->len + 1) * sizeof *copy);
+    struct ckpt_model_item *copy = ckpt_arena_alloc(r->arena, (v->len + 1) * sizeof *copy);
 
     if (!copy)
         return ckpt_nomem(r->err);
     if (v->len)
         memcpy(copy, v->ptr, v->len * sizeof *copy);
-    *ret = (struct ckpt_items){copy, v->len};
+    *ret = (struct ckpt_model_items){copy, v->len};
     return 0;
 }
 
 /* Put the content of *it into a new item. */
-static int wrap(struct reader *r, struct ckpt_item *it)
+static int wrap(struct reader *r, struct ckpt_model_item *it)
 {
-    struct ckpt_item *inner = ckpt_arena_alloc(r->arena, sizeof *inner);
-    struct ckpt_items *list = ckpt_arena_alloc(r->arena, sizeof *list);
+    struct ckpt_model_item *inner = ckpt_arena_alloc(r->arena, sizeof *inner);
+    struct ckpt_model_items *list = ckpt_arena_alloc(r->arena, sizeof *list);
 
     if (!inner || !list)
         return ckpt_nomem(r->err);
     *inner = *it;
-    *list = (struct ckpt_items){inner, 1};
-    *it = (struct ckpt_item){.list = list, .nlist = 1};
+    *list = (struct ckpt_model_items){inner, 1};
+    *it = (struct ckpt_model_item){.list = list, .nlist = 1};
     return 0;
 }
 
 /* "tensors" or "either" of a group. */
 static int read_group_lists(struct reader *r, const char *where, const char *at, const json_t *j,
-                            int depth, struct ckpt_item *it)
+                            int depth, struct ckpt_model_item *it)
 {
     const json_t *tensors = json_object_get(j, "tensors"), *either = json_object_get(j, "either");
     size_t n = either ? json_array_size(either) : 1;
@@ -240,14 +240,14 @@ static int read_group_lists(struct reader *r, const char *where, const char *at,
     if (!tensors == !either || (either && n == 0))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: a group has 'tensors', or lists in 'either'",
                          where);
-    struct ckpt_items *list = ckpt_arena_alloc(r->arena, n * sizeof *list);
+    struct ckpt_model_items *list = ckpt_arena_alloc(r->arena, n * sizeof *list);
     if (!list)
         return ckpt_nomem(r->err);
     for (size_t i = 0; i < n; i++)
         if (read_items(r, where, at, either ? json_array_get(either, i) : tensors, depth,
                        &list[i]) < 0)
             return -1;
-    *it = (struct ckpt_item){
+    *it = (struct ckpt_model_item){
         .kind = either ? CKPT_ITEM_EITHER : CKPT_ITEM_EACH, .list = list, .nlist = n};
     return 0;
 }
@@ -260,7 +260,7 @@ static int read_group(struct reader *r, const char *where, const char *at, const
     static const char *const known[] = {"each", "when",    "at",     "block",
                                         "tied", "tensors", "either", NULL};
     const char *each, *when, *more, *tied;
-    struct ckpt_item it;
+    struct ckpt_model_item it;
 
     if (ckpt_field_object(j, where, known, r->err) < 0 ||
         ckpt_field_string(r->arena, j, "each", where, &each, r->err) < 0 ||
@@ -307,7 +307,7 @@ static int read_group(struct reader *r, const char *where, const char *at, const
 }
 
 static int read_items(struct reader *r, const char *where, const char *at, const json_t *list,
-                      int depth, struct ckpt_items *ret)
+                      int depth, struct ckpt_model_items *ret)
 {
     item_vec v = {0};
     size_t i;

@@ -25,14 +25,14 @@ struct ckpt_dim {
     const char *option; /* the config key that a user can give, or NULL */
 };
 
-struct ckpt_item;
+struct ckpt_model_item;
 
-struct ckpt_items {
-    const struct ckpt_item *item;
+struct ckpt_model_items {
+    const struct ckpt_model_item *item;
     size_t n;
 };
 
-struct ckpt_item {
+struct ckpt_model_item {
     enum { CKPT_ITEM_TENSOR, CKPT_ITEM_EACH, CKPT_ITEM_WHEN, CKPT_ITEM_EITHER } kind;
     /* TENSOR */
     const struct ckpt_scope *scope;
@@ -46,7 +46,7 @@ struct ckpt_item {
     const struct ckpt_expr *when; /* WHEN */
     const char *tied; /* WHEN: the tensor of which the list's tensors are copies if the condition is
                          false; or NULL */
-    const struct ckpt_items *list; /* EACH and WHEN have one, EITHER several */
+    const struct ckpt_model_items *list; /* EACH and WHEN have one, EITHER several */
     size_t nlist;
 };
 
@@ -60,7 +60,7 @@ struct ckpt_family {
     struct ckpt_map keys; /* every config key the file names */
     struct ckpt_dim dim[CKPT_FAMILY_DIMS];
     size_t ndim;
-    struct ckpt_items tensors;
+    struct ckpt_model_items tensors;
     bool open; /* no list: the tensors are those of the checkpoint */
 };
 

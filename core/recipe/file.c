@@ -193,7 +193,7 @@ static int read_evidence(struct reader *r, const char *where, const json_t *j, b
     for (size_t i = 0; i < n; i++) {
         ckpt_cleanup(ckpt_freep) struct ckpt_scope *sc = calloc(1, sizeof *sc);
         struct ckpt_evidence_name e = {.text = text[i]};
-        struct ckpt_text t = {where, text[i], text[i], NULL};
+        struct ckpt_pattern_text t = {where, text[i], text[i], NULL};
         struct ckpt_name *name;
         if (!sc)
             return ckpt_nomem(r->err);
@@ -401,26 +401,27 @@ static int read_file(struct reader *r, const char *name, const char *text, size_
     return parts & PART_RULES ? read_rules(r, where, json_object_get(j, "rules"), cx, 0) : 0;
 }
 
-int ckpt_recipe_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
-                      bool backwards, const struct ckpt_file_finder *finder,
-                      struct ckpt_recipe **ret, struct ckpt_err *err)
+int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_recipe_text *file,
+                      const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
+                      struct ckpt_err *err)
 {
     struct ckpt_recipe *out = ckpt_arena_alloc(arena, sizeof *out);
     struct reader r = {.arena = arena,
                        .out = out,
                        .finder = finder,
-                       .current = name,
-                       .backwards = backwards,
+                       .current = file->name,
+                       .backwards = file->backwards,
                        .err = err};
-    const struct ckpt_rule_context cx = {.arena = arena, .where = name, .from_at = "", .to_at = ""};
+    const struct ckpt_rule_context cx = {
+        .arena = arena, .where = file->name, .from_at = "", .to_at = ""};
 
     if (!out)
         return ckpt_nomem(err);
     memset(out, 0, sizeof *out);
-    out->name = ckpt_arena_strdup(arena, name);
+    out->name = ckpt_arena_strdup(arena, file->name);
     out->keep = json_array();
     if (!out->name || !out->keep ||
-        read_file(&r, out->name, text, len, PART_RULES | PART_REST, &cx) < 0) {
+        read_file(&r, out->name, file->text, file->len, PART_RULES | PART_REST, &cx) < 0) {
         ckpt_recipe_release(out);
         return ckpt_nomem(err);
     }

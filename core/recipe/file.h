@@ -83,12 +83,20 @@ struct ckpt_file_finder {
     void *ctx;
 };
 
-/* Parse text[0..len), except for the model file, which the caller finds by ret->model; call
- * ckpt_recipe_check afterwards. backwards: sources and targets are exchanged, the format is
+/* The text of a recipe file. */
+struct ckpt_recipe_text {
+    const char *name; /* "nanotron/llama" */
+    const char *text;
+    size_t len;
+    bool backwards;
+};
+
+/* Parse a recipe, except for the model file, which the caller finds by ret->model; call
+ * ckpt_recipe_set_family afterwards. backwards: sources and targets are exchanged, the format is
  * ret->back, and names are no evidence. */
-int ckpt_recipe_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
-                      bool backwards, const struct ckpt_file_finder *finder,
-                      struct ckpt_recipe **ret, struct ckpt_err *err);
+int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_recipe_text *file,
+                      const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
+                      struct ckpt_err *err);
 void ckpt_recipe_release(struct ckpt_recipe *r);
 
 /* Set the family, and check the rules: every size whose name has two letters or more must be one of

@@ -91,7 +91,7 @@ int ckpt_leftover_check(const struct ckpt_recipe *recipe, const struct ckpt_cata
 
 /* ---- copies of tied tensors ---- */
 
-void ckpt_copies_release(struct ckpt_copies *c)
+void ckpt_tied_copies_release(struct ckpt_tied_copies *c)
 {
     ckpt_catalog_free(c->cat);
     ckpt_vec_release(&c->original);
@@ -112,8 +112,8 @@ int ckpt_copy_differs(struct ckpt_catalog *cat, const char *copy, const char *or
     return 0;
 }
 
-static int check_copy(const struct ckpt_copies *c, size_t i, bool allow, struct ckpt_catalog *model,
-                      struct ckpt_err *err)
+static int check_copy(const struct ckpt_tied_copies *c, size_t i, bool allow,
+                      struct ckpt_catalog *model, struct ckpt_err *err)
 {
     const struct ckpt_tensor *copy = &c->cat->tensors.ptr[i];
     const struct ckpt_tensor *original = ckpt_catalog_find(model, c->original.ptr[i]);
@@ -125,8 +125,8 @@ static int check_copy(const struct ckpt_copies *c, size_t i, bool allow, struct 
     return same ? 0 : ckpt_copy_differs(model, copy->name, c->original.ptr[i], allow, err);
 }
 
-int ckpt_copies_check(const struct ckpt_copies *c, bool allow, struct ckpt_catalog *model,
-                      struct ckpt_err *err)
+int ckpt_tied_copies_check(const struct ckpt_tied_copies *c, bool allow, struct ckpt_catalog *model,
+                           struct ckpt_err *err)
 {
     for (size_t i = 0; i < c->original.len; i++)
         if (check_copy(c, i, allow, model, err) < 0)

@@ -19,14 +19,14 @@ int ckpt_leftover_check(const struct ckpt_recipe *recipe, const struct ckpt_cata
 
 /* Tensors that the model's config ties to others but that the checkpoint stores too. They are left
  * out, but must be equal copies. */
-struct ckpt_copies {
+struct ckpt_tied_copies {
     struct ckpt_catalog *cat; /* the copies, over the model's sources; NULL: there are none */
     CKPT_VEC(const char *)
     original; /* for each copy the name of the original in the model; borrowed */
 };
 
 /* Free the list and its catalogue. */
-void ckpt_copies_release(struct ckpt_copies *c);
+void ckpt_tied_copies_release(struct ckpt_tied_copies *c);
 
 /* Report that tensor `copy`, which the config ties to `original`, has other values: CONFLICT, or
  * with `allow` a warning of cat that it is left out. */
@@ -36,7 +36,7 @@ int ckpt_copy_differs(struct ckpt_catalog *cat, const char *copy, const char *or
 /* Check that each copy has the same values as its original in `model` (ckpt_tensor_same); if not,
  * it is CONFLICT, or with `allow` a warning of `model`. A copy whose original is not in the model
  * counts as unused. */
-int ckpt_copies_check(const struct ckpt_copies *c, bool allow, struct ckpt_catalog *model,
-                      struct ckpt_err *err);
+int ckpt_tied_copies_check(const struct ckpt_tied_copies *c, bool allow, struct ckpt_catalog *model,
+                           struct ckpt_err *err);
 
 #endif

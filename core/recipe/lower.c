@@ -57,7 +57,7 @@ static bool dims_of(const struct ckpt_side *side, uint32_t spelling, uint32_t ra
 
 /* ---- sizes ---- */
 
-static int rank_error(const struct ckpt_instance *in, const struct ckpt_use *u,
+static int rank_error(const struct ckpt_instance *in, const struct ckpt_source_use *u,
                       struct ckpt_err *err)
 {
     char shape[CKPT_SHAPE_TEXT];
@@ -72,8 +72,8 @@ static int rank_error(const struct ckpt_instance *in, const struct ckpt_use *u,
         in->rule->from[u->side].pattern.rest_at >= 0 ? " or more" : "");
 }
 
-static int solve_rest(struct ckpt_instance *in, const struct dims *d, const struct ckpt_use *u,
-                      struct ckpt_err *err)
+static int solve_rest(struct ckpt_instance *in, const struct dims *d,
+                      const struct ckpt_source_use *u, struct ckpt_err *err)
 {
     if (!in->has_rest)
         in->nrest = d->nrest;
@@ -103,7 +103,7 @@ static bool solve_round(struct ckpt_instance *in)
     struct dims d;
 
     for (size_t i = 0; i < in->use.len; i++) {
-        const struct ckpt_use *u = &in->use.ptr[i];
+        const struct ckpt_source_use *u = &in->use.ptr[i];
         if (!dims_of(&in->rule->from[u->side], u->spelling, u->tensor->rank, &d))
             continue;
         for (uint32_t k = 0; k < d.n; k++)
@@ -147,7 +147,7 @@ static const char *sizes_text(const struct ckpt_instance *in, const struct ckpt_
 }
 
 static int size_error(const struct ckpt_instance *in, const struct ckpt_settings *s,
-                      const struct ckpt_use *u, const struct ckpt_factor *f, uint32_t dim,
+                      const struct ckpt_source_use *u, const struct ckpt_factor *f, uint32_t dim,
                       uint64_t want, struct ckpt_err *err)
 {
     char sizes[SIZES_TEXT];
@@ -160,7 +160,7 @@ static int size_error(const struct ckpt_instance *in, const struct ckpt_settings
 }
 
 static int check_use(struct ckpt_instance *in, const struct ckpt_settings *s,
-                     const struct ckpt_use *u, struct ckpt_err *err)
+                     const struct ckpt_source_use *u, struct ckpt_err *err)
 {
     struct dims d;
     uint64_t size;
@@ -267,7 +267,7 @@ struct line {
 /* Positions of a term's axes in the source, while boxes are cut. */
 struct ckpt_cutter {
     const struct ckpt_instance *in;
-    const struct ckpt_use *use;
+    const struct ckpt_source_use *use;
     const uint64_t *dim; /* of the target */
     uint32_t rank;
     uint64_t unit[CKPT_MAX_RANK]; /* strides of the target in elements */

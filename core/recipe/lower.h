@@ -13,7 +13,7 @@
 #include "tensor/catalog.h"
 
 /* A source tensor of a rule instance. */
-struct ckpt_use {
+struct ckpt_source_use {
     const struct ckpt_tensor *tensor;
     uint32_t side, spelling;
     uint32_t bound; /* axes that its name fixes */
@@ -29,7 +29,7 @@ struct ckpt_instance {
     struct ckpt_sizes sizes;
     uint32_t bound; /* axes that the target's name fixes */
     uint64_t at[CKPT_SCOPE_AXES];
-    CKPT_VEC(struct ckpt_use) use;
+    CKPT_VEC(struct ckpt_source_use) use;
     uint64_t rest[CKPT_MAX_RANK]; /* the dimensions that "..." represents */
     uint32_t nrest;
     bool has_rest;

@@ -94,7 +94,7 @@ struct spelling {
 
 struct namer {
     struct ckpt_scope *sc;
-    const struct ckpt_text *t;
+    const struct ckpt_pattern_text *t;
     size_t end;
     struct ckpt_name *out;
     uint32_t n;
@@ -111,7 +111,7 @@ struct number_parser {
 
 static int number_fail(struct number_parser *p, const char *what)
 {
-    return ckpt_text_fail(p->nm->t, p->i, p->nm->err, "%s", what);
+    return ckpt_pattern_fail(p->nm->t, p->i, p->nm->err, "%s", what);
 }
 
 static size_t number_word(struct number_parser *p)
@@ -205,8 +205,8 @@ static int add_axes(struct namer *nm, const struct ckpt_name_part *part, size_t 
 {
     for (uint8_t k = 0; k < part->naxis; k++) {
         if (*axes >> part->axis[k] & 1)
-            return ckpt_text_fail(nm->t, at, nm->err, "axis '%s' stands twice in the name",
-                                  nm->sc->axis[part->axis[k]].name);
+            return ckpt_pattern_fail(nm->t, at, nm->err, "axis '%s' stands twice in the name",
+                                     nm->sc->axis[part->axis[k]].name);
         *axes |= 1u << part->axis[k];
     }
     return 0;
@@ -222,16 +222,16 @@ static int absent_axis(struct namer *nm, const struct spelling *sp, int8_t *ret)
         if (nm->t->s[i] == '{') {
             struct number_parser np = {nm, i + 1, &part};
             if (*ret >= 0)
-                return ckpt_text_fail(nm->t, i, nm->err, "an optional part has one number");
+                return ckpt_pattern_fail(nm->t, i, nm->err, "an optional part has one number");
             if (parse_number(&np) < 0)
                 return -1;
             if (part.naxis != 1 || part.list || part.plus || part.plus_var >= 0)
-                return ckpt_text_fail(nm->t, i, nm->err, "an optional number is one plain axis");
+                return ckpt_pattern_fail(nm->t, i, nm->err, "an optional number is one plain axis");
             *ret = (int8_t)part.axis[0];
         }
     if (*ret < 0)
-        return ckpt_text_fail(nm->t, sp->opt_from, nm->err,
-                              "an optional part must hold a number; spellings are <a|b>");
+        return ckpt_pattern_fail(nm->t, sp->opt_from, nm->err,
+                                 "an optional part must hold a number; spellings are <a|b>");
     return 0;
 }
 
@@ -253,15 +253,15 @@ static int parse_spelling(struct namer *nm, const struct spelling *sp)
     for (size_t i = 0; i < sp->len;) {
         size_t to = i, at = sp->pos[i];
         if (n == CKPT_NAME_PARTS)
-            return ckpt_text_fail(nm->t, at, nm->err, "more than %d parts in a name",
-                                  CKPT_NAME_PARTS);
+            return ckpt_pattern_fail(nm->t, at, nm->err, "more than %d parts in a name",
+                                     CKPT_NAME_PARTS);
         if (sp->s[i] == '{') {
             struct number_parser np = {nm, at + 1, &part[n]};
             if (n > 0 && !part[n - 1].text)
-                return ckpt_text_fail(nm->t, at, nm->err, "nothing between two numbers");
+                return ckpt_pattern_fail(nm->t, at, nm->err, "nothing between two numbers");
             if (++numbers > CKPT_NAME_NUMBERS)
-                return ckpt_text_fail(nm->t, at, nm->err, "more than %d numbers",
-                                      CKPT_NAME_NUMBERS);
+                return ckpt_pattern_fail(nm->t, at, nm->err, "more than %d numbers",
+                                         CKPT_NAME_NUMBERS);
             if (parse_number(&np) < 0 || add_axes(nm, &part[n], at, &name->axes) < 0)
                 return -1;
             i += np.i - at;
@@ -269,7 +269,7 @@ static int parse_spelling(struct namer *nm, const struct spelling *sp)
             while (to < sp->len && sp->s[to] != '{')
                 to++;
             if (n > 0 && isdigit((unsigned char)sp->s[i]))
-                return ckpt_text_fail(nm->t, at, nm->err, "a digit follows a number");
+                return ckpt_pattern_fail(nm->t, at, nm->err, "a digit follows a number");
             if (add_text(nm, sp, i, to, &part[n]) < 0)
                 return -1;
             i = to;
@@ -277,7 +277,7 @@ static int parse_spelling(struct namer *nm, const struct spelling *sp)
         n++;
     }
     if (n == 0)
-        return ckpt_text_fail(nm->t, 0, nm->err, "the name is empty");
+        return ckpt_pattern_fail(nm->t, 0, nm->err, "the name is empty");
     if (sp->absent && absent_axis(nm, sp, &name->lead) < 0)
         return -1;
     struct ckpt_name_part *copy = ckpt_arena_alloc(nm->sc->arena, n * sizeof *copy);
@@ -291,7 +291,7 @@ static int parse_spelling(struct namer *nm, const struct spelling *sp)
     return 0;
 }
 
-static void take(struct spelling *sp, const struct ckpt_text *t, size_t from, size_t to)
+static void take(struct spelling *sp, const struct ckpt_pattern_text *t, size_t from, size_t to)
 {
     for (; from < to; from++) {
         sp->s[sp->len] = t->s[from];
@@ -307,12 +307,12 @@ static int spell(struct namer *nm, struct spelling *sp, size_t i)
 
     for (; i < nm->end && s[i] != '<' && s[i] != '['; i++) {
         if (s[i] == '>' || s[i] == ']')
-            return ckpt_text_fail(nm->t, i, nm->err, "'%c' closes nothing", s[i]);
+            return ckpt_pattern_fail(nm->t, i, nm->err, "'%c' closes nothing", s[i]);
         take(sp, nm->t, i, i + 1);
     }
     if (i == nm->end) {
         if (nm->n == MAX_SPELLINGS)
-            return ckpt_text_fail(nm->t, 0, nm->err, "more than %d spellings", MAX_SPELLINGS);
+            return ckpt_pattern_fail(nm->t, 0, nm->err, "more than %d spellings", MAX_SPELLINGS);
         int r = parse_spelling(nm, sp);
         sp->len = len;
         return r;
@@ -323,10 +323,10 @@ static int spell(struct namer *nm, struct spelling *sp, size_t i)
     while (close < nm->end && s[close] != (optional ? ']' : '>'))
         close++;
     if (close == nm->end)
-        return ckpt_text_fail(nm->t, i, nm->err, "this '%c' is not closed", s[i]);
+        return ckpt_pattern_fail(nm->t, i, nm->err, "this '%c' is not closed", s[i]);
     for (size_t k = i + 1; k < close; k++)
         if (s[k] == '<' || s[k] == '[' || s[k] == '>' || s[k] == ']')
-            return ckpt_text_fail(nm->t, k, nm->err, "'%c' inside '%c'", s[k], s[i]);
+            return ckpt_pattern_fail(nm->t, k, nm->err, "'%c' inside '%c'", s[k], s[i]);
     for (size_t from = i + 1, to; from <= close; from = to + 1) {
         for (to = from; to < close && (optional || s[to] != '|');)
             to++;
@@ -337,7 +337,7 @@ static int spell(struct namer *nm, struct spelling *sp, size_t i)
     }
     if (optional) {
         if (sp->absent)
-            return ckpt_text_fail(nm->t, i, nm->err, "a name has one optional part");
+            return ckpt_pattern_fail(nm->t, i, nm->err, "a name has one optional part");
         sp->absent = true;
         sp->opt_from = i + 1;
         sp->opt_to = close;
@@ -349,7 +349,7 @@ static int spell(struct namer *nm, struct spelling *sp, size_t i)
     return 0;
 }
 
-int ckpt_name_parse(struct ckpt_scope *sc, const struct ckpt_text *t, size_t len,
+int ckpt_name_parse(struct ckpt_scope *sc, const struct ckpt_pattern_text *t, size_t len,
                     struct ckpt_name **ret, uint32_t *ret_n, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct spelling *sp = calloc(1, sizeof *sp);

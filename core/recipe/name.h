@@ -4,9 +4,9 @@
  *     layers.{layer}.experts.{r j}.{gate|up}_proj<.weight|>      experts[.{expert}].w1
  *
  * {layer} a number; {r j} a product, slowest first; {k+layers}, {k+1} an offset; {kinds:i} the i-th
- * entry of a list of the config; {expert/ep} a mark of ranks; {a|b} words, paired by position with
- * the words of the other side; <a|b> spellings; [.{expert}] may be absent: then the axis is the
- * tensor's first dimension. */
+ * entry of a list of the config; {expert/ep} a sharding annotation; {a|b} words, paired by position
+ * with the words of the other side; <a|b> spellings; [.{expert}] may be absent: then the axis is
+ * the tensor's first dimension. */
 #ifndef CKPT_RECIPE_NAME_H
 #define CKPT_RECIPE_NAME_H
 
@@ -63,7 +63,7 @@ int ckpt_name_choose(const char *s, const uint32_t *choice, struct ckpt_str *out
 
 /* Parse all spellings of the name in t->s[0..len) into the scope's arena. Groups of words must have
  * been replaced. */
-int ckpt_name_parse(struct ckpt_scope *sc, const struct ckpt_text *t, size_t len,
+int ckpt_name_parse(struct ckpt_scope *sc, const struct ckpt_pattern_text *t, size_t len,
                     struct ckpt_name **ret, uint32_t *ret_n, struct ckpt_err *err);
 
 /* Does name[0..len) match? value[] gets the numbers, in order. */

@@ -12,7 +12,8 @@
 
 enum { MAX_DEPTH = 16, MAX_CHILDREN = 48, MAX_SHOWN = 200 };
 
-int ckpt_text_fail(const struct ckpt_text *t, size_t at, struct ckpt_err *err, const char *fmt, ...)
+int ckpt_pattern_fail(const struct ckpt_pattern_text *t, size_t at, struct ckpt_err *err,
+                      const char *fmt, ...)
 {
     char buf[512];
     va_list ap;
@@ -92,7 +93,7 @@ char *ckpt_axes_text(const struct ckpt_scope *sc, uint32_t axes, char *buf, size
 
 struct parser {
     struct ckpt_scope *sc;
-    const struct ckpt_text *t;
+    const struct ckpt_pattern_text *t;
     size_t i;
     uint32_t nsum;
     uint32_t axes;
@@ -148,17 +149,17 @@ static int parse_size(struct parser *p, int a)
 
     if (isdigit((unsigned char)p->t->s[at])) {
         if (!number(p, &size) || size == 0)
-            return ckpt_text_fail(p->t, at, p->err, "not a size");
+            return ckpt_pattern_fail(p->t, at, p->err, "not a size");
     } else if ((n = word_len(p->t->s + at)) > 0) {
         if ((var = ckpt_scope_var(p->sc, p->t->s + at, n, p->err)) < 0)
             return -1;
         p->i += n;
     } else {
-        return ckpt_text_fail(p->t, at, p->err, "a size (a word or a number) must follow '='");
+        return ckpt_pattern_fail(p->t, at, p->err, "a size (a word or a number) must follow '='");
     }
     if (ax->sized && (ax->var != var || ax->size != size))
-        return ckpt_text_fail(p->t, at, p->err, "axis '%s' was given another size before",
-                              ax->name);
+        return ckpt_pattern_fail(p->t, at, p->err, "axis '%s' was given another size before",
+                                 ax->name);
     ax->sized = true;
     ax->var = (int8_t)var;
     ax->size = size;
@@ -171,7 +172,8 @@ static int parse_rank(struct parser *p, struct ckpt_factor *f)
         return 0;
     size_t at = ++p->i, n = word_len(p->t->s + at);
     if (n == 0)
-        return ckpt_text_fail(p->t, at, p->err, "the name of a rank (tp, ep ...) must follow '/'");
+        return ckpt_pattern_fail(p->t, at, p->err,
+                                 "the name of a rank (tp, ep ...) must follow '/'");
     f->rank = ckpt_arena_strndup(p->sc->arena, p->t->s + at, n);
     p->i += n;
     f->shared = p->t->s[p->i] == '*';
@@ -187,16 +189,17 @@ static int parse_axis(struct parser *p, struct ckpt_factor *f)
     if (n == 0) {
         if (isdigit((unsigned char)p->t->s[at])) {
             if (!number(p, &one) || one != 1)
-                return ckpt_text_fail(p->t, at, p->err,
-                                      "the only number that stands alone is 1; "
-                                      "name the axis: x=%.20s",
-                                      p->t->s + at);
+                return ckpt_pattern_fail(p->t, at, p->err,
+                                         "the only number that stands alone is 1; "
+                                         "name the axis: x=%.20s",
+                                         p->t->s + at);
             f->kind = CKPT_FACTOR_ONE;
             return 0;
         }
         if (p->t->s[at] == '\0')
-            return ckpt_text_fail(p->t, at, p->err, "the pattern ends where an axis should stand");
-        return ckpt_text_fail(p->t, at, p->err, "'%c' where an axis should stand", p->t->s[at]);
+            return ckpt_pattern_fail(p->t, at, p->err,
+                                     "the pattern ends where an axis should stand");
+        return ckpt_pattern_fail(p->t, at, p->err, "'%c' where an axis should stand", p->t->s[at]);
     }
     int a = ckpt_scope_axis(p->sc, p->t->s + at, n, p->err);
     if (a < 0)
@@ -239,13 +242,13 @@ static int parse_product(struct parser *p, struct ckpt_factor *f, int depth)
 
     do {
         if (n == MAX_CHILDREN)
-            return ckpt_text_fail(p->t, p->i, p->err, "more than %d factors", MAX_CHILDREN);
+            return ckpt_pattern_fail(p->t, p->i, p->err, "more than %d factors", MAX_CHILDREN);
         (void)peek(p);
         if (parse_item(p, &child[n++], depth) < 0)
             return -1;
         char c = p->t->s[p->i];
         if (!is_blank(c) && c != '+' && c != ')' && c != '(' && c != '\0')
-            return ckpt_text_fail(p->t, p->i, p->err, "'%c' after an axis", c);
+            return ckpt_pattern_fail(p->t, p->i, p->err, "'%c' after an axis", c);
     } while (peek(p) != '+' && peek(p) != ')' && peek(p) != '\0');
     if (n == 1) {
         *f = child[0];
@@ -262,10 +265,11 @@ static int parse_paren(struct parser *p, struct ckpt_factor *f, int depth)
     uint32_t n = 0;
 
     if (depth > MAX_DEPTH)
-        return ckpt_text_fail(p->t, open, p->err, "parentheses nested deeper than %d", MAX_DEPTH);
+        return ckpt_pattern_fail(p->t, open, p->err, "parentheses nested deeper than %d",
+                                 MAX_DEPTH);
     for (;;) {
         if (n == MAX_CHILDREN)
-            return ckpt_text_fail(p->t, p->i, p->err, "more than %d summands", MAX_CHILDREN);
+            return ckpt_pattern_fail(p->t, p->i, p->err, "more than %d summands", MAX_CHILDREN);
         if (parse_product(p, &child[n++], depth) < 0)
             return -1;
         if (peek(p) != '+')
@@ -273,7 +277,7 @@ static int parse_paren(struct parser *p, struct ckpt_factor *f, int depth)
         p->i++;
     }
     if (p->t->s[p->i] != ')')
-        return ckpt_text_fail(p->t, open, p->err, "this '(' is not closed");
+        return ckpt_pattern_fail(p->t, open, p->err, "this '(' is not closed");
     p->i++;
     if (n == 1) {
         /* keep the parenthesis as a product of one factor, so that neither annotation of
@@ -282,12 +286,12 @@ static int parse_paren(struct parser *p, struct ckpt_factor *f, int depth)
         return keep_children(p, f, child, n);
     }
     if (p->nsum == CKPT_PATTERN_SUMS)
-        return ckpt_text_fail(p->t, open, p->err, "more than %d sums", CKPT_PATTERN_SUMS);
+        return ckpt_pattern_fail(p->t, open, p->err, "more than %d sums", CKPT_PATTERN_SUMS);
     *f = (struct ckpt_factor){.kind = CKPT_FACTOR_SUM, .sum = (uint8_t)p->nsum++};
     return keep_children(p, f, child, n);
 }
 
-int ckpt_pattern_parse(struct ckpt_scope *sc, const struct ckpt_text *t, size_t from,
+int ckpt_pattern_parse(struct ckpt_scope *sc, const struct ckpt_pattern_text *t, size_t from,
                        struct ckpt_pattern *out, struct ckpt_err *err)
 {
     struct parser p = {.sc = sc, .t = t, .i = from, .err = err};
@@ -299,7 +303,7 @@ int ckpt_pattern_parse(struct ckpt_scope *sc, const struct ckpt_text *t, size_t 
         size_t at = p.i;
         if (strncmp(t->s + at, "...", 3) == 0) {
             if (out->rest_at >= 0)
-                return ckpt_text_fail(t, at, err, "'...' stands twice");
+                return ckpt_pattern_fail(t, at, err, "'...' stands twice");
             int a = ckpt_scope_axis(sc, "...", 3, err);
             if (a < 0)
                 return -1;
@@ -308,13 +312,13 @@ int ckpt_pattern_parse(struct ckpt_scope *sc, const struct ckpt_text *t, size_t 
             p.i += 3;
         } else {
             if (n == CKPT_PATTERN_DIMS)
-                return ckpt_text_fail(t, at, err, "more than %d dimensions", CKPT_PATTERN_DIMS);
+                return ckpt_pattern_fail(t, at, err, "more than %d dimensions", CKPT_PATTERN_DIMS);
             if (parse_item(&p, &dim[n++], 0) < 0)
                 return -1;
         }
         char c = t->s[p.i];
         if (!is_blank(c) && c != '\0')
-            return ckpt_text_fail(t, p.i, err, "'%c' where a blank or the end should be", c);
+            return ckpt_pattern_fail(t, p.i, err, "'%c' where a blank or the end should be", c);
     }
     if (n > 0 && keep_children(&p, &all, dim, n) < 0)
         return -1;
@@ -336,7 +340,7 @@ struct products {
 
 struct multiplier {
     const struct ckpt_scope *sc;
-    const struct ckpt_text *t;
+    const struct ckpt_pattern_text *t;
     struct ckpt_err *err;
 };
 
@@ -395,7 +399,7 @@ static int multiply(const struct multiplier *m, const struct ckpt_factor *f, str
     return 0;
 }
 
-int ckpt_pattern_terms(struct ckpt_scope *sc, const struct ckpt_text *t, uint32_t name_axes,
+int ckpt_pattern_terms(struct ckpt_scope *sc, const struct ckpt_pattern_text *t, uint32_t name_axes,
                        struct ckpt_pattern *p, struct ckpt_err *err)
 {
     const struct multiplier m = {sc, t, err};

@@ -43,7 +43,7 @@ struct ckpt_scope {
 };
 
 /* A text and where it came from, for errors: "<what>: '<text>' character 7: ...". */
-struct ckpt_text {
+struct ckpt_pattern_text {
     const char *what;
     const char *whole;   /* as written, prefixes included */
     const char *s;       /* what is parsed */
@@ -51,8 +51,8 @@ struct ckpt_text {
 };
 
 /* Record a USAGE error at character `at` of the text. Always returns -1. */
-int ckpt_text_fail(const struct ckpt_text *t, size_t at, struct ckpt_err *err, const char *fmt, ...)
-    CKPT_PRINTF(4, 5);
+int ckpt_pattern_fail(const struct ckpt_pattern_text *t, size_t at, struct ckpt_err *err,
+                      const char *fmt, ...) CKPT_PRINTF(4, 5);
 
 /* The axis or variable of that name, added if it is new; -1 and LIMIT or NOMEM. */
 int ckpt_scope_axis(struct ckpt_scope *sc, const char *name, size_t len, struct ckpt_err *err);
@@ -91,12 +91,12 @@ struct ckpt_pattern {
 };
 
 /* Parse t->s[from..end of string) into out (the scope's arena). Blank text is no dimensions. */
-int ckpt_pattern_parse(struct ckpt_scope *sc, const struct ckpt_text *t, size_t from,
+int ckpt_pattern_parse(struct ckpt_scope *sc, const struct ckpt_pattern_text *t, size_t from,
                        struct ckpt_pattern *out, struct ckpt_err *err);
 
 /* Multiply out: fill term and nterm. name_axes are part of every term. Errors: an axis twice in a
  * term, two equal terms. */
-int ckpt_pattern_terms(struct ckpt_scope *sc, const struct ckpt_text *t, uint32_t name_axes,
+int ckpt_pattern_terms(struct ckpt_scope *sc, const struct ckpt_pattern_text *t, uint32_t name_axes,
                        struct ckpt_pattern *p, struct ckpt_err *err);
 
 /* "q head_dim h", for messages; always terminated. Returns buf. */

@@ -12,7 +12,7 @@ static int rearrange(struct ckpt_catalog *cat, struct ckpt_instance *in,
 {
     static const struct ckpt_family no_dims;
     const struct ckpt_settings none = {.family = &no_dims};
-    const struct ckpt_use use = {.tensor = t};
+    const struct ckpt_source_use use = {.tensor = t};
     struct ckpt_tensor own = *t;
     uint64_t dim[CKPT_MAX_RANK], *own_dim;
     uint32_t rank;

@@ -119,12 +119,12 @@ static int add_family(struct ckpt_recipes *set, struct beside *b, struct ckpt_re
     return ckpt_recipe_set_family(r, f, err);
 }
 
-static int add_one(struct ckpt_recipes *set, struct beside *b, const char *name, const char *text,
-                   size_t len, bool backwards, struct ckpt_recipe **ret, struct ckpt_err *err)
+static int add_one(struct ckpt_recipes *set, struct beside *b, const struct ckpt_recipe_text *file,
+                   struct ckpt_recipe **ret, struct ckpt_err *err)
 {
     const struct ckpt_file_finder finder = {find_file, b};
 
-    if (ckpt_recipe_parse(&set->arena, name, text, len, backwards, &finder, ret, err) < 0)
+    if (ckpt_recipe_parse(&set->arena, file, &finder, ret, err) < 0)
         return -1;
     if (ckpt_vec_push(&set->recipes, *ret) < 0) {
         ckpt_recipe_release(*ret);
@@ -136,11 +136,13 @@ static int add_one(struct ckpt_recipes *set, struct beside *b, const char *name,
 static int add_recipe(struct ckpt_recipes *set, struct beside *b, const char *name,
                       const char *text, size_t len, struct ckpt_err *err)
 {
+    struct ckpt_recipe_text file = {name, text, len, false};
     struct ckpt_recipe *r;
 
-    if (add_one(set, b, name, text, len, false, &r, err) < 0)
+    if (add_one(set, b, &file, &r, err) < 0)
         return -1;
-    return r->back ? add_one(set, b, name, text, len, true, &r, err) : 0;
+    file.backwards = true;
+    return r->back ? add_one(set, b, &file, &r, err) : 0;
 }
 
 /* ---- embedded folders ---- */

@@ -251,7 +251,8 @@ static int collect(struct ckpt_resolver *rs, struct ckpt_instance *in, uint32_t 
     const struct ckpt_scope *sc = in->rule->scope;
     uint32_t axis[CKPT_SCOPE_AXES], naxis = 0;
     uint64_t size[CKPT_SCOPE_AXES], total = 1, found = 0;
-    struct ckpt_use use = {.side = side, .spelling = spelling, .bound = n->axes & ~in->bound};
+    struct ckpt_source_use use = {
+        .side = side, .spelling = spelling, .bound = n->axes & ~in->bound};
 
     *ret = CKPT_ABSENT;
     memcpy(use.at, in->at, sizeof use.at);
@@ -396,7 +397,7 @@ int ckpt_resolve_source(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
         const struct ckpt_name_entry *x = &rs->sources.entry.ptr[e];
         const struct ckpt_rule *rule = &rs->recipe->rules.ptr[x->rule];
         const struct ckpt_name *n = &rule->from[x->side].name[x->spelling];
-        struct ckpt_use use = {
+        struct ckpt_source_use use = {
             .tensor = t, .side = x->side, .spelling = x->spelling, .bound = n->axes};
         e = x->next;
         if (!rs->state[x->rule].active ||

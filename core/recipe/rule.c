@@ -62,16 +62,16 @@ static int draft_choose(struct compiler *c, struct draft *d, const uint32_t *cho
     return 0;
 }
 
-static struct ckpt_text draft_text(const struct compiler *c, const struct draft *d)
+static struct ckpt_pattern_text draft_text(const struct compiler *c, const struct draft *d)
 {
-    return (struct ckpt_text){c->cx->where, d->whole, d->s, d->pos};
+    return (struct ckpt_pattern_text){c->cx->where, d->whole, d->s, d->pos};
 }
 
 /* Parse a side's pattern. A side without one has the pattern of the other side, or "...". */
 static int parse_pattern(struct compiler *c, int dir, uint32_t i)
 {
     const struct draft *d = &c->draft[dir][i];
-    struct ckpt_text t = draft_text(c, d);
+    struct ckpt_pattern_text t = draft_text(c, d);
     size_t at = d->pattern_at;
 
     for (uint32_t k = 0; !at && k < c->n[!dir]; k++)
@@ -80,7 +80,7 @@ static int parse_pattern(struct compiler *c, int dir, uint32_t i)
             at = c->draft[!dir][k].pattern_at;
         }
     if (!at)
-        t = (struct ckpt_text){c->cx->where, "...", "...", NULL};
+        t = (struct ckpt_pattern_text){c->cx->where, "...", "...", NULL};
     return ckpt_pattern_parse(c->scope, &t, at, &c->side[dir][i].pattern, c->err);
 }
 
@@ -88,7 +88,7 @@ static int parse_side(struct compiler *c, int dir, uint32_t i)
 {
     const struct draft *d = &c->draft[dir][i];
     struct ckpt_side *side = &c->side[dir][i];
-    struct ckpt_text t = draft_text(c, d);
+    struct ckpt_pattern_text t = draft_text(c, d);
     struct ckpt_name *name;
 
     if (ckpt_name_parse(c->scope, &t, d->name_len, &name, &side->nname, c->err) < 0)
@@ -192,7 +192,7 @@ static int compile(struct compiler *c, ckpt_rules *out)
         return ckpt_err_in(c->err, "%s", c->cx->where);
     for (int dir = 0; dir < 2; dir++)
         for (uint32_t i = 0; i < c->n[dir]; i++) {
-            struct ckpt_text t = draft_text(c, &c->draft[dir][i]);
+            struct ckpt_pattern_text t = draft_text(c, &c->draft[dir][i]);
             if (ckpt_pattern_terms(c->scope, &t, name_axes(&c->side[dir][i]),
                                    &c->side[dir][i].pattern, c->err) < 0)
                 return -1;

@@ -233,14 +233,14 @@ int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err)
                      ckpt_dir_path(view->dir));
 }
 
-int ckpt_checkpoint_marker(const struct ckpt_view *v, struct ckpt_marker **ret,
-                           struct ckpt_err *err)
+int ckpt_checkpoint_annotations(const struct ckpt_view *v, struct ckpt_annotations **ret,
+                                struct ckpt_err *err)
 {
     struct ckpt_shared *s = v->shared;
     int rc;
 
     (void)pthread_mutex_lock(&s->eval);
-    rc = ckpt_marker_new(s->recipes, v->cat, s->opt->raw ? NULL : v->config, ret, err);
+    rc = ckpt_annotations_new(s->recipes, v->cat, s->opt->raw ? NULL : v->config, ret, err);
     (void)pthread_mutex_unlock(&s->eval);
     return rc;
 }

@@ -4,8 +4,8 @@
 #define CKPT_RUN_MERGE_H
 
 #include "base/err.h"
-#include "run/checkpoint.h"
 #include "run/side.h"
+#include "run/view.h"
 
 /* Move *src, the reader's catalogue of an adapter of any format, to v->adapter, and replace *src by
  * a new catalogue of the base. v->facts become those of the merged model. */

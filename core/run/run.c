@@ -167,8 +167,8 @@ static int scan_folders(struct ckpt_run *run, const char *const *folders,
 /* For a folder without steps: in some formats the steps are in an inner folder. */
 static int scan_inside(struct ckpt_run *run, const struct ckpt_log *log, struct ckpt_err *err)
 {
-    for (size_t r = 0; ckpt_readers[r] && run->steps.len == 0; r++)
-        if (scan_folders(run, ckpt_readers[r]->inner_runs, log, err) < 0)
+    for (size_t r = 0; ckpt_reader_list[r] && run->steps.len == 0; r++)
+        if (scan_folders(run, ckpt_reader_list[r]->inner_runs, log, err) < 0)
             return -1;
     return 0;
 }
@@ -191,8 +191,8 @@ static bool is_file(const char *path)
 
 static bool is_archive(const char *path)
 {
-    for (size_t r = 0; ckpt_readers[r]; r++)
-        if (ckpt_readers[r]->archive && ckpt_has_suffix(path, ckpt_readers[r]->archive))
+    for (size_t r = 0; ckpt_reader_list[r]; r++)
+        if (ckpt_reader_list[r]->archive && ckpt_has_suffix(path, ckpt_reader_list[r]->archive))
             return !is_directory(path);
     return false;
 }

@@ -32,8 +32,8 @@ static uint64_t generation_of(const struct ckpt_dir *dir, int64_t *ret_mtime_ns)
     *ret_mtime_ns = 0;
     uint64_t h = add_identity(0, dir, ".", ret_mtime_ns);
 
-    for (size_t r = 0; ckpt_readers[r]; r++)
-        for (const char *const *name = ckpt_readers[r]->rewrites; name && *name; name++)
+    for (size_t r = 0; ckpt_reader_list[r]; r++)
+        for (const char *const *name = ckpt_reader_list[r]->rewrites; name && *name; name++)
             h = add_identity(h, dir, *name, ret_mtime_ns);
     return h;
 }
@@ -61,8 +61,8 @@ const struct ckpt_reader *ckpt_step_probe(struct ckpt_dir **dir, struct ckpt_err
 {
     const struct ckpt_reader *reader = ckpt_reader_probe(*dir, err);
 
-    for (size_t r = 0; !reader && err->code != CKPT_CONFLICT && ckpt_readers[r]; r++)
-        reader = probe_inside(dir, ckpt_readers[r]->inner_models);
+    for (size_t r = 0; !reader && err->code != CKPT_CONFLICT && ckpt_reader_list[r]; r++)
+        reader = probe_inside(dir, ckpt_reader_list[r]->inner_models);
     return reader;
 }
 
@@ -105,8 +105,8 @@ static int read_pointers(struct ckpt_dir *run, struct pointers *p, struct ckpt_e
 
     if (ckpt_dir_open_below(run, ".", &fresh, err) < 0)
         return -1;
-    for (size_t r = 0; ckpt_readers[r]; r++)
-        if (read_pointer(fresh, ckpt_readers[r], p, err) < 0)
+    for (size_t r = 0; ckpt_reader_list[r]; r++)
+        if (read_pointer(fresh, ckpt_reader_list[r], p, err) < 0)
             return -1;
     return ckpt_dir_trouble(fresh, err);
 }
@@ -178,8 +178,8 @@ static bool is_link(const char *name)
 {
     if (strcmp(name, "latest") == 0)
         return true;
-    for (size_t r = 0; ckpt_readers[r]; r++)
-        for (const char *const *link = ckpt_readers[r]->links; link && *link; link++)
+    for (size_t r = 0; ckpt_reader_list[r]; r++)
+        for (const char *const *link = ckpt_reader_list[r]->links; link && *link; link++)
             if (strcmp(name, *link) == 0)
                 return true;
     return false;

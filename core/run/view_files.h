@@ -6,7 +6,7 @@
 #define CKPT_RUN_VIEW_FILES_H
 
 #include "base/err.h"
-#include "run/checkpoint.h"
+#include "run/view.h"
 
 /* Build v->tree from v->cat, v->config and the files that are shown unchanged, as v->decision says.
  */

@@ -7,7 +7,7 @@
 #include "base/err.h"
 #include "recipe/recipe.h"
 #include "recipe/types.h"
-#include "run/checkpoint.h"
+#include "run/view.h"
 #include "tensor/catalog.h"
 
 /* Make the model from the reader's catalogue (*src may be taken) and v->facts, with the choices of

@@ -193,9 +193,9 @@ static bool find_hole(const struct ckpt_box *box, size_t nbox, struct edge *e, c
 }
 
 static int fail_gap(const uint64_t *dim, uint32_t rank, const struct ckpt_box *box, size_t nbox,
-                    struct edge *e, uint64_t missing, uint64_t numel, struct ckpt_err *err)
+                    struct edge *e, uint64_t missing, struct ckpt_err *err)
 {
-    uint64_t lo, hi;
+    uint64_t lo, hi, numel = 0;
 
     for (uint32_t d = 0; d < rank; d++)
         if (find_hole(box, nbox, e, dim, d, &lo, &hi))
@@ -205,6 +205,7 @@ static int fail_gap(const uint64_t *dim, uint32_t rank, const struct ckpt_box *b
                              : d == 1 ? "columns"
                                       : "indices",
                              lo, hi, dim[d]);
+    (void)ckpt_shape_numel(dim, rank, &numel);
     return ckpt_fail(err, CKPT_MISSING, "%" PRIu64 " of %" PRIu64 " elements are in no shard",
                      missing, numel);
 }
@@ -237,7 +238,7 @@ int ckpt_boxes_cover(const uint64_t *dim, uint32_t rank, const struct ckpt_box *
         for (size_t i = 0; i < nbox; i++)
             covered += ckpt_box_numel(&box[i]);
         if (covered != numel)
-            result = fail_gap(dim, rank, box, nbox, e, numel - covered, numel, err);
+            result = fail_gap(dim, rank, box, nbox, e, numel - covered, err);
         break;
     }
     free(e);

@@ -19,7 +19,7 @@ enum {
 };
 
 static const struct ckpt_box_cost usual_cost = {
-    .gap = CKPT_REGION_GAP, .bound = CKPT_REGION_BOUND, .run = UINT64_MAX};
+    .gap = CKPT_STRIDED_GAP, .bound = CKPT_STRIDED_BOUND, .run = UINT64_MAX};
 
 /* ---- computed tensors ---- */
 
@@ -110,7 +110,7 @@ static int read_rows(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
 
 /* ---- boxes ---- */
 
-static int read_one(struct ckpt_region_reader *reader, const struct ckpt_catalog *cat,
+static int read_one(struct ckpt_strided_reader *reader, const struct ckpt_catalog *cat,
                     struct ckpt_reading *rd, const struct ckpt_box_read *read,
                     const struct ckpt_box_cost *cost, struct ckpt_err *err)
 {
@@ -128,8 +128,8 @@ static int read_all(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
                     bool cached, struct ckpt_err *err)
 {
     struct ckpt_batch batch;
-    struct ckpt_region_cache cache = {0};
-    struct ckpt_region_reader reader = {
+    struct ckpt_strided_cache cache = {0};
+    struct ckpt_strided_reader reader = {
         .batch = &batch, .gap = cost->gap, .bound = cost->bound, .run = cost->run, .cache = &cache};
     int result = 0;
 
@@ -147,7 +147,7 @@ static int read_all(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
         atomic_fetch_add_explicit(&rd->stats->source_bytes, batch.nbyte, memory_order_relaxed);
     }
     ckpt_batch_release(&batch);
-    ckpt_region_cache_release(&cache);
+    ckpt_strided_cache_release(&cache);
     return result;
 }
 

@@ -30,8 +30,8 @@ struct ckpt_reading {
 };
 
 /* Holes of a source up to `gap` bytes are read through, in ranges of at most `bound` bytes: large
- * where a seek is slow (CKPT_REGION_GAP, CKPT_REGION_BOUND), small where the files are in the page
- * cache. Runs of `run` bytes and more are read alone (tensor/region.h). */
+ * where a seek is slow (CKPT_STRIDED_GAP, CKPT_STRIDED_BOUND), small where the files are in the
+ * page cache. Runs of `run` bytes and more are read alone (tensor/strided.h). */
 struct ckpt_box_cost {
     uint64_t gap, bound, run;
     struct ckpt_route route; /* its bounce buffer belongs to the calling thread */

@@ -18,18 +18,25 @@ enum {
     MXFP4_CODES = 2 * MXFP4_BYTES,
 };
 
+/* A part of the elements [lo, hi) of a matrix: a part of one row, or whole rows, so that it is
+ * contiguous. */
+struct tile {
+    uint64_t row, nrow, col, ncol;
+};
+
+struct scaled;
+
+/* The tile's elements as F32. */
+typedef int fill_tile(const struct scaled *v, const struct tile *tile, struct ckpt_reading *rd,
+                      float *out, struct ckpt_err *err);
+
 /* Codes and scales, copied from the catalogue; `value` comes first. */
 struct scaled {
     struct ckpt_value value;
     struct ckpt_operand arg[2];
     struct ckpt_tensor code, scale;
+    fill_tile *fill;
     uint64_t block[2]; /* FP8 */
-};
-
-/* A part of the elements [lo, hi) of a matrix: a part of one row, or whole rows, so that it is
- * contiguous. */
-struct tile {
-    uint64_t row, nrow, col, ncol;
 };
 
 static struct tile tile_at(uint64_t lo, uint64_t hi, uint64_t ncol)
@@ -41,27 +48,24 @@ static struct tile tile_at(uint64_t lo, uint64_t hi, uint64_t ncol)
     return (struct tile){lo / ncol, 1, col, ckpt_min_u64(ncol - col, n)};
 }
 
-/* The tile's elements as F32. */
-typedef int fill_tile(const struct scaled *v, const struct tile *tile, struct ckpt_reading *rd,
-                      float *out, struct ckpt_err *err);
-
 static int compute_tiles(const struct ckpt_value *v, const struct ckpt_tensor *t,
-                         struct ckpt_reading *rd, fill_tile *fill, unsigned char *buf, uint64_t lo,
-                         uint64_t hi, struct ckpt_err *err)
+                         struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
+                         struct ckpt_err *err)
 {
+    const struct scaled *scaled = (const struct scaled *)v;
     const uint64_t ncol = t->dim[t->rank - 1];
     ckpt_cleanup(ckpt_freep) float *out =
         malloc((size_t)ckpt_min_u64(hi - lo + 1, TILE) * sizeof *out);
 
     if (!out)
         return ckpt_nomem(err);
-    while (lo < hi) {
+    for (unsigned char *at = buf; lo < hi;) {
         const struct tile tile = tile_at(lo, hi, ncol);
         const size_t n = (size_t)(tile.nrow * tile.ncol);
-        if (fill((const struct scaled *)v, &tile, rd, out, err) < 0)
+        if (scaled->fill(scaled, &tile, rd, out, err) < 0)
             return ckpt_err_in(err, "tensor '%s'", t->name);
-        ckpt_dtype_cast(buf, t->dtype, out, CKPT_F32, n);
-        buf += n * ckpt_dtype_size(t->dtype);
+        ckpt_dtype_cast(at, t->dtype, out, CKPT_F32, n);
+        at += n * ckpt_dtype_size(t->dtype);
         lo += n;
     }
     return 0;
@@ -165,15 +169,8 @@ static int fp8_tile(const struct scaled *v, const struct tile *tile, struct ckpt
     return 0;
 }
 
-static int fp8_compute(const struct ckpt_value *v, const struct ckpt_tensor *t,
-                       struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                       struct ckpt_err *err)
-{
-    return compute_tiles(v, t, rd, fp8_tile, buf, lo, hi, err);
-}
-
 static const struct ckpt_value_ops fp8_ops = {
-    .name = "fp8 dequantisation", .compute = fp8_compute, .rounds = true};
+    .name = "fp8 dequantisation", .compute = compute_tiles, .rounds = true};
 
 /* ---- MXFP4 ---- */
 
@@ -209,21 +206,14 @@ static int mxfp4_tile(const struct scaled *v, const struct tile *tile, struct ck
     return 0;
 }
 
-static int mxfp4_compute(const struct ckpt_value *v, const struct ckpt_tensor *t,
-                         struct ckpt_reading *rd, void *buf, uint64_t lo, uint64_t hi,
-                         struct ckpt_err *err)
-{
-    return compute_tiles(v, t, rd, mxfp4_tile, buf, lo, hi, err);
-}
-
 static const struct ckpt_value_ops mxfp4_ops = {
-    .name = "mxfp4 dequantisation", .compute = mxfp4_compute, .rounds = true};
+    .name = "mxfp4 dequantisation", .compute = compute_tiles, .rounds = true};
 
 /* ---- making them ---- */
 
 static struct scaled *new_value(struct ckpt_catalog *cat, const struct ckpt_value_ops *ops,
-                                const struct ckpt_tensor *code, const struct ckpt_tensor *scale,
-                                struct ckpt_err *err)
+                                fill_tile *fill, const struct ckpt_tensor *code,
+                                const struct ckpt_tensor *scale, struct ckpt_err *err)
 {
     struct scaled *v = ckpt_arena_alloc(&cat->arena, sizeof *v);
 
@@ -234,7 +224,8 @@ static struct scaled *new_value(struct ckpt_catalog *cat, const struct ckpt_valu
     *v = (struct scaled){.value = {.ops = ops, .narg = 2, .arg = v->arg},
                          .arg = {{cat, &v->code}, {cat, &v->scale}},
                          .code = *code,
-                         .scale = *scale};
+                         .scale = *scale,
+                         .fill = fill};
     return v;
 }
 
@@ -273,7 +264,8 @@ int ckpt_value_fp8(struct ckpt_catalog *cat, size_t index, const struct ckpt_ten
     struct scaled *v;
 
     assert(index < cat->tensors.len && block[0] && block[1] && ckpt_dtype_is_castable(dtype));
-    if (check_fp8(t, scale, block, err) < 0 || !(v = new_value(cat, &fp8_ops, t, scale, err)))
+    if (check_fp8(t, scale, block, err) < 0 ||
+        !(v = new_value(cat, &fp8_ops, fp8_tile, t, scale, err)))
         return -1;
     for (uint32_t d = 0; d < 2; d++) /* no block is larger than the matrix */
         v->block[d] = v->value.param[d] =
@@ -290,7 +282,7 @@ int ckpt_value_mxfp4(struct ckpt_catalog *cat, size_t index, const struct ckpt_t
 
     assert(index < cat->tensors.len && blocks->rank == 4 && scales->rank == 3);
     assert(blocks->dim[2] == MXFP4_BYTES && ckpt_dtype_is_castable(dtype));
-    if (!dim || !(v = new_value(cat, &mxfp4_ops, blocks, scales, err)))
+    if (!dim || !(v = new_value(cat, &mxfp4_ops, mxfp4_tile, blocks, scales, err)))
         return ckpt_nomem(err);
     if (ckd_mul(&numel, blocks->numel, (uint64_t)2) || numel > INT64_MAX)
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' has 2^63 elements or more", t->name);

@@ -209,10 +209,18 @@ static int set_lengths(const struct lora *v, struct ckpt_reading *rd, uint64_t r
     return 0;
 }
 
-/* Rows [row, row + nrow) of the merged weight as F32, through `raw`. */
+/* Buffers for some rows of a weight: its values as F32, the change, and the stored bytes. */
+struct rows {
+    float *weight, *delta;
+    void *raw;
+};
+
+/* Compute rows [row, row + nrow) of the merged weight as F32 in r->weight. */
 static int merge_rows(const struct lora *v, struct ckpt_reading *rd, uint64_t row, uint64_t nrow,
-                      void *raw, float *weight, float *delta, struct ckpt_err *err)
+                      const struct rows *r, struct ckpt_err *err)
 {
+    float *weight = r->weight, *delta = r->delta;
+    void *raw = r->raw;
     const struct ckpt_operand *w = &v->arg[WEIGHT];
     const size_t cols = (size_t)v->operand[A].dim[2], n = (size_t)nrow * cols;
 
@@ -247,7 +255,7 @@ static int lora_compute(const struct ckpt_value *value, const struct ckpt_tensor
     for (char *out = buf; lo < hi;) {
         const uint64_t row = lo / cols, nrow = ckpt_min_u64(step, end - row);
         const size_t n = (size_t)(ckpt_min_u64(hi, (row + nrow) * cols) - lo);
-        if (merge_rows(v, rd, row, nrow, raw, weight, delta, err) < 0)
+        if (merge_rows(v, rd, row, nrow, &(struct rows){weight, delta, raw}, err) < 0)
             return ckpt_err_in(err, "tensor '%s'", t->name);
         ckpt_dtype_cast(out, t->dtype, weight + (lo - row * cols), CKPT_F32, n);
         out += n * esize;

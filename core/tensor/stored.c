@@ -19,7 +19,7 @@ struct clipped {
 };
 
 struct request {
-    const struct ckpt_region_reader *reader;
+    const struct ckpt_strided_reader *reader;
     const struct ckpt_catalog *cat;
     const struct ckpt_box_read *read;
     uint64_t stride[CKPT_MAX_RANK]; /* of the buffer, in bytes */
@@ -102,8 +102,8 @@ static int read_product(struct request *r, const struct ckpt_span *const *span,
                 (struct ckpt_step_axis){span[d]->n[k - c->first[d]], c->step[k] * r->stride[d],
                                         c->piece->axis[c->axis[k]].src};
     }
-    return ckpt_region_read(r->reader, r->cat->sources.ptr[c->piece->source], axis,
-                            c->first[box->rank], (unsigned char *)r->read->buf + dst, src, err);
+    return ckpt_strided_read(r->reader, r->cat->sources.ptr[c->piece->source], axis,
+                             c->first[box->rank], (unsigned char *)r->read->buf + dst, src, err);
 }
 
 static int read_spans(struct request *r, const struct ckpt_span **span, uint32_t d,
@@ -119,7 +119,7 @@ static int read_spans(struct request *r, const struct ckpt_span **span, uint32_t
     return 0;
 }
 
-int ckpt_stored_read(struct ckpt_region_reader *reader, const struct ckpt_catalog *cat,
+int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_catalog *cat,
                      const struct ckpt_box_read *read, struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = read->tensor;

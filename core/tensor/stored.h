@@ -10,7 +10,7 @@
 #include "base/err.h"
 #include "tensor/box.h"
 #include "tensor/catalog.h"
-#include "tensor/region.h"
+#include "tensor/strided.h"
 
 /* The box, which lies inside the tensor, goes to buf in row-major order without holes. A box of
  * rank 1 is a range of elements in row-major order, whatever the rank of the tensor. */
@@ -22,7 +22,7 @@ struct ckpt_box_read {
 
 /* Queue the reads of a box, which is not empty, of a tensor of cat that has pieces. The bytes are
  * in buf after ckpt_batch_finish. Sets the reader's element size. */
-int ckpt_stored_read(struct ckpt_region_reader *reader, const struct ckpt_catalog *cat,
+int ckpt_stored_read(struct ckpt_strided_reader *reader, const struct ckpt_catalog *cat,
                      const struct ckpt_box_read *read, struct ckpt_err *err);
 
 /* Find element `at` (row-major): the catalogue's source and the offset in it. False for computed

@@ -206,9 +206,9 @@ struct ckpt_mesh {
  * tensor dimension; the first is then the outermost. STRIDED (DTensor's _StridedShard) is a
  * division that applies after those of the later mesh dimensions, as with FSDP over tensor
  * parallelism. */
-enum ckpt_placement { CKPT_REPLICATE, CKPT_SHARD, CKPT_STRIDED };
-struct ckpt_place {
-    enum ckpt_placement kind;
+enum ckpt_placement_kind { CKPT_REPLICATE, CKPT_SHARD, CKPT_STRIDED };
+struct ckpt_placement {
+    enum ckpt_placement_kind kind;
     uint32_t dim;
 };
 
@@ -218,7 +218,7 @@ struct ckpt_place {
  * the mesh. The want may have no elements. */
 CKPT_PUBLIC int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, const uint64_t *lo,
                                     const uint64_t *n, const struct ckpt_mesh *mesh,
-                                    const struct ckpt_place *place /* one per mesh dimension */,
+                                    const struct ckpt_placement *place /* one per mesh dimension */,
                                     const struct ckpt_dest *dest, size_t *ret_want,
                                     struct ckpt_err *err);
 

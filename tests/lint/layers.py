@@ -71,8 +71,6 @@ def check(root, path):
 
 # Circles that stand until somebody cuts them; one that is gone must go from here, too.
 CIRCLES = [
-    {"core/ckpt/nanotron_shards", "core/ckpt/nanotron_topology"},
-    {"core/run/checkpoint", "core/run/merge", "core/run/view_files", "core/run/view_model"},
     {"core/load/device", "core/load/engine", "core/load/inner"},
 ]
 

@@ -20,7 +20,7 @@ static int random_part(struct ckpt_load *load, uint64_t *shared, uint32_t ranks,
                        struct ckpt_err *err)
 {
     uint32_t dim[2] = {1, ranks};
-    struct ckpt_place place[2];
+    struct ckpt_placement place[2];
 
     for (uint32_t k = 2; k <= ranks; k++)
         if (ranks % k == 0 && random_range(shared, 0, 2)) {
@@ -28,7 +28,8 @@ static int random_part(struct ckpt_load *load, uint64_t *shared, uint32_t ranks,
             dim[1] = ranks / k;
         }
     for (int m = 0; m < 2; m++) {
-        place[m].kind = t->rank ? (enum ckpt_placement)random_range(shared, 0, 3) : CKPT_REPLICATE;
+        place[m].kind =
+            t->rank ? (enum ckpt_placement_kind)random_range(shared, 0, 3) : CKPT_REPLICATE;
         place[m].dim = t->rank ? (uint32_t)random_range(shared, 0, t->rank) : 0;
     }
     const struct ckpt_mesh mesh = {2, dim, NULL};

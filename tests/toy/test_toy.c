@@ -75,10 +75,10 @@ enum {
 TEST(toy, is_one_line_more_than_the_library_has)
 {
     size_t n = 0;
-    while (ckpt_readers[n])
+    while (ckpt_reader_list[n])
         n++;
     CHECK_EQ(n, IN_CORE + 1);
-    CHECK_STR(ckpt_readers[n - 1]->name, "toy");
+    CHECK_STR(ckpt_reader_list[n - 1]->name, "toy");
 }
 
 TEST(toy, steps_lie_in_the_inner_folder_and_the_pointer_file_says_which_is_the_latest)

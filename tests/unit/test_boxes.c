@@ -7,7 +7,7 @@
 #include "base/ckd.h"
 #include "random.h"
 #include "tensor/read.h"
-#include "tensor/region.h"
+#include "tensor/strided.h"
 #include "tensor/value.h"
 #include "test.h"
 
@@ -197,7 +197,7 @@ TEST(boxes, of_rank_one_are_ranges_of_elements)
 {
     UNUSED_STATE;
     uint64_t rng = 0x9e3779b97f4a7c15ULL;
-    const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, UINT64_MAX};
+    const struct ckpt_box_cost cost = {CKPT_STRIDED_GAP, CKPT_STRIDED_BOUND, UINT64_MAX};
 
     for (int round = 0; round < 200; round++) {
         struct ckpt_err err = {0};
@@ -255,7 +255,7 @@ TEST(boxes, neighbours_are_one_read)
     struct fixture f = setup(&err);
     struct ckpt_read_stats stats = {0};
     struct ckpt_reading rd = {.stats = &stats};
-    const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, UINT64_MAX};
+    const struct ckpt_box_cost cost = {CKPT_STRIDED_GAP, CKPT_STRIDED_BOUND, UINT64_MAX};
     struct ckpt_box_read read[3];
     unsigned char buf[3][64];
     const uint64_t dim = 8, stride = 4;
@@ -284,7 +284,7 @@ TEST(boxes, what_lies_in_holes_is_not_read_twice)
     struct fixture f = setup(&err);
     struct ckpt_read_stats stats = {0};
     struct ckpt_reading rd = {.stats = &stats};
-    const struct ckpt_box_cost cost = {CKPT_REGION_GAP, CKPT_REGION_BOUND, 4096};
+    const struct ckpt_box_cost cost = {CKPT_STRIDED_GAP, CKPT_STRIDED_BOUND, 4096};
     struct ckpt_box_read read[2];
     unsigned char buf[2][64];
     const uint64_t dim[2] = {4, 4}, stride[2] = {32, 4};

@@ -136,7 +136,7 @@ TEST(load, wants_that_can_not_be)
     struct ckpt_load_options opt = {.size = 3};
     const uint64_t lo[2] = {30, 0}, n[2] = {3, HIDDEN};
     const uint32_t two = 2, one = 1, seven = 7;
-    const struct ckpt_place shard = {CKPT_SHARD, 5};
+    const struct ckpt_placement shard = {CKPT_SHARD, 5};
     const struct ckpt_mesh large = {1, &two, NULL}, small = {1, &one, NULL},
                            strange = {1, &one, &seven};
     struct ckpt_dest dest = {.dtype = "int8"};

@@ -2,7 +2,7 @@
 /* How a rank's memory is divided. */
 #include "base/ckd.h"
 #include "load/load_inner.h"
-#include "tensor/region.h"
+#include "tensor/strided.h"
 #include "test.h"
 
 enum { MIB = 1 << 20 };
@@ -25,9 +25,9 @@ TEST(budget, all_threads_together_stay_within_their_part)
             uint32_t n = threads;
             struct ckpt_load_share s;
             ckpt_load_share(aside, direct, threads % 5 == 0, &n, &s);
-            CHECK(n >= 1 && n <= threads && s.bound >= 32 << 10 && s.bound <= CKPT_REGION_BOUND);
+            CHECK(n >= 1 && n <= threads && s.bound >= 32 << 10 && s.bound <= CKPT_STRIDED_BOUND);
             CHECK((s.bounce > 0) == direct && s.bounce % CKPT_BOUNCE_ALIGN == 0);
-            CHECK(n * (s.bounce + CKPT_REGION_KEPT * s.bound) <= aside);
+            CHECK(n * (s.bounce + CKPT_STRIDED_KEPT * s.bound) <= aside);
         }
 }
 

@@ -12,7 +12,7 @@ static struct ckpt_scope scope;
 
 static int parse(const char *s, struct ckpt_pattern *p, struct ckpt_err *err)
 {
-    struct ckpt_text t = {"test", s, s, NULL};
+    struct ckpt_pattern_text t = {"test", s, s, NULL};
 
     scope = (struct ckpt_scope){.arena = &arena};
     if (ckpt_pattern_parse(&scope, &t, 0, p, err) < 0 || ckpt_scope_close(&scope, err) < 0)
@@ -22,7 +22,7 @@ static int parse(const char *s, struct ckpt_pattern *p, struct ckpt_err *err)
 
 static int names(const char *s, struct ckpt_name **n, uint32_t *count, struct ckpt_err *err)
 {
-    struct ckpt_text t = {"test", s, s, NULL};
+    struct ckpt_pattern_text t = {"test", s, s, NULL};
 
     scope = (struct ckpt_scope){.arena = &arena};
     return ckpt_name_parse(&scope, &t, strlen(s), n, count, err);

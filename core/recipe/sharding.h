@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The sharding annotations in model files, for the tensors of one model: which layer and expert a
  * tensor belongs to, and which parts of its dimensions are divided over tp and ep. */
-#ifndef CKPT_RECIPE_MARKS_H
-#define CKPT_RECIPE_MARKS_H
+#ifndef CKPT_RECIPE_SHARDING_H
+#define CKPT_RECIPE_SHARDING_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,7 +35,7 @@ struct ckpt_shares {
 };
 
 /* The annotations of one tensor. */
-struct ckpt_marks {
+struct ckpt_sharding {
     bool found; /* a model file describes the tensor */
     bool has_layer, has_expert;
     uint64_t layer, layers, expert, experts;
@@ -44,22 +44,23 @@ struct ckpt_marks {
     struct ckpt_shares *dim; /* per dimension */
 };
 
-struct ckpt_marker;
+struct ckpt_annotations;
 
 /* Make the lookup for the tensors of a catalogue with Hugging Face's names and their config.json
  * (NULL: names are other ones, and no annotation is found). All arguments are borrowed. It uses the
  * model file of the config's model_type, and the common one. */
-int ckpt_marker_new(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
-                    const json_t *config, struct ckpt_marker **ret, struct ckpt_err *err);
-void ckpt_marker_free(struct ckpt_marker *m);
+int ckpt_annotations_new(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
+                         const json_t *config, struct ckpt_annotations **ret, struct ckpt_err *err);
+void ckpt_annotations_free(struct ckpt_annotations *m);
 
 /* Does the model have an output matrix of its own? */
-bool ckpt_marker_has_head(const struct ckpt_marker *m);
+bool ckpt_annotations_has_head(const struct ckpt_annotations *m);
 
 /* Get the annotations of a tensor for tp and ep ranks. Release *ret after a failure too. */
-int ckpt_marker_find(const struct ckpt_marker *m, const struct ckpt_tensor *t, uint32_t tp,
-                     uint32_t ep, struct ckpt_marks *ret, struct ckpt_err *err);
-void ckpt_marks_release(struct ckpt_marks *m);
+int ckpt_annotations_find(const struct ckpt_annotations *m, const struct ckpt_tensor *t,
+                          uint32_t tp, uint32_t ep, struct ckpt_sharding *ret,
+                          struct ckpt_err *err);
+void ckpt_sharding_release(struct ckpt_sharding *m);
 
 /* The number of different parts among `tp` ranks: less than tp if heads are shared; 0: the division
  * is not possible. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading a strided region of a source into a strided place in memory: adjacent runs are read
  * directly into place, others as bounding ranges, and then copied. */
-#ifndef CKPT_TENSOR_REGION_H
-#define CKPT_TENSOR_REGION_H
+#ifndef CKPT_TENSOR_STRIDED_H
+#define CKPT_TENSOR_STRIDED_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,33 +12,33 @@
 #include "tensor/ndcopy.h"
 
 enum {
-    CKPT_REGION_GAP = 128 * 1024,        /* holes smaller than this are read too */
-    CKPT_REGION_BOUND = 4 * 1024 * 1024, /* largest bounding range read at once */
-    CKPT_REGION_KEPT = 2,                /* limit of the cache, in multiples of CKPT_REGION_BOUND */
+    CKPT_STRIDED_GAP = 128 * 1024,        /* holes smaller than this are read too */
+    CKPT_STRIDED_BOUND = 4 * 1024 * 1024, /* largest bounding range read at once */
+    CKPT_STRIDED_KEPT = 2, /* limit of the cache, in multiples of CKPT_STRIDED_BOUND */
 };
 
 /* A cache of the last bounding range that was read, for later regions that lie in its holes. */
-struct ckpt_region_cache {
+struct ckpt_strided_cache {
     const struct ckpt_source *source; /* NULL: empty */
     uint64_t off;
     size_t len, cap;
     unsigned char *data;
 };
 /* Free the memory; the cache is empty afterwards. */
-void ckpt_region_cache_release(struct ckpt_region_cache *c);
+void ckpt_strided_cache_release(struct ckpt_strided_cache *c);
 
-struct ckpt_region_reader {
+struct ckpt_strided_reader {
     struct ckpt_batch *batch;
     size_t esize;
     uint64_t gap, bound;
     uint64_t run; /* runs from this size on are read alone, unless their holes are much smaller */
-    struct ckpt_region_cache *cache;
+    struct ckpt_strided_cache *cache;
 };
 
 /* axis[j].src is a stride in the source, axis[j].dst one in memory, both in bytes, slowest first;
  * dst and src say where element 0 is. The bytes are there after ckpt_batch_finish. */
-int ckpt_region_read(const struct ckpt_region_reader *r, struct ckpt_source *s,
-                     const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
-                     uint64_t src, struct ckpt_err *err);
+int ckpt_strided_read(const struct ckpt_strided_reader *r, struct ckpt_source *s,
+                      const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
+                      uint64_t src, struct ckpt_err *err);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Strided regions of sources: big reads, one copy. */
-#include "tensor/region.h"
+#include "tensor/strided.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static bool scatters(const struct ckpt_ndcopy *c)
     return c->naxis == 0 || (c->naxis == 1 && c->axis[0].src == c->run && c->run >= SCATTER_RUN);
 }
 
-static int read_scattered(const struct ckpt_region_reader *r, struct ckpt_source *s,
+static int read_scattered(const struct ckpt_strided_reader *r, struct ckpt_source *s,
                           const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
                           struct ckpt_err *err)
 {
@@ -31,13 +31,13 @@ static int read_scattered(const struct ckpt_region_reader *r, struct ckpt_source
     return 0;
 }
 
-void ckpt_region_cache_release(struct ckpt_region_cache *c)
+void ckpt_strided_cache_release(struct ckpt_strided_cache *c)
 {
     free(c->data);
-    *c = (struct ckpt_region_cache){0};
+    *c = (struct ckpt_strided_cache){0};
 }
 
-static int cache_reserve(struct ckpt_region_cache *c, size_t len, struct ckpt_err *err)
+static int cache_reserve(struct ckpt_strided_cache *c, size_t len, struct ckpt_err *err)
 {
     if (len <= c->cap)
         return 0;
@@ -51,15 +51,15 @@ static int cache_reserve(struct ckpt_region_cache *c, size_t len, struct ckpt_er
 
 /* Make bytes [off, off+len) of s available in memory; *ret_data is valid until the next call. Bytes
  * that are not cached are read; a range that continues the cached one extends it, up to
- * CKPT_REGION_KEPT times the bound. */
-static int cache_read(const struct ckpt_region_reader *r, struct ckpt_source *s, size_t len,
+ * CKPT_STRIDED_KEPT times the bound. */
+static int cache_read(const struct ckpt_strided_reader *r, struct ckpt_source *s, size_t len,
                       uint64_t off, const unsigned char **ret_data, struct ckpt_err *err)
 {
-    struct ckpt_region_cache *c = r->cache;
+    struct ckpt_strided_cache *c = r->cache;
     const uint64_t end = off + len;
 
     if (c->source != s || off < c->off || off > c->off + c->len ||
-        end - c->off > CKPT_REGION_KEPT * r->bound) {
+        end - c->off > CKPT_STRIDED_KEPT * r->bound) {
         c->source = s;
         c->off = off;
         c->len = 0;
@@ -78,7 +78,7 @@ static int cache_read(const struct ckpt_region_reader *r, struct ckpt_source *s,
     return 0;
 }
 
-static int read_bound(const struct ckpt_region_reader *r, struct ckpt_source *s,
+static int read_bound(const struct ckpt_strided_reader *r, struct ckpt_source *s,
                       const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
                       struct ckpt_err *err)
 {
@@ -102,7 +102,7 @@ static uint32_t widest_axis(const struct ckpt_ndcopy *c)
 
 /* How many steps of the widest axis may be read in one bounding range: 1 when the holes between
  * them are large. */
-static uint64_t steps_at_once(const struct ckpt_region_reader *r, const struct ckpt_ndcopy *c,
+static uint64_t steps_at_once(const struct ckpt_strided_reader *r, const struct ckpt_ndcopy *c,
                               uint32_t widest)
 {
     const struct ckpt_step_axis *a = &c->axis[widest];
@@ -116,9 +116,9 @@ static uint64_t steps_at_once(const struct ckpt_region_reader *r, const struct c
     return ckpt_min_u64(a->n, (r->bound - inner) / a->src + 1);
 }
 
-int ckpt_region_read(const struct ckpt_region_reader *r, struct ckpt_source *s,
-                     const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
-                     uint64_t src, struct ckpt_err *err)
+int ckpt_strided_read(const struct ckpt_strided_reader *r, struct ckpt_source *s,
+                      const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
+                      uint64_t src, struct ckpt_err *err)
 {
     struct ckpt_ndcopy c;
 
@@ -137,8 +137,8 @@ int ckpt_region_read(const struct ckpt_region_reader *r, struct ckpt_source *s,
     part[c.naxis] = (struct ckpt_step_axis){c.run / r->esize, r->esize, r->esize};
     for (uint64_t i = 0; i < whole.n; i += step) {
         part[widest].n = ckpt_min_u64(step, whole.n - i);
-        if (ckpt_region_read(r, s, part, c.naxis + 1, dst + i * whole.dst, src + i * whole.src,
-                             err) < 0)
+        if (ckpt_strided_read(r, s, part, c.naxis + 1, dst + i * whole.dst, src + i * whole.src,
+                              err) < 0)
             return -1;
     }
     return 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding a tensor's item in a model file by its name, and computing sharding annotations from the
  * item's pattern. */
-#include "recipe/marks.h"
+#include "recipe/sharding.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -15,33 +15,34 @@
 #include "recipe/recipes.h"
 #include "recipe/settings.h"
 
-/* One model file with the numbers of a config; settings.family is NULL if there is none. */
-struct book {
+/* A model file bound to the numbers of a config; settings.family is NULL if there is none. */
+struct bound_file {
     struct ckpt_settings settings;
-    CKPT_VEC(const struct ckpt_item *) items; /* tensors */
+    CKPT_VEC(const struct ckpt_model_item *) items; /* tensors */
 };
 
-struct ckpt_marker {
+struct ckpt_annotations {
     const struct ckpt_catalog *cat;
     const json_t *config;
     const struct ckpt_type *type;
     struct ckpt_arena arena;
     struct ckpt_family *names; /* common names of the parts of layers */
-    struct book own, common;
+    struct bound_file own, common;
     bool has_head;
 };
 
 /* ---- model files ---- */
 
-static bool book_dim(const struct book *b, const char *name, uint64_t *ret)
+static bool bound_dim(const struct bound_file *b, const char *name, uint64_t *ret)
 {
     return b->settings.family && ckpt_settings_dim(&b->settings, name, ret);
 }
 
-static int collect_items(struct book *b, const struct ckpt_items *list, struct ckpt_err *err)
+static int collect_items(struct bound_file *b, const struct ckpt_model_items *list,
+                         struct ckpt_err *err)
 {
     for (size_t i = 0; i < list->n; i++) {
-        const struct ckpt_item *it = &list->item[i];
+        const struct ckpt_model_item *it = &list->item[i];
         if (it->kind == CKPT_ITEM_TENSOR && ckpt_vec_push(&b->items, it) < 0)
             return ckpt_nomem(err);
         for (size_t k = 0; it->kind != CKPT_ITEM_TENSOR && k < it->nlist; k++)
@@ -51,7 +52,7 @@ static int collect_items(struct book *b, const struct ckpt_items *list, struct c
     return 0;
 }
 
-static int open_book(struct book *b, const json_t *config, const struct ckpt_family *f,
+static int bind_file(struct bound_file *b, const json_t *config, const struct ckpt_family *f,
                      struct ckpt_err *err)
 {
     return ckpt_settings_of_config(&b->settings, f, config, err) < 0
@@ -59,7 +60,7 @@ static int open_book(struct book *b, const json_t *config, const struct ckpt_fam
                : collect_items(b, &f->tensors, err);
 }
 
-static void book_release(struct book *b)
+static void bound_release(struct bound_file *b)
 {
     ckpt_settings_release(&b->settings);
     ckpt_vec_release(&b->items);
@@ -74,12 +75,12 @@ static bool is_family(const struct ckpt_family *f, const char *type)
     return !f->open && (ckpt_family_has_type(f, type) || (made && strcmp(made, type) == 0));
 }
 
-static bool is_head(const struct ckpt_marker *m, const char *name)
+static bool is_head(const struct ckpt_annotations *m, const char *name)
 {
     return ckpt_texts_in(&m->type->stages.last, name);
 }
 
-static int open_books(struct ckpt_marker *m, const struct ckpt_recipes *set, const char *type,
+static int bind_files(struct ckpt_annotations *m, const struct ckpt_recipes *set, const char *type,
                       struct ckpt_err *err)
 {
     const struct ckpt_recipes *models;
@@ -91,18 +92,18 @@ static int open_books(struct ckpt_marker *m, const struct ckpt_recipes *set, con
         if (is_family(models->families.ptr[i], type) &&
             !(own && ckpt_recipes_has_given(set, own->name)))
             own = models->families.ptr[i];
-    if (own && open_book(&m->own, m->config, own, err) < 0)
+    if (own && bind_file(&m->own, m->config, own, err) < 0)
         return -1;
     return ckpt_model_file(set, &m->arena, "common", &m->names, err) < 0
                ? -1
-               : open_book(&m->common, m->config, m->names, err);
+               : bind_file(&m->common, m->config, m->names, err);
 }
 
-int ckpt_marker_new(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
-                    const json_t *config, struct ckpt_marker **ret, struct ckpt_err *err)
+int ckpt_annotations_new(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
+                         const json_t *config, struct ckpt_annotations **ret, struct ckpt_err *err)
 {
     const char *type = ckpt_json_str(config, "model_type");
-    struct ckpt_marker *m = calloc(1, sizeof *m);
+    struct ckpt_annotations *m = calloc(1, sizeof *m);
 
     if (!m)
         return ckpt_nomem(err);
@@ -111,27 +112,27 @@ int ckpt_marker_new(const struct ckpt_recipes *set, const struct ckpt_catalog *c
     m->type = ckpt_types_find(ckpt_recipes_types(set), type);
     for (size_t i = 0; i < cat->tensors.len; i++)
         m->has_head |= is_head(m, cat->tensors.ptr[i].name);
-    if (type && open_books(m, set, type, err) < 0) {
-        ckpt_marker_free(m);
+    if (type && bind_files(m, set, type, err) < 0) {
+        ckpt_annotations_free(m);
         return -1;
     }
     *ret = m;
     return 0;
 }
 
-void ckpt_marker_free(struct ckpt_marker *m)
+void ckpt_annotations_free(struct ckpt_annotations *m)
 {
     if (!m)
         return;
-    book_release(&m->own);
-    book_release(&m->common);
+    bound_release(&m->own);
+    bound_release(&m->common);
     if (m->names)
         ckpt_family_release(m->names);
     ckpt_arena_release(&m->arena);
     free(m);
 }
 
-bool ckpt_marker_has_head(const struct ckpt_marker *m) { return m->has_head; }
+bool ckpt_annotations_has_head(const struct ckpt_annotations *m) { return m->has_head; }
 
 /* ---- names ---- */
 
@@ -153,15 +154,16 @@ static const struct follower followers[] = {
 
 /* The result of looking up a tensor's name. */
 struct entry {
-    const struct book *book;
-    const struct ckpt_item *item; /* NULL: not found */
+    const struct bound_file *file;
+    const struct ckpt_model_item *item; /* NULL: not found */
     uint64_t number[CKPT_NAME_NUMBERS];
     const struct follower *follower; /* NULL: the tensor is the item's own */
 };
 
 /* Match a common name with the end of a tensor's name, because prefixes differ. In addition to
  * names in layers, there are common names of parts outside of any layer. */
-static bool match_end(const struct ckpt_item *it, const char *name, size_t len, uint64_t *number)
+static bool match_end(const struct ckpt_model_item *it, const char *name, size_t len,
+                      uint64_t *number)
 {
     const bool in_layer = it->name->axes != 0;
 
@@ -176,16 +178,16 @@ static bool match_end(const struct ckpt_item *it, const char *name, size_t len, 
     return false;
 }
 
-static bool find_in(const struct book *b, bool ends, const char *name, size_t len, uint32_t rank,
-                    struct entry *ret)
+static bool find_in(const struct bound_file *b, bool ends, const char *name, size_t len,
+                    uint32_t rank, struct entry *ret)
 {
     for (size_t i = 0; i < b->items.len; i++) {
-        const struct ckpt_item *it = b->items.ptr[i];
+        const struct ckpt_model_item *it = b->items.ptr[i];
         if (rank && it->shape.ndim != rank)
             continue;
         if (ends ? match_end(it, name, len, ret->number)
                  : ckpt_name_match(it->name, name, len, ret->number)) {
-            ret->book = b;
+            ret->file = b;
             ret->item = it;
             return true;
         }
@@ -195,20 +197,21 @@ static bool find_in(const struct book *b, bool ends, const char *name, size_t le
 
 /* Does the tensor belong to an encoder of another modality, or to layers for multi-token
  * prediction, which are not counted as layers? */
-static bool is_beside(const struct ckpt_marker *m, const char *name)
+static bool is_beside(const struct ckpt_annotations *m, const char *name)
 {
     return ckpt_texts_in(&m->type->stages.beside, name);
 }
 
 /* rank 0: any rank matches */
-static bool find_name(const struct ckpt_marker *m, const char *name, size_t len, uint32_t rank,
+static bool find_name(const struct ckpt_annotations *m, const char *name, size_t len, uint32_t rank,
                       struct entry *ret)
 {
     return find_in(&m->own, false, name, len, rank, ret) ||
            (!is_beside(m, name) && find_in(&m->common, true, name, len, rank, ret));
 }
 
-static void find_entry(const struct ckpt_marker *m, const struct ckpt_tensor *t, struct entry *ret)
+static void find_entry(const struct ckpt_annotations *m, const struct ckpt_tensor *t,
+                       struct entry *ret)
 {
     const size_t len = strlen(t->name);
 
@@ -443,7 +446,7 @@ static uint64_t config_block(const json_t *config, uint32_t back)
 
 /* The weight's size in one dimension: from its pattern, or from the stored tensor if the config
  * does not give it. */
-static uint64_t weight_dim(const struct ckpt_marker *m, const struct ckpt_tensor *t,
+static uint64_t weight_dim(const struct ckpt_annotations *m, const struct ckpt_tensor *t,
                            const struct entry *e, struct walk *w, uint32_t d)
 {
     const size_t len = strlen(t->name) - strlen(e->follower->end);
@@ -456,8 +459,9 @@ static uint64_t weight_dim(const struct ckpt_marker *m, const struct ckpt_tensor
     return ckpt_factor_size(&e->item->shape.dim[d], &w->sizes, &n, &var) == CKPT_SIZE_KNOWN ? n : 0;
 }
 
-static int follow(const struct ckpt_marker *m, const struct ckpt_tensor *t, const struct entry *e,
-                  struct walk *w, uint32_t tp, uint32_t ep, struct ckpt_marks *ret)
+static int follow(const struct ckpt_annotations *m, const struct ckpt_tensor *t,
+                  const struct entry *e, struct walk *w, uint32_t tp, uint32_t ep,
+                  struct ckpt_sharding *ret)
 {
     const uint32_t ndim = e->item->shape.ndim;
     ckpt_cleanup(ckpt_freep) struct ckpt_shares *of = calloc(1, sizeof *of);
@@ -491,29 +495,29 @@ static int follow(const struct ckpt_marker *m, const struct ckpt_tensor *t, cons
 
 /* ---- all of it ---- */
 
-static void find_place(const struct ckpt_marker *m, const struct ckpt_tensor *t,
-                       const struct entry *e, struct ckpt_marks *ret)
+static void find_place(const struct ckpt_annotations *m, const struct ckpt_tensor *t,
+                       const struct entry *e, struct ckpt_sharding *ret)
 {
     const struct ckpt_stages *stages = &m->type->stages;
-    const struct book *b = e->book ? e->book : m->own.settings.family ? &m->own : &m->common;
+    const struct bound_file *b = e->file ? e->file : m->own.settings.family ? &m->own : &m->common;
     const bool beside = is_beside(m, t->name);
 
     ret->has_layer = name_number(e, "layer", &ret->layer) ||
                      (!e->item && !beside && loose_layer(&stages->layers, t->name, &ret->layer));
-    ret->has_layer = ret->has_layer && book_dim(b, "layer", &ret->layers);
+    ret->has_layer = ret->has_layer && bound_dim(b, "layer", &ret->layers);
     ret->has_expert =
-        name_number(e, "expert", &ret->expert) && book_dim(b, "expert", &ret->experts);
+        name_number(e, "expert", &ret->expert) && bound_dim(b, "expert", &ret->experts);
     ret->embedding = !is_head(m, t->name) && !beside && ckpt_texts_in(&stages->embedding, t->name);
     ret->first = ret->embedding || beside || ckpt_texts_in(&stages->first, t->name);
 }
 
-int ckpt_marker_find(const struct ckpt_marker *m, const struct ckpt_tensor *t, uint32_t tp,
-                     uint32_t ep, struct ckpt_marks *ret, struct ckpt_err *err)
+int ckpt_annotations_find(const struct ckpt_annotations *m, const struct ckpt_tensor *t,
+                          uint32_t tp, uint32_t ep, struct ckpt_sharding *ret, struct ckpt_err *err)
 {
     struct walk w = {.tensor = t->name, .err = err};
     struct entry e;
 
-    *ret = (struct ckpt_marks){.dim = calloc((size_t)t->rank + 1, sizeof *ret->dim)};
+    *ret = (struct ckpt_sharding){.dim = calloc((size_t)t->rank + 1, sizeof *ret->dim)};
     if (!ret->dim)
         return ckpt_nomem(err);
     find_entry(m, t, &e);
@@ -521,7 +525,7 @@ int ckpt_marker_find(const struct ckpt_marker *m, const struct ckpt_tensor *t, u
     find_place(m, t, &e, ret);
     const bool divided = e.item && (tp > 1 || ep > 1);
     if (divided)
-        ckpt_settings_sizes(&e.book->settings, e.item->scope, &w.sizes);
+        ckpt_settings_sizes(&e.file->settings, e.item->scope, &w.sizes);
     if (divided && e.follower)
         return follow(m, t, &e, &w, tp, ep, ret);
     for (uint32_t d = 0; d < t->rank; d++) {
@@ -532,7 +536,7 @@ int ckpt_marker_find(const struct ckpt_marker *m, const struct ckpt_tensor *t, u
     return 0;
 }
 
-void ckpt_marks_release(struct ckpt_marks *m)
+void ckpt_sharding_release(struct ckpt_sharding *m)
 {
     free(m->dim);
     m->dim = NULL;
