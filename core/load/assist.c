@@ -30,13 +30,17 @@ struct assisted_message { /* then the bytes */
 _Static_assert(sizeof(struct assisted_message) <= CKPT_ASSIST_HEAD,
                "the reply's head has its room");
 
-static void on_abort(struct ckpt_engine *e, const unsigned char *data, size_t len)
+/* It goes on along the tree. */
+static void on_abort(struct ckpt_engine *e, uint32_t from, const unsigned char *data, size_t len)
 {
     struct abort_message m;
     struct ckpt_err err = {0};
 
     if (len != sizeof m)
         return;
+    for (uint32_t i = 0, peer; ckpt_tree_neighbour(e->self, e->size, i, &peer); i++)
+        if (peer != from)
+            (void)ckpt_comm_send(e->comm, peer, CKPT_CTL_ABORT, data, len, NULL);
     memcpy(&m, data, sizeof m);
     m.text[CKPT_ERR_TEXT - 1] = '\0';
     if (m.code == CKPT_OK || m.code > CKPT_CANCELLED || !m.text[0])
@@ -120,7 +124,7 @@ void ckpt_engine_hear(void *engine, uint32_t peer, const unsigned char *data, si
 
     memcpy(&head, data, sizeof head);
     if (head.type == CKPT_CTL_ABORT)
-        on_abort(e, data + sizeof head, len - sizeof head);
+        on_abort(e, peer, data + sizeof head, len - sizeof head);
     else if (head.type == CKPT_CTL_ASSIST)
         on_assist(e, peer, data + sizeof head, len - sizeof head);
     else if (head.type == CKPT_CTL_ASSISTED)
@@ -134,9 +138,8 @@ void ckpt_tell_abort(struct ckpt_comm *comm, const struct ckpt_err *why)
     struct abort_message m = {.code = (uint32_t)why->code};
 
     memcpy(m.text, why->text, sizeof m.text);
-    for (uint32_t r = 0; r < comm->x->size; r++)
-        if (r != comm->x->rank)
-            (void)ckpt_comm_send(comm, r, CKPT_CTL_ABORT, &m, sizeof m, NULL);
+    for (uint32_t i = 0, peer; ckpt_tree_neighbour(comm->x->rank, comm->x->size, i, &peer); i++)
+        (void)ckpt_comm_send(comm, peer, CKPT_CTL_ABORT, &m, sizeof m, NULL);
 }
 
 int ckpt_assists_ask(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A comm: a transport, and the few things that ranks do together besides moving data: rounds, in
- * which rank 0 hears all and answers all, with deadlines. */
+ * which rank 0 hears all and answers all, with deadlines. Control messages go along a tree: rank r
+ * has the rank (r - 1) / CKPT_TREE_FAN above it. */
 #ifndef CKPT_LOAD_COMM_H
 #define CKPT_LOAD_COMM_H
 
@@ -13,11 +14,38 @@
 #include "base/str.h"
 #include "load/xport.h"
 
+enum { CKPT_TREE_FAN = 32 };
+
+static inline uint32_t ckpt_tree_parent(uint32_t rank) { return (rank - 1) / CKPT_TREE_FAN; }
+
+static inline uint32_t ckpt_tree_child(uint32_t rank, uint32_t k)
+{
+    return rank * CKPT_TREE_FAN + 1 + k;
+}
+
+/* How many ranks are right below one. */
+static inline uint32_t ckpt_tree_children(uint32_t rank, uint32_t size)
+{
+    const uint64_t first = (uint64_t)rank * CKPT_TREE_FAN + 1;
+    const uint64_t n = first < size ? size - first : 0;
+
+    return n < CKPT_TREE_FAN ? (uint32_t)n : CKPT_TREE_FAN;
+}
+
+/* The i-th of the ranks right above and below one; false: there are no more. */
+static inline bool ckpt_tree_neighbour(uint32_t rank, uint32_t size, uint32_t i, uint32_t *ret)
+{
+    const uint32_t above = rank > 0;
+
+    *ret = i < above ? ckpt_tree_parent(rank) : ckpt_tree_child(rank, i - above);
+    return i < above + ckpt_tree_children(rank, size);
+}
+
 /* The first word of a control message; the second is the load's number. */
 enum ckpt_ctl {
-    CKPT_CTL_ROUND = 1, /* to rank 0 */
-    CKPT_CTL_ANSWER,    /* from rank 0, handed on */
-    CKPT_CTL_ALIVE,     /* and how many rounds were begun (uint32_t) */
+    CKPT_CTL_ROUND = 1, /* to the rank above, about all below */
+    CKPT_CTL_ANSWER,    /* rank 0's, handed on to the ranks below */
+    CKPT_CTL_ALIVE,     /* and in how many rounds it has had its say (uint32_t) */
     CKPT_CTL_ABORT,
     CKPT_CTL_ASSIST, /* read this for me */
     CKPT_CTL_ASSISTED,
@@ -38,9 +66,10 @@ struct ckpt_comm {
     struct ckpt_xport *x;
     uint32_t epoch;                /* of the load that runs */
     uint32_t round;                /* number of the next round */
+    uint32_t said;                 /* rounds in which this rank has sent up what it has to say */
     struct ckpt_ctl_message *held; /* that nobody waited for yet */
     uint64_t *heard_ms;            /* per rank: the last message */
-    uint32_t *begun;               /* per rank: rounds it has begun, as it said when it lived */
+    uint32_t *said_by;             /* per rank: its `said`, as it told when it lived */
     uint64_t *gone_poll;           /* per rank: the poll after which it was seen to be gone */
     uint64_t npoll;
     uint64_t alive_ms; /* when we last said that we live */
@@ -73,6 +102,11 @@ int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err
 /* Is the rank gone, and has all that it said before been taken in (a poll ago)? */
 bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer);
 
+/* Keep a message until somebody waits for it; takes data, whatever comes of it. */
+int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len,
+                   struct ckpt_err *err);
+void ckpt_ctl_free(struct ckpt_ctl_message *m);
+
 /* Tell those who may wait for us that we live, if it is time to. */
 void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms);
 
@@ -81,6 +115,12 @@ void ckpt_comm_tell_alive(struct ckpt_comm *comm, uint32_t peer);
 
 int ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, const void *data,
                    size_t len, struct ckpt_err *err);
+
+/* How a rank sees things; code OK: well. */
+struct ckpt_verdict {
+    struct ckpt_err why;
+    uint32_t rank; /* that has failed */
+};
 
 /* A round. Every rank gives a verdict (rc, and err if negative) and some bytes; rank 0 makes the
  * answer from all of them; every rank gets it. If any rank's verdict is negative, or somebody is
@@ -92,12 +132,13 @@ struct ckpt_round {
     int (*judge)(void *ctx, const unsigned char *const *data, const size_t *len,
                  struct ckpt_str *answer, struct ckpt_err *err);
     void *ctx;
-    bool hasty; /* rank 0 answers as soon as any rank has failed, not when all were heard */
-    uint64_t begin_ms;
-    struct ckpt_ctl_message **from; /* on rank 0, per rank */
-    uint32_t nfrom;
+    bool hasty;                     /* failures are told at once, not when all were heard */
+    struct ckpt_ctl_message **from; /* of the ranks right below */
+    uint32_t nfrom, nchild;
+    struct ckpt_verdict verdict; /* of this rank and all below, as far as they are heard */
+    struct ckpt_str data;        /* theirs */
+    bool sent;                   /* up, or (rank 0) answered */
     struct ckpt_ctl_message *answer;
-    bool done;
 };
 
 int ckpt_round_start(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const void *data,

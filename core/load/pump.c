@@ -37,14 +37,13 @@ static int check_reads(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
     return 0;
 }
 
-/* What a device waits for, it does not say: rank 0 hears of all ranks, and they of rank 0. */
+/* What a device waits for, it does not say: ranks hear of those above and below. */
 static int check_silence(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
 {
     const uint32_t limit = e->opt.exchange_timeout_ms;
 
-    for (uint32_t r = 0; r < e->size; r++)
-        if (r != e->self && (e->self == 0 || r == 0) &&
-            now > e->comm->heard_ms[r] + (e->self == 0 ? limit : (uint64_t)limit * 3 / 2))
+    for (uint32_t i = 0, r; ckpt_tree_neighbour(e->self, e->size, i, &r); i++)
+        if (now > e->comm->heard_ms[r] + (r > e->self ? limit : (uint64_t)limit * 3 / 2))
             return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " was silent for %.1f s", r,
                              limit / 1000.0);
     if (now > e->moved_ms + (uint64_t)limit * 2)

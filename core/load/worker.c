@@ -458,6 +458,8 @@ static void run_assist(struct ckpt_worker *w, struct ckpt_assist *a)
 
 static bool next_units(struct ckpt_engine *e, struct job *j)
 {
+    const struct ckpt_unit *unit = e->plan->units.ptr;
+
     for (uint32_t k = 0; k < e->opt.ahead; k++) {
         /* the oldest piece first */
         struct ckpt_read_slot *s = &e->read[(e->next_own + k) % e->opt.ahead];
@@ -466,8 +468,10 @@ static bool next_units(struct ckpt_engine *e, struct job *j)
             continue;
         j->slot = s;
         j->lo = s->next;
+        /* of one file: it is named if reading takes too long */
         while (s->next < s->hi && s->next - j->lo < JOB_UNITS &&
-               (s->next == j->lo || bytes + unit_len(s, s->next) <= e->plan->sizes.unit))
+               (s->next == j->lo || (unit[s->next].source == unit[j->lo].source &&
+                                     bytes + unit_len(s, s->next) <= e->plan->sizes.unit)))
             bytes += unit_len(s, s->next++);
         j->hi = s->next;
         return true;
