@@ -141,6 +141,37 @@ int ckpt_socket_dial(const char *host, const char *port, uint64_t until)
     return fd;
 }
 
+int ckpt_socket_begin(const char *host, const char *port)
+{
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *list = NULL;
+    int fd = -1;
+
+    if (getaddrinfo(host, port, &hints, &list) != 0)
+        return -1;
+    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
+        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) < 0 && errno != EINPROGRESS)
+            ckpt_socket_close(&fd);
+    }
+    freeaddrinfo(list);
+    return fd;
+}
+
+int ckpt_socket_connected(int fd)
+{
+    struct pollfd p = {fd, POLLOUT, 0};
+    int error = 0;
+    socklen_t len = sizeof error;
+
+    if (poll(&p, 1, 0) <= 0)
+        return 0;
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 || error || calls_itself(fd))
+        return -1;
+    ckpt_socket_tune(fd);
+    return 1;
+}
+
 int ckpt_socket_listen(uint16_t port, uint16_t *ret_port)
 {
     struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(port)};

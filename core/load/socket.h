@@ -29,6 +29,10 @@ int ckpt_socket_reserve(uint64_t n, struct ckpt_err *err);
 /* One try; -1 if nobody listens there. */
 int ckpt_socket_dial(const char *host, const char *port, uint64_t until);
 
+/* The same without waiting; ckpt_socket_connected then says 1: it is, 0: not yet, -1: it failed. */
+int ckpt_socket_begin(const char *host, const char *port);
+int ckpt_socket_connected(int fd);
+
 /* On all addresses; port 0: any. -1 with errno. */
 int ckpt_socket_listen(uint16_t port, uint16_t *ret_port);
 

@@ -1,31 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How ranks find each other over TCP: tcp_meet.c (from a launcher's environment), xport_tcp.c (from
- * all addresses). */
+/* TCP between processes, from inside: xport_tcp.c (what moves), tcp_connect.c (who is connected),
+ * tcp_meet.c (how ranks find each other). */
 #ifndef CKPT_LOAD_TCP_H
 #define CKPT_LOAD_TCP_H
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include <ckptfs/load.h>
 
+#include "base/vec.h"
+#include "load/near.h"
 #include "load/socket.h"
+#include "load/xport.h"
 
+/* A rank's listener, and all that others must know of it; in `address`, as text, so that strangers
+ * don't. */
 struct ckpt_tcp {
     int fd;
     char address[CKPT_TCP_ADDRESS];
-    uint64_t token; /* in the address: strangers don't know it */
+    uint64_t token[2];
+    atomic_ullong word; /* peers may read our buffers; 0: not any more */
+    bool allowed;
 };
 
 /* What the connecting side says first. The other answers with its own rank in it: what just repeats
  * the bytes is no rank of ours. */
 enum {
     CKPT_GREETING = 0x74706b63, /* "ckpt" */
-    CKPT_TCP_VERSION = 3,
+    CKPT_TCP_VERSION = 4,
 };
+enum ckpt_tcp_kind { CKPT_TCP_DATA, CKPT_TCP_CONTROL, CKPT_TCP_MEETING };
 struct ckpt_greeting {
     uint32_t magic, version;
-    uint64_t token;
-    uint32_t from, kind; /* rank; 0 data, 1 control, 2 meeting */
+    uint64_t token[2];
+    uint32_t from, kind;
 };
 
 /* Say it to who was called; true: rank `to` answered. */
@@ -33,12 +43,120 @@ bool ckpt_tcp_greet(int fd, const struct ckpt_greeting *g, uint32_t to, uint64_t
 /* Answer as rank `own`. */
 bool ckpt_tcp_answer(int fd, struct ckpt_greeting g, uint32_t own, uint64_t until);
 
-/* What `size` ranks that meet, and then connect each to each, have open at a time, at most: two a
- * pair, and some more that come and go. */
-static inline uint64_t ckpt_tcp_files(uint32_t size) { return 2 * (uint64_t)size + 16; }
-
 /* As ckpt_tcp_listen, at a port; 0: any. */
 int ckpt_tcp_listen_at(const char *host, uint16_t port, struct ckpt_tcp **ret,
                        struct ckpt_err *err);
+
+/* Descriptors that a rank needs at most, but for data connections; rank 0 while ranks come. */
+uint64_t ckpt_tcp_files(uint32_t rank, uint32_t size);
+
+/* ---- the transport ---- */
+
+struct ckpt_xfer_queue {
+    struct ckpt_xfer *head, **tail;
+};
+
+/* A control message on its way. */
+struct ckpt_tcp_frame {
+    uint32_t len, from, to;
+};
+struct ckpt_tcp_outgoing {
+    struct ckpt_tcp_outgoing *next;
+    size_t len, at;
+    unsigned char data[]; /* with its frame in front */
+};
+struct ckpt_tcp_incoming {
+    struct ckpt_tcp_incoming *next;
+    uint32_t from;
+    size_t len;
+    void *data;
+};
+
+/* A word about the transfer of that number: it lies at this address, or (0) it was taken. */
+struct ckpt_tcp_note {
+    uint64_t number, address;
+};
+
+/* A peer whose memory we read. Transfers are counted each way. */
+struct ckpt_tcp_near {
+    bool is;
+    struct ckpt_near of;
+    uint64_t nsend, nrecv;
+    CKPT_VEC(uint64_t) early; /* addresses that came before their receives were posted */
+    size_t nearly;            /* of which so many are used */
+    CKPT_VEC(struct ckpt_tcp_note) out;
+    size_t out_at; /* bytes of it that are sent */
+    struct ckpt_tcp_note in;
+    size_t in_at;
+    CKPT_VEC(struct ckpt_tcp_note) taken; /* under the lock: by workers, to be said */
+    bool lost;                            /* the same: its memory can't be read any more */
+    bool failed;                          /* the pump knows it */
+};
+
+/* A rank that this one talks to. */
+struct ckpt_tcp_peer {
+    uint32_t rank;
+    int data, ctl;
+    enum {
+        CKPT_TCP_UNCONNECTED, /* or the other side calls */
+        CKPT_TCP_CALLING,
+        CKPT_TCP_GREETING, /* it was called, and is to answer */
+        CKPT_TCP_OPEN,
+        CKPT_TCP_CLOSED,
+    } state;                     /* of data */
+    uint64_t since_ms, retry_ms; /* it is called since then; and again then */
+    unsigned char answer[sizeof(struct ckpt_greeting) + 1];
+    size_t answer_at;
+    bool gone; /* its control connection ended */
+    struct ckpt_xfer_queue send, recv;
+    struct ckpt_tcp_near near;
+    struct ckpt_tcp_outgoing *out, **out_tail;
+    struct ckpt_tcp_frame in_frame; /* of the control message that comes in */
+    size_t in_at;                   /* bytes of frame and message so far */
+    unsigned char *in;
+};
+
+/* Somebody who has connected, and is to say who it is. */
+struct ckpt_tcp_caller {
+    int fd;
+    uint64_t until;
+    struct ckpt_greeting greeting;
+    size_t at;
+    bool confirming; /* it was answered, and has one byte more to say */
+};
+
+struct ckpt_xport_tcp {
+    struct ckpt_xport x;
+    struct ckpt_tcp *tcp;
+    char **address;                          /* of each rank, as far as it is known */
+    struct ckpt_tcp_peer **peer;             /* per rank; NULL: nothing was to do with it */
+    CKPT_VEC(struct ckpt_tcp_peer *) active; /* those that are not */
+    CKPT_VEC(struct ckpt_tcp_caller) callers;
+    struct ckpt_tcp_incoming *in, **in_tail;
+    CKPT_VEC(struct pollfd) poll;
+    int event;
+    uint32_t meet_ms; /* how long a rank is called */
+    bool cancelled;
+    pthread_mutex_t lock; /* near.taken, near.lost */
+};
+
+/* NULL: no memory. */
+struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank);
+
+/* Take in callers, and go on calling those whom transfers wait for. -1 and PEER: one can't be
+ * reached. */
+int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err *err);
+
+/* COLLECTIVE. Connect to the ranks right above and below in the tree. above: the address of the
+ * former (NULL on rank 0). Takes tcp, whatever comes of it. */
+int ckpt_tcp_join(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char *above,
+                  uint32_t timeout_ms, struct ckpt_xport_tcp **ret, struct ckpt_err *err);
+
+/* The addresses of all ranks; look which of them are so near that we read their memory. */
+int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct ckpt_err *err);
+
+/* A new transport, not connected. */
+int ckpt_tcp_new(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, struct ckpt_xport_tcp **ret,
+                 struct ckpt_err *err);
 
 #endif

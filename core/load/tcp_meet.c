@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that a launcher started: rank 0 listens near MASTER_PORT, hears all addresses, and tells
- * them to all. */
+ * each rank the one above it in the tree; when the tree stands, it tells all to all along it. */
 #include <inttypes.h>
 #include <netdb.h>
 #include <poll.h>
@@ -17,14 +17,15 @@
 #include "load/comm.h"
 #include "load/tcp.h"
 
-enum { MEET_PORTS = 64, MEET_KIND = 2, ECHO_MS = 2000 };
+enum { MEET_PORTS = 64, ECHO_MS = 2000 };
 
 struct meeting {
     uint32_t rank, size;
     const char *host;
     uint32_t port;
     uint64_t token, until;
-    char (*address)[CKPT_TCP_ADDRESS];
+    char above[CKPT_TCP_ADDRESS]; /* the address of the rank above */
+    char **address;               /* rank 0: of all ranks */
 };
 
 /* Ranks of one job know each other by this: the launcher's name of the job, its size, and the port
@@ -59,62 +60,100 @@ static int meet_listen(const struct meeting *m, struct ckpt_err *err)
     return ckpt_fail(err, CKPT_IO, "no free TCP port from MASTER_PORT=%" PRIu32 " on", m->port);
 }
 
-/* One rank's registration: its connection stays open for the answer. */
-static void meet_accept(const struct meeting *m, int listener, int *conn, uint32_t *count)
+/* Rank 0 while ranks come. conn[r]: rank r waits for its answer there. */
+struct reception {
+    const struct meeting *m;
+    int listener;
+    int *conn;
+    uint32_t count;
+};
+
+static bool register_rank(struct reception *c, int fd)
 {
-    struct pollfd p = {listener, POLLIN, 0};
+    const struct meeting *m = c->m;
+    const uint64_t until = ckpt_min_u64(m->until, ckpt_now_ms() + ECHO_MS);
+    char address[CKPT_TCP_ADDRESS];
     struct ckpt_greeting g;
 
-    (void)poll(&p, 1, 200);
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0)
-        return;
-    ckpt_socket_tune(fd);
-    const uint64_t until = ckpt_min_u64(m->until, ckpt_now_ms() + ECHO_MS);
     if (ckpt_socket_recv_all(fd, &g, sizeof g, until) < 0 || g.magic != CKPT_GREETING ||
-        g.version != CKPT_TCP_VERSION || g.token != m->token || g.kind != MEET_KIND ||
+        g.version != CKPT_TCP_VERSION || g.token[0] != m->token || g.kind != CKPT_TCP_MEETING ||
         g.from == 0 || g.from >= m->size || !ckpt_tcp_answer(fd, g, m->rank, until) ||
-        ckpt_socket_recv_all(fd, m->address[g.from], CKPT_TCP_ADDRESS, until) < 0) {
-        ckpt_socket_close(&fd);
-        return;
+        ckpt_socket_recv_all(fd, address, sizeof address, until) < 0)
+        return false;
+    address[sizeof address - 1] = '\0';
+    char *copy = strdup(address);
+    if (!copy)
+        return false;
+    c->count += !m->address[g.from];
+    free(m->address[g.from]);
+    m->address[g.from] = copy;
+    ckpt_socket_close(&c->conn[g.from]);
+    c->conn[g.from] = fd;
+    return true;
+}
+
+/* A rank is answered when the one above it is known, and need not stay until all have come. */
+static int answer_ranks(struct reception *c, struct ckpt_err *err)
+{
+    const struct meeting *m = c->m;
+
+    for (uint32_t r = 1; r < m->size; r++) {
+        const char *above = m->address[ckpt_tree_parent(r)];
+        char text[CKPT_TCP_ADDRESS] = "";
+        if (c->conn[r] < 0 || !above)
+            continue;
+        (void)strncpy(text, above, sizeof text - 1);
+        if (ckpt_socket_send_all(c->conn[r], text, sizeof text, m->until) < 0)
+            return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
+        ckpt_socket_close(&c->conn[r]);
     }
-    m->address[g.from][CKPT_TCP_ADDRESS - 1] = '\0';
-    *count += conn[g.from] < 0;
-    ckpt_socket_close(&conn[g.from]);
-    conn[g.from] = fd;
+    return 0;
+}
+
+static int receive_ranks(struct reception *c, struct ckpt_err *err)
+{
+    while (c->count < c->m->size && ckpt_now_ms() < c->m->until) {
+        struct pollfd p = {c->listener, POLLIN, 0};
+        (void)poll(&p, 1, 200);
+        int fd = accept4(c->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0)
+            continue;
+        ckpt_socket_tune(fd);
+        if (!register_rank(c, fd))
+            ckpt_socket_close(&fd);
+        else if (answer_ranks(c, err) < 0)
+            return -1;
+    }
+    for (uint32_t r = 1; r < c->m->size; r++)
+        if (!c->m->address[r])
+            return ckpt_fail(err, CKPT_TIMEOUT,
+                             "rank %" PRIu32 " did not come to MASTER_PORT in time", r);
+    return 0;
 }
 
 static int meet_root(const struct meeting *m, const char *own, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) int *conn = malloc(m->size * sizeof *conn);
-    uint32_t count = 1;
-    int rc = 0, listener = meet_listen(m, err);
+    struct reception c = {.m = m, .conn = conn, .count = 1};
 
-    if (listener < 0)
+    if (!conn || !(m->address[0] = strdup(own)))
+        return ckpt_nomem(err);
+    if ((c.listener = meet_listen(m, err)) < 0)
         return -1;
-    for (uint32_t r = 0; conn && r < m->size; r++)
+    for (uint32_t r = 0; r < m->size; r++)
         conn[r] = -1;
-    memcpy(m->address[0], own, CKPT_TCP_ADDRESS);
-    while (conn && count < m->size && ckpt_now_ms() < m->until)
-        meet_accept(m, listener, conn, &count);
-    ckpt_socket_close(&listener);
-    for (uint32_t r = 1; conn && r < m->size; r++) {
-        if (conn[r] < 0 && rc == 0)
-            rc = ckpt_fail(err, CKPT_TIMEOUT,
-                           "rank %" PRIu32 " did not come to MASTER_PORT in time", r);
-        if (rc == 0 && ckpt_socket_send_all(conn[r], m->address, (size_t)m->size * CKPT_TCP_ADDRESS,
-                                            m->until) < 0)
-            rc = ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
-    }
-    for (uint32_t r = 1; conn && r < m->size; r++)
+    int rc = receive_ranks(&c, err);
+    ckpt_socket_close(&c.listener);
+    for (uint32_t r = 1; r < m->size; r++)
         ckpt_socket_close(&conn[r]);
-    return conn ? rc : ckpt_nomem(err);
+    return rc;
 }
 
 /* Find rank 0 among the ports where it may listen. */
 static int meet_dial(const struct meeting *m, struct ckpt_err *err)
 {
-    const struct ckpt_greeting g = {CKPT_GREETING, CKPT_TCP_VERSION, m->token, m->rank, MEET_KIND};
+    const struct ckpt_greeting g = {
+        CKPT_GREETING, CKPT_TCP_VERSION, {m->token, 0}, m->rank, CKPT_TCP_MEETING};
 
     for (;;) {
         for (uint32_t k = first_port(); k < MEET_PORTS; k++) {
@@ -147,7 +186,7 @@ static int own_host(int fd, char *host, size_t cap)
                : 0;
 }
 
-static int meet_other(const struct meeting *m, struct ckpt_tcp **ret, struct ckpt_err *err)
+static int meet_other(struct meeting *m, struct ckpt_tcp **ret, struct ckpt_err *err)
 {
     char host[200];
     int fd = meet_dial(m, err);
@@ -159,14 +198,83 @@ static int meet_other(const struct meeting *m, struct ckpt_tcp **ret, struct ckp
         return ckpt_fail(err, CKPT_IO, "this machine's own address is not known");
     }
     int rc = ckpt_socket_send_all(fd, (*ret)->address, CKPT_TCP_ADDRESS, m->until) < 0 ||
-                     ckpt_socket_recv_all(fd, m->address, (size_t)m->size * CKPT_TCP_ADDRESS,
-                                          m->until) < 0
+                     ckpt_socket_recv_all(fd, m->above, CKPT_TCP_ADDRESS, m->until) < 0
                  ? ckpt_fail(err, CKPT_PEER, "rank 0 is gone, or not all ranks came in time")
                  : 0;
     ckpt_socket_close(&fd);
-    for (uint32_t r = 0; r < m->size; r++)
-        m->address[r][CKPT_TCP_ADDRESS - 1] = '\0';
+    m->above[CKPT_TCP_ADDRESS - 1] = '\0';
     return rc;
+}
+
+/* ---- all addresses to all ---- */
+
+static int judge_addresses(void *ctx, const unsigned char *const *data, const size_t *len,
+                           struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct meeting *m = ctx;
+
+    (void)data, (void)len;
+    for (uint32_t r = 0; r < m->size; r++)
+        ckpt_str_append(answer, m->address[r], strlen(m->address[r]) + 1);
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+static int take_addresses(struct ckpt_xport_tcp *x, const char *text, size_t len,
+                          struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **list = calloc((size_t)x->x.size + 1, sizeof *list);
+    size_t at = 0;
+
+    if (!list)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < x->x.size; r++) {
+        const size_t n = strnlen(text + at, len - at);
+        if (at + n >= len)
+            return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent broken addresses");
+        list[r] = text + at;
+        at += n + 1;
+    }
+    return ckpt_tcp_know(x, list, err);
+}
+
+static int tell_addresses(struct meeting *m, struct ckpt_xport_tcp *x, struct ckpt_comm *comm,
+                          uint32_t timeout_ms, struct ckpt_err *err)
+{
+    struct ckpt_round round = {.judge = judge_addresses, .ctx = m};
+    unsigned char *answer = NULL;
+    size_t len = 0;
+    int rc = ckpt_round_run(&round, comm, 0, NULL, 0, timeout_ms, &answer, &len, err);
+
+    if (rc == 0)
+        rc = take_addresses(x, (const char *)answer, len, err);
+    free(answer);
+    return rc;
+}
+
+static int join(struct meeting *m, struct ckpt_tcp *tcp, uint32_t timeout_ms,
+                struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct ckpt_xport_tcp *x = NULL;
+    struct ckpt_comm *comm = NULL;
+
+    if (ckpt_tcp_join(tcp, m->rank, m->size, m->above, timeout_ms, &x, err) < 0 ||
+        ckpt_comm_wrap(&x->x, &comm, err) < 0)
+        return -1;
+    if (tell_addresses(m, x, comm, timeout_ms, err) < 0) {
+        ckpt_comm_free(comm);
+        return -1;
+    }
+    *ret = comm;
+    return 0;
+}
+
+static int meet(struct meeting *m, struct ckpt_tcp **tcp, struct ckpt_err *err)
+{
+    if (m->rank > 0)
+        return meet_other(m, tcp, err);
+    if (!(m->address = calloc((size_t)m->size + 1, sizeof *m->address)))
+        return ckpt_nomem(err);
+    return ckpt_tcp_listen_at(m->host, 0, tcp, err) < 0 ? -1 : meet_root(m, (*tcp)->address, err);
 }
 
 int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
@@ -183,23 +291,17 @@ int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
         return -1;
     if (ckpt_comm_meet_ms(&timeout_ms, err) < 0)
         return -1;
-    if (ckpt_socket_reserve(ckpt_tcp_files(m.size), err) < 0)
+    if (ckpt_socket_reserve(ckpt_tcp_files(m.rank, m.size), err) < 0)
         return -1;
     m.until = ckpt_now_ms() + timeout_ms;
     m.token = job_token(m.size, m.port);
-    ckpt_cleanup(ckpt_freep) char(*address)[CKPT_TCP_ADDRESS] = calloc(m.size + 1, sizeof *address);
-    ckpt_cleanup(ckpt_freep) const char **list = calloc(m.size + 1, sizeof *list);
-    if (!address || !list)
-        return ckpt_nomem(err);
-    m.address = address;
-    int rc = m.rank == 0 ? ckpt_tcp_listen_at(m.host, 0, &tcp, err) : meet_other(&m, &tcp, err);
-    if (rc == 0 && m.rank == 0)
-        rc = meet_root(&m, tcp->address, err);
-    if (rc < 0) {
+    int rc = meet(&m, &tcp, err);
+    if (rc < 0)
         ckpt_tcp_free(tcp);
-        return -1;
-    }
-    for (uint32_t r = 0; r < m.size; r++)
-        list[r] = address[r];
-    return ckpt_tcp_connect(tcp, m.rank, m.size, list, timeout_ms, ret, err);
+    else
+        rc = join(&m, tcp, timeout_ms, ret, err);
+    for (uint32_t r = 0; m.address && r < m.size; r++)
+        free(m.address[r]);
+    free(m.address);
+    return rc;
 }

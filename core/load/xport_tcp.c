@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TCP between processes: two connections a pair, data (bytes in the order of posting, no frames:
- * both sides know the sizes) and control (length, then the message), so that a word of an error
- * never waits behind data. Processes of one machine that may read each other's memory do that; the
- * data connection then says where transfers lie, and which were taken. */
+/* TCP between processes. Control messages go along a tree of ranks, from neighbour to neighbour;
+ * each pair that exchanges data has a connection for it, made when it is first needed (bytes in the
+ * order of posting, no frames: both sides know the sizes). Processes of one machine that may read
+ * each other's memory do that; the data connection then says where transfers lie, and which were
+ * taken. */
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -18,93 +17,26 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "base/vec.h"
 #include "load/comm.h"
-#include "load/near.h"
 #include "load/tcp.h"
 
-enum {
-    MAX_CTL = 1 << 30,
-    HANDSHAKE_MS = 10 * 1000,
-    FLUSH_MS = 2000,
-};
+enum { MAX_CTL = 1 << 30, FLUSH_MS = 2000 };
 
-struct queue {
-    struct ckpt_xfer *head, **tail;
-};
+static struct ckpt_xport_tcp *self(struct ckpt_xport *x) { return (struct ckpt_xport_tcp *)x; }
 
-/* A control message on its way out. */
-struct outgoing {
-    struct outgoing *next;
-    size_t len, at;
-    unsigned char data[]; /* with its length in front */
-};
-
-/* A word about the transfer of that number: it lies at this address, or (0) it was taken. */
-struct note {
-    uint64_t number, address;
-};
-
-/* A peer whose memory we read. Transfers are counted each way. */
-struct near {
-    bool is;
-    struct ckpt_near of;
-    uint64_t nsend, nrecv;
-    CKPT_VEC(uint64_t) early; /* addresses that came before their receives were posted */
-    size_t nearly;            /* of which so many are used */
-    CKPT_VEC(struct note) out;
-    size_t out_at; /* bytes of it that are sent */
-    struct note in;
-    size_t in_at;
-    CKPT_VEC(struct note) taken; /* under the lock: by workers, to be said */
-    bool lost;                   /* the same: its memory can't be read any more */
-    bool failed;                 /* the pump knows it */
-};
-
-struct peer {
-    int data, ctl;
-    bool gone; /* its control connection ended */
-    struct queue send, recv;
-    struct near near;
-    struct outgoing *out, **out_tail;
-    uint32_t in_len; /* of the control message that comes in */
-    size_t in_at;    /* bytes of length and message so far */
-    unsigned char *in;
-};
-
-struct incoming {
-    struct incoming *next;
-    uint32_t peer;
-    size_t len;
-    void *data;
-};
-
-struct xport_tcp {
-    struct ckpt_xport x;
-    struct peer *peer;
-    struct incoming *in, **in_tail;
-    struct pollfd *poll; /* 2 a peer, and the event */
-    int event;
-    atomic_ullong word; /* peers may read our buffers; 0: not any more */
-    bool allowed;
-    pthread_mutex_t lock; /* near.taken, near.lost */
-};
-
-static struct xport_tcp *self(struct ckpt_xport *x) { return (struct xport_tcp *)x; }
-
-static void queue_init(struct queue *q)
+static void queue_init(struct ckpt_xfer_queue *q)
 {
     q->head = NULL;
     q->tail = &q->head;
 }
 
-static void queue_pop(struct queue *q)
+static void queue_pop(struct ckpt_xfer_queue *q)
 {
     if (!(q->head = q->head->next))
         q->tail = &q->head;
 }
 
-static struct ckpt_xfer *queue_take(struct queue *q, uint64_t number)
+static struct ckpt_xfer *queue_take(struct ckpt_xfer_queue *q, uint64_t number)
 {
     struct ckpt_xfer **at = &q->head, *t;
 
@@ -126,15 +58,16 @@ static void lies_at(struct ckpt_xfer *t, uint64_t address)
     atomic_store(&t->done, true);
 }
 
-static int say(struct near *n, uint64_t number, uint64_t address)
+static int say(struct ckpt_tcp_near *n, uint64_t number, uint64_t address)
 {
-    const struct note note = {number, address};
+    const struct ckpt_tcp_note note = {number, address};
 
     return ckpt_vec_push(&n->out, note);
 }
 
 /* True: it is posted, and need not be queued. */
-static int near_post(struct near *n, struct ckpt_xfer *t, bool *ret_done, struct ckpt_err *err)
+static int near_post(struct ckpt_tcp_near *n, struct ckpt_xfer *t, bool *ret_done,
+                     struct ckpt_err *err)
 {
     *ret_done = false;
     if (t->send) {
@@ -151,9 +84,9 @@ static int near_post(struct near *n, struct ckpt_xfer *t, bool *ret_done, struct
     return 0;
 }
 
-static int hear(struct peer *p, const struct note *note)
+static int hear(struct ckpt_tcp_peer *p, const struct ckpt_tcp_note *note)
 {
-    struct near *n = &p->near;
+    struct ckpt_tcp_near *n = &p->near;
     struct ckpt_xfer *t;
 
     if (note->address == 0) {
@@ -174,8 +107,8 @@ static int hear(struct peer *p, const struct note *note)
 static bool tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
                       size_t off)
 {
-    struct xport_tcp *m = self(x);
-    struct near *n = &m->peer[t->peer].near;
+    struct ckpt_xport_tcp *m = self(x);
+    struct ckpt_tcp_near *n = &m->peer[t->peer]->near;
 
     if (ckpt_near_read(&n->of, buf, len, t->priv.word + off))
         return true;
@@ -188,9 +121,9 @@ static bool tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf
 
 static void tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
 {
-    struct xport_tcp *m = self(x);
-    struct near *n = &m->peer[t->peer].near;
-    const struct note note = {t->at, 0};
+    struct ckpt_xport_tcp *m = self(x);
+    struct ckpt_tcp_near *n = &m->peer[t->peer]->near;
+    const struct ckpt_tcp_note note = {t->at, 0};
 
     (void)pthread_mutex_lock(&m->lock);
     n->lost |= ckpt_vec_push(&n->taken, note) < 0;
@@ -199,7 +132,7 @@ static void tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
 }
 
 /* What the workers did; false: they could not. */
-static bool near_collect(struct xport_tcp *m, struct near *n)
+static bool near_collect(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n)
 {
     bool good;
 
@@ -212,7 +145,7 @@ static bool near_collect(struct xport_tcp *m, struct near *n)
     return good;
 }
 
-static void near_clear(struct xport_tcp *m, struct near *n)
+static void near_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n)
 {
     (void)pthread_mutex_lock(&m->lock);
     ckpt_vec_release(&n->taken);
@@ -222,17 +155,39 @@ static void near_clear(struct xport_tcp *m, struct near *n)
     n->nearly = n->out_at = n->in_at = 0;
 }
 
+/* ---- peers ---- */
+
+struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
+{
+    struct ckpt_tcp_peer *p = m->peer[rank];
+
+    if (p)
+        return p;
+    if (!(p = calloc(1, sizeof *p)) || ckpt_vec_push(&m->active, p) < 0) {
+        free(p);
+        return NULL;
+    }
+    p->rank = rank;
+    p->data = p->ctl = -1;
+    queue_init(&p->send);
+    queue_init(&p->recv);
+    p->out_tail = &p->out;
+    return m->peer[rank] = p;
+}
+
 /* ---- moving bytes ---- */
 
 static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
 {
-    struct peer *p = &self(x)->peer[t->peer];
-    struct queue *q = t->send ? &p->send : &p->recv;
+    struct ckpt_tcp_peer *p = ckpt_tcp_peer(self(x), t->peer);
 
-    if (p->data < 0)
+    if (!p)
+        return ckpt_nomem(err);
+    struct ckpt_xfer_queue *q = t->send ? &p->send : &p->recv;
+    if (p->state == CKPT_TCP_CLOSED || p->gone || self(x)->cancelled)
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", t->peer);
     bool done = false;
-    if (p->near.is && near_post(&p->near, t, &done, err) < 0)
+    if (p->state == CKPT_TCP_OPEN && p->near.is && near_post(&p->near, t, &done, err) < 0)
         return -1;
     if (done)
         return 0;
@@ -243,7 +198,7 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
 }
 
 /* -1: the connection is over. */
-static int push_data(struct peer *p, bool *moved)
+static int push_data(struct ckpt_tcp_peer *p, bool *moved)
 {
     while (p->send.head) {
         struct ckpt_xfer *t = p->send.head;
@@ -260,7 +215,7 @@ static int push_data(struct peer *p, bool *moved)
     return 0;
 }
 
-static int pull_data(struct peer *p, bool *moved)
+static int pull_data(struct ckpt_tcp_peer *p, bool *moved)
 {
     while (p->recv.head) {
         struct ckpt_xfer *t = p->recv.head;
@@ -279,7 +234,7 @@ static int pull_data(struct peer *p, bool *moved)
     return 0;
 }
 
-static int push_notes(struct near *n, int fd, bool *moved)
+static int push_notes(struct ckpt_tcp_near *n, int fd, bool *moved)
 {
     const size_t all = n->out.len * sizeof *n->out.ptr;
 
@@ -294,9 +249,9 @@ static int push_notes(struct near *n, int fd, bool *moved)
     return 0;
 }
 
-static int pull_notes(struct peer *p, bool *moved)
+static int pull_notes(struct ckpt_tcp_peer *p, bool *moved)
 {
-    struct near *n = &p->near;
+    struct ckpt_tcp_near *n = &p->near;
 
     for (;;) {
         ssize_t got = recv(p->data, (char *)&n->in + n->in_at, sizeof n->in - n->in_at, 0);
@@ -314,7 +269,7 @@ static int pull_notes(struct peer *p, bool *moved)
     }
 }
 
-static int move_data(struct xport_tcp *m, struct peer *p, bool *moved)
+static int move_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
     if (!p->near.is)
         return push_data(p, moved) < 0 || pull_data(p, moved) < 0 ? -1 : 0;
@@ -324,10 +279,36 @@ static int move_data(struct xport_tcp *m, struct peer *p, bool *moved)
                : 0;
 }
 
-static int push_ctl(struct peer *p, bool *moved)
+/* What was posted before a near peer was connected is said now. */
+static int open_near(struct ckpt_tcp_peer *p, struct ckpt_err *err)
+{
+    if (!p->near.is || p->near.nsend || p->near.nrecv)
+        return 0;
+    for (struct ckpt_xfer *t = p->send.head; t; t = t->next) {
+        bool ignored;
+        if (near_post(&p->near, t, &ignored, err) < 0)
+            return -1;
+    }
+    for (struct ckpt_xfer *t = p->recv.head; t; t = t->next)
+        t->at = p->near.nrecv++;
+    return 0;
+}
+
+/* ---- control messages ---- */
+
+/* The neighbour in the tree that a message to a rank goes to. */
+static uint32_t next_hop(const struct ckpt_xport *x, uint32_t to)
+{
+    for (uint32_t at = to; at > 0; at = ckpt_tree_parent(at))
+        if (ckpt_tree_parent(at) == x->rank)
+            return at;
+    return ckpt_tree_parent(x->rank);
+}
+
+static int push_ctl(struct ckpt_tcp_peer *p, bool *moved)
 {
     while (p->out) {
-        struct outgoing *o = p->out;
+        struct ckpt_tcp_outgoing *o = p->out;
         ssize_t n = send(p->ctl, o->data + o->at, o->len - o->at, MSG_NOSIGNAL);
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
@@ -342,29 +323,75 @@ static int push_ctl(struct peer *p, bool *moved)
     return 0;
 }
 
-static int take_message(struct xport_tcp *m, uint32_t number, struct peer *p)
+/* Put a message into the queue of the next on its way. */
+static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *frame,
+                         const void *msg, struct ckpt_err *err)
 {
-    struct incoming *in = malloc(sizeof *in);
+    struct ckpt_tcp_peer *p = ckpt_tcp_peer(m, next_hop(&m->x, frame->to));
+    struct ckpt_tcp_outgoing *o = malloc(sizeof *o + sizeof *frame + frame->len);
+    bool moved;
 
-    if (!in)
-        return -1;
-    *in = (struct incoming){.peer = number, .len = p->in_len, .data = p->in};
-    p->in = NULL;
+    if (!o || !p) {
+        free(o);
+        return ckpt_nomem(err);
+    }
+    if (p->gone) {
+        free(o);
+        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", p->rank);
+    }
+    o->next = NULL;
+    o->len = sizeof *frame + frame->len;
+    o->at = 0;
+    memcpy(o->data, frame, sizeof *frame);
+    if (frame->len)
+        memcpy(o->data + sizeof *frame, msg, frame->len);
+    *p->out_tail = o;
+    p->out_tail = &o->next;
+    if (p->ctl >= 0)
+        (void)push_ctl(p, &moved); /* an end is noticed by progress */
+    return 0;
+}
+
+static int take_message(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
+{
+    struct ckpt_tcp_incoming *in;
+
     p->in_at = 0;
+    if (p->in_frame.to != m->x.rank) { /* one that is lost for want of a way is missed by others */
+        (void)queue_message(m, &p->in_frame, p->in, NULL);
+        free(p->in);
+        p->in = NULL;
+        return 0;
+    }
+    if (!(in = malloc(sizeof *in)))
+        return -1;
+    *in =
+        (struct ckpt_tcp_incoming){.from = p->in_frame.from, .len = p->in_frame.len, .data = p->in};
+    p->in = NULL;
     *m->in_tail = in;
     m->in_tail = &in->next;
     return 0;
 }
 
-static int pull_ctl(struct xport_tcp *m, uint32_t number, bool *moved)
+/* The head of a message: is it one that may come this way? */
+static int take_frame(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
-    struct peer *p = &m->peer[number];
+    const struct ckpt_tcp_frame *f = &p->in_frame;
+
+    if (f->len > MAX_CTL || f->from >= m->x.size || f->to >= m->x.size ||
+        (f->to != m->x.rank && next_hop(&m->x, f->to) == p->rank))
+        return -1;
+    return (p->in = malloc((size_t)f->len + 1)) ? 0 : -1;
+}
+
+static int pull_ctl(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
+{
+    const size_t head = sizeof p->in_frame;
 
     for (;;) {
-        const size_t head = sizeof p->in_len;
         unsigned char *to =
-            p->in_at < head ? (unsigned char *)&p->in_len + p->in_at : p->in + (p->in_at - head);
-        size_t want = p->in_at < head ? head - p->in_at : head + p->in_len - p->in_at;
+            p->in_at < head ? (unsigned char *)&p->in_frame + p->in_at : p->in + (p->in_at - head);
+        size_t want = p->in_at < head ? head - p->in_at : head + p->in_frame.len - p->in_at;
         ssize_t n = want ? recv(p->ctl, to, want, 0) : 0;
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
@@ -372,57 +399,88 @@ static int pull_ctl(struct xport_tcp *m, uint32_t number, bool *moved)
             return -1;
         *moved = true;
         p->in_at += (size_t)n;
-        if (p->in_at == head && !p->in &&
-            (p->in_len > MAX_CTL || !(p->in = malloc((size_t)p->in_len + 1))))
+        if (p->in_at == head && !p->in && take_frame(m, p) < 0)
             return -1;
-        if (p->in_at >= head && p->in_at == head + p->in_len && take_message(m, number, p) < 0)
+        if (p->in_at >= head && p->in_at == head + p->in_frame.len && take_message(m, p) < 0)
             return -1;
     }
+}
+
+/* ---- turns ---- */
+
+static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved,
+                         struct ckpt_err *err)
+{
+    if (p->ctl >= 0 && (push_ctl(p, moved) < 0 || pull_ctl(m, p, moved) < 0)) {
+        /* what came before the end was taken; what goes out is lost */
+        bool ignored;
+        (void)pull_ctl(m, p, &ignored);
+        ckpt_socket_close(&p->ctl);
+        p->gone = true;
+    }
+    if (p->state == CKPT_TCP_OPEN && open_near(p, err) < 0)
+        return -1;
+    if (p->state == CKPT_TCP_OPEN && move_data(m, p, moved) < 0) {
+        ckpt_socket_close(&p->data);
+        p->state = CKPT_TCP_CLOSED;
+    }
+    if ((p->state == CKPT_TCP_CLOSED || p->gone) &&
+        (p->send.head || p->recv.head || p->near.failed) && p->state != CKPT_TCP_OPEN)
+        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", p->rank);
+    return 0;
 }
 
 static int tcp_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err)
 {
-    struct xport_tcp *m = self(x);
-    int rc = 0;
+    struct ckpt_xport_tcp *m = self(x);
+    struct ckpt_err first = {0};
+    int rc;
 
     *ret_moved = false;
-    for (uint32_t r = 0; r < x->size; r++) {
-        struct peer *p = &m->peer[r];
-        if (p->ctl >= 0 && (push_ctl(p, ret_moved) < 0 || pull_ctl(m, r, ret_moved) < 0)) {
-            /* what came before the end was taken; what goes out is lost */
-            bool ignored;
-            (void)pull_ctl(m, r, &ignored);
-            ckpt_socket_close(&p->ctl);
-            p->gone = true;
-        }
-        if (p->data >= 0 && move_data(m, p, ret_moved) < 0)
-            ckpt_socket_close(&p->data);
-        if (p->data < 0 && (p->send.head || p->recv.head || p->near.failed) && rc == 0)
-            rc = ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
-    }
-    return rc;
+    rc = ckpt_tcp_progress_connections(m, ret_moved, &first);
+    for (size_t i = 0; i < m->active.len; i++)
+        if (progress_peer(m, m->active.ptr[i], ret_moved, rc < 0 ? NULL : &first) < 0)
+            rc = -1;
+    return rc < 0 ? ckpt_fail(err, first.code, "%s", first.text) : 0;
+}
+
+static int add_poll(struct ckpt_xport_tcp *m, int fd, int events)
+{
+    const struct pollfd p = {fd, (short)events, 0};
+
+    return ckpt_vec_push(&m->poll, p);
+}
+
+static void poll_peer(struct ckpt_xport_tcp *m, const struct ckpt_tcp_peer *p)
+{
+    if (p->ctl >= 0)
+        (void)add_poll(m, p->ctl, POLLIN | (p->out ? POLLOUT : 0));
+    if (p->state == CKPT_TCP_CALLING)
+        (void)add_poll(m, p->data, POLLOUT);
+    else if (p->state == CKPT_TCP_GREETING)
+        (void)add_poll(m, p->data, POLLIN);
+    else if (p->state == CKPT_TCP_OPEN && p->near.is)
+        (void)add_poll(m, p->data, POLLIN | (p->near.out.len ? POLLOUT : 0));
+    else if (p->state == CKPT_TCP_OPEN && (p->send.head || p->recv.head))
+        (void)add_poll(m, p->data, (p->recv.head ? POLLIN : 0) | (p->send.head ? POLLOUT : 0));
 }
 
 static void tcp_wait(struct ckpt_xport *x, uint32_t timeout_ms)
 {
-    struct xport_tcp *m = self(x);
-    nfds_t n = 0;
+    struct ckpt_xport_tcp *m = self(x);
     uint64_t ignored;
 
-    for (uint32_t r = 0; r < x->size; r++) {
-        const struct peer *p = &m->peer[r];
-        if (p->ctl >= 0)
-            m->poll[n++] = (struct pollfd){p->ctl, (short)(POLLIN | (p->out ? POLLOUT : 0)), 0};
-        if (p->data >= 0 && p->near.is)
-            m->poll[n++] =
-                (struct pollfd){p->data, (short)(POLLIN | (p->near.out.len ? POLLOUT : 0)), 0};
-        else if (p->data >= 0 && (p->send.head || p->recv.head))
-            m->poll[n++] = (struct pollfd){
-                p->data, (short)((p->recv.head ? POLLIN : 0) | (p->send.head ? POLLOUT : 0)), 0};
-    }
-    m->poll[n++] = (struct pollfd){m->event, POLLIN, 0};
-    (void)poll(m->poll, n, (int)timeout_ms);
-    if (m->poll[n - 1].revents)
+    m->poll.len = 0;
+    if (add_poll(m, m->event, POLLIN) < 0)
+        return;
+    if (m->tcp && !m->cancelled)
+        (void)add_poll(m, m->tcp->fd, POLLIN);
+    for (size_t i = 0; i < m->callers.len; i++)
+        (void)add_poll(m, m->callers.ptr[i].fd, POLLIN);
+    for (size_t i = 0; i < m->active.len; i++)
+        poll_peer(m, m->active.ptr[i]);
+    (void)poll(m->poll.ptr, m->poll.len, (int)timeout_ms);
+    if (m->poll.ptr[0].revents)
         (void)!read(m->event, &ignored, sizeof ignored);
 }
 
@@ -436,105 +494,113 @@ static void tcp_kick(struct ckpt_xport *x)
 static int tcp_ctl_send(struct ckpt_xport *x, uint32_t to, const void *msg, size_t len,
                         struct ckpt_err *err)
 {
-    struct peer *p = &self(x)->peer[to];
-    const uint32_t head = (uint32_t)len;
-    struct outgoing *o;
-    bool moved;
+    const struct ckpt_tcp_frame frame = {(uint32_t)len, x->rank, to};
 
-    if (p->gone)
-        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", to);
     if (len > MAX_CTL)
         return ckpt_fail(err, CKPT_LIMIT, "a message of %zu bytes", len);
-    if (!(o = malloc(sizeof *o + sizeof head + len)))
-        return ckpt_nomem(err);
-    *o = (struct outgoing){.len = sizeof head + len};
-    memcpy(o->data, &head, sizeof head);
-    memcpy(o->data + sizeof head, msg, len);
-    *p->out_tail = o;
-    p->out_tail = &o->next;
-    (void)push_ctl(p, &moved); /* an end is noticed by progress */
-    return 0;
+    return queue_message(self(x), &frame, msg, err);
 }
 
 static int tcp_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg, size_t *ret_len,
                         struct ckpt_err *err)
 {
-    struct xport_tcp *m = self(x);
-    struct incoming *in = m->in;
+    struct ckpt_xport_tcp *m = self(x);
+    struct ckpt_tcp_incoming *in = m->in;
 
     (void)err;
     if (!in)
         return 0;
     if (!(m->in = in->next))
         m->in_tail = &m->in;
-    *ret_peer = in->peer;
+    *ret_peer = in->from;
     *ret_msg = in->data;
     *ret_len = in->len;
     free(in);
     return 1;
 }
 
-static bool tcp_gone(struct ckpt_xport *x, uint32_t peer) { return self(x)->peer[peer].gone; }
+static bool tcp_gone(struct ckpt_xport *x, uint32_t peer)
+{
+    const struct ckpt_tcp_peer *p = self(x)->peer[peer];
+
+    return p && p->gone;
+}
 
 /* The streams are cut in the middle of a transfer: they are of no use any more. */
 static bool tcp_cancel(struct ckpt_xport *x)
 {
-    struct xport_tcp *m = self(x);
+    struct ckpt_xport_tcp *m = self(x);
 
-    atomic_store(&m->word, 0); /* before any buffer goes */
-    for (uint32_t r = 0; r < x->size; r++) {
-        near_clear(m, &m->peer[r].near);
-        ckpt_socket_close(&m->peer[r].data);
-        queue_init(&m->peer[r].send);
-        queue_init(&m->peer[r].recv);
+    m->cancelled = true;
+    if (m->tcp)
+        atomic_store(&m->tcp->word, 0); /* before any buffer goes */
+    for (size_t i = 0; i < m->active.len; i++) {
+        struct ckpt_tcp_peer *p = m->active.ptr[i];
+        near_clear(m, &p->near);
+        ckpt_socket_close(&p->data);
+        p->state = CKPT_TCP_CLOSED;
+        queue_init(&p->send);
+        queue_init(&p->recv);
     }
     return true;
 }
 
-static bool any_outgoing(const struct xport_tcp *m)
+/* ---- life ---- */
+
+static bool any_outgoing(const struct ckpt_xport_tcp *m)
 {
-    for (uint32_t r = 0; r < m->x.size; r++)
-        if (m->peer[r].out && m->peer[r].ctl >= 0)
+    for (size_t i = 0; i < m->active.len; i++)
+        if (m->active.ptr[i]->out && m->active.ptr[i]->ctl >= 0)
             return true;
     return false;
 }
 
+static void peer_free(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
+{
+    near_clear(m, &p->near);
+    ckpt_socket_close(&p->data);
+    ckpt_socket_close(&p->ctl);
+    while (p->out) {
+        struct ckpt_tcp_outgoing *o = p->out;
+        p->out = o->next;
+        free(o);
+    }
+    free(p->in);
+    free(p);
+}
+
 static void tcp_free(struct ckpt_xport *x)
 {
-    struct xport_tcp *m = self(x);
+    struct ckpt_xport_tcp *m = self(x);
     const uint64_t until = ckpt_now_ms() + FLUSH_MS;
     bool moved;
 
-    atomic_store(&m->word, 0);
-    if (m->allowed)
-        ckpt_near_disallow();
-    while (m->peer && m->event >= 0 && any_outgoing(m) && ckpt_now_ms() < until) {
+    (void)tcp_cancel(x);
+    while (m->event >= 0 && any_outgoing(m) && ckpt_now_ms() < until) {
         (void)tcp_progress(x, &moved, NULL);
         if (!moved)
             tcp_wait(x, 10);
     }
-    for (uint32_t r = 0; m->peer && r < x->size; r++) {
-        struct peer *p = &m->peer[r];
-        near_clear(m, &p->near);
-        ckpt_socket_close(&p->data);
-        ckpt_socket_close(&p->ctl);
-        while (p->out) {
-            struct outgoing *o = p->out;
-            p->out = o->next;
-            free(o);
-        }
-        free(p->in);
-    }
+    for (size_t i = 0; i < m->active.len; i++)
+        peer_free(m, m->active.ptr[i]);
     while (m->in) {
-        struct incoming *in = m->in;
+        struct ckpt_tcp_incoming *in = m->in;
         m->in = in->next;
         free(in->data);
         free(in);
     }
+    for (size_t i = 0; i < m->callers.len; i++)
+        ckpt_socket_close(&m->callers.ptr[i].fd);
+    for (uint32_t r = 0; m->address && r < x->size; r++)
+        free(m->address[r]);
+    ckpt_tcp_free(m->tcp);
     ckpt_socket_close(&m->event);
+    ckpt_vec_release(&m->active);
+    ckpt_vec_release(&m->callers);
+    ckpt_vec_release(&m->poll);
     (void)pthread_mutex_destroy(&m->lock);
+    free(m->address);
     free(m->peer);
-    free(m->poll);
     free(m);
 }
 
@@ -554,228 +620,26 @@ static const struct ckpt_xport_ops tcp_ops = {
     .one_shot = true,
 };
 
-/* ---- connecting ---- */
-
-static uint64_t random_token(void)
+int ckpt_tcp_new(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, struct ckpt_xport_tcp **ret,
+                 struct ckpt_err *err)
 {
-    uint64_t token = 0;
-    FILE *f = fopen("/dev/urandom", "re");
+    struct ckpt_xport_tcp *m = calloc(1, sizeof *m);
 
-    if (f) {
-        (void)!fread(&token, sizeof token, 1, f);
-        (void)fclose(f);
-    }
-    return token ? token : ckpt_now_ms();
-}
-
-int ckpt_tcp_listen_at(const char *host, uint16_t port, struct ckpt_tcp **ret, struct ckpt_err *err)
-{
-    struct ckpt_tcp *tcp = calloc(1, sizeof *tcp);
-    char name[200];
-    uint16_t got = 0;
-
-    if (!tcp)
-        return ckpt_nomem(err);
-    if (!host) {
-        if (gethostname(name, sizeof name) < 0)
-            (void)snprintf(name, sizeof name, "localhost");
-        name[sizeof name - 1] = '\0';
-        host = name;
-    }
-    tcp->token = random_token();
-    tcp->fd = ckpt_socket_listen(port, &got);
-    if (tcp->fd < 0) {
-        int e = errno;
-        free(tcp);
-        return ckpt_fail_errno(err, e, "listening on TCP port %u", port);
-    }
-    int n = snprintf(tcp->address, sizeof tcp->address, "%s %u %016" PRIx64, host, got, tcp->token);
-    if (n < 0 || (size_t)n >= sizeof tcp->address) {
+    if (!m) {
         ckpt_tcp_free(tcp);
-        return ckpt_fail(err, CKPT_LIMIT, "the host name '%.200s' is too long", host);
-    }
-    *ret = tcp;
-    return 0;
-}
-
-int ckpt_tcp_listen(const char *host, struct ckpt_tcp **ret, struct ckpt_err *err)
-{
-    return ckpt_tcp_listen_at(host, 0, ret, err);
-}
-
-const char *ckpt_tcp_address(const struct ckpt_tcp *tcp) { return tcp->address; }
-
-void ckpt_tcp_free(struct ckpt_tcp *tcp)
-{
-    if (!tcp)
-        return;
-    ckpt_socket_close(&tcp->fd);
-    free(tcp);
-}
-
-bool ckpt_tcp_greet(int fd, const struct ckpt_greeting *g, uint32_t to, uint64_t until)
-{
-    struct ckpt_greeting answer = *g, got;
-
-    answer.from = to;
-    return ckpt_socket_send_all(fd, g, sizeof *g, until) == 0 &&
-           ckpt_socket_recv_all(fd, &got, sizeof got, until) == 0 &&
-           memcmp(&got, &answer, sizeof got) == 0;
-}
-
-bool ckpt_tcp_answer(int fd, struct ckpt_greeting g, uint32_t own, uint64_t until)
-{
-    g.from = own;
-    return ckpt_socket_send_all(fd, &g, sizeof g, until) == 0;
-}
-
-/* Connect to a rank below us; it accepts. */
-static int call_rank(const char *address, uint32_t rank, uint32_t to, uint32_t kind, uint64_t until,
-                     int *ret_fd, struct ckpt_err *err)
-{
-    char host[200], port[8];
-    struct ckpt_greeting g = {
-        .magic = CKPT_GREETING, .version = CKPT_TCP_VERSION, .from = rank, .kind = kind};
-
-    if (sscanf(address, "%199s %7s %" SCNx64, host, port, &g.token) != 3)
-        return ckpt_fail(err, CKPT_USAGE, "'%.200s' is no address of ckpt_tcp_listen", address);
-    for (;;) {
-        int fd = ckpt_socket_dial(host, port, until);
-        if (fd >= 0 && ckpt_tcp_greet(fd, &g, to, until)) {
-            *ret_fd = fd;
-            return 0;
-        }
-        ckpt_socket_close(&fd);
-        if (ckpt_now_ms() >= until)
-            return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " can't be reached at %s port %s",
-                             to, host, port);
-        (void)usleep(20 * 1000);
-    }
-}
-
-/* Accept one of the ranks above us; strangers are sent away. */
-static int accept_rank(struct xport_tcp *m, const struct ckpt_tcp *tcp, uint64_t until,
-                       struct ckpt_err *err)
-{
-    struct pollfd p = {tcp->fd, POLLIN, 0};
-    struct ckpt_greeting g;
-
-    for (;;) {
-        uint64_t now = ckpt_now_ms();
-        if (now >= until) {
-            uint32_t missing = m->x.rank + 1;
-            while (m->peer[missing].data >= 0 && m->peer[missing].ctl >= 0)
-                missing++;
-            return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not connect in time",
-                             missing);
-        }
-        (void)poll(&p, 1, (int)ckpt_min_u64(until - now, 1000));
-        int fd = accept4(tcp->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0)
-            continue;
-        ckpt_socket_tune(fd);
-        if (ckpt_socket_recv_all(fd, &g, sizeof g,
-                                 ckpt_min_u64(until, ckpt_now_ms() + HANDSHAKE_MS)) == 0 &&
-            g.magic == CKPT_GREETING && g.version == CKPT_TCP_VERSION && g.token == tcp->token &&
-            g.from > m->x.rank && g.from < m->x.size && g.kind < 2) {
-            int *slot = g.kind ? &m->peer[g.from].ctl : &m->peer[g.from].data;
-            if (*slot < 0 && ckpt_tcp_answer(fd, g, m->x.rank, until)) {
-                *slot = fd;
-                return 0;
-            }
-        }
-        ckpt_socket_close(&fd);
-    }
-}
-
-static int xport_new(uint32_t rank, uint32_t size, struct xport_tcp **ret, struct ckpt_err *err)
-{
-    struct xport_tcp *m = calloc(1, sizeof *m);
-
-    if (!m)
         return ckpt_nomem(err);
+    }
     m->x = (struct ckpt_xport){.ops = &tcp_ops, .rank = rank, .size = size};
+    m->tcp = tcp;
     (void)pthread_mutex_init(&m->lock, NULL);
-    atomic_init(&m->word, random_token());
     m->in_tail = &m->in;
     m->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    m->peer = calloc(size, sizeof *m->peer);
-    m->poll = calloc((size_t)size * 2 + 1, sizeof *m->poll);
-    for (uint32_t r = 0; m->peer && r < size; r++) {
-        struct peer *p = &m->peer[r];
-        p->data = p->ctl = -1;
-        queue_init(&p->send);
-        queue_init(&p->recv);
-        p->out_tail = &p->out;
-    }
-    if (!m->peer || !m->poll || m->event < 0) {
+    m->peer = calloc((size_t)size + 1, sizeof *m->peer);
+    m->address = calloc((size_t)size + 1, sizeof *m->address);
+    if (!m->peer || !m->address || m->event < 0) {
         tcp_free(&m->x);
         return ckpt_nomem(err);
     }
     *ret = m;
     return 0;
-}
-
-/* Which peers are so near that we read their memory, and they ours? Both must. */
-static int meet_near(struct xport_tcp *m, uint64_t until, struct ckpt_err *err)
-{
-    struct ckpt_near own;
-    int rc = 0;
-
-    m->allowed = m->x.size > 1 && ckpt_near_allow();
-    ckpt_near_self(&own, &m->word);
-    for (uint32_t step = 0; step < 4; step++)
-        for (uint32_t r = 0; r < m->x.size && rc == 0; r++) {
-            struct near *n = &m->peer[r].near;
-            const int fd = m->peer[r].data;
-            unsigned char yes = n->is, theirs = 0;
-            if (r == m->x.rank)
-                continue;
-            if (step == 0)
-                rc = ckpt_socket_send_all(fd, &own, sizeof own, until);
-            else if (step == 1 && (rc = ckpt_socket_recv_all(fd, &n->of, sizeof n->of, until)) == 0)
-                n->is = ckpt_near_reach(&n->of);
-            else if (step == 2)
-                rc = ckpt_socket_send_all(fd, &yes, sizeof yes, until);
-            else if (step == 3 &&
-                     (rc = ckpt_socket_recv_all(fd, &theirs, sizeof theirs, until)) == 0)
-                n->is = yes && theirs;
-            if (rc < 0)
-                (void)ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
-        }
-    m->x.near = true;
-    for (uint32_t r = 0; r < m->x.size; r++)
-        m->x.near &= r == m->x.rank || m->peer[r].near.is || m->peer[r].near.of.node != own.node;
-    return rc;
-}
-
-int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char *const *address,
-                     uint32_t timeout_ms, struct ckpt_comm **ret, struct ckpt_err *err)
-{
-    const uint64_t until = ckpt_now_ms() + timeout_ms;
-    struct xport_tcp *m = NULL;
-    int rc = 0;
-
-    if (rank >= size)
-        rc = ckpt_fail(err, CKPT_USAGE, "rank %" PRIu32 " of %" PRIu32, rank, size);
-    if (rc == 0)
-        rc = ckpt_socket_reserve(ckpt_tcp_files(size), err);
-    if (rc == 0)
-        rc = xport_new(rank, size, &m, err);
-    for (uint32_t r = 0; r < rank && rc == 0; r++) {
-        rc = call_rank(address[r], rank, r, 0, until, &m->peer[r].data, err);
-        if (rc == 0)
-            rc = call_rank(address[r], rank, r, 1, until, &m->peer[r].ctl, err);
-    }
-    for (uint32_t k = 0; rc == 0 && k < 2 * (size - rank - 1); k++)
-        rc = accept_rank(m, tcp, until, err);
-    if (rc == 0)
-        rc = meet_near(m, until, err);
-    ckpt_tcp_free(tcp);
-    if (rc < 0) {
-        if (m)
-            tcp_free(&m->x);
-        return -1;
-    }
-    return ckpt_comm_wrap(&m->x, ret, err);
 }

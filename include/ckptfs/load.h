@@ -72,9 +72,10 @@ CKPT_PUBLIC const char *ckpt_tcp_address(const struct ckpt_tcp *tcp);
 CKPT_PUBLIC void ckpt_tcp_free(struct ckpt_tcp *tcp);
 
 /* COLLECTIVE. Connect all ranks. address[r] is the address of rank r, for all `size` ranks. tcp is
- * freed by this call, whether it succeeds or not. Each rank uses two descriptors per other rank:
- * the process's soft limit of open files is raised if necessary. LIMIT: the hard limit does not
- * permit that. TIMEOUT: not all ranks connected within timeout_ms. */
+ * freed by this call, whether it succeeds or not. A rank is connected to its neighbours in a tree
+ * of 32 and, once data is exchanged, to the ranks that it exchanges data with; its listener stays
+ * open for them. The process's soft limit of open files is raised as far as the tree needs it.
+ * LIMIT: the hard limit does not permit that. TIMEOUT: not all ranks connected within timeout_ms. */
 CKPT_PUBLIC int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size,
                                  const char *const *address, uint32_t timeout_ms,
                                  struct ckpt_comm **ret, struct ckpt_err *err);

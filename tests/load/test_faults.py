@@ -359,7 +359,7 @@ def too_few_descriptors(top):
     done = finish(start(copies(top, 1) * 6, "fsdp=6", preexec=[lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))] * 6))
     assert time.monotonic() - begin < SLACK
     for (_, err), status in done:
-        assert status == 1 and re.search(rf"28 connections are needed .* no more than {FILES} ", err), (status, err)
+        assert status == 1 and re.search(rf"\d+ connections are needed .* no more than {FILES} ", err), (status, err)
 
 
 def rates_decide_who_reads(top):

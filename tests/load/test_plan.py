@@ -49,7 +49,8 @@ def many(layout, ranks):
 
 def main():
     for layout, ranks, per_node in (("tp=2,dp=2", 4, 4), ("dp=4", 4, 2), ("fsdp=4", 4, 4), ("tp=2,dp=2", 4, 2), ("tp=2,fsdp=2", 4, 1),
-                                    ("pp=2,dp=2", 4, 3), ("dp=3", 3, 2)):
+                                    ("pp=2,dp=2", 4, 3), ("dp=3", 3, 2),
+                                    ("tp=2,dp=32", 64, 8), ("dp=40", 40, 3))[:7 if SLOW > 1 else None]:
         for readers in ("once", "node", "each"):
             got, said = load(layout, ranks, per_node, readers), plan(layout, ranks, per_node, readers)
             for k in ("readers", "unique_bytes", "needed_bytes"):

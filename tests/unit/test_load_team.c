@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks of one process, over memory and over TCP: several loads on one comm, what comes after a
  * failure, who leaves early, cancelling from elsewhere, waiting. */
+#include <dirent.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -10,7 +11,7 @@
 #include "base/err.h"
 #include "test.h"
 
-enum { MOST = 8, MEET_MS = 20000, DEADLINE_MS = 20000 };
+enum { MOST = 64, MEET_MS = 20000, DEADLINE_MS = 20000 };
 
 struct member;
 typedef void play_fn(struct member *m);
@@ -390,6 +391,49 @@ TEST(load, cancelled_from_another_thread_ends_everywhere)
     ckpt_view_release(view);
 }
 
-TESTS(T(load, one_comm_serves_many_loads), T(load, a_plan_that_is_refused_leaves_the_comm_whole),
+/* ---- many ranks ---- */
+
+static unsigned open_sockets(void)
+{
+    DIR *d = opendir("/proc/self/fd");
+    struct dirent *e;
+    unsigned n = 0;
+
+    while (d && (e = readdir(d))) {
+        char path[300], link[64] = "";
+        (void)snprintf(path, sizeof path, "/proc/self/fd/%s", e->d_name);
+        n += readlink(path, link, sizeof link - 1) > 0 && strncmp(link, "socket:", 7) == 0;
+    }
+    if (d)
+        (void)closedir(d);
+    return n;
+}
+
+/* All are still connected when any of them has counted: they agree after it. */
+static void play_counted(struct member *m)
+{
+    m->rc = load_once(m, "fsdp=32,dp=2", NULL);
+    m->step = (int)open_sockets();
+    if (m->rc == 0)
+        m->rc = ckpt_comm_agree(m->comm, 0, DEADLINE_MS, &m->err);
+}
+
+/* Each talks to the neighbours in the tree, and to the one rank that wants the same: of all pairs
+ * there are 2,016. */
+TEST(load, ranks_connect_to_those_that_they_talk_to)
+{
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
+    struct member m[MOST];
+
+    CHECK(view);
+    team(true, MOST, view, 0, play_counted, m);
+    check_good(m, MOST);
+    for (uint32_t r = 0; r < MOST; r++) /* a listener each; both ends of what is connected */
+        assert_in_range(m[r].step, MOST + 2 * (MOST - 1), MOST + 2 * (MOST - 1) + MOST);
+    ckpt_view_release(view);
+}
+
+TESTS(T(load, ranks_connect_to_those_that_they_talk_to), T(load, one_comm_serves_many_loads),
+      T(load, a_plan_that_is_refused_leaves_the_comm_whole),
       T(load, the_least_budget_that_an_error_names_is_enough),
       T(load, who_leaves_is_missed_at_once), T(load, cancelled_from_another_thread_ends_everywhere))
