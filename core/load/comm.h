@@ -45,7 +45,7 @@ static inline bool ckpt_tree_neighbour(uint32_t rank, uint32_t size, uint32_t i,
 enum ckpt_ctl {
     CKPT_CTL_ROUND = 1, /* to the rank above, about all below */
     CKPT_CTL_ANSWER,    /* rank 0's, handed on to the ranks below */
-    CKPT_CTL_ALIVE,     /* and in how many rounds it has had its say (uint32_t) */
+    CKPT_CTL_ALIVE,     /* and how far its rounds are (struct ckpt_rounds) */
     CKPT_CTL_ABORT,
     CKPT_CTL_ASSIST, /* read this for me */
     CKPT_CTL_ASSISTED,
@@ -62,14 +62,19 @@ struct ckpt_ctl_message {
     unsigned char *data; /* after the head too: whole */
 };
 
+/* In how many rounds a rank has sent up what it has to say, and handed down the answer. */
+struct ckpt_rounds {
+    uint32_t up, down;
+};
+
 struct ckpt_comm {
     struct ckpt_xport *x;
     uint32_t epoch;                /* of the load that runs */
     uint32_t round;                /* number of the next round */
-    uint32_t said;                 /* rounds in which this rank has sent up what it has to say */
+    struct ckpt_rounds said;       /* of this rank */
     struct ckpt_ctl_message *held; /* that nobody waited for yet */
     uint64_t *heard_ms;            /* per rank: the last message */
-    uint32_t *said_by;             /* per rank: its `said`, as it told when it lived */
+    struct ckpt_rounds *said_by;   /* per rank: as it told when it lived */
     uint64_t *gone_poll;           /* per rank: the poll after which it was seen to be gone */
     uint64_t npoll;
     uint64_t alive_ms; /* when we last said that we live */

@@ -189,7 +189,7 @@ static int check_peer(struct ckpt_round *r, uint32_t peer, struct ckpt_err *err)
 
     if (ckpt_comm_lost(comm, peer))
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", peer);
-    if (comm->said_by[peer] > r->number)
+    if (comm->said_by[peer].up > r->number)
         return ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", peer);
     if (ckpt_now_ms() - comm->heard_ms[peer] > r->timeout_ms)
         return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not answer within %.1f s", peer,
@@ -265,7 +265,7 @@ static int send_up(struct ckpt_round *r, struct ckpt_err *err)
         return ckpt_nomem(err);
     }
     r->sent = true;
-    comm->said = r->number + 1;
+    comm->said.up = r->number + 1;
     rc = comm->x->ops->ctl_send(comm->x, ckpt_tree_parent(comm->x->rank), s.ptr, s.len, &gone);
     ckpt_str_release(&s);
     if (rc < 0 && !is_held(comm, CKPT_CTL_ANSWER, r->number)) /* it may have answered and gone */
@@ -333,6 +333,7 @@ static int answer_all(struct ckpt_round *r, struct ckpt_err *err)
         return ckpt_nomem(err);
     }
     hand_on(r->comm, out.ptr, out.len);
+    r->comm->said.down = r->number + 1;
     r->answer->data = (unsigned char *)out.ptr;
     r->answer->len = out.len;
     return 0;
@@ -350,11 +351,14 @@ static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
 
     if ((r->answer = take_held(comm, CKPT_CTL_ANSWER, r->number))) {
         hand_on(comm, r->answer->data, r->answer->len);
+        comm->said.down = r->number + 1;
         return 0;
     }
     /* the rank above notices first who is missing, and says so: it gets more time */
     if (ckpt_comm_lost(comm, up))
         (void)ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", up);
+    else if (comm->said_by[up].down > r->number)
+        (void)ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", up);
     else if (ckpt_now_ms() - comm->heard_ms[up] > (uint64_t)r->timeout_ms * 3 / 2 + 1000)
         (void)ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not answer within %.1f s", up,
                         r->timeout_ms * 1.5 / 1000 + 1);
