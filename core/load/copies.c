@@ -143,17 +143,3 @@ int ckpt_copies_place(struct ckpt_copies *c, const struct ckpt_target *target,
     ckpt_ndcopy_init(&n, axis, part->rank, 0); /* without runs: sizes differ */
     return push_cast(c, &n, to, target->dtype, at, src_dtype, err);
 }
-
-int ckpt_copies_out(struct ckpt_copies *c, void *dst, const struct ckpt_box *part, const void *src,
-                    const struct ckpt_box *src_box, size_t esize, struct ckpt_err *err)
-{
-    uint64_t from[CKPT_MAX_RANK], to[CKPT_MAX_RANK];
-    const uint64_t at = (uint64_t)(uintptr_t)src + ckpt_place_from(part, src_box, from) * esize;
-    struct ckpt_step_axis axis[CKPT_MAX_RANK];
-    struct ckpt_ndcopy n;
-
-    ckpt_shape_strides(part->n, part->rank, to);
-    ckpt_place_axes(part, to, esize, from, esize, axis);
-    ckpt_ndcopy_init(&n, axis, part->rank, esize);
-    return push_plain(c, &n, (uint64_t)(uintptr_t)dst, at, err);
-}

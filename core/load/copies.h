@@ -20,11 +20,9 @@ struct ckpt_copies {
 /* Most descriptors that a copy of this box takes. */
 uint64_t ckpt_copies_most(const struct ckpt_box *part);
 
-/* Append what ckpt_place, ckpt_place_out would do. LIMIT: no room, or too large a part. */
+/* Append what ckpt_place would do. LIMIT: no room, or too large a part. */
 int ckpt_copies_place(struct ckpt_copies *c, const struct ckpt_target *target,
                       const struct ckpt_box *part, const void *src, const struct ckpt_box *src_box,
                       enum ckpt_dtype src_dtype, struct ckpt_err *err);
-int ckpt_copies_out(struct ckpt_copies *c, void *dst, const struct ckpt_box *part, const void *src,
-                    const struct ckpt_box *src_box, size_t esize, struct ckpt_err *err);
 
 #endif

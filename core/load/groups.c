@@ -8,12 +8,10 @@
 
 #include "base/ckd.h"
 #include "base/err.h"
-#include "base/map.h"
 #include "base/mem.h"
+#include "load/members.h"
 
 enum { MAX_CELLS = 1 << 20, WIDE_PART = 64 };
-
-typedef CKPT_VEC(uint32_t) u32_vec;
 
 /* One part of an entry of a class: a box, which some ranks want. */
 struct demand {
@@ -23,34 +21,19 @@ struct demand {
                        ones left out */
 };
 
-/* The ranks that have one part of a placement, or all of a class. */
-struct part_ranks {
-    uint32_t class, spec, part; /* its key in the map */
-    u32_vec rank;
-};
-
-/* Lists of numbers, and what is known of each; the map's keys are the lists. */
-struct known_lists {
-    struct ckpt_map map;
-    CKPT_VEC(uint32_t *) list;
-};
-
 struct finder {
     const struct ckpt_roster *roster;
-    const struct ckpt_sharing *sharing;
     uint32_t self;
+    struct ckpt_members members;
     bool *near; /* classes of which some ranks share with this one */
-    CKPT_VEC(struct part_ranks *) parts;
-    struct ckpt_map part_map, group_map; /* by class, spec and part; by ranks */
-    struct known_lists unions;           /* of parts: the group of their ranks */
     ckpt_groups *groups;
     ckpt_group_boxes *boxes;
     /* of the tensor at hand */
     uint32_t tensor, class, entry;
     CKPT_VEC(struct demand) demands;
-    struct known_lists seen; /* sets of demands whose boxes are known */
-    uint32_t order;          /* the dimension along which demands are sorted */
-    u32_vec wide;            /* demands that reach far along it, as one that wants all does */
+    struct ckpt_known_lists seen; /* sets of demands whose boxes are known */
+    uint32_t order;               /* the dimension along which demands are sorted */
+    ckpt_numbers wide;            /* demands that reach far along it, as one that wants all does */
     uint64_t cells;
     struct ckpt_err *err;
 };
@@ -62,47 +45,7 @@ void ckpt_groups_release(ckpt_groups *groups)
     ckpt_vec_release(groups);
 }
 
-static void forget_lists(struct known_lists *k)
-{
-    for (size_t i = 0; i < k->list.len; i++)
-        free(k->list.ptr[i]);
-    ckpt_vec_release(&k->list);
-    ckpt_map_release(&k->map);
-}
-
-/* Remember a value for a list, or find the one that was. */
-static int know_list(struct known_lists *k, const uint32_t *list, size_t n, uint32_t value,
-                     bool *ret_new)
-{
-    uint32_t *copy = malloc((n + 1) * sizeof *copy), was;
-
-    if (copy)
-        memcpy(copy, list, n * sizeof *list);
-    if (!copy || ckpt_vec_reserve(&k->list, 1) < 0 ||
-        ckpt_map_put(&k->map, (const char *)copy, n * sizeof *copy, value, &was, ret_new) < 0) {
-        free(copy);
-        return -1;
-    }
-    if (*ret_new)
-        k->list.ptr[k->list.len++] = copy;
-    else
-        free(copy);
-    return 0;
-}
-
-/* ---- ranks ---- */
-
-static bool shares(const struct finder *f, uint32_t rank)
-{
-    switch (f->sharing->readers) {
-    case CKPT_READERS_EACH:
-        return rank == f->self;
-    case CKPT_READERS_NODE:
-        return f->sharing->node[rank] == f->sharing->node[f->self];
-    default:
-        return true;
-    }
-}
+/* ---- demands ---- */
 
 static int u32_cmp(const void *pa, const void *pb)
 {
@@ -111,159 +54,27 @@ static int u32_cmp(const void *pa, const void *pb)
     return (a > b) - (a < b);
 }
 
-struct listing {
-    const struct finder *f;
-    struct part_ranks *to;
-};
-
-static int list_rank(void *ctx, uint32_t rank)
-{
-    const struct listing *l = ctx;
-
-    if (l->f->roster->class_of[rank] != l->to->class || !shares(l->f, rank))
-        return 0;
-    return ckpt_vec_push(&l->to->rank, rank);
-}
-
-static int list_ranks(struct finder *f, struct part_ranks *p)
-{
-    const struct ckpt_roster *r = f->roster;
-    struct listing l = {f, p};
-    int rc = 0;
-
-    if (p->spec != CKPT_NONE) {
-        rc = ckpt_spec_ranks(&r->table[p->class], &r->table[p->class].specs.ptr[p->spec], p->part,
-                             list_rank, &l);
-    } else {
-        for (uint32_t i = r->class_first[p->class]; i < r->class_first[p->class + 1] && rc == 0;
-             i++)
-            rc = list_rank(&l, r->class_rank[i]);
-    }
-    if (p->rank.len)
-        qsort(p->rank.ptr, p->rank.len, sizeof *p->rank.ptr, u32_cmp);
-    return rc < 0 ? ckpt_nomem(f->err) : 0;
-}
-
-/* The number of the ranks that have a demand; CKPT_NONE and *err. */
-static uint32_t part_of(struct finder *f, const struct demand *d)
-{
-    const uint32_t key[3] = {d->class, f->roster->table[d->class].entries.ptr[d->entry].spec,
-                             d->part};
-    uint32_t number;
-    bool new;
-
-    if (ckpt_map_get(&f->part_map, (const char *)key, sizeof key, &number))
-        return number;
-    struct part_ranks *p = calloc(1, sizeof *p);
-    if (p)
-        memcpy(&p->class, key, sizeof key);
-    if (!p || ckpt_vec_push(&f->parts, p) < 0) {
-        free(p);
-        return (void)ckpt_nomem(f->err), CKPT_NONE;
-    }
-    if (list_ranks(f, p) < 0 || ckpt_map_put(&f->part_map, (const char *)&p->class, sizeof key,
-                                             (uint32_t)f->parts.len - 1, &number, &new) < 0)
-        return (void)ckpt_nomem(f->err), CKPT_NONE;
-    return number;
-}
-
-/* ---- groups ---- */
-
-static int group_cmp(const struct ckpt_group *a, const struct ckpt_group *b)
-{
-    if (a->n != b->n)
-        return a->n < b->n ? -1 : 1;
-    for (uint32_t i = 0; i < a->n; i++)
-        if (a->rank[i] != b->rank[i])
-            return a->rank[i] < b->rank[i] ? -1 : 1;
-    return 0;
-}
-
-/* The group of these ranks (sorted, each once). */
-static uint32_t group_of_ranks(struct finder *f, const u32_vec *rank)
-{
-    const size_t len = rank->len * sizeof *rank->ptr;
-    struct ckpt_group g = {.n = (uint32_t)rank->len};
-    uint32_t number;
-    bool new;
-
-    if (ckpt_map_get(&f->group_map, (const char *)rank->ptr, len, &number))
-        return number;
-    while (g.self < g.n && rank->ptr[g.self] != f->self)
-        g.self++;
-    if ((g.rank = malloc(len + 1)))
-        memcpy(g.rank, rank->ptr, len);
-    if (!g.rank || ckpt_vec_push(f->groups, g) < 0) {
-        free(g.rank);
-        return (void)ckpt_nomem(f->err), CKPT_NONE;
-    }
-    if (ckpt_map_put(&f->group_map, (const char *)g.rank, len, (uint32_t)f->groups->len - 1,
-                     &number, &new) < 0)
-        return (void)ckpt_nomem(f->err), CKPT_NONE;
-    return number;
-}
-
-static int unite(struct finder *f, const u32_vec *part, u32_vec *rank)
-{
-    size_t out = 0;
-
-    for (size_t i = 0; i < part->len; i++) {
-        const u32_vec *more = &f->parts.ptr[part->ptr[i]]->rank;
-        if (ckpt_vec_reserve(rank, more->len + 1) < 0)
-            return ckpt_nomem(f->err);
-        if (more->len)
-            memcpy(rank->ptr + rank->len, more->ptr, more->len * sizeof *more->ptr);
-        rank->len += more->len;
-    }
-    if (part->len > 1)
-        qsort(rank->ptr, rank->len, sizeof *rank->ptr, u32_cmp);
-    for (size_t i = 0; i < rank->len; i++)
-        if (out == 0 || rank->ptr[out - 1] != rank->ptr[i])
-            rank->ptr[out++] = rank->ptr[i];
-    rank->len = out;
-    return 0;
-}
-
-/* Which parts' ranks have one of these demands; sorted, each once. */
-static int parts_of(struct finder *f, const uint32_t *demand, size_t n, u32_vec *part)
-{
-    size_t out = 0;
-
-    if (ckpt_vec_reserve(part, n + 1) < 0)
-        return ckpt_nomem(f->err);
-    for (size_t i = 0; i < n; i++)
-        if ((part->ptr[i] = part_of(f, &f->demands.ptr[demand[i]])) == CKPT_NONE)
-            return -1;
-    if (n > 1)
-        qsort(part->ptr, n, sizeof *part->ptr, u32_cmp);
-    for (size_t i = 0; i < n; i++)
-        if (out == 0 || part->ptr[out - 1] != part->ptr[i])
-            part->ptr[out++] = part->ptr[i];
-    part->len = out;
-    return 0;
-}
-
 /* The group of all ranks that have one of these demands; CKPT_NONE and *err. */
 static uint32_t group_of(struct finder *f, const uint32_t *demand, size_t n)
 {
-    u32_vec part = {0}, rank = {0};
+    ckpt_numbers part = {0};
     uint32_t group = CKPT_NONE;
-    bool new;
 
-    if (parts_of(f, demand, n, &part) == 0 &&
-        !ckpt_map_get(&f->unions.map, (const char *)part.ptr, part.len * sizeof *part.ptr,
-                      &group) &&
-        unite(f, &part, &rank) == 0) {
-        group = group_of_ranks(f, &rank);
-        if (group != CKPT_NONE && know_list(&f->unions, part.ptr, part.len, group, &new) < 0)
-            group = ((void)ckpt_nomem(f->err), CKPT_NONE);
+    if (ckpt_vec_reserve(&part, n + 1) < 0)
+        return (void)ckpt_nomem(f->err), CKPT_NONE;
+    for (size_t i = 0; i < n; i++) {
+        const struct demand *d = &f->demands.ptr[demand[i]];
+        const uint32_t number = ckpt_members_part(&f->members, d->class, d->entry, d->part);
+        if (number != CKPT_NONE)
+            part.ptr[part.len++] = number;
     }
+    if (n > 1)
+        qsort(part.ptr, part.len, sizeof *part.ptr, u32_cmp);
+    if (part.len == n)
+        group = ckpt_members_group(&f->members, &part);
     ckpt_vec_release(&part);
-    ckpt_vec_release(&rank);
     return group;
 }
-
-/* ---- demands ---- */
 
 static int add_demand(void *ctx, uint32_t part, const struct ckpt_box *box)
 {
@@ -311,10 +122,10 @@ static int tidy(struct finder *f)
         const struct demand *d = &f->demands.ptr[i];
         if (out && identity_cmp(&f->demands.ptr[out - 1], d) == 0)
             continue;
-        const uint32_t part = part_of(f, d);
+        const uint32_t part = ckpt_members_part(&f->members, d->class, d->entry, d->part);
         if (part == CKPT_NONE)
             return -1;
-        if (f->parts.ptr[part]->rank.len)
+        if (f->members.parts.ptr[part]->rank.len)
             f->demands.ptr[out++] = *d;
     }
     f->demands.len = out;
@@ -402,7 +213,7 @@ static int sort_demands(struct finder *f)
 }
 
 /* The demands that overlap with a box, ascending. */
-static int overlapping(const struct finder *f, const struct ckpt_box *box, u32_vec *out)
+static int overlapping(const struct finder *f, const struct ckpt_box *box, ckpt_numbers *out)
 {
     const uint32_t d = f->order;
     size_t lo = 0, hi = f->demands.len;
@@ -431,7 +242,7 @@ struct sweep {
     const struct ckpt_box *within;
     struct ckpt_box cell;
     int (*leaf)(struct sweep *s, const uint32_t *demand, size_t n);
-    const u32_vec *set; /* for keep_cell: the demands that are to meet */
+    const ckpt_numbers *set; /* for keep_cell: the demands that are to meet */
     uint32_t group;
     struct ckpt_box run; /* cells in a row that are one box */
     bool running;
@@ -522,11 +333,11 @@ static int keep_cell(struct sweep *s, const uint32_t *demand, size_t n)
 
 /* The boxes in which these demands meet and no others: all of where they meet, less the others.
  * This does not depend on whose wants are looked at, so all ranks of the group find the same. */
-static int emit_set(struct finder *f, const u32_vec *set)
+static int emit_set(struct finder *f, const ckpt_numbers *set)
 {
     struct ckpt_box meet = f->demands.ptr[set->ptr[0]].box, both;
     struct sweep s = {.f = f, .within = &meet, .leaf = keep_cell, .set = set};
-    u32_vec near = {0};
+    ckpt_numbers near = {0};
 
     for (size_t i = 1; i < set->len; i++) {
         (void)ckpt_box_intersect(&meet, &f->demands.ptr[set->ptr[i]].box, &both);
@@ -552,11 +363,11 @@ static int see_set(struct sweep *s, const uint32_t *demand, size_t n)
     struct finder *f = s->f;
     bool new;
 
-    if (know_list(&f->seen, demand, n, 0, &new) < 0)
+    if (ckpt_lists_know(&f->seen, demand, n, 0, &new) < 0)
         return ckpt_nomem(f->err);
     if (!new)
         return 0;
-    const u32_vec set = {f->seen.list.ptr[f->seen.list.len - 1], n, n};
+    const ckpt_numbers set = {f->seen.list.ptr[f->seen.list.len - 1], n, n};
     return emit_set(f, &set);
 }
 
@@ -592,11 +403,11 @@ static bool all_alike(const struct finder *f, const struct ckpt_box *own)
 
 static int find_in_tensor(struct finder *f, box_vec *own)
 {
-    u32_vec all = {0};
+    ckpt_numbers all = {0};
     int rc = own_boxes(f, own);
 
     f->demands.len = 0;
-    forget_lists(&f->seen);
+    ckpt_lists_forget(&f->seen);
     for (size_t i = 0; i < own->len && rc == 0; i++)
         rc = collect(f, &own->ptr[i]);
     if (rc < 0 || own->len == 0)
@@ -625,6 +436,16 @@ static int find_in_tensor(struct finder *f, box_vec *own)
 }
 
 /* ---- all of them ---- */
+
+static int group_cmp(const struct ckpt_group *a, const struct ckpt_group *b)
+{
+    if (a->n != b->n)
+        return a->n < b->n ? -1 : 1;
+    for (uint32_t i = 0; i < a->n; i++)
+        if (a->rank[i] != b->rank[i])
+            return a->rank[i] < b->rank[i] ? -1 : 1;
+    return 0;
+}
 
 static int order_cmp(const void *pa, const void *pb, void *groups)
 {
@@ -661,12 +482,12 @@ static int find_near(struct finder *f)
 {
     if (!(f->near = calloc((size_t)f->roster->nclass + 1, sizeof *f->near)))
         return ckpt_nomem(f->err);
-    if (f->sharing->readers == CKPT_READERS_EACH) {
+    if (f->members.sharing->readers == CKPT_READERS_EACH) {
         f->near[f->roster->class_of[f->self]] = true;
         return 0;
     }
     for (uint32_t r = 0; r < f->roster->nrank; r++)
-        if (shares(f, r))
+        if (ckpt_members_share(&f->members, r))
             f->near[f->roster->class_of[r]] = true;
     return 0;
 }
@@ -675,28 +496,20 @@ int ckpt_groups_find(const struct ckpt_roster *roster, uint32_t self,
                      const struct ckpt_sharing *sharing, ckpt_groups *groups,
                      ckpt_group_boxes *boxes, struct ckpt_err *err)
 {
-    struct finder f = {.roster = roster,
-                       .sharing = sharing,
-                       .self = self,
-                       .groups = groups,
-                       .boxes = boxes,
-                       .err = err};
+    struct finder f = {
+        .roster = roster, .self = self, .groups = groups, .boxes = boxes, .err = err};
     box_vec own = {0};
+
+    f.members = (struct ckpt_members){
+        .roster = roster, .sharing = sharing, .self = self, .groups = groups, .err = err};
     int rc = find_near(&f);
 
     for (f.tensor = 0; f.tensor < roster->cat->tensors.len && rc == 0; f.tensor++)
         rc = find_in_tensor(&f, &own);
     if (rc == 0)
         rc = sort_groups(&f);
-    for (size_t i = 0; i < f.parts.len; i++) {
-        ckpt_vec_release(&f.parts.ptr[i]->rank);
-        free(f.parts.ptr[i]);
-    }
-    ckpt_vec_release(&f.parts);
-    ckpt_map_release(&f.part_map);
-    ckpt_map_release(&f.group_map);
-    forget_lists(&f.unions);
-    forget_lists(&f.seen);
+    ckpt_members_release(&f.members);
+    ckpt_lists_forget(&f.seen);
     ckpt_vec_release(&f.demands);
     ckpt_vec_release(&f.wide);
     ckpt_vec_release(&own);

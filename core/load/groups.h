@@ -9,18 +9,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include <ckptfs/load.h>
-
 #include "base/err.h"
 #include "base/vec.h"
+#include "load/members.h"
 #include "load/roster.h"
 #include "tensor/box.h"
-
-struct ckpt_group {
-    uint32_t n, self; /* ranks; which of them this rank is */
-    uint32_t *rank;   /* ascending */
-};
-typedef CKPT_VEC(struct ckpt_group) ckpt_groups;
 
 /* A box that all ranks of a group want, and nobody else does. */
 struct ckpt_group_box {
@@ -28,12 +21,6 @@ struct ckpt_group_box {
     uint32_t tensor, group;
 };
 typedef CKPT_VEC(struct ckpt_group_box) ckpt_group_boxes;
-
-/* Which ranks may share what they read: all (ONCE), those of one node (NODE), or none (EACH). */
-struct ckpt_sharing {
-    enum ckpt_readers readers;
-    const uint32_t *node; /* of each rank */
-};
 
 /* The groups of rank `self`, in an order that is the same on all ranks, and their boxes by tensor.
  * LIMIT: the wanted boxes overlap in too many ways. */

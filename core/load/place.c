@@ -40,30 +40,6 @@ static void copy_init(struct ckpt_ndcopy *c, const struct ckpt_box *part, const 
     ckpt_ndcopy_init(c, axis, part->rank, esize);
 }
 
-const void *ckpt_place_run(const struct ckpt_box *part, const void *src,
-                           const struct ckpt_box *src_box, size_t esize)
-{
-    uint64_t from[CKPT_MAX_RANK], to[CKPT_MAX_RANK];
-    uint64_t off = ckpt_place_from(part, src_box, from);
-    struct ckpt_ndcopy c;
-
-    ckpt_shape_strides(part->n, part->rank, to);
-    copy_init(&c, part, to, esize, from, esize);
-    return c.naxis == 0 ? (const unsigned char *)src + off * esize : NULL;
-}
-
-void ckpt_place_out(void *dst, const struct ckpt_box *part, const void *src,
-                    const struct ckpt_box *src_box, size_t esize)
-{
-    uint64_t from[CKPT_MAX_RANK], to[CKPT_MAX_RANK];
-    uint64_t off = ckpt_place_from(part, src_box, from);
-    struct ckpt_ndcopy c;
-
-    ckpt_shape_strides(part->n, part->rank, to);
-    copy_init(&c, part, to, esize, from, esize);
-    ckpt_ndcopy_run(&c, dst, (const unsigned char *)src + off * esize);
-}
-
 /* Cast over dimensions d..; the innermost in runs where both sides are dense. */
 static void cast_axes(const struct ckpt_target *t, const struct ckpt_box *part, uint32_t d,
                       unsigned char *dst, const unsigned char *src, const uint64_t *src_stride,

@@ -30,12 +30,4 @@ void ckpt_place_axes(const struct ckpt_box *part, const uint64_t *dst, size_t ds
 void ckpt_place(const struct ckpt_target *target, const struct ckpt_box *part, const void *src,
                 const struct ckpt_box *src_box, enum ckpt_dtype src_dtype);
 
-/* Copy `part` out of memory that holds src_box, without holes. */
-void ckpt_place_out(void *dst, const struct ckpt_box *part, const void *src,
-                    const struct ckpt_box *src_box, size_t esize);
-
-/* Where `part` begins in memory that holds src_box, if it is one run there; else NULL. */
-const void *ckpt_place_run(const struct ckpt_box *part, const void *src,
-                           const struct ckpt_box *src_box, size_t esize);
-
 #endif

@@ -56,6 +56,31 @@ struct ckpt_xfer_queue {
     struct ckpt_xfer *head, **tail;
 };
 
+static inline void ckpt_queue_init(struct ckpt_xfer_queue *q)
+{
+    q->head = NULL;
+    q->tail = &q->head;
+}
+
+static inline void ckpt_queue_pop(struct ckpt_xfer_queue *q)
+{
+    if (!(q->head = q->head->next))
+        q->tail = &q->head;
+}
+
+static inline struct ckpt_xfer *ckpt_queue_take(struct ckpt_xfer_queue *q, uint64_t number)
+{
+    struct ckpt_xfer **at = &q->head, *t;
+
+    while (*at && (*at)->at != number)
+        at = &(*at)->next;
+    if (!(t = *at))
+        return NULL;
+    if (!(*at = t->next))
+        q->tail = at;
+    return t;
+}
+
 /* A control message on its way. */
 struct ckpt_tcp_frame {
     uint32_t len, from, to;
@@ -154,6 +179,24 @@ int ckpt_tcp_join(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char
 
 /* The addresses of all ranks; look which of them are so near that we read their memory. */
 int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct ckpt_err *err);
+
+/* ---- tcp_near.c ---- */
+
+/* Post a transfer with a near peer. *ret_done: it need not be queued. */
+int ckpt_tcp_near_post(struct ckpt_tcp_near *n, struct ckpt_xfer *t, bool *ret_done,
+                       struct ckpt_err *err);
+/* What was posted before the peer was connected is said now. */
+int ckpt_tcp_near_open(struct ckpt_tcp_peer *p, struct ckpt_err *err);
+/* -1: the connection is over, or its memory can't be read. */
+int ckpt_tcp_near_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved);
+void ckpt_tcp_near_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n);
+
+/* As in ckpt_xport_ops. */
+bool ckpt_tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
+                    size_t off);
+void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t);
+
+/* ---- xport_tcp.c ---- */
 
 /* A new transport, not connected. */
 int ckpt_tcp_new(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, struct ckpt_xport_tcp **ret,

@@ -24,137 +24,6 @@ enum { MAX_CTL = 1 << 30, FLUSH_MS = 2000 };
 
 static struct ckpt_xport_tcp *self(struct ckpt_xport *x) { return (struct ckpt_xport_tcp *)x; }
 
-static void queue_init(struct ckpt_xfer_queue *q)
-{
-    q->head = NULL;
-    q->tail = &q->head;
-}
-
-static void queue_pop(struct ckpt_xfer_queue *q)
-{
-    if (!(q->head = q->head->next))
-        q->tail = &q->head;
-}
-
-static struct ckpt_xfer *queue_take(struct ckpt_xfer_queue *q, uint64_t number)
-{
-    struct ckpt_xfer **at = &q->head, *t;
-
-    while (*at && (*at)->at != number)
-        at = &(*at)->next;
-    if (!(t = *at))
-        return NULL;
-    if (!(*at = t->next))
-        q->tail = at;
-    return t;
-}
-
-/* ---- near peers ---- */
-
-static void lies_at(struct ckpt_xfer *t, uint64_t address)
-{
-    t->priv.word = address;
-    t->there = true;
-    atomic_store(&t->done, true);
-}
-
-static int say(struct ckpt_tcp_near *n, uint64_t number, uint64_t address)
-{
-    const struct ckpt_tcp_note note = {number, address};
-
-    return ckpt_vec_push(&n->out, note);
-}
-
-/* True: it is posted, and need not be queued. */
-static int near_post(struct ckpt_tcp_near *n, struct ckpt_xfer *t, bool *ret_done,
-                     struct ckpt_err *err)
-{
-    *ret_done = false;
-    if (t->send) {
-        t->at = n->nsend++;
-        return say(n, t->at, (uint64_t)(uintptr_t)t->buf) < 0 ? ckpt_nomem(err) : 0;
-    }
-    t->at = n->nrecv++;
-    if (n->nearly < n->early.len) {
-        lies_at(t, n->early.ptr[n->nearly++]);
-        *ret_done = true;
-    }
-    if (n->nearly == n->early.len)
-        n->nearly = n->early.len = 0;
-    return 0;
-}
-
-static int hear(struct ckpt_tcp_peer *p, const struct ckpt_tcp_note *note)
-{
-    struct ckpt_tcp_near *n = &p->near;
-    struct ckpt_xfer *t;
-
-    if (note->address == 0) {
-        if (!(t = queue_take(&p->send, note->number)))
-            return -1;
-        atomic_store(&t->done, true);
-        return 0;
-    }
-    if (!p->recv.head)
-        return ckpt_vec_push(&n->early, note->address);
-    if (p->recv.head->at != note->number)
-        return -1;
-    t = queue_take(&p->recv, note->number);
-    lies_at(t, note->address);
-    return 0;
-}
-
-static bool tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
-                      size_t off)
-{
-    struct ckpt_xport_tcp *m = self(x);
-    struct ckpt_tcp_near *n = &m->peer[t->peer]->near;
-
-    if (ckpt_near_read(&n->of, buf, len, t->priv.word + off))
-        return true;
-    (void)pthread_mutex_lock(&m->lock);
-    n->lost = true;
-    (void)pthread_mutex_unlock(&m->lock);
-    x->ops->kick(x);
-    return false;
-}
-
-static void tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
-{
-    struct ckpt_xport_tcp *m = self(x);
-    struct ckpt_tcp_near *n = &m->peer[t->peer]->near;
-    const struct ckpt_tcp_note note = {t->at, 0};
-
-    (void)pthread_mutex_lock(&m->lock);
-    n->lost |= ckpt_vec_push(&n->taken, note) < 0;
-    (void)pthread_mutex_unlock(&m->lock);
-    x->ops->kick(x);
-}
-
-/* What the workers did; false: they could not. */
-static bool near_collect(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n)
-{
-    bool good;
-
-    (void)pthread_mutex_lock(&m->lock);
-    good = !n->lost && ckpt_vec_reserve(&n->out, n->taken.len + 1) == 0;
-    for (size_t i = 0; i < n->taken.len && good; i++)
-        n->out.ptr[n->out.len++] = n->taken.ptr[i];
-    n->taken.len = 0;
-    (void)pthread_mutex_unlock(&m->lock);
-    return good;
-}
-
-static void near_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n)
-{
-    (void)pthread_mutex_lock(&m->lock);
-    ckpt_vec_release(&n->taken);
-    (void)pthread_mutex_unlock(&m->lock);
-    ckpt_vec_release(&n->early);
-    ckpt_vec_release(&n->out);
-    n->nearly = n->out_at = n->in_at = 0;
-}
-
 /* ---- peers ---- */
 
 struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
@@ -169,8 +38,8 @@ struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
     }
     p->rank = rank;
     p->data = p->ctl = -1;
-    queue_init(&p->send);
-    queue_init(&p->recv);
+    ckpt_queue_init(&p->send);
+    ckpt_queue_init(&p->recv);
     p->out_tail = &p->out;
     return m->peer[rank] = p;
 }
@@ -187,7 +56,7 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
     if (p->state == CKPT_TCP_CLOSED || p->gone || self(x)->cancelled)
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", t->peer);
     bool done = false;
-    if (p->state == CKPT_TCP_OPEN && p->near.is && near_post(&p->near, t, &done, err) < 0)
+    if (p->state == CKPT_TCP_OPEN && p->near.is && ckpt_tcp_near_post(&p->near, t, &done, err) < 0)
         return -1;
     if (done)
         return 0;
@@ -208,7 +77,7 @@ static int push_data(struct ckpt_tcp_peer *p, bool *moved)
         *moved = true;
         t->at += (size_t)n;
         if (t->at == t->len) {
-            queue_pop(&p->send);
+            ckpt_queue_pop(&p->send);
             atomic_store(&t->done, true);
         }
     }
@@ -227,71 +96,18 @@ static int pull_data(struct ckpt_tcp_peer *p, bool *moved)
         *moved = true;
         t->at += (size_t)n;
         if (t->at == t->len) {
-            queue_pop(&p->recv);
+            ckpt_queue_pop(&p->recv);
             atomic_store(&t->done, true);
         }
     }
     return 0;
 }
 
-static int push_notes(struct ckpt_tcp_near *n, int fd, bool *moved)
-{
-    const size_t all = n->out.len * sizeof *n->out.ptr;
-
-    while (n->out_at < all) {
-        ssize_t got = send(fd, (char *)n->out.ptr + n->out_at, all - n->out_at, MSG_NOSIGNAL);
-        if (got < 0)
-            return ckpt_socket_would_block() ? 0 : -1;
-        *moved = true;
-        n->out_at += (size_t)got;
-    }
-    n->out.len = n->out_at = 0;
-    return 0;
-}
-
-static int pull_notes(struct ckpt_tcp_peer *p, bool *moved)
-{
-    struct ckpt_tcp_near *n = &p->near;
-
-    for (;;) {
-        ssize_t got = recv(p->data, (char *)&n->in + n->in_at, sizeof n->in - n->in_at, 0);
-        if (got < 0)
-            return ckpt_socket_would_block() ? 0 : -1;
-        if (got == 0)
-            return -1;
-        *moved = true;
-        n->in_at += (size_t)got;
-        if (n->in_at < sizeof n->in)
-            continue;
-        n->in_at = 0;
-        if (hear(p, &n->in) < 0)
-            return -1;
-    }
-}
-
 static int move_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
-    if (!p->near.is)
-        return push_data(p, moved) < 0 || pull_data(p, moved) < 0 ? -1 : 0;
-    p->near.failed = !near_collect(m, &p->near);
-    return p->near.failed || push_notes(&p->near, p->data, moved) < 0 || pull_notes(p, moved) < 0
-               ? -1
-               : 0;
-}
-
-/* What was posted before a near peer was connected is said now. */
-static int open_near(struct ckpt_tcp_peer *p, struct ckpt_err *err)
-{
-    if (!p->near.is || p->near.nsend || p->near.nrecv)
-        return 0;
-    for (struct ckpt_xfer *t = p->send.head; t; t = t->next) {
-        bool ignored;
-        if (near_post(&p->near, t, &ignored, err) < 0)
-            return -1;
-    }
-    for (struct ckpt_xfer *t = p->recv.head; t; t = t->next)
-        t->at = p->near.nrecv++;
-    return 0;
+    if (p->near.is)
+        return ckpt_tcp_near_move(m, p, moved);
+    return push_data(p, moved) < 0 || pull_data(p, moved) < 0 ? -1 : 0;
 }
 
 /* ---- control messages ---- */
@@ -418,7 +234,7 @@ static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool
         ckpt_socket_close(&p->ctl);
         p->gone = true;
     }
-    if (p->state == CKPT_TCP_OPEN && open_near(p, err) < 0)
+    if (p->state == CKPT_TCP_OPEN && ckpt_tcp_near_open(p, err) < 0)
         return -1;
     if (p->state == CKPT_TCP_OPEN && move_data(m, p, moved) < 0) {
         ckpt_socket_close(&p->data);
@@ -536,11 +352,11 @@ static bool tcp_cancel(struct ckpt_xport *x)
         atomic_store(&m->tcp->word, 0); /* before any buffer goes */
     for (size_t i = 0; i < m->active.len; i++) {
         struct ckpt_tcp_peer *p = m->active.ptr[i];
-        near_clear(m, &p->near);
+        ckpt_tcp_near_clear(m, &p->near);
         ckpt_socket_close(&p->data);
         p->state = CKPT_TCP_CLOSED;
-        queue_init(&p->send);
-        queue_init(&p->recv);
+        ckpt_queue_init(&p->send);
+        ckpt_queue_init(&p->recv);
     }
     return true;
 }
@@ -557,7 +373,7 @@ static bool any_outgoing(const struct ckpt_xport_tcp *m)
 
 static void peer_free(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
-    near_clear(m, &p->near);
+    ckpt_tcp_near_clear(m, &p->near);
     ckpt_socket_close(&p->data);
     ckpt_socket_close(&p->ctl);
     while (p->out) {
@@ -608,8 +424,8 @@ static const struct ckpt_xport_ops tcp_ops = {
     .name = "tcp",
     .post = tcp_post,
     .progress = tcp_progress,
-    .fetch = tcp_fetch,
-    .fetched = tcp_fetched,
+    .fetch = ckpt_tcp_fetch,
+    .fetched = ckpt_tcp_fetched,
     .wait = tcp_wait,
     .kick = tcp_kick,
     .ctl_send = tcp_ctl_send,

@@ -118,7 +118,7 @@ CKPT_PUBLIC int ckpt_comm_fetch(struct ckpt_comm *comm, void *dst, const void *m
 /* Which ranks read from storage; the bytes that other ranks need are then sent to them. */
 enum ckpt_readers {
     CKPT_READERS_AUTO, /* the fastest of the three by the rates */
-    CKPT_READERS_ONCE, /* one rank of the job reads each byte that is needed */
+    CKPT_READERS_ONCE, /* one rank of the job, of those that need it, reads each byte */
     CKPT_READERS_NODE, /* one rank of each node reads each byte that the node needs */
     CKPT_READERS_EACH, /* each rank reads the bytes that it needs */
 };

@@ -43,36 +43,6 @@ static void fill(unsigned char *p, uint64_t *rng)
     }
 }
 
-TEST(copies, gather_boxes_as_the_host_does)
-{
-    static const size_t esizes[] = {1, 2, 4, 8};
-    static _Alignas(64) unsigned char src[BYTES], a[BYTES], b[BYTES];
-    struct ckpt_device_copy list[MOST];
-    struct ckpt_err err = {0};
-    uint64_t rng = 7;
-
-    for (int i = 0; i < 3000; i++) {
-        struct ckpt_copies c = {.ptr = list, .cap = MOST};
-        const size_t esize = esizes[random_range(&rng, 0, 4)];
-        const size_t off = random_range(&rng, 0, 5) * esize;
-        fill(src, &rng);
-        fill(a, &rng);
-        memcpy(b, a, BYTES);
-        const uint32_t n = (uint32_t)random_range(&rng, 1, 5); /* several in one launch */
-        for (uint32_t k = 0; k < n; k++) {
-            const struct boxes x = random_boxes(&rng);
-            if (ckpt_box_numel(&x.whole) * esize + 64 > BYTES / 8 ||
-                c.n + ckpt_copies_most(&x.part) > MOST)
-                continue;
-            unsigned char *to = a + k * (BYTES / 4) / 8 * 8 + off;
-            ckpt_place_out(to, &x.part, src + off, &x.whole, esize);
-            CHECK_OK(ckpt_copies_out(&c, b + (to - a), &x.part, src + off, &x.whole, esize, &err));
-        }
-        launch(&c);
-        CHECK(memcmp(a, b, BYTES) == 0);
-    }
-}
-
 /* A destination with holes and its dimensions in any order. */
 static struct ckpt_target random_target(uint64_t *rng, const struct ckpt_box *whole,
                                         unsigned char *mem, enum ckpt_dtype dtype)
@@ -165,11 +135,13 @@ TEST(copies, refuse_what_has_no_room)
     struct ckpt_device_copy one;
     struct ckpt_copies c = {.ptr = &one, .cap = 1};
     const struct ckpt_box box = {.rank = 1, .n = {16}};
+    const struct ckpt_target to = {.ptr = mem, .box = box, .stride = {1}, .dtype = CKPT_U8};
     struct ckpt_err err = {0};
 
-    CHECK_OK(ckpt_copies_out(&c, mem, &box, mem + 32, &box, 1, &err));
-    CHECK_FAILS(ckpt_copies_out(&c, mem, &box, mem + 32, &box, 1, &err), CKPT_LIMIT, "number 1");
+    CHECK_OK(ckpt_copies_place(&c, &to, &box, mem + 32, &box, CKPT_U8, &err));
+    CHECK_FAILS(ckpt_copies_place(&c, &to, &box, mem + 32, &box, CKPT_U8, &err), CKPT_LIMIT,
+                "number 1");
 }
 
-TESTS(T(copies, gather_boxes_as_the_host_does), T(copies, place_and_cast_as_the_host_does),
-      T(copies, cast_special_values_as_the_host_does), T(copies, refuse_what_has_no_room))
+TESTS(T(copies, place_and_cast_as_the_host_does), T(copies, cast_special_values_as_the_host_does),
+      T(copies, refuse_what_has_no_room))

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers of the same machine that read each other's memory: the data connection says where transfers
+ * lie, and which were taken. */
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#include "base/err.h"
+#include "load/tcp.h"
+
+static void lies_at(struct ckpt_xfer *t, uint64_t address)
+{
+    t->priv.word = address;
+    t->there = true;
+    atomic_store(&t->done, true);
+}
+
+static int say(struct ckpt_tcp_near *n, uint64_t number, uint64_t address)
+{
+    const struct ckpt_tcp_note note = {number, address};
+
+    return ckpt_vec_push(&n->out, note);
+}
+
+/* True: it is posted, and need not be queued. */
+int ckpt_tcp_near_post(struct ckpt_tcp_near *n, struct ckpt_xfer *t, bool *ret_done,
+                       struct ckpt_err *err)
+{
+    *ret_done = false;
+    if (t->send) {
+        t->at = n->nsend++;
+        return say(n, t->at, (uint64_t)(uintptr_t)t->buf) < 0 ? ckpt_nomem(err) : 0;
+    }
+    t->at = n->nrecv++;
+    if (n->nearly < n->early.len) {
+        lies_at(t, n->early.ptr[n->nearly++]);
+        *ret_done = true;
+    }
+    if (n->nearly == n->early.len)
+        n->nearly = n->early.len = 0;
+    return 0;
+}
+
+static int hear(struct ckpt_tcp_peer *p, const struct ckpt_tcp_note *note)
+{
+    struct ckpt_tcp_near *n = &p->near;
+    struct ckpt_xfer *t;
+
+    if (note->address == 0) {
+        if (!(t = ckpt_queue_take(&p->send, note->number)))
+            return -1;
+        atomic_store(&t->done, true);
+        return 0;
+    }
+    if (!p->recv.head)
+        return ckpt_vec_push(&n->early, note->address);
+    if (p->recv.head->at != note->number)
+        return -1;
+    t = ckpt_queue_take(&p->recv, note->number);
+    lies_at(t, note->address);
+    return 0;
+}
+
+bool ckpt_tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
+                    size_t off)
+{
+    struct ckpt_xport_tcp *m = ((struct ckpt_xport_tcp *)x);
+    struct ckpt_tcp_near *n = &m->peer[t->peer]->near;
+
+    if (ckpt_near_read(&n->of, buf, len, t->priv.word + off))
+        return true;
+    (void)pthread_mutex_lock(&m->lock);
+    n->lost = true;
+    (void)pthread_mutex_unlock(&m->lock);
+    x->ops->kick(x);
+    return false;
+}
+
+void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
+{
+    struct ckpt_xport_tcp *m = ((struct ckpt_xport_tcp *)x);
+    struct ckpt_tcp_near *n = &m->peer[t->peer]->near;
+    const struct ckpt_tcp_note note = {t->at, 0};
+
+    (void)pthread_mutex_lock(&m->lock);
+    n->lost |= ckpt_vec_push(&n->taken, note) < 0;
+    (void)pthread_mutex_unlock(&m->lock);
+    x->ops->kick(x);
+}
+
+/* What the workers did; false: they could not. */
+static bool near_collect(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n)
+{
+    bool good;
+
+    (void)pthread_mutex_lock(&m->lock);
+    good = !n->lost && ckpt_vec_reserve(&n->out, n->taken.len + 1) == 0;
+    for (size_t i = 0; i < n->taken.len && good; i++)
+        n->out.ptr[n->out.len++] = n->taken.ptr[i];
+    n->taken.len = 0;
+    (void)pthread_mutex_unlock(&m->lock);
+    return good;
+}
+
+void ckpt_tcp_near_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n)
+{
+    (void)pthread_mutex_lock(&m->lock);
+    ckpt_vec_release(&n->taken);
+    (void)pthread_mutex_unlock(&m->lock);
+    ckpt_vec_release(&n->early);
+    ckpt_vec_release(&n->out);
+    n->nearly = n->out_at = n->in_at = 0;
+}
+
+static int push_notes(struct ckpt_tcp_near *n, int fd, bool *moved)
+{
+    const size_t all = n->out.len * sizeof *n->out.ptr;
+
+    while (n->out_at < all) {
+        ssize_t got = send(fd, (char *)n->out.ptr + n->out_at, all - n->out_at, MSG_NOSIGNAL);
+        if (got < 0)
+            return ckpt_socket_would_block() ? 0 : -1;
+        *moved = true;
+        n->out_at += (size_t)got;
+    }
+    n->out.len = n->out_at = 0;
+    return 0;
+}
+
+static int pull_notes(struct ckpt_tcp_peer *p, bool *moved)
+{
+    struct ckpt_tcp_near *n = &p->near;
+
+    for (;;) {
+        ssize_t got = recv(p->data, (char *)&n->in + n->in_at, sizeof n->in - n->in_at, 0);
+        if (got < 0)
+            return ckpt_socket_would_block() ? 0 : -1;
+        if (got == 0)
+            return -1;
+        *moved = true;
+        n->in_at += (size_t)got;
+        if (n->in_at < sizeof n->in)
+            continue;
+        n->in_at = 0;
+        if (hear(p, &n->in) < 0)
+            return -1;
+    }
+}
+
+/* What was posted before a near peer was connected is said now. */
+int ckpt_tcp_near_open(struct ckpt_tcp_peer *p, struct ckpt_err *err)
+{
+    if (!p->near.is || p->near.nsend || p->near.nrecv)
+        return 0;
+    for (struct ckpt_xfer *t = p->send.head; t; t = t->next) {
+        bool ignored;
+        if (ckpt_tcp_near_post(&p->near, t, &ignored, err) < 0)
+            return -1;
+    }
+    for (struct ckpt_xfer *t = p->recv.head; t; t = t->next)
+        t->at = p->near.nrecv++;
+    return 0;
+}
+
+int ckpt_tcp_near_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
+{
+    p->near.failed = !near_collect(m, &p->near);
+    return p->near.failed || push_notes(&p->near, p->data, moved) < 0 || pull_notes(p, moved) < 0
+               ? -1
+               : 0;
+}
