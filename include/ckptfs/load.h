@@ -75,7 +75,8 @@ CKPT_PUBLIC void ckpt_tcp_free(struct ckpt_tcp *tcp);
  * freed by this call, whether it succeeds or not. A rank is connected to its neighbours in a tree
  * of 32 and, once data is exchanged, to the ranks that it exchanges data with; its listener stays
  * open for them. The process's soft limit of open files is raised as far as the tree needs it.
- * LIMIT: the hard limit does not permit that. TIMEOUT: not all ranks connected within timeout_ms. */
+ * LIMIT: the hard limit does not permit that. TIMEOUT: not all ranks connected within timeout_ms.
+ */
 CKPT_PUBLIC int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size,
                                  const char *const *address, uint32_t timeout_ms,
                                  struct ckpt_comm **ret, struct ckpt_err *err);
