@@ -69,7 +69,7 @@ struct check {
 static int differs(const struct check *c, uint64_t at)
 {
     return ckpt_fail(c->err, CKPT_CONFLICT,
-                     "tensor '%s': byte %" PRIu64 " of what was loaded is not that of the view",
+                     "tensor '%s': byte %" PRIu64 " of the loaded data differs from the view",
                      c->want.tensor, at);
 }
 

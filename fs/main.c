@@ -61,7 +61,7 @@ static int run(struct ckptfs_config *c, struct ckpt_err *err)
     if (!c->foreground && ckptfs_daemon_fork(&ready, err) < 0)
         return -1;
     if (chdir("/") < 0)
-        return ckpt_fail(err, CKPT_IO, "the root directory can't be entered");
+        return ckpt_fail(err, CKPT_IO, "cannot change to the root directory");
     return ckptfs_session(c, &program_log, ready, err);
 }
 

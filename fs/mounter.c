@@ -308,7 +308,7 @@ int ckptfs_mounter_mount(struct ckptfs_mounter *m, int *ret_fd, struct ckpt_err 
     const int errnum = ask_alone(m, MOUNT, &a, ret_fd);
 
     if (errnum == EINVAL)
-        return ckpt_fail(err, CKPT_USAGE, "FUSE did not take the options");
+        return ckpt_fail(err, CKPT_USAGE, "FUSE did not accept the options");
     return errnum || *ret_fd < 0 ? -1 : 0;
 }
 

@@ -138,7 +138,7 @@ static void look(struct ckptfs_refresh *r)
 
     if (!run) {
         if (open_run(r, &err) == 0)
-            ckptfs_logf(r->log, CKPT_INFO, "%s: the first step is there", r->config->run);
+            ckptfs_logf(r->log, CKPT_INFO, "%s: the first step has appeared", r->config->run);
         return;
     }
     if (ckpt_run_scan(run, &changed, &err) < 0 || (changed && publish(r, run, &err) < 0)) {

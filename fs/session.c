@@ -180,7 +180,7 @@ static int mount_session(struct ckptfs *fs, struct fuse_session *se, struct ckpt
         return 0;
     (void)close(fd);
     (void)ckptfs_mounter_unmount(mounter, NULL);
-    return ckpt_fail(err, CKPT_IO, "libfuse does not take the connection");
+    return ckpt_fail(err, CKPT_IO, "libfuse did not accept the connection");
 }
 
 static int mount_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
@@ -191,7 +191,7 @@ static int mount_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
     int rc = -1;
 
     if (!se)
-        return ckpt_fail(err, CKPT_USAGE, "FUSE did not take the options");
+        return ckpt_fail(err, CKPT_USAGE, "FUSE did not accept the options");
     if (mount_session(fs, se, mounter, config, err) == 0) {
         if (answer_init(se, err) == 0) {
             ckptfs_mounter_readahead(mounter, &fs->negotiated);

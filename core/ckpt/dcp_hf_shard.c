@@ -40,17 +40,18 @@ static int read_offsets(const json_t *entry, const struct ckpt_st_tensor *t, uin
     uint64_t end;
 
     if (!json_is_array(list) || json_array_size(list) != t->rank)
-        return ckpt_fail(err, CKPT_FORMAT,
-                         "tensor '%s': DCP_SHARDING_INFO has not one offset for each of its %u "
-                         "dimensions",
-                         t->name, t->rank);
+        return ckpt_fail(
+            err, CKPT_FORMAT,
+            "tensor '%s': DCP_SHARDING_INFO does not have one offset for each of its %u "
+            "dimensions",
+            t->name, t->rank);
     for (uint32_t d = 0; d < t->rank; d++) {
         const json_t *v = json_array_get(list, d);
         lo[d] = (uint64_t)json_integer_value(v);
         if (!json_is_integer(v) || json_integer_value(v) < 0 || ckd_add(&end, lo[d], t->dim[d]) ||
             end > INT64_MAX)
             return ckpt_fail(err, CKPT_FORMAT,
-                             "tensor '%s': DCP_SHARDING_INFO: offset %u is no possible index",
+                             "tensor '%s': DCP_SHARDING_INFO: offset %u is not a possible index",
                              t->name, d);
     }
     return 0;
@@ -92,7 +93,7 @@ static int read_info(struct ckpt_hfs_shard *s, struct ckpt_err *err)
     if (ckpt_json_parse(text, strlen(text), "DCP_SHARDING_INFO", &info, err) < 0)
         return -1;
     if (!json_is_object(info))
-        return ckpt_fail(err, CKPT_FORMAT, "DCP_SHARDING_INFO is no JSON object");
+        return ckpt_fail(err, CKPT_FORMAT, "DCP_SHARDING_INFO is not a JSON object");
     return place_tensors(s, info, err);
 }
 

@@ -193,7 +193,7 @@ static int fail_missing(const struct load *l, const char *tensor, struct ckpt_er
             ckpt_str_printf(&list, "%s'%s'", n > 1 ? ", " : "", l->m.files.ptr[i]);
     }
     (void)ckpt_fail(err, CKPT_MISSING,
-                    "'%s' lies in a file that is not there; missing: %s%s (%zu of %zu "
+                    "'%s' is in a file that does not exist; missing: %s%s (%zu of %zu "
                     "files that %s names)",
                     tensor, ckpt_str_get(&list), n > MOST_NAMED ? " ..." : "", n, l->files.len,
                     METADATA);

@@ -89,7 +89,7 @@ int ckpt_ds_file_shape(struct ckpt_ds_file *f, ckpt_pv v, uint64_t *dim, uint32_
     uint64_t numel;
 
     if (!size || n > CKPT_MAX_RANK)
-        return ckpt_fail(err, CKPT_FORMAT, "it is no shape of at most %d dimensions",
+        return ckpt_fail(err, CKPT_FORMAT, "it is not a shape of at most %d dimensions",
                          CKPT_MAX_RANK);
     for (size_t d = 0; d < n; d++) {
         if (size[d] < 0)

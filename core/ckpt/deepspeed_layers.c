@@ -28,7 +28,7 @@ static int each_tensor(const struct ckpt_ds_job *job, const char *file, add_tens
     if (source == UINT32_MAX)
         return -1;
     if (ckpt_pv_kind(f->p.root) != CKPT_PV_DICT)
-        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' holds no state dict", ckpt_dir_path(job->dir),
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no state dict", ckpt_dir_path(job->dir),
                          file);
     for (size_t i = 0; i < ckpt_pv_npair(&f->p, f->p.root); i++) {
         const char *name = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, f->p.root, i));
@@ -231,8 +231,8 @@ static int read_layers(struct pipeline *p, struct ckpt_err *err)
             continue;
         if (e->is.mp > 0)
             return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "'%s/%s': how the layers of several tensor-parallel ranks join is not "
-                             "in the checkpoint",
+                             "'%s/%s': the checkpoint does not say how the layers of several "
+                             "tensor-parallel ranks are joined",
                              ckpt_dir_path(p->job->dir), e->name);
         p->layer = e->is.layer;
         if (p->layer < next)
@@ -332,10 +332,11 @@ static int read_pipeline(struct pipeline *p, struct ckpt_ds_parts *moments, stru
         check_params(p, err) < 0)
         return -1;
     if (p->unnamed)
-        ckpt_catalog_warn(p->job->cat,
-                          "'%s': %zu tensors are shown as their layers' files have them, without "
-                          "F32 masters or states: which ones are theirs is not in the checkpoint",
-                          ckpt_dir_path(p->job->dir), p->unnamed);
+        ckpt_catalog_warn(
+            p->job->cat,
+            "'%s': %zu tensors are shown as their layers' files have them, without "
+            "F32 masters or states: the checkpoint does not say which ones are theirs",
+            ckpt_dir_path(p->job->dir), p->unnamed);
     for (uint64_t i = 0; p->masters && p->job->opt->states && i < p->nstage; i++)
         if (p->masters[i] && ckpt_ds_moments_add(&p->stage[i], moments, err) < 0)
             return -1;

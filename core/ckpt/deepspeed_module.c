@@ -153,7 +153,7 @@ static int add_placeholder(struct walk *w, const char *name, const struct ckpt_d
     if (s->numel > 0 || ckpt_ds_is_buffer(w->f, name))
         return ckpt_ds_parts_stored(w->out, name, s, w->z->model_index, err);
     return ckpt_fail(err, CKPT_MISSING,
-                     "'%s' has but a placeholder for '%s', and no file of ZeRO 3 has its values",
+                     "'%s' has only a placeholder for '%s', and no file of ZeRO 3 has its values",
                      w->z->model_name, name);
 }
 
@@ -181,7 +181,7 @@ static int add_entry(struct walk *w, ckpt_pv key, ckpt_pv v, struct ckpt_err *er
     struct ckpt_ds_stored s;
 
     if (!name)
-        return ckpt_fail(err, CKPT_FORMAT, "'%s': a key of the module is no text",
+        return ckpt_fail(err, CKPT_FORMAT, "'%s': a key of the module is not a string",
                          w->z->model_name);
     if (ckpt_torch_is_data(&w->f->p, v) && ckpt_pv_kind(v) != CKPT_PV_OPAQUE) {
         ckpt_catalog_warn(w->z->job->cat, "left out: '%s' of '%s' is no tensor", name,
@@ -205,7 +205,7 @@ static int add_others(struct walk *w, struct ckpt_err *err)
             continue;
         if (!w->z->zero3)
             return ckpt_fail(err, CKPT_CONFLICT,
-                             "'%s': param_shapes has '%s', which the module has not",
+                             "'%s': param_shapes has '%s', which the module does not have",
                              w->z->model_name, param->name);
         ckpt_catalog_warn(w->z->job->cat,
                           "'%s' does not say in which dtype '%s' was trained: shown as F32",
@@ -335,7 +335,7 @@ static int read_all(struct walk *w, struct ckpt_ds_parts *moments, struct ckpt_e
     w->module = ckpt_pv_get(p, p->root, "module");
     w->shared = ckpt_pv_get(p, p->root, "shared_params");
     if (ckpt_pv_kind(w->module) != CKPT_PV_DICT)
-        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is no state dict",
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is not a state dict",
                          ckpt_dir_path(w->z->job->dir), w->z->model_name);
     if (ckpt_ds_module_read_ranks(w->z, &w->has_ranks, err) < 0 || read_masters(w, err) < 0 ||
         index_frozen(w, err) < 0 || walk_module(w, err) < 0)

@@ -42,7 +42,7 @@ static int read_flat(const struct reading *r, ckpt_pv v, struct ckpt_ds_flat *re
     if (ckpt_ds_file_tensor(r->f, v, &s, err) < 0)
         return -1;
     if (s.rank != 1 || !s.contiguous)
-        return ckpt_fail(err, CKPT_FORMAT, "it is no flat tensor of one dimension");
+        return ckpt_fail(err, CKPT_FORMAT, "it is not a tensor of one dimension without gaps");
     *ret = (struct ckpt_ds_flat){s.dtype, s.numel, s.off};
     return 0;
 }
@@ -78,7 +78,7 @@ static int add_count(const struct reading *r, ckpt_pv v, struct ckpt_err *err)
     int64_t n;
 
     if (!ckpt_pv_int(v, &n) || n < 1 || n > UINT32_MAX)
-        return ckpt_fail(err, CKPT_FORMAT, "partition_count is no number of ranks");
+        return ckpt_fail(err, CKPT_FORMAT, "partition_count is not a number of ranks");
     return ckpt_vec_push(&r->out->count, (uint64_t)n) < 0 ? ckpt_nomem(err) : 0;
 }
 
@@ -107,8 +107,8 @@ static int read_paddings(const struct reading *r, struct ckpt_err *err)
             int64_t pad;
             if (!ckpt_pv_int(ckpt_pv_at(&r->f->p, list, k), &pad) || pad < 0 || pad > UINT32_MAX)
                 return ckpt_fail(err, CKPT_FORMAT,
-                                 "param_alignment_paddings[%zu][%zu] is no number of elements", i,
-                                 k);
+                                 "param_alignment_paddings[%zu][%zu] is not a number of elements",
+                                 i, k);
             if (ckpt_vec_push(&r->out->padding, (uint64_t)pad) < 0)
                 return ckpt_nomem(err);
         }

@@ -28,7 +28,7 @@ int ckpt_ds_parts_add(struct ckpt_ds_parts *p, const char *name, enum ckpt_dtype
     char *own;
 
     if (!*name || strlen(name) > MAX_NAME || !ckpt_utf8_ok(name))
-        return ckpt_fail(err, CKPT_FORMAT, "'%.64s' is no tensor's name", name);
+        return ckpt_fail(err, CKPT_FORMAT, "'%.64s' is not a valid name of a tensor", name);
     if (!(own = ckpt_arena_strdup(&p->names, name)) ||
         ckpt_map_put(&p->by_name, own, strlen(own), (uint32_t)p->part.len, &at, &is_new) < 0)
         return ckpt_nomem(err);

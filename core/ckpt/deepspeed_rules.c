@@ -41,7 +41,7 @@ static int add_rule(struct ckpt_ds_rules *r, const struct ckpt_ds_file *f, ckpt_
     if (!anchored)
         return ckpt_nomem(err);
     if (!text || ckpt_regex_new(anchored, "", &rule.regex, &e) < 0)
-        return ckpt_fail(err, CKPT_FORMAT, INFO ": a pattern is no regular expression: %s",
+        return ckpt_fail(err, CKPT_FORMAT, INFO ": a pattern is not a regular expression: %s",
                          text ? e.text : "it is no text");
     if (ckpt_vec_push(&r->rule, rule) < 0) {
         ckpt_regex_free(rule.regex);

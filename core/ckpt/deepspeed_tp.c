@@ -86,7 +86,7 @@ static int replicate(struct join *j, struct ckpt_err *err)
     for (uint64_t t = 1; t < j->n; t++)
         if (part_of(j, t)->rank != part->rank ||
             memcmp(part_of(j, t)->dim, part->dim, part->rank * sizeof *part->dim) != 0)
-            return fail_shapes(j, "it is said to be the same on all", err);
+            return fail_shapes(j, "the rules say that it is the same on all ranks", err);
     memcpy(j->dim, part->dim, sizeof j->dim);
     if (part->strided)
         return ckpt_ds_parts_place(&j->parts[0], j->at[0], NULL, &j->drafts, err);
@@ -100,7 +100,8 @@ static int sum_dim(struct join *j, uint32_t d, struct ckpt_err *err)
     const struct ckpt_ds_part *first = part_of(j, 0);
 
     if (d >= first->rank)
-        return fail_shapes(j, "it has no dimension along which ranks could be joined", err);
+        return fail_shapes(j, "it has no dimension along which the ranks' parts could be joined",
+                           err);
     memcpy(j->dim, first->dim, sizeof j->dim);
     j->dim[d] = 0;
     for (uint64_t t = 0; t < j->n; t++) {
@@ -148,7 +149,7 @@ static int join_halves(struct join *j, struct ckpt_err *err)
     for (uint64_t t = 0; t < j->n; t++) {
         const uint64_t half = part_of(j, t)->dim[0] / 2;
         if (part_of(j, t)->dim[0] % 2)
-            return fail_shapes(j, "it is said to be two parts of one size", err);
+            return fail_shapes(j, "the rules say that it is two parts of equal size", err);
         for (uint64_t k = 0; k < 2; k++) {
             uint64_t from[CKPT_MAX_RANK] = {k * half};
             struct ckpt_box box = whole_box(part_of(j, t));
@@ -172,7 +173,7 @@ static int read_numbers(const struct join *j, ckpt_pv v, uint64_t *ret, uint32_t
     const size_t n = ckpt_pv_len(p, v);
 
     if (!ckpt_pv_is_seq(v) || n > CKPT_MAX_RANK)
-        return ckpt_fail(err, CKPT_FORMAT, "affine_map of '%s': no list of at most %d numbers",
+        return ckpt_fail(err, CKPT_FORMAT, "affine_map of '%s': not a list of at most %d numbers",
                          j->param, CKPT_MAX_RANK);
     for (size_t i = 0; i < n; i++) {
         int64_t number;
@@ -195,7 +196,8 @@ static int read_place(const struct join *j, ckpt_pv v, const uint64_t *dim, uint
     int64_t off;
 
     if (!ckpt_pv_int(ckpt_pv_at(p, v, 0), &off) || off < 0)
-        return ckpt_fail(err, CKPT_FORMAT, "affine_map of '%s': a piece without a place", j->param);
+        return ckpt_fail(err, CKPT_FORMAT, "affine_map of '%s': a piece without a position",
+                         j->param);
     if (read_numbers(j, ckpt_pv_at(p, v, 1), stride, &nstride, err) < 0)
         return -1;
     ckpt_shape_strides(dim, rank, dense);
@@ -203,7 +205,8 @@ static int read_place(const struct join *j, ckpt_pv v, const uint64_t *dim, uint
     for (uint32_t d = 0; d < rank; d++) {
         if (nstride != rank || (n[d] > 1 && stride[d] != dense[d]))
             return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "affine_map of '%s': a piece that is no box of the tensor", j->param);
+                             "affine_map of '%s': a piece that is not a box of the tensor",
+                             j->param);
         ret_lo[d] = dense[d] ? rest / dense[d] : 0;
         rest -= ret_lo[d] * dense[d];
         if (n[d] > dim[d] || ret_lo[d] > dim[d] - n[d])

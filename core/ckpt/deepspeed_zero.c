@@ -44,7 +44,7 @@ static int add_param(struct ckpt_ds_zero *z, ckpt_pv key, ckpt_pv shape, struct 
     bool is_new;
 
     if (!name)
-        return ckpt_fail(err, CKPT_FORMAT, "param_shapes: a key is no text");
+        return ckpt_fail(err, CKPT_FORMAT, "param_shapes: a key is not a string");
     if (ckpt_vec_add(&z->param, &p) < 0 ||
         ckpt_map_put(&z->by_name, name, strlen(name), (uint32_t)z->param.len - 1, &at, &is_new) < 0)
         return ckpt_nomem(err);
@@ -103,7 +103,7 @@ static int read_model(struct ckpt_ds_zero *z, struct ckpt_err *err)
     const ckpt_pv root = z->model->p.root;
 
     if (ckpt_pv_kind(root) != CKPT_PV_DICT)
-        return ckpt_fail(err, CKPT_FORMAT, "it holds no dict");
+        return ckpt_fail(err, CKPT_FORMAT, "its content is not a dict");
     if (refuse_autoep(z, err) < 0 || read_params(z, err) < 0)
         return -1;
     (void)ckpt_ds_file_u64(z->model, root, "dp_world_size", &z->world);

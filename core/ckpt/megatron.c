@@ -99,10 +99,10 @@ static int check_tensors(const struct load *l, struct ckpt_err *err)
                              "that trained it",
                              ckpt_dir_path(l->weights), t->name);
         if (t->dtype == CKPT_F8_E4M3 || t->dtype == CKPT_F8_E5M2)
-            return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "'%s': tensor '%s' is stored in fp8 (%s), of which the scales are not "
-                             "understood",
-                             ckpt_dir_path(l->weights), t->name, ckpt_dtype_name(t->dtype));
+            return ckpt_fail(
+                err, CKPT_UNSUPPORTED,
+                "'%s': tensor '%s' is stored in fp8 (%s), whose scales are not supported",
+                ckpt_dir_path(l->weights), t->name, ckpt_dtype_name(t->dtype));
     }
     if (l->cat->tensors.len == 0)
         return ckpt_fail(err, CKPT_MISSING, "'%s' holds no tensor of a model",

@@ -106,7 +106,7 @@ static int read_rank(struct ckpt_megatron_mesh *m, struct ckpt_megatron_rank *r,
     r->parsed = true;
     return ckpt_pv_kind(r->p.root) == CKPT_PV_DICT
                ? 0
-               : ckpt_fail(err, CKPT_FORMAT, "it holds no dict but %s",
+               : ckpt_fail(err, CKPT_FORMAT, "it holds %s instead of a dict",
                            ckpt_pv_text(&r->p, r->p.root, name, sizeof name));
 }
 

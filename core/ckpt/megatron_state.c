@@ -66,7 +66,7 @@ int ckpt_megatron_state_take(struct ckpt_megatron_state *st, const struct ckpt_p
     if (ckpt_pv_kind(v) == CKPT_PV_OBJ)
         return take_args(st, p, v, err);
     if (ckpt_pv_kind(v) != CKPT_PV_DICT)
-        return ckpt_fail(err, CKPT_FORMAT, "it holds no dict but %s",
+        return ckpt_fail(err, CKPT_FORMAT, "it holds %s instead of a dict",
                          ckpt_pv_text(p, v, name, sizeof name));
     take_fact(st, p, "iteration", ckpt_pv_get(p, v, "iteration"));
     take_fact(st, p, "checkpoint_version", ckpt_pv_get(p, v, "checkpoint_version"));

@@ -137,7 +137,7 @@ static int add_folder(struct ckpt_nt_shards *set, uint32_t parent, const struct 
                                                                     err) < 0)
         return -1;
     if (sub->linked && leads_back(set, f))
-        return ckpt_fail(err, CKPT_FORMAT, "'%s' is a link to a directory that it lies in",
+        return ckpt_fail(err, CKPT_FORMAT, "'%s' is a link to a directory that contains it",
                          ckpt_dir_path(f->dir));
     if (f->linked && ++set->nlinked > MAX_LINKED)
         return ckpt_fail(err, CKPT_LIMIT, "'%s': more than %d directories are reached by links",

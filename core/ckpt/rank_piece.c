@@ -462,7 +462,8 @@ static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int dep
         if (f->nested && depth == 0 && (!key || is_state(key) || other))
             continue;
         if (!key || strlen(prefix) + strlen(key) > MAX_NAME || !ckpt_utf8_ok(key))
-            return ckpt_fail(err, CKPT_FORMAT, "a key of the state dict is no tensor's name");
+            return ckpt_fail(err, CKPT_FORMAT,
+                             "a key of the state dict is not a valid name of a tensor");
         if (add_value(f, prefix, key, v, depth, err) < 0)
             return -1;
     }

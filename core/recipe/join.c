@@ -289,7 +289,7 @@ static int cut_piece(struct cutter *c, const struct ckpt_piece *piece, struct ck
     struct ckpt_box b;
 
     if (!ckpt_piece_box(piece, c->t->dim, c->t->rank, &b))
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "tensor '%s' has a piece that is no box",
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "tensor '%s' has a piece that is not a box",
                          c->t->name);
     for (uint64_t t = b.lo[0]; t < b.lo[0] + b.n[0]; t++) {
         size_t which[CKPT_MAX_RANK] = {0};

@@ -396,7 +396,8 @@ static int cut_piece(struct ckpt_cutter *c, const struct ckpt_piece *piece, stru
     size_t which[CKPT_MAX_RANK] = {0};
 
     if (!ckpt_piece_box(piece, t->dim, t->rank, &box))
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "tensor '%s' has a piece that is no box", t->name);
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "tensor '%s' has a piece that is not a box",
+                         t->name);
     for (uint32_t d = 0; d < t->rank; d++) {
         const struct line *l = &c->from[d];
         uint64_t lo = box.lo[d] > l->offset ? box.lo[d] - l->offset : 0;

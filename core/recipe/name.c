@@ -205,7 +205,7 @@ static int add_axes(struct namer *nm, const struct ckpt_name_part *part, size_t 
 {
     for (uint8_t k = 0; k < part->naxis; k++) {
         if (*axes >> part->axis[k] & 1)
-            return ckpt_pattern_fail(nm->t, at, nm->err, "axis '%s' stands twice in the name",
+            return ckpt_pattern_fail(nm->t, at, nm->err, "axis '%s' occurs twice in the name",
                                      nm->sc->axis[part->axis[k]].name);
         *axes |= 1u << part->axis[k];
     }

@@ -303,7 +303,7 @@ int ckpt_pattern_parse(struct ckpt_scope *sc, const struct ckpt_pattern_text *t,
         size_t at = p.i;
         if (strncmp(t->s + at, "...", 3) == 0) {
             if (out->rest_at >= 0)
-                return ckpt_pattern_fail(t, at, err, "'...' stands twice");
+                return ckpt_pattern_fail(t, at, err, "'...' occurs twice");
             int a = ckpt_scope_axis(sc, "...", 3, err);
             if (a < 0)
                 return -1;
@@ -350,7 +350,7 @@ static int multiply_axis(const struct multiplier *m, uint32_t axis, struct produ
 {
     for (uint32_t i = 0; i < p->n; i++) {
         if (p->term[i].axes >> axis & 1)
-            return ckpt_fail(m->err, CKPT_FORMAT, "%s: '%.*s': axis '%s' stands twice in one term",
+            return ckpt_fail(m->err, CKPT_FORMAT, "%s: '%.*s': axis '%s' occurs twice in one term",
                              m->t->what, MAX_SHOWN, m->t->whole, m->sc->axis[axis].name);
         p->term[i].axes |= 1u << axis;
     }

@@ -181,7 +181,7 @@ static int rename_one(struct adapter *a, size_t i, struct ckpt_err *err)
 
     if (!root)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "'%s' stands beside LoRA keys but not below '" ROOT
+                         "'%s' is beside LoRA tensors but not below '" ROOT
                          "': PEFT's names are expected (view=raw shows the tensors)",
                          a->cat->tensors.ptr[i].name);
     if (canonical(root, &name, err) < 0)

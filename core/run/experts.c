@@ -50,7 +50,7 @@ static int take_stack(const struct search *s, size_t at, struct ckpt_experts *re
     const struct ckpt_tensor *t = &s->cat->tensors.ptr[at];
 
     if (t->rank != 3 || t->numel == 0)
-        return ckpt_fail(err, CKPT_CONFLICT, "the base's '%s' is no stack of experts", t->name);
+        return ckpt_fail(err, CKPT_CONFLICT, "the base's '%s' is not a stack of experts", t->name);
     ret->count = t->dim[0];
     ret->rows = t->dim[1];
     ret->cols = t->dim[2];

@@ -172,7 +172,7 @@ static int merge_module(struct merge *m, const char *module, size_t weight, bool
     struct ckpt_lora lora = {.a = &pair[0], .b = &pair[1]};
 
     if (a->rank != 2 || b->rank != 2)
-        return ckpt_fail(m->err, CKPT_UNSUPPORTED, "LoRA of '%s', which is no linear layer",
+        return ckpt_fail(m->err, CKPT_UNSUPPORTED, "LoRA of '%s', which is not a linear layer",
                          module);
     if (check_weight(m, weight) < 0 ||
         ckpt_lora_config_scale(m->opt->adapter, module, a->dim[0], &lora.scale, m->err) < 0 ||
@@ -207,7 +207,7 @@ static int choose_layout(const struct merge *m, const struct ckpt_experts *x, co
     if (straight && turned && said < 0)
         return ckpt_fail(m->err, CKPT_UNSUPPORTED,
                          "LoRA of '%s', whose experts are square: adapter_config.json has no "
-                         "peft_version that says how A and B lie",
+                         "peft_version that says how A and B are stored",
                          module);
     *ret_turned = straight && turned ? said == 1 : turned;
     return 0;

@@ -54,12 +54,12 @@ int ckpt_lora_config_check(const json_t *config, struct ckpt_err *err)
     for (size_t i = 0; init && i < sizeof changing / sizeof changing[0]; i++)
         if (ckpt_has_prefix(init, changing[i]))
             return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "the adapter's init_lora_weights is '%s': it stands on other weights "
-                             "than the base's",
+                             "the adapter's init_lora_weights is '%s': it is relative to other "
+                             "weights than the base's",
                              init);
     if (!ckpt_json_u64(config, "r", &r) || r == 0 ||
         !json_is_number(json_object_get(config, "lora_alpha")))
-        return ckpt_fail(err, CKPT_MISSING, "adapter_config.json gives no 'r' or no 'lora_alpha'");
+        return ckpt_fail(err, CKPT_MISSING, "adapter_config.json has no 'r' or no 'lora_alpha'");
     return 0;
 }
 
@@ -108,7 +108,7 @@ int ckpt_lora_config_scale(const json_t *config, const char *name, uint64_t rank
                          "LoRA of '%s' has rank %" PRIu64 ", adapter_config.json says %lld", name,
                          rank, (long long)json_integer_value(r));
     if (!json_is_number(alpha))
-        return ckpt_fail(err, CKPT_FORMAT, "adapter_config.json: the alpha of '%s' is no number",
+        return ckpt_fail(err, CKPT_FORMAT, "adapter_config.json: the alpha of '%s' is not a number",
                          name);
     *ret = json_number_value(alpha) /
            (ckpt_json_bool(config, "use_rslora", false) ? sqrt((double)rank) : (double)rank);

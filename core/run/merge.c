@@ -32,7 +32,7 @@ int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt
                                      true, &v->facts, &found, err) < 0)
         return -1;
     if (!found)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' holds no adapter",
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' has no adapter",
                          ckpt_dir_path(v->dir));
     if (ckpt_lora_base(v->shared->base, &model, err) < 0)
         return -1;

@@ -195,7 +195,7 @@ static int set_max_shard_size(struct ckpt_options *opt, const char *key, const c
     uint64_t size;
 
     if (!value || !ckpt_shards_parse_size(value, &size) || size == 0)
-        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is no size such as 5GB", key,
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not a size such as 5GB", key,
                          value ? value : "");
     opt->max_shard_size = size;
     return 0;

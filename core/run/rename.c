@@ -86,7 +86,7 @@ int ckpt_renames_load(const char *path, struct ckpt_renames **ret, struct ckpt_e
     if (read_file(path, &text, &len, err) < 0 || ckpt_json_parse(text, len, path, &j, err) < 0)
         return ckpt_err_in(err, "key_mapping");
     if (!json_is_object(j))
-        return ckpt_fail(err, CKPT_USAGE, "key_mapping '%s' is no JSON object", path);
+        return ckpt_fail(err, CKPT_USAGE, "key_mapping '%s' is not a JSON object", path);
     if (add_object(r, j, err) < 0)
         return ckpt_err_in(err, "key_mapping '%s'", path);
     *ret = ckpt_steal(&r);
@@ -139,7 +139,7 @@ int ckpt_renames_invert(const struct ckpt_renames *r, const json_t *names, json_
         if (ckpt_renames_apply(r, name, &other, err) < 0)
             return -1;
         if (strcmp(other, name) != 0 && json_object_set_new(map, other, json_string(name)) < 0)
-            return ckpt_fail(err, CKPT_USAGE, "'%s' is renamed to what is not UTF-8", name);
+            return ckpt_fail(err, CKPT_USAGE, "'%s' is renamed to a name that is not UTF-8", name);
     }
     *ret = ckpt_steal(&map);
     return 0;

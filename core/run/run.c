@@ -225,10 +225,10 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
     if (run->steps.len == 0 && !opt->wait && probe_err.code != CKPT_MISSING)
         return ckpt_fail(err, probe_err.code, "%s", probe_err.text);
     if (run->steps.len == 0 && !opt->wait && run->steps.unfinished)
-        return ckpt_fail(err, CKPT_MISSING,
-                         "'%s' holds no finished checkpoint: the save of %s was interrupted, or "
-                         "goes on",
-                         path, run->steps.unfinished);
+        return ckpt_fail(
+            err, CKPT_MISSING,
+            "'%s' holds no finished checkpoint: the save of %s was interrupted, or is in progress",
+            path, run->steps.unfinished);
     if (run->steps.len == 0 && !opt->wait)
         return ckpt_fail(
             err, CKPT_MISSING,

@@ -318,7 +318,7 @@ static int fail_times(const struct ckpt_save *s, const struct ckpt_written *olde
         err, CKPT_CONFLICT, "'%s' %s: '%s' was written at %s, '%s' at %s UTC%s: %s",
         ckpt_dir_path(s->step), young ? "is being written" : "holds shards of two saves", a,
         date_of(oldest->end_ns).text, b, date_of(newest->end_ns).text, end,
-        young ? "wait until the save has ended, or open it all the same with -o "
+        young ? "wait until the save has ended, or open it anyway with -o "
                 "allow_mixed"
               : "save or copy the step again, or, if you know that it is one save, use "
                 "-o allow_mixed");
@@ -393,14 +393,14 @@ static int fail_again(const struct ckpt_save *s, const struct ckpt_save_file *f,
         return ckpt_nomem(err);
     if (!s->marker.name)
         return ckpt_fail(err, CKPT_CONFLICT,
-                         "'%s' is being saved again: '%s' is not what it was, other shards are: "
-                         "wait until the save has ended, or open it all the same with -o "
+                         "'%s' is being saved again: '%s' has changed, other shards have not: "
+                         "wait until the save has ended, or open it anyway with -o "
                          "allow_mixed",
                          ckpt_dir_path(s->step), path);
     return ckpt_fail(err, CKPT_CONFLICT,
-                     "'%s' is being saved again: '%s' is not what it was, but '%s', which ends a "
-                     "save, is: wait until the save has ended (if it was broken off: save again, "
-                     "or open it all the same with -o allow_mixed)",
+                     "'%s' is being saved again: '%s' has changed, but '%s', which ends a save, "
+                     "has not: wait until the save has ended (if it was interrupted: save again, "
+                     "or open it anyway with -o allow_mixed)",
                      ckpt_dir_path(s->step), path, s->marker.name);
 }
 
@@ -413,7 +413,7 @@ int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before
     if (before && before->marker.name && !now->marker.name)
         return ckpt_fail(err, CKPT_CONFLICT,
                          "'%s' is being saved again, or removed: '%s', which ends a save, is gone: "
-                         "wait until the save has ended, or open it all the same with -o "
+                         "wait until the save has ended, or open it anyway with -o "
                          "allow_mixed",
                          ckpt_dir_path(now->step), before->marker.name);
     if (!before || before->marker.hash != now->marker.hash)
@@ -490,8 +490,8 @@ int ckpt_save_compare(const struct ckpt_save *s, struct ckpt_fdpool *pool,
         return 0;
     ckpt_cleanup(ckpt_freep) char *path = path_of(s, &s->files.ptr[atomic_load(&c.example)]);
     (void)ckpt_fail(err, CKPT_STALE,
-                    "'%s' was saved again: '%s' and %zu more of its %zu shards are not what they "
-                    "were when it was opened, so that what was read may be of two saves",
+                    "'%s' was saved again: '%s' and %zu more of its %zu shards have changed since "
+                    "it was opened, so the data that was read may be of two saves",
                     ckpt_dir_path(s->step), path ? path : "?", counts.other - 1, s->files.len);
     return 0;
 }

@@ -97,7 +97,7 @@ static int collect_sides(struct ckpt_view *v, struct ckpt_sides *sides, struct c
         add_of_base(v, sides, config, err) < 0)
         return -1;
     if (adapter && !ckpt_sides_has(sides, config))
-        ckpt_catalog_warn(v->cat, "the adapter has no %s; base=DIR lends one", config);
+        ckpt_catalog_warn(v->cat, "the adapter has no %s; give one with base=DIR", config);
     return 0;
 }
 

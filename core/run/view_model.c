@@ -161,7 +161,7 @@ static int config_of_memory(struct ckpt_view *v, struct ckpt_err *err)
 
     if (config)
         return take_config(v, config, err);
-    ckpt_catalog_warn(v->cat, "the checkpoint has no config.json; base=DIR lends one");
+    ckpt_catalog_warn(v->cat, "the checkpoint has no config.json; give one with base=DIR");
     return 0;
 }
 
@@ -263,8 +263,8 @@ static int find_lora(struct ckpt_view *v, struct ckpt_catalog **src, bool *ret_m
         return split_peft(v, src, &base, err);
     if (v->shared->opt->lora == CKPT_LORA_BASE)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "option lora=base: '%s' is no checkpoint of a whole PEFT model, base and "
-                         "adapter together",
+                         "option lora=base: '%s' is not a checkpoint of a whole PEFT model, base "
+                         "and adapter together",
                          ckpt_dir_path(v->dir));
     *ret_merged = true;
     return ckpt_merge_begin(v, src, err);
@@ -280,7 +280,7 @@ static int decide(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_er
     if ((joins ? find_lora(v, src, &in.merged, err) : find_names(v, *src, err)) < 0)
         return -1;
     if (lora == CKPT_LORA_ADAPTER && !v->facts.is_adapter)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=adapter: '%s' holds no adapter",
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=adapter: '%s' has no adapter",
                          ckpt_dir_path(v->dir));
     in.has_config = (*src)->config != NULL;
     v->decision = ckpt_decide(&in);

@@ -212,7 +212,7 @@ static const struct lie lies[] = {
     {"no_metadata", no_metadata, CKPT_FORMAT, S2, "no DCP_SHARDING_INFO"},
     {"version", version, CKPT_UNSUPPORTED, S2, "DCP_VERSION is '2.0'"},
     {"info_garbage", info_garbage, CKPT_FORMAT, S2, "not valid JSON"},
-    {"info_array", info_array, CKPT_FORMAT, S2, "no JSON object"},
+    {"info_array", info_array, CKPT_FORMAT, S2, "not a JSON object"},
     {"info_other", info_other, CKPT_FORMAT, S2, "does not name tensor 'w'"},
     {"info_number", info_number, CKPT_FORMAT, S2, "'w'"},
     {"offsets_short", offsets_short, CKPT_FORMAT, S2, "'w'"},

@@ -28,7 +28,7 @@ def roots():
     if os.path.isdir(fixtures):
         yield fixtures
     elif os.environ.get("CKPTFS_FIXTURES"):
-        sys.exit(f"CKPTFS_FIXTURES={fixtures} is no directory")
+        sys.exit(f"CKPTFS_FIXTURES={fixtures} is not a directory")
 
 
 # ---- tensors ----

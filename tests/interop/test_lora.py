@@ -320,9 +320,9 @@ class Lora(unittest.TestCase):
     def test_what_lora_cannot_show_is_refused(self):
         run, lent = self.whole(self.model(transformers.LlamaConfig(**COMMON)), r=4, target_modules=LINEAR)
         os.remove(os.path.join(lent, "adapter_config.json"))
-        for source, option, words in ((self.base, "lora=adapter", "holds no adapter"), (self.base, "lora=merge", "holds no adapter"),
-                                      (self.base, "lora=base", "no checkpoint of a whole PEFT model"),
-                                      (self.adapter, "lora=base", "no checkpoint of a whole PEFT model"),
+        for source, option, words in ((self.base, "lora=adapter", "has no adapter"), (self.base, "lora=merge", "has no adapter"),
+                                      (self.base, "lora=base", "not a checkpoint of a whole PEFT model"),
+                                      (self.adapter, "lora=base", "not a checkpoint of a whole PEFT model"),
                                       (run, "lora=merge", "adapter_config.json"), (run, "lora=both", "adapter, merge, base")):
             done = self.run_ckpt("info", source, "-o", option, "-o", f"base={lent}", check=False)
             self.assertNotEqual(done.returncode, 0, (source, option))

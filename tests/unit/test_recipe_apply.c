@@ -168,7 +168,7 @@ TEST(recipe, files_with_faults_are_refused)
         {"{`format`: `t`, `model`: `llama`, `config`: {`x`: `(`}}", "t: config.x: '('"},
         {"{`format`: `t`, `model`: `llama`, `refuse`: [{`when`: `a`}]}", "belong together"},
         {"{`format`: `t`, `model`: `llama`, `has`: [`a<`]}", "t: has: 'a<' character 2"},
-        {RULE("x  aa aa", "y  aa bb"), "rules[0]: 'x  aa aa': axis 'aa' stands twice"},
+        {RULE("x  aa aa", "y  aa bb"), "rules[0]: 'x  aa aa': axis 'aa' occurs twice"},
         {RULE("x  (aa + aa) bb", "y  aa bb"), "has the term 'aa bb' twice"},
         {RULE("x  aa bb", "y  aa bb c"), "the term 'aa bb' has no partner"},
         {RULE("x  (aa + c) bb", "y  aa bb"), "the term 'c bb' has no partner"},
