@@ -22,9 +22,8 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
 {
     struct ckpt_shared *s;
 
-    if (opt->raw && (opt->dequantize || opt->lora))
-        return ckpt_fail(err, CKPT_USAGE, "option %s: view=raw shows tensors as they are stored",
-                         opt->dequantize ? "dequantize" : "lora");
+    if (ckpt_options_check(opt, err) < 0)
+        return -1;
     if (!(s = calloc(1, sizeof *s)))
         return ckpt_nomem(err);
     atomic_init(&s->refs, 1);

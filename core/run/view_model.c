@@ -172,7 +172,7 @@ static int names_of_hub(struct ckpt_view *v, struct ckpt_err *err)
     const struct ckpt_recipe_options opt = ckpt_view_recipe_options(v, v->cat);
     bool done;
 
-    if (v->shared->opt->memory)
+    if (ckpt_options_memory(v->shared->opt))
         return 0;
     if (ckpt_names_convert(&v->cat, v->shared->recipes, &opt, &done, &v->recipe, err) < 0)
         return -1;
