@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The layout of a view's files: a Hugging Face model directory. */
+/* The layout of a view's files: a Hugging Face model directory, or what a writer makes. */
 #include "run/view_files.h"
 
 #include <string.h>
@@ -9,6 +9,7 @@
 #include "run/side.h"
 #include "run/split.h"
 #include "run/view_model.h"
+#include "write/writers.h"
 
 static int64_t newest_shard(const struct ckpt_catalog *cat)
 {
@@ -148,6 +149,24 @@ static uint64_t buffer_numel(const struct ckpt_view *v)
     return n;
 }
 
+/* ---- other formats ---- */
+
+static int write_files(struct ckpt_view *v, const struct ckpt_vtree_options *model,
+                       struct ckpt_err *err)
+{
+    const struct ckpt_output *output = &v->shared->opt->output;
+    const size_t bytes = (v->cat->tensors.len + 1) * sizeof(struct ckpt_vplace);
+    ckpt_cleanup(ckpt_vfiles_release) struct ckpt_vfiles files = {0};
+    struct ckpt_writing w = {.cat = v->cat, .output = output, .model = model, .files = &files};
+
+    if (!(w.place = ckpt_arena_alloc(&files.arena, bytes)))
+        return ckpt_nomem(err);
+    memset(w.place, 0, bytes);
+    if (output->writer->write(&w, err) < 0)
+        return ckpt_err_in(err, "view=%s", output->writer->name);
+    return ckpt_vtree_of_files(v->cat, &files, w.place, model->mtime_ns, &v->tree, err);
+}
+
 /* ---- all of it ---- */
 
 int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err)
@@ -181,5 +200,6 @@ int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err)
     opt.nside = sides.files.len;
     if (sides.mtime_ns > opt.mtime_ns)
         opt.mtime_ns = sides.mtime_ns;
-    return ckpt_vtree_new(v->cat, &opt, &v->tree, err);
+    return v->shared->opt->output.writer ? write_files(v, &opt, err)
+                                         : ckpt_vtree_new(v->cat, &opt, &v->tree, err);
 }

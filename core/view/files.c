@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/map.h"
 #include "base/str.h"
 #include "tensor/value.h"
 
@@ -109,4 +110,52 @@ int64_t ckpt_vfiles_mtime(const struct ckpt_catalog *cat, const struct ckpt_tens
     for (uint32_t i = 0; t->value && i < t->value->narg; i++)
         mtime = ckpt_vfiles_mtime(t->value->arg[i].cat, t->value->arg[i].tensor, mtime);
     return mtime;
+}
+
+/* ---- the files of a model beside its weights ---- */
+
+/* What is generated goes before a file of the checkpoint's own with the same name, and an index
+ * that is not generated would speak of files that are not here. */
+static bool is_ours(const struct ckpt_map *generated, bool weights, const char *path)
+{
+    uint32_t at;
+
+    return ckpt_map_get(generated, path, strlen(path), &at) ||
+           (weights && strcmp(path, CKPT_VFILES_INDEX) == 0);
+}
+
+static int add_sides(struct ckpt_vfiles *f, const struct ckpt_vtree_options *opt, bool weights,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_map_release) struct ckpt_map generated = {0};
+    size_t ngenerated = f->list.len;
+    uint32_t at;
+    bool is_new;
+
+    for (size_t i = 0; i < ngenerated; i++) {
+        const char *path = f->list.ptr[i].path;
+        if (ckpt_map_put(&generated, path, strlen(path), 0, &at, &is_new) < 0)
+            return ckpt_nomem(err);
+    }
+    for (size_t i = 0; i < opt->nside; i++) {
+        if (ckpt_vdir_check_path(opt->side[i].path, err) < 0)
+            return -1;
+        if (!is_ours(&generated, weights, opt->side[i].path) &&
+            ckpt_vfiles_add_side(f, &opt->side[i], opt->mtime_ns, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+int ckpt_vfiles_add_model(struct ckpt_vfiles *f, const struct ckpt_vtree_options *opt,
+                          struct ckpt_err *err)
+{
+    const bool weights = f->list.len > 0;
+
+    return ckpt_vfiles_add_json(f, "config.json", opt->config, opt->mtime_ns, err) < 0 ||
+                   ckpt_vfiles_add_json(f, "generation_config.json", opt->generation, opt->mtime_ns,
+                                        err) < 0 ||
+                   add_sides(f, opt, weights, err) < 0
+               ? -1
+               : 0;
 }

@@ -50,6 +50,13 @@ int ckpt_vfiles_add_json(struct ckpt_vfiles *f, const char *path, const json_t *
 int ckpt_vfiles_add_side(struct ckpt_vfiles *f, const struct ckpt_side_file *side, int64_t mtime_ns,
                          struct ckpt_err *err);
 
+/* Add what a model directory has beside its weights, which must have been added: config.json,
+ * generation_config.json, and files that pass through but those with the path of a generated one,
+ * or an index of other weights. */
+int ckpt_vfiles_add_model(struct ckpt_vfiles *f, const struct ckpt_vtree_options *opt,
+                          struct ckpt_err *err);
+#define CKPT_VFILES_INDEX "model.safetensors.index.json"
+
 /* The newest of the shards that a tensor is read from; `mtime` if there is none newer or it is not
  * known. */
 int64_t ckpt_vfiles_mtime(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,

@@ -24,7 +24,7 @@ struct ckpt_segment {
     uint64_t off; /* in the file */
     uint64_t len;
     enum { CKPT_SEGMENT_MEM, CKPT_SEGMENT_TEXT, CKPT_SEGMENT_TENSOR, CKPT_SEGMENT_SOURCE } kind;
-    uint64_t from; /* tensors: the first of its bytes */
+    uint64_t from; /* texts and tensors: the first of their bytes */
     union {
         const void *mem;                  /* the view's */
         const struct ckpt_text *text;     /* written when it is read (view/text.h) */

@@ -13,8 +13,6 @@
 #include "view/vdir.h"
 #include "view/view.h"
 
-#define INDEX_NAME "model.safetensors.index.json" /* where the options have no other */
-
 /* A safetensors file: length, header, spaces, tensors. */
 struct weights {
     struct ckpt_vnode node;
@@ -229,70 +227,18 @@ static int list_index(struct ckpt_vtree *t, const char *name, int64_t mtime_ns,
                                    mtime_ns, err);
 }
 
-/* ---- side files ---- */
-
-/* Is it a generated file, which replaces a side file of the same name, or an index that refers to
- * other files than ours? */
-static bool is_ours(const struct ckpt_map *generated, size_t nweights, const char *path)
-{
-    uint32_t at;
-    return ckpt_map_get(generated, path, strlen(path), &at) ||
-           (nweights && strcmp(path, INDEX_NAME) == 0);
-}
-
-static int list_side(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt,
-                     struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_map_release) struct ckpt_map generated = {0};
-    size_t ngenerated = t->files.list.len;
-    uint32_t at;
-    bool is_new;
-
-    for (size_t i = 0; i < ngenerated; i++) {
-        const char *path = t->files.list.ptr[i].path;
-        if (ckpt_map_put(&generated, path, strlen(path), 0, &at, &is_new) < 0)
-            return ckpt_nomem(err);
-    }
-    for (size_t i = 0; i < opt->nside; i++) {
-        if (ckpt_vdir_check_path(opt->side[i].path, err) < 0)
-            return -1;
-        if (!is_ours(&generated, t->shards.nfile, opt->side[i].path) &&
-            ckpt_vfiles_add_side(&t->files, &opt->side[i], opt->mtime_ns, err) < 0)
-            return -1;
-    }
-    return 0;
-}
-
 /* ---- all of it ---- */
-
-/* Choose the split. A map without any of our tensors belongs to another model, so tensors are then
- * split by size. */
-static int choose_shards(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt,
-                         struct ckpt_err *err)
-{
-    struct ckpt_err why = {0};
-    uint64_t max = opt->max_shard_size ? opt->max_shard_size : CKPT_DEFAULT_SHARD_SIZE;
-
-    if (opt->weight_map) {
-        if (ckpt_shards_by_map(t->cat, opt->weight_map, &t->shards, &why) == 0)
-            return 0;
-        if (why.code != CKPT_MISSING)
-            return ckpt_fail(err, why.code, "%s", why.text);
-    }
-    return ckpt_shards_split(t->cat, max, opt->sort, &t->shards, err);
-}
 
 static int build(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt, struct ckpt_err *err)
 {
-    if (choose_shards(t, opt, err) < 0)
+    if (ckpt_shards_choose(t->cat, opt->weight_map, opt->max_shard_size, opt->sort, &t->shards,
+                           err) < 0)
         return -1;
     t->shards.total_numel -= ckpt_min_u64(opt->buffer_numel, t->shards.total_numel);
     if (list_weights(t, opt->bare, opt->mtime_ns, err) < 0 ||
-        list_index(t, opt->index_name ? opt->index_name : INDEX_NAME, opt->mtime_ns, err) < 0 ||
-        ckpt_vfiles_add_json(&t->files, "config.json", opt->config, opt->mtime_ns, err) < 0 ||
-        ckpt_vfiles_add_json(&t->files, "generation_config.json", opt->generation, opt->mtime_ns,
-                             err) < 0 ||
-        list_side(t, opt, err) < 0 ||
+        list_index(t, opt->index_name ? opt->index_name : CKPT_VFILES_INDEX, opt->mtime_ns, err) <
+            0 ||
+        ckpt_vfiles_add_model(&t->files, opt, err) < 0 ||
         ckpt_vdir_build(t->files.list.ptr, t->files.list.len, opt->mtime_ns, &t->files.arena,
                         &t->root, err) < 0)
         return -1;

@@ -6,6 +6,9 @@
 
 #include <stdbool.h>
 
+#include "tensor/catalog.h"
+#include "view/files.h"
+#include "view/view.h"
 #include "write/output.h"
 
 /* Bits of ckpt_writer.keys: 1 << enum ckpt_cut_by, and these. */
@@ -14,11 +17,23 @@ enum {
     CKPT_WRITES_SIZE = 1 << (CKPT_NCUT + 1), /* the option max_shard_size= */
 };
 
+/* What a writer is given, and fills. */
+struct ckpt_writing {
+    const struct ckpt_catalog *cat; /* whole tensors, under the names of the format; outlives the
+                                       files */
+    const struct ckpt_output *output;
+    const struct ckpt_vtree_options *model; /* the files of a model directory beside the weights,
+                                               and how it would split them */
+    struct ckpt_vfiles *files;              /* to add to */
+    struct ckpt_vplace *place; /* of each tensor, all zero at first: for those that stay whole */
+};
+
 struct ckpt_writer {
     const char *name;   /* the word of the option view */
     unsigned keys;      /* the options that the format has */
     const char *layout; /* how its files are cut, for whoever gives another option */
-    bool ready;         /* false: it is not supported yet */
+    /* Add the files. NULL: the format is not supported yet. */
+    int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
 };
 
 #endif

@@ -61,7 +61,7 @@ static int check_key(const struct ckpt_output *o, const char *view, const char *
 
 int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err)
 {
-    if (o->writer && !o->writer->ready)
+    if (o->writer && !o->writer->write)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option view: '%s' is not supported yet", view);
     for (int i = 0; i < CKPT_NCUT; i++)
         if (o->cut[i] && check_key(o, view, ckpt_output_keys[i], 1u << i, err) < 0)
