@@ -4,6 +4,7 @@ loads them, and our own reader makes the model of them again."""
 
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import unittest
 
 try:
     os.environ["HF_HUB_OFFLINE"] = "1"
+    import numpy
     import torch
     import torch.distributed.checkpoint as dcp
     import transformers as tf
@@ -26,6 +28,7 @@ except ImportError as e:
 tf.utils.logging.disable_progress_bar()
 tf.utils.logging.set_verbosity_error()
 DTYPES = [t for t in writer.DTYPES] + [torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.float8_e4m3fnuz]
+DUMP = os.path.join(os.environ.get("CKPTFS_BUILD", "build/dev"), "tests", "archive_dump")
 COMMON = dict(vocab_size=101, hidden_size=48, intermediate_size=72, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3, head_dim=8,
               max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
 
@@ -44,6 +47,25 @@ def order(run, *options):
     """Names in the order of the view's tensors."""
     done = subprocess.run([CKPT, "ls", "--json", run, *[x for o in options for x in ("-o", o)]], capture_output=True, text=True, check=True)
     return [t["name"] for t in json.loads(done.stdout)]
+
+
+class Stream:
+    """Keeps the beginning and the end of what is written: a tensor of 4 GiB takes no room."""
+
+    KEPT = 1 << 20
+
+    def __init__(self):
+        self.size, self.head, self.tail = 0, b"", b""
+
+    def write(self, data):
+        data = memoryview(data)
+        self.head += bytes(data[: max(self.KEPT - len(self.head), 0)])
+        self.tail = (self.tail + bytes(data[-self.KEPT :]))[-self.KEPT :]
+        self.size += len(data)
+        return len(data)
+
+    def flush(self):
+        pass
 
 
 class Written(TensorCase):
@@ -79,6 +101,33 @@ class Written(TensorCase):
         for name in os.listdir(want):
             with open(os.path.join(got, name), "rb") as a, open(os.path.join(want, name), "rb") as b:
                 self.assertTrue(a.read() == b.read(), name)
+
+    # ---- torch.save ----
+
+    def check_archive(self, tensor):
+        """Head and tail of the archive are those of torch without CRCs."""
+        what, head, tail = f"{tensor.dtype} {tuple(tensor.shape)}", self.path("head"), self.path("tail")
+        done = subprocess.run([DUMP, str(tensor.dtype), head, tail, *map(str, tensor.shape)], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, f"{what}: {done.stderr}")
+        stream = Stream()
+        torch.serialization.set_crc32_options(False)
+        torch.save(tensor, stream)
+        with open(head, "rb") as a, open(tail, "rb") as b:
+            head, tail = a.read(), b.read()
+        self.assertEqual(stream.size, len(head) + tensor.nbytes + len(tail), what)
+        self.assertTrue(stream.head.startswith(head), what)
+        self.assertTrue(stream.tail.endswith(tail), what)
+
+    def test_archives(self):
+        for dtype in DTYPES:
+            for shape in ((), (1,), (0,), (7, 0, 3), (2, 300), (70000, 1, 2), (2, 1, 3, 1, 2)):
+                self.check_archive(torch.zeros(shape).to(dtype))
+
+    def test_archives_of_4_gib(self):
+        """Where numbers stop to fit 32 bits. Nothing writes to the zeros, so that they take no memory."""
+        for n in (2**32 - 2000, 2**32 - 2, 2**32 - 1, 2**32 + 100):
+            self.check_archive(torch.from_numpy(numpy.zeros(n, dtype=numpy.uint8)))
+        self.check_archive(torch.from_numpy(numpy.zeros((2**31, 3), dtype=numpy.uint8)))
 
     # ---- view=dcp_hf ----
 
@@ -117,6 +166,60 @@ class Written(TensorCase):
         got = self.export(source, self.path("dcp"), "view=dcp_hf", "ranks=3")
         writer.run(2, [{"kind": "load", "dir": got, "model": source, "dtype": "bfloat16", "storage": "hf", "out": self.path("loaded")}])
         self.same(load_file(self.path("loaded")), tensors, "fsdp2")
+
+    # ---- view=dcp ----
+
+    def metadata(self, folder):
+        with open(os.path.join(folder, ".metadata"), "rb") as f:
+            return pickle.load(f)
+
+    def check_dcp(self, world, seed):
+        what = f"world {world}, CKPTFS_SEED={SEED}, case {seed}"
+        source, tensors = self.source(seed, world)
+        got = self.export(source, self.path(f"dcp-{world}-{seed}"), "view=dcp", f"ranks={world}")
+        want = self.path(f"dcp-{world}-{seed}.want")
+        writer.run(world, [{"kind": "rows", "dir": want, "state": os.path.join(source, "model.safetensors"), "names": order(source)}])
+        mine, theirs = vars(self.metadata(got)), vars(self.metadata(want))
+        self.assertEqual(vars(mine.pop("storage_meta")), {**vars(theirs.pop("storage_meta")), "checkpoint_id": None, "save_id": None}, what)
+        self.assertEqual([(i.fqn, i.index) for i in mine["storage_data"]], [(i.fqn, i.index) for i in theirs["storage_data"]], what)
+        self.assertEqual(mine, theirs, what)
+        for name in os.listdir(want):
+            with open(os.path.join(want, name), "rb") as a, open(os.path.join(got, name), "rb") as b:
+                self.assertTrue(name == ".metadata" or a.read() == b.read(), f"{what}: {name}")
+        self.assertEqual(sorted(os.listdir(got)), sorted(os.listdir(want)), what)
+        self.same(read_all(self.export(got, got + ".again", "view=raw")), tensors, what)
+
+    def test_dcp_is_what_torch_writes(self):
+        for world in (1, 2, 3):
+            for i in range(max(CASES // 2, 1)):
+                self.check_dcp(world, SEED * 1000 + world * 100 + i)
+
+    def check_loaded(self, run, tensors, what):
+        state = {n: torch.full_like(t, 7) for n, t in tensors.items()}
+        dcp.load(state, checkpoint_id=run, no_dist=True)
+        self.same(state, tensors, what)
+
+    def test_dcp_is_loaded_by_torch(self):
+        """More ranks than rows, empty tensors and scalars too."""
+        source, tensors = self.source(SEED, 1)
+        for ranks in (1, 2, 5, 16):
+            self.check_loaded(self.export(source, self.path(f"ranks-{ranks}"), "view=dcp", f"ranks={ranks}"), tensors, f"{ranks} ranks")
+
+    def test_dcp_is_loaded_into_fsdp2(self):
+        for ranks in (1, 3):
+            source, tensors = self.model(f"model-{ranks}")
+            got = self.export(source, self.path(f"dcp-{ranks}"), "view=dcp", f"ranks={ranks}")
+            writer.run(2, [{"kind": "load", "dir": got, "model": source, "dtype": "bfloat16", "out": self.path("loaded")}])
+            self.same(load_file(self.path("loaded")), tensors, f"fsdp2, {ranks} ranks")
+            self.same_files(self.export(got, self.path(f"again-{ranks}"), f"base={source}"), source)
+
+    def test_dcp_under_the_names_in_memory(self):
+        """transformers stacks experts in memory: the hub's one by one, and as one tensor."""
+        source, tensors = self.model("moe", tf.Qwen3MoeConfig, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
+        hub = {n: t for f in os.listdir(source) if f.endswith(".safetensors") for n, t in load_file(os.path.join(source, f)).items()}
+        self.assertNotEqual(sorted(hub), sorted(tensors))
+        self.check_loaded(self.export(source, self.path("memory"), "view=dcp", "names=memory", "ranks=2"), tensors, "names=memory")
+        self.check_loaded(self.export(source, self.path("hub"), "view=dcp", "names=hub", "ranks=2"), hub, "names=hub")
 
 
 if __name__ == "__main__":
