@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/str.h"
 #include "run/merge.h"
 #include "run/side.h"
 #include "run/split.h"
@@ -151,6 +152,24 @@ static uint64_t buffer_numel(const struct ckpt_view *v)
 
 /* ---- other formats ---- */
 
+/* What the checkpoint says, or the number in which its folder's name ends: "step-20". */
+static uint64_t step_of(const struct ckpt_view *v)
+{
+    const size_t len = strlen(v->name);
+    unsigned long long n;
+    uint64_t step;
+    size_t at = len;
+
+    if (ckpt_json_u64(v->about, "step", &step))
+        return step;
+    while (at > 0 && v->name[at - 1] >= '0' && v->name[at - 1] <= '9')
+        at--;
+    if (v->facts.is_hub_dir || (at > 0 && !strchr("-_", v->name[at - 1])) ||
+        !ckpt_parse_u64(v->name + at, len - at, &n))
+        return 0;
+    return n;
+}
+
 static int write_files(struct ckpt_view *v, const struct ckpt_vtree_options *model,
                        struct ckpt_err *err)
 {
@@ -159,6 +178,7 @@ static int write_files(struct ckpt_view *v, const struct ckpt_vtree_options *mod
     ckpt_cleanup(ckpt_vfiles_release) struct ckpt_vfiles files = {0};
     struct ckpt_writing w = {.cat = v->cat, .output = output, .model = model, .files = &files};
 
+    w.step = step_of(v);
     if (!(w.place = ckpt_arena_alloc(&files.arena, bytes)))
         return ckpt_nomem(err);
     memset(w.place, 0, bytes);

@@ -4,7 +4,7 @@
 #ifndef CKPT_WRITE_WRITER_H
 #define CKPT_WRITE_WRITER_H
 
-#include <stdbool.h>
+#include <stdint.h>
 
 #include "tensor/catalog.h"
 #include "view/files.h"
@@ -22,6 +22,7 @@ struct ckpt_writing {
     const struct ckpt_catalog *cat; /* whole tensors, under the names of the format; outlives the
                                        files */
     const struct ckpt_output *output;
+    uint64_t step;                          /* the checkpoint's; 0: it has none */
     const struct ckpt_vtree_options *model; /* the files of a model directory beside the weights,
                                                and how it would split them */
     struct ckpt_vfiles *files;              /* to add to */
@@ -29,9 +30,10 @@ struct ckpt_writing {
 };
 
 struct ckpt_writer {
-    const char *name;   /* the word of the option view */
-    unsigned keys;      /* the options that the format has */
-    const char *layout; /* how its files are cut, for whoever gives another option */
+    const char *name;    /* the word of the option view */
+    unsigned keys;       /* the options that the format has */
+    const char *layout;  /* how its files are cut, for whoever gives another option */
+    const char *recipes; /* the format of the recipes that give the names; NULL: the hub's */
     /* Add the files. NULL: the format is not supported yet. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
 };

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import unittest
@@ -17,10 +18,11 @@ try:
     import torch.distributed.checkpoint as dcp
     import transformers as tf
     from safetensors.torch import load_file, save_file
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     import dcp_writer as writer
-    from tensor_case import CASES, CKPT, SEED, TensorCase, export, randomise, read_all
+    from tensor_case import CASES, CKPT, SEED, TensorCase, export, randomise, raw, read_all
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -28,6 +30,7 @@ except ImportError as e:
 tf.utils.logging.disable_progress_bar()
 tf.utils.logging.set_verbosity_error()
 DTYPES = [t for t in writer.DTYPES] + [torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.float8_e4m3fnuz]
+SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 DUMP = os.path.join(os.environ.get("CKPTFS_BUILD", "build/dev"), "tests", "archive_dump")
 COMMON = dict(vocab_size=101, hidden_size=48, intermediate_size=72, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3, head_dim=8,
               max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
@@ -220,6 +223,81 @@ class Written(TensorCase):
         self.assertNotEqual(sorted(hub), sorted(tensors))
         self.check_loaded(self.export(source, self.path("memory"), "view=dcp", "names=memory", "ranks=2"), tensors, "names=memory")
         self.check_loaded(self.export(source, self.path("hub"), "view=dcp", "names=hub", "ranks=2"), hub, "names=hub")
+
+    # ---- view=torchtitan ----
+
+    def load_dcp(self, folder):
+        """All tensors of a distributed checkpoint but a trainer's states, by torch."""
+        state = {n: torch.empty(tuple(t.size), dtype=t.properties.dtype) for n, t in self.metadata(folder).state_dict_metadata.items()
+                 if isinstance(t, TensorStorageMetadata) and n.split(".")[0] not in ("optimizer", "lr_scheduler", "dataloader", "train_state")}
+        dcp.load(state, checkpoint_id=folder, no_dist=True)
+        return state
+
+    def check_torchtitan(self, case, name):
+        """torchtitan's own checkpoint, of the model that torchtitan exported of it."""
+        model, steps = self.path(name), [f for f, _, files in os.walk(os.path.join(case, "run")) if ".metadata" in files]
+        shutil.copytree(os.path.join(case, "base"), model)
+        shutil.copytree(os.path.join(case, "expected"), model, dirs_exist_ok=True)
+        for step in steps:
+            number = os.path.basename(step).removeprefix("step-")
+            want = self.load_dcp(step)
+            dtype = next(t for n, t in want.items() if n.endswith("tok_embeddings.weight")).dtype
+            biases = {n for n in want if "expert_bias" in n and "deepseek" not in name}  # Hugging Face has no place for them
+            for source, folder in [(model, "step-0")]:
+                out = self.path(f"{name}-{number}-{folder}-{len(os.listdir(self.tmp))}")
+                done = export(source, out, "view=torchtitan", "ranks=2", f"base={os.path.join(case, 'base')}", f"dtype={str(dtype)[6:]}")
+                self.assertEqual(done.returncode, 0, f"{source}: {done.stderr}")
+                self.assertEqual("expert_bias" in done.stderr, bool(biases), done.stderr)
+                self.assertEqual(os.listdir(out), [folder])
+                got = self.load_dcp(os.path.join(out, folder))
+                self.assertEqual(sorted(got), sorted(set(want) - biases), source)
+                for n, t in got.items():  # an export is in 16 bits where a save is in 32
+                    self.assertEqual(t.shape, want[n].shape, f"{source}: {n}")
+                    self.assertTrue(torch.equal(t.bfloat16(), want[n].bfloat16()), f"{source}: {n}")
+                    if source == step:
+                        self.assertTrue(torch.equal(raw(t), raw(want[n].to(t.dtype))), f"{source}: {n}")
+
+    def test_torchtitan_of_real_checkpoints(self):
+        found = 0
+        for root in [os.path.join(SOURCE, "tests", "golden"), os.environ.get("CKPTFS_FIXTURES", "")]:
+            folder = os.path.join(root, "torchtitan")
+            for name in sorted(os.listdir(folder)) if root else []:
+                case = os.path.join(folder, name)
+                if os.path.isdir(os.path.join(case, "base")):
+                    found += 1
+                    self.check_torchtitan(case, f"{name}-{found}")
+        self.assertTrue(found)
+
+    def test_torchtitan_and_back(self):
+        """From the hub to torchtitan and back is the same model, file by file."""
+        moe = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
+        mla = dict(n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1, moe_intermediate_size=24, kv_lora_rank=16,
+                   qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, first_k_dense_replace=1)
+        families = [(tf.LlamaConfig, {}), (tf.LlamaConfig, {"tie_word_embeddings": True}), (tf.Qwen3Config, {"tie_word_embeddings": True}),
+                    (tf.Qwen3MoeConfig, moe), (tf.DeepseekV3Config, {**mla, "q_lora_rank": 16}), (tf.DeepseekV3Config, {**mla, "q_lora_rank": None}),
+                    (tf.GptOssConfig, {"num_local_experts": 4, "num_experts_per_tok": 2})]
+        for i, (cls, config) in enumerate(families):
+            with self.subTest(cls.__name__, i=i):
+                source, _ = self.model(f"source-{i}", cls, **config)
+                run = self.export(source, self.path(f"run-{i}"), "view=torchtitan", "ranks=3")
+                names = self.load_dcp(os.path.join(run, "step-0"))
+                self.assertTrue("tok_embeddings.weight" in names and "lm_head.weight" in names)
+                back = self.export(os.path.join(run, "step-0"), self.path(f"back-{i}"), f"base={source}")
+                self.same_files(back, source)
+
+    def test_torchtitan_refuses(self):
+        source, _ = self.model("qwen2", tf.Qwen2Config)
+        done = export(source, self.path("out"), "view=torchtitan")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("no recipe makes a model of type 'qwen2'", done.stderr)
+        os.remove(os.path.join(source, "config.json"))
+        done = export(source, self.path("out"), "view=torchtitan")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("base=DIR lends one", done.stderr)
+        source, _ = self.model("bias", attention_bias=True, mlp_bias=True)
+        done = export(source, self.path("out"), "view=torchtitan")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("has no equivalent in the format", done.stderr)
 
 
 if __name__ == "__main__":
