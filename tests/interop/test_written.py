@@ -233,8 +233,18 @@ class Written(TensorCase):
         dcp.load(state, checkpoint_id=folder, no_dist=True)
         return state
 
+    def check_flat(self, run, name, *options):
+        """A tensor that is mapped there and back is read from as many pieces as one that is not mapped at all."""
+        def pieces(*more):
+            done = subprocess.run([CKPT, "explain", "--json", run, name, *[x for o in more for x in ("-o", o)]], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, f"{name}: {done.stderr}")
+            return json.loads(done.stdout)["pieces"]
+
+        if options[1] != "dtype=bfloat16" and "experts" not in name:
+            self.assertEqual(len(pieces("view=torchtitan", *options)), len(pieces("view=raw")), name)
+
     def check_torchtitan(self, case, name):
-        """torchtitan's own checkpoint, of the model that torchtitan exported of it."""
+        """torchtitan's own checkpoint: of the model that torchtitan exported of it, and of itself, there and back."""
         model, steps = self.path(name), [f for f, _, files in os.walk(os.path.join(case, "run")) if ".metadata" in files]
         shutil.copytree(os.path.join(case, "base"), model)
         shutil.copytree(os.path.join(case, "expected"), model, dirs_exist_ok=True)
@@ -243,7 +253,7 @@ class Written(TensorCase):
             want = self.load_dcp(step)
             dtype = next(t for n, t in want.items() if n.endswith("tok_embeddings.weight")).dtype
             biases = {n for n in want if "expert_bias" in n and "deepseek" not in name}  # Hugging Face has no place for them
-            for source, folder in [(model, "step-0")]:
+            for source, folder in ((model, "step-0"), (step, f"step-{number}")):
                 out = self.path(f"{name}-{number}-{folder}-{len(os.listdir(self.tmp))}")
                 done = export(source, out, "view=torchtitan", "ranks=2", f"base={os.path.join(case, 'base')}", f"dtype={str(dtype)[6:]}")
                 self.assertEqual(done.returncode, 0, f"{source}: {done.stderr}")
@@ -255,6 +265,7 @@ class Written(TensorCase):
                     self.assertEqual(t.shape, want[n].shape, f"{source}: {n}")
                     self.assertTrue(torch.equal(t.bfloat16(), want[n].bfloat16()), f"{source}: {n}")
                     if source == step:
+                        self.check_flat(step, n, f"base={os.path.join(case, 'base')}", f"dtype={str(dtype)[6:]}")
                         self.assertTrue(torch.equal(raw(t), raw(want[n].to(t.dtype))), f"{source}: {n}")
 
     def test_torchtitan_of_real_checkpoints(self):
