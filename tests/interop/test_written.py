@@ -296,6 +296,22 @@ class Written(TensorCase):
                 back = self.export(os.path.join(run, "step-0"), self.path(f"back-{i}"), f"base={source}")
                 self.same_files(back, source)
 
+    def test_loader_knows_torchtitans_names(self):
+        """A job that has torchtitan's names loads a Hugging Face directory; and hostile options are refused in Python, too."""
+        os.environ["CKPTFS_LIBRARY_PATH"] = os.path.join(os.path.dirname(CKPT), "..", "core")
+        sys.path.insert(0, os.path.join(SOURCE, "contrib", "python"))
+        import ckptfs
+
+        source, _ = self.model("source")
+        want = self.load_dcp(os.path.join(self.export(source, self.path("run"), "view=torchtitan"), "step-0"))
+        state = {n: torch.full_like(t, 7) for n, t in want.items()}
+        ckptfs.load_state_dict(state, source, view="torchtitan")
+        self.same(state, want, "loaded")
+        for options in ({"view": "xml"}, {"tp": 2}, {"view": "dcp", "tp": 2}, {"view": "dcp", "ranks": 0}):
+            with self.assertRaises(ckptfs.CkptError) as caught:
+                ckptfs.load_state_dict(state, source, **options)
+            self.assertEqual(caught.exception.code, "usage", options)
+
     def test_torchtitan_refuses(self):
         source, _ = self.model("qwen2", tf.Qwen2Config)
         done = export(source, self.path("out"), "view=torchtitan")
