@@ -278,9 +278,9 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
     if (ckpt_checkpoint_explain(view, tensor, &rule, err) < 0)
         return -1;
     ckpt_view_tensor(view, (size_t)(t - view->cat->tensors.ptr), &info);
-    out = json_pack("{s:s, s:s, s:o, s:s, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,
-                    "shape", shape_list(t), "file", ckpt_node_name(info.file), "file_offset",
-                    (json_int_t)info.file_off, "rule", rule);
+    out = json_pack("{s:s, s:s, s:o, s:s?, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,
+                    "shape", shape_list(t), "file", info.file ? ckpt_node_name(info.file) : NULL,
+                    "file_offset", (json_int_t)info.file_off, "rule", rule);
     if (!out)
         return ckpt_nomem(err);
     if (t->value ? add_computed(out, view->cat, t, err) < 0

@@ -22,7 +22,7 @@ const char ckptfs_usage[] =
     "  -h  this help                   -V  the versions of ckptfs and libfuse\n"
     "\n"
     "what is shown:\n"
-    "  base=DIR|ORG/NAME  dtype=WORD  view=hf|raw  max_shard_size=SIZE  recipe=FILE|DIR\n"
+    "  base=DIR|ORG/NAME  dtype=WORD  view=WORD  max_shard_size=SIZE  recipe=FILE|DIR\n"
     "  rope=WORD  key_mapping=FILE  dequantize  lora=WORD  allow_partial  allow_mixed\n"
     "  allow_leftover  follow_symlinks\n"
     "  KEY=NUMBER (of the model, in config.json's spelling)\n"

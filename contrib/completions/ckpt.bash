@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # bash completion for ckptfs and ckpt.
 
-_ckptfs_words='base= dtype= view= max_shard_size= recipe= rope= model_type= dequantize lora=adapter lora=merge lora=base allow_partial allow_mixed allow_leftover follow_symlinks'
+_ckptfs_words='base= dtype= view= ranks= names= max_shard_size= recipe= rope= model_type= dequantize lora=adapter lora=merge lora=base allow_partial allow_mixed allow_leftover follow_symlinks'
 _ckptfs_mount_words='wait io= readahead= threads= allow_other sandbox=no uid= gid= umask= auto_unmount noexec noatime'
 
 # The token being typed and the one before it. Not COMP_WORDS: readline splits that at '='.
@@ -20,7 +20,8 @@ _ckptfs_option() {
     COMPREPLY=()
     case $last in
     dtype=*) words='auto stored bfloat16 float16 float32' ;;
-    view=*) words='hf raw memory' ;;
+    view=*) words='hf raw memory dcp dcp_hf torchtitan' ;;
+    names=*) words='hub memory' ;;
     io=*) words='buffered direct' ;;
     base=* | recipe=*)
         compopt -o nospace -o filenames 2>/dev/null

@@ -15,7 +15,7 @@ int ckpt_st_check_name(const char *name, struct ckpt_err *err)
 }
 
 /* serde_json escapes what it must and nothing else: DEL and non-ASCII stay as they are. */
-static void put_string(struct ckpt_str *out, const char *s)
+void ckpt_st_put_string(struct ckpt_str *out, const char *s)
 {
     static const char short_escape[] = "\"\\\b\f\n\r\t", letter[] = "\"\\bfnrt";
 
@@ -43,25 +43,31 @@ void ckpt_st_header_begin(struct ckpt_str *out, bool bare)
     ckpt_str_puts(out, bare ? "{" : "{\"__metadata__\":{\"format\":\"pt\"}");
 }
 
-void ckpt_st_header_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, uint64_t off,
-                           bool first)
+void ckpt_st_header_part(struct ckpt_str *out, const struct ckpt_tensor *t, const uint64_t *dim,
+                         uint64_t off, uint64_t len, bool first)
 {
     if (!first)
         ckpt_str_putc(out, ',');
-    put_string(out, t->name);
+    ckpt_st_put_string(out, t->name);
     ckpt_str_puts(out, ":{\"dtype\":\"");
     ckpt_str_puts(out, ckpt_dtype_name(t->dtype));
     ckpt_str_puts(out, "\",\"shape\":[");
     for (unsigned d = 0; d < t->rank; d++) {
         if (d)
             ckpt_str_putc(out, ',');
-        ckpt_str_put_u64(out, t->dim[d]);
+        ckpt_str_put_u64(out, dim[d]);
     }
     ckpt_str_puts(out, "],\"data_offsets\":[");
     ckpt_str_put_u64(out, off);
     ckpt_str_putc(out, ',');
-    ckpt_str_put_u64(out, off + ckpt_tensor_nbytes(t));
+    ckpt_str_put_u64(out, off + len);
     ckpt_str_puts(out, "]}");
+}
+
+void ckpt_st_header_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, uint64_t off,
+                           bool first)
+{
+    ckpt_st_header_part(out, t, t->dim, off, ckpt_tensor_nbytes(t), first);
 }
 
 void ckpt_st_header_end(struct ckpt_str *out) { ckpt_str_putc(out, '}'); }

@@ -34,6 +34,13 @@ void ckpt_st_header_tensor(struct ckpt_str *out, const struct ckpt_tensor *t, ui
                            bool first);
 void ckpt_st_header_end(struct ckpt_str *out);
 
+/* The same for a part of a tensor, of that shape and size. */
+void ckpt_st_header_part(struct ckpt_str *out, const struct ckpt_tensor *t, const uint64_t *dim,
+                         uint64_t off, uint64_t len, bool first);
+
+/* A JSON string as serde_json writes it. */
+void ckpt_st_put_string(struct ckpt_str *out, const char *s);
+
 /* An upper bound of what ckpt_st_header_tensor writes, in bytes. */
 size_t ckpt_st_header_bound(const struct ckpt_tensor *t);
 

@@ -104,6 +104,14 @@ static bool storage_dtype(const char *name, enum ckpt_dtype *ret)
     return false;
 }
 
+const char *ckpt_torch_storage_name(enum ckpt_dtype dtype)
+{
+    for (size_t i = 0; i < sizeof storages / sizeof storages[0]; i++)
+        if (storages[i].dtype == dtype)
+            return storages[i].name;
+    return NULL;
+}
+
 static int fail_dtype(const struct ckpt_pickle *p, ckpt_pv v, struct ckpt_err *err)
 {
     static const char suffix[] = "Storage";

@@ -101,4 +101,8 @@ void ckpt_torch_memo_release(struct ckpt_torch_memo *memo);
 int ckpt_torch_item(struct ckpt_source *s, uint64_t off, uint64_t len, struct ckpt_torch_memo *memo,
                     struct ckpt_torch_layout *ret, uint64_t *ret_storage_off, struct ckpt_err *err);
 
+/* The class of storages of a type ("FloatStorage"); NULL: torch has none, such tensors lie in
+ * storages without a type. */
+const char *ckpt_torch_storage_name(enum ckpt_dtype dtype);
+
 #endif

@@ -37,6 +37,20 @@ static int keep_tensor(struct ckpt_apply *ap, const struct ckpt_tensor *t)
     return ckpt_catalog_copy(ap->cat, &kept, ap->err);
 }
 
+/* A format has no place for a tensor of the model, where a whole family is read backwards. */
+static int leave_out(struct ckpt_apply *ap, const struct ckpt_tensor *t)
+{
+    if (!ap->opt->allow_leftover)
+        return ckpt_fail(ap->err, CKPT_UNSUPPORTED,
+                         "'%s' has no equivalent in the format: no rule of %s takes it "
+                         "(allow_leftover leaves it out)",
+                         t->name, ap->recipe->name);
+    ap->used[t - ap->src->tensors.ptr] = true;
+    if (ap->nleft++ < CKPT_APPLY_SHOWN)
+        ckpt_catalog_warn(ap->cat, "'%s' has no equivalent in the format: it is left out", t->name);
+    return 0;
+}
+
 /* Add one target side of a rule: a tensor for each value of the axes that are numbers in its name
  * only. They were one tensor in memory and go into the same file. */
 static int add_side(struct ckpt_apply *ap, uint32_t side)
@@ -105,15 +119,20 @@ static bool is_gathered(const struct ckpt_instance *in, uint32_t side)
     return in->rule->nfrom > 1 || ((bound & ~named) && !(named & ~bound));
 }
 
-static int convert(struct ckpt_apply *ap, const struct ckpt_tensor *t)
+/* The tensor t, as if it had the name `as`. */
+static int convert(struct ckpt_apply *ap, const struct ckpt_tensor *t, const char *as)
 {
+    struct ckpt_tensor named = *t;
     const struct ckpt_rule *rule;
     bool found;
 
-    if (ckpt_resolve_source(&ap->rs, t, &ap->in, &found) < 0)
+    named.name = as;
+    if (ckpt_resolve_source(&ap->rs, &named, &ap->in, &found) < 0)
         return -1;
-    if (!found)
-        return keep_tensor(ap, t);
+    if (found)
+        ap->in.use.ptr[0].tensor = t;
+    else
+        return ap->recipe->family->open ? keep_tensor(ap, t) : leave_out(ap, t);
     rule = ap->in.rule;
     if (is_gathered(&ap->in, 0)) {
         const struct ckpt_source_use use = ap->in.use.ptr[0];
@@ -132,6 +151,22 @@ static int convert(struct ckpt_apply *ap, const struct ckpt_tensor *t)
     for (uint32_t side = 0; side < rule->nto; side++)
         if (add_side(ap, side) < 0)
             return -1;
+    return 0;
+}
+
+/* The framework stores tied tensors under both names. */
+static int convert_ties(struct ckpt_apply *ap)
+{
+    const struct ckpt_recipe *r = ap->recipe;
+
+    if (!r->backwards || !ckpt_json_bool(ap->set.hf, "tie_word_embeddings", false))
+        return 0;
+    for (size_t i = 0; i < r->ties.len; i++) {
+        const struct ckpt_tie *tie = &r->ties.ptr[i];
+        const struct ckpt_tensor *t = ckpt_catalog_find(ap->src, tie->original);
+        if (t && !ckpt_catalog_find(ap->src, tie->copy) && convert(ap, t, tie->copy) < 0)
+            return -1;
+    }
     return 0;
 }
 
@@ -154,7 +189,7 @@ int ckpt_apply_sources(struct ckpt_apply *ap)
     if (n)
         qsort(order, n, sizeof *order, fqn_cmp);
     for (size_t i = 0; i < n; i++)
-        if (convert(ap, order[i]) < 0)
+        if (convert(ap, order[i], order[i]->name) < 0)
             return -1;
-    return 0;
+    return convert_ties(ap);
 }

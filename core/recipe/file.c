@@ -128,8 +128,8 @@ static int read_value(struct reader *r, const char *where, const json_t *j,
 static int read_rule(struct reader *r, const char *where, const json_t *j,
                      const struct ckpt_rule_context *outer, int depth)
 {
-    static const char *const known[] = {"note",  "at",      "when",  "from", "to",
-                                        "rules", "include", "value", NULL};
+    static const char *const known[] = {"note",  "at",      "when",  "from",    "to",
+                                        "rules", "include", "value", "written", NULL};
     struct ckpt_rule_context cx = *outer;
     const json_t *from = json_object_get(j, "from"), *to = json_object_get(j, "to"),
                  *rules = json_object_get(j, "rules");
@@ -143,6 +143,8 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
     if (!!(from && to) + !!rules + !!name != 1 || !from != !to)
         return ckpt_fail(r->err, CKPT_FORMAT,
                          "%s: a rule has 'from' and 'to', or 'rules', or 'include'", where);
+    if (r->backwards && json_is_false(json_object_get(j, "written")))
+        return 0; /* storage of older versions */
     if (name)
         return include(r, where, name, PART_RULES, &cx);
     if (rules) {
@@ -252,8 +254,6 @@ static int read_prefixes(struct reader *r, const char *where, const json_t *list
     return 0;
 }
 
-/* Read "ignores". It is an error in a recipe that is read backwards, since it names other tensors.
- */
 static int read_ignores(struct reader *r, const char *where, const json_t *list)
 {
     static const char *const known[] = {"names", "why", NULL};
@@ -264,19 +264,40 @@ static int read_ignores(struct reader *r, const char *where, const json_t *list)
 
     if (list && !json_is_array(list))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
-    json_array_foreach(r->backwards ? NULL : list, i, j) {
+    json_array_foreach(list, i, j) {
         if (ckpt_field_object(j, where, known, r->err) < 0 ||
             ckpt_field_string(r->arena, j, "names", where, &names, r->err) < 0 ||
             ckpt_field_string(r->arena, j, "why", where, &g.why, r->err) < 0)
             return -1;
         if (!names || !g.why)
             return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'names' and 'why' belong together", where);
+        g.text = names;
         if (ckpt_regex_new(names, "", &g.names, r->err) < 0)
             return ckpt_err_in(r->err, "%s[%zu]", where, i);
         if (ckpt_vec_push(&r->out->ignores, g) < 0) {
             ckpt_regex_free(g.names);
             return ckpt_nomem(r->err);
         }
+    }
+    return 0;
+}
+
+static int read_ties(struct reader *r, const char *where, const json_t *list)
+{
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j) {
+        struct ckpt_tie tie;
+        if (json_array_size(j) != 2 || !json_is_string(json_array_get(j, 0)) ||
+            !json_is_string(json_array_get(j, 1)))
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: two texts are expected here", where, i);
+        tie.copy = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 0)));
+        tie.original = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 1)));
+        if (!tie.copy || !tie.original || ckpt_vec_push(&r->out->ties, tie) < 0)
+            return ckpt_nomem(r->err);
     }
     return 0;
 }
@@ -304,6 +325,8 @@ static int read_config(struct reader *r, const char *where, const json_t *config
 
     if (config && !json_is_object(config))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: an object is expected here", where);
+    if (r->backwards)
+        return 0; /* it would speak of keys that a Hugging Face config does not have */
     json_object_foreach((json_t *)config, key, v)
         if (set_key(r, where, key, v) < 0)
             return -1;
@@ -334,9 +357,11 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
                *refuse = ckpt_field_text(r->arena, r->err, "%s: refuse", name),
                *warn = ckpt_field_text(r->arena, r->err, "%s: warn", name),
                *prefixes = ckpt_field_text(r->arena, r->err, "%s: prefixes", name),
-               *ignores = ckpt_field_text(r->arena, r->err, "%s: ignores", name);
+               *ignores = ckpt_field_text(r->arena, r->err, "%s: ignores", name),
+               *ties = ckpt_field_text(r->arena, r->err, "%s: ties", name);
 
-    if (!has || !lacks || !config || !refuse || !warn || !prefixes || !ignores ||
+    if (!has || !lacks || !config || !refuse || !warn || !prefixes || !ignores || !ties ||
+        read_ties(r, ties, json_object_get(j, "ties")) < 0 ||
         read_prefixes(r, prefixes, json_object_get(j, "prefixes")) < 0 ||
         read_ignores(r, ignores, json_object_get(j, "ignores")) < 0)
         return -1;
@@ -383,7 +408,7 @@ static int read_file(struct reader *r, const char *name, const char *text, size_
     static const char *const known[] = {"note",  "format",   "model",    "when",     "has",
                                         "lacks", "include",  "config",   "rules",    "refuse",
                                         "warn",  "fallback", "may_lack", "prefixes", "ignores",
-                                        "back",  NULL};
+                                        "back",  "ties",     NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     size_t n;
@@ -412,12 +437,16 @@ int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_recipe_text *f
                        .current = file->name,
                        .backwards = file->backwards,
                        .err = err};
-    const struct ckpt_rule_context cx = {
-        .arena = arena, .where = file->name, .from_at = "", .to_at = ""};
+    const struct ckpt_rule_context cx = {.arena = arena,
+                                         .where = file->name,
+                                         .from_at = "",
+                                         .to_at = "",
+                                         .backwards = file->backwards};
 
     if (!out)
         return ckpt_nomem(err);
     memset(out, 0, sizeof *out);
+    out->backwards = file->backwards;
     out->name = ckpt_arena_strdup(arena, file->name);
     out->keep = json_array();
     if (!out->name || !out->keep ||
@@ -441,6 +470,7 @@ void ckpt_recipe_release(struct ckpt_recipe *r)
     ckpt_vec_release(&r->warn);
     ckpt_vec_release(&r->rules);
     ckpt_vec_release(&r->prefixes);
+    ckpt_vec_release(&r->ties);
     for (size_t i = 0; i < r->ignores.len; i++)
         ckpt_regex_free(r->ignores.ptr[i].names);
     ckpt_vec_release(&r->ignores);

@@ -37,10 +37,18 @@ struct ckpt_prefix {
     const char *from, *to;
 };
 
-/* An entry of "ignores": tensors of the checkpoint that the Hugging Face model does not have, by a
- * regular expression that is searched in their names, and the reason for the user. */
+/* "ties": where the config ties word embeddings, the framework stores the model's tensor `original`
+ * as `copy`, too, which a Hugging Face model lacks. */
+struct ckpt_tie {
+    const char *copy, *original;
+};
+
+/* "ignores": tensors of the checkpoint that the Hugging Face model has no place for, by a regular
+ * expression that is searched in their names, and the reason, which the user is told. Of a recipe
+ * that is read backwards: what it cannot make. */
 struct ckpt_ignored {
     struct ckpt_regex *names;
+    const char *text; /* the expression */
     const char *why;
 };
 
@@ -53,6 +61,7 @@ struct ckpt_recipe {
     const char *name;   /* "nanotron/llama" */
     const char *format; /* format of the checkpoints; NULL: a fragment, for "include" only */
     const char *back;   /* the same file read backwards is a recipe for this format; or NULL */
+    bool backwards;     /* it is read so: sources and targets have changed places */
     const char *model; /* name of its model file; NULL: the model file is inline, or the recipe only
                           refuses */
     json_t *inline_model; /* the model file itself, in the recipe; or NULL */
@@ -72,6 +81,7 @@ struct ckpt_recipe {
     ckpt_rules rules;
     CKPT_VEC(struct ckpt_ignored) ignores;
     CKPT_VEC(struct ckpt_prefix) prefixes; /* the first match counts */
+    CKPT_VEC(struct ckpt_tie) ties;        /* read backwards only */
     json_t *keep;                          /* literals of the config */
 };
 

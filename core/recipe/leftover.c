@@ -54,6 +54,10 @@ static int take_ignored(const struct ckpt_recipe *recipe, const struct ckpt_cata
     for (size_t i = 0; i < recipe->ignores.len; i++) {
         const struct ckpt_ignored *g = &recipe->ignores.ptr[i];
         ckpt_cleanup(list_release) struct list found = {0};
+        if (recipe->backwards) {
+            ckpt_catalog_warn(model, "there are no tensors '%s': %s", g->text, g->why);
+            continue;
+        }
         if (take(src, left, g, &found, err) < 0)
             return ckpt_err_in(err, "%s: ignores[%zu]", recipe->name, i);
         if (found.n)

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "recipe/compose.h"
 
 /* The dimensions of "..." are represented by axes whose numbers follow those of the scope. */
 enum {
@@ -280,6 +281,7 @@ struct ckpt_cutter {
     uint64_t esize;
     ckpt_drafts *out;
     uint64_t numel; /* number of elements so far */
+    bool composed;  /* a piece of a source was made by an earlier recipe, not by a reader */
 };
 
 static bool fixed_at(const struct ckpt_cutter *c, uint32_t axis, uint64_t *ret)
@@ -388,9 +390,10 @@ static int emit(struct ckpt_cutter *c, const struct ckpt_piece *piece, const str
     return 0;
 }
 
-/* Add all elements of the term that are in one piece of the source. */
-static int cut_piece(struct ckpt_cutter *c, const struct ckpt_piece *piece, struct ckpt_err *err)
+/* Add all elements of the term that are in one box of the source. */
+static int cut_box(void *ctx, const struct ckpt_piece *piece, struct ckpt_err *err)
 {
+    struct ckpt_cutter *c = ctx;
     const struct ckpt_tensor *t = c->use->tensor;
     struct ckpt_box box;
     size_t which[CKPT_MAX_RANK] = {0};
@@ -417,6 +420,17 @@ static int cut_piece(struct ckpt_cutter *c, const struct ckpt_piece *piece, stru
         if (d == 0)
             return 0;
     }
+}
+
+static int cut_piece(struct ckpt_cutter *c, const struct ckpt_piece *piece, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *t = c->use->tensor;
+    struct ckpt_box box;
+
+    if (ckpt_piece_box(piece, t->dim, t->rank, &box))
+        return cut_box(c, piece, err);
+    c->composed = true;
+    return ckpt_compose_boxes(piece, t->name, t->dim, t->rank, cut_box, c, err);
 }
 
 /* Find the first piece that may end after element `at`: pieces are ascending by dst, and none is
@@ -503,6 +517,7 @@ int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t 
     c->rank = rank;
     c->out = out;
     c->numel = 0;
+    c->composed = false;
     ckpt_shape_strides(dim, rank, c->unit);
     for (uint32_t k = 0; k < p->nterm && numel > 0; k++)
         for (size_t i = 0; i < in->use.len; i++) {
@@ -517,5 +532,7 @@ int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t 
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s' has %" PRIu64 " elements; its sources give %" PRIu64 " of them",
                          in->target, numel, c->numel);
+    if (c->composed)
+        out->len = ckpt_compose_fold(out->ptr, out->len, dim, rank);
     return 0;
 }

@@ -154,7 +154,7 @@ static const struct {
     const char *format, *folder;
 } formats[] = {
     {"megatron", "megatron/"},         {"nanotron", "nanotron/"}, {"dcp", "torchtitan/"},
-    {"transformers", "transformers/"}, {"hub", "transformers/"},
+    {"transformers", "transformers/"}, {"hub", "transformers/"},  {"torchtitan", "torchtitan/"},
 };
 
 struct folder {

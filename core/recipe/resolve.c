@@ -386,11 +386,22 @@ int ckpt_resolve(struct ckpt_resolver *rs, const char *name, size_t len, bool al
     return collect_all(rs, in, &p, &ret->missing);
 }
 
+/* Does a number of the name begin behind others ({k+layers})? Such a rule goes before one that
+ * takes all numbers. */
+static bool is_offset(const struct ckpt_name *n)
+{
+    for (uint32_t i = 0; i < n->npart; i++)
+        if (!n->part[i].text && (n->part[i].plus_var >= 0 || n->part[i].plus))
+            return true;
+    return false;
+}
+
 int ckpt_resolve_source(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
                         struct ckpt_instance *in, bool *ret_found)
 {
     const size_t len = strlen(t->name);
     const struct ckpt_rule *winner = NULL;
+    bool offset = false;
 
     *ret_found = false;
     for (uint32_t e = index_find(rs, &rs->sources, t->name, len); e != UINT32_MAX;) {
@@ -403,10 +414,16 @@ int ckpt_resolve_source(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
         if (!rs->state[x->rule].active ||
             !match(rs, n, t->name, len, &rs->state[x->rule].sizes, use.at))
             continue;
+        if (winner && is_offset(n) != offset) {
+            if (offset)
+                continue;
+            winner = NULL;
+        }
         if (winner)
             return ckpt_fail(rs->err, CKPT_CONFLICT, "two rules take '%s': %s and %s", t->name,
                              winner->where, rule->where);
         winner = rule;
+        offset = is_offset(n);
         in->rule = rule;
         in->sizes = rs->state[x->rule].sizes;
         in->use.len = 0;

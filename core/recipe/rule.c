@@ -95,6 +95,8 @@ static int parse_side(struct compiler *c, int dir, uint32_t i)
         return -1;
     side->text = d->whole;
     side->name = name;
+    if (dir == 1 && c->cx->backwards)
+        side->nname = 1;
     if (dir == 1 && side->nname > 1)
         return ckpt_fail(c->err, CKPT_FORMAT, "%s: '%.200s': a target has one spelling",
                          c->cx->where, d->whole);

@@ -6,6 +6,7 @@
 #ifndef CKPT_RECIPE_RULE_H
 #define CKPT_RECIPE_RULE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -46,6 +47,7 @@ struct ckpt_rule_context {
     const struct ckpt_expr *when[CKPT_RULE_WHENS];
     uint32_t nwhen;
     const struct ckpt_value_ops *value;
+    bool backwards; /* of a target's spellings the first is what is written */
 };
 
 /* Compile the sides (as in the file), and append the resulting rules to out. */

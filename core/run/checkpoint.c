@@ -13,6 +13,7 @@
 #include "run/naming.h"
 #include "run/view_files.h"
 #include "run/view_model.h"
+#include "write/writers.h"
 
 enum { SLAB_BUDGET = 256 * 1024 * 1024 };
 
@@ -22,9 +23,8 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
 {
     struct ckpt_shared *s;
 
-    if (opt->raw && (opt->dequantize || opt->lora))
-        return ckpt_fail(err, CKPT_USAGE, "option %s: view=raw shows tensors as they are stored",
-                         opt->dequantize ? "dequantize" : "lora");
+    if (ckpt_options_check(opt, err) < 0)
+        return -1;
     if (!(s = calloc(1, sizeof *s)))
         return ckpt_nomem(err);
     atomic_init(&s->refs, 1);
@@ -189,14 +189,15 @@ static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_sa
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
 
+    if (!(v->name = strdup(*step ? step : ckpt_dir_real_name(v->dir))))
+        return ckpt_nomem(err);
     if (!reader || read_save(v, reader, &ropt, before, &src, err) < 0 ||
         ckpt_view_make_model(v, &src, err) < 0 || ckpt_view_lay_out(v, err) < 0)
         return -1;
     forget_facts(v);
     v->generation = generation_of(v, step);
     v->source = source_text(v, step);
-    v->name = strdup(*step ? step : ckpt_dir_real_name(v->dir));
-    return v->source && v->name ? 0 : ckpt_nomem(err);
+    return v->source ? 0 : ckpt_nomem(err);
 }
 
 int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **ret,
@@ -214,8 +215,8 @@ int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **re
     const struct ckpt_reader *reader = ckpt_reader_probe(v->dir, err);
 
     *ret = NULL;
-    if (!v->recipe)
-        return 0;
+    if (!v->recipe || (s->opt->output.writer && s->opt->output.writer->recipes))
+        return 0; /* its rules know the hub's names only */
     if (!reader || ckpt_catalog_new(&src, err) < 0 ||
         reader->load(v->dir, &ropt, &facts, src, err) < 0 || ckpt_view_find_names(v, src, err) < 0)
         return -1;

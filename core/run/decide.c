@@ -28,7 +28,7 @@ static enum ckpt_convert choose_convert(const struct ckpt_decide *in)
 
     if (in->facts->names == CKPT_NAMES_MEMORY)
         return CKPT_CONVERT_NOT;
-    if (opt->memory)
+    if (ckpt_options_memory(opt))
         return CKPT_CONVERT_TO_MEMORY;
     return in->facts->is_hub_dir && opt->max_shard_size && !opt->raw ? CKPT_CONVERT_THERE_AND_BACK
                                                                      : CKPT_CONVERT_NOT;
@@ -58,7 +58,8 @@ static enum ckpt_split_rule choose_split(const struct ckpt_decide *in)
 {
     const struct ckpt_facts *facts = in->facts;
 
-    if ((in->opt->max_shard_size && !facts->is_adapter) || in->opt->raw || in->opt->memory)
+    if ((in->opt->max_shard_size && !facts->is_adapter) || in->opt->raw ||
+        ckpt_options_memory(in->opt))
         return CKPT_SPLIT_BY_SIZE;
     if (in->base && !facts->weight_map && facts->split_as_base)
         return CKPT_SPLIT_LIKE_BASE;

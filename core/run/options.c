@@ -2,6 +2,7 @@
 /* Parsing options: one table for the mount, the tool and the library. */
 #include "run/options.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,6 +13,7 @@
 #include "base/str.h"
 #include "recipe/keys.h"
 #include "view/shards.h"
+#include "write/writers.h"
 
 int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err)
 {
@@ -173,20 +175,58 @@ static int set_dtype(struct ckpt_options *opt, const char *key, const char *valu
     return 0;
 }
 
+static int fail_view(const char *key, const char *value, struct ckpt_err *err)
+{
+    char views[256];
+    size_t at = 0;
+
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w && at < sizeof views; w++)
+        at += (size_t)snprintf(views + at, sizeof views - at, ", %s", (*w)->name);
+    return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is none of hf, raw, memory%s", key,
+                     value ? value : "", views);
+}
+
 static int set_view(struct ckpt_options *opt, const char *key, const char *value,
                     struct ckpt_err *err)
 {
-    const char *const views[] = {"hf", "raw", "memory"};
-    size_t i = 0;
+    const bool raw = value && strcmp(value, "raw") == 0, hf = value && strcmp(value, "hf") == 0,
+               memory = value && strcmp(value, "memory") == 0;
+    const struct ckpt_writer *writer = value ? ckpt_writer_find(value) : NULL;
 
-    while (i < 3 && (!value || strcmp(value, views[i]) != 0))
-        i++;
-    if (i == 3)
-        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is none of hf, raw and memory", key,
-                         value ? value : "");
-    opt->raw = i == 1;
-    opt->memory = i == 2;
+    if (!raw && !hf && !memory && !writer)
+        return fail_view(key, value, err);
+    opt->raw = raw;
+    opt->memory = memory;
+    opt->output.writer = writer;
     return 0;
+}
+
+static const char *view_word(const struct ckpt_options *opt)
+{
+    return opt->output.writer ? opt->output.writer->name
+           : opt->raw         ? "raw"
+           : opt->memory      ? "memory"
+                              : "hf";
+}
+
+int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err)
+{
+    const struct ckpt_writer *writer = opt->output.writer;
+
+    if (opt->raw && (opt->dequantize || opt->lora))
+        return ckpt_fail(err, CKPT_USAGE, "option %s: view=raw shows tensors as they are stored",
+                         opt->dequantize ? "dequantize" : "lora");
+    if (ckpt_writers_check(&opt->output, view_word(opt), err) < 0)
+        return -1;
+    if (writer && opt->max_shard_size && !(writer->keys & CKPT_WRITES_SIZE))
+        return ckpt_fail(err, CKPT_USAGE, "option max_shard_size: view=%s has no such thing: %s",
+                         writer->name, writer->layout);
+    return 0;
+}
+
+bool ckpt_options_memory(const struct ckpt_options *opt)
+{
+    return opt->memory || opt->output.names == CKPT_OUTPUT_NAMES_MEMORY;
 }
 
 static int set_max_shard_size(struct ckpt_options *opt, const char *key, const char *value,
@@ -330,7 +370,10 @@ static int set_model_key(struct ckpt_options *opt, const char *key, const char *
                : 0;
 }
 
-bool ckpt_options_knows(const char *key) { return find_option(key) || ckpt_keys_known(key); }
+bool ckpt_options_knows(const char *key)
+{
+    return find_option(key) || ckpt_output_knows(key) || ckpt_keys_known(key);
+}
 
 int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
                      struct ckpt_err *err)
@@ -339,6 +382,8 @@ int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *valu
 
     if (o)
         return o->set(opt, key, value, err);
+    if (ckpt_output_knows(key))
+        return ckpt_output_set(&opt->output, key, value, err);
     if (ckpt_keys_known(key))
         return set_model_key(opt, key, value, err);
     return ckpt_fail(err, CKPT_USAGE, "there is no option '%s'", key);
@@ -356,6 +401,16 @@ const char *ckpt_options_override(const struct ckpt_options *opt)
     return NULL;
 }
 
+/* 0 of a view in files of a Hugging Face model. */
+static uint64_t hash_output(const struct ckpt_output *t)
+{
+    uint64_t h = t->writer ? XXH3_64bits(t->writer->name, strlen(t->writer->name)) : 0;
+
+    for (int i = 0; t->writer && i < CKPT_NCUT; i++)
+        h = h * 31 + ckpt_output_parts(t, (enum ckpt_cut_by)i);
+    return h + (t->names == CKPT_OUTPUT_NAMES_MEMORY);
+}
+
 uint64_t ckpt_options_hash(const struct ckpt_options *opt)
 {
     ckpt_cleanup(ckpt_freep) char *overrides =
@@ -366,5 +421,5 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
         (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size,
         opt->raw + 2 * opt->memory, opt->dequantize, (int)opt->lora, opt->allow_partial,
         overrides ? overrides : "");
-    return text ? XXH3_64bits(text, strlen(text)) : 0;
+    return text ? XXH3_64bits_withSeed(text, strlen(text), hash_output(&opt->output)) : 0;
 }

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "tensor/dtype.h"
+#include "write/output.h"
 
 /* What to show of a checkpoint that contains LoRA matrices. */
 enum ckpt_lora_rule {
@@ -33,7 +34,8 @@ struct ckpt_options {
     enum ckpt_dtype dtype;   /* for CKPT_DTYPE_CAST */
     uint64_t max_shard_size; /* 0: not given */
     bool raw;
-    bool memory; /* names as transformers has them in memory, not on the hub */
+    bool memory;               /* names as transformers has them in memory, not on the hub */
+    struct ckpt_output output; /* view=dcp and the like: the format and its layout */
     enum ckpt_lora_rule lora;
     bool dequantize; /* convert block-scaled weights to ordinary ones */
     bool allow_partial;
@@ -50,6 +52,12 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
                       struct ckpt_err *err);
 /* ckpt_options_free for ckpt_cleanup. */
 void ckpt_options_freep(struct ckpt_options **opt);
+
+/* Do the options go together? USAGE, UNSUPPORTED. */
+int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err);
+
+/* Are the names to be those that the model's class has in memory? */
+bool ckpt_options_memory(const struct ckpt_options *opt);
 
 /* The first override that is a key of config.json (the recipes' own keys begin with '_'); NULL:
  * none. */

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The layout of a view's files: a Hugging Face model directory. */
+/* The layout of a view's files: a Hugging Face model directory, or what a writer makes. */
 #include "run/view_files.h"
 
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/str.h"
 #include "run/merge.h"
 #include "run/side.h"
 #include "run/split.h"
 #include "run/view_model.h"
+#include "write/writers.h"
 
 static int64_t newest_shard(const struct ckpt_catalog *cat)
 {
@@ -148,6 +150,43 @@ static uint64_t buffer_numel(const struct ckpt_view *v)
     return n;
 }
 
+/* ---- other formats ---- */
+
+/* What the checkpoint says, or the number in which its folder's name ends: "step-20". */
+static uint64_t step_of(const struct ckpt_view *v)
+{
+    const size_t len = strlen(v->name);
+    unsigned long long n;
+    uint64_t step;
+    size_t at = len;
+
+    if (ckpt_json_u64(v->about, "step", &step))
+        return step;
+    while (at > 0 && v->name[at - 1] >= '0' && v->name[at - 1] <= '9')
+        at--;
+    if (v->facts.is_hub_dir || (at > 0 && !strchr("-_", v->name[at - 1])) ||
+        !ckpt_parse_u64(v->name + at, len - at, &n))
+        return 0;
+    return n;
+}
+
+static int write_files(struct ckpt_view *v, const struct ckpt_vtree_options *model,
+                       struct ckpt_err *err)
+{
+    const struct ckpt_output *output = &v->shared->opt->output;
+    const size_t bytes = (v->cat->tensors.len + 1) * sizeof(struct ckpt_vplace);
+    ckpt_cleanup(ckpt_vfiles_release) struct ckpt_vfiles files = {0};
+    struct ckpt_writing w = {.cat = v->cat, .output = output, .model = model, .files = &files};
+
+    w.step = step_of(v);
+    if (!(w.place = ckpt_arena_alloc(&files.arena, bytes)))
+        return ckpt_nomem(err);
+    memset(w.place, 0, bytes);
+    if (output->writer->write(&w, err) < 0)
+        return ckpt_err_in(err, "view=%s", output->writer->name);
+    return ckpt_vtree_of_files(v->cat, &files, w.place, model->mtime_ns, &v->tree, err);
+}
+
 /* ---- all of it ---- */
 
 int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err)
@@ -181,5 +220,6 @@ int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err)
     opt.nside = sides.files.len;
     if (sides.mtime_ns > opt.mtime_ns)
         opt.mtime_ns = sides.mtime_ns;
-    return ckpt_vtree_new(v->cat, &opt, &v->tree, err);
+    return v->shared->opt->output.writer ? write_files(v, &opt, err)
+                                         : ckpt_vtree_new(v->cat, &opt, &v->tree, err);
 }

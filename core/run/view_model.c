@@ -13,6 +13,7 @@
 #include "run/merge.h"
 #include "run/names.h"
 #include "tensor/value.h"
+#include "write/writers.h"
 
 static const struct ckpt_types *types_of(const struct ckpt_view *v)
 {
@@ -172,7 +173,7 @@ static int names_of_hub(struct ckpt_view *v, struct ckpt_err *err)
     const struct ckpt_recipe_options opt = ckpt_view_recipe_options(v, v->cat);
     bool done;
 
-    if (v->shared->opt->memory)
+    if (ckpt_options_memory(v->shared->opt))
         return 0;
     if (ckpt_names_convert(&v->cat, v->shared->recipes, &opt, &done, &v->recipe, err) < 0)
         return -1;
@@ -336,6 +337,46 @@ static int convert_names(struct ckpt_view *v, struct ckpt_err *err)
     return ckpt_names_convert(&v->cat, v->shared->recipes, &convert, &v->ordered, NULL, err);
 }
 
+/* ---- names of another framework ---- */
+
+static int no_recipe(const struct ckpt_view *v, const struct ckpt_writer *writer,
+                     struct ckpt_err *err)
+{
+    const char *type = ckpt_json_str(v->config, "model_type");
+
+    if (!v->config)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "view=%s needs a config.json that says which model it is; base=DIR lends "
+                         "one",
+                         writer->name);
+    return ckpt_fail(err, CKPT_UNSUPPORTED, "view=%s: no recipe makes a model of type '%s'",
+                     writer->name, type ? type : "?");
+}
+
+/* The hub's names become those of the framework whose checkpoint the view is. */
+static int convert_to_output(struct ckpt_view *v, struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = v->shared;
+    const struct ckpt_writer *writer = s->opt->output.writer;
+    const struct ckpt_recipe_options convert = {.format = writer ? writer->recipes : NULL,
+                                                .base_config = v->config,
+                                                .allow_leftover = s->opt->allow_leftover};
+    bool done = false;
+
+    if (!convert.format)
+        return 0;
+    if (ckpt_recipes_forced(s->recipes))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option recipe: view=%s needs the recipes of both directions: give a "
+                         "directory of recipes instead of one file",
+                         writer->name);
+    if (ckpt_names_convert(&v->cat, s->recipes, &convert, &done, NULL, err) < 0)
+        return ckpt_err_in(err, "view=%s", writer->name);
+    if (!done)
+        return no_recipe(v, writer, err);
+    return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+}
+
 /* ---- quantisation ---- */
 
 /* Remove the quantisation from the config if the tensors are not quantised: they were dequantised,
@@ -451,7 +492,7 @@ int ckpt_view_make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct 
     v->about = json_incref((*src)->about);
     v->warnings = json_incref((*src)->warnings);
     if (decide(v, src, err) < 0 || name_tensors(v, src, err) < 0 || convert_names(v, err) < 0 ||
-        dequantize(v, err) < 0 || ckpt_merge_finish(v, err) < 0)
+        convert_to_output(v, err) < 0 || dequantize(v, err) < 0 || ckpt_merge_finish(v, err) < 0)
         return -1;
     ckpt_catalog_shrink(v->cat);
     return cast_tensors(v, err) < 0 || state_dtype(v, err) < 0 ? -1 : 0;

@@ -286,3 +286,17 @@ int ckpt_shards_by_map(const struct ckpt_catalog *cat, const json_t *weight_map,
     s = (struct ckpt_shards){0};
     return 0;
 }
+
+int ckpt_shards_choose(const struct ckpt_catalog *cat, const json_t *weight_map, uint64_t max_size,
+                       bool sorted, struct ckpt_shards *ret, struct ckpt_err *err)
+{
+    struct ckpt_err why = {0};
+
+    if (weight_map) {
+        if (ckpt_shards_by_map(cat, weight_map, ret, &why) == 0)
+            return 0;
+        if (why.code != CKPT_MISSING)
+            return ckpt_fail(err, why.code, "%s", why.text);
+    }
+    return ckpt_shards_split(cat, max_size ? max_size : CKPT_DEFAULT_SHARD_SIZE, sorted, ret, err);
+}

@@ -50,4 +50,9 @@ int ckpt_shards_split(const struct ckpt_catalog *cat, uint64_t max_size, bool so
 int ckpt_shards_by_map(const struct ckpt_catalog *cat, const json_t *weight_map,
                        struct ckpt_shards *ret, struct ckpt_err *err);
 
+/* By the map if it knows any of the tensors (one that knows none is another model's), else by size;
+ * 0 is transformers' default. */
+int ckpt_shards_choose(const struct ckpt_catalog *cat, const json_t *weight_map, uint64_t max_size,
+                       bool sorted, struct ckpt_shards *ret, struct ckpt_err *err);
+
 #endif

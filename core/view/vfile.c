@@ -41,9 +41,9 @@ static int read_segment(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
         memcpy(buf, (const char *)s->mem + off, len);
         return 0;
     case CKPT_SEGMENT_TEXT:
-        return ckpt_text_pread(s->text, buf, len, off, err);
+        return ckpt_text_pread(s->text, buf, len, s->from + off, err);
     case CKPT_SEGMENT_TENSOR:
-        return ckpt_tensor_pread(cat, s->tensor, rd, buf, len, off, err);
+        return ckpt_tensor_pread(cat, s->tensor, rd, buf, len, s->from + off, err);
     case CKPT_SEGMENT_SOURCE:
         return read_source(s->source, buf, len, off, err);
     }

@@ -24,10 +24,11 @@ struct ckpt_segment {
     uint64_t off; /* in the file */
     uint64_t len;
     enum { CKPT_SEGMENT_MEM, CKPT_SEGMENT_TEXT, CKPT_SEGMENT_TENSOR, CKPT_SEGMENT_SOURCE } kind;
+    uint64_t from; /* texts and tensors: the first of their bytes */
     union {
         const void *mem;                  /* the view's */
         const struct ckpt_text *text;     /* written when it is read (view/text.h) */
-        const struct ckpt_tensor *tensor; /* all its bytes, from the first on */
+        const struct ckpt_tensor *tensor; /* its bytes from..from+len, row-major */
         struct ckpt_source *source;       /* its first len bytes */
     };
 };
@@ -98,7 +99,8 @@ const struct ckpt_vnode *ckpt_vtree_root(const struct ckpt_vtree *t);
 /* The node at a path below the root ("" is the root itself), or NULL. */
 const struct ckpt_vnode *ckpt_vtree_find(const struct ckpt_vtree *t, const char *path);
 
-/* Which file and byte a tensor of the catalogue (by index) begins at. */
+/* Which file and byte a tensor of the catalogue (by index) begins at; NULL and 0 if it does not lie
+ * in one piece of a file. */
 void ckpt_vtree_place(const struct ckpt_vtree *t, size_t tensor, const struct ckpt_vnode **ret_file,
                       uint64_t *ret_off);
 

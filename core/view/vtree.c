@@ -6,14 +6,12 @@
 #include "base/ckd.h"
 #include "base/str.h"
 #include "container/st_header.h"
-#include "tensor/value.h"
+#include "view/files.h"
 #include "view/index.h"
 #include "view/shards.h"
 #include "view/text.h"
 #include "view/vdir.h"
 #include "view/view.h"
-
-#define INDEX_NAME "model.safetensors.index.json" /* where the options have no other */
 
 /* A safetensors file: length, header, spaces, tensors. */
 struct weights {
@@ -27,16 +25,15 @@ struct weights {
 };
 
 struct ckpt_vtree {
-    struct ckpt_arena arena;
+    struct ckpt_vfiles files;
     const struct ckpt_catalog *cat;
+    const struct ckpt_vplace *place; /* of each tensor, in a layout of somebody else; or NULL */
     struct ckpt_shards shards;
     struct weights *weights; /* shards.nfile of them */
     uint32_t *segment;       /* of each tensor, in its file */
     uint32_t *by_name;       /* tensors by name; kept for the index only */
     struct ckpt_index index;
     struct ckpt_text index_text;
-    CKPT_VEC(struct ckpt_source *) sources; /* of side files; referenced */
-    CKPT_VEC(struct ckpt_vdir_file) files;  /* while it is being built */
     struct ckpt_vnode *root;
 };
 
@@ -44,12 +41,8 @@ void ckpt_vtree_free(struct ckpt_vtree *t)
 {
     if (!t)
         return;
-    for (size_t i = 0; i < t->sources.len; i++)
-        ckpt_source_unref(t->sources.ptr[i]);
-    ckpt_vec_release(&t->sources);
-    ckpt_vec_release(&t->files);
+    ckpt_vfiles_release(&t->files);
     ckpt_shards_release(&t->shards);
-    ckpt_arena_release(&t->arena);
     free(t->by_name);
     free(t);
 }
@@ -90,8 +83,8 @@ static int new_weights(struct ckpt_vtree *t, struct ckpt_err *err)
 {
     size_t n = t->shards.nfile;
 
-    if (!(t->weights = ckpt_arena_alloc(&t->arena, n * sizeof *t->weights)) ||
-        !(t->segment = ckpt_arena_alloc(&t->arena, t->cat->tensors.len * sizeof *t->segment)))
+    if (!(t->weights = ckpt_arena_alloc(&t->files.arena, n * sizeof *t->weights)) ||
+        !(t->segment = ckpt_arena_alloc(&t->files.arena, t->cat->tensors.len * sizeof *t->segment)))
         return ckpt_nomem(err);
     memset(t->weights, 0, n * sizeof *t->weights);
     for (size_t i = 0; i < t->cat->tensors.len; i++)
@@ -99,7 +92,7 @@ static int new_weights(struct ckpt_vtree *t, struct ckpt_err *err)
     for (size_t i = 0; i < n; i++) {
         struct weights *w = &t->weights[i];
         if (!(w->segment =
-                  ckpt_arena_alloc(&t->arena, (w->ntensor + LEADING) * sizeof *w->segment)))
+                  ckpt_arena_alloc(&t->files.arena, (w->ntensor + LEADING) * sizeof *w->segment)))
             return ckpt_nomem(err);
         w->ntensor = 0;
     }
@@ -148,30 +141,13 @@ static void put_header(const void *ctx, size_t i, struct ckpt_str *out)
         ckpt_st_header_end(out);
 }
 
-static int64_t newest(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* The newest of the shards that a tensor is read from; `mtime` if there is none newer or it is not
- * known. */
-static int64_t tensor_mtime(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
-                            int64_t mtime)
-{
-    for (size_t i = 0; i < t->npiece; i++) {
-        struct ckpt_file_id id;
-        if (ckpt_source_file_id(cat->sources.ptr[t->piece[i].source], &id))
-            mtime = newest(mtime, id.mtime_ns);
-    }
-    for (uint32_t i = 0; t->value && i < t->value->narg; i++)
-        mtime = tensor_mtime(t->value->arg[i].cat, t->value->arg[i].tensor, mtime);
-    return mtime;
-}
-
 static int finish_weights(struct ckpt_vtree *t, struct weights *w, int64_t mtime_ns,
                           struct ckpt_err *err)
 {
     static const char spaces[8] = "        ";
     struct ckpt_segment *s = w->segment;
 
-    if (ckpt_text_init(&w->header, put_header, w, w->ntensor + 1, &t->arena, err) < 0)
+    if (ckpt_text_init(&w->header, put_header, w, w->ntensor + 1, &t->files.arena, err) < 0)
         return -1;
     size_t pad = ckpt_st_header_pad(w->header.len);
     uint64_t len = w->header.len + pad;
@@ -187,7 +163,7 @@ static int finish_weights(struct ckpt_vtree *t, struct weights *w, int64_t mtime
     w->node.mtime_ns = INT64_MIN;
     for (size_t i = 0; i < w->ntensor; i++) {
         s[LEADING + i].off += w->data_off;
-        w->node.mtime_ns = tensor_mtime(t->cat, s[LEADING + i].tensor, w->node.mtime_ns);
+        w->node.mtime_ns = ckpt_vfiles_mtime(t->cat, s[LEADING + i].tensor, w->node.mtime_ns);
     }
     if (w->node.mtime_ns == INT64_MIN)
         w->node.mtime_ns = mtime_ns;
@@ -201,51 +177,6 @@ static int finish_weights(struct ckpt_vtree *t, struct weights *w, int64_t mtime
 
 /* ---- the list of files ---- */
 
-static int list_file(struct ckpt_vtree *t, const char *path, struct ckpt_vnode *node,
-                     struct ckpt_err *err)
-{
-    struct ckpt_vdir_file f = {.path = path, .node = node};
-    return ckpt_vec_push(&t->files, f) < 0 ? ckpt_nomem(err) : 0;
-}
-
-/* A file of one segment. */
-static int list_segment(struct ckpt_vtree *t, const char *path, struct ckpt_segment segment,
-                        int64_t mtime_ns, struct ckpt_err *err)
-{
-    struct {
-        struct ckpt_vnode node;
-        struct ckpt_segment segment;
-    } *f = ckpt_arena_alloc(&t->arena, sizeof *f);
-
-    if (!f)
-        return ckpt_nomem(err);
-    f->segment = segment;
-    f->node = (struct ckpt_vnode){.kind = CKPT_NODE_FILE,
-                                  .size = segment.len,
-                                  .mtime_ns = mtime_ns,
-                                  .segment = &f->segment,
-                                  .nsegment = 1};
-    return list_file(t, path, &f->node, err);
-}
-
-static int list_json(struct ckpt_vtree *t, const char *path, const json_t *j, int64_t mtime_ns,
-                     struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    size_t len;
-
-    if (!j)
-        return 0;
-    if (ckpt_json_dump(j, CKPT_JSON_PYTHON, true, &text, &len, err) < 0)
-        return ckpt_err_in(err, "%s", path);
-    char *own = ckpt_arena_strndup(&t->arena, text, len);
-    if (!own)
-        return ckpt_nomem(err);
-    return list_segment(t, path,
-                        (struct ckpt_segment){.len = len, .kind = CKPT_SEGMENT_MEM, .mem = own},
-                        mtime_ns, err);
-}
-
 static int list_weights(struct ckpt_vtree *t, bool bare, int64_t mtime_ns, struct ckpt_err *err)
 {
     if (sort_names(t, err) < 0 || new_weights(t, err) < 0)
@@ -255,7 +186,7 @@ static int list_weights(struct ckpt_vtree *t, bool bare, int64_t mtime_ns, struc
         t->weights[i].bare = bare;
         if (finish_weights(t, &t->weights[i], mtime_ns, err) < 0)
             return ckpt_err_in(err, "%s", t->shards.name[i]);
-        if (list_file(t, t->shards.name[i], &t->weights[i].node, err) < 0)
+        if (ckpt_vfiles_add(&t->files, t->shards.name[i], &t->weights[i].node, err) < 0)
             return -1;
     }
     return 0;
@@ -287,98 +218,31 @@ static int list_index(struct ckpt_vtree *t, const char *name, int64_t mtime_ns,
         return 0;
     }
     t->index = (struct ckpt_index){t->cat, &t->shards, t->by_name};
-    if (ckpt_index_text(&t->index, &t->arena, &t->index_text, err) < 0)
+    if (ckpt_index_text(&t->index, &t->files.arena, &t->index_text, err) < 0)
         return -1;
-    return list_segment(t, name,
-                        (struct ckpt_segment){.len = t->index_text.len,
-                                              .kind = CKPT_SEGMENT_TEXT,
-                                              .text = &t->index_text},
-                        mtime_ns, err);
-}
-
-/* ---- side files ---- */
-
-/* Is it a generated file, which replaces a side file of the same name, or an index that refers to
- * other files than ours? */
-static bool is_ours(const struct ckpt_map *generated, size_t nweights, const char *path)
-{
-    uint32_t at;
-    return ckpt_map_get(generated, path, strlen(path), &at) ||
-           (nweights && strcmp(path, INDEX_NAME) == 0);
-}
-
-static int list_side_file(struct ckpt_vtree *t, const struct ckpt_side_file *side, int64_t mtime_ns,
-                          struct ckpt_err *err)
-{
-    struct ckpt_file_id id = {.mtime_ns = mtime_ns};
-    char *path = ckpt_arena_strdup(&t->arena, side->path);
-
-    if (!path || ckpt_vec_push(&t->sources, side->source) < 0)
-        return ckpt_nomem(err);
-    (void)ckpt_source_file_id(side->source, &id);
-    (void)ckpt_source_ref(side->source);
-    return list_segment(t, path,
-                        (struct ckpt_segment){.len = side->source->size,
-                                              .kind = CKPT_SEGMENT_SOURCE,
-                                              .source = side->source},
-                        id.mtime_ns, err);
-}
-
-static int list_side(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt,
-                     struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_map_release) struct ckpt_map generated = {0};
-    size_t ngenerated = t->files.len;
-    uint32_t at;
-    bool is_new;
-
-    for (size_t i = 0; i < ngenerated; i++) {
-        const char *path = t->files.ptr[i].path;
-        if (ckpt_map_put(&generated, path, strlen(path), 0, &at, &is_new) < 0)
-            return ckpt_nomem(err);
-    }
-    for (size_t i = 0; i < opt->nside; i++) {
-        if (ckpt_vdir_check_path(opt->side[i].path, err) < 0)
-            return -1;
-        if (!is_ours(&generated, t->shards.nfile, opt->side[i].path) &&
-            list_side_file(t, &opt->side[i], opt->mtime_ns, err) < 0)
-            return -1;
-    }
-    return 0;
+    return ckpt_vfiles_add_segment(&t->files, name,
+                                   (struct ckpt_segment){.len = t->index_text.len,
+                                                         .kind = CKPT_SEGMENT_TEXT,
+                                                         .text = &t->index_text},
+                                   mtime_ns, err);
 }
 
 /* ---- all of it ---- */
 
-/* Choose the split. A map without any of our tensors belongs to another model, so tensors are then
- * split by size. */
-static int choose_shards(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt,
-                         struct ckpt_err *err)
-{
-    struct ckpt_err why = {0};
-    uint64_t max = opt->max_shard_size ? opt->max_shard_size : CKPT_DEFAULT_SHARD_SIZE;
-
-    if (opt->weight_map) {
-        if (ckpt_shards_by_map(t->cat, opt->weight_map, &t->shards, &why) == 0)
-            return 0;
-        if (why.code != CKPT_MISSING)
-            return ckpt_fail(err, why.code, "%s", why.text);
-    }
-    return ckpt_shards_split(t->cat, max, opt->sort, &t->shards, err);
-}
-
 static int build(struct ckpt_vtree *t, const struct ckpt_vtree_options *opt, struct ckpt_err *err)
 {
-    if (choose_shards(t, opt, err) < 0)
+    if (ckpt_shards_choose(t->cat, opt->weight_map, opt->max_shard_size, opt->sort, &t->shards,
+                           err) < 0)
         return -1;
     t->shards.total_numel -= ckpt_min_u64(opt->buffer_numel, t->shards.total_numel);
     if (list_weights(t, opt->bare, opt->mtime_ns, err) < 0 ||
-        list_index(t, opt->index_name ? opt->index_name : INDEX_NAME, opt->mtime_ns, err) < 0 ||
-        list_json(t, "config.json", opt->config, opt->mtime_ns, err) < 0 ||
-        list_json(t, "generation_config.json", opt->generation, opt->mtime_ns, err) < 0 ||
-        list_side(t, opt, err) < 0 ||
-        ckpt_vdir_build(t->files.ptr, t->files.len, opt->mtime_ns, &t->arena, &t->root, err) < 0)
+        list_index(t, opt->index_name ? opt->index_name : CKPT_VFILES_INDEX, opt->mtime_ns, err) <
+            0 ||
+        ckpt_vfiles_add_model(&t->files, opt, err) < 0 ||
+        ckpt_vdir_build(t->files.list.ptr, t->files.list.len, opt->mtime_ns, &t->files.arena,
+                        &t->root, err) < 0)
         return -1;
-    ckpt_vec_release(&t->files);
+    ckpt_vec_release(&t->files.list);
     return 0;
 }
 
@@ -392,6 +256,26 @@ int ckpt_vtree_new(const struct ckpt_catalog *cat, const struct ckpt_vtree_optio
     t->cat = cat;
     if (build(t, opt, err) < 0)
         return -1;
+    *ret = ckpt_steal(&t);
+    return 0;
+}
+
+int ckpt_vtree_of_files(const struct ckpt_catalog *cat, struct ckpt_vfiles *files,
+                        const struct ckpt_vplace *place, int64_t mtime_ns, struct ckpt_vtree **ret,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_vtree_freep) struct ckpt_vtree *t = calloc(1, sizeof *t);
+
+    if (!t)
+        return ckpt_nomem(err);
+    t->cat = cat;
+    t->place = place;
+    t->files = *files;
+    *files = (struct ckpt_vfiles){0};
+    if (ckpt_vdir_build(t->files.list.ptr, t->files.list.len, mtime_ns, &t->files.arena, &t->root,
+                        err) < 0)
+        return -1;
+    ckpt_vec_release(&t->files.list);
     *ret = ckpt_steal(&t);
     return 0;
 }
@@ -435,6 +319,11 @@ void ckpt_vtree_place(const struct ckpt_vtree *t, size_t tensor, const struct ck
                       uint64_t *ret_off)
 {
     assert(tensor < t->cat->tensors.len);
+    if (t->place) {
+        *ret_file = t->place[tensor].file;
+        *ret_off = t->place[tensor].off;
+        return;
+    }
     const struct weights *w = &t->weights[t->shards.file[tensor]];
 
     *ret_file = &w->node;

@@ -178,7 +178,7 @@ struct ckpt_tensor_info {
     const uint64_t *shape;
     uint32_t rank;
     uint64_t nbytes;
-    const struct ckpt_node *file; /* the virtual file that contains the tensor */
+    const struct ckpt_node *file; /* the virtual file that contains all of it, or NULL */
     uint64_t file_off;
 };
 

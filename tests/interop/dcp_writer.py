@@ -118,6 +118,41 @@ def save_state(job, world):
     save_dcp({**state, **extra}, job)
 
 
+def save_rows(job, world):
+    """The tensors of a safetensors file in the order of `names`, each cut along its first dimension; scalars are written by rank 0. "files":
+    into Hugging Face storage, else as torch writes by default, without CRCs."""
+    from safetensors.torch import load_file
+
+    full, mesh = load_file(job["state"]), init_device_mesh("cpu", (world,))
+    state = {n: sharded(full[n], mesh, [Shard(0)]) if full[n].dim() else full[n] for n in job["names"] if full[n].dim() or dist.get_rank() == 0}
+    torch.serialization.set_crc32_options(False)
+    if job.get("files"):
+        return save(state, job["dir"], job["files"])
+    dcp.save(state, checkpoint_id=job["dir"])
+
+
+def load_model(job, world):
+    """Load a model under FSDP2 and save what it holds as one file."""
+    import transformers as tf
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.fsdp import fully_shard
+
+    model = tf.AutoModelForCausalLM.from_config(tf.AutoConfig.from_pretrained(job["model"]), dtype=getattr(torch, job["dtype"]))
+    mesh = init_device_mesh("cpu", (world,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    state = {n: t.detach().fill_(7) for n, t in model.state_dict().items()}
+    if job.get("storage") == "hf":
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(job["dir"]))
+    else:
+        dcp.load(state, checkpoint_id=job["dir"])
+    full = {n: t.full_tensor().contiguous() for n, t in state.items()}
+    if dist.get_rank() == 0:
+        save_file(full, job["out"])
+
+
 def save_ranks(job, world):
     """verl's files, one of each rank; "old": as torch 2.4 to 2.9 pickled a mesh, less its coordinates."""
     from torch.distributed.device_mesh import DeviceMesh
@@ -184,7 +219,7 @@ def main():
     with open(path) as f:
         jobs = json.load(f)
     for job in jobs:
-        {"random": save_random, "state": save_state, "model": save_model, "ranks": save_ranks}[job["kind"]](job, world)
+        {"random": save_random, "state": save_state, "model": save_model, "ranks": save_ranks, "rows": save_rows, "load": load_model}[job["kind"]](job, world)
         dist.barrier()
     dist.destroy_process_group()
 

@@ -13,9 +13,10 @@ BELOW = {
     "ckpt": {"base", "io", "tensor", "container", "ckpt"},
     "recipe": {"base", "io", "tensor", "recipe"},
     "view": {"base", "io", "tensor", "container", "view"},
-    "run": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "run"},
-    "load": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "run", "load"},
-    "": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "run"},  # core/api.c
+    "write": {"base", "io", "tensor", "container", "recipe", "view", "write"},
+    "run": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "run"},
+    "load": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "run", "load"},
+    "": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "run"},  # core/api.c
 }
 # Third-party headers and the only places that may include them.
 PLACES = [

@@ -30,7 +30,8 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
     process_group        None: the default one if torch.distributed is initialised, else this process alone; False: this process alone
     view                 "hf" (default): Hugging Face names, the hub's or those that the model's class has in memory; "raw": the framework's own, and
                          optimizer states too: nested dicts and lists are named as torch's distributed checkpoints name them; what is no tensor in
-                         them (lr, betas, _extra_state) is replaced by what View.objects() has, and missing where that has nothing plain
+                         them (lr, betas, _extra_state) is replaced by what View.objects() has, and missing where that has nothing plain;
+                         "torchtitan": the model under torchtitan's names, of any checkpoint that is read, Hugging Face directories included
     base, step, options  as for ckptfs.open, which also says how other options are given
     key_mapping          {pattern: replacement} from the view's names to the model's, as transformers' from_pretrained has it; or a JSON file of that
     strict               missing or unexpected keys are an error, as in torch; another shape always is. What some rank's model has is not unexpected
@@ -78,8 +79,8 @@ class Spec:
     """Which view: `run`, and how it is opened. Closes what it has opened."""
 
     def __init__(self, run, view, options, more):
-        if view not in (None, "hf", "memory", "raw"):
-            raise ValueError(f"view={view!r}: expected 'hf', 'memory' or 'raw'")
+        if view is not None and not isinstance(view, str):
+            raise ValueError(f"view={view!r}: expected a word such as 'hf', 'memory', 'raw' or 'torchtitan'")
         self.run, self.given = run, dict(spelled(options, more), view=None if view == "hf" else view)
         self.opened = []
         self.seen = None  # the run, before a step of it is opened

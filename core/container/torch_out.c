@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The archive of torch.save: caffe2/serialize/inline_container.cc, over miniz.
+ *
+ * Records are stored, not compressed. Each begins at a multiple of 64 bytes, by a field of padding
+ * in its local header, and ends with a descriptor of its size. */
+#include "container/torch_out.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "container/pickle_out.h"
+#include "container/torch.h"
+#include "tensor/box.h"
+
+enum {
+    ALIGNMENT = 64,
+    LOCAL_HEADER = 30,
+    EXTRA_HEADER = 4,
+    UTF8 = 0x0800,       /* names are UTF-8 */
+    DESCRIPTOR = 0x0008, /* a descriptor follows the record */
+    MADE_BY = 0x031e,
+    NEEDS = 45,
+    RECORDS = 7,
+};
+
+/* Its first 20 digits are a hash of the records' names, the others one of their CRCs, which are 0
+ * here; a record without bytes is not counted. */
+static const char serialization_id[] = "1572819951185464302603005401530805769991",
+                  serialization_id_of_empty[] = "1572819951185464302600046082544174525093";
+
+struct archive {
+    struct ckpt_str *out; /* where bytes go now; NULL: nowhere */
+    uint64_t at;          /* in the archive */
+    struct {
+        const char *name; /* below archive/ */
+        uint64_t off, size;
+    } record[RECORDS];
+    size_t n;
+};
+
+static void put(struct archive *a, const void *bytes, size_t len)
+{
+    if (a->out)
+        ckpt_str_append(a->out, bytes, len);
+    a->at += len;
+}
+
+static void put_le(struct archive *a, uint64_t n, int bytes)
+{
+    char le[8];
+
+    for (int i = 0; i < bytes; i++)
+        le[i] = (char)(n >> 8 * i);
+    put(a, le, (size_t)bytes);
+}
+
+static const char folder[] = "archive/";
+
+static void put_name(struct archive *a, const char *name)
+{
+    put(a, folder, sizeof folder - 1);
+    put(a, name, strlen(name));
+}
+
+static bool is_large(uint64_t n) { return n >= UINT32_MAX; }
+
+static void put_padding(struct archive *a, size_t n)
+{
+    static const char letters[] =
+        "ZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZ";
+
+    assert(n < ALIGNMENT);
+    put(a, "FB", 2);
+    put_le(a, n, 2);
+    put(a, letters, n);
+}
+
+/* Records without bytes have no descriptor. */
+static unsigned flags_of(uint64_t size) { return size ? UTF8 | DESCRIPTOR : UTF8; }
+
+/* The bytes that a record needs in a field for numbers that do not fit 32 bits; 0: no field. */
+static size_t large_bytes(uint64_t off, uint64_t size)
+{
+    return (is_large(size) ? 16 : 0) + (is_large(off) ? 8 : 0);
+}
+
+/* `stored` is the size that the field gives as that of the stored bytes: a local header does not
+ * know it yet. */
+static void put_large(struct archive *a, uint64_t off, uint64_t size, uint64_t stored)
+{
+    const size_t n = large_bytes(off, size);
+
+    if (!n)
+        return;
+    put_le(a, 1, 2);
+    put_le(a, n, 2);
+    if (is_large(size)) {
+        put_le(a, size, 8);
+        put_le(a, stored, 8);
+    }
+    if (is_large(off))
+        put_le(a, off, 8);
+}
+
+/* With its header. */
+static size_t large_field(uint64_t off, uint64_t size)
+{
+    const size_t n = large_bytes(off, size);
+
+    return n ? n + EXTRA_HEADER : 0;
+}
+
+/* The local header; the record's bytes follow. */
+static void begin(struct archive *a, const char *name, uint64_t size)
+{
+    const uint64_t off = a->at;
+    const size_t len = sizeof folder - 1 + strlen(name), large = large_field(off, size);
+    const size_t pad = (size_t)(-(off + LOCAL_HEADER + len + large + EXTRA_HEADER) % ALIGNMENT);
+
+    a->record[a->n].name = name;
+    a->record[a->n].off = off;
+    a->record[a->n++].size = size;
+    put(a, "PK\3\4", 4);
+    put_le(a, 0, 2); /* version needed */
+    put_le(a, flags_of(size), 2);
+    put_le(a, 0, 2); /* stored */
+    put_le(a, 0, 4); /* no date */
+    put_le(a, 0, 4); /* CRC and sizes: in the descriptor */
+    put_le(a, 0, 8);
+    put_le(a, len, 2);
+    put_le(a, large + EXTRA_HEADER + pad, 2);
+    put_name(a, name);
+    put_large(a, off, size, 0);
+    put_padding(a, pad);
+}
+
+/* The descriptor. */
+static void end(struct archive *a)
+{
+    const uint64_t size = a->record[a->n - 1].size, off = a->record[a->n - 1].off;
+    const int width = large_bytes(off, size) ? 8 : 4;
+
+    if (!size)
+        return;
+    put(a, "PK\7\10", 4);
+    put_le(a, 0, 4); /* CRC */
+    put_le(a, size, width);
+    put_le(a, size, width);
+}
+
+static void put_record(struct archive *a, const char *name, const void *bytes, size_t len)
+{
+    begin(a, name, len);
+    put(a, bytes, len);
+    end(a);
+}
+
+static void put_text(struct archive *a, const char *name, const char *text)
+{
+    put_record(a, name, text, strlen(text));
+}
+
+static void put_entry(struct archive *a, const char *name, uint64_t off, uint64_t size)
+{
+    put(a, "PK\1\2", 4);
+    put_le(a, 0, 4); /* versions */
+    put_le(a, flags_of(size), 2);
+    put_le(a, 0, 2); /* stored */
+    put_le(a, 0, 8); /* date, CRC */
+    put_le(a, is_large(size) ? UINT32_MAX : size, 4);
+    put_le(a, is_large(size) ? UINT32_MAX : size, 4);
+    put_le(a, sizeof folder - 1 + strlen(name), 2);
+    put_le(a, large_field(off, size), 2);
+    put_le(a, 0, 2); /* comment */
+    put_le(a, 0, 8); /* disk, attributes */
+    put_le(a, is_large(off) ? UINT32_MAX : off, 4);
+    put_name(a, name);
+    put_large(a, off, size, size);
+}
+
+/* The central directory; torch writes the records of 64 bits always. */
+static void finish(struct archive *a)
+{
+    const uint64_t directory = a->at;
+
+    for (size_t i = 0; i < a->n; i++)
+        put_entry(a, a->record[i].name, a->record[i].off, a->record[i].size);
+    const uint64_t last = a->at, len = last - directory;
+    put(a, "PK\6\6", 4);
+    put_le(a, 44, 8);
+    put_le(a, MADE_BY, 2);
+    put_le(a, NEEDS, 2);
+    put_le(a, 0, 8); /* disks */
+    put_le(a, a->n, 8);
+    put_le(a, a->n, 8);
+    put_le(a, len, 8);
+    put_le(a, directory, 8);
+    put(a, "PK\6\7", 4);
+    put_le(a, 0, 4);
+    put_le(a, last, 8);
+    put_le(a, 1, 4);
+    put(a, "PK\5\6", 4);
+    put_le(a, 0, 4);
+    put_le(a, a->n, 2);
+    put_le(a, a->n, 2);
+    put_le(a, len, 4);
+    put_le(a, is_large(directory) ? UINT32_MAX : directory, 4);
+    put_le(a, 0, 2); /* comment */
+}
+
+/* ---- data.pkl ---- */
+
+/* ("storage", class, key, location, number of elements); in bytes for storages without a type. */
+static void put_storage(struct ckpt_pickle_out *p, const struct ckpt_torch_out *t,
+                        const char *storage)
+{
+    const uint64_t n = t->nbytes / (storage ? ckpt_dtype_size(t->dtype) : 1);
+
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_text(p, "storage");
+    ckpt_pickle_out_put(p);
+    if (storage)
+        ckpt_pickle_out_global(p, "torch", storage);
+    else
+        ckpt_pickle_out_global(p, "torch.storage", "UntypedStorage");
+    ckpt_pickle_out_put(p);
+    ckpt_pickle_out_text(p, "0");
+    ckpt_pickle_out_put(p);
+    ckpt_pickle_out_text(p, "cpu");
+    ckpt_pickle_out_put(p);
+    ckpt_pickle_out_u64(p, n);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_TUPLE);
+    ckpt_pickle_out_put(p);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_PERSID);
+}
+
+/* torch's strides of an empty tensor are those of one whose empty dimensions are 1. */
+static void put_strides(struct ckpt_pickle_out *p, const struct ckpt_torch_out *t)
+{
+    uint64_t stride[CKPT_MAX_RANK], n = 1;
+
+    for (uint32_t d = t->rank; d-- > 0;) {
+        stride[d] = n;
+        n *= t->dim[d] ? t->dim[d] : 1;
+    }
+    ckpt_pickle_out_tuple(p, stride, t->rank, true);
+}
+
+/* _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks), or v3 with the
+ * dtype behind, where a storage has no type of its own. */
+static void put_pickle(struct ckpt_str *out, const struct ckpt_torch_out *t)
+{
+    const char *storage = ckpt_torch_storage_name(t->dtype);
+    struct ckpt_pickle_out p = {.out = out};
+
+    ckpt_pickle_out_begin(&p);
+    ckpt_pickle_out_global(&p, "torch._utils",
+                           storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+    ckpt_pickle_out_put(&p);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_MARK);
+    put_storage(&p, t, storage);
+    ckpt_pickle_out_u64(&p, 0);
+    ckpt_pickle_out_tuple(&p, t->dim, t->rank, true);
+    put_strides(&p, t);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_FALSE);
+    ckpt_pickle_out_global(&p, "collections", "OrderedDict");
+    ckpt_pickle_out_put(&p);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_put(&p);
+    if (!storage) {
+        ckpt_pickle_out_global(&p, "torch", ckpt_dtype_torch_name(t->dtype));
+        ckpt_pickle_out_put(&p);
+    }
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_TUPLE);
+    ckpt_pickle_out_put(&p);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_put(&p);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_STOP);
+}
+
+void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struct ckpt_str *tail)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str pickle = {0};
+    struct archive a = {.out = head};
+
+    assert(t->rank <= CKPT_MAX_RANK);
+    put_pickle(&pickle, t);
+    put_record(&a, "data.pkl", pickle.ptr, pickle.len);
+    put_text(&a, ".format_version", "1");
+    put_text(&a, ".storage_alignment", "64");
+    put_text(&a, "byteorder", "little");
+    begin(&a, "data/0", t->nbytes);
+    a.out = tail;
+    a.at += t->nbytes;
+    end(&a);
+    put_text(&a, "version", "3\n");
+    put_text(&a, ".data/serialization_id",
+             t->nbytes ? serialization_id : serialization_id_of_empty);
+    finish(&a);
+    if (pickle.failed && head)
+        head->failed = true;
+    if (pickle.failed && tail)
+        tail->failed = true;
+}

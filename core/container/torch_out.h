@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A tensor as torch.save writes it into a stream (torch 2.7 to 2.14), all but the tensor's bytes:
+ *
+ *     head, nbytes bytes of the tensor, tail
+ *
+ * The archive has a CRC of every record, which needs all of the tensor's bytes. It is written as
+ * after torch.serialization.set_crc32_options(False): the CRCs are 0, and torch does not look at
+ * them. Byte for byte what torch writes then, the serialization_id included. */
+#ifndef CKPT_CONTAINER_TORCH_OUT_H
+#define CKPT_CONTAINER_TORCH_OUT_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/str.h"
+#include "tensor/dtype.h"
+
+struct ckpt_torch_out {
+    enum ckpt_dtype dtype;
+    const uint64_t *dim; /* contiguous, row-major */
+    uint32_t rank;       /* CKPT_MAX_RANK at most */
+    uint64_t nbytes;
+};
+
+/* Append what stands before the tensor's bytes, and what follows them. Either may be NULL. */
+void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struct ckpt_str *tail);
+
+#endif

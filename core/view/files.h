@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files of a view while they are being listed: whoever lays a view out adds them by path, in
+ * any order, and makes a tree of them (view/vtree.c). */
+#ifndef CKPT_VIEW_FILES_H
+#define CKPT_VIEW_FILES_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/vec.h"
+#include "io/source.h"
+#include "view/vdir.h"
+#include "view/view.h"
+
+/* All zero: no files. Once a tree is made of them, the tree owns all of it. */
+struct ckpt_vfiles {
+    struct ckpt_arena arena;                /* of paths, nodes and segments */
+    CKPT_VEC(struct ckpt_vdir_file) list;   /* their paths are the arena's */
+    CKPT_VEC(struct ckpt_source *) sources; /* of files that pass through; referenced */
+};
+
+/* Free all of it, for a list that no tree was made of. */
+void ckpt_vfiles_release(struct ckpt_vfiles *f);
+
+/* Add a file whose node is complete but for its name; path and node are the arena's. */
+int ckpt_vfiles_add(struct ckpt_vfiles *f, const char *path, struct ckpt_vnode *node,
+                    struct ckpt_err *err);
+
+/* Add a file of these segments, which are the arena's; `path` is copied. LIMIT if it would have
+ * 2^63 bytes or more. */
+int ckpt_vfiles_add_segments(struct ckpt_vfiles *f, const char *path,
+                             const struct ckpt_segment *segment, size_t n, int64_t mtime_ns,
+                             struct ckpt_err *err);
+
+/* The same for a file of one segment, which is copied. */
+int ckpt_vfiles_add_segment(struct ckpt_vfiles *f, const char *path, struct ckpt_segment segment,
+                            int64_t mtime_ns, struct ckpt_err *err);
+
+/* Add a file with this text (copied). */
+int ckpt_vfiles_add_text(struct ckpt_vfiles *f, const char *path, const char *text, size_t len,
+                         int64_t mtime_ns, struct ckpt_err *err);
+
+/* Add a file as Python's json.dumps writes it, with a newline at the end; NULL adds none. */
+int ckpt_vfiles_add_json(struct ckpt_vfiles *f, const char *path, const json_t *j, int64_t mtime_ns,
+                         struct ckpt_err *err);
+
+/* Add a file that passes through; its time is the source's, or mtime_ns if that is no file. */
+int ckpt_vfiles_add_side(struct ckpt_vfiles *f, const struct ckpt_side_file *side, int64_t mtime_ns,
+                         struct ckpt_err *err);
+
+/* Add what a model directory has beside its weights, which must have been added: config.json,
+ * generation_config.json, and files that pass through but those with the path of a generated one,
+ * or an index of other weights. */
+int ckpt_vfiles_add_model(struct ckpt_vfiles *f, const struct ckpt_vtree_options *opt,
+                          struct ckpt_err *err);
+#define CKPT_VFILES_INDEX "model.safetensors.index.json"
+
+/* The newest of the shards that a tensor is read from; `mtime` if there is none newer or it is not
+ * known. */
+int64_t ckpt_vfiles_mtime(const struct ckpt_catalog *cat, const struct ckpt_tensor *t,
+                          int64_t mtime);
+
+/* Where a tensor of the catalogue lies in one piece, row-major; file is NULL if it does not. */
+struct ckpt_vplace {
+    const struct ckpt_vnode *file;
+    uint64_t off;
+};
+
+/* Make a tree of the files, which then are the tree's (also on failure). `place` has an entry for
+ * each tensor of the catalogue, and is the files' arena's. CONFLICT as ckpt_vtree_new. */
+int ckpt_vtree_of_files(const struct ckpt_catalog *cat, struct ckpt_vfiles *files,
+                        const struct ckpt_vplace *place, int64_t mtime_ns, struct ckpt_vtree **ret,
+                        struct ckpt_err *err);
+
+#endif

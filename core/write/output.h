@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a view is laid out as: a Hugging Face model directory, or a checkpoint of a training
+ * framework, cut for so many ranks. It describes what is written only, never the checkpoint that is
+ * read. */
+#ifndef CKPT_WRITE_OUTPUT_H
+#define CKPT_WRITE_OUTPUT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+struct ckpt_writer;
+
+/* The dimensions of a layout, and the options of their names. */
+enum ckpt_cut_by {
+    CKPT_CUT_TP,
+    CKPT_CUT_PP,
+    CKPT_CUT_EP,
+    CKPT_CUT_ETP,
+    CKPT_CUT_VPP,
+    CKPT_CUT_RANKS,
+    CKPT_NCUT,
+};
+
+enum { CKPT_CUT_MOST = 1 << 20 }; /* ranks along one dimension */
+
+enum ckpt_output_names {
+    CKPT_OUTPUT_NAMES_UNSAID, /* those of the hub */
+    CKPT_OUTPUT_NAMES_HUB,
+    CKPT_OUTPUT_NAMES_MEMORY, /* those that the model's class has in memory */
+};
+
+/* All zero: a Hugging Face model directory. */
+struct ckpt_output {
+    const struct ckpt_writer *writer; /* of a framework's format; NULL: a model directory */
+    uint32_t cut[CKPT_NCUT];          /* 0: not given */
+    enum ckpt_output_names names;
+};
+
+/* The number of parts along a dimension: 1 where the option was not given. */
+uint32_t ckpt_output_parts(const struct ckpt_output *t, enum ckpt_cut_by cut);
+
+extern const char *const ckpt_output_keys[CKPT_NCUT]; /* "tp" ... */
+
+/* Is `key` one of the options that describe an output, "tp" or "names"? */
+bool ckpt_output_knows(const char *key);
+
+/* Set one of them. USAGE for a value that is none. */
+int ckpt_output_set(struct ckpt_output *t, const char *key, const char *value,
+                    struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contract of a writer, which is to a format what a reader (ckpt/reader.h) is: a file of its
+ * own in this folder, and one line in writers.def. */
+#ifndef CKPT_WRITE_WRITER_H
+#define CKPT_WRITE_WRITER_H
+
+#include <stdint.h>
+
+#include "tensor/catalog.h"
+#include "view/files.h"
+#include "view/view.h"
+#include "write/output.h"
+
+/* Bits of ckpt_writer.keys: 1 << enum ckpt_cut_by, and these. */
+enum {
+    CKPT_WRITES_NAMES = 1 << CKPT_NCUT,      /* the option names= */
+    CKPT_WRITES_SIZE = 1 << (CKPT_NCUT + 1), /* the option max_shard_size= */
+};
+
+/* What a writer is given, and fills. */
+struct ckpt_writing {
+    const struct ckpt_catalog *cat; /* whole tensors, under the names of the format; outlives the
+                                       files */
+    const struct ckpt_output *output;
+    uint64_t step;                          /* the checkpoint's; 0: it has none */
+    const struct ckpt_vtree_options *model; /* the files of a model directory beside the weights,
+                                               and how it would split them */
+    struct ckpt_vfiles *files;              /* to add to */
+    struct ckpt_vplace *place; /* of each tensor, all zero at first: for those that stay whole */
+};
+
+struct ckpt_writer {
+    const char *name;    /* the word of the option view */
+    unsigned keys;       /* the options that the format has */
+    const char *layout;  /* how its files are cut, for whoever gives another option */
+    const char *recipes; /* the format of the recipes that give the names; NULL: the hub's */
+    /* Add the files. NULL: the format is not supported yet. */
+    int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
+};
+
+#endif

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The list of writers, and which options each has. */
+#include "write/writers.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#define CKPT_WRITER(NAME)
+#define CKPT_WRITER_LATER(NAME, KEYS, LAYOUT)                                                      \
+    static const struct ckpt_writer later_##NAME = {                                               \
+        .name = #NAME, .keys = (KEYS), .layout = LAYOUT};
+#include "write/writers.def"
+#undef CKPT_WRITER
+#undef CKPT_WRITER_LATER
+
+const struct ckpt_writer *const ckpt_writers[] = {
+#define CKPT_WRITER(NAME) &ckpt_writer_##NAME,
+#define CKPT_WRITER_LATER(NAME, KEYS, LAYOUT) &later_##NAME,
+#include "write/writers.def"
+#undef CKPT_WRITER
+#undef CKPT_WRITER_LATER
+    NULL,
+};
+
+const struct ckpt_writer *ckpt_writer_find(const char *name)
+{
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
+        if (strcmp((*w)->name, name) == 0)
+            return *w;
+    return NULL;
+}
+
+/* "view=nanotron, view=megatron": the views that have an option. */
+static void list_views(unsigned bit, char *buf, size_t cap)
+{
+    size_t at = 0;
+
+    buf[0] = '\0';
+    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
+        if (((*w)->keys & bit) && at < cap)
+            at += (size_t)snprintf(buf + at, cap - at, "%sview=%s", at ? ", " : "", (*w)->name);
+}
+
+static int check_key(const struct ckpt_output *o, const char *view, const char *key, unsigned bit,
+                     struct ckpt_err *err)
+{
+    char views[256];
+
+    if (o->writer && (o->writer->keys & bit))
+        return 0;
+    if (o->writer)
+        return ckpt_fail(err, CKPT_USAGE, "option %s: view=%s has no such thing: %s", key, view,
+                         o->writer->layout);
+    list_views(bit, views, sizeof views);
+    return ckpt_fail(err, CKPT_USAGE,
+                     "option %s: view=%s shows whole tensors, in files of a Hugging Face model; "
+                     "the option is for %s",
+                     key, view, views);
+}
+
+int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err)
+{
+    if (o->writer && !o->writer->write)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "option view: '%s' is not supported yet", view);
+    for (int i = 0; i < CKPT_NCUT; i++)
+        if (o->cut[i] && check_key(o, view, ckpt_output_keys[i], 1u << i, err) < 0)
+            return -1;
+    return o->names ? check_key(o, view, "names", CKPT_WRITES_NAMES, err) : 0;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The family of writers: one file, and one line of write/writers.def, each. */
+#ifndef CKPT_WRITE_WRITERS_H
+#define CKPT_WRITE_WRITERS_H
+
+#include "write/writer.h"
+
+#define CKPT_WRITER(NAME) extern const struct ckpt_writer ckpt_writer_##NAME;
+#define CKPT_WRITER_LATER(NAME, KEYS, LAYOUT)
+#include "write/writers.def"
+#undef CKPT_WRITER
+#undef CKPT_WRITER_LATER
+
+/* Ends with NULL. */
+extern const struct ckpt_writer *const ckpt_writers[];
+
+const struct ckpt_writer *ckpt_writer_find(const char *name); /* NULL: there is none */
+
+/* Does the format have all the dimensions that were given? `view` is the word of the option view,
+ * for the message. USAGE; UNSUPPORTED for a format that cannot be written yet. */
+int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err);
+
+#endif
