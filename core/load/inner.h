@@ -40,7 +40,7 @@ struct ckpt_read_slot {
         unsigned char *buf;
         struct ckpt_copy_list list;
         ckpt_parts own; /* that land when it is placed */
-        bool queued;    /* alone: its copies are under way */
+        bool queued;    /* alone: its copies are under way; the pump thread's own */
     } dev;
 };
 

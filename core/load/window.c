@@ -119,7 +119,6 @@ bool ckpt_read_open(struct ckpt_engine *e)
     s->alone = e->plan->groups.ptr[piece->group].n == 1;
     s->unsent = count_receivers(e, piece);
     s->hashed = false;
-    s->dev.queued = false;
     s->unit_off[0] = 0;
     for (uint32_t u = s->lo; u < s->hi; u++)
         s->unit_off[u + 1 - s->lo] = s->unit_off[u - s->lo] + e->plan->units.ptr[u].len;
