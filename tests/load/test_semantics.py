@@ -227,12 +227,18 @@ def progress_is_shown(top):
     assert seen == [(i, 5) for i in range(6)], seen
     ckptfs.load_state_dict({f"t{i}": torch.zeros(3) for i in range(5)}, run, progress=True)
     ckptfs.load_state_dict({f"t{i}": torch.zeros(3) for i in range(5)}, run, load_options={"threads": 2})
-    for bad in ({"readers": "all"}, {"load_options": {"speed": 3}}, {"view": "cooked"}):
+    for bad in ({"readers": "all"}, {"load_options": {"speed": 3}}, {"view": 3}):
         try:
             ckptfs.load_state_dict({}, run, **bad)
         except ValueError:
             continue
         raise AssertionError(bad)
+    try:
+        ckptfs.load_state_dict({}, run, view="cooked")  # the words are the library's
+    except ckptfs.CkptError as e:
+        assert e.code == "usage" and "'cooked' is none of" in str(e), e
+    else:
+        raise AssertionError("no error")
 
 
 def the_base_models_prefix(top):
