@@ -69,6 +69,8 @@ static int compile(struct ckpt_regex *r, const char *pattern, struct ckpt_err *e
         return -1;
     r->code = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
                             PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
+    if (!r->code && code == PCRE2_ERROR_HEAP_FAILED)
+        return ckpt_nomem(err);
     if (!r->code) {
         (void)pcre2_get_error_message(code, why, sizeof why);
         return ckpt_fail(err, CKPT_USAGE, "pattern '%s': %s at %zu", pattern, (char *)why,
