@@ -143,10 +143,7 @@ int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_model_item *it,
 
 int ckpt_apply_share_sources(struct ckpt_apply *ap, struct ckpt_catalog *cat)
 {
-    for (size_t s = 0; s < ap->src->sources.len; s++)
-        if (ckpt_catalog_add_source(cat, ap->src->sources.ptr[s], ap->err) == UINT32_MAX)
-            return -1;
-    return 0;
+    return ckpt_catalog_add_sources(cat, ap->src, ap->err);
 }
 
 int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it,

@@ -365,9 +365,8 @@ static int join_tensor(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
 static int join(struct ckpt_resolver *rs, const struct ckpt_catalog *src, struct ckpt_catalog *cat,
                 struct ckpt_err *err)
 {
-    for (size_t i = 0; i < src->sources.len; i++)
-        if (ckpt_catalog_add_source(cat, src->sources.ptr[i], err) == UINT32_MAX)
-            return -1;
+    if (ckpt_catalog_add_sources(cat, src, err) < 0)
+        return -1;
     for (size_t i = 0; i < src->tensors.len; i++) {
         const struct ckpt_tensor *t = &src->tensors.ptr[i];
         if ((t->ranks ? join_tensor(rs, t, cat, err) : ckpt_catalog_copy(cat, t, err)) < 0)

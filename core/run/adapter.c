@@ -273,11 +273,8 @@ static int same_sources(const struct ckpt_catalog *cat, struct ckpt_catalog **re
 {
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *to = NULL;
 
-    if (ckpt_catalog_new(&to, err) < 0)
+    if (ckpt_catalog_new(&to, err) < 0 || ckpt_catalog_add_sources(to, cat, err) < 0)
         return -1;
-    for (size_t i = 0; i < cat->sources.len; i++)
-        if (ckpt_catalog_add_source(to, cat->sources.ptr[i], err) == UINT32_MAX)
-            return -1;
     json_decref(to->warnings);
     to->warnings = json_deep_copy(cat->warnings);
     to->config = json_deep_copy(cat->config);

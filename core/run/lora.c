@@ -29,15 +29,6 @@ struct merge {
 
 /* ---- catalogues ---- */
 
-static int add_sources(struct ckpt_catalog *cat, const struct ckpt_catalog *from,
-                       struct ckpt_err *err)
-{
-    for (size_t i = 0; i < from->sources.len; i++)
-        if (ckpt_catalog_add_source(cat, from->sources.ptr[i], err) == UINT32_MAX)
-            return -1;
-    return 0;
-}
-
 int ckpt_lora_base(const struct ckpt_base *base, struct ckpt_catalog **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
@@ -45,7 +36,7 @@ int ckpt_lora_base(const struct ckpt_base *base, struct ckpt_catalog **ret, stru
     if (!base || !base->cat)
         return ckpt_fail(err, CKPT_USAGE,
                          "option lora=merge needs base=DIR, a model directory with weights");
-    if (ckpt_catalog_new(&cat, err) < 0 || add_sources(cat, base->cat, err) < 0)
+    if (ckpt_catalog_new(&cat, err) < 0 || ckpt_catalog_add_sources(cat, base->cat, err) < 0)
         return -1;
     for (size_t i = 0; i < base->cat->tensors.len; i++) {
         struct ckpt_tensor t = base->cat->tensors.ptr[i];
@@ -461,7 +452,8 @@ int ckpt_lora_merge(struct ckpt_catalog *cat, const struct ckpt_catalog *adapter
         return ckpt_fail(err, CKPT_MISSING,
                          "lora=merge needs the adapter_config.json: beside the adapter, or in the "
                          "base");
-    if (ckpt_lora_config_check(opt->adapter, err) < 0 || add_sources(cat, adapter, err) < 0)
+    if (ckpt_lora_config_check(opt->adapter, err) < 0 ||
+        ckpt_catalog_add_sources(cat, adapter, err) < 0)
         return -1;
     if (!(m.used = calloc(adapter->tensors.len + 1, sizeof *m.used)))
         return ckpt_nomem(err);

@@ -57,6 +57,15 @@ uint32_t ckpt_catalog_add_source(struct ckpt_catalog *cat, struct ckpt_source *s
     return (uint32_t)(cat->sources.len - 1);
 }
 
+int ckpt_catalog_add_sources(struct ckpt_catalog *cat, const struct ckpt_catalog *from,
+                             struct ckpt_err *err)
+{
+    for (size_t i = 0; i < from->sources.len; i++)
+        if (ckpt_catalog_add_source(cat, from->sources.ptr[i], err) == UINT32_MAX)
+            return -1;
+    return 0;
+}
+
 int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype dtype,
                      const uint64_t *dim, uint32_t rank, size_t *ret_index, struct ckpt_err *err)
 {

@@ -62,6 +62,10 @@ void ckpt_catalog_freep(struct ckpt_catalog **cat);
 uint32_t ckpt_catalog_add_source(struct ckpt_catalog *cat, struct ckpt_source *s,
                                  struct ckpt_err *err);
 
+/* Add all sources of another catalogue, in their order. */
+int ckpt_catalog_add_sources(struct ckpt_catalog *cat, const struct ckpt_catalog *from,
+                             struct ckpt_err *err);
+
 /* Add a tensor without pieces; name and dim are copied. CONFLICT if the name is there already,
  * LIMIT for rank > CKPT_MAX_RANK or a size of 2^63 bytes and more. *ret_index is its place in
  * cat->tensors. */
