@@ -2,9 +2,8 @@
 """Boxes of tensors into memory of the caller's, all ranks together."""
 
 from ._comm import TIMEOUT_MS, Comm
-from ._fork import loading
 from ._library import CkptError
-from ._load import Load, make_options
+from ._load import make_options, run_together
 from ._state_dict import Spec
 from ._targets import Entry, device_of
 
@@ -65,20 +64,9 @@ def load_boxes(boxes, run, process_group=None, *, clip=False, view=None, base=No
 
 
 def _fill(comm, spec, mine, clip, native, progress):
-    load = failure = found = None
-    try:
-        try:
-            found = next(spec.views())
-            load = Load(found, comm, native)
-            for name, offset, tensor, entry in mine.boxes:
-                wanted = _wanted(found, name, offset, tensor, clip)
-                if wanted is not None:
-                    load.want_box(name, *wanted, entry)
-        except Exception as e:
-            failure = e
-        comm.agree(failure)
-        with loading(found):
-            return load.run(progress)
-    finally:
-        if load:
-            load.close()
+    def declare(load):
+        for name, offset, tensor, entry in mine.boxes:
+            wanted = _wanted(load.view, name, offset, tensor, clip)
+            if wanted is not None:
+                load.want_box(name, *wanted, entry)
+    return run_together(comm, lambda: next(spec.views()), declare, native, progress)

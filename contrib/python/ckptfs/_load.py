@@ -4,6 +4,7 @@
 import sys
 from ctypes import byref, c_size_t, c_void_p, sizeof
 
+from ._fork import loading
 from ._library import READERS, CkptError, Dest, LoadOptions, Mesh, Place, Stats, WantInfo, library, new, u32s, u64s
 from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, overlaps, places, written
 from ._view import TORCH
@@ -142,6 +143,24 @@ class Load:
             if rc == 0:
                 done += 1
                 bar(done, len(self.keep))
+
+
+def run_together(comm, open_view, declare, options, progress):
+    """One load of all ranks: declare(load) wants what this rank needs of open_view(). If one rank fails before the load, all raise its error."""
+    load = failure = None
+    try:
+        try:
+            view = open_view()
+            load = Load(view, comm, options)
+            declare(load)
+        except Exception as e:
+            failure = e
+        comm.agree(failure)
+        with loading(view):
+            return load.run(progress)
+    finally:
+        if load:
+            load.close()
 
 
 def _bar(progress, total):

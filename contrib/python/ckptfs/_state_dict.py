@@ -8,9 +8,8 @@ import warnings
 from ctypes import byref, c_void_p
 
 from ._comm import TIMEOUT_MS, Comm
-from ._fork import loading
 from ._library import CkptError, library, take_bytes
-from ._load import Load, make_options
+from ._load import make_options, run_together
 from ._match import Match, combined, judge
 from ._targets import device_of, parts_of
 from ._tensors import is_meta
@@ -166,20 +165,10 @@ def _agreed(comm, spec, parts, key_mapping, init):
 
 
 def _fill(comm, match, native, progress):
-    load = failure = None
-    try:
-        try:
-            load = Load(match.view, comm, native)
-            for entry, source in match.pairs:
-                load.want(entry, source)
-        except Exception as e:
-            failure = e
-        comm.agree(failure)
-        with loading(match.view):
-            return load.run(progress)
-    finally:
-        if load:
-            load.close()
+    def declare(load):
+        for entry, source in match.pairs:
+            load.want(entry, source)
+    return run_together(comm, lambda: match.view, declare, native, progress)
 
 
 def _warn_of_meta(lacking):

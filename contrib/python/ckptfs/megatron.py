@@ -12,6 +12,8 @@ torch_dist, and zarr, which megatron-core itself no longer reads since 0.16.
 import os
 
 from ._boxes import load_boxes
+from ._comm import Comm
+from ._state_dict import Spec
 from ._view import View
 
 try:
@@ -104,21 +106,15 @@ def load(sharded_state_dict, run, *, group=None, step=None, strict=None, readers
 
 
 def _folder(run, step, group):
-    """The folder of the step that rank 0 sees."""
-    from ._comm import TIMEOUT_MS
-    from ._exchange import exchange_of
-    from ._view import Run
-    dist = torch.distributed
-    group = group if group is not None or not dist.is_initialized() else dist.group.WORLD
-    rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
-    words = exchange_of(dist, group, rank, size, TIMEOUT_MS / 1000)
+    """The folder of the step that all ranks load."""
+    spec, failure = Spec(run, "raw", {}, {"step": step}), None
     try:
-        with Run(os.fspath(run)) as seen:
-            found = seen.find_step(step) if rank == 0 else None
-    except Exception as e:
-        words.fail(e)
-        raise
-    return os.path.join(os.fspath(run), words.share(found, lambda all_words: all_words[0]))
+        spec.look()
+    except Exception as e:  # the other ranks must hear of it
+        failure = e
+    with Comm(group, failure=failure) as comm, spec:
+        spec.take_step(comm)
+        return os.path.join(os.fspath(run), spec.given["step"])
 
 
 def _is_theirs(value):
