@@ -3,49 +3,33 @@
 prepare() never chooses FSDP, so its plugin is given to fsdp2_prepare_model, which prepare() calls."""
 
 import os
-import subprocess
 import sys
 import warnings
 
+from built import NANOTRON, need_transformers_5, skip, torchrun
 from runner import run_in_folders
 
-BUILD = os.path.abspath(os.environ.get("CKPTFS_BUILD", "build/release"))
-HERE = os.path.dirname(os.path.abspath(__file__))
-PACKAGE = os.path.join(HERE, "..", "..", "contrib", "python")
-NANOTRON = os.path.abspath(os.path.join(HERE, "..", "golden", "nanotron"))
-
 try:
-    os.environ["HF_HUB_OFFLINE"] = "1"
     import accelerate
     import torch
     import torch.distributed as dist
     import transformers
     from accelerate.utils import FullyShardedDataParallelPlugin, fsdp_utils
 except ImportError as e:
-    print(f"skipped: {e}")
-    sys.exit(77)
-if int(transformers.__version__.split(".")[0]) < 5:
-    print("skipped: transformers 5 is needed")
-    sys.exit(77)
+    skip(e)
+need_transformers_5(transformers)
 
-os.environ["CKPTFS_LIBRARY_PATH"] = BUILD
-sys.path.insert(0, PACKAGE)
 from ckptfs.accelerate import fsdp2_load_full_state_dict, loading_from  # noqa: E402
 
 warnings.simplefilter("ignore")
 
 
-def ranks(n, case):
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}", os.path.abspath(__file__), "--rank", case],
-                   check=True, timeout=600)
-
-
 def a_tied_model_as_accelerate_gives_it(top):
-    ranks(2, "llama_tp2_pp2_tied")
+    torchrun(2, __file__, "llama_tp2_pp2_tied")
 
 
 def an_untied_model_on_three_ranks(top):
-    ranks(3, "llama_tp1_pp1_untied_interleaved")
+    torchrun(3, __file__, "llama_tp1_pp1_untied_interleaved")
 
 
 def what_the_run_lacks_is_said(top):

@@ -10,12 +10,10 @@ import subprocess
 import sys
 import threading
 
+from built import BUILD, NANOTRON, skip, torchrun
 from runner import run_in_folders
 
-BUILD = os.path.abspath(os.environ.get("CKPTFS_BUILD", "build/release"))
-HERE = os.path.dirname(os.path.abspath(__file__))
-PACKAGE = os.path.join(HERE, "..", "..", "contrib", "python")
-LLAMA = os.path.abspath(os.path.join(HERE, "..", "golden", "nanotron", "llama_tp2_pp2_tied"))
+LLAMA = os.path.join(NANOTRON, "llama_tp2_pp2_tied")
 CKPT = os.path.join(BUILD, "fs", "ckpt")
 
 try:
@@ -23,11 +21,8 @@ try:
     import torch.distributed as dist
     from safetensors.torch import load_file
 except ImportError as e:
-    print(f"skipped: {e}")
-    sys.exit(77)
+    skip(e)
 
-os.environ["CKPTFS_LIBRARY_PATH"] = BUILD
-sys.path.insert(0, PACKAGE)
 import ckptfs  # noqa: E402
 
 
@@ -164,8 +159,7 @@ def boxes_beyond_their_tensor_are_clipped_or_refused(top):
 
 
 def boxes_on_two_ranks_are_read_once(top):
-    script = os.path.join(HERE, "test_contents.py")
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, "--rank"], check=True, timeout=300)
+    torchrun(2, __file__)
 
 
 def one_of_two_ranks():

@@ -7,28 +7,16 @@ import subprocess
 import sys
 import warnings
 
+from built import MEGATRON, NANOTRON, PACKAGE, need_transformers_5, skip
 from runner import run_in_folders
 
-BUILD = os.path.abspath(os.environ.get("CKPTFS_BUILD", "build/release"))
-HERE = os.path.dirname(os.path.abspath(__file__))
-PACKAGE = os.path.join(HERE, "..", "..", "contrib", "python")
-GOLDEN = os.path.abspath(os.path.join(HERE, "..", "golden"))
-NANOTRON = os.path.join(GOLDEN, "nanotron")
-MEGATRON = os.path.join(GOLDEN, "megatron", "m19_llama_tp2pp2")
-
 try:
-    os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     import transformers
 except ImportError as e:
-    print(f"skipped: {e}")
-    sys.exit(77)
-if int(transformers.__version__.split(".")[0]) < 5:
-    print("skipped: transformers 5 is needed")
-    sys.exit(77)
+    skip(e)
+need_transformers_5(transformers)
 
-os.environ["CKPTFS_LIBRARY_PATH"] = BUILD
-sys.path.insert(0, PACKAGE)
 from ckptfs.transformers import from_pretrained, tokenizer_from_pretrained  # noqa: E402
 
 warnings.simplefilter("ignore")

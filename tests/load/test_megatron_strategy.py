@@ -7,12 +7,10 @@ import subprocess
 import sys
 import warnings
 
+from built import GOLDEN, PACKAGE, skip, torchrun
 from runner import run_in_folders
 
-BUILD = os.path.abspath(os.environ.get("CKPTFS_BUILD", "build/release"))
-HERE = os.path.dirname(os.path.abspath(__file__))
-PACKAGE = os.path.join(HERE, "..", "..", "contrib", "python")
-ZARR = os.path.abspath(os.path.join(HERE, "..", "golden", "megatron", "z12_tp2pp2"))
+ZARR = os.path.join(GOLDEN, "megatron", "z12_tp2pp2")
 CORES = [p for p in os.environ.get("CKPTFS_MEGATRON", "").split(":") if os.path.isdir(p)]
 
 try:
@@ -20,14 +18,10 @@ try:
     import torch.distributed as dist
     from safetensors.torch import load_file
 except ImportError as e:
-    print(f"skipped: {e}")
-    sys.exit(77)
+    skip(e)
 if not CORES:
-    print("skipped: CKPTFS_MEGATRON names no megatron-core")
-    sys.exit(77)
+    skip("CKPTFS_MEGATRON names no megatron-core")
 
-os.environ["CKPTFS_LIBRARY_PATH"] = BUILD
-sys.path.insert(0, PACKAGE)
 warnings.simplefilter("ignore")
 
 
@@ -36,8 +30,7 @@ def ranks(case, top):
     for core in CORES:
         folder = os.path.join(top, os.path.basename(core))
         os.makedirs(folder)
-        subprocess.run([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", os.path.abspath(__file__),
-                        "--rank", case, folder], check=True, timeout=600, env=dict(os.environ, PYTHONPATH=f"{core}:{PACKAGE}"))
+        torchrun(2, __file__, case, folder, PYTHONPATH=f"{core}:{PACKAGE}")
 
 
 def torch_dist_as_megatron_reads_it(top):

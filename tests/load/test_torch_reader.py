@@ -3,19 +3,14 @@
 equal to what torch's own reader gives; no_dist; errors."""
 
 import os
-import shutil
 import subprocess
 import sys
 import warnings
 
+from built import MEGATRON, NANOTRON, PACKAGE, need_transformers_5, skip, torchrun
 from runner import run_in_folders
 
-BUILD = os.path.abspath(os.environ.get("CKPTFS_BUILD", "build/release"))
-HERE = os.path.dirname(os.path.abspath(__file__))
-PACKAGE = os.path.join(HERE, "..", "..", "contrib", "python")
-GOLDEN = os.path.abspath(os.path.join(HERE, "..", "golden"))
-LLAMA = os.path.join(GOLDEN, "nanotron", "llama_tp2_pp2_tied")
-MEGATRON = os.path.join(GOLDEN, "megatron", "m19_llama_tp2pp2")
+LLAMA = os.path.join(NANOTRON, "llama_tp2_pp2_tied")
 
 try:
     import torch
@@ -29,15 +24,9 @@ try:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 except ImportError as e:
-    print(f"skipped: {e}")
-    sys.exit(77)
-if int(transformers.__version__.split(".")[0]) < 5:
-    print("skipped: transformers 5 is needed")
-    sys.exit(77)
+    skip(e)
+need_transformers_5(transformers)
 
-os.environ["CKPTFS_LIBRARY_PATH"] = BUILD
-sys.path.insert(0, PACKAGE)
-import ckptfs  # noqa: E402
 from ckptfs.torch import StorageReader  # noqa: E402
 
 warnings.simplefilter("ignore")
@@ -161,8 +150,7 @@ def without_torch_it_says_what_to_install(top):
 
 def two_ranks_read_every_byte_once(top):
     os.makedirs(top)
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", os.path.abspath(__file__), "--rank", top],
-                   check=True, timeout=600)
+    torchrun(2, __file__, top)
 
 
 def fsdp2(model, mesh):

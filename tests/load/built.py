@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the Python package begin with: the package and the library of this build, the checkpoints, and who runs several ranks."""
+
+import os
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BUILD = os.path.abspath(os.environ.get("CKPTFS_BUILD", "build/release"))
+PACKAGE = os.path.abspath(os.path.join(HERE, "..", "..", "contrib", "python"))
+GOLDEN = os.path.abspath(os.path.join(HERE, "..", "golden"))
+NANOTRON = os.path.join(GOLDEN, "nanotron")
+MEGATRON = os.path.join(GOLDEN, "megatron", "m19_llama_tp2pp2")
+
+os.environ["CKPTFS_LIBRARY_PATH"] = BUILD
+os.environ["HF_HUB_OFFLINE"] = "1"
+sys.path.insert(0, PACKAGE)
+
+
+def skip(why):
+    print(f"skipped: {why}")
+    sys.exit(77)
+
+
+def need_transformers_5(transformers):
+    if int(transformers.__version__.split(".")[0]) < 5:
+        skip("transformers 5 is needed")
+
+
+def torchrun(n, script, *args, **env):
+    """n ranks of a program that is given --rank and these arguments; they must all end well."""
+    subprocess.run([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}", os.path.abspath(script),
+                    "--rank", *args], check=True, timeout=600, env=dict(os.environ, **env))
