@@ -206,13 +206,13 @@ def a_rank_that_fails_early(top, rank):
 
 def a_rank_that_fails_later(top, rank):
     """While wants are declared: an error of many lines arrives as it is."""
-    from ckptfs import _state_dict
+    from ckptfs import _load
     saved(top, weights(), rank)
     if rank == 0:
-        class Broken(_state_dict.Load):
+        class Broken(_load.Load):
             def want(self, *args):
                 raise ValueError("first\nsecond")
-        _state_dict.Load = Broken
+        _load.Load = Broken
         error_of(ValueError, ckptfs.load_state_dict, net(), top)
     else:
         said = error_of(ckptfs.CkptError, ckptfs.load_state_dict, net(), top)
