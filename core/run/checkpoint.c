@@ -139,6 +139,7 @@ static int read_save(struct ckpt_view *v, const struct ckpt_reader *reader,
     const struct ckpt_save_marker marker = ckpt_save_marker_of(reader, v->dir);
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
     struct ckpt_err mixed = {0};
+    bool touched;
 
     if (ckpt_catalog_new(&cat, err) < 0 || reader->load(v->dir, opt, &v->facts, cat, err) < 0 ||
         ckpt_save_new(cat, v->dir, reader, &marker, atomic_load(&v->shared->watched), &v->save,
@@ -147,7 +148,10 @@ static int read_save(struct ckpt_view *v, const struct ckpt_reader *reader,
     if (ckpt_save_marker_of(reader, v->dir).hash != marker.hash)
         return ckpt_fail(err, CKPT_STALE, "'%s' was saved again while it was opened: try again",
                          ckpt_dir_path(v->dir));
-    if (ckpt_save_accept(v->save, before, &mixed) < 0) {
+    if (ckpt_save_accept(v->save, before, &touched, &mixed) == 0) {
+        if (touched && ckpt_save_settle(v->save, v->shared->pool, err) < 0)
+            return -1;
+    } else {
         if (!v->shared->opt->allow_mixed || mixed.code != CKPT_CONFLICT)
             return ckpt_fail(err, mixed.code, "%s", mixed.text);
         ckpt_catalog_warn(cat, "%s", mixed.text);

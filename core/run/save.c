@@ -20,6 +20,7 @@ enum { HEADER_BYTES = 4096, PLACE_BYTES = 256, MOST_PLACES = 16, ALL_PLACES = 40
 #define LEAST_GAP (60 * SECOND)
 #define YOUNG (120 * SECOND)   /* a writer that is still active makes no longer pause than this */
 #define SLOWEST_COPY (1 << 20) /* bytes per second */
+#define SETTLING (2 * SECOND)  /* from a change of a file's times to the first bytes that follow */
 
 /* ---- times ---- */
 
@@ -404,12 +405,13 @@ static int fail_again(const struct ckpt_save *s, const struct ckpt_save_file *f,
                      ckpt_dir_path(s->step), path, s->marker.name);
 }
 
-int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before,
+int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before, bool *ret_touched,
                      struct ckpt_err *err)
 {
     const struct ckpt_save_file *other;
     size_t untouched;
 
+    *ret_touched = false;
     if (before && before->marker.name && !now->marker.name)
         return ckpt_fail(err, CKPT_CONFLICT,
                          "'%s' is being saved again, or removed: '%s', which ends a save, is gone: "
@@ -418,13 +420,58 @@ int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before
                          ckpt_dir_path(now->step), before->marker.name);
     if (!before || before->marker.hash != now->marker.hash)
         return check_times(now, err);
-    if (!(other = first_other(now, before, &untouched)))
+    if (!(other = first_other(now, before, &untouched))) {
+        *ret_touched = untouched < now->files.len;
         return 0;
+    }
     /* without a marker, the only certain evidence for a finished save is that no file of the old
      * one is left */
     if (!now->marker.name && untouched == 0)
         return check_times(now, err);
     return fail_again(now, other, err);
+}
+
+/* ---- after a touch: has the write that changed the times come to the bytes? ---- */
+
+struct settle {
+    const struct ckpt_save *save;
+    struct ckpt_fdpool *pool;
+};
+
+static bool is_settling(const struct ckpt_save_file *f, int64_t now_ns)
+{
+    return f->id.ctime_ns > now_ns - SETTLING;
+}
+
+static int settle_one(void *ctx, size_t i, struct ckpt_err *err)
+{
+    const struct settle *c = ctx;
+    const struct ckpt_save_file *f = &c->save->files.ptr[i];
+    struct ckpt_file_id id;
+    uint64_t sample;
+
+    if (ckpt_dir_identify(f->dir, f->name, &id, err) < 0)
+        return -1;
+    if (ckpt_file_id_eq(&id, &f->id) &&
+        (!f->sampled ||
+         (sample_file(f, c->pool, places_of(c->save->files.len), &sample) && sample == f->sample)))
+        return 0;
+    return ckpt_fail(err, CKPT_STALE, "'%s/%s' is being written: try again", ckpt_dir_path(f->dir),
+                     f->name);
+}
+
+int ckpt_save_settle(const struct ckpt_save *s, struct ckpt_fdpool *pool, struct ckpt_err *err)
+{
+    struct settle c = {s, pool};
+    const int64_t now = wall_ns();
+    size_t n = 0;
+
+    for (size_t i = 0; i < s->files.len; i++)
+        n += is_settling(&s->files.ptr[i], now);
+    if (n == 0)
+        return 0;
+    (void)nanosleep(&(struct timespec){.tv_sec = SETTLING / SECOND}, NULL);
+    return ckpt_parallel(s->files.len, 0, settle_one, &c, err);
 }
 
 /* ---- afterwards ---- */

@@ -62,9 +62,15 @@ struct ckpt_save *ckpt_save_ref(struct ckpt_save *s);
 void ckpt_save_unref(struct ckpt_save *s);
 
 /* May a view be made of this save? CONFLICT (the text says what to do): it has shards of two saves,
- * or is in progress. `before` is the save that was found the last time; NULL: there was none. */
-int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before,
+ * or is in progress. `before` is the save that was found the last time; NULL: there was none.
+ * *ret_touched: it is accepted because files with other times than before have equal samples. */
+int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before, bool *ret_touched,
                      struct ckpt_err *err);
+
+/* A write changes a file's times when it begins, and its bytes only after that: equal samples right
+ * after such a change prove nothing. If some file's status changed less than two seconds ago, wait
+ * for two seconds and sample all files again. STALE: one is being written. */
+int ckpt_save_settle(const struct ckpt_save *s, struct ckpt_fdpool *pool, struct ckpt_err *err);
 
 /* ---- afterwards: what became of the files that a view was opened on ---- */
 

@@ -379,6 +379,37 @@ class Steps(Case):
             self.assertEqual(m.text().count("\n"), 1, m.text())
             self.assertIn(self.shard, m.text())
 
+    def read_past_the_cache(self, between):
+        """All of step 20; between() is called after the first page."""
+        with open(os.open(self.at("20", "model.safetensors"), os.O_RDONLY | os.O_DIRECT), "rb", buffering=0) as f:
+            f.readinto(memoryview(PAGES)[:4096])
+            between()
+            while f.readinto(PAGES):
+                pass
+
+    def test_a_write_that_has_begun_is_no_touch(self):
+        """The kernel changes a file's times when a write begins, and its bytes later; a mapping shows both moments apart."""
+        stored, said = threading.Event(), []
+
+        def read():
+            try:
+                said.append(self.read_past_the_cache(lambda: stored.wait(60)))
+            except OSError as e:
+                said.append(e.errno)
+
+        with self.mount(), open(os.path.join(self.run_dir, "20", self.shard), "r+b") as f, mmap.mmap(f.fileno(), 0) as shard:
+            self.read_past_the_cache(lambda: None)
+            shard[-1] = shard[-1]
+            with self.assertRaises(OSError):
+                self.read_past_the_cache(lambda: None)
+            t = threading.Thread(target=read)
+            t.start()
+            time.sleep(0.7)
+            shard[-1] ^= 1
+            stored.set()
+            t.join()
+            self.assertIn(said[0], (errno.ESTALE, errno.EIO, errno.ENOENT))
+
     def test_a_removed_step_is_not_there(self):
         for k in range(5):
             step = os.path.join(self.run_dir, "15")
