@@ -318,7 +318,7 @@ static int compare_config(struct verify *v, const struct ckpt_item *item, int fd
     free(*what);
     *what = key ? ckpt_asprintf("'%s' differs", key) : NULL;
     if (!key)
-        note(v, item->path, "other keys or spelling, no contradiction");
+        note(v, item->path, "other keys or another spelling, but no different value");
     return key && !*what ? ckpt_nomem(err) : 0;
 }
 

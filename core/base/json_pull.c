@@ -166,7 +166,7 @@ const char *ckpt_json_pull_string(struct ckpt_json_pull *p)
             continue;
         }
         if (n == 0) { /* so is the end of the text */
-            (void)fail_at(p, p->at, "a character of UTF-8 or '\"'");
+            (void)fail_at(p, p->at, "a UTF-8 character or '\"'");
             return NULL;
         }
         if (out != p->at)

@@ -64,7 +64,7 @@ static int compile(struct ckpt_regex *r, const char *pattern, struct ckpt_err *e
     int code;
 
     if (strlen(pattern) > MAX_PATTERN)
-        return ckpt_fail(err, CKPT_LIMIT, "a pattern of more than %d bytes", MAX_PATTERN);
+        return ckpt_fail(err, CKPT_LIMIT, "a pattern has more than %d bytes", MAX_PATTERN);
     if (translate(pattern, &text, err) < 0)
         return -1;
     r->code = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,

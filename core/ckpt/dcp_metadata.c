@@ -222,8 +222,8 @@ static int read_tuple(struct adding *a, ckpt_pv v, const char *what, uint32_t *r
     if (!t)
         return fail_value(a, v, what, "a tuple of integers", err);
     if (n > CKPT_MAX_RANK)
-        return ckpt_fail(err, CKPT_LIMIT, "%s of %zu dimensions, at most %d are supported", what, n,
-                         CKPT_MAX_RANK);
+        return ckpt_fail(err, CKPT_LIMIT, "%s has %zu dimensions; at most %d are supported", what,
+                         n, CKPT_MAX_RANK);
     for (size_t i = 0; i < n; i++)
         if (t[i] < 0)
             return ckpt_fail(err, CKPT_FORMAT, "%s holds %" PRId64, what, t[i]);
@@ -275,7 +275,7 @@ static int check_same(const struct adding *a, const struct ckpt_dcp_tensor *old,
                       const struct ckpt_dcp_tensor *now, struct ckpt_err *err)
 {
     if (!a->rank_local || old->dim >= a->base) /* of the same file */
-        return ckpt_fail(err, CKPT_CONFLICT, "it is there twice");
+        return ckpt_fail(err, CKPT_CONFLICT, "it is listed twice");
     size_t n = ckpt_dcp_rank(a->m, old->dim);
     if (old->dtype == now->dtype && (size_t)a->p.ints.ptr[now->dim] == n &&
         memcmp(a->p.ints.ptr + now->dim + 1, ckpt_dcp_ints(a->m, old->dim), n * sizeof(int64_t)) ==
@@ -395,7 +395,7 @@ static int take_ints(struct adding *a, struct ckpt_err *err)
         return 0;
     }
     if (m->ints.len + a->p.ints.len > UINT32_MAX)
-        return ckpt_fail(err, CKPT_LIMIT, "more than 2^32 sizes");
+        return ckpt_fail(err, CKPT_LIMIT, "the metadata has more than 2^32 sizes");
     if (ckpt_vec_reserve(&m->ints, a->p.ints.len) < 0)
         return ckpt_nomem(err);
     memcpy(m->ints.ptr + m->ints.len, a->p.ints.ptr, a->p.ints.len * sizeof *m->ints.ptr);

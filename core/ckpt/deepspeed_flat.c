@@ -20,7 +20,7 @@ int ckpt_ds_buffer_add(struct ckpt_ds_buffer *b, enum ckpt_dtype dtype, uint32_t
                          ckpt_dtype_name(b->dtype), ckpt_dtype_name(dtype));
     b->dtype = dtype;
     if (ckd_add(&b->n, b->n, n))
-        return ckpt_fail(err, CKPT_FORMAT, "a buffer larger than any file");
+        return ckpt_fail(err, CKPT_FORMAT, "a buffer would be larger than any file");
     return ckpt_vec_push(&b->stretch, s) < 0 ? ckpt_nomem(err) : 0;
 }
 

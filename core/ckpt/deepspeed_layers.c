@@ -36,7 +36,7 @@ static int each_tensor(const struct ckpt_ds_job *job, const char *file, add_tens
         if (!name || ckpt_ds_file_tensor(f, ckpt_pv_value(&f->p, f->p.root, i), &s, &e) < 0)
             return ckpt_fail(err, name ? e.code : CKPT_FORMAT, "'%s/%s': '%s': %s",
                              ckpt_dir_path(job->dir), file, name ? name : "?",
-                             name ? e.text : "the key is no text");
+                             name ? e.text : "a key is not a string");
         if (fn(ctx, name, f, &s, source, err) < 0)
             return -1;
     }
@@ -207,13 +207,13 @@ static int check_hole(const struct pipeline *p, uint64_t from, uint64_t to, stru
         if (known && !has_params(p, layer))
             continue;
         if (known || !p->job->opt->allow_partial)
-            return ckpt_fail(err, CKPT_MISSING,
-                             "'%s': layer_%02" PRIu64 "-model_states.pt is missing%s",
-                             ckpt_dir_path(p->job->dir), layer,
-                             known ? ""
-                                   : " between its neighbours (a layer without weights, or tied "
-                                     "to an earlier one, has no file either: allow_partial "
-                                     "believes that)");
+            return ckpt_fail(
+                err, CKPT_MISSING, "'%s': layer_%02" PRIu64 "-model_states.pt is missing%s",
+                ckpt_dir_path(p->job->dir), layer,
+                known
+                    ? ""
+                    : " although its neighbours are there (a layer without weights, or one that is "
+                      "tied to an earlier layer, has no file either: allow_partial assumes that)");
         ckpt_catalog_warn(p->job->cat, "'%s' has no file of layer %" PRIu64,
                           ckpt_dir_path(p->job->dir), layer);
     }
@@ -408,7 +408,7 @@ static int check_experts(const struct ckpt_ds_zero *z, size_t *ret, struct ckpt_
     for (size_t i = 0; i < ckpt_pv_len(p, list); i++) {
         int64_t n;
         if (!ckpt_pv_int(ckpt_pv_at(p, list, i), &n) || n < 0)
-            return ckpt_fail(err, CKPT_FORMAT, "num_experts[%zu] is no number", i);
+            return ckpt_fail(err, CKPT_FORMAT, "num_experts[%zu] is not a number", i);
         if (check_layer(z, i, (uint64_t)n, err) < 0)
             return -1;
         *ret += (size_t)n;

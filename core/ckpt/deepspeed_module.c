@@ -184,7 +184,7 @@ static int add_entry(struct walk *w, ckpt_pv key, ckpt_pv v, struct ckpt_err *er
         return ckpt_fail(err, CKPT_FORMAT, "'%s': a key of the module is not a string",
                          w->z->model_name);
     if (ckpt_torch_is_data(&w->f->p, v) && ckpt_pv_kind(v) != CKPT_PV_OPAQUE) {
-        ckpt_catalog_warn(w->z->job->cat, "left out: '%s' of '%s' is no tensor", name,
+        ckpt_catalog_warn(w->z->job->cat, "left out: '%s' of '%s' is not a tensor", name,
                           w->z->model_name);
         return 0;
     }

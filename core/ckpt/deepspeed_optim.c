@@ -102,7 +102,7 @@ static int read_paddings(const struct reading *r, struct ckpt_err *err)
         const ckpt_pv list = ckpt_pv_at(&r->f->p, groups, i);
         const size_t n = ckpt_pv_len(&r->f->p, list);
         if (!ckpt_pv_is_seq(list) || ckpt_vec_push(&r->out->padding, n) < 0)
-            return ckpt_fail(err, CKPT_FORMAT, "param_alignment_paddings[%zu] is no list", i);
+            return ckpt_fail(err, CKPT_FORMAT, "param_alignment_paddings[%zu] is not a list", i);
         for (size_t k = 0; k < n; k++) {
             int64_t pad;
             if (!ckpt_pv_int(ckpt_pv_at(&r->f->p, list, k), &pad) || pad < 0 || pad > UINT32_MAX)

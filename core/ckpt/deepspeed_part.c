@@ -33,7 +33,7 @@ int ckpt_ds_parts_add(struct ckpt_ds_parts *p, const char *name, enum ckpt_dtype
         ckpt_map_put(&p->by_name, own, strlen(own), (uint32_t)p->part.len, &at, &is_new) < 0)
         return ckpt_nomem(err);
     if (!is_new)
-        return ckpt_fail(err, CKPT_FORMAT, "tensor '%s' is there twice", name);
+        return ckpt_fail(err, CKPT_FORMAT, "tensor '%s' is listed twice", name);
     if (ckpt_vec_add(&p->part, &part) < 0)
         return ckpt_nomem(err);
     part->name = part->param = own;
@@ -194,10 +194,10 @@ int ckpt_ds_parts_place(const struct ckpt_ds_parts *p, size_t i, const struct ck
     if (check_length(p, part, err) < 0)
         return -1;
     if (part->strided && m)
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "tensor '%s' is stored with gaps or transposed: a part of it can't be "
-                         "found",
-                         part->name);
+        return ckpt_fail(
+            err, CKPT_UNSUPPORTED,
+            "tensor '%s' is stored with gaps or transposed, so that its parts cannot be located",
+            part->name);
     if (part->strided)
         return place_strided(part, e, out) < 0 ? ckpt_nomem(err) : 0;
     whole_map(part, &whole);

@@ -196,8 +196,7 @@ static int read_place(const struct join *j, ckpt_pv v, const uint64_t *dim, uint
     int64_t off;
 
     if (!ckpt_pv_int(ckpt_pv_at(p, v, 0), &off) || off < 0)
-        return ckpt_fail(err, CKPT_FORMAT, "affine_map of '%s': a piece without a position",
-                         j->param);
+        return ckpt_fail(err, CKPT_FORMAT, "affine_map of '%s': a piece has no position", j->param);
     if (read_numbers(j, ckpt_pv_at(p, v, 1), stride, &nstride, err) < 0)
         return -1;
     ckpt_shape_strides(dim, rank, dense);
@@ -255,9 +254,10 @@ static int add_piece(struct join *j, uint64_t t, ckpt_pv piece, struct ckpt_err 
         read_numbers(j, ckpt_pv_get(p, piece, "shape"), box.n, &box.rank, err) < 0)
         return -1;
     if (box.rank != j->rank || part->rank != j->rank)
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "affine_map of '%s': a piece of other dimensions than the tensor",
-                         j->param);
+        return ckpt_fail(
+            err, CKPT_UNSUPPORTED,
+            "affine_map of '%s': a piece and the tensor differ in their number of dimensions",
+            j->param);
     if (read_place(j, ckpt_pv_get(p, piece, "source"), j->dim, j->rank, box.n, box.lo, err) < 0 ||
         read_place(j, ckpt_pv_get(p, piece, "dest"), part->dim, j->rank, box.n, from, err) < 0)
         return -1;
@@ -355,7 +355,8 @@ static int find_parts(struct join *j, size_t i, struct ckpt_err *err)
             return ckpt_fail(err, CKPT_CONFLICT, "tensor-parallel rank %" PRIu64 " has no '%s'", t,
                              j->name);
         if (part_of(j, t)->dtype != part_of(j, 0)->dtype)
-            return ckpt_fail(err, CKPT_CONFLICT, "'%s' is of two dtypes on the ranks", j->name);
+            return ckpt_fail(err, CKPT_CONFLICT, "'%s' has different dtypes on different ranks",
+                             j->name);
     }
     return 0;
 }

@@ -49,7 +49,7 @@ static int add_param(struct ckpt_ds_zero *z, ckpt_pv key, ckpt_pv shape, struct 
         ckpt_map_put(&z->by_name, name, strlen(name), (uint32_t)z->param.len - 1, &at, &is_new) < 0)
         return ckpt_nomem(err);
     if (!is_new)
-        return ckpt_fail(err, CKPT_FORMAT, "param_shapes: '%s' is there twice", name);
+        return ckpt_fail(err, CKPT_FORMAT, "param_shapes lists '%s' twice", name);
     p->name = name;
     p->group = z->group.len - 1;
     if (ckpt_ds_file_shape(z->model, shape, p->dim, &p->rank, err) < 0)
@@ -67,7 +67,7 @@ static int read_params(struct ckpt_ds_zero *z, struct ckpt_err *err)
     for (size_t g = 0; g < ckpt_pv_len(p, list); g++) {
         const ckpt_pv dict = ckpt_pv_at(p, list, g);
         if (ckpt_pv_kind(dict) != CKPT_PV_DICT)
-            return ckpt_fail(err, CKPT_FORMAT, "param_shapes[%zu] is no dict", g);
+            return ckpt_fail(err, CKPT_FORMAT, "param_shapes[%zu] is not a dict", g);
         if (ckpt_vec_push(&z->group, z->param.len) < 0)
             return ckpt_nomem(err);
         for (size_t i = 0; i < ckpt_pv_npair(p, dict); i++)
@@ -328,7 +328,8 @@ int ckpt_ds_zero_add(const struct ckpt_ds_zero *z, const struct ckpt_ds_buffer *
     for (uint64_t at = 0; at < param->numel; at += slice, b++) {
         const uint64_t n = ckpt_min_u64(slice, param->numel - at);
         if (b->dtype != out->part.ptr[out->part.len - 1].dtype)
-            return ckpt_fail(err, CKPT_CONFLICT, "'%s' is of two dtypes in the ranks' files", name);
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "'%s' has different dtypes in the files of different ranks", name);
         if (ckpt_ds_buffer_take(b, param->offset, n, out, err) < 0)
             return ckpt_err_in(err, "'%s'", name);
     }

@@ -247,11 +247,11 @@ static void drop_stale(struct ckpt_megatron_mesh *m, struct ckpt_catalog *cat)
         struct ckpt_megatron_rank *r = &m->ranks.ptr[i];
         if ((m->ntp && r->tp >= m->ntp) || (m->npp && r->pp >= m->npp) ||
             (m->nep && r->ep >= m->nep)) {
-            ckpt_catalog_warn(cat,
-                              "left out: '%s', a rank that this run did not have (tensor parallel "
-                              "%" PRIu64 ", pipeline parallel %" PRIu64 ", expert parallel %" PRIu64
-                              ")",
-                              r->folder, m->ntp, m->npp, m->nep);
+            ckpt_catalog_warn(
+                cat,
+                "left out: '%s', whose rank does not exist in this run (tensor parallel %" PRIu64
+                ", pipeline parallel %" PRIu64 ", expert parallel %" PRIu64 ")",
+                r->folder, m->ntp, m->npp, m->nep);
             rank_release(r);
         } else {
             m->ranks.ptr[kept++] = *r;

@@ -137,7 +137,7 @@ static int add_folder(struct ckpt_nt_shards *set, uint32_t parent, const struct 
                                                                     err) < 0)
         return -1;
     if (sub->linked && leads_back(set, f))
-        return ckpt_fail(err, CKPT_FORMAT, "'%s' is a link to a directory that contains it",
+        return ckpt_fail(err, CKPT_FORMAT, "'%s' is a link to a directory that contains the link",
                          ckpt_dir_path(f->dir));
     if (f->linked && ++set->nlinked > MAX_LINKED)
         return ckpt_fail(err, CKPT_LIMIT, "'%s': more than %d directories are reached by links",
@@ -287,14 +287,14 @@ int ckpt_nt_shards_select(struct ckpt_nt_shards *set, const struct ckpt_nt_topol
             for (size_t k = p->first + p->n; k < set->shards.len; k++)
                 shard_release(&set->shards.ptr[k]);
             set->shards.len = kept;
-            return n == 0
-                       ? ckpt_fail(
-                             err, CKPT_CONFLICT,
-                             "parameter '%s' has only shards of another save than TP %u PP %u",
-                             p->name, t->tp, t->pp)
-                       : ckpt_fail(err, CKPT_CONFLICT,
-                                   "parameter '%s' has a plain file and sharded ones, of two saves",
-                                   p->name);
+            return n == 0 ? ckpt_fail(
+                                err, CKPT_CONFLICT,
+                                "parameter '%s' has only shards of another save than TP %u PP %u",
+                                p->name, t->tp, t->pp)
+                          : ckpt_fail(err, CKPT_CONFLICT,
+                                      "parameter '%s' has a file without shards and sharded files, "
+                                      "which are of two saves",
+                                      p->name);
         }
         p->first = first;
         p->n = n;
@@ -333,13 +333,15 @@ static int read_slices(struct ckpt_nt_shard *s, const struct ckpt_st *st, struct
     uint32_t rank;
 
     if (version && strlen(version) >= CKPT_NT_MAX_VERSION)
-        return ckpt_fail(err, CKPT_FORMAT, "version '%s' is not dotted integers", version);
+        return ckpt_fail(err, CKPT_FORMAT, "version '%s' is not a sequence of integers and dots",
+                         version);
     if (version && ckpt_nt_version_check(version, err) < 0)
         return -1;
     (void)strcpy(s->version, version ? version : "");
     if (!pairs && ckpt_st_metadata(st, "concat_dim"))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "metadata of version 1.0 (concat_dim), which no public release wrote");
+                         "its metadata is of version 1.0 (concat_dim), which no public release "
+                         "wrote and which is not supported");
     if (!pairs || !shape)
         return ckpt_fail(err, CKPT_FORMAT, "a sharded file needs metadata '%s', which is not there",
                          pairs ? "unsharded_shape" : "local_global_slices_pairs");

@@ -119,7 +119,7 @@ int ckpt_nt_pairs_parse(const char *text, const uint64_t *local_dim, const uint6
                              "local_global_slices_pairs: pair %zu of '%s' has two sizes", i, text);
     }
     if (*s)
-        return ckpt_fail(err, CKPT_FORMAT, "local_global_slices_pairs: '%s' is unexpected", s);
+        return ckpt_fail(err, CKPT_FORMAT, "local_global_slices_pairs has an unexpected '%s'", s);
     *ret_pairs = ckpt_steal(&pairs);
     *ret_n = n;
     return 0;
@@ -135,12 +135,14 @@ int ckpt_nt_version_check(const char *text, struct ckpt_err *err)
     for (size_t i = 0; i == 0 || ckpt_take_text(&s, "."); i++) {
         uint64_t ref = i < 2 ? newest[i] : 0;
         if (!take_number(&s, &part))
-            return ckpt_fail(err, CKPT_FORMAT, "version '%s' is not dotted integers", text);
+            return ckpt_fail(err, CKPT_FORMAT,
+                             "version '%s' is not a sequence of integers and dots", text);
         if (order == 0)
             order = (part > ref) - (part < ref);
     }
     if (*s)
-        return ckpt_fail(err, CKPT_FORMAT, "version '%s' is not dotted integers", text);
+        return ckpt_fail(err, CKPT_FORMAT, "version '%s' is not a sequence of integers and dots",
+                         text);
     if (order > 0)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "checkpoint version %s is newer than 1.5, the newest that is known", text);

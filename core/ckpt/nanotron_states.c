@@ -237,7 +237,7 @@ static int add_scalar(const struct reading *f, struct state *s, const struct ckp
                               .npair = 1};
 
     if (s->dim)
-        return ckpt_fail(err, CKPT_CONFLICT, "it is a number here, a tensor elsewhere");
+        return ckpt_fail(err, CKPT_CONFLICT, "it is a number in this file and a tensor in others");
     s->dtype = t->dtype;
     return s->parts.len || ckpt_vec_push(&s->parts, part) == 0 ? 0 : ckpt_nomem(err);
 }
@@ -318,9 +318,9 @@ static int add_part(const struct reading *f, struct state *s, const char *param,
                       : lay_whole(of, t, stride, &p, err)) < 0)
         return -1;
     if (s->parts.len && !s->dim)
-        return ckpt_fail(err, CKPT_CONFLICT, "it is a tensor here, a number elsewhere");
+        return ckpt_fail(err, CKPT_CONFLICT, "it is a tensor in this file and a number in others");
     if (s->parts.len && s->dtype != t->dtype)
-        return ckpt_fail(err, CKPT_CONFLICT, "it is %s here, %s elsewhere",
+        return ckpt_fail(err, CKPT_CONFLICT, "it is %s in this file and %s in others",
                          ckpt_dtype_name(t->dtype), ckpt_dtype_name(s->dtype));
     s->dtype = t->dtype;
     s->rank = of->rank;

@@ -72,7 +72,7 @@ static int add_tensor(const struct ckpt_rank_piece *p, uint32_t source, struct c
     size_t index;
 
     if (memcmp(p->box.n, p->dim, p->rank * sizeof *p->dim) != 0)
-        return ckpt_fail(err, CKPT_MISSING, "'%s' is but a part of the tensor", p->name);
+        return ckpt_fail(err, CKPT_MISSING, "'%s' holds only a part of the tensor", p->name);
     ckpt_piece_from_box(p->dim, &p->box, source, p->off, p->stride, &draft);
     return ckpt_catalog_add(cat, p->name, p->dtype, p->dim, p->rank, &index, err) < 0
                ? -1

@@ -317,7 +317,7 @@ static int load(struct load *l, struct ckpt_err *err)
         return -1;
     choose_files(l);
     if (l->files.len == 0)
-        return ckpt_fail(err, CKPT_MISSING, "'%s' has no rank's file", ckpt_dir_path(l->dir));
+        return ckpt_fail(err, CKPT_MISSING, "'%s' has no file of any rank", ckpt_dir_path(l->dir));
     if (check_files(l, err) < 0 ||
         ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0 ||
         add_pieces(l, err) < 0 ||

@@ -116,7 +116,8 @@ static int read_mesh_shape(const struct file *f, ckpt_pv mesh, struct mesh *m, s
     if (ckpt_pv_is_seq(axes = ckpt_pv_slot(&f->p, layout, 0))) {
         m->naxis = (uint32_t)ckpt_pv_len(&f->p, axes);
         if (ckpt_pv_len(&f->p, axes) > MAX_MESH)
-            return ckpt_fail(err, CKPT_LIMIT, "a mesh of %u axes", m->naxis);
+            return ckpt_fail(err, CKPT_LIMIT, "the mesh has %u axes, which is not supported",
+                             m->naxis);
         for (uint32_t i = 0; i < m->naxis; i++) {
             uint64_t part[MAX_MESH];
             uint32_t n;
@@ -124,7 +125,7 @@ static int read_mesh_shape(const struct file *f, ckpt_pv mesh, struct mesh *m, s
                            &n, err) < 0)
                 return -1;
             if (!ckpt_shape_numel(part, n, &m->size[i]))
-                return ckpt_fail(err, CKPT_FORMAT, "a mesh larger than any cluster");
+                return ckpt_fail(err, CKPT_FORMAT, "the mesh is larger than any cluster");
         }
         return 0;
     }
@@ -136,7 +137,7 @@ static int read_mesh_shape(const struct file *f, ckpt_pv mesh, struct mesh *m, s
     if (ckpt_torch_layout_of(&f->p, ranks, &l, err) < 0)
         return ckpt_err_in(err, "the mesh");
     if (l.rank > MAX_MESH)
-        return ckpt_fail(err, CKPT_LIMIT, "a mesh of %u axes", l.rank);
+        return ckpt_fail(err, CKPT_LIMIT, "the mesh has %u axes, which is not supported", l.rank);
     m->naxis = l.rank;
     memcpy(m->size, l.dim, l.rank * sizeof *l.dim);
     return 0;
@@ -157,7 +158,7 @@ static int read_ranks(const struct file *f, ckpt_pv tensor, const struct mesh *m
     if ((l.dtype != CKPT_I32 && l.dtype != CKPT_I64) || l.nbyte > MAX_MESH_BYTES ||
         !ckpt_shape_numel(m->size, m->naxis, &numel) || !ckpt_shape_numel(l.dim, l.rank, &n) ||
         n != numel)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "the mesh is no tensor of ranks");
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "the mesh is not a tensor of rank numbers");
     if (!(bytes = malloc(l.nbyte + 1)) || !(rank = malloc((numel + 1) * sizeof *rank)))
         return ckpt_nomem(err);
     if (ckpt_source_pread(f->source, bytes, l.nbyte, storage, err) < 0)
@@ -253,7 +254,7 @@ static int read_placement(const struct file *f, ckpt_pv v, uint32_t rank, struct
     if (dim < 0 || dim >= (int64_t)rank)
         return ckpt_fail(err, CKPT_FORMAT, "sharded on dimension %" PRId64 " of %u", dim, rank);
     if (ret->strided && (!ckpt_pv_int(ckpt_pv_slot(&f->p, v, 1), &factor) || factor < 1))
-        return ckpt_fail(err, CKPT_FORMAT, "a strided shard without a factor");
+        return ckpt_fail(err, CKPT_FORMAT, "a strided shard lacks its split factor");
     ret->sharded = true;
     ret->dim = (uint64_t)dim;
     ret->factor = ret->strided ? (uint64_t)factor : 1;

@@ -27,7 +27,7 @@ const struct ckpt_reader *ckpt_reader_probe(struct ckpt_dir *dir, struct ckpt_er
     if (!best && ckpt_dir_trouble(dir, err) < 0)
         return NULL;
     if (!best)
-        (void)ckpt_fail(err, CKPT_MISSING, "'%s': no checkpoint of a known format",
+        (void)ckpt_fail(err, CKPT_MISSING, "'%s' is not a checkpoint of a known format",
                         ckpt_dir_path(dir));
     else if (tie)
         (void)ckpt_fail(err, CKPT_CONFLICT, "'%s' looks like a checkpoint of %s and of %s",

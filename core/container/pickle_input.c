@@ -11,7 +11,7 @@
 
 int ckpt_pm_fail_end(struct ckpt_pickle_machine *m)
 {
-    return ckpt_fail(m->err, CKPT_FORMAT, "the pickle ends in the middle");
+    return ckpt_fail(m->err, CKPT_FORMAT, "the pickle is truncated");
 }
 
 int ckpt_pm_refill(struct ckpt_pickle_machine *m, size_t n)
@@ -52,8 +52,9 @@ int ckpt_pm_take_counted(struct ckpt_pickle_machine *m, unsigned n, const char *
     if (len > ckpt_pm_left(m))
         return ckpt_pm_fail_end(m);
     if (len > CKPT_PICKLE_MAX_STRING)
-        return ckpt_fail(m->err, CKPT_LIMIT, "a string of %" PRIu64 " bytes, at most %d are read",
-                         len, CKPT_PICKLE_MAX_STRING);
+        return ckpt_fail(m->err, CKPT_LIMIT,
+                         "a string has %" PRIu64 " bytes; at most %d are supported", len,
+                         CKPT_PICKLE_MAX_STRING);
     if (ckpt_pm_need(m, (size_t)len) < 0)
         return -1;
     *ret = (const char *)m->at;

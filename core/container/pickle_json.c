@@ -118,7 +118,7 @@ int ckpt_pickle_json(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, struc
         return ckpt_nomem(err);
     if (w.n > MAX_VALUES) {
         json_decref(j);
-        return ckpt_fail(err, CKPT_LIMIT, "a configuration of more than %d values", MAX_VALUES);
+        return ckpt_fail(err, CKPT_LIMIT, "a configuration has more than %d values", MAX_VALUES);
     }
     *ret = j;
     return 0;

@@ -12,7 +12,7 @@ int ckpt_pm_check_id(struct ckpt_pickle_machine *m, size_t id)
 {
     return id <= CKPT_PM_MAX_ID
                ? 0
-               : ckpt_fail(m->err, CKPT_LIMIT, "a pickle of more than %d values", CKPT_PM_MAX_ID);
+               : ckpt_fail(m->err, CKPT_LIMIT, "a pickle has more than %d values", CKPT_PM_MAX_ID);
 }
 
 int ckpt_pm_str(struct ckpt_pickle_machine *m, const char *ptr, size_t len, uint32_t *ret)
@@ -159,7 +159,7 @@ int ckpt_pm_add(struct ckpt_pickle_machine *m, ckpt_pv box, const ckpt_pv *v, si
     size_t cap = b->cap;
 
     if (n > UINT32_MAX / 2 - b->len)
-        return ckpt_fail(m->err, CKPT_LIMIT, "a list or dict of more than 2^31 values");
+        return ckpt_fail(m->err, CKPT_LIMIT, "a list or dict has more than 2^31 values");
     if (b->len + n > cap && cap == 0) { /* exactly this much, because most get no more */
         if (!(b->ptr = malloc(n * sizeof *v)))
             return ckpt_nomem(m->err);

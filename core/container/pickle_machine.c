@@ -36,7 +36,7 @@ static int push_mark(struct ckpt_pickle_machine *m)
 static int pop_mark(struct ckpt_pickle_machine *m, ckpt_pv **ret, size_t *ret_n)
 {
     if (m->marks.len == 0)
-        return ckpt_fail(m->err, CKPT_FORMAT, "there is no mark");
+        return ckpt_fail(m->err, CKPT_FORMAT, "the stack has no mark");
     size_t at = m->marks.ptr[--m->marks.len];
     m->floor = m->marks.len ? m->marks.ptr[m->marks.len - 1] : 0;
     *ret = m->stack.ptr + at;
@@ -131,8 +131,8 @@ static int put(struct ckpt_pickle_machine *m, uint64_t index)
     ckpt_pv v = *ckpt_pm_top(m);
     if (index >= m->end - m->begin) /* each needs an opcode */
         return ckpt_fail(m->err, CKPT_LIMIT,
-                         "memo entry %" PRIu64 " of a pickle of %" PRIu64 " bytes", index,
-                         m->end - m->begin);
+                         "memo entry %" PRIu64 " cannot exist in a pickle of %" PRIu64 " bytes",
+                         index, m->end - m->begin);
     if (v > UINT32_MAX)
         return ckpt_fail(m->err, CKPT_UNSUPPORTED, "an integer in the memo");
     if (index >= m->memo.len) {
@@ -160,7 +160,7 @@ static void share(struct ckpt_pickle_machine *m, ckpt_pv v)
 static int get(struct ckpt_pickle_machine *m, uint64_t index)
 {
     if (index >= m->memo.len || m->memo.ptr[index] == 0)
-        return ckpt_fail(m->err, CKPT_FORMAT, "memo entry %" PRIu64 " is not there", index);
+        return ckpt_fail(m->err, CKPT_FORMAT, "memo entry %" PRIu64 " was never stored", index);
     share(m, m->memo.ptr[index]);
     return ckpt_pm_push(m, m->memo.ptr[index]);
 }
@@ -233,7 +233,9 @@ static int proto(struct ckpt_pickle_machine *m)
     if (ckpt_pm_need(m, 1) < 0)
         return -1;
     unsigned v = *m->at++;
-    return v >= 2 && v <= 5 ? 0 : ckpt_fail(m->err, CKPT_UNSUPPORTED, "pickle protocol %u", v);
+    return v >= 2 && v <= 5
+               ? 0
+               : ckpt_fail(m->err, CKPT_UNSUPPORTED, "pickle protocol %u is not supported", v);
 }
 
 static int frame(struct ckpt_pickle_machine *m)
@@ -347,7 +349,7 @@ static int run(struct ckpt_pickle_machine *m)
     if (ckpt_pm_need(m, 2) < 0)
         return -1;
     if (*m->at != 0x80)
-        return ckpt_fail(m->err, CKPT_FORMAT, "is no pickle of protocol 2 or later");
+        return ckpt_fail(m->err, CKPT_FORMAT, "is not a pickle of protocol 2 or later");
     for (;;) {
         uint64_t off = m->pos - (uint64_t)(m->stop - m->at) - m->begin;
         if (ckpt_pm_need(m, 1) < 0)
@@ -429,8 +431,8 @@ int ckpt_pickle_read(struct ckpt_source *s, uint64_t off, uint64_t len,
         return -1;
     if (ret_crc && m.pos < m.end) {
         ckpt_pickle_release(ret);
-        return ckpt_fail(err, CKPT_FORMAT, "the pickle ends long before its %" PRIu64 " bytes do",
-                         len);
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "the pickle ends long before the last of its %" PRIu64 " bytes", len);
     }
     if (ret_crc)
         *ret_crc = crc;

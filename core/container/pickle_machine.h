@@ -87,7 +87,7 @@ static inline int ckpt_pm_has(struct ckpt_pickle_machine *m, size_t n)
 {
     return m->stack.len - m->floor >= n
                ? 0
-               : ckpt_fail(m->err, CKPT_FORMAT, "takes more values than there are");
+               : ckpt_fail(m->err, CKPT_FORMAT, "takes more values than the stack holds");
 }
 
 static inline ckpt_pv *ckpt_pm_top(struct ckpt_pickle_machine *m)

@@ -140,9 +140,9 @@ static int parse_storage(const struct ckpt_pickle *p, ckpt_pv v, ckpt_pv dtype,
 
     if (ckpt_pv_rule(p, v) != CKPT_PICKLE_PERSID || !tag || strcmp(tag, "storage") != 0 || !key ||
         ckpt_pv_kind(class) != CKPT_PV_GLOBAL)
-        return ckpt_fail(err, CKPT_FORMAT, "a tensor without a storage");
+        return ckpt_fail(err, CKPT_FORMAT, "a tensor has no storage");
     if (strlen(key) >= sizeof l->key)
-        return ckpt_fail(err, CKPT_LIMIT, "a storage's key of %zu characters", strlen(key));
+        return ckpt_fail(err, CKPT_LIMIT, "the key of a storage has %zu characters", strlen(key));
     (void)strcpy(l->key, key);
     if (ckpt_pv_kind(dtype) != CKPT_PV_ABSENT)
         return ckpt_torch_dtype(p, dtype, &l->dtype) ? 0 : fail_dtype(p, dtype, err);
@@ -200,7 +200,8 @@ static int check_bits(const struct ckpt_pickle *p, ckpt_pv meta, struct ckpt_err
         ckpt_pv value = ckpt_pv_value(p, meta, i);
         if (ckpt_pv_kind(value) != CKPT_PV_BOOL || ckpt_pv_id(value))
             return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "stored with its '%s' bit set: the bytes are not the values",
+                             "it was saved as a lazy view ('%s' is set), so that the stored bytes "
+                             "are not its values",
                              key ? key : "?");
     }
     return 0;
@@ -420,7 +421,7 @@ static int read_item(const struct ckpt_torch *t, struct ckpt_torch_memo *memo,
     size_t len = (size_t)t->pickle->len;
 
     if (t->pickle->len > MAX_ITEM_PICKLE)
-        return ckpt_fail(err, CKPT_LIMIT, "data.pkl of %" PRIu64 " bytes for one tensor",
+        return ckpt_fail(err, CKPT_LIMIT, "data.pkl has %" PRIu64 " bytes, too many for one tensor",
                          t->pickle->len);
     if (!(pickle = malloc(len + 1)))
         return ckpt_nomem(err);

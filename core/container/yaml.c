@@ -183,7 +183,7 @@ static int member(struct reader *r, yaml_event_t *key, json_t *object, struct ck
         return ckpt_fail(err, CKPT_FORMAT, "%s: NUL in a key (line %zu)", r->what,
                          key->start_mark.line + 1);
     if (json_object_get(object, name))
-        return ckpt_fail(err, CKPT_FORMAT, "%s: key '%s' is there twice (line %zu)", r->what, name,
+        return ckpt_fail(err, CKPT_FORMAT, "%s: duplicate key '%s' (line %zu)", r->what, name,
                          key->start_mark.line + 1);
     if (next(r, &e, err) < 0 || value(r, &e, &v, err) < 0)
         return -1;
@@ -245,7 +245,7 @@ static int value(struct reader *r, yaml_event_t *e, json_t **ret, struct ckpt_er
         result = alias(r, e, &v, err);
         break;
     default:
-        result = ckpt_fail(err, CKPT_FORMAT, "%s: unexpected end", r->what);
+        result = ckpt_fail(err, CKPT_FORMAT, "%s: the file ends unexpectedly", r->what);
     }
     r->depth--;
     if (result == 0 && anchor)
@@ -265,7 +265,7 @@ static int end(struct reader *r, struct ckpt_err *err)
         if (e.type == YAML_STREAM_END_EVENT)
             return 0;
         if (e.type != YAML_DOCUMENT_END_EVENT)
-            return ckpt_fail(err, CKPT_FORMAT, "%s: a second document (line %zu)", r->what,
+            return ckpt_fail(err, CKPT_FORMAT, "%s: more than one document (line %zu)", r->what,
                              e.start_mark.line + 1);
     }
 }

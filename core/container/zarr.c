@@ -40,13 +40,13 @@ static int parse_sizes(const json_t *j, const char *key, uint64_t least, uint64_
     size_t i;
 
     if (!json_is_array(list))
-        return ckpt_fail(err, CKPT_FORMAT, "'%s' is no list", key);
+        return ckpt_fail(err, CKPT_FORMAT, "'%s' is not a list", key);
     if (json_array_size(list) > CKPT_MAX_RANK)
         return ckpt_fail(err, CKPT_LIMIT, "'%s' has %zu dimensions, at most %d are supported", key,
                          json_array_size(list), CKPT_MAX_RANK);
     json_array_foreach(list, i, v) {
         if (!json_is_integer(v) || json_integer_value(v) < (json_int_t)least)
-            return ckpt_fail(err, CKPT_FORMAT, "'%s' holds what is no size", key);
+            return ckpt_fail(err, CKPT_FORMAT, "'%s' holds a value that is not a size", key);
         ret[i] = (uint64_t)json_integer_value(v);
     }
     *ret_rank = (uint32_t)json_array_size(list);

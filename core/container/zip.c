@@ -91,7 +91,7 @@ static int read_end64(const struct ckpt_zip *z, uint64_t off, struct directory *
     d->off = ckpt_cursor_le64(&c);
     d->end = off;
     if (disks != 0 || here != d->n)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "a zip archive of several disks");
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "zip archives of several disks are not supported");
     return 0;
 }
 
@@ -115,7 +115,7 @@ static int read_end(const struct ckpt_zip *z, const struct tail *t, size_t at, s
         return read_end64(z, ckpt_cursor_le64(&c), d, err);
     }
     if (disks != 0 || here != d->n)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "a zip archive of several disks");
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "zip archives of several disks are not supported");
     return 0;
 }
 
@@ -221,7 +221,7 @@ static int read_directory(struct ckpt_zip *z, const struct tail *t, const struct
                          d->off, d->len, d->end);
     if (d->len > CKPT_ZIP_MAX_DIRECTORY || d->n > d->len / ENTRY_LEN)
         return ckpt_fail(err, CKPT_FORMAT,
-                         "a zip directory of %" PRIu64 " members in %" PRIu64 " bytes", d->n,
+                         "the zip directory claims %" PRIu64 " members in %" PRIu64 " bytes", d->n,
                          d->len);
     z->data_end = d->off;
     z->nentry = (size_t)d->n;
@@ -253,7 +253,8 @@ static int open_zip(struct ckpt_zip *z, struct ckpt_err *err)
     if (!find_end(&tail, &at) &&
         (read_tail(z, END_LEN + MAX_COMMENT, &tail, err) < 0 || !find_end(&tail, &at)))
         return ckpt_fail(err, CKPT_FORMAT,
-                         "no zip end record in %" PRIu64 " bytes: truncated, or no zip archive",
+                         "there is no zip end record in %" PRIu64
+                         " bytes: the archive is truncated, or the file is not a zip archive",
                          z->len);
     return read_end(z, &tail, at, &d, err) < 0 ? -1 : read_directory(z, &tail, &d, err);
 }
@@ -336,7 +337,8 @@ static int walk_extra(const struct ckpt_zip *z, const struct ckpt_zip_entry *e,
         l->zip64 |= field[0] == 1 && field[1] == 0;
         at += EXTRA_HEAD;
         if (len > l->extra_len - at)
-            return fail_header(e, "has an extra field that is longer than all of them", err);
+            return fail_header(
+                e, "has an extra field that is longer than the extra fields together", err);
         at += len;
     }
     return 0;

@@ -58,6 +58,7 @@ int ckpt_cursor_report(const struct ckpt_cursor *c, struct ckpt_err *err)
 {
     if (!c->failed)
         return 0;
-    return ckpt_fail(err, CKPT_FORMAT, "'%s' ends at byte %" PRIu64 ", more was expected", c->name,
+    return ckpt_fail(err, CKPT_FORMAT,
+                     "'%s' ends at byte %" PRIu64 ", where more data was expected", c->name,
                      c->failed_at);
 }

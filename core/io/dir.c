@@ -285,7 +285,7 @@ static int open_name(const struct ckpt_dir *dir, const char *name, int flags, in
                      struct ckpt_err *err)
 {
     if (!name_ok(name))
-        return ckpt_fail(err, CKPT_FORMAT, "'%s': not a name below '%s'", name, dir->path);
+        return ckpt_fail(err, CKPT_FORMAT, "'%s' is not a path below '%s'", name, dir->path);
     ckpt_cleanup(ckpt_freep) char *below = join(dir->below, name);
     if (!below)
         return ckpt_nomem(err);

@@ -44,7 +44,7 @@ static int check_shape(struct ckpt_apply *ap, const struct ckpt_model_item *it,
         case CKPT_SIZE_UNKNOWN:
             return ckpt_fail(
                 ap->err, CKPT_MISSING,
-                "'%s': dimension %" PRIu32 ": '%s' is no whole number or not known%s",
+                "'%s': dimension %" PRIu32 ": '%s' is unknown or not a whole number%s",
                 ckpt_str_get(&ap->name), d, it->scope->var[var].name,
                 ckpt_settings_hint(&ap->set, it->scope->var[var].name, hint, sizeof hint));
         }

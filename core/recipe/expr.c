@@ -115,7 +115,7 @@ static struct ckpt_expr *parse_number(struct parser *p)
          n++)
         real |= s[n] == '.' || s[n] == 'e';
     if (n >= sizeof buf)
-        return fail_at(p, p->i, "a number of %zu digits", n);
+        return fail_at(p, p->i, "a number has %zu digits, which is too many", n);
     memcpy(buf, s, n);
     buf[n] = '\0';
     struct ckpt_expr *e = node(p, real ? CKPT_OP_REAL : CKPT_OP_INT);
@@ -388,7 +388,7 @@ int ckpt_expr_parse(struct ckpt_arena *arena, const char *what, const char *text
     struct parser p = {.arena = arena, .t = {what, text, text, NULL}, .err = err};
 
     if (strlen(text) > MAX_TEXT)
-        return ckpt_fail(err, CKPT_LIMIT, "%s: an expression of more than %d bytes", what,
+        return ckpt_fail(err, CKPT_LIMIT, "%s: an expression has more than %d bytes", what,
                          MAX_TEXT);
     struct ckpt_expr *e = parse_or(&p);
     if (!e)

@@ -187,7 +187,8 @@ static int read_tensor(struct reader *r, const char *where, const char *at, cons
     if (!whole || ckpt_name_words(where, whole, &w, r->err) < 0)
         return -1;
     if (strlen(whole) > CKPT_NAME_LEN)
-        return ckpt_fail(r->err, CKPT_LIMIT, "%s: a name of %zu bytes", where, strlen(whole));
+        return ckpt_fail(r->err, CKPT_LIMIT, "%s: a name has %zu bytes, which is too many", where,
+                         strlen(whole));
     for (uint32_t g = 0; g < w.n; g++)
         if (w.count[g] > MAX_WORDS || (total *= w.count[g]) > MAX_WORDS)
             return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d combinations of words", where,

@@ -183,8 +183,7 @@ static int check_use(struct ckpt_instance *in, const struct ckpt_settings *s,
             return ckpt_fail(
                 err, in->rule->scope->var[var].dim ? CKPT_MISSING : CKPT_CONFLICT,
                 "dimension %" PRIu32 " of tensor '%s' is %" PRIu64
-                ", which '%.150s' does not divide: "
-                "'%s' is no whole number or not known%s%s",
+                ", which '%.150s' does not divide: '%s' is unknown or not a whole number%s%s",
                 k, u->tensor->name, u->tensor->dim[k], in->rule->from[u->side].text,
                 in->rule->scope->var[var].name,
                 ckpt_settings_hint(s, in->rule->scope->var[var].name, hint, sizeof hint),

@@ -258,7 +258,8 @@ static int parse_spelling(struct namer *nm, const struct spelling *sp)
         if (sp->s[i] == '{') {
             struct number_parser np = {nm, at + 1, &part[n]};
             if (n > 0 && !part[n - 1].text)
-                return ckpt_pattern_fail(nm->t, at, nm->err, "nothing between two numbers");
+                return ckpt_pattern_fail(nm->t, at, nm->err,
+                                         "two numbers follow each other without text between them");
             if (++numbers > CKPT_NAME_NUMBERS)
                 return ckpt_pattern_fail(nm->t, at, nm->err, "more than %d numbers",
                                          CKPT_NAME_NUMBERS);
@@ -307,7 +308,7 @@ static int spell(struct namer *nm, struct spelling *sp, size_t i)
 
     for (; i < nm->end && s[i] != '<' && s[i] != '['; i++) {
         if (s[i] == '>' || s[i] == ']')
-            return ckpt_pattern_fail(nm->t, i, nm->err, "'%c' closes nothing", s[i]);
+            return ckpt_pattern_fail(nm->t, i, nm->err, "'%c' has no opening bracket", s[i]);
         take(sp, nm->t, i, i + 1);
     }
     if (i == nm->end) {
@@ -356,7 +357,8 @@ int ckpt_name_parse(struct ckpt_scope *sc, const struct ckpt_pattern_text *t, si
     struct namer nm = {.sc = sc, .t = t, .end = len, .err = err};
 
     if (len > CKPT_NAME_LEN)
-        return ckpt_fail(err, CKPT_LIMIT, "%s: a name of %zu bytes", t->what, len);
+        return ckpt_fail(err, CKPT_LIMIT, "%s: a name has %zu bytes, which is too many", t->what,
+                         len);
     nm.out = ckpt_arena_alloc(sc->arena, MAX_SPELLINGS * sizeof *nm.out);
     if (!sp || !nm.out)
         return ckpt_nomem(err);

@@ -32,7 +32,9 @@ static int draft_join(struct compiler *c, struct draft *d, const char *at, const
     size_t a = strlen(at), b = strlen(side);
 
     if (a + b > MAX_SIDE)
-        return ckpt_fail(c->err, CKPT_LIMIT, "%s: a side of %zu bytes", c->cx->where, a + b);
+        return ckpt_fail(c->err, CKPT_LIMIT,
+                         "%s: one side of a rule has %zu bytes, which is too many", c->cx->where,
+                         a + b);
     d->whole = ckpt_arena_alloc(c->cx->arena, a + b + 1);
     d->pos = ckpt_arena_alloc(c->cx->arena, (a + b + 1) * sizeof *d->pos);
     if (!d->whole || !d->pos)

@@ -138,7 +138,7 @@ static int read_turned(const struct reader *r, const char *key, const json_t *v,
             *(enum ckpt_experts_turned *)out = (enum ckpt_experts_turned)i;
             return 0;
         }
-    return fail(r, key, "expected one of 'no', 'memory', 'hub'");
+    return fail(r, key, "expected 'no', 'memory' or 'hub'");
 }
 
 /* ---- experts ---- */
@@ -333,7 +333,7 @@ static int read_file(const struct reader *from, const struct ckpt_file *file, in
                  !(other = ckpt_files_find(r.files, FOLDER, json_string_value(like)))))
         return fail(&r, "like", "there is no such file in types/");
     if (like && depth == MAX_LIKE)
-        return fail(&r, "like", "the files name one another too deep");
+        return fail(&r, "like", "the files include each other too deeply");
     if (like && read_file(&r, other, depth + 1, out) < 0)
         return -1;
     out->name = r.name;

@@ -86,7 +86,7 @@ static void add_shape(struct list *l, const struct ckpt_tensor *t, const char *w
     char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
     struct ckpt_str text = {0};
 
-    ckpt_str_printf(&text, "'%s' is %s, in %s %s", t->name,
+    ckpt_str_printf(&text, "'%s' is %s, but in %s it is %s", t->name,
                     ckpt_shape_text(t->dim, t->rank, a, sizeof a), where,
                     ckpt_shape_text(dim, rank, b, sizeof b));
     list_add(l, ckpt_str_get(&text));

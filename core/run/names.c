@@ -299,7 +299,7 @@ int ckpt_names_check_fused(const struct ckpt_catalog *cat, const struct ckpt_typ
                 err, CKPT_UNSUPPORTED,
                 "'%s' holds fused experts, which a hub model has one by one: no "
                 "recipe splits them for model type '%s' (%sview=raw shows the tensors)",
-                name, model_type ? model_type : "?", model_type ? "" : "base=DIR may know it; ");
+                name, model_type ? model_type : "?", model_type ? "" : "base=DIR may tell; ");
     }
     return 0;
 }

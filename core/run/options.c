@@ -169,7 +169,7 @@ static int set_dtype(struct ckpt_options *opt, const char *key, const char *valu
     } else {
         return ckpt_fail(
             err, CKPT_USAGE,
-            "option %s: '%s' is none of auto, stored, bfloat16, float16, float32, float64", key,
+            "option %s: '%s' is not one of auto, stored, bfloat16, float16, float32, float64", key,
             value ? value : "");
     }
     return 0;
@@ -182,7 +182,7 @@ static int fail_view(const char *key, const char *value, struct ckpt_err *err)
 
     for (const struct ckpt_writer *const *w = ckpt_writers; *w && at < sizeof views; w++)
         at += (size_t)snprintf(views + at, sizeof views - at, ", %s", (*w)->name);
-    return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is none of hf, raw, memory%s", key,
+    return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not one of hf, raw, memory%s", key,
                      value ? value : "", views);
 }
 
@@ -219,7 +219,7 @@ int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err)
     if (ckpt_writers_check(&opt->output, view_word(opt), err) < 0)
         return -1;
     if (writer && opt->max_shard_size && !(writer->keys & CKPT_WRITES_SIZE))
-        return ckpt_fail(err, CKPT_USAGE, "option max_shard_size: view=%s has no such thing: %s",
+        return ckpt_fail(err, CKPT_USAGE, "option max_shard_size does not apply to view=%s: %s",
                          writer->name, writer->layout);
     return 0;
 }
@@ -246,8 +246,8 @@ static int set_rope(struct ckpt_options *opt, const char *key, const char *value
 {
     if (!value || (strcmp(value, "interleaved") != 0 && strcmp(value, "half") != 0 &&
                    strcmp(value, "auto") != 0))
-        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is none of auto, interleaved, half", key,
-                         value ? value : "");
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not one of auto, interleaved, half",
+                         key, value ? value : "");
     if (strcmp(value, "auto") == 0)
         (void)json_object_del(opt->overrides, "_rope");
     else if (json_object_set_new(opt->overrides, "_rope", json_string(value)) < 0)
@@ -317,7 +317,7 @@ static int set_lora(struct ckpt_options *opt, const char *key, const char *value
             return 0;
         }
     }
-    return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is none of adapter, merge, base", key,
+    return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not one of adapter, merge, base", key,
                      value ? value : "");
 }
 

@@ -232,7 +232,8 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
     if (run->steps.len == 0 && !opt->wait)
         return ckpt_fail(
             err, CKPT_MISSING,
-            "'%s' is neither a checkpoint of a known format nor a folder with finished ones", path);
+            "'%s' is neither a checkpoint of a known format nor a folder with finished checkpoints",
+            path);
     return ckpt_shared_new(opt, &run->shared, err);
 }
 
@@ -537,7 +538,7 @@ int ckpt_run_newest_view(struct ckpt_run *run, struct ckpt_view **ret, struct ck
     if (result < 0)
         return ckpt_fail(err, first.code, "%s", first.text);
     ckpt_logf(&run->shared->opt->log, CKPT_LOG_WARNING,
-              "the latest step cannot be read, an older one can: %s", first.text);
+              "the latest step cannot be read, but an older one can: %s", first.text);
     return 0;
 }
 

@@ -345,10 +345,10 @@ static int no_recipe(const struct ckpt_view *v, const struct ckpt_writer *writer
     const char *type = ckpt_json_str(v->config, "model_type");
 
     if (!v->config)
-        return ckpt_fail(err, CKPT_MISSING,
-                         "view=%s needs a config.json that says which model it is; base=DIR lends "
-                         "one",
-                         writer->name);
+        return ckpt_fail(
+            err, CKPT_MISSING,
+            "view=%s needs a config.json that says which model it is; give one with base=DIR",
+            writer->name);
     return ckpt_fail(err, CKPT_UNSUPPORTED, "view=%s: no recipe makes a model of type '%s'",
                      writer->name, type ? type : "?");
 }
@@ -411,7 +411,7 @@ static int warn_unknown(struct ckpt_view *v, const struct ckpt_tensor *t, size_t
     ckpt_cleanup(ckpt_freep) char *line = ckpt_asprintf(
         "the dtypes of %zu tensors ('%s' ...) are not in fqn_to_dtype_mapping.json%s: shown as "
         "stored, %s",
-        n, t->name, v->shared->base ? " nor in the base" : "; base= may know them",
+        n, t->name, v->shared->base ? " nor in the base" : "; base= may tell",
         ckpt_dtype_name(t->dtype));
 
     return !line || json_array_append_new(v->warnings, json_string(line)) < 0 ? ckpt_nomem(err) : 0;

@@ -232,7 +232,7 @@ int ckpt_boxes_cover(const uint64_t *dim, uint32_t rank, const struct ckpt_box *
         result = ckpt_fail(err, CKPT_CONFLICT, "two shards hold the same elements");
         break;
     case TOO_MANY:
-        result = ckpt_fail(err, CKPT_LIMIT, "%zu shards in no regular layout", nbox);
+        result = ckpt_fail(err, CKPT_LIMIT, "its %zu shards form no regular layout", nbox);
         break;
     case DISJOINT:
         for (size_t i = 0; i < nbox; i++)

@@ -90,7 +90,7 @@ int ckpt_catalog_add(struct ckpt_catalog *cat, const char *name, enum ckpt_dtype
             0)
         return ckpt_nomem(err);
     if (!is_new)
-        return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is there twice", name);
+        return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is listed twice", name);
     if (rank)
         memcpy(own_dim, dim, rank * sizeof *dim);
     t.name = own;

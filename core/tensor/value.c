@@ -109,7 +109,7 @@ int ckpt_value_apply(struct ckpt_catalog *cat, size_t index, const struct ckpt_v
 
     assert(index < cat->tensors.len);
     if (!ckpt_dtype_is_castable(t->dtype))
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "'%s' is %s: %s is not computed of that", t->name,
-                         ckpt_dtype_name(t->dtype), ops->name);
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "'%s' is %s: %s cannot be computed from that dtype",
+                         t->name, ckpt_dtype_name(t->dtype), ops->name);
     return wrap(cat, t, ops, t->dtype, err);
 }

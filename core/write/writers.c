@@ -50,7 +50,7 @@ static int check_key(const struct ckpt_output *o, const char *view, const char *
     if (o->writer && (o->writer->keys & bit))
         return 0;
     if (o->writer)
-        return ckpt_fail(err, CKPT_USAGE, "option %s: view=%s has no such thing: %s", key, view,
+        return ckpt_fail(err, CKPT_USAGE, "option %s does not apply to view=%s: %s", key, view,
                          o->writer->layout);
     list_views(bit, views, sizeof views);
     return ckpt_fail(err, CKPT_USAGE,

@@ -115,7 +115,7 @@ LIES = {
     "shape_no_shape": Lie(Z2, M, first_shape("7x3"), "not a shape", F32),
     "shape_of_many_dimensions": Lie(Z2, M, first_shape([1] * 30), "dimensions"),
     "shape_other": Lie(Z2, M, first_shape([5, 5]), "different saves", F32),
-    "shapes_no_dict": Lie(Z2, M, set_at("param_shapes", ["x"]), "param_shapes[0] is no dict"),
+    "shapes_no_dict": Lie(Z2, M, set_at("param_shapes", ["x"]), "param_shapes[0] is not a dict"),
     "module_lost": Lie(Z2, M, set_at("module", None), "'module' is not a state dict"),
     "module_key_no_text": Lie(Z2, M, set_at("module", lambda m: {5: t for t in m.values()}), "is not a string"),
     "module_lacks_one": Lie(Z2, M, set_at("module", lambda m: dict(list(m.items())[1:])), "which the module does not have", F32),

@@ -236,7 +236,7 @@ def progress_is_shown(top):
     try:
         ckptfs.load_state_dict({}, run, view="cooked")  # the words are the library's
     except ckptfs.CkptError as e:
-        assert e.code == "usage" and "'cooked' is none of" in str(e), e
+        assert e.code == "usage" and "'cooked' is not one of" in str(e), e
     else:
         raise AssertionError("no error")
 

@@ -187,8 +187,9 @@ TEST(dcp_hf, a_lost_last_shard_does_not_fit_the_base)
     step(&t, 10);
     base(&t, "BF16", two_layers, 8);
     tree_delete(&t, "run/epoch_0_step_10/model/shard-00002-model-00001-of-00001.safetensors");
-    open_fails(state_, &t, CKPT_CONFLICT,
-               "2 of another shape: 'model.layers.0.a.weight' is [4, 2], in the base [8, 2]");
+    open_fails(
+        state_, &t, CKPT_CONFLICT,
+        "2 of another shape: 'model.layers.0.a.weight' is [4, 2], but in the base it is [8, 2]");
     tree_close(&t);
 }
 

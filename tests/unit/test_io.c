@@ -47,7 +47,7 @@ TEST(dir, names_that_are_no_names_below_are_refused)
     tree_text(&f.t, "a/b", "x");
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         CHECK_FAILS(ckpt_dir_open_file(f.dir, names[i], &fd, NULL, &err), CKPT_FORMAT,
-                    "not a name below");
+                    "not a path below");
     end(&f);
 }
 

@@ -42,7 +42,7 @@ TEST(output, values_that_are_no_numbers_of_ranks)
     CHECK_FAILS(check("tp", &err), CKPT_USAGE, "tp");
     CHECK_FAILS(check("names=both", &err), CKPT_USAGE, "neither hub nor memory");
     CHECK_FAILS(check("names", &err), CKPT_USAGE, "neither hub nor memory");
-    CHECK_FAILS(check("view=megatron_old", &err), CKPT_USAGE, "none of hf, raw, memory, dcp");
+    CHECK_FAILS(check("view=megatron_old", &err), CKPT_USAGE, "not one of hf, raw, memory, dcp");
 }
 
 TEST(output, keys_that_a_format_lacks)

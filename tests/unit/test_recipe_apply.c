@@ -236,7 +236,7 @@ TEST(recipe, sizes_that_do_not_fit_name_tensor_dimension_and_option)
     expect(RULE("x  aa bb c", "y  aa bb c"), src, &opt,
            "tensor 'x' has the shape [8, 3], the rule 'x  aa bb c'");
     expect(RULE("x  aa bb", "y"), src, &none,
-           "does not divide: 'aa' is no whole number or not known (option a=...)");
+           "does not divide: 'aa' is unknown or not a whole number (option a=...)");
     expect(RULE("x  (aa + _pad) bb", "y  aa bb"), src, &opt, "y");
     json_decref(o);
     ckpt_catalog_free(src);
@@ -758,7 +758,7 @@ TEST(recipe, a_value_is_computed_of_what_the_rule_gathers)
 
     src = checkpoint("t", "{}");
     add(src, "x", CKPT_I32, 1, (uint64_t[]){4});
-    expect(text, src, NULL, "'u' is I32: plus_one is not computed of that");
+    expect(text, src, NULL, "'u' is I32: plus_one cannot be computed from that dtype");
     ckpt_catalog_free(src);
 }
 
