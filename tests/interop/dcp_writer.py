@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves by torch's own writers from several processes (gloo): random sharded tensors, given state dicts under random placements, and
-models under FSDP2, HSDP and FSDP2 with tensor parallelism; into Hugging Face storage or into .metadata and .distcp files.
-
-usage: dcp_writer.py WORLD RANK JOBS, where JOBS is a JSON file: a list of {"kind", "dir", "seed", ...}; rank r of all jobs runs in
-one process.
-"""
+models under FSDP2, HSDP and FSDP2 with tensor parallelism; into Hugging Face storage or into .metadata and .distcp files."""
 
 import json
 import os
 import random
-import sys
 import tempfile
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import transformers as tf
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+import ranks
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8,
           torch.bool, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -133,7 +131,6 @@ def save_rows(job, world):
 
 def load_model(job, world):
     """Load a model under FSDP2 and save what it holds as one file."""
-    import transformers as tf
     from safetensors.torch import save_file
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.fsdp import fully_shard
@@ -183,7 +180,6 @@ def parallelize(model, mesh):
 def save_model(job, world):
     """mesh: [world] is FSDP2, ["hsdp", replicas] replicates, ["tp", n] is tensor-parallel inside, ["ddp", 1] has everything on every
     rank, ["pp", n] is a pipeline of n stages, each on world / n ranks that hold the same."""
-    import transformers as tf
     from torch.distributed.fsdp import fully_shard
 
     model = tf.AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, job["dtype"]) if job.get("dtype") else "auto")
@@ -212,8 +208,7 @@ def save_model(job, world):
     save(state, job["dir"])
 
 
-def main():
-    world, rank, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def do_jobs(world, rank, path):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}.store", world_size=world, rank=rank)
     with open(path) as f:
@@ -225,20 +220,9 @@ def main():
 
 
 def run(world, jobs):
-    """Do the jobs in `world` processes of this file."""
-    import subprocess
-
+    """Do the jobs in `world` processes: a list of {"kind", "dir", "seed", ...}, each done by all ranks."""
     with tempfile.TemporaryDirectory() as tmp:
         path = os.path.join(tmp, "jobs")
         with open(path, "w") as f:
             json.dump(jobs, f)
-        ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), str(world), str(r), path], stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.PIPE, text=True) for r in range(world)]
-        errors = [p.communicate(timeout=300)[1] for p in ranks]
-        for p, e in zip(ranks, errors):
-            if p.returncode:
-                raise AssertionError("writers failed:\n" + "\n".join(x[-1500:] for x in errors if x))
-
-
-if __name__ == "__main__":
-    main()
+        ranks.run(world, "dcp_writer", "do_jobs", path, folder=tmp)

@@ -13,10 +13,11 @@ try:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     import torch.distributed as dist
-    import torch.multiprocessing as mp
     import transformers as tf
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
+
+    import ranks
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -33,7 +34,7 @@ def model():
     return tf.AutoModelForCausalLM.from_config(tf.Qwen2Config(**SIZES, tie_word_embeddings=True))
 
 
-def write_ranks(rank, world, patterns, nested, store):
+def write_ranks(world, rank, patterns, nested, store):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
@@ -103,7 +104,7 @@ class TorchSave(unittest.TestCase):
         for nested in (False, True):
             names = ("rank{}.pt", "model_rank_{}.pt", "checkpoint-rank{}.pth")
             runs = [self.at(f"{nested}{i}", name) for i, name in enumerate(names)]
-            mp.spawn(write_ranks, (3, runs, nested, self.at(f"store{nested}")), nprocs=3)
+            ranks.run(3, "test_torch_save", "write_ranks", runs, nested, self.at(f"store{nested}"), folder=self.tmp)
             for run in map(os.path.dirname, runs):
                 with self.subTest(run):
                     self.check(run, f"base={self.at('base')}")
