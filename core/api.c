@@ -12,6 +12,7 @@
 #include "ckpt/reader.h"
 #include "run/checkpoint.h"
 #include "tensor/value.h"
+#include "write/writer.h"
 
 const char *ckpt_version(void) { return CKPT_VERSION; }
 
@@ -170,6 +171,14 @@ static void totals(const struct ckpt_catalog *cat, json_int_t *parameters, json_
     }
 }
 
+/* The word of -o view=. */
+static const char *word_of(const struct ckpt_options *opt)
+{
+    if (opt->output.writer)
+        return opt->output.writer->name;
+    return opt->raw ? "raw" : opt->memory ? "memory" : "hf";
+}
+
 int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *info = json_deep_copy(view->about);
@@ -178,12 +187,12 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
 
     totals(view->cat, &parameters, &bytes, &pieces);
     more = json_pack(
-        "{s:s, s:s?, s:O?, s:O?, s:O?, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "source", view->source,
-        "recipe", view->recipe, "model_type", json_object_get(config, "model_type"),
-        "architectures", json_object_get(config, "architectures"), "dtype",
-        json_object_get(config, "dtype"), "tensors", (json_int_t)view->cat->tensors.len,
-        "parameters", parameters, "bytes", bytes, "files",
-        (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files",
+        "{s:s, s:s, s:s?, s:O?, s:O?, s:O?, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "source",
+        view->source, "view", word_of(view->shared->opt), "recipe", view->recipe, "model_type",
+        json_object_get(config, "model_type"), "architectures",
+        json_object_get(config, "architectures"), "dtype", json_object_get(config, "dtype"),
+        "tensors", (json_int_t)view->cat->tensors.len, "parameters", parameters, "bytes", bytes,
+        "files", (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files",
         (json_int_t)view->cat->sources.len, "pieces", pieces, "warnings", view->warnings);
     if (!info || !more || json_object_update_new(info, more) < 0)
         return ckpt_nomem(err);

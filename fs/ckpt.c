@@ -28,7 +28,8 @@ static const struct command {
     {"info", ckpt_cmd_info, 0, "RUN", "what the run is, its steps, what the model is"},
     {"ls", ckpt_cmd_ls, 0, "RUN", "the tensors; --files: the files"},
     {"explain", ckpt_cmd_explain, 1, "RUN TENSOR", "where a tensor's bytes come from"},
-    {"export", ckpt_cmd_export, 1, "RUN DEST", "write the model directory DEST"},
+    {"export", ckpt_cmd_export, 1, "RUN DEST",
+     "write the model directory DEST; --weights-only, --no-weights: a part of it"},
     {"verify", ckpt_cmd_verify, 1, "RUN DIR", "compare with a model directory"},
     {"digest", ckpt_cmd_digest, 0, "RUN", "XXH3-128 of every file; --tensors: of every tensor"},
 };
@@ -41,7 +42,7 @@ static void print_help(void)
     (void)printf("  load, plan           run ckpt-load, which loads weights into many ranks\n"
                  "\n"
                  "  --step N    a step by name or number (default: the latest)\n"
-                 "  --json      for programs\n"
+                 "  --json      for programs           -v      all details of info and explain\n"
                  "  --jobs N    threads of export, verify and digest\n"
                  "  -q          no progress bar        -o ...  as for ckptfs: base=, dtype=, "
                  "max_shard_size= ...\n"
@@ -67,17 +68,24 @@ static int parse_jobs(const char *text, unsigned *ret, struct ckpt_err *err)
 static int parse(int argc, char **argv, struct ckpt_tool *t, const struct command **ret_command,
                  struct ckpt_err *err)
 {
-    static const struct option longs[] = {
-        {"step", required_argument, NULL, 's'},    {"json", no_argument, NULL, 'j'},
-        {"jobs", required_argument, NULL, 'J'},    {"files", no_argument, NULL, 'f'},
-        {"tensors", no_argument, NULL, 't'},       {"quiet", no_argument, NULL, 'q'},
-        {"options", required_argument, NULL, 'o'}, {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},       {0}};
+    static const struct option longs[] = {{"step", required_argument, NULL, 's'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"jobs", required_argument, NULL, 'J'},
+                                          {"files", no_argument, NULL, 'f'},
+                                          {"tensors", no_argument, NULL, 't'},
+                                          {"weights-only", no_argument, NULL, 'w'},
+                                          {"no-weights", no_argument, NULL, 'n'},
+                                          {"quiet", no_argument, NULL, 'q'},
+                                          {"verbose", no_argument, NULL, 'v'},
+                                          {"options", required_argument, NULL, 'o'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {"version", no_argument, NULL, 'V'},
+                                          {0}};
     int opt;
 
     *ret_command = NULL;
     opterr = 0;
-    while ((opt = getopt_long(argc, argv, ":o:hVq", longs, NULL)) != -1) {
+    while ((opt = getopt_long(argc, argv, ":o:hVqv", longs, NULL)) != -1) {
         switch (opt) {
         case 's':
             t->step = optarg;
@@ -97,6 +105,15 @@ static int parse(int argc, char **argv, struct ckpt_tool *t, const struct comman
             break;
         case 'q':
             t->quiet = true;
+            break;
+        case 'w':
+            t->weights_only = true;
+            break;
+        case 'n':
+            t->no_weights = true;
+            break;
+        case 'v':
+            t->verbose = true;
             break;
         case 'o':
             if (ckpt_tool_set_options(t->opt, optarg, err) < 0)

@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "out.h"
+#include "summary.h"
 #include "tool.h"
 #include "view.h"
 
@@ -21,6 +22,9 @@ int ckpt_cmd_explain(const struct ckpt_tool *t, struct ckpt_err *err)
         return -1;
     if (t->json)
         return ckpt_out_json(facts, err);
-    ckpt_out_outline(facts);
+    if (t->verbose)
+        ckpt_out_outline(facts);
+    else
+        ckpt_summary_of_tensor(facts);
     return CKPT_TOOL_GOOD;
 }

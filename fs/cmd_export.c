@@ -532,6 +532,44 @@ static void release(struct export *x)
     (void)pthread_mutex_destroy(&x->lock);
 }
 
+static bool has_config(const struct ckpt_items *items)
+{
+    for (size_t i = 0; i < items->n; i++) {
+        const char *slash = strrchr(items->item[i].path, '/');
+        const char *name = slash ? slash + 1 : items->item[i].path;
+        if (strcmp(name, "config.json") == 0 || strcmp(name, "adapter_config.json") == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Choose the files to write. Nothing can load a model directory without a config, so that must be
+ * asked for. */
+static int choose(const struct ckpt_tool *t, struct ckpt_view *view, struct ckpt_items *items,
+                  struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *text = NULL;
+    ckpt_cleanup(ckpt_json_decrefp) json_t *info = NULL;
+
+    if (ckpt_items_files(view, items, err) < 0 || ckpt_view_info(view, &text, err) < 0 ||
+        ckpt_out_parse(text, &info, err) < 0)
+        return -1;
+    const char *word = json_string_value(json_object_get(info, "view"));
+    const bool model = strcmp(word, "hf") == 0 || strcmp(word, "memory") == 0;
+    if (t->weights_only && t->no_weights)
+        return ckpt_fail(err, CKPT_USAGE, "--weights-only and --no-weights leave nothing");
+    if ((t->weights_only || t->no_weights) && !model && strcmp(word, "raw") != 0)
+        return ckpt_fail(err, CKPT_USAGE, "view=%s has no files besides the weights", word);
+    if (model && !t->weights_only && !has_config(items))
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' holds no config.json: name the model with base=DIR or "
+                         "base=ORG/NAME, or write the weights alone with --weights-only",
+                         t->run);
+    if (t->weights_only || t->no_weights)
+        ckpt_items_keep(items, t->weights_only);
+    return 0;
+}
+
 int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
@@ -539,7 +577,7 @@ int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err)
     ckpt_cleanup(ckpt_items_release) struct ckpt_items items = {0};
     struct export x = {.items = &items, .dest = t->operand[0], .dir = -1, .journal.fd = -1};
 
-    if (ckpt_tool_open(t, &run, &view, err) < 0 || ckpt_items_files(view, &items, err) < 0)
+    if (ckpt_tool_open(t, &run, &view, err) < 0 || choose(t, view, &items, err) < 0)
         return -1;
     (void)pthread_mutex_init(&x.lock, NULL);
     int rc = prepare(&x, view, err);

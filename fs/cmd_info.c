@@ -11,6 +11,7 @@
 #include "base/str.h"
 #include "json_text.h"
 #include "out.h"
+#include "summary.h"
 #include "tool.h"
 #include "view.h"
 
@@ -81,7 +82,10 @@ int ckpt_cmd_info(const struct ckpt_tool *t, struct ckpt_err *err)
         return -1;
     if (t->json)
         return ckpt_out_json(j, err);
-    ckpt_out_outline(j);
+    if (mounted || t->verbose)
+        ckpt_out_outline(j);
+    else
+        ckpt_summary_of_run(j);
     if (mounted)
         print_advice(j);
     return CKPT_TOOL_GOOD;

@@ -8,12 +8,14 @@
 #include "base/err.h"
 #include "base/str.h"
 
-bool ckpt_is_weights(const char *path)
+static bool ends_in(const char *path, const char *suffix)
 {
-    static const char suffix[] = ".safetensors";
-    size_t n = strlen(path), m = sizeof suffix - 1;
+    const size_t n = strlen(path), m = strlen(suffix);
+
     return n >= m && strcmp(path + n - m, suffix) == 0;
 }
+
+bool ckpt_is_weights(const char *path) { return ends_in(path, ".safetensors"); }
 
 static int push(struct ckpt_items *items, struct ckpt_item item, struct ckpt_err *err)
 {
@@ -72,6 +74,24 @@ int ckpt_items_files(const struct ckpt_view *view, struct ckpt_items *ret, struc
     if (ret->n)
         qsort(ret->item, ret->n, sizeof *ret->item, weights_first);
     return 0;
+}
+
+void ckpt_items_keep(struct ckpt_items *items, bool weights)
+{
+    size_t n = 0;
+
+    items->bytes = 0;
+    for (size_t i = 0; i < items->n; i++) {
+        const struct ckpt_item item = items->item[i];
+        if ((ckpt_is_weights(item.path) || ends_in(item.path, ".safetensors.index.json")) !=
+            weights) {
+            free(item.path);
+            continue;
+        }
+        items->bytes += item.size;
+        items->item[n++] = item;
+    }
+    items->n = n;
 }
 
 int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err)

@@ -4,8 +4,11 @@
 #include <stdlib.h>
 
 #include "base/err.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "load_tool.h"
+#include "out.h"
+#include "summary.h"
 #include "view.h"
 
 int ckpt_load_print_plan(const struct ckpt_load_tool *t, struct ckpt_err *err)
@@ -20,6 +23,11 @@ int ckpt_load_print_plan(const struct ckpt_load_tool *t, struct ckpt_err *err)
         ckpt_load_model(view, t->layout, t->ranks, t->ranks_per_node ? t->ranks_per_node : 8,
                         &t->opt, &text, err) < 0)
         return -1;
-    (void)fputs(text, stdout);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *plan = NULL;
+    if (ckpt_out_parse(text, &plan, err) < 0)
+        return -1;
+    if (t->tool.json)
+        return ckpt_out_json(plan, err);
+    ckpt_summary_of_plan(plan);
     return 0;
 }

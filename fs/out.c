@@ -77,7 +77,7 @@ int ckpt_out_json(const json_t *j, struct ckpt_err *err)
 {
     if (!j)
         return ckpt_nomem(err);
-    if (json_dumpf(j, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_ENCODE_ANY) < 0)
+    if (json_dumpf(j, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)) < 0)
         return ckpt_fail(err, CKPT_IO, "the output could not be written");
     (void)fputc('\n', stdout);
     return 0;

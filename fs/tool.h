@@ -16,7 +16,8 @@ struct ckpt_tool {
     const char *step; /* NULL: the latest */
     struct ckpt_options *opt;
     unsigned jobs; /* number of threads; 0: chosen by the command */
-    bool json, files, tensors, quiet;
+    bool json, files, tensors, quiet, verbose;
+    bool weights_only, no_weights; /* of export */
 };
 
 /* A command returns -1 with *err filled, or one of these. */

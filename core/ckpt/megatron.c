@@ -237,6 +237,21 @@ static const char *side_files(const struct load *l)
     return NULL;
 }
 
+/* The parallel layout of the run that saved it, as far as its arguments say. */
+static int about_layout(struct load *l, struct ckpt_err *err)
+{
+    static const char *const keys[][2] = {{"tp", "tensor_model_parallel_size"},
+                                          {"pp", "pipeline_model_parallel_size"},
+                                          {"ep", "expert_model_parallel_size"}};
+
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const uint64_t n = ckpt_megatron_state_size(&l->st, keys[i][1]);
+        if (n && about(l, keys[i][0], json_integer((json_int_t)n), err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int describe(struct load *l, struct ckpt_err *err)
 {
     const char *sides = side_files(l);
@@ -247,6 +262,8 @@ static int describe(struct load *l, struct ckpt_err *err)
     if (l->st.has_iteration && about(l, "step", json_integer((json_int_t)l->st.iteration), err) < 0)
         return -1;
     if (l->st.has_version && about(l, "checkpoint_version", json_real(l->st.version), err) < 0)
+        return -1;
+    if (about_layout(l, err) < 0)
         return -1;
     if (!sides)
         return 0;

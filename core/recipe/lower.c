@@ -160,13 +160,33 @@ static int size_error(const struct ckpt_instance *in, const struct ckpt_settings
                      sizes_text(in, s, f, sizes));
 }
 
+/* A size that is needed is not known, or no whole number solves the pattern. */
+static int unknown_error(const struct ckpt_instance *in, const struct ckpt_settings *s,
+                         const struct ckpt_source_use *u, const struct ckpt_factor *f, uint32_t dim,
+                         uint32_t var, struct ckpt_err *err)
+{
+    const struct ckpt_scope_var *v = &in->rule->scope->var[var];
+    char hint[128], sizes[SIZES_TEXT];
+
+    (void)sizes_text(in, s, f, sizes);
+    if (!v->dim)
+        return ckpt_fail(
+            err, CKPT_CONFLICT,
+            "dimension %" PRIu32 " of tensor '%s' is %" PRIu64 ", which does not fit '%.150s'%s",
+            dim, u->tensor->name, u->tensor->dim[dim], in->rule->from[u->side].text, sizes);
+    return ckpt_fail(err, CKPT_MISSING,
+                     "dimension %" PRIu32 " of tensor '%s' is %" PRIu64
+                     ", which '%.150s' does not divide: '%s' is unknown or not a whole number%s%s",
+                     dim, u->tensor->name, u->tensor->dim[dim], in->rule->from[u->side].text,
+                     v->name, ckpt_settings_hint(s, v->name, hint, sizeof hint), sizes);
+}
+
 static int check_use(struct ckpt_instance *in, const struct ckpt_settings *s,
                      const struct ckpt_source_use *u, struct ckpt_err *err)
 {
     struct dims d;
     uint64_t size;
     uint32_t var;
-    char hint[128], sizes[SIZES_TEXT];
 
     if (!dims_of(&in->rule->from[u->side], u->spelling, u->tensor->rank, &d))
         return rank_error(in, u, err);
@@ -180,14 +200,7 @@ static int check_use(struct ckpt_instance *in, const struct ckpt_settings *s,
             return ckpt_fail(err, CKPT_LIMIT, "sizes of the rule '%.200s' overflow",
                              in->rule->from[u->side].text);
         case CKPT_SIZE_UNKNOWN:
-            return ckpt_fail(
-                err, in->rule->scope->var[var].dim ? CKPT_MISSING : CKPT_CONFLICT,
-                "dimension %" PRIu32 " of tensor '%s' is %" PRIu64
-                ", which '%.150s' does not divide: '%s' is unknown or not a whole number%s%s",
-                k, u->tensor->name, u->tensor->dim[k], in->rule->from[u->side].text,
-                in->rule->scope->var[var].name,
-                ckpt_settings_hint(s, in->rule->scope->var[var].name, hint, sizeof hint),
-                sizes_text(in, s, d.d[k].f, sizes));
+            return unknown_error(in, s, u, d.d[k].f, k, var, err);
         case CKPT_SIZE_KNOWN:
             if (size != u->tensor->dim[k])
                 return size_error(in, s, u, d.d[k].f, k, size, err);

@@ -144,15 +144,41 @@ static void put_places(const struct ckpt_settings *s, struct ckpt_str *out)
         ckpt_str_putc(out, ')');
 }
 
+/* Append "a, b" and "a=..., b=..." for one more key. */
+static void add_key(const char *key, struct ckpt_str *keys, struct ckpt_str *options)
+{
+    ckpt_str_printf(keys, "%s'%s'", *ckpt_str_get(keys) ? ", " : "", key);
+    ckpt_str_printf(options, "%s%s=...", *ckpt_str_get(options) ? ", " : "", key);
+}
+
+/* Without any config a base is the way out; a config that lacks some keys may be completed. */
+static int fail_needs(const struct ckpt_settings *s, const struct ckpt_recipe *r,
+                      const char *places, const char *keys, const char *options,
+                      struct ckpt_err *err)
+{
+    const char *type = s->family->ntypes ? s->family->types[0] : s->family->name;
+    const size_t framework = strcspn(r->name, "/");
+
+    if (!s->src->config)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "the checkpoint holds no model config (%.*s saves none): name the model "
+                         "with base=DIR or base=ORG/NAME (or give what a %s model needs as "
+                         "options KEY=VALUE: %s)",
+                         (int)framework, r->name, type, keys);
+    return ckpt_fail(err, CKPT_MISSING,
+                     "the checkpoint's config%s does not say %s, which a %s model needs; give it "
+                     "as an option (%s), or name the model with base=DIR or base=ORG/NAME",
+                     places, keys, type, options);
+}
+
 static int check_needs(const struct ckpt_settings *s, const struct ckpt_recipe *r,
                        struct ckpt_catalog *warnings, struct ckpt_err *err)
 {
-    const char *type = s->family->ntypes ? s->family->types[0] : s->family->name;
-    struct ckpt_str places = {0};
+    struct ckpt_str places = {0}, keys = {0}, options = {0};
     int result = 0;
 
     put_places(s, &places);
-    for (size_t i = 0; i < s->family->nneeds && result == 0; i++) {
+    for (size_t i = 0; i < s->family->nneeds; i++) {
         const char *key = s->family->needs[i];
         const json_t *v = json_object_get(s->hf, key);
         if (v && !json_is_null(v))
@@ -163,12 +189,14 @@ static int check_needs(const struct ckpt_settings *s, const struct ckpt_recipe *
                               "to transformers' default (option %s=...)",
                               ckpt_str_get(&places), key, key);
         else
-            result = ckpt_fail(err, CKPT_MISSING,
-                               "the checkpoint's config%s does not say '%s', which a %s model "
-                               "needs; give it as an option (%s=...) or name a base model",
-                               ckpt_str_get(&places), key, type, key);
+            add_key(key, &keys, &options);
     }
+    if (*ckpt_str_get(&keys))
+        result = fail_needs(s, r, ckpt_str_get(&places), ckpt_str_get(&keys),
+                            ckpt_str_get(&options), err);
     ckpt_str_release(&places);
+    ckpt_str_release(&keys);
+    ckpt_str_release(&options);
     return result;
 }
 

@@ -197,6 +197,43 @@ static bool is_archive(const char *path)
     return false;
 }
 
+static int fail_without_steps(const struct ckpt_run *run, const char *path, const char *runs,
+                              struct ckpt_err *err)
+{
+    if (run->steps.unfinished)
+        return ckpt_fail(
+            err, CKPT_MISSING,
+            "'%s' holds no finished checkpoint: the save of %s was interrupted, or is in progress",
+            path, run->steps.unfinished);
+    return ckpt_fail(
+        err, CKPT_MISSING,
+        "'%s' is neither a checkpoint of a known format nor a folder with finished checkpoints%s%s",
+        path, *runs ? ", but a folder of runs: give one of " : "", runs);
+}
+
+/* Is there a step, and is this the folder that was meant? The folder above several runs may hold
+ * models that were exported from them. */
+static int check_found(const struct ckpt_run *run, const char *path,
+                       const struct ckpt_err *probe_err, struct ckpt_err *err)
+{
+    const bool none = run->steps.len == 0;
+
+    if (none && probe_err->code != CKPT_MISSING)
+        return ckpt_fail(err, probe_err->code, "%s", probe_err->text);
+    if (!none && !(run->is_folder && ckpt_steps_are_models(&run->steps)))
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *runs = ckpt_steps_list_runs(run->dir);
+    if (!runs)
+        return ckpt_nomem(err);
+    if (none)
+        return fail_without_steps(run, path, runs, err);
+    return *runs ? ckpt_fail(err, CKPT_USAGE,
+                             "'%s' is a folder of runs (%s) and of models ('%s'%s): give one of "
+                             "them",
+                             path, runs, run->steps.ptr[0].name, run->steps.len > 1 ? " ..." : "")
+                 : 0;
+}
+
 static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
                     struct ckpt_err *err)
 {
@@ -222,18 +259,8 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
     if (scan(run, &opt->log, NULL, err) < 0 ||
         (run->steps.len == 0 && scan_inside(run, &opt->log, err) < 0))
         return -1;
-    if (run->steps.len == 0 && !opt->wait && probe_err.code != CKPT_MISSING)
-        return ckpt_fail(err, probe_err.code, "%s", probe_err.text);
-    if (run->steps.len == 0 && !opt->wait && run->steps.unfinished)
-        return ckpt_fail(
-            err, CKPT_MISSING,
-            "'%s' holds no finished checkpoint: the save of %s was interrupted, or is in progress",
-            path, run->steps.unfinished);
-    if (run->steps.len == 0 && !opt->wait)
-        return ckpt_fail(
-            err, CKPT_MISSING,
-            "'%s' is neither a checkpoint of a known format nor a folder with finished checkpoints",
-            path);
+    if (!opt->wait && check_found(run, path, &probe_err, err) < 0)
+        return -1;
     return ckpt_shared_new(opt, &run->shared, err);
 }
 

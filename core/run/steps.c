@@ -171,6 +171,8 @@ struct scan {
     const struct ckpt_steps_found *known;
     struct pointers pointers;
     struct ckpt_steps_found found;
+    bool has_training; /* a step was found that is not of a published format */
+    char *left_out;    /* a text about models that are no steps of this run; or NULL */
 };
 
 /* Is it a link that points to one of the steps: a format's own, or one like the mount's? */
@@ -224,6 +226,7 @@ static int add_step(struct scan *s, const char *name, const struct ckpt_dir *dir
     }
     if (*name)
         step.generation ^= XXH3_64bits(name, strlen(name));
+    step.is_model = reader && reader->is_published && *name && !is_named_as_step(s, name);
     /* a directory that cannot be read keeps its last generation */
     if (known && (!dir || ckpt_dir_trouble(dir, NULL) < 0))
         step = *known;
@@ -255,6 +258,7 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
     case FINISHED:
         break;
     }
+    s->has_training |= reader && !reader->is_published;
     return add_step(s, e->name, dir, reader, err);
 }
 
@@ -284,12 +288,39 @@ static int find_latest(struct scan *s, struct ckpt_err *err)
     return !latest || (f->latest = strdup(latest)) ? 0 : ckpt_nomem(err);
 }
 
+/* Beside steps of a training format, a model that was exported into the same folder is no step. */
+static int leave_out_models(struct scan *s, struct ckpt_err *err)
+{
+    struct ckpt_steps_found *f = &s->found;
+    size_t n = 0;
+
+    if (!s->has_training)
+        return 0;
+    for (size_t i = 0; i < f->len; i++) {
+        if (!f->ptr[i].is_model) {
+            f->ptr[n++] = f->ptr[i];
+            continue;
+        }
+        if (!s->left_out &&
+            !(s->left_out = ckpt_asprintf("'%s/%s' is left out: it is a finished model beside the "
+                                          "steps of a run",
+                                          ckpt_dir_path(s->dir), f->ptr[i].name)))
+            return ckpt_nomem(err);
+        free(f->ptr[i].name);
+    }
+    f->len = n;
+    return 0;
+}
+
 static int scan_folder(struct scan *s, struct ckpt_err *err)
 {
-    return read_pointers(s->dir, &s->pointers, err) < 0 ||
-                   ckpt_dir_list(s->dir, scan_entry, s, err) < 0
-               ? -1
-               : find_latest(s, err);
+    if (read_pointers(s->dir, &s->pointers, err) < 0 ||
+        ckpt_dir_list(s->dir, scan_entry, s, err) < 0 || leave_out_models(s, err) < 0 ||
+        find_latest(s, err) < 0)
+        return -1;
+    if (!s->found.warning)
+        s->found.warning = ckpt_steal(&s->left_out);
+    return 0;
 }
 
 static int scan_single(struct scan *s, struct ckpt_err *err)
@@ -311,10 +342,53 @@ int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const struct ckpt_step
     int result = is_folder ? scan_folder(&s, err) : scan_single(&s, err);
 
     pointers_release(&s.pointers);
+    free(s.left_out);
     if (result < 0)
         ckpt_steps_found_release(&s.found);
     *ret = s.found;
     return result;
+}
+
+bool ckpt_steps_are_models(const struct ckpt_steps_found *s)
+{
+    for (size_t i = 0; i < s->len; i++)
+        if (!s->ptr[i].is_model)
+            return false;
+    return s->len > 0;
+}
+
+enum { MOST_RUNS = 8 };
+
+struct runs {
+    struct ckpt_dir *dir;
+    struct ckpt_str text;
+    size_t n;
+};
+
+static int list_run(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct runs *runs = ctx;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    ckpt_cleanup(ckpt_steps_found_release) struct ckpt_steps_found found = {0};
+    struct ckpt_err ignored = {0};
+
+    (void)err;
+    if (e->kind != CKPT_ENTRY_DIR || e->name[0] == '.' || runs->n == MOST_RUNS ||
+        ckpt_dir_open_below(runs->dir, e->name, &dir, &ignored) < 0 ||
+        ckpt_steps_scan(dir, true, NULL, &found, &ignored) < 0)
+        return 0;
+    if (found.len && !ckpt_steps_are_models(&found))
+        ckpt_str_printf(&runs->text, "%s'%s'", runs->n++ ? ", " : "", e->name);
+    return 0;
+}
+
+char *ckpt_steps_list_runs(struct ckpt_dir *dir)
+{
+    struct runs runs = {.dir = dir};
+    char *text = NULL;
+
+    (void)ckpt_dir_list(dir, list_run, &runs, NULL);
+    return ckpt_str_steal(&runs.text, &text, NULL) < 0 ? NULL : text;
 }
 
 void ckpt_steps_found_release(struct ckpt_steps_found *s)

@@ -22,6 +22,7 @@ struct ckpt_found_step {
     uint64_t generation; /* changes when the step is saved again */
     int64_t mtime_ns;
     struct ckpt_save_marker marker;
+    bool is_model; /* a finished model (Hugging Face's) that is not named like a step */
 };
 
 /* A plain struct; release with ckpt_steps_found_release. */
@@ -30,8 +31,8 @@ struct ckpt_steps_found {
     size_t len, cap;
     char *latest;     /* NULL: there is no step */
     char *unfinished; /* the last step whose save is not finished, for an error text; or NULL */
-    char *
-        warning; /* a text if the format's pointer file names a step that does not exist; or NULL */
+    char *warning; /* the format's pointer file names a step that does not exist, or a model beside
+                      the steps is left out; or NULL */
 };
 
 /* Scan the folder, or the single checkpoint. `known` (may be NULL) is the result of the last scan,
@@ -44,6 +45,13 @@ void ckpt_steps_found_release(struct ckpt_steps_found *s);
 const struct ckpt_found_step *ckpt_steps_find(const struct ckpt_steps_found *s, const char *name);
 /* Do two scans have the same steps with the same generations, and the same latest step? */
 bool ckpt_steps_same(const struct ckpt_steps_found *a, const struct ckpt_steps_found *b);
+
+/* Are all steps of this scan models that are not named like steps? False if there is none. */
+bool ckpt_steps_are_models(const struct ckpt_steps_found *s);
+
+/* List the folders directly below `dir` that hold the steps of a run, as "'a', 'b'" (at most
+ * eight); a new string, "" if there is none. NULL: out of memory. */
+char *ckpt_steps_list_runs(struct ckpt_dir *dir);
 
 /* Has the step been deleted, or is it unfinished (being deleted, or saved again)? */
 bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name);

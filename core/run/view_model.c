@@ -148,8 +148,13 @@ static int model_of_recipe(struct ckpt_view *v, const struct ckpt_catalog *src,
     const struct ckpt_recipe_options opt = ckpt_view_recipe_options(v, src);
     ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
 
-    if (ckpt_recipe_apply(s->recipes, src, &opt, &model, err) < 0)
-        return -1;
+    struct ckpt_err own = {0};
+
+    if (ckpt_recipe_apply(s->recipes, src, &opt, &model, &own) < 0)
+        return opt.base_config && s->opt->base && own.code == CKPT_CONFLICT
+                   ? ckpt_fail(err, own.code, "%.700s; is base '%s' another model's?", own.text,
+                               s->opt->base)
+                   : ckpt_fail(err, own.code, "%s", own.text);
     v->cat = ckpt_steal(&model->catalog);
     v->config = ckpt_steal(&model->config);
     v->recipe = ckpt_steal(&model->recipe);

@@ -84,7 +84,7 @@ def load(a, copies, groups, *more):
 
 
 def model(a, copy, n, rates):
-    args = [os.path.join(a.build, "fs", "ckpt-load"), "plan", copy, "--layout", f"dp={n}", "--ranks", str(n), "--ranks-per-node", "1"]
+    args = [os.path.join(a.build, "fs", "ckpt-load"), "plan", copy, "--layout", f"dp={n}", "--ranks", str(n), "--ranks-per-node", "1", "--json"]
     given = ",".join(f"{k}={v:.0f}" for k, v in rates.items() if v > 0)
     return json.loads(subprocess.run([*args, "--rates", given], capture_output=True, text=True, check=True).stdout)["modelled_s"]
 

@@ -184,7 +184,7 @@ def its_files_go_first(top):
         json.dump(mine, f)
     run = save(top + ".run", state)
     status, err = ckpt("ls", run)
-    assert status == 1 and "which a llama model needs" in err, err
+    assert status == 1 and "what a llama model needs" in err, err
     status, err = ckpt("export", run, top + ".out", "-o", "recipe=" + files)
     assert status == 0, err
     assert list(load_file(os.path.join(top + ".out", "model.safetensors"))) == ["a"]

@@ -320,7 +320,7 @@ class Written(TensorCase):
         os.remove(os.path.join(source, "config.json"))
         done = export(source, self.path("out"), "view=torchtitan")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("base=DIR lends one", done.stderr)
+        self.assertIn("give one with base=DIR", done.stderr)
         source, _ = self.model("bias", attention_bias=True, mlp_bias=True)
         done = export(source, self.path("out"), "view=torchtitan")
         self.assertEqual(done.returncode, 1)

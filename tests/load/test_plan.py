@@ -31,7 +31,7 @@ def load(layout, ranks, per_node, readers):
 
 
 def plan(layout, ranks, per_node, readers):
-    command = [CKPT_LOAD, "plan", RUN, "--layout", layout, "--ranks", str(ranks), "--ranks-per-node", str(per_node), "--readers", readers]
+    command = [CKPT_LOAD, "plan", RUN, "--layout", layout, "--ranks", str(ranks), "--ranks-per-node", str(per_node), "--readers", readers, "--json"]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 

@@ -384,6 +384,67 @@ class Real(Case):
         self.assertIn("28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, and 23 older ones",
                       ckpt("info", self.run_dir, "--step", "99", "-o", "follow_symlinks").stderr)
 
+    def test_a_config_is_missing_or_another_models(self):
+        titan = os.path.join(SOURCE, "tests", "golden", "torchtitan", "deepseek_v3_dp2", "run", "checkpoint", "step-20")
+        adapter = os.path.join(SOURCE, "tests", "golden", "peft", "lora_dcp_w2", "run")
+        told = ckpt("info", titan).stderr
+        for word in ("torchtitan saves none", "base=DIR", "'intermediate_size'", "'n_shared_experts'"):
+            self.assertIn(word, told)
+        other = os.path.join(self.tmp, "other")
+        self.assertEqual(ckpt("export", GOLDEN, other).returncode, 0)
+        change = {"vocab_size": 128}
+        with open(os.path.join(other, "config.json")) as f:
+            config = json.load(f) | change
+        with open(os.path.join(other, "config.json"), "w") as f:
+            json.dump(config, f)
+        megatron = os.path.join(SOURCE, "tests", "golden", "megatron", "m19_llama_tp2pp2", "run")
+        told = ckpt("info", megatron, "-o", f"base={other}").stderr
+        for word in ("is 96", "vocab=128", f"is base '{other}' another model's?"):
+            self.assertIn(word, told)
+        self.assertIn("all 96 rows are shown, of which the last may be padding", ckpt("digest", megatron).stderr)
+        self.assertNotIn("padding", ckpt("digest", megatron, "-o", "vocab_size=90").stderr)
+        out = os.path.join(self.tmp, "adapter")
+        done = ckpt("export", adapter, out)
+        self.assertEqual((done.returncode, os.path.exists(out)), (1, False))
+        self.assertIn("--weights-only", done.stderr)
+        self.assertEqual(ckpt("export", adapter, out, "--weights-only").returncode, 0)
+        self.assertEqual(os.listdir(out), ["adapter_model.safetensors"])
+
+    def test_parts_of_an_export(self):
+        files = {}
+        for part in ("--weights-only", "--no-weights"):
+            self.assertEqual(ckpt("export", GOLDEN, os.path.join(self.tmp, part), part).returncode, 0)
+            files[part] = sorted(os.listdir(os.path.join(self.tmp, part)))
+        self.assertEqual(files, {"--weights-only": ["model.safetensors"], "--no-weights": ["config.json", "generation_config.json"]})
+        self.assertEqual(ckpt("export", GOLDEN, self.tmp + "/x", "--no-weights", "--weights-only").returncode, 2)
+        self.assertEqual(ckpt("export", GOLDEN, self.tmp + "/x", "--no-weights", "-o", "view=dcp").returncode, 2)
+
+    def test_the_folder_above_a_run(self):
+        shutil.copytree(os.path.join(GOLDEN, "10"), os.path.join(self.run_dir, "10"), copy_function=shutil.copyfile)
+        top = os.path.dirname(self.run_dir)
+        self.assertIn(f"a folder of runs: give one of '{os.path.basename(self.run_dir)}'", ckpt("info", top).stderr)
+        for at in (top, self.run_dir):
+            self.assertEqual(ckpt("export", os.path.join(self.run_dir, "10"), os.path.join(at, "exported")).returncode, 0)
+        done = ckpt("info", top)
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("a folder of runs ('run') and of models ('exported')", done.stderr)
+        done = ckpt("info", self.run_dir, "--json")
+        self.assertEqual(json.loads(done.stdout)["steps"], ["10"])
+        self.assertIn("exported' is left out", done.stderr)
+
+    def test_summaries_for_people(self):
+        told = ckpt("info", GOLDEN).stdout
+        for line in ("format    nanotron 1.4, written with TP 2, PP 2", "steps     1: 10", "model     LlamaForCausalLM (llama), by recipe nanotron/llama",
+                     "weights   41.2 K parameters in 38 tensors, 80.6 KiB, bfloat16"):
+            self.assertIn(line + "\n", told)
+        self.assertIn("has_config_yaml: true", ckpt("info", GOLDEN, "-v").stdout)
+        told = ckpt("explain", GOLDEN, "model.layers.0.mlp.down_proj.weight").stdout
+        for line in ("A  columns 0-32  from ", "B  columns 32-64  from ", "   " + 16 * "A" + 16 * "B" + "\n"):
+            self.assertIn(line, told)
+        self.assertIn("element_stride 32", ckpt("explain", GOLDEN, "model.layers.0.self_attn.q_proj.weight", "-v").stdout)
+        told = ckpt("plan", GOLDEN, "--layout", "tp=2", "--ranks", "2").stdout
+        self.assertRegex(told, r"read +40.6 KiB +40.6 KiB +40.6 KiB\n")
+
     def test_digest_is_what_xxhsum_says(self):
         if not shutil.which("xxhsum"):
             self.skipTest("no xxhsum")

@@ -232,7 +232,7 @@ TEST(recipe, sizes_that_do_not_fit_name_tensor_dimension_and_option)
            "dimension 0 of tensor 'x' is 8, but 'x  aa bb' makes it 4 with aa=4 (option a=...)");
     expect(RULE("x  (aa p=2) bb", "y  (p aa) bb"), src, &opt, "dimension 0 of 'y' is 8");
     expect(RULE("x  (k=3 n) bb", "y  (n k) bb"), src, &opt,
-           "dimension 0 of tensor 'x' is 8, which 'x  (k=3 n) bb' does not divide");
+           "dimension 0 of tensor 'x' is 8, which does not fit 'x  (k=3 n) bb'");
     expect(RULE("x  aa bb c", "y  aa bb c"), src, &opt,
            "tensor 'x' has the shape [8, 3], the rule 'x  aa bb c'");
     expect(RULE("x  aa bb", "y"), src, &none,

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Facts as lines for people: "label   text". */
+#include "summary.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "out.h"
+
+static const char *text_of(const json_t *j, const char *key)
+{
+    return json_string_value(json_object_get(j, key));
+}
+
+static json_int_t number_of(const json_t *j, const char *key)
+{
+    return json_integer_value(json_object_get(j, key));
+}
+
+__attribute__((format(printf, 2, 3))) static void line(const char *label, const char *format, ...)
+{
+    va_list args;
+
+    (void)printf("%s%-10s%s", ckpt_out_bold(), label, ckpt_out_plain());
+    va_start(args, format);
+    (void)vprintf(format, args);
+    va_end(args);
+    (void)putchar('\n');
+}
+
+static const char *plural(json_int_t n) { return n == 1 ? "" : "s"; }
+
+/* ---- a run ---- */
+
+/* "7.2 B" parameters, as people name models. */
+static const char *count_text(json_int_t count, char buf[CKPT_OUT_SIZE])
+{
+    static const char *const unit[] = {"", " K", " M", " B", " T"};
+    double n = (double)count;
+    size_t i = 0;
+
+    for (; n >= 1000 && i + 1 < sizeof unit / sizeof *unit; i++)
+        n /= 1000;
+    (void)snprintf(buf, CKPT_OUT_SIZE, i ? "%.1f%s" : "%.0f%s", n, unit[i]);
+    return buf;
+}
+
+/* How the run divided the model, as far as the checkpoint says. */
+static void put_topology(const json_t *info)
+{
+    static const char *const key[][2] = {{"tp", "TP"}, {"pp", "PP"}, {"ep", "EP"}};
+    const char *before = ", written with ";
+
+    for (size_t i = 0; i < sizeof key / sizeof *key; i++) {
+        char shards[16];
+        (void)snprintf(shards, sizeof shards, "shard_%s", key[i][0]);
+        const json_t *n = json_object_get(info, shards);
+        if (!json_is_integer(n))
+            n = json_object_get(info, key[i][0]);
+        if (!json_is_integer(n))
+            continue;
+        (void)printf("%s%s %" JSON_INTEGER_FORMAT, before, key[i][1], json_integer_value(n));
+        before = ", ";
+    }
+}
+
+static void put_format(const json_t *info)
+{
+    const char *version = text_of(info, "version"), *container = text_of(info, "container");
+
+    (void)printf("%s%-10s%s%s%s%s%s%s", ckpt_out_bold(), "format", ckpt_out_plain(),
+                 text_of(info, "format") ? text_of(info, "format") : "?", version ? " " : "",
+                 version ? version : "", container ? " " : "", container ? container : "");
+    put_topology(info);
+    (void)putchar('\n');
+}
+
+static void put_steps(const json_t *steps)
+{
+    const size_t n = json_array_size(steps);
+
+    if (n == 1)
+        line("steps", "1: %s", json_string_value(json_array_get(steps, 0)));
+    else if (n)
+        line("steps", "%zu: %s to %s", n, json_string_value(json_array_get(steps, 0)),
+             json_string_value(json_array_get(steps, n - 1)));
+}
+
+static void put_model(const json_t *info)
+{
+    const json_t *architectures = json_object_get(info, "architectures");
+    const char *class = json_string_value(json_array_get(architectures, 0));
+    const char *type = text_of(info, "model_type"), *recipe = text_of(info, "recipe");
+
+    if (!type)
+        line("model", "there is no config.json");
+    else
+        line("model", "%s%s%s%s%s%s", class ? class : type, class ? " (" : "", class ? type : "",
+             class ? ")" : "", recipe ? ", by recipe " : ", under its own names",
+             recipe ? recipe : "");
+}
+
+static void put_weights(const json_t *info)
+{
+    const json_int_t tensors = number_of(info, "tensors"), files = number_of(info, "files"),
+                     shards = number_of(info, "shard_files");
+    const char *dtype = text_of(info, "dtype");
+    char count[CKPT_OUT_SIZE], size[CKPT_OUT_SIZE];
+
+    line("weights", "%s parameters in %" JSON_INTEGER_FORMAT " tensor%s, %s%s%s",
+         count_text(number_of(info, "parameters"), count), tensors, plural(tensors),
+         ckpt_out_size((uint64_t)number_of(info, "bytes"), size), dtype ? ", " : "",
+         dtype ? dtype : "");
+    line("files",
+         "%" JSON_INTEGER_FORMAT ", from %" JSON_INTEGER_FORMAT " file%s of the checkpoint", files,
+         shards, plural(shards));
+}
+
+void ckpt_summary_of_run(const json_t *info)
+{
+    const json_t *warnings = json_object_get(info, "warnings"), *warning;
+    size_t i;
+
+    line("run", "%s", text_of(info, "run"));
+    put_format(info);
+    put_steps(json_object_get(info, "steps"));
+    if (json_is_integer(json_object_get(info, "step")))
+        line("step", "%" JSON_INTEGER_FORMAT, number_of(info, "step"));
+    put_model(info);
+    put_weights(info);
+    json_array_foreach(warnings, i, warning)
+        line("warning", "%s", json_string_value(warning));
+}
+
+/* ---- a tensor ---- */
+
+enum { MOST_DIMS = 64, MOST_LETTERS = 26, MOST_ROWS = 8, MOST_COLUMNS = 32 };
+
+struct shape {
+    size_t rank;
+    uint64_t dim[MOST_DIMS], stride[MOST_DIMS];
+};
+
+struct piece_box {
+    uint64_t lo[MOST_DIMS], n[MOST_DIMS];
+};
+
+static bool shape_of(const json_t *list, struct shape *ret)
+{
+    uint64_t stride = 1;
+
+    ret->rank = json_array_size(list);
+    if (ret->rank > MOST_DIMS)
+        return false;
+    for (size_t d = ret->rank; d-- > 0;) {
+        ret->dim[d] = (uint64_t)json_integer_value(json_array_get(list, d));
+        ret->stride[d] = stride;
+        stride *= ret->dim[d];
+    }
+    return stride > 0;
+}
+
+/* Extend the box by n steps of a stride, which may cover several dimensions. */
+static bool extend(const struct shape *s, struct piece_box *b, uint64_t n, uint64_t stride)
+{
+    for (size_t d = s->rank; d-- > 0 && n > 1;) {
+        if (s->stride[d] * b->n[d] != stride || s->dim[d] == 1)
+            continue;
+        const uint64_t room = s->dim[d] / b->n[d];
+        const uint64_t part = n < room ? n : room;
+        if (n % part != 0)
+            return false;
+        b->n[d] *= part;
+        stride *= part;
+        n /= part;
+    }
+    return n == 1;
+}
+
+/* The piece as a box of the tensor; false if it is none. */
+static bool box_of(const struct shape *s, const json_t *piece, struct piece_box *ret)
+{
+    uint64_t at = (uint64_t)number_of(piece, "element");
+    const json_t *axes = json_object_get(piece, "axes");
+
+    for (size_t d = 0; d < s->rank; d++) {
+        ret->lo[d] = at / s->stride[d];
+        at %= s->stride[d];
+        ret->n[d] = 1;
+    }
+    for (size_t i = json_array_size(axes); i-- > 0;) {
+        const json_t *axis = json_array_get(axes, i);
+        if (!extend(s, ret, (uint64_t)number_of(axis, "n"),
+                    (uint64_t)number_of(axis, "element_stride")))
+            return false;
+    }
+    for (size_t d = 0; d < s->rank; d++)
+        if (ret->lo[d] + ret->n[d] > s->dim[d])
+            return false;
+    return true;
+}
+
+static void put_box(const struct shape *s, const struct piece_box *b)
+{
+    const char *between = "";
+
+    for (size_t d = 0; d < s->rank; d++) {
+        if (b->n[d] == s->dim[d] && s->rank > 1)
+            continue;
+        const bool matrix = s->rank == 2;
+        if (matrix)
+            (void)printf("%s%s ", between, d ? "columns" : "rows");
+        else
+            (void)printf("%sdimension %zu: ", between, d);
+        (void)printf("%" PRIu64 "-%" PRIu64, b->lo[d], b->lo[d] + b->n[d]);
+        between = ", ";
+    }
+    if (!*between)
+        (void)fputs("all", stdout);
+}
+
+static void put_pieces(const struct shape *s, const json_t *pieces, const struct piece_box *box,
+                       const bool *known)
+{
+    const json_t *piece;
+    size_t i;
+
+    json_array_foreach(pieces, i, piece) {
+        const bool letter = json_array_size(pieces) <= MOST_LETTERS;
+        (void)printf("%c  ", letter ? 'A' + (int)i : ' ');
+        if (known[i])
+            put_box(s, &box[i]);
+        else
+            (void)printf("%" JSON_INTEGER_FORMAT " elements, not in one block",
+                         number_of(piece, "elements"));
+        (void)printf("  from %s at byte %" JSON_INTEGER_FORMAT "\n", text_of(piece, "file"),
+                     number_of(piece, "offset"));
+    }
+}
+
+static char letter_at(const struct shape *s, const struct piece_box *box, size_t n, uint64_t row,
+                      uint64_t column)
+{
+    for (size_t i = 0; i < n; i++)
+        if (row - box[i].lo[0] < box[i].n[0] &&
+            (s->rank < 2 || column - box[i].lo[1] < box[i].n[1]))
+            return (char)('A' + i);
+    return '.';
+}
+
+/* Draw the first two dimensions, at most 8 by 32 letters. */
+static void put_picture(const struct shape *s, const struct piece_box *box, size_t n)
+{
+    const uint64_t rows = s->dim[0] < MOST_ROWS ? s->dim[0] : MOST_ROWS;
+    const uint64_t columns = s->dim[1] < MOST_COLUMNS ? s->dim[1] : MOST_COLUMNS;
+
+    (void)putchar('\n');
+    for (uint64_t r = 0; r < rows; r++) {
+        (void)fputs("   ", stdout);
+        for (uint64_t c = 0; c < columns; c++)
+            (void)putchar(letter_at(s, box, n, (2 * r + 1) * s->dim[0] / (2 * rows),
+                                    (2 * c + 1) * s->dim[1] / (2 * columns)));
+        (void)putchar('\n');
+    }
+}
+
+static void put_rule(const json_t *rule)
+{
+    const json_t *source;
+    size_t i;
+
+    if (!json_is_object(rule))
+        return;
+    line("rule", "%s", text_of(rule, "rule"));
+    line("", "%s", text_of(rule, "target"));
+    json_array_foreach(json_object_get(rule, "sources"), i, source)
+        line("", "%s %s  %s", i ? "+" : "=", text_of(source, "tensor"),
+             text_of(source, "pattern") ? text_of(source, "pattern") : "");
+}
+
+static void put_head(const json_t *j)
+{
+    const json_t *shape = json_object_get(j, "shape"), *n;
+    size_t i;
+
+    (void)printf("%s%-10s%s%s: %s [", ckpt_out_bold(), "tensor", ckpt_out_plain(),
+                 text_of(j, "tensor"), text_of(j, "dtype"));
+    json_array_foreach(shape, i, n)
+        (void)printf("%s%" JSON_INTEGER_FORMAT, i ? ", " : "", json_integer_value(n));
+    (void)fputs("]\n", stdout);
+    if (text_of(j, "file"))
+        line("file", "%s at byte %" JSON_INTEGER_FORMAT, text_of(j, "file"),
+             number_of(j, "file_offset"));
+}
+
+/* What is neither in the head nor drawn, such as how a computed tensor is made. */
+static void put_rest(const json_t *j)
+{
+    static const char *const shown[] = {"tensor",      "dtype", "shape", "file",
+                                        "file_offset", "rule",  "pieces"};
+    json_t *rest = json_copy((json_t *)j);
+
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
+        (void)json_object_del(rest, shown[i]);
+    if (json_object_size(rest))
+        ckpt_out_outline(rest);
+    json_decref(rest);
+}
+
+void ckpt_summary_of_tensor(const json_t *j)
+{
+    const json_t *pieces = json_object_get(j, "pieces");
+    const size_t n = json_array_size(pieces);
+    struct piece_box *box = calloc(n + 1, sizeof *box);
+    bool *known = calloc(n + 1, sizeof *known);
+    struct shape s;
+    size_t nbox = 0;
+
+    const bool sized = shape_of(json_object_get(j, "shape"), &s);
+    for (size_t i = 0; box && known && sized && i < n; i++)
+        nbox += known[i] = box_of(&s, json_array_get(pieces, i), &box[i]);
+    put_head(j);
+    put_rule(json_object_get(j, "rule"));
+    put_rest(j);
+    if (box && known && n)
+        put_pieces(&s, pieces, box, known);
+    if (nbox == n && n > 1 && n <= MOST_LETTERS && s.rank >= 2)
+        put_picture(&s, box, n);
+    free(box);
+    free(known);
+}
+
+/* ---- a plan ---- */
+
+/* "1.5 GiB/s", or "none". */
+static const char *rate_text(const json_t *rates, const char *key, char buf[CKPT_OUT_SIZE])
+{
+    const double n = json_number_value(json_object_get(rates, key));
+
+    if (!(n > 0))
+        return "none";
+    (void)ckpt_out_size((uint64_t)n, buf);
+    return buf;
+}
+
+static void put_rates(const json_t *rates)
+{
+    const char *key, *between = "";
+    json_t *value;
+
+    (void)printf("%s%-10s%s", ckpt_out_bold(), "rates", ckpt_out_plain());
+    json_object_foreach((json_t *)rates, key, value) {
+        char text[CKPT_OUT_SIZE];
+        const char *rate = rate_text(rates, key, text);
+        (void)printf("%s%s %s", between, key, rate);
+        between = ", ";
+    }
+    (void)fputs(" a second\n", stdout);
+}
+
+/* Print a table of what the rank with the least, an average one and the one with the most have. */
+static void put_spreads(const json_t *plan)
+{
+    static const char *const key[] = {"read_bytes", "sent_bytes", "received_bytes"};
+    static const char *const name[] = {"read", "sent", "received"};
+    static const char *const part[] = {"least", "mean", "most"};
+    static const char *const head[] = {"by a rank", "least", "mean", "most"};
+    enum { ROWS = 4, COLUMNS = 4 };
+    char text[ROWS][COLUMNS][CKPT_OUT_SIZE], *cell[ROWS * COLUMNS];
+
+    for (size_t r = 0; r < ROWS; r++) {
+        const json_t *row = json_object_get(plan, r ? key[r - 1] : "reads");
+        (void)snprintf(text[r][0], CKPT_OUT_SIZE, "%s", r ? name[r - 1] : "reads");
+        for (size_t c = 1; c < COLUMNS; c++) {
+            const json_int_t n = number_of(row, part[c - 1]);
+            if (r)
+                (void)ckpt_out_size((uint64_t)n, text[r][c]);
+            else
+                (void)snprintf(text[r][c], CKPT_OUT_SIZE, "%" JSON_INTEGER_FORMAT, n);
+        }
+        for (size_t c = 0; c < COLUMNS; c++)
+            cell[r * COLUMNS + c] = text[r][c];
+    }
+    ckpt_out_table(head, "lrrr", COLUMNS, cell, ROWS * COLUMNS);
+}
+
+void ckpt_summary_of_plan(const json_t *plan)
+{
+    const json_t *seconds = json_object_get(plan, "modelled_s");
+    const json_int_t nodes = number_of(plan, "nodes");
+    char unique[CKPT_OUT_SIZE], needed[CKPT_OUT_SIZE];
+
+    line("layout", "%s: %" JSON_INTEGER_FORMAT " rank%s on %" JSON_INTEGER_FORMAT " node%s",
+         text_of(plan, "layout"), number_of(plan, "ranks"), plural(number_of(plan, "ranks")), nodes,
+         plural(nodes));
+    line("readers", "%s", text_of(plan, "readers"));
+    line("bytes", "%s of the checkpoint, %s in all ranks together",
+         ckpt_out_size((uint64_t)number_of(plan, "unique_bytes"), unique),
+         ckpt_out_size((uint64_t)number_of(plan, "needed_bytes"), needed));
+    line("seconds", "each %.3g, node %.3g, once %.3g (an estimate, by the rates below)",
+         json_number_value(json_object_get(seconds, "each")),
+         json_number_value(json_object_get(seconds, "node")),
+         json_number_value(json_object_get(seconds, "once")));
+    put_rates(json_object_get(plan, "rates"));
+    (void)putchar('\n');
+    put_spreads(plan);
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the library says in JSON, as a few lines for people. */
+#ifndef CKPT_FS_SUMMARY_H
+#define CKPT_FS_SUMMARY_H
+
+#include <jansson.h>
+
+/* Print a run: `info` is the JSON of `ckpt info`. */
+void ckpt_summary_of_run(const json_t *info);
+
+/* Print where a tensor's bytes come from: `explained` is the JSON of `ckpt explain`. If its pieces
+ * are boxes, a small picture shows which piece fills which part of the first two dimensions. */
+void ckpt_summary_of_tensor(const json_t *explained);
+
+/* Print what a load would do: `plan` is the JSON of `ckpt plan`. */
+void ckpt_summary_of_plan(const json_t *plan);
+
+#endif
