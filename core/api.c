@@ -194,7 +194,8 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
         "tensors", (json_int_t)view->cat->tensors.len, "parameters", parameters, "bytes", bytes,
         "files", (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files",
         (json_int_t)view->cat->sources.len, "pieces", pieces, "warnings", view->warnings);
-    if (!info || !more || json_object_update_new(info, more) < 0)
+    if (!info || !more || json_object_update_new(info, more) < 0 ||
+        json_object_set_new(info, "tied", ckpt_checkpoint_tied(view)) < 0)
         return ckpt_nomem(err);
     return dump(info, ret_json, err);
 }

@@ -82,7 +82,7 @@ _ckpt() {
         ;;
     esac
     if [[ $cur == -* ]]; then
-        mapfile -t COMPREPLY < <(compgen -W '--step --json --jobs --files --tensors -q -o -h -V' -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W '--step --json --jobs --files --tensors --weights-only --no-weights -q -v -o -h -V' -- "$cur")
     elif [[ -z $command ]]; then
         mapfile -t COMPREPLY < <(compgen -W 'info ls explain export verify digest load plan' -- "$cur")
     elif [[ $command == explain && -n $run ]]; then

@@ -39,4 +39,9 @@ int ckpt_checkpoint_annotations(const struct ckpt_view *view, struct ckpt_annota
  * at the time of the call. *ret is a new object. */
 int ckpt_checkpoint_objects(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err);
 
+/* The names that the model's class has for stored tensors besides their own, as in
+ * {"lm_head.weight": "model.embed_tokens.weight"}: what the config ties. A new object; NULL: out of
+ * memory. */
+json_t *ckpt_checkpoint_tied(const struct ckpt_view *view);
+
 #endif

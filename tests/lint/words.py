@@ -66,8 +66,8 @@ def headers(root):
 
 
 def documents(root):
-    for pattern in ("README.md", "contrib/*.md"):
-        for path in sorted(glob.glob(os.path.join(root, pattern))):
+    for pattern in ("README.md", "contrib/*.md", "contrib/docs/**/*.md"):
+        for path in sorted(glob.glob(os.path.join(root, pattern), recursive=True)):
             yield os.path.relpath(path, root)
 
 

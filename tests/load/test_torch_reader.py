@@ -122,7 +122,18 @@ def the_whole_of_a_checkpoint_without_a_model(top):
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
     want = official(LLAMA + ".expected")
     got = _load_state_dict_from_keys(storage_reader=StorageReader(LLAMA))
-    assert set(got) == set(want) and all(torch.equal(got[k], want[k]) for k in want)
+    tied = {"lm_head.weight": "model.embed_tokens.weight"}  # under both names, as in the model's state dict
+    assert set(got) == set(want) | set(tied) and all(torch.equal(got[k], want[tied.get(k, k)]) for k in got)
+
+
+def a_tied_model_as_it_is_made(top):
+    """Its state dict has the output embedding too, which no file has."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(LLAMA + ".expected"))
+    state, want = model.state_dict(), official(LLAMA + ".expected")
+    assert "lm_head.weight" in state and "lm_head.weight" not in want
+    dcp.load(state, storage_reader=StorageReader(LLAMA), no_dist=True)
+    assert all(torch.equal(t, want[name].to(t.dtype)) for name, t in model.named_parameters())
 
 
 def errors_say_what_is_wrong(top):
@@ -197,5 +208,5 @@ if __name__ == "__main__":
     if "--rank" in sys.argv:
         one_of_two_ranks(sys.argv[-1])
         sys.exit()
-    run_in_folders((models_of_other_frameworks, a_dcp_with_optimizer_lr_and_step_as_torch_reads_it, the_whole_of_a_checkpoint_without_a_model,
+    run_in_folders((models_of_other_frameworks, a_dcp_with_optimizer_lr_and_step_as_torch_reads_it, the_whole_of_a_checkpoint_without_a_model, a_tied_model_as_it_is_made,
                     errors_say_what_is_wrong, without_torch_it_says_what_to_install, two_ranks_read_every_byte_once))

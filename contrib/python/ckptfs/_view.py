@@ -265,6 +265,10 @@ class View:
                 return {}
         return json.loads(self.read("config.json"))
 
+    def tied(self) -> dict:
+        """{another name that the model's class has: the tensor that it is tied to}, as {"lm_head.weight": "model.embed_tokens.weight"}; {} if none is."""
+        return self.info()["tied"]
+
     def explain(self, name: str) -> dict:
         """Where a tensor comes from: the rule that makes it, the framework's tensors, and per shard the bytes. CkptError "missing": there is none."""
         with reading(self) as view:

@@ -33,7 +33,7 @@ class StorageReader(_Base):
                    initialised, each process loads for itself
     base, step, options, readers, load_options, progress and others: as for ckptfs.load_state_dict
 
-    Floating tensors are cast to the dtype of their destinations. `stats`: the statistics of the last load, of all ranks together.
+    Floating tensors are cast to the dtype of their destinations. Tied weights have all the names that the model's class has for them. `stats`: the statistics of the last load, of all ranks together.
     Errors: CkptError, which dcp.load wraps in its CheckpointException; KeyError and ValueError are the planner's."""
 
     def __init__(self, run, *, view=None, base=None, step=None, options=None, process_group=None, readers="auto", load_options=None,
@@ -44,7 +44,7 @@ class StorageReader(_Base):
         self.checkpoint_id, self.stats = os.fspath(run), None
         self._given = dict(more, view=None if view == "hf" else view, base=base, step=step, options=options)
         self._load = dict(readers=readers, load_options=load_options, progress=progress)
-        self._group, self._view = process_group, None
+        self._group, self._view, self._tied = process_group, None, {}
 
     def reset(self, checkpoint_id=None):
         self._close()
@@ -66,6 +66,8 @@ class StorageReader(_Base):
             size = torch.Size(info.shape)
             found[info.name] = TensorStorageMetadata(TensorProperties(dtype=getattr(torch, TORCH[info.dtype])), size,
                                                      [ChunkStorageMetadata(torch.Size([0] * len(size)), size)])
+        self._tied = self._view.tied()
+        found.update({name: found[stored] for name, stored in self._tied.items()})  # state dicts have both names
         if self._view.is_raw():
             for name, value in self._view.objects().items():
                 if name not in found and is_whole(value):
@@ -94,7 +96,8 @@ class StorageReader(_Base):
             tensor = planner.resolve_tensor(item).detach()
             if list(tensor.shape) != list(item.lengths):
                 raise CkptError("usage", f"'{item.storage_index.fqn}': the planner's tensor has shape {list(tensor.shape)}, its plan {list(item.lengths)}")
-            boxes.append((item.storage_index.fqn, tuple(item.storage_offsets), tensor))
+            name = item.storage_index.fqn
+            boxes.append((self._tied.get(name, name), tuple(item.storage_offsets), tensor))
             todo.append((item, tensor))
         self.stats = load_boxes(boxes, self._view, self._loading_group(plan.storage_data), **self._load)
         for item, tensor in todo:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents tell people to type is run: every ```console and ```python block of README.md and contrib/docs.
+
+A file's console blocks run in one shell, in order, with RUN (a nanotron run), MNT (an empty directory) and the programs in PATH; a mount
+that is left behind is ended. A python block with an import runs with RUN and `model` (on the meta device); one without is only parsed.
+Every name below `ckptfs` that a document mentions exists. ```text is not run: it needs another machine, or shows what comes out."""
+
+import ast
+import glob
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCE = os.path.realpath(os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(__file__), "..", "..")))
+BUILD = os.path.realpath(os.environ.get("CKPTFS_BUILD", os.path.join(SOURCE, "build", "release")))
+GOLDEN = os.path.join(SOURCE, "tests", "golden", "nanotron", "llama_tp2_pp2_tied")
+os.environ.update(HF_HUB_OFFLINE="1", CKPTFS_LIBRARY_PATH=BUILD)
+sys.path.insert(0, os.path.join(SOURCE, "contrib", "python"))
+
+try:
+    import torch
+    import transformers
+
+    import ckptfs
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+if not os.path.exists("/dev/fuse"):
+    print("skipped: no /dev/fuse")
+    sys.exit(77)
+
+DOCUMENTS = [os.path.join(SOURCE, "README.md"), *sorted(glob.glob(os.path.join(SOURCE, "contrib", "docs", "**", "*.md"), recursive=True))]
+MODULES = ("torch", "transformers", "accelerate", "megatron")
+
+
+def blocks(path, word):
+    with open(path) as f:
+        return re.findall(rf"^```{word}\n(.*?)^```$", f.read(), re.M | re.S)
+
+
+def commands(path):
+    """The lines after a "$ ", without their comments."""
+    return [line[2:].split("  #")[0].rstrip() for block in blocks(path, "console") for line in block.splitlines() if line.startswith("$ ")]
+
+
+class Documents(unittest.TestCase):
+    def setUp(self):
+        self.tmp = tempfile.mkdtemp(prefix="ckptfs-docs-")
+        self.run_dir, self.mnt = os.path.join(self.tmp, "run"), os.path.join(self.tmp, "mnt")
+        shutil.copytree(GOLDEN, self.run_dir, copy_function=shutil.copyfile)
+        os.mkdir(self.mnt)
+        self.addCleanup(shutil.rmtree, self.tmp)
+
+    def shell(self, text):
+        env = os.environ | {"RUN": self.run_dir, "MNT": self.mnt, "PATH": os.path.join(BUILD, "fs") + ":" + os.environ["PATH"], "LC_ALL": "C"}
+        return subprocess.run(["bash", "-e", "-c", text], cwd=self.tmp, env=env, capture_output=True, text=True, timeout=240)
+
+    def test_commands(self):
+        seen = 0
+        for path in DOCUMENTS:
+            lines = commands(path)
+            seen += len(lines)
+            mounts = any(line.startswith("ckptfs ") for line in lines)
+            if not mounts and any("$MNT" in line for line in lines):
+                self.shell("ckptfs $RUN $MNT")
+            with self.subTest(path):
+                try:
+                    for line in lines:
+                        done = self.shell(line)
+                        self.assertEqual(done.returncode, 0, f"{line}\n{done.stdout}{done.stderr}")
+                finally:
+                    if os.path.ismount(self.mnt):
+                        self.shell("fusermount3 -u $MNT")
+        self.assertGreater(seen, 5)
+
+    def model(self):
+        with ckptfs.open(self.run_dir) as f, torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**f.config))
+
+    def test_python(self):
+        ran = 0
+        for path in DOCUMENTS:
+            for block in blocks(path, "python"):
+                with self.subTest(path, block=block):
+                    code = compile(block.replace("\n  \n", "\n"), path, "exec")
+                    if "import " in block:
+                        exec(code, {"RUN": self.run_dir, "model": self.model()})
+                        ran += 1
+        self.assertGreater(ran, 3)
+
+    def test_names(self):
+        modules = {name: importlib.import_module(f"ckptfs.{name}") for name in MODULES}
+        for path in DOCUMENTS:
+            with open(path) as f:
+                for name in set(re.findall(r"\bckptfs((?:\.[A-Za-z_]+)+)\(", f.read())):
+                    with self.subTest(path, name=name):
+                        first, *rest = name[1:].split(".")
+                        found = modules.get(first) or getattr(ckptfs, first)
+                        for part in rest:
+                            found = getattr(found, part)
+
+    def test_links(self):
+        for path in DOCUMENTS:
+            with open(path) as f:
+                for link in re.findall(r"\]\(([^)#:]+)\)", f.read()):
+                    self.assertTrue(os.path.exists(os.path.join(os.path.dirname(path), link)), f"{path}: {link}")
+
+    def test_pages_of_frameworks_begin_with_a_line(self):
+        for path in DOCUMENTS:
+            if "/frameworks/" in path:
+                first = blocks(path, "python")[0]
+                self.assertEqual(first.count("\n"), 1, path)
+                ast.parse(first)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
