@@ -12,6 +12,7 @@
 #     one       tests of one rank: loads, casts, strides, faults
 #     several   tests of several ranks (NCCL >= 2.30, since they share one GPU)
 #     sanitize  compute-sanitizer's memcheck and racecheck on a sample
+#     python    loads from Python: rates beside other loaders, transformers, FSDP2, a captured graph, time to the first tensor
 #     bench     bench_gpu.py
 #   tests/gpu/real.sh --double STAGE ...   over the double of tests/gpu: the same script, where there is no GPU
 #
@@ -22,7 +23,7 @@ cd "$(dirname "$0")/../.."
 
 double=0
 if [[ ${1:-} == --double ]]; then double=1; shift; fi
-(($#)) || { sed -n '3,22p' "$0"; exit 2; }
+(($#)) || { sed -n '3,23p' "$0"; exit 2; }
 build=$(realpath -m "${GPU_BUILD:-build/gpu}")
 out=$(realpath -m "${OUT:-build/gpu-results}")
 limit=${STAGE_S:-540}
@@ -163,6 +164,15 @@ sanitize() {
   done
 }
 
+python() {
+  environment
+  if ((double)); then
+    CKPTFS_LIBRARY_PATH=$build "$python" tests/gpu/python_models.py --cpu --ranks 1,2 --json "$out/python.json"
+  else
+    CKPTFS_LIBRARY_PATH=$build "$python" tests/gpu/python_models.py --layers "${GPU_LAYERS:-160}" --ranks "${GPU_RANKS:-1,2,4}" --json "$out/python.json"
+  fi
+}
+
 bench() {
   environment
   if ((double)); then
@@ -211,7 +221,7 @@ run_stage() {
 for stage; do
   case $stage in
   pack) pack || exit 1 ;;
-  report | nccl | build | one | several | sanitize | bench) rm -f "$out/$stage".*; run_stage "$stage" || exit 1 ;;
+  report | nccl | build | one | several | sanitize | python | bench) rm -f "$out/$stage".*; run_stage "$stage" || exit 1 ;;
   *) echo "no stage $stage" >&2; exit 2 ;;
   esac
 done
