@@ -104,6 +104,12 @@ class Documents(unittest.TestCase):
                         for part in rest:
                             found = getattr(found, part)
 
+    def test_the_recorded_session_is_what_comes_out(self):
+        done = subprocess.run([os.path.join(SOURCE, "tests", "docs", "record.sh"), BUILD], capture_output=True, text=True, timeout=240)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(SOURCE, "contrib", "docs", "session.txt")) as f:
+            self.assertEqual(done.stdout, f.read())
+
     def test_links(self):
         for path in DOCUMENTS:
             with open(path) as f:
