@@ -355,7 +355,6 @@ const struct ckpt_reader ckpt_reader_megatron = {
     .name = "megatron",
     .markers = markers,
     .rewrites = rewrites,
-    .archive = ".nemo",
     .probe = megatron_probe,
     .load = megatron_load,
     .objects = ckpt_megatron_objects,

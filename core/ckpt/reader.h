@@ -141,10 +141,6 @@ struct ckpt_reader {
      * themselves ("LATEST"). */
     const char *const *links;
 
-    /* Suffix of archives with such a checkpoint, which must be unpacked first (".nemo"). NULL:
-     * there are none. */
-    const char *archive;
-
     /* This is a format of published models, not of trainers. Files of one directory may come from
      * several downloads, so their times are no evidence about saves. */
     bool is_published;
