@@ -379,6 +379,9 @@ def archive_seeds(out):
             if form != tarfile.USTAR_FORMAT:
                 add("/".join(["long"] * 60), b"y", mtime=1.5)
         put(out, "fuzz_archive", f"tar{form}", packed.getvalue().rstrip(b"\0") + bytes(1024 + 511))
+    data = read(os.path.join(GOLDEN, "..", "dcp", "zstd_1r", "run", "__0_0.distcp"))
+    put(out, "fuzz_zstd", "several", data)
+    put(out, "fuzz_zstd", "one", data[:data.index(b"\x28\xb5\x2f\xfd", 4)])
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as z:
         z.writestr("config.json", "{}")

@@ -76,9 +76,14 @@ def save_dcp(state, job):
     """.metadata and .distcp, in one of the ways that the writer has."""
     r = random.Random(job["seed"])
     local = job.get("rank_local", r.random() < 0.2)  # each rank its own metadata
+    compressed = {}
+    if job.get("compressed"):
+        from torch.distributed.checkpoint._extension import ZStandard
+
+        compressed = {"_extensions": [ZStandard()]}
     writer = FileSystemWriter(
-        job["dir"], single_file_per_rank=r.random() < 0.7, thread_count=r.choice([1, 1, 2, 3]), sync_files=False,
-        serialization_format=SerializationFormat.SAFETENSORS if r.random() < 0.3 else SerializationFormat.TORCH_SAVE)
+        job["dir"], **compressed, single_file_per_rank=r.random() < 0.7, thread_count=r.choice([1, 1, 2, 3]), sync_files=False,
+        serialization_format=SerializationFormat.SAFETENSORS if r.random() < 0.3 and not compressed else SerializationFormat.TORCH_SAVE)
     dcp.save(state, storage_writer=writer, use_collectives=not local)
 
 

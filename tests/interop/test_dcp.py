@@ -60,6 +60,19 @@ class Dcp(TensorCase):
             for seed, run in zip(seeds, runs):
                 self.check_random(world, seed, run)
 
+    def test_items_that_torch_compresses(self):
+        """torch's ZStandard extension, which needs the module zstandard."""
+        try:
+            import zstandard  # noqa: F401
+        except ImportError as e:
+            self.skipTest(str(e))
+        for world in (1, 3):
+            seeds = [SEED * 1000 + 50 + world * 10 + i for i in range(CASES)]
+            jobs = [{"kind": "random", "storage": "dcp", "dir": self.path(f"z{world}-{s}"), "seed": s, "compressed": True} for s in seeds]
+            writer.run(world, jobs)
+            for job in jobs:
+                self.check_random(world, job["seed"], job["dir"])
+
     def test_files_of_ranks(self):
         """One torch.save file of each rank, as verl's."""
         for world in (2, 4):
