@@ -14,11 +14,10 @@
 #include "ckpt/megatron_load.h"
 #include "ckpt/megatron_name.h"
 #include "ckpt/readers.h"
+#include "ckpt/tracker.h"
 #include "container/config.h"
 
-#define TRACKER "latest_checkpointed_iteration.txt"
-
-enum { MAX_TRACKER = 256, MAX_TOKENIZER = 128 * 1024 * 1024 };
+enum { MAX_TOKENIZER = 128 * 1024 * 1024 };
 
 /* Megatron's own names of the formats. */
 static const char *const containers[] = {
@@ -302,27 +301,9 @@ static enum ckpt_evidence megatron_probe(struct ckpt_dir *dir)
 
 /* ---- folders of steps ---- */
 
-/* The tracker's content as a name: "iter_0000010" for 10, "release" as it is. */
 static char *megatron_latest(struct ckpt_dir *run)
 {
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    unsigned long long step;
-    size_t len;
-
-    if (!ckpt_dir_has_file(run, TRACKER) ||
-        ckpt_dir_read_file(run, TRACKER, MAX_TRACKER, &text, &len, NULL) < 0)
-        return NULL;
-    char *word = text + strspn(text, " \t\r\n");
-    word[strcspn(word, " \t\r\n")] = '\0';
-    if (strcmp(word, "release") == 0)
-        return strdup(word);
-    return ckpt_parse_u64(word, strlen(word), &step) ? ckpt_asprintf("iter_%07llu", step) : NULL;
-}
-
-static bool step_of(const char *name, unsigned long long *ret)
-{
-    return ckpt_has_prefix(name, "iter_") &&
-           ckpt_parse_u64(name + strlen("iter_"), strlen(name) - strlen("iter_"), ret);
+    return ckpt_tracker_latest(run, CKPT_TRACKER_MEGATRON);
 }
 
 /* The format with one file per rank has no marker. The tracker is written after the last of these
@@ -330,11 +311,10 @@ static bool step_of(const char *name, unsigned long long *ret)
 static bool megatron_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
     enum ckpt_megatron_format format = ckpt_megatron_layout_of(dir).format;
-    unsigned long long step, last;
 
     if (format != CKPT_MEGATRON_RANKS)
         return format != CKPT_MEGATRON_UNFINISHED;
-    return !latest || !step_of(name, &step) || !step_of(latest, &last) || step <= last;
+    return !ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_MEGATRON);
 }
 
 /* The back end "torch", with one file per rank, has none. */

@@ -19,6 +19,7 @@
 #include "base/take.h"
 #include "ckpt/rank_piece.h"
 #include "ckpt/readers.h"
+#include "ckpt/tracker.h"
 #include "container/config.h"
 #include "container/torch_object.h"
 
@@ -369,12 +370,29 @@ static enum ckpt_evidence rank_files_probe(struct ckpt_dir *dir)
     return l.files.ptr[0].is.common ? CKPT_BY_COMMON_NAMES : CKPT_BY_NAMES;
 }
 
-/* verl's global_step_N. */
+/* ---- verl's run: global_step_N/actor, global_step_N/critic, and a tracker ---- */
+
+static char *rank_files_latest(struct ckpt_dir *run)
+{
+    return ckpt_tracker_latest(run, CKPT_TRACKER_VERL);
+}
+
+/* The tracker is written when the files of all ranks and of all models are there. */
+static bool rank_files_finished(struct ckpt_dir *dir, const char *name, const char *latest)
+{
+    (void)dir;
+    return !ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_VERL);
+}
+
 static const char *const inner_models[] = {"actor", NULL};
+static const char *const rewrites[] = {"fsdp_config.json", NULL};
 
 const struct ckpt_reader ckpt_reader_rank_files = {
     .name = "rank_files",
     .inner_models = inner_models,
+    .rewrites = rewrites,
+    .latest = rank_files_latest,
+    .finished = rank_files_finished,
     .probe = rank_files_probe,
     .load = rank_files_load,
     .objects = rank_files_objects,

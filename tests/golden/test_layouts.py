@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run, the checkpoint or the directory inside it: whatever a user names, the model is the same."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -40,6 +41,27 @@ class Layouts(unittest.TestCase):
             with self.subTest(case):
                 paths = LAYOUTS["/".join(case.split("/")[-2:])]
                 self.same(os.path.join(case, "base"), [os.path.join(case, p) for p in paths])
+
+    def test_steps_of_verl(self):
+        """The tracker is written last: a step with a higher number is not finished; one with a lower number is no reason for a warning."""
+        with tempfile.TemporaryDirectory() as tmp:
+            run = os.path.join(tmp, "run")
+            shutil.copytree(os.path.join(next(roots()), "verl", "fsdp2_llama_w4", "run"), run)
+            for step in ("5", "30"):
+                shutil.copytree(os.path.join(run, "global_step_20"), os.path.join(run, "global_step_" + step))
+            os.makedirs(os.path.join(run, "global_step_20", "critic"))
+            info = subprocess.run([CKPT, "info", "--json", run], capture_output=True, text=True)
+            self.assertEqual((info.returncode, info.stderr), (0, ""))
+            self.assertEqual(json.loads(info.stdout)["steps"], ["global_step_5", "global_step_20"])
+            self.assertIn("step global_step_20", json.loads(info.stdout)["source"])
+            with open(os.path.join(run, "latest_checkpointed_iteration.txt"), "w") as f:
+                f.write("5")
+            info = subprocess.run([CKPT, "info", "--json", run], capture_output=True, text=True)
+            self.assertEqual((json.loads(info.stdout)["steps"], info.stderr), (["global_step_5"], ""))
+            shutil.rmtree(os.path.join(run, "global_step_5"))
+            info = subprocess.run([CKPT, "info", run], capture_output=True, text=True)
+            self.assertEqual(info.returncode, 1)
+            self.assertIn("no finished checkpoint", info.stderr)
 
     def test_project_of_accelerate(self):
         """project_dir/checkpoints/checkpoint_0 and so on."""
