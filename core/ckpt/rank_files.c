@@ -20,6 +20,7 @@
 #include "ckpt/rank_piece.h"
 #include "ckpt/readers.h"
 #include "ckpt/tracker.h"
+#include "ckpt/verl_lora.h"
 #include "container/config.h"
 #include "container/torch_object.h"
 
@@ -323,7 +324,8 @@ static int load(struct load *l, struct ckpt_err *err)
         ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0 ||
         add_pieces(l, err) < 0 ||
         ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0 ||
-        read_config(l, err) < 0)
+        read_config(l, err) < 0 ||
+        ckpt_verl_lora_config(l->dir, l->cat, &l->facts->adapter_config, err) < 0)
         return -1;
     return json_object_set_new(l->cat->about, "format", json_string("rank_files")) < 0
                ? ckpt_nomem(err)

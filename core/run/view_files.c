@@ -98,7 +98,7 @@ static int collect_sides(struct ckpt_view *v, struct ckpt_sides *sides, struct c
     if (d->base_files && (d->base_config || lends_config(v)) &&
         add_of_base(v, sides, config, err) < 0)
         return -1;
-    if (adapter && !ckpt_sides_has(sides, config))
+    if (adapter && !ckpt_sides_has(sides, config) && !v->facts.adapter_config)
         ckpt_catalog_warn(v->cat, "the adapter has no %s; give one with base=DIR", config);
     return 0;
 }
@@ -216,6 +216,9 @@ int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err)
             return -1;
         opt.generation = generation;
     }
+    if (v->facts.is_adapter && !v->shared->opt->raw &&
+        !ckpt_sides_has(&sides, "adapter_config.json"))
+        opt.adapter = v->facts.adapter_config;
     opt.side = sides.files.ptr;
     opt.nside = sides.files.len;
     if (sides.mtime_ns > opt.mtime_ns)
