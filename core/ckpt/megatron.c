@@ -4,7 +4,8 @@
  *     layout -> common state -> tensors (ckpt/megatron_load.h) -> the run's own configuration
  *
  * The configuration lies in one of several places: the arguments in the common state, the model
- * part of Bridge's run_config.yaml, NeMo's context/model.yaml or model_config.yaml. */
+ * part of Bridge's run_config.yaml, NeMo's context/model.yaml or model_config.yaml, verl's
+ * huggingface/config.json. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -228,7 +229,8 @@ static int read_tokenizer(struct load *l, const char *below, struct ckpt_err *er
 
 static const char *side_files(const struct load *l)
 {
-    static const char *const places[] = {"tokenizer", "context/nemo_tokenizer", "context"};
+    static const char *const places[] = {"tokenizer", "context/nemo_tokenizer", "context",
+                                         "huggingface", "model/huggingface"};
 
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
         if (ckpt_dir_has_dir(l->dir, places[i]))
@@ -251,6 +253,18 @@ static int about_layout(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
+/* verl puts the config of the Hugging Face model, from which the training began, beside the
+ * weights, and no arguments into them. */
+static int read_lent_config(struct load *l, const char *below, struct ckpt_err *err)
+{
+    if (!ckpt_has_suffix(below, "huggingface"))
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s/config.json", below);
+    return file ? ckpt_config_read_if(l->dir, file, CKPT_CONFIG_MAX_BYTES, &l->facts->lent_config,
+                                      err)
+                : ckpt_nomem(err);
+}
+
 static int describe(struct load *l, struct ckpt_err *err)
 {
     const char *sides = side_files(l);
@@ -268,7 +282,7 @@ static int describe(struct load *l, struct ckpt_err *err)
         return 0;
     l->facts->files = CKPT_FILES_CONFIG;
     l->facts->files_at = sides;
-    return read_tokenizer(l, sides, err);
+    return read_lent_config(l, sides, err) < 0 ? -1 : read_tokenizer(l, sides, err);
 }
 
 static int find_weights(struct load *l, struct ckpt_err *err)
@@ -318,9 +332,14 @@ static bool megatron_finished(struct ckpt_dir *dir, const char *name, const char
 }
 
 /* The back end "torch", with one file per rank, has none. */
-static const char *const markers[] = {
-    "metadata.json", "weights/metadata.json", "model_weights/metadata.json",
-    ".metadata",     "weights/.metadata",     NULL};
+static const char *const markers[] = {"metadata.json",
+                                      "weights/metadata.json",
+                                      "model_weights/metadata.json",
+                                      "dist_ckpt/metadata.json",
+                                      "model/dist_ckpt/metadata.json",
+                                      ".metadata",
+                                      "weights/.metadata",
+                                      NULL};
 static const char *const rewrites[] = {"metadata.json",
                                        "common.pt",
                                        "run_config.yaml",
@@ -329,6 +348,8 @@ static const char *const rewrites[] = {"metadata.json",
                                        "mp_rank_00_000_000/model_optim_rng.pt",
                                        "weights/metadata.json",
                                        "model_weights/metadata.json",
+                                       "dist_ckpt/metadata.json",
+                                       "model/dist_ckpt/metadata.json",
                                        NULL};
 
 const struct ckpt_reader ckpt_reader_megatron = {

@@ -386,7 +386,10 @@ static bool rank_files_finished(struct ckpt_dir *dir, const char *name, const ch
     return !ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_VERL);
 }
 
-static const char *const inner_models[] = {"actor", NULL};
+/* Where verl's Megatron runs put the model alone, if it is saved as Hugging Face's. */
+static const char *const inner_models[] = {
+    "actor", "huggingface", "model/huggingface", "actor/huggingface", "actor/model/huggingface",
+    NULL};
 static const char *const rewrites[] = {"fsdp_config.json", NULL};
 
 const struct ckpt_reader ckpt_reader_rank_files = {

@@ -30,7 +30,7 @@ static int64_t newest_shard(const struct ckpt_catalog *cat)
  * float32. */
 static bool has_base_dtype(const struct ckpt_view *v)
 {
-    const json_t *config = v->shared->base->config;
+    const json_t *config = ckpt_view_base_config(v);
     const char *says, *is = ckpt_view_main_dtype(v->cat);
 
     if (!(says = ckpt_json_str(config, "dtype")))
