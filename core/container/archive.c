@@ -44,9 +44,25 @@ static int fail_packed(const struct packed *p, const char *path, struct ckpt_err
                      path, p->name, (int)(rest - p->command), p->command, path, rest + 2);
 }
 
-static int fail_file(const char *path, struct ckpt_err *err)
+/* Formats of one file that people try: their first bytes, and what to do. */
+static const struct other {
+    const char *magic, *text;
+    size_t len;
+} others[] = {
+    {"GGUF",
+     "is a model in GGUF, which is one file already: transformers reads it by "
+     "from_pretrained(DIR, gguf_file=NAME)",
+     4},
+    {"\x89HDF", "is a file of TensorFlow (HDF5): load it with transformers 4 (from_tf=True)", 4},
+};
+
+static int fail_file(const unsigned char *head, size_t len, const char *path, struct ckpt_err *err)
 {
     const char *slash = strrchr(path, '/');
+
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (len >= others[i].len && memcmp(head, others[i].magic, others[i].len) == 0)
+            return ckpt_fail(err, CKPT_UNSUPPORTED, "'%s' %s", path, others[i].text);
 
     return ckpt_fail(err, CKPT_USAGE, "'%s' is a file: give the folder that it lies in, '%.*s'",
                      path,
@@ -98,7 +114,7 @@ static int index_zip(struct ckpt_source *s, const char *path, struct ckpt_member
                                "'%s': %s: unpack it (unzip '%s' -d DIR) and give DIR", path,
                                own.text, path);
     if (is_torch_save(&z))
-        return fail_file(path, err);
+        return fail_file(NULL, 0, path, err);
     for (size_t i = 0; i < z.nentry; i++)
         if (add_zip_entry(&z, &z.entry[i], m, err) < 0)
             return ckpt_err_in(err, "'%s'", path);
@@ -121,7 +137,7 @@ static int index_source(struct ckpt_source *s, const char *path, struct ckpt_mem
     const bool is_zip = len >= 4 && memcmp(head, "PK\3\4", 4) == 0;
     const bool is_tar = len == sizeof head && ckpt_tar_is_header(head);
     if (!is_zip && !is_tar)
-        return fail_file(path, err);
+        return fail_file(head, len, path, err);
     if (is_zip && index_zip(s, path, m, err) < 0)
         return -1;
     if (is_tar && ckpt_tar_index(s, m, err) < 0)

@@ -7,6 +7,7 @@
 #include <ckptfs/ckptfs.h>
 
 #include "base/mem.h"
+#include "ckpt/foreign.h"
 #include "ckpt/reader.h"
 #include "container/archive.h"
 #include "run/checkpoint.h"
@@ -182,6 +183,8 @@ static int fail_without_steps(const struct ckpt_run *run, const char *path, cons
             err, CKPT_MISSING,
             "'%s' holds no finished checkpoint: the save of %s was interrupted, or is in progress",
             path, run->steps.unfinished);
+    if (!*runs && ckpt_foreign_check(run->dir, err) < 0)
+        return -1;
     return ckpt_fail(
         err, CKPT_MISSING,
         "'%s' is neither a checkpoint of a known format nor a folder with finished checkpoints%s%s",

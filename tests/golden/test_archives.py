@@ -177,6 +177,22 @@ class Archives(unittest.TestCase):
             z.writestr("config.json", "{}" * 100)
         self.refused(self.path("d.zip"), "compressed", "unzip")
 
+    def test_what_no_reader_reads_is_named(self):
+        for name, words in (("model.nemo", "give the archive itself"), ("model-q4.gguf", "GGUF"), ("_CHECKPOINT_METADATA", "Orbax"), ("manifest.ocdbt", "Orbax"),
+                            ("flax_model.msgpack", "Flax"), ("tf_model.h5", "TensorFlow"), ("model.ckpt.data-00000-of-00001", "TensorFlow"),
+                            ("consolidated.00.pth", "its maker's own format"), ("consolidated.safetensors", "its maker's own format")):
+            with self.subTest(name), tempfile.TemporaryDirectory() as tmp:
+                with open(os.path.join(tmp, name), "wb") as f:
+                    f.write(b"GGUF")
+                self.refused(tmp, words, name)
+                if name.endswith(".gguf"):
+                    self.refused(os.path.join(tmp, name), "GGUF", "gguf_file")
+        model = self.model()  # beside what is read, they are no reason to refuse
+        want = self.digest(model, "--tensors")
+        with open(os.path.join(model, "model-q4.gguf"), "wb") as f:
+            f.write(b"GGUF")
+        self.assertEqual(self.digest(model, "--tensors"), want)
+
     def test_other_files_are_no_archives(self):
         model = self.model()
         name = next(n for n in os.listdir(model) if n.endswith(".safetensors"))
