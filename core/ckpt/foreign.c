@@ -7,9 +7,9 @@
 #include "base/str.h"
 
 #define MAKERS_WAY                                                                                 \
-    "take the files with transformers' names, which its repository may have too, or convert it "   \
-    "by "                                                                                          \
-    "transformers' script for its family (convert_*_weights_to_hf.py)"
+    "take the files with transformers' names, if there are any, or convert these by "              \
+    "transformers' "                                                                               \
+    "script for the family (convert_*_weights_to_hf.py)"
 
 /* An entry whose name has this beginning and this end. */
 static const struct foreign {
@@ -17,6 +17,8 @@ static const struct foreign {
     const char *what, *way;
 } foreigners[] = {
     {"", ".nemo", "an archive", "give the archive itself"},
+    {"model_weights.ckpt", "", "a model that one rank of NeMo 1 saved",
+     "convert it with NeMo's script (scripts/checkpoint_converters/convert_*_nemo_to_hf.py)"},
     {"", ".gguf", "a model in GGUF",
      "it is one file already; transformers reads it by from_pretrained(DIR, gguf_file=NAME)"},
     {"_CHECKPOINT_METADATA", "", "an Orbax checkpoint (JAX)",
