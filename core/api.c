@@ -179,6 +179,16 @@ static const char *word_of(const struct ckpt_options *opt)
     return opt->raw ? "raw" : opt->memory ? "memory" : "hf";
 }
 
+/* The number of files that tensors are read from. */
+static json_int_t count_shards(const struct ckpt_catalog *cat)
+{
+    json_int_t n = 0;
+
+    for (size_t i = 0; i < cat->sources.len; i++)
+        n += ckpt_source_file_behind(cat->sources.ptr[i]) != NULL;
+    return n;
+}
+
 int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *info = json_deep_copy(view->about);
@@ -186,14 +196,14 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
     json_int_t parameters, bytes, pieces;
 
     totals(view->cat, &parameters, &bytes, &pieces);
-    more = json_pack(
-        "{s:s, s:s, s:s?, s:O?, s:O?, s:O?, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "source",
-        view->source, "view", word_of(view->shared->opt), "recipe", view->recipe, "model_type",
-        json_object_get(config, "model_type"), "architectures",
-        json_object_get(config, "architectures"), "dtype", json_object_get(config, "dtype"),
-        "tensors", (json_int_t)view->cat->tensors.len, "parameters", parameters, "bytes", bytes,
-        "files", (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files",
-        (json_int_t)view->cat->sources.len, "pieces", pieces, "warnings", view->warnings);
+    more = json_pack("{s:s, s:s, s:s?, s:O?, s:O?, s:O?, s:I, s:I, s:I, s:I, s:I, s:I, s:O}",
+                     "source", view->source, "view", word_of(view->shared->opt), "recipe",
+                     view->recipe, "model_type", json_object_get(config, "model_type"),
+                     "architectures", json_object_get(config, "architectures"), "dtype",
+                     json_object_get(config, "dtype"), "tensors",
+                     (json_int_t)view->cat->tensors.len, "parameters", parameters, "bytes", bytes,
+                     "files", (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files",
+                     count_shards(view->cat), "pieces", pieces, "warnings", view->warnings);
     if (!info || !more || json_object_update_new(info, more) < 0 ||
         json_object_set_new(info, "tied", ckpt_checkpoint_tied(view)) < 0)
         return ckpt_nomem(err);

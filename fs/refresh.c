@@ -142,6 +142,7 @@ static void look(struct ckptfs_refresh *r)
         return;
     }
     if (ckpt_run_scan(run, &changed, &err) < 0 || (changed && publish(r, run, &err) < 0)) {
+        ckptfs_sandbox_explain(r->sandbox, &err);
         if (!r->failing)
             ckptfs_logf(r->log, CKPT_WARNING, "looking for new steps: %s", err.text);
         r->failing = true;

@@ -8,7 +8,7 @@ export DEBIAN_FRONTEND=noninteractive
 dpkg --add-architecture arm64
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends cmake ninja-build pkg-config gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user \
-  libfuse3-dev:arm64 libjansson-dev:arm64 libxxhash-dev:arm64 libyaml-dev:arm64 libpcre2-dev:arm64 libcmocka-dev:arm64 python3 >/dev/null
+  libfuse3-dev:arm64 libjansson-dev:arm64 libxxhash-dev:arm64 libyaml-dev:arm64 libzstd-dev:arm64 libpcre2-dev:arm64 libcmocka-dev:arm64 python3 >/dev/null
 mkdir -p build
 cat >build/arm64.cmake <<'EOF'
 set(CMAKE_SYSTEM_NAME Linux)

@@ -33,7 +33,6 @@ struct reading {
     struct ckpt_source *const *source;
     uint32_t *order;        /* items by file and offset */
     CKPT_VEC(size_t) tasks; /* first item of each task, and the end */
-    pthread_mutex_t lock;   /* items->strides */
 };
 
 /* The data of one thread. */
@@ -67,11 +66,11 @@ static int keep_strides(struct reading *r, const struct ckpt_torch_layout *l,
 
     if (is_contiguous(l))
         return 0;
-    (void)pthread_mutex_lock(&r->lock);
+    (void)pthread_mutex_lock(&r->items->lock);
     item->strides = (uint32_t)r->items->strides.len + 1;
     for (uint32_t d = 0; d < l->rank && result == 0; d++)
         result = ckpt_vec_push(&r->items->strides, l->stride[d]);
-    (void)pthread_mutex_unlock(&r->lock);
+    (void)pthread_mutex_unlock(&r->items->lock);
     return result < 0 ? ckpt_nomem(err) : 0;
 }
 
@@ -94,17 +93,81 @@ static int check_item(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_c
     return 0;
 }
 
-static int read_zip(struct task *t, struct ckpt_source *s, const struct ckpt_dcp_chunk *c,
-                    struct ckpt_dcp_item *item, struct ckpt_err *err)
+static int read_zip(struct task *t, struct ckpt_source *s, uint64_t off, uint64_t len,
+                    const struct ckpt_dcp_chunk *c, struct ckpt_dcp_item *item,
+                    struct ckpt_err *err)
 {
     struct ckpt_torch_layout l;
     uint64_t storage;
 
-    if (ckpt_torch_item(s, c->off, c->len, &t->memo, &l, &storage, err) < 0 ||
+    if (ckpt_torch_item(s, off, len, &t->memo, &l, &storage, err) < 0 ||
         check_item(t->r->m, c, l.dtype, l.dim, l.rank, err) < 0)
         return -1;
     item->off = storage + l.first * ckpt_dtype_size(l.dtype);
     return keep_strides(t->r, &l, item, err);
+}
+
+/* ---- compressed items ---- */
+
+enum { PLAIN_BUDGET = 256 << 20, AROUND = 1 << 20 /* bytes of an archive besides its tensor */ };
+
+static int need_store(struct ckpt_dcp_items *items, struct ckpt_err *err)
+{
+    (void)pthread_mutex_lock(&items->lock);
+    const int result = items->store ? 0 : ckpt_zstd_store_new(PLAIN_BUDGET, &items->store, err);
+    (void)pthread_mutex_unlock(&items->lock);
+    return result;
+}
+
+int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uint64_t off,
+                        uint64_t len, uint64_t max_len, struct ckpt_source **ret,
+                        struct ckpt_err *err)
+{
+    unsigned char head[CKPT_ZSTD_MAGIC_LEN] = {0};
+
+    *ret = NULL;
+    if (len < sizeof head)
+        return 0;
+    if (ckpt_source_pread(s, head, sizeof head, off, err) < 0)
+        return -1;
+    if (!ckpt_zstd_is_frame(head))
+        return 0;
+    if (ckd_add(&max_len, max_len, AROUND))
+        max_len = UINT64_MAX;
+    return need_store(items, err) < 0
+               ? -1
+               : ckpt_source_zstd_new(items->store, s, off, len, max_len, ret, err);
+}
+
+static int keep_plain(struct ckpt_dcp_items *items, struct ckpt_source *plain,
+                      struct ckpt_dcp_item *item, struct ckpt_err *err)
+{
+    (void)pthread_mutex_lock(&items->lock);
+    const int result = ckpt_vec_push(&items->plain, plain);
+    item->plain = (uint32_t)items->plain.len;
+    (void)pthread_mutex_unlock(&items->lock);
+    return result < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int read_zstd(struct task *t, struct ckpt_source *s, const struct ckpt_dcp_chunk *c,
+                     struct ckpt_dcp_item *item, struct ckpt_err *err)
+{
+    const struct ckpt_dcp_metadata *m = t->r->m;
+    const size_t esize = ckpt_dtype_size(m->tensors.ptr[c->tensor].dtype);
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *plain = NULL;
+    uint64_t bytes = 0;
+
+    if (!ckpt_shape_numel(ckpt_dcp_ints(m, c->n), ckpt_dcp_rank(m, c->n), &bytes) ||
+        ckd_mul(&bytes, bytes, esize))
+        return ckpt_fail(err, CKPT_LIMIT, "it claims more than 2^64 bytes");
+    if (ckpt_dcp_decompress(t->r->items, s, c->off, c->len, bytes, &plain, err) < 0 ||
+        read_zip(t, plain, 0, plain->size, c, item, err) < 0)
+        return -1;
+    ckpt_source_zstd_settle(plain);
+    if (keep_plain(t->r->items, plain, item, err) < 0)
+        return -1;
+    (void)ckpt_steal(&plain);
+    return 0;
 }
 
 /* ---- SerializationFormat.SAFETENSORS ---- */
@@ -171,7 +234,7 @@ static int check_own(const struct reading *r, size_t k, struct ckpt_err *err)
 
 static int read_item(struct task *t, size_t k, struct ckpt_dcp_item *item, struct ckpt_err *err)
 {
-    static const unsigned char zip[4] = {'P', 'K', 3, 4}, zstd[4] = {0x28, 0xb5, 0x2f, 0xfd};
+    static const unsigned char zip[4] = {'P', 'K', 3, 4};
     const struct ckpt_dcp_chunk *c = &t->r->m->chunks.ptr[item->chunk];
     struct ckpt_source *s = t->r->source[c->file];
     unsigned char head[9];
@@ -179,10 +242,9 @@ static int read_item(struct task *t, size_t k, struct ckpt_dcp_item *item, struc
     if (ckpt_source_pread(s, head, sizeof head, c->off, err) < 0)
         return -1;
     if (memcmp(head, zip, sizeof zip) == 0)
-        return check_own(t->r, k, err) < 0 ? -1 : read_zip(t, s, c, item, err);
-    if (memcmp(head, zstd, sizeof zstd) == 0)
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "the item is compressed (stream.zstd), which is not supported");
+        return check_own(t->r, k, err) < 0 ? -1 : read_zip(t, s, c->off, c->len, c, item, err);
+    if (ckpt_zstd_is_frame(head))
+        return check_own(t->r, k, err) < 0 ? -1 : read_zstd(t, s, c, item, err);
     if (head[8] == '{' && head[7] == 0 && head[6] == 0)
         return read_blob(t, s, c, item, err);
     return ckpt_fail(err, CKPT_FORMAT,
@@ -250,10 +312,8 @@ int ckpt_dcp_items_read(struct ckpt_dcp_items *items, const struct ckpt_dcp_meta
     for (size_t i = 0; i < items->item.len; i++)
         r.order[i] = (uint32_t)i;
     qsort_r(r.order, items->item.len, sizeof *r.order, by_place, &r);
-    (void)pthread_mutex_init(&r.lock, NULL);
     if (split(&r, err) == 0)
         result = ckpt_parallel(r.tasks.len - 1, nthread, read_task, &r, err);
-    (void)pthread_mutex_destroy(&r.lock);
     ckpt_vec_release(&r.tasks);
     free(r.order);
     return result;
@@ -266,8 +326,19 @@ int ckpt_dcp_items_add(struct ckpt_dcp_items *items, uint32_t chunk, struct ckpt
                : 0;
 }
 
+void ckpt_dcp_items_init(struct ckpt_dcp_items *items)
+{
+    *items = (struct ckpt_dcp_items){0};
+    (void)pthread_mutex_init(&items->lock, NULL);
+}
+
 void ckpt_dcp_items_release(struct ckpt_dcp_items *items)
 {
+    for (size_t i = 0; i < items->plain.len; i++)
+        ckpt_source_unref(items->plain.ptr[i]);
+    ckpt_vec_release(&items->plain);
+    ckpt_zstd_store_unref(items->store);
+    (void)pthread_mutex_destroy(&items->lock);
     ckpt_vec_release(&items->item);
     ckpt_vec_release(&items->strides);
 }

@@ -4,19 +4,29 @@
 #ifndef CKPT_CKPT_DCP_ITEM_H
 #define CKPT_CKPT_DCP_ITEM_H
 
+#include <pthread.h>
+
 #include "ckpt/dcp_metadata.h"
+#include "container/zstd.h"
 #include "io/source.h"
 
 struct ckpt_dcp_item {
-    uint64_t off;     /* offset of the first element in the file */
+    uint64_t off;     /* offset of the first element in the file, or in `plain` */
     uint32_t chunk;   /* number of the chunk in the metadata */
     uint32_t strides; /* position in `strides` + 1; 0: contiguous */
+    uint32_t plain;   /* position in `plain` + 1; 0: the item is not compressed */
 };
 
 struct ckpt_dcp_items {
-    CKPT_VEC(struct ckpt_dcp_item) item; /* ascending by chunk */
-    CKPT_VEC(uint64_t) strides;          /* in elements */
+    CKPT_VEC(struct ckpt_dcp_item) item;  /* ascending by chunk */
+    CKPT_VEC(uint64_t) strides;           /* in elements */
+    CKPT_VEC(struct ckpt_source *) plain; /* the compressed items, decompressed */
+    struct ckpt_zstd_store *store;        /* of these; NULL: none is compressed */
+    pthread_mutex_t lock;                 /* protects the three above while items are read */
 };
+
+/* An empty list. */
+void ckpt_dcp_items_init(struct ckpt_dcp_items *items);
 
 /* Free the lists. The struct can be released in any state. */
 void ckpt_dcp_items_release(struct ckpt_dcp_items *items);
@@ -27,6 +37,12 @@ int ckpt_dcp_items_add(struct ckpt_dcp_items *items, uint32_t chunk, struct ckpt
 /* Read and check the headers of all items; source[] has the order of m->files. */
 int ckpt_dcp_items_read(struct ckpt_dcp_items *items, const struct ckpt_dcp_metadata *m,
                         struct ckpt_source *const *source, unsigned nthread, struct ckpt_err *err);
+
+/* If bytes [off, off+len) of s begin like a frame of zstd: a source of what they hold, of at most
+ * max_len bytes, and a little more. *ret is NULL if they do not. */
+int ckpt_dcp_decompress(struct ckpt_dcp_items *items, struct ckpt_source *s, uint64_t off,
+                        uint64_t len, uint64_t max_len, struct ckpt_source **ret,
+                        struct ckpt_err *err);
 
 /* The strides in bytes of an item whose chunk has size n. */
 void ckpt_dcp_item_strides(const struct ckpt_dcp_items *items, const struct ckpt_dcp_item *item,

@@ -16,6 +16,7 @@
 #include "base/str.h"
 #include "ckpt/dcp_item.h"
 #include "ckpt/dcp_metadata.h"
+#include "container/torch_object.h"
 #include "tensor/box.h"
 
 #define METADATA ".metadata"
@@ -225,6 +226,12 @@ static int box_of(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_tenso
     return 0;
 }
 
+/* torch's own codec; the number is its version, of which the first part must be 1. */
+static bool is_zstd(const char *codec)
+{
+    return strcmp(codec, "stream.zstd/1") == 0 || ckpt_has_prefix(codec, "stream.zstd/1.");
+}
+
 /* Check the place of the item of a non-empty chunk. */
 static int check_place(const struct load *l, const struct ckpt_dcp_tensor *t,
                        const struct ckpt_dcp_chunk *c, const struct ckpt_box *box,
@@ -240,7 +247,7 @@ static int check_place(const struct load *l, const struct ckpt_dcp_tensor *t,
     const struct ckpt_source *s = l->files.ptr[c->file].source;
     if (!s)
         return fail_missing(l, t->name, err);
-    if (t->codec)
+    if (t->codec && !is_zstd(t->codec))
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "its items are transformed by %s, which is not supported", t->codec);
     if (!ckpt_range_ok(c->off, c->len, s->size))
@@ -354,6 +361,14 @@ static bool is_chunk_of(const struct ckpt_dcp_tensor *t, uint32_t chunk)
     return chunk >= t->first && chunk < t->first + t->nchunk;
 }
 
+/* The catalogue's number of the source that holds an item: its file, or what the item is when it is
+ * decompressed. UINT32_MAX: no memory. */
+static uint32_t source_of(struct load *l, const struct ckpt_dcp_item *item, struct ckpt_err *err)
+{
+    return item->plain ? ckpt_catalog_add_source(l->cat, l->items.plain.ptr[item->plain - 1], err)
+                       : l->files.ptr[l->m.chunks.ptr[item->chunk].file].index;
+}
+
 static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const char *name, size_t *at,
                       struct ckpt_err *err)
 {
@@ -369,11 +384,12 @@ static int add_tensor(struct load *l, const struct ckpt_dcp_tensor *t, const cha
         const struct ckpt_dcp_item *item = &l->items.item.ptr[*at];
         uint64_t stride[CKPT_MAX_RANK];
         struct ckpt_box box;
-        if (box_of(m, t, &m->chunks.ptr[item->chunk], &box, err) < 0)
+        uint32_t source;
+        if (box_of(m, t, &m->chunks.ptr[item->chunk], &box, err) < 0 ||
+            (source = source_of(l, item, err)) == UINT32_MAX)
             return -1;
         ckpt_dcp_item_strides(&l->items, item, box.n, box.rank, ckpt_dtype_size(t->dtype), stride);
-        ckpt_piece_from_box(dim, &box, l->files.ptr[m->chunks.ptr[item->chunk].file].index,
-                            item->off, stride, &draft[n++]);
+        ckpt_piece_from_box(dim, &box, source, item->off, stride, &draft[n++]);
     }
     return ckpt_catalog_add(l->cat, name, t->dtype, dim, ckpt_dcp_rank(m, t->dim), &index, err) < 0
                ? -1
@@ -392,10 +408,20 @@ static int add_tensors(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
+/* Read a pickled object, which is compressed if it begins like that. */
+static int read_object(struct load *l, const struct ckpt_dcp_object *o, struct ckpt_source *s,
+                       struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *plain = NULL;
+
+    if (ckpt_dcp_decompress(&l->items, s, o->off, o->len, CKPT_TORCH_MAX_OBJECT, &plain, err) < 0)
+        return -1;
+    return plain ? l->format->object(l->format->ctx, o->name, plain, 0, plain->size, err)
+                 : l->format->object(l->format->ctx, o->name, s, o->off, o->len, err);
+}
+
 static int read_objects(struct load *l, struct ckpt_err *err)
 {
-    const struct ckpt_dcp_format *f = l->format;
-
     for (size_t i = 0; i < l->m.objects.len; i++) {
         const struct ckpt_dcp_object *o = &l->m.objects.ptr[i];
         struct ckpt_source *s = l->files.ptr[o->file].source;
@@ -404,7 +430,7 @@ static int read_objects(struct load *l, struct ckpt_err *err)
         if (!ckpt_range_ok(o->off, o->len, s->size))
             return ckpt_fail(err, CKPT_FORMAT, "'%s' is too short for object '%s'",
                              l->m.files.ptr[o->file], o->name);
-        if (f->object(f->ctx, o->name, s, o->off, o->len, err) < 0)
+        if (read_object(l, o, s, err) < 0)
             return ckpt_err_in(err, "object '%s' in '%s'", o->name, l->m.files.ptr[o->file]);
     }
     return 0;
@@ -480,5 +506,6 @@ int ckpt_dcp_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
     ckpt_cleanup(load_release) struct load l = {
         .dir = dir, .opt = opt, .format = format ? format : &plain, .cat = cat};
 
+    ckpt_dcp_items_init(&l.items);
     return load(&l, err);
 }

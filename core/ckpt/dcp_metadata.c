@@ -181,9 +181,10 @@ static int find_file(struct ckpt_dcp_metadata *m, const char *path, uint32_t *re
 
 static int read_codec(struct adding *a, ckpt_pv list, const char **ret, struct ckpt_err *err)
 {
-    const char *first = ckpt_pv_str(&a->p, ckpt_pv_at(&a->p, list, 0));
+    const size_t n = ckpt_pv_len(&a->p, list);
+    const char *first = n == 1 ? ckpt_pv_str(&a->p, ckpt_pv_at(&a->p, list, 0)) : "several codecs";
 
-    if (ckpt_pv_len(&a->p, list) == 0)
+    if (n == 0)
         return 0;
     *ret = ckpt_arena_strdup(&a->m->arena, first ? first : "?");
     return *ret ? 0 : ckpt_nomem(err);

@@ -4,7 +4,8 @@
  *     layout -> common state -> tensors (ckpt/megatron_load.h) -> the run's own configuration
  *
  * The configuration lies in one of several places: the arguments in the common state, the model
- * part of Bridge's run_config.yaml, NeMo's context/model.yaml or model_config.yaml. */
+ * part of Bridge's run_config.yaml, NeMo's context/model.yaml or model_config.yaml, verl's
+ * huggingface/config.json. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,11 +15,10 @@
 #include "ckpt/megatron_load.h"
 #include "ckpt/megatron_name.h"
 #include "ckpt/readers.h"
+#include "ckpt/tracker.h"
 #include "container/config.h"
 
-#define TRACKER "latest_checkpointed_iteration.txt"
-
-enum { MAX_TRACKER = 256, MAX_TOKENIZER = 128 * 1024 * 1024 };
+enum { MAX_TOKENIZER = 128 * 1024 * 1024 };
 
 /* Megatron's own names of the formats. */
 static const char *const containers[] = {
@@ -229,7 +229,8 @@ static int read_tokenizer(struct load *l, const char *below, struct ckpt_err *er
 
 static const char *side_files(const struct load *l)
 {
-    static const char *const places[] = {"tokenizer", "context/nemo_tokenizer", "context"};
+    static const char *const places[] = {"tokenizer", "context/nemo_tokenizer", "context",
+                                         "huggingface", "model/huggingface"};
 
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
         if (ckpt_dir_has_dir(l->dir, places[i]))
@@ -252,6 +253,18 @@ static int about_layout(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
+/* verl puts the config of the Hugging Face model, from which the training began, beside the
+ * weights, and no arguments into them. */
+static int read_lent_config(struct load *l, const char *below, struct ckpt_err *err)
+{
+    if (!ckpt_has_suffix(below, "huggingface"))
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s/config.json", below);
+    return file ? ckpt_config_read_if(l->dir, file, CKPT_CONFIG_MAX_BYTES, &l->facts->lent_config,
+                                      err)
+                : ckpt_nomem(err);
+}
+
 static int describe(struct load *l, struct ckpt_err *err)
 {
     const char *sides = side_files(l);
@@ -269,7 +282,7 @@ static int describe(struct load *l, struct ckpt_err *err)
         return 0;
     l->facts->files = CKPT_FILES_CONFIG;
     l->facts->files_at = sides;
-    return read_tokenizer(l, sides, err);
+    return read_lent_config(l, sides, err) < 0 ? -1 : read_tokenizer(l, sides, err);
 }
 
 static int find_weights(struct load *l, struct ckpt_err *err)
@@ -302,27 +315,9 @@ static enum ckpt_evidence megatron_probe(struct ckpt_dir *dir)
 
 /* ---- folders of steps ---- */
 
-/* The tracker's content as a name: "iter_0000010" for 10, "release" as it is. */
 static char *megatron_latest(struct ckpt_dir *run)
 {
-    ckpt_cleanup(ckpt_freep) char *text = NULL;
-    unsigned long long step;
-    size_t len;
-
-    if (!ckpt_dir_has_file(run, TRACKER) ||
-        ckpt_dir_read_file(run, TRACKER, MAX_TRACKER, &text, &len, NULL) < 0)
-        return NULL;
-    char *word = text + strspn(text, " \t\r\n");
-    word[strcspn(word, " \t\r\n")] = '\0';
-    if (strcmp(word, "release") == 0)
-        return strdup(word);
-    return ckpt_parse_u64(word, strlen(word), &step) ? ckpt_asprintf("iter_%07llu", step) : NULL;
-}
-
-static bool step_of(const char *name, unsigned long long *ret)
-{
-    return ckpt_has_prefix(name, "iter_") &&
-           ckpt_parse_u64(name + strlen("iter_"), strlen(name) - strlen("iter_"), ret);
+    return ckpt_tracker_latest(run, CKPT_TRACKER_MEGATRON);
 }
 
 /* The format with one file per rank has no marker. The tracker is written after the last of these
@@ -330,17 +325,21 @@ static bool step_of(const char *name, unsigned long long *ret)
 static bool megatron_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
     enum ckpt_megatron_format format = ckpt_megatron_layout_of(dir).format;
-    unsigned long long step, last;
 
     if (format != CKPT_MEGATRON_RANKS)
         return format != CKPT_MEGATRON_UNFINISHED;
-    return !latest || !step_of(name, &step) || !step_of(latest, &last) || step <= last;
+    return !ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_MEGATRON);
 }
 
 /* The back end "torch", with one file per rank, has none. */
-static const char *const markers[] = {
-    "metadata.json", "weights/metadata.json", "model_weights/metadata.json",
-    ".metadata",     "weights/.metadata",     NULL};
+static const char *const markers[] = {"metadata.json",
+                                      "weights/metadata.json",
+                                      "model_weights/metadata.json",
+                                      "dist_ckpt/metadata.json",
+                                      "model/dist_ckpt/metadata.json",
+                                      ".metadata",
+                                      "weights/.metadata",
+                                      NULL};
 static const char *const rewrites[] = {"metadata.json",
                                        "common.pt",
                                        "run_config.yaml",
@@ -349,13 +348,14 @@ static const char *const rewrites[] = {"metadata.json",
                                        "mp_rank_00_000_000/model_optim_rng.pt",
                                        "weights/metadata.json",
                                        "model_weights/metadata.json",
+                                       "dist_ckpt/metadata.json",
+                                       "model/dist_ckpt/metadata.json",
                                        NULL};
 
 const struct ckpt_reader ckpt_reader_megatron = {
     .name = "megatron",
     .markers = markers,
     .rewrites = rewrites,
-    .archive = ".nemo",
     .probe = megatron_probe,
     .load = megatron_load,
     .objects = ckpt_megatron_objects,

@@ -11,7 +11,9 @@
 
 enum { MAX_MARK = 64 * 1024, SNIFF_BYTES = 256 * 1024 };
 
-static const char *const places[] = {"", "weights", "model_weights"};
+/* verl's are the last two, in its older and newer layout. */
+static const char *const places[] = {"", "weights", "model_weights", "dist_ckpt",
+                                     "model/dist_ckpt"};
 
 /* What was found in a directory. */
 struct seen {

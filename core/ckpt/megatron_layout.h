@@ -24,7 +24,7 @@ enum ckpt_megatron_format {
 
 struct ckpt_megatron_layout {
     enum ckpt_megatron_format format;
-    const char *below; /* folder of the weights: "", "weights" or "model_weights" */
+    const char *below; /* folder of the weights: "", "weights" ... */
 };
 
 /* Recognise the layout. Reads names, metadata.json and the beginning of .metadata. */

@@ -19,6 +19,8 @@
 #include "base/take.h"
 #include "ckpt/rank_piece.h"
 #include "ckpt/readers.h"
+#include "ckpt/tracker.h"
+#include "ckpt/verl_lora.h"
 #include "container/config.h"
 #include "container/torch_object.h"
 
@@ -322,7 +324,8 @@ static int load(struct load *l, struct ckpt_err *err)
         ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0 ||
         add_pieces(l, err) < 0 ||
         ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0 ||
-        read_config(l, err) < 0)
+        read_config(l, err) < 0 ||
+        ckpt_verl_lora_config(l->dir, l->cat, &l->facts->adapter_config, err) < 0)
         return -1;
     return json_object_set_new(l->cat->about, "format", json_string("rank_files")) < 0
                ? ckpt_nomem(err)
@@ -369,12 +372,32 @@ static enum ckpt_evidence rank_files_probe(struct ckpt_dir *dir)
     return l.files.ptr[0].is.common ? CKPT_BY_COMMON_NAMES : CKPT_BY_NAMES;
 }
 
-/* verl's global_step_N. */
-static const char *const inner_models[] = {"actor", NULL};
+/* ---- verl's run: global_step_N/actor, global_step_N/critic, and a tracker ---- */
+
+static char *rank_files_latest(struct ckpt_dir *run)
+{
+    return ckpt_tracker_latest(run, CKPT_TRACKER_VERL);
+}
+
+/* The tracker is written when the files of all ranks and of all models are there. */
+static bool rank_files_finished(struct ckpt_dir *dir, const char *name, const char *latest)
+{
+    (void)dir;
+    return !ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_VERL);
+}
+
+/* Where verl's Megatron runs put the model alone, if it is saved as Hugging Face's. */
+static const char *const inner_models[] = {
+    "actor", "huggingface", "model/huggingface", "actor/huggingface", "actor/model/huggingface",
+    NULL};
+static const char *const rewrites[] = {"fsdp_config.json", NULL};
 
 const struct ckpt_reader ckpt_reader_rank_files = {
     .name = "rank_files",
     .inner_models = inner_models,
+    .rewrites = rewrites,
+    .latest = rank_files_latest,
+    .finished = rank_files_finished,
     .probe = rank_files_probe,
     .load = rank_files_load,
     .objects = rank_files_objects,

@@ -79,6 +79,9 @@ struct ckpt_facts {
                                side_files, by the first rule */
     const char *index_name; /* name of the file with the weight map; NULL: the usual one */
     json_t *weight_map;     /* {tensor: file}: the split that the checkpoint prescribes; or NULL */
+    json_t *lent_config;    /* config.json of a model with Hugging Face's names of which this is a
+                               training: it does what a base's would do; or NULL */
+    json_t *adapter_config; /* adapter_config.json of an adapter that has no such file; or NULL */
     json_t *dtypes; /* {tensor: safetensors' name}: the dtypes that it prescribes; or NULL */
 };
 
@@ -140,10 +143,6 @@ struct ckpt_reader {
     /* Symbolic links in a folder of steps that point to one of the steps and are not steps
      * themselves ("LATEST"). */
     const char *const *links;
-
-    /* Suffix of archives with such a checkpoint, which must be unpacked first (".nemo"). NULL:
-     * there are none. */
-    const char *archive;
 
     /* This is a format of published models, not of trainers. Files of one directory may come from
      * several downloads, so their times are no evidence about saves. */

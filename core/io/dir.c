@@ -5,15 +5,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <linux/openat2.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/fdio.h"
@@ -21,20 +18,20 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "io/below.h"
 
 enum { READ_AHEAD = 128 * 1024 }; /* the kernel's default */
 
 /* Data that all directories below one ckpt_dir_open share. */
 struct root {
-    int fd;
-    enum ckpt_links links;
+    struct ckpt_below top; /* its strings are owned */
     atomic_uint refs;
-    char *real;           /* canonical path, for links that are absolute or leave and come back */
-    char *blobs;          /* of the same model in a hub cache, canonical; or NULL */
     pthread_mutex_t lock; /* protects the names below, which many files share */
     struct ckpt_map names;
     CKPT_VEC(const char *) name; /* by the map's value */
     struct ckpt_arena arena;
+    const struct ckpt_dir_ops *ops; /* NULL: a folder of the file system */
+    void *ctx;
 };
 
 struct ckpt_dir {
@@ -50,9 +47,11 @@ static void root_unref(struct root *r)
 {
     if (!r || atomic_fetch_sub(&r->refs, 1) != 1)
         return;
-    ckpt_closep(&r->fd);
-    free(r->real);
-    free(r->blobs);
+    ckpt_closep(&r->top.fd);
+    if (r->ops)
+        r->ops->free(r->ctx);
+    free(r->top.real);
+    free(r->top.blobs);
     ckpt_map_release(&r->names);
     ckpt_vec_release(&r->name);
     ckpt_arena_release(&r->arena);
@@ -60,40 +59,33 @@ static void root_unref(struct root *r)
     free(r);
 }
 
-/* .../models--ORG--NAME/snapshots/REV -> .../models--ORG--NAME/blobs (layout of huggingface_hub's
- * cache) */
-static char *hub_blobs(const char *real)
-{
-    const char *rev = strrchr(real, '/');
-    const char *tail = "/snapshots";
-    size_t n = rev ? (size_t)(rev - real) : 0;
-
-    if (n <= strlen(tail) || memcmp(rev - strlen(tail), tail, strlen(tail)) != 0)
-        return NULL;
-    n -= strlen(tail);
-    const char *model = memrchr(real, '/', n);
-    if (!model || !ckpt_has_prefix(model, "/models--"))
-        return NULL;
-    return ckpt_asprintf("%.*s/blobs", (int)n, real);
-}
-
-static int root_open(const char *path, enum ckpt_links links, struct root **ret,
-                     struct ckpt_err *err)
+static struct root *root_new(enum ckpt_links links)
 {
     struct root *r = calloc(1, sizeof *r);
 
     if (!r)
-        return ckpt_nomem(err);
-    r->links = links;
+        return NULL;
+    r->top.fd = -1;
+    r->top.links = links;
     atomic_init(&r->refs, 1);
     (void)pthread_mutex_init(&r->lock, NULL);
-    r->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (r->fd < 0) {
+    return r;
+}
+
+static int root_open(const char *path, int flags, enum ckpt_links links, struct root **ret,
+                     struct ckpt_err *err)
+{
+    struct root *r = root_new(links);
+
+    if (!r)
+        return ckpt_nomem(err);
+    r->top.fd = open(path, flags | O_DIRECTORY | O_CLOEXEC);
+    if (r->top.fd < 0) {
         (void)ckpt_fail_errno(err, errno, "cannot open directory '%s'", path);
-    } else if (!(r->real = realpath(path, NULL))) {
+    } else if (!(r->top.real = realpath(path, NULL))) {
         (void)ckpt_fail_errno(err, errno, "cannot resolve '%s'", path);
     } else {
-        r->blobs = hub_blobs(r->real);
+        r->top.blobs = ckpt_below_blobs(r->top.real);
         *ret = r;
         return 0;
     }
@@ -120,17 +112,42 @@ static int dir_new(struct root *root, const char *path, size_t below_len, struct
     return 0;
 }
 
-int ckpt_dir_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret,
-                  struct ckpt_err *err)
+static int open_with(const char *path, int flags, enum ckpt_links links, struct ckpt_dir **ret,
+                     struct ckpt_err *err)
 {
     struct root *root = NULL;
 
-    if (root_open(path, links, &root, err) < 0)
+    if (root_open(path, flags, links, &root, err) < 0)
         return -1;
     if (dir_new(root, path, 0, ret, err) < 0) {
         root_unref(root);
         return -1;
     }
+    return 0;
+}
+
+int ckpt_dir_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret,
+                  struct ckpt_err *err)
+{
+    return open_with(path, O_RDONLY, links, ret, err);
+}
+
+int ckpt_dir_open_passage(const char *path, struct ckpt_dir **ret, struct ckpt_err *err)
+{
+    return open_with(path, O_PATH, CKPT_LINKS_ANY, ret, err);
+}
+
+int ckpt_dir_open_other(const char *path, const char *real, const struct ckpt_dir_ops *ops,
+                        void *ctx, struct ckpt_dir **ret, struct ckpt_err *err)
+{
+    struct root *root = root_new(CKPT_LINKS_BENEATH);
+
+    if (!root || !(root->top.real = strdup(real)) || dir_new(root, path, 0, ret, err) < 0) {
+        root_unref(root);
+        return ckpt_nomem(err);
+    }
+    root->ops = ops;
+    root->ctx = ctx;
     return 0;
 }
 
@@ -158,15 +175,15 @@ void ckpt_dir_unrefp(struct ckpt_dir **dir)
 
 const char *ckpt_dir_path(const struct ckpt_dir *dir) { return dir->path; }
 
-const char *ckpt_dir_real_path(const struct ckpt_dir *dir) { return dir->root->real; }
+const char *ckpt_dir_real_path(const struct ckpt_dir *dir) { return dir->root->top.real; }
 
-const char *ckpt_dir_hub_blobs(const struct ckpt_dir *dir) { return dir->root->blobs; }
+const char *ckpt_dir_hub_blobs(const struct ckpt_dir *dir) { return dir->root->top.blobs; }
 
 const char *ckpt_dir_real_name(const struct ckpt_dir *dir)
 {
-    const char *slash = strrchr(dir->root->real, '/');
+    const char *slash = strrchr(dir->root->top.real, '/');
 
-    return slash ? slash + 1 : dir->root->real;
+    return slash ? slash + 1 : dir->root->top.real;
 }
 
 /* ---- failures that a probe would take for a no ---- */
@@ -180,6 +197,13 @@ static void keep_first(const struct ckpt_dir *dir, const struct ckpt_err *err)
     *copy = *err;
     if (!atomic_compare_exchange_strong(&((struct ckpt_dir *)dir)->trouble, &none, copy))
         free(copy);
+}
+
+/* Keep an error for ckpt_dir_trouble, in dir and in the directories above it. */
+static void keep_trouble(const struct ckpt_dir *dir, const struct ckpt_err *err)
+{
+    for (; dir; dir = dir->parent)
+        keep_first(dir, err);
 }
 
 /* Is it more than a missing entry? The errors of a name or link that leads nowhere are normal
@@ -202,8 +226,8 @@ static int fail_at(const struct ckpt_dir *dir, int errnum, const char *what, con
 
     (void)ckpt_fail_errno(&own, errnum, "%s '%s%s%s'", what, dir->path, name ? "/" : "",
                           name ? name : "");
-    for (const struct ckpt_dir *d = dir; is_trouble(errnum) && d; d = d->parent)
-        keep_first(d, &own);
+    if (is_trouble(errnum))
+        keep_trouble(dir, &own);
     return ckpt_fail(err, own.code, "%s", own.text);
 }
 
@@ -214,100 +238,65 @@ int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err)
     return trouble ? ckpt_fail(err, trouble->code, "%s", trouble->text) : 0;
 }
 
-/* A name from a checkpoint must stay below: relative, no "..", no empty component. */
-static bool name_ok(const char *name)
+/* The path of a name below dir, from the root: malloc'ed. FORMAT: it is no name below dir. */
+static int path_below(const struct ckpt_dir *dir, const char *name, char **ret,
+                      struct ckpt_err *err)
 {
-    if (*name == '\0')
-        return false;
-    while (*name) {
-        size_t n = strcspn(name, "/");
-        if (n == 0 || (n == 2 && memcmp(name, "..", 2) == 0))
-            return false;
-        name += n;
-        if (*name == '/' && *++name == '\0')
-            return false;
-    }
-    return true;
-}
-
-static char *join(const char *a, const char *b)
-{
-    return strcmp(a, ".") == 0   ? strdup(b)
-           : strcmp(b, ".") == 0 ? strdup(a)
-                                 : ckpt_asprintf("%s/%s", a, b);
-}
-
-static bool is_below(const char *path, const char *top)
-{
-    size_t n = strlen(top);
-    return strncmp(path, top, n) == 0 &&
-           (path[n] == '/' || path[n] == '\0' || strcmp(top, "/") == 0);
-}
-
-/* Resolve the path with all links, but only to a placeholder (O_PATH reads nothing), ask the kernel
- * for its real path, and open exactly that if it is allowed. */
-static int open_checked(const struct root *r, const char *below, int flags)
-{
-    ckpt_cleanup(ckpt_closep) int place = openat(r->fd, below, O_PATH | O_CLOEXEC);
-    char link[64], target[PATH_MAX];
-    ssize_t n;
-
-    if (place < 0)
-        return -1;
-    (void)snprintf(link, sizeof link, "/proc/self/fd/%d", place);
-    n = readlink(link, target, sizeof target - 1);
-    if (n < 0)
-        return -1;
-    target[n] = '\0';
-    if (r->links != CKPT_LINKS_ANY && !is_below(target, r->real) &&
-        !(r->blobs && is_below(target, r->blobs))) {
-        errno = EXDEV;
-        return -1;
-    }
-    return open(link, flags | O_CLOEXEC);
-}
-
-static int open_below(const struct root *r, const char *below, int flags)
-{
-    struct open_how how = {.flags = (uint64_t)flags | O_CLOEXEC,
-                           .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
-    long fd = syscall(SYS_openat2, r->fd, below, &how, sizeof how);
-
-    if (fd >= 0)
-        return (int)fd;
-    /* EAGAIN: somebody renamed something, anywhere, while ".." in a link was walked */
-    if (errno != EXDEV && errno != ENOSYS && errno != EPERM && errno != ELOOP && errno != EAGAIN)
-        return -1;
-    return open_checked(r, below, flags);
+    if (!ckpt_below_ok(name))
+        return ckpt_fail(err, CKPT_FORMAT, "'%s' is not a path below '%s'", name, dir->path);
+    return (*ret = ckpt_below_join(dir->below, name)) ? 0 : ckpt_nomem(err);
 }
 
 static int open_name(const struct ckpt_dir *dir, const char *name, int flags, int *ret_fd,
                      struct ckpt_err *err)
 {
-    if (!name_ok(name))
-        return ckpt_fail(err, CKPT_FORMAT, "'%s' is not a path below '%s'", name, dir->path);
-    ckpt_cleanup(ckpt_freep) char *below = join(dir->below, name);
-    if (!below)
-        return ckpt_nomem(err);
-    int fd = open_below(dir->root, below, flags);
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
+
+    if (path_below(dir, name, &below, err) < 0)
+        return -1;
+    int fd = ckpt_below_open(&dir->root->top, below, flags);
     if (fd < 0 && errno == EXDEV)
         return ckpt_fail(
             err, CKPT_UNSUPPORTED,
             "'%s/%s' is a link that leads out of '%s' (option follow_symlinks allows it)",
-            dir->path, name, dir->root->real);
+            dir->path, name, dir->root->top.real);
     if (fd < 0)
         return fail_at(dir, errno, "cannot open", name, err);
     *ret_fd = fd;
     return 0;
 }
 
+/* ckpt_dir_ops.look, with the errors of a name that is not there. */
+static int look(const struct ckpt_dir *dir, const char *name, struct ckpt_dir_found *ret,
+                struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
+    struct ckpt_err own = {0};
+
+    if (path_below(dir, name, &below, err) < 0)
+        return -1;
+    const int rc = dir->root->ops->look(dir->root->ctx, below, ret, &own);
+    if (rc < 0)
+        keep_trouble(dir, &own);
+    return rc < 0        ? ckpt_fail(err, own.code, "%s", own.text)
+           : rc == EXDEV ? ckpt_fail(err, CKPT_UNSUPPORTED,
+                                     "'%s/%s' is a link that leads out of the archive: unpack it",
+                                     dir->path, name)
+           : rc          ? fail_at(dir, rc, "cannot open", name, err)
+                         : 0;
+}
+
 int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                         struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct ckpt_dir_found found = {.kind = CKPT_ENTRY_DIR};
 
-    if (open_name(dir, name, O_PATH | O_DIRECTORY, &fd, err) < 0)
+    if ((dir->root->ops ? look(dir, name, &found, err)
+                        : open_name(dir, name, O_PATH | O_DIRECTORY, &fd, err)) < 0)
         return -1;
+    if (found.kind != CKPT_ENTRY_DIR)
+        return fail_at(dir, ENOTDIR, "cannot open", name, err);
     return ckpt_dir_listed_below(dir, name, ret, err);
 }
 
@@ -350,34 +339,6 @@ const char *ckpt_dir_intern(struct ckpt_dir *dir, const char *name)
     return own;
 }
 
-bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b)
-{
-    return a->inode == b->inode && a->size == b->size && a->mtime_ns == b->mtime_ns &&
-           a->ctime_ns == b->ctime_ns;
-}
-
-static struct ckpt_file_id id_of_stat(const struct stat *st)
-{
-    return (struct ckpt_file_id){
-        .inode = st->st_ino ^ (uint64_t)st->st_dev << 44 ^ (uint64_t)st->st_dev >> 20,
-        .size = (uint64_t)st->st_size,
-        .mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
-        .ctime_ns = (int64_t)st->st_ctim.tv_sec * 1000000000 + st->st_ctim.tv_nsec,
-    };
-}
-
-int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err)
-{
-    struct stat st;
-
-    if (fstat(fd, &st) < 0)
-        return ckpt_fail_errno(err, errno, "fstat");
-    *ret = id_of_stat(&st);
-    if (ret_unlinked)
-        *ret_unlinked = st.st_nlink == 0;
-    return 0;
-}
-
 static const char *kind_name(mode_t mode)
 {
     return S_ISDIR(mode)    ? "a directory"
@@ -386,12 +347,41 @@ static const char *kind_name(mode_t mode)
                             : "a device";
 }
 
+static int open_other_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
+                           struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
+                           struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct ckpt_dir_found found;
+    struct ckpt_file_id opened;
+
+    if (look(dir, name, &found, err) < 0)
+        return -1;
+    if (found.kind != CKPT_ENTRY_FILE)
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' is %s, expected a regular file", dir->path,
+                         name, found.kind == CKPT_ENTRY_DIR ? "a directory" : "a device");
+    if (dir->root->ops->open(dir->root->ctx, &fd, &opened, err) < 0)
+        return -1;
+    if (!ckpt_file_id_eq(&opened, &found.id))
+        return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed while it was opened", dir->path, name);
+    if (ret_id)
+        *ret_id = opened;
+    if (ret_extent)
+        *ret_extent = found.extent;
+    *ret_fd = fd;
+    fd = -1;
+    return 0;
+}
+
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
-                       struct ckpt_file_id *ret_id, struct ckpt_err *err)
+                       struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
+                       struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
     struct stat st;
 
+    if (dir->root->ops)
+        return open_other_file(dir, name, ret_fd, ret_id, ret_extent, err);
     if (open_name(dir, name, O_RDONLY | O_NONBLOCK | O_NOCTTY, &fd, err) < 0)
         return -1;
     if (fstat(fd, &st) < 0)
@@ -402,7 +392,9 @@ int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
     if (st.st_size > READ_AHEAD) /* small files are read at once, and may be many */
         (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* twice the read-ahead */
     if (ret_id)
-        *ret_id = id_of_stat(&st);
+        *ret_id = ckpt_file_id_of_stat(&st);
+    if (ret_extent)
+        *ret_extent = (struct ckpt_extent){0, (uint64_t)st.st_size};
     *ret_fd = fd;
     fd = -1;
     return 0;
@@ -411,45 +403,40 @@ int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
 size_t ckpt_dir_read_head(const struct ckpt_dir *dir, const char *name, void *buf, size_t cap)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct ckpt_file_id id;
+    struct ckpt_extent at;
 
-    if (ckpt_dir_open_file(dir, name, &fd, &id, NULL) < 0)
+    if (ckpt_dir_open_file(dir, name, &fd, NULL, &at, NULL) < 0)
         return 0;
-    FILE *f = fdopen(fd, "rb");
-    if (!f)
-        return 0;
-    fd = -1;
-    size_t n = fread(buf, 1, cap, f);
-    if (ferror(f))
-        (void)fail_at(dir, errno, "reading", name, NULL);
-    (void)fclose(f);
-    return n;
+    const uint64_t begin = at.off;
+    const int rc = ckpt_fdio_pread(fd, buf, (size_t)(at.len < cap ? at.len : cap), &at.off);
+    if (rc && rc != CKPT_FDIO_END)
+        (void)fail_at(dir, rc, "reading", name, NULL);
+    return (size_t)(at.off - begin);
 }
 
 int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_len,
                        char **ret_text, size_t *ret_len, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct ckpt_file_id id;
-    uint64_t len = 0;
+    struct ckpt_extent at;
 
-    if (ckpt_dir_open_file(dir, name, &fd, &id, err) < 0)
+    if (ckpt_dir_open_file(dir, name, &fd, NULL, &at, err) < 0)
         return -1;
-    if (id.size > max_len)
+    if (at.len > max_len)
         return ckpt_fail(err, CKPT_LIMIT, "'%s/%s' has %llu bytes, at most %zu are expected",
-                         dir->path, name, (unsigned long long)id.size, max_len);
-    ckpt_cleanup(ckpt_freep) char *text = malloc((size_t)id.size + 1);
+                         dir->path, name, (unsigned long long)at.len, max_len);
+    ckpt_cleanup(ckpt_freep) char *text = malloc((size_t)at.len + 1);
     if (!text)
         return ckpt_nomem(err);
-    const int rc = ckpt_fdio_pread(fd, text, (size_t)id.size, &len);
+    const int rc = ckpt_fdio_pread(fd, text, (size_t)at.len, &at.off);
     if (rc == CKPT_FDIO_END)
         return ckpt_fail(err, CKPT_STALE, "'%s/%s' became shorter while it was read", dir->path,
                          name);
     if (rc)
         return fail_at(dir, rc, "reading", name, err);
-    text[len] = '\0';
+    text[at.len] = '\0';
     *ret_text = ckpt_steal(&text);
-    *ret_len = (size_t)len;
+    *ret_len = (size_t)at.len;
     return 0;
 }
 
@@ -457,13 +444,20 @@ int ckpt_dir_identify(const struct ckpt_dir *dir, const char *name, struct ckpt_
                       struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct ckpt_dir_found found;
     struct stat st;
 
+    if (dir->root->ops) {
+        if (look(dir, name, &found, err) < 0)
+            return -1;
+        *ret = found.id;
+        return 0;
+    }
     if (open_name(dir, name, O_PATH, &fd, err) < 0)
         return -1;
     if (fstat(fd, &st) < 0)
         return fail_at(dir, errno, "cannot stat", name, err);
-    *ret = id_of_stat(&st);
+    *ret = ckpt_file_id_of_stat(&st);
     return 0;
 }
 
@@ -477,31 +471,49 @@ int64_t ckpt_dir_birth_ns(const struct ckpt_dir *dir, const char *name)
     ckpt_cleanup(ckpt_closep) int fd = -1;
     struct statx st;
 
+    if (dir->root->ops)
+        return 0;
     if (open_name(dir, name, O_PATH, &fd, NULL) < 0 ||
         statx(fd, "", AT_EMPTY_PATH, STATX_BTIME, &st) < 0 || !(st.stx_mask & STATX_BTIME))
         return 0;
     return st.stx_btime.tv_sec * 1000000000 + st.stx_btime.tv_nsec;
 }
 
-bool ckpt_dir_in_hub(const struct ckpt_dir *dir) { return dir->root->blobs != NULL; }
+bool ckpt_dir_in_hub(const struct ckpt_dir *dir) { return dir->root->top.blobs != NULL; }
 
-static bool has_kind(const struct ckpt_dir *dir, const char *name, mode_t kind)
+/* The kind of an entry; false: it is not there. */
+static bool kind_at(const struct ckpt_dir *dir, const char *name, enum ckpt_entry_kind *ret)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct ckpt_dir_found found;
     struct stat st;
 
-    return open_name(dir, name, O_PATH, &fd, NULL) == 0 && fstat(fd, &st) == 0 &&
-           (st.st_mode & S_IFMT) == kind;
+    if (dir->root->ops) {
+        if (look(dir, name, &found, NULL) < 0)
+            return false;
+        *ret = found.kind;
+        return true;
+    }
+    if (open_name(dir, name, O_PATH, &fd, NULL) < 0 || fstat(fd, &st) < 0)
+        return false;
+    *ret = S_ISREG(st.st_mode)   ? CKPT_ENTRY_FILE
+           : S_ISDIR(st.st_mode) ? CKPT_ENTRY_DIR
+                                 : CKPT_ENTRY_OTHER;
+    return true;
 }
 
 bool ckpt_dir_has_file(const struct ckpt_dir *dir, const char *name)
 {
-    return has_kind(dir, name, S_IFREG);
+    enum ckpt_entry_kind kind;
+
+    return kind_at(dir, name, &kind) && kind == CKPT_ENTRY_FILE;
 }
 
 bool ckpt_dir_has_dir(const struct ckpt_dir *dir, const char *name)
 {
-    return has_kind(dir, name, S_IFDIR);
+    enum ckpt_entry_kind kind;
+
+    return kind_at(dir, name, &kind) && kind == CKPT_ENTRY_DIR;
 }
 
 static enum ckpt_entry_kind kind_of(const struct ckpt_dir *dir, const struct dirent *de)
@@ -512,9 +524,8 @@ static enum ckpt_entry_kind kind_of(const struct ckpt_dir *dir, const struct dir
         return CKPT_ENTRY_DIR;
     if (de->d_type != DT_LNK && de->d_type != DT_UNKNOWN)
         return CKPT_ENTRY_OTHER;
-    return has_kind(dir, de->d_name, S_IFREG)   ? CKPT_ENTRY_FILE
-           : has_kind(dir, de->d_name, S_IFDIR) ? CKPT_ENTRY_DIR
-                                                : CKPT_ENTRY_OTHER;
+    enum ckpt_entry_kind kind;
+    return kind_at(dir, de->d_name, &kind) ? kind : CKPT_ENTRY_OTHER;
 }
 
 /* Some file systems do not say. */
@@ -544,7 +555,10 @@ int ckpt_dir_list(const struct ckpt_dir *dir,
 {
     CKPT_VEC(struct listed) all = {0};
     int result = 0;
-    int fd = open_below(dir->root, dir->below, O_RDONLY | O_DIRECTORY);
+
+    if (dir->root->ops)
+        return dir->root->ops->list(dir->root->ctx, dir->below, fn, ctx, err);
+    int fd = ckpt_below_open(&dir->root->top, dir->below, O_RDONLY | O_DIRECTORY);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
 
     if (!d) {

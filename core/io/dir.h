@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A directory that we were given, and the only way to files below it.
+/* A directory that we were given, and the only way to files below it. It may be an archive, too.
  *
  * Names that come out of a checkpoint are resolved beneath this directory: absolute names and ".."
  * are refused, symbolic links are followed only as the policy says, and what is opened must be a
@@ -13,14 +13,15 @@
 #include <stdint.h>
 
 #include "base/err.h"
-
-/* Where a symbolic link below the directory may lead. */
-enum ckpt_links {
-    CKPT_LINKS_BENEATH, /* anywhere below `root` (see ckpt_dir_open_below) */
-    CKPT_LINKS_ANY,     /* -o follow_symlinks */
-};
+#include "io/below.h"
+#include "io/file_id.h"
 
 struct ckpt_dir;
+
+/* The bytes of a file in the file that is opened for it: all of them, or a part of an archive. */
+struct ckpt_extent {
+    uint64_t off, len;
+};
 
 /* Open the directory at `path`. Links may lead anywhere below it; if it is a snapshot of a Hugging
  * Face hub cache
@@ -38,6 +39,10 @@ int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir 
  * dir. An error is found when it is used. */
 int ckpt_dir_listed_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                           struct ckpt_err *err);
+
+/* As ckpt_dir_open, for the way to one file: the directory itself may be unreadable, it can't be
+ * listed, and links lead anywhere. */
+int ckpt_dir_open_passage(const char *path, struct ckpt_dir **ret, struct ckpt_err *err);
 
 /* Count a reference (NULL is allowed); give one back; the same for ckpt_cleanup. The last one
  * closes the directory. */
@@ -62,19 +67,6 @@ const char *ckpt_dir_hub_blobs(const struct ckpt_dir *dir);
  * NULL: no memory. Safe from many threads. */
 const char *ckpt_dir_intern(struct ckpt_dir *dir, const char *name);
 
-/* What identifies a file's content while we hold it: compared before every reply. */
-struct ckpt_file_id {
-    uint64_t inode; /* device and inode number, folded: only good for comparing */
-    uint64_t size;
-    int64_t mtime_ns, ctime_ns;
-};
-
-/* Are all members equal? */
-bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b);
-
-/* fstat of a descriptor. *ret_unlinked (may be NULL): no name leads to the file any more. */
-int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err);
-
 /* The identity of the entry `name`, "." for the directory itself. MISSING: it does not exist. */
 int ckpt_dir_identify(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret,
                       struct ckpt_err *err);
@@ -93,9 +85,11 @@ bool ckpt_dir_in_hub(const struct ckpt_dir *dir);
  * else 0. */
 int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err);
 
-/* Open a regular file for reading (close-on-exec); *ret_fd is the caller's. */
+/* Open a regular file for reading (close-on-exec); *ret_fd is the caller's. In an archive, the
+ * descriptor and the identity are the archive's. ret_id and ret_extent may be NULL. */
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
-                       struct ckpt_file_id *ret_id, struct ckpt_err *err);
+                       struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
+                       struct ckpt_err *err);
 
 /* Read the first bytes of a file, at most cap; returns their number, 0 if it cannot be read. For
  * probes. */
@@ -123,5 +117,31 @@ bool ckpt_dir_has_dir(const struct ckpt_dir *dir, const char *name);
 int ckpt_dir_list(const struct ckpt_dir *dir,
                   int (*fn)(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
                   void *ctx, struct ckpt_err *err);
+
+/* ---- directories that are no folders of the file system ---- */
+
+struct ckpt_dir_found {
+    enum ckpt_entry_kind kind;
+    struct ckpt_file_id id; /* a file's: of what `open` opens; differs between folders */
+    struct ckpt_extent extent;
+};
+
+/* All functions are safe from many threads. `below` is a path from the root. */
+struct ckpt_dir_ops {
+    /* Find an entry. 0; an errno if there is none (EXDEV: a link leads out); or -1 and *err. */
+    int (*look)(void *ctx, const char *below, struct ckpt_dir_found *ret, struct ckpt_err *err);
+    /* Open the file that has the bytes of all files. */
+    int (*open)(void *ctx, int *ret_fd, struct ckpt_file_id *ret_id, struct ckpt_err *err);
+    /* As ckpt_dir_list. */
+    int (*list)(void *ctx, const char *below,
+                int (*fn)(void *fn_ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
+                void *fn_ctx, struct ckpt_err *err);
+    void (*free)(void *ctx);
+};
+
+/* Make a directory of functions. On success it owns ctx. `path` is shown to people, `real` is its
+ * canonical path. */
+int ckpt_dir_open_other(const char *path, const char *real, const struct ckpt_dir_ops *ops,
+                        void *ctx, struct ckpt_dir **ret, struct ckpt_err *err);
 
 #endif

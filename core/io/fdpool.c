@@ -133,7 +133,7 @@ int ckpt_fdpool_get(struct ckpt_fdpool *pool, struct ckpt_fdslot *slot, const st
     if (!pin_if_open(pool, slot)) {
         ckpt_cleanup(ckpt_closep) int fd = -1;
         struct ckpt_file_id now;
-        if (ckpt_dir_open_file(dir, name, &fd, &now, err) < 0) {
+        if (ckpt_dir_open_file(dir, name, &fd, &now, NULL, err) < 0) {
             /* it was there when the checkpoint was opened */
             if (err && err->code == CKPT_MISSING)
                 err->code = CKPT_STALE;

@@ -18,8 +18,9 @@ struct source_file {
     struct ckpt_source source;
     struct ckpt_dir *dir;
     struct ckpt_fdpool *pool;
-    const char *name; /* interned below dir */
-    uint64_t inode;   /* with source.size and the times: struct ckpt_file_id */
+    const char *name;      /* interned below dir */
+    uint64_t base;         /* of the first byte in the file that is opened: an archive, or 0 */
+    uint64_t inode, whole; /* with the times: struct ckpt_file_id */
     int64_t mtime_ns, ctime_ns;
     struct ckpt_fdslot slot;
     struct ckpt_fdslot direct; /* a descriptor of O_DIRECT */
@@ -31,7 +32,7 @@ static struct source_file *self(const struct ckpt_source *s) { return (struct so
 
 static struct ckpt_file_id id_of(const struct source_file *f)
 {
-    return (struct ckpt_file_id){f->inode, f->source.size, f->mtime_ns, f->ctime_ns};
+    return (struct ckpt_file_id){f->inode, f->whole, f->mtime_ns, f->ctime_ns};
 }
 
 static int read_failed(const struct source_file *f, int error, uint64_t off, struct ckpt_err *err)
@@ -62,7 +63,9 @@ static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
 
     if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, err) < 0)
         return -1;
+    off += f->base;
     rc = ckpt_fdio_preadv(fd, iov, n, &off, 0);
+    off -= f->base;
     ckpt_fdpool_put(f->pool, &f->slot);
     if (rc == CKPT_FDIO_END)
         return short_read(f, off, err);
@@ -78,6 +81,7 @@ static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
 
     if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, NULL) < 0)
         return false;
+    off += f->base;
     rc = ckpt_fdio_preadv(fd, iov, n, &off, RWF_NOWAIT);
     ckpt_fdpool_put(f->pool, &f->slot);
     return rc == 0;
@@ -127,7 +131,7 @@ static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, i
 
     if (!wants_direct(f, len, off, route) || !(align = get_direct(f, &fd)))
         return false;
-    const bool good = ckpt_direct_read(fd, align, iov, n, off, route->bounce);
+    const bool good = ckpt_direct_read(fd, align, iov, n, f->base + off, route->bounce);
     put_direct(f, good);
     return good;
 }
@@ -198,11 +202,14 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
     struct source_file *f = self(s);
+    struct ckpt_extent extent;
     struct ckpt_file_id id;
 
-    if (ckpt_dir_open_file(f->dir, f->name, &fd, &id, err) < 0)
+    if (ckpt_dir_open_file(f->dir, f->name, &fd, &id, &extent, err) < 0)
         return -1;
-    s->size = id.size;
+    s->size = extent.len;
+    f->base = extent.off;
+    f->whole = id.size;
     f->inode = id.inode;
     f->mtime_ns = id.mtime_ns;
     f->ctime_ns = id.ctime_ns;
@@ -243,7 +250,7 @@ int ckpt_source_file_verify(const struct ckpt_source *s, bool unread, struct ckp
 
     if (!s || !ckpt_source_file_id(s, &id) || !(unread || atomic_load(&f->was_read)))
         return 0;
-    rc = unread ? ckpt_dir_open_file(f->dir, f->name, &fd, &now, &own)
+    rc = unread ? ckpt_dir_open_file(f->dir, f->name, &fd, &now, NULL, &own)
                 : ckpt_dir_identify(f->dir, f->name, &now, &own);
     if (rc < 0)
         return own.code == CKPT_MISSING && !unread ? 0 : ckpt_fail(err, own.code, "%s", own.text);
@@ -317,13 +324,15 @@ static size_t resident_pages(int fd, uint64_t off, size_t npage, size_t page)
 double ckpt_source_resident(struct ckpt_source *s, uint64_t off, uint64_t len)
 {
     struct source_file *f = self(s);
-    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), lo = off / page * page;
-    const size_t npage = (size_t)((off - lo + len + page - 1) / page);
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     struct ckpt_file_id id;
     int fd;
 
-    if (s->ops != &file_ops || npage == 0)
+    if (s->ops != &file_ops || len == 0)
         return 1;
+    off += f->base;
+    const uint64_t lo = off / page * page;
+    const size_t npage = (size_t)((off - lo + len + page - 1) / page);
     id = id_of(f);
     if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, NULL) < 0)
         return 1;
@@ -336,14 +345,15 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
 {
     struct source_file *f = self(s);
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uint64_t npage = (s->size + page - 1) / page;
     size_t asked = 0, resident = 0;
     struct ckpt_file_id id;
     struct statfs fs;
     int fd;
 
-    if (s->ops != &file_ops || npage == 0)
+    if (s->ops != &file_ops || s->size == 0)
         return false;
+    const uint64_t first = f->base / page, end = (f->base + s->size + page - 1) / page;
+    const uint64_t npage = end - first;
     id = id_of(f);
     if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, NULL) < 0)
         return false;
@@ -351,7 +361,7 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
         uint64_t at = npage * i / SAMPLES;
         size_t n = (size_t)ckpt_min_u64(SAMPLE_PAGES, npage * (i + 1) / SAMPLES - at);
         asked += n;
-        resident += n ? resident_pages(fd, at * page, n, page) : 0;
+        resident += n ? resident_pages(fd, (first + at) * page, n, page) : 0;
     }
     *ret_shared = fstatfs(fd, &fs) == 0 && is_shared_storage((long)fs.f_type);
     ckpt_fdpool_put(f->pool, &f->slot);

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "ckpt/readers.h"
+#include "container/archive.h"
 #include "container/config.h"
 
 enum { MAX_INDEX_BYTES = 512 * 1024 * 1024, MAX_REF_BYTES = 256 };
@@ -68,10 +69,11 @@ static int find_in_hub(const char *name, char **ret_path, struct ckpt_err *err)
     return *ret_path ? 0 : ckpt_nomem(err);
 }
 
-static bool is_directory(const char *path)
+/* Is it a directory, or an archive? */
+static bool is_there(const char *path)
 {
     struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    return stat(path, &st) == 0 && (S_ISDIR(st.st_mode) || S_ISREG(st.st_mode));
 }
 
 /* Does the base have no weights (deleted, or never downloaded)? Its index still tells the split. */
@@ -116,7 +118,7 @@ static int read_weights(struct ckpt_base *b, struct ckpt_fdpool *pool, struct ck
 
 int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err)
 {
-    if (!is_directory(name))
+    if (!is_there(name))
         return find_in_hub(name, ret_path, err);
     return (*ret_path = strdup(name)) ? 0 : ckpt_nomem(err);
 }
@@ -132,7 +134,7 @@ int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *
         return ckpt_nomem(err);
     result = ckpt_base_find(name, &path, err);
     if (result == 0)
-        result = ckpt_dir_open(path, links, &b->dir, err);
+        result = ckpt_archive_open(path, links, &b->dir, err);
     if (result == 0)
         result = ckpt_config_read_if(b->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &b->config, err);
     if (result == 0)

@@ -47,8 +47,8 @@ static const char *own_folder(const struct ckpt_view *v)
     return v->facts.files == CKPT_FILES_COMPLETE ? v->facts.files_at : "";
 }
 
-/* Read one of the adapter's configs, from the adapter or the base; *ret is NULL if neither has it.
- */
+/* Read one of the adapter's configs, from the adapter or the base, or take the reader's; *ret is
+ * NULL if there is none. */
 static int read_config(const struct ckpt_view *v, const char *name, json_t **ret,
                        struct ckpt_err *err)
 {
@@ -60,9 +60,12 @@ static int read_config(const struct ckpt_view *v, const char *name, json_t **ret
         return ckpt_nomem(err);
     if (ckpt_config_read_if(v->dir, path, CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
         return -1;
-    if (*ret || !v->shared->base)
-        return 0;
-    return ckpt_config_read_if(v->shared->base->dir, name, CKPT_CONFIG_MAX_BYTES, ret, err);
+    if (!*ret && v->shared->base &&
+        ckpt_config_read_if(v->shared->base->dir, name, CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
+        return -1;
+    if (!*ret && strcmp(name, "adapter_config.json") == 0)
+        *ret = json_incref(v->facts.adapter_config);
+    return 0;
 }
 
 int ckpt_merge_finish(struct ckpt_view *v, struct ckpt_err *err)

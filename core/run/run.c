@@ -3,13 +3,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include <ckptfs/ckptfs.h>
 
 #include "base/mem.h"
-#include "base/str.h"
+#include "ckpt/foreign.h"
 #include "ckpt/reader.h"
+#include "container/archive.h"
 #include "run/checkpoint.h"
 #include "run/saves.h"
 #include "run/steps.h"
@@ -175,28 +175,6 @@ static int scan_inside(struct ckpt_run *run, const struct ckpt_log *log, struct 
 
 /* ---- life cycle ---- */
 
-static bool is_directory(const char *path)
-{
-    struct stat st;
-
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
-static bool is_file(const char *path)
-{
-    struct stat st;
-
-    return stat(path, &st) == 0 && S_ISREG(st.st_mode);
-}
-
-static bool is_archive(const char *path)
-{
-    for (size_t r = 0; ckpt_reader_list[r]; r++)
-        if (ckpt_reader_list[r]->archive && ckpt_has_suffix(path, ckpt_reader_list[r]->archive))
-            return !is_directory(path);
-    return false;
-}
-
 static int fail_without_steps(const struct ckpt_run *run, const char *path, const char *runs,
                               struct ckpt_err *err)
 {
@@ -205,6 +183,8 @@ static int fail_without_steps(const struct ckpt_run *run, const char *path, cons
             err, CKPT_MISSING,
             "'%s' holds no finished checkpoint: the save of %s was interrupted, or is in progress",
             path, run->steps.unfinished);
+    if (!*runs && ckpt_foreign_check(run->dir, err) < 0)
+        return -1;
     return ckpt_fail(
         err, CKPT_MISSING,
         "'%s' is neither a checkpoint of a known format nor a folder with finished checkpoints%s%s",
@@ -240,16 +220,7 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
     enum ckpt_links links = opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH;
     struct ckpt_err probe_err = {0};
 
-    if (is_file(path) && !is_archive(path))
-        return ckpt_fail(err, CKPT_USAGE, "'%s' is a file: give the folder that it lies in, '%.*s'",
-                         path, (int)(strrchr(path, '/') ? strrchr(path, '/') - path : 1),
-                         strrchr(path, '/') ? path : ".");
-    if (is_archive(path))
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "'%s' is a tar archive: unpack it (tar -xf FILE -C DIR) and give the "
-                         "directory",
-                         path);
-    if (ckpt_dir_open(path, links, &run->dir, err) < 0)
+    if (ckpt_archive_open(path, links, &run->dir, err) < 0)
         return -1;
     if (!ckpt_step_probe(&run->dir, &probe_err)) {
         if (probe_err.code == CKPT_CONFLICT)

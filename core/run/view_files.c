@@ -30,7 +30,7 @@ static int64_t newest_shard(const struct ckpt_catalog *cat)
  * float32. */
 static bool has_base_dtype(const struct ckpt_view *v)
 {
-    const json_t *config = v->shared->base->config;
+    const json_t *config = ckpt_view_base_config(v);
     const char *says, *is = ckpt_view_main_dtype(v->cat);
 
     if (!(says = ckpt_json_str(config, "dtype")))
@@ -98,7 +98,7 @@ static int collect_sides(struct ckpt_view *v, struct ckpt_sides *sides, struct c
     if (d->base_files && (d->base_config || lends_config(v)) &&
         add_of_base(v, sides, config, err) < 0)
         return -1;
-    if (adapter && !ckpt_sides_has(sides, config))
+    if (adapter && !ckpt_sides_has(sides, config) && !v->facts.adapter_config)
         ckpt_catalog_warn(v->cat, "the adapter has no %s; give one with base=DIR", config);
     return 0;
 }
@@ -216,6 +216,9 @@ int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err)
             return -1;
         opt.generation = generation;
     }
+    if (v->facts.is_adapter && !v->shared->opt->raw &&
+        !ckpt_sides_has(&sides, "adapter_config.json"))
+        opt.adapter = v->facts.adapter_config;
     opt.side = sides.files.ptr;
     opt.nside = sides.files.len;
     if (sides.mtime_ns > opt.mtime_ns)

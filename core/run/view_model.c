@@ -100,6 +100,12 @@ static int check_model(struct ckpt_view *v, struct ckpt_err *err)
     return ckpt_check_model(&c, v->cat, v->warnings, err);
 }
 
+const json_t *ckpt_view_base_config(const struct ckpt_view *v)
+{
+    const struct ckpt_base *base = v->shared->base;
+    return base && base->config ? base->config : v->facts.lent_config;
+}
+
 /* The base's config, or else the checkpoint's own. */
 static const json_t *lent_config(const struct ckpt_view *v, const struct ckpt_catalog *cat)
 {
@@ -115,9 +121,7 @@ struct ckpt_recipe_options ckpt_view_recipe_options(const struct ckpt_view *v,
 
     return (struct ckpt_recipe_options){
         .format = own_names ? "transformers" : NULL,
-        .base_config = own_names ? lent_config(v, src)
-                       : s->base ? s->base->config
-                                 : NULL,
+        .base_config = own_names ? lent_config(v, src) : ckpt_view_base_config(v),
         .overrides = s->opt->overrides,
         .allow_partial = s->opt->allow_partial,
         .allow_leftover = s->opt->allow_leftover,

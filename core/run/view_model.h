@@ -30,4 +30,8 @@ struct ckpt_recipe_options ckpt_view_recipe_options(const struct ckpt_view *v,
  * map. */
 int ckpt_view_find_names(const struct ckpt_view *v, struct ckpt_catalog *src, struct ckpt_err *err);
 
+/* The config of the model that was trained: the base's, or one that the checkpoint lends; or NULL.
+ */
+const json_t *ckpt_view_base_config(const struct ckpt_view *v);
+
 #endif

@@ -152,6 +152,14 @@ int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void
     return result;
 }
 
+void ckpt_slabs_need(struct ckpt_slabs *slabs, size_t len)
+{
+    (void)pthread_mutex_lock(&slabs->lock);
+    if (slabs->budget / 2 < len)
+        slabs->budget = len > SIZE_MAX / 2 ? SIZE_MAX : 2 * len;
+    (void)pthread_mutex_unlock(&slabs->lock);
+}
+
 void ckpt_slabs_forget(struct ckpt_slabs *slabs, const void *group)
 {
     (void)pthread_mutex_lock(&slabs->lock);

@@ -38,6 +38,9 @@ struct ckpt_slab {
 int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void *buf, size_t len,
                     size_t off, struct ckpt_err *err);
 
+/* Slabs of this size will be read: raise the budget so that two of them fit. */
+void ckpt_slabs_need(struct ckpt_slabs *slabs, size_t len);
+
 /* Forget all slabs of a group; nobody may be reading them. */
 void ckpt_slabs_forget(struct ckpt_slabs *slabs, const void *group);
 

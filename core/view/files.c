@@ -155,6 +155,8 @@ int ckpt_vfiles_add_model(struct ckpt_vfiles *f, const struct ckpt_vtree_options
     return ckpt_vfiles_add_json(f, "config.json", opt->config, opt->mtime_ns, err) < 0 ||
                    ckpt_vfiles_add_json(f, "generation_config.json", opt->generation, opt->mtime_ns,
                                         err) < 0 ||
+                   ckpt_vfiles_add_json(f, "adapter_config.json", opt->adapter, opt->mtime_ns,
+                                        err) < 0 ||
                    add_sides(f, opt, weights, err) < 0
                ? -1
                : 0;

@@ -57,6 +57,7 @@ struct ckpt_side_file {
 struct ckpt_vtree_options {
     const json_t *config;     /* config.json, complete (dtype too), or NULL: none */
     const json_t *generation; /* generation_config.json, or NULL */
+    const json_t *adapter;    /* adapter_config.json, or NULL */
     const json_t *weight_map; /* of a base's index: {tensor: file}; NULL: split by max_shard_size */
     const char *index_name;   /* NULL: model.safetensors.index.json */
     uint64_t max_shard_size;  /* bytes; 0: transformers' default, 50 GB */

@@ -11,6 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
@@ -24,13 +25,15 @@ SEED = int(os.environ.get("CKPTFS_SEED") or random.randrange(1 << 30))
 LLAMA = os.path.join(GOLDEN, "nanotron", "llama_tp2_pp2_tied")
 MEGATRON = os.path.join(GOLDEN, "megatron", "m19_llama_tp2pp2")
 TITAN = os.path.join(GOLDEN, "torchtitan", "deepseek_v3_dp2")
+COMPRESSED = os.path.join(GOLDEN, "dcp", "zstd_1r", "run")
 COMMANDS = [["export", LLAMA, "OUT", "--quiet"],
             ["digest", LLAMA, "--json"],
             ["info", LLAMA, "--json"],
             ["ls", LLAMA, "--json"],
             ["explain", LLAMA, "model.layers.1.self_attn.q_proj.weight", "--json"],
             ["digest", os.path.join(MEGATRON, "run"), "-o", "base=" + os.path.join(MEGATRON, "base"), "--json"],
-            ["digest", os.path.join(TITAN, "run"), "-o", "base=" + os.path.join(TITAN, "base"), "--json"]]
+            ["digest", os.path.join(TITAN, "run"), "-o", "base=" + os.path.join(TITAN, "base"), "--json"],
+            ["digest", COMPRESSED, "-o", "view=raw", "--json"]]
 
 
 def without_times(text):
@@ -80,7 +83,10 @@ def main():
     random.seed(SEED)
     print(f"CKPTFS_SEED={SEED}")
     with tempfile.TemporaryDirectory() as top:
-        good = [check(command, top) for command in COMMANDS]
+        archive = os.path.join(top, "run.nemo")
+        with tarfile.open(archive, "w") as tar:
+            tar.add(LLAMA, arcname=".")
+        good = [check(command, top) for command in [*COMMANDS, ["digest", archive, "--json"]]]
     print(f"{sum(good)} passed, {len(good) - sum(good)} failed")
     sys.exit(not all(good))
 

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Seeds of the fuzz targets, made from tests/golden and a few texts: seeds.py DIRECTORY"""
+import io
 import json
 import os
 import struct
 import sys
+import tarfile
+import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -356,8 +359,39 @@ def load_seeds(out):
             put(out, "fuzz_rounds", "wrong%d_%d" % (message, at), struct.pack("<BHB", message, at, 0xfe))
 
 
+def archive_seeds(out):
+    for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w", format=form) as tar:
+            def add(name, data=b"", **more):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                for key, value in more.items():
+                    setattr(member, key, value)
+                tar.addfile(member, io.BytesIO(data))
+
+            add("./config.json", b"{}")
+            add("folder", type=tarfile.DIRTYPE)
+            add("folder/" + "n" * 90, b"x" * 600)
+            add("link", type=tarfile.SYMTYPE, linkname="folder/../config.json")
+            add("again", type=tarfile.LNKTYPE, linkname="./config.json")
+            add("config.json", b"{1}")
+            if form != tarfile.USTAR_FORMAT:
+                add("/".join(["long"] * 60), b"y", mtime=1.5)
+        put(out, "fuzz_archive", f"tar{form}", packed.getvalue().rstrip(b"\0") + bytes(1024 + 511))
+    data = read(os.path.join(GOLDEN, "..", "dcp", "zstd_1r", "run", "__0_0.distcp"))
+    put(out, "fuzz_zstd", "several", data)
+    put(out, "fuzz_zstd", "one", data[:data.index(b"\x28\xb5\x2f\xfd", 4)])
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as z:
+        z.writestr("config.json", "{}")
+        z.writestr("folder/file", "x" * 100)
+    put(out, "fuzz_archive", "zip", packed.getvalue())
+
+
 def main():
     out = sys.argv[1]
+    archive_seeds(out)
     load_seeds(out)
     rank_piece_seeds(out)
     dcp_seeds(out)

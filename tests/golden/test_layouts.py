@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run, the checkpoint or the directory inside it: whatever a user names, the model is the same."""
 
+import json
 import os
 import shutil
 import subprocess
 import tempfile
 import unittest
 
-from case import CKPT, roots
+from case import CKPT, all_files, compare_bytes, roots
 
 # case, in the tree or in the collection: what may be named
 LAYOUTS = {
@@ -40,6 +41,61 @@ class Layouts(unittest.TestCase):
             with self.subTest(case):
                 paths = LAYOUTS["/".join(case.split("/")[-2:])]
                 self.same(os.path.join(case, "base"), [os.path.join(case, p) for p in paths])
+
+    def test_steps_of_verl(self):
+        """The tracker is written last: a step with a higher number is not finished; one with a lower number is no reason for a warning."""
+        with tempfile.TemporaryDirectory() as tmp:
+            run = os.path.join(tmp, "run")
+            shutil.copytree(os.path.join(next(roots()), "verl", "fsdp2_llama_w4", "run"), run)
+            for step in ("5", "30"):
+                shutil.copytree(os.path.join(run, "global_step_20"), os.path.join(run, "global_step_" + step))
+            os.makedirs(os.path.join(run, "global_step_20", "critic"))
+            info = subprocess.run([CKPT, "info", "--json", run], capture_output=True, text=True)
+            self.assertEqual((info.returncode, info.stderr), (0, ""))
+            self.assertEqual(json.loads(info.stdout)["steps"], ["global_step_5", "global_step_20"])
+            self.assertIn("step global_step_20", json.loads(info.stdout)["source"])
+            with open(os.path.join(run, "latest_checkpointed_iteration.txt"), "w") as f:
+                f.write("5")
+            info = subprocess.run([CKPT, "info", "--json", run], capture_output=True, text=True)
+            self.assertEqual((json.loads(info.stdout)["steps"], info.stderr), (["global_step_5"], ""))
+            shutil.rmtree(os.path.join(run, "global_step_5"))
+            info = subprocess.run([CKPT, "info", run], capture_output=True, text=True)
+            self.assertEqual(info.returncode, 1)
+            self.assertIn("no finished checkpoint", info.stderr)
+
+    def test_megatron_of_verl(self):
+        """A distributed checkpoint without arguments, and the config in huggingface/; in the layout of verl's versions before and since 2 of its schema
+        (verl/utils/megatron_utils.py). The oracle is save_pretrained's, as for the same checkpoint in NeMo's layout."""
+        case = os.path.join(next(roots()), "megatron", "n16_llama_tp2")
+        for weights, config in (("dist_ckpt", "huggingface"), ("model/dist_ckpt", "model/huggingface")):
+            with self.subTest(weights), tempfile.TemporaryDirectory() as tmp:
+                run = os.path.join(tmp, "run")
+                actor = os.path.join(run, "global_step_7", "actor")
+                shutil.copytree(os.path.join(case, "run", "weights"), os.path.join(actor, weights))
+                shutil.copytree(os.path.join(case, "base"), os.path.join(actor, config))
+                with open(os.path.join(run, "latest_checkpointed_iteration.txt"), "w") as f:
+                    f.write("7")
+                for path in (run, os.path.dirname(actor), actor):
+                    out = os.path.join(tmp, str(len(path)))
+                    done = subprocess.run([CKPT, "export", path, out], capture_output=True, text=True)
+                    self.assertEqual((done.returncode, "warning" in done.stderr), (0, False), done.stderr)
+                    self.assertEqual(compare_bytes(out, os.path.join(case, "expected"), all_files(os.path.join(case, "expected"))), [])
+                text = os.path.join(actor, config, "config.json")
+                with open(text) as f:  # another family's config is not ignored
+                    other = f.read().replace('"model_type": "llama"', '"model_type": "nemotron"')
+                with open(text, "w") as f:
+                    f.write(other)
+                done = subprocess.run([CKPT, "info", actor], capture_output=True, text=True)
+                self.assertEqual(done.returncode, 1, done.stdout)
+                self.assertIn("nemotron", done.stderr)
+
+    def test_a_model_that_verl_saved_as_hugging_face_does(self):
+        expected = os.path.join(next(roots()), "megatron", "n16_llama_tp2", "expected")
+        for folder in ("huggingface", "model/huggingface"):
+            with self.subTest(folder), tempfile.TemporaryDirectory() as tmp:
+                actor = os.path.join(tmp, "global_step_7", "actor")
+                shutil.copytree(expected, os.path.join(actor, folder))
+                self.same("", [expected, actor, os.path.dirname(actor), tmp])
 
     def test_project_of_accelerate(self):
         """project_dir/checkpoints/checkpoint_0 and so on."""

@@ -76,9 +76,14 @@ def save_dcp(state, job):
     """.metadata and .distcp, in one of the ways that the writer has."""
     r = random.Random(job["seed"])
     local = job.get("rank_local", r.random() < 0.2)  # each rank its own metadata
+    compressed = {}
+    if job.get("compressed"):
+        from torch.distributed.checkpoint._extension import ZStandard
+
+        compressed = {"_extensions": [ZStandard()]}
     writer = FileSystemWriter(
-        job["dir"], single_file_per_rank=r.random() < 0.7, thread_count=r.choice([1, 1, 2, 3]), sync_files=False,
-        serialization_format=SerializationFormat.SAFETENSORS if r.random() < 0.3 else SerializationFormat.TORCH_SAVE)
+        job["dir"], **compressed, single_file_per_rank=r.random() < 0.7, thread_count=r.choice([1, 1, 2, 3]), sync_files=False,
+        serialization_format=SerializationFormat.SAFETENSORS if r.random() < 0.3 and not compressed else SerializationFormat.TORCH_SAVE)
     dcp.save(state, storage_writer=writer, use_collectives=not local)
 
 
@@ -208,13 +213,70 @@ def save_model(job, world):
     save(state, job["dir"])
 
 
+def verl_model(job):
+    """The model that a step of verl trains, with an adapter if the job has one."""
+    import transformers as tf
+
+    model = tf.AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32)
+    if job.get("lora"):
+        import peft
+
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=12, target_modules=job["lora"], task_type="CAUSAL_LM"))
+        for name, p in model.named_parameters():  # a fresh adapter changes nothing: B is zero
+            if "lora_" in name:
+                p.data = tensor(name, torch.int16, tuple(p.shape), job["seed"]).float() / 2**20
+    return model
+
+
+def save_verl(job, world):
+    """What FSDPCheckpointManager of verl 0.9.1 writes: one file of each rank with the sharded states of FSDP1 or FSDP2. mesh: [replicas] of a
+    hybrid mesh. wrap: the layers' class, or nothing for one flat parameter of the whole model."""
+    import functools
+
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.fsdp import ShardedOptimStateDictConfig, ShardedStateDictConfig, ShardingStrategy, StateDictType, fully_shard
+    from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
+
+    model, rank = verl_model(job), dist.get_rank()
+    config, replicas = model.config, job.get("replicas", 1)
+    mesh = init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("ddp", "fsdp")) if replicas > 1 else init_device_mesh("cpu", (world,), mesh_dim_names=("fsdp",))
+    top = os.path.join(job["dir"], "global_step_3", "actor")
+    os.makedirs(top, exist_ok=True)
+    layers = [m for m in model.modules() if type(m).__name__ == job.get("wrap")]
+    if job["fsdp"] == 1:
+        policy = functools.partial(lambda_auto_wrap_policy, lambda_fn=lambda m: m in layers) if layers else None
+        model = FSDP(model, auto_wrap_policy=policy, use_orig_params=job["orig"], device_id=torch.device("cpu"), **({"device_mesh": mesh} if job["device_mesh"] else {}),
+                     sharding_strategy=ShardingStrategy.HYBRID_SHARD if replicas > 1 else ShardingStrategy.FULL_SHARD)
+        with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(), ShardedOptimStateDictConfig()):
+            state = model.state_dict()
+    else:
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        state = model.state_dict()
+    if job.get("lora_only"):
+        state = {k: v for k, v in state.items() if "lora_" in k}
+    torch.save(state, os.path.join(top, f"model_world_size_{world}_rank_{rank}.pt"))
+    if rank == 0:
+        config.save_pretrained(os.path.join(top, "huggingface"))
+        with open(os.path.join(top, "fsdp_config.json"), "w") as f:
+            json.dump({"FSDP_version": job["fsdp"], "world_size": world}, f, indent=4)
+        if job.get("lora"):
+            with open(os.path.join(top, "lora_train_meta.json"), "w") as f:
+                json.dump({"r": 4, "lora_alpha": 12, "task_type": "CAUSAL_LM"}, f, ensure_ascii=False, indent=4)
+    dist.barrier()
+    if rank == 0:
+        with open(os.path.join(job["dir"], "latest_checkpointed_iteration.txt"), "w") as f:
+            f.write("3")
+
+
 def do_jobs(world, rank, path):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}.store", world_size=world, rank=rank)
     with open(path) as f:
         jobs = json.load(f)
     for job in jobs:
-        {"random": save_random, "state": save_state, "model": save_model, "ranks": save_ranks, "rows": save_rows, "load": load_model}[job["kind"]](job, world)
+        {"random": save_random, "state": save_state, "model": save_model, "ranks": save_ranks, "rows": save_rows, "load": load_model, "verl": save_verl}[job["kind"]](job, world)
         dist.barrier()
     dist.destroy_process_group()
 

@@ -60,6 +60,19 @@ class Dcp(TensorCase):
             for seed, run in zip(seeds, runs):
                 self.check_random(world, seed, run)
 
+    def test_items_that_torch_compresses(self):
+        """torch's ZStandard extension, which needs the module zstandard."""
+        try:
+            import zstandard  # noqa: F401
+        except ImportError as e:
+            self.skipTest(str(e))
+        for world in (1, 3):
+            seeds = [SEED * 1000 + 50 + world * 10 + i for i in range(CASES)]
+            jobs = [{"kind": "random", "storage": "dcp", "dir": self.path(f"z{world}-{s}"), "seed": s, "compressed": True} for s in seeds]
+            writer.run(world, jobs)
+            for job in jobs:
+                self.check_random(world, job["seed"], job["dir"])
+
     def test_files_of_ranks(self):
         """One torch.save file of each rank, as verl's."""
         for world in (2, 4):
@@ -119,6 +132,55 @@ class Dcp(TensorCase):
             for file in [f for f in os.listdir(want) if f != "generation_config.json"]:
                 with open(os.path.join(out, file), "rb") as a, open(os.path.join(want, file), "rb") as b:
                     self.assertEqual(a.read(), b.read(), f"{lent}: {file}")
+
+    # ---- verl ----
+
+    def save_verl(self, world, jobs, **sizes):
+        model = randomise(tf.LlamaForCausalLM(tf.LlamaConfig(**{**SIZES, **sizes})))
+        base = self.path(f"verl-{len(os.listdir(self.tmp))}")
+        model.save_pretrained(base)
+        jobs = [{"kind": "verl", "dir": f"{base}.{n}", "model": base, "seed": SEED + n, **job} for n, job in enumerate(jobs)]
+        writer.run(world, jobs)
+        return base, jobs
+
+    def test_verl_under_fsdp1_and_fsdp2(self):
+        torch.manual_seed(SEED)
+        ways = [dict(fsdp=1, orig=orig, device_mesh=mesh, wrap=wrap) for orig in (False, True) for mesh in (False, True) for wrap in (None, "LlamaDecoderLayer")]
+        ways += [dict(fsdp=2, wrap="LlamaDecoderLayer"), dict(fsdp=2, wrap="LlamaDecoderLayer", replicas=2), dict(fsdp=1, orig=True, device_mesh=True, wrap="LlamaDecoderLayer", replicas=2)]
+        for world, sizes, some in ((2, {"tie_word_embeddings": True}, ways[:-2]), (4, {}, ways[-3:])):
+            base, jobs = self.save_verl(world, some, num_hidden_layers=2, **sizes)
+            for job in jobs:
+                self.same(read_all(self.export(job["dir"])), read_all(base), f"world {world}, {job}")
+
+    def test_lora_of_verl(self):
+        """The adapter with the config that verl's merger writes, the merged model as PEFT merges it, and the base; or the adapter's tensors only."""
+        import json
+
+        import peft
+
+        torch.manual_seed(SEED)
+        targets = ["q_proj", "down_proj"]
+        common = dict(wrap="LlamaDecoderLayer", lora=targets)
+        base, jobs = self.save_verl(2, [dict(fsdp=2, **common), dict(fsdp=1, orig=True, device_mesh=True, **common), dict(fsdp=2, lora_only=True, **common)], num_hidden_layers=2)
+        for job in jobs:
+            what = str(job)
+            model = writer.verl_model(job)
+            want, merged = self.path("want"), self.path("merged")
+            model.save_pretrained(want)
+            out = self.export(job["dir"])
+            self.same(read_all(out), read_all(want), what)
+            with open(os.path.join(out, "adapter_config.json")) as f:
+                config = json.load(f)
+            self.assertEqual((config["r"], config["lora_alpha"], sorted(config["target_modules"]), config["task_type"], config["peft_type"]),
+                             (4, 12, sorted(targets), "CAUSAL_LM", "LORA"))
+            loaded = peft.PeftModel.from_pretrained(tf.AutoModelForCausalLM.from_pretrained(base), out)
+            ids = torch.arange(7)[None]
+            self.assertTrue(torch.equal(loaded.eval()(ids).logits, model.eval()(ids).logits), what)
+            model.merge_and_unload().save_pretrained(merged)
+            for n, options in enumerate([["lora=merge", f"base={base}"]] + [["lora=merge"], ["lora=base"]][:0 if job.get("lora_only") else 2]):
+                done = export(job["dir"], f"{out}.{n}", *options)
+                self.assertEqual(done.returncode, 0, f"{what} {options}: {done.stderr}")
+                self.same(read_all(f"{out}.{n}"), read_all(base if options == ["lora=base"] else merged), f"{what} {options}")
 
     # ---- torchtitan ----
 

@@ -23,6 +23,7 @@ PLACES = [
     (r"jansson\.h", r"core/base/json\.h|fs/.*"),
     (r"fuse.*\.h|fuse3/.*", r"fs/.*"),
     (r"yaml\.h", r"core/container/yaml\.c"),
+    (r"zstd.*\.h", r"core/container/zstd\.c"),
     (r"pcre2.*\.h", r"core/base/regex\.c"),
     (r"mpi\.h", r"core/load/xport_mpi\.c|include/ckptfs/load_mpi\.h"),
     (r"nccl\.h", r"core/load/(xport_nccl|cuda)\.c|include/ckptfs/load_nccl\.h"),

@@ -128,6 +128,12 @@ def a_module_gets_its_extra_state(top):
     assert torch.equal(net.extra, torch.arange(4))
 
 
+def objects_that_torch_compressed(top):
+    """The values that the writer of this golden checkpoint gave, through torch's ZStandard extension."""
+    with ckptfs.open(os.path.join(HERE, "..", "golden", "dcp", "zstd_1r", "run"), view="raw") as f:
+        assert f.objects() == {"step": 3, "note": "text"}, f.objects()
+
+
 def what_cannot_be_restored_is_missing(top):
     dcp.save({"w": torch.ones(2), "dtype": torch.float16, "lr": 0.5}, checkpoint_id=top, no_dist=True)
     state = {"w": torch.zeros(2), "dtype": torch.bfloat16, "lr": 0.1, "epoch": 3}
@@ -188,5 +194,5 @@ def files_of_frameworks(top):
     return f"{count} checkpoints"
 
 
-run_in_folders((values_are_what_torch_reads, an_optimizer_is_restored, a_module_gets_its_extra_state, what_cannot_be_restored_is_missing, an_attack_is_refused,
-                files_of_frameworks))
+run_in_folders((values_are_what_torch_reads, an_optimizer_is_restored, a_module_gets_its_extra_state, objects_that_torch_compressed,
+                what_cannot_be_restored_is_missing, an_attack_is_refused, files_of_frameworks))

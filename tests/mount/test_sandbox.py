@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon's sandbox: what an exploit does first fails, what a mount needs works, and who meets a rule is told so."""
 
+import io
 import json
 import os
 import shutil
 import subprocess
+import tarfile
 
 from mountlib import BUILD, CKPTFS, Case, Mount, main, mounted, wait_until
 
@@ -70,6 +72,43 @@ class Sandbox(Case):
             wait_until(lambda: "20" in os.listdir(self.mnt), "the step")
             with open(os.path.join(self.mnt, "20", "model.safetensors"), "rb") as f:
                 self.assertGreater(len(f.read()), 1000)
+
+    def pack(self, name, extra):
+        """The real run with one file more, in a tar archive; written over in its place."""
+        run = os.path.join(self.tmp, "packed", "10")
+        if not os.path.isdir(run):
+            shutil.copytree(os.path.join(self.real_run(), "10"), run)
+        with open(os.path.join(run, "tokenizer.json"), "w") as f:
+            f.write(extra)
+        path = os.path.join(self.tmp, name)
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            tar.add(run, arcname=".")
+        with open(path, "wb") as f:
+            f.write(packed.getvalue())
+        return path
+
+    def test_an_archive_is_read_and_noticed_when_it_is_written_again(self):
+        """Of its folder, the daemon may open the archive only; another one under its name is not opened, and a warning says so."""
+        path = self.pack("run.nemo", "1")
+        text = os.path.join(self.mnt, "tokenizer.json")
+
+        def shown(want):
+            try:
+                with open(text) as f:
+                    return f.read() == want
+            except OSError:
+                return False
+
+        with Mount(path, self.mnt, program=CKPTFS) as m:
+            with open(os.path.join(self.mnt, "model.safetensors"), "rb") as f:
+                self.assertGreater(len(f.read()), 1000)
+            self.assertTrue(shown("1"))
+            self.pack("run.nemo", "22")
+            wait_until(lambda: shown("22"), "the new archive", 30)
+            os.rename(self.pack("other.nemo", "333"), path)
+            wait_until(lambda: "looking for new steps" in m.text(), "the warning", 30)
+            self.assertIn("sandbox=no", m.text())
 
     def test_links_are_followed_to_where_they_led_when_it_was_mounted(self):
         """A step elsewhere, linked before and after the mount: the second one's error says what the matter is."""

@@ -198,21 +198,8 @@ TEST(toy, the_marker_ends_a_save)
     tree_close(&t);
 }
 
-TEST(toy, an_archive_is_to_be_unpacked)
-{
-    struct ckpt_err err = {0};
-    struct ckpt_run *run;
-    char path[5000];
-    struct tree t;
-    tree_open(&t);
-    tree_text(&t, "run.toybox", "x");
-    (void)snprintf(path, sizeof path, "%s/run.toybox", t.path);
-    CHECK_FAILS(ckpt_run_open(path, NULL, &run, &err), CKPT_UNSUPPORTED, "unpack it");
-    tree_close(&t);
-}
-
 TESTS(T(toy, is_one_line_more_than_the_library_has),
       T(toy, steps_lie_in_the_inner_folder_and_the_pointer_file_says_which_is_the_latest),
       T(toy, a_step_shows_its_tensor_and_its_side_files),
       T(toy, the_config_of_a_base_passes_to_the_letter_if_the_tensors_have_its_dtype),
-      T(toy, the_marker_ends_a_save), T(toy, an_archive_is_to_be_unpacked), )
+      T(toy, the_marker_ends_a_save), )

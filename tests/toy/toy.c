@@ -102,5 +102,4 @@ const struct ckpt_reader ckpt_reader_toy = {
     .inner_models = inner_models,
     .inner_runs = inner_runs,
     .links = links,
-    .archive = ".toybox",
 };

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Formats that no reader reads, but whose names people will want to hear: what a folder holds, and
+ * what to do with it. */
+#ifndef CKPT_CKPT_FOREIGN_H
+#define CKPT_CKPT_FOREIGN_H
+
+#include "base/err.h"
+#include "io/dir.h"
+
+/* For a folder in which no reader found a checkpoint: -1 and UNSUPPORTED if one of its entries
+ * shows what it holds instead, else 0. */
+int ckpt_foreign_check(const struct ckpt_dir *dir, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lora_train_meta.json of verl: the numbers of the LoRA adapter in a checkpoint of a PEFT model. */
+#ifndef CKPT_CKPT_VERL_LORA_H
+#define CKPT_CKPT_VERL_LORA_H
+
+#include "base/json.h"
+#include "io/dir.h"
+#include "tensor/catalog.h"
+
+/* Make the adapter_config.json that verl's model_merger makes, less the keys that have PEFT's
+ * defaults: r, lora_alpha and task_type from the file, target_modules from the tensors' names.
+ * *ret is NULL if there is no such file, or the file has no numbers. */
+int ckpt_verl_lora_config(const struct ckpt_dir *dir, const struct ckpt_catalog *cat, json_t **ret,
+                          struct ckpt_err *err);
+
+#endif

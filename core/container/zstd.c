@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Decompressing by libzstd: streams, because only the end of one tells its length. */
+#include "container/zstd.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zstd.h>
+
+#include "base/ckd.h"
+#include "base/mem.h"
+#include "io/iov.h"
+#include "tensor/slab.h"
+
+enum {
+    IN_BYTES = 1 << 20,
+    OUT_BYTES = 256 * 1024,
+    KEPT = 64 * 1024,    /* of the beginning and of the end */
+    MAX_WINDOW_LOG = 27, /* memory that a frame may ask for: 128 MiB, the library's own limit */
+};
+
+struct ckpt_zstd_store {
+    struct ckpt_slabs *slabs;
+    atomic_uint refs;
+};
+
+struct source_zstd {
+    struct ckpt_source source;
+    struct ckpt_source *of;
+    struct ckpt_zstd_store *store;
+    uint64_t off, len; /* in `of`, compressed */
+    struct kept {
+        unsigned char head[KEPT], tail[KEPT]; /* the tail ends where the source ends */
+    } * kept;                                 /* NULL: settled */
+};
+
+static struct source_zstd *self(const struct ckpt_source *s) { return (struct source_zstd *)s; }
+
+bool ckpt_zstd_is_frame(const unsigned char head[CKPT_ZSTD_MAGIC_LEN])
+{
+    return memcmp(head, "\x28\xb5\x2f\xfd", CKPT_ZSTD_MAGIC_LEN) == 0;
+}
+
+/* ---- the store ---- */
+
+int ckpt_zstd_store_new(size_t budget, struct ckpt_zstd_store **ret, struct ckpt_err *err)
+{
+    struct ckpt_zstd_store *store = calloc(1, sizeof *store);
+
+    if (!store)
+        return ckpt_nomem(err);
+    atomic_init(&store->refs, 1);
+    if (ckpt_slabs_new(budget, &store->slabs, err) < 0) {
+        free(store);
+        return -1;
+    }
+    *ret = store;
+    return 0;
+}
+
+void ckpt_zstd_store_unref(struct ckpt_zstd_store *store)
+{
+    if (!store || atomic_fetch_sub(&store->refs, 1) != 1)
+        return;
+    ckpt_slabs_free(store->slabs);
+    free(store);
+}
+
+/* ---- decompressing ---- */
+
+/* Takes the next bytes that come out, `at` bytes behind the beginning. */
+typedef int take_fn(void *ctx, const unsigned char *bytes, size_t len, uint64_t at,
+                    struct ckpt_err *err);
+
+struct stream {
+    const struct source_zstd *z;
+    ZSTD_DStream *d;
+    unsigned char *in, *out;
+    uint64_t read, made; /* bytes that went in and came out */
+    bool open;           /* within a frame */
+};
+
+static void stream_release(struct stream *s)
+{
+    (void)ZSTD_freeDStream(s->d);
+    free(s->in);
+    free(s->out);
+}
+
+static int stream_init(struct stream *s, struct ckpt_err *err)
+{
+    s->d = ZSTD_createDStream();
+    s->in = malloc(IN_BYTES);
+    s->out = malloc(OUT_BYTES);
+    if (!s->d || !s->in || !s->out ||
+        ZSTD_isError(ZSTD_DCtx_setParameter(s->d, ZSTD_d_windowLogMax, MAX_WINDOW_LOG)))
+        return ckpt_nomem(err);
+    return 0;
+}
+
+static int fail_damaged(const struct stream *s, const char *why, struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_FORMAT,
+                     "the bytes compressed by zstd at byte %" PRIu64
+                     " are damaged near byte %" PRIu64 ": %s",
+                     s->z->off, s->z->off + s->read, why);
+}
+
+/* Decompress what is in `in`, and hand over all that comes out. */
+static int drain(struct stream *s, ZSTD_inBuffer *in, take_fn *take, void *ctx,
+                 struct ckpt_err *err)
+{
+    bool more;
+
+    do {
+        ZSTD_outBuffer out = {s->out, OUT_BYTES, 0};
+        const size_t rc = ZSTD_decompressStream(s->d, &out, in);
+        if (ZSTD_isError(rc))
+            return fail_damaged(s, ZSTD_getErrorName(rc), err);
+        if (out.pos && take(ctx, s->out, out.pos, s->made, err) < 0)
+            return -1;
+        s->made += out.pos;
+        s->open = rc != 0;
+        more = rc != 0 && out.pos == out.size;
+    } while (in->pos < in->size || more);
+    return 0;
+}
+
+static int decompress(const struct source_zstd *z, take_fn *take, void *ctx, uint64_t *ret_len,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(stream_release) struct stream s = {.z = z};
+
+    if (stream_init(&s, err) < 0)
+        return -1;
+    while (s.read < z->len) {
+        const size_t n = (size_t)ckpt_min_u64(IN_BYTES, z->len - s.read);
+        ZSTD_inBuffer in = {s.in, n, 0};
+        if (ckpt_source_pread(z->of, s.in, n, z->off + s.read, err) < 0)
+            return -1;
+        s.read += n;
+        if (drain(&s, &in, take, ctx, err) < 0)
+            return -1;
+    }
+    if (s.open || z->len == 0)
+        return fail_damaged(&s, "they end within a frame", err);
+    *ret_len = s.made;
+    return 0;
+}
+
+/* ---- the first time: the length, the beginning and the end ---- */
+
+struct first {
+    struct source_zstd *z;
+    uint64_t max_len;
+};
+
+static int keep_ends(void *ctx, const unsigned char *bytes, size_t len, uint64_t at,
+                     struct ckpt_err *err)
+{
+    const struct first *f = ctx;
+    struct kept *k = f->z->kept;
+
+    if (at + len > f->max_len)
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "the bytes compressed by zstd at byte %" PRIu64 " are more than %" PRIu64
+                         " bytes when decompressed",
+                         f->z->off, f->max_len);
+    if (at < KEPT)
+        memcpy(k->head + at, bytes, len < KEPT - at ? len : (size_t)(KEPT - at));
+    const size_t n = len < KEPT ? len : KEPT;
+    memmove(k->tail, k->tail + n, KEPT - n);
+    memcpy(k->tail + KEPT - n, bytes + len - n, n);
+    return 0;
+}
+
+/* ---- later: all of it ---- */
+
+struct whole {
+    unsigned char *buf;
+    uint64_t len;
+};
+
+static int copy_all(void *ctx, const unsigned char *bytes, size_t len, uint64_t at,
+                    struct ckpt_err *err)
+{
+    const struct whole *w = ctx;
+
+    if (!ckpt_range_ok(at, len, w->len))
+        return ckpt_fail(err, CKPT_STALE, "compressed bytes changed since they were opened");
+    memcpy(w->buf + at, bytes, len);
+    return 0;
+}
+
+static int fill(const void *ctx, void *buf, size_t len, uint64_t slab, struct ckpt_err *err)
+{
+    const struct source_zstd *z = ctx;
+    struct whole w = {buf, len};
+    uint64_t made = 0;
+
+    (void)slab;
+    if (decompress(z, copy_all, &w, &made, err) < 0)
+        return -1;
+    return made == len
+               ? ckpt_source_check(z->of, err)
+               : ckpt_fail(err, CKPT_STALE, "compressed bytes changed since they were opened");
+}
+
+/* ---- the source ---- */
+
+static int read_part(struct source_zstd *z, void *buf, size_t len, uint64_t off,
+                     struct ckpt_err *err)
+{
+    const uint64_t size = z->source.size, tail = size < KEPT ? 0 : size - KEPT;
+    const struct ckpt_slab slab = {
+        .group = z, .owner = z, .len = (size_t)size, .fill = fill, .ctx = z};
+
+    if (z->kept && ckpt_range_ok(off, len, KEPT))
+        memcpy(buf, z->kept->head + off, len);
+    else if (z->kept && off >= tail)
+        memcpy(buf, z->kept->tail + (KEPT - (size - off)), len);
+    else
+        return ckpt_slabs_read(z->store->slabs, &slab, buf, len, (size_t)off, err);
+    return 0;
+}
+
+static int zstd_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                       struct ckpt_err *err)
+{
+    for (int i = 0; i < n; off += iov[i++].iov_len)
+        if (iov[i].iov_len && read_part(self(s), iov[i].iov_base, iov[i].iov_len, off, err) < 0)
+            return -1;
+    return 0;
+}
+
+static int zstd_check(struct ckpt_source *s, struct ckpt_err *err)
+{
+    return ckpt_source_check(self(s)->of, err);
+}
+
+static char *zstd_name(const struct ckpt_source *s) { return ckpt_source_name(self(s)->of); }
+
+static void zstd_free(struct ckpt_source *s)
+{
+    struct source_zstd *z = self(s);
+
+    ckpt_slabs_forget(z->store->slabs, z);
+    ckpt_zstd_store_unref(z->store);
+    ckpt_source_unref(z->of);
+    free(z->kept);
+    free(z);
+}
+
+static const struct ckpt_source_ops zstd_ops = {
+    .preadv = zstd_preadv, .check = zstd_check, .name = zstd_name, .free = zstd_free};
+
+int ckpt_source_zstd_new(struct ckpt_zstd_store *store, struct ckpt_source *of, uint64_t off,
+                         uint64_t len, uint64_t max_len, struct ckpt_source **ret,
+                         struct ckpt_err *err)
+{
+    struct source_zstd *z = calloc(1, sizeof *z);
+    struct first first = {z, max_len};
+
+    assert(ckpt_range_ok(off, len, of->size));
+    if (!z)
+        return ckpt_nomem(err);
+    atomic_fetch_add(&store->refs, 1);
+    atomic_init(&z->source.refs, 1);
+    z->source.ops = &zstd_ops;
+    z->store = store;
+    z->of = ckpt_source_ref(of);
+    z->off = off;
+    z->len = len;
+    if (!(z->kept = malloc(sizeof *z->kept)))
+        (void)ckpt_nomem(err);
+    if (!z->kept || decompress(z, keep_ends, &first, &z->source.size, err) < 0) {
+        zstd_free(&z->source);
+        return -1;
+    }
+    ckpt_slabs_need(store->slabs, (size_t)z->source.size);
+    *ret = &z->source;
+    return 0;
+}
+
+void ckpt_source_zstd_settle(struct ckpt_source *s)
+{
+    assert(s->ops == &zstd_ops);
+    free(self(s)->kept);
+    self(s)->kept = NULL;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An archive as a directory: its files are ranges of bytes of the archive, and are read in place.
+ * If the archive changes, its index is read again. */
+#ifndef CKPT_IO_DIR_ARCHIVE_H
+#define CKPT_IO_DIR_ARCHIVE_H
+
+#include "base/err.h"
+#include "io/dir.h"
+#include "io/members.h"
+
+/* Read the index of the archive `name` in folder, and the identity that the archive has.
+ * *ret_members is sealed; the caller frees it. */
+typedef int ckpt_archive_index(struct ckpt_dir *folder, const char *name,
+                               struct ckpt_members **ret_members, struct ckpt_file_id *ret_id,
+                               struct ckpt_err *err);
+
+/* Open the archive at `path`. */
+int ckpt_dir_open_archive(const char *path, ckpt_archive_index *index, struct ckpt_dir **ret,
+                          struct ckpt_err *err);
+
+#endif
