@@ -41,7 +41,7 @@ static int fault(ssize_t *ret, size_t *cap)
 
     if (every > 0 && n % every != 0)
         return 0;
-    switch (control->action) {
+    switch (atomic_load(&control->action)) {
     case ERRNO:
         errno = value;
         *ret = -1;
