@@ -146,7 +146,7 @@ static int put_path(struct ckpt_members *m, const char *name, size_t name_len, u
 static int put_entry(struct ckpt_members *m, const char *name, size_t name_len,
                      const struct ckpt_member *what, const char *target, struct ckpt_err *err)
 {
-    uint32_t at;
+    uint32_t at = 0;
     bool is_new;
 
     if (put_path(m, name, name_len, &at, &is_new, err) < 0)

@@ -14,6 +14,9 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+/* A target may have a mutator of its own (mutate.h). */
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max, unsigned seed);
+
 /* A property that must hold for every input. */
 #define MUST(cond)                                                                                 \
     do {                                                                                           \

@@ -4,6 +4,7 @@
 #include "fuzz.h"
 
 #include "container/safetensors.h"
+#include "mutate.h"
 
 static void add(struct ckpt_catalog *cat, const struct ckpt_st_tensor *t)
 {
@@ -66,4 +67,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ckpt_st_release(&st);
     ckpt_source_unref(s);
     return 0;
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max, unsigned seed)
+{
+    return mutate_safetensors(data, size, max, seed);
 }

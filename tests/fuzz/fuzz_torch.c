@@ -4,6 +4,7 @@
 #include "fuzz.h"
 
 #include "container/torch.h"
+#include "mutate.h"
 
 static void check_layout(struct ckpt_source *s, const struct ckpt_torch_layout *l, uint64_t off)
 {
@@ -71,4 +72,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     parse_alone(s);
     ckpt_source_unref(s);
     return 0;
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max, unsigned seed)
+{
+    const bool zip = size >= 4 && memcmp(data, "PK\3\4", 4) == 0;
+
+    return zip ? mutate_zip(data, size, max, seed) : mutate_pickle(data, size, max, seed);
 }

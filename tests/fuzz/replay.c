@@ -9,6 +9,15 @@
 
 static unsigned long count;
 
+/* libFuzzer's, for the mutators, which are not called here. */
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max);
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max)
+{
+    (void)data;
+    (void)max;
+    return size;
+}
+
 static void run_file(const char *path, size_t size)
 {
     FILE *f = fopen(path, "rb");
