@@ -19,10 +19,12 @@ enum {
 
 /* What a writer is given, and fills. */
 struct ckpt_writing {
-    const struct ckpt_catalog *cat; /* whole tensors, under the names of the format; outlives the
-                                       files */
+    struct ckpt_catalog *cat; /* whole tensors, under the names of the format; outlives the files,
+                                 and may get memory for parts of tensors */
     const struct ckpt_output *output;
-    uint64_t step;                          /* the checkpoint's; 0: it has none */
+    const json_t *config; /* the format's own, which a recipe made; NULL: the format has none */
+    const json_t *about;  /* facts about the checkpoint that is read (catalog.h) */
+    uint64_t step;        /* the checkpoint's; 0: it has none */
     const struct ckpt_vtree_options *model; /* the files of a model directory beside the weights,
                                                and how it would split them */
     struct ckpt_vfiles *files;              /* to add to */
