@@ -31,9 +31,10 @@ static const char serialization_id[] = "1572819951185464302603005401530805769991
 
 struct archive {
     struct ckpt_str *out; /* where bytes go now; NULL: nowhere */
+    const char *folder;   /* of the records, with the slash */
     uint64_t at;          /* in the archive */
     struct {
-        const char *name; /* below archive/ */
+        const char *name; /* below the folder */
         uint64_t off, size;
     } record[RECORDS];
     size_t n;
@@ -55,11 +56,9 @@ static void put_le(struct archive *a, uint64_t n, int bytes)
     put(a, le, (size_t)bytes);
 }
 
-static const char folder[] = "archive/";
-
 static void put_name(struct archive *a, const char *name)
 {
-    put(a, folder, sizeof folder - 1);
+    put(a, a->folder, strlen(a->folder));
     put(a, name, strlen(name));
 }
 
@@ -115,7 +114,7 @@ static size_t large_field(uint64_t off, uint64_t size)
 static void begin(struct archive *a, const char *name, uint64_t size)
 {
     const uint64_t off = a->at;
-    const size_t len = sizeof folder - 1 + strlen(name), large = large_field(off, size);
+    const size_t len = strlen(a->folder) + strlen(name), large = large_field(off, size);
     const size_t pad = (size_t)(-(off + LOCAL_HEADER + len + large + EXTRA_HEADER) % ALIGNMENT);
 
     a->record[a->n].name = name;
@@ -170,7 +169,7 @@ static void put_entry(struct archive *a, const char *name, uint64_t off, uint64_
     put_le(a, 0, 8); /* date, CRC */
     put_le(a, is_large(size) ? UINT32_MAX : size, 4);
     put_le(a, is_large(size) ? UINT32_MAX : size, 4);
-    put_le(a, sizeof folder - 1 + strlen(name), 2);
+    put_le(a, strlen(a->folder) + strlen(name), 2);
     put_le(a, large_field(off, size), 2);
     put_le(a, 0, 2); /* comment */
     put_le(a, 0, 8); /* disk, attributes */
@@ -283,7 +282,7 @@ static void put_pickle(struct ckpt_str *out, const struct ckpt_torch_out *t)
 void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struct ckpt_str *tail)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str pickle = {0};
-    struct archive a = {.out = head};
+    struct archive a = {.out = head, .folder = "archive/"};
 
     assert(t->rank <= CKPT_MAX_RANK);
     put_pickle(&pickle, t);
@@ -303,4 +302,24 @@ void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struc
         head->failed = true;
     if (pickle.failed && tail)
         tail->failed = true;
+}
+
+void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len, struct ckpt_str *out)
+{
+    struct archive a = {.out = out, .folder = folder};
+
+    put_record(&a, "data.pkl", pickle, len);
+    put_text(&a, ".format_version", "1");
+    put_text(&a, ".storage_alignment", "64");
+    put_text(&a, "byteorder", "little");
+    put_text(&a, "version", "3\n");
+    put_text(&a, ".data/serialization_id", serialization_id_of_empty);
+    finish(&a);
+}
+
+void ckpt_torch_out_none(struct ckpt_str *out)
+{
+    static const char list[] = "\x80\x02]q\0Na.";
+
+    ckpt_torch_out_pickle("archive/", list, sizeof list - 1, out);
 }

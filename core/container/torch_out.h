@@ -25,4 +25,12 @@ struct ckpt_torch_out {
 /* Append what stands before the tensor's bytes, and what follows them. Either may be NULL. */
 void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struct ckpt_str *tail);
 
+/* Append what torch.save writes for the object of a pickle, which has no tensors: a file whose
+ * records are below `folder` ("archive/", or a file's name without its suffix). */
+void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len,
+                           struct ckpt_str *out);
+
+/* The same for [None]. */
+void ckpt_torch_out_none(struct ckpt_str *out);
+
 #endif
