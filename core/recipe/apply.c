@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "recipe/fused.h"
 #include "recipe/join.h"
 
 static int start_catalog(struct ckpt_apply *ap)
@@ -90,6 +91,8 @@ static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
         return -1;
     if (ap->nleft > CKPT_APPLY_SHOWN)
         ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - CKPT_APPLY_SHOWN);
+    if (ckpt_fused_rename(ap->recipe, ap->cat, ap->err) < 0)
+        return -1;
     return ckpt_tied_copies_check(&ap->copies, ap->opt->allow_leftover, ap->cat, ap->err) < 0
                ? -1
                : ckpt_leftover_check(ap->recipe, ap->src, ap->used, ap->opt->allow_leftover,

@@ -7,9 +7,11 @@
 
 #include "recipe/shares.h"
 
-static uint8_t way_of(enum ckpt_way way)
+static uint8_t way_of(const struct ckpt_share *s)
 {
-    return way == CKPT_TP ? CKPT_CUT_OVER_TP : way == CKPT_EP ? CKPT_CUT_OVER_EP : CKPT_CUT_NOT;
+    if (s->way == CKPT_TP)
+        return s->of_experts ? CKPT_CUT_OVER_ETP : CKPT_CUT_OVER_TP;
+    return s->way == CKPT_EP ? CKPT_CUT_OVER_EP : CKPT_CUT_NOT;
 }
 
 /* Append the shares of a dimension that is divided. */
@@ -23,7 +25,7 @@ static int add_dim(const struct ckpt_shares *shares, uint8_t dim, struct ckpt_cu
                                    .groups = s->groups,
                                    .what = ckpt_arena_strdup(arena, s->what ? s->what : ""),
                                    .dim = dim,
-                                   .way = way_of(s->way),
+                                   .way = way_of(s),
                                    .shared = s->shared};
         if (!cut[i].what)
             return ckpt_nomem(err);

@@ -155,7 +155,7 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
         ckpt_field_strings(r->arena, r->backwards ? from : to, where, &dst, &ndst, r->err) < 0)
         return -1;
     if (r->backwards && cx.value)
-        return ckpt_fail(r->err, CKPT_UNSUPPORTED, "%s: a 'value' can't be read backwards", where);
+        return 0; /* what was computed cannot be undone: the tensor has no rule */
     if (nsrc > CKPT_RULE_SIDES || ndst > CKPT_RULE_SIDES)
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d sides", where, CKPT_RULE_SIDES);
     if (r->out->rules.len > MAX_RULES)
@@ -369,19 +369,43 @@ static int read_pipeline(struct reader *r, const char *where, const json_t *list
     return 0;
 }
 
+static int read_fused(struct reader *r, const char *where, const json_t *list)
+{
+    const char *const *text;
+    size_t i, n;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j) {
+        if (ckpt_field_strings(r->arena, j, where, &text, &n, r->err) < 0)
+            return -1;
+        if (n != 3)
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: three texts are expected here", where,
+                             i);
+        const struct ckpt_fused f = {text[0], text[1], text[2]};
+        if (ckpt_vec_push(&r->out->fused, f) < 0)
+            return ckpt_nomem(r->err);
+    }
+    return 0;
+}
+
 /* What only a recipe that is read backwards needs. */
 static int read_makes(struct reader *r, const char *name, const json_t *j)
 {
     const char *makes = ckpt_field_text(r->arena, r->err, "%s: makes", name),
-               *pipeline = ckpt_field_text(r->arena, r->err, "%s: pipeline", name);
+               *pipeline = ckpt_field_text(r->arena, r->err, "%s: pipeline", name),
+               *fused = ckpt_field_text(r->arena, r->err, "%s: fused", name);
 
-    if (!makes || !pipeline)
+    if (!makes || !pipeline || !fused)
         return -1;
     if (!r->backwards)
         return 0;
-    return read_keys(r, &r->out->makes, false, makes, json_object_get(j, "makes")) < 0
+    return read_keys(r, &r->out->makes, false, makes, json_object_get(j, "makes")) < 0 ||
+                   read_pipeline(r, pipeline, json_object_get(j, "pipeline")) < 0 ||
+                   read_fused(r, fused, json_object_get(j, "fused")) < 0
                ? -1
-               : read_pipeline(r, pipeline, json_object_get(j, "pipeline"));
+               : 0;
 }
 
 /* Read conditions; those of included files count too. */
@@ -458,10 +482,10 @@ static int read_head(struct reader *r, const char *name, const json_t *j)
 static int read_file(struct reader *r, const char *name, const char *text, size_t len,
                      unsigned parts, const struct ckpt_rule_context *cx)
 {
-    static const char *const known[] = {"note",  "format",   "model",    "when",     "has",
-                                        "lacks", "include",  "config",   "rules",    "refuse",
-                                        "warn",  "fallback", "may_lack", "prefixes", "ignores",
-                                        "back",  "ties",     "makes",    "pipeline", NULL};
+    static const char *const known[] = {
+        "note",    "format", "model",  "when",  "has",      "lacks",    "include",
+        "config",  "rules",  "refuse", "warn",  "fallback", "may_lack", "prefixes",
+        "ignores", "back",   "ties",   "makes", "pipeline", "fused",    NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     size_t n;
@@ -521,6 +545,7 @@ void ckpt_recipe_release(struct ckpt_recipe *r)
     ckpt_vec_release(&r->config);
     ckpt_vec_release(&r->makes);
     ckpt_vec_release(&r->pipeline);
+    ckpt_vec_release(&r->fused);
     ckpt_vec_release(&r->refuse);
     ckpt_vec_release(&r->warn);
     ckpt_vec_release(&r->rules);

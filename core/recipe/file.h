@@ -59,6 +59,12 @@ struct ckpt_pipeline_block {
     const struct ckpt_expr *cost; /* NULL: nothing */
 };
 
+/* "fused": a tensor MODULE + PREFIX + x, where the model has no MODULE + "weight", is called ALONE
+ * + x. */
+struct ckpt_fused {
+    const char *module, *prefix, *alone;
+};
+
 struct ckpt_config_key {
     const char *key;
     const struct ckpt_origin *origin;
@@ -86,6 +92,7 @@ struct ckpt_recipe {
     ckpt_config_keys config; /* read backwards: those that begin with '_' only */
     ckpt_config_keys makes;  /* read backwards: keys of the framework's config */
     CKPT_VEC(struct ckpt_pipeline_block) pipeline; /* read backwards */
+    CKPT_VEC(struct ckpt_fused) fused;             /* read backwards */
     CKPT_VEC(struct ckpt_remark) refuse;
     CKPT_VEC(struct ckpt_remark) warn;
     ckpt_rules rules;

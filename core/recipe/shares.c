@@ -73,6 +73,9 @@ static int add_marked(struct walk *w, const struct ckpt_factor *f, uint64_t lo, 
 
     if (strcmp(f->rank, "tp") == 0)
         s.way = CKPT_TP;
+    s.of_experts = strcmp(f->rank, "etp") == 0;
+    if (s.of_experts)
+        s.way = CKPT_TP;
     if (strcmp(f->rank, "ep") == 0)
         s.way = CKPT_EP;
     while (g->kind == CKPT_FACTOR_PRODUCT && g->nchild == 1)

@@ -21,6 +21,7 @@ struct ckpt_share {
     uint64_t lo, n, groups;
     enum ckpt_way way;
     bool shared;
+    bool of_experts;  /* the ranks are those that divide an expert, which are TP's of their own */
     const char *what; /* name of the groups, for messages */
 };
 

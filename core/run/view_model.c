@@ -388,6 +388,20 @@ static int apply_backwards(struct ckpt_view *v, const struct ckpt_writer *writer
     return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
 }
 
+/* Rows of the vocabulary are a multiple of this: as an option says, else the checkpoint that is
+ * read, if it is the same framework's. */
+static uint64_t vocab_multiple(const struct ckpt_view *v, const struct ckpt_output *o)
+{
+    uint64_t own;
+
+    if (o->cut[CKPT_CUT_VOCAB])
+        return o->cut[CKPT_CUT_VOCAB];
+    if (ckpt_json_u64(v->framework, ckpt_output_keys[CKPT_CUT_VOCAB], &own) && own &&
+        own <= CKPT_CUT_MOST)
+        return own;
+    return o->writer && o->writer->vocab_multiple ? o->writer->vocab_multiple : 1;
+}
+
 /* The hub's names become those of the framework whose checkpoint the view is. */
 static int convert_to_output(struct ckpt_view *v, struct ckpt_err *err)
 {
@@ -395,7 +409,8 @@ static int convert_to_output(struct ckpt_view *v, struct ckpt_err *err)
     const struct ckpt_output *o = &s->opt->output;
     const struct ckpt_recipe_output output = {.tp = ckpt_output_parts(o, CKPT_CUT_TP),
                                               .pp = ckpt_output_parts(o, CKPT_CUT_PP),
-                                              .pad_to = ckpt_output_parts(o, CKPT_CUT_TP),
+                                              .pad_to = vocab_multiple(v, o) *
+                                                        ckpt_output_parts(o, CKPT_CUT_TP),
                                               .config = v->framework};
     const struct ckpt_recipe_options convert = {.format = o->writer ? o->writer->recipes : NULL,
                                                 .base_config = v->config,

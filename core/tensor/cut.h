@@ -10,6 +10,7 @@ enum ckpt_cut_way {
     CKPT_CUT_NOT, /* every rank has the whole part */
     CKPT_CUT_OVER_TP,
     CKPT_CUT_OVER_EP,
+    CKPT_CUT_OVER_ETP, /* the ranks that divide an expert */
 };
 
 /* Elements lo..lo+n of a dimension: rank t of T has the t-th of T equal parts. */

@@ -32,10 +32,12 @@ struct ckpt_writing {
 };
 
 struct ckpt_writer {
-    const char *name;    /* the word of the option view */
-    unsigned keys;       /* the options that the format has */
-    const char *layout;  /* how its files are cut, for whoever gives another option */
-    const char *recipes; /* the format of the recipes that give the names; NULL: the hub's */
+    const char *name;        /* the word of the option view */
+    unsigned keys;           /* the options that the format has */
+    const char *layout;      /* how its files are cut, for whoever gives another option */
+    uint32_t vocab_multiple; /* what the vocabulary's size is a multiple of on each tensor-parallel
+                                rank, where neither an option nor the checkpoint says it; 0: 1 */
+    const char *recipes;     /* the format of the recipes that give the names; NULL: the hub's */
     /* Add the files. NULL: the format is not supported yet. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
 };
