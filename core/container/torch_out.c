@@ -6,6 +6,8 @@
 #include "container/torch_out.h"
 
 #include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -21,7 +23,8 @@ enum {
     DESCRIPTOR = 0x0008, /* a descriptor follows the record */
     MADE_BY = 0x031e,
     NEEDS = 45,
-    RECORDS = 7,
+    RECORDS = 7, /* besides further tensors */
+    NAME = 32,
 };
 
 /* Its first 20 digits are a hash of the records' names, the others one of their CRCs, which are 0
@@ -29,14 +32,16 @@ enum {
 static const char serialization_id[] = "1572819951185464302603005401530805769991",
                   serialization_id_of_empty[] = "1572819951185464302600046082544174525093";
 
+struct record {
+    const char *name; /* below the folder */
+    uint64_t off, size;
+};
+
 struct archive {
     struct ckpt_str *out; /* where bytes go now; NULL: nowhere */
     const char *folder;   /* of the records, with the slash */
     uint64_t at;          /* in the archive */
-    struct {
-        const char *name; /* below the folder */
-        uint64_t off, size;
-    } record[RECORDS];
+    struct record *record;
     size_t n;
 };
 
@@ -212,7 +217,7 @@ static void finish(struct archive *a)
 
 /* ("storage", class, key, location, number of elements); in bytes for storages without a type. */
 static void put_storage(struct ckpt_pickle_out *p, const struct ckpt_torch_out *t,
-                        const char *storage)
+                        const char *storage, const char *key)
 {
     const uint64_t n = t->nbytes / (storage ? ckpt_dtype_size(t->dtype) : 1);
 
@@ -224,7 +229,7 @@ static void put_storage(struct ckpt_pickle_out *p, const struct ckpt_torch_out *
     else
         ckpt_pickle_out_global(p, "torch.storage", "UntypedStorage");
     ckpt_pickle_out_put(p);
-    ckpt_pickle_out_text(p, "0");
+    ckpt_pickle_out_text(p, key);
     ckpt_pickle_out_put(p);
     ckpt_pickle_out_text(p, "cpu");
     ckpt_pickle_out_put(p);
@@ -248,41 +253,49 @@ static void put_strides(struct ckpt_pickle_out *p, const struct ckpt_torch_out *
 
 /* _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks), or v3 with the
  * dtype behind, where a storage has no type of its own. */
-static void put_pickle(struct ckpt_str *out, const struct ckpt_torch_out *t)
+void ckpt_torch_out_tensor(struct ckpt_pickle_out *p, const struct ckpt_torch_out *t,
+                           const char *key)
 {
     const char *storage = ckpt_torch_storage_name(t->dtype);
+
+    ckpt_pickle_out_global(p, "torch._utils",
+                           storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+    ckpt_pickle_out_put(p);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    put_storage(p, t, storage, key);
+    ckpt_pickle_out_u64(p, 0);
+    ckpt_pickle_out_tuple(p, t->dim, t->rank, true);
+    put_strides(p, t);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_FALSE);
+    ckpt_pickle_out_global(p, "collections", "OrderedDict");
+    ckpt_pickle_out_put(p);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_put(p);
+    if (!storage) {
+        ckpt_pickle_out_global(p, "torch", ckpt_dtype_torch_name(t->dtype));
+        ckpt_pickle_out_put(p);
+    }
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_TUPLE);
+    ckpt_pickle_out_put(p);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_put(p);
+}
+
+static void put_pickle(struct ckpt_str *out, const struct ckpt_torch_out *t)
+{
     struct ckpt_pickle_out p = {.out = out};
 
     ckpt_pickle_out_begin(&p);
-    ckpt_pickle_out_global(&p, "torch._utils",
-                           storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
-    ckpt_pickle_out_put(&p);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_MARK);
-    put_storage(&p, t, storage);
-    ckpt_pickle_out_u64(&p, 0);
-    ckpt_pickle_out_tuple(&p, t->dim, t->rank, true);
-    put_strides(&p, t);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_FALSE);
-    ckpt_pickle_out_global(&p, "collections", "OrderedDict");
-    ckpt_pickle_out_put(&p);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_REDUCE);
-    ckpt_pickle_out_put(&p);
-    if (!storage) {
-        ckpt_pickle_out_global(&p, "torch", ckpt_dtype_torch_name(t->dtype));
-        ckpt_pickle_out_put(&p);
-    }
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_TUPLE);
-    ckpt_pickle_out_put(&p);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_REDUCE);
-    ckpt_pickle_out_put(&p);
+    ckpt_torch_out_tensor(&p, t, "0");
     ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_STOP);
 }
 
 void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struct ckpt_str *tail)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str pickle = {0};
-    struct archive a = {.out = head, .folder = "archive/"};
+    struct record record[RECORDS];
+    struct archive a = {.out = head, .folder = "archive/", .record = record};
 
     assert(t->rank <= CKPT_MAX_RANK);
     put_pickle(&pickle, t);
@@ -304,17 +317,37 @@ void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struc
         tail->failed = true;
 }
 
-void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len, struct ckpt_str *out)
+int ckpt_torch_out_file(const char *folder, const char *pickle, size_t len, const uint64_t *nbytes,
+                        size_t n, struct ckpt_str *text, size_t *ret_at, struct ckpt_err *err)
 {
-    struct archive a = {.out = out, .folder = folder};
+    ckpt_cleanup(ckpt_freep) struct record *record = calloc(RECORDS + n, sizeof *record);
+    ckpt_cleanup(ckpt_freep) char(*name)[NAME] = calloc(n + 1, sizeof *name);
+    struct archive a = {.out = text, .folder = folder, .record = record};
+    const size_t before = text->len;
 
+    if (!record || !name)
+        return ckpt_nomem(err);
     put_record(&a, "data.pkl", pickle, len);
     put_text(&a, ".format_version", "1");
     put_text(&a, ".storage_alignment", "64");
     put_text(&a, "byteorder", "little");
+    for (size_t i = 0; i < n; i++) {
+        (void)snprintf(name[i], NAME, "data/%zu", i);
+        begin(&a, name[i], nbytes[i]);
+        ret_at[i] = text->len - before;
+        a.at += nbytes[i];
+        end(&a);
+    }
     put_text(&a, "version", "3\n");
     put_text(&a, ".data/serialization_id", serialization_id_of_empty);
     finish(&a);
+    return text->failed ? ckpt_nomem(err) : 0;
+}
+
+void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len, struct ckpt_str *out)
+{
+    if (ckpt_torch_out_file(folder, pickle, len, NULL, 0, out, NULL, NULL) < 0)
+        out->failed = true;
 }
 
 void ckpt_torch_out_none(struct ckpt_str *out)

@@ -38,7 +38,7 @@ struct ckpt_writer {
     uint32_t vocab_multiple; /* what the vocabulary's size is a multiple of on each tensor-parallel
                                 rank, where neither an option nor the checkpoint says it; 0: 1 */
     const char *recipes;     /* the format of the recipes that give the names; NULL: the hub's */
-    /* Add the files. NULL: the format is not supported yet. */
+    /* Add the files. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
 };
 

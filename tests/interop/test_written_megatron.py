@@ -225,6 +225,74 @@ class Megatron(TensorCase):
         finally:
             sys.path.pop(0)
 
+    # ---- view=megatron_legacy ----
+
+    def states(self, folder):
+        """{mp_rank_...: (the tensors of its modules, other keys)}"""
+        found = {}
+        for name in sorted(os.listdir(folder)):
+            state = torch.load(os.path.join(folder, name, "model_optim_rng.pt"), weights_only=False)
+            modules = {k: v for k, v in state.items() if k.startswith("model")}
+            found[name] = {k: {n: t for n, t in m.items() if not n.endswith("_extra_state")} for k, m in modules.items()}, state
+        return found
+
+    def same_states(self, got, want):
+        self.assertEqual(sorted(got), sorted(want))
+        for rank in want:
+            self.assertEqual(sorted(got[rank][0]), sorted(want[rank][0]))
+            for module, tensors in want[rank][0].items():
+                self.same(got[rank][0][module], tensors, f"{rank}: {module}")
+
+    def test_legacy_of_real_checkpoints(self):
+        folder = os.path.join(os.environ.get("CKPTFS_FIXTURES", ""), "megatron")
+        if not os.path.isdir(folder) or not CORES:
+            self.skipTest("no fixtures, or no megatron-core")
+        sys.path.insert(0, CORES[-1])
+        self.addCleanup(sys.path.pop, 0)
+        for name, options in (("l16_llama_tp2pp2", ["tp=2", "pp=2"]), ("l16_qwen3moe_ep2", ["ep=2"])):
+            case = os.path.join(folder, name)
+            base = f"base={case}/base"
+            out = self.export(os.path.join(case, "run"), self.path(name), "view=megatron_legacy", base, *options)
+            got, want = self.states(os.path.join(out, "iter_0000010")), self.states(os.path.join(case, "run", "iter_0000010"))
+            vocab = got[sorted(got)[0]][1]["args"].vocab_size
+            for rank, (modules, state) in want.items():  # padding is random there
+                last = int(rank.split("_")[2]) == max(int(r.split("_")[2]) for r in want)
+                for m in modules.values():
+                    for t in (m[k] for k in ("embedding.word_embeddings.weight", "output_layer.weight") if k in m and last):
+                        t[len(t) - (state["args"].padded_vocab_size - vocab):] = 0
+                self.assertEqual((got[rank][1]["iteration"], got[rank][1]["checkpoint_version"]), (10, 3.0))
+            self.same_states(got, want)
+            self.same_files(self.export(out, self.path(name + ".hf"), base), os.path.join(case, "expected"))
+
+    def check_legacy(self, i, tp, pp, vpp=1, ep=1, etp=1):
+        """What each rank of Megatron's job has, by the independent writer; the way back gives the model again."""
+        cls, config = FAMILIES[i]
+        name = f"legacy-{i}-{tp}-{pp}-{vpp}-{ep}-{etp}"
+        source, tensors, cfg = self.model(name, cls, config)
+        run = self.export(source, self.path(name + ".run"), "view=megatron_legacy", "make_vocab_size_divisible_by=8", f"tp={tp}", f"pp={pp}", f"vpp={vpp}",
+                          *([f"ep={ep}", f"etp={etp}"] if ep * etp > 1 else []))
+        plan = {**PLAN, "tp": tp, "pp": pp, "vpp": vpp, "ep": ep, "etp": etp if ep * etp > 1 else tp, "sequential": False, "share": False, "old": False,
+                "layers": [cfg.num_hidden_layers // pp // vpp] * pp * vpp}
+        want = self.path(name + ".want")
+        mw.write_ranks(mw.Model(tensors, cfg, plan), want, None)
+        self.same_states(self.states(os.path.join(run, "release")), self.states(want))
+        self.same_files(self.export(run, self.path(name + ".back"), f"base={source}"), source)
+
+    def test_legacy_is_what_ranks_have(self):
+        self.check_legacy(0, 2, 2)
+        self.check_legacy(1, 1, 4)  # tied: the last stage has a copy
+        self.check_legacy(1, 2, 2, vpp=2)
+        self.check_legacy(5, 2, 1, ep=2, etp=2)
+        self.check_legacy(6, 1, 2, ep=4)
+        self.check_legacy(7, 2, 2, etp=2)
+        self.check_legacy(8, 2, 1, ep=4)
+
+    def test_legacy_refuses(self):
+        source, _, _ = self.model("experts", *FAMILIES[5])
+        done = export(source, self.path("refused"), "view=megatron_legacy", "etp=2")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("etp=2 must divide tp=1", done.stderr)
+
     # ---- there and back ----
 
     def check_family(self, i, seed):
@@ -266,7 +334,7 @@ class Megatron(TensorCase):
         self.refuses(source, "the model has 4 layers, which cannot be divided among 8 stages", "pp=8")
         self.refuses(source, "option ep: the model has no experts", "ep=2")
         self.refuses(source, "option vpp: there is only one stage", "vpp=2")
-        self.refuses(source, "option ranks: view=megatron has no such thing", "ranks=2")
+        self.refuses(source, "option ranks does not apply to view=megatron", "ranks=2")
         source, _, _ = self.model("experts", *FAMILIES[5])
         self.refuses(source, "the model has 4 experts, which cannot be divided among 3 ranks", "ep=3")
         source, _, _ = self.model("bias", tf.LlamaConfig, dict(attention_bias=True))
