@@ -20,7 +20,7 @@ _ckptfs_option() {
     COMPREPLY=()
     case $last in
     dtype=*) words='auto stored bfloat16 float16 float32' ;;
-    view=*) words='hf raw memory dcp dcp_hf torchtitan' ;;
+    view=*) words='hf raw memory dcp dcp_hf torchtitan nanotron megatron megatron_legacy' ;;
     names=*) words='hub memory' ;;
     io=*) words='buffered direct' ;;
     base=* | recipe=*)

@@ -18,6 +18,6 @@ complete -c ckpt -n '__fish_seen_subcommand_from export' -l weights-only -d 'Onl
 complete -c ckpt -n '__fish_seen_subcommand_from export' -l no-weights -d 'All files but the weights'
 complete -c ckpt -n '__fish_seen_subcommand_from info explain' -s v -l verbose -d 'All details'
 complete -c ckpt -s q -l quiet -d 'No progress bar'
-complete -c ckpt -s o -x -a 'base= dtype=auto dtype=stored dtype=bfloat16 dtype=float16 dtype=float32 view=hf view=raw view=memory view=dcp view=dcp_hf view=torchtitan ranks= names=hub names=memory max_shard_size= recipe= rope= model_type= dequantize lora=adapter lora=merge lora=base allow_partial allow_mixed allow_leftover follow_symlinks' -d Option
+complete -c ckpt -s o -x -a 'base= dtype=auto dtype=stored dtype=bfloat16 dtype=float16 dtype=float32 view=hf view=raw view=memory view=dcp view=dcp_hf view=torchtitan view=nanotron view=megatron view=megatron_legacy tp= pp= vpp= ep= etp= ranks= names=hub names=memory max_shard_size= recipe= rope= model_type= dequantize lora=adapter lora=merge lora=base allow_partial allow_mixed allow_leftover follow_symlinks' -d Option
 complete -c ckpt -s h -l help -d Help
 complete -c ckpt -s V -l version -d Version

@@ -152,7 +152,7 @@ void ckpt_json_put_string(struct ckpt_str *s, const char *text)
 
 struct dump {
     struct ckpt_str out;
-    bool pretty, sort;
+    bool pretty, line, sort;
 };
 
 static void newline(struct dump *d, int depth)
@@ -171,10 +171,10 @@ static void put(struct dump *d, const json_t *j, int depth);
 static void put_member(struct dump *d, const char *key, const json_t *value, bool first, int depth)
 {
     if (!first)
-        ckpt_str_putc(&d->out, ',');
+        ckpt_str_puts(&d->out, d->line ? ", " : ",");
     newline(d, depth);
     ckpt_json_put_string(&d->out, key);
-    ckpt_str_puts(&d->out, d->pretty ? ": " : ":");
+    ckpt_str_puts(&d->out, d->pretty || d->line ? ": " : ":");
     put(d, value, depth);
 }
 
@@ -209,7 +209,7 @@ static void put_array(struct dump *d, const json_t *j, int depth)
     ckpt_str_putc(&d->out, '[');
     for (size_t i = 0; i < n; i++) {
         if (i)
-            ckpt_str_putc(&d->out, ',');
+            ckpt_str_puts(&d->out, d->line ? ", " : ",");
         newline(d, depth + 1);
         put(d, json_array_get(j, i), depth + 1);
     }
@@ -251,7 +251,8 @@ static void put(struct dump *d, const json_t *j, int depth)
 int ckpt_json_dump(const json_t *j, enum ckpt_json_style style, bool sort_keys, char **ret_text,
                    size_t *ret_len, struct ckpt_err *err)
 {
-    struct dump d = {.pretty = style == CKPT_JSON_PYTHON, .sort = sort_keys};
+    struct dump d = {
+        .pretty = style == CKPT_JSON_PYTHON, .line = style == CKPT_JSON_LINE, .sort = sort_keys};
     size_t len;
 
     put(&d, j, 0);

@@ -23,6 +23,7 @@ int ckpt_json_parse(const char *text, size_t len, const char *what, json_t **ret
 
 enum ckpt_json_style {
     CKPT_JSON_COMPACT, /* {"a":1} */
+    CKPT_JSON_LINE,    /* {"a": 1, "b": 2}: json.dumps() */
     CKPT_JSON_PYTHON,  /* json.dumps(indent=2) + "\n": what transformers writes */
 };
 

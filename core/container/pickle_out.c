@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "tensor/dtype.h"
+
 static void put_le(struct ckpt_str *out, uint64_t n, int bytes)
 {
     for (int i = 0; i < bytes; i++)
@@ -66,6 +68,77 @@ void ckpt_pickle_out_text(struct ckpt_pickle_out *p, const char *text)
     ckpt_str_putc(p->out, 'X');
     put_le(p->out, len, 4);
     ckpt_str_append(p->out, text, len);
+}
+
+void ckpt_pickle_out_float(struct ckpt_pickle_out *p, double x)
+{
+    uint64_t bits;
+
+    memcpy(&bits, &x, sizeof bits);
+    ckpt_str_putc(p->out, 'G');
+    for (int i = 56; i >= 0; i -= 8)
+        ckpt_str_putc(p->out, (char)(bits >> i));
+}
+
+static void put_int(struct ckpt_pickle_out *p, json_int_t n)
+{
+    if (n >= 0) {
+        ckpt_pickle_out_u64(p, (uint64_t)n);
+        return;
+    }
+    ckpt_str_append(p->out, "\x8a\x08", 2);
+    put_le(p->out, (uint64_t)n, 8);
+}
+
+static void put_string(struct ckpt_pickle_out *p, const char *s)
+{
+    static const char prefix[] = "torch.";
+
+    for (int t = 0; t < CKPT_NDTYPE && strncmp(s, prefix, sizeof prefix - 1) == 0; t++)
+        if (strcmp(s + sizeof prefix - 1, ckpt_dtype_torch_name((enum ckpt_dtype)t)) == 0) {
+            ckpt_pickle_out_global(p, "torch", s + sizeof prefix - 1);
+            return;
+        }
+    ckpt_pickle_out_text(p, s);
+}
+
+void ckpt_pickle_out_json(struct ckpt_pickle_out *p, const json_t *j)
+{
+    const char *key;
+    json_t *value;
+    size_t i;
+
+    switch (json_typeof(j)) {
+    case JSON_OBJECT:
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_DICT);
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+        json_object_foreach((json_t *)j, key, value) {
+            ckpt_pickle_out_text(p, key);
+            ckpt_pickle_out_json(p, value);
+        }
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_SETITEMS);
+        break;
+    case JSON_ARRAY:
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_LIST);
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+        json_array_foreach(j, i, value)
+            ckpt_pickle_out_json(p, value);
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_APPENDS);
+        break;
+    case JSON_STRING:
+        put_string(p, json_string_value(j));
+        break;
+    case JSON_INTEGER:
+        put_int(p, json_integer_value(j));
+        break;
+    case JSON_REAL:
+        ckpt_pickle_out_float(p, json_real_value(j));
+        break;
+    default:
+        ckpt_pickle_out_op(p, json_is_true(j)    ? CKPT_PICKLE_OUT_TRUE
+                              : json_is_false(j) ? CKPT_PICKLE_OUT_FALSE
+                                                 : CKPT_PICKLE_OUT_NONE);
+    }
 }
 
 /* An entry's number follows in one byte or in four. */

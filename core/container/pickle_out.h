@@ -7,6 +7,7 @@
 
 #include <stdint.h>
 
+#include "base/json.h"
 #include "base/str.h"
 
 struct ckpt_pickle_out {
@@ -24,9 +25,11 @@ enum {
     CKPT_PICKLE_OUT_TUPLE1 = 0x85,
     CKPT_PICKLE_OUT_EMPTY_DICT = '}',
     CKPT_PICKLE_OUT_EMPTY_LIST = ']',
+    CKPT_PICKLE_OUT_APPEND = 'a',
     CKPT_PICKLE_OUT_APPENDS = 'e',
     CKPT_PICKLE_OUT_SETITEMS = 'u',
     CKPT_PICKLE_OUT_NONE = 'N',
+    CKPT_PICKLE_OUT_TRUE = 0x88,
     CKPT_PICKLE_OUT_FALSE = 0x89,
     CKPT_PICKLE_OUT_PERSID = 'Q',
     CKPT_PICKLE_OUT_REDUCE = 'R',
@@ -42,6 +45,12 @@ void ckpt_pickle_out_begin(struct ckpt_pickle_out *p);
 void ckpt_pickle_out_global(struct ckpt_pickle_out *p, const char *module, const char *name);
 
 void ckpt_pickle_out_u64(struct ckpt_pickle_out *p, uint64_t n);
+void ckpt_pickle_out_float(struct ckpt_pickle_out *p, double x);
+
+/* Push a JSON value: dicts, lists, strings, numbers, booleans, None. A string that is the name of a
+ * dtype ("torch.bfloat16") becomes that. */
+void ckpt_pickle_out_json(struct ckpt_pickle_out *p, const json_t *j);
+
 void ckpt_pickle_out_text(struct ckpt_pickle_out *p, const char *text);
 
 /* Put the object on top of the stack into the memo, as its next entry. */

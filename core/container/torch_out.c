@@ -6,6 +6,8 @@
 #include "container/torch_out.h"
 
 #include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -21,7 +23,8 @@ enum {
     DESCRIPTOR = 0x0008, /* a descriptor follows the record */
     MADE_BY = 0x031e,
     NEEDS = 45,
-    RECORDS = 7,
+    RECORDS = 7, /* besides further tensors */
+    NAME = 32,
 };
 
 /* Its first 20 digits are a hash of the records' names, the others one of their CRCs, which are 0
@@ -29,13 +32,16 @@ enum {
 static const char serialization_id[] = "1572819951185464302603005401530805769991",
                   serialization_id_of_empty[] = "1572819951185464302600046082544174525093";
 
+struct record {
+    const char *name; /* below the folder */
+    uint64_t off, size;
+};
+
 struct archive {
     struct ckpt_str *out; /* where bytes go now; NULL: nowhere */
+    const char *folder;   /* of the records, with the slash */
     uint64_t at;          /* in the archive */
-    struct {
-        const char *name; /* below archive/ */
-        uint64_t off, size;
-    } record[RECORDS];
+    struct record *record;
     size_t n;
 };
 
@@ -55,11 +61,9 @@ static void put_le(struct archive *a, uint64_t n, int bytes)
     put(a, le, (size_t)bytes);
 }
 
-static const char folder[] = "archive/";
-
 static void put_name(struct archive *a, const char *name)
 {
-    put(a, folder, sizeof folder - 1);
+    put(a, a->folder, strlen(a->folder));
     put(a, name, strlen(name));
 }
 
@@ -115,7 +119,7 @@ static size_t large_field(uint64_t off, uint64_t size)
 static void begin(struct archive *a, const char *name, uint64_t size)
 {
     const uint64_t off = a->at;
-    const size_t len = sizeof folder - 1 + strlen(name), large = large_field(off, size);
+    const size_t len = strlen(a->folder) + strlen(name), large = large_field(off, size);
     const size_t pad = (size_t)(-(off + LOCAL_HEADER + len + large + EXTRA_HEADER) % ALIGNMENT);
 
     a->record[a->n].name = name;
@@ -170,7 +174,7 @@ static void put_entry(struct archive *a, const char *name, uint64_t off, uint64_
     put_le(a, 0, 8); /* date, CRC */
     put_le(a, is_large(size) ? UINT32_MAX : size, 4);
     put_le(a, is_large(size) ? UINT32_MAX : size, 4);
-    put_le(a, sizeof folder - 1 + strlen(name), 2);
+    put_le(a, strlen(a->folder) + strlen(name), 2);
     put_le(a, large_field(off, size), 2);
     put_le(a, 0, 2); /* comment */
     put_le(a, 0, 8); /* disk, attributes */
@@ -213,7 +217,7 @@ static void finish(struct archive *a)
 
 /* ("storage", class, key, location, number of elements); in bytes for storages without a type. */
 static void put_storage(struct ckpt_pickle_out *p, const struct ckpt_torch_out *t,
-                        const char *storage)
+                        const char *storage, const char *key)
 {
     const uint64_t n = t->nbytes / (storage ? ckpt_dtype_size(t->dtype) : 1);
 
@@ -225,7 +229,7 @@ static void put_storage(struct ckpt_pickle_out *p, const struct ckpt_torch_out *
     else
         ckpt_pickle_out_global(p, "torch.storage", "UntypedStorage");
     ckpt_pickle_out_put(p);
-    ckpt_pickle_out_text(p, "0");
+    ckpt_pickle_out_text(p, key);
     ckpt_pickle_out_put(p);
     ckpt_pickle_out_text(p, "cpu");
     ckpt_pickle_out_put(p);
@@ -249,41 +253,49 @@ static void put_strides(struct ckpt_pickle_out *p, const struct ckpt_torch_out *
 
 /* _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks), or v3 with the
  * dtype behind, where a storage has no type of its own. */
-static void put_pickle(struct ckpt_str *out, const struct ckpt_torch_out *t)
+void ckpt_torch_out_tensor(struct ckpt_pickle_out *p, const struct ckpt_torch_out *t,
+                           const char *key)
 {
     const char *storage = ckpt_torch_storage_name(t->dtype);
+
+    ckpt_pickle_out_global(p, "torch._utils",
+                           storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+    ckpt_pickle_out_put(p);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+    put_storage(p, t, storage, key);
+    ckpt_pickle_out_u64(p, 0);
+    ckpt_pickle_out_tuple(p, t->dim, t->rank, true);
+    put_strides(p, t);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_FALSE);
+    ckpt_pickle_out_global(p, "collections", "OrderedDict");
+    ckpt_pickle_out_put(p);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_put(p);
+    if (!storage) {
+        ckpt_pickle_out_global(p, "torch", ckpt_dtype_torch_name(t->dtype));
+        ckpt_pickle_out_put(p);
+    }
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_TUPLE);
+    ckpt_pickle_out_put(p);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_put(p);
+}
+
+static void put_pickle(struct ckpt_str *out, const struct ckpt_torch_out *t)
+{
     struct ckpt_pickle_out p = {.out = out};
 
     ckpt_pickle_out_begin(&p);
-    ckpt_pickle_out_global(&p, "torch._utils",
-                           storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
-    ckpt_pickle_out_put(&p);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_MARK);
-    put_storage(&p, t, storage);
-    ckpt_pickle_out_u64(&p, 0);
-    ckpt_pickle_out_tuple(&p, t->dim, t->rank, true);
-    put_strides(&p, t);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_FALSE);
-    ckpt_pickle_out_global(&p, "collections", "OrderedDict");
-    ckpt_pickle_out_put(&p);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_REDUCE);
-    ckpt_pickle_out_put(&p);
-    if (!storage) {
-        ckpt_pickle_out_global(&p, "torch", ckpt_dtype_torch_name(t->dtype));
-        ckpt_pickle_out_put(&p);
-    }
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_TUPLE);
-    ckpt_pickle_out_put(&p);
-    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_REDUCE);
-    ckpt_pickle_out_put(&p);
+    ckpt_torch_out_tensor(&p, t, "0");
     ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_STOP);
 }
 
 void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struct ckpt_str *tail)
 {
     ckpt_cleanup(ckpt_str_release) struct ckpt_str pickle = {0};
-    struct archive a = {.out = head};
+    struct record record[RECORDS];
+    struct archive a = {.out = head, .folder = "archive/", .record = record};
 
     assert(t->rank <= CKPT_MAX_RANK);
     put_pickle(&pickle, t);
@@ -303,4 +315,44 @@ void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struc
         head->failed = true;
     if (pickle.failed && tail)
         tail->failed = true;
+}
+
+int ckpt_torch_out_file(const char *folder, const char *pickle, size_t len, const uint64_t *nbytes,
+                        size_t n, struct ckpt_str *text, size_t *ret_at, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct record *record = calloc(RECORDS + n, sizeof *record);
+    ckpt_cleanup(ckpt_freep) char(*name)[NAME] = calloc(n + 1, sizeof *name);
+    struct archive a = {.out = text, .folder = folder, .record = record};
+    const size_t before = text->len;
+
+    if (!record || !name)
+        return ckpt_nomem(err);
+    put_record(&a, "data.pkl", pickle, len);
+    put_text(&a, ".format_version", "1");
+    put_text(&a, ".storage_alignment", "64");
+    put_text(&a, "byteorder", "little");
+    for (size_t i = 0; i < n; i++) {
+        (void)snprintf(name[i], NAME, "data/%zu", i);
+        begin(&a, name[i], nbytes[i]);
+        ret_at[i] = text->len - before;
+        a.at += nbytes[i];
+        end(&a);
+    }
+    put_text(&a, "version", "3\n");
+    put_text(&a, ".data/serialization_id", serialization_id_of_empty);
+    finish(&a);
+    return text->failed ? ckpt_nomem(err) : 0;
+}
+
+void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len, struct ckpt_str *out)
+{
+    if (ckpt_torch_out_file(folder, pickle, len, NULL, 0, out, NULL, NULL) < 0)
+        out->failed = true;
+}
+
+void ckpt_torch_out_none(struct ckpt_str *out)
+{
+    static const char list[] = "\x80\x02]q\0Na.";
+
+    ckpt_torch_out_pickle("archive/", list, sizeof list - 1, out);
 }

@@ -25,4 +25,24 @@ struct ckpt_torch_out {
 /* Append what stands before the tensor's bytes, and what follows them. Either may be NULL. */
 void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struct ckpt_str *tail);
 
+struct ckpt_pickle_out;
+
+/* Push the tensor; its bytes are record data/KEY of the archive. */
+void ckpt_torch_out_tensor(struct ckpt_pickle_out *p, const struct ckpt_torch_out *t,
+                           const char *key);
+
+/* Append what torch.save writes into a file for the object of a pickle with n tensors (0, 1 ...),
+ * all but their bytes: those of tensor i, nbytes[i] many, stand behind ret_at[i] bytes of the text.
+ * Records are below `folder`. NOMEM. */
+int ckpt_torch_out_file(const char *folder, const char *pickle, size_t len, const uint64_t *nbytes,
+                        size_t n, struct ckpt_str *text, size_t *ret_at, struct ckpt_err *err);
+
+/* Append what torch.save writes for the object of a pickle, which has no tensors: a file whose
+ * records are below `folder` ("archive/", or a file's name without its suffix). */
+void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len,
+                           struct ckpt_str *out);
+
+/* The same for [None]. */
+void ckpt_torch_out_none(struct ckpt_str *out);
+
 #endif

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "recipe/fused.h"
 #include "recipe/join.h"
 
 static int start_catalog(struct ckpt_apply *ap)
@@ -26,6 +27,7 @@ static int start_catalog(struct ckpt_apply *ap)
 static void apply_release(struct ckpt_apply *ap)
 {
     ckpt_settings_release(&ap->set);
+    ckpt_pipeline_release(&ap->pipeline);
     ckpt_resolver_release(&ap->rs);
     ckpt_catalog_free(ap->cat);
     ckpt_catalog_free(ap->joined);
@@ -55,11 +57,28 @@ static int join(struct ckpt_apply *ap)
     return rc;
 }
 
+/* Prepare for a checkpoint that is divided over ranks, and padded. */
+static int begin_output(struct ckpt_apply *ap)
+{
+    static const unsigned char zeros[16];
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *source = NULL;
+
+    if (ckpt_source_mem_new("zeros", zeros, sizeof zeros, &source, ap->err) < 0)
+        return -1;
+    ap->in.pad_to = ap->opt->output->pad_to;
+    ap->in.zeros = ckpt_catalog_add_source(ap->cat, source, ap->err);
+    return ap->in.zeros == UINT32_MAX ? -1
+                                      : ckpt_pipeline_init(&ap->pipeline, ap->recipe, &ap->set,
+                                                           ap->opt->output->pp, ap->err);
+}
+
 static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
 {
     if (ckpt_recipes_choose(set, ap->src, ap->opt, &ap->recipe, ap->err) < 0 || join(ap) < 0 ||
         start_catalog(ap) < 0 ||
         ckpt_settings_init(&ap->set, ap->recipe, ap->src, ap->opt, ap->cat, ap->err) < 0)
+        return -1;
+    if (ap->opt->output && begin_output(ap) < 0)
         return -1;
     ap->used = calloc(ap->src->tensors.len + 1, sizeof *ap->used);
     if (!ap->used)
@@ -72,6 +91,8 @@ static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
         return -1;
     if (ap->nleft > CKPT_APPLY_SHOWN)
         ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - CKPT_APPLY_SHOWN);
+    if (ckpt_fused_rename(ap->recipe, ap->cat, ap->err) < 0)
+        return -1;
     return ckpt_tied_copies_check(&ap->copies, ap->opt->allow_leftover, ap->cat, ap->err) < 0
                ? -1
                : ckpt_leftover_check(ap->recipe, ap->src, ap->used, ap->opt->allow_leftover,
@@ -85,6 +106,7 @@ static int make_model(struct ckpt_apply *ap, struct ckpt_model **ret)
     if (!m || !(m->recipe = strdup(ap->recipe->name)))
         return ckpt_nomem(ap->err);
     m->config = json_incref(ap->set.hf);
+    m->made = ap->set.made ? json_incref(ap->set.made) : NULL;
     ap->cat->config = json_incref(ap->set.hf);
     m->catalog = ckpt_steal(&ap->cat);
     *ret = ckpt_steal(&m);
@@ -123,6 +145,7 @@ void ckpt_model_free(struct ckpt_model *m)
         return;
     ckpt_catalog_free(m->catalog);
     json_decref(m->config);
+    json_decref(m->made);
     free(m->recipe);
     free(m);
 }

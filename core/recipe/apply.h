@@ -15,6 +15,7 @@
 #include "recipe/family.h"
 #include "recipe/leftover.h"
 #include "recipe/lower.h"
+#include "recipe/pipeline.h"
 #include "recipe/recipes.h"
 #include "recipe/resolve.h"
 #include "recipe/settings.h"
@@ -32,6 +33,7 @@ struct ckpt_apply {
     const struct ckpt_catalog *src;
     const struct ckpt_recipe_options *opt;
     struct ckpt_settings set;
+    struct ckpt_pipeline pipeline;
     struct ckpt_resolver rs;
     struct ckpt_catalog *cat,
         *joined; /* the model; src with its ranked tensors joined, if it has any */

@@ -5,6 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "recipe/cuts.h"
+
 int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_model_item *it,
                     struct ckpt_sizes *sizes)
 {
@@ -105,6 +107,18 @@ static int explain(struct ckpt_apply *ap)
     return ap->explanation ? 0 : ckpt_nomem(ap->err);
 }
 
+/* How the job whose checkpoint is made divides the tensor. */
+static int set_cuts(struct ckpt_apply *ap, struct ckpt_tensor *t, struct ckpt_catalog *cat)
+{
+    if (ap->in.padded)
+        ckpt_catalog_warn(ap->cat,
+                          "'%s' is padded with zeros: dimension 0 becomes %" PRIu64
+                          ", a multiple of %" PRIu64,
+                          t->name, t->dim[0], ap->opt->output->pad_to);
+    return ckpt_cuts_of(&ap->in, t->dim, t->rank, ckpt_pipeline_find(&ap->pipeline, t->name),
+                        &cat->arena, &t->cuts, ap->err);
+}
+
 /* Add the instance as tensor ap->name to `cat`, which has the model's sources; `it` is the model
  * file's item, or NULL. */
 static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct ckpt_model_item *it,
@@ -129,6 +143,8 @@ static int add_to(struct ckpt_apply *ap, struct ckpt_catalog *cat, const struct 
     cat->tensors.ptr[index].block = ap->block;
     cat->tensors.ptr[index].wanted = ap->in.use.ptr[0].tensor->wanted;
     if (ckpt_catalog_set_pieces(cat, index, ap->drafts.ptr, ap->drafts.len, ap->err) < 0)
+        return -1;
+    if (ap->opt->output && set_cuts(ap, &cat->tensors.ptr[index], cat) < 0)
         return -1;
     return ap->in.rule->value ? ckpt_value_apply(cat, index, ap->in.rule->value, ap->err) : 0;
 }

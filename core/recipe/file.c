@@ -128,8 +128,8 @@ static int read_value(struct reader *r, const char *where, const json_t *j,
 static int read_rule(struct reader *r, const char *where, const json_t *j,
                      const struct ckpt_rule_context *outer, int depth)
 {
-    static const char *const known[] = {"note",  "at",      "when",  "from",    "to",
-                                        "rules", "include", "value", "written", NULL};
+    static const char *const known[] = {"note",    "at",    "when",    "from", "to", "rules",
+                                        "include", "value", "written", "read", NULL};
     struct ckpt_rule_context cx = *outer;
     const json_t *from = json_object_get(j, "from"), *to = json_object_get(j, "to"),
                  *rules = json_object_get(j, "rules");
@@ -143,8 +143,8 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
     if (!!(from && to) + !!rules + !!name != 1 || !from != !to)
         return ckpt_fail(r->err, CKPT_FORMAT,
                          "%s: a rule has 'from' and 'to', or 'rules', or 'include'", where);
-    if (r->backwards && json_is_false(json_object_get(j, "written")))
-        return 0; /* storage of older versions */
+    if (json_is_false(json_object_get(j, r->backwards ? "written" : "read")))
+        return 0;
     if (name)
         return include(r, where, name, PART_RULES, &cx);
     if (rules) {
@@ -155,7 +155,7 @@ static int read_rule(struct reader *r, const char *where, const json_t *j,
         ckpt_field_strings(r->arena, r->backwards ? from : to, where, &dst, &ndst, r->err) < 0)
         return -1;
     if (r->backwards && cx.value)
-        return ckpt_fail(r->err, CKPT_UNSUPPORTED, "%s: a 'value' can't be read backwards", where);
+        return 0; /* what was computed cannot be undone: the tensor has no rule */
     if (nsrc > CKPT_RULE_SIDES || ndst > CKPT_RULE_SIDES)
         return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d sides", where, CKPT_RULE_SIDES);
     if (r->out->rules.len > MAX_RULES)
@@ -211,7 +211,7 @@ static int read_evidence(struct reader *r, const char *where, const json_t *j, b
 
 static int read_remarks(struct reader *r, const char *where, const json_t *list, bool refuse)
 {
-    static const char *const known[] = {"when", "why", NULL};
+    static const char *const known[] = {"when", "why", "back", NULL};
     struct ckpt_remark m;
     const char *when;
     size_t i;
@@ -226,6 +226,8 @@ static int read_remarks(struct reader *r, const char *where, const json_t *list,
             return -1;
         if (!when || !m.why)
             return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'when' and 'why' belong together", where);
+        if (json_is_true(json_object_get(j, "back")) != r->backwards)
+            continue;
         if (ckpt_expr_parse(r->arena, where, when, &m.when, r->err) < 0)
             return -1;
         if ((refuse ? ckpt_vec_push(&r->out->refuse, m) : ckpt_vec_push(&r->out->warn, m)) < 0)
@@ -304,33 +306,106 @@ static int read_ties(struct reader *r, const char *where, const json_t *list)
 
 /* Set a key. If an included file has set it, its origin is replaced at the same position, because
  * keys are evaluated in order. */
-static int set_key(struct reader *r, const char *where, const char *key, const json_t *v)
+static int set_key(struct reader *r, ckpt_config_keys *keys, const char *where, const char *key,
+                   const json_t *v)
 {
     struct ckpt_config_key *k = NULL;
 
-    for (size_t i = 0; i < r->out->config.len && !k; i++)
-        if (strcmp(r->out->config.ptr[i].key, key) == 0)
-            k = &r->out->config.ptr[i];
-    if (!k &&
-        (ckpt_vec_add(&r->out->config, &k) < 0 || !(k->key = ckpt_arena_strdup(r->arena, key))))
+    for (size_t i = 0; i < keys->len && !k; i++)
+        if (strcmp(keys->ptr[i].key, key) == 0)
+            k = &keys->ptr[i];
+    if (!k && (ckpt_vec_add(keys, &k) < 0 || !(k->key = ckpt_arena_strdup(r->arena, key))))
         return ckpt_nomem(r->err);
     const char *here = ckpt_field_text(r->arena, r->err, "%s.%s", where, key);
     return here ? ckpt_origin_parse(r->arena, here, v, r->out->keep, &k->origin, r->err) : -1;
 }
 
-static int read_config(struct reader *r, const char *where, const json_t *config)
+/* Read the origins of keys; of a recipe that is read backwards, `config` speaks of keys that a
+ * Hugging Face config does not have, but for the recipe's own. */
+static int read_keys(struct reader *r, ckpt_config_keys *keys, bool own_only, const char *where,
+                     const json_t *config)
 {
     const char *key;
     json_t *v;
 
     if (config && !json_is_object(config))
         return ckpt_fail(r->err, CKPT_FORMAT, "%s: an object is expected here", where);
-    if (r->backwards)
-        return 0; /* it would speak of keys that a Hugging Face config does not have */
     json_object_foreach((json_t *)config, key, v)
-        if (set_key(r, where, key, v) < 0)
+        if ((!own_only || key[0] == '_') && set_key(r, keys, where, key, v) < 0)
             return -1;
     return 0;
+}
+
+/* A block of "pipeline": ["model.decoder.{layer}.", "4 * hidden * hidden"]. */
+static int read_block(struct reader *r, const char *where, const json_t *j)
+{
+    static const char number[] = "{layer}";
+    struct ckpt_pipeline_block b = {0};
+    const char *name = json_string_value(json_array_get(j, 0)),
+               *cost = json_string_value(json_array_get(j, 1));
+
+    if (!name || json_array_size(j) > 2)
+        return ckpt_fail(r->err, CKPT_FORMAT,
+                         "%s: the beginning of names, and an expression, are expected here", where);
+    const char *at = strstr(name, number);
+    if (!(b.before = ckpt_field_text(r->arena, r->err, "%.*s",
+                                     at ? (int)(at - name) : (int)strlen(name), name)) ||
+        (at && !(b.after = ckpt_arena_strdup(r->arena, at + strlen(number)))) ||
+        (cost && ckpt_expr_parse(r->arena, where, cost, &b.cost, r->err) < 0))
+        return ckpt_nomem(r->err);
+    return ckpt_vec_push(&r->out->pipeline, b) < 0 ? ckpt_nomem(r->err) : 0;
+}
+
+static int read_pipeline(struct reader *r, const char *where, const json_t *list)
+{
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j)
+        if (read_block(r, where, j) < 0)
+            return -1;
+    return 0;
+}
+
+static int read_fused(struct reader *r, const char *where, const json_t *list)
+{
+    const char *const *text;
+    size_t i, n;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j) {
+        if (ckpt_field_strings(r->arena, j, where, &text, &n, r->err) < 0)
+            return -1;
+        if (n != 3)
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: three texts are expected here", where,
+                             i);
+        const struct ckpt_fused f = {text[0], text[1], text[2]};
+        if (ckpt_vec_push(&r->out->fused, f) < 0)
+            return ckpt_nomem(r->err);
+    }
+    return 0;
+}
+
+/* What only a recipe that is read backwards needs. */
+static int read_makes(struct reader *r, const char *name, const json_t *j)
+{
+    const char *makes = ckpt_field_text(r->arena, r->err, "%s: makes", name),
+               *pipeline = ckpt_field_text(r->arena, r->err, "%s: pipeline", name),
+               *fused = ckpt_field_text(r->arena, r->err, "%s: fused", name);
+
+    if (!makes || !pipeline || !fused)
+        return -1;
+    if (!r->backwards)
+        return 0;
+    return read_keys(r, &r->out->makes, false, makes, json_object_get(j, "makes")) < 0 ||
+                   read_pipeline(r, pipeline, json_object_get(j, "pipeline")) < 0 ||
+                   read_fused(r, fused, json_object_get(j, "fused")) < 0
+               ? -1
+               : 0;
 }
 
 /* Read conditions; those of included files count too. */
@@ -341,7 +416,7 @@ static int read_when(struct reader *r, const char *name, const json_t *j)
 
     if (ckpt_field_string(r->arena, j, "when", name, &text, r->err) < 0)
         return -1;
-    if (!text)
+    if (!text || r->backwards) /* it is a condition on the framework's config */
         return 0;
     if (!(where = ckpt_field_text(r->arena, r->err, "%s: when", name)) ||
         ckpt_expr_parse(r->arena, where, text, &when, r->err) < 0)
@@ -373,7 +448,9 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
                    (!r->backwards &&
                     (read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
                      read_evidence(r, lacks, json_object_get(j, "lacks"), false) < 0)) ||
-                   read_config(r, config, json_object_get(j, "config")) < 0 ||
+                   read_keys(r, &r->out->config, r->backwards, config,
+                             json_object_get(j, "config")) < 0 ||
+                   read_makes(r, name, j) < 0 ||
                    read_remarks(r, refuse, json_object_get(j, "refuse"), true) < 0 ||
                    read_remarks(r, warn, json_object_get(j, "warn"), false) < 0
                ? -1
@@ -405,10 +482,10 @@ static int read_head(struct reader *r, const char *name, const json_t *j)
 static int read_file(struct reader *r, const char *name, const char *text, size_t len,
                      unsigned parts, const struct ckpt_rule_context *cx)
 {
-    static const char *const known[] = {"note",  "format",   "model",    "when",     "has",
-                                        "lacks", "include",  "config",   "rules",    "refuse",
-                                        "warn",  "fallback", "may_lack", "prefixes", "ignores",
-                                        "back",  "ties",     NULL};
+    static const char *const known[] = {
+        "note",    "format", "model",  "when",  "has",      "lacks",    "include",
+        "config",  "rules",  "refuse", "warn",  "fallback", "may_lack", "prefixes",
+        "ignores", "back",   "ties",   "makes", "pipeline", "fused",    NULL};
     ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
     const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
     size_t n;
@@ -466,6 +543,9 @@ void ckpt_recipe_release(struct ckpt_recipe *r)
     ckpt_vec_release(&r->has);
     ckpt_vec_release(&r->lacks);
     ckpt_vec_release(&r->config);
+    ckpt_vec_release(&r->makes);
+    ckpt_vec_release(&r->pipeline);
+    ckpt_vec_release(&r->fused);
     ckpt_vec_release(&r->refuse);
     ckpt_vec_release(&r->warn);
     ckpt_vec_release(&r->rules);

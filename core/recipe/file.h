@@ -52,10 +52,24 @@ struct ckpt_ignored {
     const char *why;
 };
 
+/* "pipeline": a block of the framework's model, in the order of its modules: the beginning of its
+ * tensors' names ("model.decoder.{layer}."), and what computing it costs. */
+struct ckpt_pipeline_block {
+    const char *before, *after;   /* "{layer}" stands between them; after is NULL without it */
+    const struct ckpt_expr *cost; /* NULL: nothing */
+};
+
+/* "fused": a tensor MODULE + PREFIX + x, where the model has no MODULE + "weight", is called ALONE
+ * + x. */
+struct ckpt_fused {
+    const char *module, *prefix, *alone;
+};
+
 struct ckpt_config_key {
     const char *key;
     const struct ckpt_origin *origin;
 };
+typedef CKPT_VEC(struct ckpt_config_key) ckpt_config_keys;
 
 struct ckpt_recipe {
     const char *name;   /* "nanotron/llama" */
@@ -75,7 +89,10 @@ struct ckpt_recipe {
     size_t nmay_lack;
     CKPT_VEC(struct ckpt_evidence_name) has;
     CKPT_VEC(struct ckpt_evidence_name) lacks;
-    CKPT_VEC(struct ckpt_config_key) config;
+    ckpt_config_keys config; /* read backwards: those that begin with '_' only */
+    ckpt_config_keys makes;  /* read backwards: keys of the framework's config */
+    CKPT_VEC(struct ckpt_pipeline_block) pipeline; /* read backwards */
+    CKPT_VEC(struct ckpt_fused) fused;             /* read backwards */
     CKPT_VEC(struct ckpt_remark) refuse;
     CKPT_VEC(struct ckpt_remark) warn;
     ckpt_rules rules;

@@ -238,8 +238,44 @@ int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s,
     return check_bound(in, in->bound, in->at, err);
 }
 
-int ckpt_instance_shape(const struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK],
-                        uint32_t *ret_rank, struct ckpt_err *err)
+const struct ckpt_factor *ckpt_instance_factor(const struct ckpt_instance *in, uint32_t dim,
+                                               uint32_t rank)
+{
+    const struct ckpt_pattern *p = &in->rule->to[in->side].pattern;
+
+    if (p->rest_at < 0 || dim < (uint32_t)p->rest_at)
+        return &p->dim[dim];
+    return dim < (uint32_t)p->rest_at + rank - p->ndim ? NULL : &p->dim[dim - (rank - p->ndim)];
+}
+
+/* A target's padding, of which its sources know nothing, makes the dimension a multiple. */
+static enum ckpt_size_state solve_padding(struct ckpt_instance *in, const struct ckpt_factor *f,
+                                          uint32_t var, uint64_t *ret)
+{
+    struct ckpt_sizes *s = &in->sizes;
+    enum ckpt_size_state state;
+    uint32_t other;
+
+    s->known |= 1u << var;
+    s->var[var] = 0;
+    if (!in->pad_to || (state = ckpt_factor_size(f, s, ret, &other)) != CKPT_SIZE_KNOWN)
+        return CKPT_SIZE_UNKNOWN;
+    s->var[var] = (in->pad_to - *ret % in->pad_to) % in->pad_to;
+    return ckpt_factor_size(f, s, ret, &other);
+}
+
+static enum ckpt_size_state target_size(struct ckpt_instance *in, const struct ckpt_factor *f,
+                                        uint64_t *ret, uint32_t *ret_var)
+{
+    const enum ckpt_size_state state = ckpt_factor_size(f, &in->sizes, ret, ret_var);
+
+    if (state != CKPT_SIZE_UNKNOWN || in->rule->scope->var[*ret_var].name[0] != '_')
+        return state;
+    return solve_padding(in, f, *ret_var, ret);
+}
+
+int ckpt_instance_shape(struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK], uint32_t *ret_rank,
+                        struct ckpt_err *err)
 {
     const struct ckpt_side *side = &in->rule->to[in->side];
     uint32_t rank = side->pattern.ndim + (side->pattern.rest_at >= 0 ? in->nrest : 0), var;
@@ -253,7 +289,7 @@ int ckpt_instance_shape(const struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RA
             dim[k] = in->rest[d.d[k].rest];
             continue;
         }
-        switch (ckpt_factor_size(d.d[k].f, &in->sizes, &dim[k], &var)) {
+        switch (target_size(in, d.d[k].f, &dim[k], &var)) {
         case CKPT_SIZE_OVERFLOW:
             return ckpt_fail(err, CKPT_LIMIT, "the size of '%s' overflows", in->target);
         case CKPT_SIZE_UNKNOWN:
@@ -279,9 +315,9 @@ struct line {
 
 /* Positions of a term's axes in the source, while boxes are cut. */
 struct ckpt_cutter {
-    const struct ckpt_instance *in;
-    const struct ckpt_source_use *use;
-    const uint64_t *dim; /* of the target */
+    struct ckpt_instance *in;
+    const struct ckpt_source_use *use; /* NULL: of no source, zeros */
+    const uint64_t *dim;               /* of the target */
     uint32_t rank;
     uint64_t unit[CKPT_MAX_RANK]; /* strides of the target in elements */
     struct line to[CKPT_MAX_RANK], from[CKPT_MAX_RANK];
@@ -302,7 +338,7 @@ static bool fixed_at(const struct ckpt_cutter *c, uint32_t axis, uint64_t *ret)
         return false;
     if (c->in->bound >> axis & 1)
         *ret = c->in->at[axis];
-    else if (c->use->bound >> axis & 1)
+    else if (c->use && c->use->bound >> axis & 1)
         *ret = c->use->at[axis];
     else
         return false;
@@ -506,6 +542,40 @@ static int cut_use(struct ckpt_cutter *c, const struct ckpt_term *to, struct ckp
     return cut_term(c, err);
 }
 
+/* Add the elements of a term that no source has: zeros. */
+static int fill_term(struct ckpt_cutter *c, const struct ckpt_term *to, struct ckpt_err *err)
+{
+    struct ckpt_piece_draft *p;
+    uint64_t numel = 1;
+    struct dims d;
+
+    if (!dims_of(&c->in->rule->to[c->in->side], 0, c->rank, &d))
+        return ckpt_fail(err, CKPT_CONFLICT, "'%s': rank", c->in->target);
+    if (ckpt_vec_add(c->out, &p) < 0)
+        return ckpt_nomem(err);
+    *p = (struct ckpt_piece_draft){.source = c->in->zeros};
+    for (uint32_t k = 0; k < c->rank; k++) {
+        struct line *l = &c->to[k];
+        if (line_of(c, &d, k, to, l, err) < 0)
+            return -1;
+        p->dst += l->offset * c->unit[k];
+        for (uint32_t i = 0; i < l->k; i++) {
+            if (p->naxis == CKPT_MAX_AXES)
+                return ckpt_fail(err, CKPT_LIMIT, "'%s' would need more than %d axes",
+                                 c->in->target, CKPT_MAX_AXES);
+            p->axis[p->naxis++] = (struct ckpt_axis){l->n[i], l->stride[i] * c->unit[k], 0};
+            numel *= l->n[i];
+        }
+        if (l->k == 0 && p->naxis < CKPT_MAX_AXES)
+            p->axis[p->naxis++] = (struct ckpt_axis){1, c->unit[k], 0};
+    }
+    if (numel == 0)
+        c->out->len--;
+    c->numel += numel;
+    c->in->padded += numel;
+    return 0;
+}
+
 void ckpt_instance_release(struct ckpt_instance *in)
 {
     ckpt_vec_release(&in->use);
@@ -531,7 +601,11 @@ int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t 
     c->numel = 0;
     c->composed = false;
     ckpt_shape_strides(dim, rank, c->unit);
-    for (uint32_t k = 0; k < p->nterm && numel > 0; k++)
+    in->padded = 0;
+    for (uint32_t k = 0; k < p->nterm && numel > 0; k++) {
+        c->use = NULL;
+        if (p->term[k].side == UINT16_MAX && fill_term(c, &p->term[k], err) < 0)
+            return -1;
         for (size_t i = 0; i < in->use.len; i++) {
             if (in->use.ptr[i].side != p->term[k].side)
                 continue;
@@ -540,6 +614,7 @@ int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t 
             if (cut_use(c, &p->term[k], err) < 0)
                 return -1;
         }
+    }
     if (numel > 0 && c->numel != numel)
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s' has %" PRIu64 " elements; its sources give %" PRIu64 " of them",

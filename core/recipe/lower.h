@@ -33,6 +33,9 @@ struct ckpt_instance {
     uint64_t rest[CKPT_MAX_RANK]; /* the dimensions that "..." represents */
     uint32_t nrest;
     bool has_rest;
+    uint64_t pad_to; /* the sizes of target dimensions with a `_pad` are multiples of this */
+    uint32_t zeros;  /* the source of zeros for a target's padding; of the catalogue */
+    uint64_t padded; /* elements of zeros in the target */
     struct ckpt_cutter *cutter; /* scratch memory, made when it is needed */
 };
 
@@ -47,8 +50,12 @@ int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s,
                         struct ckpt_err *err);
 
 /* Compute the target's shape, after the sizes were solved. */
-int ckpt_instance_shape(const struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK],
-                        uint32_t *ret_rank, struct ckpt_err *err);
+int ckpt_instance_shape(struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK], uint32_t *ret_rank,
+                        struct ckpt_err *err);
+
+/* What a dimension of the target is made of; NULL if it stands for one of "...". */
+const struct ckpt_factor *ckpt_instance_factor(const struct ckpt_instance *in, uint32_t dim,
+                                               uint32_t rank);
 
 /* Append the target's pieces to out. They cover every element of the target exactly once (checked).
  */

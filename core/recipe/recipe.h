@@ -33,12 +33,22 @@ bool ckpt_recipes_forced(const struct ckpt_recipes *r);
 /* The facts about model types (recipe/types.h) of a loaded set. */
 const struct ckpt_types *ckpt_recipes_types(const struct ckpt_recipes *r);
 
+/* The checkpoint that is made of a model, by a recipe that is read backwards. */
+struct ckpt_recipe_output {
+    uint32_t tp, pp;      /* the number of ranks */
+    uint64_t pad_to;      /* dimensions that may be padded are multiples of this */
+    const json_t *config; /* the framework's config of the checkpoint that is read, if that is of
+                             the same framework; or NULL */
+};
+
 struct ckpt_recipe_options {
     const json_t *base_config; /* config.json of the base model, or NULL */
     const json_t *overrides;   /* options in the HF config's spelling ({"num_attention_heads": 4}),
                                   and the recipes' own `_x` names
                                   ({"_rope": "interleaved"}); an object or NULL */
     const char *format;        /* choose among the recipes of this format; NULL: the checkpoint's */
+    bool back;                 /* the recipe is read backwards */
+    const struct ckpt_recipe_output *output; /* read backwards: what is made; NULL: names only */
     bool
         allow_partial; /* leave out tensors of which a source is missing, with a warning for each */
     bool allow_leftover; /* leave out tensors that the model does not have, with a warning */
@@ -50,6 +60,7 @@ struct ckpt_model {
         *catalog;   /* HF names, in the order of the model's state dict; shares the sources */
     json_t *config; /* config.json's members, without dtype ones that depend on the view
                        (torch_dtype, dtype) */
+    json_t *made;   /* read backwards: the framework's config, or NULL */
     char *recipe;   /* "nanotron/llama": which recipe was used */
 };
 

@@ -427,11 +427,13 @@ static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
                  const struct ckpt_recipe_options *opt)
 {
     const char *format = format_of(src, opt);
-    struct ckpt_settings s = {
-        .src = src, .overrides = opt->overrides, .type = ckpt_settings_type(opt)};
+    struct ckpt_settings s = {.src = src,
+                              .framework = src->config,
+                              .overrides = opt->overrides,
+                              .type = ckpt_settings_type(opt)};
     const struct ckpt_expr_env env = {ckpt_settings_before, &s, src};
 
-    if (!r->format || !format || strcmp(r->format, format) != 0)
+    if (!r->format || !format || strcmp(r->format, format) != 0 || r->backwards != opt->back)
         return false;
     for (size_t i = 0; i < r->when.len; i++)
         if (ckpt_expr_truth(r->when.ptr[i], &env) != CKPT_TRUE)
@@ -455,9 +457,17 @@ static bool suits_base(const struct ckpt_recipe *r, const struct ckpt_recipe_opt
 
 /* Of the matching recipes, those of the lowest tier are candidates; the user's come before the
  * embedded ones. */
-enum { NTIER = 4 };
+enum { NTIER = 8 };
 
-static int tier_of(const struct ckpt_recipe *r) { return 2 * r->fallback + !r->given; }
+/* Backwards, a model type's own family comes before others that list it too. */
+static int tier_of(const struct ckpt_recipe *r, const struct ckpt_recipe_options *opt)
+{
+    const char *type = ckpt_settings_type(opt);
+    const bool other = r->backwards && type && r->family && r->family->ntypes &&
+                       strcmp(r->family->types[0], type) != 0;
+
+    return 4 * other + 2 * r->fallback + !r->given;
+}
 
 static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalog *src,
                         const struct ckpt_recipe_options *opt, int tier, struct ckpt_err *err)
@@ -470,7 +480,7 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
         const struct ckpt_recipe *r = set->recipes.ptr[i];
         bool fit = fits(r, src, opt);
         nother += fit && !suits_base(r, opt);
-        if (tier < NTIER ? fit && suits_base(r, opt) && tier_of(r) == tier
+        if (tier < NTIER ? fit && suits_base(r, opt) && tier_of(r, opt) == tier
                          : !r->fallback && r->format && format && strcmp(r->format, format) == 0)
             ckpt_str_printf(&names, "%s%s", names.len ? ", " : "", r->name);
     }
@@ -522,7 +532,7 @@ int ckpt_recipes_choose(const struct ckpt_recipes *set, const struct ckpt_catalo
     while (n == 0 && ++tier < NTIER)
         for (size_t i = 0; i < set->recipes.len; i++) {
             const struct ckpt_recipe *r = set->recipes.ptr[i];
-            if (tier_of(r) == tier && fits(r, src, opt) && suits_base(r, opt)) {
+            if (tier_of(r, opt) == tier && fits(r, src, opt) && suits_base(r, opt)) {
                 found = r;
                 n++;
             }

@@ -161,7 +161,7 @@ static int pair_terms(struct compiler *c, int dir)
             (struct ckpt_term *)p->term; /* not shared yet, so it can be modified */
         for (uint32_t a = 0; a < p->nterm; a++) {
             bool padding = is_padding(c->scope, term[a].axes);
-            if (padding && dir == 1)
+            if (padding && dir == 1 && !c->cx->backwards)
                 return ckpt_fail(c->err, CKPT_FORMAT,
                                  "%s: '%.200s': nothing gives the bytes of '%s' in a target",
                                  c->cx->where, c->side[dir][i].text,

@@ -30,6 +30,10 @@ static bool own_key(const struct ckpt_settings *s, const char *key, json_t **ret
         *ret = json_deep_copy(json_object_get(s->overrides, key + 7));
         return true;
     }
+    if (strncmp(key, "source.", 7) == 0) {
+        *ret = new_ref(s->source ? ckpt_json_at(s->source, key + 7) : NULL);
+        return true;
+    }
     if (key[0] != '_')
         return false;
     if (s->type && strcmp(key, "_model_type") == 0) {
@@ -47,8 +51,7 @@ json_t *ckpt_settings_before(void *ctx, const char *key)
     const struct ckpt_settings *s = ctx;
     json_t *v;
 
-    return own_key(s, key, &v) ? v
-                               : new_ref(s->src->config ? ckpt_json_at(s->src->config, key) : NULL);
+    return own_key(s, key, &v) ? v : new_ref(s->framework ? ckpt_json_at(s->framework, key) : NULL);
 }
 
 /* Look up a key for the dims: keys of the HF config, and earlier dims. */
@@ -70,7 +73,7 @@ json_t *ckpt_settings_after(void *ctx, const char *key)
 
     if (own_key(s, key, &v) || (v = hf_key(s, key)))
         return v;
-    return new_ref(s->src->config ? ckpt_json_at(s->src->config, key) : NULL);
+    return new_ref(s->framework ? ckpt_json_at(s->framework, key) : NULL);
 }
 
 static json_t *dim_key(void *ctx, const char *key)
@@ -100,6 +103,30 @@ static int fill_from_recipe(struct ckpt_settings *s, const struct ckpt_recipe *r
         else if (json_object_set_new(to, k->key, v) < 0)
             return -1;
     }
+    return 0;
+}
+
+/* Make the framework's config of the model's. If the checkpoint that is read is the same
+ * framework's, its config is kept, and only keys that it has are made anew. */
+static int make_framework(struct ckpt_settings *s, const struct ckpt_recipe *r,
+                          const struct ckpt_recipe_output *output)
+{
+    const struct ckpt_expr_env env = {ckpt_settings_after, s, s->src};
+
+    if (json_object_set_new(s->own, "_pad_to", json_integer((json_int_t)output->pad_to)) < 0 ||
+        json_object_set_new(s->own, "_tp", json_integer((json_int_t)output->tp)) < 0 ||
+        !(s->made = output->config ? json_deep_copy(output->config) : json_object()))
+        return -1;
+    s->source = output->config;
+    for (size_t i = 0; i < r->makes.len; i++) {
+        const struct ckpt_config_key *k = &r->makes.ptr[i];
+        json_t *v = NULL;
+        if (!output->config || json_object_get(s->made, k->key))
+            v = ckpt_origin_eval(k->origin, &env);
+        if (v && json_object_set_new(s->made, k->key, v) < 0)
+            return -1;
+    }
+    s->framework = s->made;
     return 0;
 }
 
@@ -323,6 +350,7 @@ int ckpt_settings_draft(struct ckpt_settings *s, const struct ckpt_recipe *r,
                         struct ckpt_err *err)
 {
     s->src = src;
+    s->framework = src->config;
     s->family = r->family;
     s->overrides = opt->overrides;
     s->type = ckpt_settings_type(opt);
@@ -330,12 +358,14 @@ int ckpt_settings_draft(struct ckpt_settings *s, const struct ckpt_recipe *r,
     s->hf = r->family ? json_deep_copy(r->family->config) : json_object();
     if (!s->own || !s->hf)
         return ckpt_nomem(err);
-    if (r->family) {
-        if (fill_from_recipe(s, r) < 0 || overlay(s, opt->base_config, false) < 0 ||
-            overlay(s, opt->overrides, true) < 0)
-            return ckpt_nomem(err);
-        compute_dims(s);
-    }
+    if (!r->family)
+        return 0;
+    if ((!r->backwards && fill_from_recipe(s, r) < 0) || overlay(s, opt->base_config, false) < 0 ||
+        overlay(s, opt->overrides, true) < 0)
+        return ckpt_nomem(err);
+    compute_dims(s);
+    if (opt->output && (make_framework(s, r, opt->output) < 0 || fill_from_recipe(s, r) < 0))
+        return ckpt_nomem(err);
     return 0;
 }
 
@@ -357,5 +387,6 @@ void ckpt_settings_release(struct ckpt_settings *s)
 {
     json_decref(s->hf);
     json_decref(s->own);
-    s->hf = s->own = NULL;
+    json_decref(s->made);
+    s->hf = s->own = s->made = NULL;
 }

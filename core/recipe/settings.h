@@ -21,10 +21,13 @@
 struct ckpt_settings {
     const struct ckpt_catalog *src;
     const struct ckpt_family *family;
+    const json_t *framework; /* the framework's config: the source's, or the one that is made */
+    const json_t *source;    /* read backwards: the framework's config of what is read, or NULL */
     const json_t *overrides;
     const char *type; /* `_model_type`: the family that the user or the base names, or NULL */
     json_t *hf;
-    json_t *own; /* `_x` */
+    json_t *own;  /* `_x` */
+    json_t *made; /* read backwards: the framework's config */
     uint64_t dim[CKPT_FAMILY_DIMS];
     bool known[CKPT_FAMILY_DIMS];
     size_t ndim; /* computed so far */

@@ -263,155 +263,6 @@ static bool loose_layer(const struct ckpt_texts *before, const char *name, uint6
     return false;
 }
 
-/* ---- the parts of a dimension ---- */
-
-struct walk {
-    struct ckpt_sizes sizes;
-    const char *tensor;
-    struct ckpt_shares *out;
-    struct ckpt_err *err;
-};
-
-static int factor_size(struct walk *w, const struct ckpt_factor *f, uint64_t *ret)
-{
-    uint32_t var = 0;
-
-    if (ckpt_factor_size(f, &w->sizes, ret, &var) == CKPT_SIZE_KNOWN)
-        return 0;
-    return ckpt_fail(w->err, CKPT_MISSING,
-                     "tensor '%s': how it is divided is not known, since config.json lacks a size",
-                     w->tensor);
-}
-
-static bool has_mark(const struct ckpt_factor *f)
-{
-    for (uint16_t i = 0; !f->rank && i < f->nchild; i++)
-        if (has_mark(&f->child[i]))
-            return true;
-    return f->rank != NULL;
-}
-
-static int add_share(struct walk *w, const struct ckpt_share *s)
-{
-    struct ckpt_shares *out = w->out;
-    struct ckpt_share *last = out->n ? &out->share[out->n - 1] : NULL;
-
-    if (last && s->way == CKPT_WAYS && last->way == CKPT_WAYS && last->lo + last->n == s->lo) {
-        last->n += s->n;
-        return 0;
-    }
-    if (out->n == CKPT_SHARES)
-        return ckpt_fail(w->err, CKPT_UNSUPPORTED, "tensor '%s' is divided into too many parts",
-                         w->tensor);
-    out->share[out->n++] = *s;
-    return 0;
-}
-
-static int add_whole(struct walk *w, uint64_t lo, uint64_t n)
-{
-    const struct ckpt_share s = {.lo = lo, .n = n, .way = CKPT_WAYS};
-
-    return add_share(w, &s);
-}
-
-/* The name of an axis, or of its size where it has one of its own. */
-static const char *axis_name(const struct walk *w, const struct ckpt_factor *f)
-{
-    const struct ckpt_scope *sc = w->sizes.scope;
-
-    if (f->kind != CKPT_FACTOR_AXIS)
-        return "";
-    const struct ckpt_scope_axis *a = &sc->axis[f->axis];
-    return a->var >= 0 ? sc->var[a->var].name : a->name;
-}
-
-static int add_marked(struct walk *w, const struct ckpt_factor *f, uint64_t lo, uint64_t size,
-                      uint64_t inner)
-{
-    struct ckpt_share s = {.lo = lo, .n = size * inner, .way = CKPT_WAYS};
-    const struct ckpt_factor *g = f; /* the content of the parentheses */
-
-    if (strcmp(f->rank, "tp") == 0)
-        s.way = CKPT_TP;
-    if (strcmp(f->rank, "ep") == 0)
-        s.way = CKPT_EP;
-    while (g->kind == CKPT_FACTOR_PRODUCT && g->nchild == 1)
-        g = &g->child[0];
-    const struct ckpt_factor *lead = g->kind == CKPT_FACTOR_PRODUCT ? &g->child[0] : g;
-    s.what = axis_name(w, lead);
-    s.shared = f->shared;
-    if (g->kind == CKPT_FACTOR_PRODUCT && factor_size(w, lead, &s.groups) < 0)
-        return -1;
-    if (g->kind != CKPT_FACTOR_PRODUCT && inner > 1)
-        s.groups = size;
-    return add_share(w, &s);
-}
-
-/* Add a factor that begins at lo, each element of which represents `inner` elements of the
- * dimension. */
-static int add_factor(struct walk *w, const struct ckpt_factor *f, uint64_t lo, uint64_t inner)
-{
-    uint64_t size, outer = 1, within = inner;
-    uint16_t marked = 0;
-
-    if (factor_size(w, f, &size) < 0)
-        return -1;
-    if (f->rank)
-        return add_marked(w, f, lo, size, inner);
-    if (!has_mark(f))
-        return add_whole(w, lo, size * inner);
-    if (f->kind == CKPT_FACTOR_SUM) {
-        for (uint16_t i = 0; i < f->nchild; i++) {
-            if (add_factor(w, &f->child[i], lo, inner) < 0 ||
-                factor_size(w, &f->child[i], &size) < 0)
-                return -1;
-            lo += size * inner;
-        }
-        return 0;
-    }
-    while (!has_mark(&f->child[marked]))
-        marked++;
-    for (uint16_t i = 0; i < f->nchild; i++) {
-        if (i != marked && has_mark(&f->child[i]))
-            return ckpt_fail(w->err, CKPT_UNSUPPORTED, "tensor '%s' is divided twice", w->tensor);
-        if (factor_size(w, &f->child[i], &size) < 0)
-            return -1;
-        if (i < marked)
-            outer *= size;
-        if (i > marked)
-            within *= size;
-    }
-    if (factor_size(w, &f->child[marked], &size) < 0)
-        return -1;
-    for (uint64_t o = 0; o < outer; o++)
-        if (add_factor(w, &f->child[marked], lo + o * size * within, within) < 0)
-            return -1;
-    return 0;
-}
-
-static int add_dim(struct walk *w, const struct ckpt_factor *f, uint64_t n)
-{
-    if (!f || !has_mark(f))
-        return add_whole(w, 0, n);
-    (void)ckpt_factor_solve_dim(f, &w->sizes, n); /* for a size that the config does not give */
-    if (add_factor(w, f, 0, 1) < 0)
-        return -1;
-    const struct ckpt_share *last = w->out->n ? &w->out->share[w->out->n - 1] : NULL;
-    if (last && last->lo + last->n == n)
-        return 0;
-    /* the sizes come from config.json, the tensor from the checkpoint */
-    return ckpt_fail(w->err, CKPT_CONFLICT,
-                     "tensor '%s' has a dimension of %" PRIu64 ", config.json makes it %" PRIu64,
-                     w->tensor, n, last ? last->lo + last->n : 0);
-}
-
-uint32_t ckpt_share_parts(const struct ckpt_share *s, uint32_t tp)
-{
-    if (s->groups == 0 || s->groups % tp == 0)
-        return tp;
-    return s->shared && tp % s->groups == 0 ? (uint32_t)s->groups : 0;
-}
-
 /* ---- scales and codes ---- */
 
 /* The division of a dimension in which one element represents `block` elements of the weight's
@@ -447,7 +298,7 @@ static uint64_t config_block(const json_t *config, uint32_t back)
 /* The weight's size in one dimension: from its pattern, or from the stored tensor if the config
  * does not give it. */
 static uint64_t weight_dim(const struct ckpt_annotations *m, const struct ckpt_tensor *t,
-                           const struct entry *e, struct walk *w, uint32_t d)
+                           const struct entry *e, const struct ckpt_sizes *sizes, uint32_t d)
 {
     const size_t len = strlen(t->name) - strlen(e->follower->end);
     uint32_t i;
@@ -456,38 +307,34 @@ static uint64_t weight_dim(const struct ckpt_annotations *m, const struct ckpt_t
 
     if (ckpt_map_get(&m->cat->by_name, t->name, len, &i) && d < m->cat->tensors.ptr[i].rank)
         return m->cat->tensors.ptr[i].dim[d];
-    return ckpt_factor_size(&e->item->shape.dim[d], &w->sizes, &n, &var) == CKPT_SIZE_KNOWN ? n : 0;
+    return ckpt_factor_size(&e->item->shape.dim[d], sizes, &n, &var) == CKPT_SIZE_KNOWN ? n : 0;
 }
 
 static int follow(const struct ckpt_annotations *m, const struct ckpt_tensor *t,
-                  const struct entry *e, struct walk *w, uint32_t tp, uint32_t ep,
-                  struct ckpt_sharding *ret)
+                  const struct entry *e, struct ckpt_sizes *sizes, uint32_t tp, uint32_t ep,
+                  struct ckpt_sharding *ret, struct ckpt_err *err)
 {
     const uint32_t ndim = e->item->shape.ndim;
     ckpt_cleanup(ckpt_freep) struct ckpt_shares *of = calloc(1, sizeof *of);
 
     if (!of)
-        return ckpt_nomem(w->err);
+        return ckpt_nomem(err);
     for (uint32_t d = 0; d < t->rank; d++) {
         const uint32_t from = d < 4 ? e->follower->from[d] : d;
-        uint64_t n = from < ndim ? weight_dim(m, t, e, w, from) : 0, block = 1;
+        uint64_t n = from < ndim ? weight_dim(m, t, e, sizes, from) : 0, block = 1;
         if (n > t->dim[d] && t->dim[d]) {
             block = e->follower->by_config && ndim >= 1 ? config_block(m->config, ndim - 1 - from)
                                                         : e->follower->block[d < 4 ? d : 3];
             if (block == 0 && n % t->dim[d] == 0)
                 block = n / t->dim[d];
         }
-        *of = (struct ckpt_shares){0};
-        w->out = of;
-        if (n && block && has_mark(&e->item->shape.dim[from])) {
-            if (add_dim(w, &e->item->shape.dim[from], n) < 0)
+        if (n && block && ckpt_factor_is_marked(&e->item->shape.dim[from])) {
+            if (ckpt_shares_of(&e->item->shape.dim[from], n, sizes, t->name, of, err) < 0)
                 return -1;
             if (shrink(of, block, t->dim[d], tp, ep, &ret->dim[d]))
                 continue;
         }
-        ret->dim[d].n = 0;
-        w->out = &ret->dim[d];
-        if (add_whole(w, 0, t->dim[d]) < 0)
+        if (ckpt_shares_of(NULL, t->dim[d], sizes, t->name, &ret->dim[d], err) < 0)
             return -1;
     }
     return 0;
@@ -514,7 +361,7 @@ static void find_place(const struct ckpt_annotations *m, const struct ckpt_tenso
 int ckpt_annotations_find(const struct ckpt_annotations *m, const struct ckpt_tensor *t,
                           uint32_t tp, uint32_t ep, struct ckpt_sharding *ret, struct ckpt_err *err)
 {
-    struct walk w = {.tensor = t->name, .err = err};
+    struct ckpt_sizes sizes = {0};
     struct entry e;
 
     *ret = (struct ckpt_sharding){.dim = calloc((size_t)t->rank + 1, sizeof *ret->dim)};
@@ -525,12 +372,12 @@ int ckpt_annotations_find(const struct ckpt_annotations *m, const struct ckpt_te
     find_place(m, t, &e, ret);
     const bool divided = e.item && (tp > 1 || ep > 1);
     if (divided)
-        ckpt_settings_sizes(&e.file->settings, e.item->scope, &w.sizes);
+        ckpt_settings_sizes(&e.file->settings, e.item->scope, &sizes);
     if (divided && e.follower)
-        return follow(m, t, &e, &w, tp, ep, ret);
+        return follow(m, t, &e, &sizes, tp, ep, ret, err);
     for (uint32_t d = 0; d < t->rank; d++) {
-        w.out = &ret->dim[d];
-        if (add_dim(&w, divided ? &e.item->shape.dim[d] : NULL, t->dim[d]) < 0)
+        if (ckpt_shares_of(divided ? &e.item->shape.dim[d] : NULL, t->dim[d], &sizes, t->name,
+                           &ret->dim[d], err) < 0)
             return -1;
     }
     return 0;

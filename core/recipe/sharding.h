@@ -10,29 +10,11 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "recipe/shares.h"
 
 struct ckpt_catalog;
 struct ckpt_recipes;
 struct ckpt_tensor;
-
-enum ckpt_way { CKPT_TP, CKPT_EP, CKPT_FSDP, CKPT_DP, CKPT_PP, CKPT_WAYS }; /* WAYS: none */
-
-enum { CKPT_SHARES = 64 };
-
-/* How [lo, lo+n) of a dimension is divided over the ranks of `way` (WAYS: not divided). `groups` is
- * a number of equal groups (such as heads) that must each stay whole, or 0. If it is shared,
- * several ranks may have the same group: key and value heads, state groups. */
-struct ckpt_share {
-    uint64_t lo, n, groups;
-    enum ckpt_way way;
-    bool shared;
-    const char *what; /* name of the groups, for messages */
-};
-
-struct ckpt_shares {
-    struct ckpt_share share[CKPT_SHARES];
-    size_t n;
-};
 
 /* The annotations of one tensor. */
 struct ckpt_sharding {
@@ -61,9 +43,5 @@ int ckpt_annotations_find(const struct ckpt_annotations *m, const struct ckpt_te
                           uint32_t tp, uint32_t ep, struct ckpt_sharding *ret,
                           struct ckpt_err *err);
 void ckpt_sharding_release(struct ckpt_sharding *m);
-
-/* The number of different parts among `tp` ranks: less than tp if heads are shared; 0: the division
- * is not possible. */
-uint32_t ckpt_share_parts(const struct ckpt_share *s, uint32_t tp);
 
 #endif

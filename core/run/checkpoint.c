@@ -77,6 +77,7 @@ void ckpt_view_release(struct ckpt_view *view)
     ckpt_facts_release(&view->facts);
     json_decref(view->about);
     json_decref(view->config);
+    json_decref(view->framework);
     json_decref(view->warnings);
     json_decref(view->base_names);
     free(view->recipe);

@@ -59,8 +59,10 @@ struct ckpt_view {
     json_t *base_names; /* only while opening: {tensor: its name in the base} where they differ */
     struct ckpt_facts facts; /* only while opening: the reader's facts */
     struct ckpt_decision decision;
-    json_t *about;  /* facts of the format, from the reader */
-    json_t *config; /* config.json as the view shows it; NULL if it shows none */
+    json_t *about;     /* facts of the format, from the reader */
+    json_t *framework; /* for a writer: the config of the checkpoint's framework, until a recipe
+                          makes the one of the format that is written */
+    json_t *config;    /* config.json as the view shows it; NULL if it shows none */
     json_t *warnings;
     char *recipe;        /* NULL: none was used */
     bool config_changed; /* config differs from the file that was read (quantisation removed,

@@ -176,7 +176,12 @@ static int write_files(struct ckpt_view *v, const struct ckpt_vtree_options *mod
     const struct ckpt_output *output = &v->shared->opt->output;
     const size_t bytes = (v->cat->tensors.len + 1) * sizeof(struct ckpt_vplace);
     ckpt_cleanup(ckpt_vfiles_release) struct ckpt_vfiles files = {0};
-    struct ckpt_writing w = {.cat = v->cat, .output = output, .model = model, .files = &files};
+    struct ckpt_writing w = {.cat = v->cat,
+                             .output = output,
+                             .config = v->framework,
+                             .about = v->about,
+                             .model = model,
+                             .files = &files};
 
     w.step = step_of(v);
     if (!(w.place = ckpt_arena_alloc(&files.arena, bytes)))

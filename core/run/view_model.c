@@ -334,7 +334,7 @@ static int name_tensors(struct ckpt_view *v, struct ckpt_catalog **src, struct c
 /* Convert between the hub's names and those in memory. */
 static int convert_names(struct ckpt_view *v, struct ckpt_err *err)
 {
-    struct ckpt_recipe_options convert = {.format = "hub", .base_config = v->config};
+    struct ckpt_recipe_options convert = {.format = "hub", .base_config = v->config, .back = true};
 
     if (v->decision.convert == CKPT_CONVERT_NOT)
         return 0;
@@ -343,6 +343,7 @@ static int convert_names(struct ckpt_view *v, struct ckpt_err *err)
     if (v->decision.convert != CKPT_CONVERT_THERE_AND_BACK || !v->ordered)
         return 0;
     convert.format = "transformers";
+    convert.back = false;
     return ckpt_names_convert(&v->cat, v->shared->recipes, &convert, &v->ordered, NULL, err);
 }
 
@@ -362,15 +363,64 @@ static int no_recipe(const struct ckpt_view *v, const struct ckpt_writer *writer
                      writer->name, type ? type : "?");
 }
 
+/* The config of the checkpoint's framework, if a checkpoint of the same framework is written. */
+static void keep_framework(struct ckpt_view *v, const struct ckpt_catalog *src)
+{
+    const struct ckpt_writer *writer = v->shared->opt->output.writer;
+    const char *format = ckpt_json_str(src->about, "format");
+
+    if (writer && writer->recipes && format && strcmp(writer->recipes, format) == 0 && src->config)
+        v->framework = json_incref(src->config);
+}
+
+static int apply_backwards(struct ckpt_view *v, const struct ckpt_writer *writer,
+                           const struct ckpt_recipe_options *opt, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
+    bool done = false;
+
+    if (v->config && ckpt_recipe_fits(v->shared->recipes, v->cat, opt, &done, err) < 0)
+        return -1;
+    if (!done)
+        return no_recipe(v, writer, err);
+    if (ckpt_recipe_apply(v->shared->recipes, v->cat, opt, &model, err) < 0)
+        return ckpt_err_in(err, "view=%s", writer->name);
+    ckpt_catalog_free(v->cat);
+    v->cat = ckpt_steal(&model->catalog);
+    json_decref(v->framework);
+    v->framework = ckpt_steal(&model->made);
+    return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* Rows of the vocabulary are a multiple of this: as an option says, else the checkpoint that is
+ * read, if it is the same framework's. */
+static uint64_t vocab_multiple(const struct ckpt_view *v, const struct ckpt_output *o)
+{
+    uint64_t own;
+
+    if (o->cut[CKPT_CUT_VOCAB])
+        return o->cut[CKPT_CUT_VOCAB];
+    if (ckpt_json_u64(v->framework, ckpt_output_keys[CKPT_CUT_VOCAB], &own) && own &&
+        own <= CKPT_CUT_MOST)
+        return own;
+    return o->writer && o->writer->vocab_multiple ? o->writer->vocab_multiple : 1;
+}
+
 /* The hub's names become those of the framework whose checkpoint the view is. */
 static int convert_to_output(struct ckpt_view *v, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
-    const struct ckpt_writer *writer = s->opt->output.writer;
-    const struct ckpt_recipe_options convert = {.format = writer ? writer->recipes : NULL,
+    const struct ckpt_output *o = &s->opt->output;
+    const struct ckpt_recipe_output output = {.tp = ckpt_output_parts(o, CKPT_CUT_TP),
+                                              .pp = ckpt_output_parts(o, CKPT_CUT_PP),
+                                              .pad_to = vocab_multiple(v, o) *
+                                                        ckpt_output_parts(o, CKPT_CUT_TP),
+                                              .config = v->framework};
+    const struct ckpt_recipe_options convert = {.format = o->writer ? o->writer->recipes : NULL,
                                                 .base_config = v->config,
+                                                .back = true,
+                                                .output = &output,
                                                 .allow_leftover = s->opt->allow_leftover};
-    bool done = false;
 
     if (!convert.format)
         return 0;
@@ -378,12 +428,8 @@ static int convert_to_output(struct ckpt_view *v, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_USAGE,
                          "option recipe: view=%s needs the recipes of both directions: give a "
                          "directory of recipes instead of one file",
-                         writer->name);
-    if (ckpt_names_convert(&v->cat, s->recipes, &convert, &done, NULL, err) < 0)
-        return ckpt_err_in(err, "view=%s", writer->name);
-    if (!done)
-        return no_recipe(v, writer, err);
-    return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+                         o->writer->name);
+    return apply_backwards(v, o->writer, &convert, err);
 }
 
 /* ---- quantisation ---- */
@@ -500,6 +546,7 @@ int ckpt_view_make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct 
 {
     v->about = json_incref((*src)->about);
     v->warnings = json_incref((*src)->warnings);
+    keep_framework(v, *src);
     if (decide(v, src, err) < 0 || name_tensors(v, src, err) < 0 || convert_names(v, err) < 0 ||
         convert_to_output(v, err) < 0 || dequantize(v, err) < 0 || ckpt_merge_finish(v, err) < 0)
         return -1;

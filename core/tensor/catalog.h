@@ -20,6 +20,7 @@
 #include "tensor/dtype.h"
 #include "tensor/piece.h"
 
+struct ckpt_cuts;
 struct ckpt_value;
 
 struct ckpt_tensor {
@@ -27,6 +28,8 @@ struct ckpt_tensor {
     const uint64_t *dim;
     const struct ckpt_piece *piece; /* ascending by dst; empty if value, or if numel is 0 */
     const struct ckpt_value *value; /* not NULL: computed (tensor/value.h) */
+    const struct ckpt_cuts *cuts;   /* how ranks share the tensor in a checkpoint that is to be
+                                       written (tensor/cut.h); NULL: not known */
     uint64_t numel;
     uint64_t max_span; /* largest dst_end - dst of a piece: bounds the search for an element */
     size_t npiece;

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A PyTorch distributed checkpoint, as torch writes it by default: `.metadata`, and for each rank
- * `__R_0.distcp`, which holds its parts of tensors as torch.save writes them, one after the other.
- *
- * What torch's FileSystemWriter writes with CRCs switched off (container/torch_out.h), but for
- * storage_meta: save_id is a random number there, and checkpoint_id a path; both are None here. */
+/* A PyTorch distributed checkpoint of a catalogue's tensors under their names, cut by rows as FSDP2
+ * does (write/dcp_out.h, write/rows.h). */
 #ifndef CKPT_WRITE_DCP_FILES_H
 #define CKPT_WRITE_DCP_FILES_H
 

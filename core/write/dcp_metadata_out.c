@@ -6,7 +6,6 @@
 #include <stdio.h>
 
 #include "container/pickle_out.h"
-#include "write/rows.h"
 
 /* ---- the memo ---- */
 
@@ -17,6 +16,7 @@ enum entry {
     CHUNK,
     INDEX,
     INFO,
+    OBJECT,
     N_GLOBALS,
     LAYOUT = N_GLOBALS, /* torch.strided */
     MEM_FORMAT,         /* contiguous */
@@ -46,6 +46,7 @@ static void put_globals(struct ckpt_pickle_out *p)
         [CHUNK] = {metadata_module, "ChunkStorageMetadata"},
         [INDEX] = {metadata_module, "MetadataIndex"},
         [INFO] = {"torch.distributed.checkpoint.filesystem", "_StorageInfo"},
+        [OBJECT] = {metadata_module, "BytesStorageMetadata"},
     };
 
     for (int i = 0; i < N_GLOBALS; i++) {
@@ -109,14 +110,14 @@ static void put_size(struct ckpt_pickle_out *p, enum entry key, const uint64_t *
 }
 
 /* (dtype, layout, requires_grad, memory format, pin_memory) */
-static void put_properties(struct ckpt_pickle_out *p, const struct ckpt_tensor *t)
+static void put_properties(struct ckpt_pickle_out *p, enum ckpt_dtype dtype)
 {
     ckpt_pickle_out_get(p, PROPERTIES_KEY);
     ckpt_pickle_out_get(p, PROPERTIES);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NEWOBJ);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
-    ckpt_pickle_out_global(p, "torch", ckpt_dtype_torch_name((enum ckpt_dtype)t->dtype));
+    ckpt_pickle_out_global(p, "torch", ckpt_dtype_torch_name(dtype));
     ckpt_pickle_out_get(p, LAYOUT);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_FALSE);
     ckpt_pickle_out_get(p, MEM_FORMAT);
@@ -125,60 +126,91 @@ static void put_properties(struct ckpt_pickle_out *p, const struct ckpt_tensor *
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_BUILD);
 }
 
-static void put_chunk(struct ckpt_pickle_out *p, const struct ckpt_rows *r)
+static void put_chunk(struct ckpt_pickle_out *p, const struct ckpt_dcp_data *d, uint32_t rank)
 {
-    uint64_t dim[CKPT_MAX_RANK], off[CKPT_MAX_RANK];
-
-    ckpt_rows_dim(r, dim, off);
     open_object(p, CHUNK);
-    put_size(p, OFFSETS_KEY, off, r->tensor->rank);
-    put_size(p, SIZES_KEY, dim, r->tensor->rank);
+    put_size(p, OFFSETS_KEY, d->off, rank);
+    put_size(p, SIZES_KEY, d->dim, rank);
     close_object(p);
 }
 
-static void put_tensor(struct ckpt_pickle_out *p, const struct ckpt_tensor *t, uint32_t ranks)
+static void put_tensor(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, size_t i,
+                       const struct ckpt_dcp_key *key)
 {
-    struct ckpt_rows rows;
+    struct ckpt_dcp_data d;
 
-    ckpt_pickle_out_text(p, t->name);
     open_object(p, TENSOR);
-    put_properties(p, t);
-    put_size(p, SIZE_KEY, t->dim, t->rank);
+    put_properties(p, key->dtype);
+    put_size(p, SIZE_KEY, key->dim, key->rank);
     ckpt_pickle_out_get(p, CHUNKS_KEY);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_LIST);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
-    for (uint32_t r = 0; r < ranks && ckpt_rows_of(t, r, ranks, &rows); r++)
-        put_chunk(p, &rows);
+    for (size_t k = 0; s->chunk(s->ctx, i, k, &d); k++)
+        put_chunk(p, &d, key->rank);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_APPENDS);
     close_object(p);
 }
 
-/* A name's path in the state dict, which is flat. */
-static void put_path(struct ckpt_pickle_out *p, const struct ckpt_tensor *t)
+static void put_key(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, size_t i)
 {
-    ckpt_pickle_out_text(p, t->name);
-    ckpt_pickle_out_text(p, t->name);
+    struct ckpt_dcp_key key;
+
+    s->key(s->ctx, i, &key);
+    ckpt_pickle_out_text(p, key.name);
+    if (!key.is_object) {
+        put_tensor(p, s, i, &key);
+        return;
+    }
+    ckpt_pickle_out_get(p, OBJECT);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NEWOBJ);
+}
+
+/* A name's path in the state dict, which is flat. */
+static void put_path(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, size_t i)
+{
+    struct ckpt_dcp_key key;
+
+    s->key(s->ctx, i, &key);
+    ckpt_pickle_out_text(p, key.name);
+    ckpt_pickle_out_text(p, key.name);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_TUPLE1);
 }
 
-/* MetadataIndex(fqn, offset, index): _StorageInfo(relative_path, offset, length) */
-static void put_part(struct ckpt_pickle_out *p, const struct ckpt_dcp_metadata *m,
-                     const struct ckpt_dcp_part *part)
+/* MetadataIndex(fqn, offset, index) */
+static void put_index(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s,
+                      const struct ckpt_dcp_data *d)
 {
-    uint64_t dim[CKPT_MAX_RANK], off[CKPT_MAX_RANK];
-    struct ckpt_rows rows;
+    struct ckpt_dcp_key key;
+
+    s->key(s->ctx, d->key, &key);
+    open_object(p, INDEX);
+    ckpt_pickle_out_get(p, FQN_KEY);
+    ckpt_pickle_out_text(p, key.name);
+    if (key.is_object) {
+        ckpt_pickle_out_get(p, OFFSET_KEY);
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NONE);
+    } else {
+        put_size(p, OFFSET_KEY, d->off, key.rank);
+    }
+    ckpt_pickle_out_get(p, INDEX_KEY);
+    if (s->indexed)
+        ckpt_pickle_out_u64(p, d->index);
+    else
+        ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NONE);
+    close_object(p);
+}
+
+/* MetadataIndex: _StorageInfo(relative_path, offset, length) */
+static void put_part(struct ckpt_pickle_out *p, const struct ckpt_dcp_state *s, size_t i)
+{
+    const struct ckpt_dcp_part *part = &s->part[i];
+    struct ckpt_dcp_data d;
     char path[64];
 
     (void)snprintf(path, sizeof path, "__%u_0.distcp", part->rank);
-    (void)ckpt_rows_of(&m->cat->tensors.ptr[part->tensor], part->rank, m->ranks, &rows);
-    ckpt_rows_dim(&rows, dim, off);
-    open_object(p, INDEX);
-    ckpt_pickle_out_get(p, FQN_KEY);
-    ckpt_pickle_out_text(p, rows.tensor->name);
-    put_size(p, OFFSET_KEY, off, rows.tensor->rank);
-    ckpt_pickle_out_get(p, INDEX_KEY);
-    ckpt_pickle_out_u64(p, part->rank);
-    close_object(p);
+    s->data(s->ctx, i, &d);
+    put_index(p, s, &d);
     open_object(p, INFO);
     ckpt_pickle_out_get(p, PATH_KEY);
     ckpt_pickle_out_text(p, path);
@@ -197,6 +229,13 @@ static void open_dict(struct ckpt_pickle_out *p, const char *key)
     ckpt_pickle_out_text(p, key);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_DICT);
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
+}
+
+/* The dict is complete; the next one follows. */
+static void end_dict(struct ckpt_pickle_out *p, const char *next)
+{
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_SETITEMS);
+    open_dict(p, next);
 }
 
 static void put_head(struct ckpt_pickle_out *p)
@@ -245,35 +284,37 @@ static void next_item(struct ckpt_pickle_out *p, size_t i)
     ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_MARK);
 }
 
-/* The head; each tensor; each tensor's path; each part; the tail. */
+/* The head; each key; each key's path; each part; the tail. */
 static void put_entry(const void *ctx, size_t i, struct ckpt_str *out)
 {
-    const struct ckpt_dcp_metadata *m = ctx;
-    const size_t n = m->cat->tensors.len;
+    const struct ckpt_dcp_state *s = ctx;
+    const size_t n = s->nkey, npath = s->indexed ? n : 0;
     struct ckpt_pickle_out p = {.out = out, .memo = N_ENTRIES};
 
     if (i == 0) {
         put_head(&p);
     } else if (i <= n) {
         next_item(&p, i - 1);
-        put_tensor(&p, &m->cat->tensors.ptr[i - 1], m->ranks);
-    } else if (i <= 2 * n) {
+        put_key(&p, s, i - 1);
+    } else if (i <= n + npath) {
         next_item(&p, i - n - 1);
-        put_path(&p, &m->cat->tensors.ptr[i - n - 1]);
-    } else if (i <= 2 * n + m->npart) {
-        next_item(&p, i - 2 * n - 1);
-        put_part(&p, m, &m->part[i - 2 * n - 1]);
+        put_path(&p, s, i - n - 1);
+    } else if (i <= n + npath + s->npart) {
+        next_item(&p, i - n - npath - 1);
+        put_part(&p, s, i - n - npath - 1);
     } else {
         put_tail(&p);
     }
-    if (i == n || i == 2 * n) {
-        ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_SETITEMS);
-        open_dict(&p, i == n && n ? "planner_data" : "storage_data");
-    }
+    if (i == n && npath)
+        end_dict(&p, "planner_data");
+    else if (i == n + npath)
+        end_dict(&p, "storage_data");
 }
 
-int ckpt_dcp_metadata_text(const struct ckpt_dcp_metadata *m, struct ckpt_arena *arena,
+int ckpt_dcp_metadata_text(const struct ckpt_dcp_state *s, struct ckpt_arena *arena,
                            struct ckpt_text *ret, struct ckpt_err *err)
 {
-    return ckpt_text_init(ret, put_entry, m, 2 * m->cat->tensors.len + m->npart + 2, arena, err);
+    const size_t npath = s->indexed ? s->nkey : 0;
+
+    return ckpt_text_init(ret, put_entry, s, s->nkey + npath + s->npart + 2, arena, err);
 }

@@ -4,6 +4,7 @@
 #ifndef CKPT_WRITE_DCP_METADATA_OUT_H
 #define CKPT_WRITE_DCP_METADATA_OUT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,23 +13,48 @@
 #include "tensor/catalog.h"
 #include "view/text.h"
 
-/* A part of a tensor, and the archive that holds it. */
+/* An entry of the state dict: a tensor of that shape, or an object. */
+struct ckpt_dcp_key {
+    const char *name; /* valid until the next call */
+    bool is_object;
+    enum ckpt_dtype dtype;
+    uint32_t rank;
+    uint64_t dim[CKPT_MAX_RANK];
+};
+
+/* A part of an entry: a box of the tensor, and the bytes of some tensor that are stored for it. */
+struct ckpt_dcp_data {
+    size_t key;
+    uint32_t index; /* among the key's parts, as torch counts them */
+    uint32_t rank;  /* whose file it is in */
+    uint64_t off[CKPT_MAX_RANK], dim[CKPT_MAX_RANK];
+    const struct ckpt_tensor *tensor; /* NULL: an object */
+    uint64_t from, len;
+};
+
+/* The archive of a part. */
 struct ckpt_dcp_part {
-    uint32_t tensor; /* in the catalogue */
-    uint32_t rank;   /* whose file it is in; its parts of one tensor begin with rank 0 */
-    uint64_t off;    /* of the archive in the file */
-    uint64_t len;    /* of the archive */
+    uint32_t rank; /* whose file it is in */
+    uint64_t off;  /* of the archive in the file */
+    uint64_t len;  /* of the archive */
 };
 
-struct ckpt_dcp_metadata {
-    const struct ckpt_catalog *cat;
-    uint32_t ranks;
-    const struct ckpt_dcp_part *part; /* by rank, then as they stand in the file */
-    size_t npart;
+/* What a distributed checkpoint consists of. The functions are pure, and safe from many threads. */
+struct ckpt_dcp_state {
+    const void *ctx;
+    size_t nkey, npart;
+    void (*key)(const void *ctx, size_t i, struct ckpt_dcp_key *ret);
+    /* The k-th part of a key, in the order of `chunks`; false: there are no more. */
+    bool (*chunk)(const void *ctx, size_t key, size_t k, struct ckpt_dcp_data *ret);
+    /* Part i, by rank, then as they stand in the file. */
+    void (*data)(const void *ctx, size_t i, struct ckpt_dcp_data *ret);
+    const struct ckpt_dcp_part *part;
+    bool indexed; /* parts are known by their index too, and keys by their paths in the state dict:
+                     torch's own planner */
 };
 
-/* m, which is borrowed, must outlive the text. */
-int ckpt_dcp_metadata_text(const struct ckpt_dcp_metadata *m, struct ckpt_arena *arena,
+/* `s`, which is borrowed, must outlive the text. */
+int ckpt_dcp_metadata_text(const struct ckpt_dcp_state *s, struct ckpt_arena *arena,
                            struct ckpt_text *ret, struct ckpt_err *err);
 
 #endif

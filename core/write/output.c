@@ -7,8 +7,13 @@
 #include "base/str.h"
 
 const char *const ckpt_output_keys[CKPT_NCUT] = {
-    [CKPT_CUT_TP] = "tp",   [CKPT_CUT_PP] = "pp",   [CKPT_CUT_EP] = "ep",
-    [CKPT_CUT_ETP] = "etp", [CKPT_CUT_VPP] = "vpp", [CKPT_CUT_RANKS] = "ranks",
+    [CKPT_CUT_TP] = "tp",
+    [CKPT_CUT_PP] = "pp",
+    [CKPT_CUT_EP] = "ep",
+    [CKPT_CUT_ETP] = "etp",
+    [CKPT_CUT_VPP] = "vpp",
+    [CKPT_CUT_RANKS] = "ranks",
+    [CKPT_CUT_VOCAB] = "make_vocab_size_divisible_by",
 };
 
 static const char names_key[] = "names";

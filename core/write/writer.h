@@ -19,10 +19,12 @@ enum {
 
 /* What a writer is given, and fills. */
 struct ckpt_writing {
-    const struct ckpt_catalog *cat; /* whole tensors, under the names of the format; outlives the
-                                       files */
+    struct ckpt_catalog *cat; /* whole tensors, under the names of the format; outlives the files,
+                                 and may get memory for parts of tensors */
     const struct ckpt_output *output;
-    uint64_t step;                          /* the checkpoint's; 0: it has none */
+    const json_t *config; /* the format's own, which a recipe made; NULL: the format has none */
+    const json_t *about;  /* facts about the checkpoint that is read (catalog.h) */
+    uint64_t step;        /* the checkpoint's; 0: it has none */
     const struct ckpt_vtree_options *model; /* the files of a model directory beside the weights,
                                                and how it would split them */
     struct ckpt_vfiles *files;              /* to add to */
@@ -30,11 +32,13 @@ struct ckpt_writing {
 };
 
 struct ckpt_writer {
-    const char *name;    /* the word of the option view */
-    unsigned keys;       /* the options that the format has */
-    const char *layout;  /* how its files are cut, for whoever gives another option */
-    const char *recipes; /* the format of the recipes that give the names; NULL: the hub's */
-    /* Add the files. NULL: the format is not supported yet. */
+    const char *name;        /* the word of the option view */
+    unsigned keys;           /* the options that the format has */
+    const char *layout;      /* how its files are cut, for whoever gives another option */
+    uint32_t vocab_multiple; /* what the vocabulary's size is a multiple of on each tensor-parallel
+                                rank, where neither an option nor the checkpoint says it; 0: 1 */
+    const char *recipes;     /* the format of the recipes that give the names; NULL: the hub's */
+    /* Add the files. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);
 };
 

@@ -6,20 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CKPT_WRITER(NAME)
-#define CKPT_WRITER_LATER(NAME, KEYS, LAYOUT)                                                      \
-    static const struct ckpt_writer later_##NAME = {                                               \
-        .name = #NAME, .keys = (KEYS), .layout = LAYOUT};
-#include "write/writers.def"
-#undef CKPT_WRITER
-#undef CKPT_WRITER_LATER
-
 const struct ckpt_writer *const ckpt_writers[] = {
 #define CKPT_WRITER(NAME) &ckpt_writer_##NAME,
-#define CKPT_WRITER_LATER(NAME, KEYS, LAYOUT) &later_##NAME,
 #include "write/writers.def"
 #undef CKPT_WRITER
-#undef CKPT_WRITER_LATER
     NULL,
 };
 
@@ -61,8 +51,6 @@ static int check_key(const struct ckpt_output *o, const char *view, const char *
 
 int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err)
 {
-    if (o->writer && !o->writer->write)
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "option view: '%s' is not supported yet", view);
     for (int i = 0; i < CKPT_NCUT; i++)
         if (o->cut[i] && check_key(o, view, ckpt_output_keys[i], 1u << i, err) < 0)
             return -1;

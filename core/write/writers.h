@@ -6,10 +6,8 @@
 #include "write/writer.h"
 
 #define CKPT_WRITER(NAME) extern const struct ckpt_writer ckpt_writer_##NAME;
-#define CKPT_WRITER_LATER(NAME, KEYS, LAYOUT)
 #include "write/writers.def"
 #undef CKPT_WRITER
-#undef CKPT_WRITER_LATER
 
 /* Ends with NULL. */
 extern const struct ckpt_writer *const ckpt_writers[];
@@ -17,7 +15,7 @@ extern const struct ckpt_writer *const ckpt_writers[];
 const struct ckpt_writer *ckpt_writer_find(const char *name); /* NULL: there is none */
 
 /* Does the format have all the dimensions that were given? `view` is the word of the option view,
- * for the message. USAGE; UNSUPPORTED for a format that cannot be written yet. */
+ * for the message. USAGE. */
 int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err);
 
 #endif

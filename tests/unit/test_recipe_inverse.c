@@ -653,10 +653,20 @@ static void check_once(const struct ckpt_rule *rule)
     free(tab.place);
 }
 
+/* Does it pad what it makes? Only a recipe that is read backwards can. */
+static bool pads(const struct ckpt_rule *r)
+{
+    for (uint32_t i = 0; i < r->nto; i++)
+        for (uint32_t a = 0; a < r->scope->naxis; a++)
+            if ((r->to[i].pattern.axes >> a & 1) && r->scope->axis[a].name[0] == '_')
+                return true;
+    return false;
+}
+
 static void check_rules(const struct ckpt_rule *rule, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        for (int k = 0; k < ROUNDS; k++)
+        for (int k = 0; k < ROUNDS && !pads(&rule[i]); k++)
             check_once(&rule[i]);
 }
 

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `.metadata` and `__R_0.distcp`. */
+#include "write/dcp_out.h"
+
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/str.h"
+#include "container/torch_out.h"
+#include "view/text.h"
+
+/* One rank's file. Its text is what stands around the tensors' bytes: the head and the tail of each
+ * archive. */
+struct file {
+    const struct ckpt_dcp_state *state;
+    size_t first, n; /* parts */
+    struct ckpt_text text;
+};
+
+struct out {
+    const struct ckpt_writing *w;
+    struct ckpt_arena *arena;
+    const char *folder;
+    struct ckpt_dcp_state *state;
+    struct ckpt_dcp_part *part;
+};
+
+static struct ckpt_dcp_data data_of(const struct ckpt_dcp_state *s, size_t i)
+{
+    struct ckpt_dcp_data d;
+
+    s->data(s->ctx, i, &d);
+    return d;
+}
+
+static void put_archive(const struct ckpt_dcp_state *s, size_t i, struct ckpt_str *head,
+                        struct ckpt_str *tail)
+{
+    const struct ckpt_dcp_data d = data_of(s, i);
+    struct ckpt_dcp_key key;
+
+    s->key(s->ctx, d.key, &key);
+    if (key.is_object) {
+        if (head)
+            ckpt_torch_out_none(head);
+        return;
+    }
+    const struct ckpt_torch_out t = {
+        .dtype = key.dtype, .dim = d.dim, .rank = key.rank, .nbytes = d.len};
+    ckpt_torch_out(&t, head, tail);
+}
+
+/* The heads are the even entries. */
+static void put_around(const void *ctx, size_t i, struct ckpt_str *out)
+{
+    const struct file *f = ctx;
+
+    put_archive(f->state, f->first + i / 2, i % 2 ? NULL : out, i % 2 ? out : NULL);
+}
+
+/* ---- a file ---- */
+
+/* Two segments a part, what stands before a tensor's bytes (with the tail of the archive before)
+ * and the bytes; then the last tail. */
+static int put_segments(const struct file *f, struct ckpt_segment *seg, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str head = {0};
+    uint64_t text = 0, off = 0; /* where the next segment begins in the text, and in the file */
+
+    for (size_t i = 0; i < f->n; i++) {
+        const struct ckpt_dcp_data d = data_of(f->state, f->first + i);
+        ckpt_str_clear(&head);
+        put_archive(f->state, f->first + i, &head, NULL);
+        const uint64_t len = f->state->part[f->first + i].off + head.len - off;
+        seg[2 * i] = (struct ckpt_segment){
+            .off = off, .len = len, .kind = CKPT_SEGMENT_TEXT, .from = text, .text = &f->text};
+        text += len;
+        off += len;
+        seg[2 * i + 1] =
+            d.tensor ? (struct ckpt_segment){.off = off,
+                                             .len = d.len,
+                                             .kind = CKPT_SEGMENT_TENSOR,
+                                             .from = d.from,
+                                             .tensor = d.tensor}
+                     : (struct ckpt_segment){.off = off, .kind = CKPT_SEGMENT_MEM, .mem = ""};
+        off += seg[2 * i + 1].len;
+    }
+    seg[2 * f->n] = (struct ckpt_segment){.off = off,
+                                          .len = f->text.len - text,
+                                          .kind = CKPT_SEGMENT_TEXT,
+                                          .from = text,
+                                          .text = &f->text};
+    return head.failed ? ckpt_nomem(err) : 0;
+}
+
+/* Where tensors of the catalogue lie whole. */
+static void set_places(struct out *o, const struct file *f, const struct ckpt_segment *seg)
+{
+    const struct ckpt_vfiles *files = o->w->files;
+    const struct ckpt_vnode *node = files->list.ptr[files->list.len - 1].node;
+    const struct ckpt_tensor *first = o->w->cat->tensors.ptr;
+
+    for (size_t i = 0; i < f->n; i++) {
+        const struct ckpt_tensor *t =
+            seg[2 * i + 1].kind == CKPT_SEGMENT_TENSOR ? seg[2 * i + 1].tensor : NULL;
+        if (t && t >= first && t < first + o->w->cat->tensors.len && seg[2 * i + 1].from == 0 &&
+            seg[2 * i + 1].len == ckpt_tensor_nbytes(t))
+            o->w->place[t - first] = (struct ckpt_vplace){.file = node, .off = seg[2 * i + 1].off};
+    }
+}
+
+static int add_file(struct out *o, uint32_t rank, size_t first, size_t n, struct ckpt_err *err)
+{
+    struct file *f = ckpt_arena_alloc(o->arena, sizeof *f);
+    struct ckpt_segment *seg = ckpt_arena_alloc(o->arena, (2 * n + 1) * sizeof *seg);
+    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s__%u_0.distcp", o->folder, rank);
+    int64_t mtime = INT64_MIN;
+
+    if (!f || !seg || !path)
+        return ckpt_nomem(err);
+    *f = (struct file){.state = o->state, .first = first, .n = n};
+    if (ckpt_text_init(&f->text, put_around, f, 2 * n, o->arena, err) < 0 ||
+        put_segments(f, seg, err) < 0)
+        return -1;
+    for (size_t i = 0; i < n; i++)
+        if (seg[2 * i + 1].kind == CKPT_SEGMENT_TENSOR)
+            mtime = ckpt_vfiles_mtime(o->w->cat, seg[2 * i + 1].tensor, mtime);
+    if (ckpt_vfiles_add_segments(o->w->files, path, seg, n ? 2 * n + 1 : 0,
+                                 mtime == INT64_MIN ? o->w->model->mtime_ns : mtime, err) < 0)
+        return -1;
+    set_places(o, f, seg);
+    return 0;
+}
+
+/* ---- all of it ---- */
+
+/* Place the parts of one rank, from part `at` on; *ret_n: how many. */
+static int plan_rank(struct out *o, uint32_t rank, size_t at, size_t *ret_n, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str around = {0};
+    uint64_t off = 0;
+
+    for (*ret_n = 0; at < o->state->npart; at++, (*ret_n)++) {
+        const struct ckpt_dcp_data d = data_of(o->state, at);
+        if (d.rank != rank)
+            break;
+        ckpt_str_clear(&around);
+        put_archive(o->state, at, &around, &around);
+        const uint64_t len = around.len + d.len;
+        o->part[at] = (struct ckpt_dcp_part){rank, off, len};
+        if (ckd_add(&off, off, len) || off > INT64_MAX)
+            return ckpt_fail(err, CKPT_LIMIT, "the file of rank %u would have 2^63 bytes or more",
+                             rank);
+    }
+    return around.failed ? ckpt_nomem(err) : 0;
+}
+
+static int add_metadata(struct out *o, struct ckpt_err *err)
+{
+    struct ckpt_text *text = ckpt_arena_alloc(o->arena, sizeof *text);
+    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s.metadata", o->folder);
+
+    if (!text || !path)
+        return ckpt_nomem(err);
+    if (ckpt_dcp_metadata_text(o->state, o->arena, text, err) < 0)
+        return -1;
+    return ckpt_vfiles_add_segment(
+        o->w->files, path,
+        (struct ckpt_segment){.len = text->len, .kind = CKPT_SEGMENT_TEXT, .text = text},
+        o->w->model->mtime_ns, err);
+}
+
+int ckpt_dcp_out(const struct ckpt_writing *w, const char *folder, struct ckpt_dcp_state *s,
+                 uint32_t ranks, bool empty, struct ckpt_err *err)
+{
+    struct out o = {.w = w, .arena = &w->files->arena, .folder = folder, .state = s};
+    size_t at = 0, n;
+
+    if (!(o.part = ckpt_arena_alloc(o.arena, (s->npart + 1) * sizeof *o.part)))
+        return ckpt_nomem(err);
+    s->part = o.part;
+    for (uint32_t r = 0; r < ranks; r++, at += n)
+        if (plan_rank(&o, r, at, &n, err) < 0 || ((n || empty) && add_file(&o, r, at, n, err) < 0))
+            return -1;
+    return add_metadata(&o, err);
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A PyTorch distributed checkpoint, as torch writes it by default: `.metadata`, and for each rank
+ * `__R_0.distcp`, which holds its parts of tensors as torch.save writes them, one after the other.
+ *
+ * What torch's FileSystemWriter writes with CRCs switched off (container/torch_out.h), but for
+ * storage_meta: save_id is a random number there, and checkpoint_id a path; both are None here. */
+#ifndef CKPT_WRITE_DCP_OUT_H
+#define CKPT_WRITE_DCP_OUT_H
+
+#include "write/dcp_metadata_out.h"
+#include "write/writer.h"
+
+/* Add the files of a state below `folder` ("", or "step-5/"): of ranks 0..ranks, which are those of
+ * its parts. A rank without parts has an empty file if `empty` is true, else none. The state is the
+ * files' arena's; s->part is made here. Objects are lists of None. */
+int ckpt_dcp_out(const struct ckpt_writing *w, const char *folder, struct ckpt_dcp_state *s,
+                 uint32_t ranks, bool empty, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Megatron-Core's torch_dist (megatron/core/dist_checkpointing, version 1):
+ *
+ *     latest_checkpointed_iteration.txt
+ *     iter_0000010/.metadata, __R_0.distcp, common.pt, metadata.json         or release/...
+ *
+ * Equal layers are one tensor, [layers, ...]; the experts of a layer too, [layers, experts, ...];
+ * each layer, expert and tensor-parallel part is stored by itself. If layers differ, their numbers
+ * stand in the names. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/map.h"
+#include "base/str.h"
+#include "tensor/slice.h"
+#include "write/cut_parts.h"
+#include "write/dcp_out.h"
+#include "write/megatron_common.h"
+#include "write/megatron_plan.h"
+#include "write/writers.h"
+
+enum { LEADING = 2 }; /* axes for layer and expert */
+
+struct key {
+    const char *name;
+    const struct ckpt_tensor *like; /* its first tensor */
+    uint32_t nlead;
+    uint64_t lead[LEADING]; /* sizes of the leading axes */
+    bool is_object;
+    size_t first, n; /* parts, in `part` */
+};
+
+struct part {
+    const struct ckpt_tensor *tensor; /* NULL: an object */
+    uint64_t from, len;
+    uint64_t at[LEADING];
+    const struct ckpt_cut *cut; /* NULL: the whole tensor */
+    uint32_t index, of;         /* the part of the cut */
+    uint32_t key, rank;
+};
+
+struct state {
+    struct ckpt_dcp_state out;
+    const struct ckpt_writing *w;
+    struct ckpt_mg_grid grid;
+    struct ckpt_arena *arena;
+    bool stacked;
+    struct ckpt_map by_name; /* keys */
+    CKPT_VEC(struct key) key;
+    CKPT_VEC(struct part) part; /* by key, once they are sorted */
+    uint32_t *order;            /* parts by rank */
+};
+
+static void state_release(struct state *s) { ckpt_map_release(&s->by_name); }
+
+/* ---- what .metadata states ---- */
+
+static void get_key(const void *ctx, size_t i, struct ckpt_dcp_key *ret)
+{
+    const struct key *k = &((const struct state *)ctx)->key.ptr[i];
+
+    *ret = (struct ckpt_dcp_key){.name = k->name, .is_object = k->is_object};
+    if (k->is_object)
+        return;
+    ret->dtype = (enum ckpt_dtype)k->like->dtype;
+    ret->rank = k->nlead + k->like->rank;
+    memcpy(ret->dim, k->lead, k->nlead * sizeof *k->lead);
+    memcpy(ret->dim + k->nlead, k->like->dim, k->like->rank * sizeof *k->like->dim);
+}
+
+static void describe(const struct state *s, const struct part *p, struct ckpt_dcp_data *ret)
+{
+    const struct key *k = &s->key.ptr[p->key];
+
+    *ret = (struct ckpt_dcp_data){
+        .key = p->key, .rank = p->rank, .tensor = p->tensor, .from = p->from, .len = p->len};
+    if (k->is_object)
+        return;
+    for (uint32_t d = 0; d < k->nlead; d++) {
+        ret->off[d] = p->at[d];
+        ret->dim[d] = 1;
+    }
+    memcpy(ret->dim + k->nlead, k->like->dim, k->like->rank * sizeof *k->like->dim);
+    if (p->cut) {
+        const struct ckpt_interval part = ckpt_cut_part(p->cut, p->index, p->of);
+        ret->off[k->nlead + p->cut->dim] = part.lo;
+        ret->dim[k->nlead + p->cut->dim] = part.n;
+    }
+}
+
+static bool get_chunk(const void *ctx, size_t key, size_t k, struct ckpt_dcp_data *ret)
+{
+    const struct state *s = ctx;
+
+    if (k == s->key.ptr[key].n)
+        return false;
+    describe(s, &s->part.ptr[s->key.ptr[key].first + k], ret);
+    return true;
+}
+
+static void get_data(const void *ctx, size_t i, struct ckpt_dcp_data *ret)
+{
+    const struct state *s = ctx;
+
+    describe(s, &s->part.ptr[s->order[i]], ret);
+}
+
+/* ---- keys ---- */
+
+/* Do all layers have the same tensors? Then they are stacked, unless there is but one form. */
+static bool layers_are_equal(const struct ckpt_catalog *cat)
+{
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &cat->tensors.ptr[i], *other;
+        const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
+        if (!n.in_layer || n.layer == 0)
+            continue;
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("decoder.layers.0.%s", n.rest);
+        if (!name || !(other = ckpt_catalog_find(cat, name)) || other->rank != t->rank ||
+            other->dtype != t->dtype || memcmp(other->dim, t->dim, t->rank * sizeof *t->dim) != 0)
+            return false;
+    }
+    return true;
+}
+
+static size_t count_of_layer(const struct ckpt_catalog *cat, uint64_t layer)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_mg_name name = ckpt_mg_name_parse(cat->tensors.ptr[i].name);
+        n += name.in_layer && name.layer == layer;
+    }
+    return n;
+}
+
+static bool is_homogeneous(const struct ckpt_catalog *cat, uint64_t layers)
+{
+    const size_t each = count_of_layer(cat, 0);
+    size_t all = 0;
+
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        all += ckpt_mg_name_parse(cat->tensors.ptr[i].name).in_layer;
+    return layers_are_equal(cat) && all == each * layers;
+}
+
+/* "decoder.layers.mlp.experts.experts.linear_fc1.weight": without the numbers that are axes. */
+static char *key_name(const struct state *s, const struct ckpt_tensor *t,
+                      const struct ckpt_mg_name *n)
+{
+    const bool stacked = s->stacked && n->in_layer;
+    const char *from = stacked ? n->rest : t->name;
+    const int len = n->leaf ? (int)(t->name + n->before - from) : (int)strlen(from);
+
+    return ckpt_asprintf("%s%.*s%s", stacked ? "decoder.layers." : "", len, from,
+                         n->leaf ? n->leaf : "");
+}
+
+/* The key of that name, which may be new. */
+static int add_key(struct state *s, const struct key *like, const char *name, uint32_t *ret,
+                   struct ckpt_err *err)
+{
+    bool is_new;
+    uint32_t old;
+    struct key k = *like;
+
+    if (!(k.name = ckpt_arena_strdup(s->arena, name)) ||
+        ckpt_map_put(&s->by_name, k.name, strlen(k.name), (uint32_t)s->key.len, &old, &is_new) < 0)
+        return ckpt_nomem(err);
+    *ret = is_new ? (uint32_t)s->key.len : old;
+    if (is_new && ckpt_vec_push(&s->key, k) < 0)
+        return ckpt_nomem(err);
+    return 0;
+}
+
+/* ---- parts ---- */
+
+static int add_part(struct state *s, const struct ckpt_tensor *t, const struct ckpt_mg_name *name,
+                    struct part *p, struct ckpt_err *err)
+{
+    const uint64_t size = ckpt_tensor_nbytes(t);
+
+    p->tensor = t;
+    p->len = size;
+    p->rank = ckpt_mg_rank(&s->grid, name, p->cut && p->cut->way != CKPT_CUT_NOT ? p->index : 0);
+    if (p->cut) {
+        const struct ckpt_interval part = ckpt_cut_part(p->cut, p->index, p->of);
+        p->len = t->dim[p->cut->dim] ? size / t->dim[p->cut->dim] * part.n : 0;
+        if (p->cut->dim == 0) {
+            p->from = t->dim[0] ? size / t->dim[0] * part.lo : 0;
+        } else {
+            struct ckpt_tensor *slice = ckpt_arena_alloc(s->arena, sizeof *slice);
+            if (!slice)
+                return ckpt_nomem(err);
+            if (ckpt_tensor_slice(s->w->cat, t, p->cut->dim, &part, 1, slice, err) < 0)
+                return -1;
+            p->tensor = slice;
+        }
+    }
+    return ckpt_vec_push(&s->part, *p) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int add_parts(struct state *s, const struct ckpt_tensor *t, const struct ckpt_mg_name *name,
+                     const struct part *like, struct ckpt_err *err)
+{
+    uint32_t ranks;
+    const enum ckpt_cut_way way = ckpt_mg_way(&s->grid, name, &ranks);
+    struct part p = *like;
+
+    if (ckpt_mg_check(&s->grid, t, err) < 0)
+        return -1;
+    if (ckpt_cut_dim(t, way) == t->rank)
+        return add_part(s, t, name, &p, err);
+    for (uint32_t i = 0; i < t->cuts->n; i++) {
+        p.cut = &t->cuts->cut[i];
+        p.of = p.cut->way == way ? ranks : 1;
+        for (p.index = 0; p.index < p.of; p.index++)
+            if (add_part(s, t, name, &p, err) < 0)
+                return -1;
+    }
+    return 0;
+}
+
+/* A projection's state that is no tensor: TransformerEngine's of FP8, of which there is none. */
+static int add_extra(struct state *s, const char *key, const struct ckpt_mg_name *name,
+                     const struct key *of, const struct part *part, struct ckpt_err *err)
+{
+    static const char weight[] = ".weight";
+    const char *dot =
+        ckpt_has_suffix(key, weight) ? memrchr(key, '.', strlen(key) - (sizeof weight - 1)) : NULL;
+    struct part p = {.rank = ckpt_mg_rank(&s->grid, name, 0)};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
+
+    if (!dot || (!ckpt_has_prefix(dot + 1, "linear_") && !ckpt_has_prefix(dot + 1, "eh_proj.")))
+        return 0;
+    ckpt_str_printf(&text, "%.*s._extra_state/shard_", (int)(strlen(key) - strlen(weight)), key);
+    for (uint32_t d = 0; d < of->nlead; d++)
+        ckpt_str_printf(&text, "%s%" PRIu64, d ? "." : "", part->at[d]);
+    ckpt_str_puts(&text, of->nlead ? "_" : "0_1");
+    for (uint32_t d = 0; d < of->nlead; d++)
+        ckpt_str_printf(&text, "%s%" PRIu64, d ? "." : "", of->lead[d]);
+    if (text.failed)
+        return ckpt_nomem(err);
+    if (add_key(s, &(struct key){.is_object = true}, text.ptr, &p.key, err) < 0)
+        return -1;
+    return ckpt_vec_push(&s->part, p) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int add_tensor(struct state *s, const struct ckpt_tensor *t, struct ckpt_err *err)
+{
+    const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
+    ckpt_cleanup(ckpt_freep) char *name = key_name(s, t, &n);
+    struct key key = {.like = t};
+    struct part part = {0};
+
+    if (!name)
+        return ckpt_nomem(err);
+    if (s->stacked && n.in_layer) {
+        part.at[key.nlead] = n.layer;
+        key.lead[key.nlead++] = s->grid.layers;
+    }
+    if (n.leaf) {
+        part.at[key.nlead] = n.expert;
+        key.lead[key.nlead++] = s->grid.experts;
+    }
+    if (t->rank + key.nlead > CKPT_MAX_RANK)
+        return ckpt_fail(err, CKPT_LIMIT, "'%s' has too many dimensions", t->name);
+    if (add_key(s, &key, name, &part.key, err) < 0 || add_parts(s, t, &n, &part, err) < 0)
+        return -1;
+    return add_extra(s, name, &n, &key, &part, err);
+}
+
+/* ---- order ---- */
+
+static int by_key(const void *a, const void *b)
+{
+    const struct part *x = a, *y = b;
+
+    if (x->key != y->key)
+        return (x->key > y->key) - (x->key < y->key);
+    if (x->rank != y->rank)
+        return (x->rank > y->rank) - (x->rank < y->rank);
+    for (int d = 0; d < LEADING; d++)
+        if (x->at[d] != y->at[d])
+            return (x->at[d] > y->at[d]) - (x->at[d] < y->at[d]);
+    return (x->cut > y->cut) - (x->cut < y->cut);
+}
+
+static int by_rank(const void *a, const void *b, void *arg)
+{
+    const struct state *s = arg;
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b, rx = s->part.ptr[x].rank,
+                   ry = s->part.ptr[y].rank;
+
+    return rx != ry ? (rx > ry) - (rx < ry) : (x > y) - (x < y);
+}
+
+static int put_in_order(struct state *s, struct ckpt_err *err)
+{
+    if (s->part.len)
+        qsort(s->part.ptr, s->part.len, sizeof *s->part.ptr, by_key);
+    for (size_t i = 0; i < s->part.len; i++) {
+        struct key *k = &s->key.ptr[s->part.ptr[i].key];
+        if (k->n++ == 0)
+            k->first = i;
+    }
+    if (!(s->order = ckpt_arena_alloc(s->arena, (s->part.len + 1) * sizeof *s->order)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < s->part.len; i++)
+        s->order[i] = (uint32_t)i;
+    qsort_r(s->order, s->part.len, sizeof *s->order, by_rank, s);
+    return 0;
+}
+
+/* ---- all of it ---- */
+
+/* The tables go to the files' arena, which outlives the state. */
+static int keep_tables(struct state *s, struct ckpt_err *err)
+{
+    struct key *key = ckpt_arena_alloc(s->arena, (s->key.len + 1) * sizeof *key);
+    struct part *part = ckpt_arena_alloc(s->arena, (s->part.len + 1) * sizeof *part);
+
+    if (!key || !part)
+        return ckpt_nomem(err);
+    if (s->key.len)
+        memcpy(key, s->key.ptr, s->key.len * sizeof *key);
+    if (s->part.len)
+        memcpy(part, s->part.ptr, s->part.len * sizeof *part);
+    ckpt_vec_release(&s->key);
+    ckpt_vec_release(&s->part);
+    s->key.ptr = key;
+    s->part.ptr = part;
+    return 0;
+}
+
+static int plan(struct state *s, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = s->w->cat;
+
+    if (ckpt_mg_grid_init(&s->grid, s->w, err) < 0)
+        return -1;
+    s->stacked = is_homogeneous(cat, s->grid.layers);
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        if (add_tensor(s, &cat->tensors.ptr[i], err) < 0)
+            return -1;
+    s->out.nkey = s->key.len;
+    s->out.npart = s->part.len;
+    return put_in_order(s, err);
+}
+
+static int write_megatron(const struct ckpt_writing *w, struct ckpt_err *err)
+{
+    struct state *s = ckpt_arena_alloc(&w->files->arena, sizeof *s);
+    ckpt_cleanup(ckpt_freep) char *folder = ckpt_mg_folder(w);
+    int result;
+
+    if (!s || !folder)
+        return ckpt_nomem(err);
+    *s = (struct state){.out = {.ctx = s, .key = get_key, .chunk = get_chunk, .data = get_data},
+                        .w = w,
+                        .arena = &w->files->arena};
+    result = plan(s, err);
+    state_release(s);
+    if (result == 0)
+        result = keep_tables(s, err);
+    if (result < 0)
+        return -1;
+    return ckpt_dcp_out(w, folder, &s->out, s->grid.size * s->grid.pp, false, err) < 0
+               ? -1
+               : ckpt_mg_common(w, folder, &s->grid, "torch_dist", err);
+}
+
+const struct ckpt_writer ckpt_writer_megatron = {
+    .name = "megatron",
+    .keys = 1u << CKPT_CUT_TP | 1u << CKPT_CUT_PP | 1u << CKPT_CUT_EP | 1u << CKPT_CUT_ETP |
+            1u << CKPT_CUT_VPP | 1u << CKPT_CUT_VOCAB,
+    .layout = "its chunks are those of tp, pp, ep, etp and vpp",
+    .recipes = "megatron",
+    .vocab_multiple = 128,
+    .write = write_megatron,
+};

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Arguments, tracker, metadata.json. */
+#include "write/megatron_common.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "container/pickle_out.h"
+#include "container/torch_out.h"
+
+char *ckpt_mg_folder(const struct ckpt_writing *w)
+{
+    return w->step ? ckpt_asprintf("iter_%07" PRIu64 "/", w->step) : strdup("release/");
+}
+
+/* The type of most elements. */
+static const char *main_dtype(const struct ckpt_catalog *cat)
+{
+    uint64_t n[CKPT_NDTYPE] = {0};
+    int best = CKPT_BF16;
+
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        n[cat->tensors.ptr[i].dtype] += cat->tensors.ptr[i].numel;
+    for (int t = 0; t < CKPT_NDTYPE; t++)
+        best = n[t] > n[best] ? t : best;
+    return ckpt_dtype_torch_name((enum ckpt_dtype)best);
+}
+
+/* Leave out what is no plain value in the checkpoint that is read, but an object of which only the
+ * class is known: an enumeration's. */
+static void drop_objects(json_t *args)
+{
+    const char *key;
+    json_t *value;
+    void *next;
+
+    json_object_foreach_safe(args, next, key, value)
+    {
+        const char *text = json_string_value(value);
+        if (text && (ckpt_has_prefix(text, "megatron.") || ckpt_has_prefix(text, "signal.")))
+            (void)json_object_del(args, key);
+    }
+}
+
+/* The arguments of the model, which a recipe made, and those of the layout. */
+static json_t *arguments(const struct ckpt_writing *w, const struct ckpt_mg_grid *g,
+                         const char *format)
+{
+    json_t *args = json_deep_copy(w->config);
+    const char *dtype = main_dtype(w->cat);
+    ckpt_cleanup(ckpt_freep) char *params = ckpt_asprintf("torch.%s", dtype);
+
+    drop_objects(args);
+    ckpt_json_set(&args, "params_dtype", params ? json_string(params) : NULL);
+    ckpt_json_set(&args, "bf16", json_boolean(strcmp(dtype, "bfloat16") == 0));
+    ckpt_json_set(&args, "fp16", json_boolean(strcmp(dtype, "float16") == 0));
+    ckpt_json_set(&args, "tensor_model_parallel_size", json_integer(g->tp));
+    ckpt_json_set(&args, "pipeline_model_parallel_size", json_integer(g->pp));
+    ckpt_json_set(&args, "virtual_pipeline_model_parallel_size",
+                  g->vpp > 1 ? json_integer(g->vpp) : json_null());
+    ckpt_json_set(&args, "num_layers_per_virtual_pipeline_stage",
+                  g->vpp > 1 ? json_integer((json_int_t)(g->layers / g->pp / g->vpp))
+                             : json_null());
+    ckpt_json_set(&args, "expert_model_parallel_size", json_integer(g->ep));
+    ckpt_json_set(&args, "expert_tensor_parallel_size", json_integer(g->experts ? g->etp : g->tp));
+    ckpt_json_set(&args, "ckpt_format", json_string(format));
+    ckpt_json_set(&args, "use_dist_ckpt", json_boolean(strcmp(format, "torch_dist") == 0));
+    ckpt_json_set(&args, "world_size", json_integer((json_int_t)g->size * g->pp));
+    ckpt_json_set(&args, "data_parallel_size", json_integer(g->size / g->tp));
+    ckpt_json_set(&args, "iteration", json_integer((json_int_t)w->step));
+    return args;
+}
+
+int ckpt_mg_put_common(const struct ckpt_writing *w, const struct ckpt_mg_grid *g,
+                       const char *format, struct ckpt_pickle_out *p, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *args = arguments(w, g, format);
+
+    if (!args)
+        return ckpt_nomem(err);
+    ckpt_pickle_out_text(p, "args");
+    ckpt_pickle_out_global(p, "argparse", "Namespace");
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_NEWOBJ);
+    ckpt_pickle_out_json(p, args);
+    ckpt_pickle_out_op(p, CKPT_PICKLE_OUT_BUILD);
+    ckpt_pickle_out_text(p, "checkpoint_version");
+    ckpt_pickle_out_float(p, 3.0);
+    ckpt_pickle_out_text(p, "iteration");
+    ckpt_pickle_out_u64(p, w->step);
+    return 0;
+}
+
+static int add_text(const struct ckpt_writing *w, const char *folder, const char *name,
+                    const char *text, size_t len, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s%s", folder, name);
+
+    return path ? ckpt_vfiles_add_text(w->files, path, text, len, w->model->mtime_ns, err)
+                : ckpt_nomem(err);
+}
+
+static int add_tracker(const struct ckpt_writing *w, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *text =
+        w->step ? ckpt_asprintf("%" PRIu64, w->step) : strdup("release");
+
+    return text ? add_text(w, "", "latest_checkpointed_iteration.txt", text, strlen(text), err)
+                : ckpt_nomem(err);
+}
+
+static int add_common(const struct ckpt_writing *w, const char *folder,
+                      const struct ckpt_mg_grid *g, const char *format, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str pickle = {0}, file = {0};
+    struct ckpt_pickle_out p = {.out = &pickle};
+
+    ckpt_pickle_out_begin(&p);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_EMPTY_DICT);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_MARK);
+    if (ckpt_mg_put_common(w, g, format, &p, err) < 0)
+        return -1;
+    ckpt_pickle_out_text(&p, "content_metadata");
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_EMPTY_DICT);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_MARK);
+    ckpt_pickle_out_text(&p, "singleton_local_shards");
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_FALSE);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_SETITEMS);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_SETITEMS);
+    ckpt_pickle_out_op(&p, CKPT_PICKLE_OUT_STOP);
+    if (!pickle.failed)
+        ckpt_torch_out_pickle("common/", pickle.ptr, pickle.len, &file);
+    return pickle.failed || file.failed ? ckpt_nomem(err)
+                                        : add_text(w, folder, "common.pt", file.ptr, file.len, err);
+}
+
+int ckpt_mg_common(const struct ckpt_writing *w, const char *folder, const struct ckpt_mg_grid *g,
+                   const char *format, struct ckpt_err *err)
+{
+    static const char metadata[] =
+        "{\"sharded_backend\": \"torch_dist\", \"sharded_backend_version\": 1, "
+        "\"common_backend\": \"torch\", \"common_backend_version\": 1}";
+
+    if (add_tracker(w, err) < 0)
+        return -1;
+    if (strcmp(format, "torch_dist") != 0)
+        return 0;
+    return add_common(w, folder, g, format, err) < 0
+               ? -1
+               : add_text(w, folder, "metadata.json", metadata, sizeof metadata - 1, err);
+}

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Megatron's format "torch": one file for each rank, with the state dicts of its modules.
+ *
+ *     latest_checkpointed_iteration.txt
+ *     iter_0000010/mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt                  or release/...
+ *
+ * Layers are numbered within a stage, experts within a rank. The last stage has a copy of a tied
+ * embedding. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "container/pickle_out.h"
+#include "container/torch_out.h"
+#include "write/cut_parts.h"
+#include "write/megatron_common.h"
+#include "write/megatron_plan.h"
+#include "write/writers.h"
+
+/* What one rank's file has. */
+struct rank {
+    uint32_t stage, tp, ep, etp;
+};
+
+struct file {
+    struct ckpt_str pickle;
+    struct ckpt_pickle_out p;
+    CKPT_VEC(const struct ckpt_tensor *) tensor; /* in the order of their records */
+    CKPT_VEC(uint64_t) nbytes;
+    int64_t mtime;
+};
+
+struct state {
+    const struct ckpt_writing *w;
+    struct ckpt_mg_grid grid;
+    struct ckpt_arena *arena;
+    const char *folder;
+    bool tied;
+};
+
+static void file_release(struct file *f)
+{
+    ckpt_str_release(&f->pickle);
+    ckpt_vec_release(&f->tensor);
+    ckpt_vec_release(&f->nbytes);
+}
+
+/* ---- names ---- */
+
+/* The name of a rank's module: "decoder.layers.LOCAL.", "experts.linear_fc1.weightLOCAL". */
+static char *local_name(const struct state *s, const char *name, const struct ckpt_mg_name *n)
+{
+    static const char twice[] = "experts.";
+    const struct ckpt_mg_grid *g = &s->grid;
+    const uint64_t each = g->layers / g->pp / g->vpp;
+    ckpt_cleanup(ckpt_freep) char *at =
+        n->in_layer ? ckpt_asprintf("decoder.layers.%" PRIu64 ".", n->layer % each) : strdup("");
+
+    if (!at)
+        return NULL;
+    if (!n->leaf)
+        return ckpt_asprintf("%s%s", at, n->rest);
+    const int len = (int)(name + n->before - n->rest) - (int)(sizeof twice - 1);
+    return ckpt_asprintf("%s%.*s%s%" PRIu64, at, len, n->rest, n->leaf,
+                         n->expert % (g->experts / g->ep));
+}
+
+/* "mp_rank_00_001_003": numbers of stages and experts only where there are several. */
+static char *rank_folder(const struct state *s, const struct rank *r)
+{
+    char pp[16] = "", ep[16] = "";
+
+    if (s->grid.pp > 1)
+        (void)snprintf(pp, sizeof pp, "_%03" PRIu32, r->stage);
+    if (s->grid.ep > 1)
+        (void)snprintf(ep, sizeof ep, "_%03" PRIu32, r->ep);
+    return ckpt_asprintf("%smp_rank_%02" PRIu32 "%s%s/model_optim_rng.pt", s->folder, r->tp, pp,
+                         ep);
+}
+
+/* ---- a state dict ---- */
+
+/* A projection's state that is no tensor: TransformerEngine's of FP8, of which there is none. */
+static void put_extra(struct file *f, const char *name)
+{
+    static const char weight[] = ".weight";
+    const char *end = strstr(name, weight);
+    const char *dot = end ? memrchr(name, '.', (size_t)(end - name)) : NULL;
+    const char *number = end ? end + sizeof weight - 1 : "";
+    char *key;
+
+    if (!dot || !ckpt_has_prefix(dot + 1, "linear_") || (*number && strcmp(number, "0") != 0))
+        return;
+    if (!(key = ckpt_asprintf("%.*s._extra_state", (int)(end - name), name))) {
+        f->pickle.failed = true;
+        return;
+    }
+    ckpt_pickle_out_text(&f->p, key);
+    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_NONE);
+    free(key);
+}
+
+static int put_tensor(struct state *s, struct file *f, const struct rank *r, const char *name,
+                      const struct ckpt_tensor *t, enum ckpt_cut_way way, uint32_t ranks,
+                      struct ckpt_err *err)
+{
+    struct ckpt_tensor *own = ckpt_arena_alloc(s->arena, sizeof *own);
+    const uint32_t part = way == CKPT_CUT_OVER_ETP ? r->etp : r->tp;
+    char key[32];
+
+    if (!own)
+        return ckpt_nomem(err);
+    if (ckpt_cut_tensor(s->w->cat, t, way, part, ranks, own, err) < 0)
+        return -1;
+    const struct ckpt_torch_out out = {.dtype = (enum ckpt_dtype)own->dtype,
+                                       .dim = own->dim,
+                                       .rank = own->rank,
+                                       .nbytes = ckpt_tensor_nbytes(own)};
+    (void)snprintf(key, sizeof key, "%zu", f->tensor.len);
+    ckpt_pickle_out_text(&f->p, name);
+    ckpt_torch_out_tensor(&f->p, &out, key);
+    put_extra(f, name);
+    f->mtime = ckpt_vfiles_mtime(s->w->cat, t, f->mtime);
+    return ckpt_vec_push(&f->tensor, own) < 0 || ckpt_vec_push(&f->nbytes, out.nbytes) < 0
+               ? ckpt_nomem(err)
+               : 0;
+}
+
+/* Does the rank have the tensor, in that virtual stage? */
+static bool is_on(const struct state *s, const struct rank *r, uint32_t virtual,
+                  const struct ckpt_mg_name *n)
+{
+    uint32_t at;
+    const uint32_t stage = ckpt_mg_stage(&s->grid, n, &at);
+
+    return stage == r->stage && at == virtual &&
+           (!n->leaf || ckpt_mg_expert_rank(&s->grid, n->expert) == r->ep);
+}
+
+static int put_named(struct state *s, struct file *f, const struct rank *r,
+                     const struct ckpt_tensor *t, const char *as, struct ckpt_err *err)
+{
+    const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
+    ckpt_cleanup(ckpt_freep) char *name = as ? strdup(as) : local_name(s, t->name, &n);
+    uint32_t ranks;
+    const enum ckpt_cut_way way = ckpt_mg_way(&s->grid, &n, &ranks);
+
+    return name ? put_tensor(s, f, r, name, t, way, ranks, err) : ckpt_nomem(err);
+}
+
+/* The embedding that is the output matrix, too: the one of tokens is divided. NULL: it is not tied.
+ */
+static const struct ckpt_tensor *tied_embedding(const struct state *s)
+{
+    for (size_t i = 0; s->tied && i < s->w->cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &s->w->cat->tensors.ptr[i];
+        if (ckpt_has_prefix(t->name, "embedding.") && ckpt_cut_dim(t, CKPT_CUT_OVER_TP) < t->rank)
+            return t;
+    }
+    return NULL;
+}
+
+static int put_module(struct state *s, struct file *f, const struct rank *r, uint32_t virtual,
+                      struct ckpt_err *err)
+{
+    const bool last = r->stage + 1 == s->grid.pp && virtual + 1 == s->grid.vpp;
+    const struct ckpt_tensor *tied = tied_embedding(s);
+
+    ckpt_pickle_out_global(&f->p, "collections", "OrderedDict");
+    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_EMPTY_TUPLE);
+    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_REDUCE);
+    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_MARK);
+    for (size_t i = 0; i < s->w->cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &s->w->cat->tensors.ptr[i];
+        const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
+        if (is_on(s, r, virtual, &n) && put_named(s, f, r, t, NULL, err) < 0)
+            return -1;
+    }
+    if (last && tied && s->grid.pp > 1 && put_named(s, f, r, tied, "output_layer.weight", err) < 0)
+        return -1;
+    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_SETITEMS);
+    return 0;
+}
+
+static int put_state(struct state *s, struct file *f, const struct rank *r, struct ckpt_err *err)
+{
+    char key[32] = "model";
+
+    ckpt_pickle_out_begin(&f->p);
+    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_EMPTY_DICT);
+    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_MARK);
+    if (ckpt_mg_put_common(s->w, &s->grid, "torch", &f->p, err) < 0)
+        return -1;
+    for (uint32_t v = 0; v < s->grid.vpp; v++) {
+        if (s->grid.vpp > 1)
+            (void)snprintf(key, sizeof key, "model%" PRIu32, v);
+        ckpt_pickle_out_text(&f->p, key);
+        if (put_module(s, f, r, v, err) < 0)
+            return -1;
+    }
+    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_SETITEMS);
+    ckpt_pickle_out_op(&f->p, CKPT_PICKLE_OUT_STOP);
+    return f->pickle.failed ? ckpt_nomem(err) : 0;
+}
+
+/* ---- a file ---- */
+
+/* The text between tensors, and the tensors. */
+static int add_segments(struct state *s, const struct file *f, const char *path,
+                        const struct ckpt_str *text, const size_t *at, struct ckpt_err *err)
+{
+    const size_t n = f->tensor.len;
+    struct ckpt_segment *seg = ckpt_arena_alloc(s->arena, (2 * n + 1) * sizeof *seg);
+    char *mem = ckpt_arena_alloc(s->arena, text->len + 1);
+    size_t done = 0;
+    uint64_t off = 0;
+
+    if (!seg || !mem)
+        return ckpt_nomem(err);
+    memcpy(mem, text->ptr, text->len);
+    for (size_t i = 0; i <= n; i++) {
+        const size_t end = i < n ? at[i] : text->len;
+        seg[2 * i] = (struct ckpt_segment){
+            .off = off, .len = end - done, .kind = CKPT_SEGMENT_MEM, .mem = mem + done};
+        off += end - done;
+        done = end;
+        if (i == n)
+            break;
+        seg[2 * i + 1] = (struct ckpt_segment){.off = off,
+                                               .len = f->nbytes.ptr[i],
+                                               .kind = CKPT_SEGMENT_TENSOR,
+                                               .tensor = f->tensor.ptr[i]};
+        off += f->nbytes.ptr[i];
+    }
+    return ckpt_vfiles_add_segments(s->w->files, path, seg, 2 * n + 1,
+                                    f->mtime == INT64_MIN ? s->w->model->mtime_ns : f->mtime, err);
+}
+
+static int add_rank(struct state *s, const struct rank *r, struct ckpt_err *err)
+{
+    ckpt_cleanup(file_release) struct file f = {.mtime = INT64_MIN};
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
+    ckpt_cleanup(ckpt_freep) size_t *at = NULL;
+    ckpt_cleanup(ckpt_freep) char *path = rank_folder(s, r);
+
+    f.p.out = &f.pickle;
+    if (!path)
+        return ckpt_nomem(err);
+    if (put_state(s, &f, r, err) < 0)
+        return -1;
+    if (!(at = calloc(f.tensor.len + 1, sizeof *at)))
+        return ckpt_nomem(err);
+    return ckpt_torch_out_file("model_optim_rng/", f.pickle.ptr, f.pickle.len, f.nbytes.ptr,
+                               f.tensor.len, &text, at, err) < 0
+               ? -1
+               : add_segments(s, &f, path, &text, at, err);
+}
+
+/* ---- all of it ---- */
+
+static struct rank rank_of(const struct ckpt_mg_grid *g, uint32_t stage, uint32_t i)
+{
+    return (struct rank){
+        .stage = stage, .tp = i % g->tp, .ep = i / g->etp % g->ep, .etp = i % g->etp};
+}
+
+/* Files are known by their ranks of tp and ep only. */
+static int check_ranks(const struct ckpt_mg_grid *g, struct ckpt_err *err)
+{
+    if (g->tp % g->etp == 0)
+        return 0;
+    return ckpt_fail(err, CKPT_USAGE,
+                     "option etp: names of files have the ranks of tp and ep only, so that "
+                     "etp=%" PRIu32 " must divide tp=%" PRIu32,
+                     g->etp, g->tp);
+}
+
+static int write_legacy(const struct ckpt_writing *w, struct ckpt_err *err)
+{
+    struct state s = {.w = w, .arena = &w->files->arena};
+    ckpt_cleanup(ckpt_freep) char *folder = ckpt_mg_folder(w);
+
+    if (!folder)
+        return ckpt_nomem(err);
+    s.folder = folder;
+    s.tied = !ckpt_json_bool(w->config, "untie_embeddings_and_output_weights", true);
+    if (ckpt_mg_grid_init(&s.grid, w, err) < 0 || check_ranks(&s.grid, err) < 0)
+        return -1;
+    for (size_t i = 0; i < w->cat->tensors.len; i++)
+        if (ckpt_mg_check(&s.grid, &w->cat->tensors.ptr[i], err) < 0)
+            return -1;
+    for (uint32_t p = 0; p < s.grid.pp; p++)
+        for (uint32_t i = 0; i < s.grid.size; i++) {
+            const struct rank r = rank_of(&s.grid, p, i);
+            if (add_rank(&s, &r, err) < 0)
+                return -1;
+        }
+    return ckpt_mg_common(w, folder, &s.grid, "torch", err);
+}
+
+const struct ckpt_writer ckpt_writer_megatron_legacy = {
+    .name = "megatron_legacy",
+    .keys = 1u << CKPT_CUT_TP | 1u << CKPT_CUT_PP | 1u << CKPT_CUT_EP | 1u << CKPT_CUT_ETP |
+            1u << CKPT_CUT_VPP | 1u << CKPT_CUT_VOCAB,
+    .layout = "its files are those of tp, pp, ep, etp and vpp",
+    .recipes = "megatron",
+    .vocab_multiple = 128,
+    .write = write_legacy,
+};

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names, stages and ranks of Megatron. */
+#include "write/megatron_plan.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+
+static const char layers_at[] = "decoder.layers.", experts_at[] = "experts.experts.",
+                  first_at[] = "embedding.";
+
+/* ---- names ---- */
+
+static const char *number(const char *s, uint64_t *ret)
+{
+    const size_t n = strspn(s, "0123456789");
+    unsigned long long value;
+
+    if (s[n] != '.' || !ckpt_parse_u64(s, n, &value))
+        return NULL;
+    *ret = value;
+    return s + n + 1;
+}
+
+struct ckpt_mg_name ckpt_mg_name_parse(const char *name)
+{
+    struct ckpt_mg_name out = {.rest = name};
+    const char *at;
+
+    if (ckpt_has_prefix(name, layers_at) && (at = number(name + strlen(layers_at), &out.layer))) {
+        out.in_layer = true;
+        out.rest = at;
+    }
+    at = strstr(out.rest, experts_at);
+    if (at && (out.leaf = number(at + strlen(experts_at), &out.expert)))
+        out.before = (size_t)(at - name) + strlen(experts_at);
+    return out;
+}
+
+/* ---- the grid ---- */
+
+static void count(const struct ckpt_catalog *cat, struct ckpt_mg_grid *g)
+{
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_mg_name n = ckpt_mg_name_parse(cat->tensors.ptr[i].name);
+        if (n.in_layer && n.layer >= g->layers)
+            g->layers = n.layer + 1;
+        if (n.leaf && n.expert >= g->experts)
+            g->experts = n.expert + 1;
+    }
+}
+
+static uint32_t lcm(uint32_t a, uint32_t b)
+{
+    uint32_t x = a, y = b;
+
+    while (y) {
+        const uint32_t rest = x % y;
+        x = y;
+        y = rest;
+    }
+    return a / x * b;
+}
+
+int ckpt_mg_grid_init(struct ckpt_mg_grid *g, const struct ckpt_writing *w, struct ckpt_err *err)
+{
+    const struct ckpt_output *o = w->output;
+
+    *g = (struct ckpt_mg_grid){.tp = ckpt_output_parts(o, CKPT_CUT_TP),
+                               .pp = ckpt_output_parts(o, CKPT_CUT_PP),
+                               .vpp = ckpt_output_parts(o, CKPT_CUT_VPP),
+                               .ep = ckpt_output_parts(o, CKPT_CUT_EP),
+                               .etp = ckpt_output_parts(o, CKPT_CUT_ETP)};
+    count(w->cat, g);
+    if ((uint64_t)g->etp * g->ep > CKPT_CUT_MOST ||
+        (uint64_t)lcm(g->tp, g->etp * g->ep) * g->pp > CKPT_CUT_MOST)
+        return ckpt_fail(err, CKPT_USAGE, "the layout has more than %d ranks", CKPT_CUT_MOST);
+    g->size = lcm(g->tp, g->etp * g->ep);
+    if (!g->experts && (g->ep > 1 || g->etp > 1))
+        return ckpt_fail(err, CKPT_USAGE, "option %s: the model has no experts",
+                         g->ep > 1 ? "ep" : "etp");
+    if (g->experts && g->experts % g->ep)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option ep: the model has %" PRIu64
+                         " experts, which cannot be divided among %" PRIu32 " ranks",
+                         g->experts, g->ep);
+    if (g->layers % ((uint64_t)g->pp * g->vpp))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option %s: the model has %" PRIu64
+                         " layers, which cannot be divided among %" PRIu32 " stages of %" PRIu32
+                         " parts each",
+                         g->pp > 1 ? "pp" : "vpp", g->layers, g->pp, g->vpp);
+    if (g->vpp > 1 && g->pp == 1)
+        return ckpt_fail(err, CKPT_USAGE, "option vpp: there is only one stage: give pp, too");
+    return 0;
+}
+
+uint32_t ckpt_mg_stage(const struct ckpt_mg_grid *g, const struct ckpt_mg_name *name,
+                       uint32_t *ret_virtual)
+{
+    const uint32_t chunks = g->pp * g->vpp;
+    uint32_t chunk = chunks - 1; /* the last norm, the output, layers that look further ahead */
+
+    if (name->in_layer)
+        chunk = (uint32_t)(name->layer / (g->layers / chunks));
+    else if (ckpt_has_prefix(name->rest, first_at))
+        chunk = 0;
+    *ret_virtual = chunk / g->pp;
+    return chunk % g->pp;
+}
+
+enum ckpt_cut_way ckpt_mg_way(const struct ckpt_mg_grid *g, const struct ckpt_mg_name *name,
+                              uint32_t *ret_ranks)
+{
+    *ret_ranks = name->leaf ? g->etp : g->tp;
+    return name->leaf ? CKPT_CUT_OVER_ETP : CKPT_CUT_OVER_TP;
+}
+
+int ckpt_mg_check(const struct ckpt_mg_grid *g, const struct ckpt_tensor *t, struct ckpt_err *err)
+{
+    const struct ckpt_mg_name name = ckpt_mg_name_parse(t->name);
+    uint32_t ranks;
+    const enum ckpt_cut_way way = ckpt_mg_way(g, &name, &ranks);
+
+    for (uint32_t i = 0; t->cuts && i < t->cuts->n; i++) {
+        const struct ckpt_cut *c = &t->cuts->cut[i];
+        const uint64_t groups = c->groups ? c->groups : c->n;
+        if (c->way == way && (c->n % ranks || (groups % ranks && ranks % groups)))
+            return ckpt_fail(err, CKPT_USAGE,
+                             "option %s: dimension %u of '%s' has %" PRIu64
+                             "%s%s, which cannot be divided among %" PRIu32 " ranks",
+                             name.leaf ? "etp" : "tp", c->dim, t->name, groups,
+                             c->groups ? " of " : " elements", c->groups ? c->what : "", ranks);
+    }
+    return 0;
+}
+
+uint32_t ckpt_mg_expert_rank(const struct ckpt_mg_grid *g, uint64_t expert)
+{
+    return (uint32_t)(expert / (g->experts / g->ep));
+}
+
+uint32_t ckpt_mg_rank(const struct ckpt_mg_grid *g, const struct ckpt_mg_name *name, uint32_t index)
+{
+    uint32_t ignored;
+    const uint32_t stage = ckpt_mg_stage(g, name, &ignored);
+    const uint32_t in = name->leaf ? ckpt_mg_expert_rank(g, name->expert) * g->etp + index : index;
+
+    return stage * g->size + in;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A model's tensors in a Megatron job: which rank of which stage has what of them.
+ *
+ * Tensors have the names that Megatron's modules have, with the number of the layer and of the
+ * expert. The world is as small as the layout allows: pp stages of lcm(tp, etp * ep) ranks, without
+ * data-parallel copies. */
+#ifndef CKPT_WRITE_MEGATRON_PLAN_H
+#define CKPT_WRITE_MEGATRON_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "tensor/cut.h"
+#include "write/writer.h"
+
+struct ckpt_mg_grid {
+    uint32_t tp, pp, vpp, ep, etp;
+    uint32_t size;            /* ranks of a stage */
+    uint64_t layers, experts; /* of the model; experts 0: it has none */
+};
+
+/* What a tensor's name says. */
+struct ckpt_mg_name {
+    const char *rest; /* behind the layer's number; the whole name if it is of no layer */
+    const char *leaf; /* behind the expert's number; NULL: it is no expert's */
+    size_t before;    /* bytes of the name before the expert's number */
+    uint64_t layer, expert;
+    bool in_layer; /* of the decoder */
+};
+
+/* A part of a tensor that is stored by itself. */
+struct ckpt_mg_part {
+    const struct ckpt_cut *cut; /* NULL: the whole tensor */
+    uint32_t index, of;         /* the part of the cut */
+};
+
+/* Take a name apart; the result points into it. */
+struct ckpt_mg_name ckpt_mg_name_parse(const char *name);
+
+/* The grid of an output. USAGE: the model cannot be divided so. */
+int ckpt_mg_grid_init(struct ckpt_mg_grid *g, const struct ckpt_writing *w, struct ckpt_err *err);
+
+/* The stage of a tensor, and its virtual stage there. */
+uint32_t ckpt_mg_stage(const struct ckpt_mg_grid *g, const struct ckpt_mg_name *name,
+                       uint32_t *ret_virtual);
+
+/* How a tensor is divided, and among how many ranks. */
+enum ckpt_cut_way ckpt_mg_way(const struct ckpt_mg_grid *g, const struct ckpt_mg_name *name,
+                              uint32_t *ret_ranks);
+
+/* Can it be divided so? USAGE, with the numbers. */
+int ckpt_mg_check(const struct ckpt_mg_grid *g, const struct ckpt_tensor *t, struct ckpt_err *err);
+
+/* The expert-parallel rank of an expert. */
+uint32_t ckpt_mg_expert_rank(const struct ckpt_mg_grid *g, uint64_t expert);
+
+/* The rank of the job that writes part `index` of a tensor's cut: the first that has it. */
+uint32_t ckpt_mg_rank(const struct ckpt_mg_grid *g, const struct ckpt_mg_name *name,
+                      uint32_t index);
+
+#endif

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* nanotron: one safetensors file for each parameter and tensor-parallel rank, as its save_weights
+ * writes them (nanotron/serialize/weights.py, version 1.5):
+ *
+ *     latest.txt
+ *     N/config.yaml, N/model_config.json, N/checkpoint_metadata.json
+ *     N/model/MODULE/.../model_LEAF_pp-rank-P-of-PP_tp-rank-T-of-TP.safetensors
+ *     N/model/MODULE/.../model_LEAF.safetensors               what every rank has the whole of */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "container/st_header.h"
+#include "write/cut_parts.h"
+#include "write/nanotron_config.h"
+#include "write/writers.h"
+
+struct state {
+    const struct ckpt_writing *w;
+    const char *version;
+    uint32_t tp, pp;
+};
+
+/* ---- the metadata ---- */
+
+/* "0,16,None|None,None,None": an interval of one dimension, all of the others. */
+static void put_slices(struct ckpt_str *out, uint32_t rank, uint32_t dim,
+                       const struct ckpt_interval *of)
+{
+    for (uint32_t d = 0; d < rank; d++) {
+        ckpt_str_puts(out, d ? "|" : "");
+        if (d == dim && of)
+            ckpt_str_printf(out, "%" PRIu64 ",%" PRIu64 ",None", of->lo, of->lo + of->n);
+        else
+            ckpt_str_puts(out, "None,None,None");
+    }
+}
+
+/* LOCAL#GLOBAL;...: a pair for each part that is divided on its own. */
+static void put_pairs(struct ckpt_str *out, const struct ckpt_tensor *t, uint32_t rank,
+                      uint32_t ranks)
+{
+    struct ckpt_interval local = {0};
+    const bool single = t->cuts->n == 1;
+
+    for (uint32_t i = 0; i < t->cuts->n; i++) {
+        const struct ckpt_interval global = ckpt_cut_part(&t->cuts->cut[i], rank, ranks);
+        local.n = global.n;
+        ckpt_str_puts(out, i ? ";" : "");
+        put_slices(out, t->rank, t->cuts->cut[i].dim, single ? NULL : &local);
+        ckpt_str_putc(out, '#');
+        put_slices(out, t->rank, t->cuts->cut[i].dim, &global);
+        local.lo += local.n;
+    }
+}
+
+/* A tuple as Python shows it: (64, 32), (64,). */
+static void put_shape(struct ckpt_str *out, const struct ckpt_tensor *t)
+{
+    ckpt_str_putc(out, '(');
+    for (uint32_t d = 0; d < t->rank; d++)
+        ckpt_str_printf(out, "%s%" PRIu64, d ? ", " : "", t->dim[d]);
+    ckpt_str_puts(out, t->rank == 1 ? ",)" : ")");
+}
+
+static void put_member(struct ckpt_str *out, const char *key, const char *value, bool first)
+{
+    ckpt_str_puts(out, first ? "" : ",");
+    ckpt_st_put_string(out, key);
+    ckpt_str_putc(out, ':');
+    ckpt_st_put_string(out, value);
+}
+
+static void put_metadata(const struct state *s, const struct ckpt_tensor *t, uint32_t rank,
+                         struct ckpt_str *out)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str pairs = {0}, shape = {0};
+
+    put_pairs(&pairs, t, rank, s->tp);
+    put_shape(&shape, t);
+    put_member(out, "local_global_slices_pairs", ckpt_str_get(&pairs), true);
+    put_member(out, "unsharded_shape", ckpt_str_get(&shape), false);
+    put_member(out, "version", s->version, false);
+    out->failed |= pairs.failed || shape.failed;
+}
+
+/* ---- a file ---- */
+
+/* Length, header and spaces, in one piece of memory. */
+static int make_head(const struct state *s, const struct ckpt_tensor *t,
+                     const struct ckpt_tensor *own, uint32_t rank, bool sharded,
+                     struct ckpt_segment *ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str head = {0};
+    struct ckpt_tensor data = *own;
+    unsigned char *mem;
+
+    data.name = "data";
+    ckpt_str_puts(&head, "{\"__metadata__\":{");
+    if (sharded)
+        put_metadata(s, t, rank, &head);
+    ckpt_str_putc(&head, '}');
+    ckpt_st_header_part(&head, &data, own->dim, 0, ckpt_tensor_nbytes(own), false);
+    ckpt_st_header_end(&head);
+    for (size_t pad = ckpt_st_header_pad(head.len); pad > 0; pad--)
+        ckpt_str_putc(&head, ' ');
+    if (head.failed || !(mem = ckpt_arena_alloc(&s->w->files->arena, 8 + head.len)))
+        return ckpt_nomem(err);
+    for (int i = 0; i < 8; i++)
+        mem[i] = (unsigned char)((uint64_t)head.len >> 8 * i);
+    memcpy(mem + 8, head.ptr, head.len);
+    *ret = (struct ckpt_segment){.len = 8 + head.len, .kind = CKPT_SEGMENT_MEM, .mem = mem};
+    return 0;
+}
+
+/* "5/model/decoder/0/pp_block/attn/o_proj/model_weight[_pp-rank-...].safetensors" */
+static char *make_path(const struct state *s, const struct ckpt_tensor *t, uint32_t rank,
+                       bool sharded)
+{
+    const char *dot = strrchr(t->name, '.');
+    const size_t len = dot ? (size_t)(dot - t->name) : 0;
+    ckpt_cleanup(ckpt_freep) char *folder = strndup(t->name, len);
+    const char *leaf = dot ? dot + 1 : t->name;
+
+    for (char *p = folder; p && (p = strchr(p, '.'));)
+        *p = '/';
+    if (!folder)
+        return NULL;
+    if (!sharded)
+        return ckpt_asprintf("%" PRIu64 "/model/%s/model_%s.safetensors", s->w->step, folder, leaf);
+    return ckpt_asprintf("%" PRIu64 "/model/%s/model_%s_pp-rank-%" PRIu32 "-of-%" PRIu32
+                         "_tp-rank-%" PRIu32 "-of-%" PRIu32 ".safetensors",
+                         s->w->step, folder, leaf, t->cuts->stage, s->pp, rank, s->tp);
+}
+
+static int add_file(const struct state *s, const struct ckpt_tensor *t, uint32_t rank, bool sharded,
+                    struct ckpt_err *err)
+{
+    struct ckpt_arena *arena = &s->w->files->arena;
+    struct ckpt_tensor *own = ckpt_arena_alloc(arena, sizeof *own);
+    struct ckpt_segment *seg = ckpt_arena_alloc(arena, 2 * sizeof *seg);
+    ckpt_cleanup(ckpt_freep) char *path = make_path(s, t, rank, sharded);
+
+    if (!own || !seg || !path)
+        return ckpt_nomem(err);
+    if (ckpt_cut_tensor(s->w->cat, t, CKPT_CUT_OVER_TP, rank, s->tp, own, err) < 0 ||
+        make_head(s, t, own, rank, sharded, &seg[0], err) < 0)
+        return -1;
+    const bool whole = !sharded || s->tp == 1;
+    seg[1] = (struct ckpt_segment){.off = seg[0].len,
+                                   .len = ckpt_tensor_nbytes(own),
+                                   .kind = CKPT_SEGMENT_TENSOR,
+                                   .tensor = whole ? t : own};
+    if (ckpt_vfiles_add_segments(s->w->files, path, seg, 2,
+                                 ckpt_vfiles_mtime(s->w->cat, t, s->w->model->mtime_ns), err) < 0)
+        return -1;
+    if (whole)
+        s->w->place[t - s->w->cat->tensors.ptr] = (struct ckpt_vplace){
+            .file = s->w->files->list.ptr[s->w->files->list.len - 1].node, .off = seg[1].off};
+    return 0;
+}
+
+static int add_tensor(const struct state *s, const struct ckpt_tensor *t, struct ckpt_err *err)
+{
+    const bool sharded = ckpt_cut_dim(t, CKPT_CUT_OVER_TP) < t->rank;
+
+    if (ckpt_cut_check(t, CKPT_CUT_OVER_TP, s->tp, "tp", err) < 0)
+        return -1;
+    for (uint32_t rank = 0; rank < (sharded ? s->tp : 1); rank++)
+        if (add_file(s, t, rank, sharded, err) < 0)
+            return -1;
+    return 0;
+}
+
+/* ---- all of it ---- */
+
+/* The version of the checkpoint that is read, if that is nanotron's of today's format. */
+static const char *version_of(const struct ckpt_writing *w)
+{
+    const char *format = ckpt_json_str(w->about, "format"),
+               *version = ckpt_json_str(w->about, "version");
+
+    return format && version && strcmp(format, "nanotron") == 0 && strcmp(version, "1.4") == 0
+               ? "1.4"
+               : "1.5";
+}
+
+static int write_nanotron(const struct ckpt_writing *w, struct ckpt_err *err)
+{
+    const struct state s = {.w = w,
+                            .version = version_of(w),
+                            .tp = ckpt_output_parts(w->output, CKPT_CUT_TP),
+                            .pp = ckpt_output_parts(w->output, CKPT_CUT_PP)};
+
+    for (size_t i = 0; i < w->cat->tensors.len; i++)
+        if (add_tensor(&s, &w->cat->tensors.ptr[i], err) < 0)
+            return -1;
+    return ckpt_nanotron_configs(w, s.version, err);
+}
+
+const struct ckpt_writer ckpt_writer_nanotron = {
+    .name = "nanotron",
+    .keys = 1u << CKPT_CUT_TP | 1u << CKPT_CUT_PP,
+    .layout = "its files are those of tp and pp; every rank has all experts",
+    .recipes = "nanotron",
+    .write = write_nanotron,
+};

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""view=megatron: the published megatron-core, in both pinned versions, loads it into GPT models at other layouts, and every parameter is what
+an independent writer gives that rank; real checkpoints at their own layout are themselves; our own reader makes the model of it again.
+
+usage: test_written_megatron.py --rank CHECKPOINT MODEL TP PP EP, for a rank of the model that loads (RANK, WORLD_SIZE)."""
+
+import io
+import os
+import pickle
+import random
+import socket
+import subprocess
+import sys
+import unittest
+import warnings
+
+try:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+    import transformers as tf
+
+    import megatron_writer as mw
+    from tensor_case import CASES, SEED, TensorCase, export, randomise, read_all
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+
+warnings.simplefilter("ignore")
+tf.utils.logging.disable_progress_bar()
+tf.utils.logging.set_verbosity_error()
+CORES = [p for p in os.environ.get("CKPTFS_MEGATRON", "").split(":") if os.path.isdir(p)]
+SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+COMMON = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+              max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
+MOE = dict(num_experts_per_tok=2, moe_intermediate_size=24)
+FAMILIES = [
+    (tf.LlamaConfig, dict(tie_word_embeddings=False)),
+    (tf.LlamaConfig, dict(tie_word_embeddings=True, num_key_value_heads=4)),
+    (tf.MistralConfig, dict(sliding_window=8)),
+    (tf.Qwen2Config, dict(tie_word_embeddings=True)),
+    (tf.Qwen3Config, dict(head_dim=16)),
+    (tf.Qwen3MoeConfig, dict(num_experts=4, head_dim=8, **MOE)),
+    (tf.Qwen3MoeConfig, dict(num_experts=4, head_dim=8, mlp_only_layers=[1], **MOE)),
+    (tf.Qwen2MoeConfig, dict(num_experts=4, shared_expert_intermediate_size=40, **MOE)),
+    (tf.MixtralConfig, dict(num_local_experts=4, num_experts_per_tok=2)),
+    (tf.Phi3Config, dict(pad_token_id=0, tie_word_embeddings=False)),
+]
+PLAN = dict(mtp=False, halves=False, pad=0, container="ranks", spec="te", cut_down=False, stacked=True, singleton=False, prefix="", seed=0,
+            vpp=1, etp=1, sequential=True, grouped=False)
+
+
+def state_of(folder):
+    """Shapes and boxes of tensors, names of objects, the boxes' bytes, the arguments; of a torch_dist checkpoint."""
+    with open(os.path.join(folder, ".metadata"), "rb") as f:
+        meta = pickle.load(f)
+    tensors, objects, data = {}, set(), {}
+    for name, entry in meta.state_dict_metadata.items():
+        if "_extra_state/shard_" in name:
+            objects.add(name)
+        elif "/shard_" not in name and "optimizer" not in name:
+            tensors[name] = entry.size, sorted((tuple(c.offsets), tuple(c.sizes)) for c in entry.chunks), entry.properties
+    for index, at in meta.storage_data.items():
+        if index.fqn in tensors:
+            with open(os.path.join(folder, at.relative_path), "rb") as f:
+                f.seek(at.offset)
+                data[index.fqn, tuple(index.offset)] = torch.load(io.BytesIO(f.read(at.length)), weights_only=False)
+    args = vars(torch.load(os.path.join(folder, "common.pt"), weights_only=False)["args"])
+    return tensors, objects, data, args
+
+
+def local_names(key):
+    """TransformerEngine's names of norms as megatron-core's local modules have them."""
+    for te, local in (("self_attention.linear_qkv.layer_norm_", "input_layernorm."), ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")):
+        key = key.replace(te, local)
+    return key
+
+
+def load(path, model_dir, tp, pp, ep):
+    """A rank of a job that loads the checkpoint into a GPT model, and compares each parameter."""
+    import torch.distributed as dist
+    torch.cuda.synchronize, torch.cuda.current_device, torch.cuda.device_count = lambda *_: None, lambda: "cpu", lambda: 0
+    torch.cuda.set_device = torch.cuda.Stream = lambda *_: None
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+    dist.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(tp, pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1 if ep > 1 else None)
+    cfg = tf.AutoConfig.from_pretrained(model_dir)
+    experts = getattr(cfg, "num_local_experts", getattr(cfg, "num_experts", None)) if "moe" in cfg.model_type or cfg.model_type == "mixtral" else None
+    q_norm = cfg.model_type.startswith("qwen3")
+    extra = dict(num_moe_experts=experts, moe_router_topk=2, moe_ffn_hidden_size=getattr(cfg, "moe_intermediate_size", cfg.intermediate_size),
+                 moe_token_dispatcher_type="alltoall") if experts else {}
+    config = TransformerConfig(
+        num_layers=cfg.num_hidden_layers, hidden_size=cfg.hidden_size, ffn_hidden_size=cfg.intermediate_size, num_attention_heads=cfg.num_attention_heads,
+        num_query_groups=cfg.num_key_value_heads, kv_channels=getattr(cfg, "head_dim", None) or cfg.hidden_size // cfg.num_attention_heads,
+        add_bias_linear=False, add_qkv_bias=cfg.model_type == "qwen2", gated_linear_unit=True, activation_func=torch.nn.functional.silu,
+        normalization="RMSNorm", qk_layernorm=q_norm, use_cpu_initialization=True, params_dtype=torch.bfloat16, bf16=True,
+        pipeline_dtype=torch.bfloat16, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep,
+        expert_tensor_parallel_size=1 if ep > 1 else None, gradient_accumulation_fusion=False, **extra)
+    spec = get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=False, qk_layernorm=q_norm, normalization="RMSNorm")
+    first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+    model = GPTModel(config, spec, vocab_size=cfg.vocab_size, max_sequence_length=64, pre_process=first, post_process=last,
+                     share_embeddings_and_output_weights=cfg.tie_word_embeddings, position_embedding_type="rope", rotary_base=10000)
+    for p in model.parameters():
+        p.data.fill_(7)
+    sharded = model.sharded_state_dict()
+    if experts:  # TransformerEngine's modules are what trains: they keep the norm before experts apart
+        for t in sharded.values():
+            t.key = t.key.replace("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
+    loaded = dist_checkpointing.load(sharded, path)
+    assert loaded["args"].num_layers == cfg.num_hidden_layers and loaded["checkpoint_version"] == 3.0
+    missing, unexpected = model.load_state_dict({k: v for k, v in loaded.items() if k in sharded}, strict=False)
+    assert not [k for k in missing if "_extra_state" not in k] and not unexpected, (missing, unexpected)
+    plan = {**PLAN, "tp": tp, "pp": pp, "ep": ep, "etp": 1 if ep > 1 else tp, "layers": [cfg.num_hidden_layers // pp] * pp}
+    want = mw.rank_state(mw.Model(read_all(model_dir), cfg, plan), parallel_state.get_tensor_model_parallel_rank(),
+                         parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_expert_model_parallel_rank(), 0)
+    want = {local_names(k): t for k, t in want.items() if t is not None}
+    got = dict(model.named_parameters())
+    assert set(got) == set(want), set(got) ^ set(want)
+    for k, t in want.items():
+        assert got[k].shape == t.shape and torch.equal(got[k].data, t), k
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class Megatron(TensorCase):
+    maxDiff = None
+
+    def export(self, run, out, *options):
+        done = export(run, out, *options)
+        self.assertEqual(done.returncode, 0, f"{options}: {done.stderr}")
+        return out
+
+    def model(self, name, cls, config):
+        torch.manual_seed(SEED)
+        model = randomise(tf.AutoModelForCausalLM.from_config(cls(**{**COMMON, **config}), dtype=torch.bfloat16))
+        path = self.path(name)
+        model.save_pretrained(path, max_shard_size="40KB")
+        return path, read_all(path), model.config
+
+    def same_files(self, got, want):
+        self.assertEqual(sorted(os.listdir(got)), sorted(os.listdir(want)))
+        for name in os.listdir(want):
+            with open(os.path.join(got, name), "rb") as a, open(os.path.join(want, name), "rb") as b:
+                self.assertTrue(a.read() == b.read(), name)
+
+    # ---- Megatron's own loader ----
+
+    def run_ranks(self, core, folder, model, tp, pp, ep):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        world = max(tp, ep) * pp
+        env = dict(os.environ, PYTHONPATH=core, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(world), OMP_NUM_THREADS="1")
+        ranks = [subprocess.Popen([sys.executable, __file__, "--rank", folder, model, str(tp), str(pp), str(ep)], env=dict(env, RANK=str(r)),
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for r in range(world)]
+        for r, p in enumerate(ranks):
+            out = p.communicate(timeout=500)[0]
+            self.assertEqual(p.returncode, 0, f"{os.path.basename(core)}, rank {r} of tp {tp}, pp {pp}, ep {ep}:\n{out[-3000:]}")
+
+    def check_loads(self, i, written, layouts):
+        if not CORES:
+            self.skipTest("CKPTFS_MEGATRON names no megatron-core")
+        source, _, _ = self.model("model", *FAMILIES[i])
+        run = self.export(source, self.path("run"), "view=megatron", "make_vocab_size_divisible_by=8", *written)
+        with open(os.path.join(run, "latest_checkpointed_iteration.txt")) as f:
+            self.assertEqual(f.read(), "release")
+        for core in CORES:
+            for layout in layouts:
+                self.run_ranks(core, os.path.join(run, "release"), source, *layout)
+
+    def test_loads_a_dense_model(self):
+        self.check_loads(0, ["tp=2", "pp=4"], [(2, 1, 1), (1, 2, 1)])
+
+    def test_loads_tied_embeddings_and_norms_of_queries(self):
+        self.check_loads(1, ["tp=4", "pp=2"], [(1, 1, 1)])
+        self.tmp = self.path("next")
+        os.mkdir(self.tmp)
+        self.check_loads(4, ["tp=1", "pp=2", "vpp=2"], [(2, 1, 1)])
+
+    def test_loads_experts(self):
+        self.check_loads(5, ["tp=2", "pp=1", "ep=4"], [(1, 1, 2), (1, 2, 1)])
+
+    # ---- real checkpoints ----
+
+    def check_real(self, case):
+        with open(os.path.join(case, "run", "latest_checkpointed_iteration.txt")) as f:
+            step = "iter_%07d" % int(f.read())
+        want, base = state_of(os.path.join(case, "run", step)), os.path.join(case, "base")
+        size = lambda k: want[3][k + "_parallel_size"] or 1
+        options = [f"tp={size('tensor_model')}", f"pp={size('pipeline_model')}", f"vpp={size('virtual_pipeline_model')}"]
+        options += [f"ep={size('expert_model')}", f"etp={size('expert_tensor')}"] if want[3]["num_experts"] else []
+        options += [f"base={base}"] if os.path.isdir(base) else []
+        out = self.export(os.path.join(case, "run"), self.path(os.path.basename(case)), "view=megatron", *options)
+        self.assertEqual(sorted(os.listdir(out)), [step, "latest_checkpointed_iteration.txt"])
+        got = state_of(os.path.join(out, step))
+        self.assertEqual(got[0], want[0])  # shapes, boxes, dtypes
+        self.assertEqual(got[1], want[1])  # objects
+        for (name, at), t in want[2].items():
+            rows = len(t)
+            if name.split(".")[0] in ("embedding", "output_layer"):  # padding is random there
+                vocab = got[3]["vocab_size"]
+                rows = max(min(vocab - at[0], rows), 0)
+            self.assertTrue(torch.equal(got[2][name, at][:rows], t[:rows]), f"{name} {at}")
+        for k, v in got[3].items():
+            if k not in ("vocab_size", "world_size", "data_parallel_size", "expert_tensor_parallel_size", "ckpt_format", "use_dist_ckpt"):
+                self.assertEqual(v, want[3].get(k, v), k)
+        for k in ("num_layers", "hidden_size", "padded_vocab_size", "num_query_groups", "swiglu", "untie_embeddings_and_output_weights"):
+            self.assertIn(k, got[3])
+        if os.path.isdir(base) and os.path.isdir(os.path.join(case, "expected")):
+            self.same_files(self.export(out, out + ".hf", f"base={base}"), os.path.join(case, "expected"))
+
+    def test_real_checkpoints(self):
+        folder = os.path.join(os.environ.get("CKPTFS_FIXTURES", ""), "megatron")
+        names = ["m16_llama_tp2pp2", "m16_llama_tp4_g2", "m16_mixtral_tp2ep2", "m16_qwen2_tp2_tied_optim", "m16_qwen2moe_tp2", "m16_qwen3_pp2_vpp2",
+                 "m16_qwen3moe_ep4"]
+        if not os.path.isdir(folder) or not CORES:
+            self.skipTest("no fixtures, or no megatron-core")
+        sys.path.insert(0, CORES[-1])  # classes of the arguments
+        try:
+            for name in names:
+                with self.subTest(name):
+                    self.check_real(os.path.join(folder, name))
+        finally:
+            sys.path.pop(0)
+
+    # ---- view=megatron_legacy ----
+
+    def states(self, folder):
+        """{mp_rank_...: (the tensors of its modules, other keys)}"""
+        found = {}
+        for name in sorted(os.listdir(folder)):
+            state = torch.load(os.path.join(folder, name, "model_optim_rng.pt"), weights_only=False)
+            modules = {k: v for k, v in state.items() if k.startswith("model")}
+            found[name] = {k: {n: t for n, t in m.items() if not n.endswith("_extra_state")} for k, m in modules.items()}, state
+        return found
+
+    def same_states(self, got, want):
+        self.assertEqual(sorted(got), sorted(want))
+        for rank in want:
+            self.assertEqual(sorted(got[rank][0]), sorted(want[rank][0]))
+            for module, tensors in want[rank][0].items():
+                self.same(got[rank][0][module], tensors, f"{rank}: {module}")
+
+    def test_legacy_of_real_checkpoints(self):
+        folder = os.path.join(os.environ.get("CKPTFS_FIXTURES", ""), "megatron")
+        if not os.path.isdir(folder) or not CORES:
+            self.skipTest("no fixtures, or no megatron-core")
+        sys.path.insert(0, CORES[-1])
+        self.addCleanup(sys.path.pop, 0)
+        for name, options in (("l16_llama_tp2pp2", ["tp=2", "pp=2"]), ("l16_qwen3moe_ep2", ["ep=2"])):
+            case = os.path.join(folder, name)
+            base = f"base={case}/base"
+            out = self.export(os.path.join(case, "run"), self.path(name), "view=megatron_legacy", base, *options)
+            got, want = self.states(os.path.join(out, "iter_0000010")), self.states(os.path.join(case, "run", "iter_0000010"))
+            vocab = got[sorted(got)[0]][1]["args"].vocab_size
+            for rank, (modules, state) in want.items():  # padding is random there
+                last = int(rank.split("_")[2]) == max(int(r.split("_")[2]) for r in want)
+                for m in modules.values():
+                    for t in (m[k] for k in ("embedding.word_embeddings.weight", "output_layer.weight") if k in m and last):
+                        t[len(t) - (state["args"].padded_vocab_size - vocab):] = 0
+                self.assertEqual((got[rank][1]["iteration"], got[rank][1]["checkpoint_version"]), (10, 3.0))
+            self.same_states(got, want)
+            self.same_files(self.export(out, self.path(name + ".hf"), base), os.path.join(case, "expected"))
+
+    def check_legacy(self, i, tp, pp, vpp=1, ep=1, etp=1):
+        """What each rank of Megatron's job has, by the independent writer; the way back gives the model again."""
+        cls, config = FAMILIES[i]
+        name = f"legacy-{i}-{tp}-{pp}-{vpp}-{ep}-{etp}"
+        source, tensors, cfg = self.model(name, cls, config)
+        run = self.export(source, self.path(name + ".run"), "view=megatron_legacy", "make_vocab_size_divisible_by=8", f"tp={tp}", f"pp={pp}", f"vpp={vpp}",
+                          *([f"ep={ep}", f"etp={etp}"] if ep * etp > 1 else []))
+        plan = {**PLAN, "tp": tp, "pp": pp, "vpp": vpp, "ep": ep, "etp": etp if ep * etp > 1 else tp, "sequential": False, "share": False, "old": False,
+                "layers": [cfg.num_hidden_layers // pp // vpp] * pp * vpp}
+        want = self.path(name + ".want")
+        mw.write_ranks(mw.Model(tensors, cfg, plan), want, None)
+        self.same_states(self.states(os.path.join(run, "release")), self.states(want))
+        self.same_files(self.export(run, self.path(name + ".back"), f"base={source}"), source)
+
+    def test_legacy_is_what_ranks_have(self):
+        self.check_legacy(0, 2, 2)
+        self.check_legacy(1, 1, 4)  # tied: the last stage has a copy
+        self.check_legacy(1, 2, 2, vpp=2)
+        self.check_legacy(5, 2, 1, ep=2, etp=2)
+        self.check_legacy(6, 1, 2, ep=4)
+        self.check_legacy(7, 2, 2, etp=2)
+        self.check_legacy(8, 2, 1, ep=4)
+
+    def test_legacy_refuses(self):
+        source, _, _ = self.model("experts", *FAMILIES[5])
+        done = export(source, self.path("refused"), "view=megatron_legacy", "etp=2")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("etp=2 must divide tp=1", done.stderr)
+
+    # ---- there and back ----
+
+    def check_family(self, i, seed):
+        rng = random.Random(f"{SEED} {seed}")
+        cls, config = FAMILIES[i]
+        source, tensors, cfg = self.model(f"model-{seed}", cls, config)
+        options = [f"tp={rng.choice([1, 2, 4])}", f"pp={rng.choice([1, 2, 4])}"]
+        if "Moe" in cls.__name__ or "Mixtral" in cls.__name__:
+            options += [f"ep={rng.choice([1, 2, 4])}", f"etp={rng.choice([1, 2])}"]
+        run = self.export(source, self.path(f"run-{seed}"), "view=megatron", *options)
+        self.same_files(self.export(run, self.path(f"back-{seed}"), f"base={source}"), source)
+        again = self.export(run, self.path(f"again-{seed}"), "view=megatron", "tp=2", f"base={source}")
+        self.same_files(self.export(again, self.path(f"back-again-{seed}"), f"base={source}"), source)
+
+    def test_every_family_at_random_layouts(self):
+        for i in range(len(FAMILIES)):
+            for k in range(max(CASES // 3, 1)):
+                with self.subTest(FAMILIES[i][0].__name__, i=i, k=k):
+                    self.check_family(i, 10 * i + k)
+
+    def test_through_nanotron(self):
+        """From one framework to another, without a Hugging Face directory on the way."""
+        source, _, _ = self.model("model", *FAMILIES[0])
+        nanotron = self.export(source, self.path("nanotron"), "view=nanotron", "tp=2", "pp=2")
+        megatron = self.export(nanotron, self.path("megatron"), "view=megatron", "tp=4", "make_vocab_size_divisible_by=24")
+        self.same_files(self.export(megatron, self.path("back"), f"base={source}"), source)
+
+    # ---- refusals ----
+
+    def refuses(self, source, text, *options, status=2):
+        done = export(source, self.path("refused"), "view=megatron", *options)
+        self.assertEqual(done.returncode, status, done.stderr)
+        self.assertIn(text, done.stderr)
+
+    def test_refuses(self):
+        source, _, _ = self.model("model", *FAMILIES[0])
+        self.refuses(source, "cannot be divided among 3 ranks", "tp=3")
+        self.refuses(source, "the model has 4 layers, which cannot be divided among 3 stages", "pp=3")
+        self.refuses(source, "the model has 4 layers, which cannot be divided among 8 stages", "pp=8")
+        self.refuses(source, "option ep: the model has no experts", "ep=2")
+        self.refuses(source, "option vpp: there is only one stage", "vpp=2")
+        self.refuses(source, "option ranks does not apply to view=megatron", "ranks=2")
+        source, _, _ = self.model("experts", *FAMILIES[5])
+        self.refuses(source, "the model has 4 experts, which cannot be divided among 3 ranks", "ep=3")
+        source, _, _ = self.model("bias", tf.LlamaConfig, dict(attention_bias=True))
+        self.refuses(source, "biases in all projections or in none", status=1)
+
+
+if __name__ == "__main__":
+    if "--rank" in sys.argv:
+        load(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:7]))
+        sys.exit()
+    unittest.main()
