@@ -9,13 +9,14 @@
 #   packages   Debian packages and wheel: made, installed, used and removed in bare bookworm and trixie
 #   arm64      cross build, unit tests under emulation
 #   faults     the fault table twenty times over; re-saves under readers for ten minutes
+#   ceiling    a model of 64 GiB served under a memory limit of 64 MiB
 #   soak       daemons under saves and reads for $SOAK_HOURS hours (6): nothing grows
 #   fuzz       every target for $SECONDS_EACH seconds (600)
 #   malloc     every allocation of the commands fails once
 set -uo pipefail
 cd "$(dirname "$0")/.."
 stages=("$@")
-((${#stages[@]})) || stages=(strict chroots packages arm64 faults soak fuzz malloc)
+((${#stages[@]})) || stages=(strict chroots packages arm64 faults ceiling soak fuzz malloc)
 logs=build/release-logs
 mkdir -p "$logs"
 build=$PWD/build/release
@@ -47,10 +48,11 @@ for s in "${stages[@]}"; do
       CKPTFS_FAULTS=20 stage faults mount_test test_faults.py
       stage resave mount_test test_resave.py --seconds 600
       ;;
+    ceiling) stage ceiling mount_test ceiling.py ;;
     soak) stage soak mount_test soak.py --hours "${SOAK_HOURS:-6}" --svg "$PWD/$logs/soak.svg" --json "$PWD/$logs/soak.json" ;;
     fuzz) stage fuzz tests/fuzz/run.sh "${SECONDS_EACH:-600}" ;;
     malloc) stage malloc "$python" tests/defects/test_malloc.py "$build/tests/fail_malloc.so" all ;;
-    *) sed -n '3,15p' "$0" >&2; exit 2 ;;
+    *) sed -n '3,16p' "$0" >&2; exit 2 ;;
   esac
 done
 printf '\n'
