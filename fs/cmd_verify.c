@@ -446,7 +446,7 @@ static int open_other(const char *dir, struct ckpt_run **ret_run, struct ckpt_vi
     if (strncmp(source, "hf", 2) == 0 || strncmp(source, "peft", 4) == 0)
         return 0;
     return ckpt_fail(err, CKPT_USAGE,
-                     "'%s' is no model directory but a checkpoint (%s): ckpt verify RUN DIR "
+                     "'%s' is not a model directory but a checkpoint (%s): ckpt verify RUN DIR "
                      "compares with what ckpt export RUN DIR writes",
                      dir, source);
 }

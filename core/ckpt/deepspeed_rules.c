@@ -42,7 +42,7 @@ static int add_rule(struct ckpt_ds_rules *r, const struct ckpt_ds_file *f, ckpt_
         return ckpt_nomem(err);
     if (!text || ckpt_regex_new(anchored, "", &rule.regex, &e) < 0)
         return ckpt_fail(err, CKPT_FORMAT, INFO ": a pattern is not a regular expression: %s",
-                         text ? e.text : "it is no text");
+                         text ? e.text : "it is not a string");
     if (ckpt_vec_push(&r->rule, rule) < 0) {
         ckpt_regex_free(rule.regex);
         return ckpt_nomem(err);

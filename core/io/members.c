@@ -134,7 +134,7 @@ static int put_path(struct ckpt_members *m, const char *name, size_t name_len, u
         if (*ret_new)
             above->is.kind = CKPT_ENTRY_DIR;
         if (above->target || above->is.kind != CKPT_ENTRY_DIR)
-            return fail_name(name, name_len, "lies below a member that is no folder", err);
+            return fail_name(name, name_len, "lies below a member that is not a folder", err);
         if (put_node(m, node, at, len, &node, ret_new, err) < 0)
             return -1;
     }

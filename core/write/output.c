@@ -58,7 +58,7 @@ int ckpt_output_set(struct ckpt_output *t, const char *key, const char *value, s
     if (cut == CKPT_NCUT)
         return set_names(t, value, err);
     if (!value || !ckpt_parse_u64(value, strlen(value), &n) || n == 0 || n > CKPT_CUT_MOST)
-        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is no number from 1 to %d", key,
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not a number from 1 to %d", key,
                          value ? value : "", CKPT_CUT_MOST);
     t->cut[cut] = (uint32_t)n;
     return 0;

@@ -375,7 +375,7 @@ class Real(Case):
         megatron = os.path.join(SOURCE, "tests", "golden", "megatron", "m19_llama_tp2pp2", "run")
         file = os.path.join(GOLDEN, "10", "config.yaml")
         for args, words in ((["info", GOLDEN, "--step", "20"], "it has 10"), (["info", file], f"give the folder that it lies in, '{os.path.dirname(file)}'"),
-                            (["load", GOLDEN, "--layout", "tp=2"], "mpirun -n 2"), (["verify", GOLDEN, megatron], "no model directory")):
+                            (["load", GOLDEN, "--layout", "tp=2"], "mpirun -n 2"), (["verify", GOLDEN, megatron], "not a model directory")):
             done = ckpt(*args)
             self.assertNotEqual(done.returncode, 0, args)
             self.assertIn(words, done.stderr)
