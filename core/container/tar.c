@@ -302,7 +302,8 @@ static int read_header(struct tar *t, const unsigned char *block, struct header 
                          "no tar header at byte %" PRIu64 ": its checksum is wrong", t->at);
     if (!parse_number(block + SIZE, NUMBER_LEN, &size))
         return ckpt_fail(err, CKPT_FORMAT,
-                         "the tar header at byte %" PRIu64 " has a size that is not a number", t->at);
+                         "the tar header at byte %" PRIu64 " has a size that is not a number",
+                         t->at);
     h->type = block[TYPE];
     const bool extended = h->type && strchr("xgLK", h->type);
     h->name = extended || !t->name ? name_of(block) : ckpt_steal(&t->name);
