@@ -3,6 +3,7 @@
 #include "recipe/compose.h"
 
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tensor/box.h"
@@ -161,6 +162,46 @@ static bool add_axis(struct ckpt_piece_draft *p, struct ckpt_axis axis, const ui
     return true;
 }
 
+static int draft_cmp(const void *a, const void *b)
+{
+    const struct ckpt_piece_draft *x = a, *y = b;
+
+    return (x->dst > y->dst) - (x->dst < y->dst);
+}
+
+/* Does b go on where a ends, in the tensor and in the source, along the slowest axis of both? */
+static bool goes_on(const struct ckpt_piece_draft *a, const struct ckpt_piece_draft *b,
+                    const uint64_t *unit, const uint64_t *dim, uint32_t rank)
+{
+    const struct ckpt_axis *x = &a->axis[0], *y = &b->axis[0];
+
+    if (a->source != b->source || a->naxis != b->naxis || x->dst != y->dst || x->src != y->src ||
+        b->dst != a->dst + x->n * x->dst || b->src != a->src + x->n * x->src ||
+        memcmp(&a->axis[1], &b->axis[1], (a->naxis - 1) * sizeof *x) != 0)
+        return false;
+    const uint32_t d = dim_of(x->dst, unit, dim, rank);
+    return d < rank &&
+           a->dst / unit[d] % dim[d] * unit[d] + (x->n + y->n - 1) * x->dst < unit[d] * dim[d];
+}
+
+/* Join pieces that follow each other, as the queries, keys and values of a group. */
+static size_t join_neighbours(struct ckpt_piece_draft *piece, size_t n, const uint64_t *unit,
+                              const uint64_t *dim, uint32_t rank)
+{
+    size_t kept = n ? 1 : 0;
+
+    if (n > 1)
+        qsort(piece, n, sizeof *piece, draft_cmp);
+    for (size_t i = 1; i < n; i++) {
+        struct ckpt_piece_draft *last = &piece[kept - 1];
+        if (last->naxis && piece[i].naxis && goes_on(last, &piece[i], unit, dim, rank))
+            last->axis[0].n += piece[i].axis[0].n;
+        else
+            piece[kept++] = piece[i];
+    }
+    return kept;
+}
+
 /* One round over all pieces. */
 static size_t fold_once(struct ckpt_piece_draft *piece, size_t n, const uint64_t *unit,
                         const uint64_t *dim, uint32_t rank)
@@ -187,6 +228,7 @@ size_t ckpt_compose_fold(struct ckpt_piece_draft *piece, size_t n, const uint64_
     size_t before;
 
     ckpt_shape_strides(dim, rank, unit);
+    n = join_neighbours(piece, n, unit, dim, rank);
     do {
         before = n;
         n = fold_once(piece, n, unit, dim, rank);

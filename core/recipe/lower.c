@@ -619,7 +619,7 @@ int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t 
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s' has %" PRIu64 " elements; its sources give %" PRIu64 " of them",
                          in->target, numel, c->numel);
-    if (c->composed)
+    if (c->composed || in->pad_to)
         out->len = ckpt_compose_fold(out->ptr, out->len, dim, rank);
     return 0;
 }

@@ -33,9 +33,11 @@ struct ckpt_instance {
     uint64_t rest[CKPT_MAX_RANK]; /* the dimensions that "..." represents */
     uint32_t nrest;
     bool has_rest;
-    uint64_t pad_to; /* the sizes of target dimensions with a `_pad` are multiples of this */
-    uint32_t zeros;  /* the source of zeros for a target's padding; of the catalogue */
-    uint64_t padded; /* elements of zeros in the target */
+    /* not 0: a checkpoint is made of a model; target dimensions with a `_pad` are multiples of this
+     */
+    uint64_t pad_to;
+    uint32_t zeros;             /* the source of zeros for a target's padding; of the catalogue */
+    uint64_t padded;            /* elements of zeros in the target */
     struct ckpt_cutter *cutter; /* scratch memory, made when it is needed */
 };
 

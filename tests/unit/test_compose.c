@@ -83,6 +83,28 @@ TEST(compose, pieces_of_several_axes_are_boxes_and_come_back_as_one)
     check(state_, &turned, stack, 3, 1, 1);
 }
 
+/* Queries, keys and values of three groups, each from a piece of its own: one piece again. */
+TEST(compose, terms_that_follow_each_other_are_one_piece)
+{
+    static const uint64_t dim[] = {24, 5};
+    struct ckpt_piece_draft p[9];
+    static int64_t want[120], got[120];
+
+    for (uint64_t g = 0; g < 3; g++) {
+        p[g] = (struct ckpt_piece_draft){
+            .dst = 40 * g, .src = 160 * g, .naxis = 2, .axis = {{4, 5, 20}, {5, 1, 4}}};
+        for (uint64_t k = 0; k < 2; k++)
+            p[3 + 3 * k + g] = (struct ckpt_piece_draft){.dst = 40 * g + 20 + 10 * k,
+                                                         .src = 160 * g + 80 + 40 * k,
+                                                         .naxis = 2,
+                                                         .axis = {{2, 5, 20}, {5, 1, 4}}};
+    }
+    spread(state_, p, 9, want, 120);
+    CHECK_EQ(ckpt_compose_fold(p, 9, dim, 2), 1);
+    spread(state_, p, 1, got, 120);
+    CHECK(memcmp(want, got, sizeof want) == 0);
+}
+
 /* A run of rows that would go on in the next plane is not folded across it. */
 TEST(compose, no_axis_crosses_a_dimension)
 {
@@ -117,4 +139,5 @@ TEST(compose, what_is_no_set_of_boxes_is_refused)
 }
 
 TESTS(T(compose, pieces_of_several_axes_are_boxes_and_come_back_as_one),
+      T(compose, terms_that_follow_each_other_are_one_piece),
       T(compose, no_axis_crosses_a_dimension), T(compose, what_is_no_set_of_boxes_is_refused), )
