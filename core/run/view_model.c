@@ -349,6 +349,36 @@ static int convert_names(struct ckpt_view *v, struct ckpt_err *err)
 
 /* ---- names of another framework ---- */
 
+static struct ckpt_dtypes dtypes_of(const struct ckpt_view *v)
+{
+    return (struct ckpt_dtypes){.opt = v->shared->opt,
+                                .base = v->decision.use_base_dtypes ? v->shared->base : NULL,
+                                .mapping = v->facts.dtypes,
+                                .base_names = v->base_names,
+                                .keeps = &ckpt_view_type(v)->keeps_dtype,
+                                .buffers = &ckpt_view_type(v)->buffers,
+                                .hf_names = v->facts.names == CKPT_NAMES_HUB};
+}
+
+/* Are the names those of a framework whose checkpoint is written? */
+static bool names_of_output(const struct ckpt_view *v)
+{
+    const struct ckpt_writer *writer = v->shared->opt->output.writer;
+
+    return writer && writer->recipes;
+}
+
+/* Dtypes follow from the hub's names, which the tensors still have: note them. */
+static void note_dtypes(struct ckpt_view *v)
+{
+    const struct ckpt_dtypes dtypes = dtypes_of(v);
+
+    for (size_t i = 0; i < v->cat->tensors.len; i++) {
+        struct ckpt_tensor *t = &v->cat->tensors.ptr[i];
+        t->wanted = (uint8_t)(ckpt_dtypes_wanted(&dtypes, t) + 1);
+    }
+}
+
 static int no_recipe(const struct ckpt_view *v, const struct ckpt_writer *writer,
                      struct ckpt_err *err)
 {
@@ -383,6 +413,7 @@ static int apply_backwards(struct ckpt_view *v, const struct ckpt_writer *writer
         return -1;
     if (!done)
         return no_recipe(v, writer, err);
+    note_dtypes(v);
     if (ckpt_recipe_apply(v->shared->recipes, v->cat, opt, &model, err) < 0)
         return ckpt_err_in(err, "view=%s", writer->name);
     ckpt_catalog_free(v->cat);
@@ -474,22 +505,17 @@ static int warn_unknown(struct ckpt_view *v, const struct ckpt_tensor *t, size_t
 
 static int cast_tensors(struct ckpt_view *v, struct ckpt_err *err)
 {
-    const struct ckpt_dtypes dtypes = {.opt = v->shared->opt,
-                                       .base = v->decision.use_base_dtypes ? v->shared->base : NULL,
-                                       .mapping = v->facts.dtypes,
-                                       .base_names = v->base_names,
-                                       .keeps = &ckpt_view_type(v)->keeps_dtype,
-                                       .buffers = &ckpt_view_type(v)->buffers,
-                                       .hf_names = v->facts.names == CKPT_NAMES_HUB};
-
+    const struct ckpt_dtypes dtypes = dtypes_of(v);
+    const bool known = names_of_output(v); /* then each tensor says it */
     const struct ckpt_tensor *unknown = NULL;
     size_t nunknown = 0;
 
     for (size_t i = 0; i < v->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &v->cat->tensors.ptr[i];
-        enum ckpt_dtype want = ckpt_dtypes_wanted(&dtypes, t);
+        enum ckpt_dtype want = known ? (enum ckpt_dtype)(t->wanted ? t->wanted - 1 : t->dtype)
+                                     : ckpt_dtypes_wanted(&dtypes, t);
         if (want == t->dtype) {
-            if (!ckpt_dtypes_unknown(&dtypes, t))
+            if (known || !ckpt_dtypes_unknown(&dtypes, t))
                 continue;
             if (nunknown++ == 0)
                 unknown = t;

@@ -51,7 +51,12 @@ struct state {
     uint32_t *order;            /* parts by rank */
 };
 
-static void state_release(struct state *s) { ckpt_map_release(&s->by_name); }
+static void state_release(struct state *s)
+{
+    ckpt_map_release(&s->by_name);
+    ckpt_vec_release(&s->key);
+    ckpt_vec_release(&s->part);
+}
 
 /* ---- what .metadata states ---- */
 
@@ -326,8 +331,7 @@ static int keep_tables(struct state *s, struct ckpt_err *err)
         memcpy(key, s->key.ptr, s->key.len * sizeof *key);
     if (s->part.len)
         memcpy(part, s->part.ptr, s->part.len * sizeof *part);
-    ckpt_vec_release(&s->key);
-    ckpt_vec_release(&s->part);
+    state_release(s);
     s->key.ptr = key;
     s->part.ptr = part;
     return 0;
@@ -352,19 +356,16 @@ static int write_megatron(const struct ckpt_writing *w, struct ckpt_err *err)
 {
     struct state *s = ckpt_arena_alloc(&w->files->arena, sizeof *s);
     ckpt_cleanup(ckpt_freep) char *folder = ckpt_mg_folder(w);
-    int result;
 
     if (!s || !folder)
         return ckpt_nomem(err);
     *s = (struct state){.out = {.ctx = s, .key = get_key, .chunk = get_chunk, .data = get_data},
                         .w = w,
                         .arena = &w->files->arena};
-    result = plan(s, err);
-    state_release(s);
-    if (result == 0)
-        result = keep_tables(s, err);
-    if (result < 0)
+    if (plan(s, err) < 0 || keep_tables(s, err) < 0) {
+        state_release(s);
         return -1;
+    }
     return ckpt_dcp_out(w, folder, &s->out, s->grid.size * s->grid.pp, false, err) < 0
                ? -1
                : ckpt_mg_common(w, folder, &s->grid, "torch_dist", err);

@@ -4,7 +4,7 @@
 sha256sum through the mount against the real file, ckpt export against cp, and opening a run of very many files.
 
 usage: tests/bench/bench.py [--build build/release] [--dir SCRATCH] [--gib 1.0] [--rounds 5] [--files 100000] [GROUP...]
-groups: read copy export cold open (default: all)
+groups: read copy export cold views open (default: all)
 """
 
 import argparse
@@ -230,6 +230,69 @@ def bench_export(args, runs):
     report("ckpt export, row-parallel / cp && sync", got["rows"], got["cp"], goal=">= 0.90")
 
 
+def make_hub(path, nbytes, block):
+    """A Llama of four layers as it is on the hub, of about so many bytes."""
+    h = max(int((nbytes / 2 / 4 / 12) ** 0.5) // 256, 1) * 256
+    f = 8 * h // 3 // 256 * 256
+    shapes = {"model.embed_tokens.weight": [256, h], "lm_head.weight": [256, h], "model.norm.weight": [h]}
+    for i in range(4):
+        at = f"model.layers.{i}."
+        shapes |= {f"{at}self_attn.{x}_proj.weight": [h, h] for x in "qkvo"}
+        shapes |= {f"{at}mlp.{x}_proj.weight": [f, h] for x in ("gate", "up")} | {f"{at}mlp.down_proj.weight": [h, f]}
+        shapes |= {f"{at}{x}_layernorm.weight": [h] for x in ("input", "post_attention")}
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name in sorted(shapes):
+        n = 2
+        for d in shapes[name]:
+            n *= d
+        header[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [at, at + n]}
+        at += n
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    os.makedirs(path)
+    with open(os.path.join(path, "model.safetensors"), "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        while at > 0:
+            out.write(block[:at])
+            at -= len(block)
+    with open(os.path.join(path, "config.json"), "w") as out:
+        json.dump(dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=h, intermediate_size=f, num_hidden_layers=4,
+                       num_attention_heads=h // 64, num_key_value_heads=h // 64, vocab_size=256, max_position_embeddings=64, rms_norm_eps=1e-6,
+                       rope_theta=10000.0, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2), out)
+
+
+def bench_views(args, runs):
+    """cp of a whole view in a framework's format / of the hf view."""
+    hub = os.path.join(args.dir, "hub")
+    make_hub(hub, int(args.gib * 2**30), runs["block"])
+    views = {"hf": ["view=hf", "max_shard_size=1GB"], "dcp": ["view=dcp", "ranks=8"], "nanotron": ["view=nanotron", "tp=8", "pp=2"],
+             "megatron": ["view=megatron", "tp=8", "pp=2"], "megatron_legacy": ["view=megatron_legacy", "tp=8", "pp=2"]}
+    dest = os.path.join(args.dir, "copy")
+
+    def cp(m):
+        s = timed(["cp", "-r", m.at, dest])
+        size = sum(os.path.getsize(os.path.join(at, n)) for at, _, names in os.walk(dest) for n in names)
+        shutil.rmtree(dest)
+        return size / s / 1e9
+
+    def fresh(m):
+        for at, _, names in os.walk(m.at):
+            for n in names:
+                fd = os.open(os.path.join(at, n), os.O_RDONLY)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(fd)
+        return cp(m)
+
+    with contextlib.ExitStack() as stack:
+        mounts = {}
+        for name, options in views.items():
+            mounts[name] = m = Mount(args, hub, *options)
+            stack.callback(m.close)
+        got = interleaved(args, {n: (lambda m=m: fresh(m)) for n, m in mounts.items()})
+        for name in [n for n in views if n != "hf"]:
+            report(f"cp of view={name} / cp of view=hf", got[name], got["hf"], goal=">= 0.90")
+
+
 def drop(path):
     for folder, _, names in os.walk(path):
         for name in names:
@@ -324,12 +387,12 @@ def main():
     p.add_argument("--files", type=int, default=100000)
     p.add_argument("groups", nargs="*")
     args = p.parse_args()
-    groups = args.groups or ["read", "copy", "export", "cold", "open"]
+    groups = args.groups or ["read", "copy", "export", "cold", "views", "open"]
     args.dir = tempfile.mkdtemp(dir=args.dir)
     block = os.urandom(8 << 20)
-    runs = {"contig": os.path.join(args.dir, "contig"), "rows": os.path.join(args.dir, "rows")}
+    runs = {"contig": os.path.join(args.dir, "contig"), "rows": os.path.join(args.dir, "rows"), "block": block}
     try:
-        if set(groups) - {"open"}:
+        if set(groups) - {"open", "views"}:
             make_raw_run(runs["contig"], int(args.gib * 2**30), 0, 1, block)
             make_raw_run(runs["rows"], int(args.gib * 2**30), 1, TP, block)
         for g in groups:

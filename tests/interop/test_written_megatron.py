@@ -44,6 +44,11 @@ FAMILIES = [
     (tf.Qwen2MoeConfig, dict(num_experts=4, shared_expert_intermediate_size=40, **MOE)),
     (tf.MixtralConfig, dict(num_local_experts=4, num_experts_per_tok=2)),
     (tf.Phi3Config, dict(pad_token_id=0, tie_word_embeddings=False)),
+    (tf.NemotronConfig, dict(tie_word_embeddings=False)),
+    (tf.GemmaConfig, dict(head_dim=8)),
+    (tf.DeepseekV3Config, dict(n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1, moe_intermediate_size=24,
+                               kv_lora_rank=16, q_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, first_k_dense_replace=1,
+                               num_key_value_heads=4)),
 ]
 PLAN = dict(mtp=False, halves=False, pad=0, container="ranks", spec="te", cut_down=False, stacked=True, singleton=False, prefix="", seed=0,
             vpp=1, etp=1, sequential=True, grouped=False)
@@ -214,7 +219,7 @@ class Megatron(TensorCase):
     def test_real_checkpoints(self):
         folder = os.path.join(os.environ.get("CKPTFS_FIXTURES", ""), "megatron")
         names = ["m16_llama_tp2pp2", "m16_llama_tp4_g2", "m16_mixtral_tp2ep2", "m16_qwen2_tp2_tied_optim", "m16_qwen2moe_tp2", "m16_qwen3_pp2_vpp2",
-                 "m16_qwen3moe_ep4"]
+                 "m16_qwen3moe_ep4", "m16_dsv3_tp2ep2", "m16_nemotron_tp2pp2"]
         if not os.path.isdir(folder) or not CORES:
             self.skipTest("no fixtures, or no megatron-core")
         sys.path.insert(0, CORES[-1])  # classes of the arguments
@@ -300,7 +305,7 @@ class Megatron(TensorCase):
         cls, config = FAMILIES[i]
         source, tensors, cfg = self.model(f"model-{seed}", cls, config)
         options = [f"tp={rng.choice([1, 2, 4])}", f"pp={rng.choice([1, 2, 4])}"]
-        if "Moe" in cls.__name__ or "Mixtral" in cls.__name__:
+        if any(x in cls.__name__ for x in ("Moe", "Mixtral", "Deepseek")):
             options += [f"ep={rng.choice([1, 2, 4])}", f"etp={rng.choice([1, 2])}"]
         run = self.export(source, self.path(f"run-{seed}"), "view=megatron", *options)
         self.same_files(self.export(run, self.path(f"back-{seed}"), f"base={source}"), source)

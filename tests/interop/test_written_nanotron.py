@@ -111,6 +111,21 @@ class Nanotron(TensorCase):
         again = self.export(self.export(step, self.path(what + ".4"), "view=nanotron", "tp=1", "pp=3"), self.path(what + ".again"))
         self.same_files(again, model)
 
+    def pieces(self, run, name, *options):
+        done = subprocess.run([CKPT, "explain", "--json", run, name, *[x for o in options for x in ("-o", o)]], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, f"{name}: {done.stderr}")
+        return len(json.loads(done.stdout)["pieces"])
+
+    def test_mapped_twice_is_read_as_once(self):
+        """A tensor that is mapped to the hub's and back is read from as many pieces as the stored one; experts, which the hub has one by one, from
+        one for each and each half; rotary pairs, which lie apart on the hub, from no more than the shards have."""
+        golden = os.path.join(SOURCE, "tests", "golden", "nanotron")
+        for name in ("llama_tp2_pp2_tied", "llama_tp1_pp1_untied_interleaved"):
+            run = os.path.join(golden, name, "10")
+            for t in ("attn.qkv_proj", "attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
+                t = f"model.decoder.1.pp_block.{t}.weight"
+                self.assertLessEqual(self.pieces(run, t, "view=nanotron"), self.pieces(run, t, "view=raw"), f"{name}: {t}")
+
     def test_real_checkpoints(self):
         found = 0
         for root in [os.path.join(SOURCE, "tests", "golden"), os.environ.get("CKPTFS_FIXTURES", "")]:
