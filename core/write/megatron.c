@@ -19,7 +19,10 @@
 #include "write/megatron_plan.h"
 #include "write/writers.h"
 
-enum { LEADING = 2 }; /* axes for layer and expert */
+enum {
+    LEADING = 2, /* axes for layer and expert */
+    MOST_PARTS = 1 << 25,
+};
 
 struct key {
     const char *name;
@@ -185,6 +188,9 @@ static int add_part(struct state *s, const struct ckpt_tensor *t, const struct c
 {
     const uint64_t size = ckpt_tensor_nbytes(t);
 
+    if (s->part.len == MOST_PARTS)
+        return ckpt_fail(err, CKPT_LIMIT, "the layout has more than %d parts of tensors",
+                         MOST_PARTS);
     p->tensor = t;
     p->len = size;
     p->rank = ckpt_mg_rank(&s->grid, name, p->cut && p->cut->way != CKPT_CUT_NOT ? p->index : 0);

@@ -16,6 +16,8 @@
 #include "write/nanotron_config.h"
 #include "write/writers.h"
 
+enum { MOST_FILES = 1 << 24 };
+
 struct state {
     const struct ckpt_writing *w;
     const char *version;
@@ -144,6 +146,8 @@ static int add_file(const struct state *s, const struct ckpt_tensor *t, uint32_t
 
     if (!own || !seg || !path)
         return ckpt_nomem(err);
+    if (s->w->files->list.len == MOST_FILES)
+        return ckpt_fail(err, CKPT_LIMIT, "the layout has more than %d files", MOST_FILES);
     if (ckpt_cut_tensor(s->w->cat, t, CKPT_CUT_OVER_TP, rank, s->tp, own, err) < 0 ||
         make_head(s, t, own, rank, sharded, &seg[0], err) < 0)
         return -1;
