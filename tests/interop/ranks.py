@@ -2,7 +2,8 @@
 """Processes of a job's ranks, forked from one that has imported torch and the like once: that takes seconds of processor time otherwise,
 in each of them.
 
-The server has no threads when it forks; what a rank needs, it starts itself. It ends with the test that began it.
+The server has no threads when it forks; what a rank needs, it starts itself. It ends with the test that began it. A module may have a
+function preload() for what it imports late.
 
 usage: ranks.py MODULE; then a line of JSON for each job, and for each an answer"""
 
@@ -32,6 +33,7 @@ def _rank(function, said, args):
 
 def _serve(module):
     module = __import__(module)
+    getattr(module, "preload", int)()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever is printed is no answer
     for line in sys.stdin:

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """view=megatron: the published megatron-core, in both pinned versions, loads it into GPT models at other layouts, and every parameter is what
 an independent writer gives that rank; real checkpoints at their own layout are themselves; our own reader makes the model of it again.
-
-usage: test_written_megatron.py --rank CHECKPOINT MODEL TP PP EP, for a rank of the model that loads (RANK, WORLD_SIZE)."""
+"""
 
 import io
 import os
 import pickle
 import random
 import socket
-import subprocess
 import sys
 import unittest
 import warnings
@@ -20,6 +18,7 @@ try:
     import transformers as tf
 
     import megatron_writer as mw
+    import ranks
     from tensor_case import CASES, SEED, TensorCase, export, randomise, read_all
 except ImportError as e:
     print(f"skipped: {e}")
@@ -80,11 +79,27 @@ def local_names(key):
     return key
 
 
+def preload():
+    """Megatron, on a machine without a GPU."""
+    torch.cuda.synchronize, torch.cuda.current_device, torch.cuda.device_count = lambda *_: None, lambda: "cpu", lambda: 0
+    torch.cuda.set_device = torch.cuda.Stream = lambda *_: None
+    try:
+        import megatron.core.dist_checkpointing
+        import megatron.core.models.gpt.gpt_layer_specs
+        import megatron.core.parallel_state  # noqa: F401
+    except ImportError:
+        pass  # the path names none
+
+
+def one_rank(world, rank, port, *args):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    load(*args)
+
+
 def load(path, model_dir, tp, pp, ep):
     """A rank of a job that loads the checkpoint into a GPT model, and compares each parameter."""
     import torch.distributed as dist
-    torch.cuda.synchronize, torch.cuda.current_device, torch.cuda.device_count = lambda *_: None, lambda: "cpu", lambda: 0
-    torch.cuda.set_device = torch.cuda.Stream = lambda *_: None
+    preload()
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -157,12 +172,10 @@ class Megatron(TensorCase):
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         world = max(tp, ep) * pp
-        env = dict(os.environ, PYTHONPATH=core, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(world), OMP_NUM_THREADS="1")
-        ranks = [subprocess.Popen([sys.executable, __file__, "--rank", folder, model, str(tp), str(pp), str(ep)], env=dict(env, RANK=str(r)),
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for r in range(world)]
-        for r, p in enumerate(ranks):
-            out = p.communicate(timeout=500)[0]
-            self.assertEqual(p.returncode, 0, f"{os.path.basename(core)}, rank {r} of tp {tp}, pp {pp}, ep {ep}:\n{out[-3000:]}")
+        try:
+            ranks.run(world, "test_written_megatron", "one_rank", port, folder, model, tp, pp, ep, folder=self.tmp, timeout=500, PYTHONPATH=core, OMP_NUM_THREADS="1")
+        except AssertionError as e:
+            self.fail(f"{os.path.basename(core)}, tp {tp}, pp {pp}, ep {ep}: {e}")
 
     def check_loads(self, i, written, layouts):
         if not CORES:
@@ -347,7 +360,4 @@ class Megatron(TensorCase):
 
 
 if __name__ == "__main__":
-    if "--rank" in sys.argv:
-        load(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:7]))
-        sys.exit()
     unittest.main()
