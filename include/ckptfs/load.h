@@ -2,10 +2,10 @@
 /* libckptfs_load: loads parts of a view into the memory of many ranks; each byte is read from
  * storage once.
  *
- *     ckpt_comm_*  ->  ckpt_load_new  ->  ckpt_load_want_*  ->  ckpt_load_plan  ->  ckpt_load_start
- *                  ->  ckpt_load_wait | ckpt_load_next  ->  ckpt_load_free
+ *     ckpt_comm_*  ->  ckpt_load_open  ->  ckpt_load_new  ->  ckpt_load_want_*  ->  ckpt_load_plan
+ *                  ->  ckpt_load_start  ->  ckpt_load_wait | ckpt_load_next  ->  ckpt_load_free
  *
- * Each rank opens the same checkpoint and declares its wants: which boxes of which tensors it
+ * All ranks open the same checkpoint, and each declares its wants: which boxes of which tensors it
  * needs, and where to put them. All ranks together then agree on a plan, which says which rank
  * reads which bytes and sends them to which ranks. The library contains libckptfs. Any view can be
  * loaded, with Hugging Face's names or with the framework's own (view=raw).
@@ -96,6 +96,24 @@ CKPT_PUBLIC const char *ckpt_comm_transport(
  * is reported at once, without waiting for the remaining ranks. */
 CKPT_PUBLIC int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
                                 struct ckpt_err *err);
+
+/* COLLECTIVE. Open the run at `path` and the view of one of its steps on all ranks, in the way of
+ * ckpt_run_open, ckpt_run_find_step and ckpt_run_view, but with the files opened by rank 0 only: it
+ * sends all that it has read to the other ranks, which open the same step from that. During a load,
+ * a rank then opens only the files that it reads itself. It compares each of them with rank 0's: a
+ * file with other times, but of the same size, is taken for a copy if it has the same bytes in the
+ * places that rank 0 has read. opt may be NULL, and is the same on all ranks, as is the path,
+ * except that each node may have a copy of the checkpoint in a place of its own.
+ *
+ * Rank 0 opens `step`, or the latest one that it sees (NULL). Other ranks ask for the same step or
+ * pass NULL (CONFLICT). MISSING: a rank does not see the step within some seconds. A failure is the
+ * same on all ranks. timeout_ms: how long to wait without news from another rank, or from storage;
+ * 0: 300 s. The caller closes *ret_run, frees *ret_step and releases *ret_view; ret_run and
+ * ret_step may be NULL. */
+CKPT_PUBLIC int ckpt_load_open(struct ckpt_comm *comm, const char *path,
+                               const struct ckpt_options *opt, const char *step,
+                               uint32_t timeout_ms, struct ckpt_run **ret_run, char **ret_step,
+                               struct ckpt_view **ret_view, struct ckpt_err *err);
 
 /* COLLECTIVE. Choose the step that all ranks load: the step that rank 0 asks for, by
  * ckpt_run_find_step (NULL: the latest step that rank 0 sees; other ranks may see another one as
