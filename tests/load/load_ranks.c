@@ -31,6 +31,7 @@ struct job {
     struct ckpt_load_options opt;
     const char *const *run;
     size_t nrun;
+    bool both; /* one run, and the views of open_both */
     const struct ckpt_options *options;
     struct ckpt_view *view[MOST_RUNS];
     uint64_t seed;
@@ -248,9 +249,9 @@ static int run_job(struct job *j)
         rank[r] = (struct rank){.job = j,
                                 .comm = comm[r],
                                 .number = r,
-                                .view = j->view[r < j->nrun    ? r
-                                                : j->nrun == 2 ? r % 2
-                                                               : 0]};
+                                .view = j->view[j->both       ? r % 2
+                                                : r < j->nrun ? r
+                                                              : 0]};
         if (pthread_create(&thread[r], NULL, run_rank, &rank[r]) != 0)
             die("thread", &err);
     }
@@ -384,6 +385,7 @@ int main(int argc, char **argv)
     if (optind + 1 < argc && strcmp(argv[optind + 1], "--") == 0) {
         open_both(argv[optind++], options, job.view);
         job.nrun = 2;
+        job.both = true;
     }
     for (; optind < argc && strcmp(argv[optind], "--") != 0 && job.nrun < MOST_RUNS; optind++) {
         job.view[job.nrun++] = open_view(argv[optind], options);
