@@ -265,7 +265,7 @@ static const struct lie {
     {"chunk_beyond", chunk_beyond, CKPT_FORMAT, "beyond the end"},
     {"chunk_wraps", chunk_wraps, CKPT_FORMAT, "beyond the end"},
     {"chunk_empty", chunk_empty, CKPT_FORMAT, "beyond the end"},
-    {"chunk_long", chunk_long, CKPT_FORMAT, "more was expected"},
+    {"chunk_long", chunk_long, CKPT_FORMAT, "more data was expected"},
     {"chunks_many", chunks_many, CKPT_FORMAT, "what is no file"},
     {"chunks_overlap", chunks_overlap, CKPT_FORMAT, "out of order"},
     {"chunks_touch", chunks_touch, CKPT_FORMAT, "out of order"},
