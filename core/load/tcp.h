@@ -11,6 +11,7 @@
 #include <ckptfs/load.h>
 
 #include "base/vec.h"
+#include "load/handshake.h"
 #include "load/near.h"
 #include "load/socket.h"
 #include "load/xport.h"
@@ -24,28 +25,6 @@ struct ckpt_tcp {
     atomic_ullong word; /* peers may read our buffers; 0: not any more */
     bool allowed;
 };
-
-/* What the connecting side says first. The other answers with its own rank in it: what just repeats
- * the bytes is no rank of ours. */
-enum {
-    CKPT_GREETING = 0x74706b63, /* "ckpt" */
-    CKPT_TCP_VERSION = 4,
-};
-enum ckpt_tcp_kind { CKPT_TCP_DATA, CKPT_TCP_CONTROL, CKPT_TCP_MEETING };
-struct ckpt_greeting {
-    uint32_t magic, version;
-    uint64_t token[2];
-    uint32_t from, kind;
-};
-
-/* Say it to who was called; true: rank `to` answered. */
-bool ckpt_tcp_greet(int fd, const struct ckpt_greeting *g, uint32_t to, uint64_t until);
-/* Answer as rank `own`. */
-bool ckpt_tcp_answer(int fd, struct ckpt_greeting g, uint32_t own, uint64_t until);
-
-/* As ckpt_tcp_listen, at a port; 0: any. */
-int ckpt_tcp_listen_at(const char *host, uint16_t port, struct ckpt_tcp **ret,
-                       struct ckpt_err *err);
 
 /* Descriptors that a rank needs at most, but for data connections; rank 0 while ranks come. */
 uint64_t ckpt_tcp_files(uint32_t rank, uint32_t size);
@@ -123,31 +102,24 @@ struct ckpt_tcp_peer {
     uint32_t rank;
     int data, ctl;
     enum {
-        CKPT_TCP_UNCONNECTED, /* or the other side calls */
-        CKPT_TCP_CALLING,
-        CKPT_TCP_GREETING, /* it was called, and is to answer */
+        CKPT_TCP_UNCONNECTED, /* or the other side dials */
+        CKPT_TCP_DIALLING,
         CKPT_TCP_OPEN,
         CKPT_TCP_CLOSED,
     } state;                     /* of data */
-    uint64_t since_ms, retry_ms; /* it is called since then; and again then */
-    unsigned char answer[sizeof(struct ckpt_greeting) + 1];
-    size_t answer_at;
-    bool gone; /* its control connection ended */
+    uint64_t since_ms, retry_ms; /* it is dialled since then; and again then */
+    struct ckpt_handshake dialling;
+    bool refused; /* it does not have our secret, or we not its */
+    struct ckpt_seal data_out, data_in, ctl_out, ctl_in;
+    bool forged; /* a message from it had a wrong seal */
+    bool gone;   /* its control connection ended */
     struct ckpt_xfer_queue send, recv;
     struct ckpt_tcp_near near;
     struct ckpt_tcp_outgoing *out, **out_tail;
     struct ckpt_tcp_frame in_frame; /* of the control message that comes in */
-    size_t in_at;                   /* bytes of frame and message so far */
-    unsigned char *in;
-};
-
-/* Somebody who has connected, and is to say who it is. */
-struct ckpt_tcp_caller {
-    int fd;
-    uint64_t until;
-    struct ckpt_greeting greeting;
-    size_t at;
-    bool confirming; /* it was answered, and has one byte more to say */
+    size_t in_at;                   /* bytes of frame, message and seal so far */
+    unsigned char *in;              /* message and seal, as far as there is room yet */
+    size_t in_cap;
 };
 
 struct ckpt_xport_tcp {
@@ -156,7 +128,7 @@ struct ckpt_xport_tcp {
     char **address;                          /* of each rank, as far as it is known */
     struct ckpt_tcp_peer **peer;             /* per rank; NULL: nothing was to do with it */
     CKPT_VEC(struct ckpt_tcp_peer *) active; /* those that are not */
-    CKPT_VEC(struct ckpt_tcp_caller) callers;
+    CKPT_VEC(struct ckpt_handshake) callers; /* who has connected, and is to say who it is */
     struct ckpt_tcp_incoming *in, **in_tail;
     CKPT_VEC(struct pollfd) poll;
     int event;

@@ -44,6 +44,14 @@ struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
     return m->peer[rank] = p;
 }
 
+static void close_data(struct ckpt_tcp_peer *p)
+{
+    if (p->state == CKPT_TCP_DIALLING)
+        ckpt_socket_close(&p->dialling.fd);
+    ckpt_socket_close(&p->data);
+    p->state = CKPT_TCP_CLOSED;
+}
+
 /* ---- moving bytes ---- */
 
 static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
@@ -237,8 +245,7 @@ static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool
     if (p->state == CKPT_TCP_OPEN && ckpt_tcp_near_open(p, err) < 0)
         return -1;
     if (p->state == CKPT_TCP_OPEN && move_data(m, p, moved) < 0) {
-        ckpt_socket_close(&p->data);
-        p->state = CKPT_TCP_CLOSED;
+        close_data(p);
     }
     if ((p->state == CKPT_TCP_CLOSED || p->gone) &&
         (p->send.head || p->recv.head || p->near.failed) && p->state != CKPT_TCP_OPEN)
@@ -271,10 +278,8 @@ static void poll_peer(struct ckpt_xport_tcp *m, const struct ckpt_tcp_peer *p)
 {
     if (p->ctl >= 0)
         (void)add_poll(m, p->ctl, POLLIN | (p->out ? POLLOUT : 0));
-    if (p->state == CKPT_TCP_CALLING)
-        (void)add_poll(m, p->data, POLLOUT);
-    else if (p->state == CKPT_TCP_GREETING)
-        (void)add_poll(m, p->data, POLLIN);
+    if (p->state == CKPT_TCP_DIALLING)
+        (void)add_poll(m, p->dialling.fd, ckpt_handshake_events(&p->dialling));
     else if (p->state == CKPT_TCP_OPEN && p->near.is)
         (void)add_poll(m, p->data, POLLIN | (p->near.out.len ? POLLOUT : 0));
     else if (p->state == CKPT_TCP_OPEN && (p->send.head || p->recv.head))
@@ -353,8 +358,7 @@ static bool tcp_cancel(struct ckpt_xport *x)
     for (size_t i = 0; i < m->active.len; i++) {
         struct ckpt_tcp_peer *p = m->active.ptr[i];
         ckpt_tcp_near_clear(m, &p->near);
-        ckpt_socket_close(&p->data);
-        p->state = CKPT_TCP_CLOSED;
+        close_data(p);
         ckpt_queue_init(&p->send);
         ckpt_queue_init(&p->recv);
     }
@@ -374,8 +378,12 @@ static bool any_outgoing(const struct ckpt_xport_tcp *m)
 static void peer_free(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
     ckpt_tcp_near_clear(m, &p->near);
-    ckpt_socket_close(&p->data);
+    close_data(p);
     ckpt_socket_close(&p->ctl);
+    ckpt_seal_release(&p->data_out);
+    ckpt_seal_release(&p->data_in);
+    ckpt_seal_release(&p->ctl_out);
+    ckpt_seal_release(&p->ctl_in);
     while (p->out) {
         struct ckpt_tcp_outgoing *o = p->out;
         p->out = o->next;
