@@ -575,6 +575,16 @@ static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
     return choose(load, &a, word + n, err);
 }
 
+/* What the user should know of the transport: once. */
+static void show_remark(struct ckpt_load *load)
+{
+    struct ckpt_xport *x = load->comm->x;
+
+    if (x->remark)
+        ckpt_logf(&load->view->shared->opt->log, CKPT_LOG_WARNING, "%s", x->remark);
+    x->remark = NULL;
+}
+
 int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err)
 {
     const uint64_t begin = ckpt_now_ns();
@@ -589,8 +599,14 @@ int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err)
                                           : "this comm's last load failed: make a new comm");
     load->parts.view = load->view;
     load->parts.comm = load->comm;
-    if (ckpt_wants_dump(&load->wants, &table, &len, err) < 0 || agree(load, table, len, err) < 0)
+    if (ckpt_wants_dump(&load->wants, &table, &len, err) < 0)
         return -1;
+    ckpt_comm_permit(load->comm, true); /* connections are made from now on */
+    if (agree(load, table, len, err) < 0) {
+        ckpt_comm_permit(load->comm, false);
+        return -1;
+    }
+    show_remark(load);
     load->parts.needed_bytes = load->needed_bytes;
     load->parts.unique_bytes = load->unique_bytes;
     load->planned = true;

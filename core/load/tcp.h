@@ -23,7 +23,6 @@ struct ckpt_tcp {
     char address[CKPT_TCP_ADDRESS];
     uint64_t token[2];
     atomic_ullong word; /* peers may read our buffers; 0: not any more */
-    bool allowed;
 };
 
 /* Descriptors that a rank needs at most, but for data connections; rank 0 while ranks come. */
@@ -67,7 +66,8 @@ struct ckpt_tcp_frame {
 struct ckpt_tcp_outgoing {
     struct ckpt_tcp_outgoing *next;
     size_t len, at;
-    unsigned char data[]; /* with its frame in front */
+    bool sealed;
+    unsigned char data[]; /* with its frame in front, and room for a seal */
 };
 struct ckpt_tcp_incoming {
     struct ckpt_tcp_incoming *next;
@@ -81,16 +81,21 @@ struct ckpt_tcp_note {
     uint64_t number, address;
 };
 
+struct ckpt_sealed_note {
+    struct ckpt_tcp_note note;
+    unsigned char seal[CKPT_SEAL_BYTES]; /* if there is a secret */
+};
+
 /* A peer whose memory we read. Transfers are counted each way. */
 struct ckpt_tcp_near {
     bool is;
     struct ckpt_near of;
     uint64_t nsend, nrecv;
-    CKPT_VEC(uint64_t) early; /* addresses that came before their receives were posted */
-    size_t nearly;            /* of which so many are used */
-    CKPT_VEC(struct ckpt_tcp_note) out;
-    size_t out_at; /* bytes of it that are sent */
-    struct ckpt_tcp_note in;
+    CKPT_VEC(uint64_t) early;    /* addresses that came before their receives were posted */
+    size_t nearly;               /* of which so many are used */
+    CKPT_VEC(unsigned char) out; /* notes, each with its seal */
+    size_t out_at;               /* bytes of it that are sent */
+    struct ckpt_sealed_note in;
     size_t in_at;
     CKPT_VEC(struct ckpt_tcp_note) taken; /* under the lock: by workers, to be said */
     bool lost;                            /* the same: its memory can't be read any more */
@@ -111,6 +116,8 @@ struct ckpt_tcp_peer {
     struct ckpt_handshake dialling;
     bool refused; /* it does not have our secret, or we not its */
     struct ckpt_seal data_out, data_in, ctl_out, ctl_in;
+    unsigned char seal_out[CKPT_SEAL_BYTES], seal_in[CKPT_SEAL_BYTES]; /* of transfers */
+    bool sealed; /* seal_out is that of the transfer that is being sent */
     bool forged; /* a message from it had a wrong seal */
     bool gone;   /* its control connection ended */
     struct ckpt_xfer_queue send, recv;
@@ -132,7 +139,9 @@ struct ckpt_xport_tcp {
     struct ckpt_tcp_incoming *in, **in_tail;
     CKPT_VEC(struct pollfd) poll;
     int event;
-    uint32_t meet_ms; /* how long a rank is called */
+    uint64_t ancestor; /* of this node's ranks, if they have to permit being read; or 0 */
+    bool permits;      /* they are permitted now */
+    uint32_t meet_ms;  /* how long a rank is called */
     bool cancelled;
     pthread_mutex_t lock; /* near.taken, near.lost */
 };
@@ -149,13 +158,21 @@ int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct 
 int ckpt_tcp_join(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char *above,
                   uint32_t timeout_ms, struct ckpt_xport_tcp **ret, struct ckpt_err *err);
 
-/* The addresses of all ranks; look which of them are so near that we read their memory. */
+/* The addresses of all ranks. Ranks of this node are permitted to read our memory. */
 int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct ckpt_err *err);
+
+/* COLLECTIVE, when all know all addresses: look whether we read the memory of all ranks of this
+ * node. Takes back the permission, and makes m a comm. */
+int ckpt_tcp_finish(struct ckpt_xport_tcp *m, struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
+                    struct ckpt_err *err);
+
+/* As in ckpt_xport_ops. */
+void ckpt_tcp_permit(struct ckpt_xport *x, bool on);
 
 /* ---- tcp_near.c ---- */
 
 /* Post a transfer with a near peer. *ret_done: it need not be queued. */
-int ckpt_tcp_near_post(struct ckpt_tcp_near *n, struct ckpt_xfer *t, bool *ret_done,
+int ckpt_tcp_near_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
                        struct ckpt_err *err);
 /* What was posted before the peer was connected is said now. */
 int ckpt_tcp_near_open(struct ckpt_tcp_peer *p, struct ckpt_err *err);

@@ -78,7 +78,6 @@ static int listen_into(struct ckpt_tcp *tcp, const char *host, struct ckpt_err *
     atomic_init(&tcp->word, word ? word : 1);
     if ((tcp->fd = ckpt_listen(given, ports, address, &port, err)) < 0)
         return -1;
-    tcp->allowed = ckpt_near_allow();
     return write_address(tcp, address, port, err);
 }
 
@@ -104,8 +103,6 @@ void ckpt_tcp_free(struct ckpt_tcp *tcp)
     if (!tcp)
         return;
     atomic_store(&tcp->word, 0);
-    if (tcp->allowed)
-        ckpt_near_disallow();
     ckpt_socket_close(&tcp->fd);
     free(tcp);
 }
@@ -128,12 +125,40 @@ static int parse_address(const char *address, struct contact *ret, struct ckpt_e
     return 0;
 }
 
-/* Do we read the memory of all ranks of this node? Then one of them can serve all. */
+static const char NO_ANCESTOR[] =
+    "the ranks of this node have no common parent process but init, so that the system (Yama) does "
+    "not let them read each other's memory: they use sockets";
+
+/* Find out whom this node's ranks have to permit to read their memory. */
+static void find_ancestor(struct ckpt_xport_tcp *m, const uint64_t *pid, size_t n)
+{
+    if (n < 2 || !ckpt_near_restricted())
+        return;
+    m->ancestor = ckpt_near_ancestor(pid, n);
+    m->x.remark = m->ancestor ? NULL : NO_ANCESTOR;
+}
+
+void ckpt_tcp_permit(struct ckpt_xport *x, bool on)
+{
+    struct ckpt_xport_tcp *m = (struct ckpt_xport_tcp *)x;
+
+    if (on == m->permits || m->ancestor == 0)
+        return;
+    m->permits = on;
+    if (on)
+        ckpt_near_permit(m->ancestor);
+    else
+        ckpt_near_forbid();
+}
+
 int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_freep) uint64_t *pid = malloc(m->x.size * sizeof *pid);
     const uint64_t node = ckpt_node_digest();
+    size_t n = 0;
 
-    m->x.near = true;
+    if (!pid)
+        return ckpt_nomem(err);
     for (uint32_t r = 0; r < m->x.size; r++) {
         struct contact c;
         if (parse_address(address[r], &c, err) < 0)
@@ -141,9 +166,38 @@ int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct c
         free(m->address[r]);
         if (!(m->address[r] = strdup(address[r])))
             return ckpt_nomem(err);
+        if (c.near.node == node)
+            pid[n++] = c.near.pid;
+    }
+    find_ancestor(m, pid, n);
+    ckpt_tcp_permit(&m->x, true);
+    return 0;
+}
+
+/* Do we read the memory of all ranks of this node? Then one of them can serve all. */
+static int look_near(struct ckpt_xport_tcp *m, struct ckpt_err *err)
+{
+    const uint64_t node = ckpt_node_digest();
+
+    m->x.near = true;
+    for (uint32_t r = 0; r < m->x.size; r++) {
+        struct contact c;
+        if (parse_address(m->address[r], &c, err) < 0)
+            return -1;
         m->x.near &= r == m->x.rank || c.near.node != node || ckpt_near_reach(&c.near);
     }
     return 0;
+}
+
+int ckpt_tcp_finish(struct ckpt_xport_tcp *m, struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
+                    struct ckpt_err *err)
+{
+    if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
+        return -1;
+    rc = look_near(m, err);
+    rc = ckpt_comm_agree(comm, rc, timeout_ms, err);
+    ckpt_tcp_permit(&m->x, false);
+    return rc;
 }
 
 /* ---- dialling ---- */
@@ -412,6 +466,7 @@ int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const c
                      uint32_t timeout_ms, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     struct ckpt_xport_tcp *m = NULL;
+    struct ckpt_comm *comm = NULL;
 
     if (rank >= size || ckpt_socket_reserve(ckpt_tcp_files(rank, size), err) < 0) {
         ckpt_tcp_free(tcp);
@@ -421,9 +476,12 @@ int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const c
     if (ckpt_tcp_join(tcp, rank, size, rank > 0 ? address[ckpt_tree_parent(rank)] : NULL,
                       timeout_ms, &m, err) < 0)
         return -1;
-    if (ckpt_tcp_know(m, address, err) < 0) {
-        m->x.ops->free(&m->x);
+    if (ckpt_comm_wrap(&m->x, &comm, err) < 0)
+        return -1;
+    if (ckpt_tcp_finish(m, comm, ckpt_tcp_know(m, address, err), timeout_ms, err) < 0) {
+        ckpt_comm_free(comm);
         return -1;
     }
-    return ckpt_comm_wrap(&m->x, ret, err);
+    *ret = comm;
+    return 0;
 }

@@ -412,11 +412,13 @@ static int join(struct rendezvous *v, struct ckpt_tcp *tcp, uint32_t timeout_ms,
 {
     struct ckpt_xport_tcp *x = NULL;
     struct ckpt_comm *comm = NULL;
+    int rc;
 
     if (ckpt_tcp_join(tcp, v->rank, v->size, v->above, timeout_ms, &x, err) < 0 ||
         ckpt_comm_wrap(&x->x, &comm, err) < 0)
         return -1;
-    if (tell_addresses(v, x, comm, timeout_ms, err) < 0) {
+    rc = tell_addresses(v, x, comm, timeout_ms, err);
+    if (ckpt_tcp_finish(x, comm, rc, timeout_ms, err) < 0) {
         ckpt_comm_free(comm);
         return -1;
     }

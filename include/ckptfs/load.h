@@ -62,9 +62,22 @@ CKPT_PUBLIC int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err)
  * with the NUL) to all other ranks, and calls ckpt_tcp_connect. `host` is the name or address under
  * which other ranks reach this one; NULL: the name of this machine.
  *
+ * A rank listens on the first address of `host` that is this machine's (on all addresses if none
+ * is), or on the interface that CKPTFS_INTERFACE names, by its name or an address; the port is one
+ * of CKPTFS_PORT_RANGE ("20000-20099") if that is set. Handshakes go on side by side, so that
+ * strangers who connect delay nobody.
+ *
+ * If CKPTFS_SECRET is set, to the same at least 16 random characters on all ranks, ranks prove to
+ * each other that they know it, and every message carries a keyed hash (BLAKE2b, by libsodium):
+ * nobody else can take part or change bytes unnoticed. Nothing is encrypted: who can read the
+ * network sees the weights. UNSUPPORTED: the library was built without libsodium. MPI and NCCL make
+ * connections of their own: with them, a secret is an error (USAGE).
+ *
  * Over TCP, ranks on the same machine read each other's memory directly where the system permits
- * it. Where the Yama security module restricts that to parent processes, a rank permits it for
- * itself while it has such a comm (PR_SET_PTRACER). */
+ * it. Where the Yama security module restricts that to parent processes, a rank permits it, during
+ * a load, to the descendants of the nearest common ancestor of the machine's ranks, such as mpirun
+ * or torchrun (PR_SET_PTRACER). If they have none but init, they use sockets, and a warning says
+ * so. */
 struct ckpt_tcp;
 enum { CKPT_TCP_ADDRESS = 256 };
 CKPT_PUBLIC int ckpt_tcp_listen(const char *host, struct ckpt_tcp **ret, struct ckpt_err *err);
