@@ -233,30 +233,32 @@ static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, con
     return print(t, step, load, comm, err);
 }
 
-/* Open on every rank the step that rank 0 chooses, because another rank may see a later one. */
-static int open_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct ckpt_run **run,
-                     char **step, struct ckpt_view **view, struct ckpt_err *err)
+/* Rank 0 could not open the latest step: fail with an error that suggests another one, if there is
+ * one. */
+static int fail_open(const struct ckpt_load_tool *t, const struct ckpt_comm *comm,
+                     struct ckpt_err *err)
 {
-    const bool latest = ckpt_comm_rank(comm) == 0 && !t->tool.step;
-    int rc = ckpt_run_open(t->tool.run, t->tool.opt, run, err);
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    struct ckpt_err why = {0};
 
-    if (ckpt_comm_agree(comm, rc, agree_ms(t), err) < 0 ||
-        ckpt_comm_step(comm, *run, t->tool.step, agree_ms(t), step, err) < 0)
+    if (ckpt_comm_rank(comm) != 0 || t->tool.step ||
+        ckpt_tool_open(&t->tool, &run, &view, &why) == 0 || why.code != err->code)
         return -1;
-    rc = ckpt_tool_open_view(*run, latest ? NULL : *step, view, err);
-    return ckpt_comm_agree(comm, rc, agree_ms(t), err);
+    *err = why;
+    return ckpt_comm_size(comm) > 1 ? ckpt_err_in(err, "rank 0") : -1;
 }
 
 int ckpt_load_run(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_freep) char *step = NULL;
     struct ckpt_load *load = NULL;
     struct memory memory = {.comm = comm};
 
-    if (open_view(t, comm, &run, &step, &view, err) < 0)
-        return -1;
+    if (ckpt_load_open(comm, t->tool.run, t->tool.opt, t->tool.step, agree_ms(t), NULL, &step,
+                       &view, err) < 0)
+        return fail_open(t, comm, err);
     int rc = ckpt_load_new(view, comm, &t->opt, &load, err);
     if (rc == 0)
         rc = load_view(t, comm, step, view, load, &memory, err);

@@ -2,7 +2,6 @@
 /* Opening files below a directory, safely for all names and links. */
 #include "io/dir.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,7 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/fdio.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
@@ -26,7 +24,9 @@ enum { READ_AHEAD = 128 * 1024 }; /* the kernel's default */
 struct root {
     struct ckpt_below top; /* its strings are owned */
     atomic_uint refs;
-    pthread_mutex_t lock; /* protects the names below, which many files share */
+    struct ckpt_recording *rec; /* referenced; or NULL */
+    uint32_t number;            /* of this directory in rec */
+    pthread_mutex_t lock;       /* protects the names below, which many files share */
     struct ckpt_map names;
     CKPT_VEC(const char *) name; /* by the map's value */
     struct ckpt_arena arena;
@@ -48,6 +48,7 @@ static void root_unref(struct root *r)
     if (!r || atomic_fetch_sub(&r->refs, 1) != 1)
         return;
     ckpt_closep(&r->top.fd);
+    ckpt_recording_unref(r->rec);
     if (r->ops)
         r->ops->free(r->ctx);
     free(r->top.real);
@@ -206,27 +207,14 @@ static void keep_trouble(const struct ckpt_dir *dir, const struct ckpt_err *err)
         keep_first(dir, err);
 }
 
-/* Is it more than a missing entry? The errors of a name or link that leads nowhere are normal
- * answers. */
-static bool is_trouble(int errnum)
-{
-    static const int answers[] = {ENOENT, ENOTDIR, EXDEV, ELOOP, ENAMETOOLONG, ENXIO};
-
-    for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++)
-        if (errnum == answers[i])
-            return false;
-    return true;
-}
-
-/* As ckpt_fail_errno of "what 'dir/name'"; name may be NULL. */
-static int fail_at(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
-                   struct ckpt_err *err)
+int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
+                  struct ckpt_err *err)
 {
     struct ckpt_err own = {0};
 
     (void)ckpt_fail_errno(&own, errnum, "%s '%s%s%s'", what, dir->path, name ? "/" : "",
                           name ? name : "");
-    if (is_trouble(errnum))
+    if (!ckpt_errno_is_answer(errnum))
         keep_trouble(dir, &own);
     return ckpt_fail(err, own.code, "%s", own.text);
 }
@@ -247,6 +235,63 @@ static int path_below(const struct ckpt_dir *dir, const char *name, char **ret,
     return (*ret = ckpt_below_join(dir->below, name)) ? 0 : ckpt_nomem(err);
 }
 
+/* ---- recording and replaying ---- */
+
+void ckpt_dir_use(struct ckpt_dir *dir, struct ckpt_recording *rec)
+{
+    struct ckpt_file_id id = {0};
+
+    if (!rec || dir->root->ops || dir->root->rec)
+        return;
+    (void)ckpt_file_id_of(dir->root->top.fd, &id, NULL, NULL);
+    dir->root->rec = ckpt_recording_ref(rec);
+    dir->root->number = ckpt_recording_add_root(rec, &id);
+}
+
+void ckpt_dir_place(const struct ckpt_dir *dir, const char *name, struct ckpt_place *ret,
+                    char **ret_path)
+{
+    *ret_path = dir->root->rec ? ckpt_below_join(dir->below, name) : NULL;
+    *ret = (struct ckpt_place){
+        .rec = *ret_path ? dir->root->rec : NULL, .root = dir->root->number, .path = *ret_path};
+}
+
+bool ckpt_dir_records(const struct ckpt_dir *dir) { return ckpt_recording_records(dir->root->rec); }
+
+static enum ckpt_entry_kind kind_of_mode(mode_t mode)
+{
+    return S_ISREG(mode) ? CKPT_ENTRY_FILE : S_ISDIR(mode) ? CKPT_ENTRY_DIR : CKPT_ENTRY_OTHER;
+}
+
+static void record_look(const struct ckpt_dir *dir, const char *name, int errnum,
+                        const struct stat *st)
+{
+    ckpt_cleanup(ckpt_freep) char *path = NULL;
+    struct ckpt_look seen = {.errnum = errnum, .kind = CKPT_ENTRY_OTHER};
+    struct ckpt_place at;
+
+    if (!ckpt_dir_records(dir))
+        return;
+    if (st) {
+        seen.kind = kind_of_mode(st->st_mode);
+        seen.id = ckpt_file_id_of_stat(st);
+    }
+    ckpt_dir_place(dir, name, &at, &path);
+    ckpt_record_look(&at, &seen);
+}
+
+/* ---- opening ---- */
+
+static int fail_open(const struct ckpt_dir *dir, const char *name, int errnum, struct ckpt_err *err)
+{
+    if (errnum == EXDEV)
+        return ckpt_fail(
+            err, CKPT_UNSUPPORTED,
+            "'%s/%s' is a link that leads out of '%s' (option follow_symlinks allows it)",
+            dir->path, name, dir->root->top.real);
+    return ckpt_dir_fail(dir, errnum, "cannot open", name, err);
+}
+
 static int open_name(const struct ckpt_dir *dir, const char *name, int flags, int *ret_fd,
                      struct ckpt_err *err)
 {
@@ -254,14 +299,12 @@ static int open_name(const struct ckpt_dir *dir, const char *name, int flags, in
 
     if (path_below(dir, name, &below, err) < 0)
         return -1;
-    int fd = ckpt_below_open(&dir->root->top, below, flags);
-    if (fd < 0 && errno == EXDEV)
-        return ckpt_fail(
-            err, CKPT_UNSUPPORTED,
-            "'%s/%s' is a link that leads out of '%s' (option follow_symlinks allows it)",
-            dir->path, name, dir->root->top.real);
-    if (fd < 0)
-        return fail_at(dir, errno, "cannot open", name, err);
+    const int fd = ckpt_below_open(&dir->root->top, below, flags);
+    if (fd < 0) {
+        const int errnum = errno;
+        record_look(dir, name, errnum, NULL);
+        return fail_open(dir, name, errnum, err);
+    }
     *ret_fd = fd;
     return 0;
 }
@@ -282,21 +325,61 @@ static int look(const struct ckpt_dir *dir, const char *name, struct ckpt_dir_fo
            : rc == EXDEV ? ckpt_fail(err, CKPT_UNSUPPORTED,
                                      "'%s/%s' is a link that leads out of the archive: unpack it",
                                      dir->path, name)
-           : rc          ? fail_at(dir, rc, "cannot open", name, err)
+           : rc          ? ckpt_dir_fail(dir, rc, "cannot open", name, err)
                          : 0;
+}
+
+static bool replay_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look *ret)
+{
+    ckpt_cleanup(ckpt_freep) char *path = NULL;
+    struct ckpt_place at;
+
+    if (!ckpt_recording_replays(dir->root->rec) || !ckpt_below_ok(name))
+        return false;
+    ckpt_dir_place(dir, name, &at, &path);
+    return at.rec && ckpt_replay_look(&at, ret);
+}
+
+static int real_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look *ret,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct stat st;
+
+    if (open_name(dir, name, O_PATH, &fd, err) < 0)
+        return -1;
+    if (fstat(fd, &st) < 0)
+        return ckpt_dir_fail(dir, errno, "cannot stat", name, err);
+    record_look(dir, name, 0, &st);
+    *ret = (struct ckpt_look){.kind = kind_of_mode(st.st_mode), .id = ckpt_file_id_of_stat(&st)};
+    return 0;
+}
+
+int ckpt_dir_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look *ret,
+                  struct ckpt_err *err)
+{
+    struct ckpt_dir_found found;
+
+    if (dir->root->ops) {
+        if (look(dir, name, &found, err) < 0)
+            return -1;
+        *ret = (struct ckpt_look){.kind = found.kind, .id = found.id};
+        return 0;
+    }
+    if (!replay_look(dir, name, ret))
+        return real_look(dir, name, ret, err);
+    return ret->errnum ? fail_open(dir, name, ret->errnum, err) : 0;
 }
 
 int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                         struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct ckpt_dir_found found = {.kind = CKPT_ENTRY_DIR};
+    struct ckpt_look seen;
 
-    if ((dir->root->ops ? look(dir, name, &found, err)
-                        : open_name(dir, name, O_PATH | O_DIRECTORY, &fd, err)) < 0)
+    if (ckpt_dir_look(dir, name, &seen, err) < 0)
         return -1;
-    if (found.kind != CKPT_ENTRY_DIR)
-        return fail_at(dir, ENOTDIR, "cannot open", name, err);
+    if (seen.kind != CKPT_ENTRY_DIR)
+        return fail_open(dir, name, ENOTDIR, err);
     return ckpt_dir_listed_below(dir, name, ret, err);
 }
 
@@ -385,10 +468,11 @@ int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
     if (open_name(dir, name, O_RDONLY | O_NONBLOCK | O_NOCTTY, &fd, err) < 0)
         return -1;
     if (fstat(fd, &st) < 0)
-        return fail_at(dir, errno, "cannot stat", name, err);
+        return ckpt_dir_fail(dir, errno, "cannot stat", name, err);
     if (!S_ISREG(st.st_mode))
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' is %s, expected a regular file", dir->path,
                          name, kind_name(st.st_mode));
+    record_look(dir, name, 0, &st);
     if (st.st_size > READ_AHEAD) /* small files are read at once, and may be many */
         (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* twice the read-ahead */
     if (ret_id)
@@ -400,64 +484,14 @@ int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd
     return 0;
 }
 
-size_t ckpt_dir_read_head(const struct ckpt_dir *dir, const char *name, void *buf, size_t cap)
-{
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct ckpt_extent at;
-
-    if (ckpt_dir_open_file(dir, name, &fd, NULL, &at, NULL) < 0)
-        return 0;
-    const uint64_t begin = at.off;
-    const int rc = ckpt_fdio_pread(fd, buf, (size_t)(at.len < cap ? at.len : cap), &at.off);
-    if (rc && rc != CKPT_FDIO_END)
-        (void)fail_at(dir, rc, "reading", name, NULL);
-    return (size_t)(at.off - begin);
-}
-
-int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_len,
-                       char **ret_text, size_t *ret_len, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct ckpt_extent at;
-
-    if (ckpt_dir_open_file(dir, name, &fd, NULL, &at, err) < 0)
-        return -1;
-    if (at.len > max_len)
-        return ckpt_fail(err, CKPT_LIMIT, "'%s/%s' has %llu bytes, at most %zu are expected",
-                         dir->path, name, (unsigned long long)at.len, max_len);
-    ckpt_cleanup(ckpt_freep) char *text = malloc((size_t)at.len + 1);
-    if (!text)
-        return ckpt_nomem(err);
-    const int rc = ckpt_fdio_pread(fd, text, (size_t)at.len, &at.off);
-    if (rc == CKPT_FDIO_END)
-        return ckpt_fail(err, CKPT_STALE, "'%s/%s' became shorter while it was read", dir->path,
-                         name);
-    if (rc)
-        return fail_at(dir, rc, "reading", name, err);
-    text[at.len] = '\0';
-    *ret_text = ckpt_steal(&text);
-    *ret_len = (size_t)at.len;
-    return 0;
-}
-
 int ckpt_dir_identify(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret,
                       struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct ckpt_dir_found found;
-    struct stat st;
+    struct ckpt_look seen;
 
-    if (dir->root->ops) {
-        if (look(dir, name, &found, err) < 0)
-            return -1;
-        *ret = found.id;
-        return 0;
-    }
-    if (open_name(dir, name, O_PATH, &fd, err) < 0)
+    if (ckpt_dir_look(dir, name, &seen, err) < 0)
         return -1;
-    if (fstat(fd, &st) < 0)
-        return fail_at(dir, errno, "cannot stat", name, err);
-    *ret = ckpt_file_id_of_stat(&st);
+    *ret = seen.id;
     return 0;
 }
 
@@ -466,125 +500,71 @@ bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_fil
     return ckpt_dir_identify(dir, name, ret, NULL) == 0;
 }
 
-int64_t ckpt_dir_birth_ns(const struct ckpt_dir *dir, const char *name)
+static int64_t real_birth_ns(const struct ckpt_dir *dir, const char *name)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
     struct statx st;
 
-    if (dir->root->ops)
-        return 0;
     if (open_name(dir, name, O_PATH, &fd, NULL) < 0 ||
         statx(fd, "", AT_EMPTY_PATH, STATX_BTIME, &st) < 0 || !(st.stx_mask & STATX_BTIME))
         return 0;
     return st.stx_btime.tv_sec * 1000000000 + st.stx_btime.tv_nsec;
 }
 
+int64_t ckpt_dir_birth_ns(const struct ckpt_dir *dir, const char *name)
+{
+    ckpt_cleanup(ckpt_freep) char *path = NULL;
+    struct ckpt_place at;
+    int64_t birth_ns;
+
+    if (dir->root->ops)
+        return 0;
+    ckpt_dir_place(dir, name, &at, &path);
+    if (at.rec && ckpt_replay_birth(&at, &birth_ns))
+        return birth_ns;
+    birth_ns = real_birth_ns(dir, name);
+    if (at.rec)
+        ckpt_record_birth(&at, birth_ns);
+    return birth_ns;
+}
+
 bool ckpt_dir_in_hub(const struct ckpt_dir *dir) { return dir->root->top.blobs != NULL; }
 
-/* The kind of an entry; false: it is not there. */
-static bool kind_at(const struct ckpt_dir *dir, const char *name, enum ckpt_entry_kind *ret)
+static bool has_kind(const struct ckpt_dir *dir, const char *name, enum ckpt_entry_kind kind)
 {
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct ckpt_dir_found found;
-    struct stat st;
+    struct ckpt_look seen;
 
-    if (dir->root->ops) {
-        if (look(dir, name, &found, NULL) < 0)
-            return false;
-        *ret = found.kind;
-        return true;
-    }
-    if (open_name(dir, name, O_PATH, &fd, NULL) < 0 || fstat(fd, &st) < 0)
-        return false;
-    *ret = S_ISREG(st.st_mode)   ? CKPT_ENTRY_FILE
-           : S_ISDIR(st.st_mode) ? CKPT_ENTRY_DIR
-                                 : CKPT_ENTRY_OTHER;
-    return true;
+    return ckpt_dir_look(dir, name, &seen, NULL) == 0 && seen.kind == kind;
 }
 
 bool ckpt_dir_has_file(const struct ckpt_dir *dir, const char *name)
 {
-    enum ckpt_entry_kind kind;
-
-    return kind_at(dir, name, &kind) && kind == CKPT_ENTRY_FILE;
+    return has_kind(dir, name, CKPT_ENTRY_FILE);
 }
 
 bool ckpt_dir_has_dir(const struct ckpt_dir *dir, const char *name)
 {
-    enum ckpt_entry_kind kind;
-
-    return kind_at(dir, name, &kind) && kind == CKPT_ENTRY_DIR;
+    return has_kind(dir, name, CKPT_ENTRY_DIR);
 }
 
-static enum ckpt_entry_kind kind_of(const struct ckpt_dir *dir, const struct dirent *de)
+bool ckpt_dir_list_other(const struct ckpt_dir *dir,
+                         int (*fn)(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
+                         void *ctx, int *ret_rc, struct ckpt_err *err)
 {
-    if (de->d_type == DT_REG)
-        return CKPT_ENTRY_FILE;
-    if (de->d_type == DT_DIR)
-        return CKPT_ENTRY_DIR;
-    if (de->d_type != DT_LNK && de->d_type != DT_UNKNOWN)
-        return CKPT_ENTRY_OTHER;
-    enum ckpt_entry_kind kind;
-    return kind_at(dir, de->d_name, &kind) ? kind : CKPT_ENTRY_OTHER;
+    if (!dir->root->ops)
+        return false;
+    *ret_rc = dir->root->ops->list(dir->root->ctx, dir->below, fn, ctx, err);
+    return true;
 }
 
-/* Some file systems do not say. */
-static bool is_link(DIR *d, const struct dirent *de)
+int ckpt_dir_open_itself(const struct ckpt_dir *dir, int *ret_fd, struct ckpt_err *err)
 {
-    struct stat st;
-
-    return de->d_type == DT_LNK ||
-           (de->d_type == DT_UNKNOWN &&
-            fstatat(dirfd(d), de->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(st.st_mode));
+    *ret_fd = ckpt_below_open(&dir->root->top, dir->below, O_RDONLY | O_DIRECTORY);
+    return *ret_fd < 0 ? ckpt_dir_fail(dir, errno, "cannot list", NULL, err) : 0;
 }
 
-struct listed {
-    char *name;
-    enum ckpt_entry_kind kind;
-    bool is_link;
-};
-
-static int listed_cmp(const void *a, const void *b)
+int ckpt_dir_open_from_root(const struct ckpt_dir *dir, const char *path, int *ret_fd)
 {
-    return ckpt_natural_cmp(((const struct listed *)a)->name, ((const struct listed *)b)->name);
-}
-
-int ckpt_dir_list(const struct ckpt_dir *dir,
-                  int (*fn)(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
-                  void *ctx, struct ckpt_err *err)
-{
-    CKPT_VEC(struct listed) all = {0};
-    int result = 0;
-
-    if (dir->root->ops)
-        return dir->root->ops->list(dir->root->ctx, dir->below, fn, ctx, err);
-    int fd = ckpt_below_open(&dir->root->top, dir->below, O_RDONLY | O_DIRECTORY);
-    DIR *d = fd < 0 ? NULL : fdopendir(fd);
-
-    if (!d) {
-        result = fail_at(dir, errno, "cannot list", NULL, err);
-        ckpt_closep(&fd);
-        return result;
-    }
-    for (const struct dirent *de; result == 0 && (errno = 0, de = readdir(d));) {
-        if (strcmp(de->d_name, ".") == 0 || strcmp(de->d_name, "..") == 0)
-            continue;
-        struct listed item = {strdup(de->d_name), kind_of(dir, de), is_link(d, de)};
-        if (!item.name || ckpt_vec_push(&all, item) < 0) {
-            free(item.name);
-            result = ckpt_nomem(err);
-        }
-    }
-    if (result == 0 && errno)
-        result = fail_at(dir, errno, "listing", NULL, err);
-    (void)closedir(d);
-    if (all.len)
-        qsort(all.ptr, all.len, sizeof *all.ptr, listed_cmp);
-    for (size_t i = 0; i < all.len && result >= 0; i++)
-        result = fn(ctx, &(struct ckpt_entry){all.ptr[i].name, all.ptr[i].kind, all.ptr[i].is_link},
-                    err);
-    for (size_t i = 0; i < all.len; i++)
-        free(all.ptr[i].name);
-    ckpt_vec_release(&all);
-    return result;
+    *ret_fd = ckpt_below_open(&dir->root->top, path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    return *ret_fd < 0 ? -1 : 0;
 }

@@ -15,6 +15,7 @@
 #include "base/err.h"
 #include "io/below.h"
 #include "io/file_id.h"
+#include "io/recording.h"
 
 struct ckpt_dir;
 
@@ -49,6 +50,23 @@ int ckpt_dir_open_passage(const char *path, struct ckpt_dir **ret, struct ckpt_e
 struct ckpt_dir *ckpt_dir_ref(struct ckpt_dir *dir);
 void ckpt_dir_unref(struct ckpt_dir *dir);
 void ckpt_dir_unrefp(struct ckpt_dir **dir);
+
+/* Record what the directory of ckpt_dir_open answers, or answer from a recording; to be called
+ * right after ckpt_dir_open, and for several directories in the same order on all sides. NULL:
+ * neither. An archive is never recorded: it is one file, which each side opens. */
+void ckpt_dir_use(struct ckpt_dir *dir, struct ckpt_recording *rec);
+
+/* Does a recording of this directory run? */
+bool ckpt_dir_records(const struct ckpt_dir *dir);
+
+/* Where a recording has the entry `name`. The caller frees *ret_path, which ret->path points to.
+ * ret->rec is NULL if there is no recording, or no memory. */
+void ckpt_dir_place(const struct ckpt_dir *dir, const char *name, struct ckpt_place *ret,
+                    char **ret_path);
+
+/* Describe an entry: a replay's answer, or the real one, which is recorded. */
+int ckpt_dir_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look *ret,
+                  struct ckpt_err *err);
 
 /* The path as the user gave it, with the names of subdirectories appended; for messages. Lives as
  * long as dir. */
@@ -85,8 +103,19 @@ bool ckpt_dir_in_hub(const struct ckpt_dir *dir);
  * else 0. */
 int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err);
 
-/* Open a regular file for reading (close-on-exec); *ret_fd is the caller's. In an archive, the
- * descriptor and the identity are the archive's. ret_id and ret_extent may be NULL. */
+/* As ckpt_fail_errno of "what 'dir/name'" (name may be NULL); keeps trouble for ckpt_dir_trouble.
+ */
+int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
+                  struct ckpt_err *err);
+
+/* Open the directory itself, to list it; or a file by its path below the directory of
+ * ckpt_dir_open. *ret_fd is the caller's. */
+int ckpt_dir_open_itself(const struct ckpt_dir *dir, int *ret_fd, struct ckpt_err *err);
+int ckpt_dir_open_from_root(const struct ckpt_dir *dir, const char *path, int *ret_fd);
+
+/* Open a regular file for reading (close-on-exec), never from a replay; *ret_fd is the caller's. In
+ * an archive, the descriptor and the identity are the archive's. ret_id and ret_extent may be NULL.
+ */
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
                        struct ckpt_err *err);
@@ -99,8 +128,6 @@ size_t ckpt_dir_read_head(const struct ckpt_dir *dir, const char *name, void *bu
  * frees *ret_text. */
 int ckpt_dir_read_file(const struct ckpt_dir *dir, const char *name, size_t max_len,
                        char **ret_text, size_t *ret_len, struct ckpt_err *err);
-
-enum ckpt_entry_kind { CKPT_ENTRY_FILE, CKPT_ENTRY_DIR, CKPT_ENTRY_OTHER };
 
 struct ckpt_entry {
     const char *name;
@@ -138,6 +165,11 @@ struct ckpt_dir_ops {
                 void *fn_ctx, struct ckpt_err *err);
     void (*free)(void *ctx);
 };
+
+/* True: the directory is one of functions, and has been listed by them with the result *ret_rc. */
+bool ckpt_dir_list_other(const struct ckpt_dir *dir,
+                         int (*fn)(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
+                         void *ctx, int *ret_rc, struct ckpt_err *err);
 
 /* Make a directory of functions. On success it owns ctx. `path` is shown to people, `real` is its
  * canonical path. */

@@ -16,6 +16,8 @@ struct ckpt_file_id {
     int64_t mtime_ns, ctime_ns;
 };
 
+enum ckpt_entry_kind { CKPT_ENTRY_FILE, CKPT_ENTRY_DIR, CKPT_ENTRY_OTHER };
+
 /* Are all members equal? */
 bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b);
 

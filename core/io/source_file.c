@@ -12,6 +12,7 @@
 #include "base/fdio.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "io/copy.h"
 #include "io/source.h"
 
 struct source_file {
@@ -26,13 +27,81 @@ struct source_file {
     struct ckpt_fdslot direct; /* a descriptor of O_DIRECT */
     atomic_uint align;         /* that it asks for; 0: not known yet; 1: it can't be had */
     atomic_bool was_read;      /* by a request, not only its header */
+    bool replayed;             /* inode and times are those of a recording */
+    _Atomic(struct ckpt_file_id *) here; /* replayed: the identity here; NULL: not opened yet */
 };
 
 static struct source_file *self(const struct ckpt_source *s) { return (struct source_file *)s; }
 
 static struct ckpt_file_id id_of(const struct source_file *f)
 {
-    return (struct ckpt_file_id){f->inode, f->whole, f->mtime_ns, f->ctime_ns};
+    const struct ckpt_file_id *here = atomic_load(&f->here);
+
+    return here ? *here : (struct ckpt_file_id){f->inode, f->whole, f->mtime_ns, f->ctime_ns};
+}
+
+/* ---- recording and replaying ---- */
+
+static void place_of(const struct source_file *f, struct ckpt_place *ret, char **ret_path)
+{
+    ckpt_dir_place(f->dir, f->name, ret, ret_path);
+}
+
+static bool replay(const struct source_file *f, const struct iovec *iov, int n, uint64_t off)
+{
+    ckpt_cleanup(ckpt_freep) char *path = NULL;
+    struct ckpt_place at;
+
+    if (!f->replayed)
+        return false;
+    place_of(f, &at, &path);
+    return at.rec && ckpt_replay_read(&at, iov, n, off);
+}
+
+static void record(const struct source_file *f, const struct iovec *iov, int n, uint64_t off)
+{
+    ckpt_cleanup(ckpt_freep) char *path = NULL;
+    struct ckpt_place at;
+
+    place_of(f, &at, &path);
+    if (at.rec)
+        ckpt_record_read(&at, iov, n, off);
+}
+
+static int keep_identity(struct source_file *f, const struct ckpt_file_id *id, struct ckpt_err *err)
+{
+    struct ckpt_file_id *none = NULL, *own = malloc(sizeof *own);
+
+    if (!own)
+        return ckpt_nomem(err);
+    *own = *id;
+    if (!atomic_compare_exchange_strong(&f->here, &none, own))
+        free(own); /* another thread was faster */
+    return 0;
+}
+
+/* Open a replayed file for the first time, and compare it with the recording. */
+static int open_replayed(struct source_file *f, struct ckpt_err *err)
+{
+    const struct ckpt_file_id then = id_of(f);
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct ckpt_file_id now;
+
+    if (ckpt_dir_open_file(f->dir, f->name, &fd, &now, NULL, err) < 0 ||
+        ckpt_copy_accept(f->dir, f->name, fd, &now, &then, err) < 0 ||
+        keep_identity(f, &now, err) < 0)
+        return -1;
+    return ckpt_fdpool_adopt(f->pool, &f->slot, &fd, err);
+}
+
+/* ckpt_fdpool_get for one of the file's two slots. */
+static int get_fd(struct source_file *f, struct ckpt_fdslot *slot, int *ret_fd,
+                  struct ckpt_err *err)
+{
+    if (f->replayed && !atomic_load(&f->here) && open_replayed(f, err) < 0)
+        return -1;
+    const struct ckpt_file_id id = id_of(f);
+    return ckpt_fdpool_get(f->pool, slot, f->dir, f->name, &id, ret_fd, err);
 }
 
 static int read_failed(const struct source_file *f, int error, uint64_t off, struct ckpt_err *err)
@@ -54,14 +123,12 @@ static int changed(const struct source_file *f, struct ckpt_err *err)
                      ckpt_dir_path(f->dir), f->name);
 }
 
-static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+static int real_preadv(struct source_file *f, struct iovec *iov, int n, uint64_t off,
                        struct ckpt_err *err)
 {
-    struct source_file *f = self(s);
-    struct ckpt_file_id id = id_of(f);
     int fd, rc;
 
-    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, err) < 0)
+    if (get_fd(f, &f->slot, &fd, err) < 0)
         return -1;
     off += f->base;
     rc = ckpt_fdio_preadv(fd, iov, n, &off, 0);
@@ -72,14 +139,38 @@ static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
     return rc ? read_failed(f, rc, off, err) : 0;
 }
 
+static int preadv_and_record(struct source_file *f, struct iovec *iov, int n, uint64_t off,
+                             struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct iovec *copy = malloc((size_t)n * sizeof *copy);
+
+    if (!copy)
+        return ckpt_nomem(err);
+    memcpy(copy, iov, (size_t)n * sizeof *copy); /* reading modifies it */
+    if (real_preadv(f, iov, n, off, err) < 0)
+        return -1;
+    record(f, copy, n, off);
+    return 0;
+}
+
+static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
+                       struct ckpt_err *err)
+{
+    struct source_file *f = self(s);
+
+    if (replay(f, iov, n, off))
+        return 0;
+    return ckpt_dir_records(f->dir) ? preadv_and_record(f, iov, n, off, err)
+                                    : real_preadv(f, iov, n, off, err);
+}
+
 /* Large reads may be cut anywhere: what came is kept, the rest is asked for again. */
 static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off)
 {
     struct source_file *f = self(s);
-    struct ckpt_file_id id = id_of(f);
     int fd, rc;
 
-    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, NULL) < 0)
+    if (get_fd(f, &f->slot, &fd, NULL) < 0)
         return false;
     off += f->base;
     rc = ckpt_fdio_preadv(fd, iov, n, &off, RWF_NOWAIT);
@@ -103,9 +194,7 @@ static bool wants_direct(struct source_file *f, uint64_t len, uint64_t off,
  * file. 0: it is not available. */
 static uint32_t get_direct(struct source_file *f, int *ret_fd)
 {
-    struct ckpt_file_id id = id_of(f);
-
-    if (ckpt_fdpool_get(f->pool, &f->direct, f->dir, f->name, &id, ret_fd, NULL) < 0)
+    if (get_fd(f, &f->direct, ret_fd, NULL) < 0)
         return 0;
     /* each time: the descriptor may have been closed and opened again */
     const uint32_t align = ckpt_direct_begin(*ret_fd);
@@ -141,13 +230,16 @@ static bool file_preadv_direct(struct ckpt_source *s, const struct iovec *iov, i
 static int file_check(struct ckpt_source *s, struct ckpt_err *err)
 {
     struct source_file *f = self(s);
-    struct ckpt_file_id id = id_of(f), now;
+    struct ckpt_file_id id, now;
     bool unlinked;
     int fd, result;
 
+    if (f->replayed && !atomic_load(&f->here))
+        return 0; /* all bytes came from the recording */
     atomic_store_explicit(&f->was_read, true, memory_order_relaxed);
-    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, err) < 0)
+    if (get_fd(f, &f->slot, &fd, err) < 0)
         return -1;
+    id = id_of(f);
     result = ckpt_file_id_of(fd, &now, &unlinked, err);
     ckpt_fdpool_put(f->pool, &f->slot);
     if (result < 0)
@@ -170,6 +262,7 @@ static void file_free(struct ckpt_source *s)
     ckpt_fdpool_drop(f->pool, &f->direct);
     ckpt_fdpool_unref(f->pool);
     ckpt_dir_unref(f->dir);
+    free(atomic_load(&f->here));
     free(f);
 }
 
@@ -198,6 +291,32 @@ int ckpt_source_file_prepare(struct ckpt_dir *dir, const char *name, struct ckpt
     return 0;
 }
 
+static void set_identity(struct source_file *f, const struct ckpt_file_id *id,
+                         const struct ckpt_extent *extent)
+{
+    f->source.size = extent->len;
+    f->base = extent->off;
+    f->whole = id->size;
+    f->inode = id->inode;
+    f->mtime_ns = id->mtime_ns;
+    f->ctime_ns = id->ctime_ns;
+}
+
+/* Open the file as it was recorded; false: it is not in a replay, or is no file there. */
+static bool open_by_replay(struct source_file *f)
+{
+    ckpt_cleanup(ckpt_freep) char *path = NULL;
+    struct ckpt_place at;
+    struct ckpt_look look;
+
+    place_of(f, &at, &path);
+    if (!at.rec || !ckpt_replay_look(&at, &look) || look.errnum || look.kind != CKPT_ENTRY_FILE)
+        return false;
+    set_identity(f, &look.id, &(struct ckpt_extent){0, look.id.size});
+    f->replayed = true;
+    return true;
+}
+
 int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
@@ -205,14 +324,11 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
     struct ckpt_extent extent;
     struct ckpt_file_id id;
 
+    if (open_by_replay(f))
+        return 0;
     if (ckpt_dir_open_file(f->dir, f->name, &fd, &id, &extent, err) < 0)
         return -1;
-    s->size = extent.len;
-    f->base = extent.off;
-    f->whole = id.size;
-    f->inode = id.inode;
-    f->mtime_ns = id.mtime_ns;
-    f->ctime_ns = id.ctime_ns;
+    set_identity(f, &id, &extent);
     /* its header is read next: keep the descriptor */
     return ckpt_fdpool_adopt(f->pool, &f->slot, &fd, err);
 }
@@ -325,7 +441,6 @@ double ckpt_source_resident(struct ckpt_source *s, uint64_t off, uint64_t len)
 {
     struct source_file *f = self(s);
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    struct ckpt_file_id id;
     int fd;
 
     if (s->ops != &file_ops || len == 0)
@@ -333,8 +448,7 @@ double ckpt_source_resident(struct ckpt_source *s, uint64_t off, uint64_t len)
     off += f->base;
     const uint64_t lo = off / page * page;
     const size_t npage = (size_t)((off - lo + len + page - 1) / page);
-    id = id_of(f);
-    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, NULL) < 0)
+    if (get_fd(f, &f->slot, &fd, NULL) < 0)
         return 1;
     double part = (double)resident_pages(fd, lo, npage, page) / (double)npage;
     ckpt_fdpool_put(f->pool, &f->slot);
@@ -346,7 +460,6 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
     struct source_file *f = self(s);
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t asked = 0, resident = 0;
-    struct ckpt_file_id id;
     struct statfs fs;
     int fd;
 
@@ -354,8 +467,7 @@ bool ckpt_source_file_storage(struct ckpt_source *s, double *ret_resident, bool 
         return false;
     const uint64_t first = f->base / page, end = (f->base + s->size + page - 1) / page;
     const uint64_t npage = end - first;
-    id = id_of(f);
-    if (ckpt_fdpool_get(f->pool, &f->slot, f->dir, f->name, &id, &fd, NULL) < 0)
+    if (get_fd(f, &f->slot, &fd, NULL) < 0)
         return false;
     for (uint64_t i = 0; i < SAMPLES; i++) {
         uint64_t at = npage * i / SAMPLES;

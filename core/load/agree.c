@@ -32,7 +32,7 @@ struct hello { /* then the sizes of the first files, uint64_t */
     char step[STEP_TEXT]; /* its name, or the beginning of that */
     uint64_t step_hash;
     uint64_t wants_lo, wants_hi, node, options, files;
-    double hot;
+    double resident, bytes; /* of the files that this rank looked at */
     uint32_t shared, version;
     uint32_t far, unused; /* far: does not read the memory of all ranks of its node */
 };
@@ -106,6 +106,26 @@ static int number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint
     return 0;
 }
 
+/* The part of the files that is in the page cache of the node that has the least of them. */
+static int least_resident(const struct ckpt_residency *of, uint32_t n, const uint32_t *node_of,
+                          uint32_t nnode, double *ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_residency *node = calloc(nnode, sizeof *node);
+
+    if (!node)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < n; r++) {
+        node[node_of[r]].resident += of[r].resident;
+        node[node_of[r]].bytes += of[r].bytes;
+    }
+    *ret = 1;
+    for (uint32_t k = 0; k < nnode; k++) {
+        const double part = ckpt_residency_part(&node[k]);
+        *ret = part < *ret ? part : *ret;
+    }
+    return 0;
+}
+
 static int judge_hello(void *ctx, const unsigned char *const *data, const size_t *len,
                        struct ckpt_str *answer, struct ckpt_err *err)
 {
@@ -114,10 +134,11 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
     ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc(n * sizeof *key);
     ckpt_cleanup(ckpt_freep) uint64_t(*node)[2] = malloc(n * sizeof *node);
     ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(4 * (size_t)n * sizeof *number);
+    ckpt_cleanup(ckpt_freep) struct ckpt_residency *residency = calloc(n, sizeof *residency);
     struct hello first = {0};
-    struct hello_answer a = {.hot = 1};
+    struct hello_answer a = {0};
 
-    if (!key || !node || !number)
+    if (!key || !node || !number || !residency)
         return ckpt_nomem(err);
     for (uint32_t r = 0; r < n; r++) {
         struct hello h;
@@ -136,7 +157,7 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
         key[r][1] = h.wants_hi;
         node[r][0] = h.node;
         node[r][1] = 0;
-        a.hot = h.hot < a.hot ? h.hot : a.hot;
+        residency[r] = (struct ckpt_residency){h.resident, h.bytes, h.shared != 0};
         a.shared |= h.shared;
         a.copies |= h.files != first.files;
         a.far |= h.far;
@@ -145,6 +166,8 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
     if (number_keys((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
         number_keys((const uint64_t(*)[2])node, n, node_of, rep + n, &a.nnode) < 0)
         return ckpt_nomem(err);
+    if (least_resident(residency, n, node_of, a.nnode, &a.hot, err) < 0)
+        return -1;
     ckpt_str_append(answer, (const char *)&a, sizeof a);
     ckpt_str_append(answer, (const char *)class_of, n * sizeof *class_of);
     ckpt_str_append(answer, (const char *)node_of, n * sizeof *node_of);
@@ -453,7 +476,7 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
                             opt->rates.page_cache,   opt->rates.copy,
                             opt->rates.local_link,   opt->rates.network};
-    bool shared;
+    struct ckpt_residency residency;
 
     memset(h, 0, sizeof *h);
     ckpt_catalog_digest(load->view->cat, h->checkpoint);
@@ -464,10 +487,12 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     h->node = ckpt_node_digest();
     h->options = XXH3_64bits_withSeed(rate, sizeof rate, XXH3_64bits(number, sizeof number));
     h->files = ckpt_catalog_files(load->view->cat);
-    ckpt_load_residency(load->view->cat, &h->hot, &shared);
-    h->shared = shared;
+    ckpt_load_residency(load->view->cat, load->comm->x->rank, load->comm->x->size, &residency);
+    h->resident = residency.resident;
+    h->bytes = residency.bytes;
+    h->shared = residency.shared;
     h->far = !load->comm->x->near;
-    h->version = 7;
+    h->version = 8;
 }
 
 static int exchange_wants(struct ckpt_load *load, const unsigned char *table, size_t len,
@@ -550,6 +575,16 @@ static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
     return choose(load, &a, word + n, err);
 }
 
+/* What the user should know of the transport: once. */
+static void show_remark(struct ckpt_load *load)
+{
+    struct ckpt_xport *x = load->comm->x;
+
+    if (x->remark)
+        ckpt_logf(&load->view->shared->opt->log, CKPT_LOG_WARNING, "%s", x->remark);
+    x->remark = NULL;
+}
+
 int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err)
 {
     const uint64_t begin = ckpt_now_ns();
@@ -564,8 +599,14 @@ int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err)
                                           : "this comm's last load failed: make a new comm");
     load->parts.view = load->view;
     load->parts.comm = load->comm;
-    if (ckpt_wants_dump(&load->wants, &table, &len, err) < 0 || agree(load, table, len, err) < 0)
+    if (ckpt_wants_dump(&load->wants, &table, &len, err) < 0)
         return -1;
+    ckpt_comm_permit(load->comm, true); /* connections are made from now on */
+    if (agree(load, table, len, err) < 0) {
+        ckpt_comm_permit(load->comm, false);
+        return -1;
+    }
+    show_remark(load);
     load->parts.needed_bytes = load->needed_bytes;
     load->parts.unique_bytes = load->unique_bytes;
     load->planned = true;

@@ -181,6 +181,12 @@ int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err
     return rc;
 }
 
+void ckpt_comm_permit(struct ckpt_comm *comm, bool on)
+{
+    if (comm->x->ops->permit)
+        comm->x->ops->permit(comm->x, on);
+}
+
 void ckpt_comm_begin(struct ckpt_comm *comm,
                      void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data,
                                         size_t len),
@@ -188,6 +194,7 @@ void ckpt_comm_begin(struct ckpt_comm *comm,
 {
     const uint64_t now = ckpt_now_ms();
 
+    ckpt_comm_permit(comm, true);
     comm->epoch++;
     comm->busy = true;
     comm->on_message = on_message;
@@ -211,6 +218,7 @@ void ckpt_comm_begin(struct ckpt_comm *comm,
 
 void ckpt_comm_end(struct ckpt_comm *comm)
 {
+    ckpt_comm_permit(comm, false);
     comm->on_message = NULL;
     comm->busy = false;
 }
@@ -244,4 +252,13 @@ bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer)
     if (comm->gone_poll[peer] == 0)
         comm->gone_poll[peer] = comm->npoll;
     return comm->npoll > comm->gone_poll[peer];
+}
+
+int ckpt_comm_fail_lost(struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err)
+{
+    const struct ckpt_xport_ops *ops = comm->x->ops;
+    const char *why = ops->why_gone ? ops->why_gone(comm->x, peer) : NULL;
+
+    return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone%s%s", peer, why ? ": " : "",
+                     why ? why : "");
 }

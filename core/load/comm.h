@@ -98,6 +98,10 @@ void ckpt_comm_begin(struct ckpt_comm *comm,
                      void *ctx);
 void ckpt_comm_end(struct ckpt_comm *comm);
 
+/* Other ranks of the node may read this process's memory from now on, or not any more: from the
+ * agreement on a plan to the end of the load. */
+void ckpt_comm_permit(struct ckpt_comm *comm, bool on);
+
 /* It did not begin after all; the next one has its number. */
 void ckpt_comm_begin_again(struct ckpt_comm *comm);
 
@@ -106,6 +110,9 @@ int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err
 
 /* Is the rank gone, and has all that it said before been taken in (a poll ago)? */
 bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer);
+
+/* Fail with PEER because a rank is gone: why, if that is known. */
+int ckpt_comm_fail_lost(struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err);
 
 /* Keep a message until somebody waits for it; takes data, whatever comes of it. */
 int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len,

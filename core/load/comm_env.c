@@ -37,6 +37,18 @@ int ckpt_comm_meet_ms(uint32_t *ret, struct ckpt_err *err)
     return 0;
 }
 
+int ckpt_comm_no_secret(const char *transport, struct ckpt_err *err)
+{
+    const char *secret = getenv("CKPTFS_SECRET");
+
+    return secret && *secret
+               ? ckpt_fail(err, CKPT_USAGE,
+                           "CKPTFS_SECRET authenticates TCP connections of ckptfs, but %s makes "
+                           "connections of its own: unset it, or use CKPTFS_TRANSPORT=tcp",
+                           transport)
+               : 0;
+}
+
 /* Beside libckptfs_load, then where it was to be installed, then where the system looks. */
 static void *open_library(const char *name, struct ckpt_err *err)
 {

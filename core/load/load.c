@@ -72,6 +72,8 @@ void ckpt_load_free(struct ckpt_load *load)
         return;
     if (load->engine)
         ckpt_engine_end(load->engine);
+    else if (load->planned && !load->comm->busy)
+        ckpt_comm_permit(load->comm, false);
     ckpt_plan_free(load->parts.plan);
     if (load->parts.roster)
         ckpt_roster_release(load->parts.roster);

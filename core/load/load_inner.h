@@ -87,9 +87,18 @@ int ckpt_load_sizes(const struct ckpt_load_options *opt, bool shared, uint64_t p
 
 /* ---- residency.c, layout.c ---- */
 
-/* The part of a checkpoint's files that is in the page cache (sampled), 0 to 1; whether they lie on
- * a storage that machines share. */
-void ckpt_load_residency(const struct ckpt_catalog *cat, double *ret_hot, bool *ret_shared);
+/* Of some of a checkpoint's files: bytes that are in the page cache (sampled), all bytes, and
+ * whether they are on a storage that machines share. */
+struct ckpt_residency {
+    double resident, bytes;
+    bool shared;
+};
+
+/* Look at those files that are this rank's share of the look. */
+void ckpt_load_residency(const struct ckpt_catalog *cat, uint32_t rank, uint32_t size,
+                         struct ckpt_residency *ret);
+/* The part that is in the page cache, 0 to 1; also 1 if no file was looked at. */
+double ckpt_residency_part(const struct ckpt_residency *r);
 
 /* Ranks with the same number want the same under a layout, but for their places in its grids. */
 int ckpt_layout_class(const char *layout, uint32_t rank, uint32_t nrank, uint32_t *ret,

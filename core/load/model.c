@@ -333,16 +333,15 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
     const uint32_t local = per_node < m->nrank ? per_node : m->nrank;
     struct ckpt_policy_input in = {.opt = opt, .local = local, .cpus = CPUS * local};
     struct ckpt_policy policy;
-    double hot;
-    bool shared;
+    struct ckpt_residency residency;
 
     if (make_roster(m, view, layout) < 0 ||
         ckpt_replicas_init(&m->replicas, &m->roster, m->err) < 0)
         return -1;
-    ckpt_load_residency(view->cat, &hot, &shared);
+    ckpt_load_residency(view->cat, 0, 1, &residency);
     /* a job of many nodes starts with cold caches */
-    in.cost = (struct ckpt_cost_input){.hot = m->nnode > 1 ? 0 : hot,
-                                       .shared = shared || opt->rates.shared_storage > 0};
+    in.cost = (struct ckpt_cost_input){.hot = m->nnode > 1 ? 0 : ckpt_residency_part(&residency),
+                                       .shared = residency.shared || opt->rates.shared_storage > 0};
     if (ckpt_load_weigh(&m->roster, m->node, m->nnode, &in.cost, m->err) < 0 ||
         ckpt_policy_choose(&in, &policy, m->err) < 0)
         return -1;

@@ -2,6 +2,7 @@
 /* process_vm_readv, and who may use it. */
 #include "load/near.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,28 +40,80 @@ void ckpt_near_self(struct ckpt_near *ret, const atomic_ullong *word)
     };
 }
 
-static atomic_uint allowed; /* by how many */
+/* ---- permission ---- */
 
-bool ckpt_near_allow(void)
+bool ckpt_near_restricted(void)
 {
     FILE *f = fopen("/proc/sys/kernel/yama/ptrace_scope", "re");
-    int scope = 0;
+    int scope = '0';
 
     if (f) {
         scope = fgetc(f);
         (void)fclose(f);
     }
-    if (scope != '1' || prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) != 0)
-        return false;
-    atomic_fetch_add(&allowed, 1);
-    return true;
+    return scope == '1';
 }
 
-void ckpt_near_disallow(void)
+/* The parent of a process; 0: it cannot be seen. */
+static uint64_t parent_of(uint64_t pid)
 {
-    if (atomic_fetch_sub(&allowed, 1) == 1)
-        (void)prctl(PR_SET_PTRACER, 0, 0, 0, 0);
+    char path[64], text[512];
+    unsigned long long parent = 0;
+    FILE *f;
+
+    (void)snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)pid);
+    if (!(f = fopen(path, "re")))
+        return 0;
+    const size_t n = fread(text, 1, sizeof text - 1, f);
+    (void)fclose(f);
+    text[n] = '\0';
+    /* "pid (name) state parent": the name may have any bytes */
+    const char *end = strrchr(text, ')');
+    return end && sscanf(end, ") %*c %llu", &parent) == 1 ? parent : 0;
 }
+
+static bool is_ancestor(uint64_t of, uint64_t pid)
+{
+    while (pid != of && pid > 1)
+        pid = parent_of(pid);
+    return pid == of;
+}
+
+uint64_t ckpt_near_ancestor(const uint64_t *pid, size_t n)
+{
+    uint64_t at = n ? pid[0] : 0;
+
+    for (size_t i = 1; i < n && at > 1; i++)
+        while (at > 1 && !is_ancestor(at, pid[i]))
+            at = parent_of(at);
+    return at > 1 ? at : 0;
+}
+
+/* PR_SET_PTRACER is an attribute of the process. */
+static struct {
+    pthread_mutex_t lock;
+    unsigned count;
+    uint64_t ancestor;
+} permitted = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+void ckpt_near_permit(uint64_t ancestor)
+{
+    (void)pthread_mutex_lock(&permitted.lock);
+    const uint64_t both[2] = {ancestor, permitted.ancestor};
+    permitted.ancestor = permitted.count++ ? ckpt_near_ancestor(both, 2) : ancestor;
+    (void)prctl(PR_SET_PTRACER, (unsigned long)permitted.ancestor, 0, 0, 0);
+    (void)pthread_mutex_unlock(&permitted.lock);
+}
+
+void ckpt_near_forbid(void)
+{
+    (void)pthread_mutex_lock(&permitted.lock);
+    if (--permitted.count == 0)
+        (void)prctl(PR_SET_PTRACER, 0, 0, 0, 0);
+    (void)pthread_mutex_unlock(&permitted.lock);
+}
+
+/* ---- reading ---- */
 
 static bool read_all(uint64_t pid, unsigned char *buf, size_t len, uint64_t at)
 {

@@ -25,10 +25,18 @@ struct ckpt_near {
 /* `word` is not zero, and known to nobody else. */
 void ckpt_near_self(struct ckpt_near *ret, const atomic_ullong *word);
 
-/* Let any process of this user read us, where a security module (Yama) asks for that: true, if it
- * was asked for; disallow takes one of those back, and the last of them the right. */
-bool ckpt_near_allow(void);
-void ckpt_near_disallow(void);
+/* Does a security module (Yama) let processes be read by their ancestors only, unless they permit
+ * more? */
+bool ckpt_near_restricted(void);
+
+/* The nearest process that all of these are descendants of, or are themselves; 0: there is none but
+ * init, or one of them cannot be seen. */
+uint64_t ckpt_near_ancestor(const uint64_t *pid, size_t n);
+
+/* Permit that process and its descendants to read this one, and take that back; counted. Several
+ * permissions at a time are for the nearest common ancestor of all. */
+void ckpt_near_permit(uint64_t ancestor);
+void ckpt_near_forbid(void);
 
 /* Is it this machine, and do we find the word there? */
 bool ckpt_near_reach(const struct ckpt_near *of);

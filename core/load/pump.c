@@ -80,7 +80,7 @@ static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
     e->looked_ms = now;
     for (uint32_t r = 0; r < x->size; r++)
         if (r != e->self && ckpt_comm_lost(e->comm, r))
-            return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
+            return ckpt_comm_fail_lost(e->comm, r, err);
     if (now < e->moved_ms + e->opt.exchange_timeout_ms)
         return 0;
     return e->device ? check_silence(e, now, err) : check_senders(e, now, err);

@@ -1,23 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a checkpoint's bytes are before a load: a look at a few of its files. */
+/* Where a checkpoint's bytes are before a load: a look at a few of its files, which the ranks
+ * divide, so that a job opens no more files than one rank would. */
 #include "load/load_inner.h"
 
-enum { FILES = 32 };
+enum { FILES = 32, PRIME = 1000003 };
 
-void ckpt_load_residency(const struct ckpt_catalog *cat, double *ret_hot, bool *ret_shared)
+void ckpt_load_residency(const struct ckpt_catalog *cat, uint32_t rank, uint32_t size,
+                         struct ckpt_residency *ret)
 {
-    const size_t n = cat->sources.len, step = n > FILES ? n / FILES : 1;
-    double resident = 0, size = 0;
+    const size_t n = cat->sources.len, share = FILES / size ? FILES / size : 1;
 
-    *ret_shared = false;
-    for (size_t i = 0; i < n; i += step) {
+    *ret = (struct ckpt_residency){0};
+    for (size_t k = 0; k < share && k < n; k++) {
+        /* the ranks of a node are consecutive: spread their files */
+        struct ckpt_source *s = cat->sources.ptr[(rank * share + k) * PRIME % n];
         double part;
         bool shared;
-        if (!ckpt_source_file_storage(cat->sources.ptr[i], &part, &shared))
+        if (!ckpt_source_file_storage(s, &part, &shared))
             continue;
-        resident += part * (double)cat->sources.ptr[i]->size;
-        size += (double)cat->sources.ptr[i]->size;
-        *ret_shared |= shared;
+        ret->resident += part * (double)s->size;
+        ret->bytes += (double)s->size;
+        ret->shared |= shared;
     }
-    *ret_hot = size > 0 ? resident / size : 1;
+}
+
+double ckpt_residency_part(const struct ckpt_residency *r)
+{
+    return r->bytes > 0 ? r->resident / r->bytes : 1;
 }

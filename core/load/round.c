@@ -188,7 +188,7 @@ static int check_peer(struct ckpt_round *r, uint32_t peer, struct ckpt_err *err)
     struct ckpt_comm *comm = r->comm;
 
     if (ckpt_comm_lost(comm, peer))
-        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", peer);
+        return ckpt_comm_fail_lost(comm, peer, err);
     if (comm->said_by[peer].up > r->number)
         return ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", peer);
     if (ckpt_now_ms() - comm->heard_ms[peer] > r->timeout_ms)
@@ -356,7 +356,7 @@ static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
     }
     /* the rank above notices first who is missing, and says so: it gets more time */
     if (ckpt_comm_lost(comm, up))
-        (void)ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", up);
+        (void)ckpt_comm_fail_lost(comm, up, err);
     else if (comm->said_by[up].down > r->number)
         (void)ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", up);
     else if (ckpt_now_ms() - comm->heard_ms[up] > (uint64_t)r->timeout_ms * 3 / 2 + 1000)
@@ -376,8 +376,7 @@ static int check_above(const struct ckpt_round *r, struct ckpt_err *err)
 {
     const uint32_t up = ckpt_tree_parent(r->comm->x->rank);
 
-    return ckpt_comm_lost(r->comm, up) ? ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", up)
-                                       : 1;
+    return ckpt_comm_lost(r->comm, up) ? ckpt_comm_fail_lost(r->comm, up, err) : 1;
 }
 
 int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t *ret_len,
@@ -498,6 +497,6 @@ int ckpt_comm_look(struct ckpt_comm *comm, struct ckpt_err *err)
     }
     for (uint32_t r = 0; r < comm->x->size; r++)
         if (r != comm->x->rank && ckpt_comm_lost(comm, r))
-            return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
+            return ckpt_comm_fail_lost(comm, r, err);
     return 0;
 }

@@ -189,20 +189,31 @@ static int find_samples(const struct ckpt_catalog *cat, const struct ckpt_tensor
     return s.off < s.source->size ? ckpt_vec_push(out, s) : 0;
 }
 
-static int choose_samples(struct look *l, struct ckpt_err *err)
+/* At most SAMPLES of them; *ret_n is their number. */
+static int choose_samples(const struct ckpt_catalog *cat, struct sample *ret, uint32_t *ret_n)
 {
-    const struct ckpt_catalog *cat = l->view->cat;
     samples all = {0};
     int rc = 0;
 
     for (int vectors = 0; vectors < 2 && all.len == 0; vectors++)
         for (size_t i = 0; i < cat->tensors.len && rc == 0; i++)
             rc = find_samples(cat, &cat->tensors.ptr[i], vectors != 0, &all);
-    l->n = (uint32_t)ckpt_min_u64(SAMPLES, all.len);
-    for (uint32_t i = 0; i < l->n; i++)
-        l->sample[i] = all.ptr[i * all.len / l->n];
+    *ret_n = (uint32_t)ckpt_min_u64(SAMPLES, all.len);
+    for (uint32_t i = 0; i < *ret_n; i++)
+        ret[i] = all.ptr[i * all.len / *ret_n];
     ckpt_vec_release(&all);
-    return rc < 0 ? ckpt_nomem(err) : 0;
+    return rc;
+}
+
+void ckpt_catalog_read_samples(const struct ckpt_catalog *cat)
+{
+    struct sample sample[SAMPLES];
+    uint32_t n = 0;
+
+    if (choose_samples(cat, sample, &n) < 0)
+        return;
+    for (uint32_t i = 0; i < n; i++)
+        (void)read_sample(&sample[i]);
 }
 
 static int look_new(struct ckpt_view *view, struct look **ret, struct ckpt_err *err)
@@ -213,9 +224,9 @@ static int look_new(struct ckpt_view *view, struct look **ret, struct ckpt_err *
         return ckpt_nomem(err);
     ckpt_errand_init(&l->errand, look_run, look_free);
     l->view = ckpt_view_hold(view);
-    if (choose_samples(l, err) < 0) {
+    if (choose_samples(view->cat, l->sample, &l->n) < 0) {
         ckpt_errand_unref(&l->errand);
-        return -1;
+        return ckpt_nomem(err);
     }
     *ret = l;
     return 0;

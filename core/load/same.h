@@ -18,6 +18,10 @@ void ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16]);
 /* A hash over which files these are; ranks that get the same see the very same files. */
 uint64_t ckpt_catalog_files(const struct ckpt_catalog *cat);
 
+/* Read a few bytes of some of its tensors, for a recording that has to tell copies from other
+ * checkpoints. Bytes that cannot be read are left to the load to complain about. */
+void ckpt_catalog_read_samples(const struct ckpt_catalog *cat);
+
 /* COLLECTIVE. Where not all ranks have the very same files. If a rank's files are no longer those
  * that it opened, they were saved anew while the ranks opened them: STALE. Else they are copies:
  * some of their bytes are compared, and CONFLICT names the rank. A read that fails is left to the

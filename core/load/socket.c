@@ -2,7 +2,6 @@
 /* Sockets of TCP, both versions of IP. */
 #include "load/socket.h"
 
-#include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -18,8 +17,6 @@
 
 #include "base/clock.h"
 #include "load/comm.h"
-
-enum { BACKLOG = 4096 };
 
 bool ckpt_socket_would_block(void)
 {
@@ -112,49 +109,12 @@ static bool calls_itself(int fd)
            memcmp(&own, &other, own_len) == 0;
 }
 
-int ckpt_socket_dial(const char *host, const char *port, uint64_t until)
+static int begin_at(const struct addrinfo *a)
 {
-    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *list = NULL;
-    int fd = -1;
+    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
-    if (getaddrinfo(host, port, &hints, &list) != 0)
-        return -1;
-    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
-        int error = 0;
-        socklen_t len = sizeof error;
-        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd < 0)
-            continue;
-        struct pollfd p = {fd, POLLOUT, 0};
-        uint64_t now = ckpt_now_ms();
-        if (connect(fd, a->ai_addr, a->ai_addrlen) < 0 &&
-            (errno != EINPROGRESS || poll(&p, 1, until > now ? (int)(until - now) : 0) <= 0 ||
-             getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 || error))
-            ckpt_socket_close(&fd);
-        else if (calls_itself(fd))
-            ckpt_socket_close(&fd);
-    }
-    freeaddrinfo(list);
-    if (fd >= 0)
-        ckpt_socket_tune(fd);
-    return fd;
-}
-
-int ckpt_socket_begin(const char *host, const char *port)
-{
-    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *list = NULL;
-    int fd = -1;
-
-    if (getaddrinfo(host, port, &hints, &list) != 0)
-        return -1;
-    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
-        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) < 0 && errno != EINPROGRESS)
-            ckpt_socket_close(&fd);
-    }
-    freeaddrinfo(list);
+    if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) < 0 && errno != EINPROGRESS)
+        ckpt_socket_close(&fd);
     return fd;
 }
 
@@ -172,31 +132,39 @@ int ckpt_socket_connected(int fd)
     return 1;
 }
 
-int ckpt_socket_listen(uint16_t port, uint16_t *ret_port)
+/* Wait until the connection stands. */
+static bool await_connected(int fd, uint64_t until)
 {
-    struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
-    struct sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = htons(port)};
-    const int zero = 0;
-    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool bound = false;
-    struct sockaddr_storage got;
-    socklen_t len = sizeof got;
+    int state;
 
-    if (fd >= 0) {
-        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
-        bound = bind(fd, (struct sockaddr *)&any, sizeof any) == 0;
-        if (!bound)
+    while ((state = ckpt_socket_connected(fd)) == 0 && ckpt_now_ms() < until) {
+        struct pollfd p = {fd, POLLOUT, 0};
+        (void)poll(&p, 1, 20);
+    }
+    return state > 0;
+}
+
+/* Begin to connect to the addresses one after the other; with `until`, wait for each. */
+static int dial(const char *host, const char *port, const uint64_t *until)
+{
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *list = NULL;
+    int fd = -1;
+
+    if (getaddrinfo(host, port, &hints, &list) != 0)
+        return -1;
+    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
+        fd = begin_at(a);
+        if (fd >= 0 && until && !await_connected(fd, *until))
             ckpt_socket_close(&fd);
     }
-    if (!bound && (fd < 0 || errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL)) {
-        fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd >= 0 && bind(fd, (struct sockaddr *)&any4, sizeof any4) < 0)
-            ckpt_socket_close(&fd);
-    }
-    if (fd >= 0 && (listen(fd, BACKLOG) < 0 || getsockname(fd, (struct sockaddr *)&got, &len) < 0))
-        ckpt_socket_close(&fd);
-    if (fd >= 0)
-        *ret_port = ntohs(got.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&got)->sin6_port
-                                                    : ((struct sockaddr_in *)&got)->sin_port);
+    freeaddrinfo(list);
     return fd;
 }
+
+int ckpt_socket_dial(const char *host, const char *port, uint64_t until)
+{
+    return dial(host, port, &until);
+}
+
+int ckpt_socket_begin(const char *host, const char *port) { return dial(host, port, NULL); }

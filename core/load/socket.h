@@ -33,7 +33,4 @@ int ckpt_socket_dial(const char *host, const char *port, uint64_t until);
 int ckpt_socket_begin(const char *host, const char *port);
 int ckpt_socket_connected(int fd);
 
-/* On all addresses; port 0: any. -1 with errno. */
-int ckpt_socket_listen(uint16_t port, uint16_t *ret_port);
-
 #endif

@@ -11,6 +11,7 @@
 #include <ckptfs/load.h>
 
 #include "base/vec.h"
+#include "load/handshake.h"
 #include "load/near.h"
 #include "load/socket.h"
 #include "load/xport.h"
@@ -22,30 +23,7 @@ struct ckpt_tcp {
     char address[CKPT_TCP_ADDRESS];
     uint64_t token[2];
     atomic_ullong word; /* peers may read our buffers; 0: not any more */
-    bool allowed;
 };
-
-/* What the connecting side says first. The other answers with its own rank in it: what just repeats
- * the bytes is no rank of ours. */
-enum {
-    CKPT_GREETING = 0x74706b63, /* "ckpt" */
-    CKPT_TCP_VERSION = 4,
-};
-enum ckpt_tcp_kind { CKPT_TCP_DATA, CKPT_TCP_CONTROL, CKPT_TCP_MEETING };
-struct ckpt_greeting {
-    uint32_t magic, version;
-    uint64_t token[2];
-    uint32_t from, kind;
-};
-
-/* Say it to who was called; true: rank `to` answered. */
-bool ckpt_tcp_greet(int fd, const struct ckpt_greeting *g, uint32_t to, uint64_t until);
-/* Answer as rank `own`. */
-bool ckpt_tcp_answer(int fd, struct ckpt_greeting g, uint32_t own, uint64_t until);
-
-/* As ckpt_tcp_listen, at a port; 0: any. */
-int ckpt_tcp_listen_at(const char *host, uint16_t port, struct ckpt_tcp **ret,
-                       struct ckpt_err *err);
 
 /* Descriptors that a rank needs at most, but for data connections; rank 0 while ranks come. */
 uint64_t ckpt_tcp_files(uint32_t rank, uint32_t size);
@@ -88,7 +66,8 @@ struct ckpt_tcp_frame {
 struct ckpt_tcp_outgoing {
     struct ckpt_tcp_outgoing *next;
     size_t len, at;
-    unsigned char data[]; /* with its frame in front */
+    bool sealed;
+    unsigned char data[]; /* with its frame in front, and room for a seal */
 };
 struct ckpt_tcp_incoming {
     struct ckpt_tcp_incoming *next;
@@ -102,16 +81,21 @@ struct ckpt_tcp_note {
     uint64_t number, address;
 };
 
+struct ckpt_sealed_note {
+    struct ckpt_tcp_note note;
+    unsigned char seal[CKPT_SEAL_BYTES]; /* if there is a secret */
+};
+
 /* A peer whose memory we read. Transfers are counted each way. */
 struct ckpt_tcp_near {
     bool is;
     struct ckpt_near of;
     uint64_t nsend, nrecv;
-    CKPT_VEC(uint64_t) early; /* addresses that came before their receives were posted */
-    size_t nearly;            /* of which so many are used */
-    CKPT_VEC(struct ckpt_tcp_note) out;
-    size_t out_at; /* bytes of it that are sent */
-    struct ckpt_tcp_note in;
+    CKPT_VEC(uint64_t) early;    /* addresses that came before their receives were posted */
+    size_t nearly;               /* of which so many are used */
+    CKPT_VEC(unsigned char) out; /* notes, each with its seal */
+    size_t out_at;               /* bytes of it that are sent */
+    struct ckpt_sealed_note in;
     size_t in_at;
     CKPT_VEC(struct ckpt_tcp_note) taken; /* under the lock: by workers, to be said */
     bool lost;                            /* the same: its memory can't be read any more */
@@ -123,31 +107,26 @@ struct ckpt_tcp_peer {
     uint32_t rank;
     int data, ctl;
     enum {
-        CKPT_TCP_UNCONNECTED, /* or the other side calls */
-        CKPT_TCP_CALLING,
-        CKPT_TCP_GREETING, /* it was called, and is to answer */
+        CKPT_TCP_UNCONNECTED, /* or the other side dials */
+        CKPT_TCP_DIALLING,
         CKPT_TCP_OPEN,
         CKPT_TCP_CLOSED,
     } state;                     /* of data */
-    uint64_t since_ms, retry_ms; /* it is called since then; and again then */
-    unsigned char answer[sizeof(struct ckpt_greeting) + 1];
-    size_t answer_at;
-    bool gone; /* its control connection ended */
+    uint64_t since_ms, retry_ms; /* it is dialled since then; and again then */
+    struct ckpt_handshake dialling;
+    bool refused; /* it does not have our secret, or we not its */
+    struct ckpt_seal data_out, data_in, ctl_out, ctl_in;
+    unsigned char seal_out[CKPT_SEAL_BYTES], seal_in[CKPT_SEAL_BYTES]; /* of transfers */
+    bool sealed; /* seal_out is that of the transfer that is being sent */
+    bool forged; /* a message from it had a wrong seal */
+    bool gone;   /* its control connection ended */
     struct ckpt_xfer_queue send, recv;
     struct ckpt_tcp_near near;
     struct ckpt_tcp_outgoing *out, **out_tail;
     struct ckpt_tcp_frame in_frame; /* of the control message that comes in */
-    size_t in_at;                   /* bytes of frame and message so far */
-    unsigned char *in;
-};
-
-/* Somebody who has connected, and is to say who it is. */
-struct ckpt_tcp_caller {
-    int fd;
-    uint64_t until;
-    struct ckpt_greeting greeting;
-    size_t at;
-    bool confirming; /* it was answered, and has one byte more to say */
+    size_t in_at;                   /* bytes of frame, message and seal so far */
+    unsigned char *in;              /* message and seal, as far as there is room yet */
+    size_t in_cap;
 };
 
 struct ckpt_xport_tcp {
@@ -156,11 +135,13 @@ struct ckpt_xport_tcp {
     char **address;                          /* of each rank, as far as it is known */
     struct ckpt_tcp_peer **peer;             /* per rank; NULL: nothing was to do with it */
     CKPT_VEC(struct ckpt_tcp_peer *) active; /* those that are not */
-    CKPT_VEC(struct ckpt_tcp_caller) callers;
+    CKPT_VEC(struct ckpt_handshake) callers; /* who has connected, and is to say who it is */
     struct ckpt_tcp_incoming *in, **in_tail;
     CKPT_VEC(struct pollfd) poll;
     int event;
-    uint32_t meet_ms; /* how long a rank is called */
+    uint64_t ancestor; /* of this node's ranks, if they have to permit being read; or 0 */
+    bool permits;      /* they are permitted now */
+    uint32_t meet_ms;  /* how long a rank is called */
     bool cancelled;
     pthread_mutex_t lock; /* near.taken, near.lost */
 };
@@ -177,13 +158,21 @@ int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct 
 int ckpt_tcp_join(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char *above,
                   uint32_t timeout_ms, struct ckpt_xport_tcp **ret, struct ckpt_err *err);
 
-/* The addresses of all ranks; look which of them are so near that we read their memory. */
+/* The addresses of all ranks. Ranks of this node are permitted to read our memory. */
 int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct ckpt_err *err);
+
+/* COLLECTIVE, when all know all addresses: look whether we read the memory of all ranks of this
+ * node. Takes back the permission, and makes m a comm. */
+int ckpt_tcp_finish(struct ckpt_xport_tcp *m, struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
+                    struct ckpt_err *err);
+
+/* As in ckpt_xport_ops. */
+void ckpt_tcp_permit(struct ckpt_xport *x, bool on);
 
 /* ---- tcp_near.c ---- */
 
 /* Post a transfer with a near peer. *ret_done: it need not be queued. */
-int ckpt_tcp_near_post(struct ckpt_tcp_near *n, struct ckpt_xfer *t, bool *ret_done,
+int ckpt_tcp_near_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
                        struct ckpt_err *err);
 /* What was posted before the peer was connected is said now. */
 int ckpt_tcp_near_open(struct ckpt_tcp_peer *p, struct ckpt_err *err);

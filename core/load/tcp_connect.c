@@ -17,6 +17,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "load/comm.h"
+#include "load/listen.h"
 #include "load/tcp.h"
 
 enum { HANDSHAKE_MS = 5 * 1000, RETRY_MS = 20, CALLERS = 1024 };
@@ -45,42 +46,54 @@ static int write_address(struct ckpt_tcp *tcp, const char *host, uint16_t port,
     return 0;
 }
 
-int ckpt_tcp_listen_at(const char *host, uint16_t port, struct ckpt_tcp **ret, struct ckpt_err *err)
+/* The host that others dial: the interface that the user names, the given host, or this machine. */
+static int choose_host(const char *host, char ret[CKPT_HOST_BYTES], struct ckpt_err *err)
+{
+    if (ckpt_listen_interface(ret, err) < 0)
+        return -1;
+    if (ret[0])
+        return 0;
+    if (host && strlen(host) >= CKPT_HOST_BYTES)
+        return ckpt_fail(err, CKPT_LIMIT, "the host name '%.200s' is too long", host);
+    if (host)
+        (void)strcpy(ret, host);
+    else if (gethostname(ret, CKPT_HOST_BYTES) < 0)
+        (void)strcpy(ret, "localhost");
+    ret[CKPT_HOST_BYTES - 1] = '\0';
+    return 0;
+}
+
+static int listen_into(struct ckpt_tcp *tcp, const char *host, struct ckpt_err *err)
+{
+    char given[CKPT_HOST_BYTES], address[CKPT_HOST_BYTES];
+    struct ckpt_ports ports;
+    uint64_t word = 0;
+    uint16_t port = 0;
+    bool sealed;
+
+    if (ckpt_seal_wanted(&sealed, err) < 0 || ckpt_listen_ports(&ports, err) < 0 ||
+        choose_host(host, given, err) < 0 || random_words(tcp->token, 2, err) < 0 ||
+        random_words(&word, 1, err) < 0)
+        return -1;
+    atomic_init(&tcp->word, word ? word : 1);
+    if ((tcp->fd = ckpt_listen(given, ports, address, &port, err)) < 0)
+        return -1;
+    return write_address(tcp, address, port, err);
+}
+
+int ckpt_tcp_listen(const char *host, struct ckpt_tcp **ret, struct ckpt_err *err)
 {
     struct ckpt_tcp *tcp = calloc(1, sizeof *tcp);
-    uint64_t word = 0;
-    char name[200];
-    uint16_t got = 0;
 
     if (!tcp)
         return ckpt_nomem(err);
     tcp->fd = -1;
-    if (!host) {
-        if (gethostname(name, sizeof name) < 0)
-            (void)snprintf(name, sizeof name, "localhost");
-        name[sizeof name - 1] = '\0';
-        host = name;
-    }
-    int rc = random_words(tcp->token, 2, err);
-    if (rc == 0)
-        rc = random_words(&word, 1, err);
-    atomic_init(&tcp->word, word ? word : 1);
-    if (rc == 0 && (tcp->fd = ckpt_socket_listen(port, &got)) < 0)
-        rc = ckpt_fail_errno(err, errno, "listening on TCP port %u", port);
-    tcp->allowed = rc == 0 && ckpt_near_allow();
-    if (rc == 0)
-        rc = write_address(tcp, host, got, err);
-    if (rc < 0) {
+    if (listen_into(tcp, host, err) < 0) {
         ckpt_tcp_free(tcp);
         return -1;
     }
     *ret = tcp;
     return 0;
-}
-
-int ckpt_tcp_listen(const char *host, struct ckpt_tcp **ret, struct ckpt_err *err)
-{
-    return ckpt_tcp_listen_at(host, 0, ret, err);
 }
 
 const char *ckpt_tcp_address(const struct ckpt_tcp *tcp) { return tcp->address; }
@@ -90,8 +103,6 @@ void ckpt_tcp_free(struct ckpt_tcp *tcp)
     if (!tcp)
         return;
     atomic_store(&tcp->word, 0);
-    if (tcp->allowed)
-        ckpt_near_disallow();
     ckpt_socket_close(&tcp->fd);
     free(tcp);
 }
@@ -114,12 +125,40 @@ static int parse_address(const char *address, struct contact *ret, struct ckpt_e
     return 0;
 }
 
-/* Do we read the memory of all ranks of this node? Then one of them can serve all. */
+static const char NO_ANCESTOR[] =
+    "the ranks of this node have no common parent process but init, so that the system (Yama) does "
+    "not let them read each other's memory: they use sockets";
+
+/* Find out whom this node's ranks have to permit to read their memory. */
+static void find_ancestor(struct ckpt_xport_tcp *m, const uint64_t *pid, size_t n)
+{
+    if (n < 2 || !ckpt_near_restricted())
+        return;
+    m->ancestor = ckpt_near_ancestor(pid, n);
+    m->x.remark = m->ancestor ? NULL : NO_ANCESTOR;
+}
+
+void ckpt_tcp_permit(struct ckpt_xport *x, bool on)
+{
+    struct ckpt_xport_tcp *m = (struct ckpt_xport_tcp *)x;
+
+    if (on == m->permits || m->ancestor == 0)
+        return;
+    m->permits = on;
+    if (on)
+        ckpt_near_permit(m->ancestor);
+    else
+        ckpt_near_forbid();
+}
+
 int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct ckpt_err *err)
 {
+    ckpt_cleanup(ckpt_freep) uint64_t *pid = malloc(m->x.size * sizeof *pid);
     const uint64_t node = ckpt_node_digest();
+    size_t n = 0;
 
-    m->x.near = true;
+    if (!pid)
+        return ckpt_nomem(err);
     for (uint32_t r = 0; r < m->x.size; r++) {
         struct contact c;
         if (parse_address(address[r], &c, err) < 0)
@@ -127,28 +166,41 @@ int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct c
         free(m->address[r]);
         if (!(m->address[r] = strdup(address[r])))
             return ckpt_nomem(err);
+        if (c.near.node == node)
+            pid[n++] = c.near.pid;
+    }
+    find_ancestor(m, pid, n);
+    ckpt_tcp_permit(&m->x, true);
+    return 0;
+}
+
+/* Do we read the memory of all ranks of this node? Then one of them can serve all. */
+static int look_near(struct ckpt_xport_tcp *m, struct ckpt_err *err)
+{
+    const uint64_t node = ckpt_node_digest();
+
+    m->x.near = true;
+    for (uint32_t r = 0; r < m->x.size; r++) {
+        struct contact c;
+        if (parse_address(m->address[r], &c, err) < 0)
+            return -1;
         m->x.near &= r == m->x.rank || c.near.node != node || ckpt_near_reach(&c.near);
     }
     return 0;
 }
 
-/* ---- greeting ---- */
-
-bool ckpt_tcp_greet(int fd, const struct ckpt_greeting *g, uint32_t to, uint64_t until)
+int ckpt_tcp_finish(struct ckpt_xport_tcp *m, struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
+                    struct ckpt_err *err)
 {
-    struct ckpt_greeting answer = *g, got;
-
-    answer.from = to;
-    return ckpt_socket_send_all(fd, g, sizeof *g, until) == 0 &&
-           ckpt_socket_recv_all(fd, &got, sizeof got, until) == 0 &&
-           memcmp(&got, &answer, sizeof got) == 0;
+    if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
+        return -1;
+    rc = look_near(m, err);
+    rc = ckpt_comm_agree(comm, rc, timeout_ms, err);
+    ckpt_tcp_permit(&m->x, false);
+    return rc;
 }
 
-bool ckpt_tcp_answer(int fd, struct ckpt_greeting g, uint32_t own, uint64_t until)
-{
-    g.from = own;
-    return ckpt_socket_send_all(fd, &g, sizeof g, until) == 0;
-}
+/* ---- dialling ---- */
 
 static struct ckpt_greeting greeting_to(const struct contact *c, uint32_t rank, uint32_t kind)
 {
@@ -159,14 +211,19 @@ static struct ckpt_greeting greeting_to(const struct contact *c, uint32_t rank, 
                                   .kind = kind};
 }
 
-/* ---- calling ---- */
+static int fail_refused(uint32_t rank, struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_PEER,
+                     "rank %" PRIu32 " and this rank do not have the same CKPTFS_SECRET", rank);
+}
 
 /* The rank above, which accepts. */
-static int call_above(struct ckpt_xport_tcp *m, const char *address, uint64_t until,
+static int dial_above(struct ckpt_xport_tcp *m, const char *address, uint64_t until,
                       struct ckpt_err *err)
 {
     const uint32_t to = ckpt_tree_parent(m->x.rank);
     struct ckpt_tcp_peer *p = ckpt_tcp_peer(m, to);
+    struct ckpt_handshake h = {0};
     struct contact c;
 
     if (!p)
@@ -176,11 +233,13 @@ static int call_above(struct ckpt_xport_tcp *m, const char *address, uint64_t un
     const struct ckpt_greeting g = greeting_to(&c, m->x.rank, CKPT_TCP_CONTROL);
     for (;;) {
         int fd = ckpt_socket_dial(c.host, c.port, until);
-        if (fd >= 0 && ckpt_tcp_greet(fd, &g, to, until)) {
-            p->ctl = fd;
-            return 0;
+        if (fd >= 0) {
+            ckpt_handshake_dial(&h, fd, &g, to, until);
+            if (ckpt_handshake_run(&h, &p->ctl))
+                return ckpt_handshake_seals(&h, true, &p->ctl_out, &p->ctl_in, err);
         }
-        ckpt_socket_close(&fd);
+        if (h.refused)
+            return fail_refused(to, err);
         if (ckpt_now_ms() >= until)
             return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " can't be reached at %s port %s",
                              to, c.host, c.port);
@@ -188,11 +247,13 @@ static int call_above(struct ckpt_xport_tcp *m, const char *address, uint64_t un
     }
 }
 
-static int call_begin(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint64_t now,
+static int dial_begin(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint64_t now,
                       struct ckpt_err *err)
 {
     struct contact c;
 
+    if (p->refused)
+        return fail_refused(p->rank, err);
     if (!m->address[p->rank])
         return ckpt_fail(err, CKPT_PEER, "the address of rank %" PRIu32 " is not known", p->rank);
     if (parse_address(m->address[p->rank], &c, err) < 0)
@@ -203,117 +264,75 @@ static int call_begin(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint64_
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " can't be reached at %s port %s", p->rank,
                          c.host, c.port);
     p->retry_ms = now + RETRY_MS;
-    p->data = ckpt_socket_begin(c.host, c.port);
-    p->answer_at = 0;
-    if (p->data >= 0)
-        p->state = CKPT_TCP_CALLING;
-    return 0;
-}
-
-static void call_again(struct ckpt_tcp_peer *p)
-{
-    ckpt_socket_close(&p->data);
-    p->state = CKPT_TCP_UNCONNECTED;
-}
-
-/* It is connected: say who we are. */
-static int call_greet(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved,
-                      struct ckpt_err *err)
-{
-    struct contact c;
-    int state = ckpt_socket_connected(p->data);
-
-    if (state == 0)
-        return 0;
-    if (parse_address(m->address[p->rank], &c, err) < 0)
-        return -1;
+    const int fd = ckpt_socket_begin(c.host, c.port);
     const struct ckpt_greeting g = greeting_to(&c, m->x.rank, CKPT_TCP_DATA);
-    if (state < 0 || send(p->data, &g, sizeof g, MSG_NOSIGNAL) != sizeof g) {
-        call_again(p);
-        return 0;
+    if (fd >= 0) {
+        ckpt_handshake_dial(&p->dialling, fd, &g, p->rank, now + HANDSHAKE_MS);
+        p->near.of = c.near;
+        p->state = CKPT_TCP_DIALLING;
     }
-    *moved = true;
-    p->state = CKPT_TCP_GREETING;
     return 0;
 }
 
-/* The answer: that of the rank meant, and whether it reads our memory. */
-static int call_hear(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved,
-                     struct ckpt_err *err)
+/* The other rank has answered: do both of us read each other's memory? */
+static enum ckpt_handshake_result dial_confirm(struct ckpt_tcp_peer *p)
 {
-    struct contact c;
-    ssize_t n = recv(p->data, p->answer + p->answer_at, sizeof p->answer - p->answer_at, 0);
-
-    if (n < 0 && ckpt_socket_would_block())
-        return 0;
-    if (n <= 0) {
-        call_again(p);
-        return 0;
-    }
-    *moved = true;
-    p->answer_at += (size_t)n;
-    if (p->answer_at < sizeof p->answer)
-        return 0;
-    if (parse_address(m->address[p->rank], &c, err) < 0)
-        return -1;
-    struct ckpt_greeting expect = greeting_to(&c, p->rank, CKPT_TCP_DATA);
-    p->near.of = c.near;
-    p->near.is = p->answer[sizeof expect] && ckpt_near_reach(&c.near);
-    const unsigned char both = p->near.is;
-    if (memcmp(p->answer, &expect, sizeof expect) != 0 ||
-        send(p->data, &both, 1, MSG_NOSIGNAL) != 1)
-        call_again(p);
-    else
-        p->state = CKPT_TCP_OPEN;
-    return 0;
+    p->near.is = p->dialling.its.word && ckpt_near_reach(&p->near.of);
+    return ckpt_handshake_confirm(&p->dialling, p->near.is);
 }
 
-static int call(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved,
+static int dial_on(struct ckpt_tcp_peer *p, bool *moved, struct ckpt_err *err)
+{
+    enum ckpt_handshake_result r = ckpt_handshake_step(&p->dialling, moved);
+
+    if (r == CKPT_HANDSHAKE_ASKED)
+        r = dial_confirm(p);
+    if (r == CKPT_HANDSHAKE_WAITING)
+        return 0;
+    p->refused = p->dialling.refused;
+    p->state = r == CKPT_HANDSHAKE_DONE ? CKPT_TCP_OPEN : CKPT_TCP_UNCONNECTED;
+    p->data = p->dialling.fd;
+    return r == CKPT_HANDSHAKE_DONE
+               ? ckpt_handshake_seals(&p->dialling, true, &p->data_out, &p->data_in, err)
+               : 0;
+}
+
+static int dial(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved,
                 struct ckpt_err *err)
 {
     const uint64_t now = ckpt_now_ms();
 
-    switch (p->state) {
-    case CKPT_TCP_UNCONNECTED:
-        if (m->x.rank < p->rank || p->gone || !(p->send.head || p->recv.head) || now < p->retry_ms)
-            return 0;
-        return call_begin(m, p, now, err);
-    case CKPT_TCP_CALLING:
-    case CKPT_TCP_GREETING:
-        if (now > p->retry_ms + HANDSHAKE_MS)
-            call_again(p);
-        else if (p->state == CKPT_TCP_CALLING)
-            return call_greet(m, p, moved, err);
-        else
-            return call_hear(m, p, moved, err);
+    if (p->state == CKPT_TCP_DIALLING)
+        return dial_on(p, moved, err);
+    if (p->state != CKPT_TCP_UNCONNECTED || m->x.rank < p->rank || p->gone ||
+        !(p->send.head || p->recv.head) || now < p->retry_ms)
         return 0;
-    default:
-        return 0;
-    }
+    return dial_begin(m, p, now, err);
 }
 
-/* ---- being called ---- */
+/* ---- being dialled ---- */
 
 static void accept_callers(struct ckpt_xport_tcp *m, bool *moved)
 {
     while (m->callers.len < CALLERS) {
-        struct ckpt_tcp_caller c = {.until = ckpt_now_ms() + HANDSHAKE_MS};
-        if ((c.fd = accept4(m->tcp->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) < 0)
+        int fd = accept4(m->tcp->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        struct ckpt_handshake h;
+        if (fd < 0)
             return;
-        ckpt_socket_tune(c.fd);
+        ckpt_socket_tune(fd);
+        ckpt_handshake_accept(&h, fd, ckpt_now_ms() + HANDSHAKE_MS);
         *moved = true;
-        if (ckpt_vec_push(&m->callers, c) < 0)
-            ckpt_socket_close(&c.fd);
+        if (ckpt_vec_push(&m->callers, h) < 0)
+            ckpt_socket_close(&fd);
     }
 }
 
-/* May this rank call, and for that? Neighbours call for control messages once, others for data. */
+/* May this rank dial, and for that? Neighbours dial for control messages once, others for data. */
 static struct ckpt_tcp_peer *known_caller(struct ckpt_xport_tcp *m, const struct ckpt_greeting *g)
 {
     const bool control = g->kind == CKPT_TCP_CONTROL;
 
-    if (g->magic != CKPT_GREETING || g->version != CKPT_TCP_VERSION ||
-        memcmp(g->token, m->tcp->token, sizeof g->token) != 0 || g->from <= m->x.rank ||
+    if (memcmp(g->token, m->tcp->token, sizeof g->token) != 0 || g->from <= m->x.rank ||
         g->from >= m->x.size || g->kind > CKPT_TCP_CONTROL ||
         (control && ckpt_tree_parent(g->from) != m->x.rank))
         return NULL;
@@ -323,62 +342,50 @@ static struct ckpt_tcp_peer *known_caller(struct ckpt_xport_tcp *m, const struct
     return p;
 }
 
-/* 1: it is to say more; 0: its descriptor is a peer's now; -1: it is to be sent away. */
-static int answer_caller(struct ckpt_xport_tcp *m, struct ckpt_tcp_caller *c)
+static enum ckpt_handshake_result answer_caller(struct ckpt_xport_tcp *m, struct ckpt_handshake *h)
 {
-    struct ckpt_tcp_peer *p = known_caller(m, &c->greeting);
+    struct ckpt_tcp_peer *p = known_caller(m, &h->its);
     struct contact its;
-    unsigned char answer[sizeof(struct ckpt_greeting) + 1];
-    struct ckpt_greeting own = c->greeting;
 
     if (!p)
-        return -1;
-    own.from = m->x.rank;
-    if (own.kind == CKPT_TCP_CONTROL) {
-        if (send(c->fd, &own, sizeof own, MSG_NOSIGNAL) != sizeof own)
-            return -1;
-        p->ctl = c->fd;
-        return 0;
-    }
+        return CKPT_HANDSHAKE_FAILED;
+    if (h->its.kind == CKPT_TCP_CONTROL)
+        return ckpt_handshake_answer(h, m->x.rank, 0);
     if (!m->address[p->rank] || parse_address(m->address[p->rank], &its, NULL) < 0)
-        return -1;
-    memcpy(answer, &own, sizeof own);
+        return CKPT_HANDSHAKE_FAILED;
     p->near.of = its.near;
-    answer[sizeof own] = ckpt_near_reach(&its.near);
-    if (send(c->fd, answer, sizeof answer, MSG_NOSIGNAL) != sizeof answer)
-        return -1;
-    c->confirming = true;
-    return 1;
+    return ckpt_handshake_answer(h, m->x.rank, ckpt_near_reach(&its.near));
 }
 
-static int confirm_caller(struct ckpt_xport_tcp *m, struct ckpt_tcp_caller *c, bool both)
+/* The handshake is done: the descriptor becomes the peer's. */
+static bool adopt_caller(struct ckpt_xport_tcp *m, const struct ckpt_handshake *h)
 {
-    struct ckpt_tcp_peer *p = known_caller(m, &c->greeting);
+    struct ckpt_tcp_peer *p = known_caller(m, &h->its);
 
     if (!p)
-        return -1;
-    p->near.is = both;
-    p->data = c->fd;
+        return false;
+    if (h->its.kind == CKPT_TCP_CONTROL) {
+        if (ckpt_handshake_seals(h, false, &p->ctl_out, &p->ctl_in, NULL) < 0)
+            return false;
+        p->ctl = h->fd;
+        return true;
+    }
+    if (ckpt_handshake_seals(h, false, &p->data_out, &p->data_in, NULL) < 0)
+        return false;
+    p->near.is = h->word != 0;
+    p->data = h->fd;
     p->state = CKPT_TCP_OPEN;
-    return 0;
+    return true;
 }
 
-static int hear_caller(struct ckpt_xport_tcp *m, struct ckpt_tcp_caller *c, bool *moved)
+static enum ckpt_handshake_result hear_caller(struct ckpt_xport_tcp *m, struct ckpt_handshake *h,
+                                              bool *moved)
 {
-    unsigned char both = 0;
-    unsigned char *to = c->confirming ? &both : (unsigned char *)&c->greeting + c->at;
-    const size_t want = c->confirming ? 1 : sizeof c->greeting - c->at;
-    ssize_t n = recv(c->fd, to, want, 0);
+    enum ckpt_handshake_result r = ckpt_handshake_step(h, moved);
 
-    if (n < 0 && ckpt_socket_would_block())
-        return ckpt_now_ms() > c->until ? -1 : 1;
-    if (n <= 0)
-        return -1;
-    *moved = true;
-    if (c->confirming)
-        return confirm_caller(m, c, both != 0);
-    c->at += (size_t)n;
-    return c->at < sizeof c->greeting ? 1 : answer_caller(m, c);
+    if (r == CKPT_HANDSHAKE_ASKED)
+        r = answer_caller(m, h);
+    return r == CKPT_HANDSHAKE_DONE && !adopt_caller(m, h) ? CKPT_HANDSHAKE_FAILED : r;
 }
 
 int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err *err)
@@ -389,16 +396,16 @@ int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct 
         return 0;
     accept_callers(m, moved);
     for (size_t i = m->callers.len; i-- > 0;) {
-        struct ckpt_tcp_caller *c = &m->callers.ptr[i];
-        const int heard = hear_caller(m, c, moved);
-        if (heard > 0)
+        struct ckpt_handshake *h = &m->callers.ptr[i];
+        const enum ckpt_handshake_result r = hear_caller(m, h, moved);
+        if (r == CKPT_HANDSHAKE_WAITING)
             continue;
-        if (heard < 0)
-            ckpt_socket_close(&c->fd);
-        *c = m->callers.ptr[--m->callers.len];
+        if (r == CKPT_HANDSHAKE_FAILED)
+            ckpt_socket_close(&h->fd);
+        *h = m->callers.ptr[--m->callers.len];
     }
     for (size_t i = 0; i < m->active.len && rc == 0; i++)
-        rc = call(m, m->active.ptr[i], moved, err);
+        rc = dial(m, m->active.ptr[i], moved, err);
     return rc;
 }
 
@@ -447,7 +454,7 @@ int ckpt_tcp_join(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char
     if (ckpt_tcp_new(tcp, rank, size, &m, err) < 0)
         return -1;
     m->meet_ms = timeout_ms;
-    if ((rank > 0 && call_above(m, above, until, err) < 0) || await_below(m, until, err) < 0) {
+    if ((rank > 0 && dial_above(m, above, until, err) < 0) || await_below(m, until, err) < 0) {
         m->x.ops->free(&m->x);
         return -1;
     }
@@ -459,6 +466,7 @@ int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const c
                      uint32_t timeout_ms, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     struct ckpt_xport_tcp *m = NULL;
+    struct ckpt_comm *comm = NULL;
 
     if (rank >= size || ckpt_socket_reserve(ckpt_tcp_files(rank, size), err) < 0) {
         ckpt_tcp_free(tcp);
@@ -468,9 +476,12 @@ int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const c
     if (ckpt_tcp_join(tcp, rank, size, rank > 0 ? address[ckpt_tree_parent(rank)] : NULL,
                       timeout_ms, &m, err) < 0)
         return -1;
-    if (ckpt_tcp_know(m, address, err) < 0) {
-        m->x.ops->free(&m->x);
+    if (ckpt_comm_wrap(&m->x, &comm, err) < 0)
+        return -1;
+    if (ckpt_tcp_finish(m, comm, ckpt_tcp_know(m, address, err), timeout_ms, err) < 0) {
+        ckpt_comm_free(comm);
         return -1;
     }
-    return ckpt_comm_wrap(&m->x, ret, err);
+    *ret = comm;
+    return 0;
 }

@@ -9,35 +9,39 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/ckd.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "load/comm.h"
+#include "load/listen.h"
 #include "load/tcp.h"
 
-enum { MEET_PORTS = 64, ECHO_MS = 2000 };
+enum { PORTS = 64, HANDSHAKE_MS = 2000, CALLERS = 4096 };
 
-struct meeting {
+struct rendezvous {
     uint32_t rank, size;
     const char *host;
     uint32_t port;
-    uint64_t token, until;
+    uint64_t token[2], until;
     char above[CKPT_TCP_ADDRESS]; /* the address of the rank above */
     char **address;               /* rank 0: of all ranks */
 };
 
 /* Ranks of one job know each other by this: the launcher's name of the job, its size, and the port
- * that it was given; another job may have the next one. */
-static uint64_t job_token(uint32_t size, uint32_t port)
+ * that it was given; another job may have the next one. It keeps jobs apart, but can be guessed: a
+ * secret (seal.h) keeps others out. */
+static void job_token(struct rendezvous *v)
 {
     const char *id = getenv("TORCHELASTIC_RUN_ID");
-    uint64_t h = 0xcbf29ce484222325u ^ size ^ (uint64_t)port << 32;
+    const uint64_t seed = v->size ^ (uint64_t)v->port << 32;
 
-    for (id = id ? id : ""; *id; id++)
-        h = (h ^ (unsigned char)*id) * 0x100000001b3u;
-    return h;
+    id = id ? id : "";
+    const XXH128_hash_t h = XXH3_128bits_withSeed(id, strlen(id), seed);
+    v->token[0] = h.low64;
+    v->token[1] = h.high64;
 }
 
 /* torchrun's own store has MASTER_PORT. */
@@ -48,126 +52,258 @@ static uint32_t first_port(void)
     return agent && strcmp(agent, "True") == 0;
 }
 
-static int meet_listen(const struct meeting *m, struct ckpt_err *err)
+/* A message of one address, with its seal. */
+struct address_message {
+    char text[CKPT_TCP_ADDRESS];
+    unsigned char seal[CKPT_SEAL_BYTES];
+};
+
+static void seal_address(struct address_message *m, const char *address, struct ckpt_seal *s)
 {
+    *m = (struct address_message){0};
+    (void)strncpy(m->text, address, sizeof m->text - 1);
+    ckpt_seal_add(s, m->text, sizeof m->text);
+    ckpt_seal_end(s, m->seal);
+}
+
+static bool check_address(struct address_message *m, struct ckpt_seal *s)
+{
+    ckpt_seal_add(s, m->text, sizeof m->text);
+    m->text[sizeof m->text - 1] = '\0';
+    return ckpt_seal_check(s, m->seal);
+}
+
+/* ---- rank 0 ---- */
+
+/* Somebody who has connected to rank 0. */
+struct guest {
+    struct ckpt_handshake shake;
+    bool known; /* the handshake is done, and the address is awaited */
+    struct ckpt_seal out, in;
+    struct address_message message;
+    size_t at;
+};
+
+/* Rank 0 while ranks come. A rank that has registered waits for its answer. */
+struct reception {
+    const struct rendezvous *v;
+    int listener;
+    struct guest **waiting; /* per rank: registered, to be answered; or NULL */
+    uint32_t count;
+    CKPT_VEC(struct guest *) guests; /* not registered yet */
+    CKPT_VEC(struct pollfd) poll;
+};
+
+static void guest_free(struct guest *g)
+{
+    if (!g)
+        return;
+    ckpt_socket_close(&g->shake.fd);
+    ckpt_seal_release(&g->out);
+    ckpt_seal_release(&g->in);
+    free(g);
+}
+
+static int listen_for_ranks(const struct rendezvous *v, struct ckpt_err *err)
+{
+    char host[CKPT_HOST_BYTES];
     uint16_t got;
 
-    for (uint32_t k = first_port(); k < MEET_PORTS; k++) {
-        int fd = m->port + k <= UINT16_MAX ? ckpt_socket_listen((uint16_t)(m->port + k), &got) : -1;
+    for (uint32_t k = first_port(); k < PORTS && v->port + k <= UINT16_MAX; k++) {
+        const struct ckpt_ports one = {(uint16_t)(v->port + k), (uint16_t)(v->port + k)};
+        int fd = ckpt_listen(v->host, one, host, &got, NULL);
         if (fd >= 0)
             return fd;
     }
-    return ckpt_fail(err, CKPT_IO, "no free TCP port from MASTER_PORT=%" PRIu32 " on", m->port);
+    return ckpt_fail(err, CKPT_IO, "no free TCP port from MASTER_PORT=%" PRIu32 " on", v->port);
 }
 
-/* Rank 0 while ranks come. conn[r]: rank r waits for its answer there. */
-struct reception {
-    const struct meeting *m;
-    int listener;
-    int *conn;
-    uint32_t count;
-};
-
-static bool register_rank(struct reception *c, int fd)
+static void accept_guests(struct reception *c)
 {
-    const struct meeting *m = c->m;
-    const uint64_t until = ckpt_min_u64(m->until, ckpt_now_ms() + ECHO_MS);
-    char address[CKPT_TCP_ADDRESS];
-    struct ckpt_greeting g;
+    while (c->guests.len < CALLERS) {
+        int fd = accept4(c->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        struct guest *g = fd < 0 ? NULL : calloc(1, sizeof *g);
+        if (!g || ckpt_vec_push(&c->guests, g) < 0) {
+            ckpt_socket_close(&fd);
+            free(g);
+            return;
+        }
+        ckpt_socket_tune(fd);
+        ckpt_handshake_accept(&g->shake, fd, ckpt_now_ms() + HANDSHAKE_MS);
+    }
+}
 
-    if (ckpt_socket_recv_all(fd, &g, sizeof g, until) < 0 || g.magic != CKPT_GREETING ||
-        g.version != CKPT_TCP_VERSION || g.token[0] != m->token || g.kind != CKPT_TCP_MEETING ||
-        g.from == 0 || g.from >= m->size || !ckpt_tcp_answer(fd, g, m->rank, until) ||
-        ckpt_socket_recv_all(fd, address, sizeof address, until) < 0)
-        return false;
-    address[sizeof address - 1] = '\0';
-    char *copy = strdup(address);
-    if (!copy)
-        return false;
-    c->count += !m->address[g.from];
-    free(m->address[g.from]);
-    m->address[g.from] = copy;
-    ckpt_socket_close(&c->conn[g.from]);
-    c->conn[g.from] = fd;
-    return true;
+/* A rank registers once: who comes later under its number is no rank of this job. */
+static bool may_register(const struct reception *c, const struct ckpt_greeting *g)
+{
+    return memcmp(g->token, c->v->token, sizeof g->token) == 0 && g->kind == CKPT_TCP_RENDEZVOUS &&
+           g->from > 0 && g->from < c->v->size && !c->v->address[g->from];
+}
+
+/* True: go on with it. */
+static bool greet_guest(struct reception *c, struct guest *g)
+{
+    bool moved = false;
+    enum ckpt_handshake_result r = ckpt_handshake_step(&g->shake, &moved);
+
+    if (r == CKPT_HANDSHAKE_ASKED)
+        r = may_register(c, &g->shake.its) ? ckpt_handshake_answer(&g->shake, 0, 0)
+                                           : CKPT_HANDSHAKE_FAILED;
+    if (r == CKPT_HANDSHAKE_DONE) {
+        g->known = true;
+        return ckpt_handshake_seals(&g->shake, false, &g->out, &g->in, NULL) == 0;
+    }
+    return r == CKPT_HANDSHAKE_WAITING;
+}
+
+/* 1: the address is awaited; 0: the rank is registered; -1: it is to be sent away. */
+static int hear_address(struct reception *c, struct guest *g)
+{
+    const uint32_t rank = g->shake.its.from;
+    ssize_t n = recv(g->shake.fd, (char *)&g->message + g->at, sizeof g->message - g->at, 0);
+
+    if (n < 0 && ckpt_socket_would_block())
+        return ckpt_now_ms() > g->shake.until ? -1 : 1;
+    if (n <= 0)
+        return -1;
+    g->at += (size_t)n;
+    if (g->at < sizeof g->message)
+        return 1;
+    if (!check_address(&g->message, &g->in) || c->v->address[rank] ||
+        !(c->v->address[rank] = strdup(g->message.text)))
+        return -1;
+    c->count++;
+    c->waiting[rank] = g;
+    return 0;
+}
+
+static void hear_guests(struct reception *c)
+{
+    for (size_t i = c->guests.len; i-- > 0;) {
+        struct guest *g = c->guests.ptr[i];
+        const int heard = g->known ? hear_address(c, g) : greet_guest(c, g) ? 1 : -1;
+        if (heard > 0)
+            continue;
+        if (heard < 0)
+            guest_free(g);
+        c->guests.ptr[i] = c->guests.ptr[--c->guests.len];
+    }
 }
 
 /* A rank is answered when the one above it is known, and need not stay until all have come. */
 static int answer_ranks(struct reception *c, struct ckpt_err *err)
 {
-    const struct meeting *m = c->m;
-
-    for (uint32_t r = 1; r < m->size; r++) {
-        const char *above = m->address[ckpt_tree_parent(r)];
-        char text[CKPT_TCP_ADDRESS] = "";
-        if (c->conn[r] < 0 || !above)
+    for (uint32_t r = 1; r < c->v->size; r++) {
+        const char *above = c->v->address[ckpt_tree_parent(r)];
+        struct guest *g = c->waiting[r];
+        struct address_message m;
+        if (!g || !above)
             continue;
-        (void)strncpy(text, above, sizeof text - 1);
-        if (ckpt_socket_send_all(c->conn[r], text, sizeof text, m->until) < 0)
+        seal_address(&m, above, &g->out);
+        if (ckpt_socket_send_all(g->shake.fd, &m, sizeof m, c->v->until) < 0)
             return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
-        ckpt_socket_close(&c->conn[r]);
+        guest_free(g);
+        c->waiting[r] = NULL;
     }
     return 0;
 }
 
+static void await_guests(struct reception *c)
+{
+    const struct pollfd listener = {c->listener, POLLIN, 0};
+
+    c->poll.len = 0;
+    if (ckpt_vec_push(&c->poll, listener) < 0)
+        return;
+    for (size_t i = 0; i < c->guests.len; i++) {
+        const struct pollfd p = {c->guests.ptr[i]->shake.fd, POLLIN, 0};
+        (void)ckpt_vec_push(&c->poll, p);
+    }
+    (void)poll(c->poll.ptr, c->poll.len, 200);
+}
+
 static int receive_ranks(struct reception *c, struct ckpt_err *err)
 {
-    while (c->count < c->m->size && ckpt_now_ms() < c->m->until) {
-        struct pollfd p = {c->listener, POLLIN, 0};
-        (void)poll(&p, 1, 200);
-        int fd = accept4(c->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0)
-            continue;
-        ckpt_socket_tune(fd);
-        if (!register_rank(c, fd))
-            ckpt_socket_close(&fd);
-        else if (answer_ranks(c, err) < 0)
+    while (c->count < c->v->size && ckpt_now_ms() < c->v->until) {
+        const uint32_t before = c->count;
+        await_guests(c);
+        accept_guests(c);
+        hear_guests(c);
+        if (c->count > before && answer_ranks(c, err) < 0)
             return -1;
     }
-    for (uint32_t r = 1; r < c->m->size; r++)
-        if (!c->m->address[r])
+    for (uint32_t r = 1; r < c->v->size; r++)
+        if (!c->v->address[r])
             return ckpt_fail(err, CKPT_TIMEOUT,
                              "rank %" PRIu32 " did not come to MASTER_PORT in time", r);
     return 0;
 }
 
-static int meet_root(const struct meeting *m, const char *own, struct ckpt_err *err)
+static void reception_release(struct reception *c)
 {
-    ckpt_cleanup(ckpt_freep) int *conn = malloc(m->size * sizeof *conn);
-    struct reception c = {.m = m, .conn = conn, .count = 1};
+    ckpt_socket_close(&c->listener);
+    for (uint32_t r = 1; c->waiting && r < c->v->size; r++)
+        guest_free(c->waiting[r]);
+    for (size_t i = 0; i < c->guests.len; i++)
+        guest_free(c->guests.ptr[i]);
+    ckpt_vec_release(&c->guests);
+    ckpt_vec_release(&c->poll);
+    free(c->waiting);
+}
 
-    if (!conn || !(m->address[0] = strdup(own)))
-        return ckpt_nomem(err);
-    if ((c.listener = meet_listen(m, err)) < 0)
-        return -1;
-    for (uint32_t r = 0; r < m->size; r++)
-        conn[r] = -1;
-    int rc = receive_ranks(&c, err);
-    ckpt_socket_close(&c.listener);
-    for (uint32_t r = 1; r < m->size; r++)
-        ckpt_socket_close(&conn[r]);
+static int meet_root(const struct rendezvous *v, const char *own, struct ckpt_err *err)
+{
+    struct reception c = {.v = v, .listener = -1, .count = 1};
+    int rc = -1;
+
+    c.waiting = calloc((size_t)v->size + 1, sizeof *c.waiting);
+    if (!c.waiting || !(v->address[0] = strdup(own)))
+        (void)ckpt_nomem(err);
+    else if ((c.listener = listen_for_ranks(v, err)) >= 0)
+        rc = receive_ranks(&c, err);
+    reception_release(&c);
     return rc;
 }
 
-/* Find rank 0 among the ports where it may listen. */
-static int meet_dial(const struct meeting *m, struct ckpt_err *err)
+/* ---- the other ranks ---- */
+
+/* Try one port; true: rank 0 has answered there. */
+static bool dial_port(const struct rendezvous *v, uint32_t port, struct ckpt_handshake *h,
+                      bool *refused)
 {
-    const struct ckpt_greeting g = {
-        CKPT_GREETING, CKPT_TCP_VERSION, {m->token, 0}, m->rank, CKPT_TCP_MEETING};
+    const struct ckpt_greeting g = {.magic = CKPT_GREETING,
+                                    .version = CKPT_TCP_VERSION,
+                                    .token = {v->token[0], v->token[1]},
+                                    .from = v->rank,
+                                    .kind = CKPT_TCP_RENDEZVOUS};
+    const uint64_t until = ckpt_min_u64(v->until, ckpt_now_ms() + HANDSHAKE_MS);
+    char text[8];
+    int fd;
+
+    (void)snprintf(text, sizeof text, "%u", (unsigned)port & 0xffff);
+    if ((fd = ckpt_socket_dial(v->host, text, until)) < 0)
+        return false;
+    ckpt_handshake_dial(h, fd, &g, 0, until);
+    const bool good = ckpt_handshake_run(h, &fd);
+    *refused |= h->refused;
+    return good;
+}
+
+/* Find rank 0 among the ports where it may listen. */
+static int find_root(const struct rendezvous *v, struct ckpt_handshake *h, struct ckpt_err *err)
+{
+    bool refused = false;
 
     for (;;) {
-        for (uint32_t k = first_port(); k < MEET_PORTS; k++) {
-            char port[8];
-            const uint64_t until = ckpt_min_u64(m->until, ckpt_now_ms() + ECHO_MS);
-            (void)snprintf(port, sizeof port, "%u", (unsigned)(m->port + k) & 0xffff);
-            int fd = ckpt_socket_dial(m->host, port, until);
-            if (fd >= 0 && ckpt_tcp_greet(fd, &g, 0, until))
-                return fd;
-            ckpt_socket_close(&fd);
-            if (ckpt_now_ms() >= m->until)
-                return ckpt_fail(err, CKPT_TIMEOUT,
-                                 "rank 0 can't be found at MASTER_ADDR=%s MASTER_PORT=%" PRIu32,
-                                 m->host, m->port);
+        for (uint32_t k = first_port(); k < PORTS; k++) {
+            if (dial_port(v, v->port + k, h, &refused))
+                return 0;
+            if (ckpt_now_ms() >= v->until)
+                return ckpt_fail(
+                    err, CKPT_TIMEOUT,
+                    "rank 0 can't be found at MASTER_ADDR=%s MASTER_PORT=%" PRIu32 "%s", v->host,
+                    v->port,
+                    refused ? " (a process there has another CKPTFS_SECRET, or none)" : "");
         }
         (void)usleep(50 * 1000);
     }
@@ -186,23 +322,43 @@ static int own_host(int fd, char *host, size_t cap)
                : 0;
 }
 
-static int meet_other(struct meeting *m, struct ckpt_tcp **ret, struct ckpt_err *err)
+/* Tell rank 0 our address, and hear that of the rank above. */
+static int swap_addresses(struct rendezvous *v, struct ckpt_handshake *h, const char *own,
+                          struct ckpt_err *err)
 {
-    char host[200];
-    int fd = meet_dial(m, err);
+    struct ckpt_seal out = {0}, in = {0};
+    struct address_message m;
+    int rc = ckpt_handshake_seals(h, true, &out, &in, err);
 
-    if (fd < 0)
-        return -1;
-    if (own_host(fd, host, sizeof host) < 0 || ckpt_tcp_listen_at(host, 0, ret, err) < 0) {
-        ckpt_socket_close(&fd);
-        return ckpt_fail(err, CKPT_IO, "this machine's own address is not known");
+    if (rc == 0) {
+        seal_address(&m, own, &out);
+        if (ckpt_socket_send_all(h->fd, &m, sizeof m, v->until) < 0 ||
+            ckpt_socket_recv_all(h->fd, &m, sizeof m, v->until) < 0)
+            rc = ckpt_fail(err, CKPT_PEER, "rank 0 is gone, or not all ranks came in time");
+        else if (!check_address(&m, &in))
+            rc = ckpt_fail(err, CKPT_PEER, "a message of rank 0 was changed on its way");
     }
-    int rc = ckpt_socket_send_all(fd, (*ret)->address, CKPT_TCP_ADDRESS, m->until) < 0 ||
-                     ckpt_socket_recv_all(fd, m->above, CKPT_TCP_ADDRESS, m->until) < 0
-                 ? ckpt_fail(err, CKPT_PEER, "rank 0 is gone, or not all ranks came in time")
-                 : 0;
-    ckpt_socket_close(&fd);
-    m->above[CKPT_TCP_ADDRESS - 1] = '\0';
+    if (rc == 0)
+        memcpy(v->above, m.text, sizeof v->above);
+    ckpt_seal_release(&out);
+    ckpt_seal_release(&in);
+    return rc;
+}
+
+static int meet_other(struct rendezvous *v, struct ckpt_tcp **ret, struct ckpt_err *err)
+{
+    struct ckpt_handshake h;
+    char host[CKPT_HOST_BYTES];
+    int rc;
+
+    if (find_root(v, &h, err) < 0)
+        return -1;
+    rc = own_host(h.fd, host, sizeof host) < 0
+             ? ckpt_fail(err, CKPT_IO, "this machine's own address is not known")
+             : ckpt_tcp_listen(host, ret, err);
+    if (rc == 0)
+        rc = swap_addresses(v, &h, (*ret)->address, err);
+    ckpt_socket_close(&h.fd);
     return rc;
 }
 
@@ -211,11 +367,11 @@ static int meet_other(struct meeting *m, struct ckpt_tcp **ret, struct ckpt_err 
 static int judge_addresses(void *ctx, const unsigned char *const *data, const size_t *len,
                            struct ckpt_str *answer, struct ckpt_err *err)
 {
-    const struct meeting *m = ctx;
+    const struct rendezvous *v = ctx;
 
     (void)data, (void)len;
-    for (uint32_t r = 0; r < m->size; r++)
-        ckpt_str_append(answer, m->address[r], strlen(m->address[r]) + 1);
+    for (uint32_t r = 0; r < v->size; r++)
+        ckpt_str_append(answer, v->address[r], strlen(v->address[r]) + 1);
     return answer->failed ? ckpt_nomem(err) : 0;
 }
 
@@ -237,10 +393,10 @@ static int take_addresses(struct ckpt_xport_tcp *x, const char *text, size_t len
     return ckpt_tcp_know(x, list, err);
 }
 
-static int tell_addresses(struct meeting *m, struct ckpt_xport_tcp *x, struct ckpt_comm *comm,
+static int tell_addresses(struct rendezvous *v, struct ckpt_xport_tcp *x, struct ckpt_comm *comm,
                           uint32_t timeout_ms, struct ckpt_err *err)
 {
-    struct ckpt_round round = {.judge = judge_addresses, .ctx = m};
+    struct ckpt_round round = {.judge = judge_addresses, .ctx = v};
     unsigned char *answer = NULL;
     size_t len = 0;
     int rc = ckpt_round_run(&round, comm, 0, NULL, 0, timeout_ms, &answer, &len, err);
@@ -251,16 +407,18 @@ static int tell_addresses(struct meeting *m, struct ckpt_xport_tcp *x, struct ck
     return rc;
 }
 
-static int join(struct meeting *m, struct ckpt_tcp *tcp, uint32_t timeout_ms,
+static int join(struct rendezvous *v, struct ckpt_tcp *tcp, uint32_t timeout_ms,
                 struct ckpt_comm **ret, struct ckpt_err *err)
 {
     struct ckpt_xport_tcp *x = NULL;
     struct ckpt_comm *comm = NULL;
+    int rc;
 
-    if (ckpt_tcp_join(tcp, m->rank, m->size, m->above, timeout_ms, &x, err) < 0 ||
+    if (ckpt_tcp_join(tcp, v->rank, v->size, v->above, timeout_ms, &x, err) < 0 ||
         ckpt_comm_wrap(&x->x, &comm, err) < 0)
         return -1;
-    if (tell_addresses(m, x, comm, timeout_ms, err) < 0) {
+    rc = tell_addresses(v, x, comm, timeout_ms, err);
+    if (ckpt_tcp_finish(x, comm, rc, timeout_ms, err) < 0) {
         ckpt_comm_free(comm);
         return -1;
     }
@@ -268,40 +426,41 @@ static int join(struct meeting *m, struct ckpt_tcp *tcp, uint32_t timeout_ms,
     return 0;
 }
 
-static int meet(struct meeting *m, struct ckpt_tcp **tcp, struct ckpt_err *err)
+static int meet(struct rendezvous *v, struct ckpt_tcp **tcp, struct ckpt_err *err)
 {
-    if (m->rank > 0)
-        return meet_other(m, tcp, err);
-    if (!(m->address = calloc((size_t)m->size + 1, sizeof *m->address)))
+    if (v->rank > 0)
+        return meet_other(v, tcp, err);
+    if (!(v->address = calloc((size_t)v->size + 1, sizeof *v->address)))
         return ckpt_nomem(err);
-    return ckpt_tcp_listen_at(m->host, 0, tcp, err) < 0 ? -1 : meet_root(m, (*tcp)->address, err);
+    return ckpt_tcp_listen(v->host, tcp, err) < 0 ? -1 : meet_root(v, (*tcp)->address, err);
 }
 
 int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
 {
-    struct meeting m = {.host = getenv("MASTER_ADDR")};
+    struct rendezvous v = {.host = getenv("MASTER_ADDR")};
     struct ckpt_tcp *tcp = NULL;
     uint32_t timeout_ms;
+    bool sealed;
 
-    if (!m.host)
+    if (!v.host)
         return ckpt_fail(err, CKPT_USAGE, "MASTER_ADDR is not set");
-    if (ckpt_env_number("WORLD_SIZE", 1 << 20, &m.size, err) < 0 ||
-        ckpt_env_number("RANK", m.size - !!m.size, &m.rank, err) < 0 ||
-        ckpt_env_number("MASTER_PORT", UINT16_MAX, &m.port, err) < 0)
+    if (ckpt_env_number("WORLD_SIZE", 1 << 20, &v.size, err) < 0 ||
+        ckpt_env_number("RANK", v.size - !!v.size, &v.rank, err) < 0 ||
+        ckpt_env_number("MASTER_PORT", UINT16_MAX, &v.port, err) < 0)
         return -1;
-    if (ckpt_comm_meet_ms(&timeout_ms, err) < 0)
+    if (ckpt_comm_meet_ms(&timeout_ms, err) < 0 || ckpt_seal_wanted(&sealed, err) < 0)
         return -1;
-    if (ckpt_socket_reserve(ckpt_tcp_files(m.rank, m.size), err) < 0)
+    if (ckpt_socket_reserve(ckpt_tcp_files(v.rank, v.size), err) < 0)
         return -1;
-    m.until = ckpt_now_ms() + timeout_ms;
-    m.token = job_token(m.size, m.port);
-    int rc = meet(&m, &tcp, err);
+    v.until = ckpt_now_ms() + timeout_ms;
+    job_token(&v);
+    int rc = meet(&v, &tcp, err);
     if (rc < 0)
         ckpt_tcp_free(tcp);
     else
-        rc = join(&m, tcp, timeout_ms, ret, err);
-    for (uint32_t r = 0; m.address && r < m.size; r++)
-        free(m.address[r]);
-    free(m.address);
+        rc = join(&v, tcp, timeout_ms, ret, err);
+    for (uint32_t r = 0; v.address && r < v.size; r++)
+        free(v.address[r]);
+    free(v.address);
     return rc;
 }

@@ -2,6 +2,7 @@
 /* Peers of the same machine that read each other's memory: the data connection says where transfers
  * lie, and which were taken. */
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include "base/err.h"
@@ -14,21 +15,31 @@ static void lies_at(struct ckpt_xfer *t, uint64_t address)
     atomic_store(&t->done, true);
 }
 
-static int say(struct ckpt_tcp_near *n, uint64_t number, uint64_t address)
+/* Queue a note, with its seal. */
+static int say(struct ckpt_tcp_peer *p, uint64_t number, uint64_t address)
 {
-    const struct ckpt_tcp_note note = {number, address};
+    struct ckpt_sealed_note s = {.note = {number, address}};
+    const size_t len = sizeof s.note + ckpt_seal_len(&p->data_out);
 
-    return ckpt_vec_push(&n->out, note);
+    if (ckpt_vec_reserve(&p->near.out, len) < 0)
+        return -1;
+    ckpt_seal_add(&p->data_out, &s.note, sizeof s.note);
+    ckpt_seal_end(&p->data_out, s.seal);
+    memcpy(p->near.out.ptr + p->near.out.len, &s, len);
+    p->near.out.len += len;
+    return 0;
 }
 
 /* True: it is posted, and need not be queued. */
-int ckpt_tcp_near_post(struct ckpt_tcp_near *n, struct ckpt_xfer *t, bool *ret_done,
+int ckpt_tcp_near_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
                        struct ckpt_err *err)
 {
+    struct ckpt_tcp_near *n = &p->near;
+
     *ret_done = false;
     if (t->send) {
         t->at = n->nsend++;
-        return say(n, t->at, (uint64_t)(uintptr_t)t->buf) < 0 ? ckpt_nomem(err) : 0;
+        return say(p, t->at, (uint64_t)(uintptr_t)t->buf) < 0 ? ckpt_nomem(err) : 0;
     }
     t->at = n->nrecv++;
     if (n->nearly < n->early.len) {
@@ -88,14 +99,15 @@ void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
 }
 
 /* What the workers did; false: they could not. */
-static bool near_collect(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n)
+static bool near_collect(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
+    struct ckpt_tcp_near *n = &p->near;
     bool good;
 
     (void)pthread_mutex_lock(&m->lock);
-    good = !n->lost && ckpt_vec_reserve(&n->out, n->taken.len + 1) == 0;
+    good = !n->lost;
     for (size_t i = 0; i < n->taken.len && good; i++)
-        n->out.ptr[n->out.len++] = n->taken.ptr[i];
+        good = say(p, n->taken.ptr[i].number, n->taken.ptr[i].address) == 0;
     n->taken.len = 0;
     (void)pthread_mutex_unlock(&m->lock);
     return good;
@@ -113,10 +125,8 @@ void ckpt_tcp_near_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n)
 
 static int push_notes(struct ckpt_tcp_near *n, int fd, bool *moved)
 {
-    const size_t all = n->out.len * sizeof *n->out.ptr;
-
-    while (n->out_at < all) {
-        ssize_t got = send(fd, (char *)n->out.ptr + n->out_at, all - n->out_at, MSG_NOSIGNAL);
+    while (n->out_at < n->out.len) {
+        ssize_t got = send(fd, n->out.ptr + n->out_at, n->out.len - n->out_at, MSG_NOSIGNAL);
         if (got < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         *moved = true;
@@ -129,19 +139,22 @@ static int push_notes(struct ckpt_tcp_near *n, int fd, bool *moved)
 static int pull_notes(struct ckpt_tcp_peer *p, bool *moved)
 {
     struct ckpt_tcp_near *n = &p->near;
+    const size_t len = sizeof n->in.note + ckpt_seal_len(&p->data_in);
 
     for (;;) {
-        ssize_t got = recv(p->data, (char *)&n->in + n->in_at, sizeof n->in - n->in_at, 0);
+        ssize_t got = recv(p->data, (char *)&n->in + n->in_at, len - n->in_at, 0);
         if (got < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         if (got == 0)
             return -1;
         *moved = true;
         n->in_at += (size_t)got;
-        if (n->in_at < sizeof n->in)
+        if (n->in_at < len)
             continue;
         n->in_at = 0;
-        if (hear(p, &n->in) < 0)
+        ckpt_seal_add(&p->data_in, &n->in.note, sizeof n->in.note);
+        p->forged |= !ckpt_seal_check(&p->data_in, n->in.seal);
+        if (p->forged || hear(p, &n->in.note) < 0)
             return -1;
     }
 }
@@ -153,7 +166,7 @@ int ckpt_tcp_near_open(struct ckpt_tcp_peer *p, struct ckpt_err *err)
         return 0;
     for (struct ckpt_xfer *t = p->send.head; t; t = t->next) {
         bool ignored;
-        if (ckpt_tcp_near_post(&p->near, t, &ignored, err) < 0)
+        if (ckpt_tcp_near_post(p, t, &ignored, err) < 0)
             return -1;
     }
     for (struct ckpt_xfer *t = p->recv.head; t; t = t->next)
@@ -163,7 +176,7 @@ int ckpt_tcp_near_open(struct ckpt_tcp_peer *p, struct ckpt_err *err)
 
 int ckpt_tcp_near_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
-    p->near.failed = !near_collect(m, &p->near);
+    p->near.failed = !near_collect(m, p);
     return p->near.failed || push_notes(&p->near, p->data, moved) < 0 || pull_notes(p, moved) < 0
                ? -1
                : 0;

@@ -60,6 +60,11 @@ struct ckpt_xport_ops {
     /* Has the rank closed its side, or died? What it sent before may still be unread. NULL: that
      * ends the whole job. */
     bool (*gone)(struct ckpt_xport *x, uint32_t peer);
+    /* Why it is gone (static), as far as that is known; else NULL. The member may be NULL, too. */
+    const char *(*why_gone)(struct ckpt_xport *x, uint32_t peer);
+    /* From now on the other ranks of this node may read this process's memory, as far as the system
+     * asks for that, or not any more. NULL: they never do, or need no permission. */
+    void (*permit)(struct ckpt_xport *x, bool on);
     /* Give up all transfers. False: some buffers may still be touched, and must be kept for ever.
      */
     bool (*cancel)(struct ckpt_xport *x);
@@ -71,8 +76,9 @@ struct ckpt_xport_ops {
 struct ckpt_xport {
     const struct ckpt_xport_ops *ops;
     uint32_t rank, size;
-    bool driven; /* only the thread that called ckpt_load_wait may call in */
-    bool near;   /* ranks of this node read each other's memory: one can serve all of them */
+    bool driven;        /* only the thread that called ckpt_load_wait may call in */
+    const char *remark; /* to be shown to the user once (static); or NULL */
+    bool near;          /* ranks of this node read each other's memory: one can serve all of them */
     /* Where destinations lie, and what moves data instead of post (device.h); NULL: the host. */
     struct ckpt_device *device;
 };
@@ -88,6 +94,9 @@ CKPT_PUBLIC void ckpt_comm_replace(struct ckpt_comm *comm, struct ckpt_xport *x)
 /* How long ranks wait for each other to come, of CKPTFS_MEET_TIMEOUT; USAGE if that is no number of
  * seconds. */
 CKPT_PUBLIC int ckpt_comm_meet_ms(uint32_t *ret, struct ckpt_err *err);
+
+/* USAGE if CKPTFS_SECRET is set, which a transport with connections of its own cannot honour. */
+CKPT_PUBLIC int ckpt_comm_no_secret(const char *transport, struct ckpt_err *err);
 
 /* COLLECTIVE. Rank 0's bytes to all, if all ranks are well: rc and err are this rank's verdict, as
  * in ckpt_comm_agree. */

@@ -259,6 +259,8 @@ static int make(MPI_Comm mpi, bool finalize, struct ckpt_xport **ret, struct ckp
     struct xport_mpi *m;
     int level = 0, is_main = 0, rank, size, rc;
 
+    if (ckpt_comm_no_secret("MPI", err) < 0)
+        return -1;
     (void)MPI_Query_thread(&level);
     (void)MPI_Is_thread_main(&is_main);
     if (level < MPI_THREAD_FUNNELED)

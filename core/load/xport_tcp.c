@@ -20,7 +20,10 @@
 #include "load/comm.h"
 #include "load/tcp.h"
 
-enum { MAX_CTL = 1 << 30, FLUSH_MS = 2000 };
+enum { MAX_CTL = 1 << 30, FIRST_ROOM = 64 << 10, FLUSH_MS = 2000 };
+
+static const char FORGED[] =
+    "a message from it was forged, or changed on its way (its seal is wrong)";
 
 static struct ckpt_xport_tcp *self(struct ckpt_xport *x) { return (struct ckpt_xport_tcp *)x; }
 
@@ -44,6 +47,14 @@ struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
     return m->peer[rank] = p;
 }
 
+static void close_data(struct ckpt_tcp_peer *p)
+{
+    if (p->state == CKPT_TCP_DIALLING)
+        ckpt_socket_close(&p->dialling.fd);
+    ckpt_socket_close(&p->data);
+    p->state = CKPT_TCP_CLOSED;
+}
+
 /* ---- moving bytes ---- */
 
 static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
@@ -56,7 +67,7 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
     if (p->state == CKPT_TCP_CLOSED || p->gone || self(x)->cancelled)
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", t->peer);
     bool done = false;
-    if (p->state == CKPT_TCP_OPEN && p->near.is && ckpt_tcp_near_post(&p->near, t, &done, err) < 0)
+    if (p->state == CKPT_TCP_OPEN && p->near.is && ckpt_tcp_near_post(p, t, &done, err) < 0)
         return -1;
     if (done)
         return 0;
@@ -66,39 +77,78 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
     return 0;
 }
 
+/* A transfer on the wire is its bytes, and their seal. Bytes [at, *ret_len) are to come next. */
+static unsigned char *rest_of(struct ckpt_xfer *t, unsigned char *seal, size_t seal_len,
+                              size_t *ret_len)
+{
+    if (t->at < t->len || seal_len == 0) {
+        *ret_len = t->len - t->at;
+        return (unsigned char *)t->buf + t->at;
+    }
+    *ret_len = t->len + seal_len - t->at;
+    return seal + (t->at - t->len);
+}
+
+static void transfer_done(struct ckpt_xfer_queue *q)
+{
+    struct ckpt_xfer *t = q->head;
+
+    ckpt_queue_pop(q);
+    atomic_store(&t->done, true);
+}
+
 /* -1: the connection is over. */
 static int push_data(struct ckpt_tcp_peer *p, bool *moved)
 {
+    const size_t seal_len = ckpt_seal_len(&p->data_out);
+
     while (p->send.head) {
         struct ckpt_xfer *t = p->send.head;
-        ssize_t n = send(p->data, (char *)t->buf + t->at, t->len - t->at, MSG_NOSIGNAL);
+        size_t len;
+        if (t->at == t->len && !p->sealed) {
+            ckpt_seal_end(&p->data_out, p->seal_out);
+            p->sealed = true;
+        }
+        const unsigned char *from = rest_of(t, p->seal_out, seal_len, &len);
+        ssize_t n = send(p->data, from, len, MSG_NOSIGNAL);
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         *moved = true;
+        if (t->at < t->len)
+            ckpt_seal_add(&p->data_out, from, (size_t)n);
         t->at += (size_t)n;
-        if (t->at == t->len) {
-            ckpt_queue_pop(&p->send);
-            atomic_store(&t->done, true);
-        }
+        if (t->at < t->len + seal_len)
+            continue;
+        p->sealed = false;
+        transfer_done(&p->send);
     }
     return 0;
 }
 
 static int pull_data(struct ckpt_tcp_peer *p, bool *moved)
 {
+    const size_t seal_len = ckpt_seal_len(&p->data_in);
+
     while (p->recv.head) {
         struct ckpt_xfer *t = p->recv.head;
-        ssize_t n = recv(p->data, (char *)t->buf + t->at, t->len - t->at, 0);
+        size_t len;
+        unsigned char *to = rest_of(t, p->seal_in, seal_len, &len);
+        ssize_t n = len ? recv(p->data, to, len, 0) : 0;
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
-        if (n == 0)
+        if (n == 0 && len)
             return -1;
         *moved = true;
+        if (t->at < t->len)
+            ckpt_seal_add(&p->data_in, to, (size_t)n);
         t->at += (size_t)n;
-        if (t->at == t->len) {
-            ckpt_queue_pop(&p->recv);
-            atomic_store(&t->done, true);
+        if (t->at < t->len + seal_len)
+            continue;
+        if (!ckpt_seal_check(&p->data_in, p->seal_in)) {
+            p->forged = true;
+            return -1;
         }
+        transfer_done(&p->recv);
     }
     return 0;
 }
@@ -121,10 +171,23 @@ static uint32_t next_hop(const struct ckpt_xport *x, uint32_t to)
     return ckpt_tree_parent(x->rank);
 }
 
+/* Messages are sealed in the order in which they are sent: some are queued before the connection
+ * stands. */
+static void seal_message(struct ckpt_tcp_peer *p, struct ckpt_tcp_outgoing *o)
+{
+    if (o->sealed)
+        return;
+    o->sealed = true;
+    ckpt_seal_add(&p->ctl_out, o->data, o->len);
+    ckpt_seal_end(&p->ctl_out, o->data + o->len);
+    o->len += ckpt_seal_len(&p->ctl_out);
+}
+
 static int push_ctl(struct ckpt_tcp_peer *p, bool *moved)
 {
     while (p->out) {
         struct ckpt_tcp_outgoing *o = p->out;
+        seal_message(p, o);
         ssize_t n = send(p->ctl, o->data + o->at, o->len - o->at, MSG_NOSIGNAL);
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
@@ -144,7 +207,7 @@ static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *
                          const void *msg, struct ckpt_err *err)
 {
     struct ckpt_tcp_peer *p = ckpt_tcp_peer(m, next_hop(&m->x, frame->to));
-    struct ckpt_tcp_outgoing *o = malloc(sizeof *o + sizeof *frame + frame->len);
+    struct ckpt_tcp_outgoing *o = malloc(sizeof *o + sizeof *frame + frame->len + CKPT_SEAL_BYTES);
     bool moved;
 
     if (!o || !p) {
@@ -156,6 +219,7 @@ static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", p->rank);
     }
     o->next = NULL;
+    o->sealed = false;
     o->len = sizeof *frame + frame->len;
     o->at = 0;
     memcpy(o->data, frame, sizeof *frame);
@@ -168,11 +232,21 @@ static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *
     return 0;
 }
 
+static bool check_message(struct ckpt_tcp_peer *p)
+{
+    ckpt_seal_add(&p->ctl_in, &p->in_frame, sizeof p->in_frame);
+    ckpt_seal_add(&p->ctl_in, p->in, p->in_frame.len);
+    p->forged |= !ckpt_seal_check(&p->ctl_in, p->in + p->in_frame.len);
+    return !p->forged;
+}
+
 static int take_message(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
     struct ckpt_tcp_incoming *in;
 
     p->in_at = 0;
+    if (!check_message(p))
+        return -1;
     if (p->in_frame.to != m->x.rank) { /* one that is lost for want of a way is missed by others */
         (void)queue_message(m, &p->in_frame, p->in, NULL);
         free(p->in);
@@ -189,6 +263,23 @@ static int take_message(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
     return 0;
 }
 
+/* Memory for `need` bytes of the message: as much as has come, and as much again, so that a length
+ * alone takes none. */
+static int make_room(struct ckpt_tcp_peer *p, size_t need)
+{
+    const size_t cap = (size_t)ckpt_min_u64((uint64_t)p->in_frame.len + CKPT_SEAL_BYTES,
+                                            p->in ? ckpt_max_u64(need, 2 * (uint64_t)p->in_cap)
+                                                  : ckpt_max_u64(need, FIRST_ROOM));
+    unsigned char *in = p->in && p->in_cap >= need ? p->in : realloc(p->in, cap);
+
+    if (!in)
+        return -1;
+    if (in != p->in || p->in_cap < need)
+        p->in_cap = cap;
+    p->in = in;
+    return 0;
+}
+
 /* The head of a message: is it one that may come this way? */
 static int take_frame(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
@@ -197,7 +288,24 @@ static int take_frame(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
     if (f->len > MAX_CTL || f->from >= m->x.size || f->to >= m->x.size ||
         (f->to != m->x.rank && next_hop(&m->x, f->to) == p->rank))
         return -1;
-    return (p->in = malloc((size_t)f->len + 1)) ? 0 : -1;
+    return make_room(p, 1);
+}
+
+/* Where the next bytes belong, and how many: of the frame, then of the message and its seal. */
+static unsigned char *next_bytes(struct ckpt_tcp_peer *p, size_t *ret_want)
+{
+    const size_t head = sizeof p->in_frame;
+    const size_t body = p->in_frame.len + ckpt_seal_len(&p->ctl_in);
+
+    if (p->in_at < head) {
+        *ret_want = head - p->in_at;
+        return (unsigned char *)&p->in_frame + p->in_at;
+    }
+    const size_t at = p->in_at - head;
+    if (at == p->in_cap && at < body && make_room(p, at + 1) < 0)
+        return NULL;
+    *ret_want = (size_t)ckpt_min_u64(body, p->in_cap) - at;
+    return p->in + at;
 }
 
 static int pull_ctl(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
@@ -205,19 +313,19 @@ static int pull_ctl(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *mov
     const size_t head = sizeof p->in_frame;
 
     for (;;) {
-        unsigned char *to =
-            p->in_at < head ? (unsigned char *)&p->in_frame + p->in_at : p->in + (p->in_at - head);
-        size_t want = p->in_at < head ? head - p->in_at : head + p->in_frame.len - p->in_at;
-        ssize_t n = want ? recv(p->ctl, to, want, 0) : 0;
+        size_t want = 0;
+        unsigned char *to = next_bytes(p, &want);
+        ssize_t n = to && want ? recv(p->ctl, to, want, 0) : 0;
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
-        if (n == 0 && want)
+        if (!to || (n == 0 && want))
             return -1;
         *moved = true;
         p->in_at += (size_t)n;
         if (p->in_at == head && !p->in && take_frame(m, p) < 0)
             return -1;
-        if (p->in_at >= head && p->in_at == head + p->in_frame.len && take_message(m, p) < 0)
+        if (p->in_at >= head && p->in_at == head + p->in_frame.len + ckpt_seal_len(&p->ctl_in) &&
+            take_message(m, p) < 0)
             return -1;
     }
 }
@@ -237,9 +345,10 @@ static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool
     if (p->state == CKPT_TCP_OPEN && ckpt_tcp_near_open(p, err) < 0)
         return -1;
     if (p->state == CKPT_TCP_OPEN && move_data(m, p, moved) < 0) {
-        ckpt_socket_close(&p->data);
-        p->state = CKPT_TCP_CLOSED;
+        close_data(p);
     }
+    if (p->forged)
+        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone: %s", p->rank, FORGED);
     if ((p->state == CKPT_TCP_CLOSED || p->gone) &&
         (p->send.head || p->recv.head || p->near.failed) && p->state != CKPT_TCP_OPEN)
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", p->rank);
@@ -271,10 +380,8 @@ static void poll_peer(struct ckpt_xport_tcp *m, const struct ckpt_tcp_peer *p)
 {
     if (p->ctl >= 0)
         (void)add_poll(m, p->ctl, POLLIN | (p->out ? POLLOUT : 0));
-    if (p->state == CKPT_TCP_CALLING)
-        (void)add_poll(m, p->data, POLLOUT);
-    else if (p->state == CKPT_TCP_GREETING)
-        (void)add_poll(m, p->data, POLLIN);
+    if (p->state == CKPT_TCP_DIALLING)
+        (void)add_poll(m, p->dialling.fd, ckpt_handshake_events(&p->dialling));
     else if (p->state == CKPT_TCP_OPEN && p->near.is)
         (void)add_poll(m, p->data, POLLIN | (p->near.out.len ? POLLOUT : 0));
     else if (p->state == CKPT_TCP_OPEN && (p->send.head || p->recv.head))
@@ -342,6 +449,13 @@ static bool tcp_gone(struct ckpt_xport *x, uint32_t peer)
     return p && p->gone;
 }
 
+static const char *tcp_why_gone(struct ckpt_xport *x, uint32_t peer)
+{
+    const struct ckpt_tcp_peer *p = self(x)->peer[peer];
+
+    return p && p->forged ? FORGED : NULL;
+}
+
 /* The streams are cut in the middle of a transfer: they are of no use any more. */
 static bool tcp_cancel(struct ckpt_xport *x)
 {
@@ -353,8 +467,7 @@ static bool tcp_cancel(struct ckpt_xport *x)
     for (size_t i = 0; i < m->active.len; i++) {
         struct ckpt_tcp_peer *p = m->active.ptr[i];
         ckpt_tcp_near_clear(m, &p->near);
-        ckpt_socket_close(&p->data);
-        p->state = CKPT_TCP_CLOSED;
+        close_data(p);
         ckpt_queue_init(&p->send);
         ckpt_queue_init(&p->recv);
     }
@@ -374,8 +487,12 @@ static bool any_outgoing(const struct ckpt_xport_tcp *m)
 static void peer_free(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
     ckpt_tcp_near_clear(m, &p->near);
-    ckpt_socket_close(&p->data);
+    close_data(p);
     ckpt_socket_close(&p->ctl);
+    ckpt_seal_release(&p->data_out);
+    ckpt_seal_release(&p->data_in);
+    ckpt_seal_release(&p->ctl_out);
+    ckpt_seal_release(&p->ctl_in);
     while (p->out) {
         struct ckpt_tcp_outgoing *o = p->out;
         p->out = o->next;
@@ -392,6 +509,7 @@ static void tcp_free(struct ckpt_xport *x)
     bool moved;
 
     (void)tcp_cancel(x);
+    ckpt_tcp_permit(x, false);
     while (m->event >= 0 && any_outgoing(m) && ckpt_now_ms() < until) {
         (void)tcp_progress(x, &moved, NULL);
         if (!moved)
@@ -431,6 +549,8 @@ static const struct ckpt_xport_ops tcp_ops = {
     .ctl_send = tcp_ctl_send,
     .ctl_recv = tcp_ctl_recv,
     .gone = tcp_gone,
+    .why_gone = tcp_why_gone,
+    .permit = ckpt_tcp_permit,
     .cancel = tcp_cancel,
     .free = tcp_free,
     .one_shot = true,

@@ -124,7 +124,7 @@ int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err)
 }
 
 int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *pool,
-                   struct ckpt_base **ret, struct ckpt_err *err)
+                   struct ckpt_recording *recording, struct ckpt_base **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *path = NULL;
     struct ckpt_base *b = calloc(1, sizeof *b);
@@ -135,6 +135,8 @@ int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *
     result = ckpt_base_find(name, &path, err);
     if (result == 0)
         result = ckpt_archive_open(path, links, &b->dir, err);
+    if (result == 0)
+        ckpt_dir_use(b->dir, recording);
     if (result == 0)
         result = ckpt_config_read_if(b->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &b->config, err);
     if (result == 0)

@@ -23,9 +23,9 @@ struct ckpt_base {
 
 /* Open the base `name`: a directory, or ORG/NAME, which means the snapshot that refs/main names in
  * the local hub cache (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub). Never uses the
- * network. */
+ * network. The directory is opened with `recording` (NULL: none). */
 int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *pool,
-                   struct ckpt_base **ret, struct ckpt_err *err);
+                   struct ckpt_recording *recording, struct ckpt_base **ret, struct ckpt_err *err);
 /* Find the directory that `name` means; *ret_path is new. MISSING: `name` is neither a directory
  * nor in the cache. */
 int ckpt_base_find(const char *name, char **ret_path, struct ckpt_err *err);

@@ -35,7 +35,7 @@ int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, st
         (s->opt->key_mapping && ckpt_renames_load(s->opt->key_mapping, &s->renames, err) < 0) ||
         (s->opt->base &&
          ckpt_base_open(s->opt->base, s->opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH,
-                        s->pool, &s->base, err) < 0)) {
+                        s->pool, opt->recording, &s->base, err) < 0)) {
         ckpt_shared_unref(s);
         return -1;
     }

@@ -56,6 +56,7 @@ int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
     copy->recipe = opt->recipe ? strdup(opt->recipe) : NULL;
     copy->key_mapping = opt->key_mapping ? strdup(opt->key_mapping) : NULL;
     copy->overrides = json_deep_copy(opt->overrides);
+    copy->recording = NULL;
     if ((opt->base && !copy->base) || (opt->recipe && !copy->recipe) ||
         (opt->key_mapping && !copy->key_mapping) || !copy->overrides) {
         ckpt_options_free(copy);

@@ -45,9 +45,10 @@ struct ckpt_options {
     bool wait;         /* a folder without a step is not an error */
     json_t *overrides; /* a JSON object: settings of the model, and the recipes' "_rope" */
     struct ckpt_log log;
+    struct ckpt_recording *recording; /* for the directories that are opened; borrowed, or NULL */
 };
 
-/* Make a deep copy. */
+/* Make a deep copy, without the recording. */
 int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
                       struct ckpt_err *err);
 /* ckpt_options_free for ckpt_cleanup. */

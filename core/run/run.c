@@ -222,6 +222,7 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
 
     if (ckpt_archive_open(path, links, &run->dir, err) < 0)
         return -1;
+    ckpt_dir_use(run->dir, opt->recording);
     if (!ckpt_step_probe(&run->dir, &probe_err)) {
         if (probe_err.code == CKPT_CONFLICT)
             return ckpt_fail(err, probe_err.code, "%s", probe_err.text);

@@ -2,10 +2,10 @@
 /* libckptfs_load: loads parts of a view into the memory of many ranks; each byte is read from
  * storage once.
  *
- *     ckpt_comm_*  ->  ckpt_load_new  ->  ckpt_load_want_*  ->  ckpt_load_plan  ->  ckpt_load_start
- *                  ->  ckpt_load_wait | ckpt_load_next  ->  ckpt_load_free
+ *     ckpt_comm_*  ->  ckpt_load_open  ->  ckpt_load_new  ->  ckpt_load_want_*  ->  ckpt_load_plan
+ *                  ->  ckpt_load_start  ->  ckpt_load_wait | ckpt_load_next  ->  ckpt_load_free
  *
- * Each rank opens the same checkpoint and declares its wants: which boxes of which tensors it
+ * All ranks open the same checkpoint, and each declares its wants: which boxes of which tensors it
  * needs, and where to put them. All ranks together then agree on a plan, which says which rank
  * reads which bytes and sends them to which ranks. The library contains libckptfs. Any view can be
  * loaded, with Hugging Face's names or with the framework's own (view=raw).
@@ -62,9 +62,22 @@ CKPT_PUBLIC int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err)
  * with the NUL) to all other ranks, and calls ckpt_tcp_connect. `host` is the name or address under
  * which other ranks reach this one; NULL: the name of this machine.
  *
+ * A rank listens on the first address of `host` that is this machine's (on all addresses if none
+ * is), or on the interface that CKPTFS_INTERFACE names, by its name or an address; the port is one
+ * of CKPTFS_PORT_RANGE ("20000-20099") if that is set. Handshakes go on side by side, so that
+ * strangers who connect delay nobody.
+ *
+ * If CKPTFS_SECRET is set, to the same at least 16 random characters on all ranks, ranks prove to
+ * each other that they know it, and every message carries a keyed hash (BLAKE2b, by libsodium):
+ * nobody else can take part or change bytes unnoticed. Nothing is encrypted: who can read the
+ * network sees the weights. UNSUPPORTED: the library was built without libsodium. MPI and NCCL make
+ * connections of their own: with them, a secret is an error (USAGE).
+ *
  * Over TCP, ranks on the same machine read each other's memory directly where the system permits
- * it. Where the Yama security module restricts that to parent processes, a rank permits it for
- * itself while it has such a comm (PR_SET_PTRACER). */
+ * it. Where the Yama security module restricts that to parent processes, a rank permits it, during
+ * a load, to the descendants of the nearest common ancestor of the machine's ranks, such as mpirun
+ * or torchrun (PR_SET_PTRACER). If they have none but init, they use sockets, and a warning says
+ * so. */
 struct ckpt_tcp;
 enum { CKPT_TCP_ADDRESS = 256 };
 CKPT_PUBLIC int ckpt_tcp_listen(const char *host, struct ckpt_tcp **ret, struct ckpt_err *err);
@@ -96,6 +109,24 @@ CKPT_PUBLIC const char *ckpt_comm_transport(
  * is reported at once, without waiting for the remaining ranks. */
 CKPT_PUBLIC int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
                                 struct ckpt_err *err);
+
+/* COLLECTIVE. Open the run at `path` and the view of one of its steps on all ranks, in the way of
+ * ckpt_run_open, ckpt_run_find_step and ckpt_run_view, but with the files opened by rank 0 only: it
+ * sends all that it has read to the other ranks, which open the same step from that. During a load,
+ * a rank then opens only the files that it reads itself. It compares each of them with rank 0's: a
+ * file with other times, but of the same size, is taken for a copy if it has the same bytes in the
+ * places that rank 0 has read. opt may be NULL, and is the same on all ranks, as is the path,
+ * except that each node may have a copy of the checkpoint in a place of its own.
+ *
+ * Rank 0 opens `step`, or the latest one that it sees (NULL). Other ranks ask for the same step or
+ * pass NULL (CONFLICT). MISSING: a rank does not see the step within some seconds. A failure is the
+ * same on all ranks. timeout_ms: how long to wait without news from another rank, or from storage;
+ * 0: 300 s. The caller closes *ret_run, frees *ret_step and releases *ret_view; ret_run and
+ * ret_step may be NULL. */
+CKPT_PUBLIC int ckpt_load_open(struct ckpt_comm *comm, const char *path,
+                               const struct ckpt_options *opt, const char *step,
+                               uint32_t timeout_ms, struct ckpt_run **ret_run, char **ret_step,
+                               struct ckpt_view **ret_view, struct ckpt_err *err);
 
 /* COLLECTIVE. Choose the step that all ranks load: the step that rank 0 asks for, by
  * ckpt_run_find_step (NULL: the latest step that rank 0 sees; other ranks may see another one as

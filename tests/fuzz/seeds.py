@@ -341,6 +341,21 @@ def value_seeds(out):
         put(out, "fuzz_values", name, "\n".join([json.dumps(adapter), json.dumps(config), *lines]))
 
 
+def recording_seeds(out):
+    def entry(path, flags, rest):
+        return struct.pack("<BBH", 0, flags, len(path) + 1) + path + b"\0" + rest
+
+    def look(kind, errno, size):
+        return struct.pack("<BH4Q", kind, errno, 11, size, 1, 2)
+    start, none = struct.pack("<QQIQ", 7, 1000, 1, 5), struct.pack("<I", 0)
+    chunks = struct.pack("<IQI", 2, 0, 4) + b"head" + struct.pack("<QI", 90, 10) + b"0123456789"
+    names = struct.pack("<I", 2) + b"".join(struct.pack("<BH", kind, 2) + name + b"\0" for kind, name in ((0, b"a"), (129, b"b")))
+    put(out, "fuzz_recording", "empty", start + none)
+    put(out, "fuzz_recording", "file", start + struct.pack("<I", 1) + entry(b"a", 1, look(0, 0, 100) + chunks))
+    put(out, "fuzz_recording", "step", start + struct.pack("<I", 3) + entry(b".", 4, names + none) + entry(b"a/b", 11, look(0, 0, 100) + struct.pack("<Q", 9) + chunks)
+        + entry(b"none", 1, look(2, 2, 0) + none))
+
+
 def load_seeds(out):
     def words(*n):
         return struct.pack("<%dI" % len(n), *n)
@@ -351,6 +366,7 @@ def load_seeds(out):
     put(out, "fuzz_wants", "whole", words(magic, 0, 0, 0, 2, 0, none, none, 2, none, none))
     put(out, "fuzz_wants", "boxes", words(magic, 1, 1, 1, 3) + grid + words(0, 2, 0, 0, 1, 1) + box + words(0, 0, 0, 2, 0, none, 1, none, none))
     put(out, "fuzz_wants", "columns", words(magic, 1, 2, 0, 2) + words(1, 5, 0, 1, 2, 3, 4) + words(0, 1, 1, 0) + words(0, 1, 0, 0) + words(0, 0, none, 2, 1, none))
+    recording_seeds(out)
     put(out, "fuzz_rounds", "good", b"")
     for message in (0, 1, 3, 6):
         put(out, "fuzz_rounds", "lost%d" % message, struct.pack("<BHB", message, 0xfffe, 0))

@@ -25,6 +25,7 @@ PLACES = [
     (r"yaml\.h", r"core/container/yaml\.c"),
     (r"zstd.*\.h", r"core/container/zstd\.c"),
     (r"pcre2.*\.h", r"core/base/regex\.c"),
+    (r"sodium.*\.h", r"core/load/seal\.c"),
     (r"mpi\.h", r"core/load/xport_mpi\.c|include/ckptfs/load_mpi\.h"),
     (r"nccl\.h", r"core/load/(xport_nccl|cuda)\.c|include/ckptfs/load_nccl\.h"),
     (r"(cuda|cuda_runtime|cuda_runtime_api)\.h", r"core/load/(xport_nccl|cuda)\.c|core/load/cuda\.h|include/ckptfs/load_nccl\.h"),

@@ -31,6 +31,7 @@ struct job {
     struct ckpt_load_options opt;
     const char *const *run;
     size_t nrun;
+    bool both; /* one run, and the views of open_both */
     const struct ckpt_options *options;
     struct ckpt_view *view[MOST_RUNS];
     uint64_t seed;
@@ -245,8 +246,12 @@ static int run_job(struct job *j)
         die("threads", &err);
     (void)clock_gettime(CLOCK_MONOTONIC, &a);
     for (uint32_t r = 0; r < j->ranks; r++) {
-        rank[r] = (struct rank){
-            .job = j, .comm = comm[r], .number = r, .view = j->view[r < j->nrun ? r : 0]};
+        rank[r] = (struct rank){.job = j,
+                                .comm = comm[r],
+                                .number = r,
+                                .view = j->view[j->both       ? r % 2
+                                                : r < j->nrun ? r
+                                                              : 0]};
         if (pthread_create(&thread[r], NULL, run_rank, &rank[r]) != 0)
             die("thread", &err);
     }
@@ -312,6 +317,46 @@ static struct ckpt_view *open_view(const char *path, const struct ckpt_options *
     return view;
 }
 
+/* One of two ranks that open a run together. */
+struct opener {
+    struct ckpt_comm *comm;
+    const char *path;
+    const struct ckpt_options *options;
+    struct ckpt_view *view;
+    struct ckpt_err err;
+};
+
+static void *open_one(void *arg)
+{
+    struct opener *o = arg;
+
+    if (ckpt_load_open(o->comm, o->path, o->options, NULL, 0, NULL, NULL, &o->view, &o->err) < 0)
+        die(o->path, &o->err);
+    return NULL;
+}
+
+/* The views of a rank that has opened the files, and of one that has replayed that. */
+static void open_both(const char *path, const struct ckpt_options *options, struct ckpt_view **ret)
+{
+    struct ckpt_comm *comm[2];
+    struct opener o[2];
+    pthread_t thread[2];
+    struct ckpt_err err = {0};
+
+    if (ckpt_comm_threads(2, comm, &err) < 0)
+        die(path, &err);
+    for (int i = 0; i < 2; i++) {
+        o[i] = (struct opener){.comm = comm[i], .path = path, .options = options};
+        (void)pthread_create(&thread[i], NULL, open_one, &o[i]);
+    }
+    for (int i = 0; i < 2; i++) {
+        (void)pthread_join(thread[i], NULL);
+        ret[i] = o[i].view;
+    }
+    ckpt_comm_free(comm[0]);
+    ckpt_comm_free(comm[1]);
+}
+
 int main(int argc, char **argv)
 {
     struct ckpt_options *options;
@@ -336,6 +381,11 @@ int main(int argc, char **argv)
             command = optarg;
         if (opt == '?')
             return 2;
+    }
+    if (optind + 1 < argc && strcmp(argv[optind + 1], "--") == 0) {
+        open_both(argv[optind++], options, job.view);
+        job.nrun = 2;
+        job.both = true;
     }
     for (; optind < argc && strcmp(argv[optind], "--") != 0 && job.nrun < MOST_RUNS; optind++) {
         job.view[job.nrun++] = open_view(argv[optind], options);

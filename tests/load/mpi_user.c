@@ -39,7 +39,6 @@ struct job {
 
 static int load_half(const struct job *job)
 {
-    struct ckpt_run *run;
     struct ckpt_view *view;
     struct ckpt_comm *comm;
     struct ckpt_load *load;
@@ -52,16 +51,13 @@ static int load_half(const struct job *job)
     (void)MPI_Comm_split(MPI_COMM_WORLD, job->rank % 2, job->rank, &half);
     (void)MPI_Comm_size(half, &size);
     (void)snprintf(layout, sizeof layout, "fsdp=%d", size);
-    if (ckpt_run_open(job->run, NULL, &run, &err) < 0 || ckpt_run_view(run, NULL, &view, &err) < 0)
-        return die(&err);
     if (ckpt_comm_mpi(half, &comm, &err) < 0) {
         if (job->rank == 0)
             (void)printf("refused: %s\n", err.text);
-        ckpt_view_release(view);
-        ckpt_run_close(run);
         return job->level == MPI_THREAD_SINGLE && err.code == CKPT_USAGE ? 0 : die(&err);
     }
-    if (ckpt_load_new(view, comm, &opt, &load, &err) < 0 ||
+    if (ckpt_load_open(comm, job->run, NULL, NULL, 0, NULL, NULL, &view, &err) < 0 ||
+        ckpt_load_new(view, comm, &opt, &load, &err) < 0 ||
         ckpt_load_want_layout(load, layout, &err) < 0 || ckpt_load_plan(load, &err) < 0)
         return die(&err);
     const size_t n = ckpt_load_wants(load);
@@ -95,7 +91,6 @@ static int load_half(const struct job *job)
     ckpt_load_free(load);
     ckpt_comm_free(comm);
     ckpt_view_release(view);
-    ckpt_run_close(run);
     (void)MPI_Comm_free(&half);
     return 0;
 }

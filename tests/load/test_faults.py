@@ -192,12 +192,36 @@ def a_file_is_short_on_one_rank(top):
 
 def a_file_is_missing_on_one_rank(top):
     runs = copies(top, 2)
-    os.unlink(shards(runs[1])[-1])
+    lost = [s for s in shards(runs[1]) if "token_embedding" in s][-1]  # rank 1 would read the last rows; rank 0 does that for it
+    os.unlink(lost)
+    ends = finish(start(runs, "fsdp=2", "--readers", "each", "--json"))
+    assert [status for _, status in ends] == [0, 0] and json.loads(ends[0][0][0])["retries"] > 0, ends
+    os.unlink(lost.replace(runs[1], runs[0]))
     told = set()
-    for (_, err), status in finish(start(runs, "fsdp=2")):
+    for (_, err), status in finish(start(runs, "fsdp=2", "--readers", "each")):
         assert status == 1, (status, err)
         told.add(err.split(": ", 1)[1])
-    assert len(told) == 1 and "rank 1: " in list(told)[0], told
+    assert len(told) == 1 and "rank 0: " in list(told)[0] and "is missing" in list(told)[0], told
+
+
+def a_node_has_other_bytes(top):
+    """Each node has a copy: whatever differs in size, in a header or in a sampled place is another checkpoint."""
+    runs = copies(top, 2)
+    ends = finish(start(runs, "fsdp=2", "--readers", "each", "--verify", far=True))
+    assert [status for _, status in ends] == [0, 0], ends
+    for path in shards(runs[1]):  # all bytes of all tensors, which is more than the samples need
+        with open(path, "r+b") as f:
+            begin = 8 + int.from_bytes(f.read(8), "little")
+            f.seek(begin)
+            data = f.read()
+            f.seek(begin)
+            f.write(bytes(b ^ 1 for b in data))
+        os.utime(path, (1, 1))
+    told = set()
+    for (_, err), status in finish(start(runs, "fsdp=2", "--readers", "each", far=True)):
+        assert status == 1, (status, err)
+        told.add(err.split(": ", 1)[1])
+    assert len(told) == 1 and "rank 1" in list(told)[0] and "copies of the checkpoint must be equal" in list(told)[0], told
 
 
 def a_killed_rank_is_an_error_elsewhere(top):
@@ -381,7 +405,7 @@ def main():
                  (a_read_of_the_page_cache_that_waits_all_the_same, runs), (a_read_for_another_rank_that_hangs, runs)]
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank,
-             a_file_is_missing_on_one_rank, a_killed_rank_is_an_error_elsewhere,
+             a_file_is_missing_on_one_rank, a_node_has_other_bytes, a_killed_rank_is_an_error_elsewhere,
              a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, ranks_that_see_other_steps, steps_opened_by_hand,
              a_step_that_is_saved_anew_while_ranks_open_it, statistics, jobs_with_neighbouring_ports_do_not_meet,
              what_repeats_the_greeting_is_no_rank, too_few_descriptors, rates_decide_who_reads)]

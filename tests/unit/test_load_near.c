@@ -25,7 +25,7 @@ static pid_t start_child(struct shared *s)
 
     if (pid != 0)
         return pid;
-    (void)ckpt_near_allow();
+    ckpt_near_permit((uint64_t)getppid());
     memset(s->data, 7, LEN);
     atomic_store(&s->step, 1);
     while (atomic_load(&s->step) < 2)
@@ -76,4 +76,54 @@ TEST(near, bytes_are_good_while_the_word_stands)
     (void)munmap(s, sizeof *s);
 }
 
-TESTS(T(near, bytes_are_good_while_the_word_stands))
+/* A process that forks n others and waits for the end of a pipe; their numbers go to out. */
+static pid_t start_family(unsigned n, const int ends[2], pid_t *out)
+{
+    pid_t pid = fork();
+    const int end = ends[0];
+    char byte;
+
+    if (pid != 0)
+        return pid;
+    (void)close(ends[1]);
+    for (unsigned i = 0; i < n; i++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            (void)!read(end, &byte, 1);
+            _exit(0);
+        }
+        out[i] = child;
+    }
+    (void)!read(end, &byte, 1);
+    while (wait(NULL) > 0)
+        ;
+    _exit(0);
+}
+
+TEST(near, ranks_of_a_launcher_have_it_as_their_ancestor)
+{
+    pid_t *child = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int ends[2];
+
+    CHECK(child != MAP_FAILED && pipe(ends) == 0);
+    const pid_t pid = start_family(2, ends, child);
+    while (!((volatile pid_t *)child)[1])
+        (void)usleep(1000);
+    const uint64_t self = (uint64_t)getpid(), launcher = (uint64_t)pid;
+    const uint64_t a = (uint64_t)child[0], b = (uint64_t)child[1];
+    const uint64_t siblings[] = {a, b}, mixed[] = {a, launcher}, cousins[] = {b, self, a};
+    const uint64_t with_init[] = {a, 1}, unseen[] = {a, UINT64_C(1) << 40};
+    CHECK(ckpt_near_ancestor(siblings, 2) == launcher);
+    CHECK(ckpt_near_ancestor(mixed, 2) == launcher);
+    CHECK(ckpt_near_ancestor(cousins, 3) == self);
+    CHECK(ckpt_near_ancestor(&siblings[1], 1) == b);
+    CHECK(ckpt_near_ancestor(with_init, 2) == 0);
+    CHECK(ckpt_near_ancestor(unseen, 2) == 0);
+    (void)close(ends[0]);
+    (void)close(ends[1]);
+    (void)waitpid(pid, NULL, 0);
+    (void)munmap(child, 4096);
+}
+
+TESTS(T(near, bytes_are_good_while_the_word_stands),
+      T(near, ranks_of_a_launcher_have_it_as_their_ancestor))

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "load/listen.h"
 #include "load/socket.h"
 
 enum { NOT_HERE = 77, WAIT_MS = 5000 };
@@ -92,7 +93,9 @@ TEST(socket, is_heard_where_somebody_listens)
 {
     uint16_t port;
     char text[8];
-    int listener = ckpt_socket_listen(0, &port);
+    char host[CKPT_HOST_BYTES];
+    struct ckpt_err err = {0};
+    int listener = ckpt_listen("127.0.0.1", (struct ckpt_ports){0, 0}, host, &port, &err);
 
     CHECK(listener >= 0);
     (void)snprintf(text, sizeof text, "%u", port);

@@ -53,13 +53,12 @@ def load_boxes(boxes, run, process_group=None, *, clip=False, view=None, base=No
         native = make_options(readers, load_options)
         spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
         mine = _Boxes(boxes)
-        spec.look()
     except Exception as e:  # the other ranks must hear of it
         failure = e
     timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
     device = device_of([mine]) if mine is not None and failure is None else None
     with Comm(process_group, device, timeout_ms, failure) as comm, spec:
-        spec.take_step(comm)
+        spec.check(comm)
         return _fill(comm, spec, mine, clip, native, progress)
 
 
@@ -69,4 +68,4 @@ def _fill(comm, spec, mine, clip, native, progress):
             wanted = _wanted(load.view, name, offset, tensor, clip)
             if wanted is not None:
                 load.want_box(name, *wanted, entry)
-    return run_together(comm, lambda: next(spec.views()), declare, native, progress)
+    return run_together(comm, lambda: next(spec.views(comm)), declare, native, progress)

@@ -107,7 +107,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_comm_free": (None, [P]),
     "ckpt_comm_transport": (c_char_p, [P]),
     "ckpt_comm_agree": (c_int, [P, c_int, c_uint32, E]),
-    "ckpt_comm_step": (c_int, [P, P, c_char_p, c_uint32, POINTER(P), E]),
+    "ckpt_load_open": (c_int, [P, c_char_p, P, c_char_p, c_uint32, POINTER(P), POINTER(P), POINTER(P), E]),
     "ckpt_tcp_listen": (c_int, [c_char_p, POINTER(P), E]),
     "ckpt_tcp_address": (c_char_p, [P]),
     "ckpt_tcp_free": (None, [P]),

@@ -5,15 +5,13 @@ import json
 import os
 import warnings
 
-from ctypes import byref, c_void_p
-
 from ._comm import TIMEOUT_MS, Comm
-from ._library import CkptError, library, take_bytes
+from ._library import CkptError
 from ._load import make_options, run_together
 from ._match import Match, combined, judge
 from ._targets import device_of, parts_of
 from ._tensors import is_meta
-from ._view import Run, View, spelled
+from ._view import View, spelled
 
 
 def load_state_dict(model_or_state_dict, run, process_group=None, view=None, base=None, key_mapping=None, strict=True, *, step=None, missing=None,
@@ -54,13 +52,12 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
         native = make_options(readers, load_options)
         spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
         parts = parts_of(model_or_state_dict)
-        spec.look()
     except Exception as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
         failure = e
     timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
     device = device_of(parts) if parts is not None and failure is None else None
     with Comm(process_group, device, timeout_ms, failure) as comm, spec:  # raises the failure
-        spec.take_step(comm)
+        spec.check(comm)
         match, verdict = _agreed(comm, spec, parts, key_mapping, missing == "init")
         result = judge(match, verdict, strict, missing == "init")
         result.stats = _fill(comm, match, native, progress)
@@ -82,7 +79,6 @@ class Spec:
             raise ValueError(f"view={view!r}: expected a word such as 'hf', 'memory', 'raw' or 'torchtitan'")
         self.run, self.given = run, dict(spelled(options, more), view=None if view == "hf" else view)
         self.opened = []
-        self.seen = None  # the run, before a step of it is opened
         if isinstance(run, View):
             named = sorted(k for k, v in dict(self.given, view=view).items() if v is not None)
             if named:
@@ -90,36 +86,22 @@ class Spec:
                                  "or open the View with these")
             run.check()
 
-    def look(self):
-        """Look at the run, so that a rank that can't do that fails before the others wait for it."""
-        if not isinstance(self.run, View):
-            self.seen = Run(self.run, **{k: v for k, v in self.given.items() if k != "step"})
-
-    def take_step(self, comm):
-        """Rank 0's step, on all ranks: each may see another one as the latest, or know another list of steps."""
-        asked = self.given.get("step") if self.seen else self.run._step
-        asked = None if asked is None else str(asked)
-
-        def find():
-            return asked if not self.seen else self.seen.find_step(asked) if comm.rank == 0 else None
-        step, other = comm.share(lambda: [asked, find()], _one_step)
-        if other is not None:
-            raise CkptError("conflict", f"step '{other}' is asked for on one rank, but rank 0 loads '{step}': all load the same step")
-        if not self.seen:
-            return
-        text = c_void_p()
-        library().comm_step(comm.handle, self.seen.handle, os.fsencode(step) if step else None, comm.timeout_ms, byref(text))
-        self.given["step"] = os.fsdecode(take_bytes(text))
+    def check(self, comm):
+        """Do all ranks give the same: an open View of the same step, or a run, which they open together?"""
+        step = self.run._step if isinstance(self.run, View) else None
+        problem = comm.share(lambda: [isinstance(self.run, View), step], _difference)
+        if problem is not None:
+            raise CkptError(*problem)
 
     def has_other(self):
         return self.run.is_plain() if isinstance(self.run, View) else self.given["view"] is None
 
-    def views(self):
-        """The view that was asked for, then one whose names may fit better where it lacks some: the hub's names first, then those that the
+    def views(self, comm):
+        """Opened by all ranks together: the view that was asked for, then one whose names may fit better where it lacks some: the hub's names first, then those that the
         model's class has in memory (transformers stacks experts, for one)."""
-        first = self.run if isinstance(self.run, View) else self._keep(View(self.run, **self.given))
+        first = self.run if isinstance(self.run, View) else self._keep(View(self.run, comm=comm, **self.given))
         yield first
-        yield self._keep(first.again(view="memory"))
+        yield self._keep(first.again(comm, view="memory"))
 
     def keep_only(self, view):
         for other in self.opened:
@@ -135,30 +117,35 @@ class Spec:
 
     def __exit__(self, *exc):
         self.keep_only(None)
-        if self.seen:
-            self.seen.close()
 
 
-def _one_step(words):
-    """[rank 0's step, a step that another rank asked for instead or None], of what all ranks [asked for, found]."""
-    asked, found = words[0]
-    others = sorted({a for a, _ in words if a is not None} - {asked, found})
-    return [found, others[0] if others else None]
+def _difference(words):
+    """What is wrong with all ranks' [is it a View, of which step]: [code, text], or None."""
+    if len({is_view for is_view, _ in words}) > 1:
+        return ["usage", "run is an open View on some ranks and a path on others: give all ranks the same"]
+    others = sorted({step or "" for _, step in words} - {words[0][1] or ""})
+    if others:
+        return ["conflict", f"the View of one rank is of step '{others[0]}', that of rank 0 of '{words[0][1]}': all load the same step"]
+    return None
 
 
 def _agreed(comm, spec, parts, key_mapping, init):
     """The match of all ranks' tensors with the view that has most of their names, and the verdict on it."""
-    found, views = [], spec.views()
+    found, views = [], spec.views(comm)
 
-    def prepare():
-        match = Match(next(views), parts, _mapping(key_mapping))
+    def prepare(view):
+        match = Match(view, parts, _mapping(key_mapping))
         found.append(match)
         if init:
             match.check_initialise()
         return match.word(other=spec.has_other())
-    verdicts = [comm.share(prepare, combined)]
+
+    def verdict():
+        view = next(views)
+        return comm.share(lambda: prepare(view), combined)
+    verdicts = [verdict()]
     if verdicts[0]["missing"] and verdicts[0]["other"]:
-        verdicts.append(comm.share(prepare, combined))
+        verdicts.append(verdict())
     best = min(range(len(found)), key=lambda i: len(verdicts[i]["missing"]))
     spec.keep_only(found[best].view)
     return found[best], verdicts[best]

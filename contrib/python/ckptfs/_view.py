@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A view with the shape of safetensors.safe_open."""
 
+import contextlib
 import json
 import os
 from ctypes import POINTER, byref, c_char, c_size_t, c_void_p
@@ -94,22 +95,29 @@ def spelled(options, more):
     return {**more, **options}
 
 
+@contextlib.contextmanager
+def _native(options):
+    """The library's object for the options of a view."""
+    lib = library()
+    opt = new(lib.options_new)
+    try:
+        for key, value in options.items():
+            if value is None or value is False:
+                continue
+            text = None if value is True else os.fsencode(value if isinstance(value, os.PathLike) else str(value))
+            lib.options_set(opt, key.encode(), text)
+        yield opt
+    finally:
+        lib.options_free(opt)
+
+
 class Run:
     """A run, opened with the options of ckptfs: its steps are known, no shard was opened."""
 
     def __init__(self, path, **options):
-        lib = library()
         self.handle = None
-        opt = new(lib.options_new)
-        try:
-            for key, value in options.items():
-                if value is None or value is False:
-                    continue
-                text = None if value is True else os.fsencode(value if isinstance(value, os.PathLike) else str(value))
-                lib.options_set(opt, key.encode(), text)
-            self.handle = new(lib.run_open, os.fsencode(path), opt)
-        finally:
-            lib.options_free(opt)
+        with _native(options) as opt:
+            self.handle = new(library().run_open, os.fsencode(path), opt)
 
     def find_step(self, wanted=None):
         """The name of the step that a name, or the number that it ends in, means; None: the latest. "" if there is only one checkpoint."""
@@ -147,14 +155,14 @@ class View:
     _view = None  # also where __init__ fails
     _lost = None  # why it is no good in this process
 
-    def __init__(self, run, framework="pt", device="cpu", step=None, *, options=None, **more):
+    def __init__(self, run, framework="pt", device="cpu", step=None, *, options=None, comm=None, **more):
         if framework not in TORCHES + NUMPIES:
             raise ValueError(f"framework={framework!r}: expected 'pt' or 'np'")
         self._run, self._framework, self._device = os.path.abspath(os.fsdecode(run)), framework, device
         self._options = {k: v for k, v in spelled(dict(options or {}), more).items() if v is not None and v is not False}
         step = self._options.pop("step", None) if step is None else step
         self._step = step if step is None else str(step)
-        self._view = self._open()
+        self._view = self._open() if comm is None else self._open_together(comm)
         self._tensors = {info.name: info for info in map(self._info, range(library().view_tensors(self._view)))}
 
     def _open(self):
@@ -162,14 +170,27 @@ class View:
             self._step = run.find_step(self._step or None)  # "": there is only one. For again(): the same, whatever the latest is by then
             return new(library().run_view, run.handle, os.fsencode(self._step))
 
+    def _open_together(self, comm):
+        """As _open, by all ranks of a comm: rank 0 opens the files and chooses the step, the others take what it has read."""
+        lib, step, view = library(), c_void_p(), c_void_p()
+        with contextlib.ExitStack() as stack:
+            try:
+                opt = stack.enter_context(_native(self._options))
+            except CkptError as e:
+                comm.agree(e)  # the others are in load_open
+            asked = os.fsencode(self._step) if self._step else None
+            lib.load_open(comm.handle, os.fsencode(self._run), opt, asked, comm.timeout_ms, None, byref(step), byref(view))
+        self._step = os.fsdecode(take_bytes(step))
+        return view
+
     def _info(self, i):
         t = TensorInfo()
         library().view_tensor(self._view, i, byref(t))
         return Info(i, t)
 
-    def again(self, **changed):
-        """The same step, opened anew, with other options."""
-        return View(self._run, self._framework, self._device, self._step, options={**self._options, **changed})
+    def again(self, comm=None, **changed):
+        """The same step, opened anew, with other options; by all ranks of a comm together, if one is given."""
+        return View(self._run, self._framework, self._device, self._step, options={**self._options, **changed}, comm=comm)
 
     def is_plain(self):
         """Has it the usual names, the hub's?"""

@@ -14,17 +14,17 @@ static inline int die(const struct ckpt_err *err)
     return 1;
 }
 
-static inline struct ckpt_view *open_raw(const char *path, struct ckpt_err *err)
+/* The latest step of the run, opened by all ranks; NULL: *err says why, the same on all. */
+static inline struct ckpt_view *open_raw(struct ckpt_comm *comm, const char *path,
+                                         struct ckpt_err *err)
 {
     struct ckpt_options *options = NULL;
-    struct ckpt_run *run = NULL;
     struct ckpt_view *view = NULL;
 
     if (ckpt_options_new(&options, err) == 0 &&
         ckpt_options_set(options, "view", "raw", err) == 0 &&
-        ckpt_run_open(path, options, &run, err) == 0 && ckpt_run_view(run, NULL, &view, err) < 0)
+        ckpt_load_open(comm, path, options, NULL, 60000, NULL, NULL, &view, err) < 0)
         view = NULL;
-    ckpt_run_close(run);
     ckpt_options_free(options);
     return view;
 }

@@ -68,9 +68,8 @@ int main(int argc, char **argv)
     if (ckpt_comm_from_env(&comm, &err) < 0)
         return die(&err);
     const uint32_t rank = ckpt_comm_rank(comm), size = ckpt_comm_size(comm);
-    struct ckpt_view *view = open_raw(argv[1], &err);
-    if (ckpt_comm_agree(comm, view ? 0 : -1, 60000, &err) < 0 ||
-        ckpt_load_new(view, comm, &opt, &load, &err) < 0)
+    struct ckpt_view *view = open_raw(comm, argv[1], &err);
+    if (!view || ckpt_load_new(view, comm, &opt, &load, &err) < 0)
         return die(&err);
     if (!ckpt_view_find_tensor(view, keys[0].name, &first))
         return 1;

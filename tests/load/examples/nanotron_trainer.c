@@ -96,9 +96,8 @@ int main(int argc, char **argv)
     if (ckpt_comm_from_env(&comm, &err) < 0)
         return die(&err);
     const uint32_t rank = ckpt_comm_rank(comm), size = ckpt_comm_size(comm);
-    struct ckpt_view *view = open_raw(argv[1], &err);
-    if (ckpt_comm_agree(comm, view ? 0 : -1, 60000, &err) < 0 ||
-        ckpt_load_new(view, comm, &opt, &load, &err) < 0)
+    struct ckpt_view *view = open_raw(comm, argv[1], &err);
+    if (!view || ckpt_load_new(view, comm, &opt, &load, &err) < 0)
         return die(&err);
     const size_t len = local_bytes(view, size);
     unsigned char *memory = malloc(len), *at = memory;

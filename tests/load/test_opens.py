@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What strace sees of a job that opens a checkpoint: rank 0 alone reads directories and headers; every rank opens the files that it reads, and no others
+but for a few whose residency it looks at."""
+
+import collections
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from ranks import launched
+
+SOURCE, BUILD = os.environ.get("CKPTFS_SOURCE", "."), os.environ.get("CKPTFS_BUILD", "build/release")
+CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
+CALLS = "openat,openat2,open,getdents64,pread64,preadv,preadv2,read"
+OPEN = re.compile(r"open(?:at2?)?\(.*\) += \d+<([^>]*)>")
+READ = re.compile(r"(?:pread64|preadv2?|read)\(\d+<([^>]*)>")
+LOOKS = 32  # files whose residency all ranks of a job look at
+
+CASES = [
+    ("nanotron/llama_tp2_pp2_tied", ["pp=4", "dp=4", "tp=2,dp=2"], []),
+    ("dcp/torch26_fsdp1_4r", ["fsdp=4", "dp=4"], ["-o", "view=raw"]),
+    ("megatron/l12_tp2pp2", ["pp=4", "dp=4"], []),
+]
+
+
+def ends(text):
+    """Whole calls of a trace: one that others interrupted stands on two lines."""
+    begun = {}
+    for line in text.splitlines():
+        pid, _, call = line.partition(" ")
+        call = call.strip()
+        if call.endswith("<unfinished ...>"):
+            begun[pid] = call[:-len("<unfinished ...>")]
+        elif call.startswith("<... "):
+            yield begun.pop(pid, "") + call.split("resumed>", 1)[1]
+        else:
+            yield call
+
+
+class Trace:
+    """Of one rank: how often it opened each file of the run, the files that it read from, and the number of its listings of directories."""
+
+    def __init__(self, path, run):
+        self.opened, self.read, self.listed = collections.Counter(), set(), 0
+        with open(path, errors="replace") as f:
+            for call in ends(f.read()):
+                opened, read = OPEN.match(call), READ.match(call)
+                if opened and opened.group(1).startswith(run + "/") and "O_PATH" not in call and "O_DIRECTORY" not in call:
+                    self.opened[opened.group(1)] += 1
+                elif read and read.group(1).startswith(run + "/"):
+                    self.read.add(read.group(1))
+                elif call.startswith("getdents64") and run in call:
+                    self.listed += 1
+
+
+def job(top, run, layout, ranks, options):
+    env = dict(os.environ, **launched(ranks))
+    out = os.path.join(top, "trace")
+    command = ["strace", "-f", "-y", "-o"]
+    every = [subprocess.Popen([*command, f"{out}.{r}", "-e", f"trace={CALLS}", CKPT_LOAD, "load", run, "--layout", layout, *options],
+                              env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(ranks)]
+    said = [p.communicate(timeout=300) for p in every]
+    assert all(p.returncode == 0 for p in every), said
+    return [Trace(f"{out}.{r}", run) for r in range(ranks)]
+
+
+def check(traces, files, what):
+    first, others = traces[0], traces[1:]
+    for rank, t in enumerate(others, 1):
+        assert t.listed == 0, (what, rank, "lists directories")
+        more = set(t.opened) - t.read
+        assert len(more) <= LOOKS // len(traces), (what, rank, "opens, but does not read", sorted(more))
+        twice = {f: n for f, n in t.opened.items() if n > 2}  # once more for O_DIRECT
+        assert not twice, (what, rank, twice)
+    opens = sum(sum(t.opened.values()) for t in others)
+    reads = sum(len(t.read) for t in others)
+    assert opens <= 2 * reads + LOOKS, (what, opens, reads)
+    print(f"ok   {what}: rank 0 opens {sum(first.opened.values())} times ({files} files), the others {opens} times to read {reads} files")
+
+
+def main():
+    if not shutil.which("strace") or subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True).returncode != 0:
+        print("strace is not there, or may not be used")
+        sys.exit(77)
+    with tempfile.TemporaryDirectory() as top:
+        for name, layouts, options in CASES:
+            run = os.path.realpath(shutil.copytree(os.path.join(SOURCE, "tests", "golden", name), os.path.join(top, name)))
+            files = sum(len(names) for _, _, names in os.walk(run))
+            for layout in layouts:
+                for readers in ("once", "each"):
+                    traces = job(top, run, layout, 4, ["--readers", readers, *options])
+                    check(traces, files, f"{name} {layout} {readers}")
+
+
+main()

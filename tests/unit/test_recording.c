@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Recordings of what was read while a checkpoint was opened, and their replay elsewhere. */
+#include "test.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+#include "io/dir.h"
+#include "io/fdpool.h"
+#include "io/recording.h"
+#include "io/source.h"
+#include "tree.h"
+
+enum { HERE = 1, THERE = 2, SIZE = 4096, HEADER = 100 };
+
+static void tree_data(const struct tree *t, const char *name, size_t len)
+{
+    unsigned char data[SIZE];
+
+    for (size_t i = 0; i < len; i++)
+        data[i] = tree_byte(i);
+    tree_put(t, name, data, len);
+}
+
+/* A tree, and its directory opened with a recording. */
+struct side {
+    struct tree t;
+    struct ckpt_dir *dir;
+    struct ckpt_fdpool *pool;
+    struct ckpt_recording *rec;
+};
+
+static void use(struct side *s, struct ckpt_recording *rec)
+{
+    struct ckpt_err err = {0};
+
+    TREE_MUST(ckpt_dir_open(s->t.path, CKPT_LINKS_BENEATH, &s->dir, &err) == 0);
+    TREE_MUST(ckpt_fdpool_new(0, &s->pool, &err) == 0);
+    s->rec = rec;
+    ckpt_dir_use(s->dir, rec);
+}
+
+static void side_close(struct side *s)
+{
+    ckpt_fdpool_unref(s->pool);
+    ckpt_dir_unref(s->dir);
+    ckpt_recording_unref(s->rec);
+    tree_close(&s->t);
+}
+
+static void begin_recording(struct side *s, uint64_t most)
+{
+    struct ckpt_recording *rec = NULL;
+    struct ckpt_err err = {0};
+
+    tree_open(&s->t);
+    tree_data(&s->t, "step/a", SIZE);
+    tree_data(&s->t, "step/b", SIZE);
+    tree_text(&s->t, "step/config", "words");
+    TREE_MUST(ckpt_recording_new(HERE, most, &rec, &err) == 0);
+    use(s, rec);
+}
+
+static struct ckpt_source *open_source(struct side *s, const char *name)
+{
+    struct ckpt_source *source = NULL;
+    struct ckpt_err err = {0};
+
+    if (ckpt_source_file_new(s->dir, name, s->pool, &source, &err) < 0)
+        fail_msg("%s", err.text);
+    return source;
+}
+
+static void read_some(struct ckpt_source *s, size_t len, uint64_t off)
+{
+    unsigned char buf[SIZE];
+    struct ckpt_err err = {0};
+
+    if (ckpt_source_pread(s, buf, len, off, &err) < 0)
+        fail_msg("%s", err.text);
+    for (size_t i = 0; i < len; i++)
+        if (buf[i] != tree_byte(off + i))
+            fail_msg("byte %zu", i);
+}
+
+static int count(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    (void)e;
+    (void)err;
+    ++*(int *)ctx;
+    return 0;
+}
+
+/* What opening a checkpoint does: look, list, read a file and headers. */
+static void open_checkpoint(struct side *s, struct ckpt_source **ret_a, struct ckpt_source **ret_b)
+{
+    struct ckpt_dir *step;
+    struct ckpt_err err = {0};
+    char *text;
+    size_t len;
+    int n = 0;
+
+    TREE_MUST(!ckpt_dir_has_file(s->dir, "none"));
+    TREE_MUST(ckpt_dir_open_below(s->dir, "step", &step, &err) == 0);
+    TREE_MUST(ckpt_dir_list(step, count, &n, &err) == 0 && n == 3);
+    TREE_MUST(ckpt_dir_read_file(step, "config", 10, &text, &len, &err) == 0);
+    TREE_MUST(len == 5 && strcmp(text, "words") == 0);
+    free(text);
+    *ret_a = open_source(s, "step/a");
+    *ret_b = open_source(s, "step/b");
+    read_some(*ret_a, 8, 0);
+    read_some(*ret_a, HEADER - 8, 8);
+    read_some(*ret_b, HEADER, 0);
+    ckpt_dir_unref(step);
+}
+
+static void record(struct side *s, struct ckpt_str *blob)
+{
+    struct ckpt_source *a, *b;
+    struct ckpt_err err = {0};
+
+    open_checkpoint(s, &a, &b);
+    ckpt_recording_witness(s->rec);
+    read_some(b, 16, 2000);
+    if (ckpt_recording_encode(s->rec, blob, &err) < 0)
+        fail_msg("%s", err.text);
+    ckpt_recording_end(s->rec);
+    ckpt_source_unref(a);
+    ckpt_source_unref(b);
+}
+
+static void begin_replay(struct side *s, const struct ckpt_str *blob, uint64_t machine)
+{
+    struct ckpt_recording *rec = NULL;
+    struct ckpt_err err = {0};
+
+    tree_open(&s->t);
+    if (ckpt_recording_decode(blob->ptr, blob->len, machine, &rec, &err) < 0)
+        fail_msg("%s", err.text);
+    use(s, rec);
+}
+
+/* Another node's tree: the same bytes, older than the recording. */
+static void copy_files(struct side *s)
+{
+    const struct timespec old[2] = {{1000, 0}, {1000, 0}};
+    static const char *const names[] = {"step/a", "step/b"};
+
+    for (size_t i = 0; i < 2; i++) {
+        tree_data(&s->t, names[i], SIZE);
+        TREE_MUST(utimensat(s->t.fd, names[i], old, 0) == 0);
+    }
+}
+
+static void change_byte(struct side *s, const char *name, off_t off)
+{
+    const struct timespec old[2] = {{1000, 0}, {1000, 0}};
+    int fd = openat(s->t.fd, name, O_WRONLY);
+
+    TREE_MUST(fd >= 0 && pwrite(fd, "x", 1, off) == 1 && close(fd) == 0);
+    TREE_MUST(utimensat(s->t.fd, name, old, 0) == 0);
+}
+
+struct pair {
+    struct side here, there;
+    struct ckpt_str blob;
+    struct ckpt_source *a, *b; /* there */
+};
+
+/* A recording, and its replay in an empty directory; then the files appear there. */
+static void pair_open(struct pair *p)
+{
+    *p = (struct pair){0};
+    begin_recording(&p->here, CKPT_RECORDING_MOST);
+    record(&p->here, &p->blob);
+    begin_replay(&p->there, &p->blob, THERE);
+    open_checkpoint(&p->there, &p->a, &p->b);
+    ckpt_recording_end(p->there.rec);
+    ckpt_str_release(&p->blob);
+    copy_files(&p->there);
+}
+
+static void pair_close(struct pair *p)
+{
+    ckpt_source_unref(p->a);
+    ckpt_source_unref(p->b);
+    side_close(&p->here);
+    side_close(&p->there);
+}
+
+TEST(recording, a_replay_needs_no_files)
+{
+    struct ckpt_str blob = {0};
+    struct side here = {0}, there = {0};
+    struct ckpt_source *a, *b;
+    struct ckpt_err err = {0};
+
+    begin_recording(&here, CKPT_RECORDING_MOST);
+    record(&here, &blob);
+    begin_replay(&there, &blob, THERE);
+    open_checkpoint(&there, &a, &b);
+    CHECK_EQ(a->size, SIZE);
+    CHECK_OK(ckpt_source_check(a, &err));
+    CHECK_EQ(ckpt_fdpool_open_count(there.pool), 0);
+    ckpt_recording_end(there.rec);
+    CHECK(!ckpt_dir_has_dir(there.dir, "step"));
+    ckpt_source_unref(a);
+    ckpt_source_unref(b);
+    side_close(&here);
+    side_close(&there);
+    ckpt_str_release(&blob);
+}
+
+TEST(recording, what_was_not_recorded_is_read_from_the_file)
+{
+    struct pair p;
+    struct ckpt_err err = {0};
+
+    pair_open(&p);
+    read_some(p.a, 500, 3000);
+    CHECK_OK(ckpt_source_check(p.a, &err));
+    CHECK(ckpt_fdpool_open_count(p.there.pool) == 1);
+    pair_close(&p);
+}
+
+TEST(recording, bytes_beyond_the_limit_are_left_to_the_files)
+{
+    struct ckpt_str blob = {0};
+    struct side here = {0}, there = {0};
+    struct ckpt_source *a;
+
+    begin_recording(&here, HEADER / 2);
+    record(&here, &blob);
+    begin_replay(&there, &blob, THERE);
+    copy_files(&there);
+    a = open_source(&there, "step/a");
+    read_some(a, 8, 0); /* recorded */
+    CHECK_EQ(ckpt_fdpool_open_count(there.pool), 0);
+    read_some(a, HEADER, 0);
+    CHECK_EQ(ckpt_fdpool_open_count(there.pool), 1);
+    ckpt_source_unref(a);
+    side_close(&here);
+    side_close(&there);
+    ckpt_str_release(&blob);
+}
+
+TEST(recording, a_file_of_another_size_is_another_checkpoint)
+{
+    struct ckpt_err err = {0};
+    char buf[8];
+    struct pair p;
+
+    pair_open(&p);
+    tree_data(&p.there.t, "step/a", SIZE - 1);
+    TREE_MUST(utimensat(p.there.t.fd, "step/a", (struct timespec[2]){{1000, 0}, {1000, 0}}, 0) ==
+              0);
+    CHECK_FAILS(ckpt_source_pread(p.a, buf, 8, 0, &err), CKPT_CONFLICT, "has 4095 bytes here");
+    pair_close(&p);
+}
+
+TEST(recording, a_copy_with_another_header_is_another_checkpoint)
+{
+    struct ckpt_err err = {0};
+    char buf[8];
+    struct pair p;
+
+    pair_open(&p);
+    change_byte(&p.there, "step/a", HEADER - 1);
+    CHECK_FAILS(ckpt_source_pread(p.a, buf, 8, 3000, &err), CKPT_CONFLICT, "has other bytes");
+    pair_close(&p);
+}
+
+TEST(recording, one_copy_makes_all_witnesses_be_compared)
+{
+    struct ckpt_err err = {0};
+    char buf[8];
+    struct pair p;
+
+    pair_open(&p);
+    change_byte(&p.there, "step/b", 2007);
+    CHECK_FAILS(ckpt_source_pread(p.a, buf, 8, 3000, &err), CKPT_CONFLICT, "step/b");
+    CHECK_FAILS(ckpt_source_pread(p.a, buf, 8, 3000, &err), CKPT_CONFLICT, "another checkpoint");
+    pair_close(&p);
+}
+
+TEST(recording, a_file_written_after_the_recording_is_stale)
+{
+    struct ckpt_err err = {0};
+    char buf[8];
+    struct pair p;
+
+    pair_open(&p);
+    TREE_MUST(utimensat(p.there.t.fd, "step/a", NULL, 0) == 0);
+    CHECK_FAILS(ckpt_source_pread(p.a, buf, 8, 3000, &err), CKPT_STALE, "changed since");
+    pair_close(&p);
+}
+
+TEST(recording, the_same_directory_has_no_copies)
+{
+    struct ckpt_err err = {0};
+    struct ckpt_str blob = {0};
+    struct side here = {0};
+    struct ckpt_source *a;
+    char buf[8];
+
+    begin_recording(&here, CKPT_RECORDING_MOST);
+    record(&here, &blob);
+    ckpt_fdpool_unref(here.pool);
+    ckpt_dir_unref(here.dir);
+    ckpt_recording_unref(here.rec);
+    struct ckpt_recording *rec;
+    CHECK_OK(ckpt_recording_decode(blob.ptr, blob.len, HERE, &rec, &err));
+    use(&here, rec);
+    a = open_source(&here, "step/a");
+    ckpt_recording_end(rec);
+    copy_files(&here); /* equal bytes, other times */
+    CHECK_FAILS(ckpt_source_pread(a, buf, 8, 3000, &err), CKPT_STALE, "changed since");
+    ckpt_source_unref(a);
+    side_close(&here);
+    ckpt_str_release(&blob);
+}
+
+TEST(recording, a_file_that_changes_meanwhile_is_left_out)
+{
+    struct ckpt_str blob = {0};
+    struct side here = {0}, there = {0};
+    struct ckpt_look look;
+    struct ckpt_place at = {.path = "step/a"};
+
+    begin_recording(&here, CKPT_RECORDING_MOST);
+    CHECK(ckpt_dir_has_file(here.dir, "step/a"));
+    change_byte(&here, "step/a", 5);
+    CHECK(ckpt_dir_has_file(here.dir, "step/a"));
+    CHECK(ckpt_dir_has_file(here.dir, "step/b"));
+    struct ckpt_err err = {0};
+    CHECK_OK(ckpt_recording_encode(here.rec, &blob, &err));
+    begin_replay(&there, &blob, THERE);
+    at.rec = there.rec;
+    CHECK(!ckpt_replay_look(&at, &look));
+    at.path = "step/b";
+    CHECK(ckpt_replay_look(&at, &look));
+    side_close(&here);
+    side_close(&there);
+    ckpt_str_release(&blob);
+}
+
+TESTS(T(recording, a_replay_needs_no_files),
+      T(recording, what_was_not_recorded_is_read_from_the_file),
+      T(recording, bytes_beyond_the_limit_are_left_to_the_files),
+      T(recording, a_file_of_another_size_is_another_checkpoint),
+      T(recording, a_copy_with_another_header_is_another_checkpoint),
+      T(recording, one_copy_makes_all_witnesses_be_compared),
+      T(recording, a_file_written_after_the_recording_is_stale),
+      T(recording, the_same_directory_has_no_copies),
+      T(recording, a_file_that_changes_meanwhile_is_left_out))
