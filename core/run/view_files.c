@@ -189,6 +189,8 @@ static int write_files(struct ckpt_view *v, const struct ckpt_vtree_options *mod
     memset(w.place, 0, bytes);
     if (output->writer->write(&w, err) < 0)
         return ckpt_err_in(err, "view=%s", output->writer->name);
+    if (ckpt_view_add_warnings(v->warnings, v->cat->warnings) < 0)
+        return ckpt_nomem(err);
     return ckpt_vtree_of_files(v->cat, &files, w.place, model->mtime_ns, &v->tree, err);
 }
 

@@ -128,9 +128,7 @@ struct ckpt_recipe_options ckpt_view_recipe_options(const struct ckpt_view *v,
     };
 }
 
-/* Add warnings, without repeating any: the recipe's catalogue may have the reader's warnings too.
- */
-static int add_warnings(json_t *all, const json_t *more)
+int ckpt_view_add_warnings(json_t *all, const json_t *more)
 {
     size_t i, k;
     json_t *text, *old;
@@ -162,7 +160,7 @@ static int model_of_recipe(struct ckpt_view *v, const struct ckpt_catalog *src,
     v->cat = ckpt_steal(&model->catalog);
     v->config = ckpt_steal(&model->config);
     v->recipe = ckpt_steal(&model->recipe);
-    return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+    return ckpt_view_add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
 }
 
 static int config_of_memory(struct ckpt_view *v, struct ckpt_err *err)
@@ -420,7 +418,7 @@ static int apply_backwards(struct ckpt_view *v, const struct ckpt_writer *writer
     v->cat = ckpt_steal(&model->catalog);
     json_decref(v->framework);
     v->framework = ckpt_steal(&model->made);
-    return add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+    return ckpt_view_add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
 }
 
 /* Rows of the vocabulary are a multiple of this: as an option says, else the checkpoint that is

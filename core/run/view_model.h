@@ -14,6 +14,10 @@
  * ckpt_decide. */
 int ckpt_view_make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err);
 
+/* Add warnings to a list, without repeating any: one catalogue is made of another and may have its
+ * warnings too. -1: out of memory. */
+int ckpt_view_add_warnings(json_t *all, const json_t *more);
+
 /* The facts about the model type that v->config names. */
 const struct ckpt_type *ckpt_view_type(const struct ckpt_view *v);
 

@@ -29,7 +29,7 @@ static const char *main_dtype(const struct ckpt_catalog *cat)
 
 /* Leave out what is no plain value in the checkpoint that is read, but an object of which only the
  * class is known: an enumeration's. */
-static void drop_objects(json_t *args)
+static void drop_objects(json_t *args, struct ckpt_catalog *cat)
 {
     const char *key;
     json_t *value;
@@ -38,8 +38,12 @@ static void drop_objects(json_t *args)
     json_object_foreach_safe(args, next, key, value)
     {
         const char *text = json_string_value(value);
-        if (text && (ckpt_has_prefix(text, "megatron.") || ckpt_has_prefix(text, "signal.")))
+        if (text && (ckpt_has_prefix(text, "megatron.") || ckpt_has_prefix(text, "signal."))) {
+            ckpt_catalog_warn(
+                cat, "the argument '%s' is left out: it is %s, which only Megatron can make", key,
+                text);
             (void)json_object_del(args, key);
+        }
     }
 }
 
@@ -51,7 +55,7 @@ static json_t *arguments(const struct ckpt_writing *w, const struct ckpt_mg_grid
     const char *dtype = main_dtype(w->cat);
     ckpt_cleanup(ckpt_freep) char *params = ckpt_asprintf("torch.%s", dtype);
 
-    drop_objects(args);
+    drop_objects(args, w->cat);
     ckpt_json_set(&args, "params_dtype", params ? json_string(params) : NULL);
     ckpt_json_set(&args, "bf16", json_boolean(strcmp(dtype, "bfloat16") == 0));
     ckpt_json_set(&args, "fp16", json_boolean(strcmp(dtype, "float16") == 0));
