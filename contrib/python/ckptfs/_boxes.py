@@ -52,7 +52,7 @@ def load_boxes(boxes, run, process_group=None, *, clip=False, view=None, base=No
     try:
         native = make_options(readers, load_options)
         spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
-        mine = _Boxes(boxes)
+        mine = _Boxes(boxes() if callable(boxes) else boxes)
         spec.look()
     except Exception as e:  # the other ranks must hear of it
         failure = e

@@ -139,6 +139,18 @@ class Spec:
             self.seen.close()
 
 
+def step_folder(run, step=None, group=None):
+    """The path of the step that all ranks of a process group load (None: the latest, rank 0's); of one checkpoint, its own."""
+    spec, failure = Spec(run, "raw", {}, {"step": step}), None
+    try:
+        spec.look()
+    except Exception as e:  # the other ranks must hear of it
+        failure = e
+    with Comm(group, failure=failure) as comm, spec:
+        spec.take_step(comm)
+        return os.path.join(os.fspath(run), spec.given["step"])
+
+
 def _one_step(words):
     """[rank 0's step, a step that another rank asked for instead or None], of what all ranks [asked for, found]."""
     asked, found = words[0]

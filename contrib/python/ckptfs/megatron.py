@@ -12,8 +12,7 @@ torch_dist, and zarr, which megatron-core itself no longer reads since 0.16.
 import os
 
 from ._boxes import load_boxes
-from ._comm import Comm
-from ._state_dict import Spec
+from ._state_dict import step_folder
 from ._view import View
 
 try:
@@ -102,19 +101,7 @@ def load(sharded_state_dict, run, *, group=None, step=None, strict=None, readers
     strategy = LoadShardedStrategy(group, readers=readers, load_options=load_options, progress=progress)
     if strict is not None:
         more["strict"] = strict
-    return dist_checkpointing.load(sharded_state_dict, _folder(run, step, group), strategy, **more)
-
-
-def _folder(run, step, group):
-    """The folder of the step that all ranks load."""
-    spec, failure = Spec(run, "raw", {}, {"step": step}), None
-    try:
-        spec.look()
-    except Exception as e:  # the other ranks must hear of it
-        failure = e
-    with Comm(group, failure=failure) as comm, spec:
-        spec.take_step(comm)
-        return os.path.join(os.fspath(run), spec.given["step"])
+    return dist_checkpointing.load(sharded_state_dict, step_folder(run, step, group), strategy, **more)
 
 
 def _is_theirs(value):
