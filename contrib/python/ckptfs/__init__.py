@@ -17,11 +17,12 @@ torch is imported only where tensors of it are made.
 
 from ._library import CkptError
 from ._objects import Opaque
+from ._comm import Comm
 from ._view import View, open
 from ._boxes import load_boxes
 from ._state_dict import load_state_dict
 
-__all__ = ["CkptError", "Opaque", "View", "load_boxes", "load_state_dict", "open"]
+__all__ = ["CkptError", "Comm", "Opaque", "View", "load_boxes", "load_state_dict", "open"]
 
 
 def __getattr__(name):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boxes of tensors into memory of the caller's, all ranks together."""
 
-from ._comm import TIMEOUT_MS, Comm
+from ._comm import TIMEOUT_MS, joined
 from ._library import CkptError
 from ._load import make_options, run_together
 from ._state_dict import Spec
@@ -58,7 +58,7 @@ def load_boxes(boxes, run, process_group=None, *, clip=False, view=None, base=No
         failure = e
     timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
     device = device_of([mine]) if mine is not None and failure is None else None
-    with Comm(process_group, device, timeout_ms, failure) as comm, spec:
+    with joined(process_group, device, timeout_ms, failure) as comm, spec:
         spec.take_step(comm)
         return _fill(comm, spec, mine, clip, native, progress)
 

@@ -7,7 +7,7 @@ import warnings
 
 from ctypes import byref, c_void_p
 
-from ._comm import TIMEOUT_MS, Comm
+from ._comm import TIMEOUT_MS, joined
 from ._library import CkptError, library, take_bytes
 from ._load import make_options, run_together
 from ._match import Match, combined, judge
@@ -26,7 +26,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
 
     model_or_state_dict  a torch.nn.Module, a state dict, or a list of them: the stages of a pipeline that this rank holds
     run                  a run, one checkpoint or a model directory; or an open ckptfs.View (then view=, base=, step= and options are the View's)
-    process_group        None: the default one if torch.distributed is initialised, else this process alone; False: this process alone
+    process_group        None: the default one if torch.distributed is initialised, else this process alone; False: this process alone; or a Comm
     view                 "hf" (default): Hugging Face names, the hub's or those that the model's class has in memory; "raw": the framework's own, and
                          optimizer states too: nested dicts and lists are named as torch's distributed checkpoints name them; what is no tensor in
                          them (lr, betas, _extra_state) is replaced by what View.objects() has, and missing where that has nothing plain;
@@ -59,7 +59,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
         failure = e
     timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
     device = device_of(parts) if parts is not None and failure is None else None
-    with Comm(process_group, device, timeout_ms, failure) as comm, spec:  # raises the failure
+    with joined(process_group, device, timeout_ms, failure) as comm, spec:  # raises the failure
         spec.take_step(comm)
         match, verdict = _agreed(comm, spec, parts, key_mapping, missing == "init")
         result = judge(match, verdict, strict, missing == "init")
@@ -146,7 +146,7 @@ def step_folder(run, step=None, group=None):
         spec.look()
     except Exception as e:  # the other ranks must hear of it
         failure = e
-    with Comm(group, failure=failure) as comm, spec:
+    with joined(group, failure=failure) as comm, spec:
         spec.take_step(comm)
         return os.path.join(os.fspath(run), spec.given["step"])
 
