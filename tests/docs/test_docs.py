@@ -35,7 +35,7 @@ if not os.path.exists("/dev/fuse"):
     sys.exit(77)
 
 DOCUMENTS = [os.path.join(SOURCE, "README.md"), *sorted(glob.glob(os.path.join(SOURCE, "contrib", "docs", "**", "*.md"), recursive=True))]
-MODULES = ("torch", "transformers", "accelerate", "megatron", "nanotron")
+MODULES = ("torch", "transformers", "accelerate", "megatron", "nanotron", "vllm")
 
 
 def blocks(path, word):

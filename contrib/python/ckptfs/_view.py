@@ -32,7 +32,7 @@ def _empty(framework, shape, dtype):
     """An uninitialised array, and the address of its bytes."""
     if framework in TORCHES:
         import torch
-        t = torch.empty(shape, dtype=getattr(torch, TORCH[dtype]))
+        t = torch.empty(shape, dtype=getattr(torch, TORCH[dtype]), device="cpu")  # whatever the default device is
         return t, t.data_ptr()
     import numpy
     if dtype == "BF16" or dtype.startswith("F8"):
@@ -279,11 +279,15 @@ class View:
 
         names: which tensors, in any order; None: all. Tensors are get_tensor()'s, on the view's device, each the caller's own. The iterator reads
         while it is iterated: at most prefetch + 1 tensors are in memory beside those that the caller keeps."""
+        return ahead(lambda info: (info.name, self._read(info, [0] * len(info.shape), info.shape)), self.infos(names), prefetch)
+
+    def infos(self, names=None):
+        """What is known of the tensors (all, or those with these names), in the order of the files: list of objects with name, dtype (safetensors'
+        word), shape and nbytes."""
         infos = list(self._tensors.values()) if names is None else [self._find(n) for n in dict.fromkeys(names)]
         with reading(self) as view:
             place = {file: i for i, file in enumerate(_nodes(library().view_root(view)))}
-        infos.sort(key=lambda info: (place[info.file], info.offset))
-        return ahead(lambda info: (info.name, self._read(info, [0] * len(info.shape), info.shape)), infos, prefetch)
+        return sorted(infos, key=lambda info: (place[info.file], info.offset))
 
     def objects(self):
         """What the checkpoint holds beside tensors: {name: plain Python value}, {} where the format has nothing of the kind.
