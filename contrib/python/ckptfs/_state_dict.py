@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filling models and state dicts in place: every rank its part."""
 
+import contextlib
 import json
 import os
 import warnings
@@ -17,7 +18,7 @@ from ._view import Run, View, spelled
 
 
 def load_state_dict(model_or_state_dict, run, process_group=None, view=None, base=None, key_mapping=None, strict=True, *, step=None, missing=None,
-                    options=None, readers="auto", load_options=None, progress=False, **more):
+                    names=None, device=None, dtype=None, options=None, readers="auto", load_options=None, progress=False, **more):
     """Fill the tensors of a model or state dict in place with a checkpoint's, on all ranks of a process group together.
 
     Plain tensors are filled whole; DTensors (FSDP, HSDP, tensor parallelism, any mesh) and ShardedTensors each rank's part. What is on the meta
@@ -36,6 +37,10 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
     strict               missing or unexpected keys are an error, as in torch; another shape always is. What some rank's model has is not unexpected
     missing              "init": parameters that the checkpoint lacks are no error; they are initialised as by their classes (transformers'
                          _init_weights, or reset_parameters), alike on all ranks. None: they stay as they were, on the meta device if they were there
+    names                a collection of the model's names, or a function of a name: only these are filled, nothing else is missing or unexpected
+    device               where what is on the meta device gets memory; None: torch's default device. DTensors get it where their mesh is
+    dtype                a torch.dtype: floating tensors that get memory get it in this one; None: as the model's. A word such as "float32" is the
+                         option of ckptfs.open instead, which converts what is read
     load_options         {"host_bytes": ..., "threads": ..., "verify": ..., "exchange_timeout_ms": ..., "rates": {...}};
                          exchange_timeout_ms is also how long to wait for ranks that do not come
     progress             True: a bar, on rank 0; or a function of (tensors that have arrived, all), called on each rank
@@ -47,31 +52,73 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
     arguments, where the other ranks get a CkptError. If nothing could be loaded, models and state dicts are as before, but for tensors that had
     memory if the failure came while it was being filled.
     """
-    parts, spec, native, failure = None, None, None, None
-    try:
-        if missing not in (None, "init"):
-            raise ValueError(f"missing={missing!r}: expected 'init' or None")
-        native = make_options(readers, load_options)
-        spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
-        parts = parts_of(model_or_state_dict)
-        spec.look()
-    except Exception as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
-        failure = e
-    timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
-    device = device_of(parts) if parts is not None and failure is None else None
-    with joined(process_group, device, timeout_ms, failure) as comm, spec:  # raises the failure
-        spec.take_step(comm)
-        match, verdict = _agreed(comm, spec, parts, key_mapping, missing == "init")
-        result = judge(match, verdict, strict, missing == "init")
-        result.stats = _fill(comm, match, native, progress)
+    with contextlib.ExitStack() as stack:
+        parts, spec, native, failure, lost = None, None, None, None, []
+        try:
+            if missing not in (None, "init"):
+                raise ValueError(f"missing={missing!r}: expected 'init' or None")
+            native = make_options(readers, load_options)
+            if isinstance(dtype, str):  # an option of the view
+                more["dtype"], dtype = dtype, None
+            spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
+            if device is not None:
+                stack.enter_context(_default(device))
+            parts = parts_of(model_or_state_dict)
+            lost = _choose(parts, names, dtype)
+            spec.look()
+        except Exception as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
+            failure = e
+        timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
+        on = device_of(parts) if parts is not None and failure is None else None
+        with joined(process_group, on, timeout_ms, failure) as comm, spec:  # raises the failure
+            spec.take_step(comm)
+            match, verdict = _agreed(comm, spec, parts, key_mapping, missing == "init")
+            _check_names(comm, lost)
+            result = judge(match, verdict, strict, missing == "init", names is not None)
+            result.stats = _fill(comm, match, native, progress)
+        _finish(parts, match, result, verdict["seed"] if missing == "init" else None, dtype)
+        return result
+
+
+def _default(device):
+    import torch
+    return torch.device(device)
+
+
+def _choose(parts, names, dtype):
+    """Narrow the parts to what is to be filled, as it is to be. Returns the names that none of them has."""
+    if dtype is not None:
+        import torch
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ValueError(f"dtype={dtype!r}: expected a floating torch.dtype, or a word for what is read")
+        for part in parts:
+            for entry in part.entries:
+                entry.dtype = dtype
+    if names is None:
+        return []
+    if isinstance(names, str):
+        raise ValueError(f"names={names!r}: expected a collection of names, or a function of a name")
+    wanted = names if callable(names) else set(names).__contains__
+    found = set().union(*[part.choose(wanted) for part in parts])
+    return [] if callable(names) else sorted(set(names) - found)
+
+
+def _check_names(comm, lost):
+    """names= must be somebody's: a stage of a pipeline has not all of them."""
+    lost = comm.share(lambda: lost, lambda words: sorted(set(words[0]).intersection(*words[1:])))
+    if lost:
+        raise ValueError(f"names=: nothing that is to be filled is called {', '.join(lost[:8])}{' ...' if len(lost) > 8 else ''}")
+
+
+def _finish(parts, match, result, seed, dtype):
+    """What is left once all tensors have arrived. seed: what the checkpoint lacks is initialised from it; None: it stays."""
     for value, stored in match.values:
         value.put(stored)
     for part, lacking in zip(parts, match.lacking):
-        if missing == "init":
-            part.initialise([e.tensor for e in lacking], verdict["seed"])
+        if seed is not None:
+            part.initialise([e.tensor for e in lacking], seed, dtype)
         part.finish(result)
-    _warn_of_meta([] if missing == "init" else match.lacking)
-    return result
+    _warn_of_meta(match.lacking if seed is None else [])
 
 
 class Spec:

@@ -94,6 +94,11 @@ def spelled(options, more):
     return {**more, **options}
 
 
+def _word(value):
+    """An option's value as the library has it: a torch.dtype is its name."""
+    return os.fsencode(value if isinstance(value, os.PathLike) else str(value).removeprefix("torch." if type(value).__name__ == "dtype" else ""))
+
+
 class Run:
     """A run, opened with the options of ckptfs: its steps are known, no shard was opened."""
 
@@ -105,7 +110,7 @@ class Run:
             for key, value in options.items():
                 if value is None or value is False:
                     continue
-                text = None if value is True else os.fsencode(value if isinstance(value, os.PathLike) else str(value))
+                text = None if value is True else _word(value)
                 lib.options_set(opt, key.encode(), text)
             self.handle = new(lib.run_open, os.fsencode(path), opt)
         finally:
