@@ -2,15 +2,20 @@
 """Ways to call the loader from Python: one Comm for many loads, loads that run beside the caller, parts of a model, layouts without a model. Each case
 is a function of a folder that ranks run, or that this process runs alone."""
 
+import importlib
+import inspect
 import json
 import os
 import sys
+import typing
 import warnings
+from typing import Any, Sequence
 
 from built import NANOTRON, skip, torchrun
 from runner import run_in_folders
 
 try:
+    import numpy
     import torch
     import torch.distributed as dist
     import transformers
@@ -238,6 +243,26 @@ def a_load_that_is_cancelled(top):
     assert all(t.is_meta for t in state.values())
 
 
+def public_functions_tell_their_types(top):
+    """Each parameter and result has a type that exists, and a docstring says what it is about."""
+    known = {"torch": torch, "transformers": transformers, "numpy": numpy, "Group": Any, "Box": Any, "Sequence": Sequence, "Path": str}
+    for name in ("", ".torch", ".transformers", ".accelerate", ".megatron", ".nanotron", ".vllm"):
+        module = importlib.import_module("ckptfs" + name)
+        public = ckptfs.__all__ if not name else [n for n, thing in vars(module).items() if not n.startswith("_") and getattr(thing, "__module__", "") == module.__name__]
+        for thing in (getattr(module, n) for n in public):
+            assert thing.__doc__, thing
+            for f in filter(inspect.isfunction, vars(thing).values()) if isinstance(thing, type) else [inspect.unwrap(thing)]:
+                if not f.__qualname__.rpartition(".")[2].startswith("_") and f.__qualname__ not in HOOKS and f.__qualname__.split(".")[0] not in THEIRS:
+                    hints = typing.get_type_hints(f, {**vars(ckptfs), **known, **vars(sys.modules[f.__module__])})
+                    lacks = [p for p in inspect.signature(f).parameters if p != "self" and p not in hints]
+                    assert not lacks and "return" in hints and f.__doc__, (f, lacks, hints)
+
+
+# how a load talks to its Running, and Comm's own part in a load
+HOOKS = {"Running.started", "Running.stopped", "Running.arrived", "Comm.begin", "Comm.share", "Comm.agree", "Comm.mesh"}
+THEIRS = {"StorageReader", "LoadShardedStrategy"}  # the methods are as the framework has them
+
+
 if __name__ == "__main__":
     if "--rank" in sys.argv:
         dist.init_process_group("gloo")
@@ -247,4 +272,4 @@ if __name__ == "__main__":
         dist.destroy_process_group()
         sys.exit()
     run_in_folders((two_ranks, a_comm_of_one_process, some_names_of_a_model, another_dtype_and_device, a_load_that_is_waited_for,
-                    a_load_that_is_cancelled))
+                    a_load_that_is_cancelled, public_functions_tell_their_types))

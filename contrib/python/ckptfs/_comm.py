@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a torch process group to a comm of libckptfs_load."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import socket
 import sys
 from ctypes import byref, c_char_p, c_void_p
+from typing import TYPE_CHECKING, Literal, Union
 
 from ._exchange import exchange_of
 from ._fork import check_group
 from ._library import CODES, CkptError, Err, library, nccl_library, new, to_device
+
+if TYPE_CHECKING:
+    import torch
+
+    Group = Union[torch.distributed.ProcessGroup, "Comm", Literal[False], None]
 
 TIMEOUT_MS = 300 * 1000
 
@@ -42,7 +50,8 @@ class Comm:
     `rank`, `size`, `ranks` ({global rank: rank here}). After a load that failed while it ran, on all ranks, make another. CkptError: "timeout" or
     "peer": a rank did not come; "usage": it is closed, or this process was forked. ValueError: this process is not in the group."""
 
-    def __init__(self, group=None, device=None, timeout_ms=TIMEOUT_MS, failure=None):  # failure: this rank can't load; the others hear of it
+    def __init__(self, group: torch.distributed.ProcessGroup | Literal[False] | None = None, device: int | None = None,
+                 timeout_ms: int = TIMEOUT_MS, failure: BaseException | None = None):  # failure: this rank can't load; the others hear of it
         self._comm, self.group, self.device, self.timeout_ms = None, None, device, timeout_ms
         self._meshes = {}  # of torch: few, but every parameter has one
         dist = _distributed()
@@ -142,15 +151,16 @@ class Comm:
     def handle(self):
         return self._comm
 
-    def close(self):
+    def close(self) -> None:
+        """Close the connections."""
         if self._comm:
             library().comm_free(self._comm)
         self._comm = None
 
-    def __enter__(self):
+    def __enter__(self) -> Comm:
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 

@@ -1,9 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's tensors under a parallel layout, as the command line's ckpt-load has it, without a model."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Mapping
+
 from ._comm import TIMEOUT_MS, joined
 from ._load import make_options, run_together
 from ._state_dict import Spec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._comm import Group
+    from ._view import Path, View
 
 
 class Layout(dict):
@@ -12,8 +22,10 @@ class Layout(dict):
     boxes, stats = None, None
 
 
-def load_layout(run, layout, process_group=None, *, device=None, view=None, base=None, step=None, options=None, readers="auto", load_options=None,
-                progress=False, **more):
+def load_layout(run: Path | View, layout: str, process_group: Group = None, *, device: torch.device | str | int | None = None,
+                view: str | None = None, base: Path | None = None, step: str | int | None = None, options: Mapping[str, Any] | None = None,
+                readers: str = "auto", load_options: Mapping[str, Any] | None = None, progress: bool | Callable[[int, int], None] = False,
+                **more: Any) -> Layout:
     """Everything that this rank has of a model under a parallel layout, loaded by all ranks of a process group together.
 
     layout  "tp=2,pp=2,ep=1,dp=2" or "fsdp=4"; sizes that are not given are 1, their product is the number of ranks. Of consecutive ranks tp varies

@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A load that runs beside its caller."""
 
+from __future__ import annotations
+
 import queue
 import threading
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 from ._library import library
 from ._load import Watch
 from ._state_dict import load_state_dict
 from ._tensors import is_sharded_tensor, like
 
+if TYPE_CHECKING:
+    import torch
+
+    from ._comm import Group
+    from ._view import Path, View
+
 
 class Running(Watch):
     """A load_state_dict() in a thread of its own, from load_async(). All of it may be called from any thread."""
 
-    def __init__(self, target, run, process_group, given):
+    def __init__(self, target: Any, run: Path | View, process_group: Group, given: dict[str, Any]):
         self._lock, self._over, self._news = threading.Lock(), threading.Event(), queue.SimpleQueue()
         self._load, self._cancelled, self._shown = None, False, (0, 0)
         self._result = self._failure = None
@@ -26,7 +35,7 @@ class Running(Watch):
     # ---- the caller's side ----
 
     @property
-    def progress(self) -> tuple:
+    def progress(self) -> tuple[int, int]:
         """(tensors of this rank that have arrived, all); (0, 0) before the ranks have agreed on what to load."""
         return self._shown
 
@@ -34,7 +43,7 @@ class Running(Watch):
         """Is it over, well or not?"""
         return self._over.is_set()
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: float | None = None) -> torch.nn.modules.module._IncompatibleKeys:
         """What load_state_dict returns; raises what it raises. TimeoutError: it is not over after `timeout` seconds, and goes on."""
         if not self._over.wait(timeout):
             raise TimeoutError(f"the load is not over after {timeout} s: {self._shown[0]} of {self._shown[1]} tensors have arrived")
@@ -42,7 +51,7 @@ class Running(Watch):
             raise self._failure
         return self._result
 
-    def tensors(self):
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) pairs as they arrive, each once; one iterator. The tensor is filled where it will stay: this rank's part of the model's own,
         or, for what was on the meta device, the one that the model gets at the end. Those that are cast or copied on the way come at the end. Raises
         what the load raises: until the last pair has come, it can fail."""
@@ -52,7 +61,7 @@ class Running(Watch):
         if self._failure is not None:
             raise self._failure
 
-    def cancel(self):
+    def cancel(self) -> None:
         """Stop it: wait() raises CkptError "cancelled" on every rank, and tensors that had memory may be filled in part. It takes effect when the
         ranks have agreed on what to load; a load that is over stays as it is."""
         with self._lock:
@@ -96,7 +105,8 @@ class Running(Watch):
             self._news.put((entry.name, entry.tensor if is_sharded_tensor(entry.tensor) else like(entry.tensor, tensor)))
 
 
-def load_async(model_or_state_dict, run, process_group=None, **given) -> Running:
+def load_async(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | Sequence[torch.nn.Module | Mapping[str, Any]], run: Path | View,
+               process_group: Group = None, **given: Any) -> Running:
     """load_state_dict(model_or_state_dict, run, process_group, **given) beside the caller: returns at once, with a Running.
 
         load = ckptfs.load_async(model, run)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filling models and state dicts in place: every rank its part."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
 import warnings
 
 from ctypes import byref, c_void_p
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 
 from ._comm import TIMEOUT_MS, joined
 from ._library import CkptError, library, take_bytes
@@ -16,9 +19,20 @@ from ._targets import device_of, parts_of
 from ._tensors import is_meta
 from ._view import Run, View, spelled
 
+if TYPE_CHECKING:
+    import torch
 
-def load_state_dict(model_or_state_dict, run, process_group=None, view=None, base=None, key_mapping=None, strict=True, *, step=None, missing=None,
-                    names=None, device=None, dtype=None, options=None, readers="auto", load_options=None, progress=False, **more):
+    from ._comm import Group
+    from ._view import Path
+
+
+def load_state_dict(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | Sequence[torch.nn.Module | Mapping[str, Any]], run: Path | View,
+                    process_group: Group = None, view: str | None = None, base: Path | None = None, key_mapping: Mapping[str, str] | Path | None = None,
+                    strict: bool = True, *, step: str | int | None = None, missing: str | None = None,
+                    names: Iterable[str] | Callable[[str], bool] | None = None, device: torch.device | str | int | None = None,
+                    dtype: torch.dtype | str | None = None, options: Mapping[str, Any] | None = None, readers: str = "auto",
+                    load_options: Mapping[str, Any] | None = None, progress: bool | Callable[[int, int], None] = False,
+                    **more: Any) -> torch.nn.modules.module._IncompatibleKeys:
     """Fill the tensors of a model or state dict in place with a checkpoint's, on all ranks of a process group together.
 
     Plain tensors are filled whole; DTensors (FSDP, HSDP, tensor parallelism, any mesh) and ShardedTensors each rank's part. What is on the meta

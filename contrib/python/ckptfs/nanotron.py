@@ -6,15 +6,23 @@
     param_shard_metadata = load_weights(model, parallel_context, "run/checkpoints")   # in place of nanotron.serialize.load_weights
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import struct
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from ._boxes import load_boxes
 from ._library import CkptError
 from ._state_dict import step_folder
 from ._view import View
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._view import Path
 
 try:
     from nanotron.parallel.parameters import NanotronParameter
@@ -32,7 +40,9 @@ class ParamShardMetadata(dict):
     stats = None
 
 
-def load_weights(model, parallel_context, root_folder, filtered_state_dict=None, *, step=None, readers="auto", load_options=None, progress=False):
+def load_weights(model: torch.nn.Module, parallel_context: Any, root_folder: Path, filtered_state_dict: Mapping[str, torch.Tensor] | None = None, *,
+                 step: str | int | None = None, readers: str = "auto", load_options: Mapping[str, Any] | None = None,
+                 progress: bool | Callable[[int, int], None] = False) -> ParamShardMetadata:
     """nanotron.serialize.load_weights over a shared load: all ranks of parallel_context.world_pg call it together.
 
     model                the module whose parameters are NanotronParameters, in memory (not on the meta device). Sharded ones get their slices

@@ -7,8 +7,11 @@
 The installed package has a plug-in entry point (vllm.general_plugins), register(), which makes the load format known in each of vLLM's processes.
 """
 
+from __future__ import annotations
+
 import functools
 import os
+from typing import TYPE_CHECKING, Any, Iterator
 
 from ._ahead import ahead
 from ._boxes import load_boxes
@@ -16,6 +19,9 @@ from ._comm import Comm
 from ._library import CkptError
 from ._state_dict import step_folder
 from ._view import TORCH, View
+
+if TYPE_CHECKING:
+    from ._view import Path
 
 try:
     import torch
@@ -43,7 +49,7 @@ class ModelLoader(_Base):
 
     ValueError: a parameter of the model got nothing; CkptError: what reading found."""
 
-    def __init__(self, load_config):
+    def __init__(self, load_config: Any):
         _need()
         super().__init__(load_config)
         given = load_config.model_loader_extra_config or {}
@@ -52,11 +58,12 @@ class ModelLoader(_Base):
         self._own = {name: given.get(name, default) for name, default in OWN.items()}
         self._options = {name: value for name, value in given.items() if name not in OWN}
 
-    def download_model(self, model_config):
+    def download_model(self, model_config: Any) -> None:
         """Nothing is fetched: the run is opened once, so that a path or an option that is wrong is said here."""
         self._open(self._run(model_config), self._own["step"]).close()
 
-    def load_weights(self, model, model_config):
+    def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+        """Fill the engine's model, by its own load_weights()."""
         others = [source.model_or_path for source in getattr(model, "secondary_weights", ())]
         if others:
             raise CkptError("unsupported", f"{type(model).__name__} has weights of other models beside its own ({', '.join(map(str, others))}): mount the "
@@ -65,7 +72,7 @@ class ModelLoader(_Base):
         if loaded is not None and getattr(model_config, "quantization", None) is None:
             _check_complete(model, loaded)
 
-    def weights(self, run):
+    def weights(self, run: Path) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor on the CPU) pairs in the order of the files."""
         group = _group()
         view = self._open(step_folder(run, self._own["step"], group) if group else run, None if group else self._own["step"])
@@ -94,7 +101,7 @@ class ModelLoader(_Base):
 
 
 @functools.cache
-def register():
+def register() -> None:
     """vLLM's plug-in entry point: the load format "ckptfs". ImportError: vLLM is not installed."""
     _need()
     register_model_loader("ckptfs")(ModelLoader)
