@@ -83,6 +83,8 @@ class Documents(unittest.TestCase):
             return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**f.config))
 
     def test_python(self):
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.tmp)  # what a block writes
         ran = 0
         for path in DOCUMENTS:
             for block in blocks(path, "python"):
