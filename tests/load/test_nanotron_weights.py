@@ -170,6 +170,7 @@ def sizes():
             check_metadata(metadata[name], [] if same else files_of(TIED, EMBEDDING if name == HEAD else name))
         assert list(metadata) == list(model.state_dict())
     one_step_of_a_run(context)
+    a_checkpoint_of_another_framework(context)
     another_dtype_and_some_names(context)
 
 
@@ -191,6 +192,16 @@ def one_step_of_a_run(context):
         model = rank_model(context, True)
         load_weights(model, context, folder, step=step)
         assert torch.equal(model.get_parameter("model.final_layer_norm.pp_block.weight"), converted(TIED)["model.final_layer_norm.pp_block.weight"])
+
+
+def a_checkpoint_of_another_framework(context):
+    """The official conversion to Hugging Face, read back under nanotron's names."""
+    from ckptfs.nanotron import load_weights
+    model = rank_model(context, True)
+    metadata = load_weights(model, context, os.path.join(NANOTRON, TIED + ".expected"), view="nanotron")
+    assert list(metadata) == list(model.state_dict()) and not any(metadata.values())
+    for name, parameter in model.state_dict().items():
+        check(name, parameter, converted(TIED), context)
 
 
 def another_dtype_and_some_names(context):

@@ -4,6 +4,7 @@
     from ckptfs.nanotron import load_weights
 
     param_shard_metadata = load_weights(model, parallel_context, "run/checkpoints")   # in place of nanotron.serialize.load_weights
+    load_weights(model, parallel_context, "org/model", view="nanotron")               # from a model directory of Hugging Face, for one
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class ParamShardMetadata(dict):
 
 
 def load_weights(model: torch.nn.Module, parallel_context: Any, root_folder: Path, filtered_state_dict: Mapping[str, torch.Tensor] | None = None, *,
-                 step: str | int | None = None, readers: str = "auto", load_options: Mapping[str, Any] | None = None,
+                 step: str | int | None = None, view: str = "raw", options: Mapping[str, Any] | None = None,
+                 readers: str = "auto", load_options: Mapping[str, Any] | None = None,
                  progress: bool | Callable[[int, int], None] = False) -> ParamShardMetadata:
     """nanotron.serialize.load_weights over a shared load: all ranks of parallel_context.world_pg call it together.
 
@@ -49,6 +51,9 @@ def load_weights(model: torch.nn.Module, parallel_context: Any, root_folder: Pat
                          (local_global_slices_pairs) of the whole tensor, tied ones the tensor that the tie's first name has
     parallel_context     nanotron's ParallelContext
     root_folder          one checkpoint as nanotron's own load_weights has it; or a run, of which `step` (None: the latest, rank 0's) is loaded
+    view                 "raw": a checkpoint of nanotron, as it is; "nanotron": the model of any checkpoint that ckptfs reads (Hugging Face, Megatron,
+                         ...) under nanotron's names
+    options              those of ckptfs.open, such as {"base": ...}
     filtered_state_dict  {name: tensor}: what to fill instead of model.state_dict(), under names of the model's parameters
     readers, load_options, progress   as for ckptfs.load_state_dict
 
@@ -61,15 +66,15 @@ def load_weights(model: torch.nn.Module, parallel_context: Any, root_folder: Pat
     if NanotronParameter is None:
         raise ImportError("ckptfs.nanotron needs nanotron: pip install git+https://github.com/huggingface/nanotron")
     group = parallel_context.world_pg
-    with View(step_folder(root_folder, step, group), view="raw") as view:
+    with View(step_folder(root_folder, step, group), view=view, options=options) as source:
         state = model.state_dict() if filtered_state_dict is None else filtered_state_dict
         metadata = ParamShardMetadata()
 
         def boxes():
-            sources = _Sources(model, view)
+            sources = _Sources(model, source)
             metadata.update({name: sources.metadata(name, parallel_context) for name in state})
             return [box for name, tensor in state.items() for box in sources.boxes(name, tensor)]
-        metadata.stats = load_boxes(boxes, view, group, readers=readers, load_options=load_options, progress=progress)
+        metadata.stats = load_boxes(boxes, source, group, readers=readers, load_options=load_options, progress=progress)
     return metadata
 
 
