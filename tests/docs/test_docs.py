@@ -35,7 +35,7 @@ if not os.path.exists("/dev/fuse"):
     sys.exit(77)
 
 DOCUMENTS = [os.path.join(SOURCE, "README.md"), *sorted(glob.glob(os.path.join(SOURCE, "contrib", "docs", "**", "*.md"), recursive=True))]
-MODULES = ("torch", "transformers", "accelerate", "megatron")
+MODULES = ("torch", "transformers", "accelerate", "megatron", "nanotron", "vllm")
 
 
 def blocks(path, word):
@@ -83,6 +83,8 @@ class Documents(unittest.TestCase):
             return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**f.config))
 
     def test_python(self):
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.tmp)  # what a block writes
         ran = 0
         for path in DOCUMENTS:
             for block in blocks(path, "python"):

@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boxes of tensors into memory of the caller's, all ranks together."""
 
-from ._comm import TIMEOUT_MS, Comm
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
+
+from ._comm import TIMEOUT_MS, joined
 from ._library import CkptError
 from ._load import make_options, run_together
 from ._state_dict import Spec
 from ._targets import Entry, device_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._comm import Group
+    from ._view import Path, View
+    Box = tuple[str, Sequence[int], torch.Tensor]
 
 
 class _Boxes:
@@ -38,8 +49,10 @@ def _wanted(view, name, offset, tensor, clip):
     return offset, n, tensor
 
 
-def load_boxes(boxes, run, process_group=None, *, clip=False, view=None, base=None, step=None, options=None, readers="auto", load_options=None,
-               progress=False, **more):
+def load_boxes(boxes: Iterable[Box] | Callable[[], Iterable[Box]], run: Path | View, process_group: Group = None, *, clip: bool = False,
+               view: str | None = None, base: Path | None = None, step: str | int | None = None, options: Mapping[str, Any] | None = None,
+               readers: str = "auto", load_options: Mapping[str, Any] | None = None, progress: bool | Callable[[int, int], None] = False,
+               **more: Any) -> dict[str, int | float]:
     """Fill tensors with boxes of a checkpoint's tensors, on all ranks of a process group together; each rank gives its own list, which may be empty.
 
     boxes   [(name, offset, tensor), ...]: `tensor` (plain torch, on the CPU or a CUDA device, any strides) gets the elements of tensor `name` from
@@ -52,12 +65,12 @@ def load_boxes(boxes, run, process_group=None, *, clip=False, view=None, base=No
     try:
         native = make_options(readers, load_options)
         spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
-        mine = _Boxes(boxes)
+        mine = _Boxes(boxes() if callable(boxes) else boxes)
     except Exception as e:  # the other ranks must hear of it
         failure = e
     timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
     device = device_of([mine]) if mine is not None and failure is None else None
-    with Comm(process_group, device, timeout_ms, failure) as comm, spec:
+    with joined(process_group, device, timeout_ms, failure) as comm, spec:
         spec.check(comm)
         return _fill(comm, spec, mine, clip, native, progress)
 

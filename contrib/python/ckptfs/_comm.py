@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a torch process group to a comm of libckptfs_load."""
 
+from __future__ import annotations
+
+import contextlib
 import os
 import socket
 import sys
 import warnings
 from ctypes import byref, c_char_p, c_void_p
+from typing import TYPE_CHECKING, Literal, Union
 
 from ._exchange import exchange_of
 from ._fork import check_group
 from ._library import CODES, CkptError, Err, library, nccl_library, new, to_device
+
+if TYPE_CHECKING:
+    import torch
+
+    Group = Union[torch.distributed.ProcessGroup, "Comm", Literal[False], None]
 
 TIMEOUT_MS = 300 * 1000
 
@@ -27,13 +36,23 @@ def _own_address():
 
 
 class Comm:
-    """The ranks that load together. `ranks`: {global rank: rank here}. `device`: the CUDA device that this rank's tensors are on, or None.
-    If every rank has one, and the library for NCCL is there, loads go straight to device memory; else `device` is None: through the host.
+    """The ranks that load together, and their connections. Loads that are given a process group make one for themselves; who loads often makes
+    one, once, and gives it as process_group= to load_state_dict, load_boxes, load_layout ..., to one load at a time, in the same order on all ranks:
 
-    group: None is the default one; False: this process alone, whatever groups there are.
-    timeout_ms: how long to wait for another rank, from the first call. `failure`: this rank can't load; the others hear of it and it is raised."""
+        with ckptfs.Comm() as comm:
+            for run in runs:
+                ckptfs.load_state_dict(model, run, comm)
 
-    def __init__(self, group=None, device=None, timeout_ms=TIMEOUT_MS, failure=None):
+    group       a torch process group, all of whose ranks make it together; None: the default one; False: this process alone
+    device      the number of the CUDA device that this rank's tensors are on, or None. If every rank has one, and the library for NCCL is there,
+                loads go straight to device memory; else `device` is None afterwards: through the host
+    timeout_ms  how long to wait for another rank, from the first call
+
+    `rank`, `size`, `ranks` ({global rank: rank here}). After a load that failed while it ran, on all ranks, make another. CkptError: "timeout" or
+    "peer": a rank did not come; "usage": it is closed, or this process was forked. ValueError: this process is not in the group."""
+
+    def __init__(self, group: torch.distributed.ProcessGroup | Literal[False] | None = None, device: int | None = None,
+                 timeout_ms: int = TIMEOUT_MS, failure: BaseException | None = None):  # failure: this rank can't load; the others hear of it
         self._comm, self.group, self.device, self.timeout_ms = None, None, device, timeout_ms
         self._meshes = {}  # of torch: few, but every parameter has one
         dist = _distributed()
@@ -57,6 +76,19 @@ class Comm:
             self.words.fail(e)
             self.close()
             raise
+
+    def begin(self, timeout_ms, failure):
+        """One more load over these connections. `failure`: this rank can't; the others hear of it and it is raised."""
+        dist = _distributed()
+        if self.size > 1:
+            check_group(dist.group.WORLD)
+        if not self._comm:
+            raise CkptError("usage", "this Comm is closed")
+        self.timeout_ms = timeout_ms
+        self.words = exchange_of(dist, self.group, self.rank, self.size, timeout_ms / 1000)
+        if failure is not None:
+            self.words.fail(failure)
+            raise failure
 
     def _connect(self, dist):
         if self.device is not None and nccl_library() is None:
@@ -123,16 +155,28 @@ class Comm:
     def handle(self):
         return self._comm
 
-    def close(self):
+    def close(self) -> None:
+        """Close the connections."""
         if self._comm:
             library().comm_free(self._comm)
         self._comm = None
 
-    def __enter__(self):
+    def __enter__(self) -> Comm:
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def joined(group, device=None, timeout_ms=TIMEOUT_MS, failure=None):
+    """The Comm of one load: of a process group, or one that is there already and stays open."""
+    if isinstance(group, Comm):
+        group.begin(timeout_ms, failure)
+        yield group
+        return
+    with Comm(group, device, timeout_ms, failure) as comm:
+        yield comm
 
 
 def _stream(device):

@@ -42,6 +42,7 @@ class Load:
         self.late = []  # what is to be done after the load
         self.puts = []  # and after that: [(entry, local tensor that it gets)]
         self.direct = []  # tensors that C writes to
+        self.wants = []  # [(entry, the tensor that C fills for it and that is kept, or None)]
         self.load = new(library().load_new, view._view, comm.handle, byref(options))
 
     def close(self):
@@ -53,7 +54,7 @@ class Load:
         """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later; new memory if it is on the meta
         device. What is stored as float8_e4m3fn stays that where the entry may change: its values mean nothing without their scales."""
         import torch
-        wanted = SAFETENSORS.get(str(tensor.dtype).removeprefix("torch."))
+        wanted = SAFETENSORS.get(str(entry.dtype_of(tensor)).removeprefix("torch."))
         castable = stored in CASTABLE and wanted in CASTABLE
         alone = stored == "F8_E4M3" and wanted != stored and tensor.is_floating_point() and entry.retype
         if tensor.is_meta or alone:
@@ -71,6 +72,7 @@ class Load:
             self.late.append(lambda: tensor.copy_(to))
         else:
             self.direct.append(tensor)
+        self.wants.append((entry, tensor if direct else None))
         stride = u64s(list(to.stride()))
         self.keep.append((to, stride))
         return Dest(c_void_p(to.data_ptr()), stride, SAFETENSORS[str(to.dtype).removeprefix("torch.")].encode())
@@ -110,6 +112,33 @@ class Load:
         if [got.n[d] for d in range(got.rank)] != have and local.numel():
             raise CkptError("unsupported", f"'{name}': torch holds {have} of it here, not {[got.n[d] for d in range(got.rank)]}")
 
+    def want_layout(self, layout):
+        """Everything that this rank has of the model under a layout: {name: (tensor, [(offset, shape)])}.
+        Boxes of one tensor, as fused ones have them, are joined along the dimension in which they are divided."""
+        lib, boxes = library(), {}
+        lib.load_want_layout(self.load, layout.encode())
+        for number in range(lib.load_wants(self.load)):
+            info = WantInfo()
+            lib.load_want_info(self.load, number, byref(info))
+            box = list(info.lo[:info.rank]), list(info.n[:info.rank])
+            boxes.setdefault(info.tensor.decode(), []).append((number, *box))
+        return {name: (self._joined(name, parts), [(lo, n) for _, lo, n in parts]) for name, parts in boxes.items()}
+
+    def _joined(self, name, parts):
+        import torch
+        dim = _joint(name, parts)
+        shape = list(parts[0][2])
+        if len(parts) > 1:
+            shape[dim] = sum(n[dim] for _, _, n in parts)
+        whole, at = torch.empty(shape, dtype=getattr(torch, TORCH[self.view._tensors[name].dtype]), device=self.device), 0
+        for number, _, n in parts:
+            to = whole.narrow(dim, at, n[dim]) if len(parts) > 1 else whole
+            at += n[dim] if n else 0
+            stride = u64s(list(to.stride()))
+            self.keep.append((to, stride))
+            library().load_set_dest(self.load, number, byref(Dest(c_void_p(to.data_ptr()), stride, None)))
+        return whole
+
     def run(self, progress):
         """Load; the statistics of all ranks together."""
         import torch
@@ -117,12 +146,17 @@ class Load:
         lib.load_plan(self.load)
         lib.load_start(self.load)
         bar = _bar(progress if callable(progress) or self.comm.rank == 0 else None, len(self.keep))
+        watch = progress if isinstance(progress, Watch) else None
         try:
+            if watch is not None:
+                watch.started(self)
             if bar is not None:
-                self._watch(bar)
+                self._watch(bar, watch)
             while lib.load_wait(self.load, TICK_MS) == 1:
                 pass
         finally:
+            if watch is not None:
+                watch.stopped()
             if hasattr(bar, "close"):
                 bar.close()
         with torch.no_grad():
@@ -136,13 +170,40 @@ class Load:
         lib.load_stats(self.load, None, byref(stats))
         return {name: getattr(stats, name) for name, _ in Stats._fields_}
 
-    def _watch(self, bar):
+    def _watch(self, bar, watch):
         done, number = 0, c_size_t()
         bar(0, len(self.keep))
         while (rc := library().load_next(self.load, TICK_MS, byref(number))) != 2:
             if rc == 0:
                 done += 1
                 bar(done, len(self.keep))
+                if watch is not None:
+                    watch.arrived(*self.wants[number.value])
+
+
+class Watch:
+    """Who looks on while a load runs, in place of a function for progress: called with (arrived, all), and told of what follows."""
+
+    def __call__(self, done, of):
+        pass
+
+    def started(self, load):
+        """It runs: it may be cancelled from now on."""
+
+    def arrived(self, entry, tensor):
+        """A part of an entry's tensor has arrived; tensor: where it stays, or None if it is to be copied at the end."""
+
+    def stopped(self):
+        """It runs no more: `load` is not to be touched."""
+
+
+def _joint(name, parts):
+    """The dimension in which the boxes of one tensor are divided."""
+    _, lo, n = parts[0]
+    apart = {d for _, other, _ in parts for d in range(len(lo)) if other[d] != lo[d]}
+    if len(apart) > 1 or any(m[d] != n[d] for _, _, m in parts for d in range(len(n)) if d not in apart):
+        raise CkptError("unsupported", f"'{name}': this layout divides it in {sorted(apart)}, in boxes that do not join: {parts}")
+    return apart.pop() if apart else 0
 
 
 def run_together(comm, open_view, declare, options, progress):

@@ -115,9 +115,9 @@ def _union(words, key):
     return list(dict.fromkeys(text for word in words for text in word[key]))
 
 
-def judge(match, verdict, strict, lenient):
-    """What load_state_dict returns, or errors in torch's words. lenient: what is missing is no error."""
-    result = _result(verdict["missing"], match.unexpected(verdict))
+def judge(match, verdict, strict, lenient, chosen=False):
+    """What load_state_dict returns, or errors in torch's words. lenient: what is missing is no error; chosen: nothing is unexpected."""
+    result = _result(verdict["missing"], [] if chosen else match.unexpected(verdict))
     if not verdict["same"]:
         raise CkptError("conflict", "the ranks see different checkpoints: their numbers of tensors differ")
     adapter = next((name for name in match.view.keys() if is_adapter(name)), None)

@@ -72,7 +72,7 @@ class Modules:
             raise CkptError("unsupported", f"missing='init': {', '.join(lost) or 'the model itself'} lack{'s' if len(lost) == 1 else ''} parameters, and "
                                            "neither the class has reset_parameters() nor a transformers model around it _init_weights()")
 
-    def initialise(self, tensors, seed):
+    def initialise(self, tensors, seed, dtype=None):
         """Fill these parameters and buffers (the model's own, found by identity) as their classes do for a new model.
 
         Each is made whole, on every rank from the same numbers, and DTensors keep their part of it: replicas are equal, and so is the model
@@ -82,6 +82,8 @@ class Modules:
             with _seeded(seed ^ zlib.crc32(name.encode())):
                 self._initialise(name, module, own, wanted, made)
         for key, whole in made.items():
+            if dtype is not None and whole.is_floating_point():
+                whole = whole.to(dtype)
             self._new[key] = (_dressed(wanted[key], _part(wanted[key], whole)), wanted[key])
 
     def _owners(self, tensors):

@@ -1,21 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filling models and state dicts in place: every rank its part."""
 
+from __future__ import annotations
+
+import contextlib
 import json
 import os
 import warnings
 
-from ._comm import TIMEOUT_MS, Comm
-from ._library import CkptError
+from ctypes import byref, c_void_p
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
+
+from ._comm import TIMEOUT_MS, joined
+from ._library import CkptError, library, take_bytes
 from ._load import make_options, run_together
 from ._match import Match, combined, judge
 from ._targets import device_of, parts_of
 from ._tensors import is_meta
-from ._view import View, spelled
+from ._view import Run, View, spelled
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._comm import Group
+    from ._view import Path
 
 
-def load_state_dict(model_or_state_dict, run, process_group=None, view=None, base=None, key_mapping=None, strict=True, *, step=None, missing=None,
-                    options=None, readers="auto", load_options=None, progress=False, **more):
+def load_state_dict(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | Sequence[torch.nn.Module | Mapping[str, Any]], run: Path | View,
+                    process_group: Group = None, view: str | None = None, base: Path | None = None, key_mapping: Mapping[str, str] | Path | None = None,
+                    strict: bool = True, *, step: str | int | None = None, missing: str | None = None,
+                    names: Iterable[str] | Callable[[str], bool] | None = None, device: torch.device | str | int | None = None,
+                    dtype: torch.dtype | str | None = None, options: Mapping[str, Any] | None = None, readers: str = "auto",
+                    load_options: Mapping[str, Any] | None = None, progress: bool | Callable[[int, int], None] = False,
+                    **more: Any) -> torch.nn.modules.module._IncompatibleKeys:
     """Fill the tensors of a model or state dict in place with a checkpoint's, on all ranks of a process group together.
 
     Plain tensors are filled whole; DTensors (FSDP, HSDP, tensor parallelism, any mesh) and ShardedTensors each rank's part. What is on the meta
@@ -24,7 +41,7 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
 
     model_or_state_dict  a torch.nn.Module, a state dict, or a list of them: the stages of a pipeline that this rank holds
     run                  a run, one checkpoint or a model directory; or an open ckptfs.View (then view=, base=, step= and options are the View's)
-    process_group        None: the default one if torch.distributed is initialised, else this process alone; False: this process alone
+    process_group        None: the default one if torch.distributed is initialised, else this process alone; False: this process alone; or a Comm
     view                 "hf" (default): Hugging Face names, the hub's or those that the model's class has in memory; "raw": the framework's own, and
                          optimizer states too: nested dicts and lists are named as torch's distributed checkpoints name them; what is no tensor in
                          them (lr, betas, _extra_state) is replaced by what View.objects() has, and missing where that has nothing plain;
@@ -34,6 +51,10 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
     strict               missing or unexpected keys are an error, as in torch; another shape always is. What some rank's model has is not unexpected
     missing              "init": parameters that the checkpoint lacks are no error; they are initialised as by their classes (transformers'
                          _init_weights, or reset_parameters), alike on all ranks. None: they stay as they were, on the meta device if they were there
+    names                a collection of the model's names, or a function of a name: only these are filled, nothing else is missing or unexpected
+    device               where what is on the meta device gets memory; None: torch's default device. DTensors get it where their mesh is
+    dtype                a torch.dtype: floating tensors that get memory get it in this one; None: as the model's. A word such as "float32" is the
+                         option of ckptfs.open instead, which converts what is read
     load_options         {"host_bytes": ..., "threads": ..., "verify": ..., "exchange_timeout_ms": ..., "rates": {...}};
                          exchange_timeout_ms is also how long to wait for ranks that do not come
     progress             True: a bar, on rank 0; or a function of (tensors that have arrived, all), called on each rank
@@ -45,30 +66,72 @@ def load_state_dict(model_or_state_dict, run, process_group=None, view=None, bas
     arguments, where the other ranks get a CkptError. If nothing could be loaded, models and state dicts are as before, but for tensors that had
     memory if the failure came while it was being filled.
     """
-    parts, spec, native, failure = None, None, None, None
-    try:
-        if missing not in (None, "init"):
-            raise ValueError(f"missing={missing!r}: expected 'init' or None")
-        native = make_options(readers, load_options)
-        spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
-        parts = parts_of(model_or_state_dict)
-    except Exception as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
-        failure = e
-    timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
-    device = device_of(parts) if parts is not None and failure is None else None
-    with Comm(process_group, device, timeout_ms, failure) as comm, spec:  # raises the failure
-        spec.check(comm)
-        match, verdict = _agreed(comm, spec, parts, key_mapping, missing == "init")
-        result = judge(match, verdict, strict, missing == "init")
-        result.stats = _fill(comm, match, native, progress)
+    with contextlib.ExitStack() as stack:
+        parts, spec, native, failure, lost = None, None, None, None, []
+        try:
+            if missing not in (None, "init"):
+                raise ValueError(f"missing={missing!r}: expected 'init' or None")
+            native = make_options(readers, load_options)
+            if isinstance(dtype, str):  # an option of the view
+                more["dtype"], dtype = dtype, None
+            spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
+            if device is not None:
+                stack.enter_context(_default(device))
+            parts = parts_of(model_or_state_dict)
+            lost = _choose(parts, names, dtype)
+        except Exception as e:  # the other ranks must hear of it: nobody waits for a rank that has given up
+            failure = e
+        timeout_ms = (native.exchange_timeout_ms if native else 0) or TIMEOUT_MS
+        on = device_of(parts) if parts is not None and failure is None else None
+        with joined(process_group, on, timeout_ms, failure) as comm, spec:  # raises the failure
+            spec.check(comm)
+            match, verdict = _agreed(comm, spec, parts, key_mapping, missing == "init")
+            _check_names(comm, lost)
+            result = judge(match, verdict, strict, missing == "init", names is not None)
+            result.stats = _fill(comm, match, native, progress)
+        _finish(parts, match, result, verdict["seed"] if missing == "init" else None, dtype)
+        return result
+
+
+def _default(device):
+    import torch
+    return torch.device(device)
+
+
+def _choose(parts, names, dtype):
+    """Narrow the parts to what is to be filled, as it is to be. Returns the names that none of them has."""
+    if dtype is not None:
+        import torch
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ValueError(f"dtype={dtype!r}: expected a floating torch.dtype, or a word for what is read")
+        for part in parts:
+            for entry in part.entries:
+                entry.dtype = dtype
+    if names is None:
+        return []
+    if isinstance(names, str):
+        raise ValueError(f"names={names!r}: expected a collection of names, or a function of a name")
+    wanted = names if callable(names) else set(names).__contains__
+    found = set().union(*[part.choose(wanted) for part in parts])
+    return [] if callable(names) else sorted(set(names) - found)
+
+
+def _check_names(comm, lost):
+    """names= must be somebody's: a stage of a pipeline has not all of them."""
+    lost = comm.share(lambda: lost, lambda words: sorted(set(words[0]).intersection(*words[1:])))
+    if lost:
+        raise ValueError(f"names=: nothing that is to be filled is called {', '.join(lost[:8])}{' ...' if len(lost) > 8 else ''}")
+
+
+def _finish(parts, match, result, seed, dtype):
+    """What is left once all tensors have arrived. seed: what the checkpoint lacks is initialised from it; None: it stays."""
     for value, stored in match.values:
         value.put(stored)
     for part, lacking in zip(parts, match.lacking):
-        if missing == "init":
-            part.initialise([e.tensor for e in lacking], verdict["seed"])
+        if seed is not None:
+            part.initialise([e.tensor for e in lacking], seed, dtype)
         part.finish(result)
-    _warn_of_meta([] if missing == "init" else match.lacking)
-    return result
+    _warn_of_meta(match.lacking if seed is None else [])
 
 
 class Spec:
@@ -127,6 +190,30 @@ def _difference(words):
     if others:
         return ["conflict", f"the View of one rank is of step '{others[0]}', that of rank 0 of '{words[0][1]}': all load the same step"]
     return None
+
+
+def step_folder(run, step=None, group=None):
+    """The path of the step that all ranks of a process group load (None: the latest, rank 0's); of one checkpoint, its own."""
+    seen = failure = None
+    asked = None if step is None else str(step)
+    try:
+        seen = Run(run)
+    except Exception as e:  # the other ranks must hear of it
+        failure = e
+    with joined(group, failure=failure) as comm, seen:
+        found, other = comm.share(lambda: [asked, seen.find_step(asked) if comm.rank == 0 else None], _one_step)
+        if other is not None:
+            raise CkptError("conflict", f"step '{other}' is asked for on one rank, but rank 0 loads '{found}': all load the same step")
+        text = c_void_p()  # a rank may see it a little later
+        library().comm_step(comm.handle, seen.handle, os.fsencode(found) if found else None, comm.timeout_ms, byref(text))
+        return os.path.join(os.fspath(run), os.fsdecode(take_bytes(text)))
+
+
+def _one_step(words):
+    """[rank 0's step, a step that another rank asked for instead or None], of what all ranks [asked for, found]."""
+    asked, found = words[0]
+    others = sorted({a for a, _ in words if a is not None} - {asked, found})
+    return [found, others[0] if others else None]
 
 
 def _agreed(comm, spec, parts, key_mapping, init):

@@ -16,11 +16,16 @@ class Entry:
         self.name, self.tensor, self._put = name, tensor, put
         self.retype = retype  # may it become float8, as its values are stored?
         self.twins = []  # others with the same memory
+        self.dtype = None  # what it shall have, if it gets memory
         if is_meta(tensor) and is_sharded_tensor(tensor):
             raise TypeError(f"'{name}' is a ShardedTensor on the meta device: give it memory first")
 
     def home(self):
         return home_of(self.tensor)
+
+    def dtype_of(self, local):
+        """What a local part of it shall have."""
+        return self.dtype if self.dtype is not None and local.is_meta and local.is_floating_point() else local.dtype
 
     def put(self, local):
         """The rank's part of the tensor, filled."""
@@ -41,6 +46,12 @@ class Part:
 
     model, name, entries, values = None, "the state dict", (), ()
 
+    def choose(self, wanted):
+        """Only these names, by a function of a name, are to be filled. Returns those that are there."""
+        self.entries = [e for e in self.entries if wanted(e.name)]
+        self.values = [v for v in self.values if wanted(v.name)]
+        return {x.name for x in (*self.entries, *self.values)}
+
     def run_pre_hooks(self, names, like):
         """The names as the model's hooks leave them, and error messages: see Modules.run_pre_hooks."""
         return names, []
@@ -50,7 +61,7 @@ class Part:
         if tensors:
             raise ValueError(f"missing='init' initialises parameters of models; {self.name} is none, or FSDP1 around one")
 
-    def initialise(self, tensors, seed):
+    def initialise(self, tensors, seed, dtype=None):
         pass
 
     def finish(self, result):
@@ -112,8 +123,8 @@ class Model(Part):
     def check_initialise(self, tensors):
         self.modules.check_initialise(tensors)
 
-    def initialise(self, tensors, seed):
-        self.modules.initialise(tensors, seed)
+    def initialise(self, tensors, seed, dtype=None):
+        self.modules.initialise(tensors, seed, dtype)
 
     def finish(self, result):
         self.modules.finish(result)

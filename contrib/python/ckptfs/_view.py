@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A view with the shape of safetensors.safe_open."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
 from ctypes import POINTER, byref, c_char, c_size_t, c_void_p
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Union
 
 from ._ahead import ahead
 from ._fork import reading, taken
 from ._library import CkptError, Step, TensorInfo, library, new, take_bytes, take_text, u64s
 from ._objects import value
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+Path = Union[str, bytes, "os.PathLike[str]"]
 
 TORCH = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
          "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
@@ -33,7 +42,7 @@ def _empty(framework, shape, dtype):
     """An uninitialised array, and the address of its bytes."""
     if framework in TORCHES:
         import torch
-        t = torch.empty(shape, dtype=getattr(torch, TORCH[dtype]))
+        t = torch.empty(shape, dtype=getattr(torch, TORCH[dtype]), device="cpu")  # whatever the default device is
         return t, t.data_ptr()
     import numpy
     if dtype == "BF16" or dtype.startswith("F8"):
@@ -48,15 +57,15 @@ class Slice:
     def __init__(self, view, info):
         self._view, self._info = view, info
 
-    def get_shape(self):
+    def get_shape(self) -> list[int]:
         self._view.check()
         return list(self._info.shape)
 
-    def get_dtype(self):
+    def get_dtype(self) -> str:
         self._view.check()
         return self._info.dtype
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> torch.Tensor | numpy.ndarray:
         shape = self._info.shape
         index = index if isinstance(index, tuple) else (index,)
         if any(i is Ellipsis for i in index):
@@ -95,6 +104,11 @@ def spelled(options, more):
     return {**more, **options}
 
 
+def _word(value):
+    """An option's value as the library has it: a torch.dtype is its name."""
+    return os.fsencode(value if isinstance(value, os.PathLike) else str(value).removeprefix("torch." if type(value).__name__ == "dtype" else ""))
+
+
 @contextlib.contextmanager
 def _native(options):
     """The library's object for the options of a view."""
@@ -104,7 +118,7 @@ def _native(options):
         for key, value in options.items():
             if value is None or value is False:
                 continue
-            text = None if value is True else os.fsencode(value if isinstance(value, os.PathLike) else str(value))
+            text = None if value is True else _word(value)
             lib.options_set(opt, key.encode(), text)
         yield opt
     finally:
@@ -155,7 +169,8 @@ class View:
     _view = None  # also where __init__ fails
     _lost = None  # why it is no good in this process
 
-    def __init__(self, run, framework="pt", device="cpu", step=None, *, options=None, comm=None, **more):
+    def __init__(self, run: Path, framework: str = "pt", device: torch.device | str | int = "cpu", step: str | int | None = None, *,
+                 options: Mapping[str, Any] | None = None, comm: Any = None, **more: Any):
         if framework not in TORCHES + NUMPIES:
             raise ValueError(f"framework={framework!r}: expected 'pt' or 'np'")
         self._run, self._framework, self._device = os.path.abspath(os.fsdecode(run)), framework, device
@@ -188,41 +203,41 @@ class View:
         library().view_tensor(self._view, i, byref(t))
         return Info(i, t)
 
-    def again(self, comm=None, **changed):
+    def again(self, comm: Any = None, **changed: Any) -> View:
         """The same step, opened anew, with other options; by all ranks of a comm together, if one is given."""
         return View(self._run, self._framework, self._device, self._step, options={**self._options, **changed}, comm=comm)
 
-    def is_plain(self):
+    def is_plain(self) -> bool:
         """Has it the usual names, the hub's?"""
         return self._options.get("view") in (None, "hf")
 
-    def is_raw(self):
+    def is_raw(self) -> bool:
         """Has it the framework's own names?"""
         return self._options.get("view") not in (None, "hf", "memory")
 
-    def check(self):
+    def check(self) -> None:
         """CkptError if it is closed."""
         if not self._view:
             raise CkptError("usage", f"the view of '{self._run}' is closed")
         if self._lost:
             raise CkptError("usage", f"the view of '{self._run}' can't be used: {self._lost}")
 
-    def close(self):
+    def close(self) -> None:
         """Give everything back. Reads that are running come to their end; using the view after this is a CkptError."""
         handle = taken(self) if self._view else None
         if handle:
             library().view_release(handle)
 
-    def __enter__(self):
+    def __enter__(self) -> View:
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __del__(self):
         self.close()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         about = f"step '{self._step}', " if self._step else ""
         return f"<ckptfs.View of '{self._run}', {about}{f'{len(self._tensors)} tensors' if self._view else 'closed'}>"
 
@@ -230,36 +245,38 @@ class View:
         with reading(self) as view:
             return _reopened, (self._run, self._framework, str(self._device), self._step, self._options, library().view_generation(view))
 
-    def keys(self):
+    def keys(self) -> list[str]:
+        """The tensors' names, in the checkpoint's order."""
         self.check()
         return list(self._tensors)
 
     offset_keys = keys
 
-    def __contains__(self, name):
+    def __contains__(self, name: str) -> bool:
         self.check()
         return name in self._tensors
 
-    def __len__(self):
+    def __len__(self) -> int:
         self.check()
         return len(self._tensors)
 
-    def metadata(self):
+    def metadata(self) -> dict[str, str]:
+        """As a safetensors file of transformers has it: {"format": "pt"}."""
         self.check()
         return {"format": "pt"}
 
-    def info(self):
+    def info(self) -> dict[str, Any]:
         """What `ckpt info` knows of the view: a dict."""
         with reading(self) as view:
             return json.loads(take_text(new(library().view_info, view)))
 
-    def steps(self) -> list:
+    def steps(self) -> list[str]:
         """The names of the run's steps as they are now, oldest first: list of str, each good for open(run, step=name). [] of one checkpoint."""
         self.check()
         with Run(self._run, **self._options) as run:
             return run.steps()
 
-    def files(self) -> list:
+    def files(self) -> list[str]:
         """The paths of the view's files (weights, index, config, tokenizer ...), as the mount and `ckpt export` name them: list of str, by name."""
         with reading(self) as view:
             return list(_paths(library().view_root(view), ""))
@@ -279,34 +296,38 @@ class View:
             return buffer.raw[:got.value]
 
     @property
-    def config(self) -> dict:
+    def config(self) -> dict[str, Any]:
         """config.json as a dict; {} where the view has none (view="raw", or a checkpoint that says nothing of its model)."""
         with reading(self) as view:
             if not library().view_find(view, b"config.json"):
                 return {}
         return json.loads(self.read("config.json"))
 
-    def tied(self) -> dict:
+    def tied(self) -> dict[str, str]:
         """{another name that the model's class has: the tensor that it is tied to}, as {"lm_head.weight": "model.embed_tokens.weight"}; {} if none is."""
         return self.info()["tied"]
 
-    def explain(self, name: str) -> dict:
+    def explain(self, name: str) -> dict[str, Any]:
         """Where a tensor comes from: the rule that makes it, the framework's tensors, and per shard the bytes. CkptError "missing": there is none."""
         with reading(self) as view:
             return json.loads(take_text(new(library().view_explain, view, name.encode())))
 
-    def items(self, names=None, prefetch: int = 2):
+    def items(self, names: Iterable[str] | None = None, prefetch: int = 2) -> Iterator[tuple[str, torch.Tensor | numpy.ndarray]]:
         """(name, tensor) pairs in the order of the files, `prefetch` tensors read ahead by as many threads.
 
         names: which tensors, in any order; None: all. Tensors are get_tensor()'s, on the view's device, each the caller's own. The iterator reads
         while it is iterated: at most prefetch + 1 tensors are in memory beside those that the caller keeps."""
+        return ahead(lambda info: (info.name, self._read(info, [0] * len(info.shape), info.shape)), self.infos(names), prefetch)
+
+    def infos(self, names: Iterable[str] | None = None) -> list[Info]:
+        """What is known of the tensors (all, or those with these names), in the order of the files: list of objects with name, dtype (safetensors'
+        word), shape and nbytes."""
         infos = list(self._tensors.values()) if names is None else [self._find(n) for n in dict.fromkeys(names)]
         with reading(self) as view:
             place = {file: i for i, file in enumerate(_nodes(library().view_root(view)))}
-        infos.sort(key=lambda info: (place[info.file], info.offset))
-        return ahead(lambda info: (info.name, self._read(info, [0] * len(info.shape), info.shape)), infos, prefetch)
+        return sorted(infos, key=lambda info: (place[info.file], info.offset))
 
-    def objects(self):
+    def objects(self) -> dict[str, Any]:
         """What the checkpoint holds beside tensors: {name: plain Python value}, {} where the format has nothing of the kind.
 
         An optimizer's param_groups, a scheduler's state, the run's arguments: of DCP, Megatron's common.pt and rank files, nanotron's optimizer and
@@ -330,12 +351,14 @@ class View:
                 library().view_box_pread(view, info.index, u64s(lo), u64s(n), c_void_p(address))
         return out if str(self._device) == "cpu" or self._framework in NUMPIES else out.to(self._device)
 
-    def get_tensor(self, name):
+    def get_tensor(self, name: str) -> torch.Tensor | numpy.ndarray:
         """The whole tensor: torch's or numpy's, of the shape and dtype that get_slice() tells. CkptError "missing": there is none."""
         info = self._find(name)
         return self._read(info, [0] * len(info.shape), info.shape)
 
-    def get_slice(self, name):
+    def get_slice(self, name: str) -> Slice:
+        """The tensor as something to index: slice[2:4, ..., :8] reads only that box, of the dtype that get_dtype() tells (safetensors' word) and the
+        shape that indexing get_shape() gives. CkptError "missing": there is none."""
         return Slice(self, self._find(name))
 
 
@@ -368,7 +391,8 @@ def _reopened(run, framework, device, step, options, generation):
     return view
 
 
-def open(run, framework="pt", device="cpu", step=None, *, options=None, **more):
+def open(run: Path, framework: str = "pt", device: torch.device | str | int = "cpu", step: str | int | None = None, *,
+         options: Mapping[str, Any] | None = None, **more: Any) -> View:
     """Open a run (or one checkpoint) like safetensors.safe_open: keys(), metadata(), get_tensor(), get_slice(); a context manager.
 
     step       of a run with several: its directory's name, or the number that this ends in (10, "10", "global_step_10"); the latest if None

@@ -7,9 +7,17 @@
         model = accelerator.prepare(model)       # with fsdp_version 2 and cpu_ram_efficient_loading
 """
 
+from __future__ import annotations
+
 import contextlib
+from typing import TYPE_CHECKING, Any, Iterator
 
 from ._state_dict import load_state_dict
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._view import Path
 
 try:
     import accelerate
@@ -17,7 +25,8 @@ except ImportError:
     accelerate = None
 
 
-def fsdp2_load_full_state_dict(accelerator, model, run, cpu_offload=False, **options):
+def fsdp2_load_full_state_dict(accelerator: accelerate.Accelerator, model: torch.nn.Module, run: Path, cpu_offload: bool = False,
+                               **options: Any) -> torch.nn.Module:
     """accelerate.utils.fsdp_utils.fsdp2_load_full_state_dict with a run in place of full_sd: fill an FSDP2 model, usually on the meta device.
 
     accelerator  the Accelerator
@@ -36,7 +45,7 @@ def fsdp2_load_full_state_dict(accelerator, model, run, cpu_offload=False, **opt
 
 
 @contextlib.contextmanager
-def loading_from(run, **options):
+def loading_from(run: Path, **options: Any) -> Iterator[None]:
     """Within it accelerate's FSDP2 preparation takes a model's weights from the run; what the model held before is not looked at."""
     if accelerate is None:
         raise ImportError("ckptfs.accelerate needs accelerate: pip install accelerate")

@@ -9,12 +9,18 @@
 torch_dist, and zarr, which megatron-core itself no longer reads since 0.16.
 """
 
+from __future__ import annotations
+
 import os
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from ._boxes import load_boxes
-from ._comm import Comm
-from ._state_dict import Spec
+from ._state_dict import step_folder
 from ._view import View
+
+if TYPE_CHECKING:
+    from ._comm import Group
+    from ._view import Path
 
 try:
     import torch
@@ -40,7 +46,8 @@ class LoadShardedStrategy(_Base):
     flattened_range (distributed optimizers up to 0.15), are read by Megatron's own strategy. `stats`: those of the last load.
     CheckpointingException: a key that the checkpoint lacks, another global shape; CkptError: what reading found."""
 
-    def __init__(self, group=None, *, readers="auto", load_options=None, progress=False):
+    def __init__(self, group: Group = None, *, readers: str = "auto", load_options: Mapping[str, Any] | None = None,
+                 progress: bool | Callable[[int, int], None] = False):
         if dist_checkpointing is None:
             raise ImportError("ckptfs.megatron needs Megatron-Core: pip install megatron-core")
         super().__init__()
@@ -93,7 +100,9 @@ class LoadShardedStrategy(_Base):
         return TorchDistLoadShardedStrategy()
 
 
-def load(sharded_state_dict, run, *, group=None, step=None, strict=None, readers="auto", load_options=None, progress=False, **more):
+def load(sharded_state_dict: dict[str, Any], run: Path, *, group: Group = None, step: str | int | None = None, strict: Any = None,
+         readers: str = "auto", load_options: Mapping[str, Any] | None = None, progress: bool | Callable[[int, int], None] = False,
+         **more: Any) -> Any:
     """dist_checkpointing.load(sharded_state_dict, folder of the run's step) through LoadShardedStrategy.
 
     run    a run, of which `step` (None: the latest, rank 0's on all ranks) is loaded; or the folder of one iteration
@@ -102,19 +111,7 @@ def load(sharded_state_dict, run, *, group=None, step=None, strict=None, readers
     strategy = LoadShardedStrategy(group, readers=readers, load_options=load_options, progress=progress)
     if strict is not None:
         more["strict"] = strict
-    return dist_checkpointing.load(sharded_state_dict, _folder(run, step, group), strategy, **more)
-
-
-def _folder(run, step, group):
-    """The folder of the step that all ranks load."""
-    spec, failure = Spec(run, "raw", {}, {"step": step}), None
-    try:
-        spec.look()
-    except Exception as e:  # the other ranks must hear of it
-        failure = e
-    with Comm(group, failure=failure) as comm, spec:
-        spec.take_step(comm)
-        return os.path.join(os.fspath(run), spec.given["step"])
+    return dist_checkpointing.load(sharded_state_dict, step_folder(run, step, group), strategy, **more)
 
 
 def _is_theirs(value):

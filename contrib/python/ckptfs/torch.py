@@ -8,13 +8,19 @@
     dcp.load({"app": app}, storage_reader=StorageReader("run/step-10", view="raw"))         # a DCP: optimizer, lr and step as well
 """
 
+from __future__ import annotations
+
 import io
 import os
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from ._boxes import load_boxes
 from ._library import CkptError
 from ._objects import is_whole
 from ._view import TORCH, View
+
+if TYPE_CHECKING:
+    from ._view import Path
 
 try:
     import torch
@@ -36,8 +42,9 @@ class StorageReader(_Base):
     Floating tensors are cast to the dtype of their destinations. Tied weights have all the names that the model's class has for them. `stats`: the statistics of the last load, of all ranks together.
     Errors: CkptError, which dcp.load wraps in its CheckpointException; KeyError and ValueError are the planner's."""
 
-    def __init__(self, run, *, view=None, base=None, step=None, options=None, process_group=None, readers="auto", load_options=None,
-                 progress=False, **more):
+    def __init__(self, run: Path, *, view: str | None = None, base: Path | None = None, step: str | int | None = None,
+                 options: Mapping[str, Any] | None = None, process_group: torch.distributed.ProcessGroup | None = None, readers: str = "auto",
+                 load_options: Mapping[str, Any] | None = None, progress: bool | Callable[[int, int], None] = False, **more: Any):
         if torch is None:
             raise ImportError("ckptfs.torch needs PyTorch: pip install torch")
         super().__init__()

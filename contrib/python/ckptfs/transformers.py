@@ -7,11 +7,19 @@
     tokenizer = tokenizer_from_pretrained("run/checkpoints", base="org/name")
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import tempfile
+from typing import TYPE_CHECKING, Any, Mapping
 
 from ._view import View
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._view import Path
 
 try:
     import transformers
@@ -21,7 +29,8 @@ except ImportError:
 WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
-def from_pretrained(run, cls=None, *, base=None, step=None, options=None, dtype="auto", **kwargs):
+def from_pretrained(run: Path, cls: type | None = None, *, base: Path | None = None, step: str | int | None = None,
+                    options: Mapping[str, Any] | None = None, dtype: torch.dtype | str = "auto", **kwargs: Any) -> transformers.PreTrainedModel:
     """cls.from_pretrained of the model that a run is: the same parameters, in the same dtypes, as from a copy that `ckpt export` makes.
 
     run      a run, one checkpoint or a model directory
@@ -42,7 +51,8 @@ def from_pretrained(run, cls=None, *, base=None, step=None, options=None, dtype=
     return model
 
 
-def tokenizer_from_pretrained(run, cls=None, *, base=None, step=None, options=None, **kwargs):
+def tokenizer_from_pretrained(run: Path, cls: type | None = None, *, base: Path | None = None, step: str | int | None = None,
+                              options: Mapping[str, Any] | None = None, **kwargs: Any) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer (cls: AutoTokenizer; or AutoProcessor ...) that lies beside the model, or that the base lends."""
     _need()
     with View(run, base=base, step=step, options=options) as view, _side_files(view) as folder:

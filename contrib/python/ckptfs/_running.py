@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A load that runs beside its caller."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+
+from ._library import library
+from ._load import Watch
+from ._state_dict import load_state_dict
+from ._tensors import is_sharded_tensor, like
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._comm import Group
+    from ._view import Path, View
+
+
+class Running(Watch):
+    """A load_state_dict() in a thread of its own, from load_async(). All of it may be called from any thread."""
+
+    def __init__(self, target: Any, run: Path | View, process_group: Group, given: dict[str, Any]):
+        self._lock, self._over, self._news = threading.Lock(), threading.Event(), queue.SimpleQueue()
+        self._load, self._cancelled, self._shown = None, False, (0, 0)
+        self._result = self._failure = None
+        self._left = {}  # {entry: wants that have not arrived}
+        self._late = []  # entries that are copied to their places at the end
+        surroundings = _surroundings()
+        self._thread = threading.Thread(target=self._run, args=(surroundings, target, run, process_group, given), name="ckptfs-load")
+        self._thread.start()
+
+    # ---- the caller's side ----
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(tensors of this rank that have arrived, all); (0, 0) before the ranks have agreed on what to load."""
+        return self._shown
+
+    def done(self) -> bool:
+        """Is it over, well or not?"""
+        return self._over.is_set()
+
+    def wait(self, timeout: float | None = None) -> torch.nn.modules.module._IncompatibleKeys:
+        """What load_state_dict returns; raises what it raises. TimeoutError: it is not over after `timeout` seconds, and goes on."""
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"the load is not over after {timeout} s: {self._shown[0]} of {self._shown[1]} tensors have arrived")
+        if self._failure is not None:
+            raise self._failure
+        return self._result
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) pairs as they arrive, each once; one iterator. The tensor is filled where it will stay: this rank's part of the model's own,
+        or, for what was on the meta device, the one that the model gets at the end. Those that are cast or copied on the way come at the end. Raises
+        what the load raises: until the last pair has come, it can fail."""
+        while (pair := self._news.get()) is not None:
+            yield pair
+        self._news.put(None)  # for the next one who asks
+        if self._failure is not None:
+            raise self._failure
+
+    def cancel(self) -> None:
+        """Stop it: wait() raises CkptError "cancelled" on every rank, and tensors that had memory may be filled in part. It takes effect when the
+        ranks have agreed on what to load; a load that is over stays as it is."""
+        with self._lock:
+            self._cancelled = True
+            if self._load is not None:
+                library().load_cancel(self._load)
+
+    # ---- the load's side ----
+
+    def _run(self, surroundings, target, run, process_group, given):
+        try:
+            with surroundings():
+                self._result = load_state_dict(target, run, process_group, progress=self, **given)
+            for entry in self._late:
+                self._news.put((entry.name, entry.tensor))
+        except BaseException as e:
+            self._failure = e
+        self._news.put(None)
+        self._over.set()
+
+    def __call__(self, done, of):
+        self._shown = (done, of)
+
+    def started(self, load):
+        for entry, _ in load.wants:
+            self._left[entry] = self._left.get(entry, 0) + 1
+        with self._lock:
+            self._load = load.load
+            if self._cancelled:
+                library().load_cancel(self._load)
+
+    def stopped(self):
+        with self._lock:
+            self._load = None
+
+    def arrived(self, entry, tensor):
+        self._left[entry] -= 1
+        if tensor is None:
+            self._late += [] if entry in self._late else [entry]
+        elif not self._left[entry] and entry not in self._late:
+            self._news.put((entry.name, entry.tensor if is_sharded_tensor(entry.tensor) else like(entry.tensor, tensor)))
+
+
+def load_async(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | Sequence[torch.nn.Module | Mapping[str, Any]], run: Path | View,
+               process_group: Group = None, **given: Any) -> Running:
+    """load_state_dict(model_or_state_dict, run, process_group, **given) beside the caller: returns at once, with a Running.
+
+        load = ckptfs.load_async(model, run)
+        for name, tensor in load.tensors():     # as they arrive; or: load.progress, load.done(), load.cancel()
+            ...
+        result = load.wait()
+
+    All arguments are load_state_dict's, but for progress=, which the Running has. Models and state dicts are not to be touched before wait() returns,
+    and until then no other load runs on the same process group or Comm. Python ends only when the load has ended: cancel() it first."""
+    if "progress" in given:
+        raise ValueError("progress=: load_async() gives a Running, which has progress")
+    return Running(model_or_state_dict, run, process_group, given)
+
+
+def _surroundings():
+    """What torch keeps for each thread: a function that makes it the same in another one."""
+    import contextlib
+
+    import torch
+    device, stream = torch.get_default_device(), None
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        stream = torch.cuda.current_stream()
+
+    @contextlib.contextmanager
+    def same():
+        with contextlib.ExitStack() as stack:
+            if stream is not None:
+                stack.enter_context(torch.cuda.stream(stream))
+            if device.type != "cpu":
+                stack.enter_context(torch.device(device))
+            yield
+    return same

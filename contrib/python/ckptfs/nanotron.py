@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nanotron's models from nanotron's checkpoints, written under any parallel sizes, each byte read once per job:
+
+    from ckptfs.nanotron import load_weights
+
+    param_shard_metadata = load_weights(model, parallel_context, "run/checkpoints")   # in place of nanotron.serialize.load_weights
+    load_weights(model, parallel_context, "org/model", view="nanotron")               # from a model directory of Hugging Face, for one
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from typing import TYPE_CHECKING, Any, Callable, Mapping
+
+from ._boxes import load_boxes
+from ._library import CkptError
+from ._state_dict import step_folder
+from ._view import View
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._view import Path
+
+try:
+    from nanotron.parallel.parameters import NanotronParameter
+    from nanotron.serialize.metadata import TensorMetadata
+except ImportError:
+    NanotronParameter = TensorMetadata = None
+
+SHARD = re.compile(r"_pp-rank-(\d+)-of-(\d+)_tp-rank-(\d+)-of-(\d+)(?:_exp-rank-\d+-of-\d+)?\.safetensors$")
+MOST_HEADER = 100 << 20  # bytes, safetensors' own limit
+
+
+class ParamShardMetadata(dict):
+    """{parameter: {(pp rank, tp rank), as text: TensorMetadata}}, what nanotron's load_optimizer asks for. `stats`: the load's statistics."""
+
+    stats = None
+
+
+def load_weights(model: torch.nn.Module, parallel_context: Any, root_folder: Path, filtered_state_dict: Mapping[str, torch.Tensor] | None = None, *,
+                 step: str | int | None = None, view: str = "raw", options: Mapping[str, Any] | None = None,
+                 readers: str = "auto", load_options: Mapping[str, Any] | None = None,
+                 progress: bool | Callable[[int, int], None] = False) -> ParamShardMetadata:
+    """nanotron.serialize.load_weights over a shared load: all ranks of parallel_context.world_pg call it together.
+
+    model                the module whose parameters are NanotronParameters, in memory (not on the meta device). Sharded ones get their slices
+                         (local_global_slices_pairs) of the whole tensor, tied ones the tensor that the tie's first name has
+    parallel_context     nanotron's ParallelContext
+    root_folder          one checkpoint as nanotron's own load_weights has it; or a run, of which `step` (None: the latest, rank 0's) is loaded
+    view                 "raw": a checkpoint of nanotron, as it is; "nanotron": the model of any checkpoint that ckptfs reads (Hugging Face, Megatron,
+                         ...) under nanotron's names
+    options              those of ckptfs.open, such as {"base": ...}
+    filtered_state_dict  {name: tensor}: what to fill instead of model.state_dict(), under names of the model's parameters
+    readers, load_options, progress   as for ckptfs.load_state_dict
+
+    Floating tensors are cast to the parameters' dtypes. Attributes that early checkpoints have beside a tensor (Mamba's _no_weight_decay) are not
+    read: the model's class sets them. Returns a ParamShardMetadata: as nanotron does, for parameters that were sharded over other pipeline or
+    tensor parallel sizes how they were, and {} for the others.
+
+    ImportError: nanotron is not installed. On all ranks: CkptError "missing": a parameter that the checkpoint lacks; "conflict": it has another
+    shape there; "unsupported": a parameter that is no NanotronParameter, or slices with a step. Parameters are as before then."""
+    if NanotronParameter is None:
+        raise ImportError("ckptfs.nanotron needs nanotron: pip install git+https://github.com/huggingface/nanotron")
+    group = parallel_context.world_pg
+    with View(step_folder(root_folder, step, group), view=view, options=options) as source:
+        state = model.state_dict() if filtered_state_dict is None else filtered_state_dict
+        metadata = ParamShardMetadata()
+
+        def boxes():
+            sources = _Sources(model, source)
+            metadata.update({name: sources.metadata(name, parallel_context) for name in state})
+            return [box for name, tensor in state.items() for box in sources.boxes(name, tensor)]
+        metadata.stats = load_boxes(boxes, source, group, readers=readers, load_options=load_options, progress=progress)
+    return metadata
+
+
+class _Sources:
+    """Which parts of the view's tensors a model's parameters are."""
+
+    def __init__(self, model, view):
+        self.model, self.view = model, view
+        self.prefixes = {id(m): f"{name}." if name else "" for name, m in model.named_modules()}
+
+    def _parameter(self, name):
+        try:
+            found = self.model.get_parameter(name)
+        except AttributeError:
+            found = None
+        if not isinstance(found, NanotronParameter):
+            raise CkptError("unsupported", f"'{name}' of the model is a {type(found).__name__}, not a NanotronParameter: nanotron saves nothing else")
+        return found
+
+    def _stored(self, name, parameter):
+        """The view's name of a parameter: a tied one is stored once."""
+        if parameter.is_tied:
+            name = parameter.get_tied_info().get_full_name_from_module_id_to_prefix(module_id_to_prefix=self.prefixes)
+        if name not in self.view:
+            raise CkptError("missing", f"'{name}' is not in {self.view}")
+        return name
+
+    def boxes(self, name, tensor):
+        """[(stored name, offset, part of the tensor)] that fill a parameter's tensor."""
+        parameter = self._parameter(name)
+        stored, tensor = self._stored(name, parameter), tensor.detach()
+        have, sharded = self.view._tensors[stored].shape, parameter.get_sharded_info() if parameter.is_sharded else None
+        want = [int(n) for n in (sharded.unsharded_shape if sharded else tensor.shape)]
+        if want != have:
+            raise CkptError("conflict", f"'{name}': the model's whole tensor has shape {want}, that of the checkpoint's '{stored}' is {have}")
+        if not sharded:
+            return [(stored, [0] * tensor.dim(), tensor)]
+        return [_box(name, stored, pair, tensor, have) for pair in sharded.local_global_slices_pairs]
+
+    def metadata(self, name, parallel_context):
+        """How a parameter was sharded when it was saved, unless that was over the same sizes as now."""
+        parameter = self._parameter(name)
+        if not parameter.is_sharded:
+            return {}
+        shards = {}
+        for piece in self.view.explain(self._stored(name, parameter))["pieces"]:
+            if (found := SHARD.search(piece["file"])):
+                shards[piece["file"]] = found
+        now = [str(group.size()) for group in (parallel_context.pp_pg, parallel_context.tp_pg)]
+        if any([found[2], found[4]] == now for found in shards.values()):
+            return {}
+        return {(found[1], found[3]): TensorMetadata.from_str_dict(_metadata_of(file)) for file, found in shards.items()}
+
+
+def _box(name, stored, pair, tensor, shape):
+    if any(s.step not in (None, 1) for s in (*pair.local_slices, *pair.global_slices)):
+        raise CkptError("unsupported", f"'{name}': slices with a step: {pair}")
+    local = tensor[tuple(pair.local_slices)]
+    ranges = [s.indices(size) for s, size in zip(pair.global_slices, shape)]
+    n = [hi - lo for lo, hi, _ in ranges]
+    if list(local.shape) != n:
+        raise CkptError("conflict", f"'{name}': its slices {pair} take {list(local.shape)} of the parameter, but {n} of the whole tensor")
+    return stored, [lo for lo, _, _ in ranges], local
+
+
+def _metadata_of(file):
+    """The texts in a safetensors file's header."""
+    with open(file, "rb") as f:
+        size = struct.unpack("<Q", f.read(8))[0]
+        if size > min(MOST_HEADER, os.fstat(f.fileno()).st_size):
+            raise CkptError("format", f"'{file}': its header is said to have {size} bytes")
+        return json.loads(f.read(size)).get("__metadata__", {})

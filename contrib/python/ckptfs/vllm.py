@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM serves a training run, without a copy of its weights:
+
+    ckpt export --no-weights run/checkpoints served/       # what vLLM reads before the weights: config, tokenizer
+    vllm serve served/ --load-format ckptfs --model-loader-extra-config '{"run": "run/checkpoints"}'
+
+The installed package has a plug-in entry point (vllm.general_plugins), register(), which makes the load format known in each of vLLM's processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Any, Iterator
+
+from ._ahead import ahead
+from ._boxes import load_boxes
+from ._comm import Comm
+from ._library import CkptError
+from ._state_dict import step_folder
+from ._view import TORCH, View
+
+if TYPE_CHECKING:
+    from ._view import Path
+
+try:
+    import torch
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader as _Base
+except ImportError:
+    register_model_loader, _Base = None, object
+
+BATCH_BYTES = 256 << 20
+OWN = {"run": None, "step": None, "prefetch": 2, "readers": "auto", "batch_bytes": BATCH_BYTES, "load_options": None}
+
+
+class ModelLoader(_Base):
+    """The loader behind --load-format ckptfs. vLLM's weight loaders take whole tensors, by their Hugging Face names, and keep their part.
+
+    --model-loader-extra-config is a JSON object with these members, all of which may be absent:
+    run           a run, one checkpoint or a model directory; the model that vLLM was given if there is none
+    step          the step, by name or number; the latest that rank 0 sees if there is none
+    readers       "auto", "once", "node": all ranks of vLLM's world group load together, in batches, and each byte is read once in the job, or on each
+                  node; what other ranks need is sent to them. "each": every rank reads for itself, and ranks of a node meet in the page cache
+    batch_bytes   how much is loaded together (256 MiB); up to three batches are in host memory at a time
+    prefetch      with readers="each", and for one rank: tensors that are read ahead (2)
+    load_options  as for ckptfs.load_state_dict
+    All other members are options of ckptfs.open: base, lora, dtype, dequantize ...
+
+    ValueError: a parameter of the model got nothing; CkptError: what reading found."""
+
+    def __init__(self, load_config: Any):
+        _need()
+        super().__init__(load_config)
+        given = load_config.model_loader_extra_config or {}
+        if not isinstance(given, dict):
+            raise ValueError(f"--model-loader-extra-config of the load format ckptfs is a JSON object, not a {type(given).__name__}")
+        self._own = {name: given.get(name, default) for name, default in OWN.items()}
+        self._options = {name: value for name, value in given.items() if name not in OWN}
+
+    def download_model(self, model_config: Any) -> None:
+        """Nothing is fetched: the run is opened once, so that a path or an option that is wrong is said here."""
+        self._open(self._run(model_config), self._own["step"]).close()
+
+    def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+        """Fill the engine's model, by its own load_weights()."""
+        others = [source.model_or_path for source in getattr(model, "secondary_weights", ())]
+        if others:
+            raise CkptError("unsupported", f"{type(model).__name__} has weights of other models beside its own ({', '.join(map(str, others))}): mount the "
+                                           "run with ckptfs and use vLLM's own load format")
+        loaded = model.load_weights(self.weights(self._run(model_config)))
+        if loaded is not None and getattr(model_config, "quantization", None) is None:
+            _check_complete(model, loaded)
+
+    def weights(self, run: Path) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor on the CPU) pairs in the order of the files."""
+        group = _group()
+        view = self._open(step_folder(run, self._own["step"], group) if group else run, None if group else self._own["step"])
+        with view:
+            if group is False or self._own["readers"] == "each":
+                yield from view.items(prefetch=self._own["prefetch"])
+                return
+            with Comm(group) as comm:
+                for batch in ahead(lambda infos: self._loaded(infos, view, comm), _batches(view.infos(), self._own["batch_bytes"]), 1):
+                    yield from batch
+
+    def _loaded(self, infos, view, comm):
+        """One batch, on all ranks together."""
+        pairs = [(i.name, torch.empty(i.shape, dtype=getattr(torch, TORCH[i.dtype]), device="cpu")) for i in infos]
+        load_boxes([(name, [0] * t.dim(), t) for name, t in pairs], view, comm, readers=self._own["readers"], load_options=self._own["load_options"])
+        return pairs
+
+    def _run(self, model_config):
+        run = self._own["run"] or model_config.model
+        if not os.path.exists(run):
+            raise CkptError("missing", f"there is no run '{run}': --model-loader-extra-config '{{\"run\": \"path\"}}' says where it is")
+        return run
+
+    def _open(self, run, step):
+        return View(run, step=step, options=self._options)
+
+
+@functools.cache
+def register() -> None:
+    """vLLM's plug-in entry point: the load format "ckptfs". ImportError: vLLM is not installed."""
+    _need()
+    register_model_loader("ckptfs")(ModelLoader)
+
+
+def _need():
+    if register_model_loader is None:
+        raise ImportError("ckptfs.vllm needs vLLM: pip install vllm")
+
+
+def _group():
+    """The ranks of vLLM's job, which all load at the same time; False: this one alone."""
+    dist = torch.distributed
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return False
+    from vllm.distributed import get_world_group
+    return get_world_group().cpu_group
+
+
+def _batches(infos, most):
+    """Tensors one after another, so many bytes together: the same on all ranks."""
+    batch, size = [], 0
+    for info in infos:
+        if batch and size + info.nbytes > most:
+            yield batch
+            batch, size = [], 0
+        batch.append(info)
+        size += info.nbytes
+    if batch:
+        yield batch
+
+
+def _check_complete(model, loaded):
+    """As vLLM's own loader judges it: what a quantisation method makes itself is not missing."""
+    missing = {name for name, _ in model.named_parameters()} - set(loaded)
+    for at, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "uses_meta_device", False) or getattr(method, "process_weights_after_loading", None):
+            missing -= {f"{at}.{name}" if at else name for name, _ in module.named_parameters()}
+    if missing:
+        raise ValueError(f"these parameters got nothing from the checkpoint: {', '.join(sorted(missing))}")

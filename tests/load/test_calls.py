@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to call the loader from Python: one Comm for many loads, loads that run beside the caller, parts of a model, layouts without a model. Each case
+is a function of a folder that ranks run, or that this process runs alone."""
+
+import importlib
+import inspect
+import json
+import os
+import sys
+import typing
+import warnings
+from typing import Any, Sequence
+
+from built import NANOTRON, skip, torchrun
+from runner import run_in_folders
+
+try:
+    import numpy
+    import torch
+    import torch.distributed as dist
+    import transformers
+    from safetensors.torch import load_file
+except ImportError as e:
+    skip(e)
+
+import ckptfs  # noqa: E402
+from ckptfs import CkptError  # noqa: E402
+
+warnings.simplefilter("ignore")
+RUN = os.path.join(NANOTRON, "llama_tp2_pp2_tied")
+MOE = os.path.join(NANOTRON, "qwen2_moe_epbranch_tp1_dp2_ep2")
+OTHER = os.path.join(NANOTRON, "llama_tp1_pp1_untied_interleaved")
+
+
+def conversion(run=RUN):
+    return load_file(os.path.join(run + ".expected", "model.safetensors"))
+
+
+def error_of(kind, fn, *args, **kwargs):
+    try:
+        fn(*args, **kwargs)
+    except kind as e:
+        return e
+    raise AssertionError("no error")
+
+
+def zeros(run=RUN):
+    return {name: torch.zeros_like(t) for name, t in conversion(run).items()}
+
+
+def meta_model(run=RUN):
+    with open(os.path.join(run + ".expected", "config.json"), encoding="utf-8") as f, torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**json.load(f)))
+
+
+def same_model(model, run=RUN, dtype=None):
+    want, got = conversion(run), model.state_dict()
+    for k, t in want.items():
+        assert not got[k].is_meta and torch.equal(got[k], t.to(dtype or got[k].dtype)) and (dtype is None or got[k].dtype == dtype), k
+
+
+def equal(got, run=RUN):
+    want = conversion(run)
+    assert list(got) == list(want) and all(torch.equal(got[k], want[k]) for k in want)
+
+
+# ---- cases of two ranks ----
+
+def one_comm_for_many_loads(top):
+    rank = dist.get_rank()
+    with ckptfs.Comm() as comm:
+        assert (comm.rank, comm.size) == (rank, 2)
+        for run in (RUN, OTHER, RUN):
+            state = zeros(run)
+            ckptfs.load_state_dict(state, run, comm)
+            equal(state, run)
+        box = torch.zeros(4, 8, dtype=torch.bfloat16)
+        ckptfs.load_boxes([("model.embed_tokens.weight", (rank, 3), box)] if rank else [], RUN, comm)
+        assert torch.equal(box, conversion()["model.embed_tokens.weight"][1:5, 3:11] if rank else torch.zeros_like(box))
+        # what fails before the load, on one rank or on all, leaves it good
+        state = dict(zeros(), **({"odd": torch.zeros(2)} if rank else {}))
+        assert "odd" in str(error_of(RuntimeError, ckptfs.load_state_dict, state, RUN, comm))
+        said = str(error_of((CkptError, ValueError), ckptfs.load_boxes, [], RUN, comm, **({"load_options": {"colour": 1}} if rank else {})))
+        assert "colour" in said, said
+        state = zeros()
+        ckptfs.load_state_dict(state, RUN, process_group=comm)
+        equal(state)
+    assert "closed" in str(error_of(CkptError, ckptfs.load_state_dict, zeros(), RUN, comm))
+
+
+def a_load_beside_the_caller(top):
+    rank = dist.get_rank()
+    with ckptfs.Comm() as comm:
+        for n in range(3):
+            model = meta_model()
+            load = ckptfs.load_async(model, RUN, comm)
+            seen = dict(load.tensors())
+            assert not load.wait().missing_keys and load.done() and load.progress[0] == load.progress[1] > 0
+            same_model(model)
+            assert all(torch.equal(seen[k], model.state_dict()[k]) for k in seen) and len(seen) == load.progress[1]
+    # one rank fails before it: both hear of it
+    load = ckptfs.load_async({"odd": torch.zeros(2)} if rank else zeros(), RUN)
+    assert "odd" in str(error_of(RuntimeError, load.wait)) and "odd" in str(error_of(RuntimeError, list, load.tensors()))
+    # one rank cancels it: on both it is cancelled, or was over before
+    state = zeros()
+    load = ckptfs.load_async(state, RUN, load_options={"exchange_timeout_ms": 120000})
+    if rank:
+        load.cancel()
+    try:
+        load.wait()
+        equal(state)
+    except CkptError as e:
+        assert e.code == "cancelled", (e.code, e)
+    dist.barrier()
+    state = zeros()
+    ckptfs.load_state_dict(state, RUN)
+    equal(state)
+
+
+def names_of_either_rank(top):
+    """A name is wrong if no rank has it."""
+    rank = dist.get_rank()
+    mine, theirs = ("model.norm.weight", "lm_head.weight")[:: 1 if rank else -1]
+    state = {mine: torch.zeros_like(conversion(OTHER)[mine])}
+    ckptfs.load_state_dict(state, OTHER, names=[mine, theirs])
+    assert torch.equal(state[mine], conversion(OTHER)[mine])
+    said = str(error_of(ValueError, ckptfs.load_state_dict, state, OTHER, names=[mine, "nowhere"]))
+    assert "nowhere" in said and mine not in said, said
+    said = error_of((CkptError, RuntimeError), ckptfs.load_state_dict, state, OTHER, names=[mine], **({"device": "nonsense"} if rank else {}))
+    assert "nonsense" in str(said), said
+
+
+def layouts_without_a_model(top):
+    rank, want = dist.get_rank(), conversion()
+    for layout, part in (("tp=2", half), ("pp=2", None), ("dp=2", lambda name, t, r: t), ("fsdp=2", lambda name, t, r: t.chunk(2, 0)[r])):
+        got = ckptfs.load_layout(RUN, layout, readers="once")
+        if part is None:
+            assert ("model.embed_tokens.weight" in got) and ("model.layers.0.mlp.up_proj.weight" in got) == (rank == 0)
+            assert ("model.norm.weight" in got) == (rank == 1) and all(torch.equal(t, want[k]) for k, t in got.items())
+            continue
+        assert set(got) == set(want) and set(got.boxes) == set(want)
+        for k, t in got.items():
+            assert torch.equal(t, part(k, want[k], rank)), (layout, k)
+        assert got.stats["read_bytes"] <= 1.02 * got.stats["unique_bytes"]
+    fused = ckptfs.load_layout(MOE, "tp=2", view="memory")
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    with ckptfs.open(MOE, view="memory") as f:
+        gate, up = f.get_tensor(name).chunk(2, 1)
+    assert torch.equal(fused[name], torch.cat([gate.chunk(2, 1)[rank], up.chunk(2, 1)[rank]], 1)) and len(fused.boxes[name]) == 2
+    assert {t.dtype for t in ckptfs.load_layout(RUN, "tp=2", dtype=torch.float32).values()} == {torch.float32}
+    assert error_of(CkptError, ckptfs.load_layout, RUN, "tp=3").code == "usage"
+
+
+def half(name, t, rank):
+    """Tensor parallelism, as Megatron has it: columns of what comes back, rows of what goes out, nothing of the norms."""
+    if "norm" in name:
+        return t
+    return t.chunk(2, 1 if "o_proj" in name or "down_proj" in name else 0)[rank]
+
+
+RANKS = (one_comm_for_many_loads, a_load_beside_the_caller, names_of_either_rank, layouts_without_a_model)
+
+
+def two_ranks(top):
+    os.makedirs(top)
+    torchrun(2, __file__, top)
+
+
+# ---- cases of one process ----
+
+def a_comm_of_one_process(top):
+    with ckptfs.Comm(False) as comm:
+        for _ in range(2):
+            state = zeros()
+            ckptfs.load_state_dict(state, RUN, comm)
+            equal(state)
+
+
+def some_names_of_a_model(top):
+    """The others stay on the meta device; nothing is missing or unexpected, tied names go together."""
+    model = meta_model(OTHER)
+    result = ckptfs.load_state_dict(model, OTHER, names=lambda name: "layers.1." in name or name == "lm_head.weight")
+    assert not result.missing_keys and not result.unexpected_keys
+    for k, t in model.state_dict().items():
+        chosen = "layers.1." in k or k == "lm_head.weight"
+        assert t.is_meta != chosen and (not chosen or torch.equal(t, conversion(OTHER)[k].to(t.dtype))), k
+    tied = meta_model()
+    ckptfs.load_state_dict(tied, RUN, names={"lm_head.weight"})
+    assert tied.lm_head.weight is tied.model.embed_tokens.weight and not tied.lm_head.weight.is_meta
+    assert "lm_heat" in str(error_of(ValueError, ckptfs.load_state_dict, meta_model(), RUN, names=["lm_heat"]))
+    assert "collection" in str(error_of(ValueError, ckptfs.load_state_dict, meta_model(), RUN, names="lm_head.weight"))
+
+
+def another_dtype_and_device(top):
+    """Of what gets memory; what has memory stays as it is."""
+    model = meta_model()
+    ckptfs.load_state_dict(model, RUN, dtype=torch.float64, device="cpu")
+    same_model(model, dtype=torch.float64)
+    state = {"model.norm.weight": torch.zeros(32), "model.embed_tokens.weight": torch.empty(128, 32, device="meta", dtype=torch.bfloat16)}
+    with torch.device("meta"):
+        ckptfs.load_state_dict(state, RUN, strict=False, dtype=torch.float16)
+    assert state["model.norm.weight"].dtype == torch.float32 and state["model.embed_tokens.weight"].dtype == torch.float16
+    assert all(torch.equal(t, conversion()[k].to(t.dtype)) for k, t in state.items())
+    model = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(32, device="meta")})})
+    ckptfs.load_state_dict(model, RUN, strict=False, missing="init", dtype=torch.float64)
+    assert model["model"]["norm"].bias.dtype == torch.float64 and (model["model"]["norm"].bias == 0).all()
+    assert "dtype" in str(error_of(ValueError, ckptfs.load_state_dict, zeros(), RUN, dtype=torch.int8))
+
+
+def a_load_that_is_waited_for(top):
+    model = meta_model()
+    load = ckptfs.load_async(model, RUN, dtype=torch.float32)
+    try:
+        load.wait(0)
+    except TimeoutError:
+        pass
+    assert load.wait(120).stats["read_bytes"] > 0
+    load.cancel()  # too late: nothing happens
+    load.wait()
+    same_model(model, dtype=torch.float32)
+    assert "step" in str(error_of(CkptError, ckptfs.load_async(meta_model(), RUN, step=11).wait))
+    assert "progress" in str(error_of(ValueError, ckptfs.load_async, model, RUN, progress=True))
+
+
+def a_load_that_is_cancelled(top):
+    """As soon as one of many tensors is there."""
+    os.makedirs(top)
+    mib, n = 1 << 20, 512
+    header = json.dumps({f"t{i}": {"dtype": "U8", "shape": [mib], "data_offsets": [i * mib, (i + 1) * mib]} for i in range(n)}).encode()
+    with open(os.path.join(top, "model.safetensors"), "wb") as f:  # sparse: nothing is written
+        f.write(len(header).to_bytes(8, "little") + header)
+        f.truncate(8 + len(header) + n * mib)
+    with open(os.path.join(top, "config.json"), "w", encoding="utf-8") as f:
+        f.write('{"model_type": "odd"}')
+
+    class Cancelling(ckptfs.Running):
+        def arrived(self, entry, tensor):
+            super().arrived(entry, tensor)
+            self.cancel()
+    state = {f"t{i}": torch.empty(mib, dtype=torch.uint8, device="meta") for i in range(n)}
+    load = Cancelling(state, top, None, {"load_options": {"threads": 1, "window_bytes": mib}})
+    assert error_of(CkptError, load.wait).code == "cancelled" and 0 < load.progress[0] < n
+    assert all(t.is_meta for t in state.values())
+
+
+def public_functions_tell_their_types(top):
+    """Each parameter and result has a type that exists, and a docstring says what it is about."""
+    known = {"torch": torch, "transformers": transformers, "numpy": numpy, "Group": Any, "Box": Any, "Sequence": Sequence, "Path": str}
+    for name in ("", ".torch", ".transformers", ".accelerate", ".megatron", ".nanotron", ".vllm"):
+        module = importlib.import_module("ckptfs" + name)
+        public = ckptfs.__all__ if not name else [n for n, thing in vars(module).items() if not n.startswith("_") and getattr(thing, "__module__", "") == module.__name__]
+        for thing in (getattr(module, n) for n in public):
+            assert thing.__doc__, thing
+            for f in filter(inspect.isfunction, vars(thing).values()) if isinstance(thing, type) else [inspect.unwrap(thing)]:
+                if not f.__qualname__.rpartition(".")[2].startswith("_") and f.__qualname__ not in HOOKS and f.__qualname__.split(".")[0] not in THEIRS:
+                    hints = typing.get_type_hints(f, {**vars(ckptfs), **known, **vars(sys.modules[f.__module__])})
+                    lacks = [p for p in inspect.signature(f).parameters if p != "self" and p not in hints]
+                    assert not lacks and "return" in hints and f.__doc__, (f, lacks, hints)
+
+
+# how a load talks to its Running, and Comm's own part in a load
+HOOKS = {"Running.started", "Running.stopped", "Running.arrived", "Comm.begin", "Comm.share", "Comm.agree", "Comm.mesh"}
+THEIRS = {"StorageReader", "LoadShardedStrategy"}  # the methods are as the framework has them
+
+
+if __name__ == "__main__":
+    if "--rank" in sys.argv:
+        dist.init_process_group("gloo")
+        for case in RANKS:
+            case(os.path.join(sys.argv[-1], case.__name__))
+            dist.barrier()
+        dist.destroy_process_group()
+        sys.exit()
+    run_in_folders((two_ranks, a_comm_of_one_process, some_names_of_a_model, another_dtype_and_device, a_load_that_is_waited_for,
+                    a_load_that_is_cancelled, public_functions_tell_their_types))
