@@ -89,6 +89,21 @@ static bool is_torch_save(const struct ckpt_zip *z)
     return false;
 }
 
+/* A symbolic link, whose data are the name that it leads to. */
+static int add_zip_link(const struct ckpt_zip *z, const struct ckpt_zip_entry *e, uint64_t off,
+                        struct ckpt_members *m, struct ckpt_err *err)
+{
+    char target[CKPT_MEMBERS_MAX_NAME + 1];
+
+    if (e->len > CKPT_MEMBERS_MAX_NAME)
+        return ckpt_fail(err, CKPT_FORMAT, "member '%.*s' is a link to a name that is too long",
+                         (int)e->name_len, e->name);
+    if (ckpt_zip_pread(z, target, (size_t)e->len, off, err) < 0)
+        return -1;
+    target[e->len] = '\0';
+    return ckpt_members_add_link(m, e->name, e->name_len, target, err);
+}
+
 static int add_zip_entry(const struct ckpt_zip *z, const struct ckpt_zip_entry *e,
                          struct ckpt_members *m, struct ckpt_err *err)
 {
@@ -98,7 +113,8 @@ static int add_zip_entry(const struct ckpt_zip *z, const struct ckpt_zip_entry *
         what = (struct ckpt_member){.kind = CKPT_ENTRY_DIR};
     else if (ckpt_zip_data(z, e, &what.off, err) < 0)
         return -1;
-    return ckpt_members_add(m, e->name, e->name_len, &what, err);
+    return e->is_link ? add_zip_link(z, e, what.off, m, err)
+                      : ckpt_members_add(m, e->name, e->name_len, &what, err);
 }
 
 static int index_zip(struct ckpt_source *s, const char *path, struct ckpt_members *m,

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/ckd.h"
 #include "base/mem.h"
@@ -20,6 +21,7 @@ enum {
     TAIL = 1024, /* holds the directory of an archive of one tensor */
     ENCRYPTED = 1,
     DESCRIBED = 8,
+    ON_UNIX = 3,
     DESCRIPTOR_LEN = 16, /* with its signature, which Python's and PyTorch's writers always give */
     DESCRIPTOR64_LEN = 24,
     EXTRA_HEAD = 4,
@@ -142,6 +144,12 @@ static int read_zip64(struct ckpt_cursor *extra, uint64_t *usize, uint64_t *csiz
     return 0;
 }
 
+/* Writers on Unix store a file's mode in the upper half of the attributes. */
+static bool is_link(uint16_t made_by, uint32_t attributes)
+{
+    return made_by >> 8 == ON_UNIX && S_ISLNK(attributes >> 16);
+}
+
 static int read_entry(const struct ckpt_zip *z, struct ckpt_cursor *c, struct ckpt_zip_entry *e,
                       struct ckpt_err *err)
 {
@@ -150,14 +158,16 @@ static int read_entry(const struct ckpt_zip *z, struct ckpt_cursor *c, struct ck
     if (ckpt_cursor_le32(c) != 0x02014b50)
         return c->failed ? ckpt_cursor_report(c, err)
                          : ckpt_fail(err, CKPT_FORMAT, "no directory entry at byte %" PRIu64, at);
-    (void)ckpt_cursor_take(c, 4);
+    uint16_t made_by = ckpt_cursor_le16(c);
+    (void)ckpt_cursor_take(c, 2);
     uint16_t flags = ckpt_cursor_le16(c), method = ckpt_cursor_le16(c);
     (void)ckpt_cursor_take(c, 4);
     e->crc = ckpt_cursor_le32(c);
     uint64_t csize = ckpt_cursor_le32(c), usize = ckpt_cursor_le32(c);
     uint16_t name_len = ckpt_cursor_le16(c), extra_len = ckpt_cursor_le16(c);
     uint16_t comment_len = ckpt_cursor_le16(c);
-    (void)ckpt_cursor_take(c, 8);
+    (void)ckpt_cursor_take(c, 4);
+    e->is_link = is_link(made_by, ckpt_cursor_le32(c));
     e->header = ckpt_cursor_le32(c);
     e->name = ckpt_cursor_take(c, name_len);
     e->name_len = name_len;

@@ -26,6 +26,7 @@ struct ckpt_zip_entry {
     uint64_t len;    /* of its data */
     uint32_t crc;    /* of its data; 0: it was not computed */
     bool described;  /* a descriptor follows the data */
+    bool is_link;    /* a symbolic link: its data are the target's name */
 };
 
 struct ckpt_zip {

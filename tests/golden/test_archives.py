@@ -8,6 +8,7 @@ import lzma
 import os
 import random
 import shutil
+import stat
 import subprocess
 import tarfile
 import tempfile
@@ -147,6 +148,28 @@ class Archives(unittest.TestCase):
         with tarfile.open(self.path("b.tar"), "w") as tar:
             tar.add(model, arcname=".")
         self.refused(self.path("b.tar"), "leads out of the archive")
+
+    def test_links_in_a_zip_archive(self):
+        """zip -y stores the target's name as the link's data."""
+        model = self.model()
+        want = self.digest(model)
+
+        def pack(path, away):
+            with zipfile.ZipFile(path, "w") as z:
+                for name in sorted(os.listdir(model)):
+                    if name.endswith(".json") and away:
+                        z.write(os.path.join(model, name), name)
+                        continue
+                    z.write(os.path.join(model, name), f".blobs/{name}")
+                    link = zipfile.ZipInfo(name)
+                    link.create_system = 3
+                    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+                    z.writestr(link, f"{away}.blobs/{name}")
+
+        pack(self.path("a.zip"), "")
+        self.assertEqual(self.digest(self.path("a.zip")), want)
+        pack(self.path("b.zip"), "../")
+        self.refused(self.path("b.zip"), "leads out of the archive")
 
     def test_of_two_members_with_one_name_the_second_counts(self):
         model = self.model()
