@@ -357,6 +357,8 @@ class Megatron(TensorCase):
         self.refuses(source, "the model has 4 experts, which cannot be divided among 3 ranks", "ep=3")
         source, _, _ = self.model("bias", tf.LlamaConfig, dict(attention_bias=True))
         self.refuses(source, "biases in all projections or in none", status=1)
+        source, _, _ = self.model("gelu", tf.LlamaConfig, dict(hidden_act="gelu"))
+        self.refuses(source, "but the model's activation is", status=1)
 
 
 if __name__ == "__main__":
