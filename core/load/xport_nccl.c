@@ -388,7 +388,7 @@ int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
     struct ckpt_comm *tcp = NULL;
     int version = 0;
 
-    if (ckpt_comm_size(ctl) > 1 && ckpt_comm_no_secret("NCCL", err) < 0)
+    if ((!ctl || ckpt_comm_size(ctl) > 1) && ckpt_comm_no_secret("NCCL", err) < 0)
         return -1;
     if (how && (how->size < offsetof(struct ckpt_nccl, stream) || how->size > sizeof own))
         return ckpt_fail(err, CKPT_USAGE, "struct ckpt_nccl has %zu bytes here, the caller's %zu",

@@ -89,6 +89,9 @@ static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
              ? ckpt_apply_sources(ap)
              : ckpt_apply_items(ap, &ap->recipe->family->tensors)) < 0)
         return -1;
+    if (ap->recipe->backwards && !ap->recipe->family->open &&
+        ckpt_apply_check(ap, &ap->recipe->family->tensors) < 0)
+        return -1;
     if (ap->nleft > CKPT_APPLY_SHOWN)
         ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - CKPT_APPLY_SHOWN);
     if (ckpt_fused_rename(ap->recipe, ap->cat, ap->err) < 0)

@@ -81,6 +81,10 @@ int ckpt_apply_share_sources(struct ckpt_apply *ap, struct ckpt_catalog *cat);
 /* Add the tensors of a model file's list. */
 int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_model_items *list);
 
+/* For a recipe that is read backwards: MISSING if the checkpoint lacks a tensor of the list (a
+ * warning with allow_partial). */
+int ckpt_apply_check(struct ckpt_apply *ap, const struct ckpt_model_items *list);
+
 /* Add the tensors of the checkpoint, in the order in which transformers saves converted tensors:
  * that of the names before the conversion. */
 int ckpt_apply_sources(struct ckpt_apply *ap);

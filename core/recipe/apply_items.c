@@ -5,12 +5,16 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "tensor/same.h"
+
 /* How many tensors of a list the checkpoint can provide. A cheap check, without sizes. */
 struct tally {
     size_t need, have;
 };
 
-enum pass { PASS_EMIT, PASS_LEAVE_OUT };
+/* What a walk does: add the model's tensors; compare those that are left out; or, for a recipe that
+ * is read backwards, see whether the checkpoint has all of the model's tensors. */
+enum pass { PASS_EMIT, PASS_LEAVE_OUT, PASS_CHECK, PASS_CHECK_COPIES };
 
 static int probe(struct ckpt_apply *ap, const struct ckpt_model_items *list, struct tally *t);
 static int walk(struct ckpt_apply *ap, const struct ckpt_model_items *list, enum pass pass);
@@ -74,14 +78,26 @@ static int walk_inside(struct ckpt_apply *ap, const struct ckpt_model_item *it, 
     return walk(ap, it->list, *(enum pass *)ctx);
 }
 
+/* The tensor with the model's name, where a recipe is read backwards: the checkpoint has it. */
+static const struct ckpt_tensor *stored(const struct ckpt_apply *ap)
+{
+    return ckpt_catalog_find(ap->src, ckpt_str_get(&ap->name));
+}
+
 static int probe_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it, struct tally *t)
 {
     ckpt_cleanup(ckpt_resolution_release) struct ckpt_resolution r = {0};
     struct ckpt_sizes sizes;
 
-    if (ckpt_apply_name(ap, it, &sizes) < 0 || ckpt_apply_resolve(ap, false, &r) < 0)
+    if (ckpt_apply_name(ap, it, &sizes) < 0)
         return -1;
     t->need += !it->optional;
+    if (ap->recipe->backwards) {
+        t->have += !it->optional && stored(ap);
+        return 0;
+    }
+    if (ckpt_apply_resolve(ap, false, &r) < 0)
+        return -1;
     t->have += !it->optional && r.presence == CKPT_PRESENT;
     return 0;
 }
@@ -160,11 +176,61 @@ static int probe(struct ckpt_apply *ap, const struct ckpt_model_items *list, str
     return 0;
 }
 
+static int leave_out_missing(struct ckpt_apply *ap, const char *missing)
+{
+    if (ap->nleft == CKPT_APPLY_LEFT)
+        return ckpt_fail(ap->err, CKPT_LIMIT, "more than %d tensors are missing", CKPT_APPLY_LEFT);
+    if (ap->nleft++ < CKPT_APPLY_SHOWN) /* further ones are only counted */
+        ckpt_catalog_warn(ap->cat, "'%s' is left out: the checkpoint has no tensor '%s'",
+                          ckpt_str_get(&ap->name), missing);
+    return 0;
+}
+
+/* Is the model's tensor there? */
+static int check_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it)
+{
+    struct ckpt_sizes sizes;
+
+    if (ckpt_apply_name(ap, it, &sizes) < 0)
+        return -1;
+    if (it->optional || stored(ap))
+        return 0;
+    if (ap->opt->allow_partial)
+        return leave_out_missing(ap, ckpt_str_get(&ap->name));
+    return ckpt_fail(ap->err, CKPT_MISSING,
+                     "the model needs '%s', which the checkpoint does not have",
+                     ckpt_str_get(&ap->name));
+}
+
+/* A tensor that the config ties to another, but that is stored too: are they equal? */
+static int check_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it)
+{
+    const struct ckpt_tensor *of = ckpt_catalog_find(ap->src, ap->tied), *copy;
+    struct ckpt_sizes sizes;
+    bool same;
+
+    if (ckpt_apply_name(ap, it, &sizes) < 0)
+        return -1;
+    if (!of || !(copy = stored(ap)))
+        return 0;
+    if (ckpt_tensor_same(ap->src, copy, ap->src, of, &same, ap->err) < 0)
+        return -1;
+    return same ? 0
+                : ckpt_fail(ap->err, CKPT_CONFLICT,
+                            "the config ties '%s' to '%s', but the checkpoint stores other values "
+                            "for it: tie_word_embeddings=false keeps both",
+                            ckpt_str_get(&ap->name), ap->tied);
+}
+
 static int walk_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it, enum pass pass)
 {
     ckpt_cleanup(ckpt_resolution_release) struct ckpt_resolution r = {0};
     struct ckpt_sizes sizes;
 
+    if (pass == PASS_CHECK)
+        return check_tensor(ap, it);
+    if (pass == PASS_CHECK_COPIES)
+        return check_copy(ap, it);
     if (ckpt_apply_name(ap, it, &sizes) < 0 ||
         ckpt_apply_resolve(ap, pass == PASS_LEAVE_OUT, &r) < 0)
         return -1;
@@ -176,19 +242,14 @@ static int walk_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it, 
         return 0;
     if (!ap->opt->allow_partial || !r.missing)
         return ckpt_apply_missing(ap, &r);
-    if (ap->nleft == CKPT_APPLY_LEFT)
-        return ckpt_fail(ap->err, CKPT_LIMIT, "more than %d tensors are missing", CKPT_APPLY_LEFT);
-    if (ap->nleft++ < CKPT_APPLY_SHOWN) /* further ones are only counted */
-        ckpt_catalog_warn(ap->cat, "'%s' is left out: the checkpoint has no tensor '%s'",
-                          ckpt_str_get(&ap->name), r.missing);
-    return 0;
+    return leave_out_missing(ap, r.missing);
 }
 
 static int walk_either(struct ckpt_apply *ap, const struct ckpt_model_item *it, enum pass pass)
 {
     size_t fit, best;
 
-    if (pass == PASS_LEAVE_OUT) {
+    if (pass == PASS_LEAVE_OUT || pass == PASS_CHECK_COPIES) {
         for (size_t i = 0; i < it->nlist; i++)
             if (walk(ap, &it->list[i], pass) < 0)
                 return -1;
@@ -201,10 +262,10 @@ static int walk_either(struct ckpt_apply *ap, const struct ckpt_model_item *it, 
 
 /* Leave out an item that the model does not have, unless it is tied to a tensor that the model has.
  */
-static int leave_out(struct ckpt_apply *ap, const struct ckpt_model_item *it)
+static int leave_out(struct ckpt_apply *ap, const struct ckpt_model_item *it, enum pass pass)
 {
     ap->tied = it->tied;
-    int rc = it->tied ? walk(ap, it->list, PASS_LEAVE_OUT) : 0;
+    int rc = it->tied ? walk(ap, it->list, pass) : 0;
     ap->tied = NULL;
     return rc;
 }
@@ -217,7 +278,7 @@ static int walk_when(struct ckpt_apply *ap, const struct ckpt_model_item *it, en
     case CKPT_TRUE:
         return walk(ap, it->list, pass);
     case CKPT_FALSE:
-        return leave_out(ap, it);
+        return leave_out(ap, it, pass == PASS_CHECK ? PASS_CHECK_COPIES : PASS_LEAVE_OUT);
     case CKPT_UNKNOWN:
         if (probe(ap, it->list, &t) < 0)
             return -1;
@@ -248,6 +309,11 @@ static int walk(struct ckpt_apply *ap, const struct ckpt_model_items *list, enum
         }
     }
     return rc;
+}
+
+int ckpt_apply_check(struct ckpt_apply *ap, const struct ckpt_model_items *list)
+{
+    return walk(ap, list, PASS_CHECK);
 }
 
 int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_model_items *list)

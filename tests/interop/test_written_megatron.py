@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import random
+import shutil
 import socket
 import sys
 import unittest
@@ -16,6 +17,7 @@ try:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     import transformers as tf
+    from safetensors.torch import save_file
 
     import megatron_writer as mw
     import ranks
@@ -359,6 +361,23 @@ class Megatron(TensorCase):
         self.refuses(source, "biases in all projections or in none", status=1)
         source, _, _ = self.model("gelu", tf.LlamaConfig, dict(hidden_act="gelu"))
         self.refuses(source, "but the model's activation is", status=1)
+
+    def test_a_model_that_lacks_tensors_is_refused(self):
+        source, tensors, _ = self.model("model", *FAMILIES[0])
+        shutil.rmtree(source)
+        lacks = "the model needs '%s', which the checkpoint does not have"
+        for name, change, text in (("model.norm.weight", {}, lacks % "model.norm.weight"),
+                                   ("model.layers.1.mlp.down_proj.weight", {}, lacks % "model.layers.1.mlp.down_proj.weight"),
+                                   (None, {"num_hidden_layers": 5}, lacks % "model.layers.4.input_layernorm.weight"),
+                                   (None, {"tie_word_embeddings": True}, "the config ties 'lm_head.weight' to 'model.embed_tokens.weight'")):
+            os.makedirs(source, exist_ok=True)
+            save_file({k: t for k, t in tensors.items() if k != name}, os.path.join(source, "model.safetensors"), metadata={"format": "pt"})
+            with open(os.path.join(source, "config.json"), "w") as f:
+                f.write(tf.LlamaConfig(**{**COMMON, "tie_word_embeddings": False, **change}, architectures=["LlamaForCausalLM"]).to_json_string())
+            for view in ("megatron", "megatron_legacy", "nanotron", "torchtitan"):
+                done = export(source, self.path("refused"), f"view={view}")
+                self.assertEqual(done.returncode, 1, (name, view, done.stderr))
+                self.assertIn(text, done.stderr)
 
 
 if __name__ == "__main__":
