@@ -325,6 +325,10 @@ class Written(TensorCase):
         done = export(source, self.path("out"), "view=torchtitan")
         self.assertEqual(done.returncode, 1)
         self.assertIn("has no equivalent in the format", done.stderr)
+        source, _ = self.model("gelu", hidden_act="gelu")
+        done = export(source, self.path("out"), "view=torchtitan")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("torchtitan's models compute with SiLU", done.stderr)
 
 
 if __name__ == "__main__":
