@@ -7,6 +7,7 @@ function preload() for what it imports late.
 
 usage: ranks.py MODULE; then a line of JSON for each job, and for each an answer"""
 
+import atexit
 import json
 import os
 import signal
@@ -46,9 +47,18 @@ def _serve(module):
         print(json.dumps([os.waitpid(pid, 0)[1] for pid in pids]), file=answers, flush=True)
 
 
+def _end():
+    for server in _servers.values():
+        server.stdin.close()
+        server.wait()
+        server.stdout.close()
+
+
 def _server(module, env):
     key = module, tuple(sorted(env.items()))
     if key not in _servers:
+        if not _servers:
+            atexit.register(_end)
         _servers[key] = subprocess.Popen([sys.executable, os.path.abspath(__file__), module], env=os.environ | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                          text=True, start_new_session=True)
     return _servers[key]
