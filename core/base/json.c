@@ -54,6 +54,11 @@ int ckpt_json_parse(const char *text, size_t len, const char *what, json_t **ret
 {
     json_error_t je;
 
+    const char *nul = len ? memchr(text, 0, len) : NULL;
+
+    if (nul) /* which jansson takes for the end of a number, and passes over */
+        return ckpt_fail(err, CKPT_FORMAT, "%s: not valid JSON: a NUL at byte %zu", what,
+                         (size_t)(nul - text));
     if (check_depth(text, len, what, err) < 0)
         return -1;
     json_t *j = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je);

@@ -91,6 +91,7 @@ TEST(json_pull, agree_with_jansson_on_the_whole)
         same(texts[i], strlen(texts[i]));
     same("{\"a\":1}\0", 8);
     same("{\"a\0\":1}", 8);
+    same("{\"a\":10\0}", 9);
 }
 
 /* Every text cut short, and with one byte changed. */
