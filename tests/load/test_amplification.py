@@ -61,6 +61,9 @@ def traced(top, name, ranks, args):
     return json.loads(said.strip().splitlines()[-1]), lines
 
 
+SAMPLED = 16 * 64  # bytes of tensors that rank 0 reads while it opens, to compare copies on other machines with
+
+
 def joined(lines):
     """A call that others interrupted stands on two lines: put together."""
     begun = {}
@@ -157,7 +160,7 @@ def main():
         data = generate(run)
         for layout in ("dp=4", "tp=4", "fsdp=4", "tp=2,dp=2"):
             got, lines = traced(top, layout, 4, [run, "--layout", layout, "--readers", "once", "--direct", "never"])
-            seen = sum(n for _, _, _, n in shard_reads(lines, data))
+            seen = sum(n for _, _, _, n in shard_reads(lines, data)) - SAMPLED
             check(seen == got["read_bytes"], layout, "strace saw", seen, "bytes, the statistics say", got["read_bytes"])
             most = 1.05 if "tp" in layout else 1
             check(got["unique_bytes"] <= seen <= most * got["unique_bytes"], layout, seen, "bytes were read of", got["unique_bytes"])
