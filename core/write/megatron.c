@@ -379,10 +379,9 @@ static int write_megatron(const struct ckpt_writing *w, struct ckpt_err *err)
 
 const struct ckpt_writer ckpt_writer_megatron = {
     .name = "megatron",
-    .keys = 1u << CKPT_CUT_TP | 1u << CKPT_CUT_PP | 1u << CKPT_CUT_EP | 1u << CKPT_CUT_ETP |
-            1u << CKPT_CUT_VPP | 1u << CKPT_CUT_VOCAB,
+    .keys = CKPT_MG_KEYS,
     .layout = "its chunks are those of tp, pp, ep, etp and vpp",
     .recipes = "megatron",
-    .vocab_multiple = 128,
+    .vocab_multiple = CKPT_MG_VOCAB_MULTIPLE,
     .write = write_megatron,
 };

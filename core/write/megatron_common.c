@@ -14,19 +14,6 @@ char *ckpt_mg_folder(const struct ckpt_writing *w)
     return w->step ? ckpt_asprintf("iter_%07" PRIu64 "/", w->step) : strdup("release/");
 }
 
-/* The type of most elements. */
-static const char *main_dtype(const struct ckpt_catalog *cat)
-{
-    uint64_t n[CKPT_NDTYPE] = {0};
-    int best = CKPT_BF16;
-
-    for (size_t i = 0; i < cat->tensors.len; i++)
-        n[cat->tensors.ptr[i].dtype] += cat->tensors.ptr[i].numel;
-    for (int t = 0; t < CKPT_NDTYPE; t++)
-        best = n[t] > n[best] ? t : best;
-    return ckpt_dtype_torch_name((enum ckpt_dtype)best);
-}
-
 /* Leave out what is no plain value in the checkpoint that is read, but an object of which only the
  * class is known: an enumeration's. */
 static void drop_objects(json_t *args, struct ckpt_catalog *cat)
@@ -52,7 +39,7 @@ static json_t *arguments(const struct ckpt_writing *w, const struct ckpt_mg_grid
                          const char *format)
 {
     json_t *args = json_deep_copy(w->config);
-    const char *dtype = main_dtype(w->cat);
+    const char *dtype = ckpt_writing_dtype(w);
     ckpt_cleanup(ckpt_freep) char *params = ckpt_asprintf("torch.%s", dtype);
 
     drop_objects(args, w->cat);

@@ -300,10 +300,9 @@ static int write_legacy(const struct ckpt_writing *w, struct ckpt_err *err)
 
 const struct ckpt_writer ckpt_writer_megatron_legacy = {
     .name = "megatron_legacy",
-    .keys = 1u << CKPT_CUT_TP | 1u << CKPT_CUT_PP | 1u << CKPT_CUT_EP | 1u << CKPT_CUT_ETP |
-            1u << CKPT_CUT_VPP | 1u << CKPT_CUT_VOCAB,
+    .keys = CKPT_MG_KEYS,
     .layout = "its files are those of tp, pp, ep, etp and vpp",
     .recipes = "megatron",
-    .vocab_multiple = 128,
+    .vocab_multiple = CKPT_MG_VOCAB_MULTIPLE,
     .write = write_legacy,
 };

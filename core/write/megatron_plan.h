@@ -15,6 +15,14 @@
 #include "tensor/cut.h"
 #include "write/writer.h"
 
+/* What all Megatron's formats have (struct ckpt_writer): the options of their layout, and
+ * Megatron's default of make_vocab_size_divisible_by. */
+enum {
+    CKPT_MG_KEYS = 1 << CKPT_CUT_TP | 1 << CKPT_CUT_PP | 1 << CKPT_CUT_EP | 1 << CKPT_CUT_ETP |
+                   1 << CKPT_CUT_VPP | 1 << CKPT_CUT_VOCAB,
+    CKPT_MG_VOCAB_MULTIPLE = 128,
+};
+
 struct ckpt_mg_grid {
     uint32_t tp, pp, vpp, ep, etp;
     uint32_t size;            /* ranks of a stage */

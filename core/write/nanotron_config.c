@@ -55,19 +55,6 @@ static int add_metadata(const struct ckpt_writing *w, const char *version, struc
                : add_text(w, "checkpoint_metadata.json", text, len - 1, err);
 }
 
-/* The type of most elements: nanotron builds the model in it. */
-static const char *main_dtype(const struct ckpt_catalog *cat)
-{
-    uint64_t n[CKPT_NDTYPE] = {0};
-    int best = CKPT_BF16;
-
-    for (size_t i = 0; i < cat->tensors.len; i++)
-        n[cat->tensors.ptr[i].dtype] += cat->tensors.ptr[i].numel;
-    for (int t = 0; t < CKPT_NDTYPE; t++)
-        best = n[t] > n[best] ? t : best;
-    return ckpt_dtype_torch_name((enum ckpt_dtype)best);
-}
-
 static json_t *training_config(const struct ckpt_writing *w)
 {
     static const char *const unset[] = {"checkpoints", "data_stages",     "lighteval",
@@ -78,15 +65,15 @@ static json_t *training_config(const struct ckpt_writing *w)
         "{s:{s:b, s:s, s:s, s:i, s:I}, s:{s:i, s:s, s:{s:f}, s:i, s:O},"
         " s:{s:i, s:i, s:I, s:s, s:b, s:I, s:b, s:s, s:b}, s:{s:n, s:s?, s:n}}",
         "general", "ignore_sanity_checks", 1, "project", "ckptfs", "run", "view", "seed", 42,
-        "step", (json_int_t)w->step, "model", "ddp_bucket_cap_mb", 25, "dtype", main_dtype(w->cat),
-        "init_method", "std", json_is_number(std) ? json_number_value(std) : 0.02,
-        "make_vocab_size_divisible_by", 1, "model_config", w->config, "parallelism", "dp", 1,
-        "expert_parallel_size", 1, "pp", (json_int_t)ckpt_output_parts(w->output, CKPT_CUT_PP),
-        "pp_engine", "1f1b", "recompute_layer", 0, "tp",
-        (json_int_t)ckpt_output_parts(w->output, CKPT_CUT_TP), "tp_linear_async_communication", 0,
-        "tp_mode", "REDUCE_SCATTER", "tp_recompute_allgather", 1, "tokenizer",
-        "tokenizer_max_length", "tokenizer_name_or_path", ckpt_json_str(w->about, "tokenizer"),
-        "tokenizer_revision");
+        "step", (json_int_t)w->step, "model", "ddp_bucket_cap_mb", 25, "dtype",
+        ckpt_writing_dtype(w), "init_method", "std",
+        json_is_number(std) ? json_number_value(std) : 0.02, "make_vocab_size_divisible_by", 1,
+        "model_config", w->config, "parallelism", "dp", 1, "expert_parallel_size", 1, "pp",
+        (json_int_t)ckpt_output_parts(w->output, CKPT_CUT_PP), "pp_engine", "1f1b",
+        "recompute_layer", 0, "tp", (json_int_t)ckpt_output_parts(w->output, CKPT_CUT_TP),
+        "tp_linear_async_communication", 0, "tp_mode", "REDUCE_SCATTER", "tp_recompute_allgather",
+        1, "tokenizer", "tokenizer_max_length", "tokenizer_name_or_path",
+        ckpt_json_str(w->about, "tokenizer"), "tokenizer_revision");
 
     for (size_t i = 0; i < sizeof unset / sizeof *unset; i++)
         ckpt_json_set(&j, unset[i], json_null());

@@ -31,6 +31,9 @@ struct ckpt_writing {
     struct ckpt_vplace *place; /* of each tensor, all zero at first: for those that stay whole */
 };
 
+/* The type of most elements, by its name in torch: the one that a trainer builds the model in. */
+const char *ckpt_writing_dtype(const struct ckpt_writing *w);
+
 struct ckpt_writer {
     const char *name;        /* the word of the option view */
     unsigned keys;           /* the options that the format has */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of writers, and which options each has. */
+/* The list of writers, which options each has, and what several of them ask. */
 #include "write/writers.h"
 
 #include <stddef.h>
@@ -55,4 +55,17 @@ int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckp
         if (o->cut[i] && check_key(o, view, ckpt_output_keys[i], 1u << i, err) < 0)
             return -1;
     return o->names ? check_key(o, view, "names", CKPT_WRITES_NAMES, err) : 0;
+}
+
+const char *ckpt_writing_dtype(const struct ckpt_writing *w)
+{
+    const struct ckpt_catalog *cat = w->cat;
+    uint64_t n[CKPT_NDTYPE] = {0};
+    int best = CKPT_BF16;
+
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        n[cat->tensors.ptr[i].dtype] += cat->tensors.ptr[i].numel;
+    for (int t = 0; t < CKPT_NDTYPE; t++)
+        best = n[t] > n[best] ? t : best;
+    return ckpt_dtype_torch_name((enum ckpt_dtype)best);
 }

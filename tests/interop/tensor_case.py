@@ -57,3 +57,28 @@ class TensorCase(unittest.TestCase):
         for name, t in want.items():
             self.assertEqual((got[name].dtype, got[name].shape), (t.dtype, t.shape), f"{what}: {name}")
             self.assertTrue(torch.equal(raw(got[name]), raw(t)), f"{what}: {name}")
+
+
+class WrittenCase(TensorCase):
+    """Views in other formats, exported, and compared with directories."""
+    maxDiff = None
+
+    def export(self, run, out, *options):
+        done = export(run, out, *options)
+        self.assertEqual(done.returncode, 0, f"{options}: {done.stderr}")
+        return out
+
+    def same_files(self, got, want):
+        self.assertEqual(sorted(os.listdir(got)), sorted(os.listdir(want)))
+        for name in os.listdir(want):
+            with open(os.path.join(got, name), "rb") as a, open(os.path.join(want, name), "rb") as b:
+                self.assertTrue(a.read() == b.read(), name)
+
+    def save_model(self, name, config, max_shard_size):
+        """A random model of a config, saved as Hugging Face does: (its path, the model)."""
+        import transformers as tf
+        torch.manual_seed(SEED)
+        model = randomise(tf.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16))
+        path = self.path(name)
+        model.save_pretrained(path, max_shard_size=max_shard_size)
+        return path, model

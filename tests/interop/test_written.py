@@ -22,7 +22,7 @@ try:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     import dcp_writer as writer
-    from tensor_case import CASES, CKPT, SEED, TensorCase, export, randomise, raw, read_all
+    from tensor_case import CASES, CKPT, SEED, WrittenCase, export, raw, read_all
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -71,7 +71,7 @@ class Stream:
         pass
 
 
-class Written(TensorCase):
+class Written(WrittenCase):
     maxDiff = None
 
     def source(self, seed, world):
@@ -87,23 +87,9 @@ class Written(TensorCase):
         save_file(tensors, os.path.join(path, "model.safetensors"), {"format": "pt"})
         return path, tensors
 
-    def export(self, run, out, *options):
-        done = export(run, out, *options)
-        self.assertEqual(done.returncode, 0, f"{options}: {done.stderr}")
-        return out
-
     def model(self, name, cls=tf.LlamaConfig, **config):
-        torch.manual_seed(SEED)
-        model = randomise(tf.AutoModelForCausalLM.from_config(cls(**COMMON, **config), dtype=torch.bfloat16))
-        path = self.path(name)
-        model.save_pretrained(path, max_shard_size="100KB")
+        path, model = self.save_model(name, cls(**COMMON, **config), "100KB")
         return path, {n: t.detach() for n, t in model.state_dict().items()}
-
-    def same_files(self, got, want):
-        self.assertEqual(sorted(os.listdir(got)), sorted(os.listdir(want)))
-        for name in os.listdir(want):
-            with open(os.path.join(got, name), "rb") as a, open(os.path.join(want, name), "rb") as b:
-                self.assertTrue(a.read() == b.read(), name)
 
     # ---- torch.save ----
 

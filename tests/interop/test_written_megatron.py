@@ -21,7 +21,7 @@ try:
 
     import megatron_writer as mw
     import ranks
-    from tensor_case import CASES, SEED, TensorCase, export, randomise, read_all
+    from tensor_case import CASES, SEED, WrittenCase, export, read_all
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -147,26 +147,10 @@ def load(path, model_dir, tp, pp, ep):
     dist.destroy_process_group()
 
 
-class Megatron(TensorCase):
-    maxDiff = None
-
-    def export(self, run, out, *options):
-        done = export(run, out, *options)
-        self.assertEqual(done.returncode, 0, f"{options}: {done.stderr}")
-        return out
-
+class Megatron(WrittenCase):
     def model(self, name, cls, config):
-        torch.manual_seed(SEED)
-        model = randomise(tf.AutoModelForCausalLM.from_config(cls(**{**COMMON, **config}), dtype=torch.bfloat16))
-        path = self.path(name)
-        model.save_pretrained(path, max_shard_size="40KB")
+        path, model = self.save_model(name, cls(**{**COMMON, **config}), "40KB")
         return path, read_all(path), model.config
-
-    def same_files(self, got, want):
-        self.assertEqual(sorted(os.listdir(got)), sorted(os.listdir(want)))
-        for name in os.listdir(want):
-            with open(os.path.join(got, name), "rb") as a, open(os.path.join(want, name), "rb") as b:
-                self.assertTrue(a.read() == b.read(), name)
 
     # ---- Megatron's own loader ----
 

@@ -17,7 +17,7 @@ try:
     import transformers as tf
 
     import nanotron_writer as nt
-    from tensor_case import CASES, CKPT, SEED, TensorCase, export, randomise, read_all
+    from tensor_case import CASES, CKPT, SEED, WrittenCase, export, read_all
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -66,26 +66,10 @@ def anywhere(files):
     return {re.sub(r"pp-rank-\d+-of", "pp-rank-x-of", n): f for n, f in files.items()}
 
 
-class Nanotron(TensorCase):
-    maxDiff = None
-
-    def export(self, run, out, *options):
-        done = export(run, out, *options)
-        self.assertEqual(done.returncode, 0, f"{options}: {done.stderr}")
-        return out
-
+class Nanotron(WrittenCase):
     def model(self, name, cls, config):
-        torch.manual_seed(SEED)
-        model = randomise(tf.AutoModelForCausalLM.from_config(cls(**{**COMMON, **config}), dtype=torch.bfloat16))
-        path = self.path(name)
-        model.save_pretrained(path, max_shard_size="100KB")
+        path, model = self.save_model(name, cls(**{**COMMON, **config}), "100KB")
         return path, read_all(path), model.config
-
-    def same_files(self, got, want):
-        self.assertEqual(sorted(os.listdir(got)), sorted(os.listdir(want)))
-        for name in os.listdir(want):
-            with open(os.path.join(got, name), "rb") as a, open(os.path.join(want, name), "rb") as b:
-                self.assertTrue(a.read() == b.read(), name)
 
     def same_parameters(self, got, want, what):
         self.assertEqual(sorted(got), sorted(want), what)
