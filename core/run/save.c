@@ -436,6 +436,7 @@ int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before
 struct settle {
     const struct ckpt_save *save;
     struct ckpt_fdpool *pool;
+    int64_t now_ns; /* before the wait */
 };
 
 static bool is_settling(const struct ckpt_save_file *f, int64_t now_ns)
@@ -450,6 +451,8 @@ static int settle_one(void *ctx, size_t i, struct ckpt_err *err)
     struct ckpt_file_id id;
     uint64_t sample;
 
+    if (!is_settling(f, c->now_ns))
+        return 0;
     if (ckpt_dir_identify(f->dir, f->name, &id, err) < 0)
         return -1;
     if (ckpt_file_id_eq(&id, &f->id) &&
@@ -462,12 +465,11 @@ static int settle_one(void *ctx, size_t i, struct ckpt_err *err)
 
 int ckpt_save_settle(const struct ckpt_save *s, struct ckpt_fdpool *pool, struct ckpt_err *err)
 {
-    struct settle c = {s, pool};
-    const int64_t now = wall_ns();
+    struct settle c = {s, pool, wall_ns()};
     size_t n = 0;
 
     for (size_t i = 0; i < s->files.len; i++)
-        n += is_settling(&s->files.ptr[i], now);
+        n += is_settling(&s->files.ptr[i], c.now_ns);
     if (n == 0)
         return 0;
     (void)nanosleep(&(struct timespec){.tv_sec = SETTLING / SECOND}, NULL);

@@ -68,8 +68,8 @@ int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before
                      struct ckpt_err *err);
 
 /* A write changes a file's times when it begins, and its bytes only after that: equal samples right
- * after such a change prove nothing. If some file's status changed less than two seconds ago, wait
- * for two seconds and sample all files again. STALE: one is being written. */
+ * after such a change prove nothing. If the status of some files changed less than two seconds ago,
+ * wait for two seconds and sample these again. STALE: one is being written. */
 int ckpt_save_settle(const struct ckpt_save *s, struct ckpt_fdpool *pool, struct ckpt_err *err);
 
 /* ---- afterwards: what became of the files that a view was opened on ---- */
