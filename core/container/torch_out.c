@@ -317,25 +317,25 @@ void ckpt_torch_out(const struct ckpt_torch_out *t, struct ckpt_str *head, struc
         tail->failed = true;
 }
 
-int ckpt_torch_out_file(const char *folder, const char *pickle, size_t len, const uint64_t *nbytes,
-                        size_t n, struct ckpt_str *text, size_t *ret_at, struct ckpt_err *err)
+int ckpt_torch_out_file(const struct ckpt_torch_archive *f, struct ckpt_str *text, size_t *ret_at,
+                        struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) struct record *record = calloc(RECORDS + n, sizeof *record);
-    ckpt_cleanup(ckpt_freep) char(*name)[NAME] = calloc(n + 1, sizeof *name);
-    struct archive a = {.out = text, .folder = folder, .record = record};
+    ckpt_cleanup(ckpt_freep) struct record *record = calloc(RECORDS + f->n, sizeof *record);
+    ckpt_cleanup(ckpt_freep) char(*name)[NAME] = calloc(f->n + 1, sizeof *name);
+    struct archive a = {.out = text, .folder = f->folder, .record = record};
     const size_t before = text->len;
 
     if (!record || !name)
         return ckpt_nomem(err);
-    put_record(&a, "data.pkl", pickle, len);
+    put_record(&a, "data.pkl", f->pickle, f->len);
     put_text(&a, ".format_version", "1");
     put_text(&a, ".storage_alignment", "64");
     put_text(&a, "byteorder", "little");
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < f->n; i++) {
         (void)snprintf(name[i], NAME, "data/%zu", i);
-        begin(&a, name[i], nbytes[i]);
+        begin(&a, name[i], f->nbytes[i]);
         ret_at[i] = text->len - before;
-        a.at += nbytes[i];
+        a.at += f->nbytes[i];
         end(&a);
     }
     put_text(&a, "version", "3\n");
@@ -346,7 +346,9 @@ int ckpt_torch_out_file(const char *folder, const char *pickle, size_t len, cons
 
 void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len, struct ckpt_str *out)
 {
-    if (ckpt_torch_out_file(folder, pickle, len, NULL, 0, out, NULL, NULL) < 0)
+    const struct ckpt_torch_archive f = {.folder = folder, .pickle = pickle, .len = len};
+
+    if (ckpt_torch_out_file(&f, out, NULL, NULL) < 0)
         out->failed = true;
 }
 

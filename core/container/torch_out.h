@@ -31,14 +31,21 @@ struct ckpt_pickle_out;
 void ckpt_torch_out_tensor(struct ckpt_pickle_out *p, const struct ckpt_torch_out *t,
                            const char *key);
 
-/* Append what torch.save writes into a file for the object of a pickle with n tensors (0, 1 ...),
- * all but their bytes: those of tensor i, nbytes[i] many, stand behind ret_at[i] bytes of the text.
- * Records are below `folder`. NOMEM. */
-int ckpt_torch_out_file(const char *folder, const char *pickle, size_t len, const uint64_t *nbytes,
-                        size_t n, struct ckpt_str *text, size_t *ret_at, struct ckpt_err *err);
+/* What torch.save writes into a file: a pickled object with n tensors (0, 1 ...). */
+struct ckpt_torch_archive {
+    const char *folder; /* of its records: "archive/", or a file's name without its suffix */
+    const char *pickle; /* len bytes */
+    size_t len;
+    const uint64_t *nbytes; /* of each tensor */
+    size_t n;
+};
 
-/* Append what torch.save writes for the object of a pickle, which has no tensors: a file whose
- * records are below `folder` ("archive/", or a file's name without its suffix). */
+/* Append the file, all but the bytes of its tensors: those of tensor i belong behind ret_at[i]
+ * bytes of what is appended. NOMEM. */
+int ckpt_torch_out_file(const struct ckpt_torch_archive *f, struct ckpt_str *text, size_t *ret_at,
+                        struct ckpt_err *err);
+
+/* Append the file of an object that has no tensors. */
 void ckpt_torch_out_pickle(const char *folder, const char *pickle, size_t len,
                            struct ckpt_str *out);
 

@@ -1,67 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Converting a rule and its source tensors to pieces: solve the sizes, then intersect the terms
- * with the sources' boxes. */
+/* Converting an instance of a rule to pieces: the terms of its target are intersected with the
+ * boxes of its sources. */
 #ifndef CKPT_RECIPE_LOWER_H
 #define CKPT_RECIPE_LOWER_H
 
-#include <stdint.h>
-
-#include "base/err.h"
-#include "base/vec.h"
-#include "recipe/rule.h"
-#include "recipe/settings.h"
-#include "tensor/catalog.h"
-
-/* A source tensor of a rule instance. */
-struct ckpt_source_use {
-    const struct ckpt_tensor *tensor;
-    uint32_t side, spelling;
-    uint32_t bound; /* axes that its name fixes */
-    uint64_t at[CKPT_SCOPE_AXES];
-};
-
-/* A rule applied to certain tensors: one target, its sources, and the values of the axes that names
- * fix. */
-struct ckpt_instance {
-    const struct ckpt_rule *rule;
-    uint32_t side; /* number of the target side */
-    const char *target;
-    struct ckpt_sizes sizes;
-    uint32_t bound; /* axes that the target's name fixes */
-    uint64_t at[CKPT_SCOPE_AXES];
-    CKPT_VEC(struct ckpt_source_use) use;
-    uint64_t rest[CKPT_MAX_RANK]; /* the dimensions that "..." represents */
-    uint32_t nrest;
-    bool has_rest;
-    /* not 0: a checkpoint is made of a model; target dimensions with a `_pad` are multiples of this
-     */
-    uint64_t pad_to;
-    uint32_t zeros;             /* the source of zeros for a target's padding; of the catalogue */
-    uint64_t padded;            /* elements of zeros in the target */
-    struct ckpt_cutter *cutter; /* scratch memory, made when it is needed */
-};
-
-/* Free the scratch memory; everything else is borrowed. */
-void ckpt_instance_release(struct ckpt_instance *in);
+#include "recipe/instance.h"
 
 typedef CKPT_VEC(struct ckpt_piece_draft) ckpt_drafts;
-
-/* Solve the sizes from the sources' shapes, and check that all match. CONFLICT or MISSING names the
- * tensor, the dimension, the sizes and the option. */
-int ckpt_instance_solve(struct ckpt_instance *in, const struct ckpt_settings *s,
-                        struct ckpt_err *err);
-
-/* Compute the target's shape, after the sizes were solved. */
-int ckpt_instance_shape(struct ckpt_instance *in, uint64_t dim[CKPT_MAX_RANK], uint32_t *ret_rank,
-                        struct ckpt_err *err);
-
-/* What a dimension of the target is made of; NULL if it stands for one of "...". */
-const struct ckpt_factor *ckpt_instance_factor(const struct ckpt_instance *in, uint32_t dim,
-                                               uint32_t rank);
 
 /* Append the target's pieces to out. They cover every element of the target exactly once (checked).
  */
 int ckpt_instance_lower(struct ckpt_instance *in, const uint64_t *dim, uint32_t rank,
                         ckpt_drafts *out, struct ckpt_err *err);
+
+/* Free the scratch memory; everything else is borrowed. */
+void ckpt_instance_release(struct ckpt_instance *in);
 
 #endif

@@ -311,17 +311,19 @@ static uint64_t weight_dim(const struct ckpt_annotations *m, const struct ckpt_t
 }
 
 static int follow(const struct ckpt_annotations *m, const struct ckpt_tensor *t,
-                  const struct entry *e, struct ckpt_sizes *sizes, uint32_t tp, uint32_t ep,
-                  struct ckpt_sharding *ret, struct ckpt_err *err)
+                  const struct entry *e, uint32_t tp, uint32_t ep, struct ckpt_sharding *ret,
+                  struct ckpt_err *err)
 {
     const uint32_t ndim = e->item->shape.ndim;
+    struct ckpt_sizes sizes = {0};
     ckpt_cleanup(ckpt_freep) struct ckpt_shares *of = calloc(1, sizeof *of);
 
     if (!of)
         return ckpt_nomem(err);
+    ckpt_settings_sizes(&e->file->settings, e->item->scope, &sizes);
     for (uint32_t d = 0; d < t->rank; d++) {
         const uint32_t from = d < 4 ? e->follower->from[d] : d;
-        uint64_t n = from < ndim ? weight_dim(m, t, e, sizes, from) : 0, block = 1;
+        uint64_t n = from < ndim ? weight_dim(m, t, e, &sizes, from) : 0, block = 1;
         if (n > t->dim[d] && t->dim[d]) {
             block = e->follower->by_config && ndim >= 1 ? config_block(m->config, ndim - 1 - from)
                                                         : e->follower->block[d < 4 ? d : 3];
@@ -329,12 +331,12 @@ static int follow(const struct ckpt_annotations *m, const struct ckpt_tensor *t,
                 block = n / t->dim[d];
         }
         if (n && block && ckpt_factor_is_marked(&e->item->shape.dim[from])) {
-            if (ckpt_shares_of(&e->item->shape.dim[from], n, sizes, t->name, of, err) < 0)
+            if (ckpt_shares_of(&e->item->shape.dim[from], n, &sizes, t->name, of, err) < 0)
                 return -1;
             if (shrink(of, block, t->dim[d], tp, ep, &ret->dim[d]))
                 continue;
         }
-        if (ckpt_shares_of(NULL, t->dim[d], sizes, t->name, &ret->dim[d], err) < 0)
+        if (ckpt_shares_of(NULL, t->dim[d], &sizes, t->name, &ret->dim[d], err) < 0)
             return -1;
     }
     return 0;
@@ -371,10 +373,10 @@ int ckpt_annotations_find(const struct ckpt_annotations *m, const struct ckpt_te
     ret->found = e.item != NULL;
     find_place(m, t, &e, ret);
     const bool divided = e.item && (tp > 1 || ep > 1);
+    if (divided && e.follower)
+        return follow(m, t, &e, tp, ep, ret, err);
     if (divided)
         ckpt_settings_sizes(&e.file->settings, e.item->scope, &sizes);
-    if (divided && e.follower)
-        return follow(m, t, &e, &sizes, tp, ep, ret, err);
     for (uint32_t d = 0; d < t->rank; d++) {
         if (ckpt_shares_of(divided ? &e.item->shape.dim[d] : NULL, t->dim[d], &sizes, t->name,
                            &ret->dim[d], err) < 0)

@@ -100,11 +100,14 @@ static void put_extra(struct file *f, const char *name)
     free(key);
 }
 
+/* Add the rank's part of a tensor, whose name is `n`, as `name`. */
 static int put_tensor(struct state *s, struct file *f, const struct rank *r, const char *name,
-                      const struct ckpt_tensor *t, enum ckpt_cut_way way, uint32_t ranks,
+                      const struct ckpt_tensor *t, const struct ckpt_mg_name *n,
                       struct ckpt_err *err)
 {
     struct ckpt_tensor *own = ckpt_arena_alloc(s->arena, sizeof *own);
+    uint32_t ranks;
+    const enum ckpt_cut_way way = ckpt_mg_way(&s->grid, n, &ranks);
     const uint32_t part = way == CKPT_CUT_OVER_ETP ? r->etp : r->tp;
     char key[32];
 
@@ -142,10 +145,8 @@ static int put_named(struct state *s, struct file *f, const struct rank *r,
 {
     const struct ckpt_mg_name n = ckpt_mg_name_parse(t->name);
     ckpt_cleanup(ckpt_freep) char *name = as ? strdup(as) : local_name(s, t->name, &n);
-    uint32_t ranks;
-    const enum ckpt_cut_way way = ckpt_mg_way(&s->grid, &n, &ranks);
 
-    return name ? put_tensor(s, f, r, name, t, way, ranks, err) : ckpt_nomem(err);
+    return name ? put_tensor(s, f, r, name, t, &n, err) : ckpt_nomem(err);
 }
 
 /* The embedding that is the output matrix, too: the one of tokens is divided. NULL: it is not tied.
@@ -250,10 +251,14 @@ static int add_rank(struct state *s, const struct rank *r, struct ckpt_err *err)
         return -1;
     if (!(at = calloc(f.tensor.len + 1, sizeof *at)))
         return ckpt_nomem(err);
-    return ckpt_torch_out_file("model_optim_rng/", f.pickle.ptr, f.pickle.len, f.nbytes.ptr,
-                               f.tensor.len, &text, at, err) < 0
-               ? -1
-               : add_segments(s, &f, path, &text, at, err);
+    const struct ckpt_torch_archive archive = {.folder = "model_optim_rng/",
+                                               .pickle = f.pickle.ptr,
+                                               .len = f.pickle.len,
+                                               .nbytes = f.nbytes.ptr,
+                                               .n = f.tensor.len};
+    if (ckpt_torch_out_file(&archive, &text, at, err) < 0)
+        return -1;
+    return add_segments(s, &f, path, &text, at, err);
 }
 
 /* ---- all of it ---- */
