@@ -142,6 +142,26 @@ def torch_dist(top):
         assert "shape mismatch" in str(e) and "row.weight" in str(e), e
     else:
         raise AssertionError("no error")
+    wrong_on_one_rank(iteration)
+
+
+def wrong_on_one_rank(iteration):
+    """The rank that finds it raises Megatron's exception; the other one hears of it, and does not wait for its peer."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.core import CheckpointingException
+    import ckptfs
+    from ckptfs.megatron import LoadShardedStrategy
+    wrong = state(False, "tp")
+    if dist.get_rank() == 1:
+        wrong["row"][0].global_shape = (10, 64)
+    try:
+        dist_checkpointing.load(wrong, iteration, LoadShardedStrategy(), validate_access_integrity=False)
+    except (CheckpointingException, ckptfs.CkptError) as e:
+        assert isinstance(e, CheckpointingException) == (dist.get_rank() == 1), e
+        assert "shape mismatch" in str(e) and "row.weight" in str(e), e
+    else:
+        raise AssertionError("no error")
+    assert (wrong["norm"].data == 7.0).all()
 
 
 def zarr(top):

@@ -61,10 +61,18 @@ def load_boxes(boxes: Iterable[Box] | Callable[[], Iterable[Box]], run: Path | V
     The rest is load_state_dict's. Returns the statistics of all ranks together: {"needed_bytes", "unique_bytes", "read_bytes", ...}.
 
     CkptError, on all ranks: "missing": no such tensor; "usage": a box beyond its tensor. Destinations are as before if that is found."""
+    return fill_boxes(boxes, (run, view, dict(options or {}), dict(more, base=base, step=step)), process_group, clip=clip, readers=readers,
+                      load_options=load_options, progress=progress)
+
+
+def fill_boxes(boxes: Iterable[Box] | Callable[[], Iterable[Box]], source: tuple[Any, ...], process_group: Group, *, clip: bool, readers: str,
+               load_options: Mapping[str, Any] | None, progress: bool | Callable[[int, int], None],
+               check: Callable[[View], None] | None = None) -> dict[str, int | float]:
+    """load_boxes of Spec(*source). check(view) is called on every rank before anything is read; what it raises fails all ranks."""
     mine = spec = native = failure = None
     try:
         native = make_options(readers, load_options)
-        spec = Spec(run, view, dict(options or {}), dict(more, base=base, step=step))
+        spec = Spec(*source)
         mine = _Boxes(boxes() if callable(boxes) else boxes)
     except Exception as e:  # the other ranks must hear of it
         failure = e
@@ -72,13 +80,13 @@ def load_boxes(boxes: Iterable[Box] | Callable[[], Iterable[Box]], run: Path | V
     device = device_of([mine]) if mine is not None and failure is None else None
     with joined(process_group, device, timeout_ms, failure) as comm, spec:
         spec.check(comm)
-        return _fill(comm, spec, mine, clip, native, progress)
+        return run_together(comm, lambda: next(spec.views(comm)), lambda load: _declare(load, mine, clip, check), native, progress)
 
 
-def _fill(comm, spec, mine, clip, native, progress):
-    def declare(load):
-        for name, offset, tensor, entry in mine.boxes:
-            wanted = _wanted(load.view, name, offset, tensor, clip)
-            if wanted is not None:
-                load.want_box(name, *wanted, entry)
-    return run_together(comm, lambda: next(spec.views(comm)), declare, native, progress)
+def _declare(load, mine, clip, check):
+    if check is not None:
+        check(load.view)
+    for name, offset, tensor, entry in mine.boxes:
+        wanted = _wanted(load.view, name, offset, tensor, clip)
+        if wanted is not None:
+            load.want_box(name, *wanted, entry)

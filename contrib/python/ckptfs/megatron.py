@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
-from ._boxes import load_boxes
+from ._boxes import fill_boxes
 from ._state_dict import step_folder
 from ._view import View
 
@@ -44,7 +44,8 @@ class LoadShardedStrategy(_Base):
     Tensors are filled in place where they have data, and made on the current CUDA device, else on the CPU, where they have none.
     allow_shape_mismatch clips, and makes zeros of what the checkpoint does not have (the padding of a vocabulary), as Megatron does. ShardedObjects of torch_dist, and the rare tensors with a
     flattened_range (distributed optimizers up to 0.15), are read by Megatron's own strategy. `stats`: those of the last load.
-    CheckpointingException: a key that the checkpoint lacks, another global shape; CkptError: what reading found."""
+    CheckpointingException: a key that the checkpoint lacks, another global shape (the ranks that did not find it get a CkptError that tells of it);
+    CkptError: what reading found."""
 
     def __init__(self, group: Group = None, *, readers: str = "auto", load_options: Mapping[str, Any] | None = None,
                  progress: bool | Callable[[int, int], None] = False):
@@ -70,12 +71,19 @@ class LoadShardedStrategy(_Base):
     def load(self, sharded_state_dict, checkpoint_dir):
         theirs, ours = extract_matching_values(sharded_state_dict, _is_theirs)
         tensors = [t for t in nested_values(ours) if isinstance(t, ShardedTensor)]
-        with View(os.fspath(checkpoint_dir), view="raw") as view:
-            boxes = [_box(view, t) for t in tensors]
-            self.stats = load_boxes(boxes, view, self._group, clip=True, **self._load)
-            for t, (key, offset, data) in zip(tensors, boxes):
-                if t.allow_shape_mismatch:
-                    _zero_beyond(data, offset, view._tensors[key].shape)
+        boxes, shapes = [], {}
+
+        def destinations():
+            boxes.extend(map(_box, tensors))
+            return boxes
+
+        def check(view):
+            for t in tensors:
+                shapes[t.key] = _checked_shape(view, t)
+        self.stats = fill_boxes(destinations, (os.fspath(checkpoint_dir), "raw", {}, {}), self._group, clip=True, check=check, **self._load)
+        for t, (key, offset, data) in zip(tensors, boxes):
+            if t.allow_shape_mismatch:
+                _zero_beyond(data, offset, shapes[key])
         replace_values(lambda t: t.data if isinstance(t, ShardedTensor) else t, ours)
         if next(iter(nested_values(theirs)), None) is not None:
             merge(ours, self._megatron().load(theirs, checkpoint_dir))
@@ -125,13 +133,18 @@ def _zero_beyond(data, offset, shape):
         data.narrow(d, inside, data.shape[d] - inside).zero_()
 
 
-def _box(view, t):
-    """(name, offset, tensor) of a ShardedTensor, which has memory afterwards."""
+def _checked_shape(view, t):
+    """The shape that the checkpoint's tensor has."""
     info = view._tensors.get(t.key)
     if info is None:
         raise CheckpointingException(f"'{t.key}' is not in the checkpoint {view}")
     if list(info.shape) != list(t.global_shape) and not t.allow_shape_mismatch:
         raise CheckpointingException(f"Global shape mismatch for loaded ({tuple(info.shape)}) and expected ({tuple(t.global_shape)}) tensor for key {t.key}")
+    return info.shape
+
+
+def _box(t):
+    """(name, offset, tensor) of a ShardedTensor, which has memory afterwards."""
     if t.data is None:
         t.init_data(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu")
     data = t.data.detach()
