@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading tensor-parallel slices of one model into N ranks: ckptfs beside its peers, in one run, rounds interleaved.
 
-usage: tests/bench/bench_load.py [--build build/release] [--dir SCRATCH] [--layers 8] [--ranks 2,4] [--rounds 5] [--cold] [METHOD...]
+usage: tests/bench/bench_load.py [--build build/release] [--dir SCRATCH] [--layers 8] [--ranks 2,4] [--rounds 5] [--cold] [--json FILE] [METHOD...]
        tests/bench/bench_load.py --threads 1,2,4 [--readers once] [--cold] ...     how many threads read
 
 Needs an interpreter with torch and safetensors; accelerate, fastsafetensors and runai-model-streamer are compared if they can be
@@ -32,6 +32,7 @@ import time
 from types import SimpleNamespace
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "load"))
+import figures  # noqa: E402
 from llama import Llama  # noqa: E402
 from ranks import free_port  # noqa: E402
 
@@ -519,7 +520,7 @@ def table(n, size, rounds, results, why):
 def compare(a, folder, methods):
     missing = import_all(methods)
     prepare_data(folder, a.layers, methods)
-    size = sum(e[2] for e in entries(folder).values())
+    size, charts = sum(e[2] for e in entries(folder).values()), []
     for n in [int(x) for x in a.ranks.split(",")]:
         results, why = {m: [] for m in methods}, dict(missing)
         warm(folder, folder + ".dcp")
@@ -538,6 +539,9 @@ def compare(a, folder, methods):
                 else:
                     why[m] = error
         table(n, size, a.rounds, results, why)
+        walls = {m: [r["wall"] for r in rs] for m, rs in results.items()}
+        charts.append(figures.chart(f"{n} ranks load {size / 1e9:.2f} GB", "s", walls, lambda name: name.startswith("ckptfs")))
+    figures.write(a.json, charts)
 
 
 def main():
@@ -551,6 +555,7 @@ def main():
     p.add_argument("--cold", action="store_true")
     p.add_argument("--threads", help="1,2,4; 0: its own choice")
     p.add_argument("--readers", default="auto", help="with --threads")
+    figures.add_option(p)
     p.add_argument("methods", nargs="*", metavar="METHOD", help=", ".join(METHODS))
     a = p.parse_args()
     if a.threads:

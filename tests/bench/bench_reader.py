@@ -3,7 +3,7 @@
 """ckptfs.torch.StorageReader beside torch's own FileSystemReader: the same distributed checkpoint, saved by two ranks, loaded into FSDP2's parts of N
 ranks by dcp.load, rounds interleaved, on CPU with gloo, into memory that nobody has touched before. Files are in the page cache.
 
-usage: tests/bench/bench_reader.py [--build build/release] [--dir SCRATCH] [--ranks 4] [--layers 8] [--rounds 5]
+usage: tests/bench/bench_reader.py [--build build/release] [--dir SCRATCH] [--ranks 4] [--layers 8] [--rounds 5] [--json FILE]
 
 Times are of dcp.load, from a barrier to the last rank's end, the median of the rounds. `read` is what all ranks read through read(2) and its kin
 (rchar of /proc/self/io), of the bytes that the checkpoint's tensors have; mmap does not count there.
@@ -20,6 +20,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "load"), os.path.join(HERE, "..", "..", "contrib", "python")]
+import figures  # noqa: E402
 from llama import Llama  # noqa: E402
 
 MODEL = Llama(2048, 5632, 32, 4, 32000)
@@ -77,6 +78,7 @@ def one_rank(args):
     assert sums["torch"] == sums["ckptfs"]
     if dist.get_rank() == 0:
         size = sum(2 * torch.Size(shape).numel() for _, shape in MODEL.shapes(args.layers))
+        figures.write(args.json, [figures.chart(f"dcp.load of {size / 1e9:.2f} GB into FSDP2, {dist.get_world_size()} ranks", "s", times, ["ckptfs"].__contains__)])
         for method in methods:
             middle = statistics.median(times[method])
             print(f"{method:8} {dist.get_world_size()} ranks  {middle:7.3f} s ({min(times[method]):.3f} to {max(times[method]):.3f})  {size / middle / 1e9:6.2f} GB/s  "
@@ -90,6 +92,7 @@ def main():
     parser.add_argument("--dir")
     for name, n in (("ranks", 4), ("layers", 8), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=n)
+    figures.add_option(parser)
     parser.add_argument("--save", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if "RANK" in os.environ:
@@ -100,7 +103,7 @@ def main():
     try:
         for ranks, more in ((2, ["--save"]), (args.ranks, [])):
             subprocess.run([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", os.path.abspath(__file__),
-                            "--dir", folder, "--layers", str(args.layers), "--rounds", str(args.rounds), *more], check=True, env=env)
+                            "--dir", folder, "--layers", str(args.layers), "--rounds", str(args.rounds), *(["--json", args.json] if args.json else []), *more], check=True, env=env)
     finally:
         shutil.rmtree(folder)
 

@@ -3,12 +3,13 @@
 """ckptfs.megatron.LoadShardedStrategy beside Megatron's own strategies: the same torch_dist checkpoint, saved by two ranks with tp=2, loaded by four with
 tp=2 dp=2 through dist_checkpointing.load, rounds interleaved, on CPU with gloo. Files are in the page cache.
 
-usage: tests/bench/bench_strategy.py --megatron FOLDER [--build build/release] [--dir SCRATCH] [--ranks 4] [--layers 8] [--rounds 5]
+usage: tests/bench/bench_strategy.py --megatron FOLDER [--build build/release] [--dir SCRATCH] [--ranks 4] [--layers 8] [--rounds 5] [--json FILE]
 
-FOLDER has the package `megatron`. `ckptfs` chooses who reads, `once` reads every byte on one rank. `own` is TorchDistLoadShardedStrategy, in which every rank reads what it wants; `parallel` is the same inside
-FullyParallelLoadStrategyWrapper over the data-parallel group, which reads each shard on one of its ranks and broadcasts it; both without their wait for a
-device, and with host memory where they say "cuda". Times are of dist_checkpointing.load, from a barrier to the last rank's end, the median of the rounds.
-`read` is what all ranks read through read(2) and its kin (rchar of /proc/self/io), of the bytes that the checkpoint's tensors have; mmap does not count.
+FOLDER has the package `megatron`. `ckptfs` chooses who reads, `ckptfs once` reads every byte on one rank. `megatron` is TorchDistLoadShardedStrategy,
+in which every rank reads what it wants; `megatron parallel` is the same inside FullyParallelLoadStrategyWrapper over the data-parallel group, which
+reads each shard on one of its ranks and broadcasts it; both without their wait for a device, and with host memory where they say "cuda". Times are of
+dist_checkpointing.load, from a barrier to the last rank's end, the median of the rounds. `read` is what all ranks read through read(2) and its kin
+(rchar of /proc/self/io), of the bytes that the checkpoint's tensors have; mmap does not count.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "..", "contrib", "python")]
+import figures  # noqa: E402
 from bench_reader import MODEL, rchar  # noqa: E402
 
 TP = 2
@@ -65,8 +67,8 @@ def methods_of(group):
     from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 
     from ckptfs.megatron import LoadShardedStrategy
-    return {"own": TorchDistLoadShardedStrategy, "parallel": lambda: FullyParallelLoadStrategyWrapper(TorchDistLoadShardedStrategy(), group),
-            "ckptfs": LoadShardedStrategy, "once": lambda: LoadShardedStrategy(readers="once")}
+    return {"megatron": TorchDistLoadShardedStrategy, "megatron parallel": lambda: FullyParallelLoadStrategyWrapper(TorchDistLoadShardedStrategy(), group),
+            "ckptfs": LoadShardedStrategy, "ckptfs once": lambda: LoadShardedStrategy(readers="once")}
 
 
 def one_rank(args):
@@ -101,12 +103,13 @@ def one_rank(args):
                 times[method].append(took)
                 reads[method] = int(read)
             sums[method] = [t.view(torch.int16).to(torch.int64).sum() for t in state.values()]
-    assert all(s == sums["own"] for s in sums.values())
+    assert all(s == sums["megatron"] for s in sums.values())
     if dist.get_rank() == 0:
         size = sum(2 * torch.Size(shape).numel() for _, shape in MODEL.shapes(args.layers))
+        figures.write(args.json, [figures.chart(f"dist_checkpointing.load of {size / 1e9:.2f} GB, {dist.get_world_size()} ranks", "s", times, lambda name: name.startswith("ckptfs"))])
         for method in methods:
             middle = statistics.median(times[method])
-            print(f"{method:8} {dist.get_world_size()} ranks  {middle:7.3f} s ({min(times[method]):.3f} to {max(times[method]):.3f})  {size / middle / 1e9:6.2f} GB/s  "
+            print(f"{method:17} {dist.get_world_size()} ranks  {middle:7.3f} s ({min(times[method]):.3f} to {max(times[method]):.3f})  {size / middle / 1e9:6.2f} GB/s  "
                   f"read {reads[method] / size:.3f} of {size / 1e9:.2f} GB")
     dist.barrier()
     dist.destroy_process_group()
@@ -119,6 +122,7 @@ def main():
     parser.add_argument("--dir")
     for name, n in (("ranks", 4), ("layers", 8), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=n)
+    figures.add_option(parser)
     parser.add_argument("--save", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if "RANK" in os.environ:
@@ -129,7 +133,7 @@ def main():
     try:
         for ranks, more in ((TP, ["--save"]), (args.ranks, [])):
             subprocess.run([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", os.path.abspath(__file__),
-                            "--megatron", args.megatron, "--dir", folder, "--layers", str(args.layers), "--rounds", str(args.rounds), *more], check=True, env=env)
+                            "--megatron", args.megatron, "--dir", folder, "--layers", str(args.layers), "--rounds", str(args.rounds), *(["--json", args.json] if args.json else []), *more], check=True, env=env)
     finally:
         shutil.rmtree(folder)
 

@@ -112,6 +112,14 @@ class Documents(unittest.TestCase):
         with open(os.path.join(SOURCE, "contrib", "docs", "session.txt")) as f:
             self.assertEqual(done.stdout, f.read())
 
+    def test_pictures_show_their_figures(self):
+        figures = os.path.join(SOURCE, "contrib", "docs", "figures")
+        made = subprocess.run([sys.executable, os.path.join(SOURCE, "tests", "bench", "plot.py"),
+                               *(os.path.join(figures, f"{name}.json") for name in ("load", "reader", "strategy"))],
+                              check=True, capture_output=True, text=True).stdout
+        with open(os.path.join(figures, "loads.svg"), encoding="utf-8") as f:
+            self.assertEqual(f.read(), made, "plot.py load.json reader.json strategy.json > loads.svg")
+
     def test_links(self):
         for path in DOCUMENTS:
             with open(path) as f:
