@@ -4,7 +4,7 @@
 sha256sum through the mount against the real file, ckpt export against cp, and opening a run of very many files.
 
 usage: tests/bench/bench.py [--build build/release] [--dir SCRATCH] [--gib 1.0] [--rounds 5] [--files 100000] [GROUP...]
-groups: read copy export cold views open (default: all)
+groups: read copy export cold views open direct (default: all but direct)
 """
 
 import argparse
@@ -320,6 +320,21 @@ def bench_cold(args, runs):
         got = interleaved(args, {n: (lambda c=c: cold(*c)) for n, c in cases.items()})
         report("cold storage: contiguous / native", got["contig"], got["native"], goal=">= 0.90")
         report("cold storage: row-parallel / native", got["rows"], got["native"], goal=">= 0.90")
+
+
+def bench_direct(args, runs):
+    """io=direct beside the page cache; first reads. Says what the mount does: without FUSE_CAP_DIRECT_IO_ALLOW_MMAP only files opened with O_DIRECT
+    are direct."""
+    with contextlib.ExitStack() as stack:
+        mounts = {}
+        for name, options in {"buffered": ["view=raw"], "direct": ["view=raw", "io=direct"]}.items():
+            mounts[name] = m = Mount(args, runs["contig"], *options)
+            stack.callback(m.close)
+        with open(os.path.join(mounts["direct"].at, ".ckptfs", "stats.json")) as f:
+            print(f"  {json.load(f)['settings']}", file=sys.stderr)
+        for how, label in (("seq", "sequential 1 MiB"), ("p4", "four readers"), ("mmap", "mmap, copied out")):
+            got = interleaved(args, {n: (lambda m=m, how=how: reader(args, how, m.file())) for n, m in mounts.items()})
+            report(f"{label}: io=direct / io=buffered", got["direct"], got["buffered"])
 
 
 def bench_open(args, block):
