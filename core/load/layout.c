@@ -79,6 +79,7 @@ struct lay {
     const struct ckpt_annotations *marker;
     size_t nfound;         /* tensors that model files speak of */
     size_t nlayer, nknown; /* tensors of layers, and those of them that model files speak of */
+    size_t nexpert;        /* tensors of experts, one each or stacked */
     struct layout l;
     struct ckpt_wants *w;
     struct ckpt_err *err;
@@ -194,6 +195,17 @@ static bool on_ep(const struct lay *y, const struct ckpt_sharding *m)
     return m->expert / ((m->experts + ep - 1) / ep) == y->l.at[EP];
 }
 
+/* Does the tensor belong to one expert, or have a dimension that ep divides? */
+static bool is_of_experts(const struct ckpt_sharding *m, uint32_t rank)
+{
+    bool found = m->has_expert;
+
+    for (uint32_t d = 0; d < rank && m->dim; d++)
+        for (size_t i = 0; i < m->dim[d].n; i++)
+            found |= m->dim[d].share[i].way == CKPT_EP;
+    return found;
+}
+
 static int want_tensor(struct lay *y, uint32_t tensor, const struct ckpt_tensor *t)
 {
     const struct ckpt_share *pick[CKPT_MAX_RANK];
@@ -203,6 +215,7 @@ static int want_tensor(struct lay *y, uint32_t tensor, const struct ckpt_tensor 
     y->nfound += m.found;
     y->nlayer += m.has_layer;
     y->nknown += m.has_layer && m.found;
+    y->nexpert += rc == 0 && is_of_experts(&m, t->rank);
     if (rc == 0 && on_stage(y, &m) && on_ep(y, &m))
         rc = add_products(y, tensor, t, m.dim, 0, pick, y->l.n[EP] > 1 && m.has_expert);
     ckpt_sharding_release(&m);
@@ -234,6 +247,10 @@ int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t
     const bool blind = y.nfound == 0 || (y.nlayer && y.nknown == 0);
     if (rc == 0 && blind && (y.l.n[TP] > 1 || y.l.n[EP] > 1 || (y.l.n[PP] > 1 && !y.nlayer)))
         rc = fail_unknown(view, layout, err);
+    if (rc == 0 && y.l.n[EP] > 1 && y.nexpert == 0)
+        rc = ckpt_fail(err, CKPT_USAGE,
+                       "layout '%s': ep=%" PRIu32 ", but this model has no experts", layout,
+                       y.l.n[EP]);
     ckpt_annotations_free(marker);
     return rc;
 }

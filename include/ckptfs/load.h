@@ -266,6 +266,7 @@ CKPT_PUBLIC int ckpt_load_want_part(struct ckpt_load *load, const char *tensor, 
  *   goes to tp / heads consecutive ranks. Scales of quantized weights are divided with their
  *   weights where every cut falls between two blocks.
  * - ep divides the experts, whether they are one tensor each or stacked: ceil(experts / ep) each.
+ *   ep of more than 1 is an error (USAGE) if the model has no experts.
  * - pp divides the layers as evenly as possible; the first stages get one more. The first stage
  *   also gets the embedding and the encoders of other modalities, the last stage everything after
  *   the layers. If the model has no separate output matrix, the last stage gets the embedding too.

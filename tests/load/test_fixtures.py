@@ -4,7 +4,9 @@
 usage: test_fixtures.py [FORMAT[/CASE]]     CKPTFS_FIXTURES: the collection
 """
 
+import json
 import os
+import re
 import subprocess
 import sys
 
@@ -40,6 +42,15 @@ def opens(path, options):
     return subprocess.run(args, capture_output=True).returncode == 0
 
 
+def has_experts(path, options):
+    """Does the model have routed experts, by the names of its tensors (a shared expert is none)?"""
+    args = [CKPT, "ls", "--json", path]
+    for o in options:
+        args += ["-o", o]
+    listed = json.loads(subprocess.run(args, capture_output=True, text=True, check=True).stdout)
+    return any(re.search(r"(^|[._])experts[._]", t["name"]) for t in listed)
+
+
 def run(path, options, jobs, **env):
     args = [LOAD_RANKS]
     for o in options:
@@ -53,7 +64,7 @@ def check(name, path, options):
         jobs += [f"fsdp={n}:{n}:{'each' if n % 2 else 'once'}", f"random:{n}:once", f"random:{n}:{'once' if n % 2 else 'each'}:{1 << 20}"]
     result = run(path, options, jobs)
     problems = [line for line in result.stdout.splitlines() if "rank" in line] + ([result.stderr] if result.returncode not in (0, 1) else [])
-    divided = 0
+    divided, experts = 0, has_experts(path, options)
     for n, layouts in TP.items():
         for layout in layouts:
             result = run(path, options, [f"{layout}:{n}:once"] + ([f"{layout}:{n}:each"] if n == 4 else []))
@@ -61,6 +72,11 @@ def check(name, path, options):
             expected = [t for t in told if "no model file says" in t or "which is no multiple of it" in t]
             if expected:  # a stage without layers has no heads to refuse, and finds the others gone
                 expected += [t for t in told if ": peer: rank " in t and t.endswith(" is gone")]
+            if "ep=" in layout and not experts:
+                refusal = [t for t in told if t.endswith("ep=2, but this model has no experts")]
+                if not refusal and not expected:
+                    problems.append(f"{layout} was not refused, though the model has no experts")
+                expected += refusal
             problems += [t for t in told if t not in expected] + ([result.stderr] if result.returncode not in (0, 1) else [])
             divided += not told
             for line in result.stdout.splitlines():
