@@ -34,7 +34,8 @@ struct hello { /* then the sizes of the first files, uint64_t */
     uint64_t wants_lo, wants_hi, node, options, files;
     double resident, bytes; /* of the files that this rank looked at */
     uint32_t shared, version;
-    uint32_t far, unused; /* far: does not read the memory of all ranks of its node */
+    uint32_t far;     /* does not read the memory of all ranks of its node */
+    uint32_t renewed; /* how often the transport was renewed */
 };
 
 struct hello_answer { /* then class_of[], node[], first rank of each class[], all uint32_t */
@@ -82,6 +83,11 @@ static int compare_hello(uint32_t r, const struct hello *a, const struct hello *
                          r);
     if (a->options != b->options)
         return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " was given other options than rank 0",
+                         r);
+    if (a->renewed != b->renewed)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "the last load failed on rank 0 or on rank %" PRIu32
+                         ", but not on both: make a new comm",
                          r);
     return 0;
 }
@@ -257,6 +263,7 @@ enum { DIGESTS = 64 }; /* of a rank's groups, that are compared */
 
 struct fit {               /* then the digests */
     uint64_t host, device; /* bytes that are needed at least */
+    uint64_t windows;      /* in which something is exchanged */
 };
 
 static int digest_cmp(const void *pa, const void *pb)
@@ -295,6 +302,7 @@ static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *
         memcpy(&f, data[r], sizeof f);
         most.host = ckpt_max_u64(most.host, f.host);
         most.device = ckpt_max_u64(most.device, f.device);
+        most.windows = ckpt_max_u64(most.windows, f.windows);
         if (ckpt_vec_reserve(&all, count + 1) < 0)
             rc = ckpt_nomem(err);
         else
@@ -361,6 +369,7 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy, c
                       plan, err) < 0 ||
         ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)
         return -1;
+    ret->windows = (*plan)->windows.len;
     (void)fit_slots(load, ckpt_plan_memory(*plan), ret);
     return 0;
 }
@@ -386,6 +395,7 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
         memcpy(&most, answer, len);
     free(answer);
     ckpt_str_release(&data);
+    load->exchanges = most.windows > 0;
     const bool host = most.host > windows;
     if (rc < 0 ||
         (!host && (!load->engine_opt.mode.device || most.device <= load->opt.device_bytes)))
@@ -429,6 +439,14 @@ static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
     return check_plans(load, rc, &fit, err);
 }
 
+/* A device's communicator is made when something is to be exchanged, and not before. */
+static int connect_device(struct ckpt_load *load, struct ckpt_err *err)
+{
+    struct ckpt_device *d = load->comm->x->device;
+
+    return d && d->ops->connect && load->exchanges ? d->ops->connect(d, load->comm, err) : 0;
+}
+
 /* With AUTO, ranks that can't share what they read (nothing fits) share less. All ranks come to the
  * same end: what does not fit on one fits on none. */
 static int choose(struct ckpt_load *load, const struct hello_answer *a, const uint32_t *node,
@@ -461,7 +479,7 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
         if (ckpt_policy_sizes(&in, less, &policy, &own) < 0)
             break;
     }
-    return rc < 0 ? ckpt_fail(err, own.code, "%s", own.text) : 0;
+    return rc < 0 ? ckpt_fail(err, own.code, "%s", own.text) : connect_device(load, err);
 }
 
 /* ---- all of it ---- */
@@ -492,7 +510,8 @@ static void make_hello(const struct ckpt_load *load, const unsigned char *table,
     h->bytes = residency.bytes;
     h->shared = residency.shared;
     h->far = !load->comm->x->near;
-    h->version = 8;
+    h->renewed = load->comm->renewed;
+    h->version = 9;
 }
 
 static int exchange_wants(struct ckpt_load *load, const unsigned char *table, size_t len,
@@ -593,10 +612,9 @@ int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err)
 
     if (load->planned)
         return ckpt_fail(err, CKPT_USAGE, "a load is planned once");
-    if (load->comm->busy || load->comm->broken)
-        return ckpt_fail(err, CKPT_USAGE,
-                         load->comm->busy ? "another load of this comm runs"
-                                          : "this comm's last load failed: make a new comm");
+    if (load->comm->busy)
+        return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
+    ckpt_comm_renew(load->comm);
     load->parts.view = load->view;
     load->parts.comm = load->comm;
     if (ckpt_wants_dump(&load->wants, &table, &len, err) < 0)

@@ -223,6 +223,17 @@ void ckpt_comm_end(struct ckpt_comm *comm)
     comm->busy = false;
 }
 
+void ckpt_comm_renew(struct ckpt_comm *comm)
+{
+    if (!comm->failed)
+        return;
+    comm->failed = false;
+    comm->renewed++;
+    (void)comm->x->ops->cancel(comm->x); /* a rank that had all its data has not done that */
+    if (comm->x->ops->renew)
+        comm->x->ops->renew(comm->x);
+}
+
 void ckpt_comm_begin_again(struct ckpt_comm *comm)
 {
     ckpt_comm_end(comm);

@@ -78,7 +78,8 @@ struct ckpt_comm {
     uint64_t *gone_poll;           /* per rank: the poll after which it was seen to be gone */
     uint64_t npoll;
     uint64_t alive_ms; /* when we last said that we live */
-    bool broken;       /* a load failed, and the transport can't move data any more */
+    bool failed;       /* the last load failed: the transport is renewed before the next one */
+    uint32_t renewed;  /* how often it was; the same on all ranks */
     bool busy;         /* a load runs */
     /* For the other types of messages; may be NULL. data is borrowed. */
     void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data, size_t len);
@@ -101,6 +102,9 @@ void ckpt_comm_end(struct ckpt_comm *comm);
 /* Other ranks of the node may read this process's memory from now on, or not any more: from the
  * agreement on a plan to the end of the load. */
 void ckpt_comm_permit(struct ckpt_comm *comm, bool on);
+
+/* COLLECTIVE, without waiting. If the last load failed, make the transport good for another. */
+void ckpt_comm_renew(struct ckpt_comm *comm);
 
 /* It did not begin after all; the next one has its number. */
 void ckpt_comm_begin_again(struct ckpt_comm *comm);

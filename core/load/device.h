@@ -13,6 +13,7 @@
 
 #include <ckptfs/err.h>
 
+struct ckpt_comm;
 struct ckpt_device;
 struct ckpt_device_copy; /* copy_kernel.h */
 
@@ -42,6 +43,9 @@ struct ckpt_device_ops {
     int (*fetch)(struct ckpt_device *d, void *dst, const void *src, size_t len,
                  struct ckpt_err *err);
 
+    /* COLLECTIVE. Make what exchanges need, or keep what the last load had; comm carries messages.
+     * NULL: nothing is needed. */
+    int (*connect)(struct ckpt_device *d, struct ckpt_comm *comm, struct ckpt_err *err);
     /* A load begins: all work comes after what the caller has queued so far. */
     int (*begin)(struct ckpt_device *d, struct ckpt_err *err);
     /* Queue an upload from pinned memory. */

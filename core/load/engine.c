@@ -334,7 +334,7 @@ void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt
     ckpt_comm_begin(comm, ignore_message, NULL);
     ckpt_tell_abort(comm, &why);
     (void)ckpt_round_run(&round, comm, -1, &none, sizeof none, timeout_ms, NULL, NULL, &why);
-    comm->broken |= comm->x->ops->one_shot;
+    comm->failed = true;
     ckpt_comm_end(comm);
     *err = why;
 }

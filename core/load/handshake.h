@@ -29,7 +29,8 @@ struct ckpt_greeting {
     uint32_t from, kind;
     unsigned char nonce[CKPT_NONCE_BYTES];
     uint32_t sealed; /* there is a secret */
-    uint32_t word;   /* of the answer: a fact for the dialling rank */
+    uint32_t word;   /* of a greeting for data: how often the transport was renewed; of the answer:
+                        a fact for the dialling rank */
 };
 
 struct ckpt_handshake_answer {

@@ -248,9 +248,9 @@ int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t
     if (rc == 0 && blind && (y.l.n[TP] > 1 || y.l.n[EP] > 1 || (y.l.n[PP] > 1 && !y.nlayer)))
         rc = fail_unknown(view, layout, err);
     if (rc == 0 && y.l.n[EP] > 1 && y.nexpert == 0)
-        rc = ckpt_fail(err, CKPT_USAGE,
-                       "layout '%s': ep=%" PRIu32 ", but this model has no experts", layout,
-                       y.l.n[EP]);
+        rc =
+            ckpt_fail(err, CKPT_USAGE, "layout '%s': ep=%" PRIu32 ", but this model has no experts",
+                      layout, y.l.n[EP]);
     ckpt_annotations_free(marker);
     return rc;
 }

@@ -26,6 +26,7 @@ struct ckpt_load {
     uint64_t needed_bytes, unique_bytes;
     uint64_t plan_ns;
     bool planned, started;
+    bool exchanges; /* some rank has windows */
     struct ckpt_engine *engine;
 };
 

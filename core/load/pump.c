@@ -200,7 +200,6 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
             ckpt_tell_abort(e->comm, &why);
         await_placing(e);
         e->leak = !e->comm->x->ops->cancel(e->comm->x);
-        e->comm->broken = e->comm->x->ops->one_shot;
     }
     ckpt_engine_own(e, &s);
     e->final = true;
@@ -217,7 +216,7 @@ static void conclude(struct ckpt_engine *e, int rc, const struct ckpt_err *err,
         memcpy(&e->job, data, len);
     ckpt_round_release(&e->round);
     if (rc < 0) /* others may have given up their side */
-        e->comm->broken |= e->comm->x->ops->one_shot;
+        e->comm->failed = true;
     ckpt_comm_end(e->comm);
     (void)pthread_mutex_lock(&e->lock);
     e->stats.end_ns = ckpt_now_ns();

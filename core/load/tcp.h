@@ -22,6 +22,7 @@ struct ckpt_tcp {
     int fd;
     char address[CKPT_TCP_ADDRESS];
     uint64_t token[2];
+    uint64_t first;     /* the word of the first loads, as the address has it */
     atomic_ullong word; /* peers may read our buffers; 0: not any more */
 };
 
@@ -143,6 +144,7 @@ struct ckpt_xport_tcp {
     bool permits;      /* they are permitted now */
     uint32_t meet_ms;  /* how long a rank is called */
     bool cancelled;
+    uint32_t renewed;     /* how often: data connections of other times are refused */
     pthread_mutex_t lock; /* near.taken, near.lost */
 };
 

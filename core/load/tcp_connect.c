@@ -75,7 +75,8 @@ static int listen_into(struct ckpt_tcp *tcp, const char *host, struct ckpt_err *
         choose_host(host, given, err) < 0 || random_words(tcp->token, 2, err) < 0 ||
         random_words(&word, 1, err) < 0)
         return -1;
-    atomic_init(&tcp->word, word ? word : 1);
+    tcp->first = word ? word : 1;
+    atomic_init(&tcp->word, tcp->first);
     if ((tcp->fd = ckpt_listen(given, ports, address, &port, err)) < 0)
         return -1;
     return write_address(tcp, address, port, err);
@@ -265,10 +266,12 @@ static int dial_begin(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint64_
                          c.host, c.port);
     p->retry_ms = now + RETRY_MS;
     const int fd = ckpt_socket_begin(c.host, c.port);
-    const struct ckpt_greeting g = greeting_to(&c, m->x.rank, CKPT_TCP_DATA);
+    struct ckpt_greeting g = greeting_to(&c, m->x.rank, CKPT_TCP_DATA);
+    g.word = m->renewed;
     if (fd >= 0) {
         ckpt_handshake_dial(&p->dialling, fd, &g, p->rank, now + HANDSHAKE_MS);
         p->near.of = c.near;
+        p->near.of.word += m->renewed;
         p->state = CKPT_TCP_DIALLING;
     }
     return 0;
@@ -334,7 +337,7 @@ static struct ckpt_tcp_peer *known_caller(struct ckpt_xport_tcp *m, const struct
 
     if (memcmp(g->token, m->tcp->token, sizeof g->token) != 0 || g->from <= m->x.rank ||
         g->from >= m->x.size || g->kind > CKPT_TCP_CONTROL ||
-        (control && ckpt_tree_parent(g->from) != m->x.rank))
+        (control && ckpt_tree_parent(g->from) != m->x.rank) || (!control && g->word != m->renewed))
         return NULL;
     struct ckpt_tcp_peer *p = ckpt_tcp_peer(m, g->from);
     if (!p || (control ? p->ctl >= 0 || p->gone : p->state != CKPT_TCP_UNCONNECTED))
@@ -354,7 +357,8 @@ static enum ckpt_handshake_result answer_caller(struct ckpt_xport_tcp *m, struct
     if (!m->address[p->rank] || parse_address(m->address[p->rank], &its, NULL) < 0)
         return CKPT_HANDSHAKE_FAILED;
     p->near.of = its.near;
-    return ckpt_handshake_answer(h, m->x.rank, ckpt_near_reach(&its.near));
+    p->near.of.word += m->renewed;
+    return ckpt_handshake_answer(h, m->x.rank, ckpt_near_reach(&p->near.of));
 }
 
 /* The handshake is done: the descriptor becomes the peer's. */

@@ -66,10 +66,12 @@ struct ckpt_xport_ops {
      * asks for that, or not any more. NULL: they never do, or need no permission. */
     void (*permit)(struct ckpt_xport *x, bool on);
     /* Give up all transfers. False: some buffers may still be touched, and must be kept for ever.
-     */
+     * Afterwards no data is posted before renew. */
     bool (*cancel)(struct ckpt_xport *x);
+    /* A load has failed on all ranks, and all call this after cancel and before the next one: what
+     * was left of the old transfers must not be taken for new ones. NULL: nothing to do. */
+    void (*renew)(struct ckpt_xport *x);
     void (*free)(struct ckpt_xport *x);
-    bool one_shot; /* after cancel it is good for control messages only */
 };
 
 /* Members embed this first. */

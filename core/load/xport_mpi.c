@@ -12,7 +12,10 @@
 #include "base/err.h"
 #include "load/xport.h"
 
-enum { TAG_DATA = 1, TAG_CTL = 2, NAP_US = 50, SPINS = 200, GRACE_MS = 2000 };
+enum { NAP_US = 50, SPINS = 200, GRACE_MS = 2000 };
+
+/* The tag of data, and those above it: each renewal takes the next one. */
+enum { TAG_CTL = 1, TAG_DATA = 2, LAST_TAG = 32767 };
 
 /* A control message that is being sent. */
 struct outgoing {
@@ -28,6 +31,7 @@ struct xport_mpi {
     struct ckpt_xfer *active;
     struct outgoing *outgoing;
     uint32_t idle; /* turns without news */
+    int data_tag;
 };
 
 static struct xport_mpi *self(struct ckpt_xport *x) { return (struct xport_mpi *)x; }
@@ -84,8 +88,8 @@ static int mpi_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
         free(request);
         return -1;
     }
-    rc = t->send ? MPI_Isend(t->buf, count, type, (int)t->peer, TAG_DATA, m->comm, request)
-                 : MPI_Irecv(t->buf, count, type, (int)t->peer, TAG_DATA, m->comm, request);
+    rc = t->send ? MPI_Isend(t->buf, count, type, (int)t->peer, m->data_tag, m->comm, request)
+                 : MPI_Irecv(t->buf, count, type, (int)t->peer, m->data_tag, m->comm, request);
     if (type != MPI_BYTE)
         (void)MPI_Type_free(&type);
     if (rc != MPI_SUCCESS) {
@@ -224,6 +228,14 @@ static bool mpi_cancel(struct ckpt_xport *x)
     return clean;
 }
 
+/* Sends that nobody has taken stay where they are: new receives have another tag. */
+static void mpi_renew(struct ckpt_xport *x)
+{
+    struct xport_mpi *m = self(x);
+
+    m->data_tag = m->data_tag < LAST_TAG ? m->data_tag + 1 : TAG_DATA;
+}
+
 static void mpi_free(struct ckpt_xport *x)
 {
     struct xport_mpi *m = self(x);
@@ -250,8 +262,8 @@ static const struct ckpt_xport_ops mpi_ops = {
     .ctl_send = mpi_ctl_send,
     .ctl_recv = mpi_ctl_recv,
     .cancel = mpi_cancel,
+    .renew = mpi_renew,
     .free = mpi_free,
-    .one_shot = true,
 };
 
 static int make(MPI_Comm mpi, bool finalize, struct ckpt_xport **ret, struct ckpt_err *err)
@@ -281,6 +293,7 @@ static int make(MPI_Comm mpi, bool finalize, struct ckpt_xport **ret, struct ckp
     (void)MPI_Comm_rank(m->comm, &rank);
     (void)MPI_Comm_size(m->comm, &size);
     m->finalize = finalize;
+    m->data_tag = TAG_DATA;
     m->x = (struct ckpt_xport){.ops = &mpi_ops,
                                .rank = (uint32_t)rank,
                                .size = (uint32_t)size,

@@ -26,7 +26,8 @@ enum { ABORT_MS = 10000 };
 
 struct nccl_device {
     struct ckpt_cuda cuda;
-    ncclComm_t comm; /* NULL: one rank alone, or given up */
+    ncclComm_t comm; /* made by the first load that exchanges something; NULL: none, or given up */
+    bool stuck;      /* its work did not end after a load failed */
 };
 
 struct xport_nccl {
@@ -165,10 +166,12 @@ static bool nccl_drain(struct ckpt_device *d)
     struct nccl_device *n = of(d);
     int before;
 
+    n->stuck = true;
     if (!give_up(n, false) || ckpt_cuda_enter(&n->cuda, &before, NULL) < 0)
         return false;
     bool clean = ckpt_cuda_drain(&n->cuda);
     ckpt_cuda_leave(&n->cuda, before);
+    n->stuck = !clean;
     return clean;
 }
 
@@ -183,6 +186,62 @@ static void nccl_unref(struct ckpt_device *d)
         device_free(of(d));
 }
 
+/* ---- communicators ---- */
+
+/* A communicator that does not block, so that making it ends in time, too: splitting the caller's,
+ * if that one blocks, would wait for a rank that has failed without end. 1: another rank has
+ * failed. */
+static int own_comm(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUniqueId *id,
+                    struct ckpt_err *err)
+{
+    const uint64_t until = ckpt_now_ms() + ckpt_nccl_meet_ms();
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+
+    config.blocking = 0;
+    ncclResult_t rc = ncclCommInitRankConfig(&n->comm, (int)ckpt_comm_size(ctl), *id,
+                                             (int)ckpt_comm_rank(ctl), &config);
+    if (!ckpt_nccl_good(rc))
+        return ckpt_nccl_failed(NULL, rc, "making a communicator", err);
+    return ckpt_nccl_settle(n->comm, ctl, until, "making a communicator", err);
+}
+
+static int new_id(struct ckpt_comm *ctl, ncclUniqueId *ret, struct ckpt_err *err)
+{
+    memset(ret, 0, sizeof *ret);
+    if (ckpt_comm_rank(ctl) != 0)
+        return 0;
+    const ncclResult_t rc = ncclGetUniqueId(ret);
+    return rc == ncclSuccess ? 0 : ckpt_nccl_failed(NULL, rc, "a new communicator", err);
+}
+
+/* It is kept for later loads; after a failure, which aborts it on all ranks, there is a new one. */
+static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl, struct ckpt_err *err)
+{
+    struct nccl_device *n = of(d);
+    ncclUniqueId id;
+    int before, rc = 0;
+
+    if (n->comm || ckpt_comm_size(ctl) == 1)
+        return 0;
+    if (n->stuck)
+        rc = ckpt_fail(err, CKPT_IO, "CUDA device %d is still busy with the load that failed",
+                       n->cuda.number);
+    if (rc == 0)
+        rc = new_id(ctl, &id, err);
+    if (ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err) < 0 ||
+        ckpt_comm_share(ctl, 0, &id, sizeof id, ckpt_nccl_meet_ms(), err) < 0)
+        return -1;
+    rc = ckpt_cuda_enter(&n->cuda, &before, err);
+    if (rc == 0) {
+        rc = own_comm(n, ctl, &id, err) < 0 ? -1 : 0;
+        ckpt_cuda_leave(&n->cuda, before);
+    }
+    rc = ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err);
+    if (rc < 0)
+        (void)give_up(n, false);
+    return rc;
+}
+
 static const struct ckpt_device_ops device_ops = {
     .adopt = ckpt_cuda_adopt,
     .alloc = ckpt_cuda_alloc,
@@ -191,6 +250,7 @@ static const struct ckpt_device_ops device_ops = {
     .unpin = ckpt_cuda_unpin,
     .reaches = ckpt_cuda_reaches,
     .fetch = ckpt_cuda_fetch,
+    .connect = nccl_connect,
     .begin = ckpt_cuda_begin,
     .upload = ckpt_cuda_upload,
     .fence = ckpt_cuda_fence,
@@ -255,6 +315,12 @@ static bool nccl_cancel(struct ckpt_xport *x)
     return d->ops->drain(d) && clean;
 }
 
+static void nccl_renew(struct ckpt_xport *x)
+{
+    if (control(x)->ops->renew)
+        control(x)->ops->renew(control(x));
+}
+
 static void nccl_free(struct ckpt_xport *x)
 {
     struct xport_nccl *n = (struct xport_nccl *)x;
@@ -274,28 +340,11 @@ static const struct ckpt_xport_ops nccl_ops = {
     .ctl_recv = nccl_ctl_recv,
     .gone = nccl_gone,
     .cancel = nccl_cancel,
+    .renew = nccl_renew,
     .free = nccl_free,
-    .one_shot = true,
 };
 
 /* ---- making it ---- */
-
-/* A communicator that does not block, so that making it ends in time, too: splitting the caller's,
- * if that one blocks, would wait for a rank that has failed without end. 1: another rank has
- * failed. */
-static int own_comm(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUniqueId *id,
-                    struct ckpt_err *err)
-{
-    const uint64_t until = ckpt_now_ms() + ckpt_nccl_meet_ms();
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-
-    config.blocking = 0;
-    ncclResult_t rc = ncclCommInitRankConfig(&n->comm, (int)ckpt_comm_size(ctl), *id,
-                                             (int)ckpt_comm_rank(ctl), &config);
-    if (!ckpt_nccl_good(rc))
-        return ckpt_nccl_failed(NULL, rc, "making a communicator", err);
-    return ckpt_nccl_settle(n->comm, ctl, until, "making a communicator", err);
-}
 
 /* Do the ranks of a communicator match ours? */
 static int check_theirs(const struct ckpt_nccl *how, struct ckpt_comm *ctl, int number,
@@ -322,34 +371,17 @@ static int check_theirs(const struct ckpt_nccl *how, struct ckpt_comm *ctl, int 
     return 0;
 }
 
-/* All ranks have a device, and a communicator if there is more than one. */
+/* All ranks have a device. */
 static int meet(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_comm *ctl,
                 struct ckpt_err *err)
 {
-    ncclUniqueId id;
     uint32_t ms;
     int rc = ckpt_comm_meet_ms(&ms, err);
 
-    memset(&id, 0, sizeof id);
     if (rc == 0)
         rc = ckpt_cuda_init(&n->cuda, how->device, how->stream, err);
     if (rc == 0 && how->comm)
         rc = check_theirs(how, ctl, n->cuda.number, err);
-    if (rc == 0 && ckpt_comm_rank(ctl) == 0 && ckpt_comm_size(ctl) > 1) {
-        ncclResult_t got = ncclGetUniqueId(&id);
-        rc = got == ncclSuccess ? 0 : ckpt_nccl_failed(NULL, got, "a new communicator", err);
-    }
-    if (ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err) < 0 ||
-        ckpt_comm_share(ctl, 0, &id, sizeof id, ckpt_nccl_meet_ms(), err) < 0)
-        return -1;
-    if (ckpt_comm_size(ctl) > 1) {
-        int before;
-        rc = ckpt_cuda_enter(&n->cuda, &before, err);
-        if (rc == 0) {
-            rc = own_comm(n, ctl, &id, err) < 0 ? -1 : 0;
-            ckpt_cuda_leave(&n->cuda, before);
-        }
-    }
     return ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err);
 }
 

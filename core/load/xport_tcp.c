@@ -474,6 +474,26 @@ static bool tcp_cancel(struct ckpt_xport *x)
     return true;
 }
 
+/* Data connections are made anew when they are needed. Our word changes, too: a peer that still
+ * reads for the load that failed must not find the old one. */
+static void tcp_renew(struct ckpt_xport *x)
+{
+    struct ckpt_xport_tcp *m = self(x);
+
+    m->cancelled = false;
+    m->renewed++;
+    if (m->tcp)
+        atomic_store(&m->tcp->word, m->tcp->first + m->renewed);
+    for (size_t i = 0; i < m->active.len; i++) {
+        struct ckpt_tcp_peer *p = m->active.ptr[i];
+        p->state = p->gone ? CKPT_TCP_CLOSED : CKPT_TCP_UNCONNECTED;
+        p->since_ms = p->retry_ms = 0;
+        p->sealed = false;
+        p->near.nsend = p->near.nrecv = 0;
+        p->near.is = p->near.lost = p->near.failed = false;
+    }
+}
+
 /* ---- life ---- */
 
 static bool any_outgoing(const struct ckpt_xport_tcp *m)
@@ -552,8 +572,8 @@ static const struct ckpt_xport_ops tcp_ops = {
     .why_gone = tcp_why_gone,
     .permit = ckpt_tcp_permit,
     .cancel = tcp_cancel,
+    .renew = tcp_renew,
     .free = tcp_free,
-    .one_shot = true,
 };
 
 int ckpt_tcp_new(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, struct ckpt_xport_tcp **ret,

@@ -19,6 +19,9 @@
  * - Memory other than the destinations stays within options.host_bytes. A plan that needs more is
  *   refused.
  *
+ * - A comm serves any number of loads, one after the other, also after a load that has failed on
+ *   all ranks, as long as none of them is gone.
+ *
  * Functions return 0, or -1 with *err filled, unless they say otherwise. A comm and its loads must
  * be used by one thread at a time; different comms are independent. A function marked COLLECTIVE
  * must be called by all ranks of the comm, in the same order. No MPI, NCCL or CUDA type appears in

@@ -30,8 +30,9 @@ struct ckpt_nccl {
 
 /* COLLECTIVE. Turn a comm over host memory into one over device memory. `control` is a comm over
  * MPI, TCP, threads or one process; on success the new comm owns it and uses it for small messages.
- * The same ranks create a NCCL communicator that only loads use: a non-blocking one, which is
- * aborted after a failure; its unique id is sent over `control`. control may be NULL if how->comm
+ * The first load that sends something between ranks creates a NCCL communicator that only loads
+ * use, and later loads keep it: a non-blocking one, which is aborted after a failure, so that the
+ * next load creates another; its unique id is sent over `control`. control may be NULL if how->comm
  * is given: then a TCP comm is made whose addresses are exchanged over how->comm and how->stream.
  * If ranks are missing, the call fails after CKPTFS_MEET_TIMEOUT seconds (default: 300); operations
  * on how->comm may still be waiting for them then.

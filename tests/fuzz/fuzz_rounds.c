@@ -231,7 +231,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             between_ops.fetch = between_fetch;
             between_ops.fetched = between_fetched;
         }
-        between_ops.one_shot = x[r]->ops->one_shot;
         *b = (struct between){{.ops = &between_ops, .rank = r, .size = RANKS}, x[r]};
         rank[r] = (struct rank){.view = view, .number = r};
         MUST(ckpt_comm_wrap(&b->x, &rank[r].comm, &err) == 0);

@@ -2,14 +2,15 @@
 /* One rank (or, with threads, all) of loads into device memory; every byte is copied back and
  * compared with a load into host memory by this rank alone. For real devices and for the double.
  *
- *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-knsw] RUN --
+ *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-knrsw] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
  * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
  * and a stream of ours; -m FILE is where its id passes), alone (the same, and nothing else), or
  * threads=N. -x: that rank cancels each load after so long. -k: keep what loads that fail had, and
- * our communicator. -n: the communicator of ours does not block. RUN may have a %r: the rank. Rank
- * 0 prints a line for each load; one that failed, every rank, and the exit status is 1. */
+ * our communicator. -r: the comm of a load that failed serves the next one. -n: the communicator of
+ * ours does not block. RUN may have a %r: the rank. Rank 0 prints a line for each load; one that
+ * failed, every rank, and the exit status is 1. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -43,7 +44,7 @@ struct world {
     size_t njob;
     uint32_t cancel_rank, cancel_ms;
     unsigned busy_s;
-    bool keep, nonblocking, stray_stream, combined;
+    bool keep, nonblocking, reuse, stray_stream, combined;
 };
 
 struct rank {
@@ -437,6 +438,7 @@ static void be_busy(void *arg)
 static void *run_rank(void *arg)
 {
     struct rank *r = arg;
+    const struct world *w = r->w;
     bool any = false;
 
     cuda(cudaSetDevice(r->device), "a device");
@@ -449,8 +451,10 @@ static void *run_rank(void *arg)
         any = true;
         (void)printf("%s rank %u: %s: %s\n", r->w->job[i].layout, r->number,
                      ckpt_code_name(err.code), err.text);
-        ckpt_comm_free(r->comm); /* the next job has a new one */
-        r->comm = NULL;
+        if (!w->reuse) {
+            ckpt_comm_free(r->comm); /* the next job has a new one */
+            r->comm = NULL;
+        }
         if (r->theirs && !r->w->keep && theirs_works(r))
             (void)printf("rank %u: the caller's communicator works\n", r->number);
         (void)fflush(stdout);
@@ -550,7 +554,7 @@ int main(int argc, char **argv)
 
     if (ckpt_options_new(&w.options, &err) < 0)
         die("options", err.text);
-    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:knsw")) != -1) {
+    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:knrsw")) != -1) {
         if (opt == 'c')
             w.how = optarg;
         else if (opt == 'o')
@@ -565,6 +569,8 @@ int main(int argc, char **argv)
             w.keep = true;
         else if (opt == 'n')
             w.nonblocking = true;
+        else if (opt == 'r')
+            w.reuse = true;
         else if (opt == 'b')
             w.busy_s = (unsigned)atoi(optarg);
         else if (opt == 's')

@@ -232,6 +232,21 @@ def the_callers_communicator(_):
                 assert [load["layout"] for load in result.loads()] == ["random"], result
 
 
+def the_same_comm_again(_):
+    """After a load that failed, the next one on the same comm has a new communicator."""
+    for fault in ("ncclBroadcast:rank=1:after=1:times=1:error", "ncclBroadcast:rank=0:after=1:times=1:hang", "cudaMemcpyAsync:rank=2:times=1:error"):
+        result, _ = go(["-r", LLAMA, "--", ALL, ALL, "random:once"], fault)
+        assert len(result.told) == N and [load["layout"] for load in result.loads()] == ["dp=3", "random"], (fault, result)
+
+
+def communicators_that_are_needed(_):
+    """They are made where something is exchanged, and kept for the next load."""
+    result, _ = go([LLAMA, "--", "fsdp=3:each", "dp=3:each"], "ncclCommInitRankConfig:rank=0:error")
+    assert result.good and len(list(result.loads())) == 2, result
+    result, _ = go([LLAMA, "--", "dp=3:each", ALL, "pp=3:once"], "ncclCommInitRankConfig:rank=0:after=1:error")
+    assert result.good and len(list(result.loads())) == 3, result
+
+
 def threads_of_one_process(_):
     result, _ = go([LLAMA, "--", ALL], "ncclBroadcast:after=1:times=1:error", launch=threads)
     same_error(result, r"^peer: rank \d: NCCL: an exchange: internal error")
@@ -240,7 +255,7 @@ def threads_of_one_process(_):
 def main():
     both = [reads_that_fail, checkpoints_that_differ, cancelled]
     ordered = [calls_that_fail, out_of_memory, communicators_that_fail, a_timeout_that_is_no_number, given_communicators, a_communicator_that_waits, misuse, stuck_collectives, stopped_devices, callers_with_work_of_their_own, killed_ranks, the_callers_communicator,
-               threads_of_one_process]
+               the_same_comm_again, communicators_that_are_needed, threads_of_one_process]
     cases = [(t.__name__, lambda t=t: t(False)) for t in both + ordered]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in both]

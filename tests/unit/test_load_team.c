@@ -9,6 +9,7 @@
 #include <ckptfs/load.h>
 
 #include "base/err.h"
+#include "load/seal.h"
 #include "test.h"
 
 enum { MOST = 64, MEET_MS = 20000, DEADLINE_MS = 20000 };
@@ -271,6 +272,63 @@ TEST(load, a_plan_that_is_refused_leaves_the_comm_whole)
     ckpt_view_release(view);
 }
 
+/* A load that fails on all ranks: one cancels it at once, or has no memory for a want. */
+static int load_badly(struct member *m, bool starts)
+{
+    struct loading l;
+    int rc = loading_begin(m, "dp=4", NULL, &l);
+
+    if (rc == 0 && m->rank == 1 && !starts)
+        rc = ckpt_load_set_dest(l.load, 0, &(struct ckpt_dest){0}, &m->err);
+    if (rc == 0)
+        rc = ckpt_load_plan(l.load, &m->err);
+    if (rc == 0)
+        rc = ckpt_load_start(l.load, &m->err);
+    if (rc == 0 && m->rank == 1)
+        ckpt_load_cancel(l.load);
+    if (rc == 0)
+        rc = ckpt_load_wait(l.load, UINT32_MAX, &m->err);
+    loading_end(&l);
+    return rc;
+}
+
+static void play_again(struct member *m)
+{
+    static const struct ckpt_load_options opt = {.host_bytes = 400 << 10};
+
+    for (int i = 0; i < 8 && m->rc == 0; i++) {
+        const bool starts = i % 2;
+        struct ckpt_err *e = &m->err;
+        m->rc = load_badly(m, starts);
+        if (m->rc == 0 || e->code != (starts ? CKPT_CANCELLED : CKPT_USAGE) ||
+            !strstr(e->text, "rank 1")) {
+            m->rc = -1;
+            return;
+        }
+        memset(e, 0, sizeof *e);
+        m->rc = load_once(m, i % 4 < 2 ? "dp=4" : "tp=2,pp=2", &opt);
+    }
+}
+
+TEST(load, a_comm_serves_loads_after_one_that_failed)
+{
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
+    struct member m[MOST];
+
+    for (int tcp = 0; tcp < 3; tcp++) {
+        bool sealed;
+        if (tcp == 2) /* with seals, where they can be */
+            (void)setenv("CKPTFS_SECRET", "sixteen characters at least", 1);
+        if (ckpt_seal_wanted(&sealed, NULL) < 0)
+            (void)unsetenv("CKPTFS_SECRET");
+        team(tcp, 4, view, 0, play_again, m);
+        (void)unsetenv("CKPTFS_SECRET");
+        check_good(m, 4);
+        CHECK(m[0].stats.unique_bytes > 0);
+    }
+    ckpt_view_release(view);
+}
+
 static void play_budget(struct member *m)
 {
     struct ckpt_load_options opt = {.host_bytes = 1000, .verify = m->step & 1};
@@ -435,5 +493,6 @@ TEST(load, ranks_connect_to_those_that_they_talk_to)
 
 TESTS(T(load, ranks_connect_to_those_that_they_talk_to), T(load, one_comm_serves_many_loads),
       T(load, a_plan_that_is_refused_leaves_the_comm_whole),
+      T(load, a_comm_serves_loads_after_one_that_failed),
       T(load, the_least_budget_that_an_error_names_is_enough),
       T(load, who_leaves_is_missed_at_once), T(load, cancelled_from_another_thread_ends_everywhere))

@@ -48,7 +48,7 @@ class Comm:
                 loads go straight to device memory; else `device` is None afterwards: through the host
     timeout_ms  how long to wait for another rank, from the first call
 
-    `rank`, `size`, `ranks` ({global rank: rank here}). After a load that failed while it ran, on all ranks, make another. CkptError: "timeout" or
+    `rank`, `size`, `ranks` ({global rank: rank here}). It serves after a load that failed, too. CkptError: "timeout" or
     "peer": a rank did not come; "usage": it is closed, or this process was forked. ValueError: this process is not in the group."""
 
     def __init__(self, group: torch.distributed.ProcessGroup | Literal[False] | None = None, device: int | None = None,
