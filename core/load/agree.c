@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From every rank's wants to one plan that all agree on. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,249 +9,100 @@
 #include "base/ckd.h"
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
 #include "load/comm.h"
 #include "load/device.h"
+#include "load/job.h"
 #include "load/load_inner.h"
-#include "load/near.h"
 #include "load/policy.h"
 #include "load/same.h"
 #include "tensor/strided.h"
 
-enum { HELLO_FILES = 1024 }; /* whose sizes are told, to name the one that differs */
-
-/* ---- round 1: who is here ---- */
-
-enum { STEP_TEXT = 128 };
-
-struct hello { /* then the sizes of the first files, uint64_t */
-    unsigned char checkpoint[16];
-    char step[STEP_TEXT]; /* its name, or the beginning of that */
-    uint64_t step_hash;
-    uint64_t wants_lo, wants_hi, node, options, files;
-    double resident, bytes; /* of the files that this rank looked at */
-    uint32_t shared, version;
-    uint32_t far;     /* does not read the memory of all ranks of its node */
-    uint32_t renewed; /* how often the transport was renewed */
-};
-
-struct hello_answer { /* then class_of[], node[], first rank of each class[], all uint32_t */
-    uint32_t nclass, nnode;
-    double hot;
-    uint32_t shared, copies; /* copies: not all ranks have the very same files */
-    uint32_t far, unused;
-};
-
-/* In which file do two checkpoints differ? By size; false: in none that was told. */
-static bool fail_file(const struct ckpt_load *load, uint32_t r, const unsigned char *data,
-                      size_t len, struct ckpt_err *err)
-{
-    const struct ckpt_catalog *cat = load->view->cat;
-
-    for (size_t i = 0; i < cat->sources.len && (i + 1) * sizeof(uint64_t) <= len; i++) {
-        uint64_t size;
-        memcpy(&size, data + i * sizeof size, sizeof size);
-        if (size == cat->sources.ptr[i]->size)
-            continue;
-        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(cat->sources.ptr[i]);
-        (void)ckpt_fail(err, CKPT_CONFLICT,
-                        "rank %" PRIu32 " sees another checkpoint than rank 0: '%s' has %" PRIu64
-                        " bytes here, its like there %" PRIu64,
-                        r, name ? name : "a file", cat->sources.ptr[i]->size, size);
-        return true;
-    }
-    return false;
-}
-
-static int compare_hello(uint32_t r, const struct hello *a, const struct hello *b,
-                         struct ckpt_err *err)
-{
-    if (a->version != b->version)
-        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs", r);
-    if (a->step_hash != b->step_hash)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "rank %" PRIu32 " loads '%.*s', rank 0 '%.*s': all ranks must load the "
-                         "same step, and copies of it must have the same name",
-                         r, STEP_TEXT - 1, b->step, STEP_TEXT - 1, a->step);
-    if (memcmp(a->checkpoint, b->checkpoint, sizeof a->checkpoint) != 0)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "rank %" PRIu32 " sees another checkpoint than rank 0, or another view "
-                         "of it: other tensors, shapes, dtypes, files or computed values",
-                         r);
-    if (a->options != b->options)
-        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " was given other options than rank 0",
-                         r);
-    if (a->renewed != b->renewed)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "the last load failed on rank 0 or on rank %" PRIu32
-                         ", but not on both: make a new comm",
-                         r);
-    return 0;
-}
-
-/* Number equal keys in the order of their first rank; *ret_n: how many there are. */
-static int number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
-                       uint32_t *ret_n)
-{
-    struct ckpt_map map = {0};
-    bool new;
-
-    *ret_n = 0;
-    for (uint32_t r = 0; r < n; r++) {
-        if (ckpt_map_put(&map, (const char *)key[r], sizeof key[r], *ret_n, &ret[r], &new) < 0) {
-            ckpt_map_release(&map);
-            return -1;
-        }
-        if (new)
-            first[(*ret_n)++] = r;
-    }
-    ckpt_map_release(&map);
-    return 0;
-}
-
-/* The part of the files that is in the page cache of the node that has the least of them. */
-static int least_resident(const struct ckpt_residency *of, uint32_t n, const uint32_t *node_of,
-                          uint32_t nnode, double *ret, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) struct ckpt_residency *node = calloc(nnode, sizeof *node);
-
-    if (!node)
-        return ckpt_nomem(err);
-    for (uint32_t r = 0; r < n; r++) {
-        node[node_of[r]].resident += of[r].resident;
-        node[node_of[r]].bytes += of[r].bytes;
-    }
-    *ret = 1;
-    for (uint32_t k = 0; k < nnode; k++) {
-        const double part = ckpt_residency_part(&node[k]);
-        *ret = part < *ret ? part : *ret;
-    }
-    return 0;
-}
-
-static int judge_hello(void *ctx, const unsigned char *const *data, const size_t *len,
-                       struct ckpt_str *answer, struct ckpt_err *err)
-{
-    const struct ckpt_load *load = ctx;
-    const uint32_t n = load->comm->x->size;
-    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc(n * sizeof *key);
-    ckpt_cleanup(ckpt_freep) uint64_t(*node)[2] = malloc(n * sizeof *node);
-    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(4 * (size_t)n * sizeof *number);
-    ckpt_cleanup(ckpt_freep) struct ckpt_residency *residency = calloc(n, sizeof *residency);
-    struct hello first = {0};
-    struct hello_answer a = {0};
-
-    if (!key || !node || !number || !residency)
-        return ckpt_nomem(err);
-    for (uint32_t r = 0; r < n; r++) {
-        struct hello h;
-        if (len[r] < sizeof h)
-            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
-                             r);
-        memcpy(&h, data[r], sizeof h);
-        if (r == 0)
-            first = h;
-        if (memcmp(h.checkpoint, first.checkpoint, sizeof h.checkpoint) != 0 &&
-            fail_file(load, r, data[r] + sizeof h, len[r] - sizeof h, err))
-            return -1;
-        if (compare_hello(r, &first, &h, err) < 0)
-            return -1;
-        key[r][0] = h.wants_lo;
-        key[r][1] = h.wants_hi;
-        node[r][0] = h.node;
-        node[r][1] = 0;
-        residency[r] = (struct ckpt_residency){h.resident, h.bytes, h.shared != 0};
-        a.shared |= h.shared;
-        a.copies |= h.files != first.files;
-        a.far |= h.far;
-    }
-    uint32_t *class_of = number, *node_of = number + n, *rep = number + 2 * (size_t)n;
-    if (number_keys((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
-        number_keys((const uint64_t(*)[2])node, n, node_of, rep + n, &a.nnode) < 0)
-        return ckpt_nomem(err);
-    if (least_resident(residency, n, node_of, a.nnode, &a.hot, err) < 0)
-        return -1;
-    ckpt_str_append(answer, (const char *)&a, sizeof a);
-    ckpt_str_append(answer, (const char *)class_of, n * sizeof *class_of);
-    ckpt_str_append(answer, (const char *)node_of, n * sizeof *node_of);
-    ckpt_str_append(answer, (const char *)rep, a.nclass * sizeof *rep);
-    return answer->failed ? ckpt_nomem(err) : 0;
-}
-
-/* ---- round 2: what they want ---- */
-
-struct tables_ctx {
-    uint32_t nclass;
-    const uint32_t *rep;
-};
+/* ---- what all ranks want ---- */
 
 static int judge_tables(void *ctx, const unsigned char *const *data, const size_t *len,
                         struct ckpt_str *answer, struct ckpt_err *err)
 {
-    const struct tables_ctx *t = ctx;
+    const struct ckpt_job *job = ctx;
 
-    for (uint32_t c = 0; c < t->nclass; c++) {
-        const uint64_t n = len[t->rep[c]];
+    for (uint32_t c = 0; c < job->nclass; c++) {
+        const uint64_t n = len[job->first_of[c]];
         ckpt_str_append(answer, (const char *)&n, sizeof n);
-        ckpt_str_append(answer, (const char *)data[t->rep[c]], n);
+        ckpt_str_append(answer, (const char *)data[job->first_of[c]], n);
     }
     return answer->failed ? ckpt_nomem(err) : 0;
 }
 
-/* This rank's own table as bytes: what it gets back must be the same. */
-struct own_table {
-    const unsigned char *data;
-    size_t len;
-};
-
-/* Takes class_of. */
-static int parse_tables(struct ckpt_load *load, const unsigned char *data, size_t len,
-                        const struct own_table *own, uint32_t *class_of, uint32_t nclass,
-                        struct ckpt_err *err)
+/* All classes' tables, one after the other, each with its length in front. That of this rank must
+ * be what it said. */
+static int parse_tables(const struct ckpt_load *load, const struct ckpt_table *all,
+                        const struct ckpt_table *own, const struct ckpt_job *job,
+                        struct ckpt_wants *ret, struct ckpt_err *err)
 {
-    const uint32_t nrank = load->comm->x->size;
-    struct ckpt_wants *table = calloc(nclass, sizeof *table);
-    struct ckpt_roster *roster = calloc(1, sizeof *roster);
-    int rc = table && roster ? 0 : ckpt_nomem(err);
+    const unsigned char *data = all->data;
+    size_t left = all->len;
 
-    for (uint32_t c = 0; c < nclass && rc == 0; c++) {
+    for (uint32_t c = 0; c < job->nclass; c++) {
         uint64_t n = 0;
-        if (len < sizeof n)
-            rc = ckpt_fail(err, CKPT_FORMAT, "the wants of all ranks are cut short");
-        else
+        if (left >= sizeof n)
             memcpy(&n, data, sizeof n);
-        if (rc == 0 && n > len - sizeof n)
-            rc = ckpt_fail(err, CKPT_FORMAT, "the wants of all ranks are cut short");
-        if (rc == 0 && c == class_of[load->comm->x->rank] &&
-            (n != own->len || memcmp(data + sizeof n, own->data, n) != 0))
-            rc = ckpt_fail(err, CKPT_FORMAT, "rank 0 sent other wants than this rank's");
-        if (rc == 0)
-            rc = ckpt_wants_parse(data + sizeof n, n, load->view->cat, nrank, &table[c], err);
-        if (rc == 0) {
-            data += sizeof n + n;
-            len -= sizeof n + n;
-        }
+        if (left < sizeof n || n > left - sizeof n)
+            return ckpt_fail(err, CKPT_FORMAT, "the wants of all ranks are cut short");
+        data += sizeof n;
+        if (c == job->class_of[load->comm->x->rank] &&
+            (n != own->len || memcmp(data, own->data, n) != 0))
+            return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent other wants than this rank's");
+        if (ckpt_wants_parse(data, n, load->view->cat, load->comm->x->size, &ret[c], err) < 0)
+            return -1;
+        data += n;
+        left -= sizeof n + n;
     }
-    if (rc == 0) {
-        rc = ckpt_roster_init(roster, load->view->cat, nrank, class_of, table, nclass, err);
-        table = NULL;
-        class_of = NULL;
-    }
+    return 0;
+}
+
+/* What all ranks want, of which each class tells its own. */
+static int take_tables(struct ckpt_load *load, const struct ckpt_table *all,
+                       const struct ckpt_table *own, struct ckpt_job *job, struct ckpt_err *err)
+{
+    struct ckpt_wants *table = calloc(job->nclass, sizeof *table);
+    struct ckpt_roster *roster = calloc(1, sizeof *roster);
+    int rc = table && roster ? parse_tables(load, all, own, job, table, err) : ckpt_nomem(err);
+
     if (rc < 0) {
-        for (uint32_t c = 0; table && c < nclass; c++)
+        for (uint32_t c = 0; table && c < job->nclass; c++)
             ckpt_wants_release(&table[c]);
         free(table);
-        free(class_of);
+    } else {
+        rc = ckpt_roster_init(roster, load->view->cat, load->comm->x->size,
+                              ckpt_steal(&job->class_of), table, job->nclass, err);
+    }
+    if (rc < 0) {
         free(roster);
         return -1;
     }
     load->parts.roster = roster;
+    load->wanted = XXH3_64bits(all->data, all->len) | 1;
     return 0;
 }
 
-/* ---- round 3: the same plan? does it fit? ---- */
+static int exchange_wants(struct ckpt_load *load, const struct ckpt_table *own,
+                          struct ckpt_job *job, struct ckpt_err *err)
+{
+    const uint32_t self = load->comm->x->rank;
+    struct ckpt_round round = {.judge = judge_tables, .ctx = job};
+    const bool mine = job->first_of[job->class_of[self]] == self;
+    struct ckpt_table all = {0};
+
+    if (ckpt_round_run(&round, load->comm, 0, mine ? own->data : NULL, mine ? own->len : 0,
+                       load->opt.exchange_timeout_ms, &all.data, &all.len, err) < 0)
+        return -1;
+    int rc = take_tables(load, &all, own, job, err);
+    free(all.data);
+    return rc;
+}
+
+/* ---- the same plan? does it fit? ---- */
 
 /* What the members of a group must agree on. */
 struct group_digest {
@@ -449,8 +299,7 @@ static int connect_device(struct ckpt_load *load, struct ckpt_err *err)
 
 /* With AUTO, ranks that can't share what they read (nothing fits) share less. All ranks come to the
  * same end: what does not fit on one fits on none. */
-static int choose(struct ckpt_load *load, const struct hello_answer *a, const uint32_t *node,
-                  struct ckpt_err *err)
+static int choose(struct ckpt_load *load, const struct ckpt_job *job, struct ckpt_err *err)
 {
     const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     struct ckpt_policy_input in = {.opt = &load->opt, .cpus = cpus > 0 ? (uint32_t)cpus : 1};
@@ -460,17 +309,17 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
     int rc;
 
     in.cost = (struct ckpt_cost_input){
-        .hot = a->hot, .shared = a->shared, .device = load->comm->x->device != NULL};
+        .hot = job->hot, .shared = job->shared, .device = load->comm->x->device != NULL};
     for (uint32_t r = 0; r < load->comm->x->size; r++)
-        in.local += node[r] == node[load->comm->x->rank];
-    if (ckpt_load_weigh(load->parts.roster, node, a->nnode, &in.cost, err) < 0 ||
+        in.local += job->node[r] == job->node[load->comm->x->rank];
+    if (ckpt_load_weigh(load->parts.roster, job->node, job->nnode, &in.cost, err) < 0 ||
         ckpt_policy_choose(&in, &policy, err) < 0 ||
         ckpt_load_needed(load->parts.roster, load->comm->x->rank, &load->needed_bytes, &stored,
                          err) < 0)
         return -1;
     load->rates = policy.rates;
     load->unique_bytes = in.cost.unique;
-    while ((rc = plan_for(load, &in, &policy, node, !a->far, &own)) < 0) {
+    while ((rc = plan_for(load, &in, &policy, job->node, !job->far, &own)) < 0) {
         enum ckpt_readers less = policy.readers;
         if (own.code != CKPT_LIMIT || load->opt.readers != CKPT_READERS_AUTO ||
             !ckpt_policy_less(&less))
@@ -484,114 +333,14 @@ static int choose(struct ckpt_load *load, const struct hello_answer *a, const ui
 
 /* ---- all of it ---- */
 
-static void make_hello(const struct ckpt_load *load, const unsigned char *table, size_t len,
-                       struct hello *h)
+static int agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
+                 struct ckpt_job *job, struct ckpt_err *err)
 {
-    XXH128_hash_t wants = XXH3_128bits(table, len);
-    const struct ckpt_load_options *opt = &load->opt;
-    const uint64_t number[6] = {opt->readers,      opt->host_bytes, opt->device_bytes,
-                                opt->window_bytes, opt->verify,     opt->direct};
-    const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
-                            opt->rates.page_cache,   opt->rates.copy,
-                            opt->rates.local_link,   opt->rates.network};
-    struct ckpt_residency residency;
-
-    memset(h, 0, sizeof *h);
-    ckpt_catalog_digest(load->view->cat, h->checkpoint);
-    (void)snprintf(h->step, sizeof h->step, "%s", load->view->name);
-    h->step_hash = XXH3_64bits(load->view->name, strlen(load->view->name));
-    h->wants_lo = wants.low64;
-    h->wants_hi = wants.high64;
-    h->node = ckpt_node_digest();
-    h->options = XXH3_64bits_withSeed(rate, sizeof rate, XXH3_64bits(number, sizeof number));
-    h->files = ckpt_catalog_files(load->view->cat);
-    ckpt_load_residency(load->view->cat, load->comm->x->rank, load->comm->x->size, &residency);
-    h->resident = residency.resident;
-    h->bytes = residency.bytes;
-    h->shared = residency.shared;
-    h->far = !load->comm->x->near;
-    h->renewed = load->comm->renewed;
-    h->version = 9;
-}
-
-static int exchange_wants(struct ckpt_load *load, const unsigned char *table, size_t len,
-                          const struct hello_answer *a, uint32_t *class_of, const uint32_t *rep,
-                          struct ckpt_err *err)
-{
-    const uint32_t self = load->comm->x->rank;
-    struct tables_ctx ctx = {a->nclass, rep};
-    struct ckpt_round round = {.judge = judge_tables, .ctx = &ctx};
-    const bool mine = rep[class_of[self]] == self;
-    unsigned char *answer = NULL;
-    size_t answer_len = 0;
-
-    if (ckpt_round_run(&round, load->comm, 0, mine ? table : NULL, mine ? len : 0,
-                       load->opt.exchange_timeout_ms, &answer, &answer_len, err) < 0) {
-        free(class_of);
+    if (ckpt_job_agree(load, rc, table, job, err) < 0 ||
+        (job->copies && ckpt_load_compare(load, err) < 0) ||
+        (!load->parts.roster && exchange_wants(load, table, job, err) < 0))
         return -1;
-    }
-    const struct own_table own = {table, len};
-    int rc = parse_tables(load, answer, answer_len, &own, class_of, a->nclass, err);
-    free(answer);
-    return rc;
-}
-
-/* Are all numbers of rank 0's answer in range? word: class_of[n], node[n], first rank[nclass]. */
-static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32_t n)
-{
-    if (a->nclass < 1 || a->nclass > n || a->nnode < 1 || a->nnode > n)
-        return false;
-    for (uint32_t r = 0; r < n; r++)
-        if (word[r] >= a->nclass || word[n + r] >= a->nnode)
-            return false;
-    for (uint32_t c = 0; c < a->nclass; c++)
-        if (word[2 * (size_t)n + c] >= n)
-            return false;
-    return true;
-}
-
-static int agree(struct ckpt_load *load, const unsigned char *table, size_t len,
-                 struct ckpt_err *err)
-{
-    const uint32_t n = load->comm->x->size;
-    const struct ckpt_catalog *cat = load->view->cat;
-    const size_t nfile = cat->sources.len < HELLO_FILES ? cat->sources.len : HELLO_FILES;
-    struct ckpt_round round = {.judge = judge_hello, .ctx = load};
-    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
-    ckpt_cleanup(ckpt_freep) unsigned char *message =
-        malloc(sizeof(struct hello) + nfile * sizeof(uint64_t));
-    struct hello_answer a;
-    struct hello h;
-    struct ckpt_err own = {0};
-    size_t got;
-
-    if (!message)
-        return ckpt_nomem(err);
-    make_hello(load, table, len, &h);
-    memcpy(message, &h, sizeof h);
-    for (size_t i = 0; i < nfile; i++)
-        memcpy(message + sizeof h + i * sizeof(uint64_t), &cat->sources.ptr[i]->size,
-               sizeof(uint64_t));
-    if (ckpt_round_run(&round, load->comm, 0, message, sizeof h + nfile * sizeof(uint64_t),
-                       load->opt.exchange_timeout_ms, &answer, &got, &own) < 0)
-        return ckpt_fail(err, own.code, "%s", own.text);
-    if (got < sizeof a)
-        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
-    memcpy(&a, answer, sizeof a);
-    if (got != sizeof a + (2 * (size_t)n + a.nclass) * sizeof(uint32_t))
-        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
-    const uint32_t *word = (const uint32_t *)(const void *)(answer + sizeof a);
-    if (!answer_ok(&a, word, n))
-        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
-    if (a.copies && ckpt_load_compare(load, err) < 0)
-        return -1;
-    uint32_t *class_of = malloc(n * sizeof *class_of);
-    if (!class_of)
-        return ckpt_nomem(err);
-    memcpy(class_of, word, n * sizeof *class_of);
-    if (exchange_wants(load, table, len, &a, class_of, word + 2 * (size_t)n, err) < 0)
-        return -1;
-    return choose(load, &a, word + n, err);
+    return choose(load, job, err);
 }
 
 /* What the user should know of the transport: once. */
@@ -604,30 +353,48 @@ static void show_remark(struct ckpt_load *load)
     x->remark = NULL;
 }
 
-int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err)
+int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
 {
     const uint64_t begin = ckpt_now_ns();
-    ckpt_cleanup(ckpt_freep) unsigned char *table = NULL;
-    size_t len;
+    struct ckpt_table own = {0};
+    struct ckpt_job job;
 
-    if (load->planned)
-        return ckpt_fail(err, CKPT_USAGE, "a load is planned once");
-    if (load->comm->busy)
-        return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
     ckpt_comm_renew(load->comm);
-    load->parts.view = load->view;
-    load->parts.comm = load->comm;
-    if (ckpt_wants_dump(&load->wants, &table, &len, err) < 0)
-        return -1;
     ckpt_comm_permit(load->comm, true); /* connections are made from now on */
-    if (agree(load, table, len, err) < 0) {
+    if (rc == 0)
+        rc = ckpt_wants_dump(&load->wants, &own.data, &own.len, err);
+    rc = agree(load, rc, &own, &job, err);
+    ckpt_job_release(&job);
+    free(own.data);
+    if (rc < 0) {
         ckpt_comm_permit(load->comm, false);
         return -1;
     }
     show_remark(load);
+    load->parts.view = load->view;
+    load->parts.comm = load->comm;
     load->parts.needed_bytes = load->needed_bytes;
     load->parts.unique_bytes = load->unique_bytes;
-    load->planned = true;
+    load->planned = load->ready = true;
     load->plan_ns = ckpt_now_ns() - begin;
     return 0;
+}
+
+/* A plan that failed leaves nothing behind. */
+static void drop_wanted(struct ckpt_load *load)
+{
+    if (load->parts.roster)
+        ckpt_roster_release(load->parts.roster);
+    free(ckpt_steal(&load->parts.roster));
+    load->wanted = 0;
+}
+
+int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err)
+{
+    if (load->planned)
+        return ckpt_fail(err, CKPT_USAGE, "a load is planned once; ckpt_load_reload plans again");
+    if (load->comm->busy)
+        return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
+    drop_wanted(load);
+    return ckpt_load_agree(load, 0, err);
 }

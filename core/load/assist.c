@@ -129,6 +129,8 @@ void ckpt_engine_hear(void *engine, uint32_t peer, const unsigned char *data, si
         on_assist(e, peer, data + sizeof head, len - sizeof head);
     else if (head.type == CKPT_CTL_ASSISTED)
         on_assisted(e, data, len);
+    else if (head.type == CKPT_CTL_PAUSE || head.type == CKPT_CTL_PAUSE_AT)
+        ckpt_pause_hear(e, head.type, data + sizeof head, len - sizeof head);
 }
 
 /* ---- sending ---- */

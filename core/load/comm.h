@@ -49,6 +49,8 @@ enum ckpt_ctl {
     CKPT_CTL_ABORT,
     CKPT_CTL_ASSIST, /* read this for me */
     CKPT_CTL_ASSISTED,
+    CKPT_CTL_PAUSE,    /* to the rank above: how far this rank and all below are */
+    CKPT_CTL_PAUSE_AT, /* to the ranks below: how far all go on */
 };
 
 struct ckpt_ctl_head {

@@ -46,7 +46,8 @@ struct ckpt_device_ops {
     /* COLLECTIVE. Make what exchanges need, or keep what the last load had; comm carries messages.
      * NULL: nothing is needed. */
     int (*connect)(struct ckpt_device *d, struct ckpt_comm *comm, struct ckpt_err *err);
-    /* A load begins: all work comes after what the caller has queued so far. */
+    /* A load begins, or goes on after a pause: what is queued from now on comes after what the
+     * caller has queued so far. The only one that is called from another thread than the pump's. */
     int (*begin)(struct ckpt_device *d, struct ckpt_err *err);
     /* Queue an upload from pinned memory. */
     int (*upload)(struct ckpt_device *d, void *dst, const void *src, size_t len,

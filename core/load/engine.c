@@ -18,7 +18,7 @@
 #include "run/checkpoint.h"
 #include "tensor/strided.h"
 
-enum { PUMP_SLEEP_MS = 20 };
+enum { PUMP_SLEEP_MS = 20, LONG_MS = 60 * 1000 };
 
 /* ---- memory ---- */
 
@@ -341,55 +341,67 @@ void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt
 
 /* ---- waiting ---- */
 
-/* Until the load is over, or a want has landed that was not taken (if `landed`). False: time is up.
- * Returns with the lock held. */
-static bool wait_for(struct ckpt_engine *e, uint32_t timeout_ms, bool landed)
+/* Sleep until there may be news, or the time is up: false. Without a thread for the pump, one of
+ * those who wait takes its turns. Returns with the lock held, as it is called. */
+static bool await_news(struct ckpt_engine *e, uint64_t until)
 {
-    const uint64_t until = ckpt_now_ms() + timeout_ms;
-    const struct timespec t = ckpt_deadline(timeout_ms);
+    const uint64_t now = ckpt_now_ms(), left = until > now ? until - now : 0;
+
+    if (e->has_pump || e->driving) {
+        const struct timespec t =
+            ckpt_deadline((uint32_t)ckpt_min_u64(left, e->has_pump ? LONG_MS : PUMP_SLEEP_MS));
+        (void)pthread_cond_timedwait(&e->news, &e->lock, &t);
+    } else {
+        e->driving = true;
+        (void)pthread_mutex_unlock(&e->lock);
+        (void)ckpt_pump_turn(e, (uint32_t)ckpt_min_u64(PUMP_SLEEP_MS, left));
+        (void)pthread_mutex_lock(&e->lock);
+        e->driving = false;
+    }
+    return ckpt_now_ms() < until;
+}
+
+/* False: the time is up before the end of the load, or enough. Returns with the lock held. */
+static bool wait_for(struct ckpt_engine *e, uint32_t timeout_ms,
+                     bool (*enough)(const struct ckpt_engine *e))
+{
+    const uint64_t until = timeout_ms == UINT32_MAX ? UINT64_MAX : ckpt_now_ms() + timeout_ms;
+    bool on = true;
 
     (void)pthread_mutex_lock(&e->lock);
-    while (!e->finished && !(landed && e->ntaken < e->nlanded)) {
-        if (e->has_pump) {
-            int rc = timeout_ms == UINT32_MAX ? pthread_cond_wait(&e->news, &e->lock)
-                                              : pthread_cond_timedwait(&e->news, &e->lock, &t);
-            if (rc == ETIMEDOUT)
-                return false;
-            continue;
-        }
-        uint64_t now = ckpt_now_ms();
-        (void)pthread_mutex_unlock(&e->lock);
-        bool over =
-            ckpt_pump_turn(e, (uint32_t)ckpt_min_u64(PUMP_SLEEP_MS, until > now ? until - now : 0));
-        (void)pthread_mutex_lock(&e->lock);
-        if (!over && !e->finished && timeout_ms != UINT32_MAX && ckpt_now_ms() >= until)
-            return false;
-    }
-    return true;
+    while (!e->finished && !(enough && enough(e)) && on)
+        on = await_news(e, until);
+    return e->finished || (enough && enough(e));
+}
+
+int ckpt_engine_wait_for(struct ckpt_engine *e, uint32_t timeout_ms,
+                         bool (*enough)(const struct ckpt_engine *e), struct ckpt_err *err)
+{
+    int rc = wait_for(e, timeout_ms, enough) ? 0 : 1;
+
+    if (e->finished && e->result < 0)
+        rc = ckpt_fail(err, e->err.code, "%s", e->err.text);
+    (void)pthread_mutex_unlock(&e->lock);
+    return rc;
 }
 
 int ckpt_engine_wait(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_err *err)
 {
-    int rc = wait_for(e, timeout_ms, false) ? e->result : 1;
-
-    if (rc < 0)
-        (void)ckpt_fail(err, e->err.code, "%s", e->err.text);
-    (void)pthread_mutex_unlock(&e->lock);
-    return rc;
+    return ckpt_engine_wait_for(e, timeout_ms, NULL, err);
 }
+
+static bool has_landed(const struct ckpt_engine *e) { return e->ntaken < e->nlanded; }
 
 int ckpt_engine_next(struct ckpt_engine *e, uint32_t timeout_ms, size_t *ret_want,
                      struct ckpt_err *err)
 {
     int rc = 1;
 
-    if (wait_for(e, timeout_ms, true)) {
+    if (wait_for(e, timeout_ms, has_landed)) {
         if (e->finished && e->result < 0)
             rc = ckpt_fail(err, e->err.code, "%s", e->err.text);
-        else if (e->ntaken < e->nlanded)
-            rc = 0;
         else
-            rc = 2;
+            rc = has_landed(e) ? 0 : 2;
     }
     if (rc == 0)
         *ret_want = e->landed[e->ntaken++];
@@ -424,8 +436,10 @@ static void await_workers(struct ckpt_engine *e)
     }
 }
 
-void ckpt_engine_end(struct ckpt_engine *e)
+void ckpt_engine_end(struct ckpt_engine *e, struct ckpt_engine_parts *parts)
 {
+    if (!e)
+        return;
     (void)pthread_mutex_lock(&e->lock);
     bool over = e->finished;
     (void)pthread_mutex_unlock(&e->lock);
@@ -436,6 +450,10 @@ void ckpt_engine_end(struct ckpt_engine *e)
     if (e->has_pump)
         (void)pthread_join(e->pump, NULL);
     await_workers(e);
+    if (parts && atomic_load(&e->refs) == 1) {
+        parts->plan = ckpt_steal(&e->plan);
+        parts->roster = ckpt_steal(&e->roster);
+    }
     ckpt_engine_unref(e);
 }
 

@@ -86,8 +86,13 @@ int ckpt_engine_next(struct ckpt_engine *e, uint32_t timeout_ms, size_t *ret_wan
                      struct ckpt_err *err);
 void ckpt_engine_cancel(struct ckpt_engine *e);
 
-/* Stop if it runs, and let go. */
-void ckpt_engine_end(struct ckpt_engine *e);
+/* As ckpt_load_pause and ckpt_load_resume. */
+int ckpt_engine_pause(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_err *err);
+int ckpt_engine_resume(struct ckpt_engine *e, struct ckpt_err *err);
+
+/* Stop if it runs, and let go. NULL is nothing. parts (may be NULL) gets back the plan and the
+ * roster, unless a worker that the operating system does not return from still uses them. */
+void ckpt_engine_end(struct ckpt_engine *e, struct ckpt_engine_parts *parts);
 
 /* What it cost so far. */
 void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *ret);

@@ -108,6 +108,21 @@ struct ckpt_assist {
     bool good;
 };
 
+/* A pause: all ranks stop exchanging between the same two windows. Each says how far it is, the
+ * furthest decides, and nobody opens a window beyond that. Windows are counted here by the number
+ * that they have in their groups, plus one; 0: none. */
+struct ckpt_pause {
+    uint32_t asked; /* how often this rank was to pause (these three are under the lock) */
+    bool wanted;    /* it is to pause, or is paused */
+    bool reached;   /* it is paused */
+    /* the pump's own */
+    uint32_t said;   /* of which pauses this rank has told the rank above */
+    uint32_t nheard; /* ranks right below that have told theirs, of the next one */
+    uint32_t most;   /* of what they told */
+    uint32_t agreed; /* how many pauses all ranks have agreed on */
+    uint32_t last;   /* all go on until there, in the last of them */
+};
+
 struct ckpt_worker {
     struct ckpt_engine *e;
     atomic_ullong since_ms; /* it reads since then; 0: it does not */
@@ -147,6 +162,8 @@ struct ckpt_engine {
     struct ckpt_retry *retry, *refill; /* to be asked for; answered, to be placed */
     struct ckpt_assist *assist, *assisted;
     uint32_t placing;
+    struct ckpt_pause pause;
+    bool driving; /* without a thread for the pump: somebody who waits is in a turn */
     bool stopped, cancelled, finished, leak;
     struct ckpt_err err; /* the first; code OK: none */
     bool own;            /* it began here */
@@ -226,6 +243,18 @@ void ckpt_engine_hear(void *engine, uint32_t peer, const unsigned char *data, si
 int ckpt_assists_ask(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err);
 void ckpt_assists_answer(struct ckpt_engine *e);
 
+/* ---- pause.c ---- */
+
+/* A message of type CKPT_CTL_PAUSE or CKPT_CTL_PAUSE_AT. */
+void ckpt_pause_hear(struct ckpt_engine *e, uint32_t type, const unsigned char *data, size_t len);
+
+/* Pump only. Say how far this rank is, if it is to pause, and notice when it has come to the end.
+ * True: nothing is to be exchanged now, and nobody is late for that. */
+bool ckpt_pause_turn(struct ckpt_engine *e);
+
+/* Pump only. May this window be opened? */
+bool ckpt_pause_allows(struct ckpt_engine *e, const struct ckpt_window *w);
+
 /* ---- engine.c ---- */
 
 void ckpt_engine_unref(struct ckpt_engine *e);
@@ -236,6 +265,11 @@ void ckpt_engine_fail(struct ckpt_engine *e, const struct ckpt_err *err, bool ow
 
 /* Wake the pump (under the lock). */
 void ckpt_engine_kick(struct ckpt_engine *e);
+
+/* Wait until the load is over, or enough (called under the lock) says so. 0, 1: not yet, or -1: it
+ * has failed. */
+int ckpt_engine_wait_for(struct ckpt_engine *e, uint32_t timeout_ms,
+                         bool (*enough)(const struct ckpt_engine *e), struct ckpt_err *err);
 
 /* A want has got bytes. */
 void ckpt_engine_land(struct ckpt_engine *e, uint32_t want, uint64_t bytes);

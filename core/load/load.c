@@ -71,8 +71,8 @@ void ckpt_load_free(struct ckpt_load *load)
     if (!load)
         return;
     if (load->engine)
-        ckpt_engine_end(load->engine);
-    else if (load->planned && !load->comm->busy)
+        ckpt_engine_end(load->engine, NULL);
+    else if (load->ready && !load->comm->busy)
         ckpt_comm_permit(load->comm, false);
     ckpt_plan_free(load->parts.plan);
     if (load->parts.roster)
@@ -80,6 +80,7 @@ void ckpt_load_free(struct ckpt_load *load)
     free(load->parts.roster);
     ckpt_wants_release(&load->wants);
     ckpt_vec_release(&load->target);
+    ckpt_vec_release(&load->user);
     ckpt_view_release(load->view);
     free(load);
 }
@@ -293,6 +294,22 @@ int ckpt_load_want_layout(struct ckpt_load *load, const char *layout, struct ckp
     return -1;
 }
 
+int ckpt_load_set_user(struct ckpt_load *load, size_t want, void *user, struct ckpt_err *err)
+{
+    if (want >= load->target.len)
+        return ckpt_fail(err, CKPT_USAGE, "there is no want %zu", want);
+    while (load->user.len <= want)
+        if (ckpt_vec_push(&load->user, NULL) < 0)
+            return ckpt_nomem(err);
+    load->user.ptr[want] = user;
+    return 0;
+}
+
+void *ckpt_load_user(const struct ckpt_load *load, size_t want)
+{
+    return want < load->user.len ? load->user.ptr[want] : NULL;
+}
+
 size_t ckpt_load_wants(const struct ckpt_load *load) { return load->wants.entries.len; }
 
 void ckpt_load_want_info(const struct ckpt_load *load, size_t want, struct ckpt_want_info *ret)
@@ -359,8 +376,8 @@ int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
 
     if (load->started && !load->engine)
         return ckpt_fail(err, CKPT_USAGE, "this load failed to start: make a new one");
-    if (!load->planned || load->started)
-        return ckpt_fail(err, CKPT_USAGE, "a load is planned once, then started once");
+    if (!load->ready)
+        return ckpt_fail(err, CKPT_USAGE, "a load is planned, or reloaded, before each start");
     if (load->comm->busy)
         return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
     load->parts.target = load->target.ptr;
@@ -369,9 +386,11 @@ int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
         ckpt_engine_start(&load->parts, &load->engine_opt, &load->sizes, &load->engine, &why) < 0) {
         ckpt_engine_refuse(load->comm, load->opt.exchange_timeout_ms, &why);
         load->started = load->comm->x->size > 1 || !load->parts.plan; /* the engine took it */
+        load->ready = !load->started;
         return ckpt_fail(err, why.code, "%s", why.text);
     }
     load->started = true;
+    load->ready = false;
     return 0;
 }
 
@@ -396,6 +415,16 @@ void ckpt_load_cancel(struct ckpt_load *load)
 {
     if (load->engine)
         ckpt_engine_cancel(load->engine);
+}
+
+int ckpt_load_pause(struct ckpt_load *load, uint32_t timeout_ms, struct ckpt_err *err)
+{
+    return load->engine ? ckpt_engine_pause(load->engine, timeout_ms, err) : not_started(err);
+}
+
+int ckpt_load_resume(struct ckpt_load *load, struct ckpt_err *err)
+{
+    return load->engine ? ckpt_engine_resume(load->engine, err) : not_started(err);
 }
 
 void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,

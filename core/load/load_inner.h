@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The load behind include/ckptfs/load.h: load.c (wants, running), agree.c (the plan that all ranks
- * agree on), layout.c. */
+ * agree on), reload.c, layout.c. */
 #ifndef CKPT_LOAD_LOAD_INNER_H
 #define CKPT_LOAD_LOAD_INNER_H
 
@@ -18,6 +18,7 @@ struct ckpt_load {
     struct ckpt_load_options opt;
     struct ckpt_wants wants; /* of this rank; entry i is want i */
     CKPT_VEC(struct ckpt_target) target;
+    CKPT_VEC(void *) user;     /* the caller's pointers, of the first wants */
     enum ckpt_readers readers; /* after planning: not AUTO */
     struct ckpt_rates rates;   /* and what it was decided by */
     struct ckpt_engine_parts parts;
@@ -25,8 +26,11 @@ struct ckpt_load {
     struct ckpt_engine_sizes sizes;
     uint64_t needed_bytes, unique_bytes;
     uint64_t plan_ns;
-    bool planned, started;
-    bool exchanges; /* some rank has windows */
+    uint64_t wanted; /* a hash of what all ranks want; 0: they have not agreed on it */
+    bool planned;    /* once at least */
+    bool ready;      /* there is a plan to be started */
+    bool started;    /* and nothing is planned since */
+    bool exchanges;  /* some rank has windows */
     struct ckpt_engine *engine;
 };
 
@@ -37,6 +41,10 @@ int ckpt_load_find(const struct ckpt_load *load, const char *tensor, uint32_t *r
 /* Add a want of catalogue tensor t: box may be NULL, spec CKPT_NONE. */
 int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struct ckpt_box *box,
                   const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err);
+
+/* COLLECTIVE. Make the plan: all ranks come to the same end. They agree on what they want if
+ * parts.roster is not there yet. rc and *err are this rank's verdict so far. */
+int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err);
 
 /* Bytes that a rank wants; *ret_stored: as they lie in storage. */
 int ckpt_load_needed(const struct ckpt_roster *roster, uint32_t rank, uint64_t *ret_bytes,

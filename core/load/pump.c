@@ -246,7 +246,7 @@ static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
     else if (ckpt_device_turn(e, &worked, err) < 0)
         return -1;
     ckpt_assists_answer(e);
-    if (e->device ? worked : moved)
+    if (ckpt_pause_turn(e) || (e->device ? worked : moved))
         e->moved_ms = now;
     moved |= worked;
     if (e->plan->windows.len > 0)
@@ -279,6 +279,7 @@ static int final_turn(struct ckpt_engine *e, bool *ret_moved)
 
     (void)ckpt_comm_poll(e->comm, ret_moved, NULL);
     ckpt_assists_answer(e);
+    (void)ckpt_pause_turn(e);
     look_after_assists(e);
     ckpt_comm_alive(e->comm, e->opt.exchange_timeout_ms);
     int step = ckpt_round_step(&e->round, &data, &len, &err);

@@ -235,7 +235,7 @@ int ckpt_windows_open(struct ckpt_engine *e, struct ckpt_err *err)
         (void)pthread_mutex_lock(&e->lock);
         const bool busy = s->open;
         (void)pthread_mutex_unlock(&e->lock);
-        if (busy)
+        if (busy || !ckpt_pause_allows(e, &e->plan->windows.ptr[e->next_window]))
             return 0;
         s->window = e->next_window++;
         s->dev.phase = CKPT_DEVICE_WAITING;

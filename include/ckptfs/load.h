@@ -4,6 +4,7 @@
  *
  *     ckpt_comm_*  ->  ckpt_load_open  ->  ckpt_load_new  ->  ckpt_load_want_*  ->  ckpt_load_plan
  *                  ->  ckpt_load_start  ->  ckpt_load_wait | ckpt_load_next  ->  ckpt_load_free
+ *                      ^-- ckpt_load_reload <--'
  *
  * All ranks open the same checkpoint, and each declares its wants: which boxes of which tensors it
  * needs, and where to put them. All ranks together then agree on a plan, which says which rank
@@ -299,6 +300,12 @@ CKPT_PUBLIC void ckpt_load_want_info(const struct ckpt_load *load, size_t want,
 CKPT_PUBLIC int ckpt_load_set_dest(struct ckpt_load *load, size_t want,
                                    const struct ckpt_dest *dest, struct ckpt_err *err);
 
+/* Keep a pointer of the caller's with a want, for example to what it is to become; the library does
+ * nothing with it. ckpt_load_user returns it, or NULL if there is none. */
+CKPT_PUBLIC int ckpt_load_set_user(struct ckpt_load *load, size_t want, void *user,
+                                   struct ckpt_err *err);
+CKPT_PUBLIC void *ckpt_load_user(const struct ckpt_load *load, size_t want);
+
 /* ---- planning and running ---- */
 
 /* COLLECTIVE. Exchange the wants and agree on a plan. CONFLICT: the ranks see different checkpoints
@@ -310,7 +317,8 @@ CKPT_PUBLIC int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err);
 /* COLLECTIVE, but it does not wait for other ranks. Start the load. Every want that has elements
  * must have a destination. If the start fails on one rank, that rank waits until the others know of
  * it; the load has then failed on all ranks and cannot be started again. Only a load of a single
- * rank that lacked a destination may be started again. */
+ * rank that lacked a destination may be started again. A load that has ended is reloaded before it
+ * is started again. */
 CKPT_PUBLIC int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err);
 
 /* Wait for the end of the load. 0: all wants of all ranks have arrived. 1: not yet, after
@@ -323,6 +331,36 @@ CKPT_PUBLIC int ckpt_load_wait(struct ckpt_load *load, uint32_t timeout_ms, stru
  * timeout_ms milliseconds. 2: all wants have been reported. -1: the load has failed. */
 CKPT_PUBLIC int ckpt_load_next(struct ckpt_load *load, uint32_t timeout_ms, size_t *ret_want,
                                struct ckpt_err *err);
+
+/* COLLECTIVE. Pause a load that runs: from the return of this call to ckpt_load_resume the ranks
+ * exchange nothing, so that the program can use the network, or its devices for operations of other
+ * NCCL communicators (load_nccl.h). All ranks stop after the same window. Each goes on with what it
+ * reads for itself alone, and reads ahead as far as its memory permits. 0: the load is paused, or
+ * over. 1: not yet after timeout_ms milliseconds (UINT32_MAX: no limit); call it again. -1: the
+ * load has failed.
+ *
+ * All ranks must pause, and resume, within exchange_timeout_ms of each other. Loads wait for paused
+ * ranks as long as it takes; wants go on arriving as long as something is read. May be called from
+ * any thread. */
+CKPT_PUBLIC int ckpt_load_pause(struct ckpt_load *load, uint32_t timeout_ms, struct ckpt_err *err);
+
+/* COLLECTIVE, but it does not wait for other ranks. Go on after ckpt_load_pause has returned 0; on
+ * devices, after the work that is queued on the caller's stream now. Nothing happens if the load is
+ * not paused, or is over. */
+CKPT_PUBLIC int ckpt_load_resume(struct ckpt_load *load, struct ckpt_err *err);
+
+/* COLLECTIVE. After the end of a load, good or bad, get ready to run it again: the same wants into
+ * the same destinations, from `view`, such as the view of a later step (NULL: from the same view
+ * again). The ranks do not exchange their wants again; they compare what they see, as in
+ * ckpt_load_plan, and each of them plans anew. Destinations may be set until ckpt_load_start, which
+ * follows. The statistics are then those of the new run, and plan_s the time of this call.
+ *
+ * CONFLICT: the new view has not the same tensors with the same shapes and dtypes; the text names
+ * the first that differs. After that, or after any other failure, the load may be reloaded from
+ * another view or freed. USAGE: the load still runs, or its last run has left a read that does not
+ * return. */
+CKPT_PUBLIC int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view,
+                                 struct ckpt_err *err);
 
 /* Stop the load: it fails with CANCELLED on every rank. Call ckpt_load_wait afterwards. May be
  * called from any thread. */

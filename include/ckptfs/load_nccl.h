@@ -41,7 +41,9 @@ struct ckpt_nccl {
  * their own, which has finished when ckpt_load_wait returns 0. options.host_bytes is pinned memory.
  * options.device_bytes does not include the memory that NCCL allocates. While a load runs, launch
  * no operations of other communicators on its device: NCCL can deadlock if ranks launch the
- * operations of two communicators in different orders. */
+ * operations of two communicators in different orders. ckpt_load_pause makes room for them: when it
+ * returns, all operations of the load have ended on this rank, and those after ckpt_load_resume
+ * come after what is queued on `stream` then. */
 CKPT_PUBLIC int ckpt_comm_nccl(struct ckpt_comm *control, const struct ckpt_nccl *how,
                                struct ckpt_comm **ret, struct ckpt_err *err);
 

@@ -106,7 +106,7 @@ def checkpoints_that_differ(top):
     runs = copies(top, 2)
     other = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp1_pp1_untied_interleaved")
     done, _ = threads([runs[0], other], None, "fsdp=2:2:once")
-    same_error(done, 2, r"^conflict: rank 1 sees another checkpoint than rank 0: '.*/rank0/.*\.safetensors' has \d+ bytes here, its like there \d+")
+    same_error(done, 2, r"^conflict: rank 1 sees another checkpoint than rank 0: '.*/rank0/.*\.safetensors' has \d+ bytes on rank 0 and \d+ bytes on rank 1")
 
 
 def checkpoints_with_other_bytes(top):

@@ -157,7 +157,7 @@ TEST(load, wants_that_can_not_be)
                 CKPT_USAGE, "rank 7");
     CHECK_FAILS(ckpt_load_want_part(load, name, NULL, NULL, &small, &shard, NULL, NULL, &err),
                 CKPT_USAGE, "no dimension 5");
-    CHECK_FAILS(ckpt_load_start(load, &err), CKPT_USAGE, "planned once");
+    CHECK_FAILS(ckpt_load_start(load, &err), CKPT_USAGE, "before each start");
     CHECK_FAILS(ckpt_load_wait(load, 0, &err), CKPT_USAGE, "not started");
     CHECK_FAILS(ckpt_load_want_layout(load, "tp=2", &err), CKPT_USAGE, "2 ranks");
     CHECK_FAILS(ckpt_load_want_layout(load, "tq=1", &err), CKPT_USAGE, "expected tp=N");

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first round of a plan: what each rank says about itself, and what rank 0 makes of it. */
+#include "load/job.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/err.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "load/comm.h"
+#include "load/load_inner.h"
+#include "load/near.h"
+#include "load/same.h"
+
+enum { HELLO_FILES = 1024 }; /* whose sizes are told, to name the one that differs */
+enum { STEP_TEXT = 128, VERSION = 10 };
+
+/* ---- what each rank says ---- */
+
+struct hello { /* then the sizes of the first files, uint64_t */
+    unsigned char checkpoint[16];
+    char step[STEP_TEXT]; /* its name, or the beginning of that */
+    uint64_t step_hash;
+    uint64_t wants_lo, wants_hi, node, options, files;
+    double resident, bytes; /* of the files that this rank looked at */
+    uint32_t shared, version;
+    uint32_t far;     /* does not read the memory of all ranks of its node */
+    uint32_t renewed; /* how often the transport was renewed */
+    uint64_t wanted;  /* for a load that is reloaded: a hash of what all ranks want; else 0 */
+};
+
+struct hello_answer { /* then class_of[], node[], first rank of each class[], all uint32_t */
+    uint32_t nclass, nnode;
+    double hot;
+    uint32_t shared, copies; /* copies: not all ranks have the very same files */
+    uint32_t far, unused;
+};
+
+/* In which file do two checkpoints differ? By size; false: in none that was told. */
+static bool fail_file(const struct ckpt_load *load, uint32_t r, const unsigned char *data,
+                      size_t len, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = load->view->cat;
+
+    for (size_t i = 0; i < cat->sources.len && (i + 1) * sizeof(uint64_t) <= len; i++) {
+        uint64_t size;
+        memcpy(&size, data + i * sizeof size, sizeof size);
+        if (size == cat->sources.ptr[i]->size)
+            continue;
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(cat->sources.ptr[i]);
+        (void)ckpt_fail(err, CKPT_CONFLICT,
+                        "rank %" PRIu32 " sees another checkpoint than rank 0: '%s' has %" PRIu64
+                        " bytes on rank 0 and %" PRIu64 " bytes on rank %" PRIu32,
+                        r, name ? name : "a file", cat->sources.ptr[i]->size, size, r);
+        return true;
+    }
+    return false;
+}
+
+static int compare_hello(uint32_t r, const struct hello *a, const struct hello *b,
+                         struct ckpt_err *err)
+{
+    if (a->version != b->version)
+        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs", r);
+    if (a->step_hash != b->step_hash)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "rank %" PRIu32 " loads '%.*s', rank 0 '%.*s': all ranks must load the "
+                         "same step, and copies of it must have the same name",
+                         r, STEP_TEXT - 1, b->step, STEP_TEXT - 1, a->step);
+    if (memcmp(a->checkpoint, b->checkpoint, sizeof a->checkpoint) != 0)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "rank %" PRIu32 " sees another checkpoint than rank 0, or another view "
+                         "of it: other tensors, shapes, dtypes, files or computed values",
+                         r);
+    if (a->wanted != b->wanted)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "rank %" PRIu32 " does not plan or reload the same load as rank 0", r);
+    if (a->options != b->options)
+        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " was given other options than rank 0",
+                         r);
+    if (a->renewed != b->renewed)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "the last load failed on rank 0 or on rank %" PRIu32
+                         ", but not on both: make a new comm",
+                         r);
+    return 0;
+}
+
+/* Number equal keys in the order of their first rank; *ret_n: how many there are. */
+static int number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
+                       uint32_t *ret_n)
+{
+    struct ckpt_map map = {0};
+    bool new;
+
+    *ret_n = 0;
+    for (uint32_t r = 0; r < n; r++) {
+        if (ckpt_map_put(&map, (const char *)key[r], sizeof key[r], *ret_n, &ret[r], &new) < 0) {
+            ckpt_map_release(&map);
+            return -1;
+        }
+        if (new)
+            first[(*ret_n)++] = r;
+    }
+    ckpt_map_release(&map);
+    return 0;
+}
+
+/* The part of the files that is in the page cache of the node that has the least of them. */
+static int least_resident(const struct ckpt_residency *of, uint32_t n, const uint32_t *node_of,
+                          uint32_t nnode, double *ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_residency *node = calloc(nnode, sizeof *node);
+
+    if (!node)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < n; r++) {
+        node[node_of[r]].resident += of[r].resident;
+        node[node_of[r]].bytes += of[r].bytes;
+    }
+    *ret = 1;
+    for (uint32_t k = 0; k < nnode; k++) {
+        const double part = ckpt_residency_part(&node[k]);
+        *ret = part < *ret ? part : *ret;
+    }
+    return 0;
+}
+
+static int judge_hello(void *ctx, const unsigned char *const *data, const size_t *len,
+                       struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct ckpt_load *load = ctx;
+    const uint32_t n = load->comm->x->size;
+    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc(n * sizeof *key);
+    ckpt_cleanup(ckpt_freep) uint64_t(*node)[2] = malloc(n * sizeof *node);
+    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(4 * (size_t)n * sizeof *number);
+    ckpt_cleanup(ckpt_freep) struct ckpt_residency *residency = calloc(n, sizeof *residency);
+    struct hello first = {0};
+    struct hello_answer a = {0};
+
+    if (!key || !node || !number || !residency)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < n; r++) {
+        struct hello h;
+        if (len[r] < sizeof h)
+            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
+                             r);
+        memcpy(&h, data[r], sizeof h);
+        if (r == 0)
+            first = h;
+        if (memcmp(h.checkpoint, first.checkpoint, sizeof h.checkpoint) != 0 &&
+            fail_file(load, r, data[r] + sizeof h, len[r] - sizeof h, err))
+            return -1;
+        if (compare_hello(r, &first, &h, err) < 0)
+            return -1;
+        key[r][0] = h.wants_lo;
+        key[r][1] = h.wants_hi;
+        node[r][0] = h.node;
+        node[r][1] = 0;
+        residency[r] = (struct ckpt_residency){h.resident, h.bytes, h.shared != 0};
+        a.shared |= h.shared;
+        a.copies |= h.files != first.files;
+        a.far |= h.far;
+    }
+    uint32_t *class_of = number, *node_of = number + n, *rep = number + 2 * (size_t)n;
+    if (number_keys((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
+        number_keys((const uint64_t(*)[2])node, n, node_of, rep + n, &a.nnode) < 0)
+        return ckpt_nomem(err);
+    if (least_resident(residency, n, node_of, a.nnode, &a.hot, err) < 0)
+        return -1;
+    ckpt_str_append(answer, (const char *)&a, sizeof a);
+    ckpt_str_append(answer, (const char *)class_of, n * sizeof *class_of);
+    ckpt_str_append(answer, (const char *)node_of, n * sizeof *node_of);
+    ckpt_str_append(answer, (const char *)rep, a.nclass * sizeof *rep);
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+static void make_hello(const struct ckpt_load *load, const struct ckpt_table *table,
+                       struct hello *h)
+{
+    XXH128_hash_t wants = XXH3_128bits(table->data, table->len);
+    const struct ckpt_load_options *opt = &load->opt;
+    const uint64_t number[6] = {opt->readers,      opt->host_bytes, opt->device_bytes,
+                                opt->window_bytes, opt->verify,     opt->direct};
+    const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
+                            opt->rates.page_cache,   opt->rates.copy,
+                            opt->rates.local_link,   opt->rates.network};
+    struct ckpt_residency residency;
+
+    memset(h, 0, sizeof *h);
+    ckpt_catalog_digest(load->view->cat, h->checkpoint);
+    (void)snprintf(h->step, sizeof h->step, "%s", load->view->name);
+    h->step_hash = XXH3_64bits(load->view->name, strlen(load->view->name));
+    h->wants_lo = wants.low64;
+    h->wants_hi = wants.high64;
+    h->node = ckpt_node_digest();
+    h->options = XXH3_64bits_withSeed(rate, sizeof rate, XXH3_64bits(number, sizeof number));
+    h->files = ckpt_catalog_files(load->view->cat);
+    ckpt_load_residency(load->view->cat, load->comm->x->rank, load->comm->x->size, &residency);
+    h->resident = residency.resident;
+    h->bytes = residency.bytes;
+    h->shared = residency.shared;
+    h->far = !load->comm->x->near;
+    h->renewed = load->comm->renewed;
+    h->wanted = load->wanted;
+    h->version = VERSION;
+}
+
+/* ---- the answer ---- */
+
+/* Are all numbers of rank 0's answer in range? word: class_of[n], node[n], first rank[nclass]. */
+static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32_t n)
+{
+    if (a->nclass < 1 || a->nclass > n || a->nnode < 1 || a->nnode > n)
+        return false;
+    for (uint32_t r = 0; r < n; r++)
+        if (word[r] >= a->nclass || word[n + r] >= a->nnode)
+            return false;
+    for (uint32_t c = 0; c < a->nclass; c++)
+        if (word[2 * (size_t)n + c] >= n)
+            return false;
+    return true;
+}
+
+/* This rank's message: struct hello, and the sizes of the first files. */
+static int write_hello(const struct ckpt_load *load, const struct ckpt_table *table,
+                       struct ckpt_str *out, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = load->view->cat;
+    struct hello h;
+
+    make_hello(load, table, &h);
+    ckpt_str_append(out, (const char *)&h, sizeof h);
+    for (size_t i = 0; i < cat->sources.len && i < HELLO_FILES; i++)
+        ckpt_str_append(out, (const char *)&cat->sources.ptr[i]->size, sizeof(uint64_t));
+    return out->failed ? ckpt_nomem(err) : 0;
+}
+
+static int copy_words(const uint32_t *from, size_t n, uint32_t **ret, struct ckpt_err *err)
+{
+    if (!(*ret = malloc((n + 1) * sizeof **ret)))
+        return ckpt_nomem(err);
+    memcpy(*ret, from, n * sizeof **ret);
+    return 0;
+}
+
+static int read_answer(const unsigned char *answer, size_t len, uint32_t n, struct ckpt_job *ret,
+                       struct ckpt_err *err)
+{
+    const uint32_t *word = (const uint32_t *)(const void *)(answer + sizeof(struct hello_answer));
+    struct hello_answer a;
+
+    if (len >= sizeof a)
+        memcpy(&a, answer, sizeof a);
+    if (len < sizeof a || len != sizeof a + (2 * (size_t)n + a.nclass) * sizeof *word ||
+        !answer_ok(&a, word, n))
+        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
+    *ret = (struct ckpt_job){.nclass = a.nclass,
+                             .nnode = a.nnode,
+                             .hot = a.hot,
+                             .shared = a.shared,
+                             .copies = a.copies,
+                             .far = a.far};
+    return copy_words(word, n, &ret->class_of, err) < 0 ||
+                   copy_words(word + n, n, &ret->node, err) < 0 ||
+                   copy_words(word + 2 * (size_t)n, a.nclass, &ret->first_of, err) < 0
+               ? -1
+               : 0;
+}
+
+void ckpt_job_release(struct ckpt_job *job)
+{
+    free(job->class_of);
+    free(job->node);
+    free(job->first_of);
+    *job = (struct ckpt_job){0};
+}
+
+int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
+                   struct ckpt_job *ret, struct ckpt_err *err)
+{
+    struct ckpt_round round = {.judge = judge_hello, .ctx = load};
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    struct ckpt_err own = rc < 0 ? *err : (struct ckpt_err){0};
+    struct ckpt_str message = {0};
+    size_t len = 0;
+
+    *ret = (struct ckpt_job){0};
+    if (rc == 0)
+        rc = write_hello(load, table, &message, &own);
+    rc = ckpt_round_run(&round, load->comm, rc, message.ptr, message.len,
+                        load->opt.exchange_timeout_ms, &answer, &len, &own);
+    ckpt_str_release(&message);
+    if (rc < 0) {
+        *err = (struct ckpt_err){0};
+        return ckpt_fail(err, own.code, "%s", own.text);
+    }
+    return read_answer(answer, len, load->comm->x->size, ret, err);
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pausing a load between two windows, which are the same on all ranks. */
+#include <string.h>
+
+#include "base/ckd.h"
+#include "load/inner.h"
+
+/* How far this rank has opened its windows. */
+static uint32_t own_count(const struct ckpt_engine *e)
+{
+    return e->next_window ? e->plan->windows.ptr[e->next_window - 1].number + 1 : 0;
+}
+
+static void tell_below(struct ckpt_engine *e, uint32_t last)
+{
+    e->pause.agreed++;
+    e->pause.last = last;
+    for (uint32_t k = 0; k < ckpt_tree_children(e->self, e->size); k++)
+        (void)ckpt_comm_send(e->comm, ckpt_tree_child(e->self, k), CKPT_CTL_PAUSE_AT, &last,
+                             sizeof last, NULL);
+}
+
+void ckpt_pause_hear(struct ckpt_engine *e, uint32_t type, const unsigned char *data, size_t len)
+{
+    uint32_t count;
+
+    if (len != sizeof count)
+        return;
+    memcpy(&count, data, sizeof count);
+    if (type == CKPT_CTL_PAUSE_AT) {
+        tell_below(e, count);
+        return;
+    }
+    e->pause.nheard++;
+    e->pause.most = (uint32_t)ckpt_max_u64(e->pause.most, count);
+}
+
+/* All below have told, and this rank is to pause, too. */
+static void tell_above(struct ckpt_engine *e)
+{
+    const uint32_t most = (uint32_t)ckpt_max_u64(e->pause.most, own_count(e));
+
+    e->pause.said++;
+    e->pause.nheard = e->pause.most = 0;
+    if (e->self == 0)
+        tell_below(e, most);
+    else
+        (void)ckpt_comm_send(e->comm, ckpt_tree_parent(e->self), CKPT_CTL_PAUSE, &most, sizeof most,
+                             NULL);
+}
+
+bool ckpt_pause_allows(struct ckpt_engine *e, const struct ckpt_window *w)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    const bool wanted = e->pause.wanted, agreed = e->pause.agreed == e->pause.asked;
+    (void)pthread_mutex_unlock(&e->lock);
+    return !wanted || (agreed && w->number < e->pause.last);
+}
+
+bool ckpt_pause_turn(struct ckpt_engine *e)
+{
+    const bool more = e->next_window < e->plan->windows.len &&
+                      ckpt_pause_allows(e, &e->plan->windows.ptr[e->next_window]);
+
+    (void)pthread_mutex_lock(&e->lock);
+    const bool wanted = e->pause.wanted, tell = wanted && e->pause.said < e->pause.asked;
+    if (wanted && e->pause.agreed == e->pause.asked && !more && e->nclosed == e->next_window &&
+        !e->pause.reached) {
+        e->pause.reached = true;
+        (void)pthread_cond_broadcast(&e->news);
+    }
+    (void)pthread_mutex_unlock(&e->lock);
+    if (tell && e->pause.nheard == ckpt_tree_children(e->self, e->size))
+        tell_above(e);
+    return wanted && !more;
+}
+
+static bool is_paused(const struct ckpt_engine *e) { return e->pause.reached; }
+
+int ckpt_engine_pause(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_err *err)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    if (!e->pause.wanted) {
+        e->pause.asked++;
+        e->pause.wanted = true;
+        ckpt_engine_kick(e);
+    }
+    (void)pthread_mutex_unlock(&e->lock);
+    return ckpt_engine_wait_for(e, timeout_ms, is_paused, err);
+}
+
+int ckpt_engine_resume(struct ckpt_engine *e, struct ckpt_err *err)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    const bool wanted = e->pause.wanted, over = e->finished, reached = e->pause.reached;
+    (void)pthread_mutex_unlock(&e->lock);
+    if (!wanted || over)
+        return 0;
+    if (!reached)
+        return ckpt_fail(err, CKPT_USAGE, "the load is not paused yet");
+    if (e->device && e->device->ops->begin(e->device, err) < 0)
+        return -1;
+    (void)pthread_mutex_lock(&e->lock);
+    e->pause.wanted = e->pause.reached = false;
+    ckpt_engine_kick(e);
+    (void)pthread_mutex_unlock(&e->lock);
+    return 0;
+}

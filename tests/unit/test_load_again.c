@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loads that run again, and loads that pause. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <ckptfs/load.h>
+
+#include "load_team.h"
+#include "test.h"
+#include "tree.h"
+
+enum { ROWS = 512, COLUMNS = 1024 };
+
+/* A model of three tensors, whose bytes begin with `first`. */
+static struct ckpt_view *save(const struct tree *t, const char *name, unsigned first,
+                              const char *dtype, unsigned rows)
+{
+    const size_t size = strcmp(dtype, "F16") == 0 ? 2 : 1;
+    const size_t big = size * rows * COLUMNS, ndata = 2 * big + COLUMNS;
+    unsigned char *data = malloc(ndata);
+    char header[512], path[8192];
+    struct ckpt_run *run;
+    struct ckpt_view *view;
+    struct ckpt_err err = {0};
+    size_t len;
+
+    for (size_t i = 0; i < ndata; i++)
+        data[i] = (unsigned char)(tree_byte(i) + first);
+    (void)snprintf(header, sizeof header,
+                   "{\"a\":{\"dtype\":\"%s\",\"shape\":[%u,%d],\"data_offsets\":[0,%zu]},"
+                   "\"b\":{\"dtype\":\"%s\",\"shape\":[%u,%d],\"data_offsets\":[%zu,%zu]},"
+                   "\"c\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[%zu,%zu]}}",
+                   dtype, rows, COLUMNS, big, dtype, rows, COLUMNS, big, 2 * big, COLUMNS, 2 * big,
+                   ndata);
+    unsigned char *file = tree_st_bytes(header, ndata, &len);
+    memcpy(file + len - ndata, data, ndata);
+    (void)snprintf(path, sizeof path, "%s/model.safetensors", name);
+    tree_put(t, path, file, len);
+    (void)snprintf(path, sizeof path, "%s/config.json", name);
+    tree_text(t, path, "{\"model_type\": \"odd\"}");
+    free(file);
+    free(data);
+    (void)snprintf(path, sizeof path, "%s/%s", t->path, name);
+    if (ckpt_run_open(path, NULL, &run, &err) < 0 || ckpt_run_view(run, NULL, &view, &err) < 0)
+        fail_msg("%s", err.text);
+    ckpt_run_close(run);
+    return view;
+}
+
+/* ---- again ---- */
+
+enum { FIRST, SECOND, OTHER_SHAPE, OTHER_DTYPE, VIEWS };
+static struct ckpt_view *views[VIEWS];
+
+/* Start, wait, compare with the view that is loaded. */
+static int run(struct member *m, struct loading *l, struct ckpt_view *view)
+{
+    struct ckpt_load_stats s;
+
+    for (size_t i = 0; i < l->n; i++) {
+        struct ckpt_want_info info;
+        ckpt_load_want_info(l->load, i, &info);
+        memset(l->mem[i], 0xee, info.nbytes);
+    }
+    m->view = view;
+    if (ckpt_load_start(l->load, &m->err) < 0 || ckpt_load_wait(l->load, UINT32_MAX, &m->err) < 0 ||
+        check_bytes(m, l) < 0)
+        return -1;
+    ckpt_load_stats(l->load, NULL, &s);
+    return s.read_bytes >= s.unique_bytes && s.read_bytes < 2 * s.unique_bytes && s.wall_s > 0
+               ? 0
+               : ckpt_fail(&m->err, CKPT_CONFLICT, "the statistics are not of this run");
+}
+
+/* It is refused on all ranks with this text. */
+static int refused(struct member *m, struct loading *l, struct ckpt_view *view, enum ckpt_code code,
+                   const char *text)
+{
+    struct ckpt_err err = {0};
+
+    if (ckpt_load_reload(l->load, view, &err) < 0 && err.code == code && strstr(err.text, text))
+        return 0;
+    return ckpt_fail(&m->err, CKPT_CONFLICT, "not refused as '%s', but '%s'", text, err.text);
+}
+
+static int cancelled(struct member *m, struct loading *l)
+{
+    struct ckpt_err err = {0};
+    int rc = ckpt_load_reload(l->load, NULL, &m->err);
+
+    if (rc == 0)
+        rc = ckpt_load_start(l->load, &m->err);
+    if (rc == 0 && m->rank == 1)
+        ckpt_load_cancel(l->load);
+    if (rc == 0 && ckpt_load_wait(l->load, UINT32_MAX, &err) == 0)
+        rc = ckpt_fail(&m->err, CKPT_CONFLICT, "the load was not cancelled");
+    return rc;
+}
+
+static void play_again(struct member *m)
+{
+    static const struct ckpt_load_options opt = {.host_bytes = 1 << 20};
+    struct loading l;
+
+    m->view = views[FIRST];
+    m->rc = -1;
+    if (loading_begin(m, m->step ? "fsdp=2,dp=2" : "dp=4", &opt, &l) == 0 &&
+        refused(m, &l, NULL, CKPT_USAGE, "planned before") == 0 &&
+        ckpt_load_plan(l.load, &m->err) == 0 && run(m, &l, views[FIRST]) == 0 &&
+        ckpt_load_reload(l.load, views[SECOND], &m->err) == 0 && run(m, &l, views[SECOND]) == 0 &&
+        refused(m, &l, views[OTHER_SHAPE], CKPT_CONFLICT,
+                "tensor 'a' is U8 [256, 1024] in the new view, but U8 [512, 1024]") == 0 &&
+        refused(m, &l, views[OTHER_DTYPE], CKPT_CONFLICT, "'a' is F16") == 0 &&
+        refused(m, &l, views[m->rank == 2 ? OTHER_SHAPE : FIRST], CKPT_CONFLICT, "'a' is U8") ==
+            0 &&
+        refused(m, &l, views[m->rank == 2 ? SECOND : FIRST], CKPT_CONFLICT, "same step") == 0 &&
+        ckpt_load_reload(l.load, NULL, &m->err) == 0 && run(m, &l, views[SECOND]) == 0 &&
+        cancelled(m, &l) == 0 && ckpt_load_reload(l.load, views[FIRST], &m->err) == 0 &&
+        run(m, &l, views[FIRST]) == 0)
+        m->rc = 0;
+    loading_end(&l);
+}
+
+static void open_views(const struct tree *t)
+{
+    views[FIRST] = save(t, "10", 1, "U8", ROWS);
+    views[SECOND] = save(t, "20", 2, "U8", ROWS);
+    views[OTHER_SHAPE] = save(t, "30", 3, "U8", ROWS / 2);
+    views[OTHER_DTYPE] = save(t, "40", 4, "F16", ROWS);
+}
+
+static void close_views(void)
+{
+    for (int i = 0; i < VIEWS; i++)
+        ckpt_view_release(views[i]);
+}
+
+TEST(load, runs_again_with_other_steps)
+{
+    struct tree t;
+    struct member m[MOST];
+
+    tree_open(&t);
+    open_views(&t);
+    for (int way = 0; way < 4; way++) {
+        team(way & 1, 4, views[FIRST], way & 2, play_again, m);
+        check_good(m, 4);
+        CHECK_EQ(m[0].rc, 0);
+    }
+    close_views();
+    tree_close(&t);
+}
+
+/* Two loads of one comm: rank 1 reloads the other one. */
+static void play_mixed(struct member *m)
+{
+    struct loading l[2];
+
+    m->rc = -1;
+    for (int i = 0; i < 2; i++)
+        if (loading_begin(m, i ? "fsdp=2" : "dp=2", NULL, &l[i]) < 0 ||
+            ckpt_load_plan(l[i].load, &m->err) < 0 || run(m, &l[i], m->view) < 0)
+            return;
+    m->rc = ckpt_load_reload(l[m->rank].load, NULL, &m->err);
+    loading_end(&l[0]);
+    loading_end(&l[1]);
+}
+
+TEST(load, of_which_ranks_reload_different_ones_is_refused)
+{
+    struct tree t;
+    struct member m[MOST];
+
+    tree_open(&t);
+    open_views(&t);
+    team(true, 2, views[FIRST], 0, play_mixed, m);
+    for (uint32_t r = 0; r < 2; r++)
+        CHECK(m[r].rc == -1 && m[r].err.code == CKPT_CONFLICT &&
+              strstr(m[r].err.text, "does not plan or reload the same load"));
+    close_views();
+    tree_close(&t);
+}
+
+/* ---- a pointer of the caller's ---- */
+
+TEST(load, keeps_a_pointer_with_each_want)
+{
+    struct tree t;
+    struct ckpt_comm *comm;
+    struct ckpt_err err = {0};
+    struct member m = {0};
+    struct loading l;
+    size_t want;
+    int mark[3], seen = 0;
+
+    tree_open(&t);
+    open_views(&t);
+    CHECK_OK(ckpt_comm_self(&comm, &err));
+    m = (struct member){.comm = comm, .view = views[FIRST], .size = 1};
+    CHECK_OK(loading_begin(&m, "dp=1", NULL, &l));
+    CHECK(ckpt_load_user(l.load, 2) == NULL && ckpt_load_user(l.load, 99) == NULL);
+    CHECK_OK(ckpt_load_set_user(l.load, 2, &mark[2], &err));
+    CHECK_OK(ckpt_load_set_user(l.load, 0, &mark[0], &err));
+    CHECK(ckpt_load_user(l.load, 1) == NULL);
+    CHECK_OK(ckpt_load_set_user(l.load, 1, &mark[1], &err));
+    CHECK_FAILS(ckpt_load_set_user(l.load, 3, NULL, &err), CKPT_USAGE, "no want 3");
+    CHECK_OK(ckpt_load_plan(l.load, &m.err));
+    CHECK_OK(ckpt_load_start(l.load, &m.err));
+    while (ckpt_load_next(l.load, UINT32_MAX, &want, &m.err) == 0) {
+        CHECK(ckpt_load_user(l.load, want) == &mark[want]);
+        seen++;
+    }
+    CHECK_EQ(seen, 3);
+    loading_end(&l);
+    ckpt_comm_free(comm);
+    close_views();
+    tree_close(&t);
+}
+
+/* ---- pausing ---- */
+
+static atomic_int paused; /* how often ranks have paused */
+static atomic_int stray;  /* something was sent while all ranks paused */
+
+/* Nothing is exchanged between the return of pause on all ranks and the first resume. */
+static int pause_once(struct member *m, struct loading *l, int number, bool *ret_over)
+{
+    struct ckpt_load_stats before, after;
+    int rc;
+
+    while ((rc = ckpt_load_pause(l->load, 3, &m->err)) == 1)
+        ;
+    if (rc < 0)
+        return -1;
+    *ret_over = ckpt_load_wait(l->load, 0, &m->err) == 0;
+    ckpt_load_stats(l->load, &before, NULL);
+    if (ckpt_comm_rank(m->comm) % 2)
+        (void)usleep(2000);
+    atomic_fetch_add(&paused, 1);
+    while (atomic_load(&paused) < (int)m->size * (number + 1))
+        (void)usleep(100);
+    ckpt_load_stats(l->load, &after, NULL);
+    if (after.sent_bytes != before.sent_bytes || after.received_bytes != before.received_bytes)
+        atomic_fetch_add(&stray, 1);
+    return ckpt_load_resume(l->load, &m->err);
+}
+
+static void play_pauses(struct member *m)
+{
+    const struct ckpt_load_options opt = {.host_bytes = 1 << 20, .verify = m->step & 1};
+    struct loading l;
+    bool over = false;
+
+    m->rc = loading_begin(m, m->step & 2 ? "fsdp=2,dp=2" : "dp=4", &opt, &l);
+    if (m->rc == 0)
+        m->rc = ckpt_load_plan(l.load, &m->err);
+    if (m->rc == 0)
+        m->rc = ckpt_load_start(l.load, &m->err);
+    if (m->rc == 0 && ckpt_load_resume(l.load, &m->err) < 0)
+        m->rc = -1; /* nothing is paused: nothing happens */
+    for (int i = 0; i < 5 && m->rc == 0; i++) {
+        m->rc = pause_once(m, &l, i, &over);
+        m->stats.retries += !over;
+        (void)usleep(m->rank * 300);
+    }
+    const uint64_t pauses = m->stats.retries;
+    if (m->rc == 0)
+        m->rc = ckpt_load_wait(l.load, UINT32_MAX, &m->err);
+    if (m->rc == 0)
+        m->rc = check_bytes(m, &l);
+    m->stats.retries = pauses;
+    loading_end(&l);
+}
+
+TEST(load, pauses_between_the_same_windows_on_all_ranks)
+{
+    struct tree t;
+    struct member m[MOST];
+    uint64_t pauses = 0;
+
+    tree_open(&t);
+    open_views(&t);
+    atomic_store(&stray, 0);
+    for (int way = 0; way < 8; way++) {
+        atomic_store(&paused, 0);
+        team(way & 1, 4, views[FIRST], way >> 1, play_pauses, m);
+        check_good(m, 4);
+        pauses += m[0].stats.retries;
+    }
+    CHECK_EQ(atomic_load(&stray), 0);
+    CHECK(pauses > 0); /* and not all after the end */
+    close_views();
+    tree_close(&t);
+}
+
+/* A rank that fails while the others wait for it to pause ends the load on all. */
+static void play_broken_pause(struct member *m)
+{
+    static const struct ckpt_load_options opt = {.host_bytes = 1 << 20};
+    struct loading l;
+
+    m->rc = loading_begin(m, "dp=4", &opt, &l);
+    if (m->rc == 0)
+        m->rc = ckpt_load_plan(l.load, &m->err);
+    if (m->rc == 0)
+        m->rc = ckpt_load_start(l.load, &m->err);
+    if (m->rc == 0 && m->rank == 3)
+        ckpt_load_cancel(l.load);
+    else if (m->rc == 0)
+        m->rc = ckpt_load_pause(l.load, UINT32_MAX, &m->err);
+    if (m->rc == 0)
+        m->rc = ckpt_load_wait(l.load, UINT32_MAX, &m->err);
+    loading_end(&l);
+}
+
+TEST(load, that_fails_while_ranks_pause_fails_on_all)
+{
+    struct tree t;
+    struct member m[MOST];
+
+    tree_open(&t);
+    open_views(&t);
+    for (int tcp = 0; tcp < 2; tcp++) {
+        team(tcp, 4, views[FIRST], 0, play_broken_pause, m);
+        for (uint32_t r = 0; r < 4; r++)
+            CHECK(m[r].rc == -1 && m[r].err.code == CKPT_CANCELLED);
+    }
+    close_views();
+    tree_close(&t);
+}
+
+TESTS(T(load, runs_again_with_other_steps),
+      T(load, of_which_ranks_reload_different_ones_is_refused),
+      T(load, keeps_a_pointer_with_each_want),
+      T(load, pauses_between_the_same_windows_on_all_ranks),
+      T(load, that_fails_while_ranks_pause_fails_on_all))
