@@ -2,7 +2,8 @@
 /* A program with an MPI of its own, as a user would write it: mpi_user RUN LEVEL
  *
  * LEVEL is single (which is refused), funneled (loads proceed only while the main thread waits),
- * serialized (another thread does all) or multiple. The odd and the even ranks load separately. */
+ * serialized (another thread does all) or multiple. The odd and the even ranks load separately,
+ * twice, and pause each load. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +38,26 @@ struct job {
     int result;
 };
 
+/* Load, with a collective of our own in the middle; and the same once more. */
+static int load_twice(struct ckpt_load *load, MPI_Comm half, struct ckpt_err *err)
+{
+    for (int run = 0; run < 2; run++) {
+        int one = 1, all = 0, size, rc;
+        if ((run && ckpt_load_reload(load, NULL, err) < 0) || ckpt_load_start(load, err) < 0 ||
+            ckpt_load_pause(load, UINT32_MAX, err) < 0)
+            return -1;
+        (void)MPI_Allreduce(&one, &all, 1, MPI_INT, MPI_SUM, half);
+        (void)MPI_Comm_size(half, &size);
+        if (all != size || ckpt_load_resume(load, err) < 0)
+            return -1;
+        while ((rc = ckpt_load_wait(load, 5, err)) == 1)
+            ; /* a trainer would do something else here */
+        if (rc < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int load_half(const struct job *job)
 {
     struct ckpt_view *view;
@@ -46,7 +67,7 @@ static int load_half(const struct job *job)
     struct ckpt_err err = {0};
     MPI_Comm half;
     char layout[32];
-    int size, rc;
+    int size;
 
     (void)MPI_Comm_split(MPI_COMM_WORLD, job->rank % 2, job->rank, &half);
     (void)MPI_Comm_size(half, &size);
@@ -70,11 +91,7 @@ static int load_half(const struct job *job)
         if (ckpt_load_set_dest(load, i, &dest, &err) < 0)
             return die(&err);
     }
-    if (ckpt_load_start(load, &err) < 0)
-        return die(&err);
-    while ((rc = ckpt_load_wait(load, 5, &err)) == 1)
-        ; /* a trainer would do something else here */
-    if (rc < 0)
+    if (load_twice(load, half, &err) < 0)
         return die(&err);
     for (size_t i = 0; i < n; i++) {
         struct ckpt_want_info w;

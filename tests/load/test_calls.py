@@ -6,7 +6,9 @@ import importlib
 import inspect
 import json
 import os
+import shutil
 import sys
+import time
 import typing
 import warnings
 from typing import Any, Sequence
@@ -19,7 +21,10 @@ try:
     import torch
     import torch.distributed as dist
     import transformers
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
 except ImportError as e:
     skip(e)
 
@@ -117,6 +122,77 @@ def a_load_beside_the_caller(top):
     equal(state)
 
 
+def a_load_that_pauses(top):
+    """The program's own collectives run between pause() and resume(), whenever they come; also before the load has begun, and after its end."""
+    rank = dist.get_rank()
+    with ckptfs.Comm() as comm:
+        for n in range(4):
+            state = zeros()
+            load = ckptfs.load_async(state, RUN, comm, readers="once", load_options={"host_bytes": 400 << 10})
+            for _ in range(3):
+                if n % 2 == rank:
+                    time.sleep(0.01)
+                load.pause()
+                total = torch.ones(1)
+                dist.all_reduce(total)
+                assert total.item() == 2
+                load.resume()
+            load.wait()
+            load.pause(1)
+            load.resume()
+            equal(state)
+        # what fails, fails for who pauses, too; and the Comm serves the next load
+        load = ckptfs.load_async(dict(zeros(), odd=torch.zeros(2)), RUN, comm)
+        assert "odd" in str(error_of(RuntimeError, load.pause)) and "odd" in str(error_of(RuntimeError, load.wait))
+        load = ckptfs.load_async(zeros(), RUN, comm)
+        load.cancel()
+        for call in (load.pause, load.wait):
+            assert error_of(CkptError, call).code == "cancelled"
+        state = zeros()
+        ckptfs.load_state_dict(state, RUN, comm)
+        equal(state)
+
+
+def a_model_that_follows(top):
+    """Other steps into the same memory: what was on the meta device, what is cast, DTensors; and steps that do not fit."""
+    rank = dist.get_rank()
+    if rank == 0:
+        for step, change in ((1, 0), (2, 1), (3, 2)):
+            shutil.copytree(RUN + ".expected", os.path.join(top, f"step-{step}"))
+            tensors = {k: t + change for k, t in conversion().items()}
+            if step == 3:
+                tensors["model.norm.weight"] = torch.zeros(33, dtype=torch.bfloat16)
+            save_file(tensors, os.path.join(top, f"step-{step}", "model.safetensors"), metadata={"format": "pt"})
+    dist.barrier()
+
+    def check(model, change):
+        state = model.state_dict()
+        for k, want in conversion().items():
+            whole = state[k].full_tensor() if isinstance(state[k], DTensor) else state[k]
+            assert torch.equal(whole, (want + change).to(whole.dtype)), (k, change)
+    mesh = init_device_mesh("cpu", (2,))
+    for kind in ("meta", "cast", "fsdp"):
+        model = meta_model().to_empty(device="cpu").float() if kind == "cast" else meta_model()
+        if kind == "fsdp":
+            fully_shard(model, mesh=mesh)
+        with ckptfs.Reloader(model, top, step=1) as weights:
+            check(model, 0)
+            where = {k: p.data_ptr() for k, p in model.named_parameters() if not isinstance(p, DTensor)}
+            assert weights.reload(step=2)["unique_bytes"] > 0
+            check(model, 1)
+            for given in ({"step": 3}, {}, {"step": 1 + rank}, {"step": 9}, {"run": OTHER}):
+                assert error_of(CkptError, weights.reload, **given).code in ("conflict", "missing"), given
+            weights.reload(os.path.join(top, "step-1"))
+            check(model, 0)
+            assert where == {k: p.data_ptr() for k, p in model.named_parameters() if not isinstance(p, DTensor)}
+            if rank and kind == "meta":
+                model.model.norm.weight.data = model.model.norm.weight.data.clone()
+            if kind == "meta":
+                assert "model.norm.weight" in str(error_of(CkptError, weights.reload, step=2))
+        assert "closed" in str(error_of(CkptError, weights.reload, step=1))
+    assert "odd" in str(error_of(RuntimeError, ckptfs.Reloader, {"odd": torch.zeros(2)} if rank else zeros(), top, step=1))
+
+
 def names_of_either_rank(top):
     """A name is wrong if no rank has it."""
     rank = dist.get_rank()
@@ -158,7 +234,7 @@ def half(name, t, rank):
     return t.chunk(2, 1 if "o_proj" in name or "down_proj" in name else 0)[rank]
 
 
-RANKS = (one_comm_for_many_loads, a_load_beside_the_caller, names_of_either_rank, layouts_without_a_model)
+RANKS = (one_comm_for_many_loads, a_load_beside_the_caller, a_load_that_pauses, a_model_that_follows, names_of_either_rank, layouts_without_a_model)
 
 
 def two_ranks(top):
@@ -259,7 +335,7 @@ def public_functions_tell_their_types(top):
 
 
 # how a load talks to its Running, and Comm's own part in a load
-HOOKS = {"Running.started", "Running.stopped", "Running.arrived", "Comm.begin", "Comm.share", "Comm.agree", "Comm.mesh"}
+HOOKS = {"Running.started", "Running.stopped", "Running.arrived", "Reloader.started", "Comm.begin", "Comm.share", "Comm.agree", "Comm.mesh"}
 THEIRS = {"StorageReader", "LoadShardedStrategy"}  # the methods are as the framework has them
 
 

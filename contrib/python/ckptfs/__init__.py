@@ -10,6 +10,7 @@
 
     load = ckptfs.load_async(model, "run/checkpoints")           # beside the caller: progress, tensors as they arrive, cancel, wait
     ckptfs.load_layout("run/checkpoints", "tp=2,pp=2")           # this rank's tensors of a layout, without a model
+    ckptfs.Reloader(model, "run/checkpoints").reload(step=20)    # the same tensors of other steps, again and again
 
     f.objects()["optim.param_groups.0.lr"]             # what is no tensor, as plain Python values
     f.config, f.read("tokenizer.json"), f.steps()      # and what lies beside it
@@ -24,10 +25,11 @@ from ._comm import Comm
 from ._view import View, open
 from ._boxes import load_boxes
 from ._layout import load_layout
+from ._reloader import Reloader
 from ._running import Running, load_async
 from ._state_dict import load_state_dict
 
-__all__ = ["CkptError", "Comm", "Opaque", "Running", "View", "load_async", "load_boxes", "load_layout", "load_state_dict", "open"]
+__all__ = ["CkptError", "Comm", "Opaque", "Reloader", "Running", "View", "load_async", "load_boxes", "load_layout", "load_state_dict", "open"]
 
 
 def __getattr__(name):

@@ -127,6 +127,9 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_load_wait": (c_int, [P, c_uint32, E]),
     "ckpt_load_next": (c_int, [P, c_uint32, POINTER(c_size_t), E]),
     "ckpt_load_cancel": (None, [P]),
+    "ckpt_load_pause": (c_int, [P, c_uint32, E]),
+    "ckpt_load_resume": (c_int, [P, E]),
+    "ckpt_load_reload": (c_int, [P, P, E]),
     "ckpt_load_stats": (None, [P, POINTER(Stats), POINTER(Stats)]),
     "ckpt_load_readers": (c_char_p, [P]),
 }

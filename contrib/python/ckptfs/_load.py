@@ -43,6 +43,7 @@ class Load:
         self.puts = []  # and after that: [(entry, local tensor that it gets)]
         self.direct = []  # tensors that C writes to
         self.wants = []  # [(entry, the tensor that C fills for it and that is kept, or None)]
+        self.kept = False  # somebody else closes it
         self.load = new(library().load_new, view._view, comm.handle, byref(options))
 
     def close(self):
@@ -141,9 +142,18 @@ class Load:
 
     def run(self, progress):
         """Load; the statistics of all ranks together."""
+        library().load_plan(self.load)
+        return self._run(progress)
+
+    def rerun(self, view, progress):
+        """Load the same tensors of another view into the same memory."""
+        library().load_reload(self.load, view._view)
+        self.view = view
+        return self._run(progress)
+
+    def _run(self, progress):
         import torch
         lib = library()
-        lib.load_plan(self.load)
         lib.load_start(self.load)
         bar = _bar(progress if callable(progress) or self.comm.rank == 0 else None, len(self.keep))
         watch = progress if isinstance(progress, Watch) else None
@@ -157,7 +167,7 @@ class Load:
         finally:
             if watch is not None:
                 watch.stopped()
-            if hasattr(bar, "close"):
+            elif hasattr(bar, "close"):
                 bar.close()
         with torch.no_grad():
             for finish in self.late:
@@ -166,6 +176,7 @@ class Load:
                 written(tensor)
             for entry, tensor in self.puts:
                 entry.put(tensor)
+            self.puts = []  # they are there now
         stats = Stats()
         lib.load_stats(self.load, None, byref(stats))
         return {name: getattr(stats, name) for name, _ in Stats._fields_}
@@ -220,7 +231,7 @@ def run_together(comm, open_view, declare, options, progress):
         with loading(view):
             return load.run(progress)
     finally:
-        if load:
+        if load and not (load.kept and failure is None):
             load.close()
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 from ._library import library
-from ._load import Watch
+from ._load import TICK_MS, Watch
 from ._state_dict import load_state_dict
 from ._tensors import is_sharded_tensor, like
 
@@ -24,7 +25,9 @@ class Running(Watch):
 
     def __init__(self, target: Any, run: Path | View, process_group: Group, given: dict[str, Any]):
         self._lock, self._over, self._news = threading.Lock(), threading.Event(), queue.SimpleQueue()
-        self._load, self._cancelled, self._shown = None, False, (0, 0)
+        self._changed = threading.Condition(self._lock)  # the three that follow
+        self._load, self._ended, self._pausing = None, False, 0  # pausing: threads that wait in pause()
+        self._cancelled, self._shown = False, (0, 0)
         self._result = self._failure = None
         self._left = {}  # {entry: wants that have not arrived}
         self._late = []  # entries that are copied to their places at the end
@@ -69,6 +72,34 @@ class Running(Watch):
             if self._load is not None:
                 library().load_cancel(self._load)
 
+    def pause(self, timeout: float | None = None) -> None:
+        """On all ranks: stop exchanging data, all after the same piece of work, and return once that is so, or once the load is over. Until resume(), the
+        program may use its network, and NCCL on its devices. Each rank goes on reading what it alone needs. The ranks call pause() and resume() equally
+        often, each within the load's exchange_timeout_ms of the others. Raises what the load raises. TimeoutError: not after `timeout` seconds; call it
+        again before anything else."""
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._load is not None or self._ended, timeout):
+                raise TimeoutError(f"the load has not begun after {timeout} s")
+            load = self._load
+            self._pausing += load is not None
+        try:
+            while load is not None and library().load_pause(load, TICK_MS) == 1:
+                if until is not None and time.monotonic() > until:
+                    raise TimeoutError(f"the load is not paused after {timeout} s")
+        finally:
+            with self._changed:
+                self._pausing -= load is not None
+                self._changed.notify_all()
+        if load is None and self._over.is_set() and self._failure is not None:
+            raise self._failure
+
+    def resume(self) -> None:
+        """On all ranks: go on after pause(); on devices, after what is queued now on the stream that was current when load_async() was called."""
+        with self._lock:
+            if self._load is not None:
+                library().load_resume(self._load)
+
     # ---- the load's side ----
 
     def _run(self, surroundings, target, run, process_group, given):
@@ -81,6 +112,7 @@ class Running(Watch):
             self._failure = e
         self._news.put(None)
         self._over.set()
+        self.stopped()
 
     def __call__(self, done, of):
         self._shown = (done, of)
@@ -88,14 +120,17 @@ class Running(Watch):
     def started(self, load):
         for entry, _ in load.wants:
             self._left[entry] = self._left.get(entry, 0) + 1
-        with self._lock:
+        with self._changed:
             self._load = load.load
             if self._cancelled:
                 library().load_cancel(self._load)
+            self._changed.notify_all()
 
     def stopped(self):
-        with self._lock:
-            self._load = None
+        with self._changed:
+            self._load, self._ended = None, True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._pausing)  # in a call on what is freed next
 
     def arrived(self, entry, tensor):
         self._left[entry] -= 1
@@ -113,6 +148,8 @@ def load_async(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | Sequen
         for name, tensor in load.tensors():     # as they arrive; or: load.progress, load.done(), load.cancel()
             ...
         result = load.wait()
+
+    A program that uses NCCL meanwhile, for a training step, does so between load.pause() and load.resume(), on all ranks.
 
     All arguments are load_state_dict's, but for progress=, which the Running has. Models and state dicts are not to be touched before wait() returns,
     and until then no other load runs on the same process group or Comm. Python ends only when the load has ended: cancel() it first."""
