@@ -66,6 +66,18 @@ int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_
     return 0;
 }
 
+int ckpt_batch_gather_cached(struct ckpt_batch *b, struct ckpt_source *s,
+                             const struct ckpt_source_run *run, size_t n, bool *ret_all,
+                             struct ckpt_err *err)
+{
+    if (touch(b, s, err) < 0)
+        return -1;
+    *ret_all = ckpt_source_gather_cached(s, run, n);
+    for (size_t i = 0; i < n && *ret_all; i++)
+        b->nbyte += run[i].len;
+    return 0;
+}
+
 int ckpt_batch_finish(struct ckpt_batch *b, struct ckpt_err *err)
 {
     if (ckpt_batch_flush(b, err) < 0)

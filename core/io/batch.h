@@ -23,7 +23,7 @@ struct ckpt_batch {
     bool cached, missed; /* read only from the page cache; a read would have had to wait */
     struct ckpt_route route;
     CKPT_VEC(struct ckpt_source *) touched;
-    uint64_t nread, nbyte; /* reads issued, bytes asked for */
+    uint64_t nread, nbyte; /* reads issued (a gather is one), bytes asked for */
     struct iovec iov[CKPT_BATCH_IOV];
 };
 
@@ -35,6 +35,12 @@ void ckpt_batch_release(struct ckpt_batch *b); /* waits for reads in progress */
  * was added before. */
 int ckpt_batch_add(struct ckpt_batch *b, struct ckpt_source *s, void *buf, size_t len, uint64_t off,
                    struct ckpt_err *err);
+
+/* Read runs now, if the page cache has all of them; *ret_all is false if not: their memory is
+ * undefined then. */
+int ckpt_batch_gather_cached(struct ckpt_batch *b, struct ckpt_source *s,
+                             const struct ckpt_source_run *run, size_t n, bool *ret_all,
+                             struct ckpt_err *err);
 
 /* Read what is pending. With `cached`, -1 without an error if that would have to wait. */
 int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err);

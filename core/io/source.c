@@ -48,6 +48,14 @@ bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
            s->ops->preadv_cached(s, iov, n, off);
 }
 
+bool ckpt_source_gather_cached(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!ckpt_range_ok(run[i].off, run[i].len, s->size))
+            return false;
+    return s->ops->gather_cached && s->ops->gather_cached(s, run, n);
+}
+
 int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,
                           const struct ckpt_route *route, struct ckpt_err *err)
 {

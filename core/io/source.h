@@ -20,6 +20,13 @@
 
 struct ckpt_source;
 
+/* Bytes [off, off+len) of a source and the place in memory for them. */
+struct ckpt_source_run {
+    void *buf;
+    size_t len;
+    uint64_t off;
+};
+
 struct ckpt_source_ops {
     /* Fill iov[0..n) (which the call may modify) from `off` on. The range was checked against size.
      */
@@ -33,6 +40,9 @@ struct ckpt_source_ops {
     /* As preadv, if it can be done without waiting for storage: true; false: not, and iov's memory
      * is undefined. NULL: never. */
     bool (*preadv_cached)(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
+    /* Read runs anywhere in the source, if that can be done without waiting for storage: true;
+     * false: not, and the runs' memory is undefined. NULL: never. */
+    bool (*gather_cached)(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n);
     /* As preadv, without the page cache: true; false: not, and iov's memory is undefined. NULL:
      * never. */
     bool (*preadv_direct)(struct ckpt_source *s, const struct iovec *iov, int n, uint64_t len,
@@ -64,6 +74,10 @@ int ckpt_source_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
 /* True: all bytes have been read without waiting for storage. False: that was not possible, or
  * cannot be determined; the memory of iov is then undefined. Modifies iov. */
 bool ckpt_source_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off);
+
+/* The same for runs that are not neighbours: one system call each, so this is only faster than
+ * reading everything between them where the holes are large. */
+bool ckpt_source_gather_cached(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n);
 
 /* As ckpt_source_preadv, past the page cache where `route` says so and the file lets us. */
 int ckpt_source_preadv_by(struct ckpt_source *s, struct iovec *iov, int n, uint64_t off,

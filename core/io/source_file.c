@@ -178,6 +178,22 @@ static bool file_preadv_cached(struct ckpt_source *s, struct iovec *iov, int n, 
     return rc == 0;
 }
 
+static bool file_gather_cached(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n)
+{
+    struct source_file *f = self(s);
+    int fd, rc = 0;
+
+    if (f->replayed || ckpt_dir_records(f->dir) || get_fd(f, &f->slot, &fd, NULL) < 0)
+        return false;
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        struct iovec iov = {.iov_base = run[i].buf, .iov_len = run[i].len};
+        uint64_t off = f->base + run[i].off;
+        rc = ckpt_fdio_preadv(fd, &iov, 1, &off, RWF_NOWAIT);
+    }
+    ckpt_fdpool_put(f->pool, &f->slot);
+    return rc == 0;
+}
+
 /* If more than this fraction of a range is in the page cache, O_DIRECT is not used. */
 #define COLD 0.125
 
@@ -268,6 +284,7 @@ static void file_free(struct ckpt_source *s)
 
 static const struct ckpt_source_ops file_ops = {.preadv = file_preadv,
                                                 .preadv_cached = file_preadv_cached,
+                                                .gather_cached = file_gather_cached,
                                                 .preadv_direct = file_preadv_direct,
                                                 .check = file_check,
                                                 .name = file_name,

@@ -21,6 +21,23 @@ static int window_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64
     return ckpt_source_preadv(self(s)->of, iov, n, self(s)->off + off, err);
 }
 
+static bool window_gather_cached(struct ckpt_source *s, const struct ckpt_source_run *run, size_t n)
+{
+    enum { AT_ONCE = 64 };
+    struct ckpt_source_run part[AT_ONCE];
+
+    for (size_t done = 0; done < n;) {
+        size_t k = 0;
+        for (; k < AT_ONCE && done < n; k++, done++) {
+            part[k] = run[done];
+            part[k].off += self(s)->off;
+        }
+        if (!ckpt_source_gather_cached(self(s)->of, part, k))
+            return false;
+    }
+    return true;
+}
+
 static int window_check(struct ckpt_source *s, struct ckpt_err *err)
 {
     return ckpt_source_check(self(s)->of, err);
@@ -34,8 +51,11 @@ static void window_free(struct ckpt_source *s)
     free(s);
 }
 
-static const struct ckpt_source_ops window_ops = {
-    .preadv = window_preadv, .check = window_check, .name = window_name, .free = window_free};
+static const struct ckpt_source_ops window_ops = {.preadv = window_preadv,
+                                                  .gather_cached = window_gather_cached,
+                                                  .check = window_check,
+                                                  .name = window_name,
+                                                  .free = window_free};
 
 int ckpt_source_window_new(struct ckpt_source *of, uint64_t off, uint64_t len,
                            struct ckpt_source **ret, struct ckpt_err *err)

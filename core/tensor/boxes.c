@@ -18,8 +18,10 @@ enum {
     SLAB_BYTES = 64 * 1024 * 1024, /* size limit of one slab of a transposed tensor */
 };
 
-static const struct ckpt_box_cost usual_cost = {
-    .gap = CKPT_STRIDED_GAP, .bound = CKPT_STRIDED_BOUND, .run = UINT64_MAX};
+static const struct ckpt_box_cost usual_cost = {.gap = CKPT_STRIDED_GAP,
+                                                .bound = CKPT_STRIDED_BOUND,
+                                                .run = UINT64_MAX,
+                                                .hot_hole = CKPT_STRIDED_HOT_HOLE};
 
 /* ---- computed tensors ---- */
 
@@ -129,8 +131,12 @@ static int read_all(const struct ckpt_catalog *cat, struct ckpt_reading *rd,
 {
     struct ckpt_batch batch;
     struct ckpt_strided_cache cache = {0};
-    struct ckpt_strided_reader reader = {
-        .batch = &batch, .gap = cost->gap, .bound = cost->bound, .run = cost->run, .cache = &cache};
+    struct ckpt_strided_reader reader = {.batch = &batch,
+                                         .gap = cost->gap,
+                                         .bound = cost->bound,
+                                         .run = cost->run,
+                                         .hot_hole = cost->hot_hole,
+                                         .cache = &cache};
     int result = 0;
 
     ckpt_batch_init(&batch);

@@ -35,6 +35,7 @@ struct ckpt_reading {
 struct ckpt_box_cost {
     uint64_t gap, bound, run;
     struct ckpt_route route; /* its bounce buffer belongs to the calling thread */
+    uint64_t hot_hole;       /* tensor/strided.h */
 };
 
 /* Read n boxes of one catalogue. Neighbours in a source that follow each other in the list become

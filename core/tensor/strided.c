@@ -116,15 +116,91 @@ static uint64_t steps_at_once(const struct ckpt_strided_reader *r, const struct 
     return ckpt_min_u64(a->n, (r->bound - inner) / a->src + 1);
 }
 
+/* ---- runs that the page cache has ---- */
+
+enum { GATHER_AT_ONCE = 128 };
+
+struct gather {
+    const struct ckpt_strided_reader *reader;
+    struct ckpt_source *source;
+    const struct ckpt_ndcopy *copy;
+    size_t n;
+    bool all; /* the page cache had all runs so far */
+    struct ckpt_source_run run[GATHER_AT_ONCE];
+};
+
+static int gather_flush(struct gather *g, struct ckpt_err *err)
+{
+    const size_t n = g->n;
+
+    g->n = 0;
+    return ckpt_batch_gather_cached(g->reader->batch, g->source, g->run, n, &g->all, err);
+}
+
+static int gather_axes(struct gather *g, uint32_t j, unsigned char *dst, uint64_t src,
+                       struct ckpt_err *err)
+{
+    if (j == g->copy->naxis) {
+        g->run[g->n++] = (struct ckpt_source_run){dst, g->copy->run, src};
+        return g->n == GATHER_AT_ONCE ? gather_flush(g, err) : 0;
+    }
+    const struct ckpt_step_axis *a = &g->copy->axis[j];
+    for (uint64_t i = 0; i < a->n && g->all; i++)
+        if (gather_axes(g, j + 1, dst + i * a->dst, src + i * a->src, err) < 0)
+            return -1;
+    return 0;
+}
+
+/* Are the holes so large that a system call for each run costs less than copying them? */
+static bool has_large_holes(const struct ckpt_strided_reader *r, const struct ckpt_ndcopy *c)
+{
+    const uint64_t span = ckpt_ndcopy_src_span(c), bytes = ckpt_ndcopy_bytes(c);
+
+    return r->hot_hole && span > bytes && span - bytes >= bytes / c->run * r->hot_hole;
+}
+
+/* Does the cached range have all of it, or at least the beginning? */
+static bool begins_in_cache(const struct ckpt_strided_reader *r, const struct ckpt_source *s,
+                            uint64_t src)
+{
+    return r->cache->source == s && src >= r->cache->off && src < r->cache->off + r->cache->len;
+}
+
+/* Read each run alone if the page cache has all of them: *ret_done. */
+static int read_runs_cached(const struct ckpt_strided_reader *r, struct ckpt_source *s,
+                            const struct ckpt_ndcopy *c, unsigned char *dst, uint64_t src,
+                            bool *ret_done, struct ckpt_err *err)
+{
+    struct gather g;
+
+    *ret_done = false;
+    if (!has_large_holes(r, c) || begins_in_cache(r, s, src))
+        return 0;
+    g.reader = r;
+    g.source = s;
+    g.copy = c;
+    g.n = 0;
+    g.all = true;
+    if (gather_axes(&g, 0, dst, src, err) < 0 || (g.all && g.n && gather_flush(&g, err) < 0))
+        return -1;
+    if (g.all)
+        r->batch->nread++;
+    *ret_done = g.all;
+    return 0;
+}
+
 int ckpt_strided_read(const struct ckpt_strided_reader *r, struct ckpt_source *s,
                       const struct ckpt_step_axis *axis, uint32_t naxis, unsigned char *dst,
                       uint64_t src, struct ckpt_err *err)
 {
     struct ckpt_ndcopy c;
+    bool done;
 
     ckpt_ndcopy_init(&c, axis, naxis, r->esize);
     if (scatters(&c))
         return read_scattered(r, s, &c, dst, src, err);
+    if (read_runs_cached(r, s, &c, dst, src, &done, err) < 0 || done)
+        return done ? 0 : -1;
 
     uint32_t widest = widest_axis(&c);
     struct ckpt_step_axis whole = c.axis[widest];

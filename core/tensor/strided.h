@@ -13,6 +13,7 @@
 
 enum {
     CKPT_STRIDED_GAP = 128 * 1024,        /* holes smaller than this are read too */
+    CKPT_STRIDED_HOT_HOLE = 4096,         /* copying as much takes as long as another system call */
     CKPT_STRIDED_BOUND = 4 * 1024 * 1024, /* largest bounding range read at once */
     CKPT_STRIDED_KEPT = 2, /* limit of the cache, in multiples of CKPT_STRIDED_BOUND */
 };
@@ -32,6 +33,8 @@ struct ckpt_strided_reader {
     size_t esize;
     uint64_t gap, bound;
     uint64_t run; /* runs from this size on are read alone, unless their holes are much smaller */
+    uint64_t hot_hole; /* holes from this size on are left out where the page cache has the runs;
+                          0: that is not tried */
     struct ckpt_strided_cache *cache;
 };
 

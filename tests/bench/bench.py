@@ -232,7 +232,7 @@ def bench_export(args, runs):
 
 def make_hub(path, nbytes, block):
     """A Llama of four layers as it is on the hub, of about so many bytes."""
-    h = max(int((nbytes / 2 / 4 / 12) ** 0.5) // 256, 1) * 256
+    h = max(int((nbytes / 2 / 4 / 12) ** 0.5) // 512, 1) * 512  # heads of 64 for eight ranks
     f = 8 * h // 3 // 256 * 256
     shapes = {"model.embed_tokens.weight": [256, h], "lm_head.weight": [256, h], "model.norm.weight": [h]}
     for i in range(4):

@@ -7,6 +7,7 @@
 
 #include "random.h"
 #include "tensor/read.h"
+#include "tree.h"
 
 enum { SOURCE_BYTES = 1 << 16 };
 
@@ -220,6 +221,56 @@ TEST(cost, a_transposed_tensor_is_read_once_however_it_is_asked_for)
     ckpt_catalog_free(f.cat);
 }
 
+/* One of eight column slices of a file, or of a range of a file. Where nothing tells whether the
+ * page cache has the bytes (tmpfs of older kernels), the holes are read, too. */
+TEST(cost, holes_of_a_slice_are_not_read_if_the_page_cache_has_the_file)
+{
+    enum { ROWS = 300, COLS = 4096, WAYS = 8, BYTES = ROWS * COLS / WAYS * 2, BEFORE = 4096 };
+    enum { LEN = BEFORE + ROWS * COLS * 2 };
+    const uint64_t dim[] = {ROWS, COLS / WAYS}, stride[] = {COLS * 2, 2};
+    const struct ckpt_box box = {.rank = 2, .n = {ROWS, COLS / WAYS}};
+    unsigned char *data = malloc(LEN), *buf = malloc(BYTES);
+    struct ckpt_err err = {0};
+    struct ckpt_dir *dir;
+    struct ckpt_fdpool *pool;
+    struct ckpt_source *file, *s;
+    struct tree tree;
+
+    for (size_t i = 0; i < LEN; i++)
+        data[i] = source_byte(0, i);
+    tree_open(&tree);
+    tree_put(&tree, "data", data, LEN);
+    CHECK_OK(ckpt_dir_open(tree.path, CKPT_LINKS_BENEATH, &dir, &err));
+    CHECK_OK(ckpt_fdpool_new(4, &pool, &err));
+    CHECK_OK(ckpt_source_file_new(dir, "data", pool, &file, &err));
+    struct iovec all = {data, LEN};
+    const bool tells = ckpt_source_preadv_cached(file, &all, 1, 0);
+    for (int window = 0; window < 2; window++) {
+        const uint64_t at = window ? 0 : BEFORE;
+        struct ckpt_piece_draft piece;
+        struct fixture f;
+        CHECK_OK(ckpt_source_window_new(file, BEFORE - at, LEN - BEFORE + at, &s, &err));
+        ckpt_piece_from_box(dim, &box, 0, at + 3 * COLS / WAYS * 2, stride, &piece);
+        setup(&f, dim, 0, 0, NULL, 0);
+        CHECK_EQ(ckpt_catalog_add_source(f.cat, window ? s : file, &err), 0);
+        CHECK_OK(ckpt_catalog_set_pieces(f.cat, 0, &piece, 1, &err));
+        CHECK_OK(ckpt_tensor_pread(f.cat, f.t, &f.rd, buf, BYTES, 0, &err));
+        for (size_t i = 0; i < BYTES; i++)
+            CHECK_EQ(buf[i], data[BEFORE + i / (COLS / WAYS * 2) * COLS * 2 + 3 * COLS / WAYS * 2 +
+                                  i % (COLS / WAYS * 2)]);
+        CHECK(f.stats.source_bytes == BYTES || !tells);
+        CHECK(f.stats.source_reads == 1 || !tells);
+        ckpt_catalog_free(f.cat);
+        ckpt_source_unref(s);
+    }
+    ckpt_source_unref(file);
+    ckpt_fdpool_unref(pool);
+    ckpt_dir_unref(dir);
+    tree_close(&tree);
+    free(data);
+    free(buf);
+}
+
 TEST(catalog, a_piece_past_the_end_of_its_source_is_refused)
 {
     struct ckpt_catalog *cat;
@@ -246,4 +297,5 @@ TESTS(T(read, any_range_of_random_pieces_is_what_they_say),
       T(cost, a_mebibyte_of_an_eight_way_row_parallel_tensor_is_eight_reads),
       T(cost, a_contiguous_tensor_in_two_files_is_one_read_each),
       T(cost, a_transposed_tensor_is_read_once_however_it_is_asked_for),
+      T(cost, holes_of_a_slice_are_not_read_if_the_page_cache_has_the_file),
       T(catalog, a_piece_past_the_end_of_its_source_is_refused))
