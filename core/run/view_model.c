@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "recipe/lost.h"
 #include "run/adapter.h"
 #include "run/check.h"
 #include "run/dequantize.h"
@@ -401,6 +402,33 @@ static void keep_framework(struct ckpt_view *v, const struct ckpt_catalog *src)
         v->framework = json_incref(src->config);
 }
 
+/* Warn of what nobody can read in the view again. With a base, what it lacks can be lent again. */
+static int warn_of_lost_keys(struct ckpt_view *v, const struct ckpt_writer *writer,
+                             const struct ckpt_model *made, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str lost = {0};
+
+    if (v->shared->base || writer->bare)
+        return 0;
+    if (ckpt_recipe_lost(v->shared->recipes, made, v->config, writer->recipes, &lost, err) < 0)
+        return -1;
+    if (lost.len)
+        ckpt_catalog_warn(made->catalog,
+                          "view=%s does not keep these keys of config.json: %s (base=DIR lends "
+                          "them to whoever reads it as a Hugging Face model again)",
+                          writer->name, ckpt_str_get(&lost));
+    return 0;
+}
+
+static void warn_of_no_config(struct ckpt_view *v, const struct ckpt_writer *writer)
+{
+    if (writer && writer->bare && v->config && !v->shared->base)
+        ckpt_catalog_warn(v->cat,
+                          "view=%s keeps nothing of config.json: whoever reads it as a Hugging "
+                          "Face model again needs base=DIR",
+                          writer->name);
+}
+
 static int apply_backwards(struct ckpt_view *v, const struct ckpt_writer *writer,
                            const struct ckpt_recipe_options *opt, struct ckpt_err *err)
 {
@@ -414,6 +442,8 @@ static int apply_backwards(struct ckpt_view *v, const struct ckpt_writer *writer
     note_dtypes(v);
     if (ckpt_recipe_apply(v->shared->recipes, v->cat, opt, &model, err) < 0)
         return ckpt_err_in(err, "view=%s", writer->name);
+    if (warn_of_lost_keys(v, writer, model, err) < 0)
+        return -1;
     ckpt_catalog_free(v->cat);
     v->cat = ckpt_steal(&model->catalog);
     json_decref(v->framework);
@@ -451,6 +481,7 @@ static int convert_to_output(struct ckpt_view *v, struct ckpt_err *err)
                                                 .output = &output,
                                                 .allow_leftover = s->opt->allow_leftover};
 
+    warn_of_no_config(v, o->writer);
     if (!convert.format)
         return 0;
     if (ckpt_recipes_forced(s->recipes))

@@ -12,5 +12,6 @@ const struct ckpt_writer ckpt_writer_dcp = {
     .name = "dcp",
     .keys = 1u << CKPT_CUT_RANKS | CKPT_WRITES_NAMES,
     .layout = "each tensor is cut along its first dimension, for ranks=N",
+    .bare = true,
     .write = write_dcp,
 };

@@ -17,6 +17,7 @@ const struct ckpt_writer ckpt_writer_torchtitan = {
     .name = "torchtitan",
     .keys = 1u << CKPT_CUT_RANKS,
     .layout = "each tensor is cut along its first dimension, for ranks=N",
+    .bare = true,
     .recipes = "torchtitan",
     .write = write_torchtitan,
 };

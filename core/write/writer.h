@@ -4,6 +4,7 @@
 #ifndef CKPT_WRITE_WRITER_H
 #define CKPT_WRITE_WRITER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "tensor/catalog.h"
@@ -40,6 +41,7 @@ struct ckpt_writer {
     const char *layout;      /* how its files are cut, for whoever gives another option */
     uint32_t vocab_multiple; /* what the vocabulary's size is a multiple of on each tensor-parallel
                                 rank, where neither an option nor the checkpoint says it; 0: 1 */
+    bool bare;               /* its files have no config of the model */
     const char *recipes;     /* the format of the recipes that give the names; NULL: the hub's */
     /* Add the files. */
     int (*write)(const struct ckpt_writing *w, struct ckpt_err *err);

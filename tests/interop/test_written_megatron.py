@@ -4,9 +4,11 @@ an independent writer gives that rank; real checkpoints at their own layout are 
 """
 
 import io
+import json
 import os
 import pickle
 import random
+import re
 import shutil
 import socket
 import sys
@@ -324,6 +326,47 @@ class Megatron(WrittenCase):
         nanotron = self.export(source, self.path("nanotron"), "view=nanotron", "tp=2", "pp=2")
         megatron = self.export(nanotron, self.path("megatron"), "view=megatron", "tp=4", "make_vocab_size_divisible_by=24")
         self.same_files(self.export(megatron, self.path("back"), f"base={source}"), source)
+
+    # ---- what is lost ----
+
+    def config_again(self, run, name):
+        """config.json of a checkpoint that is read without a base, with the rotary embedding as transformers 5 says it."""
+        config = self.config_of(self.export(run, self.path(name)))
+        rope = {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {"rope_type": "default"})}
+        return {"rope_parameters": rope, "head_dim": config["hidden_size"] // config["num_attention_heads"], **config}
+
+    def config_of(self, folder):
+        with open(os.path.join(folder, "config.json")) as f:
+            return json.load(f)
+
+    def check_lost(self, i, view):
+        """The keys that a warning names are those that differ, or are not there, when the view is read again."""
+        cls, config = FAMILIES[i]
+        rope = dict(rope_parameters=dict(rope_type="default", rope_theta=12345.5))
+        source, _, _ = self.model(f"{view}-{i}", cls, dict(config, eos_token_id=[2, 3], use_cache=False, **rope))
+        done = export(source, self.path(f"{view}-{i}.run"), f"view={view}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        listed = re.search(r"does not keep these keys of config.json: (.*) \(base=", done.stderr).group(1).split(", ")
+        want, got = self.config_of(source), self.config_again(self.path(f"{view}-{i}.run"), f"{view}-{i}.back")
+        for config in (want, got):
+            if (config.get("rope_parameters") or {}).get("partial_rotary_factor") == 1:
+                del config["rope_parameters"]["partial_rotary_factor"]
+        differ = {k for k, v in want.items() if v is not None and v != got.get(k)} - {"transformers_version", "dtype"}
+        self.assertEqual(set(listed), differ)
+        self.assertIn("eos_token_id", differ)
+        self.assertNotIn("rope_parameters", differ)
+        self.assertNotIn("keys of config.json", export(source, self.path("with base"), f"view={view}", f"base={source}").stderr)
+        shutil.rmtree(self.path("with base"))
+
+    def test_lost_keys_are_listed(self):
+        for i in (0, 3, 5, 7, 11):
+            self.check_lost(i, "megatron")
+        self.check_lost(4, "megatron_legacy")
+        self.check_lost(0, "nanotron")
+        self.check_lost(3, "nanotron")
+        source, _, _ = self.model("model", *FAMILIES[0])
+        for view in ("dcp", "torchtitan"):
+            self.assertIn(f"view={view} keeps nothing of config.json", export(source, self.path(view), f"view={view}").stderr)
 
     # ---- refusals ----
 
