@@ -559,7 +559,10 @@ static int choose(const struct ckpt_tool *t, struct ckpt_view *view, struct ckpt
     if (t->weights_only && t->no_weights)
         return ckpt_fail(err, CKPT_USAGE, "--weights-only and --no-weights leave nothing");
     if ((t->weights_only || t->no_weights) && !model && strcmp(word, "raw") != 0)
-        return ckpt_fail(err, CKPT_USAGE, "view=%s has no files besides the weights", word);
+        return ckpt_fail(err, CKPT_USAGE,
+                         "%s: view=%s is written whole: its tensors and its other files "
+                         "belong together",
+                         t->no_weights ? "--no-weights" : "--weights-only", word);
     if (model && !t->weights_only && !has_config(items))
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s' holds no config.json: name the model with base=DIR or "

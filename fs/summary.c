@@ -209,7 +209,7 @@ static void put_box(const struct shape *s, const struct piece_box *b)
     const char *between = "";
 
     for (size_t d = 0; d < s->rank; d++) {
-        if (b->n[d] == s->dim[d] && s->rank > 1)
+        if (b->n[d] == s->dim[d])
             continue;
         const bool matrix = s->rank == 2;
         if (matrix)

@@ -85,12 +85,12 @@ static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
         return ckpt_nomem(ap->err);
     if (ckpt_resolver_init(&ap->rs, ap->recipe, ap->src, &ap->set, ap->err) < 0)
         return -1;
+    if (ap->recipe->backwards && !ap->recipe->family->open &&
+        ckpt_apply_check(ap, &ap->recipe->family->tensors) < 0)
+        return -1;
     if ((ap->recipe->family->open || ap->recipe->backwards
              ? ckpt_apply_sources(ap)
              : ckpt_apply_items(ap, &ap->recipe->family->tensors)) < 0)
-        return -1;
-    if (ap->recipe->backwards && !ap->recipe->family->open &&
-        ckpt_apply_check(ap, &ap->recipe->family->tensors) < 0)
         return -1;
     if (ap->nleft > CKPT_APPLY_SHOWN)
         ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - CKPT_APPLY_SHOWN);

@@ -26,6 +26,7 @@ enum {
     CKPT_APPLY_TARGETS = 1 << 24,
     CKPT_APPLY_LEFT = 1 << 20,
     CKPT_APPLY_SHOWN = 20,
+    CKPT_APPLY_LACKS = 3,
 };
 
 struct ckpt_apply {
@@ -48,6 +49,7 @@ struct ckpt_apply {
     size_t nloop;
     uint32_t blocks, block; /* number of blocks so far; block of the tensors being added, or 0 */
     size_t ntarget, nleft;  /* numbers of targets that were added and left out */
+    struct ckpt_str *lacks; /* not NULL: the first names of missing tensors, instead of warnings */
     const char *tied; /* while tied tensors are left out: the tensor that they are copies of */
     struct ckpt_tied_copies copies;
     const char *explain; /* the target to explain, or NULL */
@@ -82,11 +84,11 @@ int ckpt_apply_share_sources(struct ckpt_apply *ap, struct ckpt_catalog *cat);
 int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_model_items *list);
 
 /* For a recipe that is read backwards: MISSING if the checkpoint lacks a tensor of the list (a
- * warning with allow_partial). */
+ * warning with allow_partial). Copies of tied tensors must be equal, and are marked as used. */
 int ckpt_apply_check(struct ckpt_apply *ap, const struct ckpt_model_items *list);
 
-/* Add the tensors of the checkpoint, in the order in which transformers saves converted tensors:
- * that of the names before the conversion. */
+/* Add the tensors of the checkpoint that are not marked as used yet, in the order in which
+ * transformers saves converted tensors: that of the names before the conversion. */
 int ckpt_apply_sources(struct ckpt_apply *ap);
 
 #endif

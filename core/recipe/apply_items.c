@@ -180,7 +180,10 @@ static int leave_out_missing(struct ckpt_apply *ap, const char *missing)
 {
     if (ap->nleft == CKPT_APPLY_LEFT)
         return ckpt_fail(ap->err, CKPT_LIMIT, "more than %d tensors are missing", CKPT_APPLY_LEFT);
-    if (ap->nleft++ < CKPT_APPLY_SHOWN) /* further ones are only counted */
+    if (ap->lacks) {
+        if (ap->nleft++ < CKPT_APPLY_LACKS)
+            ckpt_str_printf(ap->lacks, "%s'%s'", ap->nleft > 1 ? ", " : "", missing);
+    } else if (ap->nleft++ < CKPT_APPLY_SHOWN) /* further ones are only counted */
         ckpt_catalog_warn(ap->cat, "'%s' is left out: the checkpoint has no tensor '%s'",
                           ckpt_str_get(&ap->name), missing);
     return 0;
@@ -202,7 +205,8 @@ static int check_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it)
                      ckpt_str_get(&ap->name));
 }
 
-/* A tensor that the config ties to another, but that is stored too: are they equal? */
+/* A tensor that the config ties to another, but that is stored too: are they equal? The framework
+ * stores ties in its own way: the copy counts as used. */
 static int check_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it)
 {
     const struct ckpt_tensor *of = ckpt_catalog_find(ap->src, ap->tied), *copy;
@@ -211,15 +215,14 @@ static int check_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it)
 
     if (ckpt_apply_name(ap, it, &sizes) < 0)
         return -1;
-    if (!of || !(copy = stored(ap)))
+    if (!of || ap->lacks || !(copy = stored(ap)))
         return 0;
+    ap->used[copy - ap->src->tensors.ptr] = true;
     if (ckpt_tensor_same(ap->src, copy, ap->src, of, &same, ap->err) < 0)
         return -1;
     return same ? 0
-                : ckpt_fail(ap->err, CKPT_CONFLICT,
-                            "the config ties '%s' to '%s', but the checkpoint stores other values "
-                            "for it: tie_word_embeddings=false keeps both",
-                            ckpt_str_get(&ap->name), ap->tied);
+                : ckpt_copy_differs(ap->cat, ckpt_str_get(&ap->name), ap->tied,
+                                    ap->opt->allow_leftover, ap->err);
 }
 
 static int walk_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it, enum pass pass)

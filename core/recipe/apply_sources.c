@@ -164,7 +164,7 @@ static int convert_ties(struct ckpt_apply *ap)
     for (size_t i = 0; i < r->ties.len; i++) {
         const struct ckpt_tie *tie = &r->ties.ptr[i];
         const struct ckpt_tensor *t = ckpt_catalog_find(ap->src, tie->original);
-        if (t && !ckpt_catalog_find(ap->src, tie->copy) && convert(ap, t, tie->copy) < 0)
+        if (t && convert(ap, t, tie->copy) < 0)
             return -1;
     }
     return 0;
@@ -179,13 +179,15 @@ static int fqn_cmp(const void *a, const void *b)
 
 int ckpt_apply_sources(struct ckpt_apply *ap)
 {
-    const size_t n = ap->src->tensors.len;
-    ckpt_cleanup(ckpt_freep) const struct ckpt_tensor **order = calloc(n + 1, sizeof *order);
+    const size_t all = ap->src->tensors.len;
+    ckpt_cleanup(ckpt_freep) const struct ckpt_tensor **order = calloc(all + 1, sizeof *order);
+    size_t n = 0;
 
     if (!order)
         return ckpt_nomem(ap->err);
-    for (size_t i = 0; i < n; i++)
-        order[i] = &ap->src->tensors.ptr[i];
+    for (size_t i = 0; i < all; i++)
+        if (!ap->used[i])
+            order[n++] = &ap->src->tensors.ptr[i];
     if (n)
         qsort(order, n, sizeof *order, fqn_cmp);
     for (size_t i = 0; i < n; i++)

@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "recipe/lacks.h"
 #include "recipe/lost.h"
 #include "run/adapter.h"
 #include "run/check.h"
@@ -298,13 +299,31 @@ static int decide(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_er
 
 /* ---- names ---- */
 
+/* A directory without an index says nothing of a file that is not there. */
+static int warn_of_missing(struct ckpt_view *v, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
+    size_t n = 0;
+
+    if (!v->config || v->facts.is_adapter)
+        return 0;
+    if (ckpt_recipe_lacks(v->shared->recipes, v->cat, v->config, &names, &n, err) < 0)
+        return -1;
+    if (n)
+        ckpt_catalog_warn(v->cat,
+                          "tensors of the model that config.json describes are not there (%zu): "
+                          "%s%s; is a file missing?",
+                          n, ckpt_str_get(&names), n > 3 ? ", ..." : "");
+    return names.failed ? ckpt_nomem(err) : 0;
+}
+
 static int model_of_hub(struct ckpt_view *v, struct ckpt_err *err)
 {
     const struct ckpt_base *base = v->shared->base;
 
     if (config_of_hub(v, err) < 0 || (v->decision.match_base && match_names(v, base->cat, err) < 0))
         return -1;
-    return v->decision.check ? check_model(v, err) : 0;
+    return v->decision.check ? check_model(v, err) : warn_of_missing(v, err);
 }
 
 static int model_of_memory(struct ckpt_view *v, struct ckpt_err *err)

@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import unittest
 import warnings
@@ -23,7 +24,7 @@ try:
 
     import megatron_writer as mw
     import ranks
-    from tensor_case import CASES, SEED, WrittenCase, export, read_all
+    from tensor_case import CASES, CKPT, SEED, WrittenCase, export, read_all
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -406,6 +407,45 @@ class Megatron(WrittenCase):
                 done = export(source, self.path("refused"), f"view={view}")
                 self.assertEqual(done.returncode, 1, (name, view, done.stderr))
                 self.assertIn(text, done.stderr)
+            done = self.tool("info", source)  # there is no index that would tell
+            self.assertEqual("are not there" in done.stderr, not change.get("tie_word_embeddings"), done.stderr)
+            self.assertIn(name or "", done.stderr)
+
+    def test_copies_of_tied_tensors(self):
+        """A tied copy is stored as the framework stores ties; one with other values is refused, or left out if that is asked for."""
+        source, tensors, _ = self.model("model", *FAMILIES[1])
+        embedding = tensors["model.embed_tokens.weight"]
+        shutil.copytree(source, self.path("copies"))
+        for view in ("megatron", "nanotron", "torchtitan"):
+            want = self.names(source, view)
+            for other in (0, 1):
+                for name in os.listdir(self.path("copies")):
+                    if "safetensors" in name:
+                        os.remove(self.path(f"copies/{name}"))
+                save_file({**tensors, "lm_head.weight": embedding + other}, self.path("copies/model.safetensors"), metadata={"format": "pt"})
+                done = self.tool("ls", self.path("copies"), f"view={view}")
+                self.assertEqual(done.returncode, other, done.stderr)
+                self.assertEqual("allow_leftover leaves it out" in done.stderr, bool(other))
+                self.assertEqual(self.names(self.path("copies"), view, "allow_leftover"), want)
+                run = self.export(self.path("copies"), self.path(f"{view}-{other}"), f"view={view}", "allow_leftover")
+                self.same(read_all(self.export(run, run + ".back", f"base={source}")), tensors, view)
+
+    def names(self, source, *options):
+        done = self.tool("ls", "--json", source, f"view={options[0]}", *options[1:])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return [t["name"] for t in json.loads(done.stdout)]
+
+    def tool(self, command, *args):
+        return subprocess.run([CKPT, command, *[x for a in args for x in (["-o", a] if "=" in a or a == "allow_leftover" else [a])]],
+                              capture_output=True, text=True)
+
+    def test_words_of_the_tool(self):
+        source, _, _ = self.model("model", *FAMILIES[0])
+        done = self.tool("explain", source, "decoder.final_layernorm.weight", "view=megatron", "tp=2")
+        self.assertIn("A  all  from", done.stdout)
+        done = self.tool("export", source, self.path("refused"), "view=nanotron", "--no-weights")
+        self.assertIn("--no-weights: view=nanotron is written whole", done.stderr)
+        self.assertEqual(done.returncode, 2)
 
 
 if not os.path.isdir(os.path.join(FIXTURES, "megatron")):  # the collection is more than this tree has

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The list of a model file is walked through as for a checkpoint that is to be written. */
+#include "recipe/lacks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "recipe/apply.h"
+#include "recipe/recipes.h"
+
+static bool is_whole_model(const json_t *config)
+{
+    const char *class =
+        json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
+
+    return class && ckpt_has_suffix(class, "ForCausalLM") &&
+           !json_object_get(config, "quantization_config");
+}
+
+static int find_family(const struct ckpt_recipes *set, const char *type,
+                       const struct ckpt_family **ret, struct ckpt_err *err)
+{
+    const struct ckpt_recipes *models;
+
+    *ret = NULL;
+    if (ckpt_recipes_models(set, &models, err) < 0)
+        return -1;
+    for (size_t i = 0; i < models->families.len && !*ret; i++)
+        if (!models->families.ptr[i]->open && ckpt_family_has_type(models->families.ptr[i], type))
+            *ret = models->families.ptr[i];
+    return 0;
+}
+
+/* Conditions read the family's own members of config.json, too. */
+static json_t *whole_config(const struct ckpt_family *f, const json_t *config)
+{
+    json_t *all = json_deep_copy(f->config);
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)config, key, value)
+        ckpt_json_set(&all, key, json_deep_copy(value));
+    return all;
+}
+
+/* A list that cannot be walked through, because a number is not known, says nothing. */
+static int count(const struct ckpt_family *f, const struct ckpt_catalog *cat, const json_t *config,
+                 struct ckpt_str *out, size_t *ret_n, struct ckpt_err *err)
+{
+    const struct ckpt_recipe_options opt = {.allow_partial = true, .allow_leftover = true};
+    const struct ckpt_recipe recipe = {.name = f->name, .family = f, .backwards = true};
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *remarks = NULL;
+    ckpt_cleanup(ckpt_freep) bool *used = calloc(cat->tensors.len + 1, sizeof *used);
+    struct ckpt_err ignored = {0};
+    struct ckpt_apply ap = {
+        .recipe = &recipe, .src = cat, .opt = &opt, .used = used, .lacks = out, .err = &ignored};
+
+    if (!used || ckpt_catalog_new(&remarks, err) < 0 ||
+        ckpt_settings_of_config(&ap.set, f, config, err) < 0)
+        return used ? -1 : ckpt_nomem(err);
+    ap.cat = remarks;
+    ap.set.src = cat;
+    if (!(ap.set.hf = whole_config(f, config)))
+        return ckpt_nomem(err);
+    if (ckpt_apply_check(&ap, &f->tensors) == 0)
+        *ret_n = ap.nleft;
+    ckpt_settings_release(&ap.set);
+    ckpt_str_release(&ap.name);
+    return 0;
+}
+
+int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
+                      const json_t *config, struct ckpt_str *out, size_t *ret_n,
+                      struct ckpt_err *err)
+{
+    const char *type = ckpt_json_str(config, "model_type");
+    const struct ckpt_family *f = NULL;
+
+    *ret_n = 0;
+    if (!type || !is_whole_model(config))
+        return 0;
+    if (find_family(set, type, &f, err) < 0 || (f && count(f, cat, config, out, ret_n, err) < 0))
+        return -1;
+    if (*ret_n > cat->tensors.len / 2)
+        *ret_n = 0;
+    return 0;
+}
