@@ -8,17 +8,51 @@
 #include "base/ckd.h"
 #include "tensor/fqn.h"
 
+struct span {
+    const char *at;
+    size_t len;
+};
+
+/* The length of the part of `name` that `prefix` matches, in which {l} stands for a number (written
+ * to *ret_number); 0: it does not match. */
+static size_t match_prefix(const char *prefix, const char *name, struct span *ret_number)
+{
+    const char *brace = strchr(prefix, '{');
+    const size_t before = brace ? (size_t)(brace - prefix) : strlen(prefix);
+    const char *after = brace ? strchr(brace, '}') + 1 : "";
+
+    if (strncmp(prefix, name, before) != 0)
+        return 0;
+    const size_t digits = brace ? strspn(name + before, "0123456789") : 0;
+    if ((brace && !digits) || !ckpt_has_prefix(name + before + digits, after))
+        return 0;
+    *ret_number = (struct span){name + before, digits};
+    return before + digits + strlen(after);
+}
+
+static void put_prefix(struct ckpt_str *out, const char *prefix, struct span number)
+{
+    const char *brace = strchr(prefix, '{');
+
+    if (!brace) {
+        ckpt_str_puts(out, prefix);
+        return;
+    }
+    ckpt_str_printf(out, "%.*s%.*s%s", (int)(brace - prefix), prefix, (int)number.len, number.at,
+                    strchr(brace, '}') + 1);
+}
+
 /* Set ap->name to the name of a tensor that no rule uses. */
 static void name_kept(struct ckpt_apply *ap, const char *name)
 {
-    const struct ckpt_prefix *p = ap->recipe->prefixes.ptr;
-    size_t n = ap->recipe->prefixes.len, i = 0;
+    struct span number;
+    size_t len = 0;
 
-    while (i < n && !ckpt_has_prefix(name, p[i].from))
-        i++;
     ckpt_str_clear(&ap->name);
-    ckpt_str_printf(&ap->name, "%s%s", i < n ? p[i].to : "",
-                    name + (i < n ? strlen(p[i].from) : 0));
+    for (size_t i = 0; i < ap->recipe->prefixes.len && !len; i++)
+        if ((len = match_prefix(ap->recipe->prefixes.ptr[i].from, name, &number)))
+            put_prefix(&ap->name, ap->recipe->prefixes.ptr[i].to, number);
+    ckpt_str_puts(&ap->name, name + len);
 }
 
 static int keep_tensor(struct ckpt_apply *ap, const struct ckpt_tensor *t)
@@ -51,9 +85,20 @@ static int leave_out(struct ckpt_apply *ap, const struct ckpt_tensor *t)
     return 0;
 }
 
+/* Are the rule's targets rows of one tensor? transformers saves such parts as they are, views of
+ * one storage; the parts of any other dimension are copies. */
+static bool divides_rows(const struct ckpt_rule *rule)
+{
+    const struct ckpt_pattern *p = &rule->from[0].pattern;
+
+    return rule->nfrom == 1 && rule->nto > 1 && p->ndim && p->rest_at != 0 &&
+           p->dim[0].kind == CKPT_FACTOR_SUM;
+}
+
 /* Add one target side of a rule: a tensor for each value of the axes that are numbers in its name
- * only. They were one tensor in memory and go into the same file. */
-static int add_side(struct ckpt_apply *ap, uint32_t side)
+ * only. They were one tensor in memory and go into the same file. `block` is that of the other
+ * sides, or 0. */
+static int add_side(struct ckpt_apply *ap, uint32_t side, uint32_t block)
 {
     struct ckpt_instance *in = &ap->in;
     const struct ckpt_name *name = in->rule->to[side].name;
@@ -76,7 +121,7 @@ static int add_side(struct ckpt_apply *ap, uint32_t side)
                              use->tensor->name, CKPT_APPLY_TARGETS);
         axis[naxis++] = a;
     }
-    ap->block = naxis ? ++ap->blocks : 0;
+    ap->block = naxis ? ++ap->blocks : block;
     for (uint64_t i = 0; i < total; i++) {
         for (uint64_t k = naxis, rest = i; k-- > 0; rest /= size[k])
             in->at[axis[k]] = rest % size[k];
@@ -148,8 +193,9 @@ static int convert(struct ckpt_apply *ap, const struct ckpt_tensor *t, const cha
     ap->in.bound = 0;
     if (ckpt_instance_solve(&ap->in, &ap->set, ap->err) < 0)
         return ckpt_err_in(ap->err, "%s", rule->where);
+    const uint32_t block = divides_rows(rule) ? ++ap->blocks : 0;
     for (uint32_t side = 0; side < rule->nto; side++)
-        if (add_side(ap, side) < 0)
+        if (add_side(ap, side, block) < 0)
             return -1;
     return 0;
 }

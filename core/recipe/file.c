@@ -236,6 +236,21 @@ static int read_remarks(struct reader *r, const char *where, const json_t *list,
     return 0;
 }
 
+/* Has the prefix one number in braces, or (with none) no brace? */
+static bool has_number(const char *prefix)
+{
+    const size_t at = strcspn(prefix, "{}"), end = at + strcspn(prefix + at, "}");
+
+    return prefix[at] == '{' && prefix[end] == '}' && !strpbrk(prefix + at + 1, "{") &&
+           !strpbrk(prefix + end + 1, "}");
+}
+
+static bool prefixes_agree(const char *a, const char *b)
+{
+    return *a && *b &&
+           (strpbrk(a, "{}") || strpbrk(b, "{}") ? has_number(a) && has_number(b) : true);
+}
+
 static int read_prefixes(struct reader *r, const char *where, const json_t *list)
 {
     size_t i;
@@ -250,7 +265,14 @@ static int read_prefixes(struct reader *r, const char *where, const json_t *list
             return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: two texts are expected here", where, i);
         p.from = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, r->backwards)));
         p.to = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, !r->backwards)));
-        if (!p.from || !p.to || ckpt_vec_push(&r->out->prefixes, p) < 0)
+        if (!p.from || !p.to)
+            return ckpt_nomem(r->err);
+        if (!prefixes_agree(p.from, p.to))
+            return ckpt_fail(
+                r->err, CKPT_FORMAT,
+                "%s[%zu]: both prefixes have one number, {l}, or none, and are not empty", where,
+                i);
+        if (ckpt_vec_push(&r->out->prefixes, p) < 0)
             return ckpt_nomem(r->err);
     }
     return 0;

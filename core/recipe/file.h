@@ -32,7 +32,7 @@ struct ckpt_remark {
 };
 
 /* An entry of "prefixes", for models without a list: names that no rule uses get the prefix `to`
- * instead of `from`. */
+ * instead of `from`. Both have one number, written {l}, or none. */
 struct ckpt_prefix {
     const char *from, *to;
 };

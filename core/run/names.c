@@ -47,7 +47,7 @@ struct naming {
     const json_t *config;
     const struct ckpt_type *type;
     const struct ckpt_texts *unsaid; /* names of embeddings, of all types */
-    bool allow_leftover;
+    bool allow_leftover, type_listed;
     size_t ntensor;
     char **name; /* name without wrappers; NULL: the tensor is not the model's */
     char *prefix;
@@ -145,8 +145,35 @@ static int find_prefix(struct naming *n, struct ckpt_err *err)
     return 0;
 }
 
+/* Is the model made of several (its config of several configs)? */
+static bool is_composite(const json_t *config)
+{
+    const char *key;
+    const json_t *value;
+
+    json_object_foreach((json_t *)config, key, value)
+        if (ckpt_has_suffix(key, "_config") && json_object_get(value, "model_type"))
+            return true;
+    return ckpt_json_str(json_object_get(config, "decoder"), "model_type");
+}
+
+/* The embedding of a model of several parts, whose type no file lists, may be that of one part
+ * only.
+ */
+static int check_dropped(const struct naming *n, const char *first, struct ckpt_err *err)
+{
+    if (n->type_listed || n->allow_leftover || !is_composite(n->config))
+        return 0;
+    return ckpt_fail(
+        err, CKPT_UNSUPPORTED,
+        "the model type '%s' is not known, and '%s' seems to be only a part of the "
+        "model: '%s' is not below it (allow_leftover leaves such tensors out, view=raw "
+        "shows all)",
+        ckpt_json_str(n->config, "model_type"), n->prefix, first);
+}
+
 /* Keep the tensors below the prefix, without it. */
-static void strip(struct naming *n)
+static int strip(struct naming *n, struct ckpt_err *err)
 {
     size_t len = strlen(n->prefix), dropped = 0, first = 0;
 
@@ -167,6 +194,7 @@ static void strip(struct naming *n)
                           "left out: %zu tensors that are not below '%s', where the model is "
                           "('%s' first)",
                           dropped, n->prefix, n->cat->tensors.ptr[first].name);
+    return dropped ? check_dropped(n, n->cat->tensors.ptr[first].name, err) : 0;
 }
 
 /* Drop states of optimizers and the like, which no recipe uses, whatever the framework's names are.
@@ -193,36 +221,62 @@ static size_t find(const struct naming *n, const char *name)
     return SIZE_MAX;
 }
 
+static int same_values(const struct naming *n, size_t a, size_t b, bool *ret, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *t = n->cat->tensors.ptr;
+
+    return ckpt_tensor_same(n->cat, &t[a], n->cat, &t[b], ret, err);
+}
+
 /* Check that a tied tensor, which is left out, has the same values as the one that it is tied to.
  */
 static int check_copy(const struct naming *n, size_t copy, size_t of, struct ckpt_err *err)
 {
-    const struct ckpt_tensor *t = n->cat->tensors.ptr;
     bool same;
 
-    if (ckpt_tensor_same(n->cat, &t[copy], n->cat, &t[of], &same, err) < 0)
+    if (same_values(n, copy, of, &same, err) < 0)
         return -1;
     return same ? 0 : ckpt_copy_differs(n->cat, n->name[copy], n->name[of], n->allow_leftover, err);
 }
 
+/* Is the tensor `copy` one of the tied tensor `of`? If the config says so, other values are a
+ * CONFLICT. */
+static int is_copy(const struct naming *n, size_t copy, size_t of, bool said, bool *ret,
+                   struct ckpt_err *err)
+{
+    *ret = said;
+    if (of == SIZE_MAX)
+        return 0;
+    return said ? check_copy(n, copy, of, err) : same_values(n, copy, of, ret, err);
+}
+
+/* Drop the copy, or give it the embedding's name if that is not there. */
+static int drop_copy(struct naming *n, size_t copy, size_t of, struct ckpt_err *err)
+{
+    free(n->name[copy]);
+    n->name[copy] = of == SIZE_MAX ? strdup(n->anchor) : NULL;
+    return of == SIZE_MAX && !n->name[copy] ? ckpt_nomem(err) : 0;
+}
+
 /* Drop tied tensors. transformers writes them once, under the name of the input embedding; a state
- * dict without duplicates may have the output embedding's name instead. */
+ * dict without duplicates may have the output embedding's name instead. A model of several parts
+ * may leave it to the text model's config, which does not tell whether the class heeds it: then the
+ * values decide. */
 static int drop_tied(struct naming *n, struct ckpt_err *err)
 {
-    if (!ckpt_json_bool(n->config, "tie_word_embeddings", false))
+    const json_t *text = json_object_get(n->config, "text_config");
+    const bool said = json_is_boolean(json_object_get(n->config, "tie_word_embeddings"));
+
+    if (!ckpt_json_bool(said ? n->config : text, "tie_word_embeddings", false))
         return 0;
     for (size_t i = 0; i < n->type->ties.n; i++) {
         const struct ckpt_text_pair *tie = &n->type->ties.pair[i];
         const size_t copy = find(n, tie->from), of = find(n, tie->to ? tie->to : n->anchor);
-        const bool kept = of != SIZE_MAX;
-        if (copy == SIZE_MAX || copy == of || (!kept && tie->to))
+        bool same;
+        if (copy == SIZE_MAX || copy == of || (of == SIZE_MAX && tie->to))
             continue;
-        if (kept && check_copy(n, copy, of, err) < 0)
+        if (is_copy(n, copy, of, said, &same, err) < 0 || (same && drop_copy(n, copy, of, err) < 0))
             return -1;
-        free(n->name[copy]);
-        n->name[copy] = kept ? NULL : strdup(n->anchor);
-        if (!kept && !n->name[copy])
-            return ckpt_nomem(err);
     }
     return 0;
 }
@@ -270,12 +324,12 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
     };
 
     *ret_found = false;
+    n.type_listed = n.type != ckpt_types_any(types);
     if (collect(&n, err) < 0 || find_prefix(&n, err) < 0)
         return -1;
     if (!n.prefix)
         return drop_state(&n, err);
-    strip(&n);
-    if (drop_tied(&n, err) < 0 || check_config(&n, err) < 0 ||
+    if (strip(&n, err) < 0 || drop_tied(&n, err) < 0 || check_config(&n, err) < 0 ||
         ckpt_catalog_select(cat, (const char *const *)n.name, err) < 0)
         return -1;
     *ret_found = true;

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Families by transformers' own lists: a DCP of the state dict of a small random model of each type is shown as save_pretrained writes
+the model, file by file, to the byte; and the files again as the model has them in memory. The models are made of the types' default
+configs, in which sizes are replaced by small ones.
+
+    test_families.py [causal|image|masked|seq2seq|speech [TYPE ...]]     CKPTFS_FAMILIES=all: every type that transformers has"""
+
+import json
+import os
+import sys
+import unittest
+
+try:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import transformers as tf
+    from transformers.models.auto import modeling_auto as lists
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from tensor_case import SEED, TensorCase, export, randomise, read_all
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+
+tf.utils.logging.disable_progress_bar()
+tf.utils.logging.set_verbosity_error()
+torch.set_num_threads(1)
+MOST = 30_000_000  # parameters of a model that is still small
+SIZES = {
+    32: "hidden_size d_model n_embd embed_dim out_hidden_size projection_dim word_embed_proj_dim embedding_size lru_width text_hidden_size vision_hidden_size",
+    48: "intermediate_size ffn_dim d_ff n_inner encoder_ffn_dim decoder_ffn_dim ffn_hidden_size",
+    2: """num_hidden_layers n_layer num_layers encoder_layers decoder_layers n_layers num_decoder_layers num_key_value_heads num_experts_per_tok
+          linear_num_key_heads o_groups""",
+    4: "num_attention_heads n_head num_heads n_heads encoder_attention_heads decoder_attention_heads linear_num_value_heads index_n_heads index_topk",
+    8: """head_dim d_kv global_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim linear_key_head_dim linear_value_head_dim mamba_n_heads mamba_d_head
+          mamba_d_state mamba_num_heads mamba_head_dim ssm_state_size state_size index_head_dim o_lora_rank hidden_size_per_layer_input""",
+    24: """moe_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size shared_intermediate_size moe_ffn_hidden_size
+           expert_ffn_size""",
+    12: "num_experts num_local_experts n_routed_experts moe_num_experts",
+    16: "kv_lora_rank q_lora_rank num_mel_bins",
+    1: "depth n_shared_experts num_shared_experts first_k_dense_replace n_group topk_group mamba_n_groups n_groups moe_layer_start_index",
+    0: "pad_token_id num_mtp_modules num_nextn_predict_layers",
+    -1: "moe_layer_end_index",
+    128: "vocab_size vocab_size_per_layer_input", 64: "max_position_embeddings n_positions max_source_positions max_target_positions",
+    28: "image_size", 14: "patch_size",
+}
+SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
+PER_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "attn_type_list", "block_types", "num_attention_groups")
+OWN = {
+    "florence2": {f"vision_config.{k}": v for k, v in {"embed_dim": [16] * 4, "num_heads": [2] * 4, "num_groups": [2] * 4, "depths": [1] * 4, "projection_dim": 32}.items()},
+    "gemma4": {"text_config.per_layer_config": {}, "text_config.num_kv_shared_layers": 0},
+    "gemma4_text": {"per_layer_config": {}, "num_kv_shared_layers": 0},
+    "gemma4_unified": {"text_config.per_layer_config": {}, "text_config.num_kv_shared_layers": 0},
+    "glm5_next": {"text_config.num_key_value_heads": 4, "text_config.index_topk": 16, "text_config.qk_rope_head_dim": 0},
+    "hunyuan_vl": {"text_config.head_dim": 8},
+    "cosmos3_edge": {"text_config.rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}},
+    "molmo2": {"adapter_config.vision_feature_layer": [1, 0]},
+    "mistral_large4": {"text_config.kv_source_layers": [0, 1]},
+    "zaya": {"num_experts_per_tok": 1},
+    "laguna": {"num_attention_heads_per_layer": [4, 4]},
+    "lfm2_moe": {"num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+}
+FAMILIES = {
+    "causal": "afmoe apertus axk2 bailing_hybrid beam deepseek_v4 gemma4_text hrm_text hy_v4 inkling2_text kimi_linear kolibri1 lfm3 olmo_hybrid zaya ctrl prophetnet",
+    "image": """aria blip blip-2 cosmos3_edge cosmos3_omni florence2 fuyu gemma4_unified glm5_next granite_docling hunyuan_vl hyperclovax_vision_v2 idefics2
+                idefics3 inkling2 instructblip kimi_k25 kosmos-2 lfm3_vl llama4 minimax_m3_vl mistral4 mistral_large4 mllama molmo2 nemotron_h_omni paddleocr_vl
+                pp_chart2table qianfan_ocr qwen2_5_omni_thinker qwen3_5_moe qwen3_omni_moe_thinker shieldgemma2 step3p7 t5gemma2 udop unlimited_ocr
+                video_llava""",
+    "masked": "albert convbert distilbert gte jina_embeddings_v3 longformer mpnet roformer ultrabert",
+    "seq2seq": "bart glmasr led qwen2_audio t5gemma voxtral",
+    "speech": "cohere_asr seamless_m4t_v2",
+}
+AUTO = {
+    "causal": (tf.AutoModelForCausalLM, lists.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    "image": (tf.AutoModelForImageTextToText, lists.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+    "masked": (tf.AutoModelForMaskedLM, lists.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    "seq2seq": (tf.AutoModelForSeq2SeqLM, lists.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+    "speech": (tf.AutoModelForSpeechSeq2Seq, lists.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES),
+}
+
+
+def shrink(config):
+    """A config's values, with small sizes."""
+    out = {}
+    for key, value in config.items():
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if key in ("transformers_version", "architectures", "_name_or_path"):
+            continue
+        if isinstance(value, dict) and (key.endswith("_config") or "model_type" in value):
+            out[key] = shrink(value)
+        elif key in SMALL and (number or key == "pad_token_id"):
+            out[key] = SMALL[key]
+        elif key in PER_LAYER and isinstance(value, list):
+            out[key] = (list(dict.fromkeys(value)) * 4)[: SMALL["num_hidden_layers"]]
+        elif key.endswith(("token_id", "token_index")):
+            out[key] = [3] if isinstance(value, list) else 3 if number and value >= 100 else value
+        else:
+            out[key] = value
+    return out
+
+
+def small_config(kind):
+    values = shrink(CONFIG_MAPPING[kind]().to_dict())
+    for path, value in OWN.get(kind, {}).items():
+        *parts, leaf = path.split(".")
+        at = values
+        for part in parts:
+            at = at[part]
+        at[leaf] = value
+    values.pop("model_type", None)
+    return CONFIG_MAPPING[kind](**values)
+
+
+def small_model(kind, auto):
+    with torch.device("meta"):
+        size = sum(p.numel() for p in auto.from_config(small_config(kind)).parameters())
+    if size > MOST:
+        raise ValueError(f"{size} parameters")
+    torch.manual_seed(SEED)
+    return randomise(auto.from_config(small_config(kind)))
+
+
+class Families(TensorCase):
+    def check(self, kind, auto):
+        at = lambda name: self.path(f"{kind}.{name}")
+        model = small_model(kind, auto)
+        model.save_pretrained(at("want"), max_shard_size="20KB")
+        model.config.save_pretrained(at("base"))
+        dcp.save({"model": model.state_dict()}, checkpoint_id=at("run"), no_dist=True)
+        done = export(at("run"), at("got"), f"base={at('base')}", "max_shard_size=20KB")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.same(read_all(at("got")), read_all(at("want")), kind)
+        for name in os.listdir(at("want")):
+            with open(os.path.join(at("want"), name), "rb") as want, open(os.path.join(at("got"), name), "rb") as got:
+                self.assertTrue(want.read() == got.read(), f"{kind}: {name}")
+        done = export(at("want"), at("memory"), "view=memory")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        state, got = model.state_dict(), read_all(at("memory"))
+        self.same(got, {name: state.get(name, torch.empty(0)) for name in got}, f"{kind} in memory")
+        self.assertEqual({t.data_ptr() for t in state.values()}, {state[name].data_ptr() for name in got}, f"{kind} in memory")
+
+    def check_all(self, which):
+        auto, known = AUTO[which]
+        every = os.environ.get("CKPTFS_FAMILIES") == "all"
+        for kind in known if every else os.environ.get("CKPTFS_FAMILIES", FAMILIES[which]).split():
+            with self.subTest(kind):
+                try:
+                    small_config(kind)
+                except Exception as e:
+                    if every:
+                        continue  # the sizes do not fit together
+                    raise e
+                self.check(kind, auto)
+
+    def test_causal(self):
+        self.check_all("causal")
+
+    def test_image(self):
+        self.check_all("image")
+
+    def test_masked(self):
+        self.check_all("masked")
+
+    def test_seq2seq(self):
+        self.check_all("seq2seq")
+
+    def test_speech(self):
+        self.check_all("speech")
+
+    def test_part_of_an_unknown_model(self):
+        """The embedding of one part does not make the other parts something to leave out."""
+        base = self.path("base")
+        os.makedirs(base)
+        with open(os.path.join(base, "config.json"), "w") as f:
+            json.dump({"model_type": "nova", "vision_config": {"model_type": "x"}, "text_config": {"model_type": "y"}}, f)
+        dcp.save({"eyes.w": torch.ones(4), "text.model.embed_tokens.weight": torch.ones(4, 4)}, checkpoint_id=self.path("run"), no_dist=True)
+        done = export(self.path("run"), self.path("got"), f"base={base}")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("'eyes.w' is not below it", done.stderr)
+        done = export(self.path("run"), self.path("got"), f"base={base}", "allow_leftover")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
