@@ -55,18 +55,22 @@ static int count(const struct ckpt_family *f, const struct ckpt_catalog *cat, co
     struct ckpt_apply ap = {
         .recipe = &recipe, .src = cat, .opt = &opt, .used = used, .lacks = out, .err = &ignored};
 
-    if (!used || ckpt_catalog_new(&remarks, err) < 0 ||
-        ckpt_settings_of_config(&ap.set, f, config, err) < 0)
-        return used ? -1 : ckpt_nomem(err);
+    if (!used)
+        return ckpt_nomem(err);
+    if (ckpt_catalog_new(&remarks, err) < 0)
+        return -1;
+    int rc = ckpt_settings_of_config(&ap.set, f, config, err);
     ap.cat = remarks;
     ap.set.src = cat;
-    if (!(ap.set.hf = whole_config(f, config)))
-        return ckpt_nomem(err);
-    if (ckpt_apply_check(&ap, &f->tensors) == 0)
+    if (rc == 0 && !(ap.set.hf = whole_config(f, config)))
+        rc = ckpt_nomem(err);
+    if (rc == 0 && ckpt_apply_check(&ap, &f->tensors) == 0)
         *ret_n = ap.nleft;
+    else if (rc == 0 && ignored.code == CKPT_NOMEM)
+        rc = ckpt_nomem(err);
     ckpt_settings_release(&ap.set);
     ckpt_str_release(&ap.name);
-    return 0;
+    return rc;
 }
 
 int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
