@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Cross-compile for arm64 and run the unit tests under qemu's user emulation. As root, by hand, on a Debian that may be changed:
-# tests/chroot.sh SUITE tests/arm64.sh
+# tests/chroot.sh trixie tests/arm64.sh (in qemu 7.2, which is bookworm's, programs with threads hang)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export DEBIAN_FRONTEND=noninteractive
@@ -21,5 +21,5 @@ EOF
 PKG_CONFIG_LIBDIR=/usr/lib/aarch64-linux-gnu/pkgconfig:/usr/share/pkgconfig \
   cmake -G Ninja -S . -B build/arm64 --toolchain "$PWD/build/arm64.cmake" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCKPTFS_TESTS=ON
 cmake --build build/arm64
-ctest --test-dir build/arm64 -R '^unit/' -j "$(nproc)" --timeout 1200
+ctest --test-dir build/arm64 -R '^unit/' -j "$(nproc)" --timeout 1200 --output-on-failure
 file build/arm64/fs/ckptfs 2>/dev/null || true

@@ -43,7 +43,7 @@ for s in "${stages[@]}"; do
     strict) stage strict tests/run.sh --strict ;;
     chroots) for suite in bookworm trixie; do stage "chroot-$suite" tests/chroot.sh "$suite"; done ;;
     packages) for suite in bookworm trixie; do stage "packages-$suite" tests/chroot.sh "$suite" tests/packages.sh; done ;;
-    arm64) stage arm64 tests/chroot.sh bookworm tests/arm64.sh ;;
+    arm64) stage arm64 tests/chroot.sh trixie tests/arm64.sh ;;
     faults)
       CKPTFS_FAULTS=20 stage faults mount_test test_faults.py
       stage resave mount_test test_resave.py --seconds 600
