@@ -28,31 +28,76 @@ int ckpt_cuda_failed(const struct ckpt_cuda *c, cudaError_t rc, const char *what
                      cudaGetErrorName(rc));
 }
 
-int ckpt_cuda_enter(const struct ckpt_cuda *c, int *ret_before, struct ckpt_err *err)
-{
-    cudaError_t rc = cudaGetDevice(ret_before);
+/* ---- the thread's device ---- */
 
-    if (rc == cudaSuccess && *ret_before != c->number)
-        rc = cudaSetDevice(c->number);
-    return ckpt_cuda_failed(c, rc, "choosing it", err);
+enum { DRIVER_VERSION = 12000 };
+
+static int find_call(const struct ckpt_cuda *c, const char *name, void *ret, struct ckpt_err *err)
+{
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void *fn = NULL;
+    const cudaError_t rc =
+        cudaGetDriverEntryPointByVersion(name, &fn, DRIVER_VERSION, cudaEnableDefault, &found);
+
+    if (rc == cudaSuccess && (!fn || found != cudaDriverEntryPointSuccess))
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "CUDA's driver is too old: it has no %s", name);
+    memcpy(ret, &fn, sizeof fn);
+    return ckpt_cuda_failed(c, rc, name, err);
 }
 
-void ckpt_cuda_leave(const struct ckpt_cuda *c, int before)
+int ckpt_cuda_attach(struct ckpt_cuda *c, struct ckpt_err *err)
 {
-    if (before != c->number)
-        (void)cudaSetDevice(before);
+    CUdevice device = 0;
+
+    if (find_call(c, "cuDeviceGet", &c->call.device, err) < 0 ||
+        find_call(c, "cuDevicePrimaryCtxRetain", &c->call.retain, err) < 0 ||
+        find_call(c, "cuCtxPushCurrent", &c->call.push, err) < 0 ||
+        find_call(c, "cuCtxPopCurrent", &c->call.pop, err) < 0)
+        return -1;
+    const CUresult rc = c->call.device(&device, c->number);
+    if (rc != CUDA_SUCCESS || c->call.retain(&c->context, device) != CUDA_SUCCESS)
+        return ckpt_fail(err, CKPT_IO, "CUDA device %d: its context can't be made", c->number);
+    return 0;
+}
+
+int ckpt_cuda_enter(const struct ckpt_cuda *c, struct ckpt_cuda_scope *scope, struct ckpt_err *err)
+{
+    int now = -1;
+    cudaError_t rc = cudaGetDevice(&now);
+
+    *scope = (struct ckpt_cuda_scope){.mode = cudaStreamCaptureModeRelaxed};
+    if (ckpt_cuda_failed(c, rc, "choosing it", err) < 0)
+        return -1;
+    if (now != c->number && c->call.push(c->context) != CUDA_SUCCESS)
+        return ckpt_fail(err, CKPT_IO, "CUDA device %d can't be chosen", c->number);
+    scope->pushed = now != c->number;
+    (void)cudaThreadExchangeStreamCaptureMode(&scope->mode);
+    return 0;
+}
+
+void ckpt_cuda_leave(const struct ckpt_cuda *c, const struct ckpt_cuda_scope *scope)
+{
+    enum cudaStreamCaptureMode mode = scope->mode;
+    CUcontext ignored;
+
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    if (scope->pushed)
+        (void)c->call.pop(&ignored);
 }
 
 void ckpt_cuda_adopt(struct ckpt_device *d)
 {
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+
     (void)cudaSetDevice(self(d)->number); /* if it fails, so will the first call */
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
 /* The last step of a call: leave, and say what failed in it. */
-static int leave(const struct ckpt_cuda *c, int before, cudaError_t rc, const char *what,
-                 struct ckpt_err *err)
+static int leave(const struct ckpt_cuda *c, const struct ckpt_cuda_scope *scope, cudaError_t rc,
+                 const char *what, struct ckpt_err *err)
 {
-    ckpt_cuda_leave(c, before);
+    ckpt_cuda_leave(c, scope);
     return ckpt_cuda_failed(c, rc, what, err);
 }
 
@@ -104,7 +149,8 @@ static int load_kernel(struct ckpt_cuda *c, struct ckpt_err *err)
 
 int ckpt_cuda_init(struct ckpt_cuda *c, int number, cudaStream_t caller, struct ckpt_err *err)
 {
-    int count = 0, before = 0;
+    struct ckpt_cuda_scope scope;
+    int count = 0;
     cudaError_t rc = cudaGetDeviceCount(&count);
 
     c->number = number;
@@ -120,22 +166,22 @@ int ckpt_cuda_init(struct ckpt_cuda *c, int number, cudaStream_t caller, struct 
     }
     if (c->number >= count)
         return ckpt_fail(err, CKPT_USAGE, "CUDA device %d: there are %d", c->number, count);
-    if (ckpt_cuda_enter(c, &before, err) < 0)
+    if (ckpt_cuda_attach(c, err) < 0 || ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
     int made = check_stream(c, err);
     if (made == 0)
         made = make_streams(c, err);
     if (made == 0)
         made = load_kernel(c, err);
-    ckpt_cuda_leave(c, before);
+    ckpt_cuda_leave(c, &scope);
     return made;
 }
 
 void ckpt_cuda_release(struct ckpt_cuda *c)
 {
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (ckpt_cuda_enter(c, &before, NULL) == 0) {
+    if (c->context && ckpt_cuda_enter(c, &scope, NULL) == 0) {
         for (struct ckpt_pinned *p; (p = c->pinned);) {
             c->pinned = p->next;
             (void)cudaFreeHost(p->ptr);
@@ -154,7 +200,7 @@ void ckpt_cuda_release(struct ckpt_cuda *c)
             (void)cudaStreamDestroy(c->work);
         if (c->library)
             (void)cudaLibraryUnload(c->library);
-        ckpt_cuda_leave(c, before);
+        ckpt_cuda_leave(c, &scope);
     }
     (void)pthread_mutex_destroy(&c->lock);
 }
@@ -164,12 +210,12 @@ void ckpt_cuda_release(struct ckpt_cuda *c)
 int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (ckpt_cuda_enter(c, &before, err) < 0)
+    if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
     cudaError_t rc = cudaMalloc(ret, len);
-    ckpt_cuda_leave(c, before);
+    ckpt_cuda_leave(c, &scope);
     if (rc == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         return ckpt_fail(err, CKPT_NOMEM, "CUDA device %d has no %zu bytes left", c->number, len);
@@ -179,12 +225,12 @@ int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_e
 
 void ckpt_cuda_dealloc(struct ckpt_device *d, void *ptr)
 {
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (ckpt_cuda_enter(self(d), &before, NULL) < 0)
+    if (ckpt_cuda_enter(self(d), &scope, NULL) < 0)
         return;
     (void)cudaFree(ptr);
-    ckpt_cuda_leave(self(d), before);
+    ckpt_cuda_leave(self(d), &scope);
 }
 
 /* Pinning costs about half a second a gigabyte: what one load has, the next may take. */
@@ -192,7 +238,7 @@ int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err
 {
     struct ckpt_cuda *c = self(d);
     struct ckpt_pinned *p;
-    int before;
+    struct ckpt_cuda_scope scope;
 
     (void)pthread_mutex_lock(&c->lock);
     for (p = c->pinned; p; p = p->next)
@@ -207,12 +253,12 @@ int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err
     }
     if (!(p = calloc(1, sizeof *p)))
         return ckpt_nomem(err);
-    if (ckpt_cuda_enter(c, &before, err) < 0) {
+    if (ckpt_cuda_enter(c, &scope, err) < 0) {
         free(p);
         return -1;
     }
     cudaError_t rc = cudaHostAlloc(&p->ptr, len, cudaHostAllocPortable);
-    ckpt_cuda_leave(c, before);
+    ckpt_cuda_leave(c, &scope);
     if (rc != cudaSuccess) {
         free(p);
         return ckpt_cuda_failed(c, rc, "pinning host memory", err);
@@ -241,12 +287,12 @@ void ckpt_cuda_unpin(struct ckpt_device *d, void *ptr)
 bool ckpt_cuda_reaches(struct ckpt_device *d, const void *ptr)
 {
     struct cudaPointerAttributes a;
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (ckpt_cuda_enter(self(d), &before, NULL) < 0)
+    if (ckpt_cuda_enter(self(d), &scope, NULL) < 0)
         return false;
     cudaError_t rc = cudaPointerGetAttributes(&a, ptr);
-    if (leave(self(d), before, rc, "asking for an address", NULL) < 0 || a.devicePointer != ptr)
+    if (leave(self(d), &scope, rc, "asking for an address", NULL) < 0 || a.devicePointer != ptr)
         return false; /* nobody's; or known to the device by another address */
     return a.type != cudaMemoryTypeDevice || a.device == self(d)->number;
 }
@@ -254,12 +300,12 @@ bool ckpt_cuda_reaches(struct ckpt_device *d, const void *ptr)
 int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t len,
                     struct ckpt_err *err)
 {
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (ckpt_cuda_enter(self(d), &before, err) < 0)
+    if (ckpt_cuda_enter(self(d), &scope, err) < 0)
         return -1;
     cudaError_t rc = cudaMemcpy(dst, src, len, cudaMemcpyDefault);
-    return leave(self(d), before, rc, "copying to the host", err);
+    return leave(self(d), &scope, rc, "copying to the host", err);
 }
 
 /* ---- work ---- */
@@ -268,45 +314,45 @@ int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (ckpt_cuda_enter(c, &before, err) < 0)
+    if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
     cudaError_t rc = cudaStreamIsCapturing(c->caller, &capture);
     if (rc == cudaSuccess && capture != cudaStreamCaptureStatusNone) {
-        ckpt_cuda_leave(c, before);
+        ckpt_cuda_leave(c, &scope);
         return ckpt_fail(err, CKPT_USAGE, "the caller's stream is being captured in a graph");
     }
     if (rc == cudaSuccess)
         rc = cudaEventRecord(c->begun, c->caller);
     if (rc == cudaSuccess)
         rc = cudaStreamWaitEvent(c->work, c->begun, 0);
-    return leave(c, before, rc, "waiting for the caller's stream", err);
+    return leave(c, &scope, rc, "waiting for the caller's stream", err);
 }
 
 int ckpt_cuda_upload(struct ckpt_device *d, void *dst, const void *src, size_t len,
                      struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (ckpt_cuda_enter(c, &before, err) < 0)
+    if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
     cudaError_t rc = cudaMemcpyAsync(dst, src, len, cudaMemcpyHostToDevice, c->up);
-    return leave(c, before, rc, "uploading", err);
+    return leave(c, &scope, rc, "uploading", err);
 }
 
 int ckpt_cuda_fence(struct ckpt_device *d, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (ckpt_cuda_enter(c, &before, err) < 0)
+    if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
     cudaError_t rc = cudaEventRecord(c->fenced, c->up);
     if (rc == cudaSuccess)
         rc = cudaStreamWaitEvent(c->work, c->fenced, 0);
-    return leave(c, before, rc, "waiting for uploads", err);
+    return leave(c, &scope, rc, "waiting for uploads", err);
 }
 
 int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, uint32_t n,
@@ -315,53 +361,55 @@ int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, u
     struct ckpt_cuda *c = self(d);
     void *args[] = {&list, &n};
     const dim3 grid = {nblock, 1, 1}, block = {CKPT_COPY_THREADS, 1, 1};
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (ckpt_cuda_enter(c, &before, err) < 0)
+    if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
     cudaError_t rc = cudaLaunchKernel((const void *)c->kernel, grid, block, args, 0, c->work);
-    return leave(c, before, rc, "copying", err);
+    return leave(c, &scope, rc, "copying", err);
 }
 
 int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t len,
                        struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (ckpt_cuda_enter(c, &before, err) < 0)
+    if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
     cudaError_t rc = cudaMemcpyAsync(dst, src, len, cudaMemcpyDeviceToHost, c->work);
-    return leave(c, before, rc, "downloading", err);
+    return leave(c, &scope, rc, "downloading", err);
 }
 
 int ckpt_cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
     cudaError_t rc = cudaSuccess;
-    int before;
+    struct ckpt_cuda_scope scope;
 
     if (i >= CKPT_DEVICE_MARKS)
         return ckpt_fail(err, CKPT_LIMIT, "more than %d marks", CKPT_DEVICE_MARKS);
-    if (ckpt_cuda_enter(c, &before, err) < 0)
+    if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
     if (!c->mark[i])
         rc = cudaEventCreateWithFlags(&c->mark[i], cudaEventDisableTiming);
     if (rc == cudaSuccess)
         rc = cudaEventRecord(c->mark[i], c->work);
-    return leave(c, before, rc, "setting a mark", err);
+    return leave(c, &scope, rc, "setting a mark", err);
 }
 
 int ckpt_cuda_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
-    cudaError_t rc = cudaEventQuery(c->mark[i]);
+    struct ckpt_cuda_scope scope;
 
-    if (rc == cudaErrorNotReady) {
+    if (ckpt_cuda_enter(c, &scope, err) < 0)
+        return -1;
+    cudaError_t rc = cudaEventQuery(c->mark[i]);
+    if (rc == cudaErrorNotReady)
         (void)cudaGetLastError();
-        return 1;
-    }
-    return ckpt_cuda_failed(c, rc, "the work of a window", err);
+    ckpt_cuda_leave(c, &scope);
+    return rc == cudaErrorNotReady ? 1 : ckpt_cuda_failed(c, rc, "the work of a window", err);
 }
 
 bool ckpt_cuda_drain(struct ckpt_cuda *c)

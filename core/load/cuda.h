@@ -6,9 +6,18 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include "load/device.h"
+
+/* Calls of the driver, which the runtime finds: nothing is linked with it. */
+struct ckpt_cuda_driver {
+    CUresult (*device)(CUdevice *ret, int number);
+    CUresult (*retain)(CUcontext *ret, CUdevice device);
+    CUresult (*push)(CUcontext context);
+    CUresult (*pop)(CUcontext *ret);
+};
 
 struct ckpt_pinned {
     struct ckpt_pinned *next;
@@ -21,6 +30,8 @@ struct ckpt_cuda {
     struct ckpt_device base;
     atomic_uint refs;
     int number;
+    CUcontext context; /* the device's primary one */
+    struct ckpt_cuda_driver call;
     cudaStream_t caller, up, work; /* the user's; uploads; all else */
     cudaEvent_t begun, fenced, mark[CKPT_DEVICE_MARKS];
     cudaLibrary_t library;
@@ -33,10 +44,21 @@ struct ckpt_cuda {
 int ckpt_cuda_init(struct ckpt_cuda *c, int number, cudaStream_t caller, struct ckpt_err *err);
 void ckpt_cuda_release(struct ckpt_cuda *c);
 
-/* Make it the thread's current device, and give that back: which makes a context on the other, too,
- * if it had none. A thread of our own is adopted instead, and needs neither. */
-int ckpt_cuda_enter(const struct ckpt_cuda *c, int *ret_before, struct ckpt_err *err);
-void ckpt_cuda_leave(const struct ckpt_cuda *c, int before);
+/* Find the device's primary context, which is made if it is not there: c->number is known, the rest
+ * of c may be zero. The context is kept until the process ends. */
+int ckpt_cuda_attach(struct ckpt_cuda *c, struct ckpt_err *err);
+
+/* What a thread of the caller's was before it entered. */
+struct ckpt_cuda_scope {
+    enum cudaStreamCaptureMode mode;
+    bool pushed;
+};
+
+/* Make the device current for this thread, and put back what was: by the context, since choosing
+ * another device by its number would make a context there. In between, no call disturbs a capture
+ * of another thread's stream in a graph. */
+int ckpt_cuda_enter(const struct ckpt_cuda *c, struct ckpt_cuda_scope *scope, struct ckpt_err *err);
+void ckpt_cuda_leave(const struct ckpt_cuda *c, const struct ckpt_cuda_scope *scope);
 
 int ckpt_cuda_failed(const struct ckpt_cuda *c, cudaError_t rc, const char *what,
                      struct ckpt_err *err);

@@ -70,12 +70,12 @@ struct gathering {
 static void gathering_free(struct ckpt_errand *e)
 {
     struct gathering *g = (struct gathering *)e;
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (g->idle && ckpt_cuda_enter(&g->at, &before, NULL) == 0) {
+    if (g->idle && g->at.context && ckpt_cuda_enter(&g->at, &scope, NULL) == 0) {
         (void)cudaFreeHost(g->all);
         (void)cudaFree(g->mem);
-        ckpt_cuda_leave(&g->at, before);
+        ckpt_cuda_leave(&g->at, &scope);
     }
     free(g);
 }
@@ -102,7 +102,9 @@ static int gather_now(struct gathering *g, struct ckpt_err *err)
 {
     const size_t one = CKPT_TCP_ADDRESS, own = (size_t)g->rank * one;
     const uint64_t until = ckpt_now_ms() + ckpt_nccl_meet_ms();
-    cudaError_t rc = cudaSetDevice(g->at.number); /* of this thread, which is ours */
+    cudaError_t rc = cudaSuccess;
+
+    ckpt_cuda_adopt(&g->at.base); /* the thread is ours */
 
     if (rc == cudaSuccess)
         rc = cudaMemcpyAsync(g->mem + own, g->all + own, one, cudaMemcpyHostToDevice, g->stream);
@@ -136,7 +138,7 @@ static void gather(struct ckpt_errand *e)
 static int gathering_new(const struct ckpt_nccl *how, struct gathering **ret, struct ckpt_err *err)
 {
     struct gathering *g = calloc(1, sizeof *g);
-    int before;
+    struct ckpt_cuda_scope scope;
 
     if (!g)
         return ckpt_nomem(err);
@@ -152,13 +154,13 @@ static int gathering_new(const struct ckpt_nccl *how, struct gathering **ret, st
     int rc =
         got == ncclSuccess ? 0 : ckpt_nccl_failed(how->comm, got, "the communicator given", err);
     if (rc == 0)
-        rc = ckpt_cuda_enter(&g->at, &before, err);
+        rc = ckpt_cuda_attach(&g->at, err) < 0 ? -1 : ckpt_cuda_enter(&g->at, &scope, err);
     if (rc == 0) {
         const size_t len = (size_t)g->size * CKPT_TCP_ADDRESS;
         cudaError_t made = cudaMalloc((void **)&g->mem, len);
         if (made == cudaSuccess)
             made = cudaHostAlloc((void **)&g->all, len, cudaHostAllocPortable);
-        ckpt_cuda_leave(&g->at, before);
+        ckpt_cuda_leave(&g->at, &scope);
         rc = ckpt_cuda_failed(&g->at, made, "memory for addresses", err);
     }
     if (rc < 0) {

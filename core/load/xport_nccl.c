@@ -75,15 +75,15 @@ static int nccl_exchange(struct ckpt_device *d, const struct ckpt_exchange *list
 {
     struct nccl_device *n = of(d);
     ncclResult_t rc, end;
-    int before;
+    struct ckpt_cuda_scope scope;
 
-    if (ckpt_cuda_enter(&n->cuda, &before, err) < 0)
+    if (ckpt_cuda_enter(&n->cuda, &scope, err) < 0)
         return -1;
     rc = ncclGroupStart();
     for (size_t i = 0; i < count && ckpt_nccl_good(rc); i++)
         rc = issue(n, &list[i]);
     end = ncclGroupEnd();
-    ckpt_cuda_leave(&n->cuda, before);
+    ckpt_cuda_leave(&n->cuda, &scope);
     if (ckpt_nccl_good(rc))
         rc = end;
     if (!ckpt_nccl_good(rc))
@@ -113,7 +113,7 @@ static void device_release(struct nccl_device *n)
 struct aborting {
     struct ckpt_errand errand;
     ncclComm_t comm;
-    int number;
+    struct nccl_device *device;
     struct nccl_device *last; /* to be released after it; NULL: nothing */
 };
 
@@ -121,8 +121,8 @@ static void abort_comm(struct ckpt_errand *e)
 {
     struct aborting *a = (struct aborting *)e;
 
-    if (cudaSetDevice(a->number) == cudaSuccess)
-        (void)ncclCommAbort(a->comm); /* frees it, too */
+    ckpt_cuda_adopt(&a->device->cuda.base);
+    (void)ncclCommAbort(a->comm); /* frees it, too */
 }
 
 /* Of those who use it, the last: nobody waits any more, or the thread is back. */
@@ -151,7 +151,7 @@ static bool give_up(struct nccl_device *n, bool for_good)
         return false;
     ckpt_errand_init(&a->errand, abort_comm, aborting_free);
     a->comm = comm;
-    a->number = n->cuda.number;
+    a->device = n;
     a->last = for_good ? n : NULL;
     const bool sent = ckpt_errand_start(&a->errand, 1) == 1;
     if (!sent)
@@ -164,13 +164,13 @@ static bool give_up(struct nccl_device *n, bool for_good)
 static bool nccl_drain(struct ckpt_device *d)
 {
     struct nccl_device *n = of(d);
-    int before;
+    struct ckpt_cuda_scope scope;
 
     n->stuck = true;
-    if (!give_up(n, false) || ckpt_cuda_enter(&n->cuda, &before, NULL) < 0)
+    if (!give_up(n, false) || ckpt_cuda_enter(&n->cuda, &scope, NULL) < 0)
         return false;
     bool clean = ckpt_cuda_drain(&n->cuda);
-    ckpt_cuda_leave(&n->cuda, before);
+    ckpt_cuda_leave(&n->cuda, &scope);
     n->stuck = !clean;
     return clean;
 }
@@ -219,7 +219,8 @@ static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl, struct ckp
 {
     struct nccl_device *n = of(d);
     ncclUniqueId id;
-    int before, rc = 0;
+    struct ckpt_cuda_scope scope;
+    int rc = 0;
 
     if (n->comm || ckpt_comm_size(ctl) == 1)
         return 0;
@@ -231,10 +232,10 @@ static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl, struct ckp
     if (ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err) < 0 ||
         ckpt_comm_share(ctl, 0, &id, sizeof id, ckpt_nccl_meet_ms(), err) < 0)
         return -1;
-    rc = ckpt_cuda_enter(&n->cuda, &before, err);
+    rc = ckpt_cuda_enter(&n->cuda, &scope, err);
     if (rc == 0) {
         rc = own_comm(n, ctl, &id, err) < 0 ? -1 : 0;
-        ckpt_cuda_leave(&n->cuda, before);
+        ckpt_cuda_leave(&n->cuda, &scope);
     }
     rc = ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err);
     if (rc < 0)

@@ -2,12 +2,13 @@
 /* One rank (or, with threads, all) of loads into device memory; every byte is copied back and
  * compared with a load into host memory by this rank alone. For real devices and for the double.
  *
- *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-knrsw] RUN --
+ *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-gknrsw] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
  * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
  * and a stream of ours; -m FILE is where its id passes), alone (the same, and nothing else), or
- * threads=N. -x: that rank cancels each load after so long. -k: keep what loads that fail had, and
+ * threads=N. -x: that rank cancels each load after so long. -g: a stream is
+ * captured in a graph meanwhile. -k: keep what loads that fail had, and
  * our communicator. -r: the comm of a load that failed serves the next one. -n: the communicator of
  * ours does not block. RUN may have a %r: the rank. Rank 0 prints a line for each load; one that
  * failed, every rank, and the exit status is 1. */
@@ -44,7 +45,7 @@ struct world {
     size_t njob;
     uint32_t cancel_rank, cancel_ms;
     unsigned busy_s;
-    bool keep, nonblocking, reuse, stray_stream, combined;
+    bool capture, keep, nonblocking, reuse, stray_stream, combined;
 };
 
 struct rank {
@@ -263,6 +264,26 @@ static int wait_for(struct rank *r, struct ckpt_load *load, bool random, struct 
     return rc;
 }
 
+/* A stream of ours, captured so that no thread of the process may disturb it. */
+static cudaStream_t capture(void)
+{
+    cudaStream_t stream;
+
+    cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+    cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "a capture");
+    return stream;
+}
+
+static void end_capture(cudaStream_t stream)
+{
+    cudaGraph_t graph = NULL;
+
+    cuda(cudaStreamEndCapture(stream, &graph), "a capture that was disturbed");
+    if (graph)
+        cuda(cudaGraphDestroy(graph), "destroying");
+    cuda(cudaStreamDestroy(stream), "destroying");
+}
+
 static int do_load(struct rank *r, const struct job *j, uint64_t seed, struct ckpt_load *load,
                    struct ckpt_err *err)
 {
@@ -275,6 +296,7 @@ static int do_load(struct rank *r, const struct job *j, uint64_t seed, struct ck
     const size_t n = ckpt_load_wants(load);
     struct want *want = calloc(n + 1, sizeof *want);
     rc = give_memory(r, load, want, seed, random, err);
+    cudaStream_t captured = r->w->capture ? capture() : NULL;
     if (rc == 0)
         rc = ckpt_load_plan(load, err);
     faults_arm();
@@ -283,6 +305,8 @@ static int do_load(struct rank *r, const struct job *j, uint64_t seed, struct ck
     if (rc == 0)
         rc = wait_for(r, load, random, err);
     faults_disarm();
+    if (captured)
+        end_capture(captured);
     if (rc == 0)
         rc = compare(r, load, want, err);
     r->failed = rc < 0;
@@ -554,7 +578,7 @@ int main(int argc, char **argv)
 
     if (ckpt_options_new(&w.options, &err) < 0)
         die("options", err.text);
-    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:knrsw")) != -1) {
+    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:gknrsw")) != -1) {
         if (opt == 'c')
             w.how = optarg;
         else if (opt == 'o')
@@ -565,6 +589,8 @@ int main(int argc, char **argv)
             (void)sscanf(optarg, "%u:%u", &w.cancel_rank, &w.cancel_ms);
         else if (opt == 'm')
             w.meet = optarg;
+        else if (opt == 'g')
+            w.capture = true;
         else if (opt == 'k')
             w.keep = true;
         else if (opt == 'n')

@@ -114,6 +114,12 @@ def one_context_each(_):
     assert result.good and "over nccl" in result.out, result
 
 
+def a_capture_elsewhere(real):
+    """The caller captures a graph while a load is planned and runs: no call of ours disturbs that."""
+    for n in (1, 2):
+        check(processes(n, ["-g", LLAMA, "--", "random:once", f"fsdp={n}:each", f"dp={n}:once"], real), f"{n} ranks", 3)
+
+
 def rates_decide_who_reads(_):
     """Those that are given; the others are assumed, for devices. What every rank wants is read by each where the page cache is fast."""
     assumed = {"node_storage": 10e9, "page_cache": 40e9, "copy": 200e9, "local_link": 200e9, "network": 25e9}
@@ -165,9 +171,52 @@ def python_asks_for_a_device(_):
         assert done.returncode == 0 and done.stdout.startswith(expected), done
 
 
+OTHER_DEVICE = """
+from ctypes import byref, c_size_t, c_void_p
+import ckptfs
+from ckptfs._library import library, new, to_device
+comm = new(library().comm_self)
+to_device(comm, 1, None)
+library().comm_free(comm)
+print("good")
+"""
+
+
+def no_context_beside_the_callers(_):
+    """The thread's current device is 0, and was never used; ours is 1: then there is a context on that one alone."""
+    if SLOW > 1:
+        return "(Python is not linked with sanitizers)"
+    env = environment(False, {"CKPTFS_GPU_CONTEXTS": "1", "CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
+    done = subprocess.run([sys.executable, "-c", OTHER_DEVICE], env=env, capture_output=True, text=True, timeout=60 * SLOW)
+    assert done.returncode == 0 and done.stdout == "good\n" and "contexts" not in done.stderr, done
+
+
+DETOUR = """
+import sys, warnings
+import ckptfs
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    with ckptfs.Comm(False, device=0) as comm:
+        print(comm.device, *[str(w.message) for w in said])
+"""
+
+
+def python_says_why_not(_):
+    """CUDA tensors, and a library that can't be used: the load takes the slow way, and tells."""
+    if SLOW > 1:
+        return "(Python is not linked with sanitizers)"
+    with tempfile.TemporaryDirectory() as top:
+        shutil.copy(os.path.join(BUILD, "core", "libckptfs_load.so.0"), top)
+        env = environment(False, {"CKPTFS_LIBRARY_PATH": top, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
+        for kind, why in (("is not there", "libckptfs_load_nccl.so.0: cannot open shared object"), ("is broken", "libckptfs_load_nccl.so.0: file too short")):
+            done = subprocess.run([sys.executable, "-c", DETOUR], env=env, capture_output=True, text=True, timeout=60 * SLOW)
+            assert done.returncode == 0 and re.match(f"None CUDA and NCCL can't be used .*{why}.*: the load goes through host memory", done.stdout), (kind, done)
+            open(os.path.join(top, "libckptfs_load_nccl.so.0"), "w").close()
+
+
 def main():
-    tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, all_checkpoints]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [one_context_each, rates_decide_who_reads, slow_devices, no_device, python_asks_for_a_device]]
+    tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, a_capture_elsewhere, all_checkpoints]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, no_device, python_asks_for_a_device, python_says_why_not]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
     run(cases)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Union
 
 from ._exchange import exchange_of
 from ._fork import check_group
-from ._library import CODES, CkptError, Err, library, nccl_library, new, to_device
+from ._library import CODES, CkptError, Err, library, nccl_library, nccl_problem, new, to_device
 
 if TYPE_CHECKING:
     import torch
@@ -92,9 +92,10 @@ class Comm:
 
     def _connect(self, dist):
         if self.device is not None and nccl_library() is None:
+            _warn_of_detour(f"CUDA and NCCL can't be used ({nccl_problem()})")
             self.device = None
         if self.device is not None and self.size > 1 and os.environ.get("CKPTFS_SECRET"):
-            warnings.warn("CKPTFS_SECRET authenticates TCP only, not NCCL: the load goes through host memory", stacklevel=3)
+            _warn_of_detour("CKPTFS_SECRET authenticates TCP only, not NCCL")
             self.device = None
         if self.size == 1:
             self._comm = new(library().comm_self)
@@ -114,7 +115,9 @@ class Comm:
         except BaseException:
             lib.tcp_free(tcp)
             raise
-        if not all(has_device for _, has_device in told):
+        without = [str(rank) for rank, (_, has_device) in enumerate(told) if not has_device]
+        if self.device is not None and without:
+            _warn_of_detour(f"rank {', '.join(without[:8])}{' ...' if len(without) > 8 else ''} loads to no CUDA device, or can't use NCCL")
             self.device = None
         table = (c_char_p * self.size)(*[address.encode() for address, _ in told])
         comm = c_void_p()
@@ -177,6 +180,10 @@ def joined(group, device=None, timeout_ms=TIMEOUT_MS, failure=None):
         return
     with Comm(group, device, timeout_ms, failure) as comm:
         yield comm
+
+
+def _warn_of_detour(why):
+    warnings.warn(f"{why}: the load goes through host memory, which is slower", stacklevel=5)
 
 
 def _stream(device):

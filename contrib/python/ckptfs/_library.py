@@ -134,7 +134,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_load_readers": (c_char_p, [P]),
 }
 _lib = None
-_nccl = None
+_nccl = _nccl_problem = None
 
 
 def _open():
@@ -180,17 +180,21 @@ def library():
 
 
 def nccl_library():
-    """libckptfs_load_nccl, beside libckptfs_load; None if it was not built or can't be loaded."""
-    global _nccl
+    """libckptfs_load_nccl, beside libckptfs_load; None if it was not built or can't be loaded: nccl_problem() says why."""
+    global _nccl, _nccl_problem
     if _nccl is None:
         folder = os.path.dirname(library().path)
         try:
             dll = ctypes.CDLL(os.path.join(folder, NCCL_NAME))
             dll.ckpt_comm_nccl.restype, dll.ckpt_comm_nccl.argtypes = c_int, [P, POINTER(Nccl), POINTER(P), E]
             _nccl = _wrap(dll.ckpt_comm_nccl)
-        except OSError:
-            _nccl = False
+        except OSError as e:
+            _nccl, _nccl_problem = False, str(e)
     return _nccl or None
+
+
+def nccl_problem():
+    return _nccl_problem
 
 
 def to_device(comm, device, stream):

@@ -6,6 +6,9 @@
 #include <unistd.h>
 
 #include "double.h"
+
+#include <cuda.h>
+
 #include "kernels.h"
 #include "memory.h"
 #include "stream.h"
@@ -98,6 +101,8 @@ static void at_exit(int status, void *ctx)
 
 static __attribute__((constructor)) void begin(void) { (void)on_exit(at_exit, NULL); }
 
+static void check_capture(const char *call);
+
 /* ---- devices ---- */
 
 static int device_count(void)
@@ -151,6 +156,130 @@ cudaError_t cudaGetDevice(int *device)
     return e;
 }
 
+/* ---- the driver's calls: a thread's contexts ---- */
+
+enum { MOST_CONTEXTS = 8 };
+
+static _Thread_local int pushed[MOST_CONTEXTS];
+static _Thread_local int npushed;
+
+/* Contexts are told apart by their devices: the address of a letter. */
+static char context[GPU_MOST_DEVICES];
+
+static CUresult driver_device(CUdevice *device, int ordinal)
+{
+    *device = ordinal;
+    return ordinal >= 0 && ordinal < device_count() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+static CUresult driver_retain(CUcontext *ret, CUdevice device)
+{
+    need_context(device);
+    *ret = (CUcontext)(void *)&context[device];
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_push(CUcontext c)
+{
+    const ptrdiff_t device = (char *)(void *)c - context;
+
+    if (device < 0 || device >= GPU_MOST_DEVICES)
+        gpu_die("cuCtxPushCurrent: %p is no context", (void *)c);
+    if (npushed == MOST_CONTEXTS)
+        gpu_die("cuCtxPushCurrent: more than %d contexts", MOST_CONTEXTS);
+    pushed[npushed++] = gpu_device;
+    gpu_device = (int)device;
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_pop(CUcontext *ret)
+{
+    if (!npushed)
+        gpu_die("cuCtxPopCurrent: nothing was pushed");
+    *ret = (CUcontext)(void *)&context[gpu_device];
+    gpu_device = pushed[--npushed];
+    return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **fn, unsigned version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *found)
+{
+    static const struct {
+        const char *name;
+        void (*fn)(void);
+    } known[] = {{"cuDeviceGet", (void (*)(void))driver_device},
+                 {"cuDevicePrimaryCtxRetain", (void (*)(void))driver_retain},
+                 {"cuCtxPushCurrent", (void (*)(void))driver_push},
+                 {"cuCtxPopCurrent", (void (*)(void))driver_pop}};
+    const cudaError_t e = enter_without(__func__);
+
+    *fn = NULL;
+    *found = cudaDriverEntryPointSymbolNotFound;
+    if (version < 12000 || flags != cudaEnableDefault)
+        gpu_die("%s: version %u, flags %llu are not in the double", __func__, version, flags);
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(known[i].name, symbol) == 0) {
+            memcpy(fn, &known[i].fn, sizeof *fn);
+            *found = cudaDriverEntryPointSuccess;
+        }
+    return e;
+}
+
+/* ---- captures ---- */
+
+static atomic_int captures; /* streams that are being captured, in the mode that concerns all */
+static _Thread_local enum cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+
+/* A call that could disturb a capture, by a thread that did not say that it does not. */
+static void check_capture(const char *call)
+{
+    if (atomic_load(&captures) && capture_mode != cudaStreamCaptureModeRelaxed)
+        gpu_die("%s: while a stream is captured, by a thread whose capture mode is not relaxed",
+                call);
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
+    const enum cudaStreamCaptureMode before = capture_mode;
+
+    capture_mode = *mode;
+    *mode = before;
+    return enter_without(__func__);
+}
+
+/* Nothing may be put on the stream in between: what a graph would do is not in the double. */
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+    const cudaError_t e = enter(__func__);
+
+    if (mode != cudaStreamCaptureModeGlobal)
+        gpu_die("%s: mode %d is not in the double", __func__, (int)mode);
+    if (e == cudaSuccess) {
+        gpu_stream_close(stream, __func__);
+        (void)atomic_fetch_add(&captures, 1);
+    }
+    return e;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    const cudaError_t e = enter(__func__);
+
+    *graph = NULL;
+    if (e == cudaSuccess) {
+        gpu_stream_open(stream);
+        (void)atomic_fetch_sub(&captures, 1);
+    }
+    return e;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    (void)graph;
+    return enter_without(__func__);
+}
+
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device)
 {
     const cudaError_t e = enter_without(__func__);
@@ -202,6 +331,7 @@ cudaError_t cudaMalloc(void **ptr, size_t len)
 {
     const cudaError_t e = enter(__func__);
 
+    check_capture(__func__);
     *ptr = NULL;
     return e != cudaSuccess || !len ? e : say(gpu_memory_device(ptr, len, gpu_device));
 }
@@ -210,6 +340,7 @@ cudaError_t cudaFree(void *ptr)
 {
     const cudaError_t e = enter(__func__);
 
+    check_capture(__func__);
     if (e != cudaSuccess || !ptr)
         return e;
     const cudaError_t freed = gpu_memory_free(ptr, GPU_DEVICE, false, __func__);
@@ -221,6 +352,7 @@ cudaError_t cudaHostAlloc(void **ptr, size_t len, unsigned flags)
 {
     const cudaError_t e = enter(__func__);
 
+    check_capture(__func__);
     *ptr = NULL;
     return e != cudaSuccess || !len
                ? e
@@ -231,6 +363,7 @@ cudaError_t cudaFreeHost(void *ptr)
 {
     const cudaError_t e = enter(__func__);
 
+    check_capture(__func__);
     if (e != cudaSuccess || !ptr)
         return e;
     const cudaError_t freed = gpu_memory_free(ptr, GPU_PINNED, false, __func__);
@@ -242,6 +375,7 @@ cudaError_t cudaHostRegister(void *ptr, size_t len, unsigned flags)
 {
     const cudaError_t e = enter(__func__);
 
+    check_capture(__func__);
     (void)flags;
     if (e == cudaSuccess && (!ptr || !len))
         return say(cudaErrorInvalidValue);
@@ -252,6 +386,7 @@ cudaError_t cudaHostUnregister(void *ptr)
 {
     const cudaError_t e = enter(__func__);
 
+    check_capture(__func__);
     return e != cudaSuccess ? e : say(gpu_memory_free(ptr, GPU_PINNED, true, __func__));
 }
 
@@ -381,6 +516,7 @@ cudaError_t cudaMemcpy(void *dst, const void *src, size_t len, enum cudaMemcpyKi
     bool wait = true;
     cudaError_t e;
 
+    check_capture(__func__);
     if (!enter_stream(__func__, NULL, &e) && len)
         wait = push_copy(dst, src, len, kind, true, NULL, __func__);
     return e != cudaSuccess || !wait ? e : say(gpu_stream_wait(NULL));
@@ -443,6 +579,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     const cudaError_t e = enter(__func__);
 
+    check_capture(__func__);
     return e != cudaSuccess ? e : say(gpu_stream_wait(stream));
 }
 
@@ -450,6 +587,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
     const cudaError_t e = enter(__func__);
 
+    check_capture(__func__);
     return e != cudaSuccess ? e : gpu_stream_idle(stream) ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -500,6 +638,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     const cudaError_t e = enter(__func__);
 
+    check_capture(__func__);
     return e != cudaSuccess ? e : gpu_event_done(event) ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -507,6 +646,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     const cudaError_t e = enter(__func__);
 
+    check_capture(__func__);
     return e != cudaSuccess ? e : say(gpu_event_wait(event));
 }
 
