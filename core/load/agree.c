@@ -13,6 +13,7 @@
 #include "base/str.h"
 #include "load/comm.h"
 #include "load/device.h"
+#include "load/families.h"
 #include "load/job.h"
 #include "load/load_inner.h"
 #include "load/policy.h"
@@ -106,7 +107,8 @@ static int exchange_wants(struct ckpt_load *load, const struct ckpt_table *own,
 
 /* What the members of a group must agree on. */
 struct group_digest {
-    uint64_t ranks, plan;
+    uint64_t ranks, plan, bytes;
+    uint32_t n, unused;
 };
 
 enum { DIGESTS = 64 }; /* of a rank's groups, that are compared */
@@ -134,11 +136,26 @@ static int compare_digests(struct group_digest *d, size_t n, struct ckpt_err *er
     return 0;
 }
 
+/* The answer ends with the places of groups that get communicators. */
+static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
+                        struct ckpt_str *answer, struct ckpt_err *err)
+{
+    ckpt_group_places places = {0};
+    const int rc = ckpt_families_choose(claim, n, nrank, &places, err);
+
+    if (rc == 0 && places.len)
+        ckpt_str_append(answer, (const char *)places.ptr, places.len * sizeof *places.ptr);
+    ckpt_vec_release(&places);
+    return rc;
+}
+
 static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *len,
                      struct ckpt_str *answer, struct ckpt_err *err)
 {
-    const uint32_t n = ((struct ckpt_comm *)ctx)->x->size;
+    const struct ckpt_comm *comm = ctx;
+    const uint32_t n = comm->x->size;
     CKPT_VEC(struct group_digest) all = {0};
+    CKPT_VEC(struct ckpt_group_claim) claims = {0};
     struct fit most = {0};
     int rc = 0;
 
@@ -157,13 +174,60 @@ static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *
             rc = ckpt_nomem(err);
         else
             memcpy(all.ptr + all.len, data[r] + sizeof f, count * sizeof *all.ptr);
+        for (size_t i = 0; rc == 0 && comm->x->device && i < count; i++) {
+            const struct group_digest *d = &all.ptr[all.len + i];
+            const struct ckpt_group_claim claim = {d->ranks, d->bytes, d->n, r};
+            rc = ckpt_vec_push(&claims, claim) < 0 ? ckpt_nomem(err) : 0;
+        }
         all.len += rc == 0 ? count : 0;
     }
     if (rc == 0)
         rc = compare_digests(all.ptr, all.len, err);
     ckpt_vec_release(&all);
     ckpt_str_append(answer, (const char *)&most, sizeof most);
+    if (rc == 0 && comm->x->device)
+        rc = place_groups(claims.ptr, claims.len, n, answer, err);
+    ckpt_vec_release(&claims);
     return rc;
+}
+
+static uint64_t hash_of(const struct ckpt_group *g)
+{
+    return XXH3_64bits(g->rank, g->n * sizeof *g->rank);
+}
+
+static uint64_t bytes_of(const struct ckpt_plan *p, uint32_t group)
+{
+    uint64_t bytes = 0;
+
+    for (size_t i = 0; i < p->pieces.len; i++)
+        if (p->pieces.ptr[i].group == group)
+            bytes += p->pieces.ptr[i].len;
+    return bytes;
+}
+
+/* Where this rank's groups are among the families. */
+static void take_places(struct ckpt_load *load, const unsigned char *data, size_t len)
+{
+    struct ckpt_plan *p = load->parts.plan;
+    struct ckpt_group_place place;
+
+    for (int i = 0; i < CKPT_FAMILIES; i++)
+        load->family[i] = (struct ckpt_device_family){.colour = CKPT_NONE};
+    for (; len >= sizeof place; data += sizeof place, len -= sizeof place) {
+        memcpy(&place, data, sizeof place);
+        if (place.family >= CKPT_FAMILIES)
+            continue;
+        struct ckpt_device_family *f = &load->family[place.family];
+        f->id = XXH3_64bits_withSeed(&place, sizeof place, f->id) | 1;
+        for (uint32_t g = 0; g < p->groups.len; g++) {
+            if (p->groups.ptr[g].n == 1 || hash_of(&p->groups.ptr[g]) != place.group)
+                continue;
+            p->family[g] = (uint8_t)(place.family + 1);
+            f->colour = place.colour;
+            f->place = p->groups.ptr[g].self;
+        }
+    }
 }
 
 /* Those of groups of several ranks. */
@@ -173,10 +237,10 @@ static void add_digests(const struct ckpt_plan *p, struct ckpt_str *out)
 
     for (uint32_t g = 0; g < p->groups.len && count < DIGESTS; g++) {
         const struct ckpt_group *group = &p->groups.ptr[g];
-        const struct group_digest d = {XXH3_64bits(group->rank, group->n * sizeof *group->rank),
-                                       ckpt_plan_digest(p, g)};
         if (group->n == 1)
             continue;
+        const struct group_digest d = {hash_of(group), ckpt_plan_digest(p, g), bytes_of(p, g),
+                                       group->n, 0};
         ckpt_str_append(out, (const char *)&d, sizeof d);
         count++;
     }
@@ -241,8 +305,10 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
         rc = ckpt_nomem(err);
     rc = ckpt_round_run(&round, load->comm, rc, data.ptr, data.len, load->opt.exchange_timeout_ms,
                         &answer, &len, err);
-    if (rc == 0 && len == sizeof most)
-        memcpy(&most, answer, len);
+    if (rc == 0 && len >= sizeof most) {
+        memcpy(&most, answer, sizeof most);
+        take_places(load, answer + sizeof most, len - sizeof most);
+    }
     free(answer);
     ckpt_str_release(&data);
     load->exchanges = most.windows > 0;
@@ -294,7 +360,9 @@ static int connect_device(struct ckpt_load *load, struct ckpt_err *err)
 {
     struct ckpt_device *d = load->comm->x->device;
 
-    return d && d->ops->connect && load->exchanges ? d->ops->connect(d, load->comm, err) : 0;
+    return d && d->ops->connect && load->exchanges
+               ? d->ops->connect(d, load->comm, load->family, err)
+               : 0;
 }
 
 /* With AUTO, ranks that can't share what they read (nothing fits) share less. All ranks come to the

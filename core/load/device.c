@@ -165,31 +165,36 @@ static int list_piece(struct ckpt_engine *e, const struct ckpt_piece_plan *piece
     return 0;
 }
 
-static int add_exchange(struct ckpt_window_slot *s, int kind, uint32_t peer, void *buf, size_t len,
+static int add_exchange(struct ckpt_window_slot *s, const struct ckpt_exchange *x,
                         struct ckpt_err *err)
 {
-    struct ckpt_exchange x = {.peer = peer, .buf = buf, .len = len};
-
-    x.kind = kind;
-    return ckpt_vec_push(&s->dev.exchange, x) < 0 ? ckpt_nomem(err) : 0;
+    return ckpt_vec_push(&s->dev.exchange, *x) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* How a piece gets to the members of its group: by a broadcast, if they are all ranks; else the
- * reader sends it to each. */
+/* How a piece gets to the members of its group: by a broadcast, if they have a communicator; else
+ * the reader sends it to each. */
 static int list_transfers(struct ckpt_engine *e, struct ckpt_window_slot *s,
                           const struct ckpt_piece_plan *piece, void *buf, size_t len,
                           struct ckpt_err *err)
 {
     const struct ckpt_group *g = &e->plan->groups.ptr[piece->group];
-    const bool own = piece->reader == g->self;
+    struct ckpt_exchange x = {.family = e->plan->family[piece->group],
+                              .peer = g->rank[piece->reader],
+                              .n = g->n,
+                              .buf = buf,
+                              .len = len};
 
-    if (g->n == e->size)
-        return add_exchange(s, CKPT_BROADCAST, g->rank[piece->reader], buf, len, err);
-    if (!own)
-        return add_exchange(s, CKPT_RECEIVE, g->rank[piece->reader], buf, len, err);
-    for (uint32_t i = 0; i < g->n; i++)
-        if (i != g->self && add_exchange(s, CKPT_SEND, g->rank[i], buf, len, err) < 0)
+    x.kind = x.family || g->n == e->size ? CKPT_BROADCAST : CKPT_RECEIVE;
+    if (x.family)
+        x.peer = piece->reader;
+    if (x.kind == CKPT_BROADCAST || piece->reader != g->self)
+        return add_exchange(s, &x, err);
+    x.kind = CKPT_SEND;
+    for (uint32_t i = 0; i < g->n; i++) {
+        x.peer = g->rank[i];
+        if (i != g->self && add_exchange(s, &x, err) < 0)
             return -1;
+    }
     return 0;
 }
 
@@ -346,12 +351,15 @@ static int check_received(const struct ckpt_engine *e, const struct ckpt_window_
 
 static void count_exchange(struct ckpt_engine *e, const struct ckpt_window_slot *s)
 {
+    const uint32_t self =
+        e->plan->groups.ptr[e->plan->windows.ptr[s->window].group].self; /* place in the group */
+
     for (size_t i = 0; i < s->dev.exchange.len; i++) {
         const struct ckpt_exchange *x = &s->dev.exchange.ptr[i];
         if (x->kind == CKPT_SEND)
             atomic_fetch_add(&e->stats.sent, x->len);
-        else if (x->kind == CKPT_BROADCAST && x->peer == e->self)
-            atomic_fetch_add(&e->stats.sent, x->len * (e->size - 1));
+        else if (x->kind == CKPT_BROADCAST && x->peer == (x->family ? self : e->self))
+            atomic_fetch_add(&e->stats.sent, x->len * (x->n - 1));
         else
             atomic_fetch_add(&e->stats.received, x->len);
     }

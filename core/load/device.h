@@ -17,13 +17,22 @@ struct ckpt_comm;
 struct ckpt_device;
 struct ckpt_device_copy; /* copy_kernel.h */
 
-/* One part of a window's exchange, in device memory. Every rank says the same broadcasts in the
- * same order, and each pair of ranks what goes between them. */
+/* One part of a window's exchange, in device memory. The members of a communicator say the same
+ * broadcasts in the same order, and each pair of ranks what goes between them. */
 struct ckpt_exchange {
     enum { CKPT_SEND, CKPT_RECEIVE, CKPT_BROADCAST } kind;
-    uint32_t peer; /* of a broadcast, its root */
+    uint32_t family; /* of a broadcast: 0: all ranks; else 1 + the family of this rank's group */
+    uint32_t peer;   /* a rank; of a broadcast, its root's place in the group */
+    uint32_t n;      /* of a broadcast: members */
     void *buf;
     size_t len;
+};
+
+/* A family of groups (families.h), as one rank sees it. */
+struct ckpt_device_family {
+    uint64_t id;     /* equal ones have the same groups: 0: there is none */
+    uint32_t colour; /* of this rank's group; CKPT_NONE: it is in none */
+    uint32_t place;  /* of this rank in it */
 };
 
 enum { CKPT_DEVICE_MARKS = 64 };
@@ -44,8 +53,9 @@ struct ckpt_device_ops {
                  struct ckpt_err *err);
 
     /* COLLECTIVE. Make what exchanges need, or keep what the last load had; comm carries messages.
-     * NULL: nothing is needed. */
-    int (*connect)(struct ckpt_device *d, struct ckpt_comm *comm, struct ckpt_err *err);
+     * family: CKPT_FAMILIES of them. NULL: nothing is needed. */
+    int (*connect)(struct ckpt_device *d, struct ckpt_comm *comm,
+                   const struct ckpt_device_family *family, struct ckpt_err *err);
     /* A load begins, or goes on after a pause: what is queued from now on comes after what the
      * caller has queued so far. The only one that is called from another thread than the pump's. */
     int (*begin)(struct ckpt_device *d, struct ckpt_err *err);

@@ -7,7 +7,9 @@
 #include <ckptfs/load.h>
 
 #include "load/cost.h"
+#include "load/device.h"
 #include "load/engine.h"
+#include "load/families.h"
 #include "load/plan.h"
 #include "load/want.h"
 #include "run/checkpoint.h"
@@ -31,6 +33,7 @@ struct ckpt_load {
     bool ready;      /* there is a plan to be started */
     bool started;    /* and nothing is planned since */
     bool exchanges;  /* some rank has windows */
+    struct ckpt_device_family family[CKPT_FAMILIES];
     struct ckpt_engine *engine;
 };
 

@@ -28,6 +28,7 @@ void ckpt_plan_free(struct ckpt_plan *p)
     for (size_t g = 0; p->relay && g < p->groups.len; g++)
         ckpt_relay_release(&p->relay[g]);
     free(p->relay);
+    free(p->family);
     ckpt_groups_release(&p->groups);
     ckpt_vec_release(&p->regions);
     ckpt_vec_release(&p->units);
@@ -418,7 +419,8 @@ int ckpt_plan_new(const struct ckpt_roster *roster, uint32_t self,
     p->sizes = *sizes;
     if (find_regions(p, sharing, err) < 0)
         return -1;
-    if (!(p->relay = calloc(p->groups.len + 1, sizeof *p->relay)))
+    p->family = calloc(p->groups.len + 1, sizeof *p->family);
+    if (!p->family || !(p->relay = calloc(p->groups.len + 1, sizeof *p->relay)))
         return ckpt_nomem(err);
     for (size_t g = 0; g < p->groups.len; g++)
         if (ckpt_relay_init(&p->relay[g], &p->groups.ptr[g], sharing->node, star, err) < 0)

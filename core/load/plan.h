@@ -68,7 +68,8 @@ struct ckpt_plan {
     uint32_t self;
     struct ckpt_plan_sizes sizes;
     ckpt_groups groups;
-    struct ckpt_relay *relay;                /* of each group */
+    struct ckpt_relay *relay; /* of each group */
+    uint8_t *family; /* of each group: 1 + the family of its communicator (families.h), or 0 */
     CKPT_VEC(struct ckpt_region) regions;    /* by tensor */
     CKPT_VEC(struct ckpt_unit) units;        /* by group, then in the order of the files */
     CKPT_VEC(struct ckpt_piece_plan) pieces; /* by number, group, reader */

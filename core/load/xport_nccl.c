@@ -13,7 +13,9 @@
 #include "base/err.h"
 #include "load/cuda.h"
 #include "load/errand.h"
+#include "load/families.h"
 #include "load/nccl_inner.h"
+#include "load/want.h"
 #include "load/xport.h"
 
 enum { LEAST_VERSION = NCCL_VERSION(2, 18, 0) };
@@ -22,12 +24,18 @@ enum { LEAST_VERSION = NCCL_VERSION(2, 18, 0) };
 #error "NCCL 2.18 or later is needed"
 #endif
 
-enum { ABORT_MS = 10000 };
+enum { ABORT_MS = 10000, MOST_CALLS = 1024 }; /* calls: NCCL takes 2048 in a group */
 
 struct nccl_device {
     struct ckpt_cuda cuda;
     ncclComm_t comm; /* made by the first load that exchanges something; NULL: none, or given up */
-    bool stuck;      /* its work did not end after a load failed */
+    ncclComm_t group[CKPT_FAMILIES];   /* split from it; NULL: this rank is in none */
+    uint64_t family_id[CKPT_FAMILIES]; /* 0: not made */
+    bool stuck;                        /* its work did not end after a load failed */
+    /* the exchange at hand: what is issued, and on which communicator the last of it */
+    const struct ckpt_exchange *list;
+    size_t count, at;
+    ncclComm_t last;
 };
 
 struct xport_nccl {
@@ -44,59 +52,84 @@ static struct nccl_device *of(struct ckpt_device *d)
 /* ---- exchanges ---- */
 
 /* 0: the communicator has done what it was told; 1: not yet. */
-static int nccl_exchanged(struct ckpt_device *d, struct ckpt_err *err)
+static int look_at(ncclComm_t comm, struct ckpt_err *err)
 {
-    struct nccl_device *n = of(d);
-    ncclResult_t state = ncclSuccess, rc = ncclCommGetAsyncError(n->comm, &state);
+    ncclResult_t state = ncclSuccess, rc = ncclCommGetAsyncError(comm, &state);
 
     if (rc == ncclSuccess && state == ncclInProgress)
         return 1;
     if (rc == ncclSuccess)
         rc = state;
-    return rc == ncclSuccess ? 0 : ckpt_nccl_failed(n->comm, rc, "an exchange", err);
+    return rc == ncclSuccess ? 0 : ckpt_nccl_failed(comm, rc, "an exchange", err);
 }
 
 static ncclResult_t issue(struct nccl_device *n, const struct ckpt_exchange *x)
 {
+    n->last = x->family ? n->group[x->family - 1] : n->comm;
     switch (x->kind) {
     case CKPT_SEND:
         return ncclSend(x->buf, x->len, ncclUint8, (int)x->peer, n->comm, n->cuda.work);
     case CKPT_RECEIVE:
         return ncclRecv(x->buf, x->len, ncclUint8, (int)x->peer, n->comm, n->cuda.work);
     default:
-        return ncclBroadcast(x->buf, x->buf, x->len, ncclUint8, (int)x->peer, n->comm,
+        return ncclBroadcast(x->buf, x->buf, x->len, ncclUint8, (int)x->peer, n->last,
                              n->cuda.work);
     }
 }
 
-/* One group: broadcasts of several roots in it go round as one all-gather since NCCL 2.29. */
-static int nccl_exchange(struct ckpt_device *d, const struct ckpt_exchange *list, size_t count,
-                         struct ckpt_err *err)
+/* One group of calls, as many as NCCL takes: broadcasts of several roots in it go round as one
+ * all-gather since NCCL 2.29. A window is exchanged by one group of ranks, on one communicator. */
+static int issue_some(struct nccl_device *n, struct ckpt_err *err)
 {
-    struct nccl_device *n = of(d);
-    ncclResult_t rc, end;
     struct ckpt_cuda_scope scope;
+    ncclResult_t rc, end;
 
     if (ckpt_cuda_enter(&n->cuda, &scope, err) < 0)
         return -1;
     rc = ncclGroupStart();
-    for (size_t i = 0; i < count && ckpt_nccl_good(rc); i++)
-        rc = issue(n, &list[i]);
+    for (size_t i = 0; i < MOST_CALLS && n->at < n->count && ckpt_nccl_good(rc); i++)
+        rc = issue(n, &n->list[n->at++]);
     end = ncclGroupEnd();
     ckpt_cuda_leave(&n->cuda, &scope);
     if (ckpt_nccl_good(rc))
         rc = end;
     if (!ckpt_nccl_good(rc))
-        return ckpt_nccl_failed(n->comm, rc, "an exchange", err);
-    return rc == ncclInProgress ? nccl_exchanged(d, err) : 0;
+        return ckpt_nccl_failed(n->last, rc, "an exchange", err);
+    return rc == ncclInProgress ? look_at(n->last, err) : 0;
+}
+
+static int nccl_exchanged(struct ckpt_device *d, struct ckpt_err *err)
+{
+    struct nccl_device *n = of(d);
+    int rc = n->last ? look_at(n->last, err) : 0;
+
+    while (rc == 0 && n->at < n->count)
+        rc = issue_some(n, err);
+    return rc;
+}
+
+static int nccl_exchange(struct ckpt_device *d, const struct ckpt_exchange *list, size_t count,
+                         struct ckpt_err *err)
+{
+    struct nccl_device *n = of(d);
+
+    n->list = list;
+    n->count = count;
+    n->at = 0;
+    n->last = NULL;
+    return nccl_exchanged(d, err);
 }
 
 static int nccl_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
 {
+    struct nccl_device *n = of(d);
     int rc = ckpt_cuda_reached(d, i, err);
 
-    if (rc == 1 && of(d)->comm && nccl_exchanged(d, err) < 0)
+    if (rc == 1 && n->comm && look_at(n->comm, err) < 0)
         return -1;
+    for (int k = 0; rc == 1 && k < CKPT_FAMILIES; k++)
+        if (n->group[k] && look_at(n->group[k], err) < 0)
+            return -1;
     return rc;
 }
 
@@ -112,17 +145,22 @@ static void device_release(struct nccl_device *n)
  * queued too, and that may wait for a rank that is gone. So a thread does it. */
 struct aborting {
     struct ckpt_errand errand;
-    ncclComm_t comm;
+    ncclComm_t comm[CKPT_FAMILIES + 1];
+    atomic_uint ncomm, next; /* and which is to be aborted next */
     struct nccl_device *device;
     struct nccl_device *last; /* to be released after it; NULL: nothing */
 };
 
-static void abort_comm(struct ckpt_errand *e)
+/* All at the same time, each in a thread: an abort may wait for work of the device, and so for that
+ * of the other communicators. */
+static void abort_comms(struct ckpt_errand *e)
 {
     struct aborting *a = (struct aborting *)e;
+    unsigned i;
 
     ckpt_cuda_adopt(&a->device->cuda.base);
-    (void)ncclCommAbort(a->comm); /* frees it, too */
+    while ((i = atomic_fetch_add(&a->next, 1)) < atomic_load(&a->ncomm))
+        (void)ncclCommAbort(a->comm[i]); /* frees it, too */
 }
 
 /* Of those who use it, the last: nobody waits any more, or the thread is back. */
@@ -138,10 +176,7 @@ static void aborting_free(struct ckpt_errand *e)
 /* for_good: the device is released, too. False: it is not over after a while. */
 static bool give_up(struct nccl_device *n, bool for_good)
 {
-    ncclComm_t comm = n->comm;
-
-    n->comm = NULL;
-    if (!comm) {
+    if (!n->comm) {
         if (for_good)
             device_release(n);
         return true;
@@ -149,11 +184,20 @@ static bool give_up(struct nccl_device *n, bool for_good)
     struct aborting *a = calloc(1, sizeof *a);
     if (!a)
         return false;
-    ckpt_errand_init(&a->errand, abort_comm, aborting_free);
-    a->comm = comm;
+    ckpt_errand_init(&a->errand, abort_comms, aborting_free);
+    unsigned ncomm = 0;
+    a->comm[ncomm++] = n->comm;
+    for (int i = 0; i < CKPT_FAMILIES; i++)
+        if (n->group[i])
+            a->comm[ncomm++] = n->group[i];
+    atomic_init(&a->ncomm, ncomm);
+    atomic_init(&a->next, 0);
+    memset(n->group, 0, sizeof n->group);
+    memset(n->family_id, 0, sizeof n->family_id);
+    n->comm = NULL;
     a->device = n;
     a->last = for_good ? n : NULL;
-    const bool sent = ckpt_errand_start(&a->errand, 1) == 1;
+    const bool sent = ckpt_errand_start(&a->errand, ncomm) > 0;
     if (!sent)
         a->last = NULL; /* NCCL may still use it */
     const bool over = sent && ckpt_errand_wait(&a->errand, ABORT_MS);
@@ -214,16 +258,73 @@ static int new_id(struct ckpt_comm *ctl, ncclUniqueId *ret, struct ckpt_err *err
     return rc == ncclSuccess ? 0 : ckpt_nccl_failed(NULL, rc, "a new communicator", err);
 }
 
-/* It is kept for later loads; after a failure, which aborts it on all ranks, there is a new one. */
-static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl, struct ckpt_err *err)
+/* The communicator of this rank's group in a family, split from our own so that they share memory
+ * and connections. All ranks take part, those without a group, too. */
+static int split(struct nccl_device *n, struct ckpt_comm *ctl, int i,
+                 const struct ckpt_device_family *family, struct ckpt_err *err)
+{
+    const uint64_t until = ckpt_now_ms() + ckpt_nccl_meet_ms();
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+
+    config.blocking = 0;
+    config.splitShare = 1;
+    n->family_id[i] = family->id;
+    const int colour = family->colour == CKPT_NONE ? NCCL_SPLIT_NOCOLOR : (int)family->colour;
+    const ncclResult_t rc =
+        ncclCommSplit(n->comm, colour, (int)family->place, &n->group[i], &config);
+    if (!ckpt_nccl_good(rc))
+        return ckpt_nccl_failed(n->comm, rc, "splitting a communicator", err);
+    /* the new one may be known only when the old one has done its part */
+    int made = ckpt_nccl_settle(n->comm, ctl, until, "splitting a communicator", err);
+    if (made == 0 && n->group[i])
+        made = ckpt_nccl_settle(n->group[i], ctl, until, "splitting a communicator", err);
+    return made;
+}
+
+/* 1: another rank has failed. */
+static int make_comms(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUniqueId *id,
+                      const struct ckpt_device_family *family, struct ckpt_err *err)
+{
+    struct ckpt_cuda_scope scope;
+
+    if (ckpt_cuda_enter(&n->cuda, &scope, err) < 0)
+        return -1;
+    int rc = n->comm ? 0 : own_comm(n, ctl, id, err);
+    for (int i = 0; i < CKPT_FAMILIES && rc == 0; i++)
+        if (family[i].id && n->family_id[i] != family[i].id)
+            rc = split(n, ctl, i, &family[i], err);
+    ckpt_cuda_leave(&n->cuda, &scope);
+    return rc;
+}
+
+/* Is there all that this load needs? What is there of other groups is in the way. */
+static bool has_all(const struct nccl_device *n, const struct ckpt_device_family *family,
+                    bool *ret_other)
+{
+    bool all = n->comm != NULL;
+
+    *ret_other = false;
+    for (int i = 0; i < CKPT_FAMILIES; i++) {
+        all &= family[i].id == 0 || family[i].id == n->family_id[i];
+        *ret_other |= family[i].id && n->family_id[i] && family[i].id != n->family_id[i];
+    }
+    return all;
+}
+
+/* All are kept for later loads; after a failure, which aborts them on all ranks, there are new
+ * ones, and also where a load has other groups. All ranks know the same families. */
+static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl,
+                        const struct ckpt_device_family *family, struct ckpt_err *err)
 {
     struct nccl_device *n = of(d);
     ncclUniqueId id;
-    struct ckpt_cuda_scope scope;
+    bool other;
     int rc = 0;
 
-    if (n->comm || ckpt_comm_size(ctl) == 1)
+    if (ckpt_comm_size(ctl) == 1 || has_all(n, family, &other))
         return 0;
+    if (other)
+        n->stuck |= !give_up(n, false);
     if (n->stuck)
         rc = ckpt_fail(err, CKPT_IO, "CUDA device %d is still busy with the load that failed",
                        n->cuda.number);
@@ -232,11 +333,7 @@ static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl, struct ckp
     if (ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err) < 0 ||
         ckpt_comm_share(ctl, 0, &id, sizeof id, ckpt_nccl_meet_ms(), err) < 0)
         return -1;
-    rc = ckpt_cuda_enter(&n->cuda, &scope, err);
-    if (rc == 0) {
-        rc = own_comm(n, ctl, &id, err) < 0 ? -1 : 0;
-        ckpt_cuda_leave(&n->cuda, &scope);
-    }
+    rc = make_comms(n, ctl, &id, family, err) < 0 ? -1 : 0;
     rc = ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err);
     if (rc < 0)
         (void)give_up(n, false);

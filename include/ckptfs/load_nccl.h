@@ -32,10 +32,11 @@ struct ckpt_nccl {
  * MPI, TCP, threads or one process; on success the new comm owns it and uses it for small messages.
  * The first load that sends something between ranks creates a NCCL communicator that only loads
  * use, and later loads keep it: a non-blocking one, which is aborted after a failure, so that the
- * next load creates another; its unique id is sent over `control`. control may be NULL if how->comm
- * is given: then a TCP comm is made whose addresses are exchanged over how->comm and how->stream.
- * If ranks are missing, the call fails after CKPTFS_MEET_TIMEOUT seconds (default: 300); operations
- * on how->comm may still be waiting for them then.
+ * next load creates another; its unique id is sent over `control`. Ranks that want the same bytes
+ * exchange them over communicators split from it, at most four on each rank. control may be NULL if
+ * how->comm is given: then a TCP comm is made whose addresses are exchanged over how->comm and
+ * how->stream. If ranks are missing, the call fails after CKPTFS_MEET_TIMEOUT seconds (default:
+ * 300); operations on how->comm may still be waiting for them then.
  *
  * Loads write to device memory (or to host memory that the device can access) by work on streams of
  * their own, which has finished when ckpt_load_wait returns 0. options.host_bytes is pinned memory.

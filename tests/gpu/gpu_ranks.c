@@ -2,14 +2,15 @@
 /* One rank (or, with threads, all) of loads into device memory; every byte is copied back and
  * compared with a load into host memory by this rank alone. For real devices and for the double.
  *
- *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-gknrsw] RUN --
+ *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-p N] [-gknrsw] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
  * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
  * and a stream of ours; -m FILE is where its id passes), alone (the same, and nothing else), or
  * threads=N. -x: that rank cancels each load after so long. -g: a stream is
- * captured in a graph meanwhile. -k: keep what loads that fail had, and
- * our communicator. -r: the comm of a load that failed serves the next one. -n: the communicator of
+ * captured in a graph meanwhile. -p: pause each load so often, and use our communicator then (N <
+ * 0: without the pauses, which is an error). -k: keep what loads that fail had, and our
+ * communicator. -r: the comm of a load that failed serves the next one. -n: the communicator of
  * ours does not block. RUN may have a %r: the rank. Rank 0 prints a line for each load; one that
  * failed, every rank, and the exit status is 1. */
 #include <inttypes.h>
@@ -29,7 +30,7 @@
 #include "random.h"
 #include "random_wants.h"
 
-enum { MOST_RANKS = 64, MOST_JOBS = 64, GARBAGE = 0xa5, TAIL = 64, MEET_MS = 60000 };
+enum { MOST_RANKS = 64, MOST_JOBS = 64, GARBAGE = 0xa5, TAIL = 64, MEET_MS = 60000, STUCK_S = 8 };
 
 struct job {
     const char *layout;
@@ -44,6 +45,7 @@ struct world {
     struct job job[MOST_JOBS];
     size_t njob;
     uint32_t cancel_rank, cancel_ms;
+    int pauses;
     unsigned busy_s;
     bool capture, keep, nonblocking, reuse, stray_stream, combined;
 };
@@ -218,6 +220,8 @@ static int compare(struct rank *r, struct ckpt_load *load, struct want *want, st
     return rc;
 }
 
+static bool theirs_works(struct rank *r);
+
 /* ---- one load ---- */
 
 /* Every want lands once. */
@@ -247,6 +251,19 @@ static void *cancel_later(void *load)
     return NULL;
 }
 
+/* A collective of ours in the middle of a load. */
+static int use_theirs(struct rank *r, struct ckpt_load *load, struct ckpt_err *err)
+{
+    const bool pause = r->w->pauses > 0;
+
+    (void)usleep(r->number * 500);
+    if (pause && ckpt_load_pause(load, UINT32_MAX, err) < 0)
+        return -1;
+    if (!theirs_works(r))
+        die("our communicator", "wrong bytes");
+    return pause ? ckpt_load_resume(load, err) : 0;
+}
+
 static int wait_for(struct rank *r, struct ckpt_load *load, bool random, struct ckpt_err *err)
 {
     uint32_t ms = r->w->cancel_ms;
@@ -256,7 +273,11 @@ static int wait_for(struct rank *r, struct ckpt_load *load, bool random, struct 
 
     if (cancels && pthread_create(&thread, NULL, cancel_later, arg) != 0)
         die("cancelling", "no thread");
-    int rc = random ? take_all(load, err) : 0;
+    int rc = 0;
+    for (int i = 0; i < abs(r->w->pauses) && rc == 0; i++)
+        rc = use_theirs(r, load, err);
+    if (random && rc == 0)
+        rc = take_all(load, err);
     if (rc == 0)
         rc = ckpt_load_wait(load, UINT32_MAX, err);
     if (cancels)
@@ -578,7 +599,7 @@ int main(int argc, char **argv)
 
     if (ckpt_options_new(&w.options, &err) < 0)
         die("options", err.text);
-    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:gknrsw")) != -1) {
+    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:p:gknrsw")) != -1) {
         if (opt == 'c')
             w.how = optarg;
         else if (opt == 'o')
@@ -589,6 +610,8 @@ int main(int argc, char **argv)
             (void)sscanf(optarg, "%u:%u", &w.cancel_rank, &w.cancel_ms);
         else if (opt == 'm')
             w.meet = optarg;
+        else if (opt == 'p')
+            w.pauses = atoi(optarg);
         else if (opt == 'g')
             w.capture = true;
         else if (opt == 'k')
@@ -612,6 +635,8 @@ int main(int argc, char **argv)
     for (int i = optind + 2; i < argc && w.njob < MOST_JOBS; i++)
         parse_job(argv[i], &w.job[w.njob++]);
     (void)sscanf(w.how, "threads=%u", &w.nthread);
+    if (w.pauses < 0)
+        (void)alarm(STUCK_S); /* one rank says what is wrong, the others are stuck */
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 1) {
         (void)fprintf(stderr, "gpu_ranks: there is no CUDA device\n");
         return 77;

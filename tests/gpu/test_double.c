@@ -516,6 +516,67 @@ static void other_roots(void)
     (void)usleep(LONG_S * 1000000);
 }
 
+/* A communicator of the ranks with the same colour. */
+static ncclComm_t split(ncclComm_t from, int colour, bool share)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm;
+
+    config.splitShare = share;
+    MUST(ncclCommSplit(from, colour, -rank, &comm, &config));
+    return comm;
+}
+
+/* Even and odd ranks, in the opposite order; and nothing for the last rank. */
+static void groups_that_are_split(void)
+{
+    int number = -1, count = -1;
+
+    begin();
+    ncclComm_t comm = meet();
+    ncclComm_t group = split(comm, rank == size - 1 ? NCCL_SPLIT_NOCOLOR : rank % 2, true);
+    EXPECT((group == NULL) == (rank == size - 1));
+    if (group) {
+        const int members = (size - 1 + 1 - rank % 2) / 2;
+        MUST(ncclCommCount(group, &count));
+        MUST(ncclCommUserRank(group, &number));
+        EXPECT(count == members && number == members - 1 - rank / 2);
+        MUST(cudaMemsetAsync(device, rank + 1, 10, stream));
+        MUST(ncclBroadcast(device, device, 10, ncclUint8, 0, group, stream));
+        MUST(cudaStreamSynchronize(stream));
+        unsigned char byte;
+        MUST(cudaMemcpy(&byte, device, 1, cudaMemcpyDeviceToHost));
+        EXPECT(byte == 2 * (members - 1) + rank % 2 + 1);
+        MUST(ncclCommAbort(group));
+    }
+    MUST(ncclCommAbort(comm));
+    end();
+}
+
+static void a_call_after_the_abort_of_a_relative(void)
+{
+    begin();
+    ncclComm_t comm = meet(), group = split(comm, 0, true);
+    MUST(ncclCommAbort(group));
+    MUST(ncclBroadcast(device, device, 10, ncclUint8, 0, comm, stream));
+}
+
+/* Each on a stream of its own, so that nobody need be stuck; on a device that may happen. */
+static void another_order(void)
+{
+    cudaStream_t second;
+
+    begin();
+    ncclComm_t comm = meet(), other = split(comm, 0, false);
+    MUST(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking));
+    for (int i = 0; i < 2; i++)
+        if ((i + rank) % 2)
+            MUST(ncclBroadcast(device, device, 100, ncclUint8, 0, comm, stream));
+        else
+            MUST(ncclBroadcast(device + 200, device + 200, 100, ncclUint8, 0, other, second));
+    (void)usleep(LONG_S * 1000000);
+}
+
 static void overlapping_receives(void)
 {
     begin();
@@ -591,6 +652,9 @@ static const struct {
     ROLE(work_before_a_launch_is_over),
     ROLE(a_rank_that_never_comes),
     ROLE(a_rank_that_dies),
+    ROLE(groups_that_are_split),
+    ROLE(a_call_after_the_abort_of_a_relative),
+    ROLE(another_order),
     ROLE(other_sizes),
     ROLE(other_roots),
     ROLE(overlapping_receives),
@@ -734,6 +798,9 @@ TEST(nccl, what_does_not_match_ends_the_program)
     UNUSED_STATE;
     dies("other_sizes", 2, NULL, "of 101 bytes");
     dies("other_roots", 2, NULL, "does something else there");
+    dies("another_order", 2, NULL, "another order of communicators");
+    works("groups_that_are_split", 5, NULL);
+    dies("a_call_after_the_abort_of_a_relative", 1, NULL, "shares with one that was aborted");
     dies("overlapping_receives", 2, NULL, "also uses otherwise");
 }
 

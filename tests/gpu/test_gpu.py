@@ -114,6 +114,18 @@ def one_context_each(_):
     assert result.good and "over nccl" in result.out, result
 
 
+def pauses_for_the_callers_work(real):
+    """Collectives of the caller's communicator come between the same windows on all ranks; without pauses they would not."""
+    jobs = ["dp=3:once:1500000:1500000", "random:once:1500000:1500000", "fsdp=3:once"]
+    with tempfile.TemporaryDirectory() as top:
+        for i, more in enumerate(({}, {"CKPTFS_GPU_JITTER_US": "1000"}, {"LOAD_VERIFY": "1"})):
+            result = processes(3, ["-p", "3", "-c", "given", "-m", os.path.join(top, f"id{i}"), LLAMA, "--", *jobs], real, CKPTFS_TRANSPORT="tcp", **more)
+            check(result, "pauses", 3)
+        if not real:
+            result = processes(3, ["-p", "-6", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", *jobs], CKPTFS_TRANSPORT="tcp", CKPTFS_GPU_JITTER_US="1000")
+            assert "another order of communicators" in result.err, result
+
+
 def a_capture_elsewhere(real):
     """The caller captures a graph while a load is planned and runs: no call of ours disturbs that."""
     for n in (1, 2):
@@ -215,7 +227,7 @@ def python_says_why_not(_):
 
 
 def main():
-    tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, a_capture_elsewhere, all_checkpoints]
+    tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, a_capture_elsewhere, all_checkpoints]
     cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, no_device, python_asks_for_a_device, python_says_why_not]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]

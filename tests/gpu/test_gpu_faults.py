@@ -247,6 +247,25 @@ def communicators_that_are_needed(_):
     assert result.good and len(list(result.loads())) == 3, result
 
 
+def communicators_of_groups(_):
+    """Ranks that want the same have a communicator of their own, split from ours: nothing goes in pairs. It is kept for the same groups, and made
+    anew for others and after a failure."""
+    six = ["tp=2,dp=3:once"]
+    result, _ = go([LLAMA, "--", *six], "ncclSend:error", n=6)
+    assert result.good, result
+    result, _ = go([LLAMA, "--", *six, *six], "ncclCommSplit:rank=0:after=1:error", n=6)
+    assert result.good, result
+    result, _ = go([LLAMA, "--", *six, "pp=2,dp=3:once", "fsdp=2,dp=3:once", *six], "ncclSend:error", n=6, CKPTFS_GPU_JITTER_US="500")
+    assert result.good and len(list(result.loads())) == 4, result
+    result, _ = go([LLAMA, "--", *six], "ncclCommSplit:rank=4:error", n=6)
+    same_error(result, r"^peer: rank 4: NCCL: splitting a communicator: unhandled system error", 6)
+    result, seconds = go([LLAMA, "--", *six], "ncclCommSplit:rank=1:hang", n=6, CKPTFS_MEET_TIMEOUT="3")
+    same_error(result, r"^timeout: rank \d: NCCL: splitting a communicator takes longer than 3 s", 6)
+    assert seconds < 3 + SLACK, seconds
+    result, _ = go(["-r", LLAMA, "--", *six, *six, "random:once"], "ncclBroadcast:rank=1:after=2:times=1:error", n=6)
+    assert len(result.told) == 6 and [load["layout"] for load in result.loads()] == ["tp=2,dp=3", "random"], result
+
+
 def threads_of_one_process(_):
     result, _ = go([LLAMA, "--", ALL], "ncclBroadcast:after=1:times=1:error", launch=threads)
     same_error(result, r"^peer: rank \d: NCCL: an exchange: internal error")
@@ -255,7 +274,7 @@ def threads_of_one_process(_):
 def main():
     both = [reads_that_fail, checkpoints_that_differ, cancelled]
     ordered = [calls_that_fail, out_of_memory, communicators_that_fail, a_timeout_that_is_no_number, given_communicators, a_communicator_that_waits, misuse, stuck_collectives, stopped_devices, callers_with_work_of_their_own, killed_ranks, the_callers_communicator,
-               the_same_comm_again, communicators_that_are_needed, threads_of_one_process]
+               the_same_comm_again, communicators_that_are_needed, communicators_of_groups, threads_of_one_process]
     cases = [(t.__name__, lambda t=t: t(False)) for t in both + ordered]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in both]

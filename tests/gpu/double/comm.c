@@ -9,9 +9,11 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-enum { GONE = 0xdead, LAUNCH_US = 300, FINALIZE = 2, POLL_US = 200 };
+enum { GONE = 0xdead, LAUNCH_US = 300, FINALIZE = 2, SPLIT = 3, POLL_US = 200 };
 
 static atomic_int comms;
+static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
+static struct ncclComm *first; /* of those that are not buried */
 
 static void at_exit(int status, void *ctx)
 {
@@ -38,6 +40,8 @@ void comm_unref(struct ncclComm *c)
         return;
     (void)atomic_load_explicit(&c->refs, memory_order_acquire);
     comm_part(c);
+    if (atomic_fetch_sub(&c->family->refs, 1) == 1)
+        free(c->family);
     (void)close(c->wake);
     free(c->link);
     free(c);
@@ -62,6 +66,8 @@ ncclResult_t comm_usable(ncclComm_t comm, const char *call)
     struct ncclComm *c = comm_live(comm, call);
     const ncclResult_t state = (ncclResult_t)atomic_load(&c->state);
 
+    if (atomic_load(&c->family->aborted))
+        gpu_die("%s: on a communicator that shares with one that was aborted", call);
     if (state == ncclInProgress)
         gpu_die("%s: before the previous call returned ncclSuccess", call);
     if (c->finalized)
@@ -121,13 +127,16 @@ ncclResult_t comm_do(struct ncclComm *c, ncclResult_t (*fn)(struct ncclComm *c, 
 /* ---- beginning ---- */
 
 static struct ncclComm *comm_new(int rank, int size, int device, const char *name,
-                                 const ncclConfig_t *config)
+                                 const ncclConfig_t *config, struct comm_family *family)
 {
     struct ncclComm *c = calloc(1, sizeof *c);
     const char *multi = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
 
-    if (!c || !(c->link = calloc((size_t)size, sizeof *c->link)))
+    if (!c || !(c->link = calloc((size_t)size, sizeof *c->link)) ||
+        (!family && !(family = calloc(1, sizeof *family))))
         gpu_die("the host has no memory");
+    (void)atomic_fetch_add(&family->refs, 1);
+    c->family = family;
     c->magic = COMM_MAGIC;
     atomic_init(&c->refs, 1);
     c->rank = rank;
@@ -145,6 +154,10 @@ static struct ncclComm *comm_new(int rank, int size, int device, const char *nam
         c->link[r].out_tail = &c->link[r].out;
     }
     (void)atomic_fetch_add(&comms, 1);
+    (void)pthread_mutex_lock(&registry);
+    c->next = first;
+    first = c;
+    (void)pthread_mutex_unlock(&registry);
     return c;
 }
 
@@ -203,8 +216,91 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int size, ncclUniqueId id, 
         gpu_die("%s: the id is not one of ncclGetUniqueId", __func__);
     if (cudaGetDevice(&device) != cudaSuccess)
         return ncclUnhandledCudaError;
-    *ret = comm_new(rank, size, device, id.internal, config ? config : &standard);
+    *ret = comm_new(rank, size, device, id.internal, config ? config : &standard, NULL);
     return comm_do(*ret, meet, fault == GPU_WELL ? NULL : *ret);
+}
+
+/* ---- splitting ---- */
+
+/* FNV: a name for a name. */
+static uint64_t hash_name(const char *name)
+{
+    uint64_t h = 14695981039346656037u;
+
+    for (; *name; name++)
+        h = (h ^ (unsigned char)*name) * 1099511628211u;
+    return h;
+}
+
+void comm_others(const struct ncclComm *c, struct wire_other ret[WIRE_OTHERS])
+{
+    int n = 0;
+
+    memset(ret, 0, WIRE_OTHERS * sizeof *ret);
+    (void)pthread_mutex_lock(&registry);
+    for (const struct ncclComm *o = first; o && n < WIRE_OTHERS; o = o->next)
+        if (o != c && o->device == c->device && o->identity == c->identity && o->size > 1)
+            ret[n++] = (struct wire_other){hash_name(o->name), o->ngroup};
+    (void)pthread_mutex_unlock(&registry);
+}
+
+struct splitting {
+    int colour, key;
+    ncclConfig_t config;
+    ncclComm_t *ret;
+    bool hang;
+};
+
+static ncclResult_t run_split(struct ncclComm *c, void *arg)
+{
+    struct splitting *s = arg;
+    const int64_t own[3] = {SPLIT, s->colour, s->key};
+    int64_t(*all)[3] = calloc((size_t)c->size, sizeof *all);
+    char name[COMM_NAME];
+    int rank = 0, size = 0;
+    ncclResult_t result = ncclSuccess;
+
+    if (!all)
+        gpu_die("the host has no memory");
+    if (s->hang)
+        wait_for_abort(c);
+    bool well = comm_exchange(c, own, all);
+    for (int r = 0; well && r < c->size; r++) {
+        size += all[r][1] == s->colour;
+        rank +=
+            all[r][1] == s->colour && (all[r][2] < s->key || (all[r][2] == s->key && r < c->rank));
+    }
+    free(all);
+    (void)snprintf(name, sizeof name, "%.40s.%u.%d", c->name, c->nsplit++, s->colour);
+    if (well && s->colour >= 0) {
+        struct ncclComm *made = comm_new(rank, size, c->device, name, &s->config,
+                                         s->config.splitShare == 1 ? c->family : NULL);
+        *s->ret = made;
+        well = comm_meet(made, &result);
+    }
+    free(s);
+    return well ? ncclSuccess : result == ncclSuccess ? ncclInternalError : result;
+}
+
+/* The new one is known when the old one is done, which may wait for other ranks. */
+ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm_t *ret,
+                           ncclConfig_t *config)
+{
+    const enum gpu_fault fault = gpu_fault(__func__);
+    const ncclResult_t e = comm_usable(comm, __func__);
+    struct splitting *s = malloc(sizeof *s);
+
+    *ret = NULL;
+    if (!s)
+        gpu_die("the host has no memory");
+    if (e != ncclSuccess || fault == GPU_ERROR) {
+        free(s);
+        return e != ncclSuccess ? e : ncclSystemError;
+    }
+    if (comm_in_group())
+        gpu_die("%s: within a group is not in the double", __func__);
+    *s = (struct splitting){colour, key, config ? *config : comm->config, ret, fault != GPU_WELL};
+    return comm_do(comm, run_split, s);
 }
 
 /* ---- ending ---- */
@@ -236,8 +332,20 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
     return comm_do(comm, run_finalize, NULL);
 }
 
+static void unregister(struct ncclComm *c)
+{
+    (void)pthread_mutex_lock(&registry);
+    for (struct ncclComm **at = &first; *at; at = &(*at)->next)
+        if (*at == c) {
+            *at = c->next;
+            break;
+        }
+    (void)pthread_mutex_unlock(&registry);
+}
+
 static void bury(struct ncclComm *c)
 {
+    unregister(c);
     join_job(c);
     comm_open_stream(c);
     c->magic = GONE;
@@ -268,6 +376,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     struct ncclComm *c = comm_live(comm, __func__);
     (void)gpu_fault(__func__);
     atomic_store(&c->aborted, true);
+    if (c->config.splitShare == 1 || c->nsplit)
+        atomic_store(&c->family->aborted, true);
     (void)eventfd_write(c->wake, 1);
     gpu_device_wait(c->device);
     bury(c);

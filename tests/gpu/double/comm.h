@@ -20,12 +20,21 @@ enum wire_type { WIRE_READY = 1, WIRE_OFFER, WIRE_DATA };
 enum wire_kind { WIRE_PAIR = 1, WIRE_COLLECTIVE };
 enum wire_call { CALL_SEND_RECV = 1, CALL_BROADCAST, CALL_ALLGATHER };
 
+/* How far a rank was with its other communicators on that device when it launched a collective:
+ * all ranks launch in one order, or they may wait for each other in a circle. */
+enum { WIRE_OTHERS = 6 };
+struct wire_other {
+    uint64_t comm; /* a hash of its name; 0: none */
+    uint64_t launched;
+};
+
 struct wire {
     uint32_t magic;
     uint16_t type, kind;
     uint32_t call, root;
     uint64_t seq, group; /* of the pair's transfers or the comm's collectives; of the latter only */
     uint64_t len;
+    struct wire_other other[WIRE_OTHERS]; /* of collectives */
 };
 
 /* To be sent to a peer. */
@@ -56,9 +65,19 @@ struct link {
     uint64_t nsent, nreceived; /* transfers of the pair that were asked for */
 };
 
-enum { COMM_MAGIC = 0xc033, COMM_NAME = 40 };
+enum { COMM_MAGIC = 0xc033, COMM_NAME = 64 };
+
+/* Communicators that share what they have: an abort of one leaves the others fit for nothing but
+ * an abort. */
+struct comm_family {
+    atomic_int refs;
+    atomic_bool aborted;
+};
 
 struct ncclComm {
+    struct ncclComm *next; /* of all of this process */
+    struct comm_family *family;
+    unsigned nsplit; /* how often it was split */
     unsigned magic;
     atomic_int refs;
     int rank, size, device, identity;
@@ -107,6 +126,9 @@ void comm_unref(struct ncclComm *c);
 /* Do it now, or, if the comm does not block, in a thread of its own: ncclInProgress. */
 ncclResult_t comm_do(struct ncclComm *c, ncclResult_t (*fn)(struct ncclComm *c, void *arg),
                      void *arg);
+
+/* What it and the process's other communicators have launched, for a wire. */
+void comm_others(const struct ncclComm *c, struct wire_other ret[WIRE_OTHERS]);
 
 /* ---- group.c ---- */
 

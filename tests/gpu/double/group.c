@@ -50,6 +50,7 @@ struct launch {
     uint64_t collectives; /* of the communicator, this group's included */
     uint64_t group;
     bool collective;
+    struct wire_other other[WIRE_OTHERS];
 };
 
 static _Thread_local int depth;
@@ -103,6 +104,8 @@ static void add_transfer(struct launch *l, const struct call *c, int peer, bool 
                .len = c->len},
         .real = real,
     };
+    if (!pair)
+        memcpy(l->transfer[l->ntransfer - 1].is.other, l->other, sizeof l->other);
 }
 
 static void add_local(struct launch *l, unsigned char *dst, const unsigned char *src, size_t len)
@@ -229,6 +232,7 @@ static struct launch *build(const struct call *list, struct ncclComm *comm)
     l->work.run = run_launch;
     l->comm = comm_ref(comm);
     l->group = comm->ngroup;
+    comm_others(comm, l->other);
     count_calls(list, comm, l);
     for (const struct call *c = list; c; c = c->next)
         if (c->comm == comm && c->what == CALL_SEND_RECV && c->peer == comm->rank)
@@ -279,8 +283,24 @@ static void finish(struct launch *l, struct transfer *t)
     l->left--;
 }
 
+/* Both are at the same point of what else they have in common. */
+static void check_order(const struct launch *l, const struct transfer *t, const struct wire *w)
+{
+    for (int i = 0; i < WIRE_OTHERS && t->is.other[i].comm; i++)
+        for (int k = 0; k < WIRE_OTHERS && w->other[k].comm; k++)
+            if (t->is.other[i].comm == w->other[k].comm &&
+                t->is.other[i].launched != w->other[k].launched)
+                gpu_die("another order of communicators: rank %d launched this %s after %lu "
+                        "groups of another communicator, rank %d after %lu",
+                        l->comm->rank, call_name(t->is.call),
+                        (unsigned long)t->is.other[i].launched, t->peer,
+                        (unsigned long)w->other[k].launched);
+}
+
 static void check_match(const struct launch *l, const struct transfer *t, const struct wire *w)
 {
+    if (t->is.kind == WIRE_COLLECTIVE)
+        check_order(l, t, w);
     if (t->is.call != w->call || t->is.root != w->root || t->is.group != w->group ||
         t->is.len != w->len)
         gpu_die("rank %d has a %s of %lu bytes (root %u, group %lu) where rank %d has a %s of %lu "
