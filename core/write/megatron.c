@@ -232,19 +232,32 @@ static int add_parts(struct state *s, const struct ckpt_tensor *t, const struct 
     return 0;
 }
 
-/* A projection's state that is no tensor: TransformerEngine's of FP8, of which there is none. */
+/* The length of the module's name, if that has a state that is no tensor; else 0. */
+static size_t module_with_extra(const char *key)
+{
+    static const char weight[] = ".weight", offset[] = ".softmax_offset";
+    const char *dot;
+
+    if (ckpt_has_suffix(key, offset))
+        return strlen(key) - strlen(offset);
+    dot = ckpt_has_suffix(key, weight) ? memrchr(key, '.', strlen(key) - strlen(weight)) : NULL;
+    if (!dot || (!ckpt_has_prefix(dot + 1, "linear_") && !ckpt_has_prefix(dot + 1, "eh_proj.")))
+        return 0;
+    return strlen(key) - strlen(weight);
+}
+
+/* The state of a module of TransformerEngine (a projection, attention with parameters) that is no
+ * tensor: that of FP8, of which there is none. */
 static int add_extra(struct state *s, const char *key, const struct ckpt_mg_name *name,
                      const struct key *of, const struct part *part, struct ckpt_err *err)
 {
-    static const char weight[] = ".weight";
-    const char *dot =
-        ckpt_has_suffix(key, weight) ? memrchr(key, '.', strlen(key) - (sizeof weight - 1)) : NULL;
+    const size_t module = module_with_extra(key);
     struct part p = {.rank = ckpt_mg_rank(&s->grid, name, 0)};
     ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
 
-    if (!dot || (!ckpt_has_prefix(dot + 1, "linear_") && !ckpt_has_prefix(dot + 1, "eh_proj.")))
+    if (!module)
         return 0;
-    ckpt_str_printf(&text, "%.*s._extra_state/shard_", (int)(strlen(key) - strlen(weight)), key);
+    ckpt_str_printf(&text, "%.*s._extra_state/shard_", (int)module, key);
     for (uint32_t d = 0; d < of->nlead; d++)
         ckpt_str_printf(&text, "%s%" PRIu64, d ? "." : "", part->at[d]);
     ckpt_str_puts(&text, of->nlead ? "_" : "0_1");

@@ -38,6 +38,7 @@ FIXTURES = os.environ.get("CKPTFS_FIXTURES") or os.path.join(SOURCE, "..", "shar
 COMMON = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
               max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
 MOE = dict(num_experts_per_tok=2, moe_intermediate_size=24)
+YARN = dict(rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, beta_fast=32.0, beta_slow=1.0, rope_theta=150000.0)
 FAMILIES = [
     (tf.LlamaConfig, dict(tie_word_embeddings=False)),
     (tf.LlamaConfig, dict(tie_word_embeddings=True, num_key_value_heads=4)),
@@ -54,6 +55,17 @@ FAMILIES = [
     (tf.DeepseekV3Config, dict(n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1, moe_intermediate_size=24,
                                kv_lora_rank=16, q_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, first_k_dense_replace=1,
                                num_key_value_heads=4)),
+    (tf.DeepseekV3Config, dict(n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, n_shared_experts=1, moe_intermediate_size=24,
+                               kv_lora_rank=16, q_lora_rank=None, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, first_k_dense_replace=1,
+                               num_key_value_heads=4, rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=1.0))),
+    (tf.DeepseekV2Config, dict(n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=24, kv_lora_rank=16,
+                               q_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, first_k_dense_replace=1,
+                               num_key_value_heads=4, tie_word_embeddings=False)),
+    (tf.Glm4MoeConfig, dict(n_routed_experts=4, n_shared_experts=1, first_k_dense_replace=1, head_dim=8, use_qk_norm=True, attention_bias=True,
+                            num_nextn_predict_layers=0, **MOE)),
+    (tf.Starcoder2Config, dict(use_bias=True, sliding_window=None)),
+    (tf.GptOssConfig, dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=8, tie_word_embeddings=False,
+                           rope_parameters=YARN | dict(truncate=False))),
 ]
 PLAN = dict(mtp=False, halves=False, pad=0, container="ranks", spec="te", cut_down=False, stacked=True, singleton=False, prefix="", seed=0,
             vpp=1, etp=1, sequential=True, grouped=False)
@@ -213,7 +225,8 @@ class Megatron(WrittenCase):
             self.assertTrue(torch.equal(got[2][name, at][:rows], t[:rows]), f"{name} {at}")
         for k, v in got[3].items():
             if k not in ("vocab_size", "world_size", "data_parallel_size", "expert_tensor_parallel_size", "ckpt_format", "use_dist_ckpt"):
-                self.assertEqual(v, want[3].get(k, v), k)
+                there = want[3].get(k, v)
+                self.assertEqual(v, list(there) if isinstance(there, tuple) else there, k)
         for k in ("num_layers", "hidden_size", "padded_vocab_size", "num_query_groups", "swiglu", "untie_embeddings_and_output_weights"):
             self.assertIn(k, got[3])
         if os.path.isdir(base) and os.path.isdir(os.path.join(case, "expected")):
@@ -222,7 +235,7 @@ class Megatron(WrittenCase):
     def test_real_checkpoints(self):
         folder = os.path.join(FIXTURES, "megatron")
         names = ["m16_llama_tp2pp2", "m16_llama_tp4_g2", "m16_mixtral_tp2ep2", "m16_qwen2_tp2_tied_optim", "m16_qwen2moe_tp2", "m16_qwen3_pp2_vpp2",
-                 "m16_qwen3moe_ep4", "m16_dsv3_tp2ep2", "m16_nemotron_tp2pp2"]
+                 "m16_qwen3moe_ep4", "m16_dsv3_tp2ep2", "m16_nemotron_tp2pp2", "m16_gptoss_tp2ep2"]
         if not CORES:
             self.skipTest("CKPTFS_MEGATRON names no megatron-core")
         sys.path.insert(0, CORES[-1])  # classes of the arguments
@@ -294,6 +307,11 @@ class Megatron(WrittenCase):
         self.check_legacy(6, 1, 2, ep=4)
         self.check_legacy(7, 2, 2, etp=2)
         self.check_legacy(8, 2, 1, ep=4)
+        self.check_legacy(13, 2, 2, ep=2)
+        self.check_legacy(14, 1, 4)
+        self.check_legacy(15, 2, 2, ep=2)
+        self.check_legacy(16, 2, 2)
+        self.check_legacy(17, 2, 1, ep=2)
 
     def test_legacy_refuses(self):
         source, _, _ = self.model("experts", *FAMILIES[5])
@@ -308,7 +326,7 @@ class Megatron(WrittenCase):
         cls, config = FAMILIES[i]
         source, tensors, cfg = self.model(f"model-{seed}", cls, config)
         options = [f"tp={rng.choice([1, 2, 4])}", f"pp={rng.choice([1, 2, 4])}"]
-        if any(x in cls.__name__ for x in ("Moe", "Mixtral", "Deepseek")):
+        if any(x in cls.__name__ for x in ("Moe", "Mixtral", "Deepseek", "GptOss")):
             options += [f"ep={rng.choice([1, 2, 4])}", f"etp={rng.choice([1, 2])}"]
         run = self.export(source, self.path(f"run-{seed}"), "view=megatron", *options)
         self.same_files(self.export(run, self.path(f"back-{seed}"), f"base={source}"), source)
@@ -388,8 +406,18 @@ class Megatron(WrittenCase):
         self.refuses(source, "the model has 4 experts, which cannot be divided among 3 ranks", "ep=3")
         source, _, _ = self.model("bias", tf.LlamaConfig, dict(attention_bias=True))
         self.refuses(source, "biases in all projections or in none", status=1)
-        source, _, _ = self.model("gelu", tf.LlamaConfig, dict(hidden_act="gelu"))
-        self.refuses(source, "but the model's activation is", status=1)
+        for name, cls, config, text in (
+                ("gelu", tf.LlamaConfig, dict(hidden_act="gelu"), "but the model's activation is"),
+                ("gemma2", tf.Gemma2Config, dict(head_dim=8), "no norms behind attention and MLP"),
+                ("gemma3", tf.Gemma3TextConfig, dict(head_dim=8), "no norms behind attention and MLP"),
+                ("mamba", tf.NemotronHConfig, dict(num_hidden_layers=None, layers_block_type=["linear_attention", "mlp"], mamba_num_heads=8, mamba_head_dim=8,
+                                                   n_groups=4, ssm_state_size=8), "Mamba's layers are not written"),
+                ("windows", tf.GptOssConfig, FAMILIES[17][1] | dict(layer_types=["full_attention"] * 4), "windows in every second layer"),
+                ("yarn", tf.LlamaConfig, dict(rope_parameters=YARN), "do not have the model's rotary embeddings"),
+                ("groups", tf.DeepseekV2Config, FAMILIES[14][1] | dict(n_group=2, topk_group=1, topk_method="group_limited_greedy"), "scores a group of experts"),
+                ("tanh", tf.Starcoder2Config, dict(hidden_act="gelu"), "openai_gelu")):
+            source, _, _ = self.model(name, cls, config)
+            self.refuses(source, text, status=1)
 
     def test_a_model_that_lacks_tensors_is_refused(self):
         source, tensors, _ = self.model("model", *FAMILIES[0])
