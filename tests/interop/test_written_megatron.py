@@ -3,6 +3,8 @@
 an independent writer gives that rank; real checkpoints at their own layout are themselves; our own reader makes the model of it again.
 """
 
+import dataclasses
+import functools
 import io
 import json
 import os
@@ -67,6 +69,9 @@ FAMILIES = [
     (tf.GptOssConfig, dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=8, tie_word_embeddings=False,
                            rope_parameters=YARN | dict(truncate=False))),
 ]
+# Those whose modules megatron-core has without TransformerEngine. Learnt offsets of softmax are in the newer version only.
+LOGITS = [(0, dict(rope_parameters=dict(rope_type="default", rope_theta=5000.5))), (5, dict(norm_topk_prob=True)), (1, {}), (7, {}), (3, {}), (8, {}), (4, {}),
+          (12, {}), (14, {}), (13, {}), (15, {}), (17, {}), (16, {})]
 PLAN = dict(mtp=False, halves=False, pad=0, container="ranks", spec="te", cut_down=False, stacked=True, singleton=False, prefix="", seed=0,
             vpp=1, etp=1, sequential=True, grouped=False)
 
@@ -162,6 +167,81 @@ def load(path, model_dir, tp, pp, ep):
     dist.destroy_process_group()
 
 
+def config_of_args(args):
+    """The config that Megatron-LM's core_transformer_config_from_args makes of these arguments."""
+    from megatron.core.activations import quick_gelu, squared_relu
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+    cls = MLATransformerConfig if args.multi_latent_attention else TransformerConfig
+    known = {f.name for f in dataclasses.fields(cls)}
+    more = dict(num_moe_experts=args.num_experts, num_query_groups=args.num_query_groups if args.group_query_attention else None, use_cpu_initialization=True,
+                gradient_accumulation_fusion=False, moe_token_dispatcher_type="allgather", moe_grouped_gemm=False, bias_activation_fusion=False)
+    if args.swiglu:
+        more.update(activation_func=torch.nn.functional.silu, gated_linear_unit=True)
+    elif args.quick_geglu:
+        more.update(activation_func=quick_gelu, gated_linear_unit=True)
+    elif args.squared_relu:
+        more["activation_func"] = squared_relu
+    elif args.openai_gelu:  # without a GPU there is no fusion, which approximates it
+        more["activation_func"] = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+    config = cls(**{k: v for k, v in vars(args).items() if k in known and (v is not None or k == "q_lora_rank")} | more)
+    for k, v in vars(args).items():
+        if k.startswith("yarn_") or (k in ("yarn_mscale", "yarn_mscale_all_dim")):
+            setattr(config, k, v)
+    for k in ("yarn_mscale", "yarn_mscale_all_dim"):
+        setattr(config, k, getattr(config, k, None))
+    return config
+
+
+def one_logits(world, rank, port, path, tokens, out):
+    """What a GPT model computes that has the arguments and the weights of the checkpoint."""
+    import contextlib
+    import torch.distributed as dist
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    preload()
+    from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.moe import moe_utils
+    dist.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(1, 1)
+    args = torch.load(os.path.join(path, "common.pt"), weights_only=False)["args"]
+    tracker = type("Tracker", (), {"fork": lambda self, *_: contextlib.nullcontext()})()
+    tensor_parallel.get_cuda_rng_tracker = lambda *_: tracker
+    ones = torch.ones
+    torch.ones = lambda *a, device=None, **k: ones(*a, device="cpu" if device == "cuda" else device, **k)
+    moe_utils.te_general_gemm = None  # the name is missing without TransformerEngine
+    multi_latent_attention.TELinear = multi_latent_attention.TEColumnParallelLinear = type(None)
+    init = DotProductAttention.__init__  # latent attention names sizes that only TransformerEngine's asks for
+    DotProductAttention.__init__ = lambda self, *a, k_channels=None, v_channels=None, **k: init(self, *a, **k)
+    config = config_of_args(args)
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=args.normalization) if args.num_experts else \
+        get_gpt_layer_local_spec(qk_layernorm=args.qk_layernorm, normalization=args.normalization)
+    model = GPTModel(config, spec, vocab_size=args.padded_vocab_size, max_sequence_length=args.max_position_embeddings, parallel_output=False,
+                     share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights, position_embedding_type=args.position_embedding_type,
+                     rotary_percent=args.rotary_percent, rotary_base=args.rotary_base, rope_scaling=args.use_rope_scaling,
+                     rope_scaling_factor=args.rope_scaling_factor)
+    sharded = model.sharded_state_dict()
+    stored = set(dist_checkpointing.load_tensors_metadata(path))
+    for t in sharded.values():  # norms are TransformerEngine's, which trains: kept apart before experts, but not between latent projections
+        if t.key not in stored and "_extra_state" not in t.key:
+            for a, b in (("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."), ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
+                         ("q_layernorm.", "linear_q_up_proj.layer_norm_"), ("kv_layernorm.", "linear_kv_up_proj.layer_norm_")):
+                if (other := t.key.replace("." + a, "." + b)) in stored:
+                    t.key = other
+            assert t.key in stored, t.key
+    loaded = dist_checkpointing.load(sharded, path)
+    missing, unexpected = model.load_state_dict({k: v for k, v in loaded.items() if k in sharded}, strict=False)
+    assert not [k for k in missing if "_extra_state" not in k] and not unexpected, (missing, unexpected)
+    tokens = torch.load(tokens)
+    at = torch.arange(tokens.shape[1])
+    with torch.no_grad():
+        got = model.eval()(tokens, at[None].expand_as(tokens), (at[None, :] > at[:, None])[None, None])
+    torch.save(got, out)
+    dist.destroy_process_group()
+
+
 class Megatron(WrittenCase):
     def model(self, name, cls, config):
         path, model = self.save_model(name, cls(**{**COMMON, **config}), "40KB")
@@ -201,6 +281,36 @@ class Megatron(WrittenCase):
 
     def test_loads_experts(self):
         self.check_loads(5, ["tp=2", "pp=1", "ep=4"], [(1, 1, 2), (1, 2, 1)])
+
+    def check_logits(self, core, i, **config):
+        """Megatron computes what transformers does, in F32, from arguments and weights of the view."""
+        cls, own = FAMILIES[i]
+        torch.manual_seed(SEED)
+        model = tf.AutoModelForCausalLM.from_config(cls(**{**COMMON, **own, **config}), dtype=torch.float32).eval()
+        for name, p in [*model.named_parameters(), *model.named_buffers()]:
+            if name in model.state_dict() and p.is_floating_point():
+                p.data = torch.randn(p.shape) * 0.2 + (1 if "norm" in name and name.endswith("weight") else 0)
+        source = self.path(f"logits-{i}")
+        model.save_pretrained(source)
+        run = self.export(source, source + ".run", "view=megatron", "make_vocab_size_divisible_by=40")
+        tokens = torch.randint(0, COMMON["vocab_size"], (2, 24))
+        torch.save(tokens, source + ".tokens")
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        ranks.run(1, "test_written_megatron", "one_logits", port, os.path.join(run, "release"), source + ".tokens", source + ".logits", folder=self.tmp, timeout=500,
+                  PYTHONPATH=core, OMP_NUM_THREADS="1")
+        got = torch.load(source + ".logits")[..., :COMMON["vocab_size"]]
+        with torch.no_grad():
+            want = model(tokens).logits
+        self.assertLess((got - want).abs().max() / want.abs().max(), 2e-5, f"{cls.__name__}, {os.path.basename(core)}")
+
+    def test_logits(self):
+        if not CORES:
+            self.skipTest("CKPTFS_MEGATRON names no megatron-core")
+        for k, (i, config) in enumerate(LOGITS):
+            with self.subTest(FAMILIES[i][0].__name__):
+                self.check_logits(CORES[k % len(CORES)], i, **config)
 
     # ---- real checkpoints ----
 
