@@ -231,11 +231,11 @@ def bench_export(args, runs):
 
 
 def make_hub(path, nbytes, block):
-    """A Llama of four layers as it is on the hub, of about so many bytes."""
-    h = max(int((nbytes / 2 / 4 / 12) ** 0.5) // 512, 1) * 512  # heads of 64 for eight ranks
+    """A Llama of two wide layers as it is on the hub, of about so many bytes."""
+    h = max(int((nbytes / 2 / 2 / 12) ** 0.5) // 512, 1) * 512  # heads of 64 for eight ranks
     f = 8 * h // 3 // 256 * 256
     shapes = {"model.embed_tokens.weight": [256, h], "lm_head.weight": [256, h], "model.norm.weight": [h]}
-    for i in range(4):
+    for i in range(2):
         at = f"model.layers.{i}."
         shapes |= {f"{at}self_attn.{x}_proj.weight": [h, h] for x in "qkvo"}
         shapes |= {f"{at}mlp.{x}_proj.weight": [f, h] for x in ("gate", "up")} | {f"{at}mlp.down_proj.weight": [h, f]}
@@ -256,7 +256,7 @@ def make_hub(path, nbytes, block):
             out.write(block[:at])
             at -= len(block)
     with open(os.path.join(path, "config.json"), "w") as out:
-        json.dump(dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=h, intermediate_size=f, num_hidden_layers=4,
+        json.dump(dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=h, intermediate_size=f, num_hidden_layers=2,
                        num_attention_heads=h // 64, num_key_value_heads=h // 64, vocab_size=256, max_position_embeddings=64, rms_norm_eps=1e-6,
                        rope_theta=10000.0, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2), out)
 
