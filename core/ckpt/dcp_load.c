@@ -204,12 +204,6 @@ static int fail_missing(const struct load *l, const char *tensor, struct ckpt_er
 
 /* ---- boxes ---- */
 
-static bool is_flat_parameter(const char *name)
-{
-    const char *dot = strrchr(name, '.'), *last = dot ? dot + 1 : name;
-    return strcmp(last, "_flat_param") == 0 || strcmp(last, "flat_param") == 0;
-}
-
 static int box_of(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_tensor *t,
                   const struct ckpt_dcp_chunk *c, struct ckpt_box *ret, struct ckpt_err *err)
 {
@@ -284,10 +278,6 @@ static int check_tensor(const struct load *l, const struct ckpt_dcp_tensor *t, s
 
     if (!box)
         return ckpt_nomem(err);
-    if (is_flat_parameter(t->name))
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "an FSDP flat parameter (LOCAL_STATE_DICT): how to split it is not in the "
-                         "checkpoint; save with SHARDED_STATE_DICT");
     if (!ckpt_shape_numel(ckpt_dcp_ints(&l->m, t->dim), ckpt_dcp_rank(&l->m, t->dim), &numel))
         return ckpt_fail(err, CKPT_LIMIT, "it claims more than 2^64 elements");
     return check_boxes(l, t, box, err);

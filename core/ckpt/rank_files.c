@@ -28,7 +28,6 @@
 struct rank_name {
     uint64_t rank, world; /* world 0: the name does not say it */
     bool full;            /* one file for all ranks */
-    bool local;           /* LOCAL_STATE_DICT */
     bool common;          /* a common name, which users may have given to other files */
 };
 
@@ -89,8 +88,8 @@ static bool parse_name(const char *name, struct rank_name *ret)
         return parse_common(name, ret);
     if (strcmp(s, ".bin") == 0)
         return ret->full = true;
-    ret->local = ckpt_has_prefix(s, "_rank");
-    if (!ret->local && !(ckpt_take_text(&s, "_") && ckpt_take_u64(&s, &model) && model == 0))
+    if (!ckpt_has_prefix(s, "_rank") &&
+        !(ckpt_take_text(&s, "_") && ckpt_take_u64(&s, &model) && model == 0))
         return false;
     return ckpt_take_text(&s, "_rank") && ckpt_take_u64(&s, &ret->rank) && strcmp(s, ".bin") == 0;
 }
@@ -185,11 +184,6 @@ static int check_files(struct load *l, struct ckpt_err *err)
 
     qsort(l->files.ptr, l->files.len, sizeof *l->files.ptr, file_cmp);
     for (size_t i = 0; i < l->files.len; i++) {
-        if (f[i].is.local)
-            return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "'%s/%s': flat parameters of one rank (LOCAL_STATE_DICT): how to "
-                             "split them is not in the checkpoint; save with SHARDED_STATE_DICT",
-                             ckpt_dir_path(l->dir), f[i].name);
         if (f[i].is.world != f[0].is.world || f[i].is.full != f[0].is.full ||
             (i && f[i].is.rank == f[i - 1].is.rank))
             return ckpt_fail(err, CKPT_CONFLICT,

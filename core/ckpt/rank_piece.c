@@ -424,6 +424,17 @@ static bool is_nested(const struct file *f)
     return false;
 }
 
+/* Does the dict have FSDP1's flat parameters (LOCAL_STATE_DICT)? */
+static bool has_flat(const struct file *f, ckpt_pv dict)
+{
+    for (size_t i = 0; i < ckpt_pv_npair(&f->p, dict); i++) {
+        const char *key = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, dict, i));
+        if (key && ckpt_has_suffix(key, "_flat_param"))
+            return true;
+    }
+    return false;
+}
+
 static bool is_tensor(const struct file *f, ckpt_pv v)
 {
     return !ckpt_torch_is_data(&f->p, v) && ckpt_pv_rule(&f->p, v) >= 0;
@@ -441,11 +452,6 @@ static int add_value(struct file *f, const char *prefix, const char *key, ckpt_p
         return ckpt_nomem(err);
     if (ckpt_pv_kind(v) == CKPT_PV_DICT)
         return add_entries(f, v, name, depth + 1, err);
-    if (ckpt_has_suffix(name, "flat_param"))
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "'%s' is an FSDP flat parameter (LOCAL_STATE_DICT): how to split it "
-                         "is not in the checkpoint; save with SHARDED_STATE_DICT",
-                         name);
     return add_entry(f, name, v, err) < 0 ? ckpt_err_in(err, "tensor '%s'", name) : 0;
 }
 
@@ -453,6 +459,8 @@ static int add_value(struct file *f, const char *prefix, const char *key, ckpt_p
 static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int depth,
                        struct ckpt_err *err)
 {
+    const bool flat = has_flat(f, dict);
+
     if (depth > MAX_DEPTH)
         return ckpt_fail(err, CKPT_LIMIT, "'%s': state dicts nest deeper than %d", prefix,
                          MAX_DEPTH);
@@ -460,6 +468,8 @@ static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int dep
         const char *key = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, dict, i));
         ckpt_pv v = ckpt_pv_value(&f->p, dict, i);
         const bool other = ckpt_pv_kind(v) != CKPT_PV_DICT && !is_tensor(f, v);
+        if (flat && is_tensor(f, v) && ckpt_pv_rule(&f->p, v) != CKPT_TORCH_SUBCLASS_V2)
+            continue; /* this rank's part of a parameter, which a flat one contains */
         if (f->nested && depth == 0 && (!key || is_state(key) || other))
             continue;
         if (!key || strlen(prefix) + strlen(key) > MAX_NAME || !ckpt_utf8_ok(key))

@@ -91,8 +91,9 @@ struct ckpt_type {
     struct ckpt_expert_layouts experts;
     struct ckpt_texts parameters; /* parameters of fused experts, in the order of registration */
     enum ckpt_experts_turned experts_turned;
-    bool fused_on_hub; /* experts are one tensor on the hub too */
-    bool converted;    /* transformers >= 5 converts the weights while it loads them */
+    bool fused_on_hub;    /* experts are one tensor on the hub too */
+    bool flat_parameters; /* `order` is proven to be that of torch's FSDP1 */
+    bool converted;       /* transformers >= 5 converts the weights while it loads them */
     struct ckpt_texts
         absent; /* suffixes of tensors that a checkpoint may lack although its base has them */
     struct ckpt_texts buffers;     /* suffixes of buffers, which are not parameters */

@@ -14,6 +14,7 @@
 #include "run/dtypes.h"
 #include "run/merge.h"
 #include "run/names.h"
+#include "run/unflatten.h"
 #include "tensor/value.h"
 #include "write/writers.h"
 
@@ -621,6 +622,8 @@ int ckpt_view_make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct 
     v->about = json_incref((*src)->about);
     v->warnings = json_incref((*src)->warnings);
     keep_framework(v, *src);
+    if (ckpt_unflatten(*src, types_of(v), v->shared->base, lent_config(v, *src), err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
     if (decide(v, src, err) < 0 || name_tensors(v, src, err) < 0 || convert_names(v, err) < 0 ||
         convert_to_output(v, err) < 0 || dequantize(v, err) < 0 || ckpt_merge_finish(v, err) < 0)
         return -1;
