@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/str.h"
 #include "items.h"
 #include "json_text.h"
 #include "out.h"
@@ -68,8 +69,12 @@ int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err)
         return -1;
     if (t->json)
         return print_json(&items, hash, &whole, err);
-    for (size_t i = 0; i < items.n; i++)
-        (void)printf("%s  %s\n", ckpt_hash_hex(&hash[i], hex), items.item[i].path);
+    for (size_t i = 0; i < items.n; i++) {
+        ckpt_cleanup(ckpt_freep) char *shown = ckpt_printable(items.item[i].path);
+        if (!shown)
+            return ckpt_nomem(err);
+        (void)printf("%s  %s\n", ckpt_hash_hex(&hash[i], hex), shown);
+    }
     (void)printf("# %s  the %zu lines above, ordered by name\n", ckpt_hash_hex(&whole, hex),
                  items.n);
     return CKPT_TOOL_GOOD;

@@ -56,6 +56,16 @@ static const struct other {
     {"\x89HDF", "is a file of TensorFlow (HDF5): load it with transformers 4 (from_tf=True)", 4},
 };
 
+/* An archive without members: a tar is zeros, a zip only the end of its directory. */
+static bool is_empty(const unsigned char *head, size_t len)
+{
+    size_t zeros = 0;
+
+    while (zeros < len && head[zeros] == 0)
+        zeros++;
+    return (len == CKPT_TAR_BLOCK && zeros == len) || (len >= 4 && memcmp(head, "PK\5\6", 4) == 0);
+}
+
 static int fail_file(const unsigned char *head, size_t len, const char *path, struct ckpt_err *err)
 {
     const char *slash = strrchr(path, '/');
@@ -63,7 +73,8 @@ static int fail_file(const unsigned char *head, size_t len, const char *path, st
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (len >= others[i].len && memcmp(head, others[i].magic, others[i].len) == 0)
             return ckpt_fail(err, CKPT_UNSUPPORTED, "'%s' %s", path, others[i].text);
-
+    if (is_empty(head, len))
+        return ckpt_fail(err, CKPT_MISSING, "'%s' is an archive without any file", path);
     return ckpt_fail(err, CKPT_USAGE, "'%s' is a file: give the folder that it lies in, '%.*s'",
                      path,
                      slash == path ? 1
@@ -189,7 +200,7 @@ int ckpt_archive_read_index(struct ckpt_dir *folder, const char *name,
     return 0;
 }
 
-static bool is_file(const char *path)
+bool ckpt_archive_is_file(const char *path)
 {
     struct stat st;
 
@@ -199,6 +210,7 @@ static bool is_file(const char *path)
 int ckpt_archive_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret,
                       struct ckpt_err *err)
 {
-    return is_file(path) ? ckpt_dir_open_archive(path, ckpt_archive_read_index, ret, err)
-                         : ckpt_dir_open(path, links, ret, err);
+    return ckpt_archive_is_file(path)
+               ? ckpt_dir_open_archive(path, ckpt_archive_read_index, ret, err)
+               : ckpt_dir_open(path, links, ret, err);
 }

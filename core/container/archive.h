@@ -3,6 +3,8 @@
 #ifndef CKPT_CONTAINER_ARCHIVE_H
 #define CKPT_CONTAINER_ARCHIVE_H
 
+#include <stdbool.h>
+
 #include "base/err.h"
 #include "io/dir_archive.h"
 
@@ -11,6 +13,9 @@
  * links in an archive never lead out of it. */
 int ckpt_archive_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret,
                       struct ckpt_err *err);
+
+/* Is this path opened as an archive? */
+bool ckpt_archive_is_file(const char *path);
 
 /* Read the index of an archive (ckpt_archive_index). */
 ckpt_archive_index ckpt_archive_read_index;

@@ -175,6 +175,33 @@ static int scan_inside(struct ckpt_run *run, const struct ckpt_log *log, struct 
 
 /* ---- life cycle ---- */
 
+/* Find a link of the directory that leads to no file: *ret is its name (new), or NULL. */
+static int see_link(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    char **ret = ctx;
+
+    if (*ret || !e->is_link || e->kind != CKPT_ENTRY_OTHER)
+        return 0;
+    return (*ret = strdup(e->name)) ? 0 : ckpt_nomem(err);
+}
+
+/* The hub's cache has links to blobs in another folder, which tar packs as links. */
+static int check_links(const struct ckpt_run *run, const char *path, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *link = NULL;
+
+    if (!ckpt_archive_is_file(path))
+        return 0;
+    if (ckpt_dir_list(run->dir, see_link, &link, err) < 0)
+        return -1;
+    return link ? ckpt_fail(err, CKPT_MISSING,
+                            "'%s' is no checkpoint of a known format, but has links to files that "
+                            "are not in it ('%s' ...): if it was packed from the hub's cache, pack "
+                            "it again with the files themselves (tar -h)",
+                            path, link)
+                : 0;
+}
+
 static int fail_without_steps(const struct ckpt_run *run, const char *path, const char *runs,
                               struct ckpt_err *err)
 {
@@ -183,12 +210,16 @@ static int fail_without_steps(const struct ckpt_run *run, const char *path, cons
             err, CKPT_MISSING,
             "'%s' holds no finished checkpoint: the save of %s was interrupted, or is in progress",
             path, run->steps.unfinished);
-    if (!*runs && ckpt_foreign_check(run->dir, err) < 0)
+    if (!*runs && (ckpt_foreign_check(run->dir, err) < 0 || check_links(run, path, err) < 0))
         return -1;
+    const char *advice = !*runs ? ""
+                         : ckpt_archive_is_file(path)
+                             ? ", but has a folder of runs: unpack it and give one of "
+                             : ", but a folder of runs: give one of ";
     return ckpt_fail(
         err, CKPT_MISSING,
         "'%s' is neither a checkpoint of a known format nor a folder with finished checkpoints%s%s",
-        path, *runs ? ", but a folder of runs: give one of " : "", runs);
+        path, advice, runs);
 }
 
 /* Is there a step, and is this the folder that was meant? The folder above several runs may hold

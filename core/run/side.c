@@ -70,6 +70,7 @@ void ckpt_sides_release(struct ckpt_sides *s)
         ckpt_source_unref(s->files.ptr[i].source);
     }
     ckpt_vec_release(&s->files);
+    free(s->dangling);
 }
 
 static size_t find(const struct ckpt_sides *s, const char *path)
@@ -123,10 +124,17 @@ static int add_file(struct adding *a, const char *name, struct ckpt_err *err)
     return 0;
 }
 
+static int note_dangling(struct ckpt_sides *s, const char *name, struct ckpt_err *err)
+{
+    return s->ndangling++ || (s->dangling = strdup(name)) ? 0 : ckpt_nomem(err);
+}
+
 static int add_wanted(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
     struct adding *a = ctx;
 
+    if (e->is_link && e->kind == CKPT_ENTRY_OTHER && wanted(e->name, a->rule))
+        return note_dangling(a->sides, e->name, err);
     return e->kind == CKPT_ENTRY_FILE && wanted(e->name, a->rule) ? add_file(a, e->name, err) : 0;
 }
 

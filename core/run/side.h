@@ -13,6 +13,8 @@
 struct ckpt_sides {
     CKPT_VEC(struct ckpt_side_file) files; /* each path is owned, each source referenced */
     int64_t mtime_ns;                      /* time of the newest file */
+    char *dangling;   /* the first file left out because it is a link that leads nowhere; or NULL */
+    size_t ndangling; /* number of such files */
 };
 
 /* Free the list and give back the sources. */

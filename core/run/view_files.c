@@ -75,6 +75,17 @@ static int add_of_base(struct ckpt_view *v, struct ckpt_sides *sides, const char
     return ckpt_sides_add_one(sides, v->shared->base->dir, "", name, v->shared->pool, err);
 }
 
+static int warn_dangling(struct ckpt_view *v, const struct ckpt_sides *sides, struct ckpt_err *err)
+{
+    if (!sides->ndangling)
+        return 0;
+    ckpt_catalog_warn(v->cat,
+                      "left out: %zu side files that are links to files that are not there, or out "
+                      "of the archive ('%s' first)",
+                      sides->ndangling, sides->dangling);
+    return ckpt_view_add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+}
+
 static int collect_sides(struct ckpt_view *v, struct ckpt_sides *sides, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
@@ -210,7 +221,8 @@ int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err)
         .mtime_ns = newest_shard(v->cat),
     };
 
-    if (collect_sides(v, &sides, err) < 0 || choose_weight_map(v, &map, err) < 0)
+    if (collect_sides(v, &sides, err) < 0 || warn_dangling(v, &sides, err) < 0 ||
+        choose_weight_map(v, &map, err) < 0)
         return -1;
     opt.weight_map = map;
     if (v->config && !passes_config(v)) {

@@ -127,6 +127,37 @@ class Archives(unittest.TestCase):
             tar.add(runs, arcname="")
         self.assertEqual(self.digest(self.path("runs.tar"), "--step", "100"), self.digest(self.path("100")))
 
+    def test_links_that_lead_nowhere(self):
+        """A snapshot of the hub's cache, packed without tar's -h; one whose weights are files; a folder of runs; nothing."""
+        model = self.model("snapshot")
+        os.symlink("../../blobs/1", os.path.join(model, "tokenizer.model"))
+        os.symlink("nothing", os.path.join(model, "merges.txt"))
+        gnu_tar("gnu")(model, self.path("part.tar"))
+        done = run("info", self.path("part.tar"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("2 side files that are links", done.stdout + done.stderr)
+        for name in os.listdir(model):
+            os.remove(os.path.join(model, name))
+            os.symlink("../../blobs/" + name, os.path.join(model, name))
+        gnu_tar("gnu")(model, self.path("links.tar"))
+        self.refused(self.path("links.tar"), "links to files that are not in it", "tar -h")
+        runs = self.path("runs")
+        for name in ("a", "b"):
+            shutil.copytree(self.model(name), os.path.join(runs, name, "step-1"))
+        gnu_tar("gnu")(runs, self.path("runs.tar"))
+        self.refused(self.path("runs.tar"), "unpack it and give one of 'a', 'b'")
+        subprocess.run(["tar", "-cf", self.path("empty.tar"), "-T", "/dev/null"], check=True)
+        zipfile.ZipFile(self.path("empty.zip"), "w").close()
+        for name in ("empty.tar", "empty.zip"):
+            self.refused(self.path(name), "is an archive without any file")
+
+    def test_names_with_control_characters_are_printed_escaped(self):
+        model = self.model()
+        with open(os.path.join(model, "a\x1b[31mb.txt"), "w"):
+            pass
+        python_tar(tarfile.PAX_FORMAT)(model, self.path("a.tar"))
+        self.assertNotIn("\x1b", self.digest(self.path("a.tar")))
+
     def test_links_inside_are_followed_and_those_out_of_it_are_not(self):
         model = self.model()
         want = self.digest(model)
