@@ -39,6 +39,7 @@ mount -t proc proc "$root/proc"
 mount --rbind --make-rslave /sys "$root/sys"
 mount --rbind --make-rslave /dev "$root/dev"
 cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
+ln -sfn ../proc/self/mounts "$root/etc/mtab" # made when a system boots; fusermount3 reads it
 settings=()
 if [[ -f ${PIP_CERT:-} ]]; then # under a name of its own: installing ca-certificates makes the system's file anew
   cp -L "$PIP_CERT" "$root/root/certificates.crt"

@@ -255,7 +255,7 @@ static const struct lie {
     {"long_name_huge", long_name_huge, CKPT_LIMIT, "at most 1048576 are expected"},
     {"gzipped", gzipped, CKPT_UNSUPPORTED, "tar -xzf"},
     {"zstd", zstd, CKPT_UNSUPPORTED, "tar --zstd -xf"},
-    {"zeros", zeros, CKPT_USAGE, "is a file"},
+    {"zeros", zeros, CKPT_MISSING, "without any file"},
     {"empty", empty, CKPT_USAGE, "is a file"},
     {"zip_cut", zip_cut, CKPT_FORMAT, "truncated"},
 };
