@@ -53,6 +53,18 @@ static void flat_release(struct flat *f)
 
 /* ---- which modules ---- */
 
+/* Do the elements of each piece lie one after the other, as torch saves them? */
+static bool is_dense(const struct ckpt_tensor *t)
+{
+    for (size_t i = 0; i < t->npiece; i++)
+        for (uint32_t k = 0; k < t->piece[i].naxis; k++) {
+            const struct ckpt_axis *a = &t->piece[i].axis[k];
+            if (a->n > 1 && (a->dst != 1 || a->src != ckpt_dtype_size(t->dtype)))
+                return false;
+        }
+    return true;
+}
+
 static bool is_flat(const struct ckpt_tensor *t)
 {
     const size_t len = strlen(t->name), own = strlen(flat_name);
@@ -65,6 +77,10 @@ static int collect_units(struct flat *f, struct ckpt_err *err)
 {
     for (size_t i = 0; i < f->cat->tensors.len; i++) {
         const struct ckpt_tensor *t = &f->cat->tensors.ptr[i];
+        if (is_flat(t) && !is_dense(t))
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "'%s': a flat parameter whose elements do not lie one after the other",
+                             t->name);
         if (is_flat(t) &&
             ckpt_vec_push(&f->unit, ((struct unit){*t, strlen(t->name) - strlen(flat_name), 0})) <
                 0)
