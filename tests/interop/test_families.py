@@ -7,6 +7,7 @@ configs, in which sizes are replaced by small ones.
 
 import json
 import os
+import re
 import sys
 import unittest
 
@@ -167,6 +168,50 @@ class Families(TensorCase):
 
     def test_speech(self):
         self.check_all("speech")
+
+    # ---- torchtitan ----
+
+    def titan_qwen3_5(self, name, t, keys, values):
+        """{torchtitan's name: tensor}, by the tables of its state dict adapter."""
+        text = re.fullmatch(r"model\.language_model\.layers\.(\d+)\.(.*)", name)
+        block = re.fullmatch(r"model\.visual\.blocks\.(\d+)\.(.*)", name)
+        if text:
+            at, leaf = f"layers.{text[1]}.", text[2]
+            if leaf in ("linear_attn.in_proj_qkv.weight", "linear_attn.conv1d.weight"):
+                to = "in_proj_" if "proj" in leaf else "conv_"
+                return {f"{at}attn.{to}{x}.weight": part for x, part in zip("qkv", t.split([keys, keys, values]))}
+            for old, new in (("self_attn.", "attn."), ("linear_attn.", "attn."), ("mlp.gate_proj", "feed_forward.w1"), ("mlp.up_proj", "feed_forward.w3"),
+                             ("mlp.down_proj", "feed_forward.w2"), ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm")):
+                leaf = leaf.replace(old, new)
+            return {at + re.sub(r"([qkvo])_proj\.weight", r"w\1.weight", leaf): t}
+        if block:
+            at, leaf = f"vision_encoder.layers.{block[1]}.", block[2]
+            if "attn.qkv" in leaf:
+                return {f"{at}attn.w{x}.{leaf.split('.')[-1]}": part for x, part in zip("qkv", t.chunk(3))}
+            return {at + leaf: t}
+        for old, new in (("model.language_model.embed_tokens", "tok_embeddings"), ("model.language_model.norm", "norm"), ("model.visual.", "vision_encoder."),
+                         ("patch_embed.proj.", "patch_embed."), ("pos_embed.weight", "pos_embed")):
+            name = name.replace(old, new)
+        return {name: t.flatten(1) if name == "vision_encoder.patch_embed.weight" else t}
+
+    def test_torchtitan_qwen3_5(self):
+        kinds = ["linear_attention", "full_attention", "linear_attention"]
+        for tied in (False, True):
+            base, run = self.path(f"base{tied:d}"), self.path(f"run{tied:d}")
+            config = shrink(CONFIG_MAPPING["qwen3_5"]().to_dict()) | {"tie_word_embeddings": tied}
+            config["text_config"] |= {"num_hidden_layers": 3, "layer_types": kinds, "linear_value_head_dim": 16, "tie_word_embeddings": tied}
+            config.pop("model_type")
+            model = randomise(tf.AutoModelForImageTextToText.from_config(CONFIG_MAPPING["qwen3_5"](**config)))
+            model.save_pretrained(base)
+            want, state = read_all(base), {}
+            os.remove(os.path.join(base, "model.safetensors"))
+            for name, t in want.items():
+                state |= self.titan_qwen3_5(name, t, 16, 64)
+            state["lm_head.weight"] = state.get("lm_head.weight", state["tok_embeddings.weight"])
+            dcp.save({name: t.contiguous() for name, t in state.items()}, checkpoint_id=run, no_dist=True)
+            done = export(run, run + ".out", f"base={base}")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.same(read_all(run + ".out"), want, f"tied {tied}")
 
     def test_part_of_an_unknown_model(self):
         """The embedding of one part does not make the other parts something to leave out."""
