@@ -194,24 +194,48 @@ class Families(TensorCase):
             name = name.replace(old, new)
         return {name: t.flatten(1) if name == "vision_encoder.patch_embed.weight" else t}
 
+    def check_titan(self, what, kind, config, titan):
+        """config: of the model; titan(name, tensor): what torchtitan saves of a tensor."""
+        base, run = self.path(f"{what}.base"), self.path(f"{what}.run")
+        config.pop("model_type")
+        model = randomise(tf.AutoModelForImageTextToText.from_config(CONFIG_MAPPING[kind](**config)))
+        model.save_pretrained(base)
+        want, state = read_all(base), {}
+        os.remove(os.path.join(base, "model.safetensors"))
+        for name, t in want.items():
+            state |= titan(name, t)
+        if "lm_head.weight" not in state:
+            state["lm_head.weight"] = state["tok_embeddings.weight"]
+        dcp.save({name: t.contiguous() for name, t in state.items()}, checkpoint_id=run, no_dist=True)
+        done = export(run, run + ".out", f"base={base}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.same(read_all(run + ".out"), want, what)
+
     def test_torchtitan_qwen3_5(self):
         kinds = ["linear_attention", "full_attention", "linear_attention"]
         for tied in (False, True):
-            base, run = self.path(f"base{tied:d}"), self.path(f"run{tied:d}")
             config = shrink(CONFIG_MAPPING["qwen3_5"]().to_dict()) | {"tie_word_embeddings": tied}
             config["text_config"] |= {"num_hidden_layers": 3, "layer_types": kinds, "linear_value_head_dim": 16, "tie_word_embeddings": tied}
-            config.pop("model_type")
-            model = randomise(tf.AutoModelForImageTextToText.from_config(CONFIG_MAPPING["qwen3_5"](**config)))
-            model.save_pretrained(base)
-            want, state = read_all(base), {}
-            os.remove(os.path.join(base, "model.safetensors"))
-            for name, t in want.items():
-                state |= self.titan_qwen3_5(name, t, 16, 64)
-            state["lm_head.weight"] = state.get("lm_head.weight", state["tok_embeddings.weight"])
-            dcp.save({name: t.contiguous() for name, t in state.items()}, checkpoint_id=run, no_dist=True)
-            done = export(run, run + ".out", f"base={base}")
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.same(read_all(run + ".out"), want, f"tied {tied}")
+            self.check_titan(f"tied {tied}", "qwen3_5", config, lambda name, t: self.titan_qwen3_5(name, t, 16, 64))
+
+    def titan_muse_glimmer(self, name, t):
+        pairs = lambda t, heads: t.reshape(heads, 2, -1, *t.shape[1:]).transpose(1, 2).reshape(t.shape)  # of the rows of rotary halves
+        if re.search(r"[qk]_proj", name):
+            t = pairs(t, 4 if "q_proj" in name or "vision" in name else 2)
+        for old, new in (
+            (r"model\.language_model\.embed_tokens", "tok_embeddings.embedding"), (r"model\.language_model\.", ""), (r"model\.vision_tower\.", "vision_encoder."),
+            (r"patch_embedder\.patch_embedding", "conv1_linear"), (r"patch_embedder\.position_embedding_table\.weight", "positional_embedding_vlm"),
+            (r"self_attn\.([qkv])_proj", r"attention.qkv_linear.w\1"), (r"self_attn\.o_proj", "attention.wo"), (r"self_attn\.gate_proj", "attention.o_gate"),
+            (r"mlp\.gate_proj", "feed_forward.w1"), (r"mlp\.down_proj", "feed_forward.w2"), (r"mlp\.up_proj", "feed_forward.w3"),
+            ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "post_attention_norm"), ("pre_feedforward_layernorm", "ffn_norm"),
+            ("post_feedforward_layernorm", "post_ffn_norm"), (r"attn\.([qkv])_proj", r"attn.w\1"), (r"mlp\.fc", "mlp.linear_fc"),
+            (r"model\.vision_adapter\.fc1", "vision_adapter.c_fc"), (r"model\.vision_adapter\.fc2", "vision_adapter.c_proj"), (r"model\.vision_proj", "vision_proj")):
+            name = re.sub(old, new, name)
+        return {name: t}
+
+    def test_torchtitan_muse_glimmer(self):
+        config = shrink(CONFIG_MAPPING["muse_glimmer"]().to_dict()) | {"projector_hidden_size": 40}
+        self.check_titan("muse_glimmer", "muse_glimmer", config, self.titan_muse_glimmer)
 
     def test_part_of_an_unknown_model(self):
         """The embedding of one part does not make the other parts something to leave out."""
