@@ -105,15 +105,15 @@ static int leave(const struct ckpt_cuda *c, const struct ckpt_cuda_scope *scope,
 
 static int make_streams(struct ckpt_cuda *c, struct ckpt_err *err)
 {
-    if (ckpt_cuda_failed(c, cudaStreamCreateWithFlags(&c->up, cudaStreamNonBlocking), "a stream",
-                         err) < 0 ||
-        ckpt_cuda_failed(c, cudaStreamCreateWithFlags(&c->work, cudaStreamNonBlocking), "a stream",
-                         err) < 0 ||
-        ckpt_cuda_failed(c, cudaEventCreateWithFlags(&c->begun, cudaEventDisableTiming), "an event",
-                         err) < 0)
-        return -1;
-    return ckpt_cuda_failed(c, cudaEventCreateWithFlags(&c->fenced, cudaEventDisableTiming),
-                            "an event", err);
+    cudaStream_t *const stream[] = {&c->up, &c->work, &c->place};
+    cudaEvent_t *const event[] = {&c->begun, &c->fenced, &c->exchanged};
+    cudaError_t rc = cudaSuccess;
+
+    for (int i = 0; i < 3 && rc == cudaSuccess; i++)
+        rc = cudaStreamCreateWithFlags(stream[i], cudaStreamNonBlocking);
+    for (int i = 0; i < 3 && rc == cudaSuccess; i++)
+        rc = cudaEventCreateWithFlags(event[i], cudaEventDisableTiming);
+    return ckpt_cuda_failed(c, rc, "streams and events", err);
 }
 
 /* Streams belong to a device; the default ones to whatever device is current. */
@@ -190,14 +190,14 @@ void ckpt_cuda_release(struct ckpt_cuda *c)
         for (size_t i = 0; i < CKPT_DEVICE_MARKS; i++)
             if (c->mark[i])
                 (void)cudaEventDestroy(c->mark[i]);
-        if (c->begun)
-            (void)cudaEventDestroy(c->begun);
-        if (c->fenced)
-            (void)cudaEventDestroy(c->fenced);
-        if (c->up)
-            (void)cudaStreamDestroy(c->up);
-        if (c->work)
-            (void)cudaStreamDestroy(c->work);
+        const cudaEvent_t event[] = {c->begun, c->fenced, c->exchanged};
+        const cudaStream_t stream[] = {c->up, c->work, c->place};
+        for (int i = 0; i < 3; i++) {
+            if (event[i])
+                (void)cudaEventDestroy(event[i]);
+            if (stream[i])
+                (void)cudaStreamDestroy(stream[i]);
+        }
         if (c->library)
             (void)cudaLibraryUnload(c->library);
         ckpt_cuda_leave(c, &scope);
@@ -214,7 +214,11 @@ int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_e
 
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaMalloc(ret, len);
+    cudaError_t rc = cudaSuccess;
+    if (!c->user_alloc)
+        rc = cudaMalloc(ret, len);
+    else if (!(*ret = c->user_alloc(c->user, len)))
+        rc = cudaErrorMemoryAllocation;
     ckpt_cuda_leave(c, &scope);
     if (rc == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
@@ -229,7 +233,10 @@ void ckpt_cuda_dealloc(struct ckpt_device *d, void *ptr)
 
     if (ckpt_cuda_enter(self(d), &scope, NULL) < 0)
         return;
-    (void)cudaFree(ptr);
+    if (self(d)->user_alloc)
+        self(d)->user_dealloc(self(d)->user, ptr);
+    else
+        (void)cudaFree(ptr);
     ckpt_cuda_leave(self(d), &scope);
 }
 
@@ -327,6 +334,8 @@ int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err)
         rc = cudaEventRecord(c->begun, c->caller);
     if (rc == cudaSuccess)
         rc = cudaStreamWaitEvent(c->work, c->begun, 0);
+    if (rc == cudaSuccess)
+        rc = cudaStreamWaitEvent(c->place, c->begun, 0);
     return leave(c, &scope, rc, "waiting for the caller's stream", err);
 }
 
@@ -352,7 +361,22 @@ int ckpt_cuda_fence(struct ckpt_device *d, struct ckpt_err *err)
     cudaError_t rc = cudaEventRecord(c->fenced, c->up);
     if (rc == cudaSuccess)
         rc = cudaStreamWaitEvent(c->work, c->fenced, 0);
+    if (rc == cudaSuccess)
+        rc = cudaStreamWaitEvent(c->place, c->fenced, 0);
     return leave(c, &scope, rc, "waiting for uploads", err);
+}
+
+int ckpt_cuda_follow(struct ckpt_device *d, struct ckpt_err *err)
+{
+    struct ckpt_cuda *c = self(d);
+    struct ckpt_cuda_scope scope;
+
+    if (ckpt_cuda_enter(c, &scope, err) < 0)
+        return -1;
+    cudaError_t rc = cudaEventRecord(c->exchanged, c->work);
+    if (rc == cudaSuccess)
+        rc = cudaStreamWaitEvent(c->place, c->exchanged, 0);
+    return leave(c, &scope, rc, "waiting for an exchange", err);
 }
 
 int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, uint32_t n,
@@ -365,7 +389,7 @@ int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, u
 
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaLaunchKernel((const void *)c->kernel, grid, block, args, 0, c->work);
+    cudaError_t rc = cudaLaunchKernel((const void *)c->kernel, grid, block, args, 0, c->place);
     return leave(c, &scope, rc, "copying", err);
 }
 
@@ -377,7 +401,7 @@ int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t
 
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaMemcpyAsync(dst, src, len, cudaMemcpyDeviceToHost, c->work);
+    cudaError_t rc = cudaMemcpyAsync(dst, src, len, cudaMemcpyDeviceToHost, c->place);
     return leave(c, &scope, rc, "downloading", err);
 }
 
@@ -394,7 +418,7 @@ int ckpt_cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
     if (!c->mark[i])
         rc = cudaEventCreateWithFlags(&c->mark[i], cudaEventDisableTiming);
     if (rc == cudaSuccess)
-        rc = cudaEventRecord(c->mark[i], c->work);
+        rc = cudaEventRecord(c->mark[i], c->place);
     return leave(c, &scope, rc, "setting a mark", err);
 }
 
@@ -415,13 +439,14 @@ int ckpt_cuda_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
 bool ckpt_cuda_drain(struct ckpt_cuda *c)
 {
     const struct timespec look = {0, LOOK_US * 1000};
-    cudaError_t up = cudaErrorNotReady, work = cudaErrorNotReady;
+    const cudaStream_t stream[] = {c->up, c->work, c->place};
 
     for (int i = 0; i < DRAIN_MS * 1000 / LOOK_US; i++) {
-        up = cudaStreamQuery(c->up);
-        work = cudaStreamQuery(c->work);
+        int busy = 0;
+        for (int k = 0; k < 3; k++)
+            busy += cudaStreamQuery(stream[k]) == cudaErrorNotReady;
         (void)cudaGetLastError();
-        if (up != cudaErrorNotReady && work != cudaErrorNotReady)
+        if (!busy)
             return true;
         (void)nanosleep(&look, NULL);
     }

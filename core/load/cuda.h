@@ -32,10 +32,13 @@ struct ckpt_cuda {
     int number;
     CUcontext context; /* the device's primary one */
     struct ckpt_cuda_driver call;
-    cudaStream_t caller, up, work; /* the user's; uploads; all else */
-    cudaEvent_t begun, fenced, mark[CKPT_DEVICE_MARKS];
+    cudaStream_t caller, up, work, place; /* the user's; uploads; exchanges; all else */
+    cudaEvent_t begun, fenced, exchanged, mark[CKPT_DEVICE_MARKS];
     cudaLibrary_t library;
     cudaKernel_t kernel;
+    void *(*user_alloc)(void *user, size_t len); /* NULL: cudaMalloc */
+    void (*user_dealloc)(void *user, void *mem);
+    void *user;
     pthread_mutex_t lock;       /* of: */
     struct ckpt_pinned *pinned; /* is kept for the next load */
 };
@@ -79,6 +82,7 @@ int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err);
 int ckpt_cuda_upload(struct ckpt_device *d, void *dst, const void *src, size_t len,
                      struct ckpt_err *err);
 int ckpt_cuda_fence(struct ckpt_device *d, struct ckpt_err *err);
+int ckpt_cuda_follow(struct ckpt_device *d, struct ckpt_err *err);
 int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, uint32_t n,
                    uint32_t nblock, struct ckpt_err *err);
 int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t len,

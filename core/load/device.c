@@ -292,6 +292,8 @@ static int queue_late(struct ckpt_engine *e, struct ckpt_window_slot *s, struct 
 /* The exchange is queued, too. */
 static int after_exchange(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
+    if (e->device->ops->follow(e->device, err) < 0)
+        return -1;
     if (!e->opt.mode.verify || s->nin == 0)
         return queue_late(e, s, err);
     s->dev.phase = CKPT_DEVICE_FETCHING;

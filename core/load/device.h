@@ -2,8 +2,9 @@
 /* Devices: memory that the host does not reach, and work in it. The members live in libraries of
  * their own (cuda.c), a transport owns one (struct ckpt_xport.device).
  *
- * There are two queues of work: uploads, and the rest, which goes on in the order of issue. Nothing
- * here waits for either but drain. One thread at a time calls in, but for unpin and unref. */
+ * There are three queues of work, each in the order of issue: uploads; exchanges; and the rest,
+ * which places what has arrived while the next exchange goes on. Nothing here waits for them but
+ * drain. One thread at a time calls in, but for unpin and unref. */
 #ifndef CKPT_LOAD_DEVICE_H
 #define CKPT_LOAD_DEVICE_H
 
@@ -62,8 +63,10 @@ struct ckpt_device_ops {
     /* Queue an upload from pinned memory. */
     int (*upload)(struct ckpt_device *d, void *dst, const void *src, size_t len,
                   struct ckpt_err *err);
-    /* What is queued from now on comes after the uploads so far. */
+    /* What is queued from now on, exchanges too, comes after the uploads so far. */
     int (*fence)(struct ckpt_device *d, struct ckpt_err *err);
+    /* Copies, downloads and marks from now on come after the exchanges so far. */
+    int (*follow)(struct ckpt_device *d, struct ckpt_err *err);
     /* Queue copies; the list is in the device's memory, and nblock blocks long. */
     int (*copy)(struct ckpt_device *d, const struct ckpt_device_copy *list, uint32_t n,
                 uint32_t nblock, struct ckpt_err *err);

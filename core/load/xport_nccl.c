@@ -352,6 +352,7 @@ static const struct ckpt_device_ops device_ops = {
     .begin = ckpt_cuda_begin,
     .upload = ckpt_cuda_upload,
     .fence = ckpt_cuda_fence,
+    .follow = ckpt_cuda_follow,
     .copy = ckpt_cuda_copy,
     .download = ckpt_cuda_download,
     .exchange = nccl_exchange,
@@ -495,6 +496,9 @@ static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
         return ckpt_nomem(err);
     }
     n->cuda.base.ops = &device_ops;
+    n->cuda.user_alloc = how->alloc;
+    n->cuda.user_dealloc = how->dealloc;
+    n->cuda.user = how->user;
     if (meet(n, how, ctl, err) < 0) {
         free(x);
         device_free(n);
@@ -525,6 +529,8 @@ int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
                          sizeof own, how->size);
     if (how)
         memcpy(&own, how, how->size);
+    if (!own.alloc != !own.dealloc)
+        return ckpt_fail(err, CKPT_USAGE, "alloc without dealloc, or dealloc without alloc");
     if (ncclGetVersion(&version) != ncclSuccess || version < LEAST_VERSION)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "NCCL %d.%d is too old: 2.18 or later is needed",
                          version / 10000, version / 100 % 100);

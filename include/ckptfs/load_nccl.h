@@ -26,6 +26,13 @@ struct ckpt_nccl {
     ncclComm_t
         comm; /* an NCCL communicator that is idle during this call; its ranks and devices are
                  checked against those of `control`. Borrowed, never aborted. NULL: none */
+    /* Where the loader gets device memory for windows and ckpt_comm_alloc, for example from a
+     * caching allocator; both NULL: cudaMalloc and cudaFree. alloc returns memory of the device,
+     * aligned to 256 bytes, or NULL; it must not be used by work that is still queued. Called by
+     * any thread, the device being current, dealloc once nothing uses the memory any more. */
+    void *(*alloc)(void *user, size_t len);
+    void (*dealloc)(void *user, void *mem);
+    void *user;
 };
 
 /* COLLECTIVE. Turn a comm over host memory into one over device memory. `control` is a comm over

@@ -2,12 +2,13 @@
 /* One rank (or, with threads, all) of loads into device memory; every byte is copied back and
  * compared with a load into host memory by this rank alone. For real devices and for the double.
  *
- *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-p N] [-gknrsw] RUN --
+ *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-p N] [-agknrsw] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
  * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
  * and a stream of ours; -m FILE is where its id passes), alone (the same, and nothing else), or
- * threads=N. -x: that rank cancels each load after so long. -g: a stream is
+ * threads=N. -x: that rank cancels each load after so long. -a: device memory
+ * comes from an allocator of ours (with -c tcp). -g: a stream is
  * captured in a graph meanwhile. -p: pause each load so often, and use our communicator then (N <
  * 0: without the pauses, which is an error). -k: keep what loads that fail had, and our
  * communicator. -r: the comm of a load that failed serves the next one. -n: the communicator of
@@ -15,6 +16,7 @@
  * failed, every rank, and the exit status is 1. */
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +49,7 @@ struct world {
     uint32_t cancel_rank, cancel_ms;
     int pauses;
     unsigned busy_s;
-    bool capture, keep, nonblocking, reuse, stray_stream, combined;
+    bool own_memory, capture, keep, nonblocking, reuse, stray_stream, combined;
 };
 
 struct rank {
@@ -60,6 +62,7 @@ struct rank {
     struct ckpt_comm *comm; /* NULL: to be made */
     struct ckpt_view *view;
     bool failed;
+    atomic_int nalloc; /* with an allocator of ours: what it has given */
 };
 
 /* Where a want goes. */
@@ -428,10 +431,33 @@ static int make_control(struct rank *r, struct ckpt_comm **ret, struct ckpt_err 
     return ckpt_comm_from_env(ret, err);
 }
 
+/* An allocator of the caller's, which counts. */
+static void *own_alloc(void *user, size_t len)
+{
+    void *mem;
+
+    if (cudaMalloc(&mem, len) != cudaSuccess)
+        return NULL;
+    (void)atomic_fetch_add((atomic_int *)user, 1);
+    return mem;
+}
+
+static void own_dealloc(void *user, void *mem)
+{
+    cuda(cudaFree(mem), "freeing");
+    if (atomic_fetch_sub((atomic_int *)user, 1) <= 0)
+        die("our memory", "freed twice, or not ours");
+}
+
 static int make_comm(struct rank *r, struct ckpt_err *err)
 {
-    const struct ckpt_nccl how = {
+    struct ckpt_nccl how = {
         .size = sizeof how, .device = r->device, .stream = r->stream, .comm = r->theirs};
+    if (r->w->own_memory) {
+        how.alloc = own_alloc;
+        how.dealloc = own_dealloc;
+        how.user = &r->nalloc;
+    }
     struct ckpt_comm *control;
 
     if (strcmp(r->w->how, "env") == 0)
@@ -507,6 +533,8 @@ static void *run_rank(void *arg)
     if (r->w->busy_s)
         cuda(cudaLaunchHostFunc(r->stream, be_busy, (void *)r->w), "being busy");
     ckpt_comm_free(r->comm);
+    if (w->own_memory && atomic_load(&r->nalloc))
+        die("our memory", "was not given back");
     if (r->w->busy_s) /* what the comm had goes when the device has done */
         (void)sleep(r->w->busy_s);
     if (r->theirs && !(any && r->w->keep)) {
@@ -599,7 +627,7 @@ int main(int argc, char **argv)
 
     if (ckpt_options_new(&w.options, &err) < 0)
         die("options", err.text);
-    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:p:gknrsw")) != -1) {
+    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:p:agknrsw")) != -1) {
         if (opt == 'c')
             w.how = optarg;
         else if (opt == 'o')
@@ -612,6 +640,8 @@ int main(int argc, char **argv)
             w.meet = optarg;
         else if (opt == 'p')
             w.pauses = atoi(optarg);
+        else if (opt == 'a')
+            w.own_memory = true;
         else if (opt == 'g')
             w.capture = true;
         else if (opt == 'k')

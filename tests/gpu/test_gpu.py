@@ -126,6 +126,14 @@ def pauses_for_the_callers_work(real):
             assert "another order of communicators" in result.err, result
 
 
+def memory_of_the_callers(real):
+    """All device memory of loads comes from the caller's allocator, and goes back; if it has none left, that is the error."""
+    check(processes(2, ["-a", "-c", "tcp", LLAMA, "--", "dp=2:once", "fsdp=2:each"], real, CKPTFS_TRANSPORT="tcp"), "own memory", 2)
+    if not real:
+        result = processes(1, ["-a", "-c", "tcp", LLAMA, "--", "dp=1:each"], CKPTFS_TRANSPORT="self", CKPTFS_GPU_FAULT="cudaMalloc:after=3:error")
+        assert not result.good and "CUDA device 0 has no " in result.out + result.err, result
+
+
 def a_capture_elsewhere(real):
     """The caller captures a graph while a load is planned and runs: no call of ours disturbs that."""
     for n in (1, 2):
@@ -227,7 +235,7 @@ def python_says_why_not(_):
 
 
 def main():
-    tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, a_capture_elsewhere, all_checkpoints]
+    tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
     cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, no_device, python_asks_for_a_device, python_says_why_not]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
