@@ -149,7 +149,7 @@ void ckpt_engine_land(struct ckpt_engine *e, uint32_t want, uint64_t bytes)
         return;
     (void)pthread_mutex_lock(&e->lock);
     if (e->nlanded == 0)
-        e->stats.first_ns = ckpt_now_ns();
+        atomic_store(&e->stats.first_ns, ckpt_now_ns());
     e->landed[e->nlanded++] = want;
     (void)pthread_cond_broadcast(&e->news);
     (void)pthread_mutex_unlock(&e->lock);

@@ -52,7 +52,8 @@ struct ckpt_engine_options {
 struct ckpt_engine_stats {
     atomic_ullong sent, received, retries;
     atomic_ullong read_ns, place_ns, exchange_ns;
-    uint64_t start_ns, first_ns, end_ns;
+    atomic_ullong first_ns, end_ns; /* 0: not yet */
+    uint64_t start_ns;
     uint64_t buffers, device_buffers;
     struct ckpt_read_stats reads;
 };

@@ -110,6 +110,7 @@ static void tell_receivers(struct ckpt_engine *e)
 void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
 {
     const struct ckpt_engine_stats *t = &e->stats;
+    const uint64_t first = atomic_load(&t->first_ns), end = atomic_load(&t->end_ns);
 
     *s = (struct ckpt_load_stats){
         .needed_bytes = e->needed_bytes,
@@ -121,8 +122,8 @@ void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
         .buffer_bytes = t->buffers,
         .retries = atomic_load(&t->retries),
         .device_bytes = t->device_buffers,
-        .wall_s = (double)((t->end_ns ? t->end_ns : ckpt_now_ns()) - t->start_ns) / 1e9,
-        .first_s = t->first_ns ? (double)(t->first_ns - t->start_ns) / 1e9 : 0,
+        .wall_s = (double)((end ? end : ckpt_now_ns()) - t->start_ns) / 1e9,
+        .first_s = first ? (double)(first - t->start_ns) / 1e9 : 0,
         .read_s = (double)atomic_load(&t->read_ns) / 1e9,
         .place_s = (double)atomic_load(&t->place_ns) / 1e9,
         .send_s = (double)atomic_load(&t->exchange_ns) / 1e9,
@@ -219,7 +220,7 @@ static void conclude(struct ckpt_engine *e, int rc, const struct ckpt_err *err,
         e->comm->failed = true;
     ckpt_comm_end(e->comm);
     (void)pthread_mutex_lock(&e->lock);
-    e->stats.end_ns = ckpt_now_ns();
+    atomic_store(&e->stats.end_ns, ckpt_now_ns());
     e->result = rc;
     if (rc < 0)
         e->err = *err;

@@ -31,7 +31,8 @@ struct nccl_device {
     ncclComm_t comm; /* made by the first load that exchanges something; NULL: none, or given up */
     ncclComm_t group[CKPT_FAMILIES];   /* split from it; NULL: this rank is in none */
     uint64_t family_id[CKPT_FAMILIES]; /* 0: not made */
-    bool stuck;                        /* its work did not end after a load failed */
+    uint32_t splitting; /* 1 + the family whose communicator NCCL may still give us; 0: none */
+    bool stuck;         /* its work did not end after a load failed */
     /* the exchange at hand: what is issued, and on which communicator the last of it */
     const struct ckpt_exchange *list;
     size_t count, at;
@@ -138,7 +139,8 @@ static int nccl_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
 static void device_release(struct nccl_device *n)
 {
     ckpt_cuda_release(&n->cuda);
-    free(n);
+    if (!n->splitting) /* else NCCL may still write to it */
+        free(n);
 }
 
 /* Aborting frees memory of the device, which waits for all that is queued there: what the caller
@@ -188,11 +190,13 @@ static bool give_up(struct nccl_device *n, bool for_good)
     unsigned ncomm = 0;
     a->comm[ncomm++] = n->comm;
     for (int i = 0; i < CKPT_FAMILIES; i++)
-        if (n->group[i])
+        if ((uint32_t)i + 1 != n->splitting && n->group[i])
             a->comm[ncomm++] = n->group[i];
     atomic_init(&a->ncomm, ncomm);
     atomic_init(&a->next, 0);
-    memset(n->group, 0, sizeof n->group);
+    for (int i = 0; i < CKPT_FAMILIES; i++)
+        if ((uint32_t)i + 1 != n->splitting)
+            n->group[i] = NULL;
     memset(n->family_id, 0, sizeof n->family_id);
     n->comm = NULL;
     a->device = n;
@@ -269,6 +273,7 @@ static int split(struct nccl_device *n, struct ckpt_comm *ctl, int i,
     config.blocking = 0;
     config.splitShare = 1;
     n->family_id[i] = family->id;
+    n->splitting = (uint32_t)i + 1;
     const int colour = family->colour == CKPT_NONE ? NCCL_SPLIT_NOCOLOR : (int)family->colour;
     const ncclResult_t rc =
         ncclCommSplit(n->comm, colour, (int)family->place, &n->group[i], &config);
@@ -276,6 +281,8 @@ static int split(struct nccl_device *n, struct ckpt_comm *ctl, int i,
         return ckpt_nccl_failed(n->comm, rc, "splitting a communicator", err);
     /* the new one may be known only when the old one has done its part */
     int made = ckpt_nccl_settle(n->comm, ctl, until, "splitting a communicator", err);
+    if (made == 0)
+        n->splitting = 0;
     if (made == 0 && n->group[i])
         made = ckpt_nccl_settle(n->group[i], ctl, until, "splitting a communicator", err);
     return made;
@@ -336,7 +343,7 @@ static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl,
     rc = make_comms(n, ctl, &id, family, err) < 0 ? -1 : 0;
     rc = ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err);
     if (rc < 0)
-        (void)give_up(n, false);
+        n->stuck |= !give_up(n, false) || n->splitting;
     return rc;
 }
 

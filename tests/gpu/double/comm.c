@@ -240,7 +240,7 @@ void comm_others(const struct ncclComm *c, struct wire_other ret[WIRE_OTHERS])
     (void)pthread_mutex_lock(&registry);
     for (const struct ncclComm *o = first; o && n < WIRE_OTHERS; o = o->next)
         if (o != c && o->device == c->device && o->identity == c->identity && o->size > 1)
-            ret[n++] = (struct wire_other){hash_name(o->name), o->ngroup};
+            ret[n++] = (struct wire_other){hash_name(o->name), atomic_load(&o->ngroup)};
     (void)pthread_mutex_unlock(&registry);
 }
 
@@ -271,7 +271,8 @@ static ncclResult_t run_split(struct ncclComm *c, void *arg)
             all[r][1] == s->colour && (all[r][2] < s->key || (all[r][2] == s->key && r < c->rank));
     }
     free(all);
-    (void)snprintf(name, sizeof name, "%.40s.%u.%d", c->name, c->nsplit++, s->colour);
+    (void)snprintf(name, sizeof name, "%.40s.%u.%d", c->name, atomic_fetch_add(&c->nsplit, 1),
+                   s->colour);
     if (well && s->colour >= 0) {
         struct ncclComm *made = comm_new(rank, size, c->device, name, &s->config,
                                          s->config.splitShare == 1 ? c->family : NULL);
@@ -376,7 +377,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     struct ncclComm *c = comm_live(comm, __func__);
     (void)gpu_fault(__func__);
     atomic_store(&c->aborted, true);
-    if (c->config.splitShare == 1 || c->nsplit)
+    if (c->config.splitShare == 1 || atomic_load(&c->nsplit))
         atomic_store(&c->family->aborted, true);
     (void)eventfd_write(c->wake, 1);
     gpu_device_wait(c->device);

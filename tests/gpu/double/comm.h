@@ -77,7 +77,7 @@ struct comm_family {
 struct ncclComm {
     struct ncclComm *next; /* of all of this process */
     struct comm_family *family;
-    unsigned nsplit; /* how often it was split */
+    atomic_uint nsplit; /* how often it was split */
     unsigned magic;
     atomic_int refs;
     int rank, size, device, identity;
@@ -88,7 +88,8 @@ struct ncclComm {
     atomic_bool aborted; /* and `wake` is readable */
     int wake;
     struct link *link;
-    uint64_t ncollective, ngroup;
+    uint64_t ncollective;
+    atomic_ullong ngroup;
     uint64_t running_collective; /* the first of a later group than the one that runs */
     cudaStream_t stream;         /* that it was used with */
     bool closed;                 /* it, until the caller has seen that its launch is over */
