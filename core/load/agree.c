@@ -67,22 +67,22 @@ static int take_tables(struct ckpt_load *load, const struct ckpt_table *all,
                        const struct ckpt_table *own, struct ckpt_job *job, struct ckpt_err *err)
 {
     struct ckpt_wants *table = calloc(job->nclass, sizeof *table);
-    struct ckpt_roster *roster = calloc(1, sizeof *roster);
-    int rc = table && roster ? parse_tables(load, all, own, job, table, err) : ckpt_nomem(err);
+    struct ckpt_job_wants *job_wants = calloc(1, sizeof *job_wants);
+    int rc = table && job_wants ? parse_tables(load, all, own, job, table, err) : ckpt_nomem(err);
 
     if (rc < 0) {
         for (uint32_t c = 0; table && c < job->nclass; c++)
             ckpt_wants_release(&table[c]);
         free(table);
     } else {
-        rc = ckpt_roster_init(roster, load->view->cat, load->comm->x->size,
-                              ckpt_steal(&job->class_of), table, job->nclass, err);
+        rc = ckpt_job_wants_init(job_wants, load->view->cat, load->comm->x->size,
+                                 ckpt_steal(&job->class_of), table, job->nclass, err);
     }
     if (rc < 0) {
-        free(roster);
+        free(job_wants);
         return -1;
     }
-    load->parts.roster = roster;
+    load->parts.job_wants = job_wants;
     load->wanted = XXH3_64bits(all->data, all->len) | 1;
     return 0;
 }
@@ -279,8 +279,8 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy, c
 
     ckpt_plan_free(*plan);
     *plan = NULL;
-    if (ckpt_plan_new(load->parts.roster, load->comm->x->rank, &sharing, star, &policy->slots.sizes,
-                      plan, err) < 0 ||
+    if (ckpt_plan_new(load->parts.job_wants, load->comm->x->rank, &sharing, star,
+                      &policy->slots.sizes, plan, err) < 0 ||
         ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)
         return -1;
     ret->windows = (*plan)->windows.len;
@@ -380,9 +380,9 @@ static int choose(struct ckpt_load *load, const struct ckpt_job *job, struct ckp
         .hot = job->hot, .shared = job->shared, .device = load->comm->x->device != NULL};
     for (uint32_t r = 0; r < load->comm->x->size; r++)
         in.local += job->node[r] == job->node[load->comm->x->rank];
-    if (ckpt_load_weigh(load->parts.roster, job->node, job->nnode, &in.cost, err) < 0 ||
+    if (ckpt_load_weigh(load->parts.job_wants, job->node, job->nnode, &in.cost, err) < 0 ||
         ckpt_policy_choose(&in, &policy, err) < 0 ||
-        ckpt_load_needed(load->parts.roster, load->comm->x->rank, &load->needed_bytes, &stored,
+        ckpt_load_needed(load->parts.job_wants, load->comm->x->rank, &load->needed_bytes, &stored,
                          err) < 0)
         return -1;
     load->rates = policy.rates;
@@ -406,7 +406,7 @@ static int agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
 {
     if (ckpt_job_agree(load, rc, table, job, err) < 0 ||
         (job->copies && ckpt_load_compare(load, err) < 0) ||
-        (!load->parts.roster && exchange_wants(load, table, job, err) < 0))
+        (!load->parts.job_wants && exchange_wants(load, table, job, err) < 0))
         return -1;
     return choose(load, job, err);
 }
@@ -451,9 +451,9 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
 /* A plan that failed leaves nothing behind. */
 static void drop_wanted(struct ckpt_load *load)
 {
-    if (load->parts.roster)
-        ckpt_roster_release(load->parts.roster);
-    free(ckpt_steal(&load->parts.roster));
+    if (load->parts.job_wants)
+        ckpt_job_wants_release(load->parts.job_wants);
+    free(ckpt_steal(&load->parts.job_wants));
     load->wanted = 0;
 }
 

@@ -8,7 +8,7 @@
 #include "base/ckd.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "load/inner.h"
+#include "load/engine_inner.h"
 
 struct abort_message {
     uint32_t code;

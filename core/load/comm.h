@@ -77,7 +77,7 @@ struct ckpt_comm {
     struct ckpt_ctl_message *held; /* that nobody waited for yet */
     uint64_t *heard_ms;            /* per rank: the last message */
     struct ckpt_rounds *said_by;   /* per rank: as it told when it lived */
-    uint64_t *gone_poll;           /* per rank: the poll after which it was seen to be gone */
+    uint64_t *gone_poll; /* per rank: the poll count when the peer was first found closed */
     uint64_t npoll;
     uint64_t alive_ms; /* when we last said that we live */
     bool failed;       /* the last load failed: the transport is renewed before the next one */

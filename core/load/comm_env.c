@@ -26,7 +26,7 @@ int ckpt_env_number(const char *name, uint32_t most, uint32_t *ret, struct ckpt_
     return 0;
 }
 
-int ckpt_comm_meet_ms(uint32_t *ret, struct ckpt_err *err)
+int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err)
 {
     uint32_t s = MEET_S;
 

@@ -60,14 +60,14 @@ struct ckpt_engine_stats {
 
 struct ckpt_engine;
 
-/* Everything is borrowed until ckpt_engine_end, but for plan and roster, which ckpt_engine_start
+/* Everything is borrowed until ckpt_engine_end, but for plan and job_wants, which ckpt_engine_start
  * takes (plan is NULL then): workers may use them after it has failed. view is held. target has an
  * entry per want of this rank. */
 struct ckpt_engine_parts {
     struct ckpt_view *view;
     struct ckpt_comm *comm;
     struct ckpt_plan *plan;
-    struct ckpt_roster *roster;
+    struct ckpt_job_wants *job_wants;
     const struct ckpt_target *target;
     size_t ntarget;
     uint64_t needed_bytes, unique_bytes; /* for the statistics of the job */
@@ -92,7 +92,7 @@ int ckpt_engine_pause(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_er
 int ckpt_engine_resume(struct ckpt_engine *e, struct ckpt_err *err);
 
 /* Stop if it runs, and let go. NULL is nothing. parts (may be NULL) gets back the plan and the
- * roster, unless a worker that the operating system does not return from still uses them. */
+ * job_wants, unless a worker that the operating system does not return from still uses them. */
 void ckpt_engine_end(struct ckpt_engine *e, struct ckpt_engine_parts *parts);
 
 /* What it cost so far. */

@@ -22,7 +22,7 @@ struct demand {
 };
 
 struct finder {
-    const struct ckpt_roster *roster;
+    const struct ckpt_job_wants *job_wants;
     uint32_t self;
     struct ckpt_members members;
     bool *near; /* classes of which some ranks share with this one */
@@ -87,7 +87,7 @@ static int add_demand(void *ctx, uint32_t part, const struct ckpt_box *box)
 /* The parts of all entries that overlap with a box; others are not looked at. */
 static int collect(struct finder *f, const struct ckpt_box *own)
 {
-    const struct ckpt_roster *r = f->roster;
+    const struct ckpt_job_wants *r = f->job_wants;
     const struct ckpt_tensor *t = &r->cat->tensors.ptr[f->tensor];
 
     for (uint64_t i = r->first[f->tensor]; i < r->first[f->tensor + 1]; i++) {
@@ -170,7 +170,7 @@ static int u64_cmp(const void *pa, const void *pb)
 
 static int find_reach(struct finder *f)
 {
-    const uint64_t far = f->roster->cat->tensors.ptr[f->tensor].dim[f->order] / WIDE_PART;
+    const uint64_t far = f->job_wants->cat->tensors.ptr[f->tensor].dim[f->order] / WIDE_PART;
     uint64_t reach = 0;
 
     f->wide.len = 0;
@@ -260,7 +260,7 @@ static int sweep(struct sweep *s, uint32_t d, const uint32_t *demand, size_t n)
         return ++s->f->cells > MAX_CELLS
                    ? ckpt_fail(s->f->err, CKPT_LIMIT,
                                "tensor '%s': the wanted boxes overlap in too many ways",
-                               s->f->roster->cat->tensors.ptr[s->f->tensor].name)
+                               s->f->job_wants->cat->tensors.ptr[s->f->tensor].name)
                    : s->leaf(s, demand, n);
     const uint64_t begin = s->within->lo[d], end = begin + s->within->n[d];
     ckpt_cleanup(ckpt_freep) uint64_t *edge = malloc((2 * n + 2) * sizeof *edge);
@@ -377,10 +377,10 @@ typedef CKPT_VEC(struct ckpt_box) box_vec;
 
 static int own_boxes(struct finder *f, box_vec *out)
 {
-    const struct ckpt_roster *r = f->roster;
+    const struct ckpt_job_wants *r = f->job_wants;
     const uint32_t class = r->class_of[f->self];
     const struct ckpt_tensor *t = &r->cat->tensors.ptr[f->tensor];
-    uint64_t i, end = ckpt_roster_uses(r, f->tensor, class, &i);
+    uint64_t i, end = ckpt_job_wants_uses(r, f->tensor, class, &i);
     struct ckpt_box box;
 
     out->len = 0;
@@ -480,31 +480,31 @@ static int sort_groups(struct finder *f)
 
 static int find_near(struct finder *f)
 {
-    if (!(f->near = calloc((size_t)f->roster->nclass + 1, sizeof *f->near)))
+    if (!(f->near = calloc((size_t)f->job_wants->nclass + 1, sizeof *f->near)))
         return ckpt_nomem(f->err);
     if (f->members.sharing->readers == CKPT_READERS_EACH) {
-        f->near[f->roster->class_of[f->self]] = true;
+        f->near[f->job_wants->class_of[f->self]] = true;
         return 0;
     }
-    for (uint32_t r = 0; r < f->roster->nrank; r++)
+    for (uint32_t r = 0; r < f->job_wants->nrank; r++)
         if (ckpt_members_share(&f->members, r))
-            f->near[f->roster->class_of[r]] = true;
+            f->near[f->job_wants->class_of[r]] = true;
     return 0;
 }
 
-int ckpt_groups_find(const struct ckpt_roster *roster, uint32_t self,
+int ckpt_groups_find(const struct ckpt_job_wants *job_wants, uint32_t self,
                      const struct ckpt_sharing *sharing, ckpt_groups *groups,
                      ckpt_group_boxes *boxes, struct ckpt_err *err)
 {
     struct finder f = {
-        .roster = roster, .self = self, .groups = groups, .boxes = boxes, .err = err};
+        .job_wants = job_wants, .self = self, .groups = groups, .boxes = boxes, .err = err};
     box_vec own = {0};
 
     f.members = (struct ckpt_members){
-        .roster = roster, .sharing = sharing, .self = self, .groups = groups, .err = err};
+        .job_wants = job_wants, .sharing = sharing, .self = self, .groups = groups, .err = err};
     int rc = find_near(&f);
 
-    for (f.tensor = 0; f.tensor < roster->cat->tensors.len && rc == 0; f.tensor++)
+    for (f.tensor = 0; f.tensor < job_wants->cat->tensors.len && rc == 0; f.tensor++)
         rc = find_in_tensor(&f, &own);
     if (rc == 0)
         rc = sort_groups(&f);

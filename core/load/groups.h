@@ -11,8 +11,8 @@
 
 #include "base/err.h"
 #include "base/vec.h"
+#include "load/job_wants.h"
 #include "load/members.h"
-#include "load/roster.h"
 #include "tensor/box.h"
 
 /* A box that all ranks of a group want, and nobody else does. */
@@ -24,7 +24,7 @@ typedef CKPT_VEC(struct ckpt_group_box) ckpt_group_boxes;
 
 /* The groups of rank `self`, in an order that is the same on all ranks, and their boxes by tensor.
  * LIMIT: the wanted boxes overlap in too many ways. */
-int ckpt_groups_find(const struct ckpt_roster *roster, uint32_t self,
+int ckpt_groups_find(const struct ckpt_job_wants *job_wants, uint32_t self,
                      const struct ckpt_sharing *sharing, ckpt_groups *groups,
                      ckpt_group_boxes *boxes, struct ckpt_err *err);
 void ckpt_groups_release(ckpt_groups *groups);

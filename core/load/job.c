@@ -14,8 +14,8 @@
 #include "base/str.h"
 #include "load/comm.h"
 #include "load/load_inner.h"
-#include "load/near.h"
 #include "load/same.h"
+#include "load/same_host.h"
 
 enum { HELLO_FILES = 1024 }; /* whose sizes are told, to name the one that differs */
 enum { STEP_TEXT = 128, VERSION = 10 };
@@ -205,7 +205,7 @@ static void make_hello(const struct ckpt_load *load, const struct ckpt_table *ta
     h->resident = residency.resident;
     h->bytes = residency.bytes;
     h->shared = residency.shared;
-    h->far = !load->comm->x->near;
+    h->far = !load->comm->x->same_host;
     h->renewed = load->comm->renewed;
     h->wanted = load->wanted;
     h->version = VERSION;

@@ -75,9 +75,9 @@ void ckpt_load_free(struct ckpt_load *load)
     else if (load->ready && !load->comm->busy)
         ckpt_comm_permit(load->comm, false);
     ckpt_plan_free(load->parts.plan);
-    if (load->parts.roster)
-        ckpt_roster_release(load->parts.roster);
-    free(load->parts.roster);
+    if (load->parts.job_wants)
+        ckpt_job_wants_release(load->parts.job_wants);
+    free(load->parts.job_wants);
     ckpt_wants_release(&load->wants);
     ckpt_vec_release(&load->target);
     ckpt_vec_release(&load->user);

@@ -46,16 +46,16 @@ int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struc
                   const struct ckpt_dest *dest, size_t *ret_want, struct ckpt_err *err);
 
 /* COLLECTIVE. Make the plan: all ranks come to the same end. They agree on what they want if
- * parts.roster is not there yet. rc and *err are this rank's verdict so far. */
+ * parts.job_wants is not there yet. rc and *err are this rank's verdict so far. */
 int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err);
 
 /* Bytes that a rank wants; *ret_stored: as they lie in storage. */
-int ckpt_load_needed(const struct ckpt_roster *roster, uint32_t rank, uint64_t *ret_bytes,
+int ckpt_load_needed(const struct ckpt_job_wants *job_wants, uint32_t rank, uint64_t *ret_bytes,
                      uint64_t *ret_stored, struct ckpt_err *err);
 
 /* The bytes of a job, given what all ranks want and where they run (node[r], nnode): those of *in;
  * the rest of it stays as it is. */
-int ckpt_load_weigh(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
+int ckpt_load_weigh(const struct ckpt_job_wants *job_wants, const uint32_t *node, uint32_t nnode,
                     struct ckpt_cost_input *in, struct ckpt_err *err);
 
 /* ---- budget.c ---- */

@@ -68,14 +68,14 @@ static int list_rank(void *ctx, uint32_t rank)
 {
     const struct listing *l = ctx;
 
-    if (l->m->roster->class_of[rank] != l->to->class || !ckpt_members_share(l->m, rank))
+    if (l->m->job_wants->class_of[rank] != l->to->class || !ckpt_members_share(l->m, rank))
         return 0;
     return ckpt_vec_push(&l->to->rank, rank);
 }
 
 static int list_ranks(struct ckpt_members *m, struct ckpt_part_ranks *p)
 {
-    const struct ckpt_roster *r = m->roster;
+    const struct ckpt_job_wants *r = m->job_wants;
     struct listing l = {m, p};
     int rc = 0;
 
@@ -94,7 +94,7 @@ static int list_ranks(struct ckpt_members *m, struct ckpt_part_ranks *p)
 
 uint32_t ckpt_members_part(struct ckpt_members *m, uint32_t class, uint32_t entry, uint32_t part)
 {
-    const uint32_t key[3] = {class, m->roster->table[class].entries.ptr[entry].spec, part};
+    const uint32_t key[3] = {class, m->job_wants->table[class].entries.ptr[entry].spec, part};
     uint32_t number;
     bool new;
 

@@ -11,7 +11,7 @@
 
 #include "base/map.h"
 #include "base/vec.h"
-#include "load/roster.h"
+#include "load/job_wants.h"
 
 struct ckpt_group {
     uint32_t n, self; /* ranks; which of them this rank is */
@@ -45,7 +45,7 @@ int ckpt_lists_know(struct ckpt_known_lists *k, const uint32_t *list, size_t n, 
 void ckpt_lists_forget(struct ckpt_known_lists *k);
 
 struct ckpt_members {
-    const struct ckpt_roster *roster;
+    const struct ckpt_job_wants *job_wants;
     const struct ckpt_sharing *sharing;
     uint32_t self;
     CKPT_VEC(struct ckpt_part_ranks *) parts;

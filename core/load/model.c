@@ -37,7 +37,7 @@ struct shape {
 };
 
 struct model {
-    struct ckpt_roster roster;
+    struct ckpt_job_wants job_wants;
     struct ckpt_replicas replicas;
     uint32_t nrank, nnode, *node;
     struct share *share;
@@ -69,7 +69,8 @@ static int make_roster(struct model *m, const struct ckpt_view *view, const char
         if (table[class_of[r]].entries.len == 0)
             rc = ckpt_layout_wants(view, layout, r, m->nrank, &table[class_of[r]], m->err);
     if (rc == 0)
-        return ckpt_roster_init(&m->roster, view->cat, m->nrank, class_of, table, nclass, m->err);
+        return ckpt_job_wants_init(&m->job_wants, view->cat, m->nrank, class_of, table, nclass,
+                                   m->err);
     for (uint32_t c = 0; table && c < nclass; c++)
         ckpt_wants_release(&table[c]);
     free(table);
@@ -122,7 +123,7 @@ static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group
         for (uint32_t u = piece->lo; u < piece->hi; u++) {
             const struct ckpt_catalog *cat;
             const struct ckpt_tensor *t =
-                ckpt_tensor_stored(m->roster.cat, ckpt_plan_unit_tensor(p, u), &cat);
+                ckpt_tensor_stored(m->job_wants.cat, ckpt_plan_unit_tensor(p, u), &cat);
             struct ckpt_box box;
             ckpt_plan_unit_box(p, u, &box);
             share->read += ckpt_box_numel(&box) * ckpt_dtype_size(t->dtype);
@@ -157,7 +158,7 @@ static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t 
 {
     const struct ckpt_sharing sharing = {policy->readers, m->node};
     struct ckpt_plan *p = NULL;
-    int rc = ckpt_plan_new(&m->roster, rank, &sharing, true, &m->sizes, &p, m->err);
+    int rc = ckpt_plan_new(&m->job_wants, rank, &sharing, true, &m->sizes, &p, m->err);
 
     for (uint32_t g = 0; rc == 0 && g < p->groups.len; g++) {
         rc = see_group(m, &p->groups.ptr[g]);
@@ -172,14 +173,14 @@ static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t 
 
 static int hash_lengths(struct model *m, uint32_t rank, XXH128_hash_t *ret)
 {
-    const uint32_t class = m->roster.class_of[rank];
-    const struct ckpt_wants *w = &m->roster.table[class];
+    const uint32_t class = m->job_wants.class_of[rank];
+    const struct ckpt_wants *w = &m->job_wants.table[class];
     struct ckpt_box box;
 
     m->lengths.len = 0;
     for (size_t e = 0; e < w->entries.len; e++) {
         const struct ckpt_want *want = &w->entries.ptr[e];
-        const struct ckpt_tensor *t = &m->roster.cat->tensors.ptr[want->tensor];
+        const struct ckpt_tensor *t = &m->job_wants.cat->tensors.ptr[want->tensor];
         const bool any = ckpt_wants_box(w, want, t, rank, &box);
         if (ckpt_vec_reserve(&m->lengths, CKPT_MAX_RANK + 1) < 0)
             return ckpt_nomem(m->err);
@@ -336,13 +337,13 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
     struct ckpt_residency residency;
 
     if (make_roster(m, view, layout) < 0 ||
-        ckpt_replicas_init(&m->replicas, &m->roster, m->err) < 0)
+        ckpt_replicas_init(&m->replicas, &m->job_wants, m->err) < 0)
         return -1;
     ckpt_load_residency(view->cat, 0, 1, &residency);
     /* a job of many nodes starts with cold caches */
     in.cost = (struct ckpt_cost_input){.hot = m->nnode > 1 ? 0 : ckpt_residency_part(&residency),
                                        .shared = residency.shared || opt->rates.shared_storage > 0};
-    if (ckpt_load_weigh(&m->roster, m->node, m->nnode, &in.cost, m->err) < 0 ||
+    if (ckpt_load_weigh(&m->job_wants, m->node, m->nnode, &in.cost, m->err) < 0 ||
         ckpt_policy_choose(&in, &policy, m->err) < 0)
         return -1;
     m->disjoint = in.cost.disjoint;
@@ -371,8 +372,8 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
         m.node[r] = r / ranks_per_node;
     if (rc == 0)
         rc = model_run(&m, view, layout, ranks_per_node, &own, ret_json);
-    if (m.roster.use)
-        ckpt_roster_release(&m.roster);
+    if (m.job_wants.use)
+        ckpt_job_wants_release(&m.job_wants);
     ckpt_replicas_release(&m.replicas);
     ckpt_vec_release(&m.shapes);
     ckpt_vec_release(&m.lengths);

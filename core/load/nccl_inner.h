@@ -16,9 +16,10 @@ static inline bool ckpt_nccl_good(ncclResult_t rc)
 /* Always -1. comm may be NULL. */
 int ckpt_nccl_failed(ncclComm_t comm, ncclResult_t rc, const char *what, struct ckpt_err *err);
 
-/* ckpt_comm_meet_ms. If that fails, which ckpt_comm_nccl reports after the ranks have met, 300 s.
+/* ckpt_comm_rendezvous_ms. If that fails, which ckpt_comm_nccl reports after the ranks have met,
+ * 300 s.
  */
-uint32_t ckpt_nccl_meet_ms(void);
+uint32_t ckpt_nccl_rendezvous_ms(void);
 
 /* Until `comm` is done with what it was told, or the clock says `until` (ckpt_now_ms). control may
  * be NULL. 1: another rank has failed. */

@@ -13,9 +13,9 @@
 #include "base/mem.h"
 #include "io/recording.h"
 #include "load/comm.h"
-#include "load/errand.h"
-#include "load/near.h"
+#include "load/detached.h"
 #include "load/same.h"
+#include "load/same_host.h"
 #include "run/options.h"
 #include "run/view.h"
 
@@ -29,7 +29,7 @@ enum {
 
 /* The thread that opens the checkpoint, and its result. */
 struct opening {
-    struct ckpt_errand errand;
+    struct ckpt_detached task;
     char *path, *asked; /* asked: the step, or NULL for the latest */
     struct ckpt_options *opt;
     struct ckpt_recording *rec; /* NULL: this is the only rank */
@@ -44,7 +44,7 @@ struct opening {
     char *step;
 };
 
-static void opening_free(struct ckpt_errand *e)
+static void opening_free(struct ckpt_detached *e)
 {
     struct opening *o = (struct opening *)e;
 
@@ -67,7 +67,7 @@ static int open_all(struct opening *o)
     return ckpt_run_view(o->run, o->step, &o->view, &o->err);
 }
 
-static void opening_run(struct ckpt_errand *e)
+static void opening_run(struct ckpt_detached *e)
 {
     struct opening *o = (struct opening *)e;
 
@@ -85,7 +85,7 @@ static int opening_new(const char *path, const struct ckpt_options *opt, const c
 
     if (!o)
         return ckpt_nomem(err);
-    ckpt_errand_init(&o->errand, opening_run, opening_free);
+    ckpt_detached_init(&o->task, opening_run, opening_free);
     o->path = strdup(path);
     o->asked = asked ? strdup(asked) : NULL;
     if (!o->path || (asked && !o->asked))
@@ -94,7 +94,7 @@ static int opening_new(const char *path, const struct ckpt_options *opt, const c
         *ret = o;
         return 0;
     }
-    ckpt_errand_unref(&o->errand);
+    ckpt_detached_unref(&o->task);
     return -1;
 }
 
@@ -114,9 +114,9 @@ static int opening_wait(struct opening *o, struct ckpt_comm *comm, uint32_t time
     uint64_t progress = 0, since = ckpt_now_ms();
 
     o->opt->recording = o->rec;
-    if (ckpt_errand_start(&o->errand, 1) == 0)
+    if (ckpt_detached_start(&o->task, 1) == 0)
         return ckpt_fail(err, CKPT_NOMEM, "a thread could not be started: %s", strerror(errno));
-    while (!ckpt_errand_wait(&o->errand, TICK_MS)) {
+    while (!ckpt_detached_wait(&o->task, TICK_MS)) {
         const uint64_t now = ckpt_recording_progress(o->rec);
         if (tend(comm, timeout_ms, err) < 0)
             return -1;
@@ -259,7 +259,7 @@ static int open_together(struct opening *o, struct ckpt_comm *comm, uint32_t tim
 
 static int open_alone(struct opening *o, struct ckpt_err *err)
 {
-    opening_run(&o->errand);
+    opening_run(&o->task);
     return o->rc < 0 ? ckpt_fail(err, o->err.code, "%s", o->err.text) : 0;
 }
 
@@ -284,6 +284,6 @@ int ckpt_load_open(struct ckpt_comm *comm, const char *path, const struct ckpt_o
             *ret_step = ckpt_steal(&o->step);
     }
     if (o)
-        ckpt_errand_unref(&o->errand);
+        ckpt_detached_unref(&o->task);
     return rc < 0 ? ckpt_fail(err, own.code, "%s", own.text) : 0;
 }

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
-#include "load/inner.h"
+#include "load/engine_inner.h"
 
 /* How far this rank has opened its windows. */
 static uint32_t own_count(const struct ckpt_engine *e)

@@ -54,12 +54,12 @@ uint64_t ckpt_plan_memory(const struct ckpt_plan *p)
 
 const struct ckpt_tensor *ckpt_plan_unit_tensor(const struct ckpt_plan *p, uint32_t unit)
 {
-    return &p->roster->cat->tensors.ptr[p->regions.ptr[p->units.ptr[unit].region].tensor];
+    return &p->job_wants->cat->tensors.ptr[p->regions.ptr[p->units.ptr[unit].region].tensor];
 }
 
 static size_t region_esize(const struct ckpt_plan *p, const struct ckpt_region *r)
 {
-    return ckpt_dtype_size(p->roster->cat->tensors.ptr[r->tensor].dtype);
+    return ckpt_dtype_size(p->job_wants->cat->tensors.ptr[r->tensor].dtype);
 }
 
 static uint64_t region_bytes(const struct ckpt_plan *p, const struct ckpt_region *r)
@@ -126,7 +126,7 @@ static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, uint64_t
     }
     if (ckd_mul(&count, count, r->parts) || count > MAX_UNITS)
         return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would be read in too small parts",
-                         p->roster->cat->tensors.ptr[r->tensor].name);
+                         p->job_wants->cat->tensors.ptr[r->tensor].name);
     r->nunit = (uint32_t)count;
     return 0;
 }
@@ -158,7 +158,7 @@ static void place_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_uni
 {
     const struct ckpt_catalog *cat;
     const struct ckpt_tensor *t =
-        ckpt_tensor_stored(p->roster->cat, ckpt_plan_unit_tensor(p, unit), &cat);
+        ckpt_tensor_stored(p->job_wants->cat, ckpt_plan_unit_tensor(p, unit), &cat);
     uint64_t stride[CKPT_MAX_RANK], at = 0;
     struct ckpt_box box;
 
@@ -241,7 +241,7 @@ static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
         bytes[p->regions.ptr[i].group] += region_bytes(p, &p->regions.ptr[i]);
     for (size_t i = 0; i < p->regions.len; i++) {
         struct ckpt_region *r = &p->regions.ptr[i];
-        order_dims(p->roster->cat, r);
+        order_dims(p->job_wants->cat, r);
         if (cut_region(p, r, unit_of(p, p->groups.ptr[r->group].n, bytes[r->group]), err) < 0)
             return -1;
         total += r->nunit;
@@ -364,28 +364,29 @@ static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
 /* ---- the whole ---- */
 
 /* As they lie in storage: a cast's operand. */
-static uint64_t stored_bytes(const struct ckpt_roster *roster, const struct ckpt_wanted_box *box,
-                             size_t n)
+static uint64_t stored_bytes(const struct ckpt_job_wants *job_wants,
+                             const struct ckpt_wanted_box *box, size_t n)
 {
     const struct ckpt_catalog *cat;
     uint64_t bytes = 0;
 
     for (size_t i = 0; i < n; i++)
-        bytes += ckpt_box_numel(&box[i].box) *
-                 ckpt_dtype_size(
-                     ckpt_tensor_stored(roster->cat, &roster->cat->tensors.ptr[box[i].tensor], &cat)
-                         ->dtype);
+        bytes +=
+            ckpt_box_numel(&box[i].box) *
+            ckpt_dtype_size(ckpt_tensor_stored(job_wants->cat,
+                                               &job_wants->cat->tensors.ptr[box[i].tensor], &cat)
+                                ->dtype);
     return bytes;
 }
 
-int ckpt_plan_bytes(const struct ckpt_roster *roster, const uint32_t *rank, uint32_t nrank,
+int ckpt_plan_bytes(const struct ckpt_job_wants *job_wants, const uint32_t *rank, uint32_t nrank,
                     uint64_t *ret, struct ckpt_err *err)
 {
     ckpt_wanted_boxes boxes = {0};
-    int rc = ckpt_regions_of(roster, rank, nrank, &boxes, err);
+    int rc = ckpt_regions_of(job_wants, rank, nrank, &boxes, err);
 
     if (rc == 0)
-        *ret = stored_bytes(roster, boxes.ptr, boxes.len);
+        *ret = stored_bytes(job_wants, boxes.ptr, boxes.len);
     ckpt_vec_release(&boxes);
     return rc;
 }
@@ -394,7 +395,7 @@ static int find_regions(struct ckpt_plan *p, const struct ckpt_sharing *sharing,
                         struct ckpt_err *err)
 {
     ckpt_group_boxes boxes = {0};
-    int rc = ckpt_groups_find(p->roster, p->self, sharing, &p->groups, &boxes, err);
+    int rc = ckpt_groups_find(p->job_wants, p->self, sharing, &p->groups, &boxes, err);
 
     if (rc == 0 && ckpt_vec_reserve(&p->regions, boxes.len + 1) < 0)
         rc = ckpt_nomem(err);
@@ -405,7 +406,7 @@ static int find_regions(struct ckpt_plan *p, const struct ckpt_sharing *sharing,
     return rc;
 }
 
-int ckpt_plan_new(const struct ckpt_roster *roster, uint32_t self,
+int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
                   const struct ckpt_sharing *sharing, bool star,
                   const struct ckpt_plan_sizes *sizes, struct ckpt_plan **ret, struct ckpt_err *err)
 {
@@ -414,7 +415,7 @@ int ckpt_plan_new(const struct ckpt_roster *roster, uint32_t self,
     assert(sizes->unit > 0 && sizes->piece >= sizes->unit);
     if (!p)
         return ckpt_nomem(err);
-    p->roster = roster;
+    p->job_wants = job_wants;
     p->self = self;
     p->sizes = *sizes;
     if (find_regions(p, sharing, err) < 0)
@@ -465,12 +466,12 @@ uint64_t ckpt_plan_digest(const struct ckpt_plan *p, uint32_t group)
 int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *unit_box,
                      ckpt_parts *out, struct ckpt_err *err)
 {
-    const struct ckpt_roster *r = p->roster;
+    const struct ckpt_job_wants *r = p->job_wants;
     const uint32_t tensor = p->regions.ptr[p->units.ptr[unit].region].tensor;
     const uint32_t class = r->class_of[p->self];
     const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
     const struct ckpt_wants *w = &r->table[class];
-    uint64_t i, end = ckpt_roster_uses(r, tensor, class, &i);
+    uint64_t i, end = ckpt_job_wants_uses(r, tensor, class, &i);
 
     for (; i < end; i++) {
         struct ckpt_part part = {.entry = r->use[i].entry};

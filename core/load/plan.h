@@ -19,8 +19,8 @@
 #include "base/err.h"
 #include "base/vec.h"
 #include "load/groups.h"
+#include "load/job_wants.h"
 #include "load/relay.h"
-#include "load/roster.h"
 #include "tensor/box.h"
 #include "tensor/catalog.h"
 
@@ -64,7 +64,7 @@ struct ckpt_plan_sizes {
 };
 
 struct ckpt_plan {
-    const struct ckpt_roster *roster;
+    const struct ckpt_job_wants *job_wants;
     uint32_t self;
     struct ckpt_plan_sizes sizes;
     ckpt_groups groups;
@@ -78,7 +78,7 @@ struct ckpt_plan {
 };
 
 /* node: of each rank; star: as ckpt_relay_init. */
-int ckpt_plan_new(const struct ckpt_roster *roster, uint32_t self,
+int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
                   const struct ckpt_sharing *sharing, bool star,
                   const struct ckpt_plan_sizes *sizes, struct ckpt_plan **ret,
                   struct ckpt_err *err);
@@ -94,7 +94,7 @@ void ckpt_plan_unit_box(const struct ckpt_plan *p, uint32_t unit, struct ckpt_bo
 const struct ckpt_tensor *ckpt_plan_unit_tensor(const struct ckpt_plan *p, uint32_t unit);
 
 /* Bytes of storage that hold what anybody of these ranks wants, counted once. */
-int ckpt_plan_bytes(const struct ckpt_roster *roster, const uint32_t *rank, uint32_t nrank,
+int ckpt_plan_bytes(const struct ckpt_job_wants *job_wants, const uint32_t *rank, uint32_t nrank,
                     uint64_t *ret, struct ckpt_err *err);
 
 /* A part of a unit that a want has. */

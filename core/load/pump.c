@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "load/inner.h"
+#include "load/engine_inner.h"
 #include "load/same.h"
 #include "run/checkpoint.h"
 

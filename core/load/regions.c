@@ -14,7 +14,7 @@ enum { MAX_CELLS = 1 << 20 };
 typedef CKPT_VEC(struct ckpt_box) box_vec;
 
 struct merge {
-    const struct ckpt_roster *roster;
+    const struct ckpt_job_wants *job_wants;
     const uint32_t *rank;  /* of the domain, by class */
     const uint32_t *first; /* those of class c: rank[first[c]] .. rank[first[c+1]] */
     uint8_t **complete;    /* per class and spec */
@@ -85,7 +85,7 @@ static int add_part(struct merge *m, const struct ckpt_box *box)
 
 static int collect(struct merge *m, const struct ckpt_tensor *t, const struct ckpt_use *use)
 {
-    const struct ckpt_wants *w = &m->roster->table[use->class];
+    const struct ckpt_wants *w = &m->job_wants->table[use->class];
     const struct ckpt_want *e = &w->entries.ptr[use->entry];
     const uint32_t lo = m->first[use->class], hi = m->first[use->class + 1];
     struct ckpt_box box;
@@ -151,7 +151,7 @@ static int emit_cells(struct merge *m, uint32_t tensor)
         if (ckd_mul(&cells, cells, nedge[d] - 1) || cells > MAX_CELLS)
             return ckpt_fail(m->err, CKPT_LIMIT,
                              "tensor '%s': the wanted boxes overlap in too many ways",
-                             m->roster->cat->tensors.ptr[tensor].name);
+                             m->job_wants->cat->tensors.ptr[tensor].name);
     }
     for (uint64_t c = 0; c < cells; c++) {
         struct ckpt_box cell = {.rank = rank};
@@ -279,7 +279,7 @@ static int tidy(struct merge *m, bool *ret_overlap)
 
 static int regions_of_tensor(struct merge *m, uint32_t tensor)
 {
-    const struct ckpt_roster *r = m->roster;
+    const struct ckpt_job_wants *r = m->job_wants;
     const struct ckpt_tensor *t = &r->cat->tensors.ptr[tensor];
 
     bool overlap = false;
@@ -304,7 +304,7 @@ static int regions_of_tensor(struct merge *m, uint32_t tensor)
 static int prepare(struct merge *m, const uint32_t *rank, uint32_t nrank, uint32_t *sorted,
                    uint32_t *first, bool *seen)
 {
-    const struct ckpt_roster *r = m->roster;
+    const struct ckpt_job_wants *r = m->job_wants;
 
     for (uint32_t k = 0; k < nrank; k++)
         first[r->class_of[rank[k]] + 1]++;
@@ -326,23 +326,24 @@ static int prepare(struct merge *m, const uint32_t *rank, uint32_t nrank, uint32
     return 0;
 }
 
-int ckpt_regions_of(const struct ckpt_roster *roster, const uint32_t *rank, uint32_t nrank,
+int ckpt_regions_of(const struct ckpt_job_wants *job_wants, const uint32_t *rank, uint32_t nrank,
                     ckpt_wanted_boxes *out, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) uint32_t *sorted = malloc((nrank + 1) * sizeof *sorted);
-    ckpt_cleanup(ckpt_freep) uint32_t *first = calloc(roster->nclass + 1, sizeof *first);
+    ckpt_cleanup(ckpt_freep) uint32_t *first = calloc(job_wants->nclass + 1, sizeof *first);
     ckpt_cleanup(ckpt_freep) bool *seen = malloc((nrank + 1) * sizeof *seen);
-    struct merge m = {.roster = roster, .rank = sorted, .first = first, .out = out, .err = err};
+    struct merge m = {
+        .job_wants = job_wants, .rank = sorted, .first = first, .out = out, .err = err};
     int rc = 0;
 
-    m.complete = calloc(roster->nclass + 1, sizeof *m.complete);
+    m.complete = calloc(job_wants->nclass + 1, sizeof *m.complete);
     if (!sorted || !first || !seen || !m.complete)
         rc = ckpt_nomem(err);
     if (rc == 0)
         rc = prepare(&m, rank, nrank, sorted, first, seen);
-    for (uint32_t t = 0; t < roster->cat->tensors.len && rc == 0; t++)
+    for (uint32_t t = 0; t < job_wants->cat->tensors.len && rc == 0; t++)
         rc = regions_of_tensor(&m, t);
-    for (uint32_t c = 0; m.complete && c < roster->nclass; c++)
+    for (uint32_t c = 0; m.complete && c < job_wants->nclass; c++)
         free(m.complete[c]);
     free(m.complete);
     ckpt_vec_release(&m.boxes);

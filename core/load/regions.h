@@ -4,7 +4,7 @@
 #define CKPT_LOAD_REGIONS_H
 
 #include "base/vec.h"
-#include "load/roster.h"
+#include "load/job_wants.h"
 
 struct ckpt_wanted_box {
     struct ckpt_box box;
@@ -13,7 +13,7 @@ struct ckpt_wanted_box {
 typedef CKPT_VEC(struct ckpt_wanted_box) ckpt_wanted_boxes;
 
 /* Append the boxes of all tensors, in the catalogue's order. */
-int ckpt_regions_of(const struct ckpt_roster *roster, const uint32_t *rank, uint32_t nrank,
+int ckpt_regions_of(const struct ckpt_job_wants *job_wants, const uint32_t *rank, uint32_t nrank,
                     ckpt_wanted_boxes *out, struct ckpt_err *err);
 
 #endif

@@ -46,8 +46,8 @@ static int same_tensors(const struct ckpt_catalog *old, const struct ckpt_catalo
 static void swap_view(struct ckpt_load *load, struct ckpt_view *view)
 {
     load->view = view;
-    if (load->parts.roster)
-        load->parts.roster->cat = view->cat;
+    if (load->parts.job_wants)
+        load->parts.job_wants->cat = view->cat;
 }
 
 /* The parts of the load that has ended, as far as nothing uses them any more. */
@@ -55,10 +55,11 @@ static int take_back(struct ckpt_load *load, struct ckpt_err *err)
 {
     ckpt_engine_end(ckpt_steal(&load->engine), &load->parts);
     load->ready = false;
-    return load->parts.roster ? 0
-                              : ckpt_fail(err, CKPT_USAGE,
-                                          "the last run of this load has left a read that does not "
-                                          "return, or failed to start: make a new load");
+    return load->parts.job_wants
+               ? 0
+               : ckpt_fail(err, CKPT_USAGE,
+                           "the last run of this load has left a read that does not "
+                           "return, or failed to start: make a new load");
 }
 
 int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, struct ckpt_err *err)

@@ -22,17 +22,17 @@ struct key {
     XXH128_hash_t parts;
 };
 
-static void make_key(const struct ckpt_roster *roster, uint32_t rank, XXH3_state_t *state,
+static void make_key(const struct ckpt_job_wants *job_wants, uint32_t rank, XXH3_state_t *state,
                      struct key *ret)
 {
-    const struct ckpt_wants *w = &roster->table[roster->class_of[rank]];
+    const struct ckpt_wants *w = &job_wants->table[job_wants->class_of[rank]];
 
     (void)XXH3_128bits_reset(state);
     for (size_t s = 0; s < w->specs.len; s++) {
         const uint32_t part = ckpt_spec_part(w, &w->specs.ptr[s], rank);
         (void)XXH3_128bits_update(state, &part, sizeof part);
     }
-    *ret = (struct key){roster->class_of[rank], rank, XXH3_128bits_digest(state)};
+    *ret = (struct key){job_wants->class_of[rank], rank, XXH3_128bits_digest(state)};
 }
 
 static int same_cmp(const struct key *a, const struct key *b)
@@ -51,35 +51,36 @@ static int key_cmp(const void *pa, const void *pb)
 }
 
 /* leader[r]: the first rank that wants what r wants. */
-static int find_leaders(const struct ckpt_roster *roster, uint32_t *leader, struct ckpt_err *err)
+static int find_leaders(const struct ckpt_job_wants *job_wants, uint32_t *leader,
+                        struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) struct key *key = malloc((roster->nrank + 1) * sizeof *key);
+    ckpt_cleanup(ckpt_freep) struct key *key = malloc((job_wants->nrank + 1) * sizeof *key);
     XXH3_state_t *state = XXH3_createState();
 
     if (!key || !state) {
         (void)XXH3_freeState(state);
         return ckpt_nomem(err);
     }
-    for (uint32_t r = 0; r < roster->nrank; r++)
-        make_key(roster, r, state, &key[r]);
+    for (uint32_t r = 0; r < job_wants->nrank; r++)
+        make_key(job_wants, r, state, &key[r]);
     (void)XXH3_freeState(state);
-    qsort(key, roster->nrank, sizeof *key, key_cmp);
-    for (uint32_t i = 0; i < roster->nrank; i++)
+    qsort(key, job_wants->nrank, sizeof *key, key_cmp);
+    for (uint32_t i = 0; i < job_wants->nrank; i++)
         leader[key[i].rank] =
             i > 0 && same_cmp(&key[i - 1], &key[i]) == 0 ? leader[key[i - 1].rank] : key[i].rank;
     return 0;
 }
 
-int ckpt_replicas_init(struct ckpt_replicas *r, const struct ckpt_roster *roster,
+int ckpt_replicas_init(struct ckpt_replicas *r, const struct ckpt_job_wants *job_wants,
                        struct ckpt_err *err)
 {
-    const uint32_t n = roster->nrank;
+    const uint32_t n = job_wants->nrank;
     ckpt_cleanup(ckpt_freep) uint32_t *leader = malloc((n + 1) * sizeof *leader);
 
     *r = (struct ckpt_replicas){.of = malloc((n + 1) * sizeof *r->of),
                                 .rank = malloc((n + 1) * sizeof *r->rank),
                                 .count = calloc(n + 1, sizeof *r->count)};
-    if (!leader || !r->of || !r->rank || !r->count || find_leaders(roster, leader, err) < 0) {
+    if (!leader || !r->of || !r->rank || !r->count || find_leaders(job_wants, leader, err) < 0) {
         ckpt_replicas_release(r);
         return ckpt_nomem(err);
     }

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#include "load/roster.h"
+#include "load/job_wants.h"
 
 struct ckpt_replicas {
     uint32_t n;      /* groups, in the order of their first ranks */
@@ -17,7 +17,7 @@ struct ckpt_replicas {
     uint32_t *count; /* ranks of each group */
 };
 
-int ckpt_replicas_init(struct ckpt_replicas *r, const struct ckpt_roster *roster,
+int ckpt_replicas_init(struct ckpt_replicas *r, const struct ckpt_job_wants *job_wants,
                        struct ckpt_err *err);
 void ckpt_replicas_release(struct ckpt_replicas *r);
 

@@ -15,7 +15,7 @@
 #include "base/par.h"
 #include "base/vec.h"
 #include "load/comm.h"
-#include "load/errand.h"
+#include "load/detached.h"
 #include "load/load_inner.h"
 #include "run/checkpoint.h"
 #include "tensor/value.h"
@@ -110,7 +110,7 @@ struct sample { /* of one tensor's bytes; hash 0: they could not be read */
 
 /* Read by a thread of its own, which may never come back. */
 struct look {
-    struct ckpt_errand errand;
+    struct ckpt_detached task;
     struct ckpt_view *view;
     size_t file; /* sources that were looked at */
     int rc;      /* of that, and err */
@@ -119,7 +119,7 @@ struct look {
     struct sample sample[SAMPLES];
 };
 
-static void look_free(struct ckpt_errand *e)
+static void look_free(struct ckpt_detached *e)
 {
     struct look *l = (struct look *)e;
 
@@ -148,16 +148,16 @@ static int check_files(struct look *l)
 
     for (size_t i = 0; i < cat->sources.len && rc == 0; i++) {
         rc = ckpt_source_file_verify(cat->sources.ptr[i], true, &err);
-        (void)pthread_mutex_lock(&l->errand.lock);
+        (void)pthread_mutex_lock(&l->task.lock);
         l->file = i + 1;
         l->rc = rc;
         l->err = err;
-        (void)pthread_mutex_unlock(&l->errand.lock);
+        (void)pthread_mutex_unlock(&l->task.lock);
     }
     return rc;
 }
 
-static void look_run(struct ckpt_errand *e)
+static void look_run(struct ckpt_detached *e)
 {
     struct look *l = (struct look *)e;
 
@@ -222,10 +222,10 @@ static int look_new(struct ckpt_view *view, struct look **ret, struct ckpt_err *
 
     if (!l)
         return ckpt_nomem(err);
-    ckpt_errand_init(&l->errand, look_run, look_free);
+    ckpt_detached_init(&l->task, look_run, look_free);
     l->view = ckpt_view_hold(view);
     if (choose_samples(view->cat, l->sample, &l->n) < 0) {
-        ckpt_errand_unref(&l->errand);
+        ckpt_detached_unref(&l->task);
         return ckpt_nomem(err);
     }
     *ret = l;
@@ -255,10 +255,10 @@ static int read_samples(struct ckpt_view *view, uint32_t timeout_ms, uint64_t ha
 
     if (look_new(view, &l, err) < 0)
         return -1;
-    if (ckpt_errand_start(&l->errand, 1) == 0)
+    if (ckpt_detached_start(&l->task, 1) == 0)
         rc = ckpt_fail(err, CKPT_NOMEM, "a thread could not be started: %s", strerror(errno));
-    const bool done = ckpt_errand_wait(&l->errand, timeout_ms);
-    (void)pthread_mutex_lock(&l->errand.lock);
+    const bool done = ckpt_detached_wait(&l->task, timeout_ms);
+    (void)pthread_mutex_lock(&l->task.lock);
     for (uint32_t i = 0; i < l->n; i++)
         hash[i] = l->sample[i].hash;
     if (!done)
@@ -267,8 +267,8 @@ static int read_samples(struct ckpt_view *view, uint32_t timeout_ms, uint64_t ha
         rc = ckpt_fail(err, l->err.code,
                        "%s: it was saved anew while the ranks opened it; load it again",
                        l->err.text);
-    (void)pthread_mutex_unlock(&l->errand.lock);
-    ckpt_errand_unref(&l->errand);
+    (void)pthread_mutex_unlock(&l->task.lock);
+    ckpt_detached_unref(&l->task);
     return rc;
 }
 
@@ -284,7 +284,7 @@ static int fail_bytes(struct ckpt_view *view, uint32_t r, uint32_t i, struct ckp
                     "rank %" PRIu32 " sees another checkpoint than rank 0: tensor '%s' has other "
                     "bytes there than '%s' has here, at byte %" PRIu64,
                     r, l->sample[i].tensor, name ? name : "its file", l->sample[i].off);
-    ckpt_errand_unref(&l->errand);
+    ckpt_detached_unref(&l->task);
     return -1;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* TCP between processes, from inside: xport_tcp.c (what moves), tcp_connect.c (who is connected),
- * tcp_meet.c (how ranks find each other). */
+ * tcp_rendezvous.c (how ranks find each other). */
 #ifndef CKPT_LOAD_TCP_H
 #define CKPT_LOAD_TCP_H
 
@@ -12,7 +12,7 @@
 
 #include "base/vec.h"
 #include "load/handshake.h"
-#include "load/near.h"
+#include "load/same_host.h"
 #include "load/socket.h"
 #include "load/xport.h"
 
@@ -88,9 +88,9 @@ struct ckpt_sealed_note {
 };
 
 /* A peer whose memory we read. Transfers are counted each way. */
-struct ckpt_tcp_near {
+struct ckpt_tcp_same_host {
     bool is;
-    struct ckpt_near of;
+    struct ckpt_same_host of;
     uint64_t nsend, nrecv;
     CKPT_VEC(uint64_t) early;    /* addresses that came before their receives were posted */
     size_t nearly;               /* of which so many are used */
@@ -122,7 +122,7 @@ struct ckpt_tcp_peer {
     bool forged; /* a message from it had a wrong seal */
     bool gone;   /* its control connection ended */
     struct ckpt_xfer_queue send, recv;
-    struct ckpt_tcp_near near;
+    struct ckpt_tcp_same_host same_host;
     struct ckpt_tcp_outgoing *out, **out_tail;
     struct ckpt_tcp_frame in_frame; /* of the control message that comes in */
     size_t in_at;                   /* bytes of frame, message and seal so far */
@@ -174,13 +174,13 @@ void ckpt_tcp_permit(struct ckpt_xport *x, bool on);
 /* ---- tcp_near.c ---- */
 
 /* Post a transfer with a near peer. *ret_done: it need not be queued. */
-int ckpt_tcp_near_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
-                       struct ckpt_err *err);
+int ckpt_tcp_same_host_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
+                            struct ckpt_err *err);
 /* What was posted before the peer was connected is said now. */
-int ckpt_tcp_near_open(struct ckpt_tcp_peer *p, struct ckpt_err *err);
+int ckpt_tcp_same_host_open(struct ckpt_tcp_peer *p, struct ckpt_err *err);
 /* -1: the connection is over, or its memory can't be read. */
-int ckpt_tcp_near_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved);
-void ckpt_tcp_near_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n);
+int ckpt_tcp_same_host_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved);
+void ckpt_tcp_same_host_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_same_host *n);
 
 /* As in ckpt_xport_ops. */
 bool ckpt_tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,

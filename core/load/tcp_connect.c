@@ -34,9 +34,9 @@ static int random_words(uint64_t *word, size_t n, struct ckpt_err *err)
 static int write_address(struct ckpt_tcp *tcp, const char *host, uint16_t port,
                          struct ckpt_err *err)
 {
-    struct ckpt_near own;
+    struct ckpt_same_host own;
 
-    ckpt_near_self(&own, &tcp->word);
+    ckpt_same_host_self(&own, &tcp->word);
     int n =
         snprintf(tcp->address, sizeof tcp->address,
                  "%s %u %016" PRIx64 "%016" PRIx64 " %" PRIx64 " %" PRIu64 " %" PRIx64 " %" PRIx64,
@@ -113,15 +113,15 @@ void ckpt_tcp_free(struct ckpt_tcp *tcp)
 struct contact {
     char host[200], port[8];
     uint64_t token[2];
-    struct ckpt_near near;
+    struct ckpt_same_host same_host;
 };
 
 static int parse_address(const char *address, struct contact *ret, struct ckpt_err *err)
 {
     if (sscanf(address,
                "%199s %7s %16" SCNx64 "%16" SCNx64 " %" SCNx64 " %" SCNu64 " %" SCNx64 " %" SCNx64,
-               ret->host, ret->port, &ret->token[0], &ret->token[1], &ret->near.node,
-               &ret->near.pid, &ret->near.at, &ret->near.word) != 8)
+               ret->host, ret->port, &ret->token[0], &ret->token[1], &ret->same_host.node,
+               &ret->same_host.pid, &ret->same_host.at, &ret->same_host.word) != 8)
         return ckpt_fail(err, CKPT_USAGE, "'%.200s' is no address of ckpt_tcp_listen", address);
     return 0;
 }
@@ -133,9 +133,9 @@ static const char NO_ANCESTOR[] =
 /* Find out whom this node's ranks have to permit to read their memory. */
 static void find_ancestor(struct ckpt_xport_tcp *m, const uint64_t *pid, size_t n)
 {
-    if (n < 2 || !ckpt_near_restricted())
+    if (n < 2 || !ckpt_same_host_restricted())
         return;
-    m->ancestor = ckpt_near_ancestor(pid, n);
+    m->ancestor = ckpt_same_host_ancestor(pid, n);
     m->x.remark = m->ancestor ? NULL : NO_ANCESTOR;
 }
 
@@ -147,9 +147,9 @@ void ckpt_tcp_permit(struct ckpt_xport *x, bool on)
         return;
     m->permits = on;
     if (on)
-        ckpt_near_permit(m->ancestor);
+        ckpt_same_host_permit(m->ancestor);
     else
-        ckpt_near_forbid();
+        ckpt_same_host_forbid();
 }
 
 int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct ckpt_err *err)
@@ -167,8 +167,8 @@ int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct c
         free(m->address[r]);
         if (!(m->address[r] = strdup(address[r])))
             return ckpt_nomem(err);
-        if (c.near.node == node)
-            pid[n++] = c.near.pid;
+        if (c.same_host.node == node)
+            pid[n++] = c.same_host.pid;
     }
     find_ancestor(m, pid, n);
     ckpt_tcp_permit(&m->x, true);
@@ -180,12 +180,13 @@ static int look_near(struct ckpt_xport_tcp *m, struct ckpt_err *err)
 {
     const uint64_t node = ckpt_node_digest();
 
-    m->x.near = true;
+    m->x.same_host = true;
     for (uint32_t r = 0; r < m->x.size; r++) {
         struct contact c;
         if (parse_address(m->address[r], &c, err) < 0)
             return -1;
-        m->x.near &= r == m->x.rank || c.near.node != node || ckpt_near_reach(&c.near);
+        m->x.same_host &=
+            r == m->x.rank || c.same_host.node != node || ckpt_same_host_reach(&c.same_host);
     }
     return 0;
 }
@@ -270,8 +271,8 @@ static int dial_begin(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint64_
     g.word = m->renewed;
     if (fd >= 0) {
         ckpt_handshake_dial(&p->dialling, fd, &g, p->rank, now + HANDSHAKE_MS);
-        p->near.of = c.near;
-        p->near.of.word += m->renewed;
+        p->same_host.of = c.same_host;
+        p->same_host.of.word += m->renewed;
         p->state = CKPT_TCP_DIALLING;
     }
     return 0;
@@ -280,8 +281,8 @@ static int dial_begin(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, uint64_
 /* The other rank has answered: do both of us read each other's memory? */
 static enum ckpt_handshake_result dial_confirm(struct ckpt_tcp_peer *p)
 {
-    p->near.is = p->dialling.its.word && ckpt_near_reach(&p->near.of);
-    return ckpt_handshake_confirm(&p->dialling, p->near.is);
+    p->same_host.is = p->dialling.its.word && ckpt_same_host_reach(&p->same_host.of);
+    return ckpt_handshake_confirm(&p->dialling, p->same_host.is);
 }
 
 static int dial_on(struct ckpt_tcp_peer *p, bool *moved, struct ckpt_err *err)
@@ -356,9 +357,9 @@ static enum ckpt_handshake_result answer_caller(struct ckpt_xport_tcp *m, struct
         return ckpt_handshake_answer(h, m->x.rank, 0);
     if (!m->address[p->rank] || parse_address(m->address[p->rank], &its, NULL) < 0)
         return CKPT_HANDSHAKE_FAILED;
-    p->near.of = its.near;
-    p->near.of.word += m->renewed;
-    return ckpt_handshake_answer(h, m->x.rank, ckpt_near_reach(&p->near.of));
+    p->same_host.of = its.same_host;
+    p->same_host.of.word += m->renewed;
+    return ckpt_handshake_answer(h, m->x.rank, ckpt_same_host_reach(&p->same_host.of));
 }
 
 /* The handshake is done: the descriptor becomes the peer's. */
@@ -376,7 +377,7 @@ static bool adopt_caller(struct ckpt_xport_tcp *m, const struct ckpt_handshake *
     }
     if (ckpt_handshake_seals(h, false, &p->data_out, &p->data_in, NULL) < 0)
         return false;
-    p->near.is = h->word != 0;
+    p->same_host.is = h->word != 0;
     p->data = h->fd;
     p->state = CKPT_TCP_OPEN;
     return true;

@@ -23,10 +23,10 @@ static void find_stands(const struct ckpt_wants *w, uint32_t rank, struct stand 
         stand[s].in = ckpt_grid_index(&w->grids.ptr[w->specs.ptr[s].grid], rank, stand[s].index);
 }
 
-int ckpt_load_needed(const struct ckpt_roster *roster, uint32_t rank, uint64_t *ret_bytes,
+int ckpt_load_needed(const struct ckpt_job_wants *job_wants, uint32_t rank, uint64_t *ret_bytes,
                      uint64_t *ret_stored, struct ckpt_err *err)
 {
-    const struct ckpt_wants *w = &roster->table[roster->class_of[rank]];
+    const struct ckpt_wants *w = &job_wants->table[job_wants->class_of[rank]];
     ckpt_cleanup(ckpt_freep) struct stand *stand = calloc(w->specs.len + 1, sizeof *stand);
     const struct ckpt_catalog *cat;
 
@@ -36,13 +36,13 @@ int ckpt_load_needed(const struct ckpt_roster *roster, uint32_t rank, uint64_t *
     find_stands(w, rank, stand);
     for (size_t i = 0; i < w->entries.len; i++) {
         const struct ckpt_want *e = &w->entries.ptr[i];
-        const struct ckpt_tensor *t = &roster->cat->tensors.ptr[e->tensor];
+        const struct ckpt_tensor *t = &job_wants->cat->tensors.ptr[e->tensor];
         if (e->spec != CKPT_NONE && !stand[e->spec].in)
             continue;
         const uint64_t numel =
             ckpt_wants_numel(w, e, t, e->spec == CKPT_NONE ? NULL : stand[e->spec].index);
         *ret_bytes += numel * ckpt_dtype_size(t->dtype);
-        *ret_stored += numel * ckpt_dtype_size(ckpt_tensor_stored(roster->cat, t, &cat)->dtype);
+        *ret_stored += numel * ckpt_dtype_size(ckpt_tensor_stored(job_wants->cat, t, &cat)->dtype);
     }
     return 0;
 }
@@ -53,7 +53,7 @@ struct weight {
 };
 
 struct weighing {
-    const struct ckpt_roster *roster;
+    const struct ckpt_job_wants *job_wants;
     struct ckpt_replicas replicas;
     struct weight *weight;
     bool disjoint; /* no two groups want the same byte */
@@ -91,7 +91,7 @@ static int unique_of(struct weighing *w, const uint32_t *group, uint32_t n, uint
         }
     for (uint32_t i = 0; i < n; i++)
         rank[i] = w->replicas.rank[group[i]];
-    if (ckpt_plan_bytes(w->roster, rank, n, ret, err) < 0)
+    if (ckpt_plan_bytes(w->job_wants, rank, n, ret, err) < 0)
         return -1;
     w->known[w->nknown].groups = hash;
     w->known[w->nknown++].unique = *ret;
@@ -124,11 +124,11 @@ static int weigh_nodes(struct weighing *w, const uint32_t *node, uint32_t nnode,
                        uint32_t *group, uint32_t *rank, struct ckpt_cost_input *in,
                        struct ckpt_err *err)
 {
-    for (uint32_t r = 0; r < w->roster->nrank; r++)
+    for (uint32_t r = 0; r < w->job_wants->nrank; r++)
         first[node[r]]++;
     for (uint32_t k = 1; k <= nnode; k++) /* ends, which become beginnings */
         first[k] += first[k - 1];
-    for (uint32_t r = w->roster->nrank; r-- > 0;)
+    for (uint32_t r = w->job_wants->nrank; r-- > 0;)
         group[--first[node[r]]] = w->replicas.of[r];
     for (uint32_t k = 0; k < nnode; k++)
         if (weigh_node(w, group + first[k], first[k + 1] - first[k], rank, in, err) < 0)
@@ -139,7 +139,7 @@ static int weigh_nodes(struct weighing *w, const uint32_t *node, uint32_t nnode,
 static int weigh(struct weighing *w, const uint32_t *node, uint32_t nnode,
                  struct ckpt_cost_input *in, struct ckpt_err *err)
 {
-    const uint32_t n = w->roster->nrank;
+    const uint32_t n = w->job_wants->nrank;
     ckpt_cleanup(ckpt_freep) uint32_t *first = calloc(nnode + 2, sizeof *first);
     ckpt_cleanup(ckpt_freep) uint32_t *group = malloc((n + 1) * sizeof *group);
     ckpt_cleanup(ckpt_freep) uint32_t *rank = malloc((n + 1) * sizeof *rank);
@@ -150,26 +150,26 @@ static int weigh(struct weighing *w, const uint32_t *node, uint32_t nnode,
     if (!first || !group || !rank || !w->weight || !w->known)
         return ckpt_nomem(err);
     for (uint32_t g = 0; g < w->replicas.n; g++) {
-        if (ckpt_load_needed(w->roster, w->replicas.rank[g], &w->weight[g].needed,
+        if (ckpt_load_needed(w->job_wants, w->replicas.rank[g], &w->weight[g].needed,
                              &w->weight[g].stored, err) < 0)
             return -1;
         in->needed += w->weight[g].needed * w->replicas.count[g];
         stored += w->weight[g].stored;
     }
-    if (ckpt_plan_bytes(w->roster, w->replicas.rank, w->replicas.n, &in->unique, err) < 0)
+    if (ckpt_plan_bytes(w->job_wants, w->replicas.rank, w->replicas.n, &in->unique, err) < 0)
         return -1;
     w->disjoint = in->disjoint = stored == in->unique;
     return weigh_nodes(w, node, nnode, first, group, rank, in, err);
 }
 
-int ckpt_load_weigh(const struct ckpt_roster *roster, const uint32_t *node, uint32_t nnode,
+int ckpt_load_weigh(const struct ckpt_job_wants *job_wants, const uint32_t *node, uint32_t nnode,
                     struct ckpt_cost_input *in, struct ckpt_err *err)
 {
-    struct weighing w = {.roster = roster};
+    struct weighing w = {.job_wants = job_wants};
 
-    in->nrank = roster->nrank;
+    in->nrank = job_wants->nrank;
     in->nnode = nnode;
-    if (ckpt_replicas_init(&w.replicas, roster, err) < 0)
+    if (ckpt_replicas_init(&w.replicas, job_wants, err) < 0)
         return -1;
     int rc = weigh(&w, node, nnode, in, err);
     ckpt_replicas_release(&w.replicas);

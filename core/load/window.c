@@ -7,7 +7,7 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
-#include "load/inner.h"
+#include "load/engine_inner.h"
 
 /* ---- what slots need ---- */
 

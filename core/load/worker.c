@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "load/inner.h"
+#include "load/engine_inner.h"
 #include "run/checkpoint.h"
 
 enum { JOB_UNITS = 64, TOUCH_BYTES = 64 * 1024, FETCH_BYTES = 64 * 1024 };

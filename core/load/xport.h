@@ -80,7 +80,7 @@ struct ckpt_xport {
     uint32_t rank, size;
     bool driven;        /* only the thread that called ckpt_load_wait may call in */
     const char *remark; /* to be shown to the user once (static); or NULL */
-    bool near;          /* ranks of this node read each other's memory: one can serve all of them */
+    bool same_host;     /* ranks of this node read each other's memory: one can serve all of them */
     /* Where destinations lie, and what moves data instead of post (device.h); NULL: the host. */
     struct ckpt_device *device;
 };
@@ -95,7 +95,7 @@ CKPT_PUBLIC void ckpt_comm_replace(struct ckpt_comm *comm, struct ckpt_xport *x)
 
 /* How long ranks wait for each other to come, of CKPTFS_MEET_TIMEOUT; USAGE if that is no number of
  * seconds. */
-CKPT_PUBLIC int ckpt_comm_meet_ms(uint32_t *ret, struct ckpt_err *err);
+CKPT_PUBLIC int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err);
 
 /* USAGE if CKPTFS_SECRET is set, which a transport with connections of its own cannot honour. */
 CKPT_PUBLIC int ckpt_comm_no_secret(const char *transport, struct ckpt_err *err);

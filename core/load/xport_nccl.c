@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "load/cuda.h"
-#include "load/errand.h"
+#include "load/detached.h"
 #include "load/families.h"
 #include "load/nccl_inner.h"
 #include "load/want.h"
@@ -146,7 +146,7 @@ static void device_release(struct nccl_device *n)
 /* Aborting frees memory of the device, which waits for all that is queued there: what the caller
  * queued too, and that may wait for a rank that is gone. So a thread does it. */
 struct aborting {
-    struct ckpt_errand errand;
+    struct ckpt_detached task;
     ncclComm_t comm[CKPT_FAMILIES + 1];
     atomic_uint ncomm, next; /* and which is to be aborted next */
     struct nccl_device *device;
@@ -155,7 +155,7 @@ struct aborting {
 
 /* All at the same time, each in a thread: an abort may wait for work of the device, and so for that
  * of the other communicators. */
-static void abort_comms(struct ckpt_errand *e)
+static void abort_comms(struct ckpt_detached *e)
 {
     struct aborting *a = (struct aborting *)e;
     unsigned i;
@@ -166,7 +166,7 @@ static void abort_comms(struct ckpt_errand *e)
 }
 
 /* Of those who use it, the last: nobody waits any more, or the thread is back. */
-static void aborting_free(struct ckpt_errand *e)
+static void aborting_free(struct ckpt_detached *e)
 {
     struct aborting *a = (struct aborting *)e;
 
@@ -186,7 +186,7 @@ static bool give_up(struct nccl_device *n, bool for_good)
     struct aborting *a = calloc(1, sizeof *a);
     if (!a)
         return false;
-    ckpt_errand_init(&a->errand, abort_comms, aborting_free);
+    ckpt_detached_init(&a->task, abort_comms, aborting_free);
     unsigned ncomm = 0;
     a->comm[ncomm++] = n->comm;
     for (int i = 0; i < CKPT_FAMILIES; i++)
@@ -201,11 +201,11 @@ static bool give_up(struct nccl_device *n, bool for_good)
     n->comm = NULL;
     a->device = n;
     a->last = for_good ? n : NULL;
-    const bool sent = ckpt_errand_start(&a->errand, ncomm) > 0;
+    const bool sent = ckpt_detached_start(&a->task, ncomm) > 0;
     if (!sent)
         a->last = NULL; /* NCCL may still use it */
-    const bool over = sent && ckpt_errand_wait(&a->errand, ABORT_MS);
-    ckpt_errand_unref(&a->errand);
+    const bool over = sent && ckpt_detached_wait(&a->task, ABORT_MS);
+    ckpt_detached_unref(&a->task);
     return over;
 }
 
@@ -242,7 +242,7 @@ static void nccl_unref(struct ckpt_device *d)
 static int own_comm(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUniqueId *id,
                     struct ckpt_err *err)
 {
-    const uint64_t until = ckpt_now_ms() + ckpt_nccl_meet_ms();
+    const uint64_t until = ckpt_now_ms() + ckpt_nccl_rendezvous_ms();
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
 
     config.blocking = 0;
@@ -267,7 +267,7 @@ static int new_id(struct ckpt_comm *ctl, ncclUniqueId *ret, struct ckpt_err *err
 static int split(struct nccl_device *n, struct ckpt_comm *ctl, int i,
                  const struct ckpt_device_family *family, struct ckpt_err *err)
 {
-    const uint64_t until = ckpt_now_ms() + ckpt_nccl_meet_ms();
+    const uint64_t until = ckpt_now_ms() + ckpt_nccl_rendezvous_ms();
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
 
     config.blocking = 0;
@@ -337,11 +337,11 @@ static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl,
                        n->cuda.number);
     if (rc == 0)
         rc = new_id(ctl, &id, err);
-    if (ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err) < 0 ||
-        ckpt_comm_share(ctl, 0, &id, sizeof id, ckpt_nccl_meet_ms(), err) < 0)
+    if (ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err) < 0 ||
+        ckpt_comm_share(ctl, 0, &id, sizeof id, ckpt_nccl_rendezvous_ms(), err) < 0)
         return -1;
     rc = make_comms(n, ctl, &id, family, err) < 0 ? -1 : 0;
-    rc = ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err);
+    rc = ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err);
     if (rc < 0)
         n->stuck |= !give_up(n, false) || n->splitting;
     return rc;
@@ -482,13 +482,13 @@ static int meet(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_
                 struct ckpt_err *err)
 {
     uint32_t ms;
-    int rc = ckpt_comm_meet_ms(&ms, err);
+    int rc = ckpt_comm_rendezvous_ms(&ms, err);
 
     if (rc == 0)
         rc = ckpt_cuda_init(&n->cuda, how->device, how->stream, err);
     if (rc == 0 && how->comm)
         rc = check_theirs(how, ctl, n->cuda.number, err);
-    return ckpt_comm_agree(ctl, rc, ckpt_nccl_meet_ms(), err);
+    return ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err);
 }
 
 static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ckpt_err *err)

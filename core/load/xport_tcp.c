@@ -67,7 +67,8 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
     if (p->state == CKPT_TCP_CLOSED || p->gone || self(x)->cancelled)
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", t->peer);
     bool done = false;
-    if (p->state == CKPT_TCP_OPEN && p->near.is && ckpt_tcp_near_post(p, t, &done, err) < 0)
+    if (p->state == CKPT_TCP_OPEN && p->same_host.is &&
+        ckpt_tcp_same_host_post(p, t, &done, err) < 0)
         return -1;
     if (done)
         return 0;
@@ -155,8 +156,8 @@ static int pull_data(struct ckpt_tcp_peer *p, bool *moved)
 
 static int move_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
-    if (p->near.is)
-        return ckpt_tcp_near_move(m, p, moved);
+    if (p->same_host.is)
+        return ckpt_tcp_same_host_move(m, p, moved);
     return push_data(p, moved) < 0 || pull_data(p, moved) < 0 ? -1 : 0;
 }
 
@@ -342,7 +343,7 @@ static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool
         ckpt_socket_close(&p->ctl);
         p->gone = true;
     }
-    if (p->state == CKPT_TCP_OPEN && ckpt_tcp_near_open(p, err) < 0)
+    if (p->state == CKPT_TCP_OPEN && ckpt_tcp_same_host_open(p, err) < 0)
         return -1;
     if (p->state == CKPT_TCP_OPEN && move_data(m, p, moved) < 0) {
         close_data(p);
@@ -350,7 +351,7 @@ static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool
     if (p->forged)
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone: %s", p->rank, FORGED);
     if ((p->state == CKPT_TCP_CLOSED || p->gone) &&
-        (p->send.head || p->recv.head || p->near.failed) && p->state != CKPT_TCP_OPEN)
+        (p->send.head || p->recv.head || p->same_host.failed) && p->state != CKPT_TCP_OPEN)
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", p->rank);
     return 0;
 }
@@ -382,8 +383,8 @@ static void poll_peer(struct ckpt_xport_tcp *m, const struct ckpt_tcp_peer *p)
         (void)add_poll(m, p->ctl, POLLIN | (p->out ? POLLOUT : 0));
     if (p->state == CKPT_TCP_DIALLING)
         (void)add_poll(m, p->dialling.fd, ckpt_handshake_events(&p->dialling));
-    else if (p->state == CKPT_TCP_OPEN && p->near.is)
-        (void)add_poll(m, p->data, POLLIN | (p->near.out.len ? POLLOUT : 0));
+    else if (p->state == CKPT_TCP_OPEN && p->same_host.is)
+        (void)add_poll(m, p->data, POLLIN | (p->same_host.out.len ? POLLOUT : 0));
     else if (p->state == CKPT_TCP_OPEN && (p->send.head || p->recv.head))
         (void)add_poll(m, p->data, (p->recv.head ? POLLIN : 0) | (p->send.head ? POLLOUT : 0));
 }
@@ -466,7 +467,7 @@ static bool tcp_cancel(struct ckpt_xport *x)
         atomic_store(&m->tcp->word, 0); /* before any buffer goes */
     for (size_t i = 0; i < m->active.len; i++) {
         struct ckpt_tcp_peer *p = m->active.ptr[i];
-        ckpt_tcp_near_clear(m, &p->near);
+        ckpt_tcp_same_host_clear(m, &p->same_host);
         close_data(p);
         ckpt_queue_init(&p->send);
         ckpt_queue_init(&p->recv);
@@ -489,8 +490,8 @@ static void tcp_renew(struct ckpt_xport *x)
         p->state = p->gone ? CKPT_TCP_CLOSED : CKPT_TCP_UNCONNECTED;
         p->since_ms = p->retry_ms = 0;
         p->sealed = false;
-        p->near.nsend = p->near.nrecv = 0;
-        p->near.is = p->near.lost = p->near.failed = false;
+        p->same_host.nsend = p->same_host.nrecv = 0;
+        p->same_host.is = p->same_host.lost = p->same_host.failed = false;
     }
 }
 
@@ -506,7 +507,7 @@ static bool any_outgoing(const struct ckpt_xport_tcp *m)
 
 static void peer_free(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
-    ckpt_tcp_near_clear(m, &p->near);
+    ckpt_tcp_same_host_clear(m, &p->same_host);
     close_data(p);
     ckpt_socket_close(&p->ctl);
     ckpt_seal_release(&p->data_out);

@@ -303,7 +303,7 @@ int ckpt_xport_threads(uint32_t n, struct ckpt_xport **ret, struct ckpt_err *err
             return ckpt_nomem(err);
         }
         x->x = (struct ckpt_xport){
-            .ops = n == 1 ? &self_ops : &thread_ops, .rank = r, .size = n, .near = true};
+            .ops = n == 1 ? &self_ops : &thread_ops, .rank = r, .size = n, .same_host = true};
         x->hub = h;
         h->refs++;
         ret[r] = &x->x;

@@ -90,22 +90,22 @@ static void plan(struct ckpt_wants *w, const struct ckpt_catalog *cat)
     const struct ckpt_sharing sharing = {CKPT_READERS_ONCE, node};
     struct ckpt_wants *table = malloc(sizeof *table);
     uint32_t *class_of = calloc(RANKS, sizeof *class_of);
-    struct ckpt_roster roster;
+    struct ckpt_job_wants job_wants;
     struct ckpt_plan *p;
     struct ckpt_err err = {0};
     uint64_t unique, read = 0;
 
     MUST(table && class_of);
     *table = *w;
-    MUST(ckpt_roster_init(&roster, cat, RANKS, class_of, table, 1, &err) == 0);
-    MUST(ckpt_plan_bytes(&roster, rank, RANKS, &unique, &err) == 0);
+    MUST(ckpt_job_wants_init(&job_wants, cat, RANKS, class_of, table, 1, &err) == 0);
+    MUST(ckpt_plan_bytes(&job_wants, rank, RANKS, &unique, &err) == 0);
     for (uint32_t r = 0; r < RANKS; r++) {
-        MUST(ckpt_plan_new(&roster, r, &sharing, true, &sizes, &p, &err) == 0);
+        MUST(ckpt_plan_new(&job_wants, r, &sharing, true, &sizes, &p, &err) == 0);
         read += own_bytes(p);
         ckpt_plan_free(p);
     }
     MUST(read == unique);
-    ckpt_roster_release(&roster);
+    ckpt_job_wants_release(&job_wants);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -29,7 +29,7 @@ class Circles(unittest.TestCase):
     def test_a_source_and_its_header_are_one_module(self):
         self.assertEqual(self.circles({"core/base/a.h": [], "core/base/a.c": ["base/a.h"], "core/base/b.c": ["base/a.h"]}), set())
 
-    def test_a_circle_that_is_new_or_gone_is_an_error(self):
+    def test_a_circle_is_an_error(self):
         with tempfile.TemporaryDirectory() as root:
             os.makedirs(os.path.join(root, "core/base"))
             for name, other in ("ab", "ba"):
@@ -37,7 +37,6 @@ class Circles(unittest.TestCase):
                     f.write(f'#include "base/{other}.h"\n')
             text = "\n".join(layers.check_circles(root))
         self.assertIn("in a circle: core/base/a, core/base/b", text)
-        self.assertIn("take it off the list", text)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ static inline void random_table(struct ckpt_wants *w, const struct ckpt_catalog 
     }
 }
 
-static inline void random_roster(struct ckpt_roster *r, const struct ckpt_catalog *cat,
+static inline void random_roster(struct ckpt_job_wants *r, const struct ckpt_catalog *cat,
                                  uint32_t nrank, uint64_t *rng)
 {
     struct ckpt_err err = {0};
@@ -142,7 +142,7 @@ static inline void random_roster(struct ckpt_roster *r, const struct ckpt_catalo
         class_of[k] = k < nclass ? k : (uint32_t)random_range(rng, 0, nclass);
     for (uint32_t c = 0; c < nclass; c++)
         random_table(&table[c], cat, nrank, rng);
-    if (ckpt_roster_init(r, cat, nrank, class_of, table, nclass, &err) < 0)
+    if (ckpt_job_wants_init(r, cat, nrank, class_of, table, nclass, &err) < 0)
         fail_msg("%s", err.text);
 }
 

@@ -9,7 +9,7 @@
 /* ---- replica groups ---- */
 
 /* Bytes of a job, of its nodes and ranks: as counted rank by rank, node by node. */
-static void check_weights(const struct ckpt_roster *r, uint64_t *rng)
+static void check_weights(const struct ckpt_job_wants *r, uint64_t *rng)
 {
     const uint32_t nnode = (uint32_t)random_range(rng, 1, r->nrank + 1);
     uint32_t node[16], rank[16];
@@ -57,16 +57,16 @@ TEST(replicas, are_the_ranks_that_want_the_same)
     for (int round = 0; round < 100; round++) {
         struct ckpt_err err = {0};
         struct ckpt_catalog *cat = small_checkpoint(&rng);
-        struct ckpt_roster roster;
+        struct ckpt_job_wants job_wants;
         struct ckpt_replicas groups;
         uint32_t nrank = (uint32_t)random_range(&rng, 1, 17), ranks = 0;
-        random_roster(&roster, cat, nrank, &rng);
-        CHECK_OK(ckpt_replicas_init(&groups, &roster, &err));
+        random_roster(&job_wants, cat, nrank, &rng);
+        CHECK_OK(ckpt_replicas_init(&groups, &job_wants, &err));
         for (uint32_t r = 0; r < nrank; r++) {
             const uint32_t first = groups.rank[groups.of[r]];
-            CHECK(first <= r && roster.class_of[first] == roster.class_of[r]);
+            CHECK(first <= r && job_wants.class_of[first] == job_wants.class_of[r]);
             for (uint32_t t = 0; t < cat->tensors.len; t++) {
-                const struct ckpt_wants *w = &roster.table[roster.class_of[r]];
+                const struct ckpt_wants *w = &job_wants.table[job_wants.class_of[r]];
                 struct ckpt_box a = {0}, b = {0};
                 for (size_t e = 0; e < w->entries.len; e++) {
                     const struct ckpt_want *want = &w->entries.ptr[e];
@@ -82,9 +82,9 @@ TEST(replicas, are_the_ranks_that_want_the_same)
         for (uint32_t g = 0; g < groups.n; g++)
             ranks += groups.count[g];
         CHECK_EQ(ranks, nrank);
-        check_weights(&roster, &rng);
+        check_weights(&job_wants, &rng);
         ckpt_replicas_release(&groups);
-        ckpt_roster_release(&roster);
+        ckpt_job_wants_release(&job_wants);
         ckpt_catalog_free(cat);
     }
 }
@@ -94,7 +94,7 @@ TEST(replicas, are_the_ranks_that_want_the_same)
 enum { TENSORS = 100000 };
 
 /* 100,000 tensors (700 GB), tp 8 by dp: every rank wants an eighth of all but the norms. */
-static void large_roster(struct ckpt_roster *roster, uint32_t nrank, uint64_t *ret_bytes)
+static void large_roster(struct ckpt_job_wants *job_wants, uint32_t nrank, uint64_t *ret_bytes)
 {
     struct ckpt_err err = {0};
     struct ckpt_catalog *cat;
@@ -116,7 +116,7 @@ static void large_roster(struct ckpt_roster *roster, uint32_t nrank, uint64_t *r
         if (ckpt_wants_add(table, t, s, NULL, &err) < 0)
             fail_msg("%s", err.text);
     }
-    if (ckpt_roster_init(roster, cat, nrank, class_of, table, 1, &err) < 0)
+    if (ckpt_job_wants_init(job_wants, cat, nrank, class_of, table, 1, &err) < 0)
         fail_msg("%s", err.text);
 }
 
@@ -150,22 +150,22 @@ static void plan_as_loads_do(uint32_t nrank)
     struct ckpt_policy policy;
     struct ckpt_engine_sizes sizes;
     const struct ckpt_engine_mode mode = {0};
-    struct ckpt_roster roster;
+    struct ckpt_job_wants job_wants;
     struct ckpt_err err = {0};
     struct ckpt_plan *p;
     uint64_t all, own = 0;
 
-    large_roster(&roster, nrank, &all);
+    large_roster(&job_wants, nrank, &all);
     for (uint32_t r = 0; r < nrank; r++)
         node[r] = r / 8;
-    if (ckpt_load_weigh(&roster, node, nrank / 8, &in.cost, &err) < 0)
+    if (ckpt_load_weigh(&job_wants, node, nrank / 8, &in.cost, &err) < 0)
         fail_msg("%s", err.text);
     assert_int_equal(in.cost.unique, all);
     assert_int_equal(in.cost.node_unique, all);
     if (ckpt_policy_choose(&in, &policy, &err) < 0)
         fail_msg("%s", err.text);
     const struct ckpt_sharing sharing = {policy.readers, node};
-    if (ckpt_plan_new(&roster, 17, &sharing, true, &policy.slots.sizes, &p, &err) < 0)
+    if (ckpt_plan_new(&job_wants, 17, &sharing, true, &policy.slots.sizes, &p, &err) < 0)
         fail_msg("%s", err.text);
     assert_int_equal(p->groups.len, 2); /* norms; the ranks of one part */
     for (uint32_t g = 0; g < 2; g++)
@@ -180,8 +180,8 @@ static void plan_as_loads_do(uint32_t nrank)
                     ckpt_load_aside(&opt) <=
                 opt.host_bytes);
     ckpt_plan_free(p);
-    struct ckpt_catalog *cat = (struct ckpt_catalog *)(uintptr_t)roster.cat;
-    ckpt_roster_release(&roster);
+    struct ckpt_catalog *cat = (struct ckpt_catalog *)(uintptr_t)job_wants.cat;
+    ckpt_job_wants_release(&job_wants);
     ckpt_catalog_free(cat);
     free(node);
 }
@@ -193,7 +193,7 @@ TEST(plan, boxes_given_one_by_one_are_sorted)
     enum { RANKS = 16384, BOXED = 40 };
     struct ckpt_err err = {0};
     struct ckpt_catalog *cat;
-    struct ckpt_roster roster;
+    struct ckpt_job_wants job_wants;
     struct ckpt_wants *table = calloc(RANKS, sizeof *table);
     uint32_t *class_of = malloc(RANKS * sizeof *class_of), *node = calloc(RANKS, sizeof *node);
     const struct ckpt_plan_sizes sizes = {.unit = 4 << 20, .piece = 4 << 20, .window = 32 << 20};
@@ -214,16 +214,16 @@ TEST(plan, boxes_given_one_by_one_are_sorted)
         }
         class_of[r] = r;
     }
-    CHECK_OK(ckpt_roster_init(&roster, cat, RANKS, class_of, table, RANKS, &err));
-    CHECK_OK(ckpt_plan_new(&roster, 17, &sharing, true, &sizes, &p, &err));
+    CHECK_OK(ckpt_job_wants_init(&job_wants, cat, RANKS, class_of, table, RANKS, &err));
+    CHECK_OK(ckpt_plan_new(&job_wants, 17, &sharing, true, &sizes, &p, &err));
     CHECK_EQ(p->regions.len, BOXED);
     CHECK_EQ(p->groups.len, 2); /* alone; with the one that wants all */
     ckpt_plan_free(p);
-    CHECK_OK(ckpt_plan_new(&roster, 0, &sharing, true, &sizes, &p, &err));
+    CHECK_OK(ckpt_plan_new(&job_wants, 0, &sharing, true, &sizes, &p, &err));
     CHECK_EQ(p->groups.len, RANKS);
     CHECK_EQ(p->regions.len, BOXED / 2 * (RANKS + 1));
     ckpt_plan_free(p);
-    ckpt_roster_release(&roster);
+    ckpt_job_wants_release(&job_wants);
     ckpt_catalog_free(cat);
     free(node);
 }

@@ -11,7 +11,7 @@
 
 struct job {
     struct ckpt_catalog *cat;
-    struct ckpt_roster roster;
+    struct ckpt_job_wants job_wants;
     uint32_t nrank, node[64];
     struct ckpt_sharing sharing;
     struct ckpt_plan *plan[64];
@@ -28,13 +28,13 @@ static void make_job(struct job *j, uint64_t *rng)
 
     j->cat = small_checkpoint(rng);
     j->nrank = (uint32_t)random_range(rng, 1, random_range(rng, 0, 8) ? 9 : 49);
-    random_roster(&j->roster, j->cat, j->nrank, rng);
+    random_roster(&j->job_wants, j->cat, j->nrank, rng);
     const uint32_t nnode = (uint32_t)random_range(rng, 1, j->nrank + 1);
     for (uint32_t r = 0; r < j->nrank; r++)
         j->node[r] = (uint32_t)random_range(rng, 0, nnode);
     j->sharing = (struct ckpt_sharing){(enum ckpt_readers)random_range(rng, 1, 4), j->node};
     for (uint32_t r = 0; r < j->nrank; r++)
-        if (ckpt_plan_new(&j->roster, r, &j->sharing, star, &sizes, &j->plan[r], &err) < 0)
+        if (ckpt_plan_new(&j->job_wants, r, &j->sharing, star, &sizes, &j->plan[r], &err) < 0)
             fail_msg("%s", err.text);
 }
 
@@ -42,7 +42,7 @@ static void free_job(struct job *j)
 {
     for (uint32_t r = 0; r < j->nrank; r++)
         ckpt_plan_free(j->plan[r]);
-    ckpt_roster_release(&j->roster);
+    ckpt_job_wants_release(&j->job_wants);
     ckpt_catalog_free(j->cat);
 }
 
@@ -55,7 +55,7 @@ static bool share(const struct job *j, uint32_t a, uint32_t b)
 /* A rank gets every element that it wants once. */
 static void check_delivery(const struct ckpt_plan *p)
 {
-    const struct ckpt_roster *r = p->roster;
+    const struct ckpt_job_wants *r = p->job_wants;
     const struct ckpt_wants *w = &r->table[r->class_of[p->self]];
     ckpt_parts parts = {0};
     struct ckpt_err err = {0};
@@ -100,7 +100,7 @@ static void check_members(const struct job *j, const struct ckpt_plan *p)
         uint32_t member = 0;
         ckpt_plan_unit_box(p, u, &box);
         for (uint32_t r = 0; r < j->nrank; r++) {
-            const struct ckpt_wants *w = &j->roster.table[j->roster.class_of[r]];
+            const struct ckpt_wants *w = &j->job_wants.table[j->job_wants.class_of[r]];
             bool wants = false;
             for (size_t e = 0; e < w->entries.len; e++)
                 wants |= w->entries.ptr[e].tensor == region->tensor &&
@@ -243,7 +243,7 @@ static void check_unique(const struct job *j)
                 read += ckpt_box_numel(&box) * 2;
             }
     }
-    if (ckpt_plan_bytes(&j->roster, all, j->nrank, &unique, &err) < 0)
+    if (ckpt_plan_bytes(&j->job_wants, all, j->nrank, &unique, &err) < 0)
         fail_msg("%s", err.text);
     if (j->sharing.readers == CKPT_READERS_ONCE)
         assert_int_equal(read, unique);

@@ -14,7 +14,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "load/inner.h"
+#include "load/engine_inner.h"
 #include "run/checkpoint.h"
 #include "tensor/strided.h"
 
@@ -89,9 +89,9 @@ static void destroy(struct ckpt_engine *e)
     free(e->left);
     free(e->landed);
     ckpt_plan_free(e->plan);
-    if (e->roster)
-        ckpt_roster_release(e->roster);
-    free(e->roster);
+    if (e->job_wants)
+        ckpt_job_wants_release(e->job_wants);
+    free(e->job_wants);
     ckpt_view_release(e->view);
     if (e->device && !e->leak)
         e->device->ops->unref(e->device);
@@ -203,7 +203,7 @@ static int make_peers(struct ckpt_engine *e, struct ckpt_err *err)
 
 static int make_wants(struct ckpt_engine *e, const struct ckpt_target *target, struct ckpt_err *err)
 {
-    const struct ckpt_wants *w = &e->roster->table[e->roster->class_of[e->self]];
+    const struct ckpt_wants *w = &e->job_wants->table[e->job_wants->class_of[e->self]];
 
     e->target = malloc((e->ntarget + 1) * sizeof *e->target);
     e->left = calloc(e->ntarget + 1, sizeof *e->left);
@@ -285,13 +285,13 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
     (void)pthread_cond_init(&e->work, NULL);
     ckpt_cond_init(&e->news);
     e->view = ckpt_view_hold(parts->view);
-    e->cat = parts->roster->cat;
+    e->cat = parts->job_wants->cat;
     e->reading = (struct ckpt_reading){parts->view->reading.slabs, &e->stats.reads};
     e->comm = parts->comm;
     e->self = e->comm->x->rank;
     e->size = e->comm->x->size;
     e->plan = ckpt_steal(&parts->plan);
-    e->roster = ckpt_steal(&parts->roster);
+    e->job_wants = ckpt_steal(&parts->job_wants);
     e->ntarget = parts->ntarget;
     e->needed_bytes = parts->needed_bytes;
     e->unique_bytes = parts->unique_bytes;
@@ -452,7 +452,7 @@ void ckpt_engine_end(struct ckpt_engine *e, struct ckpt_engine_parts *parts)
     await_workers(e);
     if (parts && atomic_load(&e->refs) == 1) {
         parts->plan = ckpt_steal(&e->plan);
-        parts->roster = ckpt_steal(&e->roster);
+        parts->job_wants = ckpt_steal(&e->job_wants);
     }
     ckpt_engine_unref(e);
 }

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Detached threads, counted. */
-#include "load/errand.h"
+#include "load/detached.h"
 
 #include <errno.h>
 
 #include "base/clock.h"
 
-void ckpt_errand_init(struct ckpt_errand *e, void (*run)(struct ckpt_errand *e),
-                      void (*free)(struct ckpt_errand *e))
+void ckpt_detached_init(struct ckpt_detached *e, void (*run)(struct ckpt_detached *e),
+                        void (*free)(struct ckpt_detached *e))
 {
-    *e = (struct ckpt_errand){.users = 1, .run = run, .free = free};
+    *e = (struct ckpt_detached){.users = 1, .run = run, .free = free};
     (void)pthread_mutex_init(&e->lock, NULL);
     ckpt_cond_init(&e->news);
 }
 
 /* With the lock held, which is given up. */
-static void leave(struct ckpt_errand *e)
+static void leave(struct ckpt_detached *e)
 {
     const bool last = --e->users == 0;
 
@@ -27,7 +27,7 @@ static void leave(struct ckpt_errand *e)
     e->free(e);
 }
 
-void ckpt_errand_unref(struct ckpt_errand *e)
+void ckpt_detached_unref(struct ckpt_detached *e)
 {
     (void)pthread_mutex_lock(&e->lock);
     leave(e);
@@ -35,7 +35,7 @@ void ckpt_errand_unref(struct ckpt_errand *e)
 
 static void *go(void *arg)
 {
-    struct ckpt_errand *e = arg;
+    struct ckpt_detached *e = arg;
 
     e->run(e);
     (void)pthread_mutex_lock(&e->lock);
@@ -45,7 +45,7 @@ static void *go(void *arg)
     return NULL;
 }
 
-uint32_t ckpt_errand_start(struct ckpt_errand *e, uint32_t n)
+uint32_t ckpt_detached_start(struct ckpt_detached *e, uint32_t n)
 {
     pthread_attr_t detached;
     pthread_t id;
@@ -66,7 +66,7 @@ uint32_t ckpt_errand_start(struct ckpt_errand *e, uint32_t n)
     return started;
 }
 
-bool ckpt_errand_wait(struct ckpt_errand *e, uint64_t ms)
+bool ckpt_detached_wait(struct ckpt_detached *e, uint64_t ms)
 {
     const struct timespec until = ckpt_deadline(ms);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* process_vm_readv, and who may use it. */
-#include "load/near.h"
+#include "load/same_host.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -30,9 +30,9 @@ uint64_t ckpt_node_digest(void)
     return XXH3_64bits_withSeed(u.nodename, strlen(u.nodename), XXH3_64bits(boot, strlen(boot)));
 }
 
-void ckpt_near_self(struct ckpt_near *ret, const atomic_ullong *word)
+void ckpt_same_host_self(struct ckpt_same_host *ret, const atomic_ullong *word)
 {
-    *ret = (struct ckpt_near){
+    *ret = (struct ckpt_same_host){
         .node = ckpt_node_digest(),
         .pid = (uint64_t)getpid(),
         .at = (uint64_t)(uintptr_t)word,
@@ -42,7 +42,7 @@ void ckpt_near_self(struct ckpt_near *ret, const atomic_ullong *word)
 
 /* ---- permission ---- */
 
-bool ckpt_near_restricted(void)
+bool ckpt_same_host_restricted(void)
 {
     FILE *f = fopen("/proc/sys/kernel/yama/ptrace_scope", "re");
     int scope = '0';
@@ -79,7 +79,7 @@ static bool is_ancestor(uint64_t of, uint64_t pid)
     return pid == of;
 }
 
-uint64_t ckpt_near_ancestor(const uint64_t *pid, size_t n)
+uint64_t ckpt_same_host_ancestor(const uint64_t *pid, size_t n)
 {
     uint64_t at = n ? pid[0] : 0;
 
@@ -96,16 +96,16 @@ static struct {
     uint64_t ancestor;
 } permitted = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-void ckpt_near_permit(uint64_t ancestor)
+void ckpt_same_host_permit(uint64_t ancestor)
 {
     (void)pthread_mutex_lock(&permitted.lock);
     const uint64_t both[2] = {ancestor, permitted.ancestor};
-    permitted.ancestor = permitted.count++ ? ckpt_near_ancestor(both, 2) : ancestor;
+    permitted.ancestor = permitted.count++ ? ckpt_same_host_ancestor(both, 2) : ancestor;
     (void)prctl(PR_SET_PTRACER, (unsigned long)permitted.ancestor, 0, 0, 0);
     (void)pthread_mutex_unlock(&permitted.lock);
 }
 
-void ckpt_near_forbid(void)
+void ckpt_same_host_forbid(void)
 {
     (void)pthread_mutex_lock(&permitted.lock);
     if (--permitted.count == 0)
@@ -129,19 +129,19 @@ static bool read_all(uint64_t pid, unsigned char *buf, size_t len, uint64_t at)
     return true;
 }
 
-static bool stands(const struct ckpt_near *of)
+static bool stands(const struct ckpt_same_host *of)
 {
     uint64_t word = 0;
 
     return read_all(of->pid, (unsigned char *)&word, sizeof word, of->at) && word == of->word;
 }
 
-bool ckpt_near_reach(const struct ckpt_near *of)
+bool ckpt_same_host_reach(const struct ckpt_same_host *of)
 {
     return of->node == ckpt_node_digest() && of->word != 0 && stands(of);
 }
 
-bool ckpt_near_read(const struct ckpt_near *of, void *buf, size_t len, uint64_t at)
+bool ckpt_same_host_read(const struct ckpt_same_host *of, void *buf, size_t len, uint64_t at)
 {
     return read_all(of->pid, buf, len, at) && stands(of);
 }

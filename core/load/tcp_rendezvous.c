@@ -448,7 +448,7 @@ int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
         ckpt_env_number("RANK", v.size - !!v.size, &v.rank, err) < 0 ||
         ckpt_env_number("MASTER_PORT", UINT16_MAX, &v.port, err) < 0)
         return -1;
-    if (ckpt_comm_meet_ms(&timeout_ms, err) < 0 || ckpt_seal_wanted(&sealed, err) < 0)
+    if (ckpt_comm_rendezvous_ms(&timeout_ms, err) < 0 || ckpt_seal_wanted(&sealed, err) < 0)
         return -1;
     if (ckpt_socket_reserve(ckpt_tcp_files(v.rank, v.size), err) < 0)
         return -1;

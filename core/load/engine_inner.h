@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine from inside: engine.c (life), pump.c (its turns, deadlines, the end), window.c (what
- * is posted), worker.c (reading and placing), assist.c (messages between loads). */
-#ifndef CKPT_LOAD_INNER_H
-#define CKPT_LOAD_INNER_H
+/* The engine from inside: engine_life.c (start, wait, end), pump.c (its turns, deadlines, the end),
+ * pump_device.c (the same for a device), window.c (what is posted), worker.c (reading and placing),
+ * assist.c (messages between loads), pause.c. */
+#ifndef CKPT_LOAD_ENGINE_INNER_H
+#define CKPT_LOAD_ENGINE_INNER_H
 
 #include <pthread.h>
 
@@ -140,7 +141,7 @@ struct ckpt_engine {
     struct ckpt_comm *comm;
     uint32_t self, size;
     struct ckpt_plan *plan;
-    struct ckpt_roster *roster;
+    struct ckpt_job_wants *job_wants;
     struct ckpt_target *target;
     size_t ntarget;
     atomic_ullong *left; /* bytes that a want lacks */
@@ -210,7 +211,7 @@ void ckpt_piece_sign(unsigned char *data, size_t len);
 int ckpt_message_check(const struct ckpt_engine *e, const struct ckpt_message *m, const void *data,
                        struct ckpt_err *err);
 
-/* ---- device.c; pump only ---- */
+/* ---- pump_device.c; pump only ---- */
 
 int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err);
 void ckpt_device_slots_release(struct ckpt_engine *e);
@@ -255,7 +256,7 @@ bool ckpt_pause_turn(struct ckpt_engine *e);
 /* Pump only. May this window be opened? */
 bool ckpt_pause_allows(struct ckpt_engine *e, const struct ckpt_window *w);
 
-/* ---- engine.c ---- */
+/* ---- engine_life.c ---- */
 
 void ckpt_engine_unref(struct ckpt_engine *e);
 void ckpt_engine_leave(struct ckpt_engine *e);

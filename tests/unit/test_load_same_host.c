@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "load/near.h"
+#include "load/same_host.h"
 
 enum { LEN = 3 << 20 };
 
@@ -25,7 +25,7 @@ static pid_t start_child(struct shared *s)
 
     if (pid != 0)
         return pid;
-    ckpt_near_permit((uint64_t)getppid());
+    ckpt_same_host_permit((uint64_t)getppid());
     memset(s->data, 7, LEN);
     atomic_store(&s->step, 1);
     while (atomic_load(&s->step) < 2)
@@ -33,12 +33,12 @@ static pid_t start_child(struct shared *s)
     _exit(0);
 }
 
-TEST(near, bytes_are_good_while_the_word_stands)
+TEST(same_host, bytes_are_good_while_the_word_stands)
 {
     struct shared *s =
         mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     unsigned char *got = malloc(LEN);
-    struct ckpt_near of;
+    struct ckpt_same_host of;
     int status;
 
     CHECK(s != MAP_FAILED && got);
@@ -48,29 +48,29 @@ TEST(near, bytes_are_good_while_the_word_stands)
     CHECK(pid > 0);
     while (atomic_load(&s->step) < 1)
         (void)usleep(1000);
-    ckpt_near_self(&of, &s->word);
+    ckpt_same_host_self(&of, &s->word);
     of.pid = (uint64_t)pid;
     const uint64_t at = (uint64_t)(uintptr_t)s->data;
-    if (!ckpt_near_reach(&of))
+    if (!ckpt_same_host_reach(&of))
         print_message("another process's memory can't be read here\n");
     else {
-        CHECK(ckpt_near_read(&of, got, LEN, at));
+        CHECK(ckpt_same_host_read(&of, got, LEN, at));
         for (size_t i = 0; i < LEN; i++)
             CHECK(got[i] == 7);
-        CHECK(!ckpt_near_read(&of, got, LEN, 4096)); /* nothing is there */
+        CHECK(!ckpt_same_host_read(&of, got, LEN, 4096)); /* nothing is there */
     }
-    struct ckpt_near other = of;
+    struct ckpt_same_host other = of;
     other.node++;
-    CHECK(!ckpt_near_reach(&other));
+    CHECK(!ckpt_same_host_reach(&other));
     other = of;
     other.word++; /* another process has got that number */
-    CHECK(!ckpt_near_reach(&other) && !ckpt_near_read(&other, got, LEN, at));
+    CHECK(!ckpt_same_host_reach(&other) && !ckpt_same_host_read(&other, got, LEN, at));
     atomic_store(&s->word, 0);
-    CHECK(!ckpt_near_reach(&of) && !ckpt_near_read(&of, got, LEN, at));
+    CHECK(!ckpt_same_host_reach(&of) && !ckpt_same_host_read(&of, got, LEN, at));
     atomic_store(&s->word, of.word);
     atomic_store(&s->step, 2);
     CHECK(waitpid(pid, &status, 0) == pid);
-    CHECK(!ckpt_near_read(&of, got, LEN, at)); /* it is gone */
+    CHECK(!ckpt_same_host_read(&of, got, LEN, at)); /* it is gone */
     free(s->data);
     free(got);
     (void)munmap(s, sizeof *s);
@@ -100,7 +100,7 @@ static pid_t start_family(unsigned n, const int ends[2], pid_t *out)
     _exit(0);
 }
 
-TEST(near, ranks_of_a_launcher_have_it_as_their_ancestor)
+TEST(same_host, ranks_of_a_launcher_have_it_as_their_ancestor)
 {
     pid_t *child = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int ends[2];
@@ -113,17 +113,17 @@ TEST(near, ranks_of_a_launcher_have_it_as_their_ancestor)
     const uint64_t a = (uint64_t)child[0], b = (uint64_t)child[1];
     const uint64_t siblings[] = {a, b}, mixed[] = {a, launcher}, cousins[] = {b, self, a};
     const uint64_t with_init[] = {a, 1}, unseen[] = {a, UINT64_C(1) << 40};
-    CHECK(ckpt_near_ancestor(siblings, 2) == launcher);
-    CHECK(ckpt_near_ancestor(mixed, 2) == launcher);
-    CHECK(ckpt_near_ancestor(cousins, 3) == self);
-    CHECK(ckpt_near_ancestor(&siblings[1], 1) == b);
-    CHECK(ckpt_near_ancestor(with_init, 2) == 0);
-    CHECK(ckpt_near_ancestor(unseen, 2) == 0);
+    CHECK(ckpt_same_host_ancestor(siblings, 2) == launcher);
+    CHECK(ckpt_same_host_ancestor(mixed, 2) == launcher);
+    CHECK(ckpt_same_host_ancestor(cousins, 3) == self);
+    CHECK(ckpt_same_host_ancestor(&siblings[1], 1) == b);
+    CHECK(ckpt_same_host_ancestor(with_init, 2) == 0);
+    CHECK(ckpt_same_host_ancestor(unseen, 2) == 0);
     (void)close(ends[0]);
     (void)close(ends[1]);
     (void)waitpid(pid, NULL, 0);
     (void)munmap(child, 4096);
 }
 
-TESTS(T(near, bytes_are_good_while_the_word_stands),
-      T(near, ranks_of_a_launcher_have_it_as_their_ancestor))
+TESTS(T(same_host, bytes_are_good_while_the_word_stands),
+      T(same_host, ranks_of_a_launcher_have_it_as_their_ancestor))

@@ -10,7 +10,7 @@
 
 #include "base/ckd.h"
 #include "base/err.h"
-#include "load/inner.h"
+#include "load/engine_inner.h"
 
 /* ---- slots ---- */
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What all ranks want, by tensor. */
-#include "load/roster.h"
+#include "load/job_wants.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-void ckpt_roster_release(struct ckpt_roster *r)
+void ckpt_job_wants_release(struct ckpt_job_wants *r)
 {
     for (uint32_t c = 0; c < r->nclass; c++)
         ckpt_wants_release(&r->table[c]);
@@ -19,7 +19,7 @@ void ckpt_roster_release(struct ckpt_roster *r)
 }
 
 /* The ranks of each class. */
-static void list_classes(struct ckpt_roster *r)
+static void list_classes(struct ckpt_job_wants *r)
 {
     for (uint32_t k = 0; k < r->nrank; k++)
         r->class_first[r->class_of[k] + 1]++;
@@ -33,14 +33,14 @@ static void list_classes(struct ckpt_roster *r)
     r->class_first[r->nclass] = r->nrank;
 }
 
-int ckpt_roster_init(struct ckpt_roster *r, const struct ckpt_catalog *cat, uint32_t nrank,
-                     uint32_t *class_of, struct ckpt_wants *table, uint32_t nclass,
-                     struct ckpt_err *err)
+int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat, uint32_t nrank,
+                        uint32_t *class_of, struct ckpt_wants *table, uint32_t nclass,
+                        struct ckpt_err *err)
 {
     const size_t ntensor = cat->tensors.len;
     uint64_t total = 0, *next;
 
-    *r = (struct ckpt_roster){
+    *r = (struct ckpt_job_wants){
         .cat = cat, .nrank = nrank, .nclass = nclass, .class_of = class_of, .table = table};
     for (uint32_t c = 0; c < nclass; c++)
         total += table[c].entries.len;
@@ -49,7 +49,7 @@ int ckpt_roster_init(struct ckpt_roster *r, const struct ckpt_catalog *cat, uint
     r->class_first = calloc((size_t)nclass + 1, sizeof *r->class_first);
     r->class_rank = malloc(((size_t)nrank + 1) * sizeof *r->class_rank);
     if (!r->first || !r->use || !r->class_first || !r->class_rank) {
-        ckpt_roster_release(r);
+        ckpt_job_wants_release(r);
         return ckpt_nomem(err);
     }
     list_classes(r);
@@ -69,7 +69,7 @@ int ckpt_roster_init(struct ckpt_roster *r, const struct ckpt_catalog *cat, uint
 }
 
 /* The first use of a tensor that is not by a class below this one. */
-static uint64_t first_use(const struct ckpt_roster *r, uint32_t tensor, uint32_t class)
+static uint64_t first_use(const struct ckpt_job_wants *r, uint32_t tensor, uint32_t class)
 {
     uint64_t a = r->first[tensor], b = r->first[tensor + 1];
 
@@ -83,8 +83,8 @@ static uint64_t first_use(const struct ckpt_roster *r, uint32_t tensor, uint32_t
     return a;
 }
 
-uint64_t ckpt_roster_uses(const struct ckpt_roster *r, uint32_t tensor, uint32_t class,
-                          uint64_t *ret_lo)
+uint64_t ckpt_job_wants_uses(const struct ckpt_job_wants *r, uint32_t tensor, uint32_t class,
+                             uint64_t *ret_lo)
 {
     *ret_lo = first_use(r, tensor, class);
     return first_use(r, tensor, class + 1);

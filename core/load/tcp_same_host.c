@@ -21,20 +21,20 @@ static int say(struct ckpt_tcp_peer *p, uint64_t number, uint64_t address)
     struct ckpt_sealed_note s = {.note = {number, address}};
     const size_t len = sizeof s.note + ckpt_seal_len(&p->data_out);
 
-    if (ckpt_vec_reserve(&p->near.out, len) < 0)
+    if (ckpt_vec_reserve(&p->same_host.out, len) < 0)
         return -1;
     ckpt_seal_add(&p->data_out, &s.note, sizeof s.note);
     ckpt_seal_end(&p->data_out, s.seal);
-    memcpy(p->near.out.ptr + p->near.out.len, &s, len);
-    p->near.out.len += len;
+    memcpy(p->same_host.out.ptr + p->same_host.out.len, &s, len);
+    p->same_host.out.len += len;
     return 0;
 }
 
 /* True: it is posted, and need not be queued. */
-int ckpt_tcp_near_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
-                       struct ckpt_err *err)
+int ckpt_tcp_same_host_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
+                            struct ckpt_err *err)
 {
-    struct ckpt_tcp_near *n = &p->near;
+    struct ckpt_tcp_same_host *n = &p->same_host;
 
     *ret_done = false;
     if (t->send) {
@@ -53,7 +53,7 @@ int ckpt_tcp_near_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_d
 
 static int hear(struct ckpt_tcp_peer *p, const struct ckpt_tcp_note *note)
 {
-    struct ckpt_tcp_near *n = &p->near;
+    struct ckpt_tcp_same_host *n = &p->same_host;
     struct ckpt_xfer *t;
 
     if (note->address == 0) {
@@ -75,9 +75,9 @@ bool ckpt_tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, 
                     size_t off)
 {
     struct ckpt_xport_tcp *m = ((struct ckpt_xport_tcp *)x);
-    struct ckpt_tcp_near *n = &m->peer[t->peer]->near;
+    struct ckpt_tcp_same_host *n = &m->peer[t->peer]->same_host;
 
-    if (ckpt_near_read(&n->of, buf, len, t->priv.word + off))
+    if (ckpt_same_host_read(&n->of, buf, len, t->priv.word + off))
         return true;
     (void)pthread_mutex_lock(&m->lock);
     n->lost = true;
@@ -89,7 +89,7 @@ bool ckpt_tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, 
 void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
 {
     struct ckpt_xport_tcp *m = ((struct ckpt_xport_tcp *)x);
-    struct ckpt_tcp_near *n = &m->peer[t->peer]->near;
+    struct ckpt_tcp_same_host *n = &m->peer[t->peer]->same_host;
     const struct ckpt_tcp_note note = {t->at, 0};
 
     (void)pthread_mutex_lock(&m->lock);
@@ -101,7 +101,7 @@ void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
 /* What the workers did; false: they could not. */
 static bool near_collect(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
-    struct ckpt_tcp_near *n = &p->near;
+    struct ckpt_tcp_same_host *n = &p->same_host;
     bool good;
 
     (void)pthread_mutex_lock(&m->lock);
@@ -113,7 +113,7 @@ static bool near_collect(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
     return good;
 }
 
-void ckpt_tcp_near_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n)
+void ckpt_tcp_same_host_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_same_host *n)
 {
     (void)pthread_mutex_lock(&m->lock);
     ckpt_vec_release(&n->taken);
@@ -123,7 +123,7 @@ void ckpt_tcp_near_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_near *n)
     n->nearly = n->out_at = n->in_at = 0;
 }
 
-static int push_notes(struct ckpt_tcp_near *n, int fd, bool *moved)
+static int push_notes(struct ckpt_tcp_same_host *n, int fd, bool *moved)
 {
     while (n->out_at < n->out.len) {
         ssize_t got = send(fd, n->out.ptr + n->out_at, n->out.len - n->out_at, MSG_NOSIGNAL);
@@ -138,7 +138,7 @@ static int push_notes(struct ckpt_tcp_near *n, int fd, bool *moved)
 
 static int pull_notes(struct ckpt_tcp_peer *p, bool *moved)
 {
-    struct ckpt_tcp_near *n = &p->near;
+    struct ckpt_tcp_same_host *n = &p->same_host;
     const size_t len = sizeof n->in.note + ckpt_seal_len(&p->data_in);
 
     for (;;) {
@@ -160,24 +160,25 @@ static int pull_notes(struct ckpt_tcp_peer *p, bool *moved)
 }
 
 /* What was posted before a near peer was connected is said now. */
-int ckpt_tcp_near_open(struct ckpt_tcp_peer *p, struct ckpt_err *err)
+int ckpt_tcp_same_host_open(struct ckpt_tcp_peer *p, struct ckpt_err *err)
 {
-    if (!p->near.is || p->near.nsend || p->near.nrecv)
+    if (!p->same_host.is || p->same_host.nsend || p->same_host.nrecv)
         return 0;
     for (struct ckpt_xfer *t = p->send.head; t; t = t->next) {
         bool ignored;
-        if (ckpt_tcp_near_post(p, t, &ignored, err) < 0)
+        if (ckpt_tcp_same_host_post(p, t, &ignored, err) < 0)
             return -1;
     }
     for (struct ckpt_xfer *t = p->recv.head; t; t = t->next)
-        t->at = p->near.nrecv++;
+        t->at = p->same_host.nrecv++;
     return 0;
 }
 
-int ckpt_tcp_near_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
+int ckpt_tcp_same_host_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
-    p->near.failed = !near_collect(m, p);
-    return p->near.failed || push_notes(&p->near, p->data, moved) < 0 || pull_notes(p, moved) < 0
+    p->same_host.failed = !near_collect(m, p);
+    return p->same_host.failed || push_notes(&p->same_host, p->data, moved) < 0 ||
+                   pull_notes(p, moved) < 0
                ? -1
                : 0;
 }

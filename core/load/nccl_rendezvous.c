@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "load/cuda.h"
-#include "load/errand.h"
+#include "load/detached.h"
 #include "load/xport.h"
 
 enum { MEET_MS = 300 * 1000, LOOK_US = 200, GRACE_MS = 500 };
@@ -22,11 +22,11 @@ int ckpt_nccl_failed(ncclComm_t comm, ncclResult_t rc, const char *what, struct 
                      why && *why ? ": " : "", why ? why : "");
 }
 
-uint32_t ckpt_nccl_meet_ms(void)
+uint32_t ckpt_nccl_rendezvous_ms(void)
 {
     uint32_t ms = MEET_MS;
 
-    (void)ckpt_comm_meet_ms(&ms, NULL);
+    (void)ckpt_comm_rendezvous_ms(&ms, NULL);
     return ms;
 }
 
@@ -46,7 +46,7 @@ int ckpt_nccl_settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, con
             return seen;
         if (ckpt_now_ms() > until)
             return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: %s takes longer than %u s", what,
-                             ckpt_nccl_meet_ms() / 1000);
+                             ckpt_nccl_rendezvous_ms() / 1000);
         (void)nanosleep(&look, NULL);
     }
 }
@@ -56,7 +56,7 @@ int ckpt_nccl_settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, con
 /* Every rank's address, by an all-gather in device memory. The caller's communicator may block
  * until all ranks are there: a thread calls it, which is left behind after a while. */
 struct gathering {
-    struct ckpt_errand errand;
+    struct ckpt_detached task;
     struct ckpt_cuda at; /* only to be entered and named */
     ncclComm_t comm;
     cudaStream_t stream;
@@ -67,7 +67,7 @@ struct gathering {
     struct ckpt_err err;
 };
 
-static void gathering_free(struct ckpt_errand *e)
+static void gathering_free(struct ckpt_detached *e)
 {
     struct gathering *g = (struct gathering *)e;
     struct ckpt_cuda_scope scope;
@@ -90,7 +90,7 @@ static int await_stream(struct gathering *g, uint64_t until, struct ckpt_err *er
         (void)cudaGetLastError();
         if (ckpt_now_ms() > until)
             return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: exchanging addresses takes longer than %u s",
-                             ckpt_nccl_meet_ms() / 1000);
+                             ckpt_nccl_rendezvous_ms() / 1000);
         (void)nanosleep(&look, NULL);
     }
     return ckpt_cuda_failed(&g->at, rc, "exchanging addresses", err);
@@ -101,7 +101,7 @@ static int await_stream(struct gathering *g, uint64_t until, struct ckpt_err *er
 static int gather_now(struct gathering *g, struct ckpt_err *err)
 {
     const size_t one = CKPT_TCP_ADDRESS, own = (size_t)g->rank * one;
-    const uint64_t until = ckpt_now_ms() + ckpt_nccl_meet_ms();
+    const uint64_t until = ckpt_now_ms() + ckpt_nccl_rendezvous_ms();
     cudaError_t rc = cudaSuccess;
 
     ckpt_cuda_adopt(&g->at.base); /* the thread is ours */
@@ -122,7 +122,7 @@ static int gather_now(struct gathering *g, struct ckpt_err *err)
     return await_stream(g, until, err);
 }
 
-static void gather(struct ckpt_errand *e)
+static void gather(struct ckpt_detached *e)
 {
     struct gathering *g = (struct gathering *)e;
     struct ckpt_err err = {0};
@@ -142,7 +142,7 @@ static int gathering_new(const struct ckpt_nccl *how, struct gathering **ret, st
 
     if (!g)
         return ckpt_nomem(err);
-    ckpt_errand_init(&g->errand, gather, gathering_free);
+    ckpt_detached_init(&g->task, gather, gathering_free);
     g->comm = how->comm;
     g->stream = how->stream;
     g->idle = true;
@@ -164,7 +164,7 @@ static int gathering_new(const struct ckpt_nccl *how, struct gathering **ret, st
         rc = ckpt_cuda_failed(&g->at, made, "memory for addresses", err);
     }
     if (rc < 0) {
-        ckpt_errand_unref(&g->errand);
+        ckpt_detached_unref(&g->task);
         return -1;
     }
     memset(g->all, 0, (size_t)g->size * CKPT_TCP_ADDRESS);
@@ -176,13 +176,13 @@ static int gathering_new(const struct ckpt_nccl *how, struct gathering **ret, st
 static int gather_addresses(struct gathering *g, struct ckpt_err *err)
 {
     g->idle = false;
-    if (ckpt_errand_start(&g->errand, 1) == 0) {
+    if (ckpt_detached_start(&g->task, 1) == 0) {
         g->idle = true;
         return ckpt_fail(err, CKPT_NOMEM, "no thread could be started");
     }
-    if (!ckpt_errand_wait(&g->errand, ckpt_nccl_meet_ms() + GRACE_MS))
+    if (!ckpt_detached_wait(&g->task, ckpt_nccl_rendezvous_ms() + GRACE_MS))
         return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: exchanging addresses takes longer than %u s",
-                         ckpt_nccl_meet_ms() / 1000);
+                         ckpt_nccl_rendezvous_ms() / 1000);
     return g->result < 0 ? ckpt_fail(err, g->err.code, "%s", g->err.text) : 0;
 }
 
@@ -199,7 +199,7 @@ static int connect_all(const struct gathering *g, struct ckpt_tcp *tcp, struct c
     for (int r = 0; r < g->size; r++)
         address[r] = g->all + (size_t)r * CKPT_TCP_ADDRESS;
     int rc = ckpt_tcp_connect(tcp, (uint32_t)g->rank, (uint32_t)g->size, address,
-                              ckpt_nccl_meet_ms(), ret, err);
+                              ckpt_nccl_rendezvous_ms(), ret, err);
     free(address);
     return rc;
 }
@@ -221,6 +221,6 @@ int ckpt_nccl_tcp(const struct ckpt_nccl *how, struct ckpt_comm **ret, struct ck
         rc = connect_all(g, tcp, ret, err);
     else
         ckpt_tcp_free(tcp);
-    ckpt_errand_unref(&g->errand);
+    ckpt_detached_unref(&g->task);
     return rc;
 }
