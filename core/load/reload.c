@@ -64,7 +64,7 @@ static int take_back(struct ckpt_load *load, struct ckpt_err *err)
 
 int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, struct ckpt_err *err)
 {
-    struct ckpt_view *old = load->view;
+    struct ckpt_view *old = load->view, *new = NULL;
     struct ckpt_err own = {0};
 
     if (!load->planned || (load->engine && ckpt_engine_wait(load->engine, 0, NULL) == 1))
@@ -77,9 +77,10 @@ int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, struct ckpt
     if (rc == 0 && view)
         rc = same_tensors(old->cat, view->cat, &own);
     if (rc == 0 && view)
-        swap_view(load, ckpt_view_hold(view));
+        swap_view(load, new = ckpt_view_hold(view));
     rc = ckpt_load_agree(load, rc, &own);
-    ckpt_view_release(load->view == old ? NULL : rc == 0 ? old : load->view);
+    if (new) /* which may be the old one */
+        ckpt_view_release(rc == 0 ? old : new);
     if (rc < 0) {
         swap_view(load, old);
         return ckpt_fail(err, own.code, "%s", own.text);

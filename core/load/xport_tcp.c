@@ -488,10 +488,8 @@ static void tcp_renew(struct ckpt_xport *x)
     for (size_t i = 0; i < m->active.len; i++) {
         struct ckpt_tcp_peer *p = m->active.ptr[i];
         p->state = p->gone ? CKPT_TCP_CLOSED : CKPT_TCP_UNCONNECTED;
-        p->since_ms = p->retry_ms = 0;
-        p->sealed = false;
-        p->same_host.nsend = p->same_host.nrecv = 0;
-        p->same_host.is = p->same_host.lost = p->same_host.failed = false;
+        p->since_ms = p->retry_ms = p->same_host.nsend = p->same_host.nrecv = 0;
+        p->sealed = p->same_host.is = p->same_host.lost = p->same_host.failed = false;
     }
 }
 
