@@ -532,17 +532,6 @@ static void release(struct export *x)
     (void)pthread_mutex_destroy(&x->lock);
 }
 
-static bool has_config(const struct ckpt_items *items)
-{
-    for (size_t i = 0; i < items->n; i++) {
-        const char *slash = strrchr(items->item[i].path, '/');
-        const char *name = slash ? slash + 1 : items->item[i].path;
-        if (strcmp(name, "config.json") == 0 || strcmp(name, "adapter_config.json") == 0)
-            return true;
-    }
-    return false;
-}
-
 /* Choose the files to write. Nothing can load a model directory without a config, so that must be
  * asked for. */
 static int choose(const struct ckpt_tool *t, struct ckpt_view *view, struct ckpt_items *items,
@@ -563,7 +552,7 @@ static int choose(const struct ckpt_tool *t, struct ckpt_view *view, struct ckpt
                          "%s: view=%s is written whole: its tensors and its other files "
                          "belong together",
                          t->no_weights ? "--no-weights" : "--weights-only", word);
-    if (model && !t->weights_only && !has_config(items))
+    if (model && !t->weights_only && !ckpt_items_have_config(items))
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s' holds no config.json: name the model with base=DIR or "
                          "base=ORG/NAME, or write the weights alone with --weights-only",

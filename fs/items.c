@@ -76,6 +76,17 @@ int ckpt_items_files(const struct ckpt_view *view, struct ckpt_items *ret, struc
     return 0;
 }
 
+bool ckpt_items_have_config(const struct ckpt_items *items)
+{
+    for (size_t i = 0; i < items->n; i++) {
+        const char *slash = strrchr(items->item[i].path, '/');
+        const char *name = slash ? slash + 1 : items->item[i].path;
+        if (strcmp(name, "config.json") == 0 || strcmp(name, "adapter_config.json") == 0)
+            return true;
+    }
+    return false;
+}
+
 void ckpt_items_keep(struct ckpt_items *items, bool weights)
 {
     size_t n = 0;

@@ -26,6 +26,9 @@ struct ckpt_items {
  * writes config.json last. */
 int ckpt_items_files(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
 
+/* Is there a config.json, of a model or of an adapter? */
+bool ckpt_items_have_config(const struct ckpt_items *items);
+
 /* Drop the files that are not weights and not their index; or, if !weights, those that are. */
 void ckpt_items_keep(struct ckpt_items *items, bool weights);
 

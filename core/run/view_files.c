@@ -9,6 +9,7 @@
 #include "run/merge.h"
 #include "run/side.h"
 #include "run/split.h"
+#include "run/view_facts.h"
 #include "run/view_model.h"
 #include "write/writers.h"
 

@@ -7,7 +7,6 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "recipe/lacks.h"
-#include "recipe/lost.h"
 #include "run/adapter.h"
 #include "run/check.h"
 #include "run/dequantize.h"
@@ -15,17 +14,13 @@
 #include "run/merge.h"
 #include "run/names.h"
 #include "run/unflatten.h"
+#include "run/view_facts.h"
+#include "run/view_output.h"
 #include "tensor/value.h"
-#include "write/writers.h"
 
 static const struct ckpt_types *types_of(const struct ckpt_view *v)
 {
     return ckpt_recipes_types(v->shared->recipes);
-}
-
-const struct ckpt_type *ckpt_view_type(const struct ckpt_view *v)
-{
-    return ckpt_types_find(types_of(v), ckpt_json_str(v->config, "model_type"));
 }
 
 /* Set the view's config to this one (not NULL), with the options' overrides. */
@@ -103,12 +98,6 @@ static int check_model(struct ckpt_view *v, struct ckpt_err *err)
     return ckpt_check_model(&c, v->cat, v->warnings, err);
 }
 
-const json_t *ckpt_view_base_config(const struct ckpt_view *v)
-{
-    const struct ckpt_base *base = v->shared->base;
-    return base && base->config ? base->config : v->facts.lent_config;
-}
-
 /* The base's config, or else the checkpoint's own. */
 static const json_t *lent_config(const struct ckpt_view *v, const struct ckpt_catalog *cat)
 {
@@ -129,21 +118,6 @@ struct ckpt_recipe_options ckpt_view_recipe_options(const struct ckpt_view *v,
         .allow_partial = s->opt->allow_partial,
         .allow_leftover = s->opt->allow_leftover,
     };
-}
-
-int ckpt_view_add_warnings(json_t *all, const json_t *more)
-{
-    size_t i, k;
-    json_t *text, *old;
-
-    json_array_foreach(more, i, text) {
-        bool known = false;
-        json_array_foreach(all, k, old)
-            known |= json_equal(text, old);
-        if (!known && json_array_append(all, text) < 0)
-            return -1;
-    }
-    return 0;
 }
 
 static int model_of_recipe(struct ckpt_view *v, const struct ckpt_catalog *src,
@@ -366,152 +340,6 @@ static int convert_names(struct ckpt_view *v, struct ckpt_err *err)
     return ckpt_names_convert(&v->cat, v->shared->recipes, &convert, &v->ordered, NULL, err);
 }
 
-/* ---- names of another framework ---- */
-
-static struct ckpt_dtypes dtypes_of(const struct ckpt_view *v)
-{
-    return (struct ckpt_dtypes){.opt = v->shared->opt,
-                                .base = v->decision.use_base_dtypes ? v->shared->base : NULL,
-                                .mapping = v->facts.dtypes,
-                                .base_names = v->base_names,
-                                .keeps = &ckpt_view_type(v)->keeps_dtype,
-                                .buffers = &ckpt_view_type(v)->buffers,
-                                .hf_names = v->facts.names == CKPT_NAMES_HUB};
-}
-
-/* Are the names those of a framework whose checkpoint is written? */
-static bool names_of_output(const struct ckpt_view *v)
-{
-    const struct ckpt_writer *writer = v->shared->opt->output.writer;
-
-    return writer && writer->recipes;
-}
-
-/* Dtypes follow from the hub's names, which the tensors still have: note them. */
-static void note_dtypes(struct ckpt_view *v)
-{
-    const struct ckpt_dtypes dtypes = dtypes_of(v);
-
-    for (size_t i = 0; i < v->cat->tensors.len; i++) {
-        struct ckpt_tensor *t = &v->cat->tensors.ptr[i];
-        t->wanted = (uint8_t)(ckpt_dtypes_wanted(&dtypes, t) + 1);
-    }
-}
-
-static int no_recipe(const struct ckpt_view *v, const struct ckpt_writer *writer,
-                     struct ckpt_err *err)
-{
-    const char *type = ckpt_json_str(v->config, "model_type");
-
-    if (!v->config)
-        return ckpt_fail(
-            err, CKPT_MISSING,
-            "view=%s needs a config.json that says which model it is; give one with base=DIR",
-            writer->name);
-    return ckpt_fail(err, CKPT_UNSUPPORTED, "view=%s: no recipe makes a model of type '%s'",
-                     writer->name, type ? type : "?");
-}
-
-/* The config of the checkpoint's framework, if a checkpoint of the same framework is written. */
-static void keep_framework(struct ckpt_view *v, const struct ckpt_catalog *src)
-{
-    const struct ckpt_writer *writer = v->shared->opt->output.writer;
-    const char *format = ckpt_json_str(src->about, "format");
-
-    if (writer && writer->recipes && format && strcmp(writer->recipes, format) == 0 && src->config)
-        v->framework = json_incref(src->config);
-}
-
-/* Warn of what nobody can read in the view again. With a base, what it lacks can be lent again. */
-static int warn_of_lost_keys(struct ckpt_view *v, const struct ckpt_writer *writer,
-                             const struct ckpt_model *made, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_str_release) struct ckpt_str lost = {0};
-
-    if (v->shared->base || writer->bare)
-        return 0;
-    if (ckpt_recipe_lost(v->shared->recipes, made, v->config, writer->recipes, &lost, err) < 0)
-        return -1;
-    if (lost.len)
-        ckpt_catalog_warn(made->catalog,
-                          "view=%s does not keep these keys of config.json: %s (base=DIR lends "
-                          "them to whoever reads it as a Hugging Face model again)",
-                          writer->name, ckpt_str_get(&lost));
-    return 0;
-}
-
-static void warn_of_no_config(struct ckpt_view *v, const struct ckpt_writer *writer)
-{
-    if (writer && writer->bare && v->config && !v->shared->base)
-        ckpt_catalog_warn(v->cat,
-                          "view=%s keeps nothing of config.json: whoever reads it as a Hugging "
-                          "Face model again needs base=DIR",
-                          writer->name);
-}
-
-static int apply_backwards(struct ckpt_view *v, const struct ckpt_writer *writer,
-                           const struct ckpt_recipe_options *opt, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
-    bool done = false;
-
-    if (v->config && ckpt_recipe_fits(v->shared->recipes, v->cat, opt, &done, err) < 0)
-        return -1;
-    if (!done)
-        return no_recipe(v, writer, err);
-    note_dtypes(v);
-    if (ckpt_recipe_apply(v->shared->recipes, v->cat, opt, &model, err) < 0)
-        return ckpt_err_in(err, "view=%s", writer->name);
-    if (warn_of_lost_keys(v, writer, model, err) < 0)
-        return -1;
-    ckpt_catalog_free(v->cat);
-    v->cat = ckpt_steal(&model->catalog);
-    json_decref(v->framework);
-    v->framework = ckpt_steal(&model->made);
-    return ckpt_view_add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
-}
-
-/* Rows of the vocabulary are a multiple of this: as an option says, else the checkpoint that is
- * read, if it is the same framework's. */
-static uint64_t vocab_multiple(const struct ckpt_view *v, const struct ckpt_output *o)
-{
-    uint64_t own;
-
-    if (o->cut[CKPT_CUT_VOCAB])
-        return o->cut[CKPT_CUT_VOCAB];
-    if (ckpt_json_u64(v->framework, ckpt_output_keys[CKPT_CUT_VOCAB], &own) && own &&
-        own <= CKPT_CUT_MOST)
-        return own;
-    return o->writer && o->writer->vocab_multiple ? o->writer->vocab_multiple : 1;
-}
-
-/* The hub's names become those of the framework whose checkpoint the view is. */
-static int convert_to_output(struct ckpt_view *v, struct ckpt_err *err)
-{
-    const struct ckpt_shared *s = v->shared;
-    const struct ckpt_output *o = &s->opt->output;
-    const struct ckpt_recipe_output output = {.tp = ckpt_output_parts(o, CKPT_CUT_TP),
-                                              .pp = ckpt_output_parts(o, CKPT_CUT_PP),
-                                              .pad_to = vocab_multiple(v, o) *
-                                                        ckpt_output_parts(o, CKPT_CUT_TP),
-                                              .config = v->framework};
-    const struct ckpt_recipe_options convert = {.format = o->writer ? o->writer->recipes : NULL,
-                                                .base_config = v->config,
-                                                .back = true,
-                                                .output = &output,
-                                                .allow_leftover = s->opt->allow_leftover};
-
-    warn_of_no_config(v, o->writer);
-    if (!convert.format)
-        return 0;
-    if (ckpt_recipes_forced(s->recipes))
-        return ckpt_fail(err, CKPT_USAGE,
-                         "option recipe: view=%s needs the recipes of both directions: give a "
-                         "directory of recipes instead of one file",
-                         o->writer->name);
-    return apply_backwards(v, o->writer, &convert, err);
-}
-
 /* ---- quantisation ---- */
 
 /* Remove the quantisation from the config if the tensors are not quantised: they were dequantised,
@@ -554,8 +382,8 @@ static int warn_unknown(struct ckpt_view *v, const struct ckpt_tensor *t, size_t
 
 static int cast_tensors(struct ckpt_view *v, struct ckpt_err *err)
 {
-    const struct ckpt_dtypes dtypes = dtypes_of(v);
-    const bool known = names_of_output(v); /* then each tensor says it */
+    const struct ckpt_dtypes dtypes = ckpt_view_dtypes(v);
+    const bool known = ckpt_view_has_output_names(v); /* then each tensor says it */
     const struct ckpt_tensor *unknown = NULL;
     size_t nunknown = 0;
 
@@ -621,11 +449,12 @@ int ckpt_view_make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct 
 {
     v->about = json_incref((*src)->about);
     v->warnings = json_incref((*src)->warnings);
-    keep_framework(v, *src);
+    ckpt_view_keep_framework(v, *src);
     if (ckpt_unflatten(*src, types_of(v), v->shared->base, lent_config(v, *src), err) < 0)
         return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
     if (decide(v, src, err) < 0 || name_tensors(v, src, err) < 0 || convert_names(v, err) < 0 ||
-        convert_to_output(v, err) < 0 || dequantize(v, err) < 0 || ckpt_merge_finish(v, err) < 0)
+        ckpt_view_convert_to_output(v, err) < 0 || dequantize(v, err) < 0 ||
+        ckpt_merge_finish(v, err) < 0)
         return -1;
     ckpt_catalog_shrink(v->cat);
     return cast_tensors(v, err) < 0 || state_dtype(v, err) < 0 ? -1 : 0;

@@ -14,13 +14,6 @@
  * ckpt_decide. */
 int ckpt_view_make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err);
 
-/* Add warnings to a list, without repeating any: one catalogue is made of another and may have its
- * warnings too. -1: out of memory. */
-int ckpt_view_add_warnings(json_t *all, const json_t *more);
-
-/* The facts about the model type that v->config names. */
-const struct ckpt_type *ckpt_view_type(const struct ckpt_view *v);
-
 /* The dtype of most floating-point elements, by its name in torch, which transformers would call
  * the model's dtype; NULL: there are none. */
 const char *ckpt_view_main_dtype(const struct ckpt_catalog *cat);
@@ -33,9 +26,5 @@ struct ckpt_recipe_options ckpt_view_recipe_options(const struct ckpt_view *v,
 /* Bring the reader's catalogue, which was read again for an open view, to the names that recipes
  * map. */
 int ckpt_view_find_names(const struct ckpt_view *v, struct ckpt_catalog *src, struct ckpt_err *err);
-
-/* The config of the model that was trained: the base's, or one that the checkpoint lends; or NULL.
- */
-const json_t *ckpt_view_base_config(const struct ckpt_view *v);
 
 #endif
