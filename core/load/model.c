@@ -52,7 +52,7 @@ struct model {
 
 /* ---- who wants what ---- */
 
-static int make_roster(struct model *m, const struct ckpt_view *view, const char *layout)
+static int make_job_wants(struct model *m, const struct ckpt_view *view, const char *layout)
 {
     uint32_t *class_of = malloc(m->nrank * sizeof *class_of), nclass = 0;
     struct ckpt_wants *table = NULL;
@@ -336,7 +336,7 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
     struct ckpt_policy policy;
     struct ckpt_residency residency;
 
-    if (make_roster(m, view, layout) < 0 ||
+    if (make_job_wants(m, view, layout) < 0 ||
         ckpt_replicas_init(&m->replicas, &m->job_wants, m->err) < 0)
         return -1;
     ckpt_load_residency(view->cat, 0, 1, &residency);

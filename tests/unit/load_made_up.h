@@ -130,8 +130,8 @@ static inline void random_table(struct ckpt_wants *w, const struct ckpt_catalog 
     }
 }
 
-static inline void random_roster(struct ckpt_job_wants *r, const struct ckpt_catalog *cat,
-                                 uint32_t nrank, uint64_t *rng)
+static inline void random_job_wants(struct ckpt_job_wants *r, const struct ckpt_catalog *cat,
+                                    uint32_t nrank, uint64_t *rng)
 {
     struct ckpt_err err = {0};
     uint32_t nclass = (uint32_t)random_range(rng, 1, nrank < 3 ? nrank + 1 : 4);

@@ -60,7 +60,7 @@ TEST(replicas, are_the_ranks_that_want_the_same)
         struct ckpt_job_wants job_wants;
         struct ckpt_replicas groups;
         uint32_t nrank = (uint32_t)random_range(&rng, 1, 17), ranks = 0;
-        random_roster(&job_wants, cat, nrank, &rng);
+        random_job_wants(&job_wants, cat, nrank, &rng);
         CHECK_OK(ckpt_replicas_init(&groups, &job_wants, &err));
         for (uint32_t r = 0; r < nrank; r++) {
             const uint32_t first = groups.rank[groups.of[r]];
@@ -94,7 +94,7 @@ TEST(replicas, are_the_ranks_that_want_the_same)
 enum { TENSORS = 100000 };
 
 /* 100,000 tensors (700 GB), tp 8 by dp: every rank wants an eighth of all but the norms. */
-static void large_roster(struct ckpt_job_wants *job_wants, uint32_t nrank, uint64_t *ret_bytes)
+static void large_job(struct ckpt_job_wants *job_wants, uint32_t nrank, uint64_t *ret_bytes)
 {
     struct ckpt_err err = {0};
     struct ckpt_catalog *cat;
@@ -155,7 +155,7 @@ static void plan_as_loads_do(uint32_t nrank)
     struct ckpt_plan *p;
     uint64_t all, own = 0;
 
-    large_roster(&job_wants, nrank, &all);
+    large_job(&job_wants, nrank, &all);
     for (uint32_t r = 0; r < nrank; r++)
         node[r] = r / 8;
     if (ckpt_load_weigh(&job_wants, node, nrank / 8, &in.cost, &err) < 0)

@@ -28,7 +28,7 @@ static void make_job(struct job *j, uint64_t *rng)
 
     j->cat = small_checkpoint(rng);
     j->nrank = (uint32_t)random_range(rng, 1, random_range(rng, 0, 8) ? 9 : 49);
-    random_roster(&j->job_wants, j->cat, j->nrank, rng);
+    random_job_wants(&j->job_wants, j->cat, j->nrank, rng);
     const uint32_t nnode = (uint32_t)random_range(rng, 1, j->nrank + 1);
     for (uint32_t r = 0; r < j->nrank; r++)
         j->node[r] = (uint32_t)random_range(rng, 0, nnode);
