@@ -144,10 +144,6 @@ def a_load_that_pauses(top):
         # what fails, fails for who pauses, too; and the Comm serves the next load
         load = ckptfs.load_async(dict(zeros(), odd=torch.zeros(2)), RUN, comm)
         assert "odd" in str(error_of(RuntimeError, load.pause)) and "odd" in str(error_of(RuntimeError, load.wait))
-        load = ckptfs.load_async(zeros(), RUN, comm)
-        load.cancel()
-        for call in (load.pause, load.wait):
-            assert error_of(CkptError, call).code == "cancelled"
         state = zeros()
         ckptfs.load_state_dict(state, RUN, comm)
         equal(state)
