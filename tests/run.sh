@@ -44,6 +44,14 @@ fi
 python=$(command -v python3)
 [[ -x $venv/bin/python ]] && python=$(realpath -s "$venv/bin/python")
 
+# tell_failures PRESET: the last lines of each test that failed (without the stacks of leaks), on stderr
+tell_failures() {
+  awk '/^[0-9]+\/[0-9]+ Testing: / { name = $3; n = 0 }
+       !/^ *#[0-9]+ 0x|leak of .* byte|^$/ { line[n++] = $0 }
+       /^Test (Failed|Timeout)/ { print "failed: " name; for (i = n > 40 ? n - 40 : 0; i < n; i++) print "    " line[i] }' \
+    "build/$1/Testing/Temporary/LastTest.log" >&2
+}
+
 failed=0
 # run PRESET CTEST-ARGS...: build the preset and run its tests; in strict mode nothing may be skipped
 run() {
@@ -54,7 +62,7 @@ run() {
     -DCKPTFS_MEGATRON="$(find "$(realpath -m "$venv")" -maxdepth 1 -name 'megatron-core-*' 2>/dev/null | sort | paste -sd:)" >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
-  ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || failed=1
+  ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || { failed=1; tell_failures "$preset"; }
   # ctest knows of whole programs only; unittest counts the cases that it skipped in the program's own output
   if ((strict)) && grep -E '\*\*\*Skipped|\[  SKIPPED \]|\(.*skipped=[0-9]|\.\.\. skipped ' "$log" "build/$preset/Testing/Temporary/LastTest.log"; then
     echo "strict: tests of '$preset' were skipped" >&2
