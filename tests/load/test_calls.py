@@ -149,6 +149,53 @@ def a_load_that_pauses(top):
         equal(state)
 
 
+def begun(comm, **given):
+    """A load that has begun to speak with the other ranks."""
+    words = comm.words
+    load = ckptfs.load_async(zeros(), RUN, comm, **given)
+    while comm.words is words:
+        time.sleep(0.001)
+    return load
+
+
+def good_or_cancelled(call):
+    try:
+        call()
+    except CkptError as e:
+        assert e.code == "cancelled", e
+
+
+def a_comm_that_is_closed_under_a_load(top):
+    """As where an exception leaves the with block: the load is cancelled on all ranks, and what it uses is there until it has ended."""
+    rank = dist.get_rank()
+    for pauses in (True, False):
+        with ckptfs.Comm() as comm:
+            load = begun(comm, readers="once", load_options={"host_bytes": 400 << 10})
+            if pauses:  # data is being exchanged, unless the other rank has closed its Comm already
+                good_or_cancelled(load.pause)
+        good_or_cancelled(load.wait)
+        assert "closed" in str(error_of(CkptError, ckptfs.load_state_dict, zeros(), RUN, comm))
+        dist.barrier()
+    # it waits for a rank that comes too late
+    comm = ckptfs.Comm()
+    if not rank:
+        load = begun(comm)
+        comm.close()
+        assert error_of(CkptError, load.wait).code == "cancelled"
+    dist.barrier()
+    if rank:
+        assert error_of(CkptError, ckptfs.load_state_dict, zeros(), RUN, comm).code == "cancelled"
+        comm.close()
+
+    with ckptfs.Comm() as comm:  # by the load itself
+        def close(done, of):
+            comm.close()
+        assert "this very thread" in str(error_of(CkptError, ckptfs.load_state_dict, zeros(), RUN, comm, progress=close))
+        state = zeros()
+        ckptfs.load_state_dict(state, RUN, comm)
+        equal(state)
+
+
 def a_model_that_follows(top):
     """Other steps into the same memory: what was on the meta device, what is cast, DTensors; and steps that do not fit."""
     rank = dist.get_rank()
@@ -230,7 +277,7 @@ def half(name, t, rank):
     return t.chunk(2, 1 if "o_proj" in name or "down_proj" in name else 0)[rank]
 
 
-RANKS = (one_comm_for_many_loads, a_load_beside_the_caller, a_load_that_pauses, a_model_that_follows, names_of_either_rank, layouts_without_a_model)
+RANKS = (one_comm_for_many_loads, a_load_beside_the_caller, a_load_that_pauses, a_comm_that_is_closed_under_a_load, a_model_that_follows, names_of_either_rank, layouts_without_a_model)
 
 
 def two_ranks(top):
@@ -331,7 +378,7 @@ def public_functions_tell_their_types(top):
 
 
 # how a load talks to its Running, and Comm's own part in a load
-HOOKS = {"Running.started", "Running.stopped", "Running.arrived", "Reloader.started", "Comm.begin", "Comm.share", "Comm.agree", "Comm.mesh"}
+HOOKS = {"Running.started", "Running.stopped", "Running.arrived", "Reloader.started", "Comm.in_use", "Comm.add", "Comm.runs", "Comm.share", "Comm.agree", "Comm.mesh"}
 THEIRS = {"StorageReader", "LoadShardedStrategy"}  # the methods are as the framework has them
 
 

@@ -7,7 +7,9 @@ import contextlib
 import os
 import socket
 import sys
+import threading
 import warnings
+import weakref
 from ctypes import byref, c_char_p, c_void_p
 from typing import TYPE_CHECKING, Literal, Union
 
@@ -51,10 +53,16 @@ class Comm:
     `rank`, `size`, `ranks` ({global rank: rank here}). It serves after a load that failed, too. CkptError: "timeout" or
     "peer": a rank did not come; "usage": it is closed, or this process was forked. ValueError: this process is not in the group."""
 
+    # Another thread may close it while a load runs on it, or the thread that started the load, whose own thread goes on.
+
     def __init__(self, group: torch.distributed.ProcessGroup | Literal[False] | None = None, device: int | None = None,
                  timeout_ms: int = TIMEOUT_MS, failure: BaseException | None = None):  # failure: this rank can't load; the others hear of it
         self._comm, self.group, self.device, self.timeout_ms = None, None, device, timeout_ms
         self._meshes = {}  # of torch: few, but every parameter has one
+        self._idle = threading.Condition()  # of the next line
+        self._users, self._running, self._closing = [], None, False  # threads that load; the Load that can be cancelled
+        self._process = os.getpid()  # a forked one has none of these threads
+        self._loads = weakref.WeakSet()  # whose memory belongs to this comm
         dist = _distributed()
         if dist is None or group is False or (group is None and not dist.is_initialized()):
             self.rank, self.size, self.ranks = 0, 1, {0: 0}
@@ -77,18 +85,53 @@ class Comm:
             self.close()
             raise
 
-    def begin(self, timeout_ms, failure):
-        """One more load over these connections. `failure`: this rank can't; the others hear of it and it is raised."""
+    @contextlib.contextmanager
+    def in_use(self, timeout_ms, failure=None):
+        """One more load over these connections, in this thread. `failure`: this rank can't; the others hear of it and it is raised."""
+        with self._idle:
+            if not self._comm or self._closing:
+                raise CkptError("usage", "this Comm is closed")
+            self._users.append(threading.get_ident())
+        try:
+            self._begin(timeout_ms, failure)
+            yield self
+        except CkptError as e:
+            raise self._reason(e) from None
+        finally:
+            with self._idle:
+                self._users.remove(threading.get_ident())
+                self._idle.notify_all()
+
+    def _begin(self, timeout_ms, failure):
         dist = _distributed()
         if self.size > 1:
             check_group(dist.group.WORLD)
-        if not self._comm:
-            raise CkptError("usage", "this Comm is closed")
         self.timeout_ms = timeout_ms
-        self.words = exchange_of(dist, self.group, self.rank, self.size, timeout_ms / 1000)
+        words = exchange_of(dist, self.group, self.rank, self.size, timeout_ms / 1000)
+        with self._idle:
+            self.words = words
+            failure = failure or (_closed() if self._closing else None)
         if failure is not None:
-            self.words.fail(failure)
+            words.fail(failure)
             raise failure
+
+    def _reason(self, error):
+        """Of an error: what a rank that is gone has said before it went, if it has."""
+        try:
+            return error.code == "peer" and self.words.failure() or error
+        except CkptError:  # nor is the store there
+            return error
+
+    def add(self, load):
+        """It is freed before this comm is."""
+        self._loads.add(load)
+
+    def runs(self, load):
+        """The Load that is running from now on, which close() cancels; None: none is."""
+        with self._idle:
+            self._running = load
+            if load is not None and self._closing:
+                load.cancel()
 
     def _connect(self, dist):
         if self.device is not None and nccl_library() is None:
@@ -159,10 +202,23 @@ class Comm:
         return self._comm
 
     def close(self) -> None:
-        """Close the connections."""
-        if self._comm:
-            library().comm_free(self._comm)
-        self._comm = None
+        """Close the connections. A load that runs on them in another thread, as from load_async(), is cancelled on all ranks, and its end waited for."""
+        with self._idle:
+            if self._process != os.getpid():
+                self._users, self._running = [], None
+            if threading.get_ident() in self._users:
+                raise CkptError("usage", "a load runs on this Comm in this very thread: close it when the load is over")
+            self._closing = True
+            if self._users:
+                self.words.fail(_closed())
+            if self._running is not None:
+                self._running.cancel()
+            self._idle.wait_for(lambda: not self._users)
+            handle, self._comm = self._comm, None
+        if handle:
+            for load in list(self._loads):
+                load.close()
+            library().comm_free(handle)
 
     def __enter__(self) -> Comm:
         return self
@@ -175,11 +231,15 @@ class Comm:
 def joined(group, device=None, timeout_ms=TIMEOUT_MS, failure=None):
     """The Comm of one load: of a process group, or one that is there already and stays open."""
     if isinstance(group, Comm):
-        group.begin(timeout_ms, failure)
-        yield group
+        with group.in_use(timeout_ms, failure):
+            yield group
         return
     with Comm(group, device, timeout_ms, failure) as comm:
         yield comm
+
+
+def _closed():
+    return CkptError("cancelled", "the Comm was closed while the load was running")
 
 
 def _warn_of_detour(why):

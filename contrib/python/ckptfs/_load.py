@@ -45,11 +45,15 @@ class Load:
         self.wants = []  # [(entry, the tensor that C fills for it and that is kept, or None)]
         self.kept = False  # somebody else closes it
         self.load = new(library().load_new, view._view, comm.handle, byref(options))
+        comm.add(self)
 
     def close(self):
-        if self.load:
-            library().load_free(self.load)
-        self.load = None
+        load, self.load = self.load, None
+        if load:
+            library().load_free(load)
+
+    def cancel(self):
+        library().load_cancel(self.load)
 
     def _destination(self, tensor, stored, entry):
         """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later; new memory if it is on the meta
@@ -158,6 +162,7 @@ class Load:
         bar = _bar(progress if callable(progress) or self.comm.rank == 0 else None, len(self.keep))
         watch = progress if isinstance(progress, Watch) else None
         try:
+            self.comm.runs(self)
             if watch is not None:
                 watch.started(self)
             if bar is not None:
@@ -165,6 +170,7 @@ class Load:
             while lib.load_wait(self.load, TICK_MS) == 1:
                 pass
         finally:
+            self.comm.runs(None)
             if watch is not None:
                 watch.stopped()
             elif hasattr(bar, "close"):

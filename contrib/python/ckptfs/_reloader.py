@@ -54,14 +54,14 @@ class Reloader(Watch):
         if self._load is None:
             raise CkptError("usage", "this Reloader is closed")
         comm, old = self._comm, self._load.view
-        comm.begin(comm.timeout_ms, None)
-        comm.share(self._check)
-        view = View(old._run if run is None else run, old._framework, old._device, step, options=old._options, comm=comm)
-        try:
-            with loading(view):
-                stats = self._load.rerun(view, None)
-        finally:
-            view.close()
+        with comm.in_use(comm.timeout_ms):
+            comm.share(self._check)
+            view = View(old._run if run is None else run, old._framework, old._device, step, options=old._options, comm=comm)
+            try:
+                with loading(view):
+                    stats = self._load.rerun(view, None)
+            finally:
+                view.close()
         for part in parts_of(self._target):
             part.finish(self.result)
         return stats
