@@ -30,6 +30,7 @@ static const struct builtin {
     [CKPT_CALL_EACH] = {"each", 3, 3, .takes_word = true},
     [CKPT_CALL_WHERE] = {"where", 3, 3, .takes_word = true},
     [CKPT_CALL_LEN] = {"len", 1, 1},
+    [CKPT_CALL_JOIN] = {"join", 1, 1},
     [CKPT_CALL_CONTAINS] = {"contains", 2, 2},
     [CKPT_CALL_AT] = {"at", 2, 2},
     [CKPT_CALL_PART] = {"part", 2, 2, .takes_name = true},

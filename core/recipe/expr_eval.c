@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/mem.h"
+#include "base/str.h"
 #include "base/vec.h"
 #include "recipe/expr.h"
 #include "recipe/expr_node.h"
@@ -333,6 +335,23 @@ static json_t *eval_len(struct eval *ev, const struct ckpt_expr *e)
     return json_is_array(v) ? json_integer((json_int_t)json_array_size(v)) : NULL;
 }
 
+/* Texts, one behind the other. */
+static json_t *eval_join(struct eval *ev, const struct ckpt_expr *e)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = eval(ev, e->args[0]);
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str all = {0};
+
+    if (!json_is_array(list))
+        return NULL;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *text = json_string_value(json_array_get(list, i));
+        if (!text)
+            return NULL;
+        ckpt_str_puts(&all, text);
+    }
+    return all.failed ? NULL : json_string(ckpt_str_get(&all));
+}
+
 /* The search ignores the case of letters, because names are written in different ways. */
 static json_t *eval_contains(struct eval *ev, const struct ckpt_expr *e)
 {
@@ -391,6 +410,8 @@ static json_t *eval_call(struct eval *ev, const struct ckpt_expr *e)
         return eval_list(ev, e);
     case CKPT_CALL_LEN:
         return eval_len(ev, e);
+    case CKPT_CALL_JOIN:
+        return eval_join(ev, e);
     case CKPT_CALL_CONTAINS:
         return eval_contains(ev, e);
     case CKPT_CALL_AT:

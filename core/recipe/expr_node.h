@@ -48,6 +48,7 @@ enum ckpt_expr_call {
     CKPT_CALL_EACH,
     CKPT_CALL_WHERE,
     CKPT_CALL_LEN,
+    CKPT_CALL_JOIN,
     CKPT_CALL_CONTAINS,
     CKPT_CALL_AT,
     CKPT_CALL_PART,

@@ -402,10 +402,10 @@ static int read_fused(struct reader *r, const char *where, const json_t *list)
     json_array_foreach(list, i, j) {
         if (ckpt_field_strings(r->arena, j, where, &text, &n, r->err) < 0)
             return -1;
-        if (n != 3)
-            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: three texts are expected here", where,
-                             i);
-        const struct ckpt_fused f = {text[0], text[1], text[2]};
+        if (n != 3 && n != 4)
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: three or four texts are expected here",
+                             where, i);
+        const struct ckpt_fused f = {text[0], text[1], text[2], n == 4 ? text[3] : NULL};
         if (ckpt_vec_push(&r->out->fused, f) < 0)
             return ckpt_nomem(r->err);
     }

@@ -60,9 +60,9 @@ struct ckpt_pipeline_block {
 };
 
 /* "fused": a tensor MODULE + PREFIX + x, where the model has no MODULE + "weight", is called ALONE
- * + x. */
+ * + x. Or, if a WITNESS is given: where it has no tensor that is called so in MODULE's place. */
 struct ckpt_fused {
-    const char *module, *prefix, *alone;
+    const char *module, *prefix, *alone, *witness; /* of which the last may be NULL */
 };
 
 struct ckpt_config_key {

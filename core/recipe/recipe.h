@@ -35,6 +35,7 @@ const struct ckpt_types *ckpt_recipes_types(const struct ckpt_recipes *r);
 
 /* The checkpoint that is made of a model, by a recipe that is read backwards. */
 struct ckpt_recipe_output {
+    const char *view;     /* the word of the option view */
     uint32_t tp, pp;      /* the number of ranks */
     uint64_t pad_to;      /* dimensions that may be padded are multiples of this */
     const json_t *config; /* the framework's config of the checkpoint that is read, if that is of

@@ -118,7 +118,8 @@ int ckpt_view_convert_to_output(struct ckpt_view *v, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
     const struct ckpt_output *o = &s->opt->output;
-    const struct ckpt_recipe_output output = {.tp = ckpt_output_parts(o, CKPT_CUT_TP),
+    const struct ckpt_recipe_output output = {.view = o->writer ? o->writer->name : NULL,
+                                              .tp = ckpt_output_parts(o, CKPT_CUT_TP),
                                               .pp = ckpt_output_parts(o, CKPT_CUT_PP),
                                               .pad_to = vocab_multiple(v, o) *
                                                         ckpt_output_parts(o, CKPT_CUT_TP),

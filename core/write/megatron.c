@@ -232,18 +232,21 @@ static int add_parts(struct state *s, const struct ckpt_tensor *t, const struct 
     return 0;
 }
 
-/* The length of the module's name, if that has a state that is no tensor; else 0. */
-static size_t module_with_extra(const char *key)
+/* The length of the module's name, if that has a state that is no tensor; else 0. It belongs to the
+ * first part of a weight that is stored in parts. The hybrid model alone has one of its output. */
+static size_t module_with_extra(const struct state *s, const char *key)
 {
-    static const char weight[] = ".weight", offset[] = ".softmax_offset";
-    const char *dot;
+    static const char *const ends[] = {".softmax_offset", ".weight.z", ".weight"};
 
-    if (ckpt_has_suffix(key, offset))
-        return strlen(key) - strlen(offset);
-    dot = ckpt_has_suffix(key, weight) ? memrchr(key, '.', strlen(key) - strlen(weight)) : NULL;
-    if (!dot || (!ckpt_has_prefix(dot + 1, "linear_") && !ckpt_has_prefix(dot + 1, "eh_proj.")))
-        return 0;
-    return strlen(key) - strlen(weight);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        const size_t len = ckpt_has_suffix(key, ends[i]) ? strlen(key) - strlen(ends[i]) : 0;
+        if (len && (i == 0 || ckpt_mg_is_projection(key, len)))
+            return len;
+    }
+    return strcmp(key, "output_layer.weight") == 0 &&
+                   json_is_true(json_object_get(s->w->config, "is_hybrid_model"))
+               ? strlen("output_layer")
+               : 0;
 }
 
 /* The state of a module of TransformerEngine (a projection, attention with parameters) that is no
@@ -251,7 +254,7 @@ static size_t module_with_extra(const char *key)
 static int add_extra(struct state *s, const char *key, const struct ckpt_mg_name *name,
                      const struct key *of, const struct part *part, struct ckpt_err *err)
 {
-    const size_t module = module_with_extra(key);
+    const size_t module = module_with_extra(s, key);
     struct part p = {.rank = ckpt_mg_rank(&s->grid, name, 0)};
     ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
 

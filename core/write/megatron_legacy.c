@@ -85,11 +85,11 @@ static void put_extra(struct file *f, const char *name)
 {
     static const char weight[] = ".weight";
     const char *end = strstr(name, weight);
-    const char *dot = end ? memrchr(name, '.', (size_t)(end - name)) : NULL;
     const char *number = end ? end + sizeof weight - 1 : "";
     char *key;
 
-    if (!dot || !ckpt_has_prefix(dot + 1, "linear_") || (*number && strcmp(number, "0") != 0))
+    if (!end || !ckpt_mg_is_projection(name, (size_t)(end - name)) ||
+        (*number && strcmp(number, "0") != 0))
         return;
     if (!(key = ckpt_asprintf("%.*s._extra_state", (int)(end - name), name))) {
         f->pickle.failed = true;

@@ -39,6 +39,16 @@ struct ckpt_mg_name ckpt_mg_name_parse(const char *name)
     return out;
 }
 
+bool ckpt_mg_is_projection(const char *name, size_t len)
+{
+    static const char begin[] = "linear_", end[] = "_proj";
+    const char *dot = memrchr(name, '.', len);
+
+    return dot && (ckpt_has_prefix(dot + 1, begin) ||
+                   (len >= sizeof end - 1 &&
+                    strncmp(name + len - (sizeof end - 1), end, sizeof end - 1) == 0));
+}
+
 /* ---- the grid ---- */
 
 static void count(const struct ckpt_catalog *cat, struct ckpt_mg_grid *g)

@@ -68,6 +68,9 @@ FAMILIES = [
     (tf.Starcoder2Config, dict(use_bias=True, sliding_window=None)),
     (tf.GptOssConfig, dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=8, tie_word_embeddings=False,
                            rope_parameters=YARN | dict(truncate=False))),
+    (tf.NemotronHConfig, dict(num_hidden_layers=None, layers_block_type=["linear_attention", "moe", "full_attention", "mlp"], mamba_num_heads=8, mamba_head_dim=8,
+                              n_groups=4, ssm_state_size=8, head_dim=8, n_routed_experts=4, n_shared_experts=1, moe_shared_expert_intermediate_size=40,
+                              tie_word_embeddings=False, **MOE)),
 ]
 # Those whose modules megatron-core has without TransformerEngine. Learnt offsets of softmax are in the newer version only.
 LOGITS = [(0, dict(rope_parameters=dict(rope_type="default", rope_theta=5000.5))), (5, dict(norm_topk_prob=True)), (1, {}), (7, {}), (3, {}), (8, {}), (4, {}),
@@ -345,7 +348,7 @@ class Megatron(WrittenCase):
     def test_real_checkpoints(self):
         folder = os.path.join(FIXTURES, "megatron")
         names = ["m16_llama_tp2pp2", "m16_llama_tp4_g2", "m16_mixtral_tp2ep2", "m16_qwen2_tp2_tied_optim", "m16_qwen2moe_tp2", "m16_qwen3_pp2_vpp2",
-                 "m16_qwen3moe_ep4", "m16_dsv3_tp2ep2", "m16_nemotron_tp2pp2", "m16_gptoss_tp2ep2"]
+                 "m16_qwen3moe_ep4", "m16_dsv3_tp2ep2", "m16_nemotron_tp2pp2", "m16_gptoss_tp2ep2", "m16_nemotronh_tp2"]
         if not CORES:
             self.skipTest("CKPTFS_MEGATRON names no megatron-core")
         sys.path.insert(0, CORES[-1])  # classes of the arguments
@@ -422,6 +425,8 @@ class Megatron(WrittenCase):
         self.check_legacy(15, 2, 2, ep=2)
         self.check_legacy(16, 2, 2)
         self.check_legacy(17, 2, 1, ep=2)
+        self.check_legacy(18, 2, 2, ep=2)
+        self.check_legacy(18, 4, 1, etp=4)
 
     def test_legacy_refuses(self):
         source, _, _ = self.model("experts", *FAMILIES[5])
@@ -520,8 +525,6 @@ class Megatron(WrittenCase):
                 ("gelu", tf.LlamaConfig, dict(hidden_act="gelu"), "but the model's activation is"),
                 ("gemma2", tf.Gemma2Config, dict(head_dim=8), "no norms behind attention and MLP"),
                 ("gemma3", tf.Gemma3TextConfig, dict(head_dim=8), "no norms behind attention and MLP"),
-                ("mamba", tf.NemotronHConfig, dict(num_hidden_layers=None, layers_block_type=["linear_attention", "mlp"], mamba_num_heads=8, mamba_head_dim=8,
-                                                   n_groups=4, ssm_state_size=8), "Mamba's layers are not written"),
                 ("windows", tf.GptOssConfig, FAMILIES[17][1] | dict(layer_types=["full_attention"] * 4), "windows in every second layer"),
                 ("yarn", tf.LlamaConfig, dict(rope_parameters=YARN), "do not have the model's rotary embeddings"),
                 ("groups", tf.DeepseekV2Config, FAMILIES[14][1] | dict(n_group=2, topk_group=1, topk_method="group_limited_greedy"), "scores a group of experts"),
