@@ -91,9 +91,15 @@ void ckpt_engine_cancel(struct ckpt_engine *e);
 int ckpt_engine_pause(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_err *err);
 int ckpt_engine_resume(struct ckpt_engine *e, struct ckpt_err *err);
 
-/* Stop if it runs, and let go. NULL is nothing. parts (may be NULL) gets back the plan and the
- * job_wants, unless a worker that the operating system does not return from still uses them. */
-void ckpt_engine_end(struct ckpt_engine *e, struct ckpt_engine_parts *parts);
+/* Stop the load if it runs, and let go of it (NULL: nothing happens). Reads that are under way are
+ * waited for, but no longer than a few seconds or read_timeout_ms after each began: a worker that
+ * the operating system does not return from by then keeps the engine, and frees it when it ends. */
+void ckpt_engine_end(struct ckpt_engine *e);
+
+/* The same for who wants the plan and the job_wants back: each read is waited for until
+ * read_timeout_ms after it began (half of exchange_timeout_ms, if that is less: other ranks wait
+ * meanwhile). *parts gets both, unless a worker is in a read even then. */
+void ckpt_engine_take_back(struct ckpt_engine *e, struct ckpt_engine_parts *parts);
 
 /* What it cost so far. */
 void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *ret);

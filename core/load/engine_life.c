@@ -18,7 +18,12 @@
 #include "run/checkpoint.h"
 #include "tensor/strided.h"
 
-enum { PUMP_SLEEP_MS = 20, LONG_MS = 60 * 1000 };
+enum {
+    PUMP_SLEEP_MS = 20,
+    LOOK_MS = 20,
+    LONG_MS = 60 * 1000,
+    FREE_WAIT_MS = 5000, /* for a read that is under way when a load is freed */
+};
 
 /* ---- memory ---- */
 
@@ -417,31 +422,37 @@ void ckpt_engine_cancel(struct ckpt_engine *e)
     ckpt_engine_fail(e, &err, true);
 }
 
-/* Until all workers have left but for those that the operating system does not return from: what
- * the load had is given back now, not some time. */
-static void await_workers(struct ckpt_engine *e)
+/* Has this worker been in one read for `limit_ms`? The operating system may never return from it.
+ */
+static bool is_stuck(const struct ckpt_worker *w, uint64_t now, uint64_t limit_ms)
 {
-    const struct timespec look = {0, 50000};
+    const uint64_t since = atomic_load(&w->since_ms);
 
-    for (;;) {
-        uint32_t reading = 0;
-        (void)pthread_mutex_lock(&e->lock);
-        for (uint32_t i = 0; i < e->opt.threads && e->worker; i++)
-            reading += atomic_load(&e->worker[i].since_ms) != 0;
-        const bool over = e->nworker <= reading;
-        (void)pthread_mutex_unlock(&e->lock);
-        if (over)
-            return;
-        (void)nanosleep(&look, NULL);
-    }
+    return since != 0 && now >= since + limit_ms;
 }
 
-void ckpt_engine_end(struct ckpt_engine *e, struct ckpt_engine_parts *parts)
+/* Wait until all workers have left, except those that have been in one read for `limit_ms`. No
+ * worker begins a read after the load has stopped, so the wait is no longer than that. */
+static void await_workers(struct ckpt_engine *e, uint64_t limit_ms)
 {
-    if (!e)
-        return;
     (void)pthread_mutex_lock(&e->lock);
-    bool over = e->finished;
+    for (;;) {
+        const uint64_t now = ckpt_now_ms();
+        uint32_t stuck = 0;
+        for (uint32_t i = 0; i < e->opt.threads && e->worker; i++)
+            stuck += is_stuck(&e->worker[i], now, limit_ms);
+        if (e->nworker <= stuck)
+            break;
+        const struct timespec look = ckpt_deadline(LOOK_MS);
+        (void)pthread_cond_timedwait(&e->news, &e->lock, &look);
+    }
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+static void stop(struct ckpt_engine *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    const bool over = e->finished;
     (void)pthread_mutex_unlock(&e->lock);
     if (!over) {
         ckpt_engine_cancel(e);
@@ -449,8 +460,24 @@ void ckpt_engine_end(struct ckpt_engine *e, struct ckpt_engine_parts *parts)
     }
     if (e->has_pump)
         (void)pthread_join(e->pump, NULL);
-    await_workers(e);
-    if (parts && atomic_load(&e->refs) == 1) {
+}
+
+void ckpt_engine_end(struct ckpt_engine *e)
+{
+    if (!e)
+        return;
+    stop(e);
+    await_workers(e, ckpt_min_u64(e->opt.read_timeout_ms, FREE_WAIT_MS));
+    ckpt_engine_unref(e);
+}
+
+void ckpt_engine_take_back(struct ckpt_engine *e, struct ckpt_engine_parts *parts)
+{
+    if (!e)
+        return;
+    stop(e);
+    await_workers(e, ckpt_min_u64(e->opt.read_timeout_ms, e->opt.exchange_timeout_ms / 2));
+    if (atomic_load(&e->refs) == 1) {
         parts->plan = ckpt_steal(&e->plan);
         parts->job_wants = ckpt_steal(&e->job_wants);
     }

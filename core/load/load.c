@@ -71,7 +71,7 @@ void ckpt_load_free(struct ckpt_load *load)
     if (!load)
         return;
     if (load->engine)
-        ckpt_engine_end(load->engine, NULL);
+        ckpt_engine_end(load->engine);
     else if (load->ready && !load->comm->busy)
         ckpt_comm_permit(load->comm, false);
     ckpt_plan_free(load->parts.plan);

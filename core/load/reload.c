@@ -53,7 +53,7 @@ static void swap_view(struct ckpt_load *load, struct ckpt_view *view)
 /* The parts of the load that has ended, as far as nothing uses them any more. */
 static int take_back(struct ckpt_load *load, struct ckpt_err *err)
 {
-    ckpt_engine_end(ckpt_steal(&load->engine), &load->parts);
+    ckpt_engine_take_back(ckpt_steal(&load->engine), &load->parts);
     load->ready = false;
     return load->parts.job_wants
                ? 0

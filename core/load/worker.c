@@ -314,13 +314,22 @@ static int units_read(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t 
     return 0;
 }
 
+/* No read is begun after that. */
+static bool has_stopped(struct ckpt_engine *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    const bool stopped = e->stopped;
+    (void)pthread_mutex_unlock(&e->lock);
+    return stopped;
+}
+
 /* One of the units can't be read: which? The others are placed; that one is asked for, if another
  * rank may have more luck. */
 static int read_singly(struct job *j, struct ckpt_err *err)
 {
     struct ckpt_engine *e = j->w->e;
 
-    for (uint32_t u = j->lo; u < j->hi; u++) {
+    for (uint32_t u = j->lo; u < j->hi && !has_stopped(e); u++) {
         struct ckpt_err why = {0};
         if (read_units(j->w, u, &j->read[u - j->lo], 1, &why) < 0) {
             (void)ckpt_err_in(&why, "tensor '%s'", j->read[u - j->lo].tensor->name);
@@ -413,6 +422,8 @@ static void run_job(struct job *j)
         units_done(e, s, n);
         return;
     }
+    if (has_stopped(e))
+        return;
     for (uint32_t u = j->lo; u < j->hi; u++)
         j->read[u - j->lo].buf = s->buf + s->unit_off[u - s->lo];
     rc = read_units(j->w, j->lo, j->read, n, &err);

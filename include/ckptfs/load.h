@@ -202,8 +202,10 @@ CKPT_PUBLIC int ckpt_load_new(struct ckpt_view *view, struct ckpt_comm *comm,
                               const struct ckpt_load_options *opt, struct ckpt_load **ret,
                               struct ckpt_err *err);
 
-/* Free a load, after stopping it if it runs. If the operating system has not returned from a read,
- * the memory of that read is freed when it does; destinations are not written any more. */
+/* Free a load, after stopping it if it runs. Reads that are under way are waited for, up to 5 s
+ * after each began (or read_timeout_ms, if that is less). If the operating system has not returned
+ * from a read by then, the memory of that read is freed when it does; destinations are not written
+ * any more. */
 CKPT_PUBLIC void ckpt_load_free(struct ckpt_load *load);
 
 /* ---- wants ---- */
@@ -357,8 +359,8 @@ CKPT_PUBLIC int ckpt_load_resume(struct ckpt_load *load, struct ckpt_err *err);
  *
  * CONFLICT: the new view has not the same tensors with the same shapes and dtypes; the text names
  * the first that differs. After that, or after any other failure, the load may be reloaded from
- * another view or freed. USAGE: the load still runs, or its last run has left a read that does not
- * return. */
+ * another view or freed. USAGE: the load still runs, or its last run has left a read that has not
+ * returned within read_timeout_ms (reads that are under way after a failure are waited for). */
 CKPT_PUBLIC int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view,
                                  struct ckpt_err *err);
 

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loads that run again, and loads that pause. */
+#include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <ckptfs/load.h>
 
@@ -10,7 +15,88 @@
 #include "test.h"
 #include "tree.h"
 
-enum { ROWS = 512, COLUMNS = 1024 };
+enum { ROWS = 512, COLUMNS = 1024, LATE_MS = 50 };
+
+/* ---- reads that wait for the test ----
+ *
+ * While reads are held, every read of a file waits until they are let go, and a read that must not
+ * wait finds nothing in the page cache. So a load whose reads are held is never over too early. */
+
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t opened = PTHREAD_COND_INITIALIZER;
+static bool held;
+static atomic_int waiting; /* reads that wait */
+
+ssize_t __real_pread64(int fd, void *buf, size_t n, off_t off);
+ssize_t __real_preadv64(int fd, const struct iovec *iov, int n, off_t off);
+ssize_t __real_preadv64v2(int fd, const struct iovec *iov, int n, off_t off, int flags);
+ssize_t __wrap_pread64(int fd, void *buf, size_t n, off_t off);
+ssize_t __wrap_preadv64(int fd, const struct iovec *iov, int n, off_t off);
+ssize_t __wrap_preadv64v2(int fd, const struct iovec *iov, int n, off_t off, int flags);
+
+static void hold_reads(bool hold)
+{
+    (void)pthread_mutex_lock(&gate);
+    held = hold;
+    (void)pthread_cond_broadcast(&opened);
+    (void)pthread_mutex_unlock(&gate);
+}
+
+static void *release_late(void *unused)
+{
+    (void)usleep(LATE_MS * 1000);
+    hold_reads(false);
+    return unused;
+}
+
+static void release_reads_later(void)
+{
+    pthread_t thread;
+
+    assert_int_equal(pthread_create(&thread, NULL, release_late, NULL), 0);
+    (void)pthread_detach(thread);
+}
+
+static void await_held_read(void)
+{
+    while (atomic_load(&waiting) == 0)
+        (void)usleep(100);
+}
+
+static void wait_at_gate(void)
+{
+    atomic_fetch_add(&waiting, 1);
+    (void)pthread_mutex_lock(&gate);
+    while (held)
+        (void)pthread_cond_wait(&opened, &gate);
+    (void)pthread_mutex_unlock(&gate);
+    atomic_fetch_sub(&waiting, 1);
+}
+
+ssize_t __wrap_pread64(int fd, void *buf, size_t n, off_t off)
+{
+    wait_at_gate();
+    return __real_pread64(fd, buf, n, off);
+}
+
+ssize_t __wrap_preadv64(int fd, const struct iovec *iov, int n, off_t off)
+{
+    wait_at_gate();
+    return __real_preadv64(fd, iov, n, off);
+}
+
+ssize_t __wrap_preadv64v2(int fd, const struct iovec *iov, int n, off_t off, int flags)
+{
+    (void)pthread_mutex_lock(&gate);
+    const bool closed = held;
+    (void)pthread_mutex_unlock(&gate);
+    if (!closed)
+        return __real_preadv64v2(fd, iov, n, off, flags);
+    errno = EAGAIN;
+    return -1;
+}
+
+/* ---- checkpoints ---- */
 
 /* A model of three tensors, whose bytes begin with `first`. */
 static struct ckpt_view *save(const struct tree *t, const char *name, unsigned first,
@@ -84,17 +170,44 @@ static int refused(struct member *m, struct loading *l, struct ckpt_view *view, 
     return ckpt_fail(&m->err, CKPT_CONFLICT, "not refused as '%s', but '%s'", text, err.text);
 }
 
+/* All ranks come here, and go on together. */
+static atomic_int arrivals;
+
+static void meet(const struct member *m)
+{
+    const int mine = atomic_fetch_add(&arrivals, 1), size = (int)m->size;
+
+    while (atomic_load(&arrivals) < (mine / size + 1) * size)
+        (void)usleep(100);
+}
+
+/* A planned load starts on all ranks, and none of its reads returns before they are let go. */
+static int start_held(struct member *m, struct loading *l)
+{
+    meet(m);
+    hold_reads(true);
+    meet(m);
+    return ckpt_load_start(l->load, &m->err);
+}
+
+/* A run that is cancelled while every rank's reads are held. They return late: the load can be
+ * reloaded all the same. */
 static int cancelled(struct member *m, struct loading *l)
 {
     struct ckpt_err err = {0};
     int rc = ckpt_load_reload(l->load, NULL, &m->err);
 
-    if (rc == 0)
-        rc = ckpt_load_start(l->load, &m->err);
-    if (rc == 0 && m->rank == 1)
+    if (rc < 0)
+        return -1;
+    if ((rc = start_held(m, l)) == 0 && m->rank == 1) {
+        await_held_read();
         ckpt_load_cancel(l->load);
+    }
     if (rc == 0 && ckpt_load_wait(l->load, UINT32_MAX, &err) == 0)
         rc = ckpt_fail(&m->err, CKPT_CONFLICT, "the load was not cancelled");
+    meet(m);
+    if (m->rank == 0)
+        release_reads_later();
     return rc;
 }
 
@@ -144,10 +257,43 @@ TEST(load, runs_again_with_other_steps)
     tree_open(&t);
     open_views(&t);
     for (int way = 0; way < 4; way++) {
+        atomic_store(&arrivals, 0);
         team(way & 1, 4, views[FIRST], way & 2, play_again, m);
         check_good(m, 4);
         CHECK_EQ(m[0].rc, 0);
     }
+    close_views();
+    tree_close(&t);
+}
+
+/* A load that is freed while it reads leaves no read behind, unless the read does not return. */
+TEST(load, that_is_freed_waits_for_its_reads_but_not_for_ever)
+{
+    const struct ckpt_load_options short_reads = {.read_timeout_ms = 10};
+    struct tree t;
+    struct ckpt_comm *comm;
+    struct ckpt_err err = {0};
+
+    tree_open(&t);
+    open_views(&t);
+    CHECK_OK(ckpt_comm_self(&comm, &err));
+    struct member m = {.comm = comm, .view = views[FIRST], .size = 1};
+    for (int forever = 0; forever < 2; forever++) {
+        struct loading l;
+        CHECK_OK(loading_begin(&m, "dp=1", forever ? &short_reads : NULL, &l));
+        CHECK_OK(ckpt_load_plan(l.load, &m.err));
+        hold_reads(true);
+        CHECK_OK(ckpt_load_start(l.load, &m.err));
+        await_held_read();
+        if (!forever)
+            release_reads_later();
+        loading_end(&l);
+        CHECK(forever ? atomic_load(&waiting) > 0 : atomic_load(&waiting) == 0);
+    }
+    hold_reads(false);
+    while (atomic_load(&waiting))
+        (void)usleep(100);
+    ckpt_comm_free(comm);
     close_views();
     tree_close(&t);
 }
@@ -220,11 +366,10 @@ TEST(load, keeps_a_pointer_with_each_want)
 
 /* ---- pausing ---- */
 
-static atomic_int paused; /* how often ranks have paused */
-static atomic_int stray;  /* something was sent while all ranks paused */
+static atomic_int stray; /* something was sent while all ranks paused */
 
 /* Nothing is exchanged between the return of pause on all ranks and the first resume. */
-static int pause_once(struct member *m, struct loading *l, int number, bool *ret_over)
+static int pause_once(struct member *m, struct loading *l, bool *ret_over)
 {
     struct ckpt_load_stats before, after;
     int rc;
@@ -237,9 +382,7 @@ static int pause_once(struct member *m, struct loading *l, int number, bool *ret
     ckpt_load_stats(l->load, &before, NULL);
     if (ckpt_comm_rank(m->comm) % 2)
         (void)usleep(2000);
-    atomic_fetch_add(&paused, 1);
-    while (atomic_load(&paused) < (int)m->size * (number + 1))
-        (void)usleep(100);
+    meet(m);
     ckpt_load_stats(l->load, &after, NULL);
     if (after.sent_bytes != before.sent_bytes || after.received_bytes != before.received_bytes)
         atomic_fetch_add(&stray, 1);
@@ -256,11 +399,15 @@ static void play_pauses(struct member *m)
     if (m->rc == 0)
         m->rc = ckpt_load_plan(l.load, &m->err);
     if (m->rc == 0)
-        m->rc = ckpt_load_start(l.load, &m->err);
+        m->rc = start_held(m, &l);
     if (m->rc == 0 && ckpt_load_resume(l.load, &m->err) < 0)
         m->rc = -1; /* nothing is paused: nothing happens */
+    if (m->rc == 0 && ckpt_load_pause(l.load, 0, &m->err) < 0)
+        m->rc = -1;
+    meet(m);
+    hold_reads(false);
     for (int i = 0; i < 5 && m->rc == 0; i++) {
-        m->rc = pause_once(m, &l, i, &over);
+        m->rc = pause_once(m, &l, &over);
         m->stats.retries += !over;
         (void)usleep(m->rank * 300);
     }
@@ -283,13 +430,13 @@ TEST(load, pauses_between_the_same_windows_on_all_ranks)
     open_views(&t);
     atomic_store(&stray, 0);
     for (int way = 0; way < 8; way++) {
-        atomic_store(&paused, 0);
+        atomic_store(&arrivals, 0);
         team(way & 1, 4, views[FIRST], way >> 1, play_pauses, m);
         check_good(m, 4);
         pauses += m[0].stats.retries;
     }
     CHECK_EQ(atomic_load(&stray), 0);
-    CHECK(pauses > 0); /* and not all after the end */
+    CHECK(pauses >= 8); /* the first of each way is before the end */
     close_views();
     tree_close(&t);
 }
@@ -304,13 +451,18 @@ static void play_broken_pause(struct member *m)
     if (m->rc == 0)
         m->rc = ckpt_load_plan(l.load, &m->err);
     if (m->rc == 0)
-        m->rc = ckpt_load_start(l.load, &m->err);
+        m->rc = start_held(m, &l);
+    if (m->rc == 0 && m->rank != 3 && ckpt_load_pause(l.load, 0, &m->err) != 1)
+        m->rc = ckpt_fail(&m->err, CKPT_CONFLICT, "paused before the last rank was asked to");
+    meet(m);
     if (m->rc == 0 && m->rank == 3)
         ckpt_load_cancel(l.load);
     else if (m->rc == 0)
         m->rc = ckpt_load_pause(l.load, UINT32_MAX, &m->err);
     if (m->rc == 0)
         m->rc = ckpt_load_wait(l.load, UINT32_MAX, &m->err);
+    meet(m);
+    hold_reads(false);
     loading_end(&l);
 }
 
@@ -322,6 +474,7 @@ TEST(load, that_fails_while_ranks_pause_fails_on_all)
     tree_open(&t);
     open_views(&t);
     for (int tcp = 0; tcp < 2; tcp++) {
+        atomic_store(&arrivals, 0);
         team(tcp, 4, views[FIRST], 0, play_broken_pause, m);
         for (uint32_t r = 0; r < 4; r++)
             CHECK(m[r].rc == -1 && m[r].err.code == CKPT_CANCELLED);
@@ -331,6 +484,7 @@ TEST(load, that_fails_while_ranks_pause_fails_on_all)
 }
 
 TESTS(T(load, runs_again_with_other_steps),
+      T(load, that_is_freed_waits_for_its_reads_but_not_for_ever),
       T(load, of_which_ranks_reload_different_ones_is_refused),
       T(load, keeps_a_pointer_with_each_want),
       T(load, pauses_between_the_same_windows_on_all_ranks),
