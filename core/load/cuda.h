@@ -6,18 +6,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include <cuda.h>
-#include <cuda_runtime_api.h>
-
+#include "load/cuda_driver.h"
 #include "load/device.h"
-
-/* Calls of the driver, which the runtime finds: nothing is linked with it. */
-struct ckpt_cuda_driver {
-    CUresult (*device)(CUdevice *ret, int number);
-    CUresult (*retain)(CUcontext *ret, CUdevice device);
-    CUresult (*push)(CUcontext context);
-    CUresult (*pop)(CUcontext *ret);
-};
 
 struct ckpt_pinned {
     struct ckpt_pinned *next;
@@ -30,30 +20,30 @@ struct ckpt_cuda {
     struct ckpt_device base;
     atomic_uint refs;
     int number;
-    CUcontext context; /* the device's primary one */
+    CUcontext context; /* the device's primary one, as the CUDA runtime uses it */
     struct ckpt_cuda_driver call;
-    cudaStream_t caller, up, work, place; /* the user's; uploads; exchanges; all else */
-    cudaEvent_t begun, fenced, exchanged, mark[CKPT_DEVICE_MARKS];
-    cudaLibrary_t library;
-    cudaKernel_t kernel;
-    void *(*user_alloc)(void *user, size_t len); /* NULL: cudaMalloc */
+    CUstream caller, up, work, place; /* the user's; uploads; exchanges; all else */
+    CUevent begun, fenced, exchanged, mark[CKPT_DEVICE_MARKS];
+    CUmodule module;
+    CUfunction kernel;
+    void *(*user_alloc)(void *user, size_t len); /* NULL: cuMemAlloc */
     void (*user_dealloc)(void *user, void *mem);
     void *user;
     pthread_mutex_t lock;       /* of: */
     struct ckpt_pinned *pinned; /* is kept for the next load */
 };
 
-/* c is zero. number -1: the calling thread's current device. */
-int ckpt_cuda_init(struct ckpt_cuda *c, int number, cudaStream_t caller, struct ckpt_err *err);
+/* c is zero. number -1: the device of the calling thread's current context; 0 if it has none. */
+int ckpt_cuda_init(struct ckpt_cuda *c, int number, CUstream caller, struct ckpt_err *err);
 void ckpt_cuda_release(struct ckpt_cuda *c);
 
-/* Find the device's primary context, which is made if it is not there: c->number is known, the rest
- * of c may be zero. The context is kept until the process ends. */
+/* Find the driver, and the device's primary context, which is made if it is not there: c->number is
+ * known, or -1 as above, the rest of c may be zero. The context is kept until the process ends. */
 int ckpt_cuda_attach(struct ckpt_cuda *c, struct ckpt_err *err);
 
 /* What a thread of the caller's was before it entered. */
 struct ckpt_cuda_scope {
-    enum cudaStreamCaptureMode mode;
+    CUstreamCaptureMode mode;
     bool pushed;
 };
 
@@ -63,7 +53,7 @@ struct ckpt_cuda_scope {
 int ckpt_cuda_enter(const struct ckpt_cuda *c, struct ckpt_cuda_scope *scope, struct ckpt_err *err);
 void ckpt_cuda_leave(const struct ckpt_cuda *c, const struct ckpt_cuda_scope *scope);
 
-int ckpt_cuda_failed(const struct ckpt_cuda *c, cudaError_t rc, const char *what,
+int ckpt_cuda_failed(const struct ckpt_cuda *c, CUresult rc, const char *what,
                      struct ckpt_err *err);
 
 /* Wait, some seconds, for all that is queued. */

@@ -59,7 +59,7 @@ struct gathering {
     struct ckpt_detached task;
     struct ckpt_cuda at; /* only to be entered and named */
     ncclComm_t comm;
-    cudaStream_t stream;
+    CUstream stream;
     int rank, size;
     char *all, *mem; /* pinned; the device's: size * CKPT_TCP_ADDRESS bytes */
     bool idle;       /* nothing writes to them any more */
@@ -73,8 +73,8 @@ static void gathering_free(struct ckpt_detached *e)
     struct ckpt_cuda_scope scope;
 
     if (g->idle && g->at.context && ckpt_cuda_enter(&g->at, &scope, NULL) == 0) {
-        (void)cudaFreeHost(g->all);
-        (void)cudaFree(g->mem);
+        (void)g->at.call.host_free(g->all);
+        (void)g->at.call.mem_free((CUdeviceptr)(uintptr_t)g->mem);
         ckpt_cuda_leave(&g->at, &scope);
     }
     free(g);
@@ -84,10 +84,9 @@ static void gathering_free(struct ckpt_detached *e)
 static int await_stream(struct gathering *g, uint64_t until, struct ckpt_err *err)
 {
     const struct timespec look = {0, LOOK_US * 1000};
-    cudaError_t rc;
+    CUresult rc;
 
-    while ((rc = cudaStreamQuery(g->stream)) == cudaErrorNotReady) {
-        (void)cudaGetLastError();
+    while ((rc = g->at.call.stream_query(g->stream)) == CUDA_ERROR_NOT_READY) {
         if (ckpt_now_ms() > until)
             return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: exchanging addresses takes longer than %u s",
                              ckpt_nccl_rendezvous_ms() / 1000);
@@ -96,19 +95,17 @@ static int await_stream(struct gathering *g, uint64_t until, struct ckpt_err *er
     return ckpt_cuda_failed(&g->at, rc, "exchanging addresses", err);
 }
 
-/* All of it on the caller's stream: that a copy by cudaMemcpy has returned says nothing to others.
+/* All of it on the caller's stream: that a copy by cuMemcpy has returned says nothing to others.
  */
 static int gather_now(struct gathering *g, struct ckpt_err *err)
 {
     const size_t one = CKPT_TCP_ADDRESS, own = (size_t)g->rank * one;
     const uint64_t until = ckpt_now_ms() + ckpt_nccl_rendezvous_ms();
-    cudaError_t rc = cudaSuccess;
 
     ckpt_cuda_adopt(&g->at.base); /* the thread is ours */
-
-    if (rc == cudaSuccess)
-        rc = cudaMemcpyAsync(g->mem + own, g->all + own, one, cudaMemcpyHostToDevice, g->stream);
-    if (rc != cudaSuccess)
+    CUresult rc =
+        g->at.call.upload((CUdeviceptr)(uintptr_t)(g->mem + own), g->all + own, one, g->stream);
+    if (rc != CUDA_SUCCESS)
         return ckpt_cuda_failed(&g->at, rc, "exchanging addresses", err);
     const ncclResult_t got =
         ncclAllGather(g->mem + own, g->mem, one, ncclUint8, g->comm, g->stream);
@@ -116,8 +113,9 @@ static int gather_now(struct gathering *g, struct ckpt_err *err)
         return ckpt_nccl_failed(g->comm, got, "exchanging addresses", err);
     if (ckpt_nccl_settle(g->comm, NULL, until, "exchanging addresses", err) < 0)
         return -1;
-    rc = cudaMemcpyAsync(g->all, g->mem, (size_t)g->size * one, cudaMemcpyDeviceToHost, g->stream);
-    if (rc != cudaSuccess)
+    rc = g->at.call.download(g->all, (CUdeviceptr)(uintptr_t)g->mem, (size_t)g->size * one,
+                             g->stream);
+    if (rc != CUDA_SUCCESS)
         return ckpt_cuda_failed(&g->at, rc, "exchanging addresses", err);
     return await_stream(g, until, err);
 }
@@ -157,9 +155,9 @@ static int gathering_new(const struct ckpt_nccl *how, struct gathering **ret, st
         rc = ckpt_cuda_attach(&g->at, err) < 0 ? -1 : ckpt_cuda_enter(&g->at, &scope, err);
     if (rc == 0) {
         const size_t len = (size_t)g->size * CKPT_TCP_ADDRESS;
-        cudaError_t made = cudaMalloc((void **)&g->mem, len);
-        if (made == cudaSuccess)
-            made = cudaHostAlloc((void **)&g->all, len, cudaHostAllocPortable);
+        CUresult made = g->at.call.mem_alloc((CUdeviceptr *)(void *)&g->mem, len);
+        if (made == CUDA_SUCCESS)
+            made = g->at.call.host_alloc((void **)&g->all, len, CU_MEMHOSTALLOC_PORTABLE);
         ckpt_cuda_leave(&g->at, &scope);
         rc = ckpt_cuda_failed(&g->at, made, "memory for addresses", err);
     }

@@ -574,10 +574,13 @@ CKPT_PUBLIC ckpt_comm_device ckpt_comm_device_from_env;
 int ckpt_comm_device_from_env(struct ckpt_comm *ctl, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     struct ckpt_nccl how = {.size = sizeof how};
-    int count = 0;
+    struct ckpt_cuda cuda = {0}; /* only to be named, and made current for good */
+    int count;
 
-    if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0)
-        how.device = local_rank() % count;
-    (void)cudaSetDevice(how.device); /* for good: what fails now fails again */
-    return ckpt_comm_nccl(ctl, &how, ret, err);
+    if (ckpt_cuda_driver_open(&cuda.call, &count, NULL) == 0) {
+        cuda.number = how.device = local_rank() % count;
+        if (ckpt_cuda_attach(&cuda, NULL) == 0)
+            (void)cuda.call.ctx_set(cuda.context);
+    }
+    return ckpt_comm_nccl(ctl, &how, ret, err); /* what failed fails again */
 }

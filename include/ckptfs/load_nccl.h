@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loads into GPU memory. Link libckptfs_load_nccl in addition to libckptfs_load. Destinations are
  * in the memory of this rank's CUDA device, and NCCL transfers the bytes that other ranks have
- * read. Needs NCCL 2.18 and CUDA 12.8 or later. */
+ * read. Needs NCCL 2.18 or later and a driver of CUDA 12.0 or later (525). The library uses CUDA's
+ * driver (libcuda.so.1), which it looks up when a comm is made, and the devices' primary contexts,
+ * as the CUDA runtime does: programs of CUDA 12 and of CUDA 13 use the same build. */
 #ifndef CKPTFS_LOAD_NCCL_H
 #define CKPTFS_LOAD_NCCL_H
 
@@ -17,9 +19,9 @@ extern "C" {
 struct ckpt_nccl {
     size_t
         size; /* sizeof(struct ckpt_nccl), so that later versions of the library can add members */
-    int device; /* number of the CUDA device; -1: the calling thread's current device. With any
-                   other number, each call restores the current device before it returns, and CUDA
-                   creates a context on both devices */
+    int device; /* number of the CUDA device; -1: the device of the calling thread's current
+                   context, and device 0 if the thread has none. Each call restores the current
+                   context before it returns; none is created on any other device */
     cudaStream_t stream; /* a stream of the device's primary context. A load writes only after the
                             work that is queued on it when the load starts. NULL: the default
                             stream. Borrowed until ckpt_comm_free */
@@ -27,9 +29,9 @@ struct ckpt_nccl {
         comm; /* an NCCL communicator that is idle during this call; its ranks and devices are
                  checked against those of `control`. Borrowed, never aborted. NULL: none */
     /* Where the loader gets device memory for windows and ckpt_comm_alloc, for example from a
-     * caching allocator; both NULL: cudaMalloc and cudaFree. alloc returns memory of the device,
-     * aligned to 256 bytes, or NULL; it must not be used by work that is still queued. Called by
-     * any thread, the device being current, dealloc once nothing uses the memory any more. */
+     * caching allocator; both NULL: CUDA's driver. alloc returns memory of the device, aligned
+     * to 256 bytes, or NULL; it must not be used by work that is still queued. Called by any
+     * thread, the device being current, dealloc once nothing uses the memory any more. */
     void *(*alloc)(void *user, size_t len);
     void (*dealloc)(void *user, void *mem);
     void *user;

@@ -29,7 +29,7 @@ enum {
     MEET_S = 60,
 };
 
-extern const unsigned char ckpt_copy_fatbin[];
+extern const char ckpt_copy_ptx[];
 
 struct bench {
     uint32_t rank, size;
@@ -38,9 +38,10 @@ struct bench {
     struct ckpt_view *view;
     struct ckpt_comm *comm;
     ncclComm_t nccl;
-    cudaStream_t stream;
-    cudaEvent_t begin, end;
-    cudaKernel_t kernel;
+    CUstream stream;
+    CUevent begin, end;
+    CUmodule module;
+    CUfunction kernel;
     unsigned char *host, *mem, *other; /* pinned; of the device, two pieces */
     size_t len;                        /* of each */
 };
@@ -86,15 +87,15 @@ static void barrier(struct bench *b)
 
 /* ---- CUDA and NCCL alone ---- */
 
-static void start_clock(struct bench *b) { cuda(cudaEventRecord(b->begin, b->stream), "an event"); }
+static void start_clock(struct bench *b) { cuda(cuEventRecord(b->begin, b->stream), "an event"); }
 
 static void stop_clock(struct bench *b, struct result *r)
 {
     float ms = 0;
 
-    cuda(cudaEventRecord(b->end, b->stream), "an event");
-    cuda(cudaEventSynchronize(b->end), "waiting");
-    cuda(cudaEventElapsedTime(&ms, b->begin, b->end), "the time");
+    cuda(cuEventRecord(b->end, b->stream), "an event");
+    cuda(cuEventSynchronize(b->end), "waiting");
+    cuda(cuEventElapsedTime(&ms, b->begin, b->end), "the time");
     r->gpu_s = ms / 1e3;
 }
 
@@ -103,7 +104,7 @@ static void copy_pinned(struct bench *b, const struct method *m, struct result *
     (void)m;
     start_clock(b);
     for (; r->bytes < b->bytes; r->bytes += b->len)
-        cuda(cudaMemcpyAsync(b->mem, b->host, b->len, cudaMemcpyHostToDevice, b->stream), "a copy");
+        cuda(cuMemcpyHtoDAsync(on_device(b->mem), b->host, b->len, b->stream), "a copy");
     stop_clock(b, r);
 }
 
@@ -112,7 +113,7 @@ static void copy_device(struct bench *b, const struct method *m, struct result *
     (void)m;
     start_clock(b);
     for (; r->bytes < b->bytes; r->bytes += b->len)
-        cuda(cudaMemcpyAsync(b->other, b->mem, b->len, cudaMemcpyDeviceToDevice, b->stream),
+        cuda(cuMemcpyDtoDAsync(on_device(b->other), on_device(b->mem), b->len, b->stream),
              "a copy");
     stop_clock(b, r);
 }
@@ -183,18 +184,18 @@ static void run_kernel(struct bench *b, const struct method *m, struct result *r
     struct ckpt_device_copy c = describe(b, m, &bytes), *list = NULL;
     uint32_t n = 1;
     void *args[] = {&list, &n};
-    const dim3 grid = {(c.total + CKPT_COPY_BLOCK - 1) / CKPT_COPY_BLOCK, 1, 1};
-    const dim3 block = {CKPT_COPY_THREADS, 1, 1};
+    const unsigned blocks = (c.total + CKPT_COPY_BLOCK - 1) / CKPT_COPY_BLOCK;
 
     memcpy(b->host, &c, sizeof c);
-    cuda(cudaMalloc((void **)&list, sizeof c), "device memory");
-    cuda(cudaMemcpyAsync(list, b->host, sizeof c, cudaMemcpyHostToDevice, b->stream), "a copy");
+    list = allocate_on_device(sizeof c);
+    cuda(cuMemcpyHtoDAsync(on_device(list), b->host, sizeof c, b->stream), "a copy");
     start_clock(b);
     for (; r->bytes < b->bytes; r->bytes += bytes)
-        cuda(cudaLaunchKernel((const void *)b->kernel, grid, block, args, 0, b->stream),
+        cuda(cuLaunchKernel(b->kernel, blocks, 1, 1, CKPT_COPY_THREADS, 1, 1, 0, b->stream, args,
+                            NULL),
              "the kernel");
     stop_clock(b, r);
-    cuda(cudaFree(list), "freeing");
+    cuda(cuMemFree(on_device(list)), "freeing");
 }
 
 /* ---- loads ---- */
@@ -270,11 +271,11 @@ static void run_load(struct bench *b, const struct method *m, struct result *r)
 /* ---- all of them ---- */
 
 static const struct method methods[] = {
-    {"cudaMemcpyAsync to the device", copy_pinned, 1, 64},
+    {"cuMemcpyAsync to the device", copy_pinned, 1, 64},
     {"load whole", run_load, 1, 1, CKPT_READERS_EACH},
     {"load strided", run_load, 1, 1, CKPT_READERS_EACH, .strided = true},
     {"load as F32", run_load, 1, 1, CKPT_READERS_EACH, .dtype = "F32"},
-    {"cudaMemcpyAsync in the device", copy_device, 1, 1},
+    {"cuMemcpyAsync in the device", copy_device, 1, 1},
     {"kernel plain", run_kernel, 1, 1, .copy = PLAIN},
     {"kernel rows", run_kernel, 1, 1, .copy = ROWS},
     {"kernel BF16 to F32", run_kernel, 1, 1, .copy = CAST},
@@ -346,13 +347,13 @@ static void open_run(struct bench *b, const char *path)
     }
 }
 
-static void load_kernel(struct bench *b, cudaLibrary_t *ret)
+static void load_kernel(struct bench *b)
 {
-    struct cudaFuncAttributes there;
+    int ignored;
 
-    cuda(cudaLibraryLoadData(ret, ckpt_copy_fatbin, NULL, NULL, 0, NULL, NULL, 0), "the kernel");
-    cuda(cudaLibraryGetKernel(&b->kernel, *ret, CKPT_COPY_KERNEL), "the kernel");
-    cuda(cudaFuncGetAttributes(&there, (const void *)b->kernel), "the kernel");
+    cuda(cuModuleLoadData(&b->module, ckpt_copy_ptx), "the kernel");
+    cuda(cuModuleGetFunction(&b->kernel, b->module, CKPT_COPY_KERNEL), "the kernel");
+    cuda(cuFuncGetAttribute(&ignored, CU_FUNC_ATTRIBUTE_NUM_REGS, b->kernel), "the kernel");
 }
 
 static void begin(struct bench *b, const char *id_path)
@@ -361,18 +362,18 @@ static void begin(struct bench *b, const char *id_path)
     struct ckpt_err err = {0};
     ncclUniqueId id;
 
-    cuda(cudaSetDevice(b->device), "a device");
-    cuda(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "a stream");
-    cuda(cudaEventCreateWithFlags(&b->begin, cudaEventDefault), "an event");
-    cuda(cudaEventCreateWithFlags(&b->end, cudaEventDefault), "an event");
+    choose_device(b->device);
+    cuda(cuStreamCreate(&b->stream, CU_STREAM_NON_BLOCKING), "a stream");
+    cuda(cuEventCreate(&b->begin, CU_EVENT_DEFAULT), "an event");
+    cuda(cuEventCreate(&b->end, CU_EVENT_DEFAULT), "an event");
     b->len = b->bytes < PINNED ? b->bytes / 4096 * 4096 : PINNED;
     if (b->len < b->window)
         b->len = b->window;
-    cuda(cudaHostAlloc((void **)&b->host, b->len, cudaHostAllocDefault), "pinned memory");
+    cuda(cuMemHostAlloc((void **)&b->host, b->len, 0), "pinned memory");
     memset(b->host, 1, b->len);
-    cuda(cudaMalloc((void **)&b->mem, b->len), "device memory");
-    cuda(cudaMalloc((void **)&b->other, b->len), "device memory");
-    cuda(cudaMemsetAsync(b->mem, 1, b->len, b->stream), "device memory");
+    b->mem = allocate_on_device(b->len);
+    b->other = allocate_on_device(b->len);
+    cuda(cuMemsetD8Async(on_device(b->mem), 1, b->len, b->stream), "device memory");
     pass_id(id_path, b->rank == 0, MEET_S * 1000, &id);
     nccl(ncclCommInitRankConfig(&b->nccl, (int)b->size, id, (int)b->rank, &config),
          "a communicator");
@@ -381,27 +382,27 @@ static void begin(struct bench *b, const char *id_path)
     good(ckpt_comm_nccl(NULL, &how, &b->comm, &err), &err, "a comm");
 }
 
-static void end(struct bench *b, cudaLibrary_t library)
+static void end(struct bench *b)
 {
     ckpt_comm_free(b->comm);
     nccl(ncclCommDestroy(b->nccl), "destroying");
-    cuda(cudaLibraryUnload(library), "the kernel");
-    cuda(cudaFree(b->mem), "freeing");
-    cuda(cudaFree(b->other), "freeing");
-    cuda(cudaFreeHost(b->host), "freeing");
-    cuda(cudaEventDestroy(b->begin), "an event");
-    cuda(cudaEventDestroy(b->end), "an event");
-    cuda(cudaStreamDestroy(b->stream), "a stream");
+    cuda(cuModuleUnload(b->module), "the kernel");
+    cuda(cuMemFree(on_device(b->mem)), "freeing");
+    cuda(cuMemFree(on_device(b->other)), "freeing");
+    cuda(cuMemFreeHost(b->host), "freeing");
+    cuda(cuEventDestroy(b->begin), "an event");
+    cuda(cuEventDestroy(b->end), "an event");
+    cuda(cuStreamDestroy(b->stream), "a stream");
     ckpt_view_release(b->view);
 }
 
 int main(int argc, char **argv)
 {
     struct bench b = {.rank = number_of("RANK", 0), .size = number_of("WORLD_SIZE", 1)};
-    cudaLibrary_t library;
-    int devices = 0, version = 0;
+    const int devices = count_devices();
+    int version = 0;
 
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 1) {
+    if (devices < 1) {
         (void)fprintf(stderr, "bench_gpu: there is no CUDA device\n");
         return 77;
     }
@@ -413,7 +414,7 @@ int main(int argc, char **argv)
     b.device = (int)number_of("LOCAL_RANK", 0) % devices;
     open_run(&b, argv[1]);
     begin(&b, argv[2]);
-    load_kernel(&b, &library);
+    load_kernel(&b);
     nccl(ncclGetVersion(&version), "its version");
     if (b.rank == 0)
         (void)printf("{\"devices\": %d, \"nccl\": %d, \"model_bytes\": %" PRIu64 "}\n", devices,
@@ -422,6 +423,6 @@ int main(int argc, char **argv)
     for (uint32_t round = 0; round <= rounds; round++)
         for (uint32_t i = 0; i < METHODS; i++)
             measure(&b, &methods[(i + round) % METHODS], round);
-    end(&b, library);
+    end(&b);
     return 0;
 }

@@ -35,8 +35,8 @@ from llama import Llama  # noqa: E402
 MODEL = Llama(2048, 5632, 32, 4, 32000)
 SMALL = Llama(64, 176, 4, 2, 256)
 MIB = 1 << 20
-COPIES, BROADCASTS = "cudaMemcpyAsync to the device", "ncclBroadcast, all roots"
-IN_DEVICE = "cudaMemcpyAsync in the device"
+COPIES, BROADCASTS = "cuMemcpyAsync to the device", "ncclBroadcast, all roots"
+IN_DEVICE = "cuMemcpyAsync in the device"
 NO_GPU = 77
 
 
@@ -84,7 +84,7 @@ def program_of(a):
 
 def count_gpus(a):
     done = subprocess.run([program_of(a)], env=environment(a), capture_output=True, text=True)
-    if done.returncode == NO_GPU:
+    if done.returncode == NO_GPU or "libcuda.so.1" in done.stderr:
         sys.exit("there is no GPU here: nothing can be measured (--double runs it over the double, where times mean nothing)")
     if done.returncode:
         sys.exit(f"bench_gpu ended with {done.returncode}: {done.stderr.strip()}")

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <cuda.h>
+
 #include <ckptfs/load_nccl.h>
 
 _Noreturn static inline void die(const char *what, const char *why)
@@ -18,10 +20,43 @@ _Noreturn static inline void die(const char *what, const char *why)
     exit(2);
 }
 
-static inline void cuda(cudaError_t e, const char *what)
+static inline void cuda(CUresult e, const char *what)
 {
-    if (e != cudaSuccess)
-        die(what, cudaGetErrorString(e));
+    const char *why = NULL;
+
+    if (e == CUDA_SUCCESS)
+        return;
+    (void)cuGetErrorString(e, &why);
+    die(what, why ? why : "unknown error");
+}
+
+static inline CUdeviceptr on_device(const void *p) { return (CUdeviceptr)(uintptr_t)p; }
+
+/* How many there are. */
+static inline int count_devices(void)
+{
+    int n = 0;
+
+    return cuInit(0) == CUDA_SUCCESS && cuDeviceGetCount(&n) == CUDA_SUCCESS ? n : 0;
+}
+
+/* The thread's device from now on, as cudaSetDevice makes it. */
+static inline void choose_device(int number)
+{
+    CUdevice device;
+    CUcontext context;
+
+    cuda(cuDeviceGet(&device, number), "a device");
+    cuda(cuDevicePrimaryCtxRetain(&context, device), "its context");
+    cuda(cuCtxSetCurrent(context), "its context");
+}
+
+static inline void *allocate_on_device(size_t len)
+{
+    CUdeviceptr p = 0;
+
+    cuda(cuMemAlloc(&p, len), "device memory");
+    return (void *)(uintptr_t)p;
 }
 
 static inline void nccl(ncclResult_t e, const char *what)

@@ -57,7 +57,7 @@ struct rank {
     uint32_t number, size;
     int device;
     ncclComm_t theirs;
-    cudaStream_t stream;
+    CUstream stream;
     struct ckpt_comm *host; /* of threads: before it has a device */
     struct ckpt_comm *comm; /* NULL: to be made */
     struct ckpt_view *view;
@@ -75,7 +75,7 @@ struct want {
 };
 
 /* After a failure a device may be lost, and nothing works any more. */
-static void tidy(const struct rank *r, cudaError_t e, const char *what)
+static void tidy(const struct rank *r, CUresult e, const char *what)
 {
     if (!r->failed)
         cuda(e, what);
@@ -105,17 +105,18 @@ static void allocate(struct rank *r, struct want *w)
     struct ckpt_err err = {0};
 
     if (w->kind == PINNED) {
-        const unsigned flags = r->w->combined ? cudaHostAllocWriteCombined : cudaHostAllocPortable;
-        cuda(cudaHostAlloc((void **)&w->mem, w->len, flags), "pinned memory");
+        const unsigned flags =
+            r->w->combined ? CU_MEMHOSTALLOC_WRITECOMBINED : CU_MEMHOSTALLOC_PORTABLE;
+        cuda(cuMemHostAlloc((void **)&w->mem, w->len, flags), "pinned memory");
         memset(w->mem, GARBAGE, w->len);
         return;
     }
     if (w->kind == OF_CUDA)
-        cuda(cudaMalloc((void **)&w->mem, w->len), "device memory");
+        w->mem = allocate_on_device(w->len);
     else if (ckpt_comm_alloc(r->comm, w->len, (void **)&w->mem, &err) < 0)
         die("device memory", err.text);
     /* not waited for: the load comes after it */
-    cuda(cudaMemsetAsync(w->mem, GARBAGE, w->len, r->stream), "setting memory");
+    cuda(cuMemsetD8Async(on_device(w->mem), GARBAGE, w->len, r->stream), "setting memory");
 }
 
 static void release(struct rank *r, struct want *w, size_t n)
@@ -126,9 +127,9 @@ static void release(struct rank *r, struct want *w, size_t n)
         if (!w[i].mem || (r->failed && r->w->keep))
             continue;
         if (w[i].kind == PINNED)
-            tidy(r, cudaFreeHost(w[i].mem), "freeing");
+            tidy(r, cuMemFreeHost(w[i].mem), "freeing");
         else if (w[i].kind == OF_CUDA)
-            tidy(r, cudaFree(w[i].mem), "freeing");
+            tidy(r, cuMemFree(on_device(w[i].mem)), "freeing");
         else
             ckpt_comm_dealloc(r->comm, w[i].mem);
     }
@@ -289,23 +290,23 @@ static int wait_for(struct rank *r, struct ckpt_load *load, bool random, struct 
 }
 
 /* A stream of ours, captured so that no thread of the process may disturb it. */
-static cudaStream_t capture(void)
+static CUstream capture(void)
 {
-    cudaStream_t stream;
+    CUstream stream;
 
-    cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
-    cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "a capture");
+    cuda(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "a stream");
+    cuda(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "a capture");
     return stream;
 }
 
-static void end_capture(cudaStream_t stream)
+static void end_capture(CUstream stream)
 {
-    cudaGraph_t graph = NULL;
+    CUgraph graph = NULL;
 
-    cuda(cudaStreamEndCapture(stream, &graph), "a capture that was disturbed");
+    cuda(cuStreamEndCapture(stream, &graph), "a capture that was disturbed");
     if (graph)
-        cuda(cudaGraphDestroy(graph), "destroying");
-    cuda(cudaStreamDestroy(stream), "destroying");
+        cuda(cuGraphDestroy(graph), "destroying");
+    cuda(cuStreamDestroy(stream), "destroying");
 }
 
 static int do_load(struct rank *r, const struct job *j, uint64_t seed, struct ckpt_load *load,
@@ -320,7 +321,7 @@ static int do_load(struct rank *r, const struct job *j, uint64_t seed, struct ck
     const size_t n = ckpt_load_wants(load);
     struct want *want = calloc(n + 1, sizeof *want);
     rc = give_memory(r, load, want, seed, random, err);
-    cudaStream_t captured = r->w->capture ? capture() : NULL;
+    CUstream captured = r->w->capture ? capture() : NULL;
     if (rc == 0)
         rc = ckpt_load_plan(load, err);
     faults_arm();
@@ -335,7 +336,7 @@ static int do_load(struct rank *r, const struct job *j, uint64_t seed, struct ck
         rc = compare(r, load, want, err);
     r->failed = rc < 0;
     if (!rc || !r->w->keep)
-        tidy(r, cudaStreamSynchronize(r->stream), "the caller's stream");
+        tidy(r, cuStreamSynchronize(r->stream), "the caller's stream");
     release(r, want, n);
     return rc;
 }
@@ -373,9 +374,9 @@ static void make_theirs(struct rank *r)
 
     pass_id(r->w->meet, r->number == 0, MEET_MS, &id);
     if (r->w->stray_stream)
-        cuda(cudaSetDevice(r->device + 1), "a device");
-    cuda(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking), "a stream");
-    cuda(cudaSetDevice(r->device), "a device");
+        choose_device(r->device + 1);
+    cuda(cuStreamCreate(&r->stream, CU_STREAM_NON_BLOCKING), "a stream");
+    choose_device(r->device);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = !r->w->nonblocking;
     const ncclResult_t e =
@@ -386,16 +387,16 @@ static void make_theirs(struct rank *r)
 /* Is the caller's communicator as good as ever? */
 static bool theirs_works(struct rank *r)
 {
-    unsigned char *mem, all[MOST_RANKS];
+    unsigned char *mem = allocate_on_device(MOST_RANKS), all[MOST_RANKS];
     bool good = true;
 
-    cuda(cudaMalloc((void **)&mem, MOST_RANKS), "device memory");
-    cuda(cudaMemsetAsync(mem + r->number, (int)r->number + 1, 1, r->stream), "setting memory");
+    cuda(cuMemsetD8Async(on_device(mem) + r->number, (unsigned char)(r->number + 1), 1, r->stream),
+         "setting memory");
     settle(r->theirs, ncclAllGather(mem + r->number, mem, 1, ncclUint8, r->theirs, r->stream),
            "an all-gather");
-    cuda(cudaStreamSynchronize(r->stream), "an all-gather");
-    cuda(cudaMemcpy(all, mem, r->size, cudaMemcpyDeviceToHost), "copying");
-    cuda(cudaFree(mem), "freeing");
+    cuda(cuStreamSynchronize(r->stream), "an all-gather");
+    cuda(cuMemcpy(on_device(all), on_device(mem), r->size), "copying");
+    cuda(cuMemFree(on_device(mem)), "freeing");
     for (uint32_t i = 0; i < r->size; i++)
         good &= all[i] == i + 1;
     return good;
@@ -434,17 +435,17 @@ static int make_control(struct rank *r, struct ckpt_comm **ret, struct ckpt_err 
 /* An allocator of the caller's, which counts. */
 static void *own_alloc(void *user, size_t len)
 {
-    void *mem;
+    CUdeviceptr mem;
 
-    if (cudaMalloc(&mem, len) != cudaSuccess)
+    if (cuMemAlloc(&mem, len) != CUDA_SUCCESS)
         return NULL;
     (void)atomic_fetch_add((atomic_int *)user, 1);
-    return mem;
+    return (void *)(uintptr_t)mem;
 }
 
 static void own_dealloc(void *user, void *mem)
 {
-    cuda(cudaFree(mem), "freeing");
+    cuda(cuMemFree(on_device(mem)), "freeing");
     if (atomic_fetch_sub((atomic_int *)user, 1) <= 0)
         die("our memory", "freed twice, or not ours");
 }
@@ -512,7 +513,7 @@ static void *run_rank(void *arg)
     const struct world *w = r->w;
     bool any = false;
 
-    cuda(cudaSetDevice(r->device), "a device");
+    choose_device(r->device);
     if (r->w->meet)
         make_theirs(r);
     for (size_t i = 0; i < r->w->njob; i++) {
@@ -531,7 +532,7 @@ static void *run_rank(void *arg)
         (void)fflush(stdout);
     }
     if (r->w->busy_s)
-        cuda(cudaLaunchHostFunc(r->stream, be_busy, (void *)r->w), "being busy");
+        cuda(cuLaunchHostFunc(r->stream, be_busy, (void *)r->w), "being busy");
     ckpt_comm_free(r->comm);
     if (w->own_memory && atomic_load(&r->nalloc))
         die("our memory", "was not given back");
@@ -539,7 +540,7 @@ static void *run_rank(void *arg)
         (void)sleep(r->w->busy_s);
     if (r->theirs && !(any && r->w->keep)) {
         nccl(ncclCommDestroy(r->theirs), "destroying");
-        cuda(cudaStreamDestroy(r->stream), "destroying");
+        cuda(cuStreamDestroy(r->stream), "destroying");
     }
     ckpt_view_release(r->view);
     r->failed = any;
@@ -623,7 +624,8 @@ int main(int argc, char **argv)
 {
     struct world w = {.how = "env"};
     struct ckpt_err err = {0};
-    int opt, devices = 0;
+    const int devices = count_devices();
+    int opt;
 
     if (ckpt_options_new(&w.options, &err) < 0)
         die("options", err.text);
@@ -667,7 +669,7 @@ int main(int argc, char **argv)
     (void)sscanf(w.how, "threads=%u", &w.nthread);
     if (w.pauses < 0)
         (void)alarm(STUCK_S); /* one rank says what is wrong, the others are stuck */
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 1) {
+    if (devices < 1) {
         (void)fprintf(stderr, "gpu_ranks: there is no CUDA device\n");
         return 77;
     }

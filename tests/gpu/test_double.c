@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #pragma GCC diagnostic ignored "-Wstrict-prototypes"
-#include <cuda_runtime_api.h>
+#include <cuda.h>
 #include <nccl.h>
 
 #include "load/copy_kernel.h"
@@ -17,7 +17,7 @@ enum { MOST_RANKS = 8, SAID = 4096, LONG_S = 60, N = 100000 };
 
 static int rank, size;
 static ncclUniqueId id;
-static cudaStream_t stream;
+static CUstream stream;
 static unsigned char *host, *device; /* N bytes each, in some cases */
 
 #define MUST(call)                                                                                 \
@@ -32,20 +32,39 @@ static unsigned char *host, *device; /* N bytes each, in some cases */
 
 /* ---- what ranks do ---- */
 
+static CUdeviceptr on_device(const void *p) { return (CUdeviceptr)(uintptr_t)p; }
+
+static void choose(int number)
+{
+    CUcontext context;
+
+    MUST(cuInit(0));
+    MUST(cuDevicePrimaryCtxRetain(&context, number));
+    MUST(cuCtxSetCurrent(context));
+}
+
+static void *allocate(size_t len)
+{
+    CUdeviceptr p;
+
+    MUST(cuMemAlloc(&p, len));
+    return (void *)(uintptr_t)p;
+}
+
 static void begin(void)
 {
-    MUST(cudaSetDevice(rank));
-    MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    MUST(cudaHostAlloc((void **)&host, N, 0));
-    MUST(cudaMalloc((void **)&device, N));
+    choose(rank);
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    MUST(cuMemHostAlloc((void **)&host, N, 0));
+    device = allocate(N);
 }
 
 static void end(void)
 {
-    MUST(cudaStreamSynchronize(stream));
-    MUST(cudaFree(device));
-    MUST(cudaFreeHost(host));
-    MUST(cudaStreamDestroy(stream));
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuMemFree(on_device(device)));
+    MUST(cuMemFreeHost(host));
+    MUST(cuStreamDestroy(stream));
 }
 
 static ncclComm_t meet(void)
@@ -80,85 +99,84 @@ static void copies_there_and_back(void)
 
     begin();
     memset(host, 1, N);
-    MUST(cudaMemcpyAsync(device, host, N, cudaMemcpyHostToDevice, stream));
-    MUST(cudaMemsetAsync(device + 10, 2, 10, stream));
-    MUST(cudaStreamSynchronize(stream));
-    MUST(cudaMemcpy(pageable, device, N, cudaMemcpyDeviceToHost));
+    MUST(cuMemcpyHtoDAsync(on_device(device), host, N, stream));
+    MUST(cuMemsetD8Async(on_device(device + 10), 2, 10, stream));
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuMemcpy(on_device(pageable), on_device(device), N));
     EXPECT(pageable[9] == 1 && pageable[10] == 2 && pageable[19] == 2 && pageable[N - 1] == 1);
     end();
 }
 
-/* A thread that chose no device is on the first. */
 static void a_context_too_many(void)
 {
     begin();
-    MUST(cudaSetDevice(1));
+    choose(1);
     end();
 }
 
 static void an_event_orders_streams(void)
 {
-    cudaStream_t other;
-    cudaEvent_t event;
+    CUstream other;
+    CUevent event;
 
     begin();
-    MUST(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
-    MUST(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    MUST(cudaEventQuery(event));
+    MUST(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+    MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    MUST(cuEventQuery(event));
     ncclComm_t comm = meet();
     get_stuck(comm);
-    MUST(cudaEventRecord(event, stream));
-    MUST(cudaStreamWaitEvent(other, event, 0));
-    MUST(cudaMemsetAsync(device, 7, 1, other));
+    MUST(cuEventRecord(event, stream));
+    MUST(cuStreamWaitEvent(other, event, 0));
+    MUST(cuMemsetD8Async(on_device(device), 7, 1, other));
     (void)usleep(20000);
-    EXPECT(cudaEventQuery(event) == cudaErrorNotReady);
-    EXPECT(cudaStreamQuery(stream) == cudaErrorNotReady);
-    EXPECT(cudaStreamQuery(other) == cudaErrorNotReady);
+    EXPECT(cuEventQuery(event) == CUDA_ERROR_NOT_READY);
+    EXPECT(cuStreamQuery(stream) == CUDA_ERROR_NOT_READY);
+    EXPECT(cuStreamQuery(other) == CUDA_ERROR_NOT_READY);
     MUST(ncclCommAbort(comm));
-    MUST(cudaEventSynchronize(event));
-    MUST(cudaStreamSynchronize(other));
-    MUST(cudaStreamQuery(other));
-    MUST(cudaMemcpy(host, device, 1, cudaMemcpyDeviceToHost));
+    MUST(cuEventSynchronize(event));
+    MUST(cuStreamSynchronize(other));
+    MUST(cuStreamQuery(other));
+    MUST(cuMemcpy(on_device(host), on_device(device), 1));
     EXPECT(host[0] == 7);
-    MUST(cudaStreamDestroy(other));
-    MUST(cudaEventDestroy(event));
+    MUST(cuStreamDestroy(other));
+    MUST(cuEventDestroy(event));
     end();
 }
 
 static void events_tell_the_time(void)
 {
-    cudaEvent_t from, to, timeless;
+    CUevent from, to, timeless;
     float ms = -1;
 
     begin();
-    MUST(cudaEventCreateWithFlags(&from, cudaEventDefault));
-    MUST(cudaEventCreateWithFlags(&to, cudaEventDefault));
-    MUST(cudaEventCreateWithFlags(&timeless, cudaEventDisableTiming));
-    MUST(cudaEventRecord(from, stream));
-    EXPECT(cudaEventElapsedTime(&ms, from, to) == cudaErrorInvalidResourceHandle);
-    MUST(cudaStreamSynchronize(stream));
+    MUST(cuEventCreate(&from, CU_EVENT_DEFAULT));
+    MUST(cuEventCreate(&to, CU_EVENT_DEFAULT));
+    MUST(cuEventCreate(&timeless, CU_EVENT_DISABLE_TIMING));
+    MUST(cuEventRecord(from, stream));
+    EXPECT(cuEventElapsedTime(&ms, from, to) == CUDA_ERROR_INVALID_HANDLE);
+    MUST(cuStreamSynchronize(stream));
     (void)usleep(3000);
-    MUST(cudaEventRecord(timeless, stream));
-    MUST(cudaEventRecord(to, stream));
-    MUST(cudaStreamSynchronize(stream));
-    EXPECT(cudaEventElapsedTime(&ms, from, timeless) == cudaErrorInvalidResourceHandle);
-    MUST(cudaEventElapsedTime(&ms, from, to));
+    MUST(cuEventRecord(timeless, stream));
+    MUST(cuEventRecord(to, stream));
+    MUST(cuStreamSynchronize(stream));
+    EXPECT(cuEventElapsedTime(&ms, from, timeless) == CUDA_ERROR_INVALID_HANDLE);
+    MUST(cuEventElapsedTime(&ms, from, to));
     EXPECT(ms >= 3 && ms < 1e3f * LONG_S);
-    MUST(cudaEventDestroy(from));
-    MUST(cudaEventDestroy(to));
-    MUST(cudaEventDestroy(timeless));
+    MUST(cuEventDestroy(from));
+    MUST(cuEventDestroy(to));
+    MUST(cuEventDestroy(timeless));
     end();
 }
 
 static void memory_ends(void)
 {
     size_t free_bytes, total;
-    void *p;
+    CUdeviceptr p;
 
-    MUST(cudaMemGetInfo(&free_bytes, &total));
+    choose(0);
+    MUST(cuMemGetInfo(&free_bytes, &total));
     EXPECT(free_bytes == total);
-    EXPECT(cudaMalloc(&p, total + 1) == cudaErrorMemoryAllocation && !p);
-    EXPECT(cudaGetLastError() == cudaErrorMemoryAllocation && cudaGetLastError() == cudaSuccess);
+    EXPECT(cuMemAlloc(&p, total + 1) == CUDA_ERROR_OUT_OF_MEMORY && !p);
 }
 
 static void a_touch(void)
@@ -172,10 +190,10 @@ static void a_copy_of_pageable_memory(void)
     static unsigned char pageable[N];
 
     begin();
-    MUST(cudaMemcpyAsync(device, pageable, N, cudaMemcpyHostToDevice, stream));
+    MUST(cuMemcpyHtoDAsync(on_device(device), pageable, N, stream));
 }
 
-/* cudaMemcpy has taken the bytes when it returns; they may be on their way still. */
+/* cuMemcpy has taken the bytes when it returns; they may be on their way still. */
 static void a_copy_that_is_not_there_yet(void)
 {
     static unsigned char pageable[N];
@@ -184,12 +202,12 @@ static void a_copy_that_is_not_there_yet(void)
     begin();
     for (unsigned char i = 1; i <= 20; i++) {
         memset(pageable, i, N);
-        MUST(cudaMemcpy(device, pageable, N, cudaMemcpyHostToDevice));
+        MUST(cuMemcpy(on_device(device), on_device(pageable), N));
         memset(pageable, 0, N);
-        MUST(cudaMemcpyAsync(host, device, N, cudaMemcpyDeviceToHost, stream));
-        MUST(cudaStreamSynchronize(stream));
+        MUST(cuMemcpyDtoHAsync(host, on_device(device), N, stream));
+        MUST(cuStreamSynchronize(stream));
         late += host[N - 1] != i;
-        MUST(cudaMemcpy(host, device, N, cudaMemcpyDeviceToHost)); /* the same stream waits */
+        MUST(cuMemcpy(on_device(host), on_device(device), N)); /* the same stream waits */
         EXPECT(host[N - 1] == i);
     }
     EXPECT(late);
@@ -199,7 +217,7 @@ static void a_copy_that_is_not_there_yet(void)
 static void a_copy_too_long(void)
 {
     begin();
-    MUST(cudaMemcpyAsync(device + 1, host, N, cudaMemcpyHostToDevice, stream));
+    MUST(cuMemcpyHtoDAsync(on_device(device + 1), host, N, stream));
 }
 
 static void a_free_in_use(void)
@@ -207,7 +225,7 @@ static void a_free_in_use(void)
     begin();
     ncclComm_t comm = meet();
     get_stuck(comm);
-    MUST(cudaFree(device));
+    MUST(cuMemFree(on_device(device)));
 }
 
 static void a_leak(void) { begin(); }
@@ -217,47 +235,91 @@ static void registered_memory(void)
     static unsigned char own[N];
 
     begin();
-    MUST(cudaHostRegister(own, N, 0));
-    EXPECT(cudaHostRegister(own + 5, 5, 0) == cudaErrorHostMemoryAlreadyRegistered);
-    (void)cudaGetLastError();
-    MUST(cudaMemcpyAsync(device, own, N, cudaMemcpyHostToDevice, stream));
-    MUST(cudaStreamSynchronize(stream));
-    MUST(cudaHostUnregister(own));
+    MUST(cuMemHostRegister(own, N, 0));
+    EXPECT(cuMemHostRegister(own + 5, 5, 0) == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    MUST(cuMemcpyHtoDAsync(on_device(device), own, N, stream));
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuMemHostUnregister(own));
     end();
 }
 
 /* ---- the kernel ---- */
 
 /* What a library would embed. */
-static struct {
-    uint32_t magic;
-    uint16_t version, head;
-    uint64_t len;
-    char text[64];
-} fatbin = {0xBA55ED50u, 1, 16, 64, "\0" CKPT_COPY_KERNEL};
+static const char ptx[] =
+    "//\n\n.version 8.0\n.target sm_52\n.visible .entry " CKPT_COPY_KERNEL "(\n";
 
 static void launch_kernel(const struct ckpt_device_copy *list, uint32_t n, uint32_t blocks,
                           bool loaded)
 {
-    struct cudaFuncAttributes attributes;
-    cudaLibrary_t library;
-    cudaKernel_t kernel;
-    void *at;
+    int registers;
+    CUmodule module;
+    CUfunction kernel;
+    void *at = allocate(n * sizeof *list);
     void *args[] = {&at, &n};
 
-    MUST(cudaLibraryLoadData(&library, &fatbin, NULL, NULL, 0, NULL, NULL, 0));
-    MUST(cudaLibraryGetKernel(&kernel, library, CKPT_COPY_KERNEL));
+    MUST(cuModuleLoadData(&module, ptx));
+    MUST(cuModuleGetFunction(&kernel, module, CKPT_COPY_KERNEL));
     if (loaded)
-        MUST(cudaFuncGetAttributes(&attributes, (const void *)kernel));
-    MUST(cudaMalloc(&at, n * sizeof *list));
-    MUST(cudaMemcpy(at, list, n * sizeof *list, cudaMemcpyHostToDevice));
-    MUST(cudaStreamSynchronize(NULL));
-    MUST(cudaLaunchKernel((const void *)kernel, (dim3){blocks, 1, 1},
-                          (dim3){CKPT_COPY_THREADS, 1, 1}, args, 0, stream));
-    MUST(cudaStreamSynchronize(stream));
-    MUST(cudaFree(at));
-    EXPECT(cudaLibraryGetKernel(&kernel, library, "nothing") == cudaErrorSymbolNotFound);
-    MUST(cudaLibraryUnload(library));
+        MUST(cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel));
+    MUST(cuMemcpy(on_device(at), on_device(list), n * sizeof *list));
+    MUST(cuStreamSynchronize(NULL));
+    MUST(cuLaunchKernel(kernel, blocks, 1, 1, CKPT_COPY_THREADS, 1, 1, 0, stream, args, NULL));
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuMemFree(on_device(at)));
+    EXPECT(cuModuleGetFunction(&kernel, module, "nothing") == CUDA_ERROR_NOT_FOUND);
+    MUST(cuModuleUnload(module));
+}
+
+/* The double's driver is of CUDA 12.0. */
+static void kernels_that_are_too_new(void)
+{
+    static const char newer[] = "//\n.version 8.1\n.target sm_52\n";
+    static const char bigger[] = "//\n.version 8.0\n.target sm_100\n";
+    CUmodule module;
+
+    choose(0);
+    EXPECT(cuModuleLoadData(&module, newer) == CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
+    EXPECT(cuModuleLoadData(&module, bigger) == CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
+    EXPECT(cuModuleLoadData(&module, "\x50\xed\x55\xba") == CUDA_ERROR_INVALID_IMAGE);
+}
+
+/* A thread's contexts are a stack; what is current is its last. */
+static void contexts_are_pushed_and_popped(void)
+{
+    CUcontext first, second, now;
+    CUdevice number;
+
+    MUST(cuInit(0));
+    MUST(cuCtxGetCurrent(&now));
+    EXPECT(!now);
+    MUST(cuDevicePrimaryCtxRetain(&first, 0));
+    MUST(cuDevicePrimaryCtxRetain(&second, 1));
+    MUST(cuCtxGetCurrent(&now));
+    EXPECT(!now);
+    MUST(cuCtxSetCurrent(first));
+    MUST(cuCtxPushCurrent(second));
+    MUST(cuCtxGetDevice(&number));
+    EXPECT(number == 1);
+    MUST(cuCtxPopCurrent(&now));
+    EXPECT(now == second);
+    MUST(cuCtxGetCurrent(&now));
+    EXPECT(now == first);
+}
+
+static void a_call_without_a_context(void)
+{
+    CUdeviceptr p;
+
+    MUST(cuInit(0));
+    MUST(cuMemAlloc(&p, 1));
+}
+
+static void a_call_before_the_first(void)
+{
+    CUcontext now;
+
+    MUST(cuCtxGetCurrent(&now));
 }
 
 static void launch(const struct ckpt_device_copy *list, uint32_t n, uint32_t blocks)
@@ -306,10 +368,10 @@ static void a_kernel_copies(void)
     }
     for (size_t i = 0; i < N; i++)
         host[i] = (unsigned char)(i * 7 + i / 256);
-    MUST(cudaMemcpy(device, host, N, cudaMemcpyHostToDevice));
+    MUST(cuMemcpy(on_device(device), on_device(host), N));
     launch(copy, 2, 3);
     unsigned char *got = malloc(N);
-    MUST(cudaMemcpy(got, device, N, cudaMemcpyDeviceToHost));
+    MUST(cuMemcpy(on_device(got), on_device(device), N));
     for (size_t i = 0; i < 1000; i++)
         EXPECT(memcmp(got + 50000 + 10 * i, host + 20 * i, 10) == 0);
     EXPECT(memcmp(got + 80000, host + 4, 4) == 0 && got[80004] == host[80004]);
@@ -361,7 +423,7 @@ static void exchange(ncclComm_t comm)
     MUST(ncclCommCount(comm, &n));
     for (size_t i = 0; i < N; i++)
         host[i] = mark(self, i);
-    MUST(cudaMemcpyAsync(device, host, N, cudaMemcpyHostToDevice, stream));
+    MUST(cuMemcpyHtoDAsync(on_device(device), host, N, stream));
     MUST(ncclGroupStart());
     for (int r = 0; r < n; r++) {
         unsigned char *to = device + part * (size_t)r;
@@ -373,8 +435,8 @@ static void exchange(ncclComm_t comm)
         MUST(ncclRecv(to, (size_t)(r * 100 + self), ncclUint8, r, comm, stream));
     }
     MUST(ncclGroupEnd());
-    MUST(cudaMemcpyAsync(host, device, N, cudaMemcpyDeviceToHost, stream));
-    MUST(cudaStreamSynchronize(stream));
+    MUST(cuMemcpyDtoHAsync(host, on_device(device), N, stream));
+    MUST(cuStreamSynchronize(stream));
     for (int r = 0; r < n; r++) {
         const unsigned char *to = host + at_pairs + pair * (size_t)(r + 1);
         for (size_t i = 0; i < part; i++)
@@ -401,23 +463,23 @@ static void all_gather_and_long_transfers(void)
 
     begin();
     ncclComm_t comm = meet();
-    MUST(cudaMalloc((void **)&big, (size_t)LONG * 2));
-    MUST(cudaMemsetAsync(big, rank + 1, LONG, stream));
+    big = allocate((size_t)LONG * 2);
+    MUST(cuMemsetD8Async(on_device(big), rank + 1, LONG, stream));
     const int right = (rank + 1) % size, left = (rank + size - 1) % size;
     MUST(ncclGroupStart()); /* without a group this would be a deadlock, as with the real one */
     MUST(ncclSend(big, LONG, ncclUint8, right, comm, stream));
     MUST(ncclRecv(big + LONG, LONG / 4, ncclFloat32, left, comm, stream));
     MUST(ncclGroupEnd());
-    MUST(cudaStreamSynchronize(stream));
-    MUST(cudaMemcpy(check, big + LONG, LONG, cudaMemcpyDeviceToHost));
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuMemcpy(on_device(check), on_device(big + LONG), LONG));
     for (size_t i = 0; i < LONG; i++)
         EXPECT(check[i] == left + 1);
     MUST(ncclAllGather(big, device, 10, ncclInt32, comm, stream));
-    MUST(cudaStreamSynchronize(stream));
-    MUST(cudaMemcpy(check, device, 40 * (size_t)size, cudaMemcpyDeviceToHost));
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuMemcpy(on_device(check), on_device(device), 40 * (size_t)size));
     for (size_t i = 0; i < 40 * (size_t)size; i++)
         EXPECT(check[i] == i / 40 + 1);
-    MUST(cudaFree(big));
+    MUST(cuMemFree(on_device(big)));
     free(check);
     MUST(ncclCommFinalize(comm));
     MUST(ncclCommDestroy(comm));
@@ -439,7 +501,7 @@ static void calls_that_do_not_block(void)
         EXPECT(ncclGroupEnd() == ncclInProgress);
         MUST(settle(comm));
     }
-    MUST(cudaStreamSynchronize(stream));
+    MUST(cuStreamSynchronize(stream));
     EXPECT(ncclCommFinalize(comm) == ncclInProgress);
     MUST(settle(comm));
     MUST(ncclCommDestroy(comm));
@@ -457,7 +519,7 @@ static void work_before_a_launch_is_over(void)
     MUST(settle(comm));
     EXPECT(ncclAllGather(device, device + 100, 10, ncclUint8, comm, stream) == ncclInProgress);
     (void)usleep(20000); /* it may be over, but that has to be asked */
-    MUST(cudaMemsetAsync(device, 0, 1, stream));
+    MUST(cuMemsetD8Async(on_device(device), 0, 1, stream));
 }
 
 /* Rank 1 of 2 is not started. */
@@ -468,7 +530,7 @@ static void a_rank_that_never_comes(void)
     ncclResult_t state;
 
     config.blocking = 0;
-    MUST(cudaSetDevice(0));
+    choose(0);
     EXPECT(ncclCommInitRankConfig(&comm, 2, id, 0, &config) == ncclInProgress);
     (void)usleep(20000);
     MUST(ncclCommGetAsyncError(comm, &state));
@@ -489,7 +551,7 @@ static void a_rank_that_dies(void)
         MUST(ncclCommGetAsyncError(comm, &state));
     } while (getenv("CKPTFS_GPU_REMOTE") && state != ncclRemoteError);
     EXPECT(state == (getenv("CKPTFS_GPU_REMOTE") ? ncclRemoteError : ncclSuccess));
-    EXPECT(cudaStreamQuery(stream) == cudaErrorNotReady);
+    EXPECT(cuStreamQuery(stream) == CUDA_ERROR_NOT_READY);
     MUST(ncclCommAbort(comm));
     end();
 }
@@ -541,11 +603,11 @@ static void groups_that_are_split(void)
         MUST(ncclCommCount(group, &count));
         MUST(ncclCommUserRank(group, &number));
         EXPECT(count == members && number == members - 1 - rank / 2);
-        MUST(cudaMemsetAsync(device, rank + 1, 10, stream));
+        MUST(cuMemsetD8Async(on_device(device), rank + 1, 10, stream));
         MUST(ncclBroadcast(device, device, 10, ncclUint8, 0, group, stream));
-        MUST(cudaStreamSynchronize(stream));
+        MUST(cuStreamSynchronize(stream));
         unsigned char byte;
-        MUST(cudaMemcpy(&byte, device, 1, cudaMemcpyDeviceToHost));
+        MUST(cuMemcpy(on_device(&byte), on_device(device), 1));
         EXPECT(byte == 2 * (members - 1) + rank % 2 + 1);
         MUST(ncclCommAbort(group));
     }
@@ -564,11 +626,11 @@ static void a_call_after_the_abort_of_a_relative(void)
 /* Each on a stream of its own, so that nobody need be stuck; on a device that may happen. */
 static void another_order(void)
 {
-    cudaStream_t second;
+    CUstream second;
 
     begin();
     ncclComm_t comm = meet(), other = split(comm, 0, false);
-    MUST(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking));
+    MUST(cuStreamCreate(&second, CU_STREAM_NON_BLOCKING));
     for (int i = 0; i < 2; i++)
         if ((i + rank) % 2)
             MUST(ncclBroadcast(device, device, 100, ncclUint8, 0, comm, stream));
@@ -592,7 +654,7 @@ static void two_ranks_on_one_device(void)
     const char *multi = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     ncclComm_t comm;
 
-    MUST(cudaSetDevice(0));
+    choose(0);
     const ncclResult_t e = ncclCommInitRankConfig(&comm, size, id, rank, NULL);
     EXPECT(e == (multi ? ncclSuccess : ncclInvalidUsage));
     MUST(ncclCommAbort(comm));
@@ -614,10 +676,10 @@ static void a_failing_send(void)
 static void a_failing_copy(void)
 {
     begin();
-    MUST(cudaMemcpyAsync(device, host, N, cudaMemcpyHostToDevice, stream));
-    MUST(cudaMemcpyAsync(device, host, N, cudaMemcpyHostToDevice, stream));
-    EXPECT(cudaStreamSynchronize(stream) == cudaErrorIllegalAddress);
-    EXPECT(cudaFree(device) == cudaErrorIllegalAddress);
+    MUST(cuMemcpyHtoDAsync(on_device(device), host, N, stream));
+    MUST(cuMemcpyHtoDAsync(on_device(device), host, N, stream));
+    EXPECT(cuStreamSynchronize(stream) == CUDA_ERROR_ILLEGAL_ADDRESS);
+    EXPECT(cuMemFree(on_device(device)) == CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
 /* ---- running them ---- */
@@ -644,6 +706,10 @@ static const struct {
     ROLE(registered_memory),
     ROLE(a_kernel_copies),
     ROLE(a_kernel_not_loaded),
+    ROLE(kernels_that_are_too_new),
+    ROLE(contexts_are_pushed_and_popped),
+    ROLE(a_call_without_a_context),
+    ROLE(a_call_before_the_first),
     ROLE(a_kernel_off_its_alignment),
     ROLE(a_kernel_out_of_bounds),
     ROLE(many_roots),
@@ -755,12 +821,16 @@ TEST(cuda, misuse_ends_the_program)
     dies("a_copy_too_long", 1, NULL, "leave the 100000 bytes");
     dies("a_free_in_use", 2, NULL, "queued work uses the memory");
     dies("a_leak", 1, NULL, "3 leaks");
+    dies("a_call_without_a_context", 1, NULL, "no context is current");
+    dies("a_call_before_the_first", 1, NULL, "before cuInit");
 }
 
 TEST(cuda, the_kernel_runs_over_its_grid)
 {
     UNUSED_STATE;
     works("a_kernel_copies", 1, NULL);
+    works("kernels_that_are_too_new", 1, NULL);
+    works("contexts_are_pushed_and_popped", 1, "CKPTFS_GPU_CONTEXTS=2");
     works("a_context_too_many", 1, "CKPTFS_GPU_CONTEXTS=2");
     dies("a_context_too_many", 1, "CKPTFS_GPU_CONTEXTS=1", "contexts on 2 devices");
     dies("a_kernel_not_loaded", 1, NULL, "a kernel that is not loaded");
@@ -808,10 +878,10 @@ TEST(faults, happen_as_ordered)
 {
     UNUSED_STATE;
     works("a_failing_send", 2, "CKPTFS_GPU_FAULT=ncclSend:rank=1:error");
-    works("a_failing_copy", 1, "CKPTFS_GPU_FAULT=cudaMemcpyAsync:after=1:async");
-    dies("a_failing_copy", 1, "CKPTFS_GPU_FAULT=cudaMemcpyAsync:after=1:error", ": 999");
-    dies("copies_there_and_back", 1, "CKPTFS_GPU_FAULT=cudaMalloc:error", ": 2");
-    dies("copies_there_and_back", 1, "CKPTFS_GPU_FAULT=cudaMalloc:kill", "");
+    works("a_failing_copy", 1, "CKPTFS_GPU_FAULT=cuMemcpyHtoDAsync:after=1:async");
+    dies("a_failing_copy", 1, "CKPTFS_GPU_FAULT=cuMemcpyHtoDAsync:after=1:error", ": 999");
+    dies("copies_there_and_back", 1, "CKPTFS_GPU_FAULT=cuMemAlloc:error", ": 2");
+    dies("copies_there_and_back", 1, "CKPTFS_GPU_FAULT=cuMemAlloc:kill", "");
 }
 
 static int tests(int argc, char **argv);

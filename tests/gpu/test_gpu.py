@@ -130,7 +130,7 @@ def memory_of_the_callers(real):
     """All device memory of loads comes from the caller's allocator, and goes back; if it has none left, that is the error."""
     check(processes(2, ["-a", "-c", "tcp", LLAMA, "--", "dp=2:once", "fsdp=2:each"], real, CKPTFS_TRANSPORT="tcp"), "own memory", 2)
     if not real:
-        result = processes(1, ["-a", "-c", "tcp", LLAMA, "--", "dp=1:each"], CKPTFS_TRANSPORT="self", CKPTFS_GPU_FAULT="cudaMalloc:after=3:error")
+        result = processes(1, ["-a", "-c", "tcp", LLAMA, "--", "dp=1:each"], CKPTFS_TRANSPORT="self", CKPTFS_GPU_FAULT="cuMemAlloc:after=3:error")
         assert not result.good and "CUDA device 0 has no " in result.out + result.err, result
 
 
@@ -165,6 +165,33 @@ def no_device(_):
         env = environment(not double, {"CUDA_VISIBLE_DEVICES": ""})
         done = subprocess.run([CKPT, "load", LLAMA, "--layout", "dp=1"], env=env, capture_output=True, text=True, timeout=60 * SLOW)
         assert done.returncode == 1 and "there is no CUDA device: " in done.stderr, done
+
+
+LEAST_CUDA = 12000  # whose driver knows PTX 8.0
+LEAST_GPU = 52
+
+
+def any_driver_since_cuda_12(_):
+    """One build serves CUDA 12 and 13: nothing of a CUDA runtime is linked, the kernel is PTX that the oldest driver compiles, and that driver has
+    all calls, in the form that is used. Which CUDA brought a form is what NVIDIA's header says."""
+    library = os.path.realpath(os.path.join(BUILD, "core", "libckptfs_load_nccl.so.0"))
+    needed = re.findall(r"NEEDED.*\[(.*)\]", subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout)
+    assert "libnccl.so.2" in needed and not any("cuda" in name for name in needed), needed
+    with open(library, "rb") as f:
+        code = f.read()
+    ptx = re.findall(rb"\n\.version (\d+)\.(\d+)\n\.target sm_(\w+)\n", code)
+    assert [(int(major), int(minor), int(sm)) for major, minor, sm in ptx] == [(8, 0, LEAST_GPU)], ptx
+    assert b"\x50\xed\x55\xba" not in code and b"ckpt_copy_list" in code, "a fat binary, or no kernel"
+    headers = next(line.split("=", 1)[1].strip() for line in open(os.path.join(BUILD, "CMakeCache.txt")) if line.startswith("CUDA_INCLUDE_DIR:"))
+    with open(os.path.join(headers, "cudaTypedefs.h")) as f:
+        known = f.read()
+    with open(os.path.join(HERE, "..", "..", "core", "load", "cuda_driver.h")) as f:
+        calls = re.findall(r"CALL\(\w+, (cu\w+?)(_v\d)?,[\s\\]*PFN_(cu\w+)_v(\d+)\)", f.read())
+    assert len(calls) > 30, calls
+    for name, form, typed, version in calls:
+        forms = sorted({int(v) for v in re.findall(rf"\*PFN_{name}_v(\d+)\)", known)})
+        assert name == typed and int(version) in forms and int(version) <= LEAST_CUDA, (name, version, forms)
+        assert forms.index(int(version)) == (int(form[2:]) - 1 if form else 0), (name, form, version, forms)  # the first form has no suffix
 
 
 PYTHON = """
@@ -236,7 +263,7 @@ def python_says_why_not(_):
 
 def main():
     tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, no_device, python_asks_for_a_device, python_says_why_not]]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
     run(cases)

@@ -80,12 +80,12 @@ def cancelled(real):
 
 def calls_that_fail(_):
     """One rank's CUDA or NCCL call: which device, what was being done, and why."""
-    for fault, pattern in (("cudaMemcpyAsync:rank=1:error", r"^io: rank 1: CUDA device 1: uploading: unknown error"),
-                           ("cudaMemcpyAsync:rank=1:after=1:async", r"rank 1: CUDA device 1: .*: an illegal memory access was encountered"),
-                           ("cudaLaunchKernel:rank=2:error", r"^io: rank 2: CUDA device 2: copying: unknown error"),
-                           ("cudaEventQuery:rank=1:error", r"rank 1: CUDA device 1: "),
-                           ("cudaStreamWaitEvent:rank=1:error", r"rank 1: CUDA device 1: "),
-                           ("cudaLibraryLoadData:rank=1:error", r"rank 1: CUDA device 1: loading the copy kernel"),
+    for fault, pattern in (("cuMemcpyHtoDAsync:rank=1:error", r"^io: rank 1: CUDA device 1: uploading: unknown error"),
+                           ("cuMemcpyHtoDAsync:rank=1:after=1:async", r"rank 1: CUDA device 1: .*: an illegal memory access was encountered"),
+                           ("cuLaunchKernel:rank=2:error", r"^io: rank 2: CUDA device 2: copying: unknown error"),
+                           ("cuEventQuery:rank=1:error", r"rank 1: CUDA device 1: "),
+                           ("cuStreamWaitEvent:rank=1:error", r"rank 1: CUDA device 1: "),
+                           ("cuModuleLoadData:rank=1:error", r"rank 1: CUDA device 1: loading the copy kernel"),
                            ("ncclBroadcast:rank=1:after=1:error", r"^peer: rank 1: NCCL: an exchange: internal error"),
                            ("ncclGroupEnd:rank=0:error", r"^peer: rank 0: NCCL: an exchange: internal error"),
                            ("ncclBroadcast:rank=2:async", r"^peer: rank 2: NCCL: an exchange: unhandled system error"),
@@ -96,8 +96,8 @@ def calls_that_fail(_):
 
 def out_of_memory(_):
     """On the device, for windows; and pinned. The next load may have less."""
-    for call in ("cudaHostAlloc", "cudaMalloc"):
-        after = 0 if call == "cudaHostAlloc" else wants()
+    for call in ("cuMemHostAlloc", "cuMemAlloc"):
+        after = 0 if call == "cuMemHostAlloc" else wants()
         result, _ = go([LLAMA, "--", ALL], f"{call}:rank=2:after={after}:times=1:error")
         same_error(result, r"^nomem: rank 2: CUDA device 2")
         result, _ = go([LLAMA, "--", ALL, ALL], f"{call}:rank=2:after={after}:times=1:error")
@@ -105,11 +105,11 @@ def out_of_memory(_):
 
 
 def wants():
-    """cudaMalloc calls of a rank before the load's own: each want is one."""
+    """cuMemAlloc calls of a rank before the load's own: each want is one."""
     lo, hi = 0, 512
     while hi - lo > 1:
         mid = (lo + hi) // 2
-        result, _ = go([LLAMA, "--", "dp=1:once"], f"cudaMalloc:after={mid}:times=1:error", n=1)
+        result, _ = go([LLAMA, "--", "dp=1:once"], f"cuMemAlloc:after={mid}:times=1:error", n=1)
         lo, hi = (lo, mid) if set(result.statuses) == {1} or result.good else (mid, hi)
     return hi
 
@@ -119,12 +119,14 @@ def misuse(_):
     with tempfile.TemporaryDirectory() as top:
         result, _ = go(["-k", "-s", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL], CKPTFS_TRANSPORT="tcp")
         same_error(result, r"^usage: rank \d: the stream given is of CUDA device \d, this rank's is \d")
-    result, _ = go(["-k", LLAMA, "--", ALL], "cudaStreamIsCapturing:rank=1:error")
+    result, _ = go(["-k", LLAMA, "--", ALL], "cuStreamIsCapturing:rank=1:error")
     same_error(result, r"^usage: rank 1: the caller's stream is being captured in a graph")
     result, _ = go(["-w", LLAMA, "--", "random:once"])
     same_error(result, r"^usage: rank \d: the destination of tensor '.*' is not in memory of this rank's device")
     result, _ = go([LLAMA, "--", ALL], CKPTFS_GPU_NCCL="21704")
     same_error(result, r"^unsupported: NCCL 2.17 is too old")
+    result, _ = go([LLAMA, "--", ALL], CKPTFS_GPU_DRIVER="11080")
+    same_error(result, r"^unsupported: (rank \d: )?there is no CUDA device: its driver \(libcuda.so.1\) is of CUDA 11.8; 12.0 or later is needed")
 
 
 def stuck_collectives(_):
@@ -143,14 +145,14 @@ def stopped_device(fault, job):
 def stopped_devices(_):
     """What was queued on a device never ends: nothing can be done but say so. They are waited for at the same time."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(stopped_device, ("cudaMemcpyAsync:rank=1:hang", "cudaLaunchKernel:rank=1:hang"), (ALL, "dp=3:each")))
+        list(pool.map(stopped_device, ("cuMemcpyHtoDAsync:rank=1:hang", "cuLaunchKernel:rank=1:hang"), (ALL, "dp=3:each")))
 
 
 def stuck_caller():
     """Our work comes after the caller's, which never ends; no communicator can be aborted then, since that waits for all work."""
     with tempfile.TemporaryDirectory() as top:
         args = ["-k", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL]
-        result, seconds = go(args, "cudaMemsetAsync:rank=1:hang", CKPTFS_TRANSPORT="tcp")
+        result, seconds = go(args, "cuMemsetD8Async:rank=1:hang", CKPTFS_TRANSPORT="tcp")
         same_error(result, r"^timeout: ")
         assert seconds < DRAIN + 4 * DEADLINE_MS / 1000 * max(1, SLOW / 2) + SLACK, seconds
 
@@ -212,8 +214,8 @@ def a_timeout_that_is_no_number(_):
 
 def killed_ranks(_):
     """Wherever it is: the others say that it is gone."""
-    for fault in ("ncclCommInitRankConfig:rank=2:kill", "cudaMalloc:rank=1:after=3:kill", "cudaMemcpyAsync:rank=1:kill", "ncclBroadcast:rank=1:after=2:kill",
-                  "cudaLaunchKernel:rank=2:kill", "ncclGroupEnd:rank=0:kill", "cudaEventQuery:rank=1:kill"):
+    for fault in ("ncclCommInitRankConfig:rank=2:kill", "cuMemAlloc:rank=1:after=3:kill", "cuMemcpyHtoDAsync:rank=1:kill", "ncclBroadcast:rank=1:after=2:kill",
+                  "cuLaunchKernel:rank=2:kill", "ncclGroupEnd:rank=0:kill", "cuEventQuery:rank=1:kill"):
         for more in ({}, {"CKPTFS_GPU_REMOTE": "1"}):
             result, seconds = go([LLAMA, "--", ALL], fault, **more)
             assert sorted(result.statuses) == [-9, 1, 1] and len(result.told) == N - 1, (fault, result)
@@ -234,7 +236,7 @@ def the_callers_communicator(_):
 
 def the_same_comm_again(_):
     """After a load that failed, the next one on the same comm has a new communicator."""
-    for fault in ("ncclBroadcast:rank=1:after=1:times=1:error", "ncclBroadcast:rank=0:after=1:times=1:hang", "cudaMemcpyAsync:rank=2:times=1:error"):
+    for fault in ("ncclBroadcast:rank=1:after=1:times=1:error", "ncclBroadcast:rank=0:after=1:times=1:hang", "cuMemcpyHtoDAsync:rank=2:times=1:error"):
         result, _ = go(["-r", LLAMA, "--", ALL, ALL, "random:once"], fault)
         assert len(result.told) == N and [load["layout"] for load in result.loads()] == ["dp=3", "random"], (fault, result)
 

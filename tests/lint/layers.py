@@ -28,7 +28,7 @@ PLACES = [
     (r"sodium.*\.h", r"core/load/seal\.c"),
     (r"mpi\.h", r"core/load/xport_mpi\.c|include/ckptfs/load_mpi\.h"),
     (r"nccl\.h", r"core/load/(xport_nccl|cuda)\.c|include/ckptfs/load_nccl\.h"),
-    (r"(cuda|cuda_runtime|cuda_runtime_api)\.h", r"core/load/(xport_nccl|cuda)\.c|core/load/cuda\.h|include/ckptfs/load_nccl\.h"),
+    (r"(cuda|cudaTypedefs|cuda_runtime|cuda_runtime_api)\.h", r"core/load/cuda_driver\.h|include/ckptfs/load_nccl\.h"),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.M)
 

@@ -201,7 +201,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int size, ncclUniqueId id, 
 {
     const enum gpu_fault fault = gpu_fault(__func__);
     const ncclConfig_t standard = NCCL_CONFIG_INITIALIZER;
-    int device;
+    CUdevice device;
 
     *ret = NULL;
     if (fault == GPU_ERROR)
@@ -214,7 +214,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int size, ncclUniqueId id, 
         return ncclInvalidArgument;
     if (!memchr(id.internal, '\0', COMM_NAME) || !id.internal[0])
         gpu_die("%s: the id is not one of ncclGetUniqueId", __func__);
-    if (cudaGetDevice(&device) != cudaSuccess)
+    if (cuCtxGetDevice(&device) != CUDA_SUCCESS)
         return ncclUnhandledCudaError;
     *ret = comm_new(rank, size, device, id.internal, config ? config : &standard, NULL);
     return comm_do(*ret, meet, fault == GPU_WELL ? NULL : *ret);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A test double of the CUDA runtime and of NCCL, as far as the loader calls them: what the two
+/* A test double of CUDA's driver and of NCCL, as far as the loader calls them: what the two
  * libraries share.
  *
  * Host memory underneath; streams are threads; ranks are processes that talk over sockets. It is as
@@ -10,8 +10,10 @@
  * Environment: CKPTFS_GPU_COUNT (devices; 8), CUDA_VISIBLE_DEVICES, CKPTFS_GPU_MEMORY (bytes of a
  * device; 8 GiB), CKPTFS_GPU_JITTER_US (each piece of work waits up to this long), CKPTFS_GPU_FAULT
  * (see fault.c), CKPTFS_GPU_CONTEXTS (a process that ends with contexts on more devices has leaked
- * them), CKPTFS_GPU_NCCL (the version that NCCL says it is), CKPTFS_GPU_REMOTE (1: that a peer is
- * gone is an error, as over a network; else a hang, as within a node). */
+ * them), CKPTFS_GPU_NCCL (the version that NCCL says it is),
+ * CKPTFS_GPU_DRIVER (the version of CUDA that the driver says; 12000, the oldest that is promised),
+ * CKPTFS_GPU_REMOTE (1: that a peer is gone is an error, as over a network; else a hang, as within
+ * a node). */
 #ifndef CKPT_GPU_DOUBLE_H
 #define CKPT_GPU_DOUBLE_H
 
@@ -21,7 +23,7 @@
 #include <stdint.h>
 
 #pragma GCC visibility push(default)
-#include <cuda_runtime_api.h>
+#include <cuda.h>
 
 /* ---- fault.c ---- */
 
@@ -74,20 +76,20 @@ struct gpu_work {
 };
 
 /* through: by the one who closed it. */
-void gpu_stream_push(cudaStream_t stream, struct gpu_work *work, bool through, const char *call);
-int gpu_stream_device(cudaStream_t stream, const char *call);
+void gpu_stream_push(CUstream stream, struct gpu_work *work, bool through, const char *call);
+int gpu_stream_device(CUstream stream, const char *call);
 
 /* Until it is opened again, nothing else may be put on the stream: a launch is in progress, or over
  * but nobody has asked. */
-void gpu_stream_close(cudaStream_t stream, const char *call);
-void gpu_stream_open(cudaStream_t stream);
+void gpu_stream_close(CUstream stream, const char *call);
+void gpu_stream_open(CUstream stream);
 
 /* Until all streams of the device are idle, or it is lost: freeing memory waits so. */
 void gpu_device_wait(int device);
 
 /* A device is lost: every call fails from now on, and no work has an effect. */
-void gpu_lose(cudaError_t error);
-cudaError_t gpu_lost(void);
+void gpu_lose(CUresult error);
+CUresult gpu_lost(void);
 
 /* Which of the machine's devices this process calls `device`. */
 int gpu_device_identity(int device);

@@ -114,14 +114,16 @@ static enum gpu_fault happen(const struct fault *f)
 
 enum gpu_fault gpu_fault(const char *call)
 {
+    const char *version = strstr(call, "_v"); /* cuMemAlloc_v2 is ordered as cuMemAlloc */
+    const size_t n = version ? (size_t)(version - call) : strlen(call);
     enum gpu_fault worst = GPU_WELL;
 
     for (size_t i = 0; i < nfaults; i++) {
         struct fault *f = &faults[i];
-        if (strcmp(f->call, call) != 0 || (f->rank >= 0 && f->rank != own_rank))
+        if (strncmp(f->call, call, n) != 0 || f->call[n] || (f->rank >= 0 && f->rank != own_rank))
             continue;
-        const unsigned n = atomic_fetch_add(&f->calls, 1);
-        if (n >= f->after && n - f->after < f->times && worst == GPU_WELL)
+        const unsigned nth = atomic_fetch_add(&f->calls, 1);
+        if (nth >= f->after && nth - f->after < f->times && worst == GPU_WELL)
             worst = happen(f);
     }
     return worst;

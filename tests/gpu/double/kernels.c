@@ -42,7 +42,7 @@ static void check_copy(const struct ckpt_device_copy *c, uint32_t first, uint32_
         gpu_die(CKPT_COPY_KERNEL ": copy %u begins at block %u, not %u", i, c->first, first);
 }
 
-static void run_copy_list(const unsigned char (*arg)[16], dim3 grid, dim3 block, int device)
+static void run_copy_list(const unsigned char (*arg)[16], const struct gpu_grid *grid, int device)
 {
     const struct ckpt_device_copy *list;
     uint32_t n, blocks = 0;
@@ -64,12 +64,12 @@ static void run_copy_list(const unsigned char (*arg)[16], dim3 grid, dim3 block,
         use[2 * i] = side(&c->src, c->step_src, c, c->src_size, device);
         use[2 * i + 1] = side(&c->dst, c->step_dst, c, c->dst_size, device);
     }
-    if (grid.x != blocks || grid.y != 1 || grid.z != 1 || block.x != CKPT_COPY_THREADS ||
-        block.y != 1 || block.z != 1)
-        gpu_die(CKPT_COPY_KERNEL ": %u blocks of %u threads, the list needs %u of %d", grid.x,
-                block.x, blocks, CKPT_COPY_THREADS);
-    for (uint32_t b = 0; b < grid.x; b++)
-        for (uint32_t t = 0; t < block.x; t++)
+    if (grid->block[0] != blocks || grid->block[1] != 1 || grid->block[2] != 1 ||
+        grid->thread[0] != CKPT_COPY_THREADS || grid->thread[1] != 1 || grid->thread[2] != 1)
+        gpu_die(CKPT_COPY_KERNEL ": %u blocks of %u threads, the list needs %u of %d",
+                grid->block[0], grid->thread[0], blocks, CKPT_COPY_THREADS);
+    for (uint32_t b = 0; b < grid->block[0]; b++)
+        for (uint32_t t = 0; t < grid->thread[0]; t++)
             ckpt_copy_thread(copy, n, b, t);
     for (uint32_t i = 0; i < 2 * n; i++)
         gpu_memory_leave(use[i]);

@@ -7,11 +7,16 @@
 
 enum { GPU_MOST_ARGS = 4 };
 
+/* How many blocks, and threads of each. */
+struct gpu_grid {
+    unsigned block[3], thread[3];
+};
+
 struct gpu_kernel {
     const char *name;
     size_t arg[GPU_MOST_ARGS]; /* sizes; 0: no more */
     /* All blocks and threads of a launch, in the stream's thread. */
-    void (*run)(const unsigned char (*arg)[16], dim3 grid, dim3 block, int device);
+    void (*run)(const unsigned char (*arg)[16], const struct gpu_grid *grid, int device);
 };
 
 /* NULL: unknown. */

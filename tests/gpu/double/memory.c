@@ -109,34 +109,34 @@ static bool reserve(int device, size_t len)
     return fits;
 }
 
-cudaError_t gpu_memory_device(void **ret, size_t len, int device)
+CUresult gpu_memory_device(void **ret, size_t len, int device)
 {
     struct gpu_memory *m;
     void *real;
 
     if (!reserve(device, len))
-        return cudaErrorMemoryAllocation;
+        return CUDA_ERROR_OUT_OF_MEMORY;
     if (!(m = calloc(1, sizeof *m)) || posix_memalign(&real, ALIGN, len) != 0)
-        gpu_die("cudaMalloc: the host has no %zu bytes", len);
+        gpu_die("cuMemAlloc: the host has no %zu bytes", len);
     memset(real, GARBAGE, len);
     void *p =
         mmap(NULL, whole_pages(len), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
-        gpu_die("cudaMalloc: no address range of %zu bytes", len);
+        gpu_die("cuMemAlloc: no address range of %zu bytes", len);
     *m = (struct gpu_memory){
         .at = (uintptr_t)p, .len = len, .real = real, .where = GPU_DEVICE, .device = device};
     add(m);
     *ret = p;
-    return cudaSuccess;
+    return CUDA_SUCCESS;
 }
 
-cudaError_t gpu_memory_pinned(void **ret, size_t len, int device, bool apart)
+CUresult gpu_memory_pinned(void **ret, size_t len, int device, bool apart)
 {
     struct gpu_memory *m = calloc(1, sizeof *m);
     void *real;
 
     if (!m || posix_memalign(&real, (size_t)sysconf(_SC_PAGESIZE), len) != 0)
-        gpu_die("cudaHostAlloc: the host has no %zu bytes", len);
+        gpu_die("cuMemHostAlloc: the host has no %zu bytes", len);
     memset(real, GARBAGE, len);
     *m = (struct gpu_memory){.at = (uintptr_t)real,
                              .len = len,
@@ -146,16 +146,16 @@ cudaError_t gpu_memory_pinned(void **ret, size_t len, int device, bool apart)
                              .device = device};
     add(m);
     *ret = real;
-    return cudaSuccess;
+    return CUDA_SUCCESS;
 }
 
-cudaError_t gpu_memory_register(void *p, size_t len, int device)
+CUresult gpu_memory_register(void *p, size_t len, int device)
 {
     struct gpu_memory *m = calloc(1, sizeof *m);
     bool there = false;
 
     if (!m)
-        gpu_die("cudaHostRegister: the host has no memory");
+        gpu_die("cuMemHostRegister: the host has no memory");
     *m = (struct gpu_memory){.at = (uintptr_t)p,
                              .len = len,
                              .real = p,
@@ -168,13 +168,13 @@ cudaError_t gpu_memory_register(void *p, size_t len, int device)
     (void)pthread_rwlock_unlock(&lock);
     if (there) {
         free(m);
-        return cudaErrorHostMemoryAlreadyRegistered;
+        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     }
     add(m);
-    return cudaSuccess;
+    return CUDA_SUCCESS;
 }
 
-cudaError_t gpu_memory_free(void *p, enum gpu_where where, bool registered, const char *call)
+CUresult gpu_memory_free(void *p, enum gpu_where where, bool registered, const char *call)
 {
     struct gpu_memory *m = take((uintptr_t)p, where, registered, call);
 
@@ -185,7 +185,7 @@ cudaError_t gpu_memory_free(void *p, enum gpu_where where, bool registered, cons
     if (!registered)
         free(m->real);
     free(m);
-    return cudaSuccess;
+    return CUDA_SUCCESS;
 }
 
 void gpu_memory_info(int device, size_t *ret_free, size_t *ret_total)

@@ -7,10 +7,10 @@
 
 enum { GPU_MOST_DEVICES = 64 };
 
-cudaError_t gpu_memory_device(void **ret, size_t len, int device);
-cudaError_t gpu_memory_pinned(void **ret, size_t len, int device, bool apart);
-cudaError_t gpu_memory_register(void *p, size_t len, int device);
-cudaError_t gpu_memory_free(void *p, enum gpu_where where, bool registered, const char *call);
+CUresult gpu_memory_device(void **ret, size_t len, int device);
+CUresult gpu_memory_pinned(void **ret, size_t len, int device, bool apart);
+CUresult gpu_memory_register(void *p, size_t len, int device);
+CUresult gpu_memory_free(void *p, enum gpu_where where, bool registered, const char *call);
 void gpu_memory_info(int device, size_t *ret_free, size_t *ret_total);
 
 /* Says what is left. */

@@ -51,7 +51,7 @@ struct CUevent_st {
     struct record *latest; /* NULL: never recorded */
 };
 
-_Thread_local int gpu_device;
+_Thread_local int gpu_device = -1;
 static pthread_mutex_t defaults_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUstream_st *defaults[GPU_MOST_DEVICES];
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -59,11 +59,8 @@ static struct CUstream_st *all;
 static atomic_size_t streams, events;
 static atomic_int lost;
 
-void gpu_lose(cudaError_t error) { atomic_store(&lost, (int)error); }
-cudaError_t gpu_lost(void)
-{
-    return (cudaError_t)atomic_load_explicit(&lost, memory_order_relaxed);
-}
+void gpu_lose(CUresult error) { atomic_store(&lost, (int)error); }
+CUresult gpu_lost(void) { return (CUresult)atomic_load_explicit(&lost, memory_order_relaxed); }
 
 static void *allocate(size_t n)
 {
@@ -117,7 +114,7 @@ static void *stream_run(void *arg)
     return NULL;
 }
 
-cudaError_t gpu_stream_new(cudaStream_t *ret, int device)
+CUresult gpu_stream_new(CUstream *ret, int device)
 {
     struct CUstream_st *s = allocate(sizeof *s);
 
@@ -135,7 +132,7 @@ cudaError_t gpu_stream_new(cudaStream_t *ret, int device)
     all = s;
     (void)pthread_mutex_unlock(&all_lock);
     *ret = s;
-    return cudaSuccess;
+    return CUDA_SUCCESS;
 }
 
 static void forget(struct CUstream_st *s)
@@ -161,11 +158,11 @@ static struct CUstream_st *default_stream(void)
     return s;
 }
 
-static struct CUstream_st *live(cudaStream_t stream, const char *call)
+static struct CUstream_st *live(CUstream stream, const char *call)
 {
     if (!stream)
         return default_stream();
-    if (stream == cudaStreamLegacy || stream == cudaStreamPerThread || stream->magic != STREAM)
+    if (stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || stream->magic != STREAM)
         gpu_die("%s: %p is no stream that the double knows", call, (void *)stream);
     return stream;
 }
@@ -181,7 +178,7 @@ static void push_locked(struct CUstream_st *s, struct gpu_work *work)
     (void)sem_post(&s->ready);
 }
 
-void gpu_stream_push(cudaStream_t stream, struct gpu_work *work, bool through, const char *call)
+void gpu_stream_push(CUstream stream, struct gpu_work *work, bool through, const char *call)
 {
     struct CUstream_st *s = live(stream, call);
 
@@ -192,9 +189,9 @@ void gpu_stream_push(cudaStream_t stream, struct gpu_work *work, bool through, c
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-int gpu_stream_device(cudaStream_t stream, const char *call) { return live(stream, call)->device; }
+int gpu_stream_device(CUstream stream, const char *call) { return live(stream, call)->device; }
 
-void gpu_stream_close(cudaStream_t stream, const char *call)
+void gpu_stream_close(CUstream stream, const char *call)
 {
     struct CUstream_st *s = live(stream, call);
 
@@ -205,7 +202,7 @@ void gpu_stream_close(cudaStream_t stream, const char *call)
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-void gpu_stream_open(cudaStream_t stream)
+void gpu_stream_open(CUstream stream)
 {
     struct CUstream_st *s = live(stream, "NCCL");
 
@@ -215,23 +212,23 @@ void gpu_stream_open(cudaStream_t stream)
 }
 
 /* Its work goes on to the end, as with the real one. */
-cudaError_t gpu_stream_free(cudaStream_t stream)
+CUresult gpu_stream_free(CUstream stream)
 {
-    struct CUstream_st *s = live(stream, "cudaStreamDestroy");
+    struct CUstream_st *s = live(stream, "cuStreamDestroy");
 
     if (!stream)
-        return cudaErrorInvalidResourceHandle;
+        return CUDA_ERROR_INVALID_HANDLE;
     forget(s);
     s->magic = GONE;
     (void)pthread_mutex_lock(&s->lock);
     if (s->closed)
-        gpu_die("cudaStreamDestroy: a launch of NCCL is still in progress");
+        gpu_die("cuStreamDestroy: a launch of NCCL is still in progress");
     struct node *n = allocate(sizeof *n);
     atomic_store_explicit(&s->tail->next, n, memory_order_release);
     (void)pthread_mutex_unlock(&s->lock);
     (void)sem_post(&s->ready); /* from here on it is the thread's */
     (void)atomic_fetch_sub(&streams, 1);
-    return cudaSuccess;
+    return CUDA_SUCCESS;
 }
 
 static bool idle(struct CUstream_st *s)
@@ -242,7 +239,7 @@ static bool idle(struct CUstream_st *s)
            atomic_load_explicit(&s->done, memory_order_acquire) >= pushed;
 }
 
-bool gpu_stream_idle(cudaStream_t stream) { return idle(live(stream, "cudaStreamQuery")); }
+bool gpu_stream_idle(CUstream stream) { return idle(live(stream, "cuStreamQuery")); }
 
 void gpu_device_wait(int device)
 {
@@ -352,11 +349,11 @@ static struct gpu_work *record_work(struct record *r, void (*run)(struct gpu_wor
     return &w->work;
 }
 
-cudaError_t gpu_stream_wait(cudaStream_t stream)
+CUresult gpu_stream_wait(CUstream stream)
 {
     struct record *r = record_new();
 
-    gpu_stream_push(stream, record_work(r, run_keep), false, "cudaStreamSynchronize");
+    gpu_stream_push(stream, record_work(r, run_keep), false, "cuStreamSynchronize");
     record_wait(r);
     record_unref(r);
     return gpu_lost();
@@ -364,7 +361,7 @@ cudaError_t gpu_stream_wait(cudaStream_t stream)
 
 /* ---- events ---- */
 
-cudaError_t gpu_event_new(cudaEvent_t *ret, int device, bool timed)
+CUresult gpu_event_new(CUevent *ret, int device, bool timed)
 {
     struct CUevent_st *e = allocate(sizeof *e);
 
@@ -374,10 +371,10 @@ cudaError_t gpu_event_new(cudaEvent_t *ret, int device, bool timed)
     (void)pthread_mutex_init(&e->lock, NULL);
     (void)atomic_fetch_add(&events, 1);
     *ret = e;
-    return cudaSuccess;
+    return CUDA_SUCCESS;
 }
 
-static struct record *latest(cudaEvent_t event, const char *call)
+static struct record *latest(CUevent event, const char *call)
 {
     if (!event || event->magic != EVENT)
         gpu_die("%s: %p is no event", call, (void *)event);
@@ -387,9 +384,9 @@ static struct record *latest(cudaEvent_t event, const char *call)
     return r;
 }
 
-cudaError_t gpu_event_free(cudaEvent_t event)
+CUresult gpu_event_free(CUevent event)
 {
-    struct record *r = latest(event, "cudaEventDestroy");
+    struct record *r = latest(event, "cuEventDestroy");
 
     record_unref(r);
     record_unref(event->latest);
@@ -397,18 +394,18 @@ cudaError_t gpu_event_free(cudaEvent_t event)
     (void)pthread_mutex_destroy(&event->lock);
     free(event);
     (void)atomic_fetch_sub(&events, 1);
-    return cudaSuccess;
+    return CUDA_SUCCESS;
 }
 
-void gpu_event_record(cudaEvent_t event, cudaStream_t stream)
+void gpu_event_record(CUevent event, CUstream stream)
 {
     struct record *r = record_new();
 
-    record_unref(latest(event, "cudaEventRecord"));
-    if (event->device != gpu_stream_device(stream, "cudaEventRecord"))
-        gpu_die("cudaEventRecord: an event of device %d on a stream of device %d", event->device,
-                gpu_stream_device(stream, "cudaEventRecord"));
-    gpu_stream_push(stream, record_work(r, run_keep), false, "cudaEventRecord");
+    record_unref(latest(event, "cuEventRecord"));
+    if (event->device != gpu_stream_device(stream, "cuEventRecord"))
+        gpu_die("cuEventRecord: an event of device %d on a stream of device %d", event->device,
+                gpu_stream_device(stream, "cuEventRecord"));
+    gpu_stream_push(stream, record_work(r, run_keep), false, "cuEventRecord");
     (void)pthread_mutex_lock(&event->lock);
     struct record *old = event->latest;
     event->latest = r;
@@ -416,25 +413,25 @@ void gpu_event_record(cudaEvent_t event, cudaStream_t stream)
     record_unref(old);
 }
 
-bool gpu_event_done(cudaEvent_t event)
+bool gpu_event_done(CUevent event)
 {
-    struct record *r = latest(event, "cudaEventQuery");
+    struct record *r = latest(event, "cuEventQuery");
     const bool done = !r || record_done(r);
 
     record_unref(r);
     return done;
 }
 
-cudaError_t gpu_event_between(cudaEvent_t from, cudaEvent_t to, float *ret_ms)
+CUresult gpu_event_between(CUevent from, CUevent to, float *ret_ms)
 {
-    struct record *a = latest(from, "cudaEventElapsedTime");
-    struct record *b = latest(to, "cudaEventElapsedTime");
-    cudaError_t e = cudaSuccess;
+    struct record *a = latest(from, "cuEventElapsedTime");
+    struct record *b = latest(to, "cuEventElapsedTime");
+    CUresult e = CUDA_SUCCESS;
 
     if (!a || !b || !from->timed || !to->timed)
-        e = cudaErrorInvalidResourceHandle;
+        e = CUDA_ERROR_INVALID_HANDLE;
     else if (!record_done(a) || !record_done(b))
-        e = cudaErrorNotReady;
+        e = CUDA_ERROR_NOT_READY;
     else
         *ret_ms = (float)((double)b->ns - (double)a->ns) / 1e6f;
     record_unref(a);
@@ -442,9 +439,9 @@ cudaError_t gpu_event_between(cudaEvent_t from, cudaEvent_t to, float *ret_ms)
     return e;
 }
 
-cudaError_t gpu_event_wait(cudaEvent_t event)
+CUresult gpu_event_wait(CUevent event)
 {
-    struct record *r = latest(event, "cudaEventSynchronize");
+    struct record *r = latest(event, "cuEventSynchronize");
 
     if (r)
         record_wait(r);
@@ -452,12 +449,12 @@ cudaError_t gpu_event_wait(cudaEvent_t event)
     return gpu_lost();
 }
 
-void gpu_stream_await(cudaStream_t stream, cudaEvent_t event)
+void gpu_stream_await(CUstream stream, CUevent event)
 {
-    struct record *r = latest(event, "cudaStreamWaitEvent");
+    struct record *r = latest(event, "cuStreamWaitEvent");
 
     if (r)
-        gpu_stream_push(stream, record_work(r, run_await), false, "cudaStreamWaitEvent");
+        gpu_stream_push(stream, record_work(r, run_await), false, "cuStreamWaitEvent");
     record_unref(r);
 }
 
@@ -473,10 +470,10 @@ static void run_hang(struct gpu_work *work)
 static void run_loss(struct gpu_work *work)
 {
     free(work);
-    gpu_lose(cudaErrorIllegalAddress);
+    gpu_lose(CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
-static void push_simple(cudaStream_t stream, void (*run)(struct gpu_work *), const char *call)
+static void push_simple(CUstream stream, void (*run)(struct gpu_work *), const char *call)
 {
     struct gpu_work *w = allocate(sizeof *w);
 
@@ -484,12 +481,12 @@ static void push_simple(cudaStream_t stream, void (*run)(struct gpu_work *), con
     gpu_stream_push(stream, w, false, call);
 }
 
-void gpu_stream_push_hang(cudaStream_t stream, const char *call)
+void gpu_stream_push_hang(CUstream stream, const char *call)
 {
     push_simple(stream, run_hang, call);
 }
 
-void gpu_stream_push_loss(cudaStream_t stream, const char *call)
+void gpu_stream_push_loss(CUstream stream, const char *call)
 {
     push_simple(stream, run_loss, call);
 }
