@@ -34,6 +34,12 @@ if ((install)); then
       "$venv/bin/pip" install --quiet --no-deps --target "$venv/${megatron/==/-}" "$megatron"
     fi
   done <tests/requirements-megatron.txt
+  grep -v '^deepspeed==' tests/requirements-deepspeed.txt >"$venv/deepspeed-needs.txt"
+  grep '^deepspeed==' tests/requirements-deepspeed.txt | while read -r deepspeed; do # likewise, without what it would compile
+    if [[ ! -d $venv/${deepspeed/==/-}/deepspeed ]]; then
+      DS_BUILD_OPS=0 "$venv/bin/pip" install --quiet --no-deps --no-build-isolation --target "$venv/${deepspeed/==/-}" "$deepspeed" -r "$venv/deepspeed-needs.txt"
+    fi
+  done
   if [[ ! -d $venv/transformers4/transformers ]]; then
     "$venv/bin/pip" install --quiet --no-deps --target "$venv/transformers4" -r tests/requirements-4.txt
   fi
@@ -52,6 +58,9 @@ tell_failures() {
     "build/$1/Testing/Temporary/LastTest.log" >&2
 }
 
+# the venv's folders of a library of which several versions are tested, separated by ':'
+folders() { find "$(realpath -m "$venv")" -maxdepth 1 -type d -name "$1" 2>/dev/null | sort | paste -sd:; }
+
 failed=0
 # run PRESET CTEST-ARGS...: build the preset and run its tests; in strict mode nothing may be skipped
 run() {
@@ -59,7 +68,7 @@ run() {
   shift
   cmake --preset "$preset" -DCKPTFS_TESTS=ON -DCKPTFS_PYTHON="$python" -DCUDAToolkit_ROOT="$(realpath -m "$venv/cuda")" \
     -DNCCL_ROOT="$(realpath -m "$venv/cuda")" -DCKPTFS_TRANSFORMERS4="$(realpath -m "$venv/transformers4")" \
-    -DCKPTFS_MEGATRON="$(find "$(realpath -m "$venv")" -maxdepth 1 -name 'megatron-core-*' 2>/dev/null | sort | paste -sd:)" >/dev/null
+    -DCKPTFS_MEGATRON="$(folders 'megatron-core-*')" -DCKPTFS_DEEPSPEED="$(folders 'deepspeed-*')" >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
   ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || { failed=1; tell_failures "$preset"; }

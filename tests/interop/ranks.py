@@ -33,10 +33,10 @@ def _rank(function, said, args):
 
 
 def _serve(module):
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever is printed, by imports too, is no answer
     module = __import__(module)
     getattr(module, "preload", int)()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever is printed is no answer
     for line in sys.stdin:
         job = json.loads(line)
         pids = []

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of random shapes that an installed DeepSpeed trains for some steps and saves, on CPU with gloo; beside each checkpoint lies
+what the live model, its optimizer and DeepSpeed's own converter say that it holds. ranks.py runs the functions in all ranks."""
+
+import contextlib
+import gc
+import os
+import random
+import warnings
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+import torch
+import torch.distributed as dist
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def preload():
+    import deepspeed  # noqa: F401: takes seconds, so once for all ranks
+    gc.freeze()  # it collects garbage often, and that much of it takes long
+
+
+class Leaf(torch.nn.Module):
+    """A weight, perhaps a bias, and a forward whose gradient differs from element to element."""
+
+    def __init__(self, shape, bias):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(shape))
+        if bias:
+            self.bias = torch.nn.Parameter(torch.randn(shape[-1]))
+
+    def forward(self, x):
+        for p in self.parameters():
+            x = x + (p * p * torch.linspace(0.1, 1, p.numel(), dtype=p.dtype).view(p.shape)).sum() / p.numel()
+        return x
+
+
+class Toy(torch.nn.Module):
+    def __init__(self, plan):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Leaf(s, b) for s, b in zip(plan["shapes"], plan["biases"]))
+        if plan["tied"]:
+            self.head = Leaf(plan["shapes"][0], False)
+            self.head.weight = self.layers[0].weight
+        self.register_buffer("scale", torch.randn(3))
+        self.register_buffer("count", torch.tensor([2**40 + 3, -1]))
+        for i in plan["frozen"]:
+            self.layers[i].requires_grad_(False)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x) if hasattr(self, "head") else x
+
+
+def make_plan(seed, world, old):
+    """old: the version has no parameter_alignment, and cannot convert two groups of stage 3."""
+    r = random.Random(seed)
+    n = r.randint(3, 7)
+    stage = r.choice([0, 1, 1, 2, 2, 3, 3, 3])
+    plan = {"stage": stage, "world": world, "seed": seed, "dtype": r.choice(["bf16", "bf16", "fp16", "fp32"]), "steps": r.randint(1, 2),
+            "shapes": [[r.randint(1, 9) for _ in range(r.randint(1, 3))] for _ in range(n)], "biases": [r.random() < 0.5 for _ in range(n)],
+            "tied": r.random() < 0.4, "frozen": r.sample(range(1, n), r.choice([0, 0, 1, 2])), "groups": r.randint(1, 3),
+            "exclude": r.random() < 0.3, "round_robin": stage in (1, 2) and r.random() < 0.3, "align": not old and stage in (1, 2) and r.random() < 0.5,
+            "sub_group": r.choice([10**9, 40]), "persist": r.choice([0, 100])}
+    plan["exclude"] &= bool(plan["frozen"])
+    plan["universal"] = (stage in (1, 2, 3) and r.random() < 0.5 and not plan["round_robin"] and not plan["exclude"] and not (stage == 3 and plan["frozen"])
+                         and not (old and stage == 3 and (plan["groups"] > 1 or plan["sub_group"] < 10**9)))
+    return plan
+
+
+def groups_of(model, n):
+    """The trained parameters in n groups, each of which has some."""
+    mine = [p for p in model.parameters() if p.requires_grad]
+    return [{"params": mine[i::n], "lr": 0.01 * (i + 1)} for i in range(min(n, len(mine)))]
+
+
+def trained_names(plan):
+    """The names of the toy's frozen and trained parameters, and {alias: owner} of the tied ones."""
+    model = Toy(plan)
+    names = {"frozen": set(), "trained": set(), "tied": {"head.weight": "layers.0.weight"} if plan["tied"] else {}}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names["trained" if p.requires_grad else "frozen"].add(name)
+    return names
+
+
+def config_of(plan):
+    zero = {"stage": plan["stage"], "round_robin_gradients": plan["round_robin"], "sub_group_size": plan["sub_group"],
+            "stage3_param_persistence_threshold": plan["persist"]}
+    if plan["align"]:
+        zero["parameter_alignment"] = True
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    if plan["dtype"] == "fp16":
+        config["fp16"] = {"enabled": True, "loss_scale": 8}
+    if plan["dtype"] == "bf16":
+        config["bf16"] = {"enabled": True}
+    return config
+
+
+def start(world, rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    import deepspeed
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would need a compiler; gloo does without
+    cpu = deepspeed.accelerator.get_accelerator()
+    cpu.is_fp16_supported = lambda: True
+    cpu.supported_dtypes = lambda: list(DTYPES.values())
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    return deepspeed
+
+
+def live_weights(model, plan, masters):
+    """Every name of the state dict, aliases too, as the model computes with it. ZeRO 3 has the weights in pieces, and what 0.16.7 gathers
+    from them on CPU is sometimes read too early: there they are the masters, rounded, and the frozen ones are as they were made."""
+    out = dict(model.named_buffers())
+    if plan["stage"] == 3:
+        torch.manual_seed(plan["seed"])
+        made = Toy(plan).state_dict()
+    for name, p in model.named_parameters(remove_duplicate=False):
+        owner = "layers.0.weight" if name == "head.weight" else name
+        out[name] = p if plan["stage"] < 3 else (masters[owner] if p.requires_grad else made[owner]).to(DTYPES[plan["dtype"]])
+    return {k: v.detach().clone() for k, v in out.items()}
+
+
+def live_states(model):
+    """Masters and moments as DeepSpeed's own interface finds them in its partitions; all ranks take part."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    masters, moments = {}, {}
+    for name, p in model.named_parameters():
+        if not p.requires_grad or not (hasattr(p, "_hp_mapping") or hasattr(p, "ds_id")):
+            continue
+        masters[name] = safe_get_full_fp32_param(p).clone()
+        for key in ("exp_avg", "exp_avg_sq"):
+            if has_state(p, key):
+                moments[f"optim.state.{name}.{key}"] = safe_get_full_optimizer_state(p, key).clone()
+    return masters, moments
+
+
+def has_state(p, key):
+    """Does every rank that has a part of the parameter know its moment? The interface loses those of some partitions of one element."""
+    mapping = getattr(p, "_hp_mapping", None)
+    lost = torch.tensor([int(mapping is not None and key not in mapping.optim_fragment)])
+    dist.all_reduce(lost)
+    return not lost.item()
+
+
+def train(engine, steps, x):
+    for _ in range(steps):
+        engine.backward(engine(x).float().sum())
+        engine.step()
+
+
+def convert(at, tag):
+    """A universal checkpoint of a tag, by DeepSpeed's own program."""
+    import argparse
+    from deepspeed.checkpoint import ds_to_universal
+    ds_to_universal.main(argparse.Namespace(input_folder=f"{at}/{tag}", output_folder=f"{at}/{tag}_universal", num_extract_workers=1, num_merge_workers=1,
+                                            keep_temp_folder=False, strict=True, inject_missing_state=True))
+
+
+def write_toy(deepspeed, rank, at, plan):
+    torch.manual_seed(plan["seed"])
+    model = Toy(plan)
+    if plan["stage"] == 0 or plan["dtype"] == "fp32":
+        model = model.to(DTYPES[plan["dtype"]])
+    optimizer = torch.optim.AdamW(groups_of(model, plan["groups"]))
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config_of(plan))
+    train(engine, plan["steps"], torch.ones(1, dtype=DTYPES[plan["dtype"]]))
+    engine.save_checkpoint(at, exclude_frozen_parameters=plan["exclude"])
+    masters, moments = live_states(engine.module) if not plan["round_robin"] else ({}, {})
+    weights = live_weights(engine.module, plan, masters)
+    if rank == 0:
+        tag = f"global_step{plan['steps']}"
+        if plan["universal"]:
+            convert(at, tag)
+        torch.save({"weights": weights, "masters": masters, "moments": moments, "converted": own_converter(at, plan)}, at + ".want")
+    dist.barrier()
+    engine.destroy()
+
+
+def own_converter(at, plan):
+    if plan["stage"] == 0:
+        return {}
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    return {k: v.clone() for k, v in get_fp32_state_dict_from_zero_checkpoint(at).items()}
+
+
+def toys(world, rank, port, top, seeds, old):
+    """Train and save the toys of these seeds, one after the other."""
+    deepspeed = start(world, rank, port)
+    for seed in seeds:
+        with contextlib.redirect_stdout(None):
+            write_toy(deepspeed, rank, os.path.join(top, f"toy-{seed}"), make_plan(seed, world, old))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the installed versions of DeepSpeed write at test time (deepspeed_writer.py), against the live model and DeepSpeed's own
+converter. CKPTFS_DEEPSPEED: folders named deepspeed-VERSION (pip install --no-deps --target), separated by ':'."""
+
+import os
+import shutil
+import socket
+import sys
+import unittest
+
+try:
+    import torch
+
+    import deepspeed_writer as writer
+    import ranks
+    from tensor_case import CASES, SEED, TensorCase, export, read_all
+except ImportError as e:
+    print(f"skipped: {e}")
+    sys.exit(77)
+
+VERSIONS = [p for p in os.environ.get("CKPTFS_DEEPSPEED", "").split(":") if os.path.isdir(p)]
+if not VERSIONS:
+    print("skipped: CKPTFS_DEEPSPEED has no folder with deepspeed")
+    sys.exit(77)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def widened(tensors):
+    return {k: t.float() if t.is_floating_point() else t for k, t in tensors.items()}
+
+
+def moments_of(tensors):
+    return {k: t for k, t in tensors.items() if k.startswith("optim.state.")}
+
+
+class Written(TensorCase):
+    def view(self, at, *options):
+        shutil.rmtree(at + ".out", ignore_errors=True)
+        done = export(at, at + ".out", "view=raw", *options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return read_all(at + ".out"), done.stderr
+
+    def subset(self, got, want, what):
+        self.same({k: got[k] for k in want if k in got}, want, what)
+
+    def served(self, at, weights, masters, moments, what):
+        """Both views have these weights and masters, and the moments, of which those known are compared."""
+        got, said = self.view(at)
+        states = moments_of(got)
+        self.same({k: t for k, t in got.items() if k not in states}, weights, what)
+        self.subset(states, moments, what + ": moments")
+        self.assertNotIn("left out", said, what)
+        got, _ = self.view(at, "dtype=float32")
+        self.same({k: t for k, t in got.items() if k not in states}, widened(weights) | masters, what + ": float32")
+        self.subset(got, moments, what + ": float32: moments")
+
+    def clear(self):
+        shutil.rmtree(self.tmp)
+        os.makedirs(self.tmp)
+
+    def ranks(self, version, world, function, *args):
+        ranks.run(world, "deepspeed_writer", function, free_port(), self.tmp, *args, folder=self.tmp, PYTHONPATH=version)
+
+
+class Toys(Written):
+    def toy(self, plan):
+        at = self.path(f"toy-{plan['seed']}")
+        want = torch.load(at + ".want")
+        names = writer.trained_names(plan)
+        weights = {k: t for k, t in want["weights"].items() if not (plan["exclude"] and k in names["frozen"])}
+        masters = dict(want["masters"])
+        converted = {k: t for k, t in want["converted"].items() if k in names["trained"]}
+        if plan["stage"]:
+            self.assertEqual(sorted(converted), sorted(names["trained"]))
+        for alias, owner in names["tied"].items():
+            if owner in masters:
+                masters[alias] = masters[owner]
+        self.subset(masters, {k: t for k, t in converted.items() if k in masters}, "DeepSpeed's converter and its live model")
+        masters |= widened(converted)
+        tag = os.path.join(at, f"global_step{plan['steps']}")
+        self.served(tag, weights, masters, want["moments"], str(plan))
+        if plan["universal"]:
+            universal = {k: t for k, t in weights.items()}
+            self.served(tag + "_universal", universal, masters, want["moments"], f"universal {plan}")
+
+    def test_all(self):
+        for version in VERSIONS:
+            old = version.endswith("-0.16.7")
+            for world in (1, 2, 3, 4):
+                seeds = [1000 * SEED + 100 * world + i for i in range(CASES)]
+                self.ranks(version, world, "toys", seeds, old)
+                for seed in seeds:
+                    plan = writer.make_plan(seed, world, old)
+                    with self.subTest(version=os.path.basename(version), plan=plan):
+                        self.toy(plan)
+                self.clear()
+
+
+if __name__ == "__main__":
+    unittest.main()
