@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading layer and expert files. */
+/* Reading the files of layers. */
 #include "ckpt/deepspeed_layers.h"
 
 #include <inttypes.h>
@@ -12,12 +12,8 @@
 
 /* ---- one file ---- */
 
-typedef int add_tensor(void *ctx, const char *name, const struct ckpt_ds_file *f,
-                       const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err);
-
-/* Call fn for all tensors of a file with a state dict. */
-static int each_tensor(const struct ckpt_ds_job *job, const char *file, add_tensor *fn, void *ctx,
-                       struct ckpt_err *err)
+int ckpt_ds_layers_each(const struct ckpt_ds_job *job, const char *file, ckpt_ds_add_fn *fn,
+                        void *ctx, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_ds_file_freep) struct ckpt_ds_file *f = NULL;
     struct ckpt_ds_stored s;
@@ -240,7 +236,7 @@ static int read_layers(struct pipeline *p, struct ckpt_err *err)
                              "'%s' holds two files of layer %" PRIu64 ": '%s' and another one",
                              ckpt_dir_path(p->job->dir), p->layer, e->name);
         if (check_hole(p, next, p->layer, err) < 0 ||
-            each_tensor(p->job, e->name, add_local, p, err) < 0)
+            ckpt_ds_layers_each(p->job, e->name, add_local, p, err) < 0)
             return -1;
         next = p->layer + 1;
     }
@@ -354,87 +350,4 @@ int ckpt_ds_layers_read(const struct ckpt_ds_job *job, struct ckpt_ds_zero *stag
         ckpt_ds_masters_free(&stage[i], p.masters[i]);
     free(p.masters);
     return result;
-}
-
-/* ---- experts ---- */
-
-struct experts {
-    const struct ckpt_ds_zero *z;
-    struct ckpt_ds_parts *weights;
-};
-
-static int add_expert(void *ctx, const char *name, const struct ckpt_ds_file *f,
-                      const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err)
-{
-    const struct experts *x = ctx;
-
-    (void)f;
-    return ckpt_ds_parts_stored(x->weights, name, s, source, err);
-}
-
-static bool has_expert(const struct ckpt_ds_tag *tag, uint64_t layer, uint64_t expert)
-{
-    for (size_t i = 0; i < tag->files.len; i++) {
-        const struct ckpt_ds_file_name *f = &tag->files.ptr[i].is;
-        if (f->role == CKPT_DS_EXPERT && f->layer == layer && f->expert == expert && f->mp == 0)
-            return true;
-    }
-    return false;
-}
-
-static int check_layer(const struct ckpt_ds_zero *z, uint64_t layer, uint64_t n,
-                       struct ckpt_err *err)
-{
-    for (uint64_t e = 0; e < n; e++)
-        if (!has_expert(z->job->tag, layer, e))
-            return ckpt_fail(err, CKPT_MISSING,
-                             "'%s': layer_%" PRIu64 "_expert_%" PRIu64
-                             "_mp_rank_00_model_states.pt is missing: '%s' says that MoE layer "
-                             "%" PRIu64 " has %" PRIu64 " experts",
-                             ckpt_dir_path(z->job->dir), layer, e, z->model_name, layer, n);
-    return 0;
-}
-
-/* Read num_experts, a list with one number per MoE layer. *ret is the total number of experts. */
-static int check_experts(const struct ckpt_ds_zero *z, size_t *ret, struct ckpt_err *err)
-{
-    const struct ckpt_pickle *p = &z->model->p;
-    const ckpt_pv list = ckpt_pv_get(p, p->root, "num_experts");
-
-    *ret = 0;
-    if (!ckpt_pv_is_seq(list))
-        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' does not say num_experts",
-                         ckpt_dir_path(z->job->dir), z->model_name);
-    for (size_t i = 0; i < ckpt_pv_len(p, list); i++) {
-        int64_t n;
-        if (!ckpt_pv_int(ckpt_pv_at(p, list, i), &n) || n < 0)
-            return ckpt_fail(err, CKPT_FORMAT, "num_experts[%zu] is not a number", i);
-        if (check_layer(z, i, (uint64_t)n, err) < 0)
-            return -1;
-        *ret += (size_t)n;
-    }
-    return 0;
-}
-
-int ckpt_ds_experts_read(const struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
-                         struct ckpt_err *err)
-{
-    const struct ckpt_ds_tag *tag = z->job->tag;
-    struct experts x = {z, weights};
-    const struct ckpt_ds_entry *e = NULL;
-    const size_t have = ckpt_ds_tag_count(tag, CKPT_DS_EXPERT, &e);
-    size_t n;
-
-    if (check_experts(z, &n, err) < 0)
-        return -1;
-    if (have != n || (e && e->is.old_expert))
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "'%s' holds %zu experts' files ('%s' first), '%s' says %zu: files of "
-                         "several saves, or of tensor-parallel ranks",
-                         ckpt_dir_path(z->job->dir), have, e ? e->name : "none", z->model_name, n);
-    for (size_t i = 0; i < tag->files.len; i++)
-        if (tag->files.ptr[i].is.role == CKPT_DS_EXPERT &&
-            each_tensor(z->job, tag->files.ptr[i].name, add_expert, &x, err) < 0)
-            return -1;
-    return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights that are not in the model file: the layers of a pipeline module, and the experts of
- * DeepSpeed-MoE. */
+/* Weights that are not in the model file but in files of their own, each a state dict: the layers
+ * of a pipeline module. */
 #ifndef CKPT_CKPT_DEEPSPEED_LAYERS_H
 #define CKPT_CKPT_DEEPSPEED_LAYERS_H
 
@@ -13,9 +13,10 @@ int ckpt_ds_layers_read(const struct ckpt_ds_job *job, struct ckpt_ds_zero *stag
                         struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
                         struct ckpt_err *err);
 
-/* Add the experts, under the names in their files. MISSING: an expert that the model file z counts.
- */
-int ckpt_ds_experts_read(const struct ckpt_ds_zero *z, struct ckpt_ds_parts *weights,
-                         struct ckpt_err *err);
+/* Call fn for all tensors of a file that is a state dict; it becomes a source of the catalogue. */
+typedef int ckpt_ds_add_fn(void *ctx, const char *name, const struct ckpt_ds_file *f,
+                           const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err);
+int ckpt_ds_layers_each(const struct ckpt_ds_job *job, const char *file, ckpt_ds_add_fn *fn,
+                        void *ctx, struct ckpt_err *err);
 
 #endif

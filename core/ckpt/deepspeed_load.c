@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "ckpt/deepspeed_experts.h"
 #include "ckpt/deepspeed_layers.h"
 #include "ckpt/deepspeed_module.h"
 #include "ckpt/deepspeed_tp.h"
@@ -72,40 +73,21 @@ static int check_degree(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_er
                                  ckpt_dir_path(z->job->dir), n, z->model_name, want);
 }
 
-/* Check for experts, whose optimizers are partitioned over other ranks. */
-static int check_moe(const struct ckpt_ds_zero *z, struct ckpt_err *err)
-{
-    if (z->group.len == 0 || !z->job->opt->masters)
-        return 0;
-    return ckpt_fail(err, CKPT_UNSUPPORTED,
-                     "'%s': F32 masters of DeepSpeed-MoE are not supported: without dtype=float32 "
-                     "the weights are shown as trained",
-                     ckpt_dir_path(z->job->dir));
-}
-
 /* Load a module of which one rank has everything except the experts. */
 static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
     ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
-    const bool moe = ckpt_ds_tag_count(job->tag, CKPT_DS_EXPERT, NULL) > 0;
-    struct ckpt_reader_options plain = *job->opt;
-    struct ckpt_ds_job own = *job;
 
     if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0 ||
         check_degree(&z, 1, err) < 0)
         return -1;
-    if (moe) {
-        if (check_moe(&z, err) < 0)
-            return -1;
-        if (z.group.len && job->opt->states)
-            ckpt_catalog_warn(job->cat, "left out: the optimizer's states of DeepSpeed-MoE");
-        plain.states = plain.states && z.group.len == 0;
-        own.opt = &plain;
-        z.job = &own;
-    }
+    if (z.moe && z.zero3)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s': experts' files beside ZeRO 3 are not supported",
+                         ckpt_dir_path(job->dir));
     if (ckpt_ds_module_read(&z, &weights, &moments, err) < 0 ||
-        (moe && ckpt_ds_experts_read(&z, &weights, err) < 0))
+        (z.moe && ckpt_ds_experts_read(&z, &weights, &moments, err) < 0))
         return -1;
     return add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1 : 0;
 }

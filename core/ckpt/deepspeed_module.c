@@ -201,7 +201,8 @@ static int add_others(struct walk *w, struct ckpt_err *err)
 
     for (size_t i = 0; w->buffers && i < w->z->param.len; i++) {
         const struct ckpt_ds_param *param = &w->z->param.ptr[i];
-        if (ckpt_ds_parts_find(w->out, param->name, &index))
+        if (ckpt_ds_parts_find(w->out, param->name, &index) ||
+            ckpt_ds_zero_is_expert(w->z, param->name))
             continue;
         if (!w->z->zero3)
             return ckpt_fail(err, CKPT_CONFLICT,
@@ -293,6 +294,23 @@ int ckpt_ds_moments_add(struct ckpt_ds_zero *z, struct ckpt_ds_parts *out, struc
 
 /* ---- the module ---- */
 
+/* There are optimizer files, but the model file does not name their parameters: DeepSpeed 0.16 with
+ * experts. Refuse masters, leave out states. */
+static int refuse_nameless(const struct ckpt_ds_zero *z, struct ckpt_err *err)
+{
+    static const char why[] = "'%s' has optimizer files, but '%s' has no param_shapes, which says "
+                              "which parameters they hold (DeepSpeed 0.16 with experts)%s";
+    const char *dir = ckpt_dir_path(z->job->dir);
+
+    if (z->job->opt->masters)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, why, dir, z->model_name,
+                         ": without dtype=float32 the weights are shown as trained");
+    if (z->job->opt->states)
+        ckpt_catalog_warn(z->job->cat, why, dir, z->model_name,
+                          ": the optimizer's states are left out");
+    return 0;
+}
+
 /* The optimizer's files are read always for stage 3; for other stages if masters or states are
  * wanted. */
 int ckpt_ds_module_read_ranks(struct ckpt_ds_zero *z, bool *ret_read, struct ckpt_err *err)
@@ -302,6 +320,14 @@ int ckpt_ds_module_read_ranks(struct ckpt_ds_zero *z, bool *ret_read, struct ckp
 
     *ret_read = false;
     if (!z->zero3 && z->group.len == 0) {
+        if (ckpt_ds_tag_count(z->job->tag, CKPT_DS_OPTIM, NULL))
+            return refuse_nameless(z, err);
+        if (opt->states &&
+            ckpt_pv_kind(ckpt_pv_get(&z->model->p, z->model->p.root, "optimizer")) == CKPT_PV_DICT)
+            ckpt_catalog_warn(z->job->cat,
+                              "left out: the optimizer's states in '%s', which have no names (it "
+                              "was saved without ZeRO)",
+                              z->model_name);
         if (opt->masters)
             ckpt_catalog_warn(z->job->cat,
                               "'%s' keeps no named F32 masters (it was saved without ZeRO): the "

@@ -49,25 +49,26 @@ int ckpt_ds_spot_same(const struct ckpt_ds_file *f, const struct ckpt_ds_stored 
     return 0;
 }
 
-/* Compare the first elements of each of a tensor's extents. */
-static int check_part(const struct ckpt_ds_zero *z, const struct ckpt_ds_stored *s,
-                      const struct ckpt_ds_parts *p, const struct ckpt_ds_part *part,
-                      struct ckpt_err *err)
+int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_ds_file *f,
+                            const char *file, const struct ckpt_ds_stored *s,
+                            const struct ckpt_ds_parts *masters, size_t index, struct ckpt_err *err)
 {
+    const struct ckpt_ds_parts *p = masters;
+    const struct ckpt_ds_part *part = &p->part.ptr[index];
     const struct ckpt_ds_extent *e = &p->extent.ptr[part->first];
     uint64_t at = 0;
     bool same;
 
     for (size_t i = 0; i < part->n; at += e[i].n, i++) {
-        const struct ckpt_ds_spot spot = {z->job->cat->sources.ptr[e[i].source], part->dtype,
-                                          e[i].off, at, e[i].n};
-        if (ckpt_ds_spot_same(z->model, s, &spot, &same, err) < 0)
+        const struct ckpt_ds_spot spot = {job->cat->sources.ptr[e[i].source], part->dtype, e[i].off,
+                                          at, e[i].n};
+        if (ckpt_ds_spot_same(f, s, &spot, &same, err) < 0)
             return -1;
         if (!same)
             return ckpt_fail(err, CKPT_CONFLICT,
                              "'%s': the F32 master of '%s' in the optimizer files, rounded, is not "
                              "the weight in '%s': files of different saves",
-                             ckpt_dir_path(z->job->dir), part->name, z->model_name);
+                             ckpt_dir_path(job->dir), part->name, file);
     }
     return 0;
 }
@@ -85,7 +86,7 @@ int ckpt_ds_spot_check(const struct ckpt_ds_zero *z, ckpt_pv module,
         if (!name || !ckpt_ds_zero_param(z, name) || !ckpt_ds_parts_find(masters, name, &at))
             continue;
         if (ckpt_ds_file_tensor(z->model, ckpt_pv_value(p, module, i), &s, err) < 0 ||
-            check_part(z, &s, masters, &masters->part.ptr[at], err) < 0)
+            ckpt_ds_spot_check_part(z->job, z->model, z->model_name, &s, masters, at, err) < 0)
             return -1;
     }
     return 0;

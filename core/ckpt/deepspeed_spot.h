@@ -11,6 +11,13 @@
 int ckpt_ds_spot_check(const struct ckpt_ds_zero *z, ckpt_pv module,
                        const struct ckpt_ds_parts *masters, struct ckpt_err *err);
 
+/* Compare the first elements of every extent of tensor `index` of `masters` with the tensor s of a
+ * file. CONFLICT: they differ. */
+int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_ds_file *f,
+                            const char *file, const struct ckpt_ds_stored *s,
+                            const struct ckpt_ds_parts *masters, size_t index,
+                            struct ckpt_err *err);
+
 /* A range of a master for comparison: n elements from number `at`, which begin at byte `off` of
  * `source`. */
 struct ckpt_ds_spot {

@@ -34,6 +34,30 @@ const struct ckpt_ds_param *ckpt_ds_zero_param(const struct ckpt_ds_zero *z, con
     return ckpt_map_get(&z->by_name, name, strlen(name), &at) ? &z->param.ptr[at] : NULL;
 }
 
+/* ---- experts ---- */
+
+size_t ckpt_ds_expert_number(const char *name)
+{
+    static const char before[] = "deepspeed_moe.experts.deepspeed_experts.";
+    const char *at = strstr(name, before);
+
+    return at ? (size_t)(at - name) + sizeof before - 1 : 0;
+}
+
+bool ckpt_ds_zero_is_expert(const struct ckpt_ds_zero *z, const char *name)
+{
+    return z->moe && name && ckpt_ds_expert_number(name) > 0;
+}
+
+/* Is it a group of experts' parameters? */
+static bool is_expert_group(const struct ckpt_ds_zero *z, size_t group)
+{
+    const size_t first = z->group.ptr[group];
+    const size_t end = group + 1 < z->group.len ? z->group.ptr[group + 1] : z->param.len;
+
+    return first < end && ckpt_ds_zero_is_expert(z, z->param.ptr[first].name);
+}
+
 /* ---- the model file ---- */
 
 static int add_param(struct ckpt_ds_zero *z, ckpt_pv key, ckpt_pv shape, struct ckpt_err *err)
@@ -52,6 +76,9 @@ static int add_param(struct ckpt_ds_zero *z, ckpt_pv key, ckpt_pv shape, struct 
         return ckpt_fail(err, CKPT_FORMAT, "param_shapes lists '%s' twice", name);
     p->name = name;
     p->group = z->group.len - 1;
+    if (z->moe && ckpt_ds_zero_is_expert(z, name) != is_expert_group(z, p->group))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "param_shapes[%" PRIu64 "] has experts' and other parameters", p->group);
     if (ckpt_ds_file_shape(z->model, shape, p->dim, &p->rank, err) < 0)
         return ckpt_err_in(err, "param_shapes: '%s'", name);
     (void)ckpt_shape_numel(p->dim, p->rank, &p->numel);
@@ -117,6 +144,7 @@ int ckpt_ds_zero_open(const struct ckpt_ds_job *job, uint64_t mp, struct ckpt_ds
 
     z->job = job;
     z->mp = mp;
+    z->moe = ckpt_ds_tag_count(job->tag, CKPT_DS_EXPERT, NULL) > 0;
     if (!e && (e = ckpt_ds_tag_find(job->tag, CKPT_DS_ZERO3_MODEL, mp, 0)))
         z->zero3 = true;
     if (!e)
@@ -200,12 +228,13 @@ static int rank_buffer(const struct ckpt_ds_optim *o, const char *key, struct ck
     return 0;
 }
 
-static int group_buffer(const struct ckpt_ds_zero *z, uint64_t group, const char *key,
-                        struct ckpt_ds_buffer *b, struct ckpt_err *err)
+int ckpt_ds_zero_group_buffer(const struct ckpt_ds_zero *z, uint64_t group, const char *key,
+                              uint64_t first, uint64_t stride, struct ckpt_ds_buffer *b,
+                              struct ckpt_err *err)
 {
     bool there = true;
 
-    for (size_t r = 0; r < z->optim.len && there; r++)
+    for (size_t r = first; r < z->optim.len && there; r += stride)
         if (add_rank(&z->optim.ptr[r], group, key, b, &there, err) < 0)
             return -1;
     return 0;
@@ -214,10 +243,13 @@ static int group_buffer(const struct ckpt_ds_zero *z, uint64_t group, const char
 int ckpt_ds_zero_buffers(const struct ckpt_ds_zero *z, const char *key, struct ckpt_ds_buffer *ret,
                          struct ckpt_err *err)
 {
-    for (size_t i = 0; i < ckpt_ds_zero_nbuffer(z); i++)
+    for (size_t i = 0; i < ckpt_ds_zero_nbuffer(z); i++) {
+        if (!z->zero3 && is_expert_group(z, i))
+            continue;
         if ((z->zero3 ? rank_buffer(&z->optim.ptr[i], key, &ret[i], err)
-                      : group_buffer(z, i, key, &ret[i], err)) < 0)
+                      : ckpt_ds_zero_group_buffer(z, i, key, 0, 1, &ret[i], err)) < 0)
             return -1;
+    }
     return 0;
 }
 
@@ -302,16 +334,31 @@ static uint64_t end_of(const struct ckpt_ds_zero *z, size_t buffer)
     return last->offset + (z->zero3 ? slice_of(z, last->numel) : last->numel);
 }
 
+/* Check the length of a buffer that is padded to a multiple of `unit` elements. */
+static int check_length(const struct ckpt_ds_zero *z, size_t i, uint64_t unit, uint64_t have,
+                        struct ckpt_err *err)
+{
+    const uint64_t want = end_of(z, i);
+
+    return want > INT64_MAX || have > INT64_MAX || want > have ||
+                   round_up(want, unit) != round_up(have, unit)
+               ? fail_sizes(z, i, want, have, err)
+               : 0;
+}
+
+int ckpt_ds_zero_check_group(const struct ckpt_ds_zero *z, uint64_t group, uint64_t nrank,
+                             const struct ckpt_ds_buffer *b, struct ckpt_err *err)
+{
+    return check_length(z, group, 2 * nrank, b->n, err);
+}
+
 int ckpt_ds_zero_check(const struct ckpt_ds_zero *z, const struct ckpt_ds_buffer *masters,
                        struct ckpt_err *err)
 {
-    for (size_t i = 0; i < ckpt_ds_zero_nbuffer(z); i++) {
-        const uint64_t want = end_of(z, i), have = masters[i].n;
-        const uint64_t unit = z->zero3 ? 1 : 2 * z->world;
-        if (want > INT64_MAX || have > INT64_MAX || want > have ||
-            round_up(want, unit) != round_up(have, unit))
-            return fail_sizes(z, i, want, have, err);
-    }
+    for (size_t i = 0; i < ckpt_ds_zero_nbuffer(z); i++)
+        if ((z->zero3 || !is_expert_group(z, i)) &&
+            check_length(z, i, z->zero3 ? 1 : 2 * z->world, masters[i].n, err) < 0)
+            return -1;
     return 0;
 }
 

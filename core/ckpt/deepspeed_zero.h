@@ -49,6 +49,8 @@ struct ckpt_ds_zero {
     const struct ckpt_ds_job *job;
     uint64_t mp, world;
     bool zero3;
+    bool moe; /* there are files of experts, whose groups of parameters are divided over fewer ranks
+               */
     struct ckpt_ds_file *model; /* model file of data-parallel rank 0 */
     char *model_name;
     uint32_t model_index; /* number of its source in the catalogue */
@@ -76,7 +78,7 @@ int ckpt_ds_zero_lay(struct ckpt_ds_zero *z, struct ckpt_err *err);
 
 /* Make buffers of the masters (key NULL) or of a moment: with stages 1 and 2 one per group, with
  * stage 3 one per rank. If a rank's file lacks a group, its buffer ends there. ret has room for
- * ckpt_ds_zero_nbuffer zeroed buffers, which the caller releases. */
+ * ckpt_ds_zero_nbuffer zeroed buffers, which the caller releases; those of experts stay empty. */
 size_t ckpt_ds_zero_nbuffer(const struct ckpt_ds_zero *z);
 int ckpt_ds_zero_buffers(const struct ckpt_ds_zero *z, const char *key, struct ckpt_ds_buffer *ret,
                          struct ckpt_err *err);
@@ -84,6 +86,22 @@ int ckpt_ds_zero_buffers(const struct ckpt_ds_zero *z, const char *key, struct c
 /* Check that the masters have as many elements as the parameters. */
 int ckpt_ds_zero_check(const struct ckpt_ds_zero *z, const struct ckpt_ds_buffer *masters,
                        struct ckpt_err *err);
+
+/* Append a group's masters (key NULL) or a moment in the files of ranks first, first + stride, ...
+ * to b (stages 1 and 2). It ends at a rank that has none. */
+int ckpt_ds_zero_group_buffer(const struct ckpt_ds_zero *z, uint64_t group, const char *key,
+                              uint64_t first, uint64_t stride, struct ckpt_ds_buffer *b,
+                              struct ckpt_err *err);
+
+/* Check that a group's buffer, which is divided over nrank ranks, is as long as its parameters. */
+int ckpt_ds_zero_check_group(const struct ckpt_ds_zero *z, uint64_t group, uint64_t nrank,
+                             const struct ckpt_ds_buffer *b, struct ckpt_err *err);
+
+/* The offset of an expert's number in the name of one of its parameters; 0: it is none. */
+size_t ckpt_ds_expert_number(const char *name);
+
+/* Is it an expert's parameter, of a checkpoint that has files of experts? */
+bool ckpt_ds_zero_is_expert(const struct ckpt_ds_zero *z, const char *name);
 
 /* Add a parameter's tensor, which is a part of such buffers, under a name. */
 int ckpt_ds_zero_add(const struct ckpt_ds_zero *z, const struct ckpt_ds_buffer *buffers,

@@ -63,6 +63,7 @@ def make_plan(seed, world, old):
             "tied": r.random() < 0.4, "frozen": r.sample(range(1, n), r.choice([0, 0, 1, 2])), "groups": r.randint(1, 3),
             "exclude": r.random() < 0.3, "round_robin": stage in (1, 2) and r.random() < 0.3, "align": not old and stage in (1, 2) and r.random() < 0.5,
             "sub_group": r.choice([10**9, 40]), "persist": r.choice([0, 100])}
+    plan["bf16_optimizer"] = old and stage == 0 and plan["dtype"] == "bf16"  # it has masters then
     plan["exclude"] &= bool(plan["frozen"])
     plan["universal"] = (stage in (1, 2, 3) and r.random() < 0.5 and not plan["round_robin"] and not plan["exclude"] and not (stage == 3 and plan["frozen"])
                          and not (old and stage == 3 and (plan["groups"] > 1 or plan["sub_group"] < 10**9)))
@@ -123,17 +124,83 @@ def live_weights(model, plan, masters):
     return {k: v.detach().clone() for k, v in out.items()}
 
 
-def live_states(model):
+def live_states(engine):
     """Masters and moments as DeepSpeed's own interface finds them in its partitions; all ranks take part."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
     masters, moments = {}, {}
-    for name, p in model.named_parameters():
+    if hasattr(engine.optimizer, "_hp_optimizer_states_linked"):  # 0.19.8 links them after the first group's first step, and so the first group's only
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
+    for name, p in engine.module.named_parameters():
         if not p.requires_grad or not (hasattr(p, "_hp_mapping") or hasattr(p, "ds_id")):
             continue
         masters[name] = safe_get_full_fp32_param(p).clone()
         for key in ("exp_avg", "exp_avg_sq"):
-            if has_state(p, key):
-                moments[f"optim.state.{name}.{key}"] = safe_get_full_optimizer_state(p, key).clone()
+            moments[f"optim.state.{name}.{key}"] = safe_get_full_optimizer_state(p, key).clone()
+    return masters, moments
+
+
+def trained_names(plan):
+    """The names of the toy's frozen and trained parameters, and {alias: owner} of the tied ones."""
+    model = Toy(plan)
+    names = {"frozen": set(), "trained": set(), "tied": {"head.weight": "layers.0.weight"} if plan["tied"] else {}}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names["trained" if p.requires_grad else "frozen"].add(name)
+    return names
+
+
+def config_of(plan):
+    zero = {"stage": plan["stage"], "round_robin_gradients": plan["round_robin"], "sub_group_size": plan["sub_group"],
+            "stage3_param_persistence_threshold": plan["persist"]}
+    if plan["align"]:
+        zero["parameter_alignment"] = True
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    if plan["dtype"] == "fp16":
+        config["fp16"] = {"enabled": True, "loss_scale": 8}
+    if plan["dtype"] == "bf16":
+        config["bf16"] = {"enabled": True}
+    return config
+
+
+def start(world, rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    import deepspeed
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would need a compiler; gloo does without
+    cpu = deepspeed.accelerator.get_accelerator()
+    cpu.is_fp16_supported = lambda: True
+    cpu.supported_dtypes = lambda: list(DTYPES.values())
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    return deepspeed
+
+
+def live_weights(model, plan, masters):
+    """Every name of the state dict, aliases too, as the model computes with it. ZeRO 3 has the weights in pieces, and what 0.16.7 gathers
+    from them on CPU is sometimes read too early: there they are the masters, rounded, and the frozen ones are as they were made."""
+    out = dict(model.named_buffers())
+    if plan["stage"] == 3:
+        torch.manual_seed(plan["seed"])
+        made = Toy(plan).state_dict()
+    for name, p in model.named_parameters(remove_duplicate=False):
+        owner = "layers.0.weight" if name == "head.weight" else name
+        out[name] = p if plan["stage"] < 3 else (masters[owner] if p.requires_grad else made[owner]).to(DTYPES[plan["dtype"]])
+    return {k: v.detach().clone() for k, v in out.items()}
+
+
+def live_states(engine):
+    """Masters and moments as DeepSpeed's own interface finds them in its partitions; all ranks take part."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    masters, moments = {}, {}
+    if hasattr(engine.optimizer, "_hp_optimizer_states_linked"):  # 0.19.8 links them after the first group's first step, and so the first group's only
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
+    for name, p in engine.module.named_parameters():
+        if not p.requires_grad or not (hasattr(p, "_hp_mapping") or hasattr(p, "ds_id")):
+            continue
+        masters[name] = safe_get_full_fp32_param(p).clone()
+        for key in ("exp_avg", "exp_avg_sq"):
+            moments[f"optim.state.{name}.{key}"] = safe_get_full_optimizer_state(p, key).clone()
     return masters, moments
 
 
@@ -168,7 +235,7 @@ def write_toy(deepspeed, rank, at, plan):
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config_of(plan))
     train(engine, plan["steps"], torch.ones(1, dtype=DTYPES[plan["dtype"]]))
     engine.save_checkpoint(at, exclude_frozen_parameters=plan["exclude"])
-    masters, moments = live_states(engine.module) if not plan["round_robin"] else ({}, {})
+    masters, moments = live_states(engine) if not plan["round_robin"] else ({}, {})
     weights = live_weights(engine.module, plan, masters)
     if rank == 0:
         tag = f"global_step{plan['steps']}"
@@ -192,3 +259,77 @@ def toys(world, rank, port, top, seeds, old):
     for seed in seeds:
         with contextlib.redirect_stdout(None):
             write_toy(deepspeed, rank, os.path.join(top, f"toy-{seed}"), make_plan(seed, world, old))
+
+
+# ---- experts ----
+
+class Expert(torch.nn.Module):
+    def __init__(self, hidden, inner):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(hidden, inner), torch.nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+
+class Sparse(torch.nn.Module):
+    def __init__(self, plan):
+        from deepspeed.moe.layer import MoE
+        super().__init__()
+        h = plan["hidden"]
+        self.first = torch.nn.Linear(h, h)
+        self.moe = torch.nn.ModuleList(MoE(h, Expert(h, inner), num_experts=n, ep_size=ep, k=1, min_capacity=4) for n, ep, inner in plan["layers"])
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.moe:
+            x = x + layer(x)[0]
+        return x
+
+
+def moe_plan(seed, world):
+    r = random.Random(seed)
+    sizes = [ep for ep in (1, 2, 4) if world % ep == 0]
+    layers = [(ep * r.randint(1, 2), ep, r.randint(3, 9)) for ep in (r.choice(sizes) for _ in range(r.randint(1, 3)))]
+    return {"seed": seed, "world": world, "stage": r.choice([0, 1, 1, 2, 2]), "dtype": r.choice(["bf16", "fp16", "fp32"]), "hidden": r.randint(3, 8), "layers": layers,
+            "round_robin": False, "sub_group": 10**9, "persist": 0, "align": False, "steps": 1}
+
+
+def global_names(model, plan, ep_rank):
+    """{local name: name in the checkpoint} of this rank's parameters: experts are numbered over all ranks there."""
+    names = {}
+    for name, _ in model.named_parameters():
+        parts = name.split(".")
+        if "deepspeed_experts" in parts:
+            n, ep, _ = plan["layers"][int(parts[1])]
+            at = parts.index("deepspeed_experts") + 1
+            parts[at] = str(ep_rank[ep] * (n // ep) + int(parts[at]))
+        names[name] = ".".join(parts)
+    return names
+
+
+def write_moe(deepspeed, rank, at, plan):
+    from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+    from deepspeed.utils import groups
+    torch.manual_seed(plan["seed"] + rank)
+    model = Sparse(plan).to(DTYPES[plan["dtype"]])
+    params = split_params_into_different_moe_groups_for_optimizer({"params": list(model.parameters()), "name": "all"})
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(params, lr=0.01), config=config_of(plan))
+    torch.manual_seed(100 + rank)
+    train(engine, plan["steps"], torch.randn(8, plan["hidden"], dtype=DTYPES[plan["dtype"]]))
+    engine.save_checkpoint(at)
+    ep_rank = {ep: groups._get_expert_parallel_rank(f"ep_size_{ep}") for _, ep, _ in plan["layers"]}
+    names = global_names(engine.module, plan, ep_rank)
+    masters, moments = live_states(engine)
+    weights = {names[k]: p.detach().clone() for k, p in engine.module.named_parameters()}
+    moments = {f"optim.state.{names[k.removeprefix('optim.state.').rsplit('.', 1)[0]]}.{k.rsplit('.', 1)[1]}": t for k, t in moments.items()}
+    torch.save({"weights": weights, "masters": {names[k]: t for k, t in masters.items()}, "moments": moments}, f"{at}.want-{rank}")
+    dist.barrier()
+    engine.destroy()
+
+
+def moes(world, rank, port, top, seeds, old):
+    deepspeed = start(world, rank, port)
+    for seed in seeds:
+        with contextlib.redirect_stdout(None):
+            write_moe(deepspeed, rank, os.path.join(top, f"moe-{seed}"), moe_plan(seed, world))

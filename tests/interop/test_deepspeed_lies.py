@@ -85,9 +85,24 @@ def piece_of(rank, key, value):
     return lambda entry: entry["ranks"][rank]["pieces"][0].__setitem__(key, value)
 
 
+def rename_expert(shapes):
+    name = next(iter(shapes))
+    shapes[name + "x"] = shapes.pop(name)
+
+
+def flip_shapes(shapes):
+    for name, shape in shapes.items():
+        shapes[name] = shape[::-1]
+
+
+def renumber(root):
+    for name in list(root):
+        root[name.replace(".1.", ".7.")] = root.pop(name)
+
+
 O = "optimizer_state_dict"
 M = "mp_rank_00_model_states.pt"
-Z2, Z3, TP, MOE, UC = "z2_llama_align_w2", "z3_qwen3_frozen_w3", "tp2_z1_llama_w2", "moe_ep2_w2", "uc_z3_qwen2_g2_w2"
+Z2, Z3, TP, MOE, MOE_Z2, UC = "z2_llama_align_w2", "z3_qwen3_frozen_w3", "tp2_z1_llama_w2", "moe_ep2_w2", "moe_z2_ep2_w4", "uc_z3_qwen2_g2_w2"
 MASTERS = "single_partition_of_fp32_groups"
 
 LIES = {
@@ -147,6 +162,16 @@ LIES = {
     "experts_more": Lie(MOE, M, set_at("num_experts", [4, 5]), "layer_1_expert_4"),
     "experts_endless": Lie(MOE, M, set_at("num_experts", [4, 2**50]), "layer_1_expert_4"),
     "experts_fewer": Lie(MOE, M, set_at("num_experts", [4]), "4"),
+    "expert_counts_differ": Lie(MOE_Z2, "*rank_3*optim*", set_at(O, "partition_count", 1, 1), "partition_count of group 1 is 1", F32),
+    "expert_count_no_divisor": Lie(MOE_Z2, "*optim*", set_at(O, "partition_count", lambda c: [c[0], 3, *c[2:]]), "partition_count of group 1 is 3", F32),
+    "expert_count_lost": Lie(MOE_Z2, "*optim*", set_at(O, "partition_count", lambda c: c[:1]), "is 0 in the optimizer file of rank 0", F32),
+    "expert_ranks_swapped": Lie(MOE_Z2, "*rank_0*optim*", set_at(O, MASTERS, 1, lambda t: t.flip(0)), "rounded, is not the weight in 'layer_", F32),
+    "expert_masters_short": Lie(MOE_Z2, "*rank_2*optim*", set_at(O, MASTERS, 1, lambda t: t[:5].clone()), "different saves", F32),
+    "expert_not_listed": Lie(MOE_Z2, M, lambda r: rename_expert(r["param_shapes"][1]), "does not list", F32),
+    "expert_shape_other": Lie(MOE_Z2, M, lambda r: flip_shapes(r["param_shapes"][1]), "has one shape there", F32),
+    "experts_among_others": Lie(MOE_Z2, M, lambda r: r["param_shapes"][0].update(r["param_shapes"].pop(1)), "has experts' and other parameters", F32),
+    "expert_number_other": Lie(MOE_Z2, "layer_0_expert_1_*", renumber, "does not have the number of its expert", F32),
+    "expert_listed_twice_over": Lie(MOE_Z2, "layer_0_expert_1_*", lambda r: r.popitem(), "lists", F32),
     "universal_short": Lie(UC, "zero/model.norm.weight/fp32.pt", "short", "in a shape other than"),
 }
 
