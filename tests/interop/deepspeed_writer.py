@@ -333,3 +333,25 @@ def moes(world, rank, port, top, seeds, old):
     for seed in seeds:
         with contextlib.redirect_stdout(None):
             write_moe(deepspeed, rank, os.path.join(top, f"moe-{seed}"), moe_plan(seed, world))
+
+
+# ---- for tests/bench ----
+
+def large(world, rank, port, at, shapes):
+    """A checkpoint of ZeRO 3 with weights of these names and shapes, with moments, but without a step, which would take long."""
+    deepspeed = start(world, rank, port)
+    config = config_of({"stage": 3, "dtype": "bf16", "round_robin": False, "sub_group": 10**9, "persist": 0, "align": False})
+    model = torch.nn.Module()
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        for name, shape in shapes.items():
+            *path, last, _ = name.split(".")
+            inner = model
+            for part in path:
+                if not hasattr(inner, part):
+                    inner.add_module(part, torch.nn.Module())
+                inner = getattr(inner, part)
+            inner.add_module(last, Leaf(shape, False))
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters()), config=config)
+    for flat in engine.optimizer.fp32_partitioned_groups_flat:
+        engine.optimizer.optimizer.state[flat] = {"step": torch.tensor(1.0), "exp_avg": flat * 0.1, "exp_avg_sq": flat * flat}
+    engine.save_checkpoint(at)
