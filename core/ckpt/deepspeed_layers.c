@@ -41,6 +41,12 @@ int ckpt_ds_layers_each(const struct ckpt_ds_job *job, const char *file, ckpt_ds
 
 /* ---- pipelines ---- */
 
+/* A tied parameter that has got the name of the first layer that uses it. */
+struct taken {
+    const struct ckpt_ds_param *param;
+    uint64_t stage;
+};
+
 struct pipeline {
     const struct ckpt_ds_job *job;
     struct ckpt_ds_zero *stage;
@@ -48,6 +54,7 @@ struct pipeline {
     struct ckpt_ds_buffer **masters; /* one per stage; NULL: not used */
     struct ckpt_ds_parts *weights;
     uint64_t layer;
+    CKPT_VEC(struct taken) taken;
     size_t unnamed; /* number of tensors whose parameter no stage lists */
 };
 
@@ -77,6 +84,11 @@ static int is_master_of(const struct pipeline *p, const struct ckpt_ds_parts *ma
     return 0;
 }
 
+static bool has_shape(const struct ckpt_ds_param *param, const struct ckpt_ds_stored *s)
+{
+    return param->rank == s->rank && memcmp(param->dim, s->dim, s->rank * sizeof *s->dim) == 0;
+}
+
 /* Can the parameter be tied_modules.KEY.weight of a layer's "weight", with the same shape? */
 static bool may_be_tied(const struct ckpt_ds_param *param, const char *local,
                         const struct ckpt_ds_stored *s)
@@ -85,8 +97,21 @@ static bool may_be_tied(const struct ckpt_ds_param *param, const char *local,
                           ? strchr(param->name + strlen(TIED), '.')
                           : NULL;
 
-    return own && strcmp(own + 1, local) == 0 && param->rank == s->rank &&
-           memcmp(param->dim, s->dim, s->rank * sizeof *s->dim) == 0;
+    return own && strcmp(own + 1, local) == 0 && has_shape(param, s);
+}
+
+/* Is the tensor in a layer's file the parameter, by its values? */
+static int has_values(const struct pipeline *p, uint64_t stage, const struct ckpt_ds_param *param,
+                      const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, bool *ret,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_ds_parts_release) struct ckpt_ds_parts master = {0};
+
+    return ckpt_ds_zero_add(&p->stage[stage], p->masters[stage], param, param->name, &master, err) <
+                       0 ||
+                   is_master_of(p, &master, f, s, ret, err) < 0
+               ? -1
+               : 0;
 }
 
 /* Name a tied parameter, of which several stages list a copy: the first copy gets the layer's name,
@@ -120,13 +145,10 @@ static int find_tied(const struct pipeline *p, const char *local, const struct c
     *ret = NULL;
     for (uint64_t i = 0; i < p->nstage && !same; i++)
         for (size_t k = 0; p->masters[i] && k < p->stage[i].param.len && !same; k++) {
-            ckpt_cleanup(ckpt_ds_parts_release) struct ckpt_ds_parts master = {0};
             const struct ckpt_ds_param *param = &p->stage[i].param.ptr[k];
             if (!may_be_tied(param, local, s))
                 continue;
-            if (ckpt_ds_zero_add(&p->stage[i], p->masters[i], param, param->name, &master, err) <
-                    0 ||
-                is_master_of(p, &master, f, s, &same, err) < 0)
+            if (has_values(p, i, param, f, s, &same, err) < 0)
                 return -1;
             *ret = same ? param : NULL;
             *ret_stage = i;
@@ -134,19 +156,60 @@ static int find_tied(const struct pipeline *p, const char *local, const struct c
     return 0;
 }
 
+/* Find the first layer's tensor that a later layer, which has a file too, is tied to. NULL: there
+ * is none. */
+static int find_first(const struct pipeline *p, const char *local, const struct ckpt_ds_file *f,
+                      const struct ckpt_ds_stored *s, const char **ret, struct ckpt_err *err)
+{
+    bool same = false;
+
+    *ret = NULL;
+    for (size_t i = 0; i < p->taken.len && !same; i++) {
+        const struct taken *t = &p->taken.ptr[i];
+        const char *own = t->param->name ? strchr(t->param->name, '.') : NULL;
+        if (!own || strcmp(own + 1, local) != 0 || !has_shape(t->param, s))
+            continue;
+        if (has_values(p, t->stage, t->param, f, s, &same, err) < 0)
+            return -1;
+        *ret = same ? t->param->name : NULL;
+    }
+    return 0;
+}
+
+/* Add a tensor that no stage lists under the layer's name and that is no first layer's. */
+static int add_later(struct pipeline *p, const char *local, const char *name,
+                     const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, uint32_t source,
+                     struct ckpt_err *err)
+{
+    const char *first;
+    size_t index;
+
+    if (find_first(p, local, f, s, &first, err) < 0)
+        return -1;
+    p->unnamed += !first;
+    return first && p->job->opt->masters && ckpt_ds_parts_find(p->weights, first, &index)
+               ? ckpt_ds_parts_alias(p->weights, name, index, err)
+               : ckpt_ds_parts_stored(p->weights, name, s, source, err);
+}
+
 static int add_tied(struct pipeline *p, const char *local, const char *name,
                     const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, uint32_t source,
                     struct ckpt_err *err)
 {
     const struct ckpt_ds_param *param;
+    struct taken *t;
     uint64_t stage;
 
     if (find_tied(p, local, f, s, &param, &stage, err) < 0)
         return -1;
-    p->unnamed += !param;
-    if (param && take_name(p, param->name, name, err) < 0)
+    if (!param)
+        return add_later(p, local, name, f, s, source, err);
+    if (take_name(p, param->name, name, err) < 0)
         return -1;
-    return param && p->job->opt->masters
+    if (ckpt_vec_add(&p->taken, &t) < 0)
+        return ckpt_nomem(err);
+    *t = (struct taken){param, stage};
+    return p->job->opt->masters
                ? ckpt_ds_zero_add(&p->stage[stage], p->masters[stage], param, name, p->weights, err)
                : ckpt_ds_parts_stored(p->weights, name, s, source, err);
 }
@@ -349,5 +412,6 @@ int ckpt_ds_layers_read(const struct ckpt_ds_job *job, struct ckpt_ds_zero *stag
     for (uint64_t i = 0; p.masters && i < nstage; i++)
         ckpt_ds_masters_free(&stage[i], p.masters[i]);
     free(p.masters);
+    ckpt_vec_release(&p.taken);
     return result;
 }

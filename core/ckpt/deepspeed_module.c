@@ -295,11 +295,12 @@ int ckpt_ds_moments_add(struct ckpt_ds_zero *z, struct ckpt_ds_parts *out, struc
 /* ---- the module ---- */
 
 /* There are optimizer files, but the model file does not name their parameters: DeepSpeed 0.16 with
- * experts. Refuse masters, leave out states. */
+ * experts, and 0.19 with a pipeline in BF16 without ZeRO. Refuse masters, leave out states. */
 static int refuse_nameless(const struct ckpt_ds_zero *z, struct ckpt_err *err)
 {
     static const char why[] = "'%s' has optimizer files, but '%s' has no param_shapes, which says "
-                              "which parameters they hold (DeepSpeed 0.16 with experts)%s";
+                              "which parameters they hold (some versions of DeepSpeed do so with "
+                              "experts and pipelines)%s";
     const char *dir = ckpt_dir_path(z->job->dir);
 
     if (z->job->opt->masters)

@@ -355,3 +355,43 @@ def large(world, rank, port, at, shapes):
     for flat in engine.optimizer.fp32_partitioned_groups_flat:
         engine.optimizer.optimizer.state[flat] = {"step": torch.tensor(1.0), "exp_avg": flat * 0.1, "exp_avg_sq": flat * flat}
     engine.save_checkpoint(at)
+
+
+# ---- pipelines ----
+
+def pipe_plan(seed):
+    r = random.Random(seed)
+    h = r.randint(3, 7)
+    kinds = [r.choice(["linear", "linear", "function"]) for _ in range(r.randint(2, 5))]
+    return {"seed": seed, "hidden": h, "kinds": ["linear", *kinds, "linear"], "tied": r.random() < 0.6, "stage": r.choice([0, 1, 1]), "dtype": r.choice(["bf16", "fp32"]),
+            "round_robin": False, "sub_group": 10**9, "persist": 0, "align": False, "steps": 1}
+
+
+def write_pipe(deepspeed, rank, at, plan):
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+    h = plan["hidden"]
+    torch.manual_seed(plan["seed"])
+    specs = [LayerSpec(torch.nn.Linear, h, h) if kind == "linear" else torch.tanh for kind in plan["kinds"]]
+    if plan["tied"]:
+        specs[0] = TiedLayerSpec("tie", torch.nn.Linear, h, h, tied_weight_attr=["weight", "bias"])
+        specs.append(TiedLayerSpec("tie", torch.nn.Linear, h, h, tied_weight_attr=["weight", "bias"]))
+    model = PipelineModule(layers=specs, num_stages=2, loss_fn=lambda out, _: out.float().pow(2).mean(), partition_method="uniform")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    config = config_of(plan) | {"gradient_accumulation_steps": 1}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    x = torch.randn(1, h, dtype=DTYPES[plan["dtype"]])
+    engine.train_batch(data_iter=iter([(x, x)] * 4))
+    engine.save_checkpoint(at)
+    names = {k: k.replace("tied_modules.tie.", "0.") for k, _ in engine.module.named_parameters()}
+    masters, moments = live_states(engine)
+    weights = {names[k]: p.detach().clone() for k, p in engine.module.named_parameters()}
+    moments = {f"optim.state.{names[k.removeprefix('optim.state.').rsplit('.', 1)[0]]}.{k.rsplit('.', 1)[1]}": t for k, t in moments.items()}
+    torch.save({"weights": weights, "masters": {names[k]: t for k, t in masters.items()}, "moments": moments}, f"{at}.want-{rank}")
+    dist.barrier()
+
+
+def pipes(world, rank, port, top, seeds):
+    deepspeed = start(world, rank, port)
+    for seed in seeds:
+        with contextlib.redirect_stdout(None):
+            write_pipe(deepspeed, rank, os.path.join(top, f"pipe-{seed}"), pipe_plan(seed))
