@@ -85,6 +85,20 @@ def fsdp1(want):
     ckptfs.load_state_dict(model, RUN)
     with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
         same(model.state_dict(), want, "FSDP1")
+    cannot_be_filled_again(model)
+
+
+def cannot_be_filled_again(model):
+    """FSDP1's tensors move: a Reloader refuses it on all ranks, with a Comm of the caller's, too, which serves afterwards."""
+    with ckptfs.Comm() as comm:
+        for group in (None, comm):
+            try:
+                ckptfs.Reloader(model, RUN, group)
+            except ckptfs.CkptError as e:
+                assert e.code == "unsupported" and "FSDP1" in str(e), e
+            else:
+                raise AssertionError("a Reloader filled FSDP1")
+        ckptfs.load_state_dict(model, RUN, comm)
 
 
 def as_accelerate_does(want, what, dtype=torch.bfloat16):

@@ -39,7 +39,7 @@ class Reloader(Watch):
         if "progress" in given:
             raise ValueError("progress=: a Reloader does not show it")
         self._target, self._load, self._own = model_or_state_dict, None, None
-        self._comm = process_group if isinstance(process_group, Comm) else self._joined(process_group)
+        self._comm = self._checked(process_group) if isinstance(process_group, Comm) else self._joined(process_group)
         try:
             self.result = load_state_dict(model_or_state_dict, run, self._comm, progress=self, **given)
             self._places = _places(parts_of(model_or_state_dict))
@@ -85,13 +85,23 @@ class Reloader(Watch):
         load.kept = True
         self._load = load
 
+    def _parts(self):
+        """The parts of what is to be filled, all of whose tensors stay where they are."""
+        parts = parts_of(self._target)
+        if any(isinstance(part, Fsdp1) for part in parts):
+            raise CkptError("unsupported", "a Reloader does not fill FullyShardedDataParallel (FSDP1), whose tensors move; fully_shard (FSDP2) it does")
+        return parts
+
+    def _checked(self, comm):
+        """The caller's Comm, if a Reloader can fill what it got, on all ranks."""
+        with comm.in_use(comm.timeout_ms):
+            comm.share(lambda: bool(self._parts()))
+        return comm
+
     def _joined(self, group):
         device = failure = None
         try:
-            parts = parts_of(self._target)
-            if any(isinstance(part, Fsdp1) for part in parts):
-                raise CkptError("unsupported", "a Reloader does not fill FullyShardedDataParallel (FSDP1), whose tensors move; fully_shard (FSDP2) it does")
-            device = device_of(parts)
+            device = device_of(self._parts())
         except Exception as e:  # the other ranks must hear of it
             failure = e
         self._own = Comm(group, device, TIMEOUT_MS, failure)
