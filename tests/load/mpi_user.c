@@ -2,9 +2,11 @@
 /* A program with an MPI of its own, as a user would write it: mpi_user RUN LEVEL
  *
  * LEVEL is single (which is refused), funneled (loads proceed only while the main thread waits),
- * serialized (another thread does all) or multiple. The odd and the even ranks load separately,
- * twice, and pause each load. */
+ * serialized (another thread does all) or multiple. The odd and the even ranks load separately:
+ * first loads that fail on one rank, which all ranks of that half must hear of; then a load on the
+ * same communicator, twice, which they pause. */
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,13 +60,80 @@ static int load_twice(struct ckpt_load *load, MPI_Comm half, struct ckpt_err *er
     return 0;
 }
 
+/* A planned load of this layout; mem[i] is the destination of want i. */
+static int prepare(struct ckpt_view *view, struct ckpt_comm *comm, const char *layout,
+                   struct ckpt_load **ret, unsigned char ***ret_mem, struct ckpt_err *err)
+{
+    const struct ckpt_load_options opt = {.size = sizeof opt, .readers = CKPT_READERS_ONCE};
+
+    if (ckpt_load_new(view, comm, &opt, ret, err) < 0 ||
+        ckpt_load_want_layout(*ret, layout, err) < 0 || ckpt_load_plan(*ret, err) < 0)
+        return -1;
+    const size_t n = ckpt_load_wants(*ret);
+    *ret_mem = calloc(n, sizeof **ret_mem);
+    for (size_t i = 0; i < n; i++) {
+        struct ckpt_want_info w;
+        ckpt_load_want_info(*ret, i, &w);
+        (*ret_mem)[i] = malloc(w.nbytes + 1);
+        const struct ckpt_dest dest = {.ptr = (*ret_mem)[i]};
+        if (ckpt_load_set_dest(*ret, i, &dest, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static void finish(struct ckpt_load *load, unsigned char **mem)
+{
+    const size_t n = ckpt_load_wants(load);
+
+    ckpt_load_free(load);
+    for (size_t i = 0; i < n; i++)
+        free(mem[i]);
+    free(mem);
+}
+
+/* One rank cannot start, or cancels the load before the others start it: it fails on all ranks with
+ * that rank's error. */
+static int fail_on(uint32_t rank, bool starts, struct ckpt_view *view, struct ckpt_comm *comm,
+                   const char *layout, MPI_Comm half, struct ckpt_err *err)
+{
+    const enum ckpt_code expected = starts ? CKPT_CANCELLED : CKPT_USAGE;
+    const struct ckpt_dest nowhere = {0};
+    const bool mine = ckpt_comm_rank(comm) == rank;
+    struct ckpt_err why = {0};
+    struct ckpt_load *load = NULL;
+    unsigned char **mem;
+    char culprit[32];
+
+    (void)snprintf(culprit, sizeof culprit, "rank %u: ", (unsigned)rank);
+    if (prepare(view, comm, layout, &load, &mem, err) < 0 ||
+        (mine && !starts && ckpt_load_set_dest(load, 0, &nowhere, err) < 0))
+        return -1;
+    if (!mine && starts)
+        (void)MPI_Barrier(half);
+    int rc = ckpt_load_start(load, &why);
+    if (mine && starts) {
+        ckpt_load_cancel(load);
+        (void)MPI_Barrier(half);
+    }
+    if (rc == 0)
+        rc = ckpt_load_wait(load, UINT32_MAX, &why);
+    finish(load, mem);
+    if (rc == -1 && why.code == expected && strncmp(why.text, culprit, strlen(culprit)) == 0)
+        return 0;
+    err->code = CKPT_CONFLICT;
+    (void)snprintf(err->text, sizeof err->text, "a load was to fail on rank %u, but: %.200s",
+                   (unsigned)rank, rc < 0 ? why.text : "it did not");
+    return -1;
+}
+
 static int load_half(const struct job *job)
 {
     struct ckpt_view *view;
     struct ckpt_comm *comm;
     struct ckpt_load *load;
-    struct ckpt_load_options opt = {.size = sizeof opt, .readers = CKPT_READERS_ONCE};
     struct ckpt_err err = {0};
+    unsigned char **mem;
     MPI_Comm half;
     char layout[32];
     int size;
@@ -77,22 +146,15 @@ static int load_half(const struct job *job)
             (void)printf("refused: %s\n", err.text);
         return job->level == MPI_THREAD_SINGLE && err.code == CKPT_USAGE ? 0 : die(&err);
     }
-    if (ckpt_load_open(comm, job->run, NULL, NULL, 0, NULL, NULL, &view, &err) < 0 ||
-        ckpt_load_new(view, comm, &opt, &load, &err) < 0 ||
-        ckpt_load_want_layout(load, layout, &err) < 0 || ckpt_load_plan(load, &err) < 0)
+    if (ckpt_load_open(comm, job->run, NULL, NULL, 0, NULL, NULL, &view, &err) < 0)
+        return die(&err);
+    for (int rank = 0; rank < size; rank++)
+        if (fail_on((uint32_t)rank, false, view, comm, layout, half, &err) < 0 ||
+            fail_on((uint32_t)rank, true, view, comm, layout, half, &err) < 0)
+            return die(&err);
+    if (prepare(view, comm, layout, &load, &mem, &err) < 0 || load_twice(load, half, &err) < 0)
         return die(&err);
     const size_t n = ckpt_load_wants(load);
-    unsigned char **mem = calloc(n, sizeof *mem);
-    for (size_t i = 0; i < n; i++) {
-        struct ckpt_want_info w;
-        ckpt_load_want_info(load, i, &w);
-        mem[i] = malloc(w.nbytes + 1);
-        const struct ckpt_dest dest = {.ptr = mem[i]};
-        if (ckpt_load_set_dest(load, i, &dest, &err) < 0)
-            return die(&err);
-    }
-    if (load_twice(load, half, &err) < 0)
-        return die(&err);
     for (size_t i = 0; i < n; i++) {
         struct ckpt_want_info w;
         ckpt_load_want_info(load, i, &w);
@@ -100,12 +162,10 @@ static int load_half(const struct job *job)
             (void)fprintf(stderr, "mpi_user: '%s' is wrong\n", w.tensor);
             (void)MPI_Abort(MPI_COMM_WORLD, 1);
         }
-        free(mem[i]);
     }
-    free(mem);
     if (job->rank == 0)
         (void)printf("%zu wants over %s\n", n, ckpt_comm_transport(comm));
-    ckpt_load_free(load);
+    finish(load, mem);
     ckpt_comm_free(comm);
     ckpt_view_release(view);
     (void)MPI_Comm_free(&half);
