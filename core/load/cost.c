@@ -52,30 +52,33 @@ static double memory(const struct ckpt_cost_input *in, const struct ckpt_rates *
     return read / r->page_cache + placed / r->copy + local;
 }
 
+static double more(double a, double b) { return a > b ? a - b : 0; }
+
 void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rates *r,
                         struct ckpt_cost *ret)
 {
     const double per_node = (double)in->nrank / in->nnode;
     const double needed = (double)in->node_needed, unique = (double)in->node_unique;
     const double own = (double)in->unique / in->nnode; /* what a node reads if all share */
-    double local;
+    /* A byte goes only to ranks that want it, and enters a node once: within the node each other
+     * rank that wants it gets it over the node's links. */
+    const double local = more(needed, unique) / (r->local_link * per_node);
+    const double entering = more(unique, own);
 
     /* every rank: the page cache of a node reads what it lacks once */
     ret->each = larger(storage(in, r, unique, (double)in->sum_node_unique),
                        memory(in, r, needed, needed, 0));
 
-    /* one rank of a node: the rest goes over the links within the node */
-    local = (needed - needed / per_node) / (r->local_link * per_node);
+    /* one rank of a node */
     ret->node = larger(storage(in, r, unique, (double)in->sum_node_unique),
                        memory(in, r, unique, needed, local));
 
-    /* one rank of the job: what a node did not read itself comes over the network, and is copied
-     * once more, as what comes out of the page cache is */
-    const double other = needed * (1 - 1.0 / in->nnode);
-    local = needed / in->nnode * (1 - 1 / per_node) / (r->local_link * per_node);
-    ret->once = larger(storage(in, r, own, (double)in->unique),
-                       larger(other / r->network, memory(in, r, own, needed, local) +
-                                                      (in->device ? 0 : other / r->page_cache)));
+    /* one rank of the job: what comes over the network is copied once more, as what comes out of
+     * the page cache is */
+    ret->once =
+        larger(storage(in, r, own, (double)in->unique),
+               larger(entering / r->network, memory(in, r, own, needed, local) +
+                                                 (in->device ? 0 : entering / r->page_cache)));
 }
 
 enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *c)

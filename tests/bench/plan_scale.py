@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What planning costs for the largest jobs: `ckpt plan` of a Llama of 405B parameters, as nanotron saved it with tp=8.
 
-usage: tests/bench/plan_scale.py [--build build/release] [--dir SCRATCH] [--readers once] [--timeout 300] [LAYOUT...]
+usage: tests/bench/plan_scale.py [--build build/release] [--dir SCRATCH] [--readers once] [--rates K=N,...] [--timeout 300] [LAYOUT...]
 
 The run has 811 GB in 4,301 files, of which only the headers are written: the rest of each file is a hole. Printed for each layout:
-seconds and peak memory of `ckpt plan`, and what it says. A layout's number of ranks is the product of its parts.
+seconds and peak memory of `ckpt plan`, what it says, and its estimate of `once` beside two floors. A floor is the time of the slowest of a
+node's storage, its network link and its copies, if the job reads each byte once, what a node wants and has not read itself enters it once, and
+each wanted byte is copied once (at the rate `copy`), or twice (out of the page cache or the socket, too, at `page_cache`).
+A layout's number of ranks is the product of its parts.
 """
 
 import argparse
@@ -86,10 +89,19 @@ def generate(run):
     return size, sum(len(files) for _, _, files in os.walk(os.path.join(step, "model")))
 
 
-def plan(ckpt, run, layout, readers, timeout):
+def floor(got, layout, copies):
+    """Seconds that no way to load can do without, by the rates of a plan."""
+    rates, nodes, unique = got["rates"], got["nodes"], got["unique_bytes"]
+    sharded = math.prod(int(n) for kind, n in (part.split("=") for part in layout.split(",")) if kind != "dp")
+    node, wanted = unique * min(1, got["ranks_per_node"] / sharded), got["needed_bytes"] / nodes
+    return max(unique / nodes / rates["node_storage"], (node - unique / nodes) / rates["network"],
+               wanted / rates["copy"] + (copies - 1) * wanted / rates["page_cache"])
+
+
+def plan(ckpt, run, layout, readers, rates, timeout):
     """(seconds, MB, what it says or why it did not)."""
     ranks = math.prod(int(part.split("=")[1]) for part in layout.split(","))
-    command = [ckpt, "plan", run, "--layout", layout, "--ranks", str(ranks), "--readers", readers, "--json"]
+    command = [ckpt, "plan", run, "--layout", layout, "--ranks", str(ranks), "--readers", readers, "--json", *(["--rates", rates] if rates else [])]
     begin = time.monotonic()
     limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (timeout, timeout))  # noqa: E731
     p = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit)
@@ -100,7 +112,7 @@ def plan(ckpt, run, layout, readers, timeout):
     got = json.loads(said)
     return (time.monotonic() - begin, usage.ru_maxrss / 1024,
             f"{got['ranks']} ranks, {got['readers']}, {got['windows']} windows, pieces of {got['piece_bytes'] / 2**20:.2f} MiB, "
-            f"once modelled {got['modelled_s']['once']:.1f} s")
+            f"once modelled {got['modelled_s']['once']:.1f} s, floors {floor(got, layout, 1):.1f} and {floor(got, layout, 2):.1f} s")
 
 
 def main():
@@ -108,6 +120,7 @@ def main():
     p.add_argument("--build", default="build/release")
     p.add_argument("--dir", help="keep the run there")
     p.add_argument("--readers", default="once")
+    p.add_argument("--rates", help="as for ckpt plan")
     p.add_argument("--timeout", type=int, default=300)
     p.add_argument("layouts", nargs="*", metavar="LAYOUT")
     a = p.parse_args()
@@ -118,7 +131,7 @@ def main():
             size, files = generate(run)
             print(f"{size / 1e9:.0f} GB in {files} files", flush=True)
         for layout in a.layouts or LAYOUTS:
-            seconds, memory, said = plan(os.path.join(a.build, "fs", "ckpt"), run, layout, a.readers, a.timeout)
+            seconds, memory, said = plan(os.path.join(a.build, "fs", "ckpt"), run, layout, a.readers, a.rates, a.timeout)
             print(f"{layout:20} {seconds:7.2f} s {memory:7.0f} MB  {said}", flush=True)
     finally:
         if not a.dir:

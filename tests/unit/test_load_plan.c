@@ -387,6 +387,29 @@ TEST(cost, replicas_on_many_nodes_read_once)
     CHECK(c.once < 10);
 }
 
+/* A byte that several ranks of a node want enters the node once, and what one rank alone wants is
+ * sent to nobody. */
+TEST(cost, only_what_others_want_is_sent)
+{
+    const uint64_t model = 800000000000;
+    struct ckpt_cost_input in = {64, 8, model, 64 * model, 8 * model, model, 8 * model, 0, false};
+    const struct ckpt_rates slow_network = {1e12, 0, 1e12, 1e12, 1e12, 1e9};
+    const struct ckpt_rates slow_links = {1e12, 0, 1e12, 1e12, 1e9, 1e12};
+    struct ckpt_cost c;
+
+    ckpt_cost_estimate(&in, &slow_network, &c); /* 64 replicas: 7/8 of the model at 1 GB/s */
+    CHECK(c.once > 699 && c.once < 701);
+    ckpt_cost_estimate(&in, &slow_links, &c); /* 8 links: 7 ranks get the model */
+    CHECK(c.once > 700 && c.once < 710);
+    in.needed = in.sum_node_unique = model; /* as with FSDP */
+    in.node_needed = in.node_unique = model / 8;
+    ckpt_cost_estimate(&in, &slow_network, &c);
+    CHECK(c.once < 1);
+    ckpt_cost_estimate(&in, &slow_links, &c);
+    CHECK(c.once < 1 && c.node < 1);
+}
+
 TESTS(T(plan, every_wanted_element_arrives_once), T(wants, tables_travel_as_bytes),
       T(wants, are_cut_as_torch_chunks), T(cost, one_node_with_a_hot_cache_reads_each),
-      T(cost, devices_of_one_node_share_what_all_want), T(cost, replicas_on_many_nodes_read_once))
+      T(cost, devices_of_one_node_share_what_all_want), T(cost, replicas_on_many_nodes_read_once),
+      T(cost, only_what_others_want_is_sent))
