@@ -14,7 +14,9 @@
 #include "io/cursor.h"
 #include "tensor/box.h"
 
-enum { FIRST_READ = 4096 };
+/* The header of a file of one tensor is less than this. Ranks that open a checkpoint together send
+ * each other what was read, so more would be sent for nothing. */
+enum { FIRST_READ = 1024 };
 
 void ckpt_st_release(struct ckpt_st *st)
 {
