@@ -121,8 +121,12 @@ def pauses_for_the_callers_work(real):
         for i, more in enumerate(({}, {"CKPTFS_GPU_JITTER_US": "1000"}, {"LOAD_VERIFY": "1"})):
             result = processes(3, ["-p", "3", "-c", "given", "-m", os.path.join(top, f"id{i}"), LLAMA, "--", *jobs], real, CKPTFS_TRANSPORT="tcp", **more)
             check(result, "pauses", 3)
-        if not real:
-            result = processes(3, ["-p", "-6", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", *jobs], CKPTFS_TRANSPORT="tcp", CKPTFS_GPU_JITTER_US="1000")
+        if not real:  # the order is chance: on a busy machine it may be the same on all ranks
+            for i in range(10):
+                meet = ["-m", os.path.join(top, f"without{i}")]
+                result = processes(3, ["-p", "-6", "-c", "given", *meet, LLAMA, "--", *jobs], CKPTFS_TRANSPORT="tcp", CKPTFS_GPU_JITTER_US="1000")
+                if "another order of communicators" in result.err:
+                    break
             assert "another order of communicators" in result.err, result
 
 
