@@ -10,7 +10,7 @@
 #include "base/err.h"
 #include "load/copy_kernel.h"
 
-enum { DRAIN_MS = 10000, LOOK_US = 100, MOST_WASTE = 1 << 20 };
+enum { DRAIN_MS = 10000, LOOK_US = 100 };
 
 /* The kernel as PTX, which the driver compiles for its device; the build makes it of
  * copy_kernel.cu. */
@@ -192,11 +192,7 @@ void ckpt_cuda_release(struct ckpt_cuda *c)
     struct ckpt_cuda_scope scope;
 
     if (c->context && ckpt_cuda_enter(c, &scope, NULL) == 0) {
-        for (struct ckpt_pinned *p; (p = c->pinned);) {
-            c->pinned = p->next;
-            (void)c->call.host_free(p->ptr);
-            free(p);
-        }
+        ckpt_cuda_unpin_all(c);
         for (size_t i = 0; i < CKPT_DEVICE_MARKS; i++)
             if (c->mark[i])
                 (void)c->call.event_free(c->mark[i]);
@@ -246,57 +242,6 @@ void ckpt_cuda_dealloc(struct ckpt_device *d, void *ptr)
     else
         (void)self(d)->call.mem_free((CUdeviceptr)(uintptr_t)ptr);
     ckpt_cuda_leave(self(d), &scope);
-}
-
-/* Pinning costs about half a second a gigabyte: what one load has, the next may take. */
-int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err)
-{
-    struct ckpt_cuda *c = self(d);
-    struct ckpt_pinned *p;
-    struct ckpt_cuda_scope scope;
-
-    (void)pthread_mutex_lock(&c->lock);
-    for (p = c->pinned; p; p = p->next)
-        if (!p->taken && p->len >= len && p->len - len <= len + MOST_WASTE)
-            break;
-    if (p)
-        p->taken = true;
-    (void)pthread_mutex_unlock(&c->lock);
-    if (p) {
-        *ret = p->ptr;
-        return 0;
-    }
-    if (!(p = calloc(1, sizeof *p)))
-        return ckpt_nomem(err);
-    if (ckpt_cuda_enter(c, &scope, err) < 0) {
-        free(p);
-        return -1;
-    }
-    CUresult rc = c->call.host_alloc(&p->ptr, len, CU_MEMHOSTALLOC_PORTABLE);
-    ckpt_cuda_leave(c, &scope);
-    if (rc != CUDA_SUCCESS) {
-        free(p);
-        return ckpt_cuda_failed(c, rc, "pinning host memory", err);
-    }
-    p->len = len;
-    p->taken = true;
-    (void)pthread_mutex_lock(&c->lock);
-    p->next = c->pinned;
-    c->pinned = p;
-    (void)pthread_mutex_unlock(&c->lock);
-    *ret = p->ptr;
-    return 0;
-}
-
-void ckpt_cuda_unpin(struct ckpt_device *d, void *ptr)
-{
-    struct ckpt_cuda *c = self(d);
-
-    (void)pthread_mutex_lock(&c->lock);
-    for (struct ckpt_pinned *p = c->pinned; p; p = p->next)
-        if (p->ptr == ptr)
-            p->taken = false;
-    (void)pthread_mutex_unlock(&c->lock);
 }
 
 bool ckpt_cuda_reaches(struct ckpt_device *d, const void *ptr)

@@ -59,6 +59,9 @@ int ckpt_cuda_failed(const struct ckpt_cuda *c, CUresult rc, const char *what,
 /* Wait, some seconds, for all that is queued. */
 bool ckpt_cuda_drain(struct ckpt_cuda *c);
 
+/* Forget all that was kept; the device is entered. */
+void ckpt_cuda_unpin_all(struct ckpt_cuda *c);
+
 /* The members of struct ckpt_device_ops. */
 void ckpt_cuda_adopt(struct ckpt_device *d);
 int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err);

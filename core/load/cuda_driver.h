@@ -20,6 +20,7 @@ enum { CKPT_CUDA_LEAST = 12000 }; /* CUDA 12.0, whose driver is 525 */
     CALL(error_text, cuGetErrorString, PFN_cuGetErrorString_v6000)                                 \
     CALL(device_count, cuDeviceGetCount, PFN_cuDeviceGetCount_v2000)                               \
     CALL(device_get, cuDeviceGet, PFN_cuDeviceGet_v2000)                                           \
+    CALL(pci_bus_id, cuDeviceGetPCIBusId, PFN_cuDeviceGetPCIBusId_v4010)                           \
     CALL(primary_retain, cuDevicePrimaryCtxRetain, PFN_cuDevicePrimaryCtxRetain_v7000)             \
     CALL(ctx_current, cuCtxGetCurrent, PFN_cuCtxGetCurrent_v4000)                                  \
     CALL(ctx_set, cuCtxSetCurrent, PFN_cuCtxSetCurrent_v4000)                                      \
@@ -32,6 +33,8 @@ enum { CKPT_CUDA_LEAST = 12000 }; /* CUDA 12.0, whose driver is 525 */
     CALL(mem_free, cuMemFree_v2, PFN_cuMemFree_v3020)                                              \
     CALL(host_alloc, cuMemHostAlloc, PFN_cuMemHostAlloc_v2020)                                     \
     CALL(host_free, cuMemFreeHost, PFN_cuMemFreeHost_v2000)                                        \
+    CALL(host_register, cuMemHostRegister_v2, PFN_cuMemHostRegister_v6050)                         \
+    CALL(host_unregister, cuMemHostUnregister, PFN_cuMemHostUnregister_v4000)                      \
     CALL(pointer_attributes, cuPointerGetAttributes, PFN_cuPointerGetAttributes_v7000)             \
     CALL(copy, cuMemcpy, PFN_cuMemcpy_v4000)                                                       \
     CALL(upload, cuMemcpyHtoDAsync_v2, PFN_cuMemcpyHtoDAsync_v3020)                                \

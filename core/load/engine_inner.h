@@ -149,6 +149,7 @@ struct ckpt_engine {
     struct ckpt_engine_sizes sizes;
     uint64_t needed_bytes, unique_bytes;
     struct ckpt_device *device; /* NULL: destinations are in host memory */
+    void *slab;                 /* on a device: the pinned memory of all slots */
 
     pthread_mutex_t lock; /* of all below */
     pthread_cond_t work;  /* for workers */

@@ -12,86 +12,107 @@
 #include "base/err.h"
 #include "load/engine_inner.h"
 
+enum { PAGE = 4096 };
+
 /* ---- slots ---- */
 
 /* Nothing for no bytes. */
-static int take(struct ckpt_device *d,
-                int (*alloc)(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err),
-                uint64_t len, void *ret, struct ckpt_err *err)
+static int take(struct ckpt_device *d, uint64_t len, void *ret, struct ckpt_err *err)
 {
     void *p = NULL;
 
-    if (len && alloc(d, len, &p, err) < 0)
+    if (len && d->ops->alloc(d, len, &p, err) < 0)
         return -1;
     memcpy(ret, &p, sizeof p);
     return 0;
 }
 
-static int take_list(struct ckpt_device *d, uint64_t n, struct ckpt_copy_list *l,
-                     struct ckpt_err *err)
+/* ---- one slab of pinned memory, cut into what the slots need ---- */
+
+static uint64_t whole_pages(uint64_t len) { return (len + PAGE - 1) / PAGE * PAGE; }
+
+static uint64_t list_bytes(uint64_t n) { return whole_pages(n * sizeof(struct ckpt_device_copy)); }
+
+static uint64_t verified(const struct ckpt_engine *e)
+{
+    return e->opt.mode.verify ? e->sizes.receive : 0;
+}
+
+static int pin_slab(struct ckpt_engine *e, struct ckpt_err *err)
+{
+    const struct ckpt_engine_sizes *z = &e->sizes;
+    const uint64_t len = e->opt.ahead * (whole_pages(z->read) + list_bytes(z->read_copies)) +
+                         e->opt.slots * (whole_pages(verified(e)) + list_bytes(z->window_copies));
+
+    return len && e->device->ops->pin(e->device, len, &e->slab, err) < 0 ? -1 : 0;
+}
+
+static void *cut(unsigned char **at, uint64_t len)
+{
+    void *p = len ? *at : NULL;
+
+    *at += whole_pages(len);
+    return p;
+}
+
+static int take_list(struct ckpt_device *d, uint64_t n, unsigned char **at,
+                     struct ckpt_copy_list *l, struct ckpt_err *err)
 {
     const uint64_t bytes = n * sizeof *l->list;
 
     if (n > UINT32_MAX)
         return ckpt_fail(err, CKPT_LIMIT, "a window of too many copies");
-    l->copies = (struct ckpt_copies){.cap = (uint32_t)n};
-    return take(d, d->ops->pin, bytes, &l->copies.ptr, err) < 0 ||
-                   take(d, d->ops->alloc, bytes, &l->list, err) < 0
-               ? -1
-               : 0;
+    l->copies = (struct ckpt_copies){.ptr = cut(at, bytes), .cap = (uint32_t)n};
+    return take(d, bytes, &l->list, err);
 }
 
 int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err)
 {
     struct ckpt_device *d = e->device;
-    const uint64_t verified = e->opt.mode.verify ? e->sizes.receive : 0;
-    int rc = 0;
+    int rc = pin_slab(e, err);
+    unsigned char *at = e->slab;
 
     for (uint32_t i = 0; i < e->opt.ahead && rc == 0; i++) {
         struct ckpt_read_slot *s = &e->read[i];
-        rc = take(d, d->ops->pin, e->sizes.read, &s->buf, err);
+        s->buf = cut(&at, e->sizes.read);
+        rc = take(d, e->sizes.read, &s->dev.buf, err);
         if (rc == 0)
-            rc = take(d, d->ops->alloc, e->sizes.read, &s->dev.buf, err);
-        if (rc == 0)
-            rc = take_list(d, e->sizes.read_copies, &s->dev.list, err);
+            rc = take_list(d, e->sizes.read_copies, &at, &s->dev.list, err);
     }
     for (uint32_t i = 0; i < e->opt.slots && rc == 0; i++) {
         struct ckpt_window_slot *s = &e->slot[i];
-        rc = take(d, d->ops->pin, verified, &s->receive, err);
+        s->receive = cut(&at, verified(e));
+        rc = take(d, e->sizes.receive, &s->dev.receive, err);
         if (rc == 0)
-            rc = take(d, d->ops->alloc, e->sizes.receive, &s->dev.receive, err);
-        if (rc == 0)
-            rc = take_list(d, e->sizes.window_copies, &s->dev.list, err);
+            rc = take_list(d, e->sizes.window_copies, &at, &s->dev.list, err);
     }
     return rc;
 }
 
-static void give(struct ckpt_device *d, void *pinned, void *there, struct ckpt_copy_list *l)
+static void give(struct ckpt_device *d, void *buf, void *list)
 {
-    void *host[] = {pinned, l->copies.ptr}, *device[] = {there, l->list};
-
-    for (int i = 0; i < 2; i++) {
-        if (host[i])
-            d->ops->unpin(d, host[i]);
-        if (device[i])
-            d->ops->dealloc(d, device[i]);
-    }
+    if (buf)
+        d->ops->dealloc(d, buf);
+    if (list)
+        d->ops->dealloc(d, list);
 }
 
 void ckpt_device_slots_release(struct ckpt_engine *e)
 {
     for (uint32_t i = 0; e->read && i < e->opt.ahead; i++) {
         struct ckpt_read_slot *s = &e->read[i];
-        give(e->device, s->buf, s->dev.buf, &s->dev.list);
+        give(e->device, s->dev.buf, s->dev.list.list);
         ckpt_vec_release(&s->dev.ready);
         ckpt_vec_release(&s->dev.own);
     }
     for (uint32_t i = 0; e->slot && i < e->opt.slots; i++) {
         struct ckpt_window_slot *s = &e->slot[i];
-        give(e->device, s->receive, s->dev.receive, &s->dev.list);
+        give(e->device, s->dev.receive, s->dev.list.list);
         ckpt_vec_release(&s->dev.exchange);
         ckpt_vec_release(&s->dev.own);
     }
+    if (e->slab)
+        e->device->ops->unpin(e->device, e->slab);
 }
 
 /* Marks: those of read slots, then those of windows. */

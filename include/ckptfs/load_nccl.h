@@ -48,7 +48,8 @@ struct ckpt_nccl {
  * 300); operations on how->comm may still be waiting for them then.
  *
  * Loads write to device memory (or to host memory that the device can access) by work on streams of
- * their own, which has finished when ckpt_load_wait returns 0. options.host_bytes is pinned memory.
+ * their own, which has finished when ckpt_load_wait returns 0. options.host_bytes is pinned memory:
+ * one slab, made by the first load on the NUMA node of the device and kept for the next one.
  * options.device_bytes does not include the memory that NCCL allocates. While a load runs, launch
  * no operations of other communicators on its device: NCCL can deadlock if ranks launch the
  * operations of two communicators in different orders. ckpt_load_pause makes room for them: when it

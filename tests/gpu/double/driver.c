@@ -23,7 +23,8 @@ static CUresult enter_faulty(const char *call, enum gpu_fault *ret_fault)
     *ret_fault = gpu_fault(call);
     if (*ret_fault != GPU_ERROR)
         return CUDA_SUCCESS;
-    return strstr(call, "lloc") ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
+    return strstr(call, "lloc") || strstr(call, "Register") ? CUDA_ERROR_OUT_OF_MEMORY
+                                                            : CUDA_ERROR_UNKNOWN;
 }
 
 CUresult gpu_enter_without(const char *call)
@@ -139,6 +140,12 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
     return e == CUDA_SUCCESS && (ordinal < 0 || ordinal >= device_count())
                ? CUDA_ERROR_INVALID_DEVICE
                : e;
+}
+
+CUresult cuDeviceGetPCIBusId(char *ret, int len, CUdevice device)
+{
+    (void)snprintf(ret, (size_t)len, "0000:%02X:00.0", 0xa0 + gpu_device_identity(device));
+    return gpu_enter_without(__func__);
 }
 
 /* ---- contexts ---- */
