@@ -10,7 +10,10 @@
 #include "base/ckd.h"
 #include "io/iov.h"
 
-enum { USUAL = 4096 }; /* alignment, where the kernel does not say */
+enum {
+    USUAL = 4096,      /* alignment, where the kernel does not say */
+    WORTH = 64 * 1024, /* least that is read straight to its place: around it go two small reads */
+};
 
 static uint32_t alignment_of(int fd)
 {
@@ -52,6 +55,30 @@ static bool read_aligned(int fd, unsigned char *buf, size_t len, size_t need, ui
     return got >= 0 && (size_t)got >= need;
 }
 
+/* Bytes from the next one on that lie one behind the other. */
+static size_t run_of(const struct ckpt_iov_cursor *c, const struct iovec *last)
+{
+    size_t len = c->iov->iov_len - c->at;
+
+    for (const struct iovec *v = c->iov;
+         v < last && (char *)v->iov_base + v->iov_len == (char *)v[1].iov_base; v++)
+        len += v[1].iov_len;
+    return len;
+}
+
+/* How much can be read straight to its place: whole blocks of the file, where memory is aligned as
+ * the file is. They begin after *ret_skip bytes. 0: nothing. */
+static size_t straight(const struct ckpt_iov_cursor *c, const struct iovec *last, uint64_t off,
+                       uint32_t align, size_t *ret_skip)
+{
+    const size_t skip = (size_t)((align - off % align) % align), len = run_of(c, last);
+
+    *ret_skip = skip;
+    if (len < skip + WORTH || ((uintptr_t)c->iov->iov_base + c->at + skip) % align != 0)
+        return 0;
+    return (len - skip) / align * align;
+}
+
 bool ckpt_direct_read(int fd, uint32_t align, const struct iovec *iov, int n, uint64_t off,
                       const struct ckpt_bounce *bounce)
 {
@@ -59,8 +86,18 @@ bool ckpt_direct_read(int fd, uint32_t align, const struct iovec *iov, int n, ui
     const uint64_t end = off + ckpt_iov_len(iov, n);
 
     while (off < end) {
-        const uint64_t lo = off / align * align;
-        const uint64_t hi = ckpt_min_u64(end, lo + bounce->len / align * align);
+        size_t skip;
+        const size_t blocks = straight(&to, &iov[n - 1], off, align, &skip);
+        if (blocks && skip == 0) {
+            unsigned char *place = (unsigned char *)to.iov->iov_base + to.at;
+            if (!read_aligned(fd, place, blocks, blocks, off))
+                return false;
+            ckpt_iov_put(&to, NULL, blocks);
+            off += blocks;
+            continue;
+        }
+        const uint64_t lo = off / align * align, stop = blocks ? off + skip : end;
+        const uint64_t hi = ckpt_min_u64(stop, lo + bounce->len / align * align);
         const size_t len = (size_t)((hi - lo + align - 1) / align * align);
         if (!read_aligned(fd, bounce->buf, len, (size_t)(hi - lo), lo))
             return false;

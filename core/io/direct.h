@@ -30,7 +30,9 @@ enum { CKPT_DIRECT_LEAST = 256 * 1024 }; /* smaller reads are left to the page c
  * the descriptor (which nobody else may use) one of O_DIRECT. */
 uint32_t ckpt_direct_begin(int fd);
 
-/* Fill iov[0..n) from `off` on with aligned reads into the bounce buffer. False: it could not be
+/* Fill iov[0..n) from `off` on with aligned reads: straight to their place where memory begins at
+ * the same distance from an aligned address as the file's bytes from an aligned offset, else into
+ * the bounce buffer. False: it could not be
  * done (the end of the file came early, too), and iov's memory is undefined. */
 bool ckpt_direct_read(int fd, uint32_t align, const struct iovec *iov, int n, uint64_t off,
                       const struct ckpt_bounce *bounce);

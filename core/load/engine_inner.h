@@ -19,6 +19,8 @@ struct ckpt_copy_list {
     struct ckpt_device_copy *list; /* their copy in the device */
 };
 
+enum { CKPT_DEVICE_PAGE = 4096 }; /* what pinned memory is cut by */
+
 /* Units that have been read and wait for their upload. */
 struct ckpt_units {
     uint32_t lo, hi;
@@ -38,6 +40,8 @@ struct ckpt_read_slot {
     unsigned char *buf;
     struct {
         CKPT_VEC(struct ckpt_units) ready; /* under the engine's lock */
+        unsigned char *pinned; /* where the slot's part of the slab begins; a piece begins as far
+                                * behind it as in its file behind a page: so O_DIRECT can fill it */
         unsigned char *buf;
         struct ckpt_copy_list list;
         ckpt_parts own; /* that land when it is placed */

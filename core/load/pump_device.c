@@ -12,8 +12,6 @@
 #include "base/err.h"
 #include "load/engine_inner.h"
 
-enum { PAGE = 4096 };
-
 /* ---- slots ---- */
 
 /* Nothing for no bytes. */
@@ -29,7 +27,10 @@ static int take(struct ckpt_device *d, uint64_t len, void *ret, struct ckpt_err 
 
 /* ---- one slab of pinned memory, cut into what the slots need ---- */
 
-static uint64_t whole_pages(uint64_t len) { return (len + PAGE - 1) / PAGE * PAGE; }
+static uint64_t whole_pages(uint64_t len)
+{
+    return (len + CKPT_DEVICE_PAGE - 1) / CKPT_DEVICE_PAGE * CKPT_DEVICE_PAGE;
+}
 
 static uint64_t list_bytes(uint64_t n) { return whole_pages(n * sizeof(struct ckpt_device_copy)); }
 
@@ -38,10 +39,16 @@ static uint64_t verified(const struct ckpt_engine *e)
     return e->opt.mode.verify ? e->sizes.receive : 0;
 }
 
+/* Of a slot, with room to shift a piece. */
+static uint64_t read_bytes(const struct ckpt_engine *e)
+{
+    return e->sizes.read ? whole_pages(e->sizes.read) + CKPT_DEVICE_PAGE : 0;
+}
+
 static int pin_slab(struct ckpt_engine *e, struct ckpt_err *err)
 {
     const struct ckpt_engine_sizes *z = &e->sizes;
-    const uint64_t len = e->opt.ahead * (whole_pages(z->read) + list_bytes(z->read_copies)) +
+    const uint64_t len = e->opt.ahead * (read_bytes(e) + list_bytes(z->read_copies)) +
                          e->opt.slots * (whole_pages(verified(e)) + list_bytes(z->window_copies));
 
     return len && e->device->ops->pin(e->device, len, &e->slab, err) < 0 ? -1 : 0;
@@ -74,7 +81,7 @@ int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err)
 
     for (uint32_t i = 0; i < e->opt.ahead && rc == 0; i++) {
         struct ckpt_read_slot *s = &e->read[i];
-        s->buf = cut(&at, e->sizes.read);
+        s->buf = s->dev.pinned = cut(&at, read_bytes(e));
         rc = take(d, e->sizes.read, &s->dev.buf, err);
         if (rc == 0)
             rc = take_list(d, e->sizes.read_copies, &at, &s->dev.list, err);

@@ -119,6 +119,8 @@ bool ckpt_read_open(struct ckpt_engine *e)
     s->alone = e->plan->groups.ptr[piece->group].n == 1;
     s->unsent = count_receivers(e, piece);
     s->hashed = false;
+    if (s->dev.pinned)
+        s->buf = s->dev.pinned + e->plan->units.ptr[piece->lo].off % CKPT_DEVICE_PAGE;
     s->unit_off[0] = 0;
     for (uint32_t u = s->lo; u < s->hi; u++)
         s->unit_off[u + 1 - s->lo] = s->unit_off[u - s->lo] + e->plan->units.ptr[u].len;

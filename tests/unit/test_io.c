@@ -4,6 +4,7 @@
 
 #include "io/batch.h"
 #include "io/cursor.h"
+#include "io/direct.h"
 #include "tree.h"
 
 struct fixture {
@@ -255,6 +256,56 @@ TEST(source_file, reads_past_the_page_cache_give_the_same_bytes)
     end(&f);
 }
 
+/* Is there nothing but zeros in it? */
+static bool untouched(const struct ckpt_bounce *b)
+{
+    bool zero = true;
+
+    for (size_t i = 0; i < b->len; i++)
+        zero &= b->buf[i] == 0;
+    return zero;
+}
+
+TEST(direct, memory_that_lies_as_the_file_is_filled_without_the_bounce_buffer)
+{
+    enum { LEN = 3 << 20, PAGE = 4096 };
+    struct ckpt_err err = {0};
+    struct ckpt_bounce bounce;
+    struct fixture f;
+    void *mem = NULL;
+    unsigned char *want = malloc(LEN);
+
+    CHECK(want && posix_memalign(&mem, PAGE, LEN) == 0);
+    CHECK_OK(ckpt_bounce_init(&bounce, 1 << 20, &err));
+    begin(&f, 8);
+    for (size_t i = 0; i < LEN; i++)
+        want[i] = (unsigned char)(i * 2654435761u >> 13 | 1);
+    tree_put(&f.t, "big", want, LEN);
+    const int fd = openat(f.t.fd, "big", O_RDONLY | O_CLOEXEC);
+    const uint32_t align = fd < 0 ? 0 : ckpt_direct_begin(fd);
+    /* whole blocks; an edge on each side; the same in two; not aligned */
+    for (size_t i = 0; i < 4 && align && align <= PAGE; i++) {
+        const uint64_t off = i == 0 ? PAGE : 777, len = i == 0 ? 2 << 20 : (2 << 20) + 5;
+        unsigned char *to = (unsigned char *)mem + (i == 3 ? 778 : off % PAGE);
+        const struct iovec iov[2] = {{to, 1000000}, {to + 1000000, len - 1000000}};
+        const struct iovec one = {to, len};
+        memset(mem, 0, LEN);
+        memset(bounce.buf, 0, bounce.len);
+        if (!ckpt_direct_read(fd, align, i == 2 ? iov : &one, i == 2 ? 2 : 1, off, &bounce))
+            break; /* a file system without O_DIRECT */
+        CHECK(memcmp(to, want + off, len) == 0);
+        CHECK(to[len] == 0 && (to == mem || to[-1] == 0));
+        CHECK(untouched(&bounce) == (i == 0));
+        memset(bounce.buf, 0, 2 * PAGE); /* of an edge */
+        CHECK(untouched(&bounce) == (i < 3));
+    }
+    (void)close(fd);
+    ckpt_bounce_release(&bounce);
+    free(want);
+    free(mem);
+    end(&f);
+}
+
 TEST(batch, neighbours_are_one_read)
 {
     struct ckpt_err err = {0};
@@ -310,5 +361,6 @@ TESTS(T(dir, names_that_are_no_names_below_are_refused),
       T(source_file, a_file_that_shrank_or_was_rewritten_is_stale),
       T(source_file, one_renamed_over_or_unlinked_serves_old_bytes_until_it_is_closed),
       T(source_file, reads_past_the_page_cache_give_the_same_bytes),
+      T(direct, memory_that_lies_as_the_file_is_filled_without_the_bounce_buffer),
       T(batch, neighbours_are_one_read), T(window, it_ends_where_it_was_said_to),
       T(cursor, it_is_sticky))
