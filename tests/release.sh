@@ -12,11 +12,12 @@
 #   ceiling    a model of 64 GiB served under a memory limit of 64 MiB
 #   soak       daemons under saves and reads for $SOAK_HOURS hours (6): nothing grows
 #   fuzz       every target for $SECONDS_EACH seconds (600)
+#   saves      checkpoints that megatron-core saves out of its own modules
 #   malloc     every allocation of the commands fails once
 set -uo pipefail
 cd "$(dirname "$0")/.."
 stages=("$@")
-((${#stages[@]})) || stages=(strict chroots packages arm64 faults ceiling soak fuzz malloc)
+((${#stages[@]})) || stages=(strict chroots packages arm64 faults ceiling soak fuzz saves malloc)
 logs=build/release-logs
 mkdir -p "$logs"
 build=$PWD/build/release
@@ -51,8 +52,12 @@ for s in "${stages[@]}"; do
     ceiling) stage ceiling mount_test ceiling.py ;;
     soak) stage soak mount_test soak.py --hours "${SOAK_HOURS:-6}" --svg "$PWD/$logs/soak.svg" --json "$PWD/$logs/soak.json" ;;
     fuzz) stage fuzz tests/fuzz/run.sh "${SECONDS_EACH:-600}" ;;
+    saves)
+      CKPTFS_BUILD=$build CKPTFS_SOURCE=$PWD CKPTFS_MEGATRON=$(find "$(dirname "$(dirname "$python")")" -maxdepth 1 -name 'megatron-core-*' | sort | paste -sd:) \
+        stage saves "$python" tests/interop/megatron_saves.py
+      ;;
     malloc) stage malloc "$python" tests/defects/test_malloc.py "$build/tests/fail_malloc.so" all ;;
-    *) sed -n '3,16p' "$0" >&2; exit 2 ;;
+    *) sed -n '3,17p' "$0" >&2; exit 2 ;;
   esac
 done
 printf '\n'
