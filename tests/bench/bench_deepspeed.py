@@ -10,7 +10,6 @@ FOLDER has deepspeed (pip install --no-deps --target). --gib is the size of the 
 import json
 import os
 import shutil
-import socket
 import sys
 import tempfile
 
@@ -22,7 +21,7 @@ INTEROP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "intero
 RUN = """
 import sys; sys.path.insert(0, {interop!r})
 import ranks
-ranks.run({ranks}, "deepspeed_writer", "large", {port}, {at!r}, {shapes!r}, folder={tmp!r}, timeout=1800)
+ranks.run({ranks}, "deepspeed_writer", "large", ranks.free_port(), {at!r}, {shapes!r}, folder={tmp!r}, timeout=1800)
 """
 
 
@@ -44,10 +43,7 @@ def write_base(base, layers):
 
 
 def write(tmp, at, layers):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    measure([sys.executable, "-c", RUN.format(interop=INTEROP, ranks=RANKS, port=port, at=at, shapes=shapes(layers), tmp=tmp)])
+    measure([sys.executable, "-c", RUN.format(interop=INTEROP, ranks=RANKS, at=at, shapes=shapes(layers), tmp=tmp)])
 
 
 def size_of(folder):

@@ -18,7 +18,6 @@ memory     device memory beyond the destinations while a load runs"""
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -148,12 +147,10 @@ def model(a):
 
 
 def fsdp2(a):
+    from ranks import free_port
     out = {}
     for n in (int(w) for w in a.ranks.split(",")):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        env = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(n), OMP_NUM_THREADS="1", NCCL_MULTI_RANK_GPU_ENABLE="1")
+        env = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(n), OMP_NUM_THREADS="1", NCCL_MULTI_RANK_GPU_ENABLE="1")
         args = [sys.executable, os.path.abspath(__file__), "--part", "rank", *(["--cpu"] if a.cpu else [])]
         ranks = [subprocess.Popen(args, env=dict(env, RANK=str(r), LOCAL_RANK="0"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                  for r in range(n)]

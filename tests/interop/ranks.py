@@ -11,11 +11,19 @@ import atexit
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import traceback
 
 _servers = {}
+
+
+def free_port():
+    """A port on which ranks can meet."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
 
 
 def _rank(function, said, args):

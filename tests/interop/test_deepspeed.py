@@ -4,7 +4,6 @@ converter. CKPTFS_DEEPSPEED: folders named deepspeed-VERSION (pip install --no-d
 
 import os
 import shutil
-import socket
 import sys
 import unittest
 
@@ -22,12 +21,6 @@ VERSIONS = [p for p in os.environ.get("CKPTFS_DEEPSPEED", "").split(":") if os.p
 if not VERSIONS:
     print("skipped: CKPTFS_DEEPSPEED has no folder with deepspeed")
     sys.exit(77)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def widened(tensors):
@@ -68,7 +61,7 @@ class Written(TensorCase):
         os.makedirs(self.tmp)
 
     def ranks(self, version, world, function, *args):
-        ranks.run(world, "deepspeed_writer", function, free_port(), self.tmp, *args, folder=self.tmp, PYTHONPATH=version)
+        ranks.run(world, "deepspeed_writer", function, ranks.free_port(), self.tmp, *args, folder=self.tmp, PYTHONPATH=version)
 
 
 class Toys(Written):

@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import shutil
-import socket
 import sys
 import unittest
 import warnings
@@ -24,6 +23,7 @@ try:
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    import ranks
     from tensor_case import SEED, TensorCase, export, read_all
 except ImportError as e:
     print(f"skipped: {e}")
@@ -94,12 +94,6 @@ def write(rank, world, top, port):
     dist.destroy_process_group()
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 class Flat(TensorCase):
     def split(self, top, case, form):
         at = os.path.join(top, name(case))
@@ -112,7 +106,7 @@ class Flat(TensorCase):
         for world in (2, 3):
             top = self.path(f"w{world}")
             os.makedirs(top)
-            mp.spawn(write, (world, top, free_port()), nprocs=world)
+            mp.spawn(write, (world, top, ranks.free_port()), nprocs=world)
             for case in cases(world):
                 with self.subTest(case=name(case), world=world):
                     self.split(top, case, "ranks")

@@ -12,7 +12,6 @@ import pickle
 import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import unittest
@@ -253,9 +252,7 @@ class Megatron(WrittenCase):
     # ---- Megatron's own loader ----
 
     def run_ranks(self, core, folder, model, tp, pp, ep):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
+        port = ranks.free_port()
         world = max(tp, ep) * pp
         try:
             ranks.run(world, "test_written_megatron", "one_rank", port, folder, model, tp, pp, ep, folder=self.tmp, timeout=500, PYTHONPATH=core, OMP_NUM_THREADS="1")
@@ -298,9 +295,7 @@ class Megatron(WrittenCase):
         run = self.export(source, source + ".run", "view=megatron", "make_vocab_size_divisible_by=40")
         tokens = torch.randint(0, COMMON["vocab_size"], (2, 24))
         torch.save(tokens, source + ".tokens")
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
+        port = ranks.free_port()
         ranks.run(1, "test_written_megatron", "one_logits", port, os.path.join(run, "release"), source + ".tokens", source + ".logits", folder=self.tmp, timeout=500,
                   PYTHONPATH=core, OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")  # compiling needs Python's headers
         got = torch.load(source + ".logits")[..., :COMMON["vocab_size"]]
