@@ -50,18 +50,23 @@ fi
 python=$(command -v python3)
 [[ -x $venv/bin/python ]] && python=$(realpath -s "$venv/bin/python")
 
-# tell_failures PRESET: the last lines of each test that failed (without the stacks of leaks), on stderr
+# tell_failures PRESET: the last lines of each test that failed (without the stacks of leaks)
 tell_failures() {
   awk '/^[0-9]+\/[0-9]+ Testing: / { name = $3; n = 0 }
        !/^ *#[0-9]+ 0x|leak of .* byte|^$/ { line[n++] = $0 }
        /^Test (Failed|Timeout)/ { print "failed: " name; for (i = n > 40 ? n - 40 : 0; i < n; i++) print "    " line[i] }' \
-    "build/$1/Testing/Temporary/LastTest.log" >&2
+    "build/$1/Testing/Temporary/LastTest.log"
 }
 
 # the venv's folders of a library of which several versions are tested, separated by ':'
 folders() { find "$(realpath -m "$venv")" -maxdepth 1 -type d -name "$1" 2>/dev/null | sort | paste -sd:; }
 
 failed=0
+failures=build/failures.txt # what failed anywhere, told once more at the very end: the logs of three builds are long
+mkdir -p build
+: >"$failures"
+skips='\*\*\*Skipped|\[  SKIPPED \]|\(.*skipped=[0-9]|\.\.\. skipped ' # as ctest, cmocka and unittest say it
+
 # run PRESET CTEST-ARGS...: build the preset and run its tests; in strict mode nothing may be skipped
 run() {
   local preset=$1 log
@@ -71,11 +76,14 @@ run() {
     -DCKPTFS_MEGATRON="$(folders 'megatron-core-*')" -DCKPTFS_DEEPSPEED="$(folders 'deepspeed-*')" >/dev/null
   cmake --build --preset "$preset" -j "$jobs"
   log=build/$preset/ctest.log
-  ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || { failed=1; tell_failures "$preset"; }
-  # ctest knows of whole programs only; unittest counts the cases that it skipped in the program's own output
-  if ((strict)) && grep -E '\*\*\*Skipped|\[  SKIPPED \]|\(.*skipped=[0-9]|\.\.\. skipped ' "$log" "build/$preset/Testing/Temporary/LastTest.log"; then
-    echo "strict: tests of '$preset' were skipped" >&2
+  ctest --test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" 2>&1 | tee "$log" || {
     failed=1
+    { echo "tests of '$preset' failed:"; tell_failures "$preset"; } >>"$failures"
+  }
+  # ctest knows of whole programs only; unittest counts the cases that it skipped in the program's own output
+  if ((strict)) && grep -E "$skips" "$log" "build/$preset/Testing/Temporary/LastTest.log"; then
+    failed=1
+    { echo "strict: tests of '$preset' were skipped:"; grep -E "$skips" "$log"; } >>"$failures"
   fi
 }
 
@@ -83,8 +91,13 @@ if ((strict)); then
   run asan -LE 'interop|bench'
   run tsan -L 'unit|mount|load'
   if [[ -f tests/fuzz/run.sh ]]; then
-    sh tests/fuzz/run.sh "${CKPTFS_FUZZ_SECONDS:-10}" || failed=1
+    mkdir -p build/fuzz
+    sh tests/fuzz/run.sh "${CKPTFS_FUZZ_SECONDS:-10}" 2>&1 | tee build/fuzz/log || {
+      failed=1
+      { echo "fuzzing failed:"; sed -n '/SUMMARY\|ERROR\|Base64\|found something/p' build/fuzz/log; } >>"$failures"
+    }
   fi
 fi
 run release -LE bench # last: its closing line is the one that counts
+cat "$failures" >&2
 exit $failed

@@ -37,7 +37,7 @@ for target; do
     echo "== $target, $seconds s"
     if [ -e "build/fuzz/finds/$target.failed" ]; then
         failed="$failed $target"
-        tail -n 40 "$log"
+        tail -n 60 "$log"
     else
         grep -E 'number_of_executed_units|peak_rss_mb' "$log"
     fi
