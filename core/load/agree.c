@@ -91,12 +91,16 @@ static int exchange_wants(struct ckpt_load *load, const struct ckpt_table *own,
                           struct ckpt_job *job, struct ckpt_err *err)
 {
     const uint32_t self = load->comm->x->rank;
-    struct ckpt_round round = {.judge = judge_tables, .ctx = job};
     const bool mine = job->first_of[job->class_of[self]] == self;
+    struct ckpt_round round = {.comm = load->comm,
+                               .timeout_ms = load->opt.exchange_timeout_ms,
+                               .own = mine ? own->data : NULL,
+                               .own_len = mine ? own->len : 0,
+                               .judge = judge_tables,
+                               .ctx = job};
     struct ckpt_table all = {0};
 
-    if (ckpt_round_run(&round, load->comm, 0, mine ? own->data : NULL, mine ? own->len : 0,
-                       load->opt.exchange_timeout_ms, &all.data, &all.len, err) < 0)
+    if (ckpt_round_run(&round, 0, &all.data, &all.len, err) < 0)
         return -1;
     int rc = take_tables(load, &all, own, job, err);
     free(all.data);
@@ -291,7 +295,10 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy, c
 /* Do all ranks' plans fit, and agree? */
 static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, struct ckpt_err *err)
 {
-    struct ckpt_round round = {.judge = judge_fit, .ctx = load->comm};
+    struct ckpt_round round = {.comm = load->comm,
+                               .timeout_ms = load->opt.exchange_timeout_ms,
+                               .judge = judge_fit,
+                               .ctx = load->comm};
     const uint64_t windows = load->opt.host_bytes - ckpt_load_aside(&load->opt);
     unsigned char *answer = NULL;
     struct ckpt_str data = {0};
@@ -303,8 +310,9 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
         add_digests(load->parts.plan, &data);
     if (data.failed)
         rc = ckpt_nomem(err);
-    rc = ckpt_round_run(&round, load->comm, rc, data.ptr, data.len, load->opt.exchange_timeout_ms,
-                        &answer, &len, err);
+    round.own = data.ptr;
+    round.own_len = data.len;
+    rc = ckpt_round_run(&round, rc, &answer, &len, err);
     if (rc == 0 && len >= sizeof most) {
         memcpy(&most, answer, sizeof most);
         take_places(load, answer + sizeof most, len - sizeof most);

@@ -87,24 +87,23 @@ static void sizes_shared(uint64_t budget, uint64_t window, uint64_t piece, uint3
     ret->ahead = (uint32_t)ckpt_min_u64(part / piece, ckpt_max_u64(threads + 2, 4));
 }
 
-int ckpt_load_sizes(const struct ckpt_load_options *opt, bool shared, uint64_t piece,
-                    uint32_t threads, bool device, uint64_t aside, struct ckpt_slots *ret,
-                    struct ckpt_err *err)
+int ckpt_load_sizes(const struct ckpt_size_input *in, struct ckpt_slots *ret, struct ckpt_err *err)
 {
-    const uint64_t least = (uint64_t)2 * CKPT_LOAD_PIECE_LEAST * (shared ? SLOTS + 1 : 1);
-    const uint64_t host = opt->host_bytes > aside ? opt->host_bytes - aside : 0;
-    const bool tight = device && opt->device_bytes < host;
+    const struct ckpt_load_options *opt = in->opt;
+    const uint64_t least = (uint64_t)2 * CKPT_LOAD_PIECE_LEAST * (in->shared ? SLOTS + 1 : 1);
+    const uint64_t host = opt->host_bytes > in->aside ? opt->host_bytes - in->aside : 0;
+    const bool tight = in->device && opt->device_bytes < host;
     const uint64_t budget = tight ? opt->device_bytes : host;
 
     if (budget < least)
         return ckpt_fail(
             err, CKPT_LIMIT, "%s is %" PRIu64 ", but ranks that %s need at least %" PRIu64,
             tight ? "device_bytes" : "host_bytes", tight ? opt->device_bytes : opt->host_bytes,
-            shared ? "share what they read" : "read for themselves",
+            in->shared ? "share what they read" : "read for themselves",
             tight ? least : ckpt_load_host_bytes(least));
-    if (shared)
-        sizes_shared(budget, opt->window_bytes, piece ? piece : PIECE, threads, ret);
+    if (in->shared)
+        sizes_shared(budget, opt->window_bytes, in->piece ? in->piece : PIECE, in->threads, ret);
     else
-        sizes_alone(budget, threads, device, ret);
+        sizes_alone(budget, in->threads, in->device, ret);
     return 0;
 }

@@ -142,15 +142,19 @@ struct ckpt_verdict {
 
 /* A round. Every rank gives a verdict (rc, and err if negative) and some bytes; rank 0 makes the
  * answer from all of them; every rank gets it. If any rank's verdict is negative, or somebody is
- * not heard of for timeout_ms, all get that error instead. */
+ * not heard of for timeout_ms, all get that error instead. The caller sets the first part. */
 struct ckpt_round {
     struct ckpt_comm *comm;
-    uint32_t number, timeout_ms;
+    uint32_t timeout_ms;
+    const void *own; /* this rank's bytes, copied when the round starts; NULL: none */
+    size_t own_len;
     /* On rank 0: append the answer. data[r], len[r] are rank r's. NULL: an empty answer. */
     int (*judge)(void *ctx, const unsigned char *const *data, const size_t *len,
                  struct ckpt_str *answer, struct ckpt_err *err);
     void *ctx;
-    bool hasty;                     /* failures are told at once, not when all were heard */
+    bool hasty; /* failures are told at once, not when all were heard */
+
+    uint32_t number;
     struct ckpt_ctl_message **from; /* of the ranks right below */
     uint32_t nfrom, nchild;
     struct ckpt_verdict verdict; /* of this rank and all below, as far as they are heard */
@@ -159,17 +163,17 @@ struct ckpt_round {
     struct ckpt_ctl_message *answer;
 };
 
-int ckpt_round_start(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const void *data,
-                     size_t len, uint32_t timeout_ms, const struct ckpt_err *why,
+/* why: if rc is negative. */
+int ckpt_round_start(struct ckpt_round *r, int rc, const struct ckpt_err *why,
                      struct ckpt_err *err);
 /* 1: not yet; 0: done, *ret_data borrowed until ckpt_round_release; -1. Does not sleep. */
 int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t *ret_len,
                     struct ckpt_err *err);
 void ckpt_round_release(struct ckpt_round *r);
 
-/* All of it. *ret_data (may be NULL) is malloc'ed. */
-int ckpt_round_run(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const void *data,
-                   size_t len, uint32_t timeout_ms, unsigned char **ret_data, size_t *ret_len,
+/* All of it; err says why if rc is negative. *ret (may be NULL) is malloc'ed and has room for one
+ * more byte. */
+int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *ret_len,
                    struct ckpt_err *err);
 
 #endif

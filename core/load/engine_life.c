@@ -330,7 +330,8 @@ static void ignore_message(void *ctx, uint32_t peer, const unsigned char *data, 
 void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt_err *err)
 {
     const struct ckpt_load_stats none = {0};
-    struct ckpt_round round = {0};
+    struct ckpt_round round = {
+        .comm = comm, .timeout_ms = timeout_ms, .own = &none, .own_len = sizeof none};
     struct ckpt_err why = {0};
 
     if (comm->x->size == 1)
@@ -338,7 +339,7 @@ void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt
     (void)ckpt_fail(&why, err->code, "rank %" PRIu32 ": %s", comm->x->rank, err->text);
     ckpt_comm_begin(comm, ignore_message, NULL);
     ckpt_tell_abort(comm, &why);
-    (void)ckpt_round_run(&round, comm, -1, &none, sizeof none, timeout_ms, NULL, NULL, &why);
+    (void)ckpt_round_run(&round, -1, NULL, NULL, &why);
     comm->failed = true;
     ckpt_comm_end(comm);
     *err = why;

@@ -284,7 +284,10 @@ void ckpt_job_release(struct ckpt_job *job)
 int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
                    struct ckpt_job *ret, struct ckpt_err *err)
 {
-    struct ckpt_round round = {.judge = judge_hello, .ctx = load};
+    struct ckpt_round round = {.comm = load->comm,
+                               .timeout_ms = load->opt.exchange_timeout_ms,
+                               .judge = judge_hello,
+                               .ctx = load};
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
     struct ckpt_err own = rc < 0 ? *err : (struct ckpt_err){0};
     struct ckpt_str message = {0};
@@ -293,8 +296,9 @@ int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *tabl
     *ret = (struct ckpt_job){0};
     if (rc == 0)
         rc = write_hello(load, table, &message, &own);
-    rc = ckpt_round_run(&round, load->comm, rc, message.ptr, message.len,
-                        load->opt.exchange_timeout_ms, &answer, &len, &own);
+    round.own = message.ptr;
+    round.own_len = message.len;
+    rc = ckpt_round_run(&round, rc, &answer, &len, &own);
     ckpt_str_release(&message);
     if (rc < 0) {
         *err = (struct ckpt_err){0};

@@ -91,11 +91,18 @@ struct ckpt_load_share {
 void ckpt_load_share(uint64_t aside, bool direct, bool hot, uint32_t *threads,
                      struct ckpt_load_share *ret);
 
-/* piece: at most so much is read at a time by ranks that share; 0: what suits. LIMIT if host_bytes
- * (or device_bytes) is too little for any. */
-int ckpt_load_sizes(const struct ckpt_load_options *opt, bool shared, uint64_t piece,
-                    uint32_t threads, bool device, uint64_t aside, struct ckpt_slots *ret,
-                    struct ckpt_err *err);
+/* What the sizes follow from. */
+struct ckpt_size_input {
+    const struct ckpt_load_options *opt;
+    uint64_t aside; /* of opt's host_bytes: not for windows */
+    uint64_t piece; /* at most so much is read at a time by ranks that share; 0: what suits */
+    uint32_t threads;
+    bool shared; /* by several ranks */
+    bool device; /* what is read goes to device memory */
+};
+
+/* LIMIT if host_bytes (or device_bytes) is too little for any. */
+int ckpt_load_sizes(const struct ckpt_size_input *in, struct ckpt_slots *ret, struct ckpt_err *err);
 
 /* ---- residency.c, layout.c ---- */
 

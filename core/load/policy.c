@@ -53,8 +53,13 @@ int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers read
     ret->gap = is_hot(in) ? HOT_GAP : CKPT_STRIDED_GAP;
     /* what lies in holes is another unit's, read by another worker or rank */
     ret->run = shared ? EXACT_RUN : LONG_RUN;
-    return ckpt_load_sizes(in->opt, shared, cached ? HOT_PIECE : 0, ret->threads, device, aside,
-                           &ret->slots, err);
+    const struct ckpt_size_input sizes = {.opt = in->opt,
+                                          .aside = aside,
+                                          .piece = cached ? HOT_PIECE : 0,
+                                          .threads = ret->threads,
+                                          .shared = shared,
+                                          .device = device};
+    return ckpt_load_sizes(&sizes, &ret->slots, err);
 }
 
 bool ckpt_policy_less(enum ckpt_readers *readers)

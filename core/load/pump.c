@@ -205,9 +205,13 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
     ckpt_engine_own(e, &s);
     e->final = true;
     e->told = failed;
-    e->round = (struct ckpt_round){.judge = add_stats, .ctx = e};
-    return ckpt_round_start(&e->round, e->comm, failed ? -1 : 0, &s, sizeof s,
-                            e->opt.exchange_timeout_ms, &why, err);
+    e->round = (struct ckpt_round){.comm = e->comm,
+                                   .timeout_ms = e->opt.exchange_timeout_ms,
+                                   .own = &s,
+                                   .own_len = sizeof s,
+                                   .judge = add_stats,
+                                   .ctx = e};
+    return ckpt_round_start(&e->round, failed ? -1 : 0, &why, err);
 }
 
 static void conclude(struct ckpt_engine *e, int rc, const struct ckpt_err *err,

@@ -137,17 +137,14 @@ static void add_record(struct ckpt_str *s, uint32_t rank, const void *data, size
         ckpt_str_append(s, data, len);
 }
 
-int ckpt_round_start(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const void *data,
-                     size_t len, uint32_t timeout_ms, const struct ckpt_err *why,
-                     struct ckpt_err *err)
+int ckpt_round_start(struct ckpt_round *r, int rc, const struct ckpt_err *why, struct ckpt_err *err)
 {
+    struct ckpt_comm *comm = r->comm;
     const uint64_t now = ckpt_now_ms();
     const struct ckpt_err unknown = {CKPT_IO, "failed"};
 
-    r->comm = comm;
     r->number = comm->round++;
     drop_late(comm, r->number);
-    r->timeout_ms = timeout_ms;
     r->nfrom = 0;
     r->nchild = ckpt_tree_children(comm->x->rank, comm->x->size);
     r->answer = NULL;
@@ -159,7 +156,7 @@ int ckpt_round_start(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const
     for (uint32_t k = 0; k < comm->x->size; k++)
         comm->heard_ms[k] = now;
     r->from = calloc((size_t)r->nchild + 1, sizeof *r->from);
-    add_record(&r->data, comm->x->rank, data, len);
+    add_record(&r->data, comm->x->rank, r->own, r->own_len);
     if (!r->from || r->data.failed) {
         ckpt_round_release(r);
         return ckpt_nomem(err);
@@ -403,8 +400,7 @@ int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t
 
 /* ---- all of it ---- */
 
-int ckpt_round_run(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const void *data,
-                   size_t len, uint32_t timeout_ms, unsigned char **ret_data, size_t *ret_len,
+int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *ret_len,
                    struct ckpt_err *err)
 {
     const struct ckpt_err why = rc < 0 && err ? *err : (struct ckpt_err){0};
@@ -412,24 +408,24 @@ int ckpt_round_run(struct ckpt_round *r, struct ckpt_comm *comm, int rc, const v
     const unsigned char *answer = NULL;
     size_t answer_len = 0;
 
-    rc = ckpt_round_start(r, comm, rc, data, len, timeout_ms, &why, &own);
+    rc = ckpt_round_start(r, rc, &why, &own);
     while (rc == 0) {
         bool moved;
-        (void)ckpt_comm_poll(comm, &moved, NULL);
+        (void)ckpt_comm_poll(r->comm, &moved, NULL);
         int step = ckpt_round_step(r, &answer, &answer_len, &own);
         if (step <= 0) {
             rc = step;
             break;
         }
-        ckpt_comm_alive(comm, timeout_ms);
+        ckpt_comm_alive(r->comm, r->timeout_ms);
         if (!moved)
-            comm->x->ops->wait(comm->x, SLEEP_MS);
+            r->comm->x->ops->wait(r->comm->x, SLEEP_MS);
     }
-    if (rc == 0 && ret_data) {
+    if (rc == 0 && ret) {
         *ret_len = answer_len;
-        *ret_data = malloc(answer_len + 1);
-        if (*ret_data)
-            memcpy(*ret_data, answer, answer_len);
+        *ret = malloc(answer_len + 1);
+        if (*ret)
+            memcpy(*ret, answer, answer_len);
         else
             rc = ckpt_nomem(&own);
     }
@@ -458,11 +454,12 @@ int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len, uint
                     struct ckpt_err *err)
 {
     struct shared s = {data, len};
-    struct ckpt_round round = {.judge = judge_share, .ctx = &s};
+    struct ckpt_round round = {
+        .comm = comm, .timeout_ms = timeout_ms, .judge = judge_share, .ctx = &s};
     unsigned char *answer = NULL;
     size_t got = 0;
 
-    rc = ckpt_round_run(&round, comm, rc, NULL, 0, timeout_ms, &answer, &got, err);
+    rc = ckpt_round_run(&round, rc, &answer, &got, err);
     if (rc == 0 && got != len)
         rc = ckpt_fail(err, CKPT_CONFLICT, "rank 0 runs another version of ckptfs");
     if (rc == 0)
@@ -473,7 +470,7 @@ int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len, uint
 
 int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms, struct ckpt_err *err)
 {
-    struct ckpt_round round = {.hasty = true};
+    struct ckpt_round round = {.comm = comm, .timeout_ms = timeout_ms, .hasty = true};
     struct ckpt_err own = {0};
 
     if (rc < 0 && err && comm->x->size > 1) {
@@ -481,7 +478,7 @@ int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms, struct 
                         comm->x->rank, err->text);
         *err = own;
     }
-    return ckpt_round_run(&round, comm, rc, NULL, 0, timeout_ms, NULL, NULL, err);
+    return ckpt_round_run(&round, rc, NULL, NULL, err);
 }
 
 int ckpt_comm_look(struct ckpt_comm *comm, struct ckpt_err *err)

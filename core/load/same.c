@@ -312,14 +312,18 @@ static int judge_samples(void *ctx, const unsigned char *const *data, const size
 
 int ckpt_load_compare(struct ckpt_load *load, struct ckpt_err *err)
 {
-    struct ckpt_round round = {.judge = judge_samples, .ctx = load};
     uint64_t hash[SAMPLES] = {0};
+    struct ckpt_round round = {.comm = load->comm,
+                               .timeout_ms = load->opt.exchange_timeout_ms,
+                               .own = hash,
+                               .own_len = sizeof hash,
+                               .judge = judge_samples,
+                               .ctx = load};
     int rc = read_samples(load->view, load->opt.read_timeout_ms, hash, err);
 
     if (rc < 0)
         (void)ckpt_err_in(err, "rank %" PRIu32, load->comm->x->rank);
-    return ckpt_round_run(&round, load->comm, rc, hash, sizeof hash, load->opt.exchange_timeout_ms,
-                          NULL, NULL, err);
+    return ckpt_round_run(&round, rc, NULL, NULL, err);
 }
 
 /* ---- afterwards ---- */

@@ -97,11 +97,15 @@ int ckpt_comm_step(struct ckpt_comm *comm, struct ckpt_run *run, const char *ste
     const bool first = comm->x->rank == 0;
     int rc = own_step(run, step, first, &own, err);
     struct choice choice = {.name = own, .size = comm->x->size};
-    struct ckpt_round round = {.judge = judge_step, .ctx = &choice};
+    struct ckpt_round round = {.comm = comm,
+                               .timeout_ms = timeout_ms,
+                               .own = own,
+                               .own_len = own ? strlen(own) : 0,
+                               .judge = judge_step,
+                               .ctx = &choice};
     size_t len = 0;
 
-    if (ckpt_round_run(&round, comm, rc, own, own ? strlen(own) : 0, timeout_ms, &answer, &len,
-                       err) < 0)
+    if (ckpt_round_run(&round, rc, &answer, &len, err) < 0)
         return -1;
     answer[len] = '\0'; /* ckpt_round_run leaves room for it */
     rc = first ? 0 : await_step(run, (char *)answer, timeout_ms, err);

@@ -396,10 +396,11 @@ static int take_addresses(struct ckpt_xport_tcp *x, const char *text, size_t len
 static int tell_addresses(struct rendezvous *v, struct ckpt_xport_tcp *x, struct ckpt_comm *comm,
                           uint32_t timeout_ms, struct ckpt_err *err)
 {
-    struct ckpt_round round = {.judge = judge_addresses, .ctx = v};
+    struct ckpt_round round = {
+        .comm = comm, .timeout_ms = timeout_ms, .judge = judge_addresses, .ctx = v};
     unsigned char *answer = NULL;
     size_t len = 0;
-    int rc = ckpt_round_run(&round, comm, 0, NULL, 0, timeout_ms, &answer, &len, err);
+    int rc = ckpt_round_run(&round, 0, &answer, &len, err);
 
     if (rc == 0)
         rc = take_addresses(x, (const char *)answer, len, err);

@@ -31,17 +31,26 @@ TEST(budget, all_threads_together_stay_within_their_part)
         }
 }
 
+static int sizes(const struct ckpt_load_options *opt, bool shared, uint32_t threads, uint64_t aside,
+                 struct ckpt_slots *ret, struct ckpt_err *err)
+{
+    const struct ckpt_size_input in = {
+        .opt = opt, .aside = aside, .threads = threads, .shared = shared};
+
+    return ckpt_load_sizes(&in, ret, err);
+}
+
 TEST(budget, windows_get_what_the_threads_leave)
 {
     const struct ckpt_load_options opt = {.host_bytes = 16 * MIB};
     struct ckpt_slots s;
     struct ckpt_err err = {0};
 
-    CHECK_OK(ckpt_load_sizes(&opt, false, 0, 8, false, 12 * MIB, &s, &err));
+    CHECK_OK(sizes(&opt, false, 8, 12 * MIB, &s, &err));
     CHECK(s.ahead * s.sizes.piece <= 4 * MIB);
-    CHECK_OK(ckpt_load_sizes(&opt, true, 0, 8, false, 12 * MIB, &s, &err));
+    CHECK_OK(sizes(&opt, true, 8, 12 * MIB, &s, &err));
     CHECK(s.ahead * s.sizes.piece + s.windows * s.sizes.window <= 4 * MIB);
-    CHECK_FAILS(ckpt_load_sizes(&opt, true, 0, 8, false, 16 * MIB, &s, &err), CKPT_LIMIT,
+    CHECK_FAILS(sizes(&opt, true, 8, 16 * MIB, &s, &err), CKPT_LIMIT,
                 "host_bytes is 16777216, but ranks that share what they read need at least");
 }
 
@@ -53,7 +62,7 @@ TEST(budget, pieces_are_large)
         const uint64_t aside = ckpt_load_aside(&opt);
         struct ckpt_slots s;
         struct ckpt_err err = {0};
-        CHECK_OK(ckpt_load_sizes(&opt, true, 0, 8, false, aside, &s, &err));
+        CHECK_OK(sizes(&opt, true, 8, aside, &s, &err));
         CHECK(s.sizes.piece >= MIB && s.sizes.unit <= s.sizes.piece);
         CHECK(s.sizes.window / s.sizes.piece >= 8 && s.ahead >= 4 && s.windows == 3);
         CHECK(s.ahead * s.sizes.piece + s.windows * s.sizes.window <= opt.host_bytes - aside);
@@ -67,8 +76,8 @@ TEST(budget, sizes_are_the_same_on_ranks_that_differ)
     struct ckpt_slots a, b;
     struct ckpt_err err = {0};
 
-    CHECK_OK(ckpt_load_sizes(&opt, true, 0, 1, false, 8 * MIB, &a, &err));
-    CHECK_OK(ckpt_load_sizes(&opt, true, 0, 16, false, 8 * MIB, &b, &err));
+    CHECK_OK(sizes(&opt, true, 1, 8 * MIB, &a, &err));
+    CHECK_OK(sizes(&opt, true, 16, 8 * MIB, &b, &err));
     CHECK(memcmp(&a.sizes, &b.sizes, sizeof a.sizes) == 0);
 }
 
