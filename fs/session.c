@@ -50,7 +50,9 @@ static int answer_init(struct fuse_session *se, struct ckpt_err *err)
     if (n > 0)
         fuse_session_process_buf(se, &buf);
     free(buf.mem);
-    if (n <= 0 || fuse_session_exited(se))
+    if (n == 0 || n == -ECONNABORTED)
+        return ckpt_fail(err, CKPT_IO, "it was unmounted before it served anything");
+    if (n < 0 || fuse_session_exited(se))
         return ckpt_fail(err, CKPT_IO, "the kernel's FUSE does not answer as expected");
     return 0;
 }
@@ -82,6 +84,9 @@ static void describe(const struct ckptfs *fs)
         ckptfs_logf(fs->log, CKPT_WARNING, "-o null: every file reads as one repeated byte");
 }
 
+/* Requests are served until the mount ends, which reading the connection tells by ENODEV: libfuse
+ * returns 0. If it ends while a request is being handed over, or by an abort, the kernel says
+ * ECONNABORTED instead. */
 static int loop(struct ckptfs *fs, struct fuse_session *se)
 {
 #if FUSE_USE_VERSION >= FUSE_MAKE_VERSION(3, 12)
@@ -92,11 +97,11 @@ static int loop(struct ckptfs *fs, struct fuse_session *se)
     fuse_loop_cfg_set_max_threads(config, fs->config->threads);
     int rc = fuse_session_loop_mt(se, config);
     fuse_loop_cfg_destroy(config);
-    return rc;
 #else
     struct fuse_loop_config config = {.max_idle_threads = fs->config->threads};
-    return fuse_session_loop_mt(se, &config);
+    int rc = fuse_session_loop_mt(se, &config);
 #endif
+    return rc == -ECONNABORTED ? 0 : rc;
 }
 
 /* Is the session still mounted? If it was unmounted or its connection aborted from outside, another

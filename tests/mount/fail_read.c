@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For LD_PRELOAD: storage that fails. The file CKPTFS_FAIL_READ, four int32 numbers that the test
- * may change at any time, says what becomes of reads at an offset: action, value, every n-th read
- * only (0: each), reads so far. */
+/* For LD_PRELOAD: storage that fails, and a kernel that ends a mount in its rarer way. The file
+ * CKPTFS_FAIL_READ, four int32 numbers that the test may change at any time, says what becomes of
+ * reads at an offset: action, value, every n-th read only (0: each), reads so far. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NOTHING, ERRNO, SHORT, ZERO, DELAY_MS };
+enum { NOTHING, ERRNO, SHORT, ZERO, DELAY_MS, MOUNT_ENDS };
 
 struct control {
     _Atomic int32_t action, value, every, reads;
@@ -58,6 +58,29 @@ static int fault(ssize_t *ret, size_t *cap)
     default:
         return 0;
     }
+}
+
+/* A mount that has ended while a request was handed over: the kernel says ECONNABORTED, not ENODEV.
+ */
+static ssize_t mount_ends(ssize_t got)
+{
+    if (got < 0 && errno == ENODEV && atomic_load(&control->action) == MOUNT_ENDS)
+        errno = ECONNABORTED;
+    return got;
+}
+
+typedef ssize_t plain_read_fn(int, void *, size_t);
+typedef ssize_t splice_fn(int, off64_t *, int, off64_t *, size_t, unsigned);
+
+ssize_t read(int fd, void *buf, size_t len)
+{
+    return mount_ends(((plain_read_fn *)dlsym(RTLD_NEXT, "read"))(fd, buf, len));
+}
+
+ssize_t splice(int in, off64_t *off_in, int out, off64_t *off_out, size_t len, unsigned flags)
+{
+    return mount_ends(
+        ((splice_fn *)dlsym(RTLD_NEXT, "splice"))(in, off_in, out, off_out, len, flags));
 }
 
 typedef ssize_t read_fn(int, void *, size_t, off64_t);

@@ -19,7 +19,7 @@ from test_real import write_model
 TIMES = int(os.environ.get("CKPTFS_FAULTS", "1"))
 GOLDEN = os.path.join(SOURCE, "tests", "golden", "nanotron")
 SHIM = os.path.join(BUILD, "tests", "fail_read.so")
-ERRNO, SHORT, ZERO, DELAY = 1, 2, 3, 4
+ERRNO, SHORT, ZERO, DELAY, MOUNT_ENDS = 1, 2, 3, 4, 5
 
 
 def copied(source, target):
@@ -304,6 +304,18 @@ class Faults(Case):
                     readers.end(self, (errno.ENOTCONN, errno.EIO, errno.ENOENT, errno.ECONNABORTED, errno.EINTR))
                     self.assertEqual(m.process.wait(20), 0, m.text())
                     self.assertIsNone(mounted(self.mnt))
+
+    def test_a_mount_that_ends_while_a_request_is_handed_over_has_ended_well(self):
+        run, _ = self.golden()
+        storage = Storage(os.path.join(self.tmp, "storage"))
+        self.addCleanup(storage.close)
+        m = self.mount(run)
+        storage.close()
+        os.listdir(self.mnt) # it serves by now
+        storage.set(MOUNT_ENDS)
+        subprocess.run(["umount", "-l", self.mnt], check=True)
+        self.assertEqual(m.process.wait(20), 0, m.text())
+        self.assertIn("Software caused connection abort", m.text()) # libfuse says so: the shim was asked
 
     def connections(self):
         """The folder of FUSE's connections, which not every machine has mounted."""
