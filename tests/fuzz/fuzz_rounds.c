@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two ranks agree on a load and run it, while control messages between them are spoilt. Whatever
- * they say, both come to an end, and destinations are good if a load is.
+ * they say, both come to an end, soon as the deadlines are short, and destinations are good if a
+ * load is. If nothing is spoilt both loads are good, however slow the machine is.
  *
  * Input: patches (which message u8, offset u16, value u8); offset 0xffff cuts it short at `value`
  * bytes, 0xfffe loses it. */
@@ -14,7 +15,7 @@
 
 #include "load/comm.h"
 
-enum { RANKS = 2, MOST_PATCHES = 8, DEADLINE_MS = 60 };
+enum { RANKS = 2, MOST_PATCHES = 8, DEADLINE_MS = 60, PATIENCE_MS = 60000 };
 
 static struct {
     struct {
@@ -155,7 +156,7 @@ static void *run_rank(void *arg)
     struct ckpt_err err = {0};
     unsigned char got[5 * 8];
 
-    opt.read_timeout_ms = opt.exchange_timeout_ms = DEADLINE_MS;
+    opt.read_timeout_ms = opt.exchange_timeout_ms = spoil.n ? DEADLINE_MS : PATIENCE_MS;
     MUST(ckpt_load_new(r->view, r->comm, &opt, &load, &err) == 0);
     r->rc = load_box(r, load, got);
     ckpt_load_free(load);

@@ -45,7 +45,7 @@ def mounted(path):
     return found
 
 
-def wait_until(condition, what, seconds=10):
+def wait_until(condition, what, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -97,7 +97,7 @@ class Readers:
     def end(self, test, allowed=()):
         self.stop.set()
         for t in self.threads:
-            t.join(30)
+            t.join(60)
         test.assertFalse([t for t in self.threads if t.is_alive()], "a reader hangs")
         test.assertEqual(self.wrong, [])
         test.assertLessEqual(set(self.errors), set(allowed), {errno.errorcode[e]: n for e, n in self.errors.items()})
@@ -273,7 +273,7 @@ class Faults(Case):
             done = readers.reads
             wait_until(lambda: readers.reads > done + 5, "reads")
             m.process.kill()
-            m.process.wait(10)
+            m.process.wait(60)
         with self.mount(run, wait=False) as m:
             done = readers.reads
             wait_until(lambda: readers.reads > done + 5, "reads")
@@ -302,7 +302,7 @@ class Faults(Case):
                     wait_until(lambda: readers.reads > 50, "reads")
                     end(m)
                     readers.end(self, (errno.ENOTCONN, errno.EIO, errno.ENOENT, errno.ECONNABORTED, errno.EINTR))
-                    self.assertEqual(m.process.wait(20), 0, m.text())
+                    self.assertEqual(m.process.wait(60), 0, m.text())
                     self.assertIsNone(mounted(self.mnt))
 
     def test_a_mount_that_ends_while_a_request_is_handed_over_has_ended_well(self):
@@ -314,7 +314,7 @@ class Faults(Case):
         os.listdir(self.mnt) # it serves by now
         storage.set(MOUNT_ENDS)
         subprocess.run(["umount", "-l", self.mnt], check=True)
-        self.assertEqual(m.process.wait(20), 0, m.text())
+        self.assertEqual(m.process.wait(60), 0, m.text())
         self.assertIn("Software caused connection abort", m.text()) # libfuse says so: the shim was asked
 
     def connections(self):
@@ -329,7 +329,7 @@ class Faults(Case):
     def abort(self, m):
         with open(os.path.join(self.connections(), str(os.minor(os.stat(self.mnt).st_dev)), "abort"), "w") as f:
             f.write("1")
-        m.process.wait(20)
+        m.process.wait(60)
         subprocess.run(["fusermount3", "-u", "-z", "-q", self.mnt], check=False)
 
     def test_mounting_and_unmounting_leaves_nothing(self):
@@ -390,9 +390,9 @@ class Faults(Case):
                 reader = subprocess.Popen(["cat", self.at("model.safetensors")], stdout=subprocess.DEVNULL)
                 time.sleep(0.03)
                 reader.send_signal(signal.SIGKILL if k % 2 else signal.SIGINT)
-                reader.wait(10)
+                reader.wait(60)
             storage.set(0)
-            wait_until(lambda: int(read(waiting)) == 0, "the requests' end", 20)
+            wait_until(lambda: int(read(waiting)) == 0, "the requests' end")
 
     # ---- links ----
 

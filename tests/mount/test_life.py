@@ -286,8 +286,8 @@ class Life(Case):
             self.assertEqual(os.listdir(self.mnt), [])
             os.mkdir(empty)
             make_step(empty, "10", FILES)
-            wait_until(lambda: os.listdir(self.mnt) == ["10", "latest"], "the first step", 5)
-            wait_until(lambda: os.path.exists(self.at("latest", "config.json")), "its files", 5)
+            wait_until(lambda: os.listdir(self.mnt) == ["10", "latest"], "the first step")
+            wait_until(lambda: os.path.exists(self.at("latest", "config.json")), "its files")
 
     def test_wait_shows_why_a_step_can_not_be_read(self):
         make_step(self.run_dir, "100", FILES, error="half written")

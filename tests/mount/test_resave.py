@@ -324,7 +324,7 @@ class Live(Case):
                 return False
 
         for number in writer.steps:
-            wait_until(lambda: readable(number), f"step {number} to be readable", 20)
+            wait_until(lambda: readable(number), f"step {number} to be readable")
 
     def test_nanotron(self):
         self.live("nanotron")

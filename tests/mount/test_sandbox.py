@@ -105,9 +105,9 @@ class Sandbox(Case):
                 self.assertGreater(len(f.read()), 1000)
             self.assertTrue(shown("1"))
             self.pack("run.nemo", "22")
-            wait_until(lambda: shown("22"), "the new archive", 30)
+            wait_until(lambda: shown("22"), "the new archive")
             os.rename(self.pack("other.nemo", "333"), path)
-            wait_until(lambda: "looking for new steps" in m.text(), "the warning", 30)
+            wait_until(lambda: "looking for new steps" in m.text(), "the warning")
             self.assertIn("sandbox=no", m.text())
 
     def test_links_are_followed_to_where_they_led_when_it_was_mounted(self):
@@ -180,7 +180,7 @@ class Sandbox(Case):
             with open(os.path.join(self.mnt, "latest", "config.json")) as f:
                 json.load(f)
             m.process.terminate()
-            self.assertEqual(m.process.wait(20), 0)
+            self.assertEqual(m.process.wait(60), 0)
             self.assertIn(f"fusermount3 -u {self.mnt}", m.text())
             subprocess.run(["fusermount3", "-u", self.mnt], check=True)
 

@@ -193,15 +193,15 @@ class Tree(Case):
     def test_steps_come_and_go_and_are_saved_again(self):
         with Mount(self.run_dir, self.mnt):
             make_step(self.run_dir, "2000", FILES)
-            wait_until(lambda: "2000" in os.listdir(self.mnt), "the new step", 5)
-            wait_until(lambda: os.readlink(self.at("latest")) == "2000", "latest", 5)
+            wait_until(lambda: "2000" in os.listdir(self.mnt), "the new step")
+            wait_until(lambda: os.readlink(self.at("latest")) == "2000", "latest")
             shutil.rmtree(os.path.join(self.run_dir, "100"))
-            wait_until(lambda: not os.path.exists(self.at("100")), "the step going", 5)
+            wait_until(lambda: not os.path.exists(self.at("100")), "the step going")
             old = os.stat(self.at("200", "config.json"))
             held = open(self.at("200", "config.json"), "rb")
             time.sleep(0.01)
             make_step(self.run_dir, "200", {"config.json": 500, "added": 3})
-            wait_until(lambda: os.stat(self.at("200", "config.json")).st_size == 500, "the new generation", 5)
+            wait_until(lambda: os.stat(self.at("200", "config.json")).st_size == 500, "the new generation")
             self.assertNotEqual(os.stat(self.at("200", "config.json")).st_ino, old.st_ino)
             self.assertEqual(sorted(os.listdir(self.at("200"))), ["added", "config.json"])
             self.assertEqual(held.read(), fake_bytes("config.json", 0, 1000))
@@ -213,8 +213,8 @@ class Tree(Case):
             self.assertEqual(os.stat(self.at("config.json")).st_size, 1000)
             time.sleep(0.01)
             make_step(self.run_dir, "200", {"config.json": 500})
-            wait_until(lambda: os.stat(self.at("config.json")).st_size == 500, "the new generation", 5)
-            wait_until(lambda: os.listdir(self.mnt) == ["config.json"], "the new listing", 5)
+            wait_until(lambda: os.stat(self.at("config.json")).st_size == 500, "the new generation")
+            wait_until(lambda: os.listdir(self.mnt) == ["config.json"], "the new listing")
 
     def test_listing_a_run_opens_no_step(self):
         for k in range(20):
@@ -237,7 +237,7 @@ class Tree(Case):
             os.listdir(self.mnt)
             self.assertLess(time.monotonic() - begin, 1)
             self.assertIsNone(slow.poll())
-            self.assertEqual(slow.wait(10), 0)
+            self.assertEqual(slow.wait(60), 0)
 
     def test_a_bad_shard_fails_the_reads_concerned_and_nothing_else(self):
         make_step(self.run_dir, "400", FILES, fault=2 * 1024 * 1024 + 5)

@@ -84,7 +84,7 @@ class User(Case):
             wait_until(lambda: mounted(self.mnt), "mounting")
             time.sleep(0.2)
             p.terminate()
-            self.assertEqual(p.wait(10), 0)
+            self.assertEqual(p.wait(60), 0)
             log.seek(0)
             self.assertRegex(log.read(), r"echo 2048 \| sudo tee /sys/class/bdi/\d+:\d+/read_ahead_kb")
 
