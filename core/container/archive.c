@@ -207,10 +207,13 @@ bool ckpt_archive_is_file(const char *path)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-int ckpt_archive_open(const char *path, enum ckpt_links links, struct ckpt_dir **ret,
-                      struct ckpt_err *err)
+int ckpt_archive_open(const char *path, enum ckpt_links links, struct ckpt_recording *rec,
+                      struct ckpt_dir **ret, struct ckpt_err *err)
 {
-    return ckpt_archive_is_file(path)
-               ? ckpt_dir_open_archive(path, ckpt_archive_read_index, ret, err)
-               : ckpt_dir_open(path, links, ret, err);
+    if (ckpt_archive_is_file(path))
+        return ckpt_dir_open_archive(path, ckpt_archive_read_index, rec, ret, err);
+    if (ckpt_dir_open(path, links, ret, err) < 0)
+        return -1;
+    ckpt_dir_use(*ret, rec);
+    return 0;
 }

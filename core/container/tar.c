@@ -10,7 +10,11 @@
 #include "base/mem.h"
 #include "base/str.h"
 
-enum { BLOCK = CKPT_TAR_BLOCK, AHEAD = 16 * 1024 /* small members are read with one call */ };
+enum {
+    BLOCK = CKPT_TAR_BLOCK,
+    LEAST_AHEAD = 4 * BLOCK, /* a header with a long name */
+    AHEAD = 16 * 1024,       /* small members are read with one call */
+};
 
 /* The fields of a header: offset and length. */
 enum {
@@ -32,7 +36,7 @@ struct tar {
     struct ckpt_members *members;
     uint64_t at; /* the next header */
     uint64_t have_at;
-    size_t have_len;
+    size_t have_len, ahead; /* ahead: how much is read at once */
     unsigned char have[AHEAD];
     /* from extended headers, for the next member; NULL or false: not given */
     char *name, *target;
@@ -63,11 +67,21 @@ static void forget_extended(struct tar *t)
 
 static void tar_release(struct tar *t) { forget_extended(t); }
 
+/* Read further ahead where headers lie close to each other, and least behind a large member, whose
+ * bytes are no header's. */
+static void choose_ahead(struct tar *t, uint64_t off)
+{
+    const bool close = t->have_len && off >= t->have_at && off - t->have_at <= 2 * t->have_len;
+
+    t->ahead = !close ? LEAST_AHEAD : 2 * t->ahead < AHEAD ? 2 * t->ahead : AHEAD;
+}
+
 /* The block at `off`, valid until the next call. NULL: it cannot be read. */
 static const unsigned char *block_at(struct tar *t, uint64_t off, struct ckpt_err *err)
 {
     if (off < t->have_at || !ckpt_range_ok(off - t->have_at, BLOCK, t->have_len)) {
         const uint64_t left = off < t->source->size ? t->source->size - off : 0;
+        choose_ahead(t, off);
         t->have_at = off;
         t->have_len = 0;
         if (left < BLOCK) {
@@ -78,7 +92,7 @@ static const unsigned char *block_at(struct tar *t, uint64_t off, struct ckpt_er
                             t->source->size);
             return NULL;
         }
-        const size_t len = left < AHEAD ? (size_t)left : AHEAD;
+        const size_t len = left < t->ahead ? (size_t)left : t->ahead;
         if (ckpt_source_pread(t->source, t->have, len, off, err) < 0)
             return NULL;
         t->have_len = len;

@@ -86,8 +86,11 @@ int ckpt_copy_accept(struct ckpt_dir *dir, const char *name, int fd, const struc
                          "'%s/%s' has %" PRIu64 " bytes here and %" PRIu64
                          " where rank 0 opened it: the nodes see different checkpoints",
                          ckpt_dir_path(dir), name, now->size, then->size);
-    if (ckpt_replayed_find(&at, &with) && with.n && compare(&c, &with, err) < 0)
-        return -1;
+    if (!ckpt_replayed_is_copy(&at, now)) {
+        if (ckpt_replayed_find(&at, &with) && with.n && compare(&c, &with, err) < 0)
+            return -1;
+        ckpt_replayed_set_copy(&at, now);
+    }
     if (ckpt_replayed_take_witnesses(at.rec) && compare_witnesses(dir, &at, err) < 0) {
         ckpt_replayed_refuse(at.rec);
         return -1;

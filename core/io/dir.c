@@ -26,6 +26,7 @@ struct root {
     atomic_uint refs;
     struct ckpt_recording *rec; /* referenced; or NULL */
     uint32_t number;            /* of this directory in rec */
+    char *within;               /* the file in that directory that has all bytes; or NULL */
     pthread_mutex_t lock;       /* protects the names below, which many files share */
     struct ckpt_map names;
     CKPT_VEC(const char *) name; /* by the map's value */
@@ -49,6 +50,7 @@ static void root_unref(struct root *r)
         return;
     ckpt_closep(&r->top.fd);
     ckpt_recording_unref(r->rec);
+    free(r->within);
     if (r->ops)
         r->ops->free(r->ctx);
     free(r->top.real);
@@ -248,12 +250,29 @@ void ckpt_dir_use(struct ckpt_dir *dir, struct ckpt_recording *rec)
     dir->root->number = ckpt_recording_add_root(rec, &id);
 }
 
+int ckpt_dir_use_within(struct ckpt_dir *dir, const struct ckpt_dir *folder, const char *name,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *path = NULL;
+    struct ckpt_place at;
+
+    ckpt_dir_place(folder, name, &at, &path);
+    if (!at.rec)
+        return folder->root->rec ? ckpt_nomem(err) : 0;
+    dir->root->within = ckpt_steal(&path);
+    dir->root->number = at.root;
+    dir->root->rec = ckpt_recording_ref(at.rec);
+    return 0;
+}
+
 void ckpt_dir_place(const struct ckpt_dir *dir, const char *name, struct ckpt_place *ret,
                     char **ret_path)
 {
-    *ret_path = dir->root->rec ? ckpt_below_join(dir->below, name) : NULL;
-    *ret = (struct ckpt_place){
-        .rec = *ret_path ? dir->root->rec : NULL, .root = dir->root->number, .path = *ret_path};
+    const struct root *r = dir->root;
+
+    *ret_path = !r->rec ? NULL : r->within ? strdup(r->within) : ckpt_below_join(dir->below, name);
+    *ret =
+        (struct ckpt_place){.rec = *ret_path ? r->rec : NULL, .root = r->number, .path = *ret_path};
 }
 
 bool ckpt_dir_records(const struct ckpt_dir *dir) { return ckpt_recording_records(dir->root->rec); }
@@ -371,6 +390,25 @@ int ckpt_dir_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look
     return ret->errnum ? fail_open(dir, name, ret->errnum, err) : 0;
 }
 
+bool ckpt_dir_replay_file(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret_id,
+                          struct ckpt_extent *ret_extent)
+{
+    ckpt_cleanup(ckpt_freep) char *path = NULL;
+    struct ckpt_dir_found found = {0};
+    struct ckpt_place at;
+    struct ckpt_look seen;
+
+    ckpt_dir_place(dir, name, &at, &path);
+    if (!at.rec || !ckpt_replay_look(&at, &seen) || seen.errnum || seen.kind != CKPT_ENTRY_FILE)
+        return false;
+    if (dir->root->ops && (look(dir, name, &found, NULL) < 0 || found.kind != CKPT_ENTRY_FILE ||
+                           !ckpt_file_id_eq(&found.id, &seen.id)))
+        return false;
+    *ret_id = seen.id;
+    *ret_extent = dir->root->ops ? found.extent : (struct ckpt_extent){0, seen.id.size};
+    return true;
+}
+
 int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                         struct ckpt_err *err)
 {
@@ -445,7 +483,8 @@ static int open_other_file(const struct ckpt_dir *dir, const char *name, int *re
                          name, found.kind == CKPT_ENTRY_DIR ? "a directory" : "a device");
     if (dir->root->ops->open(dir->root->ctx, &fd, &opened, err) < 0)
         return -1;
-    if (!ckpt_file_id_eq(&opened, &found.id))
+    /* what a replay answered is compared by the caller */
+    if (!ckpt_recording_replays(dir->root->rec) && !ckpt_file_id_eq(&opened, &found.id))
         return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed while it was opened", dir->path, name);
     if (ret_id)
         *ret_id = opened;
@@ -565,6 +604,14 @@ int ckpt_dir_open_itself(const struct ckpt_dir *dir, int *ret_fd, struct ckpt_er
 
 int ckpt_dir_open_from_root(const struct ckpt_dir *dir, const char *path, int *ret_fd)
 {
+    struct ckpt_file_id id;
+
+    if (dir->root->ops) { /* the one file that has all bytes */
+        errno = ENOENT;
+        return dir->root->within && strcmp(path, dir->root->within) == 0
+                   ? dir->root->ops->open(dir->root->ctx, ret_fd, &id, NULL)
+                   : -1;
+    }
     *ret_fd = ckpt_below_open(&dir->root->top, path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     return *ret_fd < 0 ? -1 : 0;
 }

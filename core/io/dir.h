@@ -53,16 +53,27 @@ void ckpt_dir_unrefp(struct ckpt_dir **dir);
 
 /* Record what the directory of ckpt_dir_open answers, or answer from a recording; to be called
  * right after ckpt_dir_open, and for several directories in the same order on all sides. NULL:
- * neither. An archive is never recorded: it is one file, which each side opens. */
+ * neither. It does nothing to a directory of ckpt_dir_open_other. */
 void ckpt_dir_use(struct ckpt_dir *dir, struct ckpt_recording *rec);
+
+/* The same for a directory of ckpt_dir_open_other: the file `name` of folder has the bytes of all
+ * its files. They are recorded, or replayed, as that file's, if there is a recording of folder. */
+int ckpt_dir_use_within(struct ckpt_dir *dir, const struct ckpt_dir *folder, const char *name,
+                        struct ckpt_err *err);
 
 /* Does a recording of this directory run? */
 bool ckpt_dir_records(const struct ckpt_dir *dir);
 
-/* Where a recording has the entry `name`. The caller frees *ret_path, which ret->path points to.
- * ret->rec is NULL if there is no recording, or no memory. */
+/* Where a recording has the entry `name`; of an archive: where it has the archive, whatever the
+ * name. The caller frees *ret_path, which ret->path points to. ret->rec is NULL if there is no
+ * recording, or no memory. */
 void ckpt_dir_place(const struct ckpt_dir *dir, const char *name, struct ckpt_place *ret,
                     char **ret_path);
+
+/* A regular file as a replay has it; false: it has none of that name, or there is no replay. The
+ * extent is that of the file's bytes in the file of ckpt_dir_place. */
+bool ckpt_dir_replay_file(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret_id,
+                          struct ckpt_extent *ret_extent);
 
 /* Describe an entry: a replay's answer, or the real one, which is recorded. */
 int ckpt_dir_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look *ret,

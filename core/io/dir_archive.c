@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
+#include "io/copy.h"
 
 struct archive {
     struct ckpt_dir *folder; /* in which the archive is */
@@ -17,6 +18,7 @@ struct archive {
     pthread_mutex_t lock;         /* protects everything below */
     struct ckpt_members *members; /* NULL: the archive could not be read when it had changed */
     struct ckpt_file_id id;       /* of the archive that `members` was read from */
+    bool replayed;                /* it was read from a recording, and has not been compared */
 };
 
 static void archive_free(void *ctx)
@@ -34,6 +36,17 @@ static void archive_free(void *ctx)
 
 static void archive_freep(struct archive **a) { archive_free(*a); }
 
+/* Is the archive that is there now the one whose index was replayed, or a copy of it? */
+static bool is_replayed(const struct archive *a, const struct ckpt_file_id *now)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct ckpt_file_id opened;
+
+    return a->replayed && ckpt_dir_open_file(a->folder, a->name, &fd, &opened, NULL, NULL) == 0 &&
+           ckpt_file_id_eq(&opened, now) &&
+           ckpt_copy_accept(a->folder, a->name, fd, now, &a->id, NULL) == 0;
+}
+
 /* Read the index again if the archive is not the one that it was read from. */
 static int refresh(struct archive *a, struct ckpt_err *err)
 {
@@ -43,6 +56,12 @@ static int refresh(struct archive *a, struct ckpt_err *err)
         return -1;
     if (a->members && ckpt_file_id_eq(&now, &a->id))
         return 0;
+    if (a->members && is_replayed(a, &now)) {
+        a->id = now;
+        a->replayed = false;
+        return 0;
+    }
+    a->replayed = false;
     ckpt_members_free(a->members);
     a->members = NULL;
     return a->index(a->folder, a->name, &a->members, &a->id, err);
@@ -140,22 +159,32 @@ static int open_folder(struct archive *a, const char *path, struct ckpt_err *err
     return !above || !a->name ? ckpt_nomem(err) : ckpt_dir_open_passage(above, &a->folder, err);
 }
 
-int ckpt_dir_open_archive(const char *path, ckpt_archive_index *index, struct ckpt_dir **ret,
-                          struct ckpt_err *err)
+int ckpt_dir_open_archive(const char *path, ckpt_archive_index *index, struct ckpt_recording *rec,
+                          struct ckpt_dir **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(archive_freep) struct archive *a = calloc(1, sizeof *a);
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     ckpt_cleanup(ckpt_freep) char *real = NULL;
 
     if (!a)
         return ckpt_nomem(err);
     (void)pthread_mutex_init(&a->lock, NULL);
     a->index = index;
-    if (open_folder(a, path, err) < 0 || index(a->folder, a->name, &a->members, &a->id, err) < 0)
+    if (open_folder(a, path, err) < 0)
         return -1;
+    ckpt_dir_use(a->folder, rec);
+    if (index(a->folder, a->name, &a->members, &a->id, err) < 0)
+        return -1;
+    a->replayed = ckpt_recording_replays(rec);
     if (!(real = ckpt_asprintf("%s/%s", ckpt_dir_real_path(a->folder), a->name)))
         return ckpt_nomem(err);
-    if (ckpt_dir_open_other(path, real, &archive_ops, a, ret, err) < 0)
+    const struct ckpt_dir *folder = a->folder;
+    const char *name = a->name;
+    if (ckpt_dir_open_other(path, real, &archive_ops, a, &dir, err) < 0)
         return -1;
     (void)ckpt_steal(&a);
+    if (ckpt_dir_use_within(dir, folder, name, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&dir);
     return 0;
 }

@@ -14,8 +14,9 @@ typedef int ckpt_archive_index(struct ckpt_dir *folder, const char *name,
                                struct ckpt_members **ret_members, struct ckpt_file_id *ret_id,
                                struct ckpt_err *err);
 
-/* Open the archive at `path`. */
-int ckpt_dir_open_archive(const char *path, ckpt_archive_index *index, struct ckpt_dir **ret,
-                          struct ckpt_err *err);
+/* Open the archive at `path`. rec may be NULL; it is used as by ckpt_dir_use, the index included: a
+ * recording has the archive as one file, in the folder that it lies in. */
+int ckpt_dir_open_archive(const char *path, ckpt_archive_index *index, struct ckpt_recording *rec,
+                          struct ckpt_dir **ret, struct ckpt_err *err);
 
 #endif

@@ -21,7 +21,6 @@ struct reading {
     const char *name;
     struct ckpt_place at;
     char *path;
-    struct ckpt_look look;
     struct ckpt_extent extent; /* of the file in what is opened */
     bool replayed;
     int fd;
@@ -35,15 +34,18 @@ static void reading_release(struct reading *r)
 
 static int reading_open(struct reading *r, struct ckpt_err *err)
 {
+    struct ckpt_file_id id;
+    struct ckpt_look look;
+
     r->fd = -1;
     ckpt_dir_place(r->dir, r->name, &r->at, &r->path);
-    if (r->at.rec && ckpt_replay_look(&r->at, &r->look)) {
-        if (r->look.errnum)
-            return ckpt_dir_look(r->dir, r->name, &r->look, err);
-        r->replayed = r->look.kind == CKPT_ENTRY_FILE;
-        r->extent = (struct ckpt_extent){0, r->look.id.size};
-    }
-    return r->replayed ? 0 : ckpt_dir_open_file(r->dir, r->name, &r->fd, NULL, &r->extent, err);
+    r->replayed = ckpt_dir_replay_file(r->dir, r->name, &id, &r->extent);
+    if (r->replayed)
+        return 0;
+    /* a replay may know that it is not there */
+    if (ckpt_recording_replays(r->at.rec) && ckpt_dir_look(r->dir, r->name, &look, err) < 0)
+        return -1;
+    return ckpt_dir_open_file(r->dir, r->name, &r->fd, NULL, &r->extent, err);
 }
 
 /* Read the first len bytes, of which there are so many. */
@@ -51,7 +53,7 @@ static int reading_fill(struct reading *r, void *buf, size_t len, struct ckpt_er
 {
     const struct iovec iov = {buf, len};
 
-    if (r->replayed && ckpt_replay_read(&r->at, &iov, 1, 0))
+    if (r->replayed && ckpt_replay_read(&r->at, &iov, 1, r->extent.off))
         return 0;
     if (r->fd < 0 && ckpt_dir_open_file(r->dir, r->name, &r->fd, NULL, &r->extent, err) < 0)
         return -1;
@@ -63,7 +65,7 @@ static int reading_fill(struct reading *r, void *buf, size_t len, struct ckpt_er
     if (rc)
         return ckpt_dir_fail(r->dir, rc, "reading", r->name, err);
     if (r->at.rec)
-        ckpt_record_read(&r->at, &iov, 1, 0);
+        ckpt_record_read(&r->at, &iov, 1, r->extent.off);
     return 0;
 }
 

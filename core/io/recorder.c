@@ -498,6 +498,30 @@ bool ckpt_replayed_find(const struct ckpt_place *at, struct ckpt_replayed *ret)
     return f != NULL;
 }
 
+void ckpt_replayed_set_copy(const struct ckpt_place *at, const struct ckpt_file_id *id)
+{
+    struct ckpt_recorded *f = (struct ckpt_recorded *)find(at);
+
+    if (!f)
+        return;
+    (void)pthread_mutex_lock(&at->rec->lock);
+    f->has_copy = true;
+    f->copy = *id;
+    (void)pthread_mutex_unlock(&at->rec->lock);
+}
+
+bool ckpt_replayed_is_copy(const struct ckpt_place *at, const struct ckpt_file_id *id)
+{
+    const struct ckpt_recorded *f = find(at);
+
+    if (!f)
+        return false;
+    (void)pthread_mutex_lock(&at->rec->lock);
+    const bool is = f->has_copy && ckpt_file_id_eq(&f->copy, id);
+    (void)pthread_mutex_unlock(&at->rec->lock);
+    return is;
+}
+
 bool ckpt_replayed_at(const struct ckpt_recording *r, size_t i, struct ckpt_replayed *ret)
 {
     if (i < r->file.len)

@@ -124,6 +124,11 @@ bool ckpt_replayed_find(const struct ckpt_place *at, struct ckpt_replayed *ret);
 /* The i-th of the replayed files; false: there are no more. */
 bool ckpt_replayed_at(const struct ckpt_recording *r, size_t i, struct ckpt_replayed *ret);
 
+/* Remember that the file which is here with this identity has the bytes of the replayed one; and
+ * ask for that: an archive is compared once, and not for each of its files. */
+void ckpt_replayed_set_copy(const struct ckpt_place *at, const struct ckpt_file_id *id);
+bool ckpt_replayed_is_copy(const struct ckpt_place *at, const struct ckpt_file_id *id);
+
 /* Is the directory the very same as in the recording, on the same machine? */
 bool ckpt_replayed_same_root(const struct ckpt_recording *r, uint32_t root);
 /* When the recording began, by the recording process's clock. */

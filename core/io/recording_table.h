@@ -25,6 +25,9 @@ struct ckpt_recorded {
     size_t nlist;
     CKPT_VEC(struct ckpt_chunk) chunk;
     unsigned char digest[16];
+    /* replay: the copy that has been compared with it; the recording's lock protects this */
+    bool has_copy;
+    struct ckpt_file_id copy;
 };
 
 enum ckpt_recording_state { CKPT_RECORDING, CKPT_REPLAYING, CKPT_REPLAYED };

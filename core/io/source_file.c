@@ -55,7 +55,7 @@ static bool replay(const struct source_file *f, const struct iovec *iov, int n, 
     if (!f->replayed)
         return false;
     place_of(f, &at, &path);
-    return at.rec && ckpt_replay_read(&at, iov, n, off);
+    return at.rec && ckpt_replay_read(&at, iov, n, f->base + off);
 }
 
 static void record(const struct source_file *f, const struct iovec *iov, int n, uint64_t off)
@@ -65,7 +65,7 @@ static void record(const struct source_file *f, const struct iovec *iov, int n, 
 
     place_of(f, &at, &path);
     if (at.rec)
-        ckpt_record_read(&at, iov, n, off);
+        ckpt_record_read(&at, iov, n, f->base + off);
 }
 
 static int keep_identity(struct source_file *f, const struct ckpt_file_id *id, struct ckpt_err *err)
@@ -319,21 +319,6 @@ static void set_identity(struct source_file *f, const struct ckpt_file_id *id,
     f->ctime_ns = id->ctime_ns;
 }
 
-/* Open the file as it was recorded; false: it is not in a replay, or is no file there. */
-static bool open_by_replay(struct source_file *f)
-{
-    ckpt_cleanup(ckpt_freep) char *path = NULL;
-    struct ckpt_place at;
-    struct ckpt_look look;
-
-    place_of(f, &at, &path);
-    if (!at.rec || !ckpt_replay_look(&at, &look) || look.errnum || look.kind != CKPT_ENTRY_FILE)
-        return false;
-    set_identity(f, &look.id, &(struct ckpt_extent){0, look.id.size});
-    f->replayed = true;
-    return true;
-}
-
 int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_closep) int fd = -1;
@@ -341,8 +326,11 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
     struct ckpt_extent extent;
     struct ckpt_file_id id;
 
-    if (open_by_replay(f))
+    if (ckpt_dir_replay_file(f->dir, f->name, &id, &extent)) {
+        set_identity(f, &id, &extent);
+        f->replayed = true;
         return 0;
+    }
     if (ckpt_dir_open_file(f->dir, f->name, &fd, &id, &extent, err) < 0)
         return -1;
     set_identity(f, &id, &extent);

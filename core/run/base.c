@@ -134,9 +134,7 @@ int ckpt_base_open(const char *name, enum ckpt_links links, struct ckpt_fdpool *
         return ckpt_nomem(err);
     result = ckpt_base_find(name, &path, err);
     if (result == 0)
-        result = ckpt_archive_open(path, links, &b->dir, err);
-    if (result == 0)
-        ckpt_dir_use(b->dir, recording);
+        result = ckpt_archive_open(path, links, recording, &b->dir, err);
     if (result == 0)
         result = ckpt_config_read_if(b->dir, "config.json", CKPT_CONFIG_MAX_BYTES, &b->config, err);
     if (result == 0)

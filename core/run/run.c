@@ -251,9 +251,8 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
     enum ckpt_links links = opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH;
     struct ckpt_err probe_err = {0};
 
-    if (ckpt_archive_open(path, links, &run->dir, err) < 0)
+    if (ckpt_archive_open(path, links, opt->recording, &run->dir, err) < 0)
         return -1;
-    ckpt_dir_use(run->dir, opt->recording);
     if (!ckpt_step_probe(&run->dir, &probe_err)) {
         if (probe_err.code == CKPT_CONFLICT)
             return ckpt_fail(err, probe_err.code, "%s", probe_err.text);

@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
+import zipfile
 
 from ranks import launched
 
@@ -17,6 +19,7 @@ CKPT_LOAD = os.path.join(BUILD, "fs", "ckpt-load")
 CALLS = "openat,openat2,open,getdents64,pread64,preadv,preadv2,read"
 OPEN = re.compile(r"open(?:at2?)?\(.*\) += \d+<([^>]*)>")
 READ = re.compile(r"(?:pread64|preadv2?|read)\(\d+<([^>]*)>")
+PLACE = re.compile(r"pread(?:64|v|v2)\(.*?, (\d+)(?:, (?:0|RWF_\w+))?\) += \d+$")
 LOOKS = 32  # files whose residency all ranks of a job look at
 
 CASES = [
@@ -41,17 +44,19 @@ def ends(text):
 
 
 class Trace:
-    """Of one rank: how often it opened each file of the run, the files that it read from, and the number of its listings of directories."""
+    """Of one rank: how often it opened each file of the run, the files that it read from, the offsets of its reads, and the number of its listings of
+    directories. A run is a folder, or one file: an archive."""
 
     def __init__(self, path, run):
-        self.opened, self.read, self.listed = collections.Counter(), set(), 0
+        self.opened, self.read, self.at, self.listed = collections.Counter(), set(), set(), 0
         with open(path, errors="replace") as f:
             for call in ends(f.read()):
                 opened, read = OPEN.match(call), READ.match(call)
-                if opened and opened.group(1).startswith(run + "/") and "O_PATH" not in call and "O_DIRECTORY" not in call:
+                if opened and (opened.group(1) + "/").startswith(run + "/") and "O_PATH" not in call and "O_DIRECTORY" not in call:
                     self.opened[opened.group(1)] += 1
-                elif read and read.group(1).startswith(run + "/"):
+                elif read and (read.group(1) + "/").startswith(run + "/"):
                     self.read.add(read.group(1))
+                    self.at.update(int(at.group(1)) for at in [PLACE.match(call)] if at)
                 elif call.startswith("getdents64") and run in call:
                     self.listed += 1
 
@@ -81,6 +86,33 @@ def check(traces, files, what):
     print(f"ok   {what}: rank 0 opens {sum(first.opened.values())} times ({files} files), the others {opens} times to read {reads} files")
 
 
+def packed_tar(folder, path):
+    """The offsets at which parts of the archive's index begin."""
+    with tarfile.open(path, "w") as tar:
+        tar.add(folder, arcname=".")
+    with tarfile.open(path) as tar:
+        return {m.offset for m in tar.getmembers()}
+
+
+def packed_zip(folder, path):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as z:
+        for top, _, names in os.walk(folder):
+            for name in names:
+                z.write(os.path.join(top, name), os.path.relpath(os.path.join(top, name), folder))
+    with zipfile.ZipFile(path) as z:
+        return {z.start_dir, *(i.header_offset for i in z.infolist())}
+
+
+def check_archive(traces, index, what):
+    """Rank 0 reads the index of an archive; the others read what they load, and of the index nothing."""
+    assert len(traces[0].at & index) >= 2, (what, "rank 0 did not read the index", traces[0].at, index)  # several parts at once, where files are small
+    for rank, t in enumerate(traces[1:], 1):
+        assert not t.at & index, (what, rank, "reads the index at", sorted(t.at & index))
+        assert t.at, (what, rank, "reads nothing, which proves nothing")
+        assert sum(t.opened.values()) <= len(t.at) + LOOKS // len(traces), (what, rank, t.opened, t.at)  # each file in it is opened when it is read
+    print(f"ok   {what}: {len(index)} parts of the index, read by rank 0 alone")
+
+
 def main():
     if not shutil.which("strace") or subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True).returncode != 0:
         print("strace is not there, or may not be used")
@@ -93,6 +125,10 @@ def main():
                 for readers in ("once", "each"):
                     traces = job(top, run, layout, 4, ["--readers", readers, *options])
                     check(traces, files, f"{name} {layout} {readers}")
+            for pack in (packed_tar, packed_zip):
+                archive = run + ".archive"
+                index = pack(run, archive)
+                check_archive(job(top, archive, layouts[0], 4, ["--readers", "each", *options]), index, f"{pack.__name__} {name}")
 
 
 main()

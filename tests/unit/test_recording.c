@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "io/dir.h"
+#include "io/dir_archive.h"
 #include "io/fdpool.h"
 #include "io/recording.h"
 #include "io/source.h"
@@ -346,7 +347,134 @@ TEST(recording, a_file_that_changes_meanwhile_is_left_out)
     ckpt_str_release(&blob);
 }
 
-TESTS(T(recording, a_replay_needs_no_files),
+/* ---- archives: files are ranges of one ---- */
+
+enum { INDEX = 64, MEMBER_A = 128, MEMBER_B = 2500 };
+
+/* An index that says where two files of HEADER bytes and more are, whatever its bytes say. */
+static int read_index(struct ckpt_dir *folder, const char *name, struct ckpt_members **ret_members,
+                      struct ckpt_file_id *ret_id, struct ckpt_err *err)
+{
+    const struct ckpt_member a = {.kind = CKPT_ENTRY_FILE, .off = MEMBER_A, .len = 2000};
+    const struct ckpt_member b = {.kind = CKPT_ENTRY_FILE, .off = MEMBER_B, .len = 1000};
+    struct ckpt_source *s = NULL;
+    struct ckpt_fdpool *pool;
+    char index[INDEX];
+
+    TREE_MUST(ckpt_fdpool_new(1, &pool, err) == 0);
+    int rc = ckpt_source_file_new(folder, name, pool, &s, err);
+    if (rc == 0)
+        rc = ckpt_source_pread(s, index, sizeof index, 0, err);
+    if (rc == 0) {
+        TREE_MUST(ckpt_source_file_id(s, ret_id));
+        TREE_MUST(ckpt_members_new(ret_members, err) == 0);
+        TREE_MUST(ckpt_members_add(*ret_members, "step/a", 6, &a, err) == 0);
+        TREE_MUST(ckpt_members_add(*ret_members, "step/b", 6, &b, err) == 0);
+        TREE_MUST(ckpt_members_seal(*ret_members, err) == 0);
+    }
+    ckpt_source_unref(s);
+    ckpt_fdpool_unref(pool);
+    return rc;
+}
+
+static void use_archive(struct side *s, struct ckpt_recording *rec)
+{
+    struct ckpt_err err = {0};
+    char path[5000];
+
+    (void)snprintf(path, sizeof path, "%s/archive", s->t.path);
+    if (ckpt_dir_open_archive(path, read_index, rec, &s->dir, &err) < 0)
+        fail_msg("%s", err.text);
+    TREE_MUST(ckpt_fdpool_new(0, &s->pool, &err) == 0);
+    s->rec = rec;
+}
+
+static void copy_archive(struct side *s)
+{
+    const struct timespec old[2] = {{1000, 0}, {1000, 0}};
+
+    tree_data(&s->t, "archive", SIZE);
+    TREE_MUST(utimensat(s->t.fd, "archive", old, 0) == 0);
+}
+
+static void open_members(struct side *s, struct ckpt_source **ret_a, struct ckpt_source **ret_b)
+{
+    char head[8];
+
+    TREE_MUST(!ckpt_dir_has_file(s->dir, "step/c"));
+    TREE_MUST(ckpt_dir_read_head(s->dir, "step/b", head, sizeof head) == sizeof head);
+    TREE_MUST((unsigned char)head[1] == tree_byte(MEMBER_B + 1));
+    *ret_a = open_source(s, "step/a");
+    *ret_b = open_source(s, "step/b");
+}
+
+static void read_member(struct ckpt_source *s, uint64_t base, size_t len, uint64_t off)
+{
+    unsigned char buf[SIZE];
+    struct ckpt_err err = {0};
+
+    TREE_MUST(ckpt_source_pread(s, buf, len, off, &err) == 0);
+    for (size_t i = 0; i < len; i++)
+        TREE_MUST(buf[i] == tree_byte(base + off + i));
+}
+
+/* A recording of an archive, and its replay where there is none; then a copy appears there. */
+static void archives_open(struct pair *p)
+{
+    struct ckpt_recording *rec = NULL;
+    struct ckpt_source *a, *b;
+    struct ckpt_err err = {0};
+
+    *p = (struct pair){0};
+    tree_open(&p->here.t);
+    tree_data(&p->here.t, "archive", SIZE);
+    TREE_MUST(ckpt_recording_new(HERE, CKPT_RECORDING_MOST, &rec, &err) == 0);
+    use_archive(&p->here, rec);
+    open_members(&p->here, &a, &b);
+    read_member(a, MEMBER_A, HEADER, 0);
+    TREE_MUST(ckpt_recording_encode(rec, &p->blob, &err) == 0);
+    ckpt_recording_end(rec);
+    ckpt_source_unref(a);
+    ckpt_source_unref(b);
+    tree_open(&p->there.t);
+    TREE_MUST(ckpt_recording_decode(p->blob.ptr, p->blob.len, THERE, &rec, &err) == 0);
+    use_archive(&p->there, rec);
+    open_members(&p->there, &p->a, &p->b);
+    read_member(p->a, MEMBER_A, HEADER, 0);
+    TREE_MUST(ckpt_fdpool_open_count(p->there.pool) == 0);
+    ckpt_recording_end(rec);
+    ckpt_str_release(&p->blob);
+    copy_archive(&p->there);
+}
+
+TEST(recording, an_archive_is_opened_without_it)
+{
+    struct ckpt_err err = {0};
+    struct pair p;
+
+    archives_open(&p);
+    read_member(p.a, MEMBER_A, 500, 1500);
+    read_member(p.b, MEMBER_B, 1000, 0);
+    CHECK_OK(ckpt_source_check(p.a, &err));
+    CHECK(ckpt_dir_has_dir(p.there.dir, "step"));
+    pair_close(&p);
+}
+
+TEST(recording, an_archive_with_another_index_is_another_checkpoint)
+{
+    struct ckpt_err err = {0};
+    char buf[8];
+    struct pair p;
+
+    archives_open(&p);
+    change_byte(&p.there, "archive", INDEX - 1);
+    CHECK_FAILS(ckpt_source_pread(p.b, buf, 8, 500, &err), CKPT_CONFLICT, "has other bytes");
+    pair_close(&p);
+}
+
+TESTS(T(recording, an_archive_is_opened_without_it),
+      T(recording, an_archive_with_another_index_is_another_checkpoint),
+      T(recording, a_replay_needs_no_files),
       T(recording, what_was_not_recorded_is_read_from_the_file),
       T(recording, bytes_beyond_the_limit_are_left_to_the_files),
       T(recording, a_file_of_another_size_is_another_checkpoint),
