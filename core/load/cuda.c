@@ -221,11 +221,16 @@ int ckpt_cuda_alloc(struct ckpt_device *d, size_t len, void **ret, struct ckpt_e
     if (ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
     CUresult rc = CUDA_SUCCESS;
-    if (!c->user_alloc)
+    if (c->user_alloc)
+        *ret = c->user_alloc(c->user, len, c->caller);
+    else
         rc = c->call.mem_alloc((CUdeviceptr *)(void *)ret, len);
-    else if (!(*ret = c->user_alloc(c->user, len)))
-        rc = CUDA_ERROR_OUT_OF_MEMORY;
     ckpt_cuda_leave(c, &scope);
+    if (c->user_alloc && !*ret)
+        return ckpt_fail(err, CKPT_NOMEM,
+                         "CUDA device %d: the caller's allocator (struct ckpt_nccl.alloc) gave no "
+                         "%zu bytes",
+                         c->number, len);
     if (rc == CUDA_ERROR_OUT_OF_MEMORY)
         return ckpt_fail(err, CKPT_NOMEM, "CUDA device %d has no %zu bytes left", c->number, len);
     return ckpt_cuda_failed(c, rc, "allocating memory", err);
@@ -296,6 +301,8 @@ int ckpt_cuda_begin(struct ckpt_device *d, struct ckpt_err *err)
         rc = c->call.stream_wait(c->work, c->begun, 0);
     if (rc == CUDA_SUCCESS)
         rc = c->call.stream_wait(c->place, c->begun, 0);
+    if (rc == CUDA_SUCCESS && c->user_alloc) /* memory that the stream may still use */
+        rc = c->call.stream_wait(c->up, c->begun, 0);
     return leave(c, &scope, rc, "waiting for the caller's stream", err);
 }
 

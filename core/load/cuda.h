@@ -26,7 +26,7 @@ struct ckpt_cuda {
     CUevent begun, fenced, exchanged, mark[CKPT_DEVICE_MARKS];
     CUmodule module;
     CUfunction kernel;
-    void *(*user_alloc)(void *user, size_t len); /* NULL: cuMemAlloc */
+    void *(*user_alloc)(void *user, size_t len, CUstream stream); /* NULL: cuMemAlloc */
     void (*user_dealloc)(void *user, void *mem);
     void *user;
     pthread_mutex_t lock;       /* of: */

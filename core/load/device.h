@@ -57,8 +57,9 @@ struct ckpt_device_ops {
      * family: CKPT_FAMILIES of them. NULL: nothing is needed. */
     int (*connect)(struct ckpt_device *d, struct ckpt_comm *comm,
                    const struct ckpt_device_family *family, struct ckpt_err *err);
-    /* A load begins, or goes on after a pause: what is queued from now on comes after what the
-     * caller has queued so far. The only one that is called from another thread than the pump's. */
+    /* A load begins and has its memory, or goes on after a pause: what is queued from now on comes
+     * after what the caller has queued so far. The only one that is called from another thread than
+     * the pump's. */
     int (*begin)(struct ckpt_device *d, struct ckpt_err *err);
     /* Queue an upload from pinned memory. */
     int (*upload)(struct ckpt_device *d, void *dst, const void *src, size_t len,

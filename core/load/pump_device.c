@@ -93,7 +93,7 @@ int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err)
         if (rc == 0)
             rc = take_list(d, e->sizes.window_copies, &at, &s->dev.list, err);
     }
-    return rc;
+    return rc == 0 ? d->ops->begin(d, err) : rc; /* the stream may still use memory that we got */
 }
 
 static void give(struct ckpt_device *d, void *buf, void *list)

@@ -29,10 +29,13 @@ struct ckpt_nccl {
         comm; /* an NCCL communicator that is idle during this call; its ranks and devices are
                  checked against those of `control`. Borrowed, never aborted. NULL: none */
     /* Where the loader gets device memory for windows and ckpt_comm_alloc, for example from a
-     * caching allocator; both NULL: CUDA's driver. alloc returns memory of the device, aligned
-     * to 256 bytes, or NULL; it must not be used by work that is still queued. Called by any
-     * thread, the device being current, dealloc once nothing uses the memory any more. */
-    void *(*alloc)(void *user, size_t len);
+     * caching allocator; both NULL: CUDA's driver. alloc returns memory of the device, aligned to
+     * 256 bytes, which work that is queued on `stream` (as above) from now on may use; NULL: there
+     * is none, and what asked for it fails (NOMEM). The loader makes its own streams wait for
+     * `stream` before they use it. dealloc gets it back once nothing uses it any more. Both are
+     * called by any thread, the device being current, and must not call this library. If work of a
+     * load that failed never ends on the device, its memory is never given back. */
+    void *(*alloc)(void *user, size_t len, cudaStream_t stream);
     void (*dealloc)(void *user, void *mem);
     void *user;
 };

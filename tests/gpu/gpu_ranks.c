@@ -100,23 +100,25 @@ static int number_of(const char *variable, int otherwise)
 
 /* ---- memory ---- */
 
-static void allocate(struct rank *r, struct want *w)
+static int allocate(struct rank *r, struct want *w, struct ckpt_err *err)
 {
-    struct ckpt_err err = {0};
-
     if (w->kind == PINNED) {
         const unsigned flags =
             r->w->combined ? CU_MEMHOSTALLOC_WRITECOMBINED : CU_MEMHOSTALLOC_PORTABLE;
         cuda(cuMemHostAlloc((void **)&w->mem, w->len, flags), "pinned memory");
         memset(w->mem, GARBAGE, w->len);
-        return;
+        return 0;
     }
     if (w->kind == OF_CUDA)
         w->mem = allocate_on_device(w->len);
-    else if (ckpt_comm_alloc(r->comm, w->len, (void **)&w->mem, &err) < 0)
-        die("device memory", err.text);
+    else if (ckpt_comm_alloc(r->comm, w->len, (void **)&w->mem, err) < 0) {
+        if (!r->w->own_memory)
+            die("device memory", err->text);
+        return -1;
+    }
     /* not waited for: the load comes after it */
     cuda(cuMemsetD8Async(on_device(w->mem), GARBAGE, w->len, r->stream), "setting memory");
+    return 0;
 }
 
 static void release(struct rank *r, struct want *w, size_t n)
@@ -160,7 +162,8 @@ static int give_memory(struct rank *r, struct ckpt_load *load, struct want *want
         w->len = w->first + step * esize + TAIL;
         w->kind = random ? random_range(&rng, 0, 5) % 3 : OF_COMM;
         (void)snprintf(w->dtype, sizeof w->dtype, "%s", info.dtype);
-        allocate(r, w);
+        if (allocate(r, w, err) < 0)
+            return -1;
         const struct ckpt_dest dest = {w->mem + w->first, w->stride, w->dtype};
         if (ckpt_load_set_dest(load, i, &dest, err) < 0)
             return -1;
@@ -433,20 +436,25 @@ static int make_control(struct rank *r, struct ckpt_comm **ret, struct ckpt_err 
 }
 
 /* An allocator of the caller's, which counts. */
-static void *own_alloc(void *user, size_t len)
+/* As a caching allocator: work that was queued on the stream still uses the memory. */
+static void *own_alloc(void *user, size_t len, CUstream stream)
 {
     CUdeviceptr mem;
 
     if (cuMemAlloc(&mem, len) != CUDA_SUCCESS)
         return NULL;
-    (void)atomic_fetch_add((atomic_int *)user, 1);
+    cuda(cuMemsetD8Async(mem, GARBAGE, len, stream), "setting memory");
+    (void)atomic_fetch_add(&((struct rank *)user)->nalloc, 1);
     return (void *)(uintptr_t)mem;
 }
 
 static void own_dealloc(void *user, void *mem)
 {
-    cuda(cuMemFree(on_device(mem)), "freeing");
-    if (atomic_fetch_sub((atomic_int *)user, 1) <= 0)
+    struct rank *r = user;
+
+    tidy(r, cuStreamSynchronize(r->stream), "what the memory was set to"); /* our own work */
+    tidy(r, cuMemFree(on_device(mem)), "freeing");
+    if (atomic_fetch_sub(&r->nalloc, 1) <= 0)
         die("our memory", "freed twice, or not ours");
 }
 
@@ -457,7 +465,7 @@ static int make_comm(struct rank *r, struct ckpt_err *err)
     if (r->w->own_memory) {
         how.alloc = own_alloc;
         how.dealloc = own_dealloc;
-        how.user = &r->nalloc;
+        how.user = r;
     }
     struct ckpt_comm *control;
 

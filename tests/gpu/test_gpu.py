@@ -131,11 +131,17 @@ def pauses_for_the_callers_work(real):
 
 
 def memory_of_the_callers(real):
-    """All device memory of loads comes from the caller's allocator, and goes back; if it has none left, that is the error."""
-    check(processes(2, ["-a", "-c", "tcp", LLAMA, "--", "dp=2:once", "fsdp=2:each"], real, CKPTFS_TRANSPORT="tcp"), "own memory", 2)
+    """All device memory of loads comes from the caller's allocator, as soon as the work on the caller's stream is done with it, and goes back; if it
+    has none left, that is the error, and nothing is lost."""
+    for more in {}, {} if real else {"CKPTFS_GPU_JITTER_US": "2000"}:
+        check(processes(2, ["-a", "-c", "tcp", LLAMA, "--", "dp=2:once", "fsdp=2:each"], real, CKPTFS_TRANSPORT="tcp", **more), "own memory", 2)
     if not real:
-        result = processes(1, ["-a", "-c", "tcp", LLAMA, "--", "dp=1:each"], CKPTFS_TRANSPORT="self", CKPTFS_GPU_FAULT="cuMemAlloc:after=3:error")
-        assert not result.good and "CUDA device 0 has no " in result.out + result.err, result
+        for n, after, transport in ((1, 3, "self"), (1, 40, "self"), (2, 43, "tcp")):  # a destination; of the windows; of one rank's windows
+            fault = f"cuMemAlloc:rank={n - 1}:after={after}:error"
+            result = processes(n, ["-a", "-c", "tcp", LLAMA, "--", f"dp={n}:once"], CKPTFS_TRANSPORT=transport, CKPTFS_GPU_FAULT=fault)
+            assert set(result.told) == set(range(n)) and len(set(result.told.values())) == 1, result
+            assert re.match(r"nomem: .*the caller's allocator \(struct ckpt_nccl.alloc\) gave no \d+ bytes", result.told[0]), result
+            assert "leak" not in result.err and "was not given back" not in result.err, result
 
 
 def a_capture_elsewhere(real):
@@ -242,6 +248,85 @@ def no_context_beside_the_callers(_):
     assert done.returncode == 0 and done.stdout == "good\n" and "contexts" not in done.stderr, done
 
 
+TORCH_MEMORY = """
+import ctypes, sys, types, warnings
+from ctypes import byref, c_size_t, c_uint64, c_void_p
+import torch
+import ckptfs
+from ckptfs._library import CkptError, Dest, Err, library, new
+from ckptfs._load import make_options
+
+cuda, held, asked, most = ctypes.CDLL("libcuda.so.1"), {}, [], [1 << 60]
+def alloc(size, device, stream):
+    assert (device, stream) == (0, 0), (device, stream)
+    if len(asked) >= most[0]:
+        raise RuntimeError("CUDA out of memory. Tried to allocate everything")
+    address = c_uint64()
+    assert cuda.cuMemAlloc_v2(byref(address), c_size_t(size)) == 0
+    asked.append(size)
+    held[address.value] = size
+    return address.value
+def delete(address):
+    held.pop(address)
+    assert cuda.cuMemFree_v2(c_uint64(address)) == 0
+torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete = alloc, delete
+torch.cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=0)  # this torch knows no CUDA
+
+dll = ctypes.CDLL(library().path)
+def load(allocator):
+    asked.clear()
+    given, wants = [], 0
+    with ckptfs.Comm(False, device=0, allocator=allocator) as comm, ckptfs.View(sys.argv[1]) as view:
+        handle = new(library().load_new, view._view, comm.handle, byref(make_options("auto", {})))
+        try:
+            library().load_want_layout(handle, b"tp=1")
+            wants = library().load_wants(handle)
+            for want in range(wants):
+                memory, err = c_void_p(), Err()
+                if dll.ckpt_comm_alloc(comm.handle, c_size_t(1 << 20), byref(memory), byref(err)) < 0:
+                    raise CkptError("nomem", err.text.decode())
+                given.append(memory)
+                library().load_set_dest(handle, want, byref(Dest(memory, None, None)))
+            library().load_plan(handle)
+            library().load_start(handle)
+            assert library().load_wait(handle, 60000) == 0
+            print(allocator, "asked" if len(asked) > wants else len(asked))
+        except CkptError as e:
+            print(allocator, e.code, e)
+        finally:
+            library().load_free(handle)
+            for memory in given:
+                dll.ckpt_comm_dealloc(comm.handle, memory)
+    assert not held, held
+    return wants
+
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    wants = load("torch")
+    load("driver")
+    for most[0] in (wants - 1, wants + 2):
+        load("torch")
+    print(*sorted({str(w.message) for w in said}))
+try:
+    ckptfs.Comm(False, device=0, allocator="mine")
+except ValueError as e:
+    print(e)
+"""
+
+
+def memory_of_torch(_):
+    """Loads from Python take device memory from torch's caching allocator, and give it back, unless that is turned off; if it has none, they say so."""
+    if SLOW > 1:
+        return "(Python is not linked with sanitizers)"
+    env = environment(False, {"CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
+    done = subprocess.run([sys.executable, "-c", TORCH_MEMORY, LLAMA], env=env, capture_output=True, text=True, timeout=120 * SLOW)
+    refused = "torch nomem CUDA device 0: the caller's allocator (struct ckpt_nccl.alloc) gave no "
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == 6 and "leak" not in done.stderr, done
+    assert lines[:2] == ["torch asked", "driver 0"] and all(line.startswith(refused) for line in lines[2:4]), lines
+    assert lines[4:] == ["torch's caching allocator: CUDA out of memory. Tried to allocate everything", "allocator='mine': expected 'torch' or 'driver'"], lines
+
+
 DETOUR = """
 import sys, warnings
 import ckptfs
@@ -267,7 +352,7 @@ def python_says_why_not(_):
 
 def main():
     tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not]]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
     run(cases)

@@ -13,6 +13,7 @@ import weakref
 from ctypes import byref, c_char_p, c_void_p
 from typing import TYPE_CHECKING, Literal, Union
 
+from ._device_memory import DRIVER, TORCH
 from ._exchange import exchange_of
 from ._fork import check_group
 from ._library import CODES, CkptError, Err, library, nccl_library, nccl_problem, new, to_device
@@ -49,6 +50,8 @@ class Comm:
     device      the number of the CUDA device that this rank's tensors are on, or None. If every rank has one, and the library for NCCL is there,
                 loads go straight to device memory; else `device` is None afterwards: through the host
     timeout_ms  how long to wait for another rank, from the first call
+    allocator   where the memory that loads need on a CUDA device comes from, and goes back to: "torch" (its caching allocator, on its current stream)
+                or "driver", outside of torch's accounts and limits
 
     `rank`, `size`, `ranks` ({global rank: rank here}). It serves after a load that failed, too. CkptError: "timeout" or
     "peer": a rank did not come; "usage": it is closed, or this process was forked. ValueError: this process is not in the group."""
@@ -56,7 +59,11 @@ class Comm:
     # Another thread may close it while a load runs on it, or the thread that started the load, whose own thread goes on.
 
     def __init__(self, group: torch.distributed.ProcessGroup | Literal[False] | None = None, device: int | None = None,
-                 timeout_ms: int = TIMEOUT_MS, failure: BaseException | None = None):  # failure: this rank can't load; the others hear of it
+                 timeout_ms: int = TIMEOUT_MS, failure: BaseException | None = None,  # failure: this rank can't load; the others hear of it
+                 *, allocator: Literal["torch", "driver"] = "torch"):
+        if allocator not in ("torch", "driver"):
+            failure = failure or ValueError(f"allocator={allocator!r}: expected 'torch' or 'driver'")
+        self._memory = DRIVER if allocator == "driver" else TORCH
         self._comm, self.group, self.device, self.timeout_ms = None, None, device, timeout_ms
         self._meshes = {}  # of torch: few, but every parameter has one
         self._idle = threading.Condition()  # of the next line
@@ -148,7 +155,7 @@ class Comm:
         else:
             self._comm = self._tcp()
         if self.device is not None:
-            to_device(self._comm, self.device, _stream(self.device))
+            to_device(self._comm, self.device, _stream(self.device), self._memory)
 
     def _tcp(self):
         lib = library()

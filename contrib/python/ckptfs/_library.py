@@ -61,8 +61,12 @@ class LoadOptions(ctypes.Structure):
                 ("direct", c_int)]
 
 
+ALLOC = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_void_p)
+DEALLOC = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+
+
 class Nccl(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("device", c_int), ("stream", c_void_p), ("comm", c_void_p)]
+    _fields_ = [("size", c_size_t), ("device", c_int), ("stream", c_void_p), ("comm", c_void_p), ("alloc", ALLOC), ("dealloc", DEALLOC), ("user", c_void_p)]
 
 
 class Stats(ctypes.Structure):
@@ -197,9 +201,10 @@ def nccl_problem():
     return _nccl_problem
 
 
-def to_device(comm, device, stream):
-    """Give a comm over host memory this rank's CUDA device."""
-    how = Nccl(ctypes.sizeof(Nccl), device, stream, None)
+def to_device(comm, device, stream, memory=(ALLOC(), DEALLOC())):
+    """Give a comm over host memory this rank's CUDA device. memory: functions that allocate and free memory of it, which get the device's number, and
+    must live as long as the process; by default the driver's."""
+    how = Nccl(ctypes.sizeof(Nccl), device, stream, None, *memory, device)
     nccl_library()(comm, byref(how), byref(c_void_p()))
 
 
