@@ -26,6 +26,22 @@ uint32_t ckpt_nccl_rendezvous_ms(void);
 int ckpt_nccl_settle(ncclComm_t comm, struct ckpt_comm *control, uint64_t until, const char *what,
                      struct ckpt_err *err);
 
+/* Are the ranks of the caller's communicator those of `control`, and is it of this device (USAGE)?
+ */
+int ckpt_nccl_check(ncclComm_t comm, const struct ckpt_comm *control, int number,
+                    struct ckpt_err *err);
+
+/* May it be split? busy: it still is, as ckpt_nccl_split said. */
+int ckpt_nccl_idle(ncclComm_t comm, bool busy, struct ckpt_err *err);
+
+/* COLLECTIVE, of `from`, the caller's communicator: make one of the same ranks that shares nothing
+ * with it and does not block, on the device `at`, which the caller has entered. Not longer than
+ * ckpt_nccl_rendezvous_ms. 1: another rank has failed. *ret may be set after a failure, too.
+ * *ret_busy: `from` is still being split, and must not be used any more. */
+struct ckpt_cuda;
+int ckpt_nccl_split(struct ckpt_cuda *at, ncclComm_t from, struct ckpt_comm *control,
+                    ncclComm_t *ret, bool *ret_busy, struct ckpt_err *err);
+
 /* COLLECTIVE, of how->comm: a comm over TCP of the same ranks. */
 int ckpt_nccl_tcp(const struct ckpt_nccl *how, struct ckpt_comm **ret, struct ckpt_err *err);
 

@@ -33,6 +33,8 @@ struct nccl_device {
     uint64_t family_id[CKPT_FAMILIES]; /* 0: not made */
     uint32_t splitting; /* 1 + the family whose communicator NCCL may still give us; 0: none */
     bool stuck;         /* its work did not end after a load failed */
+    ncclComm_t theirs;  /* the caller's, which ours is split from; NULL: ours has its own id */
+    bool theirs_busy;   /* it is still being split, for a load that failed */
     /* the exchange at hand: what is issued, and on which communicator the last of it */
     const struct ckpt_exchange *list;
     size_t count, at;
@@ -236,8 +238,7 @@ static void nccl_unref(struct ckpt_device *d)
 
 /* ---- communicators ---- */
 
-/* A communicator that does not block, so that making it ends in time, too: splitting the caller's,
- * if that one blocks, would wait for a rank that has failed without end. 1: another rank has
+/* A communicator that does not block, so that making it ends in time, too. 1: another rank has
  * failed. */
 static int own_comm(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUniqueId *id,
                     struct ckpt_err *err)
@@ -245,6 +246,8 @@ static int own_comm(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUniq
     const uint64_t until = ckpt_now_ms() + ckpt_nccl_rendezvous_ms();
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
 
+    if (n->theirs)
+        return ckpt_nccl_split(&n->cuda, n->theirs, ctl, &n->comm, &n->theirs_busy, err);
     config.blocking = 0;
     ncclResult_t rc = ncclCommInitRankConfig(&n->comm, (int)ckpt_comm_size(ctl), *id,
                                              (int)ckpt_comm_rank(ctl), &config);
@@ -253,10 +256,13 @@ static int own_comm(struct nccl_device *n, struct ckpt_comm *ctl, const ncclUniq
     return ckpt_nccl_settle(n->comm, ctl, until, "making a communicator", err);
 }
 
-static int new_id(struct ckpt_comm *ctl, ncclUniqueId *ret, struct ckpt_err *err)
+static int new_id(const struct nccl_device *n, struct ckpt_comm *ctl, ncclUniqueId *ret,
+                  struct ckpt_err *err)
 {
     memset(ret, 0, sizeof *ret);
-    if (ckpt_comm_rank(ctl) != 0)
+    if (n->theirs && !n->comm)
+        return ckpt_nccl_idle(n->theirs, n->theirs_busy, err);
+    if (n->theirs || ckpt_comm_rank(ctl) != 0)
         return 0;
     const ncclResult_t rc = ncclGetUniqueId(ret);
     return rc == ncclSuccess ? 0 : ckpt_nccl_failed(NULL, rc, "a new communicator", err);
@@ -336,7 +342,7 @@ static int nccl_connect(struct ckpt_device *d, struct ckpt_comm *ctl,
         rc = ckpt_fail(err, CKPT_IO, "CUDA device %d is still busy with the load that failed",
                        n->cuda.number);
     if (rc == 0)
-        rc = new_id(ctl, &id, err);
+        rc = new_id(n, ctl, &id, err);
     if (ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err) < 0 ||
         ckpt_comm_share(ctl, 0, &id, sizeof id, ckpt_nccl_rendezvous_ms(), err) < 0)
         return -1;
@@ -452,42 +458,24 @@ static const struct ckpt_xport_ops nccl_ops = {
 
 /* ---- making it ---- */
 
-/* Do the ranks of a communicator match ours? */
-static int check_theirs(const struct ckpt_nccl *how, struct ckpt_comm *ctl, int number,
-                        struct ckpt_err *err)
-{
-    int rank = -1, size = -1, device = -1;
-    ncclResult_t rc = ncclCommUserRank(how->comm, &rank);
-
-    if (rc == ncclSuccess)
-        rc = ncclCommCount(how->comm, &size);
-    if (rc == ncclSuccess)
-        rc = ncclCommCuDevice(how->comm, &device);
-    if (rc != ncclSuccess)
-        return ckpt_nccl_failed(how->comm, rc, "the communicator given", err);
-    if (rank != (int)ckpt_comm_rank(ctl) || size != (int)ckpt_comm_size(ctl))
-        return ckpt_fail(err, CKPT_USAGE,
-                         "this is rank %" PRIu32 " of %" PRIu32
-                         ", in the NCCL communicator rank %d of %d",
-                         ckpt_comm_rank(ctl), ckpt_comm_size(ctl), rank, size);
-    if (device != number)
-        return ckpt_fail(err, CKPT_USAGE,
-                         "the NCCL communicator is of CUDA device %d, this rank's is %d", device,
-                         number);
-    return 0;
-}
-
 /* All ranks have a device. */
 static int meet(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_comm *ctl,
                 struct ckpt_err *err)
 {
+    bool split = how->split;
     uint32_t ms;
     int rc = ckpt_comm_rendezvous_ms(&ms, err);
 
     if (rc == 0)
         rc = ckpt_cuda_init(&n->cuda, how->device, how->stream, err);
     if (rc == 0 && how->comm)
-        rc = check_theirs(how, ctl, n->cuda.number, err);
+        rc = ckpt_nccl_check(how->comm, ctl, n->cuda.number, err);
+    if (ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err) < 0 ||
+        ckpt_comm_share(ctl, 0, &split, sizeof split, ckpt_nccl_rendezvous_ms(), err) < 0)
+        return -1;
+    if (split != how->split)
+        rc = ckpt_fail(err, CKPT_USAGE, "`split` is %s here, and %s on rank 0",
+                       how->split ? "set" : "not set", how->split ? "not" : "set");
     return ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err);
 }
 
@@ -506,6 +494,7 @@ static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
     n->cuda.user_alloc = how->alloc;
     n->cuda.user_dealloc = how->dealloc;
     n->cuda.user = how->user;
+    n->theirs = how->split ? how->comm : NULL;
     if (meet(n, how, ctl, err) < 0) {
         free(x);
         device_free(n);
@@ -538,6 +527,8 @@ int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
         memcpy(&own, how, how->size);
     if (!own.alloc != !own.dealloc)
         return ckpt_fail(err, CKPT_USAGE, "alloc without dealloc, or dealloc without alloc");
+    if (own.split && !own.comm)
+        return ckpt_fail(err, CKPT_USAGE, "split without a NCCL communicator to split");
     if (ncclGetVersion(&version) != ncclSuccess || version < LEAST_VERSION)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "NCCL %d.%d is too old: 2.18 or later is needed",
                          version / 10000, version / 100 % 100);

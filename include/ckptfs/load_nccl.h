@@ -38,17 +38,25 @@ struct ckpt_nccl {
     void *(*alloc)(void *user, size_t len, cudaStream_t stream);
     void (*dealloc)(void *user, void *mem);
     void *user;
+    /* Split the loads' communicator from `comm`, on all ranks or on none. It shares nothing with
+     * `comm` (splitShare 0), so that an abort of it leaves `comm` as it is. `comm` then lives as
+     * long as the new comm, and must be idle during ckpt_load_plan and ckpt_load_reload, which
+     * split it: for the first load that exchanges something, and after a load that has failed. If
+     * a rank does not take part in that, `comm` may be waiting for it when the call fails, and is
+     * good for nothing but ncclCommAbort. */
+    bool split;
 };
 
 /* COLLECTIVE. Turn a comm over host memory into one over device memory. `control` is a comm over
  * MPI, TCP, threads or one process; on success the new comm owns it and uses it for small messages.
  * The first load that sends something between ranks creates a NCCL communicator that only loads
  * use, and later loads keep it: a non-blocking one, which is aborted after a failure, so that the
- * next load creates another; its unique id is sent over `control`. Ranks that want the same bytes
- * exchange them over communicators split from it, at most four on each rank. control may be NULL if
- * how->comm is given: then a TCP comm is made whose addresses are exchanged over how->comm and
- * how->stream. If ranks are missing, the call fails after CKPTFS_MEET_TIMEOUT seconds (default:
- * 300); operations on how->comm may still be waiting for them then.
+ * next load creates another; its unique id is sent over `control`, unless how->split is set. Ranks
+ * that want the same bytes exchange them over communicators split from it, at most four on each
+ * rank. control may be NULL if how->comm is given: then a TCP comm is made whose addresses are
+ * exchanged over how->comm and how->stream. If ranks are missing, the call fails after
+ * CKPTFS_MEET_TIMEOUT seconds (default: 300); operations on how->comm may still be waiting for them
+ * then.
  *
  * Loads write to device memory (or to host memory that the device can access) by work on streams of
  * their own, which has finished when ckpt_load_wait returns 0. options.host_bytes is pinned memory:

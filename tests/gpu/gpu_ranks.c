@@ -2,7 +2,7 @@
 /* One rank (or, with threads, all) of loads into device memory; every byte is copied back and
  * compared with a load into host memory by this rank alone. For real devices and for the double.
  *
- *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-p N] [-agknrsw] RUN --
+ *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-p N] [-agknrswyY] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
  * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
@@ -12,8 +12,9 @@
  * captured in a graph meanwhile. -p: pause each load so often, and use our communicator then (N <
  * 0: without the pauses, which is an error). -k: keep what loads that fail had, and our
  * communicator. -r: the comm of a load that failed serves the next one. -n: the communicator of
- * ours does not block. RUN may have a %r: the rank. Rank 0 prints a line for each load; one that
- * failed, every rank, and the exit status is 1. */
+ * ours does not block. -y: loads split theirs from it; -Y: on rank 0
+ * alone, which is an error. RUN may have a %r: the rank. Rank 0 prints a
+ * line for each load; one that failed, every rank, and the exit status is 1. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -49,7 +50,7 @@ struct world {
     uint32_t cancel_rank, cancel_ms;
     int pauses;
     unsigned busy_s;
-    bool own_memory, capture, keep, nonblocking, reuse, stray_stream, combined;
+    bool own_memory, split, odd_split, capture, keep, nonblocking, reuse, stray_stream, combined;
 };
 
 struct rank {
@@ -462,6 +463,7 @@ static int make_comm(struct rank *r, struct ckpt_err *err)
 {
     struct ckpt_nccl how = {
         .size = sizeof how, .device = r->device, .stream = r->stream, .comm = r->theirs};
+    how.split = r->w->split && (!r->w->odd_split || r->number == 0);
     if (r->w->own_memory) {
         how.alloc = own_alloc;
         how.dealloc = own_dealloc;
@@ -637,7 +639,7 @@ int main(int argc, char **argv)
 
     if (ckpt_options_new(&w.options, &err) < 0)
         die("options", err.text);
-    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:p:agknrsw")) != -1) {
+    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:p:agknrswyY")) != -1) {
         if (opt == 'c')
             w.how = optarg;
         else if (opt == 'o')
@@ -652,7 +654,10 @@ int main(int argc, char **argv)
             w.pauses = atoi(optarg);
         else if (opt == 'a')
             w.own_memory = true;
-        else if (opt == 'g')
+        else if (opt == 'y' || opt == 'Y') {
+            w.split = true;
+            w.odd_split = opt == 'Y';
+        } else if (opt == 'g')
             w.capture = true;
         else if (opt == 'k')
             w.keep = true;

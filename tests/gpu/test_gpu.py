@@ -74,6 +74,9 @@ def every_way_to_a_communicator(real):
             if meet:
                 meet[1] += "2"
                 check(processes(2, ["-n", "-c", way, *meet, LLAMA, "--", *jobs], real, **more), f"{way}, not blocking", len(jobs))
+                for blocks in ([], ["-n"]):
+                    meet[1] += "3"
+                    check(processes(2, ["-y", *blocks, "-c", way, *meet, LLAMA, "--", *jobs], real, **more), f"{way}, split {blocks}", len(jobs))
 
 
 def over_mpi(real):

@@ -123,6 +123,11 @@ def misuse(_):
     same_error(result, r"^usage: rank 1: the caller's stream is being captured in a graph")
     result, _ = go(["-w", LLAMA, "--", "random:once"])
     same_error(result, r"^usage: rank \d: the destination of tensor '.*' is not in memory of this rank's device")
+    result, _ = go(["-y", "-c", "tcp", LLAMA, "--", ALL], CKPTFS_TRANSPORT="tcp")
+    same_error(result, r"^usage: split without a NCCL communicator to split")
+    with tempfile.TemporaryDirectory() as top:
+        result, _ = go(["-Y", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL], CKPTFS_TRANSPORT="tcp")
+        same_error(result, r"^usage: rank \d: `split` is not set here, and set on rank 0")
     result, _ = go([LLAMA, "--", ALL], CKPTFS_GPU_NCCL="21704")
     same_error(result, r"^unsupported: NCCL 2.17 is too old")
     result, _ = go([LLAMA, "--", ALL], CKPTFS_GPU_DRIVER="11080")
@@ -190,6 +195,41 @@ def given_communicators(_):
                 same_error(result, r"^peer: rank 1: NCCL: making a communicator: unhandled system error")
                 assert sum("the caller's communicator works" in line for line in result.lines) == N, result
                 assert seconds < SLACK, seconds
+
+
+def split_communicators(_):
+    """Loads split theirs from the caller's, and no other way; after a load that failed, again, on the same comm or on another: the caller's, which
+    blocks or does not, works all the same."""
+    for blocks in ([], ["-n"]):
+        for reuse in ([], ["-r"]):
+            for fault in ("ncclBroadcast:rank=1:after=1:times=1:error", "ncclBroadcast:rank=0:after=1:times=1:hang"):
+                with tempfile.TemporaryDirectory() as top:
+                    args = ["-y", *blocks, *reuse, "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL, "fsdp=3:each", "random:once"]
+                    result, _ = go(args, f"{fault},ncclCommInitRankConfig:after=1:error,ncclGetUniqueId:after=1:error", CKPTFS_TRANSPORT="tcp")
+                    assert len(result.told) == N and sum("the caller's communicator works" in line for line in result.lines) == N, result
+                    assert [load["layout"] for load in result.loads()] == ["fsdp=3", "random"], result
+    with tempfile.TemporaryDirectory() as top:  # groups, which are split from what was split
+        args = ["-y", "-r", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", "tp=2,dp=3:once", "tp=2,dp=3:once"]
+        result, _ = go(args, "ncclBroadcast:rank=1:after=2:times=1:error", n=6, CKPTFS_TRANSPORT="tcp")
+        assert len(result.told) == 6 and len(list(result.loads())) == 1, result
+
+
+def splits_that_fail(_):
+    """A rank that can't take part, and one that never does: nobody waits long, and the next load says what became of the caller's communicator."""
+    for blocks in ([], ["-n"]):
+        with tempfile.TemporaryDirectory() as top:
+            args = ["-k", "-y", *blocks, "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL]
+            result, seconds = go(args, "ncclCommSplit:rank=1:error", CKPTFS_TRANSPORT="tcp")
+            same_error(result, r"^peer: rank 1: NCCL: splitting the communicator given: unhandled system error")
+            assert seconds < SLACK, seconds
+        with tempfile.TemporaryDirectory() as top:
+            args = ["-k", "-r", "-y", *blocks, "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL, ALL]
+            result, seconds = go(args, "ncclCommSplit:rank=1:hang", CKPTFS_TRANSPORT="tcp", CKPTFS_MEET_TIMEOUT="3")
+            assert len(result.told) == N and len(set(result.told.values())) == 1, result
+            first, second = (next(line for line in result.lines if line.startswith("dp=3 rank 0: ")), result.told[0])
+            assert "timeout: rank" in first and "NCCL: splitting the communicator given takes longer than 3 s" in first, result
+            assert re.match(r"peer: rank \d: the NCCL communicator given is still being split", second), result
+            assert seconds < 6 + SLACK, seconds
 
 
 def a_communicator_that_waits(_):
@@ -285,7 +325,7 @@ def threads_of_one_process(_):
 
 def main():
     both = [reads_that_fail, checkpoints_that_differ, cancelled]
-    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, a_timeout_that_is_no_number, given_communicators, a_communicator_that_waits, misuse, stuck_collectives, stopped_devices, callers_with_work_of_their_own, killed_ranks, the_callers_communicator,
+    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, a_timeout_that_is_no_number, given_communicators, split_communicators, splits_that_fail, a_communicator_that_waits, misuse, stuck_collectives, stopped_devices, callers_with_work_of_their_own, killed_ranks, the_callers_communicator,
                the_same_comm_again, memory_is_pinned_once, communicators_that_are_needed, communicators_of_groups, threads_of_one_process]
     cases = [(t.__name__, lambda t=t: t(False)) for t in both + ordered]
     if has_gpu():
