@@ -275,15 +275,15 @@ static bool fit_slots(struct ckpt_load *load, uint64_t plan_bytes, struct fit *r
     }
 }
 
-static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy, const uint32_t *node,
-                     bool star, struct fit *ret, struct ckpt_err *err)
+static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
+                     const struct ckpt_job *job, struct fit *ret, struct ckpt_err *err)
 {
-    const struct ckpt_sharing sharing = {policy->readers, node};
+    const struct ckpt_sharing sharing = {policy->readers, job->node, job->share};
     struct ckpt_plan **plan = &load->parts.plan;
 
     ckpt_plan_free(*plan);
     *plan = NULL;
-    if (ckpt_plan_new(load->parts.job_wants, load->comm->x->rank, &sharing, star,
+    if (ckpt_plan_new(load->parts.job_wants, load->comm->x->rank, &sharing, !job->far,
                       &policy->slots.sizes, plan, err) < 0 ||
         ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)
         return -1;
@@ -342,7 +342,7 @@ static uint32_t helper_of(const struct ckpt_load *load, const uint32_t *node)
 }
 
 static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
-                    const struct ckpt_policy *policy, const uint32_t *node, bool star,
+                    const struct ckpt_policy *policy, const struct ckpt_job *job,
                     struct ckpt_err *err)
 {
     struct fit fit = {0};
@@ -352,14 +352,14 @@ static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
         .ahead = policy->slots.ahead,
         .slots = policy->slots.windows,
         .threads = policy->threads,
-        .helper = helper_of(load, node),
+        .helper = helper_of(load, job->node),
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
         .mode = {.verify = load->opt.verify, .device = in->cost.device},
         .cost = {policy->gap, policy->share.bound, policy->run, {policy->direct, NULL}},
         .bounce = policy->share.bounce,
     };
-    int rc = make_plan(load, policy, node, star, &fit, err);
+    int rc = make_plan(load, policy, job, &fit, err);
     return check_plans(load, rc, &fit, err);
 }
 
@@ -388,14 +388,15 @@ static int choose(struct ckpt_load *load, const struct ckpt_job *job, struct ckp
         .hot = job->hot, .shared = job->shared, .device = load->comm->x->device != NULL};
     for (uint32_t r = 0; r < load->comm->x->size; r++)
         in.local += job->node[r] == job->node[load->comm->x->rank];
-    if (ckpt_load_weigh(load->parts.job_wants, job->node, job->nnode, &in.cost, err) < 0 ||
+    const struct ckpt_load_places at = {job->node, job->share, job->nnode, job->nshare};
+    if (ckpt_load_weigh(load->parts.job_wants, &at, &in.cost, err) < 0 ||
         ckpt_policy_choose(&in, &policy, err) < 0 ||
         ckpt_load_needed(load->parts.job_wants, load->comm->x->rank, &load->needed_bytes, &stored,
                          err) < 0)
         return -1;
     load->rates = policy.rates;
     load->unique_bytes = in.cost.unique;
-    while ((rc = plan_for(load, &in, &policy, job->node, !job->far, &own)) < 0) {
+    while ((rc = plan_for(load, &in, &policy, job, &own)) < 0) {
         enum ckpt_readers less = policy.readers;
         if (own.code != CKPT_LIMIT || load->opt.readers != CKPT_READERS_AUTO ||
             !ckpt_policy_less(&less))

@@ -59,11 +59,14 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
 {
     const double per_node = (double)in->nrank / in->nnode;
     const double needed = (double)in->node_needed, unique = (double)in->node_unique;
-    const double own = (double)in->unique / in->nnode; /* what a node reads if all share */
+    /* what is read once by ranks that share: of the job, and of a node */
+    const double all = (double)(in->shared_unique ? in->shared_unique : in->unique);
+    const double shared = in->node_shared_unique ? (double)in->node_shared_unique : unique;
+    const double own = all / in->nnode; /* what a node reads if all share */
     /* A byte goes only to ranks that want it, and enters a node once: within the node each other
      * rank that wants it gets it over the node's links. */
-    const double local = more(needed, unique) / (r->local_link * per_node);
-    const double entering = more(unique, own);
+    const double local = more(needed, shared) / (r->local_link * per_node);
+    const double entering = more(shared, own);
 
     /* every rank: the page cache of a node reads what it lacks once */
     ret->each = larger(storage(in, r, unique, (double)in->sum_node_unique),
@@ -71,12 +74,13 @@ void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rate
 
     /* one rank of a node */
     ret->node = larger(storage(in, r, unique, (double)in->sum_node_unique),
-                       memory(in, r, unique, needed, local));
+                       memory(in, r, shared, needed, local));
 
     /* one rank of the job: what comes over the network is copied once more, as what comes out of
      * the page cache is */
     ret->once =
-        larger(storage(in, r, own, (double)in->unique),
+        larger(storage(in, r, own < unique ? own : unique,
+                       all < (double)in->sum_node_unique ? all : (double)in->sum_node_unique),
                larger(entering / r->network, memory(in, r, own, needed, local) +
                                                  (in->device ? 0 : entering / r->page_cache)));
 }

@@ -20,6 +20,9 @@ struct ckpt_cost_input {
     bool shared;   /* all nodes read one storage */
     bool device;   /* into memory of devices: reading, uploading and exchanging overlap */
     bool disjoint; /* ranks that do not want exactly the same have no byte in common */
+    /* where only ranks of the caller's groups share; 0: all do */
+    uint64_t shared_unique;      /* as unique, but once per group */
+    uint64_t node_shared_unique; /* as node_unique, but once per group */
 };
 
 struct ckpt_cost {

@@ -18,7 +18,7 @@
 #include "load/same_host.h"
 
 enum { HELLO_FILES = 1024 }; /* whose sizes are told, to name the one that differs */
-enum { STEP_TEXT = 128, VERSION = 10 };
+enum { STEP_TEXT = 128, VERSION = 11 };
 
 /* ---- what each rank says ---- */
 
@@ -31,14 +31,16 @@ struct hello { /* then the sizes of the first files, uint64_t */
     uint32_t shared, version;
     uint32_t far;     /* does not read the memory of all ranks of its node */
     uint32_t renewed; /* how often the transport was renewed */
+    uint64_t share;   /* options.share; a rank that shares with none has its own number */
     uint64_t wanted;  /* for a load that is reloaded: a hash of what all ranks want; else 0 */
 };
 
-struct hello_answer { /* then class_of[], node[], first rank of each class[], all uint32_t */
+struct hello_answer { /* then class_of[], node[], share[], first rank of each class[], all uint32_t
+                       */
     uint32_t nclass, nnode;
     double hot;
     uint32_t shared, copies; /* copies: not all ranks have the very same files */
-    uint32_t far, unused;
+    uint32_t far, nshare;
 };
 
 /* In which file do two checkpoints differ? By size; false: in none that was told. */
@@ -138,12 +140,13 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
     const uint32_t n = load->comm->x->size;
     ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc(n * sizeof *key);
     ckpt_cleanup(ckpt_freep) uint64_t(*node)[2] = malloc(n * sizeof *node);
-    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(4 * (size_t)n * sizeof *number);
+    ckpt_cleanup(ckpt_freep) uint64_t(*share)[2] = calloc(n, sizeof *share);
+    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(6 * (size_t)n * sizeof *number);
     ckpt_cleanup(ckpt_freep) struct ckpt_residency *residency = calloc(n, sizeof *residency);
     struct hello first = {0};
     struct hello_answer a = {0};
 
-    if (!key || !node || !number || !residency)
+    if (!key || !node || !share || !number || !residency)
         return ckpt_nomem(err);
     for (uint32_t r = 0; r < n; r++) {
         struct hello h;
@@ -162,20 +165,24 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
         key[r][1] = h.wants_hi;
         node[r][0] = h.node;
         node[r][1] = 0;
+        share[r][0] = h.share;
         residency[r] = (struct ckpt_residency){h.resident, h.bytes, h.shared != 0};
         a.shared |= h.shared;
         a.copies |= h.files != first.files;
         a.far |= h.far;
     }
-    uint32_t *class_of = number, *node_of = number + n, *rep = number + 2 * (size_t)n;
+    uint32_t *class_of = number, *node_of = number + n, *share_of = number + 2 * (size_t)n;
+    uint32_t *rep = number + 3 * (size_t)n, *unused = number + 4 * (size_t)n;
     if (number_keys((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
-        number_keys((const uint64_t(*)[2])node, n, node_of, rep + n, &a.nnode) < 0)
+        number_keys((const uint64_t(*)[2])node, n, node_of, unused, &a.nnode) < 0 ||
+        number_keys((const uint64_t(*)[2])share, n, share_of, unused, &a.nshare) < 0)
         return ckpt_nomem(err);
     if (least_resident(residency, n, node_of, a.nnode, &a.hot, err) < 0)
         return -1;
     ckpt_str_append(answer, (const char *)&a, sizeof a);
     ckpt_str_append(answer, (const char *)class_of, n * sizeof *class_of);
     ckpt_str_append(answer, (const char *)node_of, n * sizeof *node_of);
+    ckpt_str_append(answer, (const char *)share_of, n * sizeof *share_of);
     ckpt_str_append(answer, (const char *)rep, a.nclass * sizeof *rep);
     return answer->failed ? ckpt_nomem(err) : 0;
 }
@@ -207,22 +214,26 @@ static void make_hello(const struct ckpt_load *load, const struct ckpt_table *ta
     h->shared = residency.shared;
     h->far = !load->comm->x->same_host;
     h->renewed = load->comm->renewed;
+    h->share = opt->share == CKPT_SHARE_NONE ? (uint64_t)CKPT_SHARE_NONE + load->comm->x->rank
+                                             : opt->share;
     h->wanted = load->wanted;
     h->version = VERSION;
 }
 
 /* ---- the answer ---- */
 
-/* Are all numbers of rank 0's answer in range? word: class_of[n], node[n], first rank[nclass]. */
+/* Are all numbers of rank 0's answer in range? word: class_of[n], node[n], share[n], first
+ * rank[nclass]. */
 static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32_t n)
 {
-    if (a->nclass < 1 || a->nclass > n || a->nnode < 1 || a->nnode > n)
+    if (a->nclass < 1 || a->nclass > n || a->nnode < 1 || a->nnode > n || a->nshare < 1 ||
+        a->nshare > n)
         return false;
     for (uint32_t r = 0; r < n; r++)
-        if (word[r] >= a->nclass || word[n + r] >= a->nnode)
+        if (word[r] >= a->nclass || word[n + r] >= a->nnode || word[2 * (size_t)n + r] >= a->nshare)
             return false;
     for (uint32_t c = 0; c < a->nclass; c++)
-        if (word[2 * (size_t)n + c] >= n)
+        if (word[3 * (size_t)n + c] >= n)
             return false;
     return true;
 }
@@ -257,18 +268,20 @@ static int read_answer(const unsigned char *answer, size_t len, uint32_t n, stru
 
     if (len >= sizeof a)
         memcpy(&a, answer, sizeof a);
-    if (len < sizeof a || len != sizeof a + (2 * (size_t)n + a.nclass) * sizeof *word ||
+    if (len < sizeof a || len != sizeof a + (3 * (size_t)n + a.nclass) * sizeof *word ||
         !answer_ok(&a, word, n))
         return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
     *ret = (struct ckpt_job){.nclass = a.nclass,
                              .nnode = a.nnode,
+                             .nshare = a.nshare,
                              .hot = a.hot,
                              .shared = a.shared,
                              .copies = a.copies,
                              .far = a.far};
     return copy_words(word, n, &ret->class_of, err) < 0 ||
                    copy_words(word + n, n, &ret->node, err) < 0 ||
-                   copy_words(word + 2 * (size_t)n, a.nclass, &ret->first_of, err) < 0
+                   copy_words(word + 2 * (size_t)n, n, &ret->share, err) < 0 ||
+                   copy_words(word + 3 * (size_t)n, a.nclass, &ret->first_of, err) < 0
                ? -1
                : 0;
 }
@@ -277,6 +290,7 @@ void ckpt_job_release(struct ckpt_job *job)
 {
     free(job->class_of);
     free(job->node);
+    free(job->share);
     free(job->first_of);
     *job = (struct ckpt_job){0};
 }

@@ -18,9 +18,10 @@ struct ckpt_table {
 };
 
 struct ckpt_job {
-    uint32_t nclass, nnode;
+    uint32_t nclass, nnode, nshare;
     uint32_t *class_of; /* per rank: ranks with equal wants have the same number */
     uint32_t *node;     /* per rank: the number of its machine */
+    uint32_t *share;    /* per rank: the number of the caller's group in which it shares */
     uint32_t *first_of; /* per class: its first rank */
     double hot;         /* the part of the files that is in the page cache of every node */
     bool shared;        /* the files are on a storage that nodes share */

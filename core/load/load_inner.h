@@ -53,9 +53,16 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err);
 int ckpt_load_needed(const struct ckpt_job_wants *job_wants, uint32_t rank, uint64_t *ret_bytes,
                      uint64_t *ret_stored, struct ckpt_err *err);
 
-/* The bytes of a job, given what all ranks want and where they run (node[r], nnode): those of *in;
- * the rest of it stays as it is. */
-int ckpt_load_weigh(const struct ckpt_job_wants *job_wants, const uint32_t *node, uint32_t nnode,
+/* Where ranks run, and with whom they share: numbers below nnode and nshare, which are at most as
+ * many as there are ranks. */
+struct ckpt_load_places {
+    const uint32_t *node, *share; /* share: NULL if nshare is 0: all share */
+    uint32_t nnode, nshare;
+};
+
+/* The bytes of a job, given what all ranks want and where they are: those of *in; the rest of it
+ * stays as it is. */
+int ckpt_load_weigh(const struct ckpt_job_wants *job_wants, const struct ckpt_load_places *at,
                     struct ckpt_cost_input *in, struct ckpt_err *err);
 
 /* ---- budget.c ---- */

@@ -42,6 +42,10 @@ int ckpt_lists_know(struct ckpt_known_lists *k, const uint32_t *list, size_t n, 
 
 bool ckpt_members_share(const struct ckpt_members *m, uint32_t rank)
 {
+    const uint32_t *share = m->sharing->share;
+
+    if (share && share[rank] != share[m->self])
+        return rank == m->self;
     switch (m->sharing->readers) {
     case CKPT_READERS_EACH:
         return rank == m->self;

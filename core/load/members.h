@@ -19,10 +19,12 @@ struct ckpt_group {
 };
 typedef CKPT_VEC(struct ckpt_group) ckpt_groups;
 
-/* Which ranks may share what they read: all (ONCE), those of one node (NODE), or none (EACH). */
+/* Which ranks may share what they read: all (ONCE), those of one node (NODE), or none (EACH); of
+ * these, those of one group of the caller's. */
 struct ckpt_sharing {
     enum ckpt_readers readers;
-    const uint32_t *node; /* of each rank */
+    const uint32_t *node;  /* of each rank */
+    const uint32_t *share; /* the caller's group of each rank; NULL: all are in one */
 };
 
 typedef CKPT_VEC(uint32_t) ckpt_numbers;

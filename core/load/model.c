@@ -343,7 +343,8 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
     /* a job of many nodes starts with cold caches */
     in.cost = (struct ckpt_cost_input){.hot = m->nnode > 1 ? 0 : ckpt_residency_part(&residency),
                                        .shared = residency.shared || opt->rates.shared_storage > 0};
-    if (ckpt_load_weigh(&m->job_wants, m->node, m->nnode, &in.cost, m->err) < 0 ||
+    const struct ckpt_load_places at = {.node = m->node, .nnode = m->nnode};
+    if (ckpt_load_weigh(&m->job_wants, &at, &in.cost, m->err) < 0 ||
         ckpt_policy_choose(&in, &policy, m->err) < 0)
         return -1;
     m->disjoint = in.cost.disjoint;

@@ -6,6 +6,7 @@
 
 #include "base/ckd.h"
 #include "base/err.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "load/load_inner.h"
 #include "load/replicas.h"
@@ -119,11 +120,12 @@ static int weigh_node(struct weighing *w, uint32_t *group, uint32_t n, uint32_t 
     return 0;
 }
 
-/* Of all nodes. first[nnode + 1], group[nrank], rank[nrank]: room for lists. */
+/* Of all nodes. first[nnode + 2], group[nrank], rank[nrank]: room for lists. */
 static int weigh_nodes(struct weighing *w, const uint32_t *node, uint32_t nnode, uint32_t *first,
                        uint32_t *group, uint32_t *rank, struct ckpt_cost_input *in,
                        struct ckpt_err *err)
 {
+    memset(first, 0, (nnode + 2) * sizeof *first);
     for (uint32_t r = 0; r < w->job_wants->nrank; r++)
         first[node[r]]++;
     for (uint32_t k = 1; k <= nnode; k++) /* ends, which become beginnings */
@@ -136,17 +138,55 @@ static int weigh_nodes(struct weighing *w, const uint32_t *node, uint32_t nnode,
     return 0;
 }
 
-static int weigh(struct weighing *w, const uint32_t *node, uint32_t nnode,
-                 struct ckpt_cost_input *in, struct ckpt_err *err)
+/* The ranks of each group of the caller's on each node get a number. */
+static int number_cells(const struct ckpt_load_places *at, uint32_t nrank, uint32_t *cell,
+                        uint32_t *ret_n)
+{
+    struct ckpt_map map = {0};
+    int rc = 0;
+    bool new;
+
+    *ret_n = 0;
+    for (uint32_t r = 0; r < nrank && rc == 0; r++) {
+        const uint32_t key[2] = {at->node[r], at->share[r]};
+        rc = ckpt_map_put(&map, (const char *)key, sizeof key, *ret_n, &cell[r], &new);
+        *ret_n += rc == 0 && new;
+    }
+    ckpt_map_release(&map);
+    return rc;
+}
+
+/* What is read once where only the ranks of a group share: what groups want is added up. Of nodes,
+ * their mean counts, if it is more than what one node wants. */
+static int weigh_shares(struct weighing *w, const struct ckpt_load_places *at, uint32_t *first,
+                        uint32_t *group, uint32_t *rank, struct ckpt_cost_input *in,
+                        struct ckpt_err *err)
+{
+    struct ckpt_cost_input shares = {0}, cells = {0};
+    ckpt_cleanup(ckpt_freep) uint32_t *cell = malloc((w->job_wants->nrank + 1) * sizeof *cell);
+    uint32_t ncell;
+
+    if (!cell || number_cells(at, w->job_wants->nrank, cell, &ncell) < 0)
+        return ckpt_nomem(err);
+    if (weigh_nodes(w, at->share, at->nshare, first, group, rank, &shares, err) < 0 ||
+        weigh_nodes(w, cell, ncell, first, group, rank, &cells, err) < 0)
+        return -1;
+    in->shared_unique = shares.sum_node_unique;
+    in->node_shared_unique = ckpt_max_u64(in->node_unique, cells.sum_node_unique / at->nnode);
+    return 0;
+}
+
+static int weigh(struct weighing *w, const struct ckpt_load_places *at, struct ckpt_cost_input *in,
+                 struct ckpt_err *err)
 {
     const uint32_t n = w->job_wants->nrank;
-    ckpt_cleanup(ckpt_freep) uint32_t *first = calloc(nnode + 2, sizeof *first);
+    ckpt_cleanup(ckpt_freep) uint32_t *first = malloc((n + 2) * sizeof *first);
     ckpt_cleanup(ckpt_freep) uint32_t *group = malloc((n + 1) * sizeof *group);
     ckpt_cleanup(ckpt_freep) uint32_t *rank = malloc((n + 1) * sizeof *rank);
     uint64_t stored = 0;
 
     w->weight = calloc(w->replicas.n + 1, sizeof *w->weight);
-    w->known = calloc(nnode + 1, sizeof *w->known);
+    w->known = calloc(3 * (size_t)n + 1, sizeof *w->known);
     if (!first || !group || !rank || !w->weight || !w->known)
         return ckpt_nomem(err);
     for (uint32_t g = 0; g < w->replicas.n; g++) {
@@ -159,19 +199,21 @@ static int weigh(struct weighing *w, const uint32_t *node, uint32_t nnode,
     if (ckpt_plan_bytes(w->job_wants, w->replicas.rank, w->replicas.n, &in->unique, err) < 0)
         return -1;
     w->disjoint = in->disjoint = stored == in->unique;
-    return weigh_nodes(w, node, nnode, first, group, rank, in, err);
+    if (weigh_nodes(w, at->node, at->nnode, first, group, rank, in, err) < 0)
+        return -1;
+    return at->nshare > 1 ? weigh_shares(w, at, first, group, rank, in, err) : 0;
 }
 
-int ckpt_load_weigh(const struct ckpt_job_wants *job_wants, const uint32_t *node, uint32_t nnode,
+int ckpt_load_weigh(const struct ckpt_job_wants *job_wants, const struct ckpt_load_places *at,
                     struct ckpt_cost_input *in, struct ckpt_err *err)
 {
     struct weighing w = {.job_wants = job_wants};
 
     in->nrank = job_wants->nrank;
-    in->nnode = nnode;
+    in->nnode = at->nnode;
     if (ckpt_replicas_init(&w.replicas, job_wants, err) < 0)
         return -1;
-    int rc = weigh(&w, node, nnode, in, err);
+    int rc = weigh(&w, at, in, err);
     ckpt_replicas_release(&w.replicas);
     free(w.weight);
     free(w.known);

@@ -159,6 +159,9 @@ enum ckpt_readers {
     CKPT_READERS_EACH, /* each rank reads the bytes that it needs */
 };
 
+/* For options.share: this rank shares what it reads with no other. */
+#define CKPT_SHARE_NONE UINT32_MAX
+
 /* Rates for choosing between the ways to read, in bytes per second; 0: the library's assumption. */
 struct ckpt_rates {
     double node_storage;   /* one node, reading from storage */
@@ -189,6 +192,10 @@ struct ckpt_load_options {
     bool verify;                  /* compare XXH3 digests of sent and received bytes */
     struct ckpt_rates rates;
     enum ckpt_load_direct direct;
+    uint32_t share; /* ranks that give the same number here share what they read, and no others do,
+                       for example those of a data-parallel group: ONCE reads a byte once for each
+                       such group, NODE once for its ranks of each node. The only option that may
+                       differ from rank to rank */
 };
 
 /* ---- a load ---- */

@@ -222,8 +222,12 @@ static void *run_rank(void *arg)
 {
     struct rank *r = arg;
     struct ckpt_load *load = NULL;
+    struct ckpt_load_options opt = r->job->opt;
+    const char *share = getenv("LOAD_SHARE"); /* so many ranks share; 0: none */
 
-    r->rc = ckpt_load_new(r->view, r->comm, &r->job->opt, &load, &r->err);
+    if (share)
+        opt.share = atoi(share) ? r->number / (uint32_t)atoi(share) : CKPT_SHARE_NONE;
+    r->rc = ckpt_load_new(r->view, r->comm, &opt, &load, &r->err);
     if (r->rc == 0)
         r->rc = load_rank(r, load);
     ckpt_load_free(load);

@@ -47,7 +47,26 @@ def many(layout, ranks):
     print(f"ok   {layout}: {ranks} ranks as threads, as planned")
 
 
+def shared(layout, ranks, together, readers, times):
+    """Only ranks of the same group of the caller's share: what several groups want is read once by each, and by all ranks right."""
+    done = subprocess.run([os.path.join(BUILD, "tests", "load_ranks"), RUN, "--", f"{layout}:{ranks}:{readers}"], capture_output=True, text=True,
+                          env=dict(os.environ, LOAD_THREADS="1", LOAD_SHARE=str(together)), timeout=120 * SLOW)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    word = done.stdout.split()
+    got = {k: int(word[word.index(k) + 1]) for k in ("unique", "read", "sent")}
+    assert times is None or got["read"] == times * got["unique"], (layout, together, readers, got)
+    assert together or not got["sent"], got
+    print(f"ok   {layout} {readers}: groups of {together or 'no'} ranks share")
+
+
 def main():
+    for readers in ("once", "node"):
+        for together, times in ((8, 1), (4, 2), (2, 4), (1, 8), (0, 8)):
+            shared("dp=8", 8, together, readers, times)
+    for together in (4, 3, 0):
+        shared("tp=2,dp=4", 8, together, "once", {4: 2, 3: None, 0: None}[together])
+        shared("random", 8, together, "once", None)
+        shared("random", 8, together, "auto", None)
     for layout, ranks, per_node in (("tp=2,dp=2", 4, 4), ("dp=4", 4, 2), ("fsdp=4", 4, 4), ("tp=2,dp=2", 4, 2), ("tp=2,fsdp=2", 4, 1),
                                     ("pp=2,dp=2", 4, 3), ("dp=3", 3, 2),
                                     ("tp=2,dp=32", 64, 8), ("dp=40", 40, 3))[:7 if SLOW > 1 else None]:

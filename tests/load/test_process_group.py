@@ -220,6 +220,23 @@ def a_rank_that_fails_later(top, rank):
     dist.barrier()
 
 
+def only_a_group_shares(top, rank):
+    """Ranks that give the same group read once, ranks of different groups once each; who is in no group reads for itself."""
+    saved(top, weights(), rank)
+    own = [dist.new_group([r]) for r in range(2)]
+    both = dist.new_group([0, 1])
+    for group, times in ((None, 1), (both, 1), (own[rank], 2), (own[0], 2)):  # of the last one, rank 1 is no member
+        model = net()
+        stats = ckptfs.load_state_dict(model, top, readers="once", load_options={"share_with": group}).stats
+        assert stats["read_bytes"] == times * stats["unique_bytes"], (group, stats)
+        assert all(torch.equal(v, weights()[k]) for k, v in model.state_dict().items())
+    said = error_of((TypeError, ckptfs.CkptError), ckptfs.load_state_dict, net(), top, load_options={"share_with": "dp" if rank == 0 else both})
+    assert "share_with='dp': expected a process group" in str(said), said
+    with ckptfs.Comm(own[rank]) as comm:
+        said = error_of(ckptfs.CkptError if comm.size > 1 else ValueError, ckptfs.load_state_dict, net(), top, comm, load_options={"share_with": both})
+        assert f"share_with has rank {1 - rank}, which does not take part" in str(said), said
+
+
 def one_bar(top, rank):
     saved(top, weights(), rank)
     ckptfs.load_state_dict(net(), top, progress=True)
@@ -244,7 +261,7 @@ def a_forked_child_has_no_process_group(top, rank):
 
 CASES = (stages_of_a_pipeline, sharded_state_dict_on_meta, initialised_alike, a_strict_load_fails_on_all, a_peer_that_stays_away,
          a_peer_that_stays_away_from_rank_1, loads_again_after_a_timeout, interrupted_while_it_waits, a_rank_that_fails_early, a_rank_that_fails_later,
-         one_bar, a_forked_child_has_no_process_group)
+         only_a_group_shares, one_bar, a_forked_child_has_no_process_group)
 
 
 def one_rank(name, top):

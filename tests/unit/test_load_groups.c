@@ -43,7 +43,8 @@ static void check_weights(const struct ckpt_job_wants *r, uint64_t *rng)
         sum += unique;
         most = unique > most ? unique : most;
     }
-    if (ckpt_load_weigh(r, node, nnode, &in, &err) < 0)
+    const struct ckpt_load_places at = {.node = node, .nnode = nnode};
+    if (ckpt_load_weigh(r, &at, &in, &err) < 0)
         fail_msg("%s", err.text);
     assert_int_equal(in.needed, needed);
     assert_int_equal(in.sum_node_unique, sum);
@@ -158,7 +159,8 @@ static void plan_as_loads_do(uint32_t nrank)
     large_job(&job_wants, nrank, &all);
     for (uint32_t r = 0; r < nrank; r++)
         node[r] = r / 8;
-    if (ckpt_load_weigh(&job_wants, node, nrank / 8, &in.cost, &err) < 0)
+    const struct ckpt_load_places at = {.node = node, .nnode = nrank / 8};
+    if (ckpt_load_weigh(&job_wants, &at, &in.cost, &err) < 0)
         fail_msg("%s", err.text);
     assert_int_equal(in.cost.unique, all);
     assert_int_equal(in.cost.node_unique, all);

@@ -9,10 +9,12 @@
 
 /* ---- plans of all ranks of a job, as each makes its own ---- */
 
+enum { GROUPS = 4 };
+
 struct job {
     struct ckpt_catalog *cat;
     struct ckpt_job_wants job_wants;
-    uint32_t nrank, node[64];
+    uint32_t nrank, node[64], group[64]; /* group: of the caller's */
     struct ckpt_sharing sharing;
     struct ckpt_plan *plan[64];
 };
@@ -32,7 +34,12 @@ static void make_job(struct job *j, uint64_t *rng)
     const uint32_t nnode = (uint32_t)random_range(rng, 1, j->nrank + 1);
     for (uint32_t r = 0; r < j->nrank; r++)
         j->node[r] = (uint32_t)random_range(rng, 0, nnode);
-    j->sharing = (struct ckpt_sharing){(enum ckpt_readers)random_range(rng, 1, 4), j->node};
+    j->sharing = (struct ckpt_sharing){(enum ckpt_readers)random_range(rng, 1, 4), j->node, NULL};
+    if (random_range(rng, 0, 3) == 0) {
+        for (uint32_t r = 0; r < j->nrank; r++)
+            j->group[r] = (uint32_t)random_range(rng, 0, GROUPS);
+        j->sharing.share = j->group;
+    }
     for (uint32_t r = 0; r < j->nrank; r++)
         if (ckpt_plan_new(&j->job_wants, r, &j->sharing, star, &sizes, &j->plan[r], &err) < 0)
             fail_msg("%s", err.text);
@@ -48,6 +55,8 @@ static void free_job(struct job *j)
 
 static bool share(const struct job *j, uint32_t a, uint32_t b)
 {
+    if (j->sharing.share && j->group[a] != j->group[b])
+        return a == b;
     return a == b || j->sharing.readers == CKPT_READERS_ONCE ||
            (j->sharing.readers == CKPT_READERS_NODE && j->node[a] == j->node[b]);
 }
@@ -228,13 +237,12 @@ static void check_sizes(const struct ckpt_plan *p)
 /* Every byte that anybody wants is read once by those who share. */
 static void check_unique(const struct job *j)
 {
-    uint32_t all[64];
-    uint64_t unique, read = 0;
+    uint32_t in[64];
+    uint64_t unique = 0, read = 0;
     struct ckpt_err err = {0};
 
     for (uint32_t r = 0; r < j->nrank; r++) {
         const struct ckpt_plan *p = j->plan[r];
-        all[r] = r;
         for (size_t i = 0; i < p->own.len; i++)
             for (uint32_t u = p->pieces.ptr[p->own.ptr[i]].lo; u < p->pieces.ptr[p->own.ptr[i]].hi;
                  u++) {
@@ -243,8 +251,17 @@ static void check_unique(const struct job *j)
                 read += ckpt_box_numel(&box) * 2;
             }
     }
-    if (ckpt_plan_bytes(&j->job_wants, all, j->nrank, &unique, &err) < 0)
-        fail_msg("%s", err.text);
+    for (uint32_t g = 0; g < GROUPS;
+         g++) { /* of the caller's; without them, all are in the first */
+        uint64_t bytes = 0;
+        uint32_t n = 0;
+        for (uint32_t r = 0; r < j->nrank; r++)
+            if ((j->sharing.share ? j->group[r] : 0) == g)
+                in[n++] = r;
+        if (n && ckpt_plan_bytes(&j->job_wants, in, n, &bytes, &err) < 0)
+            fail_msg("%s", err.text);
+        unique += bytes;
+    }
     if (j->sharing.readers == CKPT_READERS_ONCE)
         assert_int_equal(read, unique);
     else
@@ -352,6 +369,25 @@ TEST(cost, one_node_with_a_hot_cache_reads_each)
     CHECK_EQ(ckpt_cost_choose(&c), CKPT_READERS_EACH);
 }
 
+/* 8 ranks of a node want all of a model: as two groups that share, as eight that don't. */
+TEST(cost, groups_that_share_read_once_each)
+{
+    const uint64_t model = 64000000000;
+    struct ckpt_cost_input in = {8, 1, model, 8 * model, 8 * model, model, model, 1.0, false, true};
+    struct ckpt_rates r = {0};
+    struct ckpt_cost all, two, none;
+
+    ckpt_rates_assume(&r, true);
+    ckpt_cost_estimate(&in, &r, &all);
+    in.shared_unique = in.node_shared_unique = 2 * model;
+    ckpt_cost_estimate(&in, &r, &two);
+    in.shared_unique = in.node_shared_unique = 8 * model;
+    ckpt_cost_estimate(&in, &r, &none);
+    CHECK(all.once < two.once && two.once < none.once);
+    CHECK(all.each == two.each && two.each == none.each);
+    CHECK_EQ(ckpt_cost_choose(&none), CKPT_READERS_EACH);
+}
+
 /* Devices are linked faster than a page cache reads: slices are read by each rank, copies once. */
 TEST(cost, devices_of_one_node_share_what_all_want)
 {
@@ -412,4 +448,4 @@ TEST(cost, only_what_others_want_is_sent)
 TESTS(T(plan, every_wanted_element_arrives_once), T(wants, tables_travel_as_bytes),
       T(wants, are_cut_as_torch_chunks), T(cost, one_node_with_a_hot_cache_reads_each),
       T(cost, devices_of_one_node_share_what_all_want), T(cost, replicas_on_many_nodes_read_once),
-      T(cost, only_what_others_want_is_sent))
+      T(cost, groups_that_share_read_once_each), T(cost, only_what_others_want_is_sent))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Union
 from ._device_memory import DRIVER, TORCH
 from ._exchange import exchange_of
 from ._fork import check_group
-from ._library import CODES, CkptError, Err, library, nccl_library, nccl_problem, new, to_device
+from ._library import CODES, SHARE_NONE, CkptError, Err, library, nccl_library, nccl_problem, new, to_device
 
 if TYPE_CHECKING:
     import torch
@@ -243,6 +243,23 @@ def joined(group, device=None, timeout_ms=TIMEOUT_MS, failure=None):
         return
     with Comm(group, device, timeout_ms, failure) as comm:
         yield comm
+
+
+def share_number(comm, group):
+    """What stands for a process group in LoadOptions.share. None: all ranks that give none share."""
+    if group is None or comm.group is None:
+        return 0
+    dist = _distributed()
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return SHARE_NONE
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"load_options: share_with={group!r}: expected a process group of torch.distributed")
+    ranks = dist.get_process_group_ranks(group)
+    outside = [g for g in ranks if g not in comm.ranks]
+    if outside:
+        raise ValueError(f"load_options: share_with has rank {outside[0]}, which does not take part in the load")
+    here = [comm.ranks[g] for g in ranks]
+    return 1 + min(here) if comm.rank in here else SHARE_NONE
 
 
 def _closed():

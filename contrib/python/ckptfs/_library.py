@@ -9,6 +9,7 @@ NAME = "libckptfs_load.so.0"
 NCCL_NAME = "libckptfs_load_nccl.so.0"
 RANK = 12  # most dimensions
 NO_LIMIT = 0xFFFFFFFF
+SHARE_NONE = 0xFFFFFFFF
 CODES = ["ok", "io", "format", "unsupported", "missing", "conflict", "stale", "limit", "nomem", "usage", "timeout", "peer", "cancelled"]
 READERS = {"auto": 0, "once": 1, "node": 2, "each": 3}
 
@@ -58,7 +59,7 @@ class Rates(ctypes.Structure):
 class LoadOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("readers", c_int), ("host_bytes", c_uint64), ("device_bytes", c_uint64), ("window_bytes", c_uint64),
                 ("threads", c_uint32), ("read_timeout_ms", c_uint32), ("exchange_timeout_ms", c_uint32), ("verify", c_bool), ("rates", Rates),
-                ("direct", c_int)]
+                ("direct", c_int), ("share", c_uint32)]
 
 
 ALLOC = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_void_p)

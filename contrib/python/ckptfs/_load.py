@@ -4,6 +4,7 @@
 import sys
 from ctypes import byref, c_size_t, c_void_p, sizeof
 
+from ._comm import share_number
 from ._fork import loading
 from ._library import READERS, CkptError, Dest, LoadOptions, Mesh, Place, Stats, WantInfo, library, new, u32s, u64s
 from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, overlaps, places, written
@@ -17,13 +18,16 @@ def make_options(readers, options):
     if readers not in READERS:
         raise ValueError(f"readers={readers!r}: expected one of {', '.join(READERS)}")
     opt = LoadOptions(size=sizeof(LoadOptions), readers=READERS[readers])
-    known = {name for name, _ in LoadOptions._fields_} - {"size", "readers"}
+    opt.share_with = None
+    known = {name for name, _ in LoadOptions._fields_} - {"size", "readers", "share"}
     for key, value in (options or {}).items():
         if key == "rates":
             for rate, n in value.items():
                 if not hasattr(opt.rates, rate):
                     raise ValueError(f"load_options: there is no rate {rate!r}")
                 setattr(opt.rates, rate, n)
+        elif key == "share_with":
+            opt.share_with = value
         elif key not in known:
             raise ValueError(f"load_options: there is no {key!r}")
         else:
@@ -44,6 +48,7 @@ class Load:
         self.direct = []  # tensors that C writes to
         self.wants = []  # [(entry, the tensor that C fills for it and that is kept, or None)]
         self.kept = False  # somebody else closes it
+        options.share = share_number(comm, options.share_with)
         self.load = new(library().load_new, view._view, comm.handle, byref(options))
         comm.add(self)
 

@@ -56,7 +56,9 @@ def load_state_dict(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | S
     dtype                a torch.dtype: floating tensors that get memory get it in this one; None: as the model's. A word such as "float32" is the
                          option of ckptfs.open instead, which converts what is read
     load_options         {"host_bytes": ..., "threads": ..., "verify": ..., "exchange_timeout_ms": ..., "rates": {...}};
-                         exchange_timeout_ms is also how long to wait for ranks that do not come
+                         exchange_timeout_ms is also how long to wait for ranks that do not come. {"share_with": a process group}: only ranks that
+                         give the same group (each its own: Megatron's data-parallel group) share what they read; ranks that are not in what they
+                         give share with none, and those that give None with each other
     progress             True: a bar, on rank 0; or a function of (tensors that have arrived, all), called on each rank
 
     Floating tensors are cast to the model's dtype, but for float8_e4m3fn: a model's parameter becomes that. Memory layouts stay as they are.

@@ -38,7 +38,8 @@ class LoadShardedStrategy(_Base):
     """A strategy for dist_checkpointing.load: all ShardedTensors of a rank are declared, then the ranks load together.
 
     group         the process group whose ranks share what they read: every rank of it must load at the same time. Megatron's data-parallel group
-                  shares what is replicated; None: the default group
+                  shares what is replicated; None: the default group. With None and load_options={"share_with": the data-parallel group}, all ranks
+                  open the checkpoint together, and only the ranks of each data-parallel group share what they read
     readers, load_options, progress   as for ckptfs.load_state_dict
 
     Tensors are filled in place where they have data, and made on the current CUDA device, else on the CPU, where they have none.
