@@ -359,8 +359,12 @@ static void tell(const struct rank *r, const struct job *j, struct ckpt_load *lo
 
 static int run_job(struct rank *r, const struct job *j, uint64_t seed, struct ckpt_err *err)
 {
+    struct ckpt_load_options options = j->opt;
+    const char *share = getenv("LOAD_SHARE"); /* so many ranks share */
     struct ckpt_load *load = NULL;
-    int rc = ckpt_load_new(r->view, r->comm, &j->opt, &load, err);
+
+    options.share = share ? r->number / (uint32_t)atoi(share) : 0;
+    int rc = ckpt_load_new(r->view, r->comm, &options, &load, err);
 
     if (rc == 0)
         rc = do_load(r, j, seed, load, err);

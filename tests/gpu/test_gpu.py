@@ -93,6 +93,16 @@ def more_ranks(real):
     check(processes(4, [MOE, "--", "ep=2,tp=2:once", "random:once", "fsdp=4:once"], real), "experts", 3)
 
 
+def groups_that_share(real):
+    """Two groups of the caller's: each reads all that it wants, and exchanges it over a communicator of its own; no byte goes in pairs."""
+    fault = {} if real else {"CKPTFS_GPU_FAULT": "ncclSend:error"}
+    result = processes(6, [LLAMA, "--", "dp=6:once"], real, LOAD_SHARE="3", **fault)
+    loads = list(result.loads())
+    assert result.good and len(loads) == 1 and loads[0]["read"] == 2 * loads[0]["unique"] and loads[0]["sent"], result
+    result = processes(6, [LLAMA, "--", "random:once", "random:auto", "tp=2,dp=3:once"], real, LOAD_SHARE="3")
+    assert result.good and len(list(result.loads())) == 3, result
+
+
 def some_ranks_on_one_device(real):
     check(processes(3, [LLAMA, "--", "random:once"], real, CKPTFS_GPU_COUNT="1", NCCL_MULTI_RANK_GPU_ENABLE="1"), "3 ranks, one device", 1)
 
@@ -354,7 +364,7 @@ def python_says_why_not(_):
 
 
 def main():
-    tests = [every_way_to_a_communicator, over_mpi, more_ranks, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
+    tests = [every_way_to_a_communicator, over_mpi, more_ranks, groups_that_share, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
     cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
