@@ -91,6 +91,8 @@ struct ckpt_type {
     struct ckpt_expert_layouts experts;
     struct ckpt_texts parameters; /* parameters of fused experts, in the order of registration */
     enum ckpt_experts_turned experts_turned;
+    bool tied; /* ties hold, too, if config.json does not say tie_word_embeddings and the values are
+                  the same */
     bool fused_on_hub;    /* experts are one tensor on the hub too */
     bool flat_parameters; /* `order` is proven to be that of torch's FSDP1 */
     bool converted;       /* transformers >= 5 converts the weights while it loads them */
@@ -101,6 +103,8 @@ struct ckpt_type {
                                       dtype a file has */
     struct ckpt_texts computed;    /* suffixes of tensors that are computed, not stored */
     struct ckpt_leasts least;
+    const char *decoder_config; /* the decoder's key in config.json, if it is not a usual one */
+    bool no_use_cache;          /* the config class has no attribute use_cache */
     const char *layers; /* the text before the layers' numbers, which are counted; or NULL */
     struct ckpt_stages stages;
 };

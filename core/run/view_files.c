@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "recipe/types.h"
 #include "run/merge.h"
 #include "run/side.h"
 #include "run/split.h"
@@ -232,7 +233,10 @@ int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err)
     }
     if (v->config && v->decision.write_generation &&
         !ckpt_sides_has(&sides, "generation_config.json")) {
-        if (ckpt_generation_config(v->config, &generation, err) < 0)
+        const struct ckpt_type *type = ckpt_view_type(v);
+        const struct ckpt_generation_rule rule = {.decoder = type->decoder_config,
+                                                  .no_use_cache = type->no_use_cache};
+        if (ckpt_generation_config(v->config, &rule, &generation, err) < 0)
             return -1;
         opt.generation = generation;
     }

@@ -97,10 +97,12 @@ static int take_fields(json_t *g, const json_t *from, struct ckpt_err *err)
 }
 
 /* The decoder's config of a composite model, or NULL. */
-static const json_t *text_config(const json_t *config)
+static const json_t *text_config(const json_t *config, const char *decoder)
 {
     static const char *const names[] = {"decoder", "generator", "text_config"};
 
+    if (decoder)
+        return json_object_get(config, decoder);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (json_object_size(json_object_get(config, names[i])) > 0)
             return json_object_get(config, names[i]);
@@ -108,14 +110,15 @@ static const json_t *text_config(const json_t *config)
 }
 
 /* What a config class has although config.json may leave it out. */
-static int add_defaults(json_t *g, struct ckpt_err *err)
+static int add_defaults(json_t *g, bool no_use_cache, struct ckpt_err *err)
 {
     static const char *const outputs[] = {"output_attentions", "output_hidden_states"};
 
     for (size_t i = 0; i < 2; i++)
         if (!json_object_get(g, outputs[i]) && set(g, outputs[i], json_false(), err) < 0)
             return -1;
-    if (!json_object_get(g, "use_cache") && set(g, "use_cache", json_true(), err) < 0)
+    if (!no_use_cache && !json_object_get(g, "use_cache") &&
+        set(g, "use_cache", json_true(), err) < 0)
         return -1;
     bool any = ckpt_json_bool(g, "output_attentions", false) ||
                ckpt_json_bool(g, "output_hidden_states", false) ||
@@ -124,7 +127,8 @@ static int add_defaults(json_t *g, struct ckpt_err *err)
     return any ? set(g, "return_dict_in_generate", json_true(), err) : 0;
 }
 
-int ckpt_generation_config(const json_t *config, json_t **ret, struct ckpt_err *err)
+int ckpt_generation_config(const json_t *config, const struct ckpt_generation_rule *rule,
+                           json_t **ret, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *g = json_object();
     const char *version = ckpt_json_str(config, "transformers_version");
@@ -132,7 +136,8 @@ int ckpt_generation_config(const json_t *config, json_t **ret, struct ckpt_err *
     if (!g)
         return ckpt_nomem(err);
     if (set(g, "_from_model_config", json_true(), err) < 0 || take_fields(g, config, err) < 0 ||
-        take_fields(g, text_config(config), err) < 0 || add_defaults(g, err) < 0)
+        take_fields(g, text_config(config, rule->decoder), err) < 0 ||
+        add_defaults(g, rule->no_use_cache, err) < 0)
         return -1;
     if (version && set(g, "transformers_version", json_string(version), err) < 0)
         return -1;

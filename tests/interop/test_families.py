@@ -60,18 +60,30 @@ OWN = {
     "mistral_large4": {"text_config.kv_source_layers": [0, 1]},
     "zaya": {"num_experts_per_tok": 1},
     "laguna": {"num_attention_heads_per_layer": [4, 4]},
+    "ernie4_5_vl_moe": {"text_config.moe_intermediate_size": [24, 16], "text_config.rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}},
+    "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse"], "vision_config.encoder_config.layer_types": ["full_attention"] * 2},
+    "inkling_mm_model": {"vision_config.n_layers": 5, "vision_config.patch_size": 4, "text_config.mlp_layer_types": ["dense", "sparse"],
+                         **{f"text_config.swa_{k}": v for k, v in {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}.items()}},
+    "dots3_note": {f"{part}_config.{k}": v for part, values in {
+        "text": {"per_layer_config": {}, "num_key_value_heads": 4, "n_group": 1, "head_dim": 16, "layer_types": ["indexed_attention"] * 2, "rope_parameters": None,
+                 "mlp_layer_types": ["dense", "sparse"]},
+        "vision": {"per_layer_config": {}, "mlp_layer_types": ["dense", "sparse"], "adapter_in_dim": 32, "adapter_out_dim": 32},
+        "audio": {"adapter_input_size": 32, "adapter_out_dim": 32}}.items() for k, v in values.items()},
+    "xlnet": {"d_head": 8},
+    "blt": {"encoder_hash_byte_group_vocab": 50},
     "lfm2_moe": {"num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
 }
 FAMILIES = {
-    "causal": "afmoe apertus axk2 bailing_hybrid beam deepseek_v4 gemma4_text hrm_text hy_v4 inkling2_text kimi_linear kolibri1 lfm3 olmo_hybrid zaya ctrl prophetnet",
-    "image": """aria blip blip-2 cosmos3_edge cosmos3_omni florence2 fuyu gemma4_unified glm5_next granite_docling hunyuan_vl hyperclovax_vision_v2 idefics2
-                idefics3 inkling2 instructblip kimi_k25 kosmos-2 lfm3_vl llama4 minimax_m3_vl mistral4 mistral_large4 mllama molmo2 nemotron_h_omni paddleocr_vl
+    "causal": "afmoe apertus axk2 bailing_hybrid beam blt deepseek_v4 dots3_note gemma4_text hrm_text hy_v4 inkling2_text kimi_linear kolibri1 lfm3 olmo_hybrid xlnet zaya ctrl prophetnet",
+    "image": """aria blip blip-2 cosmos3_edge cosmos3_omni deepseek_ocr2 dots3_note ernie4_5_vl_moe florence2 fuyu gemma4_unified glm5_next granite_docling hunyuan_vl hyperclovax_vision_v2 idefics2
+                idefics3 inkling2 inkling_mm_model instructblip kimi_k25 kosmos-2 lfm3_vl llama4 minimax_m3_vl mistral4 mistral_large4 mllama molmo2 nemotron_h_omni paddleocr_vl
                 pp_chart2table qianfan_ocr qwen2_5_omni_thinker qwen3_5_moe qwen3_omni_moe_thinker shieldgemma2 step3p7 t5gemma2 udop unlimited_ocr
                 video_llava""",
-    "masked": "albert convbert distilbert gte jina_embeddings_v3 longformer mpnet roformer ultrabert",
+    "masked": "albert convbert distilbert gte jina_embeddings_v3 longformer mpnet nomic_bert roformer ultrabert",
     "seq2seq": "bart glmasr led qwen2_audio t5gemma voxtral",
-    "speech": "cohere_asr seamless_m4t_v2",
+    "speech": "canary cohere_asr dia pop2piano seamless_m4t_v2",
 }
+SPLIT = {"ernie4_5_vl_moe": "1GB"}  # transformers keeps a layer's gate and up together there, and splits into other files than we do
 AUTO = {
     "causal": (tf.AutoModelForCausalLM, lists.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     "image": (tf.AutoModelForImageTextToText, lists.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
@@ -126,10 +138,11 @@ class Families(TensorCase):
     def check(self, kind, auto):
         at = lambda name: self.path(f"{kind}.{name}")
         model = small_model(kind, auto)
-        model.save_pretrained(at("want"), max_shard_size="20KB")
+        split = SPLIT.get(kind, "20KB")
+        model.save_pretrained(at("want"), max_shard_size=split)
         model.config.save_pretrained(at("base"))
         dcp.save({"model": model.state_dict()}, checkpoint_id=at("run"), no_dist=True)
-        done = export(at("run"), at("got"), f"base={at('base')}", "max_shard_size=20KB")
+        done = export(at("run"), at("got"), f"base={at('base')}", f"max_shard_size={split}")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.same(read_all(at("got")), read_all(at("want")), kind)
         for name in os.listdir(at("want")):
