@@ -85,6 +85,7 @@ FAMILIES = {
 }
 SPLIT = {"ernie4_5_vl_moe": "1GB"}  # transformers keeps a layer's gate and up together there, and splits into other files than we do
 AUTO = {
+    "base": (tf.AutoModel, lists.MODEL_MAPPING_NAMES),
     "causal": (tf.AutoModelForCausalLM, lists.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     "image": (tf.AutoModelForImageTextToText, lists.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
     "masked": (tf.AutoModelForMaskedLM, lists.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
@@ -184,6 +185,11 @@ class Families(TensorCase):
 
     # ---- torchtitan ----
 
+    def titan_expert(self, leaf):
+        """The name of the tensor that has all experts, and, after '#', the expert's place in it."""
+        _, _, expert, proj, _ = leaf.split(".")
+        return "moe.routed_experts.inner_experts." + {"gate_proj": "w1_EFD", "up_proj": "w3_EFD", "down_proj": "w2_EDF"}[proj] + f"#{expert}"
+
     def titan_qwen3_5(self, name, t, keys, values):
         """{torchtitan's name: tensor}, by the tables of its state dict adapter."""
         text = re.fullmatch(r"model\.language_model\.layers\.(\d+)\.(.*)", name)
@@ -193,7 +199,11 @@ class Families(TensorCase):
             if leaf in ("linear_attn.in_proj_qkv.weight", "linear_attn.conv1d.weight"):
                 to = "in_proj_" if "proj" in leaf else "conv_"
                 return {f"{at}attn.{to}{x}.weight": part for x, part in zip("qkv", t.split([keys, keys, values]))}
-            for old, new in (("self_attn.", "attn."), ("linear_attn.", "attn."), ("mlp.gate_proj", "feed_forward.w1"), ("mlp.up_proj", "feed_forward.w3"),
+            if leaf.startswith("mlp.experts."):
+                return {at + self.titan_expert(leaf): t}
+            for old, new in (("self_attn.", "attn."), ("linear_attn.", "attn."), ("mlp.gate.", "moe.router.gate."), ("mlp.shared_expert_gate", "moe.shared_experts.gate"),
+                             ("mlp.shared_expert.gate_proj", "moe.shared_experts.w1"), ("mlp.shared_expert.up_proj", "moe.shared_experts.w3"),
+                             ("mlp.shared_expert.down_proj", "moe.shared_experts.w2"), ("mlp.gate_proj", "feed_forward.w1"), ("mlp.up_proj", "feed_forward.w3"),
                              ("mlp.down_proj", "feed_forward.w2"), ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm")):
                 leaf = leaf.replace(old, new)
             return {at + re.sub(r"([qkvo])_proj\.weight", r"w\1.weight", leaf): t}
@@ -207,16 +217,19 @@ class Families(TensorCase):
             name = name.replace(old, new)
         return {name: t.flatten(1) if name == "vision_encoder.patch_embed.weight" else t}
 
-    def check_titan(self, what, kind, config, titan):
-        """config: of the model; titan(name, tensor): what torchtitan saves of a tensor."""
+    def check_titan(self, what, kind, config, titan, hub=lambda name: name):
+        """config: of the model; titan(name, tensor): what torchtitan saves of a tensor; hub(name): the hub's name of what save_pretrained wrote."""
         base, run = self.path(f"{what}.base"), self.path(f"{what}.run")
         config.pop("model_type")
         model = randomise(tf.AutoModelForImageTextToText.from_config(CONFIG_MAPPING[kind](**config)))
         model.save_pretrained(base)
-        want, state = read_all(base), {}
+        want, state = {hub(name): t for name, t in read_all(base).items()}, {}
         os.remove(os.path.join(base, "model.safetensors"))
         for name, t in want.items():
             state |= titan(name, t)
+        for name in {name.split("#")[0] for name in state if "#" in name}:
+            experts = [key for key in state if key.startswith(name + "#")]
+            state[name] = torch.stack([state.pop(f"{name}#{e}") for e in range(len(experts))])
         if "lm_head.weight" not in state:
             state["lm_head.weight"] = state["tok_embeddings.weight"]
         dcp.save({name: t.contiguous() for name, t in state.items()}, checkpoint_id=run, no_dist=True)
@@ -230,6 +243,40 @@ class Families(TensorCase):
             config = shrink(CONFIG_MAPPING["qwen3_5"]().to_dict()) | {"tie_word_embeddings": tied}
             config["text_config"] |= {"num_hidden_layers": 3, "layer_types": kinds, "linear_value_head_dim": 16, "tie_word_embeddings": tied}
             self.check_titan(f"tied {tied}", "qwen3_5", config, lambda name, t: self.titan_qwen3_5(name, t, 16, 64))
+
+    def test_torchtitan_qwen3_5_moe(self):
+        """The experts have the order that E, F and D in torchtitan's names say; its own export transposes them, and transformers cannot load that."""
+        config = shrink(CONFIG_MAPPING["qwen3_5_moe"]().to_dict())
+        config["text_config"] |= {"layer_types": ["linear_attention", "full_attention"], "linear_value_head_dim": 16}
+        self.check_titan("moe", "qwen3_5_moe", config, lambda name, t: self.titan_qwen3_5(name, t, 16, 64))
+
+    def titan_kimi_k25(self, name, t):
+        """{torchtitan's name: tensor}, by the tables of its state dict adapter, which deepseek_v3's is a part of."""
+        fused = re.fullmatch(r"vision_tower\.encoder\.blocks\.(\d+)\.wqkv\.(\w+)", name)
+        if fused:
+            return {f"vision_encoder.layers.{fused[1]}.attn.w{x}.{fused[2]}": part for x, part in zip("qkv", t.chunk(3))}
+        layer = re.match(r"language_model\.model\.layers\.(\d+)\.(mlp\.experts\..*)", name)
+        if layer:
+            return {f"layers.{layer[1]}.{self.titan_expert(layer[2])}": t}
+        for old, new in (
+            (r"language_model\.(model\.)?", ""), ("embed_tokens", "tok_embeddings"), (r"self_attn\.kv_a_proj_with_mqa", "attention.wkv_a"), (r"self_attn\.kv_a_layernorm", "attention.kv_norm"),
+            (r"self_attn\.kv_b_proj", "attention.wkv_b"), (r"self_attn\.o_proj", "attention.wo"), (r"self_attn\.q_a_proj", "attention.wq_a"),
+            (r"self_attn\.q_a_layernorm", "attention.q_norm"), (r"self_attn\.q_b_proj", "attention.wq_b"), (r"mlp\.shared_experts\.gate_proj", "moe.shared_experts.w1"),
+            (r"mlp\.shared_experts\.up_proj", "moe.shared_experts.w3"), (r"mlp\.shared_experts\.down_proj", "moe.shared_experts.w2"),
+            (r"mlp\.gate\.e_score_correction_bias", "moe.expert_bias_E"), (r"mlp\.gate\.", "moe.router.gate."), (r"mlp\.gate_proj", "feed_forward.w1"), (r"mlp\.up_proj", "feed_forward.w3"),
+            (r"mlp\.down_proj", "feed_forward.w2"), ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm"),
+            (r"vision_tower\.patch_embed\.proj\.", "vision_encoder.patch_embed."), (r"vision_tower\.patch_embed\.pos_emb\.weight", "vision_encoder.pos_embed"),
+            (r"vision_tower\.encoder\.blocks\.", "vision_encoder.layers."), (r"\.norm1\.", ".norm2."), (r"\.norm0\.", ".norm1."), (r"\.wo\.(?=weight|bias)(?<!attention\.wo\.)", ".attn.proj."),
+            (r"mlp\.fc0", "mlp.linear_fc1"), (r"mlp\.fc1", "mlp.linear_fc2"), (r"vision_tower\.encoder\.final_layernorm", "vision_encoder.final_norm"),
+            (r"mm_projector\.proj\.0", "mm_projector.linear_1"), (r"mm_projector\.proj\.2", "mm_projector.linear_2"), (r"mm_projector\.", "vision_encoder.projector.")):
+            name = re.sub(old, new, name)
+        return {name: t.flatten(1) if name == "vision_encoder.patch_embed.weight" else t}
+
+    def test_torchtitan_kimi_k25(self):
+        """Under the names of the hub, which torchtitan reads and writes. save_pretrained writes a few of them in another way."""
+        config = shrink(CONFIG_MAPPING["kimi_k25"]().to_dict()) | {"tie_word_embeddings": False, "projection_hidden_size": 32}
+        hub = lambda name: name.replace("model.blocks.", "model.layers.").replace("model.mm_projector.", "mm_projector.").replace("encoder.patch_embed.", "patch_embed.")
+        self.check_titan("kimi_k25", "kimi_k25", config, self.titan_kimi_k25, hub)
 
     def titan_muse_glimmer(self, name, t):
         pairs = lambda t, heads: t.reshape(heads, 2, -1, *t.shape[1:]).transpose(1, 2).reshape(t.shape)  # of the rows of rotary halves
