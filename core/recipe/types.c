@@ -293,6 +293,7 @@ static const struct field fields[] = {
     {"experts", read_experts, AT(experts)},
     {"parameters", read_texts, AT(parameters)},
     {"experts_turned", read_turned, AT(experts_turned)},
+    {"bare", read_ties, AT(bare)},
     {"tied", read_flag, AT(tied)},
     {"decoder_config", read_text, AT(decoder_config)},
     {"no_use_cache", read_flag, AT(no_use_cache)},

@@ -91,6 +91,8 @@ struct ckpt_type {
     struct ckpt_expert_layouts experts;
     struct ckpt_texts parameters; /* parameters of fused experts, in the order of registration */
     enum ckpt_experts_turned experts_turned;
+    struct ckpt_text_pairs bare; /* model types whose class without a head has these names, too, and
+                                    a tensor that shows it */
     bool tied; /* ties hold, too, if config.json does not say tie_word_embeddings and the values are
                   the same */
     bool fused_on_hub;    /* experts are one tensor on the hub too */

@@ -10,6 +10,7 @@
 #include "base/vec.h"
 #include "recipe/leftover.h"
 #include "recipe/types.h"
+#include "run/bare.h"
 #include "run/experts.h"
 #include "tensor/same.h"
 
@@ -47,6 +48,7 @@ struct naming {
     const json_t *config;
     const struct ckpt_type *type;
     const struct ckpt_texts *unsaid; /* names of embeddings, of all types */
+    const char *bare; /* the tensor that shows a model without a head; NULL: it may have one */
     bool allow_leftover, type_listed;
     size_t ntensor;
     char **name; /* name without wrappers; NULL: the tensor is not the model's */
@@ -130,6 +132,8 @@ static int find_prefix(struct naming *n, struct ckpt_err *err)
 {
     const struct ckpt_catalog *model = n->base ? n->base->cat : NULL;
 
+    if (n->bare)
+        return try_anchor(n, n->bare, err);
     for (size_t i = 0; !n->prefix && model && i < model->tensors.len; i++)
         if (is_embedding(model->tensors.ptr[i].name) &&
             try_anchor(n, model->tensors.ptr[i].name, err) < 0)
@@ -142,7 +146,7 @@ static int find_prefix(struct naming *n, struct ckpt_err *err)
             return -1;
         n->anchor = n->type->embedding.text[0];
     }
-    return 0;
+    return n->prefix ? ckpt_bare_check(n->cat, n->config, n->prefix, err) : 0;
 }
 
 /* Is the model made of several (its config of several configs)? */
@@ -221,6 +225,12 @@ static size_t find(const struct naming *n, const char *name)
     return SIZE_MAX;
 }
 
+/* The tensor that a type's fact names. */
+static size_t find_known(const struct naming *n, const char *name)
+{
+    return find(n, n->bare ? ckpt_bare_name(n->type, name) : name);
+}
+
 static int same_values(const struct naming *n, size_t a, size_t b, bool *ret, struct ckpt_err *err)
 {
     const struct ckpt_tensor *t = n->cat->tensors.ptr;
@@ -271,7 +281,8 @@ static int drop_tied(struct naming *n, struct ckpt_err *err)
         return 0;
     for (size_t i = 0; i < n->type->ties.n; i++) {
         const struct ckpt_text_pair *tie = &n->type->ties.pair[i];
-        const size_t copy = find(n, tie->from), of = find(n, tie->to ? tie->to : n->anchor);
+        const size_t copy = find_known(n, tie->from),
+                     of = tie->to ? find_known(n, tie->to) : find(n, n->anchor);
         bool same;
         if (copy == SIZE_MAX || copy == of || (of == SIZE_MAX && tie->to))
             continue;
@@ -324,6 +335,7 @@ int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
     };
 
     *ret_found = false;
+    n.bare = ckpt_bare_anchor(n.type, config);
     n.type_listed = n.type != ckpt_types_any(types);
     if (collect(&n, err) < 0 || find_prefix(&n, err) < 0)
         return -1;
@@ -358,19 +370,58 @@ int ckpt_names_check_fused(const struct ckpt_catalog *cat, const struct ckpt_typ
     return 0;
 }
 
+/* Convert, if a recipe fits. */
+static int convert(struct ckpt_catalog *cat, const struct ckpt_recipes *recipes,
+                   const struct ckpt_recipe_options *opt, struct ckpt_model **ret,
+                   struct ckpt_err *err)
+{
+    bool fits;
+
+    if (ckpt_recipe_fits(recipes, cat, opt, &fits, err) < 0)
+        return -1;
+    return fits ? ckpt_recipe_apply(recipes, cat, opt, ret, err) : 0;
+}
+
+/* Convert a model without a head, as if it had one. Where the hub's names of the model with a head
+ * have no first word in common, they are the same without a head: then the word is only in memory.
+ */
+static int convert_bare(struct ckpt_catalog *cat, const struct ckpt_recipes *recipes,
+                        const struct ckpt_recipe_options *opt, const struct ckpt_type *type,
+                        struct ckpt_model **ret, struct ckpt_err *err)
+{
+    const char *anchor = ckpt_bare_anchor(type, opt->base_config);
+
+    if (ckpt_bare_add_word(cat, type, err) < 0 || convert(cat, recipes, opt, ret, err) < 0 ||
+        (*ret && ckpt_bare_drop_word((*ret)->catalog, type, err) < 0) ||
+        ckpt_bare_drop_word(cat, type, err) < 0)
+        return -1;
+    if (!*ret || !opt->back || ckpt_catalog_find((*ret)->catalog, anchor))
+        return 0;
+    ckpt_model_freep(ret);
+    return convert(cat, recipes, opt, ret, err) < 0 ||
+                   (*ret && ckpt_bare_drop_word((*ret)->catalog, type, err) < 0)
+               ? -1
+               : 0;
+}
+
 int ckpt_names_convert(struct ckpt_catalog **cat, const struct ckpt_recipes *recipes,
                        const struct ckpt_recipe_options *opt, bool *ret_done, char **ret_recipe,
                        struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
+    const struct ckpt_type *type =
+        ckpt_types_find(ckpt_recipes_types(recipes), ckpt_json_str(opt->base_config, "model_type"));
 
     *ret_done = false;
-    if (opt->base_config && ckpt_recipe_fits(recipes, *cat, opt, ret_done, err) < 0)
-        return -1;
-    if (!*ret_done)
+    if (!opt->base_config)
         return 0;
-    if (ckpt_recipe_apply(recipes, *cat, opt, &model, err) < 0)
+    if ((ckpt_bare_anchor(type, opt->base_config)
+             ? convert_bare(*cat, recipes, opt, type, &model, err)
+             : convert(*cat, recipes, opt, &model, err)) < 0)
         return -1;
+    if (!model)
+        return 0;
+    *ret_done = true;
     json_decref(model->catalog->config);
     model->catalog->config = ckpt_steal(&(*cat)->config);
     ckpt_catalog_free(*cat);

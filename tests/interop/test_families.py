@@ -3,7 +3,7 @@
 the model, file by file, to the byte; and the files again as the model has them in memory. The models are made of the types' default
 configs, in which sizes are replaced by small ones.
 
-    test_families.py [causal|image|masked|seq2seq|speech [TYPE ...]]     CKPTFS_FAMILIES=all: every type that transformers has"""
+    test_families.py [base|causal|image|masked|seq2seq|speech [TYPE ...]]     CKPTFS_FAMILIES=all: every type that transformers has"""
 
 import json
 import os
@@ -81,6 +81,8 @@ FAMILIES = {
                 video_llava""",
     "masked": "albert convbert distilbert gte jina_embeddings_v3 longformer mpnet nomic_bert roformer ultrabert",
     "seq2seq": "bart glmasr led qwen2_audio t5gemma voxtral",
+    "base": """aria bart bert bloom clip deepseek_v3 distilbert gemma3 gpt2 jamba llama llava mamba mixtral modernbert qwen3 qwen3_moe qwen3_vl roberta
+               siglip t5 wav2vec2 whisper""",
     "speech": "canary cohere_asr dia pop2piano seamless_m4t_v2",
 }
 SPLIT = {"ernie4_5_vl_moe": "1GB"}  # transformers keeps a layer's gate and up together there, and splits into other files than we do
@@ -182,6 +184,32 @@ class Families(TensorCase):
 
     def test_speech(self):
         self.check_all("speech")
+
+    # ---- models without a head ----
+
+    def test_base(self):
+        self.check_all("base")
+
+    def save_base(self, kind, key=None):
+        """Save the state dict of a model without a head, below a key or flat: its path, the options for it, and the model as Hugging Face saves it."""
+        model = small_model(kind, tf.AutoModel)
+        model.save_pretrained(self.path("want"))
+        model.config.save_pretrained(self.path("base"))
+        dcp.save({key: model.state_dict()} if key else model.state_dict(), checkpoint_id=self.path("run"), no_dist=True)
+        return self.path("run"), f"base={self.path('base')}", read_all(self.path("want"))
+
+    def test_base_without_a_key(self):
+        run, base, want = self.save_base("llama")
+        done = export(run, self.path("got"), base)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.same(read_all(self.path("got")), want, "llama")
+
+    def test_base_of_an_unknown_conversion(self):
+        """save_pretrained converts this type's names in another way if it has no head: refused, not shown under wrong names."""
+        run, base, _ = self.save_base("bailing_hybrid", "model")
+        done = export(run, self.path("got"), base)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("'BailingHybridModel', a model without a head, and how transformers saves that of model type 'bailing_hybrid' is not known", done.stderr)
 
     # ---- torchtitan ----
 
