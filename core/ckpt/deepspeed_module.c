@@ -9,6 +9,11 @@
 #include "base/str.h"
 #include "ckpt/deepspeed_spot.h"
 
+enum {
+    MOST_DEPTH = 8,        /* of dicts in the module's state dict */
+    MOST_ENTRIES = 1 << 20 /* of them all, as often as they are referenced */
+};
+
 struct walk {
     struct ckpt_ds_zero *z;
     struct ckpt_ds_file *f;
@@ -17,6 +22,7 @@ struct walk {
     ckpt_pv module, shared;
     struct ckpt_map frozen; /* number of each fragment, by name */
     bool has_ranks;         /* the optimizer files have been read */
+    size_t nentry;          /* entries of the module that were read */
 };
 
 void ckpt_ds_masters_free(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer *b)
@@ -175,14 +181,10 @@ static int add_whole(struct walk *w, const char *name, const struct ckpt_ds_stor
     return add_param(w, param, name, NULL, err);
 }
 
-static int add_entry(struct walk *w, ckpt_pv key, ckpt_pv v, struct ckpt_err *err)
+static int add_entry(struct walk *w, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
-    const char *name = ckpt_pv_str(&w->f->p, key);
     struct ckpt_ds_stored s;
 
-    if (!name)
-        return ckpt_fail(err, CKPT_FORMAT, "'%s': a key of the module is not a string",
-                         w->z->model_name);
     if (ckpt_torch_is_data(&w->f->p, v) && ckpt_pv_kind(v) != CKPT_PV_OPAQUE) {
         ckpt_catalog_warn(w->z->job->cat, "left out: '%s' of '%s' is not a tensor", name,
                           w->z->model_name);
@@ -217,14 +219,43 @@ static int add_others(struct walk *w, struct ckpt_err *err)
     return 0;
 }
 
-static int walk_module(struct walk *w, struct ckpt_err *err)
+static int walk_dict(struct walk *w, ckpt_pv dict, const char *prefix, int depth,
+                     struct ckpt_err *err);
+
+/* Add a tensor, or those of a dict: Megatron-DeepSpeed's state dicts are nested, and the keys,
+ * joined by dots, are the names of the parameters. */
+static int walk_pair(struct walk *w, const char *key, ckpt_pv v, const char *prefix, int depth,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *name = NULL;
+
+    if (!key)
+        return ckpt_fail(err, CKPT_FORMAT, "'%s': a key of the module is not a string",
+                         w->z->model_name);
+    if (++w->nentry > MOST_ENTRIES || depth > MOST_DEPTH)
+        return ckpt_fail(err, CKPT_LIMIT, "'%s': the module has too many or too deep dicts",
+                         w->z->model_name);
+    if (!(name = ckpt_asprintf("%s%s%s", prefix, prefix[0] ? "." : "", key)))
+        return ckpt_nomem(err);
+    return ckpt_pv_kind(v) == CKPT_PV_DICT ? walk_dict(w, v, name, depth + 1, err)
+                                           : add_entry(w, name, v, err);
+}
+
+static int walk_dict(struct walk *w, ckpt_pv dict, const char *prefix, int depth,
+                     struct ckpt_err *err)
 {
     const struct ckpt_pickle *p = &w->f->p;
 
-    for (size_t i = 0; i < ckpt_pv_npair(p, w->module); i++)
-        if (add_entry(w, ckpt_pv_key(p, w->module, i), ckpt_pv_value(p, w->module, i), err) < 0)
+    for (size_t i = 0; i < ckpt_pv_npair(p, dict); i++)
+        if (walk_pair(w, ckpt_pv_str(p, ckpt_pv_key(p, dict, i)), ckpt_pv_value(p, dict, i), prefix,
+                      depth, err) < 0)
             return -1;
-    return add_others(w, err);
+    return 0;
+}
+
+static int walk_module(struct walk *w, struct ckpt_err *err)
+{
+    return walk_dict(w, w->module, "", 0, err) < 0 ? -1 : add_others(w, err);
 }
 
 /* ---- moments ---- */

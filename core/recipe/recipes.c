@@ -155,6 +155,7 @@ static const struct {
 } formats[] = {
     {"megatron", "megatron/"},         {"nanotron", "nanotron/"}, {"dcp", "torchtitan/"},
     {"transformers", "transformers/"}, {"hub", "transformers/"},  {"torchtitan", "torchtitan/"},
+    {"deepspeed", "deepspeed/"},
 };
 
 struct folder {
