@@ -9,9 +9,8 @@
 #include "io/dir_archive.h"
 
 /* Open a directory, or an archive as if it were one, with a recording (ckpt_dir_use) or without
- * (NULL). UNSUPPORTED: the archive is compressed (the
- * text says how to unpack it). USAGE: it is a file that is no archive. `links` is for directories:
- * links in an archive never lead out of it. */
+ * (NULL). UNSUPPORTED: the archive is compressed (the text says how to unpack it). USAGE: it is a
+ * file that is no archive. `links` is for directories: links in an archive never lead out of it. */
 int ckpt_archive_open(const char *path, enum ckpt_links links, struct ckpt_recording *rec,
                       struct ckpt_dir **ret, struct ckpt_err *err);
 

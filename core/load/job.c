@@ -35,8 +35,8 @@ struct hello { /* then the sizes of the first files, uint64_t */
     uint64_t wanted;  /* for a load that is reloaded: a hash of what all ranks want; else 0 */
 };
 
-struct hello_answer { /* then class_of[], node[], share[], first rank of each class[], all uint32_t
-                       */
+/* Then class_of[], node[], share[], the first rank of each class[], all uint32_t. */
+struct hello_answer {
     uint32_t nclass, nnode;
     double hot;
     uint32_t shared, copies; /* copies: not all ranks have the very same files */
@@ -93,9 +93,8 @@ static int compare_hello(uint32_t r, const struct hello *a, const struct hello *
     return 0;
 }
 
-/* Number equal keys in the order of their first rank; *ret_n: how many there are. */
-static int number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
-                       uint32_t *ret_n)
+int ckpt_number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
+                     uint32_t *ret_n)
 {
     struct ckpt_map map = {0};
     bool new;
@@ -106,8 +105,9 @@ static int number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint
             ckpt_map_release(&map);
             return -1;
         }
-        if (new)
-            first[(*ret_n)++] = r;
+        if (new &&first)
+            first[*ret_n] = r;
+        *ret_n += new;
     }
     ckpt_map_release(&map);
     return 0;
@@ -141,7 +141,7 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
     ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc(n * sizeof *key);
     ckpt_cleanup(ckpt_freep) uint64_t(*node)[2] = malloc(n * sizeof *node);
     ckpt_cleanup(ckpt_freep) uint64_t(*share)[2] = calloc(n, sizeof *share);
-    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(6 * (size_t)n * sizeof *number);
+    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(4 * (size_t)n * sizeof *number);
     ckpt_cleanup(ckpt_freep) struct ckpt_residency *residency = calloc(n, sizeof *residency);
     struct hello first = {0};
     struct hello_answer a = {0};
@@ -172,10 +172,10 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
         a.far |= h.far;
     }
     uint32_t *class_of = number, *node_of = number + n, *share_of = number + 2 * (size_t)n;
-    uint32_t *rep = number + 3 * (size_t)n, *unused = number + 4 * (size_t)n;
-    if (number_keys((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
-        number_keys((const uint64_t(*)[2])node, n, node_of, unused, &a.nnode) < 0 ||
-        number_keys((const uint64_t(*)[2])share, n, share_of, unused, &a.nshare) < 0)
+    uint32_t *rep = number + 3 * (size_t)n;
+    if (ckpt_number_keys((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
+        ckpt_number_keys((const uint64_t(*)[2])node, n, node_of, NULL, &a.nnode) < 0 ||
+        ckpt_number_keys((const uint64_t(*)[2])share, n, share_of, NULL, &a.nshare) < 0)
         return ckpt_nomem(err);
     if (least_resident(residency, n, node_of, a.nnode, &a.hot, err) < 0)
         return -1;

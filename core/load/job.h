@@ -29,6 +29,11 @@ struct ckpt_job {
     bool far;           /* some rank does not read the memory of all ranks of its node */
 };
 
+/* Number equal keys of n ranks in the order of their first rank; first (may be NULL): that rank of
+ * each number; *ret_n: how many there are. -1: no memory. */
+int ckpt_number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
+                     uint32_t *ret_n);
+
 /* COLLECTIVE. Find out whether all ranks load the same tensors of the same step with the same
  * options (else CONFLICT), and who wants the same. rc and *err are this rank's verdict so far: if
  * that of any rank is negative, all fail with its error. Release *ret after a failure, too. */

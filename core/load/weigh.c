@@ -6,8 +6,8 @@
 
 #include "base/ckd.h"
 #include "base/err.h"
-#include "base/map.h"
 #include "base/mem.h"
+#include "load/job.h"
 #include "load/load_inner.h"
 #include "load/replicas.h"
 #include "tensor/boxes.h"
@@ -142,18 +142,15 @@ static int weigh_nodes(struct weighing *w, const uint32_t *node, uint32_t nnode,
 static int number_cells(const struct ckpt_load_places *at, uint32_t nrank, uint32_t *cell,
                         uint32_t *ret_n)
 {
-    struct ckpt_map map = {0};
-    int rc = 0;
-    bool new;
+    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc(((size_t)nrank + 1) * sizeof *key);
 
-    *ret_n = 0;
-    for (uint32_t r = 0; r < nrank && rc == 0; r++) {
-        const uint32_t key[2] = {at->node[r], at->share[r]};
-        rc = ckpt_map_put(&map, (const char *)key, sizeof key, *ret_n, &cell[r], &new);
-        *ret_n += rc == 0 && new;
+    if (!key)
+        return -1;
+    for (uint32_t r = 0; r < nrank; r++) {
+        key[r][0] = at->node[r];
+        key[r][1] = at->share[r];
     }
-    ckpt_map_release(&map);
-    return rc;
+    return ckpt_number_keys((const uint64_t(*)[2])key, nrank, cell, NULL, ret_n);
 }
 
 /* What is read once where only the ranks of a group share: what groups want is added up. Of nodes,

@@ -8,11 +8,28 @@
 
 /* ---- replica groups ---- */
 
-/* Bytes of a job, of its nodes and ranks: as counted rank by rank, node by node. */
+/* What the ranks with this number want, each byte once. */
+static uint64_t unique_bytes(const struct ckpt_job_wants *r, const uint32_t *number, uint32_t of)
+{
+    struct ckpt_err err = {0};
+    uint64_t unique = 0;
+    uint32_t rank[16], n = 0;
+
+    for (uint32_t k = 0; k < r->nrank; k++)
+        if (number[k] == of)
+            rank[n++] = k;
+    if (n && ckpt_plan_bytes(r, rank, n, &unique, &err) < 0)
+        fail_msg("%s", err.text);
+    return unique;
+}
+
+/* Bytes of a job, of its nodes, groups that share, and ranks: as counted rank by rank, node by
+ * node. */
 static void check_weights(const struct ckpt_job_wants *r, uint64_t *rng)
 {
     const uint32_t nnode = (uint32_t)random_range(rng, 1, r->nrank + 1);
-    uint32_t node[16], rank[16];
+    const uint32_t nshare = (uint32_t)random_range(rng, 1, r->nrank + 1);
+    uint32_t node[16], share[16], cell[16];
     uint64_t needed = 0, sum = 0, most = 0, own, stored;
     struct ckpt_cost_input in = {0};
     struct ckpt_err err = {0};
@@ -33,22 +50,28 @@ static void check_weights(const struct ckpt_job_wants *r, uint64_t *rng)
         assert_int_equal(stored, own);
     }
     for (uint32_t m = 0; m < nnode; m++) {
-        uint64_t unique;
-        uint32_t n = 0;
-        for (uint32_t k = 0; k < r->nrank; k++)
-            if (node[k] == m)
-                rank[n++] = k;
-        if (ckpt_plan_bytes(r, rank, n, &unique, &err) < 0)
-            fail_msg("%s", err.text);
+        const uint64_t unique = unique_bytes(r, node, m);
         sum += unique;
         most = unique > most ? unique : most;
     }
-    const struct ckpt_load_places at = {.node = node, .nnode = nnode};
+    uint64_t shared = 0, cells = 0;
+    for (uint32_t k = 0; k < r->nrank; k++) {
+        share[k] = k < nshare ? k : (uint32_t)random_range(rng, 0, nshare);
+        cell[k] = node[k] * nshare + share[k];
+    }
+    for (uint32_t s = 0; s < nshare; s++)
+        shared += unique_bytes(r, share, s);
+    for (uint32_t c = 0; c < nnode * nshare; c++)
+        cells += unique_bytes(r, cell, c);
+    const struct ckpt_load_places at = {node, share, nnode, nshare};
     if (ckpt_load_weigh(r, &at, &in, &err) < 0)
         fail_msg("%s", err.text);
     assert_int_equal(in.needed, needed);
     assert_int_equal(in.sum_node_unique, sum);
     assert_int_equal(in.node_unique, most);
+    assert_int_equal(in.shared_unique, nshare > 1 ? shared : 0);
+    const uint64_t mean = cells / nnode;
+    assert_int_equal(in.node_shared_unique, nshare == 1 ? 0 : mean > most ? mean : most);
 }
 
 TEST(replicas, are_the_ranks_that_want_the_same)

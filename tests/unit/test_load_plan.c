@@ -251,8 +251,8 @@ static void check_unique(const struct job *j)
                 read += ckpt_box_numel(&box) * 2;
             }
     }
-    for (uint32_t g = 0; g < GROUPS;
-         g++) { /* of the caller's; without them, all are in the first */
+    /* groups of the caller's; without them, all ranks are in the first */
+    for (uint32_t g = 0; g < GROUPS; g++) {
         uint64_t bytes = 0;
         uint32_t n = 0;
         for (uint32_t r = 0; r < j->nrank; r++)
