@@ -91,7 +91,7 @@ class Mount:
         self.log.seek(0)
         return self.log.read().decode()
 
-    def end(self, sig=signal.SIGTERM, seconds=20):
+    def end(self, sig=signal.SIGTERM, seconds=40):
         self.process.send_signal(sig)
         return self.process.wait(seconds)
 
