@@ -105,7 +105,7 @@ int ckpt_number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32
             ckpt_map_release(&map);
             return -1;
         }
-        if (new &&first)
+        if (first && new)
             first[*ret_n] = r;
         *ret_n += new;
     }

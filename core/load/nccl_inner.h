@@ -26,8 +26,8 @@ uint32_t ckpt_nccl_rendezvous_ms(void);
 int ckpt_nccl_settle(ncclComm_t comm, struct ckpt_comm *control, uint64_t until, const char *what,
                      struct ckpt_err *err);
 
-/* Are the ranks of the caller's communicator those of `control`, and is it of this device (USAGE)?
- */
+/* USAGE if the ranks of the caller's communicator are not those of `control`, or it is of another
+ * device. */
 int ckpt_nccl_check(ncclComm_t comm, const struct ckpt_comm *control, int number,
                     struct ckpt_err *err);
 

@@ -60,8 +60,7 @@ static int fault(ssize_t *ret, size_t *cap)
     }
 }
 
-/* A mount that has ended while a request was handed over: the kernel says ECONNABORTED, not ENODEV.
- */
+/* A mount has ended while a request was handed over: the kernel says ECONNABORTED, not ENODEV. */
 static ssize_t mount_ends(ssize_t got)
 {
     if (got < 0 && errno == ENODEV && atomic_load(&control->action) == MOUNT_ENDS)
