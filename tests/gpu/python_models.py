@@ -181,8 +181,9 @@ def rank(a):
             mine = part[dist.get_rank()] if dist.get_rank() < len(part) else whole[:0]
             assert torch.equal(local.cpu(), mine.to(local.dtype)), f"{name}: another shard"
     dist.barrier()
-    print(json.dumps({k: v for k, v in result.stats.items() if k in ("read_bytes", "unique_bytes", "sent_bytes")}))
+    print(json.dumps({k: v for k, v in result.stats.items() if k in ("read_bytes", "unique_bytes", "sent_bytes")}), flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # as long as gloo's threads are there, taking the interpreter down may abort (pytorch/pytorch issue 190489)
 
 
 # ---- beside a load ----

@@ -6,6 +6,7 @@ usage: megatron_writer.py WORLD RANK JOBS, where JOBS is a JSON file of {"dir", 
 """
 
 import argparse
+import atexit
 import collections
 import json
 import os
@@ -527,6 +528,10 @@ def main():
         torch.manual_seed(job["plan"]["seed"])
         write(job, rank, world)
     dist.destroy_process_group()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as long as gloo's threads are there, taking the interpreter down may abort (pytorch/pytorch issue 190489)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ try:
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
-    import torch.multiprocessing as mp
     import transformers as tf
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp import MixedPrecision, StateDictType
@@ -70,7 +69,7 @@ def wrap(model, layers, orig, dtype):
                 mixed_precision=MixedPrecision(param_dtype=dtype) if dtype else None)
 
 
-def write(rank, world, top, port):
+def write(world, rank, top, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -106,7 +105,7 @@ class Flat(TensorCase):
         for world in (2, 3):
             top = self.path(f"w{world}")
             os.makedirs(top)
-            mp.spawn(write, (world, top, ranks.free_port()), nprocs=world)
+            ranks.run(world, "test_flat", "write", top, ranks.free_port(), folder=self.path("."))
             for case in cases(world):
                 with self.subTest(case=name(case), world=world):
                     self.split(top, case, "ranks")

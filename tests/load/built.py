@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the Python package begin with: the package and the library of this build, the checkpoints, and who runs several ranks."""
 
+import atexit
 import os
 import subprocess
 import sys
@@ -27,7 +28,18 @@ def need_transformers_5(transformers):
         skip("transformers 5 is needed")
 
 
+def end_rank():
+    """Leaves the process group and ends this rank's process well, without taking the interpreter down: a thread of torch's gloo group may be about
+    to drop a tensor that Python knows, and a process whose interpreter is going aborts then (pytorch/pytorch issue 190489)."""
+    import torch.distributed as dist
+    dist.destroy_process_group()
+    atexit._run_exitfuncs()  # multiprocessing's among them: without it, its processes outlive this one
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def torchrun(n, script, *args, **env):
     """n ranks of a program that is given --rank and these arguments; they must all end well."""
     subprocess.run([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}", os.path.abspath(script),
-                    "--rank", *args], check=True, timeout=600, env=dict(os.environ, **env))
+                    "--rank", *args], check=True, timeout=600, env=dict(os.environ, PYTHONFAULTHANDLER="1", **env))

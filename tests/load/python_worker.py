@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ckptfs
+from built import end_rank
 
 RUN, EXPECTED = sys.argv[1:3]
 
@@ -375,7 +376,7 @@ def main():
     dist.barrier()
     if dist.get_rank() == 0:
         print(f"{world} ranks ok")
-    dist.destroy_process_group()
+    end_rank()
 
 
 main()

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 
-from built import NANOTRON, need_transformers_5, skip, torchrun
+from built import NANOTRON, end_rank, need_transformers_5, skip, torchrun
 from runner import run_in_folders
 
 try:
@@ -77,11 +77,10 @@ def one_rank(case):
     fsdp2_load_full_state_dict(accelerator, ours, run, cpu_offload=True)
     assert all(t.device.type == "cpu" for t in ours.state_dict().values())
     assert fsdp_utils.fsdp2_load_full_state_dict.__module__ == "accelerate.utils.fsdp_utils"
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     if "--rank" in sys.argv:
         one_rank(sys.argv[-1])
-        sys.exit()
+        end_rank()
     run_in_folders((a_tied_model_as_accelerate_gives_it, an_untied_model_on_three_ranks, what_the_run_lacks_is_said))

@@ -13,7 +13,7 @@ import typing
 import warnings
 from typing import Any, Sequence
 
-from built import NANOTRON, skip, torchrun
+from built import NANOTRON, end_rank, skip, torchrun
 from runner import run_in_folders
 
 try:
@@ -388,7 +388,6 @@ if __name__ == "__main__":
         for case in RANKS:
             case(os.path.join(sys.argv[-1], case.__name__))
             dist.barrier()
-        dist.destroy_process_group()
-        sys.exit()
+        end_rank()
     run_in_folders((two_ranks, a_comm_of_one_process, some_names_of_a_model, another_dtype_and_device, a_load_that_is_waited_for,
                     a_load_that_is_cancelled, public_functions_tell_their_types))

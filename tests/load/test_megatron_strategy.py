@@ -7,7 +7,7 @@ import subprocess
 import sys
 import warnings
 
-from built import GOLDEN, PACKAGE, skip, torchrun
+from built import GOLDEN, PACKAGE, end_rank, skip, torchrun
 from runner import run_in_folders
 
 ZARR = os.path.join(GOLDEN, "megatron", "z12_tp2pp2")
@@ -189,6 +189,5 @@ if __name__ == "__main__":
             torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"
         {"torch_dist": torch_dist, "zarr": zarr}[sys.argv[-2]](sys.argv[-1])
         dist.barrier()
-        dist.destroy_process_group()
-        sys.exit()
+        end_rank()
     run_in_folders((torch_dist_as_megatron_reads_it, zarr_which_megatron_no_longer_reads, without_megatron_it_says_what_to_install))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import warnings
 
-from built import NANOTRON, PACKAGE, skip, torchrun
+from built import NANOTRON, PACKAGE, end_rank, skip, torchrun
 from runner import run_in_folders
 
 try:
@@ -259,6 +259,5 @@ if __name__ == "__main__":
         dist.init_process_group("gloo")
         {"sizes": sizes, "errors": errors}[sys.argv[-1]]()
         dist.barrier()
-        dist.destroy_process_group()
-        sys.exit()
+        end_rank()
     run_in_folders((under_any_parallel_sizes, a_parameter_that_does_not_fit_is_said_on_all_ranks, without_nanotron_it_says_what_to_install))

@@ -12,12 +12,10 @@ import threading
 import time
 import warnings
 
+from built import BUILD, end_rank, skip
 from ranks import launched
 from runner import run
 
-BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
-HERE = os.path.dirname(os.path.abspath(__file__))
-PACKAGE = os.path.join(HERE, "..", "..", "contrib", "python")
 PATIENCE_S = 240  # less than the 300 s that a load waits by default, and than gloo's own timeout
 
 try:
@@ -28,10 +26,8 @@ try:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 except ImportError as e:
-    print(f"skipped: {e}")
-    sys.exit(77)
+    skip(e)
 
-sys.path.insert(0, PACKAGE)
 import ckptfs  # noqa: E402
 
 
@@ -269,12 +265,12 @@ def one_rank(name, top):
     case = next(c for c in CASES if c.__name__ == name)
     case(top, dist.get_rank())
     dist.barrier()
-    dist.destroy_process_group()
+    end_rank()
 
 
 def both_ranks(case):
     with tempfile.TemporaryDirectory() as top:
-        env = dict(os.environ, CKPTFS_LIBRARY_PATH=os.path.abspath(BUILD), OMP_NUM_THREADS="1", **launched(2))
+        env = dict(os.environ, CKPTFS_LIBRARY_PATH=BUILD, OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1", **launched(2))
         args = [sys.executable, os.path.abspath(__file__), "--rank", case.__name__, top]
         ranks = [subprocess.Popen(args, env=dict(env, RANK=str(r)), stderr=subprocess.PIPE, text=True) for r in range(2)]
         end = time.monotonic() + PATIENCE_S

@@ -53,7 +53,7 @@ def check_slices(run, expected):
 
 
 def check_ranks(n, run, expected):
-    env = dict(os.environ, PYTHONPATH=PACKAGE, OMP_NUM_THREADS="1", TORCHELASTIC_ERROR_FILE="")
+    env = dict(os.environ, PYTHONPATH=PACKAGE, OMP_NUM_THREADS="1", TORCHELASTIC_ERROR_FILE="", PYTHONFAULTHANDLER="1")
     args = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), os.path.join(HERE, "python_worker.py"), run, expected]
     done = subprocess.run(args, env=env, capture_output=True, text=True, timeout=300)
     if done.returncode or f"{n} ranks ok" not in done.stdout:

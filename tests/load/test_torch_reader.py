@@ -7,7 +7,7 @@ import subprocess
 import sys
 import warnings
 
-from built import MEGATRON, NANOTRON, PACKAGE, need_transformers_5, skip, torchrun
+from built import MEGATRON, NANOTRON, PACKAGE, end_rank, need_transformers_5, skip, torchrun
 from runner import run_in_folders
 
 LLAMA = os.path.join(NANOTRON, "llama_tp2_pp2_tied")
@@ -201,12 +201,11 @@ def one_of_two_ranks(top):
         dcp.load(tied(model.state_dict(), want), storage_reader=StorageReader(LLAMA), no_dist=True)
         same_model(model, want)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     if "--rank" in sys.argv:
         one_of_two_ranks(sys.argv[-1])
-        sys.exit()
+        end_rank()
     run_in_folders((models_of_other_frameworks, a_dcp_with_optimizer_lr_and_step_as_torch_reads_it, the_whole_of_a_checkpoint_without_a_model, a_tied_model_as_it_is_made,
                     errors_say_what_is_wrong, without_torch_it_says_what_to_install, two_ranks_read_every_byte_once))

@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
-from built import BUILD, HERE, NANOTRON, PACKAGE, skip, torchrun
+from built import BUILD, HERE, NANOTRON, PACKAGE, end_rank, skip, torchrun
 from runner import run_in_folders
 
 try:
@@ -136,6 +136,5 @@ if __name__ == "__main__":
         dist.init_process_group("gloo")
         one_rank()
         dist.barrier()
-        dist.destroy_process_group()
-        sys.exit()
+        end_rank()
     run_in_folders((one_process, ranks_that_share_what_they_read, what_is_wrong_is_said, without_vllm_it_says_what_to_install))
