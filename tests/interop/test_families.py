@@ -3,7 +3,7 @@
 the model, file by file, to the byte; and the files again as the model has them in memory. The models are made of the types' default
 configs, in which sizes are replaced by small ones.
 
-    test_families.py [base|causal|image|masked|seq2seq|speech [TYPE ...]]     CKPTFS_FAMILIES=all: every type that transformers has"""
+    test_families.py Families.test_base (causal, image, masked, seq2seq, speech)     CKPTFS_FAMILIES: all, for every type that transformers has, or some types"""
 
 import json
 import os
