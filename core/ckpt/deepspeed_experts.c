@@ -185,7 +185,7 @@ static int add_expert(void *ctx, const char *name, const struct ckpt_ds_file *f,
                       const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err)
 {
     struct experts *x = ctx;
-    struct place at;
+    struct place at = {0};
     struct ckpt_err e = {0};
 
     if ((x->masters || x->states) && add_states(x, name, f, s, &at, &e) < 0 &&

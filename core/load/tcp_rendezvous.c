@@ -61,7 +61,7 @@ struct address_message {
 static void seal_address(struct address_message *m, const char *address, struct ckpt_seal *s)
 {
     *m = (struct address_message){0};
-    (void)strncpy(m->text, address, sizeof m->text - 1);
+    memcpy(m->text, address, strnlen(address, sizeof m->text - 1));
     ckpt_seal_add(s, m->text, sizeof m->text);
     ckpt_seal_end(s, m->seal);
 }

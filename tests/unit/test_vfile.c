@@ -51,12 +51,12 @@ static void sample_init(struct sample *s)
     append(s, (struct ckpt_segment){.kind = CKPT_SEGMENT_MEM, .mem = ""}, "");
     append(s, (struct ckpt_segment){.len = 20, .kind = CKPT_SEGMENT_TEXT, .text = &s->text},
            "entry00000entry00001");
-    append(s, (struct ckpt_segment){.kind = CKPT_SEGMENT_TENSOR, .tensor = &t[1]}, NULL);
+    append(s, (struct ckpt_segment){.kind = CKPT_SEGMENT_TENSOR, .tensor = &t[1]}, "");
     append(s, (struct ckpt_segment){.len = 24, .kind = CKPT_SEGMENT_TENSOR, .tensor = &t[0]},
            tensor);
     append(s, (struct ckpt_segment){.len = 9, .kind = CKPT_SEGMENT_SOURCE, .source = s->side},
            "side file");
-    append(s, (struct ckpt_segment){.kind = CKPT_SEGMENT_TENSOR, .tensor = &t[1]}, NULL);
+    append(s, (struct ckpt_segment){.kind = CKPT_SEGMENT_TENSOR, .tensor = &t[1]}, "");
     s->node.name = "sample";
     s->node.segment = s->segment;
 }

@@ -213,16 +213,16 @@ static inline void nt_checkpoint(const struct tree *t, const char *at)
 {
     char name[256];
 
-    (void)snprintf(name, sizeof name, "%smodel_config.json", at);
+    (void)snprintf(name, sizeof name, "%.64smodel_config.json", at);
     tree_text(t, name, "{\"is_llama_config\": true, \"hidden_size\": 8}");
-    (void)snprintf(name, sizeof name, "%scheckpoint_metadata.json", at);
+    (void)snprintf(name, sizeof name, "%.64scheckpoint_metadata.json", at);
     tree_text(t, name, "{\"tp\": 2, \"version\": \"1.4\", \"metas\": {\"last_train_step\": 10}}");
-    (void)snprintf(name, sizeof name, "%smodel/model/norm", at);
+    (void)snprintf(name, sizeof name, "%.64smodel/model/norm", at);
     nt_plain(t, name, 4, 2);
     for (unsigned r = 0; r < 2; r++) {
-        (void)snprintf(name, sizeof name, "%smodel/model/rows", at);
+        (void)snprintf(name, sizeof name, "%.64smodel/model/rows", at);
         nt_row_shard(t, name, 1, r, 2, 8, 6);
-        (void)snprintf(name, sizeof name, "%smodel/model/cols", at);
+        (void)snprintf(name, sizeof name, "%.64smodel/model/cols", at);
         nt_col_shard(t, name, 1, r, 2, 4, 6);
     }
 }
