@@ -18,6 +18,8 @@
 #include "ckpt/tracker.h"
 #include "container/config.h"
 
+#define VERL_WEIGHTS "dist_ckpt" /* the folder of verl's distributed checkpoints */
+
 enum { MAX_TOKENIZER = 128 * 1024 * 1024 };
 
 /* Megatron's own names of the formats. */
@@ -307,28 +309,59 @@ static int megatron_load(struct ckpt_dir *dir, const struct ckpt_reader_options 
                : 0;
 }
 
+/* verl can export the model as Hugging Face's into the same save, and its distributed checkpoint
+ * then has the model again, or the optimizer only: that model is shown. */
+static bool is_exported(struct ckpt_dir *dir, const char *below)
+{
+    ckpt_cleanup(ckpt_freep) char *folder =
+        ckpt_has_suffix(below, VERL_WEIGHTS)
+            ? ckpt_asprintf("%.*shuggingface", (int)(strlen(below) - strlen(VERL_WEIGHTS)), below)
+            : NULL;
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *model = NULL;
+
+    return folder && ckpt_dir_has_dir(dir, folder) &&
+           ckpt_dir_open_below(dir, folder, &model, NULL) == 0 &&
+           ckpt_reader_hf.probe(model) != CKPT_NOT_MINE;
+}
+
 static enum ckpt_evidence megatron_probe(struct ckpt_dir *dir)
 {
-    return ckpt_megatron_layout_of(dir).format == CKPT_MEGATRON_NONE ? CKPT_NOT_MINE
-                                                                     : CKPT_BY_MAGIC;
+    const struct ckpt_megatron_layout layout = ckpt_megatron_layout_of(dir);
+
+    return layout.format == CKPT_MEGATRON_NONE || is_exported(dir, layout.below) ? CKPT_NOT_MINE
+                                                                                 : CKPT_BY_MAGIC;
+}
+
+/* NeMo's folder of weights, and verl's. */
+static bool megatron_has_weights_in(struct ckpt_dir *above, const char *name)
+{
+    if (!above)
+        return strcmp(name, "weights") == 0 || strcmp(name, VERL_WEIGHTS) == 0;
+    return strcmp(ckpt_megatron_layout_of(above).below, name) == 0 &&
+           megatron_probe(above) != CKPT_NOT_MINE;
 }
 
 /* ---- folders of steps ---- */
 
 static char *megatron_latest(struct ckpt_dir *run)
 {
-    return ckpt_tracker_latest(run, CKPT_TRACKER_MEGATRON);
+    char *latest = ckpt_tracker_latest(run, CKPT_TRACKER_MEGATRON);
+
+    return latest ? latest : ckpt_tracker_latest(run, CKPT_TRACKER_VERL);
 }
 
-/* The format with one file per rank has no marker. The tracker is written after the last of these
- * files, so a step with a higher number may be unfinished. */
+/* The format with one file per rank has no marker, and verl writes more files after the marker. The
+ * tracker is written after the last of these files, so a step with a higher number may be
+ * unfinished. */
 static bool megatron_finished(struct ckpt_dir *dir, const char *name, const char *latest)
 {
     enum ckpt_megatron_format format = ckpt_megatron_layout_of(dir).format;
 
-    if (format != CKPT_MEGATRON_RANKS)
-        return format != CKPT_MEGATRON_UNFINISHED;
-    return !ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_MEGATRON);
+    if (format == CKPT_MEGATRON_UNFINISHED ||
+        ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_VERL))
+        return false;
+    return format != CKPT_MEGATRON_RANKS ||
+           !ckpt_tracker_is_newer(name, latest, CKPT_TRACKER_MEGATRON);
 }
 
 /* The back end "torch", with one file per rank, has none. */
@@ -357,6 +390,7 @@ const struct ckpt_reader ckpt_reader_megatron = {
     .markers = markers,
     .rewrites = rewrites,
     .probe = megatron_probe,
+    .has_weights_in = megatron_has_weights_in,
     .load = megatron_load,
     .objects = ckpt_megatron_objects,
     .latest = megatron_latest,

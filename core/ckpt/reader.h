@@ -140,6 +140,11 @@ struct ckpt_reader {
      * checkpoint ("actor"). inner_runs: subdirectories with the folder of steps ("checkpoint"). */
     const char *const *inner_models, *const *inner_runs;
 
+    /* Do the weights of the checkpoint `above` lie alone in its folder `name`, so that a user who
+     * names that folder means the checkpoint? above is NULL: could they, by the name? The member
+     * may be NULL: never. */
+    bool (*has_weights_in)(struct ckpt_dir *above, const char *name);
+
     /* Symbolic links in a folder of steps that point to one of the steps and are not steps
      * themselves ("LATEST"). */
     const char *const *links;

@@ -15,6 +15,7 @@
 #include "io/dir.h"
 #include "run/base.h"
 #include "run/options.h"
+#include "run/part.h"
 
 enum { DEEPEST = 16 }; /* limit of nested folders, because a link can lead to its own parent */
 
@@ -101,7 +102,7 @@ static int add_nearest(struct walk *w, const char *path)
 }
 
 /* Add a run or a base: its directory, the model's folder of the hub cache that it is a snapshot of,
- * and the targets of its links. */
+ * or the folder above weights alone, and the targets of its links. */
 static int add_tree(struct walk *w, const char *path)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
@@ -111,7 +112,8 @@ static int add_tree(struct walk *w, const char *path)
         return add_nearest(w, path);
     const char *blobs = ckpt_dir_hub_blobs(dir);
     ckpt_cleanup(ckpt_freep) char *model =
-        blobs ? ckpt_asprintf("%.*s", (int)(strrchr(blobs, '/') - blobs), blobs) : NULL;
+        blobs ? ckpt_asprintf("%.*s", (int)(strrchr(blobs, '/') - blobs), blobs)
+              : ckpt_part_above(dir);
     if (blobs && !model)
         return ckpt_nomem(w->err);
     if (add(w, model ? model : ckpt_dir_real_path(dir)) < 0)

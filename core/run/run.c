@@ -11,6 +11,7 @@
 #include "ckpt/reader.h"
 #include "container/archive.h"
 #include "run/checkpoint.h"
+#include "run/part.h"
 #include "run/saves.h"
 #include "run/steps.h"
 
@@ -251,7 +252,7 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
     enum ckpt_links links = opt->follow_symlinks ? CKPT_LINKS_ANY : CKPT_LINKS_BENEATH;
     struct ckpt_err probe_err = {0};
 
-    if (ckpt_archive_open(path, links, opt->recording, &run->dir, err) < 0)
+    if (ckpt_part_open(path, links, opt->recording, &run->dir, err) < 0)
         return -1;
     if (!ckpt_step_probe(&run->dir, &probe_err)) {
         if (probe_err.code == CKPT_CONFLICT)

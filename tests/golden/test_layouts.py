@@ -75,7 +75,7 @@ class Layouts(unittest.TestCase):
                 shutil.copytree(os.path.join(case, "base"), os.path.join(actor, config))
                 with open(os.path.join(run, "latest_checkpointed_iteration.txt"), "w") as f:
                     f.write("7")
-                for path in (run, os.path.dirname(actor), actor):
+                for path in (run, os.path.dirname(actor), actor, os.path.join(actor, weights)):
                     out = os.path.join(tmp, str(len(path)))
                     done = subprocess.run([CKPT, "export", path, out], capture_output=True, text=True)
                     self.assertEqual((done.returncode, "warning" in done.stderr), (0, False), done.stderr)
@@ -88,6 +88,39 @@ class Layouts(unittest.TestCase):
                 done = subprocess.run([CKPT, "info", actor], capture_output=True, text=True)
                 self.assertEqual(done.returncode, 1, done.stdout)
                 self.assertIn("nemotron", done.stderr)
+
+    def test_steps_of_verl_with_megatron(self):
+        """Their distributed checkpoints are finished before the files beside them are there: the tracker decides, as for FSDP's."""
+        case = os.path.join(next(roots()), "megatron", "n16_llama_tp2")
+        with tempfile.TemporaryDirectory() as run:
+            for step in ("5", "20", "30"):
+                actor = os.path.join(run, "global_step_" + step, "actor")
+                shutil.copytree(os.path.join(case, "run", "weights"), os.path.join(actor, "dist_ckpt"))
+                if step != "30":
+                    shutil.copytree(os.path.join(case, "base"), os.path.join(actor, "huggingface"))
+            with open(os.path.join(run, "latest_checkpointed_iteration.txt"), "w") as f:
+                f.write("20")
+            info = subprocess.run([CKPT, "info", "--json", run], capture_output=True, text=True)
+            self.assertEqual((info.returncode, info.stderr), (0, ""))
+            self.assertEqual(json.loads(info.stdout)["steps"], ["global_step_5", "global_step_20"])
+            self.assertIn("step global_step_20", json.loads(info.stdout)["source"])
+
+    def test_folders_of_weights(self):
+        """Whoever names the folder of weights alone means the checkpoint, whose config is in the folder above; if its weights are those."""
+        case = os.path.join(next(roots()), "megatron", "n16_llama_tp2")
+        with tempfile.TemporaryDirectory() as tmp:
+            out, expected = os.path.join(tmp, "out"), os.path.join(tmp, "expected")
+            for path, to in ((os.path.join(case, "run"), expected), (os.path.join(case, "run", "weights"), out)):
+                done = subprocess.run([CKPT, "export", path, to], capture_output=True, text=True)
+                self.assertEqual((done.returncode, "warning" in done.stderr), (0, False), done.stderr)
+            self.assertIn("tokenizer.json", all_files(expected))
+            self.assertEqual(compare_bytes(out, expected, all_files(expected)), [])
+            both = os.path.join(tmp, "both")
+            shutil.copytree(os.path.join(case, "run"), both)
+            shutil.copytree(os.path.join(case, "run", "weights"), os.path.join(both, "dist_ckpt"))
+            done = subprocess.run([CKPT, "info", os.path.join(both, "dist_ckpt")], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn("holds no model config", done.stderr)
 
     def test_a_model_that_verl_saved_as_hugging_face_does(self):
         expected = os.path.join(next(roots()), "megatron", "n16_llama_tp2", "expected")

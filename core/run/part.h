@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A user may name the folder that has a checkpoint's weights alone; its config and tokenizer are in
+ * the folder above. */
+#ifndef CKPT_RUN_PART_H
+#define CKPT_RUN_PART_H
+
+#include "base/err.h"
+#include "io/dir.h"
+
+/* The folder above the directory, as a new string, if the directory has the name of a folder of
+ * weights in some format; NULL: it has not, or there is no memory. Nothing is read. */
+char *ckpt_part_above(const struct ckpt_dir *dir);
+
+/* As ckpt_archive_open. If the path is the folder of weights in a checkpoint, that checkpoint is
+ * opened. */
+int ckpt_part_open(const char *path, enum ckpt_links links, struct ckpt_recording *rec,
+                   struct ckpt_dir **ret, struct ckpt_err *err);
+
+#endif
