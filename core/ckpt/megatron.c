@@ -34,7 +34,7 @@ struct load {
     struct ckpt_dir *dir, *weights;
     const struct ckpt_reader_options *opt;
     struct ckpt_facts *facts;
-    enum ckpt_megatron_format format;
+    struct ckpt_megatron_layout layout;
     struct ckpt_megatron_state st;
     struct ckpt_catalog *cat;
     json_t *seen; /* places that were searched for a configuration */
@@ -53,7 +53,7 @@ static int refuse(const struct load *l, struct ckpt_err *err)
 {
     const char *path = ckpt_dir_path(l->weights);
 
-    if (l->format == CKPT_MEGATRON_UNFINISHED)
+    if (l->layout.format == CKPT_MEGATRON_UNFINISHED)
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s': the save was not finished: metadata.json is missing", path);
     return ckpt_fail(err, CKPT_UNSUPPORTED,
@@ -74,13 +74,13 @@ static int read_common(struct load *l, struct ckpt_err *err)
                : 0;
 }
 
-static int read_tensors(struct load *l, struct ckpt_err *err)
+static int read_weights(struct load *l, struct ckpt_err *err)
 {
-    switch (l->format) {
+    switch (l->layout.format) {
     case CKPT_MEGATRON_DIST:
     case CKPT_MEGATRON_DCP:
-        return ckpt_megatron_load_dcp(l->weights, l->opt, l->format == CKPT_MEGATRON_DIST, &l->st,
-                                      l->cat, err);
+        return ckpt_megatron_load_dcp(l->weights, l->opt, l->layout.format == CKPT_MEGATRON_DIST,
+                                      &l->st, l->cat, err);
     case CKPT_MEGATRON_ZARR:
         return ckpt_megatron_load_zarr(l->weights, l->opt, &l->st, l->cat, err);
     case CKPT_MEGATRON_RANKS:
@@ -88,6 +88,18 @@ static int read_tensors(struct load *l, struct ckpt_err *err)
     default:
         return refuse(l, err);
     }
+}
+
+/* verl's optimizer is in a directory of its own. */
+static int read_states(struct load *l, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = NULL;
+
+    if (!l->opt->states)
+        return 0;
+    if (ckpt_megatron_beside(l->dir, &l->layout, "optimizer", &at, err) < 0)
+        return -1;
+    return at ? ckpt_megatron_load_states(at, l->opt, l->cat, err) : 0;
 }
 
 /* Refuse weights that are not the model's values. */
@@ -167,9 +179,9 @@ static int try_file(struct load *l, const char *file, const char *part, struct c
 
 static int read_config(struct load *l, struct ckpt_err *err)
 {
-    const char *from = l->format == CKPT_MEGATRON_RANKS ? "args of the ranks' files"
-                       : l->format == CKPT_MEGATRON_DCP ? "args"
-                                                        : "args of the common state";
+    const char *from = l->layout.format == CKPT_MEGATRON_RANKS ? "args of the ranks' files"
+                       : l->layout.format == CKPT_MEGATRON_DCP ? "args"
+                                                               : "args of the common state";
 
     if (!(l->seen = json_array()) || json_array_append_new(l->seen, json_string(from)) < 0)
         return ckpt_nomem(err);
@@ -272,7 +284,7 @@ static int describe(struct load *l, struct ckpt_err *err)
     const char *sides = side_files(l);
 
     if (about(l, "format", json_string("megatron"), err) < 0 ||
-        about(l, "container", json_string(containers[l->format]), err) < 0)
+        about(l, "container", json_string(containers[l->layout.format]), err) < 0)
         return -1;
     if (l->st.has_iteration && about(l, "step", json_integer((json_int_t)l->st.iteration), err) < 0)
         return -1;
@@ -289,11 +301,9 @@ static int describe(struct load *l, struct ckpt_err *err)
 
 static int find_weights(struct load *l, struct ckpt_err *err)
 {
-    struct ckpt_megatron_layout layout = ckpt_megatron_layout_of(l->dir);
-
-    l->format = layout.format;
-    if (*layout.below)
-        return ckpt_dir_open_below(l->dir, layout.below, &l->weights, err);
+    l->layout = ckpt_megatron_layout_of(l->dir);
+    if (*l->layout.below)
+        return ckpt_dir_open_below(l->dir, l->layout.below, &l->weights, err);
     l->weights = ckpt_dir_ref(l->dir);
     return 0;
 }
@@ -303,8 +313,9 @@ static int megatron_load(struct ckpt_dir *dir, const struct ckpt_reader_options 
 {
     ckpt_cleanup(load_release) struct load l = {.dir = dir, .opt = opt, .facts = facts, .cat = cat};
 
-    return find_weights(&l, err) < 0 || read_common(&l, err) < 0 || read_tensors(&l, err) < 0 ||
-                   check_tensors(&l, err) < 0 || read_config(&l, err) < 0 || describe(&l, err) < 0
+    return find_weights(&l, err) < 0 || read_common(&l, err) < 0 || read_weights(&l, err) < 0 ||
+                   read_states(&l, err) < 0 || check_tensors(&l, err) < 0 ||
+                   read_config(&l, err) < 0 || describe(&l, err) < 0
                ? -1
                : 0;
 }

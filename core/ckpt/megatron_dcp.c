@@ -2,6 +2,7 @@
 /* torch_dist, torch_dcp and fsdp_dtensor: a DCP under Megatron's names. */
 #include <string.h>
 
+#include "base/json.h"
 #include "ckpt/dcp_load.h"
 #include "ckpt/megatron_load.h"
 #include "ckpt/megatron_name.h"
@@ -14,6 +15,7 @@ struct naming {
     struct ckpt_arena arena;
     struct ckpt_str buf;
     struct ckpt_megatron_state *st;
+    const struct ckpt_catalog *cat;
     bool states; /* the optimizer's tensors are wanted */
     bool dist;   /* it has torch_dist's common state */
     bool failed;
@@ -90,4 +92,31 @@ int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_option
                          "'%s': the save was not finished: metadata.json is missing",
                          ckpt_dir_path(dir));
     return 0;
+}
+
+/* A state that another directory of the same save has, too, is the same. */
+static const char *name_state(void *ctx, const char *name)
+{
+    const struct naming *n = ctx;
+
+    return ckpt_megatron_is_state(name) && !ckpt_catalog_find(n->cat, name) ? name : NULL;
+}
+
+int ckpt_megatron_load_states(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                              struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    struct naming n = {.cat = cat};
+    const struct ckpt_dcp_format format = {.name = "megatron",
+                                           .tensor = name_state,
+                                           .optional = is_optional,
+                                           .replicas = true,
+                                           .ctx = &n};
+
+    /* the facts are those of the weights */
+    ckpt_cleanup(ckpt_json_decrefp) json_t *about = json_copy(cat->about);
+    if (!about)
+        return ckpt_nomem(err);
+    if (ckpt_dcp_load(dir, opt, &format, cat, err) < 0)
+        return -1;
+    return json_object_update(cat->about, about) < 0 ? ckpt_nomem(err) : 0;
 }

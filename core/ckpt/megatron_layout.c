@@ -11,9 +11,10 @@
 
 enum { MAX_MARK = 64 * 1024, SNIFF_BYTES = 256 * 1024 };
 
+#define VERL_MODEL "model/dist_ckpt"
+
 /* verl's are the last two, in its older and newer layout. */
-static const char *const places[] = {"", "weights", "model_weights", "dist_ckpt",
-                                     "model/dist_ckpt"};
+static const char *const places[] = {"", "weights", "model_weights", "dist_ckpt", VERL_MODEL};
 
 /* What was found in a directory. */
 struct seen {
@@ -123,4 +124,22 @@ struct ckpt_megatron_layout ckpt_megatron_layout_of(struct ckpt_dir *dir)
             return (struct ckpt_megatron_layout){format, places[i]};
     }
     return (struct ckpt_megatron_layout){CKPT_MEGATRON_NONE, ""};
+}
+
+int ckpt_megatron_beside(struct ckpt_dir *dir, const struct ckpt_megatron_layout *layout,
+                         const char *part, struct ckpt_dir **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *folder = ckpt_asprintf("%s/dist_ckpt", part);
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = NULL;
+
+    *ret = NULL;
+    if (!folder)
+        return ckpt_nomem(err);
+    if (strcmp(layout->below, VERL_MODEL) != 0 || !ckpt_dir_has_dir(dir, folder))
+        return 0;
+    if (ckpt_dir_open_below(dir, folder, &at, err) < 0)
+        return -1;
+    if (by_mark(at) == CKPT_MEGATRON_DIST)
+        *ret = ckpt_steal(&at);
+    return 0;
 }

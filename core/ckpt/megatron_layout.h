@@ -30,4 +30,9 @@ struct ckpt_megatron_layout {
 /* Recognise the layout. Reads names, metadata.json and the beginning of .metadata. */
 struct ckpt_megatron_layout ckpt_megatron_layout_of(struct ckpt_dir *dir);
 
+/* Open the part ("optimizer", "extra") of a save of verl whose weights are in another directory, if
+ * it is there and finished; else *ret is NULL. */
+int ckpt_megatron_beside(struct ckpt_dir *dir, const struct ckpt_megatron_layout *layout,
+                         const char *part, struct ckpt_dir **ret, struct ckpt_err *err);
+
 #endif

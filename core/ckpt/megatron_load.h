@@ -18,7 +18,13 @@ int ckpt_megatron_load_ranks(struct ckpt_dir *dir, const struct ckpt_reader_opti
                              struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                              struct ckpt_err *err);
 
-/* Add the values besides tensors in the directory of the weights, as ckpt_reader.objects does. */
+/* Add the optimizer's tensors of another directory of the save, which is a torch_dist, except those
+ * that the catalogue has. */
+int ckpt_megatron_load_states(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                              struct ckpt_catalog *cat, struct ckpt_err *err);
+
+/* Add the values besides tensors in the directory of the weights, and in those of verl's other
+ * parts, as ckpt_reader.objects does. */
 int ckpt_megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                           struct ckpt_err *err);
 

@@ -52,6 +52,25 @@ static int add_first_rank(struct ckpt_dir *dir, const struct ckpt_reader_options
     return 0;
 }
 
+static int add_dist(struct ckpt_dir *at, const struct ckpt_reader_options *opt, json_t *out,
+                    struct ckpt_err *err)
+{
+    if (ckpt_dcp_objects(at, opt, out, err) < 0)
+        return -1;
+    return ckpt_dir_has_file(at, COMMON) ? add_file(at, COMMON, opt, out, err) : 0;
+}
+
+static int add_beside(struct ckpt_dir *dir, const struct ckpt_megatron_layout *layout,
+                      const char *part, const struct ckpt_reader_options *opt, json_t *out,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *at = NULL;
+
+    if (ckpt_megatron_beside(dir, layout, part, &at, err) < 0)
+        return -1;
+    return at ? add_dist(at, opt, out, err) : 0;
+}
+
 int ckpt_megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                           struct ckpt_err *err)
 {
@@ -63,7 +82,11 @@ int ckpt_megatron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options
         return -1;
     if (layout.format == CKPT_MEGATRON_RANKS)
         return add_first_rank(at, opt, out, err);
-    if (layout.format != CKPT_MEGATRON_ZARR && ckpt_dcp_objects(at, opt, out, err) < 0)
-        return -1;
-    return ckpt_dir_has_file(at, COMMON) ? add_file(at, COMMON, opt, out, err) : 0;
+    if (layout.format == CKPT_MEGATRON_ZARR)
+        return ckpt_dir_has_file(at, COMMON) ? add_file(at, COMMON, opt, out, err) : 0;
+    return add_dist(at, opt, out, err) < 0 ||
+                   add_beside(dir, &layout, "optimizer", opt, out, err) < 0 ||
+                   add_beside(dir, &layout, "extra", opt, out, err) < 0
+               ? -1
+               : 0;
 }

@@ -73,6 +73,13 @@ class Sandbox(Case):
             with open(os.path.join(self.mnt, "20", "model.safetensors"), "rb") as f:
                 self.assertGreater(len(f.read()), 1000)
 
+    def test_the_checkpoint_above_a_folder_of_weights_is_read(self):
+        run = shutil.copytree(os.path.join(GOLDEN, "..", "..", "megatron", "n16_llama_tp2", "run"), os.path.join(self.tmp, "nemo"))
+        with Mount(os.path.join(run, "weights"), self.mnt, program=CKPTFS):
+            self.assertTrue({"config.json", "tokenizer.json"} <= set(os.listdir(self.mnt)))
+            with open(os.path.join(self.mnt, "tokenizer.json"), "rb") as f:
+                self.assertGreater(len(f.read()), 1000)
+
     def pack(self, name, extra):
         """The real run with one file more, in a tar archive; written over in its place."""
         run = os.path.join(self.tmp, "packed", "10")
