@@ -479,6 +479,7 @@ static int load(struct load *l, struct ckpt_err *err)
     l->m.wants = l->format->wants;
     l->m.ctx = l->format->ctx;
     l->m.replicas = l->format->replicas;
+    l->m.may_be_empty = l->format->may_be_empty;
     if (read_metadata(l, err) < 0 || name_tensors(l, err) < 0 || open_files(l, err) < 0)
         return -1;
     if (ckpt_reader_add_each(l->opt, l->cat, l->m.tensors.len, check_one, l, err) < 0 ||

@@ -19,7 +19,8 @@ struct ckpt_dcp_format {
     /* May the tensor be left out, with a warning, if it cannot be read? */
     bool (*optional)(void *ctx, const char *name);
 
-    bool replicas; /* equal boxes of a tensor are copies and not a conflict */
+    bool replicas;     /* equal boxes of a tensor are copies and not a conflict */
+    bool may_be_empty; /* a DCP without any tensor is no error */
 
     /* Should the pickled object `name` be passed to `object`, as bytes [off, off+len) of s? */
     bool (*wants)(void *ctx, const char *name);

@@ -499,9 +499,9 @@ int ckpt_dcp_metadata_finish(struct ckpt_dcp_metadata *m, struct ckpt_err *err)
         if (t->nchunk++ == 0)
             t->first = i;
     }
-    if (m->tensors.len == 0)
+    if (m->tensors.len == 0 && !m->may_be_empty)
         return ckpt_fail(err, CKPT_MISSING, "the metadata names no tensor");
-    if (!(m->order = calloc(m->tensors.len, sizeof *m->order)) ||
+    if (!(m->order = calloc(m->tensors.len + 1, sizeof *m->order)) ||
         ckpt_dcp_order(m->planned.ptr, m->planned.len, m->tensors.len, m->order) < 0)
         return ckpt_nomem(err);
     return 0;

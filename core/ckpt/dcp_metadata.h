@@ -50,7 +50,8 @@ struct ckpt_dcp_metadata {
         void *ctx,
         const char *name); /* asks for objects; NULL: none. Set by the caller, as is ctx */
     void *ctx;
-    bool replicas; /* equal boxes in one file are copies too; set by the caller */
+    bool replicas;     /* equal boxes in one file are copies too; set by the caller */
+    bool may_be_empty; /* it is no error if there is no tensor; set by the caller */
     struct ckpt_arena arena;
     CKPT_VEC(int64_t) ints;
     CKPT_VEC(struct ckpt_dcp_tensor) tensors; /* in the order of the file */

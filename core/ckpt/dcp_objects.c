@@ -26,8 +26,12 @@ static int take(void *ctx, const char *name, struct ckpt_source *s, uint64_t off
 int ckpt_dcp_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
                      struct ckpt_err *err)
 {
-    const struct ckpt_dcp_format format = {
-        .name = "dcp", .tensor = no_tensor, .wants = every_object, .object = take, .ctx = out};
+    const struct ckpt_dcp_format format = {.name = "dcp",
+                                           .tensor = no_tensor,
+                                           .may_be_empty = true,
+                                           .wants = every_object,
+                                           .object = take,
+                                           .ctx = out};
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
 
     return ckpt_catalog_new(&cat, err) < 0 ? -1 : ckpt_dcp_load(dir, opt, &format, cat, err);

@@ -110,6 +110,7 @@ int ckpt_megatron_load_states(struct ckpt_dir *dir, const struct ckpt_reader_opt
                                            .tensor = name_state,
                                            .optional = is_optional,
                                            .replicas = true,
+                                           .may_be_empty = true,
                                            .ctx = &n};
 
     /* the facts are those of the weights */

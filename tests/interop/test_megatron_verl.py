@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
 import sys
 import unittest
 
@@ -121,6 +122,15 @@ class Verl(TensorCase):
         shutil.rmtree(out)
         return got
 
+    def objects(self, path):
+        """The values besides tensors, by name, through the library."""
+        top = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "contrib", "python")
+        program = "import sys, ckptfs\nwith ckptfs.open(sys.argv[1], view='raw') as f:\n    print('\\n'.join(f.objects()))"
+        env = os.environ | {"PYTHONPATH": top, "CKPTFS_LIBRARY_PATH": os.environ.get("CKPTFS_BUILD", "build/dev")}
+        done = subprocess.run([sys.executable, "-c", program, path], env=env, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.split("\n")
+
     def test_steps_at_every_depth(self):
         """Both layouts, of every pinned version; what a user may name; model, config and tokenizer, with no option."""
         old, new = ({"dist_ckpt": ["model", "optimizer", "rng"]}, "huggingface"), \
@@ -141,6 +151,9 @@ class Verl(TensorCase):
                     states = {f"optimizer.state.{x}.{k}": t.float() for x in ADAM for k, t in raw.items() if not k.startswith("optimizer.")}
                     self.assertGreater(len(states), 20)
                     self.same({k: t for k, t in raw.items() if k.startswith("optimizer.")}, states, actor)
+                    objects = " ".join(self.objects(actor))
+                    for one in ("rng_state", "lr_scheduler", "num_steps", "param_groups"):
+                        self.assertIn(one, objects)
 
     def test_value_heads_and_adapters_are_refused(self):
         critic, adapter = self.path("critic"), self.path("adapter")
