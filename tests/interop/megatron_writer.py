@@ -9,10 +9,12 @@ import argparse
 import atexit
 import collections
 import json
+import multiprocessing.dummy
 import os
 import pickle
 import random
 import sys
+import types
 
 import torch
 
@@ -269,9 +271,16 @@ def chunks(model):
 
 # ---- containers ----
 
+def without_forks():
+    """megatron-core's writer forks beside gloo's threads, which can hang on a busy machine, and starts a process for its queue: it shall use threads."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+    filesystem_async.mp = types.SimpleNamespace(get_context=lambda _: multiprocessing.dummy)
+
+
 def write_dist(model, path, ns, rank, world):
     """This rank's share, by megatron-core."""
     from megatron.core import dist_checkpointing as dc
+    without_forks()
     torch.cuda.synchronize = lambda *_: None  # it asks for a GPU although no tensor is there
     torch.cuda.current_device = lambda: "cpu"
     state = {"args": ns, "checkpoint_version": 3.0, "iteration": 10} if ns else {"iteration": 10}

@@ -39,6 +39,7 @@ def one_save(world, rank, folder, jobs):
     """The ranks of a job: tp * pp of them, each of which has the pieces of its tensor rank and of its half of the layers."""
     import torch.distributed as dist
     preload()
+    mw.without_forks()
     from megatron.core import dist_checkpointing as dc
     from megatron.core.dist_checkpointing.mapping import ShardedObject
     dist.init_process_group("gloo", init_method=f"file://{folder}.store", rank=rank, world_size=world)
