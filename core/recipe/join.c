@@ -321,6 +321,8 @@ static int add_joined(struct ckpt_catalog *cat, const struct ckpt_tensor *t, con
         result = ckpt_catalog_add(cat, t->name, t->dtype, c.dim, p->rank, &index, err);
     if (result == 0)
         result = ckpt_catalog_set_pieces(cat, index, c.out.ptr, c.out.len, err);
+    if (result == 0)
+        cat->tensors.ptr[index].wanted = t->wanted;
     ckpt_vec_release(&c.out);
     return result;
 }
