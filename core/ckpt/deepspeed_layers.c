@@ -50,7 +50,8 @@ struct taken {
 struct pipeline {
     const struct ckpt_ds_job *job;
     struct ckpt_ds_zero *stage;
-    uint64_t nstage;
+    uint64_t nstage, tp, ntp;
+    bool any_layers;
     struct ckpt_ds_buffer **masters; /* one per stage; NULL: not used */
     struct ckpt_ds_parts *weights;
     uint64_t layer;
@@ -286,9 +287,9 @@ static int read_layers(struct pipeline *p, struct ckpt_err *err)
 
     for (size_t i = 0; i < tag->files.len; i++) {
         const struct ckpt_ds_entry *e = &tag->files.ptr[i];
-        if (e->is.role != CKPT_DS_LAYER)
+        if (e->is.role != CKPT_DS_LAYER || (p->ntp > 1 && e->is.mp != p->tp))
             continue;
-        if (e->is.mp > 0)
+        if (p->ntp == 1 && e->is.mp > 0)
             return ckpt_fail(err, CKPT_UNSUPPORTED,
                              "'%s/%s': the checkpoint does not say how the layers of several "
                              "tensor-parallel ranks are joined",
@@ -298,7 +299,7 @@ static int read_layers(struct pipeline *p, struct ckpt_err *err)
             return ckpt_fail(err, CKPT_CONFLICT,
                              "'%s' holds two files of layer %" PRIu64 ": '%s' and another one",
                              ckpt_dir_path(p->job->dir), p->layer, e->name);
-        if (check_hole(p, next, p->layer, err) < 0 ||
+        if ((!p->any_layers && check_hole(p, next, p->layer, err) < 0) ||
             ckpt_ds_layers_each(p->job, e->name, add_local, p, err) < 0)
             return -1;
         next = p->layer + 1;
@@ -323,22 +324,32 @@ static int check_params(const struct pipeline *p, struct ckpt_err *err)
     return 0;
 }
 
+static int refuse_ranks(const struct pipeline *p, uint64_t ntp, struct ckpt_err *err)
+{
+    if (p->ntp > 1)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s': '%s' says that there are %" PRIu64
+                         " tensor-parallel ranks, its args say %" PRIu64,
+                         ckpt_dir_path(p->job->dir), p->stage[0].model_name, ntp, p->ntp);
+    return ckpt_fail(err, CKPT_UNSUPPORTED,
+                     "'%s': how the layers of %" PRIu64
+                     " tensor-parallel ranks join is not in the checkpoint",
+                     ckpt_dir_path(p->job->dir), ntp);
+}
+
 /* Check that there are as many stages as the first model file says. */
 static int check_stages(const struct pipeline *p, struct ckpt_err *err)
 {
     const struct ckpt_ds_file *f = p->stage[0].model;
     const ckpt_pv degrees = ckpt_pv_get(&f->p, f->p.root, "checkpoint_parallel_dimensions");
-    uint64_t n = p->nstage, tp = 1;
+    uint64_t n = p->nstage, tp = p->ntp;
 
     if (ckpt_ds_file_u64(f, degrees, "pp_degree", &n)) {
         (void)ckpt_ds_file_u64(f, degrees, "tp_degree", &tp);
-        if (tp > 1)
-            return ckpt_fail(err, CKPT_UNSUPPORTED,
-                             "'%s': how the layers of %" PRIu64
-                             " tensor-parallel ranks join is not in the checkpoint",
-                             ckpt_dir_path(p->job->dir), tp);
-    } else {
-        (void)ckpt_ds_file_u64(f, f->p.root, "mp_world_size", &n);
+        if (tp != p->ntp)
+            return refuse_ranks(p, tp, err);
+    } else if (ckpt_ds_file_u64(f, f->p.root, "mp_world_size", &n) && n % p->ntp == 0) {
+        n /= p->ntp;
     }
     return n == p->nstage
                ? 0
@@ -402,15 +413,21 @@ static int read_pipeline(struct pipeline *p, struct ckpt_ds_parts *moments, stru
     return 0;
 }
 
-int ckpt_ds_layers_read(const struct ckpt_ds_job *job, struct ckpt_ds_zero *stage, uint64_t nstage,
+int ckpt_ds_layers_read(const struct ckpt_ds_job *job, const struct ckpt_ds_stages *stages,
                         struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
                         struct ckpt_err *err)
 {
-    struct pipeline p = {.job = job, .stage = stage, .nstage = nstage, .weights = weights};
+    struct pipeline p = {.job = job,
+                         .stage = stages->stage,
+                         .nstage = stages->n,
+                         .tp = stages->tp,
+                         .ntp = stages->ntp,
+                         .any_layers = stages->any_layers,
+                         .weights = weights};
     const int result = read_pipeline(&p, moments, err);
 
-    for (uint64_t i = 0; p.masters && i < nstage; i++)
-        ckpt_ds_masters_free(&stage[i], p.masters[i]);
+    for (uint64_t i = 0; p.masters && i < p.nstage; i++)
+        ckpt_ds_masters_free(&p.stage[i], p.masters[i]);
     free(p.masters);
     ckpt_vec_release(&p.taken);
     return result;

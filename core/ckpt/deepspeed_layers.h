@@ -6,10 +6,19 @@
 
 #include "ckpt/deepspeed_zero.h"
 
-/* Add the layers of `nstage` pipeline stages, whose files are checked, under the names LL.NAME;
- * also masters and moments if the options ask for them. MISSING: there is no file for a layer, and
- * the model files do not prove that the layer has no parameters. */
-int ckpt_ds_layers_read(const struct ckpt_ds_job *job, struct ckpt_ds_zero *stage, uint64_t nstage,
+/* The pipeline stages of one tensor-parallel rank. */
+struct ckpt_ds_stages {
+    struct ckpt_ds_zero *stage; /* their model files, open */
+    uint64_t n;
+    uint64_t tp, ntp; /* the tensor-parallel rank, and the number of these ranks */
+    bool any_layers;  /* do not ask whether a layer without a file is missing: the caller checks it
+                       */
+};
+
+/* Add the layers of the stages, whose files are checked, under the names LL.NAME; also masters and
+ * moments if the options ask for them. MISSING: there is no file for a layer, and the model files
+ * do not prove that the layer has no parameters. */
+int ckpt_ds_layers_read(const struct ckpt_ds_job *job, const struct ckpt_ds_stages *stages,
                         struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
                         struct ckpt_err *err);
 

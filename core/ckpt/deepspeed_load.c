@@ -6,15 +6,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/ckd.h"
 #include "base/str.h"
 #include "ckpt/deepspeed_experts.h"
 #include "ckpt/deepspeed_layers.h"
+#include "ckpt/deepspeed_megatron.h"
 #include "ckpt/deepspeed_module.h"
 #include "ckpt/deepspeed_tp.h"
 #include "ckpt/deepspeed_universal.h"
 
 static void parts_release(struct ckpt_ds_parts *p) { ckpt_ds_parts_release(p); }
 static void zero_release(struct ckpt_ds_zero *z) { ckpt_ds_zero_release(z); }
+static void megatron_release(struct ckpt_ds_megatron *m) { ckpt_ds_megatron_release(m); }
 
 static int about(const struct ckpt_ds_job *job, const char *key, json_t *value,
                  struct ckpt_err *err)
@@ -73,10 +76,18 @@ static int check_degree(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_er
                                  ckpt_dir_path(z->job->dir), n, z->model_name, want);
 }
 
+/* Is it to be shown as a Megatron checkpoint? With states, all names are the module's own, because
+ * the names of states contain those. */
+static bool is_megatron(const struct ckpt_ds_zero *z, bool pipeline)
+{
+    return !z->job->opt->states && ckpt_ds_megatron_is(z, pipeline);
+}
+
 /* Load a module of which one rank has everything except the experts. */
 static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
+    ckpt_cleanup(megatron_release) struct ckpt_ds_megatron m = {0};
     ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
 
     if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0 ||
@@ -89,6 +100,10 @@ static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
     if (ckpt_ds_module_read(&z, &weights, &moments, err) < 0 ||
         (z.moe && ckpt_ds_experts_read(&z, &weights, &moments, err) < 0))
         return -1;
+    if (is_megatron(&z, false))
+        return ckpt_ds_megatron_read(&z, false, &m, err) < 0
+                   ? -1
+                   : ckpt_ds_megatron_add(job, &m, false, &weights, err);
     return add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1 : 0;
 }
 
@@ -99,38 +114,12 @@ static void stages_free(struct ckpt_ds_zero *stage, uint64_t n)
     free(stage);
 }
 
-static int open_ranks(const struct ckpt_ds_job *job, struct ckpt_ds_zero *rank, uint64_t n,
-                      struct ckpt_err *err)
-{
-    for (uint64_t i = 0; i < n; i++)
-        if (ckpt_ds_zero_open(job, i, &rank[i], err) < 0)
-            return -1;
-    return describe(job, &rank[0], err);
-}
-
-/* Load a pipeline module, with one model file per stage. */
-static int load_pipeline(const struct ckpt_ds_job *job, struct ckpt_err *err)
-{
-    ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
-    const uint64_t n = count_mp(job->tag);
-    struct ckpt_ds_zero *stage = calloc(n + 1, sizeof *stage);
-    int result = -1;
-
-    if (!stage)
-        return ckpt_nomem(err);
-    if (n == 0)
-        (void)ckpt_ds_zero_open(job, 0, &stage[0], err);
-    else if (open_ranks(job, stage, n, err) == 0)
-        result = ckpt_ds_layers_read(job, stage, n, &weights, &moments, err);
-    stages_free(stage, n + 1);
-    return result < 0 || add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1
-                                                                                            : 0;
-}
-
+/* The ranks of a job, each of which has a part of the model. */
 struct ranks {
     uint64_t n;
     struct ckpt_ds_zero *zero;
     struct ckpt_ds_parts *weights, *moments;
+    struct ckpt_ds_megatron megatron; /* all zero: it is not Megatron's */
 };
 
 static void ranks_release(struct ranks *r)
@@ -144,21 +133,63 @@ static void ranks_release(struct ranks *r)
     }
     free(r->weights);
     free(r->moments);
+    ckpt_ds_megatron_release(&r->megatron);
+}
+
+/* Open the first rank's model file, and make room for all ranks. */
+static int open_first(const struct ckpt_ds_job *job, bool pipeline, struct ranks *r,
+                      struct ckpt_err *err)
+{
+    r->n = ckpt_max_u64(count_mp(job->tag), 1);
+    if (!(r->zero = calloc(r->n, sizeof *r->zero)) ||
+        !(r->weights = calloc(r->n, sizeof *r->weights)) ||
+        !(r->moments = calloc(r->n, sizeof *r->moments)))
+        return ckpt_nomem(err);
+    if (ckpt_ds_zero_open(job, 0, &r->zero[0], err) < 0 || describe(job, &r->zero[0], err) < 0)
+        return -1;
+    return is_megatron(&r->zero[0], pipeline)
+               ? ckpt_ds_megatron_read(&r->zero[0], pipeline, &r->megatron, err)
+               : 0;
+}
+
+/* Load a pipeline module, with one model file per stage and tensor-parallel rank. The first `pp` of
+ * r.zero are the stages of tensor-parallel rank 0, and so on. */
+static int load_pipeline(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(ranks_release) struct ranks r = {0};
+
+    if (open_first(job, true, &r, err) < 0)
+        return -1;
+    const bool megatron = r.megatron.tp > 0;
+    const uint64_t tp = megatron ? r.megatron.tp : 1, pp = r.n / tp;
+    for (uint64_t i = 1; i < r.n; i++)
+        if (ckpt_ds_zero_open(job, i % pp * tp + i / pp, &r.zero[i], err) < 0)
+            return -1;
+    for (uint64_t t = 0; t < tp; t++) {
+        const struct ckpt_ds_stages stages = {&r.zero[t * pp], pp, t, tp, megatron};
+        if (ckpt_ds_layers_read(job, &stages, &r.weights[t], &r.moments[t], err) < 0)
+            return -1;
+    }
+    if (megatron)
+        return ckpt_ds_megatron_add(job, &r.megatron, true, r.weights, err);
+    return add_all(job, &r.weights[0], err) < 0 || add_all(job, &r.moments[0], err) < 0 ? -1 : 0;
 }
 
 /* Load a module of which each tensor-parallel rank has a part. */
 static int load_ranks(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
-    ckpt_cleanup(ranks_release) struct ranks r = {.n = count_mp(job->tag)};
+    ckpt_cleanup(ranks_release) struct ranks r = {0};
 
-    if (!(r.zero = calloc(r.n, sizeof *r.zero)) || !(r.weights = calloc(r.n, sizeof *r.weights)) ||
-        !(r.moments = calloc(r.n, sizeof *r.moments)))
-        return ckpt_nomem(err);
-    if (open_ranks(job, r.zero, r.n, err) < 0 || check_degree(&r.zero[0], r.n, err) < 0)
+    if (open_first(job, false, &r, err) < 0 || check_degree(&r.zero[0], r.n, err) < 0)
         return -1;
+    for (uint64_t i = 1; i < r.n; i++)
+        if (ckpt_ds_zero_open(job, i, &r.zero[i], err) < 0)
+            return -1;
     for (uint64_t i = 0; i < r.n; i++)
         if (ckpt_ds_module_read(&r.zero[i], &r.weights[i], &r.moments[i], err) < 0)
             return -1;
+    if (r.megatron.tp)
+        return ckpt_ds_megatron_add(job, &r.megatron, false, r.weights, err);
     return ckpt_ds_tp_join(&r.zero[0], r.weights, r.n, job->cat, err) < 0 ||
                    ckpt_ds_tp_join(&r.zero[0], r.moments, r.n, job->cat, err) < 0
                ? -1
@@ -183,6 +214,7 @@ static int check_roles(const struct ckpt_ds_job *job, struct ckpt_err *err)
 static int load_universal(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
+    ckpt_cleanup(megatron_release) struct ckpt_ds_megatron m = {0};
     ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
 
     if (!ckpt_dir_has_dir(job->dir, "zero"))
@@ -193,6 +225,10 @@ static int load_universal(const struct ckpt_ds_job *job, struct ckpt_err *err)
     if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0 ||
         ckpt_ds_universal_read(&z, count_mp(job->tag), &weights, &moments, err) < 0)
         return -1;
+    if (is_megatron(&z, false))
+        return ckpt_ds_megatron_read_joined(&z, &m, err) < 0
+                   ? -1
+                   : ckpt_ds_megatron_add(job, &m, false, &weights, err);
     return add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1 : 0;
 }
 

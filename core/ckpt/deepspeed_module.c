@@ -14,6 +14,57 @@ enum {
     MOST_ENTRIES = 1 << 20 /* of them all, as often as they are referenced */
 };
 
+/* ---- nested dicts ---- */
+
+struct nest {
+    const struct ckpt_ds_file *f;
+    const char *file;
+    ckpt_ds_value_fn *fn;
+    void *ctx;
+    size_t nentry; /* entries that were read */
+};
+
+static int walk_dict(struct nest *n, ckpt_pv dict, const char *prefix, int depth,
+                     struct ckpt_err *err);
+
+static int walk_pair(struct nest *n, const char *key, ckpt_pv v, const char *prefix, int depth,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *name = NULL;
+
+    if (!key)
+        return ckpt_fail(err, CKPT_FORMAT, "'%s': a key of the module is not a string", n->file);
+    if (++n->nentry > MOST_ENTRIES || depth > MOST_DEPTH)
+        return ckpt_fail(err, CKPT_LIMIT, "'%s': the module has too many or too deep dicts",
+                         n->file);
+    if (!(name = ckpt_asprintf("%s%s%s", prefix, prefix[0] ? "." : "", key)))
+        return ckpt_nomem(err);
+    return ckpt_pv_kind(v) == CKPT_PV_DICT ? walk_dict(n, v, name, depth + 1, err)
+                                           : n->fn(n->ctx, name, v, err);
+}
+
+static int walk_dict(struct nest *n, ckpt_pv dict, const char *prefix, int depth,
+                     struct ckpt_err *err)
+{
+    const struct ckpt_pickle *p = &n->f->p;
+
+    for (size_t i = 0; i < ckpt_pv_npair(p, dict); i++)
+        if (walk_pair(n, ckpt_pv_str(p, ckpt_pv_key(p, dict, i)), ckpt_pv_value(p, dict, i), prefix,
+                      depth, err) < 0)
+            return -1;
+    return 0;
+}
+
+int ckpt_ds_module_each(const struct ckpt_ds_file *f, const char *file, ckpt_ds_value_fn *fn,
+                        void *ctx, struct ckpt_err *err)
+{
+    struct nest n = {.f = f, .file = file, .fn = fn, .ctx = ctx};
+
+    return walk_dict(&n, ckpt_pv_get(&f->p, f->p.root, "module"), "", 0, err);
+}
+
+/* ---- tensors of a module ---- */
+
 struct walk {
     struct ckpt_ds_zero *z;
     struct ckpt_ds_file *f;
@@ -22,7 +73,6 @@ struct walk {
     ckpt_pv module, shared;
     struct ckpt_map frozen; /* number of each fragment, by name */
     bool has_ranks;         /* the optimizer files have been read */
-    size_t nentry;          /* entries of the module that were read */
 };
 
 void ckpt_ds_masters_free(const struct ckpt_ds_zero *z, struct ckpt_ds_buffer *b)
@@ -219,43 +269,15 @@ static int add_others(struct walk *w, struct ckpt_err *err)
     return 0;
 }
 
-static int walk_dict(struct walk *w, ckpt_pv dict, const char *prefix, int depth,
-                     struct ckpt_err *err);
-
-/* Add a tensor, or those of a dict: Megatron-DeepSpeed's state dicts are nested, and the keys,
- * joined by dots, are the names of the parameters. */
-static int walk_pair(struct walk *w, const char *key, ckpt_pv v, const char *prefix, int depth,
-                     struct ckpt_err *err)
+static int walk_entry(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *name = NULL;
-
-    if (!key)
-        return ckpt_fail(err, CKPT_FORMAT, "'%s': a key of the module is not a string",
-                         w->z->model_name);
-    if (++w->nentry > MOST_ENTRIES || depth > MOST_DEPTH)
-        return ckpt_fail(err, CKPT_LIMIT, "'%s': the module has too many or too deep dicts",
-                         w->z->model_name);
-    if (!(name = ckpt_asprintf("%s%s%s", prefix, prefix[0] ? "." : "", key)))
-        return ckpt_nomem(err);
-    return ckpt_pv_kind(v) == CKPT_PV_DICT ? walk_dict(w, v, name, depth + 1, err)
-                                           : add_entry(w, name, v, err);
-}
-
-static int walk_dict(struct walk *w, ckpt_pv dict, const char *prefix, int depth,
-                     struct ckpt_err *err)
-{
-    const struct ckpt_pickle *p = &w->f->p;
-
-    for (size_t i = 0; i < ckpt_pv_npair(p, dict); i++)
-        if (walk_pair(w, ckpt_pv_str(p, ckpt_pv_key(p, dict, i)), ckpt_pv_value(p, dict, i), prefix,
-                      depth, err) < 0)
-            return -1;
-    return 0;
+    return add_entry(ctx, name, v, err);
 }
 
 static int walk_module(struct walk *w, struct ckpt_err *err)
 {
-    return walk_dict(w, w->module, "", 0, err) < 0 ? -1 : add_others(w, err);
+    return ckpt_ds_module_each(w->f, w->z->model_name, walk_entry, w, err) < 0 ? -1
+                                                                               : add_others(w, err);
 }
 
 /* ---- moments ---- */

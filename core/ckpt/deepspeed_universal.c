@@ -8,6 +8,7 @@
 
 #include "base/par.h"
 #include "base/str.h"
+#include "ckpt/deepspeed_module.h"
 #include "ckpt/deepspeed_spot.h"
 
 #define MASTER "fp32"
@@ -252,21 +253,15 @@ static int add_entry(struct load *l, const char *name, const struct ckpt_ds_stor
     return 0;
 }
 
-static int walk_module(struct load *l, struct ckpt_err *err)
+static int walk_entry(void *ctx, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
-    const struct ckpt_ds_file *f = l->z->model;
-    const struct ckpt_pickle *p = &f->p;
+    const struct load *l = ctx;
     struct ckpt_ds_stored own;
 
-    for (size_t i = 0; i < ckpt_pv_npair(p, l->module); i++) {
-        const char *name = ckpt_pv_str(p, ckpt_pv_key(p, l->module, i));
-        if (!name || ckpt_ds_file_tensor(f, ckpt_pv_value(p, l->module, i), &own, err) < 0)
-            return ckpt_err_in(err, "'%s/%s': '%s'", ckpt_dir_path(l->z->job->dir),
-                               l->z->model_name, name ? name : "?");
-        if (add_entry(l, name, &own, err) < 0)
-            return -1;
-    }
-    return 0;
+    if (ckpt_ds_file_tensor(l->z->model, v, &own, err) < 0)
+        return ckpt_err_in(err, "'%s/%s': '%s'", ckpt_dir_path(l->z->job->dir), l->z->model_name,
+                           name);
+    return add_entry(ctx, name, &own, err);
 }
 
 static int add_moments(struct load *l, struct ckpt_err *err)
@@ -305,7 +300,8 @@ static int load(struct load *l, struct ckpt_err *err)
         if (list_param(l, &l->z->param.ptr[i], err) < 0)
             return -1;
     return ckpt_parallel(l->states.len, l->z->job->opt->nthread, read_one, l, err) < 0 ||
-                   add_sources(l, err) < 0 || walk_module(l, err) < 0
+                   add_sources(l, err) < 0 ||
+                   ckpt_ds_module_each(l->z->model, l->z->model_name, walk_entry, l, err) < 0
                ? -1
                : add_moments(l, err);
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSpeed checkpoints of Megatron-DeepSpeed, whose module is a dict of dicts, as its state_dict_for_save_checkpoint makes it, or flat:
-view=raw has all tensors, and as a Hugging Face model they are refused by name."""
+view=raw has all tensors. Without the run's arguments they are refused as a Hugging Face model, by name (with them:
+test_deepspeed_megatron.py)."""
 
 import os
 import sys
