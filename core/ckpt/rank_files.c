@@ -118,6 +118,7 @@ struct load {
     CKPT_VEC(struct whole) wholes;
     struct ckpt_map by_name;
     struct ckpt_catalog *cat;
+    char *optimizer; /* the name of a file of an optimizer's states; NULL: there is none */
 };
 
 static void load_release(struct load *l)
@@ -134,6 +135,7 @@ static void load_release(struct load *l)
     ckpt_vec_release(&l->files);
     ckpt_vec_release(&l->wholes);
     ckpt_map_release(&l->by_name);
+    free(l->optimizer);
 }
 
 /* ---- which files ---- */
@@ -144,6 +146,9 @@ static int see_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err
     struct rank_name is;
     struct file *f;
 
+    if (e->kind != CKPT_ENTRY_DIR && !l->optimizer && ckpt_has_prefix(e->name, "optim") &&
+        !(l->optimizer = strdup(e->name)))
+        return ckpt_nomem(err);
     if (e->kind == CKPT_ENTRY_DIR || !parse_name(e->name, &is))
         return 0;
     if (ckpt_vec_add(&l->files, &f) < 0)
@@ -307,6 +312,23 @@ static int read_config(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
+/* Nothing in these files says which parameters an optimizer's states belong to. */
+static void tell_states(const struct load *l)
+{
+    const struct file *f = &l->files.ptr[0];
+
+    if (l->opt->states && f->pieces.states)
+        ckpt_catalog_warn(l->cat,
+                          "left out: the optimizer's states ('%s' in '%s'): of such files, only "
+                          "weights are shown",
+                          f->pieces.states, f->name);
+    else if (l->opt->states && l->optimizer)
+        ckpt_catalog_warn(l->cat,
+                          "left out: the optimizer's states ('%s'): of such files, only weights "
+                          "are shown",
+                          l->optimizer);
+}
+
 static int load(struct load *l, struct ckpt_err *err)
 {
     if (ckpt_dir_list(l->dir, see_entry, l, err) < 0)
@@ -321,6 +343,7 @@ static int load(struct load *l, struct ckpt_err *err)
         read_config(l, err) < 0 ||
         ckpt_verl_lora_config(l->dir, l->cat, &l->facts->adapter_config, err) < 0)
         return -1;
+    tell_states(l);
     return json_object_set_new(l->cat->about, "format", json_string("rank_files")) < 0
                ? ckpt_nomem(err)
                : 0;

@@ -455,6 +455,14 @@ static int add_value(struct file *f, const char *prefix, const char *key, ckpt_p
     return add_entry(f, name, v, err) < 0 ? ckpt_err_in(err, "tensor '%s'", name) : 0;
 }
 
+static int see_states(struct file *f, const char *key, struct ckpt_err *err)
+{
+    if (!f->out->states && ckpt_has_prefix(key, "optim") && ckpt_utf8_ok(key) &&
+        !(f->out->states = ckpt_arena_strdup(&f->out->names, key)))
+        return ckpt_nomem(err);
+    return 0;
+}
+
 /* Add the entries of several state dicts; other values beside them are ignored. */
 static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int depth,
                        struct ckpt_err *err)
@@ -470,8 +478,11 @@ static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int dep
         const bool other = ckpt_pv_kind(v) != CKPT_PV_DICT && !is_tensor(f, v);
         if (flat && is_tensor(f, v) && ckpt_pv_rule(&f->p, v) != CKPT_TORCH_SUBCLASS_V2)
             continue; /* this rank's part of a parameter, which a flat one contains */
-        if (f->nested && depth == 0 && (!key || is_state(key) || other))
+        if (f->nested && depth == 0 && (!key || is_state(key) || other)) {
+            if (key && see_states(f, key, err) < 0)
+                return -1;
             continue;
+        }
         if (!key || strlen(prefix) + strlen(key) > MAX_NAME || !ckpt_utf8_ok(key))
             return ckpt_fail(err, CKPT_FORMAT,
                              "a key of the state dict is not a valid name of a tensor");

@@ -77,6 +77,20 @@ class TorchSave(unittest.TestCase):
                     torch.save(saved, self.at(name + kind, name))
                     self.check(self.at(name + kind), f"base={self.at('base')}")
 
+    def test_states_are_told(self):
+        """The raw view has no optimizer's states of such files, and says so; a view of the model does not speak of them."""
+        state = self.model.state_dict()
+        torch.save({"model": state, "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}}}, self.at("inside", "checkpoint.pt"))
+        torch.save(state, self.at("beside", "model_world_size_1_rank_0.pt"))
+        torch.save({"state": {}}, self.at("beside", "optim_world_size_1_rank_0.pt"))
+        torch.save(state, self.at("without", "model.pt"))
+        for run, left_out in (("inside", "'optimizer' in 'checkpoint.pt'"), ("beside", "'optim_world_size_1_rank_0.pt'"), ("without", None)):
+            for view in (["-o", "view=raw"], ["-o", f"base={self.at('base')}"]):
+                done = subprocess.run([CKPT, "ls", self.at(run), *view], capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                told = f"left out: the optimizer's states ({left_out})" if left_out and "view=raw" in view else ""
+                self.assertTrue(told in done.stderr and ("left out" in done.stderr) == bool(told), f"{run} {view}: {done.stderr}")
+
     def test_hub_of_old(self):
         names = list(self.model.state_dict())
         for i, part in enumerate((names[:40], names[40:])):
