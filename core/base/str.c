@@ -131,6 +131,14 @@ bool ckpt_has_suffix(const char *s, const char *suffix)
     return n >= m && memcmp(s + n - m, suffix, m) == 0;
 }
 
+void ckpt_remove_word(char *s, const char *word)
+{
+    const size_t len = strlen(word);
+
+    for (char *at; (at = strstr(s, word));)
+        memmove(at, at + len, strlen(at + len) + 1);
+}
+
 bool ckpt_parse_u64(const char *s, size_t len, unsigned long long *ret_value)
 {
     unsigned long long v = 0;

@@ -45,6 +45,9 @@ char *ckpt_printable(const char *bytes);
 bool ckpt_has_prefix(const char *s, const char *prefix);
 bool ckpt_has_suffix(const char *s, const char *suffix);
 
+/* Take every occurrence of `word`, which is not empty, out of the text, in place. */
+void ckpt_remove_word(char *s, const char *word);
+
 /* Decimal digits only, no sign, no blanks; all of s[0..len). False if it is not one or does not
  * fit. */
 bool ckpt_parse_u64(const char *s, size_t len, unsigned long long *ret_value);

@@ -91,6 +91,7 @@ struct ckpt_type {
     struct ckpt_expert_layouts experts;
     struct ckpt_texts parameters; /* parameters of fused experts, in the order of registration */
     enum ckpt_experts_turned experts_turned;
+    struct ckpt_texts headed;    /* classes with a head whose names do not say so */
     struct ckpt_text_pairs bare; /* model types whose class without a head has these names, too, and
                                     a tensor that shows it */
     bool tied; /* ties hold, too, if config.json does not say tie_word_embeddings and the values are
@@ -100,10 +101,11 @@ struct ckpt_type {
     bool converted;       /* transformers >= 5 converts the weights while it loads them */
     struct ckpt_texts
         absent; /* suffixes of tensors that a checkpoint may lack although its base has them */
-    struct ckpt_texts buffers;     /* suffixes of buffers, which are not parameters */
-    struct ckpt_texts keeps_dtype; /* suffixes of tensors that transformers loads as F32, whatever
-                                      dtype a file has */
-    struct ckpt_texts computed;    /* suffixes of tensors that are computed, not stored */
+    struct ckpt_texts buffers;      /* suffixes of buffers, which are not parameters */
+    struct ckpt_texts keeps_dtype;  /* suffixes of tensors that transformers loads as F32, whatever
+                                       dtype a file has */
+    struct ckpt_texts computed;     /* suffixes of tensors that are computed, not stored */
+    struct ckpt_text_pairs unsaved; /* a class and a suffix of its tensors that it does not store */
     struct ckpt_leasts least;
     const char *decoder_config; /* the decoder's key in config.json, if it is not a usual one */
     bool no_use_cache;          /* the config class has no attribute use_cache */

@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 
-static const char *class_of(const json_t *config)
+const char *ckpt_bare_class(const json_t *config)
 {
     const char *name =
         json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
@@ -19,7 +19,7 @@ static const char *class_of(const json_t *config)
 /* The classes have the names XModel; with a head also XHeadModel and XHeadsModel. */
 bool ckpt_bare_is(const json_t *config)
 {
-    const char *name = class_of(config);
+    const char *name = ckpt_bare_class(config);
 
     return ckpt_has_suffix(name, "Model") && !ckpt_has_suffix(name, "HeadModel") &&
            !ckpt_has_suffix(name, "HeadsModel");
@@ -27,9 +27,10 @@ bool ckpt_bare_is(const json_t *config)
 
 const char *ckpt_bare_anchor(const struct ckpt_type *type, const json_t *config)
 {
-    const char *model_type = ckpt_json_str(config, "model_type");
+    const char *model_type = ckpt_json_str(config, "model_type"), *class = ckpt_bare_class(config);
 
-    if (!model_type || !ckpt_bare_is(config))
+    if (!model_type || !ckpt_bare_is(config) ||
+        ckpt_texts_have(&type->headed, class, strlen(class)))
         return NULL;
     for (size_t i = 0; i < type->bare.n; i++)
         if (strcmp(type->bare.pair[i].from, model_type) == 0)
@@ -103,7 +104,7 @@ int ckpt_bare_check(const struct ckpt_catalog *cat, const json_t *config, const 
                                  "transformers saves that of model type '%s' is not known ('%s' "
                                  "is a key of the saved dict, not a part of the names; view=raw "
                                  "shows the tensors)",
-                                 class_of(config), model_type ? model_type : "?", key);
+                                 ckpt_bare_class(config), model_type ? model_type : "?", key);
         }
     }
     return 0;

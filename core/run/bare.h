@@ -11,6 +11,9 @@
 #include "recipe/types.h"
 #include "tensor/catalog.h"
 
+/* The model's class by its config; "": that does not say it. */
+const char *ckpt_bare_class(const json_t *config);
+
 /* Is the class that the config names (NULL: none) one without a head? */
 bool ckpt_bare_is(const json_t *config);
 

@@ -69,9 +69,22 @@ char *ckpt_names_unwrap(const char *name)
     char *own = strdup(name);
 
     for (size_t i = 0; own && i < sizeof wrappers / sizeof wrappers[0]; i++)
-        for (char *at; (at = strstr(own, wrappers[i]));)
-            memmove(at, at + strlen(wrappers[i]), strlen(at + strlen(wrappers[i])) + 1);
+        ckpt_remove_word(own, wrappers[i]);
     return own;
+}
+
+/* Does the model's class, or any if the config does not say it, leave the tensor out? */
+static bool is_unsaved(const struct naming *n, const char *name)
+{
+    for (size_t i = 0; i < n->type->unsaved.n; i++) {
+        const struct ckpt_text_pair *pair = &n->type->unsaved.pair[i];
+        if (!ckpt_has_suffix(name, pair->to))
+            continue;
+        const char *class = ckpt_bare_class(n->config);
+        if (!*class || strcmp(class, pair->from) == 0)
+            return true;
+    }
+    return false;
 }
 
 static int collect(struct naming *n, struct ckpt_err *err)
@@ -80,6 +93,7 @@ static int collect(struct naming *n, struct ckpt_err *err)
         return ckpt_nomem(err);
     for (size_t i = 0; i < n->cat->tensors.len; i++)
         if (ckpt_names_is_weight(n->type, n->cat->tensors.ptr[i].name) &&
+            !is_unsaved(n, n->cat->tensors.ptr[i].name) &&
             !(n->name[i] = ckpt_names_unwrap(n->cat->tensors.ptr[i].name)))
             return ckpt_nomem(err);
     return 0;
