@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/str.h"
 #include "container/torch_object.h"
 
 void ckpt_ds_file_free(struct ckpt_ds_file *f)
@@ -17,6 +18,7 @@ void ckpt_ds_file_free(struct ckpt_ds_file *f)
         ckpt_pickle_release(&f->p);
     if (f->has_archive)
         ckpt_torch_release(&f->archive);
+    ckpt_arena_release(&f->names);
     ckpt_source_unref(f->source);
     free(f);
 }
@@ -49,6 +51,36 @@ int ckpt_ds_file_open(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool
     if (read_archive(f, err) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(dir), name);
     *ret = ckpt_steal(&f);
+    return 0;
+}
+
+#define WRAPPER "_checkpoint_wrapped_module."
+
+static bool has_wrapper(const struct ckpt_pickle *p, ckpt_pv dict)
+{
+    for (size_t i = 0; i < ckpt_pv_npair(p, dict); i++) {
+        const char *key = ckpt_pv_str(p, ckpt_pv_key(p, dict, i));
+        if (key && strstr(key, WRAPPER))
+            return true;
+    }
+    return false;
+}
+
+int ckpt_ds_file_unwrap(struct ckpt_ds_file *f, struct ckpt_err *err)
+{
+    if (has_wrapper(&f->p, ckpt_pv_get(&f->p, f->p.root, "module")))
+        return 0;
+    for (size_t i = 0; i < f->p.strs.len; i++) {
+        struct ckpt_pickle_str *s = &f->p.strs.ptr[i];
+        if (strlen(s->ptr) != s->len || !strstr(s->ptr, WRAPPER))
+            continue;
+        char *own = ckpt_arena_strdup(&f->names, s->ptr);
+        if (!own)
+            return ckpt_nomem(err);
+        ckpt_remove_word(own, WRAPPER);
+        *s = (struct ckpt_pickle_str){own, (uint32_t)strlen(own)};
+        f->unwrapped = true;
+    }
     return 0;
 }
 
@@ -123,4 +155,11 @@ bool ckpt_ds_is_buffer(const struct ckpt_ds_file *model, const char *name)
             return true;
     }
     return false;
+}
+
+const char *ckpt_ds_owner(const struct ckpt_ds_file *model, const char *name)
+{
+    const struct ckpt_pickle *p = &model->p;
+
+    return ckpt_pv_str(p, ckpt_pv_get(p, ckpt_pv_get(p, p->root, "shared_params"), name));
 }

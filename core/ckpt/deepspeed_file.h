@@ -14,6 +14,8 @@ struct ckpt_ds_file {
     struct ckpt_torch archive;
     struct ckpt_pickle p;
     bool has_archive, has_pickle;
+    struct ckpt_arena names; /* those without torch's wrapper */
+    bool unwrapped;          /* there are some */
 };
 
 /* Open the file and read its pickle; *ret is new. Errors name the file. */
@@ -42,6 +44,11 @@ bool ckpt_ds_is_tensor(const struct ckpt_ds_file *f, ckpt_pv v);
 
 /* Does a file of the model list `name` as a buffer? */
 bool ckpt_ds_is_buffer(const struct ckpt_ds_file *model, const char *name);
+/* Take the word of torch's checkpoint_wrapper out of a model file's lists of parameters. The
+ * wrapper itself takes it out of the names of a state dict, so that they would differ. */
+int ckpt_ds_file_unwrap(struct ckpt_ds_file *f, struct ckpt_err *err);
+/* The parameter that a tied one is, by shared_params of the model file; NULL: it is none. */
+const char *ckpt_ds_owner(const struct ckpt_ds_file *model, const char *name);
 
 /* Parse a tensor's size (a torch.Size, tuple or list of integers). */
 int ckpt_ds_file_shape(struct ckpt_ds_file *f, ckpt_pv v, uint64_t *dim, uint32_t *ret_rank,

@@ -182,9 +182,11 @@ static int load_ranks(const struct ckpt_ds_job *job, struct ckpt_err *err)
 
     if (open_first(job, false, &r, err) < 0 || check_degree(&r.zero[0], r.n, err) < 0)
         return -1;
-    for (uint64_t i = 1; i < r.n; i++)
+    for (uint64_t i = 1; i < r.n; i++) {
         if (ckpt_ds_zero_open(job, i, &r.zero[i], err) < 0)
             return -1;
+        r.zero[i].shared_in = r.zero[0].model;
+    }
     for (uint64_t i = 0; i < r.n; i++)
         if (ckpt_ds_module_read(&r.zero[i], &r.weights[i], &r.moments[i], err) < 0)
             return -1;

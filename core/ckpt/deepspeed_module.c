@@ -70,7 +70,7 @@ struct walk {
     struct ckpt_ds_file *f;
     struct ckpt_ds_parts *out;
     struct ckpt_ds_buffer *buffers; /* the masters; NULL: not used */
-    ckpt_pv module, shared;
+    ckpt_pv module;
     struct ckpt_map frozen; /* number of each fragment, by name */
     bool has_ranks;         /* the optimizer files have been read */
 };
@@ -171,7 +171,7 @@ static struct ckpt_ds_part *last_part(struct ckpt_ds_parts *p)
 
 static const char *owner_of(const struct walk *w, const char *name)
 {
-    return ckpt_pv_str(&w->f->p, ckpt_pv_get(&w->f->p, w->shared, name));
+    return ckpt_ds_owner(w->z->shared_in, name);
 }
 
 /* Add a parameter's master, to be shown in the dtype of the module. */
@@ -335,6 +335,10 @@ int ckpt_ds_moments_add(struct ckpt_ds_zero *z, struct ckpt_ds_parts *out, struc
 {
     const struct ckpt_ds_optim *o = z->optim.ptr;
 
+    if (z->optim.len && o->elastic)
+        ckpt_catalog_warn(z->job->cat,
+                          "left out: the optimizer's states, which elastic_checkpoint saved in a "
+                          "form that is not read");
     for (size_t i = 0; z->optim.len && i < o->moment.len; i++) {
         bool seen = false;
         for (size_t k = 0; k < i; k++)
@@ -413,7 +417,6 @@ static int read_all(struct walk *w, struct ckpt_ds_parts *moments, struct ckpt_e
     const struct ckpt_pickle *p = &w->f->p;
 
     w->module = ckpt_pv_get(p, p->root, "module");
-    w->shared = ckpt_pv_get(p, p->root, "shared_params");
     if (ckpt_pv_kind(w->module) != CKPT_PV_DICT)
         return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is not a state dict",
                          ckpt_dir_path(w->z->job->dir), w->z->model_name);

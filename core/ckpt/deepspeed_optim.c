@@ -168,6 +168,8 @@ static int read_states(const struct reading *r, bool states, struct ckpt_err *er
         get(r, r->state, r->out->zero3 ? "optimizer_state_dict" : "base_optimizer_state");
     const ckpt_pv groups = get(r, base, "state");
 
+    r->out->elastic = ckpt_pv_kind(base) == CKPT_PV_LIST && ckpt_pv_len(p, base) > 0;
+
     for (size_t i = 0; i < ckpt_pv_npair(p, groups); i++) {
         const ckpt_pv state = ckpt_pv_value(p, groups, i);
         int64_t group;

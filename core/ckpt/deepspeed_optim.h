@@ -41,6 +41,7 @@ struct ckpt_ds_optim {
     CKPT_VEC(uint64_t)
     padding; /* param_alignment_paddings of all groups in turn: n, then n numbers; empty: there are
                 none */
+    bool elastic; /* it has states in another form, that of elastic_checkpoint */
 };
 
 /* Read the file. states: read the moments too. */

@@ -45,6 +45,8 @@ static int read_rank_model(void *ctx, size_t i, struct ckpt_err *err)
 
     if (i > 0 && ckpt_ds_file_open(job->dir, e->name, job->opt->pool, &own, err) < 0)
         return -1;
+    if (own && ckpt_ds_file_unwrap(own, err) < 0)
+        return -1;
     f = own ? own : f;
     m->source = ckpt_source_ref(f->source);
     m->has_steps = ckpt_ds_file_u64(f, f->p.root, "global_steps", &m->steps);

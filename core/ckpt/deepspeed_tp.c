@@ -361,12 +361,25 @@ static int find_parts(struct join *j, size_t i, struct ckpt_err *err)
     return 0;
 }
 
+/* Find the rule of a tensor. The patterns are of the parameters; a tied one is its owner. */
+static int find_rule(struct join *j, struct ckpt_ds_rule *ret, struct ckpt_err *err)
+{
+    const char *owner = ckpt_ds_owner(j->rank0->model, j->param);
+
+    if (ckpt_ds_rules_find(&j->rules, j->param, ret, err) < 0)
+        return -1;
+    if (ret->regex || !owner)
+        return 0;
+    j->param = owner;
+    return ckpt_ds_rules_find(&j->rules, owner, ret, err);
+}
+
 static int join_tensor(struct join *j, size_t i, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     struct ckpt_ds_rule rule;
     size_t index, bad;
 
-    if (find_parts(j, i, err) < 0 || ckpt_ds_rules_find(&j->rules, j->param, &rule, err) < 0)
+    if (find_parts(j, i, err) < 0 || find_rule(j, &rule, err) < 0)
         return -1;
     const struct ckpt_ds_part *part = part_of(j, 0);
     j->rank = part->rank;

@@ -210,13 +210,6 @@ static const struct state *find_master(const struct load *l, const char *name)
     return NULL;
 }
 
-static const char *owner_of(const struct load *l, const char *name)
-{
-    const struct ckpt_pickle *p = &l->z->model->p;
-
-    return ckpt_pv_str(p, ckpt_pv_get(p, ckpt_pv_get(p, p->root, "shared_params"), name));
-}
-
 /* Add a tensor that the optimizer did not have. */
 static int add_other(struct load *l, const char *name, const struct ckpt_ds_stored *own,
                      struct ckpt_err *err)
@@ -237,7 +230,7 @@ static int add_other(struct load *l, const char *name, const struct ckpt_ds_stor
 static int add_entry(struct load *l, const char *name, const struct ckpt_ds_stored *own,
                      struct ckpt_err *err)
 {
-    const char *owner = owner_of(l, name);
+    const char *owner = ckpt_ds_owner(l->z->model, name);
     const struct state *s = find_master(l, name);
     struct ckpt_ds_stored at;
 
@@ -292,8 +285,14 @@ static int load(struct load *l, struct ckpt_err *err)
     if (ckpt_pv_kind(l->module) != CKPT_PV_DICT)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
                          "'%s/%s' has no module: a universal checkpoint of a pipeline, which is "
-                         "not supported",
+                         "not supported: open the tag that it was made of",
                          ckpt_dir_path(dir), l->z->model_name);
+    if (l->z->model->unwrapped)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s' is a universal checkpoint of a model with torch's "
+                         "checkpoint_wrapper, which is not supported: open the tag that it was "
+                         "made of",
+                         ckpt_dir_path(dir));
     if (ckpt_dir_open_below(dir, "zero", &l->zero, err) < 0)
         return -1;
     for (size_t i = 0; i < l->z->param.len; i++)

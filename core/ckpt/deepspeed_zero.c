@@ -157,8 +157,9 @@ int ckpt_ds_zero_open(const struct ckpt_ds_job *job, uint64_t mp, struct ckpt_ds
         return ckpt_nomem(err);
     if (ckpt_ds_file_open(job->dir, e->name, job->opt->pool, &z->model, err) < 0)
         return -1;
-    if (read_model(z, err) < 0)
+    if (ckpt_ds_file_unwrap(z->model, err) < 0 || read_model(z, err) < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(job->dir), e->name);
+    z->shared_in = z->model;
     z->model_index = ckpt_catalog_add_source(job->cat, z->model->source, err);
     return z->model_index == UINT32_MAX ? -1 : 0;
 }

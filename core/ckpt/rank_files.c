@@ -312,11 +312,31 @@ static int read_config(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-/* Nothing in these files says which parameters an optimizer's states belong to. */
-static void tell_states(const struct load *l)
+/* Refuse files that have no tensors, such as those of modules that were saved as objects. */
+static int check_any(const struct load *l, struct ckpt_err *err)
+{
+    const struct file *f = &l->files.ptr[0];
+    const char *what = f->pieces.other ? f->pieces.other : f->pieces.states;
+
+    return l->wholes.len ? 0
+                         : ckpt_fail(err, CKPT_UNSUPPORTED,
+                                     "'%s/%s' has no tensors under names%s%s%s: save a model's "
+                                     "state_dict()",
+                                     ckpt_dir_path(l->dir), f->name, what ? ", only '" : "",
+                                     what ? what : "", what ? "'" : "");
+}
+
+/* Tell what the raw view leaves out. Nothing in these files says which parameters an optimizer's
+ * states belong to. */
+static void tell_left_out(const struct load *l)
 {
     const struct file *f = &l->files.ptr[0];
 
+    if (l->opt->states && f->pieces.other)
+        ckpt_catalog_warn(l->cat,
+                          "left out: '%s' in '%s' (objects and lists, in which no tensor has "
+                          "a name)",
+                          f->pieces.other, f->name);
     if (l->opt->states && f->pieces.states)
         ckpt_catalog_warn(l->cat,
                           "left out: the optimizer's states ('%s' in '%s'): of such files, only "
@@ -338,12 +358,12 @@ static int load(struct load *l, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no file of any rank", ckpt_dir_path(l->dir));
     if (check_files(l, err) < 0 ||
         ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0 ||
-        add_pieces(l, err) < 0 ||
+        add_pieces(l, err) < 0 || check_any(l, err) < 0 ||
         ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0 ||
         read_config(l, err) < 0 ||
         ckpt_verl_lora_config(l->dir, l->cat, &l->facts->adapter_config, err) < 0)
         return -1;
-    tell_states(l);
+    tell_left_out(l);
     return json_object_set_new(l->cat->about, "format", json_string("rank_files")) < 0
                ? ckpt_nomem(err)
                : 0;

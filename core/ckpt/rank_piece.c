@@ -394,6 +394,50 @@ static int add_wrapped(const struct file *f, ckpt_pv v, struct ckpt_rank_piece *
     return fail_value(f, class, "its class", err);
 }
 
+/* Is it a tensor of a kind that has no plain storage: sparse, quantized, nested, or without values?
+ */
+static bool is_special(const struct file *f, ckpt_pv v)
+{
+    return ckpt_pv_kind(v) == CKPT_PV_OPAQUE &&
+           strcmp(ckpt_pv_module(&f->p, v), "torch._utils") == 0 &&
+           ckpt_has_prefix(ckpt_pv_name(&f->p, v), "_rebuild_");
+}
+
+/* Is it a DTensor or a ShardedTensor? A plain tensor with attributes is made by the same call. */
+static bool is_wrapped(const struct file *f, ckpt_pv v)
+{
+    const ckpt_pv call = ckpt_pv_slot(&f->p, v, 0);
+
+    return ckpt_pv_rule(&f->p, v) == CKPT_TORCH_SUBCLASS_V2 &&
+           strcmp(ckpt_pv_name(&f->p, ckpt_pv_at(&f->p, call, 1)), "Tensor") != 0;
+}
+
+static bool is_tensor(const struct file *f, ckpt_pv v)
+{
+    return !ckpt_torch_is_data(&f->p, v) && ckpt_pv_rule(&f->p, v) >= 0;
+}
+
+/* Can there be tensors in a value that is none: an object, or a list of tensors or dicts? */
+static bool may_have_tensors(const struct file *f, ckpt_pv v)
+{
+    if (ckpt_pv_kind(v) == CKPT_PV_OPAQUE)
+        return true;
+    for (size_t i = 0; ckpt_pv_is_seq(v) && i < ckpt_pv_len(&f->p, v); i++) {
+        const ckpt_pv e = ckpt_pv_at(&f->p, v, i);
+        if (is_tensor(f, e) || ckpt_pv_kind(e) == CKPT_PV_OPAQUE || ckpt_pv_kind(e) == CKPT_PV_DICT)
+            return true;
+    }
+    return false;
+}
+
+/* Note the first value that is left out although tensors may be in it. */
+static int leave_out(struct file *f, const char *name, ckpt_pv v, struct ckpt_err *err)
+{
+    if (f->out->other || !may_have_tensors(f, v) || !ckpt_utf8_ok(name))
+        return 0;
+    return (f->out->other = ckpt_arena_strdup(&f->out->names, name)) ? 0 : ckpt_nomem(err);
+}
+
 static int add_entry(struct file *f, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
     struct ckpt_rank_piece p = {0};
@@ -401,12 +445,11 @@ static int add_entry(struct file *f, const char *name, ckpt_pv v, struct ckpt_er
     while (ckpt_pv_kind(v) == CKPT_PV_OBJ && (ckpt_pv_rule(&f->p, v) == CKPT_TORCH_PARAMETER ||
                                               ckpt_pv_rule(&f->p, v) == CKPT_TORCH_PARAMETER_STATE))
         v = ckpt_pv_at(&f->p, ckpt_pv_slot(&f->p, v, 0), 0);
-    if (ckpt_torch_is_data(&f->p, v)) /* a number, such as a step, and not a tensor */
-        return 0;
+    if (ckpt_torch_is_data(&f->p, v) && !is_special(f, v)) /* a number, such as a step */
+        return leave_out(f, name, v, err);
     if (!(p.name = ckpt_arena_strdup(&f->out->names, name)))
         return ckpt_nomem(err);
-    return ckpt_pv_rule(&f->p, v) == CKPT_TORCH_SUBCLASS_V2 ? add_wrapped(f, v, &p, err)
-                                                            : add_plain(f, v, &p, err);
+    return is_wrapped(f, v) ? add_wrapped(f, v, &p, err) : add_plain(f, v, &p, err);
 }
 
 /* Does the key belong to an optimizer's state or a step counter, which is not part of the model? */
@@ -433,11 +476,6 @@ static bool has_flat(const struct file *f, ckpt_pv dict)
             return true;
     }
     return false;
-}
-
-static bool is_tensor(const struct file *f, ckpt_pv v)
-{
-    return !ckpt_torch_is_data(&f->p, v) && ckpt_pv_rule(&f->p, v) >= 0;
 }
 
 static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int depth,
@@ -476,16 +514,19 @@ static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int dep
         const char *key = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, dict, i));
         ckpt_pv v = ckpt_pv_value(&f->p, dict, i);
         const bool other = ckpt_pv_kind(v) != CKPT_PV_DICT && !is_tensor(f, v);
-        if (flat && is_tensor(f, v) && ckpt_pv_rule(&f->p, v) != CKPT_TORCH_SUBCLASS_V2)
+        if (flat && is_tensor(f, v) && !is_wrapped(f, v))
             continue; /* this rank's part of a parameter, which a flat one contains */
         if (f->nested && depth == 0 && (!key || is_state(key) || other)) {
-            if (key && see_states(f, key, err) < 0)
+            if (key &&
+                (see_states(f, key, err) < 0 || (!is_state(key) && leave_out(f, key, v, err) < 0)))
                 return -1;
             continue;
         }
         if (!key || strlen(prefix) + strlen(key) > MAX_NAME || !ckpt_utf8_ok(key))
             return ckpt_fail(err, CKPT_FORMAT,
-                             "a key of the state dict is not a valid name of a tensor");
+                             "a key of the state dict%s%s%s is not a valid name of a tensor%s",
+                             *prefix ? " '" : "", prefix, *prefix ? "'" : "",
+                             key ? "" : ": it is no text, as in an optimizer's states");
         if (add_value(f, prefix, key, v, depth, err) < 0)
             return -1;
     }

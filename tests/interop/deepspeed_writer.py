@@ -197,6 +197,35 @@ def toys(world, rank, port, top, seeds, old):
             write_toy(deepspeed, rank, os.path.join(top, f"toy-{seed}"), make_plan(seed, world, old))
 
 
+def write_wrapped(deepspeed, rank, at, stage, elastic):
+    """With torch's checkpoint_wrapper, whose word is in the names of parameters, but not in those of a state dict."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    plan = {"shapes": [[3, 5], [7], [4, 3]], "biases": [True, False, True], "tied": True, "frozen": [2], "seed": 5, "stage": stage, "dtype": "bf16", "round_robin": False,
+            "align": False, "sub_group": 10**9, "persist": 0}
+    torch.manual_seed(5)
+    model = Toy(plan)
+    want = {k: t.clone() for k, t in model.state_dict().items() if t.is_floating_point() and k != "scale"}
+    model.layers = torch.nn.ModuleList(checkpoint_wrapper(layer) for layer in model.layers)
+    config = config_of(plan)
+    config["zero_optimization"]["elastic_checkpoint"] = elastic
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups_of(model, 1)), config=config)
+    train(engine, 1, torch.ones(1, dtype=torch.bfloat16))
+    engine.save_checkpoint(at)
+    if rank == 0:
+        trained = {k.replace("_checkpoint_wrapped_module.", ""): t for k, t in own_converter(at, plan).items()}
+        want = {k: trained.get(k, trained["layers.0.weight"]) if k[:8] != "layers.2" else t.bfloat16().float() for k, t in want.items()}
+        torch.save(want, at + ".want")
+    dist.barrier()
+    engine.destroy()
+
+
+def wrapped(world, rank, port, top, stages, elastic):
+    deepspeed = start(world, rank, port)
+    for stage in stages:
+        with contextlib.redirect_stdout(None):
+            write_wrapped(deepspeed, rank, os.path.join(top, f"wrapped{stage}"), stage, stage == elastic)
+
+
 # ---- experts ----
 
 class Expert(torch.nn.Module):
@@ -269,6 +298,43 @@ def moes(world, rank, port, top, seeds, old):
     for seed in seeds:
         with contextlib.redirect_stdout(None):
             write_moe(deepspeed, rank, os.path.join(top, f"moe-{seed}"), moe_plan(seed, world))
+
+
+# ---- tensor parallelism ----
+
+def tied_models():
+    """Small models with tied embeddings: OPT's is on all ranks, llama's is divided."""
+    import transformers as tf
+    sizes = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
+    yield "opt", tf.OPTConfig(**sizes, ffn_dim=48, word_embed_proj_dim=32)
+    yield "llama", tf.LlamaConfig(**sizes, intermediate_size=48, num_key_value_heads=2, tie_word_embeddings=True)
+
+
+def write_parallel(deepspeed, rank, at, config, stage):
+    import transformers as tf
+    torch.manual_seed(7)
+    model = tf.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    want = {k: t.clone() for k, t in model.state_dict().items()}
+    more = {"tensor_parallel": {"autotp_size": 2}}
+    model = deepspeed.tp_model_init(model, tp_size=2, dtype=torch.bfloat16)
+    plan = {"stage": stage, "dtype": "bf16", "round_robin": False, "sub_group": 10**9, "persist": 0, "align": False}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.0), config=config_of(plan) | more)
+    ids = torch.arange(1, 9).view(1, 8)
+    engine.backward(engine(input_ids=ids, labels=ids).loss)
+    engine.step()  # without a learning rate: the weights are those of the beginning
+    engine.save_checkpoint(at)
+    if rank == 0:
+        torch.save(want, at + ".want")
+    dist.barrier()
+    engine.destroy()
+
+
+def parallels(world, rank, port, top, stages):
+    deepspeed = start(world, rank, port)
+    for name, config in tied_models():
+        for stage in stages:
+            with contextlib.redirect_stdout(None):
+                write_parallel(deepspeed, rank, os.path.join(top, f"{name}{stage}"), config, stage)
 
 
 # ---- for tests/bench ----

@@ -182,6 +182,17 @@ def save_modules(model, at, tp=1, masters=None, stage=1, world=2, **others):
     return tag
 
 
+def save_ranks(model, at, tp=1, **others):
+    """Without DeepSpeed's engine: as Megatron-LM did then."""
+    for t in range(tp):
+        folder = os.path.join(at, "iter_0000005", f"mp_rank_{t:02d}")
+        os.makedirs(folder)
+        root = model.root(tp, 0, **others)
+        torch.save({k: root[k] for k in ("args", "checkpoint_version", "iteration")} | {"model": module(model, t, tp)}, os.path.join(folder, "model_optim_rng.pt"))
+    with open(os.path.join(at, "latest_checkpointed_iteration.txt"), "w") as f:
+        f.write("5")
+
+
 def pipeline(model, gaps=(0, 0)):
     """[(number, {local name: (tensor, rule)})] of GPTModelPipe: a function, the embedding, the layers, the norm, the head, a function.
     gaps: further functions before and behind the layers, as older code has; a tied head is a function, too."""

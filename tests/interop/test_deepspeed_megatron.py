@@ -102,6 +102,24 @@ class Served(ModelCase):
             mds.save_modules(mds.Model(sd, cfg), run, **{key: value})
             self.refused(run, needle)
 
+    def test_models_that_compute_otherwise(self):
+        """The same tensors as llama's, but not its computation; so is code without the engine of DeepSpeed, which saves as Megatron-LM did."""
+        cfg, sd = llama()
+        for i, (key, value, needle) in enumerate((
+                ("apply_residual_connection_post_layernorm", True, "residual connections begin behind the norms"), ("rotary_percent", 0.5, "(rotary_percent 0.5)"),
+                ("position_embedding_type", "alibi", "its positions"), ("position_embedding_type", "none", "its positions"), ("no_rope_freq", 4, "(no_rope_freq 4)"),
+                ("quick_geglu", True, "is not a SiLU"), ("activation", "fast-geglu", "is not a SiLU"))):
+            run = self.path(str(i))
+            mds.save_modules(mds.Model(sd, cfg), run, **{key: value})
+            self.refused(run, needle)
+        run = self.path("1p")
+        mds.save_modules(mds.Model(sd, cfg, 4), run, apply_layernorm_1p=True)  # its RMSNorm has no such variant
+        self.served(run, sd, cfg)
+        for name, needle in (("ranks", ""), ("fpdt", "all queries before all keys and values")):
+            run = self.path(name)
+            mds.save_ranks(mds.Model(sd, cfg, 4), run, 2, **({"ds_sequence_parallel_fpdt": False} if needle else {}))
+            self.refused(run, needle) if needle else self.served(run, sd, cfg, "vocab_size=60")
+
     def test_arguments_that_contradict_the_tensors(self):
         cfg, sd = llama()
         for i, (key, value, needle) in enumerate((

@@ -14,6 +14,7 @@ try:
     import torch
     import torch.distributed as dist
     import transformers as tf
+    from safetensors.torch import load_file
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -91,6 +92,45 @@ class TorchSave(unittest.TestCase):
                 told = f"left out: the optimizer's states ({left_out})" if left_out and "view=raw" in view else ""
                 self.assertTrue(told in done.stderr and ("left out" in done.stderr) == bool(told), f"{run} {view}: {done.stderr}")
 
+    def raw(self, name, saved, file="checkpoint.pt"):
+        torch.save(saved, self.at(name, file))
+        done, out = self.export(self.at(name), "view=raw")
+        return done.returncode, done.stderr, load_file(os.path.join(out, "model.safetensors")) if done.returncode == 0 else None
+
+    def test_tensors_with_attributes(self):
+        """torch pickles them as it does tensors of a subclass; so are those of FSDP1's FULL_STATE_DICT on a CPU."""
+        state = self.model.state_dict()
+        for t in state.values():
+            t._owner = "a module"
+        for name in ("pytorch_model_fsdp.bin", "pytorch_model.bin", "model_world_size_1_rank_0.pt"):
+            torch.save(state, self.at("marked" + name, name))
+            self.check(self.at("marked" + name), f"base={self.at('base')}")
+
+    def test_what_is_no_plain_tensor(self):
+        """Nothing is left out without a word: kinds of tensors that safetensors has not, objects, lists of tensors."""
+        x, eye = torch.ones(2), torch.eye(3)
+        for i, (y, text) in enumerate(((eye.to_sparse(), "_rebuild_sparse_tensor"), (torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "_rebuild_qtensor"),
+                                       (torch.empty(3, device="meta"), "_rebuild_meta_tensor"))):
+            for j, saved in enumerate(({"x": x, "y": y}, {"model": {"x": x, "y": y}})):
+                code, said, _ = self.raw(f"special{i}{j}", saved)
+                self.assertEqual(code, 1)
+                self.assertIn(f"y': not a plain tensor but torch._utils.{text}", said)
+        for i, saved in enumerate(({"model": torch.nn.Linear(2, 2), "epoch": 1}, {"model": [{"x": x}], "epoch": 1}, {"epoch": 1}, {"optimizer": {"state": {}}})):
+            code, said, _ = self.raw(f"none{i}", saved)
+            self.assertEqual(code, 1)
+            self.assertIn("checkpoint.pt' has no tensors under names", said)
+        code, said, _ = self.raw("numbers", {"model": {"x": x}, "opt": {"state": {0: {"exp_avg": x}}}})
+        self.assertIn("a key of the state dict 'opt.state' is not a valid name of a tensor: it is no text", said)
+        for i, y in enumerate((torch.nn.Linear(2, 2), [x, x], ({"x": x},))):
+            for j, saved in enumerate(({"model": {"x": x}, "y": y}, {"x": x, "y": y})):
+                code, _, got = self.raw(f"some{i}{j}", saved)
+                self.assertEqual((code, len(got)), (0, 1))
+                told = subprocess.run([CKPT, "ls", self.at(f"some{i}{j}"), "-o", "view=raw"], capture_output=True, text=True).stderr
+                self.assertIn("left out: 'y' in 'checkpoint.pt'", told)
+        code, _, got = self.raw("data", {"model": {"x": x, "_extra_state": None}, "epoch": 1, "losses": [0.5, 1.0], "args": SEED})
+        told = subprocess.run([CKPT, "ls", self.at("data"), "-o", "view=raw"], capture_output=True, text=True).stderr
+        self.assertEqual((code, told), (0, ""))
+
     def test_hub_of_old(self):
         names = list(self.model.state_dict())
         for i, part in enumerate((names[:40], names[40:])):
@@ -136,7 +176,6 @@ class TorchSave(unittest.TestCase):
         done, out = self.export(self.at("adapter"))
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(sorted(os.listdir(out)), ["adapter_config.json", "adapter_model.safetensors"])
-        from safetensors.torch import load_file
         got = load_file(os.path.join(out, "adapter_model.safetensors"))
         self.assertEqual(sorted(got), sorted(weights))
         for name, t in weights.items():
