@@ -72,6 +72,20 @@ static int begin_output(struct ckpt_apply *ap)
                                                            ap->opt->output->pp, ap->err);
 }
 
+/* A checkpoint that is made must be one that is recognised, by the framework's tensors of which the
+ * recipe speaks: a family of experts without a single one looks like another family. */
+static int check_evidence(struct ckpt_apply *ap)
+{
+    const char *lacks = ckpt_recipe_evidence_lacks(ap->recipe, ap->cat);
+
+    if (!lacks || !ap->recipe->backwards || !ap->opt->output || ap->opt->allow_partial)
+        return 0;
+    return ckpt_fail(ap->err, CKPT_UNSUPPORTED,
+                     "the checkpoint could not be read again: %s recognises its own by a tensor "
+                     "'%s', which none of this model's becomes",
+                     ap->recipe->name, lacks);
+}
+
 static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
 {
     if (ckpt_recipes_choose(set, ap->src, ap->opt, &ap->recipe, ap->err) < 0 || join(ap) < 0 ||
@@ -94,7 +108,7 @@ static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
         return -1;
     if (ap->nleft > CKPT_APPLY_SHOWN)
         ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - CKPT_APPLY_SHOWN);
-    if (ckpt_fused_rename(ap->recipe, ap->cat, ap->err) < 0)
+    if (ckpt_fused_rename(ap->recipe, ap->cat, ap->err) < 0 || check_evidence(ap) < 0)
         return -1;
     return ckpt_tied_copies_check(&ap->copies, ap->opt->allow_leftover, ap->cat, ap->err) < 0
                ? -1

@@ -467,9 +467,8 @@ static int read_rest(struct reader *r, const char *name, const json_t *j)
                            &r->out->nmay_lack, r->err) < 0)
         return -1;
     return read_when(r, name, j) < 0 ||
-                   (!r->backwards &&
-                    (read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
-                     read_evidence(r, lacks, json_object_get(j, "lacks"), false) < 0)) ||
+                   read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
+                   read_evidence(r, lacks, json_object_get(j, "lacks"), false) < 0 ||
                    read_keys(r, &r->out->config, r->backwards, config,
                              json_object_get(j, "config")) < 0 ||
                    read_makes(r, name, j) < 0 ||

@@ -87,7 +87,7 @@ struct ckpt_recipe {
     const char *const
         *may_lack; /* keys that the model needs but that some checkpoints do not record */
     size_t nmay_lack;
-    CKPT_VEC(struct ckpt_evidence_name) has;
+    CKPT_VEC(struct ckpt_evidence_name) has; /* read backwards: what the result must have */
     CKPT_VEC(struct ckpt_evidence_name) lacks;
     ckpt_config_keys config; /* read backwards: those that begin with '_' only */
     ckpt_config_keys makes;  /* read backwards: keys of the framework's config */
@@ -120,7 +120,7 @@ struct ckpt_recipe_text {
 
 /* Parse a recipe, except for the model file, which the caller finds by ret->model; call
  * ckpt_recipe_set_family afterwards. backwards: sources and targets are exchanged, the format is
- * ret->back, and names are no evidence. */
+ * ret->back, and names are no evidence of what is read, but of what is made. */
 int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_recipe_text *file,
                       const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
                       struct ckpt_err *err);

@@ -55,9 +55,9 @@ int ckpt_pipeline_init(struct ckpt_pipeline *st, const struct ckpt_recipe *recip
         return ckpt_fail(err, CKPT_MISSING, "%s: the number of layers is not known", recipe->name);
     if (pp > st->layers)
         return ckpt_fail(err, CKPT_USAGE,
-                         "option pp: the model has %" PRIu64 " layers, which cannot be divided "
+                         "option pp: the model has %" PRIu64 " layer%s, which cannot be divided "
                          "among %" PRIu32 " stages",
-                         st->layers, pp);
+                         st->layers, st->layers == 1 ? "" : "s", pp);
     for (size_t i = 0; i < recipe->pipeline.len; i++)
         n += blocks_of(st, &recipe->pipeline.ptr[i]);
     if (!(st->stage = calloc(n + 1, sizeof *st->stage)))

@@ -419,6 +419,14 @@ static bool present(const struct ckpt_catalog *src, const struct ckpt_evidence_n
     return false;
 }
 
+const char *ckpt_recipe_evidence_lacks(const struct ckpt_recipe *r, const struct ckpt_catalog *cat)
+{
+    for (size_t i = 0; i < r->has.len; i++)
+        if (!present(cat, &r->has.ptr[i]))
+            return r->has.ptr[i].text;
+    return NULL;
+}
+
 static const char *format_of(const struct ckpt_catalog *src, const struct ckpt_recipe_options *opt)
 {
     return opt->format ? opt->format : ckpt_json_str(src->about, "format");
@@ -439,13 +447,12 @@ static bool fits(const struct ckpt_recipe *r, const struct ckpt_catalog *src,
     for (size_t i = 0; i < r->when.len; i++)
         if (ckpt_expr_truth(r->when.ptr[i], &env) != CKPT_TRUE)
             return false;
-    for (size_t i = 0; i < r->has.len; i++)
-        if (!present(src, &r->has.ptr[i]))
-            return false;
+    if (r->backwards) /* the model's names are no evidence of a framework's */
+        return true;
     for (size_t i = 0; i < r->lacks.len; i++)
         if (present(src, &r->lacks.ptr[i]))
             return false;
-    return true;
+    return !ckpt_recipe_evidence_lacks(r, src);
 }
 
 /* Does the recipe's family match the requested one, if there is one? */
@@ -477,12 +484,15 @@ static int choice_error(const struct ckpt_recipes *set, const struct ckpt_catalo
     const char *format = format_of(src, opt);
     size_t nother = 0;
 
+    for (size_t i = 0; i < set->recipes.len; i++)
+        nother += fits(set->recipes.ptr[i], src, opt);
     for (size_t i = 0; i < set->recipes.len; i++) {
         const struct ckpt_recipe *r = set->recipes.ptr[i];
-        bool fit = fits(r, src, opt);
-        nother += fit && !suits_base(r, opt);
-        if (tier < NTIER ? fit && suits_base(r, opt) && tier_of(r, opt) == tier
-                         : !r->fallback && r->format && format && strcmp(r->format, format) == 0)
+        const bool mine =
+            r->format && format && strcmp(r->format, format) == 0 && r->backwards == opt->back;
+        if (tier < NTIER ? fits(r, src, opt) && suits_base(r, opt) && tier_of(r, opt) == tier
+            : nother     ? fits(r, src, opt)
+                         : mine && !r->fallback)
             ckpt_str_printf(&names, "%s%s", names.len ? ", " : "", r->name);
     }
     if (tier < NTIER)

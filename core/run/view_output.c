@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "recipe/lost.h"
+#include "run/dequantize.h"
 #include "run/view_facts.h"
 #include "write/writers.h"
 
@@ -114,6 +115,34 @@ static uint64_t vocab_multiple(const struct ckpt_view *v, const struct ckpt_outp
     return o->writer && o->writer->vocab_multiple ? o->writer->vocab_multiple : 1;
 }
 
+static bool says_quantized(const json_t *config)
+{
+    return json_object_get(config, "quantization_config") ||
+           json_object_get(json_object_get(config, "text_config"), "quantization_config");
+}
+
+/* Values that are computed have the hub's names: of the framework's tensors, which are parts of
+ * several of them, they are not made. A mount of one view, and a view of that mount, is as good. */
+static int check_values(const struct ckpt_view *v, const char *view, struct ckpt_err *err)
+{
+    if (v->shared->opt->lora == CKPT_LORA_MERGE)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "view=%s is not made of a merged adapter in one step: mount or export "
+                         "lora=merge, and give the result as the run for view=%s",
+                         view, view);
+    if (v->facts.is_adapter)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s' is a LoRA adapter, which view=%s has no place for: mount or export "
+                         "the merged model (lora=merge, with base=), and give that as the run",
+                         ckpt_dir_path(v->dir), view);
+    if (says_quantized(v->config) && ckpt_is_quantized(v->cat))
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "the weights of '%s' are quantised, which view=%s has no place for: mount "
+                         "or export it with the option dequantize, and give the result as the run",
+                         ckpt_dir_path(v->dir), view);
+    return 0;
+}
+
 int ckpt_view_convert_to_output(struct ckpt_view *v, struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
@@ -138,5 +167,7 @@ int ckpt_view_convert_to_output(struct ckpt_view *v, struct ckpt_err *err)
                          "option recipe: view=%s needs the recipes of both directions: give a "
                          "directory of recipes instead of one file",
                          o->writer->name);
+    if (check_values(v, o->writer->name, err) < 0)
+        return -1;
     return apply_backwards(v, o->writer, &convert, err);
 }

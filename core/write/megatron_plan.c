@@ -96,15 +96,16 @@ int ckpt_mg_grid_init(struct ckpt_mg_grid *g, const struct ckpt_writing *w, stru
                          "option ep: the model has %" PRIu64
                          " experts, which cannot be divided among %" PRIu32 " ranks",
                          g->experts, g->ep);
-    if (g->layers % ((uint64_t)g->pp * g->vpp))
-        return ckpt_fail(err, CKPT_USAGE,
-                         "option %s: the model has %" PRIu64
-                         " layers, which cannot be divided among %" PRIu32 " stages of %" PRIu32
-                         " parts each",
-                         g->pp > 1 ? "pp" : "vpp", g->layers, g->pp, g->vpp);
     if (g->vpp > 1 && g->pp == 1)
         return ckpt_fail(err, CKPT_USAGE, "option vpp: there is only one stage: give pp, too");
-    return 0;
+    if (g->layers % ((uint64_t)g->pp * g->vpp) == 0)
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *parts =
+        g->vpp > 1 ? ckpt_asprintf(" of %" PRIu32 " parts each", g->vpp) : NULL;
+    return ckpt_fail(err, CKPT_USAGE,
+                     "option pp: the model has %" PRIu64
+                     " layer%s, which cannot be divided among %" PRIu32 " stages%s",
+                     g->layers, g->layers == 1 ? "" : "s", g->pp, parts ? parts : "");
 }
 
 uint32_t ckpt_mg_stage(const struct ckpt_mg_grid *g, const struct ckpt_mg_name *name,

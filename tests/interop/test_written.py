@@ -307,10 +307,13 @@ class Written(WrittenCase):
         done = export(source, self.path("out"), "view=torchtitan")
         self.assertEqual(done.returncode, 1)
         self.assertIn("give one with base=DIR", done.stderr)
-        source, _ = self.model("bias", attention_bias=True, mlp_bias=True)
-        done = export(source, self.path("out"), "view=torchtitan")
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("has no equivalent in the format", done.stderr)
+        for name, cls, config, text in (("mlp_bias", tf.LlamaConfig, {"mlp_bias": True}, "has no equivalent in the format"),
+                                        ("llama", tf.LlamaConfig, {"attention_bias": True}, "torchtitan's projections have no biases"),
+                                        ("qwen3", tf.Qwen3Config, {"attention_bias": True}, "torchtitan's projections have no biases")):
+            source, _ = self.model(name, cls, **config)
+            done = export(source, self.path("out"), "view=torchtitan")
+            self.assertEqual(done.returncode, 1, name)
+            self.assertIn(text, done.stderr)
         source, _ = self.model("gelu", hidden_act="gelu")
         done = export(source, self.path("out"), "view=torchtitan")
         self.assertEqual(done.returncode, 1)

@@ -508,7 +508,8 @@ class Megatron(WrittenCase):
         source, _, _ = self.model("model", *FAMILIES[0])
         self.refuses(source, "cannot be divided among 3 ranks", "tp=3")
         self.refuses(source, "the model has 4 layers, which cannot be divided among 3 stages", "pp=3")
-        self.refuses(source, "the model has 4 layers, which cannot be divided among 8 stages", "pp=8")
+        self.refuses(source, "the model has 4 layers, which cannot be divided among 8 stages\n", "pp=8")
+        self.refuses(source, "the model has 4 layers, which cannot be divided among 2 stages of 3 parts each\n", "pp=2", "vpp=3")
         self.refuses(source, "option ep: the model has no experts", "ep=2")
         self.refuses(source, "option vpp: there is only one stage", "vpp=2")
         self.refuses(source, "option ranks does not apply to view=megatron", "ranks=2")
@@ -517,6 +518,7 @@ class Megatron(WrittenCase):
         source, _, _ = self.model("bias", tf.LlamaConfig, dict(attention_bias=True))
         self.refuses(source, "biases in all projections or in none", status=1)
         for name, cls, config, text in (
+                ("dense", tf.Qwen3MoeConfig, FAMILIES[5][1] | dict(mlp_only_layers=[0, 1, 2, 3]), "could not be read again: megatron/qwen3_moe"),
                 ("gelu", tf.LlamaConfig, dict(hidden_act="gelu"), "but the model's activation is"),
                 ("gemma2", tf.Gemma2Config, dict(head_dim=8), "no norms behind attention and MLP"),
                 ("gemma3", tf.Gemma3TextConfig, dict(head_dim=8), "no norms behind attention and MLP"),
@@ -526,6 +528,36 @@ class Megatron(WrittenCase):
                 ("tanh", tf.Starcoder2Config, dict(hidden_act="gelu"), "openai_gelu")):
             source, _, _ = self.model(name, cls, config)
             self.refuses(source, text, status=1)
+
+    def test_what_is_computed_takes_two_steps(self):
+        """Quantised weights and adapters: refused, whatever may be left out; a view of the view that computes them is right."""
+        source, tensors, _ = self.model("model", *FAMILIES[0])
+        half = {k: t.float().to(torch.float8_e4m3fn) if "proj" in k else t for k, t in tensors.items()}
+        scales = {f"{k}_scale_inv": torch.ones(1, 1) * 2 for k in half if "proj" in k}
+        quantised = self.path("quantised")
+        os.makedirs(quantised)
+        save_file({**half, **scales}, os.path.join(quantised, "model.safetensors"), metadata={"format": "pt"})
+        with open(os.path.join(quantised, "config.json"), "w") as f:
+            json.dump(self.config_of(source) | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, f)
+        adapter = self.path("adapter")
+        os.makedirs(adapter)
+        name, r = "model.layers.0.self_attn.q_proj", 2
+        rows, columns = tensors[name + ".weight"].shape
+        save_file({f"base_model.model.{name}.lora_A.weight": torch.rand(r, columns), f"base_model.model.{name}.lora_B.weight": torch.rand(rows, r)},
+                  os.path.join(adapter, "adapter_model.safetensors"), metadata={"format": "pt"})
+        with open(os.path.join(adapter, "adapter_config.json"), "w") as f:
+            json.dump({"peft_type": "LORA", "r": r, "lora_alpha": 4, "target_modules": ["q_proj"], "base_model_name_or_path": source}, f)
+        for view in ("megatron", "megatron_legacy", "nanotron", "torchtitan"):
+            for run, text, options in ((quantised, "are quantised, which", []), (quantised, "are quantised, which", ["dequantize"]),
+                                       (quantised, "are quantised, which", ["allow_leftover"]), (adapter, "is a LoRA adapter, which", []),
+                                       (adapter, "is a LoRA adapter, which", [f"base={source}"]), (adapter, "in one step", [f"base={source}", "lora=merge"])):
+                done = export(run, self.path("refused"), f"view={view}", *options)
+                self.assertEqual(done.returncode, 1, (view, options, done.stderr))
+                self.assertIn(text, done.stderr)
+            for run, options in ((quantised, ["dequantize"]), (adapter, [f"base={source}", "lora=merge"])):
+                computed = self.export(run, self.path(f"{view}-{len(options)}"), *options)
+                there = self.export(computed, computed + ".there", f"view={view}")
+                self.same(read_all(self.export(there, computed + ".back", f"base={computed}")), read_all(computed), view)
 
     def test_a_model_that_lacks_tensors_is_refused(self):
         source, tensors, _ = self.model("model", *FAMILIES[0])

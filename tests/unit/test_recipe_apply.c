@@ -672,7 +672,9 @@ TEST(nanotron, a_base_of_another_type_is_a_conflict)
     struct ckpt_recipes *set;
     struct ckpt_model *m;
 
-    expect(NULL, src, &opt, "conflict: the base model is of type 'qwen2'");
+    expect(NULL, src, &opt,
+           "conflict: the base model is of type 'qwen2', which none of the recipes that fit the "
+           "checkpoint makes (nanotron/llama)");
     opt.base_config = llama;
     CHECK_OK(ckpt_recipes_load(NULL, &set, &err));
     CHECK_OK(ckpt_recipe_apply(set, src, &opt, &m, &err));
