@@ -19,6 +19,7 @@ static void print_help(void)
         "  --layout L           who needs what; the product of its numbers is the number of ranks\n"
         "  --readers WHO        once: every byte by one rank of the job; node: of each node;\n"
         "                       each: every rank for itself; auto (default): what the rates say\n"
+        "  --share N            only each N consecutive ranks share what they read (all)\n"
         "  --verify             compare what every rank got with an independent read of the view\n"
         "  --check              and XXH3 of what is sent with what arrives\n"
         "  --transport T        self, tcp, mpi: not what the launcher suggests; nccl: into the "
@@ -135,6 +136,7 @@ static int parse_rates(char *text, struct ckpt_rates *r, struct ckpt_err *err)
 enum {
     LAYOUT = 256,
     READERS,
+    SHARE,
     VERIFY,
     CHECK,
     TRANSPORT,
@@ -160,6 +162,8 @@ static int parse_one(struct ckpt_load_tool *t, int opt, char *arg, struct ckpt_e
         return 0;
     case READERS:
         return parse_readers(arg, &t->opt.readers, err);
+    case SHARE:
+        return parse_number("--share", arg, 1 << 20, &t->opt.share_ranks, err);
     case VERIFY:
         t->verify = true;
         return 0;
@@ -205,6 +209,7 @@ static int parse(int argc, char **argv, struct ckpt_load_tool *t, bool *ret_go,
     static const struct option longs[] = {
         {"layout", required_argument, NULL, LAYOUT},
         {"readers", required_argument, NULL, READERS},
+        {"share", required_argument, NULL, SHARE},
         {"verify", no_argument, NULL, VERIFY},
         {"check", no_argument, NULL, CHECK},
         {"transport", required_argument, NULL, TRANSPORT},

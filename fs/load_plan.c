@@ -18,7 +18,10 @@ int ckpt_load_print_plan(const struct ckpt_load_tool *t, struct ckpt_err *err)
     ckpt_cleanup(ckpt_freep) char *text = NULL;
 
     if (t->ranks == 0)
-        return ckpt_fail(err, CKPT_USAGE, "ckpt plan: --ranks is missing");
+        return ckpt_fail(
+            err, CKPT_USAGE,
+            "--ranks is missing: how many ranks the planned job has, the product of the layout's "
+            "numbers");
     if (ckpt_tool_open(&t->tool, &run, &view, err) < 0 ||
         ckpt_load_model(view, t->layout, t->ranks, t->ranks_per_node ? t->ranks_per_node : 8,
                         &t->opt, &text, err) < 0)

@@ -5,7 +5,11 @@
 #define CKPT_BASE_VEC_H
 
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
+
+/* In place of an index of 32 bits: there is no such item. */
+#define CKPT_NONE UINT32_MAX
 
 #define CKPT_VEC(type)                                                                             \
     struct {                                                                                       \

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From every rank's wants to one plan that all agree on. */
+/* The agreement: from the wants of each rank to plans that match and fit into memory on all ranks.
+ * Three rounds (comm.h): facts about the ranks (job.c), wants, and the check of the plans. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +12,8 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "load/comm.h"
-#include "load/device.h"
+#include "comm/comm.h"
+#include "device/device.h"
 #include "load/families.h"
 #include "load/job.h"
 #include "load/load_inner.h"
@@ -22,6 +23,7 @@
 
 /* ---- what all ranks want ---- */
 
+/* On rank 0: the answer is the table of each class, with its length before it. */
 static int judge_tables(void *ctx, const unsigned char *const *data, const size_t *len,
                         struct ckpt_str *answer, struct ckpt_err *err)
 {
@@ -35,8 +37,8 @@ static int judge_tables(void *ctx, const unsigned char *const *data, const size_
     return answer->failed ? ckpt_nomem(err) : 0;
 }
 
-/* All classes' tables, one after the other, each with its length in front. That of this rank must
- * be what it said. */
+/* Parse the tables of all classes, each with its length before it. The table of this rank's class
+ * must be this rank's own. */
 static int parse_tables(const struct ckpt_load *load, const struct ckpt_table *all,
                         const struct ckpt_table *own, const struct ckpt_job *job,
                         struct ckpt_wants *ret, struct ckpt_err *err)
@@ -49,11 +51,13 @@ static int parse_tables(const struct ckpt_load *load, const struct ckpt_table *a
         if (left >= sizeof n)
             memcpy(&n, data, sizeof n);
         if (left < sizeof n || n > left - sizeof n)
-            return ckpt_fail(err, CKPT_FORMAT, "the wants of all ranks are cut short");
+            return ckpt_fail(err, CKPT_FORMAT,
+                             "the wants of all ranks, as rank 0 sent them, are cut short");
         data += sizeof n;
         if (c == job->class_of[load->comm->x->rank] &&
             (n != own->len || memcmp(data, own->data, n) != 0))
-            return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent other wants than this rank's");
+            return ckpt_fail(err, CKPT_FORMAT,
+                             "the wants that rank 0 sent for this rank are not this rank's");
         if (ckpt_wants_parse(data, n, load->view->cat, load->comm->x->size, &ret[c], err) < 0)
             return -1;
         data += n;
@@ -62,7 +66,7 @@ static int parse_tables(const struct ckpt_load *load, const struct ckpt_table *a
     return 0;
 }
 
-/* What all ranks want, of which each class tells its own. */
+/* Make parts.job_wants from the tables of all classes. Takes job->class_of. */
 static int take_tables(struct ckpt_load *load, const struct ckpt_table *all,
                        const struct ckpt_table *own, struct ckpt_job *job, struct ckpt_err *err)
 {
@@ -83,12 +87,15 @@ static int take_tables(struct ckpt_load *load, const struct ckpt_table *all,
         return -1;
     }
     load->parts.job_wants = job_wants;
-    load->wanted = XXH3_64bits(all->data, all->len) | 1;
+    load->wants_hash = XXH3_64bits(all->data, all->len) | 1;
     return 0;
 }
 
+/* The second round: the first rank of a class sends its table, and every rank gets all tables. -1:
+ * all ranks have failed. *ret_rc: whether this rank could use the tables, which the others learn in
+ * the next round. */
 static int exchange_wants(struct ckpt_load *load, const struct ckpt_table *own,
-                          struct ckpt_job *job, struct ckpt_err *err)
+                          struct ckpt_job *job, int *ret_rc, struct ckpt_err *err)
 {
     const uint32_t self = load->comm->x->rank;
     const bool mine = job->first_of[job->class_of[self]] == self;
@@ -102,24 +109,26 @@ static int exchange_wants(struct ckpt_load *load, const struct ckpt_table *own,
 
     if (ckpt_round_run(&round, 0, &all.data, &all.len, err) < 0)
         return -1;
-    int rc = take_tables(load, &all, own, job, err);
+    *ret_rc = take_tables(load, &all, own, job, err);
     free(all.data);
-    return rc;
+    return 0;
 }
 
-/* ---- the same plan? does it fit? ---- */
+/* ---- the third round: are the plans equal, and do they fit? ---- */
 
-/* What the members of a group must agree on. */
+/* A group as one of its members has planned it. All members must have the same `plan`. */
 struct group_digest {
-    uint64_t ranks, plan, bytes;
-    uint32_t n, unused;
+    uint64_t ranks, plan; /* hash of the members; ckpt_plan_digest */
+    uint64_t bytes;       /* that the group exchanges */
+    uint32_t n, unused;   /* number of members */
 };
 
-enum { DIGESTS = 64 }; /* of a rank's groups, that are compared */
+enum { DIGESTS = 64 }; /* the most groups of a rank that are compared */
 
-struct fit {               /* then the digests */
-    uint64_t host, device; /* bytes that are needed at least */
-    uint64_t windows;      /* in which something is exchanged */
+/* A rank's message, which its digests follow. */
+struct fit {
+    uint64_t host, device; /* the least bytes that the plan needs, without ckpt_load_aside */
+    uint64_t windows;      /* number of windows */
 };
 
 static int digest_cmp(const void *pa, const void *pb)
@@ -136,11 +145,12 @@ static int compare_digests(struct group_digest *d, size_t n, struct ckpt_err *er
     for (size_t i = 1; i < n; i++)
         if (d[i].ranks == d[i - 1].ranks && d[i].plan != d[i - 1].plan)
             return ckpt_fail(err, CKPT_CONFLICT,
-                             "ranks that want the same have made different plans");
+                             "ranks that want the same bytes have made different plans: this is a "
+                             "bug in ckptfs");
     return 0;
 }
 
-/* The answer ends with the places of groups that get communicators. */
+/* Append to the answer the places of the groups that get a communicator. */
 static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
                         struct ckpt_str *answer, struct ckpt_err *err)
 {
@@ -153,6 +163,7 @@ static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank
     return rc;
 }
 
+/* On rank 0: the answer is the maximum of each number in struct fit, then the groups' places. */
 static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *len,
                      struct ckpt_str *answer, struct ckpt_err *err)
 {
@@ -167,7 +178,8 @@ static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *
         const size_t count = (len[r] - sizeof most) / sizeof *all.ptr;
         struct fit f;
         if (len[r] < sizeof f || len[r] != sizeof f + count * sizeof *all.ptr) {
-            rc = ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version", r);
+            rc =
+                ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs", r);
             break;
         }
         memcpy(&f, data[r], sizeof f);
@@ -210,7 +222,8 @@ static uint64_t bytes_of(const struct ckpt_plan *p, uint32_t group)
     return bytes;
 }
 
-/* Where this rank's groups are among the families. */
+/* Note this rank's places in the families. The hash of a family's groups (id) tells whether the
+ * communicators of the last load can be kept. */
 static void take_places(struct ckpt_load *load, const unsigned char *data, size_t len)
 {
     struct ckpt_plan *p = load->parts.plan;
@@ -234,7 +247,7 @@ static void take_places(struct ckpt_load *load, const unsigned char *data, size_
     }
 }
 
-/* Those of groups of several ranks. */
+/* Append the digests of groups of several ranks. */
 static void add_digests(const struct ckpt_plan *p, struct ckpt_str *out)
 {
     uint32_t count = 0;
@@ -250,8 +263,9 @@ static void add_digests(const struct ckpt_plan *p, struct ckpt_str *out)
     }
 }
 
-/* How much of the budget slots take; less of them where that is too much: one rank's alone, and so
- * nobody else's concern. False: even the least does not fit. */
+/* Compute the memory of plan and slots, and lower the numbers of slots until it fits the budget.
+ * These numbers concern this rank alone, so the others need not know. False: even the fewest slots
+ * do not fit; *ret has what they need. */
 static bool fit_slots(struct ckpt_load *load, uint64_t plan_bytes, struct fit *ret)
 {
     struct ckpt_engine_options *o = &load->engine_opt;
@@ -275,6 +289,7 @@ static bool fit_slots(struct ckpt_load *load, uint64_t plan_bytes, struct fit *r
     }
 }
 
+/* Make this rank's plan and measure it. Whether it fits is decided by all ranks together. */
 static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
                      const struct ckpt_job *job, struct fit *ret, struct ckpt_err *err)
 {
@@ -283,7 +298,7 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
 
     ckpt_plan_free(*plan);
     *plan = NULL;
-    if (ckpt_plan_new(load->parts.job_wants, load->comm->x->rank, &sharing, !job->far,
+    if (ckpt_plan_new(load->parts.job_wants, load->comm->x->rank, &sharing, !job->no_same_host,
                       &policy->slots.sizes, plan, err) < 0 ||
         ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)
         return -1;
@@ -292,7 +307,7 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
     return 0;
 }
 
-/* Do all ranks' plans fit, and agree? */
+/* COLLECTIVE. Check that all ranks' plans fit into memory (LIMIT), and that groups' plans match. */
 static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, struct ckpt_err *err)
 {
     struct ckpt_round round = {.comm = load->comm,
@@ -330,7 +345,7 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
                      host ? ckpt_load_host_bytes(most.host) : most.device);
 }
 
-/* Who is asked to read what this rank can't: a rank of another node, if there is one. */
+/* The rank that is asked to read what this rank cannot read: on another node, if there is one. */
 static uint32_t helper_of(const struct ckpt_load *load, const uint32_t *node)
 {
     const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
@@ -341,6 +356,7 @@ static uint32_t helper_of(const struct ckpt_load *load, const uint32_t *node)
     return (self + 1) % n;
 }
 
+/* COLLECTIVE. Plan for one choice of readers and sizes. */
 static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
                     const struct ckpt_policy *policy, const struct ckpt_job *job,
                     struct ckpt_err *err)
@@ -356,14 +372,14 @@ static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
         .mode = {.verify = load->opt.verify, .device = in->cost.device},
-        .cost = {policy->gap, policy->share.bound, policy->run, {policy->direct, NULL}},
-        .bounce = policy->share.bounce,
+        .cost = {policy->gap, policy->buffers.bound, policy->run, {policy->direct, NULL}},
+        .bounce = policy->buffers.bounce,
     };
     int rc = make_plan(load, policy, job, &fit, err);
     return check_plans(load, rc, &fit, err);
 }
 
-/* A device's communicator is made when something is to be exchanged, and not before. */
+/* COLLECTIVE on devices. Make the communicators, unless no rank exchanges anything. */
 static int connect_device(struct ckpt_load *load, struct ckpt_err *err)
 {
     struct ckpt_device *d = load->comm->x->device;
@@ -373,29 +389,41 @@ static int connect_device(struct ckpt_load *load, struct ckpt_err *err)
                : 0;
 }
 
-/* With AUTO, ranks that can't share what they read (nothing fits) share less. All ranks come to the
- * same end: what does not fit on one fits on none. */
-static int choose(struct ckpt_load *load, const struct ckpt_job *job, struct ckpt_err *err)
+/* Find out how to read, and what this rank and the job want. */
+static int choose(struct ckpt_load *load, const struct ckpt_job *job, struct ckpt_policy_input *in,
+                  struct ckpt_policy *ret, struct ckpt_err *err)
 {
-    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    struct ckpt_policy_input in = {.opt = &load->opt, .cpus = cpus > 0 ? (uint32_t)cpus : 1};
-    struct ckpt_policy policy;
-    struct ckpt_err own = {0};
-    uint64_t stored;
-    int rc;
-
-    in.cost = (struct ckpt_cost_input){
-        .hot = job->hot, .shared = job->shared, .device = load->comm->x->device != NULL};
-    for (uint32_t r = 0; r < load->comm->x->size; r++)
-        in.local += job->node[r] == job->node[load->comm->x->rank];
     const struct ckpt_load_places at = {job->node, job->share, job->nnode, job->nshare};
-    if (ckpt_load_weigh(load->parts.job_wants, &at, &in.cost, err) < 0 ||
-        ckpt_policy_choose(&in, &policy, err) < 0 ||
+    uint64_t stored;
+
+    in->cost = (struct ckpt_cost_input){
+        .cached = job->cached, .shared = job->shared, .device = load->comm->x->device != NULL};
+    for (uint32_t r = 0; r < load->comm->x->size; r++)
+        in->local += job->node[r] == job->node[load->comm->x->rank];
+    if (ckpt_load_weigh(load->parts.job_wants, &at, &in->cost, err) < 0 ||
+        ckpt_policy_choose(in, ret, err) < 0 ||
         ckpt_load_needed(load->parts.job_wants, load->comm->x->rank, &load->needed_bytes, &stored,
                          err) < 0)
         return -1;
-    load->rates = policy.rates;
-    load->unique_bytes = in.cost.unique;
+    load->rates = ret->rates;
+    load->unique_bytes = in->cost.unique;
+    return 0;
+}
+
+/* COLLECTIVE. Plan; rc and *err are this rank's verdict so far. With AUTO, if the plan does not fit
+ * into memory, plan again so that fewer ranks share. All ranks take the same steps: check_plans
+ * fails on all of them or on none. */
+static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
+                    struct ckpt_err *err)
+{
+    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    struct ckpt_policy_input in = {.opt = &load->opt, .cpus = cpus > 0 ? (uint32_t)cpus : 1};
+    const struct fit none = {0};
+    struct ckpt_policy policy;
+    struct ckpt_err own = {0};
+
+    if (rc < 0 || choose(load, job, &in, &policy, err) < 0)
+        return check_plans(load, -1, &none, err);
     while ((rc = plan_for(load, &in, &policy, job, &own)) < 0) {
         enum ckpt_readers less = policy.readers;
         if (own.code != CKPT_LIMIT || load->opt.readers != CKPT_READERS_AUTO ||
@@ -410,17 +438,20 @@ static int choose(struct ckpt_load *load, const struct ckpt_job *job, struct ckp
 
 /* ---- all of it ---- */
 
+/* COLLECTIVE. The whole agreement; the caller releases *job. */
 static int agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
                  struct ckpt_job *job, struct ckpt_err *err)
 {
     if (ckpt_job_agree(load, rc, table, job, err) < 0 ||
-        (job->copies && ckpt_load_compare(load, err) < 0) ||
-        (!load->parts.job_wants && exchange_wants(load, table, job, err) < 0))
+        (job->copies && ckpt_load_compare(load, err) < 0))
         return -1;
-    return choose(load, job, err);
+    rc = 0;
+    if (!load->parts.job_wants && exchange_wants(load, table, job, &rc, err) < 0)
+        return -1;
+    return plan_all(load, rc, job, err);
 }
 
-/* What the user should know of the transport: once. */
+/* Show the transport's remark to the user, once. */
 static void show_remark(struct ckpt_load *load)
 {
     struct ckpt_xport *x = load->comm->x;
@@ -437,7 +468,8 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
     struct ckpt_job job;
 
     ckpt_comm_renew(load->comm);
-    ckpt_comm_permit(load->comm, true); /* connections are made from now on */
+    /* until the load ends, ranks may read each other's memory */
+    ckpt_comm_permit(load->comm, true);
     if (rc == 0)
         rc = ckpt_wants_dump(&load->wants, &own.data, &own.len, err);
     rc = agree(load, rc, &own, &job, err);
@@ -457,13 +489,13 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
     return 0;
 }
 
-/* A plan that failed leaves nothing behind. */
+/* Forget the wants of all ranks that a failed call of ckpt_load_plan has exchanged. */
 static void drop_wanted(struct ckpt_load *load)
 {
     if (load->parts.job_wants)
         ckpt_job_wants_release(load->parts.job_wants);
     free(ckpt_steal(&load->parts.job_wants));
-    load->wanted = 0;
+    load->wants_hash = 0;
 }
 
 int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What loads of different ranks tell each other outside of rounds: that one has failed, and units
- * that a rank can't read, which another reads for it. */
+/* Control messages of a load outside of rounds: a rank tells all others that it has failed; a rank
+ * asks another one, its helper, to read a unit that it cannot read itself. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,22 +15,24 @@ struct abort_message {
     char text[CKPT_ERR_TEXT];
 };
 
-/* A box in another rank's words. */
+/* A request for help: the box of a unit, and where its first byte is by the plan of the rank that
+ * asks. */
 struct assist_message {
     uint64_t id, off;
     uint32_t tensor, rank, source, unused;
     uint64_t lo[CKPT_MAX_RANK], n[CKPT_MAX_RANK];
 };
 
-struct assisted_message { /* then the bytes */
+/* The reply. The bytes begin CKPT_ASSIST_HEAD bytes after its beginning. */
+struct assisted_message {
     struct ckpt_ctl_head head;
     uint64_t id;
     uint32_t good;
 };
 _Static_assert(sizeof(struct assisted_message) <= CKPT_ASSIST_HEAD,
-               "the reply's head has its room");
+               "the reply's head fits into CKPT_ASSIST_HEAD");
 
-/* It goes on along the tree. */
+/* Another rank has failed: pass the message on along the tree, and fail with the same error. */
 static void on_abort(struct ckpt_engine *e, uint32_t from, const unsigned char *data, size_t len)
 {
     struct abort_message m;
@@ -44,12 +46,14 @@ static void on_abort(struct ckpt_engine *e, uint32_t from, const unsigned char *
     memcpy(&m, data, sizeof m);
     m.text[CKPT_ERR_TEXT - 1] = '\0';
     if (m.code == CKPT_OK || m.code > CKPT_CANCELLED || !m.text[0])
-        (void)ckpt_fail(&err, CKPT_PEER, "another rank failed, and its message is broken");
+        (void)ckpt_fail(&err, CKPT_PEER, "another rank failed, but its error message is damaged");
     else
         (void)ckpt_fail(&err, (enum ckpt_code)m.code, "%s", m.text);
     ckpt_engine_fail(e, &err, false);
 }
 
+/* Another rank asks for help: queue its request for the workers. A message that makes no sense is
+ * ignored; the other rank gives up after a while. */
 static void on_assist(struct ckpt_engine *e, uint32_t peer, const unsigned char *data, size_t len)
 {
     struct assist_message m;
@@ -80,6 +84,8 @@ static void on_assist(struct ckpt_engine *e, uint32_t peer, const unsigned char 
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+/* The helper's reply: copy the bytes into the read slot and let a worker place them. If the helper
+ * could not read them either, fail with this rank's own error. */
 static void on_assisted(struct ckpt_engine *e, const unsigned char *data, size_t len)
 {
     struct assisted_message m;
@@ -153,7 +159,7 @@ int ckpt_assists_ask(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
         const struct ckpt_unit *unit = &e->plan->units.ptr[r->unit];
         struct assist_message m = {.id = r->id, .source = unit->source, .off = unit->off};
         struct ckpt_box box;
-        /* the rank that was asked notices first that its own read is slow, and says so */
+        /* the helper has the same timeout and reports its slow read: wait longer than that */
         if (r->asked_ms && now - r->asked_ms > (uint64_t)e->opt.read_timeout_ms * 3 / 2 + 1000)
             rc = ckpt_fail(err, r->err.code, "%s", r->err.text);
         if (r->asked_ms)

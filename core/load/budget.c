@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a rank divides its memory: windows, and what its threads need to read. */
+/* How a rank divides host_bytes and device_bytes among slots and the workers' own buffers. */
 #include <inttypes.h>
 
 #include "base/ckd.h"
 #include "base/err.h"
-#include "load/device.h"
+#include "device/device.h"
 #include "load/load_inner.h"
 #include "tensor/strided.h"
 
 enum {
-    EACH_UNIT = 1 << 20,   /* of a rank that reads for itself: stays in the CPU's cache */
-    DEVICE_UNIT = 8 << 20, /* the same for a device: worth an upload */
-    ONCE_UNIT = 4 << 20,
-    PIECE = 4 << 20,       /* of ranks that share what they read, if there is room for it */
-    LEAST_PIECE = 1 << 20, /* what is worth a read */
-    READERS = 8,           /* of a window: they keep a storage busy */
-    SLOTS = 3,             /* windows in flight */
-    BOUNCE = 1 << 20,
-    HOT_BOUND = 512 << 10,   /* bounding ranges of what is in the page cache */
-    ASIDE_LEAST = 256 << 10, /* of one thread */
-    ASIDE = 64 << 20,        /* of all together, at most */
+    EACH_UNIT = 1 << 20,      /* bytes of a unit with EACH: it stays in the CPU's cache */
+    DEVICE_UNIT = 8 << 20,    /* the same for a device: large enough for an upload */
+    ONCE_UNIT = 4 << 20,      /* the same if ranks share */
+    PIECE = 4 << 20,          /* bytes of a piece if ranks share and there is room for it */
+    LEAST_PIECE = 1 << 20,    /* smaller reads are slow; windows get fewer readers instead */
+    READERS = 8,              /* readers of a window, enough to keep a storage busy */
+    SLOTS = 3,                /* window slots */
+    BOUNCE = 1 << 20,         /* the largest bounce buffer */
+    CACHED_BOUND = 512 << 10, /* the largest bounding range of cached files */
+    ASIDE_LEAST = 256 << 10,  /* bytes of buffers of one worker, at least */
+    ASIDE = 64 << 20,         /* bytes of buffers of all workers, at most */
 };
 
-/* ---- what threads read through: a quarter of host_bytes, within limits ---- */
+/* ---- the workers' buffers: a quarter of host_bytes, within limits ---- */
 
 static uint64_t within_limits(uint64_t bytes)
 {
@@ -39,25 +39,26 @@ uint64_t ckpt_load_host_bytes(uint64_t windows)
     return windows + within_limits((windows + 2) / 3);
 }
 
-void ckpt_load_share(uint64_t aside, bool direct, bool hot, uint32_t *threads,
-                     struct ckpt_load_share *ret)
+void ckpt_thread_buffers_divide(uint64_t aside, bool direct, bool cached, uint32_t *threads,
+                                struct ckpt_thread_buffers *ret)
 {
     while (*threads > 1 && aside / *threads < ASIDE_LEAST)
         --*threads;
-    const uint64_t each = aside / *threads, bound = hot ? HOT_BOUND : CKPT_STRIDED_BOUND;
+    const uint64_t each = aside / *threads, bound = cached ? CACHED_BOUND : CKPT_STRIDED_BOUND;
     ret->bounce = 0;
     if (direct)
         ret->bounce = ckpt_min_u64(each / 2, BOUNCE) / CKPT_BOUNCE_ALIGN * CKPT_BOUNCE_ALIGN;
     ret->bound = ckpt_min_u64((each - ret->bounce) / CKPT_STRIDED_KEPT, bound);
 }
 
-/* ---- windows ---- */
+/* ---- slots ---- */
 
-/* A rank that reads for itself: a piece is one read. */
+/* EACH: a piece is one unit, read at once. There are no windows. */
 static void sizes_alone(uint64_t budget, uint32_t threads, bool device, struct ckpt_slots *ret)
 {
     const uint64_t unit = device ? DEVICE_UNIT : EACH_UNIT;
-    uint32_t ahead = device ? 2 * threads + 1 : threads + 1; /* on a device uploads last, too */
+    uint32_t ahead =
+        device ? 2 * threads + 1 : threads + 1; /* a device also uploads from read slots */
 
     if (device && ahead > CKPT_DEVICE_MARKS)
         ahead = CKPT_DEVICE_MARKS;
@@ -69,9 +70,9 @@ static void sizes_alone(uint64_t budget, uint32_t threads, bool device, struct c
     ret->windows = 1;
 }
 
-/* Ranks that share: a part for pieces that are read ahead, the same for each window in flight.
- * Eight readers a window, if the pieces stay good. The sizes don't depend on what differs from rank
- * to rank: all must cut alike. */
+/* Ranks share: a quarter of the budget is for read slots, and a quarter for each window slot. A
+ * window has eight readers, unless their pieces would be too small. The sizes must not depend on
+ * anything that differs from rank to rank (`threads` may only change `ahead`). */
 static void sizes_shared(uint64_t budget, uint64_t window, uint64_t piece, uint32_t threads,
                          struct ckpt_slots *ret)
 {

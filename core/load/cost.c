@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The time model: every resource works at once, the slowest decides. */
+/* The cost model: storage, network and memory work at the same time, and the slowest decides. */
 #include "load/cost.h"
 
-#define WORTH 1.1
+#define WORTH 1.1 /* EACH wins if no other way is faster than it by this factor */
 
 void ckpt_rates_assume(struct ckpt_rates *r, bool device)
 {
     static const struct ckpt_rates host = {
         .node_storage = 2e9, .page_cache = 8e9, .copy = 8e9, .local_link = 2e9, .network = 3e9};
-    /* of a machine with eight of them; copy is to the devices, local_link between them */
+    /* a machine with eight devices; copy is from host to devices, local_link between devices */
     static const struct ckpt_rates devices = {.node_storage = 10e9,
                                               .page_cache = 40e9,
                                               .copy = 200e9,
@@ -30,11 +30,12 @@ void ckpt_rates_assume(struct ckpt_rates *r, bool device)
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
-/* Storage that each node reads `node` bytes of, all together `all`. */
+/* Seconds to read from storage what is not cached, if a node reads `node` bytes and all nodes read
+ * `all` bytes. */
 static double storage(const struct ckpt_cost_input *in, const struct ckpt_rates *r, double node,
                       double all)
 {
-    const double cold = 1 - in->hot;
+    const double cold = 1 - in->cached;
     double t = cold * node / r->node_storage;
 
     if (in->shared && r->shared_storage > 0)
@@ -42,8 +43,9 @@ static double storage(const struct ckpt_cost_input *in, const struct ckpt_rates 
     return t;
 }
 
-/* What a node's memory does: `read` bytes come out of the page cache, `placed` go to destinations,
- * `local` seconds between its ranks. */
+/* Seconds that a node's memory is busy: `read` bytes are copied out of the page cache, `placed`
+ * bytes into destinations, and its ranks exchange bytes for `local` seconds. On a device these
+ * overlap. */
 static double memory(const struct ckpt_cost_input *in, const struct ckpt_rates *r, double read,
                      double placed, double local)
 {
@@ -52,32 +54,32 @@ static double memory(const struct ckpt_cost_input *in, const struct ckpt_rates *
     return read / r->page_cache + placed / r->copy + local;
 }
 
-static double more(double a, double b) { return a > b ? a - b : 0; }
+/* How much a exceeds b. */
+static double excess(double a, double b) { return a > b ? a - b : 0; }
 
 void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rates *r,
                         struct ckpt_cost *ret)
 {
     const double per_node = (double)in->nrank / in->nnode;
     const double needed = (double)in->node_needed, unique = (double)in->node_unique;
-    /* what is read once by ranks that share: of the job, and of a node */
+    /* bytes that are read once because ranks share: in the job (ONCE), and in a node (NODE) */
     const double all = (double)(in->shared_unique ? in->shared_unique : in->unique);
     const double shared = in->node_shared_unique ? (double)in->node_shared_unique : unique;
-    const double own = all / in->nnode; /* what a node reads if all share */
-    /* A byte goes only to ranks that want it, and enters a node once: within the node each other
-     * rank that wants it gets it over the node's links. */
-    const double local = more(needed, shared) / (r->local_link * per_node);
-    const double entering = more(shared, own);
+    const double own = all / in->nnode; /* bytes that a node reads with ONCE */
+    /* A byte is sent only to ranks that want it, and enters each node once; every further rank of
+     * the node that wants it receives it over the node's links. */
+    const double local = excess(needed, shared) / (r->local_link * per_node);
+    const double entering = excess(shared, own);
 
-    /* every rank: the page cache of a node reads what it lacks once */
+    /* EACH: a byte that several ranks of a node read comes from storage once, by the page cache */
     ret->each = larger(storage(in, r, unique, (double)in->sum_node_unique),
                        memory(in, r, needed, needed, 0));
 
-    /* one rank of a node */
+    /* NODE */
     ret->node = larger(storage(in, r, unique, (double)in->sum_node_unique),
                        memory(in, r, shared, needed, local));
 
-    /* one rank of the job: what comes over the network is copied once more, as what comes out of
-     * the page cache is */
+    /* ONCE: bytes from the network are copied once more, at the rate of the page cache */
     ret->once =
         larger(storage(in, r, own < unique ? own : unique,
                        all < (double)in->sum_node_unique ? all : (double)in->sum_node_unique),

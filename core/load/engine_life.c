@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The life of a load: start, wait, end. */
+/* The life of an engine: start, waiting for it, end. */
 #include "load/engine.h"
 
 #include <errno.h>
@@ -19,10 +19,10 @@
 #include "tensor/strided.h"
 
 enum {
-    PUMP_SLEEP_MS = 20,
-    LOOK_MS = 20,
-    LONG_MS = 60 * 1000,
-    FREE_WAIT_MS = 5000, /* for a read that is under way when a load is freed */
+    PUMP_SLEEP_MS = 20,  /* the longest turn of a pump that has no thread */
+    LOOK_MS = 20,        /* between two looks at workers that have not left */
+    LONG_MS = 60 * 1000, /* the longest wait for a signal */
+    FREE_WAIT_MS = 5000, /* the longest duration of a read that ckpt_engine_end waits for */
 };
 
 /* ---- memory ---- */
@@ -52,7 +52,7 @@ static void release_slots(struct ckpt_engine *e)
         struct ckpt_window_slot *s = &e->slot[i];
         if (!e->device && !e->leak)
             unmap(s->receive, e->sizes.receive);
-        if (!e->leak) { /* transfers that can't be cancelled are in them */
+        if (!e->leak) { /* they contain transfers that could not be cancelled */
             free(s->in);
             free(s->out);
         }
@@ -106,26 +106,33 @@ static void destroy(struct ckpt_engine *e)
     free(e);
 }
 
-void ckpt_engine_unref(struct ckpt_engine *e)
+/* Give up a reference and the lock. References are counted under the lock, so that nobody frees the
+ * engine while another thread still uses the lock to give up its own. */
+static void unref_unlock(struct ckpt_engine *e)
 {
-    if (atomic_fetch_sub(&e->refs, 1) == 1)
-        destroy(e);
-}
+    const bool last = --e->refs == 0;
 
-/* A worker ends; it has the lock, which is given up. */
-void ckpt_engine_leave(struct ckpt_engine *e)
-{
-    e->nworker--;
-    const bool last = atomic_fetch_sub(&e->refs, 1) == 1;
-    (void)pthread_cond_broadcast(&e->news);
     (void)pthread_mutex_unlock(&e->lock);
     if (last)
         destroy(e);
 }
 
-/* ---- state that others change; each takes or has the lock ---- */
+void ckpt_engine_unref(struct ckpt_engine *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    unref_unlock(e);
+}
 
-/* A worker may come back long after the comm is gone. */
+void ckpt_engine_leave(struct ckpt_engine *e)
+{
+    e->nworker--;
+    (void)pthread_cond_broadcast(&e->news);
+    unref_unlock(e);
+}
+
+/* ---- changes of state, by any thread ---- */
+
+/* A worker may return from a read long after the comm has been freed. */
 void ckpt_engine_kick(struct ckpt_engine *e)
 {
     if (!e->finished)
@@ -140,7 +147,7 @@ void ckpt_engine_fail(struct ckpt_engine *e, const struct ckpt_err *err, bool ow
             (void)ckpt_fail(&e->err, err->code, "rank %" PRIu32 ": %s", e->self, err->text);
         else
             e->err = *err;
-        e->own = own;
+        e->err_is_own = own;
         e->stopped = true;
         (void)pthread_cond_broadcast(&e->work);
         ckpt_engine_kick(e);
@@ -193,7 +200,7 @@ static int make_slots(struct ckpt_engine *e, struct ckpt_err *err)
     return 0;
 }
 
-/* Room for the ranks that a piece is passed on to. */
+/* Allocate room for the receivers of a piece. */
 static int make_peers(struct ckpt_engine *e, struct ckpt_err *err)
 {
     size_t most = 1;
@@ -206,6 +213,8 @@ static int make_peers(struct ckpt_engine *e, struct ckpt_err *err)
     return e->stamp && e->peers && e->peers_worker ? 0 : ckpt_nomem(err);
 }
 
+/* Copy the destinations and count the bytes that each want lacks. Wants without elements have
+ * landed already. */
 static int make_wants(struct ckpt_engine *e, const struct ckpt_target *target, struct ckpt_err *err)
 {
     const struct ckpt_wants *w = &e->job_wants->table[e->job_wants->class_of[e->self]];
@@ -227,6 +236,25 @@ static int make_wants(struct ckpt_engine *e, const struct ckpt_target *target, s
     return 0;
 }
 
+/* Count a worker, with its reference; or take that back. */
+static void add_worker(struct ckpt_engine *e, int n)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    e->refs += (uint32_t)n;
+    e->nworker += (uint32_t)n;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+/* Count the pump's reference. */
+static void add_reference(struct ckpt_engine *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    e->refs++;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+/* Start the workers, as many as the system permits but at least one, and the pump. Without a thread
+ * for the pump (driven transports), callers that wait take its turns. */
 static int start_threads(struct ckpt_engine *e, struct ckpt_err *err)
 {
     pthread_attr_t detached;
@@ -242,39 +270,62 @@ static int start_threads(struct ckpt_engine *e, struct ckpt_err *err)
     for (uint32_t i = 0; i < e->opt.threads; i++) {
         pthread_t id;
         e->worker[i].e = e;
-        atomic_fetch_add(&e->refs, 1);
-        (void)pthread_mutex_lock(&e->lock);
-        e->nworker++;
-        (void)pthread_mutex_unlock(&e->lock);
+        add_worker(e, 1);
         if (pthread_create(&id, &detached, ckpt_worker_run, &e->worker[i]) != 0) {
-            atomic_fetch_sub(&e->refs, 1);
-            (void)pthread_mutex_lock(&e->lock);
-            e->nworker--;
-            (void)pthread_mutex_unlock(&e->lock);
+            add_worker(e, -1);
             break;
         }
         started++;
     }
     (void)pthread_attr_destroy(&detached);
     if (started == 0)
-        return ckpt_fail(err, CKPT_NOMEM, "no thread could be started");
+        return ckpt_fail(err, CKPT_NOMEM, "no thread that reads could be started");
     if (e->comm->x->driven)
         return 0;
-    atomic_fetch_add(&e->refs, 1);
+    add_reference(e);
     if (pthread_create(&e->pump, NULL, ckpt_pump_run, e) != 0) {
-        atomic_fetch_sub(&e->refs, 1);
-        return ckpt_fail(err, CKPT_NOMEM, "no thread could be started");
+        ckpt_engine_unref(e);
+        return ckpt_fail(err, CKPT_NOMEM, "no thread that exchanges data could be started");
     }
     e->has_pump = true;
     return 0;
 }
 
+/* True if this worker has been in one read for limit_ms; the operating system may never return from
+ * it. */
+static bool is_stuck(const struct ckpt_worker *w, uint64_t now, uint64_t limit_ms)
+{
+    const uint64_t since = atomic_load(&w->since_ms);
+
+    return since != 0 && now >= since + limit_ms;
+}
+
+/* Wait until all workers have left, except those that have been in one read for limit_ms. No worker
+ * begins a read after the load has stopped, so this takes no longer than limit_ms. */
+static void await_workers(struct ckpt_engine *e, uint64_t limit_ms)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    for (;;) {
+        const uint64_t now = ckpt_now_ms();
+        uint32_t stuck = 0;
+        for (uint32_t i = 0; i < e->opt.threads && e->worker; i++)
+            stuck += is_stuck(&e->worker[i], now, limit_ms);
+        if (e->nworker <= stuck)
+            break;
+        const struct timespec look = ckpt_deadline(LOOK_MS);
+        (void)pthread_cond_timedwait(&e->news, &e->lock, &look);
+    }
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+/* End a load whose threads could not all be started: no worker writes to a destination any more. */
 static void stop_workers(struct ckpt_engine *e)
 {
     (void)pthread_mutex_lock(&e->lock);
     e->stopped = e->finished = true;
     (void)pthread_cond_broadcast(&e->work);
     (void)pthread_mutex_unlock(&e->lock);
+    await_workers(e, ckpt_min_u64(e->opt.read_timeout_ms, FREE_WAIT_MS));
 }
 
 int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_options *opt,
@@ -285,7 +336,7 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
 
     if (!e)
         return ckpt_nomem(err);
-    atomic_init(&e->refs, 1);
+    e->refs = 1;
     (void)pthread_mutex_init(&e->lock, NULL);
     (void)pthread_cond_init(&e->work, NULL);
     ckpt_cond_init(&e->news);
@@ -347,8 +398,8 @@ void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt
 
 /* ---- waiting ---- */
 
-/* Sleep until there may be news, or the time is up: false. Without a thread for the pump, one of
- * those who wait takes its turns. Returns with the lock held, as it is called. */
+/* Wait for news until the clock time `until`; false: it has passed. If the pump has no thread, one
+ * waiting caller takes a turn of the pump instead. Called and returns with the lock held. */
 static bool await_news(struct ckpt_engine *e, uint64_t until)
 {
     const uint64_t now = ckpt_now_ms(), left = until > now ? until - now : 0;
@@ -367,7 +418,8 @@ static bool await_news(struct ckpt_engine *e, uint64_t until)
     return ckpt_now_ms() < until;
 }
 
-/* False: the time is up before the end of the load, or enough. Returns with the lock held. */
+/* Wait for the end of the load or for enough() to be true; false: neither came in time. Returns
+ * with the lock held. */
 static bool wait_for(struct ckpt_engine *e, uint32_t timeout_ms,
                      bool (*enough)(const struct ckpt_engine *e))
 {
@@ -423,33 +475,7 @@ void ckpt_engine_cancel(struct ckpt_engine *e)
     ckpt_engine_fail(e, &err, true);
 }
 
-/* Has this worker been in one read for `limit_ms`? The operating system may never return from it.
- */
-static bool is_stuck(const struct ckpt_worker *w, uint64_t now, uint64_t limit_ms)
-{
-    const uint64_t since = atomic_load(&w->since_ms);
-
-    return since != 0 && now >= since + limit_ms;
-}
-
-/* Wait until all workers have left, except those that have been in one read for `limit_ms`. No
- * worker begins a read after the load has stopped, so the wait is no longer than that. */
-static void await_workers(struct ckpt_engine *e, uint64_t limit_ms)
-{
-    (void)pthread_mutex_lock(&e->lock);
-    for (;;) {
-        const uint64_t now = ckpt_now_ms();
-        uint32_t stuck = 0;
-        for (uint32_t i = 0; i < e->opt.threads && e->worker; i++)
-            stuck += is_stuck(&e->worker[i], now, limit_ms);
-        if (e->nworker <= stuck)
-            break;
-        const struct timespec look = ckpt_deadline(LOOK_MS);
-        (void)pthread_cond_timedwait(&e->news, &e->lock, &look);
-    }
-    (void)pthread_mutex_unlock(&e->lock);
-}
-
+/* Make the load end, if it has not, and end the pump. Workers may still be in a read. */
 static void stop(struct ckpt_engine *e)
 {
     (void)pthread_mutex_lock(&e->lock);
@@ -478,7 +504,10 @@ void ckpt_engine_take_back(struct ckpt_engine *e, struct ckpt_engine_parts *part
         return;
     stop(e);
     await_workers(e, ckpt_min_u64(e->opt.read_timeout_ms, e->opt.exchange_timeout_ms / 2));
-    if (atomic_load(&e->refs) == 1) {
+    (void)pthread_mutex_lock(&e->lock);
+    const bool alone = e->nworker == 0;
+    (void)pthread_mutex_unlock(&e->lock);
+    if (alone) {
         parts->plan = ckpt_steal(&e->plan);
         parts->job_wants = ckpt_steal(&e->job_wants);
     }

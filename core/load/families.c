@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dividing groups into families. */
+/* Divides groups into families, greedily. */
 #include "load/families.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 
-/* The largest groups first; claims of one group together. */
+/* Groups with the most bytes first; the claims of a group stand together. */
 static int claim_cmp(const void *pa, const void *pb)
 {
     const struct ckpt_group_claim *a = pa, *b = pb;
@@ -19,7 +19,8 @@ static int claim_cmp(const void *pa, const void *pb)
     return (a->rank > b->rank) - (a->rank < b->rank);
 }
 
-/* The first family in which none of these ranks has a group yet; CKPT_FAMILIES: there is none. */
+/* The first family in which none of the n claimants has a group yet; CKPT_FAMILIES: there is none.
+ * taken has a bit per family for each rank. */
 static uint32_t free_family(const uint8_t *taken, const struct ckpt_group_claim *claim, uint32_t n)
 {
     uint8_t any = 0;

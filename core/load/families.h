@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which groups exchange over a communicator of their own, where ranks have devices. Communicators
- * cost memory and time, so there are few: each family is a division of some ranks into groups that
- * have no rank in common, and is made in one step by all ranks. The groups with the most bytes are
- * served first; the others send and receive in pairs. */
+/* Chooses the groups that exchange over an NCCL communicator of their own, if ranks have devices.
+ * agree.c calls it on rank 0 when the ranks compare their plans.
+ *
+ * A communicator costs memory and time, so there are few. A family is a set of groups that have no
+ * rank in common: all ranks make the communicators of a family together, by one split, in which a
+ * group is a colour. There are at most CKPT_FAMILIES. Groups with more bytes are served first; the
+ * others exchange by sends and receives between pairs of ranks. */
 #ifndef CKPT_LOAD_FAMILIES_H
 #define CKPT_LOAD_FAMILIES_H
 
@@ -11,26 +14,29 @@
 
 #include "base/err.h"
 #include "base/vec.h"
+#include "device/device.h"
 
-enum { CKPT_FAMILIES = 4, CKPT_FAMILY_LEAST = 3 }; /* in smaller groups, pairs are as good */
+/* The fewest members of a group that gets a communicator; smaller groups do as well with pairs. */
+enum { CKPT_FAMILY_LEAST = 3 };
 
-/* A rank says that it is a member of a group. */
+/* One rank's statement that it is a member of a group. */
 struct ckpt_group_claim {
-    uint64_t group; /* a hash of its ranks */
-    uint64_t bytes; /* that the group exchanges */
-    uint32_t n;     /* members */
-    uint32_t rank;
+    uint64_t group; /* hash of the group's ranks */
+    uint64_t bytes; /* bytes that the group exchanges */
+    uint32_t n;     /* number of members */
+    uint32_t rank;  /* the rank that claims */
 };
 
-/* The place of a group: its number among those of its family. */
+/* A group that gets a communicator: its family, and its number in that family. */
 struct ckpt_group_place {
-    uint64_t group;
+    uint64_t group; /* hash of the group's ranks */
     uint32_t family, colour;
 };
 typedef CKPT_VEC(struct ckpt_group_place) ckpt_group_places;
 
-/* Choose, given the claims of all nrank ranks, which are sorted here. Groups whose members have not
- * all claimed, that are too small, or that have all ranks, get no place. */
+/* Append the places of the groups that get a communicator, given the n claims of all nrank ranks,
+ * which are sorted in place. A group gets none if not all of its members have claimed it, if it has
+ * fewer than CKPT_FAMILY_LEAST members or all ranks, or if no family has room for it. NOMEM. */
 int ckpt_families_choose(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
                          ckpt_group_places *ret, struct ckpt_err *err);
 

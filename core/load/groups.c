@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of one rank, found tensor by tensor: which parts of placements overlap with what the rank
- * wants, and which ranks hold those parts. */
+/* Finds the groups of one rank, tensor by tensor: which parts of which entries overlap with the
+ * boxes that the rank wants, where the set of these parts changes, and which ranks have them. */
 #include "load/groups.h"
 
 #include <stdlib.h>
@@ -11,29 +11,33 @@
 #include "base/mem.h"
 #include "load/members.h"
 
-enum { MAX_CELLS = 1 << 20, WIDE_PART = 64 };
+enum {
+    MAX_CELLS = 1 << 20, /* of one tensor */
+    WIDE_PART = 64,      /* a demand longer than this part of a dimension is kept apart */
+};
 
-/* One part of an entry of a class: a box, which some ranks want. */
+/* A demand: one part of an entry of a class's table, that is, a box and (by class, entry and part)
+ * the ranks that want it. */
 struct demand {
     uint32_t class, entry, part;
     struct ckpt_box box;
-    uint64_t reach; /* where the furthest box so far ends along the dimension of the order, wide
-                       ones left out */
+    uint64_t reach; /* along dimension finder.order: the furthest end of a box so far, except wide
+                       ones */
 };
 
 struct finder {
     const struct ckpt_job_wants *job_wants;
     uint32_t self;
     struct ckpt_members members;
-    bool *near; /* classes of which some ranks share with this one */
+    bool *sharing_class; /* per class: some rank of it shares with this rank */
     ckpt_groups *groups;
     ckpt_group_boxes *boxes;
-    /* of the tensor at hand */
+    /* of the current tensor: */
     uint32_t tensor, class, entry;
     CKPT_VEC(struct demand) demands;
-    struct ckpt_known_lists seen; /* sets of demands whose boxes are known */
+    struct ckpt_known_lists seen; /* sets of demands whose boxes have been emitted */
     uint32_t order;               /* the dimension along which demands are sorted */
-    ckpt_numbers wide;            /* demands that reach far along it, as one that wants all does */
+    ckpt_numbers wide;            /* demands that are long in that dimension */
     uint64_t cells;
     struct ckpt_err *err;
 };
@@ -54,7 +58,7 @@ static int u32_cmp(const void *pa, const void *pb)
     return (a > b) - (a < b);
 }
 
-/* The group of all ranks that have one of these demands; CKPT_NONE and *err. */
+/* The group of all ranks that have one of these demands; CKPT_NONE and *f->err: no memory. */
 static uint32_t group_of(struct finder *f, const uint32_t *demand, size_t n)
 {
     ckpt_numbers part = {0};
@@ -84,7 +88,7 @@ static int add_demand(void *ctx, uint32_t part, const struct ckpt_box *box)
     return ckpt_vec_push(&f->demands, d) < 0 ? ckpt_nomem(f->err) : 0;
 }
 
-/* The parts of all entries that overlap with a box; others are not looked at. */
+/* Add to f->demands the parts of all entries that overlap with one of this rank's boxes. */
 static int collect(struct finder *f, const struct ckpt_box *own)
 {
     const struct ckpt_job_wants *r = f->job_wants;
@@ -93,7 +97,7 @@ static int collect(struct finder *f, const struct ckpt_box *own)
     for (uint64_t i = r->first[f->tensor]; i < r->first[f->tensor + 1]; i++) {
         f->class = r->use[i].class;
         f->entry = r->use[i].entry;
-        if (f->near[f->class] &&
+        if (f->sharing_class[f->class] &&
             ckpt_wants_parts(&r->table[f->class], &r->table[f->class].entries.ptr[f->entry], t, own,
                              add_demand, f) < 0)
             return -1;
@@ -112,7 +116,8 @@ static int identity_cmp(const void *pa, const void *pb)
     return (a->part > b->part) - (a->part < b->part);
 }
 
-/* Demands that several boxes of this rank have met, and parts that no rank in reach has, go. */
+/* Remove duplicates (demands that overlap with several boxes of this rank) and demands of no rank
+ * that shares with this one. */
 static int tidy(struct finder *f)
 {
     size_t out = 0;
@@ -149,7 +154,8 @@ static int emit(struct finder *f, const struct ckpt_box *box, uint32_t group)
     return ckpt_vec_push(f->boxes, b) < 0 ? ckpt_nomem(f->err) : 0;
 }
 
-/* ---- boxes that overlap: cells in each of which the same demands meet ---- */
+/* ---- overlapping boxes are cut into cells, so that a demand covers a cell whole or not at all
+ * ---- */
 
 static int along_cmp(const void *pa, const void *pb, void *dimension)
 {
@@ -168,25 +174,26 @@ static int u64_cmp(const void *pa, const void *pb)
     return (a > b) - (a < b);
 }
 
+/* Fill in demand.reach and f->wide, for binary search. */
 static int find_reach(struct finder *f)
 {
-    const uint64_t far = f->job_wants->cat->tensors.ptr[f->tensor].dim[f->order] / WIDE_PART;
+    const uint64_t limit = f->job_wants->cat->tensors.ptr[f->tensor].dim[f->order] / WIDE_PART;
     uint64_t reach = 0;
 
     f->wide.len = 0;
     for (uint32_t i = 0; i < f->demands.len; i++) {
         struct demand *d = &f->demands.ptr[i];
         const uint64_t n = d->box.n[f->order];
-        if (n > far && ckpt_vec_push(&f->wide, i) < 0)
+        if (n > limit && ckpt_vec_push(&f->wide, i) < 0)
             return ckpt_nomem(f->err);
-        if (n <= far)
+        if (n <= limit)
             reach = ckpt_max_u64(reach, d->box.lo[f->order] + n);
         d->reach = reach;
     }
     return 0;
 }
 
-/* Sort the demands along the dimension in which most boxes begin where no other does. */
+/* Sort the demands along the dimension in which their boxes have the most different beginnings. */
 static int sort_demands(struct finder *f)
 {
     const size_t n = f->demands.len;
@@ -212,7 +219,7 @@ static int sort_demands(struct finder *f)
     return find_reach(f);
 }
 
-/* The demands that overlap with a box, ascending. */
+/* Append the indices of the demands that overlap with a box, ascending. */
 static int overlapping(const struct finder *f, const struct ckpt_box *box, ckpt_numbers *out)
 {
     const uint32_t d = f->order;
@@ -237,19 +244,21 @@ static int overlapping(const struct finder *f, const struct ckpt_box *box, ckpt_
     return 0;
 }
 
+/* A walk over the cells of a box. */
 struct sweep {
     struct finder *f;
-    const struct ckpt_box *within;
-    struct ckpt_box cell;
-    int (*leaf)(struct sweep *s, const uint32_t *demand, size_t n);
-    const ckpt_numbers *set; /* for keep_cell: the demands that are to meet */
+    const struct ckpt_box *within;                                  /* the box */
+    struct ckpt_box cell;                                           /* the current cell */
+    int (*leaf)(struct sweep *s, const uint32_t *demand, size_t n); /* called for each cell */
+    /* for keep_cell: */
+    const ckpt_numbers *set; /* the demands that must cover a cell */
     uint32_t group;
-    struct ckpt_box run; /* cells in a row that are one box */
-    bool running;
+    struct ckpt_box run; /* neighbouring cells that together are one box */
+    bool running;        /* there is a run */
 };
 
-/* Cut along dimension d at every edge of the demands (ascending), and go on with those that cover
- * each interval. */
+/* Cut the cell along dimension d at every edge of these demands (ascending indices), and for each
+ * interval go on to the next dimension with the demands that cover the interval. */
 static int sweep(struct sweep *s, uint32_t d, const uint32_t *demand, size_t n)
 {
     const struct demand *all = s->f->demands.ptr;
@@ -279,7 +288,7 @@ static int sweep(struct sweep *s, uint32_t d, const uint32_t *demand, size_t n)
             edge[nedge++] = b->lo[d] + b->n[d];
     }
     qsort(edge, nedge, sizeof *edge, u64_cmp);
-    const bool sorted = d == s->f->order; /* then demands begin in their order */
+    const bool sorted = d == s->f->order; /* then demands begin in ascending order */
     for (size_t i = 0; i + 1 < nedge && rc == 0; i++) {
         if (edge[i] == edge[i + 1])
             continue;
@@ -310,7 +319,8 @@ static int end_run(struct sweep *s)
     return any ? emit(s->f, &s->run, s->group) : 0;
 }
 
-/* A cell where just the demands of the set meet: part of a box of the group. */
+/* A leaf of emit_set: if exactly the demands of the set cover the cell, it belongs to a box of the
+ * group. */
 static int keep_cell(struct sweep *s, const uint32_t *demand, size_t n)
 {
     const uint32_t last = s->within->rank - 1;
@@ -331,33 +341,35 @@ static int keep_cell(struct sweep *s, const uint32_t *demand, size_t n)
     return 0;
 }
 
-/* The boxes in which these demands meet and no others: all of where they meet, less the others.
- * This does not depend on whose wants are looked at, so all ranks of the group find the same. */
+/* Emit the boxes that exactly these demands cover: their intersection, without the parts that other
+ * demands cover, too. That does not depend on which rank plans, so all ranks of the group find the
+ * same boxes. */
 static int emit_set(struct finder *f, const ckpt_numbers *set)
 {
     struct ckpt_box meet = f->demands.ptr[set->ptr[0]].box, both;
     struct sweep s = {.f = f, .within = &meet, .leaf = keep_cell, .set = set};
-    ckpt_numbers near = {0};
+    ckpt_numbers overlap = {0};
 
     for (size_t i = 1; i < set->len; i++) {
         (void)ckpt_box_intersect(&meet, &f->demands.ptr[set->ptr[i]].box, &both);
         meet = both;
     }
     s.group = group_of(f, set->ptr, set->len);
-    int rc = s.group == CKPT_NONE ? -1 : overlapping(f, &meet, &near);
-    if (rc == 0 && near.len == set->len) {
+    int rc = s.group == CKPT_NONE ? -1 : overlapping(f, &meet, &overlap);
+    if (rc == 0 && overlap.len == set->len) {
         rc = emit(f, &meet, s.group);
     } else if (rc == 0) {
         s.cell = meet;
-        rc = sweep(&s, 0, near.ptr, near.len);
+        rc = sweep(&s, 0, overlap.ptr, overlap.len);
         if (rc == 0)
             rc = end_run(&s);
     }
-    ckpt_vec_release(&near);
+    ckpt_vec_release(&overlap);
     return rc;
 }
 
-/* A cell of what this rank wants: the set of demands that meet there, if it is a new one. */
+/* The other leaf, for the cells of this rank's own boxes: emit the boxes of the set of demands that
+ * cover the cell, unless it has been met before. */
 static int see_set(struct sweep *s, const uint32_t *demand, size_t n)
 {
     struct finder *f = s->f;
@@ -375,6 +387,7 @@ static int see_set(struct sweep *s, const uint32_t *demand, size_t n)
 
 typedef CKPT_VEC(struct ckpt_box) box_vec;
 
+/* List the boxes of the current tensor that this rank wants. */
 static int own_boxes(struct finder *f, box_vec *out)
 {
     const struct ckpt_job_wants *r = f->job_wants;
@@ -392,7 +405,8 @@ static int own_boxes(struct finder *f, box_vec *out)
     return 0;
 }
 
-/* Whoever wants something of what this rank wants, wants all of it? */
+/* True if every demand that overlaps with this rank's box covers all of it: then it need not be
+ * cut. */
 static bool all_alike(const struct finder *f, const struct ckpt_box *own)
 {
     for (size_t i = 0; i < f->demands.len; i++)
@@ -435,7 +449,7 @@ static int find_in_tensor(struct finder *f, box_vec *own)
     return rc;
 }
 
-/* ---- all of them ---- */
+/* ---- all tensors ---- */
 
 static int group_cmp(const struct ckpt_group *a, const struct ckpt_group *b)
 {
@@ -454,7 +468,8 @@ static int order_cmp(const void *pa, const void *pb, void *groups)
     return group_cmp(&g[*(const uint32_t *)pa], &g[*(const uint32_t *)pb]);
 }
 
-/* Groups are found in the order of this rank's wants, and stand in one that all ranks agree on. */
+/* Groups were found in an order that depends on this rank's wants: sort them into one on which all
+ * ranks agree. */
 static int sort_groups(struct finder *f)
 {
     const size_t n = f->groups->len;
@@ -478,17 +493,18 @@ static int sort_groups(struct finder *f)
     return 0;
 }
 
-static int find_near(struct finder *f)
+/* Mark the classes with ranks that share with this one. */
+static int find_sharing_classes(struct finder *f)
 {
-    if (!(f->near = calloc((size_t)f->job_wants->nclass + 1, sizeof *f->near)))
+    if (!(f->sharing_class = calloc((size_t)f->job_wants->nclass + 1, sizeof *f->sharing_class)))
         return ckpt_nomem(f->err);
     if (f->members.sharing->readers == CKPT_READERS_EACH) {
-        f->near[f->job_wants->class_of[f->self]] = true;
+        f->sharing_class[f->job_wants->class_of[f->self]] = true;
         return 0;
     }
     for (uint32_t r = 0; r < f->job_wants->nrank; r++)
         if (ckpt_members_share(&f->members, r))
-            f->near[f->job_wants->class_of[r]] = true;
+            f->sharing_class[f->job_wants->class_of[r]] = true;
     return 0;
 }
 
@@ -502,7 +518,7 @@ int ckpt_groups_find(const struct ckpt_job_wants *job_wants, uint32_t self,
 
     f.members = (struct ckpt_members){
         .job_wants = job_wants, .sharing = sharing, .self = self, .groups = groups, .err = err};
-    int rc = find_near(&f);
+    int rc = find_sharing_classes(&f);
 
     for (f.tensor = 0; f.tensor < job_wants->cat->tensors.len && rc == 0; f.tensor++)
         rc = find_in_tensor(&f, &own);
@@ -513,6 +529,6 @@ int ckpt_groups_find(const struct ckpt_job_wants *job_wants, uint32_t self,
     ckpt_vec_release(&f.demands);
     ckpt_vec_release(&f.wide);
     ckpt_vec_release(&own);
-    free(f.near);
+    free(f.sharing_class);
     return rc;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The first round of a plan: what each rank says about itself, and what rank 0 makes of it. */
+/* The first round of the agreement: each rank sends facts about itself, rank 0 compares and
+ * combines them. */
 #include "load/job.h"
 
 #include <inttypes.h>
@@ -12,38 +13,48 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "load/comm.h"
+#include "comm/comm.h"
+#include "comm/same_host.h"
 #include "load/load_inner.h"
 #include "load/same.h"
-#include "load/same_host.h"
+#include "tensor/residency.h"
 
-enum { HELLO_FILES = 1024 }; /* whose sizes are told, to name the one that differs */
-enum { STEP_TEXT = 128, VERSION = 11 };
-
-/* ---- what each rank says ---- */
-
-struct hello { /* then the sizes of the first files, uint64_t */
-    unsigned char checkpoint[16];
-    char step[STEP_TEXT]; /* its name, or the beginning of that */
-    uint64_t step_hash;
-    uint64_t wants_lo, wants_hi, node, options, files;
-    double resident, bytes; /* of the files that this rank looked at */
-    uint32_t shared, version;
-    uint32_t far;     /* does not read the memory of all ranks of its node */
-    uint32_t renewed; /* how often the transport was renewed */
-    uint64_t share;   /* options.share; a rank that shares with none has its own number */
-    uint64_t wanted;  /* for a load that is reloaded: a hash of what all ranks want; else 0 */
+enum {
+    HELLO_FILES = 1024, /* files whose sizes are sent, to name one that differs */
+    STEP_TEXT = 128,
+    VERSION = 11, /* of the messages between ranks */
 };
 
-/* Then class_of[], node[], share[], the first rank of each class[], all uint32_t. */
+/* ---- the messages ---- */
+
+/* What each rank sends; the sizes of its first HELLO_FILES files follow, each a uint64_t. */
+struct hello {
+    unsigned char checkpoint[16]; /* ckpt_catalog_digest */
+    char step[STEP_TEXT];         /* the step's name, or its beginning */
+    uint64_t step_hash;
+    uint64_t wants_lo, wants_hi; /* hash of this rank's table of wants */
+    uint64_t node;               /* ckpt_node_digest */
+    uint64_t options;            /* hash of the options that must be equal */
+    uint64_t files;              /* ckpt_catalog_files */
+    double resident, bytes;      /* struct ckpt_residency, as is shared */
+    uint32_t shared, version;
+    uint32_t no_same_host; /* it cannot read the memory of all ranks of its node */
+    uint32_t renewed;      /* how often the transport has been renewed after failed loads */
+    uint64_t share;        /* options.share; CKPT_SHARE_NONE: a number that no other rank has */
+    uint64_t wants_hash;   /* ckpt_load.wants_hash, for a reload; else 0 */
+};
+
+/* Rank 0's answer (struct ckpt_job). class_of[nrank], node[nrank], share[nrank] and
+ * first_of[nclass] follow, all uint32_t. */
 struct hello_answer {
     uint32_t nclass, nnode;
-    double hot;
-    uint32_t shared, copies; /* copies: not all ranks have the very same files */
-    uint32_t far, nshare;
+    double cached;
+    uint32_t shared, copies;
+    uint32_t no_same_host, nshare;
 };
 
-/* In which file do two checkpoints differ? By size; false: in none that was told. */
+/* Fail with the name of the first file whose size differs between this rank and rank r, whose file
+ * sizes are data[0..len). False: no such file. */
 static bool fail_file(const struct ckpt_load *load, uint32_t r, const unsigned char *data,
                       size_t len, struct ckpt_err *err)
 {
@@ -64,6 +75,7 @@ static bool fail_file(const struct ckpt_load *load, uint32_t r, const unsigned c
     return false;
 }
 
+/* CONFLICT if rank r (b) does not match rank 0 (a). */
 static int compare_hello(uint32_t r, const struct hello *a, const struct hello *b,
                          struct ckpt_err *err)
 {
@@ -79,7 +91,7 @@ static int compare_hello(uint32_t r, const struct hello *a, const struct hello *
                          "rank %" PRIu32 " sees another checkpoint than rank 0, or another view "
                          "of it: other tensors, shapes, dtypes, files or computed values",
                          r);
-    if (a->wanted != b->wanted)
+    if (a->wants_hash != b->wants_hash)
         return ckpt_fail(err, CKPT_CONFLICT,
                          "rank %" PRIu32 " does not plan or reload the same load as rank 0", r);
     if (a->options != b->options)
@@ -113,7 +125,8 @@ int ckpt_number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32
     return 0;
 }
 
-/* The part of the files that is in the page cache of the node that has the least of them. */
+/* The fraction of the files in the page cache of the node that has least, from the residency of all
+ * ranks. */
 static int least_resident(const struct ckpt_residency *of, uint32_t n, const uint32_t *node_of,
                           uint32_t nnode, double *ret, struct ckpt_err *err)
 {
@@ -169,7 +182,7 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
         residency[r] = (struct ckpt_residency){h.resident, h.bytes, h.shared != 0};
         a.shared |= h.shared;
         a.copies |= h.files != first.files;
-        a.far |= h.far;
+        a.no_same_host |= h.no_same_host;
     }
     uint32_t *class_of = number, *node_of = number + n, *share_of = number + 2 * (size_t)n;
     uint32_t *rep = number + 3 * (size_t)n;
@@ -177,7 +190,7 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
         ckpt_number_keys((const uint64_t(*)[2])node, n, node_of, NULL, &a.nnode) < 0 ||
         ckpt_number_keys((const uint64_t(*)[2])share, n, share_of, NULL, &a.nshare) < 0)
         return ckpt_nomem(err);
-    if (least_resident(residency, n, node_of, a.nnode, &a.hot, err) < 0)
+    if (least_resident(residency, n, node_of, a.nnode, &a.cached, err) < 0)
         return -1;
     ckpt_str_append(answer, (const char *)&a, sizeof a);
     ckpt_str_append(answer, (const char *)class_of, n * sizeof *class_of);
@@ -187,20 +200,21 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
     return answer->failed ? ckpt_nomem(err) : 0;
 }
 
-static void make_hello(const struct ckpt_load *load, const struct ckpt_table *table,
-                       struct hello *h)
+static int make_hello(const struct ckpt_load *load, const struct ckpt_table *table, struct hello *h,
+                      struct ckpt_err *err)
 {
     XXH128_hash_t wants = XXH3_128bits(table->data, table->len);
     const struct ckpt_load_options *opt = &load->opt;
-    const uint64_t number[6] = {opt->readers,      opt->host_bytes, opt->device_bytes,
-                                opt->window_bytes, opt->verify,     opt->direct};
+    const uint64_t number[7] = {opt->readers, opt->host_bytes, opt->device_bytes, opt->window_bytes,
+                                opt->verify,  opt->direct,     opt->share_ranks};
     const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
                             opt->rates.page_cache,   opt->rates.copy,
                             opt->rates.local_link,   opt->rates.network};
     struct ckpt_residency residency;
 
     memset(h, 0, sizeof *h);
-    ckpt_catalog_digest(load->view->cat, h->checkpoint);
+    if (ckpt_catalog_digest(load->view->cat, h->checkpoint, err) < 0)
+        return -1;
     (void)snprintf(h->step, sizeof h->step, "%s", load->view->name);
     h->step_hash = XXH3_64bits(load->view->name, strlen(load->view->name));
     h->wants_lo = wants.low64;
@@ -208,22 +222,23 @@ static void make_hello(const struct ckpt_load *load, const struct ckpt_table *ta
     h->node = ckpt_node_digest();
     h->options = XXH3_64bits_withSeed(rate, sizeof rate, XXH3_64bits(number, sizeof number));
     h->files = ckpt_catalog_files(load->view->cat);
-    ckpt_load_residency(load->view->cat, load->comm->x->rank, load->comm->x->size, &residency);
+    ckpt_residency_estimate(load->view->cat, load->comm->x->rank, load->comm->x->size, &residency);
     h->resident = residency.resident;
     h->bytes = residency.bytes;
     h->shared = residency.shared;
-    h->far = !load->comm->x->same_host;
+    h->no_same_host = !load->comm->x->same_host;
     h->renewed = load->comm->renewed;
-    h->share = opt->share == CKPT_SHARE_NONE ? (uint64_t)CKPT_SHARE_NONE + load->comm->x->rank
-                                             : opt->share;
-    h->wanted = load->wanted;
+    h->share = opt->share_ranks                ? load->comm->x->rank / opt->share_ranks
+               : opt->share == CKPT_SHARE_NONE ? (uint64_t)CKPT_SHARE_NONE + load->comm->x->rank
+                                               : opt->share;
+    h->wants_hash = load->wants_hash;
     h->version = VERSION;
+    return 0;
 }
 
-/* ---- the answer ---- */
+/* ---- the round ---- */
 
-/* Are all numbers of rank 0's answer in range? word: class_of[n], node[n], share[n], first
- * rank[nclass]. */
+/* True if all numbers of rank 0's answer are in range. `word` is what follows the struct. */
 static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32_t n)
 {
     if (a->nclass < 1 || a->nclass > n || a->nnode < 1 || a->nnode > n || a->nshare < 1 ||
@@ -238,14 +253,15 @@ static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32
     return true;
 }
 
-/* This rank's message: struct hello, and the sizes of the first files. */
+/* Write this rank's message. */
 static int write_hello(const struct ckpt_load *load, const struct ckpt_table *table,
                        struct ckpt_str *out, struct ckpt_err *err)
 {
     const struct ckpt_catalog *cat = load->view->cat;
     struct hello h;
 
-    make_hello(load, table, &h);
+    if (make_hello(load, table, &h, err) < 0)
+        return -1;
     ckpt_str_append(out, (const char *)&h, sizeof h);
     for (size_t i = 0; i < cat->sources.len && i < HELLO_FILES; i++)
         ckpt_str_append(out, (const char *)&cat->sources.ptr[i]->size, sizeof(uint64_t));
@@ -270,14 +286,15 @@ static int read_answer(const unsigned char *answer, size_t len, uint32_t n, stru
         memcpy(&a, answer, sizeof a);
     if (len < sizeof a || len != sizeof a + (3 * (size_t)n + a.nclass) * sizeof *word ||
         !answer_ok(&a, word, n))
-        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "rank 0 sent a damaged message about the ranks of the job");
     *ret = (struct ckpt_job){.nclass = a.nclass,
                              .nnode = a.nnode,
                              .nshare = a.nshare,
-                             .hot = a.hot,
+                             .cached = a.cached,
                              .shared = a.shared,
                              .copies = a.copies,
-                             .far = a.far};
+                             .no_same_host = a.no_same_host};
     return copy_words(word, n, &ret->class_of, err) < 0 ||
                    copy_words(word + n, n, &ret->node, err) < 0 ||
                    copy_words(word + 2 * (size_t)n, n, &ret->share, err) < 0 ||

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The facts about the ranks of a job on which a plan is built: all ranks have the same. */
+/* The first round of the agreement (agree.c): all ranks check that they load the same checkpoint
+ * with the same options, and learn the facts about all ranks on which plans are built. All ranks
+ * get the same facts from rank 0. */
 #ifndef CKPT_LOAD_JOB_H
 #define CKPT_LOAD_JOB_H
 
@@ -11,34 +13,40 @@
 
 struct ckpt_load;
 
-/* A rank's wants as bytes (ckpt_wants_dump). */
+/* The wants of a rank in serialized form (ckpt_wants_dump). */
 struct ckpt_table {
     unsigned char *data;
     size_t len;
 };
 
 struct ckpt_job {
-    uint32_t nclass, nnode, nshare;
-    uint32_t *class_of; /* per rank: ranks with equal wants have the same number */
-    uint32_t *node;     /* per rank: the number of its machine */
-    uint32_t *share;    /* per rank: the number of the caller's group in which it shares */
+    uint32_t nclass;    /* number of different tables of wants */
+    uint32_t nnode;     /* number of machines */
+    uint32_t nshare;    /* number of groups of options.share */
+    uint32_t *class_of; /* per rank: ranks with equal tables have the same number */
+    uint32_t *node;     /* per rank: number of its machine */
+    uint32_t *share;    /* per rank: number of its group of options.share */
     uint32_t *first_of; /* per class: its first rank */
-    double hot;         /* the part of the files that is in the page cache of every node */
-    bool shared;        /* the files are on a storage that nodes share */
-    bool copies;        /* not all ranks have the very same files */
-    bool far;           /* some rank does not read the memory of all ranks of its node */
+    double cached;      /* fraction of the files in the page cache of the node that has least */
+    bool shared;        /* the files are on a storage that machines share */
+    bool copies;        /* not all ranks see the very same files: some see copies */
+    bool no_same_host;  /* on some node, not all ranks can read each other's memory */
 };
 
-/* Number equal keys of n ranks in the order of their first rank; first (may be NULL): that rank of
- * each number; *ret_n: how many there are. -1: no memory. */
+/* Number n keys, one per rank: equal keys get the same number, in the order of the first rank that
+ * has the key. ret[r] is the number of rank r's key, first[k] (may be NULL) the first rank with key
+ * k, *ret_n how many different keys there are. -1: no memory. */
 int ckpt_number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
                      uint32_t *ret_n);
 
-/* COLLECTIVE. Find out whether all ranks load the same tensors of the same step with the same
- * options (else CONFLICT), and who wants the same. rc and *err are this rank's verdict so far: if
- * that of any rank is negative, all fail with its error. Release *ret after a failure, too. */
+/* COLLECTIVE. Check that all ranks load the same tensors of the same step with the same options
+ * (CONFLICT), and fill *ret. rc and *err are the result of what this rank did before: if it is
+ * negative on any rank, all ranks fail with that rank's error. The caller releases *ret, also after
+ * a failure. */
 int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
                    struct ckpt_job *ret, struct ckpt_err *err);
+
+/* Free the arrays of a job; one that is all zero is allowed. */
 void ckpt_job_release(struct ckpt_job *job);
 
 #endif

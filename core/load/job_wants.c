@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all ranks want, by tensor. */
+/* Builds the index of the wants of all ranks by tensor. */
 #include "load/job_wants.h"
 
 #include <stdlib.h>
@@ -18,7 +18,7 @@ void ckpt_job_wants_release(struct ckpt_job_wants *r)
     memset(r, 0, sizeof *r);
 }
 
-/* The ranks of each class. */
+/* List the ranks of each class, by counting. */
 static void list_classes(struct ckpt_job_wants *r)
 {
     for (uint32_t k = 0; k < r->nrank; k++)
@@ -53,7 +53,8 @@ int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat
         return ckpt_nomem(err);
     }
     list_classes(r);
-    next = r->first + 1; /* counts, then beginnings, then ends: which are the next beginnings */
+    next = r->first + 1; /* next[t]: first a count, then the beginning of tensor t's uses, at last
+                            their end, which is first[t + 1] */
     for (uint32_t c = 0; c < nclass; c++)
         for (size_t e = 0; e < table[c].entries.len; e++)
             next[table[c].entries.ptr[e].tensor]++;
@@ -68,7 +69,7 @@ int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat
     return 0;
 }
 
-/* The first use of a tensor that is not by a class below this one. */
+/* The first use of a tensor by this class or a later one. */
 static uint64_t first_use(const struct ckpt_job_wants *r, uint32_t tensor, uint32_t class)
 {
     uint64_t a = r->first[tensor], b = r->first[tensor + 1];

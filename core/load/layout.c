@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts: what one rank of tp x ep x fsdp x dp x pp needs, by the sharding annotations of the
- * model file. */
+/* Layouts: computes the wants of one rank of tp x ep x fsdp x dp x pp from the sharding annotations
+ * of the model file. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 enum { MAX_WAYS = 1 << 20 };
 
-enum { /* the first varies fastest among ranks */
+enum { /* the ways to divide a model; the first varies fastest among ranks */
        TP = CKPT_TP,
        EP = CKPT_EP,
        FSDP = CKPT_FSDP,
@@ -24,7 +24,7 @@ enum { /* the first varies fastest among ranks */
 };
 
 struct layout {
-    uint32_t n[NWAY], at[NWAY]; /* ranks along each, and where this rank stands */
+    uint32_t n[NWAY], at[NWAY]; /* per way: number of ranks, and this rank's index */
 };
 
 /* ---- the text ---- */
@@ -67,9 +67,10 @@ static int parse_layout(const char *text, uint32_t rank, uint32_t nrank, struct 
     if (product != nrank)
         return ckpt_fail(err, CKPT_USAGE,
                          "layout '%s' is for %" PRIu64 " ranks (tp x pp x ep x dp x fsdp), but "
-                         "there are %" PRIu32 ": start as many, with mpirun -n %" PRIu64
+                         "there are %" PRIu32 ": plan for as many (--ranks %" PRIu64
+                         "), or start as many, with mpirun -n %" PRIu64
                          ", or torchrun --no-python --nproc-per-node=%" PRIu64,
-                         text, product, nrank, product, product);
+                         text, product, nrank, product, product, product);
     return 0;
 }
 
@@ -77,16 +78,18 @@ static int parse_layout(const char *text, uint32_t rank, uint32_t nrank, struct 
 
 struct lay {
     const struct ckpt_annotations *marker;
-    size_t nfound;         /* tensors that model files speak of */
-    size_t nlayer, nknown; /* tensors of layers, and those of them that model files speak of */
-    size_t nexpert;        /* tensors of experts, one each or stacked */
+    size_t nfound;  /* number of tensors with annotations */
+    size_t nlayer;  /* number of tensors of layers */
+    size_t nknown;  /* of these, number with annotations */
+    size_t nexpert; /* number of tensors of experts, one each or stacked */
     struct layout l;
     struct ckpt_wants *w;
     struct ckpt_err *err;
 };
 
-/* The ranks of this rank's stage (and, for an expert of its own, of its place in ep): dp x fsdp x
- * ep x groups x copies; groups x copies is tp. */
+/* Add the grid of the ranks of this rank's pipeline stage: dp x fsdp x ep x groups x copies, where
+ * groups x copies is tp. one_ep: only the ranks with this rank's index in ep, for a tensor of a
+ * single expert. */
 static uint32_t stage_grid(struct lay *y, bool one_ep, uint32_t groups)
 {
     const struct layout *l = &y->l;
@@ -117,7 +120,8 @@ static int fail_groups(struct lay *y, const struct ckpt_tensor *t, const struct 
                      s->shared ? ", nor a divisor" : "");
 }
 
-/* One want for each product of shares, one of each dimension. */
+/* Add a want for each combination of one share (recipe/sharding.h) of each dimension, from
+ * dimension d on; `pick` has the shares of the dimensions before. */
 static int add_products(struct lay *y, uint32_t tensor, const struct ckpt_tensor *t,
                         const struct ckpt_shares *share, uint32_t d, const struct ckpt_share **pick,
                         bool one_ep)
@@ -148,7 +152,8 @@ static int add_products(struct lay *y, uint32_t tensor, const struct ckpt_tensor
         if (pick[k]->way == CKPT_EP && y->l.n[EP] > 1)
             spec.cut[spec.ncut++] = (struct ckpt_cut){k, 2};
         if (spec.ncut > CKPT_SPEC_CUTS - 2)
-            return ckpt_fail(y->err, CKPT_UNSUPPORTED, "tensor '%s' is divided too often", t->name);
+            return ckpt_fail(y->err, CKPT_UNSUPPORTED,
+                             "tensor '%s' is divided along too many dimensions", t->name);
     }
     if (t->rank > 0 && y->l.n[FSDP] > 1)
         spec.cut[spec.ncut++] = (struct ckpt_cut){0, 1};
@@ -159,7 +164,7 @@ static int add_products(struct lay *y, uint32_t tensor, const struct ckpt_tensor
     return ckpt_wants_add(y->w, tensor, number, whole ? NULL : &box, y->err);
 }
 
-/* Layers are shared out as evenly as can be, the first stages get one more. */
+/* The stage of a layer: layers are divided as evenly as possible, the first stages get one more. */
 static uint32_t stage_of_layer(uint64_t layer, uint64_t layers, uint32_t stages)
 {
     const uint64_t base = layers / stages, more = layers % stages;
@@ -172,6 +177,7 @@ static uint32_t stage_of_layer(uint64_t layer, uint64_t layers, uint32_t stages)
     return s < stages ? (uint32_t)s : stages - 1;
 }
 
+/* True if a tensor is on this rank's pipeline stage. */
 static bool on_stage(const struct lay *y, const struct ckpt_sharding *m)
 {
     const uint32_t pp = y->l.n[PP], at = y->l.at[PP];
@@ -181,11 +187,11 @@ static bool on_stage(const struct lay *y, const struct ckpt_sharding *m)
     if (m->has_layer)
         return stage_of_layer(m->layer, m->layers, pp) == at;
     if (m->embedding && at == pp - 1 && !ckpt_annotations_has_head(y->marker))
-        return true; /* tied */
+        return true; /* the embedding is the output matrix, too */
     return at == (m->first ? 0 : pp - 1);
 }
 
-/* Is a tensor on this rank, if it is one expert's? */
+/* True unless the tensor belongs to an expert that ep gives to other ranks. */
 static bool on_ep(const struct lay *y, const struct ckpt_sharding *m)
 {
     const uint32_t ep = y->l.n[EP];
@@ -195,7 +201,7 @@ static bool on_ep(const struct lay *y, const struct ckpt_sharding *m)
     return m->expert / ((m->experts + ep - 1) / ep) == y->l.at[EP];
 }
 
-/* Does the tensor belong to one expert, or have a dimension that ep divides? */
+/* True if the tensor belongs to one expert, or has a dimension that ep divides. */
 static bool is_of_experts(const struct ckpt_sharding *m, uint32_t rank)
 {
     bool found = m->has_expert;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public face of a load: wants, destinations, running. */
+/* The functions of include/ckptfs/load.h that declare wants and destinations and run a load. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +8,8 @@
 #include "base/ckd.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "load/comm.h"
-#include "load/device.h"
+#include "comm/comm.h"
+#include "device/device.h"
 #include "load/load_inner.h"
 #include "tensor/strided.h"
 
@@ -23,8 +23,8 @@ enum {
 
 /* ---- life ---- */
 
-static int take_options(struct ckpt_load_options *to, const struct ckpt_load_options *from,
-                        struct ckpt_err *err)
+int ckpt_load_take_options(struct ckpt_load_options *to, const struct ckpt_load_options *from,
+                           struct ckpt_err *err)
 {
     if (from && (from->size < offsetof(struct ckpt_load_options, readers) + sizeof from->readers ||
                  from->size > sizeof *from))
@@ -46,6 +46,8 @@ static int take_options(struct ckpt_load_options *to, const struct ckpt_load_opt
         return ckpt_fail(err, CKPT_USAGE, "options.readers is %d", (int)to->readers);
     if (to->direct < CKPT_LOAD_DIRECT_AUTO || to->direct > CKPT_LOAD_DIRECT_ALWAYS)
         return ckpt_fail(err, CKPT_USAGE, "options.direct is %d", (int)to->direct);
+    if (to->share && to->share_ranks)
+        return ckpt_fail(err, CKPT_USAGE, "options.share and options.share_ranks are both given");
     return 0;
 }
 
@@ -56,7 +58,7 @@ int ckpt_load_new(struct ckpt_view *view, struct ckpt_comm *comm,
 
     if (!load)
         return ckpt_nomem(err);
-    if (take_options(&load->opt, opt, err) < 0) {
+    if (ckpt_load_take_options(&load->opt, opt, err) < 0) {
         free(load);
         return -1;
     }
@@ -131,7 +133,8 @@ int ckpt_load_add(struct ckpt_load *load, uint32_t t, uint32_t spec, const struc
     const size_t want = load->wants.entries.len;
 
     if (load->planned)
-        return ckpt_fail(err, CKPT_USAGE, "the plan is made: no more wants");
+        return ckpt_fail(err, CKPT_USAGE,
+                         "the load has been planned: no more wants can be declared");
     if (ckpt_wants_add(&load->wants, t, spec, box, err) < 0)
         return -1;
     if (!ckpt_wants_box(&load->wants, &load->wants.entries.ptr[want], tensor, load->comm->x->rank,
@@ -185,7 +188,7 @@ int ckpt_load_want(struct ckpt_load *load, const char *tensor, const uint64_t *l
     return ckpt_load_add(load, t, CKPT_NONE, lo ? &box : NULL, dest, ret_want, err);
 }
 
-/* The grid of a mesh; CKPT_NONE and *err. */
+/* Check a mesh and add its grid to the wants; returns its index, or CKPT_NONE with *err. */
 static uint32_t take_mesh(struct ckpt_load *load, const struct ckpt_mesh *mesh,
                           struct ckpt_err *err)
 {
@@ -194,11 +197,14 @@ static uint32_t take_mesh(struct ckpt_load *load, const struct ckpt_mesh *mesh,
     uint32_t n = 1;
 
     if (mesh->ndim > CKPT_LOAD_CUTS)
-        return (void)ckpt_fail(err, CKPT_LIMIT, "a mesh of %" PRIu32 " dimensions", mesh->ndim),
+        return (void)ckpt_fail(err, CKPT_LIMIT,
+                               "the mesh has %" PRIu32 " dimensions, at most %d are possible",
+                               mesh->ndim, CKPT_LOAD_CUTS),
                CKPT_NONE;
     for (uint32_t d = 0; d < mesh->ndim; d++)
         if (mesh->dim[d] == 0 || ckd_mul(&n, n, mesh->dim[d]) || n > size)
-            return (void)ckpt_fail(err, CKPT_USAGE, "the mesh has not 1 to %" PRIu32 " ranks",
+            return (void)ckpt_fail(err, CKPT_USAGE,
+                                   "the mesh has no ranks, or more than the %" PRIu32 " of the job",
                                    size),
                    CKPT_NONE;
     if (!(rank = malloc(n * sizeof *rank)))
@@ -223,7 +229,7 @@ static uint32_t take_mesh(struct ckpt_load *load, const struct ckpt_mesh *mesh,
     return g;
 }
 
-/* Cuts in the order of the mesh; strided ones after all others of their tensor dimension. */
+/* Turn placements into cuts, in the order of the mesh dimensions; STRIDED ones come last. */
 static int take_places(const struct ckpt_tensor *t, const struct ckpt_mesh *mesh,
                        const struct ckpt_placement *place, struct ckpt_spec *ret,
                        struct ckpt_err *err)
@@ -237,8 +243,9 @@ static int take_places(const struct ckpt_tensor *t, const struct ckpt_mesh *mesh
                 continue;
             if (place[m].dim >= t->rank)
                 return ckpt_fail(err, CKPT_USAGE,
-                                 "tensor '%s' has no dimension %" PRIu32 " to be sharded", t->name,
-                                 place[m].dim);
+                                 "tensor '%s' has no dimension %" PRIu32
+                                 ", which its placement shards",
+                                 t->name, place[m].dim);
             if (mesh->dim[m] > 1)
                 ret->cut[ret->ncut++] = (struct ckpt_cut){place[m].dim, m};
         }
@@ -282,11 +289,13 @@ static int take_layout(struct ckpt_load *load, const char *layout, struct ckpt_e
     return 0;
 }
 
-/* A want without a target must not stay behind: entry i of both lists is want i. */
+/* After a failure no want may remain without a target: entry i of both lists is want i. */
 int ckpt_load_want_layout(struct ckpt_load *load, const char *layout, struct ckpt_err *err)
 {
     if (load->planned || load->wants.entries.len)
-        return ckpt_fail(err, CKPT_USAGE, "a layout is all that a load wants");
+        return ckpt_fail(
+            err, CKPT_USAGE,
+            "a layout must be the first and only declaration of wants, and come before the plan");
     if (take_layout(load, layout, err) == 0)
         return 0;
     ckpt_wants_release(&load->wants);
@@ -332,14 +341,15 @@ int ckpt_load_set_dest(struct ckpt_load *load, size_t want, const struct ckpt_de
                        struct ckpt_err *err)
 {
     if (load->started || want >= load->target.len)
-        return ckpt_fail(err, CKPT_USAGE, "there is no want %zu that waits for a destination",
+        return ckpt_fail(err, CKPT_USAGE,
+                         "the load has started, or there is no want %zu: no destination can be set",
                          want);
     return set_dest(load, want, dest, err);
 }
 
 /* ---- running ---- */
 
-/* On a device: does it reach the destinations, and can it write elements there? */
+/* On a device, all destinations must be in memory that it can write to, and be aligned. */
 static int check_device(const struct ckpt_load *load, struct ckpt_err *err)
 {
     struct ckpt_device *d = load->comm->x->device;
@@ -377,7 +387,7 @@ int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
     if (load->started && !load->engine)
         return ckpt_fail(err, CKPT_USAGE, "this load failed to start: make a new one");
     if (!load->ready)
-        return ckpt_fail(err, CKPT_USAGE, "a load is planned, or reloaded, before each start");
+        return ckpt_fail(err, CKPT_USAGE, "plan the load, or reload it, before each start");
     if (load->comm->busy)
         return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
     load->parts.target = load->target.ptr;
@@ -385,7 +395,8 @@ int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
     if (check_targets(load, &why) < 0 || check_device(load, &why) < 0 ||
         ckpt_engine_start(&load->parts, &load->engine_opt, &load->sizes, &load->engine, &why) < 0) {
         ckpt_engine_refuse(load->comm, load->opt.exchange_timeout_ms, &why);
-        load->started = load->comm->x->size > 1 || !load->parts.plan; /* the engine took it */
+        load->started =
+            load->comm->x->size > 1 || !load->parts.plan; /* the engine has taken the plan */
         load->ready = !load->started;
         return ckpt_fail(err, why.code, "%s", why.text);
     }
@@ -453,7 +464,7 @@ const char *ckpt_load_readers(const struct ckpt_load *load)
     return name[load->readers];
 }
 
-/* ---- memory where a comm's destinations lie ---- */
+/* ---- memory for destinations, on the host or a device ---- */
 
 int ckpt_comm_alloc(struct ckpt_comm *comm, size_t len, void **ret, struct ckpt_err *err)
 {
@@ -494,7 +505,7 @@ int ckpt_comm_fetch(struct ckpt_comm *comm, void *dst, const void *mem, size_t l
 
 void ckpt_load_rates(const struct ckpt_load *load, struct ckpt_rates *ret) { *ret = load->rates; }
 
-/* ---- one box ---- */
+/* ---- reading one box without a load ---- */
 
 int ckpt_view_box_pread(struct ckpt_view *view, size_t i, const uint64_t *lo, const uint64_t *n,
                         void *buf, struct ckpt_err *err)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks of parts, and groups: each is listed once. */
+/* Lists of ranks of parts and groups, each made once and found again by a map. */
 #include "load/members.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 
-/* ---- lists ---- */
+/* ---- sets of lists ---- */
 
 void ckpt_lists_forget(struct ckpt_known_lists *k)
 {
@@ -18,7 +18,6 @@ void ckpt_lists_forget(struct ckpt_known_lists *k)
     ckpt_map_release(&k->map);
 }
 
-/* Remember a value for a list, or find the one that was. */
 int ckpt_lists_know(struct ckpt_known_lists *k, const uint32_t *list, size_t n, uint32_t value,
                     bool *ret_new)
 {
@@ -38,7 +37,7 @@ int ckpt_lists_know(struct ckpt_known_lists *k, const uint32_t *list, size_t n, 
     return 0;
 }
 
-/* ---- ranks ---- */
+/* ---- the ranks of a part ---- */
 
 bool ckpt_members_share(const struct ckpt_members *m, uint32_t rank)
 {
@@ -77,6 +76,7 @@ static int list_rank(void *ctx, uint32_t rank)
     return ckpt_vec_push(&l->to->rank, rank);
 }
 
+/* List the ranks of a part: of a placement, or all ranks of the class. */
 static int list_ranks(struct ckpt_members *m, struct ckpt_part_ranks *p)
 {
     const struct ckpt_job_wants *r = m->job_wants;
@@ -119,7 +119,7 @@ uint32_t ckpt_members_part(struct ckpt_members *m, uint32_t class, uint32_t entr
 
 /* ---- groups ---- */
 
-/* The group of these ranks (sorted, each once). */
+/* The group of exactly these ranks (ascending, no duplicates); a new one if there is none. */
 static uint32_t group_of_ranks(struct ckpt_members *m, const ckpt_numbers *rank)
 {
     const size_t len = rank->len * sizeof *rank->ptr;
@@ -143,6 +143,7 @@ static uint32_t group_of_ranks(struct ckpt_members *m, const ckpt_numbers *rank)
     return number;
 }
 
+/* The union of the ranks of some parts, ascending. */
 static int unite(struct ckpt_members *m, const ckpt_numbers *part, ckpt_numbers *rank)
 {
     size_t out = 0;

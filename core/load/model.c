@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Planning only: what a job would do that need not exist. */
+/* Planning without loading (`ckpt plan`): counts what a job that need not exist would read and
+ * send. */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -13,44 +14,43 @@
 #include "load/policy.h"
 #include "load/replicas.h"
 #include "tensor/boxes.h"
+#include "tensor/residency.h"
 
-enum {
-    CPUS = 8, /* of each rank, for the policy: its node need not exist */
-    HOST_BYTES = 256 << 20,
-};
+enum { CPUS = 8 }; /* processors per rank that the policy is told */
 
-/* Of one rank. */
-struct share {
+/* The traffic of one rank, in bytes, and the number of its reads. */
+struct traffic {
     uint64_t read, reads, sent, received;
 };
 
-/* Groups that are counted already; the map's keys are their ranks. */
+/* Groups that have been counted; the map's keys point to their ranks, which `rank` owns. */
 struct known_groups {
     struct ckpt_map map;
     CKPT_VEC(uint32_t *) rank;
 };
 
-/* What a rank does that shares nothing and wants boxes of these lengths. */
+/* The traffic of a rank that shares with no other, by a hash of the lengths of its boxes. */
 struct shape {
     XXH128_hash_t lengths;
-    struct share share;
+    struct traffic traffic;
 };
 
 struct model {
     struct ckpt_job_wants job_wants;
     struct ckpt_replicas replicas;
     uint32_t nrank, nnode, *node;
-    struct share *share;
-    uint32_t nwindow;
+    uint32_t nshare, *with;  /* options.share_ranks: groups that share, the group of each rank */
+    struct traffic *traffic; /* per rank */
+    uint32_t nwindow;        /* the most windows of a rank */
     struct ckpt_plan_sizes sizes;
-    struct known_groups known; /* of the domain at hand */
-    bool disjoint;             /* ranks that do not want the same have no byte in common */
+    struct known_groups known; /* of the current domain */
+    bool disjoint;             /* as in struct ckpt_cost_input */
     CKPT_VEC(struct shape) shapes;
-    CKPT_VEC(uint64_t) lengths; /* of all boxes of a rank */
+    CKPT_VEC(uint64_t) lengths; /* of all boxes of one rank */
     struct ckpt_err *err;
 };
 
-/* ---- who wants what ---- */
+/* ---- the wants of all ranks ---- */
 
 static int make_job_wants(struct model *m, const struct ckpt_view *view, const char *layout)
 {
@@ -78,7 +78,7 @@ static int make_job_wants(struct model *m, const struct ckpt_view *view, const c
     return -1;
 }
 
-/* ---- one domain ---- */
+/* ---- one domain: a set of ranks that share what they read ---- */
 
 static void forget_groups(struct known_groups *k)
 {
@@ -88,7 +88,7 @@ static void forget_groups(struct known_groups *k)
     ckpt_map_release(&k->map);
 }
 
-/* Is the group a new one? -1 and *err. */
+/* 1 if the group has not been counted yet, 0 if it has, -1: no memory. */
 static int see_group(struct model *m, const struct ckpt_group *g)
 {
     const size_t len = g->n * sizeof *g->rank;
@@ -108,7 +108,7 @@ static int see_group(struct model *m, const struct ckpt_group *g)
                : 1;
 }
 
-/* What the readers of a group read; read[]: by index in the group. */
+/* Add what the readers of a group read to their traffic, and to read[], by index in the group. */
 static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group, uint64_t *read)
 {
     const struct ckpt_group *g = &p->groups.ptr[group];
@@ -117,8 +117,8 @@ static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group
         const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
         if (piece->group != group)
             continue;
-        struct share *share = &m->share[g->rank[piece->reader]];
-        share->reads += piece->hi - piece->lo;
+        struct traffic *traffic = &m->traffic[g->rank[piece->reader]];
+        traffic->reads += piece->hi - piece->lo;
         read[piece->reader] += piece->len;
         for (uint32_t u = piece->lo; u < piece->hi; u++) {
             const struct ckpt_catalog *cat;
@@ -126,11 +126,12 @@ static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group
                 ckpt_tensor_stored(m->job_wants.cat, ckpt_plan_unit_tensor(p, u), &cat);
             struct ckpt_box box;
             ckpt_plan_unit_box(p, u, &box);
-            share->read += ckpt_box_numel(&box) * ckpt_dtype_size(t->dtype);
+            traffic->read += ckpt_box_numel(&box) * ckpt_dtype_size(t->dtype);
         }
     }
 }
 
+/* Add the traffic of a group to that of its members. */
 static int add_group(struct model *m, const struct ckpt_plan *p, uint32_t group)
 {
     const struct ckpt_group *g = &p->groups.ptr[group];
@@ -148,15 +149,16 @@ static int add_group(struct model *m, const struct ckpt_plan *p, uint32_t group)
     for (uint32_t i = 0; i < g->n; i++)
         total += read[i];
     for (uint32_t i = 0; i < g->n; i++) {
-        m->share[g->rank[i]].sent += sent[i];
-        m->share[g->rank[i]].received += total - read[i];
+        m->traffic[g->rank[i]].sent += sent[i];
+        m->traffic[g->rank[i]].received += total - read[i];
     }
     return 0;
 }
 
+/* Plan one rank, and add the traffic of its groups that have not been counted. */
 static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t rank)
 {
-    const struct ckpt_sharing sharing = {policy->readers, m->node};
+    const struct ckpt_sharing sharing = {policy->readers, m->node, m->with};
     struct ckpt_plan *p = NULL;
     int rc = ckpt_plan_new(&m->job_wants, rank, &sharing, true, &m->sizes, &p, m->err);
 
@@ -171,6 +173,7 @@ static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t 
     return rc;
 }
 
+/* Hash the lengths of all boxes that a rank wants. */
 static int hash_lengths(struct model *m, uint32_t rank, XXH128_hash_t *ret)
 {
     const uint32_t class = m->job_wants.class_of[rank];
@@ -191,7 +194,8 @@ static int hash_lengths(struct model *m, uint32_t rank, XXH128_hash_t *ret)
     return 0;
 }
 
-/* With FSDP every rank wants something else, but most want boxes of the same lengths. */
+/* With FSDP each rank wants other bytes, but most want boxes of the same lengths and have the same
+ * traffic. */
 static int add_alone(struct model *m, const struct ckpt_policy *policy, uint32_t rank)
 {
     struct shape s;
@@ -200,16 +204,16 @@ static int add_alone(struct model *m, const struct ckpt_policy *policy, uint32_t
         return -1;
     for (size_t i = 0; i < m->shapes.len; i++)
         if (XXH128_isEqual(m->shapes.ptr[i].lengths, s.lengths)) {
-            m->share[rank] = m->shapes.ptr[i].share;
+            m->traffic[rank] = m->shapes.ptr[i].traffic;
             return 0;
         }
     if (add_rank(m, policy, rank) < 0)
         return -1;
-    s.share = m->share[rank];
+    s.traffic = m->traffic[rank];
     return ckpt_vec_push(&m->shapes, s) < 0 ? ckpt_nomem(m->err) : 0;
 }
 
-/* Ranks that want the same are in the same groups: one of them is looked at. */
+/* Ranks of a replica group are in the same groups, so one of them is planned. */
 static int add_domain(struct model *m, const struct ckpt_policy *policy, const uint32_t *rank,
                       uint32_t n)
 {
@@ -229,23 +233,23 @@ static int add_domain(struct model *m, const struct ckpt_policy *policy, const u
     return rc;
 }
 
-/* ---- all domains: those whose ranks are of the same groups do the same ---- */
+/* ---- all domains: those whose ranks are in the same replica groups have the same traffic ---- */
 
 struct known {
     XXH128_hash_t groups;
-    uint32_t first, n; /* its first rank, and how many follow */
+    uint32_t first, n; /* first rank and number of ranks */
 };
 
-/* The ranks that share what rank `from` reads, the first of them; how many. */
+/* List the domain that begins with rank `from`; returns the number of its ranks. */
 static uint32_t next_domain(const struct model *m, enum ckpt_readers readers, uint32_t from,
                             uint32_t *rank)
 {
     uint32_t n = 0;
 
     for (uint32_t r = from; r < m->nrank; r++) {
-        if (readers != CKPT_READERS_ONCE && r != from &&
-            (readers == CKPT_READERS_EACH || m->node[r] != m->node[from]))
-            break; /* ranks of a node follow each other */
+        if (r != from && (m->with[r] != m->with[from] || readers == CKPT_READERS_EACH ||
+                          (readers == CKPT_READERS_NODE && m->node[r] != m->node[from])))
+            break; /* the ranks of a node, and those that share, are consecutive */
         rank[n++] = r;
     }
     return n;
@@ -260,7 +264,7 @@ static int add_or_copy(struct model *m, const struct ckpt_policy *policy, const 
     for (uint32_t i = *nknown; i-- > 0;)
         if (known[i].n == n && XXH128_isEqual(known[i].groups, hash)) {
             for (uint32_t k = 0; k < n; k++)
-                m->share[rank[k]] = m->share[known[i].first + k];
+                m->traffic[rank[k]] = m->traffic[known[i].first + k];
             return 0;
         }
     known[(*nknown)++] = (struct known){hash, rank[0], n};
@@ -294,7 +298,7 @@ static json_t *spread(const struct model *m, size_t member)
 
     for (uint32_t r = 0; r < m->nrank; r++) {
         uint64_t v;
-        memcpy(&v, (const char *)&m->share[r] + member, sizeof v);
+        memcpy(&v, (const char *)&m->traffic[r] + member, sizeof v);
         least = ckpt_min_u64(least, v);
         most = ckpt_max_u64(most, v);
         sum += (double)v;
@@ -315,9 +319,10 @@ static int report(const struct model *m, const char *layout, uint32_t per_node,
         "layout", layout, "ranks", (json_int_t)m->nrank, "nodes", (json_int_t)m->nnode,
         "ranks_per_node", (json_int_t)per_node, "readers", name[policy->readers], "unique_bytes",
         (json_int_t)in->unique, "needed_bytes", (json_int_t)in->needed, "read_bytes",
-        spread(m, offsetof(struct share, read)), "reads", spread(m, offsetof(struct share, reads)),
-        "sent_bytes", spread(m, offsetof(struct share, sent)), "received_bytes",
-        spread(m, offsetof(struct share, received)), "windows", (json_int_t)m->nwindow,
+        spread(m, offsetof(struct traffic, read)), "reads",
+        spread(m, offsetof(struct traffic, reads)), "sent_bytes",
+        spread(m, offsetof(struct traffic, sent)), "received_bytes",
+        spread(m, offsetof(struct traffic, received)), "windows", (json_int_t)m->nwindow,
         "piece_bytes", (json_int_t)m->sizes.piece, "modelled_s", "each", cost->each, "node",
         cost->node, "once", cost->once, "rates", "node_storage", r->node_storage, "shared_storage",
         r->shared_storage, "page_cache", r->page_cache, "copy", r->copy, "local_link",
@@ -339,11 +344,11 @@ static int model_run(struct model *m, const struct ckpt_view *view, const char *
     if (make_job_wants(m, view, layout) < 0 ||
         ckpt_replicas_init(&m->replicas, &m->job_wants, m->err) < 0)
         return -1;
-    ckpt_load_residency(view->cat, 0, 1, &residency);
+    ckpt_residency_estimate(view->cat, 0, 1, &residency);
     /* a job of many nodes starts with cold caches */
-    in.cost = (struct ckpt_cost_input){.hot = m->nnode > 1 ? 0 : ckpt_residency_part(&residency),
+    in.cost = (struct ckpt_cost_input){.cached = m->nnode > 1 ? 0 : ckpt_residency_part(&residency),
                                        .shared = residency.shared || opt->rates.shared_storage > 0};
-    const struct ckpt_load_places at = {.node = m->node, .nnode = m->nnode};
+    const struct ckpt_load_places at = {m->node, m->with, m->nnode, m->nshare};
     if (ckpt_load_weigh(&m->job_wants, &at, &in.cost, m->err) < 0 ||
         ckpt_policy_choose(&in, &policy, m->err) < 0)
         return -1;
@@ -358,19 +363,28 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
                     struct ckpt_err *err)
 {
     struct model m = {.nrank = ranks, .err = err};
-    struct ckpt_load_options own = opt ? *opt : (struct ckpt_load_options){.size = sizeof own};
+    struct ckpt_load_options own = {0};
     int rc;
 
     if (ranks == 0 || ranks_per_node == 0)
-        return ckpt_fail(err, CKPT_USAGE, "a job of no ranks");
-    if (own.host_bytes == 0)
-        own.host_bytes = HOST_BYTES;
-    m.nnode = (ranks + ranks_per_node - 1) / ranks_per_node;
+        return ckpt_fail(err, CKPT_USAGE, "a job needs at least one rank, and one rank per node");
+    if (ckpt_load_take_options(&own, opt, err) < 0)
+        return -1;
+    if (own.share)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "options.share is of one rank: give share_ranks to plan a job");
+    if (own.share_ranks == 0)
+        own.share_ranks = ranks;
+    m.nnode = (ranks - 1) / ranks_per_node + 1;
+    m.nshare = (ranks - 1) / own.share_ranks + 1;
     m.node = malloc(ranks * sizeof *m.node);
-    m.share = calloc(ranks, sizeof *m.share);
-    rc = m.node && m.share ? 0 : ckpt_nomem(err);
-    for (uint32_t r = 0; r < ranks && rc == 0; r++)
+    m.with = malloc(ranks * sizeof *m.with);
+    m.traffic = calloc(ranks, sizeof *m.traffic);
+    rc = m.node && m.with && m.traffic ? 0 : ckpt_nomem(err);
+    for (uint32_t r = 0; r < ranks && rc == 0; r++) {
         m.node[r] = r / ranks_per_node;
+        m.with[r] = r / own.share_ranks;
+    }
     if (rc == 0)
         rc = model_run(&m, view, layout, ranks_per_node, &own, ret_json);
     if (m.job_wants.use)
@@ -379,6 +393,7 @@ int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
     ckpt_vec_release(&m.shapes);
     ckpt_vec_release(&m.lengths);
     free(m.node);
-    free(m.share);
+    free(m.with);
+    free(m.traffic);
     return rc;
 }

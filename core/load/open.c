@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening a checkpoint once for all ranks: rank 0 reads the files and records what it reads; the
- * other ranks replay that, and open only the files that they load from. */
+/* ckpt_load_open: rank 0 opens the checkpoint and records what it reads (io/recording.h); the other
+ * ranks replay the recording, and open only the files from which they load. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -11,17 +11,17 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "comm/comm.h"
+#include "comm/detached.h"
+#include "comm/same_host.h"
 #include "io/recording.h"
-#include "load/comm.h"
-#include "load/detached.h"
 #include "load/same.h"
-#include "load/same_host.h"
 #include "run/options.h"
 #include "run/view.h"
 
 enum {
-    SLICE = 1 << 20,     /* bytes of the recording that are sent at once */
-    SEEN_MS = 35 * 1000, /* NFS may show an old directory for as long as it keeps attributes */
+    SLICE = 1 << 20,     /* bytes of the recording that are broadcast at once */
+    SEEN_MS = 35 * 1000, /* NFS clients may show an old directory while they cache attributes */
     LOOK_MS = 200,       /* between two looks at a directory */
     TICK_MS = 20,        /* between two looks at the comm while a thread opens the checkpoint */
     DEFAULT_MS = 300 * 1000,
@@ -33,9 +33,9 @@ struct opening {
     char *path, *asked; /* asked: the step, or NULL for the latest */
     struct ckpt_options *opt;
     struct ckpt_recording *rec; /* NULL: this is the only rank */
-    bool records;               /* else it replays */
-    struct ckpt_str parcel;     /* what rank 0 sends: the step's name and the recording */
-    size_t step_len;            /* of the name, in the parcel */
+    bool records;               /* false: it replays */
+    struct ckpt_str parcel;     /* what rank 0 sends: the step's name, then the recording */
+    size_t step_len;            /* length of the name in the parcel */
     /* the result */
     int rc;
     struct ckpt_err err;
@@ -98,7 +98,7 @@ static int opening_new(const char *path, const struct ckpt_options *opt, const c
     return -1;
 }
 
-/* Look after the comm while something else is waited for. */
+/* Notice failed ranks and show that this rank is alive, during a long operation. */
 static int tend(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt_err *err)
 {
     if (ckpt_comm_look(comm, err) < 0)
@@ -107,7 +107,8 @@ static int tend(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt_err *er
     return 0;
 }
 
-/* Open it in the thread, while this one tells the other ranks that this rank lives. */
+/* Run the thread, and tell the other ranks meanwhile that this rank is alive. TIMEOUT: the thread
+ * has read nothing for timeout_ms; it may still be in a read. */
 static int opening_wait(struct opening *o, struct ckpt_comm *comm, uint32_t timeout_ms,
                         struct ckpt_err *err)
 {
@@ -130,9 +131,9 @@ static int opening_wait(struct opening *o, struct ckpt_comm *comm, uint32_t time
     return o->rc < 0 ? ckpt_fail(err, o->err.code, "%s", o->err.text) : 0;
 }
 
-/* ---- rank 0's recording, on its way to the others ---- */
+/* ---- the broadcast of rank 0's recording ---- */
 
-/* The first message: lengths of the step's name, and of the name and the recording together. */
+/* The first message: the length of the step's name, and of the whole parcel. */
 struct parcel_head {
     uint64_t step_len, len;
 };
@@ -140,7 +141,7 @@ struct parcel_head {
 static int make_room(struct ckpt_str *parcel, const struct parcel_head *head, struct ckpt_err *err)
 {
     if (head->step_len > head->len || head->len > SIZE_MAX / 2)
-        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
+        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a damaged message about the checkpoint");
     if (parcel->len == 0) {
         if (!(parcel->ptr = malloc((size_t)head->len + 1)))
             return ckpt_nomem(err);
@@ -149,7 +150,7 @@ static int make_room(struct ckpt_str *parcel, const struct parcel_head *head, st
     return 0;
 }
 
-/* COLLECTIVE. Rank 0's parcel to all ranks; rc is this rank's verdict so far. */
+/* COLLECTIVE. Broadcast rank 0's parcel; rc is the result of what this rank did before. */
 static int share_parcel(struct opening *o, struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
                         struct ckpt_err *err)
 {
@@ -187,7 +188,7 @@ static int record(struct opening *o, struct ckpt_comm *comm, uint32_t timeout_ms
 
 /* ---- the other ranks ---- */
 
-/* Is the step that rank 0 has opened the one that this rank was told to load? */
+/* CONFLICT unless this rank was asked for the step that rank 0 has opened, or for none. */
 static int check_asked(const struct opening *o, const char *asked, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *own = NULL;
@@ -195,7 +196,7 @@ static int check_asked(const struct opening *o, const char *asked, struct ckpt_e
 
     if (!asked)
         return 0;
-    /* a step that rank 0 does not see is another one all the same */
+    /* MISSING: rank 0 does not see the step, so it loads another one */
     if (ckpt_run_find_step(o->run, asked, &own, &why) < 0 && why.code != CKPT_MISSING)
         return ckpt_fail(err, why.code, "%s", why.text);
     return strcmp(own ? own : asked, o->step) == 0
@@ -206,7 +207,7 @@ static int check_asked(const struct opening *o, const char *asked, struct ckpt_e
                            own ? own : asked, o->step);
 }
 
-/* Wait until this machine sees the step, too: it may know an old list of the run's steps. */
+/* Wait until this machine sees the step, too: its cache of the run's directory may be old. */
 static int await_step(const struct opening *o, struct ckpt_comm *comm, uint32_t timeout_ms,
                       struct ckpt_err *err)
 {
@@ -228,7 +229,7 @@ static int replay(struct opening *o, struct ckpt_comm *comm, uint32_t timeout_ms
 {
     ckpt_cleanup(ckpt_freep) char *asked = ckpt_steal(&o->asked);
 
-    /* one checkpoint has no steps to ask for */
+    /* the name is empty if the path is a checkpoint, not a run with steps */
     if (o->step_len && !(o->asked = strndup(o->parcel.ptr, o->step_len)))
         return ckpt_nomem(err);
     if (ckpt_recording_decode(o->parcel.ptr + o->step_len, o->parcel.len - o->step_len,

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pausing a load between two windows, which are the same on all ranks. */
+/* Pausing a load: all ranks stop exchanging after the same window (struct ckpt_pause). */
 #include <string.h>
 
 #include "base/ckd.h"
 #include "load/engine_inner.h"
 
-/* How far this rank has opened its windows. */
+/* The number of the last window that this rank has opened, plus one; 0: none. */
 static uint32_t own_count(const struct ckpt_engine *e)
 {
     return e->next_window ? e->plan->windows.ptr[e->next_window - 1].number + 1 : 0;
 }
 
+/* Take note of rank 0's announcement, and pass it on to the ranks below. */
 static void tell_below(struct ckpt_engine *e, uint32_t last)
 {
     e->pause.agreed++;
-    e->pause.last = last;
+    e->pause.stop_at = last;
     for (uint32_t k = 0; k < ckpt_tree_children(e->self, e->size); k++)
         (void)ckpt_comm_send(e->comm, ckpt_tree_child(e->self, k), CKPT_CTL_PAUSE_AT, &last,
                              sizeof last, NULL);
@@ -32,16 +33,16 @@ void ckpt_pause_hear(struct ckpt_engine *e, uint32_t type, const unsigned char *
         return;
     }
     e->pause.nheard++;
-    e->pause.most = (uint32_t)ckpt_max_u64(e->pause.most, count);
+    e->pause.furthest = (uint32_t)ckpt_max_u64(e->pause.furthest, count);
 }
 
-/* All below have told, and this rank is to pause, too. */
+/* Report to the rank above, as this rank and all ranks below are to pause. Rank 0 announces. */
 static void tell_above(struct ckpt_engine *e)
 {
-    const uint32_t most = (uint32_t)ckpt_max_u64(e->pause.most, own_count(e));
+    const uint32_t most = (uint32_t)ckpt_max_u64(e->pause.furthest, own_count(e));
 
-    e->pause.said++;
-    e->pause.nheard = e->pause.most = 0;
+    e->pause.reported++;
+    e->pause.nheard = e->pause.furthest = 0;
     if (e->self == 0)
         tell_below(e, most);
     else
@@ -54,7 +55,7 @@ bool ckpt_pause_allows(struct ckpt_engine *e, const struct ckpt_window *w)
     (void)pthread_mutex_lock(&e->lock);
     const bool wanted = e->pause.wanted, agreed = e->pause.agreed == e->pause.asked;
     (void)pthread_mutex_unlock(&e->lock);
-    return !wanted || (agreed && w->number < e->pause.last);
+    return !wanted || (agreed && w->number < e->pause.stop_at);
 }
 
 bool ckpt_pause_turn(struct ckpt_engine *e)
@@ -63,7 +64,7 @@ bool ckpt_pause_turn(struct ckpt_engine *e)
                       ckpt_pause_allows(e, &e->plan->windows.ptr[e->next_window]);
 
     (void)pthread_mutex_lock(&e->lock);
-    const bool wanted = e->pause.wanted, tell = wanted && e->pause.said < e->pause.asked;
+    const bool wanted = e->pause.wanted, tell = wanted && e->pause.reported < e->pause.asked;
     if (wanted && e->pause.agreed == e->pause.asked && !more && e->nclosed == e->next_window &&
         !e->pause.reached) {
         e->pause.reached = true;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Boxes of groups -> units -> readers -> pieces -> windows. */
+/* Makes a plan: boxes of groups -> units -> readers -> pieces -> windows. */
 #include "load/plan.h"
 
 #include <assert.h>
@@ -14,11 +14,11 @@
 
 enum {
     MAX_UNITS = 1 << 28,
-    LEAST_UNIT = 256 << 10, /* small groups are cut finer: all readers have some */
-    LEAST_READ = 1 << 20,   /* what is worth another reader, */
-    FEW = 64,               /* but in groups of so few ranks */
-    FEW_READ = 16 << 10,
-    READS_AHEAD = 4, /* units of a reader, at least, if they are not smaller than that */
+    LEAST_UNIT = 256 << 10, /* bytes; units are not made smaller than this to give a reader more */
+    LEAST_READ = 1 << 20,   /* bytes for which another reader is worth it, */
+    FEW = 64,               /* but in groups of at most so many members */
+    FEW_READ = 16 << 10,    /* so few bytes are enough */
+    READS_AHEAD = 4,        /* units that each reader should have, at least */
 };
 
 void ckpt_plan_free(struct ckpt_plan *p)
@@ -69,8 +69,8 @@ static uint64_t region_bytes(const struct ckpt_plan *p, const struct ckpt_region
 
 /* ---- units ---- */
 
-/* Along each dimension, the widest step in the file of the first piece. A tensor that is stored
- * transposed is cut as it is stored. */
+/* Order the dimensions by their stride in the file, which the tensor's first piece tells: a tensor
+ * that is stored transposed is cut as it is stored. */
 static void order_dims(const struct ckpt_catalog *cat, struct ckpt_region *r)
 {
     const struct ckpt_tensor *t =
@@ -90,7 +90,8 @@ static void order_dims(const struct ckpt_catalog *cat, struct ckpt_region *r)
             d++;
         widest[d] = ckpt_max_u64(widest[d], a->src);
     }
-    for (uint32_t i = 1; i < t->rank; i++) /* insertion sort, stable; size 1 goes to the front */
+    for (uint32_t i = 1; i < t->rank;
+         i++) /* stable insertion sort; dimensions of size 1 come first */
         for (uint32_t k = i; k > 0; k--) {
             uint8_t a = r->order[k - 1], b = r->order[k];
             uint64_t wa = r->box.n[a] == 1 ? UINT64_MAX : widest[a];
@@ -102,7 +103,8 @@ static void order_dims(const struct ckpt_catalog *cat, struct ckpt_region *r)
         }
 }
 
-/* Fix dimensions from the outermost on until a step along the next one is small enough. */
+/* Choose cut, step and parts so that a unit has at most `size` bytes: take single indices of the
+ * outer dimensions until a range of the next one is small enough. */
 static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, uint64_t size,
                       struct ckpt_err *err)
 {
@@ -125,7 +127,7 @@ static int cut_region(const struct ckpt_plan *p, struct ckpt_region *r, uint64_t
         count *= n;
     }
     if (ckd_mul(&count, count, r->parts) || count > MAX_UNITS)
-        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would be read in too small parts",
+        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would be read in too many small parts",
                          p->job_wants->cat->tensors.ptr[r->tensor].name);
     r->nunit = (uint32_t)count;
     return 0;
@@ -153,7 +155,8 @@ void ckpt_plan_unit_box(const struct ckpt_plan *p, uint32_t unit, struct ckpt_bo
     }
 }
 
-/* Where the first element of a unit lies; computed tensors where their first operand does. */
+/* Find the file and offset of a unit's first element (of a computed tensor: of the tensor that is
+ * read for it). If it has none, `off` becomes a key that keeps such units in order. */
 static void place_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_unit *u)
 {
     const struct ckpt_catalog *cat;
@@ -172,7 +175,7 @@ static void place_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_uni
     u->off = (uint64_t)p->regions.ptr[u->region].tensor << 32 | u->ordinal;
 }
 
-/* Bytes in a buffer; where it lies. */
+/* Compute the length and place of a unit. */
 static int make_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_err *err)
 {
     struct ckpt_unit *u = &p->units.ptr[unit];
@@ -181,14 +184,14 @@ static int make_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_err *
     ckpt_plan_unit_box(p, unit, &box);
     const uint64_t bytes = ckpt_box_numel(&box) * region_esize(p, &p->regions.ptr[u->region]);
     if (bytes > UINT32_MAX - CKPT_UNIT_ALIGN)
-        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would be read in too large parts",
+        return ckpt_fail(err, CKPT_LIMIT, "tensor '%s' would be read in parts of 4 GiB or more",
                          ckpt_plan_unit_tensor(p, unit)->name);
     u->len = (uint32_t)((bytes + CKPT_UNIT_ALIGN - 1) / CKPT_UNIT_ALIGN * CKPT_UNIT_ALIGN);
     place_unit(p, unit, u);
     return 0;
 }
 
-/* The same on all ranks of a group: numbers of regions are each rank's own. */
+/* An order on which all ranks of a group agree; the indices of regions differ from rank to rank. */
 static int region_cmp(const struct ckpt_region *a, const struct ckpt_region *b)
 {
     if (a->tensor != b->tensor)
@@ -216,12 +219,13 @@ static int unit_cmp(const void *pa, const void *pb, void *regions)
     return (a->ordinal > b->ordinal) - (a->ordinal < b->ordinal);
 }
 
+/* The number of readers of a group of n ranks that wants this many bytes. */
 static uint32_t readers_of(uint32_t n, uint64_t bytes)
 {
     return (uint32_t)ckpt_max_u64(1, ckpt_min_u64(n, bytes / (n > FEW ? LEAST_READ : FEW_READ)));
 }
 
-/* The size of a group's units: its readers have several each. */
+/* The limit of a unit's bytes in a group: small enough that each reader has several units. */
 static uint64_t unit_of(const struct ckpt_plan *p, uint32_t n, uint64_t bytes)
 {
     if (n == 1)
@@ -230,6 +234,7 @@ static uint64_t unit_of(const struct ckpt_plan *p, uint32_t n, uint64_t bytes)
     return ckpt_min_u64(p->sizes.unit, ckpt_max_u64(part, LEAST_UNIT));
 }
 
+/* Cut all regions into units, and sort the units by group and place in the files. */
 static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) uint64_t *bytes = calloc(p->groups.len + 1, sizeof *bytes);
@@ -265,12 +270,13 @@ static int cut_units(struct ckpt_plan *p, struct ckpt_err *err)
 
 struct share_out {
     struct ckpt_plan *p;
-    uint32_t group, nreader, turns;
+    uint32_t group, nreader;
+    uint32_t turns; /* number of windows that have one piece of each reader between them */
     struct ckpt_err *err;
 };
 
-/* The pieces of one reader's run of units. Readers of one turn are spread over the group, thus over
- * nodes. */
+/* Cut one reader's run of units into pieces. Readers are spread evenly over the group's members,
+ * and thus over nodes. */
 static int cut_pieces(const struct share_out *s, uint32_t reader, uint32_t lo, uint32_t hi)
 {
     const uint32_t n = s->p->groups.ptr[s->group].n;
@@ -292,7 +298,8 @@ static int cut_pieces(const struct share_out *s, uint32_t reader, uint32_t lo, u
     return 0;
 }
 
-/* Readers get the units whose middle lies in their part of all bytes. */
+/* Divide a group's units among its readers: a reader gets the units whose middle is in its part of
+ * the group's bytes. */
 static int share_out(struct ckpt_plan *p, uint32_t group, uint32_t lo, uint32_t hi,
                      struct ckpt_err *err)
 {
@@ -326,6 +333,7 @@ static int piece_cmp(const void *pa, const void *pb)
     return (a->reader > b->reader) - (a->reader < b->reader);
 }
 
+/* List the windows and this rank's own pieces; the pieces are sorted. */
 static int list_windows(struct ckpt_plan *p, struct ckpt_err *err)
 {
     for (uint32_t i = 0; i < p->pieces.len; i++) {
@@ -363,7 +371,7 @@ static int make_pieces(struct ckpt_plan *p, struct ckpt_err *err)
 
 /* ---- the whole ---- */
 
-/* As they lie in storage: a cast's operand. */
+/* The size of boxes in the dtype of the tensor that is read for them, such as a cast's operand. */
 static uint64_t stored_bytes(const struct ckpt_job_wants *job_wants,
                              const struct ckpt_wanted_box *box, size_t n)
 {
@@ -461,7 +469,7 @@ uint64_t ckpt_plan_digest(const struct ckpt_plan *p, uint32_t group)
     return h;
 }
 
-/* ---- what is wanted of a unit ---- */
+/* ---- the wants in a unit ---- */
 
 int ckpt_plan_wanted(const struct ckpt_plan *p, uint32_t unit, const struct ckpt_box *unit_box,
                      ckpt_parts *out, struct ckpt_err *err)

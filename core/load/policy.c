@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who reads, with how many threads, in windows of what size. */
+/* Chooses readers, threads, O_DIRECT and the sizes of slots. */
 #include "load/policy.h"
 
 #include "base/ckd.h"
@@ -7,23 +7,25 @@
 #include "tensor/strided.h"
 
 enum {
-    HOT_PIECE = 2 << 20, /* of what is in memory: stays in the CPU's cache */
+    CACHED_PIECE = 2 << 20, /* bytes of a piece of cached files: stays in the CPU's cache */
     MOST_THREADS = 8,
-    COLD_THREADS = 4, /* what a disk wants in flight */
-    HOT_GAP = 4096,   /* reading on in the page cache is as dear as another call */
-    LONG_RUN = 4096,  /* is read alone rather than with what lies between */
-    EXACT_RUN = 1,    /* where every byte is to be read once: all are */
+    COLD_THREADS = 4,  /* reads that keep a disk busy */
+    CACHED_GAP = 4096, /* copying a larger hole costs more than another system call */
+    LONG_RUN = 4096,   /* bytes; longer runs are read alone, not together with holes */
+    EXACT_RUN = 1,     /* the same if every byte should be read once: no holes are read */
 };
 
-static bool is_hot(const struct ckpt_policy_input *in) { return in->cost.hot > CKPT_LOAD_HOT; }
+static bool is_cached(const struct ckpt_policy_input *in)
+{
+    return in->cost.cached > CKPT_LOAD_CACHED;
+}
 
-/* Ranks of a node that read for themselves may want the same bytes: the page cache reads them once.
- */
+/* With EACH, ranks of a node may read the same bytes, and only the page cache reads them once. */
 static enum ckpt_direct choose_direct(const struct ckpt_policy_input *in, enum ckpt_readers readers)
 {
     if (in->opt->direct == CKPT_LOAD_DIRECT_ALWAYS)
         return CKPT_DIRECT_ALL;
-    if (in->opt->direct == CKPT_LOAD_DIRECT_NEVER || is_hot(in) ||
+    if (in->opt->direct == CKPT_LOAD_DIRECT_NEVER || is_cached(in) ||
         (readers == CKPT_READERS_EACH && in->local > 1))
         return CKPT_DIRECT_NONE;
     return CKPT_DIRECT_COLD;
@@ -31,7 +33,7 @@ static enum ckpt_direct choose_direct(const struct ckpt_policy_input *in, enum c
 
 static uint32_t choose_threads(const struct ckpt_policy_input *in)
 {
-    const uint64_t least = is_hot(in) ? 1 : COLD_THREADS;
+    const uint64_t least = is_cached(in) ? 1 : COLD_THREADS;
     const uint64_t most = in->cost.device ? 2 * MOST_THREADS : MOST_THREADS;
 
     if (in->opt->threads)
@@ -44,18 +46,19 @@ int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers read
 {
     const uint64_t aside = ckpt_load_aside(in->opt);
     const bool device = in->cost.device, shared = readers != CKPT_READERS_EACH;
-    const bool cached = is_hot(in) && in->cost.nnode == 1 && !device;
+    const bool in_memory = is_cached(in) && in->cost.nnode == 1 && !device;
 
     ret->readers = readers;
     ret->direct = choose_direct(in, readers);
     ret->threads = choose_threads(in);
-    ckpt_load_share(aside, ret->direct != CKPT_DIRECT_NONE, is_hot(in), &ret->threads, &ret->share);
-    ret->gap = is_hot(in) ? HOT_GAP : CKPT_STRIDED_GAP;
-    /* what lies in holes is another unit's, read by another worker or rank */
+    ckpt_thread_buffers_divide(aside, ret->direct != CKPT_DIRECT_NONE, is_cached(in), &ret->threads,
+                               &ret->buffers);
+    ret->gap = is_cached(in) ? CACHED_GAP : CKPT_STRIDED_GAP;
+    /* holes belong to other units, which another worker or rank reads */
     ret->run = shared ? EXACT_RUN : LONG_RUN;
     const struct ckpt_size_input sizes = {.opt = in->opt,
                                           .aside = aside,
-                                          .piece = cached ? HOT_PIECE : 0,
+                                          .piece = in_memory ? CACHED_PIECE : 0,
                                           .threads = ret->threads,
                                           .shared = shared,
                                           .device = device};

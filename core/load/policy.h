@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a load does is decided here, once, from sizes and rates alone: who reads, how many threads,
- * past the page cache or not, how large windows and pieces are. The load and `ckpt plan` call the
- * same function, so that what is planned is what would run. */
+/* Decides how a load is done: which ranks read, with how many threads, whether past the page cache,
+ * in windows and pieces of what size. The decision depends on sizes and rates alone. agree.c calls
+ * it before each plan, and model.c for `ckpt plan`, so that a load does what `ckpt plan` says. */
 #ifndef CKPT_LOAD_POLICY_H
 #define CKPT_LOAD_POLICY_H
 
@@ -14,35 +14,38 @@
 #include "load/cost.h"
 #include "load/load_inner.h"
 
-/* All but `local` and `cpus` are the same on all ranks. */
+/* `local` and `cpus` may differ from rank to rank; the decisions that all ranks must share do not
+ * depend on them. */
 struct ckpt_policy_input {
-    const struct ckpt_load_options *opt; /* with its defaults filled in */
+    const struct ckpt_load_options *opt; /* defaults filled in */
     struct ckpt_cost_input cost;
-    uint32_t local; /* ranks of this rank's node, itself included */
-    uint32_t cpus;  /* processors of this rank's node */
+    uint32_t local; /* number of ranks on this rank's node, itself included */
+    uint32_t cpus;  /* number of processors of this rank's node */
 };
 
 struct ckpt_policy {
-    struct ckpt_rates rates; /* given or assumed */
-    struct ckpt_cost cost;
+    struct ckpt_rates rates;   /* given in the options, or assumed */
+    struct ckpt_cost cost;     /* estimated by these rates */
     enum ckpt_readers readers; /* not AUTO */
     enum ckpt_direct direct;
-    uint32_t threads;             /* of this rank */
-    struct ckpt_load_share share; /* of each thread */
-    uint64_t gap, run;            /* for ckpt_box_cost */
+    uint32_t threads;                   /* reading threads of this rank */
+    struct ckpt_thread_buffers buffers; /* of each thread */
+    uint64_t gap, run;                  /* for struct ckpt_box_cost, in bytes */
     struct ckpt_slots slots;
 };
 
-/* Decide. readers: those that opt asks for; AUTO takes the fastest. LIMIT if host_bytes or
- * device_bytes can hold no window; with AUTO only if no rank could read even for itself. */
+/* Decide everything. If the options ask for AUTO, take the fastest way; if its slots do not fit,
+ * ways in which fewer ranks share, down to EACH. LIMIT: host_bytes or device_bytes has no room for
+ * any of these. */
 int ckpt_policy_choose(const struct ckpt_policy_input *in, struct ckpt_policy *ret,
                        struct ckpt_err *err);
 
-/* The same for given readers: what AUTO falls back on when a plan turns out not to fit. */
+/* Decide everything but the readers, which the caller gives (not AUTO): agree.c does so if a plan
+ * did not fit. *ret has been filled by ckpt_policy_choose. LIMIT as there. */
 int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers readers,
                       struct ckpt_policy *ret, struct ckpt_err *err);
 
-/* Readers of whom fewer share: ONCE, NODE, EACH. False after the last. */
+/* Step from ONCE to NODE and from NODE to EACH. False, and nothing changes, after EACH. */
 bool ckpt_policy_less(enum ckpt_readers *readers);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pump: its turns, who is waited for in vain, and the end that all ranks agree on. */
+/* The pump: its turns, the timeouts, and the end, on which all ranks agree. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ enum { PUMP_SLEEP_MS = 20, HEAR_TURNS = 20, HEAR_MS = 5, LOOK_MS = 50 };
 
 /* ---- deadlines ---- */
 
-/* A read that does not come back. */
+/* TIMEOUT if a worker has been in one read for longer than read_timeout_ms. */
 static int check_reads(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
 {
     for (uint32_t i = 0; i < e->opt.threads; i++) {
@@ -37,7 +37,9 @@ static int check_reads(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
     return 0;
 }
 
-/* What a device waits for, it does not say: ranks hear of those above and below. */
+/* On a device nothing tells which rank a transfer waits for, so watch the neighbours in the tree of
+ * ranks. The rank above gets more time, so that a silent rank is reported by the rank above it.
+ * Nothing may stand still for twice the timeout, even if all neighbours are alive. */
 static int check_silence(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
 {
     const uint32_t limit = e->opt.exchange_timeout_ms;
@@ -53,7 +55,7 @@ static int check_silence(struct ckpt_engine *e, uint64_t now, struct ckpt_err *e
     return 0;
 }
 
-/* Who owes us something, and is silent? */
+/* TIMEOUT if a rank that owes this rank a piece has been silent for exchange_timeout_ms. */
 static int check_senders(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
 {
     int rc = 0;
@@ -71,6 +73,7 @@ static int check_senders(struct ckpt_engine *e, uint64_t now, struct ckpt_err *e
     return rc;
 }
 
+/* Fail if a rank is gone (checked now and then), or if nothing has moved for too long. */
 static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
 {
     struct ckpt_xport *x = e->comm->x;
@@ -86,7 +89,8 @@ static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
     return e->device ? check_silence(e, now, err) : check_senders(e, now, err);
 }
 
-/* Ranks that wait for something of this one hear that it lives, however slow its storage is. */
+/* Tell the neighbours in the tree, and the ranks that wait for pieces of this one, that this rank
+ * is alive, however slow its storage is. */
 static void tell_receivers(struct ckpt_engine *e)
 {
     const uint64_t alive = e->comm->alive_ms;
@@ -132,6 +136,7 @@ void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
+/* On rank 0: the statistics of the job from those of all ranks. */
 static int add_stats(void *ctx, const unsigned char *const *data, const size_t *len,
                      struct ckpt_str *answer, struct ckpt_err *err)
 {
@@ -141,7 +146,8 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
     for (uint32_t r = 0; r < e->comm->x->size; r++) {
         struct ckpt_load_stats s;
         if (len[r] != sizeof s)
-            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version", r);
+            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
+                             r);
         memcpy(&s, data[r], sizeof s);
         sum.needed_bytes += s.needed_bytes;
         sum.read_bytes += s.read_bytes;
@@ -161,8 +167,8 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
     return 0;
 }
 
-/* Nothing is written to destinations from now on. What is being placed takes a moment; but if a
- * read of the page cache, which the kernel does not let wait, waits, nobody hangs for it. */
+/* Wait until no worker writes to destinations any more. That takes a moment, and the wait is
+ * bounded: even a read from the page cache that the kernel promised not to block might block. */
 static void await_placing(struct ckpt_engine *e)
 {
     const struct timespec until = ckpt_deadline(e->opt.read_timeout_ms);
@@ -173,7 +179,8 @@ static void await_placing(struct ckpt_engine *e)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* A load that has all bytes succeeds only if they are of one save. */
+/* A load that has received all bytes fails if its files have changed: the bytes may be of two
+ * saves. */
 static void check_files(struct ckpt_engine *e)
 {
     struct ckpt_err err = {0};
@@ -185,7 +192,7 @@ static void check_files(struct ckpt_engine *e)
         ckpt_engine_fail(e, &err, true);
 }
 
-/* Nothing moves any more on this rank, for good or bad: agree with the others. */
+/* This rank has finished, or has failed: begin the round in which all ranks agree on the end. */
 static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
 {
     struct ckpt_load_stats s;
@@ -194,7 +201,7 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
     (void)pthread_mutex_lock(&e->lock);
     const bool failed = e->err.code != CKPT_OK;
     const struct ckpt_err why = e->err;
-    const bool own = e->own;
+    const bool own = e->err_is_own;
     (void)pthread_mutex_unlock(&e->lock);
     if (failed) {
         if (own)
@@ -204,7 +211,7 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
     }
     ckpt_engine_own(e, &s);
     e->final = true;
-    e->told = failed;
+    e->abort_known = failed;
     e->round = (struct ckpt_round){.comm = e->comm,
                                    .timeout_ms = e->opt.exchange_timeout_ms,
                                    .own = &s,
@@ -214,13 +221,14 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
     return ckpt_round_start(&e->round, failed ? -1 : 0, &why, err);
 }
 
+/* The load is over, with the result of the final round (or of the failure to begin it). */
 static void conclude(struct ckpt_engine *e, int rc, const struct ckpt_err *err,
                      const unsigned char *data, size_t len)
 {
     if (rc == 0 && len == sizeof e->job)
         memcpy(&e->job, data, len);
     ckpt_round_release(&e->round);
-    if (rc < 0) /* others may have given up their side */
+    if (rc < 0) /* other ranks may have cancelled their transfers */
         e->comm->failed = true;
     ckpt_comm_end(e->comm);
     (void)pthread_mutex_lock(&e->lock);
@@ -236,7 +244,7 @@ static void conclude(struct ckpt_engine *e, int rc, const struct ckpt_err *err,
 
 /* ---- turns ---- */
 
-/* One turn while there is something to do: 1 if something moved. */
+/* A turn before the final round: 1 if anything moved, 0 if not. */
 static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
 {
     const uint64_t now = ckpt_now_ms(), begin = ckpt_now_ns();
@@ -263,19 +271,20 @@ static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
     return moved;
 }
 
-/* This rank is done, but a read that it does for another one does not come back: that one hears of
- * it, and fails for all. */
+/* This rank has finished, but is in a read for another rank, for too long: tell all ranks, so that
+ * the other one does not wait for its timeout. */
 static void look_after_assists(struct ckpt_engine *e)
 {
     struct ckpt_err own = {0}, why = {0};
 
-    if (e->told || e->size == 1 || check_reads(e, ckpt_now_ms(), &own) == 0)
+    if (e->abort_known || e->size == 1 || check_reads(e, ckpt_now_ms(), &own) == 0)
         return;
-    e->told = true;
+    e->abort_known = true;
     (void)ckpt_fail(&why, own.code, "rank %" PRIu32 ": %s", e->self, own.text);
     ckpt_tell_abort(e->comm, &why);
 }
 
+/* A turn during the final round: 1 if it is not over, else its result. */
 static int final_turn(struct ckpt_engine *e, bool *ret_moved)
 {
     const unsigned char *data = NULL;
@@ -293,7 +302,8 @@ static int final_turn(struct ckpt_engine *e, bool *ret_moved)
     return step;
 }
 
-/* A rank that has failed says why, and closes: its word may come a moment after its end. */
+/* A rank is gone. Its message that says why may arrive a moment after its connection has closed:
+ * wait for it briefly. */
 static void hear_why(struct ckpt_engine *e)
 {
     for (int i = 0; i < HEAR_TURNS; i++) {
@@ -308,9 +318,10 @@ static void hear_why(struct ckpt_engine *e)
     }
 }
 
-/* A device does not wake us. */
+/* A device does not wake the pump, so the pump polls. */
 static const struct timespec device_nap = {0, 50 * 1000};
 
+/* True if this rank has nothing more to read, send or place, or has failed. */
 static bool is_over(struct ckpt_engine *e)
 {
     (void)pthread_mutex_lock(&e->lock);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pump's part of a load into a device's memory. Workers read units into pinned memory; they are
- * uploaded as they come. When all that this rank reads for a window is there, the window's work is
- * queued at once: place what is ours, exchange, place what arrived. Nothing is waited for but by
- * looking. */
-#include "load/device.h"
+/* The pump's part of a load into device memory. Workers read units into pinned memory, and the pump
+ * queues an upload of each. When this rank's own piece of a window is there, the whole work of the
+ * window is queued at once: place the own piece, exchange, place what was received. The pump never
+ * waits for the device; it polls the marks that it has queued. */
+#include "device/device.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 /* ---- slots ---- */
 
-/* Nothing for no bytes. */
+/* Allocate device memory; NULL for 0 bytes. ret points to a pointer of any type. */
 static int take(struct ckpt_device *d, uint64_t len, void *ret, struct ckpt_err *err)
 {
     void *p = NULL;
@@ -25,7 +25,7 @@ static int take(struct ckpt_device *d, uint64_t len, void *ret, struct ckpt_err 
     return 0;
 }
 
-/* ---- one slab of pinned memory, cut into what the slots need ---- */
+/* ---- the slab: pinned memory of all slots ---- */
 
 static uint64_t whole_pages(uint64_t len)
 {
@@ -34,12 +34,13 @@ static uint64_t whole_pages(uint64_t len)
 
 static uint64_t list_bytes(uint64_t n) { return whole_pages(n * sizeof(struct ckpt_device_copy)); }
 
+/* Pinned bytes of a window slot for verifying received pieces. */
 static uint64_t verified(const struct ckpt_engine *e)
 {
     return e->opt.mode.verify ? e->sizes.receive : 0;
 }
 
-/* Of a slot, with room to shift a piece. */
+/* Pinned bytes of a read slot, with room to shift the piece (ckpt_read_slot.dev.pinned). */
 static uint64_t read_bytes(const struct ckpt_engine *e)
 {
     return e->sizes.read ? whole_pages(e->sizes.read) + CKPT_DEVICE_PAGE : 0;
@@ -54,6 +55,7 @@ static int pin_slab(struct ckpt_engine *e, struct ckpt_err *err)
     return len && e->device->ops->pin(e->device, len, &e->slab, err) < 0 ? -1 : 0;
 }
 
+/* Cut the next `len` bytes off the slab, rounded up to pages; NULL for 0 bytes. */
 static void *cut(unsigned char **at, uint64_t len)
 {
     void *p = len ? *at : NULL;
@@ -68,7 +70,7 @@ static int take_list(struct ckpt_device *d, uint64_t n, unsigned char **at,
     const uint64_t bytes = n * sizeof *l->list;
 
     if (n > UINT32_MAX)
-        return ckpt_fail(err, CKPT_LIMIT, "a window of too many copies");
+        return ckpt_fail(err, CKPT_LIMIT, "a piece or window needs more than 2^32 copies");
     l->copies = (struct ckpt_copies){.ptr = cut(at, bytes), .cap = (uint32_t)n};
     return take(d, bytes, &l->list, err);
 }
@@ -93,7 +95,8 @@ int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err)
         if (rc == 0)
             rc = take_list(d, e->sizes.window_copies, &at, &s->dev.list, err);
     }
-    return rc == 0 ? d->ops->begin(d, err) : rc; /* the stream may still use memory that we got */
+    /* the caller's stream may still use the memory that was allocated */
+    return rc == 0 ? d->ops->begin(d, err) : rc;
 }
 
 static void give(struct ckpt_device *d, void *buf, void *list)
@@ -122,7 +125,7 @@ void ckpt_device_slots_release(struct ckpt_engine *e)
         e->device->ops->unpin(e->device, e->slab);
 }
 
-/* Marks: those of read slots, then those of windows. */
+/* Marks in the device's queue: first those of read slots, then those of window slots. */
 static uint32_t read_mark(const struct ckpt_engine *e, const struct ckpt_read_slot *s)
 {
     return (uint32_t)(s - e->read);
@@ -135,6 +138,7 @@ static uint32_t window_mark(const struct ckpt_engine *e, const struct ckpt_windo
 
 /* ---- uploads ---- */
 
+/* Queue the uploads of units that workers have read. */
 static int upload_ready(struct ckpt_engine *e, struct ckpt_read_slot *s, bool *moved,
                         struct ckpt_err *err)
 {
@@ -154,7 +158,7 @@ static int upload_ready(struct ckpt_engine *e, struct ckpt_read_slot *s, bool *m
     }
 }
 
-/* All of its units are uploaded, or their uploads queued. */
+/* True if the uploads of all units of the slot's piece are queued or done. */
 static bool is_uploaded(struct ckpt_engine *e, const struct ckpt_read_slot *s)
 {
     (void)pthread_mutex_lock(&e->lock);
@@ -163,7 +167,7 @@ static bool is_uploaded(struct ckpt_engine *e, const struct ckpt_read_slot *s)
     return all;
 }
 
-/* The slot that has a piece of this rank. */
+/* The read slot of a piece that this rank reads. */
 static struct ckpt_read_slot *find_own(struct ckpt_engine *e, uint32_t piece)
 {
     (void)pthread_mutex_lock(&e->lock);
@@ -172,9 +176,9 @@ static struct ckpt_read_slot *find_own(struct ckpt_engine *e, uint32_t piece)
     return s;
 }
 
-/* ---- lists ---- */
+/* ---- lists of copies and exchanges ---- */
 
-/* Place what this rank wants of a piece that lies at `data` in the device. */
+/* Add the copies that place what this rank wants of a piece; `data` is its device memory. */
 static int list_piece(struct ckpt_engine *e, const struct ckpt_piece_plan *piece,
                       const unsigned char *data, struct ckpt_copies *copies, ckpt_parts *own,
                       struct ckpt_err *err)
@@ -199,8 +203,8 @@ static int add_exchange(struct ckpt_window_slot *s, const struct ckpt_exchange *
     return ckpt_vec_push(&s->dev.exchange, *x) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* How a piece gets to the members of its group: by a broadcast, if they have a communicator; else
- * the reader sends it to each. */
+/* Add the exchanges of a piece: a broadcast if the group has a communicator or is all ranks, else a
+ * send from the reader to each member. */
 static int list_transfers(struct ckpt_engine *e, struct ckpt_window_slot *s,
                           const struct ckpt_piece_plan *piece, void *buf, size_t len,
                           struct ckpt_err *err)
@@ -226,7 +230,8 @@ static int list_transfers(struct ckpt_engine *e, struct ckpt_window_slot *s,
     return 0;
 }
 
-/* Two rounds: what is ours, which is placed before the exchange; and what comes from others. */
+/* Add the copies of a window. own: of this rank's own piece, which run before the exchange; else of
+ * the received pieces, and the exchanges of all pieces. */
 static int list_pieces(struct ckpt_engine *e, struct ckpt_window_slot *s, bool own,
                        struct ckpt_err *err)
 {
@@ -270,7 +275,7 @@ static int upload_list(struct ckpt_engine *e, const struct ckpt_copy_list *l, st
                 : 0;
 }
 
-/* ---- what this rank alone wants ---- */
+/* ---- pieces that only this rank wants ---- */
 
 static int queue_alone(struct ckpt_engine *e, struct ckpt_read_slot *s, struct ckpt_err *err)
 {
@@ -304,8 +309,9 @@ static void finish_read(struct ckpt_engine *e, struct ckpt_read_slot *s)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* ---- one window after the other ---- */
+/* ---- windows, one after the other ---- */
 
+/* Queue the copies of received pieces: the last work of a window. */
 static int queue_late(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
     const struct ckpt_copies *c = &s->dev.list.copies;
@@ -317,7 +323,8 @@ static int queue_late(struct ckpt_engine *e, struct ckpt_window_slot *s, struct 
     return e->device->ops->mark(e->device, window_mark(e, s), err);
 }
 
-/* The exchange is queued, too. */
+/* The exchange is queued: queue what follows, which is the download of received pieces if they are
+ * verified, else their copies. */
 static int after_exchange(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
     if (e->device->ops->follow(e->device, err) < 0)
@@ -330,7 +337,7 @@ static int after_exchange(struct ckpt_engine *e, struct ckpt_window_slot *s, str
     return e->device->ops->mark(e->device, window_mark(e, s), err);
 }
 
-/* This rank's piece of a window; NULL: it has none. */
+/* Find this rank's own piece of a window; false: it has none. */
 static bool reads_for(const struct ckpt_engine *e, const struct ckpt_window *w, uint32_t *ret)
 {
     for (*ret = w->lo; *ret < w->hi; ++*ret)
@@ -339,7 +346,7 @@ static bool reads_for(const struct ckpt_engine *e, const struct ckpt_window *w, 
     return false;
 }
 
-/* What is to be verified is signed on the host. */
+/* With verify: hash this rank's own piece on the host, and queue the upload of the hash. */
 static int sign(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
     uint32_t piece;
@@ -395,7 +402,7 @@ static void count_exchange(struct ckpt_engine *e, const struct ckpt_window_slot 
     }
 }
 
-/* Its work is done: wants land, and its slots are free. */
+/* The work of a window is done: report the wants that have arrived, and free its slots. */
 static void finish_window(struct ckpt_engine *e, struct ckpt_window_slot *s)
 {
     uint32_t piece;
@@ -411,7 +418,7 @@ static void finish_window(struct ckpt_engine *e, struct ckpt_window_slot *s)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* The window whose exchange is not queued whole yet, NULL: nothing may be queued behind it. */
+/* The window whose exchange is only partly queued: nothing else may be queued. NULL: none. */
 static struct ckpt_window_slot *exchanging(const struct ckpt_engine *e)
 {
     struct ckpt_window_slot *s =
@@ -420,7 +427,7 @@ static struct ckpt_window_slot *exchanging(const struct ckpt_engine *e)
     return s && s->dev.phase == CKPT_DEVICE_EXCHANGE ? s : NULL;
 }
 
-/* A window whose work is queued: has it come to its mark? */
+/* Go on with a window whose work is queued, if the device has reached its mark. */
 static int look_after(struct ckpt_engine *e, struct ckpt_window_slot *s, bool *moved,
                       struct ckpt_err *err)
 {
@@ -437,6 +444,7 @@ static int look_after(struct ckpt_engine *e, struct ckpt_window_slot *s, bool *m
     return 0;
 }
 
+/* True if the next window's own piece is there and nothing else is being queued. */
 static bool may_queue(struct ckpt_engine *e, struct ckpt_window_slot *s)
 {
     uint32_t piece;
@@ -449,7 +457,7 @@ static bool may_queue(struct ckpt_engine *e, struct ckpt_window_slot *s)
     return own && is_uploaded(e, own);
 }
 
-/* An exchange may take several calls. */
+/* Go on queueing an exchange, which may take several turns. */
 static int go_on_exchanging(struct ckpt_engine *e, bool *moved, struct ckpt_err *err)
 {
     struct ckpt_window_slot *s = exchanging(e);

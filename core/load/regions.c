@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Unions of boxes. Most tensors are wanted whole, as parts that together are the whole: this is
- * seen once per class and placement, not once per tensor. What is left is cut along all edges. */
+/* Computes unions of boxes. The parts of most tensors that the ranks want are together the whole
+ * tensor: that is found once per class and placement, not once per tensor. Other boxes that overlap
+ * are cut along all edges. */
 #include "load/regions.h"
 
 #include <stdlib.h>
@@ -15,15 +16,15 @@ typedef CKPT_VEC(struct ckpt_box) box_vec;
 
 struct merge {
     const struct ckpt_job_wants *job_wants;
-    const uint32_t *rank;  /* of the domain, by class */
-    const uint32_t *first; /* those of class c: rank[first[c]] .. rank[first[c+1]] */
-    uint8_t **complete;    /* per class and spec */
-    box_vec boxes;         /* of the tensor at hand */
+    const uint32_t *rank;  /* the ranks, ordered by class */
+    const uint32_t *first; /* class c has rank[first[c]] .. rank[first[c + 1] - 1] */
+    uint8_t **complete;    /* per class and spec: is_complete */
+    box_vec boxes;         /* of the current tensor */
     ckpt_wanted_boxes *out;
     struct ckpt_err *err;
 };
 
-/* Does a spec's every part have a taker among these ranks? Then the parts are the whole. */
+/* True if each part of a placement is some rank's: then the parts together are the whole box. */
 static bool is_complete(const struct ckpt_wants *w, const struct ckpt_spec *s, const uint32_t *rank,
                         uint32_t nrank, bool *seen)
 {
@@ -59,7 +60,7 @@ static int add_box(struct merge *m, const struct ckpt_box *box)
     return ckpt_vec_push(&m->boxes, *box) < 0 ? ckpt_nomem(m->err) : 0;
 }
 
-/* Is b the continuation of a along one dimension? Then a becomes both. */
+/* If box b continues box a along one dimension, make a their union. */
 static bool grow(struct ckpt_box *a, const struct ckpt_box *b)
 {
     uint32_t differ = 0, dim = 0;
@@ -75,7 +76,7 @@ static bool grow(struct ckpt_box *a, const struct ckpt_box *b)
     return true;
 }
 
-/* Grows the last box instead, where the new one is its continuation. */
+/* Add a box, or make the last one larger if the new one continues it. */
 static int add_part(struct merge *m, const struct ckpt_box *box)
 {
     if (m->boxes.len && grow(&m->boxes.ptr[m->boxes.len - 1], box))
@@ -83,6 +84,7 @@ static int add_part(struct merge *m, const struct ckpt_box *box)
     return add_box(m, box);
 }
 
+/* Collect the boxes that the ranks want by one entry of a class's table. */
 static int collect(struct merge *m, const struct ckpt_tensor *t, const struct ckpt_use *use)
 {
     const struct ckpt_wants *w = &m->job_wants->table[use->class];
@@ -132,7 +134,8 @@ static size_t edges_of(const struct merge *m, uint32_t d, uint64_t *edge)
     return out;
 }
 
-/* Boxes that overlap: cut along every edge of every box; cells in a row are one region. */
+/* Cut overlapping boxes along every edge of every box, and emit the cells; cells that follow each
+ * other along the last dimension become one box. */
 static int emit_cells(struct merge *m, uint32_t tensor)
 {
     const uint32_t rank = m->boxes.ptr[0].rank;
@@ -180,8 +183,7 @@ static int emit_cells(struct merge *m, uint32_t tensor)
     return 0;
 }
 
-/* ---- boxes sorted along one dimension: only those that reach into each other there are compared
- */
+/* ---- boxes are sorted along one dimension, and only those that overlap in it are compared */
 
 static int along_cmp(const void *pa, const void *pb, void *dimension)
 {
@@ -201,7 +203,7 @@ static int along_cmp(const void *pa, const void *pb, void *dimension)
     return 0;
 }
 
-/* The dimension along which most boxes begin where no other does; its edges go to `edge`. */
+/* The dimension in which the boxes have the most different edges; `edge` is room for them. */
 static uint32_t most_divided(const struct merge *m, uint64_t *edge)
 {
     uint32_t best = 0;
@@ -217,7 +219,7 @@ static uint32_t most_divided(const struct merge *m, uint64_t *edge)
     return best;
 }
 
-/* Leave out boxes inside others. *ret_overlap: some of the rest overlap. */
+/* Remove boxes that are inside others. *ret_overlap tells whether any of the rest overlap. */
 static void sweep(struct merge *m, uint32_t dim, uint32_t *active, bool *ret_overlap)
 {
     struct ckpt_box *box = m->boxes.ptr, both;
@@ -230,7 +232,7 @@ static void sweep(struct merge *m, uint32_t dim, uint32_t *active, bool *ret_ove
         for (size_t k = 0; k < nactive; k++) {
             const struct ckpt_box *a = &box[active[k]];
             if (a->lo[dim] + a->n[dim] <= box[i].lo[dim])
-                continue; /* and so for all that follow */
+                continue; /* it ends before this box and all later ones begin */
             active[still++] = active[k];
             in |= inside(&box[i], a);
             over |= ckpt_box_intersect(&box[i], a, &both);
@@ -245,7 +247,7 @@ static void sweep(struct merge *m, uint32_t dim, uint32_t *active, bool *ret_ove
     m->boxes.len = out;
 }
 
-/* Disjoint boxes that continue each other become one. */
+/* Unite neighbouring boxes that continue each other. */
 static void join(struct merge *m)
 {
     size_t out = 0;
@@ -256,7 +258,7 @@ static void join(struct merge *m)
     m->boxes.len = out + 1;
 }
 
-/* Sort them, leave out what is inside others, and join what is left. */
+/* Sort the boxes, remove those inside others, and unite neighbours if none overlap. */
 static int tidy(struct merge *m, bool *ret_overlap)
 {
     const size_t n = m->boxes.len;
@@ -300,7 +302,7 @@ static int regions_of_tensor(struct merge *m, uint32_t tensor)
     return 0;
 }
 
-/* Sort the ranks by class, and see which specs are complete. */
+/* Sort the ranks by class, and find out which placements are complete. */
 static int prepare(struct merge *m, const uint32_t *rank, uint32_t nrank, uint32_t *sorted,
                    uint32_t *first, bool *seen)
 {
@@ -310,7 +312,8 @@ static int prepare(struct merge *m, const uint32_t *rank, uint32_t nrank, uint32
         first[r->class_of[rank[k]] + 1]++;
     for (uint32_t c = 0; c < r->nclass; c++)
         first[c + 1] += first[c];
-    for (uint32_t k = nrank; k-- > 0;) /* first[c+1] walks back to the beginning of class c */
+    for (uint32_t k = nrank;
+         k-- > 0;) /* first[c + 1] goes from the end of class c back to its beginning */
         sorted[--first[r->class_of[rank[k]] + 1]] = rank[k];
     for (uint32_t c = 0; c < r->nclass; c++)
         first[c] = first[c + 1];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Search trees over 0 .. n-1, along which what any of them has reaches all: each passes it on to
- * its neighbours but for the one that it came from. */
+/* Broadcast trees. A tree is the balanced search tree over 0 .. n-1; it has no fixed root, because
+ * a member passes a piece on to all of its neighbours except the one from which it came. */
 #include "load/relay.h"
 
 #include <stdlib.h>
@@ -17,7 +17,7 @@ void ckpt_relay_release(struct ckpt_relay *r)
 }
 
 struct seat {
-    uint32_t node, rank, index;
+    uint32_t node, rank, index; /* index: in the group */
 };
 
 static int seat_cmp(const void *pa, const void *pb)
@@ -64,10 +64,10 @@ int ckpt_relay_init(struct ckpt_relay *r, const struct ckpt_group *group, const 
 
 struct neighbours {
     uint32_t n, at[3]; /* parent and children */
-    uint32_t toward;   /* that of them on the way to another place; UINT32_MAX: there already */
+    uint32_t toward;   /* the neighbour on the way to another place; UINT32_MAX: it is the place */
 };
 
-/* The neighbours of `x` in the search tree over 0 .. n-1, and the way from it to `y`. */
+/* The neighbours of x in the tree over 0 .. n-1, and the one of them on the way to y. */
 static struct neighbours find_neighbours(uint32_t n, uint32_t x, uint32_t y)
 {
     struct neighbours r = {.toward = UINT32_MAX};
@@ -98,11 +98,11 @@ static struct neighbours find_neighbours(uint32_t n, uint32_t x, uint32_t y)
     return r;
 }
 
-/* ---- the way of what a member reads ---- */
+/* ---- the way of a reader's pieces ---- */
 
 struct way {
-    uint32_t node, lane; /* the reader's node, and which of that node's members it is */
-    uint32_t turn;       /* 0, 1: the tree between the nodes */
+    uint32_t node, lane; /* the reader's node, and its number among that node's members */
+    uint32_t turn;       /* which of the two trees between nodes: 0 or 1 */
 };
 
 static struct way way_of(const struct ckpt_relay *r, uint32_t reader)
@@ -125,13 +125,13 @@ static uint32_t count_of(const struct ckpt_relay *r, uint32_t node)
     return r->node[node + 1] - r->node[node];
 }
 
-/* The member of a node that talks to other nodes about what this reader reads. */
+/* The head of a node for this reader's pieces, as an index in r->member. */
 static uint32_t head_of(const struct ckpt_relay *r, uint32_t node, const struct way *w)
 {
     return r->node[node] + w->lane % count_of(r, node);
 }
 
-/* In the second tree every node stands one further. */
+/* The neighbours of this rank's node. In the second tree, all nodes are shifted by one place. */
 static struct neighbours node_neighbours(const struct ckpt_relay *r, const struct way *w)
 {
     const uint32_t n = r->nnode, shift = w->turn;
@@ -144,7 +144,7 @@ static struct neighbours node_neighbours(const struct ckpt_relay *r, const struc
     return t;
 }
 
-/* Within this rank's node; counted from the node's head. */
+/* The neighbours of this rank in the tree within its node; `toward` is on the way to the head. */
 static struct neighbours mates(const struct ckpt_relay *r, const struct way *w)
 {
     const uint32_t n = count_of(r, r->own), first = r->node[r->own];
@@ -203,9 +203,9 @@ uint32_t ckpt_relay_most(const struct ckpt_relay *r)
     return 3 + (r->star ? count_of(r, r->own) - 1 : 3);
 }
 
-/* ---- all members ---- */
+/* ---- the traffic of all members ---- */
 
-/* Of every lane and tree: the bytes that travel along it. */
+/* Add up the bytes of each lane and tree, which take the same way. Returns the number of lanes. */
 static uint32_t sum_lanes(const struct ckpt_relay *r, const uint64_t *read, uint64_t *sum)
 {
     uint32_t lanes = 0;
@@ -220,7 +220,7 @@ static uint32_t sum_lanes(const struct ckpt_relay *r, const uint64_t *read, uint
     return lanes;
 }
 
-/* How many neighbours a member has for a lane and tree. */
+/* The number of neighbours that a member has, for a lane and tree. */
 static uint32_t degree(const struct ckpt_relay *r, uint32_t node, uint32_t index, uint32_t lane,
                        uint32_t turn)
 {
@@ -233,7 +233,8 @@ static uint32_t degree(const struct ckpt_relay *r, uint32_t node, uint32_t index
     return count + find_neighbours(n, index, index).n;
 }
 
-/* A member sends along all ways but for the one that bytes come by: it gets all but its own. */
+/* A member sends each byte to all neighbours except the one from which it came; it receives every
+ * byte except those that it reads, so that many are subtracted. */
 int ckpt_relay_sent(const struct ckpt_relay *r, const uint64_t *read, uint64_t *ret_sent,
                     struct ckpt_err *err)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A load that runs again, of another view of the same tensors. */
+/* ckpt_load_reload: runs a load again, from the same view or another one of the same tensors. */
 #include <string.h>
 
 #include "base/err.h"
 #include "base/mem.h"
-#include "load/comm.h"
+#include "comm/comm.h"
 #include "load/load_inner.h"
 
 static int same_tensor(const struct ckpt_tensor *old, const struct ckpt_tensor *new,
@@ -23,7 +23,8 @@ static int same_tensor(const struct ckpt_tensor *old, const struct ckpt_tensor *
         ckpt_dtype_name(old->dtype), ckpt_shape_text(old->dim, old->rank, was, sizeof was));
 }
 
-/* Tables of wants number the tensors: both views must have the same ones, in the same order. */
+/* Tables of wants refer to tensors by number, so both views must have the same tensors in the same
+ * order. */
 static int same_tensors(const struct ckpt_catalog *old, const struct ckpt_catalog *new,
                         struct ckpt_err *err)
 {
@@ -50,16 +51,15 @@ static void swap_view(struct ckpt_load *load, struct ckpt_view *view)
         load->parts.job_wants->cat = view->cat;
 }
 
-/* The parts of the load that has ended, as far as nothing uses them any more. */
+/* Take the plan and all ranks' wants back from the engine, if no worker uses them any more. */
 static int take_back(struct ckpt_load *load, struct ckpt_err *err)
 {
     ckpt_engine_take_back(ckpt_steal(&load->engine), &load->parts);
     load->ready = false;
-    return load->parts.job_wants
-               ? 0
-               : ckpt_fail(err, CKPT_USAGE,
-                           "the last run of this load has left a read that does not "
-                           "return, or failed to start: make a new load");
+    return load->parts.job_wants ? 0
+                                 : ckpt_fail(err, CKPT_USAGE,
+                                             "the last run of this load failed to start, or a read "
+                                             "of it has not returned: make a new load");
 }
 
 int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, struct ckpt_err *err)
@@ -70,7 +70,7 @@ int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, struct ckpt
     if (!load->planned || (load->engine && ckpt_engine_wait(load->engine, 0, NULL) == 1))
         return ckpt_fail(err, CKPT_USAGE,
                          load->planned ? "the load runs: wait for its end before it is reloaded"
-                                       : "a load is planned before it is reloaded");
+                                       : "a load must be planned before it is reloaded");
     if (load->comm->busy)
         return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
     int rc = take_back(load, &own);

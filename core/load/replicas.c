@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Replica groups, found by class and by the part of each placement that a rank has. */
+/* Finds replica groups: ranks of a class that have the same part of each placement. */
 #include "load/replicas.h"
 
 #include <stdlib.h>
@@ -50,7 +50,7 @@ static int key_cmp(const void *pa, const void *pb)
     return c ? c : (a->rank > b->rank) - (a->rank < b->rank);
 }
 
-/* leader[r]: the first rank that wants what r wants. */
+/* leader[r] becomes the first rank that wants the same as rank r. */
 static int find_leaders(const struct ckpt_job_wants *job_wants, uint32_t *leader,
                         struct ckpt_err *err)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Do all ranks see the same checkpoint? What a catalogue says; which files they are; and, where
- * those are copies, some of their bytes. */
+/* Compares what ranks see of a checkpoint: catalogues, identities of files and, if some files are
+ * copies, samples of their bytes. */
 #include "load/same.h"
 
 #include <errno.h>
@@ -14,17 +14,17 @@
 #include "base/mem.h"
 #include "base/par.h"
 #include "base/vec.h"
-#include "load/comm.h"
-#include "load/detached.h"
+#include "comm/comm.h"
+#include "comm/detached.h"
 #include "load/load_inner.h"
 #include "run/checkpoint.h"
 #include "tensor/value.h"
 
 enum { SAMPLES = 16, SAMPLE_BYTES = 64 };
 
-/* ---- what a catalogue says ---- */
+/* ---- the digest of a catalogue ---- */
 
-/* The last part of a file's path: copies lie elsewhere. */
+/* A hash of a file's size and its name without directories, which differ between copies. */
 static uint64_t name_digest(const struct ckpt_source *s)
 {
     ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(s);
@@ -36,8 +36,8 @@ static uint64_t name_digest(const struct ckpt_source *s)
 
 struct digest {
     XXH3_state_t *h;
-    const struct ckpt_catalog *cat; /* whose files' digests these are */
-    uint64_t *file;                 /* or NULL */
+    const struct ckpt_catalog *cat; /* the catalogue of `file` */
+    uint64_t *file;                 /* name_digest of each file; NULL: none are kept */
 };
 
 static uint64_t file_digest(const struct digest *d, const struct ckpt_catalog *cat, uint32_t source)
@@ -65,27 +65,28 @@ static void add_tensor(const struct digest *d, const struct ckpt_catalog *cat,
         add_tensor(d, t->value->arg[i].cat, t->value->arg[i].tensor);
 }
 
-void ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16])
+int ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16], struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) uint64_t *file = malloc((cat->sources.len + 1) * sizeof *file);
     struct digest d = {XXH3_createState(), cat, file};
-    XXH128_canonical_t c = {{0}};
+    XXH128_canonical_t c;
 
+    if (!d.h)
+        return ckpt_nomem(err);
     for (size_t i = 0; file && i < cat->sources.len; i++)
         file[i] = name_digest(cat->sources.ptr[i]);
-    if (d.h) {
-        (void)XXH3_128bits_reset(d.h);
-        for (size_t i = 0; i < cat->tensors.len; i++)
-            add_tensor(&d, cat, &cat->tensors.ptr[i]);
-        XXH128_canonicalFromHash(&c, XXH3_128bits_digest(d.h));
-    }
+    (void)XXH3_128bits_reset(d.h);
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        add_tensor(&d, cat, &cat->tensors.ptr[i]);
+    XXH128_canonicalFromHash(&c, XXH3_128bits_digest(d.h));
     (void)XXH3_freeState(d.h);
     memcpy(ret, c.digest, 16);
+    return 0;
 }
 
-/* ---- which files ---- */
+/* ---- the identities of files ---- */
 
-/* Device and inode numbers differ between machines that share a storage, times do not. */
+/* Machines that share a storage may see different device and inode numbers, but the same times. */
 uint64_t ckpt_catalog_files(const struct ckpt_catalog *cat)
 {
     XXH64_hash_t h = 0;
@@ -100,28 +101,30 @@ uint64_t ckpt_catalog_files(const struct ckpt_catalog *cat)
     return h;
 }
 
-/* ---- some of their bytes ---- */
+/* ---- samples of the bytes ---- */
 
-struct sample { /* of one tensor's bytes; hash 0: they could not be read */
-    uint64_t hash, off;
+struct sample {    /* of one tensor */
+    uint64_t hash; /* 0: not read, or it could not be read */
+    uint64_t off;
     struct ckpt_source *source;
     const char *tensor;
 };
 
-/* Read by a thread of its own, which may never come back. */
-struct look {
+/* The task of a thread that reads all samples; a read may never return. The task's lock protects
+ * file, rc, err, at and the hashes. */
+struct sampling {
     struct ckpt_detached task;
     struct ckpt_view *view;
-    size_t file; /* sources that were looked at */
-    int rc;      /* of that, and err */
+    size_t file; /* number of files that were checked */
+    int rc;      /* the result of checking files, with err */
     struct ckpt_err err;
-    uint32_t at, n;
+    uint32_t at, n; /* number of samples that were read; number of samples */
     struct sample sample[SAMPLES];
 };
 
-static void look_free(struct ckpt_detached *e)
+static void sampling_free(struct ckpt_detached *e)
 {
-    struct look *l = (struct look *)e;
+    struct sampling *l = (struct sampling *)e;
 
     ckpt_view_release(l->view);
     free(l);
@@ -138,9 +141,9 @@ static uint64_t read_sample(const struct sample *s)
     return hash ? hash : 1;
 }
 
-/* All files: the ranks have opened theirs by now, so whoever has an old save of what the others see
- * finds out here. */
-static int check_files(struct look *l)
+/* Check that each file is still the one that was opened. All ranks have opened theirs by now, so a
+ * rank that has opened an older save than the others finds out here. */
+static int check_files(struct sampling *l)
 {
     const struct ckpt_catalog *cat = l->view->cat;
     struct ckpt_err err = {0};
@@ -157,9 +160,9 @@ static int check_files(struct look *l)
     return rc;
 }
 
-static void look_run(struct ckpt_detached *e)
+static void sampling_run(struct ckpt_detached *e)
 {
-    struct look *l = (struct look *)e;
+    struct sampling *l = (struct sampling *)e;
 
     if (check_files(l) < 0)
         return;
@@ -174,8 +177,8 @@ static void look_run(struct ckpt_detached *e)
 
 typedef CKPT_VEC(struct sample) samples;
 
-/* One of each stored tensor that a tensor is made of. Vectors are left out if they can be: those of
- * norms are often all ones. */
+/* Add a sample of each stored tensor from which a tensor is computed. Vectors are used only if
+ * there is nothing else, because those of norms are often all ones. */
 static int find_samples(const struct ckpt_catalog *cat, const struct ckpt_tensor *t, bool vectors,
                         samples *out)
 {
@@ -189,7 +192,7 @@ static int find_samples(const struct ckpt_catalog *cat, const struct ckpt_tensor
     return s.off < s.source->size ? ckpt_vec_push(out, s) : 0;
 }
 
-/* At most SAMPLES of them; *ret_n is their number. */
+/* Choose at most SAMPLES samples, evenly over the catalogue; *ret_n is their number. */
 static int choose_samples(const struct ckpt_catalog *cat, struct sample *ret, uint32_t *ret_n)
 {
     samples all = {0};
@@ -216,13 +219,13 @@ void ckpt_catalog_read_samples(const struct ckpt_catalog *cat)
         (void)read_sample(&sample[i]);
 }
 
-static int look_new(struct ckpt_view *view, struct look **ret, struct ckpt_err *err)
+static int sampling_new(struct ckpt_view *view, struct sampling **ret, struct ckpt_err *err)
 {
-    struct look *l = calloc(1, sizeof *l);
+    struct sampling *l = calloc(1, sizeof *l);
 
     if (!l)
         return ckpt_nomem(err);
-    ckpt_detached_init(&l->task, look_run, look_free);
+    ckpt_detached_init(&l->task, sampling_run, sampling_free);
     l->view = ckpt_view_hold(view);
     if (choose_samples(view->cat, l->sample, &l->n) < 0) {
         ckpt_detached_unref(&l->task);
@@ -232,7 +235,8 @@ static int look_new(struct ckpt_view *view, struct look **ret, struct ckpt_err *
     return 0;
 }
 
-static int fail_slow(const struct look *l, uint32_t timeout_ms, struct ckpt_err *err)
+/* TIMEOUT, naming what the thread is reading. */
+static int fail_slow(const struct sampling *l, uint32_t timeout_ms, struct ckpt_err *err)
 {
     if (l->file < l->view->cat->sources.len) {
         ckpt_cleanup(ckpt_freep) char *file = ckpt_source_name(l->view->cat->sources.ptr[l->file]);
@@ -250,10 +254,10 @@ static int fail_slow(const struct look *l, uint32_t timeout_ms, struct ckpt_err 
 static int read_samples(struct ckpt_view *view, uint32_t timeout_ms, uint64_t hash[SAMPLES],
                         struct ckpt_err *err)
 {
-    struct look *l = NULL;
+    struct sampling *l = NULL;
     int rc = 0;
 
-    if (look_new(view, &l, err) < 0)
+    if (sampling_new(view, &l, err) < 0)
         return -1;
     if (ckpt_detached_start(&l->task, 1) == 0)
         rc = ckpt_fail(err, CKPT_NOMEM, "a thread could not be started: %s", strerror(errno));
@@ -265,19 +269,19 @@ static int read_samples(struct ckpt_view *view, uint32_t timeout_ms, uint64_t ha
         rc = fail_slow(l, timeout_ms, err);
     else if (l->rc < 0 && rc == 0)
         rc = ckpt_fail(err, l->err.code,
-                       "%s: it was saved anew while the ranks opened it; load it again",
+                       "%s: it was saved anew while the ranks opened it: load it again",
                        l->err.text);
     (void)pthread_mutex_unlock(&l->task.lock);
     ckpt_detached_unref(&l->task);
     return rc;
 }
 
-/* On rank 0, which names its own file: the others' are called the same. */
+/* Fail because sample i of rank r differs. Rank 0 names its own file; both have the same name. */
 static int fail_bytes(struct ckpt_view *view, uint32_t r, uint32_t i, struct ckpt_err *err)
 {
-    struct look *l = NULL;
+    struct sampling *l = NULL;
 
-    if (look_new(view, &l, err) < 0)
+    if (sampling_new(view, &l, err) < 0)
         return -1;
     ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(l->sample[i].source);
     (void)ckpt_fail(err, CKPT_CONFLICT,
@@ -303,7 +307,7 @@ static int judge_samples(void *ctx, const unsigned char *const *data, const size
         for (uint32_t i = 0; i < SAMPLES; i++) {
             if (hash[i] && first[i] && hash[i] != first[i])
                 return fail_bytes(load->view, r, i, err);
-            if (r == 0) /* the tensors' numbers are rank 0's: it judges by what it has itself */
+            if (r == 0) /* rank 0 compares all ranks with itself */
                 first[i] = hash[i];
         }
     }
@@ -326,7 +330,7 @@ int ckpt_load_compare(struct ckpt_load *load, struct ckpt_err *err)
     return ckpt_round_run(&round, rc, NULL, NULL, err);
 }
 
-/* ---- afterwards ---- */
+/* ---- at the end of a load ---- */
 
 static int verify_file(void *ctx, size_t i, struct ckpt_err *err)
 {
@@ -340,5 +344,5 @@ int ckpt_load_files_unchanged(const struct ckpt_view *view, struct ckpt_err *err
     if (view->shared->opt->allow_mixed ||
         ckpt_parallel(view->cat->sources.len, 0, verify_file, view->cat, err) == 0)
         return 0;
-    return ckpt_err_in(err, "the step was saved again while it was loaded, load it again");
+    return ckpt_err_in(err, "the step was saved again while it was loaded: load it again");
 }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Do all ranks see the same checkpoint? */
+/* Checks that all ranks see the same checkpoint, and that it does not change: job.c compares hashes
+ * of catalogues, agree.c samples of the bytes if some ranks see copies, open.c records such
+ * samples, and pump.c checks at the end of a load that no file has changed. */
 #ifndef CKPT_LOAD_SAME_H
 #define CKPT_LOAD_SAME_H
 
@@ -11,25 +13,31 @@ struct ckpt_catalog;
 struct ckpt_load;
 struct ckpt_view;
 
-/* A hash of all that a catalogue says, with its files' names and sizes, but not where they lie;
- * equal for copies. */
-void ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16]);
+/* A hash of the catalogue: its tensors, where their bytes lie in which files, and the names
+ * (without directories) and sizes of these files. Copies of a checkpoint have equal hashes. NOMEM.
+ */
+int ckpt_catalog_digest(const struct ckpt_catalog *cat, unsigned char ret[16],
+                        struct ckpt_err *err);
 
-/* A hash over which files these are; ranks that get the same see the very same files. */
+/* A hash of the identities (size and times) of the files. Ranks with equal hashes see the very same
+ * files; ranks with different ones see copies. */
 uint64_t ckpt_catalog_files(const struct ckpt_catalog *cat);
 
-/* Read a few bytes of some of its tensors, for a recording that has to tell copies from other
- * checkpoints. Bytes that cannot be read are left to the load to complain about. */
+/* Read the samples that ckpt_load_compare compares. Rank 0 does so while it records
+ * (io/recording.h), so that ranks that replay the recording can tell a copy from another
+ * checkpoint. Errors are ignored: the load reports them when it reads the same bytes. */
 void ckpt_catalog_read_samples(const struct ckpt_catalog *cat);
 
-/* COLLECTIVE. Where not all ranks have the very same files. If a rank's files are no longer those
- * that it opened, they were saved anew while the ranks opened them: STALE. Else they are copies:
- * some of their bytes are compared, and CONFLICT names the rank. A read that fails is left to the
- * load; one that takes longer than read_timeout_ms is TIMEOUT. */
+/* COLLECTIVE. Compare samples of the tensors' bytes, for ranks that do not all see the very same
+ * files. CONFLICT: a rank has other bytes than rank 0; the text names both. STALE: a rank's files
+ * are no longer those that it opened, so the checkpoint was saved again meanwhile. TIMEOUT: the
+ * samples took longer than read_timeout_ms. A sample that cannot be read is left out: the load
+ * reports the error when it reads the same bytes. */
 int ckpt_load_compare(struct ckpt_load *load, struct ckpt_err *err);
 
-/* At the end of a load: are the files that this rank has read still those that it opened? STALE:
- * the step was saved again meanwhile, and what the ranks have may be of two saves. */
+/* Check that the files from which this rank has read are still those that it opened. STALE: the
+ * step was saved again during the load, so the ranks may have bytes of two saves. The option
+ * allow_mixed permits that. */
 int ckpt_load_files_unchanged(const struct ckpt_view *view, struct ckpt_err *err);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which step of a run all ranks load: the one that rank 0 takes. */
+/* ckpt_comm_step: all ranks load the step that rank 0 chooses. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,14 +10,13 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "load/comm.h"
+#include "comm/comm.h"
 
-/* NFS may show a rank an old list of steps for as long as it keeps attributes of directories: 30 s.
- */
+/* SEEN_MS: NFS clients may show an old list of steps for 30 s, while they cache attributes. */
 enum { SEEN_MS = 35 * 1000, LOOK_MS = 200 };
 
-/* The name of the step that this rank means; NULL: it leaves that to rank 0. What it does not see
- * may be a name all the same. */
+/* The name of the step that this rank asks for; NULL: it leaves the choice to rank 0. A step that
+ * this rank does not see (yet) is taken for a name as it is. */
 static int own_step(struct ckpt_run *run, const char *step, bool first, char **ret,
                     struct ckpt_err *err)
 {
@@ -47,7 +46,7 @@ static int has_step(struct ckpt_run *run, const char *name, bool *ret, struct ck
     return 0;
 }
 
-/* Look until this rank sees the step, too. */
+/* Wait until this rank sees the step, too. */
 static int await_step(struct ckpt_run *run, const char *name, uint32_t timeout_ms,
                       struct ckpt_err *err)
 {
@@ -68,7 +67,7 @@ static int await_step(struct ckpt_run *run, const char *name, uint32_t timeout_m
     }
 }
 
-/* On rank 0: what it takes. */
+/* Rank 0's choice. */
 struct choice {
     const char *name;
     uint32_t size;
@@ -107,7 +106,7 @@ int ckpt_comm_step(struct ckpt_comm *comm, struct ckpt_run *run, const char *ste
 
     if (ckpt_round_run(&round, rc, &answer, &len, err) < 0)
         return -1;
-    answer[len] = '\0'; /* ckpt_round_run leaves room for it */
+    answer[len] = '\0'; /* ckpt_round_run leaves room for one more byte */
     rc = first ? 0 : await_step(run, (char *)answer, timeout_ms, err);
     if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
         return -1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tables of wants. */
+/* Tables of wants: building, queries, serialization. */
 #include "load/want.h"
 
 #include <inttypes.h>
@@ -32,7 +32,8 @@ static bool same_grid(const struct ckpt_grid *g, uint32_t ndim, const uint32_t *
            memcmp(g->rank, rank, nrank * sizeof *rank) == 0;
 }
 
-/* Are the ranks runs of the same length, the same step apart? Then nobody need look for one. */
+/* If the ranks are runs of the same length at the same distance, ckpt_grid_find can compute the
+ * place of a rank instead of searching for it. */
 static void find_runs(struct ckpt_grid *g)
 {
     uint32_t run = 1;
@@ -102,7 +103,7 @@ int ckpt_wants_add(struct ckpt_wants *w, uint32_t tensor, uint32_t spec, const s
     return ckpt_vec_push(&w->entries, e) < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 uint32_t ckpt_grid_find(const struct ckpt_grid *g, uint32_t rank)
 {
@@ -141,6 +142,7 @@ uint32_t ckpt_spec_part(const struct ckpt_wants *w, const struct ckpt_spec *s, u
     return part;
 }
 
+/* Keep the index-th of `parts` parts of a box along a dimension, as torch.chunk divides it. */
 static void cut_box(struct ckpt_box *box, uint32_t dim, uint32_t parts, uint32_t index)
 {
     uint64_t n = box->n[dim], chunk = (n + parts - 1) / parts;
@@ -150,7 +152,7 @@ static void cut_box(struct ckpt_box *box, uint32_t dim, uint32_t parts, uint32_t
     box->n[dim] = ckpt_min_u64(chunk, n - lo);
 }
 
-/* The box of an entry before it is divided. */
+/* The box of an entry before its placement divides it. */
 static void undivided(const struct ckpt_wants *w, const struct ckpt_want *e,
                       const struct ckpt_tensor *t, struct ckpt_box *ret)
 {
@@ -165,7 +167,7 @@ static void undivided(const struct ckpt_wants *w, const struct ckpt_want *e,
     }
 }
 
-/* Walks through the parts of a spec, one cut at a time. */
+/* A walk through the parts of a placement that overlap with a box, one cut at a time. */
 struct part_walk {
     const struct ckpt_grid *grid;
     const struct ckpt_spec *spec;
@@ -226,7 +228,8 @@ int ckpt_spec_ranks(const struct ckpt_wants *w, const struct ckpt_spec *s, uint3
         for (uint32_t k = 0; k < g->ndim; k++)
             at = at * g->dim[k] + index[k];
         int rc = fn(ctx, g->rank[at]);
-        while (rc == 0 && d-- > 0) { /* count on along the dimensions that are not fixed */
+        while (rc == 0 &&
+               d-- > 0) { /* the next coordinates, in the dimensions that are not fixed */
             if (fixed[d])
                 continue;
             if (++index[d] < g->dim[d])
@@ -277,7 +280,7 @@ uint64_t ckpt_wants_numel(const struct ckpt_wants *w, const struct ckpt_want *e,
     return numel;
 }
 
-/* ---- bytes: little-endian words ---- */
+/* ---- serialization: little-endian words ---- */
 
 static void put32(struct ckpt_str *s, uint32_t v)
 {
@@ -343,7 +346,7 @@ int ckpt_wants_dump(const struct ckpt_wants *w, unsigned char **ret, size_t *ret
 
 static int bad(struct ckpt_err *err, const char *what)
 {
-    return ckpt_fail(err, CKPT_FORMAT, "the wants of another rank are no table: %s", what);
+    return ckpt_fail(err, CKPT_FORMAT, "the wants of another rank are damaged (%s)", what);
 }
 
 static int parse_grid(struct ckpt_cursor *c, struct ckpt_wants *w, uint32_t nrank,

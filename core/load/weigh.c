@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many bytes a job, its nodes and its ranks want: summed up by replica group. */
+/* Computes how many bytes a job, its nodes and its ranks want, by replica group. */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -12,43 +12,44 @@
 #include "load/replicas.h"
 #include "tensor/boxes.h"
 
-/* Where a rank stands in the grid of each spec. */
-struct stand {
+/* A rank's coordinates in the grid of a placement; `in`: it is in the grid. */
+struct position {
     bool in;
     uint32_t index[CKPT_GRID_DIMS];
 };
 
-static void find_stands(const struct ckpt_wants *w, uint32_t rank, struct stand *stand)
+static void find_positions(const struct ckpt_wants *w, uint32_t rank, struct position *position)
 {
     for (size_t s = 0; s < w->specs.len; s++)
-        stand[s].in = ckpt_grid_index(&w->grids.ptr[w->specs.ptr[s].grid], rank, stand[s].index);
+        position[s].in =
+            ckpt_grid_index(&w->grids.ptr[w->specs.ptr[s].grid], rank, position[s].index);
 }
 
 int ckpt_load_needed(const struct ckpt_job_wants *job_wants, uint32_t rank, uint64_t *ret_bytes,
                      uint64_t *ret_stored, struct ckpt_err *err)
 {
     const struct ckpt_wants *w = &job_wants->table[job_wants->class_of[rank]];
-    ckpt_cleanup(ckpt_freep) struct stand *stand = calloc(w->specs.len + 1, sizeof *stand);
+    ckpt_cleanup(ckpt_freep) struct position *position = calloc(w->specs.len + 1, sizeof *position);
     const struct ckpt_catalog *cat;
 
     *ret_bytes = *ret_stored = 0;
-    if (!stand)
+    if (!position)
         return ckpt_nomem(err);
-    find_stands(w, rank, stand);
+    find_positions(w, rank, position);
     for (size_t i = 0; i < w->entries.len; i++) {
         const struct ckpt_want *e = &w->entries.ptr[i];
         const struct ckpt_tensor *t = &job_wants->cat->tensors.ptr[e->tensor];
-        if (e->spec != CKPT_NONE && !stand[e->spec].in)
+        if (e->spec != CKPT_NONE && !position[e->spec].in)
             continue;
         const uint64_t numel =
-            ckpt_wants_numel(w, e, t, e->spec == CKPT_NONE ? NULL : stand[e->spec].index);
+            ckpt_wants_numel(w, e, t, e->spec == CKPT_NONE ? NULL : position[e->spec].index);
         *ret_bytes += numel * ckpt_dtype_size(t->dtype);
         *ret_stored += numel * ckpt_dtype_size(ckpt_tensor_stored(job_wants->cat, t, &cat)->dtype);
     }
     return 0;
 }
 
-/* Of each group: bytes that a rank of it wants, and those bytes in storage. */
+/* The bytes that each rank of a group wants: in the dtypes of the view, and as stored. */
 struct weight {
     uint64_t needed, stored;
 };
@@ -58,7 +59,7 @@ struct weighing {
     struct ckpt_replicas replicas;
     struct weight *weight;
     bool disjoint; /* no two groups want the same byte */
-    /* nodes whose ranks are of the same groups read the same */
+    /* results of unique_of, by a hash of the groups: nodes with the same groups want the same */
     struct {
         XXH128_hash_t groups;
         uint64_t unique;
@@ -73,7 +74,7 @@ static int u32_cmp(const void *pa, const void *pb)
     return (a > b) - (a < b);
 }
 
-/* Bytes of storage that these groups (sorted, each once) want, counted once. */
+/* The stored bytes that these groups (ascending, no duplicates) want, counted once. */
 static int unique_of(struct weighing *w, const uint32_t *group, uint32_t n, uint32_t *rank,
                      uint64_t *ret, struct ckpt_err *err)
 {
@@ -99,7 +100,7 @@ static int unique_of(struct weighing *w, const uint32_t *group, uint32_t n, uint
     return 0;
 }
 
-/* One node: its ranks' groups, group[0..n). */
+/* Add one node, whose ranks are in the groups group[0..n). */
 static int weigh_node(struct weighing *w, uint32_t *group, uint32_t n, uint32_t *rank,
                       struct ckpt_cost_input *in, struct ckpt_err *err)
 {
@@ -120,7 +121,7 @@ static int weigh_node(struct weighing *w, uint32_t *group, uint32_t n, uint32_t 
     return 0;
 }
 
-/* Of all nodes. first[nnode + 2], group[nrank], rank[nrank]: room for lists. */
+/* Add all nodes. first[nnode + 2], group[nrank] and rank[nrank] are room for lists. */
 static int weigh_nodes(struct weighing *w, const uint32_t *node, uint32_t nnode, uint32_t *first,
                        uint32_t *group, uint32_t *rank, struct ckpt_cost_input *in,
                        struct ckpt_err *err)
@@ -128,7 +129,7 @@ static int weigh_nodes(struct weighing *w, const uint32_t *node, uint32_t nnode,
     memset(first, 0, (nnode + 2) * sizeof *first);
     for (uint32_t r = 0; r < w->job_wants->nrank; r++)
         first[node[r]]++;
-    for (uint32_t k = 1; k <= nnode; k++) /* ends, which become beginnings */
+    for (uint32_t k = 1; k <= nnode; k++) /* ends, which the next loop turns into beginnings */
         first[k] += first[k - 1];
     for (uint32_t r = w->job_wants->nrank; r-- > 0;)
         group[--first[node[r]]] = w->replicas.of[r];
@@ -138,7 +139,7 @@ static int weigh_nodes(struct weighing *w, const uint32_t *node, uint32_t nnode,
     return 0;
 }
 
-/* The ranks of each group of the caller's on each node get a number. */
+/* Number the cells: the ranks of one node in one group of options.share. */
 static int number_cells(const struct ckpt_load_places *at, uint32_t nrank, uint32_t *cell,
                         uint32_t *ret_n)
 {
@@ -153,8 +154,8 @@ static int number_cells(const struct ckpt_load_places *at, uint32_t nrank, uint3
     return ckpt_number_keys((const uint64_t(*)[2])key, nrank, cell, NULL, ret_n);
 }
 
-/* What is read once where only the ranks of a group share: what groups want is added up. Of nodes,
- * their mean counts, if it is more than what one node wants. */
+/* Compute shared_unique and node_shared_unique, for ranks that share only within a group of
+ * options.share. Groups, and cells, are weighed as if they were nodes. */
 static int weigh_shares(struct weighing *w, const struct ckpt_load_places *at, uint32_t *first,
                         uint32_t *group, uint32_t *rank, struct ckpt_cost_input *in,
                         struct ckpt_err *err)

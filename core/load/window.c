@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Slots: what they need, what is posted from and to them, when they are free again. */
+/* Slots of an engine: how much memory they need, which transfers are posted from and to them, and
+ * when they are free again. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,14 +10,15 @@
 #include "base/mem.h"
 #include "load/engine_inner.h"
 
-/* ---- what slots need ---- */
+/* ---- the memory of slots ---- */
 
+/* Bytes of a buffer after each piece: room for its hash, which keeps the next piece aligned. */
 static uint64_t tail_of(const struct ckpt_engine_mode *mode)
 {
     return mode->verify ? CKPT_UNIT_ALIGN : 0;
 }
 
-/* Descriptors for what this rank wants of a piece. */
+/* Add the number of copy descriptors for what this rank wants of a piece. */
 static int count_copies(const struct ckpt_plan *plan, const struct ckpt_piece_plan *piece,
                         ckpt_parts *parts, uint64_t *copies, struct ckpt_err *err)
 {
@@ -95,7 +97,7 @@ static uint32_t count_receivers(const struct ckpt_engine *e, const struct ckpt_p
 {
     const uint32_t n = e->plan->groups.ptr[piece->group].n;
 
-    if (e->device) /* what the device does with it is one thing to wait for */
+    if (e->device) /* all work of the device on the piece counts as one receiver */
         return 1;
     if (n == 1)
         return 0;
@@ -159,7 +161,7 @@ void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s)
 {
     if (!s->open || s->left)
         return;
-    s->open = false; /* what it has is the pump's, until the next window */
+    s->open = false; /* its messages remain until the pump opens the next window in it */
     e->nclosed++;
     ckpt_engine_kick(e);
 }
@@ -169,12 +171,13 @@ static bool reads_itself(const struct ckpt_engine *e, const struct ckpt_piece_pl
     return piece->reader == e->plan->groups.ptr[piece->group].self;
 }
 
+/* Bytes that are sent after each piece: its hash. */
 static uint64_t tail_bytes(const struct ckpt_engine *e)
 {
     return e->opt.mode.verify ? CKPT_MESSAGE_HASH : 0;
 }
 
-/* Everything that is to be sent of a piece. */
+/* Add a transfer for each rank to which this rank sends a piece. */
 static void add_outgoing(struct ckpt_engine *e, struct ckpt_window_slot *s, uint32_t number,
                          struct ckpt_message *in)
 {
@@ -192,6 +195,7 @@ static void add_outgoing(struct ckpt_engine *e, struct ckpt_window_slot *s, uint
         in->passed_on = n > 0;
 }
 
+/* Add the receive of a piece, at *at in the slot's buffer. */
 static struct ckpt_message *add_message(struct ckpt_engine *e, struct ckpt_window_slot *s,
                                         uint32_t number, unsigned char **at)
 {
@@ -262,7 +266,8 @@ void ckpt_piece_sign(unsigned char *data, size_t len)
     memcpy(data + len, &h, sizeof h);
 }
 
-/* Where a piece lies that may be sent; NULL: it is not there yet (under the lock). */
+/* The bytes of a piece that is to be sent; NULL: they have not been read or received yet (under the
+ * lock). *ret_slot: the read slot, if this rank reads the piece. */
 static unsigned char *ready_piece(struct ckpt_engine *e, const struct ckpt_outgoing *o,
                                   struct ckpt_read_slot **ret_slot)
 {
@@ -296,7 +301,7 @@ static int send_piece(struct ckpt_engine *e, struct ckpt_outgoing *o, bool *ret_
     return e->comm->x->ops->post(e->comm->x, &o->xfer, err);
 }
 
-/* Slots in the order of their windows: the k-th of those in flight. */
+/* The k-th slot in the order of windows, done or in flight; NULL: there are no more. */
 static struct ckpt_window_slot *in_flight(struct ckpt_engine *e, uint32_t k)
 {
     const uint32_t first = e->next_window > e->opt.slots ? e->next_window - e->opt.slots : 0;
@@ -317,7 +322,7 @@ int ckpt_windows_send(struct ckpt_engine *e, struct ckpt_err *err)
                 continue;
             if (send_piece(e, o, &posted, err) < 0)
                 return -1;
-            if (!posted) /* nothing overtakes it on its way to that rank */
+            if (!posted) /* transfers between two ranks match by their order */
                 e->stamp[o->xfer.peer] = e->stamped;
         }
     return 0;
@@ -369,14 +374,14 @@ int ckpt_message_check(const struct ckpt_engine *e, const struct ckpt_message *m
 {
     const size_t len = m->xfer.len - CKPT_MESSAGE_HASH;
     const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[m->piece];
-    XXH64_hash_t said, is = XXH3_64bits(data, len);
+    XXH64_hash_t expected, actual = XXH3_64bits(data, len);
 
-    memcpy(&said, (const char *)data + len, sizeof said);
-    if (said == is)
+    memcpy(&expected, (const char *)data + len, sizeof expected);
+    if (expected == actual)
         return 0;
     return ckpt_fail(err, CKPT_IO,
-                     "what rank %" PRIu32 " read and rank %" PRIu32 " sent in window %" PRIu32
-                     " arrived changed (XXH3 %016" PRIx64 ", sent as %016" PRIx64 ")",
+                     "bytes that rank %" PRIu32 " read and rank %" PRIu32 " sent in window %" PRIu32
+                     " changed on the way (XXH3 %016" PRIx64 ", expected %016" PRIx64 ")",
                      e->plan->groups.ptr[piece->group].rank[piece->reader], m->xfer.peer,
-                     m->slot->window, (uint64_t)is, (uint64_t)said);
+                     m->slot->window, (uint64_t)actual, (uint64_t)expected);
 }

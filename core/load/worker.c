@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workers: read units, place what they hold for this rank, place what arrives, read for others. */
+/* Workers: read units and place what this rank wants of them, place received pieces, and read units
+ * for other ranks. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -12,6 +13,7 @@
 
 enum { JOB_UNITS = 64, TOUCH_BYTES = 64 * 1024, FETCH_BYTES = 64 * 1024 };
 
+/* Units [lo, hi) of a read slot, which a worker reads together. */
 struct job {
     struct ckpt_worker *w;
     struct ckpt_read_slot *slot;
@@ -19,7 +21,7 @@ struct job {
     struct ckpt_box_read read[JOB_UNITS];
 };
 
-/* ---- placing: never after the load has stopped ---- */
+/* ---- placing: between place_begin and place_end, and never after the load has stopped ---- */
 
 static bool place_begin(struct ckpt_engine *e)
 {
@@ -38,7 +40,7 @@ static void place_end(struct ckpt_engine *e)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* Fresh memory costs less when it is asked for at once than page by page. */
+/* Fault in fresh memory with one call, which costs less than a page fault for each page. */
 static void touch(void *ptr, size_t len)
 {
 #ifdef MADV_POPULATE_WRITE
@@ -52,7 +54,7 @@ static void touch(void *ptr, size_t len)
 #endif
 }
 
-/* Where a part goes, if it lies there as one run and as it is; else NULL. */
+/* The destination of a part if it is contiguous there and in the dtype of the view; else NULL. */
 static unsigned char *dense_place(const struct ckpt_target *t, const struct ckpt_box *part,
                                   enum ckpt_dtype dtype)
 {
@@ -66,7 +68,7 @@ static unsigned char *dense_place(const struct ckpt_target *t, const struct ckpt
     return t->dtype == dtype ? t->ptr + ckpt_place_to(t, part) : NULL;
 }
 
-/* What this rank wants of a unit that lies at `data`. */
+/* Place what this rank wants of a unit, whose bytes are at `data`. */
 static int place_unit(struct ckpt_engine *e, uint32_t unit, const void *data, ckpt_parts *parts,
                       struct ckpt_err *err)
 {
@@ -87,7 +89,7 @@ static int place_unit(struct ckpt_engine *e, uint32_t unit, const void *data, ck
     return 0;
 }
 
-/* Units that lie one behind the other. */
+/* Place units that follow each other in memory. */
 static int place_units(struct ckpt_engine *e, const unsigned char *data, uint32_t lo, uint32_t hi,
                        ckpt_parts *parts, struct ckpt_err *err)
 {
@@ -112,7 +114,8 @@ static int place_read(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t 
     return rc;
 }
 
-/* Where all of a unit goes, if one want has it and it lies there as it does in the unit. */
+/* The destination of a whole unit, if exactly one want has it and its bytes are the same there;
+ * else NULL. parts->ptr[0] is then that part. */
 static unsigned char *whole_place(struct ckpt_engine *e, uint32_t unit, ckpt_parts *parts)
 {
     struct ckpt_err ignored = {0};
@@ -127,8 +130,8 @@ static unsigned char *whole_place(struct ckpt_engine *e, uint32_t unit, ckpt_par
                        ckpt_plan_unit_tensor(e->plan, unit)->dtype);
 }
 
-/* What a piece in a sender's memory holds: large units go straight to their destinations, the rest
- * through the slot. False: the sender is gone, or (*err) something failed. */
+/* Copy a piece out of the sender's memory: large units straight to their destinations if possible,
+ * the others by way of the slot's buffer. False: the sender is gone, or *err says what failed. */
 static bool fetch_units(struct ckpt_engine *e, struct ckpt_message *m, ckpt_parts *parts,
                         struct ckpt_err *err)
 {
@@ -164,7 +167,7 @@ static bool fetch_units(struct ckpt_engine *e, struct ckpt_message *m, ckpt_part
     return true;
 }
 
-/* It may be passed on. */
+/* The message's bytes are in its buffer, so they may be sent on. */
 static void message_arrived(struct ckpt_engine *e, struct ckpt_message *m)
 {
     (void)pthread_mutex_lock(&e->lock);
@@ -174,6 +177,7 @@ static void message_arrived(struct ckpt_engine *e, struct ckpt_message *m)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+/* If a message's bytes are still in the sender's memory, copy them; then verify and place them. */
 static bool take_message(struct ckpt_engine *e, struct ckpt_message *m, ckpt_parts *parts,
                          struct ckpt_err *err)
 {
@@ -194,7 +198,7 @@ static bool take_message(struct ckpt_engine *e, struct ckpt_message *m, ckpt_par
     return (there && !whole) || place_units(e, m->xfer.buf, piece->lo, piece->hi, parts, err) == 0;
 }
 
-/* False: it was not placed; the load fails, if the pump did not know before. */
+/* False: the message was not placed, because the load has stopped or fails now. */
 static bool place_message(struct ckpt_engine *e, struct ckpt_message *m)
 {
     const uint64_t begin = ckpt_now_ns();
@@ -214,7 +218,7 @@ static bool place_message(struct ckpt_engine *e, struct ckpt_message *m)
 
 /* ---- reading ---- */
 
-/* The clock runs from now on; what is read is named if it takes too long. */
+/* From now on the pump watches the read, and names its tensor and file if it takes too long. */
 static void reading_begin(struct ckpt_worker *w, const struct ckpt_tensor *t, uint32_t source,
                           uint64_t off)
 {
@@ -226,7 +230,7 @@ static void reading_begin(struct ckpt_worker *w, const struct ckpt_tensor *t, ui
 
 static void reading_end(struct ckpt_worker *w) { atomic_store(&w->since_ms, 0); }
 
-/* Some boxes, of which the first begins at byte `off` of a source. */
+/* Read some boxes; the first byte is at `off` of file `source`. */
 static int read_boxes(struct ckpt_worker *w, uint32_t source, uint64_t off,
                       const struct ckpt_box_read *read, size_t n, struct ckpt_err *err)
 {
@@ -250,13 +254,14 @@ static int read_units(struct ckpt_worker *w, uint32_t lo, const struct ckpt_box_
     return read_boxes(w, unit->source, unit->off, read, n, err);
 }
 
-/* May another rank have more luck? */
+/* True if another rank might be able to read the same bytes. */
 static bool worth_a_retry(const struct ckpt_engine *e, const struct ckpt_err *err)
 {
     return e->size > 1 &&
            (err->code == CKPT_IO || err->code == CKPT_STALE || err->code == CKPT_MISSING);
 }
 
+/* Queue a request for the helper, which the pump sends. */
 static int ask_for_unit(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t unit,
                         const struct ckpt_err *why, struct ckpt_err *err)
 {
@@ -286,7 +291,7 @@ static void units_done(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* They wait for their upload. */
+/* On a device: units are in pinned memory and may be uploaded. */
 static int units_ready(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t lo, uint32_t hi,
                        struct ckpt_err *err)
 {
@@ -302,7 +307,7 @@ static int units_ready(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t
     return rc < 0 ? ckpt_nomem(err) : 0;
 }
 
-/* Units [lo, hi) lie in the slot's buffer. */
+/* Units [lo, hi) are in the slot's buffer: place them, or have them uploaded. */
 static int units_read(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t lo, uint32_t hi,
                       struct ckpt_err *err)
 {
@@ -314,7 +319,7 @@ static int units_read(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t 
     return 0;
 }
 
-/* No read is begun after that. */
+/* True if the load has stopped: then no worker begins a read. */
 static bool has_stopped(struct ckpt_engine *e)
 {
     (void)pthread_mutex_lock(&e->lock);
@@ -323,8 +328,8 @@ static bool has_stopped(struct ckpt_engine *e)
     return stopped;
 }
 
-/* One of the units can't be read: which? The others are placed; that one is asked for, if another
- * rank may have more luck. */
+/* Reading the units together has failed: read them one by one, place the good ones, and ask the
+ * helper for the others. */
 static int read_singly(struct job *j, struct ckpt_err *err)
 {
     struct ckpt_engine *e = j->w->e;
@@ -350,14 +355,15 @@ static uint64_t unit_len(const struct ckpt_read_slot *s, uint32_t u)
     return s->unit_off[u + 1 - s->lo] - s->unit_off[u - s->lo];
 }
 
-/* ---- straight into the destination ----
+/* ---- reads straight into the destination ----
  *
- * A rank that reads for itself needs no buffer between where a unit is all that one want needs of
- * it and lies there as it does in the unit. Only what is in the page cache is read so: such a read
- * can't be stuck, and so can't write after the load has stopped. */
+ * If no other rank wants a unit, and whole_place finds its destination, no buffer is needed between
+ * file and destination. Only bytes in the page cache are read so: such a read does not block, and
+ * so cannot write to the destination after the load has stopped. */
 
-/* Is it in the page cache, as far as its first unit tells? A read that is not to wait makes Linux
- * read ahead into the cache, which we would rather go past. */
+/* True if the job's first unit is in the page cache, or reads never bypass it. Asked before,
+ * because even a read that must not block makes Linux read ahead into a cache that the load would
+ * rather bypass. */
 static bool is_cached(const struct job *j)
 {
     const struct ckpt_engine *e = j->w->e;
@@ -370,7 +376,7 @@ static bool is_cached(const struct job *j)
                                 unit_len(j->slot, j->lo)) >= 1;
 }
 
-/* False: it could not be done so. */
+/* Read a job straight into its destinations. False: that is not possible, read it into the slot. */
 static bool read_direct(struct job *j)
 {
     struct ckpt_engine *e = j->w->e;
@@ -437,7 +443,7 @@ static void run_job(struct job *j)
         ckpt_engine_fail(e, &err, true);
 }
 
-/* A unit that another rank read for us. */
+/* Place a unit that the helper has read. */
 static void take_refill(struct ckpt_engine *e, struct ckpt_retry *r)
 {
     struct ckpt_err err = {0};
@@ -447,6 +453,7 @@ static void take_refill(struct ckpt_engine *e, struct ckpt_retry *r)
     free(r);
 }
 
+/* Read a box for another rank; the pump sends the reply, good or not. */
 static void run_assist(struct ckpt_worker *w, struct ckpt_assist *a)
 {
     struct ckpt_engine *e = w->e;
@@ -465,8 +472,9 @@ static void run_assist(struct ckpt_worker *w, struct ckpt_assist *a)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* ---- choosing what to do; under the lock ---- */
+/* ---- choosing what to do, under the lock ---- */
 
+/* Choose the next units to read; false: there are none in open read slots. */
 static bool next_units(struct ckpt_engine *e, struct job *j)
 {
     const struct ckpt_unit *unit = e->plan->units.ptr;
@@ -479,7 +487,7 @@ static bool next_units(struct ckpt_engine *e, struct job *j)
             continue;
         j->slot = s;
         j->lo = s->next;
-        /* of one file: it is named if reading takes too long */
+        /* of one file, which an error can name if the read takes too long */
         while (s->next < s->hi && s->next - j->lo < JOB_UNITS &&
                (s->next == j->lo || (unit[s->next].source == unit[j->lo].source &&
                                      bytes + unit_len(s, s->next) <= e->plan->sizes.unit)))
@@ -505,7 +513,7 @@ void *ckpt_worker_run(void *arg)
         return NULL;
     }
     j->w = w;
-    if (e->device) /* the last to leave gives back what is there */
+    if (e->device) /* the last worker to leave may free device memory */
         e->device->ops->adopt(e->device);
     (void)pthread_mutex_lock(&e->lock);
     while (!e->stopped) {

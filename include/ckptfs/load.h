@@ -19,7 +19,6 @@
  *   offset. No call waits longer than the timeouts in the options.
  * - Memory other than the destinations stays within options.host_bytes. A plan that needs more is
  *   refused.
- *
  * - A comm serves any number of loads, one after the other, also after a load that has failed on
  *   all ranks, as long as none of them is gone.
  *
@@ -85,15 +84,16 @@ CKPT_PUBLIC int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err)
 struct ckpt_tcp;
 enum { CKPT_TCP_ADDRESS = 256 };
 CKPT_PUBLIC int ckpt_tcp_listen(const char *host, struct ckpt_tcp **ret, struct ckpt_err *err);
+/* The address that this rank sends to the others. Borrowed from tcp. */
 CKPT_PUBLIC const char *ckpt_tcp_address(const struct ckpt_tcp *tcp);
+/* Stop listening and free tcp, if ckpt_tcp_connect will not be called. */
 CKPT_PUBLIC void ckpt_tcp_free(struct ckpt_tcp *tcp);
 
 /* COLLECTIVE. Connect all ranks. address[r] is the address of rank r, for all `size` ranks. tcp is
  * freed by this call, whether it succeeds or not. A rank is connected to its neighbours in a tree
  * of 32 and, once data is exchanged, to the ranks that it exchanges data with; its listener stays
  * open for them. The process's soft limit of open files is raised as far as the tree needs it.
- * LIMIT: the hard limit does not permit that. TIMEOUT: not all ranks connected within timeout_ms.
- */
+ * LIMIT: the hard limit is too low. TIMEOUT: not all ranks connected within timeout_ms. */
 CKPT_PUBLIC int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size,
                                  const char *const *address, uint32_t timeout_ms,
                                  struct ckpt_comm **ret, struct ckpt_err *err);
@@ -101,11 +101,11 @@ CKPT_PUBLIC int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t s
 /* Close the connections and free the comm. All its loads must have been freed. */
 CKPT_PUBLIC void ckpt_comm_free(struct ckpt_comm *comm);
 
-/* This rank's number, the number of ranks, and the name of the transport. */
+/* This rank's number, the number of ranks, and the name of the transport: "self", "threads", "tcp",
+ * "mpi" or "nccl" (static). */
 CKPT_PUBLIC uint32_t ckpt_comm_rank(const struct ckpt_comm *comm);
 CKPT_PUBLIC uint32_t ckpt_comm_size(const struct ckpt_comm *comm);
-CKPT_PUBLIC const char *ckpt_comm_transport(
-    const struct ckpt_comm *comm); /* "self", "threads", "tcp", "mpi" or "nccl"; static */
+CKPT_PUBLIC const char *ckpt_comm_transport(const struct ckpt_comm *comm);
 
 /* COLLECTIVE. Tell all ranks whether a preparation that each of them did alone, such as opening the
  * run, has succeeded everywhere. rc is this rank's result; if it is negative, err holds the reason.
@@ -141,11 +141,12 @@ CKPT_PUBLIC int ckpt_comm_step(struct ckpt_comm *comm, struct ckpt_run *run, con
                                uint32_t timeout_ms, char **ret, struct ckpt_err *err);
 
 /* Allocate `len` bytes where the comm's destinations are (host memory, or device memory), aligned
- * to at least 256 bytes; free them with ckpt_comm_dealloc. ckpt_comm_fetch copies `len` bytes of
- * such memory to `dst` in host memory. For programs that have no allocator for device memory. */
+ * to at least 256 bytes. For programs that have no allocator for device memory. */
 CKPT_PUBLIC int ckpt_comm_alloc(struct ckpt_comm *comm, size_t len, void **ret,
                                 struct ckpt_err *err);
+/* Free what ckpt_comm_alloc of the same comm has returned. NULL is allowed. */
 CKPT_PUBLIC void ckpt_comm_dealloc(struct ckpt_comm *comm, void *mem);
+/* Copy `len` bytes of such memory to `dst` in host memory. */
 CKPT_PUBLIC int ckpt_comm_fetch(struct ckpt_comm *comm, void *dst, const void *mem, size_t len,
                                 struct ckpt_err *err);
 
@@ -194,8 +195,11 @@ struct ckpt_load_options {
     enum ckpt_load_direct direct;
     uint32_t share; /* ranks that give the same number here share what they read, and no others do,
                        for example those of a data-parallel group: ONCE reads a byte once for each
-                       such group, NODE once for its ranks of each node. The only option that may
-                       differ from rank to rank */
+                       such group, NODE once for its ranks of each node. Only this option, threads
+                       and the timeouts may differ from rank to rank */
+    uint32_t share_ranks; /* instead of share, which is then 0: each so many consecutive ranks share
+                             what they read, as if rank r gave r / share_ranks; 0: by share. The one
+                             of the two that ckpt_load_model knows */
 };
 
 /* ---- a load ---- */
@@ -219,8 +223,7 @@ CKPT_PUBLIC void ckpt_load_free(struct ckpt_load *load);
 
 enum { CKPT_LOAD_RANK = 12, CKPT_LOAD_CUTS = 8 }; /* most dimensions of a tensor, and of a mesh */
 
-/* Where to put the elements of a want: in host memory, or in device memory if the comm has devices.
- */
+/* Where to put a want's elements: in host memory, or in device memory if the comm has devices. */
 struct ckpt_dest {
     void *ptr; /* address of the want's first element, aligned for the dtype on a device; NULL: to
                   be set by ckpt_load_set_dest */
@@ -390,12 +393,13 @@ struct ckpt_load_stats {
     double plan_s, wall_s;   /* duration of ckpt_load_plan; from start to end */
     double first_s;          /* from start to the arrival of the first want */
     double read_s, place_s;  /* time spent reading and copying, summed over threads */
-    double send_s;           /* time during which a transfer was in progress */
+    double send_s;           /* busy time of the thread that sends and receives */
 };
 
-/* The statistics of this rank (own) and of the whole job (job), either of which may be NULL. In
- * those of the job, bytes and busy times are sums and wall_s is the longest; they are known only
- * after the load has succeeded. */
+/* The statistics of this rank (own) and of the whole job (job), either of which may be NULL. Those
+ * of the job are sums over all ranks, except that buffer_bytes, device_bytes, wall_s and first_s
+ * are the largest of any rank, unique_bytes is counted once, and plan_s is this rank's. They are
+ * known only after the load has succeeded. */
 CKPT_PUBLIC void ckpt_load_stats(const struct ckpt_load *load, struct ckpt_load_stats *own,
                                  struct ckpt_load_stats *job);
 

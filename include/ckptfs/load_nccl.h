@@ -17,17 +17,16 @@ extern "C" {
 #endif
 
 struct ckpt_nccl {
-    size_t
-        size; /* sizeof(struct ckpt_nccl), so that later versions of the library can add members */
-    int device; /* number of the CUDA device; -1: the device of the calling thread's current
-                   context, and device 0 if the thread has none. Each call restores the current
-                   context before it returns; none is created on any other device */
+    size_t size; /* sizeof(struct ckpt_nccl), so that later versions can add members */
+    int device;  /* number of the CUDA device; -1: the device of the calling thread's current
+                    context, and device 0 if the thread has none. Each call restores the current
+                    context before it returns; none is created on any other device */
     cudaStream_t stream; /* a stream of the device's primary context. A load writes only after the
                             work that is queued on it when the load starts. NULL: the default
                             stream. Borrowed until ckpt_comm_free */
-    ncclComm_t
-        comm; /* an NCCL communicator that is idle during this call; its ranks and devices are
-                 checked against those of `control`. Borrowed, never aborted. NULL: none */
+    /* An NCCL communicator that is idle during this call; its ranks and devices are checked against
+     * those of `control`. Borrowed, never aborted. NULL: none. */
+    ncclComm_t comm;
     /* Where the loader gets device memory for windows and ckpt_comm_alloc, for example from a
      * caching allocator; both NULL: CUDA's driver. alloc returns memory of the device, aligned to
      * 256 bytes, which work that is queued on `stream` (as above) from now on may use; NULL: there

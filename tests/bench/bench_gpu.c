@@ -18,7 +18,7 @@
 #include <ckptfs/load_nccl.h>
 
 #include "../gpu/calls.h"
-#include "load/copy_kernel.h"
+#include "device/copy_kernel.h"
 
 enum {
     BARRIER_MS = 600000,

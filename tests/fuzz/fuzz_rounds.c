@@ -13,7 +13,7 @@
 
 #include <ckptfs/load.h>
 
-#include "load/comm.h"
+#include "comm/comm.h"
 
 enum { RANKS = 2, MOST_PATCHES = 8, DEADLINE_MS = 60, PATIENCE_MS = 60000 };
 

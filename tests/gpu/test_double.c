@@ -10,7 +10,7 @@
 #include <cuda.h>
 #include <nccl.h>
 
-#include "load/copy_kernel.h"
+#include "device/copy_kernel.h"
 #include "test.h"
 
 enum { MOST_RANKS = 8, SAID = 4096, LONG_S = 60, N = 100000 };

@@ -208,7 +208,7 @@ def any_driver_since_cuda_12(_):
     headers = next(line.split("=", 1)[1].strip() for line in open(os.path.join(BUILD, "CMakeCache.txt")) if line.startswith("CUDA_INCLUDE_DIR:"))
     with open(os.path.join(headers, "cudaTypedefs.h")) as f:
         known = f.read()
-    with open(os.path.join(HERE, "..", "..", "core", "load", "cuda_driver.h")) as f:
+    with open(os.path.join(HERE, "..", "..", "core", "device", "cuda_driver.h")) as f:
         calls = re.findall(r"CALL\(\w+, (cu\w+?)(_v\d)?,[\s\\]*PFN_(cu\w+)_v(\d+)\)", f.read())
     assert len(calls) > 30, calls
     for name, form, typed, version in calls:

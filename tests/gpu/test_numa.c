@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Nodes of devices, and of memory as the kernel tells them. */
-#include "load/numa.h"
+#include "device/numa.h"
 
 #include <linux/mempolicy.h>
 #include <stdio.h>

@@ -15,7 +15,9 @@ BELOW = {
     "view": {"base", "io", "tensor", "container", "view"},
     "write": {"base", "io", "tensor", "container", "recipe", "view", "write"},
     "run": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "run"},
-    "load": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "run", "load"},
+    "device": {"base", "tensor", "device"},
+    "comm": {"base", "tensor", "device", "comm"},
+    "load": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "run", "device", "comm", "load"},
     "": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "run"},  # core/api.c
 }
 # Third-party headers and the only places that may include them.
@@ -25,10 +27,10 @@ PLACES = [
     (r"yaml\.h", r"core/container/yaml\.c"),
     (r"zstd.*\.h", r"core/container/zstd\.c"),
     (r"pcre2.*\.h", r"core/base/regex\.c"),
-    (r"sodium.*\.h", r"core/load/seal\.c"),
-    (r"mpi\.h", r"core/load/xport_mpi\.c|include/ckptfs/load_mpi\.h"),
-    (r"nccl\.h", r"core/load/(xport_nccl|cuda)\.c|include/ckptfs/load_nccl\.h"),
-    (r"(cuda|cudaTypedefs|cuda_runtime|cuda_runtime_api)\.h", r"core/load/cuda_driver\.h|include/ckptfs/load_nccl\.h"),
+    (r"sodium.*\.h", r"core/comm/seal\.c"),
+    (r"mpi\.h", r"core/comm/xport_mpi\.c|include/ckptfs/load_mpi\.h"),
+    (r"nccl\.h", r"core/comm/xport_nccl\.c|include/ckptfs/load_nccl\.h"),
+    (r"(cuda|cudaTypedefs|cuda_runtime|cuda_runtime_api)\.h", r"core/device/cuda_driver\.h|include/ckptfs/load_nccl\.h"),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.M)
 

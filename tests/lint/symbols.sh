@@ -31,5 +31,5 @@ compare() {
     [ -s "$promised" ] || { echo "the headers promise nothing?"; bad=1; }
 }
 compare "$shared" err.h ckptfs.h
-compare "$loader" err.h ckptfs.h load.h ../../core/load/xport.h # the last for transports, which are libraries of their own
+compare "$loader" err.h ckptfs.h load.h ../../core/comm/xport.h # the last for transports, which are libraries of their own
 exit $bad

@@ -58,8 +58,6 @@ def headers(root):
     for top in ("include", "core", "fs"):
         for folder, dirs, files in os.walk(os.path.join(root, top)):
             dirs.sort()
-            if os.path.relpath(folder, root) == os.path.join("core", "load"):
-                continue
             for name in sorted(files):
                 if name.endswith(".h"):
                     yield os.path.relpath(os.path.join(folder, name), root)

@@ -140,10 +140,24 @@ TEST(load, wants_that_can_not_be)
     const struct ckpt_mesh large = {1, &two, NULL}, small = {1, &one, NULL},
                            strange = {1, &one, &seven};
     struct ckpt_dest dest = {.dtype = "int8"};
+    char *text = NULL;
     size_t want;
 
     CHECK_OK(ckpt_comm_self(&comm, &err));
     CHECK_FAILS(ckpt_load_new(view, comm, &opt, &load, &err), CKPT_USAGE, "has");
+    memset(&err, 0, sizeof err);
+    opt.size = offsetof(struct ckpt_load_options, rates);
+    CHECK_OK(ckpt_load_model(view, "dp=1", 1, 1, &opt, &text, &err));
+    free(text);
+    opt = (struct ckpt_load_options){.size = sizeof opt, .readers = 17};
+    CHECK_FAILS(ckpt_load_model(view, "dp=1", 1, 1, &opt, &text, &err), CKPT_USAGE,
+                "readers is 17");
+    memset(&err, 0, sizeof err);
+    opt = (struct ckpt_load_options){.size = sizeof opt, .share = 1};
+    CHECK_FAILS(ckpt_load_model(view, "dp=1", 1, 1, &opt, &text, &err), CKPT_USAGE, "share_ranks");
+    memset(&err, 0, sizeof err);
+    opt = (struct ckpt_load_options){.size = sizeof opt, .share = 1, .share_ranks = 2};
+    CHECK_FAILS(ckpt_load_new(view, comm, &opt, &load, &err), CKPT_USAGE, "both given");
     memset(&err, 0, sizeof err);
     CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
     CHECK_FAILS(ckpt_load_want(load, "no", NULL, NULL, NULL, NULL, &err), CKPT_MISSING, "'no'");
@@ -406,7 +420,8 @@ TEST(load, that_failed_to_start_is_not_started_again)
     const struct ckpt_dest dest = {.ptr = mem};
     const struct ckpt_load_options opt = {.size = sizeof opt, .threads = 2};
     CHECK_OK(ckpt_comm_self(&comm, &err));
-    for (int allowed = 0; allowed < 3; allowed += 2) { /* no worker; workers, but no pump */
+    for (int i = 0; i < 400; i++) {
+        const int allowed = i % 2 * 2; /* no worker; workers, but no pump */
         struct ckpt_load *load;
         CHECK_OK(ckpt_load_new(view, comm, &opt, &load, &err));
         CHECK_OK(ckpt_load_want(load, t.name, NULL, NULL, &dest, NULL, &err));
@@ -417,6 +432,7 @@ TEST(load, that_failed_to_start_is_not_started_again)
         refuse_threads = false;
         CHECK_FAILS(ckpt_load_start(load, &err), CKPT_USAGE, "make a new one");
         CHECK_FAILS(ckpt_load_wait(load, 0, &err), CKPT_USAGE, "not started");
+        memset(mem, 0xee, t.nbytes); /* no worker writes there any more */
         ckpt_load_free(load);
         memset(&err, 0, sizeof err);
     }

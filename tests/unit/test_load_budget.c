@@ -23,8 +23,8 @@ TEST(budget, all_threads_together_stay_within_their_part)
         for (uint32_t threads = 1; threads <= 256; threads++) {
             const bool direct = threads % 3;
             uint32_t n = threads;
-            struct ckpt_load_share s;
-            ckpt_load_share(aside, direct, threads % 5 == 0, &n, &s);
+            struct ckpt_thread_buffers s;
+            ckpt_thread_buffers_divide(aside, direct, threads % 5 == 0, &n, &s);
             CHECK(n >= 1 && n <= threads && s.bound >= 32 << 10 && s.bound <= CKPT_STRIDED_BOUND);
             CHECK((s.bounce > 0) == direct && s.bounce % CKPT_BOUNCE_ALIGN == 0);
             CHECK(n * (s.bounce + CKPT_STRIDED_KEPT * s.bound) <= aside);

@@ -31,7 +31,7 @@ TEST(policy, cold_files_that_all_want_are_read_once_and_past_the_page_cache)
 
     CHECK_OK(ckpt_policy_choose(&in, &p, &err));
     CHECK(p.readers == CKPT_READERS_ONCE && p.direct == CKPT_DIRECT_COLD);
-    CHECK(p.threads == 8 && p.slots.windows == 3 && p.share.bounce > 0);
+    CHECK(p.threads == 8 && p.slots.windows == 3 && p.buffers.bounce > 0);
     CHECK(p.slots.sizes.piece >= MIB && p.rates.network == 3e9);
 }
 
@@ -48,7 +48,7 @@ TEST(policy, hot_files_of_one_node_are_read_by_each)
     in.cost.sum_node_unique = in.cost.unique;
     CHECK_OK(ckpt_policy_choose(&in, &p, &err));
     CHECK(p.readers == CKPT_READERS_EACH && p.direct == CKPT_DIRECT_NONE);
-    CHECK(p.share.bounce == 0 && p.slots.ahead > 1);
+    CHECK(p.buffers.bounce == 0 && p.slots.ahead > 1);
 }
 
 /* Memory for one reader's windows, not for what ranks share: AUTO goes on with less. */

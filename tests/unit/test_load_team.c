@@ -8,8 +8,10 @@
 
 #include <ckptfs/load.h>
 
+#include "base/clock.h"
 #include "base/err.h"
-#include "load/seal.h"
+#include "comm/seal.h"
+#include "load/job_wants.h"
 #include "load_team.h"
 #include "test.h"
 
@@ -293,7 +295,53 @@ TEST(load, ranks_connect_to_those_that_they_talk_to)
     ckpt_view_release(view);
 }
 
-TESTS(T(load, ranks_connect_to_those_that_they_talk_to), T(load, one_comm_serves_many_loads),
+/* ---- a rank without memory while ranks agree ---- */
+
+int __real_ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat,
+                               uint32_t nrank, uint32_t *class_of, struct ckpt_wants *table,
+                               uint32_t nclass, struct ckpt_err *err);
+int __wrap_ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat,
+                               uint32_t nrank, uint32_t *class_of, struct ckpt_wants *table,
+                               uint32_t nclass, struct ckpt_err *err);
+static _Thread_local bool refuse_wants;
+
+int __wrap_ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat,
+                               uint32_t nrank, uint32_t *class_of, struct ckpt_wants *table,
+                               uint32_t nclass, struct ckpt_err *err)
+{
+    int rc = __real_ckpt_job_wants_init(r, cat, nrank, class_of, table, nclass, err);
+
+    if (rc == 0 && refuse_wants) {
+        ckpt_job_wants_release(r);
+        return ckpt_nomem(err);
+    }
+    return rc;
+}
+
+static void play_without_memory(struct member *m)
+{
+    refuse_wants = m->rank == 2;
+    m->rc = load_once(m, "tp=4", NULL);
+}
+
+TEST(load, what_one_rank_lacks_is_told_to_all_at_once)
+{
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
+    struct member m[4];
+    const uint64_t begin = ckpt_now_ms();
+
+    CHECK(view);
+    team(true, 4, view, 0, play_without_memory, m);
+    for (uint32_t r = 0; r < 4; r++) {
+        CHECK(m[r].rc < 0);
+        CHECK_EQ(m[r].err.code, CKPT_NOMEM);
+    }
+    CHECK(ckpt_now_ms() - begin < DEADLINE_MS);
+    ckpt_view_release(view);
+}
+
+TESTS(T(load, ranks_connect_to_those_that_they_talk_to),
+      T(load, what_one_rank_lacks_is_told_to_all_at_once), T(load, one_comm_serves_many_loads),
       T(load, a_plan_that_is_refused_leaves_the_comm_whole),
       T(load, a_comm_serves_loads_after_one_that_failed),
       T(load, the_least_budget_that_an_error_names_is_enough),

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "load/copy_kernel.h"
+#include "device/copy_kernel.h"
 
 /* One side of a copy: inside one allocation, aligned. */
 static struct gpu_memory *side(uint64_t *at, const uint64_t *step, const struct ckpt_device_copy *c,

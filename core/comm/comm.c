@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The life of a comm, and control messages. */
+#include "comm/comm.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/ckd.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/mem.h"
+
+enum { SLEEP_MS = 50, ALIVE_MS = 5000 };
+
+/* ---- life ---- */
+
+static void comm_release(struct ckpt_comm *comm)
+{
+    if (!comm)
+        return;
+    free(comm->heard_ms);
+    free(comm->gone_poll);
+    free(comm->said_by);
+    free(comm);
+}
+
+int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct ckpt_comm *comm = calloc(1, sizeof *comm);
+
+    if (comm) {
+        comm->x = x;
+        comm->heard_ms = calloc(x->size, sizeof *comm->heard_ms);
+        comm->gone_poll = calloc(x->size, sizeof *comm->gone_poll);
+        comm->said_by = calloc(x->size, sizeof *comm->said_by);
+    }
+    if (!comm || !comm->heard_ms || !comm->gone_poll || !comm->said_by) {
+        x->ops->free(x);
+        comm_release(comm);
+        return ckpt_nomem(err);
+    }
+    *ret = comm;
+    return 0;
+}
+
+void ckpt_ctl_free(struct ckpt_ctl_message *m)
+{
+    if (m)
+        free(m->data);
+    free(m);
+}
+
+void ckpt_comm_free(struct ckpt_comm *comm)
+{
+    if (!comm)
+        return;
+    while (comm->held) {
+        struct ckpt_ctl_message *m = comm->held;
+        comm->held = m->next;
+        ckpt_ctl_free(m);
+    }
+    comm->x->ops->free(comm->x);
+    comm_release(comm);
+}
+
+int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_xport **x = calloc((size_t)n + 1, sizeof *x);
+    int rc = 0;
+
+    if (n == 0)
+        return ckpt_fail(err, CKPT_USAGE, "a comm of no ranks");
+    if (!x)
+        return ckpt_nomem(err);
+    if (ckpt_xport_threads(n, x, err) < 0)
+        return -1;
+    for (uint32_t r = 0; r < n; r++) {
+        ret[r] = NULL;
+        if (rc == 0)
+            rc = ckpt_comm_wrap(x[r], &ret[r], err);
+        else
+            x[r]->ops->free(x[r]);
+    }
+    for (uint32_t r = 0; r < n && rc < 0; r++) {
+        ckpt_comm_free(ret[r]);
+        ret[r] = NULL;
+    }
+    return rc;
+}
+
+int ckpt_comm_self(struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    return ckpt_comm_threads(1, ret, err);
+}
+
+struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm) { return comm->x; }
+
+void ckpt_comm_replace(struct ckpt_comm *comm, struct ckpt_xport *x) { comm->x = x; }
+
+uint32_t ckpt_comm_rank(const struct ckpt_comm *comm) { return comm->x->rank; }
+
+uint32_t ckpt_comm_size(const struct ckpt_comm *comm) { return comm->x->size; }
+
+const char *ckpt_comm_transport(const struct ckpt_comm *comm) { return comm->x->ops->name; }
+
+/* ---- messages ---- */
+
+int ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, const void *data,
+                   size_t len, struct ckpt_err *err)
+{
+    const struct ckpt_ctl_head head = {type, comm->epoch};
+    ckpt_cleanup(ckpt_freep) unsigned char *msg = malloc(sizeof head + len);
+
+    if (!msg)
+        return ckpt_nomem(err);
+    memcpy(msg, &head, sizeof head);
+    if (len)
+        memcpy(msg + sizeof head, data, len);
+    return comm->x->ops->ctl_send(comm->x, peer, msg, sizeof head + len, err);
+}
+
+int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len,
+                   struct ckpt_err *err)
+{
+    struct ckpt_ctl_message *m = malloc(sizeof *m), **at = &comm->held;
+
+    if (!m) {
+        free(data);
+        return ckpt_nomem(err);
+    }
+    *m = (struct ckpt_ctl_message){.peer = peer, .len = len, .data = data};
+    while (*at)
+        at = &(*at)->next;
+    *at = m;
+    return 0;
+}
+
+/* Receive one control message; takes data. */
+static int take_in(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len,
+                   struct ckpt_err *err)
+{
+    struct ckpt_ctl_head head = {0};
+
+    comm->heard_ms[peer] = ckpt_now_ms();
+    if (len >= sizeof head)
+        memcpy(&head, data, sizeof head);
+    if (head.type == CKPT_CTL_ALIVE && len == sizeof head + sizeof *comm->said_by)
+        memcpy(&comm->said_by[peer], (unsigned char *)data + sizeof head, sizeof *comm->said_by);
+    if (head.type == CKPT_CTL_ROUND || head.type == CKPT_CTL_ANSWER ||
+        (head.type != CKPT_CTL_ALIVE &&
+         head.epoch > comm->epoch)) /* a load that other ranks have begun */
+        return ckpt_comm_hold(comm, peer, data, len, err);
+    if (head.type != CKPT_CTL_ALIVE && head.epoch == comm->epoch && comm->on_message)
+        comm->on_message(comm->ctx, peer, data, len);
+    free(data);
+    return 0;
+}
+
+int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err)
+{
+    struct ckpt_xport *x = comm->x;
+    bool moved = false;
+    int rc = x->ops->progress(x, &moved, err);
+
+    comm->npoll++;
+    for (;;) {
+        uint32_t peer;
+        void *data;
+        size_t len;
+        int got = x->ops->ctl_recv(x, &peer, &data, &len, err);
+        if (got < 0)
+            return -1;
+        if (got == 0)
+            break;
+        moved = true;
+        if (take_in(comm, peer, data, len, err) < 0)
+            return -1;
+    }
+    *ret_moved = moved;
+    return rc;
+}
+
+void ckpt_comm_permit(struct ckpt_comm *comm, bool on)
+{
+    if (comm->x->ops->permit)
+        comm->x->ops->permit(comm->x, on);
+}
+
+void ckpt_comm_begin(struct ckpt_comm *comm,
+                     void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data,
+                                        size_t len),
+                     void *ctx)
+{
+    const uint64_t now = ckpt_now_ms();
+
+    ckpt_comm_permit(comm, true);
+    comm->epoch++;
+    comm->busy = true;
+    comm->on_message = on_message;
+    comm->ctx = ctx;
+    for (uint32_t r = 0; r < comm->x->size; r++)
+        comm->heard_ms[r] = now;
+    for (struct ckpt_ctl_message **at = &comm->held; *at;) {
+        struct ckpt_ctl_message *m = *at;
+        struct ckpt_ctl_head head;
+        memcpy(&head, m->data, sizeof head);
+        if (head.type == CKPT_CTL_ROUND || head.type == CKPT_CTL_ANSWER ||
+            head.epoch != comm->epoch) {
+            at = &m->next;
+            continue;
+        }
+        *at = m->next;
+        on_message(ctx, m->peer, m->data, m->len);
+        ckpt_ctl_free(m);
+    }
+}
+
+void ckpt_comm_end(struct ckpt_comm *comm)
+{
+    ckpt_comm_permit(comm, false);
+    comm->on_message = NULL;
+    comm->busy = false;
+}
+
+void ckpt_comm_renew(struct ckpt_comm *comm)
+{
+    if (!comm->failed)
+        return;
+    comm->failed = false;
+    comm->renewed++;
+    (void)comm->x->ops->cancel(comm->x); /* a rank whose own load succeeded has not cancelled */
+    if (comm->x->ops->renew)
+        comm->x->ops->renew(comm->x);
+}
+
+void ckpt_comm_begin_again(struct ckpt_comm *comm)
+{
+    ckpt_comm_end(comm);
+    comm->epoch--;
+}
+
+void ckpt_comm_tell_alive(struct ckpt_comm *comm, uint32_t peer)
+{
+    (void)ckpt_comm_send(comm, peer, CKPT_CTL_ALIVE, &comm->said, sizeof comm->said, NULL);
+}
+
+void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms)
+{
+    const uint64_t now = ckpt_now_ms(), every = ckpt_min_u64(ALIVE_MS, timeout_ms / 4);
+
+    if (comm->x->size == 1 || now - comm->alive_ms < every)
+        return;
+    comm->alive_ms = now;
+    for (uint32_t i = 0, peer; ckpt_tree_neighbour(comm->x->rank, comm->x->size, i, &peer); i++)
+        ckpt_comm_tell_alive(comm, peer);
+}
+
+bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer)
+{
+    if (!comm->x->ops->gone || !comm->x->ops->gone(comm->x, peer))
+        return false;
+    if (comm->gone_poll[peer] == 0)
+        comm->gone_poll[peer] = comm->npoll;
+    return comm->npoll > comm->gone_poll[peer];
+}
+
+int ckpt_comm_fail_lost(struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err)
+{
+    const struct ckpt_xport_ops *ops = comm->x->ops;
+    const char *why = ops->why_gone ? ops->why_gone(comm->x, peer) : NULL;
+
+    return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone%s%s", peer, why ? ": " : "",
+                     why ? why : "");
+}

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A comm is a transport, and what ranks do together besides moving data: control messages, signs of
+ * life, and rounds (a round collects bytes from all ranks at rank 0, and sends rank 0's answer to
+ * all, within a deadline). All of them travel along a tree of ranks: the parent of rank r is rank
+ * (r - 1) / CKPT_TREE_FAN. One thread at a time uses a comm, except where a function says
+ * otherwise. */
+#ifndef CKPT_COMM_COMM_H
+#define CKPT_COMM_COMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <ckptfs/load.h>
+
+#include "base/str.h"
+#include "comm/xport.h"
+
+enum { CKPT_TREE_FAN = 32 };
+
+static inline uint32_t ckpt_tree_parent(uint32_t rank) { return (rank - 1) / CKPT_TREE_FAN; }
+
+static inline uint32_t ckpt_tree_child(uint32_t rank, uint32_t k)
+{
+    return rank * CKPT_TREE_FAN + 1 + k;
+}
+
+/* The number of a rank's children in a job of `size` ranks. */
+static inline uint32_t ckpt_tree_children(uint32_t rank, uint32_t size)
+{
+    const uint64_t first = (uint64_t)rank * CKPT_TREE_FAN + 1;
+    const uint64_t n = first < size ? size - first : 0;
+
+    return n < CKPT_TREE_FAN ? (uint32_t)n : CKPT_TREE_FAN;
+}
+
+/* The i-th neighbour of a rank: its parent (unless it is rank 0), then its children. False: it has
+ * no more than i neighbours. */
+static inline bool ckpt_tree_neighbour(uint32_t rank, uint32_t size, uint32_t i, uint32_t *ret)
+{
+    const uint32_t above = rank > 0;
+
+    *ret = i < above ? ckpt_tree_parent(rank) : ckpt_tree_child(rank, i - above);
+    return i < above + ckpt_tree_children(rank, size);
+}
+
+/* The types of control messages. */
+enum ckpt_ctl {
+    CKPT_CTL_ROUND = 1, /* to the parent: the data and verdicts of the sender's subtree */
+    CKPT_CTL_ANSWER,    /* to the children: rank 0's answer */
+    CKPT_CTL_ALIVE,     /* a sign of life, with the sender's struct ckpt_rounds */
+    CKPT_CTL_ABORT,     /* the load has failed */
+    CKPT_CTL_ASSIST,    /* please read this box for me (load/assist.c) */
+    CKPT_CTL_ASSISTED,  /* the box that was asked for, or the error */
+    CKPT_CTL_PAUSE,     /* to the parent: the last window that the sender's subtree has opened */
+    CKPT_CTL_PAUSE_AT,  /* to the children: the window after which all ranks pause */
+};
+
+/* How every control message begins. */
+struct ckpt_ctl_head {
+    uint32_t type, epoch; /* enum ckpt_ctl; the number of the load, or 0 before the first */
+};
+
+/* A control message that was received. */
+struct ckpt_ctl_message {
+    struct ckpt_ctl_message *next;
+    uint32_t peer; /* the sender */
+    size_t len;
+    unsigned char *data; /* len bytes, of which the first are the head */
+};
+
+/* The number of rounds in which a rank has sent data to its parent (up), and has sent the answer to
+ * its children (down). */
+struct ckpt_rounds {
+    uint32_t up, down;
+};
+
+struct ckpt_comm {
+    struct ckpt_xport *x;
+    uint32_t epoch;                /* the number of the current load */
+    uint32_t round;                /* the number of the next round */
+    struct ckpt_rounds said;       /* the progress of this rank */
+    struct ckpt_ctl_message *held; /* messages that arrived before somebody waited for them */
+    uint64_t *heard_ms;            /* per rank: when its last message arrived */
+    struct ckpt_rounds *said_by;   /* per rank: its progress, as its last sign of life told */
+    uint64_t *gone_poll; /* per rank: the poll count when the peer was first found closed */
+    uint64_t npoll;      /* how often ckpt_comm_poll was called */
+    uint64_t alive_ms;   /* when this rank last sent signs of life */
+    bool failed;      /* the last load failed: the transport must be renewed before the next one */
+    uint32_t renewed; /* how often it was renewed; the same number on all ranks */
+    bool busy;        /* a load runs */
+    /* Called with messages of the current load that belong to no round; may be NULL. data is
+     * borrowed. */
+    void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data, size_t len);
+    void *ctx;
+};
+
+/* The number in the environment variable `name`, 0 to `most`. USAGE: the variable is not set, or
+ * holds something else. */
+int ckpt_env_number(const char *name, uint32_t most, uint32_t *ret, struct ckpt_err *err);
+
+/* ckpt_comm_from_env for a job whose launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+ * (torchrun). */
+int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err);
+
+/* A load begins: on_message is called from now on, first with the messages of this load that
+ * arrived already. ckpt_comm_end: the load is over. */
+void ckpt_comm_begin(struct ckpt_comm *comm,
+                     void (*on_message)(void *ctx, uint32_t peer, const unsigned char *data,
+                                        size_t len),
+                     void *ctx);
+void ckpt_comm_end(struct ckpt_comm *comm);
+
+/* Permit (or forbid again) other ranks of the node to read this process's memory. It is permitted
+ * from the agreement on a plan to the end of the load. */
+void ckpt_comm_permit(struct ckpt_comm *comm, bool on);
+
+/* COLLECTIVE, but does not wait for other ranks. If the last load failed, make the transport usable
+ * for the next one. */
+void ckpt_comm_renew(struct ckpt_comm *comm);
+
+/* Undo ckpt_comm_begin for a load that could not start: the next load gets its number. */
+void ckpt_comm_begin_again(struct ckpt_comm *comm);
+
+/* Make progress: move data, and receive control messages. *ret_moved: something happened. -1 and
+ * PEER: a rank is gone that a transfer waits for. */
+int ckpt_comm_poll(struct ckpt_comm *comm, bool *ret_moved, struct ckpt_err *err);
+
+/* Is the connection to the rank closed, and were all messages received that it had sent before? */
+bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer);
+
+/* Fail with PEER because this rank is gone; *err tells the reason, if the transport knows it. */
+int ckpt_comm_fail_lost(struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err);
+
+/* Keep a message in comm->held until somebody waits for it. Takes data, also when it fails. */
+int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len,
+                   struct ckpt_err *err);
+
+/* Free a message and its data; m may be NULL. */
+void ckpt_ctl_free(struct ckpt_ctl_message *m);
+
+/* Send a sign of life to the neighbours in the tree, unless the last one is recent: they are sent
+ * every 5 s, or every quarter of timeout_ms if that is less. */
+void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms);
+
+/* Send a sign of life to one rank now. */
+void ckpt_comm_tell_alive(struct ckpt_comm *comm, uint32_t peer);
+
+/* Send a control message of the current load. Never blocks; data is copied. */
+int ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, const void *data,
+                   size_t len, struct ckpt_err *err);
+
+/* Whether a rank has failed, and why. */
+struct ckpt_verdict {
+    struct ckpt_err why; /* code OK: it has not */
+    uint32_t rank;       /* the rank that has failed */
+};
+
+/* A round. Every rank gives a verdict (an error or none) and some bytes. Rank 0 makes the answer
+ * from the bytes of all ranks, and every rank gets the answer. If a rank's verdict is an error, or
+ * a rank sends no sign of life for timeout_ms, all ranks get that error instead; of several errors,
+ * the one of the lowest rank. The caller sets the members up to `hasty`. */
+struct ckpt_round {
+    struct ckpt_comm *comm;
+    uint32_t timeout_ms;
+    const void *own; /* own_len bytes of this rank, copied when the round starts; NULL: none */
+    size_t own_len;
+    /* Called on rank 0: append the answer, given the bytes of each rank r (data[r], len[r]). NULL:
+     * the answer is empty. */
+    int (*judge)(void *ctx, const unsigned char *const *data, const size_t *len,
+                 struct ckpt_str *answer, struct ckpt_err *err);
+    void *ctx;
+    bool hasty; /* an error is passed on at once, without waiting for the other ranks' verdicts */
+
+    uint32_t number;
+    struct ckpt_ctl_message **from; /* nchild: the message of each child, or NULL */
+    uint32_t nfrom, nchild;
+    struct ckpt_verdict verdict; /* of this rank's subtree, as far as it was received */
+    struct ckpt_str data;        /* the bytes of this rank's subtree, likewise */
+    bool sent;                   /* to the parent; on rank 0: the answer, to the children */
+    struct ckpt_ctl_message *answer;
+};
+
+/* Start a round. A negative rc is this rank's verdict, and *why its error. Nothing is sent yet. */
+int ckpt_round_start(struct ckpt_round *r, int rc, const struct ckpt_err *why,
+                     struct ckpt_err *err);
+
+/* Continue a round; call it after each ckpt_comm_poll. Does not wait. 1: the answer has not arrived
+ * yet; 0: it has, and *ret_data is valid until ckpt_round_release; -1: the round's error. */
+int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t *ret_len,
+                    struct ckpt_err *err);
+
+/* Free what a round holds; may be called at any time after ckpt_round_start. */
+void ckpt_round_release(struct ckpt_round *r);
+
+/* A whole round, waiting included. A negative rc is this rank's verdict, and *err its error. *ret
+ * gets the answer (malloc'ed, with room for one more byte) unless ret is NULL. */
+int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *ret_len,
+                   struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Choosing a transport by what the launcher has put into the environment. Transports in libraries
+ * of their own are loaded here. */
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "comm/comm.h"
+
+enum { MEET_S = 300, MOST_MEET_S = 86400 };
+
+int ckpt_env_number(const char *name, uint32_t most, uint32_t *ret, struct ckpt_err *err)
+{
+    const char *text = getenv(name);
+    char *end;
+    unsigned long n = text ? strtoul(text, &end, 10) : 0;
+
+    if (!text || *text < '0' || *text > '9' || *end || n > most)
+        return ckpt_fail(err, CKPT_USAGE, "%s=%s: expected a number from 0 to %" PRIu32, name,
+                         text ? text : "(unset)", most);
+    *ret = (uint32_t)n;
+    return 0;
+}
+
+int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err)
+{
+    uint32_t s = MEET_S;
+
+    if (getenv("CKPTFS_MEET_TIMEOUT") &&
+        ckpt_env_number("CKPTFS_MEET_TIMEOUT", MOST_MEET_S, &s, err) < 0)
+        return -1;
+    *ret = s * 1000;
+    return 0;
+}
+
+int ckpt_comm_no_secret(const char *transport, struct ckpt_err *err)
+{
+    const char *secret = getenv("CKPTFS_SECRET");
+
+    return secret && *secret
+               ? ckpt_fail(err, CKPT_USAGE,
+                           "CKPTFS_SECRET authenticates TCP connections of ckptfs, but %s makes "
+                           "connections of its own: unset it, or use CKPTFS_TRANSPORT=tcp",
+                           transport)
+               : 0;
+}
+
+/* Look beside libckptfs_load, then in the folder where it was to be installed, then where the
+ * dynamic linker looks. */
+static void *open_library(const char *name, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *beside = NULL;
+    ckpt_cleanup(ckpt_freep) char *installed = ckpt_asprintf("%s/%s", CKPT_LOAD_LIBDIR, name);
+    ckpt_cleanup(ckpt_freep) char *why = NULL;
+    const char *try[3];
+    Dl_info here;
+
+    if (dladdr((void *)(uintptr_t)&ckpt_comm_from_env, &here) && here.dli_fname) {
+        const char *slash = strrchr(here.dli_fname, '/');
+        int n = slash ? (int)(slash - here.dli_fname) : 0;
+        beside = ckpt_asprintf("%.*s%s%s", n, here.dli_fname, slash ? "/" : "", name);
+    }
+    try[0] = beside;
+    try[1] = installed;
+    try[2] = name;
+    for (size_t i = 0; i < 3; i++) {
+        void *lib = try[i] ? dlopen(try[i], RTLD_NOW | RTLD_GLOBAL) : NULL;
+        if (lib)
+            return lib;
+        if (i == 0)
+            why = strdup(dlerror());
+    }
+    (void)ckpt_fail(err, CKPT_UNSUPPORTED,
+                    "this launch needs the transport library %s, which can't be loaded: %s", name,
+                    why ? why : "not found");
+    return NULL;
+}
+
+/* A function of that library; NULL and *err if there is none. */
+static void *open_function(const char *library, const char *name, struct ckpt_err *err)
+{
+    void *lib = open_library(library, err);
+    void *fn = lib ? dlsym(lib, name) : NULL;
+
+    if (lib && !fn)
+        (void)ckpt_fail(err, CKPT_UNSUPPORTED, "%s belongs to another version of ckptfs", library);
+    return fn;
+}
+
+static int open_transport(const char *name, struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct ckpt_xport *x;
+    ckpt_xport_open *fn;
+
+    *(void **)&fn = open_function(name, CKPT_XPORT_OPEN, err);
+    if (!fn)
+        return -1;
+    return fn(&x, err) < 0 ? -1 : ckpt_comm_wrap(x, ret, err);
+}
+
+static bool under_mpirun(void)
+{
+    const char *n = getenv("OMPI_COMM_WORLD_SIZE");
+
+    n = n ? n : getenv("PMI_SIZE");
+    return n && strcmp(n, "1") != 0;
+}
+
+static bool under_torchrun(void)
+{
+    return getenv("RANK") && getenv("WORLD_SIZE") && getenv("MASTER_ADDR") && getenv("MASTER_PORT");
+}
+
+static int launched(struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    if (under_mpirun())
+        return open_transport("libckptfs_load_mpi.so.0", ret, err);
+    if (under_torchrun())
+        return ckpt_comm_tcp_env(ret, err);
+    return ckpt_comm_self(ret, err);
+}
+
+/* A comm over the launcher's transport, with a CUDA device for each rank. */
+static int open_devices(struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct ckpt_comm *ctl = NULL;
+    ckpt_comm_device *fn;
+
+    *(void **)&fn = open_function("libckptfs_load_nccl.so.0", CKPT_COMM_DEVICE, err);
+    if (!fn || launched(&ctl, err) < 0)
+        return -1;
+    if (fn(ctl, ret, err) == 0)
+        return 0;
+    ckpt_comm_free(ctl);
+    return -1;
+}
+
+int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    const char *say = getenv("CKPTFS_TRANSPORT");
+
+    if (!say || !*say)
+        return launched(ret, err);
+    if (strcmp(say, "self") == 0)
+        return ckpt_comm_self(ret, err);
+    if (strcmp(say, "tcp") == 0)
+        return ckpt_comm_tcp_env(ret, err);
+    if (strcmp(say, "mpi") == 0)
+        return open_transport("libckptfs_load_mpi.so.0", ret, err);
+    if (strcmp(say, "nccl") == 0)
+        return open_devices(ret, err);
+    return ckpt_fail(err, CKPT_USAGE, "CKPTFS_TRANSPORT=%s: expected self, tcp, mpi or nccl", say);
+}

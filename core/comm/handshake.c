@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Greeting, answer and confirmation. */
+#include "comm/handshake.h"
+
+#include <poll.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "comm/socket.h"
+
+/* ---- proofs ---- */
+
+/* What both sides have exchanged when a proof is made. */
+struct said {
+    struct ckpt_greeting greeting, answer;
+    uint32_t word;
+};
+
+static struct said said_of(const struct ckpt_handshake *h, bool dialled, uint32_t word)
+{
+    return (struct said){
+        .greeting = dialled ? h->mine : h->its, .answer = dialled ? h->its : h->mine, .word = word};
+}
+
+static void prove(const char *purpose, const struct said *s, unsigned char ret[CKPT_PROOF_BYTES])
+{
+    unsigned char text[2 * sizeof s->greeting + sizeof s->word];
+
+    memcpy(text, &s->greeting, sizeof s->greeting);
+    memcpy(text + sizeof s->greeting, &s->answer, sizeof s->answer);
+    memcpy(text + 2 * sizeof s->greeting, &s->word, sizeof s->word);
+    ckpt_seal_prove(purpose, text, sizeof text, ret);
+}
+
+static bool proves(const char *purpose, const struct said *s, const unsigned char *proof)
+{
+    unsigned char own[CKPT_PROOF_BYTES];
+
+    prove(purpose, s, own);
+    return ckpt_seal_equal(own, proof, sizeof own);
+}
+
+int ckpt_handshake_seals(const struct ckpt_handshake *h, bool dialled, struct ckpt_seal *out,
+                         struct ckpt_seal *in, struct ckpt_err *err)
+{
+    const struct said s = said_of(h, dialled, 0);
+    unsigned char there[CKPT_PROOF_BYTES], back[CKPT_PROOF_BYTES];
+
+    prove("from the dialling rank", &s, there);
+    prove("to the dialling rank", &s, back);
+    return ckpt_seal_init(out, dialled ? there : back, err) < 0 ||
+                   ckpt_seal_init(in, dialled ? back : there, err) < 0
+               ? -1
+               : 0;
+}
+
+/* ---- steps ---- */
+
+/* The part of a greeting that every handshake makes anew. */
+static void fill_greeting(struct ckpt_greeting *g)
+{
+    bool sealed = false;
+
+    (void)ckpt_seal_wanted(&sealed, NULL);
+    g->sealed = sealed;
+    if (getrandom(g->nonce, sizeof g->nonce, 0) != sizeof g->nonce)
+        memset(g->nonce, 0, sizeof g->nonce); /* no replay if the other side's is random */
+}
+
+void ckpt_handshake_dial(struct ckpt_handshake *h, int fd, const struct ckpt_greeting *g,
+                         uint32_t to, uint64_t until)
+{
+    *h = (struct ckpt_handshake){
+        .fd = fd, .until = until, .stage = CKPT_HANDSHAKE_CONNECTING, .to = to, .mine = *g};
+    fill_greeting(&h->mine);
+}
+
+void ckpt_handshake_accept(struct ckpt_handshake *h, int fd, uint64_t until)
+{
+    *h = (struct ckpt_handshake){.fd = fd, .until = until, .stage = CKPT_HANDSHAKE_GREETING};
+}
+
+static enum ckpt_handshake_result fail(struct ckpt_handshake *h)
+{
+    ckpt_socket_close(&h->fd);
+    return CKPT_HANDSHAKE_FAILED;
+}
+
+/* The buffer of a new connection is empty, and takes a small message at once. */
+static bool send_now(const struct ckpt_handshake *h, const void *data, size_t len)
+{
+    return send(h->fd, data, len, MSG_NOSIGNAL) == (ssize_t)len;
+}
+
+static enum ckpt_handshake_result connecting(struct ckpt_handshake *h, bool *moved)
+{
+    const int state = ckpt_socket_connected(h->fd);
+
+    if (state == 0)
+        return CKPT_HANDSHAKE_WAITING;
+    if (state < 0 || !send_now(h, &h->mine, sizeof h->mine))
+        return fail(h);
+    *moved = true;
+    h->stage = CKPT_HANDSHAKE_ANSWER;
+    return CKPT_HANDSHAKE_WAITING;
+}
+
+static enum ckpt_handshake_result take_answer(struct ckpt_handshake *h)
+{
+    struct ckpt_greeting expected = h->mine;
+
+    h->its = h->in.answer.greeting;
+    expected.from = h->to;
+    expected.sealed = h->its.sealed;
+    expected.word = h->its.word;
+    memcpy(expected.nonce, h->its.nonce, sizeof expected.nonce);
+    if (memcmp(&h->its, &expected, sizeof expected) != 0)
+        return fail(h);
+    const struct said s = said_of(h, true, 0);
+    h->refused = h->its.sealed != h->mine.sealed || !proves("answer", &s, h->in.answer.proof);
+    return h->refused ? fail(h) : CKPT_HANDSHAKE_ASKED;
+}
+
+enum ckpt_handshake_result ckpt_handshake_confirm(struct ckpt_handshake *h, uint32_t word)
+{
+    struct ckpt_handshake_confirmation c = {.word = word};
+    const struct said s = said_of(h, true, word);
+
+    prove("confirmation", &s, c.proof);
+    return send_now(h, &c, sizeof c) ? CKPT_HANDSHAKE_DONE : fail(h);
+}
+
+enum ckpt_handshake_result ckpt_handshake_answer(struct ckpt_handshake *h, uint32_t own,
+                                                 uint32_t word)
+{
+    struct ckpt_handshake_answer a = {.greeting = h->its};
+
+    a.greeting.from = own;
+    a.greeting.word = word;
+    fill_greeting(&a.greeting);
+    h->mine = a.greeting;
+    const struct said s = said_of(h, false, 0);
+    prove("answer", &s, a.proof);
+    /* a caller with another secret is answered, too, so that it can report that */
+    if (!send_now(h, &a, sizeof a) || h->its.sealed != h->mine.sealed)
+        return fail(h);
+    h->stage = CKPT_HANDSHAKE_CONFIRM;
+    h->at = 0;
+    return CKPT_HANDSHAKE_WAITING;
+}
+
+static enum ckpt_handshake_result take_confirmation(struct ckpt_handshake *h)
+{
+    const struct said s = said_of(h, false, h->in.confirmation.word);
+
+    h->word = h->in.confirmation.word;
+    return proves("confirmation", &s, h->in.confirmation.proof) ? CKPT_HANDSHAKE_DONE : fail(h);
+}
+
+static size_t length_of(enum ckpt_handshake_stage stage)
+{
+    return stage == CKPT_HANDSHAKE_ANSWER     ? sizeof(struct ckpt_handshake_answer)
+           : stage == CKPT_HANDSHAKE_GREETING ? sizeof(struct ckpt_greeting)
+                                              : sizeof(struct ckpt_handshake_confirmation);
+}
+
+static enum ckpt_handshake_result take_message(struct ckpt_handshake *h)
+{
+    if (h->stage == CKPT_HANDSHAKE_ANSWER)
+        return take_answer(h);
+    if (h->stage == CKPT_HANDSHAKE_CONFIRM)
+        return take_confirmation(h);
+    h->its = h->in.greeting;
+    return h->its.magic == CKPT_GREETING && h->its.version == CKPT_TCP_VERSION
+               ? CKPT_HANDSHAKE_ASKED
+               : fail(h);
+}
+
+enum ckpt_handshake_result ckpt_handshake_step(struct ckpt_handshake *h, bool *moved)
+{
+    const size_t len = length_of(h->stage);
+
+    if (ckpt_now_ms() > h->until)
+        return fail(h);
+    if (h->stage == CKPT_HANDSHAKE_CONNECTING)
+        return connecting(h, moved);
+    const ssize_t n = recv(h->fd, (unsigned char *)&h->in + h->at, len - h->at, 0);
+    if (n < 0 && ckpt_socket_would_block())
+        return CKPT_HANDSHAKE_WAITING;
+    if (n <= 0)
+        return fail(h);
+    *moved = true;
+    h->at += (size_t)n;
+    return h->at < len ? CKPT_HANDSHAKE_WAITING : take_message(h);
+}
+
+short ckpt_handshake_events(const struct ckpt_handshake *h)
+{
+    return h->stage == CKPT_HANDSHAKE_CONNECTING ? POLLOUT : POLLIN;
+}
+
+bool ckpt_handshake_run(struct ckpt_handshake *h, int *ret_fd)
+{
+    enum ckpt_handshake_result r;
+    bool moved = false;
+
+    while ((r = ckpt_handshake_step(h, &moved)) == CKPT_HANDSHAKE_WAITING) {
+        struct pollfd p = {h->fd, ckpt_handshake_events(h), 0};
+        (void)poll(&p, 1, 20);
+    }
+    if (r == CKPT_HANDSHAKE_ASKED)
+        r = ckpt_handshake_confirm(h, 0);
+    *ret_fd = h->fd;
+    return r == CKPT_HANDSHAKE_DONE;
+}

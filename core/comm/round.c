@@ -1,0 +1,500 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rounds: each rank sends the data of its subtree to its parent in one message, and rank 0's answer
+ * travels down the tree. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "comm/comm.h"
+
+enum { SLEEP_MS = 50, WORDS = 6, RECORD = 12 };
+
+/* ---- messages: six words (head, number of the round, error code, length of its text, the rank
+ * that failed), the text, data ---- */
+
+static int round_message(struct ckpt_comm *comm, enum ckpt_ctl type, uint32_t number,
+                         const struct ckpt_verdict *v, const void *data, size_t len,
+                         struct ckpt_str *out)
+{
+    const bool failed = v->why.code != CKPT_OK;
+    const uint32_t text_len = failed ? (uint32_t)strlen(v->why.text) : 0;
+    const uint32_t words[WORDS] = {type,     comm->epoch, number, (uint32_t)v->why.code,
+                                   text_len, v->rank};
+
+    ckpt_str_append(out, (const char *)words, sizeof words);
+    if (text_len)
+        ckpt_str_append(out, v->why.text, text_len);
+    if (len && !failed)
+        ckpt_str_append(out, data, len);
+    return out->failed ? -1 : 0;
+}
+
+/* False: the message is broken. */
+static bool round_parse(const struct ckpt_ctl_message *m, struct ckpt_verdict *ret,
+                        const unsigned char **ret_data, size_t *ret_len)
+{
+    uint32_t words[WORDS];
+
+    *ret = (struct ckpt_verdict){0};
+    if (m->len < sizeof words)
+        return false;
+    memcpy(words, m->data, sizeof words);
+    if (words[4] > m->len - sizeof words || words[4] >= CKPT_ERR_TEXT ||
+        words[3] > CKPT_CANCELLED || (words[3] != CKPT_OK && words[4] == 0))
+        return false;
+    ret->why.code = (enum ckpt_code)words[3];
+    memcpy(ret->why.text, m->data + sizeof words, words[4]);
+    ret->why.text[words[4]] = '\0';
+    ret->rank = words[5];
+    *ret_data = m->data + sizeof words + words[4];
+    *ret_len = m->len - sizeof words - words[4];
+    return true;
+}
+
+/* Is it of this type? *ret_number: the round it belongs to. */
+static bool is_of(const struct ckpt_ctl_message *m, enum ckpt_ctl type, uint32_t *ret_number)
+{
+    uint32_t words[3];
+
+    if (m->len < sizeof words)
+        return false;
+    memcpy(words, m->data, sizeof words);
+    *ret_number = words[2];
+    return words[0] == (uint32_t)type;
+}
+
+static bool is_held(const struct ckpt_comm *comm, enum ckpt_ctl type, uint32_t number)
+{
+    uint32_t its;
+
+    for (const struct ckpt_ctl_message *m = comm->held; m; m = m->next)
+        if (is_of(m, type, &its) && its == number)
+            return true;
+    return false;
+}
+
+/* Remove the message of this type and round from comm->held; NULL: there is none. */
+static struct ckpt_ctl_message *take_held(struct ckpt_comm *comm, enum ckpt_ctl type,
+                                          uint32_t number)
+{
+    for (struct ckpt_ctl_message **at = &comm->held; *at; at = &(*at)->next) {
+        struct ckpt_ctl_message *m = *at;
+        uint32_t its;
+        if (!is_of(m, type, &its) || its != number)
+            continue;
+        *at = m->next;
+        m->next = NULL;
+        return m;
+    }
+    return NULL;
+}
+
+/* Drop verdicts of older rounds, which arrived after a hasty answer. */
+static void drop_late(struct ckpt_comm *comm, uint32_t number)
+{
+    for (struct ckpt_ctl_message **at = &comm->held; *at;) {
+        struct ckpt_ctl_message *m = *at;
+        uint32_t its;
+        if (!is_of(m, CKPT_CTL_ROUND, &its) || its >= number) {
+            at = &m->next;
+            continue;
+        }
+        *at = m->next;
+        ckpt_ctl_free(m);
+    }
+}
+
+/* Does the message report a failure? */
+static bool is_failure(const struct ckpt_ctl_message *m)
+{
+    struct ckpt_verdict v;
+    const unsigned char *data;
+    size_t len;
+
+    return !round_parse(m, &v, &data, &len) || v.why.code != CKPT_OK;
+}
+
+/* Send the answer to the children. If one of them is gone, the others still get it. */
+static void send_down(struct ckpt_comm *comm, const void *msg, size_t len)
+{
+    for (uint32_t k = 0; k < ckpt_tree_children(comm->x->rank, comm->x->size); k++)
+        (void)comm->x->ops->ctl_send(comm->x, ckpt_tree_child(comm->x->rank, k), msg, len, NULL);
+}
+
+/* ---- beginning ---- */
+
+/* Append a rank's data: its number, the length, the bytes. */
+static void add_record(struct ckpt_str *s, uint32_t rank, const void *data, size_t len)
+{
+    const uint64_t length = len;
+
+    ckpt_str_append(s, (const char *)&rank, sizeof rank);
+    ckpt_str_append(s, (const char *)&length, sizeof length);
+    if (len)
+        ckpt_str_append(s, data, len);
+}
+
+int ckpt_round_start(struct ckpt_round *r, int rc, const struct ckpt_err *why, struct ckpt_err *err)
+{
+    struct ckpt_comm *comm = r->comm;
+    const uint64_t now = ckpt_now_ms();
+    const struct ckpt_err unknown = {CKPT_IO, "failed"};
+
+    r->number = comm->round++;
+    drop_late(comm, r->number);
+    r->nfrom = 0;
+    r->nchild = ckpt_tree_children(comm->x->rank, comm->x->size);
+    r->answer = NULL;
+    r->sent = false;
+    r->data = (struct ckpt_str){0};
+    r->verdict = (struct ckpt_verdict){.rank = comm->x->rank};
+    if (rc < 0)
+        r->verdict.why = why && why->code != CKPT_OK ? *why : unknown;
+    for (uint32_t k = 0; k < comm->x->size; k++)
+        comm->heard_ms[k] = now;
+    r->from = calloc((size_t)r->nchild + 1, sizeof *r->from);
+    add_record(&r->data, comm->x->rank, r->own, r->own_len);
+    if (!r->from || r->data.failed) {
+        ckpt_round_release(r);
+        return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+void ckpt_round_release(struct ckpt_round *r)
+{
+    for (uint32_t k = 0; r->from && k < r->nchild; k++)
+        ckpt_ctl_free(r->from[k]);
+    free(r->from);
+    r->from = NULL;
+    ckpt_ctl_free(r->answer);
+    r->answer = NULL;
+    ckpt_str_release(&r->data);
+    r->data = (struct ckpt_str){0};
+}
+
+/* ---- going up ---- */
+
+/* Fail if a message of this peer will not come: the peer is gone, was silent too long, or has sent
+ * the message already (messages of a rank arrive in order, so that one was lost). */
+static int check_peer(struct ckpt_round *r, uint32_t peer, struct ckpt_err *err)
+{
+    struct ckpt_comm *comm = r->comm;
+
+    if (ckpt_comm_lost(comm, peer))
+        return ckpt_comm_fail_lost(comm, peer, err);
+    if (comm->said_by[peer].up > r->number)
+        return ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", peer);
+    if (ckpt_now_ms() - comm->heard_ms[peer] > r->timeout_ms)
+        return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not answer within %.1f s", peer,
+                         r->timeout_ms / 1000.0);
+    return 0;
+}
+
+/* Keep the error of the lowest rank that has failed. */
+static void add_verdict(struct ckpt_round *r, const struct ckpt_verdict *v)
+{
+    if (v->why.code != CKPT_OK && (r->verdict.why.code == CKPT_OK || v->rank < r->verdict.rank))
+        r->verdict = *v;
+}
+
+/* Take the message of a child, which is about its whole subtree. */
+static void take_child(struct ckpt_round *r, uint32_t k)
+{
+    const struct ckpt_ctl_message *m = r->from[k];
+    struct ckpt_verdict v;
+    const unsigned char *data;
+    size_t len;
+
+    if (!round_parse(m, &v, &data, &len)) {
+        v.rank = ckpt_tree_child(r->comm->x->rank, k);
+        (void)ckpt_fail(&v.why, CKPT_FORMAT, "rank %" PRIu32 " sent a broken message", v.rank);
+    } else if (len) {
+        ckpt_str_append(&r->data, (const char *)data, len);
+    }
+    add_verdict(r, &v);
+}
+
+/* Receive the children's messages. False: some are missing, and may still come. */
+static bool receive_children(struct ckpt_round *r)
+{
+    struct ckpt_comm *comm = r->comm;
+    struct ckpt_ctl_message *m;
+    struct ckpt_verdict missing = {.rank = UINT32_MAX};
+
+    while ((m = take_held(comm, CKPT_CTL_ROUND, r->number))) {
+        const uint32_t k = m->peer - ckpt_tree_child(comm->x->rank, 0);
+        if (m->peer == 0 || k >= r->nchild || r->from[k]) {
+            ckpt_ctl_free(m);
+            continue;
+        }
+        r->from[k] = m;
+        r->nfrom++;
+        take_child(r, k);
+    }
+    if (r->nfrom == r->nchild || (r->hasty && r->verdict.why.code != CKPT_OK))
+        return true;
+    for (uint32_t k = 0; k < r->nchild; k++)
+        if (!r->from[k] && check_peer(r, ckpt_tree_child(comm->x->rank, k), &missing.why) < 0)
+            break;
+    if (missing.why.code == CKPT_OK)
+        return false;
+    if (r->verdict.why.code == CKPT_OK)
+        r->verdict = missing;
+    return true;
+}
+
+/* Send this subtree's message to the parent. -1: the parent is gone. */
+static int send_up(struct ckpt_round *r, struct ckpt_err *err)
+{
+    struct ckpt_comm *comm = r->comm;
+    struct ckpt_str s = {0};
+    struct ckpt_err gone = {0};
+    int rc = r->data.failed ? -1
+                            : round_message(comm, CKPT_CTL_ROUND, r->number, &r->verdict,
+                                            r->data.ptr, r->data.len, &s);
+
+    if (rc < 0) {
+        ckpt_str_release(&s);
+        return ckpt_nomem(err);
+    }
+    r->sent = true;
+    comm->said.up = r->number + 1;
+    rc = comm->x->ops->ctl_send(comm->x, ckpt_tree_parent(comm->x->rank), s.ptr, s.len, &gone);
+    ckpt_str_release(&s);
+    if (rc < 0 && !is_held(comm, CKPT_CTL_ANSWER, r->number)) /* it may have answered and ended */
+        return ckpt_fail(err, gone.code, "%s", gone.text);
+    return 0;
+}
+
+/* ---- rank 0 ---- */
+
+/* Find each rank's data in what has arrived. */
+static int find_data(const struct ckpt_round *r, const unsigned char **data, size_t *len,
+                     struct ckpt_err *err)
+{
+    const unsigned char *at = (const unsigned char *)r->data.ptr;
+    const uint32_t size = r->comm->x->size;
+    size_t left = r->data.len;
+    uint32_t count = 0;
+
+    while (left >= RECORD) {
+        uint32_t rank;
+        uint64_t n;
+        memcpy(&rank, at, sizeof rank);
+        memcpy(&n, at + sizeof rank, sizeof n);
+        if (rank >= size || n > left - RECORD || data[rank])
+            break;
+        data[rank] = at + RECORD;
+        len[rank] = n;
+        at += RECORD + n;
+        left -= RECORD + n;
+        count++;
+    }
+    return left || count != size ? ckpt_fail(err, CKPT_FORMAT, "a rank sent a broken message") : 0;
+}
+
+/* Make the answer: all data has arrived, or some never will. */
+static int make_answer(struct ckpt_round *r, struct ckpt_str *out)
+{
+    const uint32_t size = r->comm->x->size;
+    ckpt_cleanup(ckpt_freep) const unsigned char **data = calloc(size, sizeof *data);
+    ckpt_cleanup(ckpt_freep) size_t *len = calloc(size, sizeof *len);
+    struct ckpt_err *why = &r->verdict.why;
+    struct ckpt_str body = {0};
+
+    if (!data || !len || r->data.failed)
+        (void)ckpt_nomem(why);
+    else if (why->code == CKPT_OK)
+        (void)find_data(r, data, len, why);
+    if (why->code == CKPT_OK && r->judge && r->judge(r->ctx, data, len, &body, why) < 0 &&
+        why->code == CKPT_OK)
+        (void)ckpt_nomem(why);
+    int rc = body.failed ? -1
+                         : round_message(r->comm, CKPT_CTL_ANSWER, r->number, &r->verdict, body.ptr,
+                                         body.len, out);
+    ckpt_str_release(&body);
+    return rc;
+}
+
+static int answer_all(struct ckpt_round *r, struct ckpt_err *err)
+{
+    struct ckpt_str out = {0};
+
+    r->sent = true;
+    if (make_answer(r, &out) < 0 || !(r->answer = calloc(1, sizeof *r->answer))) {
+        ckpt_str_release(&out);
+        return ckpt_nomem(err);
+    }
+    send_down(r->comm, out.ptr, out.len);
+    r->comm->said.down = r->number + 1;
+    r->answer->data = (unsigned char *)out.ptr;
+    r->answer->len = out.len;
+    return 0;
+}
+
+/* ---- going down ---- */
+
+/* Forward the parent's answer to the children, or the error that there will be none. 1: not yet. */
+static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
+{
+    struct ckpt_comm *comm = r->comm;
+    const uint32_t up = ckpt_tree_parent(comm->x->rank);
+    struct ckpt_verdict none = {.rank = comm->x->rank};
+    struct ckpt_str out = {0};
+
+    if ((r->answer = take_held(comm, CKPT_CTL_ANSWER, r->number))) {
+        send_down(comm, r->answer->data, r->answer->len);
+        comm->said.down = r->number + 1;
+        return 0;
+    }
+    /* the parent notices first which rank is missing, and reports it: it gets more time */
+    if (ckpt_comm_lost(comm, up))
+        (void)ckpt_comm_fail_lost(comm, up, err);
+    else if (comm->said_by[up].down > r->number)
+        (void)ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", up);
+    else if (ckpt_now_ms() - comm->heard_ms[up] > (uint64_t)r->timeout_ms * 3 / 2 + 1000)
+        (void)ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not answer within %.1f s", up,
+                        r->timeout_ms * 1.5 / 1000 + 1);
+    else
+        return 1;
+    none.why = *err;
+    if (round_message(comm, CKPT_CTL_ANSWER, r->number, &none, NULL, 0, &out) == 0)
+        send_down(comm, out.ptr, out.len);
+    ckpt_str_release(&out);
+    return -1;
+}
+
+/* While children are awaited: is the parent still there? */
+static int check_above(const struct ckpt_round *r, struct ckpt_err *err)
+{
+    const uint32_t up = ckpt_tree_parent(r->comm->x->rank);
+
+    return ckpt_comm_lost(r->comm, up) ? ckpt_comm_fail_lost(r->comm, up, err) : 1;
+}
+
+int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t *ret_len,
+                    struct ckpt_err *err)
+{
+    struct ckpt_verdict v;
+    const bool root = r->comm->x->rank == 0;
+    int rc = 0;
+
+    if (!r->sent && is_held(r->comm, CKPT_CTL_ANSWER, r->number))
+        r->sent = true; /* another rank has failed: nobody waits for this rank's message */
+    if (!r->sent && !receive_children(r))
+        rc = root ? 1 : check_above(r, err);
+    else if (!r->sent)
+        rc = root ? answer_all(r, err) : send_up(r, err);
+    if (rc == 0 && !r->answer)
+        rc = await_answer(r, err);
+    if (rc != 0)
+        return rc;
+    if (!round_parse(r->answer, &v, ret_data, ret_len))
+        return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a broken message");
+    return v.why.code == CKPT_OK ? 0 : ckpt_fail(err, v.why.code, "%s", v.why.text);
+}
+
+/* ---- a whole round ---- */
+
+int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *ret_len,
+                   struct ckpt_err *err)
+{
+    const struct ckpt_err why = rc < 0 && err ? *err : (struct ckpt_err){0};
+    struct ckpt_err own = {0};
+    const unsigned char *answer = NULL;
+    size_t answer_len = 0;
+
+    rc = ckpt_round_start(r, rc, &why, &own);
+    while (rc == 0) {
+        bool moved;
+        (void)ckpt_comm_poll(r->comm, &moved, NULL);
+        int step = ckpt_round_step(r, &answer, &answer_len, &own);
+        if (step <= 0) {
+            rc = step;
+            break;
+        }
+        ckpt_comm_alive(r->comm, r->timeout_ms);
+        if (!moved)
+            r->comm->x->ops->wait(r->comm->x, SLEEP_MS);
+    }
+    if (rc == 0 && ret) {
+        *ret_len = answer_len;
+        *ret = malloc(answer_len + 1);
+        if (*ret)
+            memcpy(*ret, answer, answer_len);
+        else
+            rc = ckpt_nomem(&own);
+    }
+    ckpt_round_release(r);
+    if (rc < 0 && err)
+        *err = own;
+    return rc;
+}
+
+struct shared {
+    const void *data;
+    size_t len;
+};
+
+static int judge_share(void *ctx, const unsigned char *const *data, const size_t *len,
+                       struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct shared *s = ctx;
+
+    (void)data, (void)len;
+    ckpt_str_append(answer, s->data, s->len);
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len, uint32_t timeout_ms,
+                    struct ckpt_err *err)
+{
+    struct shared s = {data, len};
+    struct ckpt_round round = {
+        .comm = comm, .timeout_ms = timeout_ms, .judge = judge_share, .ctx = &s};
+    unsigned char *answer = NULL;
+    size_t got = 0;
+
+    rc = ckpt_round_run(&round, rc, &answer, &got, err);
+    if (rc == 0 && got != len)
+        rc = ckpt_fail(err, CKPT_CONFLICT, "rank 0 runs another version of ckptfs");
+    if (rc == 0)
+        memcpy(data, answer, len);
+    free(answer);
+    return rc;
+}
+
+int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout_ms, struct ckpt_err *err)
+{
+    struct ckpt_round round = {.comm = comm, .timeout_ms = timeout_ms, .hasty = true};
+    struct ckpt_err own = {0};
+
+    if (rc < 0 && err && comm->x->size > 1) {
+        (void)ckpt_fail(&own, err->code ? err->code : CKPT_IO, "rank %" PRIu32 ": %s",
+                        comm->x->rank, err->text);
+        *err = own;
+    }
+    return ckpt_round_run(&round, rc, NULL, NULL, err);
+}
+
+int ckpt_comm_look(struct ckpt_comm *comm, struct ckpt_err *err)
+{
+    bool moved;
+
+    (void)ckpt_comm_poll(comm, &moved, NULL);
+    for (const struct ckpt_ctl_message *m = comm->held; m; m = m->next) {
+        uint32_t its;
+        if ((is_of(m, CKPT_CTL_ROUND, &its) || is_of(m, CKPT_CTL_ANSWER, &its)) &&
+            its == comm->round && is_failure(m))
+            return 1;
+    }
+    for (uint32_t r = 0; r < comm->x->size; r++)
+        if (r != comm->x->rank && ckpt_comm_lost(comm, r))
+            return ckpt_comm_fail_lost(comm, r, err);
+    return 0;
+}

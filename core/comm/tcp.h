@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of the TCP transport share these declarations: xport_tcp.c moves bytes,
+ * tcp_same_host.c moves them between processes of one machine, tcp_connect.c makes connections, and
+ * tcp_rendezvous.c lets ranks find each other. */
+#ifndef CKPT_COMM_TCP_H
+#define CKPT_COMM_TCP_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include <ckptfs/load.h>
+
+#include "base/vec.h"
+#include "comm/handshake.h"
+#include "comm/same_host.h"
+#include "comm/socket.h"
+#include "comm/xport.h"
+
+/* A rank's listener. `address` is a text with everything that other ranks must know to connect:
+ * host, port, token, and what same-host copies need. Only ranks of the job get it, so a caller that
+ * knows the token is one of them. */
+struct ckpt_tcp {
+    int fd;
+    char address[CKPT_TCP_ADDRESS];
+    uint64_t token[2];  /* random */
+    uint64_t first;     /* the first value of `word`, which the address contains */
+    atomic_ullong word; /* first + the number of renewals: peers may read this process's buffers.
+                         * 0: they must not (same_host.h) */
+};
+
+/* The descriptors that a rank needs apart from those of data connections; of rank 0 during the
+ * rendezvous. */
+uint64_t ckpt_tcp_files(uint32_t rank, uint32_t size);
+
+/* ---- the transport ---- */
+
+/* Transfers in the order of posting. */
+struct ckpt_xfer_queue {
+    struct ckpt_xfer *head, **tail;
+};
+
+static inline void ckpt_queue_init(struct ckpt_xfer_queue *q)
+{
+    q->head = NULL;
+    q->tail = &q->head;
+}
+
+static inline void ckpt_queue_pop(struct ckpt_xfer_queue *q)
+{
+    if (!(q->head = q->head->next))
+        q->tail = &q->head;
+}
+
+/* Remove the transfer with this number; NULL: there is none. */
+static inline struct ckpt_xfer *ckpt_queue_take(struct ckpt_xfer_queue *q, uint64_t number)
+{
+    struct ckpt_xfer **at = &q->head, *t;
+
+    while (*at && (*at)->at != number)
+        at = &(*at)->next;
+    if (!(t = *at))
+        return NULL;
+    if (!(*at = t->next))
+        q->tail = at;
+    return t;
+}
+
+/* How a control message begins on the wire. */
+struct ckpt_tcp_frame {
+    uint32_t len;      /* bytes that follow, without the seal */
+    uint32_t from, to; /* ranks; the ranks between them in the tree forward the message */
+};
+
+/* A control message that waits to be sent to a neighbour. */
+struct ckpt_tcp_outgoing {
+    struct ckpt_tcp_outgoing *next;
+    size_t len, at; /* bytes of data; those that are sent */
+    bool sealed;
+    unsigned char data[]; /* the frame, the message, and room for the seal */
+};
+
+/* A control message that this rank has received. */
+struct ckpt_tcp_incoming {
+    struct ckpt_tcp_incoming *next;
+    uint32_t from;
+    size_t len;
+    void *data;
+};
+
+/* What goes over the data connection of two ranks that read each other's memory. From the sender of
+ * a transfer: its bytes are at this address. From the receiver, with address 0: it has copied them.
+ */
+struct ckpt_tcp_note {
+    uint64_t number; /* of the transfer, counted from 0 for each direction */
+    uint64_t address;
+};
+
+struct ckpt_sealed_note {
+    struct ckpt_tcp_note note;
+    unsigned char seal[CKPT_SEAL_BYTES]; /* if there is a secret */
+};
+
+/* A peer on the same machine, while the two ranks read each other's memory. */
+struct ckpt_tcp_same_host {
+    bool is; /* they do */
+    struct ckpt_same_host of;
+    uint64_t nsend, nrecv;       /* transfers posted so far */
+    CKPT_VEC(uint64_t) early;    /* addresses of transfers whose receives are not posted yet */
+    size_t nearly;               /* the first of them that is unused */
+    CKPT_VEC(unsigned char) out; /* notes to be sent, each with its seal */
+    size_t out_at;               /* bytes of `out` that are sent */
+    struct ckpt_sealed_note in;  /* the note that is being received */
+    size_t in_at;                /* bytes of it so far */
+    /* The transport's lock protects the next two, which workers change. */
+    CKPT_VEC(struct ckpt_tcp_note) taken; /* notes about transfers that were copied */
+    bool lost;                            /* the peer's memory can't be read any more */
+    bool failed;                          /* the same, as seen by the thread that makes progress */
+};
+
+/* A rank that this one communicates with. */
+struct ckpt_tcp_peer {
+    uint32_t rank;
+    int data, ctl; /* connections; -1: none */
+    enum {
+        CKPT_TCP_UNCONNECTED, /* or the peer dials, and has not arrived */
+        CKPT_TCP_DIALLING,
+        CKPT_TCP_OPEN,
+        CKPT_TCP_CLOSED,
+    } state;           /* of the data connection */
+    uint64_t since_ms; /* when this rank first dialled; 0: never */
+    uint64_t retry_ms; /* when it may dial again */
+    struct ckpt_handshake dialling;
+    bool refused; /* the two ranks do not have the same secret */
+    struct ckpt_seal data_out, data_in, ctl_out, ctl_in;
+    unsigned char seal_out[CKPT_SEAL_BYTES],
+        seal_in[CKPT_SEAL_BYTES]; /* of the current transfers */
+    bool sealed;                  /* seal_out is complete */
+    bool forged;                  /* a message from the peer had a wrong seal */
+    bool gone;                    /* the control connection ended */
+    struct ckpt_xfer_queue send, recv;
+    struct ckpt_tcp_same_host same_host;
+    struct ckpt_tcp_outgoing *out, **out_tail;
+    struct ckpt_tcp_frame in_frame; /* of the control message that is being received */
+    size_t in_at;                   /* bytes of frame, message and seal received so far */
+    unsigned char *in;              /* in_cap bytes: message and seal */
+    size_t in_cap;
+};
+
+/* The transport. */
+struct ckpt_xport_tcp {
+    struct ckpt_xport x;
+    struct ckpt_tcp *tcp;
+    char **address;                          /* per rank; NULL: not known yet */
+    struct ckpt_tcp_peer **peer;             /* per rank; NULL: not needed so far */
+    CKPT_VEC(struct ckpt_tcp_peer *) active; /* the peers that are not NULL */
+    CKPT_VEC(struct ckpt_handshake) callers; /* accepted connections whose handshakes go on */
+    struct ckpt_tcp_incoming *in, **in_tail;
+    CKPT_VEC(struct pollfd) poll;
+    int event;            /* an eventfd, which kick writes to */
+    uint64_t ancestor;    /* the process that must be permitted to read this one; 0: none */
+    bool permits;         /* it is permitted now */
+    uint32_t meet_ms;     /* how long this rank tries to connect to another */
+    bool cancelled;       /* until renew */
+    uint32_t renewed;     /* how often; data connections of another number are refused */
+    pthread_mutex_t lock; /* see struct ckpt_tcp_same_host */
+};
+
+/* The peer for a rank, made if there is none. NULL: no memory. */
+struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank);
+
+/* Continue all handshakes, accept callers, and dial the peers that transfers wait for. -1 and PEER:
+ * a peer can't be reached. */
+int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err *err);
+
+/* COLLECTIVE. Connect to the neighbours in the tree. above: the address of the parent (NULL on rank
+ * 0). Takes tcp, also when it fails. */
+int ckpt_tcp_join(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char *above,
+                  uint32_t timeout_ms, struct ckpt_xport_tcp **ret, struct ckpt_err *err);
+
+/* Set the addresses of all ranks (copied), and permit ranks of this node to read this process's
+ * memory. */
+int ckpt_tcp_know(struct ckpt_xport_tcp *m, const char *const *address, struct ckpt_err *err);
+
+/* COLLECTIVE, after ckpt_tcp_know on all ranks (rc: its result here). Find out whether this rank
+ * can read the memory of all ranks of this node (x.same_host), then end the permission. */
+int ckpt_tcp_finish(struct ckpt_xport_tcp *m, struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
+                    struct ckpt_err *err);
+
+/* As in ckpt_xport_ops. */
+void ckpt_tcp_permit(struct ckpt_xport *x, bool on);
+
+/* ---- tcp_same_host.c ---- */
+
+/* Post a transfer with a peer of the same host. *ret_done: the transfer is done already, and must
+ * not be queued. */
+int ckpt_tcp_same_host_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
+                            struct ckpt_err *err);
+/* The connection is open: queue notes about the transfers that were posted before. */
+int ckpt_tcp_same_host_open(struct ckpt_tcp_peer *p, struct ckpt_err *err);
+/* Send and receive notes. -1: the connection ended, or the peer's memory can't be read. */
+int ckpt_tcp_same_host_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved);
+/* Forget all notes; after a failed load, and at the end. */
+void ckpt_tcp_same_host_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_same_host *n);
+
+/* As in ckpt_xport_ops. */
+bool ckpt_tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
+                    size_t off);
+void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t);
+
+/* ---- xport_tcp.c ---- */
+
+/* Make a transport without connections. Takes tcp, also when it fails. */
+int ckpt_tcp_new(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, struct ckpt_xport_tcp **ret,
+                 struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rendezvous of ranks that a launcher started. Rank 0 listens at MASTER_PORT or one of the next
+ * ports. Each rank registers its address there, and gets that of its parent in the tree. When the
+ * tree is connected, rank 0 broadcasts all addresses along it. */
+#include <inttypes.h>
+#include <netdb.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/ckd.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "comm/comm.h"
+#include "comm/listen.h"
+#include "comm/tcp.h"
+
+enum { PORTS = 64, HANDSHAKE_MS = 2000, CALLERS = 4096 };
+
+struct rendezvous {
+    uint32_t rank, size;
+    const char *host;
+    uint32_t port;
+    uint64_t token[2], until;
+    char above[CKPT_TCP_ADDRESS]; /* the address of the parent */
+    char **address;               /* rank 0: of all ranks */
+};
+
+/* The token of a job's rendezvous: a hash of the launcher's name of the job, of its size and of
+ * MASTER_PORT. It keeps jobs apart whose ports are neighbours, but can be guessed: only a secret
+ * (seal.h) keeps strangers out. */
+static void job_token(struct rendezvous *v)
+{
+    const char *id = getenv("TORCHELASTIC_RUN_ID");
+    const uint64_t seed = v->size ^ (uint64_t)v->port << 32;
+
+    id = id ? id : "";
+    const XXH128_hash_t h = XXH3_128bits_withSeed(id, strlen(id), seed);
+    v->token[0] = h.low64;
+    v->token[1] = h.high64;
+}
+
+/* Does torchrun's own store listen at MASTER_PORT? */
+static uint32_t first_port(void)
+{
+    const char *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
+
+    return agent && strcmp(agent, "True") == 0;
+}
+
+/* A message with one address, and its seal. */
+struct address_message {
+    char text[CKPT_TCP_ADDRESS];
+    unsigned char seal[CKPT_SEAL_BYTES];
+};
+
+static void seal_address(struct address_message *m, const char *address, struct ckpt_seal *s)
+{
+    *m = (struct address_message){0};
+    memcpy(m->text, address, strnlen(address, sizeof m->text - 1));
+    ckpt_seal_add(s, m->text, sizeof m->text);
+    ckpt_seal_end(s, m->seal);
+}
+
+static bool check_address(struct address_message *m, struct ckpt_seal *s)
+{
+    ckpt_seal_add(s, m->text, sizeof m->text);
+    m->text[sizeof m->text - 1] = '\0';
+    return ckpt_seal_check(s, m->seal);
+}
+
+/* ---- rank 0 ---- */
+
+/* A connection that rank 0 has accepted. */
+struct guest {
+    struct ckpt_handshake shake;
+    bool known; /* the handshake is done, and the address is being received */
+    struct ckpt_seal out, in;
+    struct address_message message;
+    size_t at;
+};
+
+/* The state of rank 0 during the rendezvous. */
+struct reception {
+    const struct rendezvous *v;
+    int listener;
+    struct guest **waiting; /* per rank: registered, but not answered yet; or NULL */
+    uint32_t count;
+    CKPT_VEC(struct guest *) guests; /* not registered yet */
+    CKPT_VEC(struct pollfd) poll;
+};
+
+static void guest_free(struct guest *g)
+{
+    if (!g)
+        return;
+    ckpt_socket_close(&g->shake.fd);
+    ckpt_seal_release(&g->out);
+    ckpt_seal_release(&g->in);
+    free(g);
+}
+
+static int listen_for_ranks(const struct rendezvous *v, struct ckpt_err *err)
+{
+    char host[CKPT_HOST_BYTES];
+    uint16_t got;
+
+    for (uint32_t k = first_port(); k < PORTS && v->port + k <= UINT16_MAX; k++) {
+        const struct ckpt_ports one = {(uint16_t)(v->port + k), (uint16_t)(v->port + k)};
+        int fd = ckpt_listen(v->host, one, host, &got, NULL);
+        if (fd >= 0)
+            return fd;
+    }
+    return ckpt_fail(err, CKPT_IO, "no free TCP port from MASTER_PORT=%" PRIu32 " on", v->port);
+}
+
+static void accept_guests(struct reception *c)
+{
+    while (c->guests.len < CALLERS) {
+        int fd = accept4(c->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        struct guest *g = fd < 0 ? NULL : calloc(1, sizeof *g);
+        if (!g || ckpt_vec_push(&c->guests, g) < 0) {
+            ckpt_socket_close(&fd);
+            free(g);
+            return;
+        }
+        ckpt_socket_tune(fd);
+        ckpt_handshake_accept(&g->shake, fd, ckpt_now_ms() + HANDSHAKE_MS);
+    }
+}
+
+/* A rank registers once: a second caller with its number is no rank of this job. */
+static bool may_register(const struct reception *c, const struct ckpt_greeting *g)
+{
+    return memcmp(g->token, c->v->token, sizeof g->token) == 0 && g->kind == CKPT_TCP_RENDEZVOUS &&
+           g->from > 0 && g->from < c->v->size && !c->v->address[g->from];
+}
+
+/* May the handshake go on? */
+static bool greet_guest(struct reception *c, struct guest *g)
+{
+    bool moved = false;
+    enum ckpt_handshake_result r = ckpt_handshake_step(&g->shake, &moved);
+
+    if (r == CKPT_HANDSHAKE_ASKED)
+        r = may_register(c, &g->shake.its) ? ckpt_handshake_answer(&g->shake, 0, 0)
+                                           : CKPT_HANDSHAKE_FAILED;
+    if (r == CKPT_HANDSHAKE_DONE) {
+        g->known = true;
+        return ckpt_handshake_seals(&g->shake, false, &g->out, &g->in, NULL) == 0;
+    }
+    return r == CKPT_HANDSHAKE_WAITING;
+}
+
+/* 1: wait for more of the address; 0: the rank is registered; -1: close the connection. */
+static int hear_address(struct reception *c, struct guest *g)
+{
+    const uint32_t rank = g->shake.its.from;
+    ssize_t n = recv(g->shake.fd, (char *)&g->message + g->at, sizeof g->message - g->at, 0);
+
+    if (n < 0 && ckpt_socket_would_block())
+        return ckpt_now_ms() > g->shake.until ? -1 : 1;
+    if (n <= 0)
+        return -1;
+    g->at += (size_t)n;
+    if (g->at < sizeof g->message)
+        return 1;
+    if (!check_address(&g->message, &g->in) || c->v->address[rank] ||
+        !(c->v->address[rank] = strdup(g->message.text)))
+        return -1;
+    c->count++;
+    c->waiting[rank] = g;
+    return 0;
+}
+
+static void hear_guests(struct reception *c)
+{
+    for (size_t i = c->guests.len; i-- > 0;) {
+        struct guest *g = c->guests.ptr[i];
+        const int heard = g->known ? hear_address(c, g) : greet_guest(c, g) ? 1 : -1;
+        if (heard > 0)
+            continue;
+        if (heard < 0)
+            guest_free(g);
+        c->guests.ptr[i] = c->guests.ptr[--c->guests.len];
+    }
+}
+
+/* Answer every rank whose parent is registered, without waiting for the other ranks. */
+static int answer_ranks(struct reception *c, struct ckpt_err *err)
+{
+    for (uint32_t r = 1; r < c->v->size; r++) {
+        const char *above = c->v->address[ckpt_tree_parent(r)];
+        struct guest *g = c->waiting[r];
+        struct address_message m;
+        if (!g || !above)
+            continue;
+        seal_address(&m, above, &g->out);
+        if (ckpt_socket_send_all(g->shake.fd, &m, sizeof m, c->v->until) < 0)
+            return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
+        guest_free(g);
+        c->waiting[r] = NULL;
+    }
+    return 0;
+}
+
+static void await_guests(struct reception *c)
+{
+    const struct pollfd listener = {c->listener, POLLIN, 0};
+
+    c->poll.len = 0;
+    if (ckpt_vec_push(&c->poll, listener) < 0)
+        return;
+    for (size_t i = 0; i < c->guests.len; i++) {
+        const struct pollfd p = {c->guests.ptr[i]->shake.fd, POLLIN, 0};
+        (void)ckpt_vec_push(&c->poll, p);
+    }
+    (void)poll(c->poll.ptr, c->poll.len, 200);
+}
+
+static int receive_ranks(struct reception *c, struct ckpt_err *err)
+{
+    while (c->count < c->v->size && ckpt_now_ms() < c->v->until) {
+        const uint32_t before = c->count;
+        await_guests(c);
+        accept_guests(c);
+        hear_guests(c);
+        if (c->count > before && answer_ranks(c, err) < 0)
+            return -1;
+    }
+    for (uint32_t r = 1; r < c->v->size; r++)
+        if (!c->v->address[r])
+            return ckpt_fail(err, CKPT_TIMEOUT,
+                             "rank %" PRIu32 " did not come to MASTER_PORT in time", r);
+    return 0;
+}
+
+static void reception_release(struct reception *c)
+{
+    ckpt_socket_close(&c->listener);
+    for (uint32_t r = 1; c->waiting && r < c->v->size; r++)
+        guest_free(c->waiting[r]);
+    for (size_t i = 0; i < c->guests.len; i++)
+        guest_free(c->guests.ptr[i]);
+    ckpt_vec_release(&c->guests);
+    ckpt_vec_release(&c->poll);
+    free(c->waiting);
+}
+
+static int meet_root(const struct rendezvous *v, const char *own, struct ckpt_err *err)
+{
+    struct reception c = {.v = v, .listener = -1, .count = 1};
+    int rc = -1;
+
+    c.waiting = calloc((size_t)v->size + 1, sizeof *c.waiting);
+    if (!c.waiting || !(v->address[0] = strdup(own)))
+        (void)ckpt_nomem(err);
+    else if ((c.listener = listen_for_ranks(v, err)) >= 0)
+        rc = receive_ranks(&c, err);
+    reception_release(&c);
+    return rc;
+}
+
+/* ---- the other ranks ---- */
+
+/* Try one port. True: rank 0 has answered. */
+static bool dial_port(const struct rendezvous *v, uint32_t port, struct ckpt_handshake *h,
+                      bool *refused)
+{
+    const struct ckpt_greeting g = {.magic = CKPT_GREETING,
+                                    .version = CKPT_TCP_VERSION,
+                                    .token = {v->token[0], v->token[1]},
+                                    .from = v->rank,
+                                    .kind = CKPT_TCP_RENDEZVOUS};
+    const uint64_t until = ckpt_min_u64(v->until, ckpt_now_ms() + HANDSHAKE_MS);
+    char text[8];
+    int fd;
+
+    (void)snprintf(text, sizeof text, "%u", (unsigned)port & 0xffff);
+    if ((fd = ckpt_socket_dial(v->host, text, until)) < 0)
+        return false;
+    ckpt_handshake_dial(h, fd, &g, 0, until);
+    const bool good = ckpt_handshake_run(h, &fd);
+    *refused |= h->refused;
+    return good;
+}
+
+/* Find rank 0 among the ports where it may listen. */
+static int find_root(const struct rendezvous *v, struct ckpt_handshake *h, struct ckpt_err *err)
+{
+    bool refused = false;
+
+    for (;;) {
+        for (uint32_t k = first_port(); k < PORTS; k++) {
+            if (dial_port(v, v->port + k, h, &refused))
+                return 0;
+            if (ckpt_now_ms() >= v->until)
+                return ckpt_fail(
+                    err, CKPT_TIMEOUT,
+                    "rank 0 can't be found at MASTER_ADDR=%s MASTER_PORT=%" PRIu32 "%s", v->host,
+                    v->port,
+                    refused ? " (a process there has another CKPTFS_SECRET, or none)" : "");
+        }
+        (void)usleep(50 * 1000);
+    }
+}
+
+/* This rank's address: the local end of the connection to rank 0, because other machines can reach
+ * it. */
+static int own_host(int fd, char *host, size_t cap)
+{
+    struct sockaddr_storage a;
+    socklen_t len = sizeof a;
+
+    return getsockname(fd, (struct sockaddr *)&a, &len) < 0 ||
+                   getnameinfo((struct sockaddr *)&a, len, host, (socklen_t)cap, NULL, 0,
+                               NI_NUMERICHOST) != 0
+               ? -1
+               : 0;
+}
+
+/* Register at rank 0, and receive the parent's address. */
+static int swap_addresses(struct rendezvous *v, struct ckpt_handshake *h, const char *own,
+                          struct ckpt_err *err)
+{
+    struct ckpt_seal out = {0}, in = {0};
+    struct address_message m;
+    int rc = ckpt_handshake_seals(h, true, &out, &in, err);
+
+    if (rc == 0) {
+        seal_address(&m, own, &out);
+        if (ckpt_socket_send_all(h->fd, &m, sizeof m, v->until) < 0 ||
+            ckpt_socket_recv_all(h->fd, &m, sizeof m, v->until) < 0)
+            rc = ckpt_fail(err, CKPT_PEER, "rank 0 is gone, or not all ranks came in time");
+        else if (!check_address(&m, &in))
+            rc = ckpt_fail(err, CKPT_PEER, "a message of rank 0 was changed on its way");
+    }
+    if (rc == 0)
+        memcpy(v->above, m.text, sizeof v->above);
+    ckpt_seal_release(&out);
+    ckpt_seal_release(&in);
+    return rc;
+}
+
+static int meet_other(struct rendezvous *v, struct ckpt_tcp **ret, struct ckpt_err *err)
+{
+    struct ckpt_handshake h;
+    char host[CKPT_HOST_BYTES];
+    int rc;
+
+    if (find_root(v, &h, err) < 0)
+        return -1;
+    rc = own_host(h.fd, host, sizeof host) < 0
+             ? ckpt_fail(err, CKPT_IO, "this machine's own address is not known")
+             : ckpt_tcp_listen(host, ret, err);
+    if (rc == 0)
+        rc = swap_addresses(v, &h, (*ret)->address, err);
+    ckpt_socket_close(&h.fd);
+    return rc;
+}
+
+/* ---- broadcasting all addresses ---- */
+
+static int judge_addresses(void *ctx, const unsigned char *const *data, const size_t *len,
+                           struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct rendezvous *v = ctx;
+
+    (void)data, (void)len;
+    for (uint32_t r = 0; r < v->size; r++)
+        ckpt_str_append(answer, v->address[r], strlen(v->address[r]) + 1);
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+static int take_addresses(struct ckpt_xport_tcp *x, const char *text, size_t len,
+                          struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **list = calloc((size_t)x->x.size + 1, sizeof *list);
+    size_t at = 0;
+
+    if (!list)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < x->x.size; r++) {
+        const size_t n = strnlen(text + at, len - at);
+        if (at + n >= len)
+            return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent broken addresses");
+        list[r] = text + at;
+        at += n + 1;
+    }
+    return ckpt_tcp_know(x, list, err);
+}
+
+static int tell_addresses(struct rendezvous *v, struct ckpt_xport_tcp *x, struct ckpt_comm *comm,
+                          uint32_t timeout_ms, struct ckpt_err *err)
+{
+    struct ckpt_round round = {
+        .comm = comm, .timeout_ms = timeout_ms, .judge = judge_addresses, .ctx = v};
+    unsigned char *answer = NULL;
+    size_t len = 0;
+    int rc = ckpt_round_run(&round, 0, &answer, &len, err);
+
+    if (rc == 0)
+        rc = take_addresses(x, (const char *)answer, len, err);
+    free(answer);
+    return rc;
+}
+
+static int join(struct rendezvous *v, struct ckpt_tcp *tcp, uint32_t timeout_ms,
+                struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct ckpt_xport_tcp *x = NULL;
+    struct ckpt_comm *comm = NULL;
+    int rc;
+
+    if (ckpt_tcp_join(tcp, v->rank, v->size, v->above, timeout_ms, &x, err) < 0 ||
+        ckpt_comm_wrap(&x->x, &comm, err) < 0)
+        return -1;
+    rc = tell_addresses(v, x, comm, timeout_ms, err);
+    if (ckpt_tcp_finish(x, comm, rc, timeout_ms, err) < 0) {
+        ckpt_comm_free(comm);
+        return -1;
+    }
+    *ret = comm;
+    return 0;
+}
+
+static int meet(struct rendezvous *v, struct ckpt_tcp **tcp, struct ckpt_err *err)
+{
+    if (v->rank > 0)
+        return meet_other(v, tcp, err);
+    if (!(v->address = calloc((size_t)v->size + 1, sizeof *v->address)))
+        return ckpt_nomem(err);
+    return ckpt_tcp_listen(v->host, tcp, err) < 0 ? -1 : meet_root(v, (*tcp)->address, err);
+}
+
+int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct rendezvous v = {.host = getenv("MASTER_ADDR")};
+    struct ckpt_tcp *tcp = NULL;
+    uint32_t timeout_ms;
+    bool sealed;
+
+    if (!v.host)
+        return ckpt_fail(err, CKPT_USAGE, "MASTER_ADDR is not set");
+    if (ckpt_env_number("WORLD_SIZE", 1 << 20, &v.size, err) < 0 ||
+        ckpt_env_number("RANK", v.size - !!v.size, &v.rank, err) < 0 ||
+        ckpt_env_number("MASTER_PORT", UINT16_MAX, &v.port, err) < 0)
+        return -1;
+    if (ckpt_comm_rendezvous_ms(&timeout_ms, err) < 0 || ckpt_seal_wanted(&sealed, err) < 0)
+        return -1;
+    if (ckpt_socket_reserve(ckpt_tcp_files(v.rank, v.size), err) < 0)
+        return -1;
+    v.until = ckpt_now_ms() + timeout_ms;
+    job_token(&v);
+    int rc = meet(&v, &tcp, err);
+    if (rc < 0)
+        ckpt_tcp_free(tcp);
+    else
+        rc = join(&v, tcp, timeout_ms, ret, err);
+    for (uint32_t r = 0; v.address && r < v.size; r++)
+        free(v.address[r]);
+    free(v.address);
+    return rc;
+}

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Transfers between processes of one machine that read each other's memory: the data connection
+ * carries notes about where the bytes of a transfer are, and which transfers were copied. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/err.h"
+#include "comm/tcp.h"
+
+static void set_address(struct ckpt_xfer *t, uint64_t address)
+{
+    t->priv.word = address;
+    t->there = true;
+    atomic_store(&t->done, true);
+}
+
+/* Queue a note, with its seal. */
+static int queue_note(struct ckpt_tcp_peer *p, uint64_t number, uint64_t address)
+{
+    struct ckpt_sealed_note s = {.note = {number, address}};
+    const size_t len = sizeof s.note + ckpt_seal_len(&p->data_out);
+
+    if (ckpt_vec_reserve(&p->same_host.out, len) < 0)
+        return -1;
+    ckpt_seal_add(&p->data_out, &s.note, sizeof s.note);
+    ckpt_seal_end(&p->data_out, s.seal);
+    memcpy(p->same_host.out.ptr + p->same_host.out.len, &s, len);
+    p->same_host.out.len += len;
+    return 0;
+}
+
+int ckpt_tcp_same_host_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
+                            struct ckpt_err *err)
+{
+    struct ckpt_tcp_same_host *n = &p->same_host;
+
+    *ret_done = false;
+    if (t->send) {
+        t->at = n->nsend++;
+        return queue_note(p, t->at, (uint64_t)(uintptr_t)t->buf) < 0 ? ckpt_nomem(err) : 0;
+    }
+    t->at = n->nrecv++;
+    if (n->nearly < n->early.len) {
+        set_address(t, n->early.ptr[n->nearly++]);
+        *ret_done = true;
+    }
+    if (n->nearly == n->early.len)
+        n->nearly = n->early.len = 0;
+    return 0;
+}
+
+static int take_note(struct ckpt_tcp_peer *p, const struct ckpt_tcp_note *note)
+{
+    struct ckpt_tcp_same_host *n = &p->same_host;
+    struct ckpt_xfer *t;
+
+    if (note->address == 0) {
+        if (!(t = ckpt_queue_take(&p->send, note->number)))
+            return -1;
+        atomic_store(&t->done, true);
+        return 0;
+    }
+    if (!p->recv.head)
+        return ckpt_vec_push(&n->early, note->address);
+    if (p->recv.head->at != note->number)
+        return -1;
+    t = ckpt_queue_take(&p->recv, note->number);
+    set_address(t, note->address);
+    return 0;
+}
+
+bool ckpt_tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
+                    size_t off)
+{
+    struct ckpt_xport_tcp *m = ((struct ckpt_xport_tcp *)x);
+    struct ckpt_tcp_same_host *n = &m->peer[t->peer]->same_host;
+
+    if (ckpt_same_host_read(&n->of, buf, len, t->priv.word + off))
+        return true;
+    (void)pthread_mutex_lock(&m->lock);
+    n->lost = true;
+    (void)pthread_mutex_unlock(&m->lock);
+    x->ops->kick(x);
+    return false;
+}
+
+void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t)
+{
+    struct ckpt_xport_tcp *m = ((struct ckpt_xport_tcp *)x);
+    struct ckpt_tcp_same_host *n = &m->peer[t->peer]->same_host;
+    const struct ckpt_tcp_note note = {t->at, 0};
+
+    (void)pthread_mutex_lock(&m->lock);
+    n->lost |= ckpt_vec_push(&n->taken, note) < 0;
+    (void)pthread_mutex_unlock(&m->lock);
+    x->ops->kick(x);
+}
+
+/* Queue notes about the transfers that workers have copied. False: they could not copy. */
+static bool queue_taken(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
+{
+    struct ckpt_tcp_same_host *n = &p->same_host;
+    bool good;
+
+    (void)pthread_mutex_lock(&m->lock);
+    good = !n->lost;
+    for (size_t i = 0; i < n->taken.len && good; i++)
+        good = queue_note(p, n->taken.ptr[i].number, n->taken.ptr[i].address) == 0;
+    n->taken.len = 0;
+    (void)pthread_mutex_unlock(&m->lock);
+    return good;
+}
+
+void ckpt_tcp_same_host_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_same_host *n)
+{
+    (void)pthread_mutex_lock(&m->lock);
+    ckpt_vec_release(&n->taken);
+    (void)pthread_mutex_unlock(&m->lock);
+    ckpt_vec_release(&n->early);
+    ckpt_vec_release(&n->out);
+    n->nearly = n->out_at = n->in_at = 0;
+}
+
+static int push_notes(struct ckpt_tcp_same_host *n, int fd, bool *moved)
+{
+    while (n->out_at < n->out.len) {
+        ssize_t got = send(fd, n->out.ptr + n->out_at, n->out.len - n->out_at, MSG_NOSIGNAL);
+        if (got < 0)
+            return ckpt_socket_would_block() ? 0 : -1;
+        *moved = true;
+        n->out_at += (size_t)got;
+    }
+    n->out.len = n->out_at = 0;
+    return 0;
+}
+
+static int pull_notes(struct ckpt_tcp_peer *p, bool *moved)
+{
+    struct ckpt_tcp_same_host *n = &p->same_host;
+    const size_t len = sizeof n->in.note + ckpt_seal_len(&p->data_in);
+
+    for (;;) {
+        ssize_t got = recv(p->data, (char *)&n->in + n->in_at, len - n->in_at, 0);
+        if (got < 0)
+            return ckpt_socket_would_block() ? 0 : -1;
+        if (got == 0)
+            return -1;
+        *moved = true;
+        n->in_at += (size_t)got;
+        if (n->in_at < len)
+            continue;
+        n->in_at = 0;
+        ckpt_seal_add(&p->data_in, &n->in.note, sizeof n->in.note);
+        p->forged |= !ckpt_seal_check(&p->data_in, n->in.seal);
+        if (p->forged || take_note(p, &n->in.note) < 0)
+            return -1;
+    }
+}
+
+int ckpt_tcp_same_host_open(struct ckpt_tcp_peer *p, struct ckpt_err *err)
+{
+    if (!p->same_host.is || p->same_host.nsend || p->same_host.nrecv)
+        return 0;
+    for (struct ckpt_xfer *t = p->send.head; t; t = t->next) {
+        bool ignored;
+        if (ckpt_tcp_same_host_post(p, t, &ignored, err) < 0)
+            return -1;
+    }
+    for (struct ckpt_xfer *t = p->recv.head; t; t = t->next)
+        t->at = p->same_host.nrecv++;
+    return 0;
+}
+
+int ckpt_tcp_same_host_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
+{
+    p->same_host.failed = !queue_taken(m, p);
+    return p->same_host.failed || push_notes(&p->same_host, p->data, moved) < 0 ||
+                   pull_notes(p, moved) < 0
+               ? -1
+               : 0;
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contract of a transport, which moves bytes between ranks. Each member is one file, and a
+ * library of its own if it needs other libraries.
+ *
+ * There are two kinds of traffic between a pair of ranks. Data transfers: both ranks know the sizes
+ * from the plan, and the n-th send to a peer matches the peer's n-th receive. Control messages: of
+ * any size, and unexpected. Except where a member says otherwise, one thread at a time calls it. */
+#ifndef CKPT_COMM_XPORT_H
+#define CKPT_COMM_XPORT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <ckptfs/err.h>
+
+struct ckpt_xport;
+struct ckpt_device;
+
+/* A send or a receive. The caller owns it, and must not move it before it is done. */
+struct ckpt_xfer {
+    void *buf; /* a send only reads it */
+    size_t len;
+    uint32_t peer;
+    bool send;
+    bool there; /* set before done, of a receive: the bytes are still in the sender's memory, and
+                 * are copied with fetch */
+    atomic_bool done; /* set by post, by progress or by another thread */
+    /* for the transport: */
+    size_t at;
+    struct ckpt_xfer *next;
+    union {
+        void *ptr;
+        uint64_t word;
+    } priv;
+};
+
+struct ckpt_xport_ops {
+    const char *name;
+    /* Start a data transfer. The members up to `send` are set, the rest is zero. */
+    int (*post)(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err);
+    /* Move as many bytes as possible without blocking. PEER: a rank is gone that a transfer waits
+     * for. *ret_moved: something happened. */
+    int (*progress)(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err);
+    /* Copy bytes [off, off + len) of a transfer that is `there`. From any thread. False: the sender
+     * is gone, and progress will report that. The member is NULL if no transfer is ever `there`. */
+    bool (*fetch)(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
+                  size_t off);
+    /* Tell the sender that the whole transfer was copied. From any thread. */
+    void (*fetched)(struct ckpt_xport *x, const struct ckpt_xfer *t);
+    /* Sleep until progress may have something to do, kick is called, or the time is over. */
+    void (*wait)(struct ckpt_xport *x, uint32_t timeout_ms);
+    /* Wake the thread that is in wait. From any thread. */
+    void (*kick)(struct ckpt_xport *x);
+    /* Send a copy of a control message. Never blocks. */
+    int (*ctl_send)(struct ckpt_xport *x, uint32_t peer, const void *msg, size_t len,
+                    struct ckpt_err *err);
+    /* Receive a control message. 1: *ret_msg is malloc'ed, and the caller's; 0: there is none. */
+    int (*ctl_recv)(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg, size_t *ret_len,
+                    struct ckpt_err *err);
+    /* Has the peer closed its connection, or died? Messages that it sent before may still have to
+     * be received. The member is NULL if the death of a rank ends the whole job (MPI). */
+    bool (*gone)(struct ckpt_xport *x, uint32_t peer);
+    /* The reason why the peer is gone (a static text), or NULL if it is not known. The member may
+     * be NULL. */
+    const char *(*why_gone)(struct ckpt_xport *x, uint32_t peer);
+    /* Permit (or forbid again) the other ranks of this node to read this process's memory. The
+     * member is NULL if they never do, or need no permission. */
+    void (*permit)(struct ckpt_xport *x, bool on);
+    /* Abandon all transfers. False: some buffers may still be written to, and must never be freed.
+     * The caller starts no transfer after this before renew. */
+    bool (*cancel)(struct ckpt_xport *x);
+    /* After a load failed, all ranks call this, after cancel and before the next load: bytes of old
+     * transfers that are still in flight must not be taken for new ones. NULL: nothing to do. */
+    void (*renew)(struct ckpt_xport *x);
+    void (*free)(struct ckpt_xport *x);
+};
+
+/* A transport. Members embed this first. */
+struct ckpt_xport {
+    const struct ckpt_xport_ops *ops;
+    uint32_t rank, size;
+    bool driven;        /* only the thread that called ckpt_load_wait may call the transport */
+    const char *remark; /* a static text that the user should see once; or NULL */
+    bool same_host;     /* all ranks of this node can read each other's memory */
+    /* If destinations are in device memory: the device, which also exchanges data in place of post
+     * (device.h). NULL: they are in host memory. */
+    struct ckpt_device *device;
+};
+
+/* Make a comm of a transport, which belongs to the comm then; also freed after a failure. For
+ * transports in libraries of their own, as are the functions that follow. */
+struct ckpt_comm;
+CKPT_PUBLIC int ckpt_comm_wrap(struct ckpt_xport *x, struct ckpt_comm **ret, struct ckpt_err *err);
+
+/* The transport of a comm; and replace it, by one that contains it (NCCL's contains the one that
+ * carries its control messages). */
+CKPT_PUBLIC struct ckpt_xport *ckpt_comm_xport(const struct ckpt_comm *comm);
+CKPT_PUBLIC void ckpt_comm_replace(struct ckpt_comm *comm, struct ckpt_xport *x);
+
+/* How long ranks wait for each other at the rendezvous: CKPTFS_MEET_TIMEOUT, or 300 s. USAGE: the
+ * variable is no number of seconds. */
+CKPT_PUBLIC int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err);
+
+/* USAGE: CKPTFS_SECRET is set, but this transport cannot authenticate its connections. */
+CKPT_PUBLIC int ckpt_comm_no_secret(const char *transport, struct ckpt_err *err);
+
+/* COLLECTIVE. Broadcast rank 0's len bytes into `data`, unless a rank has failed: rc and *err are
+ * this rank's verdict, as in ckpt_comm_agree. */
+CKPT_PUBLIC int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len,
+                                uint32_t timeout_ms, struct ckpt_err *err);
+
+/* Make progress while the caller waits for something else. -1 and PEER: a rank is gone. 1: another
+ * rank has failed, and will report that in the next ckpt_comm_agree. */
+CKPT_PUBLIC int ckpt_comm_look(struct ckpt_comm *comm, struct ckpt_err *err);
+
+/* The function that a transport's library exports under the name CKPT_XPORT_OPEN: make a transport
+ * from what the launcher has put into the environment. */
+typedef int ckpt_xport_open(struct ckpt_xport **ret, struct ckpt_err *err);
+#define CKPT_XPORT_OPEN "ckpt_xport_open_from_env"
+
+/* The function that NCCL's library exports under the name CKPT_COMM_DEVICE: make a comm whose
+ * destinations are in device memory. It takes ctl, which carries the control messages, on success.
+ */
+typedef int ckpt_comm_device(struct ckpt_comm *ctl, struct ckpt_comm **ret, struct ckpt_err *err);
+#define CKPT_COMM_DEVICE "ckpt_comm_device_from_env"
+
+/* n transports that connect threads of one process; ret[r] is rank r's. */
+int ckpt_xport_threads(uint32_t n, struct ckpt_xport **ret, struct ckpt_err *err);
+
+#endif

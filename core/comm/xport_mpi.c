@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks of an MPI communicator, with destinations in host memory. Data and control messages have
+ * different tags; MPI keeps the order of messages of each pair of ranks. */
+#include <ckptfs/load_mpi.h>
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "comm/xport.h"
+
+enum { NAP_US = 50, SPINS = 200, GRACE_MS = 2000 };
+
+/* TAG_DATA is the first load's tag of data; each renewal uses the next one. */
+enum { TAG_CTL = 1, TAG_DATA = 2, LAST_TAG = 32767 };
+
+/* A control message that is being sent. */
+struct outgoing {
+    struct outgoing *next;
+    MPI_Request request;
+    unsigned char data[];
+};
+
+struct xport_mpi {
+    struct ckpt_xport x;
+    MPI_Comm comm; /* our duplicate */
+    bool finalize; /* we initialised MPI */
+    struct ckpt_xfer *active;
+    struct outgoing *outgoing;
+    uint32_t idle; /* calls of wait since something happened */
+    int data_tag;
+};
+
+static struct xport_mpi *self(struct ckpt_xport *x) { return (struct xport_mpi *)x; }
+
+static int failed(int rc, const char *what, struct ckpt_err *err)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int len = 0;
+
+    if (rc == MPI_SUCCESS)
+        return 0;
+    (void)MPI_Error_string(rc, text, &len);
+    return ckpt_fail(err, CKPT_PEER, "MPI: %s: %s", what, text);
+}
+
+/* Counts of MPI are ints: a longer message is sent as several elements of a type of so many bytes.
+ */
+enum { BIG = 1 << 20 };
+
+static int big_type(size_t len, MPI_Datatype *ret, int *ret_count, struct ckpt_err *err)
+{
+    MPI_Datatype block, whole;
+    const int tail = (int)(len % BIG);
+
+    *ret = MPI_BYTE;
+    *ret_count = (int)len;
+    if (len <= INT_MAX)
+        return 0;
+    int lengths[2] = {(int)(len / BIG), tail};
+    MPI_Aint offsets[2] = {0, (MPI_Aint)(len - (size_t)tail)};
+    int rc = MPI_Type_contiguous(BIG, MPI_BYTE, &block);
+    MPI_Datatype types[2] = {block, MPI_BYTE};
+    if (rc == MPI_SUCCESS)
+        rc = MPI_Type_create_struct(2, lengths, offsets, types, &whole);
+    if (rc == MPI_SUCCESS)
+        rc = MPI_Type_commit(&whole);
+    if (rc != MPI_SUCCESS)
+        return failed(rc, "a type", err);
+    (void)MPI_Type_free(&block);
+    *ret = whole;
+    *ret_count = 1;
+    return 0;
+}
+
+static int mpi_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
+{
+    struct xport_mpi *m = self(x);
+    MPI_Request *request = malloc(sizeof *request);
+    MPI_Datatype type;
+    int count, rc;
+
+    if (!request)
+        return ckpt_nomem(err);
+    if (big_type(t->len, &type, &count, err) < 0) {
+        free(request);
+        return -1;
+    }
+    rc = t->send ? MPI_Isend(t->buf, count, type, (int)t->peer, m->data_tag, m->comm, request)
+                 : MPI_Irecv(t->buf, count, type, (int)t->peer, m->data_tag, m->comm, request);
+    if (type != MPI_BYTE)
+        (void)MPI_Type_free(&type);
+    if (rc != MPI_SUCCESS) {
+        free(request);
+        return failed(rc, t->send ? "a send" : "a receive", err);
+    }
+    t->priv.ptr = request;
+    t->next = m->active;
+    m->active = t;
+    return 0;
+}
+
+static int reap_outgoing(struct xport_mpi *m, struct ckpt_err *err)
+{
+    for (struct outgoing **at = &m->outgoing; *at;) {
+        struct outgoing *o = *at;
+        int done = 0, rc = MPI_Test(&o->request, &done, MPI_STATUS_IGNORE);
+        if (rc != MPI_SUCCESS)
+            return failed(rc, "a message", err);
+        if (!done) {
+            at = &o->next;
+            continue;
+        }
+        *at = o->next;
+        free(o);
+    }
+    return 0;
+}
+
+static int mpi_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err)
+{
+    struct xport_mpi *m = self(x);
+
+    *ret_moved = false;
+    for (struct ckpt_xfer **at = &m->active; *at;) {
+        struct ckpt_xfer *t = *at;
+        int done = 0, rc = MPI_Test(t->priv.ptr, &done, MPI_STATUS_IGNORE);
+        if (rc != MPI_SUCCESS)
+            return failed(rc, "a transfer", err);
+        if (!done) {
+            at = &t->next;
+            continue;
+        }
+        *at = t->next;
+        free(t->priv.ptr);
+        atomic_store(&t->done, true);
+        *ret_moved = true;
+    }
+    if (*ret_moved)
+        m->idle = 0;
+    return reap_outgoing(m, err);
+}
+
+/* MPI has no wait that another thread could end: return at once for a while, then sleep briefly. */
+static void mpi_wait(struct ckpt_xport *x, uint32_t timeout_ms)
+{
+    struct xport_mpi *m = self(x);
+    const struct timespec nap = {0, (m->idle < SPINS ? NAP_US : NAP_US * 20) * 1000};
+
+    m->idle++;
+    if (timeout_ms)
+        (void)nanosleep(&nap, NULL);
+}
+
+static void mpi_kick(struct ckpt_xport *x) { (void)x; }
+
+static int mpi_ctl_send(struct ckpt_xport *x, uint32_t peer, const void *msg, size_t len,
+                        struct ckpt_err *err)
+{
+    struct xport_mpi *m = self(x);
+    struct outgoing *o = malloc(sizeof *o + len);
+
+    if (!o)
+        return ckpt_nomem(err);
+    if (len > INT_MAX) {
+        free(o);
+        return ckpt_fail(err, CKPT_LIMIT, "a message of %zu bytes", len);
+    }
+    memcpy(o->data, msg, len);
+    int rc = MPI_Isend(o->data, (int)len, MPI_BYTE, (int)peer, TAG_CTL, m->comm, &o->request);
+    if (rc != MPI_SUCCESS) {
+        free(o);
+        return failed(rc, "a message", err);
+    }
+    o->next = m->outgoing;
+    m->outgoing = o;
+    return 0;
+}
+
+static int mpi_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg, size_t *ret_len,
+                        struct ckpt_err *err)
+{
+    struct xport_mpi *m = self(x);
+    MPI_Message message;
+    MPI_Status status;
+    int there = 0, len = 0;
+    int rc = MPI_Improbe(MPI_ANY_SOURCE, TAG_CTL, m->comm, &there, &message, &status);
+
+    if (rc != MPI_SUCCESS)
+        return failed(rc, "a probe", err);
+    if (!there)
+        return 0;
+    m->idle = 0;
+    (void)MPI_Get_count(&status, MPI_BYTE, &len);
+    if (!(*ret_msg = malloc((size_t)len + 1)))
+        return ckpt_nomem(err);
+    rc = MPI_Mrecv(*ret_msg, len, MPI_BYTE, &message, &status);
+    if (rc != MPI_SUCCESS) {
+        free(*ret_msg);
+        return failed(rc, "a message", err);
+    }
+    *ret_peer = (uint32_t)status.MPI_SOURCE;
+    *ret_len = (size_t)len;
+    return 1;
+}
+
+/* Receives can be cancelled. Sends can't: those that no rank receives get a little time to end. */
+static bool mpi_cancel(struct ckpt_xport *x)
+{
+    struct xport_mpi *m = self(x);
+    const uint64_t until = ckpt_now_ms() + GRACE_MS;
+    const struct timespec nap = {0, 1000000};
+    bool moved;
+
+    for (struct ckpt_xfer *t = m->active; t; t = t->next)
+        if (!t->send)
+            (void)MPI_Cancel(t->priv.ptr);
+    while (m->active && ckpt_now_ms() < until) {
+        if (mpi_progress(x, &moved, NULL) < 0)
+            break;
+        if (!moved)
+            (void)nanosleep(&nap, NULL);
+    }
+    bool clean = m->active == NULL;
+    m->active = NULL; /* MPI still uses what is left, so that the caller keeps the buffers */
+    return clean;
+}
+
+/* Old sends that no rank has received do no harm: new receives have another tag. */
+static void mpi_renew(struct ckpt_xport *x)
+{
+    struct xport_mpi *m = self(x);
+
+    m->data_tag = m->data_tag < LAST_TAG ? m->data_tag + 1 : TAG_DATA;
+}
+
+static void mpi_free(struct ckpt_xport *x)
+{
+    struct xport_mpi *m = self(x);
+    const uint64_t until = ckpt_now_ms() + GRACE_MS;
+
+    while (m->outgoing && reap_outgoing(m, NULL) == 0 && ckpt_now_ms() < until)
+        mpi_wait(x, 1);
+    while (m->outgoing) {
+        struct outgoing *o = m->outgoing;
+        m->outgoing = o->next; /* not freed: MPI may still read it */
+    }
+    (void)MPI_Comm_free(&m->comm);
+    if (m->finalize)
+        (void)MPI_Finalize();
+    free(m);
+}
+
+static const struct ckpt_xport_ops mpi_ops = {
+    .name = "mpi",
+    .post = mpi_post,
+    .progress = mpi_progress,
+    .wait = mpi_wait,
+    .kick = mpi_kick,
+    .ctl_send = mpi_ctl_send,
+    .ctl_recv = mpi_ctl_recv,
+    .cancel = mpi_cancel,
+    .renew = mpi_renew,
+    .free = mpi_free,
+};
+
+static int make(MPI_Comm mpi, bool finalize, struct ckpt_xport **ret, struct ckpt_err *err)
+{
+    struct xport_mpi *m;
+    int level = 0, is_main = 0, rank, size, rc;
+
+    if (ckpt_comm_no_secret("MPI", err) < 0)
+        return -1;
+    (void)MPI_Query_thread(&level);
+    (void)MPI_Is_thread_main(&is_main);
+    if (level < MPI_THREAD_FUNNELED)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "MPI was initialised without threads: MPI_Init_thread with "
+                         "MPI_THREAD_FUNNELED or more is needed");
+    if (level == MPI_THREAD_FUNNELED && !is_main)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "MPI was initialised with MPI_THREAD_FUNNELED: only the main thread may "
+                         "make a comm and load with it");
+    if (!(m = calloc(1, sizeof *m)))
+        return ckpt_nomem(err);
+    if ((rc = MPI_Comm_dup(mpi, &m->comm)) != MPI_SUCCESS) {
+        free(m);
+        return failed(rc, "duplicating the communicator", err);
+    }
+    (void)MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN);
+    (void)MPI_Comm_rank(m->comm, &rank);
+    (void)MPI_Comm_size(m->comm, &size);
+    m->finalize = finalize;
+    m->data_tag = TAG_DATA;
+    m->x = (struct ckpt_xport){.ops = &mpi_ops,
+                               .rank = (uint32_t)rank,
+                               .size = (uint32_t)size,
+                               .driven = level < MPI_THREAD_MULTIPLE};
+    *ret = &m->x;
+    return 0;
+}
+
+CKPT_PUBLIC ckpt_xport_open ckpt_xport_open_from_env;
+
+int ckpt_xport_open_from_env(struct ckpt_xport **ret, struct ckpt_err *err)
+{
+    int is = 0, level;
+
+    (void)MPI_Initialized(&is);
+    if (!is && MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level) != MPI_SUCCESS)
+        return ckpt_fail(err, CKPT_PEER, "MPI can't be initialised");
+    return make(MPI_COMM_WORLD, !is, ret, err);
+}
+
+int ckpt_comm_mpi(MPI_Comm mpi, struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    struct ckpt_xport *x;
+
+    return make(mpi, false, &x, err) < 0 ? -1 : ckpt_comm_wrap(x, ret, err);
+}

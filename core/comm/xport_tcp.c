@@ -1,0 +1,600 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Moving bytes over TCP. Control messages travel along the tree of ranks, from neighbour to
+ * neighbour. Two ranks that exchange data have a data connection, made when it is first needed; it
+ * carries the bytes of transfers in the order of posting, without frames, because both sides know
+ * the sizes. Between processes of one machine that can read each other's memory, it carries notes
+ * about where the bytes are, and which transfers were copied (tcp_same_host.c). */
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/ckd.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "comm/comm.h"
+#include "comm/tcp.h"
+
+enum { MAX_CTL = 1 << 30, FIRST_ROOM = 64 << 10, FLUSH_MS = 2000 };
+
+static const char FORGED[] =
+    "a message from it was forged, or changed on its way (its seal is wrong)";
+
+static struct ckpt_xport_tcp *self(struct ckpt_xport *x) { return (struct ckpt_xport_tcp *)x; }
+
+/* ---- peers ---- */
+
+struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank)
+{
+    struct ckpt_tcp_peer *p = m->peer[rank];
+
+    if (p)
+        return p;
+    if (!(p = calloc(1, sizeof *p)) || ckpt_vec_push(&m->active, p) < 0) {
+        free(p);
+        return NULL;
+    }
+    p->rank = rank;
+    p->data = p->ctl = -1;
+    ckpt_queue_init(&p->send);
+    ckpt_queue_init(&p->recv);
+    p->out_tail = &p->out;
+    return m->peer[rank] = p;
+}
+
+static void close_data(struct ckpt_tcp_peer *p)
+{
+    if (p->state == CKPT_TCP_DIALLING)
+        ckpt_socket_close(&p->dialling.fd);
+    ckpt_socket_close(&p->data);
+    p->state = CKPT_TCP_CLOSED;
+}
+
+/* ---- moving bytes ---- */
+
+static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
+{
+    struct ckpt_tcp_peer *p = ckpt_tcp_peer(self(x), t->peer);
+
+    if (!p)
+        return ckpt_nomem(err);
+    struct ckpt_xfer_queue *q = t->send ? &p->send : &p->recv;
+    if (p->state == CKPT_TCP_CLOSED || p->gone || self(x)->cancelled)
+        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", t->peer);
+    bool done = false;
+    if (p->state == CKPT_TCP_OPEN && p->same_host.is &&
+        ckpt_tcp_same_host_post(p, t, &done, err) < 0)
+        return -1;
+    if (done)
+        return 0;
+    t->next = NULL;
+    *q->tail = t;
+    q->tail = &t->next;
+    return 0;
+}
+
+/* A transfer on the wire is its bytes followed by their seal. Where the next bytes of it are, and
+ * how many of them are contiguous. */
+static unsigned char *rest_of(struct ckpt_xfer *t, unsigned char *seal, size_t seal_len,
+                              size_t *ret_len)
+{
+    if (t->at < t->len || seal_len == 0) {
+        *ret_len = t->len - t->at;
+        return (unsigned char *)t->buf + t->at;
+    }
+    *ret_len = t->len + seal_len - t->at;
+    return seal + (t->at - t->len);
+}
+
+static void transfer_done(struct ckpt_xfer_queue *q)
+{
+    struct ckpt_xfer *t = q->head;
+
+    ckpt_queue_pop(q);
+    atomic_store(&t->done, true);
+}
+
+/* -1: the connection ended. */
+static int push_data(struct ckpt_tcp_peer *p, bool *moved)
+{
+    const size_t seal_len = ckpt_seal_len(&p->data_out);
+
+    while (p->send.head) {
+        struct ckpt_xfer *t = p->send.head;
+        size_t len;
+        if (t->at == t->len && !p->sealed) {
+            ckpt_seal_end(&p->data_out, p->seal_out);
+            p->sealed = true;
+        }
+        const unsigned char *from = rest_of(t, p->seal_out, seal_len, &len);
+        ssize_t n = send(p->data, from, len, MSG_NOSIGNAL);
+        if (n < 0)
+            return ckpt_socket_would_block() ? 0 : -1;
+        *moved = true;
+        if (t->at < t->len)
+            ckpt_seal_add(&p->data_out, from, (size_t)n);
+        t->at += (size_t)n;
+        if (t->at < t->len + seal_len)
+            continue;
+        p->sealed = false;
+        transfer_done(&p->send);
+    }
+    return 0;
+}
+
+static int pull_data(struct ckpt_tcp_peer *p, bool *moved)
+{
+    const size_t seal_len = ckpt_seal_len(&p->data_in);
+
+    while (p->recv.head) {
+        struct ckpt_xfer *t = p->recv.head;
+        size_t len;
+        unsigned char *to = rest_of(t, p->seal_in, seal_len, &len);
+        ssize_t n = len ? recv(p->data, to, len, 0) : 0;
+        if (n < 0)
+            return ckpt_socket_would_block() ? 0 : -1;
+        if (n == 0 && len)
+            return -1;
+        *moved = true;
+        if (t->at < t->len)
+            ckpt_seal_add(&p->data_in, to, (size_t)n);
+        t->at += (size_t)n;
+        if (t->at < t->len + seal_len)
+            continue;
+        if (!ckpt_seal_check(&p->data_in, p->seal_in)) {
+            p->forged = true;
+            return -1;
+        }
+        transfer_done(&p->recv);
+    }
+    return 0;
+}
+
+static int move_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
+{
+    if (p->same_host.is)
+        return ckpt_tcp_same_host_move(m, p, moved);
+    return push_data(p, moved) < 0 || pull_data(p, moved) < 0 ? -1 : 0;
+}
+
+/* ---- control messages ---- */
+
+/* The neighbour in the tree that forwards messages to a rank, or the rank itself. */
+static uint32_t next_hop(const struct ckpt_xport *x, uint32_t to)
+{
+    for (uint32_t at = to; at > 0; at = ckpt_tree_parent(at))
+        if (ckpt_tree_parent(at) == x->rank)
+            return at;
+    return ckpt_tree_parent(x->rank);
+}
+
+/* Seal a message right before it is sent: some messages are queued before the connection, and so
+ * the key, exists. */
+static void seal_message(struct ckpt_tcp_peer *p, struct ckpt_tcp_outgoing *o)
+{
+    if (o->sealed)
+        return;
+    o->sealed = true;
+    ckpt_seal_add(&p->ctl_out, o->data, o->len);
+    ckpt_seal_end(&p->ctl_out, o->data + o->len);
+    o->len += ckpt_seal_len(&p->ctl_out);
+}
+
+static int push_ctl(struct ckpt_tcp_peer *p, bool *moved)
+{
+    while (p->out) {
+        struct ckpt_tcp_outgoing *o = p->out;
+        seal_message(p, o);
+        ssize_t n = send(p->ctl, o->data + o->at, o->len - o->at, MSG_NOSIGNAL);
+        if (n < 0)
+            return ckpt_socket_would_block() ? 0 : -1;
+        *moved = true;
+        o->at += (size_t)n;
+        if (o->at < o->len)
+            continue;
+        if (!(p->out = o->next))
+            p->out_tail = &p->out;
+        free(o);
+    }
+    return 0;
+}
+
+/* Queue a message for the neighbour that is next on its way. */
+static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *frame,
+                         const void *msg, struct ckpt_err *err)
+{
+    struct ckpt_tcp_peer *p = ckpt_tcp_peer(m, next_hop(&m->x, frame->to));
+    struct ckpt_tcp_outgoing *o = malloc(sizeof *o + sizeof *frame + frame->len + CKPT_SEAL_BYTES);
+    bool moved;
+
+    if (!o || !p) {
+        free(o);
+        return ckpt_nomem(err);
+    }
+    if (p->gone) {
+        free(o);
+        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", p->rank);
+    }
+    o->next = NULL;
+    o->sealed = false;
+    o->len = sizeof *frame + frame->len;
+    o->at = 0;
+    memcpy(o->data, frame, sizeof *frame);
+    if (frame->len)
+        memcpy(o->data + sizeof *frame, msg, frame->len);
+    *p->out_tail = o;
+    p->out_tail = &o->next;
+    if (p->ctl >= 0)
+        (void)push_ctl(p, &moved); /* progress will notice the end of the connection */
+    return 0;
+}
+
+static bool check_message(struct ckpt_tcp_peer *p)
+{
+    ckpt_seal_add(&p->ctl_in, &p->in_frame, sizeof p->in_frame);
+    ckpt_seal_add(&p->ctl_in, p->in, p->in_frame.len);
+    p->forged |= !ckpt_seal_check(&p->ctl_in, p->in + p->in_frame.len);
+    return !p->forged;
+}
+
+static int take_message(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
+{
+    struct ckpt_tcp_incoming *in;
+
+    p->in_at = 0;
+    if (!check_message(p))
+        return -1;
+    if (p->in_frame.to != m->x.rank) { /* other ranks notice if it cannot be forwarded */
+        (void)queue_message(m, &p->in_frame, p->in, NULL);
+        free(p->in);
+        p->in = NULL;
+        return 0;
+    }
+    if (!(in = malloc(sizeof *in)))
+        return -1;
+    *in =
+        (struct ckpt_tcp_incoming){.from = p->in_frame.from, .len = p->in_frame.len, .data = p->in};
+    p->in = NULL;
+    *m->in_tail = in;
+    m->in_tail = &in->next;
+    return 0;
+}
+
+/* Make room for `need` bytes of the message. The buffer doubles as bytes arrive, so that a frame
+ * with a large length alone allocates nothing. */
+static int make_room(struct ckpt_tcp_peer *p, size_t need)
+{
+    const size_t cap = (size_t)ckpt_min_u64((uint64_t)p->in_frame.len + CKPT_SEAL_BYTES,
+                                            p->in ? ckpt_max_u64(need, 2 * (uint64_t)p->in_cap)
+                                                  : ckpt_max_u64(need, FIRST_ROOM));
+    unsigned char *in = p->in && p->in_cap >= need ? p->in : realloc(p->in, cap);
+
+    if (!in)
+        return -1;
+    if (in != p->in || p->in_cap < need)
+        p->in_cap = cap;
+    p->in = in;
+    return 0;
+}
+
+/* Check a frame: may such a message arrive from this neighbour? */
+static int take_frame(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
+{
+    const struct ckpt_tcp_frame *f = &p->in_frame;
+
+    if (f->len > MAX_CTL || f->from >= m->x.size || f->to >= m->x.size ||
+        (f->to != m->x.rank && next_hop(&m->x, f->to) == p->rank))
+        return -1;
+    return make_room(p, 1);
+}
+
+/* Where the next bytes of frame, message and seal belong, and how many there is room for. */
+static unsigned char *next_bytes(struct ckpt_tcp_peer *p, size_t *ret_want)
+{
+    const size_t head = sizeof p->in_frame;
+    const size_t body = p->in_frame.len + ckpt_seal_len(&p->ctl_in);
+
+    if (p->in_at < head) {
+        *ret_want = head - p->in_at;
+        return (unsigned char *)&p->in_frame + p->in_at;
+    }
+    const size_t at = p->in_at - head;
+    if (at == p->in_cap && at < body && make_room(p, at + 1) < 0)
+        return NULL;
+    *ret_want = (size_t)ckpt_min_u64(body, p->in_cap) - at;
+    return p->in + at;
+}
+
+static int pull_ctl(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
+{
+    const size_t head = sizeof p->in_frame;
+
+    for (;;) {
+        size_t want = 0;
+        unsigned char *to = next_bytes(p, &want);
+        ssize_t n = to && want ? recv(p->ctl, to, want, 0) : 0;
+        if (n < 0)
+            return ckpt_socket_would_block() ? 0 : -1;
+        if (!to || (n == 0 && want))
+            return -1;
+        *moved = true;
+        p->in_at += (size_t)n;
+        if (p->in_at == head && !p->in && take_frame(m, p) < 0)
+            return -1;
+        if (p->in_at >= head && p->in_at == head + p->in_frame.len + ckpt_seal_len(&p->ctl_in) &&
+            take_message(m, p) < 0)
+            return -1;
+    }
+}
+
+/* ---- progress ---- */
+
+static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved,
+                         struct ckpt_err *err)
+{
+    if (p->ctl >= 0 && (push_ctl(p, moved) < 0 || pull_ctl(m, p, moved) < 0)) {
+        /* receive what was sent before the end; messages to the peer are lost */
+        bool ignored;
+        (void)pull_ctl(m, p, &ignored);
+        ckpt_socket_close(&p->ctl);
+        p->gone = true;
+    }
+    if (p->state == CKPT_TCP_OPEN && ckpt_tcp_same_host_open(p, err) < 0)
+        return -1;
+    if (p->state == CKPT_TCP_OPEN && move_data(m, p, moved) < 0)
+        close_data(p);
+    if (p->forged)
+        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone: %s", p->rank, FORGED);
+    if ((p->state == CKPT_TCP_CLOSED || p->gone) &&
+        (p->send.head || p->recv.head || p->same_host.failed) && p->state != CKPT_TCP_OPEN)
+        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", p->rank);
+    return 0;
+}
+
+static int tcp_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err)
+{
+    struct ckpt_xport_tcp *m = self(x);
+    struct ckpt_err first = {0};
+    int rc;
+
+    *ret_moved = false;
+    rc = ckpt_tcp_progress_connections(m, ret_moved, &first);
+    for (size_t i = 0; i < m->active.len; i++)
+        if (progress_peer(m, m->active.ptr[i], ret_moved, rc < 0 ? NULL : &first) < 0)
+            rc = -1;
+    return rc < 0 ? ckpt_fail(err, first.code, "%s", first.text) : 0;
+}
+
+static int add_poll(struct ckpt_xport_tcp *m, int fd, int events)
+{
+    const struct pollfd p = {fd, (short)events, 0};
+
+    return ckpt_vec_push(&m->poll, p);
+}
+
+static void poll_peer(struct ckpt_xport_tcp *m, const struct ckpt_tcp_peer *p)
+{
+    if (p->ctl >= 0)
+        (void)add_poll(m, p->ctl, POLLIN | (p->out ? POLLOUT : 0));
+    if (p->state == CKPT_TCP_DIALLING)
+        (void)add_poll(m, p->dialling.fd, ckpt_handshake_events(&p->dialling));
+    else if (p->state == CKPT_TCP_OPEN && p->same_host.is)
+        (void)add_poll(m, p->data, POLLIN | (p->same_host.out.len ? POLLOUT : 0));
+    else if (p->state == CKPT_TCP_OPEN && (p->send.head || p->recv.head))
+        (void)add_poll(m, p->data, (p->recv.head ? POLLIN : 0) | (p->send.head ? POLLOUT : 0));
+}
+
+static void tcp_wait(struct ckpt_xport *x, uint32_t timeout_ms)
+{
+    struct ckpt_xport_tcp *m = self(x);
+    uint64_t ignored;
+
+    m->poll.len = 0;
+    if (add_poll(m, m->event, POLLIN) < 0)
+        return;
+    if (m->tcp && !m->cancelled)
+        (void)add_poll(m, m->tcp->fd, POLLIN);
+    for (size_t i = 0; i < m->callers.len; i++)
+        (void)add_poll(m, m->callers.ptr[i].fd, POLLIN);
+    for (size_t i = 0; i < m->active.len; i++)
+        poll_peer(m, m->active.ptr[i]);
+    (void)poll(m->poll.ptr, m->poll.len, (int)timeout_ms);
+    if (m->poll.ptr[0].revents)
+        (void)!read(m->event, &ignored, sizeof ignored);
+}
+
+static void tcp_kick(struct ckpt_xport *x)
+{
+    const uint64_t one = 1;
+
+    (void)!write(self(x)->event, &one, sizeof one);
+}
+
+static int tcp_ctl_send(struct ckpt_xport *x, uint32_t to, const void *msg, size_t len,
+                        struct ckpt_err *err)
+{
+    const struct ckpt_tcp_frame frame = {(uint32_t)len, x->rank, to};
+
+    if (len > MAX_CTL)
+        return ckpt_fail(err, CKPT_LIMIT, "a message of %zu bytes", len);
+    return queue_message(self(x), &frame, msg, err);
+}
+
+static int tcp_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg, size_t *ret_len,
+                        struct ckpt_err *err)
+{
+    struct ckpt_xport_tcp *m = self(x);
+    struct ckpt_tcp_incoming *in = m->in;
+
+    (void)err;
+    if (!in)
+        return 0;
+    if (!(m->in = in->next))
+        m->in_tail = &m->in;
+    *ret_peer = in->from;
+    *ret_msg = in->data;
+    *ret_len = in->len;
+    free(in);
+    return 1;
+}
+
+static bool tcp_gone(struct ckpt_xport *x, uint32_t peer)
+{
+    const struct ckpt_tcp_peer *p = self(x)->peer[peer];
+
+    return p && p->gone;
+}
+
+static const char *tcp_why_gone(struct ckpt_xport *x, uint32_t peer)
+{
+    const struct ckpt_tcp_peer *p = self(x)->peer[peer];
+
+    return p && p->forged ? FORGED : NULL;
+}
+
+/* The data connections may be in the middle of a transfer, and are closed. */
+static bool tcp_cancel(struct ckpt_xport *x)
+{
+    struct ckpt_xport_tcp *m = self(x);
+
+    m->cancelled = true;
+    if (m->tcp)
+        atomic_store(&m->tcp->word, 0); /* before any buffer is freed */
+    for (size_t i = 0; i < m->active.len; i++) {
+        struct ckpt_tcp_peer *p = m->active.ptr[i];
+        ckpt_tcp_same_host_clear(m, &p->same_host);
+        close_data(p);
+        ckpt_queue_init(&p->send);
+        ckpt_queue_init(&p->recv);
+    }
+    return true;
+}
+
+/* Data connections are made anew when they are needed. The word gets a new value, because a peer
+ * that still reads for the load that failed must not find the old one. */
+static void tcp_renew(struct ckpt_xport *x)
+{
+    struct ckpt_xport_tcp *m = self(x);
+
+    m->cancelled = false;
+    m->renewed++;
+    if (m->tcp)
+        atomic_store(&m->tcp->word, m->tcp->first + m->renewed);
+    for (size_t i = 0; i < m->active.len; i++) {
+        struct ckpt_tcp_peer *p = m->active.ptr[i];
+        p->state = p->gone ? CKPT_TCP_CLOSED : CKPT_TCP_UNCONNECTED;
+        p->since_ms = p->retry_ms = p->same_host.nsend = p->same_host.nrecv = 0;
+        p->sealed = p->same_host.is = p->same_host.lost = p->same_host.failed = false;
+    }
+}
+
+/* ---- life ---- */
+
+static bool any_outgoing(const struct ckpt_xport_tcp *m)
+{
+    for (size_t i = 0; i < m->active.len; i++)
+        if (m->active.ptr[i]->out && m->active.ptr[i]->ctl >= 0)
+            return true;
+    return false;
+}
+
+static void peer_free(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
+{
+    ckpt_tcp_same_host_clear(m, &p->same_host);
+    close_data(p);
+    ckpt_socket_close(&p->ctl);
+    ckpt_seal_release(&p->data_out);
+    ckpt_seal_release(&p->data_in);
+    ckpt_seal_release(&p->ctl_out);
+    ckpt_seal_release(&p->ctl_in);
+    while (p->out) {
+        struct ckpt_tcp_outgoing *o = p->out;
+        p->out = o->next;
+        free(o);
+    }
+    free(p->in);
+    free(p);
+}
+
+static void tcp_free(struct ckpt_xport *x)
+{
+    struct ckpt_xport_tcp *m = self(x);
+    const uint64_t until = ckpt_now_ms() + FLUSH_MS;
+    bool moved;
+
+    (void)tcp_cancel(x);
+    ckpt_tcp_permit(x, false);
+    while (m->event >= 0 && any_outgoing(m) && ckpt_now_ms() < until) {
+        (void)tcp_progress(x, &moved, NULL);
+        if (!moved)
+            tcp_wait(x, 10);
+    }
+    for (size_t i = 0; i < m->active.len; i++)
+        peer_free(m, m->active.ptr[i]);
+    while (m->in) {
+        struct ckpt_tcp_incoming *in = m->in;
+        m->in = in->next;
+        free(in->data);
+        free(in);
+    }
+    for (size_t i = 0; i < m->callers.len; i++)
+        ckpt_socket_close(&m->callers.ptr[i].fd);
+    for (uint32_t r = 0; m->address && r < x->size; r++)
+        free(m->address[r]);
+    ckpt_tcp_free(m->tcp);
+    ckpt_socket_close(&m->event);
+    ckpt_vec_release(&m->active);
+    ckpt_vec_release(&m->callers);
+    ckpt_vec_release(&m->poll);
+    (void)pthread_mutex_destroy(&m->lock);
+    free(m->address);
+    free(m->peer);
+    free(m);
+}
+
+static const struct ckpt_xport_ops tcp_ops = {
+    .name = "tcp",
+    .post = tcp_post,
+    .progress = tcp_progress,
+    .fetch = ckpt_tcp_fetch,
+    .fetched = ckpt_tcp_fetched,
+    .wait = tcp_wait,
+    .kick = tcp_kick,
+    .ctl_send = tcp_ctl_send,
+    .ctl_recv = tcp_ctl_recv,
+    .gone = tcp_gone,
+    .why_gone = tcp_why_gone,
+    .permit = ckpt_tcp_permit,
+    .cancel = tcp_cancel,
+    .renew = tcp_renew,
+    .free = tcp_free,
+};
+
+int ckpt_tcp_new(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, struct ckpt_xport_tcp **ret,
+                 struct ckpt_err *err)
+{
+    struct ckpt_xport_tcp *m = calloc(1, sizeof *m);
+
+    if (!m) {
+        ckpt_tcp_free(tcp);
+        return ckpt_nomem(err);
+    }
+    m->x = (struct ckpt_xport){.ops = &tcp_ops, .rank = rank, .size = size};
+    m->tcp = tcp;
+    (void)pthread_mutex_init(&m->lock, NULL);
+    m->in_tail = &m->in;
+    m->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    m->peer = calloc((size_t)size + 1, sizeof *m->peer);
+    m->address = calloc((size_t)size + 1, sizeof *m->address);
+    if (!m->peer || !m->address || m->event < 0) {
+        tcp_free(&m->x);
+        return ckpt_nomem(err);
+    }
+    *ret = m;
+    return 0;
+}

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks that are threads of one process. Each pair of ranks has a queue of sends and one of
+ * receives; the thread that posts the second of the two copies the bytes. With one rank this is the
+ * transport `self`. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "comm/xport.h"
+
+struct message {
+    struct message *next;
+    uint32_t peer;
+    size_t len;
+    unsigned char data[];
+};
+
+struct queue {
+    struct ckpt_xfer *head, **tail;
+};
+
+/* One rank's queues; the hub's lock protects them. */
+struct box {
+    struct queue *recv; /* posted by this rank, per sender */
+    struct queue *send; /* posted by others to this rank, per sender */
+    struct message *ctl, **ctl_tail;
+    pthread_cond_t cond;
+    uint64_t events;
+    bool gone;
+};
+
+struct hub {
+    pthread_mutex_t lock;
+    uint32_t size, refs;
+    struct box box[];
+};
+
+struct xport_thread {
+    struct ckpt_xport x;
+    struct hub *hub;
+    uint64_t seen; /* the hub's events that this rank has noticed */
+};
+
+static struct xport_thread *self(struct ckpt_xport *x) { return (struct xport_thread *)x; }
+
+static void queue_init(struct queue *q) { q->tail = &q->head; }
+
+static void queue_push(struct queue *q, struct ckpt_xfer *t)
+{
+    t->next = NULL;
+    *q->tail = t;
+    q->tail = &t->next;
+}
+
+static void queue_pop(struct queue *q)
+{
+    if (!(q->head = q->head->next))
+        q->tail = &q->head;
+}
+
+static void notify(struct box *b)
+{
+    b->events++;
+    (void)pthread_cond_signal(&b->cond);
+}
+
+/* Copy the oldest send of a pair to its oldest receive, if there are both; they have equal sizes.
+ */
+static int match(struct hub *h, uint32_t from, uint32_t to, struct ckpt_err *err)
+{
+    struct queue *send = &h->box[to].send[from], *recv = &h->box[to].recv[from];
+
+    while (send->head && recv->head) {
+        struct ckpt_xfer *s = send->head, *r = recv->head;
+        if (s->len != r->len)
+            return ckpt_fail(err, CKPT_CONFLICT, "rank %u sends %zu bytes, rank %u expects %zu",
+                             from, s->len, to, r->len);
+        memcpy(r->buf, s->buf, s->len);
+        queue_pop(send);
+        queue_pop(recv);
+        atomic_store(&s->done, true);
+        atomic_store(&r->done, true);
+        notify(&h->box[from]);
+        notify(&h->box[to]);
+    }
+    return 0;
+}
+
+static int thread_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
+{
+    struct hub *h = self(x)->hub;
+    int rc = 0;
+
+    (void)pthread_mutex_lock(&h->lock);
+    if (h->box[t->peer].gone) {
+        rc = ckpt_fail(err, CKPT_PEER, "rank %u is gone", t->peer);
+    } else if (t->send) {
+        queue_push(&h->box[t->peer].send[x->rank], t);
+        rc = match(h, x->rank, t->peer, err);
+    } else {
+        queue_push(&h->box[x->rank].recv[t->peer], t);
+        rc = match(h, t->peer, x->rank, err);
+    }
+    (void)pthread_mutex_unlock(&h->lock);
+    return rc;
+}
+
+static int thread_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err)
+{
+    struct hub *h = self(x)->hub;
+    int rc = 0;
+
+    (void)pthread_mutex_lock(&h->lock);
+    *ret_moved = h->box[x->rank].events != self(x)->seen;
+    self(x)->seen = h->box[x->rank].events;
+    for (uint32_t r = 0; r < h->size && rc == 0; r++)
+        if (h->box[r].gone && h->box[x->rank].recv[r].head && !h->box[x->rank].send[r].head)
+            rc = ckpt_fail(err, CKPT_PEER, "rank %u is gone", r);
+    (void)pthread_mutex_unlock(&h->lock);
+    return rc;
+}
+
+static void thread_wait(struct ckpt_xport *x, uint32_t timeout_ms)
+{
+    struct hub *h = self(x)->hub;
+    struct box *b = &h->box[x->rank];
+    const struct timespec until = ckpt_deadline(timeout_ms);
+
+    (void)pthread_mutex_lock(&h->lock);
+    while (b->events == self(x)->seen &&
+           pthread_cond_timedwait(&b->cond, &h->lock, &until) != ETIMEDOUT)
+        ;
+    (void)pthread_mutex_unlock(&h->lock);
+}
+
+static void thread_kick(struct ckpt_xport *x)
+{
+    struct hub *h = self(x)->hub;
+
+    (void)pthread_mutex_lock(&h->lock);
+    notify(&h->box[x->rank]);
+    (void)pthread_mutex_unlock(&h->lock);
+}
+
+static int thread_ctl_send(struct ckpt_xport *x, uint32_t peer, const void *msg, size_t len,
+                           struct ckpt_err *err)
+{
+    struct hub *h = self(x)->hub;
+    struct message *m = malloc(sizeof *m + len);
+
+    if (!m)
+        return ckpt_nomem(err);
+    *m = (struct message){.peer = x->rank, .len = len};
+    memcpy(m->data, msg, len);
+    (void)pthread_mutex_lock(&h->lock);
+    *h->box[peer].ctl_tail = m;
+    h->box[peer].ctl_tail = &m->next;
+    notify(&h->box[peer]);
+    (void)pthread_mutex_unlock(&h->lock);
+    return 0;
+}
+
+static int thread_ctl_recv(struct ckpt_xport *x, uint32_t *ret_peer, void **ret_msg,
+                           size_t *ret_len, struct ckpt_err *err)
+{
+    struct hub *h = self(x)->hub;
+    struct box *b = &h->box[x->rank];
+
+    (void)pthread_mutex_lock(&h->lock);
+    struct message *m = b->ctl;
+    if (m && !(b->ctl = m->next))
+        b->ctl_tail = &b->ctl;
+    (void)pthread_mutex_unlock(&h->lock);
+    if (!m)
+        return 0;
+    *ret_peer = m->peer;
+    *ret_len = m->len;
+    *ret_msg = malloc(m->len + 1);
+    if (*ret_msg)
+        memcpy(*ret_msg, m->data, m->len);
+    free(m);
+    return *ret_msg ? 1 : ckpt_nomem(err);
+}
+
+static bool thread_gone(struct ckpt_xport *x, uint32_t peer)
+{
+    struct hub *h = self(x)->hub;
+
+    (void)pthread_mutex_lock(&h->lock);
+    bool gone = h->box[peer].gone;
+    (void)pthread_mutex_unlock(&h->lock);
+    return gone;
+}
+
+/* No other thread copies to or from this rank's buffers after this. */
+static bool thread_cancel(struct ckpt_xport *x)
+{
+    struct hub *h = self(x)->hub;
+
+    (void)pthread_mutex_lock(&h->lock);
+    for (uint32_t r = 0; r < h->size; r++) {
+        h->box[x->rank].recv[r].head = NULL;
+        queue_init(&h->box[x->rank].recv[r]);
+        h->box[r].send[x->rank].head = NULL;
+        queue_init(&h->box[r].send[x->rank]);
+    }
+    (void)pthread_mutex_unlock(&h->lock);
+    return true;
+}
+
+static void hub_free(struct hub *h)
+{
+    for (uint32_t r = 0; r < h->size; r++) {
+        while (h->box[r].ctl) {
+            struct message *m = h->box[r].ctl;
+            h->box[r].ctl = m->next;
+            free(m);
+        }
+        free(h->box[r].recv);
+        free(h->box[r].send);
+        (void)pthread_cond_destroy(&h->box[r].cond);
+    }
+    (void)pthread_mutex_destroy(&h->lock);
+    free(h);
+}
+
+static void thread_free(struct ckpt_xport *x)
+{
+    struct hub *h = self(x)->hub;
+
+    (void)thread_cancel(x);
+    (void)pthread_mutex_lock(&h->lock);
+    h->box[x->rank].gone = true;
+    for (uint32_t r = 0; r < h->size; r++)
+        notify(&h->box[r]);
+    bool last = --h->refs == 0;
+    (void)pthread_mutex_unlock(&h->lock);
+    if (last)
+        hub_free(h);
+    free(x);
+}
+
+/* The same transport under two names. */
+#define THREAD_OPS(label)                                                                          \
+    {                                                                                              \
+        .name = (label), .post = thread_post, .progress = thread_progress, .wait = thread_wait,    \
+        .kick = thread_kick, .ctl_send = thread_ctl_send, .ctl_recv = thread_ctl_recv,             \
+        .gone = thread_gone, .cancel = thread_cancel, .free = thread_free,                         \
+    }
+static const struct ckpt_xport_ops thread_ops = THREAD_OPS("threads");
+static const struct ckpt_xport_ops self_ops = THREAD_OPS("self");
+
+static int hub_new(uint32_t n, struct hub **ret)
+{
+    struct hub *h = calloc(1, sizeof *h + n * sizeof *h->box);
+    bool good = h != NULL;
+
+    if (!h)
+        return -1;
+    h->size = n;
+    (void)pthread_mutex_init(&h->lock, NULL);
+    for (uint32_t r = 0; r < n; r++) {
+        struct box *b = &h->box[r];
+        ckpt_cond_init(&b->cond);
+        b->ctl_tail = &b->ctl;
+        b->recv = calloc(n, sizeof *b->recv);
+        b->send = calloc(n, sizeof *b->send);
+        good &= b->recv && b->send;
+        for (uint32_t k = 0; k < n && b->recv && b->send; k++) {
+            queue_init(&b->recv[k]);
+            queue_init(&b->send[k]);
+        }
+    }
+    if (!good) {
+        hub_free(h);
+        return -1;
+    }
+    *ret = h;
+    return 0;
+}
+
+int ckpt_xport_threads(uint32_t n, struct ckpt_xport **ret, struct ckpt_err *err)
+{
+    struct hub *h;
+
+    for (uint32_t r = 0; r < n; r++)
+        ret[r] = NULL;
+    if (hub_new(n, &h) < 0)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < n; r++) {
+        struct xport_thread *x = calloc(1, sizeof *x);
+        if (!x) {
+            if (r == 0)
+                hub_free(h);
+            while (r-- > 0) {
+                ret[r]->ops->free(ret[r]);
+                ret[r] = NULL;
+            }
+            return ckpt_nomem(err);
+        }
+        x->x = (struct ckpt_xport){
+            .ops = n == 1 ? &self_ops : &thread_ops, .rank = r, .size = n, .same_host = true};
+        x->hub = h;
+        h->refs++;
+        ret[r] = &x->x;
+    }
+    return 0;
+}

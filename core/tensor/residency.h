@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How much of a catalogue's files is in the page cache: an estimate from a few of them. The loader
+ * chooses by it who reads, and whether past the page cache. */
+#ifndef CKPT_TENSOR_RESIDENCY_H
+#define CKPT_TENSOR_RESIDENCY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ckpt_catalog;
+
+/* What a few files have together. */
+struct ckpt_residency {
+    double resident; /* bytes in the page cache of this node */
+    double bytes;    /* bytes of the files that were looked at */
+    bool shared;     /* one of them is on a storage that machines share */
+};
+
+/* Look at a few of the catalogue's files: those that fall to rank `rank` of `size` ranks. */
+void ckpt_residency_estimate(const struct ckpt_catalog *cat, uint32_t rank, uint32_t size,
+                             struct ckpt_residency *ret);
+
+/* The fraction that is in the page cache, 0 to 1; 1 if no file was looked at. */
+double ckpt_residency_part(const struct ckpt_residency *r);
+
+#endif
