@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # bash completion for ckptfs and ckpt.
 
-_ckptfs_words='base= dtype= view= ranks= names= max_shard_size= recipe= rope= model_type= dequantize lora=adapter lora=merge lora=base allow_partial allow_mixed allow_leftover follow_symlinks'
+_ckptfs_words='base= dtype= view= tp= pp= vpp= ep= etp= ranks= names= max_shard_size= recipe= rope= model_type= dequantize lora=adapter lora=merge lora=base allow_partial allow_mixed allow_leftover follow_symlinks'
 _ckptfs_mount_words='wait io= readahead= threads= allow_other sandbox=no uid= gid= umask= auto_unmount noexec noatime'
+
+_ckpt_load_options='--layout --readers --share --verify --check --transport --host-bytes --device-bytes --window-bytes --threads --direct --read-timeout --exchange-timeout --rates --ranks --ranks-per-node --step --json -o -h -V'
 
 # The token being typed and the one before it. Not COMP_WORDS: readline splits that at '='.
 _ckptfs_tokens() {
@@ -81,7 +83,9 @@ _ckpt() {
         return
         ;;
     esac
-    if [[ $cur == -* ]]; then
+    if [[ $cur == -* && ($command == load || $command == plan) ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$_ckpt_load_options" -- "$cur")
+    elif [[ $cur == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W '--step --json --jobs --files --tensors --weights-only --no-weights -q -v -o -h -V' -- "$cur")
     elif [[ -z $command ]]; then
         mapfile -t COMPREPLY < <(compgen -W 'info ls explain export verify digest load plan' -- "$cur")

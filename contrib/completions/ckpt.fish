@@ -17,6 +17,12 @@ complete -c ckpt -n '__fish_seen_subcommand_from digest verify' -l tensors -d 'T
 complete -c ckpt -n '__fish_seen_subcommand_from export' -l weights-only -d 'Only the weights and their index'
 complete -c ckpt -n '__fish_seen_subcommand_from export' -l no-weights -d 'All files but the weights'
 complete -c ckpt -n '__fish_seen_subcommand_from info explain' -s v -l verbose -d 'All details'
+complete -c ckpt -n '__fish_seen_subcommand_from load plan' -l layout -x -d 'Who needs what: tp=2,pp=2 or fsdp=4'
+complete -c ckpt -n '__fish_seen_subcommand_from load plan' -l readers -x -a 'once node each auto' -d 'Which ranks read'
+complete -c ckpt -n '__fish_seen_subcommand_from load plan' -l share -x -d 'So many consecutive ranks share what they read'
+complete -c ckpt -n '__fish_seen_subcommand_from plan' -l ranks -x -d 'Ranks of the job'
+complete -c ckpt -n '__fish_seen_subcommand_from plan' -l ranks-per-node -x -d 'Ranks on each node'
+complete -c ckpt -n '__fish_seen_subcommand_from load' -l verify -d 'Compare with an independent read'
 complete -c ckpt -s q -l quiet -d 'No progress bar'
 complete -c ckpt -s o -x -a 'base= dtype=auto dtype=stored dtype=bfloat16 dtype=float16 dtype=float32 view=hf view=raw view=memory view=dcp view=dcp_hf view=torchtitan view=nanotron view=megatron view=megatron_legacy tp= pp= vpp= ep= etp= ranks= names=hub names=memory max_shard_size= recipe= rope= model_type= dequantize lora=adapter lora=merge lora=base allow_partial allow_mixed allow_leftover follow_symlinks' -d Option
 complete -c ckpt -s h -l help -d Help

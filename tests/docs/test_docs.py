@@ -120,6 +120,16 @@ class Documents(unittest.TestCase):
         with open(os.path.join(figures, "loads.svg"), encoding="utf-8") as f:
             self.assertEqual(f.read(), made, "plot.py load.json reader.json strategy.json > loads.svg")
 
+    def test_help_lists_every_option(self):
+        """What the manual pages list with .It."""
+        for page, program in (("ckptfs.1", "ckptfs -h"), ("ckpt-load.1", "ckpt-load -h"), ("ckpt.1", "ckpt -h; ckptfs -h")):
+            said = self.shell(program).stdout
+            with open(os.path.join(SOURCE, "fs", page)) as f:
+                options = f.read().split(".Sh ENVIRONMENT")[0]
+            for line in re.findall(r"^\.It (.*)$", options, re.M):
+                for word in re.findall(r"\b(?:Cm|,) ([a-z_]{2,}=?)(?= |$)", line) + [f"--{w}" for w in re.findall(r"Fl -([a-z-]+)", line)]:
+                    self.assertRegex(said, rf"(?<![a-z_-]){re.escape(word)}(?![a-z_-]*[a-z]=)", f"{program}: {page}: {line}")
+
     def test_links(self):
         for path in DOCUMENTS:
             with open(path) as f:

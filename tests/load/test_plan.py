@@ -20,8 +20,8 @@ RUN = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp2_pp2_tied")
 SUMS = ("read_bytes", "sent_bytes", "received_bytes")
 
 
-def load(layout, ranks, per_node, readers):
-    command = [CKPT_LOAD, "load", RUN, "--layout", layout, "--readers", readers, "--json"]
+def load(layout, ranks, per_node, readers, *more):
+    command = [CKPT_LOAD, "load", RUN, "--layout", layout, "--readers", readers, "--json", *more]
     env = dict(os.environ, **launched(ranks))
     every = [subprocess.Popen(command, env=dict(env, RANK=str(r), CKPTFS_NODE=str(r // per_node)), stdout=subprocess.PIPE, text=True)
              for r in range(ranks)]
@@ -30,8 +30,8 @@ def load(layout, ranks, per_node, readers):
     return json.loads(said[0].splitlines()[-1])
 
 
-def plan(layout, ranks, per_node, readers):
-    command = [CKPT_LOAD, "plan", RUN, "--layout", layout, "--ranks", str(ranks), "--ranks-per-node", str(per_node), "--readers", readers, "--json"]
+def plan(layout, ranks, per_node, readers, *more):
+    command = [CKPT_LOAD, "plan", RUN, "--layout", layout, "--ranks", str(ranks), "--ranks-per-node", str(per_node), "--readers", readers, "--json", *more]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -59,7 +59,27 @@ def shared(layout, ranks, together, readers, times):
     print(f"ok   {layout} {readers}: groups of {together or 'no'} ranks share")
 
 
+def planned(layout, ranks, per_node, readers, *more):
+    """A load does what the plan says, to the byte."""
+    got, said = load(layout, ranks, per_node, readers, *more), plan(layout, ranks, per_node, readers, *more)
+    for k in ("readers", "unique_bytes", "needed_bytes"):
+        assert got[k] == said[k], (layout, per_node, readers, more, k, got[k], said[k])
+    for k in SUMS:  # the plan has means, rounded down
+        assert got[k] // ranks == said[k]["mean"], (layout, per_node, readers, more, k, got[k], said[k])
+    return got
+
+
+def shared_by_the_tool():
+    """--share N: each group of N consecutive ranks reads what it wants once."""
+    for readers, per_node, share, times in (("once", 2, 4, 1), ("once", 2, 3, 2), ("once", 4, 2, 2), ("once", 4, 1, 4), ("node", 2, 4, 2), ("node", 3, 2, 3)):
+        got = planned("dp=4", 4, per_node, readers, "--share", str(share))
+        assert got["read_bytes"] == times * got["unique_bytes"], (readers, per_node, share, got)
+    planned("tp=2,dp=2", 4, 4, "once", "--share", "3")
+    print("ok   --share: read, sent and received as planned")
+
+
 def main():
+    shared_by_the_tool()
     for readers in ("once", "node"):
         for together, times in ((8, 1), (4, 2), (2, 4), (1, 8), (0, 8)):
             shared("dp=8", 8, together, readers, times)
@@ -71,11 +91,7 @@ def main():
                                     ("pp=2,dp=2", 4, 3), ("dp=3", 3, 2),
                                     ("tp=2,dp=32", 64, 8), ("dp=40", 40, 3))[:7 if SLOW > 1 else None]:
         for readers in ("once", "node", "each"):
-            got, said = load(layout, ranks, per_node, readers), plan(layout, ranks, per_node, readers)
-            for k in ("readers", "unique_bytes", "needed_bytes"):
-                assert got[k] == said[k], (layout, per_node, readers, k, got[k], said[k])
-            for k in SUMS:  # the plan has means, rounded down
-                assert got[k] // ranks == said[k]["mean"], (layout, per_node, readers, k, got[k], said[k])
+            planned(layout, ranks, per_node, readers)
         print(f"ok   {layout}, {per_node} ranks a node: read, sent and received as planned")
     for layout, ranks in (("tp=2,dp=64", 128),) if SLOW > 1 else (("tp=2,dp=256", 512), ("fsdp=512", 512), ("tp=2,pp=2,dp=64", 256)):
         many(layout, ranks)

@@ -122,6 +122,65 @@ def casts(top):
     assert all(state[k] is own[k] and torch.equal(own[k].double(), stored[k].to(torch.bfloat16).double()) for k in own if k != "f32")
 
 
+def casts_that_lose_everything(top):
+    """Fractions in integers and the like: torch copies them, without a word."""
+    run = folder(top, {"f": torch.rand(3), "c": torch.zeros(2, dtype=torch.complex64)})
+    for f, c in ((torch.int8, torch.complex64), (torch.bool, torch.complex64), (torch.float32, torch.float32)):
+        state = {"f": torch.ones(3).to(f), "c": torch.ones(2).to(c)}
+        assert "dtype mismatch for " in error_of(ckptfs.load_state_dict, state, run) and all(bool(t.all()) for t in state.values())
+    assert "f is a tensor in the checkpoint, but not" in error_of(ckptfs.load_state_dict, {"f": [1., 2., 3.], "c": torch.zeros(2, dtype=torch.complex64)}, run)
+    for tensor, kind in ((torch.zeros(3, dtype=torch.int16), ckptfs.CkptError), ([0., 0., 0.], TypeError)):
+        try:
+            ckptfs.load_boxes([("f", (0,), tensor)], run)
+        except kind as e:
+            assert "'f'" in str(e)
+        else:
+            raise AssertionError(tensor)
+    for bad in ({"host_bytes": -1}, {"threads": 2**32}, {"rates": {"network": -1.}}):
+        try:
+            ckptfs.load_state_dict({}, run, strict=False, load_options=bad)
+        except ValueError as e:
+            assert "load_options" in str(e)
+            continue
+        raise AssertionError(bad)
+
+
+def tied_weights_that_were_not(top):
+    """A model that ties what the checkpoint has two tensors for: they must be equal, else one of them would be lost without a word."""
+    class Tied(torch.nn.Module):
+        def __init__(self, device):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(3, 4, bias=False, device=device), torch.nn.Linear(3, 4, bias=False, device=device)
+            self.b.weight = self.a.weight
+
+    one = torch.rand(4, 3)
+    one[0, 0] = float("nan")
+    run = folder(top, {"a.weight": one, "b.weight": one.clone()})
+    other = folder(top + "-other", {"a.weight": one, "b.weight": one + 1})
+    for device in ("cpu", "meta"):
+        net = Tied(device)
+        ckptfs.load_state_dict(net, run)
+        assert net.a.weight is net.b.weight and torch.equal(net.b.weight.detach().nan_to_num(9), one.nan_to_num(9))
+        running = ckptfs.load_async(net, run)
+        assert [name for name, _ in running.tensors()] == ["a.weight"]
+        running.wait()
+        with ckptfs.Reloader(net, run) as again:
+            again.reload()
+            assert not error_of_code(again.reload, other) and not error_of_code(ckptfs.load_state_dict, Tied(device), other)
+        ckptfs.load_state_dict(net, other, names=["b.weight"])
+        assert torch.equal(net.a.weight.detach().nan_to_num(9), (one + 1).nan_to_num(9))
+    shared = torch.zeros(4, 3)
+    assert not error_of_code(ckptfs.load_state_dict, {"a.weight": shared, "b.weight": shared}, other)
+
+
+def error_of_code(fn, *args):
+    try:
+        fn(*args)
+    except ckptfs.CkptError as e:
+        return None if e.code == "conflict" and "one tensor in what is to be filled" in str(e) else e
+    return "no error"
+
+
 def odd_memory(top):
     """Views of larger tensors, expanded ones, scalars, nothing at all."""
     stored = {"m": torch.arange(12.).view(3, 4), "s": torch.tensor(5.), "e": torch.zeros(0, 3), "x": torch.full((4,), 3.)}
@@ -336,6 +395,6 @@ def without_torch(top):
     assert done.stdout == "good\n", done.stderr
 
 
-run_in_folders((what_torch_returns_and_says, casts, odd_memory, models_work, adapters, optimizers, mappings, progress_is_shown,
+run_in_folders((what_torch_returns_and_says, casts, casts_that_lose_everything, tied_weights_that_were_not, odd_memory, models_work, adapters, optimizers, mappings, progress_is_shown,
                 the_base_models_prefix, whole_peft_models_are_refused, pre_hooks_run,
                 as_safe_open, without_torch))

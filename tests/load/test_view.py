@@ -213,6 +213,16 @@ def an_open_view_of_fused_experts(top):
     assert all(torch.equal(t, want[k]) for k, t in model.state_dict().items())
 
 
+def indices_that_mean_something_else_elsewhere(top):
+    """torch and numpy take truth values as masks and pair lists: no index of a slice, which safetensors' is neither."""
+    with ckptfs.open(LLAMA) as f:
+        s = f.get_slice(NAME)
+        for index in (True, [True, False], None, (slice(None), [False]), ([0, 1], [1, 2])):
+            assert "slice" in str(error_of(TypeError, lambda: s[index])), index
+        assert "null byte" in str(error_of(ValueError, lambda: ckptfs.open(LLAMA + "\0x")))
+        assert error_of(ckptfs.CkptError, lambda: f.read("config.json\0x")).code == "missing"
+
+
 def version(top):
     with open(os.path.join(PACKAGE, "..", "..", "CMakeLists.txt"), encoding="utf-8") as f:
         assert f"project(ckptfs VERSION {ckptfs.__version__} " in f.read()
@@ -220,4 +230,4 @@ def version(top):
 
 if __name__ == "__main__":
     run_in_folders((a_closed_view_is_an_error, closing_while_others_read, forked_children_read, forked_while_a_load_runs, without_the_library, pickled,
-                    steps, spellings, an_open_view_of_fused_experts, version))
+                    steps, spellings, an_open_view_of_fused_experts, indices_that_mean_something_else_elsewhere, version))

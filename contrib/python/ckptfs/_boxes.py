@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 
 from ._comm import TIMEOUT_MS, joined
@@ -23,7 +24,12 @@ class _Boxes:
     """What device_of() asks of a part of a model."""
 
     def __init__(self, boxes):
-        self.boxes = [(name, list(offset), tensor, Entry(name, tensor, None)) for name, offset, tensor in boxes]
+        import torch
+        boxes = list(boxes)
+        for name, _, tensor in boxes:
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"'{name}': expected (name, offset, torch.Tensor), not a {type(tensor).__name__}")
+        self.boxes = [(name, [operator.index(lo) for lo in offset], tensor, Entry(name, tensor, None)) for name, offset, tensor in boxes]
         self.entries = [entry for *_, entry in self.boxes]
         for name, offset, tensor, _ in self.boxes:
             if tensor.is_meta:

@@ -158,6 +158,8 @@ def _open():
 
 def _wrap(fn):
     def call(*args):
+        if any(isinstance(arg, bytes) and 0 in arg for arg in args):  # C would see what is before it
+            raise ValueError(f"embedded null byte: {next(arg for arg in args if isinstance(arg, bytes) and 0 in arg)!r}")
         err = Err()
         result = fn(*args, byref(err))
         if result < 0:

@@ -7,7 +7,7 @@ from ctypes import byref, c_size_t, c_void_p, sizeof
 from ._comm import share_number
 from ._fork import loading
 from ._library import READERS, CkptError, Dest, LoadOptions, Mesh, Place, Stats, WantInfo, library, new, u32s, u64s
-from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, overlaps, places, written
+from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, loses, overlaps, places, same_bits, written
 from ._view import TORCH
 
 CASTABLE = {"F16", "BF16", "F32", "F64"}
@@ -25,6 +25,8 @@ def make_options(readers, options):
             for rate, n in value.items():
                 if not hasattr(opt.rates, rate):
                     raise ValueError(f"load_options: there is no rate {rate!r}")
+                if not n >= 0:
+                    raise ValueError(f"load_options: rate {rate}={n!r}: expected bytes per second")
                 setattr(opt.rates, rate, n)
         elif key == "share_with":
             opt.share_with = value
@@ -32,6 +34,8 @@ def make_options(readers, options):
             raise ValueError(f"load_options: there is no {key!r}")
         else:
             setattr(opt, key, value)
+            if getattr(opt, key) != value:
+                raise ValueError(f"load_options: {key}={value!r} is out of range")
     return opt
 
 
@@ -47,6 +51,8 @@ class Load:
         self.puts = []  # and after that: [(entry, local tensor that it gets)]
         self.direct = []  # tensors that C writes to
         self.wants = []  # [(entry, the tensor that C fills for it and that is kept, or None)]
+        self.filled = {}  # {entry: its local tensors}
+        self.compares = False  # some rank has copies
         self.kept = False  # somebody else closes it
         options.share = share_number(comm, options.share_with)
         self.load = new(library().load_new, view._view, comm.handle, byref(options))
@@ -64,6 +70,8 @@ class Load:
         """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later; new memory if it is on the meta
         device. What is stored as float8_e4m3fn stays that where the entry may change: its values mean nothing without their scales."""
         import torch
+        if loses(stored, tensor.dtype):
+            raise CkptError("conflict", f"'{entry.name}' is {stored} in the checkpoint, which can't be copied to {tensor.dtype}")
         wanted = SAFETENSORS.get(str(entry.dtype_of(tensor)).removeprefix("torch."))
         castable = stored in CASTABLE and wanted in CASTABLE
         alone = stored == "F8_E4M3" and wanted != stored and tensor.is_floating_point() and entry.retype
@@ -83,6 +91,7 @@ class Load:
         else:
             self.direct.append(tensor)
         self.wants.append((entry, tensor if direct else None))
+        self.filled.setdefault(entry, []).append(tensor)
         stride = u64s(list(to.stride()))
         self.keep.append((to, stride))
         return Dest(c_void_p(to.data_ptr()), stride, SAFETENSORS[str(to.dtype).removeprefix("torch.")].encode())
@@ -185,12 +194,22 @@ class Load:
                 finish()
             for tensor in self.direct:
                 written(tensor)
+            self._compare()
             for entry, tensor in self.puts:
                 entry.put(tensor)
             self.puts = []  # they are there now
         stats = Stats()
         lib.load_stats(self.load, None, byref(stats))
         return {name: getattr(stats, name) for name, _ in Stats._fields_}
+
+    def _compare(self):
+        """Is what the checkpoint has under several names of one tensor the same? All ranks hear of it."""
+        differ = [entry for entry, tensors in self.filled.items() if entry.of is not None and not all(map(same_bits, tensors, self.filled[entry.of]))]
+        names = ", ".join(f"'{entry.name}' and '{entry.of.name}'" for entry in differ)
+        failure = CkptError("conflict", f"{names}: they are one tensor in what is to be filled, but the checkpoint has other values for each; untie them "
+                                        "(tie_word_embeddings=False), or say with names= which to fill") if differ else None
+        if self.compares:
+            self.comm.agree(failure)
 
     def _watch(self, bar, watch):
         done, number = 0, c_size_t()

@@ -4,7 +4,8 @@
 from ._library import CkptError
 from ._names import Names, is_adapter
 from ._objects import Opaque, flattened, gathered, is_whole
-from ._tensors import memory
+from ._targets import Copy
+from ._tensors import is_sharded_tensor, loses, memory
 from ._view import TORCH
 
 
@@ -12,12 +13,13 @@ class Match:
     """One rank's tensors and one view's.
 
     pairs    [(entry, the view's name)]
+    copies   the same of a Copy for each further name of one memory that the view has a tensor for
     lacking  per part: [entries that get nothing]
     values   [(what is no tensor, its stored value)]"""
 
     def __init__(self, view, parts, key_mapping):
         self.view, self.parts = view, parts
-        self.pairs, self.lacking, self.mismatched = [], [], []
+        self.pairs, self.copies, self.lacking, self.mismatched = [], [], [], []
         stored = view.keys()
         self._unused, self._filled = set(stored), {}
         for part in parts:
@@ -45,6 +47,10 @@ class Match:
         """What is no tensor is only in views of the framework's own names."""
         wanted = [value for part in self.parts for value in part.values]
         if not wanted or not self.view.is_raw():
+            for value in wanted:
+                if value.name in self._shown:
+                    self._unused.discard(self._shown[value.name])
+                    self.mismatched.append(f"{value.name} is a tensor in the checkpoint, but not in what is to be filled: give it a torch.Tensor.")
             return
         objects = flattened(self.view.objects())
         names = Names(objects, key_mapping)
@@ -69,9 +75,14 @@ class Match:
             import torch
             self.mismatched.append(f"size mismatch for {entry.name}: copying a param with shape {torch.Size(self.view._tensors[source].shape)} from checkpoint, "
                                    f"the shape in current model is {torch.Size(entry.tensor.shape)}.")
+        elif loses(self.view._tensors[source].dtype, entry.tensor.dtype):
+            self.mismatched.append(f"dtype mismatch for {entry.name}: {self.view._tensors[source].dtype} from checkpoint can't be copied to "
+                                   f"{entry.tensor.dtype} of the current model.")
         elif not self._twin(entry):
             self._filled[memory(entry.tensor)] = entry
             self.pairs.append((entry, source))
+        elif not is_sharded_tensor(entry.tensor) and (self._filled[memory(entry.tensor)], source) not in self.pairs:
+            self.copies.append((Copy(entry, self._filled[memory(entry.tensor)]), source))
         return True
 
     def _twin(self, entry):
@@ -92,7 +103,7 @@ class Match:
         unused = "".join("1" if name in self._unused else "0" for name in self._stored)
         missing = [e.name for lacking in self.lacking for e in lacking] + self._lost_values
         return {"missing": missing, "mismatched": self.mismatched, "stored": len(self._stored),
-                "unused": hex(int(unused or "0", 2)), "other": other, "seed": torch.initial_seed(),
+                "unused": hex(int(unused or "0", 2)), "other": other, "seed": torch.initial_seed(), "copies": bool(self.copies),
                 "adapter": any(is_adapter(e.name) for part in self.parts for e in part.entries)}
 
     def unexpected(self, verdict):
@@ -108,7 +119,7 @@ def combined(words):
     for word in words:
         unused &= int(word["unused"], 16)
     return {"missing": _union(words, "missing"), "mismatched": _union(words, "mismatched"), "unused": hex(unused), "seed": words[0]["seed"],
-            "other": all(word["other"] for word in words), "adapter": any(word["adapter"] for word in words), "same": len({word["stored"] for word in words}) == 1}
+            "other": all(word["other"] for word in words), "copies": any(word["copies"] for word in words), "adapter": any(word["adapter"] for word in words), "same": len({word["stored"] for word in words}) == 1}
 
 
 def _union(words, key):

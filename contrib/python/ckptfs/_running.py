@@ -118,7 +118,7 @@ class Running(Watch):
         self._shown = (done, of)
 
     def started(self, load):
-        for entry, _ in load.wants:
+        for entry, _ in load.wants:  # of a Copy the other name is told
             self._left[entry] = self._left.get(entry, 0) + 1
         with self._changed:
             self._load = load.load
@@ -134,6 +134,8 @@ class Running(Watch):
 
     def arrived(self, entry, tensor):
         self._left[entry] -= 1
+        if entry.of is not None:
+            return
         if tensor is None:
             self._late += [] if entry in self._late else [entry]
         elif not self._left[entry] and entry not in self._late:

@@ -61,7 +61,8 @@ def load_state_dict(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | S
                          give share with none, and those that give None with each other
     progress             True: a bar, on rank 0; or a function of (tensors that have arrived, all), called on each rank
 
-    Floating tensors are cast to the model's dtype, but for float8_e4m3fn: a model's parameter becomes that. Memory layouts stay as they are.
+    Floating tensors are cast to the model's dtype, but for float8_e4m3fn: a model's parameter becomes that. Memory layouts stay as they are. Names of one
+    tensor (tied weights) that the checkpoint has several tensors for must be copies of each other there: CkptError "conflict".
     Returns what torch's load_state_dict does, a named tuple of missing_keys and unexpected_keys, the same on all ranks, with `stats` beside them.
 
     Errors, on all ranks: RuntimeError in torch's words for keys and shapes; CkptError with its `code` for all else; TypeError and ValueError for
@@ -90,7 +91,7 @@ def load_state_dict(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | S
             match, verdict = _agreed(comm, spec, parts, key_mapping, missing == "init")
             _check_names(comm, lost)
             result = judge(match, verdict, strict, missing == "init", names is not None)
-            result.stats = _fill(comm, match, native, progress)
+            result.stats = _fill(comm, match, verdict["copies"], native, progress)
         _finish(parts, match, result, verdict["seed"] if missing == "init" else None, dtype)
         return result
 
@@ -240,9 +241,10 @@ def _agreed(comm, spec, parts, key_mapping, init):
     return found[best], verdicts[best]
 
 
-def _fill(comm, match, native, progress):
+def _fill(comm, match, copies, native, progress):
     def declare(load):
-        for entry, source in match.pairs:
+        load.compares = copies
+        for entry, source in match.pairs + match.copies:
             load.want(entry, source)
     return run_together(comm, lambda: match.view, declare, native, progress)
 

@@ -12,6 +12,8 @@ class Entry:
     """One tensor to be filled. What has no memory yet, and what takes another dtype, is given to its owner with put() once the load is over: a
     load that fails leaves it as it was."""
 
+    of = None  # of a Copy: the entry whose values it must have
+
     def __init__(self, name, tensor, put, retype=False):
         self.name, self.tensor, self._put = name, tensor, put
         self.retype = retype  # may it become float8, as its values are stored?
@@ -32,6 +34,17 @@ class Entry:
         whole = like(self.tensor, local)
         for entry in (self, *self.twins):
             entry._put(whole)
+
+
+class Copy(Entry):
+    """An entry whose memory another one has, while the checkpoint has a tensor for each (tied weights that were saved under both names): it is read into
+    memory of its own, and compared."""
+
+    def __init__(self, entry, of):
+        local = local_tensors(entry.tensor)[0]
+        own = entry.tensor if local.is_meta else like(entry.tensor, local.new_empty(local.shape))
+        super().__init__(entry.name, own, lambda whole: None, entry.retype)
+        self.of, self.dtype = of, entry.dtype
 
 
 class Value:

@@ -77,6 +77,18 @@ def memory(t):
     return (t.device, at, t.shape, t.stride())
 
 
+def loses(stored, dtype):
+    """Has a cast of what is stored (safetensors' word) to this torch.dtype no place for fractions or imaginary parts?"""
+    return not dtype.is_complex and stored.startswith("C" if dtype.is_floating_point else ("F", "BF", "C"))
+
+
+def same_bits(a, b):
+    """Two plain tensors of one shape and dtype."""
+    import torch
+    a, b = (t.detach().contiguous().view(-1).view(torch.uint8) for t in (a, b))
+    return bool(torch.equal(a, b))
+
+
 def overlaps(t):
     """Do several indices share an element (expanded tensors)?"""
     return any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape))

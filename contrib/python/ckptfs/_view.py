@@ -71,6 +71,12 @@ class Slice:
         if any(i is Ellipsis for i in index):
             at = next(k for k, i in enumerate(index) if i is Ellipsis)
             index = index[:at] + (slice(None),) * (len(shape) - len(index) + 1) + index[at + 1:]
+        for i in index:
+            if i is None or isinstance(i, bool) or str(getattr(i, "dtype", "")).removeprefix("torch.") == "bool" or \
+                    (isinstance(i, (list, tuple)) and any(isinstance(k, bool) for k in i)):
+                raise TypeError(f"{i!r} is no index of a slice: expected integers, slices, '...' or a list of integers")
+        if sum(isinstance(i, (list, tuple)) for i in index) > 1:
+            raise TypeError("a slice takes one list of integers: index what it gives with the others")
         if len(index) > len(shape):
             raise IndexError(f"'{self._info.name}' has {len(shape)} dimensions, {len(index)} indices were given")
         index += (slice(None),) * (len(shape) - len(index))
@@ -285,7 +291,7 @@ class View:
         """The bytes of one of files(). CkptError "missing": there is no such file; "limit": it has more than 1 GiB (weights: get_tensor)."""
         lib = library()
         with reading(self) as view:
-            node = lib.view_find(view, os.fsencode(name))
+            node = None if "\0" in os.fsdecode(name) else lib.view_find(view, os.fsencode(name))
             if not node or lib.node_is_dir(node):
                 raise CkptError("missing", f"there is no file '{name}' in the view: files() lists them")
             size, got = lib.node_size(node), c_size_t()
