@@ -422,13 +422,10 @@ int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *re
         if (!moved)
             r->comm->x->ops->wait(r->comm->x, SLEEP_MS);
     }
-    if (rc == 0 && ret) {
+    if (rc == 0 && ret) { /* in the message's own memory: a rank without more must not fail alone */
         *ret_len = answer_len;
-        *ret = malloc(answer_len + 1);
-        if (*ret)
-            memcpy(*ret, answer, answer_len);
-        else
-            rc = ckpt_nomem(&own);
+        *ret = ckpt_steal(&r->answer->data);
+        memmove(*ret, answer, answer_len);
     }
     ckpt_round_release(r);
     if (rc < 0 && err)

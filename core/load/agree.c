@@ -129,6 +129,8 @@ enum { DIGESTS = 64 }; /* the most groups of a rank that are compared */
 struct fit {
     uint64_t host, device; /* the least bytes that the plan needs, without ckpt_load_aside */
     uint64_t windows;      /* number of windows */
+    uint64_t facts;        /* hash of what rank 0 sent in the rounds before, on which plans are
+                              built; the same on all ranks */
 };
 
 static int digest_cmp(const void *pa, const void *pb)
@@ -163,47 +165,68 @@ static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank
     return rc;
 }
 
+/* What rank 0 gathers from the messages of all ranks. */
+struct fits {
+    struct fit most; /* the maximum of each number */
+    CKPT_VEC(struct group_digest) digests;
+    CKPT_VEC(struct ckpt_group_claim) claims; /* on devices */
+};
+
+static int add_digest(struct fits *all, uint32_t rank, bool device, const unsigned char *data)
+{
+    struct group_digest d;
+
+    memcpy(&d, data, sizeof d);
+    const struct ckpt_group_claim claim = {d.ranks, d.bytes, d.n, rank};
+    return ckpt_vec_push(&all->digests, d) < 0 || (device && ckpt_vec_push(&all->claims, claim) < 0)
+               ? -1
+               : 0;
+}
+
+/* Add a rank's message. */
+static int add_fit(struct fits *all, uint32_t rank, bool device, const unsigned char *data,
+                   size_t len, struct ckpt_err *err)
+{
+    struct fit f;
+
+    if (len < sizeof f || (len - sizeof f) % sizeof(struct group_digest))
+        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
+                         rank);
+    memcpy(&f, data, sizeof f);
+    if (rank == 0)
+        all->most.facts = f.facts;
+    if (f.facts != all->most.facts)
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "what rank 0 sent about the wants of all ranks arrived damaged at rank "
+                         "%" PRIu32 ", or is damaged in its memory",
+                         rank);
+    all->most.host = ckpt_max_u64(all->most.host, f.host);
+    all->most.device = ckpt_max_u64(all->most.device, f.device);
+    all->most.windows = ckpt_max_u64(all->most.windows, f.windows);
+    for (size_t at = sizeof f; at < len; at += sizeof(struct group_digest))
+        if (add_digest(all, rank, device, data + at) < 0)
+            return ckpt_nomem(err);
+    return 0;
+}
+
 /* On rank 0: the answer is the maximum of each number in struct fit, then the groups' places. */
 static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *len,
                      struct ckpt_str *answer, struct ckpt_err *err)
 {
     const struct ckpt_comm *comm = ctx;
-    const uint32_t n = comm->x->size;
-    CKPT_VEC(struct group_digest) all = {0};
-    CKPT_VEC(struct ckpt_group_claim) claims = {0};
-    struct fit most = {0};
+    const bool device = comm->x->device != NULL;
+    struct fits all = {0};
     int rc = 0;
 
-    for (uint32_t r = 0; r < n && rc == 0; r++) {
-        const size_t count = (len[r] - sizeof most) / sizeof *all.ptr;
-        struct fit f;
-        if (len[r] < sizeof f || len[r] != sizeof f + count * sizeof *all.ptr) {
-            rc =
-                ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs", r);
-            break;
-        }
-        memcpy(&f, data[r], sizeof f);
-        most.host = ckpt_max_u64(most.host, f.host);
-        most.device = ckpt_max_u64(most.device, f.device);
-        most.windows = ckpt_max_u64(most.windows, f.windows);
-        if (ckpt_vec_reserve(&all, count + 1) < 0)
-            rc = ckpt_nomem(err);
-        else
-            memcpy(all.ptr + all.len, data[r] + sizeof f, count * sizeof *all.ptr);
-        for (size_t i = 0; rc == 0 && comm->x->device && i < count; i++) {
-            const struct group_digest *d = &all.ptr[all.len + i];
-            const struct ckpt_group_claim claim = {d->ranks, d->bytes, d->n, r};
-            rc = ckpt_vec_push(&claims, claim) < 0 ? ckpt_nomem(err) : 0;
-        }
-        all.len += rc == 0 ? count : 0;
-    }
+    for (uint32_t r = 0; r < comm->x->size && rc == 0; r++)
+        rc = add_fit(&all, r, device, data[r], len[r], err);
     if (rc == 0)
-        rc = compare_digests(all.ptr, all.len, err);
-    ckpt_vec_release(&all);
-    ckpt_str_append(answer, (const char *)&most, sizeof most);
-    if (rc == 0 && comm->x->device)
-        rc = place_groups(claims.ptr, claims.len, n, answer, err);
-    ckpt_vec_release(&claims);
+        rc = compare_digests(all.digests.ptr, all.digests.len, err);
+    ckpt_str_append(answer, (const char *)&all.most, sizeof all.most);
+    if (rc == 0 && device)
+        rc = place_groups(all.claims.ptr, all.claims.len, comm->x->size, answer, err);
+    ckpt_vec_release(&all.digests);
+    ckpt_vec_release(&all.claims);
     return rc;
 }
 
@@ -303,6 +326,7 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
         ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)
         return -1;
     ret->windows = (*plan)->windows.len;
+    ret->facts = XXH3_64bits_withSeed(&load->wants_hash, sizeof load->wants_hash, job->hash);
     (void)fit_slots(load, ckpt_plan_memory(*plan), ret);
     return 0;
 }

@@ -22,7 +22,7 @@
 enum {
     HELLO_FILES = 1024, /* files whose sizes are sent, to name one that differs */
     STEP_TEXT = 128,
-    VERSION = 11, /* of the messages between ranks */
+    VERSION = 12, /* of the messages between ranks */
 };
 
 /* ---- the messages ---- */
@@ -291,6 +291,7 @@ static int read_answer(const unsigned char *answer, size_t len, uint32_t n, stru
     *ret = (struct ckpt_job){.nclass = a.nclass,
                              .nnode = a.nnode,
                              .nshare = a.nshare,
+                             .hash = XXH3_64bits(answer, len),
                              .cached = a.cached,
                              .shared = a.shared,
                              .copies = a.copies,
@@ -335,5 +336,8 @@ int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *tabl
         *err = (struct ckpt_err){0};
         return ckpt_fail(err, own.code, "%s", own.text);
     }
-    return read_answer(answer, len, load->comm->x->size, ret, err);
+    rc = read_answer(answer, len, load->comm->x->size, ret, err);
+    if (rc < 0) /* the other ranks learn it in their next round, whichever that is */
+        (void)ckpt_comm_agree(load->comm, rc, load->opt.exchange_timeout_ms, err);
+    return rc;
 }

@@ -27,6 +27,7 @@ struct ckpt_job {
     uint32_t *node;     /* per rank: number of its machine */
     uint32_t *share;    /* per rank: number of its group of options.share */
     uint32_t *first_of; /* per class: its first rank */
+    uint64_t hash;      /* of all that rank 0 sent, for the check of the plans */
     double cached;      /* fraction of the files in the page cache of the node that has least */
     bool shared;        /* the files are on a storage that machines share */
     bool copies;        /* not all ranks see the very same files: some see copies */
