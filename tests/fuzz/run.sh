@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Build the fuzz preset and run every target for some seconds: tests/fuzz/run.sh [SECONDS [TARGET...]]
+# Each run begins at another random number, or at CKPTFS_FUZZ_SEED.
 set -eu
 seconds=${1:-60}
 [ $# -gt 0 ] && shift
@@ -15,7 +16,7 @@ fuzz() {
     mkdir -p "build/fuzz/corpus/$1" "build/fuzz/finds/$1"
     old=
     [ -d "tests/fuzz/regressions/$1" ] && old="tests/fuzz/regressions/$1"
-    "build/fuzz/tests/$1" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -max_len=65536 \
+    "build/fuzz/tests/$1" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -max_len=65536 -seed="${CKPTFS_FUZZ_SEED:-0}" \
         -print_final_stats=1 -artifact_prefix="build/fuzz/finds/$1/" \
         "build/fuzz/corpus/$1" "build/fuzz/seeds/$1" $old >"build/fuzz/finds/$1.log" 2>&1 || touch "build/fuzz/finds/$1.failed"
 }
