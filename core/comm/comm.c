@@ -137,6 +137,16 @@ int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
     return 0;
 }
 
+static void take_sign(struct ckpt_comm *comm, uint32_t peer, const void *data)
+{
+    struct ckpt_sign sign;
+
+    memcpy(&sign, data, sizeof sign);
+    comm->said_by[peer] = sign.rounds;
+    if (sign.idle_ms < comm->heard_ms[peer])
+        comm->busy_ms = ckpt_max_u64(comm->busy_ms, comm->heard_ms[peer] - sign.idle_ms);
+}
+
 /* Receive one control message; takes data. */
 static int take_in(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len,
                    struct ckpt_err *err)
@@ -146,8 +156,8 @@ static int take_in(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
     comm->heard_ms[peer] = ckpt_now_ms();
     if (len >= sizeof head)
         memcpy(&head, data, sizeof head);
-    if (head.type == CKPT_CTL_ALIVE && len == sizeof head + sizeof *comm->said_by)
-        memcpy(&comm->said_by[peer], (unsigned char *)data + sizeof head, sizeof *comm->said_by);
+    if (head.type == CKPT_CTL_ALIVE && len == sizeof head + sizeof(struct ckpt_sign))
+        take_sign(comm, peer, (unsigned char *)data + sizeof head);
     if (head.type == CKPT_CTL_ROUND || head.type == CKPT_CTL_ANSWER ||
         (head.type != CKPT_CTL_ALIVE &&
          head.epoch > comm->epoch)) /* a load that other ranks have begun */
@@ -202,6 +212,7 @@ void ckpt_comm_begin(struct ckpt_comm *comm,
     comm->ctx = ctx;
     for (uint32_t r = 0; r < comm->x->size; r++)
         comm->heard_ms[r] = now;
+    comm->busy_ms = now;
     for (struct ckpt_ctl_message **at = &comm->held; *at;) {
         struct ckpt_ctl_message *m = *at;
         struct ckpt_ctl_head head;
@@ -243,7 +254,10 @@ void ckpt_comm_begin_again(struct ckpt_comm *comm)
 
 void ckpt_comm_tell_alive(struct ckpt_comm *comm, uint32_t peer)
 {
-    (void)ckpt_comm_send(comm, peer, CKPT_CTL_ALIVE, &comm->said, sizeof comm->said, NULL);
+    const uint64_t idle = ckpt_now_ms() - comm->busy_ms;
+    const struct ckpt_sign sign = {comm->said, (uint32_t)ckpt_min_u64(idle, UINT32_MAX)};
+
+    (void)ckpt_comm_send(comm, peer, CKPT_CTL_ALIVE, &sign, sizeof sign, NULL);
 }
 
 void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms)

@@ -48,7 +48,7 @@ static inline bool ckpt_tree_neighbour(uint32_t rank, uint32_t size, uint32_t i,
 enum ckpt_ctl {
     CKPT_CTL_ROUND = 1, /* to the parent: the data and verdicts of the sender's subtree */
     CKPT_CTL_ANSWER,    /* to the children: rank 0's answer */
-    CKPT_CTL_ALIVE,     /* a sign of life, with the sender's struct ckpt_rounds */
+    CKPT_CTL_ALIVE,     /* a sign of life: struct ckpt_sign */
     CKPT_CTL_ABORT,     /* the load has failed */
     CKPT_CTL_ASSIST,    /* please read this box for me (load/assist.c) */
     CKPT_CTL_ASSISTED,  /* the box that was asked for, or the error */
@@ -75,6 +75,13 @@ struct ckpt_rounds {
     uint32_t up, down;
 };
 
+/* What a sign of life tells. */
+struct ckpt_sign {
+    struct ckpt_rounds rounds; /* of the sender */
+    uint32_t idle_ms;          /* how long ago some rank last did something, as far as the sender
+                                  knows: ranks pass on the least that they have heard */
+};
+
 struct ckpt_comm {
     struct ckpt_xport *x;
     uint32_t epoch;                /* the number of the current load */
@@ -86,6 +93,7 @@ struct ckpt_comm {
     uint64_t *gone_poll; /* per rank: the poll count when the peer was first found closed */
     uint64_t npoll;      /* how often ckpt_comm_poll was called */
     uint64_t alive_ms;   /* when this rank last sent signs of life */
+    uint64_t busy_ms;    /* when some rank last did something, as far as this rank knows */
     bool failed;      /* the last load failed: the transport must be renewed before the next one */
     uint32_t renewed; /* how often it was renewed; the same number on all ranks */
     bool busy;        /* a load runs */

@@ -203,6 +203,7 @@ struct ckpt_engine {
     uint32_t next_issue;  /* on a device: the next window whose work is to be queued */
     uint64_t moved_ms;    /* clock time at which something was last transferred */
     uint64_t looked_ms;   /* clock time at which lost ranks were last looked for */
+    uint64_t done;        /* what this rank had read and transferred then, as a count */
     uint64_t retry_id;    /* number of the last request for help; under the lock */
     uint32_t *stamp;      /* per rank: equal to `stamped` if the rank was met in the current scan */
     uint32_t stamped;     /* number of the current scan */

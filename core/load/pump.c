@@ -37,9 +37,45 @@ static int check_reads(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
     return 0;
 }
 
+/* Is this rank in a read, or does it wait for the helper? Both take limited time. */
+static bool is_reading(struct ckpt_engine *e)
+{
+    for (uint32_t i = 0; i < e->opt.threads; i++)
+        if (atomic_load(&e->worker[i].since_ms))
+            return true;
+    (void)pthread_mutex_lock(&e->lock);
+    const bool waits = e->retry != NULL;
+    (void)pthread_mutex_unlock(&e->lock);
+    return waits;
+}
+
+/* Has this rank done anything since it looked last, or was it itself away? */
+static bool was_busy(struct ckpt_engine *e, uint64_t looked_ms, uint64_t now)
+{
+    const struct ckpt_engine_stats *s = &e->stats;
+    const uint64_t before = e->done;
+
+    e->done = atomic_load(&s->sent) + atomic_load(&s->received) +
+              atomic_load(&s->reads.source_reads) + atomic_load(&s->retries);
+    return e->done != before || now > looked_ms + e->opt.exchange_timeout_ms || is_reading(e);
+}
+
+/* TIMEOUT if no rank of the job has done anything for twice the timeout, although all are alive:
+ * they wait for each other. */
+static int check_stuck(const struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
+{
+    const uint64_t limit = (uint64_t)e->opt.exchange_timeout_ms * 2;
+
+    return now <= e->comm->busy_ms + limit
+               ? 0
+               : ckpt_fail(err, CKPT_TIMEOUT,
+                           "window %" PRIu32 " of %zu is stuck: no rank has read or moved anything "
+                           "for %.1f s",
+                           e->nclosed, e->plan->windows.len, (double)limit / 1000);
+}
+
 /* On a device nothing tells which rank a transfer waits for, so watch the neighbours in the tree of
- * ranks. The rank above gets more time, so that a silent rank is reported by the rank above it.
- * Nothing may stand still for twice the timeout, even if all neighbours are alive. */
+ * ranks. The rank above gets more time, so that a silent rank is reported by the rank above it. */
 static int check_silence(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
 {
     const uint32_t limit = e->opt.exchange_timeout_ms;
@@ -48,10 +84,6 @@ static int check_silence(struct ckpt_engine *e, uint64_t now, struct ckpt_err *e
         if (now > e->comm->heard_ms[r] + (r > e->self ? limit : (uint64_t)limit * 3 / 2))
             return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " was silent for %.1f s", r,
                              limit / 1000.0);
-    if (now > e->moved_ms + (uint64_t)limit * 2)
-        return ckpt_fail(err, CKPT_TIMEOUT,
-                         "window %" PRIu32 " of %zu is stuck: nothing moved for %.1f s", e->nclosed,
-                         e->plan->windows.len, limit / 500.0);
     return 0;
 }
 
@@ -73,17 +105,22 @@ static int check_senders(struct ckpt_engine *e, uint64_t now, struct ckpt_err *e
     return rc;
 }
 
-/* Fail if a rank is gone (checked now and then), or if nothing has moved for too long. */
+/* Now and then: fail if a rank is gone, or if nothing has moved for too long. */
 static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
 {
     struct ckpt_xport *x = e->comm->x;
+    const uint64_t looked_ms = e->looked_ms;
 
-    if (now < e->looked_ms + LOOK_MS)
+    if (now < looked_ms + LOOK_MS)
         return 0;
     e->looked_ms = now;
+    if (was_busy(e, looked_ms, now))
+        e->comm->busy_ms = now;
     for (uint32_t r = 0; r < x->size; r++)
         if (r != e->self && ckpt_comm_lost(e->comm, r))
             return ckpt_comm_fail_lost(e->comm, r, err);
+    if (check_stuck(e, now, err) < 0)
+        return -1;
     if (now < e->moved_ms + e->opt.exchange_timeout_ms)
         return 0;
     return e->device ? check_silence(e, now, err) : check_senders(e, now, err);
@@ -259,8 +296,11 @@ static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
     else if (ckpt_device_turn(e, &worked, err) < 0)
         return -1;
     ckpt_assists_answer(e);
-    if (ckpt_pause_turn(e) || (e->device ? worked : moved))
+    const bool paused = ckpt_pause_turn(e);
+    if (paused || (e->device ? worked : moved))
         e->moved_ms = now;
+    if (paused)
+        e->comm->busy_ms = now;
     moved |= worked;
     if (e->plan->windows.len > 0)
         atomic_fetch_add(&e->stats.exchange_ns, ckpt_now_ns() - begin);

@@ -189,7 +189,8 @@ struct ckpt_load_options {
                          by the plan. Fewer if host_bytes has no room for their buffers */
     uint32_t read_timeout_ms;     /* limit for one read of storage; 0: 120 s */
     uint32_t exchange_timeout_ms; /* limit for waiting without news from a rank that owes this rank
-                                     data; 0: 300 s */
+                                     data, and half of the limit for a job in which all ranks are
+                                     alive, but none reads or moves anything; 0: 300 s */
     bool verify;                  /* compare XXH3 digests of sent and received bytes */
     struct ckpt_rates rates;
     enum ckpt_load_direct direct;

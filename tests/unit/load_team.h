@@ -146,7 +146,8 @@ static inline int loading_begin(struct member *m, const char *layout,
     opt.size = sizeof opt;
     if (opt.readers == CKPT_READERS_AUTO)
         opt.readers = CKPT_READERS_ONCE;
-    opt.exchange_timeout_ms = DEADLINE_MS;
+    if (opt.exchange_timeout_ms == 0)
+        opt.exchange_timeout_ms = DEADLINE_MS;
     *l = (struct loading){0};
     if (ckpt_load_new(m->view, m->comm, &opt, &l->load, &m->err) < 0 ||
         ckpt_load_want_layout(l->load, layout, &m->err) < 0)

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "comm/seal.h"
+#include "comm/xport.h"
 #include "load/job_wants.h"
 #include "load_team.h"
 #include "test.h"
@@ -340,7 +341,55 @@ TEST(load, what_one_rank_lacks_is_told_to_all_at_once)
     ckpt_view_release(view);
 }
 
+/* ---- bytes that never arrive, from ranks that are alive ---- */
+
+static struct ckpt_xport_ops lossy[2];
+static const struct ckpt_xport_ops *whole[2];
+
+static int post_lost(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *err)
+{
+    if (!t->send)
+        return whole[x->rank]->post(x, t, err);
+    t->done = true;
+    return 0;
+}
+
+static void play_lossy(struct member *m)
+{
+    const struct ckpt_load_options opt = {.exchange_timeout_ms = 300};
+    struct ckpt_xport *x = ckpt_comm_xport(m->comm);
+
+    whole[m->rank] = x->ops;
+    lossy[m->rank] = *x->ops;
+    lossy[m->rank].post = post_lost;
+    if ((int)m->rank <= m->step)
+        x->ops = &lossy[m->rank];
+    m->rc = load_once(m, "dp=2", &opt);
+    x->ops = whole[m->rank];
+}
+
+/* step 0: the rank whose bytes are lost has finished; 1: two ranks wait for each other. */
+TEST(load, bytes_that_never_arrive_end_in_a_timeout)
+{
+    struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
+    struct member m[2];
+
+    CHECK(view);
+    for (int step = 0; step < 4; step++) {
+        const uint64_t begin = ckpt_now_ms();
+        team(step >= 2, 2, view, step % 2, play_lossy, m);
+        for (uint32_t r = 0; r < 2; r++) {
+            CHECK(m[r].rc < 0);
+            CHECK_EQ(m[r].err.code, CKPT_TIMEOUT);
+            CHECK(strstr(m[r].err.text, "no rank has read or moved anything for 0.6 s"));
+        }
+        CHECK(ckpt_now_ms() - begin < DEADLINE_MS);
+    }
+    ckpt_view_release(view);
+}
+
 TESTS(T(load, ranks_connect_to_those_that_they_talk_to),
+      T(load, bytes_that_never_arrive_end_in_a_timeout),
       T(load, what_one_rank_lacks_is_told_to_all_at_once), T(load, one_comm_serves_many_loads),
       T(load, a_plan_that_is_refused_leaves_the_comm_whole),
       T(load, a_comm_serves_loads_after_one_that_failed),
