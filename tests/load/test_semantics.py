@@ -3,6 +3,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import warnings
@@ -187,14 +188,105 @@ def odd_memory(top):
     run = folder(top, stored)
     large = torch.full((9, 9), -1.)
     state = {"m": large[1:7:2, 2:6], "s": torch.zeros(()), "e": torch.zeros(0, 3), "x": torch.zeros(1).expand(4)}
-    try:
-        ckptfs.load_state_dict(state, run)
-    except RuntimeError as e:
-        assert "single memory location" in str(e)  # torch's own words for a copy into an expanded tensor
+    assert "'x' has several elements in one place" in refused(ckptfs.load_state_dict, state, run) and bool((large == -1).all())
     state["x"] = torch.zeros(4)
     ckptfs.load_state_dict(state, run)
     assert all(torch.equal(state[k], t) for k, t in stored.items())
     assert int((large != -1).sum()) == 12
+    state["m"].untyped_storage().resize_(64)  # C would write beyond it
+    assert "'m' needs 204 bytes of its storage, which has 64" in refused(ckptfs.load_state_dict, state, run)
+    state["m"] = torch.zeros(3, 4).to_sparse()
+    assert "'m' is a Tensor (torch.sparse_coo) without memory" in refused(ckptfs.load_state_dict, state, run)
+    assert ckptfs.load_state_dict({**state, "other": state["m"]}, run, names=["s"]).missing_keys == []
+
+
+def refused(fn, *args, **kwargs):
+    try:
+        fn(*args, **kwargs)
+    except ckptfs.CkptError as e:
+        return str(e)
+    raise AssertionError("no error")
+
+
+def conjugates_and_negatives(top):
+    """Views whose elements are other than the memory under them, which torch computes when they are read."""
+    stored = {"c": torch.complex(torch.arange(6.), torch.arange(6.) + 1), "f": torch.arange(6.)}
+    run, memory = folder(top, stored), torch.zeros(2, 6, dtype=torch.complex64)
+    state = {"c": memory[0].conj(), "f": memory[1].conj().imag}
+    assert state["c"].is_conj() and state["f"].is_neg()
+    ckptfs.load_state_dict(state, run)
+    assert torch.equal(state["c"], stored["c"]) and torch.equal(state["f"], stored["f"]) and torch.equal(memory[0], stored["c"].conj().resolve_conj())
+    memory.zero_()
+    ckptfs.load_boxes([("c", (2,), memory[0, :4].conj()), ("f", (0,), memory[1].conj().imag)], run)
+    assert torch.equal(memory[0, :4].conj(), stored["c"][2:]) and torch.equal(memory[1].conj().imag, stored["f"])
+
+
+def memory_that_is_shared_in_part(top):
+    """Two tensors that have a part of one storage in common can't both be filled, unless with the same values; those that only lie among each other can."""
+    stored = {"a": torch.arange(12.).view(3, 4), "b": -torch.arange(12.).view(3, 4)}
+    run = folder(top, stored)
+    rows, columns = torch.full((4, 4), 9.), torch.full((3, 8), 9.)
+    for state in ({"a": rows[:3], "b": rows[1:]}, {"a": rows[:3], "b": rows.view(-1)[:12].view(4, 3).t()}, {"a": torch.nn.Parameter(rows[:3]), "b": rows[1:].conj()}):
+        said = refused(ckptfs.load_state_dict, state, run)
+        assert "'a' and 'b' share a part of their memory" in said and bool((rows == 9).all()), said
+    state = {"a": columns[:, ::2], "b": columns[:, 1::2]}
+    ckptfs.load_state_dict(state, run)
+    assert all(torch.equal(state[k], t) for k, t in stored.items())
+    ckptfs.load_state_dict({"a": rows[:3], "again": {"b": rows[1:]}}, run, names=["a"], strict=False)
+    assert torch.equal(rows[:3], stored["a"])
+    assert "share a part" in refused(ckptfs.load_boxes, [("a", (0, 0), rows[:3]), ("b", (0, 0), rows[2:])], run)
+    assert "share a part" in refused(ckptfs.load_boxes, [("a", (0, 0), rows[:2]), ("a", (0, 0), rows[1:3])], run)
+    twice = folder(top + "2", {**stored, "c": stored["a"].clone()})
+    ckptfs.load_boxes([("a", (1, 0), rows[:2]), ("c", (1, 0), rows[:2])], twice)  # tied weights that were saved under both names
+    assert torch.equal(rows[:2], stored["a"][1:])
+    assert "'b' and 'a': they are one tensor in what is to be filled" in refused(ckptfs.load_boxes, [("a", (1, 0), rows[:2]), ("b", (1, 0), rows[:2])], twice)
+    rows.fill_(9)
+    ckptfs.load_boxes([("a", (0, 0), rows[:2]), ("a", (1, 0), rows[1:3])], run)  # the same row of the same tensor
+    assert torch.equal(rows[:3], stored["a"])
+    ckptfs.load_boxes([("a", (0, 0), rows[:4]), ("b", (0, 0), rows[3:])], run, clip=True)  # what is left out is not filled
+    assert torch.equal(rows[:3], stored["a"]) and torch.equal(rows[3], stored["b"][0])
+
+
+def addresses(t):
+    """Of all bytes of all elements, each as often as it is there."""
+    found = [t.storage_offset()]
+    for stride, n in zip(t.stride(), t.shape):
+        found = [at + i * stride for at in found for i in range(n)]
+    return [at * t.element_size() + i for at in found for i in range(t.element_size())]
+
+
+def random_strides(top):
+    """Overlaps as counted byte by byte."""
+    from ckptfs._overlap import Place
+    rng, memory, seen = random.Random(7), torch.zeros(4000, dtype=torch.uint8), set()
+
+    def some():
+        rank, dtype = rng.randint(0, 3), rng.choice((torch.uint8, torch.int16, torch.float32))
+        strides = [rng.choice((rng.randint(0, 12), rng.choice((1, 2, 3, 5, 10, 15, 25, 50)))) for _ in range(rank)]
+        return memory.view(dtype).as_strided([rng.randint(1, 5) for _ in range(rank)], strides, rng.randint(0, 60))
+    for _ in range(3000):
+        a, b = some(), some()
+        mine, theirs = addresses(a), addresses(b)
+        p, q = (Place("t", t, "t", [0] * t.dim()) for t in (a, b))
+        itself, other = len(set(mine)) < len(mine), not set(mine).isdisjoint(theirs)
+        assert p.overlaps_itself() == itself and p.overlaps(q) == other and q.overlaps(p) == other, (a.shape, a.stride(), b.shape, b.stride())
+        seen.add((itself, other))
+    assert len(seen) == 4
+
+
+def a_failed_load_is_told_to_autograd(top):
+    """It may have written: a graph that has saved the values from before is no good any more."""
+    run, net = folder(top, {"weight": torch.ones(3, 4)}), torch.nn.Linear(4, 3, bias=False)
+    with ckptfs.open(run) as view:
+        out = net(torch.ones(1, 4, requires_grad=True)).sum()
+        os.truncate(os.path.join(run, "model.safetensors"), os.path.getsize(os.path.join(run, "model.safetensors")) - 4)
+        assert "ends at byte" in refused(ckptfs.load_state_dict, net, view)
+    try:
+        out.backward()
+    except RuntimeError as e:
+        assert "modified by an inplace operation" in str(e)
+        return
+    raise AssertionError("a gradient of values that are gone")
 
 
 def models_work(top):
@@ -395,6 +487,7 @@ def without_torch(top):
     assert done.stdout == "good\n", done.stderr
 
 
-run_in_folders((what_torch_returns_and_says, casts, casts_that_lose_everything, tied_weights_that_were_not, odd_memory, models_work, adapters, optimizers, mappings, progress_is_shown,
+run_in_folders((what_torch_returns_and_says, casts, casts_that_lose_everything, tied_weights_that_were_not, odd_memory, conjugates_and_negatives,
+                memory_that_is_shared_in_part, random_strides, a_failed_load_is_told_to_autograd, models_work, adapters, optimizers, mappings, progress_is_shown,
                 the_base_models_prefix, whole_peft_models_are_refused, pre_hooks_run,
                 as_safe_open, without_torch))

@@ -10,7 +10,8 @@ from ._comm import TIMEOUT_MS, joined
 from ._library import CkptError
 from ._load import make_options, run_together
 from ._state_dict import Spec
-from ._targets import Entry, device_of
+from ._targets import Copy, Entry, device_of
+from ._tensors import memory
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,9 @@ def load_boxes(boxes: Iterable[Box] | Callable[[], Iterable[Box]], run: Path | V
     clip    True: what lies beyond the end of the checkpoint's tensor (the padding of a vocabulary) stays as it is; False: it is an error
     The rest is load_state_dict's. Returns the statistics of all ranks together: {"needed_bytes", "unique_bytes", "read_bytes", ...}.
 
-    CkptError, on all ranks: "missing": no such tensor; "usage": a box beyond its tensor. Destinations are as before if that is found."""
+    CkptError, on all ranks: "missing": no such tensor; "usage": a box beyond its tensor; "conflict": destinations share a part of their memory.
+    Destinations are as before if that is found. One destination of two names, as tied weights have, is filled if both have the same values there, else
+    it is a "conflict", too."""
     return fill_boxes(boxes, (run, view, dict(options or {}), dict(more, base=base, step=step)), process_group, clip=clip, readers=readers,
                       load_options=load_options, progress=progress)
 
@@ -92,7 +95,16 @@ def fill_boxes(boxes: Iterable[Box] | Callable[[], Iterable[Box]], source: tuple
 def _declare(load, mine, clip, check):
     if check is not None:
         check(load.view)
+    load.compares = True  # some rank may have copies
+    first = {}  # {memory: the first box that fills it}
     for name, offset, tensor, entry in mine.boxes:
         wanted = _wanted(load.view, name, offset, tensor, clip)
-        if wanted is not None:
-            load.want_box(name, *wanted, entry)
+        if wanted is None:
+            continue
+        offset, n, tensor = wanted
+        at = memory(tensor)
+        other, *source = first.setdefault((at, tensor.dtype), (entry, name, offset)) if at else (entry, name, offset)
+        if source != [name, offset]:  # tied weights that were saved under both names
+            entry = Copy(Entry(name, tensor, None), other)
+            tensor = entry.tensor
+        load.want_box(name, offset, n, tensor, entry)

@@ -190,7 +190,7 @@ class Comm:
             if not self.words.collective:
                 self.words.fail(failure)  # in full; the others wait below
             err.code = CODES.index(getattr(failure, "code", "usage"))
-            err.text = " ".join(str(failure).split()).encode()[:1023]
+            err.text = " ".join(str(failure).split()).encode(errors="backslashreplace")[:1023]
         rc = library().comm_agree_raw(self.handle, -1 if failure is not None else 0, self.timeout_ms, byref(err))
         if failure is not None:
             raise failure

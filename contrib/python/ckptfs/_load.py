@@ -6,8 +6,9 @@ from ctypes import byref, c_size_t, c_void_p, sizeof
 
 from ._comm import share_number
 from ._fork import loading
+from . import _overlap
 from ._library import READERS, CkptError, Dest, LoadOptions, Mesh, Place, Stats, WantInfo, library, new, u32s, u64s
-from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, loses, overlaps, places, same_bits, written
+from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, is_strided, loses, overlaps, places, same_bits, written
 from ._view import TORCH
 
 CASTABLE = {"F16", "BF16", "F32", "F64"}
@@ -52,6 +53,7 @@ class Load:
         self.direct = []  # tensors that C writes to
         self.wants = []  # [(entry, the tensor that C fills for it and that is kept, or None)]
         self.filled = {}  # {entry: its local tensors}
+        self.memory = []  # [_overlap.Place] of those
         self.compares = False  # some rank has copies
         self.kept = False  # somebody else closes it
         options.share = share_number(comm, options.share_with)
@@ -70,6 +72,8 @@ class Load:
         """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later; new memory if it is on the meta
         device. What is stored as float8_e4m3fn stays that where the entry may change: its values mean nothing without their scales."""
         import torch
+        if not is_strided(tensor):
+            raise CkptError("unsupported", f"'{entry.name}' is a {type(tensor).__name__} ({tensor.layout}) without memory of its own that could be filled")
         if loses(stored, tensor.dtype):
             raise CkptError("conflict", f"'{entry.name}' is {stored} in the checkpoint, which can't be copied to {tensor.dtype}")
         wanted = SAFETENSORS.get(str(entry.dtype_of(tensor)).removeprefix("torch."))
@@ -80,7 +84,7 @@ class Load:
             tensor = torch.empty_like(tensor, dtype=getattr(torch, TORCH[wanted]), device=entry.home(), requires_grad=False)
             self.puts.append((entry, tensor))
         direct = tensor.device == self.device and (stored == wanted or castable)
-        direct = direct and all(s >= 0 for s in tensor.stride()) and not overlaps(tensor)
+        direct = direct and not tensor.is_neg() and not tensor.is_conj()
         to = tensor
         if not direct:
             dtype = tensor.dtype if castable else getattr(torch, TORCH[stored])
@@ -96,9 +100,21 @@ class Load:
         self.keep.append((to, stride))
         return Dest(c_void_p(to.data_ptr()), stride, SAFETENSORS[str(to.dtype).removeprefix("torch.")].encode())
 
+    def _remember(self, entry, source, lo):
+        """What _destination() has just made a place for."""
+        tensor = self.filled[entry][-1]
+        if tensor.numel():
+            self.memory.append(_overlap.Place(entry.name, tensor, source, lo))
+
+    def check_memory(self):
+        """Is each element filled once? Else the last one that comes would stay, whichever that is."""
+        _overlap.check(self.memory)
+        self.memory = []
+
     def want_box(self, source, lo, n, tensor, entry):
         """Elements [lo, lo + n) of the view's `source` into a local tensor of shape n."""
         dest = self._destination(tensor, self.view._tensors[source].dtype, entry)
+        self._remember(entry, source, lo)
         library().load_want(self.load, source.encode(), u64s(lo), u64s(n), byref(dest), byref(c_size_t()))
 
     def want(self, entry, source):
@@ -127,6 +143,7 @@ class Load:
         dest = self._destination(local, self.view._tensors[source].dtype, entry)
         lib.load_want_part(self.load, source.encode(), None, None, byref(mesh), place, byref(dest), byref(number))
         lib.load_want_info(self.load, number, byref(got))
+        self._remember(entry, source, got.lo)
         have = list(local.shape)
         if [got.n[d] for d in range(got.rank)] != have and local.numel():
             raise CkptError("unsupported", f"'{name}': torch holds {have} of it here, not {[got.n[d] for d in range(got.rank)]}")
@@ -189,12 +206,11 @@ class Load:
                 watch.stopped()
             elif hasattr(bar, "close"):
                 bar.close()
+            with torch.no_grad():
+                for tensor in self.direct:  # also if the load has failed
+                    written(tensor)
         with torch.no_grad():
-            for finish in self.late:
-                finish()
-            for tensor in self.direct:
-                written(tensor)
-            self._compare()
+            self._agree(self._finish_late())
             for entry, tensor in self.puts:
                 entry.put(tensor)
             self.puts = []  # they are there now
@@ -202,14 +218,28 @@ class Load:
         lib.load_stats(self.load, None, byref(stats))
         return {name: getattr(stats, name) for name, _ in Stats._fields_}
 
-    def _compare(self):
-        """Is what the checkpoint has under several names of one tensor the same? All ranks hear of it."""
+    def _finish_late(self):
+        """Copy what C has not put where it belongs. Returns what is wrong then, or None."""
+        try:
+            for finish in self.late:
+                finish()
+            return self._difference()
+        except Exception as e:
+            return e
+
+    def _difference(self):
+        """Is what the checkpoint has under several names of one tensor the same?"""
         differ = [entry for entry, tensors in self.filled.items() if entry.of is not None and not all(map(same_bits, tensors, self.filled[entry.of]))]
         names = ", ".join(f"'{entry.name}' and '{entry.of.name}'" for entry in differ)
-        failure = CkptError("conflict", f"{names}: they are one tensor in what is to be filled, but the checkpoint has other values for each; untie them "
-                                        "(tie_word_embeddings=False), or say with names= which to fill") if differ else None
+        return CkptError("conflict", f"{names}: they are one tensor in what is to be filled, but the checkpoint has other values for each; untie them "
+                                     "(tie_word_embeddings=False), or say with names= which to fill") if differ else None
+
+    def _agree(self, failure):
+        """All ranks hear of it, where they wait for each other's comparisons."""
         if self.compares:
             self.comm.agree(failure)
+        elif failure is not None:
+            raise failure
 
     def _watch(self, bar, watch):
         done, number = 0, c_size_t()
@@ -255,6 +285,7 @@ def run_together(comm, open_view, declare, options, progress):
             view = open_view()
             load = Load(view, comm, options)
             declare(load)
+            load.check_memory()
         except Exception as e:
             failure = e
         comm.agree(failure)

@@ -62,7 +62,8 @@ def load_state_dict(model_or_state_dict: torch.nn.Module | Mapping[str, Any] | S
     progress             True: a bar, on rank 0; or a function of (tensors that have arrived, all), called on each rank
 
     Floating tensors are cast to the model's dtype, but for float8_e4m3fn: a model's parameter becomes that. Memory layouts stay as they are. Names of one
-    tensor (tied weights) that the checkpoint has several tensors for must be copies of each other there: CkptError "conflict".
+    tensor (tied weights) that the checkpoint has several tensors for must be copies of each other there: CkptError "conflict",
+    as are tensors that share a part of their memory.
     Returns what torch's load_state_dict does, a named tuple of missing_keys and unexpected_keys, the same on all ranks, with `stats` beside them.
 
     Errors, on all ranks: RuntimeError in torch's words for keys and shapes; CkptError with its `code` for all else; TypeError and ValueError for

@@ -67,11 +67,20 @@ def places(dtensor):
     return out
 
 
+def is_strided(t):
+    """Has a local tensor elements in memory of its own, as sparse ones and wrappers of other tensors have not?"""
+    import torch
+    try:
+        return t.layout is torch.strided and (t.is_meta or t.data_ptr() is not None)
+    except RuntimeError:  # torch's, for what has no storage
+        return False
+
+
 def memory(t):
     """What tensors have in common that share their memory (tied weights), also on the meta device; None: it has none."""
     t = local_tensors(t)
     t = t[0] if len(t) == 1 else None
-    if t is None or not t.numel():
+    if t is None or not t.numel() or not is_strided(t):
         return None
     at = (t.untyped_storage()._cdata, t.storage_offset()) if t.is_meta else t.data_ptr()
     return (t.device, at, t.shape, t.stride())
