@@ -127,6 +127,7 @@ int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
     struct ckpt_ctl_message *m = malloc(sizeof *m), **at = &comm->held;
 
     if (!m) {
+        comm->x->starved = peer + 1;
         free(data);
         return ckpt_nomem(err);
     }
@@ -280,11 +281,21 @@ bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer)
     return comm->npoll > comm->gone_poll[peer];
 }
 
+int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, const char *why,
+                         struct ckpt_err *err)
+{
+    if (x->starved == peer + 1)
+        return ckpt_fail(err, CKPT_NOMEM,
+                         "rank %" PRIu32 ": out of memory for a message of rank %" PRIu32, x->rank,
+                         peer);
+    return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone%s%s", peer, why ? ": " : "",
+                     why ? why : "");
+}
+
 int ckpt_comm_fail_lost(struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err)
 {
     const struct ckpt_xport_ops *ops = comm->x->ops;
     const char *why = ops->why_gone ? ops->why_gone(comm->x, peer) : NULL;
 
-    return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone%s%s", peer, why ? ": " : "",
-                     why ? why : "");
+    return ckpt_xport_fail_gone(comm->x, peer, why, err);
 }

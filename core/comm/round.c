@@ -138,6 +138,13 @@ static void add_record(struct ckpt_str *s, uint32_t rank, const void *data, size
         ckpt_str_append(s, data, len);
 }
 
+/* Name this rank where it lacks memory, which says nothing about the other ranks. */
+static void name_rank(const struct ckpt_comm *comm, struct ckpt_err *err)
+{
+    if (err->code == CKPT_NOMEM && comm->x->size > 1 && strncmp(err->text, "rank ", 5) != 0)
+        (void)ckpt_err_in(err, "rank %" PRIu32, comm->x->rank);
+}
+
 int ckpt_round_start(struct ckpt_round *r, int rc, const struct ckpt_err *why, struct ckpt_err *err)
 {
     struct ckpt_comm *comm = r->comm;
@@ -154,11 +161,12 @@ int ckpt_round_start(struct ckpt_round *r, int rc, const struct ckpt_err *why, s
     r->verdict = (struct ckpt_verdict){.rank = comm->x->rank};
     if (rc < 0)
         r->verdict.why = why && why->code != CKPT_OK ? *why : unknown;
+    name_rank(comm, &r->verdict.why);
     for (uint32_t k = 0; k < comm->x->size; k++)
         comm->heard_ms[k] = now;
     r->from = calloc((size_t)r->nchild + 1, sizeof *r->from);
     add_record(&r->data, comm->x->rank, r->own, r->own_len);
-    if (!r->from || r->data.failed) {
+    if (!r->from) {
         ckpt_round_release(r);
         return ckpt_nomem(err);
     }
@@ -179,6 +187,16 @@ void ckpt_round_release(struct ckpt_round *r)
 
 /* ---- going up ---- */
 
+/* Fail because a message of this peer was lost. */
+static int fail_message(const struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err)
+{
+    if (comm->x->starved == peer + 1)
+        return ckpt_fail(err, CKPT_NOMEM,
+                         "rank %" PRIu32 ": out of memory for a message of rank %" PRIu32,
+                         comm->x->rank, peer);
+    return ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", peer);
+}
+
 /* Fail if a message of this peer will not come: the peer is gone, was silent too long, or has sent
  * the message already (messages of a rank arrive in order, so that one was lost). */
 static int check_peer(struct ckpt_round *r, uint32_t peer, struct ckpt_err *err)
@@ -188,7 +206,7 @@ static int check_peer(struct ckpt_round *r, uint32_t peer, struct ckpt_err *err)
     if (ckpt_comm_lost(comm, peer))
         return ckpt_comm_fail_lost(comm, peer, err);
     if (comm->said_by[peer].up > r->number)
-        return ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", peer);
+        return fail_message(comm, peer, err);
     if (ckpt_now_ms() - comm->heard_ms[peer] > r->timeout_ms)
         return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not answer within %.1f s", peer,
                          r->timeout_ms / 1000.0);
@@ -254,10 +272,15 @@ static int send_up(struct ckpt_round *r, struct ckpt_err *err)
     struct ckpt_comm *comm = r->comm;
     struct ckpt_str s = {0};
     struct ckpt_err gone = {0};
-    int rc = r->data.failed ? -1
-                            : round_message(comm, CKPT_CTL_ROUND, r->number, &r->verdict,
-                                            r->data.ptr, r->data.len, &s);
+    struct ckpt_verdict starved = {.rank = comm->x->rank};
+    int rc;
 
+    if (r->data.failed) {
+        (void)ckpt_nomem(&starved.why);
+        name_rank(comm, &starved.why);
+        add_verdict(r, &starved);
+    }
+    rc = round_message(comm, CKPT_CTL_ROUND, r->number, &r->verdict, r->data.ptr, r->data.len, &s);
     if (rc < 0) {
         ckpt_str_release(&s);
         return ckpt_nomem(err);
@@ -314,9 +337,11 @@ static int make_answer(struct ckpt_round *r, struct ckpt_str *out)
     if (why->code == CKPT_OK && r->judge && r->judge(r->ctx, data, len, &body, why) < 0 &&
         why->code == CKPT_OK)
         (void)ckpt_nomem(why);
-    int rc = body.failed ? -1
-                         : round_message(r->comm, CKPT_CTL_ANSWER, r->number, &r->verdict, body.ptr,
-                                         body.len, out);
+    if (body.failed) /* the others get the error, which needs less */
+        (void)ckpt_nomem(why);
+    name_rank(r->comm, why);
+    int rc =
+        round_message(r->comm, CKPT_CTL_ANSWER, r->number, &r->verdict, body.ptr, body.len, out);
     ckpt_str_release(&body);
     return rc;
 }
@@ -356,7 +381,7 @@ static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
     if (ckpt_comm_lost(comm, up))
         (void)ckpt_comm_fail_lost(comm, up, err);
     else if (comm->said_by[up].down > r->number)
-        (void)ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", up);
+        (void)fail_message(comm, up, err);
     else if (ckpt_now_ms() - comm->heard_ms[up] > (uint64_t)r->timeout_ms * 3 / 2 + 1000)
         (void)ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not answer within %.1f s", up,
                         r->timeout_ms * 1.5 / 1000 + 1);

@@ -50,7 +50,8 @@ int ckpt_tcp_same_host_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *
     return 0;
 }
 
-static int take_note(struct ckpt_tcp_peer *p, const struct ckpt_tcp_note *note)
+static int take_note(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p,
+                     const struct ckpt_tcp_note *note)
 {
     struct ckpt_tcp_same_host *n = &p->same_host;
     struct ckpt_xfer *t;
@@ -61,8 +62,12 @@ static int take_note(struct ckpt_tcp_peer *p, const struct ckpt_tcp_note *note)
         atomic_store(&t->done, true);
         return 0;
     }
-    if (!p->recv.head)
-        return ckpt_vec_push(&n->early, note->address);
+    if (!p->recv.head) {
+        if (ckpt_vec_push(&n->early, note->address) == 0)
+            return 0;
+        m->x.starved = p->rank + 1;
+        return -1;
+    }
     if (p->recv.head->at != note->number)
         return -1;
     t = ckpt_queue_take(&p->recv, note->number);
@@ -106,7 +111,8 @@ static bool queue_taken(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
     (void)pthread_mutex_lock(&m->lock);
     good = !n->lost;
     for (size_t i = 0; i < n->taken.len && good; i++)
-        good = queue_note(p, n->taken.ptr[i].number, n->taken.ptr[i].address) == 0;
+        if (!(good = queue_note(p, n->taken.ptr[i].number, n->taken.ptr[i].address) == 0))
+            m->x.starved = p->rank + 1;
     n->taken.len = 0;
     (void)pthread_mutex_unlock(&m->lock);
     return good;
@@ -135,7 +141,7 @@ static int push_notes(struct ckpt_tcp_same_host *n, int fd, bool *moved)
     return 0;
 }
 
-static int pull_notes(struct ckpt_tcp_peer *p, bool *moved)
+static int pull_notes(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
     struct ckpt_tcp_same_host *n = &p->same_host;
     const size_t len = sizeof n->in.note + ckpt_seal_len(&p->data_in);
@@ -153,7 +159,7 @@ static int pull_notes(struct ckpt_tcp_peer *p, bool *moved)
         n->in_at = 0;
         ckpt_seal_add(&p->data_in, &n->in.note, sizeof n->in.note);
         p->forged |= !ckpt_seal_check(&p->data_in, n->in.seal);
-        if (p->forged || take_note(p, &n->in.note) < 0)
+        if (p->forged || take_note(m, p, &n->in.note) < 0)
             return -1;
     }
 }
@@ -176,7 +182,7 @@ int ckpt_tcp_same_host_move(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, b
 {
     p->same_host.failed = !queue_taken(m, p);
     return p->same_host.failed || push_notes(&p->same_host, p->data, moved) < 0 ||
-                   pull_notes(p, moved) < 0
+                   pull_notes(m, p, moved) < 0
                ? -1
                : 0;
 }

@@ -84,10 +84,16 @@ struct ckpt_xport {
     bool driven;        /* only the thread that called ckpt_load_wait may call the transport */
     const char *remark; /* a static text that the user should see once; or NULL */
     bool same_host;     /* all ranks of this node can read each other's memory */
+    uint32_t starved;   /* 1 + the last peer for whose message this rank had no memory; 0: none */
     /* If destinations are in device memory: the device, which also exchanges data in place of post
      * (device.h). NULL: they are in host memory. */
     struct ckpt_device *device;
 };
+
+/* Fail with PEER because this rank is gone, or with NOMEM if this rank had no memory for what the
+ * other one sent. `why`: the reason, or NULL. */
+int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, const char *why,
+                         struct ckpt_err *err);
 
 /* Make a comm of a transport, which belongs to the comm then; also freed after a failure. For
  * transports in libraries of their own, as are the functions that follow. */

@@ -255,8 +255,10 @@ static int take_message(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
         p->in = NULL;
         return 0;
     }
-    if (!(in = malloc(sizeof *in)))
+    if (!(in = malloc(sizeof *in))) {
+        m->x.starved = p->rank + 1;
         return -1;
+    }
     *in =
         (struct ckpt_tcp_incoming){.from = p->in_frame.from, .len = p->in_frame.len, .data = p->in};
     p->in = NULL;
@@ -290,7 +292,10 @@ static int take_frame(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
     if (f->len > MAX_CTL || f->from >= m->x.size || f->to >= m->x.size ||
         (f->to != m->x.rank && next_hop(&m->x, f->to) == p->rank))
         return -1;
-    return make_room(p, 1);
+    if (make_room(p, 1) == 0)
+        return 0;
+    m->x.starved = p->rank + 1;
+    return -1;
 }
 
 /* Where the next bytes of frame, message and seal belong, and how many there is room for. */
@@ -320,6 +325,8 @@ static int pull_ctl(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *mov
         ssize_t n = to && want ? recv(p->ctl, to, want, 0) : 0;
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
+        if (!to)
+            m->x.starved = p->rank + 1;
         if (!to || (n == 0 && want))
             return -1;
         *moved = true;
@@ -349,10 +356,10 @@ static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool
     if (p->state == CKPT_TCP_OPEN && move_data(m, p, moved) < 0)
         close_data(p);
     if (p->forged)
-        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone: %s", p->rank, FORGED);
+        return ckpt_xport_fail_gone(&m->x, p->rank, FORGED, err);
     if ((p->state == CKPT_TCP_CLOSED || p->gone) &&
         (p->send.head || p->recv.head || p->same_host.failed) && p->state != CKPT_TCP_OPEN)
-        return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", p->rank);
+        return ckpt_xport_fail_gone(&m->x, p->rank, NULL, err);
     return 0;
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "comm/comm.h"
 #include "comm/seal.h"
 #include "comm/xport.h"
 #include "load/job_wants.h"
@@ -336,9 +337,44 @@ TEST(load, what_one_rank_lacks_is_told_to_all_at_once)
     for (uint32_t r = 0; r < 4; r++) {
         CHECK(m[r].rc < 0);
         CHECK_EQ(m[r].err.code, CKPT_NOMEM);
+        CHECK_STR(m[r].err.text, "rank 2: out of memory");
     }
     CHECK(ckpt_now_ms() - begin < DEADLINE_MS);
     ckpt_view_release(view);
+}
+
+static int judge_without_memory(void *ctx, const unsigned char *const *data, const size_t *len,
+                                struct ckpt_str *answer, struct ckpt_err *err)
+{
+    (void)ctx, (void)data, (void)len;
+    answer->failed = true;
+    return ckpt_nomem(err);
+}
+
+static void play_round(struct member *m)
+{
+    struct ckpt_round round = {
+        .comm = m->comm, .timeout_ms = DEADLINE_MS, .judge = judge_without_memory};
+    unsigned char *answer = NULL;
+    size_t len;
+
+    m->rc = ckpt_round_run(&round, 0, &answer, &len, &m->err);
+    free(answer);
+}
+
+/* Rank 0 has no memory for the answer of all ranks: it sends the error, which needs less. */
+TEST(load, an_answer_without_memory_is_an_error_on_all_ranks)
+{
+    struct member m[4];
+
+    for (int tcp = 0; tcp < 2; tcp++) {
+        team(tcp, 4, NULL, 0, play_round, m);
+        for (uint32_t r = 0; r < 4; r++) {
+            CHECK(m[r].rc < 0);
+            CHECK_EQ(m[r].err.code, CKPT_NOMEM);
+            CHECK_STR(m[r].err.text, "rank 0: out of memory");
+        }
+    }
 }
 
 /* ---- bytes that never arrive, from ranks that are alive ---- */
@@ -390,8 +426,9 @@ TEST(load, bytes_that_never_arrive_end_in_a_timeout)
 
 TESTS(T(load, ranks_connect_to_those_that_they_talk_to),
       T(load, bytes_that_never_arrive_end_in_a_timeout),
-      T(load, what_one_rank_lacks_is_told_to_all_at_once), T(load, one_comm_serves_many_loads),
-      T(load, a_plan_that_is_refused_leaves_the_comm_whole),
+      T(load, what_one_rank_lacks_is_told_to_all_at_once),
+      T(load, an_answer_without_memory_is_an_error_on_all_ranks),
+      T(load, one_comm_serves_many_loads), T(load, a_plan_that_is_refused_leaves_the_comm_whole),
       T(load, a_comm_serves_loads_after_one_that_failed),
       T(load, the_least_budget_that_an_error_names_is_enough),
       T(load, who_leaves_is_missed_at_once), T(load, cancelled_from_another_thread_ends_everywhere))
