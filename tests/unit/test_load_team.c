@@ -392,7 +392,7 @@ static int post_lost(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err 
 
 static void play_lossy(struct member *m)
 {
-    const struct ckpt_load_options opt = {.exchange_timeout_ms = 300};
+    const struct ckpt_load_options opt = {.exchange_timeout_ms = 2000};
     struct ckpt_xport *x = ckpt_comm_xport(m->comm);
 
     whole[m->rank] = x->ops;
@@ -404,20 +404,21 @@ static void play_lossy(struct member *m)
     x->ops = whole[m->rank];
 }
 
-/* step 0: the rank whose bytes are lost has finished; 1: two ranks wait for each other. */
+/* Over memory the rank whose bytes are lost has finished; over TCP two ranks wait for each other.
+ */
 TEST(load, bytes_that_never_arrive_end_in_a_timeout)
 {
     struct ckpt_view *view = open_view("nanotron/llama_tp2_pp2_tied");
     struct member m[2];
 
     CHECK(view);
-    for (int step = 0; step < 4; step++) {
+    for (int tcp = 0; tcp < 2; tcp++) {
         const uint64_t begin = ckpt_now_ms();
-        team(step >= 2, 2, view, step % 2, play_lossy, m);
+        team(tcp, 2, view, tcp, play_lossy, m);
         for (uint32_t r = 0; r < 2; r++) {
             CHECK(m[r].rc < 0);
             CHECK_EQ(m[r].err.code, CKPT_TIMEOUT);
-            CHECK(strstr(m[r].err.text, "no rank has read or moved anything for 0.6 s"));
+            CHECK(strstr(m[r].err.text, "no rank has read or moved anything for 4.0 s"));
         }
         CHECK(ckpt_now_ms() - begin < DEADLINE_MS);
     }
