@@ -19,6 +19,8 @@ void ckpt_ds_file_free(struct ckpt_ds_file *f)
     if (f->has_archive)
         ckpt_torch_release(&f->archive);
     ckpt_arena_release(&f->names);
+    ckpt_map_release(&f->by_unwrapped);
+    ckpt_vec_release(&f->original);
     ckpt_source_unref(f->source);
     free(f);
 }
@@ -66,6 +68,20 @@ static bool has_wrapper(const struct ckpt_pickle *p, ckpt_pv dict)
     return false;
 }
 
+/* Take the word out of a string of the pickle. */
+static int unwrap(struct ckpt_ds_file *f, struct ckpt_pickle_str *s)
+{
+    char *own = ckpt_arena_strdup(&f->names, s->ptr);
+    uint32_t at;
+    bool is_new;
+
+    if (!own || ckpt_vec_push(&f->original, s->ptr) < 0)
+        return -1;
+    ckpt_remove_word(own, WRAPPER);
+    *s = (struct ckpt_pickle_str){own, (uint32_t)strlen(own)};
+    return ckpt_map_put(&f->by_unwrapped, own, s->len, (uint32_t)f->original.len - 1, &at, &is_new);
+}
+
 int ckpt_ds_file_unwrap(struct ckpt_ds_file *f, struct ckpt_err *err)
 {
     if (has_wrapper(&f->p, ckpt_pv_get(&f->p, f->p.root, "module")))
@@ -74,14 +90,17 @@ int ckpt_ds_file_unwrap(struct ckpt_ds_file *f, struct ckpt_err *err)
         struct ckpt_pickle_str *s = &f->p.strs.ptr[i];
         if (strlen(s->ptr) != s->len || !strstr(s->ptr, WRAPPER))
             continue;
-        char *own = ckpt_arena_strdup(&f->names, s->ptr);
-        if (!own)
+        if (unwrap(f, s) < 0)
             return ckpt_nomem(err);
-        ckpt_remove_word(own, WRAPPER);
-        *s = (struct ckpt_pickle_str){own, (uint32_t)strlen(own)};
-        f->unwrapped = true;
     }
     return 0;
+}
+
+const char *ckpt_ds_file_original(const struct ckpt_ds_file *f, const char *name)
+{
+    uint32_t at;
+
+    return ckpt_map_get(&f->by_unwrapped, name, strlen(name), &at) ? f->original.ptr[at] : name;
 }
 
 bool ckpt_ds_is_tensor(const struct ckpt_ds_file *f, ckpt_pv v)

@@ -4,6 +4,9 @@
 #define CKPT_CKPT_DEEPSPEED_FILE_H
 
 #include "base/err.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "base/vec.h"
 #include "container/torch.h"
 #include "io/dir.h"
 #include "io/fdpool.h"
@@ -14,8 +17,9 @@ struct ckpt_ds_file {
     struct ckpt_torch archive;
     struct ckpt_pickle p;
     bool has_archive, has_pickle;
-    struct ckpt_arena names; /* those without torch's wrapper */
-    bool unwrapped;          /* there are some */
+    struct ckpt_arena names;         /* those without torch's wrapper */
+    struct ckpt_map by_unwrapped;    /* numbers of their originals */
+    CKPT_VEC(const char *) original; /* with the wrapper */
 };
 
 /* Open the file and read its pickle; *ret is new. Errors name the file. */
@@ -47,6 +51,8 @@ bool ckpt_ds_is_buffer(const struct ckpt_ds_file *model, const char *name);
 /* Take the word of torch's checkpoint_wrapper out of a model file's lists of parameters. The
  * wrapper itself takes it out of the names of a state dict, so that they would differ. */
 int ckpt_ds_file_unwrap(struct ckpt_ds_file *f, struct ckpt_err *err);
+/* The name from which the wrapper's word was taken, or the name itself. */
+const char *ckpt_ds_file_original(const struct ckpt_ds_file *f, const char *name);
 /* The parameter that a tied one is, by shared_params of the model file; NULL: it is none. */
 const char *ckpt_ds_owner(const struct ckpt_ds_file *model, const char *name);
 

@@ -12,11 +12,13 @@
 #include "ckpt/deepspeed_layers.h"
 #include "ckpt/deepspeed_megatron.h"
 #include "ckpt/deepspeed_module.h"
+#include "ckpt/deepspeed_pipe.h"
 #include "ckpt/deepspeed_tp.h"
 #include "ckpt/deepspeed_universal.h"
 
 static void parts_release(struct ckpt_ds_parts *p) { ckpt_ds_parts_release(p); }
 static void zero_release(struct ckpt_ds_zero *z) { ckpt_ds_zero_release(z); }
+static void pipe_release(struct ckpt_ds_pipe *p) { ckpt_ds_pipe_release(p); }
 static void megatron_release(struct ckpt_ds_megatron *m) { ckpt_ds_megatron_release(m); }
 
 static int about(const struct ckpt_ds_job *job, const char *key, json_t *value,
@@ -137,15 +139,22 @@ static void ranks_release(struct ranks *r)
 }
 
 /* Open the first rank's model file, and make room for all ranks. */
-static int open_first(const struct ckpt_ds_job *job, bool pipeline, struct ranks *r,
-                      struct ckpt_err *err)
+static int open_rank0(const struct ckpt_ds_job *job, struct ranks *r, struct ckpt_err *err)
 {
     r->n = ckpt_max_u64(count_mp(job->tag), 1);
     if (!(r->zero = calloc(r->n, sizeof *r->zero)) ||
         !(r->weights = calloc(r->n, sizeof *r->weights)) ||
         !(r->moments = calloc(r->n, sizeof *r->moments)))
         return ckpt_nomem(err);
-    if (ckpt_ds_zero_open(job, 0, &r->zero[0], err) < 0 || describe(job, &r->zero[0], err) < 0)
+    return ckpt_ds_zero_open(job, 0, &r->zero[0], err) < 0 || describe(job, &r->zero[0], err) < 0
+               ? -1
+               : 0;
+}
+
+static int open_first(const struct ckpt_ds_job *job, bool pipeline, struct ranks *r,
+                      struct ckpt_err *err)
+{
+    if (open_rank0(job, r, err) < 0)
         return -1;
     return is_megatron(&r->zero[0], pipeline)
                ? ckpt_ds_megatron_read(&r->zero[0], pipeline, &r->megatron, err)
@@ -212,26 +221,62 @@ static int check_roles(const struct ckpt_ds_job *job, struct ckpt_err *err)
     return 0;
 }
 
+/* Load a universal checkpoint of a pipeline, whose tensor-parallel ranks are joined already. */
+static int load_universal_pipe(struct ranks *r, struct ckpt_err *err)
+{
+    ckpt_cleanup(pipe_release) struct ckpt_ds_pipe pipe = {0};
+    const struct ckpt_ds_job *job = r->zero[0].job;
+    const bool megatron = ckpt_ds_megatron_is(&r->zero[0], true);
+    const bool shown = is_megatron(&r->zero[0], true);
+
+    if (shown && ckpt_ds_megatron_read_joined(&r->zero[0], true, &r->megatron, err) < 0)
+        return -1;
+    for (uint64_t i = 1; i < r->n; i++)
+        if (ckpt_ds_zero_open(job, i, &r->zero[i], err) < 0)
+            return -1;
+    if (ckpt_ds_pipe_read(r->zero, r->n, megatron, &pipe, err) < 0 ||
+        ckpt_ds_universal_read_pipe(&r->zero[0], &pipe, &r->weights[0], &r->moments[0], err) < 0)
+        return -1;
+    if (shown)
+        return ckpt_ds_megatron_add(job, &r->megatron, true, r->weights, err);
+    return add_all(job, &r->weights[0], err) < 0 || add_all(job, &r->moments[0], err) < 0 ? -1 : 0;
+}
+
+/* Load one of a module, of which the first rank's file has everything that is not in zero/. */
+static int load_universal_module(struct ranks *r, struct ckpt_err *err)
+{
+    struct ckpt_ds_zero *z = &r->zero[0];
+
+    if (ckpt_ds_universal_read(z, r->n, &r->weights[0], &r->moments[0], err) < 0)
+        return -1;
+    if (is_megatron(z, false))
+        return ckpt_ds_megatron_read_joined(z, false, &r->megatron, err) < 0
+                   ? -1
+                   : ckpt_ds_megatron_add(z->job, &r->megatron, false, r->weights, err);
+    return add_all(z->job, &r->weights[0], err) < 0 || add_all(z->job, &r->moments[0], err) < 0 ? -1
+                                                                                                : 0;
+}
+
 /* Load a universal checkpoint, or refuse a conversion that was not finished. */
 static int load_universal(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
-    ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
-    ckpt_cleanup(megatron_release) struct ckpt_ds_megatron m = {0};
-    ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
+    ckpt_cleanup(ranks_release) struct ranks r = {0};
 
     if (!ckpt_dir_has_dir(job->dir, "zero"))
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s' has fragments in tmp/ but no zero/: the conversion to a universal "
                          "checkpoint was interrupted",
                          ckpt_dir_path(job->dir));
-    if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0 ||
-        ckpt_ds_universal_read(&z, count_mp(job->tag), &weights, &moments, err) < 0)
+    if (open_rank0(job, &r, err) < 0)
         return -1;
-    if (is_megatron(&z, false))
-        return ckpt_ds_megatron_read_joined(&z, &m, err) < 0
-                   ? -1
-                   : ckpt_ds_megatron_add(job, &m, false, &weights, err);
-    return add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1 : 0;
+    const struct ckpt_ds_file *f = r.zero[0].model;
+    const enum ckpt_pv_kind module = ckpt_pv_kind(ckpt_pv_get(&f->p, f->p.root, "module"));
+    if (module == CKPT_PV_DICT)
+        return load_universal_module(&r, err);
+    if (module == CKPT_PV_NONE && !r.zero[0].zero3)
+        return load_universal_pipe(&r, err);
+    return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is not a state dict",
+                     ckpt_dir_path(job->dir), r.zero[0].model_name);
 }
 
 int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err)

@@ -157,14 +157,14 @@ int ckpt_ds_megatron_read(const struct ckpt_ds_zero *z, bool pipeline, struct ck
     return check_ranks(z, pipeline, ret, err) < 0 ? -1 : describe(z, ret, err);
 }
 
-int ckpt_ds_megatron_read_joined(const struct ckpt_ds_zero *z, struct ckpt_ds_megatron *ret,
-                                 struct ckpt_err *err)
+int ckpt_ds_megatron_read_joined(const struct ckpt_ds_zero *z, bool pipeline,
+                                 struct ckpt_ds_megatron *ret, struct ckpt_err *err)
 {
     static const char rule[] = "parameter_with_2_sub_params_cat_dim_0";
     const struct ckpt_pickle *p = &z->model->p;
     const ckpt_pv info = ckpt_pv_get(p, p->root, INFO);
 
-    if (ckpt_ds_megatron_read(z, false, ret, err) < 0)
+    if (ckpt_ds_megatron_read(z, pipeline, ret, err) < 0)
         return -1;
     if (ret->tp > 1 && json_is_true(json_object_get(ret->st.args, "swiglu")) &&
         ckpt_pv_len(p, ckpt_pv_get(p, info, rule)) == 0)

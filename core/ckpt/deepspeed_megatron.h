@@ -24,8 +24,8 @@ int ckpt_ds_megatron_read(const struct ckpt_ds_zero *z, bool pipeline, struct ck
                           struct ckpt_err *err);
 /* Read the facts of a universal checkpoint, in which the ranks are joined already. UNSUPPORTED: it
  * is known that the conversion joined them wrongly. */
-int ckpt_ds_megatron_read_joined(const struct ckpt_ds_zero *z, struct ckpt_ds_megatron *ret,
-                                 struct ckpt_err *err);
+int ckpt_ds_megatron_read_joined(const struct ckpt_ds_zero *z, bool pipeline,
+                                 struct ckpt_ds_megatron *ret, struct ckpt_err *err);
 void ckpt_ds_megatron_release(struct ckpt_ds_megatron *m);
 
 /* Add the tensors of m->tp ranks to the catalogue: names LL.NAME of a pipeline's layers, or a

@@ -43,4 +43,8 @@ void ckpt_ds_rules_release(struct ckpt_ds_rules *r);
 int ckpt_ds_rules_find(const struct ckpt_ds_rules *r, const char *name, struct ckpt_ds_rule *ret,
                        struct ckpt_err *err);
 
+/* Does a pattern of a list, which the key names, match the name? */
+int ckpt_ds_rules_match(const struct ckpt_ds_file *f, const char *key, const char *name, bool *ret,
+                        struct ckpt_err *err);
+
 #endif

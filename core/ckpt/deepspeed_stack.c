@@ -7,6 +7,8 @@
 
 #include "base/take.h"
 
+#define TIED "tied_modules.embed."
+
 enum kind { OTHER, EMBEDDING, BLOCK, NORM, HEAD };
 
 /* A name in one kind of layer that every such layer has, and no other layer. */
@@ -28,11 +30,17 @@ static enum kind kind_of(const char *local)
     return OTHER;
 }
 
-/* Split LL.NAME. */
+/* Split LL.NAME. A universal checkpoint does not say which layers are tied, only that they are an
+ * embedding: it counts as layer 0, which is a function. */
 static bool split(const char *name, uint64_t *ret_layer, const char **ret_local)
 {
     const char *s = name;
 
+    if (ckpt_take_text(&s, TIED)) {
+        *ret_layer = 0;
+        *ret_local = s;
+        return true;
+    }
     if (!ckpt_take_u64(&s, ret_layer) || !ckpt_take_text(&s, "."))
         return false;
     *ret_local = s;

@@ -7,6 +7,8 @@
  *     ...
  *     N.weight                                    -> decoder.final_layernorm.weight
  *     N+1.lm_head.weight                          -> output_layer.weight
+ *     tied_modules.embed.word_embeddings.weight   -> embedding.word_embeddings.weight (universal
+ *                                                    checkpoints of a tied embedding)
  *
  * The numbers between them depend on the code's version, which puts functions among the layers, so
  * the names inside a layer decide what it is. */

@@ -15,8 +15,11 @@
 
 /* One file: a parameter's master or one of its moments. */
 struct state {
+    const struct ckpt_ds_zero *z; /* whose model file lists the parameter */
     const struct ckpt_ds_param *param;
-    char *key; /* "fp32", "exp_avg" */
+    const struct ckpt_ds_listed *listed; /* of a pipeline; else NULL */
+    const char *folder;                  /* torch's wrapper, too, is in its name */
+    char *key;                           /* "fp32", "exp_avg" */
     struct ckpt_source *source;
     struct ckpt_ds_stored at;
     bool flat;       /* stage 3: the file does not record the shape */
@@ -26,11 +29,11 @@ struct state {
 };
 
 struct load {
-    struct ckpt_ds_zero *z;
+    struct ckpt_ds_zero *z; /* of the first rank */
     uint64_t nmp;
+    const struct ckpt_ds_pipe *pipe; /* NULL: not a pipeline */
     struct ckpt_dir *zero;
     CKPT_VEC(struct state) states; /* for each parameter the master first */
-    ckpt_pv module;
     struct ckpt_ds_parts *weights, *moments;
 };
 
@@ -48,17 +51,17 @@ static void load_release(struct load *l)
 
 struct listing {
     struct load *l;
-    const struct ckpt_ds_param *param;
+    struct state of; /* the parameter */
 };
 
-static int add_file(struct load *l, const struct ckpt_ds_param *param, const char *key, size_t len,
+static int add_file(struct load *l, const struct state *of, const char *key, size_t len,
                     struct ckpt_err *err)
 {
     struct state *s;
 
     if (ckpt_vec_add(&l->states, &s) < 0)
         return ckpt_nomem(err);
-    s->param = param;
+    *s = *of;
     return (s->key = strndup(key, len)) ? 0 : ckpt_nomem(err);
 }
 
@@ -69,26 +72,29 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     if (e->kind == CKPT_ENTRY_DIR || !ckpt_has_suffix(e->name, ".pt") ||
         strcmp(e->name, MASTER ".pt") == 0 || strcmp(e->name, "step.pt") == 0)
         return 0;
-    return add_file(list->l, list->param, e->name, strlen(e->name) - strlen(".pt"), err);
+    return add_file(list->l, &list->of, e->name, strlen(e->name) - strlen(".pt"), err);
 }
 
-static int list_param(struct load *l, const struct ckpt_ds_param *param, struct ckpt_err *err)
+static int list_param(struct load *l, const struct ckpt_ds_zero *z,
+                      const struct ckpt_ds_param *param, const struct ckpt_ds_listed *listed,
+                      struct ckpt_err *err)
 {
+    const char *folder = ckpt_ds_file_original(z->model, param->name);
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
-    ckpt_cleanup(ckpt_freep) char *master = ckpt_asprintf("%s/" MASTER ".pt", param->name);
-    struct listing list = {l, param};
+    ckpt_cleanup(ckpt_freep) char *master = ckpt_asprintf("%s/" MASTER ".pt", folder);
+    struct listing list = {l, {.z = z, .param = param, .listed = listed, .folder = folder}};
 
     if (!master)
         return ckpt_nomem(err);
-    if (strchr(param->name, '/') || !ckpt_dir_has_file(l->zero, master))
+    if (strchr(folder, '/') || !ckpt_dir_has_file(l->zero, master))
         return ckpt_fail(err, CKPT_MISSING,
                          "'%s/%s' is missing: '%s' says that the model has this parameter",
-                         ckpt_dir_path(l->zero), master, l->z->model_name);
-    if (add_file(l, param, MASTER, strlen(MASTER), err) < 0)
+                         ckpt_dir_path(l->zero), master, z->model_name);
+    if (add_file(l, &list.of, MASTER, strlen(MASTER), err) < 0)
         return -1;
-    if (!l->z->job->opt->states)
+    if (!z->job->opt->states)
         return 0;
-    return ckpt_dir_open_below(l->zero, param->name, &dir, err) < 0
+    return ckpt_dir_open_below(l->zero, folder, &dir, err) < 0
                ? -1
                : ckpt_dir_list(dir, see, &list, err);
 }
@@ -96,7 +102,7 @@ static int list_param(struct load *l, const struct ckpt_ds_param *param, struct 
 /* Read a state: a tensor, or a dict that has it as "param". */
 static int read_state(struct load *l, struct state *s, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s/%s.pt", s->param->name, s->key);
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s/%s.pt", s->folder, s->key);
     ckpt_cleanup(ckpt_ds_file_freep) struct ckpt_ds_file *f = NULL;
 
     if (!name)
@@ -132,6 +138,15 @@ static struct ckpt_ds_part *last_part(struct ckpt_ds_parts *p)
     return &p->part.ptr[p->part.len - 1];
 }
 
+static int fail_shape(const struct load *l, const struct state *s, struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "'%s/%s/%s.pt' has %" PRIu64 " elements in a shape other than param_shapes "
+                     "in '%s' says (%" PRIu64 " elements)",
+                     ckpt_dir_path(l->zero), s->folder, s->key, s->at.numel, s->z->model_name,
+                     s->param->numel);
+}
+
 /* The shape, from the file, or for a flat tensor from the copied model file. */
 static int shape_of(const struct load *l, const struct state *s, struct ckpt_ds_stored *ret,
                     struct ckpt_err *err)
@@ -142,14 +157,14 @@ static int shape_of(const struct load *l, const struct state *s, struct ckpt_ds_
         s->at.rank == p->rank && memcmp(s->at.dim, p->dim, p->rank * sizeof *p->dim) == 0;
 
     *ret = s->at;
+    if (s->listed)
+        return !s->flat && ckpt_ds_pipe_fits(l->pipe, s->listed, &s->at, s->vocabulary)
+                   ? 0
+                   : fail_shape(l, s, err);
     if (!s->flat && (same || !whole))
         return 0;
     if (!s->flat || s->at.rank != 1 || s->at.numel != p->numel || !s->at.contiguous)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "'%s/%s/%s.pt' has %" PRIu64 " elements in a shape other than "
-                         "param_shapes in '%s' says (%" PRIu64 " elements)",
-                         ckpt_dir_path(l->zero), p->name, s->key, s->at.numel, l->z->model_name,
-                         p->numel);
+        return fail_shape(l, s, err);
     ret->rank = p->rank;
     memcpy(ret->dim, p->dim, p->rank * sizeof *p->dim);
     return 0;
@@ -276,33 +291,60 @@ static int add_sources(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
+/* ---- pipelines ---- */
+
+/* Add the master of a pipeline's parameter, to be shown in the dtype in which it was trained. */
+static int add_master(struct load *l, const struct state *s, struct ckpt_err *err)
+{
+    struct ckpt_ds_stored at;
+
+    if (shape_of(l, s, &at, err) < 0 ||
+        ckpt_ds_parts_stored(l->weights, s->param->name, &at, s->index, err) < 0)
+        return -1;
+    if (l->pipe->has_trained)
+        last_part(l->weights)->wanted = (uint8_t)(l->pipe->trained + 1);
+    return 0;
+}
+
+static int add_masters(struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->states.len; i++)
+        if (strcmp(l->states.ptr[i].key, MASTER) == 0 && add_master(l, &l->states.ptr[i], err) < 0)
+            return -1;
+    return 0;
+}
+
+static int list_pipe(struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->pipe->listed.len; i++) {
+        const struct ckpt_ds_listed *listed = &l->pipe->listed.ptr[i];
+        if (list_param(l, listed->z, listed->param, listed, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- load ---- */
+
+static int list_module(struct load *l, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < l->z->param.len; i++)
+        if (list_param(l, l->z, &l->z->param.ptr[i], NULL, err) < 0)
+            return -1;
+    return 0;
+}
+
 static int load(struct load *l, struct ckpt_err *err)
 {
-    const struct ckpt_pickle *p = &l->z->model->p;
-    struct ckpt_dir *dir = l->z->job->dir;
-
-    l->module = ckpt_pv_get(p, p->root, "module");
-    if (ckpt_pv_kind(l->module) != CKPT_PV_DICT)
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "'%s/%s' has no module: a universal checkpoint of a pipeline, which is "
-                         "not supported: open the tag that it was made of",
-                         ckpt_dir_path(dir), l->z->model_name);
-    if (l->z->model->unwrapped)
-        return ckpt_fail(err, CKPT_UNSUPPORTED,
-                         "'%s' is a universal checkpoint of a model with torch's "
-                         "checkpoint_wrapper, which is not supported: open the tag that it was "
-                         "made of",
-                         ckpt_dir_path(dir));
-    if (ckpt_dir_open_below(dir, "zero", &l->zero, err) < 0)
+    if (ckpt_dir_open_below(l->z->job->dir, "zero", &l->zero, err) < 0 ||
+        (l->pipe ? list_pipe(l, err) : list_module(l, err)) < 0 ||
+        ckpt_parallel(l->states.len, l->z->job->opt->nthread, read_one, l, err) < 0 ||
+        add_sources(l, err) < 0)
         return -1;
-    for (size_t i = 0; i < l->z->param.len; i++)
-        if (list_param(l, &l->z->param.ptr[i], err) < 0)
-            return -1;
-    return ckpt_parallel(l->states.len, l->z->job->opt->nthread, read_one, l, err) < 0 ||
-                   add_sources(l, err) < 0 ||
-                   ckpt_ds_module_each(l->z->model, l->z->model_name, walk_entry, l, err) < 0
-               ? -1
-               : add_moments(l, err);
+    if ((l->pipe ? add_masters(l, err)
+                 : ckpt_ds_module_each(l->z->model, l->z->model_name, walk_entry, l, err)) < 0)
+        return -1;
+    return add_moments(l, err);
 }
 
 int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, struct ckpt_ds_parts *weights,
@@ -310,6 +352,16 @@ int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, struct ckpt_ds_
 {
     ckpt_cleanup(load_release) struct load l = {
         .z = z, .nmp = nmp, .weights = weights, .moments = moments};
+
+    return load(&l, err);
+}
+
+int ckpt_ds_universal_read_pipe(struct ckpt_ds_zero *first, const struct ckpt_ds_pipe *pipe,
+                                struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
+                                struct ckpt_err *err)
+{
+    ckpt_cleanup(load_release) struct load l = {
+        .z = first, .pipe = pipe, .weights = weights, .moments = moments};
 
     return load(&l, err);
 }

@@ -4,6 +4,7 @@
 #ifndef CKPT_CKPT_DEEPSPEED_UNIVERSAL_H
 #define CKPT_CKPT_DEEPSPEED_UNIVERSAL_H
 
+#include "ckpt/deepspeed_pipe.h"
 #include "ckpt/deepspeed_zero.h"
 
 /* Add the tensors of zero/NAME/fp32.pt, to be shown in the dtype of the copied module. Tensors that
@@ -12,5 +13,11 @@
  */
 int ckpt_ds_universal_read(struct ckpt_ds_zero *z, uint64_t nmp, struct ckpt_ds_parts *weights,
                            struct ckpt_ds_parts *moments, struct ckpt_err *err);
+
+/* Add the parameters of a pipeline, whose first rank is given. There is no module: names are those
+ * of the model files, LL.NAME or tied_modules.KEY.NAME. */
+int ckpt_ds_universal_read_pipe(struct ckpt_ds_zero *first, const struct ckpt_ds_pipe *pipe,
+                                struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
+                                struct ckpt_err *err);
 
 #endif

@@ -215,6 +215,8 @@ def write_wrapped(deepspeed, rank, at, stage, elastic):
         trained = {k.replace("_checkpoint_wrapped_module.", ""): t for k, t in own_converter(at, plan).items()}
         want = {k: trained.get(k, trained["layers.0.weight"]) if k[:8] != "layers.2" else t.bfloat16().float() for k, t in want.items()}
         torch.save(want, at + ".want")
+        if not elastic:
+            convert(at, "global_step1")
     dist.barrier()
     engine.destroy()
 
@@ -365,8 +367,10 @@ def pipe_plan(seed):
     r = random.Random(seed)
     h = r.randint(3, 7)
     kinds = [r.choice(["linear", "linear", "function"]) for _ in range(r.randint(2, 5))]
-    return {"seed": seed, "hidden": h, "kinds": ["linear", *kinds, "linear"], "tied": r.random() < 0.6, "stage": r.choice([0, 1, 1]), "dtype": r.choice(["bf16", "fp32"]),
+    plan = {"seed": seed, "hidden": h, "kinds": ["linear", *kinds, "linear"], "tied": r.random() < 0.6, "stage": r.choice([0, 1, 1]), "dtype": r.choice(["bf16", "fp32"]),
             "round_robin": False, "sub_group": 10**9, "persist": 0, "align": False, "steps": 1}
+    plan["universal"] = plan["stage"] == 1 and kinds[0] == "linear"  # ds_to_universal needs a file of layer 1
+    return plan
 
 
 def write_pipe(deepspeed, rank, at, plan):
@@ -390,6 +394,8 @@ def write_pipe(deepspeed, rank, at, plan):
     moments = {f"optim.state.{names[k.removeprefix('optim.state.').rsplit('.', 1)[0]]}.{k.rsplit('.', 1)[1]}": t for k, t in moments.items()}
     torch.save({"weights": weights, "masters": {names[k]: t for k, t in masters.items()}, "moments": moments}, f"{at}.want-{rank}")
     dist.barrier()
+    if rank == 0 and plan["universal"]:
+        convert(at, f"global_step{plan['steps']}")
 
 
 def pipes(world, rank, port, top, seeds):
@@ -397,3 +403,12 @@ def pipes(world, rank, port, top, seeds):
     for seed in seeds:
         with contextlib.redirect_stdout(None):
             write_pipe(deepspeed, rank, os.path.join(top, f"pipe-{seed}"), pipe_plan(seed))
+
+
+def megatron_pipes(world, rank, port, top, names):
+    """The pipelines of the plans NAME.plan."""
+    import megatron_pipeline_writer
+    deepspeed = start(world, rank, port)
+    for name in names:
+        with contextlib.redirect_stdout(None):
+            megatron_pipeline_writer.write(deepspeed, world, rank, os.path.join(top, name))

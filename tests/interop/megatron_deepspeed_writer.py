@@ -84,21 +84,31 @@ class Model:
                      hidden_dropout=0.0, tokenizer_type="HFTokenizer", rank=0, consumed_train_samples=64, lr=1e-5)
         return argparse.Namespace(**{k: v for k, v in (known | self.words | others).items() if v is not ...})
 
-    def rules(self, tp):
-        """GPTModel.universal_checkpoint_info, of models without biases."""
-        at, llama = r"language_model.encoder.layers.\d+.", self.cfg.model_type == "llama"
-        out = {"vocabulary_parameter_patterns": [r"language_model.embedding.word_embeddings.weight"] + [r"language_model.output_layer.weight"] * bool(self.head),
-               "parameter_with_2_sub_params_cat_dim_0": [at + r"mlp.dense_h_to_4h.weight"] * llama}
+    def rules(self, tp, pp):
+        """UniversalCheckpointInfo of gpt_model.py."""
+        w, words = r"\d+.", self.words
+        at, norm, tied = (w, r"\d+.", r"tied_modules.embed.") if pp else (r"language_model.encoder.layers." + w, r"language_model.encoder.final_layernorm.",
+                                                                          r"language_model.embedding.")
+        bias = words.get("add_bias_linear", False)
+        out = {"vocabulary_parameter_patterns": [tied + r"word_embeddings.weight"],
+               "parameter_with_2_sub_params_cat_dim_0": [at + r"mlp.dense_h_to_4h.weight"] * words.get("swiglu", True)}
+        if self.head:
+            out["vocabulary_parameter_patterns"] = [w + r"word_embeddings.weight", w + r"lm_head.weight"] if pp else [
+                tied + r"word_embeddings.weight", r"language_model.output_layer.weight"]
+        positions = [tied + r"position_embeddings.weight"] * words.get("add_position_embedding", False)
+        if pp:
+            out["pipeline_replicated_parameter_patterns"] = [] if self.head else out["vocabulary_parameter_patterns"] + positions
         if tp > 1:
-            out["tp_replicated_parameter_patterns"] = [at + r"input_layernorm.weight", at + r"post_attention_layernorm.weight",
-                                                       r"language_model.encoder.final_layernorm.weight"]
+            out["tp_replicated_parameter_patterns"] = [at + r"input_layernorm.weight", at + r"post_attention_layernorm.weight", norm + "weight"] + [
+                norm + "bias"] * bias + positions + [at + name for name in ("self_attention.dense.bias", "mlp.dense_4h_to_h.bias", "input_layernorm.bias",
+                                                                            "post_attention_layernorm.bias") if bias]
             out["parameter_with_row_parallelism_patterns"] = [at + r"mlp.dense_4h_to_h.weight", at + r"self_attention.dense.weight"]
         return out
 
     def root(self, tp, pp, **others):
         """What a model file has beside the module: megatron/checkpointing.py's client_state, and DeepSpeed's own."""
         info = {"universal_checkpoint_version": 0.2, "original_vocab_size": self.cfg.vocab_size, "padded_vocab_size": self.cfg.vocab_size + self.pad}
-        info |= {} if pp else self.rules(tp)
+        info |= self.rules(tp, pp)
         return {"args": self.args(tp, max(pp, 1), **others), "checkpoint_version": 3.0, "iteration": 5, "tokens": 640, "universal_checkpoint_info": info,
                 "module": None, "buffer_names": [], "global_steps": 5, "dp_world_size": 1, "mp_world_size": tp * max(pp, 1), "ds_config": {},
                 "ds_version": "0.16.7"} | dict.fromkeys(NONE)

@@ -3,6 +3,7 @@
 converter. CKPTFS_DEEPSPEED: folders named deepspeed-VERSION (pip install --no-deps --target), separated by ':'."""
 
 import os
+import re
 import shutil
 import sys
 import unittest
@@ -11,7 +12,9 @@ try:
     import torch
 
     import deepspeed_writer as writer
+    import megatron_deepspeed_writer as mds
     import ranks
+    from megatron_deepspeed_case import ModelCase, gpt2, llama, trained
     from tensor_case import CASES, SEED, TensorCase, export, read_all
 except ImportError as e:
     print(f"skipped: {e}")
@@ -119,6 +122,11 @@ class Wrapped(Written):
                         states = {f"optim.state.{k}.{x}" for k in want if k != "head.weight" and k[:8] != "layers.2" for x in ("exp_avg", "exp_avg_sq")}
                         self.assertEqual(set(moments_of(got)), set() if stage == elastic else states)
                         self.assertEqual("elastic_checkpoint" in said, stage == elastic)
+                        if stage < 3 and stage != elastic:
+                            self.same(self.view(tag + "_universal", *options)[0], got, f"universal {options}")
+                    if stage == 3:
+                        done = export(tag + "_universal", self.path("none"), "view=raw")
+                        self.assertIn("the values of 'layers.2.weight' (a frozen parameter?) are not in this universal checkpoint", done.stderr)
             self.clear()
 
 
@@ -195,6 +203,14 @@ class Pipelines(Written):
             self.assertIn("has no param_shapes", done.stderr)
             return
         self.served(tag, weights, masters if named else {}, moments if named else {}, str(plan), left_out=None)
+        if plan["universal"]:
+            own = (lambda k: re.sub(r"^(optim\.state\.)?0\.", r"\1tied_modules.tie.", k)) if plan["tied"] else lambda k: k
+            last = f"{len(plan['kinds'])}."  # which layers are tied, the conversion does not say
+            weights, masters, moments = ({own(k): t for k, t in d.items() if not k.startswith(last)} for d in (weights, masters, moments))
+            self.served(tag + "_universal", weights, masters, moments, f"universal {plan}", left_out=None)
+            said = self.view(tag + "_universal")[1]
+            self.assertIn("parameters that were not trained, if the pipeline had any", said)
+            self.assertEqual("several stages list 'tied_modules.tie.weight'" in said, plan["tied"])
 
     def test_all(self):
         for version in VERSIONS:
@@ -206,6 +222,110 @@ class Pipelines(Written):
                     with self.subTest(version=os.path.basename(version), plan=plan):
                         self.pipeline(plan, version.endswith("-0.16.7"))
                 self.clear()
+
+
+class MegatronPipelines(ModelCase):
+    """Universal checkpoints of pipelines with Megatron-DeepSpeed's layers, whose numbers of ranks are 4."""
+    ranks, clear = Written.ranks, Written.clear
+    plans = ("llama", 2, 2, "bf16"), ("tied", 2, 1, "fp16"), ("gpt2", 1, 2, "fp32"), ("gpt2", 2, 2, "bf16")
+
+    def plan(self, name, kind, tp, pp, dtype, **info):
+        """Write NAME.plan; the rounded model and the trained one are returned."""
+        cfg, sd = gpt2() if kind == "gpt2" else llama(kind == "tied")
+        full = trained(sd)
+        model = mds.Model(full, cfg, 4)
+        root = model.root(tp, pp)
+        root["universal_checkpoint_info"] |= info
+        client = {k: root[k] for k in ("args", "checkpoint_version", "iteration", "tokens", "universal_checkpoint_info")}
+        zero = {"stage": 1, "dtype": dtype, "round_robin": False, "align": False, "sub_group": 10**9, "persist": 0}
+        torch.save({"layers": mds.pipeline(model), "tied": not model.head, "tp": tp, "pp": pp, "client": client, "zero": zero}, self.path(name + ".plan"))
+        return cfg, full
+
+    def raw(self, name, tp, pp, tied):
+        """The layers' own names; without tensor parallelism, the moments, too."""
+        universal = self.path(name + "/global_step1_universal")
+        self.assertEqual(export(universal, self.path("raw"), "view=raw", "dtype=float32").returncode, 0)
+        got = read_all(self.path("raw"))
+        shutil.rmtree(self.path("raw"))
+        layers = torch.load(self.path(name + ".plan"), weights_only=False)["layers"]
+        own = {f"{'tied_modules.embed' if tied and number == 1 else number}.{k}": t for number, layer in layers for k, (t, _) in layer.items()}
+        cut = lambda k, t: t[:60] if k.endswith(("word_embeddings.weight", "lm_head.weight")) else t
+        moments = moments_of(got)
+        self.same({k: t for k, t in got.items() if k not in moments}, {k: cut(k, t) for k, t in own.items()}, name)
+        self.assertEqual(set(moments), {f"optim.state.{k}.{x}" for k in own for x in ("exp_avg", "exp_avg_sq")})
+        if tp == 1:
+            wants = [torch.load(self.path(f"{name}.want-{rank}"))["moments"] for rank in (3, 2, 1, 0)]  # the first stage's are kept
+            self.same(moments, {k: cut(k.rsplit(".", 1)[0], t) for want in wants for k, t in want.items()}, name + ": moments")
+
+    def refusals(self, tag):
+        """What was left out, or is of another save."""
+        drop = lambda key: lambda root: root.pop(key)
+        names = [os.path.join(tag, f"mp_rank_{i:02d}_model_states.pt") for i in range(4)]
+        experts = {"2.mlp.deepspeed_moe.experts.deepspeed_experts.0.w": torch.Size([3])}
+        for i, change, needle, *options in (
+                (0, drop("universal_checkpoint_info"), "without a rule for gated MLPs"),
+                (0, drop("universal_checkpoint_info"), "had no rules to join the parts of 2 tensor-parallel ranks", "view=raw"),
+                (2, drop("param_shapes"), "mp_rank_02_model_states.pt' has no param_shapes"),
+                (1, lambda root: root["param_shapes"].append(experts), "cannot convert the experts of a pipeline"),
+                (3, lambda root: root["buffer_names"].append("5.scale"), "the values of 1 buffers ('5.scale', ...), which 'mp_rank_03_model_states.pt' lists"),
+                (3, lambda root: root["param_shapes"].append({"9.x": torch.Size([3])}), "the model files of 1 ranks list '9.x', those of 2 tensor-parallel ranks"),
+                (2, lambda root: root["param_shapes"][0].update({"6.weight": torch.Size([3])}), "in a shape other than param_shapes"),
+                (3, lambda root: root["param_shapes"].append({"1.word_embeddings.weight": torch.Size([32, 32])}), "the model files of 2 ranks list '2."),
+                (0, lambda root: root.update(mp_world_size=8, checkpoint_parallel_dimensions={}), "model_states.pt' says that the pipeline had 8", "view=raw"),
+                (0, lambda root: root.update(module=[]), "'module' is not a state dict")):
+            root = torch.load(names[i], weights_only=False)
+            shutil.copy(names[i], self.path("before"))
+            change(root)
+            torch.save(root, names[i])
+            self.refused(tag, needle, *options)
+            shutil.copy(self.path("before"), names[i])
+        os.rename(names[3], self.path("rank3"))
+        self.refused(tag, "has the model files of 3 ranks (mp_rank_*), its args say 4")
+        os.rename(self.path("rank3"), names[3])
+        os.rename(os.path.join(tag, "zero/6.weight"), self.path("norm"))
+        self.refused(tag, "zero/6.weight/fp32.pt' is missing")
+        os.rename(self.path("norm"), os.path.join(tag, "zero/6.weight"))
+
+    def left_out(self, tag, cfg, full):
+        path = os.path.join(tag, "mp_rank_03_model_states.pt")
+        root = torch.load(path, weights_only=False)
+        torch.save(root | {"buffer_names": ["5.scale", "5.shift"]}, path)
+        said = self.served(tag, {k: t.bfloat16() for k, t in full.items()}, cfg, "allow_partial")[0]
+        self.assertIn("the values of 2 buffers ('5.scale', ...)", said)
+        shutil.rmtree(tag + ".out")
+        torch.save(root, path)
+
+    def unknown_dtype(self, tag, cfg, full):
+        path = os.path.join(tag, "mp_rank_00_model_states.pt")
+        for config in ({}, {"bf16": {"enabled": "auto"}}, {"bf16": {"enabled": True}, "keep_in_fp32_modules": ["norm"]}):
+            root = torch.load(path, weights_only=False)
+            torch.save(root | {"ds_config": config}, path)
+            self.assertIn("does not say in which dtype the pipeline was trained: its F32 masters are shown", self.served(tag, full, cfg)[0])
+            shutil.rmtree(tag + ".out")
+
+    def served_all(self, name, kind, tp, pp, dtype, cfg, full):
+        tag = self.path(name + "/global_step1_universal")
+        for options, want in (((), {k: t.to(writer.DTYPES[dtype]) for k, t in full.items()}), (("dtype=float32",), full)):
+            self.served(tag, want, cfg, *options)
+            shutil.rmtree(tag + ".out")
+        self.raw(name, tp, pp, kind != "llama")
+        if kind == "llama":
+            self.refusals(tag)
+            self.left_out(tag, cfg, full)
+            self.unknown_dtype(tag, cfg, full)
+
+    def test_all(self):
+        for i, version in enumerate(VERSIONS):  # each plan with one of them
+            plans = {"-".join(map(str, plan)): plan for plan in self.plans[i::len(VERSIONS)]}
+            models = {name: self.plan(name, *plan) for name, plan in plans.items()}
+            self.plan("unmatched", "gpt2", 1, 2, "bf16", pipeline_replicated_parameter_patterns=[])
+            self.ranks(version, 4, "megatron_pipes", [*plans, "unmatched"])
+            for name, plan in plans.items():
+                with self.subTest(version=os.path.basename(version), name=name):
+                    self.served_all(name, *plan, *models[name])
+            for options, needle in (((), "several stages list 'tied_modules.embed.word_embeddings.weight'"), (("view=raw",), "kept the last stage's copy")):
+                self.refused(self.path("unmatched/global_step1_universal"), needle, *options)
+            self.clear()
 
 
 if __name__ == "__main__":

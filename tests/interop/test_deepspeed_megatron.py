@@ -73,17 +73,6 @@ class Served(ModelCase):
             shutil.rmtree(run + ".out")
             self.served(run, full, cfg, "dtype=float32")
 
-    def test_universal_of_a_pipeline(self):
-        cfg, sd = llama()
-        run = self.path("u")
-        tag = mds.save_layers(mds.Model(sd, cfg), run)
-        for name in os.listdir(tag):
-            if name.startswith("layer_"):
-                os.remove(os.path.join(tag, name))
-        os.makedirs(os.path.join(tag, "zero", "2.input_layernorm.weight"))
-        torch.save({"param": torch.zeros(32)}, os.path.join(tag, "zero", "2.input_layernorm.weight", "fp32.pt"))
-        self.refused(run, "a universal checkpoint of a pipeline")
-
     def test_gpt2(self):
         for tp, pp in ((1, 0), (2, 0), (1, 2), (2, 2)):
             cfg, sd = gpt2()
