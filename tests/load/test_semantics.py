@@ -274,6 +274,20 @@ def random_strides(top):
     assert len(seen) == 4
 
 
+def who_hears_of_a_failure_does_not_tell_it_as_its_own(top):
+    from ckptfs._exchange import Exchange
+    store = torch.distributed.HashStore()
+    ranks = [Exchange(store, r, 3, 5) for r in range(3)]
+    ranks[1].fail(ValueError("no such thing"))
+    try:
+        ranks[2].share(1)
+    except ckptfs.CkptError as e:
+        ranks[2].fail(e)
+    assert refused(ranks[0].share, 1) == "rank 1: no such thing"
+    ranks[0].fail(ckptfs.CkptError("io", "its own"))
+    assert refused(ranks[2].share, 1) == "rank 0: its own"
+
+
 def a_failed_load_is_told_to_autograd(top):
     """It may have written: a graph that has saved the values from before is no good any more."""
     run, net = folder(top, {"weight": torch.ones(3, 4)}), torch.nn.Linear(4, 3, bias=False)
@@ -488,6 +502,7 @@ def without_torch(top):
 
 
 run_in_folders((what_torch_returns_and_says, casts, casts_that_lose_everything, tied_weights_that_were_not, odd_memory, conjugates_and_negatives,
-                memory_that_is_shared_in_part, random_strides, a_failed_load_is_told_to_autograd, models_work, adapters, optimizers, mappings, progress_is_shown,
+                memory_that_is_shared_in_part, random_strides, who_hears_of_a_failure_does_not_tell_it_as_its_own, a_failed_load_is_told_to_autograd,
+                models_work, adapters, optimizers, mappings, progress_is_shown,
                 the_base_models_prefix, whole_peft_models_are_refused, pre_hooks_run,
                 as_safe_open, without_torch))

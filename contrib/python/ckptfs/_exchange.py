@@ -49,7 +49,9 @@ class Exchange:
         return json.loads(result)
 
     def fail(self, error):
-        """Tell the other ranks that this one gives up, and why. Never raises."""
+        """Tell the other ranks that this one gives up, and why, unless they know it from the rank that has told this one. Never raises."""
+        if getattr(error, "is_told", False):
+            return
         try:
             self.store.set(f"{self.load}/failed", json.dumps(dict(told(error), rank=self.rank)))
         except RuntimeError:
@@ -60,7 +62,9 @@ class Exchange:
         if not self._asked(lambda: self.store.check([f"{self.load}/failed"])):
             return None
         word = json.loads(self._asked(lambda: self.store.get(f"{self.load}/failed")))
-        return CkptError(word["code"], f"rank {word['rank']}: {word['text']}")
+        error = CkptError(word["code"], f"rank {word['rank']}: {word['text']}")
+        error.is_told = True
+        return error
 
     def _await(self, keys):
         end, pause = time.monotonic() + self.deadline_s, SHORT_S
