@@ -62,3 +62,21 @@ int ckpt_map_put(struct ckpt_map *m, const char *key, size_t len, uint32_t value
     *ret_value = s->value;
     return 0;
 }
+
+int ckpt_map_number(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
+                    uint32_t *ret_n)
+{
+    struct ckpt_map map = {0};
+    bool is_new;
+    int rc = 0;
+
+    *ret_n = 0;
+    for (uint32_t i = 0; i < n && rc == 0; i++) {
+        rc = ckpt_map_put(&map, (const char *)key[i], sizeof key[i], *ret_n, &ret[i], &is_new);
+        if (rc == 0 && is_new && first)
+            first[*ret_n] = i;
+        *ret_n += rc == 0 && is_new;
+    }
+    ckpt_map_release(&map);
+    return rc;
+}

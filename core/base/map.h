@@ -32,4 +32,10 @@ bool ckpt_map_get(const struct ckpt_map *m, const char *key, size_t len, uint32_
 int ckpt_map_put(struct ckpt_map *m, const char *key, size_t len, uint32_t value,
                  uint32_t *ret_value, bool *ret_new);
 
+/* Number n keys of two words: equal keys get the same number, in the order of their first. ret[i]
+ * is the number of key i, first[k] (may be NULL) the first index with number k, *ret_n how many
+ * different keys there are. 0 or -1 (no memory). */
+int ckpt_map_number(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
+                    uint32_t *ret_n);
+
 #endif

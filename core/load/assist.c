@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Control messages of a load outside of rounds: a rank tells all others that it has failed; a rank
  * asks another one, its helper, to read a unit that it cannot read itself. */
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/ckd.h"
 #include "base/err.h"
-#include "base/mem.h"
 #include "load/engine_inner.h"
 
 struct abort_message {

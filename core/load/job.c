@@ -105,47 +105,6 @@ static int compare_hello(uint32_t r, const struct hello *a, const struct hello *
     return 0;
 }
 
-int ckpt_number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
-                     uint32_t *ret_n)
-{
-    struct ckpt_map map = {0};
-    bool new;
-
-    *ret_n = 0;
-    for (uint32_t r = 0; r < n; r++) {
-        if (ckpt_map_put(&map, (const char *)key[r], sizeof key[r], *ret_n, &ret[r], &new) < 0) {
-            ckpt_map_release(&map);
-            return -1;
-        }
-        if (first && new)
-            first[*ret_n] = r;
-        *ret_n += new;
-    }
-    ckpt_map_release(&map);
-    return 0;
-}
-
-/* The fraction of the files in the page cache of the node that has least, from the residency of all
- * ranks. */
-static int least_resident(const struct ckpt_residency *of, uint32_t n, const uint32_t *node_of,
-                          uint32_t nnode, double *ret, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) struct ckpt_residency *node = calloc(nnode, sizeof *node);
-
-    if (!node)
-        return ckpt_nomem(err);
-    for (uint32_t r = 0; r < n; r++) {
-        node[node_of[r]].resident += of[r].resident;
-        node[node_of[r]].bytes += of[r].bytes;
-    }
-    *ret = 1;
-    for (uint32_t k = 0; k < nnode; k++) {
-        const double part = ckpt_residency_part(&node[k]);
-        *ret = part < *ret ? part : *ret;
-    }
-    return 0;
-}
-
 static int judge_hello(void *ctx, const unsigned char *const *data, const size_t *len,
                        struct ckpt_str *answer, struct ckpt_err *err)
 {
@@ -186,12 +145,12 @@ static int judge_hello(void *ctx, const unsigned char *const *data, const size_t
     }
     uint32_t *class_of = number, *node_of = number + n, *share_of = number + 2 * (size_t)n;
     uint32_t *rep = number + 3 * (size_t)n;
-    if (ckpt_number_keys((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
-        ckpt_number_keys((const uint64_t(*)[2])node, n, node_of, NULL, &a.nnode) < 0 ||
-        ckpt_number_keys((const uint64_t(*)[2])share, n, share_of, NULL, &a.nshare) < 0)
+    if (ckpt_map_number((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
+        ckpt_map_number((const uint64_t(*)[2])node, n, node_of, NULL, &a.nnode) < 0 ||
+        ckpt_map_number((const uint64_t(*)[2])share, n, share_of, NULL, &a.nshare) < 0)
         return ckpt_nomem(err);
-    if (least_resident(residency, n, node_of, a.nnode, &a.cached, err) < 0)
-        return -1;
+    if (ckpt_residency_least(residency, n, node_of, a.nnode, &a.cached) < 0)
+        return ckpt_nomem(err);
     ckpt_str_append(answer, (const char *)&a, sizeof a);
     ckpt_str_append(answer, (const char *)class_of, n * sizeof *class_of);
     ckpt_str_append(answer, (const char *)node_of, n * sizeof *node_of);

@@ -34,12 +34,6 @@ struct ckpt_job {
     bool no_same_host;  /* on some node, not all ranks can read each other's memory */
 };
 
-/* Number n keys, one per rank: equal keys get the same number, in the order of the first rank that
- * has the key. ret[r] is the number of rank r's key, first[k] (may be NULL) the first rank with key
- * k, *ret_n how many different keys there are. -1: no memory. */
-int ckpt_number_keys(const uint64_t (*key)[2], uint32_t n, uint32_t *ret, uint32_t *first,
-                     uint32_t *ret_n);
-
 /* COLLECTIVE. Check that all ranks load the same tensors of the same step with the same options
  * (CONFLICT), and fill *ret. rc and *err are the result of what this rank did before: if it is
  * negative on any rank, all ranks fail with that rank's error. The caller releases *ret, also after

@@ -8,7 +8,6 @@
 #include "base/ckd.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "base/str.h"
 #include "load/load_inner.h"
 #include "recipe/sharding.h"
 

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "base/mem.h"
 
 /* ---- sets of lists ---- */
 

@@ -2,7 +2,6 @@
 /* ckpt_load_open: rank 0 opens the checkpoint and records what it reads (io/recording.h); the other
  * ranks replay the recording, and open only the files from which they load. */
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

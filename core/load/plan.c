@@ -4,7 +4,6 @@
 
 #include <assert.h>
 #include <stdlib.h>
-#include <string.h>
 #include <xxhash.h>
 
 #include "base/ckd.h"

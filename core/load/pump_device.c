@@ -5,10 +5,8 @@
  * waits for the device; it polls the marks that it has queued. */
 #include "device/device.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/ckd.h"
 #include "base/err.h"
 #include "load/engine_inner.h"
 

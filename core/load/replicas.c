@@ -3,7 +3,6 @@
 #include "load/replicas.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <xxhash.h>
 
 #include "base/err.h"

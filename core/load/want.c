@@ -2,7 +2,6 @@
 /* Tables of wants: building, queries, serialization. */
 #include "load/want.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -6,8 +6,8 @@
 
 #include "base/ckd.h"
 #include "base/err.h"
+#include "base/map.h"
 #include "base/mem.h"
-#include "load/job.h"
 #include "load/load_inner.h"
 #include "load/replicas.h"
 #include "tensor/boxes.h"
@@ -151,7 +151,7 @@ static int number_cells(const struct ckpt_load_places *at, uint32_t nrank, uint3
         key[r][0] = at->node[r];
         key[r][1] = at->share[r];
     }
-    return ckpt_number_keys((const uint64_t(*)[2])key, nrank, cell, NULL, ret_n);
+    return ckpt_map_number((const uint64_t(*)[2])key, nrank, cell, NULL, ret_n);
 }
 
 /* Compute shared_unique and node_shared_unique, for ranks that share only within a group of

@@ -7,7 +7,6 @@
 #include <xxhash.h>
 
 #include "base/ckd.h"
-#include "base/mem.h"
 #include "load/engine_inner.h"
 
 /* ---- the memory of slots ---- */

@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/mem.h"
 #include "load/engine_inner.h"
 #include "run/checkpoint.h"
 

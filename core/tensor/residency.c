@@ -2,6 +2,9 @@
 /* Files that are spread over the checkpoint, divided among the ranks. */
 #include "tensor/residency.h"
 
+#include <stdlib.h>
+
+#include "base/mem.h"
 #include "io/source.h"
 #include "tensor/catalog.h"
 
@@ -29,4 +32,23 @@ void ckpt_residency_estimate(const struct ckpt_catalog *cat, uint32_t rank, uint
 double ckpt_residency_part(const struct ckpt_residency *r)
 {
     return r->bytes > 0 ? r->resident / r->bytes : 1;
+}
+
+int ckpt_residency_least(const struct ckpt_residency *of, uint32_t n, const uint32_t *node_of,
+                         uint32_t nnode, double *ret)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_residency *node = calloc(nnode, sizeof *node);
+
+    if (!node)
+        return -1;
+    for (uint32_t r = 0; r < n; r++) {
+        node[node_of[r]].resident += of[r].resident;
+        node[node_of[r]].bytes += of[r].bytes;
+    }
+    *ret = 1;
+    for (uint32_t k = 0; k < nnode; k++) {
+        const double part = ckpt_residency_part(&node[k]);
+        *ret = part < *ret ? part : *ret;
+    }
+    return 0;
 }

@@ -23,4 +23,9 @@ void ckpt_residency_estimate(const struct ckpt_catalog *cat, uint32_t rank, uint
 /* The fraction that is in the page cache, 0 to 1; 1 if no file was looked at. */
 double ckpt_residency_part(const struct ckpt_residency *r);
 
+/* That fraction on the node that has least, from what n ranks have estimated; node_of[r], less than
+ * nnode, is the node of rank r. 0 or -1 (no memory). */
+int ckpt_residency_least(const struct ckpt_residency *of, uint32_t n, const uint32_t *node_of,
+                         uint32_t nnode, double *ret);
+
 #endif
