@@ -129,9 +129,10 @@ struct ckpt_assist {
  * plus one; 0 means none. */
 struct ckpt_pause {
     /* Under the lock: */
-    uint32_t asked; /* how many pauses this rank has been asked for */
-    bool wanted;    /* a pause has been asked for and not yet been resumed */
-    bool reached;   /* this rank is paused */
+    uint32_t asked;    /* how many pauses this rank has been asked for */
+    bool wanted;       /* a pause has been asked for and not yet been resumed */
+    bool reached;      /* this rank is paused */
+    uint64_t since_ms; /* when the last of them was asked for */
     /* Of the pump: */
     uint32_t reported; /* how many pauses this rank has reported to the rank above */
     uint32_t nheard;   /* for the next pause: number of ranks right below that have reported */
@@ -299,6 +300,10 @@ void ckpt_pause_hear(struct ckpt_engine *e, uint32_t type, const unsigned char *
 /* Pump only. Report this rank's progress if a pause was asked for, and notice when the pause is
  * reached. True: no window may be opened now, so no rank is late with anything. */
 bool ckpt_pause_turn(struct ckpt_engine *e);
+
+/* Pump only. TIMEOUT if a pause was asked for on this rank, and exchange_timeout_ms later not yet
+ * on all ranks: it would stop this rank for ever, and with it those that wait for its pieces. */
+int ckpt_pause_check(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err);
 
 /* Pump only. True if a pause does not forbid to open this window. */
 bool ckpt_pause_allows(struct ckpt_engine *e, const struct ckpt_window *w);

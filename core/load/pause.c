@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/clock.h"
+#include "base/err.h"
 #include "load/engine_inner.h"
 
 /* The number of the last window that this rank has opened, plus one; 0: none. */
@@ -76,6 +78,19 @@ bool ckpt_pause_turn(struct ckpt_engine *e)
     return wanted && !more;
 }
 
+int ckpt_pause_check(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    const bool waits = e->pause.wanted && e->pause.agreed != e->pause.asked;
+    const uint64_t since = e->pause.since_ms;
+    (void)pthread_mutex_unlock(&e->lock);
+    return waits && now > since + e->opt.exchange_timeout_ms
+               ? ckpt_fail(err, CKPT_TIMEOUT,
+                           "a pause was asked for here, but within %.1f s not on all ranks",
+                           e->opt.exchange_timeout_ms / 1000.0)
+               : 0;
+}
+
 static bool is_paused(const struct ckpt_engine *e) { return e->pause.reached; }
 
 int ckpt_engine_pause(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_err *err)
@@ -84,6 +99,7 @@ int ckpt_engine_pause(struct ckpt_engine *e, uint32_t timeout_ms, struct ckpt_er
     if (!e->pause.wanted) {
         e->pause.asked++;
         e->pause.wanted = true;
+        e->pause.since_ms = ckpt_now_ms();
         ckpt_engine_kick(e);
     }
     (void)pthread_mutex_unlock(&e->lock);

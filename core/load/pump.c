@@ -306,7 +306,7 @@ static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
         atomic_fetch_add(&e->stats.exchange_ns, ckpt_now_ns() - begin);
     tell_receivers(e);
     if (ckpt_assists_ask(e, now, err) < 0 || check_reads(e, now, err) < 0 ||
-        check_peers(e, now, err) < 0)
+        check_peers(e, now, err) < 0 || ckpt_pause_check(e, now, err) < 0)
         return -1;
     return moved;
 }

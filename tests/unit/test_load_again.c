@@ -11,6 +11,7 @@
 
 #include <ckptfs/load.h>
 
+#include "load/load_inner.h"
 #include "load_team.h"
 #include "test.h"
 #include "tree.h"
@@ -483,9 +484,51 @@ TEST(load, that_fails_while_ranks_pause_fails_on_all)
     tree_close(&t);
 }
 
+/* One rank is not asked to pause: the others do not wait for it for ever, nor it for them. */
+static void play_lone_pause(struct member *m)
+{
+    static const struct ckpt_load_options opt = {.host_bytes = 1 << 20};
+    struct loading l;
+
+    m->rc = loading_begin(m, "dp=4", &opt, &l);
+    l.load->opt.exchange_timeout_ms = 500;
+    if (m->rc == 0)
+        m->rc = ckpt_load_plan(l.load, &m->err);
+    if (m->rc == 0)
+        m->rc = start_held(m, &l);
+    meet(m);
+    if (m->rc == 0 && m->rank != 3)
+        m->rc = ckpt_load_pause(l.load, DEADLINE_MS, &m->err);
+    if (m->rc == 0)
+        m->rc = ckpt_load_wait(l.load, DEADLINE_MS, &m->err);
+    meet(m);
+    hold_reads(false);
+    loading_end(&l);
+}
+
+TEST(load, that_not_all_ranks_pause_fails_in_time)
+{
+    struct tree t;
+    struct member m[MOST];
+
+    tree_open(&t);
+    open_views(&t);
+    for (int tcp = 0; tcp < 2; tcp++) {
+        atomic_store(&arrivals, 0);
+        team(tcp, 4, views[FIRST], 0, play_lone_pause, m);
+        for (uint32_t r = 0; r < 4; r++) {
+            CHECK(m[r].rc == -1 && m[r].err.code == CKPT_TIMEOUT);
+            CHECK(strstr(m[r].err.text, "not on all ranks"));
+        }
+    }
+    close_views();
+    tree_close(&t);
+}
+
 TESTS(T(load, runs_again_with_other_steps),
       T(load, that_is_freed_waits_for_its_reads_but_not_for_ever),
       T(load, of_which_ranks_reload_different_ones_is_refused),
       T(load, keeps_a_pointer_with_each_want),
       T(load, pauses_between_the_same_windows_on_all_ranks),
-      T(load, that_fails_while_ranks_pause_fails_on_all))
+      T(load, that_fails_while_ranks_pause_fails_on_all),
+      T(load, that_not_all_ranks_pause_fails_in_time))
