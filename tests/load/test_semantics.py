@@ -6,6 +6,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+import time
 import warnings
 
 from runner import run_in_folders
@@ -288,6 +290,27 @@ def who_hears_of_a_failure_does_not_tell_it_as_its_own(top):
     assert refused(ranks[2].share, 1) == "rank 0: its own"
 
 
+def who_is_absent_is_named_on_all_ranks(top):
+    """Also where another rank than rank 0 has waited longest."""
+    from ckptfs._exchange import Exchange
+    store, said = torch.distributed.HashStore(), {}
+
+    def wait(rank):
+        exchange = Exchange(store, rank, 3, 0.5)
+        try:
+            exchange.share(rank)
+        except ckptfs.CkptError as e:
+            exchange.fail(e)
+            said[rank] = str(e)
+    threads = [threading.Thread(target=wait, args=(rank,)) for rank in (2, 0)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.3)
+    for thread in threads:
+        thread.join()
+    assert "rank 1 did not come to load within 0.5 s" in said[0] and said[2] == f"rank 0: {said[0]}", said
+
+
 def a_failed_load_is_told_to_autograd(top):
     """It may have written: a graph that has saved the values from before is no good any more."""
     run, net = folder(top, {"weight": torch.ones(3, 4)}), torch.nn.Linear(4, 3, bias=False)
@@ -502,7 +525,8 @@ def without_torch(top):
 
 
 run_in_folders((what_torch_returns_and_says, casts, casts_that_lose_everything, tied_weights_that_were_not, odd_memory, conjugates_and_negatives,
-                memory_that_is_shared_in_part, random_strides, who_hears_of_a_failure_does_not_tell_it_as_its_own, a_failed_load_is_told_to_autograd,
+                memory_that_is_shared_in_part, random_strides, who_hears_of_a_failure_does_not_tell_it_as_its_own, who_is_absent_is_named_on_all_ranks,
+                a_failed_load_is_told_to_autograd,
                 models_work, adapters, optimizers, mappings, progress_is_shown,
                 the_base_models_prefix, whole_peft_models_are_refused, pre_hooks_run,
                 as_safe_open, without_torch))

@@ -67,13 +67,15 @@ class Exchange:
         return error
 
     def _await(self, keys):
-        end, pause = time.monotonic() + self.deadline_s, SHORT_S
+        # rank 0 notices first which rank is absent, and tells it: the others wait longer
+        patience = self.deadline_s if self.rank == 0 else self.deadline_s * 1.5 + 1
+        end, pause = time.monotonic() + patience, SHORT_S
         while not self._asked(lambda: self.store.check(keys)):
             failure = self.failure()
             if failure is not None:
                 raise failure
             if time.monotonic() > end:
-                raise CkptError("timeout", f"{self._absent(keys)} did not come to load within {self.deadline_s:g} s "
+                raise CkptError("timeout", f"{self._absent(keys)} did not come to load within {patience:g} s "
                                            "(load_options={'exchange_timeout_ms': ...} is how long to wait)")
             time.sleep(pause)
             pause = min(2 * pause, LONG_S)
