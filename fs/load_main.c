@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ckpt-load: load a view's weights into the ranks of a job, or estimate the cost of that. */
+#include <errno.h>
 #include <getopt.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,11 +78,12 @@ static int parse_bytes(const char *what, const char *text, uint64_t *ret, struct
 {
     static const char unit[] = "KMGT";
     char *end;
-    unsigned long long n = strtoull(text, &end, 10);
+    unsigned long long n = (errno = 0, strtoull(text, &end, 10));
     const char *u = *end ? strchr(unit, *end) : NULL;
     int shift = u ? 10 * (int)(u - unit + 1) : 0;
 
-    if (*text < '0' || *text > '9' || (*end && (!u || end[1])) || n > UINT64_MAX >> shift)
+    if (*text < '0' || *text > '9' || (*end && (!u || end[1])) || errno == ERANGE ||
+        n > UINT64_MAX >> shift)
         return ckpt_fail(err, CKPT_USAGE, "%s %s: expected a number of bytes (256M)", what, text);
     *ret = (uint64_t)n << shift;
     return 0;
@@ -124,10 +127,10 @@ static int parse_rates(char *text, struct ckpt_rates *r, struct ckpt_err *err)
         while (k < 6 && strcmp(word, key[k]) != 0)
             k++;
         double n = k < 6 && value ? strtod(value, &end) : 0;
-        if (!end || *end || !(n > 0))
+        if (!end || *end || !(n >= 1 && isfinite(n)))
             return ckpt_fail(err, CKPT_USAGE,
                              "--rates: expected node_storage=N, shared_storage=N, page_cache=N, "
-                             "copy=N, local_link=N, network=N in bytes a second");
+                             "copy=N, local_link=N, network=N in bytes a second, 1 or more");
         *rate[k] = n;
     }
     return 0;

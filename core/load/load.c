@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The functions of include/ckptfs/load.h that declare wants and destinations and run a load. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -22,6 +23,21 @@ enum {
 };
 
 /* ---- life ---- */
+
+/* Rates by which times can be estimated: infinite times are none. */
+static int check_rates(const struct ckpt_rates *r, struct ckpt_err *err)
+{
+    const double rate[] = {r->node_storage, r->shared_storage, r->page_cache,
+                           r->copy,         r->local_link,     r->network};
+
+    for (size_t i = 0; i < sizeof rate / sizeof *rate; i++)
+        if (rate[i] != 0 && !(rate[i] >= 1 && isfinite(rate[i])))
+            return ckpt_fail(err, CKPT_USAGE,
+                             "options.rates has %g: expected 1 or more bytes a second, or 0 for "
+                             "what is assumed",
+                             rate[i]);
+    return 0;
+}
 
 int ckpt_load_take_options(struct ckpt_load_options *to, const struct ckpt_load_options *from,
                            struct ckpt_err *err)
@@ -48,7 +64,7 @@ int ckpt_load_take_options(struct ckpt_load_options *to, const struct ckpt_load_
         return ckpt_fail(err, CKPT_USAGE, "options.direct is %d", (int)to->direct);
     if (to->share && to->share_ranks)
         return ckpt_fail(err, CKPT_USAGE, "options.share and options.share_ranks are both given");
-    return 0;
+    return check_rates(&to->rates, err);
 }
 
 int ckpt_load_new(struct ckpt_view *view, struct ckpt_comm *comm,

@@ -2,6 +2,7 @@
 /* The loader's interface: wants of trainers in their own names, destinations, waiting, cancelling,
  * and what is refused. */
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -136,6 +137,7 @@ TEST(load, wants_that_can_not_be)
     struct ckpt_load_options opt = {.size = 3};
     const uint64_t lo[2] = {30, 0}, n[2] = {3, HIDDEN};
     const uint32_t two = 2, one = 1, seven = 7;
+    const double bad_rate[] = {INFINITY, -1, 1e-310, NAN};
     const struct ckpt_placement shard = {CKPT_SHARD, 5};
     const struct ckpt_mesh large = {1, &two, NULL}, small = {1, &one, NULL},
                            strange = {1, &one, &seven};
@@ -159,6 +161,12 @@ TEST(load, wants_that_can_not_be)
     opt = (struct ckpt_load_options){.size = sizeof opt, .share = 1, .share_ranks = 2};
     CHECK_FAILS(ckpt_load_new(view, comm, &opt, &load, &err), CKPT_USAGE, "both given");
     memset(&err, 0, sizeof err);
+    for (size_t i = 0; i < sizeof bad_rate / sizeof *bad_rate; i++) {
+        opt = (struct ckpt_load_options){.size = sizeof opt, .rates = {.copy = bad_rate[i]}};
+        CHECK_FAILS(ckpt_load_model(view, "dp=1", 1, 1, &opt, &text, &err), CKPT_USAGE,
+                    "bytes a second");
+        memset(&err, 0, sizeof err);
+    }
     CHECK_OK(ckpt_load_new(view, comm, NULL, &load, &err));
     CHECK_FAILS(ckpt_load_want(load, "no", NULL, NULL, NULL, NULL, &err), CKPT_MISSING, "'no'");
     CHECK_FAILS(ckpt_load_want(load, name, lo, n, NULL, NULL, &err), CKPT_USAGE, "outside");
