@@ -78,7 +78,8 @@ static int parse_bytes(const char *what, const char *text, uint64_t *ret, struct
 {
     static const char unit[] = "KMGT";
     char *end;
-    unsigned long long n = (errno = 0, strtoull(text, &end, 10));
+    errno = 0;
+    unsigned long long n = strtoull(text, &end, 10);
     const char *u = *end ? strchr(unit, *end) : NULL;
     int shift = u ? 10 * (int)(u - unit + 1) : 0;
 

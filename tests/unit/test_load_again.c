@@ -491,7 +491,7 @@ static void play_lone_pause(struct member *m)
     struct loading l;
 
     m->rc = loading_begin(m, "dp=4", &opt, &l);
-    l.load->opt.exchange_timeout_ms = 500;
+    l.load->opt.exchange_timeout_ms = 2000;
     if (m->rc == 0)
         m->rc = ckpt_load_plan(l.load, &m->err);
     if (m->rc == 0)
