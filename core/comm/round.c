@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/ckd.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"

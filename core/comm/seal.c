@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
-
 static const char *secret(void)
 {
     const char *text = getenv("CKPTFS_SECRET");

@@ -13,7 +13,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/ckd.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"

@@ -16,7 +16,6 @@
 #include "base/ckd.h"
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/mem.h"
 #include "comm/comm.h"
 #include "comm/tcp.h"
 

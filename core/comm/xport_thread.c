@@ -10,7 +10,6 @@
 
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/mem.h"
 #include "comm/xport.h"
 
 struct message {
