@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 import typing
 import warnings
@@ -362,6 +363,27 @@ def a_load_that_is_cancelled(top):
     assert all(t.is_meta for t in state.values())
 
 
+def a_reloader_that_is_closed_elsewhere(top):
+    """While another thread is in reload(), at any moment of it: that ends, with an error or well, and nothing is freed before."""
+    os.makedirs(top)
+    stored = {str(i): torch.rand(1 << 20) for i in range(16)}
+    save_file(stored, os.path.join(top, "model.safetensors"))
+    with open(os.path.join(top, "config.json"), "w") as f:
+        f.write('{"model_type": "odd"}')
+    state = {k: torch.zeros_like(t) for k, t in stored.items()}
+    for i in range(20):
+        weights = ckptfs.Reloader(state, top)
+        closing = threading.Timer(0.004 * i, weights.close)
+        closing.start()
+        try:
+            while True:
+                weights.reload()
+        except CkptError as e:
+            assert e.code in ("cancelled", "usage"), e
+        closing.join()
+        assert "closed" in str(error_of(CkptError, weights.reload))
+
+
 def public_functions_tell_their_types(top):
     """Each parameter and result has a type that exists, and a docstring says what it is about."""
     known = {"torch": torch, "transformers": transformers, "numpy": numpy, "Group": Any, "Box": Any, "Sequence": Sequence, "Path": str}
@@ -390,4 +412,4 @@ if __name__ == "__main__":
             dist.barrier()
         end_rank()
     run_in_folders((two_ranks, a_comm_of_one_process, some_names_of_a_model, another_dtype_and_device, a_load_that_is_waited_for,
-                    a_load_that_is_cancelled, public_functions_tell_their_types))
+                    a_load_that_is_cancelled, a_reloader_that_is_closed_elsewhere, public_functions_tell_their_types))

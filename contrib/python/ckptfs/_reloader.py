@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from ._comm import TIMEOUT_MS, Comm
@@ -39,6 +41,8 @@ class Reloader(Watch):
         if "progress" in given:
             raise ValueError("progress=: a Reloader does not show it")
         self._target, self._load, self._own = model_or_state_dict, None, None
+        self._closing = False
+        self._changed, self._runs = threading.Condition(), None  # the thread that is in reload(): close() waits for it
         self._comm = self._checked(process_group) if isinstance(process_group, Comm) else self._joined(process_group)
         try:
             self.result = load_state_dict(model_or_state_dict, run, self._comm, progress=self, **given)
@@ -51,8 +55,10 @@ class Reloader(Watch):
         """Fill the same tensors from `step` (None: the latest, rank 0's) of `run` (None: the run as before). Returns the statistics of all ranks.
         CkptError: "conflict": the step has other tensors, shapes or dtypes, and nothing was changed; "usage": a tensor was moved. After an error another
         step may be loaded; if it came while data was being loaded, the tensors are filled in part until then."""
-        if self._load is None:
-            raise CkptError("usage", "this Reloader is closed")
+        with self._running():
+            return self._reload(run, step)
+
+    def _reload(self, run, step):
         comm, old = self._comm, self._load.view
         with comm.in_use(comm.timeout_ms):
             comm.share(self._check)
@@ -66,14 +72,36 @@ class Reloader(Watch):
             part.finish(self.result)
         return stats
 
+    @contextlib.contextmanager
+    def _running(self):
+        with self._changed:
+            if self._load is None or self._closing:
+                raise CkptError("usage", "this Reloader is closed")
+            if self._runs is not None:
+                raise CkptError("usage", "this Reloader is in reload() in another thread")
+            self._runs = threading.get_ident()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._runs = None
+                self._changed.notify_all()
+
     def close(self) -> None:
-        """Give back memory and connections."""
-        if self._load is not None:
-            self._load.kept = False
-            self._load.close()
-        if self._own is not None:
-            self._own.close()
-        self._load = self._own = None
+        """Give back memory and connections. A reload() that runs in another thread is cancelled on all ranks, and its end waited for."""
+        with self._changed:
+            if self._runs == threading.get_ident():
+                raise CkptError("usage", "reload() runs in this very thread: close the Reloader when it is over")
+            self._closing = True
+            if self._runs is not None:
+                self._load.cancel()
+            self._changed.wait_for(lambda: self._runs is None)
+            if self._load is not None:
+                self._load.kept = False
+                self._load.close()
+            if self._own is not None:
+                self._own.close()
+            self._load = self._own = None
 
     def __enter__(self) -> Reloader:
         return self
