@@ -97,6 +97,22 @@ def what_torch_returns_and_says(top):
     assert any("scratch" in str(w.message) for w in said) and not net.a.weight.is_meta
 
 
+def what_the_view_warns_of_is_told(top):
+    """What is left out, guessed or not found, once, as ckpt does on its terminal."""
+    megatron = os.path.join(GOLDEN, "..", "megatron", "l12_tp2pp2")
+    for run, options, needle in ((TIED, {}, None), (megatron, {}, "does not say how long the vocabulary is"), (megatron, {"view": "raw"}, None)):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with ckptfs.open(run, **options) as view:
+                told = [f"'{os.path.abspath(run)}': {text}" for text in view.info()["warnings"]]
+        assert [str(w.message) for w in said] == told and (not needle or needle in told[0]), (told, said)
+        assert all(w.filename == __file__ for w in said), said
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ckptfs.load_state_dict({"lm_head.weight": torch.zeros(48, 16)}, megatron, names=["lm_head.weight"], dtype="float32")
+    assert any("does not say how long the vocabulary is" in str(w.message) for w in said), said
+
+
 def casts(top):
     """As accelerate's: floating to the model's dtype, float8_e4m3fn left alone, memory layouts kept; integers as torch copies them."""
     torch.manual_seed(0)
@@ -524,7 +540,7 @@ def without_torch(top):
     assert done.stdout == "good\n", done.stderr
 
 
-run_in_folders((what_torch_returns_and_says, casts, casts_that_lose_everything, tied_weights_that_were_not, odd_memory, conjugates_and_negatives,
+run_in_folders((what_torch_returns_and_says, what_the_view_warns_of_is_told, casts, casts_that_lose_everything, tied_weights_that_were_not, odd_memory, conjugates_and_negatives,
                 memory_that_is_shared_in_part, random_strides, who_hears_of_a_failure_does_not_tell_it_as_its_own, who_is_absent_is_named_on_all_ranks,
                 a_failed_load_is_told_to_autograd,
                 models_work, adapters, optimizers, mappings, progress_is_shown,

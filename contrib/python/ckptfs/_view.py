@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import warnings
 from ctypes import POINTER, byref, c_char, c_size_t, c_void_p
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Union
 
@@ -25,6 +26,7 @@ TORCH = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", 
          "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64", "U64": "uint64"}
 
 MOST_READ = 1 << 30  # bytes
+MOST_TOLD = 8  # warnings
 
 TORCHES, NUMPIES = ("pt", "torch", "pytorch"), ("np", "numpy")
 
@@ -185,6 +187,8 @@ class View:
         self._step = step if step is None else str(step)
         self._view = self._open() if comm is None else self._open_together(comm)
         self._tensors = {info.name: info for info in map(self._info, range(library().view_tensors(self._view)))}
+        if comm is None or comm.rank == 0:
+            self._warn()
 
     def _open(self):
         with Run(self._run, **self._options) as run:
@@ -208,6 +212,14 @@ class View:
         t = TensorInfo()
         library().view_tensor(self._view, i, byref(t))
         return Info(i, t)
+
+    def _warn(self):
+        """Tell what was left out, guessed or not found, as ckpt does on its terminal."""
+        said = self.info()["warnings"]
+        for text in said[:MOST_TOLD]:
+            warnings.warn(f"'{self._run}': {text}", stacklevel=4)
+        if len(said) > MOST_TOLD:
+            warnings.warn(f"'{self._run}': and {len(said) - MOST_TOLD} more warnings, which View.info()['warnings'] lists", stacklevel=4)
 
     def again(self, comm: Any = None, **changed: Any) -> View:
         """The same step, opened anew, with other options; by all ranks of a comm together, if one is given."""
