@@ -324,6 +324,34 @@ static int check_params(const struct pipeline *p, struct ckpt_err *err)
     return 0;
 }
 
+/* The number of parameters that a stage's optimizer has, if it is torch's own; else 0. */
+static size_t count_trained(const struct ckpt_ds_zero *stage)
+{
+    const struct ckpt_pickle *p = &stage->model->p;
+    const ckpt_pv groups = ckpt_pv_get(p, ckpt_pv_get(p, p->root, "optimizer"), "param_groups");
+    size_t n = 0;
+
+    for (size_t i = 0; i < ckpt_pv_len(p, groups); i++)
+        n += ckpt_pv_len(p, ckpt_pv_get(p, ckpt_pv_at(p, groups, i), "params"));
+    return n;
+}
+
+/* Without lists of parameters, nothing tells how many layers there are: warn if the optimizers have
+ * more parameters than the layers' files. */
+static void compare_counts(const struct pipeline *p)
+{
+    size_t n = 0;
+
+    for (uint64_t i = 0; i < p->nstage; i++)
+        n += count_trained(&p->stage[i]);
+    if (n > p->weights->part.len && !lists_params(p))
+        ckpt_catalog_warn(p->job->cat,
+                          "'%s': the optimizers of all stages have %zu parameters, but the layers' "
+                          "files %zu tensors: layers at the end are missing (layer_*), or some are "
+                          "tied",
+                          ckpt_dir_path(p->job->dir), n, p->weights->part.len);
+}
+
 static int refuse_ranks(const struct pipeline *p, uint64_t ntp, struct ckpt_err *err)
 {
     if (p->ntp > 1)
@@ -401,6 +429,7 @@ static int read_pipeline(struct pipeline *p, struct ckpt_ds_parts *moments, stru
     if (check_stages(p, err) < 0 || read_stages(p, err) < 0 || read_layers(p, err) < 0 ||
         check_params(p, err) < 0)
         return -1;
+    compare_counts(p);
     if (p->unnamed)
         ckpt_catalog_warn(
             p->job->cat,

@@ -4,6 +4,7 @@ view=raw has all tensors. Without the run's arguments they are refused as a Hugg
 test_deepspeed_megatron.py)."""
 
 import os
+import shutil
 import sys
 import unittest
 
@@ -56,6 +57,18 @@ class Names(TensorCase):
             done = export(run, run + ".out")
             self.assertEqual(done.returncode, 1)
             self.assertIn("its tensors have Megatron-DeepSpeed's names", done.stderr)
+
+    def test_a_pipeline_without_its_last_layer(self):
+        """Without ZeRO nothing lists the parameters; the optimizers' count of them tells."""
+        golden = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "deepspeed", "pipe_pp2_w2", "run")
+        for name, missing in (("whole", None), ("short", "layer_08-model_states.pt")):
+            run = self.path(name)
+            shutil.copytree(golden, run)
+            if missing:
+                os.remove(os.path.join(run, "global_step2", missing))
+            done = export(run, run + ".raw", "view=raw")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("have 12 parameters, but the layers' files 11 tensors: layers at the end are missing" in done.stderr, bool(missing), done.stderr)
 
     def test_a_dict_in_itself(self):
         module = gpt()
