@@ -281,13 +281,20 @@ bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer)
     return comm->npoll > comm->gone_poll[peer];
 }
 
+int ckpt_xport_check_starved(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err)
+{
+    return x->starved != peer + 1
+               ? 0
+               : ckpt_fail(err, CKPT_NOMEM,
+                           "rank %" PRIu32 ": out of memory for a message of rank %" PRIu32,
+                           x->rank, peer);
+}
+
 int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, const char *why,
                          struct ckpt_err *err)
 {
-    if (x->starved == peer + 1)
-        return ckpt_fail(err, CKPT_NOMEM,
-                         "rank %" PRIu32 ": out of memory for a message of rank %" PRIu32, x->rank,
-                         peer);
+    if (ckpt_xport_check_starved(x, peer, err) < 0)
+        return -1;
     return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone%s%s", peer, why ? ": " : "",
                      why ? why : "");
 }

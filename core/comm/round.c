@@ -189,10 +189,8 @@ void ckpt_round_release(struct ckpt_round *r)
 /* Fail because a message of this peer was lost. */
 static int fail_message(const struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err)
 {
-    if (comm->x->starved == peer + 1)
-        return ckpt_fail(err, CKPT_NOMEM,
-                         "rank %" PRIu32 ": out of memory for a message of rank %" PRIu32,
-                         comm->x->rank, peer);
+    if (ckpt_xport_check_starved(comm->x, peer, err) < 0)
+        return -1;
     return ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", peer);
 }
 

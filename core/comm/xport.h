@@ -90,6 +90,9 @@ struct ckpt_xport {
     struct ckpt_device *device;
 };
 
+/* NOMEM if this rank had no memory for what the other one sent. */
+int ckpt_xport_check_starved(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err);
+
 /* Fail with PEER because this rank is gone, or with NOMEM if this rank had no memory for what the
  * other one sent. `why`: the reason, or NULL. */
 int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, const char *why,
