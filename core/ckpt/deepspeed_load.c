@@ -50,6 +50,12 @@ static int add_all(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *p,
     return 0;
 }
 
+static int add_both(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *weights,
+                    const struct ckpt_ds_parts *moments, struct ckpt_err *err)
+{
+    return add_all(job, weights, err) < 0 ? -1 : add_all(job, moments, err);
+}
+
 /* The number n of ranks: 0 to n - 1 have model files. 0: one is missing. */
 static uint64_t count_mp(const struct ckpt_ds_tag *tag)
 {
@@ -106,7 +112,7 @@ static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
         return ckpt_ds_megatron_read(&z, false, &m, err) < 0
                    ? -1
                    : ckpt_ds_megatron_add(job, &m, false, &weights, err);
-    return add_all(job, &weights, err) < 0 || add_all(job, &moments, err) < 0 ? -1 : 0;
+    return add_both(job, &weights, &moments, err);
 }
 
 static void stages_free(struct ckpt_ds_zero *stage, uint64_t n)
@@ -151,6 +157,7 @@ static int open_rank0(const struct ckpt_ds_job *job, struct ranks *r, struct ckp
                : 0;
 }
 
+/* The same of a checkpoint whose ranks are not joined yet, with Megatron's facts if it is one. */
 static int open_first(const struct ckpt_ds_job *job, bool pipeline, struct ranks *r,
                       struct ckpt_err *err)
 {
@@ -181,7 +188,7 @@ static int load_pipeline(const struct ckpt_ds_job *job, struct ckpt_err *err)
     }
     if (megatron)
         return ckpt_ds_megatron_add(job, &r.megatron, true, r.weights, err);
-    return add_all(job, &r.weights[0], err) < 0 || add_all(job, &r.moments[0], err) < 0 ? -1 : 0;
+    return add_both(job, &r.weights[0], &r.moments[0], err);
 }
 
 /* Load a module of which each tensor-parallel rank has a part. */
@@ -239,7 +246,7 @@ static int load_universal_pipe(struct ranks *r, struct ckpt_err *err)
         return -1;
     if (shown)
         return ckpt_ds_megatron_add(job, &r->megatron, true, r->weights, err);
-    return add_all(job, &r->weights[0], err) < 0 || add_all(job, &r->moments[0], err) < 0 ? -1 : 0;
+    return add_both(job, &r->weights[0], &r->moments[0], err);
 }
 
 /* Load one of a module, of which the first rank's file has everything that is not in zero/. */
@@ -253,8 +260,7 @@ static int load_universal_module(struct ranks *r, struct ckpt_err *err)
         return ckpt_ds_megatron_read_joined(z, false, &r->megatron, err) < 0
                    ? -1
                    : ckpt_ds_megatron_add(z->job, &r->megatron, false, r->weights, err);
-    return add_all(z->job, &r->weights[0], err) < 0 || add_all(z->job, &r->moments[0], err) < 0 ? -1
-                                                                                                : 0;
+    return add_both(z->job, &r->weights[0], &r->moments[0], err);
 }
 
 /* Load a universal checkpoint, or refuse a conversion that was not finished. */
