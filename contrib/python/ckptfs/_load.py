@@ -8,7 +8,7 @@ from ._comm import share_number
 from ._fork import loading
 from . import _overlap
 from ._library import READERS, CkptError, Dest, LoadOptions, Mesh, Place, Stats, WantInfo, library, new, u32s, u64s
-from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, is_strided, loses, overlaps, places, same_bits, written
+from ._tensors import SAFETENSORS, is_dtensor, is_sharded_tensor, is_strided, loses, places, same_bits, written
 from ._view import TORCH
 
 CASTABLE = {"F16", "BF16", "F32", "F64"}
@@ -89,8 +89,6 @@ class Load:
         if not direct:
             dtype = tensor.dtype if castable else getattr(torch, TORCH[stored])
             to = torch.empty_like(tensor, dtype=dtype, device=self.device, requires_grad=False)
-            if overlaps(to):
-                to = torch.empty(tensor.shape, dtype=dtype, device=self.device)
             self.late.append(lambda: tensor.copy_(to))
         else:
             self.direct.append(tensor)

@@ -98,11 +98,6 @@ def same_bits(a, b):
     return bool(torch.equal(a, b))
 
 
-def overlaps(t):
-    """Do several indices share an element (expanded tensors)?"""
-    return any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape))
-
-
 def like(t, local):
     """The DTensor t with other memory."""
     if not is_dtensor(t):
