@@ -339,6 +339,15 @@ def parallels(world, rank, port, top, stages):
                 write_parallel(deepspeed, rank, os.path.join(top, f"{name}{stage}"), config, stage)
 
 
+def inside(module, path):
+    """The module below this one whose name's parts are given; it is made if it is not there."""
+    for part in path:
+        if not hasattr(module, part):
+            module.add_module(part, torch.nn.Module())
+        module = getattr(module, part)
+    return module
+
+
 # ---- for tests/bench ----
 
 def large(world, rank, port, at, shapes):
@@ -349,12 +358,7 @@ def large(world, rank, port, at, shapes):
     with deepspeed.zero.Init(config_dict_or_path=config):
         for name, shape in shapes.items():
             *path, last, _ = name.split(".")
-            inner = model
-            for part in path:
-                if not hasattr(inner, part):
-                    inner.add_module(part, torch.nn.Module())
-                inner = getattr(inner, part)
-            inner.add_module(last, Leaf(shape, False))
+            inside(model, path).add_module(last, Leaf(shape, False))
     engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters()), config=config)
     for flat in engine.optimizer.fp32_partitioned_groups_flat:
         engine.optimizer.optimizer.state[flat] = {"step": torch.tensor(1.0), "exp_avg": flat * 0.1, "exp_avg_sq": flat * flat}

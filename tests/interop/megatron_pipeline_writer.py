@@ -8,6 +8,7 @@ import torch.distributed as dist
 import deepspeed_writer as writer
 import megatron_deepspeed_writer as mds
 
+
 class Transformer(torch.nn.Module):
     """A layer with these parameters. Its forward's gradients differ from element to element, and not between tensor-parallel ranks
     that have the same parameter."""
@@ -16,12 +17,7 @@ class Transformer(torch.nn.Module):
         super().__init__()
         for name, t in tensors.items():
             *path, last = name.split(".")
-            inner = self
-            for word in path:
-                if not hasattr(inner, word):
-                    inner.add_module(word, torch.nn.Module())
-                inner = getattr(inner, word)
-            inner.register_parameter(last, torch.nn.Parameter(t.float()))
+            writer.inside(self, path).register_parameter(last, torch.nn.Parameter(t.float()))
 
     def forward(self, x):
         for p in self.parameters():

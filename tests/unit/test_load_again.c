@@ -11,7 +11,6 @@
 
 #include <ckptfs/load.h>
 
-#include "load/load_inner.h"
 #include "load_team.h"
 #include "test.h"
 #include "tree.h"
@@ -442,17 +441,45 @@ TEST(load, pauses_between_the_same_windows_on_all_ranks)
     tree_close(&t);
 }
 
+/* Begin a load of several windows, which reads nothing yet. */
+static void begin_held(struct member *m, uint32_t exchange_timeout_ms, struct loading *l)
+{
+    const struct ckpt_load_options opt = {.host_bytes = 1 << 20,
+                                          .exchange_timeout_ms = exchange_timeout_ms};
+
+    m->rc = loading_begin(m, "dp=4", &opt, l);
+    if (m->rc == 0)
+        m->rc = ckpt_load_plan(l->load, &m->err);
+    if (m->rc == 0)
+        m->rc = start_held(m, l);
+}
+
+/* Do four ranks that play this all fail with that code, over memory and over TCP? */
+static bool all_fail(play_fn *play, enum ckpt_code code, const char *text)
+{
+    struct tree t;
+    struct member m[MOST];
+    bool good = true;
+
+    tree_open(&t);
+    open_views(&t);
+    for (int tcp = 0; tcp < 2; tcp++) {
+        atomic_store(&arrivals, 0);
+        team(tcp, 4, views[FIRST], 0, play, m);
+        for (uint32_t r = 0; r < 4; r++)
+            good &= m[r].rc == -1 && m[r].err.code == code && strstr(m[r].err.text, text);
+    }
+    close_views();
+    tree_close(&t);
+    return good;
+}
+
 /* A rank that fails while the others wait for it to pause ends the load on all. */
 static void play_broken_pause(struct member *m)
 {
-    static const struct ckpt_load_options opt = {.host_bytes = 1 << 20};
     struct loading l;
 
-    m->rc = loading_begin(m, "dp=4", &opt, &l);
-    if (m->rc == 0)
-        m->rc = ckpt_load_plan(l.load, &m->err);
-    if (m->rc == 0)
-        m->rc = start_held(m, &l);
+    begin_held(m, 0, &l);
     if (m->rc == 0 && m->rank != 3 && ckpt_load_pause(l.load, 0, &m->err) != 1)
         m->rc = ckpt_fail(&m->err, CKPT_CONFLICT, "paused before the last rank was asked to");
     meet(m);
@@ -469,33 +496,15 @@ static void play_broken_pause(struct member *m)
 
 TEST(load, that_fails_while_ranks_pause_fails_on_all)
 {
-    struct tree t;
-    struct member m[MOST];
-
-    tree_open(&t);
-    open_views(&t);
-    for (int tcp = 0; tcp < 2; tcp++) {
-        atomic_store(&arrivals, 0);
-        team(tcp, 4, views[FIRST], 0, play_broken_pause, m);
-        for (uint32_t r = 0; r < 4; r++)
-            CHECK(m[r].rc == -1 && m[r].err.code == CKPT_CANCELLED);
-    }
-    close_views();
-    tree_close(&t);
+    CHECK(all_fail(play_broken_pause, CKPT_CANCELLED, ""));
 }
 
 /* One rank is not asked to pause: the others do not wait for it for ever, nor it for them. */
 static void play_lone_pause(struct member *m)
 {
-    static const struct ckpt_load_options opt = {.host_bytes = 1 << 20};
     struct loading l;
 
-    m->rc = loading_begin(m, "dp=4", &opt, &l);
-    l.load->opt.exchange_timeout_ms = 2000;
-    if (m->rc == 0)
-        m->rc = ckpt_load_plan(l.load, &m->err);
-    if (m->rc == 0)
-        m->rc = start_held(m, &l);
+    begin_held(m, 2000, &l);
     meet(m);
     if (m->rc == 0 && m->rank != 3)
         m->rc = ckpt_load_pause(l.load, DEADLINE_MS, &m->err);
@@ -508,21 +517,7 @@ static void play_lone_pause(struct member *m)
 
 TEST(load, that_not_all_ranks_pause_fails_in_time)
 {
-    struct tree t;
-    struct member m[MOST];
-
-    tree_open(&t);
-    open_views(&t);
-    for (int tcp = 0; tcp < 2; tcp++) {
-        atomic_store(&arrivals, 0);
-        team(tcp, 4, views[FIRST], 0, play_lone_pause, m);
-        for (uint32_t r = 0; r < 4; r++) {
-            CHECK(m[r].rc == -1 && m[r].err.code == CKPT_TIMEOUT);
-            CHECK(strstr(m[r].err.text, "not on all ranks"));
-        }
-    }
-    close_views();
-    tree_close(&t);
+    CHECK(all_fail(play_lone_pause, CKPT_TIMEOUT, "not on all ranks"));
 }
 
 TESTS(T(load, runs_again_with_other_steps),
