@@ -149,7 +149,7 @@ static int read_save(struct ckpt_view *v, const struct ckpt_reader *reader,
     if (ckpt_save_marker_of(reader, v->dir).hash != marker.hash)
         return ckpt_fail(err, CKPT_STALE, "'%s' was saved again while it was opened: try again",
                          ckpt_dir_path(v->dir));
-    if (ckpt_save_accept(v->save, before, &touched, &mixed) == 0) {
+    if (ckpt_save_accept(v->save, before, cat, &touched, &mixed) == 0) {
         if (touched && ckpt_save_settle(v->save, v->shared->pool, err) < 0)
             return -1;
     } else {

@@ -42,48 +42,36 @@ static int64_t begin_of(const struct ckpt_written *w, int64_t earliest)
     return w->begin_ns && plausible ? w->begin_ns : w->end_ns;
 }
 
-/* Pauses between points in time: the writes of shards, and the marker. */
-struct gaps {
-    int64_t last, widest; /* the last point so far, and the longest pause before it */
-    int64_t first; /* the pause between the marker and the first shard, if it is the first one */
-    int64_t later; /* the longest pause after that one */
-};
-
-static int64_t next_gap(struct gaps *g, int64_t gap, int64_t end)
-{
-    if (gap > g->widest)
-        g->widest = gap;
-    g->last = end;
-    return gap;
-}
+static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
 
 enum ckpt_save_times ckpt_save_times(struct ckpt_written *w, size_t n, const int64_t *marker_ns)
 {
-    struct gaps g = {0};
+    int64_t last;       /* the last point in time so far: a write, or the marker */
+    int64_t widest = 0; /* the longest pause so far */
+    int64_t first = 0;  /* the pause between the marker and the first shard, if it is the first */
+    int64_t later = 0;  /* the longest pause after that one */
     bool after = !marker_ns;
 
-    if (n)
-        qsort(w, n, sizeof *w, by_end);
+    if (n < 2)
+        return CKPT_TIMES_ONE;
+    qsort(w, n, sizeof *w, by_end);
+    last = w[0].end_ns;
     for (size_t i = 0; i < n; i++) {
         const bool passes = !after && *marker_ns <= w[i].end_ns;
         if (passes) {
-            (void)next_gap(&g, i ? *marker_ns - g.last : 0, *marker_ns);
+            widest = longer(widest, i ? *marker_ns - last : 0);
+            last = *marker_ns;
             after = true;
-        } else if (i == 0) {
-            g.last = w[i].end_ns;
         }
-        const int64_t before = g.widest;
-        const int64_t gap =
-            next_gap(&g, begin_of(&w[i], marker_ns ? *marker_ns : g.last) - g.last, w[i].end_ns);
-        if (i && after && gap > LEAST_GAP && gap / 4 > before)
-            return CKPT_TIMES_TWO;
-        if (i == 0)
-            g.first = passes ? gap : 0;
-        else if (gap > g.later)
-            g.later = gap;
+        const int64_t gap = begin_of(&w[i], marker_ns ? *marker_ns : last) - last;
+        if (i && after && gap > LEAST_GAP && gap / 4 > widest)
+            return marker_ns && w[0].end_ns <= *marker_ns ? CKPT_TIMES_TWO : CKPT_TIMES_PAUSE;
+        first = i == 0 && passes ? gap : first;
+        later = i ? longer(later, gap) : 0;
+        widest = longer(widest, gap);
+        last = w[i].end_ns;
     }
-    return n > 1 && g.first > LEAST_GAP && g.first / 4 > g.later ? CKPT_TIMES_NEW_ONLY
-                                                                 : CKPT_TIMES_ONE;
+    return first > LEAST_GAP && first / 4 > later ? CKPT_TIMES_PAUSE : CKPT_TIMES_ONE;
 }
 
 /* ---- markers ---- */
@@ -302,8 +290,9 @@ static int64_t wall_ns(void)
     return (int64_t)t.tv_sec * SECOND + t.tv_nsec;
 }
 
-static int fail_times(const struct ckpt_save *s, const struct ckpt_written *oldest,
-                      const struct ckpt_written *newest, bool young, struct ckpt_err *err)
+/* The first and the last shard with their times, and the marker with its own; new. */
+static char *times_text(const struct ckpt_save *s, const struct ckpt_written *oldest,
+                        const struct ckpt_written *newest)
 {
     const char *marker = s->marker.name;
     ckpt_cleanup(ckpt_freep) char *a = path_of(s, oldest->file);
@@ -314,23 +303,38 @@ static int fail_times(const struct ckpt_save *s, const struct ckpt_written *olde
                : strdup("");
 
     if (!a || !b || !end)
-        return ckpt_nomem(err);
-    return ckpt_fail(
-        err, CKPT_CONFLICT, "'%s' %s: '%s' was written at %s, '%s' at %s UTC%s: %s",
-        ckpt_dir_path(s->step), young ? "is being written" : "holds shards of two saves", a,
-        date_of(oldest->end_ns).text, b, date_of(newest->end_ns).text, end,
-        young ? "wait until the save has ended, or open it anyway with -o "
-                "allow_mixed"
-              : "save or copy the step again, or, if you know that it is one save, use "
-                "-o allow_mixed");
+        return NULL;
+    return ckpt_asprintf("'%s' was written at %s, '%s' at %s UTC%s", a,
+                         date_of(oldest->end_ns).text, b, date_of(newest->end_ns).text, end);
+}
+
+/* Is the evidence of the times enough to refuse the save, or only for a warning? */
+static int judge_times(const struct ckpt_save *s, enum ckpt_save_times say, bool young,
+                       const char *text, struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    const char *step = ckpt_dir_path(s->step);
+
+    if (young)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s' is being written: %s: wait until the save has ended, or open it "
+                         "anyway with -o allow_mixed",
+                         step, text);
+    if (say == CKPT_TIMES_TWO)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s' holds shards of two saves: %s: save or copy the step again, or, if "
+                         "you know that it is one save, use -o allow_mixed",
+                         step, text);
+    ckpt_catalog_warn(cat, "'%s' was written with a long pause: %s; is it one save?", step, text);
+    return 0;
 }
 
 /* Judge by the files' times. Creation times cost a system call per file, so they are read only if
  * the other times are suspicious. */
-static int check_times(const struct ckpt_save *s, struct ckpt_err *err)
+static int check_times(const struct ckpt_save *s, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     const int64_t *marker = s->marker.name ? &s->marker.mtime_ns : NULL;
     ckpt_cleanup(ckpt_freep) struct ckpt_written *w = calloc(s->files.len + 1, sizeof *w);
+    enum ckpt_save_times say;
     size_t n = 0;
 
     if (!w)
@@ -346,11 +350,11 @@ static int check_times(const struct ckpt_save *s, struct ckpt_err *err)
         return 0;
     for (size_t i = 0; i < n; i++)
         w[i].begin_ns = ckpt_dir_birth_ns(w[i].file->dir, w[i].file->name);
-    const enum ckpt_save_times say = ckpt_save_times(w, n, marker);
-    const bool young = n && wall_ns() - w[n - 1].end_ns < YOUNG;
-    return say == CKPT_TIMES_TWO || (say == CKPT_TIMES_NEW_ONLY && young)
-               ? fail_times(s, &w[0], &w[n - 1], young, err)
-               : 0;
+    if ((say = ckpt_save_times(w, n, marker)) == CKPT_TIMES_ONE)
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *text = times_text(s, &w[0], &w[n - 1]);
+    return text ? judge_times(s, say, wall_ns() - w[n - 1].end_ns < YOUNG, text, cat, err)
+                : ckpt_nomem(err);
 }
 
 /* ---- the second time: identities ---- */
@@ -405,8 +409,8 @@ static int fail_again(const struct ckpt_save *s, const struct ckpt_save_file *f,
                      ckpt_dir_path(s->step), path, s->marker.name);
 }
 
-int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before, bool *ret_touched,
-                     struct ckpt_err *err)
+int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before,
+                     struct ckpt_catalog *cat, bool *ret_touched, struct ckpt_err *err)
 {
     const struct ckpt_save_file *other;
     size_t untouched;
@@ -419,7 +423,7 @@ int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before
                          "allow_mixed",
                          ckpt_dir_path(now->step), before->marker.name);
     if (!before || before->marker.hash != now->marker.hash)
-        return check_times(now, err);
+        return check_times(now, cat, err);
     if (!(other = first_other(now, before, &untouched))) {
         *ret_touched = untouched < now->files.len;
         return 0;
@@ -427,7 +431,7 @@ int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before
     /* without a marker, the only certain evidence for a finished save is that no file of the old
      * one is left */
     if (!now->marker.name && untouched == 0)
-        return check_times(now, err);
+        return check_times(now, cat, err);
     return fail_again(now, other, err);
 }
 

@@ -63,9 +63,10 @@ void ckpt_save_unref(struct ckpt_save *s);
 
 /* May a view be made of this save? CONFLICT (the text says what to do): it has shards of two saves,
  * or is in progress. `before` is the save that was found the last time; NULL: there was none.
- * *ret_touched: it is accepted because files with other times than before have equal samples. */
-int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before, bool *ret_touched,
-                     struct ckpt_err *err);
+ * Evidence that is too weak for an error becomes a warning of cat. *ret_touched: it is accepted
+ * because files with other times than before have equal samples. */
+int ckpt_save_accept(const struct ckpt_save *now, const struct ckpt_save *before,
+                     struct ckpt_catalog *cat, bool *ret_touched, struct ckpt_err *err);
 
 /* A write changes a file's times when it begins, and its bytes only after that: equal samples right
  * after such a change prove nothing. If the status of some files changed less than two seconds ago,
@@ -106,19 +107,19 @@ struct ckpt_written {
 
 enum ckpt_save_times {
     CKPT_TIMES_ONE,
-    CKPT_TIMES_TWO,      /* there are shards of two saves */
-    CKPT_TIMES_NEW_ONLY, /* all shards belong to a save after the one that the marker ended: if they
-                            are recent, that save is still in progress */
+    CKPT_TIMES_PAUSE, /* nothing was written for a long time: by itself that proves nothing (a late
+                         rank, a slow night), but a recent pause may be that of a save in progress
+                       */
+    CKPT_TIMES_TWO,   /* there is such a pause after the marker, and shards are older than it */
 };
 
 /* What do the times of n shards say about their saves? `w` is sorted by end_ns here. A copy has its
- * files in any order and speed, so evidence is a pause in which nothing was written.
- * CKPT_TIMES_TWO: a pause after the marker (NULL: there is none; then anywhere) with a shard on
- * both sides, which is longer than a minute and than four times every earlier pause.
- * CKPT_TIMES_NEW_ONLY: such a pause between the marker and the first of several shards, which is
- * longer than four times every later pause. A file that was created after the marker (without a
- * marker: after the file before the pause) counts as being written since its creation, unless the
- * rate would be absurdly low, because a large file in a copy takes its time. */
+ * files in any order and speed, so what counts is a pause in which nothing was written: after the
+ * marker (NULL: there is none; then anywhere), longer than a minute and than four times every
+ * earlier pause (the pause between the marker and the first of all shards: than every other). A
+ * file that was created after the marker (without a marker: after the file before the pause) counts
+ * as being written since its creation, unless the rate would be absurdly low, because a large file
+ * in a copy takes its time. */
 enum ckpt_save_times ckpt_save_times(struct ckpt_written *w, size_t n, const int64_t *marker_ns);
 
 #endif

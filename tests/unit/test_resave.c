@@ -149,6 +149,30 @@ TEST(first, half_a_save_over_an_old_one_is_an_error_that_names_both)
     tree_close(&t);
 }
 
+/* A rank that was late, or a slow night: the marker may be older than all shards (it was copied
+ * with its time), but no shard is older than it. */
+TEST(first, a_pause_alone_is_a_warning)
+{
+    struct ckpt_err err = {0};
+    struct log log = {0};
+    struct ckpt_view *v;
+    struct tree t;
+    char *info;
+    tree_open(&t);
+    save(&t, "10");
+    for (int i = 0; i < NSHARD; i++)
+        age(&t, "10", shards[i], i < 2 ? 7200 : 300);
+    age(&t, "10", marker, 7300);
+    struct ckpt_run *run = open_with(&t, &log, NULL);
+    CHECK_OK(ckpt_run_view(run, "10", &v, &err));
+    CHECK_OK(ckpt_view_info(v, &info, &err));
+    CHECK(strstr(info, "was written with a long pause") && strstr(info, marker));
+    free(info);
+    ckpt_view_release(v);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
 /* cp -r, git clone, hub downloads: all files are new, in any order. */
 TEST(first, a_fresh_copy_opens_without_a_word)
 {
@@ -488,7 +512,8 @@ TEST(steps, several_threads_may_look_at_once)
 }
 
 TESTS(T(first, half_a_save_over_an_old_one_is_an_error_that_names_both),
-      T(first, a_fresh_copy_opens_without_a_word), T(again, a_touched_shard_is_reopened),
+      T(first, a_pause_alone_is_a_warning), T(first, a_fresh_copy_opens_without_a_word),
+      T(again, a_touched_shard_is_reopened),
       T(again, a_shard_written_again_is_a_save_under_way_until_the_marker_changes),
       T(again, a_marker_that_is_gone_comes_back_with_the_save),
       T(marker, a_view_of_the_old_save_goes_on_from_its_descriptors),
