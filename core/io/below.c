@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -79,6 +80,19 @@ int ckpt_below_open(const struct ckpt_below *b, const char *below, int flags)
     if (errno != EXDEV && errno != ENOSYS && errno != EPERM && errno != ELOOP && errno != EAGAIN)
         return -1;
     return open_checked(b, below, flags);
+}
+
+int ckpt_below_stat(const struct ckpt_below *b, const char *below, struct stat *ret)
+{
+    /* an entry of the directory itself, unless it is a link, leads nowhere else: one call */
+    if (!strchr(below, '/')) {
+        if (fstatat(b->fd, below, ret, AT_SYMLINK_NOFOLLOW) < 0)
+            return -1;
+        if (!S_ISLNK(ret->st_mode))
+            return 0;
+    }
+    ckpt_cleanup(ckpt_closep) int fd = ckpt_below_open(b, below, O_PATH);
+    return fd < 0 ? -1 : fstat(fd, ret);
 }
 
 char *ckpt_below_blobs(const char *real)

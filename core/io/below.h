@@ -5,6 +5,8 @@
 
 #include <stdbool.h>
 
+struct stat;
+
 /* Where a symbolic link below the directory may lead. */
 enum ckpt_links {
     CKPT_LINKS_BENEATH, /* anywhere below `root` (see ckpt_dir_open_below) */
@@ -21,6 +23,9 @@ struct ckpt_below {
 /* Open what a path leads to: a descriptor (close-on-exec), or -1 and errno, which is EXDEV if a
  * link leads out. */
 int ckpt_below_open(const struct ckpt_below *b, const char *below, int flags);
+
+/* stat(2) of what a path leads to: 0, or -1 and errno as for ckpt_below_open. */
+int ckpt_below_stat(const struct ckpt_below *b, const char *below, struct stat *ret);
 
 /* For the canonical path of a snapshot in a hub cache, .../models--ORG--NAME/snapshots/REV: the
  * path .../models--ORG--NAME/blobs, malloc'ed (the layout of huggingface_hub's cache). NULL: it is

@@ -362,13 +362,16 @@ static bool replay_look(const struct ckpt_dir *dir, const char *name, struct ckp
 static int real_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look *ret,
                      struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_closep) int fd = -1;
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
     struct stat st;
 
-    if (open_name(dir, name, O_PATH, &fd, err) < 0)
+    if (path_below(dir, name, &below, err) < 0)
         return -1;
-    if (fstat(fd, &st) < 0)
-        return ckpt_dir_fail(dir, errno, "cannot stat", name, err);
+    if (ckpt_below_stat(&dir->root->top, below, &st) < 0) {
+        const int errnum = errno;
+        record_look(dir, name, errnum, NULL);
+        return fail_open(dir, name, errnum, err);
+    }
     record_look(dir, name, 0, &st);
     *ret = (struct ckpt_look){.kind = kind_of_mode(st.st_mode), .id = ckpt_file_id_of_stat(&st)};
     return 0;

@@ -69,6 +69,9 @@ static int known_steps(struct ckpt_run *run, struct ckpt_steps_found *ret, struc
 
     *ret = (struct ckpt_steps_found){0};
     (void)pthread_mutex_lock(&run->lock);
+    ret->turn = run->steps.turn;
+    if (run->steps.latest && !(ret->latest = strdup(run->steps.latest)))
+        result = ckpt_nomem(err);
     for (size_t i = 0; i < run->steps.len && result == 0; i++) {
         struct ckpt_found_step step = run->steps.ptr[i];
         if (!(step.name = strdup(step.name)) || ckpt_vec_push(ret, step) < 0) {

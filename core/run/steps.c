@@ -127,6 +127,9 @@ static bool is_pointed_at(const struct pointers *p, const char *name)
     return false;
 }
 
+/* Of the steps whose folders have not changed, every scan looks at this many. */
+enum { IN_TURN = 16 };
+
 enum looks { NO_STEP, UNFINISHED, FINISHED, UNKNOWN };
 
 /* Is `name` a step? *ret_dir is the directory with the model. *ret_reader is NULL if several
@@ -169,9 +172,10 @@ bool ckpt_step_is_gone(struct ckpt_dir *run, const char *name)
 struct scan {
     struct ckpt_dir *dir;
     const struct ckpt_steps_found *known;
+    size_t at; /* in `known`: after the step that was found last; both are in the same order */
     struct pointers pointers;
     struct ckpt_steps_found found;
-    bool has_training; /* a step was found that is not of a published format */
+    bool has_training; /* a step was found that is_training */
     char *left_out;    /* a text about models that are no steps of this run; or NULL */
 };
 
@@ -195,14 +199,24 @@ const struct ckpt_found_step *ckpt_steps_find(const struct ckpt_steps_found *s, 
     return NULL;
 }
 
-/* Does a directory that cannot be read count as a step? It does if it was one before, if a pointer
- * file names it, or if it is named like a step. */
+static const struct ckpt_found_step *find_known(struct scan *s, const char *name)
+{
+    const struct ckpt_steps_found *known = s->known;
+    const bool is_next = known && s->at < known->len && strcmp(known->ptr[s->at].name, name) == 0;
+    const struct ckpt_found_step *step =
+        is_next ? &known->ptr[s->at] : ckpt_steps_find(known, name);
+
+    if (step)
+        s->at = (size_t)(step - known->ptr) + 1;
+    return step;
+}
+
+/* Does a pointer file name the directory, or is it named like a step? */
 static bool is_named_as_step(const struct scan *s, const char *name)
 {
     const char last = name[strlen(name) - 1];
 
-    return ckpt_steps_find(s->known, name) || is_pointed_at(&s->pointers, name) ||
-           (last >= '0' && last <= '9');
+    return is_pointed_at(&s->pointers, name) || (last >= '0' && last <= '9');
 }
 
 static int note_unfinished(struct scan *s, const char *name, const struct ckpt_reader *reader,
@@ -213,11 +227,37 @@ static int note_unfinished(struct scan *s, const char *name, const struct ckpt_r
     return s->found.unfinished ? 0 : ckpt_nomem(err);
 }
 
-static int add_step(struct scan *s, const char *name, const struct ckpt_dir *dir,
-                    const struct ckpt_reader *reader, struct ckpt_err *err)
+static int push_step(struct scan *s, struct ckpt_found_step step, const char *name,
+                     struct ckpt_err *err)
 {
-    const struct ckpt_found_step *known = ckpt_steps_find(s->known, name);
-    struct ckpt_found_step step = {0};
+    if (!(step.name = strdup(name)) || ckpt_vec_push(&s->found, step) < 0) {
+        free(step.name);
+        return ckpt_nomem(err);
+    }
+    s->has_training |= step.is_training;
+    return 0;
+}
+
+/* May the scan take over what the last one found, without a look at the step? */
+static bool may_skip(const struct scan *s, const struct ckpt_found_step *step,
+                     const struct ckpt_file_id *folder)
+{
+    const struct ckpt_steps_found *k = s->known;
+    const size_t turns = (k->len + IN_TURN - 1) / IN_TURN;
+
+    return step->settled && ckpt_file_id_eq(folder, &step->folder) &&
+           (size_t)(step - k->ptr) / IN_TURN != k->turn % turns &&
+           (!k->latest || strcmp(step->name, k->latest) != 0) &&
+           !is_pointed_at(&s->pointers, step->name);
+}
+
+/* Add a step. dir and reader: what a look at it found, NULL: it cannot be read; known: what the
+ * last scan found of it, or NULL. */
+static int add_step(struct scan *s, const char *name, const struct ckpt_dir *dir,
+                    const struct ckpt_reader *reader, const struct ckpt_found_step *known,
+                    const struct ckpt_file_id *folder, struct ckpt_err *err)
+{
+    struct ckpt_found_step step = {.folder = *folder};
 
     if (dir) {
         step.generation = generation_of(dir, &step.mtime_ns);
@@ -227,14 +267,14 @@ static int add_step(struct scan *s, const char *name, const struct ckpt_dir *dir
     if (*name)
         step.generation ^= XXH3_64bits(name, strlen(name));
     step.is_model = reader && reader->is_published && *name && !is_named_as_step(s, name);
+    step.is_training = reader && !reader->is_published;
+    step.settled = known && ckpt_file_id_eq(folder, &known->folder);
     /* a directory that cannot be read keeps its last generation */
-    if (known && (!dir || ckpt_dir_trouble(dir, NULL) < 0))
+    if (known && (!dir || ckpt_dir_trouble(dir, NULL) < 0)) {
         step = *known;
-    if (!(step.name = strdup(name)) || ckpt_vec_push(&s->found, step) < 0) {
-        free(step.name);
-        return ckpt_nomem(err);
+        step.settled = false;
     }
-    return 0;
+    return push_step(s, step, name, err);
 }
 
 static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
@@ -243,23 +283,27 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     const struct ckpt_reader *reader;
     /* the target of a link may be unknown */
-    const bool may_be = e->kind == CKPT_ENTRY_DIR ||
-                        (e->kind == CKPT_ENTRY_OTHER && ckpt_steps_find(s->known, e->name));
+    const struct ckpt_found_step *known = find_known(s, e->name);
+    const bool may_be = e->kind == CKPT_ENTRY_DIR || (e->kind == CKPT_ENTRY_OTHER && known);
+    struct ckpt_file_id folder = {0};
 
     if (!may_be || e->name[0] == '.' || is_link(e->name))
         return 0;
+    if (ckpt_dir_stat(s->dir, e->name, &folder) && known && may_skip(s, known, &folder))
+        return push_step(s, *known, e->name, err);
     switch (look_at(s->dir, &s->pointers, e->name, &dir, &reader)) {
     case NO_STEP:
         return 0;
     case UNFINISHED:
         return note_unfinished(s, e->name, reader, err);
-    case UNKNOWN:
-        return is_named_as_step(s, e->name) ? add_step(s, e->name, dir, reader, err) : 0;
+    case UNKNOWN: /* a directory that cannot be read */
+        return known || is_named_as_step(s, e->name)
+                   ? add_step(s, e->name, dir, reader, known, &folder, err)
+                   : 0;
     case FINISHED:
         break;
     }
-    s->has_training |= reader && !reader->is_published;
-    return add_step(s, e->name, dir, reader, err);
+    return add_step(s, e->name, dir, reader, known, &folder, err);
 }
 
 /* Find the latest step: the one that a pointer file names, if it exists; else the one with the
@@ -332,13 +376,16 @@ static int scan_single(struct scan *s, struct ckpt_err *err)
     if (ckpt_dir_open_below(s->dir, ".", &dir, err) < 0)
         return -1;
     const struct ckpt_reader *reader = ckpt_step_probe(&dir, &ignored);
-    return add_step(s, "", dir, reader, err) < 0 ? -1 : find_latest(s, err);
+    const struct ckpt_found_step *known = ckpt_steps_find(s->known, "");
+    return add_step(s, "", dir, reader, known, &(struct ckpt_file_id){0}, err) < 0
+               ? -1
+               : find_latest(s, err);
 }
 
 int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const struct ckpt_steps_found *known,
                     struct ckpt_steps_found *ret, struct ckpt_err *err)
 {
-    struct scan s = {.dir = run, .known = known};
+    struct scan s = {.dir = run, .known = known, .found.turn = known ? known->turn + 1 : 0};
     int result = is_folder ? scan_folder(&s, err) : scan_single(&s, err);
 
     pointers_release(&s.pointers);

@@ -22,7 +22,11 @@ struct ckpt_found_step {
     uint64_t generation; /* changes when the step is saved again */
     int64_t mtime_ns;
     struct ckpt_save_marker marker;
-    bool is_model; /* a finished model (Hugging Face's) that is not named like a step */
+    bool is_model;    /* a finished model (Hugging Face's) that is not named like a step */
+    bool is_training; /* it is of a format of checkpoints, not of finished models */
+    struct ckpt_file_id folder; /* the folder as it was before the step was last looked at */
+    bool settled; /* the folder was the same before the look before that one: nothing can have
+                     happened in it within one tick of its clock */
 };
 
 /* A plain struct; release with ckpt_steps_found_release. */
@@ -33,10 +37,14 @@ struct ckpt_steps_found {
     char *unfinished; /* the last step whose save is not finished, for an error text; or NULL */
     char *warning; /* the format's pointer file names a step that does not exist, or a model beside
                       the steps is left out; or NULL */
+    size_t turn;   /* which of the unchanged steps the next scan looks at */
 };
 
 /* Scan the folder, or the single checkpoint. `known` (may be NULL) is the result of the last scan,
- * which stands in for steps that cannot be read now. On failure *ret is empty. */
+ * which stands in for steps that cannot be read now, and for most steps whose folder has the same
+ * entries as then: looking at a step costs dozens of system calls. A save that writes over the
+ * files of a step leaves its folder as it was, so every scan looks at the latest step and at 16
+ * others in turn. On failure *ret is empty. */
 int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const struct ckpt_steps_found *known,
                     struct ckpt_steps_found *ret, struct ckpt_err *err);
 void ckpt_steps_found_release(struct ckpt_steps_found *s);

@@ -459,6 +459,46 @@ TEST(steps, a_pointer_to_a_missing_step_is_a_warning)
     tree_close(&t);
 }
 
+/* Not every scan looks at every step, but each is looked at when its folder changes, and in turn.
+ */
+TEST(steps, many_are_looked_at_when_they_change_and_in_turn)
+{
+    enum { MANY = 40, TURNS = 3 };
+    struct ckpt_err err = {0};
+    struct log log = {0};
+    struct tree t;
+    char name[16];
+    bool changed;
+    tree_open(&t);
+    for (int i = 1; i <= MANY; i++) {
+        (void)snprintf(name, sizeof name, "%d", i);
+        save(&t, name);
+    }
+    struct ckpt_run *run = open_with(&t, &log, NULL);
+    for (int i = 0; i < 2 * TURNS; i++) {
+        CHECK_OK(ckpt_run_scan(run, &changed, &err));
+        CHECK(!changed);
+    }
+    TREE_MUST(unlinkat(t.fd, "7/model_config.json", 0) == 0); /* it is no finished step any more */
+    CHECK_OK(ckpt_run_scan(run, &changed, &err));
+    CHECK(changed);
+    CHECK_STR(latest(run), "40 of 39");
+    for (int i = 1; i <= MANY; i += 13) { /* times only: the folder stays as it was */
+        (void)snprintf(name, sizeof name, "%d", i);
+        age(&t, name, marker, 10);
+        int scans = 0;
+        do
+            CHECK_OK(ckpt_run_scan(run, &changed, &err));
+        while (!changed && ++scans < TURNS);
+        CHECK(changed);
+    }
+    age(&t, "40", marker, 10); /* the latest, at once */
+    CHECK_OK(ckpt_run_scan(run, &changed, &err));
+    CHECK(changed);
+    ckpt_run_close(run);
+    tree_close(&t);
+}
+
 TEST(steps, one_that_was_removed_is_missing_at_once)
 {
     struct log log = {0};
@@ -521,4 +561,5 @@ TESTS(T(first, half_a_save_over_an_old_one_is_an_error_that_names_both),
       T(marker, a_new_marker_beside_the_old_shards_changes_nothing),
       T(steps, the_latest_does_not_go_back_when_files_cannot_be_opened),
       T(steps, a_pointer_to_a_missing_step_is_a_warning),
+      T(steps, many_are_looked_at_when_they_change_and_in_turn),
       T(steps, one_that_was_removed_is_missing_at_once), T(steps, several_threads_may_look_at_once))
