@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <spawn.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,7 +169,8 @@ static char *resolve_mountpoint(const char *path, struct ckpt_err *err)
 
 static int fail_mounted(const char *path, struct ckpt_err *err)
 {
-    return ckpt_fail(err, CKPT_USAGE, "%s is a ckptfs mount already; fusermount3 -u ends it", path);
+    return ckpt_fail(err, CKPT_CONFLICT, "%s is a ckptfs mount already; fusermount3 -u ends it",
+                     path);
 }
 
 static int clear_stale(const char *path, const struct ckptfs_log *log, struct ckpt_err *err)
@@ -192,16 +194,55 @@ static int clear_stale(const char *path, const struct ckptfs_log *log, struct ck
     return 0;
 }
 
+/* Open the directory of this user's locks. Anybody may lock what he may open, so it is a directory
+ * that nobody else may enter: below /run or $XDG_RUNTIME_DIR, else below /tmp. */
+static int open_locks(void)
+{
+    const uid_t user = geteuid();
+    const char *top = user == 0 ? "/run" : getenv("XDG_RUNTIME_DIR");
+    ckpt_cleanup(ckpt_freep) char *path =
+        top ? ckpt_asprintf("%s/ckptfs", top) : ckpt_asprintf("/tmp/ckptfs-%u", (unsigned)user);
+    struct stat st;
+    int dir;
+
+    if (!path)
+        return -1;
+    (void)mkdir(path, 0700);
+    dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (dir >= 0 && fstat(dir, &st) == 0 && st.st_uid == user && !(st.st_mode & 077))
+        return dir;
+    if (dir >= 0)
+        (void)close(dir);
+    return -1;
+}
+
+/* The lock of a mountpoint: a file of this user, named by the directory's identity, which stays.
+ * -1: there is none, so that two ckptfs which are started at once can mount over each other. */
+static int open_lock(const char *mountpoint)
+{
+    struct stat st;
+    int dir, lock = -1;
+
+    if (stat(mountpoint, &st) < 0 || (dir = open_locks()) < 0)
+        return -1;
+    ckpt_cleanup(ckpt_freep) char *name =
+        ckpt_asprintf("%jx-%jx", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
+    if (name)
+        lock = openat(dir, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    (void)close(dir);
+    return lock;
+}
+
 /* Lock the mountpoint. If several ckptfs are started at once, the first gets the lock, and the
  * others find the lock or the mount. */
 static int lock_mountpoint(struct ckptfs_config *c, struct ckpt_err *err)
 {
     struct ckptfs_mountinfo info;
 
-    c->lock = open(c->mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    c->lock = open_lock(c->mountpoint);
     if (c->lock >= 0 && flock(c->lock, LOCK_EX | LOCK_NB) < 0) {
         if (errno == EWOULDBLOCK)
-            return ckpt_fail(err, CKPT_USAGE, "another ckptfs is being mounted on %s",
+            return ckpt_fail(err, CKPT_CONFLICT, "another ckptfs is being mounted on %s",
                              c->mountpoint);
         ckptfs_mountpoint_unlock(c);
     }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting, ending, dying and being started again, on made-up files."""
+import fcntl
 import json
 import os
 import signal
@@ -127,8 +128,17 @@ class Life(Case):
     def test_a_live_mount_is_not_mounted_over(self):
         with Mount(self.run_dir, self.mnt):
             done = run(self.run_dir, self.mnt)
-            self.assertEqual(done.returncode, 2)
+            self.assertEqual(done.returncode, 1)
             self.assertIn("already", done.stderr)
+
+    def test_whoever_may_open_the_mountpoint_cannot_keep_it_from_being_mounted(self):
+        fd = os.open(self.mnt, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            with Mount(self.run_dir, self.mnt):
+                self.assertEqual(os.listdir(self.mnt + "/100"), sorted(FILES))
+        finally:
+            os.close(fd)
 
     def test_sigterm_ends_it_while_readers_run(self):
         for sig in (signal.SIGTERM, signal.SIGINT):
@@ -231,7 +241,7 @@ class Life(Case):
             started = [subprocess.Popen([FAKE, self.run_dir, self.mnt], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
                        for _ in range(6)]
             done = [(p.communicate(timeout=60)[1], p.returncode) for p in started]
-            self.assertEqual(sorted(status for _, status in done), [0] + [2] * 5, done)
+            self.assertEqual(sorted(status for _, status in done), [0] + [1] * 5, done)
             with open("/proc/self/mountinfo", errors="surrogateescape") as f:
                 self.assertEqual(sum(f" {self.mnt} " in line for line in f), 1)
             subprocess.run(["fusermount3", "-u", self.mnt], check=True)
