@@ -132,6 +132,8 @@ void ckpt_summary_of_run(const json_t *info)
         line("step", "%" JSON_INTEGER_FORMAT, number_of(info, "step"));
     put_model(info);
     put_weights(info);
+    if (text_of(info, "completeness_not_checked"))
+        line("complete", "not checked: %s", text_of(info, "completeness_not_checked"));
     json_array_foreach(warnings, i, warning)
         line("warning", "%s", json_string_value(warning));
 }

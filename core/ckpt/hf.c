@@ -10,6 +10,7 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "ckpt/readers.h"
+#include "ckpt/weight_map.h"
 #include "container/config.h"
 #include "container/safetensors.h"
 
@@ -19,8 +20,6 @@ static const struct style {
     {"model.safetensors", "model.safetensors.index.json"},
     {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"},
 };
-
-enum { MAX_INDEX_BYTES = 512 * 1024 * 1024 };
 
 struct file {
     const char *name; /* borrowed from the index */
@@ -63,17 +62,13 @@ static int add_file(struct load *l, struct ckpt_map *seen, const char *name, str
 
 static int files_of_index(struct load *l, struct ckpt_map *seen, struct ckpt_err *err)
 {
-    json_t *map = json_object_get(l->index, "weight_map"), *v;
     const char *tensor;
+    json_t *file;
 
-    if (!json_is_object(map) || json_object_size(map) == 0)
-        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no weight_map", ckpt_dir_path(l->dir),
-                         l->style->index);
-    json_object_foreach(map, tensor, v)
-        if (!json_is_string(v))
-            return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': the file of '%s' is not a name",
-                             ckpt_dir_path(l->dir), l->style->index, tensor);
-        else if (add_file(l, seen, json_string_value(v), err) < 0)
+    if (ckpt_weight_map_read(l->dir, l->style->index, &l->index, err) < 0)
+        return -1;
+    json_object_foreach(json_object_get(l->index, "weight_map"), tensor, file)
+        if (add_file(l, seen, json_string_value(file), err) < 0)
             return -1;
     return 0;
 }
@@ -95,14 +90,10 @@ static int find_files(struct load *l, struct ckpt_err *err)
     l->style = find_style(l->dir);
     if (!l->style)
         l->style = &styles[0];
-    if (ckpt_dir_has_file(l->dir, l->style->single) ||
-        !ckpt_dir_has_file(l->dir, l->style->index)) {
+    if (ckpt_dir_has_file(l->dir, l->style->single) || !ckpt_dir_has_file(l->dir, l->style->index))
         result = add_file(l, &seen, l->style->single, err);
-    } else {
-        result = ckpt_config_read(l->dir, l->style->index, MAX_INDEX_BYTES, &l->index, err) < 0
-                     ? -1
-                     : files_of_index(l, &seen, err);
-    }
+    else
+        result = files_of_index(l, &seen, err);
     ckpt_map_release(&seen);
     return result;
 }
@@ -145,23 +136,6 @@ static int add_tensors(struct load *l, struct file *f, struct ckpt_err *err)
     return 0;
 }
 
-static int check_complete(struct load *l, struct ckpt_err *err)
-{
-    const char *tensor;
-    json_t *file;
-
-    json_object_foreach(json_object_get(l->index, "weight_map"), tensor, file) {
-        if (ckpt_catalog_find(l->cat, tensor))
-            continue;
-        if (!l->opt->allow_partial)
-            return ckpt_fail(err, CKPT_MISSING,
-                             "'%s/%s' lacks tensor '%s', which the index maps to it",
-                             ckpt_dir_path(l->dir), json_string_value(file), tensor);
-        ckpt_catalog_warn(l->cat, "left out: '%s' is not in '%s'", tensor, json_string_value(file));
-    }
-    return 0;
-}
-
 static int describe(struct load *l, struct ckpt_err *err)
 {
     json_t *map = json_object_get(l->index, "weight_map");
@@ -191,7 +165,9 @@ static int load(struct load *l, struct ckpt_err *err)
     for (size_t i = 0; i < l->files.len; i++)
         if (add_tensors(l, &l->files.ptr[i], err) < 0)
             return -1;
-    return check_complete(l, err) < 0 ? -1 : describe(l, err);
+    return ckpt_weight_map_check(l->index, l->style->index, l->dir, l->opt, l->cat, err) < 0
+               ? -1
+               : describe(l, err);
 }
 
 static int hf_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,

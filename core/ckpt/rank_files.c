@@ -21,6 +21,7 @@
 #include "ckpt/readers.h"
 #include "ckpt/tracker.h"
 #include "ckpt/verl_lora.h"
+#include "ckpt/weight_map.h"
 #include "container/config.h"
 #include "container/torch_object.h"
 
@@ -312,6 +313,20 @@ static int read_config(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
+/* Parts that have an index: compare them with it, as transformers does. */
+static int check_index(struct load *l, struct ckpt_err *err)
+{
+    static const char name[] = "pytorch_model.bin.index.json";
+    ckpt_cleanup(ckpt_json_decrefp) json_t *index = NULL;
+    struct rank_name part;
+
+    if (!parse_part(l->files.ptr[0].name, &part) || !ckpt_dir_has_file(l->dir, name))
+        return 0;
+    return ckpt_weight_map_read(l->dir, name, &index, err) < 0
+               ? -1
+               : ckpt_weight_map_check(index, name, l->dir, l->opt, l->cat, err);
+}
+
 /* Refuse files that have no tensors, such as those of modules that were saved as objects. */
 static int check_any(const struct load *l, struct ckpt_err *err)
 {
@@ -360,7 +375,7 @@ static int load(struct load *l, struct ckpt_err *err)
         ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0 ||
         add_pieces(l, err) < 0 || check_any(l, err) < 0 ||
         ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0 ||
-        read_config(l, err) < 0 ||
+        check_index(l, err) < 0 || read_config(l, err) < 0 ||
         ckpt_verl_lora_config(l->dir, l->cat, &l->facts->adapter_config, err) < 0)
         return -1;
     tell_left_out(l);

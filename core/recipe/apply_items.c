@@ -196,7 +196,10 @@ static int check_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it)
 
     if (ckpt_apply_name(ap, it, &sizes) < 0)
         return -1;
-    if (it->optional || stored(ap))
+    const struct ckpt_tensor *t = stored(ap);
+    if (t && ap->lacks)
+        ap->used[t - ap->src->tensors.ptr] = true;
+    if (it->optional || t)
         return 0;
     if (ap->opt->allow_partial)
         return leave_out_missing(ap, ckpt_str_get(&ap->name));

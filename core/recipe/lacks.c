@@ -8,13 +8,17 @@
 #include "recipe/apply.h"
 #include "recipe/recipes.h"
 
-static bool is_whole_model(const json_t *config)
+/* Why a model with this config is not checked; NULL: it is. */
+static const char *why_unchecked(const json_t *config)
 {
     const char *class =
         json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
 
-    return class && ckpt_has_suffix(class, "ForCausalLM") &&
-           !json_object_get(config, "quantization_config");
+    if (json_object_get(config, "quantization_config"))
+        return "the model is quantised";
+    if (!class || !ckpt_json_str(config, "model_type"))
+        return "config.json does not name the model's class";
+    return ckpt_has_suffix(class, "ForCausalLM") ? NULL : "no list has the tensors of its class";
 }
 
 static int find_family(const struct ckpt_recipes *set, const char *type,
@@ -45,15 +49,19 @@ static json_t *whole_config(const struct ckpt_family *f, const json_t *config)
 
 /* A list that cannot be walked through, because a number is not known, says nothing. */
 static int count(const struct ckpt_family *f, const struct ckpt_catalog *cat, const json_t *config,
-                 struct ckpt_str *out, size_t *ret_n, struct ckpt_err *err)
+                 struct ckpt_lacks *ret, struct ckpt_err *err)
 {
     const struct ckpt_recipe_options opt = {.allow_partial = true, .allow_leftover = true};
     const struct ckpt_recipe recipe = {.name = f->name, .family = f, .backwards = true};
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *remarks = NULL;
     ckpt_cleanup(ckpt_freep) bool *used = calloc(cat->tensors.len + 1, sizeof *used);
-    struct ckpt_err ignored = {0};
-    struct ckpt_apply ap = {
-        .recipe = &recipe, .src = cat, .opt = &opt, .used = used, .lacks = out, .err = &ignored};
+    struct ckpt_err own = {0};
+    struct ckpt_apply ap = {.recipe = &recipe,
+                            .src = cat,
+                            .opt = &opt,
+                            .used = used,
+                            .lacks = &ret->names,
+                            .err = &own};
 
     if (!used)
         return ckpt_nomem(err);
@@ -64,28 +72,36 @@ static int count(const struct ckpt_family *f, const struct ckpt_catalog *cat, co
     ap.set.src = cat;
     if (rc == 0 && !(ap.set.hf = whole_config(f, config)))
         rc = ckpt_nomem(err);
-    if (rc == 0 && ckpt_apply_check(&ap, &f->tensors) == 0)
-        *ret_n = ap.nleft;
-    else if (rc == 0 && ignored.code == CKPT_NOMEM)
+    if (rc == 0 && ckpt_apply_check(&ap, &f->tensors) < 0 && own.code == CKPT_NOMEM)
         rc = ckpt_nomem(err);
+    ret->n = ap.nleft;
+    if (own.code && own.code != CKPT_LIMIT)
+        ret->unchecked = "config.json lacks a number of the model";
+    else if (!memchr(used, true, cat->tensors.len))
+        ret->unchecked = "it has none of the model's tensors under their names";
     ckpt_settings_release(&ap.set);
     ckpt_str_release(&ap.name);
     return rc;
 }
 
+void ckpt_lacks_release(struct ckpt_lacks *l) { ckpt_str_release(&l->names); }
+
 int ckpt_recipe_lacks(const struct ckpt_recipes *set, const struct ckpt_catalog *cat,
-                      const json_t *config, struct ckpt_str *out, size_t *ret_n,
-                      struct ckpt_err *err)
+                      const json_t *config, struct ckpt_lacks *ret, struct ckpt_err *err)
 {
-    const char *type = ckpt_json_str(config, "model_type");
     const struct ckpt_family *f = NULL;
 
-    *ret_n = 0;
-    if (!type || !is_whole_model(config))
+    if ((ret->unchecked = why_unchecked(config)))
         return 0;
-    if (find_family(set, type, &f, err) < 0 || (f && count(f, cat, config, out, ret_n, err) < 0))
+    if (find_family(set, ckpt_json_str(config, "model_type"), &f, err) < 0)
         return -1;
-    if (*ret_n > cat->tensors.len / 2)
-        *ret_n = 0;
-    return 0;
+    if (!f)
+        ret->unchecked = "no list has the tensors of its model type";
+    else if (count(f, cat, config, ret, err) < 0)
+        return -1;
+    if (ret->unchecked)
+        ret->n = 0;
+    else if (ret->n > CKPT_APPLY_LACKS)
+        ckpt_str_puts(&ret->names, ", ...");
+    return ret->names.failed ? ckpt_nomem(err) : 0;
 }

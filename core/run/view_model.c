@@ -274,22 +274,33 @@ static int decide(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_er
 
 /* ---- names ---- */
 
-/* A directory without an index says nothing of a file that is not there. */
-static int warn_of_missing(struct ckpt_view *v, struct ckpt_err *err)
+/* Are all tensors there that config.json describes? A directory without an index says nothing of a
+ * file that is not there. */
+static int check_complete(struct ckpt_view *v, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_str_release) struct ckpt_str names = {0};
-    size_t n = 0;
+    ckpt_cleanup(ckpt_lacks_release) struct ckpt_lacks lacks = {0};
 
-    if (!v->config || v->facts.is_adapter)
+    if (v->facts.is_adapter || ckpt_options_memory(v->shared->opt))
         return 0;
-    if (ckpt_recipe_lacks(v->shared->recipes, v->cat, v->config, &names, &n, err) < 0)
+    if (!v->config)
+        lacks.unchecked = "there is no config.json";
+    else if (ckpt_is_quantized(v->cat))
+        lacks.unchecked = "the model is quantised";
+    else if (ckpt_recipe_lacks(v->shared->recipes, v->cat, v->config, &lacks, err) < 0)
         return -1;
-    if (n)
-        ckpt_catalog_warn(v->cat,
-                          "tensors of the model that config.json describes are not there (%zu): "
-                          "%s%s; is a file missing?",
-                          n, ckpt_str_get(&names), n > 3 ? ", ..." : "");
-    return names.failed ? ckpt_nomem(err) : 0;
+    if (lacks.unchecked &&
+        json_object_set_new(v->about, "completeness_not_checked", json_string(lacks.unchecked)) < 0)
+        return ckpt_nomem(err);
+    if (lacks.n && !v->shared->opt->allow_partial)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' lacks %zu tensor%s of the model that config.json describes: %s; is "
+                         "a file missing? (-o allow_partial shows it without them)",
+                         ckpt_dir_path(v->dir), lacks.n, lacks.n == 1 ? "" : "s",
+                         ckpt_str_get(&lacks.names));
+    if (lacks.n)
+        ckpt_catalog_warn(v->cat, "tensors of the model are left out (%zu): %s", lacks.n,
+                          ckpt_str_get(&lacks.names));
+    return 0;
 }
 
 static int model_of_hub(struct ckpt_view *v, struct ckpt_err *err)
@@ -298,12 +309,16 @@ static int model_of_hub(struct ckpt_view *v, struct ckpt_err *err)
 
     if (config_of_hub(v, err) < 0 || (v->decision.match_base && match_names(v, base->cat, err) < 0))
         return -1;
-    return v->decision.check ? check_model(v, err) : warn_of_missing(v, err);
+    if (v->decision.check && check_model(v, err) < 0)
+        return -1;
+    return v->facts.is_hub_dir ? check_complete(v, err)
+                               : 0; /* NeMo Automodel's names may be mixed */
 }
 
 static int model_of_memory(struct ckpt_view *v, struct ckpt_err *err)
 {
-    if (names_of_hub(v, err) < 0 || config_of_memory(v, err) < 0 || check_model(v, err) < 0)
+    if (names_of_hub(v, err) < 0 || config_of_memory(v, err) < 0 || check_model(v, err) < 0 ||
+        check_complete(v, err) < 0)
         return -1;
     return v->adapter ? match_names(v, v->cat, err)
                       : 0; /* the checkpoint has the names in memory */

@@ -2,6 +2,7 @@
 """What people write with torch.save alone: the whole model in one file under the usual names, state dicts inside others, one file of
 DTensors per rank. The view is to the byte what save_pretrained writes; what can't be read is refused by name."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -137,6 +138,15 @@ class TorchSave(unittest.TestCase):
             torch.save({k: self.model.state_dict()[k] for k in part}, self.at("hub", f"pytorch_model-{i + 1:05}-of-00002.bin"))
         self.model.config.save_pretrained(self.at("hub"))
         self.check(self.at("hub"))
+        index = {name: f"pytorch_model-{1 + (i >= 40):05}-of-00002.bin" for i, name in enumerate(names)}
+        for more, text in (({}, None), ({"model.other": index[names[0]]}, "lacks tensor 'model.other', which the index maps to it"),
+                           ({names[0]: "pytorch_model-00003-of-00003.bin"}, "names the file 'pytorch_model-00003-of-00003.bin', which is not there")):
+            with open(self.at("hub", "pytorch_model.bin.index.json"), "w") as f:
+                json.dump({"metadata": {}, "weight_map": index | more}, f)
+            if text:
+                self.assertIn(text, self.export(self.at("hub"))[0].stderr)
+            else:
+                self.check(self.at("hub"))
         os.remove(self.at("hub", "pytorch_model-00002-of-00002.bin"))
         done, _ = self.export(self.at("hub"))
         self.assertIn("2 ranks wrote, the file of rank 1 is missing", done.stderr)
