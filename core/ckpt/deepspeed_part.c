@@ -33,7 +33,7 @@ int ckpt_ds_parts_add(struct ckpt_ds_parts *p, const char *name, enum ckpt_dtype
         ckpt_map_put(&p->by_name, own, strlen(own), (uint32_t)p->part.len, &at, &is_new) < 0)
         return ckpt_nomem(err);
     if (!is_new)
-        return ckpt_fail(err, CKPT_FORMAT, "tensor '%s' is listed twice", name);
+        return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is listed twice", name);
     if (ckpt_vec_add(&p->part, &part) < 0)
         return ckpt_nomem(err);
     part->name = part->param = own;

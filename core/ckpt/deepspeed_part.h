@@ -45,8 +45,8 @@ struct ckpt_ds_parts {
 /* Free the lists and names. */
 void ckpt_ds_parts_release(struct ckpt_ds_parts *p);
 
-/* Begin a tensor, whose extents are added next. FORMAT: the name is invalid, or there is a tensor
- * with this name. */
+/* Begin a tensor, whose extents are added next. FORMAT: the name is invalid. CONFLICT: there is a
+ * tensor with this name. */
 int ckpt_ds_parts_add(struct ckpt_ds_parts *p, const char *name, enum ckpt_dtype dtype,
                       const uint64_t *dim, uint32_t rank, struct ckpt_err *err);
 

@@ -24,6 +24,7 @@ enum { MAX_STAGES = 1024, MAX_NESTING = 8 };
 /* A tensor in one rank's file. */
 struct part {
     const struct ckpt_megatron_rank *rank; /* NULL: not seen yet */
+    uint32_t stage;                        /* virtual pipeline stage */
     struct ckpt_torch_layout layout;
     uint64_t off;
 };
@@ -216,9 +217,21 @@ static int find_ranked(struct load *l, const char *name, struct ranked **ret, st
     return 0;
 }
 
-/* Add a rank's part of a tensor. Only its first copy counts. */
-static int add_part(struct load *l, const struct ckpt_megatron_rank *r, const char *name,
-                    const struct ckpt_torch_layout *layout, uint64_t off, struct ckpt_err *err)
+static bool same_place(const struct part *p, const struct ckpt_torch_layout *layout, uint64_t off)
+{
+    const struct ckpt_torch_layout *own = &p->layout;
+    const size_t n = layout->rank * sizeof *layout->dim;
+
+    return own->dtype == layout->dtype && own->rank == layout->rank &&
+           memcmp(own->dim, layout->dim, n) == 0 &&
+           (layout->nbyte == 0 || (p->off == off && memcmp(own->stride, layout->stride, n) == 0));
+}
+
+/* Add a rank's part of a tensor. Of the copies in the files of several ranks, and in several
+ * virtual stages, only the first counts. */
+static int add_part(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
+                    const char *name, const struct ckpt_torch_layout *layout, uint64_t off,
+                    struct ckpt_err *err)
 {
     uint64_t at = is_expert(name) ? r->tp % l->mesh.netp : r->tp;
     struct ranked *t = NULL;
@@ -231,16 +244,19 @@ static int add_part(struct load *l, const struct ckpt_megatron_rank *r, const ch
             return ckpt_nomem(err);
     p = &t->parts.ptr[at];
     if (!p->rank)
-        *p = (struct part){r, *layout, off};
+        *p = (struct part){r, stage, *layout, off};
+    else if (p->rank == r && p->stage == stage && !same_place(p, layout, off))
+        return ckpt_fail(err, CKPT_CONFLICT, "two different tensors of the file have the name '%s'",
+                         name);
     return 0;
 }
 
 /* Add grouped experts: the weights of all local experts in one tensor, whose shape is [in, experts
  * x out] or [experts x in, out], depending on the name, but whose data is [experts, in, out]. Each
  * expert becomes the weight [out, in] of a linear layer. */
-static int add_grouped(struct load *l, const struct ckpt_megatron_rank *r, const char *name,
-                       bool first, const struct ckpt_torch_layout *all, uint64_t off,
-                       struct ckpt_err *err)
+static int add_grouped(struct load *l, const struct ckpt_megatron_rank *r, uint32_t stage,
+                       const char *name, bool first, const struct ckpt_torch_layout *all,
+                       uint64_t off, struct ckpt_err *err)
 {
     const size_t base = strlen(name) - strlen("weight1");
     const uint64_t n = l->nlocal, esize = ckpt_dtype_size(all->dtype);
@@ -267,7 +283,7 @@ static int add_grouped(struct load *l, const struct ckpt_megatron_rank *r, const
         one.stride[1] = out;
         if (!own)
             return ckpt_nomem(err);
-        if (add_part(l, r, own, &one, off + j * in * out * esize, err) < 0)
+        if (add_part(l, r, stage, own, &one, off + j * in * out * esize, err) < 0)
             return -1;
     }
     return 0;
@@ -291,8 +307,8 @@ static int add_tensor(struct load *l, const struct ckpt_megatron_rank *r, uint32
     off += layout.first * ckpt_dtype_size(layout.dtype);
     if (ckpt_has_suffix(own, ".mlp.experts.weight1") ||
         ckpt_has_suffix(own, ".mlp.experts.weight2"))
-        return add_grouped(l, r, own, ckpt_has_suffix(own, "1"), &layout, off, err);
-    return add_part(l, r, own, &layout, off, err);
+        return add_grouped(l, r, stage, own, ckpt_has_suffix(own, "1"), &layout, off, err);
+    return add_part(l, r, stage, own, &layout, off, err);
 }
 
 static int collect(struct load *l, struct ckpt_err *err)

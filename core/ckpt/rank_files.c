@@ -222,12 +222,6 @@ static int read_one(void *ctx, size_t i, struct ckpt_err *err)
 
 /* ---- tensors ---- */
 
-static bool same_box(const struct ckpt_box *a, const struct ckpt_box *b)
-{
-    return a->rank == b->rank && memcmp(a->lo, b->lo, a->rank * sizeof *a->lo) == 0 &&
-           memcmp(a->n, b->n, a->rank * sizeof *a->n) == 0;
-}
-
 static int add_piece(struct load *l, const struct file *f, const struct ckpt_rank_piece *p,
                      struct ckpt_err *err)
 {
@@ -255,7 +249,7 @@ static int add_piece(struct load *l, const struct file *f, const struct ckpt_ran
     if (ckpt_box_numel(&p->box) == 0)
         return 0;
     for (size_t i = 0; i < w->box.len; i++)
-        if (same_box(&w->box.ptr[i], &p->box)) /* a replica */
+        if (ckpt_box_eq(&w->box.ptr[i], &p->box)) /* a replica */
             return 0;
     if (ckpt_vec_push(&w->box, p->box) < 0 || ckpt_vec_add(&w->draft, &draft) < 0)
         return ckpt_nomem(err);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/map.h"
 #include "base/str.h"
 #include "container/torch.h"
 
@@ -29,6 +30,7 @@ struct file {
     uint64_t rank;
     bool nested; /* the checkpoint has several state dicts */
     struct ckpt_rank_pieces *out;
+    struct ckpt_map by_name; /* the first piece of each tensor */
 };
 
 static int fail_value(const struct file *f, ckpt_pv v, const char *what, struct ckpt_err *err)
@@ -438,8 +440,46 @@ static int leave_out(struct file *f, const char *name, ckpt_pv v, struct ckpt_er
     return (f->out->other = ckpt_arena_strdup(&f->out->names, name)) ? 0 : ckpt_nomem(err);
 }
 
+static bool same_place(const struct ckpt_rank_piece *a, const struct ckpt_rank_piece *b)
+{
+    const size_t n = a->rank * sizeof *a->dim;
+
+    return a->dtype == b->dtype && a->rank == b->rank && memcmp(a->dim, b->dim, n) == 0 &&
+           ckpt_box_eq(&a->box, &b->box) &&
+           (ckpt_box_numel(&a->box) == 0 ||
+            (a->off == b->off && memcmp(a->stride, b->stride, n) == 0));
+}
+
+/* The pieces of a tensor, from number `first` on, were added. CONFLICT if the file has another
+ * tensor of that name: {"a": {"b": x}, "a.b": y}. If it is the same one, the new pieces are
+ * removed. */
+static int check_name(struct file *f, size_t first, struct ckpt_err *err)
+{
+    const struct ckpt_rank_piece *p = f->out->piece.ptr;
+    const size_t n = f->out->piece.len - first;
+    uint32_t old;
+    bool is_new;
+
+    if (n == 0)
+        return 0;
+    if (ckpt_map_put(&f->by_name, p[first].name, strlen(p[first].name), (uint32_t)first, &old,
+                     &is_new) < 0)
+        return ckpt_nomem(err);
+    if (is_new)
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        if (old + i >= first || p[old + i].name != p[old].name ||
+            !same_place(&p[old + i], &p[first + i]))
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "two different tensors of the file have this name, as 'a.b' and the "
+                             "'b' in a dict 'a' would: save the state dict of one model");
+    f->out->piece.len = first;
+    return 0;
+}
+
 static int add_entry(struct file *f, const char *name, ckpt_pv v, struct ckpt_err *err)
 {
+    const size_t first = f->out->piece.len;
     struct ckpt_rank_piece p = {0};
 
     while (ckpt_pv_kind(v) == CKPT_PV_OBJ && (ckpt_pv_rule(&f->p, v) == CKPT_TORCH_PARAMETER ||
@@ -449,7 +489,9 @@ static int add_entry(struct file *f, const char *name, ckpt_pv v, struct ckpt_er
         return leave_out(f, name, v, err);
     if (!(p.name = ckpt_arena_strdup(&f->out->names, name)))
         return ckpt_nomem(err);
-    return is_wrapped(f, v) ? add_wrapped(f, v, &p, err) : add_plain(f, v, &p, err);
+    if ((is_wrapped(f, v) ? add_wrapped(f, v, &p, err) : add_plain(f, v, &p, err)) < 0)
+        return -1;
+    return check_name(f, first, err);
 }
 
 /* Does the key belong to an optimizer's state or a step counter, which is not part of the model? */
@@ -562,6 +604,7 @@ int ckpt_rank_pieces_read(struct ckpt_source *s, uint64_t rank, struct ckpt_rank
         }
         ckpt_torch_release(&f->t);
     }
+    ckpt_map_release(&f->by_name);
     free(f);
     return result;
 }

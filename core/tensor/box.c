@@ -55,6 +55,12 @@ uint64_t ckpt_box_numel(const struct ckpt_box *b)
     return n;
 }
 
+bool ckpt_box_eq(const struct ckpt_box *a, const struct ckpt_box *b)
+{
+    return a->rank == b->rank && memcmp(a->lo, b->lo, a->rank * sizeof *a->lo) == 0 &&
+           memcmp(a->n, b->n, a->rank * sizeof *a->n) == 0;
+}
+
 bool ckpt_box_within(const struct ckpt_box *b, const uint64_t *dim, uint32_t rank)
 {
     if (b->rank != rank)

@@ -32,6 +32,7 @@ enum { CKPT_SHAPE_TEXT = 24 * CKPT_MAX_RANK };
 
 /* The number of elements, which must fit 64 bits. */
 uint64_t ckpt_box_numel(const struct ckpt_box *b);
+bool ckpt_box_eq(const struct ckpt_box *a, const struct ckpt_box *b);
 /* Is the box inside the shape? */
 bool ckpt_box_within(const struct ckpt_box *b, const uint64_t *dim, uint32_t rank);
 

@@ -95,6 +95,13 @@ def flip_shapes(shapes):
         shapes[name] = shape[::-1]
 
 
+def nest_first(module):
+    """The first tensor once more, in a dict."""
+    name = next(iter(module))
+    first, rest = name.split(".", 1)
+    return dict(module) | {first: {rest: module[name] + 1}}
+
+
 def renumber(root):
     for name in list(root):
         root[name.replace(".1.", ".7.")] = root.pop(name)
@@ -134,6 +141,8 @@ LIES = {
     "module_lost": Lie(Z2, M, set_at("module", None), "'module' is not a state dict"),
     "module_key_no_text": Lie(Z2, M, set_at("module", lambda m: {5: t for t in m.values()}), "is not a string"),
     "module_lacks_one": Lie(Z2, M, set_at("module", lambda m: dict(list(m.items())[1:])), "which the module does not have", F32),
+    "module_twice": Lie(Z2, M, set_at("module", nest_first), "is listed twice"),
+    "module_twice_in_pieces": Lie(Z3, "zero_pp_rank_0*model*", set_at("module", nest_first), "is listed twice"),
     "root_no_dict": Lie(Z2, M, None, "its content is not a dict"),
     "slices_lost": Lie(Z3, "*rank_1*optim*", drop(O, "fp32_flat_groups"), "it is not of ZeRO"),
     "slices_short": Lie(Z3, "*rank_1*optim*", set_at(O, "fp32_flat_groups", 0, lambda t: t[:7].clone()), "different saves"),

@@ -226,6 +226,10 @@ class Megatron(TensorCase):
         def other_shape(w):
             w["model"]["decoder.layers.0.mlp.linear_fc2.weight"] = torch.zeros(3, 3, dtype=torch.bfloat16)
 
+        def twice(w):
+            name = "decoder.layers.0.mlp.linear_fc2.weight"
+            w["model"]["decoder"] = {name.split(".", 1)[1]: w["model"][name] + 1}
+
         def quantised(w):
             key = "decoder.layers.0.mlp.linear_fc2.weight"
             w["model"][key] = w["model"][key].to(torch.float8_e4m3fn)
@@ -240,6 +244,7 @@ class Megatron(TensorCase):
             "old_format": (lambda run: change(run, lambda w: None, _use_new_zipfile_serialization=False), "before 1.6"),
             "no_tensor": (lambda run: change(run, without("0.mlp.linear_fc2.weight")), "linear_fc2.weight' is not in the file of tensor rank 1"),
             "other_shape": (lambda run: change(run, other_shape), "linear_fc2.weight' is "),
+            "twice": (lambda run: change(run, twice), "two different tensors of the file have the name"),
             "fp8": (lambda run: [change(run, quantised, f"mp_rank_0{t}_001") for t in (0, 1)], "fp8"),
             "no_model": (lambda run: change(run, lambda w: {"args": w["args"]}), "has no state dict"),
             "evil": (lambda run: change(run, lambda w: w | {"args": Evil()}), "posix.system"),

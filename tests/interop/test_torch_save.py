@@ -132,6 +132,23 @@ class TorchSave(unittest.TestCase):
         told = subprocess.run([CKPT, "ls", self.at("data"), "-o", "view=raw"], capture_output=True, text=True).stderr
         self.assertEqual((code, told), (0, ""))
 
+    def test_two_tensors_of_one_name(self):
+        """Neither wins, in whichever order they stand, unless they are one tensor."""
+        x, y = torch.arange(12.0).reshape(3, 4), torch.zeros(3, 4)
+        model = {"model.a": x}, {"model": {"a": y}}
+        for i, saved in enumerate(({"a": {"b": x}, "a.b": y}, {"a.b": y, "a": {"b": x}}, {"a": {"b.c": x}, "a.b": {"c": y}},
+                                   model[0] | model[1], model[1] | model[0], {"a": {"b": x}, "a.b": x.clone()}, {"a": {"b": x}, "a.b": x[:2]},
+                                   {"a": {"b": x}, "a.b": x.int()}, {"a": {"b": x[:, :3]}, "a.b": x.T},
+                                   {"a": {"b": x[:0]}, "a.b": x[:, :0]}, {"state_dict": {"a": {"b": x}, "a.b": y}})):
+            for file in ("checkpoint.pt", "pytorch_model.bin", "rank0.pt", "model_world_size_1_rank_0.pt"):
+                code, said, _ = self.raw(f"twice{i}{file}", saved, file)
+                self.assertEqual(code, 1, saved)
+                self.assertRegex(said, r"tensor '(state_dict\.)?(a\.b|a\.b\.c|model\.a)': two different tensors of the file have this name")
+        for i, saved in enumerate(({"a": {"b": x}, "a.b": x}, {"a.b": x.detach(), "a": {"b": torch.nn.Parameter(x)}}, {"a": {"b": x[:0]}, "a.b": y[:0]})):
+            code, said, got = self.raw(f"once{i}", saved)
+            self.assertEqual((code, list(got or ())), (0, ["a.b"]), said)
+            self.assertTrue(torch.equal(got["a.b"], saved["a.b"]))
+
     def test_hub_of_old(self):
         names = list(self.model.state_dict())
         for i, part in enumerate((names[:40], names[40:])):
@@ -190,6 +207,8 @@ class TorchSave(unittest.TestCase):
         self.assertEqual(sorted(got), sorted(weights))
         for name, t in weights.items():
             self.assertTrue(torch.equal(got[name], t), name)
+        torch.save(weights | {"base_model": {name.split(".", 1)[1]: t + 1}}, path)
+        self.assertIn("two different tensors of the file have this name", self.export(self.at("adapter"))[0].stderr)
 
 
 if __name__ == "__main__":
