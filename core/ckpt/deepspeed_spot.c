@@ -2,50 +2,24 @@
 /* Comparing a few elements. */
 #include "ckpt/deepspeed_spot.h"
 
-#include <string.h>
-
 #include "base/ckd.h"
+#include "ckpt/spot.h"
 
-enum { MOST_SPOTS = 256, SPOT = 16, WIDEST = 8 };
-
-/* Is the element a NaN? Rounding can change the payload of a NaN. */
-static bool is_nan(const unsigned char *bytes, enum ckpt_dtype dtype)
-{
-    double wide;
-
-    ckpt_dtype_cast(&wide, CKPT_F64, bytes, dtype, 1);
-    return wide != wide;
-}
-
-static bool same_elements(const unsigned char *a, const unsigned char *b, enum ckpt_dtype dtype,
-                          size_t n)
-{
-    const size_t esize = ckpt_dtype_size(dtype);
-
-    for (size_t i = 0; i < n; i++, a += esize, b += esize)
-        if (memcmp(a, b, esize) != 0 && !(is_nan(a, dtype) && is_nan(b, dtype)))
-            return false;
-    return true;
-}
+enum { MOST_SPOTS = 256, SPOT = 16 };
 
 int ckpt_ds_spot_same(const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s,
                       const struct ckpt_ds_spot *spot, bool *ret, struct ckpt_err *err)
 {
-    unsigned char master[SPOT * WIDEST], rounded[SPOT * WIDEST], own[SPOT * WIDEST];
-    const size_t n = (size_t)ckpt_min_u64(SPOT, spot->n), esize = ckpt_dtype_size(s->dtype);
+    const struct ckpt_spot master = {spot->source, spot->dtype, spot->off};
+    const struct ckpt_spot own = {f->source, s->dtype,
+                                  s->off + spot->at * ckpt_dtype_size(s->dtype)};
+    const size_t n = (size_t)ckpt_min_u64(SPOT, spot->n);
+    size_t same = n;
 
-    *ret = true;
-    if (!s->contiguous || !ckpt_dtype_is_castable(s->dtype) || spot->at + n > s->numel)
-        return 0;
-    if (ckpt_source_pread(spot->source, master, n * ckpt_dtype_size(spot->dtype), spot->off, err) <
-            0 ||
-        ckpt_source_pread(f->source, own, n * esize, s->off + spot->at * esize, err) < 0)
+    if (s->contiguous && ckpt_dtype_is_castable(s->dtype) && spot->at + n <= s->numel &&
+        ckpt_spot_compare(&master, &own, n, &same, err) < 0)
         return -1;
-    if (spot->dtype == s->dtype)
-        memcpy(rounded, master, n * esize);
-    else
-        ckpt_dtype_cast(rounded, s->dtype, master, spot->dtype, n);
-    *ret = same_elements(rounded, own, s->dtype, n);
+    *ret = same == n;
     return 0;
 }
 

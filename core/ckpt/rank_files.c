@@ -17,7 +17,7 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "base/take.h"
-#include "ckpt/rank_piece.h"
+#include "ckpt/rank_copies.h"
 #include "ckpt/readers.h"
 #include "ckpt/tracker.h"
 #include "ckpt/verl_lora.h"
@@ -29,6 +29,7 @@
 struct rank_name {
     uint64_t rank, world; /* world 0: the name does not say it */
     bool full;            /* one file for all ranks */
+    bool part;            /* I of N parts of one model, which have no tensor in common */
     bool common;          /* a common name, which users may have given to other files */
 };
 
@@ -47,7 +48,7 @@ static bool parse_part(const char *s, struct rank_name *ret)
         part == 0 || part > ret->world)
         return false;
     ret->rank = part - 1;
-    return ret->common = true;
+    return ret->part = ret->common = true;
 }
 
 /* Parse common names: the whole model in one file, or the part of one rank. */
@@ -105,10 +106,10 @@ struct file {
 
 /* A tensor and its pieces in the files. */
 struct whole {
-    const char *name;
-    const struct ckpt_rank_piece *first; /* says shape and dtype */
+    struct ckpt_rank_holder first; /* its piece says name, shape and dtype */
     CKPT_VEC(struct ckpt_box) box;
     CKPT_VEC(struct ckpt_piece_draft) draft;
+    CKPT_VEC(struct ckpt_rank_holder) holder; /* of each box, the first */
 };
 
 struct load {
@@ -118,6 +119,7 @@ struct load {
     CKPT_VEC(struct file) files;
     CKPT_VEC(struct whole) wholes;
     struct ckpt_map by_name;
+    CKPT_VEC(struct ckpt_rank_copy) copies;
     struct ckpt_catalog *cat;
     char *optimizer; /* the name of a file of an optimizer's states; NULL: there is none */
 };
@@ -132,9 +134,11 @@ static void load_release(struct load *l)
     for (size_t i = 0; i < l->wholes.len; i++) {
         ckpt_vec_release(&l->wholes.ptr[i].box);
         ckpt_vec_release(&l->wholes.ptr[i].draft);
+        ckpt_vec_release(&l->wholes.ptr[i].holder);
     }
     ckpt_vec_release(&l->files);
     ckpt_vec_release(&l->wholes);
+    ckpt_vec_release(&l->copies);
     ckpt_map_release(&l->by_name);
     free(l->optimizer);
 }
@@ -222,11 +226,24 @@ static int read_one(void *ctx, size_t i, struct ckpt_err *err)
 
 /* ---- tensors ---- */
 
-static int add_piece(struct load *l, const struct file *f, const struct ckpt_rank_piece *p,
-                     struct ckpt_err *err)
+static int fail_shape(const struct load *l, const struct ckpt_rank_holder *a,
+                      const struct ckpt_rank_holder *b, struct ckpt_err *err)
 {
-    struct ckpt_piece_draft *draft;
-    struct whole *w;
+    const struct ckpt_rank_piece *p = a->piece, *q = b->piece;
+    char one[CKPT_SHAPE_TEXT], other[CKPT_SHAPE_TEXT];
+
+    return ckpt_fail(err, CKPT_CONFLICT, "'%s': tensor '%s' is %s %s in '%s', but %s %s in '%s'",
+                     ckpt_dir_path(l->dir), p->name, ckpt_dtype_name(p->dtype),
+                     ckpt_shape_text(p->dim, p->rank, one, sizeof one), a->name,
+                     ckpt_dtype_name(q->dtype),
+                     ckpt_shape_text(q->dim, q->rank, other, sizeof other), b->name);
+}
+
+/* Find the tensor, or add it. */
+static int find_whole(struct load *l, const struct ckpt_rank_holder *h, struct whole **ret,
+                      struct ckpt_err *err)
+{
+    const struct ckpt_rank_piece *p = h->piece;
     uint32_t at;
     bool is_new;
 
@@ -234,24 +251,36 @@ static int add_piece(struct load *l, const struct file *f, const struct ckpt_ran
         0)
         return ckpt_nomem(err);
     if (is_new) {
-        if (ckpt_vec_add(&l->wholes, &w) < 0)
+        if (ckpt_vec_add(&l->wholes, ret) < 0)
             return ckpt_nomem(err);
-        w->name = p->name;
-        w->first = p;
+        (*ret)->first = *h;
     }
-    w = &l->wholes.ptr[at];
-    if (p->dtype != w->first->dtype || p->rank != w->first->rank ||
-        memcmp(p->dim, w->first->dim, p->rank * sizeof *p->dim) != 0)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "'%s/%s': tensor '%s' has another shape or dtype than in another rank's "
-                         "file",
-                         ckpt_dir_path(l->dir), f->name, p->name);
+    *ret = &l->wholes.ptr[at];
+    const struct ckpt_rank_piece *first = (*ret)->first.piece;
+    return p->dtype == first->dtype && p->rank == first->rank &&
+                   memcmp(p->dim, first->dim, p->rank * sizeof *p->dim) == 0
+               ? 0
+               : fail_shape(l, &(*ret)->first, h, err);
+}
+
+static int add_piece(struct load *l, const struct file *f, const struct ckpt_rank_piece *p,
+                     struct ckpt_err *err)
+{
+    const struct ckpt_rank_holder h = {f->name, f->source, p};
+    struct ckpt_piece_draft *draft;
+    struct whole *w = NULL;
+
+    if (find_whole(l, &h, &w, err) < 0)
+        return -1;
     if (ckpt_box_numel(&p->box) == 0)
         return 0;
-    for (size_t i = 0; i < w->box.len; i++)
-        if (ckpt_box_eq(&w->box.ptr[i], &p->box)) /* a replica */
-            return 0;
-    if (ckpt_vec_push(&w->box, p->box) < 0 || ckpt_vec_add(&w->draft, &draft) < 0)
+    for (size_t i = 0; i < w->box.len; i++) {
+        const struct ckpt_rank_copy copy = {w->holder.ptr[i], h, .part = f->is.part};
+        if (ckpt_box_eq(&w->box.ptr[i], &p->box))
+            return ckpt_vec_push(&l->copies, copy) < 0 ? ckpt_nomem(err) : 0;
+    }
+    if (ckpt_vec_push(&w->box, p->box) < 0 || ckpt_vec_add(&w->draft, &draft) < 0 ||
+        ckpt_vec_push(&w->holder, h) < 0)
         return ckpt_nomem(err);
     ckpt_piece_from_box(p->dim, &p->box, f->index, p->off, p->stride, draft);
     return 0;
@@ -274,13 +303,13 @@ static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
 {
     struct load *l = ctx;
     const struct whole *w = &l->wholes.ptr[i];
-    const struct ckpt_rank_piece *p = w->first;
+    const struct ckpt_rank_piece *p = w->first.piece;
     size_t index, bad;
 
     if (ckpt_boxes_cover(p->dim, p->rank, w->box.ptr, w->box.len, &bad, err) < 0)
         return ckpt_err_in(err, "'%s': tensor '%s' in the files of %zu ranks",
-                           ckpt_dir_path(l->dir), w->name, l->files.len);
-    return ckpt_catalog_add(l->cat, w->name, p->dtype, p->dim, p->rank, &index, err) < 0
+                           ckpt_dir_path(l->dir), p->name, l->files.len);
+    return ckpt_catalog_add(l->cat, p->name, p->dtype, p->dim, p->rank, &index, err) < 0
                ? -1
                : ckpt_catalog_set_pieces(l->cat, index, w->draft.ptr, w->draft.len, err);
 }
@@ -368,6 +397,8 @@ static int load(struct load *l, struct ckpt_err *err)
     if (check_files(l, err) < 0 ||
         ckpt_parallel(l->files.len, l->opt->nthread, read_one, l, err) < 0 ||
         add_pieces(l, err) < 0 || check_any(l, err) < 0 ||
+        ckpt_rank_copies_check(l->copies.ptr, l->copies.len, l->opt, ckpt_dir_path(l->dir), l->cat,
+                               err) < 0 ||
         ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0 ||
         check_index(l, err) < 0 || read_config(l, err) < 0 ||
         ckpt_verl_lora_config(l->dir, l->cat, &l->facts->adapter_config, err) < 0)

@@ -38,6 +38,8 @@ struct ckpt_reader_options {
     const struct ckpt_naming *naming;
     bool allow_partial; /* leave incomplete tensors out, with a warning for each, instead of failing
                          */
+    bool allow_mixed;   /* of copies of a tensor that differ take the first one, with a warning,
+                           instead   of failing */
     bool states;      /* also read the optimizers' tensors, if the format says which parameters they
                          belong to (for raw views). Those that cannot be read are left out, with a
                          warning */
@@ -100,9 +102,9 @@ struct ckpt_reader {
      * shard. */
     enum ckpt_evidence (*probe)(struct ckpt_dir *dir);
 
-    /* Read every header, but no tensor data. On success the catalogue, which is empty before, is
-     * complete, and its coverage, overlaps and sizes are checked. *facts is all zero before. The
-     * caller releases both, on failure too. */
+    /* Read every header, and of tensor data samples at most. On success the catalogue, which is
+     * empty before, is complete, and its coverage, overlaps and sizes are checked. *facts is all
+     * zero before. The caller releases both, on failure too. */
     int (*load)(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                 struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err);
 

@@ -188,6 +188,7 @@ static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_sa
         .log = &opt->log,
         .naming = &naming,
         .allow_partial = opt->allow_partial,
+        .allow_mixed = opt->allow_mixed,
         .states = opt->raw,
         .masters = wants_masters(opt),
     };
@@ -214,6 +215,7 @@ int ckpt_checkpoint_explain(struct ckpt_view *v, const char *tensor, json_t **re
                                              .log = &s->opt->log,
                                              .naming = &naming,
                                              .allow_partial = s->opt->allow_partial,
+                                             .allow_mixed = s->opt->allow_mixed,
                                              .masters = wants_masters(s->opt)};
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *src = NULL;
     ckpt_cleanup(ckpt_facts_release) struct ckpt_facts facts = {0};

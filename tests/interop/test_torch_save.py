@@ -17,7 +17,7 @@ try:
     import transformers as tf
     from safetensors.torch import load_file
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     import ranks
 except ImportError as e:
@@ -43,6 +43,19 @@ def write_ranks(world, rank, patterns, nested, store):
     state = {k: distribute_tensor(v, mesh, [Shard(0)]) for k, v in model().state_dict().items()}
     for pattern in patterns:
         torch.save({"model": state, "optimizer": {"state": {0: {"step": torch.ones(rank + 1)}}}} if nested else state, pattern.format(rank))
+    dist.destroy_process_group()
+
+
+def write_replicas(world, rank, pattern, add, store):
+    """A matrix in parts on one dimension of the mesh and copied on the other, and a copied vector; `add` to the values of rank `add[0]`."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (2, world // 2))
+    state = {"a": distribute_tensor(torch.arange(64.0).reshape(8, 8), mesh, [Replicate(), Shard(0)]),
+             "b": distribute_tensor(torch.arange(5.0), mesh, [Replicate(), Replicate()])}
+    for name, at, value in add if rank == world - 1 else ():
+        state[name].to_local().view(-1)[at] += value
+    torch.save(state, pattern.format(rank))
     dist.destroy_process_group()
 
 
@@ -193,6 +206,86 @@ class TorchSave(unittest.TestCase):
         done, _ = self.export(os.path.dirname(runs[0]) + "/", f"base={self.at('base')}")
         self.assertEqual(done.returncode, 1)
         self.assertIn("in the files of 2 ranks: rows 68..101 of 101 are in no shard", done.stderr)
+
+    def save_ranks(self, name, pattern, *saved):
+        for rank, state in enumerate(saved):
+            torch.save(state, self.at(name, pattern.format(rank, rank + 1)))
+        return self.at(name)
+
+    def check_refused(self, run, *needles):
+        done, _ = self.export(run, "view=raw")
+        self.assertEqual(done.returncode, 1, run)
+        for needle in needles:
+            self.assertIn(needle, done.stderr)
+
+    def check_copied(self, run, want, warned, *options):
+        done, out = self.export(run, "view=raw", *options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        got = load_file(os.path.join(out, "model.safetensors"))
+        self.assertEqual(sorted(got), sorted(want))
+        for name, t in want.items():
+            self.assertTrue(torch.equal(got[name].reshape(-1).view(torch.uint8), t.reshape(-1).contiguous().view(torch.uint8)), f"{run}: {name}")
+        told = subprocess.run([CKPT, "ls", run, *(a for o in ("view=raw", *options) for a in ("-o", o))], capture_output=True, text=True).stderr
+        self.assertIn(warned, told) if warned else self.assertEqual(told, "")
+
+    def test_copies(self):
+        """Copies of one save are one tensor; those of two saves, and slices that do not say so, are refused by tensor, files and element."""
+        x, big = torch.arange(12.0).reshape(3, 4), torch.randn(600, 700)
+        one, nan = torch.zeros(3, 4), torch.tensor([float("nan"), -0.0])
+        one[2, 1] = 1
+        for i, pattern in enumerate(("rank{}.pt", "model_rank_{}.pt", "pytorch_model_fsdp_0_rank{}.bin", "pytorch_model_fsdp_rank{}.bin", "model_world_size_3_rank_{}.pt",
+                                     "pytorch_model-0000{1}-of-00003.bin")):
+            files = pattern.format(0, 1), pattern.format(2, 3)
+            own = [{f"only{r}": x + r} for r in range(3)]
+            mine = {"only0": x, "only1": x + 1, "only2": x + 2}
+            for k, (first, last, element) in enumerate(((x, x + one, "[2, 1]"), (x.T, (x + one).T, "[1, 2]"), (x.T, (x + one).T.contiguous(), "[1, 2]"), (big, big + 1, "[0, 0]"),
+                                                        (big.T, big.T * 2, "[0, 0]"), (x[0, 0], x[0, 1], "[]"), (nan, -nan, "[0]"), (x.bfloat16(), (x + one).bfloat16(), "[2, 1]"),
+                                                        (x.int(), (x + one).int(), "[2, 1]"), (x[:, ::2], x[:, 1::2], "[0, 0]"))):
+                run = self.save_ranks(f"two{i}.{k}", pattern, *({"a.w": t} | o for t, o in zip((first, first.clone(), last), own)))
+                sampled = first.numel() > 1000 and "-of-" in pattern
+                self.check_refused(run, "tensor 'a.w'", f"'{files[0]}'", f"'{files[1]}'" if not sampled else "parts of one model", "" if sampled else f"element {element}", "allow_mixed")
+                self.check_copied(run, {"a.w": first} | mine, "tensor 'a.w'", "allow_mixed")
+            same = {"t": x, "t2": x.T, "n": nan, "e": x[:0], "s": x[0, 0], "v": x[0].expand(3, 4)} | ({} if "-of-" in pattern else {"b": big, "bt": big.T})
+            self.check_copied(self.save_ranks(f"one{i}", pattern, *(same | o for o in own)), same | mine, None)
+            for k, (first, last) in enumerate(((x, x[:2]), (x, x.double()), (x[:0], x[:, :0]), (x[:0], x[:0].int()), (x, x.flatten()))):
+                run = self.save_ranks(f"kinds{i}.{k}", pattern, {"a": first}, {"a": first}, {"a": last})
+                self.check_refused(run, "tensor 'a' is F32 [", f"'{files[0]}', but ", f"'{files[1]}'")
+
+    def test_copies_that_drift(self):
+        """Buffers and counters are the lowest rank's, with a warning, but not in parts of one model, which have no copies."""
+        x = torch.ones(4)
+        drifting = {"bn.running_mean": x, "bn.num_batches_tracked": torch.tensor(3), "step": torch.tensor(7.0), "rng_state": torch.zeros(16, dtype=torch.uint8)}
+        for name, t in drifting.items():
+            run = self.save_ranks("drift." + name, "rank{}.pt", {"w": x, name: t}, {"w": x, name: t + 1})
+            self.check_copied(run, {"w": x, name: t}, f"'{name}' in 'rank1.pt' is not the one in 'rank0.pt'")
+        run = self.save_ranks("drift", "rank{}.pt", *({"w": x} | {k: t + r for k, t in drifting.items()} for r in range(3)))
+        self.check_copied(run, {"w": x} | drifting, "'bn.running_mean' in 'rank1.pt', and 7 more, is not the one in 'rank0.pt'")
+        run = self.save_ranks("drift_and", "rank{}.pt", *({k: t + r for k, t in drifting.items()} | {"w": x + r} for r in range(2)))
+        self.check_refused(run, "tensor 'w' in 'rank0.pt' is not the one in 'rank1.pt' (element [0])")
+        run = self.save_ranks("drift_parts", "pytorch_model-0000{1}-of-00002.bin", {"step": x}, {"step": x + 1})
+        self.check_refused(run, "tensor 'step' is in 'pytorch_model-00001-of-00002.bin'")
+
+    def test_replicas(self):
+        for i, (add, element) in enumerate((([], None), ([["a", 9, 1]], "tensor 'a' in 'rank1.pt' is not the one in 'rank3.pt' (element [5, 1])"),
+                                            ([["b", 4, 1]], "tensor 'b' in 'rank0.pt' is not the one in 'rank3.pt' (element [4])"))):
+            ranks.run(4, "test_torch_save", "write_replicas", self.at(f"replicas{i}", "rank{}.pt"), add, self.at(f"store{i}"), folder=self.tmp)
+            if element:
+                self.check_refused(self.at(f"replicas{i}"), element)
+            want = {"a": torch.arange(64.0).reshape(8, 8), "b": torch.arange(5.0)}
+            self.check_copied(self.at(f"replicas{i}"), want, element, *(["allow_mixed"] if element else []))
+
+    def test_many_copies(self):
+        """Opening compares samples, whose number does not grow with the number of copies."""
+        state = {f"w{i}": torch.full((64, 64), float(i)) for i in range(600)}
+        run = self.save_ranks("many", "rank{}.pt", *[state] * 9)
+        log = self.at("strace.log")
+        self.check_copied(run, state, None)
+        if shutil.which("strace"):
+            subprocess.run(["strace", "-f", "-o", log, "-e", "trace=pread64,preadv", CKPT, "ls", run, "-o", "view=raw"], stdout=subprocess.DEVNULL)
+            with open(log) as f:
+                self.assertLess(sum(line.endswith(" = 1024\n") for line in f), 2 * 4096 + 200)
+        torch.save({k: t + 1 for k, t in state.items()}, self.at("many", "rank8.pt"))
+        self.check_refused(run, "'rank0.pt'", "'rank8.pt'")
 
     def test_adapter(self):
         path = self.at("adapter", "adapter_model.bin")

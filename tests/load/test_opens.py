@@ -61,15 +61,19 @@ class Trace:
                     self.listed += 1
 
 
-def job(top, run, layout, ranks, options):
+def start(top, run, layout, ranks, options):
     env = dict(os.environ, **launched(ranks))
     out = os.path.join(top, "trace")
     command = ["strace", "-f", "-y", "-o"]
     every = [subprocess.Popen([*command, f"{out}.{r}", "-e", f"trace={CALLS}", CKPT_LOAD, "load", run, "--layout", layout, *options],
                               env=dict(env, RANK=str(r)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(ranks)]
-    said = [p.communicate(timeout=300) for p in every]
+    return every, [p.communicate(timeout=300) for p in every]
+
+
+def job(top, run, layout, ranks, options):
+    every, said = start(top, run, layout, ranks, options)
     assert all(p.returncode == 0 for p in every), said
-    return [Trace(f"{out}.{r}", run) for r in range(ranks)]
+    return [Trace(os.path.join(top, f"trace.{r}"), run) for r in range(ranks)]
 
 
 def check(traces, files, what):
@@ -84,6 +88,36 @@ def check(traces, files, what):
     reads = sum(len(t.read) for t in others)
     assert opens <= 2 * reads + LOOKS, (what, opens, reads)
     print(f"ok   {what}: rank 0 opens {sum(first.opened.values())} times ({files} files), the others {opens} times to read {reads} files")
+
+
+def copied(top):
+    """Two ranks' files with the same tensors: a module of DeepSpeed's, which torch.save wrote."""
+    run = os.path.realpath(top)
+    for name in ("rank0.pt", "rank1.pt"):
+        shutil.copyfile(os.path.join(SOURCE, "tests", "golden", "deepspeed", "z2_llama_align_w2", "run", "global_step2", "mp_rank_00_model_states.pt"), os.path.join(run, name))
+    return run
+
+
+def check_copies(top):
+    """Rank 0 alone compares the copies that ranks' files have, and all ranks fail by what it finds."""
+    run = copied(top)
+    options = ["-o", "view=raw"]
+    first, *others = job(top, run, "dp=4", 4, ["--readers", "each", *options])
+    assert os.path.join(run, "rank1.pt") in first.read
+    for t in others:
+        assert t.read == {os.path.join(run, "rank0.pt")}, t.read
+    with zipfile.ZipFile(os.path.join(run, "rank1.pt")) as z:
+        storages = [(i.header_offset, i.file_size) for i in z.infolist() if "/data/" in i.filename]
+    with open(os.path.join(run, "rank1.pt"), "r+b") as f:
+        for at, size in storages:
+            f.seek(at + 26)
+            name, extra = int.from_bytes(f.read(2), "little"), int.from_bytes(f.read(2), "little")
+            f.seek(at + 30 + name + extra)
+            f.write(b"\x3f" * size)
+    every, said = start(top, run, "dp=4", 4, options)
+    assert all(p.returncode == 1 and "in 'rank0.pt' is not the one in 'rank1.pt'" in err for p, (_, err) in zip(every, said)), said
+    job(top, run, "dp=4", 4, [*options, "-o", "allow_mixed"])
+    print("ok   copies are compared by rank 0 alone, and all fail by what it finds")
 
 
 def packed_tar(folder, path):
@@ -129,6 +163,8 @@ def main():
                 archive = run + ".archive"
                 index = pack(run, archive)
                 check_archive(job(top, archive, layouts[0], 4, ["--readers", "each", *options]), index, f"{pack.__name__} {name}")
+    with tempfile.TemporaryDirectory() as top:
+        check_copies(top)
 
 
 main()
