@@ -205,6 +205,40 @@ class Nanotron(WrittenCase):
             tensors[name] = torch.cat([tensors[name], torch.zeros(3, 64, dtype=torch.bfloat16)])
         self.same(back, tensors, "padded")
 
+    def test_padding_is_cropped_on_the_way_back(self):
+        """By a base, or by vocab_size=; a vocabulary of more tokens than there are rows is no padding."""
+        for i, (cls, config, _) in enumerate(FAMILIES):
+            with self.subTest(f"{cls.__name__} {config}"):
+                source, tensors, _ = self.model(f"model{i}", cls, {**config, "vocab_size": 41})
+                run = self.export(source, self.path(f"run{i}"), "view=nanotron", "tp=2")
+                self.same_files(self.export(run, self.path(f"back{i}"), f"base={source}"), source)
+                done = export(run, self.path(f"bare{i}"), "vocab_size=41")
+                self.assertIn("the checkpoint has 42 rows of a vocabulary of 41 tokens", done.stderr)
+                back = self.path(f"bare{i}")
+                self.same(read_all(back), tensors, cls.__name__)
+                with open(os.path.join(back, "config.json")) as f:
+                    self.assertEqual(json.load(f)["vocab_size"], 41)
+                longer, _, _ = self.model(f"longer{i}", cls, {**config, "vocab_size": 43})
+                for how in (f"base={longer}", "vocab_size=43"):
+                    done = export(run, self.path("refused"), how)
+                    self.assertEqual(done.returncode, 1, done.stderr)
+                    self.assertIn("is 42", done.stderr)
+                    self.assertIn("43", done.stderr)
+
+    def test_padding_of_a_real_run(self):
+        fixture = os.path.join(os.environ.get("CKPTFS_FIXTURES", ""), "nanotron", "llama_fp32_tp2_pp1_vocabpad")
+        if not os.path.isdir(fixture):
+            self.skipTest("CKPTFS_FIXTURES has no such checkpoint")
+        whole = self.export(fixture, self.path("whole"))
+        with open(os.path.join(whole, "config.json")) as f:
+            config = json.load(f)
+        config["vocab_size"] -= 14
+        os.mkdir(self.path("base"))
+        with open(os.path.join(self.path("base"), "config.json"), "w") as f:
+            json.dump(config, f)
+        got, want = read_all(self.export(fixture, self.path("got"), f"base={self.path('base')}")), read_all(whole)
+        self.same(got, {n: t[:130] if t.shape[0] == 144 else t for n, t in want.items()}, "130 of 144 rows")
+
     def test_steps_of_a_run(self):
         """Each step of a run is shown as a run folder of that step."""
         run = self.path("run")
