@@ -554,8 +554,9 @@ static int choose(const struct ckpt_tool *t, struct ckpt_view *view, struct ckpt
                          t->no_weights ? "--no-weights" : "--weights-only", word);
     if (model && !t->weights_only && !ckpt_items_have_config(items))
         return ckpt_fail(err, CKPT_MISSING,
-                         "'%s' holds no config.json: name the model with base=DIR or "
-                         "base=ORG/NAME, or write the weights alone with --weights-only",
+                         "'%s' holds no config.json that can be read: name the model with base=DIR "
+                         "or base=ORG/NAME, follow a link that leads out with -o follow_symlinks, "
+                         "or write the weights alone with --weights-only",
                          t->run);
     if (t->weights_only || t->no_weights)
         ckpt_items_keep(items, t->weights_only);

@@ -325,13 +325,19 @@ static int read_config(struct load *l, struct ckpt_err *err)
     for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
         ckpt_cleanup(ckpt_freep) char *path =
             ckpt_asprintf("%s%sconfig.json", folders[i], *folders[i] ? "/" : "");
+        struct ckpt_err e = {0};
         if (!path)
             return ckpt_nomem(err);
-        if (!ckpt_dir_has_file(l->dir, path))
+        if (ckpt_config_read_if(l->dir, path, CKPT_CONFIG_MAX_BYTES, &l->cat->config, &e) < 0) {
+            if (e.code != CKPT_UNSUPPORTED) /* a link that leads out */
+                return ckpt_fail(err, e.code, "%s", e.text);
+            ckpt_catalog_warn(l->cat, "%s", e.text);
+        }
+        if (!l->cat->config)
             continue;
         l->facts->files = CKPT_FILES_CONFIG;
         l->facts->files_at = folders[i];
-        return ckpt_config_read(l->dir, path, CKPT_CONFIG_MAX_BYTES, &l->cat->config, err);
+        return 0;
     }
     return 0;
 }

@@ -41,6 +41,7 @@ struct ckpt_dir {
     const char *below;       /* path from the root, the end of `path`; "." for the root itself */
     atomic_uint refs;
     _Atomic(struct ckpt_err *) trouble; /* ckpt_dir_trouble; or NULL */
+    _Atomic(struct ckpt_err *) leaving; /* ckpt_dir_leaving; or NULL */
     char path[];                        /* as shown to people */
 };
 
@@ -109,6 +110,7 @@ static int dir_new(struct root *root, const char *path, size_t below_len, struct
     d->below = below_len ? d->path + len - below_len : ".";
     atomic_init(&d->refs, 1);
     atomic_init(&d->trouble, NULL);
+    atomic_init(&d->leaving, NULL);
     d->parent = NULL;
     d->root = root;
     *ret = d;
@@ -166,6 +168,7 @@ void ckpt_dir_unref(struct ckpt_dir *dir)
         return;
     ckpt_dir_unref(dir->parent);
     free(atomic_load(&dir->trouble));
+    free(atomic_load(&dir->leaving));
     root_unref(dir->root);
     free(dir);
 }
@@ -191,14 +194,14 @@ const char *ckpt_dir_real_name(const struct ckpt_dir *dir)
 
 /* ---- failures that a probe would take for a no ---- */
 
-static void keep_first(const struct ckpt_dir *dir, const struct ckpt_err *err)
+static void keep_first(_Atomic(struct ckpt_err *) *kept, const struct ckpt_err *err)
 {
     struct ckpt_err *none = NULL, *copy;
 
-    if (atomic_load(&dir->trouble) || !(copy = malloc(sizeof *copy)))
+    if (atomic_load(kept) || !(copy = malloc(sizeof *copy)))
         return;
     *copy = *err;
-    if (!atomic_compare_exchange_strong(&((struct ckpt_dir *)dir)->trouble, &none, copy))
+    if (!atomic_compare_exchange_strong(kept, &none, copy))
         free(copy);
 }
 
@@ -206,7 +209,16 @@ static void keep_first(const struct ckpt_dir *dir, const struct ckpt_err *err)
 static void keep_trouble(const struct ckpt_dir *dir, const struct ckpt_err *err)
 {
     for (; dir; dir = dir->parent)
-        keep_first(dir, err);
+        keep_first(&((struct ckpt_dir *)dir)->trouble, err);
+}
+
+/* The same for ckpt_dir_leaving. */
+static int fail_leaving(const struct ckpt_dir *dir, const struct ckpt_err *own,
+                        struct ckpt_err *err)
+{
+    for (const struct ckpt_dir *d = dir; d; d = d->parent)
+        keep_first(&((struct ckpt_dir *)d)->leaving, own);
+    return ckpt_fail(err, own->code, "%s", own->text);
 }
 
 int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
@@ -226,6 +238,13 @@ int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err)
     const struct ckpt_err *trouble = atomic_load(&dir->trouble);
 
     return trouble ? ckpt_fail(err, trouble->code, "%s", trouble->text) : 0;
+}
+
+int ckpt_dir_leaving(const struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    const struct ckpt_err *leaving = atomic_load(&dir->leaving);
+
+    return leaving ? ckpt_fail(err, leaving->code, "%s", leaving->text) : 0;
 }
 
 /* The path of a name below dir, from the root: malloc'ed. FORMAT: it is no name below dir. */
@@ -303,11 +322,15 @@ static void record_look(const struct ckpt_dir *dir, const char *name, int errnum
 
 static int fail_open(const struct ckpt_dir *dir, const char *name, int errnum, struct ckpt_err *err)
 {
-    if (errnum == EXDEV)
-        return ckpt_fail(
-            err, CKPT_UNSUPPORTED,
+    struct ckpt_err own = {0};
+
+    if (errnum == EXDEV) {
+        (void)ckpt_fail(
+            &own, CKPT_UNSUPPORTED,
             "'%s/%s' is a link that leads out of '%s' (option follow_symlinks allows it)",
             dir->path, name, dir->root->top.real);
+        return fail_leaving(dir, &own, err);
+    }
     return ckpt_dir_fail(dir, errnum, "cannot open", name, err);
 }
 
@@ -338,14 +361,17 @@ static int look(const struct ckpt_dir *dir, const char *name, struct ckpt_dir_fo
     if (path_below(dir, name, &below, err) < 0)
         return -1;
     const int rc = dir->root->ops->look(dir->root->ctx, below, ret, &own);
-    if (rc < 0)
+    if (rc < 0) {
         keep_trouble(dir, &own);
-    return rc < 0        ? ckpt_fail(err, own.code, "%s", own.text)
-           : rc == EXDEV ? ckpt_fail(err, CKPT_UNSUPPORTED,
-                                     "'%s/%s' is a link that leads out of the archive: unpack it",
-                                     dir->path, name)
-           : rc          ? ckpt_dir_fail(dir, rc, "cannot open", name, err)
-                         : 0;
+        return ckpt_fail(err, own.code, "%s", own.text);
+    }
+    if (rc == EXDEV) {
+        (void)ckpt_fail(&own, CKPT_UNSUPPORTED,
+                        "'%s/%s' is a link that leads out of the archive: unpack it", dir->path,
+                        name);
+        return fail_leaving(dir, &own, err);
+    }
+    return rc ? ckpt_dir_fail(dir, rc, "cannot open", name, err) : 0;
 }
 
 static bool replay_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look *ret)

@@ -114,6 +114,9 @@ bool ckpt_dir_in_hub(const struct ckpt_dir *dir);
  * else 0. */
 int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err);
 
+/* The same for the first link that leads out, which probes take for no file. */
+int ckpt_dir_leaving(const struct ckpt_dir *dir, struct ckpt_err *err);
+
 /* As ckpt_fail_errno of "what 'dir/name'" (name may be NULL); keeps trouble for ckpt_dir_trouble.
  */
 int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,

@@ -189,34 +189,44 @@ static int see_link(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     return (*ret = strdup(e->name)) ? 0 : ckpt_nomem(err);
 }
 
-/* The hub's cache has links to blobs in another folder, which tar packs as links. */
-static int check_links(const struct ckpt_run *run, const char *path, struct ckpt_err *err)
+/* What may be the reason that there is no checkpoint: a link that leads out, or to no file. *ret is
+ * new, and "" if there is none. The hub's cache has links to blobs in another folder, which tar
+ * packs as links. */
+static int advise_links(const struct ckpt_run *run, const char *path, char **ret,
+                        struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *link = NULL;
+    struct ckpt_err leaving = {0};
 
-    if (!ckpt_archive_is_file(path))
-        return 0;
     if (ckpt_dir_list(run->dir, see_link, &link, err) < 0)
         return -1;
-    return link ? ckpt_fail(err, CKPT_MISSING,
-                            "'%s' is no checkpoint of a known format, but has links to files that "
-                            "are not in it ('%s' ...): if it was packed from the hub's cache, pack "
-                            "it again with the files themselves (tar -h)",
-                            path, link)
-                : 0;
+    if (link && ckpt_archive_is_file(path))
+        *ret = ckpt_asprintf(", but has links to files that are not in it ('%s' ...): if it was "
+                             "packed from the hub's cache, pack it again with the files "
+                             "themselves (tar -h)",
+                             link);
+    else if (ckpt_dir_leaving(run->dir, &leaving) < 0)
+        *ret = ckpt_asprintf(", but %s", leaving.text);
+    else
+        *ret = link ? ckpt_asprintf(", but '%s' is a link to what is not there", link) : strdup("");
+    return *ret ? 0 : ckpt_nomem(err);
 }
 
 static int fail_without_steps(const struct ckpt_run *run, const char *path, const char *runs,
                               struct ckpt_err *err)
 {
-    if (run->steps.unfinished)
-        return ckpt_fail(
-            err, CKPT_MISSING,
-            "'%s' holds no finished checkpoint: the save of %s was interrupted, or is in progress",
-            path, run->steps.unfinished);
-    if (!*runs && (ckpt_foreign_check(run->dir, err) < 0 || check_links(run, path, err) < 0))
+    ckpt_cleanup(ckpt_freep) char *links = NULL;
+
+    if (advise_links(run, path, &links, err) < 0)
         return -1;
-    const char *advice = !*runs ? ""
+    if (run->steps.unfinished)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' holds no finished checkpoint: the save of %s was interrupted, or is "
+                         "in progress%s",
+                         path, run->steps.unfinished, links);
+    if (!*runs && ckpt_foreign_check(run->dir, err) < 0)
+        return -1;
+    const char *advice = !*runs ? links
                          : ckpt_archive_is_file(path)
                              ? ", but has a folder of runs: unpack it and give one of "
                              : ", but a folder of runs: give one of ";

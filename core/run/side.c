@@ -124,9 +124,19 @@ static int add_file(struct adding *a, const char *name, struct ckpt_err *err)
     return 0;
 }
 
-static int note_dangling(struct ckpt_sides *s, const char *name, struct ckpt_err *err)
+/* Note a link that is left out. */
+static int note_link(struct ckpt_sides *s, const struct ckpt_dir *dir, const char *name,
+                     struct ckpt_err *err)
 {
-    return s->ndangling++ || (s->dangling = strdup(name)) ? 0 : ckpt_nomem(err);
+    struct ckpt_err why = {0};
+    struct ckpt_look look;
+
+    s->nlink++;
+    if (ckpt_dir_look(dir, name, &look, &why) < 0 && why.code == CKPT_UNSUPPORTED) {
+        (void)ckpt_fail(&s->leaving, why.code, "%s", why.text);
+        return 0;
+    }
+    return s->dangling || (s->dangling = strdup(name)) ? 0 : ckpt_nomem(err);
 }
 
 static int add_wanted(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
@@ -134,7 +144,7 @@ static int add_wanted(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
     struct adding *a = ctx;
 
     if (e->is_link && e->kind == CKPT_ENTRY_OTHER && wanted(e->name, a->rule))
-        return note_dangling(a->sides, e->name, err);
+        return note_link(a->sides, a->dir, e->name, err);
     return e->kind == CKPT_ENTRY_FILE && wanted(e->name, a->rule) ? add_file(a, e->name, err) : 0;
 }
 

@@ -13,8 +13,9 @@
 struct ckpt_sides {
     CKPT_VEC(struct ckpt_side_file) files; /* each path is owned, each source referenced */
     int64_t mtime_ns;                      /* time of the newest file */
-    char *dangling;   /* the first file left out because it is a link that leads nowhere; or NULL */
-    size_t ndangling; /* number of such files */
+    size_t nlink;            /* files left out because they are links that lead nowhere, or out */
+    char *dangling;          /* the first that leads nowhere; or NULL */
+    struct ckpt_err leaving; /* of the first that leads out; or empty */
 };
 
 /* Free the list and give back the sources. */

@@ -76,6 +76,7 @@ struct pointer {
 
 struct pointers {
     CKPT_VEC(struct pointer) files; /* the pointer files that exist */
+    char *leaving; /* a text about the first link out of the run that is left out; or NULL */
 };
 
 static void pointers_release(struct pointers *p)
@@ -83,6 +84,15 @@ static void pointers_release(struct pointers *p)
     for (size_t i = 0; i < p->files.len; i++)
         free(p->files.ptr[i].step);
     ckpt_vec_release(&p->files);
+    free(p->leaving);
+}
+
+/* Note a link that leads out: a pointer file, or what would be a step. */
+static int note_leaving(struct pointers *p, const struct ckpt_err *why, struct ckpt_err *err)
+{
+    if (!p->leaving && !(p->leaving = ckpt_asprintf("left out: %s", why->text)))
+        return ckpt_nomem(err);
+    return 0;
 }
 
 static int read_pointer(struct ckpt_dir *run, const struct ckpt_reader *reader, struct pointers *p,
@@ -102,12 +112,15 @@ static int read_pointer(struct ckpt_dir *run, const struct ckpt_reader *reader, 
 static int read_pointers(struct ckpt_dir *run, struct pointers *p, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *fresh = NULL;
+    struct ckpt_err leaving = {0};
 
     if (ckpt_dir_open_below(run, ".", &fresh, err) < 0)
         return -1;
     for (size_t r = 0; ckpt_reader_list[r]; r++)
         if (read_pointer(fresh, ckpt_reader_list[r], p, err) < 0)
             return -1;
+    if (ckpt_dir_leaving(fresh, &leaving) < 0 && note_leaving(p, &leaving, err) < 0)
+        return -1;
     return ckpt_dir_trouble(fresh, err);
 }
 
@@ -277,6 +290,17 @@ static int add_step(struct scan *s, const char *name, const struct ckpt_dir *dir
     return push_step(s, step, name, err);
 }
 
+/* See a link that leads to nothing that may be followed: if it leads out, it may be a step. */
+static int see_link(struct scan *s, const char *name, struct ckpt_err *err)
+{
+    struct ckpt_err why = {0};
+    struct ckpt_look look;
+
+    return ckpt_dir_look(s->dir, name, &look, &why) < 0 && why.code == CKPT_UNSUPPORTED
+               ? note_leaving(&s->pointers, &why, err)
+               : 0;
+}
+
 static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 {
     struct scan *s = ctx;
@@ -287,6 +311,9 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
     const bool may_be = e->kind == CKPT_ENTRY_DIR || (e->kind == CKPT_ENTRY_OTHER && known);
     struct ckpt_file_id folder = {0};
 
+    if (e->is_link && e->kind == CKPT_ENTRY_OTHER && is_named_as_step(s, e->name) &&
+        see_link(s, e->name, err) < 0)
+        return -1;
     if (!may_be || e->name[0] == '.' || is_link(e->name))
         return 0;
     if (ckpt_dir_stat(s->dir, e->name, &folder) && known && may_skip(s, known, &folder))
@@ -364,7 +391,12 @@ static int scan_folder(struct scan *s, struct ckpt_err *err)
         return -1;
     if (!s->found.warning)
         s->found.warning = ckpt_steal(&s->left_out);
-    return 0;
+    if (!s->pointers.leaving)
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *other = s->found.warning;
+    s->found.warning =
+        ckpt_asprintf("%s%s%s", s->pointers.leaving, other ? "; " : "", other ? other : "");
+    return s->found.warning ? 0 : ckpt_nomem(err);
 }
 
 static int scan_single(struct scan *s, struct ckpt_err *err)

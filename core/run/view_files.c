@@ -77,14 +77,18 @@ static int add_of_base(struct ckpt_view *v, struct ckpt_sides *sides, const char
     return ckpt_sides_add_one(sides, v->shared->base->dir, "", name, v->shared->pool, err);
 }
 
-static int warn_dangling(struct ckpt_view *v, const struct ckpt_sides *sides, struct ckpt_err *err)
+static int warn_links(struct ckpt_view *v, const struct ckpt_sides *sides, struct ckpt_err *err)
 {
-    if (!sides->ndangling)
+    if (!sides->nlink)
         return 0;
-    ckpt_catalog_warn(v->cat,
-                      "left out: %zu side files that are links to files that are not there, or out "
-                      "of the archive ('%s' first)",
-                      sides->ndangling, sides->dangling);
+    if (sides->leaving.code != CKPT_OK)
+        ckpt_catalog_warn(v->cat, "left out: %zu side files that are links: %s", sides->nlink,
+                          sides->leaving.text);
+    else
+        ckpt_catalog_warn(v->cat,
+                          "left out: %zu side files that are links to files that are not there "
+                          "('%s' first)",
+                          sides->nlink, sides->dangling);
     return ckpt_view_add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
 }
 
@@ -223,7 +227,7 @@ int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err)
         .mtime_ns = newest_shard(v->cat),
     };
 
-    if (collect_sides(v, &sides, err) < 0 || warn_dangling(v, &sides, err) < 0 ||
+    if (collect_sides(v, &sides, err) < 0 || warn_links(v, &sides, err) < 0 ||
         choose_weight_map(v, &map, err) < 0)
         return -1;
     opt.weight_map = map;

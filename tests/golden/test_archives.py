@@ -127,6 +127,23 @@ class Archives(unittest.TestCase):
             tar.add(runs, arcname="")
         self.assertEqual(self.digest(self.path("runs.tar"), "--step", "100"), self.digest(self.path("100")))
 
+    def test_links_out_of_a_folder(self):
+        """Of side files, of the config and of weights; the option that follows them is named, and archives are not."""
+        for kept, name in (("tokenizer.json", "side"), ("config.json", "config"), ("model.safetensors.index.json", "weights")):
+            model, out = self.model(name), self.path(name + ".out")
+            with open(os.path.join(model, kept), "a"):
+                pass
+            os.rename(os.path.join(model, kept), out)
+            os.symlink(out, os.path.join(model, kept))
+            done = run("info", model)
+            self.assertEqual(done.returncode, name == "weights", done.stderr)
+            self.assertIn(f"{kept}' is a link that leads out of '{model}' (option follow_symlinks allows it)", done.stderr)
+            self.assertNotIn("archive", done.stderr)
+            self.assertEqual(run("info", model, "-o", "follow_symlinks").stderr, "")
+        done = run("export", self.path("config"), self.path("exported"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("follow_symlinks", done.stderr.splitlines()[-1])
+
     def test_links_that_lead_nowhere(self):
         """A snapshot of the hub's cache, packed without tar's -h; one whose weights are files; a folder of runs; nothing."""
         model = self.model("snapshot")

@@ -342,6 +342,52 @@ TEST(run, nothing_to_see_is_an_error)
     tree_close(&t);
 }
 
+/* The error of opening the run, "" if there is none. */
+static const char *opening(const struct tree *t, const char *below, bool follow)
+{
+    static struct ckpt_err err;
+    struct ckpt_options *opt = raw();
+    struct ckpt_run *run = NULL;
+    struct ckpt_view *v = NULL;
+    char path[5000];
+    err = (struct ckpt_err){0};
+    if (follow)
+        TREE_MUST(ckpt_options_set(opt, "follow_symlinks", "yes", &err) == 0);
+    (void)snprintf(path, sizeof path, "%s%s", t->path, below);
+    if (ckpt_run_open(path, opt, &run, &err) == 0 && ckpt_run_view(run, NULL, &v, &err) == 0)
+        ckpt_view_release(v);
+    if (run)
+        ckpt_run_close(run);
+    ckpt_options_free(opt);
+    return err.text;
+}
+
+TEST(run, a_link_that_leads_out_is_named_where_there_is_no_step)
+{
+    static const char *const runs[] = {"/step", "/weights", "/weights/7", "/config"};
+    struct tree t;
+    tree_open(&t);
+    nt_checkpoint(&t, "out/7/");
+    tree_dirs(&t, "step/");
+    tree_link(&t, "../out/7", "step/7");
+    tree_dirs(&t, "weights/7/");
+    tree_link(&t, "../../out/7/model", "weights/7/model");
+    nt_checkpoint(&t, "config/7/");
+    tree_delete(&t, "config/7/model_config.json");
+    tree_link(&t, "../../out/7/model_config.json", "config/7/model_config.json");
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+        const char *text = opening(&t, runs[i], false);
+        if (!strstr(text, "is a link that leads out of") || !strstr(text, "follow_symlinks"))
+            fail_msg("%s: %s", runs[i], text);
+    }
+    CHECK_STR(opening(&t, "/step", true), "");
+    CHECK_STR(opening(&t, "/config", true), "");
+    tree_dirs(&t, "nowhere/");
+    tree_link(&t, "gone", "nowhere/7");
+    CHECK(strstr(opening(&t, "/nowhere", true), "'7' is a link to what is not there"));
+    tree_close(&t);
+}
+
 TEST(options, values_that_mean_nothing_are_refused)
 {
     static const char *const bad[][2] = {
@@ -406,5 +452,6 @@ TESTS(T(run, steps_are_in_natural_order_and_latest_txt_decides),
       T(run, a_generation_lasts_until_the_step_is_saved_again),
       T(run, views_that_nobody_holds_are_freed), T(run, steps_are_opened_at_once_with_one_base),
       T(run, an_error_names_each_file_once), T(run, nothing_to_see_is_an_error),
+      T(run, a_link_that_leads_out_is_named_where_there_is_no_step),
       T(options, values_that_mean_nothing_are_refused),
       T(base, it_is_looked_up_in_the_local_hub_cache))
