@@ -208,7 +208,7 @@ int main(int argc, char **argv)
     else if (rc == 0)
         rc = parse(argc, argv, &tool, &command, &err);
     if (rc == 0 && command) {
-        ckpt_tool_many_files();
+        ckpt_tool_limits();
         ckpt_options_set_log(tool.opt, print_line, NULL);
         rc = command->run(&tool, &err);
     }

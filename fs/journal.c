@@ -32,10 +32,19 @@ static int append(const struct ckpt_journal *j, json_t *line, struct ckpt_err *e
         return ckpt_nomem(err);
     text = longer;
     memcpy(text + n, "\n", 2);
-    ssize_t put = write(j->fd, text, n + 1); /* O_APPEND keeps the lines of several threads apart */
-    if (put != (ssize_t)(n + 1) || fdatasync(j->fd) < 0)
-        rc = ckpt_fail_errno(err, put >= 0 && put <= (ssize_t)n ? ENOSPC : errno, "writing %s",
-                             ckpt_journal_name);
+    /* O_APPEND keeps the lines of several threads apart. Where only a part of a line found room,
+     * the next write says why. */
+    for (size_t done = 0; rc == 0 && done < n + 1;) {
+        const ssize_t put = write(j->fd, text + done, n + 1 - done);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            rc = ckpt_fail_errno(err, put < 0 ? errno : ENOSPC, "writing %s", ckpt_journal_name);
+        else
+            done += (size_t)put;
+    }
+    if (rc == 0 && fdatasync(j->fd) < 0)
+        rc = ckpt_fail_errno(err, errno, "writing %s", ckpt_journal_name);
     return rc;
 }
 

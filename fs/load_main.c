@@ -292,7 +292,7 @@ int main(int argc, char **argv)
     if (rc == 0 && go && !plan && strcmp(argv[optind], "load") != 0)
         rc = ckpt_fail(&err, CKPT_USAGE, "%s: expected load or plan", argv[optind]);
     if (rc == 0 && go) {
-        ckpt_tool_many_files();
+        ckpt_tool_limits();
         if (plan) {
             ckpt_options_set_log(t.tool.opt, print_line, NULL);
             rc = ckpt_load_print_plan(&t, &err);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opening, for all commands: options, the run, and the view that the command line selects. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,10 +35,12 @@ int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckp
     return 0;
 }
 
-void ckpt_tool_many_files(void)
+void ckpt_tool_limits(void)
 {
+    const struct sigaction ignore = {.sa_handler = SIG_IGN};
     struct rlimit limit;
 
+    (void)sigaction(SIGXFSZ, &ignore, NULL);
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
         limit.rlim_cur = limit.rlim_max;
         (void)setrlimit(RLIMIT_NOFILE, &limit);

@@ -35,6 +35,7 @@ void ckptfs_signals_block(void)
     (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
     (void)sigaction(SIGUSR2, &nudge, NULL); /* interrupts the main thread's wait, see quit() */
     (void)sigaction(SIGPIPE, &ignore, NULL);
+    (void)sigaction(SIGXFSZ, &ignore, NULL); /* a log that may not grow is no reason to end */
 }
 
 static void log_stats(struct ckptfs *fs)

@@ -37,8 +37,9 @@ int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckp
 /* One of them; opt is a struct ckpt_options. USAGE for a word that the library does not know. */
 int ckpt_tool_set_option(void *opt, const char *word, const char *value, struct ckpt_err *err);
 
-/* Raise the limit of open files as far as the system permits. */
-void ckpt_tool_many_files(void);
+/* Raise the limit of open files as far as the system permits, and make a file that may not grow any
+ * more (ulimit -f) an error (EFBIG), as a full disk is, not the end of the process. */
+void ckpt_tool_limits(void);
 
 /* Open the run, and the view that --step selects: a step's full name, or the number at its end. */
 int ckpt_tool_open(const struct ckpt_tool *t, struct ckpt_run **ret_run,

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import random
+import resource
 import shutil
 import signal
 import struct
@@ -228,6 +229,23 @@ class Real(Case):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(digests(out), digests(want))
         self.assertEqual(json.loads(done.stdout)["xxh3"], json.loads(ckpt("digest", self.run_dir, "--json").stdout)["xxh3"])
+
+    def test_a_file_that_may_not_grow_is_an_error(self):
+        """ulimit -f: of the export, its journal, and what a command prints."""
+        def limited(size, out, *args):
+            limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))  # noqa: E731
+            return subprocess.run([CKPT, *args], stdout=out, stderr=subprocess.PIPE, text=True, preexec_fn=limit)
+
+        self.model("10")
+        for size, where in ((0, ".ckptfs-export"), (100, "100"), (4096, "4096")):
+            out = os.path.join(self.tmp, f"limited-{size}")
+            done = limited(size, subprocess.DEVNULL, "export", self.run_dir, out, "-q")
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertRegex(done.stderr, f"writing .*{where}.*: File too large")
+            self.assertEqual(ckpt("export", self.run_dir, out).returncode, 0)
+        with open(os.path.join(self.tmp, "printed"), "w") as f:
+            done = limited(10, f, "ls", self.run_dir)
+        self.assertEqual((done.returncode, done.stderr), (1, "ckpt: the output could not be written\n"))
 
     def test_export_refuses_what_is_not_its_own(self):
         self.model("10")
