@@ -17,6 +17,7 @@ struct ckpt_lacks {
     const char *unchecked; /* why nothing can be said, a static text; NULL: it was checked */
 };
 
+/* Release the names. */
 void ckpt_lacks_release(struct ckpt_lacks *l);
 
 /* Compare the tensors of cat with the model file of the config's model_type. *ret is all zero
