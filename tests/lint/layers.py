@@ -5,20 +5,22 @@ import os
 import re
 import sys
 
+# A layer is the nearest folder that is listed here. Readers know files and not models: format includes no recipe.
 BELOW = {
     "base": {"base"},
     "io": {"base", "io"},
     "tensor": {"base", "io", "tensor"},
     "container": {"base", "io", "tensor", "container"},
-    "ckpt": {"base", "io", "tensor", "container", "ckpt"},
     "recipe": {"base", "io", "tensor", "recipe"},
     "view": {"base", "io", "tensor", "container", "view"},
-    "write": {"base", "io", "tensor", "container", "recipe", "view", "write"},
-    "run": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "run"},
+    "format": {"base", "io", "tensor", "container", "view", "format", "ckpt", "write"},
+    "ckpt": {"base", "io", "tensor", "container", "format", "ckpt"},
+    "write": {"base", "io", "tensor", "container", "recipe", "view", "format", "write"},
+    "run": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "format", "model", "run"},
     "device": {"base", "tensor", "device"},
     "comm": {"base", "tensor", "device", "comm"},
-    "load": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "run", "device", "comm", "load"},
-    "": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "run"},  # core/api.c
+    "load": {"base", "io", "tensor", "container", "recipe", "view", "write", "ckpt", "format", "model", "run", "device", "comm", "load"},
+    "": {"base", "io", "tensor", "container", "recipe", "view", "write", "ckpt", "format", "model", "run"},  # core/api.c
 }
 # Third-party headers and the only places that may include them.
 PLACES = [
@@ -43,11 +45,19 @@ def sources(root, top):
                 yield os.path.relpath(os.path.join(folder, name), root)
 
 
+def layer_of(path):
+    """The layer of a path below core/; None: it is in none."""
+    folder = os.path.dirname(path)
+    while folder and folder not in BELOW:
+        folder = os.path.dirname(folder)
+    return folder if folder or "/" not in path else None
+
+
 def core_allows(path, quote, name):
-    layer = os.path.dirname(path)[len("core/"):]
-    if quote == "<" or layer not in BELOW:
-        return layer in BELOW
-    return os.path.dirname(name) in BELOW[layer]
+    layer = layer_of(path[len("core/"):])
+    if quote == "<" or layer is None:
+        return layer is not None
+    return layer_of(name) in BELOW[layer]
 
 
 def fs_allows(root, path, quote, name):
