@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/str.h"
-#include "ckpt/nanotron_slices.h"
+#include "format/nanotron/slices.h"
 
 static const struct shape {
     const char *name, *text;

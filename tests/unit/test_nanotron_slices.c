@@ -4,8 +4,8 @@
 
 #include <stdlib.h>
 
-#include "ckpt/nanotron_name.h"
-#include "ckpt/nanotron_slices.h"
+#include "format/nanotron/name.h"
+#include "format/nanotron/slices.h"
 
 static void check_pairs(const char *shape, const char *text, uint64_t rows, uint64_t cols,
                         size_t want, const uint64_t (*ranges)[3])

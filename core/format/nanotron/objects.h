@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The values that a nanotron checkpoint holds besides tensors, as ckpt_reader.objects returns them.
  */
-#ifndef CKPT_CKPT_NANOTRON_OBJECTS_H
-#define CKPT_CKPT_NANOTRON_OBJECTS_H
+#ifndef CKPT_FORMAT_NANOTRON_OBJECTS_H
+#define CKPT_FORMAT_NANOTRON_OBJECTS_H
 
 #include "ckpt/reader.h"
 

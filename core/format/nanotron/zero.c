@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Computing the interval of a data-parallel rank, and the boxes that an interval consists of. */
-#include "ckpt/nanotron_zero.h"
+#include "format/nanotron/zero.h"
 
 #include <inttypes.h>
 #include <stdio.h>

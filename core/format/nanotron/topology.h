@@ -2,12 +2,12 @@
 /* The topology of a nanotron save: the number of ranks of each kind, from the names of its files.
  * One directory can contain saves of different topologies; only the metadata says which one is
  * newer. */
-#ifndef CKPT_CKPT_NANOTRON_TOPOLOGY_H
-#define CKPT_CKPT_NANOTRON_TOPOLOGY_H
+#ifndef CKPT_FORMAT_NANOTRON_TOPOLOGY_H
+#define CKPT_FORMAT_NANOTRON_TOPOLOGY_H
 
 #include "base/err.h"
 #include "base/json.h"
-#include "ckpt/nanotron_shards.h"
+#include "format/nanotron/shards.h"
 #include "tensor/catalog.h"
 
 /* Choose the topology that `meta` (checkpoint_metadata.json) and `config` (config.yaml; both may be

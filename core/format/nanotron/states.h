@@ -7,11 +7,11 @@
  * with ZeRO-1 (dp) of an interval of it (nanotron_zero.h). The parameter's own file says which
  * slice of the whole parameter that is. In the catalogue they are optimizer.state.PARAMETER.KEY and
  * optimizer.gradient_accumulator.PARAMETER (the parameters in F32). */
-#ifndef CKPT_CKPT_NANOTRON_STATES_H
-#define CKPT_CKPT_NANOTRON_STATES_H
+#ifndef CKPT_FORMAT_NANOTRON_STATES_H
+#define CKPT_FORMAT_NANOTRON_STATES_H
 
-#include "ckpt/nanotron_slices.h"
 #include "ckpt/reader.h"
+#include "format/nanotron/slices.h"
 
 /* The part of a parameter that some ranks hold; borrowed. */
 struct ckpt_nt_part {

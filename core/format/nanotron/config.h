@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The files of a nanotron checkpoint beside its weights. */
-#ifndef CKPT_WRITE_NANOTRON_CONFIG_H
-#define CKPT_WRITE_NANOTRON_CONFIG_H
+#ifndef CKPT_FORMAT_NANOTRON_CONFIG_H
+#define CKPT_FORMAT_NANOTRON_CONFIG_H
 
 #include "write/writer.h"
 

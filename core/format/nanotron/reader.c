@@ -9,14 +9,14 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "ckpt/nanotron_name.h"
-#include "ckpt/nanotron_objects.h"
-#include "ckpt/nanotron_shards.h"
-#include "ckpt/nanotron_slices.h"
-#include "ckpt/nanotron_states.h"
-#include "ckpt/nanotron_topology.h"
 #include "ckpt/readers.h"
 #include "container/config.h"
+#include "format/nanotron/name.h"
+#include "format/nanotron/objects.h"
+#include "format/nanotron/shards.h"
+#include "format/nanotron/slices.h"
+#include "format/nanotron/states.h"
+#include "format/nanotron/topology.h"
 
 enum { MAX_LATEST_BYTES = 64 };
 

@@ -5,14 +5,14 @@
  *     find: directories -> shards, grouped by parameter
  *     select: the shards of one topology (nanotron_topology.h chooses it)
  *     read: their headers, in parallel */
-#ifndef CKPT_CKPT_NANOTRON_SHARDS_H
-#define CKPT_CKPT_NANOTRON_SHARDS_H
+#ifndef CKPT_FORMAT_NANOTRON_SHARDS_H
+#define CKPT_FORMAT_NANOTRON_SHARDS_H
 
 #include "base/mem.h"
 #include "base/vec.h"
-#include "ckpt/nanotron_name.h"
-#include "ckpt/nanotron_slices.h"
 #include "ckpt/reader.h"
+#include "format/nanotron/name.h"
+#include "format/nanotron/slices.h"
 #include "io/source.h"
 
 enum { CKPT_NT_MAX_VERSION = 16 };

@@ -8,8 +8,8 @@
  *
  * Written by nanotron/serialize/metadata.py; a slice is start,stop,step with Python's None for the
  * whole. */
-#ifndef CKPT_CKPT_NANOTRON_SLICES_H
-#define CKPT_CKPT_NANOTRON_SLICES_H
+#ifndef CKPT_FORMAT_NANOTRON_SLICES_H
+#define CKPT_FORMAT_NANOTRON_SLICES_H
 
 #include <stddef.h>
 #include <stdint.h>

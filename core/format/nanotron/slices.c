@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parsing nanotron's slice metadata. */
-#include "ckpt/nanotron_slices.h"
+#include "format/nanotron/slices.h"
 
 #include <inttypes.h>
 #include <stdbool.h>

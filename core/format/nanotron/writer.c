@@ -12,8 +12,8 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "container/st_header.h"
+#include "format/nanotron/config.h"
 #include "write/cut_parts.h"
-#include "write/nanotron_config.h"
 #include "write/writers.h"
 
 enum { MOST_FILES = 1 << 24 };

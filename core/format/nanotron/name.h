@@ -7,8 +7,8 @@
  *
  * The last form was written by the code of 2024-03-06 to 2024-04-25 (versions 1.2 and 1.3), for
  * sharded files only. It is also accepted without the suffix at its end. */
-#ifndef CKPT_CKPT_NANOTRON_NAME_H
-#define CKPT_CKPT_NANOTRON_NAME_H
+#ifndef CKPT_FORMAT_NANOTRON_NAME_H
+#define CKPT_FORMAT_NANOTRON_NAME_H
 
 #include <stdbool.h>
 #include <stddef.h>

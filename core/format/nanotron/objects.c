@@ -2,7 +2,7 @@
 /* What nanotron keeps beside tensors: param_groups of the optimizer, the state of the learning
  * rate's scheduler; all ranks have the same, except for the numbering; those of the first rank are
  * returned. */
-#include "ckpt/nanotron_objects.h"
+#include "format/nanotron/objects.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parsing nanotron's file names. */
-#include "ckpt/nanotron_name.h"
+#include "format/nanotron/name.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Choosing one of several saves in one directory. */
-#include "ckpt/nanotron_topology.h"
+#include "format/nanotron/topology.h"
 
 enum { MOST_TOPOLOGIES = 16 };
 

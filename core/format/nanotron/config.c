@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Configuration files of nanotron. */
-#include "write/nanotron_config.h"
+#include "format/nanotron/config.h"
 
 #include <inttypes.h>
 #include <string.h>

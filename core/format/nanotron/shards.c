@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding nanotron's shard files, grouping them by parameter, and reading their headers. */
-#include "ckpt/nanotron_shards.h"
+#include "format/nanotron/shards.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Combining the ranks' pickles of optimizer states to whole tensors. */
-#include "ckpt/nanotron_states.h"
+#include "format/nanotron/states.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,9 +11,9 @@
 #include "base/mem.h"
 #include "base/par.h"
 #include "base/str.h"
-#include "ckpt/nanotron_state_file.h"
-#include "ckpt/nanotron_zero.h"
 #include "container/config.h"
+#include "format/nanotron/state_file.h"
+#include "format/nanotron/zero.h"
 
 #define FOLDER "optimizer"
 

@@ -6,8 +6,8 @@
  *
  * The position of each tensor's storage is found when the file is read, because that costs one read
  * per tensor and files are read in parallel. */
-#ifndef CKPT_CKPT_NANOTRON_STATE_FILE_H
-#define CKPT_CKPT_NANOTRON_STATE_FILE_H
+#ifndef CKPT_FORMAT_NANOTRON_STATE_FILE_H
+#define CKPT_FORMAT_NANOTRON_STATE_FILE_H
 
 #include <stddef.h>
 #include <stdint.h>

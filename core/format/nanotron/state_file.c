@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding the tensors in a pickle and their positions in the file. */
-#include "ckpt/nanotron_state_file.h"
+#include "format/nanotron/state_file.h"
 
 #include <string.h>
 

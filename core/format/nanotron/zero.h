@@ -3,15 +3,15 @@
  * parameter, which is the parameter's part on a tensor-parallel rank, flattened in row-major order.
  * The intervals follow each other in the order of the ranks and cover the parameter
  * (nanotron/optim/zero.py). */
-#ifndef CKPT_CKPT_NANOTRON_ZERO_H
-#define CKPT_CKPT_NANOTRON_ZERO_H
+#ifndef CKPT_FORMAT_NANOTRON_ZERO_H
+#define CKPT_FORMAT_NANOTRON_ZERO_H
 
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
 #include "base/json.h"
-#include "ckpt/nanotron_slices.h"
+#include "format/nanotron/slices.h"
 
 /* Elements [lo, hi). */
 struct ckpt_nt_interval {
