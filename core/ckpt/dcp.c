@@ -5,8 +5,8 @@
 #include "base/mem.h"
 #include "ckpt/automodel.h"
 #include "ckpt/dcp_load.h"
-#include "ckpt/megatron_layout.h"
 #include "ckpt/readers.h"
+#include "format/megatron/layout.h"
 
 /* Directories of the model's DCP below a checkpoint: accelerate, NeMo Automodel. */
 static const char *const places[] = {"", "pytorch_model_fsdp_0", "model"};

@@ -8,7 +8,7 @@
 #include "base/ckd.h"
 #include "base/str.h"
 #include "ckpt/deepspeed_stack.h"
-#include "ckpt/megatron_name.h"
+#include "format/megatron/name.h"
 
 #define INFO "universal_checkpoint_info"
 

@@ -6,7 +6,7 @@
 #define CKPT_CKPT_DEEPSPEED_MEGATRON_H
 
 #include "ckpt/deepspeed_zero.h"
-#include "ckpt/megatron_state.h"
+#include "format/megatron/state.h"
 
 /* What the model file of the first rank says about the run. */
 struct ckpt_ds_megatron {

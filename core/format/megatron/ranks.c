@@ -14,10 +14,10 @@
 
 #include "base/str.h"
 #include "base/take.h"
-#include "ckpt/megatron_load.h"
-#include "ckpt/megatron_mesh.h"
-#include "ckpt/megatron_name.h"
 #include "container/torch.h"
+#include "format/megatron/load.h"
+#include "format/megatron/mesh.h"
+#include "format/megatron/name.h"
 
 enum { MAX_STAGES = 1024, MAX_NESTING = 8 };
 

@@ -4,8 +4,8 @@
 
 #include "base/json.h"
 #include "ckpt/dcp_load.h"
-#include "ckpt/megatron_load.h"
-#include "ckpt/megatron_name.h"
+#include "format/megatron/load.h"
+#include "format/megatron/name.h"
 
 /* Objects with facts about the run: in Megatron-Core 0.19 and later, and in torch_dcp. */
 static const char common_state[] = "common_state/shard_0_1";

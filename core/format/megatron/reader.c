@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of Megatron-LM, Megatron-Bridge and NeMo.
  *
- *     layout -> common state -> tensors (ckpt/megatron_load.h) -> the run's own configuration
+ *     layout -> common state -> tensors (format/megatron/load.h) -> the run's own configuration
  *
  * The configuration lies in one of several places: the arguments in the common state, the model
  * part of Bridge's run_config.yaml, NeMo's context/model.yaml or model_config.yaml, verl's
@@ -11,12 +11,12 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "ckpt/megatron_layout.h"
-#include "ckpt/megatron_load.h"
-#include "ckpt/megatron_name.h"
 #include "ckpt/readers.h"
 #include "ckpt/tracker.h"
 #include "container/config.h"
+#include "format/megatron/layout.h"
+#include "format/megatron/load.h"
+#include "format/megatron/name.h"
 
 #define VERL_WEIGHTS "dist_ckpt" /* the folder of verl's distributed checkpoints */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the ranks' files of a legacy Megatron checkpoint, and assigning their coordinates. */
-#include "ckpt/megatron_mesh.h"
+#include "format/megatron/mesh.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "base/take.h"
-#include "ckpt/megatron_load.h"
+#include "format/megatron/load.h"
 
 enum { MAX_RANKS = 1024 };
 

@@ -5,8 +5,8 @@
  *     iter_0000010/                     metadata.json, or mp_rank_*, or a DCP's .metadata
  *     CKPT/weights/, CKPT/context/      NeMo 2
  *     CKPT/model_weights/               NeMo 1, unpacked; CKPT/model_config.yaml */
-#ifndef CKPT_CKPT_MEGATRON_LAYOUT_H
-#define CKPT_CKPT_MEGATRON_LAYOUT_H
+#ifndef CKPT_FORMAT_MEGATRON_LAYOUT_H
+#define CKPT_FORMAT_MEGATRON_LAYOUT_H
 
 #include "base/err.h"
 #include "io/dir.h"

@@ -12,11 +12,11 @@
 
 #include "base/map.h"
 #include "base/str.h"
+#include "format/megatron/writer_common.h"
+#include "format/megatron/writer_plan.h"
 #include "tensor/slice.h"
 #include "write/cut_parts.h"
 #include "write/dcp_out.h"
-#include "write/megatron_common.h"
-#include "write/megatron_plan.h"
 #include "write/writers.h"
 
 enum {

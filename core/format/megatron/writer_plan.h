@@ -4,8 +4,8 @@
  * Tensors have the names that Megatron's modules have, with the number of the layer and of the
  * expert. The world is as small as the layout allows: pp stages of lcm(tp, etp * ep) ranks, without
  * data-parallel copies. */
-#ifndef CKPT_WRITE_MEGATRON_PLAN_H
-#define CKPT_WRITE_MEGATRON_PLAN_H
+#ifndef CKPT_FORMAT_MEGATRON_WRITER_PLAN_H
+#define CKPT_FORMAT_MEGATRON_WRITER_PLAN_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "base/par.h"
-#include "ckpt/megatron_load.h"
-#include "ckpt/megatron_name.h"
 #include "container/zarr.h"
+#include "format/megatron/load.h"
+#include "format/megatron/name.h"
 
 struct chunk {
     struct ckpt_source *source;

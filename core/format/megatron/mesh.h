@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ranks of a legacy Megatron checkpoint: a directory each, mp_rank_TT[_PPP][_EEE] or NeMo's
  * tp_rank_TT_pp_rank_PPP, with one file in it; and the mesh of ranks that they form. */
-#ifndef CKPT_CKPT_MEGATRON_MESH_H
-#define CKPT_CKPT_MEGATRON_MESH_H
+#ifndef CKPT_FORMAT_MEGATRON_MESH_H
+#define CKPT_FORMAT_MEGATRON_MESH_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "base/vec.h"
-#include "ckpt/megatron_state.h"
 #include "ckpt/reader.h"
 #include "container/torch.h"
+#include "format/megatron/state.h"
 
 struct ckpt_megatron_rank {
     char *folder, *path;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names, stages and ranks of Megatron. */
-#include "write/megatron_plan.h"
+#include "format/megatron/writer_plan.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -6,9 +6,9 @@
 
 #include "base/str.h"
 #include "ckpt/dcp_load.h"
-#include "ckpt/megatron_layout.h"
-#include "ckpt/megatron_load.h"
 #include "container/torch_object.h"
+#include "format/megatron/layout.h"
+#include "format/megatron/load.h"
 
 #define COMMON "common.pt"
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loading the tensors of a Megatron checkpoint: one function for each container. */
-#ifndef CKPT_CKPT_MEGATRON_LOAD_H
-#define CKPT_CKPT_MEGATRON_LOAD_H
+#ifndef CKPT_FORMAT_MEGATRON_LOAD_H
+#define CKPT_FORMAT_MEGATRON_LOAD_H
 
-#include "ckpt/megatron_state.h"
 #include "ckpt/reader.h"
+#include "format/megatron/state.h"
 
 /* Each function fills the catalogue with the model's weights, under the names of
- * ckpt/megatron_name.h, and adds to st the facts about the run that the container has. */
+ * format/megatron/name.h, and adds to st the facts about the run that the container has. */
 int ckpt_megatron_load_dcp(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                            bool finished, struct ckpt_megatron_state *st, struct ckpt_catalog *cat,
                            struct ckpt_err *err);

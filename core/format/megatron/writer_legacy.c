@@ -12,9 +12,9 @@
 #include "base/str.h"
 #include "container/pickle_out.h"
 #include "container/torch_out.h"
+#include "format/megatron/writer_common.h"
+#include "format/megatron/writer_plan.h"
 #include "write/cut_parts.h"
-#include "write/megatron_common.h"
-#include "write/megatron_plan.h"
 #include "write/writers.h"
 
 /* What one rank's file has. */

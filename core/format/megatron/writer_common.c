@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arguments, tracker, metadata.json. */
-#include "write/megatron_common.h"
+#include "format/megatron/writer_common.h"
 
 #include <inttypes.h>
 #include <string.h>

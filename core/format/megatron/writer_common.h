@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What Megatron stores besides tensors: the arguments of the run, the tracker, metadata.json. */
-#ifndef CKPT_WRITE_MEGATRON_COMMON_H
-#define CKPT_WRITE_MEGATRON_COMMON_H
+#ifndef CKPT_FORMAT_MEGATRON_WRITER_COMMON_H
+#define CKPT_FORMAT_MEGATRON_WRITER_COMMON_H
 
 #include "base/str.h"
-#include "write/megatron_plan.h"
+#include "format/megatron/writer_plan.h"
 
 /* A new string: "iter_0000010/", or "release/" for a model without an iteration. NULL: no memory.
  */

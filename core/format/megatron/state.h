@@ -3,8 +3,8 @@
  * iteration. torch.save writes them in common.pt, in the object common_state/shard_0_1, in a rank's
  * model_optim_rng.pt or in the object args. Classes that are not known are kept as opaque values;
  * no function is called. */
-#ifndef CKPT_CKPT_MEGATRON_STATE_H
-#define CKPT_CKPT_MEGATRON_STATE_H
+#ifndef CKPT_FORMAT_MEGATRON_STATE_H
+#define CKPT_FORMAT_MEGATRON_STATE_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -6,8 +6,8 @@
  *         -> decoder.layers.4.mlp.experts.experts.5.linear_fc1.weight   of layers from 4, experts
  * from 4 module.decoder.layers.0.mlp.experts.linear_fc1.weight1_w
  *         -> decoder.layers.0.mlp.experts.experts.1.linear_fc1.weight_w */
-#ifndef CKPT_CKPT_MEGATRON_NAME_H
-#define CKPT_CKPT_MEGATRON_NAME_H
+#ifndef CKPT_FORMAT_MEGATRON_NAME_H
+#define CKPT_FORMAT_MEGATRON_NAME_H
 
 #include <stdbool.h>
 #include <stdint.h>
