@@ -3,7 +3,7 @@
 #include <inttypes.h>
 
 #include "base/str.h"
-#include "write/dcp_files.h"
+#include "format/dcp/files_out.h"
 #include "write/writers.h"
 
 static int write_torchtitan(const struct ckpt_writing *w, struct ckpt_err *err)

@@ -5,7 +5,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "ckpt/dcp_metadata.h"
+#include "format/dcp/metadata.h"
 
 static double now(void)
 {

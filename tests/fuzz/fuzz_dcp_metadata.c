@@ -2,7 +2,7 @@
 /* The input is a .metadata file; twice, it is those of two ranks. */
 #include "fuzz.h"
 
-#include "ckpt/dcp_metadata.h"
+#include "format/dcp/metadata.h"
 
 static void add(const uint8_t *data, size_t size, int times)
 {

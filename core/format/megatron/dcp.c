@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "ckpt/dcp_load.h"
+#include "format/dcp/load.h"
 #include "format/megatron/load.h"
 #include "format/megatron/name.h"
 

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "ckpt/dcp_load.h"
 #include "container/torch_object.h"
+#include "format/dcp/load.h"
 #include "format/megatron/layout.h"
 #include "format/megatron/load.h"
 

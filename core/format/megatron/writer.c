@@ -12,11 +12,11 @@
 
 #include "base/map.h"
 #include "base/str.h"
+#include "format/dcp/out.h"
 #include "format/megatron/writer_common.h"
 #include "format/megatron/writer_plan.h"
 #include "tensor/slice.h"
 #include "write/cut_parts.h"
-#include "write/dcp_out.h"
 #include "write/writers.h"
 
 enum {

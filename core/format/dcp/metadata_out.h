@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The `.metadata` of a distributed checkpoint: a pickle of torch.distributed.checkpoint.metadata's
  * Metadata, written whenever it is read, an entry per tensor and per part. */
-#ifndef CKPT_WRITE_DCP_METADATA_OUT_H
-#define CKPT_WRITE_DCP_METADATA_OUT_H
+#ifndef CKPT_FORMAT_DCP_METADATA_OUT_H
+#define CKPT_FORMAT_DCP_METADATA_OUT_H
 
 #include <stdbool.h>
 #include <stddef.h>

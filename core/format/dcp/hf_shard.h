@@ -4,8 +4,8 @@
  * It is a safetensors file whose metadata gives the position of each box in the whole tensor:
  * DCP_SHARDING_INFO is JSON text, {"name": {"saved_offsets": [3, 0]}, ...}. The size of the box is
  * the tensor's shape in the file; the shape of the whole tensor is not recorded anywhere. */
-#ifndef CKPT_CKPT_DCP_HF_SHARD_H
-#define CKPT_CKPT_DCP_HF_SHARD_H
+#ifndef CKPT_FORMAT_DCP_HF_SHARD_H
+#define CKPT_FORMAT_DCP_HF_SHARD_H
 
 #include <stdbool.h>
 #include <stdint.h>

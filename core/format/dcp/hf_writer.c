@@ -10,9 +10,9 @@
 
 #include "base/str.h"
 #include "container/st_header.h"
+#include "format/dcp/rows.h"
 #include "view/shards.h"
 #include "view/text.h"
-#include "write/rows.h"
 #include "write/writers.h"
 
 /* Length, header and spaces go before the tensors. */

@@ -13,9 +13,9 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "ckpt/automodel.h"
-#include "ckpt/dcp_hf_layout.h"
-#include "ckpt/dcp_hf_shard.h"
 #include "ckpt/readers.h"
+#include "format/dcp/hf_layout.h"
+#include "format/dcp/hf_shard.h"
 
 enum { MAX_SHARDS = 10000000 };
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A flat state dict of a catalogue's tensors, cut by rows. */
-#include "write/dcp_files.h"
+#include "format/dcp/files_out.h"
 
 #include <string.h>
 
-#include "write/dcp_out.h"
-#include "write/rows.h"
+#include "format/dcp/out.h"
+#include "format/dcp/rows.h"
 
 struct part {
     uint32_t tensor, rank;

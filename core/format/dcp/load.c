@@ -5,7 +5,7 @@
  *
  * An item is a torch.save archive of one tensor (or, with SerializationFormat.SAFETENSORS, all
  * tensors of a file are one safetensors blob). Items that hold other objects are never read. */
-#include "ckpt/dcp_load.h"
+#include "format/dcp/load.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -14,9 +14,9 @@
 #include "base/ckd.h"
 #include "base/par.h"
 #include "base/str.h"
-#include "ckpt/dcp_item.h"
-#include "ckpt/dcp_metadata.h"
 #include "container/torch_object.h"
+#include "format/dcp/item.h"
+#include "format/dcp/metadata.h"
 #include "tensor/box.h"
 
 #define METADATA ".metadata"

@@ -8,8 +8,8 @@
  * which are followed by those keys of the rank before that it did not have, and so on. If all ranks
  * have the same keys, this is the order of the state dict; stages of a pipeline are in reverse
  * order. */
-#ifndef CKPT_CKPT_DCP_ORDER_H
-#define CKPT_CKPT_DCP_ORDER_H
+#ifndef CKPT_FORMAT_DCP_ORDER_H
+#define CKPT_FORMAT_DCP_ORDER_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pickled objects of a DCP: each item is a torch.save archive of one. */
-#include "ckpt/dcp_load.h"
 #include "container/torch_object.h"
+#include "format/dcp/load.h"
 
 static const char *no_tensor(void *ctx, const char *name)
 {

@@ -3,8 +3,8 @@
  * the list of tensors, the boxes of each tensor, and the file in which the bytes of each box are.
  * If every rank wrote its own file, they are combined into one metadata; equal boxes are then
  * replicas. */
-#ifndef CKPT_CKPT_DCP_METADATA_H
-#define CKPT_CKPT_DCP_METADATA_H
+#ifndef CKPT_FORMAT_DCP_METADATA_H
+#define CKPT_FORMAT_DCP_METADATA_H
 
 #include <stdbool.h>
 #include <stddef.h>

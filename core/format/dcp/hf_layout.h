@@ -11,8 +11,8 @@
  *                                                fqn_to_dtype_mapping.json
  *     model/consolidated/                        the finished model, if it was made; before 0.5
  *                                                .hf_metadata's files moved into it */
-#ifndef CKPT_CKPT_DCP_HF_LAYOUT_H
-#define CKPT_CKPT_DCP_HF_LAYOUT_H
+#ifndef CKPT_FORMAT_DCP_HF_LAYOUT_H
+#define CKPT_FORMAT_DCP_HF_LAYOUT_H
 
 #include <stdbool.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loading one directory of PyTorch Distributed Checkpoint (DCP), for the readers of all formats
  * that are based on it. */
-#ifndef CKPT_CKPT_DCP_LOAD_H
-#define CKPT_CKPT_DCP_LOAD_H
+#ifndef CKPT_FORMAT_DCP_LOAD_H
+#define CKPT_FORMAT_DCP_LOAD_H
 
 #include <stdint.h>
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding the parts of a checkpoint of HF-sharded files. */
-#include "ckpt/dcp_hf_layout.h"
+#include "format/dcp/hf_layout.h"
 
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "ckpt/dcp_hf_shard.h"
 #include "container/config.h"
+#include "format/dcp/hf_shard.h"
 
 #define HF_METADATA ".hf_metadata"
 #define INDEX "model.safetensors.index.json"

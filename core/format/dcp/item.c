@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the headers of items. */
-#include "ckpt/dcp_item.h"
+#include "format/dcp/item.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The name and the header of a shard that DCP's HuggingFaceStorageWriter (torch >= 2.8), or NeMo
  * Automodel's copy of it, wrote. */
-#include "ckpt/dcp_hf_shard.h"
+#include "format/dcp/hf_shard.h"
 
 #include <string.h>
 

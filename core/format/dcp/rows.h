@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors cut along their first dimension, as torch's Shard(0) deals the rows out to ranks. */
-#ifndef CKPT_WRITE_ROWS_H
-#define CKPT_WRITE_ROWS_H
+#ifndef CKPT_FORMAT_DCP_ROWS_H
+#define CKPT_FORMAT_DCP_ROWS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A PyTorch distributed checkpoint of a catalogue's tensors under their names, cut by rows as FSDP2
- * does (write/dcp_out.h, write/rows.h). */
-#ifndef CKPT_WRITE_DCP_FILES_H
-#define CKPT_WRITE_DCP_FILES_H
+ * does (format/dcp/out.h, format/dcp/rows.h). */
+#ifndef CKPT_FORMAT_DCP_FILES_OUT_H
+#define CKPT_FORMAT_DCP_FILES_OUT_H
 
 #include "base/err.h"
 #include "write/writer.h"

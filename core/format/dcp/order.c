@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Putting the ranks' blocks of keys back into order. */
-#include "ckpt/dcp_order.h"
+#include "format/dcp/order.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

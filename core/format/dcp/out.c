@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `.metadata` and `__R_0.distcp`. */
-#include "write/dcp_out.h"
+#include "format/dcp/out.h"
 
 #include <string.h>
 

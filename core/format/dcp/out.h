@@ -4,10 +4,10 @@
  *
  * What torch's FileSystemWriter writes with CRCs switched off (container/torch_out.h), but for
  * storage_meta: save_id is a random number there, and checkpoint_id a path; both are None here. */
-#ifndef CKPT_WRITE_DCP_OUT_H
-#define CKPT_WRITE_DCP_OUT_H
+#ifndef CKPT_FORMAT_DCP_OUT_H
+#define CKPT_FORMAT_DCP_OUT_H
 
-#include "write/dcp_metadata_out.h"
+#include "format/dcp/metadata_out.h"
 #include "write/writer.h"
 
 /* Add the files of a state below `folder` ("", or "step-5/"): of ranks 0..ranks, which are those of

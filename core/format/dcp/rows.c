@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of tensors. */
-#include "write/rows.h"
+#include "format/dcp/rows.h"
 
 #include <inttypes.h>
 

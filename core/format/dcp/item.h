@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The items of a DCP's data files: where in a file the elements of a chunk are. Several threads
  * read the items' headers, in the order of the files. */
-#ifndef CKPT_CKPT_DCP_ITEM_H
-#define CKPT_CKPT_DCP_ITEM_H
+#ifndef CKPT_FORMAT_DCP_ITEM_H
+#define CKPT_FORMAT_DCP_ITEM_H
 
 #include <pthread.h>
 
-#include "ckpt/dcp_metadata.h"
 #include "container/zstd.h"
+#include "format/dcp/metadata.h"
 #include "io/source.h"
 
 struct ckpt_dcp_item {

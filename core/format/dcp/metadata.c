@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Converting the pickle to tables. */
-#include "ckpt/dcp_metadata.h"
+#include "format/dcp/metadata.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -8,9 +8,9 @@
 #include <xxhash.h>
 
 #include "base/str.h"
-#include "ckpt/dcp_order.h"
 #include "container/pickle.h"
 #include "container/torch.h"
+#include "format/dcp/order.h"
 
 /* ---- the classes ---- */
 

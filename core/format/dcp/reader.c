@@ -4,8 +4,8 @@
 
 #include "base/mem.h"
 #include "ckpt/automodel.h"
-#include "ckpt/dcp_load.h"
 #include "ckpt/readers.h"
+#include "format/dcp/load.h"
 #include "format/megatron/layout.h"
 
 /* Directories of the model's DCP below a checkpoint: accelerate, NeMo Automodel. */
