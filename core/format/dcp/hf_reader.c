@@ -12,8 +12,8 @@
 #include "base/ckd.h"
 #include "base/par.h"
 #include "base/str.h"
-#include "ckpt/automodel.h"
 #include "ckpt/readers.h"
+#include "format/automodel/run_folder.h"
 #include "format/dcp/hf_layout.h"
 #include "format/dcp/hf_shard.h"
 

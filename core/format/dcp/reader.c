@@ -3,8 +3,8 @@
 #include <stddef.h>
 
 #include "base/mem.h"
-#include "ckpt/automodel.h"
 #include "ckpt/readers.h"
+#include "format/automodel/run_folder.h"
 #include "format/dcp/load.h"
 #include "format/megatron/layout.h"
 

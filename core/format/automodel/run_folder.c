@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NeMo Automodel's run folders. */
-#include "ckpt/automodel.h"
+#include "format/automodel/run_folder.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,8 +2,8 @@
 /* Run folders of NeMo Automodel: directories epoch_E_step_S, a link LATEST, and a file .incomplete
  * in directories that are being written. The directory model/ in a step has one of several formats,
  * each with its own reader. */
-#ifndef CKPT_CKPT_AUTOMODEL_H
-#define CKPT_CKPT_AUTOMODEL_H
+#ifndef CKPT_FORMAT_AUTOMODEL_RUN_FOLDER_H
+#define CKPT_FORMAT_AUTOMODEL_RUN_FOLDER_H
 
 #include <stdbool.h>
 
