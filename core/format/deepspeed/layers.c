@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading the files of layers. */
+#include "format/deepspeed/layers.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "format/deepspeed/module.h"
+#include "format/deepspeed/spot.h"
+
+/* ---- one file ---- */
+
+int ckpt_ds_layers_each(const struct ckpt_ds_job *job, const char *file, ckpt_ds_add_fn *fn,
+                        void *ctx, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_ds_file_freep) struct ckpt_ds_file *f = NULL;
+    struct ckpt_ds_stored s;
+
+    if (ckpt_ds_file_open(job->dir, file, job->opt->pool, &f, err) < 0)
+        return -1;
+    const uint32_t source = ckpt_catalog_add_source(job->cat, f->source, err);
+    if (source == UINT32_MAX)
+        return -1;
+    if (ckpt_pv_kind(f->p.root) != CKPT_PV_DICT)
+        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' has no state dict", ckpt_dir_path(job->dir),
+                         file);
+    for (size_t i = 0; i < ckpt_pv_npair(&f->p, f->p.root); i++) {
+        const char *name = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, f->p.root, i));
+        struct ckpt_err e = {0};
+        if (!name || ckpt_ds_file_tensor(f, ckpt_pv_value(&f->p, f->p.root, i), &s, &e) < 0)
+            return ckpt_fail(err, name ? e.code : CKPT_FORMAT, "'%s/%s': '%s': %s",
+                             ckpt_dir_path(job->dir), file, name ? name : "?",
+                             name ? e.text : "a key is not a string");
+        if (fn(ctx, name, f, &s, source, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- pipelines ---- */
+
+/* A tied parameter that has got the name of the first layer that uses it. */
+struct taken {
+    const struct ckpt_ds_param *param;
+    uint64_t stage;
+};
+
+struct pipeline {
+    const struct ckpt_ds_job *job;
+    struct ckpt_ds_zero *stage;
+    uint64_t nstage, tp, ntp;
+    bool any_layers;
+    struct ckpt_ds_buffer **masters; /* one per stage; NULL: not used */
+    struct ckpt_ds_parts *weights;
+    uint64_t layer;
+    CKPT_VEC(struct taken) taken;
+    size_t unnamed; /* number of tensors whose parameter no stage lists */
+};
+
+#define TIED "tied_modules."
+
+/* Does the only tensor of `master`, when rounded, equal the tensor in a layer's file, at both ends
+ * of each part? */
+static int is_master_of(const struct pipeline *p, const struct ckpt_ds_parts *master,
+                        const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, bool *ret,
+                        struct ckpt_err *err)
+{
+    const struct ckpt_ds_part *part = &master->part.ptr[0];
+    const struct ckpt_ds_extent *e = master->extent.ptr;
+    uint64_t at = 0;
+
+    *ret = s->contiguous && part->numel > 0;
+    for (size_t i = 0; i < part->n && *ret; at += e[i].n, i++) {
+        struct ckpt_source *source = p->job->cat->sources.ptr[e[i].source];
+        const uint64_t skip = e[i].n > 16 ? e[i].n - 16 : 0;
+        const uint64_t end = e[i].off + skip * ckpt_dtype_size(part->dtype);
+        const struct ckpt_ds_spot first = {source, part->dtype, e[i].off, at, e[i].n};
+        const struct ckpt_ds_spot last = {source, part->dtype, end, at + skip, e[i].n - skip};
+        if (ckpt_ds_spot_same(f, s, &first, ret, err) < 0 ||
+            (*ret && ckpt_ds_spot_same(f, s, &last, ret, err) < 0))
+            return -1;
+    }
+    return 0;
+}
+
+static bool has_shape(const struct ckpt_ds_param *param, const struct ckpt_ds_stored *s)
+{
+    return param->rank == s->rank && memcmp(param->dim, s->dim, s->rank * sizeof *s->dim) == 0;
+}
+
+/* Can the parameter be tied_modules.KEY.weight of a layer's "weight", with the same shape? */
+static bool may_be_tied(const struct ckpt_ds_param *param, const char *local,
+                        const struct ckpt_ds_stored *s)
+{
+    const char *own = param->name && ckpt_has_prefix(param->name, TIED)
+                          ? strchr(param->name + strlen(TIED), '.')
+                          : NULL;
+
+    return own && strcmp(own + 1, local) == 0 && has_shape(param, s);
+}
+
+/* Is the tensor in a layer's file the parameter, by its values? */
+static int has_values(const struct pipeline *p, uint64_t stage, const struct ckpt_ds_param *param,
+                      const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, bool *ret,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_ds_parts_release) struct ckpt_ds_parts master = {0};
+
+    return ckpt_ds_zero_add(&p->stage[stage], p->masters[stage], param, param->name, &master, err) <
+                       0 ||
+                   is_master_of(p, &master, f, s, ret, err) < 0
+               ? -1
+               : 0;
+}
+
+/* Name a tied parameter, of which several stages list a copy: the first copy gets the layer's name,
+ * the others are dropped. */
+static int take_name(const struct pipeline *p, const char *tied, const char *name,
+                     struct ckpt_err *err)
+{
+    const char *own = ckpt_arena_strdup(&p->weights->names, name);
+
+    if (!own)
+        return ckpt_nomem(err);
+    for (uint64_t i = 0; i < p->nstage; i++)
+        for (size_t k = 0; k < p->stage[i].param.len; k++) {
+            struct ckpt_ds_param *param = &p->stage[i].param.ptr[k];
+            if (!param->name || strcmp(param->name, tied) != 0)
+                continue;
+            param->name = own;
+            own = NULL;
+        }
+    return 0;
+}
+
+/* Find the tied parameter that belongs to a layer. No file records it; the name in the layer, the
+ * shape and the values decide. NULL: there is none. */
+static int find_tied(const struct pipeline *p, const char *local, const struct ckpt_ds_file *f,
+                     const struct ckpt_ds_stored *s, const struct ckpt_ds_param **ret,
+                     uint64_t *ret_stage, struct ckpt_err *err)
+{
+    bool same = false;
+
+    *ret = NULL;
+    for (uint64_t i = 0; i < p->nstage && !same; i++)
+        for (size_t k = 0; p->masters[i] && k < p->stage[i].param.len && !same; k++) {
+            const struct ckpt_ds_param *param = &p->stage[i].param.ptr[k];
+            if (!may_be_tied(param, local, s))
+                continue;
+            if (has_values(p, i, param, f, s, &same, err) < 0)
+                return -1;
+            *ret = same ? param : NULL;
+            *ret_stage = i;
+        }
+    return 0;
+}
+
+/* Find the first layer's tensor that a later layer, which has a file too, is tied to. NULL: there
+ * is none. */
+static int find_first(const struct pipeline *p, const char *local, const struct ckpt_ds_file *f,
+                      const struct ckpt_ds_stored *s, const char **ret, struct ckpt_err *err)
+{
+    bool same = false;
+
+    *ret = NULL;
+    for (size_t i = 0; i < p->taken.len && !same; i++) {
+        const struct taken *t = &p->taken.ptr[i];
+        const char *own = t->param->name ? strchr(t->param->name, '.') : NULL;
+        if (!own || strcmp(own + 1, local) != 0 || !has_shape(t->param, s))
+            continue;
+        if (has_values(p, t->stage, t->param, f, s, &same, err) < 0)
+            return -1;
+        *ret = same ? t->param->name : NULL;
+    }
+    return 0;
+}
+
+/* Add a tensor that no stage lists under the layer's name and that is no first layer's. */
+static int add_later(struct pipeline *p, const char *local, const char *name,
+                     const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, uint32_t source,
+                     struct ckpt_err *err)
+{
+    const char *first;
+    size_t index;
+
+    if (find_first(p, local, f, s, &first, err) < 0)
+        return -1;
+    p->unnamed += !first;
+    return first && p->job->opt->masters && ckpt_ds_parts_find(p->weights, first, &index)
+               ? ckpt_ds_parts_alias(p->weights, name, index, err)
+               : ckpt_ds_parts_stored(p->weights, name, s, source, err);
+}
+
+static int add_tied(struct pipeline *p, const char *local, const char *name,
+                    const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s, uint32_t source,
+                    struct ckpt_err *err)
+{
+    const struct ckpt_ds_param *param;
+    struct taken *t;
+    uint64_t stage;
+
+    if (find_tied(p, local, f, s, &param, &stage, err) < 0)
+        return -1;
+    if (!param)
+        return add_later(p, local, name, f, s, source, err);
+    if (take_name(p, param->name, name, err) < 0)
+        return -1;
+    if (ckpt_vec_add(&p->taken, &t) < 0)
+        return ckpt_nomem(err);
+    *t = (struct taken){param, stage};
+    return p->job->opt->masters
+               ? ckpt_ds_zero_add(&p->stage[stage], p->masters[stage], param, name, p->weights, err)
+               : ckpt_ds_parts_stored(p->weights, name, s, source, err);
+}
+
+static int add_local(void *ctx, const char *local, const struct ckpt_ds_file *f,
+                     const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err)
+{
+    struct pipeline *p = ctx;
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%" PRIu64 ".%s", p->layer, local);
+
+    if (!name)
+        return ckpt_nomem(err);
+    if (!p->masters)
+        return ckpt_ds_parts_stored(p->weights, name, s, source, err);
+    for (uint64_t i = 0; i < p->nstage; i++) {
+        const struct ckpt_ds_param *param = ckpt_ds_zero_param(&p->stage[i], name);
+        if (!param || !p->masters[i])
+            continue;
+        return p->job->opt->masters
+                   ? ckpt_ds_zero_add(&p->stage[i], p->masters[i], param, name, p->weights, err)
+                   : ckpt_ds_parts_stored(p->weights, name, s, source, err);
+    }
+    return add_tied(p, local, name, f, s, source, err);
+}
+
+/* Does a stage's model file list parameters of that layer? */
+static bool has_params(const struct pipeline *p, uint64_t layer)
+{
+    for (uint64_t i = 0; i < p->nstage; i++)
+        for (size_t k = 0; k < p->stage[i].param.len; k++) {
+            const char *name = p->stage[i].param.ptr[k].name;
+            unsigned long long number;
+            if (name && ckpt_parse_u64(name, strcspn(name, "."), &number) && number == layer)
+                return true;
+        }
+    return false;
+}
+
+static bool lists_params(const struct pipeline *p)
+{
+    for (uint64_t i = 0; i < p->nstage; i++)
+        if (p->stage[i].param.len == 0)
+            return false;
+    return true;
+}
+
+/* Check a gap between the layers' files: a layer has no file if it is a function, or tied to an
+ * earlier layer. */
+static int check_hole(const struct pipeline *p, uint64_t from, uint64_t to, struct ckpt_err *err)
+{
+    const bool known = lists_params(p);
+
+    for (uint64_t layer = from; layer < to; layer++) {
+        if (known && !has_params(p, layer))
+            continue;
+        if (known || !p->job->opt->allow_partial)
+            return ckpt_fail(
+                err, CKPT_MISSING, "'%s': layer_%02" PRIu64 "-model_states.pt is missing%s",
+                ckpt_dir_path(p->job->dir), layer,
+                known
+                    ? ""
+                    : " although its neighbours are there (a layer without weights, or one that is "
+                      "tied to an earlier layer, has no file either: allow_partial assumes that)");
+        ckpt_catalog_warn(p->job->cat, "'%s' has no file of layer %" PRIu64,
+                          ckpt_dir_path(p->job->dir), layer);
+    }
+    return 0;
+}
+
+static int read_layers(struct pipeline *p, struct ckpt_err *err)
+{
+    const struct ckpt_ds_tag *tag = p->job->tag;
+    uint64_t next = 0;
+
+    for (size_t i = 0; i < tag->files.len; i++) {
+        const struct ckpt_ds_entry *e = &tag->files.ptr[i];
+        if (e->is.role != CKPT_DS_LAYER || (p->ntp > 1 && e->is.mp != p->tp))
+            continue;
+        if (p->ntp == 1 && e->is.mp > 0)
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "'%s/%s': the checkpoint does not say how the layers of several "
+                             "tensor-parallel ranks are joined",
+                             ckpt_dir_path(p->job->dir), e->name);
+        p->layer = e->is.layer;
+        if (p->layer < next)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "'%s' holds two files of layer %" PRIu64 ": '%s' and another one",
+                             ckpt_dir_path(p->job->dir), p->layer, e->name);
+        if ((!p->any_layers && check_hole(p, next, p->layer, err) < 0) ||
+            ckpt_ds_layers_each(p->job, e->name, add_local, p, err) < 0)
+            return -1;
+        next = p->layer + 1;
+    }
+    return 0;
+}
+
+/* Check that every parameter in the model files was found in a layer's file. */
+static int check_params(const struct pipeline *p, struct ckpt_err *err)
+{
+    size_t index;
+
+    for (uint64_t i = 0; i < p->nstage; i++)
+        for (size_t k = 0; k < p->stage[i].param.len; k++) {
+            const char *name = p->stage[i].param.ptr[k].name;
+            if (name && !ckpt_has_prefix(name, TIED) &&
+                !ckpt_ds_parts_find(p->weights, name, &index))
+                return ckpt_fail(err, CKPT_MISSING,
+                                 "'%s': no layer's file has '%s', which '%s' lists",
+                                 ckpt_dir_path(p->job->dir), name, p->stage[i].model_name);
+        }
+    return 0;
+}
+
+/* The number of parameters that a stage's optimizer has, if it is torch's own; else 0. */
+static size_t count_trained(const struct ckpt_ds_zero *stage)
+{
+    const struct ckpt_pickle *p = &stage->model->p;
+    const ckpt_pv groups = ckpt_pv_get(p, ckpt_pv_get(p, p->root, "optimizer"), "param_groups");
+    size_t n = 0;
+
+    for (size_t i = 0; i < ckpt_pv_len(p, groups); i++)
+        n += ckpt_pv_len(p, ckpt_pv_get(p, ckpt_pv_at(p, groups, i), "params"));
+    return n;
+}
+
+/* Without lists of parameters, nothing tells how many layers there are: warn if the optimizers have
+ * more parameters than the layers' files. */
+static void compare_counts(const struct pipeline *p)
+{
+    size_t n = 0;
+
+    for (uint64_t i = 0; i < p->nstage; i++)
+        n += count_trained(&p->stage[i]);
+    if (n > p->weights->part.len && !lists_params(p))
+        ckpt_catalog_warn(p->job->cat,
+                          "'%s': the optimizers of all stages have %zu parameters, but the layers' "
+                          "files %zu tensors: layers at the end are missing (layer_*), or some are "
+                          "tied",
+                          ckpt_dir_path(p->job->dir), n, p->weights->part.len);
+}
+
+static int refuse_ranks(const struct pipeline *p, uint64_t ntp, struct ckpt_err *err)
+{
+    if (p->ntp > 1)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "'%s': '%s' says that there are %" PRIu64
+                         " tensor-parallel ranks, its args say %" PRIu64,
+                         ckpt_dir_path(p->job->dir), p->stage[0].model_name, ntp, p->ntp);
+    return ckpt_fail(err, CKPT_UNSUPPORTED,
+                     "'%s': how the layers of %" PRIu64
+                     " tensor-parallel ranks join is not in the checkpoint",
+                     ckpt_dir_path(p->job->dir), ntp);
+}
+
+/* Check that there are as many stages as the first model file says. */
+static int check_stages(const struct pipeline *p, struct ckpt_err *err)
+{
+    const struct ckpt_ds_file *f = p->stage[0].model;
+    const ckpt_pv degrees = ckpt_pv_get(&f->p, f->p.root, "checkpoint_parallel_dimensions");
+    uint64_t n = p->nstage, tp = p->ntp;
+
+    if (ckpt_ds_file_u64(f, degrees, "pp_degree", &n)) {
+        (void)ckpt_ds_file_u64(f, degrees, "tp_degree", &tp);
+        if (tp != p->ntp)
+            return refuse_ranks(p, tp, err);
+    } else if (ckpt_ds_file_u64(f, f->p.root, "mp_world_size", &n) && n % p->ntp == 0) {
+        n /= p->ntp;
+    }
+    return n == p->nstage
+               ? 0
+               : ckpt_fail(err, n > p->nstage ? CKPT_MISSING : CKPT_CONFLICT,
+                           "'%s' has the model files of %" PRIu64
+                           " pipeline stages, '%s' says %" PRIu64,
+                           ckpt_dir_path(p->job->dir), p->nstage, p->stage[0].model_name, n);
+}
+
+static int read_stage(struct pipeline *p, uint64_t i, bool *ret_any, struct ckpt_err *err)
+{
+    struct ckpt_err e = {0};
+    bool read;
+
+    if (ckpt_ds_module_read_ranks(&p->stage[i], &read, err) < 0)
+        return -1;
+    *ret_any |= read;
+    if (!read || ckpt_ds_masters_new(&p->stage[i], &p->masters[i], &e) == 0)
+        return 0;
+    if (p->job->opt->masters || e.code == CKPT_NOMEM)
+        return ckpt_fail(err, e.code, "%s", e.text);
+    ckpt_ds_masters_free(&p->stage[i], p->masters[i]);
+    p->masters[i] = NULL;
+    ckpt_catalog_warn(p->job->cat, "left out: the optimizer's states: %s", e.text);
+    return 0;
+}
+
+/* Read the masters of all stages if they are needed; they also identify tied parameters. */
+static int read_stages(struct pipeline *p, struct ckpt_err *err)
+{
+    bool any = false;
+
+    if (!p->job->opt->masters && !p->job->opt->states)
+        return 0;
+    if (!(p->masters = calloc(p->nstage, sizeof *p->masters)))
+        return ckpt_nomem(err);
+    for (uint64_t i = 0; i < p->nstage; i++)
+        if (read_stage(p, i, &any, err) < 0)
+            return -1;
+    if (!any) {
+        free(p->masters);
+        p->masters = NULL;
+    }
+    return 0;
+}
+
+static int read_pipeline(struct pipeline *p, struct ckpt_ds_parts *moments, struct ckpt_err *err)
+{
+    if (check_stages(p, err) < 0 || read_stages(p, err) < 0 || read_layers(p, err) < 0 ||
+        check_params(p, err) < 0)
+        return -1;
+    compare_counts(p);
+    if (p->unnamed)
+        ckpt_catalog_warn(
+            p->job->cat,
+            "'%s': %zu tensors are shown as their layers' files have them, without "
+            "F32 masters or states: the checkpoint does not say which ones are theirs",
+            ckpt_dir_path(p->job->dir), p->unnamed);
+    for (uint64_t i = 0; p->masters && p->job->opt->states && i < p->nstage; i++)
+        if (p->masters[i] && ckpt_ds_moments_add(&p->stage[i], moments, err) < 0)
+            return -1;
+    return 0;
+}
+
+int ckpt_ds_layers_read(const struct ckpt_ds_job *job, const struct ckpt_ds_stages *stages,
+                        struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
+                        struct ckpt_err *err)
+{
+    struct pipeline p = {.job = job,
+                         .stage = stages->stage,
+                         .nstage = stages->n,
+                         .tp = stages->tp,
+                         .ntp = stages->ntp,
+                         .any_layers = stages->any_layers,
+                         .weights = weights};
+    const int result = read_pipeline(&p, moments, err);
+
+    for (uint64_t i = 0; p.masters && i < p.nstage; i++)
+        ckpt_ds_masters_free(&p.stage[i], p.masters[i]);
+    free(p.masters);
+    ckpt_vec_release(&p.taken);
+    return result;
+}

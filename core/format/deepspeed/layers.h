@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Weights that are not in the model file but in files of their own, each a state dict: the layers
+ * of a pipeline module. */
+#ifndef CKPT_FORMAT_DEEPSPEED_LAYERS_H
+#define CKPT_FORMAT_DEEPSPEED_LAYERS_H
+
+#include "format/deepspeed/zero.h"
+
+/* The pipeline stages of one tensor-parallel rank. */
+struct ckpt_ds_stages {
+    struct ckpt_ds_zero *stage; /* their model files, open */
+    uint64_t n;
+    uint64_t tp, ntp; /* the tensor-parallel rank, and the number of these ranks */
+    bool any_layers;  /* do not ask whether a layer without a file is missing: the caller checks it
+                       */
+};
+
+/* Add the layers of the stages, whose files are checked, under the names LL.NAME; also masters and
+ * moments if the options ask for them. MISSING: there is no file for a layer, and the model files
+ * do not prove that the layer has no parameters. */
+int ckpt_ds_layers_read(const struct ckpt_ds_job *job, const struct ckpt_ds_stages *stages,
+                        struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
+                        struct ckpt_err *err);
+
+/* Call fn for all tensors of a file that is a state dict; it becomes a source of the catalogue. */
+typedef int ckpt_ds_add_fn(void *ctx, const char *name, const struct ckpt_ds_file *f,
+                           const struct ckpt_ds_stored *s, uint32_t source, struct ckpt_err *err);
+int ckpt_ds_layers_each(const struct ckpt_ds_job *job, const char *file, ckpt_ds_add_fn *fn,
+                        void *ctx, struct ckpt_err *err);
+
+#endif

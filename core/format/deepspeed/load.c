@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finding out which of DeepSpeed's layouts a tag has, and loading its tensors. */
+#include "format/deepspeed/load.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/str.h"
+#include "format/deepspeed/experts.h"
+#include "format/deepspeed/layers.h"
+#include "format/deepspeed/megatron.h"
+#include "format/deepspeed/module.h"
+#include "format/deepspeed/pipe.h"
+#include "format/deepspeed/tp.h"
+#include "format/deepspeed/universal.h"
+
+static void parts_release(struct ckpt_ds_parts *p) { ckpt_ds_parts_release(p); }
+static void zero_release(struct ckpt_ds_zero *z) { ckpt_ds_zero_release(z); }
+static void pipe_release(struct ckpt_ds_pipe *p) { ckpt_ds_pipe_release(p); }
+static void megatron_release(struct ckpt_ds_megatron *m) { ckpt_ds_megatron_release(m); }
+
+static int about(const struct ckpt_ds_job *job, const char *key, json_t *value,
+                 struct ckpt_err *err)
+{
+    return !value || json_object_set_new(job->cat->about, key, value) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int describe(const struct ckpt_ds_job *job, const struct ckpt_ds_zero *z,
+                    struct ckpt_err *err)
+{
+    const struct ckpt_pickle *p = &z->model->p;
+    const char *version = ckpt_pv_str(p, ckpt_pv_get(p, p->root, "ds_version"));
+    uint64_t step;
+
+    if (version && ckpt_utf8_ok(version) && about(job, "version", json_string(version), err) < 0)
+        return -1;
+    return ckpt_ds_file_u64(z->model, p->root, "global_steps", &step)
+               ? about(job, "step", json_integer((json_int_t)step), err)
+               : 0;
+}
+
+static int add_all(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *p,
+                   struct ckpt_err *err)
+{
+    for (size_t i = 0; i < p->part.len; i++)
+        if (ckpt_ds_parts_catalog(p, i, job->cat, err) < 0)
+            return ckpt_err_in(err, "'%s'", ckpt_dir_path(job->dir));
+    return 0;
+}
+
+static int add_both(const struct ckpt_ds_job *job, const struct ckpt_ds_parts *weights,
+                    const struct ckpt_ds_parts *moments, struct ckpt_err *err)
+{
+    return add_all(job, weights, err) < 0 ? -1 : add_all(job, moments, err);
+}
+
+/* The number n of ranks: 0 to n - 1 have model files. 0: one is missing. */
+static uint64_t count_mp(const struct ckpt_ds_tag *tag)
+{
+    uint64_t n = 0;
+
+    while (ckpt_ds_tag_find(tag, CKPT_DS_MODEL, n, 0) ||
+           ckpt_ds_tag_find(tag, CKPT_DS_ZERO3_MODEL, n, 0))
+        n++;
+    return n;
+}
+
+/* Check that there are as many tensor-parallel ranks as the first one says. */
+static int check_degree(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_err *err)
+{
+    const struct ckpt_pickle *p = &z->model->p;
+    const ckpt_pv degrees = ckpt_pv_get(p, p->root, "checkpoint_parallel_dimensions");
+    uint64_t want = n;
+
+    if (!ckpt_ds_file_u64(z->model, degrees, "tp_degree", &want))
+        (void)ckpt_ds_file_u64(z->model, p->root, "mp_world_size", &want);
+    return want == n ? 0
+                     : ckpt_fail(err, want > n ? CKPT_MISSING : CKPT_CONFLICT,
+                                 "'%s': the model files of %" PRIu64
+                                 " tensor-parallel ranks are there, '%s' says that there are "
+                                 "%" PRIu64,
+                                 ckpt_dir_path(z->job->dir), n, z->model_name, want);
+}
+
+/* Is it to be shown as a Megatron checkpoint? With states, all names are the module's own, because
+ * the names of states contain those. */
+static bool is_megatron(const struct ckpt_ds_zero *z, bool pipeline)
+{
+    return !z->job->opt->states && ckpt_ds_megatron_is(z, pipeline);
+}
+
+/* Load a module of which one rank has everything except the experts. */
+static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
+    ckpt_cleanup(megatron_release) struct ckpt_ds_megatron m = {0};
+    ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
+
+    if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0 ||
+        check_degree(&z, 1, err) < 0)
+        return -1;
+    if (z.moe && z.zero3)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s': experts' files beside ZeRO 3 are not supported",
+                         ckpt_dir_path(job->dir));
+    if (ckpt_ds_module_read(&z, &weights, &moments, err) < 0 ||
+        (z.moe && ckpt_ds_experts_read(&z, &weights, &moments, err) < 0))
+        return -1;
+    if (is_megatron(&z, false))
+        return ckpt_ds_megatron_read(&z, false, &m, err) < 0
+                   ? -1
+                   : ckpt_ds_megatron_add(job, &m, false, &weights, err);
+    return add_both(job, &weights, &moments, err);
+}
+
+static void stages_free(struct ckpt_ds_zero *stage, uint64_t n)
+{
+    for (uint64_t i = 0; stage && i < n; i++)
+        ckpt_ds_zero_release(&stage[i]);
+    free(stage);
+}
+
+/* The ranks of a job, each of which has a part of the model. */
+struct ranks {
+    uint64_t n;
+    struct ckpt_ds_zero *zero;
+    struct ckpt_ds_parts *weights, *moments;
+    struct ckpt_ds_megatron megatron; /* all zero: it is not Megatron's */
+};
+
+static void ranks_release(struct ranks *r)
+{
+    stages_free(r->zero, r->n);
+    for (uint64_t i = 0; i < r->n; i++) {
+        if (r->weights)
+            ckpt_ds_parts_release(&r->weights[i]);
+        if (r->moments)
+            ckpt_ds_parts_release(&r->moments[i]);
+    }
+    free(r->weights);
+    free(r->moments);
+    ckpt_ds_megatron_release(&r->megatron);
+}
+
+/* Open the first rank's model file, and make room for all ranks. */
+static int open_rank0(const struct ckpt_ds_job *job, struct ranks *r, struct ckpt_err *err)
+{
+    r->n = ckpt_max_u64(count_mp(job->tag), 1);
+    if (!(r->zero = calloc(r->n, sizeof *r->zero)) ||
+        !(r->weights = calloc(r->n, sizeof *r->weights)) ||
+        !(r->moments = calloc(r->n, sizeof *r->moments)))
+        return ckpt_nomem(err);
+    return ckpt_ds_zero_open(job, 0, &r->zero[0], err) < 0 || describe(job, &r->zero[0], err) < 0
+               ? -1
+               : 0;
+}
+
+/* The same of a checkpoint whose ranks are not joined yet, with Megatron's facts if it is one. */
+static int open_first(const struct ckpt_ds_job *job, bool pipeline, struct ranks *r,
+                      struct ckpt_err *err)
+{
+    if (open_rank0(job, r, err) < 0)
+        return -1;
+    return is_megatron(&r->zero[0], pipeline)
+               ? ckpt_ds_megatron_read(&r->zero[0], pipeline, &r->megatron, err)
+               : 0;
+}
+
+/* Load a pipeline module, with one model file per stage and tensor-parallel rank. The first `pp` of
+ * r.zero are the stages of tensor-parallel rank 0, and so on. */
+static int load_pipeline(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(ranks_release) struct ranks r = {0};
+
+    if (open_first(job, true, &r, err) < 0)
+        return -1;
+    const bool megatron = r.megatron.tp > 0;
+    const uint64_t tp = megatron ? r.megatron.tp : 1, pp = r.n / tp;
+    for (uint64_t i = 1; i < r.n; i++)
+        if (ckpt_ds_zero_open(job, i % pp * tp + i / pp, &r.zero[i], err) < 0)
+            return -1;
+    for (uint64_t t = 0; t < tp; t++) {
+        const struct ckpt_ds_stages stages = {&r.zero[t * pp], pp, t, tp, megatron};
+        if (ckpt_ds_layers_read(job, &stages, &r.weights[t], &r.moments[t], err) < 0)
+            return -1;
+    }
+    if (megatron)
+        return ckpt_ds_megatron_add(job, &r.megatron, true, r.weights, err);
+    return add_both(job, &r.weights[0], &r.moments[0], err);
+}
+
+/* Load a module of which each tensor-parallel rank has a part. */
+static int load_ranks(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(ranks_release) struct ranks r = {0};
+
+    if (open_first(job, false, &r, err) < 0 || check_degree(&r.zero[0], r.n, err) < 0)
+        return -1;
+    for (uint64_t i = 1; i < r.n; i++) {
+        if (ckpt_ds_zero_open(job, i, &r.zero[i], err) < 0)
+            return -1;
+        r.zero[i].shared_in = r.zero[0].model;
+    }
+    for (uint64_t i = 0; i < r.n; i++)
+        if (ckpt_ds_module_read(&r.zero[i], &r.weights[i], &r.moments[i], err) < 0)
+            return -1;
+    if (r.megatron.tp)
+        return ckpt_ds_megatron_add(job, &r.megatron, false, r.weights, err);
+    return ckpt_ds_tp_join(&r.zero[0], r.weights, r.n, job->cat, err) < 0 ||
+                   ckpt_ds_tp_join(&r.zero[0], r.moments, r.n, job->cat, err) < 0
+               ? -1
+               : 0;
+}
+
+static int check_roles(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    const struct ckpt_ds_entry *model, *zero3;
+
+    if (ckpt_ds_tag_count(job->tag, CKPT_DS_MODEL, &model) &&
+        ckpt_ds_tag_count(job->tag, CKPT_DS_ZERO3_MODEL, &zero3))
+        return ckpt_fail(
+            err, CKPT_CONFLICT,
+            "'%s' holds files of several saves: '%s' is of ZeRO 3, '%s' is not: remove "
+            "the stale ones",
+            ckpt_dir_path(job->dir), zero3->name, model->name);
+    return 0;
+}
+
+/* Load a universal checkpoint of a pipeline, whose tensor-parallel ranks are joined already. */
+static int load_universal_pipe(struct ranks *r, struct ckpt_err *err)
+{
+    ckpt_cleanup(pipe_release) struct ckpt_ds_pipe pipe = {0};
+    const struct ckpt_ds_job *job = r->zero[0].job;
+    const bool megatron = ckpt_ds_megatron_is(&r->zero[0], true);
+    const bool shown = is_megatron(&r->zero[0], true);
+
+    if (shown && ckpt_ds_megatron_read_joined(&r->zero[0], true, &r->megatron, err) < 0)
+        return -1;
+    for (uint64_t i = 1; i < r->n; i++)
+        if (ckpt_ds_zero_open(job, i, &r->zero[i], err) < 0)
+            return -1;
+    if (ckpt_ds_pipe_read(r->zero, r->n, megatron, &pipe, err) < 0 ||
+        ckpt_ds_universal_read_pipe(&r->zero[0], &pipe, &r->weights[0], &r->moments[0], err) < 0)
+        return -1;
+    if (shown)
+        return ckpt_ds_megatron_add(job, &r->megatron, true, r->weights, err);
+    return add_both(job, &r->weights[0], &r->moments[0], err);
+}
+
+/* Load one of a module, of which the first rank's file has everything that is not in zero/. */
+static int load_universal_module(struct ranks *r, struct ckpt_err *err)
+{
+    struct ckpt_ds_zero *z = &r->zero[0];
+
+    if (ckpt_ds_universal_read(z, r->n, &r->weights[0], &r->moments[0], err) < 0)
+        return -1;
+    if (is_megatron(z, false))
+        return ckpt_ds_megatron_read_joined(z, false, &r->megatron, err) < 0
+                   ? -1
+                   : ckpt_ds_megatron_add(z->job, &r->megatron, false, r->weights, err);
+    return add_both(z->job, &r->weights[0], &r->moments[0], err);
+}
+
+/* Load a universal checkpoint, or refuse a conversion that was not finished. */
+static int load_universal(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    ckpt_cleanup(ranks_release) struct ranks r = {0};
+
+    if (!ckpt_dir_has_dir(job->dir, "zero"))
+        return ckpt_fail(err, CKPT_MISSING,
+                         "'%s' has fragments in tmp/ but no zero/: the conversion to a universal "
+                         "checkpoint was interrupted",
+                         ckpt_dir_path(job->dir));
+    if (open_rank0(job, &r, err) < 0)
+        return -1;
+    const struct ckpt_ds_file *f = r.zero[0].model;
+    const enum ckpt_pv_kind module = ckpt_pv_kind(ckpt_pv_get(&f->p, f->p.root, "module"));
+    if (module == CKPT_PV_DICT)
+        return load_universal_module(&r, err);
+    if (module == CKPT_PV_NONE && !r.zero[0].zero3)
+        return load_universal_pipe(&r, err);
+    return ckpt_fail(err, CKPT_FORMAT, "'%s/%s': 'module' is not a state dict",
+                     ckpt_dir_path(job->dir), r.zero[0].model_name);
+}
+
+int ckpt_ds_load(const struct ckpt_ds_job *job, struct ckpt_err *err)
+{
+    if (check_roles(job, err) < 0)
+        return -1;
+    if (job->tag->universal && ckpt_ds_tag_count(job->tag, CKPT_DS_OPTIM, NULL) == 0)
+        return load_universal(job, err);
+    if (ckpt_ds_tag_count(job->tag, CKPT_DS_LAYER, NULL))
+        return load_pipeline(job, err);
+    return count_mp(job->tag) > 1 ? load_ranks(job, err) : load_module(job, err);
+}

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Converting extents of flat buffers to pieces of tensors. */
+#include "format/deepspeed/part.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/str.h"
+
+enum { MAX_NAME = 4096 };
+
+void ckpt_ds_parts_release(struct ckpt_ds_parts *p)
+{
+    ckpt_arena_release(&p->names);
+    ckpt_vec_release(&p->part);
+    ckpt_vec_release(&p->extent);
+    ckpt_map_release(&p->by_name);
+}
+
+int ckpt_ds_parts_add(struct ckpt_ds_parts *p, const char *name, enum ckpt_dtype dtype,
+                      const uint64_t *dim, uint32_t rank, struct ckpt_err *err)
+{
+    struct ckpt_ds_part *part;
+    uint32_t at;
+    bool is_new;
+    char *own;
+
+    if (!*name || strlen(name) > MAX_NAME || !ckpt_utf8_ok(name))
+        return ckpt_fail(err, CKPT_FORMAT, "'%.64s' is not a valid name of a tensor", name);
+    if (!(own = ckpt_arena_strdup(&p->names, name)) ||
+        ckpt_map_put(&p->by_name, own, strlen(own), (uint32_t)p->part.len, &at, &is_new) < 0)
+        return ckpt_nomem(err);
+    if (!is_new)
+        return ckpt_fail(err, CKPT_CONFLICT, "tensor '%s' is listed twice", name);
+    if (ckpt_vec_add(&p->part, &part) < 0)
+        return ckpt_nomem(err);
+    part->name = part->param = own;
+    part->dtype = dtype;
+    part->rank = rank;
+    part->first = p->extent.len;
+    memcpy(part->dim, dim, rank * sizeof *dim);
+    return ckpt_shape_numel(dim, rank, &part->numel)
+               ? 0
+               : ckpt_fail(err, CKPT_FORMAT, "tensor '%s' is larger than any file", name);
+}
+
+int ckpt_ds_parts_extend(struct ckpt_ds_parts *p, uint32_t source, uint64_t off, uint64_t n,
+                         struct ckpt_err *err)
+{
+    struct ckpt_ds_part *part = &p->part.ptr[p->part.len - 1];
+    struct ckpt_ds_extent *last = part->n ? &p->extent.ptr[p->extent.len - 1] : NULL;
+
+    if (n == 0)
+        return 0;
+    if (last && last->source == source &&
+        last->off + last->n * ckpt_dtype_size(part->dtype) == off) {
+        last->n += n;
+        return 0;
+    }
+    part->n++;
+    return ckpt_vec_push(&p->extent,
+                         ((struct ckpt_ds_extent){.n = n, .off = off, .source = source})) < 0
+               ? ckpt_nomem(err)
+               : 0;
+}
+
+int ckpt_ds_parts_stored(struct ckpt_ds_parts *p, const char *name, const struct ckpt_ds_stored *s,
+                         uint32_t source, struct ckpt_err *err)
+{
+    if (ckpt_ds_parts_add(p, name, s->dtype, s->dim, s->rank, err) < 0)
+        return -1;
+    struct ckpt_ds_part *part = &p->part.ptr[p->part.len - 1];
+    part->strided = !s->contiguous;
+    memcpy(part->stride, s->stride, s->rank * sizeof *s->stride);
+    return ckpt_ds_parts_extend(p, source, s->off, s->numel, err);
+}
+
+int ckpt_ds_parts_alias(struct ckpt_ds_parts *p, const char *name, size_t of, struct ckpt_err *err)
+{
+    const struct ckpt_ds_part owner = p->part.ptr[of];
+
+    if (ckpt_ds_parts_add(p, name, owner.dtype, owner.dim, owner.rank, err) < 0)
+        return -1;
+    struct ckpt_ds_part *part = &p->part.ptr[p->part.len - 1];
+    const char *own = part->name;
+    *part = owner;
+    part->name = part->param = own;
+    return 0;
+}
+
+bool ckpt_ds_parts_find(const struct ckpt_ds_parts *p, const char *name, size_t *ret)
+{
+    uint32_t at;
+
+    if (!ckpt_map_get(&p->by_name, name, strlen(name), &at))
+        return false;
+    *ret = at;
+    return true;
+}
+
+/* ---- pieces ---- */
+
+static int fail_length(const struct ckpt_ds_part *part, uint64_t n, struct ckpt_err *err)
+{
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "tensor '%s' has %" PRIu64 " elements, the files hold %" PRIu64 " of them",
+                     part->name, part->numel, n);
+}
+
+static int check_length(const struct ckpt_ds_parts *p, const struct ckpt_ds_part *part,
+                        struct ckpt_err *err)
+{
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < part->n; i++)
+        n += p->extent.ptr[part->first + i].n;
+    return n == part->numel ? 0 : fail_length(part, n, err);
+}
+
+static void whole_map(const struct ckpt_ds_part *part, struct ckpt_ds_map *m)
+{
+    *m = (struct ckpt_ds_map){.naxis = part->rank};
+    memcpy(m->n, part->dim, part->rank * sizeof *part->dim);
+    ckpt_shape_strides(part->dim, part->rank, m->local);
+    memcpy(m->global, m->local, sizeof m->global);
+}
+
+/* Sort the axes of a piece, so that the slowest in the whole tensor is first. */
+static void sort_axes(struct ckpt_piece_draft *d)
+{
+    for (uint32_t i = 1; i < d->naxis; i++)
+        for (uint32_t k = i; k > 0 && d->axis[k].dst > d->axis[k - 1].dst; k--) {
+            const struct ckpt_axis a = d->axis[k];
+            d->axis[k] = d->axis[k - 1];
+            d->axis[k - 1] = a;
+        }
+}
+
+/* Place the elements [lo, lo + e->n) of the part, which begin at local_off of the mapping. */
+static int place_extent(const struct ckpt_ds_map *m, const struct ckpt_ds_extent *e, uint64_t lo,
+                        uint64_t esize, ckpt_ds_drafts *out)
+{
+    struct ckpt_span span[CKPT_MAX_SPANS];
+    const uint64_t end = lo + e->n;
+
+    if (end <= m->local_off)
+        return 0;
+    const uint64_t from = lo > m->local_off ? lo - m->local_off : 0;
+    const size_t n = ckpt_axes_clip(m->n, m->local, m->naxis, from, end - m->local_off, span);
+    for (size_t i = 0; i < n; i++) {
+        struct ckpt_piece_draft *d;
+        uint64_t local = m->local_off;
+        if (ckpt_vec_add(out, &d) < 0)
+            return -1;
+        d->source = e->source;
+        d->dst = m->global_off;
+        d->naxis = m->naxis;
+        for (uint32_t j = 0; j < m->naxis; j++) {
+            local += span[i].lo[j] * m->local[j];
+            d->dst += span[i].lo[j] * m->global[j];
+            d->axis[j] = (struct ckpt_axis){span[i].n[j], m->global[j], m->local[j] * esize};
+        }
+        d->src = e->off + (local - lo) * esize;
+        sort_axes(d);
+    }
+    return 0;
+}
+
+static int place_strided(const struct ckpt_ds_part *part, const struct ckpt_ds_extent *e,
+                         ckpt_ds_drafts *out)
+{
+    struct ckpt_box box = {.rank = part->rank};
+    struct ckpt_piece_draft *d;
+
+    memcpy(box.n, part->dim, part->rank * sizeof *part->dim);
+    if (ckpt_vec_add(out, &d) < 0)
+        return -1;
+    ckpt_piece_from_box(part->dim, &box, e->source, e->off, part->stride, d);
+    return 0;
+}
+
+int ckpt_ds_parts_place(const struct ckpt_ds_parts *p, size_t i, const struct ckpt_ds_map *m,
+                        ckpt_ds_drafts *out, struct ckpt_err *err)
+{
+    const struct ckpt_ds_part *part = &p->part.ptr[i];
+    const struct ckpt_ds_extent *e = &p->extent.ptr[part->first];
+    struct ckpt_ds_map whole;
+    uint64_t lo = 0;
+
+    if (part->numel == 0)
+        return 0;
+    if (check_length(p, part, err) < 0)
+        return -1;
+    if (part->strided && m)
+        return ckpt_fail(
+            err, CKPT_UNSUPPORTED,
+            "tensor '%s' is stored with gaps or transposed, so that its parts cannot be located",
+            part->name);
+    if (part->strided)
+        return place_strided(part, e, out) < 0 ? ckpt_nomem(err) : 0;
+    whole_map(part, &whole);
+    for (size_t k = 0; k < part->n; lo += e[k].n, k++)
+        if (place_extent(m ? m : &whole, &e[k], lo, ckpt_dtype_size(part->dtype), out) < 0)
+            return ckpt_nomem(err);
+    return 0;
+}
+
+int ckpt_ds_parts_catalog(const struct ckpt_ds_parts *p, size_t i, struct ckpt_catalog *cat,
+                          struct ckpt_err *err)
+{
+    const struct ckpt_ds_part *part = &p->part.ptr[i];
+    ckpt_ds_drafts drafts = {0};
+    size_t index;
+    int result = -1;
+
+    if (ckpt_ds_parts_place(p, i, NULL, &drafts, err) == 0 &&
+        ckpt_catalog_add(cat, part->name, part->dtype, part->dim, part->rank, &index, err) == 0) {
+        cat->tensors.ptr[index].wanted = part->wanted;
+        result = ckpt_catalog_set_pieces(cat, index, drafts.ptr, drafts.len, err);
+    }
+    ckpt_vec_release(&drafts);
+    return result;
+}

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* DeepSpeed's checkpoints: a tag's folder, and the folder above it where that is one checkpoint.
+ *
+ *     RUN/latest, RUN/TAG/...         the engine's own: a folder of tags, each a checkpoint
+ *     checkpoint-N/latest, TAG/...    HF Trainer: with a config, and perhaps the model itself,
+ * beside DIR/latest, pytorch_model/...   accelerate's save_state
+ *
+ * Where the trainer itself wrote the model beside its tag, those files are the model as it lies;
+ * the tag has the F32 masters and the optimizer's states. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "ckpt/readers.h"
+#include "container/config.h"
+#include "container/torch_object.h"
+#include "format/deepspeed/load.h"
+
+#define ACCELERATE "pytorch_model"
+
+enum place {
+    NOWHERE,
+    TAG,      /* the directory is itself a tag */
+    ABOVE,    /* the directory is the folder of one checkpoint, whose tag `latest` names */
+    DANGLING, /* there are tags in the directory, but `latest` names none of them */
+};
+
+/* ---- places ---- */
+
+static bool is_tag_below(struct ckpt_dir *dir, const char *name)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
+
+    return ckpt_dir_has_dir(dir, name) && ckpt_dir_open_below(dir, name, &below, NULL) == 0 &&
+           ckpt_ds_is_tag(below);
+}
+
+struct look {
+    struct ckpt_dir *dir;
+    char *tag; /* name of the last tag */
+};
+
+static int look_at(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct look *l = ctx;
+
+    (void)err;
+    if (e->kind != CKPT_ENTRY_DIR || !is_tag_below(l->dir, e->name))
+        return 0;
+    free(l->tag);
+    l->tag = strdup(e->name);
+    return 0;
+}
+
+/* Find any tag below dir; new, or NULL. */
+static char *any_tag(struct ckpt_dir *dir)
+{
+    struct look l = {.dir = dir};
+
+    (void)ckpt_dir_list(dir, look_at, &l, NULL);
+    return l.tag;
+}
+
+/* Is the folder one checkpoint: are files of the model or of the training beside the tag? */
+static bool is_one_checkpoint(struct ckpt_dir *dir, const char *latest)
+{
+    static const char *const files[] = {"config.json", "adapter_config.json", "trainer_state.json"};
+
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        if (ckpt_dir_has_file(dir, files[i]))
+            return true;
+    return ckpt_has_prefix(latest, ACCELERATE);
+}
+
+/* Find the tag. *ret_tag is new: its name below dir; NULL unless the result is ABOVE. */
+static enum place find_place(struct ckpt_dir *dir, char **ret_tag)
+{
+    ckpt_cleanup(ckpt_freep) char *latest = NULL, *tag = NULL;
+
+    *ret_tag = NULL;
+    if (ckpt_ds_is_tag(dir))
+        return TAG;
+    if (!ckpt_dir_has_file(dir, "latest") && !ckpt_dir_has_file(dir, "latest_universal"))
+        return NOWHERE;
+    if (!(latest = ckpt_ds_latest(dir)) || !is_tag_below(dir, latest))
+        return (tag = any_tag(dir)) ? DANGLING : NOWHERE;
+    if (!is_one_checkpoint(dir, latest))
+        return NOWHERE;
+    *ret_tag = ckpt_steal(&latest);
+    return ABOVE;
+}
+
+static int refuse_latest(struct ckpt_dir *dir, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *latest = ckpt_ds_latest(dir), *tag = any_tag(dir);
+
+    return ckpt_fail(err, CKPT_MISSING,
+                     "'%s/latest' names %s%s%s, which is no checkpoint below it: '%s' is one, and "
+                     "can be opened by itself",
+                     ckpt_dir_path(dir), latest ? "'" : "", latest ? latest : "no folder",
+                     latest ? "'" : "", tag ? tag : "?");
+}
+
+static enum ckpt_evidence ds_probe(struct ckpt_dir *dir)
+{
+    ckpt_cleanup(ckpt_freep) char *tag = NULL;
+
+    return find_place(dir, &tag) == NOWHERE ? CKPT_NOT_MINE : CKPT_BY_MAGIC;
+}
+
+/* ---- load ---- */
+
+/* Find the reader of the model that the trainer wrote beside its tag; NULL: there is none. */
+static const struct ckpt_reader *model_beside(struct ckpt_dir *dir)
+{
+    static const struct ckpt_reader *const readers[] = {&ckpt_reader_hf, &ckpt_reader_peft,
+                                                        &ckpt_reader_rank_files};
+
+    for (size_t i = 0; i < sizeof readers / sizeof readers[0]; i++)
+        if (readers[i]->probe(dir) != CKPT_NOT_MINE)
+            return readers[i];
+    return NULL;
+}
+
+static int load_tag(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                    struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_ds_tag_release) struct ckpt_ds_tag tag = {0};
+    const struct ckpt_ds_job job = {.dir = dir, .tag = &tag, .opt = opt, .cat = cat};
+
+    if (ckpt_ds_tag_read(dir, &tag, err) < 0 || ckpt_ds_load(&job, err) < 0)
+        return -1;
+    if (json_object_get(cat->about, "format")) /* Megatron-DeepSpeed's models are Megatron's */
+        return 0;
+    return json_object_set_new(cat->about, "format", json_string("deepspeed")) < 0 ? ckpt_nomem(err)
+                                                                                   : 0;
+}
+
+/* Read the config and tokenizer that the Trainer's checkpoints have. */
+static int read_beside(struct ckpt_dir *dir, struct ckpt_facts *facts, struct ckpt_catalog *cat,
+                       struct ckpt_err *err)
+{
+    facts->files = CKPT_FILES_CONFIG;
+    facts->files_at = "";
+    return ckpt_config_read_if(dir, "config.json", CKPT_CONFIG_MAX_BYTES, &cat->config, err);
+}
+
+static int load_above(struct ckpt_dir *dir, const char *tag, const struct ckpt_reader_options *opt,
+                      struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
+
+    return ckpt_dir_open_below(dir, tag, &below, err) < 0 || load_tag(below, opt, cat, err) < 0 ||
+                   read_beside(dir, facts, cat, err) < 0
+               ? -1
+               : 0;
+}
+
+static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
+                   struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *tag = NULL;
+    const enum place place = find_place(dir, &tag);
+    const struct ckpt_reader *beside = NULL;
+
+    if (place != TAG && !opt->masters && !opt->states)
+        beside = model_beside(dir);
+    if (beside)
+        return beside->load(dir, opt, facts, cat, err);
+    if (place == DANGLING)
+        return refuse_latest(dir, err);
+    return place == ABOVE ? load_above(dir, tag, opt, facts, cat, err)
+                          : load_tag(dir, opt, cat, err);
+}
+
+/* The values besides tensors in the model's first file. */
+static int ds_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,
+                      struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_ds_tag_release) struct ckpt_ds_tag files = {0};
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *s = NULL;
+    ckpt_cleanup(ckpt_freep) char *tag = NULL;
+    const enum place place = find_place(dir, &tag);
+
+    if (place == DANGLING)
+        return refuse_latest(dir, err);
+    if (ckpt_dir_open_below(dir, place == ABOVE ? tag : ".", &below, err) < 0 ||
+        ckpt_ds_tag_read(below, &files, err) < 0)
+        return -1;
+    const struct ckpt_ds_entry *e = ckpt_ds_tag_find(&files, CKPT_DS_MODEL, 0, 0);
+    if (!e && !(e = ckpt_ds_tag_find(&files, CKPT_DS_ZERO3_MODEL, 0, 0)))
+        return 0;
+    if (ckpt_source_file_new(below, e->name, opt->pool, &s, err) < 0)
+        return -1;
+    return ckpt_torch_object(s, 0, s->size, "", true, out, err) < 0
+               ? ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(below), e->name)
+               : 0;
+}
+
+/* ---- folders of tags ---- */
+
+/* Split a name such as "global_step12" into the number and the length of the part before it. */
+static bool split_number(const char *name, size_t *ret_prefix, unsigned long long *ret)
+{
+    size_t n = strlen(name);
+
+    while (n && name[n - 1] >= '0' && name[n - 1] <= '9')
+        n--;
+    *ret_prefix = n;
+    return ckpt_parse_u64(name + n, strlen(name) - n, ret);
+}
+
+/* The engine writes `latest` when all ranks have written their files, so a tag with a higher number
+ * may be unfinished. A universal checkpoint gets its model files last. */
+static bool ds_finished(struct ckpt_dir *dir, const char *name, const char *latest)
+{
+    ckpt_cleanup(ckpt_ds_tag_release) struct ckpt_ds_tag tag = {0};
+    unsigned long long step, last;
+    size_t prefix, last_prefix;
+
+    if (!ckpt_ds_is_tag(dir))
+        return true; /* its own `latest` names a tag */
+    if (ckpt_ds_tag_read(dir, &tag, NULL) < 0)
+        return false;
+    if (tag.universal)
+        return tag.files.len > 0;
+    if (!latest || !split_number(name, &prefix, &step) ||
+        !split_number(latest, &last_prefix, &last) || prefix != last_prefix ||
+        strncmp(name, latest, prefix) != 0)
+        return true;
+    return step <= last;
+}
+
+static const char *const markers[] = {"latest", "latest_universal", NULL};
+static const char *const rewrites[] = {"latest", "mp_rank_00_model_states.pt",
+                                       "zero_pp_rank_0_mp_rank_00_model_states.pt", NULL};
+
+const struct ckpt_reader ckpt_reader_deepspeed = {
+    .name = "deepspeed",
+    .markers = markers,
+    .rewrites = rewrites,
+    .probe = ds_probe,
+    .load = ds_load,
+    .objects = ds_objects,
+    .latest = ckpt_ds_latest,
+    .finished = ds_finished,
+    .side_files = "",
+};

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checking by samples that masters and 16-bit weights are of one save: a master, rounded, is the
+ * weight. */
+#ifndef CKPT_FORMAT_DEEPSPEED_SPOT_H
+#define CKPT_FORMAT_DEEPSPEED_SPOT_H
+
+#include "format/deepspeed/zero.h"
+
+/* Compare up to a few hundred elements of every extent of those tensors of `masters` that are
+ * parameters of z with the module's tensors. CONFLICT: they differ. */
+int ckpt_ds_spot_check(const struct ckpt_ds_zero *z, ckpt_pv module,
+                       const struct ckpt_ds_parts *masters, struct ckpt_err *err);
+
+/* Compare the first elements of every extent of tensor `index` of `masters` with the tensor s of a
+ * file. CONFLICT: they differ. */
+int ckpt_ds_spot_check_part(const struct ckpt_ds_job *job, const struct ckpt_ds_file *f,
+                            const char *file, const struct ckpt_ds_stored *s,
+                            const struct ckpt_ds_parts *masters, size_t index,
+                            struct ckpt_err *err);
+
+/* A range of a master for comparison: n elements from number `at`, which begin at byte `off` of
+ * `source`. */
+struct ckpt_ds_spot {
+    struct ckpt_source *source;
+    enum ckpt_dtype dtype;
+    uint64_t off, at, n;
+};
+/* Compare the range with the same elements of the module's tensor s; *ret is false if they differ.
+ */
+int ckpt_ds_spot_same(const struct ckpt_ds_file *f, const struct ckpt_ds_stored *s,
+                      const struct ckpt_ds_spot *spot, bool *ret, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names of DeepSpeed's files. */
+#include "format/deepspeed/tag.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "base/take.h"
+
+enum { MAX_LATEST = 4096 };
+
+/* "_mp_rank_TT_model_states.pt" */
+static bool take_end(const char *s, const char *states, struct ckpt_ds_file_name *f)
+{
+    return ckpt_take_text(&s, "_mp_rank_") && ckpt_take_u64(&s, &f->mp) && strcmp(s, states) == 0;
+}
+
+static bool parse_zero(const char *s, struct ckpt_ds_file_name *f)
+{
+    if (!ckpt_take_text(&s, "bf16_"))
+        (void)ckpt_take_text(&s, "fp16_");
+    if (!ckpt_take_text(&s, "zero_pp_rank_") || !ckpt_take_u64(&s, &f->dp))
+        return false;
+    f->role = CKPT_DS_OPTIM;
+    if (take_end(s, "_optim_states.pt", f))
+        return true;
+    f->role = CKPT_DS_ZERO3_MODEL;
+    return take_end(s, "_model_states.pt", f);
+}
+
+static bool parse_layer(const char *s, struct ckpt_ds_file_name *f)
+{
+    if (!ckpt_take_text(&s, "layer_") || !ckpt_take_u64(&s, &f->layer))
+        return false;
+    f->role = CKPT_DS_EXPERT;
+    if (ckpt_take_text(&s, "_expert_"))
+        return ckpt_take_u64(&s, &f->expert) && take_end(s, "_model_states.pt", f);
+    f->role = CKPT_DS_LAYER;
+    if (strcmp(s, "-model_states.pt") == 0)
+        return true;
+    return ckpt_take_text(&s, "-model_") && ckpt_take_u64(&s, &f->mp) &&
+           strcmp(s, "-model_states.pt") == 0;
+}
+
+bool ckpt_ds_file_name_parse(const char *name, struct ckpt_ds_file_name *ret)
+{
+    const char *s = name;
+
+    *ret = (struct ckpt_ds_file_name){.role = CKPT_DS_MODEL};
+    if (ckpt_take_text(&s, "mp_rank_"))
+        return ckpt_take_u64(&s, &ret->mp) && strcmp(s, "_model_states.pt") == 0;
+    if (ckpt_take_text(&s, "expert_")) {
+        ret->role = CKPT_DS_EXPERT;
+        ret->old_expert = true;
+        return ckpt_take_u64(&s, &ret->expert) && take_end(s, "_model_states.pt", ret);
+    }
+    if (ckpt_take_text(&s, "expp_rank_")) {
+        ret->role = CKPT_DS_EXPERT_OPTIM;
+        return ckpt_take_u64(&s, &ret->dp) && take_end(s, "_optim_states.pt", ret);
+    }
+    return parse_layer(name, ret) || parse_zero(name, ret);
+}
+
+static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct ckpt_ds_tag *t = ctx;
+    struct ckpt_ds_entry *entry;
+    struct ckpt_ds_file_name is;
+
+    if (e->kind == CKPT_ENTRY_DIR || !ckpt_ds_file_name_parse(e->name, &is))
+        return 0;
+    if (ckpt_vec_add(&t->files, &entry) < 0)
+        return ckpt_nomem(err);
+    entry->is = is;
+    return (entry->name = strdup(e->name)) ? 0 : ckpt_nomem(err);
+}
+
+static int cmp_u64(uint64_t a, uint64_t b) { return (a > b) - (a < b); }
+
+static int entry_cmp(const void *a, const void *b)
+{
+    const struct ckpt_ds_file_name *x = &((const struct ckpt_ds_entry *)a)->is;
+    const struct ckpt_ds_file_name *y = &((const struct ckpt_ds_entry *)b)->is;
+    int c = cmp_u64(x->role, y->role);
+
+    c = c ? c : cmp_u64(x->mp, y->mp);
+    c = c ? c : cmp_u64(x->layer, y->layer);
+    c = c ? c : cmp_u64(x->expert, y->expert);
+    return c ? c : cmp_u64(x->dp, y->dp);
+}
+
+int ckpt_ds_tag_read(struct ckpt_dir *dir, struct ckpt_ds_tag *ret, struct ckpt_err *err)
+{
+    if (ckpt_dir_list(dir, see, ret, err) < 0)
+        return -1;
+    if (ret->files.len)
+        qsort(ret->files.ptr, ret->files.len, sizeof *ret->files.ptr, entry_cmp);
+    ret->universal = ckpt_dir_has_dir(dir, "zero") || ckpt_dir_has_dir(dir, "tmp");
+    return 0;
+}
+
+void ckpt_ds_tag_release(struct ckpt_ds_tag *t)
+{
+    for (size_t i = 0; i < t->files.len; i++)
+        free(t->files.ptr[i].name);
+    ckpt_vec_release(&t->files);
+}
+
+const struct ckpt_ds_entry *ckpt_ds_tag_find(const struct ckpt_ds_tag *t, enum ckpt_ds_role role,
+                                             uint64_t mp, uint64_t dp)
+{
+    for (size_t i = 0; i < t->files.len; i++) {
+        const struct ckpt_ds_file_name *f = &t->files.ptr[i].is;
+        if (f->role == role && f->mp == mp && f->dp == dp)
+            return &t->files.ptr[i];
+    }
+    return NULL;
+}
+
+size_t ckpt_ds_tag_count(const struct ckpt_ds_tag *t, enum ckpt_ds_role role,
+                         const struct ckpt_ds_entry **ret_first)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < t->files.len; i++) {
+        if (t->files.ptr[i].is.role != role)
+            continue;
+        if (n++ == 0 && ret_first)
+            *ret_first = &t->files.ptr[i];
+    }
+    return n;
+}
+
+/* ---- where tags lie ---- */
+
+struct look {
+    struct ckpt_dir *dir;
+    bool found; /* the states of a model, or of an optimizer */
+};
+
+static int look_for_file(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct look *l = ctx;
+    struct ckpt_ds_file_name is;
+
+    (void)err;
+    l->found |= e->kind != CKPT_ENTRY_DIR && ckpt_ds_file_name_parse(e->name, &is);
+    return 0;
+}
+
+/* zero/PARAMETER/fp32.pt, or tmp/PARAMETER/RANK/fp32.00 of a conversion that goes on. */
+static int look_for_parameter(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
+{
+    struct look *l = ctx;
+    ckpt_cleanup(ckpt_freep) char *whole = NULL, *part = NULL;
+
+    (void)err;
+    if (l->found || e->kind != CKPT_ENTRY_DIR)
+        return 0;
+    whole = ckpt_asprintf("%s/fp32.pt", e->name);
+    part = ckpt_asprintf("%s/0/fp32.00", e->name);
+    l->found =
+        whole && part && (ckpt_dir_has_file(l->dir, whole) || ckpt_dir_has_file(l->dir, part));
+    return 0;
+}
+
+static bool has_parameters(struct ckpt_dir *dir, const char *folder)
+{
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
+    struct look l = {0};
+
+    if (!ckpt_dir_has_dir(dir, folder) || ckpt_dir_open_below(dir, folder, &below, NULL) < 0)
+        return false;
+    l.dir = below;
+    (void)ckpt_dir_list(below, look_for_parameter, &l, NULL);
+    return l.found;
+}
+
+bool ckpt_ds_is_tag(struct ckpt_dir *dir)
+{
+    struct look l = {.dir = dir};
+
+    (void)ckpt_dir_list(dir, look_for_file, &l, NULL);
+    return l.found || has_parameters(dir, "zero") || has_parameters(dir, "tmp");
+}
+
+char *ckpt_ds_latest(struct ckpt_dir *run)
+{
+    static const char *const pointers[] = {"latest", "latest_universal"};
+    char *text = NULL;
+    size_t len;
+
+    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0] && !text; i++)
+        if (ckpt_dir_has_file(run, pointers[i]) &&
+            ckpt_dir_read_file(run, pointers[i], MAX_LATEST, &text, &len, NULL) < 0)
+            return NULL;
+    if (!text)
+        return NULL;
+    while (len && strchr(" \t\r\n", text[len - 1]))
+        text[--len] = '\0';
+    const size_t blanks = strspn(text, " \t\r\n");
+    memmove(text, text + blanks, strlen(text + blanks) + 1);
+    if (*text && strcmp(text, ".") != 0 && strcmp(text, "..") != 0 && !strchr(text, '/'))
+        return text;
+    free(text);
+    return NULL;
+}

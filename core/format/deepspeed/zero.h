@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files of one tensor-parallel rank (or pipeline stage) of a DeepSpeed tag: their list, the
+ * parameters that they describe, and the flat buffers that they form together.
+ *
+ *     stages 1, 2  a group of parameters is one buffer, cut into equal parts over the ranks
+ *     stage 3      each parameter is cut by itself; a rank's parts lie one after the other */
+#ifndef CKPT_FORMAT_DEEPSPEED_ZERO_H
+#define CKPT_FORMAT_DEEPSPEED_ZERO_H
+
+#include "ckpt/reader.h"
+#include "format/deepspeed/flat.h"
+#include "format/deepspeed/optim.h"
+#include "format/deepspeed/tag.h"
+
+/* Data that is the same for all files of a tag. */
+struct ckpt_ds_job {
+    struct ckpt_dir *dir;
+    const struct ckpt_ds_tag *tag;
+    const struct ckpt_reader_options *opt;
+    struct ckpt_catalog *cat;
+};
+
+/* A parameter of param_shapes. */
+struct ckpt_ds_param {
+    const char *name; /* name in the model file; NULL: another stage has the parameter
+                         (deepspeed_layers.c) */
+    uint32_t rank;
+    uint64_t dim[CKPT_MAX_RANK], numel;
+    uint64_t group;
+    uint64_t offset; /* first element in its group's buffer; stage 3: in each rank's buffer */
+};
+
+/* One rank's slices of frozen parameters (stage 3). */
+struct ckpt_ds_fragment {
+    const char *name;
+    struct ckpt_ds_stored at;
+};
+
+struct ckpt_ds_rank_model {
+    struct ckpt_source *source;
+    uint32_t index;
+    bool has_steps;
+    uint64_t steps;
+    struct ckpt_arena names;
+    CKPT_VEC(struct ckpt_ds_fragment) fragment;
+};
+
+struct ckpt_ds_zero {
+    const struct ckpt_ds_job *job;
+    uint64_t mp, world;
+    bool zero3;
+    bool moe; /* there are files of experts, whose groups of parameters are divided over fewer ranks
+               */
+    struct ckpt_ds_file *model;           /* model file of data-parallel rank 0 */
+    const struct ckpt_ds_file *shared_in; /* the file that lists tied parameters, which only the
+                                             job's first rank does */
+    char *model_name;
+    uint32_t model_index; /* number of its source in the catalogue */
+    CKPT_VEC(struct ckpt_ds_param) param;
+    CKPT_VEC(size_t) group; /* first parameter of each group of param_shapes */
+    struct ckpt_map by_name;
+    CKPT_VEC(struct ckpt_ds_optim) optim;           /* by data-parallel rank; empty: not read */
+    CKPT_VEC(struct ckpt_ds_rank_model) rank_model; /* stage 3, by data-parallel rank */
+};
+
+/* Open the model file of rank `mp` and read its list of parameters. */
+int ckpt_ds_zero_open(const struct ckpt_ds_job *job, uint64_t mp, struct ckpt_ds_zero *z,
+                      struct ckpt_err *err);
+void ckpt_ds_zero_release(struct ckpt_ds_zero *z);
+
+/* Read the optimizer files of all data-parallel ranks, and with stage 3 also their model files.
+ * Check that none is missing and that all are of one save. MISSING: there are no such files. */
+int ckpt_ds_zero_read_ranks(struct ckpt_ds_zero *z, struct ckpt_err *err);
+
+/* The steps of ckpt_ds_zero_read_ranks: check the names of the files, check that the files agree,
+ * and compute where each parameter begins. */
+int ckpt_ds_zero_check_files(const struct ckpt_ds_zero *z, struct ckpt_err *err);
+int ckpt_ds_zero_check_ranks(const struct ckpt_ds_zero *z, struct ckpt_err *err);
+int ckpt_ds_zero_lay(struct ckpt_ds_zero *z, struct ckpt_err *err);
+
+/* Make buffers of the masters (key NULL) or of a moment: with stages 1 and 2 one per group, with
+ * stage 3 one per rank. If a rank's file lacks a group, its buffer ends there. ret has room for
+ * ckpt_ds_zero_nbuffer zeroed buffers, which the caller releases; those of experts stay empty. */
+size_t ckpt_ds_zero_nbuffer(const struct ckpt_ds_zero *z);
+int ckpt_ds_zero_buffers(const struct ckpt_ds_zero *z, const char *key, struct ckpt_ds_buffer *ret,
+                         struct ckpt_err *err);
+
+/* Check that the masters have as many elements as the parameters. */
+int ckpt_ds_zero_check(const struct ckpt_ds_zero *z, const struct ckpt_ds_buffer *masters,
+                       struct ckpt_err *err);
+
+/* Append a group's masters (key NULL) or a moment in the files of ranks first, first + stride, ...
+ * to b (stages 1 and 2). It ends at a rank that has none. */
+int ckpt_ds_zero_group_buffer(const struct ckpt_ds_zero *z, uint64_t group, const char *key,
+                              uint64_t first, uint64_t stride, struct ckpt_ds_buffer *b,
+                              struct ckpt_err *err);
+
+/* Check that a group's buffer, which is divided over nrank ranks, is as long as its parameters. */
+int ckpt_ds_zero_check_group(const struct ckpt_ds_zero *z, uint64_t group, uint64_t nrank,
+                             const struct ckpt_ds_buffer *b, struct ckpt_err *err);
+
+/* The offset of an expert's number in the name of one of its parameters; 0: it is none. */
+size_t ckpt_ds_expert_number(const char *name);
+
+/* Is it an expert's parameter, of a checkpoint that has files of experts? */
+bool ckpt_ds_zero_is_expert(const struct ckpt_ds_zero *z, const char *name);
+
+/* Add a parameter's tensor, which is a part of such buffers, under a name. */
+int ckpt_ds_zero_add(const struct ckpt_ds_zero *z, const struct ckpt_ds_buffer *buffers,
+                     const struct ckpt_ds_param *param, const char *name, struct ckpt_ds_parts *out,
+                     struct ckpt_err *err);
+
+/* Find a parameter in param_shapes; NULL: it is not there. */
+const struct ckpt_ds_param *ckpt_ds_zero_param(const struct ckpt_ds_zero *z, const char *name);
+
+#endif
