@@ -2,7 +2,7 @@
 /* The input is a rank's torch.save file of sharded tensors: what is accepted has all its bytes. */
 #include "fuzz.h"
 
-#include "ckpt/rank_piece.h"
+#include "format/torch/piece.h"
 
 static void check_piece(struct ckpt_source *s, const struct ckpt_rank_piece *p)
 {

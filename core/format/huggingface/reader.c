@@ -10,9 +10,9 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "ckpt/readers.h"
-#include "ckpt/weight_map.h"
 #include "container/config.h"
 #include "container/safetensors.h"
+#include "format/huggingface/weight_map.h"
 
 static const struct style {
     const char *single, *index;

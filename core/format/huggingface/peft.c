@@ -6,10 +6,10 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "ckpt/rank_piece.h"
 #include "ckpt/readers.h"
 #include "container/safetensors.h"
 #include "format/automodel/run_folder.h"
+#include "format/torch/piece.h"
 
 #define CONFIG "adapter_config.json"
 #define WEIGHTS "adapter_model.safetensors"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing the copies of tensors in ranks' files. */
-#include "ckpt/rank_copies.h"
+#include "format/torch/copies.h"
 
 #include <string.h>
 

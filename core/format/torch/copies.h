@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of tensors in the files of several ranks: if the copies differ, the files are of different
  * saves, or hold slices of which they do not say that they are slices. */
-#ifndef CKPT_CKPT_RANK_COPIES_H
-#define CKPT_CKPT_RANK_COPIES_H
+#ifndef CKPT_FORMAT_TORCH_COPIES_H
+#define CKPT_FORMAT_TORCH_COPIES_H
 
-#include "ckpt/rank_piece.h"
 #include "ckpt/reader.h"
+#include "format/torch/piece.h"
 
 /* A piece in the file `name`, which is `source`. All are borrowed. */
 struct ckpt_rank_holder {

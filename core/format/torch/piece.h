@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The content of one rank's torch.save file of sharded tensors: a box of each tensor, and the
  * position of its elements. */
-#ifndef CKPT_CKPT_RANK_PIECE_H
-#define CKPT_CKPT_RANK_PIECE_H
+#ifndef CKPT_FORMAT_TORCH_PIECE_H
+#define CKPT_FORMAT_TORCH_PIECE_H
 
 #include "base/err.h"
 #include "base/mem.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Three numbers and the names of modules. */
-#include "ckpt/verl_lora.h"
+#include "format/torch/verl_lora.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading and checking the index of a Hugging Face model. */
-#include "ckpt/weight_map.h"
+#include "format/huggingface/weight_map.h"
 
 #include <string.h>
 

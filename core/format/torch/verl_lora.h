@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lora_train_meta.json of verl: the numbers of the LoRA adapter in a checkpoint of a PEFT model. */
-#ifndef CKPT_CKPT_VERL_LORA_H
-#define CKPT_CKPT_VERL_LORA_H
+#ifndef CKPT_FORMAT_TORCH_VERL_LORA_H
+#define CKPT_FORMAT_TORCH_VERL_LORA_H
 
 #include "base/json.h"
 #include "io/dir.h"

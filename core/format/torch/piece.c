@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* DTensors (torch/distributed/tensor) and ShardedTensors (torch/distributed/_shard) as they are
  * pickled, and the box that a rank holds of them. */
-#include "ckpt/rank_piece.h"
+#include "format/torch/piece.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The index beside a Hugging Face model's files (model.safetensors.index.json): its weight_map says
  * which file has each tensor. */
-#ifndef CKPT_CKPT_WEIGHT_MAP_H
-#define CKPT_CKPT_WEIGHT_MAP_H
+#ifndef CKPT_FORMAT_HUGGINGFACE_WEIGHT_MAP_H
+#define CKPT_FORMAT_HUGGINGFACE_WEIGHT_MAP_H
 
 #include "base/err.h"
 #include "base/json.h"
