@@ -9,10 +9,10 @@
 #include "base/ckd.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "ckpt/reader.h"
+#include "format/reader.h"
+#include "format/writer.h"
 #include "run/checkpoint.h"
 #include "tensor/value.h"
-#include "write/writer.h"
 
 const char *ckpt_version(void) { return CKPT_VERSION; }
 

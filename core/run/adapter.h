@@ -7,7 +7,7 @@
 #include <stdbool.h>
 
 #include "base/err.h"
-#include "ckpt/reader.h"
+#include "format/reader.h"
 #include "recipe/types.h"
 #include "tensor/catalog.h"
 

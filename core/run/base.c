@@ -8,9 +8,9 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "ckpt/readers.h"
 #include "container/archive.h"
 #include "container/config.h"
+#include "format/readers.h"
 
 enum { MAX_INDEX_BYTES = 512 * 1024 * 1024, MAX_REF_BYTES = 256 };
 

@@ -6,7 +6,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
-#include "ckpt/reader.h"
+#include "format/reader.h"
 #include "io/dir.h"
 #include "io/fdpool.h"
 #include "tensor/catalog.h"

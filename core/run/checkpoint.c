@@ -10,10 +10,10 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "format/writers.h"
 #include "run/naming.h"
 #include "run/view_files.h"
 #include "run/view_model.h"
-#include "write/writers.h"
 
 enum { SLAB_BUDGET = 256 * 1024 * 1024 };
 

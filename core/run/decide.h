@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-#include "ckpt/reader.h"
+#include "format/reader.h"
 #include "run/base.h"
 #include "run/options.h"
 

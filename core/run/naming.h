@@ -4,7 +4,7 @@
 #ifndef CKPT_RUN_NAMING_H
 #define CKPT_RUN_NAMING_H
 
-#include "ckpt/reader.h"
+#include "format/reader.h"
 #include "recipe/types.h"
 
 /* The answers that follow from `types`, which is borrowed. */

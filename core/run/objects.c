@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The values that a checkpoint holds besides tensors. */
 #include "base/log.h"
-#include "ckpt/reader.h"
+#include "format/reader.h"
 #include "run/checkpoint.h"
 
 int ckpt_checkpoint_objects(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err)

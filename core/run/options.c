@@ -11,9 +11,9 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "format/writers.h"
 #include "recipe/keys.h"
 #include "view/shards.h"
-#include "write/writers.h"
 
 int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err)
 {

@@ -10,8 +10,8 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "format/output.h"
 #include "tensor/dtype.h"
-#include "write/output.h"
 
 /* What to show of a checkpoint that contains LoRA matrices. */
 enum ckpt_lora_rule {

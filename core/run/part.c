@@ -6,8 +6,8 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "ckpt/reader.h"
 #include "container/archive.h"
+#include "format/reader.h"
 
 /* Does some format have weights in a folder `name` of the checkpoint `above`? */
 static bool is_part(struct ckpt_dir *above, const char *name)

@@ -7,9 +7,9 @@
 #include <ckptfs/ckptfs.h>
 
 #include "base/mem.h"
-#include "ckpt/foreign.h"
-#include "ckpt/reader.h"
 #include "container/archive.h"
+#include "format/foreign.h"
+#include "format/reader.h"
 #include "run/checkpoint.h"
 #include "run/part.h"
 #include "run/saves.h"

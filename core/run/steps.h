@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "ckpt/reader.h"
+#include "format/reader.h"
 #include "io/dir.h"
 #include "run/save.h"
 

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "base/json.h"
-#include "ckpt/reader.h"
+#include "format/reader.h"
 #include "io/dir.h"
 #include "io/fdpool.h"
 #include "recipe/recipe.h"

@@ -6,13 +6,13 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "format/writers.h"
 #include "recipe/types.h"
 #include "run/merge.h"
 #include "run/side.h"
 #include "run/split.h"
 #include "run/view_facts.h"
 #include "run/view_model.h"
-#include "write/writers.h"
 
 static int64_t newest_shard(const struct ckpt_catalog *cat)
 {

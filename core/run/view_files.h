@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The files of a view: a Hugging Face model directory (view/vtree.c), or a training framework's
- * files, which a writer (write/writer.h) makes of the same tensors. */
+ * files, which a writer (format/writer.h) makes of the same tensors. */
 #ifndef CKPT_RUN_VIEW_FILES_H
 #define CKPT_RUN_VIEW_FILES_H
 

@@ -6,10 +6,10 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "format/writers.h"
 #include "recipe/lost.h"
 #include "run/dequantize.h"
 #include "run/view_facts.h"
-#include "write/writers.h"
 
 bool ckpt_view_has_output_names(const struct ckpt_view *v)
 {

@@ -7,7 +7,7 @@
 #include "defects.h"
 
 #include "base/mem.h"
-#include "ckpt/readers.h"
+#include "format/readers.h"
 #include "recipe/recipe.h"
 #include "run/naming.h"
 #include "tensor/read.h"

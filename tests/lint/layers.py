@@ -13,14 +13,12 @@ BELOW = {
     "container": {"base", "io", "tensor", "container"},
     "recipe": {"base", "io", "tensor", "recipe"},
     "view": {"base", "io", "tensor", "container", "view"},
-    "format": {"base", "io", "tensor", "container", "view", "format", "ckpt", "write"},
-    "ckpt": {"base", "io", "tensor", "container", "format", "ckpt"},
-    "write": {"base", "io", "tensor", "container", "recipe", "view", "format", "write"},
-    "run": {"base", "io", "tensor", "container", "ckpt", "recipe", "view", "write", "format", "model", "run"},
+    "format": {"base", "io", "tensor", "container", "view", "format"},
+    "run": {"base", "io", "tensor", "container", "recipe", "view", "format", "model", "run"},
     "device": {"base", "tensor", "device"},
     "comm": {"base", "tensor", "device", "comm"},
-    "load": {"base", "io", "tensor", "container", "recipe", "view", "write", "ckpt", "format", "model", "run", "device", "comm", "load"},
-    "": {"base", "io", "tensor", "container", "recipe", "view", "write", "ckpt", "format", "model", "run"},  # core/api.c
+    "load": {"base", "io", "tensor", "container", "recipe", "view", "format", "model", "run", "device", "comm", "load"},
+    "": {"base", "io", "tensor", "container", "recipe", "view", "format", "model", "run"},  # core/api.c
 }
 # Third-party headers and the only places that may include them.
 PLACES = [

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A format is one file and one line: toy.c and ckpt/readers.def are all that the library knows of a
- * made-up format, which opens as a run with steps. */
+/* A format is one file and one line: toy.c and format/readers.def are all that the library knows of
+ * a made-up format, which opens as a run with steps. */
 #include "test.h"
 #include "tree.h"
 
 #include <ckptfs/ckptfs.h>
 
-#include "ckpt/reader.h"
+#include "format/reader.h"
 
 /* Weights of 4 x 2, element i of which is i + first. */
 static void write_weights(const struct tree *t, const char *name, unsigned first)
@@ -68,7 +68,7 @@ static bool has_file(const struct ckpt_view *v, const char *name)
 #define CKPT_READER(NAME) +1
 enum {
     IN_CORE = 0
-#include "../../core/ckpt/readers.def"
+#include "../../core/format/readers.def"
 };
 #undef CKPT_READER
 

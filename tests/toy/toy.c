@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A reader of a made-up format, whole: this file, and one line of ckpt/readers.def.
+/* A reader of a made-up format, whole: this file, and one line of format/readers.def.
  *
  *     newest.toy                       the name of the last step that was saved
  *     saves/best                       a link to a step
@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ckpt/readers.h"
 #include "container/config.h"
+#include "format/readers.h"
 #include "io/source.h"
 #include "tensor/box.h"
 

@@ -4,8 +4,8 @@
 #include <ckptfs/ckptfs.h>
 
 #include "base/mem.h"
+#include "format/writers.h"
 #include "run/options.h"
-#include "write/writers.h"
 
 #include "test.h"
 

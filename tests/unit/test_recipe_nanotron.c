@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "ckpt/readers.h"
+#include "format/readers.h"
 #include "recipe/recipe.h"
 #include "tensor/read.h"
 

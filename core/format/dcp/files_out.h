@@ -5,7 +5,7 @@
 #define CKPT_FORMAT_DCP_FILES_OUT_H
 
 #include "base/err.h"
-#include "write/writer.h"
+#include "format/writer.h"
 
 /* Add the files of w->cat's tensors below `folder` ("", or "step-5/"), for w->output's ranks. The
  * state dict is flat: {name: tensor}. */

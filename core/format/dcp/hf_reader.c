@@ -12,10 +12,10 @@
 #include "base/ckd.h"
 #include "base/par.h"
 #include "base/str.h"
-#include "ckpt/readers.h"
 #include "format/automodel/run_folder.h"
 #include "format/dcp/hf_layout.h"
 #include "format/dcp/hf_shard.h"
+#include "format/readers.h"
 
 enum { MAX_SHARDS = 10000000 };
 

@@ -11,9 +11,9 @@
 #include "base/str.h"
 #include "container/st_header.h"
 #include "format/dcp/rows.h"
+#include "format/writers.h"
 #include "view/shards.h"
 #include "view/text.h"
-#include "write/writers.h"
 
 /* Length, header and spaces go before the tensors. */
 enum { LEADING = 3 };

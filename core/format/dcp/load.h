@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#include "ckpt/reader.h"
+#include "format/reader.h"
 
 /* A format's rules for the names in a DCP. Members may be NULL; their ctx is the member ctx. */
 struct ckpt_dcp_format {

@@ -8,7 +8,7 @@
 #define CKPT_FORMAT_DCP_OUT_H
 
 #include "format/dcp/metadata_out.h"
-#include "write/writer.h"
+#include "format/writer.h"
 
 /* Add the files of a state below `folder` ("", or "step-5/"): of ranks 0..ranks, which are those of
  * its parts. A rank without parts has an empty file if `empty` is true, else none. The state is the

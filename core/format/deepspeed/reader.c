@@ -11,10 +11,10 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "ckpt/readers.h"
 #include "container/config.h"
 #include "container/torch_object.h"
 #include "format/deepspeed/load.h"
+#include "format/readers.h"
 
 #define ACCELERATE "pytorch_model"
 

@@ -3,7 +3,7 @@
 #include "format/deepspeed/spot.h"
 
 #include "base/ckd.h"
-#include "ckpt/spot.h"
+#include "format/spot.h"
 
 enum { MOST_SPOTS = 256, SPOT = 16 };
 

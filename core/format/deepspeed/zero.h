@@ -7,10 +7,10 @@
 #ifndef CKPT_FORMAT_DEEPSPEED_ZERO_H
 #define CKPT_FORMAT_DEEPSPEED_ZERO_H
 
-#include "ckpt/reader.h"
 #include "format/deepspeed/flat.h"
 #include "format/deepspeed/optim.h"
 #include "format/deepspeed/tag.h"
+#include "format/reader.h"
 
 /* Data that is the same for all files of a tag. */
 struct ckpt_ds_job {

@@ -6,9 +6,9 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "ckpt/readers.h"
 #include "container/safetensors.h"
 #include "format/automodel/run_folder.h"
+#include "format/readers.h"
 #include "format/torch/piece.h"
 
 #define CONFIG "adapter_config.json"

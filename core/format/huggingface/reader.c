@@ -9,10 +9,10 @@
 
 #include "base/par.h"
 #include "base/str.h"
-#include "ckpt/readers.h"
 #include "container/config.h"
 #include "container/safetensors.h"
 #include "format/huggingface/weight_map.h"
+#include "format/readers.h"
 
 static const struct style {
     const char *single, *index;

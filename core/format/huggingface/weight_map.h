@@ -6,7 +6,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
-#include "ckpt/reader.h"
+#include "format/reader.h"
 
 /* Read the index `name` of the directory. FORMAT: it has no weight_map, or one with a value that is
  * not a file's name. */

@@ -3,8 +3,8 @@
 #ifndef CKPT_FORMAT_MEGATRON_LOAD_H
 #define CKPT_FORMAT_MEGATRON_LOAD_H
 
-#include "ckpt/reader.h"
 #include "format/megatron/state.h"
+#include "format/reader.h"
 
 /* Each function fills the catalogue with the model's weights, under the names of
  * format/megatron/name.h, and adds to st the facts about the run that the container has. */

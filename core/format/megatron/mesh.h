@@ -8,9 +8,9 @@
 #include <stdint.h>
 
 #include "base/vec.h"
-#include "ckpt/reader.h"
 #include "container/torch.h"
 #include "format/megatron/state.h"
+#include "format/reader.h"
 
 struct ckpt_megatron_rank {
     char *folder, *path;

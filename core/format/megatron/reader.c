@@ -11,12 +11,12 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "ckpt/readers.h"
-#include "ckpt/tracker.h"
 #include "container/config.h"
 #include "format/megatron/layout.h"
 #include "format/megatron/load.h"
 #include "format/megatron/name.h"
+#include "format/readers.h"
+#include "format/tracker.h"
 
 #define VERL_WEIGHTS "dist_ckpt" /* the folder of verl's distributed checkpoints */
 

@@ -12,12 +12,12 @@
 
 #include "base/map.h"
 #include "base/str.h"
+#include "format/cut_parts.h"
 #include "format/dcp/out.h"
 #include "format/megatron/writer_common.h"
 #include "format/megatron/writer_plan.h"
+#include "format/writers.h"
 #include "tensor/slice.h"
-#include "write/cut_parts.h"
-#include "write/writers.h"
 
 enum {
     LEADING = 2, /* axes for layer and expert */

@@ -12,10 +12,10 @@
 #include "base/str.h"
 #include "container/pickle_out.h"
 #include "container/torch_out.h"
+#include "format/cut_parts.h"
 #include "format/megatron/writer_common.h"
 #include "format/megatron/writer_plan.h"
-#include "write/cut_parts.h"
-#include "write/writers.h"
+#include "format/writers.h"
 
 /* What one rank's file has. */
 struct rank {

@@ -12,8 +12,8 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "format/writer.h"
 #include "tensor/cut.h"
-#include "write/writer.h"
 
 /* What all Megatron's formats have (struct ckpt_writer): the options of their layout, and
  * Megatron's default of make_vocab_size_divisible_by. */

@@ -3,7 +3,7 @@
 #ifndef CKPT_FORMAT_NANOTRON_CONFIG_H
 #define CKPT_FORMAT_NANOTRON_CONFIG_H
 
-#include "write/writer.h"
+#include "format/writer.h"
 
 /* Add latest.txt, model_config.json, checkpoint_metadata.json and config.yaml. The last has what
  * nanotron needs in order to build the model and to load the weights: no data and no optimizer. */

@@ -4,7 +4,7 @@
 #ifndef CKPT_FORMAT_NANOTRON_OBJECTS_H
 #define CKPT_FORMAT_NANOTRON_OBJECTS_H
 
-#include "ckpt/reader.h"
+#include "format/reader.h"
 
 /* Implements ckpt_reader.objects. */
 int ckpt_nanotron_objects(struct ckpt_dir *dir, const struct ckpt_reader_options *opt, json_t *out,

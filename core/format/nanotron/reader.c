@@ -9,7 +9,6 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "ckpt/readers.h"
 #include "container/config.h"
 #include "format/nanotron/name.h"
 #include "format/nanotron/objects.h"
@@ -17,6 +16,7 @@
 #include "format/nanotron/slices.h"
 #include "format/nanotron/states.h"
 #include "format/nanotron/topology.h"
+#include "format/readers.h"
 
 enum { MAX_LATEST_BYTES = 64 };
 

@@ -10,9 +10,9 @@
 
 #include "base/mem.h"
 #include "base/vec.h"
-#include "ckpt/reader.h"
 #include "format/nanotron/name.h"
 #include "format/nanotron/slices.h"
+#include "format/reader.h"
 #include "io/source.h"
 
 enum { CKPT_NT_MAX_VERSION = 16 };

@@ -10,8 +10,8 @@
 #ifndef CKPT_FORMAT_NANOTRON_STATES_H
 #define CKPT_FORMAT_NANOTRON_STATES_H
 
-#include "ckpt/reader.h"
 #include "format/nanotron/slices.h"
+#include "format/reader.h"
 
 /* The part of a parameter that some ranks hold; borrowed. */
 struct ckpt_nt_part {

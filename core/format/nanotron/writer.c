@@ -12,9 +12,9 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "container/st_header.h"
+#include "format/cut_parts.h"
 #include "format/nanotron/config.h"
-#include "write/cut_parts.h"
-#include "write/writers.h"
+#include "format/writers.h"
 
 enum { MOST_FILES = 1 << 24 };
 

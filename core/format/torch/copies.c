@@ -7,7 +7,7 @@
 #include "base/ckd.h"
 #include "base/par.h"
 #include "base/str.h"
-#include "ckpt/spot.h"
+#include "format/spot.h"
 
 /* The places that are compared in all copies of a step. Each is read from two files. */
 enum { ALL_PLACES = 4096 };

@@ -4,7 +4,7 @@
 #ifndef CKPT_FORMAT_TORCH_COPIES_H
 #define CKPT_FORMAT_TORCH_COPIES_H
 
-#include "ckpt/reader.h"
+#include "format/reader.h"
 #include "format/torch/piece.h"
 
 /* A piece in the file `name`, which is `source`. All are borrowed. */

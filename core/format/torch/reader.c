@@ -17,13 +17,13 @@
 #include "base/par.h"
 #include "base/str.h"
 #include "base/take.h"
-#include "ckpt/readers.h"
-#include "ckpt/tracker.h"
 #include "container/config.h"
 #include "container/torch_object.h"
 #include "format/huggingface/weight_map.h"
+#include "format/readers.h"
 #include "format/torch/copies.h"
 #include "format/torch/verl_lora.h"
+#include "format/tracker.h"
 
 /* The information in a file's name. */
 struct rank_name {

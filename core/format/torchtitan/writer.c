@@ -4,7 +4,7 @@
 
 #include "base/str.h"
 #include "format/dcp/files_out.h"
-#include "write/writers.h"
+#include "format/writers.h"
 
 static int write_torchtitan(const struct ckpt_writing *w, struct ckpt_err *err)
 {

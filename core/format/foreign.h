@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Formats that no reader reads, but whose names people will want to hear: what a folder holds, and
  * what to do with it. */
-#ifndef CKPT_CKPT_FOREIGN_H
-#define CKPT_CKPT_FOREIGN_H
+#ifndef CKPT_FORMAT_FOREIGN_H
+#define CKPT_FORMAT_FOREIGN_H
 
 #include "base/err.h"
 #include "io/dir.h"

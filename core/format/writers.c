@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of writers, which options each has, and what several of them ask. */
-#include "write/writers.h"
+#include "format/writers.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 const struct ckpt_writer *const ckpt_writers[] = {
 #define CKPT_WRITER(NAME) &ckpt_writer_##NAME,
-#include "write/writers.def"
+#include "format/writers.def"
 #undef CKPT_WRITER
     NULL,
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing a few elements that two files should have in common: if they differ, the files are of
  * different saves. */
-#ifndef CKPT_CKPT_SPOT_H
-#define CKPT_CKPT_SPOT_H
+#ifndef CKPT_FORMAT_SPOT_H
+#define CKPT_FORMAT_SPOT_H
 
 #include <stddef.h>
 #include <stdint.h>

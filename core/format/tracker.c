@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A number in a file, and the names of steps that mean it. */
-#include "ckpt/tracker.h"
+#include "format/tracker.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Options that describe an output, and whether its format has them. */
-#include "write/output.h"
+#include "format/output.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A table of names. */
-#include "ckpt/foreign.h"
+#include "format/foreign.h"
 
 #include <string.h>
 

@@ -2,8 +2,8 @@
 /* latest_checkpointed_iteration.txt, the pointer file of Megatron's runs and of verl's, which name
  * their steps' folders differently: iter_0000010, and global_step_10. It is written when all files
  * of the step are there. */
-#ifndef CKPT_CKPT_TRACKER_H
-#define CKPT_CKPT_TRACKER_H
+#ifndef CKPT_FORMAT_TRACKER_H
+#define CKPT_FORMAT_TRACKER_H
 
 #include <stdbool.h>
 

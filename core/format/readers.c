@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of readers, and the choice of the reader for a directory. */
-#include "ckpt/readers.h"
+#include "format/readers.h"
 
 #include <stddef.h>
 
 const struct ckpt_reader *const ckpt_reader_list[] = {
 #define CKPT_READER(NAME) &ckpt_reader_##NAME,
-#include "ckpt/readers.def"
+#include "format/readers.def"
 #undef CKPT_READER
     NULL,
 };

@@ -2,8 +2,8 @@
 /* What a view is laid out as: a Hugging Face model directory, or a checkpoint of a training
  * framework, cut for so many ranks. It describes what is written only, never the checkpoint that is
  * read. */
-#ifndef CKPT_WRITE_OUTPUT_H
-#define CKPT_WRITE_OUTPUT_H
+#ifndef CKPT_FORMAT_OUTPUT_H
+#define CKPT_FORMAT_OUTPUT_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts of cuts. */
-#include "write/cut_parts.h"
+#include "format/cut_parts.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The contract of a writer, which is to a format what a reader (ckpt/reader.h) is: a file of its
+/* The contract of a writer, which is to a format what a reader (format/reader.h) is: a file of its
  * own in this folder, and one line in writers.def. */
-#ifndef CKPT_WRITE_WRITER_H
-#define CKPT_WRITE_WRITER_H
+#ifndef CKPT_FORMAT_WRITER_H
+#define CKPT_FORMAT_WRITER_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "format/output.h"
 #include "tensor/catalog.h"
 #include "view/files.h"
 #include "view/view.h"
-#include "write/output.h"
 
 /* Bits of ckpt_writer.keys: 1 << enum ckpt_cut_by, and these. */
 enum {

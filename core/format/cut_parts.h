@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What one rank has of a tensor that is divided over tensor-parallel or expert-parallel ranks
  * (tensor/cut.h). */
-#ifndef CKPT_WRITE_CUT_PARTS_H
-#define CKPT_WRITE_CUT_PARTS_H
+#ifndef CKPT_FORMAT_CUT_PARTS_H
+#define CKPT_FORMAT_CUT_PARTS_H
 
 #include "tensor/cut.h"
 #include "tensor/slice.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A reader turns a directory of one checkpoint format into a catalogue. Readers know about files
  * and directories, not about models. */
-#ifndef CKPT_CKPT_READER_H
-#define CKPT_CKPT_READER_H
+#ifndef CKPT_FORMAT_READER_H
+#define CKPT_FORMAT_READER_H
 
 #include <stdbool.h>
 
@@ -167,7 +167,7 @@ int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_cata
                          int (*add)(void *ctx, size_t i, struct ckpt_err *err), void *ctx,
                          struct ckpt_err *err);
 
-/* All readers, NULL-terminated, in the order of ckpt/readers.def. */
+/* All readers, NULL-terminated, in the order of format/readers.def. */
 extern const struct ckpt_reader *const ckpt_reader_list[];
 
 /* Find the reader with the strongest evidence. NULL: MISSING (the format is not known), CONFLICT

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Functions that readers share: facts, and leaving out tensors. */
-#include "ckpt/reader.h"
+#include "format/reader.h"
 
 void ckpt_facts_release(struct ckpt_facts *facts)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The family of writers: one file, and one line of write/writers.def, each. */
-#ifndef CKPT_WRITE_WRITERS_H
-#define CKPT_WRITE_WRITERS_H
+/* The family of writers: one file, and one line of format/writers.def, each. */
+#ifndef CKPT_FORMAT_WRITERS_H
+#define CKPT_FORMAT_WRITERS_H
 
-#include "write/writer.h"
+#include "format/writer.h"
 
 #define CKPT_WRITER(NAME) extern const struct ckpt_writer ckpt_writer_##NAME;
-#include "write/writers.def"
+#include "format/writers.def"
 #undef CKPT_WRITER
 
 /* Ends with NULL. */

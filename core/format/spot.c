@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing a few elements. */
-#include "ckpt/spot.h"
+#include "format/spot.h"
 
 #include <assert.h>
 #include <stdbool.h>
