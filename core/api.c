@@ -12,6 +12,7 @@
 #include "format/reader.h"
 #include "format/writer.h"
 #include "run/checkpoint.h"
+#include "run/save.h"
 #include "tensor/value.h"
 
 const char *ckpt_version(void) { return CKPT_VERSION; }

@@ -15,8 +15,8 @@
 #include "comm/same_host.h"
 #include "io/recording.h"
 #include "load/same.h"
-#include "run/options.h"
-#include "run/view.h"
+#include "model/options.h"
+#include "model/view.h"
 
 enum {
     SLICE = 1 << 20,     /* bytes of the recording that are broadcast at once */

@@ -11,9 +11,10 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "format/writers.h"
-#include "run/naming.h"
-#include "run/view_files.h"
-#include "run/view_model.h"
+#include "model/files.h"
+#include "model/model.h"
+#include "model/naming.h"
+#include "run/save.h"
 
 enum { SLAB_BUDGET = 256 * 1024 * 1024 };
 

@@ -7,8 +7,8 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "io/dir.h"
+#include "model/view.h"
 #include "recipe/sharding.h"
-#include "run/view.h"
 
 /* Make the shared data with one reference, for which the base and the recipes are opened; and give
  * a reference back. */

@@ -13,8 +13,8 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "io/dir.h"
-#include "run/base.h"
-#include "run/options.h"
+#include "model/base.h"
+#include "model/options.h"
 #include "run/part.h"
 
 enum { DEEPEST = 16 }; /* limit of nested folders, because a link can lead to its own parent */

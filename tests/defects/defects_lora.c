@@ -5,8 +5,8 @@
 
 #include <stdlib.h>
 
+#include "model/lora.h"
 #include "recipe/recipe.h"
-#include "run/lora.h"
 #include "stored.h"
 
 #define Q "base_model.model.l.0.q_proj."

@@ -8,8 +8,8 @@
 
 #include "base/mem.h"
 #include "format/readers.h"
+#include "model/naming.h"
 #include "recipe/recipe.h"
-#include "run/naming.h"
 #include "tensor/read.h"
 #include "tree.h"
 

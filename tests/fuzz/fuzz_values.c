@@ -7,9 +7,9 @@
 #include <stdio.h>
 
 #include "base/json.h"
+#include "model/dequantize.h"
+#include "model/lora.h"
 #include "recipe/recipe.h"
-#include "run/dequantize.h"
-#include "run/lora.h"
 
 enum { MOST_TENSORS = 24, MOST_BYTES = 1 << 14 };
 

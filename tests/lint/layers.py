@@ -14,6 +14,7 @@ BELOW = {
     "recipe": {"base", "io", "tensor", "recipe"},
     "view": {"base", "io", "tensor", "container", "view"},
     "format": {"base", "io", "tensor", "container", "view", "format"},
+    "model": {"base", "io", "tensor", "container", "recipe", "view", "format", "model"},
     "run": {"base", "io", "tensor", "container", "recipe", "view", "format", "model", "run"},
     "device": {"base", "tensor", "device"},
     "comm": {"base", "tensor", "device", "comm"},

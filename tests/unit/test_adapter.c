@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keys of PeftModels' state dicts, as trainers save them, and the names that PEFT gives them. */
-#include "run/adapter.h"
+#include "model/adapter.h"
 
 #include "base/json.h"
 #include "small_catalog.h"

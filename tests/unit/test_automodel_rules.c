@@ -8,11 +8,11 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/regex.h"
+#include "model/dtypes.h"
+#include "model/rename.h"
+#include "model/split.h"
 #include "recipe/order.h"
 #include "recipe/recipe.h"
-#include "run/dtypes.h"
-#include "run/rename.h"
-#include "run/split.h"
 
 static json_t *golden(const char *key)
 {

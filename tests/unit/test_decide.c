@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choices of a view: what the reader says, options and base in; a decision out. */
-#include "run/decide.h"
+#include "model/decide.h"
 
 #include "test.h"
 

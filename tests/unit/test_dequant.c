@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/json.h"
-#include "run/dequantize.h"
+#include "model/dequantize.h"
 #include "stored.h"
 #include "tensor/value.h"
 #include "test.h"

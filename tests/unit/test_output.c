@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 #include "format/writers.h"
-#include "run/options.h"
+#include "model/options.h"
 
 #include "test.h"
 

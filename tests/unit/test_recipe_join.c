@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 #include "base/str.h"
+#include "model/options.h"
 #include "recipe/recipes.h"
-#include "run/options.h"
 #include "tensor/read.h"
 #include "test.h"
 

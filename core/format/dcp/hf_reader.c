@@ -4,7 +4,7 @@
  * Nothing in such a save states the shape of a whole tensor: the shape is computed as the end of
  * the farthest shard (empty ones included) in each dimension. A lost shard therefore leaves a hole,
  * or, if it was the last one, a smaller tensor. Holes and overlaps are refused here, smaller
- * tensors where the model is known (run/check.h). Names are those of the Hugging Face model. */
+ * tensors where the model is known (model/check.h). Names are those of the Hugging Face model. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Converting names of a PeftModel's state dict to those of adapter_model.safetensors. */
+#include "model/adapter.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "model/names.h"
+
+#define ROOT "base_model.model."
+#define FILE_NAME "adapter_model.safetensors"
+
+/* Parts of names that LoRA adds, after which the adapter's name may follow. */
+static const char *const lora_words[] = {"lora_A",
+                                         "lora_B",
+                                         "lora_embedding_A",
+                                         "lora_embedding_B",
+                                         "lora_magnitude_vector",
+                                         "trainable_tokens_delta"};
+
+static bool is(const char *word, size_t len, const char *text)
+{
+    return strlen(text) == len && memcmp(word, text, len) == 0;
+}
+
+static bool is_lora_word(const char *word, size_t len)
+{
+    for (size_t i = 0; i < sizeof lora_words / sizeof lora_words[0]; i++)
+        if (is(word, len, lora_words[i]))
+            return true;
+    return false;
+}
+
+static bool has_word(const char *name, const char *word)
+{
+    for (const char *p = name; p; p = strchr(p, '.'), p = p ? p + 1 : NULL)
+        if (is(p, strcspn(p, "."), word))
+            return true;
+    return false;
+}
+
+static bool is_lora(const char *name)
+{
+    for (const char *p = name; p; p = strchr(p, '.'), p = p ? p + 1 : NULL)
+        if (is_lora_word(p, strcspn(p, ".")))
+            return true;
+    return false;
+}
+
+/* The name in adapter_model.safetensors of a name below ROOT. */
+static int canonical(const char *name, char **ret, struct ckpt_err *err)
+{
+    struct ckpt_str s = {0};
+    bool last = false;
+
+    for (const char *p = name; *p && !last;) {
+        size_t len = strcspn(p, "."), next;
+        const bool saved = is(p, len, "modules_to_save"), lora = is_lora_word(p, len);
+        if (!saved) {
+            ckpt_str_puts(&s, s.len ? "." : "");
+            ckpt_str_append(&s, p, len);
+        }
+        last = is(p, len,
+                  "lora_magnitude_vector"); /* it is a module in memory, but a tensor in the file */
+        p += len + (p[len] == '.');
+        next = strcspn(p, ".");
+        if ((saved || lora) && !is(p, next, "weight") && !is(p, next, "bias"))
+            p += next + (p[next] == '.');
+    }
+    return ckpt_str_steal(&s, ret, err);
+}
+
+struct adapter {
+    const struct ckpt_catalog *cat;
+    const struct ckpt_type *type;
+    size_t ntensor;
+    char **name; /* NULL: the tensor is not the adapter's */
+};
+
+static void adapter_release(struct adapter *a)
+{
+    for (size_t i = 0; a->name && i < a->ntensor; i++)
+        free(a->name[i]);
+    free(a->name);
+}
+
+/* Find ROOT at the beginning of the name or after a prefix; NULL: it is not there. */
+static const char *find_root(const char *name)
+{
+    const char *root = strstr(name, ROOT);
+    return root && (root == name || root[-1] == '.') ? root : NULL;
+}
+
+/* The base's own name of a name below ROOT. */
+static int base_name(const char *name, char **ret, struct ckpt_err *err)
+{
+    struct ckpt_str s = {0};
+
+    for (const char *p = name + strlen(ROOT); *p;) {
+        const size_t len = strcspn(p, ".");
+        if (!is(p, len, "base_layer") && !is(p, len, "original_module")) {
+            ckpt_str_puts(&s, s.len ? "." : "");
+            ckpt_str_append(&s, p, len);
+        }
+        p += len + (p[len] == '.');
+    }
+    return ckpt_str_steal(&s, ret, err);
+}
+
+/* Is it the weight of an input or output embedding, below LoRA's wrapper? With an adapter of that
+ * embedding, PEFT saves the embedding too (save_embedding_layers). */
+static int is_adapted_embedding(const struct adapter *a, const char *name, bool *ret,
+                                struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *plain = NULL;
+    const char *root = find_root(name);
+
+    *ret = false;
+    if (!root || !has_word(root, "base_layer"))
+        return 0;
+    if (base_name(root, &plain, err) < 0)
+        return -1;
+    *ret = ckpt_texts_have(&a->type->embedding, plain, strlen(plain)) ||
+           ckpt_texts_have(&a->type->output, plain, strlen(plain));
+    return 0;
+}
+
+/* Evidence for whether a checkpoint is an adapter or a whole PeftModel: numbers of tensors. */
+struct evidence {
+    size_t lora;     /* LoRA's own tensors */
+    size_t adapted;  /* weights below LoRA's wrappers, except embeddings */
+    size_t original; /* original weights of modules of which the adapter saves a copy */
+    size_t other; /* weights of other modules, which for an adapter are those of modules_to_save */
+};
+
+static int collect_one(const struct adapter *a, const char *name, struct evidence *e,
+                       struct ckpt_err *err)
+{
+    bool embedding;
+
+    if (is_lora(name)) {
+        e->lora++;
+        return 0;
+    }
+    if (is_adapted_embedding(a, name, &embedding, err) < 0)
+        return -1;
+    if (has_word(name, "original_module"))
+        e->original++;
+    else if (ckpt_has_suffix(name, ".weight") && !embedding && !has_word(name, "modules_to_save"))
+        (*(has_word(name, "base_layer") ? &e->adapted : &e->other))++;
+    return 0;
+}
+
+static int collect(struct adapter *a, bool *ret_lora, bool *ret_whole, struct ckpt_err *err)
+{
+    struct evidence e = {0};
+
+    if (!(a->name = calloc(a->ntensor + 1, sizeof *a->name)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < a->ntensor; i++) {
+        const char *name = a->cat->tensors.ptr[i].name;
+        if (!ckpt_names_is_weight(a->type, name))
+            continue;
+        if (!(a->name[i] = ckpt_names_unwrap(name)))
+            return ckpt_nomem(err);
+        if (collect_one(a, a->name[i], &e, err) < 0)
+            return -1;
+    }
+    *ret_lora = e.lora > 0;
+    *ret_whole = e.lora && (e.adapted || e.original || e.other > e.lora);
+    return 0;
+}
+
+static int rename_one(struct adapter *a, size_t i, struct ckpt_err *err)
+{
+    const char *root = find_root(a->name[i]);
+    char *name;
+
+    if (!root)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "'%s' is beside LoRA tensors but not below '" ROOT
+                         "': PEFT's names are expected (view=raw shows the tensors)",
+                         a->cat->tensors.ptr[i].name);
+    if (canonical(root, &name, err) < 0)
+        return -1;
+    free(a->name[i]);
+    a->name[i] = name;
+    return 0;
+}
+
+/* Rename all tensors. whole: the catalogue has the base's weights too, which are dropped. */
+static int rename_all(struct adapter *a, struct ckpt_catalog *cat, bool whole, bool quiet,
+                      struct ckpt_err *err)
+{
+    size_t dropped = 0, first = 0;
+    bool embedding = false;
+
+    for (size_t i = 0; i < a->ntensor; i++) {
+        if (!a->name[i])
+            continue;
+        if (whole && is_adapted_embedding(a, a->name[i], &embedding, err) < 0)
+            return -1;
+        if (!whole || embedding || is_lora(a->name[i]) || has_word(a->name[i], "modules_to_save")) {
+            if (rename_one(a, i, err) < 0)
+                return -1;
+            continue;
+        }
+        free(a->name[i]);
+        a->name[i] = NULL;
+        if (dropped++ == 0)
+            first = i;
+    }
+    if (dropped && !quiet)
+        ckpt_catalog_warn(cat,
+                          "left out: %zu tensors of the adapter's base ('%s' first); lora=merge "
+                          "shows the merged model, lora=base the base, lora=adapter this adapter "
+                          "without a warning",
+                          dropped, a->cat->tensors.ptr[first].name);
+    return 0;
+}
+
+int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, bool quiet,
+                       struct ckpt_facts *facts, bool *ret_found, struct ckpt_err *err)
+{
+    ckpt_cleanup(adapter_release) struct adapter a = {
+        .cat = cat, .type = type, .ntensor = cat->tensors.len};
+    bool lora = false, whole = false;
+
+    *ret_found = false;
+    if (collect(&a, &lora, &whole, err) < 0)
+        return -1;
+    if (!lora)
+        return 0;
+    if (rename_all(&a, cat, whole, quiet, err) < 0 ||
+        ckpt_catalog_select(cat, (const char *const *)a.name, err) < 0 ||
+        ckpt_facts_map_all(facts, cat, FILE_NAME, err) < 0)
+        return -1;
+    facts->names = CKPT_NAMES_HUB;
+    facts->is_adapter = true;
+    *ret_found = true;
+    return 0;
+}
+
+/* ---- the base ---- */
+
+/* Add tensor i, unless it belongs to the adapter. *skipped counts tensors that are not the
+ * PeftModel's. */
+static int add_base(const struct adapter *a, size_t i, struct ckpt_catalog *to, size_t *skipped,
+                    struct ckpt_err *err)
+{
+    struct ckpt_tensor t = a->cat->tensors.ptr[i];
+    ckpt_cleanup(ckpt_freep) char *name = NULL;
+    const char *root = a->name[i] ? find_root(a->name[i]) : NULL;
+
+    if (!a->name[i] || is_lora(a->name[i]) || has_word(a->name[i], "modules_to_save"))
+        return 0;
+    if (!root) {
+        (*skipped)++;
+        return 0;
+    }
+    if (base_name(root, &name, err) < 0)
+        return -1;
+    t.name = name;
+    return ckpt_catalog_copy(to, &t, err);
+}
+
+/* Make an empty catalogue with the same sources and the same `about`. */
+static int same_sources(const struct ckpt_catalog *cat, struct ckpt_catalog **ret,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *to = NULL;
+
+    if (ckpt_catalog_new(&to, err) < 0 || ckpt_catalog_add_sources(to, cat, err) < 0)
+        return -1;
+    json_decref(to->warnings);
+    to->warnings = json_deep_copy(cat->warnings);
+    to->config = json_deep_copy(cat->config);
+    if (!to->warnings || (cat->config && !to->config) ||
+        json_object_update(to->about, cat->about) < 0)
+        return ckpt_nomem(err);
+    *ret = ckpt_steal(&to);
+    return 0;
+}
+
+int ckpt_adapter_base(const struct ckpt_catalog *cat, const struct ckpt_type *type,
+                      struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(adapter_release) struct adapter a = {
+        .cat = cat, .type = type, .ntensor = cat->tensors.len};
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *base = NULL;
+    bool lora = false, whole = false;
+    size_t skipped = 0;
+
+    *ret = NULL;
+    if (collect(&a, &lora, &whole, err) < 0)
+        return -1;
+    if (!lora || !whole)
+        return 0;
+    if (same_sources(cat, &base, err) < 0)
+        return -1;
+    for (size_t i = 0; i < a.ntensor; i++)
+        if (add_base(&a, i, base, &skipped, err) < 0)
+            return -1;
+    if (skipped)
+        ckpt_catalog_warn(base, "left out: %zu tensors that are not below '" ROOT "'", skipped);
+    *ret = ckpt_steal(&base);
+    return 0;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* LoRA adapters in checkpoints of any format: their tensors under the names that PEFT's
+ * save_pretrained gives them. */
+#ifndef CKPT_MODEL_ADAPTER_H
+#define CKPT_MODEL_ADAPTER_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "format/reader.h"
+#include "recipe/types.h"
+#include "tensor/catalog.h"
+
+/* If cat is the checkpoint of a PeftModel, leave in it only the adapter: tensors whose names
+ * contain `lora_`, and modules_to_save. They are renamed to base_model.model.X.lora_A.weight,
+ * without wrappers, roots and the adapter's name ("default"). The weights of the base model, if cat
+ * has them, are left out as PEFT does, with a warning unless `quiet`. *facts become those of an
+ * adapter. If no tensor belongs to LoRA, *ret_found is false and nothing is changed. CONFLICT:
+ * there are two adapters. UNSUPPORTED: LoRA tensors are not below `base_model.model.`. */
+int ckpt_adapter_apply(struct ckpt_catalog *cat, const struct ckpt_type *type, bool quiet,
+                       struct ckpt_facts *facts, bool *ret_found, struct ckpt_err *err);
+
+/* Make a new catalogue, over the same sources, of the base model's weights in a checkpoint of a
+ * whole PeftModel. It has the names of the base without PEFT (no `base_model.model.`, `base_layer`,
+ * `original_module`) and none of the adapter's tensors. *ret is NULL if the checkpoint has no LoRA
+ * tensors, or only the adapter. */
+int ckpt_adapter_base(const struct ckpt_catalog *cat, const struct ckpt_type *type,
+                      struct ckpt_catalog **ret, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Models without a head: their names, with and without the first word. */
+#include "model/bare.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+
+const char *ckpt_bare_class(const json_t *config)
+{
+    const char *name =
+        json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
+
+    return name ? name : "";
+}
+
+/* The classes have the names XModel; with a head also XHeadModel and XHeadsModel. */
+bool ckpt_bare_is(const json_t *config)
+{
+    const char *name = ckpt_bare_class(config);
+
+    return ckpt_has_suffix(name, "Model") && !ckpt_has_suffix(name, "HeadModel") &&
+           !ckpt_has_suffix(name, "HeadsModel");
+}
+
+const char *ckpt_bare_anchor(const struct ckpt_type *type, const json_t *config)
+{
+    const char *model_type = ckpt_json_str(config, "model_type"), *class = ckpt_bare_class(config);
+
+    if (!model_type || !ckpt_bare_is(config) ||
+        ckpt_texts_have(&type->headed, class, strlen(class)))
+        return NULL;
+    for (size_t i = 0; i < type->bare.n; i++)
+        if (strcmp(type->bare.pair[i].from, model_type) == 0)
+            return type->bare.pair[i].to;
+    return NULL;
+}
+
+/* The length of the first word, with its dot, that the model with a head puts before all names but
+ * the head's. 0: it has none. */
+static size_t word_len(const struct ckpt_type *type)
+{
+    const char *name = type->embedding.n ? type->embedding.text[0] : "";
+    const char *dot = strchr(name, '.');
+
+    return dot && strchr(dot + 1, '.') ? (size_t)(dot + 1 - name) : 0;
+}
+
+const char *ckpt_bare_name(const struct ckpt_type *type, const char *name)
+{
+    const size_t len = word_len(type);
+
+    return len && strncmp(name, type->embedding.text[0], len) == 0 ? name + len : name;
+}
+
+int ckpt_bare_add_word(struct ckpt_catalog *cat, const struct ckpt_type *type, struct ckpt_err *err)
+{
+    const int len = (int)word_len(type);
+    ckpt_cleanup(ckpt_freep) const char **name = calloc(cat->tensors.len + 1, sizeof *name);
+    int result = name ? 0 : ckpt_nomem(err);
+
+    for (size_t i = 0; result == 0 && i < cat->tensors.len; i++)
+        if (!(name[i] = ckpt_asprintf("%.*s%s", len, len ? type->embedding.text[0] : "",
+                                      cat->tensors.ptr[i].name)))
+            result = ckpt_nomem(err);
+    if (result == 0)
+        result = ckpt_catalog_select(cat, name, err);
+    for (size_t i = 0; name && i < cat->tensors.len; i++)
+        free((char *)name[i]);
+    return result;
+}
+
+int ckpt_bare_drop_word(struct ckpt_catalog *cat, const struct ckpt_type *type,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **name = calloc(cat->tensors.len + 1, sizeof *name);
+
+    if (!name)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < cat->tensors.len; i++)
+        name[i] = ckpt_bare_name(type, cat->tensors.ptr[i].name);
+    return ckpt_catalog_select(cat, name, err);
+}
+
+int ckpt_bare_check(const struct ckpt_catalog *cat, const json_t *config, const char *prefix,
+                    struct ckpt_err *err)
+{
+    const json_t *roots = json_object_get(cat->about, "roots"), *root;
+    const char *model_type = ckpt_json_str(config, "model_type");
+    size_t i;
+
+    if (!ckpt_bare_is(config))
+        return 0;
+    json_array_foreach(roots, i, root) {
+        const char *key = json_string_value(root);
+        for (size_t k = 0; k < cat->tensors.len; k++) {
+            const char *name = cat->tensors.ptr[k].name;
+            if (strncmp(name, prefix, strlen(prefix)) == 0 && strlen(prefix) <= strlen(key) &&
+                ckpt_has_prefix(name, key) && name[strlen(key)] == '.')
+                return ckpt_fail(err, CKPT_UNSUPPORTED,
+                                 "config.json describes a '%s', a model without a head, and how "
+                                 "transformers saves that of model type '%s' is not known ('%s' "
+                                 "is a key of the saved dict, not a part of the names; view=raw "
+                                 "shows the tensors)",
+                                 ckpt_bare_class(config), model_type ? model_type : "?", key);
+        }
+    }
+    return 0;
+}

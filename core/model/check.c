@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Comparing a catalogue with the base's headers and with the numbers of config.json. */
+#include "model/check.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "base/str.h"
+
+enum { SHOWN = 4 }; /* number of names that a text lists of each kind */
+
+/* A text such as "3 ('a', 'b', ...)" that grows name by name. */
+struct list {
+    size_t n;
+    struct ckpt_str text;
+};
+
+static void list_add(struct list *l, const char *text)
+{
+    if (l->n++ < SHOWN)
+        ckpt_str_printf(&l->text, "%s%s", l->text.len ? ", " : "", text);
+    else if (l->n == SHOWN + 1)
+        ckpt_str_puts(&l->text, " ...");
+}
+
+struct report {
+    struct list shapes, lost, missing, extra;
+    size_t common;
+};
+
+static void report_release(struct report *r)
+{
+    struct list *all[] = {&r->shapes, &r->lost, &r->missing, &r->extra};
+
+    for (size_t i = 0; i < 4; i++)
+        ckpt_str_release(&all[i]->text);
+}
+
+static void put_list(struct ckpt_str *out, const char *what, const struct list *l)
+{
+    if (l->n)
+        ckpt_str_printf(out, "%s%zu %s: %s", out->len ? "; " : "", l->n, what,
+                        ckpt_str_get(&l->text));
+}
+
+/* ---- shapes ---- */
+
+/* A number of the text model, which composite configs have below text_config. */
+static bool text_number(const json_t *config, const char *key, uint64_t *ret)
+{
+    return ckpt_json_u64(config, key, ret) ||
+           ckpt_json_u64(json_object_get(config, "text_config"), key, ret);
+}
+
+/* Was the vocabulary resized during training? Then the checkpoint's own config says so too. */
+static bool vocab_was_resized(const struct ckpt_check *c, const struct ckpt_tensor *t,
+                              const struct ckpt_tensor *b)
+{
+    uint64_t own, theirs;
+
+    if (!c->base || t->rank == 0 || !text_number(c->config, "vocab_size", &own) ||
+        !text_number(c->base->config, "vocab_size", &theirs) || own == theirs)
+        return false;
+    return t->dim[0] == own && b->dim[0] == theirs &&
+           memcmp(t->dim + 1, b->dim + 1, (t->rank - 1) * sizeof *t->dim) == 0;
+}
+
+/* Does the shape fit the base's? Packed weights of a quantised base have another shape than the
+ * weights that they represent. */
+static bool fits(const struct ckpt_check *c, const struct ckpt_tensor *t,
+                 const struct ckpt_tensor *b)
+{
+    if (ckpt_dtype_is_float(t->dtype) != ckpt_dtype_is_float(b->dtype))
+        return true;
+    if (t->rank != b->rank)
+        return false;
+    return memcmp(t->dim, b->dim, t->rank * sizeof *t->dim) == 0 || vocab_was_resized(c, t, b);
+}
+
+static void add_shape(struct list *l, const struct ckpt_tensor *t, const char *where,
+                      const uint64_t *dim, uint32_t rank)
+{
+    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
+    struct ckpt_str text = {0};
+
+    ckpt_str_printf(&text, "'%s' is %s, but in %s it is %s", t->name,
+                    ckpt_shape_text(t->dim, t->rank, a, sizeof a), where,
+                    ckpt_shape_text(dim, rank, b, sizeof b));
+    list_add(l, ckpt_str_get(&text));
+    ckpt_str_release(&text);
+}
+
+/* ---- names ---- */
+
+/* May the model lack the tensor although its base has it: tied, computed, or needed only for a
+ * quantisation? */
+static bool may_be_absent(const struct ckpt_check *c, const char *name)
+{
+    if (ckpt_texts_end(&c->type->output, name))
+        return !c->complete || ckpt_json_bool(c->config, "tie_word_embeddings", true);
+    return ckpt_texts_end(&c->type->absent, name);
+}
+
+/* The name with every run of digits replaced by '#', which is the same for one tensor of all layers
+ * and experts. */
+static char *form_of(const char *name)
+{
+    char *form = strdup(name), *out = form;
+
+    for (const char *s = name; form && *s; s++) {
+        bool digit = *s >= '0' && *s <= '9';
+        if (!digit)
+            *out++ = *s;
+        else if (s == name || s[-1] < '0' || s[-1] > '9')
+            *out++ = '#';
+    }
+    if (form)
+        *out = '\0';
+    return form;
+}
+
+/* The names of the base's tensors, in its order. */
+struct names {
+    CKPT_VEC(const char *) list; /* the base's */
+    CKPT_VEC(bool) seen;         /* the checkpoint has the tensor */
+    struct ckpt_map map;
+    struct ckpt_arena arena; /* memory of the forms */
+    struct ckpt_map forms;   /* forms of the names that were seen */
+};
+
+static void names_release(struct names *n)
+{
+    ckpt_vec_release(&n->list);
+    ckpt_vec_release(&n->seen);
+    ckpt_map_release(&n->map);
+    ckpt_map_release(&n->forms);
+    ckpt_arena_release(&n->arena);
+}
+
+static int names_add(struct names *n, const char *name, struct ckpt_err *err)
+{
+    uint32_t at;
+    bool is_new;
+
+    if (ckpt_map_put(&n->map, name, strlen(name), (uint32_t)n->list.len, &at, &is_new) < 0 ||
+        ckpt_vec_push(&n->list, name) < 0 || ckpt_vec_push(&n->seen, false) < 0)
+        return ckpt_nomem(err);
+    return 0;
+}
+
+/* Collect the base's names; for a base without weights, from its index. */
+static int names_of_base(struct names *n, const struct ckpt_base *base, struct ckpt_err *err)
+{
+    const char *name;
+    json_t *file;
+
+    for (size_t i = 0; base->cat && i < base->cat->tensors.len; i++)
+        if (names_add(n, base->cat->tensors.ptr[i].name, err) < 0)
+            return -1;
+    if (base->cat)
+        return 0;
+    json_object_foreach(base->weight_map, name, file) {
+        if (names_add(n, name, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int add_form(struct names *n, const char *name, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *form = form_of(name);
+    const char *own;
+    uint32_t at;
+    bool is_new;
+
+    if (!form)
+        return ckpt_nomem(err);
+    if (ckpt_map_get(&n->forms, form, strlen(form), &at))
+        return 0;
+    if (!(own = ckpt_arena_strdup(&n->arena, form)) ||
+        ckpt_map_put(&n->forms, own, strlen(own), 0, &at, &is_new) < 0)
+        return ckpt_nomem(err);
+    return 0;
+}
+
+static int sort_missing(const struct ckpt_check *c, struct names *n, struct report *r,
+                        struct ckpt_err *err)
+{
+    for (size_t i = 0; i < n->list.len; i++) {
+        const char *name = n->list.ptr[i];
+        ckpt_cleanup(ckpt_freep) char *form = n->seen.ptr[i] ? NULL : form_of(name);
+        uint32_t at;
+        if (n->seen.ptr[i])
+            continue;
+        if (!form)
+            return ckpt_nomem(err);
+        if (strchr(form, '#') && ckpt_map_get(&n->forms, form, strlen(form), &at))
+            list_add(&r->lost, name);
+        else if (!may_be_absent(c, name))
+            list_add(&r->missing, name);
+    }
+    return 0;
+}
+
+/* ---- the base ---- */
+
+static int compare_tensor(const struct ckpt_check *c, const struct ckpt_tensor *t, struct names *n,
+                          struct report *r, struct ckpt_err *err)
+{
+    const char *other = ckpt_json_str(c->base_names, t->name);
+    const char *name = other ? other : t->name;
+    const struct ckpt_tensor *b;
+    uint32_t at;
+
+    if (!ckpt_map_get(&n->map, name, strlen(name), &at)) {
+        list_add(&r->extra, t->name);
+        return 0;
+    }
+    n->seen.ptr[at] = true;
+    r->common++;
+    b = c->base->cat ? ckpt_catalog_find(c->base->cat, name) : NULL;
+    if (b && !fits(c, t, b))
+        add_shape(&r->shapes, t, "the base", b->dim, b->rank);
+    return add_form(n, name, err);
+}
+
+static int finish_report(const struct ckpt_check *c, struct report *r, json_t *warnings,
+                         struct ckpt_err *err)
+{
+    const bool absent = r->lost.n || (c->complete && r->missing.n);
+    const bool wrong = r->shapes.n || (absent && !c->allow_partial);
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str text = {0};
+
+    put_list(&text, "of another shape", &r->shapes);
+    put_list(&text, "lost, though other layers or experts have them", &r->lost);
+    put_list(&text, "of the base are not in the checkpoint", &r->missing);
+    put_list(&text, "are not in the base", &r->extra);
+    if (!text.len)
+        return 0;
+    if (wrong)
+        return ckpt_fail(err, r->shapes.n ? CKPT_CONFLICT : CKPT_MISSING,
+                         "the checkpoint does not fit base '%s': %s%s", ckpt_dir_path(c->base->dir),
+                         ckpt_str_get(&text), c->complete ? "" : "; is a shard lost?");
+    char *line = ckpt_asprintf("compared with base '%s': %s", ckpt_dir_path(c->base->dir),
+                               ckpt_str_get(&text));
+    int rc = line ? json_array_append_new(warnings, json_string(line)) : -1;
+    free(line);
+    return rc < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int compare_base(const struct ckpt_check *c, const struct ckpt_catalog *cat,
+                        json_t *warnings, struct ckpt_err *err)
+{
+    ckpt_cleanup(names_release) struct names n = {0};
+    ckpt_cleanup(report_release) struct report r = {0};
+
+    if (names_of_base(&n, c->base, err) < 0)
+        return -1;
+    for (size_t i = 0; n.list.len && i < cat->tensors.len; i++)
+        if (compare_tensor(c, &cat->tensors.ptr[i], &n, &r, err) < 0)
+            return -1;
+    if (n.list.len == 0 || (r.common && sort_missing(c, &n, &r, err) < 0))
+        return n.list.len ? -1 : 0;
+    return finish_report(c, &r, warnings, err);
+}
+
+/* ---- config.json ---- */
+
+static int fail_small(const struct ckpt_tensor *t, const uint64_t *want, struct ckpt_err *err)
+{
+    char have[CKPT_SHAPE_TEXT], need[CKPT_SHAPE_TEXT];
+
+    return ckpt_fail(err, CKPT_CONFLICT,
+                     "tensor '%s' is %s, by config.json it is %s; is a shard lost?", t->name,
+                     ckpt_shape_text(t->dim, t->rank, have, sizeof have),
+                     ckpt_shape_text(want, t->rank, need, sizeof need));
+}
+
+/* The product of the numbers under these keys, 0 for no key; false: the config lacks one of them.
+ */
+static bool least_dim(const json_t *config, const struct ckpt_texts *keys, uint64_t *ret)
+{
+    uint64_t n;
+
+    *ret = keys->n != 0;
+    for (size_t i = 0; i < keys->n; i++)
+        if (!text_number(config, keys->text[i], &n) || ckd_mul(ret, *ret, n))
+            return false;
+    return true;
+}
+
+static int compare_least(const struct ckpt_check *c, const struct ckpt_least *least,
+                         const struct ckpt_tensor *t, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) char *matched = NULL;
+    uint64_t want[CKPT_LEAST_DIMS];
+    bool small = false;
+
+    if (t->rank != least->rank)
+        return 0;
+    if (ckpt_regex_sub(least->names, t->name, &matched, err) < 0)
+        return ckpt_err_in(err, "%s: least", c->type->name);
+    for (uint32_t d = 0; matched && d < least->rank; d++) {
+        if (!least_dim(c->config, &least->dim[d], &want[d]))
+            return 0;
+        small |= t->dim[d] < want[d];
+        want[d] = least->dim[d].n ? want[d] : t->dim[d];
+    }
+    return small ? fail_small(t, want, err) : 0;
+}
+
+/* Check a dimension against the config. It only finds tensors that are smaller than every model of
+ * the type has them, because that is the effect of a lost last shard. */
+static int compare_config(const struct ckpt_check *c, const struct ckpt_tensor *t,
+                          struct ckpt_err *err)
+{
+    for (size_t i = 0; i < c->type->least.n; i++)
+        if (compare_least(c, &c->type->least.least[i], t, err) < 0)
+            return -1;
+    return 0;
+}
+
+/* Compare the number of a decoder's layers, if names count them, with the config. A difference is a
+ * warning, not an error, because a few types count layers differently; layers for multi-token
+ * prediction come in addition. */
+static int compare_layers(const struct ckpt_check *c, const struct ckpt_catalog *cat,
+                          json_t *warnings, struct ckpt_err *err)
+{
+    const char *at = c->type->layers;
+    uint64_t want, extra = 0, have = 0, layer;
+
+    if (!at || !text_number(c->config, "num_hidden_layers", &want))
+        return 0;
+    (void)text_number(c->config, "num_nextn_predict_layers", &extra);
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const char *name = cat->tensors.ptr[i].name;
+        size_t n = ckpt_has_prefix(name, at) ? strspn(name + strlen(at), "0123456789") : 0;
+        unsigned long long number;
+        if (n && ckpt_parse_u64(name + strlen(at), n, &number) && (layer = number) >= have)
+            have = layer + (layer != UINT64_MAX);
+    }
+    if (have == 0 || (have >= want && have - want <= extra))
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *line = ckpt_asprintf(
+        "the checkpoint has %" PRIu64 " layers, by config.json it has %" PRIu64, have, want);
+    return line && json_array_append_new(warnings, json_string(line)) == 0 ? 0 : ckpt_nomem(err);
+}
+
+int ckpt_check_model(const struct ckpt_check *c, const struct ckpt_catalog *cat, json_t *warnings,
+                     struct ckpt_err *err)
+{
+    if (c->base && compare_base(c, cat, warnings, err) < 0)
+        return -1;
+    for (size_t i = 0; c->config && i < cat->tensors.len; i++)
+        if (compare_config(c, &cat->tensors.ptr[i], err) < 0)
+            return -1;
+    return c->config ? compare_layers(c, cat, warnings, err) : 0;
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files of a view: a Hugging Face model directory (view/vtree.c), or a training framework's
+ * files, which a writer (format/writer.h) makes of the same tensors. */
+#ifndef CKPT_MODEL_FILES_H
+#define CKPT_MODEL_FILES_H
+
+#include "base/err.h"
+#include "model/view.h"
+
+/* Build v->tree from v->cat, v->config and the files that are shown unchanged, as v->decision says.
+ */
+int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Merging LoRA: from an adapter's names to tensors of the base, and how each pair of matrices is
+ * stored. */
+#include "model/lora.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "model/experts.h"
+#include "model/lora_config.h"
+#include "recipe/rearrange.h"
+#include "tensor/lora.h"
+#include "tensor/value.h"
+
+#define ROOT "base_model.model."
+
+struct merge {
+    struct ckpt_catalog *cat;
+    const struct ckpt_catalog *adapter;
+    const struct ckpt_lora_options *opt;
+    uint32_t first_source; /* number of the adapter's first source in cat */
+    bool *used;            /* tensors of the adapter that were used */
+    struct ckpt_err *err;
+};
+
+/* ---- catalogues ---- */
+
+int ckpt_lora_base(const struct ckpt_base *base, struct ckpt_catalog **ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *cat = NULL;
+
+    if (!base || !base->cat)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "option lora=merge needs base=DIR, a model directory with weights");
+    if (ckpt_catalog_new(&cat, err) < 0 || ckpt_catalog_add_sources(cat, base->cat, err) < 0)
+        return -1;
+    for (size_t i = 0; i < base->cat->tensors.len; i++) {
+        struct ckpt_tensor t = base->cat->tensors.ptr[i];
+        size_t index;
+        if (ckpt_catalog_add(cat, t.name, (enum ckpt_dtype)t.dtype, t.dim, t.rank, &index, err) < 0)
+            return -1;
+        cat->tensors.ptr[index] = t; /* the same sources have the same numbers */
+    }
+    *ret = ckpt_steal(&cat);
+    return 0;
+}
+
+/* A tensor of the adapter, over cat's sources; it is marked as used. */
+static int adopt(struct merge *m, const struct ckpt_tensor *t, struct ckpt_tensor *ret)
+{
+    ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *piece =
+        malloc((t->npiece + 1) * sizeof *piece);
+
+    if (!piece)
+        return ckpt_nomem(m->err);
+    m->used[t - m->adapter->tensors.ptr] = true;
+    for (size_t i = 0; i < t->npiece; i++) {
+        const struct ckpt_piece *p = &t->piece[i];
+        piece[i] = (struct ckpt_piece_draft){
+            .dst = p->dst, .src = p->src, .naxis = p->naxis, .source = m->first_source + p->source};
+        memcpy(piece[i].axis, p->axis, p->naxis * sizeof *p->axis);
+    }
+    *ret = *t;
+    ret->name = ckpt_arena_strdup(&m->cat->arena, t->name);
+    uint64_t *dim = ckpt_arena_alloc(&m->cat->arena, t->rank * sizeof *dim);
+    if (!ret->name || !dim)
+        return ckpt_nomem(m->err);
+    memcpy(dim, t->dim, t->rank * sizeof *dim);
+    ret->dim = dim;
+    return ckpt_tensor_set_pieces(m->cat, ret, piece, t->npiece, m->err);
+}
+
+/* Find the tensor "<module><leaf>" of the adapter; NULL: none. */
+static const struct ckpt_tensor *find_part(const struct merge *m, const char *module,
+                                           const char *leaf)
+{
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf(ROOT "%s%s", module, leaf);
+    return name ? ckpt_catalog_find(m->adapter, name) : NULL;
+}
+
+/* Find the base's tensor whose name in memory is "<module><leaf>"; SIZE_MAX: there is none. */
+static size_t find_weight_of(const struct merge *m, const char *module, const char *leaf)
+{
+    ckpt_cleanup(ckpt_freep) char *name = ckpt_asprintf("%s%s", module, leaf);
+    return name ? ckpt_experts_tensor(m->cat, m->opt->base_names, name) : SIZE_MAX;
+}
+
+static int check_weight(const struct merge *m, size_t index)
+{
+    const struct ckpt_tensor *t = &m->cat->tensors.ptr[index];
+
+    if (ckpt_dtype_is_castable((enum ckpt_dtype)t->dtype))
+        return 0;
+    return ckpt_fail(m->err, CKPT_UNSUPPORTED,
+                     "the base's '%s' is %s: quantised weights merge with the option dequantize",
+                     t->name, ckpt_dtype_name((enum ckpt_dtype)t->dtype));
+}
+
+/* ---- one pair of matrices ---- */
+
+/* Two matrices as operands [stack, rank, columns] and [stack, rows, rank]. */
+struct layout {
+    const char *a,
+        *b;      /* patterns of their axes: k (the rank), c (columns), o (rows), e (the stack) */
+    bool turned; /* B's elements come from the adapter's A */
+};
+
+static int rearrange_pair(struct merge *m, const struct layout *l, const struct ckpt_tensor *a,
+                          const struct ckpt_tensor *b, bool stacked, struct ckpt_tensor ret[2])
+{
+    struct ckpt_tensor own_a, own_b;
+
+    if (adopt(m, a, &own_a) < 0 || adopt(m, b, &own_b) < 0)
+        return -1;
+    return ckpt_rearrange(m->cat, l->turned ? &own_b : &own_a, l->a, stacked ? "e k c" : "1 k c",
+                          &ret[0], m->err) < 0 ||
+                   ckpt_rearrange(m->cat, l->turned ? &own_a : &own_b, l->b,
+                                  stacked ? "e o k" : "1 o k", &ret[1], m->err) < 0
+               ? -1
+               : 0;
+}
+
+/* Find DoRA's magnitudes of the rows; ret->name is NULL if the adapter has none. */
+static int find_magnitude(struct merge *m, const char *module, struct ckpt_tensor *ret)
+{
+    const struct ckpt_tensor *t = find_part(m, module, ".lora_magnitude_vector");
+    const bool dora = ckpt_json_bool(m->opt->adapter, "use_dora", false);
+
+    *ret = (struct ckpt_tensor){0};
+    if (!t)
+        t = find_part(m, module, ".lora_magnitude_vector.weight");
+    if (!t != !dora)
+        return ckpt_fail(m->err, dora ? CKPT_MISSING : CKPT_CONFLICT,
+                         "use_dora is %s, but the adapter has %s '%s.lora_magnitude_vector'",
+                         dora ? "true" : "false", dora ? "no" : "a", module);
+    return t ? adopt(m, t, ret) : 0;
+}
+
+static int merge_bias(struct merge *m, const char *module, double scale)
+{
+    const struct ckpt_tensor *t = find_part(m, module, ".lora_B.bias");
+    const size_t bias = t ? find_weight_of(m, module, ".bias") : SIZE_MAX;
+    struct ckpt_tensor own;
+
+    if (!t)
+        return 0;
+    if (bias == SIZE_MAX)
+        return ckpt_fail(m->err, CKPT_MISSING, "'%s' has a bias of LoRA, but the base has none",
+                         module);
+    return adopt(m, t, &own) < 0 ? -1 : ckpt_value_lora_bias(m->cat, bias, &own, scale, m->err);
+}
+
+/* Merge a module with one weight: a linear layer or an embedding. */
+static int merge_module(struct merge *m, const char *module, size_t weight, bool embedding,
+                        const struct ckpt_tensor *a, const struct ckpt_tensor *b)
+{
+    static const struct layout linear = {"k c", "o k", false}, turned = {"c k", "k o", true};
+    struct ckpt_tensor pair[2], magnitude;
+    struct ckpt_lora lora = {.a = &pair[0], .b = &pair[1]};
+
+    if (a->rank != 2 || b->rank != 2)
+        return ckpt_fail(m->err, CKPT_UNSUPPORTED, "LoRA of '%s', which is not a linear layer",
+                         module);
+    if (check_weight(m, weight) < 0 ||
+        ckpt_lora_config_scale(m->opt->adapter, module, a->dim[0], &lora.scale, m->err) < 0 ||
+        rearrange_pair(m, embedding ? &turned : &linear, a, b, false, pair) < 0 ||
+        find_magnitude(m, module, &magnitude) < 0)
+        return -1;
+    if (magnitude.name && embedding)
+        return ckpt_fail(m->err, CKPT_UNSUPPORTED, "DoRA of the embedding '%s'", module);
+    lora.magnitude = magnitude.name ? &magnitude : NULL;
+    lora.rounded = embedding;
+    if (ckpt_value_lora(m->cat, weight, &lora, 0, m->err) < 0)
+        return -1;
+    return merge_bias(m, module, lora.scale);
+}
+
+/* ---- parameters of experts ---- */
+
+/* Choose between the two ways in which A and B can be stored; for square parameters the shapes fit
+ * both. */
+static int choose_layout(const struct merge *m, const struct ckpt_experts *x, const char *module,
+                         const struct ckpt_tensor *a, const struct ckpt_tensor *b, bool *ret_turned)
+{
+    const bool straight = a->dim[1] == x->cols && b->dim[0] == x->rows;
+    const bool turned = a->dim[1] == x->rows && b->dim[0] == x->cols;
+    const int said = ckpt_lora_config_turned(m->opt->adapter, m->opt->automodel, m->opt->type);
+
+    if (!straight && !turned)
+        return ckpt_fail(m->err, CKPT_CONFLICT,
+                         "LoRA of '%s' is of %" PRIu64 " x %" PRIu64
+                         " matrices, the base's experts have %" PRIu64 " x %" PRIu64,
+                         module, b->dim[0], a->dim[1], x->rows, x->cols);
+    if (straight && turned && said < 0)
+        return ckpt_fail(m->err, CKPT_UNSUPPORTED,
+                         "LoRA of '%s', whose experts are square: adapter_config.json has no "
+                         "peft_version that says how A and B are stored",
+                         module);
+    *ret_turned = straight && turned ? said == 1 : turned;
+    return 0;
+}
+
+static int merge_experts(struct merge *m, const struct ckpt_experts *x,
+                         const struct ckpt_lora *lora)
+{
+    uint64_t row = 0;
+
+    for (size_t i = 0; i < x->tensor.len; i++) {
+        const size_t at = x->tensor.ptr[i];
+        if (check_weight(m, at) < 0 || ckpt_value_lora(m->cat, at, lora, row, m->err) < 0)
+            return -1;
+        row += m->cat->tensors.ptr[at].dim[0];
+    }
+    return 0;
+}
+
+static int merge_parameter(struct merge *m, const char *name, const struct ckpt_experts *x,
+                           const struct ckpt_tensor *a, const struct ckpt_tensor *b)
+{
+    struct ckpt_tensor pair[2];
+    struct ckpt_lora lora = {.a = &pair[0], .b = &pair[1], .rounded = !m->opt->automodel};
+    struct layout layout = {0};
+    char outer[64], inner[64];
+
+    if (a->rank != 2 || b->rank != 2 || a->dim[0] != b->dim[1] || a->dim[0] % x->count)
+        return ckpt_fail(m->err, CKPT_CONFLICT, "LoRA of '%s' is not of %" PRIu64 " experts", name,
+                         x->count);
+    if (ckpt_lora_config_scale(m->opt->adapter, name, a->dim[0] / x->count, &lora.scale, m->err) <
+            0 ||
+        choose_layout(m, x, name, a, b, &layout.turned) < 0)
+        return -1;
+    (void)snprintf(outer, sizeof outer, "(e=%" PRIu64 " k) %c", x->count,
+                   layout.turned ? 'o' : 'c');
+    (void)snprintf(inner, sizeof inner, "%c (k e=%" PRIu64 ")", layout.turned ? 'c' : 'o',
+                   x->count);
+    layout.a = layout.turned ? inner : outer;
+    layout.b = layout.turned ? outer : inner;
+    return rearrange_pair(m, &layout, a, b, true, pair) < 0 ? -1 : merge_experts(m, x, &lora);
+}
+
+/* ---- an adapter's tensors ---- */
+
+enum { MOST_PARAMETERS = 2 };
+
+/* Merge the parameters of one module. Their wrappers are nested: "experts.base_layer.lora_A". */
+static int merge_wrapped(struct merge *m, const char *module, const struct ckpt_tensor *a,
+                         const struct ckpt_tensor *b)
+{
+    static const char inner[] = ".base_layer";
+    ckpt_cleanup(ckpt_freep) char *name = strdup(module);
+    ckpt_cleanup(ckpt_freep) char *whole = NULL;
+    ckpt_cleanup(ckpt_experts_release) struct ckpt_experts x = {0};
+    const char *parameter[MOST_PARAMETERS];
+    size_t depth = 0, n;
+
+    if (!name)
+        return ckpt_nomem(m->err);
+    for (; ckpt_has_suffix(name, inner); depth++)
+        name[strlen(name) - strlen(inner)] = '\0';
+    n = ckpt_lora_config_parameters(m->opt->adapter, m->opt->type, name, parameter,
+                                    MOST_PARAMETERS);
+    if (n == 0)
+        return ckpt_fail(m->err, CKPT_MISSING,
+                         "the base has no '%s.weight' that the adapter could change%s", name,
+                         ckpt_json_bool(m->opt->config, "tie_word_embeddings", false)
+                             ? " (its embeddings are tied)"
+                             : "");
+    if (depth >= n || n > MOST_PARAMETERS)
+        return ckpt_fail(m->err, CKPT_MISSING,
+                         "target_parameters do not say which parameter of '%s' is changed by '%s'",
+                         name, a->name);
+    const char *leaf = parameter[n - 1 - depth];
+    if (!(whole = ckpt_asprintf("%s.%s", name, leaf)))
+        return ckpt_nomem(m->err);
+    return ckpt_experts_find(m->cat, m->opt->type, m->opt->base_names, name, leaf, &x, m->err) < 0
+               ? -1
+               : merge_parameter(m, whole, &x, a, b);
+}
+
+static int merge_pair(struct merge *m, const struct ckpt_tensor *a, const char *tail_a,
+                      const char *tail_b)
+{
+    const char *below = a->name + strlen(ROOT);
+    ckpt_cleanup(ckpt_freep) char *module = strndup(below, strlen(below) - strlen(tail_a));
+    const struct ckpt_tensor *b = module ? find_part(m, module, tail_b) : NULL;
+    const bool embedding = strcmp(tail_a, ".lora_embedding_A") == 0;
+
+    if (!module)
+        return ckpt_nomem(m->err);
+    if (!b)
+        return ckpt_fail(m->err, CKPT_MISSING, "the adapter has '%s', but no '%s%s'", a->name,
+                         module, tail_b);
+    size_t weight = find_weight_of(m, module, ".weight");
+    if (weight != SIZE_MAX)
+        return merge_module(m, module, weight, embedding, a, b);
+    if (embedding)
+        return ckpt_fail(m->err, CKPT_MISSING, "the base has no '%s.weight' for the adapter",
+                         module);
+    return merge_wrapped(m, module, a, b);
+}
+
+/* Replace an embedding, whose vocabulary may have grown. */
+static int resize(struct merge *m, const struct ckpt_tensor *old, const struct ckpt_tensor *t)
+{
+    char x[CKPT_SHAPE_TEXT], y[CKPT_SHAPE_TEXT];
+    uint64_t vocab;
+    const bool rows_only = old->rank == t->rank && t->rank > 0 &&
+                           memcmp(old->dim + 1, t->dim + 1, (t->rank - 1) * sizeof *t->dim) == 0;
+
+    if (rows_only && old->dim[0] == t->dim[0])
+        return 0;
+    if (!rows_only || !ckpt_json_u64(m->opt->config, "vocab_size", &vocab) ||
+        (vocab != old->dim[0] && vocab != t->dim[0]))
+        return ckpt_fail(m->err, CKPT_CONFLICT, "the adapter's '%s' is %s, the base's %s", t->name,
+                         ckpt_shape_text(t->dim, t->rank, x, sizeof x),
+                         ckpt_shape_text(old->dim, old->rank, y, sizeof y));
+    return json_object_set_new(m->opt->config, "vocab_size", json_integer((json_int_t)t->dim[0])) <
+                   0
+               ? ckpt_nomem(m->err)
+               : 0;
+}
+
+static bool lists(const json_t *names, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(names); i++) {
+        const char *s = json_string_value(json_array_get(names, i));
+        if (s && strcmp(s, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The output embedding that the adapter's tensor replaces, or NULL. */
+static const char *output_of(const struct merge *m, const struct ckpt_tensor *t)
+{
+    const char *name = t->name + strlen(ROOT);
+    const struct ckpt_texts *output = &m->opt->type->output;
+
+    return ckpt_texts_have(output, name, strlen(name)) ? name : NULL;
+}
+
+/* Is t a copy of a tied embedding? With resized embeddings PEFT saves both embeddings, tied or not;
+ * an output embedding that is not tied is a module to save. */
+static bool is_tied_copy(const struct merge *m, const struct ckpt_tensor *t)
+{
+    const char *output = output_of(m, t);
+    ckpt_cleanup(ckpt_freep) char *module = output ? strdup(output) : NULL;
+    char *leaf = module ? strrchr(module, '.') : NULL;
+    bool both = false;
+
+    for (size_t i = 0; i < m->adapter->tensors.len; i++)
+        both |= ckpt_texts_end(&m->opt->type->embedding, m->adapter->tensors.ptr[i].name);
+    if (!both || !leaf)
+        return false;
+    *leaf = '\0';
+    return ckpt_json_bool(m->opt->config, "tie_word_embeddings", false) &&
+           !lists(json_object_get(m->opt->adapter, "modules_to_save"), module);
+}
+
+/* Add an output embedding, which the base ties to the input embedding, as a tensor of its own. */
+static int untie(struct merge *m, const struct ckpt_tensor *t, size_t *ret_at)
+{
+    const char *head = output_of(m, t);
+
+    if (!head || !ckpt_json_bool(m->opt->config, "tie_word_embeddings", false))
+        return ckpt_fail(m->err, CKPT_UNSUPPORTED,
+                         "the adapter has '%s', which is neither LoRA nor a tensor of the base",
+                         t->name);
+    if (json_object_set_new(m->opt->config, "tie_word_embeddings", json_false()) < 0)
+        return ckpt_nomem(m->err);
+    return ckpt_catalog_add(m->cat, head, (enum ckpt_dtype)t->dtype, t->dim, t->rank, ret_at,
+                            m->err);
+}
+
+/* Replace a weight that was trained as a whole: modules_to_save, biases, resized embeddings. */
+static int replace(struct merge *m, const struct ckpt_tensor *t)
+{
+    ckpt_cleanup(ckpt_freep) char *name = strdup(t->name + strlen(ROOT));
+    struct ckpt_tensor own;
+
+    if (!name)
+        return ckpt_nomem(m->err);
+    for (char *p; (p = strstr(name, ".base_layer.")) || (p = strstr(name, ".modules_to_save."));)
+        memmove(p, strchr(p + 1, '.'), strlen(strchr(p + 1, '.')) + 1);
+    size_t at = ckpt_experts_tensor(m->cat, m->opt->base_names, name);
+    if (at == SIZE_MAX && is_tied_copy(m, t)) {
+        m->used[t - m->adapter->tensors.ptr] = true;
+        return 0;
+    }
+    if (at == SIZE_MAX && untie(m, t, &at) < 0)
+        return -1;
+    struct ckpt_tensor *old = &m->cat->tensors.ptr[at];
+    const enum ckpt_dtype dtype = (enum ckpt_dtype)old->dtype;
+    if (adopt(m, t, &own) < 0 || resize(m, old, &own) < 0)
+        return -1;
+    own.name = old->name;
+    own.block = old->block;
+    *old = own;
+    return ckpt_dtype_is_castable(dtype) && ckpt_dtype_is_castable((enum ckpt_dtype)own.dtype)
+               ? ckpt_value_cast(m->cat, at, (int)dtype, m->err)
+               : 0;
+}
+
+static bool is_lora(const char *name) { return strstr(name, ".lora_") != NULL; }
+
+static int merge_all(struct merge *m)
+{
+    const struct ckpt_catalog *adapter = m->adapter;
+
+    for (size_t i = 0; i < adapter->tensors.len; i++) {
+        const struct ckpt_tensor *t = &adapter->tensors.ptr[i];
+        if (!ckpt_has_prefix(t->name, ROOT))
+            return ckpt_fail(m->err, CKPT_FORMAT, "the adapter's '%s' is not below '" ROOT "'",
+                             t->name);
+        if (!is_lora(t->name) && replace(m, t) < 0)
+            return -1;
+    }
+    for (size_t i = 0; i < adapter->tensors.len; i++) {
+        const struct ckpt_tensor *t = &adapter->tensors.ptr[i];
+        int result = 0;
+        if (ckpt_has_suffix(t->name, ".lora_A.weight"))
+            result = merge_pair(m, t, ".lora_A.weight", ".lora_B.weight");
+        else if (ckpt_has_suffix(t->name, ".lora_embedding_A"))
+            result = merge_pair(m, t, ".lora_embedding_A", ".lora_embedding_B");
+        if (result < 0)
+            return -1;
+    }
+    for (size_t i = 0; i < adapter->tensors.len; i++)
+        if (!m->used[i])
+            return ckpt_fail(m->err, CKPT_UNSUPPORTED,
+                             "the adapter's '%s' belongs to no pair of "
+                             "LoRA matrices",
+                             adapter->tensors.ptr[i].name);
+    return 0;
+}
+
+int ckpt_lora_merge(struct ckpt_catalog *cat, const struct ckpt_catalog *adapter,
+                    const struct ckpt_lora_options *opt, struct ckpt_err *err)
+{
+    struct merge m = {.cat = cat,
+                      .adapter = adapter,
+                      .opt = opt,
+                      .first_source = (uint32_t)cat->sources.len,
+                      .err = err};
+    int result;
+
+    if (!opt->adapter)
+        return ckpt_fail(err, CKPT_MISSING,
+                         "lora=merge needs the adapter_config.json: beside the adapter, or in the "
+                         "base");
+    if (ckpt_lora_config_check(opt->adapter, err) < 0 ||
+        ckpt_catalog_add_sources(cat, adapter, err) < 0)
+        return -1;
+    if (!(m.used = calloc(adapter->tensors.len + 1, sizeof *m.used)))
+        return ckpt_nomem(err);
+    result = merge_all(&m);
+    free(m.used);
+    return result;
+}

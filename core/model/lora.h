@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The option `lora=merge`: the model that PEFT's merge_and_unload makes of an adapter and its base.
+ */
+#ifndef CKPT_MODEL_LORA_H
+#define CKPT_MODEL_LORA_H
+
+#include "base/err.h"
+#include "base/json.h"
+#include "model/base.h"
+#include "recipe/types.h"
+#include "tensor/catalog.h"
+
+/* The configs that a merge needs. All are borrowed. */
+struct ckpt_lora_options {
+    const json_t *adapter;    /* adapter_config.json */
+    const json_t *automodel;  /* automodel_peft_config.json, or NULL */
+    const json_t *base_names; /* {tensor in memory: its name in the base} where they differ; NULL */
+    const struct ckpt_type *type; /* facts about the base's model type */
+    json_t *config; /* config.json of the merged model, which is changed if the adapter resizes the
+                       vocabulary or unties the output embedding; or NULL */
+};
+
+/* Copy the base's catalogue. The copy points into the base's, which must outlive it. */
+int ckpt_lora_base(const struct ckpt_base *base, struct ckpt_catalog **ret, struct ckpt_err *err);
+
+/* Merge the adapter (under PEFT's names) into cat, to which the adapter's sources are added.
+ * MISSING: a part of the adapter, or the base's tensor that it changes, does not exist.
+ * UNSUPPORTED: the adapter is not LoRA, or of a kind that cannot be merged. CONFLICT: shapes or
+ * ranks do not match. After a failure cat can only be freed. */
+int ckpt_lora_merge(struct ckpt_catalog *cat, const struct ckpt_catalog *adapter,
+                    const struct ckpt_lora_options *opt, struct ckpt_err *err);
+
+#endif

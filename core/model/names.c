@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finding the prefix of the model's names, and checking the result. */
+#include "model/names.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/str.h"
+#include "base/vec.h"
+#include "model/bare.h"
+#include "model/experts.h"
+#include "recipe/leftover.h"
+#include "recipe/types.h"
+#include "tensor/same.h"
+
+enum { MOST_NAMED = 3 };
+
+/* First parts of names that do not belong to a model: optimizers, schedulers, data loaders. */
+static const char *const other_roots[] = {"optimizer", "optimizers", "optim",      "lr_scheduler",
+                                          "scheduler", "sched",      "dataloader", "train_state",
+                                          "rng",       "ema"};
+
+/* Parts of names that wrappers add. */
+static const char *const wrappers[] = {"_orig_mod.", "_checkpoint_wrapped_module.",
+                                       "_fsdp_wrapped_module."};
+
+static bool among(const char *word, size_t len, const char *const *list, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strlen(list[i]) == len && memcmp(list[i], word, len) == 0)
+            return true;
+    return false;
+}
+#define AMONG(word, len, list) among(word, len, list, sizeof(list) / sizeof *(list))
+
+bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name)
+{
+    size_t root = strcspn(name, ".");
+
+    return !AMONG(name, root, other_roots) && !ckpt_has_prefix(name, "optimizer_") &&
+           !ckpt_has_suffix(name, "._extra_state") && !ckpt_texts_end(&type->computed, name);
+}
+
+struct naming {
+    struct ckpt_catalog *cat;
+    const struct ckpt_base *base;
+    const json_t *config;
+    const struct ckpt_type *type;
+    const struct ckpt_texts *unsaid; /* names of embeddings, of all types */
+    const char *bare; /* the tensor that shows a model without a head; NULL: it may have one */
+    bool allow_leftover, type_listed;
+    size_t ntensor;
+    char **name; /* name without wrappers; NULL: the tensor is not the model's */
+    char *prefix;
+    const char *anchor;
+};
+
+static void naming_release(struct naming *n)
+{
+    for (size_t i = 0; n->name && i < n->ntensor; i++)
+        free(n->name[i]);
+    free(n->name);
+    free(n->prefix);
+}
+
+char *ckpt_names_unwrap(const char *name)
+{
+    char *own = strdup(name);
+
+    for (size_t i = 0; own && i < sizeof wrappers / sizeof wrappers[0]; i++)
+        ckpt_remove_word(own, wrappers[i]);
+    return own;
+}
+
+/* Does the model's class, or any if the config does not say it, leave the tensor out? */
+static bool is_unsaved(const struct naming *n, const char *name)
+{
+    for (size_t i = 0; i < n->type->unsaved.n; i++) {
+        const struct ckpt_text_pair *pair = &n->type->unsaved.pair[i];
+        if (!ckpt_has_suffix(name, pair->to))
+            continue;
+        const char *class = ckpt_bare_class(n->config);
+        if (!*class || strcmp(class, pair->from) == 0)
+            return true;
+    }
+    return false;
+}
+
+static int collect(struct naming *n, struct ckpt_err *err)
+{
+    if (!(n->name = calloc(n->cat->tensors.len + 1, sizeof *n->name)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n->cat->tensors.len; i++)
+        if (ckpt_names_is_weight(n->type, n->cat->tensors.ptr[i].name) &&
+            !is_unsaved(n, n->cat->tensors.ptr[i].name) &&
+            !(n->name[i] = ckpt_names_unwrap(n->cat->tensors.ptr[i].name)))
+            return ckpt_nomem(err);
+    return 0;
+}
+
+/* Length of the part before `tail`, if the name ends with `tail` after a dot; else SIZE_MAX. */
+static size_t before(const char *name, const char *tail)
+{
+    if (!ckpt_has_suffix(name, tail))
+        return SIZE_MAX;
+    size_t len = strlen(name) - strlen(tail);
+    return len == 0 || name[len - 1] == '.' ? len : SIZE_MAX;
+}
+
+/* Take what precedes `anchor` in a name as the prefix. CONFLICT: there are two different ones. */
+static int try_anchor(struct naming *n, const char *anchor, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < n->cat->tensors.len; i++) {
+        size_t len = n->name[i] ? before(n->name[i], anchor) : SIZE_MAX;
+        if (len == SIZE_MAX)
+            continue;
+        if (n->prefix && (strlen(n->prefix) != len || memcmp(n->prefix, n->name[i], len) != 0))
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "two models: '%s' is there below '%s' and below '%.*s'", anchor,
+                             n->prefix, (int)len, n->name[i]);
+        if (!n->prefix && !(n->prefix = strndup(n->name[i], len)))
+            return ckpt_nomem(err);
+        n->anchor = anchor;
+    }
+    return 0;
+}
+
+/* Does the name look like that of a token embedding (and not a position embedding)? */
+static bool is_embedding(const char *name)
+{
+    return ckpt_has_suffix(name, ".weight") && strstr(name, "embed") && !strstr(name, "position");
+}
+
+static int try_words(struct naming *n, const struct ckpt_texts *anchors, struct ckpt_err *err)
+{
+    for (size_t i = 0; !n->prefix && i < anchors->n; i++)
+        if (try_anchor(n, anchors->text[i], err) < 0)
+            return -1;
+    return 0;
+}
+
+/* Find the prefix by the name of an embedding: the base's, else the type's, else that of any type.
+ */
+static int find_prefix(struct naming *n, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *model = n->base ? n->base->cat : NULL;
+
+    if (n->bare)
+        return try_anchor(n, n->bare, err);
+    for (size_t i = 0; !n->prefix && model && i < model->tensors.len; i++)
+        if (is_embedding(model->tensors.ptr[i].name) &&
+            try_anchor(n, model->tensors.ptr[i].name, err) < 0)
+            return -1;
+    if (try_words(n, &n->type->embedding, err) < 0 || try_words(n, n->unsaid, err) < 0)
+        return -1;
+    if (!n->prefix && n->type->last_norm && n->type->embedding.n &&
+        ckpt_json_bool(n->config, "tie_word_embeddings", false)) {
+        if (try_anchor(n, n->type->last_norm, err) < 0)
+            return -1;
+        n->anchor = n->type->embedding.text[0];
+    }
+    return n->prefix ? ckpt_bare_check(n->cat, n->config, n->prefix, err) : 0;
+}
+
+/* Is the model made of several (its config of several configs)? */
+static bool is_composite(const json_t *config)
+{
+    const char *key;
+    const json_t *value;
+
+    json_object_foreach((json_t *)config, key, value)
+        if (ckpt_has_suffix(key, "_config") && json_object_get(value, "model_type"))
+            return true;
+    return ckpt_json_str(json_object_get(config, "decoder"), "model_type");
+}
+
+/* The embedding of a model of several parts, whose type no file lists, may be that of one part
+ * only.
+ */
+static int check_dropped(const struct naming *n, const char *first, struct ckpt_err *err)
+{
+    if (n->type_listed || n->allow_leftover || !is_composite(n->config))
+        return 0;
+    return ckpt_fail(
+        err, CKPT_UNSUPPORTED,
+        "the model type '%s' is not known, and '%s' seems to be only a part of the "
+        "model: '%s' is not below it (allow_leftover leaves such tensors out, view=raw "
+        "shows all)",
+        ckpt_json_str(n->config, "model_type"), n->prefix, first);
+}
+
+/* Keep the tensors below the prefix, without it. */
+static int strip(struct naming *n, struct ckpt_err *err)
+{
+    size_t len = strlen(n->prefix), dropped = 0, first = 0;
+
+    for (size_t i = 0; i < n->cat->tensors.len; i++) {
+        if (!n->name[i])
+            continue;
+        if (strncmp(n->name[i], n->prefix, len) == 0) {
+            memmove(n->name[i], n->name[i] + len, strlen(n->name[i] + len) + 1);
+            continue;
+        }
+        free(n->name[i]);
+        n->name[i] = NULL;
+        if (dropped++ == 0)
+            first = i;
+    }
+    if (dropped)
+        ckpt_catalog_warn(n->cat,
+                          "left out: %zu tensors that are not below '%s', where the model is "
+                          "('%s' first)",
+                          dropped, n->prefix, n->cat->tensors.ptr[first].name);
+    return dropped ? check_dropped(n, n->cat->tensors.ptr[first].name, err) : 0;
+}
+
+/* Drop states of optimizers and the like, which no recipe uses, whatever the framework's names are.
+ */
+static int drop_state(const struct naming *n, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) const char **keep = calloc(n->ntensor + 1, sizeof *keep);
+    bool any = false;
+
+    if (!keep)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n->ntensor; i++) {
+        keep[i] = n->name[i] ? n->cat->tensors.ptr[i].name : NULL;
+        any |= !keep[i];
+    }
+    return any ? ckpt_catalog_select(n->cat, keep, err) : 0;
+}
+
+static size_t find(const struct naming *n, const char *name)
+{
+    for (size_t i = 0; i < n->cat->tensors.len; i++)
+        if (n->name[i] && strcmp(n->name[i], name) == 0)
+            return i;
+    return SIZE_MAX;
+}
+
+/* The tensor that a type's fact names. */
+static size_t find_known(const struct naming *n, const char *name)
+{
+    return find(n, n->bare ? ckpt_bare_name(n->type, name) : name);
+}
+
+static int same_values(const struct naming *n, size_t a, size_t b, bool *ret, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *t = n->cat->tensors.ptr;
+
+    return ckpt_tensor_same(n->cat, &t[a], n->cat, &t[b], ret, err);
+}
+
+/* Check that a tied tensor, which is left out, has the same values as the one that it is tied to.
+ */
+static int check_copy(const struct naming *n, size_t copy, size_t of, struct ckpt_err *err)
+{
+    bool same;
+
+    if (same_values(n, copy, of, &same, err) < 0)
+        return -1;
+    return same ? 0 : ckpt_copy_differs(n->cat, n->name[copy], n->name[of], n->allow_leftover, err);
+}
+
+/* Is the tensor `copy` one of the tied tensor `of`? If the config says so, other values are a
+ * CONFLICT. */
+static int is_copy(const struct naming *n, size_t copy, size_t of, bool said, bool *ret,
+                   struct ckpt_err *err)
+{
+    *ret = said;
+    if (of == SIZE_MAX)
+        return 0;
+    return said ? check_copy(n, copy, of, err) : same_values(n, copy, of, ret, err);
+}
+
+/* Drop the copy, or give it the embedding's name if that is not there. */
+static int drop_copy(struct naming *n, size_t copy, size_t of, struct ckpt_err *err)
+{
+    free(n->name[copy]);
+    n->name[copy] = of == SIZE_MAX ? strdup(n->anchor) : NULL;
+    return of == SIZE_MAX && !n->name[copy] ? ckpt_nomem(err) : 0;
+}
+
+/* Drop tied tensors. transformers writes them once, under the name of the input embedding; a state
+ * dict without duplicates may have the output embedding's name instead. A model of several parts
+ * may leave it to the text model's config, which does not tell whether the class heeds it, and a
+ * few types tie without saying so: then the values decide. */
+static int drop_tied(struct naming *n, struct ckpt_err *err)
+{
+    const json_t *text = json_object_get(n->config, "text_config");
+    const bool said = json_is_boolean(json_object_get(n->config, "tie_word_embeddings"));
+
+    if (!ckpt_json_bool(said ? n->config : text, "tie_word_embeddings", n->type->tied))
+        return 0;
+    for (size_t i = 0; i < n->type->ties.n; i++) {
+        const struct ckpt_text_pair *tie = &n->type->ties.pair[i];
+        const size_t copy = find_known(n, tie->from),
+                     of = tie->to ? find_known(n, tie->to) : find(n, n->anchor);
+        bool same;
+        if (copy == SIZE_MAX || copy == of || (of == SIZE_MAX && tie->to))
+            continue;
+        if (is_copy(n, copy, of, said, &same, err) < 0 || (same && drop_copy(n, copy, of, err) < 0))
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- against the base ---- */
+
+static int fail_shape(const struct ckpt_tensor *t, const char *name, const uint64_t *dim,
+                      uint32_t rank, struct ckpt_err *err)
+{
+    char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
+
+    return ckpt_fail(err, CKPT_CONFLICT, "'%s' has shape %s here, the base says %s", name,
+                     ckpt_shape_text(t->dim, t->rank, a, sizeof a),
+                     ckpt_shape_text(dim, rank, b, sizeof b));
+}
+
+/* Check the embedding's shape against the config, which always states it; in a few families it is
+ * narrower than the layers. */
+static int check_config(const struct naming *n, struct ckpt_err *err)
+{
+    const size_t at = find(n, n->anchor);
+    const struct ckpt_tensor *t = at == SIZE_MAX ? NULL : &n->cat->tensors.ptr[at];
+    uint64_t dim[2];
+
+    if (!t || !ckpt_json_u64(n->config, "vocab_size", &dim[0]) ||
+        !ckpt_json_u64(n->config, "hidden_size", &dim[1]) || t->rank != 2)
+        return 0;
+    for (size_t i = 0; i < n->type->widths.n; i++)
+        (void)ckpt_json_u64(n->config, n->type->widths.text[i], &dim[1]);
+    return t->dim[1] == dim[1] && t->dim[0] == dim[0] ? 0 : fail_shape(t, n->anchor, dim, 2, err);
+}
+
+int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
+                     const struct ckpt_base *base, const json_t *config, bool allow_leftover,
+                     bool *ret_found, struct ckpt_err *err)
+{
+    ckpt_cleanup(naming_release) struct naming n = {
+        .cat = cat,
+        .base = base,
+        .config = config,
+        .type = ckpt_types_find(types, ckpt_json_str(config, "model_type")),
+        .unsaid = &ckpt_types_any(types)->embedding,
+        .allow_leftover = allow_leftover,
+        .ntensor = cat->tensors.len,
+    };
+
+    *ret_found = false;
+    n.bare = ckpt_bare_anchor(n.type, config);
+    n.type_listed = n.type != ckpt_types_any(types);
+    if (collect(&n, err) < 0 || find_prefix(&n, err) < 0)
+        return -1;
+    if (!n.prefix)
+        return drop_state(&n, err);
+    if (strip(&n, err) < 0 || drop_tied(&n, err) < 0 || check_config(&n, err) < 0 ||
+        ckpt_catalog_select(cat, (const char *const *)n.name, err) < 0)
+        return -1;
+    *ret_found = true;
+    return 0;
+}
+
+/* ---- afterwards ---- */
+
+int ckpt_names_check_fused(const struct ckpt_catalog *cat, const struct ckpt_types *types,
+                           const json_t *config, struct ckpt_err *err)
+{
+    const char *model_type = ckpt_json_str(config, "model_type");
+    const struct ckpt_type *type = ckpt_types_find(types, model_type);
+
+    if (type->fused_on_hub)
+        return 0;
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const char *name = cat->tensors.ptr[i].name;
+        if (ckpt_experts_is_fused(type, name))
+            return ckpt_fail(
+                err, CKPT_UNSUPPORTED,
+                "'%s' holds fused experts, which a hub model has one by one: no "
+                "recipe splits them for model type '%s' (%sview=raw shows the tensors)",
+                name, model_type ? model_type : "?", model_type ? "" : "base=DIR may tell; ");
+    }
+    return 0;
+}
+
+/* Convert, if a recipe fits. */
+static int convert(struct ckpt_catalog *cat, const struct ckpt_recipes *recipes,
+                   const struct ckpt_recipe_options *opt, struct ckpt_model **ret,
+                   struct ckpt_err *err)
+{
+    bool fits;
+
+    if (ckpt_recipe_fits(recipes, cat, opt, &fits, err) < 0)
+        return -1;
+    return fits ? ckpt_recipe_apply(recipes, cat, opt, ret, err) : 0;
+}
+
+/* Convert a model without a head, as if it had one. Where the hub's names of the model with a head
+ * have no first word in common, they are the same without a head: then the word is only in memory.
+ */
+static int convert_bare(struct ckpt_catalog *cat, const struct ckpt_recipes *recipes,
+                        const struct ckpt_recipe_options *opt, const struct ckpt_type *type,
+                        struct ckpt_model **ret, struct ckpt_err *err)
+{
+    const char *anchor = ckpt_bare_anchor(type, opt->base_config);
+
+    if (ckpt_bare_add_word(cat, type, err) < 0 || convert(cat, recipes, opt, ret, err) < 0 ||
+        (*ret && ckpt_bare_drop_word((*ret)->catalog, type, err) < 0) ||
+        ckpt_bare_drop_word(cat, type, err) < 0)
+        return -1;
+    if (!*ret || !opt->back || ckpt_catalog_find((*ret)->catalog, anchor))
+        return 0;
+    ckpt_model_freep(ret);
+    return convert(cat, recipes, opt, ret, err) < 0 ||
+                   (*ret && ckpt_bare_drop_word((*ret)->catalog, type, err) < 0)
+               ? -1
+               : 0;
+}
+
+int ckpt_names_convert(struct ckpt_catalog **cat, const struct ckpt_recipes *recipes,
+                       const struct ckpt_recipe_options *opt, bool *ret_done, char **ret_recipe,
+                       struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_model_freep) struct ckpt_model *model = NULL;
+    const struct ckpt_type *type =
+        ckpt_types_find(ckpt_recipes_types(recipes), ckpt_json_str(opt->base_config, "model_type"));
+
+    *ret_done = false;
+    if (!opt->base_config)
+        return 0;
+    if ((ckpt_bare_anchor(type, opt->base_config)
+             ? convert_bare(*cat, recipes, opt, type, &model, err)
+             : convert(*cat, recipes, opt, &model, err)) < 0)
+        return -1;
+    if (!model)
+        return 0;
+    *ret_done = true;
+    json_decref(model->catalog->config);
+    model->catalog->config = ckpt_steal(&(*cat)->config);
+    ckpt_catalog_free(*cat);
+    *cat = ckpt_steal(&model->catalog);
+    if (ret_recipe)
+        *ret_recipe = ckpt_steal(&model->recipe);
+    return 0;
+}

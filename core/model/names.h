@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints of trainers that train transformers' own classes: the tensors have Hugging Face's
+ * names already, below some prefix and mixed with others. The prefix is found by evidence only: the
+ * names of the base's tensors, or the name of an embedding that transformers' models have. */
+#ifndef CKPT_MODEL_NAMES_H
+#define CKPT_MODEL_NAMES_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "model/base.h"
+#include "recipe/recipe.h"
+#include "recipe/types.h"
+#include "tensor/catalog.h"
+
+/* Leave in cat only the tensors of the model, without the prefix and in their order. If there is no
+ * evidence of transformers' names, *ret_found is false, and only optimizer states and the like are
+ * removed. Tied weights are left once, under the name of the input embedding. CONFLICT (with
+ * allow_leftover a warning): the checkpoint stores a tied weight twice with different values. base
+ * and config (of the model) may be NULL. */
+int ckpt_names_apply(struct ckpt_catalog *cat, const struct ckpt_types *types,
+                     const struct ckpt_base *base, const json_t *config, bool allow_leftover,
+                     bool *ret_found, struct ckpt_err *err);
+
+/* Check that the names are those of the hub. transformers 5 stacks a layer's experts in memory, and
+ * only a recipe for the config's model type can separate them; without one the error is
+ * UNSUPPORTED. */
+int ckpt_names_check_fused(const struct ckpt_catalog *cat, const struct ckpt_types *types,
+                           const json_t *config, struct ckpt_err *err);
+
+/* False for names of the state of an optimizer, a scheduler or a data loader, and of tensors that a
+ * model of this type computes. */
+bool ckpt_names_is_weight(const struct ckpt_type *type, const char *name);
+
+/* A new string: the name without the parts that wrappers add (torch.compile, FSDP ...). NULL: out
+ * of memory. */
+char *ckpt_names_unwrap(const char *name);
+
+/* Convert the names and shapes that a model has in memory to those of the hub (opt->format
+ * "transformers"), or back ("hub"), if there is a recipe for the model type of opt->base_config.
+ * *cat is then replaced by another catalogue with the same config, and *ret_recipe (owned; may be
+ * NULL) is the recipe's name. */
+int ckpt_names_convert(struct ckpt_catalog **cat, const struct ckpt_recipes *recipes,
+                       const struct ckpt_recipe_options *opt, bool *ret_done, char **ret_recipe,
+                       struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parsed options of a run, which are opaque in include/ckptfs/ckptfs.h. */
+#ifndef CKPT_MODEL_OPTIONS_H
+#define CKPT_MODEL_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <ckptfs/ckptfs.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "format/output.h"
+#include "tensor/dtype.h"
+
+/* What to show of a checkpoint that contains LoRA matrices. */
+enum ckpt_lora_rule {
+    CKPT_LORA_AUTO,    /* the adapter; a warning says so if the checkpoint holds the base too */
+    CKPT_LORA_ADAPTER, /* the adapter */
+    CKPT_LORA_MERGE,   /* adapter and base as one model */
+    CKPT_LORA_BASE,    /* the base without the adapter */
+};
+
+/* How the option dtype= chooses: by the rules of model/dtypes.h, the stored dtype, or one dtype for
+ * all. */
+enum ckpt_dtype_rule { CKPT_DTYPE_AUTO, CKPT_DTYPE_STORED, CKPT_DTYPE_CAST };
+
+struct ckpt_options {
+    char *base;        /* directory, or ORG/NAME of the local hub cache */
+    char *recipe;      /* path of the recipe file */
+    char *key_mapping; /* file with a JSON object {pattern: replacement} that renames the base's
+                          tensors to ours */
+    enum ckpt_dtype_rule dtype_rule;
+    enum ckpt_dtype dtype;   /* for CKPT_DTYPE_CAST */
+    uint64_t max_shard_size; /* 0: not given */
+    bool raw;
+    bool memory;               /* names as transformers has them in memory, not on the hub */
+    struct ckpt_output output; /* view=dcp and the like: the format and its layout */
+    enum ckpt_lora_rule lora;
+    bool dequantize; /* convert block-scaled weights to ordinary ones */
+    bool allow_partial;
+    bool allow_leftover; /* leave out tensors that the model does not have */
+    bool allow_mixed;    /* open a step although its shards are of two saves or it is being saved */
+    bool follow_symlinks;
+    bool wait;         /* a folder without a step is not an error */
+    json_t *overrides; /* a JSON object: settings of the model, and the recipes' "_rope" */
+    struct ckpt_log log;
+    struct ckpt_recording *recording; /* for the directories that are opened; borrowed, or NULL */
+};
+
+/* Make a deep copy, without the recording. */
+int ckpt_options_copy(const struct ckpt_options *opt, struct ckpt_options **ret,
+                      struct ckpt_err *err);
+/* ckpt_options_free for ckpt_cleanup. */
+void ckpt_options_freep(struct ckpt_options **opt);
+
+/* Do the options go together? USAGE, UNSUPPORTED. */
+int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err);
+
+/* Are the names to be those that the model's class has in memory? */
+bool ckpt_options_memory(const struct ckpt_options *opt);
+
+/* The first override that is a key of config.json (the recipes' own keys begin with '_'); NULL:
+ * none. */
+const char *ckpt_options_override(const struct ckpt_options *opt);
+
+/* A hash of everything that can change a view's bytes. */
+uint64_t ckpt_options_hash(const struct ckpt_options *opt);
+
+#endif

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The split into files of NeMo Automodel. */
+#include "model/split.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "model/experts.h"
+
+#define SUFFIX ".safetensors"
+
+static const uint64_t default_file_len = UINT64_C(5) << 30; /* Automodel's 5 GiB */
+
+/* Parse the digits before *end, at least one, and move *end to the first of them. False: there are
+ * none, or the number is too large. */
+static bool number_before(const char *begin, const char **end, uint64_t *ret)
+{
+    unsigned long long value;
+    const char *s = *end;
+
+    while (s > begin && s[-1] >= '0' && s[-1] <= '9')
+        s--;
+    if (!ckpt_parse_u64(s, (size_t)(*end - s), &value))
+        return false;
+    *end = s;
+    *ret = value;
+    return true;
+}
+
+static bool text_before(const char *begin, const char **end, const char *text)
+{
+    size_t len = strlen(text);
+
+    if ((size_t)(*end - begin) < len || memcmp(*end - len, text, len) != 0)
+        return false;
+    *end -= len;
+    return true;
+}
+
+bool ckpt_split_file_number(const char *name, uint64_t *ret_number)
+{
+    const char *end = name + strlen(name);
+    uint64_t i, n;
+
+    *ret_number = 1;
+    if (strcmp(name, "model" SUFFIX) == 0)
+        return true;
+    if (!text_before(name, &end, SUFFIX) || !number_before(name, &end, &n) ||
+        !text_before(name, &end, "-of-") || !number_before(name, &end, &i) ||
+        !text_before(name, &end, "-") || i < 1 || i > n)
+        return false;
+    *ret_number = i;
+    return true;
+}
+
+void ckpt_split_number_files(const char *const *name, size_t n, uint64_t *ret_number)
+{
+    ckpt_cleanup(ckpt_freep) bool *seen = calloc(n + 1, sizeof *seen);
+    bool own = seen != NULL;
+
+    for (size_t i = 0; i < n; i++) {
+        bool known = ckpt_split_file_number(name[i], &ret_number[i]);
+        own = own && known && ret_number[i] <= n && !seen[ret_number[i]];
+        if (own)
+            seen[ret_number[i]] = true;
+    }
+    for (size_t i = 0; i < n && n > 1 && !own; i++)
+        ret_number[i] = i + 1;
+}
+
+uint64_t ckpt_split_equally(size_t i, size_t n, uint64_t nfile)
+{
+    uint64_t each = n / nfile, more = n % nfile, first = more * (each + 1);
+
+    return i < first ? i / (each + 1) + 1 : more + (i - first) / each + 1;
+}
+
+void ckpt_split_by_size(const uint64_t *len, size_t n, uint64_t max_len, uint64_t *ret_number)
+{
+    uint64_t file = 1, used = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (used && (used > max_len || len[i] > max_len - used)) {
+            file++;
+            used = 0;
+        }
+        used += len[i];
+        ret_number[i] = file;
+    }
+}
+
+/* ---- by a base ---- */
+
+struct split {
+    const struct ckpt_catalog *cat;
+    const struct ckpt_base *base;
+    const json_t *base_names;
+    CKPT_VEC(const char *) files; /* files of the base, sorted */
+    uint64_t *number;             /* number of each file */
+    struct ckpt_map by_file;      /* position in files, by name */
+    uint64_t *file; /* number of each tensor's file; 0: the base does not have the tensor */
+    uint64_t last;
+};
+
+static void split_release(struct split *s)
+{
+    ckpt_vec_release(&s->files);
+    ckpt_map_release(&s->by_file);
+    free(s->number);
+    free(s->file);
+}
+
+static int name_cmp(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int add_file(struct split *s, const char *name, struct ckpt_err *err)
+{
+    uint32_t at;
+    bool is_new;
+
+    if (ckpt_map_put(&s->by_file, name, strlen(name), 0, &at, &is_new) < 0 ||
+        (is_new && ckpt_vec_push(&s->files, name) < 0))
+        return ckpt_nomem(err);
+    return 0;
+}
+
+static int number_files(struct split *s, struct ckpt_err *err)
+{
+    const char *tensor;
+    json_t *file;
+    uint32_t at;
+    bool is_new;
+
+    json_object_foreach(s->base->weight_map, tensor, file) {
+        if (json_is_string(file) && add_file(s, json_string_value(file), err) < 0)
+            return -1;
+    }
+    if (s->files.len)
+        qsort(s->files.ptr, s->files.len, sizeof *s->files.ptr, name_cmp);
+    if (!(s->number = malloc((s->files.len + 1) * sizeof *s->number)))
+        return ckpt_nomem(err);
+    ckpt_split_number_files(s->files.ptr, s->files.len, s->number);
+    ckpt_map_release(&s->by_file);
+    for (size_t i = 0; i < s->files.len; i++)
+        if (ckpt_map_put(&s->by_file, s->files.ptr[i], strlen(s->files.ptr[i]), (uint32_t)i, &at,
+                         &is_new) < 0)
+            return ckpt_nomem(err);
+    return 0;
+}
+
+/* The number of the base's file with this tensor; 0: the base does not have it. A base without an
+ * index is one file. */
+static uint64_t file_in_base(const struct split *s, const char *tensor)
+{
+    const char *other = ckpt_json_str(s->base_names, tensor);
+    const char *name = other ? other : tensor;
+    const char *file = ckpt_json_str(s->base->weight_map, name);
+    uint32_t at;
+
+    if (!s->base->weight_map)
+        return ckpt_catalog_find(s->base->cat, name) ? 1 : 0;
+    return file && ckpt_map_get(&s->by_file, file, strlen(file), &at) ? s->number[at] : 0;
+}
+
+static int by_size(struct split *s, struct ckpt_err *err)
+{
+    const size_t n = s->cat->tensors.len;
+    ckpt_cleanup(ckpt_freep) uint64_t *len = malloc((n + 1) * sizeof *len);
+
+    if (!len)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n; i++)
+        len[i] = ckpt_tensor_nbytes(&s->cat->tensors.ptr[i]);
+    ckpt_split_by_size(len, n, default_file_len, s->file);
+    for (size_t i = 0; i < n; i++)
+        s->last = ckpt_max_u64(s->last, s->file[i]);
+    return 0;
+}
+
+static int assign(struct split *s, const struct ckpt_type *type, struct ckpt_err *err)
+{
+    const size_t n = s->cat->tensors.len;
+    bool fused = false;
+
+    for (size_t i = 0; i < n; i++) {
+        const char *name = s->cat->tensors.ptr[i].name;
+        s->file[i] = file_in_base(s, name);
+        s->last = ckpt_max_u64(s->last, s->file[i]);
+        fused |= !s->file[i] && ckpt_experts_is_fused(type, name);
+    }
+    if (fused && type->converted && s->files.len) {
+        for (size_t i = 0; i < n; i++)
+            s->file[i] = ckpt_split_equally(i, n, s->files.len);
+        s->last = n ? s->file[n - 1] : 0;
+        return 0;
+    }
+    return s->last ? 0 : by_size(s, err);
+}
+
+static int make_map(const struct split *s, json_t *map, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < s->cat->tensors.len; i++) {
+        char name[80];
+        (void)snprintf(name, sizeof name, "model-%05" PRIu64 "-of-%05" PRIu64 SUFFIX,
+                       s->file[i] ? s->file[i] : s->last, s->last);
+        if (json_object_set_new(map, s->cat->tensors.ptr[i].name, json_string(name)) < 0)
+            return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+int ckpt_split_by_base(const struct ckpt_catalog *cat, const struct ckpt_base *base,
+                       const json_t *base_names, const struct ckpt_type *type, json_t **ret,
+                       struct ckpt_err *err)
+{
+    ckpt_cleanup(split_release) struct split s = {
+        .cat = cat, .base = base, .base_names = base_names};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *map = json_object();
+
+    *ret = NULL;
+    if (!base->cat && !base->weight_map)
+        return 0;
+    if (!map || !(s.file = calloc(cat->tensors.len + 1, sizeof *s.file)))
+        return ckpt_nomem(err);
+    if (number_files(&s, err) < 0 || assign(&s, type, err) < 0 || make_map(&s, map, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&map);
+    return 0;
+}
