@@ -15,7 +15,7 @@ foreach(file IN LISTS files)
   math(EXPR n "${n} + 1")
 endforeach()
 file(WRITE ${OUT} "/* Made by cmake/embed.cmake from core/recipe/data. */
-#include \"recipe/recipes.h\"
+#include \"recipe/library/recipes.h\"
 
 ${data}
 const struct ckpt_recipe_blob ckpt_recipe_blobs[] = {

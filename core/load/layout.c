@@ -9,7 +9,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "load/load_inner.h"
-#include "recipe/sharding.h"
+#include "recipe/apply/sharding.h"
 
 enum { MAX_WAYS = 1 << 20 };
 
@@ -119,7 +119,7 @@ static int fail_groups(struct lay *y, const struct ckpt_tensor *t, const struct 
                      s->shared ? ", nor a divisor" : "");
 }
 
-/* Add a want for each combination of one share (recipe/sharding.h) of each dimension, from
+/* Add a want for each combination of one share (recipe/apply/sharding.h) of each dimension, from
  * dimension d on; `pick` has the shares of the dimensions before. */
 static int add_products(struct lay *y, uint32_t tensor, const struct ckpt_tensor *t,
                         const struct ckpt_shares *share, uint32_t d, const struct ckpt_share **pick,

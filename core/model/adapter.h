@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 #include "format/reader.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 /* If cat is the checkpoint of a PeftModel, leave in it only the adapter: tensors whose names

@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 /* The model's class by its config; "": that does not say it. */

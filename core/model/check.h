@@ -10,7 +10,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "model/base.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 /* The arguments of a check. All are borrowed, and each but the type may be NULL. */

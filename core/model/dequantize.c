@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "recipe/rearrange.h"
+#include "recipe/apply/rearrange.h"
 #include "tensor/dequant.h"
 
 #define SCALE_INV "_scale_inv"

@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "model/base.h"
 #include "model/options.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 /* The facts that decide. All are borrowed. */

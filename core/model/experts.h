@@ -9,7 +9,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/vec.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 /* One parameter [count, rows, cols]: a tensor of the catalogue, or several matrices that form it

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/facts.h"
 
-#include "recipe/recipe.h"
+#include "recipe/library/recipe.h"
 
 const struct ckpt_type *ckpt_view_type(const struct ckpt_view *v)
 {

@@ -6,7 +6,7 @@
 #include "base/err.h"
 #include "model/dtypes.h"
 #include "model/view.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 
 /* The facts about the model type that v->config names. */
 const struct ckpt_type *ckpt_view_type(const struct ckpt_view *v);

@@ -12,7 +12,7 @@
 #include "model/model.h"
 #include "model/side.h"
 #include "model/split.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 
 static int64_t newest_shard(const struct ckpt_catalog *cat)
 {

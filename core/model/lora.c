@@ -12,7 +12,7 @@
 #include "base/str.h"
 #include "model/experts.h"
 #include "model/lora_config.h"
-#include "recipe/rearrange.h"
+#include "recipe/apply/rearrange.h"
 #include "tensor/lora.h"
 #include "tensor/value.h"
 

@@ -7,7 +7,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "model/base.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 /* The configs that a merge needs. All are borrowed. */

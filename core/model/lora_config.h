@@ -9,7 +9,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 
 /* Check that the adapter can be merged. UNSUPPORTED: another kind of adapter. MISSING: r or
  * lora_alpha. */

@@ -9,7 +9,7 @@
 #include "container/config.h"
 #include "model/adapter.h"
 #include "model/lora.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 
 /* The facts of the merged model: it has the base's split and is not an adapter. */
 static int describe(struct ckpt_view *v, struct ckpt_err *err)

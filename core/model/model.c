@@ -15,7 +15,7 @@
 #include "model/names.h"
 #include "model/output.h"
 #include "model/unflatten.h"
-#include "recipe/lacks.h"
+#include "recipe/apply/lacks.h"
 #include "tensor/value.h"
 
 static const struct ckpt_types *types_of(const struct ckpt_view *v)

@@ -6,8 +6,8 @@
 
 #include "base/err.h"
 #include "model/view.h"
-#include "recipe/recipe.h"
-#include "recipe/types.h"
+#include "recipe/library/recipe.h"
+#include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 /* Make the model from the reader's catalogue (*src may be taken) and v->facts, with the choices of

@@ -10,8 +10,8 @@
 #include "base/vec.h"
 #include "model/bare.h"
 #include "model/experts.h"
-#include "recipe/leftover.h"
-#include "recipe/types.h"
+#include "recipe/apply/leftover.h"
+#include "recipe/library/types.h"
 #include "tensor/same.h"
 
 enum { MOST_NAMED = 3 };

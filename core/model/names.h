@@ -9,8 +9,8 @@
 
 #include "base/err.h"
 #include "model/base.h"
-#include "recipe/recipe.h"
-#include "recipe/types.h"
+#include "recipe/library/recipe.h"
+#include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 /* Leave in cat only the tensors of the model, without the prefix and in their order. If there is no

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "recipe/order.h"
+#include "recipe/library/order.h"
 
 static const struct ckpt_type *type_of(const void *types, const json_t *config)
 {

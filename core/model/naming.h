@@ -5,7 +5,7 @@
 #define CKPT_MODEL_NAMING_H
 
 #include "format/reader.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 
 /* The answers that follow from `types`, which is borrowed. */
 struct ckpt_naming ckpt_naming_of(const struct ckpt_types *types);

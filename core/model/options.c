@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "format/writers.h"
-#include "recipe/keys.h"
+#include "recipe/library/keys.h"
 #include "view/shards.h"
 
 int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err)

@@ -9,7 +9,7 @@
 #include "format/writers.h"
 #include "model/dequantize.h"
 #include "model/facts.h"
-#include "recipe/lost.h"
+#include "recipe/apply/lost.h"
 
 bool ckpt_view_has_output_names(const struct ckpt_view *v)
 {

@@ -6,7 +6,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 
 struct ckpt_renames;
 

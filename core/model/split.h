@@ -11,7 +11,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "model/base.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 /* The number in a name such as "...-00002-of-00003.safetensors"; 1 for "model.safetensors". For

@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
-#include "recipe/order.h"
+#include "recipe/library/order.h"
 #include "tensor/boxes.h"
 
 static const char flat_name[] = "_flat_param";

@@ -21,7 +21,7 @@
 
 #include "base/err.h"
 #include "model/base.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 /* Replace the flat parameters of a catalogue by the parameters that they contain; base may be NULL.

@@ -16,7 +16,7 @@
 #include "model/options.h"
 #include "model/remarks.h"
 #include "model/rename.h"
-#include "recipe/recipe.h"
+#include "recipe/library/recipe.h"
 #include "tensor/catalog.h"
 #include "tensor/read.h"
 #include "tensor/slab.h"

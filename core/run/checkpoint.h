@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "io/dir.h"
 #include "model/view.h"
-#include "recipe/sharding.h"
+#include "recipe/apply/sharding.h"
 
 /* Make the shared data with one reference, for which the base and the recipes are opened; and give
  * a reference back. */

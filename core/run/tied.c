@@ -4,7 +4,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 #include "run/checkpoint.h"
 
 /* The input embedding's name in this view; NULL: it has none. */

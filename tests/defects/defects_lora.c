@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "model/lora.h"
-#include "recipe/recipe.h"
+#include "recipe/library/recipe.h"
 #include "stored.h"
 
 #define Q "base_model.model.l.0.q_proj."

@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "format/readers.h"
 #include "model/naming.h"
-#include "recipe/recipe.h"
+#include "recipe/library/recipe.h"
 #include "tensor/read.h"
 #include "tree.h"
 

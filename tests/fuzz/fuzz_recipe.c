@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "recipe/recipes.h"
+#include "recipe/library/recipes.h"
 
 enum { HIDDEN = 8, HEADS = 4, KV = 2, DIM = 2, INNER = 12, VOCAB = 16, LAYERS = 2 };
 

@@ -13,7 +13,7 @@
 
 #include "base/json.h"
 #include "model/unflatten.h"
-#include "recipe/recipe.h"
+#include "recipe/library/recipe.h"
 
 enum { MOST_LINES = 40, MOST_UNITS = 8, MOST_RANKS = 8, MOST_ELEMENTS = 1 << 12, LEAD = 3 };
 

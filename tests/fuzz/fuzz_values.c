@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "model/dequantize.h"
 #include "model/lora.h"
-#include "recipe/recipe.h"
+#include "recipe/library/recipe.h"
 
 enum { MOST_TENSORS = 24, MOST_BYTES = 1 << 14 };
 

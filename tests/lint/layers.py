@@ -5,21 +5,25 @@ import os
 import re
 import sys
 
+RECIPE = ("recipe/language", "recipe/library", "recipe/apply")
+
 # A layer is the nearest folder that is listed here. Readers know files and not models: format includes no recipe.
 BELOW = {
     "base": {"base"},
     "io": {"base", "io"},
     "tensor": {"base", "io", "tensor"},
     "container": {"base", "io", "tensor", "container"},
-    "recipe": {"base", "io", "tensor", "recipe"},
+    "recipe/language": {"base", "io", "tensor", "recipe/language"},
+    "recipe/library": {"base", "io", "tensor", "recipe/language", "recipe/library"},
+    "recipe/apply": {"base", "io", "tensor", "recipe/language", "recipe/library", "recipe/apply"},
     "view": {"base", "io", "tensor", "container", "view"},
     "format": {"base", "io", "tensor", "container", "view", "format"},
-    "model": {"base", "io", "tensor", "container", "recipe", "view", "format", "model"},
-    "run": {"base", "io", "tensor", "container", "recipe", "view", "format", "model", "run"},
+    "model": {"base", "io", "tensor", "container", *RECIPE, "view", "format", "model"},
+    "run": {"base", "io", "tensor", "container", *RECIPE, "view", "format", "model", "run"},
     "device": {"base", "tensor", "device"},
     "comm": {"base", "tensor", "device", "comm"},
-    "load": {"base", "io", "tensor", "container", "recipe", "view", "format", "model", "run", "device", "comm", "load"},
-    "": {"base", "io", "tensor", "container", "recipe", "view", "format", "model", "run"},  # core/api.c
+    "load": {"base", "io", "tensor", "container", *RECIPE, "view", "format", "model", "run", "device", "comm", "load"},
+    "": {"base", "io", "tensor", "container", *RECIPE, "view", "format", "model", "run"},  # core/api.c
 }
 # Third-party headers and the only places that may include them.
 PLACES = [

@@ -11,8 +11,8 @@
 #include "model/dtypes.h"
 #include "model/rename.h"
 #include "model/split.h"
-#include "recipe/order.h"
-#include "recipe/recipe.h"
+#include "recipe/library/order.h"
+#include "recipe/library/recipe.h"
 
 static json_t *golden(const char *key)
 {

@@ -7,7 +7,7 @@
 #include "test.h"
 
 #include "base/str.h"
-#include "recipe/recipes.h"
+#include "recipe/library/recipes.h"
 #include "tensor/catalog.h"
 #include "tensor/read.h"
 

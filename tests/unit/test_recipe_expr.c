@@ -3,7 +3,7 @@
 
 #include "test.h"
 
-#include "recipe/expr.h"
+#include "recipe/language/expr.h"
 
 static json_t *config;
 static struct ckpt_catalog *cat;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranked tensors: each rank's part as the marks of a rule say, byte by byte. */
-#include "recipe/join.h"
+#include "recipe/apply/join.h"
 
 #include <stdlib.h>
 
 #include "base/str.h"
 #include "model/options.h"
-#include "recipe/recipes.h"
+#include "recipe/library/recipes.h"
 #include "tensor/read.h"
 #include "test.h"
 

@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "format/readers.h"
-#include "recipe/recipe.h"
+#include "recipe/library/recipe.h"
 #include "tensor/read.h"
 
 static char *fixtures(void)

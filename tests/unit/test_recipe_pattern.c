@@ -4,8 +4,8 @@
 #include "test.h"
 
 #include "base/str.h"
-#include "recipe/name.h"
-#include "recipe/pattern.h"
+#include "recipe/language/name.h"
+#include "recipe/language/pattern.h"
 
 static struct ckpt_arena arena;
 static struct ckpt_scope scope;

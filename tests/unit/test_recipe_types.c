@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Facts of model types: what files state, inherit and get wrong. */
-#include "recipe/types.h"
+#include "recipe/library/types.h"
 
 #include "base/mem.h"
-#include "recipe/files.h"
-#include "recipe/recipe.h"
+#include "recipe/library/files.h"
+#include "recipe/library/recipe.h"
 #include "test.h"
 
 /* A set of files types/NAME.json from pairs of name and text, which ends with NULL. */

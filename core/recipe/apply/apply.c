@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Applying a recipe: the model file says which tensors the model has, and the rules say how each is
+ * made. */
+#include "recipe/apply/apply.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "recipe/apply/fused.h"
+#include "recipe/apply/join.h"
+
+static int start_catalog(struct ckpt_apply *ap)
+{
+    size_t i;
+    json_t *line;
+
+    if (ckpt_catalog_new(&ap->cat, ap->err) < 0 || ckpt_apply_share_sources(ap, ap->cat) < 0)
+        return -1;
+    json_decref(ap->cat->about);
+    ap->cat->about = json_deep_copy(ap->src->about);
+    json_array_foreach(ap->src->warnings, i, line)
+        if (json_array_append(ap->cat->warnings, line) < 0)
+            return ckpt_nomem(ap->err);
+    return ap->cat->about ? 0 : ckpt_nomem(ap->err);
+}
+
+static void apply_release(struct ckpt_apply *ap)
+{
+    ckpt_settings_release(&ap->set);
+    ckpt_pipeline_release(&ap->pipeline);
+    ckpt_resolver_release(&ap->rs);
+    ckpt_catalog_free(ap->cat);
+    ckpt_catalog_free(ap->joined);
+    ckpt_tied_copies_release(&ap->copies);
+    free(ap->used);
+    ckpt_instance_release(&ap->in);
+    ckpt_vec_release(&ap->drafts);
+    ckpt_str_release(&ap->name);
+    json_decref(ap->explanation);
+}
+
+/* Join ranked tensors first, before anything uses their shapes. */
+static int join(struct ckpt_apply *ap)
+{
+    struct ckpt_settings draft = {0};
+    int rc;
+
+    if (!ap->recipe->family || !ckpt_join_needed(ap->src))
+        return 0;
+    rc = ckpt_settings_draft(&draft, ap->recipe, ap->src, ap->opt, ap->err) < 0 ||
+                 ckpt_join(ap->recipe, ap->src, &draft, &ap->joined, ap->err) < 0
+             ? -1
+             : 0;
+    ckpt_settings_release(&draft);
+    if (rc == 0)
+        ap->src = ap->joined;
+    return rc;
+}
+
+/* Prepare for a checkpoint that is divided over ranks, and padded. */
+static int begin_output(struct ckpt_apply *ap)
+{
+    static const unsigned char zeros[16];
+    ckpt_cleanup(ckpt_source_unrefp) struct ckpt_source *source = NULL;
+
+    if (ckpt_source_mem_new("zeros", zeros, sizeof zeros, &source, ap->err) < 0)
+        return -1;
+    ap->in.pad_to = ap->opt->output->pad_to;
+    ap->in.zeros = ckpt_catalog_add_source(ap->cat, source, ap->err);
+    return ap->in.zeros == UINT32_MAX ? -1
+                                      : ckpt_pipeline_init(&ap->pipeline, ap->recipe, &ap->set,
+                                                           ap->opt->output->pp, ap->err);
+}
+
+/* A checkpoint that is made must be one that is recognised, by the framework's tensors of which the
+ * recipe speaks: a family of experts without a single one looks like another family. */
+static int check_evidence(struct ckpt_apply *ap)
+{
+    const char *lacks = ckpt_recipe_evidence_lacks(ap->recipe, ap->cat);
+
+    if (!lacks || !ap->recipe->backwards || !ap->opt->output || ap->opt->allow_partial)
+        return 0;
+    return ckpt_fail(ap->err, CKPT_UNSUPPORTED,
+                     "the checkpoint could not be read again: %s recognises its own by a tensor "
+                     "'%s', which none of this model's becomes",
+                     ap->recipe->name, lacks);
+}
+
+static int run(struct ckpt_apply *ap, const struct ckpt_recipes *set)
+{
+    if (ckpt_recipes_choose(set, ap->src, ap->opt, &ap->recipe, ap->err) < 0 || join(ap) < 0 ||
+        start_catalog(ap) < 0 ||
+        ckpt_settings_init(&ap->set, ap->recipe, ap->src, ap->opt, ap->cat, ap->err) < 0)
+        return -1;
+    if (ap->opt->output && begin_output(ap) < 0)
+        return -1;
+    ap->used = calloc(ap->src->tensors.len + 1, sizeof *ap->used);
+    if (!ap->used)
+        return ckpt_nomem(ap->err);
+    if (ckpt_resolver_init(&ap->rs, ap->recipe, ap->src, &ap->set, ap->err) < 0)
+        return -1;
+    if (ap->recipe->backwards && !ap->recipe->family->open &&
+        ckpt_apply_check(ap, &ap->recipe->family->tensors) < 0)
+        return -1;
+    if ((ap->recipe->family->open || ap->recipe->backwards
+             ? ckpt_apply_sources(ap)
+             : ckpt_apply_items(ap, &ap->recipe->family->tensors)) < 0)
+        return -1;
+    if (ap->nleft > CKPT_APPLY_SHOWN)
+        ckpt_catalog_warn(ap->cat, "%zu more tensors are left out", ap->nleft - CKPT_APPLY_SHOWN);
+    if (ckpt_fused_rename(ap->recipe, ap->cat, ap->err) < 0 || check_evidence(ap) < 0)
+        return -1;
+    return ckpt_tied_copies_check(&ap->copies, ap->opt->allow_leftover, ap->cat, ap->err) < 0
+               ? -1
+               : ckpt_leftover_check(ap->recipe, ap->src, ap->used, ap->opt->allow_leftover,
+                                     ap->cat, ap->err);
+}
+
+static int make_model(struct ckpt_apply *ap, struct ckpt_model **ret)
+{
+    ckpt_cleanup(ckpt_model_freep) struct ckpt_model *m = calloc(1, sizeof *m);
+
+    if (!m || !(m->recipe = strdup(ap->recipe->name)))
+        return ckpt_nomem(ap->err);
+    m->config = json_incref(ap->set.hf);
+    m->made = ap->set.made ? json_incref(ap->set.made) : NULL;
+    ap->cat->config = json_incref(ap->set.hf);
+    m->catalog = ckpt_steal(&ap->cat);
+    *ret = ckpt_steal(&m);
+    return 0;
+}
+
+int ckpt_recipe_apply(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
+                      const struct ckpt_recipe_options *opt, struct ckpt_model **ret,
+                      struct ckpt_err *err)
+{
+    struct ckpt_apply ap = {.src = src, .opt = opt, .err = err};
+    int rc = run(&ap, r) < 0 ? -1 : make_model(&ap, ret);
+
+    apply_release(&ap);
+    return rc;
+}
+
+int ckpt_recipe_explain(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
+                        const struct ckpt_recipe_options *opt, const char *name, json_t **ret,
+                        struct ckpt_err *err)
+{
+    struct ckpt_apply ap = {.src = src, .opt = opt, .explain = name, .err = err};
+    int rc = run(&ap, r);
+
+    if (rc == 0 && !ap.explanation)
+        rc = ckpt_fail(err, CKPT_MISSING, "the model has no tensor '%.200s'", name);
+    if (rc == 0)
+        *ret = ckpt_steal(&ap.explanation);
+    apply_release(&ap);
+    return rc;
+}
+
+void ckpt_model_free(struct ckpt_model *m)
+{
+    if (!m)
+        return;
+    ckpt_catalog_free(m->catalog);
+    json_decref(m->config);
+    json_decref(m->made);
+    free(m->recipe);
+    free(m);
+}
+
+void ckpt_model_freep(struct ckpt_model **m)
+{
+    ckpt_model_free(*m);
+    *m = NULL;
+}

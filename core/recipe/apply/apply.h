@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Applying a recipe, in three parts: one tensor of the model (apply_target.c), the tensors that a
+ * model file lists (apply_items.c), and, for models without a list, those that the checkpoint has
+ * (apply_sources.c). */
+#ifndef CKPT_RECIPE_APPLY_APPLY_H
+#define CKPT_RECIPE_APPLY_APPLY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "recipe/apply/leftover.h"
+#include "recipe/apply/lower.h"
+#include "recipe/apply/pipeline.h"
+#include "recipe/apply/resolve.h"
+#include "recipe/library/family.h"
+#include "recipe/library/recipes.h"
+#include "recipe/library/settings.h"
+#include "tensor/catalog.h"
+
+/* Limits, and the number of leftovers that a message lists. */
+enum {
+    CKPT_APPLY_TARGETS = 1 << 24,
+    CKPT_APPLY_LEFT = 1 << 20,
+    CKPT_APPLY_SHOWN = 20,
+    CKPT_APPLY_LACKS = 3,
+};
+
+struct ckpt_apply {
+    const struct ckpt_recipe *recipe;
+    const struct ckpt_catalog *src;
+    const struct ckpt_recipe_options *opt;
+    struct ckpt_settings set;
+    struct ckpt_pipeline pipeline;
+    struct ckpt_resolver rs;
+    struct ckpt_catalog *cat,
+        *joined; /* the model; src with its ranked tensors joined, if it has any */
+    bool *used;  /* tensors of src */
+    struct ckpt_instance in;
+    ckpt_drafts drafts;
+    struct ckpt_str name;
+    struct {
+        const char *name;
+        uint64_t at;
+    } loop[CKPT_FAMILY_LOOPS];
+    size_t nloop;
+    uint32_t blocks, block; /* number of blocks so far; block of the tensors being added, or 0 */
+    size_t ntarget, nleft;  /* numbers of targets that were added and left out */
+    struct ckpt_str *lacks; /* not NULL: the first names of missing tensors, instead of warnings */
+    const char *tied; /* while tied tensors are left out: the tensor that they are copies of */
+    struct ckpt_tied_copies copies;
+    const char *explain; /* the target to explain, or NULL */
+    json_t *explanation;
+    struct ckpt_err *err;
+};
+
+/* Set ap->name to the name of a model's tensor, with the numbers of the enclosing loops. */
+int ckpt_apply_name(struct ckpt_apply *ap, const struct ckpt_model_item *it,
+                    struct ckpt_sizes *sizes);
+
+/* Set ap->in to the instance that makes ap->name. all: as in ckpt_resolve. */
+int ckpt_apply_resolve(struct ckpt_apply *ap, bool all, struct ckpt_resolution *ret);
+
+/* Record an error for a resolution without the sources of ap->name. Returns -1. */
+int ckpt_apply_missing(struct ckpt_apply *ap, const struct ckpt_resolution *r);
+
+/* Add the result of ap->in to the model, under ap->name, with the shape of the model file's item
+ * (NULL: any shape). */
+int ckpt_apply_add(struct ckpt_apply *ap, const struct ckpt_model_item *it,
+                   const struct ckpt_sizes *sizes);
+
+/* As ckpt_apply_add, for a tensor that the config ties to another: it is not added to the model,
+ * but must be a copy. */
+int ckpt_apply_add_copy(struct ckpt_apply *ap, const struct ckpt_model_item *it,
+                        const struct ckpt_sizes *sizes);
+
+/* Give cat the sources of ap->src, in their order. */
+int ckpt_apply_share_sources(struct ckpt_apply *ap, struct ckpt_catalog *cat);
+
+/* Add the tensors of a model file's list. */
+int ckpt_apply_items(struct ckpt_apply *ap, const struct ckpt_model_items *list);
+
+/* For a recipe that is read backwards: MISSING if the checkpoint lacks a tensor of the list (a
+ * warning with allow_partial). Copies of tied tensors must be equal, and are marked as used. */
+int ckpt_apply_check(struct ckpt_apply *ap, const struct ckpt_model_items *list);
+
+/* Add the tensors of the checkpoint that are not marked as used yet, in the order in which
+ * transformers saves converted tensors: that of the names before the conversion. */
+int ckpt_apply_sources(struct ckpt_apply *ap);
+
+#endif

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finding tensors that were not used by a recipe. */
+#include "recipe/apply/leftover.h"
+
+#include <stdlib.h>
+
+#include "base/regex.h"
+#include "base/str.h"
+#include "tensor/same.h"
+
+enum { MAX_SHOWN = 3 };
+
+/* ---- tensors that nobody asked for ---- */
+
+/* A number of tensors, and their first names. */
+struct list {
+    size_t n;
+    struct ckpt_str names;
+};
+
+static void add(struct list *l, const char *name)
+{
+    if (l->n++ < MAX_SHOWN)
+        ckpt_str_printf(&l->names, "%s'%.200s'", l->names.len ? ", " : "", name);
+    else if (l->n == MAX_SHOWN + 1)
+        ckpt_str_puts(&l->names, " ...");
+}
+
+static void list_release(struct list *l) { ckpt_str_release(&l->names); }
+
+/* Collect, and remove from left[], the tensors that match pattern g (NULL: those that match no
+ * pattern). */
+static int take(const struct ckpt_catalog *src, bool *left, const struct ckpt_ignored *g,
+                struct list *ret, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < src->tensors.len; i++) {
+        ckpt_cleanup(ckpt_freep) char *replaced = NULL;
+        const char *name = src->tensors.ptr[i].name;
+        if (!left[i])
+            continue;
+        if (g && ckpt_regex_sub(g->names, name, &replaced, err) < 0)
+            return -1;
+        if (g && !replaced)
+            continue;
+        left[i] = false;
+        add(ret, name);
+    }
+    return 0;
+}
+
+static int take_ignored(const struct ckpt_recipe *recipe, const struct ckpt_catalog *src,
+                        bool *left, struct ckpt_catalog *model, struct ckpt_err *err)
+{
+    for (size_t i = 0; i < recipe->ignores.len; i++) {
+        const struct ckpt_ignored *g = &recipe->ignores.ptr[i];
+        ckpt_cleanup(list_release) struct list found = {0};
+        if (recipe->backwards) {
+            ckpt_catalog_warn(model, "there are no tensors '%s': %s", g->text, g->why);
+            continue;
+        }
+        if (take(src, left, g, &found, err) < 0)
+            return ckpt_err_in(err, "%s: ignores[%zu]", recipe->name, i);
+        if (found.n)
+            ckpt_catalog_warn(model, "%zu tensors are left out: %s: %s", found.n, g->why,
+                              ckpt_str_get(&found.names));
+    }
+    return 0;
+}
+
+int ckpt_leftover_check(const struct ckpt_recipe *recipe, const struct ckpt_catalog *src,
+                        const bool *used, bool allow, struct ckpt_catalog *model,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(list_release) struct list rest = {0};
+    ckpt_cleanup(ckpt_freep) bool *left = calloc(src->tensors.len + 1, sizeof *left);
+
+    if (!left)
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < src->tensors.len; i++)
+        left[i] = !used[i];
+    if (take_ignored(recipe, src, left, model, err) < 0 || take(src, left, NULL, &rest, err) < 0)
+        return -1;
+    if (rest.n == 0)
+        return 0;
+    if (!allow)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "%zu tensors of the checkpoint are not part of the model that its config "
+                         "describes (%s): %s; is a number of the config wrong, or base= another "
+                         "model's? allow_leftover leaves them out",
+                         rest.n, recipe->name, ckpt_str_get(&rest.names));
+    ckpt_catalog_warn(model, "%zu tensors of the checkpoint are not part of the model: %s", rest.n,
+                      ckpt_str_get(&rest.names));
+    return 0;
+}
+
+/* ---- copies of tied tensors ---- */
+
+void ckpt_tied_copies_release(struct ckpt_tied_copies *c)
+{
+    ckpt_catalog_free(c->cat);
+    ckpt_vec_release(&c->original);
+}
+
+int ckpt_copy_differs(struct ckpt_catalog *cat, const char *copy, const char *original, bool allow,
+                      struct ckpt_err *err)
+{
+    if (!allow)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "the config ties '%s' to '%s', but the checkpoint stores other values for "
+                         "it: tie_word_embeddings=false keeps both, allow_leftover leaves it out",
+                         copy, original);
+    ckpt_catalog_warn(cat,
+                      "'%s' is left out: the config ties it to '%s', though the checkpoint stores "
+                      "other values for it",
+                      copy, original);
+    return 0;
+}
+
+static int check_copy(const struct ckpt_tied_copies *c, size_t i, bool allow,
+                      struct ckpt_catalog *model, struct ckpt_err *err)
+{
+    const struct ckpt_tensor *copy = &c->cat->tensors.ptr[i];
+    const struct ckpt_tensor *original = ckpt_catalog_find(model, c->original.ptr[i]);
+    bool same = false;
+
+    if (original && ckpt_tensor_same(c->cat, copy, model, original, &same, err) < 0)
+        return ckpt_err_in(err, "comparing '%s' with '%s', to which the config ties it", copy->name,
+                           c->original.ptr[i]);
+    return same ? 0 : ckpt_copy_differs(model, copy->name, c->original.ptr[i], allow, err);
+}
+
+int ckpt_tied_copies_check(const struct ckpt_tied_copies *c, bool allow, struct ckpt_catalog *model,
+                           struct ckpt_err *err)
+{
+    for (size_t i = 0; i < c->original.len; i++)
+        if (check_copy(c, i, allow, model, err) < 0)
+            return -1;
+    return 0;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading the JSON of recipes and model files. Errors say where in the file, and unknown keys are
+ * errors. */
+#ifndef CKPT_RECIPE_LANGUAGE_FIELD_H
+#define CKPT_RECIPE_LANGUAGE_FIELD_H
+
+#include <stddef.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+
+/* Make a formatted string in the arena. NULL, with NOMEM: out of memory. */
+char *ckpt_field_text(struct ckpt_arena *arena, struct ckpt_err *err, const char *fmt, ...)
+    CKPT_PRINTF(3, 4);
+
+/* j must be an object whose keys are all among `known` (ends with NULL). */
+int ckpt_field_object(const json_t *j, const char *where, const char *const *known,
+                      struct ckpt_err *err);
+
+/* Read a string or a list of strings as an array in the arena; j NULL (absent): an empty array. */
+int ckpt_field_strings(struct ckpt_arena *arena, const json_t *j, const char *where,
+                       const char *const **ret, size_t *ret_n, struct ckpt_err *err);
+
+/* Read an optional string member; *ret is NULL if it is absent. Copied into the arena. */
+int ckpt_field_string(struct ckpt_arena *arena, const json_t *obj, const char *key,
+                      const char *where, const char **ret, struct ckpt_err *err);
+
+#endif

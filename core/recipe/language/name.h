@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Name templates: tensor names with numbers that are axes.
+ *
+ *     layers.{layer}.experts.{r j}.{gate|up}_proj<.weight|>      experts[.{expert}].w1
+ *
+ * {layer} a number; {r j} a product, slowest first; {k+layers}, {k+1} an offset; {kinds:i} the i-th
+ * entry of a list of the config; {expert/ep} a sharding annotation; {a|b} words, paired by position
+ * with the words of the other side; <a|b> spellings; [.{expert}] may be absent: then the axis is
+ * the tensor's first dimension. */
+#ifndef CKPT_RECIPE_LANGUAGE_NAME_H
+#define CKPT_RECIPE_LANGUAGE_NAME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/str.h"
+#include "recipe/language/pattern.h"
+
+enum {
+    CKPT_NAME_PARTS = 32,
+    CKPT_NAME_NUMBERS = 8, /* limit of numbers in a name */
+    CKPT_NAME_FACTORS = 4, /* limit of factors of a number */
+    CKPT_NAME_LEN = 4096,  /* limit of a name's length in bytes */
+};
+
+struct ckpt_name_part {
+    const char *text; /* NULL: a number */
+    size_t len;
+    const char *list; /* the config key of {list:axis}, or NULL */
+    const char *rank;
+    uint64_t plus;   /* {axis+3} */
+    int8_t plus_var; /* {axis+layers}, or -1 */
+    uint8_t naxis;
+    uint8_t axis[CKPT_NAME_FACTORS];
+};
+
+struct ckpt_name {
+    const struct ckpt_name_part *part;
+    const char *text; /* for messages */
+    uint32_t npart;
+    uint32_t axes; /* the axes in the numbers */
+    int8_t lead;   /* if an optional part is absent: the axis that is the tensor's first dimension
+                      instead; or -1 */
+};
+
+/* The length of the name at the beginning of a side, which ends at the first blank outside of
+ * braces. */
+size_t ckpt_name_extent(const char *side);
+
+/* The groups of words {a|b} in a name: their number, and the number of words in each. */
+struct ckpt_words {
+    uint32_t n;
+    uint32_t count[CKPT_NAME_NUMBERS];
+};
+/* Count the groups and their words. `what` names the text in errors. */
+int ckpt_name_words(const char *what, const char *s, struct ckpt_words *ret, struct ckpt_err *err);
+/* Append s with each group replaced by its choice[]-th word. `pos` gets, for each byte of the
+ * result and for its end, the index in s. */
+int ckpt_name_choose(const char *s, const uint32_t *choice, struct ckpt_str *out, uint16_t *pos,
+                     struct ckpt_err *err);
+
+/* Parse all spellings of the name in t->s[0..len) into the scope's arena. Groups of words must have
+ * been replaced. */
+int ckpt_name_parse(struct ckpt_scope *sc, const struct ckpt_pattern_text *t, size_t len,
+                    struct ckpt_name **ret, uint32_t *ret_n, struct ckpt_err *err);
+
+/* Does name[0..len) match? value[] gets the numbers, in order. */
+bool ckpt_name_match(const struct ckpt_name *n, const char *name, size_t len,
+                     uint64_t value[CKPT_NAME_NUMBERS]);
+
+/* Append the name with these numbers. */
+void ckpt_name_render(const struct ckpt_name *n, const uint64_t value[CKPT_NAME_NUMBERS],
+                      struct ckpt_str *out);
+
+/* The name with every run of digits and every number replaced by '#', which is the same for a
+ * template and all names that match it. */
+void ckpt_name_skeleton(const char *name, size_t len, struct ckpt_str *out);
+void ckpt_name_template_skeleton(const struct ckpt_name *n, struct ckpt_str *out);
+
+#endif

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Model files, which describe a Hugging Face model family for all frameworks: config keys, named
+ * sizes, and its tensors in the order in which transformers saves them. */
+#ifndef CKPT_RECIPE_LIBRARY_FAMILY_H
+#define CKPT_RECIPE_LIBRARY_FAMILY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "recipe/language/expr.h"
+#include "recipe/language/name.h"
+#include "recipe/language/pattern.h"
+
+enum { CKPT_FAMILY_DIMS = 64, CKPT_FAMILY_LOOPS = 4 };
+
+struct ckpt_dim {
+    const char *name;
+    const struct ckpt_expr **expr; /* expressions, of which the first known one counts */
+    size_t nexpr;
+    const char *option; /* the config key that a user can give, or NULL */
+};
+
+struct ckpt_model_item;
+
+struct ckpt_model_items {
+    const struct ckpt_model_item *item;
+    size_t n;
+};
+
+struct ckpt_model_item {
+    enum { CKPT_ITEM_TENSOR, CKPT_ITEM_EACH, CKPT_ITEM_WHEN, CKPT_ITEM_EITHER } kind;
+    /* TENSOR */
+    const struct ckpt_scope *scope;
+    const struct ckpt_name *name;
+    const char *text;
+    struct ckpt_pattern shape;
+    bool optional;
+    /* EACH: loops nest, the outermost is number 0; a name's axes are loops by name */
+    const char *loop;
+    bool block;
+    const struct ckpt_expr *when; /* WHEN */
+    const char *tied; /* WHEN: the tensor of which the list's tensors are copies if the condition is
+                         false; or NULL */
+    const struct ckpt_model_items *list; /* EACH and WHEN have one, EITHER several */
+    size_t nlist;
+};
+
+struct ckpt_family {
+    const char *name;         /* "models/llama" */
+    const char *const *types; /* model_type values that this family describes */
+    size_t ntypes;
+    json_t *config; /* fixed members of config.json; the family owns it */
+    const char *const *needs;
+    size_t nneeds;
+    struct ckpt_map keys; /* every config key the file names */
+    struct ckpt_dim dim[CKPT_FAMILY_DIMS];
+    size_t ndim;
+    struct ckpt_model_items tensors;
+    bool open; /* no list: the tensors are those of the checkpoint */
+};
+
+/* Parse text[0..len), or a parsed value, into the arena; `name` is used in errors.
+ * ckpt_family_release releases the config. */
+int ckpt_family_parse(struct ckpt_arena *arena, const char *name, const char *text, size_t len,
+                      struct ckpt_family **ret, struct ckpt_err *err);
+int ckpt_family_from_json(struct ckpt_arena *arena, const char *name, const json_t *j,
+                          struct ckpt_family **ret, struct ckpt_err *err);
+void ckpt_family_release(struct ckpt_family *f);
+
+/* Does the model file name this size, this config key, or this model_type? */
+bool ckpt_family_has_dim(const struct ckpt_family *f, const char *name);
+bool ckpt_family_has_key(const struct ckpt_family *f, const char *key);
+bool ckpt_family_has_type(const struct ckpt_family *f, const char *model_type);
+
+#endif

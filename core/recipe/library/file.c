@@ -1,0 +1,595 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parsing of recipe files, their groups of rules and includes. */
+#include "recipe/library/file.h"
+
+#include <string.h>
+
+#include "recipe/language/field.h"
+
+enum { MAX_DEPTH = 12, MAX_INCLUDES = 8, MAX_FILES = 64, MAX_RULES = 20000 };
+
+struct reader {
+    struct ckpt_arena *arena;
+    struct ckpt_recipe *out;
+    const struct ckpt_file_finder *finder;
+    int includes;        /* depth */
+    int files;           /* in all */
+    const char *current; /* the file being read */
+    bool backwards;
+    struct ckpt_err *err;
+};
+
+/* Which parts of an included file are wanted. */
+enum parts { PART_RULES = 1, PART_REST = 2 };
+
+static int read_file(struct reader *r, const char *name, const char *text, size_t len,
+                     unsigned parts, const struct ckpt_rule_context *cx);
+
+/* Find an included file. If the including file is from another folder, that folder is searched
+ * first. */
+static int find(struct reader *r, const char *name, const char **ret_text, size_t *ret_len,
+                char **ret_free)
+{
+    const struct ckpt_file_finder *f = r->finder;
+    const char *slash = r->includes > 0 ? strrchr(r->current, '/') : NULL;
+    struct ckpt_err quiet = {0};
+
+    if (slash) {
+        const char *near = ckpt_field_text(r->arena, r->err, "%.*s/%s", (int)(slash - r->current),
+                                           r->current, name);
+        if (!near)
+            return -1;
+        if (f->find(f->ctx, near, ret_text, ret_len, ret_free, &quiet) == 0)
+            return 0;
+    }
+    return f->find(f->ctx, name, ret_text, ret_len, ret_free, r->err);
+}
+
+static int include(struct reader *r, const char *where, const char *name, unsigned parts,
+                   const struct ckpt_rule_context *cx)
+{
+    ckpt_cleanup(ckpt_freep) char *owned = NULL;
+    const char *text;
+    size_t len;
+
+    if (r->includes == MAX_INCLUDES || r->files++ == MAX_FILES)
+        return ckpt_fail(r->err, CKPT_LIMIT, "%s: 'include' nested deeper than %d, or more than %d",
+                         where, MAX_INCLUDES, MAX_FILES);
+    if (!r->finder)
+        return ckpt_fail(r->err, CKPT_MISSING, "%s: 'include' of '%.100s': nothing is beside it",
+                         where, name);
+    if (find(r, name, &text, &len, &owned) < 0)
+        return ckpt_err_in(r->err, "%s: include", where);
+    const char *outer = r->current, *label = name, *slash = strrchr(outer, '/');
+    if (slash && !strchr(name, '/')) /* for messages: the folder in which it was found */
+        label = ckpt_field_text(r->arena, r->err, "%.*s/%s", (int)(slash - outer), outer, name);
+    if (!label)
+        return -1;
+    r->includes++;
+    r->current = label;
+    int rc = read_file(r, label, text, len, parts, cx);
+    r->current = outer;
+    r->includes--;
+    return rc;
+}
+
+/* ---- rules ---- */
+
+static int read_rules(struct reader *r, const char *where, const json_t *list,
+                      const struct ckpt_rule_context *cx, int depth);
+
+static int deeper(struct reader *r, const char *where, const json_t *j,
+                  struct ckpt_rule_context *cx)
+{
+    const json_t *at = json_object_get(j, "at");
+    const char *when;
+
+    cx->where = where;
+    if (ckpt_field_string(r->arena, j, "when", where, &when, r->err) < 0)
+        return -1;
+    if (when) {
+        if (cx->nwhen == CKPT_RULE_WHENS)
+            return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d conditions", where,
+                             CKPT_RULE_WHENS);
+        if (ckpt_expr_parse(r->arena, where, when, &cx->when[cx->nwhen++], r->err) < 0)
+            return -1;
+    }
+    if (!at)
+        return 0;
+    if (json_array_size(at) != 2 || !json_is_string(json_array_get(at, 0)) ||
+        !json_is_string(json_array_get(at, 1)))
+        return ckpt_fail(r->err, CKPT_FORMAT,
+                         "%s: 'at' is two prefixes, of the sources and of the targets", where);
+    cx->from_at = ckpt_field_text(r->arena, r->err, "%s%s", cx->from_at,
+                                  json_string_value(json_array_get(at, r->backwards)));
+    cx->to_at = ckpt_field_text(r->arena, r->err, "%s%s", cx->to_at,
+                                json_string_value(json_array_get(at, !r->backwards)));
+    return cx->from_at && cx->to_at ? 0 : -1;
+}
+
+/* The operator that computes the targets' values, if the rule names one. */
+static int read_value(struct reader *r, const char *where, const json_t *j,
+                      struct ckpt_rule_context *cx)
+{
+    const char *name;
+
+    if (ckpt_field_string(r->arena, j, "value", where, &name, r->err) < 0)
+        return -1;
+    if (!name)
+        return 0;
+    if (!json_object_get(j, "from"))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'value' stands beside 'from' and 'to'", where);
+    if (!(cx->value = ckpt_value_find(name)))
+        return ckpt_fail(r->err, CKPT_UNSUPPORTED, "%s: no operator '%.100s' to compute a value",
+                         where, name);
+    return 0;
+}
+
+static int read_rule(struct reader *r, const char *where, const json_t *j,
+                     const struct ckpt_rule_context *outer, int depth)
+{
+    static const char *const known[] = {"note",    "at",    "when",    "from", "to", "rules",
+                                        "include", "value", "written", "read", NULL};
+    struct ckpt_rule_context cx = *outer;
+    const json_t *from = json_object_get(j, "from"), *to = json_object_get(j, "to"),
+                 *rules = json_object_get(j, "rules");
+    const char *const *src, *const *dst, *name;
+    size_t nsrc, ndst;
+
+    if (ckpt_field_object(j, where, known, r->err) < 0 || deeper(r, where, j, &cx) < 0 ||
+        read_value(r, where, j, &cx) < 0 ||
+        ckpt_field_string(r->arena, j, "include", where, &name, r->err) < 0)
+        return -1;
+    if (!!(from && to) + !!rules + !!name != 1 || !from != !to)
+        return ckpt_fail(r->err, CKPT_FORMAT,
+                         "%s: a rule has 'from' and 'to', or 'rules', or 'include'", where);
+    if (json_is_false(json_object_get(j, r->backwards ? "written" : "read")))
+        return 0;
+    if (name)
+        return include(r, where, name, PART_RULES, &cx);
+    if (rules) {
+        const char *inner = ckpt_field_text(r->arena, r->err, "%s.rules", where);
+        return inner ? read_rules(r, inner, rules, &cx, depth + 1) : -1;
+    }
+    if (ckpt_field_strings(r->arena, r->backwards ? to : from, where, &src, &nsrc, r->err) < 0 ||
+        ckpt_field_strings(r->arena, r->backwards ? from : to, where, &dst, &ndst, r->err) < 0)
+        return -1;
+    if (r->backwards && cx.value)
+        return 0; /* what was computed cannot be undone: the tensor has no rule */
+    if (nsrc > CKPT_RULE_SIDES || ndst > CKPT_RULE_SIDES)
+        return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d sides", where, CKPT_RULE_SIDES);
+    if (r->out->rules.len > MAX_RULES)
+        return ckpt_fail(r->err, CKPT_LIMIT, "%s: more than %d rules", where, MAX_RULES);
+    return ckpt_rule_parse(&cx, src, (uint32_t)nsrc, dst, (uint32_t)ndst, &r->out->rules, r->err);
+}
+
+static int read_rules(struct reader *r, const char *where, const json_t *list,
+                      const struct ckpt_rule_context *cx, int depth)
+{
+    size_t i;
+    json_t *j;
+
+    if (!list)
+        return 0;
+    if (!json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list of rules is expected here", where);
+    if (depth > MAX_DEPTH)
+        return ckpt_fail(r->err, CKPT_LIMIT, "%s: rules nested deeper than %d", where, MAX_DEPTH);
+    json_array_foreach(list, i, j) {
+        const char *here = ckpt_field_text(r->arena, r->err, "%s[%zu]", where, i);
+        if (!here || read_rule(r, here, j, cx, depth) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- the rest ---- */
+
+static int read_evidence(struct reader *r, const char *where, const json_t *j, bool has)
+{
+    const char *const *text;
+    size_t n;
+
+    if (ckpt_field_strings(r->arena, j, where, &text, &n, r->err) < 0)
+        return -1;
+    for (size_t i = 0; i < n; i++) {
+        ckpt_cleanup(ckpt_freep) struct ckpt_scope *sc = calloc(1, sizeof *sc);
+        struct ckpt_evidence_name e = {.text = text[i]};
+        struct ckpt_pattern_text t = {where, text[i], text[i], NULL};
+        struct ckpt_name *name;
+        if (!sc)
+            return ckpt_nomem(r->err);
+        sc->arena = r->arena;
+        if (ckpt_name_parse(sc, &t, strlen(text[i]), &name, &e.n, r->err) < 0)
+            return -1;
+        e.name = name;
+        if ((has ? ckpt_vec_push(&r->out->has, e) : ckpt_vec_push(&r->out->lacks, e)) < 0)
+            return ckpt_nomem(r->err);
+    }
+    return 0;
+}
+
+static int read_remarks(struct reader *r, const char *where, const json_t *list, bool refuse)
+{
+    static const char *const known[] = {"when", "why", "back", NULL};
+    struct ckpt_remark m;
+    const char *when;
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j) {
+        if (ckpt_field_object(j, where, known, r->err) < 0 ||
+            ckpt_field_string(r->arena, j, "when", where, &when, r->err) < 0 ||
+            ckpt_field_string(r->arena, j, "why", where, &m.why, r->err) < 0)
+            return -1;
+        if (!when || !m.why)
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'when' and 'why' belong together", where);
+        if (json_is_true(json_object_get(j, "back")) != r->backwards)
+            continue;
+        if (ckpt_expr_parse(r->arena, where, when, &m.when, r->err) < 0)
+            return -1;
+        if ((refuse ? ckpt_vec_push(&r->out->refuse, m) : ckpt_vec_push(&r->out->warn, m)) < 0)
+            return ckpt_nomem(r->err);
+    }
+    return 0;
+}
+
+/* Has the prefix one number in braces, or (with none) no brace? */
+static bool has_number(const char *prefix)
+{
+    const size_t at = strcspn(prefix, "{}"), end = at + strcspn(prefix + at, "}");
+
+    return prefix[at] == '{' && prefix[end] == '}' && !strpbrk(prefix + at + 1, "{") &&
+           !strpbrk(prefix + end + 1, "}");
+}
+
+static bool prefixes_agree(const char *a, const char *b)
+{
+    return *a && *b &&
+           (strpbrk(a, "{}") || strpbrk(b, "{}") ? has_number(a) && has_number(b) : true);
+}
+
+static int read_prefixes(struct reader *r, const char *where, const json_t *list)
+{
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j) {
+        struct ckpt_prefix p;
+        if (json_array_size(j) != 2 || !json_is_string(json_array_get(j, 0)) ||
+            !json_is_string(json_array_get(j, 1)))
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: two texts are expected here", where, i);
+        p.from = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, r->backwards)));
+        p.to = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, !r->backwards)));
+        if (!p.from || !p.to)
+            return ckpt_nomem(r->err);
+        if (!prefixes_agree(p.from, p.to))
+            return ckpt_fail(
+                r->err, CKPT_FORMAT,
+                "%s[%zu]: both prefixes have one number, {l}, or none, and are not empty", where,
+                i);
+        if (ckpt_vec_push(&r->out->prefixes, p) < 0)
+            return ckpt_nomem(r->err);
+    }
+    return 0;
+}
+
+static int read_ignores(struct reader *r, const char *where, const json_t *list)
+{
+    static const char *const known[] = {"names", "why", NULL};
+    struct ckpt_ignored g;
+    const char *names;
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j) {
+        if (ckpt_field_object(j, where, known, r->err) < 0 ||
+            ckpt_field_string(r->arena, j, "names", where, &names, r->err) < 0 ||
+            ckpt_field_string(r->arena, j, "why", where, &g.why, r->err) < 0)
+            return -1;
+        if (!names || !g.why)
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'names' and 'why' belong together", where);
+        g.text = names;
+        if (ckpt_regex_new(names, "", &g.names, r->err) < 0)
+            return ckpt_err_in(r->err, "%s[%zu]", where, i);
+        if (ckpt_vec_push(&r->out->ignores, g) < 0) {
+            ckpt_regex_free(g.names);
+            return ckpt_nomem(r->err);
+        }
+    }
+    return 0;
+}
+
+static int read_ties(struct reader *r, const char *where, const json_t *list)
+{
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j) {
+        struct ckpt_tie tie;
+        if (json_array_size(j) != 2 || !json_is_string(json_array_get(j, 0)) ||
+            !json_is_string(json_array_get(j, 1)))
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: two texts are expected here", where, i);
+        tie.copy = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 0)));
+        tie.original = ckpt_arena_strdup(r->arena, json_string_value(json_array_get(j, 1)));
+        if (!tie.copy || !tie.original || ckpt_vec_push(&r->out->ties, tie) < 0)
+            return ckpt_nomem(r->err);
+    }
+    return 0;
+}
+
+/* Set a key. If an included file has set it, its origin is replaced at the same position, because
+ * keys are evaluated in order. */
+static int set_key(struct reader *r, ckpt_config_keys *keys, const char *where, const char *key,
+                   const json_t *v)
+{
+    struct ckpt_config_key *k = NULL;
+
+    for (size_t i = 0; i < keys->len && !k; i++)
+        if (strcmp(keys->ptr[i].key, key) == 0)
+            k = &keys->ptr[i];
+    if (!k && (ckpt_vec_add(keys, &k) < 0 || !(k->key = ckpt_arena_strdup(r->arena, key))))
+        return ckpt_nomem(r->err);
+    const char *here = ckpt_field_text(r->arena, r->err, "%s.%s", where, key);
+    return here ? ckpt_origin_parse(r->arena, here, v, r->out->keep, &k->origin, r->err) : -1;
+}
+
+/* Read the origins of keys; of a recipe that is read backwards, `config` speaks of keys that a
+ * Hugging Face config does not have, but for the recipe's own. */
+static int read_keys(struct reader *r, ckpt_config_keys *keys, bool own_only, const char *where,
+                     const json_t *config)
+{
+    const char *key;
+    json_t *v;
+
+    if (config && !json_is_object(config))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: an object is expected here", where);
+    json_object_foreach((json_t *)config, key, v)
+        if ((!own_only || key[0] == '_') && set_key(r, keys, where, key, v) < 0)
+            return -1;
+    return 0;
+}
+
+/* A block of "pipeline": ["model.decoder.{layer}.", "4 * hidden * hidden"]. */
+static int read_block(struct reader *r, const char *where, const json_t *j)
+{
+    static const char number[] = "{layer}";
+    struct ckpt_pipeline_block b = {0};
+    const char *name = json_string_value(json_array_get(j, 0)),
+               *cost = json_string_value(json_array_get(j, 1));
+
+    if (!name || json_array_size(j) > 2)
+        return ckpt_fail(r->err, CKPT_FORMAT,
+                         "%s: the beginning of names, and an expression, are expected here", where);
+    const char *at = strstr(name, number);
+    if (!(b.before = ckpt_field_text(r->arena, r->err, "%.*s",
+                                     at ? (int)(at - name) : (int)strlen(name), name)) ||
+        (at && !(b.after = ckpt_arena_strdup(r->arena, at + strlen(number)))) ||
+        (cost && ckpt_expr_parse(r->arena, where, cost, &b.cost, r->err) < 0))
+        return ckpt_nomem(r->err);
+    return ckpt_vec_push(&r->out->pipeline, b) < 0 ? ckpt_nomem(r->err) : 0;
+}
+
+static int read_pipeline(struct reader *r, const char *where, const json_t *list)
+{
+    size_t i;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j)
+        if (read_block(r, where, j) < 0)
+            return -1;
+    return 0;
+}
+
+static int read_fused(struct reader *r, const char *where, const json_t *list)
+{
+    const char *const *text;
+    size_t i, n;
+    json_t *j;
+
+    if (list && !json_is_array(list))
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: a list is expected here", where);
+    json_array_foreach(list, i, j) {
+        if (ckpt_field_strings(r->arena, j, where, &text, &n, r->err) < 0)
+            return -1;
+        if (n != 3 && n != 4)
+            return ckpt_fail(r->err, CKPT_FORMAT, "%s[%zu]: three or four texts are expected here",
+                             where, i);
+        const struct ckpt_fused f = {text[0], text[1], text[2], n == 4 ? text[3] : NULL};
+        if (ckpt_vec_push(&r->out->fused, f) < 0)
+            return ckpt_nomem(r->err);
+    }
+    return 0;
+}
+
+/* What only a recipe that is read backwards needs. */
+static int read_makes(struct reader *r, const char *name, const json_t *j)
+{
+    const char *makes = ckpt_field_text(r->arena, r->err, "%s: makes", name),
+               *pipeline = ckpt_field_text(r->arena, r->err, "%s: pipeline", name),
+               *fused = ckpt_field_text(r->arena, r->err, "%s: fused", name);
+
+    if (!makes || !pipeline || !fused)
+        return -1;
+    if (!r->backwards)
+        return 0;
+    return read_keys(r, &r->out->makes, false, makes, json_object_get(j, "makes")) < 0 ||
+                   read_pipeline(r, pipeline, json_object_get(j, "pipeline")) < 0 ||
+                   read_fused(r, fused, json_object_get(j, "fused")) < 0
+               ? -1
+               : 0;
+}
+
+/* Read conditions; those of included files count too. */
+static int read_when(struct reader *r, const char *name, const json_t *j)
+{
+    const struct ckpt_expr *when;
+    const char *text, *where;
+
+    if (ckpt_field_string(r->arena, j, "when", name, &text, r->err) < 0)
+        return -1;
+    if (!text || r->backwards) /* it is a condition on the framework's config */
+        return 0;
+    if (!(where = ckpt_field_text(r->arena, r->err, "%s: when", name)) ||
+        ckpt_expr_parse(r->arena, where, text, &when, r->err) < 0)
+        return -1;
+    return ckpt_vec_push(&r->out->when, when) < 0 ? ckpt_nomem(r->err) : 0;
+}
+
+static int read_rest(struct reader *r, const char *name, const json_t *j)
+{
+    const char *has = ckpt_field_text(r->arena, r->err, "%s: has", name),
+               *lacks = ckpt_field_text(r->arena, r->err, "%s: lacks", name),
+               *config = ckpt_field_text(r->arena, r->err, "%s: config", name),
+               *refuse = ckpt_field_text(r->arena, r->err, "%s: refuse", name),
+               *warn = ckpt_field_text(r->arena, r->err, "%s: warn", name),
+               *prefixes = ckpt_field_text(r->arena, r->err, "%s: prefixes", name),
+               *ignores = ckpt_field_text(r->arena, r->err, "%s: ignores", name),
+               *ties = ckpt_field_text(r->arena, r->err, "%s: ties", name);
+
+    if (!has || !lacks || !config || !refuse || !warn || !prefixes || !ignores || !ties ||
+        read_ties(r, ties, json_object_get(j, "ties")) < 0 ||
+        read_prefixes(r, prefixes, json_object_get(j, "prefixes")) < 0 ||
+        read_ignores(r, ignores, json_object_get(j, "ignores")) < 0)
+        return -1;
+    if (json_object_get(j, "may_lack") &&
+        ckpt_field_strings(r->arena, json_object_get(j, "may_lack"), name, &r->out->may_lack,
+                           &r->out->nmay_lack, r->err) < 0)
+        return -1;
+    return read_when(r, name, j) < 0 ||
+                   read_evidence(r, has, json_object_get(j, "has"), true) < 0 ||
+                   read_evidence(r, lacks, json_object_get(j, "lacks"), false) < 0 ||
+                   read_keys(r, &r->out->config, r->backwards, config,
+                             json_object_get(j, "config")) < 0 ||
+                   read_makes(r, name, j) < 0 ||
+                   read_remarks(r, refuse, json_object_get(j, "refuse"), true) < 0 ||
+                   read_remarks(r, warn, json_object_get(j, "warn"), false) < 0
+               ? -1
+               : 0;
+}
+
+/* Read the members that only the outermost file may have. */
+static int read_head(struct reader *r, const char *name, const json_t *j)
+{
+    json_t *model = json_object_get(j, "model");
+
+    if (r->includes > 0)
+        return 0;
+    r->out->fallback = json_is_true(json_object_get(j, "fallback"));
+    if (json_is_object(model))
+        r->out->inline_model = json_incref(model);
+    if (ckpt_field_string(r->arena, j, "format", name, &r->out->format, r->err) < 0 ||
+        ckpt_field_string(r->arena, j, "back", name, &r->out->back, r->err) < 0 ||
+        (!r->out->inline_model &&
+         ckpt_field_string(r->arena, j, "model", name, &r->out->model, r->err) < 0))
+        return -1;
+    if (r->out->format && !model && json_array_size(json_object_get(j, "refuse")) == 0)
+        return ckpt_fail(r->err, CKPT_FORMAT, "%s: 'model' is missing", name);
+    if (r->backwards)
+        r->out->format = r->out->back;
+    return 0;
+}
+
+static int read_file(struct reader *r, const char *name, const char *text, size_t len,
+                     unsigned parts, const struct ckpt_rule_context *cx)
+{
+    static const char *const known[] = {
+        "note",    "format", "model",  "when",  "has",      "lacks",    "include",
+        "config",  "rules",  "refuse", "warn",  "fallback", "may_lack", "prefixes",
+        "ignores", "back",   "ties",   "makes", "pipeline", "fused",    NULL};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
+    const char *const *included, *where = ckpt_field_text(r->arena, r->err, "%s: rules", name);
+    size_t n;
+
+    if (!where || ckpt_json_parse(text, len, name, &j, r->err) < 0 ||
+        ckpt_field_object(j, name, known, r->err) < 0 || read_head(r, name, j) < 0 ||
+        ckpt_field_strings(r->arena, json_object_get(j, "include"), name, &included, &n, r->err) <
+            0)
+        return -1;
+    for (size_t i = 0; i < n; i++)
+        if (include(r, name, included[i], parts, cx) < 0)
+            return -1;
+    if ((parts & PART_REST) && read_rest(r, name, j) < 0)
+        return -1;
+    return parts & PART_RULES ? read_rules(r, where, json_object_get(j, "rules"), cx, 0) : 0;
+}
+
+int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_recipe_text *file,
+                      const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
+                      struct ckpt_err *err)
+{
+    struct ckpt_recipe *out = ckpt_arena_alloc(arena, sizeof *out);
+    struct reader r = {.arena = arena,
+                       .out = out,
+                       .finder = finder,
+                       .current = file->name,
+                       .backwards = file->backwards,
+                       .err = err};
+    const struct ckpt_rule_context cx = {.arena = arena,
+                                         .where = file->name,
+                                         .from_at = "",
+                                         .to_at = "",
+                                         .backwards = file->backwards};
+
+    if (!out)
+        return ckpt_nomem(err);
+    memset(out, 0, sizeof *out);
+    out->backwards = file->backwards;
+    out->name = ckpt_arena_strdup(arena, file->name);
+    out->keep = json_array();
+    if (!out->name || !out->keep ||
+        read_file(&r, out->name, file->text, file->len, PART_RULES | PART_REST, &cx) < 0) {
+        ckpt_recipe_release(out);
+        return ckpt_nomem(err);
+    }
+    *ret = out;
+    return 0;
+}
+
+void ckpt_recipe_release(struct ckpt_recipe *r)
+{
+    if (!r)
+        return;
+    ckpt_vec_release(&r->when);
+    ckpt_vec_release(&r->has);
+    ckpt_vec_release(&r->lacks);
+    ckpt_vec_release(&r->config);
+    ckpt_vec_release(&r->makes);
+    ckpt_vec_release(&r->pipeline);
+    ckpt_vec_release(&r->fused);
+    ckpt_vec_release(&r->refuse);
+    ckpt_vec_release(&r->warn);
+    ckpt_vec_release(&r->rules);
+    ckpt_vec_release(&r->prefixes);
+    ckpt_vec_release(&r->ties);
+    for (size_t i = 0; i < r->ignores.len; i++)
+        ckpt_regex_free(r->ignores.ptr[i].names);
+    ckpt_vec_release(&r->ignores);
+    json_decref(r->keep);
+    json_decref(r->inline_model);
+    r->keep = r->inline_model = NULL;
+}
+
+int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f, struct ckpt_err *err)
+{
+    r->family = f;
+    for (size_t i = 0; i < r->rules.len; i++) {
+        const struct ckpt_rule *rule = &r->rules.ptr[i];
+        for (uint32_t v = 0; v < rule->scope->nvar; v++)
+            if (rule->scope->var[v].dim && !ckpt_family_has_dim(f, rule->scope->var[v].name))
+                return ckpt_fail(err, CKPT_FORMAT,
+                                 "%s: '%.200s': '%s' is not one of the dims of %s", rule->where,
+                                 rule->from[0].text, rule->scope->var[v].name, f->name);
+    }
+    return 0;
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Recipe files: one framework's tensors and config as one Hugging Face family. */
+#ifndef CKPT_RECIPE_LIBRARY_FILE_H
+#define CKPT_RECIPE_LIBRARY_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/regex.h"
+#include "base/vec.h"
+#include "recipe/language/expr.h"
+#include "recipe/language/name.h"
+#include "recipe/language/rule.h"
+#include "recipe/library/family.h"
+#include "recipe/library/origin.h"
+
+/* An entry of "has" or "lacks": all spellings of a tensor's name. */
+struct ckpt_evidence_name {
+    const char *text;
+    const struct ckpt_name *name;
+    uint32_t n;
+};
+
+/* An entry of "refuse" or "warn": a text that is given if the condition is true. {key} in the text
+ * is replaced by the key's value. */
+struct ckpt_remark {
+    const struct ckpt_expr *when;
+    const char *why;
+};
+
+/* An entry of "prefixes", for models without a list: names that no rule uses get the prefix `to`
+ * instead of `from`. Both have one number, written {l}, or none. */
+struct ckpt_prefix {
+    const char *from, *to;
+};
+
+/* "ties": where the config ties word embeddings, the framework stores the model's tensor `original`
+ * as `copy`, too, which a Hugging Face model lacks. */
+struct ckpt_tie {
+    const char *copy, *original;
+};
+
+/* "ignores": tensors of the checkpoint that the Hugging Face model has no place for, by a regular
+ * expression that is searched in their names, and the reason, which the user is told. Of a recipe
+ * that is read backwards: what it cannot make. */
+struct ckpt_ignored {
+    struct ckpt_regex *names;
+    const char *text; /* the expression */
+    const char *why;
+};
+
+/* "pipeline": a block of the framework's model, in the order of its modules: the beginning of its
+ * tensors' names ("model.decoder.{layer}."), and what computing it costs. */
+struct ckpt_pipeline_block {
+    const char *before, *after;   /* "{layer}" stands between them; after is NULL without it */
+    const struct ckpt_expr *cost; /* NULL: nothing */
+};
+
+/* "fused": a tensor MODULE + PREFIX + x, where the model has no MODULE + "weight", is called ALONE
+ * + x. Or, if a WITNESS is given: where it has no tensor that is called so in MODULE's place. */
+struct ckpt_fused {
+    const char *module, *prefix, *alone, *witness; /* of which the last may be NULL */
+};
+
+struct ckpt_config_key {
+    const char *key;
+    const struct ckpt_origin *origin;
+};
+typedef CKPT_VEC(struct ckpt_config_key) ckpt_config_keys;
+
+struct ckpt_recipe {
+    const char *name;   /* "nanotron/llama" */
+    const char *format; /* format of the checkpoints; NULL: a fragment, for "include" only */
+    const char *back;   /* the same file read backwards is a recipe for this format; or NULL */
+    bool backwards;     /* it is read so: sources and targets have changed places */
+    const char *model; /* name of its model file; NULL: the model file is inline, or the recipe only
+                          refuses */
+    json_t *inline_model; /* the model file itself, in the recipe; or NULL */
+    const struct ckpt_family *family;
+    CKPT_VEC(const struct ckpt_expr *)
+    when;          /* conditions on the framework's config, all of which must hold */
+    bool fallback; /* used only if no other recipe matches */
+    bool given;    /* the file is from the user's directory */
+    const char *const
+        *may_lack; /* keys that the model needs but that some checkpoints do not record */
+    size_t nmay_lack;
+    CKPT_VEC(struct ckpt_evidence_name) has; /* read backwards: what the result must have */
+    CKPT_VEC(struct ckpt_evidence_name) lacks;
+    ckpt_config_keys config; /* read backwards: those that begin with '_' only */
+    ckpt_config_keys makes;  /* read backwards: keys of the framework's config */
+    CKPT_VEC(struct ckpt_pipeline_block) pipeline; /* read backwards */
+    CKPT_VEC(struct ckpt_fused) fused;             /* read backwards */
+    CKPT_VEC(struct ckpt_remark) refuse;
+    CKPT_VEC(struct ckpt_remark) warn;
+    ckpt_rules rules;
+    CKPT_VEC(struct ckpt_ignored) ignores;
+    CKPT_VEC(struct ckpt_prefix) prefixes; /* the first match counts */
+    CKPT_VEC(struct ckpt_tie) ties;        /* read backwards only */
+    json_t *keep;                          /* literals of the config */
+};
+
+/* Finds included files: returns the text of recipe or fragment `name`, from the directory of the
+ * file that includes it. The caller frees *ret_free (may be NULL) afterwards. */
+struct ckpt_file_finder {
+    int (*find)(void *ctx, const char *name, const char **ret_text, size_t *ret_len,
+                char **ret_free, struct ckpt_err *err);
+    void *ctx;
+};
+
+/* The text of a recipe file. */
+struct ckpt_recipe_text {
+    const char *name; /* "nanotron/llama" */
+    const char *text;
+    size_t len;
+    bool backwards;
+};
+
+/* Parse a recipe, except for the model file, which the caller finds by ret->model; call
+ * ckpt_recipe_set_family afterwards. backwards: sources and targets are exchanged, the format is
+ * ret->back, and names are no evidence of what is read, but of what is made. */
+int ckpt_recipe_parse(struct ckpt_arena *arena, const struct ckpt_recipe_text *file,
+                      const struct ckpt_file_finder *finder, struct ckpt_recipe **ret,
+                      struct ckpt_err *err);
+void ckpt_recipe_release(struct ckpt_recipe *r);
+
+/* Set the family, and check the rules: every size whose name has two letters or more must be one of
+ * its dims. */
+int ckpt_recipe_set_family(struct ckpt_recipe *r, const struct ckpt_family *f,
+                           struct ckpt_err *err);
+
+#endif

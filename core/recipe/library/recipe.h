@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Recipes: data files that map a framework's tensors to a Hugging Face model's, by pairs of axis
+ * patterns.
+ *
+ * The notation and its rules are described in contrib/RECIPES.md. The recipes of the tree are
+ * embedded at build time (core/recipe/data); a file or a directory can be given instead. */
+#ifndef CKPT_RECIPE_LIBRARY_RECIPE_H
+#define CKPT_RECIPE_LIBRARY_RECIPE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "tensor/catalog.h"
+
+struct ckpt_recipes;
+struct ckpt_types;
+
+/* Load the embedded recipes and model files, which are parsed when a checkpoint of their format is
+ * opened; if `path` is a file, that recipe (JSON; a model file that it names and that is not
+ * embedded must be in the same directory) is parsed now and is the only candidate; if it is a
+ * directory, laid out as core/recipe/data, its files go before the embedded ones, and replace those
+ * of the same name. Errors name file, rule and character. Afterwards the set is immutable to its
+ * users and can be shared by threads. */
+int ckpt_recipes_load(const char *path, struct ckpt_recipes **ret, struct ckpt_err *err);
+void ckpt_recipes_free(struct ckpt_recipes *r);
+void ckpt_recipes_freep(struct ckpt_recipes **r);
+
+/* Was a single recipe given as a file? */
+bool ckpt_recipes_forced(const struct ckpt_recipes *r);
+
+/* The facts about model types (recipe/library/types.h) of a loaded set. */
+const struct ckpt_types *ckpt_recipes_types(const struct ckpt_recipes *r);
+
+/* The checkpoint that is made of a model, by a recipe that is read backwards. */
+struct ckpt_recipe_output {
+    const char *view;     /* the word of the option view */
+    uint32_t tp, pp;      /* the number of ranks */
+    uint64_t pad_to;      /* dimensions that may be padded are multiples of this */
+    const json_t *config; /* the framework's config of the checkpoint that is read, if that is of
+                             the same framework; or NULL */
+};
+
+struct ckpt_recipe_options {
+    const json_t *base_config; /* config.json of the base model, or NULL */
+    const json_t *overrides;   /* options in the HF config's spelling ({"num_attention_heads": 4}),
+                                  and the recipes' own `_x` names
+                                  ({"_rope": "interleaved"}); an object or NULL */
+    const char *format;        /* choose among the recipes of this format; NULL: the checkpoint's */
+    bool back;                 /* the recipe is read backwards */
+    const struct ckpt_recipe_output *output; /* read backwards: what is made; NULL: names only */
+    bool
+        allow_partial; /* leave out tensors of which a source is missing, with a warning for each */
+    bool allow_leftover; /* leave out tensors that the model does not have, with a warning */
+};
+
+/* A Hugging Face model, the result of a recipe. */
+struct ckpt_model {
+    struct ckpt_catalog
+        *catalog;   /* HF names, in the order of the model's state dict; shares the sources */
+    json_t *config; /* config.json's members, without dtype ones that depend on the view
+                       (torch_dtype, dtype) */
+    json_t *made;   /* read backwards: the framework's config, or NULL */
+    char *recipe;   /* "nanotron/llama": which recipe was used */
+};
+
+/* Free the model with its catalogue; the second form is for ckpt_cleanup. */
+void ckpt_model_free(struct ckpt_model *m);
+void ckpt_model_freep(struct ckpt_model **m);
+
+/* Does any recipe match src? For a family without recipes, "no" is a normal answer and not an
+ * error. */
+int ckpt_recipe_fits(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
+                     const struct ckpt_recipe_options *opt, bool *ret, struct ckpt_err *err);
+
+/* Choose the recipe for src (by src->about.format, config, names) and apply it. MISSING: no recipe
+ * fits, or a tensor or number that the model must have is not there; CONFLICT: several fit (they
+ * are listed), or src holds tensors that the model does not have (see recipe/apply/leftover.h);
+ * UNSUPPORTED: the recipe refuses it and says why. src may be freed afterwards. */
+int ckpt_recipe_apply(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
+                      const struct ckpt_recipe_options *opt, struct ckpt_model **ret,
+                      struct ckpt_err *err);
+
+/* Explain target tensor `name` as a new JSON object {"recipe", "rule", "sources": [{"tensor",
+ * "pattern"}...]}. */
+int ckpt_recipe_explain(const struct ckpt_recipes *r, const struct ckpt_catalog *src,
+                        const struct ckpt_recipe_options *opt, const char *name, json_t **ret,
+                        struct ckpt_err *err);
+
+#endif
