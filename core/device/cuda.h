@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A CUDA device: all members of struct ckpt_device_ops but the exchanges, which comm/xport_nccl.c
+/* A CUDA device: all members of struct ckpt_device_ops but the exchanges, which comm/nccl/xport.c
  * adds. Functions work in the device's primary context and restore the caller's current context
  * before they return. */
 #ifndef CKPT_DEVICE_CUDA_H

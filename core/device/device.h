@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device: a GPU's memory, and the work that is queued on it. This is the contract between the
- * loader's pump thread (load/pump_device.c) and a member (cuda.c with comm/xport_nccl.c), which
+ * loader's pump thread (load/pump_device.c) and a member (cuda.c with comm/nccl/xport.c), which
  * lives in a library of its own. A transport owns the device (struct ckpt_xport.device).
  *
  * A member keeps three queues of work, each of which runs in the order of issue: uploads from

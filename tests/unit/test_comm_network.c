@@ -17,9 +17,9 @@
 
 #include "base/clock.h"
 #include "comm/comm.h"
-#include "comm/handshake.h"
-#include "comm/listen.h"
-#include "comm/socket.h"
+#include "comm/tcp/handshake.h"
+#include "comm/tcp/listen.h"
+#include "comm/tcp/socket.h"
 
 enum { WAIT_MS = 20000, STRANGERS = 60, RANKS = 3 };
 

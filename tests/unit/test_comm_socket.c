@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "comm/listen.h"
-#include "comm/socket.h"
+#include "comm/tcp/listen.h"
+#include "comm/tcp/socket.h"
 
 enum { NOT_HERE = 77, WAIT_MS = 5000 };
 

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "comm/comm.h"
-#include "comm/seal.h"
+#include "comm/tcp/seal.h"
 #include "comm/xport.h"
 #include "load/job_wants.h"
 #include "load_team.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Listening sockets: a rank listens on one address, not on all of the machine. */
-#ifndef CKPT_COMM_LISTEN_H
-#define CKPT_COMM_LISTEN_H
+#ifndef CKPT_COMM_TCP_LISTEN_H
+#define CKPT_COMM_TCP_LISTEN_H
 
 #include <stdint.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keyed hashes of messages, by libsodium. */
-#include "comm/seal.h"
+#include "comm/tcp/seal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,14 +6,14 @@
  *
  * A handshake is a small state machine with a deadline. Except for ckpt_handshake_run nothing here
  * blocks, so that many handshakes go on side by side and a stranger delays nobody. */
-#ifndef CKPT_COMM_HANDSHAKE_H
-#define CKPT_COMM_HANDSHAKE_H
+#ifndef CKPT_COMM_TCP_HANDSHAKE_H
+#define CKPT_COMM_TCP_HANDSHAKE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "comm/seal.h"
+#include "comm/tcp/seal.h"
 
 enum {
     CKPT_GREETING = 0x74706b63, /* "ckpt" */

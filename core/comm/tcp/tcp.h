@@ -2,8 +2,8 @@
 /* The parts of the TCP transport share these declarations: xport_tcp.c moves bytes,
  * tcp_same_host.c moves them between processes of one machine, tcp_connect.c makes connections, and
  * tcp_rendezvous.c lets ranks find each other. */
-#ifndef CKPT_COMM_TCP_H
-#define CKPT_COMM_TCP_H
+#ifndef CKPT_COMM_TCP_TCP_H
+#define CKPT_COMM_TCP_TCP_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -12,9 +12,9 @@
 #include <ckptfs/load.h>
 
 #include "base/vec.h"
-#include "comm/handshake.h"
 #include "comm/same_host.h"
-#include "comm/socket.h"
+#include "comm/tcp/handshake.h"
+#include "comm/tcp/socket.h"
 #include "comm/xport.h"
 
 /* A rank's listener. `address` is a text with everything that other ranks must know to connect:

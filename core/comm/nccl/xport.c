@@ -14,7 +14,7 @@
 #include "base/err.h"
 #include "base/vec.h"
 #include "comm/detached.h"
-#include "comm/nccl_inner.h"
+#include "comm/nccl/inner.h"
 #include "comm/xport.h"
 #include "device/cuda.h"
 

@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 
 #include "base/err.h"
-#include "comm/tcp.h"
+#include "comm/tcp/tcp.h"
 
 static void set_address(struct ckpt_xfer *t, uint64_t address)
 {

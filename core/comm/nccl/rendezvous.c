@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Waiting for NCCL with a deadline; and connecting ranks over TCP, with the caller's communicator
  * to exchange the addresses. */
-#include "comm/nccl_inner.h"
+#include "comm/nccl/inner.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* TCP sockets. All descriptors are in non-blocking mode; functions with a deadline `until`
  * (ckpt_now_ms) wait. */
-#ifndef CKPT_COMM_SOCKET_H
-#define CKPT_COMM_SOCKET_H
+#ifndef CKPT_COMM_TCP_SOCKET_H
+#define CKPT_COMM_TCP_SOCKET_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sockets of TCP, both versions of IP. */
-#include "comm/socket.h"
+#include "comm/tcp/socket.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Choosing an address and a port to listen on. */
-#include "comm/listen.h"
+#include "comm/tcp/listen.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/str.h"
-#include "comm/socket.h"
+#include "comm/tcp/socket.h"
 
 enum { BACKLOG = 4096 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Greeting, answer and confirmation. */
-#include "comm/handshake.h"
+#include "comm/tcp/handshake.h"
 
 #include <poll.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
-#include "comm/socket.h"
+#include "comm/tcp/socket.h"
 
 /* ---- proofs ---- */
 

@@ -3,8 +3,8 @@
  * proves to both sides that the other one knows it, and every later message carries a seal, which
  * is a keyed hash (BLAKE2b of libsodium). Nothing is encrypted. Without libsodium a secret is an
  * error. */
-#ifndef CKPT_COMM_SEAL_H
-#define CKPT_COMM_SEAL_H
+#ifndef CKPT_COMM_TCP_SEAL_H
+#define CKPT_COMM_TCP_SEAL_H
 
 #include <stdbool.h>
 #include <stddef.h>

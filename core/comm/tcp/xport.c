@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "comm/comm.h"
-#include "comm/tcp.h"
+#include "comm/tcp/tcp.h"
 
 enum { MAX_CTL = 1 << 30, FIRST_ROOM = 64 << 10, FLUSH_MS = 2000 };
 

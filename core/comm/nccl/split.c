@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checking and splitting the caller's communicator. */
-#include "comm/nccl_inner.h"
+#include "comm/nccl/inner.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

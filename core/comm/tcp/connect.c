@@ -17,8 +17,8 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "comm/comm.h"
-#include "comm/listen.h"
-#include "comm/tcp.h"
+#include "comm/tcp/listen.h"
+#include "comm/tcp/tcp.h"
 
 enum { HANDSHAKE_MS = 5 * 1000, RETRY_MS = 20, CALLERS = 1024 };
 

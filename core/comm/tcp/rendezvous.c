@@ -17,8 +17,8 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "comm/comm.h"
-#include "comm/listen.h"
-#include "comm/tcp.h"
+#include "comm/tcp/listen.h"
+#include "comm/tcp/tcp.h"
 
 enum { PORTS = 64, HANDSHAKE_MS = 2000, CALLERS = 4096 };
 
