@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of strided copies and casts, which one launch of the copy kernel executes: what
  * tensor/place.h does in host memory, for device memory. The loader fills a list per read slot and
- * per window (load/pump_device.c). */
+ * per window (load/engine/pump_device.c). */
 #ifndef CKPT_DEVICE_COPIES_H
 #define CKPT_DEVICE_COPIES_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device: a GPU's memory, and the work that is queued on it. This is the contract between the
- * loader's pump thread (load/pump_device.c) and a member (cuda.c with comm/nccl/xport.c), which
- * lives in a library of its own. A transport owns the device (struct ckpt_xport.device).
+ * loader's pump thread (load/engine/pump_device.c) and a member (cuda.c with comm/nccl/xport.c),
+ * which lives in a library of its own. A transport owns the device (struct ckpt_xport.device).
  *
  * A member keeps three queues of work, each of which runs in the order of issue: uploads from
  * pinned host memory; exchanges between ranks; and placing, which is everything else, so that
@@ -34,7 +34,8 @@ struct ckpt_exchange {
 /* The most families that have communicators of their own beside the one of all ranks. */
 enum { CKPT_FAMILIES = 4 };
 
-/* One division of ranks into groups without common members (load/families.h), as one rank sees it.
+/* One division of ranks into groups without common members (load/plan/families.h), as one rank sees
+ * it.
  */
 struct ckpt_device_family {
     uint64_t id;     /* families with equal ids have equal groups; 0: there is no such family */

@@ -9,11 +9,11 @@
 #include <ckptfs/load.h>
 
 #include "device/device.h"
-#include "load/cost.h"
-#include "load/engine.h"
-#include "load/families.h"
-#include "load/plan.h"
-#include "load/want.h"
+#include "load/engine/engine.h"
+#include "load/plan/cost.h"
+#include "load/plan/families.h"
+#include "load/plan/plan.h"
+#include "load/want/want.h"
 #include "run/checkpoint.h"
 
 struct ckpt_load {

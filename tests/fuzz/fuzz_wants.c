@@ -2,8 +2,8 @@
 /* What another rank says it wants. Input: a table, as ckpt_wants_dump writes it. */
 #include "fuzz.h"
 
-#include "load/plan.h"
-#include "load/want.h"
+#include "load/plan/plan.h"
+#include "load/want/want.h"
 
 enum { RANKS = 5, TENSORS = 4, MOST_ENTRIES = 64 };
 

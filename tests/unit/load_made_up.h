@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "load/plan.h"
+#include "load/plan/plan.h"
 #include "random.h"
 #include "test.h"
 

@@ -2,7 +2,7 @@
 /* Which groups of ranks get communicators of their own. */
 #include <string.h>
 
-#include "load/families.h"
+#include "load/plan/families.h"
 #include "test.h"
 
 enum { RANKS = 24, MOST = 1024 };

@@ -2,8 +2,8 @@
 /* Jobs of many ranks: who wants the same, and what a rank of them plans. */
 #include <sys/resource.h>
 
-#include "load/policy.h"
-#include "load/replicas.h"
+#include "load/plan/policy.h"
+#include "load/want/replicas.h"
 #include "load_made_up.h"
 
 /* ---- replica groups ---- */

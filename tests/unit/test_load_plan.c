@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans without ranks: every wanted byte has one owner and reaches all who want it. */
-#include "load/plan.h"
+#include "load/plan/plan.h"
 
 #include <stdlib.h>
 
-#include "load/cost.h"
+#include "load/plan/cost.h"
 #include "load_made_up.h"
 
 /* ---- plans of all ranks of a job, as each makes its own ---- */

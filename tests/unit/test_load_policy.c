@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a load decides to do, from sizes and rates. */
-#include "load/policy.h"
+#include "load/plan/policy.h"
 #include "test.h"
 
 enum { MIB = 1 << 20 };

@@ -13,7 +13,7 @@
 #include "comm/comm.h"
 #include "comm/tcp/seal.h"
 #include "comm/xport.h"
-#include "load/job_wants.h"
+#include "load/want/job_wants.h"
 #include "load_team.h"
 #include "test.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of the TCP transport share these declarations: xport_tcp.c moves bytes,
- * tcp_same_host.c moves them between processes of one machine, tcp_connect.c makes connections, and
- * tcp_rendezvous.c lets ranks find each other. */
+/* The parts of the TCP transport share these declarations: xport.c moves bytes,
+ * same_host.c moves them between processes of one machine, connect.c makes connections, and
+ * rendezvous.c lets ranks find each other. */
 #ifndef CKPT_COMM_TCP_TCP_H
 #define CKPT_COMM_TCP_TCP_H
 
@@ -208,7 +208,7 @@ bool ckpt_tcp_fetch(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, 
                     size_t off);
 void ckpt_tcp_fetched(struct ckpt_xport *x, const struct ckpt_xfer *t);
 
-/* ---- xport_tcp.c ---- */
+/* ---- xport.c ---- */
 
 /* Make a transport without connections. Takes tcp, also when it fails. */
 int ckpt_tcp_new(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, struct ckpt_xport_tcp **ret,

@@ -1,0 +1,533 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The agreement: from the wants of each rank to plans that match and fit into memory on all ranks.
+ * Three rounds (comm.h): facts about the ranks (job.c), wants, and the check of the plans. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/ckd.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "comm/comm.h"
+#include "device/device.h"
+#include "load/engine/job.h"
+#include "load/engine/same.h"
+#include "load/load_inner.h"
+#include "load/plan/families.h"
+#include "load/plan/policy.h"
+#include "tensor/strided.h"
+
+/* ---- what all ranks want ---- */
+
+/* On rank 0: the answer is the table of each class, with its length before it. */
+static int judge_tables(void *ctx, const unsigned char *const *data, const size_t *len,
+                        struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct ckpt_job *job = ctx;
+
+    for (uint32_t c = 0; c < job->nclass; c++) {
+        const uint64_t n = len[job->first_of[c]];
+        ckpt_str_append(answer, (const char *)&n, sizeof n);
+        ckpt_str_append(answer, (const char *)data[job->first_of[c]], n);
+    }
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+/* Parse the tables of all classes, each with its length before it. The table of this rank's class
+ * must be this rank's own. */
+static int parse_tables(const struct ckpt_load *load, const struct ckpt_table *all,
+                        const struct ckpt_table *own, const struct ckpt_job *job,
+                        struct ckpt_wants *ret, struct ckpt_err *err)
+{
+    const unsigned char *data = all->data;
+    size_t left = all->len;
+
+    for (uint32_t c = 0; c < job->nclass; c++) {
+        uint64_t n = 0;
+        if (left >= sizeof n)
+            memcpy(&n, data, sizeof n);
+        if (left < sizeof n || n > left - sizeof n)
+            return ckpt_fail(err, CKPT_FORMAT,
+                             "the wants of all ranks, as rank 0 sent them, are cut short");
+        data += sizeof n;
+        if (c == job->class_of[load->comm->x->rank] &&
+            (n != own->len || memcmp(data, own->data, n) != 0))
+            return ckpt_fail(err, CKPT_FORMAT,
+                             "the wants that rank 0 sent for this rank are not this rank's");
+        if (ckpt_wants_parse(data, n, load->view->cat, load->comm->x->size, &ret[c], err) < 0)
+            return -1;
+        data += n;
+        left -= sizeof n + n;
+    }
+    return 0;
+}
+
+/* Make parts.job_wants from the tables of all classes. Takes job->class_of. */
+static int take_tables(struct ckpt_load *load, const struct ckpt_table *all,
+                       const struct ckpt_table *own, struct ckpt_job *job, struct ckpt_err *err)
+{
+    struct ckpt_wants *table = calloc(job->nclass, sizeof *table);
+    struct ckpt_job_wants *job_wants = calloc(1, sizeof *job_wants);
+    int rc = table && job_wants ? parse_tables(load, all, own, job, table, err) : ckpt_nomem(err);
+
+    if (rc < 0) {
+        for (uint32_t c = 0; table && c < job->nclass; c++)
+            ckpt_wants_release(&table[c]);
+        free(table);
+    } else {
+        rc = ckpt_job_wants_init(job_wants, load->view->cat, load->comm->x->size,
+                                 ckpt_steal(&job->class_of), table, job->nclass, err);
+    }
+    if (rc < 0) {
+        free(job_wants);
+        return -1;
+    }
+    load->parts.job_wants = job_wants;
+    load->wants_hash = XXH3_64bits(all->data, all->len) | 1;
+    return 0;
+}
+
+/* The second round: the first rank of a class sends its table, and every rank gets all tables. -1:
+ * all ranks have failed. *ret_rc: whether this rank could use the tables, which the others learn in
+ * the next round. */
+static int exchange_wants(struct ckpt_load *load, const struct ckpt_table *own,
+                          struct ckpt_job *job, int *ret_rc, struct ckpt_err *err)
+{
+    const uint32_t self = load->comm->x->rank;
+    const bool mine = job->first_of[job->class_of[self]] == self;
+    struct ckpt_round round = {.comm = load->comm,
+                               .timeout_ms = load->opt.exchange_timeout_ms,
+                               .own = mine ? own->data : NULL,
+                               .own_len = mine ? own->len : 0,
+                               .judge = judge_tables,
+                               .ctx = job};
+    struct ckpt_table all = {0};
+
+    if (ckpt_round_run(&round, 0, &all.data, &all.len, err) < 0)
+        return -1;
+    *ret_rc = take_tables(load, &all, own, job, err);
+    free(all.data);
+    return 0;
+}
+
+/* ---- the third round: are the plans equal, and do they fit? ---- */
+
+/* A group as one of its members has planned it. All members must have the same `plan`. */
+struct group_digest {
+    uint64_t ranks, plan; /* hash of the members; ckpt_plan_digest */
+    uint64_t bytes;       /* that the group exchanges */
+    uint32_t n, unused;   /* number of members */
+};
+
+enum { DIGESTS = 64 }; /* the most groups of a rank that are compared */
+
+/* A rank's message, which its digests follow. */
+struct fit {
+    uint64_t host, device; /* the least bytes that the plan needs, without ckpt_load_aside */
+    uint64_t windows;      /* number of windows */
+    uint64_t facts;        /* hash of what rank 0 sent in the rounds before, on which plans are
+                              built; the same on all ranks */
+};
+
+static int digest_cmp(const void *pa, const void *pb)
+{
+    const struct group_digest *a = pa, *b = pb;
+
+    return (a->ranks > b->ranks) - (a->ranks < b->ranks);
+}
+
+static int compare_digests(struct group_digest *d, size_t n, struct ckpt_err *err)
+{
+    if (n)
+        qsort(d, n, sizeof *d, digest_cmp);
+    for (size_t i = 1; i < n; i++)
+        if (d[i].ranks == d[i - 1].ranks && d[i].plan != d[i - 1].plan)
+            return ckpt_fail(err, CKPT_CONFLICT,
+                             "ranks that want the same bytes have made different plans: this is a "
+                             "bug in ckptfs");
+    return 0;
+}
+
+/* Append to the answer the places of the groups that get a communicator. */
+static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
+                        struct ckpt_str *answer, struct ckpt_err *err)
+{
+    ckpt_group_places places = {0};
+    const int rc = ckpt_families_choose(claim, n, nrank, &places, err);
+
+    if (rc == 0 && places.len)
+        ckpt_str_append(answer, (const char *)places.ptr, places.len * sizeof *places.ptr);
+    ckpt_vec_release(&places);
+    return rc;
+}
+
+/* What rank 0 gathers from the messages of all ranks. */
+struct fits {
+    struct fit most; /* the maximum of each number */
+    CKPT_VEC(struct group_digest) digests;
+    CKPT_VEC(struct ckpt_group_claim) claims; /* on devices */
+};
+
+static int add_digest(struct fits *all, uint32_t rank, bool device, const unsigned char *data)
+{
+    struct group_digest d;
+
+    memcpy(&d, data, sizeof d);
+    const struct ckpt_group_claim claim = {d.ranks, d.bytes, d.n, rank};
+    return ckpt_vec_push(&all->digests, d) < 0 || (device && ckpt_vec_push(&all->claims, claim) < 0)
+               ? -1
+               : 0;
+}
+
+/* Add a rank's message. */
+static int add_fit(struct fits *all, uint32_t rank, bool device, const unsigned char *data,
+                   size_t len, struct ckpt_err *err)
+{
+    struct fit f;
+
+    if (len < sizeof f || (len - sizeof f) % sizeof(struct group_digest))
+        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
+                         rank);
+    memcpy(&f, data, sizeof f);
+    if (rank == 0)
+        all->most.facts = f.facts;
+    if (f.facts != all->most.facts)
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "what rank 0 sent about the wants of all ranks arrived damaged at rank "
+                         "%" PRIu32 ", or is damaged in its memory",
+                         rank);
+    all->most.host = ckpt_max_u64(all->most.host, f.host);
+    all->most.device = ckpt_max_u64(all->most.device, f.device);
+    all->most.windows = ckpt_max_u64(all->most.windows, f.windows);
+    for (size_t at = sizeof f; at < len; at += sizeof(struct group_digest))
+        if (add_digest(all, rank, device, data + at) < 0)
+            return ckpt_nomem(err);
+    return 0;
+}
+
+/* On rank 0: the answer is the maximum of each number in struct fit, then the groups' places. */
+static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *len,
+                     struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct ckpt_comm *comm = ctx;
+    const bool device = comm->x->device != NULL;
+    struct fits all = {0};
+    int rc = 0;
+
+    for (uint32_t r = 0; r < comm->x->size && rc == 0; r++)
+        rc = add_fit(&all, r, device, data[r], len[r], err);
+    if (rc == 0)
+        rc = compare_digests(all.digests.ptr, all.digests.len, err);
+    ckpt_str_append(answer, (const char *)&all.most, sizeof all.most);
+    if (rc == 0 && device)
+        rc = place_groups(all.claims.ptr, all.claims.len, comm->x->size, answer, err);
+    ckpt_vec_release(&all.digests);
+    ckpt_vec_release(&all.claims);
+    return rc;
+}
+
+static uint64_t hash_of(const struct ckpt_group *g)
+{
+    return XXH3_64bits(g->rank, g->n * sizeof *g->rank);
+}
+
+static uint64_t bytes_of(const struct ckpt_plan *p, uint32_t group)
+{
+    uint64_t bytes = 0;
+
+    for (size_t i = 0; i < p->pieces.len; i++)
+        if (p->pieces.ptr[i].group == group)
+            bytes += p->pieces.ptr[i].len;
+    return bytes;
+}
+
+/* Note this rank's places in the families. The hash of a family's groups (id) tells whether the
+ * communicators of the last load can be kept. */
+static void take_places(struct ckpt_load *load, const unsigned char *data, size_t len)
+{
+    struct ckpt_plan *p = load->parts.plan;
+    struct ckpt_group_place place;
+
+    for (int i = 0; i < CKPT_FAMILIES; i++)
+        load->family[i] = (struct ckpt_device_family){.colour = CKPT_NONE};
+    for (; len >= sizeof place; data += sizeof place, len -= sizeof place) {
+        memcpy(&place, data, sizeof place);
+        if (place.family >= CKPT_FAMILIES)
+            continue;
+        struct ckpt_device_family *f = &load->family[place.family];
+        f->id = XXH3_64bits_withSeed(&place, sizeof place, f->id) | 1;
+        for (uint32_t g = 0; g < p->groups.len; g++) {
+            if (p->groups.ptr[g].n == 1 || hash_of(&p->groups.ptr[g]) != place.group)
+                continue;
+            p->family[g] = (uint8_t)(place.family + 1);
+            f->colour = place.colour;
+            f->place = p->groups.ptr[g].self;
+        }
+    }
+}
+
+/* Append the digests of groups of several ranks. */
+static void add_digests(const struct ckpt_plan *p, struct ckpt_str *out)
+{
+    uint32_t count = 0;
+
+    for (uint32_t g = 0; g < p->groups.len && count < DIGESTS; g++) {
+        const struct ckpt_group *group = &p->groups.ptr[g];
+        if (group->n == 1)
+            continue;
+        const struct group_digest d = {hash_of(group), ckpt_plan_digest(p, g), bytes_of(p, g),
+                                       group->n, 0};
+        ckpt_str_append(out, (const char *)&d, sizeof d);
+        count++;
+    }
+}
+
+/* Compute the memory of plan and slots, and lower the numbers of slots until it fits the budget.
+ * These numbers concern this rank alone, so the others need not know. False: even the fewest slots
+ * do not fit; *ret has what they need. */
+static bool fit_slots(struct ckpt_load *load, uint64_t plan_bytes, struct fit *ret)
+{
+    struct ckpt_engine_options *o = &load->engine_opt;
+    const struct ckpt_engine_sizes *z = &load->sizes;
+    const uint64_t aside = ckpt_load_aside(&load->opt);
+
+    for (;;) {
+        ret->host = o->ahead * z->read_host + o->slots * z->window_host + plan_bytes;
+        ret->device = o->ahead * z->read_device + o->slots * z->window_device;
+        if (ret->host + aside <= load->opt.host_bytes &&
+            (!o->mode.device || ret->device <= load->opt.device_bytes))
+            return true;
+        if (o->ahead > 2)
+            o->ahead--;
+        else if (o->slots > 1)
+            o->slots--;
+        else if (o->ahead > 1)
+            o->ahead--;
+        else
+            return false;
+    }
+}
+
+/* Make this rank's plan and measure it. Whether it fits is decided by all ranks together. */
+static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
+                     const struct ckpt_job *job, struct fit *ret, struct ckpt_err *err)
+{
+    const struct ckpt_sharing sharing = {policy->readers, job->node, job->share};
+    struct ckpt_plan **plan = &load->parts.plan;
+
+    ckpt_plan_free(*plan);
+    *plan = NULL;
+    if (ckpt_plan_new(load->parts.job_wants, load->comm->x->rank, &sharing, !job->no_same_host,
+                      &policy->slots.sizes, plan, err) < 0 ||
+        ckpt_engine_measure(*plan, &load->engine_opt.mode, &load->sizes, err) < 0)
+        return -1;
+    ret->windows = (*plan)->windows.len;
+    ret->facts = XXH3_64bits_withSeed(&load->wants_hash, sizeof load->wants_hash, job->hash);
+    (void)fit_slots(load, ckpt_plan_memory(*plan), ret);
+    return 0;
+}
+
+/* COLLECTIVE. Check that all ranks' plans fit into memory (LIMIT), and that groups' plans match. */
+static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, struct ckpt_err *err)
+{
+    struct ckpt_round round = {.comm = load->comm,
+                               .timeout_ms = load->opt.exchange_timeout_ms,
+                               .judge = judge_fit,
+                               .ctx = load->comm};
+    const uint64_t windows = load->opt.host_bytes - ckpt_load_aside(&load->opt);
+    unsigned char *answer = NULL;
+    struct ckpt_str data = {0};
+    struct fit most = {0};
+    size_t len = 0;
+
+    ckpt_str_append(&data, (const char *)own, sizeof *own);
+    if (rc == 0)
+        add_digests(load->parts.plan, &data);
+    if (data.failed)
+        rc = ckpt_nomem(err);
+    round.own = data.ptr;
+    round.own_len = data.len;
+    rc = ckpt_round_run(&round, rc, &answer, &len, err);
+    if (rc == 0 && len >= sizeof most) {
+        memcpy(&most, answer, sizeof most);
+        take_places(load, answer + sizeof most, len - sizeof most);
+    }
+    free(answer);
+    ckpt_str_release(&data);
+    load->exchanges = most.windows > 0;
+    const bool host = most.host > windows;
+    if (rc < 0 ||
+        (!host && (!load->engine_opt.mode.device || most.device <= load->opt.device_bytes)))
+        return rc;
+    return ckpt_fail(err, CKPT_LIMIT, "%s is %" PRIu64 ", but the plan needs at least %" PRIu64,
+                     host ? "host_bytes" : "device_bytes",
+                     host ? load->opt.host_bytes : load->opt.device_bytes,
+                     host ? ckpt_load_host_bytes(most.host) : most.device);
+}
+
+/* The rank that is asked to read what this rank cannot read: on another node, if there is one. */
+static uint32_t helper_of(const struct ckpt_load *load, const uint32_t *node)
+{
+    const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
+
+    for (uint32_t k = 1; k < n; k++)
+        if (node[(self + k) % n] != node[self])
+            return (self + k) % n;
+    return (self + 1) % n;
+}
+
+/* COLLECTIVE. Plan for one choice of readers and sizes. */
+static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
+                    const struct ckpt_policy *policy, const struct ckpt_job *job,
+                    struct ckpt_err *err)
+{
+    struct fit fit = {0};
+
+    load->readers = policy->readers;
+    load->engine_opt = (struct ckpt_engine_options){
+        .ahead = policy->slots.ahead,
+        .slots = policy->slots.windows,
+        .threads = policy->threads,
+        .helper = helper_of(load, job->node),
+        .read_timeout_ms = load->opt.read_timeout_ms,
+        .exchange_timeout_ms = load->opt.exchange_timeout_ms,
+        .mode = {.verify = load->opt.verify, .device = in->cost.device},
+        .cost = {policy->gap, policy->buffers.bound, policy->run, {policy->direct, NULL}},
+        .bounce = policy->buffers.bounce,
+    };
+    int rc = make_plan(load, policy, job, &fit, err);
+    return check_plans(load, rc, &fit, err);
+}
+
+/* COLLECTIVE on devices. Make the communicators, unless no rank exchanges anything. */
+static int connect_device(struct ckpt_load *load, struct ckpt_err *err)
+{
+    struct ckpt_device *d = load->comm->x->device;
+
+    return d && d->ops->connect && load->exchanges
+               ? d->ops->connect(d, load->comm, load->family, err)
+               : 0;
+}
+
+/* Find out how to read, and what this rank and the job want. */
+static int choose(struct ckpt_load *load, const struct ckpt_job *job, struct ckpt_policy_input *in,
+                  struct ckpt_policy *ret, struct ckpt_err *err)
+{
+    const struct ckpt_load_places at = {job->node, job->share, job->nnode, job->nshare};
+    uint64_t stored;
+
+    in->cost = (struct ckpt_cost_input){
+        .cached = job->cached, .shared = job->shared, .device = load->comm->x->device != NULL};
+    for (uint32_t r = 0; r < load->comm->x->size; r++)
+        in->local += job->node[r] == job->node[load->comm->x->rank];
+    if (ckpt_load_weigh(load->parts.job_wants, &at, &in->cost, err) < 0 ||
+        ckpt_policy_choose(in, ret, err) < 0 ||
+        ckpt_load_needed(load->parts.job_wants, load->comm->x->rank, &load->needed_bytes, &stored,
+                         err) < 0)
+        return -1;
+    load->rates = ret->rates;
+    load->unique_bytes = in->cost.unique;
+    return 0;
+}
+
+/* COLLECTIVE. Plan; rc and *err are this rank's verdict so far. With AUTO, if the plan does not fit
+ * into memory, plan again so that fewer ranks share. All ranks take the same steps: check_plans
+ * fails on all of them or on none. */
+static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
+                    struct ckpt_err *err)
+{
+    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    struct ckpt_policy_input in = {.opt = &load->opt, .cpus = cpus > 0 ? (uint32_t)cpus : 1};
+    const struct fit none = {0};
+    struct ckpt_policy policy;
+    struct ckpt_err own = {0};
+
+    if (rc < 0 || choose(load, job, &in, &policy, err) < 0)
+        return check_plans(load, -1, &none, err);
+    while ((rc = plan_for(load, &in, &policy, job, &own)) < 0) {
+        enum ckpt_readers less = policy.readers;
+        if (own.code != CKPT_LIMIT || load->opt.readers != CKPT_READERS_AUTO ||
+            !ckpt_policy_less(&less))
+            break;
+        own = (struct ckpt_err){0};
+        if (ckpt_policy_sizes(&in, less, &policy, &own) < 0)
+            break;
+    }
+    return rc < 0 ? ckpt_fail(err, own.code, "%s", own.text) : connect_device(load, err);
+}
+
+/* ---- all of it ---- */
+
+/* COLLECTIVE. The whole agreement; the caller releases *job. */
+static int agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
+                 struct ckpt_job *job, struct ckpt_err *err)
+{
+    if (ckpt_job_agree(load, rc, table, job, err) < 0 ||
+        (job->copies && ckpt_load_compare(load, err) < 0))
+        return -1;
+    rc = 0;
+    if (!load->parts.job_wants && exchange_wants(load, table, job, &rc, err) < 0)
+        return -1;
+    return plan_all(load, rc, job, err);
+}
+
+/* Show the transport's remark to the user, once. */
+static void show_remark(struct ckpt_load *load)
+{
+    struct ckpt_xport *x = load->comm->x;
+
+    if (x->remark)
+        ckpt_logf(&load->view->shared->opt->log, CKPT_LOG_WARNING, "%s", x->remark);
+    x->remark = NULL;
+}
+
+int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
+{
+    const uint64_t begin = ckpt_now_ns();
+    struct ckpt_table own = {0};
+    struct ckpt_job job;
+
+    ckpt_comm_renew(load->comm);
+    /* until the load ends, ranks may read each other's memory */
+    ckpt_comm_permit(load->comm, true);
+    if (rc == 0)
+        rc = ckpt_wants_dump(&load->wants, &own.data, &own.len, err);
+    rc = agree(load, rc, &own, &job, err);
+    ckpt_job_release(&job);
+    free(own.data);
+    if (rc < 0) {
+        ckpt_comm_permit(load->comm, false);
+        return -1;
+    }
+    show_remark(load);
+    load->parts.view = load->view;
+    load->parts.comm = load->comm;
+    load->parts.needed_bytes = load->needed_bytes;
+    load->parts.unique_bytes = load->unique_bytes;
+    load->planned = load->ready = true;
+    load->plan_ns = ckpt_now_ns() - begin;
+    return 0;
+}
+
+/* Forget the wants of all ranks that a failed call of ckpt_load_plan has exchanged. */
+static void drop_wanted(struct ckpt_load *load)
+{
+    if (load->parts.job_wants)
+        ckpt_job_wants_release(load->parts.job_wants);
+    free(ckpt_steal(&load->parts.job_wants));
+    load->wants_hash = 0;
+}
+
+int ckpt_load_plan(struct ckpt_load *load, struct ckpt_err *err)
+{
+    if (load->planned)
+        return ckpt_fail(err, CKPT_USAGE, "a load is planned once; ckpt_load_reload plans again");
+    if (load->comm->busy)
+        return ckpt_fail(err, CKPT_USAGE, "another load of this comm runs");
+    drop_wanted(load);
+    return ckpt_load_agree(load, 0, err);
+}

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The inside of the engine (engine.h): its state, and what its modules call of each other.
+ * engine_life.c starts, waits and ends. Workers run worker.c: they read units, place bytes into
+ * destinations, and read for other ranks. The pump is one thread that runs pump.c: it opens windows
+ * and posts transfers (window.c) or queues work on a device (pump_device.c), exchanges messages
+ * with other ranks (assist.c, pause.c), watches timeouts, and agrees with all ranks on the end. */
+#ifndef CKPT_LOAD_ENGINE_ENGINE_INNER_H
+#define CKPT_LOAD_ENGINE_ENGINE_INNER_H
+
+#include <pthread.h>
+
+#include "device/copies.h"
+#include "device/device.h"
+#include "load/engine/engine.h"
+
+enum {
+    CKPT_MESSAGE_HASH = 8,   /* bytes of the XXH3 hash that follows a piece, with verify */
+    CKPT_ASSIST_HEAD = 64,   /* bytes before the data in the reply to a request for help */
+    CKPT_DEVICE_PAGE = 4096, /* alignment of the parts of pinned memory */
+};
+
+/* A list of copies on a device. */
+struct ckpt_copy_list {
+    struct ckpt_copies copies;     /* the descriptors, in pinned memory of the host */
+    struct ckpt_device_copy *list; /* room for them in device memory */
+};
+
+/* Units [lo, hi), which have been read and wait to be uploaded to the device. */
+struct ckpt_units {
+    uint32_t lo, hi;
+};
+
+/* A read slot: a piece that this rank reads. The lock protects it, except `hashed` and the members
+ * of `dev` other than `ready`, which only the pump uses. */
+struct ckpt_read_slot {
+    bool open;          /* it has a piece */
+    uint32_t own;       /* index of the piece in plan->own */
+    uint32_t lo, hi;    /* the piece's units [lo, hi) */
+    uint32_t next;      /* the next unit that a worker takes */
+    uint32_t unread;    /* number of units that are not in buf yet */
+    uint32_t unsent;    /* number of sends that have not ended; on a device: 1 until all is done */
+    bool alone;         /* no other rank wants the piece */
+    bool hashed;        /* the hash stands behind the piece */
+    uint32_t *unit_off; /* offsets in buf of units lo .. hi */
+    unsigned char *buf;
+    struct {
+        CKPT_VEC(struct ckpt_units) ready;
+        unsigned char *pinned; /* the slot's part of e->slab. buf is as many bytes behind it as the
+                                  piece's first byte is behind a page in its file, so that O_DIRECT
+                                  can read into buf */
+        unsigned char *buf;    /* the piece in device memory */
+        struct ckpt_copy_list list;
+        ckpt_parts own; /* parts of wants that have arrived when the copies are done */
+        bool queued;    /* the copies of a piece that is `alone` have been queued */
+    } dev;
+};
+
+/* A piece that this rank receives. With verify, its XXH3 hash follows it. */
+struct ckpt_message {
+    struct ckpt_xfer xfer;
+    struct ckpt_window_slot *slot;
+    struct ckpt_message *next; /* in the queue of the workers */
+    uint32_t piece;
+    bool passed_on; /* this rank sends it on to other ranks */
+    bool handled;   /* the transfer has ended and workers have the message in their queue */
+    bool arrived;   /* the bytes are in xfer.buf (not only in the sender's memory) */
+};
+
+/* A piece that this rank sends to one other rank. */
+struct ckpt_outgoing {
+    struct ckpt_xfer xfer;
+    uint32_t piece;
+    struct ckpt_message *in; /* the message with which it arrives; NULL: this rank reads it */
+    bool posted;             /* the transfer has begun */
+    bool handled;            /* the transfer has ended and has been counted */
+};
+
+/* A window slot: a window in flight. */
+struct ckpt_window_slot {
+    bool open;
+    uint32_t window; /* index in plan->windows */
+    uint32_t left;   /* number of messages not placed and sends not ended; device: 1 until done */
+    struct ckpt_message *in;
+    struct ckpt_outgoing *out;
+    size_t nin, nout;
+    unsigned char *receive; /* buffer of the messages; on a device: pinned, for verify only */
+    struct {
+        enum {
+            CKPT_DEVICE_WAITING,  /* nothing is queued yet, or all is done */
+            CKPT_DEVICE_EXCHANGE, /* the exchange is being queued, which takes several turns */
+            CKPT_DEVICE_FETCHING, /* received bytes are copied to the host, to be verified */
+            CKPT_DEVICE_PLACING,  /* the last copies are queued */
+        } phase;
+        unsigned char *receive; /* buffer of the messages in device memory */
+        struct ckpt_copy_list list;
+        /* The first descriptors place this rank's own piece, before the exchange: */
+        uint32_t early, early_blocks;
+        CKPT_VEC(struct ckpt_exchange) exchange;
+        ckpt_parts own; /* parts of wants that have arrived when all is done */
+    } dev;
+};
+
+/* A unit that this rank could not read, so that the helper is asked for it. */
+struct ckpt_retry {
+    struct ckpt_retry *next;
+    uint64_t id;       /* number of the request, which the reply repeats */
+    uint64_t asked_ms; /* clock time of the request; 0: not sent yet */
+    uint32_t unit;
+    struct ckpt_read_slot *slot;
+    struct ckpt_err err; /* of this rank; reported if the helper cannot read it, either */
+};
+
+/* A request for help from another rank: a box that this rank reads and sends back. */
+struct ckpt_assist {
+    struct ckpt_assist *next;
+    uint32_t peer; /* the rank that asks */
+    uint64_t id;
+    uint32_t tensor, source; /* source and off: where the first byte is, by the other rank's plan */
+    uint64_t off;
+    struct ckpt_box box;
+    unsigned char *data; /* CKPT_ASSIST_HEAD bytes for the reply's head, then the bytes read */
+    size_t len;          /* bytes read */
+    bool good;           /* the read has succeeded */
+};
+
+/* A pause: all ranks stop exchanging after the same window number. Each rank reports along the tree
+ * of ranks (comm.h) how far it and the ranks below it have opened windows; rank 0 announces the
+ * maximum; no rank opens a window beyond it. Windows are counted by their number in their group
+ * plus one; 0 means none. */
+struct ckpt_pause {
+    /* Under the lock: */
+    uint32_t asked;    /* how many pauses this rank has been asked for */
+    bool wanted;       /* a pause has been asked for and not yet been resumed */
+    bool reached;      /* this rank is paused */
+    uint64_t since_ms; /* when the last of them was asked for */
+    /* Of the pump: */
+    uint32_t reported; /* how many pauses this rank has reported to the rank above */
+    uint32_t nheard;   /* for the next pause: number of ranks right below that have reported */
+    uint32_t furthest; /* for the next pause: the maximum of what they have reported */
+    uint32_t agreed;   /* how many pauses rank 0 has announced */
+    uint32_t stop_at;  /* the maximum that was announced last */
+};
+
+struct ckpt_worker {
+    struct ckpt_engine *e;
+    atomic_ullong since_ms; /* clock time at which the current read began; 0: none is under way */
+    /* The current read: number of the tensor, number of the file and offset of the first byte. */
+    atomic_uint tensor, source;
+    atomic_ullong off;
+    struct ckpt_bounce bounce;
+};
+
+struct ckpt_engine {
+    struct ckpt_view *view;
+    const struct ckpt_catalog *cat;
+    struct ckpt_reading reading;
+    struct ckpt_comm *comm; /* not used after `finished` */
+    uint32_t self, size;    /* this rank, and the number of ranks */
+    struct ckpt_plan *plan;
+    struct ckpt_job_wants *job_wants;
+    struct ckpt_target *target; /* per want */
+    size_t ntarget;
+    atomic_ullong *left; /* per want: bytes that have not arrived */
+    struct ckpt_engine_options opt;
+    struct ckpt_engine_sizes sizes;
+    uint64_t needed_bytes, unique_bytes;
+    struct ckpt_device *device; /* NULL: destinations are in host memory */
+    void *slab;                 /* on a device: the pinned memory of all slots */
+
+    pthread_mutex_t lock;        /* protects the members up to ntaken */
+    uint32_t refs;               /* one of the caller, one of each worker, one of the pump thread */
+    pthread_cond_t work;         /* signalled to workers */
+    pthread_cond_t news;         /* signalled to callers that wait for the load */
+    struct ckpt_read_slot *read; /* opt.ahead of them */
+    struct ckpt_window_slot *slot; /* opt.slots of them */
+    struct ckpt_worker *worker;    /* opt.threads of them */
+    uint32_t nworker;              /* number of workers that have not ended */
+    uint32_t next_own;             /* index in plan->own of the next piece that gets a read slot */
+    uint32_t nread;                /* number of pieces that have been read, sent and placed */
+    uint32_t nclosed;              /* number of windows that are done */
+    struct ckpt_message *place, **place_tail; /* queue of messages for the workers */
+    struct ckpt_retry *retry;                 /* units that the helper has not delivered yet */
+    struct ckpt_retry *refill;    /* units that it has delivered, to be placed by workers */
+    struct ckpt_assist *assist;   /* boxes to be read for other ranks */
+    struct ckpt_assist *assisted; /* boxes that have been read for them, to be sent by the pump */
+    uint32_t placing;             /* number of workers that are writing to destinations */
+    struct ckpt_pause pause;
+    bool driving;  /* if there is no pump thread: a caller that waits is in a turn of the pump */
+    bool stopped;  /* workers begin nothing any more */
+    bool finished; /* all ranks have agreed on the end, and `result` stands */
+    bool leak;     /* transfers could not be cancelled: buffers are kept for ever */
+    struct ckpt_err err; /* the first error; code OK: none */
+    bool err_is_own;     /* the error arose on this rank, so the others must be told */
+    size_t *landed;      /* wants in the order of arrival */
+    size_t nlanded;      /* number of wants that have arrived */
+    size_t ntaken;       /* of these, number that ckpt_engine_next has reported */
+
+    /* The rest is used by the pump only, unless noted. */
+    pthread_t pump;
+    bool has_pump;
+    bool final;           /* the round in which all ranks agree on the end has begun */
+    bool abort_known;     /* no abort message need be sent any more */
+    uint32_t next_window; /* the next window to be opened */
+    uint32_t next_issue;  /* on a device: the next window whose work is to be queued */
+    uint64_t moved_ms;    /* clock time at which something was last transferred */
+    uint64_t looked_ms;   /* clock time at which lost ranks were last looked for */
+    uint64_t done;        /* what this rank had read and transferred then, as a count */
+    uint64_t retry_id;    /* number of the last request for help; under the lock */
+    uint32_t *stamp;      /* per rank: equal to `stamped` if the rank was met in the current scan */
+    uint32_t stamped;     /* number of the current scan */
+    uint32_t *peers;      /* room for the receivers of a piece */
+    uint32_t *peers_worker;  /* the same for workers, under the lock */
+    struct ckpt_round round; /* about the end */
+    struct ckpt_load_stats job;
+    int result; /* of the load; written under the lock */
+    struct ckpt_engine_stats stats;
+};
+
+/* ---- window.c ---- */
+
+/* Give the next piece of this rank a read slot (under the lock). False: no slot is free, or there
+ * is no further piece. */
+bool ckpt_read_open(struct ckpt_engine *e);
+
+/* Close a read slot if its piece has been read, sent and placed (under the lock). */
+void ckpt_read_settle(struct ckpt_engine *e, struct ckpt_read_slot *s);
+
+/* Close a window slot if its window is done (under the lock). */
+void ckpt_window_settle(struct ckpt_engine *e, struct ckpt_window_slot *s);
+
+/* The open read slot of a piece; NULL: the piece is not begun, or is done (under the lock). */
+struct ckpt_read_slot *ckpt_read_find(struct ckpt_engine *e, uint32_t piece);
+
+/* Pump only. Open windows while slots are free; in host memory, also post their receives. */
+int ckpt_windows_open(struct ckpt_engine *e, struct ckpt_err *err);
+
+/* Pump only. Post the sends of pieces that have been read or have arrived, to each rank in the
+ * order of windows. */
+int ckpt_windows_send(struct ckpt_engine *e, struct ckpt_err *err);
+
+/* Pump only. Notice which transfers have ended, and hand received pieces to the workers. */
+void ckpt_windows_harvest(struct ckpt_engine *e);
+
+/* Write the hash of data[0..len) behind it, in CKPT_MESSAGE_HASH bytes. */
+void ckpt_piece_sign(unsigned char *data, size_t len);
+
+/* Compare the hash that follows the piece of message m, which lies at `data`. IO: they differ. */
+int ckpt_message_check(const struct ckpt_engine *e, const struct ckpt_message *m, const void *data,
+                       struct ckpt_err *err);
+
+/* ---- pump_device.c: for destinations in device memory ---- */
+
+/* Allocate the slots' memory on the device and in the pinned slab. After a failure,
+ * ckpt_device_slots_release frees what there is. */
+int ckpt_device_slots_init(struct ckpt_engine *e, struct ckpt_err *err);
+
+/* Free what ckpt_device_slots_init has allocated. */
+void ckpt_device_slots_release(struct ckpt_engine *e);
+
+/* Pump only. Queue all work that can be queued, and notice what the device has finished. Never
+ * waits. *ret_moved becomes true if anything was queued or finished. */
+int ckpt_device_turn(struct ckpt_engine *e, bool *ret_moved, struct ckpt_err *err);
+
+/* Pump only. True if work is queued that has not been seen to end. */
+bool ckpt_device_busy(const struct ckpt_engine *e);
+
+/* ---- worker.c ---- */
+
+/* The main function of a worker thread; `worker` is a struct ckpt_worker. */
+void *ckpt_worker_run(void *worker);
+
+/* ---- pump.c ---- */
+
+/* The main function of the pump thread; `engine` is a struct ckpt_engine. */
+void *ckpt_pump_run(void *engine);
+
+/* One turn of the pump, which may sleep for max_ms. True: the load is over. */
+bool ckpt_pump_turn(struct ckpt_engine *e, uint32_t max_ms);
+
+/* ---- assist.c ---- */
+
+/* Tell the neighbours in the tree of ranks that the load has failed; they pass it on. */
+void ckpt_tell_abort(struct ckpt_comm *comm, const struct ckpt_err *why);
+
+/* Handle a control message of the load; the callback for ckpt_comm_begin. data is borrowed. */
+void ckpt_engine_hear(void *engine, uint32_t peer, const unsigned char *data, size_t len);
+
+/* Pump only. Send the helper the requests that have not been sent. Fails with a unit's own error if
+ * the helper cannot be asked, or has not replied in time. */
+int ckpt_assists_ask(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err);
+
+/* Pump only. Send the replies to other ranks' requests that workers have finished. */
+void ckpt_assists_answer(struct ckpt_engine *e);
+
+/* ---- pause.c ---- */
+
+/* Pump only. Handle a message of type CKPT_CTL_PAUSE or CKPT_CTL_PAUSE_AT. */
+void ckpt_pause_hear(struct ckpt_engine *e, uint32_t type, const unsigned char *data, size_t len);
+
+/* Pump only. Report this rank's progress if a pause was asked for, and notice when the pause is
+ * reached. True: no window may be opened now, so no rank is late with anything. */
+bool ckpt_pause_turn(struct ckpt_engine *e);
+
+/* Pump only. TIMEOUT if a pause was asked for on this rank, and exchange_timeout_ms later not yet
+ * on all ranks: it would stop this rank for ever, and with it those that wait for its pieces. */
+int ckpt_pause_check(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err);
+
+/* Pump only. True if a pause does not forbid to open this window. */
+bool ckpt_pause_allows(struct ckpt_engine *e, const struct ckpt_window *w);
+
+/* ---- engine_life.c ---- */
+
+/* Drop a reference; the last one frees the engine. Not under the lock. */
+void ckpt_engine_unref(struct ckpt_engine *e);
+
+/* End a worker: called with the lock held, which it releases. Drops the worker's reference. */
+void ckpt_engine_leave(struct ckpt_engine *e);
+
+/* Make the load fail with *err, unless it has failed already. own: the error arose on this rank.
+ * Not under the lock. */
+void ckpt_engine_fail(struct ckpt_engine *e, const struct ckpt_err *err, bool own);
+
+/* Wake the pump (under the lock). Does nothing once the load is finished, when the comm may be
+ * gone. */
+void ckpt_engine_kick(struct ckpt_engine *e);
+
+/* Wait until the load is over, or `enough` (called under the lock; may be NULL) returns true. 0: it
+ * is. 1: not after timeout_ms. -1: the load has failed. */
+int ckpt_engine_wait_for(struct ckpt_engine *e, uint32_t timeout_ms,
+                         bool (*enough)(const struct ckpt_engine *e), struct ckpt_err *err);
+
+/* `bytes` more bytes of a want have arrived; after the last of them the want has landed. Not under
+ * the lock. */
+void ckpt_engine_land(struct ckpt_engine *e, uint32_t want, uint64_t bytes);
+
+#endif

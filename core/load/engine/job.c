@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first round of the agreement: each rank sends facts about itself, rank 0 compares and
+ * combines them. */
+#include "load/engine/job.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/err.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "comm/comm.h"
+#include "comm/same_host.h"
+#include "load/engine/same.h"
+#include "load/load_inner.h"
+#include "tensor/residency.h"
+
+enum {
+    HELLO_FILES = 1024, /* files whose sizes are sent, to name one that differs */
+    STEP_TEXT = 128,
+    VERSION = 12, /* of the messages between ranks */
+};
+
+/* ---- the messages ---- */
+
+/* What each rank sends; the sizes of its first HELLO_FILES files follow, each a uint64_t. */
+struct hello {
+    unsigned char checkpoint[16]; /* ckpt_catalog_digest */
+    char step[STEP_TEXT];         /* the step's name, or its beginning */
+    uint64_t step_hash;
+    uint64_t wants_lo, wants_hi; /* hash of this rank's table of wants */
+    uint64_t node;               /* ckpt_node_digest */
+    uint64_t options;            /* hash of the options that must be equal */
+    uint64_t files;              /* ckpt_catalog_files */
+    double resident, bytes;      /* struct ckpt_residency, as is shared */
+    uint32_t shared, version;
+    uint32_t no_same_host; /* it cannot read the memory of all ranks of its node */
+    uint32_t renewed;      /* how often the transport has been renewed after failed loads */
+    uint64_t share;        /* options.share; CKPT_SHARE_NONE: a number that no other rank has */
+    uint64_t wants_hash;   /* ckpt_load.wants_hash, for a reload; else 0 */
+};
+
+/* Rank 0's answer (struct ckpt_job). class_of[nrank], node[nrank], share[nrank] and
+ * first_of[nclass] follow, all uint32_t. */
+struct hello_answer {
+    uint32_t nclass, nnode;
+    double cached;
+    uint32_t shared, copies;
+    uint32_t no_same_host, nshare;
+};
+
+/* Fail with the name of the first file whose size differs between this rank and rank r, whose file
+ * sizes are data[0..len). False: no such file. */
+static bool fail_file(const struct ckpt_load *load, uint32_t r, const unsigned char *data,
+                      size_t len, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = load->view->cat;
+
+    for (size_t i = 0; i < cat->sources.len && (i + 1) * sizeof(uint64_t) <= len; i++) {
+        uint64_t size;
+        memcpy(&size, data + i * sizeof size, sizeof size);
+        if (size == cat->sources.ptr[i]->size)
+            continue;
+        ckpt_cleanup(ckpt_freep) char *name = ckpt_source_name(cat->sources.ptr[i]);
+        (void)ckpt_fail(err, CKPT_CONFLICT,
+                        "rank %" PRIu32 " sees another checkpoint than rank 0: '%s' has %" PRIu64
+                        " bytes on rank 0 and %" PRIu64 " bytes on rank %" PRIu32,
+                        r, name ? name : "a file", cat->sources.ptr[i]->size, size, r);
+        return true;
+    }
+    return false;
+}
+
+/* CONFLICT if rank r (b) does not match rank 0 (a). */
+static int compare_hello(uint32_t r, const struct hello *a, const struct hello *b,
+                         struct ckpt_err *err)
+{
+    if (a->version != b->version)
+        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs", r);
+    if (a->step_hash != b->step_hash)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "rank %" PRIu32 " loads '%.*s', rank 0 '%.*s': all ranks must load the "
+                         "same step, and copies of it must have the same name",
+                         r, STEP_TEXT - 1, b->step, STEP_TEXT - 1, a->step);
+    if (memcmp(a->checkpoint, b->checkpoint, sizeof a->checkpoint) != 0)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "rank %" PRIu32 " sees another checkpoint than rank 0, or another view "
+                         "of it: other tensors, shapes, dtypes, files or computed values",
+                         r);
+    if (a->wants_hash != b->wants_hash)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "rank %" PRIu32 " does not plan or reload the same load as rank 0", r);
+    if (a->options != b->options)
+        return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " was given other options than rank 0",
+                         r);
+    if (a->renewed != b->renewed)
+        return ckpt_fail(err, CKPT_CONFLICT,
+                         "the last load failed on rank 0 or on rank %" PRIu32
+                         ", but not on both: make a new comm",
+                         r);
+    return 0;
+}
+
+static int judge_hello(void *ctx, const unsigned char *const *data, const size_t *len,
+                       struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct ckpt_load *load = ctx;
+    const uint32_t n = load->comm->x->size;
+    ckpt_cleanup(ckpt_freep) uint64_t(*key)[2] = malloc(n * sizeof *key);
+    ckpt_cleanup(ckpt_freep) uint64_t(*node)[2] = malloc(n * sizeof *node);
+    ckpt_cleanup(ckpt_freep) uint64_t(*share)[2] = calloc(n, sizeof *share);
+    ckpt_cleanup(ckpt_freep) uint32_t *number = malloc(4 * (size_t)n * sizeof *number);
+    ckpt_cleanup(ckpt_freep) struct ckpt_residency *residency = calloc(n, sizeof *residency);
+    struct hello first = {0};
+    struct hello_answer a = {0};
+
+    if (!key || !node || !share || !number || !residency)
+        return ckpt_nomem(err);
+    for (uint32_t r = 0; r < n; r++) {
+        struct hello h;
+        if (len[r] < sizeof h)
+            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
+                             r);
+        memcpy(&h, data[r], sizeof h);
+        if (r == 0)
+            first = h;
+        if (memcmp(h.checkpoint, first.checkpoint, sizeof h.checkpoint) != 0 &&
+            fail_file(load, r, data[r] + sizeof h, len[r] - sizeof h, err))
+            return -1;
+        if (compare_hello(r, &first, &h, err) < 0)
+            return -1;
+        key[r][0] = h.wants_lo;
+        key[r][1] = h.wants_hi;
+        node[r][0] = h.node;
+        node[r][1] = 0;
+        share[r][0] = h.share;
+        residency[r] = (struct ckpt_residency){h.resident, h.bytes, h.shared != 0};
+        a.shared |= h.shared;
+        a.copies |= h.files != first.files;
+        a.no_same_host |= h.no_same_host;
+    }
+    uint32_t *class_of = number, *node_of = number + n, *share_of = number + 2 * (size_t)n;
+    uint32_t *rep = number + 3 * (size_t)n;
+    if (ckpt_map_number((const uint64_t(*)[2])key, n, class_of, rep, &a.nclass) < 0 ||
+        ckpt_map_number((const uint64_t(*)[2])node, n, node_of, NULL, &a.nnode) < 0 ||
+        ckpt_map_number((const uint64_t(*)[2])share, n, share_of, NULL, &a.nshare) < 0)
+        return ckpt_nomem(err);
+    if (ckpt_residency_least(residency, n, node_of, a.nnode, &a.cached) < 0)
+        return ckpt_nomem(err);
+    ckpt_str_append(answer, (const char *)&a, sizeof a);
+    ckpt_str_append(answer, (const char *)class_of, n * sizeof *class_of);
+    ckpt_str_append(answer, (const char *)node_of, n * sizeof *node_of);
+    ckpt_str_append(answer, (const char *)share_of, n * sizeof *share_of);
+    ckpt_str_append(answer, (const char *)rep, a.nclass * sizeof *rep);
+    return answer->failed ? ckpt_nomem(err) : 0;
+}
+
+static int make_hello(const struct ckpt_load *load, const struct ckpt_table *table, struct hello *h,
+                      struct ckpt_err *err)
+{
+    XXH128_hash_t wants = XXH3_128bits(table->data, table->len);
+    const struct ckpt_load_options *opt = &load->opt;
+    const uint64_t number[7] = {opt->readers, opt->host_bytes, opt->device_bytes, opt->window_bytes,
+                                opt->verify,  opt->direct,     opt->share_ranks};
+    const double rate[6] = {opt->rates.node_storage, opt->rates.shared_storage,
+                            opt->rates.page_cache,   opt->rates.copy,
+                            opt->rates.local_link,   opt->rates.network};
+    struct ckpt_residency residency;
+
+    memset(h, 0, sizeof *h);
+    if (ckpt_catalog_digest(load->view->cat, h->checkpoint, err) < 0)
+        return -1;
+    (void)snprintf(h->step, sizeof h->step, "%s", load->view->name);
+    h->step_hash = XXH3_64bits(load->view->name, strlen(load->view->name));
+    h->wants_lo = wants.low64;
+    h->wants_hi = wants.high64;
+    h->node = ckpt_node_digest();
+    h->options = XXH3_64bits_withSeed(rate, sizeof rate, XXH3_64bits(number, sizeof number));
+    h->files = ckpt_catalog_files(load->view->cat);
+    ckpt_residency_estimate(load->view->cat, load->comm->x->rank, load->comm->x->size, &residency);
+    h->resident = residency.resident;
+    h->bytes = residency.bytes;
+    h->shared = residency.shared;
+    h->no_same_host = !load->comm->x->same_host;
+    h->renewed = load->comm->renewed;
+    h->share = opt->share_ranks                ? load->comm->x->rank / opt->share_ranks
+               : opt->share == CKPT_SHARE_NONE ? (uint64_t)CKPT_SHARE_NONE + load->comm->x->rank
+                                               : opt->share;
+    h->wants_hash = load->wants_hash;
+    h->version = VERSION;
+    return 0;
+}
+
+/* ---- the round ---- */
+
+/* True if all numbers of rank 0's answer are in range. `word` is what follows the struct. */
+static bool answer_ok(const struct hello_answer *a, const uint32_t *word, uint32_t n)
+{
+    if (a->nclass < 1 || a->nclass > n || a->nnode < 1 || a->nnode > n || a->nshare < 1 ||
+        a->nshare > n)
+        return false;
+    for (uint32_t r = 0; r < n; r++)
+        if (word[r] >= a->nclass || word[n + r] >= a->nnode || word[2 * (size_t)n + r] >= a->nshare)
+            return false;
+    for (uint32_t c = 0; c < a->nclass; c++)
+        if (word[3 * (size_t)n + c] >= n)
+            return false;
+    return true;
+}
+
+/* Write this rank's message. */
+static int write_hello(const struct ckpt_load *load, const struct ckpt_table *table,
+                       struct ckpt_str *out, struct ckpt_err *err)
+{
+    const struct ckpt_catalog *cat = load->view->cat;
+    struct hello h;
+
+    if (make_hello(load, table, &h, err) < 0)
+        return -1;
+    ckpt_str_append(out, (const char *)&h, sizeof h);
+    for (size_t i = 0; i < cat->sources.len && i < HELLO_FILES; i++)
+        ckpt_str_append(out, (const char *)&cat->sources.ptr[i]->size, sizeof(uint64_t));
+    return out->failed ? ckpt_nomem(err) : 0;
+}
+
+static int copy_words(const uint32_t *from, size_t n, uint32_t **ret, struct ckpt_err *err)
+{
+    if (!(*ret = malloc((n + 1) * sizeof **ret)))
+        return ckpt_nomem(err);
+    memcpy(*ret, from, n * sizeof **ret);
+    return 0;
+}
+
+static int read_answer(const unsigned char *answer, size_t len, uint32_t n, struct ckpt_job *ret,
+                       struct ckpt_err *err)
+{
+    const uint32_t *word = (const uint32_t *)(const void *)(answer + sizeof(struct hello_answer));
+    struct hello_answer a;
+
+    if (len >= sizeof a)
+        memcpy(&a, answer, sizeof a);
+    if (len < sizeof a || len != sizeof a + (3 * (size_t)n + a.nclass) * sizeof *word ||
+        !answer_ok(&a, word, n))
+        return ckpt_fail(err, CKPT_FORMAT,
+                         "rank 0 sent a damaged message about the ranks of the job");
+    *ret = (struct ckpt_job){.nclass = a.nclass,
+                             .nnode = a.nnode,
+                             .nshare = a.nshare,
+                             .hash = XXH3_64bits(answer, len),
+                             .cached = a.cached,
+                             .shared = a.shared,
+                             .copies = a.copies,
+                             .no_same_host = a.no_same_host};
+    return copy_words(word, n, &ret->class_of, err) < 0 ||
+                   copy_words(word + n, n, &ret->node, err) < 0 ||
+                   copy_words(word + 2 * (size_t)n, n, &ret->share, err) < 0 ||
+                   copy_words(word + 3 * (size_t)n, a.nclass, &ret->first_of, err) < 0
+               ? -1
+               : 0;
+}
+
+void ckpt_job_release(struct ckpt_job *job)
+{
+    free(job->class_of);
+    free(job->node);
+    free(job->share);
+    free(job->first_of);
+    *job = (struct ckpt_job){0};
+}
+
+int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
+                   struct ckpt_job *ret, struct ckpt_err *err)
+{
+    struct ckpt_round round = {.comm = load->comm,
+                               .timeout_ms = load->opt.exchange_timeout_ms,
+                               .judge = judge_hello,
+                               .ctx = load};
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
+    struct ckpt_err own = rc < 0 ? *err : (struct ckpt_err){0};
+    struct ckpt_str message = {0};
+    size_t len = 0;
+
+    *ret = (struct ckpt_job){0};
+    if (rc == 0)
+        rc = write_hello(load, table, &message, &own);
+    round.own = message.ptr;
+    round.own_len = message.len;
+    rc = ckpt_round_run(&round, rc, &answer, &len, &own);
+    ckpt_str_release(&message);
+    if (rc < 0) {
+        *err = (struct ckpt_err){0};
+        return ckpt_fail(err, own.code, "%s", own.text);
+    }
+    rc = read_answer(answer, len, load->comm->x->size, ret, err);
+    if (rc < 0) /* the other ranks learn it in their next round, whichever that is */
+        (void)ckpt_comm_agree(load->comm, rc, load->opt.exchange_timeout_ms, err);
+    return rc;
+}

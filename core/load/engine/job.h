@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first round of the agreement (agree.c): all ranks check that they load the same checkpoint
+ * with the same options, and learn the facts about all ranks on which plans are built. All ranks
+ * get the same facts from rank 0. */
+#ifndef CKPT_LOAD_ENGINE_JOB_H
+#define CKPT_LOAD_ENGINE_JOB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+struct ckpt_load;
+
+/* The wants of a rank in serialized form (ckpt_wants_dump). */
+struct ckpt_table {
+    unsigned char *data;
+    size_t len;
+};
+
+struct ckpt_job {
+    uint32_t nclass;    /* number of different tables of wants */
+    uint32_t nnode;     /* number of machines */
+    uint32_t nshare;    /* number of groups of options.share */
+    uint32_t *class_of; /* per rank: ranks with equal tables have the same number */
+    uint32_t *node;     /* per rank: number of its machine */
+    uint32_t *share;    /* per rank: number of its group of options.share */
+    uint32_t *first_of; /* per class: its first rank */
+    uint64_t hash;      /* of all that rank 0 sent, for the check of the plans */
+    double cached;      /* fraction of the files in the page cache of the node that has least */
+    bool shared;        /* the files are on a storage that machines share */
+    bool copies;        /* not all ranks see the very same files: some see copies */
+    bool no_same_host;  /* on some node, not all ranks can read each other's memory */
+};
+
+/* COLLECTIVE. Check that all ranks load the same tensors of the same step with the same options
+ * (CONFLICT), and fill *ret. rc and *err are the result of what this rank did before: if it is
+ * negative on any rank, all ranks fail with that rank's error. The caller releases *ret, also after
+ * a failure. */
+int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *table,
+                   struct ckpt_job *ret, struct ckpt_err *err);
+
+/* Free the arrays of a job; one that is all zero is allowed. */
+void ckpt_job_release(struct ckpt_job *job);
+
+#endif

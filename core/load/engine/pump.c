@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pump: its turns, the timeouts, and the end, on which all ranks agree. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/ckd.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "load/engine/engine_inner.h"
+#include "load/engine/same.h"
+#include "run/checkpoint.h"
+
+enum { PUMP_SLEEP_MS = 20, HEAR_TURNS = 20, HEAR_MS = 5, LOOK_MS = 50 };
+
+/* ---- deadlines ---- */
+
+/* TIMEOUT if a worker has been in one read for longer than read_timeout_ms. */
+static int check_reads(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
+{
+    for (uint32_t i = 0; i < e->opt.threads; i++) {
+        const uint64_t since = atomic_load(&e->worker[i].since_ms);
+        if (since == 0 || now < since + e->opt.read_timeout_ms)
+            continue;
+        const uint32_t source = atomic_load(&e->worker[i].source);
+        const uint64_t off = atomic_load(&e->worker[i].off);
+        ckpt_cleanup(ckpt_freep) char *name =
+            source < e->cat->sources.len ? ckpt_source_name(e->cat->sources.ptr[source]) : NULL;
+        return ckpt_fail(err, CKPT_TIMEOUT,
+                         "tensor '%s': reading '%s' at byte %" PRIu64 " takes longer than %.1f s",
+                         e->cat->tensors.ptr[atomic_load(&e->worker[i].tensor)].name,
+                         name ? name : "its files", off, e->opt.read_timeout_ms / 1000.0);
+    }
+    return 0;
+}
+
+/* Is this rank in a read, or does it wait for the helper? Both take limited time. */
+static bool is_reading(struct ckpt_engine *e)
+{
+    for (uint32_t i = 0; i < e->opt.threads; i++)
+        if (atomic_load(&e->worker[i].since_ms))
+            return true;
+    (void)pthread_mutex_lock(&e->lock);
+    const bool waits = e->retry != NULL;
+    (void)pthread_mutex_unlock(&e->lock);
+    return waits;
+}
+
+/* Has this rank done anything since it looked last, or was it itself away? */
+static bool was_busy(struct ckpt_engine *e, uint64_t looked_ms, uint64_t now)
+{
+    const struct ckpt_engine_stats *s = &e->stats;
+    const uint64_t before = e->done;
+
+    e->done = atomic_load(&s->sent) + atomic_load(&s->received) +
+              atomic_load(&s->reads.source_reads) + atomic_load(&s->retries);
+    return e->done != before || now > looked_ms + e->opt.exchange_timeout_ms || is_reading(e);
+}
+
+/* TIMEOUT if no rank of the job has done anything for twice the timeout, although all are alive:
+ * they wait for each other. */
+static int check_stuck(const struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
+{
+    const uint64_t limit = (uint64_t)e->opt.exchange_timeout_ms * 2;
+
+    return now <= e->comm->busy_ms + limit
+               ? 0
+               : ckpt_fail(err, CKPT_TIMEOUT,
+                           "window %" PRIu32 " of %zu is stuck: no rank has read or moved anything "
+                           "for %.1f s",
+                           e->nclosed, e->plan->windows.len, (double)limit / 1000);
+}
+
+/* On a device nothing tells which rank a transfer waits for, so watch the neighbours in the tree of
+ * ranks. The rank above gets more time, so that a silent rank is reported by the rank above it. */
+static int check_silence(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
+{
+    const uint32_t limit = e->opt.exchange_timeout_ms;
+
+    for (uint32_t i = 0, r; ckpt_tree_neighbour(e->self, e->size, i, &r); i++)
+        if (now > e->comm->heard_ms[r] + (r > e->self ? limit : (uint64_t)limit * 3 / 2))
+            return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " was silent for %.1f s", r,
+                             limit / 1000.0);
+    return 0;
+}
+
+/* TIMEOUT if a rank that owes this rank a piece has been silent for exchange_timeout_ms. */
+static int check_senders(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
+{
+    int rc = 0;
+
+    (void)pthread_mutex_lock(&e->lock);
+    for (uint32_t i = 0; i < e->opt.slots && rc == 0; i++)
+        for (size_t k = 0; e->slot[i].open && k < e->slot[i].nin && rc == 0; k++) {
+            const struct ckpt_xfer *t = &e->slot[i].in[k].xfer;
+            if (!t->done && now > e->comm->heard_ms[t->peer] + e->opt.exchange_timeout_ms)
+                rc = ckpt_fail(err, CKPT_TIMEOUT,
+                               "rank %" PRIu32 " sent nothing for %.1f s (window %" PRIu32 ")",
+                               t->peer, e->opt.exchange_timeout_ms / 1000.0, e->slot[i].window);
+        }
+    (void)pthread_mutex_unlock(&e->lock);
+    return rc;
+}
+
+/* Now and then: fail if a rank is gone, or if nothing has moved for too long. */
+static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
+{
+    struct ckpt_xport *x = e->comm->x;
+    const uint64_t looked_ms = e->looked_ms;
+
+    if (now < looked_ms + LOOK_MS)
+        return 0;
+    e->looked_ms = now;
+    if (was_busy(e, looked_ms, now))
+        e->comm->busy_ms = now;
+    for (uint32_t r = 0; r < x->size; r++)
+        if (r != e->self && ckpt_comm_lost(e->comm, r))
+            return ckpt_comm_fail_lost(e->comm, r, err);
+    if (check_stuck(e, now, err) < 0)
+        return -1;
+    if (now < e->moved_ms + e->opt.exchange_timeout_ms)
+        return 0;
+    return e->device ? check_silence(e, now, err) : check_senders(e, now, err);
+}
+
+/* Tell the neighbours in the tree, and the ranks that wait for pieces of this one, that this rank
+ * is alive, however slow its storage is. */
+static void tell_receivers(struct ckpt_engine *e)
+{
+    const uint64_t alive = e->comm->alive_ms;
+
+    ckpt_comm_alive(e->comm, e->opt.exchange_timeout_ms);
+    if (alive == e->comm->alive_ms || e->device)
+        return;
+    e->stamped++;
+    for (uint32_t i = 0; i < e->opt.slots; i++)
+        for (size_t k = 0; k < e->slot[i].nout; k++) {
+            const struct ckpt_outgoing *o = &e->slot[i].out[k];
+            if (o->handled || e->stamp[o->xfer.peer] == e->stamped)
+                continue;
+            e->stamp[o->xfer.peer] = e->stamped;
+            ckpt_comm_tell_alive(e->comm, o->xfer.peer);
+        }
+}
+
+/* ---- the end ---- */
+
+void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
+{
+    const struct ckpt_engine_stats *t = &e->stats;
+    const uint64_t first = atomic_load(&t->first_ns), end = atomic_load(&t->end_ns);
+
+    *s = (struct ckpt_load_stats){
+        .needed_bytes = e->needed_bytes,
+        .unique_bytes = e->unique_bytes,
+        .read_bytes = atomic_load(&t->reads.source_bytes),
+        .reads = atomic_load(&t->reads.source_reads),
+        .sent_bytes = atomic_load(&t->sent),
+        .received_bytes = atomic_load(&t->received),
+        .buffer_bytes = t->buffers,
+        .retries = atomic_load(&t->retries),
+        .device_bytes = t->device_buffers,
+        .wall_s = (double)((end ? end : ckpt_now_ns()) - t->start_ns) / 1e9,
+        .first_s = first ? (double)(first - t->start_ns) / 1e9 : 0,
+        .read_s = (double)atomic_load(&t->read_ns) / 1e9,
+        .place_s = (double)atomic_load(&t->place_ns) / 1e9,
+        .send_s = (double)atomic_load(&t->exchange_ns) / 1e9,
+    };
+}
+
+static double larger(double a, double b) { return a > b ? a : b; }
+
+/* On rank 0: the statistics of the job from those of all ranks. */
+static int add_stats(void *ctx, const unsigned char *const *data, const size_t *len,
+                     struct ckpt_str *answer, struct ckpt_err *err)
+{
+    const struct ckpt_engine *e = ctx;
+    struct ckpt_load_stats sum = {.unique_bytes = e->unique_bytes};
+
+    for (uint32_t r = 0; r < e->comm->x->size; r++) {
+        struct ckpt_load_stats s;
+        if (len[r] != sizeof s)
+            return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
+                             r);
+        memcpy(&s, data[r], sizeof s);
+        sum.needed_bytes += s.needed_bytes;
+        sum.read_bytes += s.read_bytes;
+        sum.reads += s.reads;
+        sum.sent_bytes += s.sent_bytes;
+        sum.received_bytes += s.received_bytes;
+        sum.buffer_bytes = ckpt_max_u64(sum.buffer_bytes, s.buffer_bytes);
+        sum.retries += s.retries;
+        sum.device_bytes = ckpt_max_u64(sum.device_bytes, s.device_bytes);
+        sum.wall_s = larger(sum.wall_s, s.wall_s);
+        sum.first_s = larger(sum.first_s, s.first_s);
+        sum.read_s += s.read_s;
+        sum.place_s += s.place_s;
+        sum.send_s += s.send_s;
+    }
+    ckpt_str_append(answer, (const char *)&sum, sizeof sum);
+    return 0;
+}
+
+/* Wait until no worker writes to destinations any more. That takes a moment, and the wait is
+ * bounded: even a read from the page cache that the kernel promised not to block might block. */
+static void await_placing(struct ckpt_engine *e)
+{
+    const struct timespec until = ckpt_deadline(e->opt.read_timeout_ms);
+
+    (void)pthread_mutex_lock(&e->lock);
+    while (e->placing && pthread_cond_timedwait(&e->news, &e->lock, &until) != ETIMEDOUT)
+        ;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+/* A load that has received all bytes fails if its files have changed: the bytes may be of two
+ * saves. */
+static void check_files(struct ckpt_engine *e)
+{
+    struct ckpt_err err = {0};
+
+    (void)pthread_mutex_lock(&e->lock);
+    const bool failed = e->err.code != CKPT_OK;
+    (void)pthread_mutex_unlock(&e->lock);
+    if (!failed && ckpt_load_files_unchanged(e->view, &err) < 0)
+        ckpt_engine_fail(e, &err, true);
+}
+
+/* This rank has finished, or has failed: begin the round in which all ranks agree on the end. */
+static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
+{
+    struct ckpt_load_stats s;
+
+    check_files(e);
+    (void)pthread_mutex_lock(&e->lock);
+    const bool failed = e->err.code != CKPT_OK;
+    const struct ckpt_err why = e->err;
+    const bool own = e->err_is_own;
+    (void)pthread_mutex_unlock(&e->lock);
+    if (failed) {
+        if (own)
+            ckpt_tell_abort(e->comm, &why);
+        await_placing(e);
+        e->leak = !e->comm->x->ops->cancel(e->comm->x);
+    }
+    ckpt_engine_own(e, &s);
+    e->final = true;
+    e->abort_known = failed;
+    e->round = (struct ckpt_round){.comm = e->comm,
+                                   .timeout_ms = e->opt.exchange_timeout_ms,
+                                   .own = &s,
+                                   .own_len = sizeof s,
+                                   .judge = add_stats,
+                                   .ctx = e};
+    return ckpt_round_start(&e->round, failed ? -1 : 0, &why, err);
+}
+
+/* The load is over, with the result of the final round (or of the failure to begin it). */
+static void conclude(struct ckpt_engine *e, int rc, const struct ckpt_err *err,
+                     const unsigned char *data, size_t len)
+{
+    if (rc == 0 && len == sizeof e->job)
+        memcpy(&e->job, data, len);
+    ckpt_round_release(&e->round);
+    if (rc < 0) /* other ranks may have cancelled their transfers */
+        e->comm->failed = true;
+    ckpt_comm_end(e->comm);
+    (void)pthread_mutex_lock(&e->lock);
+    atomic_store(&e->stats.end_ns, ckpt_now_ns());
+    e->result = rc;
+    if (rc < 0)
+        e->err = *err;
+    e->stopped = e->finished = true;
+    (void)pthread_cond_broadcast(&e->work);
+    (void)pthread_cond_broadcast(&e->news);
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+/* ---- turns ---- */
+
+/* A turn before the final round: 1 if anything moved, 0 if not. */
+static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
+{
+    const uint64_t now = ckpt_now_ms(), begin = ckpt_now_ns();
+    bool moved = false, worked = false;
+
+    if (ckpt_windows_open(e, err) < 0 || (!e->device && ckpt_windows_send(e, err) < 0))
+        return -1;
+    if (ckpt_comm_poll(e->comm, &moved, err) < 0)
+        return -1;
+    if (!e->device)
+        ckpt_windows_harvest(e);
+    else if (ckpt_device_turn(e, &worked, err) < 0)
+        return -1;
+    ckpt_assists_answer(e);
+    const bool paused = ckpt_pause_turn(e);
+    if (paused || (e->device ? worked : moved))
+        e->moved_ms = now;
+    if (paused)
+        e->comm->busy_ms = now;
+    moved |= worked;
+    if (e->plan->windows.len > 0)
+        atomic_fetch_add(&e->stats.exchange_ns, ckpt_now_ns() - begin);
+    tell_receivers(e);
+    if (ckpt_assists_ask(e, now, err) < 0 || check_reads(e, now, err) < 0 ||
+        check_peers(e, now, err) < 0 || ckpt_pause_check(e, now, err) < 0)
+        return -1;
+    return moved;
+}
+
+/* This rank has finished, but is in a read for another rank, for too long: tell all ranks, so that
+ * the other one does not wait for its timeout. */
+static void look_after_assists(struct ckpt_engine *e)
+{
+    struct ckpt_err own = {0}, why = {0};
+
+    if (e->abort_known || e->size == 1 || check_reads(e, ckpt_now_ms(), &own) == 0)
+        return;
+    e->abort_known = true;
+    (void)ckpt_fail(&why, own.code, "rank %" PRIu32 ": %s", e->self, own.text);
+    ckpt_tell_abort(e->comm, &why);
+}
+
+/* A turn during the final round: 1 if it is not over, else its result. */
+static int final_turn(struct ckpt_engine *e, bool *ret_moved)
+{
+    const unsigned char *data = NULL;
+    size_t len = 0;
+    struct ckpt_err err = {0};
+
+    (void)ckpt_comm_poll(e->comm, ret_moved, NULL);
+    ckpt_assists_answer(e);
+    (void)ckpt_pause_turn(e);
+    look_after_assists(e);
+    ckpt_comm_alive(e->comm, e->opt.exchange_timeout_ms);
+    int step = ckpt_round_step(&e->round, &data, &len, &err);
+    if (step <= 0)
+        conclude(e, step, &err, data, len);
+    return step;
+}
+
+/* A rank is gone. Its message that says why may arrive a moment after its connection has closed:
+ * wait for it briefly. */
+static void hear_why(struct ckpt_engine *e)
+{
+    for (int i = 0; i < HEAR_TURNS; i++) {
+        bool moved, known;
+        (void)ckpt_comm_poll(e->comm, &moved, NULL);
+        (void)pthread_mutex_lock(&e->lock);
+        known = e->err.code != CKPT_OK;
+        (void)pthread_mutex_unlock(&e->lock);
+        if (known)
+            return;
+        e->comm->x->ops->wait(e->comm->x, HEAR_MS);
+    }
+}
+
+/* A device does not wake the pump, so the pump polls. */
+static const struct timespec device_nap = {0, 50 * 1000};
+
+/* True if this rank has nothing more to read, send or place, or has failed. */
+static bool is_over(struct ckpt_engine *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    const bool over =
+        e->stopped || (e->nread == e->plan->own.len && e->nclosed == e->plan->windows.len);
+    (void)pthread_mutex_unlock(&e->lock);
+    return over;
+}
+
+bool ckpt_pump_turn(struct ckpt_engine *e, uint32_t max_ms)
+{
+    struct ckpt_err err = {0};
+    bool moved = false;
+
+    if (!e->final) {
+        int rc = load_turn(e, &err);
+        if (rc < 0 && err.code == CKPT_PEER)
+            hear_why(e);
+        if (rc < 0)
+            ckpt_engine_fail(e, &err, true);
+        moved = rc > 0;
+        const bool over = is_over(e);
+        if (over && begin_final(e, &err) < 0) {
+            conclude(e, -1, &err, NULL, 0);
+            return true;
+        }
+        moved |= over;
+    } else if (final_turn(e, &moved) <= 0) {
+        return true;
+    }
+    if (!moved && !e->final && e->device && ckpt_device_busy(e))
+        (void)nanosleep(&device_nap, NULL);
+    else if (!moved)
+        e->comm->x->ops->wait(e->comm->x, max_ms);
+    return false;
+}
+
+void *ckpt_pump_run(void *engine)
+{
+    struct ckpt_engine *e = engine;
+
+    if (e->device)
+        e->device->ops->adopt(e->device);
+    while (!ckpt_pump_turn(e, PUMP_SLEEP_MS))
+        ;
+    ckpt_engine_unref(e);
+    return NULL;
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The cost model: storage, network and memory work at the same time, and the slowest decides. */
+#include "load/plan/cost.h"
+
+#define WORTH 1.1 /* EACH wins if no other way is faster than it by this factor */
+
+void ckpt_rates_assume(struct ckpt_rates *r, bool device)
+{
+    static const struct ckpt_rates host = {
+        .node_storage = 2e9, .page_cache = 8e9, .copy = 8e9, .local_link = 2e9, .network = 3e9};
+    /* a machine with eight devices; copy is from host to devices, local_link between devices */
+    static const struct ckpt_rates devices = {.node_storage = 10e9,
+                                              .page_cache = 40e9,
+                                              .copy = 200e9,
+                                              .local_link = 200e9,
+                                              .network = 25e9};
+    const struct ckpt_rates *assumed = device ? &devices : &host;
+
+    if (r->node_storage <= 0)
+        r->node_storage = assumed->node_storage;
+    if (r->page_cache <= 0)
+        r->page_cache = assumed->page_cache;
+    if (r->copy <= 0)
+        r->copy = assumed->copy;
+    if (r->local_link <= 0)
+        r->local_link = assumed->local_link;
+    if (r->network <= 0)
+        r->network = assumed->network;
+}
+
+static double larger(double a, double b) { return a > b ? a : b; }
+
+/* Seconds to read from storage what is not cached, if a node reads `node` bytes and all nodes read
+ * `all` bytes. */
+static double storage(const struct ckpt_cost_input *in, const struct ckpt_rates *r, double node,
+                      double all)
+{
+    const double cold = 1 - in->cached;
+    double t = cold * node / r->node_storage;
+
+    if (in->shared && r->shared_storage > 0)
+        t = larger(t, cold * all / r->shared_storage);
+    return t;
+}
+
+/* Seconds that a node's memory is busy: `read` bytes are copied out of the page cache, `placed`
+ * bytes into destinations, and its ranks exchange bytes for `local` seconds. On a device these
+ * overlap. */
+static double memory(const struct ckpt_cost_input *in, const struct ckpt_rates *r, double read,
+                     double placed, double local)
+{
+    if (in->device)
+        return larger(local, larger(read / r->page_cache, read / r->copy));
+    return read / r->page_cache + placed / r->copy + local;
+}
+
+/* How much a exceeds b. */
+static double excess(double a, double b) { return a > b ? a - b : 0; }
+
+void ckpt_cost_estimate(const struct ckpt_cost_input *in, const struct ckpt_rates *r,
+                        struct ckpt_cost *ret)
+{
+    const double per_node = (double)in->nrank / in->nnode;
+    const double needed = (double)in->node_needed, unique = (double)in->node_unique;
+    /* bytes that are read once because ranks share: in the job (ONCE), and in a node (NODE) */
+    const double all = (double)(in->shared_unique ? in->shared_unique : in->unique);
+    const double shared = in->node_shared_unique ? (double)in->node_shared_unique : unique;
+    const double own = all / in->nnode; /* bytes that a node reads with ONCE */
+    /* A byte is sent only to ranks that want it, and enters each node once; every further rank of
+     * the node that wants it receives it over the node's links. */
+    const double local = excess(needed, shared) / (r->local_link * per_node);
+    const double entering = excess(shared, own);
+
+    /* EACH: a byte that several ranks of a node read comes from storage once, by the page cache */
+    ret->each = larger(storage(in, r, unique, (double)in->sum_node_unique),
+                       memory(in, r, needed, needed, 0));
+
+    /* NODE */
+    ret->node = larger(storage(in, r, unique, (double)in->sum_node_unique),
+                       memory(in, r, shared, needed, local));
+
+    /* ONCE: bytes from the network are copied once more, at the rate of the page cache */
+    ret->once =
+        larger(storage(in, r, own < unique ? own : unique,
+                       all < (double)in->sum_node_unique ? all : (double)in->sum_node_unique),
+               larger(entering / r->network, memory(in, r, own, needed, local) +
+                                                 (in->device ? 0 : entering / r->page_cache)));
+}
+
+enum ckpt_readers ckpt_cost_choose(const struct ckpt_cost *c)
+{
+    if (c->each <= c->node * WORTH && c->each <= c->once * WORTH)
+        return CKPT_READERS_EACH;
+    return c->once <= c->node ? CKPT_READERS_ONCE : CKPT_READERS_NODE;
+}

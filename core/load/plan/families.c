@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Divides groups into families, greedily. */
+#include "load/plan/families.h"
+
+#include <stdlib.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+
+/* Groups with the most bytes first; the claims of a group stand together. */
+static int claim_cmp(const void *pa, const void *pb)
+{
+    const struct ckpt_group_claim *a = pa, *b = pb;
+
+    if (a->bytes != b->bytes)
+        return a->bytes > b->bytes ? -1 : 1;
+    if (a->group != b->group)
+        return a->group < b->group ? -1 : 1;
+    return (a->rank > b->rank) - (a->rank < b->rank);
+}
+
+/* The first family in which none of the n claimants has a group yet; CKPT_FAMILIES: there is none.
+ * taken has a bit per family for each rank. */
+static uint32_t free_family(const uint8_t *taken, const struct ckpt_group_claim *claim, uint32_t n)
+{
+    uint8_t any = 0;
+    uint32_t family = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        any |= taken[claim[i].rank];
+    while (family < CKPT_FAMILIES && any >> family & 1)
+        family++;
+    return family;
+}
+
+int ckpt_families_choose(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
+                         ckpt_group_places *ret, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) uint8_t *taken = calloc((size_t)nrank + 1, sizeof *taken);
+    uint32_t colours[CKPT_FAMILIES] = {0};
+
+    if (!taken)
+        return ckpt_nomem(err);
+    if (n)
+        qsort(claim, n, sizeof *claim, claim_cmp);
+    for (size_t lo = 0, hi; lo < n; lo = hi) {
+        for (hi = lo; hi < n && claim[hi].group == claim[lo].group;)
+            hi++;
+        const uint32_t members = claim[lo].n;
+        if (members < CKPT_FAMILY_LEAST || members >= nrank || hi - lo != members)
+            continue;
+        const uint32_t family = free_family(taken, &claim[lo], members);
+        if (family == CKPT_FAMILIES)
+            continue;
+        const struct ckpt_group_place place = {claim[lo].group, family, colours[family]++};
+        if (ckpt_vec_push(ret, place) < 0)
+            return ckpt_nomem(err);
+        for (size_t i = lo; i < hi; i++)
+            taken[claim[i].rank] |= (uint8_t)(1 << family);
+    }
+    return 0;
+}

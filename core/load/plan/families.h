@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Chooses the groups that exchange over an NCCL communicator of their own, if ranks have devices.
+ * agree.c calls it on rank 0 when the ranks compare their plans.
+ *
+ * A communicator costs memory and time, so there are few. A family is a set of groups that have no
+ * rank in common: all ranks make the communicators of a family together, by one split, in which a
+ * group is a colour. There are at most CKPT_FAMILIES. Groups with more bytes are served first; the
+ * others exchange by sends and receives between pairs of ranks. */
+#ifndef CKPT_LOAD_PLAN_FAMILIES_H
+#define CKPT_LOAD_PLAN_FAMILIES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/vec.h"
+#include "device/device.h"
+
+/* The fewest members of a group that gets a communicator; smaller groups do as well with pairs. */
+enum { CKPT_FAMILY_LEAST = 3 };
+
+/* One rank's statement that it is a member of a group. */
+struct ckpt_group_claim {
+    uint64_t group; /* hash of the group's ranks */
+    uint64_t bytes; /* bytes that the group exchanges */
+    uint32_t n;     /* number of members */
+    uint32_t rank;  /* the rank that claims */
+};
+
+/* A group that gets a communicator: its family, and its number in that family. */
+struct ckpt_group_place {
+    uint64_t group; /* hash of the group's ranks */
+    uint32_t family, colour;
+};
+typedef CKPT_VEC(struct ckpt_group_place) ckpt_group_places;
+
+/* Append the places of the groups that get a communicator, given the n claims of all nrank ranks,
+ * which are sorted in place. A group gets none if not all of its members have claimed it, if it has
+ * fewer than CKPT_FAMILY_LEAST members or all ranks, or if no family has room for it. NOMEM. */
+int ckpt_families_choose(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
+                         ckpt_group_places *ret, struct ckpt_err *err);
+
+#endif

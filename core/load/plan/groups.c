@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finds the groups of one rank, tensor by tensor: which parts of which entries overlap with the
+ * boxes that the rank wants, where the set of these parts changes, and which ranks have them. */
+#include "load/plan/groups.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "load/want/members.h"
+
+enum {
+    MAX_CELLS = 1 << 20, /* of one tensor */
+    WIDE_PART = 64,      /* a demand longer than this part of a dimension is kept apart */
+};
+
+/* A demand: one part of an entry of a class's table, that is, a box and (by class, entry and part)
+ * the ranks that want it. */
+struct demand {
+    uint32_t class, entry, part;
+    struct ckpt_box box;
+    uint64_t reach; /* along dimension finder.order: the furthest end of a box so far, except wide
+                       ones */
+};
+
+struct finder {
+    const struct ckpt_job_wants *job_wants;
+    uint32_t self;
+    struct ckpt_members members;
+    bool *sharing_class; /* per class: some rank of it shares with this rank */
+    ckpt_groups *groups;
+    ckpt_group_boxes *boxes;
+    /* of the current tensor: */
+    uint32_t tensor, class, entry;
+    CKPT_VEC(struct demand) demands;
+    struct ckpt_known_lists seen; /* sets of demands whose boxes have been emitted */
+    uint32_t order;               /* the dimension along which demands are sorted */
+    ckpt_numbers wide;            /* demands that are long in that dimension */
+    uint64_t cells;
+    struct ckpt_err *err;
+};
+
+void ckpt_groups_release(ckpt_groups *groups)
+{
+    for (size_t i = 0; i < groups->len; i++)
+        free(groups->ptr[i].rank);
+    ckpt_vec_release(groups);
+}
+
+/* ---- demands ---- */
+
+static int u32_cmp(const void *pa, const void *pb)
+{
+    const uint32_t a = *(const uint32_t *)pa, b = *(const uint32_t *)pb;
+
+    return (a > b) - (a < b);
+}
+
+/* The group of all ranks that have one of these demands; CKPT_NONE and *f->err: no memory. */
+static uint32_t group_of(struct finder *f, const uint32_t *demand, size_t n)
+{
+    ckpt_numbers part = {0};
+    uint32_t group = CKPT_NONE;
+
+    if (ckpt_vec_reserve(&part, n + 1) < 0)
+        return (void)ckpt_nomem(f->err), CKPT_NONE;
+    for (size_t i = 0; i < n; i++) {
+        const struct demand *d = &f->demands.ptr[demand[i]];
+        const uint32_t number = ckpt_members_part(&f->members, d->class, d->entry, d->part);
+        if (number != CKPT_NONE)
+            part.ptr[part.len++] = number;
+    }
+    if (n > 1)
+        qsort(part.ptr, part.len, sizeof *part.ptr, u32_cmp);
+    if (part.len == n)
+        group = ckpt_members_group(&f->members, &part);
+    ckpt_vec_release(&part);
+    return group;
+}
+
+static int add_demand(void *ctx, uint32_t part, const struct ckpt_box *box)
+{
+    struct finder *f = ctx;
+    const struct demand d = {f->class, f->entry, part, *box, 0};
+
+    return ckpt_vec_push(&f->demands, d) < 0 ? ckpt_nomem(f->err) : 0;
+}
+
+/* Add to f->demands the parts of all entries that overlap with one of this rank's boxes. */
+static int collect(struct finder *f, const struct ckpt_box *own)
+{
+    const struct ckpt_job_wants *r = f->job_wants;
+    const struct ckpt_tensor *t = &r->cat->tensors.ptr[f->tensor];
+
+    for (uint64_t i = r->first[f->tensor]; i < r->first[f->tensor + 1]; i++) {
+        f->class = r->use[i].class;
+        f->entry = r->use[i].entry;
+        if (f->sharing_class[f->class] &&
+            ckpt_wants_parts(&r->table[f->class], &r->table[f->class].entries.ptr[f->entry], t, own,
+                             add_demand, f) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int identity_cmp(const void *pa, const void *pb)
+{
+    const struct demand *a = pa, *b = pb;
+
+    if (a->class != b->class)
+        return a->class < b->class ? -1 : 1;
+    if (a->entry != b->entry)
+        return a->entry < b->entry ? -1 : 1;
+    return (a->part > b->part) - (a->part < b->part);
+}
+
+/* Remove duplicates (demands that overlap with several boxes of this rank) and demands of no rank
+ * that shares with this one. */
+static int tidy(struct finder *f)
+{
+    size_t out = 0;
+
+    qsort(f->demands.ptr, f->demands.len, sizeof *f->demands.ptr, identity_cmp);
+    for (size_t i = 0; i < f->demands.len; i++) {
+        const struct demand *d = &f->demands.ptr[i];
+        if (out && identity_cmp(&f->demands.ptr[out - 1], d) == 0)
+            continue;
+        const uint32_t part = ckpt_members_part(&f->members, d->class, d->entry, d->part);
+        if (part == CKPT_NONE)
+            return -1;
+        if (f->members.parts.ptr[part]->rank.len)
+            f->demands.ptr[out++] = *d;
+    }
+    f->demands.len = out;
+    return 0;
+}
+
+static bool inside(const struct ckpt_box *a, const struct ckpt_box *b)
+{
+    for (uint32_t d = 0; d < a->rank; d++)
+        if (a->lo[d] < b->lo[d] || a->lo[d] + a->n[d] > b->lo[d] + b->n[d])
+            return false;
+    return true;
+}
+
+static int emit(struct finder *f, const struct ckpt_box *box, uint32_t group)
+{
+    const struct ckpt_group_box b = {*box, f->tensor, group};
+
+    if (group == CKPT_NONE)
+        return -1;
+    return ckpt_vec_push(f->boxes, b) < 0 ? ckpt_nomem(f->err) : 0;
+}
+
+/* ---- overlapping boxes are cut into cells, so that a demand covers a cell whole or not at all
+ * ---- */
+
+static int along_cmp(const void *pa, const void *pb, void *dimension)
+{
+    const struct demand *a = pa, *b = pb;
+    const uint32_t d = *(const uint32_t *)dimension;
+
+    if (a->box.lo[d] != b->box.lo[d])
+        return a->box.lo[d] < b->box.lo[d] ? -1 : 1;
+    return identity_cmp(a, b);
+}
+
+static int u64_cmp(const void *pa, const void *pb)
+{
+    const uint64_t a = *(const uint64_t *)pa, b = *(const uint64_t *)pb;
+
+    return (a > b) - (a < b);
+}
+
+/* Fill in demand.reach and f->wide, for binary search. */
+static int find_reach(struct finder *f)
+{
+    const uint64_t limit = f->job_wants->cat->tensors.ptr[f->tensor].dim[f->order] / WIDE_PART;
+    uint64_t reach = 0;
+
+    f->wide.len = 0;
+    for (uint32_t i = 0; i < f->demands.len; i++) {
+        struct demand *d = &f->demands.ptr[i];
+        const uint64_t n = d->box.n[f->order];
+        if (n > limit && ckpt_vec_push(&f->wide, i) < 0)
+            return ckpt_nomem(f->err);
+        if (n <= limit)
+            reach = ckpt_max_u64(reach, d->box.lo[f->order] + n);
+        d->reach = reach;
+    }
+    return 0;
+}
+
+/* Sort the demands along the dimension in which their boxes have the most different beginnings. */
+static int sort_demands(struct finder *f)
+{
+    const size_t n = f->demands.len;
+    ckpt_cleanup(ckpt_freep) uint64_t *edge = malloc((n + 1) * sizeof *edge);
+    size_t most = 0;
+
+    if (!edge)
+        return ckpt_nomem(f->err);
+    f->order = 0;
+    for (uint32_t d = 0; d < f->demands.ptr->box.rank; d++) {
+        size_t different = 1;
+        for (size_t i = 0; i < n; i++)
+            edge[i] = f->demands.ptr[i].box.lo[d];
+        qsort(edge, n, sizeof *edge, u64_cmp);
+        for (size_t i = 1; i < n; i++)
+            different += edge[i] != edge[i - 1];
+        if (different > most) {
+            most = different;
+            f->order = d;
+        }
+    }
+    qsort_r(f->demands.ptr, n, sizeof *f->demands.ptr, along_cmp, &f->order);
+    return find_reach(f);
+}
+
+/* Append the indices of the demands that overlap with a box, ascending. */
+static int overlapping(const struct finder *f, const struct ckpt_box *box, ckpt_numbers *out)
+{
+    const uint32_t d = f->order;
+    size_t lo = 0, hi = f->demands.len;
+    struct ckpt_box both;
+
+    while (lo < hi) {
+        const size_t mid = lo + (hi - lo) / 2;
+        if (f->demands.ptr[mid].reach <= box->lo[d])
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    for (size_t i = 0; i < f->wide.len && f->wide.ptr[i] < lo; i++)
+        if (ckpt_box_intersect(&f->demands.ptr[f->wide.ptr[i]].box, box, &both) &&
+            ckpt_vec_push(out, f->wide.ptr[i]) < 0)
+            return ckpt_nomem(f->err);
+    for (; lo < f->demands.len && f->demands.ptr[lo].box.lo[d] < box->lo[d] + box->n[d]; lo++)
+        if (ckpt_box_intersect(&f->demands.ptr[lo].box, box, &both) &&
+            ckpt_vec_push(out, (uint32_t)lo) < 0)
+            return ckpt_nomem(f->err);
+    return 0;
+}
+
+/* A walk over the cells of a box. */
+struct sweep {
+    struct finder *f;
+    const struct ckpt_box *within;                                  /* the box */
+    struct ckpt_box cell;                                           /* the current cell */
+    int (*leaf)(struct sweep *s, const uint32_t *demand, size_t n); /* called for each cell */
+    /* for keep_cell: */
+    const ckpt_numbers *set; /* the demands that must cover a cell */
+    uint32_t group;
+    struct ckpt_box run; /* neighbouring cells that together are one box */
+    bool running;        /* there is a run */
+};
+
+/* Cut the cell along dimension d at every edge of these demands (ascending indices), and for each
+ * interval go on to the next dimension with the demands that cover the interval. */
+static int sweep(struct sweep *s, uint32_t d, const uint32_t *demand, size_t n)
+{
+    const struct demand *all = s->f->demands.ptr;
+
+    if (n == 0)
+        return 0;
+    if (d == s->within->rank)
+        return ++s->f->cells > MAX_CELLS
+                   ? ckpt_fail(s->f->err, CKPT_LIMIT,
+                               "tensor '%s': the wanted boxes overlap in too many ways",
+                               s->f->job_wants->cat->tensors.ptr[s->f->tensor].name)
+                   : s->leaf(s, demand, n);
+    const uint64_t begin = s->within->lo[d], end = begin + s->within->n[d];
+    ckpt_cleanup(ckpt_freep) uint64_t *edge = malloc((2 * n + 2) * sizeof *edge);
+    ckpt_cleanup(ckpt_freep) uint32_t *cover = malloc(n * sizeof *cover);
+    size_t nedge = 2, ncover = 0, next = 0;
+    int rc = 0;
+    if (!edge || !cover)
+        return ckpt_nomem(s->f->err);
+    edge[0] = begin;
+    edge[1] = end;
+    for (size_t i = 0; i < n; i++) {
+        const struct ckpt_box *b = &all[demand[i]].box;
+        if (b->lo[d] > begin && b->lo[d] < end)
+            edge[nedge++] = b->lo[d];
+        if (b->lo[d] + b->n[d] > begin && b->lo[d] + b->n[d] < end)
+            edge[nedge++] = b->lo[d] + b->n[d];
+    }
+    qsort(edge, nedge, sizeof *edge, u64_cmp);
+    const bool sorted = d == s->f->order; /* then demands begin in ascending order */
+    for (size_t i = 0; i + 1 < nedge && rc == 0; i++) {
+        if (edge[i] == edge[i + 1])
+            continue;
+        s->cell.lo[d] = edge[i];
+        s->cell.n[d] = edge[i + 1] - edge[i];
+        if (!sorted)
+            next = ncover = 0;
+        size_t still = 0;
+        for (size_t k = 0; k < ncover; k++)
+            if (all[cover[k]].box.lo[d] + all[cover[k]].box.n[d] > edge[i])
+                cover[still++] = cover[k];
+        for (; next < n && (!sorted || all[demand[next]].box.lo[d] <= edge[i]); next++) {
+            const struct ckpt_box *b = &all[demand[next]].box;
+            if (b->lo[d] <= edge[i] && b->lo[d] + b->n[d] > edge[i])
+                cover[still++] = demand[next];
+        }
+        ncover = still;
+        rc = sweep(s, d + 1, cover, ncover);
+    }
+    return rc;
+}
+
+static int end_run(struct sweep *s)
+{
+    const bool any = s->running;
+
+    s->running = false;
+    return any ? emit(s->f, &s->run, s->group) : 0;
+}
+
+/* A leaf of emit_set: if exactly the demands of the set cover the cell, it belongs to a box of the
+ * group. */
+static int keep_cell(struct sweep *s, const uint32_t *demand, size_t n)
+{
+    const uint32_t last = s->within->rank - 1;
+    bool follows = s->running && s->run.lo[last] + s->run.n[last] == s->cell.lo[last];
+
+    if (n != s->set->len || memcmp(demand, s->set->ptr, n * sizeof *demand) != 0)
+        return end_run(s);
+    for (uint32_t d = 0; d < last && follows; d++)
+        follows = s->run.lo[d] == s->cell.lo[d] && s->run.n[d] == s->cell.n[d];
+    if (follows) {
+        s->run.n[last] += s->cell.n[last];
+        return 0;
+    }
+    if (end_run(s) < 0)
+        return -1;
+    s->run = s->cell;
+    s->running = true;
+    return 0;
+}
+
+/* Emit the boxes that exactly these demands cover: their intersection, without the parts that other
+ * demands cover, too. That does not depend on which rank plans, so all ranks of the group find the
+ * same boxes. */
+static int emit_set(struct finder *f, const ckpt_numbers *set)
+{
+    struct ckpt_box meet = f->demands.ptr[set->ptr[0]].box, both;
+    struct sweep s = {.f = f, .within = &meet, .leaf = keep_cell, .set = set};
+    ckpt_numbers overlap = {0};
+
+    for (size_t i = 1; i < set->len; i++) {
+        (void)ckpt_box_intersect(&meet, &f->demands.ptr[set->ptr[i]].box, &both);
+        meet = both;
+    }
+    s.group = group_of(f, set->ptr, set->len);
+    int rc = s.group == CKPT_NONE ? -1 : overlapping(f, &meet, &overlap);
+    if (rc == 0 && overlap.len == set->len) {
+        rc = emit(f, &meet, s.group);
+    } else if (rc == 0) {
+        s.cell = meet;
+        rc = sweep(&s, 0, overlap.ptr, overlap.len);
+        if (rc == 0)
+            rc = end_run(&s);
+    }
+    ckpt_vec_release(&overlap);
+    return rc;
+}
+
+/* The other leaf, for the cells of this rank's own boxes: emit the boxes of the set of demands that
+ * cover the cell, unless it has been met before. */
+static int see_set(struct sweep *s, const uint32_t *demand, size_t n)
+{
+    struct finder *f = s->f;
+    bool new;
+
+    if (ckpt_lists_know(&f->seen, demand, n, 0, &new) < 0)
+        return ckpt_nomem(f->err);
+    if (!new)
+        return 0;
+    const ckpt_numbers set = {f->seen.list.ptr[f->seen.list.len - 1], n, n};
+    return emit_set(f, &set);
+}
+
+/* ---- one tensor ---- */
+
+typedef CKPT_VEC(struct ckpt_box) box_vec;
+
+/* List the boxes of the current tensor that this rank wants. */
+static int own_boxes(struct finder *f, box_vec *out)
+{
+    const struct ckpt_job_wants *r = f->job_wants;
+    const uint32_t class = r->class_of[f->self];
+    const struct ckpt_tensor *t = &r->cat->tensors.ptr[f->tensor];
+    uint64_t i, end = ckpt_job_wants_uses(r, f->tensor, class, &i);
+    struct ckpt_box box;
+
+    out->len = 0;
+    for (; i < end && t->numel > 0; i++)
+        if (ckpt_wants_box(&r->table[class], &r->table[class].entries.ptr[r->use[i].entry], t,
+                           f->self, &box) &&
+            ckpt_vec_push(out, box) < 0)
+            return ckpt_nomem(f->err);
+    return 0;
+}
+
+/* True if every demand that overlaps with this rank's box covers all of it: then it need not be
+ * cut. */
+static bool all_alike(const struct finder *f, const struct ckpt_box *own)
+{
+    for (size_t i = 0; i < f->demands.len; i++)
+        if (!inside(own, &f->demands.ptr[i].box))
+            return false;
+    return true;
+}
+
+static int find_in_tensor(struct finder *f, box_vec *own)
+{
+    ckpt_numbers all = {0};
+    int rc = own_boxes(f, own);
+
+    f->demands.len = 0;
+    ckpt_lists_forget(&f->seen);
+    for (size_t i = 0; i < own->len && rc == 0; i++)
+        rc = collect(f, &own->ptr[i]);
+    if (rc < 0 || own->len == 0)
+        return rc;
+    if (tidy(f) < 0)
+        return -1;
+    if (own->ptr->rank == 0)
+        own->len = 1;
+    if (own->len == 1 && all_alike(f, own->ptr)) {
+        for (size_t i = 0; i < f->demands.len && rc == 0; i++)
+            rc = ckpt_vec_push(&all, (uint32_t)i) < 0 ? ckpt_nomem(f->err) : 0;
+        rc = rc == 0 ? emit(f, own->ptr, group_of(f, all.ptr, all.len)) : -1;
+        ckpt_vec_release(&all);
+        return rc;
+    }
+    f->cells = 0;
+    rc = sort_demands(f);
+    for (size_t i = 0; i < own->len && rc == 0; i++) {
+        struct sweep s = {.f = f, .within = &own->ptr[i], .cell = own->ptr[i], .leaf = see_set};
+        all.len = 0;
+        if ((rc = overlapping(f, &own->ptr[i], &all)) == 0)
+            rc = sweep(&s, 0, all.ptr, all.len);
+    }
+    ckpt_vec_release(&all);
+    return rc;
+}
+
+/* ---- all tensors ---- */
+
+static int group_cmp(const struct ckpt_group *a, const struct ckpt_group *b)
+{
+    if (a->n != b->n)
+        return a->n < b->n ? -1 : 1;
+    for (uint32_t i = 0; i < a->n; i++)
+        if (a->rank[i] != b->rank[i])
+            return a->rank[i] < b->rank[i] ? -1 : 1;
+    return 0;
+}
+
+static int order_cmp(const void *pa, const void *pb, void *groups)
+{
+    const struct ckpt_group *g = groups;
+
+    return group_cmp(&g[*(const uint32_t *)pa], &g[*(const uint32_t *)pb]);
+}
+
+/* Groups were found in an order that depends on this rank's wants: sort them into one on which all
+ * ranks agree. */
+static int sort_groups(struct finder *f)
+{
+    const size_t n = f->groups->len;
+    ckpt_cleanup(ckpt_freep) uint32_t *order = malloc((n + 1) * sizeof *order);
+    ckpt_cleanup(ckpt_freep) uint32_t *place = malloc((n + 1) * sizeof *place);
+    ckpt_cleanup(ckpt_freep) struct ckpt_group *copy = malloc((n + 1) * sizeof *copy);
+
+    if (!order || !place || !copy)
+        return ckpt_nomem(f->err);
+    for (uint32_t i = 0; i < n; i++) {
+        order[i] = i;
+        copy[i] = f->groups->ptr[i];
+    }
+    qsort_r(order, n, sizeof *order, order_cmp, copy);
+    for (uint32_t i = 0; i < n; i++) {
+        f->groups->ptr[i] = copy[order[i]];
+        place[order[i]] = i;
+    }
+    for (size_t i = 0; i < f->boxes->len; i++)
+        f->boxes->ptr[i].group = place[f->boxes->ptr[i].group];
+    return 0;
+}
+
+/* Mark the classes with ranks that share with this one. */
+static int find_sharing_classes(struct finder *f)
+{
+    if (!(f->sharing_class = calloc((size_t)f->job_wants->nclass + 1, sizeof *f->sharing_class)))
+        return ckpt_nomem(f->err);
+    if (f->members.sharing->readers == CKPT_READERS_EACH) {
+        f->sharing_class[f->job_wants->class_of[f->self]] = true;
+        return 0;
+    }
+    for (uint32_t r = 0; r < f->job_wants->nrank; r++)
+        if (ckpt_members_share(&f->members, r))
+            f->sharing_class[f->job_wants->class_of[r]] = true;
+    return 0;
+}
+
+int ckpt_groups_find(const struct ckpt_job_wants *job_wants, uint32_t self,
+                     const struct ckpt_sharing *sharing, ckpt_groups *groups,
+                     ckpt_group_boxes *boxes, struct ckpt_err *err)
+{
+    struct finder f = {
+        .job_wants = job_wants, .self = self, .groups = groups, .boxes = boxes, .err = err};
+    box_vec own = {0};
+
+    f.members = (struct ckpt_members){
+        .job_wants = job_wants, .sharing = sharing, .self = self, .groups = groups, .err = err};
+    int rc = find_sharing_classes(&f);
+
+    for (f.tensor = 0; f.tensor < job_wants->cat->tensors.len && rc == 0; f.tensor++)
+        rc = find_in_tensor(&f, &own);
+    if (rc == 0)
+        rc = sort_groups(&f);
+    ckpt_members_release(&f.members);
+    ckpt_lists_forget(&f.seen);
+    ckpt_vec_release(&f.demands);
+    ckpt_vec_release(&f.wide);
+    ckpt_vec_release(&own);
+    free(f.sharing_class);
+    return rc;
+}

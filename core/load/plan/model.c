@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Planning without loading (`ckpt plan`): counts what a job that need not exist would read and
+ * send. */
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "load/load_inner.h"
+#include "load/plan/policy.h"
+#include "load/want/replicas.h"
+#include "tensor/boxes.h"
+#include "tensor/residency.h"
+
+enum { CPUS = 8 }; /* processors per rank that the policy is told */
+
+/* The traffic of one rank, in bytes, and the number of its reads. */
+struct traffic {
+    uint64_t read, reads, sent, received;
+};
+
+/* Groups that have been counted; the map's keys point to their ranks, which `rank` owns. */
+struct known_groups {
+    struct ckpt_map map;
+    CKPT_VEC(uint32_t *) rank;
+};
+
+/* The traffic of a rank that shares with no other, by a hash of the lengths of its boxes. */
+struct shape {
+    XXH128_hash_t lengths;
+    struct traffic traffic;
+};
+
+struct model {
+    struct ckpt_job_wants job_wants;
+    struct ckpt_replicas replicas;
+    uint32_t nrank, nnode, *node;
+    uint32_t nshare, *with;  /* options.share_ranks: groups that share, the group of each rank */
+    struct traffic *traffic; /* per rank */
+    uint32_t nwindow;        /* the most windows of a rank */
+    struct ckpt_plan_sizes sizes;
+    struct known_groups known; /* of the current domain */
+    bool disjoint;             /* as in struct ckpt_cost_input */
+    CKPT_VEC(struct shape) shapes;
+    CKPT_VEC(uint64_t) lengths; /* of all boxes of one rank */
+    struct ckpt_err *err;
+};
+
+/* ---- the wants of all ranks ---- */
+
+static int make_job_wants(struct model *m, const struct ckpt_view *view, const char *layout)
+{
+    uint32_t *class_of = malloc(m->nrank * sizeof *class_of), nclass = 0;
+    struct ckpt_wants *table = NULL;
+    int rc = class_of ? 0 : ckpt_nomem(m->err);
+
+    for (uint32_t r = 0; r < m->nrank && rc == 0; r++) {
+        rc = ckpt_layout_class(layout, r, m->nrank, &class_of[r], m->err);
+        if (rc == 0 && class_of[r] >= nclass)
+            nclass = class_of[r] + 1;
+    }
+    if (rc == 0 && !(table = calloc(nclass, sizeof *table)))
+        rc = ckpt_nomem(m->err);
+    for (uint32_t r = 0; r < m->nrank && rc == 0; r++)
+        if (table[class_of[r]].entries.len == 0)
+            rc = ckpt_layout_wants(view, layout, r, m->nrank, &table[class_of[r]], m->err);
+    if (rc == 0)
+        return ckpt_job_wants_init(&m->job_wants, view->cat, m->nrank, class_of, table, nclass,
+                                   m->err);
+    for (uint32_t c = 0; table && c < nclass; c++)
+        ckpt_wants_release(&table[c]);
+    free(table);
+    free(class_of);
+    return -1;
+}
+
+/* ---- one domain: a set of ranks that share what they read ---- */
+
+static void forget_groups(struct known_groups *k)
+{
+    for (size_t i = 0; i < k->rank.len; i++)
+        free(k->rank.ptr[i]);
+    ckpt_vec_release(&k->rank);
+    ckpt_map_release(&k->map);
+}
+
+/* 1 if the group has not been counted yet, 0 if it has, -1: no memory. */
+static int see_group(struct model *m, const struct ckpt_group *g)
+{
+    const size_t len = g->n * sizeof *g->rank;
+    uint32_t *copy, ignored;
+    bool new;
+
+    if (ckpt_map_get(&m->known.map, (const char *)g->rank, len, &ignored))
+        return 0;
+    if ((copy = malloc(len + 1)))
+        memcpy(copy, g->rank, len);
+    if (!copy || ckpt_vec_push(&m->known.rank, copy) < 0) {
+        free(copy);
+        return ckpt_nomem(m->err);
+    }
+    return ckpt_map_put(&m->known.map, (const char *)copy, len, 0, &ignored, &new) < 0
+               ? ckpt_nomem(m->err)
+               : 1;
+}
+
+/* Add what the readers of a group read to their traffic, and to read[], by index in the group. */
+static void add_reads(struct model *m, const struct ckpt_plan *p, uint32_t group, uint64_t *read)
+{
+    const struct ckpt_group *g = &p->groups.ptr[group];
+
+    for (size_t i = 0; i < p->pieces.len; i++) {
+        const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
+        if (piece->group != group)
+            continue;
+        struct traffic *traffic = &m->traffic[g->rank[piece->reader]];
+        traffic->reads += piece->hi - piece->lo;
+        read[piece->reader] += piece->len;
+        for (uint32_t u = piece->lo; u < piece->hi; u++) {
+            const struct ckpt_catalog *cat;
+            const struct ckpt_tensor *t =
+                ckpt_tensor_stored(m->job_wants.cat, ckpt_plan_unit_tensor(p, u), &cat);
+            struct ckpt_box box;
+            ckpt_plan_unit_box(p, u, &box);
+            traffic->read += ckpt_box_numel(&box) * ckpt_dtype_size(t->dtype);
+        }
+    }
+}
+
+/* Add the traffic of a group to that of its members. */
+static int add_group(struct model *m, const struct ckpt_plan *p, uint32_t group)
+{
+    const struct ckpt_group *g = &p->groups.ptr[group];
+    ckpt_cleanup(ckpt_freep) uint64_t *read = calloc((size_t)g->n + 1, sizeof *read);
+    ckpt_cleanup(ckpt_freep) uint64_t *sent = calloc((size_t)g->n + 1, sizeof *sent);
+    uint64_t total = 0;
+
+    if (!read || !sent)
+        return ckpt_nomem(m->err);
+    add_reads(m, p, group, read);
+    if (g->n == 1)
+        return 0;
+    if (ckpt_relay_sent(&p->relay[group], read, sent, m->err) < 0)
+        return -1;
+    for (uint32_t i = 0; i < g->n; i++)
+        total += read[i];
+    for (uint32_t i = 0; i < g->n; i++) {
+        m->traffic[g->rank[i]].sent += sent[i];
+        m->traffic[g->rank[i]].received += total - read[i];
+    }
+    return 0;
+}
+
+/* Plan one rank, and add the traffic of its groups that have not been counted. */
+static int add_rank(struct model *m, const struct ckpt_policy *policy, uint32_t rank)
+{
+    const struct ckpt_sharing sharing = {policy->readers, m->node, m->with};
+    struct ckpt_plan *p = NULL;
+    int rc = ckpt_plan_new(&m->job_wants, rank, &sharing, true, &m->sizes, &p, m->err);
+
+    for (uint32_t g = 0; rc == 0 && g < p->groups.len; g++) {
+        rc = see_group(m, &p->groups.ptr[g]);
+        if (rc > 0)
+            rc = add_group(m, p, g);
+    }
+    if (rc == 0 && p->windows.len > m->nwindow)
+        m->nwindow = (uint32_t)p->windows.len;
+    ckpt_plan_free(p);
+    return rc;
+}
+
+/* Hash the lengths of all boxes that a rank wants. */
+static int hash_lengths(struct model *m, uint32_t rank, XXH128_hash_t *ret)
+{
+    const uint32_t class = m->job_wants.class_of[rank];
+    const struct ckpt_wants *w = &m->job_wants.table[class];
+    struct ckpt_box box;
+
+    m->lengths.len = 0;
+    for (size_t e = 0; e < w->entries.len; e++) {
+        const struct ckpt_want *want = &w->entries.ptr[e];
+        const struct ckpt_tensor *t = &m->job_wants.cat->tensors.ptr[want->tensor];
+        const bool any = ckpt_wants_box(w, want, t, rank, &box);
+        if (ckpt_vec_reserve(&m->lengths, CKPT_MAX_RANK + 1) < 0)
+            return ckpt_nomem(m->err);
+        for (uint32_t d = 0; d < t->rank || d == 0; d++)
+            m->lengths.ptr[m->lengths.len++] = !any ? 0 : t->rank ? box.n[d] : 1;
+    }
+    *ret = XXH3_128bits_withSeed(m->lengths.ptr, m->lengths.len * sizeof *m->lengths.ptr, class);
+    return 0;
+}
+
+/* With FSDP each rank wants other bytes, but most want boxes of the same lengths and have the same
+ * traffic. */
+static int add_alone(struct model *m, const struct ckpt_policy *policy, uint32_t rank)
+{
+    struct shape s;
+
+    if (hash_lengths(m, rank, &s.lengths) < 0)
+        return -1;
+    for (size_t i = 0; i < m->shapes.len; i++)
+        if (XXH128_isEqual(m->shapes.ptr[i].lengths, s.lengths)) {
+            m->traffic[rank] = m->shapes.ptr[i].traffic;
+            return 0;
+        }
+    if (add_rank(m, policy, rank) < 0)
+        return -1;
+    s.traffic = m->traffic[rank];
+    return ckpt_vec_push(&m->shapes, s) < 0 ? ckpt_nomem(m->err) : 0;
+}
+
+/* Ranks of a replica group are in the same groups, so one of them is planned. */
+static int add_domain(struct model *m, const struct ckpt_policy *policy, const uint32_t *rank,
+                      uint32_t n)
+{
+    ckpt_cleanup(ckpt_freep) bool *seen = calloc((size_t)m->replicas.n + 1, sizeof *seen);
+    int rc = seen ? 0 : ckpt_nomem(m->err);
+
+    for (uint32_t k = 0; k < n && rc == 0; k++) {
+        const uint32_t replica = m->replicas.of[rank[k]];
+        if (policy->readers == CKPT_READERS_EACH ||
+            (m->disjoint && m->replicas.count[replica] == 1))
+            rc = add_alone(m, policy, rank[k]);
+        else if (!seen[replica])
+            rc = add_rank(m, policy, rank[k]);
+        seen[replica] = true;
+    }
+    forget_groups(&m->known);
+    return rc;
+}
+
+/* ---- all domains: those whose ranks are in the same replica groups have the same traffic ---- */
+
+struct known {
+    XXH128_hash_t groups;
+    uint32_t first, n; /* first rank and number of ranks */
+};
+
+/* List the domain that begins with rank `from`; returns the number of its ranks. */
+static uint32_t next_domain(const struct model *m, enum ckpt_readers readers, uint32_t from,
+                            uint32_t *rank)
+{
+    uint32_t n = 0;
+
+    for (uint32_t r = from; r < m->nrank; r++) {
+        if (r != from && (m->with[r] != m->with[from] || readers == CKPT_READERS_EACH ||
+                          (readers == CKPT_READERS_NODE && m->node[r] != m->node[from])))
+            break; /* the ranks of a node, and those that share, are consecutive */
+        rank[n++] = r;
+    }
+    return n;
+}
+
+static int add_or_copy(struct model *m, const struct ckpt_policy *policy, const uint32_t *rank,
+                       uint32_t n, uint32_t *group, struct known *known, uint32_t *nknown)
+{
+    for (uint32_t k = 0; k < n; k++)
+        group[k] = m->replicas.of[rank[k]];
+    const XXH128_hash_t hash = XXH3_128bits(group, n * sizeof *group);
+    for (uint32_t i = *nknown; i-- > 0;)
+        if (known[i].n == n && XXH128_isEqual(known[i].groups, hash)) {
+            for (uint32_t k = 0; k < n; k++)
+                m->traffic[rank[k]] = m->traffic[known[i].first + k];
+            return 0;
+        }
+    known[(*nknown)++] = (struct known){hash, rank[0], n};
+    return add_domain(m, policy, rank, n);
+}
+
+static int add_domains(struct model *m, const struct ckpt_policy *policy)
+{
+    ckpt_cleanup(ckpt_freep) uint32_t *rank = malloc((m->nrank + 1) * sizeof *rank);
+    ckpt_cleanup(ckpt_freep) uint32_t *group = malloc((m->nrank + 1) * sizeof *group);
+    ckpt_cleanup(ckpt_freep) struct known *known = malloc((m->nrank + 1) * sizeof *known);
+    uint32_t nknown = 0, n;
+
+    if (!rank || !group || !known)
+        return ckpt_nomem(m->err);
+    m->sizes = policy->slots.sizes;
+    for (uint32_t r = 0; r < m->nrank; r += n) {
+        n = next_domain(m, policy->readers, r, rank);
+        if (add_or_copy(m, policy, rank, n, group, known, &nknown) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- the report ---- */
+
+static json_t *spread(const struct model *m, size_t member)
+{
+    uint64_t least = UINT64_MAX, most = 0;
+    double sum = 0;
+
+    for (uint32_t r = 0; r < m->nrank; r++) {
+        uint64_t v;
+        memcpy(&v, (const char *)&m->traffic[r] + member, sizeof v);
+        least = ckpt_min_u64(least, v);
+        most = ckpt_max_u64(most, v);
+        sum += (double)v;
+    }
+    return json_pack("{s:I, s:I, s:I}", "least", (json_int_t)least, "mean",
+                     (json_int_t)(sum / m->nrank), "most", (json_int_t)most);
+}
+
+static int report(const struct model *m, const char *layout, uint32_t per_node,
+                  const struct ckpt_policy *policy, const struct ckpt_cost_input *in, char **ret)
+{
+    const struct ckpt_cost *cost = &policy->cost;
+    const struct ckpt_rates *r = &policy->rates;
+    static const char *const name[] = {"auto", "once", "node", "each"};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
+        "{s:s, s:I, s:I, s:I, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:{s:f, s:f, s:f}, "
+        "s:{s:f, s:f, s:f, s:f, s:f, s:f}}",
+        "layout", layout, "ranks", (json_int_t)m->nrank, "nodes", (json_int_t)m->nnode,
+        "ranks_per_node", (json_int_t)per_node, "readers", name[policy->readers], "unique_bytes",
+        (json_int_t)in->unique, "needed_bytes", (json_int_t)in->needed, "read_bytes",
+        spread(m, offsetof(struct traffic, read)), "reads",
+        spread(m, offsetof(struct traffic, reads)), "sent_bytes",
+        spread(m, offsetof(struct traffic, sent)), "received_bytes",
+        spread(m, offsetof(struct traffic, received)), "windows", (json_int_t)m->nwindow,
+        "piece_bytes", (json_int_t)m->sizes.piece, "modelled_s", "each", cost->each, "node",
+        cost->node, "once", cost->once, "rates", "node_storage", r->node_storage, "shared_storage",
+        r->shared_storage, "page_cache", r->page_cache, "copy", r->copy, "local_link",
+        r->local_link, "network", r->network);
+
+    if (!j)
+        return ckpt_nomem(m->err);
+    return ckpt_json_dump(j, CKPT_JSON_PYTHON, false, ret, NULL, m->err);
+}
+
+static int model_run(struct model *m, const struct ckpt_view *view, const char *layout,
+                     uint32_t per_node, const struct ckpt_load_options *opt, char **ret)
+{
+    const uint32_t local = per_node < m->nrank ? per_node : m->nrank;
+    struct ckpt_policy_input in = {.opt = opt, .local = local, .cpus = CPUS * local};
+    struct ckpt_policy policy;
+    struct ckpt_residency residency;
+
+    if (make_job_wants(m, view, layout) < 0 ||
+        ckpt_replicas_init(&m->replicas, &m->job_wants, m->err) < 0)
+        return -1;
+    ckpt_residency_estimate(view->cat, 0, 1, &residency);
+    /* a job of many nodes starts with cold caches */
+    in.cost = (struct ckpt_cost_input){.cached = m->nnode > 1 ? 0 : ckpt_residency_part(&residency),
+                                       .shared = residency.shared || opt->rates.shared_storage > 0};
+    const struct ckpt_load_places at = {m->node, m->with, m->nnode, m->nshare};
+    if (ckpt_load_weigh(&m->job_wants, &at, &in.cost, m->err) < 0 ||
+        ckpt_policy_choose(&in, &policy, m->err) < 0)
+        return -1;
+    m->disjoint = in.cost.disjoint;
+    if (add_domains(m, &policy) < 0)
+        return -1;
+    return report(m, layout, per_node, &policy, &in.cost, ret);
+}
+
+int ckpt_load_model(struct ckpt_view *view, const char *layout, uint32_t ranks,
+                    uint32_t ranks_per_node, const struct ckpt_load_options *opt, char **ret_json,
+                    struct ckpt_err *err)
+{
+    struct model m = {.nrank = ranks, .err = err};
+    struct ckpt_load_options own = {0};
+    int rc;
+
+    if (ranks == 0 || ranks_per_node == 0)
+        return ckpt_fail(err, CKPT_USAGE, "a job needs at least one rank, and one rank per node");
+    if (ckpt_load_take_options(&own, opt, err) < 0)
+        return -1;
+    if (own.share)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "options.share is of one rank: give share_ranks to plan a job");
+    if (own.share_ranks == 0)
+        own.share_ranks = ranks;
+    m.nnode = (ranks - 1) / ranks_per_node + 1;
+    m.nshare = (ranks - 1) / own.share_ranks + 1;
+    m.node = malloc(ranks * sizeof *m.node);
+    m.with = malloc(ranks * sizeof *m.with);
+    m.traffic = calloc(ranks, sizeof *m.traffic);
+    rc = m.node && m.with && m.traffic ? 0 : ckpt_nomem(err);
+    for (uint32_t r = 0; r < ranks && rc == 0; r++) {
+        m.node[r] = r / ranks_per_node;
+        m.with[r] = r / own.share_ranks;
+    }
+    if (rc == 0)
+        rc = model_run(&m, view, layout, ranks_per_node, &own, ret_json);
+    if (m.job_wants.use)
+        ckpt_job_wants_release(&m.job_wants);
+    ckpt_replicas_release(&m.replicas);
+    ckpt_vec_release(&m.shapes);
+    ckpt_vec_release(&m.lengths);
+    free(m.node);
+    free(m.with);
+    free(m.traffic);
+    return rc;
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Chooses readers, threads, O_DIRECT and the sizes of slots. */
+#include "load/plan/policy.h"
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "tensor/strided.h"
+
+enum {
+    CACHED_PIECE = 2 << 20, /* bytes of a piece of cached files: stays in the CPU's cache */
+    MOST_THREADS = 8,
+    COLD_THREADS = 4,  /* reads that keep a disk busy */
+    CACHED_GAP = 4096, /* copying a larger hole costs more than another system call */
+    LONG_RUN = 4096,   /* bytes; longer runs are read alone, not together with holes */
+    EXACT_RUN = 1,     /* the same if every byte should be read once: no holes are read */
+};
+
+static bool is_cached(const struct ckpt_policy_input *in)
+{
+    return in->cost.cached > CKPT_LOAD_CACHED;
+}
+
+/* With EACH, ranks of a node may read the same bytes, and only the page cache reads them once. */
+static enum ckpt_direct choose_direct(const struct ckpt_policy_input *in, enum ckpt_readers readers)
+{
+    if (in->opt->direct == CKPT_LOAD_DIRECT_ALWAYS)
+        return CKPT_DIRECT_ALL;
+    if (in->opt->direct == CKPT_LOAD_DIRECT_NEVER || is_cached(in) ||
+        (readers == CKPT_READERS_EACH && in->local > 1))
+        return CKPT_DIRECT_NONE;
+    return CKPT_DIRECT_COLD;
+}
+
+static uint32_t choose_threads(const struct ckpt_policy_input *in)
+{
+    const uint64_t least = is_cached(in) ? 1 : COLD_THREADS;
+    const uint64_t most = in->cost.device ? 2 * MOST_THREADS : MOST_THREADS;
+
+    if (in->opt->threads)
+        return in->opt->threads;
+    return (uint32_t)ckpt_min_u64(ckpt_max_u64(in->cpus / in->local, least), most);
+}
+
+int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers readers,
+                      struct ckpt_policy *ret, struct ckpt_err *err)
+{
+    const uint64_t aside = ckpt_load_aside(in->opt);
+    const bool device = in->cost.device, shared = readers != CKPT_READERS_EACH;
+    const bool in_memory = is_cached(in) && in->cost.nnode == 1 && !device;
+
+    ret->readers = readers;
+    ret->direct = choose_direct(in, readers);
+    ret->threads = choose_threads(in);
+    ckpt_thread_buffers_divide(aside, ret->direct != CKPT_DIRECT_NONE, is_cached(in), &ret->threads,
+                               &ret->buffers);
+    ret->gap = is_cached(in) ? CACHED_GAP : CKPT_STRIDED_GAP;
+    /* holes belong to other units, which another worker or rank reads */
+    ret->run = shared ? EXACT_RUN : LONG_RUN;
+    const struct ckpt_size_input sizes = {.opt = in->opt,
+                                          .aside = aside,
+                                          .piece = in_memory ? CACHED_PIECE : 0,
+                                          .threads = ret->threads,
+                                          .shared = shared,
+                                          .device = device};
+    return ckpt_load_sizes(&sizes, &ret->slots, err);
+}
+
+bool ckpt_policy_less(enum ckpt_readers *readers)
+{
+    if (*readers == CKPT_READERS_EACH)
+        return false;
+    *readers = *readers == CKPT_READERS_ONCE ? CKPT_READERS_NODE : CKPT_READERS_EACH;
+    return true;
+}
+
+int ckpt_policy_choose(const struct ckpt_policy_input *in, struct ckpt_policy *ret,
+                       struct ckpt_err *err)
+{
+    enum ckpt_readers readers = in->opt->readers;
+    struct ckpt_err first = {0};
+
+    *ret = (struct ckpt_policy){.rates = in->opt->rates};
+    ckpt_rates_assume(&ret->rates, in->cost.device);
+    ckpt_cost_estimate(&in->cost, &ret->rates, &ret->cost);
+    if (in->cost.nrank == 1)
+        readers = CKPT_READERS_EACH;
+    if (readers != CKPT_READERS_AUTO)
+        return ckpt_policy_sizes(in, readers, ret, err);
+    readers = ckpt_cost_choose(&ret->cost);
+    do {
+        if (ckpt_policy_sizes(in, readers, ret, &first) == 0)
+            return 0;
+    } while (ckpt_policy_less(&readers));
+    return ckpt_fail(err, first.code, "%s", first.text);
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Decides how a load is done: which ranks read, with how many threads, whether past the page cache,
+ * in windows and pieces of what size. The decision depends on sizes and rates alone. agree.c calls
+ * it before each plan, and model.c for `ckpt plan`, so that a load does what `ckpt plan` says. */
+#ifndef CKPT_LOAD_PLAN_POLICY_H
+#define CKPT_LOAD_PLAN_POLICY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <ckptfs/load.h>
+
+#include "io/direct.h"
+#include "load/load_inner.h"
+#include "load/plan/cost.h"
+
+/* `local` and `cpus` may differ from rank to rank; the decisions that all ranks must share do not
+ * depend on them. */
+struct ckpt_policy_input {
+    const struct ckpt_load_options *opt; /* defaults filled in */
+    struct ckpt_cost_input cost;
+    uint32_t local; /* number of ranks on this rank's node, itself included */
+    uint32_t cpus;  /* number of processors of this rank's node */
+};
+
+struct ckpt_policy {
+    struct ckpt_rates rates;   /* given in the options, or assumed */
+    struct ckpt_cost cost;     /* estimated by these rates */
+    enum ckpt_readers readers; /* not AUTO */
+    enum ckpt_direct direct;
+    uint32_t threads;                   /* reading threads of this rank */
+    struct ckpt_thread_buffers buffers; /* of each thread */
+    uint64_t gap, run;                  /* for struct ckpt_box_cost, in bytes */
+    struct ckpt_slots slots;
+};
+
+/* Decide everything. If the options ask for AUTO, take the fastest way; if its slots do not fit,
+ * ways in which fewer ranks share, down to EACH. LIMIT: host_bytes or device_bytes has no room for
+ * any of these. */
+int ckpt_policy_choose(const struct ckpt_policy_input *in, struct ckpt_policy *ret,
+                       struct ckpt_err *err);
+
+/* Decide everything but the readers, which the caller gives (not AUTO): agree.c does so if a plan
+ * did not fit. *ret has been filled by ckpt_policy_choose. LIMIT as there. */
+int ckpt_policy_sizes(const struct ckpt_policy_input *in, enum ckpt_readers readers,
+                      struct ckpt_policy *ret, struct ckpt_err *err);
+
+/* Step from ONCE to NODE and from NODE to EACH. False, and nothing changes, after EACH. */
+bool ckpt_policy_less(enum ckpt_readers *readers);
+
+#endif

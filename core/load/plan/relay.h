@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The broadcast trees of a group in host memory: from which rank a member receives a piece, and to
+ * which ranks it passes the piece on. plan.c makes them, window.c sends along them, model.c counts
+ * the bytes. (Groups on devices use broadcasts or pairs instead: pump_device.c.)
+ *
+ * A piece enters each node once and is passed on inside the node. Between the nodes of a group
+ * there are two binary trees, and pieces of different readers use different ones, so that the load
+ * is spread: most inner nodes of one tree are leaves of the other. The members of a node take
+ * turns, by reader, as the node's head, which is the member that exchanges pieces with other nodes.
+ * A rank therefore has few neighbours, however large its group is. */
+#ifndef CKPT_LOAD_PLAN_RELAY_H
+#define CKPT_LOAD_PLAN_RELAY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "load/plan/groups.h"
+
+struct ckpt_relay {
+    uint32_t self;    /* this rank */
+    uint32_t n;       /* number of members */
+    uint32_t nnode;   /* number of nodes */
+    uint32_t *member; /* the members' ranks, ordered by node, then by rank */
+    uint32_t *place;  /* per index in the group: index in `member` */
+    uint32_t *node;   /* node k has member[node[k]] .. member[node[k + 1] - 1] */
+    uint32_t own;     /* index in `node` of this rank's node */
+    bool star;        /* within a node, the head sends to all others; else a binary tree */
+};
+
+/* Make the trees of a group. node: per rank of the job, its node. star: the ranks of a node can
+ * read each other's memory, so that all of them copy a piece from the head's memory. NOMEM. */
+int ckpt_relay_init(struct ckpt_relay *r, const struct ckpt_group *group, const uint32_t *node,
+                    bool star, struct ckpt_err *err);
+
+/* Free what r owns, not r itself. */
+void ckpt_relay_release(struct ckpt_relay *r);
+
+/* The rank from which this rank receives the pieces of a reader (an index in the group); this rank
+ * itself if it is the reader. */
+uint32_t ckpt_relay_from(const struct ckpt_relay *r, uint32_t reader);
+
+/* List the ranks to which this rank sends the pieces of a reader. Returns their number; ret has
+ * room for ckpt_relay_most. */
+uint32_t ckpt_relay_to(const struct ckpt_relay *r, uint32_t reader, uint32_t *ret);
+
+/* An upper bound of the number that ckpt_relay_to returns. */
+uint32_t ckpt_relay_most(const struct ckpt_relay *r);
+
+/* Compute the bytes that each member sends, given the bytes that each member reads; both arrays are
+ * indexed as the group. NOMEM. */
+int ckpt_relay_sent(const struct ckpt_relay *r, const uint64_t *read, uint64_t *ret_sent,
+                    struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Builds the index of the wants of all ranks by tensor. */
+#include "load/want/job_wants.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void ckpt_job_wants_release(struct ckpt_job_wants *r)
+{
+    for (uint32_t c = 0; c < r->nclass; c++)
+        ckpt_wants_release(&r->table[c]);
+    free(r->table);
+    free(r->class_of);
+    free(r->class_first);
+    free(r->class_rank);
+    free(r->first);
+    free(r->use);
+    memset(r, 0, sizeof *r);
+}
+
+/* List the ranks of each class, by counting. */
+static void list_classes(struct ckpt_job_wants *r)
+{
+    for (uint32_t k = 0; k < r->nrank; k++)
+        r->class_first[r->class_of[k] + 1]++;
+    for (uint32_t c = 0; c < r->nclass; c++)
+        r->class_first[c + 1] += r->class_first[c];
+    for (uint32_t k = r->nrank;
+         k-- > 0;) /* class_first[c + 1] walks back to where class c begins */
+        r->class_rank[--r->class_first[r->class_of[k] + 1]] = k;
+    for (uint32_t c = 0; c < r->nclass; c++)
+        r->class_first[c] = r->class_first[c + 1];
+    r->class_first[r->nclass] = r->nrank;
+}
+
+int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat, uint32_t nrank,
+                        uint32_t *class_of, struct ckpt_wants *table, uint32_t nclass,
+                        struct ckpt_err *err)
+{
+    const size_t ntensor = cat->tensors.len;
+    uint64_t total = 0, *next;
+
+    *r = (struct ckpt_job_wants){
+        .cat = cat, .nrank = nrank, .nclass = nclass, .class_of = class_of, .table = table};
+    for (uint32_t c = 0; c < nclass; c++)
+        total += table[c].entries.len;
+    r->first = calloc(ntensor + 2, sizeof *r->first);
+    r->use = calloc(total + 1, sizeof *r->use);
+    r->class_first = calloc((size_t)nclass + 1, sizeof *r->class_first);
+    r->class_rank = malloc(((size_t)nrank + 1) * sizeof *r->class_rank);
+    if (!r->first || !r->use || !r->class_first || !r->class_rank) {
+        ckpt_job_wants_release(r);
+        return ckpt_nomem(err);
+    }
+    list_classes(r);
+    next = r->first + 1; /* next[t]: first a count, then the beginning of tensor t's uses, at last
+                            their end, which is first[t + 1] */
+    for (uint32_t c = 0; c < nclass; c++)
+        for (size_t e = 0; e < table[c].entries.len; e++)
+            next[table[c].entries.ptr[e].tensor]++;
+    for (size_t t = 0, at = 0; t < ntensor; t++) {
+        uint64_t n = next[t];
+        next[t] = at;
+        at += n;
+    }
+    for (uint32_t c = 0; c < nclass; c++)
+        for (size_t e = 0; e < table[c].entries.len; e++)
+            r->use[next[table[c].entries.ptr[e].tensor]++] = (struct ckpt_use){c, (uint32_t)e};
+    return 0;
+}
+
+/* The first use of a tensor by this class or a later one. */
+static uint64_t first_use(const struct ckpt_job_wants *r, uint32_t tensor, uint32_t class)
+{
+    uint64_t a = r->first[tensor], b = r->first[tensor + 1];
+
+    while (a < b) {
+        const uint64_t mid = a + (b - a) / 2;
+        if (r->use[mid].class < class)
+            a = mid + 1;
+        else
+            b = mid;
+    }
+    return a;
+}
+
+uint64_t ckpt_job_wants_uses(const struct ckpt_job_wants *r, uint32_t tensor, uint32_t class,
+                             uint64_t *ret_lo)
+{
+    *ret_lo = first_use(r, tensor, class);
+    return first_use(r, tensor, class + 1);
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The wants of all ranks of a job, indexed by tensor: the input of a plan. agree.c makes it after
+ * the ranks have exchanged their wants, model.c for a job that does not exist. Ranks with equal
+ * tables of wants form a class, which has one table. */
+#ifndef CKPT_LOAD_WANT_JOB_WANTS_H
+#define CKPT_LOAD_WANT_JOB_WANTS_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "load/want/want.h"
+#include "tensor/catalog.h"
+
+struct ckpt_job_wants {
+    const struct ckpt_catalog *cat; /* borrowed */
+    uint32_t nrank, nclass;
+    uint32_t *class_of;       /* per rank */
+    struct ckpt_wants *table; /* per class */
+    /* The ranks of class c are class_rank[class_first[c]] .. class_rank[class_first[c + 1] - 1],
+     * ascending. */
+    uint32_t *class_first, *class_rank;
+    /* The wants of tensor t are use[first[t]] .. use[first[t + 1] - 1], ordered by class, then by
+     * entry of the class's table. */
+    uint64_t *first;
+    struct ckpt_use {
+        uint32_t class, entry;
+    } * use;
+};
+
+/* Build the index. Takes table[nclass] and class_of[nrank], which are malloc'ed, even if it fails.
+ * NOMEM. */
+int ckpt_job_wants_init(struct ckpt_job_wants *r, const struct ckpt_catalog *cat, uint32_t nrank,
+                        uint32_t *class_of, struct ckpt_wants *table, uint32_t nclass,
+                        struct ckpt_err *err);
+
+/* Free what r owns, not r itself. */
+void ckpt_job_wants_release(struct ckpt_job_wants *r);
+
+/* Look up the wants that a class has of a tensor: use[*ret_lo] up to, but not including, use[the
+ * returned number]. */
+uint64_t ckpt_job_wants_uses(const struct ckpt_job_wants *r, uint32_t tensor, uint32_t class,
+                             uint64_t *ret_lo);
+
+#endif

@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tables of wants: building, queries, serialization. */
+#include "load/want/want.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/ckd.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "io/cursor.h"
+
+enum { MAGIC = 0x746e6177 }; /* "want" */
+
+void ckpt_wants_release(struct ckpt_wants *w)
+{
+    for (size_t i = 0; i < w->grids.len; i++)
+        free(w->grids.ptr[i].rank);
+    ckpt_vec_release(&w->grids);
+    ckpt_vec_release(&w->specs);
+    ckpt_vec_release(&w->boxes);
+    ckpt_vec_release(&w->entries);
+}
+
+/* ---- building ---- */
+
+static bool same_grid(const struct ckpt_grid *g, uint32_t ndim, const uint32_t *dim,
+                      const uint32_t *rank, uint32_t nrank)
+{
+    return g->ndim == ndim && g->nrank == nrank && memcmp(g->dim, dim, ndim * sizeof *dim) == 0 &&
+           memcmp(g->rank, rank, nrank * sizeof *rank) == 0;
+}
+
+/* If the ranks are runs of the same length at the same distance, ckpt_grid_find can compute the
+ * place of a rank instead of searching for it. */
+static void find_runs(struct ckpt_grid *g)
+{
+    uint32_t run = 1;
+
+    while (run < g->nrank && g->rank[run] == g->rank[0] + run)
+        run++;
+    g->run = run;
+    g->step = run < g->nrank ? g->rank[run] - g->rank[0] : run;
+    for (uint32_t i = 0; i < g->nrank && g->run; i++)
+        if (g->step < run || g->rank[i] != g->rank[0] + (uint64_t)(i / run) * g->step + i % run)
+            g->run = 0;
+}
+
+uint32_t ckpt_wants_grid(struct ckpt_wants *w, uint32_t ndim, const uint32_t *dim,
+                         const uint32_t *rank, struct ckpt_err *err)
+{
+    struct ckpt_grid g = {.ndim = ndim, .nrank = 1};
+
+    for (uint32_t d = 0; d < ndim; d++) {
+        g.dim[d] = dim[d];
+        g.nrank *= dim[d];
+    }
+    for (size_t i = w->grids.len; i-- > 0;)
+        if (same_grid(&w->grids.ptr[i], ndim, dim, rank, g.nrank))
+            return (uint32_t)i;
+    if (!(g.rank = malloc((g.nrank + !g.nrank) * sizeof *rank)))
+        return (void)ckpt_nomem(err), CKPT_NONE;
+    memcpy(g.rank, rank, g.nrank * sizeof *rank);
+    find_runs(&g);
+    if (ckpt_vec_push(&w->grids, g) < 0) {
+        free(g.rank);
+        return (void)ckpt_nomem(err), CKPT_NONE;
+    }
+    return (uint32_t)w->grids.len - 1;
+}
+
+static bool same_spec(const struct ckpt_spec *a, const struct ckpt_spec *b)
+{
+    if (a->grid != b->grid || a->ncut != b->ncut)
+        return false;
+    for (uint32_t i = 0; i < a->ncut; i++)
+        if (a->cut[i].dim != b->cut[i].dim || a->cut[i].axis != b->cut[i].axis)
+            return false;
+    return true;
+}
+
+uint32_t ckpt_wants_spec(struct ckpt_wants *w, const struct ckpt_spec *spec, struct ckpt_err *err)
+{
+    for (size_t i = w->specs.len; i-- > 0;)
+        if (same_spec(&w->specs.ptr[i], spec))
+            return (uint32_t)i;
+    if (ckpt_vec_push(&w->specs, *spec) < 0)
+        return (void)ckpt_nomem(err), CKPT_NONE;
+    return (uint32_t)w->specs.len - 1;
+}
+
+int ckpt_wants_add(struct ckpt_wants *w, uint32_t tensor, uint32_t spec, const struct ckpt_box *box,
+                   struct ckpt_err *err)
+{
+    struct ckpt_want e = {tensor, spec, CKPT_NONE};
+
+    if (box) {
+        e.box = (uint32_t)w->boxes.len;
+        if (ckpt_vec_push(&w->boxes, *box) < 0)
+            return ckpt_nomem(err);
+    }
+    return ckpt_vec_push(&w->entries, e) < 0 ? ckpt_nomem(err) : 0;
+}
+
+/* ---- queries ---- */
+
+uint32_t ckpt_grid_find(const struct ckpt_grid *g, uint32_t rank)
+{
+    if (g->run) {
+        const uint64_t off = (uint64_t)rank - g->rank[0];
+        const uint64_t at = off / g->step * g->run + off % g->step;
+        return rank >= g->rank[0] && off % g->step < g->run && at < g->nrank ? (uint32_t)at
+                                                                             : CKPT_NONE;
+    }
+    for (uint32_t i = 0; i < g->nrank; i++)
+        if (g->rank[i] == rank)
+            return i;
+    return CKPT_NONE;
+}
+
+bool ckpt_grid_index(const struct ckpt_grid *g, uint32_t rank, uint32_t index[CKPT_GRID_DIMS])
+{
+    uint32_t at = ckpt_grid_find(g, rank);
+
+    if (at == CKPT_NONE)
+        return false;
+    for (uint32_t d = g->ndim; d-- > 0; at /= g->dim[d])
+        index[d] = at % g->dim[d];
+    return true;
+}
+
+uint32_t ckpt_spec_part(const struct ckpt_wants *w, const struct ckpt_spec *s, uint32_t rank)
+{
+    const struct ckpt_grid *g = &w->grids.ptr[s->grid];
+    uint32_t index[CKPT_GRID_DIMS], part = 0;
+
+    if (!ckpt_grid_index(g, rank, index))
+        return CKPT_NONE;
+    for (uint32_t i = 0; i < s->ncut; i++)
+        part = part * g->dim[s->cut[i].axis] + index[s->cut[i].axis];
+    return part;
+}
+
+/* Keep the index-th of `parts` parts of a box along a dimension, as torch.chunk divides it. */
+static void cut_box(struct ckpt_box *box, uint32_t dim, uint32_t parts, uint32_t index)
+{
+    uint64_t n = box->n[dim], chunk = (n + parts - 1) / parts;
+    uint64_t lo = ckpt_min_u64(n, chunk * index);
+
+    box->lo[dim] += lo;
+    box->n[dim] = ckpt_min_u64(chunk, n - lo);
+}
+
+/* The box of an entry before its placement divides it. */
+static void undivided(const struct ckpt_wants *w, const struct ckpt_want *e,
+                      const struct ckpt_tensor *t, struct ckpt_box *ret)
+{
+    if (e->box != CKPT_NONE) {
+        *ret = w->boxes.ptr[e->box];
+        return;
+    }
+    ret->rank = t->rank;
+    for (uint32_t d = 0; d < t->rank; d++) {
+        ret->lo[d] = 0;
+        ret->n[d] = t->dim[d];
+    }
+}
+
+/* A walk through the parts of a placement that overlap with a box, one cut at a time. */
+struct part_walk {
+    const struct ckpt_grid *grid;
+    const struct ckpt_spec *spec;
+    const struct ckpt_box *with;
+    int (*fn)(void *ctx, uint32_t part, const struct ckpt_box *box);
+    void *ctx;
+};
+
+static int walk_parts(struct part_walk *k, uint32_t cut, uint32_t part, const struct ckpt_box *box)
+{
+    struct ckpt_box both;
+
+    if (!ckpt_box_intersect(box, k->with, &both))
+        return 0;
+    if (cut == k->spec->ncut)
+        return k->fn(k->ctx, part, box);
+    const uint32_t dim = k->spec->cut[cut].dim, parts = k->grid->dim[k->spec->cut[cut].axis];
+    const uint64_t chunk = (box->n[dim] + parts - 1) / parts, from = both.lo[dim] - box->lo[dim];
+    const uint64_t last = (from + both.n[dim] - 1) / chunk;
+    int rc = 0;
+    for (uint64_t i = from / chunk; i <= last && rc == 0; i++) {
+        struct ckpt_box sub = *box;
+        cut_box(&sub, dim, parts, (uint32_t)i);
+        rc = walk_parts(k, cut + 1, part * parts + (uint32_t)i, &sub);
+    }
+    return rc;
+}
+
+int ckpt_wants_parts(const struct ckpt_wants *w, const struct ckpt_want *e,
+                     const struct ckpt_tensor *t, const struct ckpt_box *with,
+                     int (*fn)(void *ctx, uint32_t part, const struct ckpt_box *box), void *ctx)
+{
+    static const struct ckpt_spec none = {0};
+    struct part_walk k = {.spec = &none, .with = with, .fn = fn, .ctx = ctx};
+    struct ckpt_box box;
+
+    undivided(w, e, t, &box);
+    if (e->spec != CKPT_NONE) {
+        k.spec = &w->specs.ptr[e->spec];
+        k.grid = &w->grids.ptr[k.spec->grid];
+    }
+    return walk_parts(&k, 0, 0, &box);
+}
+
+int ckpt_spec_ranks(const struct ckpt_wants *w, const struct ckpt_spec *s, uint32_t part,
+                    int (*fn)(void *ctx, uint32_t rank), void *ctx)
+{
+    const struct ckpt_grid *g = &w->grids.ptr[s->grid];
+    uint32_t index[CKPT_GRID_DIMS] = {0};
+    bool fixed[CKPT_GRID_DIMS] = {false};
+
+    for (uint32_t i = s->ncut; i-- > 0; part /= g->dim[s->cut[i].axis]) {
+        index[s->cut[i].axis] = part % g->dim[s->cut[i].axis];
+        fixed[s->cut[i].axis] = true;
+    }
+    for (;;) {
+        uint32_t at = 0, d = g->ndim;
+        for (uint32_t k = 0; k < g->ndim; k++)
+            at = at * g->dim[k] + index[k];
+        int rc = fn(ctx, g->rank[at]);
+        while (rc == 0 &&
+               d-- > 0) { /* the next coordinates, in the dimensions that are not fixed */
+            if (fixed[d])
+                continue;
+            if (++index[d] < g->dim[d])
+                break;
+            index[d] = 0;
+        }
+        if (rc != 0 || d == UINT32_MAX)
+            return rc;
+    }
+}
+
+bool ckpt_wants_box(const struct ckpt_wants *w, const struct ckpt_want *e,
+                    const struct ckpt_tensor *t, uint32_t rank, struct ckpt_box *ret)
+{
+    undivided(w, e, t, ret);
+    if (e->spec != CKPT_NONE) {
+        const struct ckpt_spec *s = &w->specs.ptr[e->spec];
+        const struct ckpt_grid *g = &w->grids.ptr[s->grid];
+        uint32_t index[CKPT_GRID_DIMS];
+        if (!ckpt_grid_index(g, rank, index))
+            return false;
+        for (uint32_t i = 0; i < s->ncut; i++)
+            cut_box(ret, s->cut[i].dim, g->dim[s->cut[i].axis], index[s->cut[i].axis]);
+    }
+    for (uint32_t d = 0; d < ret->rank; d++)
+        if (ret->n[d] == 0)
+            return false;
+    return true;
+}
+
+uint64_t ckpt_wants_numel(const struct ckpt_wants *w, const struct ckpt_want *e,
+                          const struct ckpt_tensor *t, const uint32_t *index)
+{
+    const struct ckpt_box *box = e->box == CKPT_NONE ? NULL : &w->boxes.ptr[e->box];
+    const struct ckpt_spec *s = e->spec == CKPT_NONE ? NULL : &w->specs.ptr[e->spec];
+    uint64_t n[CKPT_MAX_RANK], numel = 1;
+
+    for (uint32_t d = 0; d < t->rank; d++)
+        n[d] = box ? box->n[d] : t->dim[d];
+    for (uint32_t i = 0; s && i < s->ncut; i++) {
+        const uint32_t dim = s->cut[i].dim, axis = s->cut[i].axis;
+        const uint64_t parts = w->grids.ptr[s->grid].dim[axis];
+        const uint64_t chunk = (n[dim] + parts - 1) / parts;
+        n[dim] = ckpt_min_u64(chunk, n[dim] - ckpt_min_u64(n[dim], chunk * index[axis]));
+    }
+    for (uint32_t d = 0; d < t->rank; d++)
+        numel *= n[d];
+    return numel;
+}
+
+/* ---- serialization: little-endian words ---- */
+
+static void put32(struct ckpt_str *s, uint32_t v)
+{
+    const unsigned char b[4] = {(unsigned char)v, (unsigned char)(v >> 8), (unsigned char)(v >> 16),
+                                (unsigned char)(v >> 24)};
+
+    ckpt_str_append(s, (const char *)b, sizeof b);
+}
+
+static void put64(struct ckpt_str *s, uint64_t v)
+{
+    put32(s, (uint32_t)v);
+    put32(s, (uint32_t)(v >> 32));
+}
+
+int ckpt_wants_dump(const struct ckpt_wants *w, unsigned char **ret, size_t *ret_len,
+                    struct ckpt_err *err)
+{
+    struct ckpt_str s = {0};
+    char *text;
+
+    put32(&s, MAGIC);
+    put32(&s, (uint32_t)w->grids.len);
+    put32(&s, (uint32_t)w->specs.len);
+    put32(&s, (uint32_t)w->boxes.len);
+    put32(&s, (uint32_t)w->entries.len);
+    for (size_t i = 0; i < w->grids.len; i++) {
+        const struct ckpt_grid *g = &w->grids.ptr[i];
+        put32(&s, g->ndim);
+        for (uint32_t d = 0; d < g->ndim; d++)
+            put32(&s, g->dim[d]);
+        for (uint32_t k = 0; k < g->nrank; k++)
+            put32(&s, g->rank[k]);
+    }
+    for (size_t i = 0; i < w->specs.len; i++) {
+        const struct ckpt_spec *p = &w->specs.ptr[i];
+        put32(&s, p->grid);
+        put32(&s, p->ncut);
+        for (uint32_t k = 0; k < p->ncut; k++) {
+            put32(&s, p->cut[k].dim);
+            put32(&s, p->cut[k].axis);
+        }
+    }
+    for (size_t i = 0; i < w->boxes.len; i++) {
+        const struct ckpt_box *b = &w->boxes.ptr[i];
+        put32(&s, b->rank);
+        for (uint32_t d = 0; d < b->rank; d++) {
+            put64(&s, b->lo[d]);
+            put64(&s, b->n[d]);
+        }
+    }
+    for (size_t i = 0; i < w->entries.len; i++) {
+        put32(&s, w->entries.ptr[i].tensor);
+        put32(&s, w->entries.ptr[i].spec);
+        put32(&s, w->entries.ptr[i].box);
+    }
+    *ret_len = s.len;
+    if (ckpt_str_steal(&s, &text, err) < 0)
+        return -1;
+    *ret = (unsigned char *)text;
+    return 0;
+}
+
+static int bad(struct ckpt_err *err, const char *what)
+{
+    return ckpt_fail(err, CKPT_FORMAT, "the wants of another rank are damaged (%s)", what);
+}
+
+static int parse_grid(struct ckpt_cursor *c, struct ckpt_wants *w, uint32_t nrank,
+                      struct ckpt_err *err)
+{
+    uint32_t ndim = ckpt_cursor_le32(c), dim[CKPT_GRID_DIMS], n = 1;
+    ckpt_cleanup(ckpt_freep) uint32_t *rank = NULL;
+
+    if (ndim > CKPT_GRID_DIMS)
+        return bad(err, "dimensions of a mesh");
+    for (uint32_t d = 0; d < ndim; d++) {
+        dim[d] = ckpt_cursor_le32(c);
+        if (ckd_mul(&n, n, dim[d]))
+            return bad(err, "size of a mesh");
+    }
+    if (n == 0 || n > ckpt_cursor_left(c) / 4)
+        return bad(err, "ranks of a mesh");
+    if (!(rank = malloc(n * sizeof *rank)))
+        return ckpt_nomem(err);
+    ckpt_cleanup(ckpt_freep) uint8_t *seen = calloc(nrank + 1, sizeof *seen);
+    if (!seen)
+        return ckpt_nomem(err);
+    for (uint32_t i = 0; i < n; i++)
+        if ((rank[i] = ckpt_cursor_le32(c)) >= nrank || seen[rank[i]]++)
+            return bad(err, "a rank of a mesh");
+    return ckpt_wants_grid(w, ndim, dim, rank, err) == CKPT_NONE ? -1 : 0;
+}
+
+static int parse_spec(struct ckpt_cursor *c, struct ckpt_wants *w, struct ckpt_err *err)
+{
+    struct ckpt_spec s;
+
+    s.grid = ckpt_cursor_le32(c);
+    s.ncut = ckpt_cursor_le32(c);
+    if (s.grid >= w->grids.len || s.ncut > CKPT_SPEC_CUTS)
+        return bad(err, "a placement");
+    for (uint32_t k = 0; k < s.ncut; k++) {
+        s.cut[k].dim = ckpt_cursor_le32(c);
+        s.cut[k].axis = ckpt_cursor_le32(c);
+        if (s.cut[k].dim >= CKPT_MAX_RANK || s.cut[k].axis >= w->grids.ptr[s.grid].ndim)
+            return bad(err, "a cut");
+        for (uint32_t i = 0; i < k; i++)
+            if (s.cut[i].axis == s.cut[k].axis)
+                return bad(err, "two cuts along one axis");
+    }
+    return ckpt_vec_push(&w->specs, s) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int parse_box(struct ckpt_cursor *c, struct ckpt_wants *w, struct ckpt_err *err)
+{
+    struct ckpt_box b = {.rank = ckpt_cursor_le32(c)};
+
+    if (b.rank > CKPT_MAX_RANK)
+        return bad(err, "a box");
+    for (uint32_t d = 0; d < b.rank; d++) {
+        b.lo[d] = ckpt_cursor_le64(c);
+        b.n[d] = ckpt_cursor_le64(c);
+    }
+    return ckpt_vec_push(&w->boxes, b) < 0 ? ckpt_nomem(err) : 0;
+}
+
+static int parse_entry(struct ckpt_cursor *c, struct ckpt_wants *w, const struct ckpt_catalog *cat,
+                       struct ckpt_err *err)
+{
+    struct ckpt_want e;
+
+    e.tensor = ckpt_cursor_le32(c);
+    e.spec = ckpt_cursor_le32(c);
+    e.box = ckpt_cursor_le32(c);
+    if (e.tensor >= cat->tensors.len || (e.spec != CKPT_NONE && e.spec >= w->specs.len) ||
+        (e.box != CKPT_NONE && e.box >= w->boxes.len))
+        return bad(err, "a want");
+    const struct ckpt_tensor *t = &cat->tensors.ptr[e.tensor];
+    if (e.box != CKPT_NONE && !ckpt_box_within(&w->boxes.ptr[e.box], t->dim, t->rank))
+        return bad(err, "a box outside of its tensor");
+    for (uint32_t k = 0; e.spec != CKPT_NONE && k < w->specs.ptr[e.spec].ncut; k++)
+        if (w->specs.ptr[e.spec].cut[k].dim >= t->rank)
+            return bad(err, "a cut of a dimension that its tensor lacks");
+    return ckpt_vec_push(&w->entries, e) < 0 ? ckpt_nomem(err) : 0;
+}
+
+int ckpt_wants_parse(const void *data, size_t len, const struct ckpt_catalog *cat, uint32_t nrank,
+                     struct ckpt_wants *ret, struct ckpt_err *err)
+{
+    struct ckpt_cursor c;
+    struct ckpt_wants w = {0};
+    int rc = 0;
+
+    ckpt_cursor_init(&c, data, len, 0, "the wants of another rank");
+    uint32_t magic = ckpt_cursor_le32(&c), ngrid = ckpt_cursor_le32(&c);
+    uint32_t nspec = ckpt_cursor_le32(&c), nbox = ckpt_cursor_le32(&c);
+    uint32_t nentry = ckpt_cursor_le32(&c);
+    if (magic != MAGIC)
+        return bad(err, "its first word");
+    for (uint32_t i = 0; i < ngrid && rc == 0 && !c.failed; i++)
+        rc = parse_grid(&c, &w, nrank, err);
+    for (uint32_t i = 0; i < nspec && rc == 0 && !c.failed; i++)
+        rc = parse_spec(&c, &w, err);
+    for (uint32_t i = 0; i < nbox && rc == 0 && !c.failed; i++)
+        rc = parse_box(&c, &w, err);
+    for (uint32_t i = 0; i < nentry && rc == 0 && !c.failed; i++)
+        rc = parse_entry(&c, &w, cat, err);
+    if (rc == 0)
+        rc = ckpt_cursor_report(&c, err);
+    if (rc == 0 && w.grids.len != ngrid)
+        rc = bad(err, "the same mesh twice");
+    if (rc < 0)
+        ckpt_wants_release(&w);
+    else
+        *ret = w;
+    return rc;
+}
