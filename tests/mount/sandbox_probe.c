@@ -19,8 +19,8 @@
 
 #include <ckptfs/ckptfs.h>
 
-#include "privilege.h"
-#include "sandbox.h"
+#include "mount/privilege.h"
+#include "mount/sandbox.h"
 
 static int read_secret(const char *path)
 {

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <semaphore.h>
 
-#include "dispatch.h"
+#include "mount/dispatch.h"
 
 /* A request that begins, waits until it may end, and says how it was answered. */
 struct request {

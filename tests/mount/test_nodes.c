@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of inodes, and the splitting of -o lists. */
 #include "cmdline.h"
-#include "nodes.h"
+#include "mount/nodes.h"
 #include "test.h"
 
 #include <stdio.h>

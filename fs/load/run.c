@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ckpt load: load this rank's part of a model under a layout into memory. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "json_text.h"
+#include "load/load_tool.h"
+#include "out.h"
+#include "view.h"
+
+enum { ALIGN = 256, CHUNK = 8 << 20, AGREE_MS = 300 * 1000 };
+
+/* The memory of all wants: one allocation on the host, or on the device. */
+struct memory {
+    struct ckpt_comm *comm;
+    unsigned char *ptr;
+    size_t len;
+    size_t *off; /* per want: its offset */
+};
+
+static void memory_release(struct memory *m)
+{
+    ckpt_comm_dealloc(m->comm, m->ptr);
+    free(m->off);
+}
+
+static int memory_init(struct memory *m, struct ckpt_load *load, struct ckpt_err *err)
+{
+    const size_t n = ckpt_load_wants(load);
+    void *ptr;
+
+    if (!(m->off = malloc((n + 1) * sizeof *m->off)))
+        return ckpt_nomem(err);
+    for (size_t i = 0; i < n; i++) {
+        struct ckpt_want_info info;
+        ckpt_load_want_info(load, i, &info);
+        m->off[i] = m->len;
+        m->len += (info.nbytes + ALIGN - 1) / ALIGN * ALIGN;
+    }
+    m->len += ALIGN;
+    if (ckpt_comm_alloc(m->comm, m->len, &ptr, err) < 0)
+        return -1;
+    m->ptr = ptr;
+    for (size_t i = 0; i < n; i++) {
+        const struct ckpt_dest dest = {.ptr = m->ptr + m->off[i]};
+        if (ckpt_load_set_dest(load, i, &dest, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- --verify: rows of the view, read as bytes, against the boxes ---- */
+
+struct check {
+    struct ckpt_view *view;
+    struct ckpt_want_info want;
+    struct ckpt_tensor_info tensor;
+    size_t index; /* number of the tensor */
+    uint64_t esize;
+    const unsigned char *got;
+    struct ckpt_err *err;
+};
+
+static int differs(const struct check *c, uint64_t at)
+{
+    return ckpt_fail(c->err, CKPT_CONFLICT,
+                     "tensor '%s': byte %" PRIu64 " of the loaded data differs from the view",
+                     c->want.tensor, at);
+}
+
+/* Compare the loaded box with `whole`, the bytes of the whole tensor, from dimension d on. */
+static int compare(const struct check *c, uint32_t d, const unsigned char *whole, uint64_t *at)
+{
+    uint64_t inner = c->esize;
+
+    for (uint32_t k = d + 1; k < c->want.rank; k++)
+        inner *= c->tensor.shape[k];
+    if (d == c->want.rank) {
+        if (memcmp(c->got + *at, whole, c->esize) != 0)
+            return differs(c, *at);
+        *at += c->esize;
+        return 0;
+    }
+    if (d + 1 == c->want.rank) {
+        if (memcmp(c->got + *at, whole + c->want.lo[d] * c->esize, c->want.n[d] * c->esize) != 0)
+            return differs(c, *at);
+        *at += c->want.n[d] * c->esize;
+        return 0;
+    }
+    for (uint64_t i = 0; i < c->want.n[d]; i++)
+        if (compare(c, d + 1, whole + (c->want.lo[d] + i) * inner, at) < 0)
+            return -1;
+    return 0;
+}
+
+static int check_want(struct check *c)
+{
+    uint64_t row = c->esize, at = 0, lo = 0, n = 1;
+
+    for (uint32_t k = 1; k < c->want.rank; k++)
+        row *= c->tensor.shape[k];
+    if (c->want.rank) {
+        lo = c->want.lo[0];
+        n = c->want.n[0];
+    }
+    if (c->want.nbytes == 0)
+        return 0;
+    const uint64_t step = row < CHUNK ? CHUNK / row : 1;
+    ckpt_cleanup(ckpt_freep) unsigned char *rows = malloc((n < step ? n : step) * row);
+    if (!rows)
+        return ckpt_nomem(c->err);
+    for (uint64_t i = 0; i < n; i += step) {
+        const uint64_t more = n - i < step ? n - i : step;
+        if (ckpt_view_tensor_pread(c->view, c->index, rows, more * row, (lo + i) * row, c->err) < 0)
+            return -1;
+        if (c->want.rank < 2) {
+            if (memcmp(c->got + at, rows, more * row) != 0)
+                return differs(c, at);
+            at += more * row;
+            continue;
+        }
+        for (uint64_t k = 0; k < more; k++)
+            if (compare(c, 1, rows + k * row, &at) < 0)
+                return -1;
+    }
+    return 0;
+}
+
+static int check_all(struct ckpt_load *load, struct ckpt_view *view, const struct memory *m,
+                     struct ckpt_err *err)
+{
+    for (size_t i = 0; i < ckpt_load_wants(load); i++) {
+        struct check c = {.view = view, .err = err, .esize = 1};
+        ckpt_cleanup(ckpt_freep) unsigned char *got = NULL;
+        uint64_t numel = 1;
+        ckpt_load_want_info(load, i, &c.want);
+        if (!(got = malloc(c.want.nbytes + 1)))
+            return ckpt_nomem(err);
+        if (c.want.nbytes &&
+            ckpt_comm_fetch(m->comm, got, m->ptr + m->off[i], c.want.nbytes, err) < 0)
+            return -1;
+        c.got = got;
+        if (!ckpt_view_find_tensor(view, c.want.tensor, &c.index))
+            return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", c.want.tensor);
+        ckpt_view_tensor(view, c.index, &c.tensor);
+        for (uint32_t d = 0; d < c.tensor.rank; d++)
+            numel *= c.tensor.shape[d];
+        if (numel)
+            c.esize = c.tensor.nbytes / numel;
+        if (check_want(&c) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- the report ---- */
+
+static int print(const struct ckpt_load_tool *t, const char *step, const struct ckpt_load *load,
+                 const struct ckpt_comm *comm, struct ckpt_err *err)
+{
+    struct ckpt_load_stats job;
+
+    ckpt_load_stats(load, NULL, &job);
+    if (ckpt_comm_rank(comm) != 0)
+        return 0;
+    if (!t->tool.json) {
+        char size[4][CKPT_OUT_SIZE];
+        (void)printf(
+            "%u rank%s over %s, readers %s: %s wanted, %s unique, %s read in %" PRIu64
+            " reads, %s sent, %.3f s (plan %.3f s)%s\n",
+            ckpt_comm_size(comm), ckpt_comm_size(comm) == 1 ? "" : "s", ckpt_comm_transport(comm),
+            ckpt_load_readers(load), ckpt_out_size(job.needed_bytes, size[0]),
+            ckpt_out_size(job.unique_bytes, size[1]), ckpt_out_size(job.read_bytes, size[2]),
+            job.reads, ckpt_out_size(job.sent_bytes, size[3]), job.wall_s, job.plan_s,
+            t->verify ? ", verified" : "");
+        return 0;
+    }
+    struct ckpt_rates r;
+    ckpt_load_rates(load, &r);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = json_pack(
+        "{s:o, s:i, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, "
+        "s:{s:f, "
+        "s:f, "
+        "s:f}, s:{s:f, s:f, s:f, s:f, s:f, s:f}, s:b}",
+        "step", ckptfs_json_text(step), "ranks", (int)ckpt_comm_size(comm), "transport",
+        ckpt_comm_transport(comm), "readers", ckpt_load_readers(load), "needed_bytes",
+        (json_int_t)job.needed_bytes, "unique_bytes", (json_int_t)job.unique_bytes, "read_bytes",
+        (json_int_t)job.read_bytes, "sent_bytes", (json_int_t)job.sent_bytes, "received_bytes",
+        (json_int_t)job.received_bytes, "reads", (json_int_t)job.reads, "retries",
+        (json_int_t)job.retries, "buffer_bytes", (json_int_t)job.buffer_bytes, "device_bytes",
+        (json_int_t)job.device_bytes, "wall_s", job.wall_s, "plan_s", job.plan_s, "first_s",
+        job.first_s, "busy_s", "read", job.read_s, "place", job.place_s, "exchange", job.send_s,
+        "rates", "node_storage", r.node_storage, "shared_storage", r.shared_storage, "page_cache",
+        r.page_cache, "copy", r.copy, "local_link", r.local_link, "network", r.network, "verified",
+        (int)t->verify);
+    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    if (!text)
+        return ckpt_nomem(err);
+    (void)printf("%s\n", text);
+    free(text);
+    return 0;
+}
+
+static uint32_t agree_ms(const struct ckpt_load_tool *t)
+{
+    return t->opt.exchange_timeout_ms ? t->opt.exchange_timeout_ms : AGREE_MS;
+}
+
+static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, const char *step,
+                     struct ckpt_view *view, struct ckpt_load *load, struct memory *m,
+                     struct ckpt_err *err)
+{
+    int rc = ckpt_load_want_layout(load, t->layout, err);
+
+    if (rc < 0 && err->code == CKPT_USAGE)
+        return -1; /* the error is the same on every rank */
+    if (ckpt_comm_agree(comm, rc, agree_ms(t), err) < 0 || ckpt_load_plan(load, err) < 0)
+        return -1;
+    rc = memory_init(m, load, err);
+    if (ckpt_comm_agree(comm, rc, agree_ms(t), err) < 0 || ckpt_load_start(load, err) < 0 ||
+        ckpt_load_wait(load, UINT32_MAX, err) != 0)
+        return -1;
+    if (t->verify) {
+        rc = check_all(load, view, m, err);
+        if (ckpt_comm_agree(comm, rc, UINT32_MAX / 4, err) < 0)
+            return -1;
+    }
+    return print(t, step, load, comm, err);
+}
+
+/* Rank 0 could not open the latest step: fail with an error that suggests another one, if there is
+ * one. */
+static int fail_open(const struct ckpt_load_tool *t, const struct ckpt_comm *comm,
+                     struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    struct ckpt_err why = {0};
+
+    if (ckpt_comm_rank(comm) != 0 || t->tool.step ||
+        ckpt_tool_open(&t->tool, &run, &view, &why) == 0 || why.code != err->code)
+        return -1;
+    *err = why;
+    return ckpt_comm_size(comm) > 1 ? ckpt_err_in(err, "rank 0") : -1;
+}
+
+int ckpt_load_run(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_freep) char *step = NULL;
+    struct ckpt_load *load = NULL;
+    struct memory memory = {.comm = comm};
+
+    if (ckpt_load_open(comm, t->tool.run, t->tool.opt, t->tool.step, agree_ms(t), NULL, &step,
+                       &view, err) < 0)
+        return fail_open(t, comm, err);
+    int rc = ckpt_load_new(view, comm, &t->opt, &load, err);
+    if (rc == 0)
+        rc = load_view(t, comm, step, view, load, &memory, err);
+    ckpt_load_free(load);
+    memory_release(&memory);
+    return rc;
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ckptfs: mount a training run. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <syslog.h>
+#include <unistd.h>
+
+#include <fuse_lowlevel.h>
+
+#include "base/err.h"
+#include "cmdline.h"
+#include "mount/daemon.h"
+#include "mount/log.h"
+#include "mount/mounts.h"
+#include "mount/session.h"
+
+/* The only global variable of the program, because libfuse's log callback has no context argument.
+ */
+static struct ckptfs_log program_log = {.least = CKPT_WARNING, .relay = -1};
+
+static void libfuse_line(enum fuse_log_level level, const char *fmt, va_list ap)
+{
+    ckptfs_vlogf(&program_log,
+                 level <= FUSE_LOG_ERR       ? CKPT_ERROR
+                 : level <= FUSE_LOG_WARNING ? CKPT_WARNING
+                                             : CKPT_INFO,
+                 fmt, ap);
+}
+
+/* Raise the limit of open files: a run may have more shards than the usual 1024 descriptors. */
+static void allow_many_files(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static int complain(const struct ckpt_err *err)
+{
+    ckptfs_logf(&program_log, CKPT_ERROR, "%s", err->text);
+    return err->code == CKPT_USAGE ? 2 : 1;
+}
+
+static int run(struct ckptfs_config *c, struct ckpt_err *err)
+{
+    int ready = -1;
+
+    openlog("ckptfs", LOG_PID, LOG_DAEMON);
+    if (c->debug || !c->foreground)
+        program_log.least = CKPT_INFO;
+    ckpt_options_set_log(c->opt, ckptfs_log_line, &program_log);
+    fuse_set_log_func(libfuse_line);
+    allow_many_files();
+    if (ckptfs_paths_resolve(c, &program_log, err) < 0)
+        return -1;
+    if (!c->foreground && ckptfs_daemon_fork(&ready, err) < 0)
+        return -1;
+    if (chdir("/") < 0)
+        return ckpt_fail(err, CKPT_IO, "cannot change to the root directory");
+    return ckptfs_session(c, &program_log, ready, err);
+}
+
+int main(int argc, char **argv)
+{
+    struct ckptfs_config config;
+    struct ckpt_err err = {0};
+    int status = 0;
+
+    if (ckptfs_cmdline_parse(argc, argv, &config, &err) < 0) {
+        status = complain(&err);
+        (void)fprintf(stderr, "usage: ckptfs RUN MOUNTPOINT [-f] [-d] [-o option[=value],...]\n");
+    } else if (config.help) {
+        (void)fputs(ckptfs_usage, stdout);
+    } else if (config.version) {
+        (void)printf("ckptfs %s\nlibfuse %s\n", ckpt_version(), fuse_pkgversion());
+    } else if (run(&config, &err) < 0) {
+        status = complain(&err);
+    }
+    ckptfs_config_release(&config);
+    return status;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The state of a mount, which every request handler receives. */
+#ifndef CKPT_FS_MOUNT_MOUNT_H
+#define CKPT_FS_MOUNT_MOUNT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "cmdline.h"
+#include "mount/buffers.h"
+#include "mount/digests.h"
+#include "mount/dispatch.h"
+#include "mount/log.h"
+#include "mount/nodes.h"
+#include "mount/refresh.h"
+#include "mount/sandbox.h"
+
+/* What the kernel, libfuse and the mount have negotiated. Written before any request except INIT is
+ * handled. */
+struct ckptfs_negotiated {
+    unsigned proto_major, proto_minor;
+    unsigned max_read;      /* bytes per request */
+    unsigned readahead_kib; /* the current read-ahead; 0: not known */
+    char dev[32];           /* MAJ:MIN of the mount's backing device (bdi); "" if not known */
+    bool readahead_refused; /* raising the read-ahead was not permitted */
+    bool direct_mmap;       /* FUSE_CAP_DIRECT_IO_ALLOW_MMAP is in force */
+};
+
+/* Counters since the mount was made. */
+struct ckptfs_counters {
+    _Atomic uint64_t lookups, opens, reads, read_bytes, errors, open_files;
+};
+
+/* A list of open files and directory listings. If the mount is detached while they are in use, the
+ * kernel never releases them; they are then freed at the end. */
+struct ckptfs_handle {
+    struct ckptfs_handle *prev, *next;
+    bool is_listing;
+};
+
+struct ckptfs_handles {
+    pthread_mutex_t lock; /* no other lock is taken while it is held */
+    struct ckptfs_handle *first;
+};
+
+struct ckptfs {
+    const struct ckptfs_config *config;
+    const struct ckptfs_log *log;
+    struct ckptfs_sandbox sandbox;
+    struct ckptfs_refresh refresh;
+    struct ckptfs_nodes nodes;
+    struct ckptfs_handles handles;
+    struct ckptfs_digests digests;
+    struct ckptfs_negotiated negotiated;
+    struct ckptfs_counters count;
+    struct ckptfs_buffers buffers;
+    struct ckptfs_dispatch dispatch;
+    time_t started;
+};
+
+#endif

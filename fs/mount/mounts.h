@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Preparing the paths of a mount: make them absolute, refuse a mountpoint and a run that contain
+ * each other, and remove a dead mount of ckptfs; also what /proc says about a mount. */
+#ifndef CKPT_FS_MOUNT_MOUNTS_H
+#define CKPT_FS_MOUNT_MOUNTS_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "cmdline.h"
+#include "mount/log.h"
+
+struct ckptfs_mountinfo {
+    char dev[32]; /* MAJ:MIN */
+    char fstype[64];
+    uid_t user; /* user id that a FUSE mount belongs to; else 0 */
+};
+
+/* Find the topmost mount at exactly this path in /proc/self/mountinfo. Does not access the
+ * filesystem that is mounted there. */
+bool ckptfs_mountinfo_find(const char *path, struct ckptfs_mountinfo *ret);
+
+/* Make c's paths absolute, and detach a dead ckptfs mount (one whose daemon is gone) from the
+ * mountpoint. It is an error if the mountpoint is not a directory, if a live ckptfs is mounted
+ * there, or if the mountpoint and the run contain each other, since the daemon would then wait for
+ * itself. c->lock is a lock that keeps other ckptfs processes from mounting there until
+ * ckptfs_mountpoint_unlock; -1 if the filesystem has no locks. */
+int ckptfs_paths_resolve(struct ckptfs_config *c, const struct ckptfs_log *log,
+                         struct ckpt_err *err);
+
+/* Release the lock, after the mount was made or has failed. */
+void ckptfs_mountpoint_unlock(struct ckptfs_config *c);
+
+/* Detach the mount at path with umount2, or with fusermount3 if that is not permitted. */
+int ckptfs_unmount(const char *path, struct ckpt_err *err);
+
+#endif

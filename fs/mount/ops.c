@@ -1,0 +1,566 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* FUSE's operations: they find the node of an inode number and reply with the result. */
+#include "mount/ops.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "mount/mount.h"
+#include "mount/reply.h"
+#include "mount/requests.h"
+#include "mount/tree.h"
+
+enum { MOST_BACKGROUND = 1024 };
+
+#define SOURCE_XATTR "user.ckptfs.source"
+#define DIGEST_XATTR "user.ckptfs.xxh3"
+
+static struct ckptfs *fs_of(fuse_req_t req) { return fuse_req_userdata(req); }
+
+/* The node of a request. The kernel only names inodes that it holds; any other number would be a
+ * bug of the kernel or a forged handle over NFS. */
+static const struct ckptfs_node *node_of(fuse_req_t req, fuse_ino_t ino)
+{
+    const struct ckptfs_node *n = ckptfs_nodes_get(&fs_of(req)->nodes, ino);
+
+    if (!n)
+        (void)fuse_reply_err(req, ESTALE);
+    return n;
+}
+
+static void add(_Atomic uint64_t *counter, uint64_t n)
+{
+    (void)atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+/* ---- the session ---- */
+
+static void op_init(void *userdata, struct fuse_conn_info *conn)
+{
+    struct ckptfs *fs = userdata;
+    struct ckptfs_negotiated *n = &fs->negotiated;
+
+    /* Splicing needs four times the daemon's CPU time here, and nothing is ever written. */
+    conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
+                              FUSE_CAP_WRITEBACK_CACHE);
+    conn->want |= conn->capable & (FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO | FUSE_CAP_READDIRPLUS |
+                                   FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_PARALLEL_DIROPS);
+#ifdef FUSE_CAP_CACHE_SYMLINKS
+    conn->want |=
+        conn->capable & FUSE_CAP_CACHE_SYMLINKS; /* a link with another target has another inode */
+#endif
+#ifdef FUSE_CAP_AUTO_INVAL_DATA
+    conn->want &= ~(unsigned)FUSE_CAP_AUTO_INVAL_DATA; /* an inode's bytes never change */
+#endif
+#ifdef FUSE_CAP_DIRECT_IO_ALLOW_MMAP
+    if (fs->config->direct && (conn->capable & FUSE_CAP_DIRECT_IO_ALLOW_MMAP)) {
+        conn->want |= FUSE_CAP_DIRECT_IO_ALLOW_MMAP;
+        n->direct_mmap = true;
+    }
+#endif
+    /* To the kernel, read-ahead and direct reads are "background" requests. It delays all of them,
+     * of every file, while this many (default: 12) are unanswered, so one hung file would stop the
+     * others. Queued requests are cheap for us (dispatch.h). */
+    conn->max_background = MOST_BACKGROUND;
+    conn->congestion_threshold = MOST_BACKGROUND / 4 * 3;
+    conn->max_read = CKPTFS_MAX_READ;
+    conn->max_write = CKPTFS_MAX_READ; /* the kernel derives the size of requests from this */
+    n->proto_major = conn->proto_major;
+    n->proto_minor = conn->proto_minor;
+    n->max_read = conn->max_read;
+}
+
+static void op_statfs(fuse_req_t req, fuse_ino_t ino)
+{
+    struct ckptfs *fs = fs_of(req);
+    const unsigned long bsize = 4096;
+    struct statvfs st = {
+        .f_bsize = bsize,
+        .f_frsize = bsize,
+        .f_blocks = (fsblkcnt_t)((atomic_load(&fs->refresh.bytes) + bsize - 1) / bsize),
+        .f_files = (fsfilcnt_t)ckptfs_nodes_count(&fs->nodes) + 1,
+        .f_namemax = 255,
+    };
+
+    (void)ino;
+    (void)fuse_reply_statfs(req, &st);
+}
+
+/* ---- names ---- */
+
+static int entry_of(struct ckptfs *fs, const struct ckptfs_found *found,
+                    struct fuse_entry_param *ret)
+{
+    const struct ckptfs_node *n = ckptfs_nodes_ref(&fs->nodes, &found->id);
+
+    if (!n)
+        return ENOMEM;
+    *ret = (struct fuse_entry_param){.ino = n->ino,
+                                     .attr_timeout = ckptfs_attr_timeout(n->id.kind),
+                                     .entry_timeout = ckptfs_name_timeout(found->lasting)};
+    ckptfs_stat_of(fs, &n->id, n->ino, &ret->attr);
+    return 0;
+}
+
+static void look_up(const struct ckptfs_request *r)
+{
+    struct ckptfs *fs = fs_of(r->req);
+    struct ckptfs_found found;
+    struct fuse_entry_param e;
+    bool lasting;
+
+    int rc = ckptfs_tree_lookup(fs, r->node, r->name, &found, &lasting);
+    if (!rc)
+        rc = entry_of(fs, &found, &e);
+    if (rc == ENOENT && lasting) /* an inode number of 0 lets the kernel cache the absence */
+        e = (struct fuse_entry_param){.entry_timeout = ckptfs_name_timeout(true)};
+    else if (rc) {
+        (void)fuse_reply_err(r->req, rc);
+        return;
+    }
+    if (fuse_reply_entry(r->req, &e) < 0 && e.ino)
+        ckptfs_nodes_forget(&fs->nodes, e.ino, 1);
+}
+
+static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    const struct ckptfs_node *dir = node_of(req, parent);
+
+    if (!dir)
+        return;
+    add(&fs_of(req)->count.lookups, 1);
+    ckptfs_request_answer(
+        &(struct ckptfs_request){.answer = look_up, .req = req, .node = dir, .name = name});
+}
+
+static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
+{
+    ckptfs_nodes_forget(&fs_of(req)->nodes, ino, n);
+    fuse_reply_none(req);
+}
+
+static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
+{
+    for (size_t i = 0; i < count; i++)
+        ckptfs_nodes_forget(&fs_of(req)->nodes, forgets[i].ino, forgets[i].nlookup);
+    fuse_reply_none(req);
+}
+
+static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    const struct ckptfs_node *n = node_of(req, ino);
+    struct ckptfs *fs = fs_of(req);
+    struct ckptfs_id id;
+    struct stat st;
+
+    (void)fi;
+    if (!n)
+        return;
+    id = n->id;
+    if (id.kind == CKPTFS_ROOT)
+        id.mtime_ns = ckptfs_root_mtime(fs);
+    ckptfs_stat_of(fs, &id, n->ino, &st);
+    (void)fuse_reply_attr(req, &st, ckptfs_attr_timeout(id.kind));
+}
+
+static void op_readlink(fuse_req_t req, fuse_ino_t ino)
+{
+    const struct ckptfs_node *n = node_of(req, ino);
+
+    if (!n)
+        return;
+    if (n->id.kind == CKPTFS_LATEST)
+        (void)fuse_reply_readlink(req, n->id.path);
+    else
+        (void)fuse_reply_err(req, EINVAL);
+}
+
+/* Only called without default_permissions, which our mounts always set, but a remount could clear
+ * it. */
+static void op_access(fuse_req_t req, fuse_ino_t ino, int mask)
+{
+    const struct ckptfs_node *n = node_of(req, ino);
+
+    if (n)
+        (void)fuse_reply_err(req, mask & W_OK ? EROFS : 0);
+}
+
+/* ---- files ---- */
+
+static struct ckptfs_file *file_of(const struct fuse_file_info *fi)
+{
+    return (struct ckptfs_file *)(uintptr_t)fi->fh;
+}
+
+static void open_file(const struct ckptfs_request *r)
+{
+    struct ckptfs *fs = fs_of(r->req);
+    struct fuse_file_info fi = r->fi;
+    struct ckptfs_file *f;
+
+    int rc = ckptfs_file_open(fs, r->node, &f);
+    if (rc) {
+        (void)fuse_reply_err(r->req, rc);
+        return;
+    }
+    fi.fh = (uintptr_t)f;
+    fi.keep_cache = !ckptfs_file_uncached(f);
+    fi.direct_io = ckptfs_file_uncached(f) ||
+                   (fs->config->direct && (fs->negotiated.direct_mmap || (fi.flags & O_DIRECT)));
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 11)
+    fi.noflush = 1; /* nothing is ever written, so close need not send a request */
+#endif
+    add(&fs->count.opens, 1);
+    add(&fs->count.open_files, 1);
+    if (fuse_reply_open(r->req, &fi) < 0) { /* interrupted: the kernel will not release the file */
+        add(&fs->count.open_files, (uint64_t)-1);
+        ckptfs_file_close(fs, f);
+    }
+}
+
+static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    const struct ckptfs_node *n = node_of(req, ino);
+
+    if (!n)
+        return;
+    if ((fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC))
+        (void)fuse_reply_err(req, EROFS);
+    else
+        ckptfs_request_answer(
+            &(struct ckptfs_request){.answer = open_file, .req = req, .node = n, .fi = *fi});
+}
+
+static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    (void)ino;
+    add(&fs_of(req)->count.open_files, (uint64_t)-1);
+    ckptfs_file_close(fs_of(req), file_of(fi));
+    (void)fuse_reply_err(req, 0);
+}
+
+static void read_file(const struct ckptfs_request *r)
+{
+    struct ckptfs *fs = fs_of(r->req); /* a reply frees r->req */
+    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, r->size);
+    size_t len;
+
+    if (!buffer) {
+        (void)fuse_reply_err(r->req, ENOMEM);
+        return;
+    }
+    int rc = ckptfs_file_read(fs, file_of(&r->fi), buffer->mem, r->size, (uint64_t)r->off, &len);
+    if (rc) {
+        (void)fuse_reply_err(r->req, rc);
+    } else {
+        add(&fs->count.reads, 1);
+        add(&fs->count.read_bytes, len);
+        (void)fuse_reply_buf(r->req, buffer->mem, len);
+    }
+    ckptfs_buffer_put(&fs->buffers, buffer);
+}
+
+static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+                    struct fuse_file_info *fi)
+{
+    const struct ckptfs_request r = {
+        .answer = read_file, .req = req, .fi = *fi, .size = size, .off = off};
+    struct ckptfs_lanes lanes;
+
+    (void)ino;
+    if (ckptfs_file_waits(file_of(fi), &lanes))
+        ckptfs_request_dispatch(&r, &lanes);
+    else
+        read_file(&r);
+}
+
+/* ---- directories ---- */
+
+static struct ckptfs_listing *listing_of(const struct fuse_file_info *fi)
+{
+    return (struct ckptfs_listing *)(uintptr_t)fi->fh;
+}
+
+static void open_listing(const struct ckptfs_request *r)
+{
+    struct ckptfs *fs = fs_of(r->req);
+    struct fuse_file_info fi = r->fi;
+    struct ckptfs_listing *l;
+
+    int rc = ckptfs_listing_open(fs, r->node, &l);
+    if (rc) {
+        (void)fuse_reply_err(r->req, rc);
+        return;
+    }
+    fi.fh = (uintptr_t)l;
+    fi.keep_cache = fi.cache_readdir = ckptfs_listing_lasting(l);
+    if (fuse_reply_open(r->req, &fi) < 0)
+        ckptfs_listing_free(fs, l);
+}
+
+static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    const struct ckptfs_node *n = node_of(req, ino);
+
+    if (n)
+        ckptfs_request_answer(
+            &(struct ckptfs_request){.answer = open_listing, .req = req, .node = n, .fi = *fi});
+}
+
+static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    (void)ino;
+    ckptfs_listing_free(fs_of(req), listing_of(fi));
+    (void)fuse_reply_err(req, 0);
+}
+
+/* Append entry `pos` of a listing (0 and 1 are "." and "..") to buf. Returns the bytes that it
+ * takes, which is more than `room` if it did not fit; 0: the entry cannot be shown. */
+static size_t put_entry(fuse_req_t req, const struct ckptfs_listing *l, size_t pos, bool plus,
+                        char *buf, size_t room)
+{
+    struct ckptfs *fs = fs_of(req);
+    struct fuse_entry_param e = {.attr.st_mode = S_IFDIR, .attr.st_ino = FUSE_ROOT_ID};
+    const char *name = pos == 0 ? "." : pos == 1 ? ".." : ckptfs_listing_name(l, pos - 2);
+    struct ckptfs_found found;
+    size_t need;
+
+    if (pos >= 2) {
+        if (ckptfs_listing_find(l, pos - 2, &found))
+            return 0;
+        if (plus && entry_of(fs, &found, &e))
+            return 0;
+        if (!plus) {
+            e.attr.st_ino = ckptfs_ino(&found.id);
+            e.attr.st_mode = ckptfs_type_of(found.id.kind);
+        }
+    }
+    need = plus ? fuse_add_direntry_plus(req, buf, room, name, &e, (off_t)pos + 1)
+                : fuse_add_direntry(req, buf, room, name, &e.attr, (off_t)pos + 1);
+    if (need > room && plus && pos >= 2)
+        ckptfs_nodes_forget(&fs->nodes, e.ino, 1);
+    return need;
+}
+
+static void list(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
+{
+    struct ckptfs *fs = fs_of(req); /* a reply frees req */
+    struct ckptfs_listing *l = listing_of(fi);
+    struct ckptfs_buffer *buffer = ckptfs_buffer_get(&fs->buffers, size);
+    size_t used = 0;
+
+    if (!buffer) {
+        (void)fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    char *buf = buffer->mem;
+    for (size_t pos = (size_t)off, n = ckptfs_listing_count(l) + 2; pos < n; pos++) {
+        size_t need = put_entry(req, l, pos, plus, buf + used, size - used);
+        if (need > size - used)
+            break;
+        used += need;
+    }
+    (void)fuse_reply_buf(req, buf, used);
+    ckptfs_buffer_put(&fs->buffers, buffer);
+}
+
+static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+                       struct fuse_file_info *fi)
+{
+    (void)ino;
+    list(req, size, off, fi, false);
+}
+
+static void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+                           struct fuse_file_info *fi)
+{
+    (void)ino;
+    list(req, size, off, fi, true);
+}
+
+/* ---- extended attributes ---- */
+
+/* Reply with an attribute's value or with the list of attributes; with their length only, if the
+ * caller asked with size 0. */
+static void reply_attribute(fuse_req_t req, const char *value, size_t len, size_t size)
+{
+    if (size == 0)
+        (void)fuse_reply_xattr(req, len);
+    else if (len > size)
+        (void)fuse_reply_err(req, ERANGE);
+    else
+        (void)fuse_reply_buf(req, value, len);
+}
+
+/* The value of an attribute. A digest is only returned if it is known, never computed here, because
+ * tools ask for the attributes of every file that they list. */
+static int attribute(struct ckptfs *fs, const struct ckptfs_node *n, const char *name, char **ret)
+{
+    char digest[CKPTFS_DIGEST_TEXT];
+
+    if (strcmp(name, SOURCE_XATTR) == 0)
+        return ckptfs_tree_source(fs, n, ret);
+    if (strcmp(name, DIGEST_XATTR) != 0 || !ckptfs_digest_get(&fs->digests, n->ino, digest))
+        return ENODATA;
+    *ret = strdup(digest);
+    return *ret ? 0 : ENOMEM;
+}
+
+static void get_attribute(const struct ckptfs_request *r)
+{
+    ckpt_cleanup(ckpt_freep) char *value = NULL;
+
+    int rc = attribute(fs_of(r->req), r->node, r->name, &value);
+    if (rc)
+        (void)fuse_reply_err(r->req, rc);
+    else
+        reply_attribute(r->req, value, strlen(value), r->size);
+}
+
+static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
+{
+    const struct ckptfs_node *n = node_of(req, ino);
+    const struct ckptfs_request r = {
+        .answer = get_attribute, .req = req, .node = n, .size = size, .name = name};
+
+    if (!n)
+        return;
+    if (strcmp(name, SOURCE_XATTR) ==
+        0) /* needs the view; tools ask every file for other attributes */
+        ckptfs_request_answer(&r);
+    else
+        get_attribute(&r);
+}
+
+/* Does not open a view, so the list is the same for a step that cannot be read. */
+static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
+{
+    static const char names[] = SOURCE_XATTR "\0" DIGEST_XATTR;
+    const struct ckptfs_node *n = node_of(req, ino);
+    char digest[CKPTFS_DIGEST_TEXT];
+
+    if (!n)
+        return;
+    bool has = n->id.kind == CKPTFS_STEP || n->id.kind == CKPTFS_DIR || n->id.kind == CKPTFS_FILE;
+    bool known = has && ckptfs_digest_get(&fs_of(req)->digests, n->ino, digest);
+    reply_attribute(req, names, known ? sizeof names : has ? sizeof SOURCE_XATTR : 0, size);
+}
+
+/* ---- everything that would change something ---- */
+
+static void refuse(fuse_req_t req) { (void)fuse_reply_err(req, EROFS); }
+
+static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
+                       struct fuse_file_info *fi)
+{
+    (void)ino, (void)attr, (void)to_set, (void)fi;
+    refuse(req);
+}
+
+static void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)
+{
+    (void)parent, (void)name, (void)mode, (void)rdev;
+    refuse(req);
+}
+
+static void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
+{
+    (void)parent, (void)name, (void)mode;
+    refuse(req);
+}
+
+static void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    (void)parent, (void)name;
+    refuse(req);
+}
+
+static void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent, const char *name)
+{
+    (void)link, (void)parent, (void)name;
+    refuse(req);
+}
+
+static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t newparent,
+                      const char *newname, unsigned int flags)
+{
+    (void)parent, (void)name, (void)newparent, (void)newname, (void)flags;
+    refuse(req);
+}
+
+static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *newname)
+{
+    (void)ino, (void)newparent, (void)newname;
+    refuse(req);
+}
+
+static void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
+                     struct fuse_file_info *fi)
+{
+    (void)ino, (void)buf, (void)size, (void)off, (void)fi;
+    refuse(req);
+}
+
+static void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value,
+                        size_t size, int flags)
+{
+    (void)ino, (void)name, (void)value, (void)size, (void)flags;
+    refuse(req);
+}
+
+static void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
+{
+    (void)ino, (void)name;
+    refuse(req);
+}
+
+static void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+                      struct fuse_file_info *fi)
+{
+    (void)parent, (void)name, (void)mode, (void)fi;
+    refuse(req);
+}
+
+static void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
+                         struct fuse_file_info *fi)
+{
+    (void)ino, (void)mode, (void)offset, (void)length, (void)fi;
+    refuse(req);
+}
+
+const struct fuse_lowlevel_ops ckptfs_ops = {
+    .init = op_init,
+    .statfs = op_statfs,
+    .lookup = op_lookup,
+    .forget = op_forget,
+    .forget_multi = op_forget_multi,
+    .getattr = op_getattr,
+    .readlink = op_readlink,
+    .access = op_access,
+    .open = op_open,
+    .read = op_read,
+    .release = op_release,
+    .opendir = op_opendir,
+    .readdir = op_readdir,
+    .readdirplus = op_readdirplus,
+    .releasedir = op_releasedir,
+    .getxattr = op_getxattr,
+    .listxattr = op_listxattr,
+    .setattr = op_setattr,
+    .mknod = op_mknod,
+    .mkdir = op_mkdir,
+    .unlink = op_unlink,
+    .rmdir = op_unlink,
+    .symlink = op_symlink,
+    .rename = op_rename,
+    .link = op_link,
+    .write = op_write,
+    .setxattr = op_setxattr,
+    .removexattr = op_removexattr,
+    .create = op_create,
+    .fallocate = op_fallocate,
+};

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* /sys/class/bdi/MAJ:MIN/read_ahead_kb. */
+#include "mount/readahead.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "mount/mounts.h"
+
+static unsigned read_back(const char *path)
+{
+    ckpt_cleanup(ckpt_closep) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    char text[32] = "";
+
+    if (fd < 0 || read(fd, text, sizeof text - 1) <= 0)
+        return 0;
+    return (unsigned)strtoul(text, NULL, 10);
+}
+
+static bool write_text(const char *path, const char *text)
+{
+    ckpt_cleanup(ckpt_closep) int fd = open(path, O_WRONLY | O_CLOEXEC);
+    return fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+}
+
+void ckptfs_readahead_set(const struct ckptfs_config *config, struct ckptfs_negotiated *n)
+{
+    const unsigned want = config->readahead_kib;
+    struct ckptfs_mountinfo info;
+    char path[80], text[16];
+
+    if (!ckptfs_mountinfo_find(config->mountpoint, &info))
+        return;
+    (void)snprintf(n->dev, sizeof n->dev, "%s", info.dev);
+    (void)snprintf(path, sizeof path, "/sys/class/bdi/%s/read_ahead_kb", info.dev);
+    (void)snprintf(text, sizeof text, "%u", want);
+    if (want)
+        n->readahead_refused = !write_text(path, text);
+    n->readahead_kib = read_back(path);
+}

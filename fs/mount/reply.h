@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Converting results to FUSE replies: error codes, attributes, timeouts. */
+#ifndef CKPT_FS_MOUNT_REPLY_H
+#define CKPT_FS_MOUNT_REPLY_H
+
+#include <fuse_lowlevel.h>
+
+#include "mount/mount.h"
+
+/* The errno for an error of the library. This function is the only place that chooses it. */
+int ckptfs_errno(const struct ckpt_err *err);
+
+/* The errno for a failed read of a file, which is never ENOENT or the like, because the virtual
+ * file does exist. */
+int ckptfs_read_errno(const struct ckpt_err *err);
+
+/* Fill in the attributes of a node. */
+void ckptfs_stat_of(const struct ckptfs *fs, const struct ckptfs_id *id, uint64_t ino,
+                    struct stat *ret);
+
+/* S_IFDIR, S_IFREG or S_IFLNK. */
+mode_t ckptfs_type_of(enum ckptfs_kind kind);
+
+/* For how many seconds the kernel may cache the attributes of such a node. */
+double ckptfs_attr_timeout(enum ckptfs_kind kind);
+
+/* For how many seconds the kernel may cache a name. */
+double ckptfs_name_timeout(bool lasting);
+
+#endif

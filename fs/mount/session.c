@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Open, mount, announce, serve, unmount. */
+#include "mount/session.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <fuse_lowlevel.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "mount/daemon.h"
+#include "mount/mount.h"
+#include "mount/mounter.h"
+#include "mount/mounts.h"
+#include "mount/ops.h"
+#include "mount/privilege.h"
+#include "mount/sandbox.h"
+#include "mount/signals.h"
+#include "mount/tree.h"
+
+static struct fuse_session *session_new(struct ckptfs *fs)
+{
+    struct fuse_session *se = NULL;
+    struct fuse_args args;
+
+    if (ckptfs_session_args(fs->config, &args) < 0)
+        return NULL;
+    se = fuse_session_new(&args, &ckptfs_ops, sizeof ckptfs_ops, fs);
+    fuse_opt_free_args(&args);
+    return se;
+}
+
+/* Answer INIT, which the kernel sends when it mounts, before the mount is announced: the read-ahead
+ * can be set only after it. */
+static int answer_init(struct fuse_session *se, struct ckpt_err *err)
+{
+    struct fuse_buf buf = {0};
+    int n;
+
+    do
+        n = fuse_session_receive_buf(se, &buf);
+    while (n == -EINTR);
+    if (n > 0)
+        fuse_session_process_buf(se, &buf);
+    free(buf.mem);
+    if (n == 0 || n == -ECONNABORTED)
+        return ckpt_fail(err, CKPT_IO, "it was unmounted before it served anything");
+    if (n < 0 || fuse_session_exited(se))
+        return ckpt_fail(err, CKPT_IO, "the kernel's FUSE does not answer as expected");
+    return 0;
+}
+
+static void describe(const struct ckptfs *fs)
+{
+    const struct ckptfs_negotiated *n = &fs->negotiated;
+    const struct ckptfs_config *c = fs->config;
+    char sandbox[64];
+
+    ckptfs_logf(fs->log, CKPT_INFO, "%s on %s: ckptfs %s, libfuse %s, protocol %u.%u", c->run,
+                c->mountpoint, ckpt_version(), fuse_pkgversion(), n->proto_major, n->proto_minor);
+    ckptfs_logf(fs->log, CKPT_INFO, "sandbox: %s",
+                ckptfs_sandbox_text(&fs->sandbox, sandbox, sizeof sandbox));
+    ckptfs_logf(fs->log, CKPT_INFO, "requests up to %u KiB, %u threads, read-ahead %u KiB, io=%s",
+                n->max_read / 1024, c->threads, n->readahead_kib,
+                c->direct ? "direct" : "buffered");
+    if (c->readahead_kib > n->readahead_kib && *n->dev)
+        ckptfs_logf(fs->log, CKPT_INFO,
+                    "to make sequential reads a third faster: "
+                    "echo %u | sudo tee /sys/class/bdi/%s/read_ahead_kb",
+                    c->readahead_kib, n->dev);
+    if (c->direct && !n->direct_mmap)
+        ckptfs_logf(fs->log, CKPT_WARNING,
+                    "io=direct holds only for files opened with O_DIRECT: to map files as well it "
+                    "needs libfuse 3.16 and Linux 6.6 (here libfuse %s, protocol %u.%u)",
+                    fuse_pkgversion(), n->proto_major, n->proto_minor);
+    if (c->null_reads)
+        ckptfs_logf(fs->log, CKPT_WARNING, "-o null: every file reads as one repeated byte");
+}
+
+/* Requests are served until the mount ends, which reading the connection tells by ENODEV: libfuse
+ * returns 0. If it ends while a request is being handed over, or by an abort, the kernel says
+ * ECONNABORTED instead. */
+static int loop(struct ckptfs *fs, struct fuse_session *se)
+{
+#if FUSE_USE_VERSION >= FUSE_MAKE_VERSION(3, 12)
+    struct fuse_loop_config *config = fuse_loop_cfg_create();
+
+    if (!config)
+        return -ENOMEM;
+    fuse_loop_cfg_set_max_threads(config, fs->config->threads);
+    int rc = fuse_session_loop_mt(se, config);
+    fuse_loop_cfg_destroy(config);
+#else
+    struct fuse_loop_config config = {.max_idle_threads = fs->config->threads};
+    int rc = fuse_session_loop_mt(se, &config);
+#endif
+    return rc == -ECONNABORTED ? 0 : rc;
+}
+
+/* Is the session still mounted? If it was unmounted or its connection aborted from outside, another
+ * mount may be at the path by now. */
+static bool is_mounted(const struct fuse_session *se)
+{
+    struct pollfd connection = {.fd = fuse_session_fd((struct fuse_session *)se)};
+
+    return poll(&connection, 1, 0) <= 0 || !(connection.revents & POLLERR);
+}
+
+static void unmount(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter)
+{
+    struct ckpt_err err = {0};
+
+    if (is_mounted(se) && ckptfs_mounter_unmount(mounter, &err) < 0)
+        ckptfs_logf(fs->log, CKPT_WARNING, "%s; fusermount3 -u %s does it", err.text,
+                    fs->config->mountpoint);
+}
+
+/* Serve the finished mount until it ends. */
+static int serve(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter,
+                 struct ckptfs_log *log, struct ckptfs_announcement *news, struct ckpt_err *err)
+{
+    struct ckptfs_signals signals;
+
+    if (ckptfs_refresh_start(&fs->refresh, err) < 0)
+        return -1;
+    if (ckptfs_signals_start(&signals, fs, se, mounter, err) < 0) {
+        ckptfs_refresh_stop(&fs->refresh);
+        return -1;
+    }
+    if (news->ready >= 0) {
+        ckptfs_mounter_detach(mounter);
+        log->relay = mounter->fd;
+    }
+    ckptfs_announce(news);
+    describe(fs);
+    int rc = loop(fs, se);
+    ckptfs_dispatch_stop(&fs->dispatch);
+    unmount(fs, se, mounter);
+    ckptfs_refresh_stop(&fs->refresh);
+    bool asked = atomic_load(&signals.quitting);
+    ckptfs_signals_stop(&signals);
+    if (rc < 0 && !asked)
+        return ckpt_fail_errno(err, -rc, "serving %s", fs->config->mountpoint);
+    return 0;
+}
+
+/* Is fusermount3 missing, without which only root can mount? libfuse looks for it where it was
+ * installed, and in PATH. */
+static bool lacks_fusermount(void)
+{
+    static const char *const paths[] = {"/usr/bin/fusermount3", "/bin/fusermount3",
+                                        "/usr/local/bin/fusermount3"};
+
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        if (access(paths[i], X_OK) == 0)
+            return false;
+    return geteuid() != 0;
+}
+
+/* Make the session on the connection that the mounter has opened. */
+static int mount_session(struct ckptfs *fs, struct fuse_session *se, struct ckptfs_mounter *mounter,
+                         struct ckptfs_config *config, struct ckpt_err *err)
+{
+    char path[32];
+    int fd = -1;
+
+    ckptfs_signals_block();
+    int rc = ckptfs_mounter_mount(mounter, &fd, err);
+    ckptfs_mountpoint_unlock(config);
+    if (rc < 0) {
+        (void)ckpt_fail(
+            err, CKPT_IO, "mounting on %s failed%s", fs->config->mountpoint,
+            lacks_fusermount() ? ": fusermount3 is not installed (Debian's package fuse3)" : "");
+        return -1;
+    }
+    (void)snprintf(path, sizeof path, "/dev/fd/%d", fd);
+    if (fuse_session_mount(se, path) == 0)
+        return 0;
+    (void)close(fd);
+    (void)ckptfs_mounter_unmount(mounter, NULL);
+    return ckpt_fail(err, CKPT_IO, "libfuse did not accept the connection");
+}
+
+static int mount_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
+                           struct ckptfs_config *config, struct ckptfs_log *log,
+                           struct ckptfs_announcement *news, struct ckpt_err *err)
+{
+    struct fuse_session *se = session_new(fs);
+    int rc = -1;
+
+    if (!se)
+        return ckpt_fail(err, CKPT_USAGE, "FUSE did not accept the options");
+    if (mount_session(fs, se, mounter, config, err) == 0) {
+        if (answer_init(se, err) == 0) {
+            ckptfs_mounter_readahead(mounter, &fs->negotiated);
+            rc = serve(fs, se, mounter, log, news, err);
+        }
+        if (rc < 0)
+            unmount(fs, se, mounter);
+    }
+    fuse_session_destroy(se);
+    return rc;
+}
+
+/* Drop all privileges and enter the sandbox, before a checkpoint's files are read. */
+static int confine(struct ckptfs *fs, struct ckpt_err *err)
+{
+    if (ckptfs_privilege_drop(err) < 0)
+        return -1;
+    return fs->config->sandbox ? ckptfs_sandbox_enter(fs->config, &fs->sandbox, err) : 0;
+}
+
+static int open_and_serve(struct ckptfs *fs, struct ckptfs_mounter *mounter,
+                          struct ckptfs_config *config, struct ckptfs_log *log,
+                          struct ckptfs_announcement *news, struct ckpt_err *err)
+{
+    if (ckptfs_nodes_init(&fs->nodes) < 0 ||
+        ckptfs_dispatch_init(&fs->dispatch, config->threads) < 0)
+        return ckpt_nomem(err);
+    int rc = ckptfs_refresh_open(&fs->refresh, config, log, &fs->sandbox, err);
+    if (rc == 0)
+        rc = mount_and_serve(fs, mounter, config, log, news, err);
+    ckptfs_tree_close(fs);
+    ckptfs_refresh_release(&fs->refresh);
+    ckptfs_nodes_release(&fs->nodes);
+    ckptfs_buffers_release(&fs->buffers);
+    ckptfs_dispatch_release(&fs->dispatch);
+    return rc;
+}
+
+int ckptfs_session(struct ckptfs_config *config, struct ckptfs_log *log, int ready,
+                   struct ckpt_err *err)
+{
+    struct ckptfs fs = {.config = config,
+                        .log = log,
+                        .buffers = {.constant = config->null_reads},
+                        .started = time(NULL)};
+    struct ckptfs_announcement news;
+    struct ckptfs_mounter mounter;
+    int rc = -1;
+
+    if (ckptfs_mounter_start(&mounter, config, log, err) < 0)
+        return -1;
+    ckptfs_announcement_open(&news, ready);
+    if (confine(&fs, err) == 0)
+        rc = open_and_serve(&fs, &mounter, config, log, &news, err);
+    if (rc < 0 && log->relay >= 0)
+        ckptfs_logf(log, CKPT_ERROR, "%s", err->text);
+    log->relay = -1;
+    ckptfs_mounter_stop(&mounter);
+    return rc;
+}

@@ -1,0 +1,532 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names, listings and contents of the mounted tree. */
+#include "mount/tree.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/ckd.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "mount/control.h"
+#include "mount/reply.h"
+#include "view.h"
+
+static const char CONTROL_NAME[] = ".ckptfs", LATEST_NAME[] = "latest",
+                  ERROR_NAME[] = "CKPTFS-ERROR.txt";
+
+/* Lanes of requests (dispatch.h) are hashes whose seed is the kind of work. */
+enum { OPENING = 1, COMPUTING, READING };
+
+static uint64_t hash(const char *text, uint64_t seed)
+{
+    return XXH3_64bits_withSeed(text, strlen(text), seed);
+}
+
+static struct ckptfs_id id_of_step(const struct ckpt_step *s)
+{
+    return (struct ckptfs_id){.kind = CKPTFS_STEP,
+                              .generation = s->generation,
+                              .step = s->name,
+                              .path = "",
+                              .mtime_ns = s->mtime_ns};
+}
+
+static struct ckptfs_id id_of_latest(const struct ckpt_step *s)
+{
+    return (struct ckptfs_id){.kind = CKPTFS_LATEST,
+                              .step = "",
+                              .path = s->name,
+                              .size = strlen(s->name),
+                              .mtime_ns = s->mtime_ns};
+}
+
+static struct ckptfs_id id_of_vnode(const struct ckpt_view *view, const char *step,
+                                    const struct ckpt_node *node, const char *path)
+{
+    bool dir = ckpt_node_is_dir(node);
+    return (struct ckptfs_id){.kind = dir ? CKPTFS_DIR : CKPTFS_FILE,
+                              .generation = ckpt_view_generation(view),
+                              .step = step,
+                              .path = path,
+                              .size = dir ? 0 : ckpt_node_size(node),
+                              .mtime_ns = ckpt_node_mtime_ns(node)};
+}
+
+/* The text of CKPTFS-ERROR.txt; the caller frees it. */
+static char *error_text(const struct ckpt_err *err)
+{
+    return ckpt_asprintf("%s: %s\n", ckpt_code_name(err->code), err->text);
+}
+
+static int id_of_error(const struct ckptfs_id *dir, const struct ckpt_err *err,
+                       struct ckptfs_id *ret)
+{
+    ckpt_cleanup(ckpt_freep) char *text = error_text(err);
+
+    if (!text)
+        return ENOMEM;
+    *ret = (struct ckptfs_id){.kind = CKPTFS_ERROR,
+                              .generation = XXH3_64bits(text, strlen(text)),
+                              .step = dir->step,
+                              .path = ERROR_NAME,
+                              .size = strlen(text),
+                              .mtime_ns = dir->mtime_ns};
+    return 0;
+}
+
+/* Does dir show the root of a view? */
+static bool is_view_root(struct ckptfs *fs, const struct ckptfs_node *dir)
+{
+    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = NULL;
+
+    if (dir->id.kind != CKPTFS_ROOT)
+        return dir->id.kind == CKPTFS_STEP;
+    steps = ckptfs_steps_hold(&fs->refresh);
+    return steps && !steps->folder;
+}
+
+static int lookup_in_view(struct ckptfs *fs, const struct ckptfs_node *dir, const char *name,
+                          struct ckptfs_found *ret, bool *ret_lasting)
+{
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    struct ckpt_err err = {0};
+    int n = snprintf(ret->text, sizeof ret->text, "%s%s%s", dir->id.path, *dir->id.path ? "/" : "",
+                     name);
+
+    if (n < 0 || (size_t)n >= sizeof ret->text)
+        return ENAMETOOLONG;
+    if (ckptfs_view_of_node(&fs->refresh, &dir->id, &view, &err) < 0) {
+        if (err.code == CKPT_STALE || err.code == CKPT_NOMEM || *dir->id.path)
+            return ckptfs_errno(&err);
+        return strcmp(name, ERROR_NAME) == 0 ? id_of_error(&dir->id, &err, &ret->id) : ENOENT;
+    }
+    /* The root's inode stays when its checkpoint is saved again, so its names are never permanent.
+     */
+    *ret_lasting = ret->lasting = dir->id.kind != CKPTFS_ROOT;
+    const struct ckpt_node *node = ckpt_view_find(view, ret->text);
+    if (!node)
+        return ENOENT;
+    ret->id = id_of_vnode(view, dir->id.step, node, ret->text);
+    return 0;
+}
+
+static int copy_text(struct ckptfs_found *ret, const char **text)
+{
+    size_t n = strlen(*text) + 1;
+
+    if (n > sizeof ret->text)
+        return ENAMETOOLONG;
+    *text = memcpy(ret->text, *text, n);
+    return 0;
+}
+
+static int lookup_step(struct ckptfs *fs, const char *name, struct ckptfs_found *ret)
+{
+    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
+    const struct ckpt_step *s;
+
+    if (!steps)
+        return ENOENT;
+    if ((s = ckptfs_steps_find(steps, name))) {
+        ret->id = id_of_step(s);
+        return copy_text(ret, &ret->id.step);
+    }
+    if (strcmp(name, LATEST_NAME) == 0 && (s = ckptfs_steps_latest(steps))) {
+        ret->id = id_of_latest(s);
+        return copy_text(ret, &ret->id.path);
+    }
+    return ENOENT;
+}
+
+int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const char *name,
+                       struct ckptfs_found *ret, bool *ret_lasting)
+{
+    ret->lasting = *ret_lasting = false;
+    switch (dir->id.kind) {
+    case CKPTFS_ROOT:
+        if (strcmp(name, CONTROL_NAME) == 0) {
+            ret->id = (struct ckptfs_id){.kind = CKPTFS_CONTROL, .step = "", .path = ""};
+            return 0;
+        }
+        return is_view_root(fs, dir) ? lookup_in_view(fs, dir, name, ret, ret_lasting)
+                                     : lookup_step(fs, name, ret);
+    case CKPTFS_STEP:
+    case CKPTFS_DIR:
+        return lookup_in_view(fs, dir, name, ret, ret_lasting);
+    case CKPTFS_CONTROL:
+    case CKPTFS_EXPLAIN_DIR:
+    case CKPTFS_DIGEST_DIR:
+        ret->id = (struct ckptfs_id){.step = "", .path = name};
+        return ckptfs_control_lookup(fs, dir->id.kind, name, &ret->id.kind);
+    default:
+        return ENOTDIR;
+    }
+}
+
+/* ---- handles ---- */
+
+static void enlist(struct ckptfs *fs, struct ckptfs_handle *h)
+{
+    (void)pthread_mutex_lock(&fs->handles.lock);
+    h->prev = NULL;
+    h->next = fs->handles.first;
+    if (h->next)
+        h->next->prev = h;
+    fs->handles.first = h;
+    (void)pthread_mutex_unlock(&fs->handles.lock);
+}
+
+static void delist(struct ckptfs *fs, struct ckptfs_handle *h)
+{
+    (void)pthread_mutex_lock(&fs->handles.lock);
+    if (h->next)
+        h->next->prev = h->prev;
+    if (h->prev)
+        h->prev->next = h->next;
+    else
+        fs->handles.first = h->next;
+    (void)pthread_mutex_unlock(&fs->handles.lock);
+}
+
+void ckptfs_tree_close(struct ckptfs *fs)
+{
+    for (struct ckptfs_handle *h; (h = fs->handles.first);) {
+        if (h->is_listing)
+            ckptfs_listing_free(fs, (struct ckptfs_listing *)h);
+        else
+            ckptfs_file_close(fs, (struct ckptfs_file *)h);
+    }
+}
+
+/* ---- listings ---- */
+
+/* A listing has exactly one source of names: a directory of a view, a list of steps, or a fixed
+ * set. */
+struct ckptfs_listing {
+    struct ckptfs_handle
+        handle; /* must be the first member, because ckptfs_tree_close casts to it */
+    const struct ckptfs_node *dir; /* the kernel holds it while it is open */
+    struct ckpt_view *view;
+    const struct ckpt_node *vdir;
+    struct ckptfs_steps *steps;
+    struct ckpt_err err; /* the step cannot be read: the only entry is CKPTFS-ERROR.txt */
+    bool failed;
+    bool latest; /* the symlink "latest" follows the steps */
+    const char *const *fixed;
+    size_t n;
+};
+
+static int list_view(struct ckptfs *fs, struct ckptfs_listing *l)
+{
+    const struct ckptfs_node *dir = l->dir;
+
+    if (ckptfs_view_of_node(&fs->refresh, &dir->id, &l->view, &l->err) < 0) {
+        if (l->err.code == CKPT_STALE || l->err.code == CKPT_NOMEM || *dir->id.path)
+            return ckptfs_errno(&l->err);
+        l->failed = true;
+        l->n = 1;
+        return 0;
+    }
+    l->vdir = *dir->id.path ? ckpt_view_find(l->view, dir->id.path) : ckpt_view_root(l->view);
+    if (!l->vdir)
+        return ESTALE;
+    l->n = ckpt_node_children(l->vdir);
+    return 0;
+}
+
+static int list_steps(struct ckptfs *fs, struct ckptfs_listing *l)
+{
+    l->steps = ckptfs_steps_hold(&fs->refresh);
+    if (!l->steps)
+        return 0;
+    l->latest = ckptfs_steps_latest(l->steps) && !ckptfs_steps_find(l->steps, LATEST_NAME);
+    l->n = l->steps->n + l->latest;
+    return 0;
+}
+
+int ckptfs_listing_open(struct ckptfs *fs, const struct ckptfs_node *dir,
+                        struct ckptfs_listing **ret)
+{
+    struct ckptfs_listing *l = calloc(1, sizeof *l);
+    int rc;
+
+    if (!l)
+        return ENOMEM;
+    l->dir = dir;
+    l->handle.is_listing = true;
+    enlist(fs, &l->handle);
+    switch (dir->id.kind) {
+    case CKPTFS_CONTROL:
+    case CKPTFS_EXPLAIN_DIR:
+    case CKPTFS_DIGEST_DIR:
+        l->n = ckptfs_control_names(dir->id.kind, &l->fixed);
+        rc = 0;
+        break;
+    default:
+        rc = dir->id.kind != CKPTFS_ROOT || is_view_root(fs, dir) ? list_view(fs, l)
+                                                                  : list_steps(fs, l);
+    }
+    if (rc) {
+        ckptfs_listing_free(fs, l);
+        return rc;
+    }
+    *ret = l;
+    return 0;
+}
+
+void ckptfs_listing_free(struct ckptfs *fs, struct ckptfs_listing *l)
+{
+    if (!l)
+        return;
+    delist(fs, &l->handle);
+    ckpt_view_release(l->view);
+    ckptfs_steps_release(l->steps);
+    free(l);
+}
+
+size_t ckptfs_listing_count(const struct ckptfs_listing *l) { return l->n; }
+
+bool ckptfs_listing_lasting(const struct ckptfs_listing *l)
+{
+    return l->vdir && l->dir->id.kind != CKPTFS_ROOT;
+}
+
+const char *ckptfs_listing_name(const struct ckptfs_listing *l, size_t i)
+{
+    if (l->failed)
+        return ERROR_NAME;
+    if (l->vdir)
+        return ckpt_node_name(ckpt_node_child(l->vdir, i));
+    if (l->steps)
+        return i < l->steps->n ? l->steps->step[i].name : LATEST_NAME;
+    return l->fixed[i];
+}
+
+int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_found *ret)
+{
+    const struct ckptfs_id *dir = &l->dir->id;
+
+    ret->lasting = ckptfs_listing_lasting(l);
+    if (l->failed)
+        return id_of_error(dir, &l->err, &ret->id);
+    if (l->vdir) {
+        const struct ckpt_node *node = ckpt_node_child(l->vdir, i);
+        int n = snprintf(ret->text, sizeof ret->text, "%s%s%s", dir->path, *dir->path ? "/" : "",
+                         ckpt_node_name(node));
+        if (n < 0 || (size_t)n >= sizeof ret->text)
+            return ENAMETOOLONG;
+        ret->id = id_of_vnode(l->view, dir->step, node, ret->text);
+        return 0;
+    }
+    if (l->steps) {
+        ret->id = i < l->steps->n ? id_of_step(&l->steps->step[i])
+                                  : id_of_latest(ckptfs_steps_latest(l->steps));
+        return 0;
+    }
+    ret->id = (struct ckptfs_id){.step = "", .path = l->fixed[i]};
+    return ckptfs_control_kind(dir->kind, l->fixed[i], &ret->id.kind);
+}
+
+/* ---- contents ---- */
+
+struct ckptfs_file {
+    struct ckptfs_handle handle; /* must be the first member, as above */
+    struct ckpt_view *view;
+    const struct ckpt_node *node; /* if view is NULL, the file's text: */
+    char *text;
+    uint64_t size;
+    const char *name; /* name for the log; belongs to the node, which the kernel holds while the
+                         file is open */
+    const char *step;
+    struct ckptfs_lanes lanes; /* lanes of its reads */
+    atomic_flag complained;    /* one log line per open file is enough */
+};
+
+static int open_error(struct ckptfs *fs, const struct ckptfs_node *node, char **ret)
+{
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    struct ckpt_err err = {0};
+
+    if (ckptfs_view_of(&fs->refresh, node->id.step, &view, &err) == 0)
+        return ESTALE; /* the step has become readable since */
+    if (!(*ret = error_text(&err)))
+        return ENOMEM;
+    return XXH3_64bits(*ret, strlen(*ret)) == node->id.generation ? 0 : ESTALE;
+}
+
+static int open_vfile(struct ckptfs *fs, const struct ckptfs_node *node, struct ckptfs_file *f)
+{
+    struct ckpt_err err = {0};
+
+    if (ckptfs_view_of_node(&fs->refresh, &node->id, &f->view, &err) < 0)
+        return ckptfs_errno(&err);
+    f->node = ckpt_view_find(f->view, node->id.path);
+    if (!f->node)
+        return ESTALE;
+    f->size = ckpt_node_size(f->node);
+    return 0;
+}
+
+static int open_content(struct ckptfs *fs, const struct ckptfs_node *node, struct ckptfs_file *f)
+{
+    int rc;
+
+    switch (node->id.kind) {
+    case CKPTFS_FILE:
+        return open_vfile(fs, node, f);
+    case CKPTFS_ERROR:
+        rc = open_error(fs, node, &f->text);
+        break;
+    default:
+        rc = ckptfs_control_text(fs, &node->id, &f->text);
+    }
+    if (!rc)
+        f->size = strlen(f->text);
+    return rc;
+}
+
+int ckptfs_file_open(struct ckptfs *fs, const struct ckptfs_node *node, struct ckptfs_file **ret)
+{
+    struct ckptfs_file *f = calloc(1, sizeof *f);
+    int rc;
+
+    if (!f)
+        return ENOMEM;
+    enlist(fs, &f->handle);
+    atomic_flag_clear(&f->complained);
+    f->name = node->id.path;
+    f->step = node->id.step;
+    f->lanes = (struct ckptfs_lanes){.step = hash(f->step, READING),
+                                     .file = hash(f->name, hash(f->step, READING)),
+                                     .file_jobs = CKPTFS_FILE_JOBS};
+    if ((rc = open_content(fs, node, f)) != 0) {
+        ckptfs_file_close(fs, f);
+        return rc;
+    }
+    *ret = f;
+    return 0;
+}
+
+void ckptfs_file_close(struct ckptfs *fs, struct ckptfs_file *f)
+{
+    if (!f)
+        return;
+    delist(fs, &f->handle);
+    ckpt_view_release(f->view);
+    free(f->text);
+    free(f);
+}
+
+bool ckptfs_file_uncached(const struct ckptfs_file *f) { return !f->view; }
+
+/* Read from a view. The kernel takes a short reply for the end of the file and silently truncates
+ * its cached size, so the library's promise never to read short is checked here too. */
+static int read_view(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t len, uint64_t off,
+                     size_t *ret_len)
+{
+    struct ckpt_err err = {0};
+
+    *ret_len = 0;
+    if (ckpt_node_pread(f->view, f->node, buf, len, off, ret_len, &err) == 0) {
+        if (*ret_len == len || off + *ret_len >= f->size)
+            return 0;
+        (void)ckpt_fail(&err, CKPT_IO, "%s: %zu of %zu bytes at offset %llu", f->name, *ret_len,
+                        len, (unsigned long long)off);
+    }
+    atomic_fetch_add_explicit(&fs->count.errors, 1, memory_order_relaxed);
+    /* the library logs once per view that a shard has changed */
+    if (!atomic_flag_test_and_set(&f->complained) && err.code != CKPT_STALE)
+        ckptfs_logf(fs->log, CKPT_ERROR, "reading %s%s%s", f->step, *f->step ? "/" : "",
+                    err.text); /* the text begins with the file's name */
+    return ckptfs_read_errno(&err);
+}
+
+int ckptfs_file_read(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t len, uint64_t off,
+                     size_t *ret_len)
+{
+    if (f->view && !fs->config->null_reads)
+        return read_view(fs, f, buf, len, off, ret_len);
+    *ret_len = off < f->size ? (size_t)ckpt_min_u64(len, f->size - off) : 0;
+    if (f->text && *ret_len)
+        memcpy(buf, f->text + off, *ret_len);
+    return 0;
+}
+
+/* The lanes of a request: all that open the same step share a lane, and so do all that compute
+ * something for .ckptfs. */
+static struct ckptfs_lanes lanes_of(const char *step, int what)
+{
+    const uint64_t key = hash(step, (uint64_t)what);
+
+    return (struct ckptfs_lanes){.step = key,
+                                 .file = hash("", key),
+                                 .file_jobs =
+                                     what == OPENING ? CKPTFS_OPEN_JOBS : CKPTFS_FILE_JOBS};
+}
+
+bool ckptfs_tree_waits(struct ckptfs *fs, const struct ckptfs_node *node,
+                       struct ckpt_view **ret_view, struct ckptfs_lanes *ret)
+{
+    *ret_view = NULL;
+    switch (node->id.kind) {
+    case CKPTFS_LATEST:
+    case CKPTFS_CONTROL:
+    case CKPTFS_STATS:
+        return false;
+    case CKPTFS_ROOT:
+        if (!is_view_root(fs, node))
+            return false;
+        break;
+    case CKPTFS_STEP:
+    case CKPTFS_DIR:
+    case CKPTFS_FILE:
+    case CKPTFS_ERROR:
+        break;
+    case CKPTFS_EXPLAIN_DIR:
+    case CKPTFS_EXPLAIN:
+    case CKPTFS_DIGEST_DIR:
+    case CKPTFS_DIGEST:
+        *ret = lanes_of("", COMPUTING);
+        return true;
+    }
+    *ret = lanes_of(node->id.step, OPENING);
+    *ret_view = ckptfs_view_held(&fs->refresh, node->id.step);
+    return *ret_view == NULL;
+}
+
+bool ckptfs_file_waits(const struct ckptfs_file *f, struct ckptfs_lanes *ret)
+{
+    *ret = f->lanes;
+    return f->view != NULL;
+}
+
+int ckptfs_tree_source(struct ckptfs *fs, const struct ckptfs_node *node, char **ret)
+{
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    enum ckptfs_kind kind = node->id.kind;
+
+    if (kind != CKPTFS_STEP && kind != CKPTFS_DIR && kind != CKPTFS_FILE &&
+        !(kind == CKPTFS_ROOT && is_view_root(fs, node)))
+        return ENODATA;
+    if (ckptfs_view_of_node(&fs->refresh, &node->id, &view, NULL) < 0)
+        return ENODATA;
+    *ret = strdup(ckpt_view_source(view));
+    return *ret ? 0 : ENOMEM;
+}
+
+int64_t ckptfs_root_mtime(struct ckptfs *fs)
+{
+    ckpt_cleanup(ckptfs_stepsp) struct ckptfs_steps *steps = ckptfs_steps_hold(&fs->refresh);
+    int64_t newest = 0;
+
+    for (size_t i = 0; steps && i < steps->n; i++)
+        if (steps->step[i].mtime_ns > newest)
+            newest = steps->step[i].mtime_ns;
+    return newest;
+}

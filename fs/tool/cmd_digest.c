@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ckpt digest: XXH3-128 of every file of a view, or of every tensor, as `xxhsum -H2` writes it. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "json_text.h"
+#include "out.h"
+#include "tool.h"
+#include "tool/items.h"
+#include "tool/pump.h"
+#include "view.h"
+
+static int keep(void *ctx, size_t item, uint64_t off, const XXH128_hash_t *prefix,
+                struct ckpt_err *err)
+{
+    XXH128_hash_t *hash = ctx;
+
+    (void)off, (void)err;
+    hash[item] = *prefix; /* the last call is for the whole item */
+    return 0;
+}
+
+static int print_json(const struct ckpt_items *items, const XXH128_hash_t *hash,
+                      const XXH128_hash_t *whole, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *j = NULL;
+    json_t *list = json_array();
+    char hex[CKPT_HEX];
+
+    for (size_t i = 0; i < items->n; i++)
+        if (json_array_append_new(list, json_pack("{s:o, s:I, s:s}", "name",
+                                                  ckptfs_json_text(items->item[i].path), "bytes",
+                                                  (json_int_t)items->item[i].size, "xxh3",
+                                                  ckpt_hash_hex(&hash[i], hex))) < 0) {
+            json_decref(list);
+            return ckpt_nomem(err);
+        }
+    j = json_pack("{s:s, s:o}", "xxh3", ckpt_hash_hex(whole, hex), "items", list);
+    return ckpt_out_json(j, err);
+}
+
+int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+    ckpt_cleanup(ckpt_items_release) struct ckpt_items items = {0};
+    ckpt_cleanup(ckpt_freep) XXH128_hash_t *hash = NULL;
+    XXH128_hash_t whole;
+    char hex[CKPT_HEX];
+
+    if (ckpt_tool_open(t, &run, &view, err) < 0 ||
+        (t->tensors ? ckpt_items_tensors : ckpt_items_files)(view, &items, err) < 0)
+        return -1;
+    if (!(hash = calloc(items.n + 1, sizeof *hash)))
+        return ckpt_nomem(err);
+    const struct ckpt_pump pump = {.view = view,
+                                   .items = &items,
+                                   .jobs = t->jobs,
+                                   .quiet = t->quiet,
+                                   .hash = true,
+                                   .ctx = hash,
+                                   .mark = keep};
+    if (ckpt_pump_run(&pump, NULL, err) < 0 || ckpt_view_verify_unchanged(view, err) < 0 ||
+        ckpt_hash_whole(&items, hash, &whole, err) < 0)
+        return -1;
+    if (t->json)
+        return print_json(&items, hash, &whole, err);
+    for (size_t i = 0; i < items.n; i++) {
+        ckpt_cleanup(ckpt_freep) char *shown = ckpt_printable(items.item[i].path);
+        if (!shown)
+            return ckpt_nomem(err);
+        (void)printf("%s  %s\n", ckpt_hash_hex(&hash[i], hex), shown);
+    }
+    (void)printf("# %s  the %zu lines above, ordered by name\n", ckpt_hash_hex(&whole, hex),
+                 items.n);
+    return CKPT_TOOL_GOOD;
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ckpt ls: the tensors of a view, or its files. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/str.h"
+#include "json_text.h"
+#include "out.h"
+#include "tool.h"
+#include "tool/items.h"
+#include "view.h"
+
+static json_t *tensor_json(const struct ckpt_tensor_info *info)
+{
+    json_t *shape = json_array();
+
+    for (uint32_t d = 0; d < info->rank; d++)
+        ckpt_json_append(&shape, json_integer((json_int_t)info->shape[d]));
+    return json_pack("{s:s, s:s, s:o, s:I, s:s, s:I}", "name", info->name, "dtype", info->dtype,
+                     "shape", shape, "bytes", (json_int_t)info->nbytes, "file",
+                     info->file ? ckpt_node_name(info->file) : "", "offset",
+                     (json_int_t)info->file_off);
+}
+
+/* A shape as "4096 x 1024"; "-" for a scalar. */
+static char *shape_text(const struct ckpt_tensor_info *info)
+{
+    char *text = NULL;
+    size_t len;
+    FILE *out = open_memstream(&text, &len);
+
+    if (!out)
+        return NULL;
+    for (uint32_t d = 0; d < info->rank; d++)
+        (void)fprintf(out, "%s%" PRIu64, d ? " x " : "", info->shape[d]);
+    if (!info->rank)
+        (void)fputc('-', out);
+    return fclose(out) == 0 ? text : NULL;
+}
+
+static int json_tensors(const struct ckpt_view *view, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = json_array();
+
+    for (size_t i = 0, n = ckpt_view_tensors(view); i < n; i++) {
+        struct ckpt_tensor_info info;
+        ckpt_view_tensor(view, i, &info);
+        if (json_array_append_new(list, tensor_json(&info)) < 0)
+            return ckpt_nomem(err);
+    }
+    return ckpt_out_json(list, err);
+}
+
+/* Print a table of n rows whose cells `row` allocates. */
+static int table(const char *const *head, const char *align, size_t ncolumn, size_t n,
+                 int (*row)(const void *ctx, size_t i, char **cell), const void *ctx,
+                 struct ckpt_err *err)
+{
+    char **cell = calloc(n * ncolumn + 1, sizeof *cell);
+    bool good = cell;
+
+    for (size_t i = 0; good && i < n; i++)
+        good = row(ctx, i, cell + i * ncolumn) == 0;
+    if (good)
+        ckpt_out_table(head, align, ncolumn, cell, n * ncolumn);
+    for (size_t i = 0; cell && i < n * ncolumn; i++)
+        free(cell[i]);
+    free(cell);
+    return good ? 0 : ckpt_nomem(err);
+}
+
+static int tensor_row(const void *ctx, size_t i, char **cell)
+{
+    struct ckpt_tensor_info info;
+
+    ckpt_view_tensor(ctx, i, &info);
+    cell[0] = strdup(info.name);
+    cell[1] = strdup(info.dtype);
+    cell[2] = shape_text(&info);
+    cell[3] = ckpt_asprintf("%" PRIu64, info.nbytes);
+    cell[4] = strdup(info.file ? ckpt_node_name(info.file) : "-");
+    return cell[0] && cell[1] && cell[2] && cell[3] && cell[4] ? 0 : -1;
+}
+
+static int file_row(const void *ctx, size_t i, char **cell)
+{
+    const struct ckpt_items *items = ctx;
+
+    cell[0] = ckpt_asprintf("%" PRIu64, items->item[i].size);
+    cell[1] = strdup(items->item[i].path);
+    return cell[0] && cell[1] ? 0 : -1;
+}
+
+static int list_files(const struct ckpt_tool *t, const struct ckpt_view *view, struct ckpt_err *err)
+{
+    static const char *const head[] = {"BYTES", "FILE"};
+    ckpt_cleanup(ckpt_items_release) struct ckpt_items items = {0};
+    ckpt_cleanup(ckpt_json_decrefp) json_t *list = NULL;
+
+    if (ckpt_items_files(view, &items, err) < 0)
+        return -1;
+    if (!t->json)
+        return table(head, "rl", 2, items.n, file_row, &items, err);
+    list = json_array();
+    for (size_t i = 0; i < items.n; i++)
+        if (json_array_append_new(list, json_pack("{s:o, s:I}", "name",
+                                                  ckptfs_json_text(items.item[i].path), "bytes",
+                                                  (json_int_t)items.item[i].size)) < 0)
+            return ckpt_nomem(err);
+    return ckpt_out_json(list, err);
+}
+
+int ckpt_cmd_ls(const struct ckpt_tool *t, struct ckpt_err *err)
+{
+    static const char *const head[] = {"TENSOR", "DTYPE", "SHAPE", "BYTES", "FILE"};
+    ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
+    ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
+
+    if (ckpt_tool_open(t, &run, &view, err) < 0)
+        return -1;
+    if (t->files)
+        return list_files(t, view, err);
+    if (t->json)
+        return json_tensors(view, err);
+    return table(head, "lllrl", 5, ckpt_view_tensors(view), tensor_row, view, err);
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Listing the files and tensors of a view. */
+#include "tool/items.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/str.h"
+
+static bool ends_in(const char *path, const char *suffix)
+{
+    const size_t n = strlen(path), m = strlen(suffix);
+
+    return n >= m && strcmp(path + n - m, suffix) == 0;
+}
+
+bool ckpt_is_weights(const char *path) { return ends_in(path, ".safetensors"); }
+
+static int push(struct ckpt_items *items, struct ckpt_item item, struct ckpt_err *err)
+{
+    if (items->n == items->cap) {
+        size_t cap = items->cap ? items->cap * 2 : 64;
+        struct ckpt_item *grown = realloc(items->item, cap * sizeof *grown);
+        if (!grown) {
+            free(item.path);
+            return ckpt_nomem(err);
+        }
+        items->item = grown;
+        items->cap = cap;
+    }
+    items->item[items->n++] = item;
+    items->bytes += item.size;
+    return 0;
+}
+
+static int walk(const struct ckpt_node *dir, const char *prefix, struct ckpt_items *items,
+                struct ckpt_err *err)
+{
+    for (size_t i = 0, n = ckpt_node_children(dir); i < n; i++) {
+        const struct ckpt_node *node = ckpt_node_child(dir, i);
+        char *path = ckpt_asprintf("%s%s%s", prefix, *prefix ? "/" : "", ckpt_node_name(node));
+        int rc;
+        if (!path)
+            return ckpt_nomem(err);
+        if (ckpt_node_is_dir(node)) {
+            rc = walk(node, path, items, err);
+            free(path);
+        } else {
+            rc = push(items,
+                      (struct ckpt_item){.path = path, .size = ckpt_node_size(node), .file = node},
+                      err);
+        }
+        if (rc < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int weights_first(const void *a, const void *b)
+{
+    const struct ckpt_item *x = a, *y = b;
+    int order = ckpt_is_weights(y->path) - ckpt_is_weights(x->path);
+    return order ? order : strcmp(x->path, y->path);
+}
+
+int ckpt_items_files(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err)
+{
+    *ret = (struct ckpt_items){0};
+    if (walk(ckpt_view_root(view), "", ret, err) < 0) {
+        ckpt_items_release(ret);
+        return -1;
+    }
+    if (ret->n)
+        qsort(ret->item, ret->n, sizeof *ret->item, weights_first);
+    return 0;
+}
+
+bool ckpt_items_have_config(const struct ckpt_items *items)
+{
+    for (size_t i = 0; i < items->n; i++) {
+        const char *slash = strrchr(items->item[i].path, '/');
+        const char *name = slash ? slash + 1 : items->item[i].path;
+        if (strcmp(name, "config.json") == 0 || strcmp(name, "adapter_config.json") == 0)
+            return true;
+    }
+    return false;
+}
+
+void ckpt_items_keep(struct ckpt_items *items, bool weights)
+{
+    size_t n = 0;
+
+    items->bytes = 0;
+    for (size_t i = 0; i < items->n; i++) {
+        const struct ckpt_item item = items->item[i];
+        if ((ckpt_is_weights(item.path) || ends_in(item.path, ".safetensors.index.json")) !=
+            weights) {
+            free(item.path);
+            continue;
+        }
+        items->bytes += item.size;
+        items->item[n++] = item;
+    }
+    items->n = n;
+}
+
+int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err)
+{
+    *ret = (struct ckpt_items){0};
+    for (size_t i = 0, n = ckpt_view_tensors(view); i < n; i++) {
+        struct ckpt_tensor_info info;
+        ckpt_view_tensor(view, i, &info);
+        char *name = strdup(info.name);
+        if (!name || push(ret, (struct ckpt_item){.path = name, .size = info.nbytes, .tensor = i},
+                          err) < 0) {
+            ckpt_items_release(ret);
+            return ckpt_nomem(err);
+        }
+    }
+    return 0;
+}
+
+void ckpt_items_release(struct ckpt_items *items)
+{
+    for (size_t i = 0; i < items->n; i++)
+        free(items->item[i].path);
+    free(items->item);
+    *items = (struct ckpt_items){0};
+}
+
+int ckpt_item_pread(struct ckpt_view *view, const struct ckpt_item *item, void *buf, size_t len,
+                    uint64_t off, struct ckpt_err *err)
+{
+    size_t got = 0;
+
+    if (!item->file)
+        return ckpt_view_tensor_pread(view, item->tensor, buf, len, off, err);
+    if (ckpt_node_pread(view, item->file, buf, len, off, &got, err) < 0)
+        return -1;
+    if (got != len)
+        return ckpt_fail(err, CKPT_IO, "%s: %zu of %zu bytes at offset %llu", item->path, got, len,
+                         (unsigned long long)off);
+    return 0;
+}

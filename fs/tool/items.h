@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files or tensors of a view as one flat list. */
+#ifndef CKPT_FS_TOOL_ITEMS_H
+#define CKPT_FS_TOOL_ITEMS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <ckptfs/ckptfs.h>
+
+struct ckpt_item {
+    char *path; /* path of a file below the view's root, or the name of a tensor */
+    uint64_t size;
+    const struct ckpt_node *file; /* NULL: it is a tensor */
+    size_t tensor;
+};
+
+struct ckpt_items {
+    struct ckpt_item *item;
+    size_t n, cap;
+    uint64_t bytes;
+};
+
+/* List all files, sorted by path but with the weights (*.safetensors) first, so that an export
+ * writes config.json last. */
+int ckpt_items_files(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
+
+/* Is there a config.json, of a model or of an adapter? */
+bool ckpt_items_have_config(const struct ckpt_items *items);
+
+/* Drop the files that are not weights and not their index; or, if !weights, those that are. */
+void ckpt_items_keep(struct ckpt_items *items, bool weights);
+
+/* List all tensors, in the order of the state dict. */
+int ckpt_items_tensors(const struct ckpt_view *view, struct ckpt_items *ret, struct ckpt_err *err);
+
+/* Free the list. */
+void ckpt_items_release(struct ckpt_items *items);
+
+/* Read all bytes [off, off+len) of an item, or fail. */
+int ckpt_item_pread(struct ckpt_view *view, const struct ckpt_item *item, void *buf, size_t len,
+                    uint64_t off, struct ckpt_err *err);
+
+/* Is it a file of weights (*.safetensors)? */
+bool ckpt_is_weights(const char *path);
+
+#endif

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The journal of an unfinished export, DEST/.ckptfs-export: a record of what is on disk, one JSON
+ * object per line, deleted when the export is finished. The first line identifies the view's bytes
+ * by its generation. A line is written only after the data that it describes has been fsynced. */
+#ifndef CKPT_FS_TOOL_JOURNAL_H
+#define CKPT_FS_TOOL_JOURNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include <ckptfs/ckptfs.h>
+
+/* The journal's file name. */
+extern const char ckpt_journal_name[];
+
+struct ckpt_journal {
+    int fd;           /* the journal, locked so that no second export can use it */
+    json_t *complete; /* path -> {"size", "mtime_ns", "xxh3"} */
+    json_t *partial;  /* path -> {"len", "xxh3"} of a temporary file */
+};
+
+/* Open the journal of DEST, or create it (*ret_new is then true). CONFLICT: the journal belongs to
+ * another source, or to an export that is still running. */
+int ckpt_journal_open(int dest, const char *source, struct ckpt_journal *ret, bool *ret_new,
+                      struct ckpt_err *err);
+void ckpt_journal_close(struct ckpt_journal *j);
+
+/* Safe from many threads. */
+int ckpt_journal_add_complete(const struct ckpt_journal *j, const char *path, uint64_t size,
+                              int64_t mtime_ns, const char *xxh3, struct ckpt_err *err);
+int ckpt_journal_add_partial(const struct ckpt_journal *j, const char *path, uint64_t len,
+                             const char *xxh3, struct ckpt_err *err);
+
+#endif

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A progress bar on stderr, drawn if that is a terminal. */
+#ifndef CKPT_FS_TOOL_PROGRESS_H
+#define CKPT_FS_TOOL_PROGRESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ckpt_progress {
+    bool shown; /* stderr is a terminal, and --quiet was not given */
+    double begin;
+    uint64_t already; /* bytes that were done before this run, which the rate does not count */
+    uint64_t total;
+};
+
+/* Begin a bar of `total` bytes; `already` and `quiet` are as in the struct. */
+void ckpt_progress_begin(struct ckpt_progress *p, uint64_t already, uint64_t total, bool quiet);
+
+/* Redraw the bar. `name` is the item in progress. */
+void ckpt_progress_draw(const struct ckpt_progress *p, uint64_t done, const char *name);
+
+/* Erase the bar. Returns the seconds since the beginning. */
+double ckpt_progress_end(const struct ckpt_progress *p);
+
+#endif

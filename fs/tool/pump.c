@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tickets, turns and threads. */
+#include "tool/pump.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/err.h"
+#include "tool/progress.h"
+
+enum { FEWEST_JOBS = 2, CUSTOMARY_JOBS = 16, TICK_MS = 200, PAGE = 4096 };
+
+static const uint64_t IDLE = UINT64_MAX;
+
+struct chunk {
+    uint64_t ticket, off;
+    size_t item, len;
+    bool first, last; /* the first, or last, of its item in this run */
+};
+
+struct state {
+    const struct ckpt_pump *p;
+    pthread_mutex_t lock;
+    pthread_cond_t moved; /* signalled when a chunk was hashed or passed on, when a thread has
+                             ended, and at a stop */
+    bool stop;
+    struct ckpt_err err; /* the first failure */
+    size_t item;         /* where the next chunk begins */
+    uint64_t off;
+    uint64_t ticket; /* ticket of the next chunk */
+    uint64_t turn;   /* ticket of the chunk to be hashed next */
+    uint64_t
+        *flying; /* per thread: the ticket that it has not yet passed on and reported, or IDLE */
+    XXH3_state_t *hash; /* hash of the current item; only used by the thread whose turn it is */
+    unsigned nthread, active;
+    _Atomic uint64_t done; /* bytes */
+};
+
+struct worker {
+    struct state *s;
+    unsigned index;
+    pthread_t thread;
+};
+
+static uint64_t start_of(const struct ckpt_pump *p, size_t item)
+{
+    return p->start ? p->start[item] : 0;
+}
+
+static void fail(struct state *s, const struct ckpt_err *err)
+{
+    (void)pthread_mutex_lock(&s->lock);
+    if (!s->stop)
+        s->err = *err;
+    s->stop = true;
+    (void)pthread_cond_broadcast(&s->moved);
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+static void skip_items(struct state *s)
+{
+    while (s->item < s->p->items->n && start_of(s->p, s->item) == CKPT_PUMP_SKIP)
+        s->item++;
+    if (s->item < s->p->items->n)
+        s->off = start_of(s->p, s->item);
+}
+
+/* Take the next chunk. Every item has at least one, even an empty item. */
+static bool take(struct state *s, unsigned index, struct chunk *ret)
+{
+    bool more;
+
+    (void)pthread_mutex_lock(&s->lock);
+    more = !s->stop && s->item < s->p->items->n;
+    if (more) {
+        uint64_t left = s->p->items->item[s->item].size - s->off;
+        *ret = (struct chunk){.ticket = s->ticket++,
+                              .off = s->off,
+                              .item = s->item,
+                              .len = left < CKPT_PUMP_CHUNK ? (size_t)left : CKPT_PUMP_CHUNK,
+                              .first = s->off == start_of(s->p, s->item)};
+        ret->last = ret->len == left;
+        s->flying[index] = ret->ticket;
+        s->off += ret->len;
+        if (ret->last) {
+            s->item++;
+            skip_items(s);
+        }
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    return more;
+}
+
+static bool has_mark(const struct chunk *c)
+{
+    return c->last || (c->off + c->len) % CKPT_PUMP_MARK == 0;
+}
+
+/* Wait for this chunk's turn and add it to its item's hash. False: the run was stopped. */
+static bool hash_in_turn(struct state *s, const struct chunk *c, const void *buf,
+                         XXH128_hash_t *ret)
+{
+    (void)pthread_mutex_lock(&s->lock);
+    while (!s->stop && s->turn != c->ticket)
+        (void)pthread_cond_wait(&s->moved, &s->lock);
+    bool stop = s->stop;
+    (void)pthread_mutex_unlock(&s->lock);
+    if (stop)
+        return false;
+    if (s->p->hash) {
+        if (c->first && s->p->state && s->p->state[c->item])
+            XXH3_copyState(s->hash, s->p->state[c->item]);
+        else if (c->first)
+            (void)XXH3_128bits_reset(s->hash);
+        if (c->len)
+            (void)XXH3_128bits_update(s->hash, buf, c->len);
+        if (has_mark(c))
+            *ret = XXH3_128bits_digest(s->hash);
+    }
+    (void)pthread_mutex_lock(&s->lock);
+    s->turn++;
+    (void)pthread_cond_broadcast(&s->moved);
+    (void)pthread_mutex_unlock(&s->lock);
+    return true;
+}
+
+static bool earlier_flying(const struct state *s, uint64_t ticket)
+{
+    for (unsigned i = 0; i < s->nthread; i++)
+        if (s->flying[i] < ticket)
+            return true;
+    return false;
+}
+
+/* Wait until all earlier chunks have been passed on and reported, as mark requires. False: the run
+ * was stopped. */
+static bool wait_for_earlier(struct state *s, const struct chunk *c)
+{
+    (void)pthread_mutex_lock(&s->lock);
+    while (!s->stop && earlier_flying(s, c->ticket))
+        (void)pthread_cond_wait(&s->moved, &s->lock);
+    bool stop = s->stop;
+    (void)pthread_mutex_unlock(&s->lock);
+    return !stop;
+}
+
+static void land(struct state *s, unsigned index)
+{
+    (void)pthread_mutex_lock(&s->lock);
+    s->flying[index] = IDLE;
+    (void)pthread_cond_broadcast(&s->moved);
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+static int move(struct worker *w, const struct chunk *c, char *buf, struct ckpt_err *err)
+{
+    struct state *s = w->s;
+    const struct ckpt_pump *p = s->p;
+    XXH128_hash_t hash = {0};
+
+    if (c->len && ckpt_item_pread(p->view, &p->items->item[c->item], buf, c->len, c->off, err) < 0)
+        return -1;
+    if (p->hash && !hash_in_turn(s, c, buf, &hash))
+        return 0;
+    if (p->sink && c->len &&
+        p->sink(p->ctx, c->item, buf, c->len, c->off, buf + CKPT_PUMP_CHUNK, err) < 0)
+        return -1;
+    (void)atomic_fetch_add_explicit(&s->done, c->len, memory_order_relaxed);
+    if (p->mark && has_mark(c)) {
+        /* An item of one chunk has no earlier chunks. */
+        if (!(c->first && c->last) && !wait_for_earlier(s, c))
+            return 0;
+        if (p->mark(p->ctx, c->item, c->off + c->len, &hash, err) < 0)
+            return -1;
+    }
+    land(s, w->index);
+    return 0;
+}
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    struct ckpt_err err = {0};
+    struct chunk c;
+    void *buf = NULL;
+
+    if (posix_memalign(&buf, PAGE, 2 * (size_t)CKPT_PUMP_CHUNK) != 0) {
+        (void)ckpt_nomem(&err);
+        fail(w->s, &err);
+    } else {
+        while (take(w->s, w->index, &c))
+            if (move(w, &c, buf, &err) < 0) {
+                fail(w->s, &err);
+                break;
+            }
+    }
+    free(buf);
+    (void)pthread_mutex_lock(&w->s->lock);
+    w->s->flying[w->index] = IDLE;
+    w->s->active--;
+    (void)pthread_cond_broadcast(&w->s->moved);
+    (void)pthread_mutex_unlock(&w->s->lock);
+    return NULL;
+}
+
+/* Redraw the progress bar until all threads have ended. */
+static void watch(struct state *s, const struct ckpt_progress *bar)
+{
+    struct timespec until;
+    const struct ckpt_items *items = s->p->items;
+
+    (void)pthread_mutex_lock(&s->lock);
+    while (s->active) {
+        const char *name = s->item < items->n ? items->item[s->item].path : "";
+        ckpt_progress_draw(bar, atomic_load(&s->done), name);
+        (void)clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += TICK_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        while (s->active)
+            if (pthread_cond_timedwait(&s->moved, &s->lock, &until) == ETIMEDOUT)
+                break;
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+static unsigned thread_count(const struct ckpt_pump *p)
+{
+    cpu_set_t set;
+    const unsigned cpus =
+        sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : CUSTOMARY_JOBS;
+
+    if (p->jobs)
+        return p->jobs;
+    return cpus < FEWEST_JOBS ? FEWEST_JOBS : cpus > CUSTOMARY_JOBS ? CUSTOMARY_JOBS : cpus;
+}
+
+static uint64_t bytes_already(const struct ckpt_pump *p)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < p->items->n; i++)
+        sum += start_of(p, i) == CKPT_PUMP_SKIP ? p->items->item[i].size : start_of(p, i);
+    return sum;
+}
+
+static int run(struct state *s, struct worker *worker, struct ckpt_err *err)
+{
+    struct ckpt_progress bar;
+    unsigned started = 0;
+
+    ckpt_progress_begin(&bar, bytes_already(s->p), s->p->items->bytes, s->p->quiet);
+    atomic_store(&s->done, bar.already);
+    for (; started < s->nthread; started++) {
+        worker[started] = (struct worker){.s = s, .index = started};
+        (void)pthread_mutex_lock(&s->lock);
+        s->active++;
+        (void)pthread_mutex_unlock(&s->lock);
+        int rc = pthread_create(&worker[started].thread, NULL, work, &worker[started]);
+        if (rc == 0)
+            continue;
+        (void)pthread_mutex_lock(&s->lock);
+        s->active--;
+        (void)pthread_mutex_unlock(&s->lock);
+        if (started == 0) /* fewer threads than asked for are enough */
+            return ckpt_fail_errno(err, rc, "starting a thread");
+        break;
+    }
+    watch(s, &bar);
+    for (unsigned i = 0; i < started; i++)
+        (void)pthread_join(worker[i].thread, NULL);
+    (void)ckpt_progress_end(&bar);
+    if (s->stop) {
+        *err = s->err;
+        return -1;
+    }
+    return 0;
+}
+
+int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_err *err)
+{
+    struct state s = {.p = p, .nthread = thread_count(p), .hash = XXH3_createState()};
+    struct worker *worker = calloc(s.nthread, sizeof *worker);
+    struct ckpt_progress clock;
+    pthread_condattr_t attr;
+    int rc = -1;
+
+    ckpt_progress_begin(&clock, 0, 0, true);
+    s.flying = calloc(s.nthread, sizeof *s.flying);
+    (void)pthread_mutex_init(&s.lock, NULL);
+    (void)pthread_condattr_init(&attr);
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&s.moved, &attr);
+    (void)pthread_condattr_destroy(&attr);
+    if (!worker || !s.flying || !s.hash) {
+        (void)ckpt_nomem(err);
+    } else {
+        for (unsigned i = 0; i < s.nthread; i++)
+            s.flying[i] = IDLE;
+        skip_items(&s);
+        rc = run(&s, worker, err);
+    }
+    if (ret_seconds)
+        *ret_seconds = ckpt_progress_end(&clock);
+    (void)pthread_cond_destroy(&s.moved);
+    (void)pthread_mutex_destroy(&s.lock);
+    (void)XXH3_freeState(s.hash);
+    free(s.flying);
+    free(worker);
+    return rc;
+}
+
+const char *ckpt_hash_hex(const XXH128_hash_t *hash, char buf[CKPT_HEX])
+{
+    XXH128_canonical_t c;
+
+    XXH128_canonicalFromHash(&c, *hash);
+    for (size_t i = 0; i < sizeof c.digest; i++)
+        (void)snprintf(buf + 2 * i, 3, "%02x", c.digest[i]);
+    return buf;
+}
+
+static int by_path(const void *a, const void *b)
+{
+    const struct ckpt_item *const *x = a, *const *y = b;
+    return strcmp((*x)->path, (*y)->path);
+}
+
+int ckpt_hash_whole(const struct ckpt_items *items, const XXH128_hash_t *hash, XXH128_hash_t *ret,
+                    struct ckpt_err *err)
+{
+    const struct ckpt_item **order = calloc(items->n + 1, sizeof *order);
+    XXH3_state_t *state = XXH3_createState();
+    char hex[CKPT_HEX];
+    bool good = order && state;
+
+    for (size_t i = 0; good && i < items->n; i++)
+        order[i] = &items->item[i];
+    if (good) {
+        qsort(order, items->n, sizeof *order, by_path);
+        (void)XXH3_128bits_reset(state);
+    }
+    for (size_t i = 0; good && i < items->n; i++) {
+        (void)XXH3_128bits_update(state, ckpt_hash_hex(&hash[order[i] - items->item], hex),
+                                  CKPT_HEX - 1);
+        (void)XXH3_128bits_update(state, "  ", 2);
+        (void)XXH3_128bits_update(state, order[i]->path, strlen(order[i]->path));
+        (void)XXH3_128bits_update(state, "\n", 1);
+    }
+    if (good)
+        *ret = XXH3_128bits_digest(state);
+    (void)XXH3_freeState(state);
+    free(order);
+    return good ? 0 : ckpt_nomem(err);
+}

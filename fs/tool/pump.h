@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading, hashing and passing on all bytes of many items (files or tensors of a view) with a few
+ * threads.
+ *
+ * The items are cut into chunks with ascending tickets. A thread takes a chunk and reads it, waits
+ * for its turn to add it to the item's running hash while the chunk is still in the cache, and
+ * passes it to the sink. Reads and sinks run in parallel; only the hash is computed in order, and
+ * XXH3 is several times faster than both. A lower ticket never waits for a higher one, so there is
+ * no deadlock. */
+#ifndef CKPT_FS_TOOL_PUMP_H
+#define CKPT_FS_TOOL_PUMP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <xxhash.h>
+
+#include <ckptfs/ckptfs.h>
+
+#include "tool/items.h"
+
+enum {
+    CKPT_PUMP_CHUNK = 1 << 20, /* size in bytes; every thread has one such buffer */
+    CKPT_PUMP_MARK = 1 << 30,  /* bytes between two calls of mark; a multiple of the chunk */
+};
+
+/* A value of `start` that leaves the item out. */
+#define CKPT_PUMP_SKIP UINT64_MAX
+
+struct ckpt_pump {
+    struct ckpt_view *view;
+    const struct ckpt_items *items;
+    unsigned jobs; /* threads; 0: one for each available processor, from 2 to 16 */
+    bool quiet;    /* no progress bar */
+    bool hash;
+
+    /* Per item, or NULL: the byte to begin at, and the state of the hash of the bytes before it
+     * (NULL: begins at 0). */
+    const uint64_t *start;
+    XXH3_state_t *const *state;
+
+    /* Callbacks, which are called from many threads and return 0, or -1 with *err filled. `scratch`
+     * is a buffer of CKPT_PUMP_CHUNK bytes that belongs to the calling thread. */
+    void *ctx;
+    int (*sink)(void *ctx, size_t item, const void *buf, size_t len, uint64_t off, void *scratch,
+                struct ckpt_err *err);
+    /* All bytes [0, off) of the item have passed through sink. Called after every CKPT_PUMP_MARK
+     * bytes and at the end of the item, in order for each item. */
+    int (*mark)(void *ctx, size_t item, uint64_t off, const XXH128_hash_t *prefix,
+                struct ckpt_err *err);
+};
+
+/* Run to the end, or to the first failure. *ret_seconds may be NULL. */
+int ckpt_pump_run(const struct ckpt_pump *p, double *ret_seconds, struct ckpt_err *err);
+
+/* A hash in the notation of xxhsum. */
+#define CKPT_HEX 33
+const char *ckpt_hash_hex(const XXH128_hash_t *hash, char buf[CKPT_HEX]);
+
+/* The digest of a set of items: the hash of the lines "HEX  PATH\n" of all items, sorted by path.
+ */
+int ckpt_hash_whole(const struct ckpt_items *items, const XXH128_hash_t *hash, XXH128_hash_t *ret,
+                    struct ckpt_err *err);
+
+#endif
