@@ -204,16 +204,13 @@ void ckpt_comm_begin(struct ckpt_comm *comm,
                                         size_t len),
                      void *ctx)
 {
-    const uint64_t now = ckpt_now_ms();
-
     ckpt_comm_permit(comm, true);
     comm->epoch++;
     comm->busy = true;
     comm->on_message = on_message;
     comm->ctx = ctx;
-    for (uint32_t r = 0; r < comm->x->size; r++)
-        comm->heard_ms[r] = now;
-    comm->busy_ms = now;
+    ckpt_comm_restart_clocks(comm);
+    comm->begun_ms = comm->busy_ms;
     for (struct ckpt_ctl_message **at = &comm->held; *at;) {
         struct ckpt_ctl_message *m = *at;
         struct ckpt_ctl_head head;
@@ -253,7 +250,7 @@ void ckpt_comm_begin_again(struct ckpt_comm *comm)
     comm->epoch--;
 }
 
-void ckpt_comm_tell_alive(struct ckpt_comm *comm, uint32_t peer)
+static void tell_alive(struct ckpt_comm *comm, uint32_t peer)
 {
     const uint64_t idle = ckpt_now_ms() - comm->busy_ms;
     const struct ckpt_sign sign = {comm->said, (uint32_t)ckpt_min_u64(idle, UINT32_MAX)};
@@ -263,13 +260,29 @@ void ckpt_comm_tell_alive(struct ckpt_comm *comm, uint32_t peer)
 
 void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms)
 {
-    const uint64_t now = ckpt_now_ms(), every = ckpt_min_u64(ALIVE_MS, timeout_ms / 4);
+    const uint64_t now = ckpt_now_ms(), every = ckpt_min_u64(ALIVE_MS, timeout_ms / 16);
 
     if (comm->x->size == 1 || now - comm->alive_ms < every)
         return;
     comm->alive_ms = now;
     for (uint32_t i = 0, peer; ckpt_tree_neighbour(comm->x->rank, comm->x->size, i, &peer); i++)
-        ckpt_comm_tell_alive(comm, peer);
+        tell_alive(comm, peer);
+}
+
+int ckpt_comm_check_heard(const struct ckpt_comm *comm, uint32_t peer, uint32_t timeout_ms,
+                          struct ckpt_err *err)
+{
+    return ckpt_now_ms() <= comm->heard_ms[peer] + timeout_ms
+               ? 0
+               : ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " sent nothing for %.1f s", peer,
+                           timeout_ms / 1000.0);
+}
+
+void ckpt_comm_restart_clocks(struct ckpt_comm *comm)
+{
+    comm->busy_ms = ckpt_now_ms();
+    for (uint32_t r = 0; r < comm->x->size; r++)
+        comm->heard_ms[r] = comm->busy_ms;
 }
 
 bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer)

@@ -92,6 +92,7 @@ struct ckpt_comm {
     struct ckpt_rounds *said_by;   /* per rank: its progress, as its last sign of life told */
     uint64_t *gone_poll; /* per rank: the poll count when the peer was first found closed */
     uint64_t npoll;      /* how often ckpt_comm_poll was called */
+    uint64_t begun_ms;   /* when the current load began on this rank */
     uint64_t alive_ms;   /* when this rank last sent signs of life */
     uint64_t busy_ms;    /* when some rank last did something, as far as this rank knows */
     bool failed;      /* the last load failed: the transport must be renewed before the next one */
@@ -148,11 +149,16 @@ int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
 void ckpt_ctl_free(struct ckpt_ctl_message *m);
 
 /* Send a sign of life to the neighbours in the tree, unless the last one is recent: they are sent
- * every 5 s, or every quarter of timeout_ms if that is less. */
+ * every 5 s, or every sixteenth of timeout_ms if that is less. */
 void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms);
 
-/* Send a sign of life to one rank now. */
-void ckpt_comm_tell_alive(struct ckpt_comm *comm, uint32_t peer);
+/* TIMEOUT if the last message of this rank is older than timeout_ms. Only neighbours in the tree
+ * send signs of life to each other. */
+int ckpt_comm_check_heard(const struct ckpt_comm *comm, uint32_t peer, uint32_t timeout_ms,
+                          struct ckpt_err *err);
+
+/* Begin to wait: take all ranks for heard, and busy, now. */
+void ckpt_comm_restart_clocks(struct ckpt_comm *comm);
 
 /* Send a control message of the current load. Never blocks; data is copied. */
 int ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, const void *data,
@@ -179,6 +185,8 @@ struct ckpt_round {
                  struct ckpt_str *answer, struct ckpt_err *err);
     void *ctx;
     bool hasty; /* an error is passed on at once, without waiting for the other ranks' verdicts */
+    bool live;  /* this is the end of a load, during which ranks have sent signs of life: the clocks
+                   of those that were heard are not restarted */
 
     uint32_t number;
     struct ckpt_ctl_message **from; /* nchild: the message of each child, or NULL */

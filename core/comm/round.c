@@ -144,10 +144,21 @@ static void name_rank(const struct ckpt_comm *comm, struct ckpt_err *err)
         (void)ckpt_err_in(err, "rank %" PRIu32, comm->x->rank);
 }
 
+/* A rank that has not begun the load yet gets its time from now on, unless this one has failed. */
+static void restart_clocks(const struct ckpt_round *r, bool failed)
+{
+    struct ckpt_comm *comm = r->comm;
+
+    if (!r->live)
+        ckpt_comm_restart_clocks(comm);
+    for (uint32_t k = 0; k < comm->x->size && !failed; k++)
+        if (comm->heard_ms[k] <= comm->begun_ms)
+            comm->heard_ms[k] = ckpt_now_ms();
+}
+
 int ckpt_round_start(struct ckpt_round *r, int rc, const struct ckpt_err *why, struct ckpt_err *err)
 {
     struct ckpt_comm *comm = r->comm;
-    const uint64_t now = ckpt_now_ms();
     const struct ckpt_err unknown = {CKPT_IO, "failed"};
 
     r->number = comm->round++;
@@ -161,8 +172,7 @@ int ckpt_round_start(struct ckpt_round *r, int rc, const struct ckpt_err *why, s
     if (rc < 0)
         r->verdict.why = why && why->code != CKPT_OK ? *why : unknown;
     name_rank(comm, &r->verdict.why);
-    for (uint32_t k = 0; k < comm->x->size; k++)
-        comm->heard_ms[k] = now;
+    restart_clocks(r, rc < 0);
     r->from = calloc((size_t)r->nchild + 1, sizeof *r->from);
     add_record(&r->data, comm->x->rank, r->own, r->own_len);
     if (!r->from) {
@@ -204,10 +214,7 @@ static int check_peer(struct ckpt_round *r, uint32_t peer, struct ckpt_err *err)
         return ckpt_comm_fail_lost(comm, peer, err);
     if (comm->said_by[peer].up > r->number)
         return fail_message(comm, peer, err);
-    if (ckpt_now_ms() - comm->heard_ms[peer] > r->timeout_ms)
-        return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not answer within %.1f s", peer,
-                         r->timeout_ms / 1000.0);
-    return 0;
+    return ckpt_comm_check_heard(comm, peer, r->timeout_ms, err);
 }
 
 /* Keep the error of the lowest rank that has failed. */
@@ -374,16 +381,14 @@ static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
         comm->said.down = r->number + 1;
         return 0;
     }
-    /* the parent notices first which rank is missing, and reports it: it gets more time */
     if (ckpt_comm_lost(comm, up))
         (void)ckpt_comm_fail_lost(comm, up, err);
     else if (comm->said_by[up].down > r->number)
         (void)fail_message(comm, up, err);
-    else if (ckpt_now_ms() - comm->heard_ms[up] > (uint64_t)r->timeout_ms * 3 / 2 + 1000)
-        (void)ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " did not answer within %.1f s", up,
-                        r->timeout_ms * 1.5 / 1000 + 1);
-    else
+    else if (ckpt_comm_check_heard(comm, up, r->timeout_ms, err) == 0)
         return 1;
+    if (r->verdict.why.code != CKPT_OK) /* the parent may be gone because of that */
+        *err = r->verdict.why;
     none.why = *err;
     if (round_message(comm, CKPT_CTL_ANSWER, r->number, &none, NULL, 0, &out) == 0)
         send_down(comm, out.ptr, out.len);

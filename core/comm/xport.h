@@ -84,6 +84,7 @@ struct ckpt_xport {
     bool driven;        /* only the thread that called ckpt_load_wait may call the transport */
     const char *remark; /* a static text that the user should see once; or NULL */
     bool same_host;     /* all ranks of this node can read each other's memory */
+    uint64_t moved;     /* bytes that transfers have sent and received so far, where known */
     uint32_t starved;   /* 1 + the last peer for whose message this rank had no memory; 0: none */
     /* If destinations are in device memory: the device, which also exchanges data in place of post
      * (device.h). NULL: they are in host memory. */

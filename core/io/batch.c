@@ -10,7 +10,7 @@ void ckpt_batch_init(struct ckpt_batch *b)
     b->off = b->len = b->nread = b->nbyte = 0;
     b->niov = 0;
     b->cached = b->missed = false;
-    b->route = (struct ckpt_route){CKPT_DIRECT_NONE, NULL};
+    b->route = (struct ckpt_route){.direct = CKPT_DIRECT_NONE};
     b->touched.ptr = NULL;
     b->touched.len = b->touched.cap = 0;
 }
@@ -23,19 +23,28 @@ static int touch(struct ckpt_batch *b, struct ckpt_source *s, struct ckpt_err *e
     return ckpt_vec_push(&b->touched, s) < 0 ? ckpt_nomem(err) : 0;
 }
 
+static void count(struct ckpt_batch *b, uint64_t len)
+{
+    b->nbyte += len;
+    if (b->route.arrived)
+        atomic_fetch_add_explicit(b->route.arrived, len, memory_order_relaxed);
+}
+
 int ckpt_batch_flush(struct ckpt_batch *b, struct ckpt_err *err)
 {
     struct ckpt_source *s = b->source;
+    int rc = 0;
 
     if (!s)
         return 0;
     b->source = NULL;
     b->nread++;
-    b->nbyte += b->len;
-    if (!b->cached)
-        return ckpt_source_preadv_by(s, b->iov, b->niov, b->off, &b->route, err);
-    b->missed = !ckpt_source_preadv_cached(s, b->iov, b->niov, b->off);
-    return b->missed ? -1 : 0;
+    if (b->cached)
+        b->missed = !ckpt_source_preadv_cached(s, b->iov, b->niov, b->off);
+    else
+        rc = ckpt_source_preadv_by(s, b->iov, b->niov, b->off, &b->route, err);
+    count(b, b->len);
+    return b->missed ? -1 : rc;
 }
 
 void ckpt_batch_release(struct ckpt_batch *b) { ckpt_vec_release(&b->touched); }
@@ -74,7 +83,7 @@ int ckpt_batch_gather_cached(struct ckpt_batch *b, struct ckpt_source *s,
         return -1;
     *ret_all = ckpt_source_gather_cached(s, run, n);
     for (size_t i = 0; i < n && *ret_all; i++)
-        b->nbyte += run[i].len;
+        count(b, run[i].len);
     return 0;
 }
 

@@ -4,6 +4,7 @@
 #ifndef CKPT_IO_DIRECT_H
 #define CKPT_IO_DIRECT_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -22,6 +23,7 @@ enum ckpt_direct {
 struct ckpt_route {
     enum ckpt_direct direct;
     struct ckpt_bounce *bounce;
+    atomic_ullong *arrived; /* the bytes of each read are added when it has ended; may be NULL */
 };
 
 enum { CKPT_DIRECT_LEAST = 256 * 1024 }; /* smaller reads are left to the page cache */

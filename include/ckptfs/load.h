@@ -188,9 +188,11 @@ struct ckpt_load_options {
     uint32_t threads; /* reading threads per rank, which is the number of reads in flight; 0: chosen
                          by the plan. Fewer if host_bytes has no room for their buffers */
     uint32_t read_timeout_ms;     /* limit for one read of storage; 0: 120 s */
-    uint32_t exchange_timeout_ms; /* limit for waiting without news from a rank that owes this rank
-                                     data, and half of the limit for a job in which all ranks are
-                                     alive, but none reads or moves anything; 0: 300 s */
+    uint32_t exchange_timeout_ms; /* limit for a rank that sends no sign of life, or that has read
+                                     nothing while it waits for storage and other ranks wait for
+                                     it; however slow a rank is, it is waited for as long as it
+                                     reads or moves bytes. Half of the limit for a job in which all
+                                     ranks are alive, but none reads or moves anything; 0: 300 s */
     bool verify;                  /* compare XXH3 digests of sent and received bytes */
     struct ckpt_rates rates;
     enum ckpt_load_direct direct;

@@ -23,8 +23,10 @@ from runner import run
 BUILD = os.environ.get("CKPTFS_BUILD", "build/release")
 HERE = os.path.dirname(os.path.abspath(__file__))
 GOLDEN = os.path.join(HERE, "..", "golden", "nanotron", "llama_tp2_pp2_tied")
+SHIM = os.path.join(BUILD, "tests", "fail_read.so")
 LOAD_RANKS = os.path.join(BUILD, "tests", "load_ranks")
 CKPT = os.path.join(BUILD, "fs", "ckpt")
+STALL = 2 * max(1, SLOW / 2)  # seconds that a rank may be silent
 DEADLINE_MS = int(1000 * max(1, SLOW / 2))
 FILES = 20  # a process may have open
 TOO_LONG = rf"takes longer than {DEADLINE_MS / 1000:.1f} s"
@@ -166,13 +168,33 @@ def budgets(runs, **io):
 
 # ---- processes ----
 
-def start(runs, layout, *more, far=False, preexec=(), **env):
-    """A process a rank, over tcp; far: each on a machine of its own, so that nobody reads another's memory; preexec: what each does first."""
+def start(runs, layout, *more, far=False, preexec=(), storage=(), **env):
+    """A process a rank, over tcp; far: each on a machine of its own, so that nobody reads another's memory; preexec: what each does first;
+    storage: that of each."""
     env = dict(os.environ, **launched(len(runs), **env))
     return [subprocess.Popen([CKPT, "load", run, "--layout", layout, *more],
-                             env=dict(env, RANK=str(r), **({"CKPTFS_NODE": str(r)} if far else {})), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env=dict(env, RANK=str(r), **({"CKPTFS_NODE": str(r)} if far else {}), **(storage[r].env if storage else {})),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                              preexec_fn=preexec[r] if preexec else None)
             for r, run in enumerate(runs)]
+
+
+class Storage:
+    """How long each read of a process takes (tests/mount/fail_read.c); may change at any time."""
+
+    def __init__(self, path, ms):
+        self.path = path
+        self.env = {"LD_PRELOAD": SHIM, "CKPTFS_FAIL_READ": path, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
+        with open(path, "wb") as f:
+            f.write(struct.pack("<4i", 4, ms, 0, 0))
+
+    def slow(self, ms):
+        with open(self.path, "r+b") as f:
+            f.write(struct.pack("<2i", 4, ms))
+
+    def reads(self):
+        with open(self.path, "rb") as f:
+            return struct.unpack("<4i", f.read())[3]
 
 
 def finish(processes, timeout=60 * SLOW):
@@ -252,6 +274,60 @@ def a_stopped_rank_is_an_error_elsewhere(top):
         processes[2].send_signal(signal.SIGKILL)
         processes[2].communicate()
     assert all(status in (0, 1) for _, status in others), others
+
+
+def in_the_middle(top, n, slow, ms, far=False):
+    """A load by n ranks over TCP that exchange all they read, after the third read of those that read slowly."""
+    os.makedirs(top)
+    storage = [Storage(os.path.join(top, f"reads{r}"), ms if r in slow else 0) for r in range(n)]
+    processes = start(copies(top, 1) * n, f"dp={n}", "--readers", "once", "--threads", "1", "--exchange-timeout", str(STALL), far=far, storage=storage)
+    while sum(storage[r].reads() for r in slow) < 3 and all(p.poll() is None for p in processes):
+        time.sleep(0.01)
+    return processes, storage
+
+
+def survivors(processes, victim):
+    """What the other ranks said, after at most how many seconds."""
+    begin = time.monotonic()
+    try:
+        ends = finish([p for r, p in enumerate(processes) if r != victim], timeout=20 + SLACK)
+    finally:
+        processes[victim].send_signal(signal.SIGKILL)
+        processes[victim].communicate()
+    assert all(status == 1 for _, status in ends), ends
+    return [err.split(": ", 1)[1] for (_, err), _ in ends], time.monotonic() - begin
+
+
+def a_frozen_rank_is_named_in_time(top):
+    """By all, whether it is a leaf of the tree of ranks, its root or in between (a rank has 32 below it)."""
+    for n, victim, far in ((3, 2, False), (3, 0, False), (5, 2, True), (36, 1, False)):
+        if n > 32 and SLOW > 1:
+            continue
+        processes, _ = in_the_middle(os.path.join(top, f"{n}-{victim}"), n, range(2, n), 100, far)
+        processes[victim].send_signal(signal.SIGSTOP)
+        told, seconds = survivors(processes, victim)
+        assert set(told) == {f"rank {victim} sent nothing for {STALL:.1f} s\n"}, (n, victim, told)
+        assert seconds < 1.5 * STALL + SLOW, seconds
+
+
+def a_rank_that_hangs_in_a_read_is_named_in_time(top):
+    for n, victim in ((3, 2), (4, 1)):
+        processes, storage = in_the_middle(os.path.join(top, f"{n}-{victim}"), n, [victim], 100)
+        storage[victim].slow(3600 * 1000)
+        told, seconds = survivors(processes, victim)
+        assert len(set(told)) == 1 and re.match(rf"rank {victim} has been reading '.*\.safetensors' at byte \d+ for {STALL:.1f} s", told[0]), told
+        assert seconds < 1.5 * STALL + SLOW, seconds
+
+
+def a_slow_rank_is_waited_for(top):
+    """Much longer than the timeout, by ranks that wait for nothing else; also if all are stopped for a while."""
+    processes, _ = in_the_middle(top, 3, [2], int(STALL * 500))
+    for sign in (signal.SIGSTOP, signal.SIGCONT):
+        for p in processes:
+            p.send_signal(sign)
+        time.sleep(1.5 * STALL)
+    ends = finish(processes)
+    assert [status for _, status in ends] == [0, 0, 0], ends
 
 
 def a_damaged_latest_step(top):
@@ -406,7 +482,8 @@ def main():
         tests += [(t, os.path.join(top, t.__name__)) for t in (
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank,
              a_file_is_missing_on_one_rank, a_node_has_other_bytes, a_killed_rank_is_an_error_elsewhere,
-             a_stopped_rank_is_an_error_elsewhere, a_damaged_latest_step, ranks_that_see_other_steps, steps_opened_by_hand,
+             a_stopped_rank_is_an_error_elsewhere, a_frozen_rank_is_named_in_time, a_rank_that_hangs_in_a_read_is_named_in_time,
+             a_slow_rank_is_waited_for, a_damaged_latest_step, ranks_that_see_other_steps, steps_opened_by_hand,
              a_step_that_is_saved_anew_while_ranks_open_it, statistics, jobs_with_neighbouring_ports_do_not_meet,
              what_repeats_the_greeting_is_no_rank, too_few_descriptors, rates_decide_who_reads)]
         run([(t.__name__, lambda t=t, arg=arg: t(arg)) for t, arg in tests])

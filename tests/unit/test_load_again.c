@@ -505,13 +505,14 @@ static void play_lone_pause(struct member *m)
     struct loading l;
 
     begin_held(m, 2000, &l);
+    if (m->rc == 0 && m->rank != 3 && ckpt_load_pause(l.load, 0, &m->err) < 0)
+        m->rc = -1;
     meet(m);
+    hold_reads(false);
     if (m->rc == 0 && m->rank != 3)
         m->rc = ckpt_load_pause(l.load, DEADLINE_MS, &m->err);
     if (m->rc == 0)
         m->rc = ckpt_load_wait(l.load, DEADLINE_MS, &m->err);
-    meet(m);
-    hold_reads(false);
     loading_end(&l);
 }
 
@@ -520,10 +521,51 @@ TEST(load, that_not_all_ranks_pause_fails_in_time)
     CHECK(all_fail(play_lone_pause, CKPT_TIMEOUT, "not on all ranks"));
 }
 
+/* All ranks pause for longer than they would wait for each other, and nobody's read returns
+ * meanwhile; they resume one after the other. */
+static void play_long_pause(struct member *m)
+{
+    struct loading l;
+
+    begin_held(m, 1000, &l);
+    if (m->rc == 0 && ckpt_load_pause(l.load, 0, &m->err) < 0)
+        m->rc = -1;
+    meet(m);
+    hold_reads(false);
+    if (m->rc == 0)
+        m->rc = ckpt_load_pause(l.load, DEADLINE_MS, &m->err);
+    (void)usleep(1500 * 1000 + m->rank * 200 * 1000);
+    if (m->rc == 0)
+        m->rc = ckpt_load_resume(l.load, &m->err);
+    if (m->rc == 0)
+        m->rc = ckpt_load_wait(l.load, DEADLINE_MS, &m->err);
+    if (m->rc == 0)
+        m->rc = check_bytes(m, &l);
+    loading_end(&l);
+}
+
+TEST(load, that_pauses_for_longer_than_the_timeout_goes_on)
+{
+    struct tree t;
+    struct member m[MOST];
+
+    tree_open(&t);
+    open_views(&t);
+    for (int tcp = 0; tcp < 2; tcp++) {
+        atomic_store(&arrivals, 0);
+        team(tcp, 4, views[FIRST], 0, play_long_pause, m);
+        for (uint32_t r = 0; r < 4; r++)
+            CHECK_EQ(m[r].rc, 0);
+    }
+    close_views();
+    tree_close(&t);
+}
+
 TESTS(T(load, runs_again_with_other_steps),
       T(load, that_is_freed_waits_for_its_reads_but_not_for_ever),
       T(load, of_which_ranks_reload_different_ones_is_refused),
       T(load, keeps_a_pointer_with_each_want),
       T(load, pauses_between_the_same_windows_on_all_ranks),
       T(load, that_fails_while_ranks_pause_fails_on_all),
-      T(load, that_not_all_ranks_pause_fails_in_time))
+      T(load, that_not_all_ranks_pause_fails_in_time),
+      T(load, that_pauses_for_longer_than_the_timeout_goes_on))

@@ -99,7 +99,7 @@ static void transfer_done(struct ckpt_xfer_queue *q)
 }
 
 /* -1: the connection ended. */
-static int push_data(struct ckpt_tcp_peer *p, bool *moved)
+static int push_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
     const size_t seal_len = ckpt_seal_len(&p->data_out);
 
@@ -118,6 +118,7 @@ static int push_data(struct ckpt_tcp_peer *p, bool *moved)
         if (t->at < t->len)
             ckpt_seal_add(&p->data_out, from, (size_t)n);
         t->at += (size_t)n;
+        m->x.moved += (size_t)n;
         if (t->at < t->len + seal_len)
             continue;
         p->sealed = false;
@@ -126,7 +127,7 @@ static int push_data(struct ckpt_tcp_peer *p, bool *moved)
     return 0;
 }
 
-static int pull_data(struct ckpt_tcp_peer *p, bool *moved)
+static int pull_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
     const size_t seal_len = ckpt_seal_len(&p->data_in);
 
@@ -143,6 +144,7 @@ static int pull_data(struct ckpt_tcp_peer *p, bool *moved)
         if (t->at < t->len)
             ckpt_seal_add(&p->data_in, to, (size_t)n);
         t->at += (size_t)n;
+        m->x.moved += (size_t)n;
         if (t->at < t->len + seal_len)
             continue;
         if (!ckpt_seal_check(&p->data_in, p->seal_in)) {
@@ -158,7 +160,7 @@ static int move_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *mo
 {
     if (p->same_host.is)
         return ckpt_tcp_same_host_move(m, p, moved);
-    return push_data(p, moved) < 0 || pull_data(p, moved) < 0 ? -1 : 0;
+    return push_data(m, p, moved) < 0 || pull_data(m, p, moved) < 0 ? -1 : 0;
 }
 
 /* ---- control messages ---- */

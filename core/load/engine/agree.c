@@ -396,7 +396,7 @@ static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
         .mode = {.verify = load->opt.verify, .device = in->cost.device},
-        .cost = {policy->gap, policy->buffers.bound, policy->run, {policy->direct, NULL}},
+        .cost = {policy->gap, policy->buffers.bound, policy->run, {.direct = policy->direct}},
         .bounce = policy->buffers.bounce,
     };
     int rc = make_plan(load, policy, job, &fit, err);

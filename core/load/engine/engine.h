@@ -63,6 +63,7 @@ struct ckpt_engine_stats {
     atomic_ullong retries;        /* units that the helper has read for this rank */
     atomic_ullong read_ns, place_ns;
     atomic_ullong exchange_ns; /* of the pump's turns, if this rank exchanges anything */
+    atomic_ullong arrived;     /* bytes that reads have returned, also of reads under way */
     atomic_ullong first_ns;    /* clock time at which the first want was complete; 0: none yet */
     atomic_ullong end_ns;      /* clock time of the end of the load; 0: it runs */
     uint64_t start_ns;         /* clock time of ckpt_engine_start */

@@ -202,9 +202,11 @@ struct ckpt_engine {
     bool abort_known;     /* no abort message need be sent any more */
     uint32_t next_window; /* the next window to be opened */
     uint32_t next_issue;  /* on a device: the next window whose work is to be queued */
-    uint64_t moved_ms;    /* clock time at which something was last transferred */
+    uint64_t read_ms;     /* clock time at which bytes were last read from storage */
+    uint64_t arrived;     /* stats.arrived then */
     uint64_t looked_ms;   /* clock time at which lost ranks were last looked for */
-    uint64_t done;        /* what this rank had read and transferred then, as a count */
+    uint64_t done;        /* bytes that this rank had read and transferred then */
+    bool paused;          /* the last turn found the load paused */
     uint64_t retry_id;    /* number of the last request for help; under the lock */
     uint32_t *stamp;      /* per rank: equal to `stamped` if the rank was met in the current scan */
     uint32_t stamped;     /* number of the current scan */

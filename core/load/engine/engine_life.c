@@ -352,12 +352,13 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
     e->needed_bytes = parts->needed_bytes;
     e->unique_bytes = parts->unique_bytes;
     e->opt = *opt;
+    e->opt.cost.route.arrived = &e->stats.arrived;
     e->sizes = *sizes;
     if ((e->device = e->comm->x->device))
         e->device->ops->ref(e->device);
     e->place_tail = &e->place;
     e->stats.start_ns = ckpt_now_ns();
-    e->moved_ms = ckpt_now_ms();
+    e->read_ms = e->looked_ms = ckpt_now_ms();
     if (make_slots(e, err) < 0 || make_peers(e, err) < 0 || make_wants(e, parts->target, err) < 0) {
         ckpt_engine_unref(e);
         return -1;

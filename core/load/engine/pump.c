@@ -18,21 +18,35 @@ enum { PUMP_SLEEP_MS = 20, HEAR_TURNS = 20, HEAR_MS = 5, LOOK_MS = 50 };
 
 /* ---- deadlines ---- */
 
-/* TIMEOUT if a worker has been in one read for longer than read_timeout_ms. */
+/* TIMEOUT if a worker has been in one read for longer than read_timeout_ms, or if this rank, for
+ * which others wait, has been in it for exchange_timeout_ms without reading anything. */
 static int check_reads(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
 {
+    const uint64_t arrived = atomic_load(&e->stats.arrived);
+
+    if (arrived != e->arrived)
+        e->read_ms = now;
+    e->arrived = arrived;
     for (uint32_t i = 0; i < e->opt.threads; i++) {
         const uint64_t since = atomic_load(&e->worker[i].since_ms);
-        if (since == 0 || now < since + e->opt.read_timeout_ms)
+        const uint64_t idle = ckpt_max_u64(since, e->read_ms);
+        const bool slow = now >= since + e->opt.read_timeout_ms;
+        if (since == 0 || (!slow && (e->size == 1 || now < idle + e->opt.exchange_timeout_ms)))
             continue;
         const uint32_t source = atomic_load(&e->worker[i].source);
         const uint64_t off = atomic_load(&e->worker[i].off);
         ckpt_cleanup(ckpt_freep) char *name =
             source < e->cat->sources.len ? ckpt_source_name(e->cat->sources.ptr[source]) : NULL;
+        const char *file = name ? name : "its files";
+        if (!slow)
+            return ckpt_fail(err, CKPT_TIMEOUT,
+                             "rank %" PRIu32 " has been reading '%s' at byte %" PRIu64
+                             " for %.1f s, and other ranks wait for it",
+                             e->self, file, off, e->opt.exchange_timeout_ms / 1000.0);
         return ckpt_fail(err, CKPT_TIMEOUT,
                          "tensor '%s': reading '%s' at byte %" PRIu64 " takes longer than %.1f s",
-                         e->cat->tensors.ptr[atomic_load(&e->worker[i].tensor)].name,
-                         name ? name : "its files", off, e->opt.read_timeout_ms / 1000.0);
+                         e->cat->tensors.ptr[atomic_load(&e->worker[i].tensor)].name, file, off,
+                         e->opt.read_timeout_ms / 1000.0);
     }
     return 0;
 }
@@ -49,15 +63,15 @@ static bool is_reading(struct ckpt_engine *e)
     return waits;
 }
 
-/* Has this rank done anything since it looked last, or was it itself away? */
-static bool was_busy(struct ckpt_engine *e, uint64_t looked_ms, uint64_t now)
+/* Has this rank read or moved bytes since it looked last, or is it about to? */
+static bool was_busy(struct ckpt_engine *e)
 {
     const struct ckpt_engine_stats *s = &e->stats;
     const uint64_t before = e->done;
 
-    e->done = atomic_load(&s->sent) + atomic_load(&s->received) +
-              atomic_load(&s->reads.source_reads) + atomic_load(&s->retries);
-    return e->done != before || now > looked_ms + e->opt.exchange_timeout_ms || is_reading(e);
+    e->done = atomic_load(&s->sent) + atomic_load(&s->received) + atomic_load(&s->arrived) +
+              atomic_load(&s->retries) + e->comm->x->moved;
+    return e->done != before || is_reading(e);
 }
 
 /* TIMEOUT if no rank of the job has done anything for twice the timeout, although all are alive:
@@ -74,76 +88,41 @@ static int check_stuck(const struct ckpt_engine *e, uint64_t now, struct ckpt_er
                            e->nclosed, e->plan->windows.len, (double)limit / 1000);
 }
 
-/* On a device nothing tells which rank a transfer waits for, so watch the neighbours in the tree of
- * ranks. The rank above gets more time, so that a silent rank is reported by the rank above it. */
-static int check_silence(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
+/* TIMEOUT if a neighbour in the tree of ranks is frozen: it has sent signs of life during this
+ * load, and sends none now. A neighbour that has not begun the load is late only if this rank
+ * exchanges data. */
+static int check_silence(const struct ckpt_engine *e, struct ckpt_err *err)
 {
-    const uint32_t limit = e->opt.exchange_timeout_ms;
-
     for (uint32_t i = 0, r; ckpt_tree_neighbour(e->self, e->size, i, &r); i++)
-        if (now > e->comm->heard_ms[r] + (r > e->self ? limit : (uint64_t)limit * 3 / 2))
-            return ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " was silent for %.1f s", r,
-                             limit / 1000.0);
+        if ((e->comm->heard_ms[r] > e->comm->begun_ms || e->plan->windows.len > 0) &&
+            ckpt_comm_check_heard(e->comm, r, e->opt.exchange_timeout_ms, err) < 0)
+            return -1;
     return 0;
 }
 
-/* TIMEOUT if a rank that owes this rank a piece has been silent for exchange_timeout_ms. */
-static int check_senders(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
+/* After a pause, or after this process was itself stopped, nobody is late. */
+static void restart_clocks(struct ckpt_engine *e, uint64_t now)
 {
-    int rc = 0;
-
-    (void)pthread_mutex_lock(&e->lock);
-    for (uint32_t i = 0; i < e->opt.slots && rc == 0; i++)
-        for (size_t k = 0; e->slot[i].open && k < e->slot[i].nin && rc == 0; k++) {
-            const struct ckpt_xfer *t = &e->slot[i].in[k].xfer;
-            if (!t->done && now > e->comm->heard_ms[t->peer] + e->opt.exchange_timeout_ms)
-                rc = ckpt_fail(err, CKPT_TIMEOUT,
-                               "rank %" PRIu32 " sent nothing for %.1f s (window %" PRIu32 ")",
-                               t->peer, e->opt.exchange_timeout_ms / 1000.0, e->slot[i].window);
-        }
-    (void)pthread_mutex_unlock(&e->lock);
-    return rc;
+    ckpt_comm_restart_clocks(e->comm);
+    e->read_ms = now;
 }
 
-/* Now and then: fail if a rank is gone, or if nothing has moved for too long. */
+/* Now and then: fail if a rank is gone or frozen, or if nothing has moved for too long. */
 static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err)
 {
     struct ckpt_xport *x = e->comm->x;
-    const uint64_t looked_ms = e->looked_ms;
 
-    if (now < looked_ms + LOOK_MS)
+    if (now < e->looked_ms + LOOK_MS)
         return 0;
+    if (now > e->looked_ms + e->opt.exchange_timeout_ms)
+        restart_clocks(e, now);
     e->looked_ms = now;
-    if (was_busy(e, looked_ms, now))
+    if (was_busy(e))
         e->comm->busy_ms = now;
     for (uint32_t r = 0; r < x->size; r++)
         if (r != e->self && ckpt_comm_lost(e->comm, r))
             return ckpt_comm_fail_lost(e->comm, r, err);
-    if (check_stuck(e, now, err) < 0)
-        return -1;
-    if (now < e->moved_ms + e->opt.exchange_timeout_ms)
-        return 0;
-    return e->device ? check_silence(e, now, err) : check_senders(e, now, err);
-}
-
-/* Tell the neighbours in the tree, and the ranks that wait for pieces of this one, that this rank
- * is alive, however slow its storage is. */
-static void tell_receivers(struct ckpt_engine *e)
-{
-    const uint64_t alive = e->comm->alive_ms;
-
-    ckpt_comm_alive(e->comm, e->opt.exchange_timeout_ms);
-    if (alive == e->comm->alive_ms || e->device)
-        return;
-    e->stamped++;
-    for (uint32_t i = 0; i < e->opt.slots; i++)
-        for (size_t k = 0; k < e->slot[i].nout; k++) {
-            const struct ckpt_outgoing *o = &e->slot[i].out[k];
-            if (o->handled || e->stamp[o->xfer.peer] == e->stamped)
-                continue;
-            e->stamp[o->xfer.peer] = e->stamped;
-            ckpt_comm_tell_alive(e->comm, o->xfer.peer);
-        }
+    return check_silence(e, err) < 0 || check_stuck(e, now, err) < 0 ? -1 : 0;
 }
 
 /* ---- the end ---- */
@@ -254,7 +233,8 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
                                    .own = &s,
                                    .own_len = sizeof s,
                                    .judge = add_stats,
-                                   .ctx = e};
+                                   .ctx = e,
+                                   .live = true};
     return ckpt_round_start(&e->round, failed ? -1 : 0, &why, err);
 }
 
@@ -297,14 +277,13 @@ static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
         return -1;
     ckpt_assists_answer(e);
     const bool paused = ckpt_pause_turn(e);
-    if (paused || (e->device ? worked : moved))
-        e->moved_ms = now;
-    if (paused)
-        e->comm->busy_ms = now;
+    if (paused || e->paused) /* the first turn after a pause, too */
+        restart_clocks(e, now);
+    e->paused = paused;
     moved |= worked;
     if (e->plan->windows.len > 0)
         atomic_fetch_add(&e->stats.exchange_ns, ckpt_now_ns() - begin);
-    tell_receivers(e);
+    ckpt_comm_alive(e->comm, e->opt.exchange_timeout_ms);
     if (ckpt_assists_ask(e, now, err) < 0 || check_reads(e, now, err) < 0 ||
         check_peers(e, now, err) < 0 || ckpt_pause_check(e, now, err) < 0)
         return -1;
