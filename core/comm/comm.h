@@ -172,8 +172,10 @@ struct ckpt_verdict {
 
 /* A round. Every rank gives a verdict (an error or none) and some bytes. Rank 0 makes the answer
  * from the bytes of all ranks, and every rank gets the answer. If a rank's verdict is an error, or
- * a rank sends no sign of life for timeout_ms, all ranks get that error instead; of several errors,
- * the one of the lowest rank. The caller sets the members up to `hasty`. */
+ * a rank sends no sign of life for timeout_ms, all ranks get that error instead. Of several errors
+ * it is the one of the lowest rank, but PEER, TIMEOUT and CANCELLED, which may be consequences of
+ * another rank's error, only if no rank has another one. The caller sets the members up to `hasty`.
+ */
 struct ckpt_round {
     struct ckpt_comm *comm;
     uint32_t timeout_ms;

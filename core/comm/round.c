@@ -217,10 +217,29 @@ static int check_peer(struct ckpt_round *r, uint32_t peer, struct ckpt_err *err)
     return ckpt_comm_check_heard(comm, peer, r->timeout_ms, err);
 }
 
-/* Keep the error of the lowest rank that has failed. */
+/* The order in which errors explain a failure: codes that are often the consequence of another
+ * rank's error come last. */
+static int echo_of(enum ckpt_code code)
+{
+    switch (code) {
+    case CKPT_OK:
+        return 3;
+    case CKPT_PEER:
+        return 2;
+    case CKPT_TIMEOUT:
+    case CKPT_CANCELLED:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+/* Keep the error that explains most; of several, that of the lowest rank. */
 static void add_verdict(struct ckpt_round *r, const struct ckpt_verdict *v)
 {
-    if (v->why.code != CKPT_OK && (r->verdict.why.code == CKPT_OK || v->rank < r->verdict.rank))
+    const int less = echo_of(v->why.code) - echo_of(r->verdict.why.code);
+
+    if (less < 0 || (less == 0 && v->rank < r->verdict.rank))
         r->verdict = *v;
 }
 

@@ -16,7 +16,9 @@
  *   ckpt_load_wait has reported the end (success or failure) or ckpt_load_free has returned, the
  *   library does not touch them. After a failure their contents are undefined.
  * - If one rank fails, all ranks report the same error, which names the rank, the file and the
- *   offset. No call waits longer than the timeouts in the options.
+ *   offset. PEER, TIMEOUT and CANCELLED, which may be consequences of another rank's error, are
+ *   reported only if no rank has another one. No call waits longer than the timeouts in the
+ *   options.
  * - Memory other than the destinations stays within options.host_bytes. A plan that needs more is
  *   refused.
  * - A comm serves any number of loads, one after the other, also after a load that has failed on

@@ -377,6 +377,37 @@ TEST(load, an_answer_without_memory_is_an_error_on_all_ranks)
     }
 }
 
+/* What rank r of step s fails with: the last rank alone knows the cause. */
+static const enum ckpt_code failures[][4] = {
+    {CKPT_PEER, CKPT_TIMEOUT, CKPT_CANCELLED, CKPT_STALE},
+    {CKPT_PEER, CKPT_PEER, CKPT_OK, CKPT_TIMEOUT},
+    {CKPT_TIMEOUT, CKPT_OK, CKPT_PEER, CKPT_IO},
+};
+
+static void play_failures(struct member *m)
+{
+    struct ckpt_round round = {.comm = m->comm, .timeout_ms = DEADLINE_MS};
+    const enum ckpt_code code = failures[m->step][m->rank];
+
+    if (code != CKPT_OK)
+        m->rc = ckpt_fail(&m->err, code, "rank %u failed", m->rank);
+    m->rc = ckpt_round_run(&round, m->rc, NULL, NULL, &m->err);
+}
+
+TEST(load, a_cause_is_reported_whatever_its_rank_and_not_its_consequences)
+{
+    struct member m[4];
+
+    for (int step = 0; step < 3; step++) {
+        team(true, 4, NULL, step, play_failures, m);
+        for (uint32_t r = 0; r < 4; r++) {
+            CHECK(m[r].rc < 0);
+            CHECK_EQ(m[r].err.code, failures[step][3]);
+            CHECK_STR(m[r].err.text, "rank 3 failed");
+        }
+    }
+}
+
 /* ---- bytes that never arrive, from ranks that are alive ---- */
 
 static struct ckpt_xport_ops lossy[2];
@@ -429,6 +460,7 @@ TESTS(T(load, ranks_connect_to_those_that_they_talk_to),
       T(load, bytes_that_never_arrive_end_in_a_timeout),
       T(load, what_one_rank_lacks_is_told_to_all_at_once),
       T(load, an_answer_without_memory_is_an_error_on_all_ranks),
+      T(load, a_cause_is_reported_whatever_its_rank_and_not_its_consequences),
       T(load, one_comm_serves_many_loads), T(load, a_plan_that_is_refused_leaves_the_comm_whole),
       T(load, a_comm_serves_loads_after_one_that_failed),
       T(load, the_least_budget_that_an_error_names_is_enough),
