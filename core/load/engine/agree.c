@@ -116,41 +116,23 @@ static int exchange_wants(struct ckpt_load *load, const struct ckpt_table *own,
 
 /* ---- the third round: are the plans equal, and do they fit? ---- */
 
-/* A group as one of its members has planned it. All members must have the same `plan`. */
-struct group_digest {
-    uint64_t ranks, plan; /* hash of the members; ckpt_plan_digest */
-    uint64_t bytes;       /* that the group exchanges */
-    uint32_t n, unused;   /* number of members */
+/* A group that one of its members proposes for a communicator. */
+struct group {
+    uint64_t ranks;     /* hash of the members */
+    uint64_t bytes;     /* that the group exchanges */
+    uint32_t n, unused; /* number of members */
 };
 
-enum { DIGESTS = 64 }; /* the most groups of a rank that are compared */
+enum { GROUPS = 64 }; /* the most groups that a rank proposes: those that exchange most */
 
-/* A rank's message, which its digests follow. */
+/* A rank's message, which on devices its groups follow. */
 struct fit {
+    uint64_t claim;        /* ckpt_plan_claim; rank 0 adds them up */
     uint64_t host, device; /* the least bytes that the plan needs, without ckpt_load_aside */
     uint64_t windows;      /* number of windows */
     uint64_t facts;        /* hash of what rank 0 sent in the rounds before, on which plans are
                               built; the same on all ranks */
 };
-
-static int digest_cmp(const void *pa, const void *pb)
-{
-    const struct group_digest *a = pa, *b = pb;
-
-    return (a->ranks > b->ranks) - (a->ranks < b->ranks);
-}
-
-static int compare_digests(struct group_digest *d, size_t n, struct ckpt_err *err)
-{
-    if (n)
-        qsort(d, n, sizeof *d, digest_cmp);
-    for (size_t i = 1; i < n; i++)
-        if (d[i].ranks == d[i - 1].ranks && d[i].plan != d[i - 1].plan)
-            return ckpt_fail(err, CKPT_CONFLICT,
-                             "ranks that want the same bytes have made different plans: this is a "
-                             "bug in ckptfs");
-    return 0;
-}
 
 /* Append to the answer the places of the groups that get a communicator. */
 static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank,
@@ -167,29 +149,17 @@ static int place_groups(struct ckpt_group_claim *claim, size_t n, uint32_t nrank
 
 /* What rank 0 gathers from the messages of all ranks. */
 struct fits {
-    struct fit most; /* the maximum of each number */
-    CKPT_VEC(struct group_digest) digests;
+    struct fit most; /* the maximum of each number, and the sum of the claims */
     CKPT_VEC(struct ckpt_group_claim) claims; /* on devices */
 };
 
-static int add_digest(struct fits *all, uint32_t rank, bool device, const unsigned char *data)
-{
-    struct group_digest d;
-
-    memcpy(&d, data, sizeof d);
-    const struct ckpt_group_claim claim = {d.ranks, d.bytes, d.n, rank};
-    return ckpt_vec_push(&all->digests, d) < 0 || (device && ckpt_vec_push(&all->claims, claim) < 0)
-               ? -1
-               : 0;
-}
-
 /* Add a rank's message. */
-static int add_fit(struct fits *all, uint32_t rank, bool device, const unsigned char *data,
-                   size_t len, struct ckpt_err *err)
+static int add_fit(struct fits *all, uint32_t rank, const unsigned char *data, size_t len,
+                   struct ckpt_err *err)
 {
     struct fit f;
 
-    if (len < sizeof f || (len - sizeof f) % sizeof(struct group_digest))
+    if (len < sizeof f || (len - sizeof f) % sizeof(struct group))
         return ckpt_fail(err, CKPT_CONFLICT, "rank %" PRIu32 " runs another version of ckptfs",
                          rank);
     memcpy(&f, data, sizeof f);
@@ -200,16 +170,21 @@ static int add_fit(struct fits *all, uint32_t rank, bool device, const unsigned 
                          "what rank 0 sent about the wants of all ranks arrived damaged at rank "
                          "%" PRIu32 ", or is damaged in its memory",
                          rank);
+    all->most.claim += f.claim;
     all->most.host = ckpt_max_u64(all->most.host, f.host);
     all->most.device = ckpt_max_u64(all->most.device, f.device);
     all->most.windows = ckpt_max_u64(all->most.windows, f.windows);
-    for (size_t at = sizeof f; at < len; at += sizeof(struct group_digest))
-        if (add_digest(all, rank, device, data + at) < 0)
+    for (size_t at = sizeof f; at < len; at += sizeof(struct group)) {
+        struct group g;
+        memcpy(&g, data + at, sizeof g);
+        const struct ckpt_group_claim claim = {g.ranks, g.bytes, g.n, rank};
+        if (ckpt_vec_push(&all->claims, claim) < 0)
             return ckpt_nomem(err);
+    }
     return 0;
 }
 
-/* On rank 0: the answer is the maximum of each number in struct fit, then the groups' places. */
+/* On rank 0: the answer is struct fit of all ranks together, then the groups' places. */
 static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *len,
                      struct ckpt_str *answer, struct ckpt_err *err)
 {
@@ -219,13 +194,14 @@ static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *
     int rc = 0;
 
     for (uint32_t r = 0; r < comm->x->size && rc == 0; r++)
-        rc = add_fit(&all, r, device, data[r], len[r], err);
-    if (rc == 0)
-        rc = compare_digests(all.digests.ptr, all.digests.len, err);
+        rc = add_fit(&all, r, data[r], len[r], err);
+    if (rc == 0 && all.most.claim != 0)
+        rc = ckpt_fail(err, CKPT_CONFLICT,
+                       "ranks that want the same bytes have made different plans, or not all of "
+                       "them have planned to share: this is a bug in ckptfs");
     ckpt_str_append(answer, (const char *)&all.most, sizeof all.most);
     if (rc == 0 && device)
         rc = place_groups(all.claims.ptr, all.claims.len, comm->x->size, answer, err);
-    ckpt_vec_release(&all.digests);
     ckpt_vec_release(&all.claims);
     return rc;
 }
@@ -233,16 +209,6 @@ static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *
 static uint64_t hash_of(const struct ckpt_group *g)
 {
     return XXH3_64bits(g->rank, g->n * sizeof *g->rank);
-}
-
-static uint64_t bytes_of(const struct ckpt_plan *p, uint32_t group)
-{
-    uint64_t bytes = 0;
-
-    for (size_t i = 0; i < p->pieces.len; i++)
-        if (p->pieces.ptr[i].group == group)
-            bytes += p->pieces.ptr[i].len;
-    return bytes;
 }
 
 /* Note this rank's places in the families. The hash of a family's groups (id) tells whether the
@@ -270,20 +236,36 @@ static void take_places(struct ckpt_load *load, const unsigned char *data, size_
     }
 }
 
-/* Append the digests of groups of several ranks. */
-static void add_digests(const struct ckpt_plan *p, struct ckpt_str *out)
+/* Groups that exchange most first. */
+static int group_cmp(const void *pa, const void *pb)
 {
-    uint32_t count = 0;
+    const struct group *a = pa, *b = pb;
 
-    for (uint32_t g = 0; g < p->groups.len && count < DIGESTS; g++) {
-        const struct ckpt_group *group = &p->groups.ptr[g];
-        if (group->n == 1)
-            continue;
-        const struct group_digest d = {hash_of(group), ckpt_plan_digest(p, g), bytes_of(p, g),
-                                       group->n, 0};
-        ckpt_str_append(out, (const char *)&d, sizeof d);
-        count++;
+    if (a->bytes != b->bytes)
+        return a->bytes > b->bytes ? -1 : 1;
+    return (a->ranks > b->ranks) - (a->ranks < b->ranks);
+}
+
+/* Append the groups of several ranks that are to get a communicator if there are not too many. */
+static int add_groups(const struct ckpt_plan *p, struct ckpt_str *out, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_freep) struct group *group = calloc(p->groups.len + 1, sizeof *group);
+    size_t n = 0;
+
+    if (!group)
+        return ckpt_nomem(err);
+    for (size_t g = 0; g < p->groups.len; g++) {
+        group[g].ranks = hash_of(&p->groups.ptr[g]);
+        group[g].n = p->groups.ptr[g].n;
     }
+    for (size_t i = 0; i < p->pieces.len; i++)
+        group[p->pieces.ptr[i].group].bytes += p->pieces.ptr[i].len;
+    for (size_t g = 0; g < p->groups.len; g++)
+        if (group[g].n > 1)
+            group[n++] = group[g];
+    qsort(group, n, sizeof *group, group_cmp);
+    ckpt_str_append(out, (const char *)group, ckpt_min_u64(n, GROUPS) * sizeof *group);
+    return 0;
 }
 
 /* Compute the memory of plan and slots, and lower the numbers of slots until it fits the budget.
@@ -328,7 +310,7 @@ static int make_plan(struct ckpt_load *load, const struct ckpt_policy *policy,
     ret->windows = (*plan)->windows.len;
     ret->facts = XXH3_64bits_withSeed(&load->wants_hash, sizeof load->wants_hash, job->hash);
     (void)fit_slots(load, ckpt_plan_memory(*plan), ret);
-    return 0;
+    return ckpt_plan_claim(*plan, &ret->claim, err);
 }
 
 /* COLLECTIVE. Check that all ranks' plans fit into memory (LIMIT), and that groups' plans match. */
@@ -345,8 +327,8 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
     size_t len = 0;
 
     ckpt_str_append(&data, (const char *)own, sizeof *own);
-    if (rc == 0)
-        add_digests(load->parts.plan, &data);
+    if (rc == 0 && load->comm->x->device)
+        rc = add_groups(load->parts.plan, &data, err);
     if (data.failed)
         rc = ckpt_nomem(err);
     round.own = data.ptr;

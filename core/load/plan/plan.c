@@ -450,22 +450,31 @@ static uint64_t unit_digest(const struct ckpt_plan *p, uint32_t unit, uint64_t h
     return XXH3_64bits_withSeed(box.n, box.rank * sizeof *box.n, h);
 }
 
-uint64_t ckpt_plan_digest(const struct ckpt_plan *p, uint32_t group)
+int ckpt_plan_claim(const struct ckpt_plan *p, uint64_t *ret, struct ckpt_err *err)
 {
-    const struct ckpt_group *g = &p->groups.ptr[group];
-    uint64_t h = XXH3_64bits_withSeed(g->rank, g->n * sizeof *g->rank,
-                                      XXH3_64bits(&p->sizes, sizeof p->sizes));
+    ckpt_cleanup(ckpt_freep) uint64_t *h = malloc((p->groups.len + 1) * sizeof *h);
+    uint64_t sum = 0;
 
+    if (!h)
+        return ckpt_nomem(err);
+    for (size_t g = 0; g < p->groups.len; g++)
+        h[g] = XXH3_64bits_withSeed(p->groups.ptr[g].rank, p->groups.ptr[g].n * sizeof(uint32_t),
+                                    XXH3_64bits(&p->sizes, sizeof p->sizes));
     for (size_t i = 0; i < p->pieces.len; i++) {
         const struct ckpt_piece_plan *piece = &p->pieces.ptr[i];
         const uint32_t word[4] = {piece->number, piece->reader, piece->hi - piece->lo, piece->len};
-        if (piece->group != group)
+        uint64_t *its = &h[piece->group];
+        if (p->groups.ptr[piece->group].n == 1)
             continue;
-        h = XXH3_64bits_withSeed(word, sizeof word, h);
+        *its = XXH3_64bits_withSeed(word, sizeof word, *its);
         for (uint32_t u = piece->lo; u < piece->hi; u++)
-            h = unit_digest(p, u, h);
+            *its = unit_digest(p, u, *its);
     }
-    return h;
+    /* what the first member takes away, the others add */
+    for (size_t g = 0; g < p->groups.len; g++)
+        sum += p->groups.ptr[g].self == 0 ? (1 - (uint64_t)p->groups.ptr[g].n) * h[g] : h[g];
+    *ret = sum;
+    return 0;
 }
 
 /* ---- the wants in a unit ---- */

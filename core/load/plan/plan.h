@@ -100,8 +100,10 @@ void ckpt_plan_free(struct ckpt_plan *p);
 /* The size of the plan itself in memory, in bytes. */
 uint64_t ckpt_plan_memory(const struct ckpt_plan *p);
 
-/* A hash of everything that the members of a group must have planned alike. */
-uint64_t ckpt_plan_digest(const struct ckpt_plan *p, uint32_t group);
+/* This rank's part in the check that the members of groups have planned alike. The parts of all
+ * ranks add up to 0 (modulo 2^64) if all members of every group have the group, and the same plan
+ * of it; otherwise they do so only by a chance of about 2^-64. NOMEM. */
+int ckpt_plan_claim(const struct ckpt_plan *p, uint64_t *ret, struct ckpt_err *err);
 
 /* The box of a unit. */
 void ckpt_plan_unit_box(const struct ckpt_plan *p, uint32_t unit, struct ckpt_box *ret);
