@@ -118,6 +118,14 @@ def budgets(real):
         check(processes(2, [LLAMA, "--", jobs.format(found.group(1))], real), f"the least {kind}", 1)
 
 
+def more_threads_than_the_device_has_marks(_):
+    """A read slot for each thread, and a piece for each slot."""
+    for readers in ("once", "each"):
+        result = processes(2, ["load", LLAMA, "--layout", "dp=2", "--readers", readers, "--threads", "100", "--host-bytes", "4G", "--device-bytes", "4G",
+                               "--window-bytes", "1024", "--verify"], program=CKPT)
+        assert result.good and f"over nccl, readers {readers}" in result.out, result
+
+
 def one_context_each(_):
     """A context takes hundreds of MB of a device: no rank has one on another's, not by any thread of the loader's."""
     check(processes(3, [LLAMA, "--", "random:once", "fsdp=3:each"], CKPTFS_GPU_CONTEXTS="1"), "ranks", 2)
@@ -365,7 +373,7 @@ def python_says_why_not(_):
 
 def main():
     tests = [every_way_to_a_communicator, over_mpi, more_ranks, groups_that_share, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch]]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
     run(cases)

@@ -53,6 +53,12 @@ void ckpt_thread_buffers_divide(uint64_t aside, bool direct, bool cached, uint32
 
 /* ---- slots ---- */
 
+/* On a device each slot has a mark. */
+static uint32_t with_marks(uint64_t ahead, uint32_t windows, bool device)
+{
+    return (uint32_t)(device ? ckpt_min_u64(ahead, CKPT_DEVICE_MARKS - windows) : ahead);
+}
+
 /* EACH: a piece is one unit, read at once. There are no windows. */
 static void sizes_alone(uint64_t budget, uint32_t threads, bool device, struct ckpt_slots *ret)
 {
@@ -60,21 +66,20 @@ static void sizes_alone(uint64_t budget, uint32_t threads, bool device, struct c
     uint32_t ahead =
         device ? 2 * threads + 1 : threads + 1; /* a device also uploads from read slots */
 
-    if (device && ahead > CKPT_DEVICE_MARKS)
-        ahead = CKPT_DEVICE_MARKS;
+    ret->windows = 1;
+    ahead = with_marks(ahead, ret->windows, device);
     while (ahead > 2 && budget / ahead < unit)
         ahead--;
     ret->sizes.piece = ret->sizes.unit = ckpt_min_u64(unit, budget / ahead);
     ret->sizes.window = 0;
     ret->ahead = ahead;
-    ret->windows = 1;
 }
 
 /* Ranks share: a quarter of the budget is for read slots, and a quarter for each window slot. A
  * window has eight readers, unless their pieces would be too small. The sizes must not depend on
  * anything that differs from rank to rank (`threads` may only change `ahead`). */
 static void sizes_shared(uint64_t budget, uint64_t window, uint64_t piece, uint32_t threads,
-                         struct ckpt_slots *ret)
+                         bool device, struct ckpt_slots *ret)
 {
     const uint64_t part = budget / (SLOTS + 1);
 
@@ -85,7 +90,8 @@ static void sizes_shared(uint64_t budget, uint64_t window, uint64_t piece, uint3
     ret->sizes.unit = ckpt_min_u64(ONCE_UNIT, piece);
     ret->sizes.window = window;
     ret->windows = SLOTS;
-    ret->ahead = (uint32_t)ckpt_min_u64(part / piece, ckpt_max_u64(threads + 2, 4));
+    ret->ahead =
+        with_marks(ckpt_min_u64(part / piece, ckpt_max_u64(threads + 2, 4)), SLOTS, device);
 }
 
 int ckpt_load_sizes(const struct ckpt_size_input *in, struct ckpt_slots *ret, struct ckpt_err *err)
@@ -103,7 +109,8 @@ int ckpt_load_sizes(const struct ckpt_size_input *in, struct ckpt_slots *ret, st
             in->shared ? "share what they read" : "read for themselves",
             tight ? least : ckpt_load_host_bytes(least));
     if (in->shared)
-        sizes_shared(budget, opt->window_bytes, in->piece ? in->piece : PIECE, in->threads, ret);
+        sizes_shared(budget, opt->window_bytes, in->piece ? in->piece : PIECE, in->threads,
+                     in->device, ret);
     else
         sizes_alone(budget, in->threads, in->device, ret);
     return 0;
