@@ -13,6 +13,7 @@ struct ckpt_load_tool {
     struct ckpt_load_options opt;
     uint32_t ranks, ranks_per_node; /* for `ckpt plan`; 0: not given */
     bool verify;                    /* compare the loaded bytes with the view */
+    uint32_t given;                 /* a bit for each option that was given (load_main.c) */
 };
 
 /* Run `ckpt load` on this rank. Returns 0, or -1 with *err filled. */

@@ -159,8 +159,53 @@ enum {
     JSON
 };
 
+static uint32_t bit_of(int opt) { return opt < LAYOUT ? 0 : (uint32_t)1 << (opt - LAYOUT); }
+
+/* Options without effect on one of the commands, or with --readers each, are refused. */
+static const struct {
+    int opt;
+    const char *name;
+    const char *of;  /* the command, or NULL: any with --readers each */
+    const char *why; /* and what to do */
+} useless[] = {
+    {TRANSPORT, "--transport", "plan",
+     "it plans loads into host memory, whatever carries the bytes; leave it out"},
+    {DEVICE, "--device-bytes", "plan", "it plans loads into host memory; use --host-bytes"},
+    {VERIFY, "--verify", "plan", "no data is read; use ckpt load"},
+    {CHECK, "--check", "plan", "no data is sent; use ckpt load"},
+    {READ_TIMEOUT, "--read-timeout", "plan", "no data is read; leave it out"},
+    {EXCHANGE_TIMEOUT, "--exchange-timeout", "plan", "no rank waits for another; leave it out"},
+    {RANKS, "--ranks", "load", "its launcher decides how many ranks there are; use ckpt plan"},
+    {PER_NODE, "--ranks-per-node", "load", "its launcher decides where ranks are; use ckpt plan"},
+    {SHARE, "--share", NULL, "ranks that read for themselves share nothing; use once or node"},
+    {WINDOW, "--window-bytes", NULL, "nothing is exchanged; use --host-bytes, or once or node"},
+    {CHECK, "--check", NULL, "nothing is sent; use --verify, or once or node"},
+};
+
+static int check_useful(const struct ckpt_load_tool *t, const char *command, struct ckpt_err *err)
+{
+    const bool each = t->opt.readers == CKPT_READERS_EACH;
+    const char *transport = getenv("CKPTFS_TRANSPORT");
+
+    for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) {
+        const char *of = useless[i].of;
+        if ((t->given & bit_of(useless[i].opt)) && (of ? strcmp(of, command) == 0 : each))
+            return ckpt_fail(err, CKPT_USAGE, "%s does not apply to %s: %s", useless[i].name,
+                             !of                       ? "--readers each"
+                             : strcmp(of, "plan") == 0 ? "ckpt plan"
+                                                       : "ckpt load",
+                             useless[i].why);
+    }
+    if ((t->given & bit_of(DEVICE)) && (!transport || strcmp(transport, "nccl") != 0))
+        return ckpt_fail(err, CKPT_USAGE,
+                         "--device-bytes does not apply to loads into host memory: use "
+                         "--host-bytes, or give --transport nccl");
+    return 0;
+}
+
 static int parse_one(struct ckpt_load_tool *t, int opt, char *arg, struct ckpt_err *err)
 {
+    t->given |= bit_of(opt);
     switch (opt) {
     case LAYOUT:
         t->layout = arg;
@@ -292,6 +337,8 @@ int main(int argc, char **argv)
     plan = go && strcmp(argv[optind], "plan") == 0;
     if (rc == 0 && go && !plan && strcmp(argv[optind], "load") != 0)
         rc = ckpt_fail(&err, CKPT_USAGE, "%s: expected load or plan", argv[optind]);
+    if (rc == 0 && go)
+        rc = check_useful(&t, argv[optind], &err);
     if (rc == 0 && go) {
         ckpt_tool_limits();
         if (plan) {

@@ -5,6 +5,7 @@ hundreds of ranks as threads, each of which gets the right bytes."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -78,7 +79,29 @@ def shared_by_the_tool():
     print("ok   --share: read, sent and received as planned")
 
 
+def useless_options():
+    """What has no effect is refused, before anything is opened, with what to do."""
+    for command, options, text in (("plan", ["--transport", "nccl"], "--transport does not apply to ckpt plan: .*; leave it out"),
+                                   ("plan", ["--transport=tcp"], "--transport does not apply to ckpt plan"),
+                                   ("plan", ["--device-bytes", "1G"], "--device-bytes does not apply to ckpt plan: .*use --host-bytes"),
+                                   ("plan", ["--verify"], "--verify does not apply to ckpt plan"),
+                                   ("plan", ["--check"], "--check does not apply to ckpt plan"),
+                                   ("plan", ["--read-timeout", "1"], "--read-timeout does not apply to ckpt plan"),
+                                   ("plan", ["--exchange-timeout", "1"], "--exchange-timeout does not apply to ckpt plan"),
+                                   ("plan", ["--readers", "each", "--share", "2"], "--share does not apply to --readers each"),
+                                   ("load", ["--ranks", "1"], "--ranks does not apply to ckpt load: .*use ckpt plan"),
+                                   ("load", ["--ranks-per-node", "1"], "--ranks-per-node does not apply to ckpt load"),
+                                   ("load", ["--device-bytes", "1G"], "--device-bytes does not apply .* give --transport nccl"),
+                                   ("load", ["--window-bytes", "1M", "--readers", "each"], "--window-bytes does not apply to --readers each"),
+                                   ("load", ["--check", "--readers", "each"], "--check does not apply to --readers each")):
+        ranks = ["--ranks", "1"] if command == "plan" else []
+        done = subprocess.run([CKPT_LOAD, command, RUN, "--layout", "tp=1", *ranks, *options], capture_output=True, text=True)
+        assert done.returncode == 2 and re.match(f"ckpt-load: {text}", done.stderr) and not done.stdout, (command, options, done)
+    print("ok   options without effect are refused")
+
+
 def main():
+    useless_options()
     shared_by_the_tool()
     for readers in ("once", "node"):
         for together, times in ((8, 1), (4, 2), (2, 4), (1, 8), (0, 8)):
