@@ -12,7 +12,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 
-enum { SLEEP_MS = 50, ALIVE_MS = 5000 };
+enum { SLEEP_MS = 50, ALIVE_MS = 5000, SAY_MS = 10 * 1000, SAY_AGAIN_MS = 30 * 1000, LISTED = 8 };
 
 /* ---- life ---- */
 
@@ -23,6 +23,7 @@ static void comm_release(struct ckpt_comm *comm)
     free(comm->heard_ms);
     free(comm->gone_poll);
     free(comm->said_by);
+    free(comm->doing);
     free(comm);
 }
 
@@ -104,6 +105,42 @@ uint32_t ckpt_comm_rank(const struct ckpt_comm *comm) { return comm->x->rank; }
 uint32_t ckpt_comm_size(const struct ckpt_comm *comm) { return comm->x->size; }
 
 const char *ckpt_comm_transport(const struct ckpt_comm *comm) { return comm->x->ops->name; }
+
+void ckpt_comm_set_log(struct ckpt_comm *comm, ckpt_comm_log *log, void *ctx)
+{
+    comm->log = log;
+    comm->log_ctx = ctx;
+}
+
+void ckpt_comm_set_doing(struct ckpt_comm *comm, const char *what, const char *name)
+{
+    free(comm->doing);
+    comm->doing = what ? ckpt_asprintf("%s '%s'", what, name) : NULL;
+}
+
+/* ---- waits ---- */
+
+void ckpt_wait_begin(struct ckpt_wait *w)
+{
+    w->since_ms = ckpt_now_ms();
+    w->next_ms = w->since_ms + SAY_MS;
+}
+
+bool ckpt_wait_is_long(struct ckpt_wait *w)
+{
+    if (ckpt_now_ms() < w->next_ms)
+        return false;
+    w->next_ms += SAY_AGAIN_MS;
+    return true;
+}
+
+void ckpt_list_rank(struct ckpt_str *list, uint32_t n, uint32_t rank)
+{
+    if (n < LISTED)
+        ckpt_str_printf(list, "%s%" PRIu32, n ? ", " : "rank ", rank);
+    else if (n == LISTED)
+        ckpt_str_puts(list, " ...");
+}
 
 /* ---- messages ---- */
 
@@ -274,8 +311,9 @@ int ckpt_comm_check_heard(const struct ckpt_comm *comm, uint32_t peer, uint32_t 
 {
     return ckpt_now_ms() <= comm->heard_ms[peer] + timeout_ms
                ? 0
-               : ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " sent nothing for %.1f s", peer,
-                           timeout_ms / 1000.0);
+               : ckpt_fail(err, CKPT_TIMEOUT, "rank %" PRIu32 " sent nothing for %.1f s%s%s", peer,
+                           timeout_ms / 1000.0, comm->doing ? "; it is waited for to " : "",
+                           comm->doing ? comm->doing : "");
 }
 
 void ckpt_comm_restart_clocks(struct ckpt_comm *comm)

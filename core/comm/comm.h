@@ -95,6 +95,9 @@ struct ckpt_comm {
     uint64_t begun_ms;   /* when the current load began on this rank */
     uint64_t alive_ms;   /* when this rank last sent signs of life */
     uint64_t busy_ms;    /* when some rank last did something, as far as this rank knows */
+    ckpt_comm_log *log;  /* to which rank 0 says whom it waits for; or NULL */
+    void *log_ctx;
+    char *doing;      /* what ranks meet for, such as "open '/run'", for messages; or NULL */
     bool failed;      /* the last load failed: the transport must be renewed before the next one */
     uint32_t renewed; /* how often it was renewed; the same number on all ranks */
     bool busy;        /* a load runs */
@@ -110,7 +113,26 @@ int ckpt_env_number(const char *name, uint32_t most, uint32_t *ret, struct ckpt_
 
 /* ckpt_comm_from_env for a job whose launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
  * (torchrun). */
-int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err);
+int ckpt_comm_tcp_env(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret, struct ckpt_err *err);
+
+/* Set comm->doing to `what` and the name in quotes; what == NULL: to NULL. If there is no memory,
+ * messages do not tell it. */
+void ckpt_comm_set_doing(struct ckpt_comm *comm, const char *what, const char *name);
+
+/* A wait that is told to the user after 10 s, and then every 30 s. */
+struct ckpt_wait {
+    uint64_t since_ms, next_ms;
+};
+
+/* The wait begins now. */
+void ckpt_wait_begin(struct ckpt_wait *w);
+
+/* True: it is time to say that the wait goes on. */
+bool ckpt_wait_is_long(struct ckpt_wait *w);
+
+/* Append a rank to a list of missing ranks, of which there were n before: "rank 2, 5, 7". Only the
+ * first ones are listed. */
+void ckpt_list_rank(struct ckpt_str *list, uint32_t n, uint32_t rank);
 
 /* A load begins: on_message is called from now on, first with the messages of this load that
  * arrived already. ckpt_comm_end: the load is over. */

@@ -115,43 +115,58 @@ static bool under_torchrun(void)
     return getenv("RANK") && getenv("WORLD_SIZE") && getenv("MASTER_ADDR") && getenv("MASTER_PORT");
 }
 
-static int launched(struct ckpt_comm **ret, struct ckpt_err *err)
+static int launched(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     if (under_mpirun())
         return open_transport("libckptfs_load_mpi.so.0", ret, err);
     if (under_torchrun())
-        return ckpt_comm_tcp_env(ret, err);
+        return ckpt_comm_tcp_env(log, ctx, ret, err);
     return ckpt_comm_self(ret, err);
 }
 
 /* A comm over the launcher's transport, with a CUDA device for each rank. */
-static int open_devices(struct ckpt_comm **ret, struct ckpt_err *err)
+static int open_devices(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     struct ckpt_comm *ctl = NULL;
     ckpt_comm_device *fn;
 
     *(void **)&fn = open_function("libckptfs_load_nccl.so.0", CKPT_COMM_DEVICE, err);
-    if (!fn || launched(&ctl, err) < 0)
+    if (!fn || launched(log, ctx, &ctl, err) < 0)
         return -1;
+    ckpt_comm_set_log(ctl, log, ctx);
     if (fn(ctl, ret, err) == 0)
         return 0;
     ckpt_comm_free(ctl);
     return -1;
 }
 
-int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err)
+static int open_env(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     const char *say = getenv("CKPTFS_TRANSPORT");
 
     if (!say || !*say)
-        return launched(ret, err);
+        return launched(log, ctx, ret, err);
     if (strcmp(say, "self") == 0)
         return ckpt_comm_self(ret, err);
     if (strcmp(say, "tcp") == 0)
-        return ckpt_comm_tcp_env(ret, err);
+        return ckpt_comm_tcp_env(log, ctx, ret, err);
     if (strcmp(say, "mpi") == 0)
         return open_transport("libckptfs_load_mpi.so.0", ret, err);
     if (strcmp(say, "nccl") == 0)
-        return open_devices(ret, err);
+        return open_devices(log, ctx, ret, err);
     return ckpt_fail(err, CKPT_USAGE, "CKPTFS_TRANSPORT=%s: expected self, tcp, mpi or nccl", say);
+}
+
+int ckpt_comm_from_env_log(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret,
+                           struct ckpt_err *err)
+{
+    if (open_env(log, ctx, ret, err) < 0)
+        return -1;
+    ckpt_comm_set_log(*ret, log, ctx);
+    return 0;
+}
+
+int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err)
+{
+    return ckpt_comm_from_env_log(NULL, NULL, ret, err);
 }

@@ -447,6 +447,26 @@ int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t
 
 /* ---- a whole round ---- */
 
+/* On rank 0: say which children's messages are missing. */
+static void say_missing(const struct ckpt_round *r, const struct ckpt_wait *wait)
+{
+    const struct ckpt_comm *comm = r->comm;
+    struct ckpt_str text = {0};
+    uint32_t n = 0;
+
+    ckpt_str_puts(&text, "waiting for ");
+    for (uint32_t k = 0; k < r->nchild; k++)
+        if (!r->from[k])
+            ckpt_list_rank(&text, n++, ckpt_tree_child(0, k));
+    ckpt_str_printf(&text, "%s for %.0f s now%s%s",
+                    comm->x->size > CKPT_TREE_FAN + 1 ? " (or ranks that wait there)" : "",
+                    (double)(ckpt_now_ms() - wait->since_ms) / 1000, comm->doing ? ", to " : "",
+                    comm->doing ? comm->doing : "");
+    if (n && !text.failed)
+        comm->log(comm->log_ctx, text.ptr);
+    ckpt_str_release(&text);
+}
+
 int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *ret_len,
                    struct ckpt_err *err)
 {
@@ -454,7 +474,9 @@ int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *re
     struct ckpt_err own = {0};
     const unsigned char *answer = NULL;
     size_t answer_len = 0;
+    struct ckpt_wait wait;
 
+    ckpt_wait_begin(&wait);
     rc = ckpt_round_start(r, rc, &why, &own);
     while (rc == 0) {
         bool moved;
@@ -465,6 +487,8 @@ int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *re
             break;
         }
         ckpt_comm_alive(r->comm, r->timeout_ms);
+        if (r->comm->x->rank == 0 && r->comm->log && ckpt_wait_is_long(&wait))
+            say_missing(r, &wait);
         if (!moved)
             r->comm->x->ops->wait(r->comm->x, SLEEP_MS);
     }

@@ -324,6 +324,12 @@ static void print_line(void *ctx, enum ckpt_log_severity severity, const char *t
                       text);
 }
 
+static void print_wait(void *ctx, const char *text)
+{
+    (void)ctx;
+    (void)fprintf(stderr, "ckpt-load: %s\n", text);
+}
+
 int main(int argc, char **argv)
 {
     struct ckpt_load_tool t = {.opt = {.size = sizeof t.opt}};
@@ -344,7 +350,7 @@ int main(int argc, char **argv)
         if (plan) {
             ckpt_options_set_log(t.tool.opt, print_line, NULL);
             rc = ckpt_load_print_plan(&t, &err);
-        } else if ((rc = ckpt_comm_from_env(&comm, &err)) == 0) {
+        } else if ((rc = ckpt_comm_from_env_log(print_wait, NULL, &comm, &err)) == 0) {
             if (ckpt_comm_rank(comm) == 0)
                 ckpt_options_set_log(t.tool.opt, print_line, NULL);
             rc = ckpt_load_run(&t, comm, &err);

@@ -62,6 +62,19 @@ CKPT_PUBLIC int ckpt_comm_threads(uint32_t n, struct ckpt_comm **ret, struct ckp
  * seconds for all ranks (default: 300). */
 CKPT_PUBLIC int ckpt_comm_from_env(struct ckpt_comm **ret, struct ckpt_err *err);
 
+/* While rank 0 waits for other ranks, in the functions that make a comm and in those that are
+ * COLLECTIVE and wait, it says after 10 s, and then every 30 s, which ranks it waits for and for
+ * what. Called by the thread that waits; text is borrowed. */
+typedef void ckpt_comm_log(void *ctx, const char *text);
+
+/* As ckpt_comm_from_env, with a function to which rank 0 says whom it waits for; log may be NULL.
+ */
+CKPT_PUBLIC int ckpt_comm_from_env_log(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret,
+                                       struct ckpt_err *err);
+
+/* Set that function for a comm; NULL: none. */
+CKPT_PUBLIC void ckpt_comm_set_log(struct ckpt_comm *comm, ckpt_comm_log *log, void *ctx);
+
 /* TCP in two steps, for programs that have their own way to exchange a few bytes: every rank calls
  * ckpt_tcp_listen, sends its ckpt_tcp_address (NUL-terminated, less than CKPT_TCP_ADDRESS bytes
  * with the NUL) to all other ranks, and calls ckpt_tcp_connect. `host` is the name or address under
@@ -125,7 +138,8 @@ CKPT_PUBLIC int ckpt_comm_agree(struct ckpt_comm *comm, int rc, uint32_t timeout
  * except that each node may have a copy of the checkpoint in a place of its own.
  *
  * Rank 0 opens `step`, or the latest one that it sees (NULL). Other ranks ask for the same step or
- * pass NULL (CONFLICT). MISSING: a rank does not see the step within some seconds. A failure is the
+ * pass NULL (CONFLICT). MISSING: a rank does not see the step, within 35 s if its path is rank 0's
+ * (NFS may show it late), or 4 s if it has another; the text names both paths. A failure is the
  * same on all ranks. timeout_ms: how long to wait without news from another rank, or from storage;
  * 0: 300 s. The caller closes *ret_run, frees *ret_step and releases *ret_view; ret_run and
  * ret_step may be NULL. */

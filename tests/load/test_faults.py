@@ -319,6 +319,64 @@ def a_rank_that_hangs_in_a_read_is_named_in_time(top):
         assert seconds < 1.5 * STALL + SLOW, seconds
 
 
+def rank_0_says_whom_it_waits_for(top):
+    """A rank that comes late, and one that has come and is stopped while rank 0 opens the run, which takes a second or two."""
+    run, port = copies(top, 1)[0], free_port()
+
+    def rank(r, **more):
+        env = dict(os.environ, **launched(3, RANK=str(r), MASTER_PORT=str(port)), **more)
+        return subprocess.Popen([CKPT, "load", run, "--layout", "dp=3"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    storage = Storage(os.path.join(top, "reads"), 30)
+    processes = [rank(0, **storage.env), rank(1)]
+    time.sleep(11)
+    processes.append(rank(2))
+    while storage.reads() < 3 and processes[0].poll() is None:
+        time.sleep(0.01)
+    processes[2].send_signal(signal.SIGSTOP)
+    time.sleep(12 + 3 * SLOW)
+    processes[2].send_signal(signal.SIGCONT)
+    ends = finish(processes)
+    assert [status for _, status in ends] == [0, 0, 0], ends
+    said = ends[0][0][1].splitlines()
+    assert said[0] == f"ckpt-load: waiting for rank 2 for 10 s now, to come to MASTER_PORT={port}", ends
+    assert said[1:] == [f"ckpt-load: waiting for rank 2 for 10 s now, to open '{run}'"], ends
+    assert not ends[1][0][1] and not ends[2][0][1], ends
+
+
+def ranks_that_do_not_come_are_named_by_all(top):
+    """Also one that has another secret, which rank 0 knows, and the others hear of."""
+    run, secrets = copies(top, 1)[0], ["0123456789abcdef0123"] * 2 + ["another secret of this job"]
+    env = [dict(os.environ, **launched(3, MASTER_PORT=str(free_port()), CKPTFS_MEET_TIMEOUT="3")) for _ in range(2)]
+    port = env[0]["MASTER_PORT"]
+    for secret in (False, True):
+        processes = [subprocess.Popen([CKPT, "load", run, "--layout", "dp=3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                      env=dict(env[0], RANK=str(r), **({"CKPTFS_SECRET": secrets[r]} if secret else {})))
+                     for r in range(3 if secret else 2)]
+        told = [err.split(": ", 1)[1] for (_, err), _ in finish(processes)]
+        if "libsodium" in told[0]:
+            return "(without secrets: no libsodium)"
+        why = ": a process that came as rank 2 has another CKPTFS_SECRET, or none" if secret else ""
+        assert told[:2] == [f"rank 2 did not come to MASTER_PORT={port} within 3.0 s{why}\n"] * 2, told
+        assert not secret or "a process there has another CKPTFS_SECRET, or none" in told[2], told
+
+
+def another_path_on_one_rank(top):
+    """It is told within seconds, with both paths, whether there is nothing or another run."""
+    good = copies(top, 2)
+    os.rename(os.path.join(good[1], "10"), os.path.join(good[1], "20"))
+    with open(os.path.join(good[1], "latest.txt"), "w") as f:
+        f.write("20")
+    nowhere = os.path.join(top, "nowhere")
+    for runs, text in (([good[0], good[0], nowhere], f"rank 2: rank 0 loads '{good[0]}', but here: cannot open directory '{nowhere}': No such file or directory"),
+                       ([good[0], good[1], good[0]], f"rank 1: the run '{good[1]}' has no step '10' here, which rank 0 loads from '{good[0]}'"),
+                       ([nowhere, good[0], good[0]], f"rank 0: cannot open directory '{nowhere}': No such file or directory")):
+        begin = time.monotonic()
+        ends = finish(start(runs, "dp=3"))
+        assert time.monotonic() - begin < 5 + SLACK, ends
+        assert [err.split(": ", 1)[1] for (_, err), _ in ends] == [text + "\n"] * 3, (text, ends)
+
+
 def a_slow_rank_is_waited_for(top):
     """Much longer than the timeout, by ranks that wait for nothing else; also if all are stopped for a while."""
     processes, _ = in_the_middle(top, 3, [2], int(STALL * 500))
@@ -370,7 +428,7 @@ def ranks_that_see_other_steps(top):
     assert json.loads(ends[0][0][0])["step"] == "10", ends
     ends = finish(start([runs[1], runs[0]], "fsdp=2", "--readers", "once", "--exchange-timeout", "4"))
     for (_, err), status in ends:
-        assert status == 1 and err.split(": ", 1)[1] == "rank 1: the run has no step '20' here, which rank 0 loads\n", ends
+        assert status == 1 and err.split(": ", 1)[1] == f"rank 1: the run '{runs[0]}' has no step '20' here, which rank 0 loads from '{runs[1]}'\n", ends
     ends = finish(start(runs, "fsdp=2", "--step", "10", "--verify", "--json"))
     assert [status for _, status in ends] == [0, 0], ends
     for more in ([], ["--step", "20"]):
@@ -483,7 +541,7 @@ def main():
             checkpoints_that_differ, checkpoints_with_other_bytes, computed_values_that_differ, a_file_is_short_on_one_rank,
              a_file_is_missing_on_one_rank, a_node_has_other_bytes, a_killed_rank_is_an_error_elsewhere,
              a_stopped_rank_is_an_error_elsewhere, a_frozen_rank_is_named_in_time, a_rank_that_hangs_in_a_read_is_named_in_time,
-             a_slow_rank_is_waited_for, a_damaged_latest_step, ranks_that_see_other_steps, steps_opened_by_hand,
+             a_slow_rank_is_waited_for, rank_0_says_whom_it_waits_for, ranks_that_do_not_come_are_named_by_all, another_path_on_one_rank, a_damaged_latest_step, ranks_that_see_other_steps, steps_opened_by_hand,
              a_step_that_is_saved_anew_while_ranks_open_it, statistics, jobs_with_neighbouring_ports_do_not_meet,
              what_repeats_the_greeting_is_no_rank, too_few_descriptors, rates_decide_who_reads)]
         run([(t.__name__, lambda t=t, arg=arg: t(arg)) for t, arg in tests])

@@ -2,6 +2,7 @@
 """load_state_dict in one process, held against torch, transformers, peft and accelerate: casts, names, errors, buffers, state dicts of optimizers."""
 
 import json
+import logging
 import os
 import random
 import subprocess
@@ -308,8 +309,13 @@ def who_hears_of_a_failure_does_not_tell_it_as_its_own(top):
 
 def who_is_absent_is_named_on_all_ranks(top):
     """Also where another rank than rank 0 has waited longest."""
+    from ckptfs import _exchange
     from ckptfs._exchange import Exchange
-    store, said = torch.distributed.HashStore(), {}
+    store, said, heard = torch.distributed.HashStore(), {}, []
+    ear = logging.Handler()
+    ear.emit = lambda record: heard.append(record.getMessage())
+    logging.getLogger("ckptfs").addHandler(ear)
+    _exchange.SAY_S, before = 0.2, _exchange.SAY_S
 
     def wait(rank):
         exchange = Exchange(store, rank, 3, 0.5)
@@ -324,7 +330,10 @@ def who_is_absent_is_named_on_all_ranks(top):
         time.sleep(0.3)
     for thread in threads:
         thread.join()
+    _exchange.SAY_S = before
+    logging.getLogger("ckptfs").removeHandler(ear)
     assert "rank 1 did not come to load within 0.5 s" in said[0] and said[2] == f"rank 0: {said[0]}", said
+    assert heard == ["waiting for rank 1 for 0 s now, to come to this load"], heard
 
 
 def a_failed_load_is_told_to_autograd(top):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Union
 from ._device_memory import DRIVER, TORCH
 from ._exchange import exchange_of
 from ._fork import check_group
-from ._library import CODES, SHARE_NONE, CkptError, Err, library, nccl_library, nccl_problem, new, to_device
+from ._library import CODES, SHARE_NONE, CkptError, Err, library, nccl_library, nccl_problem, new, say_waits, to_device
 
 if TYPE_CHECKING:
     import torch
@@ -154,6 +154,7 @@ class Comm:
             self._comm = new(library().comm_from_env)
         else:
             self._comm = self._tcp()
+        say_waits(self._comm)
         if self.device is not None:
             to_device(self._comm, self.device, _stream(self.device), self._memory)
 

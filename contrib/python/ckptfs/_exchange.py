@@ -5,11 +5,13 @@ Not through a collective: gloo and NCCL wait their own 10 to 30 minutes for a ra
 every wait ends with the caller's deadline, names the ranks that are absent, hears Ctrl-C, and hears at once of a rank that has given up."""
 
 import json
+import logging
 import time
 
 from ._library import CODES, CkptError
 
 SHORT_S, LONG_S = 0.001, 0.1  # between two looks at the store
+SAY_S, SAY_AGAIN_S = 10, 30  # that somebody is waited for
 
 
 def told(error):
@@ -69,12 +71,16 @@ class Exchange:
     def _await(self, keys):
         # rank 0 notices first which rank is absent, and tells it: the others wait longer
         patience = self.deadline_s if self.rank == 0 else self.deadline_s * 1.5 + 1
-        end, pause = time.monotonic() + patience, SHORT_S
+        begin, say, pause = time.monotonic(), SAY_S, SHORT_S
         while not self._asked(lambda: self.store.check(keys)):
             failure = self.failure()
             if failure is not None:
                 raise failure
-            if time.monotonic() > end:
+            waited = time.monotonic() - begin
+            if self.rank == 0 and waited > say:
+                say += SAY_AGAIN_S
+                logging.getLogger("ckptfs").warning("waiting for %s for %.0f s now, to come to this load", self._absent(keys), waited)
+            if waited > patience:
                 raise CkptError("timeout", f"{self._absent(keys)} did not come to load within {patience:g} s "
                                            "(load_options={'exchange_timeout_ms': ...} is how long to wait)")
             time.sleep(pause)

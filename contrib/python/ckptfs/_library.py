@@ -2,6 +2,7 @@
 """libckptfs_load through ctypes: the few functions of include/ckptfs/*.h that this package uses."""
 
 import ctypes
+import logging
 import os
 from ctypes import POINTER, byref, c_bool, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
@@ -64,6 +65,7 @@ class LoadOptions(ctypes.Structure):
 
 ALLOC = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_void_p)
 DEALLOC = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+LOG = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
 
 
 class Nccl(ctypes.Structure):
@@ -110,6 +112,7 @@ SIGNATURES = {  # those that return int get an Err last, and raise it
     "ckpt_comm_self": (c_int, [POINTER(P), E]),
     "ckpt_comm_from_env": (c_int, [POINTER(P), E]),
     "ckpt_comm_free": (None, [P]),
+    "ckpt_comm_set_log": (None, [P, LOG, P]),
     "ckpt_comm_transport": (c_char_p, [P]),
     "ckpt_comm_agree": (c_int, [P, c_int, c_uint32, E]),
     "ckpt_comm_step": (c_int, [P, P, c_char_p, c_uint32, POINTER(P), E]),
@@ -209,6 +212,16 @@ def to_device(comm, device, stream, memory=(ALLOC(), DEALLOC())):
     must live as long as the process; by default the driver's."""
     how = Nccl(ctypes.sizeof(Nccl), device, stream, None, *memory, device)
     nccl_library()(comm, byref(how), byref(c_void_p()))
+
+
+@LOG
+def _say(_, text):
+    logging.getLogger("ckptfs").warning("%s", text.decode(errors="replace"))
+
+
+def say_waits(comm):
+    """Rank 0's logger "ckptfs" tells whom it waits for, after 10 s."""
+    library().comm_set_log(comm, _say, None)
 
 
 def new(fn, *args):

@@ -20,7 +20,12 @@
 #include "comm/tcp/listen.h"
 #include "comm/tcp/tcp.h"
 
-enum { HANDSHAKE_MS = 5 * 1000, RETRY_MS = 20, CALLERS = 1024 };
+enum {
+    HANDSHAKE_MS = 5 * 1000,
+    RETRY_MS = 20,
+    CALLERS = 1024,
+    PARTING_MS = 2000, /* a parent that gives up may still say why */
+};
 
 /* ---- listening ---- */
 
@@ -460,15 +465,16 @@ int ckpt_tcp_join(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char
     const uint64_t until = ckpt_now_ms() + timeout_ms;
     struct ckpt_xport_tcp *m = NULL;
 
+    *ret = NULL;
     if (ckpt_tcp_new(tcp, rank, size, &m, err) < 0)
         return -1;
     m->meet_ms = timeout_ms;
-    if ((rank > 0 && dial_above(m, above, until, err) < 0) || await_below(m, until, err) < 0) {
+    if (rank > 0 && dial_above(m, above, until + PARTING_MS, err) < 0) {
         m->x.ops->free(&m->x);
         return -1;
     }
     *ret = m;
-    return 0;
+    return await_below(m, until, err);
 }
 
 int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char *const *address,
@@ -482,12 +488,13 @@ int ckpt_tcp_connect(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const c
         return rank >= size ? ckpt_fail(err, CKPT_USAGE, "rank %" PRIu32 " of %" PRIu32, rank, size)
                             : -1;
     }
-    if (ckpt_tcp_join(tcp, rank, size, rank > 0 ? address[ckpt_tree_parent(rank)] : NULL,
-                      timeout_ms, &m, err) < 0)
+    int rc = ckpt_tcp_join(tcp, rank, size, rank > 0 ? address[ckpt_tree_parent(rank)] : NULL,
+                           timeout_ms, &m, err);
+    if (!m || ckpt_comm_wrap(&m->x, &comm, err) < 0)
         return -1;
-    if (ckpt_comm_wrap(&m->x, &comm, err) < 0)
-        return -1;
-    if (ckpt_tcp_finish(m, comm, ckpt_tcp_know(m, address, err), timeout_ms, err) < 0) {
+    if (rc == 0)
+        rc = ckpt_tcp_know(m, address, err);
+    if (ckpt_tcp_finish(m, comm, rc, timeout_ms, err) < 0) {
         ckpt_comm_free(comm);
         return -1;
     }

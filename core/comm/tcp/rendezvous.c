@@ -20,13 +20,21 @@
 #include "comm/tcp/listen.h"
 #include "comm/tcp/tcp.h"
 
-enum { PORTS = 64, HANDSHAKE_MS = 2000, CALLERS = 4096 };
+enum {
+    PORTS = 64,
+    HANDSHAKE_MS = 2000,
+    CALLERS = 4096,
+    PARTING_MS = 500, /* for telling the ranks that have come that others have not */
+};
 
 struct rendezvous {
     uint32_t rank, size;
     const char *host;
     uint32_t port;
     uint64_t token[2], until;
+    uint32_t timeout_ms;
+    ckpt_comm_log *log;
+    void *log_ctx;
     char above[CKPT_TCP_ADDRESS]; /* the address of the parent */
     char **address;               /* rank 0: of all ranks */
 };
@@ -79,6 +87,7 @@ static bool check_address(struct address_message *m, struct ckpt_seal *s)
 /* A connection that rank 0 has accepted. */
 struct guest {
     struct ckpt_handshake shake;
+    bool asked; /* it says that it is a rank of this job, and was asked to prove that */
     bool known; /* the handshake is done, and the address is being received */
     struct ckpt_seal out, in;
     struct address_message message;
@@ -90,6 +99,7 @@ struct reception {
     const struct rendezvous *v;
     int listener;
     struct guest **waiting; /* per rank: registered, but not answered yet; or NULL */
+    bool *stranger;         /* per rank: a caller said that it is this rank, and did not prove it */
     uint32_t count;
     CKPT_VEC(struct guest *) guests; /* not registered yet */
     CKPT_VEC(struct pollfd) poll;
@@ -147,9 +157,12 @@ static bool greet_guest(struct reception *c, struct guest *g)
     bool moved = false;
     enum ckpt_handshake_result r = ckpt_handshake_step(&g->shake, &moved);
 
-    if (r == CKPT_HANDSHAKE_ASKED)
-        r = may_register(c, &g->shake.its) ? ckpt_handshake_answer(&g->shake, 0, 0)
-                                           : CKPT_HANDSHAKE_FAILED;
+    if (r == CKPT_HANDSHAKE_ASKED) {
+        g->asked = may_register(c, &g->shake.its);
+        r = g->asked ? ckpt_handshake_answer(&g->shake, 0, 0) : CKPT_HANDSHAKE_FAILED;
+    }
+    if (r == CKPT_HANDSHAKE_FAILED && g->asked)
+        c->stranger[g->shake.its.from] = true;
     if (r == CKPT_HANDSHAKE_DONE) {
         g->known = true;
         return ckpt_handshake_seals(&g->shake, false, &g->out, &g->in, NULL) == 0;
@@ -223,8 +236,58 @@ static void await_guests(struct reception *c)
     (void)poll(c->poll.ptr, c->poll.len, 200);
 }
 
+/* Append the ranks that have not come; and of which of them a process there has another secret. */
+static void list_missing(const struct reception *c, struct ckpt_str *missing,
+                         struct ckpt_str *strangers)
+{
+    uint32_t n = 0, nstranger = 0;
+
+    for (uint32_t r = 1; r < c->v->size; r++) {
+        if (c->v->address[r])
+            continue;
+        ckpt_list_rank(missing, n++, r);
+        if (c->stranger[r])
+            ckpt_list_rank(strangers, nstranger++, r);
+    }
+}
+
+static void say_missing(const struct reception *c, uint64_t since_ms)
+{
+    struct ckpt_str text = {0}, strangers = {0};
+
+    ckpt_str_puts(&text, "waiting for ");
+    list_missing(c, &text, &strangers);
+    ckpt_str_printf(&text, " for %.0f s now, to come to MASTER_PORT=%" PRIu32 "%s%s%s",
+                    (double)(ckpt_now_ms() - since_ms) / 1000, c->v->port,
+                    strangers.len ? "; a process that came as " : "",
+                    strangers.len ? strangers.ptr : "",
+                    strangers.len ? " has another CKPTFS_SECRET, or none" : "");
+    if (!text.failed)
+        c->v->log(c->v->log_ctx, text.ptr);
+    ckpt_str_release(&text);
+    ckpt_str_release(&strangers);
+}
+
+static int fail_missing(const struct reception *c, struct ckpt_err *err)
+{
+    struct ckpt_str missing = {0}, strangers = {0};
+
+    list_missing(c, &missing, &strangers);
+    (void)ckpt_fail(
+        err, CKPT_TIMEOUT, "%s did not come to MASTER_PORT=%" PRIu32 " within %.1f s%s%s%s",
+        missing.ptr ? missing.ptr : "a rank", c->v->port, c->v->timeout_ms / 1000.0,
+        strangers.len ? ": a process that came as " : "", strangers.len ? strangers.ptr : "",
+        strangers.len ? " has another CKPTFS_SECRET, or none" : "");
+    ckpt_str_release(&missing);
+    ckpt_str_release(&strangers);
+    return -1;
+}
+
 static int receive_ranks(struct reception *c, struct ckpt_err *err)
 {
+    struct ckpt_wait wait;
+
+    ckpt_wait_begin(&wait);
     while (c->count < c->v->size && ckpt_now_ms() < c->v->until) {
         const uint32_t before = c->count;
         await_guests(c);
@@ -232,12 +295,10 @@ static int receive_ranks(struct reception *c, struct ckpt_err *err)
         hear_guests(c);
         if (c->count > before && answer_ranks(c, err) < 0)
             return -1;
+        if (c->v->log && c->count < c->v->size && ckpt_wait_is_long(&wait))
+            say_missing(c, wait.since_ms);
     }
-    for (uint32_t r = 1; r < c->v->size; r++)
-        if (!c->v->address[r])
-            return ckpt_fail(err, CKPT_TIMEOUT,
-                             "rank %" PRIu32 " did not come to MASTER_PORT in time", r);
-    return 0;
+    return c->count < c->v->size ? fail_missing(c, err) : 0;
 }
 
 static void reception_release(struct reception *c)
@@ -250,6 +311,7 @@ static void reception_release(struct reception *c)
     ckpt_vec_release(&c->guests);
     ckpt_vec_release(&c->poll);
     free(c->waiting);
+    free(c->stranger);
 }
 
 static int meet_root(const struct rendezvous *v, const char *own, struct ckpt_err *err)
@@ -258,7 +320,8 @@ static int meet_root(const struct rendezvous *v, const char *own, struct ckpt_er
     int rc = -1;
 
     c.waiting = calloc((size_t)v->size + 1, sizeof *c.waiting);
-    if (!c.waiting || !(v->address[0] = strdup(own)))
+    c.stranger = calloc((size_t)v->size + 1, sizeof *c.stranger);
+    if (!c.waiting || !c.stranger || !(v->address[0] = strdup(own)))
         (void)ckpt_nomem(err);
     else if ((c.listener = listen_for_ranks(v, err)) >= 0)
         rc = receive_ranks(&c, err);
@@ -395,38 +458,32 @@ static int take_addresses(struct ckpt_xport_tcp *x, const char *text, size_t len
     return ckpt_tcp_know(x, list, err);
 }
 
-static int tell_addresses(struct rendezvous *v, struct ckpt_xport_tcp *x, struct ckpt_comm *comm,
-                          uint32_t timeout_ms, struct ckpt_err *err)
+/* Connect the tree. met: the result of the rendezvous. If that has failed on rank 0, or a child
+ * does not connect, the ranks that are connected are told. */
+static int join(struct rendezvous *v, struct ckpt_tcp *tcp, int met, struct ckpt_comm **ret,
+                struct ckpt_err *err)
 {
+    const uint32_t limit_ms = met < 0 ? PARTING_MS : v->timeout_ms;
     struct ckpt_round round = {
-        .comm = comm, .timeout_ms = timeout_ms, .judge = judge_addresses, .ctx = v};
-    unsigned char *answer = NULL;
-    size_t len = 0;
-    int rc = ckpt_round_run(&round, 0, &answer, &len, err);
-
-    if (rc == 0)
-        rc = take_addresses(x, (const char *)answer, len, err);
-    free(answer);
-    return rc;
-}
-
-static int join(struct rendezvous *v, struct ckpt_tcp *tcp, uint32_t timeout_ms,
-                struct ckpt_comm **ret, struct ckpt_err *err)
-{
+        .timeout_ms = v->timeout_ms, .judge = judge_addresses, .ctx = v, .hasty = true};
+    ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
     struct ckpt_xport_tcp *x = NULL;
-    struct ckpt_comm *comm = NULL;
-    int rc;
+    size_t len = 0;
+    int rc = ckpt_tcp_join(tcp, v->rank, v->size, v->above, limit_ms, &x, err);
 
-    if (ckpt_tcp_join(tcp, v->rank, v->size, v->above, timeout_ms, &x, err) < 0 ||
-        ckpt_comm_wrap(&x->x, &comm, err) < 0)
+    if (!x || ckpt_comm_wrap(&x->x, &round.comm, err) < 0)
         return -1;
-    rc = tell_addresses(v, x, comm, timeout_ms, err);
-    if (ckpt_tcp_finish(x, comm, rc, timeout_ms, err) < 0) {
-        ckpt_comm_free(comm);
-        return -1;
+    ckpt_comm_set_log(round.comm, v->log, v->log_ctx);
+    rc = ckpt_round_run(&round, met < 0 ? met : rc, &answer, &len, err);
+    if (rc == 0) {
+        rc = take_addresses(x, (const char *)answer, len, err);
+        rc = ckpt_tcp_finish(x, round.comm, rc, v->timeout_ms, err);
     }
-    *ret = comm;
-    return 0;
+    if (rc < 0)
+        ckpt_comm_free(round.comm);
+    else
+        *ret = round.comm;
+    return rc;
 }
 
 static int meet(struct rendezvous *v, struct ckpt_tcp **tcp, struct ckpt_err *err)
@@ -438,11 +495,10 @@ static int meet(struct rendezvous *v, struct ckpt_tcp **tcp, struct ckpt_err *er
     return ckpt_tcp_listen(v->host, tcp, err) < 0 ? -1 : meet_root(v, (*tcp)->address, err);
 }
 
-int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
+int ckpt_comm_tcp_env(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret, struct ckpt_err *err)
 {
-    struct rendezvous v = {.host = getenv("MASTER_ADDR")};
+    struct rendezvous v = {.host = getenv("MASTER_ADDR"), .log = log, .log_ctx = ctx};
     struct ckpt_tcp *tcp = NULL;
-    uint32_t timeout_ms;
     bool sealed;
 
     if (!v.host)
@@ -451,17 +507,17 @@ int ckpt_comm_tcp_env(struct ckpt_comm **ret, struct ckpt_err *err)
         ckpt_env_number("RANK", v.size - !!v.size, &v.rank, err) < 0 ||
         ckpt_env_number("MASTER_PORT", UINT16_MAX, &v.port, err) < 0)
         return -1;
-    if (ckpt_comm_rendezvous_ms(&timeout_ms, err) < 0 || ckpt_seal_wanted(&sealed, err) < 0)
+    if (ckpt_comm_rendezvous_ms(&v.timeout_ms, err) < 0 || ckpt_seal_wanted(&sealed, err) < 0)
         return -1;
     if (ckpt_socket_reserve(ckpt_tcp_files(v.rank, v.size), err) < 0)
         return -1;
-    v.until = ckpt_now_ms() + timeout_ms;
+    v.until = ckpt_now_ms() + v.timeout_ms;
     job_token(&v);
     int rc = meet(&v, &tcp, err);
-    if (rc < 0)
+    if (rc < 0 && (v.rank > 0 || !tcp))
         ckpt_tcp_free(tcp);
     else
-        rc = join(&v, tcp, timeout_ms, ret, err);
+        rc = join(&v, tcp, rc, ret, err);
     for (uint32_t r = 0; v.address && r < v.size; r++)
         free(v.address[r]);
     free(v.address);

@@ -174,7 +174,8 @@ struct ckpt_tcp_peer *ckpt_tcp_peer(struct ckpt_xport_tcp *m, uint32_t rank);
 int ckpt_tcp_progress_connections(struct ckpt_xport_tcp *m, bool *moved, struct ckpt_err *err);
 
 /* COLLECTIVE. Connect to the neighbours in the tree. above: the address of the parent (NULL on rank
- * 0). Takes tcp, also when it fails. */
+ * 0). Takes tcp, also when it fails. If only children are missing, *ret is set although the result
+ * is -1, so that the caller can tell the other ranks; otherwise it is NULL then. */
 int ckpt_tcp_join(struct ckpt_tcp *tcp, uint32_t rank, uint32_t size, const char *above,
                   uint32_t timeout_ms, struct ckpt_xport_tcp **ret, struct ckpt_err *err);
 

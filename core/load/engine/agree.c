@@ -474,6 +474,7 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
     struct ckpt_job job;
 
     ckpt_comm_renew(load->comm);
+    ckpt_comm_set_doing(load->comm, "plan the load of", ckpt_view_source(load->view));
     /* until the load ends, ranks may read each other's memory */
     ckpt_comm_permit(load->comm, true);
     if (rc == 0)
@@ -481,6 +482,7 @@ int ckpt_load_agree(struct ckpt_load *load, int rc, struct ckpt_err *err)
     rc = agree(load, rc, &own, &job, err);
     ckpt_job_release(&job);
     free(own.data);
+    ckpt_comm_set_doing(load->comm, NULL, NULL);
     if (rc < 0) {
         ckpt_comm_permit(load->comm, false);
         return -1;

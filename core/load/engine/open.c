@@ -21,6 +21,7 @@
 enum {
     SLICE = 1 << 20,     /* bytes of the recording that are broadcast at once */
     SEEN_MS = 35 * 1000, /* NFS clients may show an old directory while they cache attributes */
+    COPY_MS = 4 * 1000,  /* the same for a run at another path, which is on another storage */
     LOOK_MS = 200,       /* between two looks at a directory */
     TICK_MS = 20,        /* between two looks at the comm while a thread opens the checkpoint */
     DEFAULT_MS = 300 * 1000,
@@ -33,8 +34,8 @@ struct opening {
     struct ckpt_options *opt;
     struct ckpt_recording *rec; /* NULL: this is the only rank */
     bool records;               /* false: it replays */
-    struct ckpt_str parcel;     /* what rank 0 sends: the step's name, then the recording */
-    size_t step_len;            /* length of the name in the parcel */
+    struct ckpt_str parcel;     /* what rank 0 sends: the names of run and step, the recording */
+    size_t run_len, step_len;   /* lengths of the names in the parcel */
     /* the result */
     int rc;
     struct ckpt_err err;
@@ -132,14 +133,15 @@ static int opening_wait(struct opening *o, struct ckpt_comm *comm, uint32_t time
 
 /* ---- the broadcast of rank 0's recording ---- */
 
-/* The first message: the length of the step's name, and of the whole parcel. */
+/* The first message: the lengths of the names, and of the whole parcel. */
 struct parcel_head {
-    uint64_t step_len, len;
+    uint64_t run_len, step_len, len;
 };
 
 static int make_room(struct ckpt_str *parcel, const struct parcel_head *head, struct ckpt_err *err)
 {
-    if (head->step_len > head->len || head->len > SIZE_MAX / 2)
+    if (head->len > SIZE_MAX / 2 || head->run_len > head->len ||
+        head->step_len > head->len - head->run_len)
         return ckpt_fail(err, CKPT_FORMAT, "rank 0 sent a damaged message about the checkpoint");
     if (parcel->len == 0) {
         if (!(parcel->ptr = malloc((size_t)head->len + 1)))
@@ -153,13 +155,14 @@ static int make_room(struct ckpt_str *parcel, const struct parcel_head *head, st
 static int share_parcel(struct opening *o, struct ckpt_comm *comm, int rc, uint32_t timeout_ms,
                         struct ckpt_err *err)
 {
-    struct parcel_head head = {o->step_len, o->parcel.len};
+    struct parcel_head head = {o->run_len, o->step_len, o->parcel.len};
 
     if (ckpt_comm_share(comm, rc, &head, sizeof head, timeout_ms, err) < 0)
         return -1;
     rc = make_room(&o->parcel, &head, err);
     if (ckpt_comm_agree(comm, rc, timeout_ms, err) < 0)
         return -1;
+    o->run_len = (size_t)head.run_len;
     o->step_len = (size_t)head.step_len;
     for (size_t at = 0; at < o->parcel.len; at += SLICE)
         if (ckpt_comm_share(comm, 0, o->parcel.ptr + at,
@@ -178,6 +181,8 @@ static int record(struct opening *o, struct ckpt_comm *comm, uint32_t timeout_ms
     o->records = true;
     if (opening_wait(o, comm, timeout_ms, err) < 0)
         return -1;
+    o->run_len = strlen(o->path);
+    ckpt_str_puts(&o->parcel, o->path);
     o->step_len = strlen(o->step);
     ckpt_str_puts(&o->parcel, o->step);
     const int rc = ckpt_recording_encode(o->rec, &o->parcel, err);
@@ -210,12 +215,15 @@ static int check_asked(const struct opening *o, const char *asked, struct ckpt_e
 static int await_step(const struct opening *o, struct ckpt_comm *comm, uint32_t timeout_ms,
                       struct ckpt_err *err)
 {
-    const uint64_t until = ckpt_now_ms() + ckpt_min_u64(SEEN_MS, timeout_ms / 4);
+    const char *first = o->parcel.ptr;
+    const bool same = strlen(o->path) == o->run_len && memcmp(o->path, first, o->run_len) == 0;
+    const uint64_t until = ckpt_now_ms() + ckpt_min_u64(same ? SEEN_MS : COPY_MS, timeout_ms / 4);
 
     while (!ckpt_dir_has_dir(o->view->dir, ".")) {
         if (ckpt_now_ms() >= until)
-            return ckpt_fail(err, CKPT_MISSING, "the run has no step '%s' here, which rank 0 loads",
-                             o->step);
+            return ckpt_fail(err, CKPT_MISSING,
+                             "the run '%s' has no step '%s' here, which rank 0 loads from '%.*s'",
+                             o->path, o->step, (int)ckpt_min_u64(o->run_len, 400), first);
         if (tend(comm, timeout_ms, err) < 0)
             return -1;
         (void)usleep(LOOK_MS * 1000);
@@ -229,12 +237,18 @@ static int replay(struct opening *o, struct ckpt_comm *comm, uint32_t timeout_ms
     ckpt_cleanup(ckpt_freep) char *asked = ckpt_steal(&o->asked);
 
     /* the name is empty if the path is a checkpoint, not a run with steps */
-    if (o->step_len && !(o->asked = strndup(o->parcel.ptr, o->step_len)))
+    const char *step = o->parcel.ptr + o->run_len, *recording = step + o->step_len;
+    if (o->step_len && !(o->asked = strndup(step, o->step_len)))
         return ckpt_nomem(err);
-    if (ckpt_recording_decode(o->parcel.ptr + o->step_len, o->parcel.len - o->step_len,
-                              ckpt_node_digest(), &o->rec, err) < 0 ||
-        opening_wait(o, comm, timeout_ms, err) < 0)
+    if (ckpt_recording_decode(recording, o->parcel.len - o->run_len - o->step_len,
+                              ckpt_node_digest(), &o->rec, err) < 0)
         return -1;
+    if (opening_wait(o, comm, timeout_ms, err) < 0) {
+        if (err->code == CKPT_MISSING || err->code == CKPT_IO)
+            (void)ckpt_err_in(err, "rank 0 loads '%.*s', but here",
+                              (int)ckpt_min_u64(o->run_len, 400), o->parcel.ptr);
+        return -1;
+    }
     const int rc = check_asked(o, asked, err);
     ckpt_recording_end(o->rec);
     return rc < 0 ? -1 : await_step(o, comm, timeout_ms, err);
@@ -272,10 +286,12 @@ int ckpt_load_open(struct ckpt_comm *comm, const char *path, const struct ckpt_o
     struct ckpt_err own = {0};
     int rc = opening_new(path, opt, step, &o, &own);
 
+    ckpt_comm_set_doing(comm, "open", path);
     if (comm->x->size > 1)
         rc = ckpt_comm_agree(comm, rc, ms, &own);
     if (rc == 0)
         rc = comm->x->size > 1 ? open_together(o, comm, ms, &own) : open_alone(o, &own);
+    ckpt_comm_set_doing(comm, NULL, NULL);
     if (rc == 0) {
         *ret_view = ckpt_steal(&o->view);
         if (ret_run)
