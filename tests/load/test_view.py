@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -130,6 +131,61 @@ def forked_while_a_load_runs(top):
         assert seen == [True] and torch.equal(state[NAME], f.get_tensor(NAME).float())
 
 
+def used_in_a_child(uses):
+    """In a forked child each of these is an error that says so, at once: also where the child was forked while somebody held the object's locks."""
+    def child():
+        signal.alarm(20)  # a hang ends the child
+        return all("forked" in str(error_of(ckptfs.CkptError, use)) for use in uses)
+    return forked(child)
+
+
+def loads_of_the_parent_in_a_forked_child(top):
+    """What controls a load, before the load has begun, while it runs and after it; the parent's goes on."""
+    with ckptfs.open(LLAMA) as f:
+        state = {k: torch.zeros(f.get_slice(k).get_shape()) for k in f.keys()}
+        want = f.get_tensor(NAME).float()
+    gate = threading.Event()
+    load = ckptfs.load_async(state, LLAMA, names=lambda name: gate.wait())
+    asked = load.tensors()
+    uses = (load.wait, lambda: load.wait(1), load.done, load.tensors, lambda: next(asked), load.pause, load.resume, load.cancel, lambda: load.progress)
+    assert used_in_a_child(uses)
+    with load._lock:
+        assert used_in_a_child(uses)
+    gate.set()
+    next(asked)
+    assert used_in_a_child(uses)
+    load.wait()
+    assert used_in_a_child(uses) and torch.equal(state[NAME], want) and len(list(asked)) == len(state) - 1
+
+
+def comms_and_reloaders_of_the_parent_in_a_forked_child(top):
+    """They are errors, and closing them closes nothing of the parent's."""
+    with ckptfs.open(LLAMA) as f:
+        state = {k: torch.zeros(f.get_slice(k).get_shape()) for k in f.keys()}
+    with ckptfs.Comm() as comm, ckptfs.Reloader(state, LLAMA) as own, ckptfs.Reloader(state, LLAMA, comm) as shared:
+        uses = (own.reload, shared.reload, lambda: ckptfs.load_state_dict(state, LLAMA, comm), lambda: ckptfs.Reloader(state, LLAMA, comm))
+
+        def closed():
+            signal.alarm(20)
+            for each in (own, shared, comm):
+                each.close()
+            return True
+        assert used_in_a_child(uses) and forked(closed)
+        with own._changed, shared._changed, comm._idle:
+            assert used_in_a_child(uses) and forked(closed)
+        assert own.reload() and shared.reload()
+
+
+def iterators_in_a_forked_child(top):
+    """Begun by the parent, items() is an error there; of the child's own it reads."""
+    with ckptfs.open(LLAMA) as f:
+        rest = f.items()
+        next(rest)
+        assert used_in_a_child((lambda: next(rest),)) and forked(lambda: rest.close() is None)
+        assert forked(lambda: len(list(f.items())) == len(f))
+        assert len(list(rest)) == len(f) - 1
+
+
 def without_the_library(top):
     """The import error, and nothing from __del__."""
     code, _, errors = apart("import ckptfs; ckptfs.open('/x')", CKPTFS_LIBRARY_PATH="/nowhere")
@@ -229,5 +285,5 @@ def version(top):
 
 
 if __name__ == "__main__":
-    run_in_folders((a_closed_view_is_an_error, closing_while_others_read, forked_children_read, forked_while_a_load_runs, without_the_library, pickled,
-                    steps, spellings, an_open_view_of_fused_experts, indices_that_mean_something_else_elsewhere, version))
+    run_in_folders((a_closed_view_is_an_error, closing_while_others_read, forked_children_read, forked_while_a_load_runs, loads_of_the_parent_in_a_forked_child,
+                    comms_and_reloaders_of_the_parent_in_a_forked_child, iterators_in_a_forked_child, without_the_library, pickled, steps, spellings, an_open_view_of_fused_experts, indices_that_mean_something_else_elsewhere, version))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Union
 
 from ._device_memory import DRIVER, TORCH
 from ._exchange import exchange_of
-from ._fork import check_group
+from ._fork import check_group, check_process
 from ._library import CODES, SHARE_NONE, CkptError, Err, library, nccl_library, nccl_problem, new, say_waits, to_device
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class Comm:
     @contextlib.contextmanager
     def in_use(self, timeout_ms, failure=None):
         """One more load over these connections, in this thread. `failure`: this rank can't; the others hear of it and it is raised."""
+        check_process(self._process, "Comm")
         with self._idle:
             if not self._comm or self._closing:
                 raise CkptError("usage", "this Comm is closed")
@@ -210,10 +211,12 @@ class Comm:
         return self._comm
 
     def close(self) -> None:
-        """Close the connections. A load that runs on them in another thread, as from load_async(), is cancelled on all ranks, and its end waited for."""
+        """Close the connections. A load that runs on them in another thread, as from load_async(), is cancelled on all ranks, and its end waited for.
+        In a forked process nothing is closed: the connections are the parent's."""
+        if self._process != os.getpid():
+            self._comm = None
+            return
         with self._idle:
-            if self._process != os.getpid():
-                self._users, self._running = [], None
             if threading.get_ident() in self._users:
                 raise CkptError("usage", "a load runs on this Comm in this very thread: close it when the load is over")
             self._closing = True

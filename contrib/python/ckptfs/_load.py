@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One load: wants, destinations, waiting."""
 
+import contextlib
 import sys
 from ctypes import byref, c_size_t, c_void_p, sizeof
 
@@ -278,20 +279,18 @@ def _joint(name, parts):
 def run_together(comm, open_view, declare, options, progress):
     """One load of all ranks: declare(load) wants what this rank needs of open_view(). If one rank fails before the load, all raise its error."""
     load = failure = None
-    try:
+    with contextlib.ExitStack() as stack:
         try:
             view = open_view()
+            stack.enter_context(loading(view))
             load = Load(view, comm, options)
+            stack.callback(lambda: None if load.kept and failure is None else load.close())
             declare(load)
             load.check_memory()
         except Exception as e:
             failure = e
         comm.agree(failure)
-        with loading(view):
-            return load.run(progress)
-    finally:
-        if load and not (load.kept and failure is None):
-            load.close()
+        return load.run(progress)
 
 
 def _bar(progress, total):

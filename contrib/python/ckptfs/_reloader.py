@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from ._comm import TIMEOUT_MS, Comm
-from ._fork import loading
+from ._fork import check_process, loading
 from ._library import CkptError
 from ._load import Watch
 from ._state_dict import load_state_dict
@@ -41,7 +42,7 @@ class Reloader(Watch):
         if "progress" in given:
             raise ValueError("progress=: a Reloader does not show it")
         self._target, self._load, self._own = model_or_state_dict, None, None
-        self._closing = False
+        self._closing, self._process = False, os.getpid()
         self._changed, self._runs = threading.Condition(), None  # the thread that is in reload(): close() waits for it
         self._comm = self._checked(process_group) if isinstance(process_group, Comm) else self._joined(process_group)
         try:
@@ -74,6 +75,7 @@ class Reloader(Watch):
 
     @contextlib.contextmanager
     def _running(self):
+        check_process(self._process, "Reloader")
         with self._changed:
             if self._load is None or self._closing:
                 raise CkptError("usage", "this Reloader is closed")
@@ -88,7 +90,11 @@ class Reloader(Watch):
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Give back memory and connections. A reload() that runs in another thread is cancelled on all ranks, and its end waited for."""
+        """Give back memory and connections. A reload() that runs in another thread is cancelled on all ranks, and its end waited for.
+        In a forked process nothing is given back: it is the parent's."""
+        if self._process != os.getpid():
+            self._load = self._own = None
+            return
         with self._changed:
             if self._runs == threading.get_ident():
                 raise CkptError("usage", "reload() runs in this very thread: close the Reloader when it is over")

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
+from ._fork import check_process
 from ._library import library
 from ._load import TICK_MS, Watch
 from ._state_dict import load_state_dict
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
 
 
 class Running(Watch):
-    """A load_state_dict() in a thread of its own, from load_async(). All of it may be called from any thread."""
+    """A load_state_dict() in a thread of its own, from load_async(). All of it may be called from any thread of this
+    process; in one that was forked from it each call is a CkptError "usage"."""
 
     def __init__(self, target: Any, run: Path | View, process_group: Group, given: dict[str, Any]):
+        self._process = os.getpid()
         self._lock, self._over, self._news = threading.Lock(), threading.Event(), queue.SimpleQueue()
         self._changed = threading.Condition(self._lock)  # the three that follow
         self._load, self._ended, self._pausing = None, False, 0  # pausing: threads that wait in pause()
@@ -40,14 +44,17 @@ class Running(Watch):
     @property
     def progress(self) -> tuple[int, int]:
         """(tensors of this rank that have arrived, all); (0, 0) before the ranks have agreed on what to load."""
+        self._check()
         return self._shown
 
     def done(self) -> bool:
         """Is it over, well or not?"""
+        self._check()
         return self._over.is_set()
 
     def wait(self, timeout: float | None = None) -> torch.nn.modules.module._IncompatibleKeys:
         """What load_state_dict returns; raises what it raises. TimeoutError: it is not over after `timeout` seconds, and goes on."""
+        self._check()
         if not self._over.wait(timeout):
             raise TimeoutError(f"the load is not over after {timeout} s: {self._shown[0]} of {self._shown[1]} tensors have arrived")
         if self._failure is not None:
@@ -58,7 +65,11 @@ class Running(Watch):
         """(name, tensor) pairs as they arrive, each once; one iterator. The tensor is filled where it will stay: this rank's part of the model's own,
         or, for what was on the meta device, the one that the model gets at the end. Those that are cast or copied on the way come at the end. Raises
         what the load raises: until the last pair has come, it can fail."""
-        while (pair := self._news.get()) is not None:
+        self._check()
+        return self._arriving()
+
+    def _arriving(self):
+        while (pair := self._next()) is not None:
             yield pair
         self._news.put(None)  # for the next one who asks
         if self._failure is not None:
@@ -67,6 +78,7 @@ class Running(Watch):
     def cancel(self) -> None:
         """Stop it: wait() raises CkptError "cancelled" on every rank, and tensors that had memory may be filled in part. It takes effect when the
         ranks have agreed on what to load; a load that is over stays as it is."""
+        self._check()
         with self._lock:
             self._cancelled = True
             if self._load is not None:
@@ -77,6 +89,7 @@ class Running(Watch):
         program may use its network, and NCCL on its devices. Each rank goes on reading what it alone needs. The ranks call pause() and resume() equally
         often, each within the load's exchange_timeout_ms of the others. Raises what the load raises. TimeoutError: not after `timeout` seconds; call it
         again before anything else."""
+        self._check()
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             if not self._changed.wait_for(lambda: self._load is not None or self._ended, timeout):
@@ -96,9 +109,17 @@ class Running(Watch):
 
     def resume(self) -> None:
         """On all ranks: go on after pause(); on devices, after what is queued now on the stream that was current when load_async() was called."""
+        self._check()
         with self._lock:
             if self._load is not None:
                 library().load_resume(self._load)
+
+    def _next(self):
+        self._check()
+        return self._news.get()
+
+    def _check(self):
+        check_process(self._process, "Running")
 
     # ---- the load's side ----
 
