@@ -41,7 +41,7 @@ def error_of(kind, fn, *args, **kwargs):
 
 def apart(script, **env):
     """A process of its own: it may crash."""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=PACKAGE, **env))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PACKAGE, **env})
     return done.returncode, done.stdout, done.stderr
 
 
@@ -194,6 +194,28 @@ def without_the_library(top):
     assert (code, said, errors) == (0, "True\n", ""), errors
 
 
+ADAPTERS = {"megatron": ("megatron/core", "megatron_core", "LoadShardedStrategy()"), "nanotron": ("nanotron", "nanotron", "load_weights(None, None, 'x')"),
+            "accelerate": ("accelerate", "accelerate", "fsdp2_load_full_state_dict(None, None, 'x')"), "torch": ("torch", "torch", "StorageReader('x')"),
+            "transformers": ("transformers", "transformers", "from_pretrained('x')"), "vllm": ("vllm", "vllm", "register()")}
+
+
+def a_framework_that_lacks_a_part(top):
+    """Its version is told, and what importing it said; not that it is to be installed."""
+    for adapter, (folder, distribution, call) in ADAPTERS.items():
+        for code, said in (("", None if adapter in ("accelerate", "transformers") else "import" if adapter == "megatron" else "No module named"),
+                           ("import that_is_not_here", "No module named 'that_is_not_here'"), ("from os import such_a_thing", "such_a_thing")):
+            here = os.path.join(top, adapter)
+            shutil.rmtree(here, ignore_errors=True)
+            os.makedirs(os.path.join(here, folder))
+            os.makedirs(os.path.join(here, f"{distribution}-7.8.9.dist-info"))
+            with open(os.path.join(here, f"{distribution}-7.8.9.dist-info", "METADATA"), "w", encoding="utf-8") as f:
+                f.write(f"Metadata-Version: 2.1\nName: {distribution.replace('_', '-')}\nVersion: 7.8.9\n")
+            with open(os.path.join(here, folder, "__init__.py"), "w", encoding="utf-8") as f:
+                f.write(code)
+            status, out, _ = apart(f"import ckptfs.{adapter} as m\ntry:\n m.{call}\nexcept ImportError as e:\n print(e)", PYTHONPATH=f"{here}:{PACKAGE}")
+            assert said is None or (status == 0 and "7.8.9" in out and said in out and "pip install" not in out), (adapter, code, out)
+
+
 def read_elsewhere(view):
     return view.get_tensor(NAME), repr(view)
 
@@ -286,4 +308,5 @@ def version(top):
 
 if __name__ == "__main__":
     run_in_folders((a_closed_view_is_an_error, closing_while_others_read, forked_children_read, forked_while_a_load_runs, loads_of_the_parent_in_a_forked_child,
-                    comms_and_reloaders_of_the_parent_in_a_forked_child, iterators_in_a_forked_child, without_the_library, pickled, steps, spellings, an_open_view_of_fused_experts, indices_that_mean_something_else_elsewhere, version))
+                    comms_and_reloaders_of_the_parent_in_a_forked_child, iterators_in_a_forked_child, without_the_library, a_framework_that_lacks_a_part,
+                    pickled, steps, spellings, an_open_view_of_fused_experts, indices_that_mean_something_else_elsewhere, version))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Iterator
 
+from ._frameworks import unusable
 from ._state_dict import load_state_dict
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 try:
     import accelerate
-except ImportError:
-    accelerate = None
+    _problem = None
+except ImportError as e:
+    _problem = e
 
 
 def fsdp2_load_full_state_dict(accelerator: accelerate.Accelerator, model: torch.nn.Module, run: Path, cpu_offload: bool = False,
@@ -35,8 +37,7 @@ def fsdp2_load_full_state_dict(accelerator: accelerate.Accelerator, model: torch
     options      those of ckptfs.load_state_dict: base, step, strict, missing, key_mapping ...
 
     Every rank reads its part, instead of rank 0 all of it. Returns the model. RuntimeError, in torch's words: missing and unexpected keys."""
-    if accelerate is None:
-        raise ImportError("ckptfs.accelerate needs accelerate: pip install accelerate")
+    _need()
     load_state_dict(model, run, **options)
     if cpu_offload:
         state = {name: t.to("cpu") if hasattr(t, "to") else t for name, t in model.state_dict().items()}
@@ -47,8 +48,7 @@ def fsdp2_load_full_state_dict(accelerator: accelerate.Accelerator, model: torch
 @contextlib.contextmanager
 def loading_from(run: Path, **options: Any) -> Iterator[None]:
     """Within it accelerate's FSDP2 preparation takes a model's weights from the run; what the model held before is not looked at."""
-    if accelerate is None:
-        raise ImportError("ckptfs.accelerate needs accelerate: pip install accelerate")
+    _need()
     from accelerate.utils import fsdp_utils
     theirs = fsdp_utils.fsdp2_load_full_state_dict
 
@@ -59,3 +59,8 @@ def loading_from(run: Path, **options: Any) -> Iterator[None]:
         yield
     finally:
         fsdp_utils.fsdp2_load_full_state_dict = theirs
+
+
+def _need():
+    if _problem is not None:
+        raise unusable("ckptfs.accelerate", _problem, ("accelerate",), "accelerate", "accelerate") from _problem

@@ -15,6 +15,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from ._boxes import fill_boxes
+from ._frameworks import unusable
 from ._state_dict import step_folder
 from ._view import View
 
@@ -30,8 +31,9 @@ try:
     from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace as replace_values
     from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
     from megatron.core.dist_checkpointing.strategies.base import LoadShardedStrategy as _Base
-except ImportError:
-    dist_checkpointing, _Base = None, object
+    _problem = None
+except ImportError as e:
+    _problem, _Base = e, object
 
 
 class LoadShardedStrategy(_Base):
@@ -50,8 +52,8 @@ class LoadShardedStrategy(_Base):
 
     def __init__(self, group: Group = None, *, readers: str = "auto", load_options: Mapping[str, Any] | None = None,
                  progress: bool | Callable[[int, int], None] = False):
-        if dist_checkpointing is None:
-            raise ImportError("ckptfs.megatron needs Megatron-Core: pip install megatron-core")
+        if _problem is not None:
+            raise unusable("ckptfs.megatron", _problem, ("torch", "megatron", "megatron.core"), "megatron-core", "megatron-core", "0.15 and 0.16") from _problem
         super().__init__()
         self.stats, self._group, self._backend = None, group, "torch_dist"
         self._load = dict(readers=readers, load_options=load_options, progress=progress)

@@ -16,6 +16,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from ._boxes import load_boxes
+from ._frameworks import unusable
 from ._library import CkptError
 from ._state_dict import step_folder
 from ._view import View
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 try:
     from nanotron.parallel.parameters import NanotronParameter
     from nanotron.serialize.metadata import TensorMetadata
-except ImportError:
-    NanotronParameter = TensorMetadata = None
+    _problem = None
+except ImportError as e:
+    _problem = e
 
 SHARD = re.compile(r"_pp-rank-(\d+)-of-(\d+)_tp-rank-(\d+)-of-(\d+)(?:_exp-rank-\d+-of-\d+)?\.safetensors$")
 MOST_HEADER = 100 << 20  # bytes, safetensors' own limit
@@ -63,8 +65,8 @@ def load_weights(model: torch.nn.Module, parallel_context: Any, root_folder: Pat
 
     ImportError: nanotron is not installed. On all ranks: CkptError "missing": a parameter that the checkpoint lacks; "conflict": it has another
     shape there; "unsupported": a parameter that is no NanotronParameter, or slices with a step. Parameters are as before then."""
-    if NanotronParameter is None:
-        raise ImportError("ckptfs.nanotron needs nanotron: pip install git+https://github.com/huggingface/nanotron")
+    if _problem is not None:
+        raise unusable("ckptfs.nanotron", _problem, ("torch", "nanotron"), "nanotron", "git+https://github.com/huggingface/nanotron") from _problem
     group = parallel_context.world_pg
     with View(step_folder(root_folder, step, group), view=view, options=options) as source:
         state = model.state_dict() if filtered_state_dict is None else filtered_state_dict

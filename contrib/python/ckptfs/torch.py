@@ -15,6 +15,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from ._boxes import load_boxes
+from ._frameworks import unusable
 from ._library import CkptError
 from ._objects import is_whole
 from ._view import TORCH, View
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 try:
     import torch
     from torch.distributed.checkpoint import StorageReader as _Base
-except ImportError:
-    torch, _Base = None, object
+    _problem = None
+except ImportError as e:
+    _problem, _Base = e, object
 
 
 class StorageReader(_Base):
@@ -45,8 +47,8 @@ class StorageReader(_Base):
     def __init__(self, run: Path, *, view: str | None = None, base: Path | None = None, step: str | int | None = None,
                  options: Mapping[str, Any] | None = None, process_group: torch.distributed.ProcessGroup | None = None, readers: str = "auto",
                  load_options: Mapping[str, Any] | None = None, progress: bool | Callable[[int, int], None] = False, **more: Any):
-        if torch is None:
-            raise ImportError("ckptfs.torch needs PyTorch: pip install torch")
+        if _problem is not None:
+            raise unusable("ckptfs.torch", _problem, ("torch",), "torch", "torch") from _problem
         super().__init__()
         self.checkpoint_id, self.stats = os.fspath(run), None
         self._given = dict(more, view=None if view == "hf" else view, base=base, step=step, options=options)

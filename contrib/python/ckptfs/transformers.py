@@ -14,6 +14,7 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Any, Mapping
 
+from ._frameworks import unusable
 from ._view import View
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 try:
     import transformers
-except ImportError:
-    transformers = None
+    _problem = None
+except ImportError as e:
+    _problem = e
 
 WEIGHTS = (".safetensors", ".safetensors.index.json")
 
@@ -60,8 +62,8 @@ def tokenizer_from_pretrained(run: Path, cls: type | None = None, *, base: Path 
 
 
 def _need():
-    if transformers is None:
-        raise ImportError("ckptfs.transformers needs transformers: pip install transformers")
+    if _problem is not None:
+        raise unusable("ckptfs.transformers", _problem, ("transformers",), "transformers", "transformers") from _problem
 
 
 @contextlib.contextmanager

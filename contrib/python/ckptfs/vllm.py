@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Iterator
 from ._ahead import ahead
 from ._boxes import load_boxes
 from ._comm import Comm
+from ._frameworks import unusable
 from ._library import CkptError
 from ._state_dict import step_folder
 from ._view import TORCH, View
@@ -27,8 +28,9 @@ try:
     import torch
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader as _Base
-except ImportError:
-    register_model_loader, _Base = None, object
+    _problem = None
+except ImportError as e:
+    _problem, _Base = e, object
 
 BATCH_BYTES = 256 << 20
 OWN = {"run": None, "step": None, "prefetch": 2, "readers": "auto", "batch_bytes": BATCH_BYTES, "load_options": None}
@@ -108,8 +110,8 @@ def register() -> None:
 
 
 def _need():
-    if register_model_loader is None:
-        raise ImportError("ckptfs.vllm needs vLLM: pip install vllm")
+    if _problem is not None:
+        raise unusable("ckptfs.vllm", _problem, ("torch", "vllm"), "vllm", "vllm") from _problem
 
 
 def _group():
