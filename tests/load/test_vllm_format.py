@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ckptfs.vllm over stand-ins for vLLM's registry and loader interface (its wheel needs a GPU): the entry point of pyproject.toml registers the load
+"""ckptfs.vllm over stand-ins for vLLM's registry and loader interface: the entry point of pyproject.toml registers the load
 format, and an engine's model, whose weight loaders keep a rank's part of whole tensors, gets what the official conversion has."""
 
 import glob
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -16,13 +18,17 @@ from runner import run_in_folders
 try:
     import torch
     import torch.distributed as dist
-    from safetensors.torch import load_file
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import load_file, save_file
 except ImportError as e:
     skip(e)
 
 import vllm_interface as vllm  # noqa: E402
 
+from ckptfs import CkptError  # noqa: E402
+
 vllm.install()
+EMBEDDING = "model.embed_tokens.weight"
 RUN = os.path.join(NANOTRON, "llama_tp2_pp2_tied")
 
 
@@ -73,6 +79,26 @@ class Engine(torch.nn.Module):
             assert torch.equal(getattr(self, name.replace(".", "_")), self.part(t)), name
 
 
+class TiedEngine(torch.nn.Module):
+    """As vLLM's models are that tie the head: one parameter, of whose names in the checkpoint the first is loaded and the others are skipped."""
+
+    hf_to_vllm_mapper = SimpleNamespace(apply_list=lambda names: [name.replace("model.", "language_model.model.", 1) for name in names])
+
+    def __init__(self, tied=True):
+        super().__init__()
+        self.loaded = {}
+        self.head, self.embed = torch.nn.Module(), torch.nn.Module()
+        self.add_module("language_model", torch.nn.Module())
+        self.language_model.add_module("model", torch.nn.Module())
+        self.language_model.model.add_module("embed_tokens", self.embed)
+        self.add_module("lm_head", self.head)
+        self.embed.weight = torch.nn.Parameter(torch.zeros_like(conversion()[EMBEDDING]))
+        self.head.weight = self.embed.weight if tied else torch.nn.Parameter(torch.zeros_like(self.embed.weight))
+
+    def load_weights(self, weights):
+        self.loaded = dict(weights)
+
+
 def model_config(model, quantization=None):
     return SimpleNamespace(model=model, quantization=quantization)
 
@@ -96,6 +122,43 @@ def one_process(top):
     with torch.device("meta"):  # an engine's default device is its own
         loader = vllm.get_model_loader(vllm.load_config(run=RUN, dtype="float32"))
         assert {t.dtype for _, t in loader.weights(RUN)} == {torch.float32}
+
+
+def a_head_that_the_engine_does_not_take(top):
+    """The folder's config ties head and embedding, and the run has no config, or another: never the tied model of a run with a head of its own."""
+    registered()
+    os.makedirs(top)
+    served, run, own = (os.path.join(top, name) for name in ("served", "run", "own"))
+    subprocess.run([os.path.join(BUILD, "fs", "ckpt"), "export", "-q", "--no-weights", RUN, served], check=True)
+    with open(os.path.join(served, "config.json"), encoding="utf-8") as f:
+        config = json.load(f)
+    assert config["tie_word_embeddings"]
+    for path, head, said in ((run, 1, "tie_word_embeddings"), (run, 0, None), (own, 1, "ties them"), (own, 0, None)):
+        shutil.rmtree(path, ignore_errors=True)
+        os.makedirs(path)
+        tensors = conversion()
+        tensors["lm_head.weight"] = tensors[EMBEDDING] + head
+        if path == own:
+            save_file(tensors, os.path.join(path, "model.safetensors"), {"format": "pt"})
+            with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as f:
+                json.dump(dict(config, tie_word_embeddings=False), f)
+        else:
+            dcp.save(tensors, checkpoint_id=path, no_dist=True)
+        engine = TiedEngine()
+        try:
+            vllm.get_model_loader(vllm.load_config(run=path)).load_weights(engine, model_config(served))
+        except CkptError as e:
+            assert e.code == "conflict" and said and said in str(e) and "lm_head.weight" in str(e), e
+        else:
+            assert said is None and torch.equal(engine.loaded[EMBEDDING], tensors[EMBEDDING]), (path, head)
+    with open(os.path.join(served, "config.json"), "w", encoding="utf-8") as f:
+        json.dump(dict(config, tie_word_embeddings=False), f)
+    tensors["lm_head.weight"] = tensors[EMBEDDING] + 1
+    shutil.rmtree(run)
+    dcp.save(tensors, checkpoint_id=run, no_dist=True)
+    engine = TiedEngine(tied=False)
+    vllm.get_model_loader(vllm.load_config(run=run)).load_weights(engine, model_config(served))
+    assert torch.equal(engine.loaded["lm_head.weight"], tensors["lm_head.weight"])
 
 
 def ranks_that_share_what_they_read(top):
@@ -137,4 +200,4 @@ if __name__ == "__main__":
         one_rank()
         dist.barrier()
         end_rank()
-    run_in_folders((one_process, ranks_that_share_what_they_read, what_is_wrong_is_said, without_vllm_it_says_what_to_install))
+    run_in_folders((one_process, a_head_that_the_engine_does_not_take, ranks_that_share_what_they_read, what_is_wrong_is_said, without_vllm_it_says_what_to_install))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of vLLM that ckptfs.vllm uses, under vLLM's module names: its registry of load formats, BaseModelLoader, the plug-in entry points and
-the world group. vLLM's wheel needs a GPU; this is written from its published sources."""
+the world group. It is written from its published sources."""
 
 import abc
 import sys

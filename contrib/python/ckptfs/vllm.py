@@ -19,6 +19,7 @@ from ._comm import Comm
 from ._frameworks import unusable
 from ._library import CkptError
 from ._state_dict import step_folder
+from ._tensors import same_bits
 from ._view import TORCH, View
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class ModelLoader(_Base):
     """The loader behind --load-format ckptfs. vLLM's weight loaders take whole tensors, by their Hugging Face names, and keep their part.
 
     --model-loader-extra-config is a JSON object with these members, all of which may be absent:
-    run           a run, one checkpoint or a model directory; the model that vLLM was given if there is none
+    run           a run, one checkpoint or a model directory; the model that vLLM was given if there is none. The folder that vLLM was given as model
+                  is its base, unless there is one: the engine's model is made from that folder's config, which the run may lack
     step          the step, by name or number; the latest that rank 0 sees if there is none
     readers       "auto", "once", "node": all ranks of vLLM's world group load together, in batches, and each byte is read once in the job, or on each
                   node; what other ranks need is sent to them. "each": every rank reads for itself, and ranks of a node meet in the page cache
@@ -49,7 +51,8 @@ class ModelLoader(_Base):
     load_options  as for ckptfs.load_state_dict
     All other members are options of ckptfs.open: base, lora, dtype, dequantize ...
 
-    ValueError: a parameter of the model got nothing; CkptError: what reading found."""
+    ValueError: a parameter of the model got nothing; CkptError: what reading found; "conflict": the model ties two parameters that have different values
+    in the run, as an lm_head and an embedding."""
 
     def __init__(self, load_config: Any):
         _need()
@@ -62,7 +65,7 @@ class ModelLoader(_Base):
 
     def download_model(self, model_config: Any) -> None:
         """Nothing is fetched: the run is opened once, so that a path or an option that is wrong is said here."""
-        self._open(self._run(model_config), self._own["step"]).close()
+        self._open(self._run(model_config), self._own["step"], self._base(model_config)).close()
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """Fill the engine's model, by its own load_weights()."""
@@ -70,14 +73,14 @@ class ModelLoader(_Base):
         if others:
             raise CkptError("unsupported", f"{type(model).__name__} has weights of other models beside its own ({', '.join(map(str, others))}): mount the "
                                            "run with ckptfs and use vLLM's own load format")
-        loaded = model.load_weights(self.weights(self._run(model_config)))
+        loaded = model.load_weights(_without_lost(model, self.weights(self._run(model_config), self._base(model_config))))
         if loaded is not None and getattr(model_config, "quantization", None) is None:
             _check_complete(model, loaded)
 
-    def weights(self, run: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self, run: Path, base: Path | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor on the CPU) pairs in the order of the files."""
         group = _group()
-        view = self._open(step_folder(run, self._own["step"], group) if group else run, None if group else self._own["step"])
+        view = self._open(step_folder(run, self._own["step"], group) if group else run, None if group else self._own["step"], base)
         with view:
             if group is False or self._own["readers"] == "each":
                 yield from view.items(prefetch=self._own["prefetch"])
@@ -98,8 +101,13 @@ class ModelLoader(_Base):
             raise CkptError("missing", f"there is no run '{run}': --model-loader-extra-config '{{\"run\": \"path\"}}' says where it is")
         return run
 
-    def _open(self, run, step):
-        return View(run, step=step, options=self._options)
+    def _base(self, model_config):
+        """The folder that the engine's model is made from, unless that is the run itself, or is not on this machine under that name."""
+        folder, run = model_config.model, self._run(model_config)
+        return folder if os.path.isdir(folder) and not os.path.samefile(folder, run) else None
+
+    def _open(self, run, step, base):
+        return View(run, step=step, options={"base": base, **self._options})
 
 
 @functools.cache
@@ -134,6 +142,22 @@ def _batches(infos, most):
         size += info.nbytes
     if batch:
         yield batch
+
+
+def _without_lost(model, weights):
+    """The pairs, once it is sure that none is lost: of the names of a tied parameter vLLM loads one and skips the others without a word."""
+    names = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    tied = {name: same[0] for same in names.values() if len(same) > 1 for name in same}
+    mapper, given = getattr(model, "hf_to_vllm_mapper", None), {}
+    for name, tensor in weights:
+        for own in mapper.apply_list([name]) if mapper is not None else [name]:
+            other, value = given.setdefault(tied[own], (name, tensor)) if own in tied else (name, tensor)
+            if value is not tensor and not (value.shape == tensor.shape and value.dtype == tensor.dtype and same_bits(value, tensor)):
+                raise CkptError("conflict", f"'{name}' differs from '{other}' in the run, but vLLM's {type(model).__name__} ties them: does config.json of the "
+                                            "folder that vLLM serves say tie_word_embeddings=true of another model? `ckpt export --no-weights` makes the folder")
+        yield name, tensor
 
 
 def _check_complete(model, loaded):
