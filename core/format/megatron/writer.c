@@ -232,6 +232,16 @@ static int add_parts(struct state *s, const struct ckpt_tensor *t, const struct 
     return 0;
 }
 
+/* Is it a norm of TransformerEngine, which has a state that is no tensor since its version 2? Those
+ * have longer names than `norm`, which is one of another library inside a mixer. */
+static bool is_norm(const char *name, size_t len)
+{
+    static const char end[] = "norm";
+    const size_t n = sizeof end - 1;
+
+    return len > n && memcmp(name + len - n, end, n) == 0 && name[len - n - 1] != '.';
+}
+
 /* The length of the module's name, if that has a state that is no tensor; else 0. It belongs to the
  * first part of a weight that is stored in parts. The hybrid model alone has one of its output. */
 static size_t module_with_extra(const struct state *s, const char *key)
@@ -240,7 +250,7 @@ static size_t module_with_extra(const struct state *s, const char *key)
 
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         const size_t len = ckpt_has_suffix(key, ends[i]) ? strlen(key) - strlen(ends[i]) : 0;
-        if (len && (i == 0 || ckpt_mg_is_projection(key, len)))
+        if (len && (i == 0 || ckpt_mg_is_projection(key, len) || is_norm(key, len)))
             return len;
     }
     return strcmp(key, "output_layer.weight") == 0 &&
@@ -249,8 +259,9 @@ static size_t module_with_extra(const struct state *s, const char *key)
                : 0;
 }
 
-/* The state of a module of TransformerEngine (a projection, attention with parameters) that is no
- * tensor: that of FP8, of which there is none. */
+/* The state of a module of TransformerEngine (a projection, a norm, attention with parameters) that
+ * is no tensor: that of FP8, of which there is none. Megatron ignores one that its module lacks, as
+ * the norms of older versions do, but not one that is missing. */
 static int add_extra(struct state *s, const char *key, const struct ckpt_mg_name *name,
                      const struct key *of, const struct part *part, struct ckpt_err *err)
 {
