@@ -177,6 +177,22 @@ def loads_again_after_a_timeout(top, rank):
     assert all(torch.equal(model.state_dict()[k], t) for k, t in state.items())
 
 
+def a_rank_that_missed_loads(top, rank):
+    """Whichever it was, and however many it missed: the next load is everybody's, at once."""
+    state = weights()
+    saved(top, state, rank)
+    for other in (0, 1):
+        if rank == other:
+            for _ in range(2):
+                said = error_of(ckptfs.CkptError, ckptfs.load_state_dict, net(), top, load_options={"exchange_timeout_ms": 300})
+                assert said.code == "timeout", said
+        dist.barrier()
+        for _ in range(2):
+            model = net()
+            ckptfs.load_state_dict(model, top, load_options={"exchange_timeout_ms": 20000})
+            assert all(torch.equal(model.state_dict()[k], t) for k, t in state.items())
+
+
 def interrupted_while_it_waits(top, rank):
     saved(top, weights(), rank)
     if rank == 0:
@@ -256,8 +272,8 @@ def a_forked_child_has_no_process_group(top, rank):
 
 
 CASES = (stages_of_a_pipeline, sharded_state_dict_on_meta, initialised_alike, a_strict_load_fails_on_all, a_peer_that_stays_away,
-         a_peer_that_stays_away_from_rank_1, loads_again_after_a_timeout, interrupted_while_it_waits, a_rank_that_fails_early, a_rank_that_fails_later,
-         only_a_group_shares, one_bar, a_forked_child_has_no_process_group)
+         a_peer_that_stays_away_from_rank_1, loads_again_after_a_timeout, a_rank_that_missed_loads, interrupted_while_it_waits,
+         a_rank_that_fails_early, a_rank_that_fails_later, only_a_group_shares, one_bar, a_forked_child_has_no_process_group)
 
 
 def one_rank(name, top):

@@ -28,7 +28,8 @@ class Exchange:
     def __init__(self, store, rank, size, deadline_s):
         self.store, self.rank, self.size, self.deadline_s = store, rank, size, deadline_s
         self.turn, self.old = 0, None
-        self.load = f"ckptfs/{self._asked(lambda: store.add(f'ckptfs/loads/{rank}', 1))}"  # the store knows how many there were: we keep no state
+        self.number = self._asked(lambda: store.add(_count(rank), 1))  # the store knows how many there were: we keep no state
+        self.load = f"ckptfs/{self.number}"
 
     def share(self, word, combine=list):
         """combine([word of rank 0, word of rank 1, ...]), made by rank 0; words and the result are what JSON has.
@@ -81,10 +82,18 @@ class Exchange:
                 say += SAY_AGAIN_S
                 logging.getLogger("ckptfs").warning("waiting for %s for %.0f s now, to come to this load", self._absent(keys), waited)
             if waited > patience:
+                self._count_absent()
                 raise CkptError("timeout", f"{self._absent(keys)} did not come to load within {patience:g} s "
                                            "(load_options={'exchange_timeout_ms': ...} is how long to wait)")
             time.sleep(pause)
             pause = min(2 * pause, LONG_S)
+
+    def _count_absent(self):
+        """This load is over for the ranks that have not come to it, too: the next that they come to is the next of all, instead of one that is over."""
+        for rank in range(self.size):
+            seen = self._asked(lambda: self.store.add(_count(rank), 0))
+            if seen < self.number:  # unless it comes at this moment
+                self._asked(lambda: self.store.compare_set(_count(rank), str(seen), str(self.number)))
 
     def _absent(self, keys):
         if self.rank != 0:
@@ -100,6 +109,11 @@ class Exchange:
             raise
         except RuntimeError as e:  # torch's DistError and its children
             raise CkptError("peer", f"the process group's store does not answer, its process has probably ended: {str(e).splitlines()[0]}") from None
+
+
+def _count(rank):
+    """The store's key for the number of loads that a rank has come to."""
+    return f"ckptfs/loads/{rank}"
 
 
 class Gather:
