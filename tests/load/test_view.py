@@ -304,6 +304,13 @@ def indices_that_mean_something_else_elsewhere(top):
 def version(top):
     with open(os.path.join(PACKAGE, "..", "..", "CMakeLists.txt"), encoding="utf-8") as f:
         assert f"project(ckptfs VERSION {ckptfs.__version__} " in f.read()
+    os.makedirs(top)  # a library of another version, of which no other function is called
+    with open(os.path.join(top, "other.c"), "w", encoding="utf-8") as f:
+        f.write('const char *ckpt_version(void) { return "0.1.9"; }')
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", os.path.join(top, "libckptfs_load.so.0"), os.path.join(top, "other.c")], check=True)
+    code, _, errors = apart("import ckptfs; ckptfs.open('/x')", CKPTFS_LIBRARY_PATH=top)
+    assert code == 1 and "version 0.1.9" in errors and ckptfs.__version__ in errors and "ImportError" in errors, errors
 
 
 if __name__ == "__main__":

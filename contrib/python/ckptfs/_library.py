@@ -6,6 +6,7 @@ import logging
 import os
 from ctypes import POINTER, byref, c_bool, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
+VERSION = "0.2.0"  # of this package, and so of the library whose structs are below
 NAME = "libckptfs_load.so.0"
 NCCL_NAME = "libckptfs_load_nccl.so.0"
 RANK = 12  # most dimensions
@@ -171,10 +172,20 @@ def _wrap(fn):
     return call
 
 
+def _check_version(dll):
+    """A library of another version may have structs of other sizes, and write behind ours."""
+    dll.ckpt_version.restype = c_char_p
+    version = dll.ckpt_version().decode()
+    if version != VERSION:
+        raise ImportError(f"{dll._name} is of version {version}, the Python package ckptfs in '{os.path.dirname(os.path.abspath(__file__))}' of {VERSION}: "
+                          "install both of one version, or name the directory of its build in CKPTFS_LIBRARY_PATH")
+
+
 class _Library:
     def __init__(self):
         dll = _open()
         self.path = dll._name
+        _check_version(dll)
         for name, (result, args) in SIGNATURES.items():
             fn = getattr(dll, name)
             fn.restype, fn.argtypes = result, args
