@@ -114,8 +114,6 @@ static int check_peers(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
 
     if (now < e->looked_ms + LOOK_MS)
         return 0;
-    if (now > e->looked_ms + e->opt.exchange_timeout_ms)
-        restart_clocks(e, now);
     e->looked_ms = now;
     if (was_busy(e))
         e->comm->busy_ms = now;
@@ -277,7 +275,8 @@ static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
         return -1;
     ckpt_assists_answer(e);
     const bool paused = ckpt_pause_turn(e);
-    if (paused || e->paused) /* the first turn after a pause, too */
+    /* the first turn after a pause, too, and after this process was itself stopped for a while */
+    if (paused || e->paused || now > e->looked_ms + e->opt.exchange_timeout_ms / 4)
         restart_clocks(e, now);
     e->paused = paused;
     moved |= worked;
