@@ -11,7 +11,6 @@
 
 #include "cmdline.h"
 #include "mount/buffers.h"
-#include "mount/digests.h"
 #include "mount/dispatch.h"
 #include "mount/log.h"
 #include "mount/nodes.h"
@@ -53,7 +52,6 @@ struct ckptfs {
     struct ckptfs_refresh refresh;
     struct ckptfs_nodes nodes;
     struct ckptfs_handles handles;
-    struct ckptfs_digests digests;
     struct ckptfs_negotiated negotiated;
     struct ckptfs_counters count;
     struct ckptfs_buffers buffers;

@@ -118,18 +118,6 @@ const struct ckptfs_node *ckptfs_nodes_get(struct ckptfs_nodes *t, uint64_t ino)
     return n;
 }
 
-const struct ckptfs_node *ckptfs_nodes_hold(struct ckptfs_nodes *t, uint64_t ino)
-{
-    if (ino == ROOT_INO)
-        return NULL;
-    (void)pthread_mutex_lock(&t->lock);
-    struct ckptfs_node *n = *slot_of(t, ino);
-    if (n)
-        n->nlookup++;
-    (void)pthread_mutex_unlock(&t->lock);
-    return n;
-}
-
 static struct ckptfs_node *ref(struct ckptfs_nodes *t, const struct ckptfs_id *id)
 {
     for (uint64_t salt = 0;; salt++) {

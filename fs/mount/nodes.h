@@ -19,13 +19,9 @@ enum ckptfs_kind {
     CKPTFS_LATEST, /* the symlink; path is its target */
     CKPTFS_DIR,    /* a directory below a step; generation is the view's, for this and for files */
     CKPTFS_FILE,
-    CKPTFS_ERROR,       /* CKPTFS-ERROR.txt; generation is the text's hash */
-    CKPTFS_CONTROL,     /* .ckptfs */
-    CKPTFS_STATS,       /* .ckptfs/stats.json */
-    CKPTFS_EXPLAIN_DIR, /* .ckptfs/explain */
-    CKPTFS_EXPLAIN,     /* .ckptfs/explain/TENSOR; path is the tensor's name */
-    CKPTFS_DIGEST_DIR,  /* .ckptfs/digest */
-    CKPTFS_DIGEST,      /* .ckptfs/digest/INODE; path is the number */
+    CKPTFS_ERROR,   /* CKPTFS-ERROR.txt; generation is the text's hash */
+    CKPTFS_CONTROL, /* .ckptfs */
+    CKPTFS_STATS,   /* .ckptfs/stats.json */
 };
 
 /* The identity of a file and its attributes. Strings are borrowed. */
@@ -62,10 +58,6 @@ void ckptfs_nodes_release(struct ckptfs_nodes *t);
 /* Get the node of an inode number; NULL if the kernel does not hold it. The node is valid as long
  * as the kernel holds it, which includes every request that names it. */
 const struct ckptfs_node *ckptfs_nodes_get(struct ckptfs_nodes *t, uint64_t ino);
-
-/* As ckptfs_nodes_get, and count one look-up, which ckptfs_nodes_forget takes back. For inode
- * numbers that no request in progress names. */
-const struct ckptfs_node *ckptfs_nodes_hold(struct ckptfs_nodes *t, uint64_t ino);
 
 /* Find or make the node and count one look-up. NULL: out of memory. */
 const struct ckptfs_node *ckptfs_nodes_ref(struct ckptfs_nodes *t, const struct ckptfs_id *id);

@@ -17,7 +17,6 @@
 enum { MOST_BACKGROUND = 1024 };
 
 #define SOURCE_XATTR "user.ckptfs.source"
-#define DIGEST_XATTR "user.ckptfs.xxh3"
 
 static struct ckptfs *fs_of(fuse_req_t req) { return fuse_req_userdata(req); }
 
@@ -396,25 +395,11 @@ static void reply_attribute(fuse_req_t req, const char *value, size_t len, size_
         (void)fuse_reply_buf(req, value, len);
 }
 
-/* The value of an attribute. A digest is only returned if it is known, never computed here, because
- * tools ask for the attributes of every file that they list. */
-static int attribute(struct ckptfs *fs, const struct ckptfs_node *n, const char *name, char **ret)
-{
-    char digest[CKPTFS_DIGEST_TEXT];
-
-    if (strcmp(name, SOURCE_XATTR) == 0)
-        return ckptfs_tree_source(fs, n, ret);
-    if (strcmp(name, DIGEST_XATTR) != 0 || !ckptfs_digest_get(&fs->digests, n->ino, digest))
-        return ENODATA;
-    *ret = strdup(digest);
-    return *ret ? 0 : ENOMEM;
-}
-
-static void get_attribute(const struct ckptfs_request *r)
+static void get_source(const struct ckptfs_request *r)
 {
     ckpt_cleanup(ckpt_freep) char *value = NULL;
 
-    int rc = attribute(fs_of(r->req), r->node, r->name, &value);
+    int rc = ckptfs_tree_source(fs_of(r->req), r->node, &value);
     if (rc)
         (void)fuse_reply_err(r->req, rc);
     else
@@ -424,30 +409,25 @@ static void get_attribute(const struct ckptfs_request *r)
 static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
     const struct ckptfs_node *n = node_of(req, ino);
-    const struct ckptfs_request r = {
-        .answer = get_attribute, .req = req, .node = n, .size = size, .name = name};
+    const struct ckptfs_request r = {.answer = get_source, .req = req, .node = n, .size = size};
 
     if (!n)
         return;
-    if (strcmp(name, SOURCE_XATTR) ==
-        0) /* needs the view; tools ask every file for other attributes */
+    if (strcmp(name, SOURCE_XATTR) == 0)
         ckptfs_request_answer(&r);
-    else
-        get_attribute(&r);
+    else /* tools ask every file for other attributes: do not open its view for them */
+        (void)fuse_reply_err(req, ENODATA);
 }
 
 /* Does not open a view, so the list is the same for a step that cannot be read. */
 static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
-    static const char names[] = SOURCE_XATTR "\0" DIGEST_XATTR;
     const struct ckptfs_node *n = node_of(req, ino);
-    char digest[CKPTFS_DIGEST_TEXT];
 
     if (!n)
         return;
     bool has = n->id.kind == CKPTFS_STEP || n->id.kind == CKPTFS_DIR || n->id.kind == CKPTFS_FILE;
-    bool known = has && ckptfs_digest_get(&fs_of(req)->digests, n->ino, digest);
-    reply_attribute(req, names, known ? sizeof names : has ? sizeof SOURCE_XATTR : 0, size);
+    reply_attribute(req, SOURCE_XATTR, has ? sizeof SOURCE_XATTR : 0, size);
 }
 
 /* ---- everything that would change something ---- */

@@ -52,16 +52,12 @@ mode_t ckptfs_type_of(enum ckptfs_kind kind)
     case CKPTFS_STEP:
     case CKPTFS_DIR:
     case CKPTFS_CONTROL:
-    case CKPTFS_EXPLAIN_DIR:
-    case CKPTFS_DIGEST_DIR:
         return S_IFDIR;
     case CKPTFS_LATEST:
         return S_IFLNK;
     case CKPTFS_FILE:
     case CKPTFS_ERROR:
     case CKPTFS_STATS:
-    case CKPTFS_EXPLAIN:
-    case CKPTFS_DIGEST:
         break;
     }
     return S_IFREG;

@@ -17,11 +17,11 @@
 #include "mount/reply.h"
 #include "view.h"
 
-static const char CONTROL_NAME[] = ".ckptfs", LATEST_NAME[] = "latest",
+static const char CONTROL_NAME[] = ".ckptfs", STATS_NAME[] = "stats.json", LATEST_NAME[] = "latest",
                   ERROR_NAME[] = "CKPTFS-ERROR.txt";
 
 /* Lanes of requests (dispatch.h) are hashes whose seed is the kind of work. */
-enum { OPENING = 1, COMPUTING, READING };
+enum { OPENING = 1, READING };
 
 static uint64_t hash(const char *text, uint64_t seed)
 {
@@ -56,6 +56,11 @@ static struct ckptfs_id id_of_vnode(const struct ckpt_view *view, const char *st
                               .path = path,
                               .size = dir ? 0 : ckpt_node_size(node),
                               .mtime_ns = ckpt_node_mtime_ns(node)};
+}
+
+static struct ckptfs_id id_of_stats(void)
+{
+    return (struct ckptfs_id){.kind = CKPTFS_STATS, .step = "", .path = STATS_NAME};
 }
 
 /* The text of CKPTFS-ERROR.txt; the caller frees it. */
@@ -160,10 +165,8 @@ int ckptfs_tree_lookup(struct ckptfs *fs, const struct ckptfs_node *dir, const c
     case CKPTFS_DIR:
         return lookup_in_view(fs, dir, name, ret, ret_lasting);
     case CKPTFS_CONTROL:
-    case CKPTFS_EXPLAIN_DIR:
-    case CKPTFS_DIGEST_DIR:
-        ret->id = (struct ckptfs_id){.step = "", .path = name};
-        return ckptfs_control_lookup(fs, dir->id.kind, name, &ret->id.kind);
+        ret->id = id_of_stats();
+        return strcmp(name, STATS_NAME) == 0 ? 0 : ENOENT;
     default:
         return ENOTDIR;
     }
@@ -206,8 +209,8 @@ void ckptfs_tree_close(struct ckptfs *fs)
 
 /* ---- listings ---- */
 
-/* A listing has exactly one source of names: a directory of a view, a list of steps, or a fixed
- * set. */
+/* A listing has exactly one source of names: a directory of a view, a list of steps, or neither,
+ * which is .ckptfs with its one file. */
 struct ckptfs_listing {
     struct ckptfs_handle
         handle; /* must be the first member, because ckptfs_tree_close casts to it */
@@ -218,7 +221,6 @@ struct ckptfs_listing {
     struct ckpt_err err; /* the step cannot be read: the only entry is CKPTFS-ERROR.txt */
     bool failed;
     bool latest; /* the symlink "latest" follows the steps */
-    const char *const *fixed;
     size_t n;
 };
 
@@ -263,9 +265,7 @@ int ckptfs_listing_open(struct ckptfs *fs, const struct ckptfs_node *dir,
     enlist(fs, &l->handle);
     switch (dir->id.kind) {
     case CKPTFS_CONTROL:
-    case CKPTFS_EXPLAIN_DIR:
-    case CKPTFS_DIGEST_DIR:
-        l->n = ckptfs_control_names(dir->id.kind, &l->fixed);
+        l->n = 1;
         rc = 0;
         break;
     default:
@@ -305,7 +305,7 @@ const char *ckptfs_listing_name(const struct ckptfs_listing *l, size_t i)
         return ckpt_node_name(ckpt_node_child(l->vdir, i));
     if (l->steps)
         return i < l->steps->n ? l->steps->step[i].name : LATEST_NAME;
-    return l->fixed[i];
+    return STATS_NAME;
 }
 
 int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_found *ret)
@@ -329,8 +329,8 @@ int ckptfs_listing_find(const struct ckptfs_listing *l, size_t i, struct ckptfs_
                                   : id_of_latest(ckptfs_steps_latest(l->steps));
         return 0;
     }
-    ret->id = (struct ckptfs_id){.step = "", .path = l->fixed[i]};
-    return ckptfs_control_kind(dir->kind, l->fixed[i], &ret->id.kind);
+    ret->id = id_of_stats();
+    return 0;
 }
 
 /* ---- contents ---- */
@@ -384,7 +384,7 @@ static int open_content(struct ckptfs *fs, const struct ckptfs_node *node, struc
         rc = open_error(fs, node, &f->text);
         break;
     default:
-        rc = ckptfs_control_text(fs, &node->id, &f->text);
+        rc = (f->text = ckptfs_stats_text(fs)) ? 0 : ENOMEM;
     }
     if (!rc)
         f->size = strlen(f->text);
@@ -458,16 +458,12 @@ int ckptfs_file_read(struct ckptfs *fs, struct ckptfs_file *f, void *buf, size_t
     return 0;
 }
 
-/* The lanes of a request: all that open the same step share a lane, and so do all that compute
- * something for .ckptfs. */
-static struct ckptfs_lanes lanes_of(const char *step, int what)
+/* The lanes of a request that opens a step: all that open the same step share a lane. */
+static struct ckptfs_lanes lanes_of(const char *step)
 {
-    const uint64_t key = hash(step, (uint64_t)what);
+    const uint64_t key = hash(step, OPENING);
 
-    return (struct ckptfs_lanes){.step = key,
-                                 .file = hash("", key),
-                                 .file_jobs =
-                                     what == OPENING ? CKPTFS_OPEN_JOBS : CKPTFS_FILE_JOBS};
+    return (struct ckptfs_lanes){.step = key, .file = hash("", key), .file_jobs = CKPTFS_OPEN_JOBS};
 }
 
 bool ckptfs_tree_waits(struct ckptfs *fs, const struct ckptfs_node *node,
@@ -488,14 +484,8 @@ bool ckptfs_tree_waits(struct ckptfs *fs, const struct ckptfs_node *node,
     case CKPTFS_FILE:
     case CKPTFS_ERROR:
         break;
-    case CKPTFS_EXPLAIN_DIR:
-    case CKPTFS_EXPLAIN:
-    case CKPTFS_DIGEST_DIR:
-    case CKPTFS_DIGEST:
-        *ret = lanes_of("", COMPUTING);
-        return true;
     }
-    *ret = lanes_of(node->id.step, OPENING);
+    *ret = lanes_of(node->id.step);
     *ret_view = ckptfs_view_held(&fs->refresh, node->id.step);
     return *ret_view == NULL;
 }

@@ -444,16 +444,6 @@ void ckpt_view_tensor(const struct ckpt_view *v, size_t i, struct ckpt_tensor_in
         .name = n->name, .dtype = "U8", .shape = &n->size, .rank = 1, .nbytes = n->size, .file = n};
 }
 
-bool ckpt_view_find_tensor(const struct ckpt_view *v, const char *name, size_t *ret_i)
-{
-    for (size_t i = 0; i < v->root.nchild; i++)
-        if (strcmp(v->root.child[i]->name, name) == 0) {
-            *ret_i = i;
-            return true;
-        }
-    return false;
-}
-
 int ckpt_view_tensor_pread(struct ckpt_view *v, size_t i, void *buf, size_t len, uint64_t off,
                            struct ckpt_err *err)
 {
@@ -465,17 +455,6 @@ int ckpt_view_info(struct ckpt_view *v, char **ret_json, struct ckpt_err *err)
 {
     (void)v, (void)err;
     *ret_json = strdup("{\"format\": \"fake\"}");
-    return 0;
-}
-
-int ckpt_view_explain(struct ckpt_view *v, const char *tensor, char **ret_json,
-                      struct ckpt_err *err)
-{
-    size_t i;
-
-    if (!ckpt_view_find_tensor(v, tensor, &i))
-        return fail(err, CKPT_MISSING, "no such tensor: ", tensor);
-    *ret_json = strdup("{\"rule\": \"fake\"}");
     return 0;
 }
 

@@ -164,18 +164,15 @@ class Tree(Case):
             self.assertEqual(os.listxattr(f), ["user.ckptfs.source"])
             self.assertEqual(os.getxattr(f, "user.ckptfs.source"), b"fake 1, step 0")
             self.assertEqual(os.getxattr(self.at("100"), "user.ckptfs.source"), b"fake 1, step 0")
-            for name in ("user.ckptfs.xxh3", "user.other"):
-                with self.assertRaises(OSError) as caught:
-                    os.getxattr(f, name)
-                self.assertEqual(caught.exception.errno, errno.ENODATA)
+            with self.assertRaises(OSError) as caught:
+                os.getxattr(f, "user.other")
+            self.assertEqual(caught.exception.errno, errno.ENODATA)
             self.assertNotIn(".ckptfs", os.listdir(self.mnt))
             before = json.load(open(self.at(".ckptfs", "stats.json")))
             open(f, "rb").read()
             after = json.load(open(self.at(".ckptfs", "stats.json")))
             self.assertGreater(after["mount"]["bytes"], before["mount"]["bytes"])
-            self.assertEqual(json.load(open(self.at(".ckptfs", "explain", "config.json")))["rule"], "fake")
-            with self.assertRaises(FileNotFoundError):
-                open(self.at(".ckptfs", "explain", "no.such.tensor"))
+            self.assertEqual(os.listdir(self.at(".ckptfs")), ["stats.json"])
             with self.assertRaises(FileNotFoundError):
                 open(self.at(".ckptfs", "other"))
 
