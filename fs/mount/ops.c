@@ -178,16 +178,6 @@ static void op_readlink(fuse_req_t req, fuse_ino_t ino)
         (void)fuse_reply_err(req, EINVAL);
 }
 
-/* Only called without default_permissions, which our mounts always set, but a remount could clear
- * it. */
-static void op_access(fuse_req_t req, fuse_ino_t ino, int mask)
-{
-    const struct ckptfs_node *n = node_of(req, ino);
-
-    if (n)
-        (void)fuse_reply_err(req, mask & W_OK ? EROFS : 0);
-}
-
 /* ---- files ---- */
 
 static struct ckptfs_file *file_of(const struct fuse_file_info *fi)
@@ -225,11 +215,7 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     const struct ckptfs_node *n = node_of(req, ino);
 
-    if (!n)
-        return;
-    if ((fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC))
-        (void)fuse_reply_err(req, EROFS);
-    else
+    if (n)
         ckptfs_request_answer(
             &(struct ckptfs_request){.answer = open_file, .req = req, .node = n, .fi = *fi});
 }
@@ -430,88 +416,7 @@ static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
     reply_attribute(req, SOURCE_XATTR, has ? sizeof SOURCE_XATTR : 0, size);
 }
 
-/* ---- everything that would change something ---- */
-
-static void refuse(fuse_req_t req) { (void)fuse_reply_err(req, EROFS); }
-
-static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
-                       struct fuse_file_info *fi)
-{
-    (void)ino, (void)attr, (void)to_set, (void)fi;
-    refuse(req);
-}
-
-static void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)
-{
-    (void)parent, (void)name, (void)mode, (void)rdev;
-    refuse(req);
-}
-
-static void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
-{
-    (void)parent, (void)name, (void)mode;
-    refuse(req);
-}
-
-static void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
-{
-    (void)parent, (void)name;
-    refuse(req);
-}
-
-static void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent, const char *name)
-{
-    (void)link, (void)parent, (void)name;
-    refuse(req);
-}
-
-static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t newparent,
-                      const char *newname, unsigned int flags)
-{
-    (void)parent, (void)name, (void)newparent, (void)newname, (void)flags;
-    refuse(req);
-}
-
-static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *newname)
-{
-    (void)ino, (void)newparent, (void)newname;
-    refuse(req);
-}
-
-static void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
-                     struct fuse_file_info *fi)
-{
-    (void)ino, (void)buf, (void)size, (void)off, (void)fi;
-    refuse(req);
-}
-
-static void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value,
-                        size_t size, int flags)
-{
-    (void)ino, (void)name, (void)value, (void)size, (void)flags;
-    refuse(req);
-}
-
-static void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
-{
-    (void)ino, (void)name;
-    refuse(req);
-}
-
-static void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
-                      struct fuse_file_info *fi)
-{
-    (void)parent, (void)name, (void)mode, (void)fi;
-    refuse(req);
-}
-
-static void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
-                         struct fuse_file_info *fi)
-{
-    (void)ino, (void)mode, (void)offset, (void)length, (void)fi;
-    refuse(req);
-}
-
+/* Nothing here refuses changes: the mount is read-only, so the kernel answers EROFS itself. */
 const struct fuse_lowlevel_ops ckptfs_ops = {
     .init = op_init,
     .statfs = op_statfs,
@@ -520,7 +425,6 @@ const struct fuse_lowlevel_ops ckptfs_ops = {
     .forget_multi = op_forget_multi,
     .getattr = op_getattr,
     .readlink = op_readlink,
-    .access = op_access,
     .open = op_open,
     .read = op_read,
     .release = op_release,
@@ -530,17 +434,4 @@ const struct fuse_lowlevel_ops ckptfs_ops = {
     .releasedir = op_releasedir,
     .getxattr = op_getxattr,
     .listxattr = op_listxattr,
-    .setattr = op_setattr,
-    .mknod = op_mknod,
-    .mkdir = op_mkdir,
-    .unlink = op_unlink,
-    .rmdir = op_unlink,
-    .symlink = op_symlink,
-    .rename = op_rename,
-    .link = op_link,
-    .write = op_write,
-    .setxattr = op_setxattr,
-    .removexattr = op_removexattr,
-    .create = op_create,
-    .fallocate = op_fallocate,
 };
