@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A table of names. */
+/* Tables of names. */
 #include "format/foreign.h"
 
 #include <string.h>
@@ -65,4 +65,17 @@ int ckpt_foreign_check(const struct ckpt_dir *dir, struct ckpt_err *err)
 
     (void)ckpt_dir_list(dir, see, &l, &own);
     return l.found ? ckpt_fail(err, own.code, "%s", own.text) : 0;
+}
+
+int ckpt_foreign_tensor(const char *name, struct ckpt_err *err)
+{
+    const char *dot = strrchr(name, '.');
+
+    if (strcmp(dot ? dot + 1 : name, "_flat_param") != 0)
+        return 0;
+    return ckpt_fail(
+        err, CKPT_UNSUPPORTED,
+        "'%s' is a flat parameter of FSDP1 (LOCAL_STATE_DICT), and the checkpoint does "
+        "not say how to split it: save with SHARDED_STATE_DICT or FULL_STATE_DICT",
+        name);
 }

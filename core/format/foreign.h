@@ -11,4 +11,8 @@
  * shows what it holds instead, else 0. */
 int ckpt_foreign_check(const struct ckpt_dir *dir, struct ckpt_err *err);
 
+/* For a tensor of a checkpoint that torch saved: -1 and UNSUPPORTED if its name is that of FSDP1's
+ * flat parameters, else 0. */
+int ckpt_foreign_tensor(const char *name, struct ckpt_err *err);
+
 #endif

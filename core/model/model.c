@@ -14,7 +14,6 @@
 #include "model/merge.h"
 #include "model/names.h"
 #include "model/output.h"
-#include "model/unflatten.h"
 #include "recipe/apply/lacks.h"
 #include "tensor/value.h"
 
@@ -465,8 +464,6 @@ int ckpt_view_make_model(struct ckpt_view *v, struct ckpt_catalog **src, struct 
     v->about = json_incref((*src)->about);
     v->warnings = json_incref((*src)->warnings);
     ckpt_view_keep_framework(v, *src);
-    if (ckpt_unflatten(*src, types_of(v), v->shared->base, lent_config(v, *src), err) < 0)
-        return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
     if (decide(v, src, err) < 0 || name_tensors(v, src, err) < 0 || convert_names(v, err) < 0 ||
         ckpt_view_convert_to_output(v, err) < 0 || dequantize(v, err) < 0 ||
         ckpt_merge_finish(v, err) < 0)

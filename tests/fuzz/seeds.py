@@ -341,43 +341,6 @@ def value_seeds(out):
         put(out, "fuzz_values", name, "\n".join([json.dumps(adapter), json.dumps(config), *lines]))
 
 
-def unflatten_seeds(out):
-    """A small Llama, wrapped by layer and whole, with and without use_orig_params, of two and three ranks, tied and not."""
-    h, f, v = 6, 5, 7
-    attn, norms, layer = "self_attn.", ("input_layernorm.weight", "post_attention_layernorm.weight"), "model.layers.0."
-    inside = [(attn + x + "_proj.weight", (h, h)) for x in "qkvo"] + [("mlp.%s_proj.weight" % x, (f, h)) for x in ("gate", "up")]
-    inside += [("mlp.down_proj.weight", (h, f))] + [(x, (h,)) for x in norms]
-    tops = [("model.embed_tokens.weight", (v, h)), ("model.norm.weight", (h,)), ("lm_head.weight", (v, h))]
-
-    def flat(name, shapes, dtype, ranks, align):
-        runs, used = [], 0
-        for shape in shapes:
-            n = 1
-            for d in shape:
-                n *= d
-            pad = -used % align if align else 0
-            runs += [pad, n]
-            used += pad + n
-        tail = -used % ranks if align else 0
-        runs = runs[1:] + ([tail] if tail else [])
-        return "f %s_flat_param %s %d %s" % (name, dtype, ranks, " ".join(map(str, runs)))
-
-    for dtype in ("F32", "BF16"):
-        for align in (0, 4, 8):
-            for ranks in (1, 2, 3):
-                for tied in (False, True):
-                    top = tops[:2] if tied else tops
-                    config = json.dumps({"model_type": "llama", "tie_word_embeddings": tied})
-                    base = ["b %s %s %s" % (n, dtype, " ".join(map(str, s))) for n, s in sorted([(layer + n, s) for n, s in inside] + top)]
-                    shapes = [s for _, s in inside]
-                    name = "%s-%d-%d-%d" % (dtype, align, ranks, tied)
-                    put(out, "fuzz_unflatten", "layers-" + name, "\n".join([config, flat("", [s for _, s in top], dtype, ranks, align),
-                                                                          flat(layer, shapes, dtype, ranks, align)] + base))
-                    put(out, "fuzz_unflatten", "whole-" + name, "\n".join([config, flat("m.", [top[0][1], *shapes, *(s for _, s in top[1:])], dtype, ranks, align),
-                                                                         "c m.model.norm.weight F32 3", "c m.buffer F32 2"] + base))
-    put(out, "fuzz_unflatten", "two_models", "{}\nf a._flat_param F32 1 4\nf b._flat_param F32 1 4\nb w F32 4")
-
-
 def recording_seeds(out):
     def entry(path, flags, rest):
         return struct.pack("<BBH", 0, flags, len(path) + 1) + path + b"\0" + rest
@@ -458,7 +421,6 @@ def main():
     peft_seeds(out)
     text_seeds(out)
     value_seeds(out)
-    unflatten_seeds(out)
 
 
 main()

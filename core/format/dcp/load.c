@@ -17,6 +17,7 @@
 #include "container/torch_object.h"
 #include "format/dcp/item.h"
 #include "format/dcp/metadata.h"
+#include "format/foreign.h"
 #include "tensor/box.h"
 
 #define METADATA ".metadata"
@@ -392,7 +393,8 @@ static int add_tensors(struct load *l, struct ckpt_err *err)
 
     for (size_t i = 0; i < l->m.tensors.len; i++) {
         const uint32_t k = l->m.order[i];
-        if (l->names.ptr[k] && add_tensor(l, &l->m.tensors.ptr[k], l->names.ptr[k], &at, err) < 0)
+        if (l->names.ptr[k] && (ckpt_foreign_tensor(l->names.ptr[k], err) < 0 ||
+                                add_tensor(l, &l->m.tensors.ptr[k], l->names.ptr[k], &at, err) < 0))
             return -1;
     }
     return 0;

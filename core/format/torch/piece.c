@@ -11,6 +11,7 @@
 #include "base/map.h"
 #include "base/str.h"
 #include "container/torch.h"
+#include "format/foreign.h"
 
 enum {
     MAX_MESH = 8,
@@ -509,17 +510,6 @@ static bool is_nested(const struct file *f)
     return false;
 }
 
-/* Does the dict have FSDP1's flat parameters (LOCAL_STATE_DICT)? */
-static bool has_flat(const struct file *f, ckpt_pv dict)
-{
-    for (size_t i = 0; i < ckpt_pv_npair(&f->p, dict); i++) {
-        const char *key = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, dict, i));
-        if (key && ckpt_has_suffix(key, "_flat_param"))
-            return true;
-    }
-    return false;
-}
-
 static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int depth,
                        struct ckpt_err *err);
 
@@ -532,6 +522,8 @@ static int add_value(struct file *f, const char *prefix, const char *key, ckpt_p
         return ckpt_nomem(err);
     if (ckpt_pv_kind(v) == CKPT_PV_DICT)
         return add_entries(f, v, name, depth + 1, err);
+    if (ckpt_foreign_tensor(name, err) < 0)
+        return -1;
     return add_entry(f, name, v, err) < 0 ? ckpt_err_in(err, "tensor '%s'", name) : 0;
 }
 
@@ -547,8 +539,6 @@ static int see_states(struct file *f, const char *key, struct ckpt_err *err)
 static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int depth,
                        struct ckpt_err *err)
 {
-    const bool flat = has_flat(f, dict);
-
     if (depth > MAX_DEPTH)
         return ckpt_fail(err, CKPT_LIMIT, "'%s': state dicts nest deeper than %d", prefix,
                          MAX_DEPTH);
@@ -556,8 +546,6 @@ static int add_entries(struct file *f, ckpt_pv dict, const char *prefix, int dep
         const char *key = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, dict, i));
         ckpt_pv v = ckpt_pv_value(&f->p, dict, i);
         const bool other = ckpt_pv_kind(v) != CKPT_PV_DICT && !is_tensor(f, v);
-        if (flat && is_tensor(f, v) && !is_wrapped(f, v))
-            continue; /* this rank's part of a parameter, which a flat one contains */
         if (f->nested && depth == 0 && (!key || is_state(key) || other)) {
             if (key &&
                 (see_states(f, key, err) < 0 || (!is_state(key) && leave_out(f, key, v, err) < 0)))

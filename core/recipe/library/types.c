@@ -300,7 +300,6 @@ static const struct field fields[] = {
     {"no_use_cache", read_flag, AT(no_use_cache)},
     {"fused_on_hub", read_flag, AT(fused_on_hub)},
     {"converted", read_flag, AT(converted)},
-    {"flat_parameters", read_flag, AT(flat_parameters)},
     {"absent", read_texts, AT(absent)},
     {"buffers", read_texts, AT(buffers)},
     {"keeps_dtype", read_texts, AT(keeps_dtype)},

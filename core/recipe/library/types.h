@@ -96,9 +96,8 @@ struct ckpt_type {
                                     a tensor that shows it */
     bool tied; /* ties hold, too, if config.json does not say tie_word_embeddings and the values are
                   the same */
-    bool fused_on_hub;    /* experts are one tensor on the hub too */
-    bool flat_parameters; /* `order` is proven to be that of torch's FSDP1 */
-    bool converted;       /* transformers >= 5 converts the weights while it loads them */
+    bool fused_on_hub; /* experts are one tensor on the hub too */
+    bool converted;    /* transformers >= 5 converts the weights while it loads them */
     struct ckpt_texts
         absent; /* suffixes of tensors that a checkpoint may lack although its base has them */
     struct ckpt_texts buffers;      /* suffixes of buffers, which are not parameters */
