@@ -137,32 +137,6 @@ def module(model, t, tp):
     return {"language_model": parts}
 
 
-def flat(d, prefix=""):
-    """{name: tensor} of a nested dict."""
-    out = {}
-    for key, value in d.items():
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return out
-
-
-def shapes(masters):
-    return {"param_shapes": [{name: t.shape for name, t in masters.items()}], "shared_params": {}}
-
-
-def save_optimizer(tag, mp, masters, world, stage):
-    """The masters of the ranks of one model file, as ZeRO cuts them: one buffer of all (stage 1), or each by itself (stage 3)."""
-    whole = torch.cat([t.reshape(-1) for t in masters.values()])
-    size = -(-len(whole) // (2 * world)) * 2
-    for d in range(world):
-        if stage == 3:
-            slices = [torch.nn.functional.pad(t.reshape(-1), (0, -t.numel() % world)).chunk(world)[d] for t in masters.values()]
-            state = {"fp32_flat_groups": [torch.cat(slices)], "partition_count": world}
-        else:
-            state = {"single_partition_of_fp32_groups": [whole[d * size:(d + 1) * size].clone()], "partition_count": [world]}
-        state |= {"zero_stage": stage, "base_optimizer_state": {"state": {}, "param_groups": []}}
-        torch.save({"optimizer_state_dict": state, "ds_config": {}, "ds_version": "0.16.7"}, os.path.join(tag, f"zero_pp_rank_{d}_mp_rank_{mp:02d}_optim_states.pt"))
-
-
 def start(at):
     tag = os.path.join(at, "global_step5")
     os.makedirs(tag)
@@ -171,25 +145,11 @@ def start(at):
     return tag
 
 
-def placeholders(d):
-    return {k: placeholders(v) if isinstance(v, dict) else torch.empty(0, dtype=v.dtype) for k, v in d.items()}
-
-
-def save_modules(model, at, tp=1, masters=None, stage=1, world=2, **others):
-    """Without a pipeline: a file a tensor-parallel rank. masters: the same model in float32, which ZeRO has."""
+def save_modules(model, at, tp=1, **others):
+    """Without a pipeline: a file a tensor-parallel rank."""
     tag = start(at)
     for t in range(tp):
-        root, names = model.root(tp, 0, **others) | {"module": module(model, t, tp)}, [f"mp_rank_{t:02d}_model_states.pt"]
-        if masters:
-            mine = flat(module(masters, t, tp))
-            root |= shapes(mine) | {"dp_world_size": world}
-            save_optimizer(tag, t, mine, world, stage)
-        if masters and stage == 3:
-            root["module"] = placeholders(root["module"])
-            names = [f"zero_pp_rank_{d}_{names[0]}" for d in range(world)]
-        for name in names:
-            torch.save(root, os.path.join(tag, name))
-    return tag
+        torch.save(model.root(tp, 0, **others) | {"module": module(model, t, tp)}, os.path.join(tag, f"mp_rank_{t:02d}_model_states.pt"))
 
 
 def save_ranks(model, at, tp=1, **others):
@@ -203,32 +163,19 @@ def save_ranks(model, at, tp=1, **others):
         f.write("5")
 
 
-def pipeline(model, gaps=(0, 0)):
+def pipeline(model):
     """[(number, {local name: (tensor, rule)})] of GPTModelPipe: a function, the embedding, the layers, the norm, the head, a function.
-    gaps: further functions before and behind the layers, as older code has; a tied head is a function, too."""
-    first = 2 + gaps[0]
-    end = first + len(model.layers) + gaps[1]
-    found = [(1, model.embedding)] + [(first + i, layer) for i, layer in enumerate(model.layers)] + [(end, model.norm)]
+    A tied head is a function, too."""
+    end = 2 + len(model.layers)
+    found = [(1, model.embedding)] + [(2 + i, layer) for i, layer in enumerate(model.layers)] + [(end, model.norm)]
     return found + ([(end + 1, model.head)] if model.head else [])
 
 
-def save_layers(model, at, tp=1, pp=1, gaps=(0, 0), masters=None, **others):
+def save_layers(model, at, tp=1, pp=1, **others):
     """A pipeline: a file a layer and tensor-parallel rank, and model files without weights, of stage after stage."""
     tag = start(at)
-    for number, layer in pipeline(model, gaps):
+    for number, layer in pipeline(model):
         for t in range(tp):
             torch.save(part(layer, t, tp), os.path.join(tag, f"layer_{number:02d}-model_{t:02d}-model_states.pt"))
     for i in range(tp * pp):
-        root = model.root(tp, pp, **others)
-        if masters:
-            layers = pipeline(masters, gaps)
-            size = -(-len(layers) // pp)
-            mine = {f"{number}.{name}": t for number, layer in layers[i // tp * size:(i // tp + 1) * size] for name, t in part(layer, i % tp, tp).items()}
-            if not masters.head:  # a tied layer's parameters have its key's name, in the first stage and in the last
-                mine = {name.replace("1.", "tied_modules.embed.", 1) if name.startswith("1.") else name: t for name, t in mine.items()}
-                if i // tp == pp - 1:
-                    mine |= {f"tied_modules.embed.{name}": t for name, t in part(masters.embedding, i % tp, tp).items()}
-            root |= shapes(mine) | {"dp_world_size": 2}
-            save_optimizer(tag, i, mine, 2, 1)
-        torch.save(root, os.path.join(tag, f"mp_rank_{i:02d}_model_states.pt"))
-    return tag
+        torch.save(model.root(tp, pp, **others), os.path.join(tag, f"mp_rank_{i:02d}_model_states.pt"))

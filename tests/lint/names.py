@@ -20,8 +20,7 @@ ALLOWED = [
      {"word_embeddings", "language_model", "self_attention", "query_key_value", "mlp", "linear_fc1", "linear_fc2", "dense_h_to_4h", "dense_4h_to_h",
       "input_layernorm", "post_attention_layernorm", "final_layernorm", "final_norm"},
      "Megatron's own modules, by which its layouts and the age of its names are told"),
-    (r"core/format/deepspeed/(megatron|stack)\.c", {"language_model", "word_embeddings", "input_layernorm", "final_layernorm", "lm_head"},
-     "Megatron-DeepSpeed's own modules, by which its models and the numbered layers of its pipelines are told"),
+    (r"core/format/deepspeed/load\.c", {"language_model"}, "Megatron-DeepSpeed's own module, by which its models are told"),
 ]
 
 WORD = re.compile(r"[A-Za-z0-9_]+")

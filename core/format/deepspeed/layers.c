@@ -50,8 +50,7 @@ struct taken {
 struct pipeline {
     const struct ckpt_ds_job *job;
     struct ckpt_ds_zero *stage;
-    uint64_t nstage, tp, ntp;
-    bool any_layers;
+    uint64_t nstage;
     struct ckpt_ds_buffer **masters; /* one per stage; NULL: not used */
     struct ckpt_ds_parts *weights;
     uint64_t layer;
@@ -287,9 +286,9 @@ static int read_layers(struct pipeline *p, struct ckpt_err *err)
 
     for (size_t i = 0; i < tag->files.len; i++) {
         const struct ckpt_ds_entry *e = &tag->files.ptr[i];
-        if (e->is.role != CKPT_DS_LAYER || (p->ntp > 1 && e->is.mp != p->tp))
+        if (e->is.role != CKPT_DS_LAYER)
             continue;
-        if (p->ntp == 1 && e->is.mp > 0)
+        if (e->is.mp > 0)
             return ckpt_fail(err, CKPT_UNSUPPORTED,
                              "'%s/%s': the checkpoint does not say how the layers of several "
                              "tensor-parallel ranks are joined",
@@ -299,7 +298,7 @@ static int read_layers(struct pipeline *p, struct ckpt_err *err)
             return ckpt_fail(err, CKPT_CONFLICT,
                              "'%s' holds two files of layer %" PRIu64 ": '%s' and another one",
                              ckpt_dir_path(p->job->dir), p->layer, e->name);
-        if ((!p->any_layers && check_hole(p, next, p->layer, err) < 0) ||
+        if (check_hole(p, next, p->layer, err) < 0 ||
             ckpt_ds_layers_each(p->job, e->name, add_local, p, err) < 0)
             return -1;
         next = p->layer + 1;
@@ -352,32 +351,22 @@ static void compare_counts(const struct pipeline *p)
                           ckpt_dir_path(p->job->dir), n, p->weights->part.len);
 }
 
-static int refuse_ranks(const struct pipeline *p, uint64_t ntp, struct ckpt_err *err)
-{
-    if (p->ntp > 1)
-        return ckpt_fail(err, CKPT_CONFLICT,
-                         "'%s': '%s' says that there are %" PRIu64
-                         " tensor-parallel ranks, its args say %" PRIu64,
-                         ckpt_dir_path(p->job->dir), p->stage[0].model_name, ntp, p->ntp);
-    return ckpt_fail(err, CKPT_UNSUPPORTED,
-                     "'%s': how the layers of %" PRIu64
-                     " tensor-parallel ranks join is not in the checkpoint",
-                     ckpt_dir_path(p->job->dir), ntp);
-}
-
 /* Check that there are as many stages as the first model file says. */
 static int check_stages(const struct pipeline *p, struct ckpt_err *err)
 {
     const struct ckpt_ds_file *f = p->stage[0].model;
     const ckpt_pv degrees = ckpt_pv_get(&f->p, f->p.root, "checkpoint_parallel_dimensions");
-    uint64_t n = p->nstage, tp = p->ntp;
+    uint64_t n = p->nstage, tp = 1;
 
     if (ckpt_ds_file_u64(f, degrees, "pp_degree", &n)) {
         (void)ckpt_ds_file_u64(f, degrees, "tp_degree", &tp);
-        if (tp != p->ntp)
-            return refuse_ranks(p, tp, err);
-    } else if (ckpt_ds_file_u64(f, f->p.root, "mp_world_size", &n) && n % p->ntp == 0) {
-        n /= p->ntp;
+        if (tp != 1)
+            return ckpt_fail(err, CKPT_UNSUPPORTED,
+                             "'%s': how the layers of %" PRIu64
+                             " tensor-parallel ranks join is not in the checkpoint",
+                             ckpt_dir_path(p->job->dir), tp);
+    } else {
+        (void)ckpt_ds_file_u64(f, f->p.root, "mp_world_size", &n);
     }
     return n == p->nstage
                ? 0
@@ -442,17 +431,11 @@ static int read_pipeline(struct pipeline *p, struct ckpt_ds_parts *moments, stru
     return 0;
 }
 
-int ckpt_ds_layers_read(const struct ckpt_ds_job *job, const struct ckpt_ds_stages *stages,
+int ckpt_ds_layers_read(const struct ckpt_ds_job *job, struct ckpt_ds_zero *stage, uint64_t n,
                         struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
                         struct ckpt_err *err)
 {
-    struct pipeline p = {.job = job,
-                         .stage = stages->stage,
-                         .nstage = stages->n,
-                         .tp = stages->tp,
-                         .ntp = stages->ntp,
-                         .any_layers = stages->any_layers,
-                         .weights = weights};
+    struct pipeline p = {.job = job, .stage = stage, .nstage = n, .weights = weights};
     const int result = read_pipeline(&p, moments, err);
 
     for (uint64_t i = 0; p.masters && i < p.nstage; i++)

@@ -6,19 +6,10 @@
 
 #include "format/deepspeed/zero.h"
 
-/* The pipeline stages of one tensor-parallel rank. */
-struct ckpt_ds_stages {
-    struct ckpt_ds_zero *stage; /* their model files, open */
-    uint64_t n;
-    uint64_t tp, ntp; /* the tensor-parallel rank, and the number of these ranks */
-    bool any_layers;  /* do not ask whether a layer without a file is missing: the caller checks it
-                       */
-};
-
-/* Add the layers of the stages, whose files are checked, under the names LL.NAME; also masters and
- * moments if the options ask for them. MISSING: there is no file for a layer, and the model files
- * do not prove that the layer has no parameters. */
-int ckpt_ds_layers_read(const struct ckpt_ds_job *job, const struct ckpt_ds_stages *stages,
+/* Add the layers of a pipeline, whose stages' model files are open, under the names LL.NAME; also
+ * masters and moments if the options ask for them. MISSING: there is no file for a layer, and the
+ * model files do not prove that the layer has no parameters. */
+int ckpt_ds_layers_read(const struct ckpt_ds_job *job, struct ckpt_ds_zero *stage, uint64_t n,
                         struct ckpt_ds_parts *weights, struct ckpt_ds_parts *moments,
                         struct ckpt_err *err);
 

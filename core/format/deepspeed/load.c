@@ -10,7 +10,6 @@
 #include "base/str.h"
 #include "format/deepspeed/experts.h"
 #include "format/deepspeed/layers.h"
-#include "format/deepspeed/megatron.h"
 #include "format/deepspeed/module.h"
 #include "format/deepspeed/pipe.h"
 #include "format/deepspeed/tp.h"
@@ -19,7 +18,6 @@
 static void parts_release(struct ckpt_ds_parts *p) { ckpt_ds_parts_release(p); }
 static void zero_release(struct ckpt_ds_zero *z) { ckpt_ds_zero_release(z); }
 static void pipe_release(struct ckpt_ds_pipe *p) { ckpt_ds_pipe_release(p); }
-static void megatron_release(struct ckpt_ds_megatron *m) { ckpt_ds_megatron_release(m); }
 
 static int about(const struct ckpt_ds_job *job, const char *key, json_t *value,
                  struct ckpt_err *err)
@@ -38,6 +36,47 @@ static int describe(const struct ckpt_ds_job *job, const struct ckpt_ds_zero *z,
         return -1;
     return ckpt_ds_file_u64(z->model, p->root, "global_steps", &step)
                ? about(job, "step", json_integer((json_int_t)step), err)
+               : 0;
+}
+
+/* Can the module be Megatron's language model, by its names, nested or flat? That of a pipeline
+ * lies in other files. */
+static bool may_be_language_model(const struct ckpt_ds_file *f)
+{
+    const ckpt_pv module = ckpt_pv_get(&f->p, f->p.root, "module");
+    bool found = ckpt_pv_kind(module) != CKPT_PV_DICT;
+
+    for (size_t i = 0; i < ckpt_pv_npair(&f->p, module) && !found; i++) {
+        const char *key = ckpt_pv_str(&f->p, ckpt_pv_key(&f->p, module, i));
+        found =
+            key && (strcmp(key, "language_model") == 0 || ckpt_has_prefix(key, "language_model.") ||
+                    ckpt_has_prefix(key, "module.language_model."));
+    }
+    return found;
+}
+
+/* Refuse a model that Megatron-DeepSpeed trained, unless its own names are to be shown. */
+static int refuse_megatron(const struct ckpt_ds_zero *z, struct ckpt_err *err)
+{
+    const struct ckpt_pickle *p = &z->model->p;
+
+    if (z->job->opt->states || ckpt_pv_kind(ckpt_pv_get(p, p->root, "args")) != CKPT_PV_OBJ ||
+        ckpt_pv_kind(ckpt_pv_get(p, p->root, "checkpoint_version")) == CKPT_PV_ABSENT ||
+        !may_be_language_model(z->model))
+        return 0;
+    return ckpt_fail(err, CKPT_UNSUPPORTED,
+                     "'%s/%s': a model of Megatron-DeepSpeed (its args and checkpoint_version are "
+                     "there), which is not converted: take Megatron-DeepSpeed's own converter "
+                     "(tools/hf2megads_weight_converter.py); view=raw shows the tensors",
+                     ckpt_dir_path(z->job->dir), z->model_name);
+}
+
+/* Open the first rank's model file, which says what the checkpoint is. */
+static int open_first(const struct ckpt_ds_job *job, struct ckpt_ds_zero *ret, struct ckpt_err *err)
+{
+    return ckpt_ds_zero_open(job, 0, ret, err) < 0 || refuse_megatron(ret, err) < 0 ||
+                   describe(job, ret, err) < 0
+               ? -1
                : 0;
 }
 
@@ -84,22 +123,13 @@ static int check_degree(const struct ckpt_ds_zero *z, uint64_t n, struct ckpt_er
                                  ckpt_dir_path(z->job->dir), n, z->model_name, want);
 }
 
-/* Is it to be shown as a Megatron checkpoint? With states, all names are the module's own, because
- * the names of states contain those. */
-static bool is_megatron(const struct ckpt_ds_zero *z, bool pipeline)
-{
-    return !z->job->opt->states && ckpt_ds_megatron_is(z, pipeline);
-}
-
 /* Load a module of which one rank has everything except the experts. */
 static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     ckpt_cleanup(zero_release) struct ckpt_ds_zero z = {0};
-    ckpt_cleanup(megatron_release) struct ckpt_ds_megatron m = {0};
     ckpt_cleanup(parts_release) struct ckpt_ds_parts weights = {0}, moments = {0};
 
-    if (ckpt_ds_zero_open(job, 0, &z, err) < 0 || describe(job, &z, err) < 0 ||
-        check_degree(&z, 1, err) < 0)
+    if (open_first(job, &z, err) < 0 || check_degree(&z, 1, err) < 0)
         return -1;
     if (z.moe && z.zero3)
         return ckpt_fail(err, CKPT_UNSUPPORTED,
@@ -108,10 +138,6 @@ static int load_module(const struct ckpt_ds_job *job, struct ckpt_err *err)
     if (ckpt_ds_module_read(&z, &weights, &moments, err) < 0 ||
         (z.moe && ckpt_ds_experts_read(&z, &weights, &moments, err) < 0))
         return -1;
-    if (is_megatron(&z, false))
-        return ckpt_ds_megatron_read(&z, false, &m, err) < 0
-                   ? -1
-                   : ckpt_ds_megatron_add(job, &m, false, &weights, err);
     return add_both(job, &weights, &moments, err);
 }
 
@@ -127,7 +153,6 @@ struct ranks {
     uint64_t n;
     struct ckpt_ds_zero *zero;
     struct ckpt_ds_parts *weights, *moments;
-    struct ckpt_ds_megatron megatron; /* all zero: it is not Megatron's */
 };
 
 static void ranks_release(struct ranks *r)
@@ -141,7 +166,6 @@ static void ranks_release(struct ranks *r)
     }
     free(r->weights);
     free(r->moments);
-    ckpt_ds_megatron_release(&r->megatron);
 }
 
 /* Open the first rank's model file, and make room for all ranks. */
@@ -152,43 +176,22 @@ static int open_rank0(const struct ckpt_ds_job *job, struct ranks *r, struct ckp
         !(r->weights = calloc(r->n, sizeof *r->weights)) ||
         !(r->moments = calloc(r->n, sizeof *r->moments)))
         return ckpt_nomem(err);
-    return ckpt_ds_zero_open(job, 0, &r->zero[0], err) < 0 || describe(job, &r->zero[0], err) < 0
-               ? -1
-               : 0;
+    return open_first(job, &r->zero[0], err);
 }
 
-/* The same of a checkpoint whose ranks are not joined yet, with Megatron's facts if it is one. */
-static int open_first(const struct ckpt_ds_job *job, bool pipeline, struct ranks *r,
-                      struct ckpt_err *err)
-{
-    if (open_rank0(job, r, err) < 0)
-        return -1;
-    return is_megatron(&r->zero[0], pipeline)
-               ? ckpt_ds_megatron_read(&r->zero[0], pipeline, &r->megatron, err)
-               : 0;
-}
-
-/* Load a pipeline module, with one model file per stage and tensor-parallel rank. The first `pp` of
- * r.zero are the stages of tensor-parallel rank 0, and so on. */
+/* Load a pipeline module, with one model file per stage. */
 static int load_pipeline(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     ckpt_cleanup(ranks_release) struct ranks r = {0};
 
-    if (open_first(job, true, &r, err) < 0)
+    if (open_rank0(job, &r, err) < 0)
         return -1;
-    const bool megatron = r.megatron.tp > 0;
-    const uint64_t tp = megatron ? r.megatron.tp : 1, pp = r.n / tp;
     for (uint64_t i = 1; i < r.n; i++)
-        if (ckpt_ds_zero_open(job, i % pp * tp + i / pp, &r.zero[i], err) < 0)
+        if (ckpt_ds_zero_open(job, i, &r.zero[i], err) < 0)
             return -1;
-    for (uint64_t t = 0; t < tp; t++) {
-        const struct ckpt_ds_stages stages = {&r.zero[t * pp], pp, t, tp, megatron};
-        if (ckpt_ds_layers_read(job, &stages, &r.weights[t], &r.moments[t], err) < 0)
-            return -1;
-    }
-    if (megatron)
-        return ckpt_ds_megatron_add(job, &r.megatron, true, r.weights, err);
-    return add_both(job, &r.weights[0], &r.moments[0], err);
+    return ckpt_ds_layers_read(job, r.zero, r.n, &r.weights[0], &r.moments[0], err) < 0
+               ? -1
+               : add_both(job, &r.weights[0], &r.moments[0], err);
 }
 
 /* Load a module of which each tensor-parallel rank has a part. */
@@ -196,7 +199,7 @@ static int load_ranks(const struct ckpt_ds_job *job, struct ckpt_err *err)
 {
     ckpt_cleanup(ranks_release) struct ranks r = {0};
 
-    if (open_first(job, false, &r, err) < 0 || check_degree(&r.zero[0], r.n, err) < 0)
+    if (open_rank0(job, &r, err) < 0 || check_degree(&r.zero[0], r.n, err) < 0)
         return -1;
     for (uint64_t i = 1; i < r.n; i++) {
         if (ckpt_ds_zero_open(job, i, &r.zero[i], err) < 0)
@@ -206,8 +209,6 @@ static int load_ranks(const struct ckpt_ds_job *job, struct ckpt_err *err)
     for (uint64_t i = 0; i < r.n; i++)
         if (ckpt_ds_module_read(&r.zero[i], &r.weights[i], &r.moments[i], err) < 0)
             return -1;
-    if (r.megatron.tp)
-        return ckpt_ds_megatron_add(job, &r.megatron, false, r.weights, err);
     return ckpt_ds_tp_join(&r.zero[0], r.weights, r.n, job->cat, err) < 0 ||
                    ckpt_ds_tp_join(&r.zero[0], r.moments, r.n, job->cat, err) < 0
                ? -1
@@ -233,19 +234,13 @@ static int load_universal_pipe(struct ranks *r, struct ckpt_err *err)
 {
     ckpt_cleanup(pipe_release) struct ckpt_ds_pipe pipe = {0};
     const struct ckpt_ds_job *job = r->zero[0].job;
-    const bool megatron = ckpt_ds_megatron_is(&r->zero[0], true);
-    const bool shown = is_megatron(&r->zero[0], true);
 
-    if (shown && ckpt_ds_megatron_read_joined(&r->zero[0], true, &r->megatron, err) < 0)
-        return -1;
     for (uint64_t i = 1; i < r->n; i++)
         if (ckpt_ds_zero_open(job, i, &r->zero[i], err) < 0)
             return -1;
-    if (ckpt_ds_pipe_read(r->zero, r->n, megatron, &pipe, err) < 0 ||
+    if (ckpt_ds_pipe_read(r->zero, r->n, &pipe, err) < 0 ||
         ckpt_ds_universal_read_pipe(&r->zero[0], &pipe, &r->weights[0], &r->moments[0], err) < 0)
         return -1;
-    if (shown)
-        return ckpt_ds_megatron_add(job, &r->megatron, true, r->weights, err);
     return add_both(job, &r->weights[0], &r->moments[0], err);
 }
 
@@ -256,10 +251,6 @@ static int load_universal_module(struct ranks *r, struct ckpt_err *err)
 
     if (ckpt_ds_universal_read(z, r->n, &r->weights[0], &r->moments[0], err) < 0)
         return -1;
-    if (is_megatron(z, false))
-        return ckpt_ds_megatron_read_joined(z, false, &r->megatron, err) < 0
-                   ? -1
-                   : ckpt_ds_megatron_add(z->job, &r->megatron, false, r->weights, err);
     return add_both(z->job, &r->weights[0], &r->moments[0], err);
 }
 

@@ -126,18 +126,9 @@ static int check_rules(const struct ckpt_ds_pipe *p, const struct ckpt_ds_zero *
                      ckpt_dir_path(z->job->dir), z->model_name, p->ntp);
 }
 
-static int fail_copy(const struct ckpt_ds_listed *listed, struct ckpt_err *err)
-{
-    return ckpt_fail(err, CKPT_UNSUPPORTED,
-                     "'%s': several stages list '%s', and no pattern of " INFO " ('" REPLICATED
-                     "') matches it, so that ds_to_universal kept the last stage's copy, which "
-                     "may be one that was not trained: open the tag that it was made of",
-                     ckpt_dir_path(listed->z->job->dir), listed->param->name);
-}
-
 /* Check a parameter that several stages list. They have the same values if the whole layer is tied,
  * and not if only some of its parameters are (tied_weight_attr), which no file says. */
-static int check_copy(const struct ckpt_ds_pipe *p, const struct ckpt_ds_zero *first, bool megatron,
+static int check_copy(const struct ckpt_ds_pipe *p, const struct ckpt_ds_zero *first,
                       const struct ckpt_ds_listed *listed, struct ckpt_err *err)
 {
     bool match;
@@ -152,8 +143,6 @@ static int check_copy(const struct ckpt_ds_pipe *p, const struct ckpt_ds_zero *f
                          p->ntp);
     if (ckpt_ds_rules_match(first->model, REPLICATED, listed->param->name, &match, err) < 0)
         return -1;
-    if (megatron)
-        return match ? 0 : fail_copy(listed, err);
     ckpt_catalog_warn(first->job->cat,
                       "'%s': several stages list '%s', and a universal checkpoint has the copy of "
                       "the %s one: if the layers do not share it, the others' values are in the "
@@ -194,24 +183,23 @@ static bool find_dtype(const struct ckpt_ds_zero *z, enum ckpt_dtype *ret)
 /* ---- all ranks ---- */
 
 static int check_all(struct ckpt_ds_pipe *p, const struct ckpt_ds_zero *rank, uint64_t n,
-                     bool megatron, struct ckpt_err *err)
+                     struct ckpt_err *err)
 {
     for (uint64_t i = 0; i < n; i++)
         if (check_buffers(&rank[i], err) < 0)
             return -1;
     for (size_t i = 0; i < p->listed.len; i++)
-        if (check_copy(p, &rank[0], megatron, &p->listed.ptr[i], err) < 0)
+        if (check_copy(p, &rank[0], &p->listed.ptr[i], err) < 0)
             return -1;
-    if (!megatron)
-        ckpt_catalog_warn(rank[0].job->cat,
-                          "'%s': parameters that were not trained, if the pipeline had any, are "
-                          "in the tag that it was made of only",
-                          ckpt_dir_path(rank[0].job->dir));
+    ckpt_catalog_warn(rank[0].job->cat,
+                      "'%s': parameters that were not trained, if the pipeline had any, are "
+                      "in the tag that it was made of only",
+                      ckpt_dir_path(rank[0].job->dir));
     return check_rules(p, &rank[0], err);
 }
 
-int ckpt_ds_pipe_read(const struct ckpt_ds_zero *rank, uint64_t n, bool megatron,
-                      struct ckpt_ds_pipe *ret, struct ckpt_err *err)
+int ckpt_ds_pipe_read(const struct ckpt_ds_zero *rank, uint64_t n, struct ckpt_ds_pipe *ret,
+                      struct ckpt_err *err)
 {
     if (check_count(&rank[0], n, err) < 0)
         return -1;
@@ -224,7 +212,7 @@ int ckpt_ds_pipe_read(const struct ckpt_ds_zero *rank, uint64_t n, bool megatron
                           "'%s/%s': its ds_config does not say in which dtype the pipeline was "
                           "trained: its F32 masters are shown",
                           ckpt_dir_path(rank[0].job->dir), rank[0].model_name);
-    return check_all(ret, rank, n, megatron, err);
+    return check_all(ret, rank, n, err);
 }
 
 bool ckpt_ds_pipe_fits(const struct ckpt_ds_pipe *p, const struct ckpt_ds_listed *listed,

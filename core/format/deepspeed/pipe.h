@@ -22,12 +22,11 @@ struct ckpt_ds_pipe {
     bool has_trained; /* ds_config says in which dtype the model was trained */
 };
 
-/* Read the lists of the n ranks. ds_to_universal keeps one copy of what several stages list:
- * UNSUPPORTED: it may be the wrong one, and the model is Megatron's, whose last stage has position
- * embeddings that nothing trains; or the checkpoint has no rules for joining tensor-parallel ranks;
- * or there are experts. MISSING: buffers, or a rank's model file. */
-int ckpt_ds_pipe_read(const struct ckpt_ds_zero *rank, uint64_t n, bool megatron,
-                      struct ckpt_ds_pipe *ret, struct ckpt_err *err);
+/* Read the lists of the n ranks. ds_to_universal keeps one copy of what several stages list,
+ * of which a warning tells. UNSUPPORTED: the checkpoint has no rules for joining tensor-parallel
+ * ranks, or there are experts. MISSING: buffers, or a rank's model file. */
+int ckpt_ds_pipe_read(const struct ckpt_ds_zero *rank, uint64_t n, struct ckpt_ds_pipe *ret,
+                      struct ckpt_err *err);
 void ckpt_ds_pipe_release(struct ckpt_ds_pipe *p);
 
 /* Has a tensor this parameter's elements, joined? `cut`: the rows of the padded vocabulary were

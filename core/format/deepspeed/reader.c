@@ -130,8 +130,6 @@ static int load_tag(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
 
     if (ckpt_ds_tag_read(dir, &tag, err) < 0 || ckpt_ds_load(&job, err) < 0)
         return -1;
-    if (json_object_get(cat->about, "format")) /* Megatron-DeepSpeed's models are Megatron's */
-        return 0;
     return json_object_set_new(cat->about, "format", json_string("deepspeed")) < 0 ? ckpt_nomem(err)
                                                                                    : 0;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Joining the parts of the tensor-parallel ranks (DeepSpeed's AutoTP, Megatron-DeepSpeed). */
+/* Joining the parts of the tensor-parallel ranks (DeepSpeed's AutoTP). */
 #ifndef CKPT_FORMAT_DEEPSPEED_TP_H
 #define CKPT_FORMAT_DEEPSPEED_TP_H
 
