@@ -74,7 +74,7 @@ int ckpt_node_pread(struct ckpt_view *view, const struct ckpt_node *file, void *
         ckpt_vfile_pread(view->cat, &view->reading, vnode(file), buf, len, off, ret_len, &own) == 0)
         return 0;
     (void)note_failure(view, &own);
-    return ckpt_fail(err, own.code, "%s", own.text);
+    return ckpt_err_move(err, &own);
 }
 
 /* ---- tensors ---- */
@@ -121,7 +121,7 @@ int ckpt_view_tensor_pread(struct ckpt_view *view, size_t i, void *buf, size_t l
         return 0;
     if (own.code == CKPT_STALE)
         atomic_store(&view->stale, true);
-    return ckpt_fail(err, own.code, "%s", own.text);
+    return ckpt_err_move(err, &own);
 }
 
 /* ---- saves ---- */
@@ -133,7 +133,7 @@ int ckpt_view_verify_unchanged(struct ckpt_view *view, struct ckpt_err *err)
 
     if (ckpt_checkpoint_check(view, err) < 0 ||
         ckpt_save_compare(view->save, view->shared->pool, &state, &own) < 0)
-        return ckpt_fail(err, own.code, "%s", own.text);
+        return ckpt_err_move(err, &own);
     if (state == CKPT_SAVE_MIXED && !view->shared->opt->allow_mixed)
         return ckpt_fail(err, own.code, "%s: try again when the save has ended", own.text);
     if (state == CKPT_SAVE_MIXED)

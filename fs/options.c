@@ -62,7 +62,7 @@ int ckptfs_long_option(int argc, char **argv,
     if (set(ctx, word, NULL, &bare) == 0)
         return 0;
     if (optind >= argc)
-        return ckpt_fail(err, bare.code, "%s", bare.text);
+        return ckpt_err_move(err, &bare);
     if (set(ctx, word, argv[optind], err) < 0)
         return -1;
     optind++;

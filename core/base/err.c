@@ -102,6 +102,13 @@ int ckpt_fail_errno(struct ckpt_err *err, int errnum, const char *fmt, ...)
     return -1;
 }
 
+int ckpt_err_move(struct ckpt_err *err, const struct ckpt_err *own)
+{
+    if (err && !err->code)
+        *err = *own;
+    return -1;
+}
+
 int ckpt_nomem(struct ckpt_err *err) { return ckpt_fail(err, CKPT_NOMEM, "out of memory"); }
 
 int ckpt_err_in(struct ckpt_err *err, const char *fmt, ...)

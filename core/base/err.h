@@ -16,6 +16,9 @@ int ckpt_fail(struct ckpt_err *err, enum ckpt_code code, const char *fmt, ...) C
  * ENOMEM is NOMEM, ESTALE is STALE, the rest is IO. */
 int ckpt_fail_errno(struct ckpt_err *err, int errnum, const char *fmt, ...) CKPT_PRINTF(3, 4);
 
+/* Record an error that was collected in a struct of its own, as it is. Always returns -1. */
+int ckpt_err_move(struct ckpt_err *err, const struct ckpt_err *own);
+
 /* Record that memory ran out (NOMEM). Always returns -1. */
 int ckpt_nomem(struct ckpt_err *err);
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/sort.h"
 #include "base/str.h"
 
 enum { MAX_DEPTH = 64 };
@@ -166,11 +167,6 @@ static void newline(struct dump *d, int depth)
         ckpt_str_printf(&d->out, "\n%*s", 2 * depth, "");
 }
 
-static int key_cmp(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 static void put(struct dump *d, const json_t *j, int depth);
 
 static void put_member(struct dump *d, const char *key, const json_t *value, bool first, int depth)
@@ -197,7 +193,7 @@ static void put_object(struct dump *d, const json_t *j, int depth)
     json_object_foreach((json_t *)j, key, value)
         keys[i++] = key;
     if (d->sort && n)
-        qsort(keys, n, sizeof *keys, key_cmp);
+        qsort(keys, n, sizeof *keys, ckpt_strings_cmp);
     ckpt_str_putc(&d->out, '{');
     for (i = 0; i < n; i++)
         put_member(d, keys[i], json_object_get(j, keys[i]), i == 0, depth + 1);

@@ -69,5 +69,5 @@ int ckpt_parallel(size_t n, unsigned nthread, int (*fn)(void *ctx, size_t i, str
     (void)pthread_mutex_destroy(&p.lock);
     if (atomic_load(&p.failed_at) == n)
         return 0;
-    return ckpt_fail(err, p.err.code, "%s", p.err.text);
+    return ckpt_err_move(err, &p.err);
 }

@@ -43,5 +43,5 @@ int ckpt_config_read_if(const struct ckpt_dir *dir, const char *name, size_t max
 
     if (ckpt_config_read(dir, name, max_len, ret, &e) == 0 || e.code == CKPT_MISSING)
         return 0;
-    return ckpt_fail(err, e.code, "%s", e.text);
+    return ckpt_err_move(err, &e);
 }

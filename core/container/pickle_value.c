@@ -232,7 +232,7 @@ static json_t *convert(void *ctx, ckpt_pv v)
 
 static int fail_walk(const struct walk *w, struct ckpt_err *err)
 {
-    return w->err->code ? ckpt_fail(err, w->err->code, "%s", w->err->text) : ckpt_nomem(err);
+    return w->err->code ? ckpt_err_move(err, w->err) : ckpt_nomem(err);
 }
 
 int ckpt_pickle_value(const struct ckpt_pickle *p, ckpt_pv v, json_t **ret, struct ckpt_err *err)

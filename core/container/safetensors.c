@@ -10,6 +10,7 @@
 
 #include "base/ckd.h"
 #include "base/json_pull.h"
+#include "base/sort.h"
 #include "base/vec.h"
 #include "io/cursor.h"
 #include "tensor/box.h"
@@ -327,7 +328,9 @@ void ckpt_st_forget_metadata(struct ckpt_st *st)
 static int by_offset(const void *a, const void *b)
 {
     const struct ckpt_st_tensor *p = a, *q = b;
-    return p->off != q->off ? (p->off < q->off ? -1 : 1) : (p->len > q->len) - (p->len < q->len);
+    const int c = ckpt_u64_cmp(p->off, q->off);
+
+    return c ? c : ckpt_u64_cmp(p->len, q->len);
 }
 
 /* Offsets become positions in the file. */

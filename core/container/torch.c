@@ -348,7 +348,7 @@ int ckpt_torch_open(struct ckpt_source *s, uint64_t off, uint64_t len, struct ck
                    ? ckpt_fail(err, CKPT_UNSUPPORTED,
                                "it has torch.save's format of before 1.6, not a zip archive: load "
                                "and save it once with a newer torch")
-                   : ckpt_fail(err, e.code, "%s", e.text);
+                   : ckpt_err_move(err, &e);
     if (find_pickle(ret, err) < 0 || check_byteorder(ret, err) < 0) {
         ckpt_torch_release(ret);
         return -1;

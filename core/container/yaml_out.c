@@ -7,6 +7,7 @@
 #include <strings.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 
 static void put_value(const json_t *j, int depth, bool in_list, struct ckpt_str *out);
 
@@ -60,11 +61,6 @@ static void put_scalar(const json_t *j, struct ckpt_str *out)
         ckpt_str_puts(out, json_is_true(j) ? "true" : json_is_false(j) ? "false" : "null");
 }
 
-static int key_cmp(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* The first key of an object in a list stands behind the dash. */
 static void put_object(const json_t *j, int depth, bool in_list, struct ckpt_str *out)
 {
@@ -79,7 +75,7 @@ static void put_object(const json_t *j, int depth, bool in_list, struct ckpt_str
     }
     json_object_foreach((json_t *)j, k, value)
         key[i++] = k;
-    qsort(key, n, sizeof *key, key_cmp);
+    qsort(key, n, sizeof *key, ckpt_strings_cmp);
     for (i = 0; i < n; i++) {
         ckpt_str_printf(out, "%*s%s:", in_list && i == 0 ? 0 : 2 * depth, "", key[i]);
         put_value(json_object_get(j, key[i]), depth, false, out);

@@ -9,6 +9,7 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "io/cursor.h"
 
 enum {
@@ -199,7 +200,7 @@ static int by_header(const void *a, const void *b)
     const struct ckpt_zip_entry *x = *(struct ckpt_zip_entry *const *)a;
     const struct ckpt_zip_entry *y = *(struct ckpt_zip_entry *const *)b;
 
-    return (x->header > y->header) - (x->header < y->header);
+    return ckpt_u64_cmp(x->header, y->header);
 }
 
 /* What follows each member. */

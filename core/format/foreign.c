@@ -64,7 +64,7 @@ int ckpt_foreign_check(const struct ckpt_dir *dir, struct ckpt_err *err)
     struct ckpt_err own = {0};
 
     (void)ckpt_dir_list(dir, see, &l, &own);
-    return l.found ? ckpt_fail(err, own.code, "%s", own.text) : 0;
+    return l.found ? ckpt_err_move(err, &own) : 0;
 }
 
 int ckpt_foreign_tensor(const char *name, struct ckpt_err *err)

@@ -35,7 +35,7 @@ int ckpt_reader_add_each(const struct ckpt_reader_options *opt, struct ckpt_cata
         if (add(ctx, i, &why) == 0)
             continue;
         if (!opt->allow_partial || why.code != CKPT_MISSING)
-            return ckpt_fail(err, why.code, "%s", why.text);
+            return ckpt_err_move(err, &why);
         ckpt_catalog_warn(cat, "left out: %s", why.text);
     }
     return 0;

@@ -218,7 +218,7 @@ static int fail_leaving(const struct ckpt_dir *dir, const struct ckpt_err *own,
 {
     for (const struct ckpt_dir *d = dir; d; d = d->parent)
         keep_first(&((struct ckpt_dir *)d)->leaving, own);
-    return ckpt_fail(err, own->code, "%s", own->text);
+    return ckpt_err_move(err, own);
 }
 
 int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
@@ -230,21 +230,21 @@ int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, cons
                           name ? name : "");
     if (!ckpt_errno_is_answer(errnum))
         keep_trouble(dir, &own);
-    return ckpt_fail(err, own.code, "%s", own.text);
+    return ckpt_err_move(err, &own);
 }
 
 int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err)
 {
     const struct ckpt_err *trouble = atomic_load(&dir->trouble);
 
-    return trouble ? ckpt_fail(err, trouble->code, "%s", trouble->text) : 0;
+    return trouble ? ckpt_err_move(err, trouble) : 0;
 }
 
 int ckpt_dir_leaving(const struct ckpt_dir *dir, struct ckpt_err *err)
 {
     const struct ckpt_err *leaving = atomic_load(&dir->leaving);
 
-    return leaving ? ckpt_fail(err, leaving->code, "%s", leaving->text) : 0;
+    return leaving ? ckpt_err_move(err, leaving) : 0;
 }
 
 /* The path of a name below dir, from the root: malloc'ed. FORMAT: it is no name below dir. */
@@ -363,7 +363,7 @@ static int look(const struct ckpt_dir *dir, const char *name, struct ckpt_dir_fo
     const int rc = dir->root->ops->look(dir->root->ctx, below, ret, &own);
     if (rc < 0) {
         keep_trouble(dir, &own);
-        return ckpt_fail(err, own.code, "%s", own.text);
+        return ckpt_err_move(err, &own);
     }
     if (rc == EXDEV) {
         (void)ckpt_fail(&own, CKPT_UNSUPPORTED,

@@ -8,6 +8,7 @@
 
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "base/vec.h"
 
@@ -196,9 +197,9 @@ static int by_parent_and_name(const void *a, const void *b, void *ctx)
     const struct ckpt_members *m = ctx;
     const struct node *x = &m->nodes.ptr[*(const uint32_t *)a];
     const struct node *y = &m->nodes.ptr[*(const uint32_t *)b];
+    const int c = ckpt_u64_cmp(x->parent, y->parent);
 
-    return x->parent != y->parent ? (x->parent > y->parent) - (x->parent < y->parent)
-                                  : ckpt_natural_cmp(x->name, y->name);
+    return c ? c : ckpt_natural_cmp(x->name, y->name);
 }
 
 int ckpt_members_seal(struct ckpt_members *m, struct ckpt_err *err)

@@ -9,6 +9,7 @@
 #include <xxhash.h>
 
 #include "base/ckd.h"
+#include "base/sort.h"
 #include "io/recording_table.h"
 
 bool ckpt_errno_is_answer(int errnum)
@@ -280,7 +281,7 @@ static int chunk_cmp(const void *pa, const void *pb)
 {
     const struct ckpt_chunk *a = pa, *b = pb;
 
-    return (a->off > b->off) - (a->off < b->off);
+    return ckpt_u64_cmp(a->off, b->off);
 }
 
 /* The chunks [i, ret) touch: together they are *ret_len bytes. */

@@ -374,7 +374,7 @@ int ckpt_source_file_verify(const struct ckpt_source *s, bool unread, struct ckp
     rc = unread ? ckpt_dir_open_file(f->dir, f->name, &fd, &now, NULL, &own)
                 : ckpt_dir_identify(f->dir, f->name, &now, &own);
     if (rc < 0)
-        return own.code == CKPT_MISSING && !unread ? 0 : ckpt_fail(err, own.code, "%s", own.text);
+        return own.code == CKPT_MISSING && !unread ? 0 : ckpt_err_move(err, &own);
     return ckpt_file_id_eq(&now, &id) ? 0 : changed(f, err);
 }
 

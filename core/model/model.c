@@ -132,7 +132,7 @@ static int model_of_recipe(struct ckpt_view *v, const struct ckpt_catalog *src,
         return opt.base_config && s->opt->base && own.code == CKPT_CONFLICT
                    ? ckpt_fail(err, own.code, "%.700s; is base '%s' another model's?", own.text,
                                s->opt->base)
-                   : ckpt_fail(err, own.code, "%s", own.text);
+                   : ckpt_err_move(err, &own);
     v->cat = ckpt_steal(&model->catalog);
     v->config = ckpt_steal(&model->config);
     v->recipe = ckpt_steal(&model->recipe);

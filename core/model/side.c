@@ -133,7 +133,7 @@ static int note_link(struct ckpt_sides *s, const struct ckpt_dir *dir, const cha
 
     s->nlink++;
     if (ckpt_dir_look(dir, name, &look, &why) < 0 && why.code == CKPT_UNSUPPORTED) {
-        (void)ckpt_fail(&s->leaving, why.code, "%s", why.text);
+        (void)ckpt_err_move(&s->leaving, &why);
         return 0;
     }
     return s->dangling || (s->dangling = strdup(name)) ? 0 : ckpt_nomem(err);

@@ -8,6 +8,7 @@
 #include "base/ckd.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "model/experts.h"
 
@@ -114,11 +115,6 @@ static void split_release(struct split *s)
     free(s->file);
 }
 
-static int name_cmp(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 static int add_file(struct split *s, const char *name, struct ckpt_err *err)
 {
     uint32_t at;
@@ -142,7 +138,7 @@ static int number_files(struct split *s, struct ckpt_err *err)
             return -1;
     }
     if (s->files.len)
-        qsort(s->files.ptr, s->files.len, sizeof *s->files.ptr, name_cmp);
+        qsort(s->files.ptr, s->files.len, sizeof *s->files.ptr, ckpt_strings_cmp);
     if (!(s->number = malloc((s->files.len + 1) * sizeof *s->number)))
         return ckpt_nomem(err);
     ckpt_split_number_files(s->files.ptr, s->files.len, s->number);

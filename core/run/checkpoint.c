@@ -155,7 +155,7 @@ static int read_save(struct ckpt_view *v, const struct ckpt_reader *reader,
             return -1;
     } else {
         if (!v->shared->opt->allow_mixed || mixed.code != CKPT_CONFLICT)
-            return ckpt_fail(err, mixed.code, "%s", mixed.text);
+            return ckpt_err_move(err, &mixed);
         ckpt_catalog_warn(cat, "%s", mixed.text);
     }
     if (!v->facts.files_at) {

@@ -244,7 +244,7 @@ static int check_found(const struct ckpt_run *run, const char *path,
     const bool none = run->steps.len == 0;
 
     if (none && probe_err->code != CKPT_MISSING)
-        return ckpt_fail(err, probe_err->code, "%s", probe_err->text);
+        return ckpt_err_move(err, probe_err);
     if (!none && !(run->is_folder && ckpt_steps_are_models(&run->steps)))
         return 0;
     ckpt_cleanup(ckpt_freep) char *runs = ckpt_steps_list_runs(run->dir);
@@ -269,7 +269,7 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
         return -1;
     if (!ckpt_step_probe(&run->dir, &probe_err)) {
         if (probe_err.code == CKPT_CONFLICT)
-            return ckpt_fail(err, probe_err.code, "%s", probe_err.text);
+            return ckpt_err_move(err, &probe_err);
         run->is_folder = true;
     }
     if (scan(run, &opt->log, NULL, err) < 0 ||
@@ -435,7 +435,7 @@ static int open_step(struct ckpt_run *run, const char *name, const struct ckpt_s
         if (last.code != CKPT_STALE)
             break;
     }
-    return ckpt_fail(err, last.code, "%s", last.text);
+    return ckpt_err_move(err, &last);
 }
 
 static void opening_ended(struct ckpt_run *run, const char *name, uint64_t generation,
@@ -541,7 +541,7 @@ int ckpt_run_view(struct ckpt_run *run, const char *step, struct ckpt_view **ret
         ckpt_run_scan(run, NULL, NULL) == 0)
         return ckpt_fail(err, CKPT_MISSING, "'%s' has no step '%s' (any more)",
                          ckpt_dir_path(run->dir), name);
-    return result < 0 ? ckpt_fail(err, own.code, "%s", own.text) : 0;
+    return result < 0 ? ckpt_err_move(err, &own) : 0;
 }
 
 struct ckpt_view *ckpt_run_view_if_open(struct ckpt_run *run, const char *name)
@@ -579,7 +579,7 @@ int ckpt_run_newest_view(struct ckpt_run *run, struct ckpt_view **ret, struct ck
     }
     ckpt_steps_free(steps, n);
     if (result < 0)
-        return ckpt_fail(err, first.code, "%s", first.text);
+        return ckpt_err_move(err, &first);
     ckpt_logf(&run->shared->opt->log, CKPT_LOG_WARNING,
               "the latest step cannot be read, but an older one can: %s", first.text);
     return 0;

@@ -516,7 +516,7 @@ static int compare_one(void *ctx, size_t i, struct ckpt_err *err)
 
     if (ckpt_dir_identify(f->dir, f->name, &now, &own) < 0) {
         if (own.code != CKPT_MISSING)
-            return ckpt_fail(err, own.code, "%s", own.text);
+            return ckpt_err_move(err, &own);
         atomic_fetch_add(&c->gone, 1);
     } else if (is_equal_now(c, f, &now)) {
         atomic_fetch_add(&c->equal, 1);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/sort.h"
 
 bool ckpt_shape_numel(const uint64_t *dim, uint32_t rank, uint64_t *ret)
 {
@@ -128,8 +129,9 @@ struct edge {
 static int edge_cmp(const void *pa, const void *pb)
 {
     const struct edge *a = pa, *b = pb;
-    return a->lo != b->lo ? (a->lo < b->lo ? -1 : 1)
-                          : (a->index > b->index) - (a->index < b->index);
+    const int c = ckpt_u64_cmp(a->lo, b->lo);
+
+    return c ? c : ckpt_u64_cmp(a->index, b->index);
 }
 
 enum verdict { DISJOINT, OVERLAP, TOO_MANY };

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/sort.h"
 
 enum { MAX_WARNINGS = 1000 };
 
@@ -121,7 +122,7 @@ static int check_piece(const struct ckpt_catalog *cat, const struct ckpt_tensor 
 static int piece_cmp(const void *a, const void *b)
 {
     const struct ckpt_piece *p = a, *q = b;
-    return (p->dst > q->dst) - (p->dst < q->dst);
+    return ckpt_u64_cmp(p->dst, q->dst);
 }
 
 int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "base/sort.h"
 #include "base/str.h"
 
 struct word {
@@ -36,8 +37,6 @@ static struct word word_at(const char *s)
     return w;
 }
 
-static int order(size_t a, size_t b) { return (a > b) - (a < b); }
-
 static int word_cmp(const struct word *a, const struct word *b)
 {
     int c;
@@ -45,8 +44,9 @@ static int word_cmp(const struct word *a, const struct word *b)
     if (a->number != b->number)
         return a->number ? -1 : 1;
     if ((c = memcmp(a->text, b->text, a->text_len < b->text_len ? a->text_len : b->text_len)) ||
-        (c = order(a->text_len, b->text_len)) || (c = order(!!a->digits, !!b->digits)) ||
-        (c = order(a->digits_len, b->digits_len)) || !a->digits)
+        (c = ckpt_u64_cmp(a->text_len, b->text_len)) ||
+        (c = ckpt_u64_cmp(!!a->digits, !!b->digits)) ||
+        (c = ckpt_u64_cmp(a->digits_len, b->digits_len)) || !a->digits)
         return c;
     return memcmp(a->digits, b->digits, a->digits_len);
 }

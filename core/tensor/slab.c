@@ -139,7 +139,7 @@ int ckpt_slabs_read(struct ckpt_slabs *slabs, const struct ckpt_slab *slab, void
         return ckpt_nomem(err);
     }
     if (s->state == FAILED) {
-        result = ckpt_fail(err, s->err.code, "%s", s->err.text);
+        result = ckpt_err_move(err, &s->err);
     } else {
         (void)pthread_mutex_unlock(&slabs->lock);
         memcpy(buf, s->data + off, len);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/ckd.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "container/st_header.h"
 #include "tensor/fqn.h"
@@ -114,7 +115,7 @@ static int item_cmp(const void *a, const void *b, void *arg)
     const struct ckpt_tensor *t = arg;
     int c = ckpt_fqn_cmp(t[x->first].name, t[y->first].name);
 
-    return c ? c : (x->first > y->first) - (x->first < y->first);
+    return c ? c : ckpt_u64_cmp(x->first, y->first);
 }
 
 /* New: the items in the order of splitting. */
@@ -218,11 +219,6 @@ static int check_file_name(const char *tensor, const char *name, struct ckpt_err
     return 0;
 }
 
-static int name_cmp(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* s->name: the files that tensors of cat are in, sorted. */
 static int name_mapped(const struct ckpt_catalog *cat, const json_t *map, struct ckpt_map *seen,
                        struct ckpt_shards *s, struct ckpt_err *err)
@@ -248,7 +244,7 @@ static int name_mapped(const struct ckpt_catalog *cat, const json_t *map, struct
     if (result == 0 && names.len == 0)
         result = ckpt_fail(err, CKPT_MISSING, "weight_map names none of the tensors");
     if (result == 0)
-        qsort(names.ptr, names.len, sizeof *names.ptr, name_cmp);
+        qsort(names.ptr, names.len, sizeof *names.ptr, ckpt_strings_cmp);
     s->name = names.ptr; /* also on failure: released with s */
     s->nfile = names.len;
     return result;
@@ -296,7 +292,7 @@ int ckpt_shards_choose(const struct ckpt_catalog *cat, const json_t *weight_map,
         if (ckpt_shards_by_map(cat, weight_map, ret, &why) == 0)
             return 0;
         if (why.code != CKPT_MISSING)
-            return ckpt_fail(err, why.code, "%s", why.text);
+            return ckpt_err_move(err, &why);
     }
     return ckpt_shards_split(cat, max_size ? max_size : CKPT_DEFAULT_SHARD_SIZE, sorted, ret, err);
 }

@@ -257,7 +257,7 @@ int ckptfs_view_of(struct ckptfs_refresh *r, const char *step, struct ckpt_view 
     if (is_news(r, step, &own))
         ckptfs_logf(r->log, CKPT_ERROR, "%s%s%s%s", *step ? "step " : "", step, *step ? ": " : "",
                     own.text);
-    return ckpt_fail(err, own.code, "%s", own.text);
+    return ckpt_err_move(err, &own);
 }
 
 int ckptfs_view_of_node(struct ckptfs_refresh *r, const struct ckptfs_id *id,

@@ -441,7 +441,7 @@ static int open_other(const char *dir, struct ckpt_run **ret_run, struct ckpt_vi
         rc = ckpt_run_view(*ret_run, NULL, ret_view, &inner);
     ckpt_options_free(opt);
     if (rc < 0)
-        return ckpt_fail(err, inner.code, "%s", inner.text);
+        return ckpt_err_move(err, &inner);
     const char *source = ckpt_view_source(*ret_view);
     if (strncmp(source, "hf", 2) == 0 || strncmp(source, "peft", 4) == 0)
         return 0;

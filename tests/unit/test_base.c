@@ -43,6 +43,19 @@ TEST(err, hostile_names_become_one_printable_line)
     }
 }
 
+TEST(err, an_error_moves_only_where_none_is)
+{
+    struct ckpt_err first = {0}, second = {0}, err = {0};
+
+    (void)ckpt_fail(&first, CKPT_FORMAT, "the first");
+    (void)ckpt_fail(&second, CKPT_IO, "the second");
+    CHECK_EQ(ckpt_err_move(&err, &first), -1);
+    CHECK_EQ(ckpt_err_move(&err, &second), -1);
+    CHECK_EQ(err.code, CKPT_FORMAT);
+    CHECK_STR(err.text, "the first");
+    CHECK_EQ(ckpt_err_move(NULL, &second), -1);
+}
+
 TEST(err, system_errors_have_codes)
 {
     static const struct {
@@ -264,10 +277,10 @@ TEST(par, the_first_failure_is_reported_and_all_before_it_is_done)
 }
 
 TESTS(T(err, the_first_failure_stays_and_context_goes_before_it),
-      T(err, hostile_names_become_one_printable_line), T(err, system_errors_have_codes),
-      T(json, floats_are_spelled_as_python_does), T(json, text_is_written_as_python_does),
-      T(json, what_is_not_strict_json_is_refused), T(json, depth_has_a_limit),
-      T(str, order_is_natural), T(str, numbers_are_digits_and_fit), T(str, utf8_is_checked),
-      T(map, many_keys_are_found_again), T(mem, the_arena_aligns_and_keeps),
-      T(vec, growth_that_does_not_fit_changes_nothing),
+      T(err, hostile_names_become_one_printable_line), T(err, an_error_moves_only_where_none_is),
+      T(err, system_errors_have_codes), T(json, floats_are_spelled_as_python_does),
+      T(json, text_is_written_as_python_does), T(json, what_is_not_strict_json_is_refused),
+      T(json, depth_has_a_limit), T(str, order_is_natural), T(str, numbers_are_digits_and_fit),
+      T(str, utf8_is_checked), T(map, many_keys_are_found_again),
+      T(mem, the_arena_aligns_and_keeps), T(vec, growth_that_does_not_fit_changes_nothing),
       T(par, the_first_failure_is_reported_and_all_before_it_is_done))

@@ -8,6 +8,7 @@
  * model's other files lie beside them. */
 #include <string.h>
 
+#include "base/sort.h"
 #include "base/str.h"
 #include "container/st_header.h"
 #include "format/dcp/rows.h"
@@ -99,9 +100,7 @@ static int part_cmp(const void *a, const void *b)
 
 static int name_cmp(const void *a, const void *b)
 {
-    const uint32_t x = ((const struct part *)a)->tensor, y = ((const struct part *)b)->tensor;
-
-    return (x > y) - (x < y);
+    return ckpt_u64_cmp(((const struct part *)a)->tensor, ((const struct part *)b)->tensor);
 }
 
 static int put_file(struct state *s, struct file *f, const char *path, struct ckpt_err *err)
@@ -180,7 +179,7 @@ static int file_cmp(const void *a, const void *b, void *arg)
     const uint32_t x = shards->file[((const struct part *)a)->tensor],
                    y = shards->file[((const struct part *)b)->tensor];
 
-    return x != y ? (x > y) - (x < y) : name_cmp(a, b);
+    return x != y ? ckpt_u64_cmp(x, y) : name_cmp(a, b);
 }
 
 static int write_rank(struct state *s, uint32_t rank, struct ckpt_err *err)

@@ -9,6 +9,7 @@
 
 #include "base/ckd.h"
 #include "base/par.h"
+#include "base/sort.h"
 #include "container/safetensors.h"
 #include "container/torch.h"
 
@@ -277,9 +278,9 @@ static int by_place(const void *a, const void *b, void *ctx)
     const struct ckpt_dcp_chunk *p = chunk_of(ctx, *(const uint32_t *)a);
     const struct ckpt_dcp_chunk *q = chunk_of(ctx, *(const uint32_t *)b);
 
-    if (p->file != q->file)
-        return p->file < q->file ? -1 : 1;
-    return (p->off > q->off) - (p->off < q->off);
+    const int c = ckpt_u64_cmp(p->file, q->file);
+
+    return c ? c : ckpt_u64_cmp(p->off, q->off);
 }
 
 /* Divide the items into tasks, each within one file. */

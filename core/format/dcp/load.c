@@ -156,7 +156,7 @@ static int open_one(void *ctx, size_t i, struct ckpt_err *err)
     } else if (ckpt_source_file_open(f->source, &e) == 0) {
         return 0;
     } else if (e.code != CKPT_MISSING) {
-        return ckpt_fail(err, e.code, "%s", e.text);
+        return ckpt_err_move(err, &e);
     }
     ckpt_source_unrefp(&f->source);
     return 0;

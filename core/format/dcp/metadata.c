@@ -7,6 +7,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/sort.h"
 #include "base/str.h"
 #include "container/pickle.h"
 #include "container/torch.h"
@@ -465,12 +466,10 @@ static int box_cmp(const struct ckpt_dcp_metadata *m, const struct ckpt_dcp_chun
 static int chunk_cmp(const void *x, const void *y, void *ctx)
 {
     const struct ckpt_dcp_chunk *a = x, *b = y;
-    int box;
+    int c = ckpt_u64_cmp(a->tensor, b->tensor);
 
-    if (a->tensor != b->tensor)
-        return a->tensor < b->tensor ? -1 : 1;
-    box = box_cmp(ctx, a, b);
-    return box ? box : (a->n > b->n) - (a->n < b->n);
+    c = c ? c : box_cmp(ctx, a, b);
+    return c ? c : ckpt_u64_cmp(a->n, b->n);
 }
 
 /* Drop boxes that other ranks' files list too, which are the same data; that of the lowest rank

@@ -174,7 +174,7 @@ static int add_states(struct experts *x, const char *name, const struct ckpt_ds_
 static int drop_states(struct experts *x, const struct ckpt_err *why, struct ckpt_err *err)
 {
     if (x->masters || why->code == CKPT_NOMEM)
-        return ckpt_fail(err, why->code, "%s", why->text);
+        return ckpt_err_move(err, why);
     ckpt_catalog_warn(x->z->job->cat, "left out: the optimizer's states of experts: %s", why->text);
     x->states = false;
     x->moments->part.len = x->nmoment;

@@ -387,7 +387,7 @@ static int read_stage(struct pipeline *p, uint64_t i, bool *ret_any, struct ckpt
     if (!read || ckpt_ds_masters_new(&p->stage[i], &p->masters[i], &e) == 0)
         return 0;
     if (p->job->opt->masters || e.code == CKPT_NOMEM)
-        return ckpt_fail(err, e.code, "%s", e.text);
+        return ckpt_err_move(err, &e);
     ckpt_ds_masters_free(&p->stage[i], p->masters[i]);
     p->masters[i] = NULL;
     ckpt_catalog_warn(p->job->cat, "left out: the optimizer's states: %s", e.text);

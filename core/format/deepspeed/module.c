@@ -400,7 +400,7 @@ int ckpt_ds_module_read_ranks(struct ckpt_ds_zero *z, bool *ret_read, struct ckp
         return 0;
     }
     if (z->zero3 || opt->masters || e.code == CKPT_NOMEM)
-        return ckpt_fail(err, e.code, "%s", e.text);
+        return ckpt_err_move(err, &e);
     ckpt_catalog_warn(z->job->cat, "left out: the optimizer's states: %s", e.text);
     return 0;
 }

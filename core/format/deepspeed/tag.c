@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "base/take.h"
 
@@ -77,18 +78,16 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
     return (entry->name = strdup(e->name)) ? 0 : ckpt_nomem(err);
 }
 
-static int cmp_u64(uint64_t a, uint64_t b) { return (a > b) - (a < b); }
-
 static int entry_cmp(const void *a, const void *b)
 {
     const struct ckpt_ds_file_name *x = &((const struct ckpt_ds_entry *)a)->is;
     const struct ckpt_ds_file_name *y = &((const struct ckpt_ds_entry *)b)->is;
-    int c = cmp_u64(x->role, y->role);
+    int c = ckpt_u64_cmp(x->role, y->role);
 
-    c = c ? c : cmp_u64(x->mp, y->mp);
-    c = c ? c : cmp_u64(x->layer, y->layer);
-    c = c ? c : cmp_u64(x->expert, y->expert);
-    return c ? c : cmp_u64(x->dp, y->dp);
+    c = c ? c : ckpt_u64_cmp(x->mp, y->mp);
+    c = c ? c : ckpt_u64_cmp(x->layer, y->layer);
+    c = c ? c : ckpt_u64_cmp(x->expert, y->expert);
+    return c ? c : ckpt_u64_cmp(x->dp, y->dp);
 }
 
 int ckpt_ds_tag_read(struct ckpt_dir *dir, struct ckpt_ds_tag *ret, struct ckpt_err *err)

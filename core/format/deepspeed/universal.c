@@ -128,7 +128,7 @@ static int read_one(void *ctx, size_t i, struct ckpt_err *err)
     if (read_state(l, s, &s->err) == 0)
         return 0;
     const bool optional = strcmp(s->key, MASTER) != 0 && s->err.code != CKPT_NOMEM;
-    return optional ? 0 : ckpt_fail(err, s->err.code, "%s", s->err.text);
+    return optional ? 0 : ckpt_err_move(err, &s->err);
 }
 
 /* ---- tensors ---- */

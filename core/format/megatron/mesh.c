@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/par.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "base/take.h"
 #include "format/megatron/load.h"
@@ -181,12 +182,10 @@ static uint64_t at_least(uint64_t n, uint64_t rank) { return rank >= n ? rank + 
 static int by_place(const void *a, const void *b)
 {
     const struct ckpt_megatron_rank *p = a, *q = b;
+    int c = ckpt_u64_cmp(p->pp, q->pp);
 
-    if (p->pp != q->pp)
-        return p->pp < q->pp ? -1 : 1;
-    if (p->ep != q->ep)
-        return p->ep < q->ep ? -1 : 1;
-    return (p->tp > q->tp) - (p->tp < q->tp);
+    c = c ? c : ckpt_u64_cmp(p->ep, q->ep);
+    return c ? c : ckpt_u64_cmp(p->tp, q->tp);
 }
 
 static const struct ckpt_megatron_rank *find_rank(const struct ckpt_megatron_mesh *m, uint64_t tp,

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/map.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "format/cut_parts.h"
 #include "format/dcp/out.h"
@@ -313,15 +314,12 @@ static int add_tensor(struct state *s, const struct ckpt_tensor *t, struct ckpt_
 static int by_key(const void *a, const void *b)
 {
     const struct part *x = a, *y = b;
+    int c = ckpt_u64_cmp(x->key, y->key);
 
-    if (x->key != y->key)
-        return (x->key > y->key) - (x->key < y->key);
-    if (x->rank != y->rank)
-        return (x->rank > y->rank) - (x->rank < y->rank);
+    c = c ? c : ckpt_u64_cmp(x->rank, y->rank);
     for (int d = 0; d < LEADING; d++)
-        if (x->at[d] != y->at[d])
-            return (x->at[d] > y->at[d]) - (x->at[d] < y->at[d]);
-    return (x->cut > y->cut) - (x->cut < y->cut);
+        c = c ? c : ckpt_u64_cmp(x->at[d], y->at[d]);
+    return c ? c : (x->cut > y->cut) - (x->cut < y->cut);
 }
 
 static int by_rank(const void *a, const void *b, void *arg)
@@ -330,7 +328,7 @@ static int by_rank(const void *a, const void *b, void *arg)
     const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b, rx = s->part.ptr[x].rank,
                    ry = s->part.ptr[y].rank;
 
-    return rx != ry ? (rx > ry) - (rx < ry) : (x > y) - (x < y);
+    return rx != ry ? ckpt_u64_cmp(rx, ry) : ckpt_u64_cmp(x, y);
 }
 
 static int put_in_order(struct state *s, struct ckpt_err *err)

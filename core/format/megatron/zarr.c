@@ -199,7 +199,7 @@ static int read_array(void *ctx, size_t i, struct ckpt_err *err)
     if (!is_array || open_chunks(l, a, &e) == 0)
         return 0;
     if (!a->state && (!l->opt->allow_partial || e.code != CKPT_MISSING))
-        return ckpt_fail(err, e.code, "%s", e.text);
+        return ckpt_err_move(err, &e);
     a->missing = true;
     return 0;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/par.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "container/safetensors.h"
 
@@ -204,14 +205,11 @@ static int scan(struct ckpt_nt_shards *set, struct ckpt_err *err)
 static int shard_cmp(const void *a, const void *b)
 {
     const struct ckpt_nt_shard *p = a, *q = b;
+    int c = ckpt_u64_cmp(p->param, q->param);
 
-    if (p->param != q->param)
-        return p->param < q->param ? -1 : 1;
-    if (p->name.ep.rank != q->name.ep.rank)
-        return p->name.ep.rank < q->name.ep.rank ? -1 : 1;
-    if (p->name.tp.rank != q->name.tp.rank)
-        return p->name.tp.rank < q->name.tp.rank ? -1 : 1;
-    return strcmp(p->file, q->file);
+    c = c ? c : ckpt_u64_cmp(p->name.ep.rank, q->name.ep.rank);
+    c = c ? c : ckpt_u64_cmp(p->name.tp.rank, q->name.tp.rank);
+    return c ? c : strcmp(p->file, q->file);
 }
 
 /* Remove "module.", which models saved inside DistributedDataParallel have before every name. */

@@ -10,6 +10,7 @@
 #include "base/ckd.h"
 #include "base/mem.h"
 #include "base/par.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "container/config.h"
 #include "format/nanotron/state_file.h"
@@ -129,14 +130,11 @@ static int see(void *ctx, const struct ckpt_entry *e, struct ckpt_err *err)
 static int by_place(const void *a, const void *b)
 {
     const struct file *p = a, *q = b;
+    int c = ckpt_u64_cmp(p->pp, q->pp);
 
-    if (p->pp != q->pp)
-        return p->pp < q->pp ? -1 : 1;
-    if (p->tp != q->tp)
-        return p->tp < q->tp ? -1 : 1;
-    if (p->ep != q->ep)
-        return p->ep < q->ep ? -1 : 1;
-    return (p->dp > q->dp) - (p->dp < q->dp);
+    c = c ? c : ckpt_u64_cmp(p->tp, q->tp);
+    c = c ? c : ckpt_u64_cmp(p->ep, q->ep);
+    return c ? c : ckpt_u64_cmp(p->dp, q->dp);
 }
 
 /* Read the number of data-parallel ranks from the last save's own file; false: it does not say. */
@@ -416,14 +414,11 @@ static int add_files(struct load *l, size_t begin, size_t n, struct ckpt_err *er
 static int part_cmp(const void *a, const void *b)
 {
     const struct part *p = a, *q = b;
+    int c = ckpt_u64_cmp(p->tp, q->tp);
 
-    if (p->tp != q->tp)
-        return p->tp < q->tp ? -1 : 1;
-    if (p->ep != q->ep)
-        return p->ep < q->ep ? -1 : 1;
-    if (p->dp != q->dp)
-        return p->dp < q->dp ? -1 : 1;
-    return (p->source > q->source) - (p->source < q->source);
+    c = c ? c : ckpt_u64_cmp(p->ep, q->ep);
+    c = c ? c : ckpt_u64_cmp(p->dp, q->dp);
+    return c ? c : ckpt_u64_cmp(p->source, q->source);
 }
 
 static bool same_group(const struct part *p, const struct part *q)

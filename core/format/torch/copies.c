@@ -184,7 +184,7 @@ int ckpt_rank_copies_check(struct ckpt_rank_copy *copy, size_t n,
     if ((bad = judge(copy, n, &drifted, &ndrifted))) {
         (void)fail_copy(bad, dir, &mixed);
         if (!opt->allow_mixed || mixed.code != CKPT_CONFLICT)
-            return ckpt_fail(err, mixed.code, "%s", mixed.text);
+            return ckpt_err_move(err, &mixed);
         ckpt_catalog_warn(cat, "%s", mixed.text);
     }
     if (drifted)

@@ -15,6 +15,7 @@
 
 #include "base/ckd.h"
 #include "base/par.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "base/take.h"
 #include "container/config.h"
@@ -184,7 +185,7 @@ static void choose_files(struct load *l)
 static int file_cmp(const void *a, const void *b)
 {
     const struct file *p = a, *q = b;
-    return (p->is.rank > q->is.rank) - (p->is.rank < q->is.rank);
+    return ckpt_u64_cmp(p->is.rank, q->is.rank);
 }
 
 /* Check that there is one file for each of the ranks 0 to W-1 of one world. */
@@ -330,7 +331,7 @@ static int read_config(struct load *l, struct ckpt_err *err)
             return ckpt_nomem(err);
         if (ckpt_config_read_if(l->dir, path, CKPT_CONFIG_MAX_BYTES, &l->cat->config, &e) < 0) {
             if (e.code != CKPT_UNSUPPORTED) /* a link that leads out */
-                return ckpt_fail(err, e.code, "%s", e.text);
+                return ckpt_err_move(err, &e);
             ckpt_catalog_warn(l->cat, "%s", e.text);
         }
         if (!l->cat->config)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sort.h"
 #include "tensor/box.h"
 
 enum { MOST_BOXES = 1 << 20 };
@@ -166,7 +167,7 @@ static int draft_cmp(const void *a, const void *b)
 {
     const struct ckpt_piece_draft *x = a, *y = b;
 
-    return (x->dst > y->dst) - (x->dst < y->dst);
+    return ckpt_u64_cmp(x->dst, y->dst);
 }
 
 /* Does b go on where a ends, in the tensor and in the source, along the slowest axis of both? */

@@ -6,6 +6,7 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "base/vec.h"
 #include "recipe/language/expr.h"
@@ -242,9 +243,7 @@ static const struct ckpt_tensor *find_tensor(struct eval *ev, const struct ckpt_
 
 static int by_value(const void *a, const void *b)
 {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return (x > y) - (x < y);
+    return ckpt_u64_cmp(*(const uint64_t *)a, *(const uint64_t *)b);
 }
 
 /* The values of the first number in the matching names, ascending, each once. */

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/sort.h"
 #include "base/str.h"
 
 static size_t place_of(const struct ckpt_texts *order, const char *part, size_t len)
@@ -23,7 +24,7 @@ int ckpt_order_cmp(const struct ckpt_texts *order, const char *a, const char *b)
         size_t n = strcspn(x, "."), m = strcspn(y, ".");
         if (n != m || memcmp(x, y, n) != 0) {
             size_t p = place_of(order, x, n), q = place_of(order, y, m);
-            return p != q ? (p > q) - (p < q) : ckpt_natural_cmp(x, y);
+            return p != q ? ckpt_u64_cmp(p, q) : ckpt_natural_cmp(x, y);
         }
         x += n;
         y += m;

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What comparators for qsort have in common. */
+#ifndef CKPT_BASE_SORT_H
+#define CKPT_BASE_SORT_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* Compare two numbers: negative, 0 or positive, as comparators return it. */
+static inline int ckpt_u64_cmp(uint64_t a, uint64_t b) { return (a > b) - (a < b); }
+
+/* The comparator of an array of strings (const char *), by bytes. */
+static inline int ckpt_strings_cmp(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+#endif
