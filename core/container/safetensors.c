@@ -9,9 +9,9 @@
 #include <xxhash.h>
 
 #include "base/ckd.h"
-#include "base/json_pull.h"
 #include "base/sort.h"
 #include "base/vec.h"
+#include "container/json_pull.h"
 #include "io/cursor.h"
 #include "tensor/box.h"
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "base/json_pull.h"
+#include "container/json_pull.h"
 #include "pull_tree.h"
 #include "random.h"
 

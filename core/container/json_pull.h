@@ -14,8 +14,8 @@
  *         else
  *             ckpt_json_pull_skip(&p);
  *     if (ckpt_json_pull_end(&p, err) < 0) ... */
-#ifndef CKPT_BASE_JSON_PULL_H
-#define CKPT_BASE_JSON_PULL_H
+#ifndef CKPT_CONTAINER_JSON_PULL_H
+#define CKPT_CONTAINER_JSON_PULL_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The grammar of JSON (RFC 8259), one value at a time. */
-#include "base/json_pull.h"
+#include "container/json_pull.h"
 
 #include <math.h>
 #include <stdlib.h>
