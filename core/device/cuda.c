@@ -131,14 +131,14 @@ static CUresult device_of(const struct ckpt_cuda *c, CUcontext context, int *ret
 }
 
 /* Streams belong to a context; the default ones to whatever is current. */
-static int check_stream(const struct ckpt_cuda *c, struct ckpt_err *err)
+static int check_stream(const struct ckpt_cuda *c, CUstream caller, struct ckpt_err *err)
 {
     CUcontext context = NULL;
     int device = c->number;
 
-    if (c->caller == NULL || c->caller == CU_STREAM_LEGACY || c->caller == CU_STREAM_PER_THREAD)
+    if (caller == NULL || caller == CU_STREAM_LEGACY || caller == CU_STREAM_PER_THREAD)
         return 0;
-    CUresult rc = c->call.stream_ctx(c->caller, &context);
+    CUresult rc = c->call.stream_ctx(caller, &context);
     if (rc == CUDA_SUCCESS && context == c->context)
         return 0;
     if (rc == CUDA_SUCCESS)
@@ -168,19 +168,30 @@ static int load_kernel(struct ckpt_cuda *c, struct ckpt_err *err)
     return ckpt_cuda_failed(c, rc, "loading the copy kernel", err);
 }
 
+int ckpt_cuda_choose_stream(struct ckpt_cuda *c, CUstream caller, struct ckpt_err *err)
+{
+    struct ckpt_cuda_scope scope;
+
+    if (ckpt_cuda_enter(c, &scope, err) < 0)
+        return -1;
+    int good = check_stream(c, caller, err);
+    ckpt_cuda_leave(c, &scope);
+    if (good == 0)
+        c->caller = caller;
+    return good;
+}
+
 int ckpt_cuda_init(struct ckpt_cuda *c, int number, CUstream caller, struct ckpt_err *err)
 {
     struct ckpt_cuda_scope scope;
 
     c->number = number;
-    c->caller = caller;
     atomic_init(&c->refs, 1);
     (void)pthread_mutex_init(&c->lock, NULL);
-    if (ckpt_cuda_attach(c, err) < 0 || ckpt_cuda_enter(c, &scope, err) < 0)
+    if (ckpt_cuda_attach(c, err) < 0 || ckpt_cuda_choose_stream(c, caller, err) < 0 ||
+        ckpt_cuda_enter(c, &scope, err) < 0)
         return -1;
-    int made = check_stream(c, err);
-    if (made == 0)
-        made = make_streams(c, err);
+    int made = make_streams(c, err);
     if (made == 0)
         made = load_kernel(c, err);
     ckpt_cuda_leave(c, &scope);

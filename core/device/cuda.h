@@ -43,6 +43,8 @@ struct ckpt_cuda {
  */
 int ckpt_cuda_init(struct ckpt_cuda *c, int number, CUstream caller, struct ckpt_err *err);
 void ckpt_cuda_release(struct ckpt_cuda *c);
+/* Choose the caller's stream anew. USAGE, and no change: it is of another device or context. */
+int ckpt_cuda_choose_stream(struct ckpt_cuda *c, CUstream caller, struct ckpt_err *err);
 
 /* Find the driver and retain the device's primary context, which the driver creates if the process
  * has none yet. Only c->number must be set (-1: as above). The context is kept until the process

@@ -23,7 +23,8 @@ struct ckpt_nccl {
                     context before it returns; none is created on any other device */
     cudaStream_t stream; /* a stream of the device's primary context. A load writes only after the
                             work that is queued on it when the load starts. NULL: the default
-                            stream. Borrowed until ckpt_comm_free */
+                            stream. Borrowed until ckpt_comm_free, or until there is another one
+                            (ckpt_comm_nccl_stream) */
     /* An NCCL communicator that is idle during this call; its ranks and devices are checked against
      * those of `control`. Borrowed, never aborted. NULL: none. */
     ncclComm_t comm;
@@ -68,6 +69,12 @@ struct ckpt_nccl {
  * come after what is queued on `stream` then. */
 CKPT_PUBLIC int ckpt_comm_nccl(struct ckpt_comm *control, const struct ckpt_nccl *how,
                                struct ckpt_comm **ret, struct ckpt_err *err);
+
+/* Choose the caller's stream (ckpt_nccl.stream) anew, for loads that are planned, and for a load
+ * that is resumed, after this. Not while a load runs, unless that is paused. USAGE: the comm has no
+ * devices, or the stream is of another device; the former stream then stays. */
+CKPT_PUBLIC int ckpt_comm_nccl_stream(struct ckpt_comm *comm, cudaStream_t stream,
+                                      struct ckpt_err *err);
 
 #ifdef __cplusplus
 }

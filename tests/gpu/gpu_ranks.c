@@ -2,13 +2,14 @@
 /* One rank (or, with threads, all) of loads into device memory; every byte is copied back and
  * compared with a load into host memory by this rank alone. For real devices and for the double.
  *
- *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-p N] [-agknrswyY] RUN --
+ *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-p N] [-aegknrswyY] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
  * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
  * and a stream of ours; -m FILE is where its id passes), alone (the same, and nothing else), or
  * threads=N. -x: that rank cancels each load after so long. -a: device memory
- * comes from an allocator of ours (with -c tcp). -g: a stream is
+ * comes from an allocator of ours (with -c tcp). -e: each load comes after a stream of its own.
+ * -g: a stream is
  * captured in a graph meanwhile. -p: pause each load so often, and use our communicator then (N <
  * 0: without the pauses, which is an error). -k: keep what loads that fail had, and our
  * communicator. -r: the comm of a load that failed serves the next one. -n: the communicator of
@@ -50,7 +51,8 @@ struct world {
     uint32_t cancel_rank, cancel_ms;
     int pauses;
     unsigned busy_s;
-    bool own_memory, split, odd_split, capture, keep, nonblocking, reuse, stray_stream, combined;
+    bool own_memory, split, odd_split, capture, keep, nonblocking, reuse, stray_stream, combined,
+        each_stream;
 };
 
 struct rank {
@@ -511,7 +513,16 @@ static int one_job(struct rank *r, size_t i, struct ckpt_err *err)
         return -1;
     if (!r->view && ckpt_comm_agree(r->comm, open_view(r, err), MEET_MS, err) < 0)
         return -1;
-    return run_job(r, &r->w->job[i], i + 1, err);
+    if (!r->w->each_stream)
+        return run_job(r, &r->w->job[i], i + 1, err);
+    const CUstream former = r->stream;
+    cuda(cuStreamCreate(&r->stream, CU_STREAM_NON_BLOCKING), "a stream");
+    int rc = ckpt_comm_nccl_stream(r->comm, r->stream, err);
+    if (rc == 0)
+        rc = run_job(r, &r->w->job[i], i + 1, err);
+    cuda(cuStreamDestroy(r->stream), "destroying");
+    r->stream = former;
+    return ckpt_comm_nccl_stream(r->comm, former, rc == 0 ? err : NULL) < 0 ? -1 : rc;
 }
 
 static void be_busy(void *arg)
@@ -643,7 +654,7 @@ int main(int argc, char **argv)
 
     if (ckpt_options_new(&w.options, &err) < 0)
         die("options", err.text);
-    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:p:agknrswyY")) != -1) {
+    while ((opt = getopt(argc, argv, "+c:o:f:x:m:b:p:aegknrswyY")) != -1) {
         if (opt == 'c')
             w.how = optarg;
         else if (opt == 'o')
@@ -661,7 +672,9 @@ int main(int argc, char **argv)
         else if (opt == 'y' || opt == 'Y') {
             w.split = true;
             w.odd_split = opt == 'Y';
-        } else if (opt == 'g')
+        } else if (opt == 'e')
+            w.each_stream = true;
+        else if (opt == 'g')
             w.capture = true;
         else if (opt == 'k')
             w.keep = true;

@@ -190,6 +190,13 @@ def slow_devices(_):
         check(processes(n, [LLAMA, "--", *jobs], CKPTFS_GPU_JITTER_US="2000"), f"{n} slow devices", 4)
 
 
+def a_stream_for_each_load(_):
+    """On one comm, each load comes after what is queued on the stream that it is given, not on that which the comm was made with."""
+    for n in (1, 2):
+        jobs = ["random:once", f"dp={n}:once", "random:each", f"fsdp={n}:each"]
+        check(processes(n, ["-e", "-c", "tcp", LLAMA, "--", *jobs], CKPTFS_TRANSPORT="tcp" if n > 1 else "self", CKPTFS_GPU_JITTER_US="2000"), f"{n} ranks", 4)
+
+
 def no_device(_):
     """Asked for devices where there are none, programs say so: with the real libraries, too."""
     for double in (True, False):
@@ -335,6 +342,71 @@ except ValueError as e:
 """
 
 
+TORCH_STREAMS = """
+import ctypes, sys, types
+from ctypes import byref, c_size_t, c_uint64, c_void_p
+import torch
+import ckptfs
+from ckptfs._library import Dest, Err, library
+from ckptfs._load import Load, make_options
+
+cuda, dll, current, asked, streams = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(library().path), [0], [], []
+def alloc(size, device, stream):
+    asked.append(stream)
+    address = c_uint64()
+    assert cuda.cuMemAlloc_v2(byref(address), c_size_t(size)) == 0
+    return address.value
+torch.cuda.caching_allocator_alloc = alloc
+torch.cuda.caching_allocator_delete = lambda address: cuda.cuMemFree_v2(c_uint64(address))
+torch.cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=current[0])  # this torch knows no CUDA
+def new_stream():
+    stream, context = c_void_p(), c_void_p()
+    assert cuda.cuDevicePrimaryCtxRetain(byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
+    assert cuda.cuStreamCreate(byref(stream), 1) == 0
+    current[0] = stream.value
+    streams.append(stream)
+
+with ckptfs.Comm(False, device=0) as comm, ckptfs.View(sys.argv[1]) as view, ckptfs.View(sys.argv[1]) as other:
+    made = []
+    for _ in range(2):  # loads on one comm
+        new_stream()
+        asked.clear()
+        load, memory = Load(view, comm, make_options("auto", {})), []
+        made.append((load, memory))
+        library().load_want_layout(load.load, b"tp=1")
+        for want in range(library().load_wants(load.load)):
+            memory.append(c_void_p())
+            assert dll.ckpt_comm_alloc(comm.handle, c_size_t(1 << 20), byref(memory[-1]), byref(Err())) == 0
+            library().load_set_dest(load.load, want, byref(Dest(memory[-1], None, None)))
+        load.run(None)
+        assert len(asked) > len(memory) and set(asked) == {current[0]}, (asked, current)
+    for go_on in (lambda: load.rerun(other, None), load.resume):
+        new_stream()
+        go_on()
+        memory.append(c_void_p())
+        assert dll.ckpt_comm_alloc(comm.handle, c_size_t(1), byref(memory[-1]), byref(Err())) == 0
+        assert asked[-1] == current[0], (asked, current)
+    for load, memory in made:
+        load.close()
+        for address in memory:
+            dll.ckpt_comm_dealloc(comm.handle, address)
+for stream in streams:
+    assert cuda.cuStreamDestroy_v2(stream) == 0
+print("good")
+"""
+
+
+def streams_of_torch(_):
+    """Each load, reload and resume comes after the stream that is current where it is called."""
+    if SLOW > 1:
+        return "(Python is not linked with sanitizers)"
+    if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
+        return "(torch is not installed)"
+    env = environment(False, {"CKPTFS_LIBRARY_PATH": BUILD, "PYTHONPATH": os.path.join(HERE, "..", "..", "contrib", "python")})
+    done = subprocess.run([sys.executable, "-c", TORCH_STREAMS, LLAMA], env=env, capture_output=True, text=True, timeout=120 * SLOW)
+    assert done.returncode == 0 and done.stdout == "good\n", done
+
+
 def memory_of_torch(_):
     """Loads from Python take device memory from torch's caching allocator, and give it back, unless that is turned off; if it has none, they say so."""
     if SLOW > 1:
@@ -373,7 +445,7 @@ def python_says_why_not(_):
 
 def main():
     tests = [every_way_to_a_communicator, over_mpi, more_ranks, groups_that_share, some_ranks_on_one_device, budgets, pauses_for_the_callers_work, memory_of_the_callers, a_capture_elsewhere, all_checkpoints]
-    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch]]
+    cases = [(t.__name__, lambda t=t: t(False)) for t in tests + [more_threads_than_the_device_has_marks, one_context_each, no_context_beside_the_callers, rates_decide_who_reads, slow_devices, a_stream_for_each_load, any_driver_since_cuda_12, no_device, python_asks_for_a_device, python_says_why_not, memory_of_torch, streams_of_torch]]
     if has_gpu():
         cases += [(t.__name__ + "_on_a_real_device", lambda t=t: t(True)) for t in tests]
     run(cases)

@@ -53,6 +53,8 @@ class Comm:
     allocator   where the memory that loads need on a CUDA device comes from, and goes back to: "torch" (its caching allocator, on its current stream)
                 or "driver", outside of torch's accounts and limits
 
+    A load on a device comes after the work that is queued on the stream that is current where the load is called (load_async, reload, resume ...).
+
     `rank`, `size`, `ranks` ({global rank: rank here}). It serves after a load that failed, too. CkptError: "timeout" or
     "peer": a rank did not come; "usage": it is closed, or this process was forked. ValueError: this process is not in the group."""
 
@@ -175,6 +177,11 @@ class Comm:
         comm = c_void_p()
         lib.tcp_connect(tcp, self.rank, self.size, table, self.timeout_ms, byref(comm))
         return comm
+
+    def after_stream(self) -> None:
+        """A load that begins or goes on after this comes after the work that is queued now on this thread's current stream of the device."""
+        if self.device is not None:
+            nccl_library().comm_nccl_stream(self._comm, _stream(self.device))
 
     def share(self, prepare, combine=list):
         """combine([prepare() of every rank]), the same on all. If prepare() fails on one rank, all raise its error."""

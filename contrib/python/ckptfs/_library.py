@@ -4,6 +4,7 @@
 import ctypes
 import logging
 import os
+from types import SimpleNamespace
 from ctypes import POINTER, byref, c_bool, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
 VERSION = "0.2.0"  # of this package, and so of the library whose structs are below
@@ -208,7 +209,8 @@ def nccl_library():
         try:
             dll = ctypes.CDLL(os.path.join(folder, NCCL_NAME))
             dll.ckpt_comm_nccl.restype, dll.ckpt_comm_nccl.argtypes = c_int, [P, POINTER(Nccl), POINTER(P), E]
-            _nccl = _wrap(dll.ckpt_comm_nccl)
+            dll.ckpt_comm_nccl_stream.restype, dll.ckpt_comm_nccl_stream.argtypes = c_int, [P, P, E]
+            _nccl = SimpleNamespace(comm_nccl=_wrap(dll.ckpt_comm_nccl), comm_nccl_stream=_wrap(dll.ckpt_comm_nccl_stream))
         except OSError as e:
             _nccl, _nccl_problem = False, str(e)
     return _nccl or None
@@ -222,7 +224,7 @@ def to_device(comm, device, stream, memory=(ALLOC(), DEALLOC())):
     """Give a comm over host memory this rank's CUDA device. memory: functions that allocate and free memory of it, which get the device's number, and
     must live as long as the process; by default the driver's."""
     how = Nccl(ctypes.sizeof(Nccl), device, stream, None, *memory, device)
-    nccl_library()(comm, byref(how), byref(c_void_p()))
+    nccl_library().comm_nccl(comm, byref(how), byref(c_void_p()))
 
 
 @LOG

@@ -57,6 +57,7 @@ class Load:
         self.memory = []  # [_overlap.Place] of those
         self.compares = False  # some rank has copies
         self.kept = False  # somebody else closes it
+        comm.after_stream()
         options.share = share_number(comm, options.share_with)
         self.load = new(library().load_new, view._view, comm.handle, byref(options))
         comm.add(self)
@@ -68,6 +69,10 @@ class Load:
 
     def cancel(self):
         library().load_cancel(self.load)
+
+    def resume(self):
+        self.comm.after_stream()
+        library().load_resume(self.load)
 
     def _destination(self, tensor, stored, entry):
         """A Dest for a local tensor: itself where C can write it, else a staging tensor that is copied later; new memory if it is on the meta
@@ -181,6 +186,7 @@ class Load:
 
     def rerun(self, view, progress):
         """Load the same tensors of another view into the same memory."""
+        self.comm.after_stream()
         library().load_reload(self.load, view._view)
         self.view = view
         return self._run(progress)

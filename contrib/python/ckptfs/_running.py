@@ -82,7 +82,7 @@ class Running(Watch):
         with self._lock:
             self._cancelled = True
             if self._load is not None:
-                library().load_cancel(self._load)
+                self._load.cancel()
 
     def pause(self, timeout: float | None = None) -> None:
         """On all ranks: stop exchanging data, all after the same piece of work, and return once that is so, or once the load is over. Until resume(), the
@@ -97,7 +97,7 @@ class Running(Watch):
             load = self._load
             self._pausing += load is not None
         try:
-            while load is not None and library().load_pause(load, TICK_MS) == 1:
+            while load is not None and library().load_pause(load.load, TICK_MS) == 1:
                 if until is not None and time.monotonic() > until:
                     raise TimeoutError(f"the load is not paused after {timeout} s")
         finally:
@@ -108,11 +108,11 @@ class Running(Watch):
             raise self._failure
 
     def resume(self) -> None:
-        """On all ranks: go on after pause(); on devices, after what is queued now on the stream that was current when load_async() was called."""
+        """On all ranks: go on after pause(); on devices, after what is queued now on the stream that is current here."""
         self._check()
         with self._lock:
             if self._load is not None:
-                library().load_resume(self._load)
+                self._load.resume()
 
     def _next(self):
         self._check()
@@ -142,9 +142,9 @@ class Running(Watch):
         for entry, _ in load.wants:  # of a Copy the other name is told
             self._left[entry] = self._left.get(entry, 0) + 1
         with self._changed:
-            self._load = load.load
+            self._load = load
             if self._cancelled:
-                library().load_cancel(self._load)
+                self._load.cancel()
             self._changed.notify_all()
 
     def stopped(self):

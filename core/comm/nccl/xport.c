@@ -551,6 +551,15 @@ int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
     return 0;
 }
 
+int ckpt_comm_nccl_stream(struct ckpt_comm *comm, cudaStream_t stream, struct ckpt_err *err)
+{
+    struct ckpt_xport *x = ckpt_comm_xport(comm);
+
+    if (x->ops != &nccl_ops)
+        return ckpt_fail(err, CKPT_USAGE, "the comm has no devices, and so no stream");
+    return ckpt_cuda_choose_stream(&((struct xport_nccl *)x)->device->cuda, stream, err);
+}
+
 /* The device whose number is the rank's number on its machine, as the launcher counts. */
 static int local_rank(void)
 {
