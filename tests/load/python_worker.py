@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -298,6 +300,24 @@ def re_name(k):
     return "net." + k[len("model."):] if k.startswith("model.") else k
 
 
+def strided(mesh):
+    """Several placements divide one dimension: the rows that torch says; and an error on all ranks where they do not lie together."""
+    with ckptfs.open(RUN) as f:
+        name, whole = next((k, f.get_tensor(k)) for k in f.keys() if len(f.get_slice(k).get_shape()) == 2)
+    once, twice, four = (_StridedShard(0, split_factor=f) for f in (1, 2, 4))
+    good = [(twice, Shard(0)), (twice, once), (once, once), (once, Shard(0)), (_StridedShard(1, split_factor=2), _StridedShard(1, split_factor=1))]
+    for placements in good + [(Shard(0), twice), (twice, Shard(1)), (four, Shard(0))]:
+        shape, offset = compute_local_shape_and_global_offset(whole.shape, mesh, placements)
+        state = {name: DTensor.from_local(torch.zeros(shape, dtype=whole.dtype), mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())}
+        try:
+            ckptfs.load_state_dict(state, RUN, strict=False)
+        except ckptfs.CkptError as e:
+            assert placements not in good and e.code == "unsupported" and "do not lie together" in str(e), (placements, e)
+        else:
+            want = whole[tuple(slice(lo, lo + n) for lo, n in zip(offset, shape))]
+            assert placements in good and torch.equal(state[name].to_local(), want), (placements, offset)
+
+
 def one_rank_fails():
     """Every rank gets the error of the one that can't go on."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -369,6 +389,8 @@ def main():
         hsdp = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
         fsdp2(want, hsdp, "HSDP")
         tensor_parallel(want, grid["tp"], None if world == 2 else grid["dp"])
+        if world == 4:
+            strided(grid)
     if not glob.glob(os.path.join(RUN, "**", "*experts*"), recursive=True):
         fsdp1(want)
         if world > 1:

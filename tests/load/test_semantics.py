@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """load_state_dict in one process, held against torch, transformers, peft and accelerate: casts, names, errors, buffers, state dicts of optimizers."""
 
+import itertools
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 
 from runner import run_in_folders
 
@@ -536,6 +538,43 @@ def as_safe_open(top):
         assert torch.equal(mine.get_slice("m")[[0, 3]], theirs.get_tensor("m")[[0, 3]])
 
 
+def orders_of_placements(top):
+    """Meshes whose dimensions divide one of a tensor: the rows that torch's own splits leave, or a refusal where no order of the mesh gives them."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+    from ckptfs._tensors import places
+    rows, given = torch.arange(128 * 81), [Replicate(), Shard(0), *[_StridedShard(0, split_factor=f) for f in (1, 2, 3, 4, 6)]]
+
+    def parts(mesh, cut):
+        return [cut(at) for at in itertools.product(*map(range, mesh))]
+
+    def torchs(mesh, placements, at):
+        part = rows
+        for p, n, i in zip(placements, mesh, at):
+            part = part if p.is_replicate() else p._split_tensor(part, n, with_padding=False)[0][i]
+        return part
+
+    def nested(mesh, order, at):
+        part = rows
+        for m in order:
+            part = part.chunk(mesh[m])[at[m]]
+        return part
+    loaded = 0
+    for mesh in (2, 2, 2), (2, 3, 2), (1, 2, 4), (4, 2):
+        for placements in itertools.product(given, repeat=len(mesh)):
+            want = parts(mesh, lambda at: torchs(mesh, placements, at))
+            try:
+                order, kinds = places(SimpleNamespace(device_mesh=SimpleNamespace(shape=mesh), placements=placements, dim=lambda: 1))
+                orders = [[m for m, (kind, _) in zip(order, kinds) if kind]]
+                loaded += 1
+            except ckptfs.CkptError as e:
+                assert e.code == "unsupported", e
+                orders = itertools.permutations([m for m, p in enumerate(placements) if not p.is_replicate()])
+            found = any(all(map(torch.equal, want, parts(mesh, lambda at: nested(mesh, order, at)))) for order in orders)
+            assert found == isinstance(orders, list), (mesh, placements)
+    assert loaded > 100, loaded
+
+
 def without_torch(top):
     """numpy alone."""
     folder(top, {"m": torch.arange(6.).view(2, 3), "i": torch.arange(4)})
@@ -554,4 +593,4 @@ run_in_folders((what_torch_returns_and_says, what_the_view_warns_of_is_told, cas
                 a_failed_load_is_told_to_autograd,
                 models_work, adapters, optimizers, mappings, progress_is_shown,
                 the_base_models_prefix, whole_peft_models_are_refused, pre_hooks_run,
-                as_safe_open, without_torch))
+                as_safe_open, orders_of_placements, without_torch))

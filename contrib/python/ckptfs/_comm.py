@@ -206,12 +206,13 @@ class Comm:
         if rc < 0:
             raise self.words.failure() or CkptError(CODES[err.code], err.text.decode(errors="replace"))
 
-    def mesh(self, device_mesh):
-        """A DeviceMesh's dimensions, and its ranks here. KeyError: one is not in the group."""
-        if device_mesh not in self._meshes:
-            mesh = device_mesh.mesh
-            self._meshes[device_mesh] = (list(mesh.shape), [self.ranks[int(g)] for g in mesh.flatten().tolist()])
-        return self._meshes[device_mesh]
+    def mesh(self, device_mesh, order):
+        """A DeviceMesh's dimensions in this order, and its ranks here. KeyError: one is not in the group."""
+        key = (device_mesh, *order)
+        if key not in self._meshes:
+            mesh = device_mesh.mesh.permute(order)
+            self._meshes[key] = (list(mesh.shape), [self.ranks[int(g)] for g in mesh.flatten().tolist()])
+        return self._meshes[key]
 
     @property
     def handle(self):

@@ -137,11 +137,11 @@ class Load:
         lib, local, number, got = library(), tensor._local_tensor, c_size_t(), WantInfo()
         if tensor.device_mesh.get_coordinate() is None:  # of other ranks
             return
+        order, kinds = places(tensor)
         try:
-            dims, ranks = self.comm.mesh(tensor.device_mesh)
+            dims, ranks = self.comm.mesh(tensor.device_mesh, order)
         except KeyError as e:
             raise CkptError("usage", f"'{name}': rank {e} of its mesh is not in the process group") from None
-        kinds = places(tensor)
         mesh = Mesh(len(dims), u32s(dims), u32s(ranks))
         place = (Place * max(len(kinds), 1))(*[Place(k, d) for k, d in kinds])
         dest = self._destination(local, self.view._tensors[source].dtype, entry)

@@ -6,7 +6,7 @@ import sys
 from ._library import CkptError
 from ._view import TORCH
 
-REPLICATE, SHARD, STRIDED = 0, 1, 2
+REPLICATE, SHARD = 0, 1
 SAFETENSORS = {v: k for k, v in TORCH.items()}
 
 
@@ -49,22 +49,30 @@ def home_of(t):
 
 
 def places(dtensor):
-    """[(kind, dimension)] for each dimension of its mesh."""
-    import torch.distributed.tensor as dt
-    strided = getattr(dt.placement_types, "_StridedShard", ())
-    out = []
-    for p in dtensor.placements:
+    """(an order of its mesh's dimensions, [(kind, dimension of the tensor)] for each of them in that order): the first that divides a dimension of the
+    tensor is the outermost. Torch divides in the order of the mesh, but a _StridedShard as if split_factor parts were there already: those that
+    later dimensions of the mesh make. So it belongs behind as many of them as make so many parts; if there are none, a rank's part is no box."""
+    sizes, kinds, orders = dtensor.device_mesh.shape, {}, {}
+    for m, p in reversed([*enumerate(dtensor.placements)]):
         dim = getattr(p, "dim", 0)
         dim += dtensor.dim() if dim < 0 else 0
-        if strided and isinstance(p, strided):
-            out.append((STRIDED, dim))
-        elif p.is_shard():
-            out.append((SHARD, dim))
-        elif p.is_replicate():
-            out.append((REPLICATE, 0))
-        else:
-            raise CkptError("unsupported", f"a parameter with the placement {p} can't be loaded")
-    return out
+        is_shard = p.is_shard() or hasattr(p, "split_factor")  # a _StridedShard is none in some versions of torch
+        if p.is_replicate() or (is_shard and sizes[m] == 1):
+            kinds[m] = REPLICATE, 0
+            continue
+        order, parts, at = orders.setdefault(dim, []), 1, 0
+        factor = getattr(p, "split_factor", 1)
+        while parts < factor and at < len(order):
+            parts, at = parts * sizes[order[at]], at + 1
+        if parts != factor or not is_shard:
+            raise CkptError("unsupported", f"a parameter with the placements {tuple(dtensor.placements)} on a mesh of {tuple(sizes)} can't be loaded"
+                                           f"{'' if parts == factor else f': of dimension {dim}, {p} takes rows that do not lie together'}")
+        order.insert(at, m)
+        kinds[m] = SHARD, dim
+    order = sorted(kinds)
+    if any(o != sorted(o) for o in orders.values()):
+        order = sum(orders.values(), []) + [m for m in order if kinds[m][0] == REPLICATE]
+    return order, [kinds[m] for m in order]
 
 
 def is_strided(t):
