@@ -122,7 +122,7 @@ class Documents(unittest.TestCase):
 
     def test_help_lists_every_option(self):
         """What the manual pages list with .It."""
-        for page, program in (("ckptfs.1", "ckptfs -h"), ("ckpt-load.1", "ckpt-load -h"), ("ckpt.1", "ckpt -h; ckptfs -h")):
+        for page, program in (("mount/ckptfs.1", "ckptfs -h"), ("load/ckpt-load.1", "ckpt-load -h"), ("tool/ckpt.1", "ckpt -h; ckptfs -h")):
             said = self.shell(program).stdout
             with open(os.path.join(SOURCE, "fs", page)) as f:
                 options = f.read().split(".Sh ENVIRONMENT")[0]
