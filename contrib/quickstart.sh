@@ -29,8 +29,8 @@ else
   $bin/ckptfs "$run" "$tmp/mnt"
   say 'ls -l MNT MNT/latest/'
   ls -l "$tmp/mnt" "$tmp/mnt/latest/"
-  say 'cp -r MNT/latest/ model'
-  cp -r "$tmp/mnt/latest/" "$tmp/model"
+  say 'cp -r $(readlink -f MNT/latest) model'
+  cp -r "$(readlink -f "$tmp/mnt/latest")" "$tmp/model"
 fi
 say "ckpt verify $run model"
 $bin/ckpt verify "$run" "$tmp/model"

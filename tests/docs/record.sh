@@ -26,7 +26,7 @@ type_it "find run -name '*.safetensors' | sort | head -3"
 type_it 'ckpt info run'
 type_it 'ckptfs run mnt'
 type_it 'ls mnt mnt/latest/'
-type_it 'cp -r mnt/latest/ my-model && ls my-model'
+type_it 'cp -r $(readlink -f mnt/latest) my-model && ls my-model'
 type_it 'ckpt verify run my-model'
 type_it 'ckpt explain run model.layers.0.mlp.down_proj.weight'
 type_it 'ckpt export run copy'

@@ -130,6 +130,18 @@ class Documents(unittest.TestCase):
                 for word in re.findall(r"\b(?:Cm|,) ([a-z_]{2,}=?)(?= |$)", line) + [f"--{w}" for w in re.findall(r"Fl -([a-z-]+)", line)]:
                     self.assertRegex(said, rf"(?<![a-z_-]){re.escape(word)}(?![a-z_-]*[a-z]=)", f"{program}: {page}: {line}")
 
+    def test_latest_is_resolved_once(self):
+        """It may move between two files that a program opens: only what opens one is given the link itself."""
+        more = ["contrib/docs/session.txt", "contrib/quickstart.sh", *glob.glob("fs/*.1", root_dir=SOURCE), *glob.glob("contrib/python/ckptfs/*.py", root_dir=SOURCE)]
+        seen = 0
+        for path in DOCUMENTS + [os.path.join(SOURCE, name) for name in more]:
+            with open(path) as f:
+                for line in f:
+                    if re.search(r"(/mnt/run|MNT|mnt)/latest", line):
+                        seen += 1
+                        self.assertRegex(line, r"readlink -f|\bcd |\bls |^mnt/latest/?:$", path)
+        self.assertGreater(seen, 5)
+
     def test_links(self):
         for path in DOCUMENTS:
             with open(path) as f:

@@ -193,6 +193,18 @@ def a_rank_that_missed_loads(top, rank):
             assert all(torch.equal(model.state_dict()[k], t) for k, t in state.items())
 
 
+def a_link_that_moves(top, rank):
+    """As a mount's `latest` does, between two ranks: both load what it leads to on rank 0."""
+    from ckptfs._state_dict import step_folder
+    for step in ("10", "20") if rank == 0 else ():
+        os.makedirs(os.path.join(top, step))
+        save_file(weights(), os.path.join(top, step, "model.safetensors"))
+    link = os.path.join(top, f"latest-{rank}")  # what each of them sees at its own moment
+    dist.barrier()
+    os.symlink("10" if rank == 0 else "20", link)
+    assert os.path.normpath(step_folder(link)) == os.path.join(os.path.realpath(top), "10")
+
+
 def interrupted_while_it_waits(top, rank):
     saved(top, weights(), rank)
     if rank == 0:
@@ -272,8 +284,8 @@ def a_forked_child_has_no_process_group(top, rank):
 
 
 CASES = (stages_of_a_pipeline, sharded_state_dict_on_meta, initialised_alike, a_strict_load_fails_on_all, a_peer_that_stays_away,
-         a_peer_that_stays_away_from_rank_1, loads_again_after_a_timeout, a_rank_that_missed_loads, interrupted_while_it_waits,
-         a_rank_that_fails_early, a_rank_that_fails_later, only_a_group_shares, one_bar, a_forked_child_has_no_process_group)
+         a_peer_that_stays_away_from_rank_1, loads_again_after_a_timeout, a_rank_that_missed_loads, a_link_that_moves,
+         interrupted_while_it_waits, a_rank_that_fails_early, a_rank_that_fails_later, only_a_group_shares, one_bar, a_forked_child_has_no_process_group)
 
 
 def one_rank(name, top):

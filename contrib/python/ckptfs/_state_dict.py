@@ -197,27 +197,33 @@ def _difference(words):
 
 
 def step_folder(run, step=None, group=None):
-    """The path of the step that all ranks of a process group load (None: the latest, rank 0's); of one checkpoint, its own."""
+    """The path of the step that all ranks of a process group load (None: the latest, rank 0's); of one checkpoint, its own. A `run` that is a link, as
+    a mount's `latest`, means what it leads to now, for all ranks what it leads to on rank 0."""
     seen = failure = None
     asked = None if step is None else str(step)
     try:
-        seen = Run(run)
+        run = os.fsdecode(run)
+        at = os.path.realpath(run) if os.path.islink(run) else run
+        seen = Run(at)
     except Exception as e:  # the other ranks must hear of it
         failure = e
     with joined(group, failure=failure) as comm, seen:
-        found, other = comm.share(lambda: [asked, seen.find_step(asked) if comm.rank == 0 else None], _one_step)
+        found, other, name = comm.share(lambda: [asked, seen.find_step(asked) if comm.rank == 0 else None, os.path.basename(at)], _one_step)
         if other is not None:
             raise CkptError("conflict", f"step '{other}' is asked for on one rank, but rank 0 loads '{found}': all load the same step")
         text = c_void_p()  # a rank may see it a little later
         library().comm_step(comm.handle, seen.handle, os.fsencode(found) if found else None, comm.timeout_ms, byref(text))
-        return os.path.join(os.fspath(run), os.fsdecode(take_bytes(text)))
+        beside = os.path.join(os.path.dirname(at), name)
+        if at != run and not found and os.path.exists(beside):  # the link has moved between two ranks
+            at = beside
+        return os.path.join(at, os.fsdecode(take_bytes(text)))
 
 
 def _one_step(words):
-    """[rank 0's step, a step that another rank asked for instead or None], of what all ranks [asked for, found]."""
-    asked, found = words[0]
-    others = sorted({a for a, _ in words if a is not None} - {asked, found})
-    return [found, others[0] if others else None]
+    """[rank 0's step, a step that another rank asked for instead or None, rank 0's name], of what all ranks [asked for, found, are named]."""
+    asked, found, name = words[0]
+    others = sorted({a for a, _, _ in words if a is not None} - {asked, found})
+    return [found, others[0] if others else None, name]
 
 
 def _agreed(comm, spec, parts, key_mapping, init):
