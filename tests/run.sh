@@ -94,7 +94,7 @@ run() {
   # ctest knows of whole programs only; unittest counts the cases that it skipped in the program's own output
   if ((strict)) && grep -E "$skips" "$log" "build/$preset/Testing/Temporary/LastTest.log"; then
     failed=1
-    { echo "strict: tests of '$preset' were skipped:"; grep -E "$skips" "$log"; } >>"$failures"
+    { echo "strict: tests of '$preset' were skipped:"; grep -hE "$skips" "$log" "build/$preset/Testing/Temporary/LastTest.log"; } >>"$failures"
   fi
 }
 

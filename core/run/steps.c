@@ -140,8 +140,9 @@ static bool is_pointed_at(const struct pointers *p, const char *name)
     return false;
 }
 
-/* Of the steps whose folders have not changed, every scan looks at this many. */
-enum { IN_TURN = 16 };
+/* Of the steps whose folders have not changed, every scan looks at so many, and finds out of so
+ * many whether they have. */
+enum { LOOKS = 16, STATS = 4096 };
 
 enum looks { NO_STEP, UNFINISHED, FINISHED, UNKNOWN };
 
@@ -251,17 +252,24 @@ static int push_step(struct scan *s, struct ckpt_found_step step, const char *na
     return 0;
 }
 
+/* Is it a known step's turn, if n of them have it in each scan? */
+static bool has_turn(const struct ckpt_steps_found *known, const struct ckpt_found_step *step,
+                     size_t n)
+{
+    return (size_t)(step - known->ptr) / n == known->turn % ((known->len + n - 1) / n);
+}
+
 /* May the scan take over what the last one found, without a look at the step? */
-static bool may_skip(const struct scan *s, const struct ckpt_found_step *step,
-                     const struct ckpt_file_id *folder)
+static bool may_skip(const struct scan *s, const struct ckpt_found_step *step, const char *name)
 {
     const struct ckpt_steps_found *k = s->known;
-    const size_t turns = (k->len + IN_TURN - 1) / IN_TURN;
+    struct ckpt_file_id folder;
 
-    return step->settled && ckpt_file_id_eq(folder, &step->folder) &&
-           (size_t)(step - k->ptr) / IN_TURN != k->turn % turns &&
-           (!k->latest || strcmp(step->name, k->latest) != 0) &&
-           !is_pointed_at(&s->pointers, step->name);
+    if (!step->settled || has_turn(k, step, LOOKS) || is_pointed_at(&s->pointers, name) ||
+        (k->latest && strcmp(name, k->latest) == 0))
+        return false;
+    return !has_turn(k, step, STATS) ||
+           (ckpt_dir_stat(s->dir, name, &folder) && ckpt_file_id_eq(&folder, &step->folder));
 }
 
 /* Add a step. dir and reader: what a look at it found, NULL: it cannot be read; known: what the
@@ -316,8 +324,9 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
         return -1;
     if (!may_be || e->name[0] == '.' || is_link(e->name))
         return 0;
-    if (ckpt_dir_stat(s->dir, e->name, &folder) && known && may_skip(s, known, &folder))
+    if (known && may_skip(s, known, e->name))
         return push_step(s, *known, e->name, err);
+    (void)ckpt_dir_stat(s->dir, e->name, &folder);
     switch (look_at(s->dir, &s->pointers, e->name, &dir, &reader)) {
     case NO_STEP:
         return 0;

@@ -44,7 +44,8 @@ struct ckpt_steps_found {
  * which stands in for steps that cannot be read now, and for most steps whose folder has the same
  * entries as then: looking at a step costs dozens of system calls. A save that writes over the
  * files of a step leaves its folder as it was, so every scan looks at the latest step and at 16
- * others in turn. On failure *ret is empty. */
+ * others in turn; of more than 4,096 steps, even the folders take turns. On failure *ret is empty.
+ */
 int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const struct ckpt_steps_found *known,
                     struct ckpt_steps_found *ret, struct ckpt_err *err);
 void ckpt_steps_found_release(struct ckpt_steps_found *s);
