@@ -235,7 +235,8 @@ class Real(Case):
             return subprocess.run([CKPT, *args], stdout=out, stderr=subprocess.PIPE, text=True, preexec_fn=limit)
 
         self.model("10")
-        for size, where in ((0, ".ckptfs-export"), (100, "100"), (4096, "4096")):
+        journal = [] if "thread" in os.environ.get("CKPTFS_SANITIZE", "") else [(0, ".ckptfs-export")]  # where no file may grow, TSan does not start
+        for size, where in journal + [(100, "100"), (4096, "4096")]:
             out = os.path.join(self.tmp, f"limited-{size}")
             done = limited(size, subprocess.DEVNULL, "export", self.run_dir, out, "-q")
             self.assertEqual(done.returncode, 1, done.stderr)
