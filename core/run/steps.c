@@ -315,7 +315,8 @@ static int scan_entry(void *ctx, const struct ckpt_entry *e, struct ckpt_err *er
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
     const struct ckpt_reader *reader;
     /* the target of a link may be unknown */
-    const struct ckpt_found_step *known = find_known(s, e->name);
+    const struct ckpt_found_step *known =
+        e->kind == CKPT_ENTRY_FILE ? NULL : find_known(s, e->name);
     const bool may_be = e->kind == CKPT_ENTRY_DIR || (e->kind == CKPT_ENTRY_OTHER && known);
     struct ckpt_file_id folder = {0};
 

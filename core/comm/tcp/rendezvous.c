@@ -236,8 +236,9 @@ static void await_guests(struct reception *c)
     (void)poll(c->poll.ptr, c->poll.len, 200);
 }
 
-/* Append the ranks that have not come; and of which of them a process there has another secret. */
-static void list_missing(const struct reception *c, struct ckpt_str *missing,
+/* Append the ranks that have not come; and to `strangers`, which is empty, of which of them a
+ * process there has another secret, after `before`: nothing if of none. */
+static void list_missing(const struct reception *c, struct ckpt_str *missing, const char *before,
                          struct ckpt_str *strangers)
 {
     uint32_t n = 0, nstranger = 0;
@@ -246,9 +247,14 @@ static void list_missing(const struct reception *c, struct ckpt_str *missing,
         if (c->v->address[r])
             continue;
         ckpt_list_rank(missing, n++, r);
-        if (c->stranger[r])
-            ckpt_list_rank(strangers, nstranger++, r);
+        if (!c->stranger[r])
+            continue;
+        if (nstranger == 0)
+            ckpt_str_printf(strangers, "%sa process that came as ", before);
+        ckpt_list_rank(strangers, nstranger++, r);
     }
+    if (nstranger)
+        ckpt_str_puts(strangers, " has another CKPTFS_SECRET, or none");
 }
 
 static void say_missing(const struct reception *c, uint64_t since_ms)
@@ -256,12 +262,10 @@ static void say_missing(const struct reception *c, uint64_t since_ms)
     struct ckpt_str text = {0}, strangers = {0};
 
     ckpt_str_puts(&text, "waiting for ");
-    list_missing(c, &text, &strangers);
-    ckpt_str_printf(&text, " for %.0f s now, to come to MASTER_PORT=%" PRIu32 "%s%s%s",
+    list_missing(c, &text, "; ", &strangers);
+    ckpt_str_printf(&text, " for %.0f s now, to come to MASTER_PORT=%" PRIu32 "%s",
                     (double)(ckpt_now_ms() - since_ms) / 1000, c->v->port,
-                    strangers.len ? "; a process that came as " : "",
-                    strangers.len ? strangers.ptr : "",
-                    strangers.len ? " has another CKPTFS_SECRET, or none" : "");
+                    ckpt_str_get(&strangers));
     if (!text.failed)
         c->v->log(c->v->log_ctx, text.ptr);
     ckpt_str_release(&text);
@@ -272,12 +276,10 @@ static int fail_missing(const struct reception *c, struct ckpt_err *err)
 {
     struct ckpt_str missing = {0}, strangers = {0};
 
-    list_missing(c, &missing, &strangers);
-    (void)ckpt_fail(
-        err, CKPT_TIMEOUT, "%s did not come to MASTER_PORT=%" PRIu32 " within %.1f s%s%s%s",
-        missing.ptr ? missing.ptr : "a rank", c->v->port, c->v->timeout_ms / 1000.0,
-        strangers.len ? ": a process that came as " : "", strangers.len ? strangers.ptr : "",
-        strangers.len ? " has another CKPTFS_SECRET, or none" : "");
+    list_missing(c, &missing, ": ", &strangers);
+    (void)ckpt_fail(err, CKPT_TIMEOUT, "%s did not come to MASTER_PORT=%" PRIu32 " within %.1f s%s",
+                    missing.ptr ? missing.ptr : "a rank", c->v->port, c->v->timeout_ms / 1000.0,
+                    ckpt_str_get(&strangers));
     ckpt_str_release(&missing);
     ckpt_str_release(&strangers);
     return -1;

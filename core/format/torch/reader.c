@@ -348,9 +348,8 @@ static int check_index(struct load *l, struct ckpt_err *err)
 {
     static const char name[] = "pytorch_model.bin.index.json";
     ckpt_cleanup(ckpt_json_decrefp) json_t *index = NULL;
-    struct rank_name part;
 
-    if (!parse_part(l->files.ptr[0].name, &part) || !ckpt_dir_has_file(l->dir, name))
+    if (!l->files.ptr[0].is.part || !ckpt_dir_has_file(l->dir, name))
         return 0;
     return ckpt_weight_map_read(l->dir, name, &index, err) < 0
                ? -1

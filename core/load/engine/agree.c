@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/str.h"
 #include "comm/comm.h"
 #include "device/device.h"
@@ -241,9 +242,8 @@ static int group_cmp(const void *pa, const void *pb)
 {
     const struct group *a = pa, *b = pb;
 
-    if (a->bytes != b->bytes)
-        return a->bytes > b->bytes ? -1 : 1;
-    return (a->ranks > b->ranks) - (a->ranks < b->ranks);
+    return a->bytes != b->bytes ? ckpt_u64_cmp(b->bytes, a->bytes)
+                                : ckpt_u64_cmp(a->ranks, b->ranks);
 }
 
 /* Append the groups of several ranks that are to get a communicator if there are not too many. */
