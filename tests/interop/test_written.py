@@ -31,6 +31,7 @@ tf.utils.logging.disable_progress_bar()
 tf.utils.logging.set_verbosity_error()
 DTYPES = [t for t in writer.DTYPES] + [torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.float8_e4m3fnuz]
 SOURCE = os.environ.get("CKPTFS_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+FIXTURES = os.environ.get("CKPTFS_FIXTURES") or os.path.join(SOURCE, "..", "shared", "fixtures")
 DUMP = os.path.join(os.environ.get("CKPTFS_BUILD", "build/dev"), "tests", "archive_dump")
 COMMON = dict(vocab_size=101, hidden_size=48, intermediate_size=72, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3, head_dim=8,
               max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
@@ -256,9 +257,9 @@ class Written(WrittenCase):
 
     def test_torchtitan_of_real_checkpoints(self):
         found = 0
-        for root in [os.path.join(SOURCE, "tests", "golden"), os.environ.get("CKPTFS_FIXTURES", "")]:
+        for root in [os.path.join(SOURCE, "tests", "golden"), FIXTURES]:
             folder = os.path.join(root, "torchtitan")
-            for name in sorted(os.listdir(folder)) if root else []:
+            for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
                 case = os.path.join(folder, name)
                 if os.path.isdir(os.path.join(case, "base")):
                     found += 1
