@@ -11,6 +11,7 @@
 #include "base/str.h"
 #include "format/reader.h"
 #include "format/writer.h"
+#include "model/describe.h"
 #include "run/checkpoint.h"
 #include "run/save.h"
 #include "tensor/value.h"
@@ -206,7 +207,7 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
                      "files", (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files",
                      count_shards(view->cat), "pieces", pieces, "warnings", view->warnings);
     if (!info || !more || json_object_update_new(info, more) < 0 ||
-        json_object_set_new(info, "tied", ckpt_checkpoint_tied(view)) < 0)
+        json_object_set_new(info, "tied", ckpt_describe_ties(view)) < 0)
         return ckpt_nomem(err);
     return dump(info, ret_json, err);
 }
@@ -215,7 +216,7 @@ int ckpt_view_objects(struct ckpt_view *view, char **ret_json, struct ckpt_err *
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *objects = NULL;
 
-    return ckpt_checkpoint_objects(view, &objects, err) < 0
+    return ckpt_describe_objects(view, &objects, err) < 0
                ? -1
                : ckpt_json_dump(objects, CKPT_JSON_COMPACT, false, ret_json, NULL, err);
 }
@@ -296,7 +297,7 @@ int ckpt_view_explain(struct ckpt_view *view, const char *tensor, char **ret_jso
 
     if (!t)
         return ckpt_fail(err, CKPT_MISSING, "there is no tensor '%s'", tensor);
-    if (ckpt_checkpoint_explain(view, tensor, &rule, err) < 0)
+    if (ckpt_describe_rule(view, tensor, &rule, err) < 0)
         return -1;
     ckpt_view_tensor(view, (size_t)(t - view->cat->tensors.ptr), &info);
     out = json_pack("{s:s, s:s, s:o, s:s?, s:I, s:O?}", "tensor", t->name, "dtype", info.dtype,

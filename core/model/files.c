@@ -7,7 +7,6 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "format/writers.h"
-#include "model/facts.h"
 #include "model/merge.h"
 #include "model/model.h"
 #include "model/side.h"
@@ -30,10 +29,10 @@ static int64_t newest_shard(const struct ckpt_catalog *cat)
 
 /* Do the tensors have the dtype that the base's config states? A config without a dtype means
  * float32. */
-static bool has_base_dtype(const struct ckpt_view *v)
+static bool has_base_dtype(const struct ckpt_opening *o)
 {
-    const json_t *config = ckpt_view_base_config(v);
-    const char *says, *is = ckpt_view_main_dtype(v->cat);
+    const json_t *config = ckpt_opening_base_config(o);
+    const char *says, *is = ckpt_main_dtype(o->cat);
 
     if (!(says = ckpt_json_str(config, "dtype")))
         says = ckpt_json_str(config, "torch_dtype");
@@ -41,22 +40,22 @@ static bool has_base_dtype(const struct ckpt_view *v)
 }
 
 /* Does the base's config describe the model that a recipe made? */
-static bool lends_config(const struct ckpt_view *v)
+static bool lends_config(const struct ckpt_opening *o)
 {
-    return v->decision.config == CKPT_CONFIG_PASS_IF_DTYPE && has_base_dtype(v);
+    return o->decision.config == CKPT_CONFIG_PASS_IF_DTYPE && has_base_dtype(o);
 }
 
-static bool passes_config(const struct ckpt_view *v)
+static bool passes_config(const struct ckpt_opening *o)
 {
-    if (v->config_changed)
+    if (o->config_changed)
         return false;
-    switch (v->decision.config) {
+    switch (o->decision.config) {
     case CKPT_CONFIG_PASS:
         return true;
     case CKPT_CONFIG_PASS_UNLESS_CAST:
-        return !v->cast;
+        return !o->cast;
     case CKPT_CONFIG_PASS_IF_DTYPE:
-        return has_base_dtype(v);
+        return has_base_dtype(o);
     default:
         return false;
     }
@@ -65,77 +64,77 @@ static bool passes_config(const struct ckpt_view *v)
 /* ---- files beside the weights ---- */
 
 /* Add one of the checkpoint's own files, or the base's. */
-static int add_own(struct ckpt_view *v, struct ckpt_sides *sides, const char *name,
+static int add_own(struct ckpt_opening *o, struct ckpt_sides *sides, const char *name,
                    struct ckpt_err *err)
 {
-    return ckpt_sides_add_one(sides, v->dir, v->facts.files_at, name, v->shared->pool, err);
+    return ckpt_sides_add_one(sides, o->dir, o->facts.files_at, name, o->shared->pool, err);
 }
 
-static int add_of_base(struct ckpt_view *v, struct ckpt_sides *sides, const char *name,
+static int add_of_base(struct ckpt_opening *o, struct ckpt_sides *sides, const char *name,
                        struct ckpt_err *err)
 {
-    return ckpt_sides_add_one(sides, v->shared->base->dir, "", name, v->shared->pool, err);
+    return ckpt_sides_add_one(sides, o->shared->base->dir, "", name, o->shared->pool, err);
 }
 
-static int warn_links(struct ckpt_view *v, const struct ckpt_sides *sides, struct ckpt_err *err)
+static int warn_links(struct ckpt_opening *o, const struct ckpt_sides *sides, struct ckpt_err *err)
 {
     if (!sides->nlink)
         return 0;
     if (sides->leaving.code != CKPT_OK)
-        ckpt_catalog_warn(v->cat, "left out: %zu side files that are links: %s", sides->nlink,
+        ckpt_catalog_warn(o->cat, "left out: %zu side files that are links: %s", sides->nlink,
                           sides->leaving.text);
     else
-        ckpt_catalog_warn(v->cat,
+        ckpt_catalog_warn(o->cat,
                           "left out: %zu side files that are links to files that are not there "
                           "('%s' first)",
                           sides->nlink, sides->dangling);
-    return ckpt_view_add_warnings(v->warnings, v->cat->warnings) < 0 ? ckpt_nomem(err) : 0;
+    return ckpt_opening_keep_warnings(o, err);
 }
 
-static int collect_sides(struct ckpt_view *v, struct ckpt_sides *sides, struct ckpt_err *err)
+static int collect_sides(struct ckpt_opening *o, struct ckpt_sides *sides, struct ckpt_err *err)
 {
-    const struct ckpt_shared *s = v->shared;
-    const struct ckpt_decision *d = &v->decision;
+    const struct ckpt_shared *s = o->shared;
+    const struct ckpt_decision *d = &o->decision;
     const enum ckpt_side_rule rule =
-        v->facts.files >= CKPT_FILES_ALL ? CKPT_SIDE_ALL : CKPT_SIDE_TOKENIZER;
-    const bool adapter = v->facts.is_adapter && !s->opt->raw;
+        o->facts.files >= CKPT_FILES_ALL ? CKPT_SIDE_ALL : CKPT_SIDE_TOKENIZER;
+    const bool adapter = o->facts.is_adapter && !s->opt->raw;
     const char *config = adapter ? "adapter_config.json" : "config.json";
 
     if (d->merge_files)
-        return ckpt_merge_sides(v, sides, err);
-    if (d->own_files && ckpt_sides_add(sides, v->dir, v->facts.files_at, rule, s->pool, err) < 0)
+        return ckpt_merge_sides(o, sides, err);
+    if (d->own_files && ckpt_sides_add(sides, o->dir, o->facts.files_at, rule, s->pool, err) < 0)
         return -1;
-    if (d->own_config && add_own(v, sides, "config.json", err) < 0)
+    if (d->own_config && add_own(o, sides, "config.json", err) < 0)
         return -1;
     if (d->base_files &&
         ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_TOKENIZER, s->pool, err) < 0)
         return -1;
-    if (d->own_adapter_config && add_own(v, sides, config, err) < 0)
+    if (d->own_adapter_config && add_own(o, sides, config, err) < 0)
         return -1;
-    if (d->base_files && (d->base_config || lends_config(v)) &&
-        add_of_base(v, sides, config, err) < 0)
+    if (d->base_files && (d->base_config || lends_config(o)) &&
+        add_of_base(o, sides, config, err) < 0)
         return -1;
-    if (adapter && !ckpt_sides_has(sides, config) && !v->facts.adapter_config)
-        ckpt_catalog_warn(v->cat, "the adapter has no %s; give one with base=DIR", config);
+    if (adapter && !ckpt_sides_has(sides, config) && !o->facts.adapter_config)
+        ckpt_catalog_warn(o->cat, "the adapter has no %s; give one with base=DIR", config);
     return 0;
 }
 
 /* ---- weights ---- */
 
 /* Choose the weight map; *ret is new, or NULL. */
-static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckpt_err *err)
+static int choose_weight_map(const struct ckpt_opening *o, json_t **ret, struct ckpt_err *err)
 {
-    const struct ckpt_base *base = v->shared->base;
+    const struct ckpt_base *base = o->shared->base;
 
     *ret = NULL;
-    switch (v->decision.split) {
+    switch (o->decision.split) {
     case CKPT_SPLIT_BY_SIZE:
         return 0;
     case CKPT_SPLIT_OWN:
-        *ret = json_incref(v->facts.weight_map);
+        *ret = json_incref(o->facts.weight_map);
         return 0;
     case CKPT_SPLIT_LIKE_BASE:
-        return ckpt_split_by_base(v->cat, base, v->base_names, ckpt_view_type(v), ret, err);
+        return ckpt_split_by_base(o->cat, base, o->base_names, ckpt_opening_type(o), ret, err);
     case CKPT_SPLIT_BASE:
         /* deep, because other threads may be opening views, which count references to shared values
          */
@@ -145,24 +144,24 @@ static int choose_weight_map(const struct ckpt_view *v, json_t **ret, struct ckp
     return *ret ? 0 : ckpt_nomem(err);
 }
 
-static bool sorts_names(const struct ckpt_view *v)
+static bool sorts_names(const struct ckpt_opening *o)
 {
-    const enum ckpt_order order = v->decision.order;
+    const enum ckpt_order order = o->decision.order;
 
-    return !v->ordered && (order == CKPT_ORDER_NAMES ||
-                           (order == CKPT_ORDER_FRESH && ckpt_view_type(v)->converted));
+    return !o->ordered && (order == CKPT_ORDER_NAMES ||
+                           (order == CKPT_ORDER_FRESH && ckpt_opening_type(o)->converted));
 }
 
 /* The number of elements in buffers, which num_parameters() of transformers does not count, and so
  * the total_parameters of an index does not either. */
-static uint64_t buffer_numel(const struct ckpt_view *v)
+static uint64_t buffer_numel(const struct ckpt_opening *o)
 {
-    const struct ckpt_texts *ends = &ckpt_view_type(v)->buffers;
+    const struct ckpt_texts *ends = &ckpt_opening_type(o)->buffers;
     uint64_t n = 0;
 
-    for (size_t i = 0; i < v->cat->tensors.len; i++)
-        if (ckpt_texts_end(ends, v->cat->tensors.ptr[i].name))
-            n += v->cat->tensors.ptr[i]
+    for (size_t i = 0; i < o->cat->tensors.len; i++)
+        if (ckpt_texts_end(ends, o->cat->tensors.ptr[i].name))
+            n += o->cat->tensors.ptr[i]
                      .numel; /* cannot overflow: the tree refuses more than 2^63 bytes */
     return n;
 }
@@ -170,87 +169,87 @@ static uint64_t buffer_numel(const struct ckpt_view *v)
 /* ---- other formats ---- */
 
 /* What the checkpoint says, or the number in which its folder's name ends: "step-20". */
-static uint64_t step_of(const struct ckpt_view *v)
+static uint64_t step_of(const struct ckpt_opening *o)
 {
-    const size_t len = strlen(v->name);
+    const size_t len = strlen(o->name);
     unsigned long long n;
     uint64_t step;
     size_t at = len;
 
-    if (ckpt_json_u64(v->about, "step", &step))
+    if (ckpt_json_u64(o->about, "step", &step))
         return step;
-    while (at > 0 && v->name[at - 1] >= '0' && v->name[at - 1] <= '9')
+    while (at > 0 && o->name[at - 1] >= '0' && o->name[at - 1] <= '9')
         at--;
-    if (v->facts.is_hub_dir || (at > 0 && !strchr("-_", v->name[at - 1])) ||
-        !ckpt_parse_u64(v->name + at, len - at, &n))
+    if (o->facts.is_hub_dir || (at > 0 && !strchr("-_", o->name[at - 1])) ||
+        !ckpt_parse_u64(o->name + at, len - at, &n))
         return 0;
     return n;
 }
 
-static int write_files(struct ckpt_view *v, const struct ckpt_vtree_options *model,
+static int write_files(struct ckpt_opening *o, const struct ckpt_vtree_options *model,
                        struct ckpt_err *err)
 {
-    const struct ckpt_output *output = &v->shared->opt->output;
-    const size_t bytes = (v->cat->tensors.len + 1) * sizeof(struct ckpt_vplace);
+    const struct ckpt_output *output = &o->shared->opt->output;
+    const size_t bytes = (o->cat->tensors.len + 1) * sizeof(struct ckpt_vplace);
     ckpt_cleanup(ckpt_vfiles_release) struct ckpt_vfiles files = {0};
-    struct ckpt_writing w = {.cat = v->cat,
+    struct ckpt_writing w = {.cat = o->cat,
                              .output = output,
-                             .config = v->framework,
-                             .about = v->about,
+                             .config = o->framework,
+                             .about = o->about,
                              .model = model,
                              .files = &files};
 
-    w.step = step_of(v);
+    w.step = step_of(o);
     if (!(w.place = ckpt_arena_alloc(&files.arena, bytes)))
         return ckpt_nomem(err);
     memset(w.place, 0, bytes);
     if (output->writer->write(&w, err) < 0)
         return ckpt_err_in(err, "view=%s", output->writer->name);
-    if (ckpt_view_add_warnings(v->warnings, v->cat->warnings) < 0)
-        return ckpt_nomem(err);
-    return ckpt_vtree_of_files(v->cat, &files, w.place, model->mtime_ns, &v->tree, err);
+    if (ckpt_opening_keep_warnings(o, err) < 0)
+        return -1;
+    return ckpt_vtree_of_files(o->cat, &files, w.place, model->mtime_ns, &o->tree, err);
 }
 
 /* ---- all of it ---- */
 
-int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err)
+int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_sides_release) struct ckpt_sides sides = {0};
     ckpt_cleanup(ckpt_json_decrefp) json_t *generation = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *map = NULL;
     struct ckpt_vtree_options opt = {
-        .index_name = v->facts.index_name,
-        .bare = v->decision.bare_header,
-        .max_shard_size = v->shared->opt->max_shard_size,
-        .sort = sorts_names(v),
-        .buffer_numel = buffer_numel(v),
-        .mtime_ns = newest_shard(v->cat),
+        .index_name = o->facts.index_name,
+        .bare = o->decision.bare_header,
+        .max_shard_size = o->shared->opt->max_shard_size,
+        .sort = sorts_names(o),
+        .buffer_numel = buffer_numel(o),
+        .mtime_ns = newest_shard(o->cat),
     };
 
-    if (collect_sides(v, &sides, err) < 0 || warn_links(v, &sides, err) < 0 ||
-        choose_weight_map(v, &map, err) < 0)
+    if (collect_sides(o, &sides, err) < 0 || warn_links(o, &sides, err) < 0 ||
+        choose_weight_map(o, &map, err) < 0)
         return -1;
     opt.weight_map = map;
-    if (v->config && !passes_config(v)) {
-        opt.config = v->config;
+    if (o->config && !passes_config(o)) {
+        opt.config = o->config;
         ckpt_sides_remove(&sides, "config.json");
     }
-    if (v->config && v->decision.write_generation &&
+    if (o->config && o->decision.write_generation &&
         !ckpt_sides_has(&sides, "generation_config.json")) {
-        const struct ckpt_type *type = ckpt_view_type(v);
+        const struct ckpt_type *type = ckpt_opening_type(o);
         const struct ckpt_generation_rule rule = {.decoder = type->decoder_config,
                                                   .no_use_cache = type->no_use_cache};
-        if (ckpt_generation_config(v->config, &rule, &generation, err) < 0)
+        if (ckpt_generation_config(o->config, &rule, &generation, err) < 0)
             return -1;
         opt.generation = generation;
     }
-    if (v->facts.is_adapter && !v->shared->opt->raw &&
+    if (o->facts.is_adapter && !o->shared->opt->raw &&
         !ckpt_sides_has(&sides, "adapter_config.json"))
-        opt.adapter = v->facts.adapter_config;
+        opt.adapter = o->facts.adapter_config;
     opt.side = sides.files.ptr;
     opt.nside = sides.files.len;
     if (sides.mtime_ns > opt.mtime_ns)
         opt.mtime_ns = sides.mtime_ns;
-    return v->shared->opt->output.writer ? write_files(v, &opt, err)
-                                         : ckpt_vtree_new(v->cat, &opt, &v->tree, err);
+    return o->shared->opt->output.writer ? write_files(o, &opt, err)
+                                         : ckpt_vtree_new(o->cat, &opt, &o->tree, err);
 }

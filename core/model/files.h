@@ -5,10 +5,10 @@
 #define CKPT_MODEL_FILES_H
 
 #include "base/err.h"
-#include "model/view.h"
+#include "model/opening.h"
 
-/* Build v->tree from v->cat, v->config and the files that are shown unchanged, as v->decision says.
+/* Build o->tree from o->cat, o->config and the files that are shown unchanged, as o->decision says.
  */
-int ckpt_view_lay_out(struct ckpt_view *v, struct ckpt_err *err);
+int ckpt_opening_lay_out(struct ckpt_opening *o, struct ckpt_err *err);
 
 #endif

@@ -12,10 +12,10 @@
 #include "recipe/library/types.h"
 
 /* The facts of the merged model: it has the base's split and is not an adapter. */
-static int describe(struct ckpt_view *v, struct ckpt_err *err)
+static int describe(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    const json_t *map = v->shared->base->facts.weight_map;
-    struct ckpt_facts *f = &v->facts;
+    const json_t *map = o->shared->base->facts.weight_map;
+    struct ckpt_facts *f = &o->facts;
 
     f->is_adapter = f->bare_header = false;
     json_decref(f->weight_map);
@@ -23,85 +23,83 @@ static int describe(struct ckpt_view *v, struct ckpt_err *err)
     return map && !f->weight_map ? ckpt_nomem(err) : 0;
 }
 
-int ckpt_merge_begin(struct ckpt_view *v, struct ckpt_catalog **src, struct ckpt_err *err)
+int ckpt_merge_begin(struct ckpt_opening *o, struct ckpt_err *err)
 {
     struct ckpt_catalog *model;
-    bool found = v->facts.is_adapter;
+    bool found = o->facts.is_adapter;
 
-    if (!found && ckpt_adapter_apply(*src, ckpt_types_any(ckpt_recipes_types(v->shared->recipes)),
-                                     true, &v->facts, &found, err) < 0)
+    if (!found && ckpt_adapter_apply(o->cat, ckpt_types_any(ckpt_recipes_types(o->shared->recipes)),
+                                     true, &o->facts, &found, err) < 0)
         return -1;
     if (!found)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=merge: '%s' has no adapter",
-                         ckpt_dir_path(v->dir));
-    if (ckpt_lora_base(v->shared->base, &model, err) < 0)
+                         ckpt_dir_path(o->dir));
+    if (ckpt_lora_base(o->shared->base, &model, err) < 0)
         return -1;
-    v->adapter = ckpt_steal(src);
-    *src = model;
-    return describe(v, err);
+    o->adapter = ckpt_steal(&o->cat);
+    o->cat = model;
+    return describe(o, err);
 }
 
 /* The folder with the adapter's own files. */
-static const char *own_folder(const struct ckpt_view *v)
+static const char *own_folder(const struct ckpt_opening *o)
 {
-    return v->facts.files == CKPT_FILES_COMPLETE ? v->facts.files_at : "";
+    return o->facts.files == CKPT_FILES_COMPLETE ? o->facts.files_at : "";
 }
 
 /* Read one of the adapter's configs, from the adapter or the base, or take the reader's; *ret is
  * NULL if there is none. */
-static int read_config(const struct ckpt_view *v, const char *name, json_t **ret,
+static int read_config(const struct ckpt_opening *o, const char *name, json_t **ret,
                        struct ckpt_err *err)
 {
-    const char *below = own_folder(v);
+    const char *below = own_folder(o);
     ckpt_cleanup(ckpt_freep) char *path = ckpt_asprintf("%s%s%s", below, *below ? "/" : "", name);
 
     *ret = NULL;
     if (!path)
         return ckpt_nomem(err);
-    if (ckpt_config_read_if(v->dir, path, CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
+    if (ckpt_config_read_if(o->dir, path, CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
         return -1;
-    if (!*ret && v->shared->base &&
-        ckpt_config_read_if(v->shared->base->dir, name, CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
+    if (!*ret && o->shared->base &&
+        ckpt_config_read_if(o->shared->base->dir, name, CKPT_CONFIG_MAX_BYTES, ret, err) < 0)
         return -1;
     if (!*ret && strcmp(name, "adapter_config.json") == 0)
-        *ret = json_incref(v->facts.adapter_config);
+        *ret = json_incref(o->facts.adapter_config);
     return 0;
 }
 
-int ckpt_merge_finish(struct ckpt_view *v, struct ckpt_err *err)
+int ckpt_merge_finish(struct ckpt_opening *o, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_json_decrefp) json_t *adapter = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *automodel = NULL;
     ckpt_cleanup(ckpt_json_decrefp) json_t *before = NULL;
 
-    if (!v->adapter)
+    if (!o->adapter)
         return 0;
-    if (read_config(v, "adapter_config.json", &adapter, err) < 0 ||
-        read_config(v, "automodel_peft_config.json", &automodel, err) < 0)
+    if (read_config(o, "adapter_config.json", &adapter, err) < 0 ||
+        read_config(o, "automodel_peft_config.json", &automodel, err) < 0)
         return -1;
-    const struct ckpt_lora_options opt = {
-        .adapter = adapter,
-        .automodel = automodel,
-        .base_names = v->base_names,
-        .type = ckpt_types_find(ckpt_recipes_types(v->shared->recipes),
-                                ckpt_json_str(v->config, "model_type")),
-        .config = v->config};
-    if (v->config && !(before = json_deep_copy(v->config)))
+    const struct ckpt_lora_options opt = {.adapter = adapter,
+                                          .automodel = automodel,
+                                          .base_names = o->base_names,
+                                          .type = ckpt_opening_type(o),
+                                          .config = o->config};
+    if (o->config && !(before = json_deep_copy(o->config)))
         return ckpt_nomem(err);
-    if (ckpt_lora_merge(v->cat, v->adapter, &opt, err) < 0)
-        return ckpt_err_in(err, "'%s'", ckpt_dir_path(v->dir));
-    v->config_changed |= !json_equal(before, v->config);
-    ckpt_catalog_freep(&v->adapter);
-    json_decref(v->base_names); /* the view's names are the base's */
-    v->base_names = NULL;
+    if (ckpt_lora_merge(o->cat, o->adapter, &opt, err) < 0)
+        return ckpt_err_in(err, "'%s'", ckpt_dir_path(o->dir));
+    o->config_changed |= !json_equal(before, o->config);
+    ckpt_catalog_freep(&o->adapter);
+    json_decref(o->base_names); /* the view's names are the base's */
+    o->base_names = NULL;
     return 0;
 }
 
-int ckpt_merge_sides(const struct ckpt_view *v, struct ckpt_sides *sides, struct ckpt_err *err)
+int ckpt_merge_sides(const struct ckpt_opening *o, struct ckpt_sides *sides, struct ckpt_err *err)
 {
-    const struct ckpt_shared *s = v->shared;
+    const struct ckpt_shared *s = o->shared;
 
-    return ckpt_sides_add(sides, v->dir, own_folder(v), CKPT_SIDE_TOKENIZER, s->pool, err) < 0 ||
+    return ckpt_sides_add(sides, o->dir, own_folder(o), CKPT_SIDE_TOKENIZER, s->pool, err) < 0 ||
                    ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_ALL, s->pool, err) < 0
                ? -1
                : 0;

@@ -5,18 +5,17 @@
 #define CKPT_MODEL_OUTPUT_H
 
 #include "base/err.h"
-#include "model/view.h"
-#include "tensor/catalog.h"
+#include "model/opening.h"
 
 /* Are the names those of a framework whose checkpoint is written? */
-bool ckpt_view_has_output_names(const struct ckpt_view *v);
+bool ckpt_opening_has_output_names(const struct ckpt_opening *o);
 
 /* Keep the config of the checkpoint's framework, if a checkpoint of the same framework is written.
  */
-void ckpt_view_keep_framework(struct ckpt_view *v, const struct ckpt_catalog *src);
+void ckpt_opening_keep_framework(struct ckpt_opening *o);
 
-/* Make the names of v->cat, which are the hub's, those of the framework; v->framework is its
+/* Make the names of o->cat, which are the hub's, those of the framework; o->framework is its
  * config. Nothing to do for other views. UNSUPPORTED: no recipe makes such a model. */
-int ckpt_view_convert_to_output(struct ckpt_view *v, struct ckpt_err *err);
+int ckpt_opening_to_output(struct ckpt_opening *o, struct ckpt_err *err);
 
 #endif

@@ -7,12 +7,11 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "base/err.h"
 #include "base/json.h"
-#include "format/reader.h"
 #include "io/dir.h"
 #include "io/fdpool.h"
 #include "model/base.h"
-#include "model/decide.h"
 #include "model/options.h"
 #include "model/remarks.h"
 #include "model/rename.h"
@@ -42,7 +41,14 @@ struct ckpt_shared {
                              shared JSON values */
 };
 
-/* A view. Immutable, except for its reference count and the state of its files. */
+/* Make the shared data with one reference, for which the base and the recipes are opened; take, and
+ * give back, a reference. */
+int ckpt_shared_new(const struct ckpt_options *opt, struct ckpt_shared **ret, struct ckpt_err *err);
+struct ckpt_shared *ckpt_shared_ref(struct ckpt_shared *s);
+void ckpt_shared_unref(struct ckpt_shared *s);
+
+/* A view: what serves reads. Immutable, except for its reference count and the state of its files.
+ * ckpt_view_hold and ckpt_view_release count the references (run/checkpoint.c). */
 struct ckpt_view {
     atomic_uint refs;
     atomic_bool stale; /* a read found a changed shard: the run opens another view, while this one
@@ -53,24 +59,13 @@ struct ckpt_view {
     struct ckpt_dir *dir;
     /* tensors of the view, under Hugging Face's names, or the framework's if raw */
     struct ckpt_catalog *cat;
-    /* only while opening: the adapter that is merged into cat; or NULL */
-    struct ckpt_catalog *adapter;
     struct ckpt_vtree *tree;
     struct ckpt_reading reading;
-    json_t *base_names; /* only while opening: {tensor: its name in the base} where they differ */
-    struct ckpt_facts facts; /* only while opening: the reader's facts */
-    struct ckpt_decision decision;
-    json_t *about;     /* facts of the format, from the reader */
-    json_t *framework; /* for a writer: the config of the checkpoint's framework, until a recipe
-                          makes the one of the format that is written */
-    json_t *config;    /* config.json as the view shows it; NULL if it shows none */
+    json_t *about;  /* facts of the format, from the reader */
+    json_t *config; /* config.json as the view shows it; NULL if it shows none */
     json_t *warnings;
-    char *recipe;        /* NULL: none was used */
-    bool config_changed; /* config differs from the file that was read (quantisation removed,
-                            another vocabulary) */
-    bool cast;           /* at least one tensor has another dtype than it is stored in */
-    bool ordered;        /* cat is in the order of the model's state dict */
-    char *source;        /* format and step: "nanotron 1.4, step 20" */
+    char *recipe; /* the recipe that named the tensors; NULL: none was used */
+    char *source; /* format and step: "nanotron 1.4, step 20" */
     char *name; /* name of the step, or of a single checkpoint's directory after resolving links */
     uint64_t generation;
 };

@@ -18,7 +18,7 @@ try:
 
     import megatron_writer as mw
     import ranks
-    from tensor_case import SEED, TensorCase, export, read_all
+    from tensor_case import CKPT, SEED, TensorCase, export, read_all
     from test_megatron import CORES, make_model
     from test_written_megatron import PLAN, preload
 except ImportError as e:
@@ -148,6 +148,8 @@ class Verl(TensorCase):
                         f.write("7")
                     for path in (run, os.path.dirname(actor), actor, os.path.join(actor, list(parts)[0])):
                         self.served(name, path)
+                    done = subprocess.run([CKPT, "explain", actor, "model.norm.weight"], capture_output=True, text=True)
+                    self.assertIn("rule ", done.stdout, done.stderr)
                     raw = self.raw(actor)
                     states = {f"optimizer.state.{x}.{k}": t.float() for x in ADAM for k, t in raw.items() if not k.startswith("optimizer.")}
                     self.assertGreater(len(states), 20)

@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "load/load_inner.h"
+#include "model/describe.h"
 #include "recipe/apply/sharding.h"
 
 enum { MAX_WAYS = 1 << 20 };
@@ -245,7 +246,7 @@ int ckpt_layout_wants(const struct ckpt_view *view, const char *layout, uint32_t
     int rc = parse_layout(layout, rank, nrank, &y.l, err);
 
     if (rc == 0)
-        rc = ckpt_checkpoint_annotations(view, &marker, err);
+        rc = ckpt_describe_sharding(view, &marker, err);
     y.marker = marker;
     for (uint32_t t = 0; t < view->cat->tensors.len && rc == 0; t++)
         rc = want_tensor(&y, t, &view->cat->tensors.ptr[t]);

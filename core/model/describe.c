@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Answers about the checkpoint of an open view. */
+#include "model/describe.h"
+
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "format/reader.h"
+#include "format/writer.h"
+#include "model/identify.h"
+#include "recipe/library/types.h"
+
+int ckpt_describe_rule(const struct ckpt_view *v, const char *tensor, json_t **ret,
+                       struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = v->shared;
+    ckpt_cleanup(ckpt_opening_release) struct ckpt_opening o = {0};
+
+    *ret = NULL;
+    if (!v->recipe || (s->opt->output.writer && s->opt->output.writer->recipes))
+        return 0; /* its rules know the hub's names only */
+    if (ckpt_opening_begin(&o, v->shared, v->dir, "", err) < 0 || ckpt_opening_read(&o, err) < 0 ||
+        ckpt_opening_identify(&o, err) < 0)
+        return -1;
+    const struct ckpt_recipe_options opt = ckpt_opening_recipe_options(&o);
+    return ckpt_recipe_explain(s->recipes, o.cat, &opt, tensor, ret, err);
+}
+
+int ckpt_describe_sharding(const struct ckpt_view *v, struct ckpt_annotations **ret,
+                           struct ckpt_err *err)
+{
+    struct ckpt_shared *s = v->shared;
+    int rc;
+
+    (void)pthread_mutex_lock(&s->eval);
+    rc = ckpt_annotations_new(s->recipes, v->cat, s->opt->raw ? NULL : v->config, ret, err);
+    (void)pthread_mutex_unlock(&s->eval);
+    return rc;
+}
+
+int ckpt_describe_objects(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = view->shared;
+    const struct ckpt_reader_options opt = {
+        .pool = s->pool, .log = &s->opt->log, .allow_partial = s->opt->allow_partial};
+    const struct ckpt_reader *reader = ckpt_reader_probe(view->dir, err);
+    ckpt_cleanup(ckpt_json_decrefp) json_t *out = json_object();
+
+    if (!reader)
+        return -1;
+    if (!out)
+        return ckpt_nomem(err);
+    if (reader->objects && reader->objects(view->dir, &opt, out, err) < 0)
+        return -1;
+    *ret = ckpt_steal(&out);
+    return 0;
+}
+
+/* ---- ties ---- */
+
+/* The input embedding's name in this view; NULL: it has none. */
+static const char *embedding_of(const struct ckpt_view *v, const struct ckpt_type *type)
+{
+    for (size_t i = 0; i < type->embedding.n; i++)
+        if (ckpt_catalog_find(v->cat, type->embedding.text[i]))
+            return type->embedding.text[i];
+    return NULL;
+}
+
+json_t *ckpt_describe_ties(const struct ckpt_view *v)
+{
+    const struct ckpt_type *type = ckpt_types_find(ckpt_recipes_types(v->shared->recipes),
+                                                   ckpt_json_str(v->config, "model_type"));
+    const bool is_known = type != ckpt_types_any(ckpt_recipes_types(v->shared->recipes));
+    json_t *tied = json_object();
+
+    if (!ckpt_json_bool(v->config, "tie_word_embeddings", false))
+        return tied;
+    for (size_t i = 0; i < type->ties.n && tied; i++) {
+        const struct ckpt_text_pair *tie = &type->ties.pair[i];
+        const char *to = tie->to ? tie->to : embedding_of(v, type);
+        /* for a type without facts of its own the list has the names of all types */
+        if (!is_known && (!type->output.n || strcmp(tie->from, type->output.text[0]) != 0))
+            continue;
+        if (!to || ckpt_catalog_find(v->cat, tie->from) || !ckpt_catalog_find(v->cat, to))
+            continue;
+        if (json_object_set_new(tied, tie->from, json_string(to)) < 0) {
+            json_decref(tied);
+            return NULL;
+        }
+    }
+    return tied;
+}

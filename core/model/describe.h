@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is asked about the checkpoint of an open view, and is not in the view's files. */
+#ifndef CKPT_MODEL_DESCRIBE_H
+#define CKPT_MODEL_DESCRIBE_H
+
+#include "base/err.h"
+#include "base/json.h"
+#include "model/view.h"
+#include "recipe/apply/sharding.h"
+
+/* Explain which rule made a tensor of the view from which stored tensors, in the form of
+ * ckpt_recipe_explain. The checkpoint is read again for it. *ret is NULL if no recipe was used. */
+int ckpt_describe_rule(const struct ckpt_view *view, const char *tensor, json_t **ret,
+                       struct ckpt_err *err);
+
+/* The sharding annotations of the view's tensors, from the model files; the view is borrowed. */
+int ckpt_describe_sharding(const struct ckpt_view *view, struct ckpt_annotations **ret,
+                           struct ckpt_err *err);
+
+/* The values that the checkpoint holds besides tensors, as ckpt_reader.objects returns them, read
+ * at the time of the call. *ret is a new object. */
+int ckpt_describe_objects(const struct ckpt_view *view, json_t **ret, struct ckpt_err *err);
+
+/* The names that the model's class has for stored tensors besides their own, as in
+ * {"lm_head.weight": "model.embed_tokens.weight"}: what the config ties. A new object; NULL: out of
+ * memory. */
+json_t *ckpt_describe_ties(const struct ckpt_view *view);
+
+#endif

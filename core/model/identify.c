@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whose names the tensors have, and which adapter there is. */
+#include "model/identify.h"
+
+#include "base/mem.h"
+#include "model/adapter.h"
+#include "model/merge.h"
+#include "model/names.h"
+
+/* The facts that hold for all types of models: an adapter does not say of which one it is. */
+static const struct ckpt_type *any_type(const struct ckpt_opening *o)
+{
+    return ckpt_types_any(ckpt_recipes_types(o->shared->recipes));
+}
+
+static int find_model(struct ckpt_opening *o, bool *ret_found, struct ckpt_err *err)
+{
+    const struct ckpt_shared *s = o->shared;
+
+    return ckpt_names_apply(o->cat, ckpt_recipes_types(s->recipes), s->base,
+                            ckpt_opening_model_config(o), s->opt->allow_leftover, ret_found, err);
+}
+
+static int find_names(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const struct ckpt_options *opt = o->shared->opt;
+    bool found;
+
+    if (opt->raw || o->facts.names != CKPT_NAMES_FRAMEWORK ||
+        ckpt_recipes_forced(o->shared->recipes))
+        return 0;
+    if (ckpt_adapter_apply(o->cat, any_type(o), opt->lora == CKPT_LORA_ADAPTER, &o->facts, &found,
+                           err) < 0)
+        return -1;
+    if (found)
+        return 0;
+    if (find_model(o, &found, err) < 0)
+        return -1;
+    if (found)
+        o->facts.names = CKPT_NAMES_MEMORY;
+    return 0;
+}
+
+/* Take the base that a whole PeftModel contains, a model under its own names. With lora=merge the
+ * adapter is kept. */
+static int take_peft_base(struct ckpt_opening *o, struct ckpt_catalog **base, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_facts_release) struct ckpt_facts unused = {0}; /* the view is no adapter */
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *whole = ckpt_steal(&o->cat);
+    bool found = false;
+
+    o->cat = ckpt_steal(base);
+    json_decref(o->about);
+    json_decref(o->warnings);
+    o->about = json_incref(o->cat->about);
+    o->warnings = json_incref(o->cat->warnings);
+    if (!ckpt_recipes_forced(o->shared->recipes) && find_model(o, &found, err) < 0)
+        return -1;
+    if (!found)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "option lora: the tensors of the adapter's base in '%s' do not have "
+                         "transformers' names (view=raw shows them)",
+                         ckpt_dir_path(o->dir));
+    o->facts.names = CKPT_NAMES_MEMORY;
+    if (o->shared->opt->lora != CKPT_LORA_MERGE)
+        return 0;
+    if (ckpt_adapter_apply(whole, any_type(o), true, &unused, &found, err) < 0)
+        return -1;
+    o->adapter = ckpt_steal(&whole);
+    return 0;
+}
+
+/* Handle lora=merge and lora=base. The base inside a whole PeftModel has priority over the option
+ * `base`. */
+static int find_lora(struct ckpt_opening *o, bool *ret_merged, struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *base = NULL;
+
+    if (!o->facts.is_adapter && ckpt_adapter_base(o->cat, any_type(o), &base, err) < 0)
+        return -1;
+    if (base)
+        return take_peft_base(o, &base, err);
+    if (o->shared->opt->lora == CKPT_LORA_BASE)
+        return ckpt_fail(err, CKPT_UNSUPPORTED,
+                         "option lora=base: '%s' is not a checkpoint of a whole PEFT model, base "
+                         "and adapter together",
+                         ckpt_dir_path(o->dir));
+    *ret_merged = true;
+    return ckpt_merge_begin(o, err);
+}
+
+int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const struct ckpt_options *opt = o->shared->opt;
+    const bool joins = opt->lora == CKPT_LORA_MERGE || opt->lora == CKPT_LORA_BASE;
+    struct ckpt_decide in = {.facts = &o->facts, .opt = opt, .base = o->shared->base};
+
+    if ((joins ? find_lora(o, &in.merged, err) : find_names(o, err)) < 0)
+        return -1;
+    if (opt->lora == CKPT_LORA_ADAPTER && !o->facts.is_adapter)
+        return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=adapter: '%s' has no adapter",
+                         ckpt_dir_path(o->dir));
+    in.has_config = o->cat->config != NULL;
+    o->decision = ckpt_decide(&in);
+    return 0;
+}

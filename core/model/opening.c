@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a directory to a view. */
+#include "model/opening.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/naming.h"
+
+/* ---- what follows from the facts ---- */
+
+const struct ckpt_type *ckpt_opening_type(const struct ckpt_opening *o)
+{
+    return ckpt_types_find(ckpt_recipes_types(o->shared->recipes),
+                           ckpt_json_str(o->config, "model_type"));
+}
+
+struct ckpt_dtypes ckpt_opening_dtypes(const struct ckpt_opening *o)
+{
+    return (struct ckpt_dtypes){.opt = o->shared->opt,
+                                .base = o->decision.use_base_dtypes ? o->shared->base : NULL,
+                                .mapping = o->facts.dtypes,
+                                .base_names = o->base_names,
+                                .keeps = &ckpt_opening_type(o)->keeps_dtype,
+                                .buffers = &ckpt_opening_type(o)->buffers,
+                                .hf_names = o->facts.names == CKPT_NAMES_HUB};
+}
+
+const json_t *ckpt_opening_model_config(const struct ckpt_opening *o)
+{
+    const struct ckpt_base *base = o->shared->base;
+
+    return base && base->config ? base->config : o->cat->config;
+}
+
+const json_t *ckpt_opening_base_config(const struct ckpt_opening *o)
+{
+    const struct ckpt_base *base = o->shared->base;
+
+    return base && base->config ? base->config : o->facts.lent_config;
+}
+
+struct ckpt_recipe_options ckpt_opening_recipe_options(const struct ckpt_opening *o)
+{
+    const struct ckpt_options *opt = o->shared->opt;
+    const bool own_names = o->decision.way == CKPT_WAY_MEMORY;
+
+    return (struct ckpt_recipe_options){
+        .format = own_names ? "transformers" : NULL,
+        .base_config = own_names ? ckpt_opening_model_config(o) : ckpt_opening_base_config(o),
+        .overrides = opt->overrides,
+        .allow_partial = opt->allow_partial,
+        .allow_leftover = opt->allow_leftover,
+    };
+}
+
+int ckpt_opening_keep_warnings(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    size_t i, k;
+    json_t *text, *old;
+
+    json_array_foreach(o->cat->warnings, i, text) {
+        bool known = false;
+        json_array_foreach(o->warnings, k, old)
+            known |= json_equal(text, old);
+        if (!known && json_array_append(o->warnings, text) < 0)
+            return ckpt_nomem(err);
+    }
+    return 0;
+}
+
+/* ---- reading ---- */
+
+int ckpt_opening_begin(struct ckpt_opening *o, struct ckpt_shared *shared, struct ckpt_dir *dir,
+                       const char *step, struct ckpt_err *err)
+{
+    o->shared = shared;
+    o->dir = dir;
+    if (!(o->name = strdup(*step ? step : ckpt_dir_real_name(dir))))
+        return ckpt_nomem(err);
+    return (o->reader = ckpt_reader_probe(dir, err)) ? 0 : -1;
+}
+
+int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const struct ckpt_options *opt = o->shared->opt;
+    const struct ckpt_naming naming = ckpt_naming_of(ckpt_recipes_types(o->shared->recipes));
+    const struct ckpt_reader_options ropt = {
+        .pool = o->shared->pool,
+        .log = &opt->log,
+        .naming = &naming,
+        .allow_partial = opt->allow_partial,
+        .allow_mixed = opt->allow_mixed,
+        .states = opt->raw,
+        .masters = opt->dtype_rule == CKPT_DTYPE_CAST && opt->dtype == CKPT_F32,
+    };
+
+    if (ckpt_catalog_new(&o->cat, err) < 0 ||
+        o->reader->load(o->dir, &ropt, &o->facts, o->cat, err) < 0)
+        return -1;
+    if (!o->facts.files_at) {
+        o->facts.files_at = o->reader->side_files;
+        o->facts.files = CKPT_FILES_TOKENIZER;
+    }
+    o->about = json_incref(o->cat->about);
+    o->warnings = json_incref(o->cat->warnings);
+    return 0;
+}
+
+void ckpt_opening_release(struct ckpt_opening *o)
+{
+    ckpt_vtree_free(o->tree);
+    ckpt_catalog_free(o->cat);
+    ckpt_catalog_free(o->adapter);
+    ckpt_facts_release(&o->facts);
+    json_decref(o->base_names);
+    json_decref(o->framework);
+    json_decref(o->about);
+    json_decref(o->config);
+    json_decref(o->warnings);
+    free(o->recipe);
+    free(o->name);
+}
