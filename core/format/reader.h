@@ -29,6 +29,8 @@ struct ckpt_naming {
     int (*cmp)(const void *ctx, const json_t *config, const char *a, const char *b);
     /* May a save lack this tensor although a list of the model's tensors has it? */
     bool (*may_lack)(const void *ctx, const json_t *config, const char *name);
+    /* Does transformers convert the tensor (of fused experts) when it loads the model? */
+    bool (*is_converted)(const void *ctx, const json_t *config, const char *name);
 };
 
 struct ckpt_reader_options {

@@ -5,16 +5,7 @@
 #include <string.h>
 
 #include "base/str.h"
-
-enum ckpt_dtype ckpt_dtypes_export(enum ckpt_dtype stored, const enum ckpt_dtype *mapped,
-                                   const enum ckpt_dtype *cast)
-{
-    if (cast && ckpt_dtype_is_castable(stored))
-        return mapped && *mapped == CKPT_F32 ? CKPT_F32 : *cast;
-    if (!cast && mapped && ckpt_dtype_is_castable(*mapped) && ckpt_dtype_is_float(stored))
-        return *mapped;
-    return stored;
-}
+#include "format/automodel/export.h"
 
 /* The dtype that config.json states, under its new key or its old one. */
 static bool config_dtype(const json_t *config, enum ckpt_dtype *ret)
@@ -106,7 +97,7 @@ enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_dtypes *d, const struct ckp
     if (cast && !d->hf_names)
         return d->opt->dtype;
     if (find_mapped(d, t->name, &mapped))
-        return ckpt_dtypes_export(t->dtype, &mapped, cast ? &d->opt->dtype : NULL);
+        return ckpt_automodel_dtype(t->dtype, &mapped, cast ? &d->opt->dtype : NULL);
     if (keeps_dtype(d, t->name))
         return t->dtype;
     if (cast)

@@ -33,10 +33,4 @@ enum ckpt_dtype ckpt_dtypes_wanted(const struct ckpt_dtypes *d, const struct ckp
  * t. */
 bool ckpt_dtypes_unknown(const struct ckpt_dtypes *d, const struct ckpt_tensor *t);
 
-/* The rule of NeMo Automodel's export (its `_output_dtype`). `stored` is the dtype in the shard,
- * `mapped` the one in the base (NULL: not known), `cast` the one that the user asked for (NULL:
- * none). */
-enum ckpt_dtype ckpt_dtypes_export(enum ckpt_dtype stored, const enum ckpt_dtype *mapped,
-                                   const enum ckpt_dtype *cast);
-
 #endif

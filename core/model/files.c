@@ -6,11 +6,12 @@
 
 #include "base/mem.h"
 #include "base/str.h"
+#include "format/automodel/export.h"
 #include "format/writers.h"
 #include "model/merge.h"
 #include "model/model.h"
+#include "model/naming.h"
 #include "model/side.h"
-#include "model/split.h"
 #include "recipe/library/types.h"
 
 static int64_t newest_shard(const struct ckpt_catalog *cat)
@@ -124,6 +125,7 @@ static int collect_sides(struct ckpt_opening *o, struct ckpt_sides *sides, struc
 /* Choose the weight map; *ret is new, or NULL. */
 static int choose_weight_map(const struct ckpt_opening *o, json_t **ret, struct ckpt_err *err)
 {
+    const struct ckpt_naming naming = ckpt_naming_of(ckpt_recipes_types(o->shared->recipes));
     const struct ckpt_base *base = o->shared->base;
 
     *ret = NULL;
@@ -134,7 +136,9 @@ static int choose_weight_map(const struct ckpt_opening *o, json_t **ret, struct 
         *ret = json_incref(o->facts.weight_map);
         return 0;
     case CKPT_SPLIT_LIKE_BASE:
-        return ckpt_split_by_base(o->cat, base, o->base_names, ckpt_opening_type(o), ret, err);
+        return ckpt_automodel_split(
+            o->cat, &(struct ckpt_automodel_base){base->cat, base->weight_map, o->base_names},
+            &naming, o->config, ret, err);
     case CKPT_SPLIT_BASE:
         /* deep, because other threads may be opening views, which count references to shared values
          */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "model/experts.h"
 #include "recipe/library/order.h"
 
 static const struct ckpt_type *type_of(const void *types, const json_t *config)
@@ -35,7 +36,15 @@ static bool may_lack(const void *types, const json_t *config, const char *name)
     return ckpt_texts_end(&type->absent, name);
 }
 
+static bool is_converted(const void *types, const json_t *config, const char *name)
+{
+    const struct ckpt_type *type = type_of(types, config);
+
+    return type->converted && ckpt_experts_is_fused(type, name);
+}
+
 struct ckpt_naming ckpt_naming_of(const struct ckpt_types *types)
 {
-    return (struct ckpt_naming){.ctx = types, .cmp = cmp, .may_lack = may_lack};
+    return (struct ckpt_naming){
+        .ctx = types, .cmp = cmp, .may_lack = may_lack, .is_converted = is_converted};
 }

@@ -8,9 +8,8 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/regex.h"
-#include "model/dtypes.h"
+#include "format/automodel/export.h"
 #include "model/rename.h"
-#include "model/split.h"
 #include "recipe/library/order.h"
 #include "recipe/library/recipe.h"
 
@@ -36,7 +35,7 @@ TEST(split, file_numbers_are_automodels)
     json_array_foreach(golden("extract_file_index"), i, row) {
         uint64_t want, got;
         CHECK(ckpt_json_u64(row, "index", &want));
-        CHECK(ckpt_split_file_number(ckpt_json_str(row, "file"), &got) ==
+        CHECK(ckpt_automodel_file_number(ckpt_json_str(row, "file"), &got) ==
               ckpt_json_bool(row, "recognised", false));
         CHECK(got == want);
     }
@@ -59,7 +58,7 @@ TEST(split, files_are_numbered_as_automodel_does)
         json_object_foreach(json_object_get(row, "files"), file, keys)
             name[n++] = file;
         qsort(name, n, sizeof *name, text_cmp);
-        ckpt_split_number_files(name, n, number);
+        ckpt_automodel_number_files(name, n, number);
         for (size_t f = 0; f < n; f++)
             json_array_foreach(json_object_get(json_object_get(row, "files"), name[f]), k, key) {
                 CHECK(ckpt_json_u64(json_object_get(row, "index"), json_string_value(key), &want));
@@ -79,7 +78,7 @@ TEST(split, keys_are_divided_equally_as_automodel_does)
         CHECK(ckpt_json_u64(row, "num_shards", &nfile));
         json_array_foreach(keys, k, key) {
             CHECK(ckpt_json_u64(json_object_get(row, "index"), json_string_value(key), &want));
-            CHECK(ckpt_split_equally(k, json_array_size(keys), nfile) == want);
+            CHECK(ckpt_automodel_equally(k, json_array_size(keys), nfile) == want);
         }
     }
 }
@@ -96,7 +95,7 @@ TEST(split, keys_are_divided_by_size_as_automodel_does)
         CHECK(ckpt_json_u64(row, "target_shard_bytes", &max));
         json_object_foreach(json_object_get(row, "sizes"), key, size)
             len[n++] = (uint64_t)json_integer_value(size);
-        ckpt_split_by_size(len, n, max, number);
+        ckpt_automodel_by_size(len, n, max, number);
         n = 0;
         json_object_foreach(json_object_get(row, "sizes"), key, size) {
             CHECK(ckpt_json_u64(json_object_get(row, "index"), key, &want));
@@ -125,7 +124,7 @@ TEST(dtypes, exports_have_automodels)
         enum ckpt_dtype stored, mapped, cast, want;
         CHECK(dtype_at(row, 0, &stored) && dtype_at(row, 3, &want));
         bool has_mapped = dtype_at(row, 1, &mapped), has_cast = dtype_at(row, 2, &cast);
-        CHECK(ckpt_dtypes_export(stored, has_mapped ? &mapped : NULL, has_cast ? &cast : NULL) ==
+        CHECK(ckpt_automodel_dtype(stored, has_mapped ? &mapped : NULL, has_cast ? &cast : NULL) ==
               want);
     }
 }

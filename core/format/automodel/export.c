@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The split into files of NeMo Automodel. */
-#include "model/split.h"
+/* The dtypes and the split into files of NeMo Automodel. */
+#include "format/automodel/export.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -10,11 +10,22 @@
 #include "base/mem.h"
 #include "base/sort.h"
 #include "base/str.h"
-#include "model/experts.h"
 
 #define SUFFIX ".safetensors"
 
 static const uint64_t default_file_len = UINT64_C(5) << 30; /* Automodel's 5 GiB */
+
+enum ckpt_dtype ckpt_automodel_dtype(enum ckpt_dtype stored, const enum ckpt_dtype *mapped,
+                                     const enum ckpt_dtype *cast)
+{
+    if (cast && ckpt_dtype_is_castable(stored))
+        return mapped && *mapped == CKPT_F32 ? CKPT_F32 : *cast;
+    if (!cast && mapped && ckpt_dtype_is_castable(*mapped) && ckpt_dtype_is_float(stored))
+        return *mapped;
+    return stored;
+}
+
+/* ---- the split ---- */
 
 /* Parse the digits before *end, at least one, and move *end to the first of them. False: there are
  * none, or the number is too large. */
@@ -42,7 +53,7 @@ static bool text_before(const char *begin, const char **end, const char *text)
     return true;
 }
 
-bool ckpt_split_file_number(const char *name, uint64_t *ret_number)
+bool ckpt_automodel_file_number(const char *name, uint64_t *ret_number)
 {
     const char *end = name + strlen(name);
     uint64_t i, n;
@@ -58,13 +69,13 @@ bool ckpt_split_file_number(const char *name, uint64_t *ret_number)
     return true;
 }
 
-void ckpt_split_number_files(const char *const *name, size_t n, uint64_t *ret_number)
+void ckpt_automodel_number_files(const char *const *name, size_t n, uint64_t *ret_number)
 {
     ckpt_cleanup(ckpt_freep) bool *seen = calloc(n + 1, sizeof *seen);
     bool own = seen != NULL;
 
     for (size_t i = 0; i < n; i++) {
-        bool known = ckpt_split_file_number(name[i], &ret_number[i]);
+        bool known = ckpt_automodel_file_number(name[i], &ret_number[i]);
         own = own && known && ret_number[i] <= n && !seen[ret_number[i]];
         if (own)
             seen[ret_number[i]] = true;
@@ -73,14 +84,14 @@ void ckpt_split_number_files(const char *const *name, size_t n, uint64_t *ret_nu
         ret_number[i] = i + 1;
 }
 
-uint64_t ckpt_split_equally(size_t i, size_t n, uint64_t nfile)
+uint64_t ckpt_automodel_equally(size_t i, size_t n, uint64_t nfile)
 {
     uint64_t each = n / nfile, more = n % nfile, first = more * (each + 1);
 
     return i < first ? i / (each + 1) + 1 : more + (i - first) / each + 1;
 }
 
-void ckpt_split_by_size(const uint64_t *len, size_t n, uint64_t max_len, uint64_t *ret_number)
+void ckpt_automodel_by_size(const uint64_t *len, size_t n, uint64_t max_len, uint64_t *ret_number)
 {
     uint64_t file = 1, used = 0;
 
@@ -98,8 +109,7 @@ void ckpt_split_by_size(const uint64_t *len, size_t n, uint64_t max_len, uint64_
 
 struct split {
     const struct ckpt_catalog *cat;
-    const struct ckpt_base *base;
-    const json_t *base_names;
+    const struct ckpt_automodel_base *base;
     CKPT_VEC(const char *) files; /* files of the base, sorted */
     uint64_t *number;             /* number of each file */
     struct ckpt_map by_file;      /* position in files, by name */
@@ -133,7 +143,7 @@ static int number_files(struct split *s, struct ckpt_err *err)
     uint32_t at;
     bool is_new;
 
-    json_object_foreach(s->base->weight_map, tensor, file) {
+    json_object_foreach((json_t *)s->base->weight_map, tensor, file) {
         if (json_is_string(file) && add_file(s, json_string_value(file), err) < 0)
             return -1;
     }
@@ -141,7 +151,7 @@ static int number_files(struct split *s, struct ckpt_err *err)
         qsort(s->files.ptr, s->files.len, sizeof *s->files.ptr, ckpt_strings_cmp);
     if (!(s->number = malloc((s->files.len + 1) * sizeof *s->number)))
         return ckpt_nomem(err);
-    ckpt_split_number_files(s->files.ptr, s->files.len, s->number);
+    ckpt_automodel_number_files(s->files.ptr, s->files.len, s->number);
     ckpt_map_release(&s->by_file);
     for (size_t i = 0; i < s->files.len; i++)
         if (ckpt_map_put(&s->by_file, s->files.ptr[i], strlen(s->files.ptr[i]), (uint32_t)i, &at,
@@ -154,7 +164,7 @@ static int number_files(struct split *s, struct ckpt_err *err)
  * index is one file. */
 static uint64_t file_in_base(const struct split *s, const char *tensor)
 {
-    const char *other = ckpt_json_str(s->base_names, tensor);
+    const char *other = ckpt_json_str(s->base->names, tensor);
     const char *name = other ? other : tensor;
     const char *file = ckpt_json_str(s->base->weight_map, name);
     uint32_t at;
@@ -173,26 +183,27 @@ static int by_size(struct split *s, struct ckpt_err *err)
         return ckpt_nomem(err);
     for (size_t i = 0; i < n; i++)
         len[i] = ckpt_tensor_nbytes(&s->cat->tensors.ptr[i]);
-    ckpt_split_by_size(len, n, default_file_len, s->file);
+    ckpt_automodel_by_size(len, n, default_file_len, s->file);
     for (size_t i = 0; i < n; i++)
         s->last = ckpt_max_u64(s->last, s->file[i]);
     return 0;
 }
 
-static int assign(struct split *s, const struct ckpt_type *type, struct ckpt_err *err)
+static int assign(struct split *s, const struct ckpt_naming *naming, const json_t *config,
+                  struct ckpt_err *err)
 {
     const size_t n = s->cat->tensors.len;
-    bool fused = false;
+    bool converted = false;
 
     for (size_t i = 0; i < n; i++) {
         const char *name = s->cat->tensors.ptr[i].name;
         s->file[i] = file_in_base(s, name);
         s->last = ckpt_max_u64(s->last, s->file[i]);
-        fused |= !s->file[i] && ckpt_experts_is_fused(type, name);
+        converted |= !s->file[i] && naming->is_converted(naming->ctx, config, name);
     }
-    if (fused && type->converted && s->files.len) {
+    if (converted && s->files.len) {
         for (size_t i = 0; i < n; i++)
-            s->file[i] = ckpt_split_equally(i, n, s->files.len);
+            s->file[i] = ckpt_automodel_equally(i, n, s->files.len);
         s->last = n ? s->file[n - 1] : 0;
         return 0;
     }
@@ -211,12 +222,11 @@ static int make_map(const struct split *s, json_t *map, struct ckpt_err *err)
     return 0;
 }
 
-int ckpt_split_by_base(const struct ckpt_catalog *cat, const struct ckpt_base *base,
-                       const json_t *base_names, const struct ckpt_type *type, json_t **ret,
-                       struct ckpt_err *err)
+int ckpt_automodel_split(const struct ckpt_catalog *cat, const struct ckpt_automodel_base *base,
+                         const struct ckpt_naming *naming, const json_t *config, json_t **ret,
+                         struct ckpt_err *err)
 {
-    ckpt_cleanup(split_release) struct split s = {
-        .cat = cat, .base = base, .base_names = base_names};
+    ckpt_cleanup(split_release) struct split s = {.cat = cat, .base = base};
     ckpt_cleanup(ckpt_json_decrefp) json_t *map = json_object();
 
     *ret = NULL;
@@ -224,7 +234,8 @@ int ckpt_split_by_base(const struct ckpt_catalog *cat, const struct ckpt_base *b
         return 0;
     if (!map || !(s.file = calloc(cat->tensors.len + 1, sizeof *s.file)))
         return ckpt_nomem(err);
-    if (number_files(&s, err) < 0 || assign(&s, type, err) < 0 || make_map(&s, map, err) < 0)
+    if (number_files(&s, err) < 0 || assign(&s, naming, config, err) < 0 ||
+        make_map(&s, map, err) < 0)
         return -1;
     *ret = ckpt_steal(&map);
     return 0;
