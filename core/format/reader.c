@@ -7,7 +7,6 @@ void ckpt_facts_release(struct ckpt_facts *facts)
     json_decref(facts->weight_map);
     json_decref(facts->dtypes);
     json_decref(facts->adapter_config);
-    json_decref(facts->lent_config);
     *facts = (struct ckpt_facts){0};
 }
 

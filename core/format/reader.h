@@ -83,8 +83,6 @@ struct ckpt_facts {
                                side_files, by the first rule */
     const char *index_name; /* name of the file with the weight map; NULL: the usual one */
     json_t *weight_map;     /* {tensor: file}: the split that the checkpoint prescribes; or NULL */
-    json_t *lent_config;    /* config.json of a model with Hugging Face's names of which this is a
-                               training: it does what a base's would do; or NULL */
     json_t *adapter_config; /* adapter_config.json of an adapter that has no such file; or NULL */
     json_t *dtypes; /* {tensor: safetensors' name}: the dtypes that it prescribes; or NULL */
 };

@@ -41,7 +41,7 @@ static enum ckpt_config_rule choose_config(const struct ckpt_decide *in, enum ck
 {
     const struct ckpt_options *opt = in->opt;
 
-    const bool lent = (in->base && in->base->config) || in->facts->lent_config;
+    const bool lent = (in->base && in->base->config) || in->has_home;
 
     if (way == CKPT_WAY_RECIPE && lent && !ckpt_options_override(opt))
         return CKPT_CONFIG_PASS_IF_DTYPE;
@@ -88,10 +88,9 @@ static void choose_files(const struct ckpt_decide *in, struct ckpt_decision *d)
     if (in->opt->raw || d->merge_files)
         return;
     d->own_files = facts->files_at != NULL;
-    d->own_config = d->own_files && facts->files == CKPT_FILES_CONFIG &&
-                    !(facts->lent_config && in->base && in->base->config);
+    d->own_config = d->own_files && facts->files == CKPT_FILES_CONFIG;
     d->own_adapter_config = d->own_files && facts->is_adapter;
-    d->base_files = in->base && facts->files != CKPT_FILES_COMPLETE;
+    d->base_files = (in->base || in->has_home) && facts->files != CKPT_FILES_COMPLETE;
     d->base_config = d->base_files && has_hub_names(in);
 }
 

@@ -19,6 +19,7 @@ struct ckpt_decide {
     const struct ckpt_base *base; /* or NULL */
     bool merged;     /* the view is the base model, with the checkpoint's adapter merged into it */
     bool has_config; /* the checkpoint has a config.json of its own */
+    bool has_home;   /* there is a config.json with it, or in the folder of its run */
 };
 
 /* How the tensors get the names of the view. */
@@ -78,8 +79,8 @@ struct ckpt_decision {
 
     bool own_files, own_config, own_adapter_config; /* files of the checkpoint that the view shows:
                                                        those of its rule, and these two */
-    bool base_files, base_config; /* files of the base that the view shows, if the checkpoint has
-                                     none of that name */
+    bool base_files, base_config; /* files of the base, or of the model's home, that the view
+                                     shows, if the checkpoint has none of that name */
     bool merge_files; /* instead of all of these: the adapter's tokenizer and the base's files */
 
     enum ckpt_split_rule split;

@@ -15,12 +15,13 @@ int ckpt_describe_rule(const struct ckpt_view *v, const char *tensor, json_t **r
                        struct ckpt_err *err)
 {
     const struct ckpt_shared *s = v->shared;
-    ckpt_cleanup(ckpt_opening_release) struct ckpt_opening o = {0};
+    ckpt_cleanup(ckpt_opening_release) struct ckpt_opening o = {
+        .shared = v->shared, .dir = v->dir, .above = v->above, .step = ""};
 
     *ret = NULL;
     if (!v->recipe || (s->opt->output.writer && s->opt->output.writer->recipes))
         return 0; /* its rules know the hub's names only */
-    if (ckpt_opening_begin(&o, v->shared, v->dir, "", err) < 0 || ckpt_opening_read(&o, err) < 0 ||
+    if (ckpt_opening_begin(&o, err) < 0 || ckpt_opening_read(&o, err) < 0 ||
         ckpt_opening_identify(&o, err) < 0)
         return -1;
     const struct ckpt_recipe_options opt = ckpt_opening_recipe_options(&o);

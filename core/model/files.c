@@ -71,10 +71,25 @@ static int add_own(struct ckpt_opening *o, struct ckpt_sides *sides, const char 
     return ckpt_sides_add_one(sides, o->dir, o->facts.files_at, name, o->shared->pool, err);
 }
 
+/* Add the model's config from where it was taken. */
 static int add_of_base(struct ckpt_opening *o, struct ckpt_sides *sides, const char *name,
                        struct ckpt_err *err)
 {
-    return ckpt_sides_add_one(sides, o->shared->base->dir, "", name, o->shared->pool, err);
+    struct ckpt_dir *dir = o->home.dir ? o->home.dir : o->shared->base->dir;
+
+    return ckpt_sides_add_one(sides, dir, "", name, o->shared->pool, err);
+}
+
+/* Add the tokenizer of the base and of the model's home. */
+static int add_tokenizer(struct ckpt_opening *o, struct ckpt_sides *sides, struct ckpt_err *err)
+{
+    struct ckpt_dir *const dirs[] = {o->shared->base ? o->shared->base->dir : NULL, o->home.dir};
+
+    for (size_t i = 0; i < 2; i++)
+        if (dirs[i] &&
+            ckpt_sides_add(sides, dirs[i], "", CKPT_SIDE_TOKENIZER, o->shared->pool, err) < 0)
+            return -1;
+    return 0;
 }
 
 static int warn_links(struct ckpt_opening *o, const struct ckpt_sides *sides, struct ckpt_err *err)
@@ -107,8 +122,7 @@ static int collect_sides(struct ckpt_opening *o, struct ckpt_sides *sides, struc
         return -1;
     if (d->own_config && add_own(o, sides, "config.json", err) < 0)
         return -1;
-    if (d->base_files &&
-        ckpt_sides_add(sides, s->base->dir, "", CKPT_SIDE_TOKENIZER, s->pool, err) < 0)
+    if (d->base_files && add_tokenizer(o, sides, err) < 0)
         return -1;
     if (d->own_adapter_config && add_own(o, sides, config, err) < 0)
         return -1;

@@ -101,6 +101,7 @@ int ckpt_opening_identify(struct ckpt_opening *o, struct ckpt_err *err)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "option lora=adapter: '%s' has no adapter",
                          ckpt_dir_path(o->dir));
     in.has_config = o->cat->config != NULL;
+    in.has_home = o->home.dir != NULL;
     o->decision = ckpt_decide(&in);
     return 0;
 }

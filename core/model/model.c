@@ -33,12 +33,11 @@ static int take_config(struct ckpt_opening *o, const json_t *config, struct ckpt
 /* The config of a model under the hub's names: its own, else the base's. */
 static int config_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    const struct ckpt_base *base = o->shared->base;
     const json_t *config = o->cat->config;
     const char *key = ckpt_options_override(o->shared->opt);
 
-    if (!config && base && !o->facts.is_adapter)
-        config = base->config;
+    if (!config && !o->facts.is_adapter)
+        config = ckpt_opening_base_config(o);
     if (config)
         return take_config(o, config, err);
     return key ? ckpt_fail(err, CKPT_USAGE,
@@ -99,9 +98,10 @@ static int model_of_recipe(struct ckpt_opening *o, struct ckpt_err *err)
     struct ckpt_err own = {0};
 
     if (ckpt_recipe_apply(s->recipes, o->cat, &opt, &model, &own) < 0)
-        return opt.base_config && s->opt->base && own.code == CKPT_CONFLICT
-                   ? ckpt_fail(err, own.code, "%.700s; is base '%s' another model's?", own.text,
-                               s->opt->base)
+        return opt.base_config && own.code == CKPT_CONFLICT
+                   ? ckpt_fail(err, own.code, "%.700s; is %s '%s' another model's?", own.text,
+                               o->home.dir ? "config.json in" : "base",
+                               o->home.dir ? ckpt_dir_path(o->home.dir) : s->opt->base)
                    : ckpt_err_move(err, &own);
     ckpt_catalog_free(o->cat);
     o->cat = ckpt_steal(&model->catalog);
@@ -116,7 +116,9 @@ static int config_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
 
     if (config)
         return take_config(o, config, err);
-    ckpt_catalog_warn(o->cat, "the checkpoint has no config.json; give one with base=DIR");
+    ckpt_catalog_warn(o->cat,
+                      "there is no config.json of the model, neither with the checkpoint nor in "
+                      "the folder of the run; give one with base=DIR");
     return 0;
 }
 

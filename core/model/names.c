@@ -313,7 +313,7 @@ static int fail_shape(const struct ckpt_tensor *t, const char *name, const uint6
 {
     char a[CKPT_SHAPE_TEXT], b[CKPT_SHAPE_TEXT];
 
-    return ckpt_fail(err, CKPT_CONFLICT, "'%s' has shape %s here, the base says %s", name,
+    return ckpt_fail(err, CKPT_CONFLICT, "'%s' has shape %s here, config.json says %s", name,
                      ckpt_shape_text(t->dim, t->rank, a, sizeof a),
                      ckpt_shape_text(dim, rank, b, sizeof b));
 }

@@ -27,18 +27,18 @@ struct ckpt_dtypes ckpt_opening_dtypes(const struct ckpt_opening *o)
                                 .hf_names = o->facts.names == CKPT_NAMES_HUB};
 }
 
-const json_t *ckpt_opening_model_config(const struct ckpt_opening *o)
-{
-    const struct ckpt_base *base = o->shared->base;
-
-    return base && base->config ? base->config : o->cat->config;
-}
-
 const json_t *ckpt_opening_base_config(const struct ckpt_opening *o)
 {
     const struct ckpt_base *base = o->shared->base;
 
-    return base && base->config ? base->config : o->facts.lent_config;
+    return base && base->config ? base->config : o->home.config;
+}
+
+const json_t *ckpt_opening_model_config(const struct ckpt_opening *o)
+{
+    const json_t *config = ckpt_opening_base_config(o);
+
+    return config ? config : o->cat->config;
 }
 
 struct ckpt_recipe_options ckpt_opening_recipe_options(const struct ckpt_opening *o)
@@ -72,14 +72,31 @@ int ckpt_opening_keep_warnings(struct ckpt_opening *o, struct ckpt_err *err)
 
 /* ---- reading ---- */
 
-int ckpt_opening_begin(struct ckpt_opening *o, struct ckpt_shared *shared, struct ckpt_dir *dir,
-                       const char *step, struct ckpt_err *err)
+int ckpt_opening_begin(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    o->shared = shared;
-    o->dir = dir;
-    if (!(o->name = strdup(*step ? step : ckpt_dir_real_name(dir))))
+    if (!(o->name = strdup(*o->step ? o->step : ckpt_dir_real_name(o->dir))))
         return ckpt_nomem(err);
-    return (o->reader = ckpt_reader_probe(dir, err)) ? 0 : -1;
+    return (o->reader = ckpt_reader_probe(o->dir, err)) ? 0 : -1;
+}
+
+/* Find the config and the tokenizer that go with the weights, unless the reader has shown them. */
+static int find_home(struct ckpt_opening *o, struct ckpt_err *err)
+{
+    const struct ckpt_base *base = o->shared->base;
+    const bool has_own = o->facts.names == CKPT_NAMES_HUB && o->cat->config;
+
+    if (o->shared->opt->raw || (base && base->config) || has_own || o->facts.is_hub_dir ||
+        o->facts.is_adapter)
+        return 0;
+    if (ckpt_home_find(o->dir, o->above, &o->home, err) < 0)
+        return -1;
+    if (o->home.other && !o->home.dir)
+        ckpt_catalog_warn(o->cat, "'%s' is not a model's: it has no model_type, no architectures",
+                          o->home.other);
+    if (o->home.dir &&
+        json_object_set_new(o->about, "config_from", json_string(ckpt_dir_path(o->home.dir))) < 0)
+        return ckpt_nomem(err);
+    return 0;
 }
 
 int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
@@ -105,7 +122,7 @@ int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err)
     }
     o->about = json_incref(o->cat->about);
     o->warnings = json_incref(o->cat->warnings);
-    return 0;
+    return find_home(o, err);
 }
 
 void ckpt_opening_release(struct ckpt_opening *o)
@@ -114,6 +131,7 @@ void ckpt_opening_release(struct ckpt_opening *o)
     ckpt_catalog_free(o->cat);
     ckpt_catalog_free(o->adapter);
     ckpt_facts_release(&o->facts);
+    ckpt_home_release(&o->home);
     json_decref(o->base_names);
     json_decref(o->framework);
     json_decref(o->about);

@@ -3,6 +3,7 @@
  * longer. The way is a straight line:
  *
  *     read        the reader's catalogue and facts     ckpt_opening_read
+ *                 the model's config and tokenizer     home.h
  *     identify    whose names, which adapter           identify.h
  *     decide      every choice, as a pure function     decide.h
  *     make        names, values, dtypes, config        model.h
@@ -19,16 +20,22 @@
 #include "format/reader.h"
 #include "model/decide.h"
 #include "model/dtypes.h"
+#include "model/home.h"
 #include "model/view.h"
 #include "recipe/library/recipe.h"
 #include "recipe/library/types.h"
 #include "tensor/catalog.h"
 
 struct ckpt_opening {
-    struct ckpt_shared *shared; /* these two are borrowed */
+    /* what is opened: borrowed, and given by the caller */
+    struct ckpt_shared *shared;
     struct ckpt_dir *dir;
+    struct ckpt_dir *above; /* the folder of its run; or NULL */
+    const char *step;       /* its name in the run; "" for a single checkpoint */
+    /* what is found out */
     const struct ckpt_reader *reader;
     struct ckpt_facts facts; /* the reader's; then also what the names say */
+    struct ckpt_home home;   /* of the model; none if a base or the reader has its config */
     struct ckpt_decision decision;
     struct ckpt_catalog *cat;     /* the reader's; then the model's */
     struct ckpt_catalog *adapter; /* the adapter that is merged into cat; or NULL */
@@ -45,13 +52,11 @@ struct ckpt_opening {
     char *recipe, *name;
 };
 
-/* Find the reader of the checkpoint in `dir`. `step` is its name in the run ("" for a single
- * checkpoint). The opening is all zero before, and is released by the caller, after a failure too.
- */
-int ckpt_opening_begin(struct ckpt_opening *o, struct ckpt_shared *shared, struct ckpt_dir *dir,
-                       const char *step, struct ckpt_err *err);
+/* Find the reader of the checkpoint. All but the members that the caller gives is zero before. The
+ * caller releases the opening, after a failure too. */
+int ckpt_opening_begin(struct ckpt_opening *o, struct ckpt_err *err);
 
-/* Read the catalogue and the facts. */
+/* Read the catalogue and the facts, and find the model's home. */
 int ckpt_opening_read(struct ckpt_opening *o, struct ckpt_err *err);
 void ckpt_opening_release(struct ckpt_opening *o);
 
@@ -61,12 +66,11 @@ const struct ckpt_type *ckpt_opening_type(const struct ckpt_opening *o);
 /* By which rules the dtypes of the tensors are chosen. Borrows from the opening. */
 struct ckpt_dtypes ckpt_opening_dtypes(const struct ckpt_opening *o);
 
-/* The config of a model under transformers' names: the base's, or else the checkpoint's own; or
- * NULL. */
+/* The config of a model under transformers' names: the base's, or else the checkpoint's own, or one
+ * that was found beside it; or NULL. */
 const json_t *ckpt_opening_model_config(const struct ckpt_opening *o);
 
-/* The config of the model that was trained: the base's, or one that the checkpoint lends; or NULL.
- */
+/* The same of a model under a framework's names, whose own config is the framework's. */
 const json_t *ckpt_opening_base_config(const struct ckpt_opening *o);
 
 /* The options for recipes that rename the tensors: transformers' conversions for a model with the

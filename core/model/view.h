@@ -56,7 +56,7 @@ struct ckpt_view {
     atomic_bool mixed; /* the view was opened during a save: every further read fails */
     struct ckpt_shared *shared;
     struct ckpt_save *save;
-    struct ckpt_dir *dir;
+    struct ckpt_dir *dir, *above; /* of the checkpoint, and of its run (or NULL) */
     /* tensors of the view, under Hugging Face's names, or the framework's if raw */
     struct ckpt_catalog *cat;
     struct ckpt_vtree *tree;

@@ -30,6 +30,7 @@ void ckpt_view_release(struct ckpt_view *view)
     ckpt_catalog_free(view->cat);
     ckpt_save_unref(view->save);
     ckpt_dir_unref(view->dir);
+    ckpt_dir_unref(view->above);
     json_decref(view->about);
     json_decref(view->config);
     json_decref(view->warnings);
@@ -42,22 +43,29 @@ void ckpt_view_release(struct ckpt_view *view)
 
 /* ---- identity ---- */
 
-/* The generation: the same checkpoint with the same options has the same number in every mount. */
-static uint64_t generation_of(const struct ckpt_opening *o, const char *step)
+static uint64_t add_identity(uint64_t h, const struct ckpt_file_id *id)
 {
-    uint64_t h = XXH3_64bits_withSeed(step, strlen(step), ckpt_options_hash(o->shared->opt));
+    const uint64_t part[] = {id->size, (uint64_t)id->mtime_ns, (uint64_t)id->ctime_ns};
 
-    for (size_t i = 0; i < o->cat->sources.len; i++) {
-        struct ckpt_file_id id;
-        if (ckpt_source_file_id(o->cat->sources.ptr[i], &id)) {
-            uint64_t part[3] = {id.size, (uint64_t)id.mtime_ns, (uint64_t)id.ctime_ns};
-            h = XXH3_64bits_withSeed(part, sizeof part, h);
-        }
-    }
+    return XXH3_64bits_withSeed(part, sizeof part, h);
+}
+
+/* The generation: the same checkpoint with the same options has the same number in every mount. */
+static uint64_t generation_of(const struct ckpt_opening *o)
+{
+    uint64_t h = XXH3_64bits_withSeed(o->step, strlen(o->step), ckpt_options_hash(o->shared->opt));
+
+    struct ckpt_file_id id;
+
+    for (size_t i = 0; i < o->cat->sources.len; i++)
+        if (ckpt_source_file_id(o->cat->sources.ptr[i], &id))
+            h = add_identity(h, &id);
+    if (o->home.dir && ckpt_dir_stat(o->home.dir, "config.json", &id))
+        h = add_identity(h, &id);
     return h;
 }
 
-static char *source_text(const struct ckpt_opening *o, const char *step)
+static char *source_text(const struct ckpt_opening *o)
 {
     const char *format = ckpt_json_str(o->about, "format"),
                *version = ckpt_json_str(o->about, "version");
@@ -66,7 +74,7 @@ static char *source_text(const struct ckpt_opening *o, const char *step)
 
     if (ckpt_json_u64(o->about, "step", &number))
         (void)snprintf(digits, sizeof digits, "%llu", (unsigned long long)number);
-    ckpt_cleanup(ckpt_freep) char *printable = ckpt_printable(step);
+    ckpt_cleanup(ckpt_freep) char *printable = ckpt_printable(o->step);
     const char *name = *digits ? digits : printable;
     if (!name)
         return NULL;
@@ -109,12 +117,11 @@ static int read_save(struct ckpt_opening *o, struct ckpt_view *v, const struct c
 }
 
 /* Give the view what was made for it. */
-static int hand_over(struct ckpt_opening *o, const char *step, struct ckpt_view *v,
-                     struct ckpt_err *err)
+static int hand_over(struct ckpt_opening *o, struct ckpt_view *v, struct ckpt_err *err)
 {
-    if (!(v->source = source_text(o, step)))
+    if (!(v->source = source_text(o)))
         return ckpt_nomem(err);
-    v->generation = generation_of(o, step);
+    v->generation = generation_of(o);
     v->cat = ckpt_steal(&o->cat);
     v->tree = ckpt_steal(&o->tree);
     v->about = ckpt_steal(&o->about);
@@ -128,13 +135,14 @@ static int hand_over(struct ckpt_opening *o, const char *step, struct ckpt_view 
 static int open_into(struct ckpt_view *v, const char *step, const struct ckpt_save *before,
                      struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_opening_release) struct ckpt_opening o = {0};
+    ckpt_cleanup(ckpt_opening_release) struct ckpt_opening o = {
+        .shared = v->shared, .dir = v->dir, .above = v->above, .step = step};
 
-    if (ckpt_opening_begin(&o, v->shared, v->dir, step, err) < 0 ||
-        read_save(&o, v, before, err) < 0 || ckpt_opening_identify(&o, err) < 0 ||
-        ckpt_opening_make_model(&o, err) < 0 || ckpt_opening_lay_out(&o, err) < 0)
+    if (ckpt_opening_begin(&o, err) < 0 || read_save(&o, v, before, err) < 0 ||
+        ckpt_opening_identify(&o, err) < 0 || ckpt_opening_make_model(&o, err) < 0 ||
+        ckpt_opening_lay_out(&o, err) < 0)
         return -1;
-    return hand_over(&o, step, v, err);
+    return hand_over(&o, v, err);
 }
 
 int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err)
@@ -147,7 +155,7 @@ int ckpt_checkpoint_check(const struct ckpt_view *view, struct ckpt_err *err)
                      ckpt_dir_path(view->dir));
 }
 
-int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const char *step,
+int ckpt_checkpoint_open(struct ckpt_shared *shared, const struct ckpt_checkpoint_place *at,
                          const struct ckpt_save *before, struct ckpt_view **ret,
                          struct ckpt_err *err)
 {
@@ -157,14 +165,15 @@ int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const
         return ckpt_nomem(err);
     atomic_init(&v->refs, 1);
     v->shared = ckpt_shared_ref(shared);
-    v->dir = ckpt_dir_ref(dir);
+    v->dir = ckpt_dir_ref(at->dir);
+    v->above = at->above ? ckpt_dir_ref(at->above) : NULL;
     v->reading = (struct ckpt_reading){.slabs = shared->slabs, .stats = &shared->stats};
-    if (open_into(v, step, before, err) < 0) {
+    if (open_into(v, at->step, before, err) < 0) {
         ckpt_view_release(v);
         return -1;
     }
     give_back_memory();
-    ckpt_remarks_add(&shared->remarks, &shared->opt->log, step, v->warnings);
+    ckpt_remarks_add(&shared->remarks, &shared->opt->log, at->step, v->warnings);
     *ret = v;
     return 0;
 }

@@ -7,11 +7,18 @@
 #include "io/dir.h"
 #include "model/view.h"
 
-/* Open the checkpoint in dir (referenced). `step` is its name in the run ("" for a single
- * checkpoint), which is a part of the view's generation. `before` is the save that was there when
- * the step was last opened, or NULL (run/save.h). STALE: the checkpoint is being saved; try again.
+/* Where a checkpoint is. All is borrowed; the view references what it needs. */
+struct ckpt_checkpoint_place {
+    struct ckpt_dir *dir;
+    struct ckpt_dir *above; /* the folder of its run; or NULL */
+    const char *step;       /* its name in the run; "" for a single checkpoint */
+};
+
+/* Open a checkpoint. The step's name is a part of the view's generation. `before` is the save that
+ * was there when the step was last opened, or NULL (run/save.h). STALE: the checkpoint is being
+ * saved; try again.
  */
-int ckpt_checkpoint_open(struct ckpt_shared *shared, struct ckpt_dir *dir, const char *step,
+int ckpt_checkpoint_open(struct ckpt_shared *shared, const struct ckpt_checkpoint_place *at,
                          const struct ckpt_save *before, struct ckpt_view **ret,
                          struct ckpt_err *err);
 

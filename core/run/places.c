@@ -14,6 +14,7 @@
 #include "base/vec.h"
 #include "io/dir.h"
 #include "model/base.h"
+#include "model/home.h"
 #include "model/options.h"
 #include "run/part.h"
 
@@ -124,6 +125,24 @@ static int add_tree(struct walk *w, const char *path)
     return 0;
 }
 
+/* Add the folder that a single checkpoint is in, if it has the model's config. */
+static int add_home(struct walk *w, const char *path)
+{
+    ckpt_cleanup(ckpt_freep) char *real = realpath(path, NULL);
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *above = NULL;
+    ckpt_cleanup(ckpt_home_release) struct ckpt_home home = {0};
+    char *slash = real ? strrchr(real, '/') : NULL;
+    struct ckpt_err none = {0};
+
+    if (!slash || slash == real)
+        return 0;
+    *slash = '\0';
+    if (ckpt_dir_open(real, CKPT_LINKS_BENEATH, &above, &none) < 0 ||
+        ckpt_home_find(above, NULL, &home, &none) < 0 || !home.dir)
+        return 0; /* opening the run reports errors */
+    return add(w, real);
+}
+
 int ckpt_options_places(const struct ckpt_options *opt, const char *path,
                         int (*visit)(void *ctx, const char *place), void *ctx, struct ckpt_err *err)
 {
@@ -132,7 +151,8 @@ int ckpt_options_places(const struct ckpt_options *opt, const char *path,
     ckpt_cleanup(ckpt_freep) char *base = NULL;
     struct ckpt_err none = {0};
 
-    if (add_tree(&w, path) < 0 || (opt->recipe && add(&w, opt->recipe) < 0) ||
+    if (add_tree(&w, path) < 0 || add_home(&w, path) < 0 ||
+        (opt->recipe && add(&w, opt->recipe) < 0) ||
         (opt->key_mapping && add(&w, opt->key_mapping) < 0))
         return -1;
     if (!opt->base || ckpt_base_find(opt->base, &base, &none) < 0)

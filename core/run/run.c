@@ -31,6 +31,7 @@ struct opened {
 
 struct ckpt_run {
     struct ckpt_dir *dir;
+    struct ckpt_dir *above; /* of a single checkpoint: the folder that it is in; or NULL */
     struct ckpt_shared *shared;
     bool is_folder;
     pthread_mutex_t lock; /* protects everything below */
@@ -70,6 +71,7 @@ static int known_steps(struct ckpt_run *run, struct ckpt_steps_found *ret, struc
     *ret = (struct ckpt_steps_found){0};
     (void)pthread_mutex_lock(&run->lock);
     ret->turn = run->steps.turn;
+    ret->config = run->steps.config;
     if (run->steps.latest && !(ret->latest = strdup(run->steps.latest)))
         result = ckpt_nomem(err);
     for (size_t i = 0; i < run->steps.len && result == 0; i++) {
@@ -259,6 +261,24 @@ static int check_found(const struct ckpt_run *run, const char *path,
                  : 0;
 }
 
+/* Open the folder that a single checkpoint is in, which may be that of its run; not of an archive.
+ */
+static int open_above(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
+                      struct ckpt_err *err)
+{
+    const char *real = ckpt_dir_real_path(run->dir), *slash = strrchr(real, '/');
+    struct ckpt_err ignored = {0};
+
+    if (ckpt_archive_is_file(path) || !slash || slash == real)
+        return 0;
+    ckpt_cleanup(ckpt_freep) char *above = ckpt_asprintf("%.*s", (int)(slash - real), real);
+    if (!above)
+        return ckpt_nomem(err);
+    /* nobody has named it: if it cannot be read, nothing is missing */
+    (void)ckpt_archive_open(above, CKPT_LINKS_BENEATH, opt->recording, &run->above, &ignored);
+    return 0;
+}
+
 static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_options *opt,
                     struct ckpt_err *err)
 {
@@ -271,6 +291,8 @@ static int run_init(struct ckpt_run *run, const char *path, const struct ckpt_op
         if (probe_err.code == CKPT_CONFLICT)
             return ckpt_err_move(err, &probe_err);
         run->is_folder = true;
+    } else if (open_above(run, path, opt, err) < 0) {
+        return -1;
     }
     if (scan(run, &opt->log, NULL, err) < 0 ||
         (run->steps.len == 0 && scan_inside(run, &opt->log, err) < 0))
@@ -313,6 +335,7 @@ void ckpt_run_close(struct ckpt_run *run)
     ckpt_steps_found_release(&run->steps);
     ckpt_shared_unref(run->shared);
     ckpt_dir_unref(run->dir);
+    ckpt_dir_unref(run->above);
     (void)pthread_cond_destroy(&run->opened_one);
     (void)pthread_mutex_destroy(&run->lock);
     free(run);
@@ -428,9 +451,10 @@ static int open_step(struct ckpt_run *run, const char *name, const struct ckpt_s
         return -1;
     if (*name)
         (void)ckpt_step_probe(&dir, &ignored); /* opening reports the error */
+    const struct ckpt_checkpoint_place at = {dir, run->is_folder ? run->dir : run->above, name};
     for (int i = 0; i < MOST_TRIES; i++) {
         last = (struct ckpt_err){0};
-        if (ckpt_checkpoint_open(run->shared, dir, name, before, ret, &last) == 0)
+        if (ckpt_checkpoint_open(run->shared, &at, before, ret, &last) == 0)
             return 0;
         if (last.code != CKPT_STALE)
             break;

@@ -26,12 +26,17 @@ static uint64_t add_identity(uint64_t h, const struct ckpt_dir *dir, const char 
     return XXH3_64bits_withSeed(part, sizeof part, h);
 }
 
-/* The generation of a step: a hash over the files that a save of any format writes anew. */
+/* The file beside the weights that says which model it is (model/home.h). */
+#define CONFIG "config.json"
+
+/* The generation of a step: a hash over the files that a save of any format writes anew, and the
+ * model's config. */
 static uint64_t generation_of(const struct ckpt_dir *dir, int64_t *ret_mtime_ns)
 {
     *ret_mtime_ns = 0;
     uint64_t h = add_identity(0, dir, ".", ret_mtime_ns);
 
+    h = add_identity(h, dir, CONFIG, &(int64_t){0});
     for (size_t r = 0; ckpt_reader_list[r]; r++)
         for (const char *const *name = ckpt_reader_list[r]->rewrites; name && *name; name++)
             h = add_identity(h, dir, *name, ret_mtime_ns);
@@ -265,8 +270,8 @@ static bool may_skip(const struct scan *s, const struct ckpt_found_step *step, c
     const struct ckpt_steps_found *k = s->known;
     struct ckpt_file_id folder;
 
-    if (!step->settled || has_turn(k, step, LOOKS) || is_pointed_at(&s->pointers, name) ||
-        (k->latest && strcmp(name, k->latest) == 0))
+    if (!step->settled || s->found.config != k->config || has_turn(k, step, LOOKS) ||
+        is_pointed_at(&s->pointers, name) || (k->latest && strcmp(name, k->latest) == 0))
         return false;
     return !has_turn(k, step, STATS) ||
            (ckpt_dir_stat(s->dir, name, &folder) && ckpt_file_id_eq(&folder, &step->folder));
@@ -286,7 +291,7 @@ static int add_step(struct scan *s, const char *name, const struct ckpt_dir *dir
             step.marker = ckpt_save_marker_of(reader, dir);
     }
     if (*name)
-        step.generation ^= XXH3_64bits(name, strlen(name));
+        step.generation ^= XXH3_64bits(name, strlen(name)) ^ s->found.config;
     step.is_model = reader && reader->is_published && *name && !is_named_as_step(s, name);
     step.is_training = reader && !reader->is_published;
     step.settled = known && ckpt_file_id_eq(folder, &known->folder);
@@ -428,6 +433,9 @@ int ckpt_steps_scan(struct ckpt_dir *run, bool is_folder, const struct ckpt_step
                     struct ckpt_steps_found *ret, struct ckpt_err *err)
 {
     struct scan s = {.dir = run, .known = known, .found.turn = known ? known->turn + 1 : 0};
+
+    if (is_folder)
+        s.found.config = add_identity(0, run, CONFIG, &(int64_t){0});
     int result = is_folder ? scan_folder(&s, err) : scan_single(&s, err);
 
     pointers_release(&s.pointers);

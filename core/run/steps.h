@@ -37,7 +37,9 @@ struct ckpt_steps_found {
     char *unfinished; /* the last step whose save is not finished, for an error text; or NULL */
     char *warning; /* the format's pointer file names a step that does not exist, or a model beside
                       the steps is left out; or NULL */
-    size_t turn;   /* which of the unchanged steps the next scan looks at */
+    uint64_t config; /* the identity of the folder's config.json, which may be that of the steps'
+                        model: a part of their generations; 0: there is none */
+    size_t turn;     /* which of the unchanged steps the next scan looks at */
 };
 
 /* Scan the folder, or the single checkpoint. `known` (may be NULL) is the result of the last scan,

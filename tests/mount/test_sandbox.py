@@ -80,6 +80,28 @@ class Sandbox(Case):
             with open(os.path.join(self.mnt, "tokenizer.json"), "rb") as f:
                 self.assertGreater(len(f.read()), 1000)
 
+    def test_the_config_and_the_tokenizer_above_a_step_are_read(self):
+        run = self.real_run("trained")
+        with Mount(os.path.join(run, "10"), self.mnt, program=CKPTFS):
+            with open(os.path.join(self.mnt, "config.json")) as f:
+                config = f.read()
+        for name, text in (("config.json", config), ("tokenizer_config.json", "{}")):
+            with open(os.path.join(run, name), "w") as f:
+                f.write(text)
+        with Mount(os.path.join(run, "10"), self.mnt, program=CKPTFS):
+            for name, text in (("config.json", config), ("tokenizer_config.json", "{}")):
+                with open(os.path.join(self.mnt, name)) as f:
+                    self.assertEqual(f.read(), text)
+
+    def test_a_config_that_comes_later_is_shown(self):
+        run = self.real_run("trained")
+        with Mount(run, self.mnt, program=CKPTFS):
+            with open(os.path.join(self.mnt, "10", "config.json")) as f:
+                config = json.load(f)
+            with open(os.path.join(run, "config.json"), "w") as f:
+                json.dump(config | {"my_note": "new"}, f)
+            wait_until(lambda: "my_note" in open(os.path.join(self.mnt, "10", "config.json")).read(), "the config")
+
     def pack(self, name, extra):
         """The real run with one file more, in a tar archive; written over in its place."""
         run = os.path.join(self.tmp, "packed", "10")

@@ -134,24 +134,12 @@ static int load_tag(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
                                                                                    : 0;
 }
 
-/* Read the config and tokenizer that the Trainer's checkpoints have. */
-static int read_beside(struct ckpt_dir *dir, struct ckpt_facts *facts, struct ckpt_catalog *cat,
-                       struct ckpt_err *err)
-{
-    facts->files = CKPT_FILES_CONFIG;
-    facts->files_at = "";
-    return ckpt_config_read_if(dir, "config.json", CKPT_CONFIG_MAX_BYTES, &cat->config, err);
-}
-
 static int load_above(struct ckpt_dir *dir, const char *tag, const struct ckpt_reader_options *opt,
-                      struct ckpt_facts *facts, struct ckpt_catalog *cat, struct ckpt_err *err)
+                      struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *below = NULL;
 
-    return ckpt_dir_open_below(dir, tag, &below, err) < 0 || load_tag(below, opt, cat, err) < 0 ||
-                   read_beside(dir, facts, cat, err) < 0
-               ? -1
-               : 0;
+    return ckpt_dir_open_below(dir, tag, &below, err) < 0 ? -1 : load_tag(below, opt, cat, err);
 }
 
 static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
@@ -167,8 +155,7 @@ static int ds_load(struct ckpt_dir *dir, const struct ckpt_reader_options *opt,
         return beside->load(dir, opt, facts, cat, err);
     if (place == DANGLING)
         return refuse_latest(dir, err);
-    return place == ABOVE ? load_above(dir, tag, opt, facts, cat, err)
-                          : load_tag(dir, opt, cat, err);
+    return place == ABOVE ? load_above(dir, tag, opt, cat, err) : load_tag(dir, opt, cat, err);
 }
 
 /* The values besides tensors in the model's first file. */

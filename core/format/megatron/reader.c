@@ -243,8 +243,7 @@ static int read_tokenizer(struct load *l, const char *below, struct ckpt_err *er
 
 static const char *side_files(const struct load *l)
 {
-    static const char *const places[] = {"tokenizer", "context/nemo_tokenizer", "context",
-                                         "huggingface", "model/huggingface"};
+    static const char *const places[] = {"tokenizer", "context/nemo_tokenizer", "context"};
 
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
         if (ckpt_dir_has_dir(l->dir, places[i]))
@@ -267,18 +266,6 @@ static int about_layout(struct load *l, struct ckpt_err *err)
     return 0;
 }
 
-/* verl puts the config of the Hugging Face model, from which the training began, beside the
- * weights, and no arguments into them. */
-static int read_lent_config(struct load *l, const char *below, struct ckpt_err *err)
-{
-    if (!ckpt_has_suffix(below, "huggingface"))
-        return 0;
-    ckpt_cleanup(ckpt_freep) char *file = ckpt_asprintf("%s/config.json", below);
-    return file ? ckpt_config_read_if(l->dir, file, CKPT_CONFIG_MAX_BYTES, &l->facts->lent_config,
-                                      err)
-                : ckpt_nomem(err);
-}
-
 static int describe(struct load *l, struct ckpt_err *err)
 {
     const char *sides = side_files(l);
@@ -296,7 +283,7 @@ static int describe(struct load *l, struct ckpt_err *err)
         return 0;
     l->facts->files = CKPT_FILES_CONFIG;
     l->facts->files_at = sides;
-    return read_lent_config(l, sides, err) < 0 ? -1 : read_tokenizer(l, sides, err);
+    return read_tokenizer(l, sides, err);
 }
 
 static int find_weights(struct load *l, struct ckpt_err *err)

@@ -317,32 +317,6 @@ static int add_tensor(void *ctx, size_t i, struct ckpt_err *err)
 
 /* ---- the reader ---- */
 
-/* Read the model's config and tokenizer. verl has them in a folder beside the ranks' files, a model
- * in one file has them in the same folder. */
-static int read_config(struct load *l, struct ckpt_err *err)
-{
-    static const char *const folders[] = {"huggingface", ""};
-
-    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
-        ckpt_cleanup(ckpt_freep) char *path =
-            ckpt_asprintf("%s%sconfig.json", folders[i], *folders[i] ? "/" : "");
-        struct ckpt_err e = {0};
-        if (!path)
-            return ckpt_nomem(err);
-        if (ckpt_config_read_if(l->dir, path, CKPT_CONFIG_MAX_BYTES, &l->cat->config, &e) < 0) {
-            if (e.code != CKPT_UNSUPPORTED) /* a link that leads out */
-                return ckpt_err_move(err, &e);
-            ckpt_catalog_warn(l->cat, "%s", e.text);
-        }
-        if (!l->cat->config)
-            continue;
-        l->facts->files = CKPT_FILES_CONFIG;
-        l->facts->files_at = folders[i];
-        return 0;
-    }
-    return 0;
-}
-
 /* Parts that have an index: compare them with it, as transformers does. */
 static int check_index(struct load *l, struct ckpt_err *err)
 {
@@ -406,7 +380,7 @@ static int load(struct load *l, struct ckpt_err *err)
         ckpt_rank_copies_check(l->copies.ptr, l->copies.len, l->opt, ckpt_dir_path(l->dir), l->cat,
                                err) < 0 ||
         ckpt_reader_add_each(l->opt, l->cat, l->wholes.len, add_tensor, l, err) < 0 ||
-        check_index(l, err) < 0 || read_config(l, err) < 0 ||
+        check_index(l, err) < 0 ||
         ckpt_verl_lora_config(l->dir, l->cat, &l->facts->adapter_config, err) < 0)
         return -1;
     tell_left_out(l);
