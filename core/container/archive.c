@@ -10,6 +10,7 @@
 #include "container/tar.h"
 #include "container/zip.h"
 #include "io/members.h"
+#include "io/recording.h"
 #include "io/source.h"
 
 /* Formats that must be unpacked: their first bytes, and the command. */
@@ -212,8 +213,9 @@ int ckpt_archive_open(const char *path, enum ckpt_links links, struct ckpt_recor
 {
     if (ckpt_archive_is_file(path))
         return ckpt_dir_open_archive(path, ckpt_archive_read_index, rec, ret, err);
-    if (ckpt_dir_open(path, links, ret, err) < 0)
+    ckpt_cleanup(ckpt_dir_unrefp) struct ckpt_dir *dir = NULL;
+    if (ckpt_dir_open(path, links, &dir, err) < 0 || ckpt_dir_use(dir, rec, err) < 0)
         return -1;
-    ckpt_dir_use(*ret, rec);
+    *ret = ckpt_steal(&dir);
     return 0;
 }

@@ -8,6 +8,8 @@
 #include "base/err.h"
 #include "io/dir_archive.h"
 
+struct ckpt_recording;
+
 /* Open a directory, or an archive as if it were one, with a recording (ckpt_dir_use) or without
  * (NULL). UNSUPPORTED: the archive is compressed (the text says how to unpack it). USAGE: it is a
  * file that is no archive. `links` is for directories: links in an archive never lead out of it. */

@@ -82,17 +82,19 @@ int ckpt_below_open(const struct ckpt_below *b, const char *below, int flags)
     return open_checked(b, below, flags);
 }
 
-int ckpt_below_stat(const struct ckpt_below *b, const char *below, struct stat *ret)
+int ckpt_below_stat(const struct ckpt_below *b, const char *below, struct statx *ret)
 {
+    const unsigned mask = STATX_BASIC_STATS | STATX_BTIME;
+
     /* an entry of the directory itself, unless it is a link, leads nowhere else: one call */
     if (!strchr(below, '/')) {
-        if (fstatat(b->fd, below, ret, AT_SYMLINK_NOFOLLOW) < 0)
+        if (statx(b->fd, below, AT_SYMLINK_NOFOLLOW, mask, ret) < 0)
             return -1;
-        if (!S_ISLNK(ret->st_mode))
+        if (!S_ISLNK(ret->stx_mode))
             return 0;
     }
     ckpt_cleanup(ckpt_closep) int fd = ckpt_below_open(b, below, O_PATH);
-    return fd < 0 ? -1 : fstat(fd, ret);
+    return fd < 0 ? -1 : statx(fd, "", AT_EMPTY_PATH, mask, ret);
 }
 
 char *ckpt_below_blobs(const char *real)

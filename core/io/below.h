@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-struct stat;
+struct statx;
 
 /* Where a symbolic link below the directory may lead. */
 enum ckpt_links {
@@ -24,8 +24,9 @@ struct ckpt_below {
  * link leads out. */
 int ckpt_below_open(const struct ckpt_below *b, const char *below, int flags);
 
-/* stat(2) of what a path leads to: 0, or -1 and errno as for ckpt_below_open. */
-int ckpt_below_stat(const struct ckpt_below *b, const char *below, struct stat *ret);
+/* statx(2) of what a path leads to, with its time of creation: 0, or -1 and errno as for
+ * ckpt_below_open. */
+int ckpt_below_stat(const struct ckpt_below *b, const char *below, struct statx *ret);
 
 /* For the canonical path of a snapshot in a hub cache, .../models--ORG--NAME/snapshots/REV: the
  * path .../models--ORG--NAME/blobs, malloc'ed (the layout of huggingface_hub's cache). NULL: it is

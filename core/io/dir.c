@@ -18,21 +18,17 @@
 #include "base/vec.h"
 #include "io/below.h"
 
-enum { READ_AHEAD = 128 * 1024 }; /* the kernel's default */
-
 /* Data that all directories below one ckpt_dir_open share. */
 struct root {
     struct ckpt_below top; /* its strings are owned */
     atomic_uint refs;
-    struct ckpt_recording *rec; /* referenced; or NULL */
-    uint32_t number;            /* of this directory in rec */
-    char *within;               /* the file in that directory that has all bytes; or NULL */
-    pthread_mutex_t lock;       /* protects the names below, which many files share */
+    pthread_mutex_t lock; /* protects the names below, which many files share */
     struct ckpt_map names;
     CKPT_VEC(const char *) name; /* by the map's value */
     struct ckpt_arena arena;
-    const struct ckpt_dir_ops *ops; /* NULL: a folder of the file system */
-    void *ctx;
+    struct ckpt_dir_way way;
+    struct ckpt_dir *folder; /* of the file that has all bytes; NULL: each file has its own */
+    const char *file;        /* its name in that folder */
 };
 
 struct ckpt_dir {
@@ -50,10 +46,8 @@ static void root_unref(struct root *r)
     if (!r || atomic_fetch_sub(&r->refs, 1) != 1)
         return;
     ckpt_closep(&r->top.fd);
-    ckpt_recording_unref(r->rec);
-    free(r->within);
-    if (r->ops)
-        r->ops->free(r->ctx);
+    if (r->way.ops->free)
+        r->way.ops->free(r->way.ctx);
     free(r->top.real);
     free(r->top.blobs);
     ckpt_map_release(&r->names);
@@ -71,6 +65,7 @@ static struct root *root_new(enum ckpt_links links)
         return NULL;
     r->top.fd = -1;
     r->top.links = links;
+    r->way = (struct ckpt_dir_way){&ckpt_folder_ops, &r->top};
     atomic_init(&r->refs, 1);
     (void)pthread_mutex_init(&r->lock, NULL);
     return r;
@@ -142,18 +137,28 @@ int ckpt_dir_open_passage(const char *path, struct ckpt_dir **ret, struct ckpt_e
     return open_with(path, O_PATH, CKPT_LINKS_ANY, ret, err);
 }
 
-int ckpt_dir_open_other(const char *path, const char *real, const struct ckpt_dir_ops *ops,
-                        void *ctx, struct ckpt_dir **ret, struct ckpt_err *err)
+int ckpt_dir_open_other(const char *path, struct ckpt_dir_way way, struct ckpt_dir *folder,
+                        const char *name, struct ckpt_dir **ret, struct ckpt_err *err)
 {
     struct root *root = root_new(CKPT_LINKS_BENEATH);
 
-    if (!root || !(root->top.real = strdup(real)) || dir_new(root, path, 0, ret, err) < 0) {
+    if (!root || !(root->top.real = ckpt_below_join(ckpt_dir_real_path(folder), name)) ||
+        dir_new(root, path, 0, ret, err) < 0) {
         root_unref(root);
         return ckpt_nomem(err);
     }
-    root->ops = ops;
-    root->ctx = ctx;
+    root->way = way;
+    root->folder = folder;
+    root->file = name;
     return 0;
+}
+
+struct ckpt_dir_way ckpt_dir_replace(struct ckpt_dir *dir, struct ckpt_dir_way way)
+{
+    const struct ckpt_dir_way old = dir->root->way;
+
+    dir->root->way = way;
+    return old;
 }
 
 struct ckpt_dir *ckpt_dir_ref(struct ckpt_dir *dir)
@@ -205,8 +210,7 @@ static void keep_first(_Atomic(struct ckpt_err *) *kept, const struct ckpt_err *
         free(copy);
 }
 
-/* Keep an error for ckpt_dir_trouble, in dir and in the directories above it. */
-static void keep_trouble(const struct ckpt_dir *dir, const struct ckpt_err *err)
+void ckpt_dir_keep_trouble(const struct ckpt_dir *dir, const struct ckpt_err *err)
 {
     for (; dir; dir = dir->parent)
         keep_first(&((struct ckpt_dir *)dir)->trouble, err);
@@ -221,6 +225,16 @@ static int fail_leaving(const struct ckpt_dir *dir, const struct ckpt_err *own,
     return ckpt_err_move(err, own);
 }
 
+bool ckpt_errno_is_answer(int errnum)
+{
+    static const int answers[] = {ENOENT, ENOTDIR, EXDEV, ELOOP, ENAMETOOLONG, ENXIO};
+
+    for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++)
+        if (errnum == answers[i])
+            return true;
+    return false;
+}
+
 int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
                   struct ckpt_err *err)
 {
@@ -229,7 +243,7 @@ int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, cons
     (void)ckpt_fail_errno(&own, errnum, "%s '%s%s%s'", what, dir->path, name ? "/" : "",
                           name ? name : "");
     if (!ckpt_errno_is_answer(errnum))
-        keep_trouble(dir, &own);
+        ckpt_dir_keep_trouble(dir, &own);
     return ckpt_err_move(err, &own);
 }
 
@@ -256,197 +270,193 @@ static int path_below(const struct ckpt_dir *dir, const char *name, char **ret,
     return (*ret = ckpt_below_join(dir->below, name)) ? 0 : ckpt_nomem(err);
 }
 
-/* ---- recording and replaying ---- */
+/* ---- looking and opening ---- */
 
-void ckpt_dir_use(struct ckpt_dir *dir, struct ckpt_recording *rec)
-{
-    struct ckpt_file_id id = {0};
-
-    if (!rec || dir->root->ops || dir->root->rec)
-        return;
-    (void)ckpt_file_id_of(dir->root->top.fd, &id, NULL, NULL);
-    dir->root->rec = ckpt_recording_ref(rec);
-    dir->root->number = ckpt_recording_add_root(rec, &id);
-}
-
-int ckpt_dir_use_within(struct ckpt_dir *dir, const struct ckpt_dir *folder, const char *name,
-                        struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *path = NULL;
-    struct ckpt_place at;
-
-    ckpt_dir_place(folder, name, &at, &path);
-    if (!at.rec)
-        return folder->root->rec ? ckpt_nomem(err) : 0;
-    dir->root->within = ckpt_steal(&path);
-    dir->root->number = at.root;
-    dir->root->rec = ckpt_recording_ref(at.rec);
-    return 0;
-}
-
-void ckpt_dir_place(const struct ckpt_dir *dir, const char *name, struct ckpt_place *ret,
-                    char **ret_path)
-{
-    const struct root *r = dir->root;
-
-    *ret_path = !r->rec ? NULL : r->within ? strdup(r->within) : ckpt_below_join(dir->below, name);
-    *ret =
-        (struct ckpt_place){.rec = *ret_path ? r->rec : NULL, .root = r->number, .path = *ret_path};
-}
-
-bool ckpt_dir_records(const struct ckpt_dir *dir) { return ckpt_recording_records(dir->root->rec); }
-
-static enum ckpt_entry_kind kind_of_mode(mode_t mode)
-{
-    return S_ISREG(mode) ? CKPT_ENTRY_FILE : S_ISDIR(mode) ? CKPT_ENTRY_DIR : CKPT_ENTRY_OTHER;
-}
-
-static void record_look(const struct ckpt_dir *dir, const char *name, int errnum,
-                        const struct stat *st)
-{
-    ckpt_cleanup(ckpt_freep) char *path = NULL;
-    struct ckpt_look seen = {.errnum = errnum, .kind = CKPT_ENTRY_OTHER};
-    struct ckpt_place at;
-
-    if (!ckpt_dir_records(dir))
-        return;
-    if (st) {
-        seen.kind = kind_of_mode(st->st_mode);
-        seen.id = ckpt_file_id_of_stat(st);
-    }
-    ckpt_dir_place(dir, name, &at, &path);
-    ckpt_record_look(&at, &seen);
-}
-
-/* ---- opening ---- */
-
-static int fail_open(const struct ckpt_dir *dir, const char *name, int errnum, struct ckpt_err *err)
-{
-    struct ckpt_err own = {0};
-
-    if (errnum == EXDEV) {
-        (void)ckpt_fail(
-            &own, CKPT_UNSUPPORTED,
-            "'%s/%s' is a link that leads out of '%s' (option follow_symlinks allows it)",
-            dir->path, name, dir->root->top.real);
-        return fail_leaving(dir, &own, err);
-    }
-    return ckpt_dir_fail(dir, errnum, "cannot open", name, err);
-}
-
-static int open_name(const struct ckpt_dir *dir, const char *name, int flags, int *ret_fd,
+/* The failure of ckpt_dir_ops.look or open: -1 and *err; own is the error if rc is -1. */
+static int fail_open(const struct ckpt_dir *dir, const char *name, int rc, struct ckpt_err *own,
                      struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *below = NULL;
-
-    if (path_below(dir, name, &below, err) < 0)
-        return -1;
-    const int fd = ckpt_below_open(&dir->root->top, below, flags);
-    if (fd < 0) {
-        const int errnum = errno;
-        record_look(dir, name, errnum, NULL);
-        return fail_open(dir, name, errnum, err);
-    }
-    *ret_fd = fd;
-    return 0;
-}
-
-/* ckpt_dir_ops.look, with the errors of a name that is not there. */
-static int look(const struct ckpt_dir *dir, const char *name, struct ckpt_dir_found *ret,
-                struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *below = NULL;
-    struct ckpt_err own = {0};
-
-    if (path_below(dir, name, &below, err) < 0)
-        return -1;
-    const int rc = dir->root->ops->look(dir->root->ctx, below, ret, &own);
     if (rc < 0) {
-        keep_trouble(dir, &own);
-        return ckpt_err_move(err, &own);
+        ckpt_dir_keep_trouble(dir, own);
+        return ckpt_err_move(err, own);
     }
-    if (rc == EXDEV) {
-        (void)ckpt_fail(&own, CKPT_UNSUPPORTED,
+    if (rc != EXDEV)
+        return ckpt_dir_fail(dir, rc, "cannot open", name, err);
+    if (dir->root->folder)
+        (void)ckpt_fail(own, CKPT_UNSUPPORTED,
                         "'%s/%s' is a link that leads out of the archive: unpack it", dir->path,
                         name);
-        return fail_leaving(dir, &own, err);
-    }
-    return rc ? ckpt_dir_fail(dir, rc, "cannot open", name, err) : 0;
+    else
+        (void)ckpt_fail(
+            own, CKPT_UNSUPPORTED,
+            "'%s/%s' is a link that leads out of '%s' (option follow_symlinks allows it)",
+            dir->path, name, dir->root->top.real);
+    return fail_leaving(dir, own, err);
 }
 
-static bool replay_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look *ret)
+int ckpt_dir_look(const struct ckpt_dir *dir, const char *name, struct ckpt_dir_found *ret,
+                  struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_freep) char *path = NULL;
-    struct ckpt_place at;
-
-    if (!ckpt_recording_replays(dir->root->rec) || !ckpt_below_ok(name))
-        return false;
-    ckpt_dir_place(dir, name, &at, &path);
-    return at.rec && ckpt_replay_look(&at, ret);
-}
-
-static int real_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look *ret,
-                     struct ckpt_err *err)
-{
+    const struct ckpt_dir_way *way = &dir->root->way;
     ckpt_cleanup(ckpt_freep) char *below = NULL;
-    struct stat st;
+    struct ckpt_err own = {0};
 
     if (path_below(dir, name, &below, err) < 0)
         return -1;
-    if (ckpt_below_stat(&dir->root->top, below, &st) < 0) {
-        const int errnum = errno;
-        record_look(dir, name, errnum, NULL);
-        return fail_open(dir, name, errnum, err);
-    }
-    record_look(dir, name, 0, &st);
-    *ret = (struct ckpt_look){.kind = kind_of_mode(st.st_mode), .id = ckpt_file_id_of_stat(&st)};
+    const int rc = way->ops->look(way->ctx, below, ret, &own);
+    return rc ? fail_open(dir, name, rc, &own, err) : 0;
+}
+
+/* FORMAT unless it is a regular file; fd (or -1) is open for what it is. */
+static int check_regular(const struct ckpt_dir *dir, const char *name, enum ckpt_entry_kind kind,
+                         int fd, struct ckpt_err *err)
+{
+    struct stat st = {0};
+
+    if (kind == CKPT_ENTRY_FILE)
+        return 0;
+    if (fd >= 0)
+        (void)fstat(fd, &st);
+    return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' is %s, expected a regular file", dir->path, name,
+                     kind == CKPT_ENTRY_DIR ? "a directory"
+                     : S_ISFIFO(st.st_mode) ? "a FIFO"
+                     : S_ISSOCK(st.st_mode) ? "a socket"
+                                            : "a device");
+}
+
+/* Open a file whose bytes are in another one, which must be the one that was found. */
+static int open_within(const struct ckpt_dir *dir, const char *name, int *ret_fd,
+                       struct ckpt_dir_found *ret, struct ckpt_err *err)
+{
+    struct ckpt_file_id opened;
+
+    if (ckpt_dir_look(dir, name, ret, err) < 0 ||
+        check_regular(dir, name, ret->kind, -1, err) < 0 ||
+        ckpt_dir_open_file(dir->root->folder, dir->root->file, ret_fd, &opened, NULL, err) < 0)
+        return -1;
+    return ckpt_file_id_eq(&opened, &ret->id)
+               ? 0
+               : ckpt_fail(err, CKPT_STALE, "'%s/%s' changed while it was opened", dir->path, name);
+}
+
+static int open_itself(const struct ckpt_dir *dir, const char *name, int *ret_fd,
+                       struct ckpt_dir_found *ret, struct ckpt_err *err)
+{
+    const struct ckpt_dir_way *way = &dir->root->way;
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
+    struct ckpt_err own = {0};
+
+    if (path_below(dir, name, &below, err) < 0)
+        return -1;
+    const int rc = way->ops->open(way->ctx, below, ret_fd, ret, &own);
+    return rc ? fail_open(dir, name, rc, &own, err)
+              : check_regular(dir, name, ret->kind, *ret_fd, err);
+}
+
+int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
+                       struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
+                       struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_closep) int fd = -1;
+    struct ckpt_dir_found found;
+
+    if ((dir->root->folder ? open_within : open_itself)(dir, name, &fd, &found, err) < 0)
+        return -1;
+    if (ret_id)
+        *ret_id = found.id;
+    if (ret_extent)
+        *ret_extent = found.extent;
+    *ret_fd = fd;
+    fd = -1;
     return 0;
 }
 
-int ckpt_dir_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look *ret,
-                  struct ckpt_err *err)
+int ckpt_dir_find_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
+                       struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
+                       struct ckpt_err *err)
 {
     struct ckpt_dir_found found;
 
-    if (dir->root->ops) {
-        if (look(dir, name, &found, err) < 0)
-            return -1;
-        *ret = (struct ckpt_look){.kind = found.kind, .id = found.id};
-        return 0;
-    }
-    if (!replay_look(dir, name, ret))
-        return real_look(dir, name, ret, err);
-    return ret->errnum ? fail_open(dir, name, ret->errnum, err) : 0;
+    if (ckpt_dir_memory(dir) != CKPT_DIR_RECALLS)
+        return ckpt_dir_open_file(dir, name, ret_fd, ret_id, ret_extent, err);
+    if (ckpt_dir_look(dir, name, &found, err) < 0 ||
+        check_regular(dir, name, found.kind, -1, err) < 0)
+        return -1;
+    *ret_fd = -1;
+    *ret_id = found.id;
+    *ret_extent = found.extent;
+    return 0;
 }
 
-bool ckpt_dir_replay_file(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret_id,
-                          struct ckpt_extent *ret_extent)
+/* ---- what was read before ---- */
+
+/* The directory and the file in it that has the bytes of a file. */
+static const struct ckpt_dir *holder(const struct ckpt_dir *dir, const char **name)
 {
-    ckpt_cleanup(ckpt_freep) char *path = NULL;
-    struct ckpt_dir_found found = {0};
-    struct ckpt_place at;
-    struct ckpt_look seen;
-
-    ckpt_dir_place(dir, name, &at, &path);
-    if (!at.rec || !ckpt_replay_look(&at, &seen) || seen.errnum || seen.kind != CKPT_ENTRY_FILE)
-        return false;
-    if (dir->root->ops && (look(dir, name, &found, NULL) < 0 || found.kind != CKPT_ENTRY_FILE ||
-                           !ckpt_file_id_eq(&found.id, &seen.id)))
-        return false;
-    *ret_id = seen.id;
-    *ret_extent = dir->root->ops ? found.extent : (struct ckpt_extent){0, seen.id.size};
-    return true;
+    for (; dir->root->folder; dir = dir->root->folder)
+        *name = dir->root->file;
+    return dir;
 }
+
+enum ckpt_dir_memory ckpt_dir_memory(const struct ckpt_dir *dir)
+{
+    const char *any;
+    const struct ckpt_dir_way *way = &holder(dir, &any)->root->way;
+
+    return way->ops->memory ? way->ops->memory(way->ctx) : CKPT_DIR_FORGETS;
+}
+
+/* Where the bytes of a file are kept: *ret_below (malloc'ed) below a directory of these functions;
+ * NULL: nowhere, or there is no memory. */
+static const struct ckpt_dir_way *memory_of(const struct ckpt_dir *dir, const char *name,
+                                            char **ret_below)
+{
+    const struct ckpt_dir *h = holder(dir, &name);
+
+    if (!h->root->way.ops->memory || !(*ret_below = ckpt_below_join(h->below, name)))
+        return NULL;
+    return &h->root->way;
+}
+
+void ckpt_dir_keep(const struct ckpt_dir *dir, const char *name, const struct iovec *iov, int n,
+                   uint64_t off)
+{
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
+    const struct ckpt_dir_way *way = memory_of(dir, name, &below);
+
+    if (way)
+        way->ops->keep(way->ctx, below, iov, n, off);
+}
+
+bool ckpt_dir_recall(const struct ckpt_dir *dir, const char *name, const struct iovec *iov, int n,
+                     uint64_t off)
+{
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
+    const struct ckpt_dir_way *way = memory_of(dir, name, &below);
+
+    return way && way->ops->recall(way->ctx, below, iov, n, off);
+}
+
+void ckpt_dir_known_as(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *id)
+{
+    ckpt_cleanup(ckpt_freep) char *below = NULL;
+    const struct ckpt_dir_way *way = memory_of(dir, name, &below);
+
+    if (way)
+        way->ops->known_as(way->ctx, below, id);
+}
+
+/* ---- folders ---- */
 
 int ckpt_dir_open_below(struct ckpt_dir *dir, const char *name, struct ckpt_dir **ret,
                         struct ckpt_err *err)
 {
-    struct ckpt_look seen;
+    struct ckpt_dir_found found;
 
-    if (ckpt_dir_look(dir, name, &seen, err) < 0)
+    if (ckpt_dir_look(dir, name, &found, err) < 0)
         return -1;
-    if (seen.kind != CKPT_ENTRY_DIR)
-        return fail_open(dir, name, ENOTDIR, err);
+    if (found.kind != CKPT_ENTRY_DIR)
+        return ckpt_dir_fail(dir, ENOTDIR, "cannot open", name, err);
     return ckpt_dir_listed_below(dir, name, ret, err);
 }
 
@@ -489,77 +499,16 @@ const char *ckpt_dir_intern(struct ckpt_dir *dir, const char *name)
     return own;
 }
 
-static const char *kind_name(mode_t mode)
-{
-    return S_ISDIR(mode)    ? "a directory"
-           : S_ISFIFO(mode) ? "a FIFO"
-           : S_ISSOCK(mode) ? "a socket"
-                            : "a device";
-}
-
-static int open_other_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
-                           struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
-                           struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct ckpt_dir_found found;
-    struct ckpt_file_id opened;
-
-    if (look(dir, name, &found, err) < 0)
-        return -1;
-    if (found.kind != CKPT_ENTRY_FILE)
-        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' is %s, expected a regular file", dir->path,
-                         name, found.kind == CKPT_ENTRY_DIR ? "a directory" : "a device");
-    if (dir->root->ops->open(dir->root->ctx, &fd, &opened, err) < 0)
-        return -1;
-    /* what a replay answered is compared by the caller */
-    if (!ckpt_recording_replays(dir->root->rec) && !ckpt_file_id_eq(&opened, &found.id))
-        return ckpt_fail(err, CKPT_STALE, "'%s/%s' changed while it was opened", dir->path, name);
-    if (ret_id)
-        *ret_id = opened;
-    if (ret_extent)
-        *ret_extent = found.extent;
-    *ret_fd = fd;
-    fd = -1;
-    return 0;
-}
-
-int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
-                       struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
-                       struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct stat st;
-
-    if (dir->root->ops)
-        return open_other_file(dir, name, ret_fd, ret_id, ret_extent, err);
-    if (open_name(dir, name, O_RDONLY | O_NONBLOCK | O_NOCTTY, &fd, err) < 0)
-        return -1;
-    if (fstat(fd, &st) < 0)
-        return ckpt_dir_fail(dir, errno, "cannot stat", name, err);
-    if (!S_ISREG(st.st_mode))
-        return ckpt_fail(err, CKPT_FORMAT, "'%s/%s' is %s, expected a regular file", dir->path,
-                         name, kind_name(st.st_mode));
-    record_look(dir, name, 0, &st);
-    if (st.st_size > READ_AHEAD) /* small files are read at once, and may be many */
-        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* twice the read-ahead */
-    if (ret_id)
-        *ret_id = ckpt_file_id_of_stat(&st);
-    if (ret_extent)
-        *ret_extent = (struct ckpt_extent){0, (uint64_t)st.st_size};
-    *ret_fd = fd;
-    fd = -1;
-    return 0;
-}
+/* ---- asking ---- */
 
 int ckpt_dir_identify(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret,
                       struct ckpt_err *err)
 {
-    struct ckpt_look seen;
+    struct ckpt_dir_found found;
 
-    if (ckpt_dir_look(dir, name, &seen, err) < 0)
+    if (ckpt_dir_look(dir, name, &found, err) < 0)
         return -1;
-    *ret = seen.id;
+    *ret = found.id;
     return 0;
 }
 
@@ -568,41 +517,20 @@ bool ckpt_dir_stat(const struct ckpt_dir *dir, const char *name, struct ckpt_fil
     return ckpt_dir_identify(dir, name, ret, NULL) == 0;
 }
 
-static int64_t real_birth_ns(const struct ckpt_dir *dir, const char *name)
-{
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct statx st;
-
-    if (open_name(dir, name, O_PATH, &fd, NULL) < 0 ||
-        statx(fd, "", AT_EMPTY_PATH, STATX_BTIME, &st) < 0 || !(st.stx_mask & STATX_BTIME))
-        return 0;
-    return st.stx_btime.tv_sec * 1000000000 + st.stx_btime.tv_nsec;
-}
-
 int64_t ckpt_dir_birth_ns(const struct ckpt_dir *dir, const char *name)
 {
-    ckpt_cleanup(ckpt_freep) char *path = NULL;
-    struct ckpt_place at;
-    int64_t birth_ns;
+    struct ckpt_dir_found found;
 
-    if (dir->root->ops)
-        return 0;
-    ckpt_dir_place(dir, name, &at, &path);
-    if (at.rec && ckpt_replay_birth(&at, &birth_ns))
-        return birth_ns;
-    birth_ns = real_birth_ns(dir, name);
-    if (at.rec)
-        ckpt_record_birth(&at, birth_ns);
-    return birth_ns;
+    return ckpt_dir_look(dir, name, &found, NULL) == 0 ? found.birth_ns : 0;
 }
 
 bool ckpt_dir_in_hub(const struct ckpt_dir *dir) { return dir->root->top.blobs != NULL; }
 
 static bool has_kind(const struct ckpt_dir *dir, const char *name, enum ckpt_entry_kind kind)
 {
-    struct ckpt_look seen;
+    struct ckpt_dir_found found;
 
-    return ckpt_dir_look(dir, name, &seen, NULL) == 0 && seen.kind == kind;
+    return ckpt_dir_look(dir, name, &found, NULL) == 0 && found.kind == kind;
 }
 
 bool ckpt_dir_has_file(const struct ckpt_dir *dir, const char *name)
@@ -615,32 +543,48 @@ bool ckpt_dir_has_dir(const struct ckpt_dir *dir, const char *name)
     return has_kind(dir, name, CKPT_ENTRY_DIR);
 }
 
-bool ckpt_dir_list_other(const struct ckpt_dir *dir,
-                         int (*fn)(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
-                         void *ctx, int *ret_rc, struct ckpt_err *err)
+/* ---- listing ---- */
+
+enum { LINK = 128 }; /* in an entry of a list, with its kind */
+
+void ckpt_listed_add(struct ckpt_str *list, const struct ckpt_entry *e)
 {
-    if (!dir->root->ops)
+    ckpt_str_putc(list, (char)(e->kind | (e->is_link ? LINK : 0)));
+    ckpt_str_append(list, e->name, strlen(e->name) + 1);
+}
+
+bool ckpt_listed_next(const char **at, const char *end, struct ckpt_entry *ret)
+{
+    const char *nul = *at < end ? memchr(*at + 1, 0, (size_t)(end - *at - 1)) : NULL;
+
+    if (!nul)
         return false;
-    *ret_rc = dir->root->ops->list(dir->root->ctx, dir->below, fn, ctx, err);
-    return true;
+    const char *name = *at + 1;
+    const int kind = (unsigned char)**at & ~LINK;
+    *ret = (struct ckpt_entry){name, (enum ckpt_entry_kind)kind, (**at & LINK) != 0};
+    *at = nul + 1;
+    return kind <= CKPT_ENTRY_UNKNOWN && *name && !strchr(name, '/') && strcmp(name, ".") != 0 &&
+           strcmp(name, "..") != 0;
 }
 
-int ckpt_dir_open_itself(const struct ckpt_dir *dir, int *ret_fd, struct ckpt_err *err)
+int ckpt_dir_list(const struct ckpt_dir *dir, ckpt_dir_entry_fn *fn, void *ctx,
+                  struct ckpt_err *err)
 {
-    *ret_fd = ckpt_below_open(&dir->root->top, dir->below, O_RDONLY | O_DIRECTORY);
-    return *ret_fd < 0 ? ckpt_dir_fail(dir, errno, "cannot list", NULL, err) : 0;
-}
+    const struct ckpt_dir_way *way = &dir->root->way;
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str list = {0};
+    struct ckpt_dir_found found;
+    struct ckpt_entry e;
+    int rc = way->ops->list(way->ctx, dir->below, &list, err);
 
-int ckpt_dir_open_from_root(const struct ckpt_dir *dir, const char *path, int *ret_fd)
-{
-    struct ckpt_file_id id;
-
-    if (dir->root->ops) { /* the one file that has all bytes */
-        errno = ENOENT;
-        return dir->root->within && strcmp(path, dir->root->within) == 0
-                   ? dir->root->ops->open(dir->root->ctx, ret_fd, &id, NULL)
-                   : -1;
+    if (rc)
+        return rc > 0 ? ckpt_dir_fail(dir, rc, "cannot list", NULL, err) : -1;
+    if (list.failed)
+        return ckpt_nomem(err);
+    for (const char *at = ckpt_str_get(&list), *end = at + list.len;
+         rc >= 0 && ckpt_listed_next(&at, end, &e);) {
+        if (e.kind == CKPT_ENTRY_UNKNOWN)
+            e.kind = ckpt_dir_look(dir, e.name, &found, NULL) == 0 ? found.kind : CKPT_ENTRY_OTHER;
+        rc = fn(ctx, &e, err);
     }
-    *ret_fd = ckpt_below_open(&dir->root->top, path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
-    return *ret_fd < 0 ? -1 : 0;
+    return rc;
 }

@@ -11,17 +11,33 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include "base/err.h"
+#include "base/str.h"
 #include "io/below.h"
 #include "io/file_id.h"
-#include "io/recording.h"
 
 struct ckpt_dir;
+
+enum ckpt_entry_kind {
+    CKPT_ENTRY_FILE,
+    CKPT_ENTRY_DIR,
+    CKPT_ENTRY_OTHER,
+    CKPT_ENTRY_UNKNOWN, /* only in a listing of ckpt_dir_ops: ask for it */
+};
 
 /* The bytes of a file in the file that is opened for it: all of them, or a part of an archive. */
 struct ckpt_extent {
     uint64_t off, len;
+};
+
+/* What a directory knows of an entry. */
+struct ckpt_dir_found {
+    enum ckpt_entry_kind kind;
+    struct ckpt_file_id id;    /* a file's: of what is opened for it; differs between folders */
+    struct ckpt_extent extent; /* of a file */
+    int64_t birth_ns;          /* when the file was created; 0: not known */
 };
 
 /* Open the directory at `path`. Links may lead anywhere below it; if it is a snapshot of a Hugging
@@ -51,32 +67,8 @@ struct ckpt_dir *ckpt_dir_ref(struct ckpt_dir *dir);
 void ckpt_dir_unref(struct ckpt_dir *dir);
 void ckpt_dir_unrefp(struct ckpt_dir **dir);
 
-/* Record what the directory of ckpt_dir_open answers, or answer from a recording; to be called
- * right after ckpt_dir_open, and for several directories in the same order on all sides. NULL:
- * neither. It does nothing to a directory of ckpt_dir_open_other. */
-void ckpt_dir_use(struct ckpt_dir *dir, struct ckpt_recording *rec);
-
-/* The same for a directory of ckpt_dir_open_other: the file `name` of folder has the bytes of all
- * its files. They are recorded, or replayed, as that file's, if there is a recording of folder. */
-int ckpt_dir_use_within(struct ckpt_dir *dir, const struct ckpt_dir *folder, const char *name,
-                        struct ckpt_err *err);
-
-/* Does a recording of this directory run? */
-bool ckpt_dir_records(const struct ckpt_dir *dir);
-
-/* Where a recording has the entry `name`; of an archive: where it has the archive, whatever the
- * name. The caller frees *ret_path, which ret->path points to. ret->rec is NULL if there is no
- * recording, or no memory. */
-void ckpt_dir_place(const struct ckpt_dir *dir, const char *name, struct ckpt_place *ret,
-                    char **ret_path);
-
-/* A regular file as a replay has it; false: it has none of that name, or there is no replay. The
- * extent is that of the file's bytes in the file of ckpt_dir_place. */
-bool ckpt_dir_replay_file(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *ret_id,
-                          struct ckpt_extent *ret_extent);
-
-/* Describe an entry: a replay's answer, or the real one, which is recorded. */
-int ckpt_dir_look(const struct ckpt_dir *dir, const char *name, struct ckpt_look *ret,
+/* Describe an entry. */
+int ckpt_dir_look(const struct ckpt_dir *dir, const char *name, struct ckpt_dir_found *ret,
                   struct ckpt_err *err);
 
 /* The path as the user gave it, with the names of subdirectories appended; for messages. Lives as
@@ -117,20 +109,23 @@ int ckpt_dir_trouble(const struct ckpt_dir *dir, struct ckpt_err *err);
 /* The same for the first link that leads out, which probes take for no file. */
 int ckpt_dir_leaving(const struct ckpt_dir *dir, struct ckpt_err *err);
 
+/* Is this error a normal answer about a name that leads nowhere? Other errors are trouble. */
+bool ckpt_errno_is_answer(int errnum);
+
 /* As ckpt_fail_errno of "what 'dir/name'" (name may be NULL); keeps trouble for ckpt_dir_trouble.
  */
 int ckpt_dir_fail(const struct ckpt_dir *dir, int errnum, const char *what, const char *name,
                   struct ckpt_err *err);
 
-/* Open the directory itself, to list it; or a file by its path below the directory of
- * ckpt_dir_open. *ret_fd is the caller's. */
-int ckpt_dir_open_itself(const struct ckpt_dir *dir, int *ret_fd, struct ckpt_err *err);
-int ckpt_dir_open_from_root(const struct ckpt_dir *dir, const char *path, int *ret_fd);
-
-/* Open a regular file for reading (close-on-exec), never from a replay; *ret_fd is the caller's. In
- * an archive, the descriptor and the identity are the archive's. ret_id and ret_extent may be NULL.
- */
+/* Open a regular file for reading (close-on-exec); *ret_fd is the caller's. In an archive, the
+ * descriptor and the identity are the archive's. ret_id and ret_extent may be NULL. */
 int ckpt_dir_open_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
+                       struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
+                       struct ckpt_err *err);
+
+/* The same, but where the directory recalls what was read of files, this one is not opened yet:
+ * *ret_fd is -1. */
+int ckpt_dir_find_file(const struct ckpt_dir *dir, const char *name, int *ret_fd,
                        struct ckpt_file_id *ret_id, struct ckpt_extent *ret_extent,
                        struct ckpt_err *err);
 
@@ -155,39 +150,70 @@ bool ckpt_dir_has_dir(const struct ckpt_dir *dir, const char *name);
 
 /* Call fn for every entry except "." and "..", in natural order (ckpt_natural_cmp). `name` lives
  * until fn returns. Stops with fn's result when that is negative. */
-int ckpt_dir_list(const struct ckpt_dir *dir,
-                  int (*fn)(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
-                  void *ctx, struct ckpt_err *err);
+typedef int ckpt_dir_entry_fn(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err);
+int ckpt_dir_list(const struct ckpt_dir *dir, ckpt_dir_entry_fn *fn, void *ctx,
+                  struct ckpt_err *err);
 
-/* ---- directories that are no folders of the file system ---- */
+/* Keep an error that a probe would take for a no, for ckpt_dir_trouble. */
+void ckpt_dir_keep_trouble(const struct ckpt_dir *dir, const struct ckpt_err *err);
 
-struct ckpt_dir_found {
-    enum ckpt_entry_kind kind;
-    struct ckpt_file_id id; /* a file's: of what `open` opens; differs between folders */
-    struct ckpt_extent extent;
-};
+/* ---- kinds of directories ---- */
+
+/* Does a directory keep what is read of its files, or recall what was kept? (io/recording.h) */
+enum ckpt_dir_memory { CKPT_DIR_FORGETS, CKPT_DIR_KEEPS, CKPT_DIR_RECALLS };
 
 /* All functions are safe from many threads. `below` is a path from the root. */
 struct ckpt_dir_ops {
     /* Find an entry. 0; an errno if there is none (EXDEV: a link leads out); or -1 and *err. */
     int (*look)(void *ctx, const char *below, struct ckpt_dir_found *ret, struct ckpt_err *err);
-    /* Open the file that has the bytes of all files. */
-    int (*open)(void *ctx, int *ret_fd, struct ckpt_file_id *ret_id, struct ckpt_err *err);
-    /* As ckpt_dir_list. */
-    int (*list)(void *ctx, const char *below,
-                int (*fn)(void *fn_ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
-                void *fn_ctx, struct ckpt_err *err);
+    /* The same, and open it for reading. NULL: all files are in one (ckpt_dir_open_other). */
+    int (*open)(void *ctx, const char *below, int *ret_fd, struct ckpt_dir_found *ret,
+                struct ckpt_err *err);
+    /* Append all entries to ret (ckpt_listed_add), as ckpt_dir_list has them. 0, an errno, or -1
+     * and *err. */
+    int (*list)(void *ctx, const char *below, struct ckpt_str *ret, struct ckpt_err *err);
+    /* NULL: there is nothing to free. */
     void (*free)(void *ctx);
+
+    /* ---- all are there, or none: the directory forgets ---- */
+    enum ckpt_dir_memory (*memory)(void *ctx);
+    /* Keep bytes of a file that were read at `off`. */
+    void (*keep)(void *ctx, const char *below, const struct iovec *iov, int n, uint64_t off);
+    /* Fill iov from what was kept; false: that is not possible, and nothing was written. */
+    bool (*recall)(void *ctx, const char *below, const struct iovec *iov, int n, uint64_t off);
+    /* Make the identity of a file that is open the one by which look and open know it. */
+    void (*known_as)(void *ctx, const char *below, struct ckpt_file_id *id);
 };
 
-/* True: the directory is one of functions, and has been listed by them with the result *ret_rc. */
-bool ckpt_dir_list_other(const struct ckpt_dir *dir,
-                         int (*fn)(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
-                         void *ctx, int *ret_rc, struct ckpt_err *err);
+/* Entries one after the other: their kinds, and their names with a NUL. */
+void ckpt_listed_add(struct ckpt_str *list, const struct ckpt_entry *e);
+/* Get the entry at *at, which goes on behind it; false: there is none, or it is malformed. */
+bool ckpt_listed_next(const char **at, const char *end, struct ckpt_entry *ret);
 
-/* Make a directory of functions. On success it owns ctx. `path` is shown to people, `real` is its
- * canonical path. */
-int ckpt_dir_open_other(const char *path, const char *real, const struct ckpt_dir_ops *ops,
-                        void *ctx, struct ckpt_dir **ret, struct ckpt_err *err);
+/* Functions and what they work on. */
+struct ckpt_dir_way {
+    const struct ckpt_dir_ops *ops;
+    void *ctx;
+};
+
+/* The functions for folders of the file system; their ctx is a struct ckpt_below. */
+extern const struct ckpt_dir_ops ckpt_folder_ops;
+
+/* Make a directory of functions. On success it owns what they work on. `path` is shown to people.
+ * All its files are ranges of the file `name` of folder (an archive); both must live as long. */
+int ckpt_dir_open_other(const char *path, struct ckpt_dir_way way, struct ckpt_dir *folder,
+                        const char *name, struct ckpt_dir **ret, struct ckpt_err *err);
+
+/* Replace the functions of a directory that nobody else uses yet. The new ones get the old ones,
+ * and free them. */
+struct ckpt_dir_way ckpt_dir_replace(struct ckpt_dir *dir, struct ckpt_dir_way way);
+
+/* ckpt_dir_ops.memory and so on, for a file: of an archive, they are about the archive's bytes. */
+enum ckpt_dir_memory ckpt_dir_memory(const struct ckpt_dir *dir);
+void ckpt_dir_keep(const struct ckpt_dir *dir, const char *name, const struct iovec *iov, int n,
+                   uint64_t off);
+bool ckpt_dir_recall(const struct ckpt_dir *dir, const char *name, const struct iovec *iov, int n,
+                     uint64_t off);
+void ckpt_dir_known_as(const struct ckpt_dir *dir, const char *name, struct ckpt_file_id *id);
 
 #endif

@@ -8,6 +8,8 @@
 #include "io/dir.h"
 #include "io/members.h"
 
+struct ckpt_recording;
+
 /* Read the index of the archive `name` in folder, and the identity that the archive has.
  * *ret_members is sealed; the caller frees it. */
 typedef int ckpt_archive_index(struct ckpt_dir *folder, const char *name,

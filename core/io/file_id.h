@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 
-struct stat;
+struct statx;
 
 struct ckpt_file_id {
     uint64_t inode; /* device and inode number, folded: only good for comparing */
@@ -16,15 +16,13 @@ struct ckpt_file_id {
     int64_t mtime_ns, ctime_ns;
 };
 
-enum ckpt_entry_kind { CKPT_ENTRY_FILE, CKPT_ENTRY_DIR, CKPT_ENTRY_OTHER };
-
 /* Are all members equal? */
 bool ckpt_file_id_eq(const struct ckpt_file_id *a, const struct ckpt_file_id *b);
 
-/* The identity in the result of stat(2). */
-struct ckpt_file_id ckpt_file_id_of_stat(const struct stat *st);
+/* The identity in the result of statx(2). */
+struct ckpt_file_id ckpt_file_id_of_statx(const struct statx *st);
 
-/* fstat of a descriptor. *ret_unlinked (may be NULL): no name leads to the file any more. */
+/* The identity of an open file. *ret_unlinked: no name leads to the file any more. */
 int ckpt_file_id_of(int fd, struct ckpt_file_id *ret, bool *ret_unlinked, struct ckpt_err *err);
 
 #endif

@@ -275,13 +275,9 @@ static size_t first_below(const struct ckpt_members *m, uint32_t folder)
     return lo;
 }
 
-int ckpt_members_list(const struct ckpt_members *m, uint32_t folder,
-                      int (*fn)(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
-                      void *ctx, struct ckpt_err *err)
+void ckpt_members_list(const struct ckpt_members *m, uint32_t folder, struct ckpt_str *ret)
 {
-    int result = 0;
-
-    for (size_t i = first_below(m, folder); i < m->order.len && result >= 0; i++) {
+    for (size_t i = first_below(m, folder); i < m->order.len; i++) {
         const struct node *n = &m->nodes.ptr[m->order.ptr[i]];
         uint32_t at = m->order.ptr[i];
         unsigned links = 0;
@@ -289,8 +285,7 @@ int ckpt_members_list(const struct ckpt_members *m, uint32_t folder,
             break;
         if (n->target && walk(m, folder, n->name, &links, &at) != 0)
             at = m->order.ptr[i];
-        result = fn(ctx, &(struct ckpt_entry){n->name, m->nodes.ptr[at].is.kind, n->target != NULL},
-                    err);
+        ckpt_listed_add(ret,
+                        &(struct ckpt_entry){n->name, m->nodes.ptr[at].is.kind, n->target != NULL});
     }
-    return result;
 }

@@ -50,9 +50,7 @@ int ckpt_members_seal(struct ckpt_members *m, struct ckpt_err *err);
  * ELOOP, EXDEV (a link leads out of the archive). */
 int ckpt_members_find(const struct ckpt_members *m, const char *path, struct ckpt_member *ret);
 
-/* As ckpt_dir_list, for the folder with this number. */
-int ckpt_members_list(const struct ckpt_members *m, uint32_t folder,
-                      int (*fn)(void *ctx, const struct ckpt_entry *entry, struct ckpt_err *err),
-                      void *ctx, struct ckpt_err *err);
+/* Append the entries of the folder with this number to ret (ckpt_listed_add). */
+void ckpt_members_list(const struct ckpt_members *m, uint32_t folder, struct ckpt_str *ret);
 
 #endif

@@ -1,17 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A recording of what directories and files answered while a checkpoint was opened, so that other
- * processes can open the same checkpoint without accessing its files.
+ * processes can open the same checkpoint without accessing its files: a table of questions and
+ * answers.
  *
- * One process makes a recording, opens directories with it (ckpt_dir_use) and opens the checkpoint:
- * identities of entries, listings, and all bytes that were read are kept. The encoded recording is
- * sent to other processes, which open the checkpoint in the same way: what is in the recording is
- * answered from it (it is replayed), everything else by the real files. After ckpt_recording_end
- * only real files are read. A file that was opened by a replay is opened for real when it is read
- * for the first time, and compared with the recording then (io/copy.h). Counted; safe from many
- * threads. */
+ * One process makes a recording, opens directories with it and opens the checkpoint. The encoded
+ * recording is sent to other processes, which open the checkpoint in the same way: what is in the
+ * recording is answered from it (it is replayed), everything else by the real files. After
+ * ckpt_recording_end only real files are read. Counted; safe from many threads.
+ *
+ * A file that was opened by a replay is opened for real when bytes are read that the recording
+ * lacks. It may be another one than was recorded: the same on storage that several machines share
+ * (its size and times are equal), or a copy (the size is equal, and so are all bytes that the
+ * recording has of it and, once per directory, the samples). From then on its directory gives it
+ * the identity that it has in the recording, so that nobody else has to know. */
 #ifndef CKPT_IO_RECORDING_H
 #define CKPT_IO_RECORDING_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,23 +24,25 @@
 
 #include "base/err.h"
 #include "base/str.h"
-#include "io/file_id.h"
+#include "io/dir.h"
 
 struct ckpt_recording;
 
 /* No more bytes of files than this are recorded; other processes then read the real files. */
 #define CKPT_RECORDING_MOST (UINT64_C(1) << 30)
 
+/* ---- life ---- */
+
 /* Begin a recording. `machine` identifies this machine. */
 int ckpt_recording_new(uint64_t machine, uint64_t most_bytes, struct ckpt_recording **ret,
                        struct ckpt_err *err);
-struct ckpt_recording *ckpt_recording_ref(struct ckpt_recording *r); /* NULL is allowed */
-void ckpt_recording_unref(struct ckpt_recording *r);
+struct ckpt_recording *ckpt_recording_ref(struct ckpt_recording *r);
+void ckpt_recording_unref(struct ckpt_recording *r); /* NULL is allowed */
 void ckpt_recording_unrefp(struct ckpt_recording **r);
 
-/* Files that are read from now on are witnesses: as soon as one file of another process turns out
- * to be a copy, that process compares the witnesses, too. */
-void ckpt_recording_witness(struct ckpt_recording *r);
+/* Bytes that are read from now on are samples: they are not replayed, but as soon as one file of
+ * another process turns out to be a copy, that process compares them with its own. */
+void ckpt_recording_sample(struct ckpt_recording *r);
 
 /* Append the recording's bytes to out. Files that changed during the recording are left out. */
 int ckpt_recording_encode(struct ckpt_recording *r, struct ckpt_str *out, struct ckpt_err *err);
@@ -45,104 +52,82 @@ int ckpt_recording_encode(struct ckpt_recording *r, struct ckpt_str *out, struct
 int ckpt_recording_decode(const void *data, size_t len, uint64_t machine,
                           struct ckpt_recording **ret, struct ckpt_err *err);
 
+/* The checkpoint is open: of what was replayed only hashes, and what files were, is kept. No other
+ * thread may be opening the checkpoint. */
+void ckpt_recording_end(struct ckpt_recording *r);
+
 /* A number that grows while a checkpoint is opened; 0 for NULL. */
 uint64_t ckpt_recording_progress(const struct ckpt_recording *r);
 
-/* The checkpoint is open: of what was replayed only digests are kept. No other thread may be
- * opening the checkpoint. */
-void ckpt_recording_end(struct ckpt_recording *r);
+/* Let the directory of ckpt_dir_open keep its answers in rec, or answer from it; to be called right
+ * after ckpt_dir_open, and for several directories in the same order by all processes. NULL:
+ * neither. Opening a file may then fail with CONFLICT (it is no copy of the recorded one), or STALE
+ * (it was written after the recording). */
+int ckpt_dir_use(struct ckpt_dir *dir, struct ckpt_recording *rec, struct ckpt_err *err);
 
-/* ---- for io/dir.c and io/source_file.c ---- */
+/* ---- for io/recorded.c: questions and answers ---- */
 
-/* An entry of a directory as the system described it. */
-struct ckpt_look {
-    int errnum; /* not 0: it could not be accessed, and kind and id are undefined */
-    enum ckpt_entry_kind kind;
-    struct ckpt_file_id id;
+/* Does it keep answers, recall them, or (after the end) neither? */
+enum ckpt_dir_memory ckpt_recording_memory(const struct ckpt_recording *r);
+
+/* Was the recording made on this machine; and when did it begin, by the recording process's clock?
+ */
+bool ckpt_recording_is_of_here(const struct ckpt_recording *r);
+int64_t ckpt_recording_begin_ns(const struct ckpt_recording *r);
+
+/* The number of a directory that is opened with the recording: they are opened in the same order by
+ * all processes. */
+uint32_t ckpt_recording_add_root(struct ckpt_recording *r);
+
+enum ckpt_question_kind {
+    CKPT_ASK_LOOK,   /* struct ckpt_looked */
+    CKPT_ASK_LIST,   /* what ckpt_listed_add made */
+    CKPT_ASK_BYTES,  /* of a file, from `off` on: as many as the answer has, or fewer */
+    CKPT_ASK_SAMPLE, /* the same, but not to be replayed */
 };
 
-/* One name of a listing. */
-struct ckpt_listed {
-    char *name;
-    enum ckpt_entry_kind kind; /* of the link's target, if it is a link that may be followed */
-    bool is_link;
-};
-
-/* A place that a recording may know: the number of a directory of ckpt_dir_use, and the path below
- * it. */
-struct ckpt_place {
-    struct ckpt_recording *rec; /* NULL: nothing is recorded or replayed */
+/* About `path` below a directory with this number. Answers are sorted in this order. */
+struct ckpt_question {
     uint32_t root;
     const char *path;
+    enum ckpt_question_kind kind;
+    uint64_t off; /* of bytes; else 0 */
 };
 
-/* Is this error a normal answer about a name that leads nowhere? Other errors are trouble, and are
- * not recorded. */
-bool ckpt_errno_is_answer(int errnum);
-
-/* Add a directory with this identity; its number. */
-uint32_t ckpt_recording_add_root(struct ckpt_recording *r, const struct ckpt_file_id *id);
-
-/* Do a recording, or a replay, run? False for NULL. */
-bool ckpt_recording_records(const struct ckpt_recording *r);
-bool ckpt_recording_replays(const struct ckpt_recording *r);
+struct ckpt_answer {
+    struct ckpt_question to;
+    size_t len;
+    const unsigned char *data;                 /* after the end: NULL, but for looks */
+    uint64_t sum;                              /* XXH3 of the data */
+    _Atomic(const struct ckpt_file_id *) here; /* ckpt_recording_recognise; or NULL */
+};
 
 /* Record an answer, if a recording runs. A failure to do so is not reported: other processes will
- * access the real file. birth_ns is the time of creation, 0 if it is not known. */
-void ckpt_record_look(const struct ckpt_place *at, const struct ckpt_look *look);
-void ckpt_record_birth(const struct ckpt_place *at, int64_t birth_ns);
-void ckpt_record_list(const struct ckpt_place *at, const struct ckpt_listed *list, size_t n);
-void ckpt_record_read(const struct ckpt_place *at, const struct iovec *iov, int n, uint64_t off);
+ * ask their own files. */
+void ckpt_recording_put(struct ckpt_recording *r, const struct ckpt_question *q,
+                        const struct iovec *iov, int n);
 
-/* Answer from the replay, if one runs; false: it is not in the recording. The listing is borrowed.
- */
-bool ckpt_replay_look(const struct ckpt_place *at, struct ckpt_look *ret);
-bool ckpt_replay_birth(const struct ckpt_place *at, int64_t *ret);
-bool ckpt_replay_list(const struct ckpt_place *at, const struct ckpt_listed **ret, size_t *ret_n);
-bool ckpt_replay_read(const struct ckpt_place *at, const struct iovec *iov, int n, uint64_t off);
+/* The answer to a question; NULL: there is none, or this is not a replay. */
+struct ckpt_answer *ckpt_recording_find(struct ckpt_recording *r, const struct ckpt_question *q);
 
-/* ---- for io/copy.c, after ckpt_recording_end ---- */
+/* The index of the first answer that is not before a question; and the i-th answer (NULL: there are
+ * no more). */
+size_t ckpt_recording_lower(const struct ckpt_recording *r, const struct ckpt_question *q);
+struct ckpt_answer *ckpt_recording_at(struct ckpt_recording *r, size_t i);
 
-/* Bytes of a file that were replayed: the ranges, and a digest of them all. */
-struct ckpt_replayed {
-    uint32_t root;
-    const char *path;
-    bool witness;
-    size_t n;
-    const struct ckpt_chunk *chunk;
-    unsigned char digest[16];
+/* Keep the identity that the file of a look has in this process. */
+int ckpt_recording_recognise(struct ckpt_recording *r, struct ckpt_answer *look,
+                             const struct ckpt_file_id *here, struct ckpt_err *err);
+
+/* The data of an answer to a look. */
+struct ckpt_looked {
+    uint64_t errnum; /* not 0: the entry could not be accessed; for ckpt_errno_is_answer */
+    uint64_t kind;   /* enum ckpt_entry_kind */
+    struct ckpt_file_id id;
+    int64_t birth_ns;
 };
 
-struct ckpt_chunk {
-    uint64_t off;
-    size_t len;
-    const unsigned char *data; /* NULL after ckpt_recording_end */
-};
-
-/* The replayed file of a place; false: none of its bytes were replayed. */
-bool ckpt_replayed_find(const struct ckpt_place *at, struct ckpt_replayed *ret);
-/* The i-th of the replayed files; false: there are no more. */
-bool ckpt_replayed_at(const struct ckpt_recording *r, size_t i, struct ckpt_replayed *ret);
-
-/* Remember that the file which is here with this identity has the bytes of the replayed one; and
- * ask for that: an archive is compared once, and not for each of its files. */
-void ckpt_replayed_set_copy(const struct ckpt_place *at, const struct ckpt_file_id *id);
-bool ckpt_replayed_is_copy(const struct ckpt_place *at, const struct ckpt_file_id *id);
-
-/* Is the directory the very same as in the recording, on the same machine? */
-bool ckpt_replayed_same_root(const struct ckpt_recording *r, uint32_t root);
-/* When the recording began, by the recording process's clock. */
-int64_t ckpt_replayed_begin_ns(const struct ckpt_recording *r);
-/* Must the witnesses be compared? True for one caller, which compares them and, if they are of
- * another checkpoint, says so: the others then fail, too. */
-bool ckpt_replayed_take_witnesses(struct ckpt_recording *r);
-void ckpt_replayed_refuse(struct ckpt_recording *r);
-bool ckpt_replayed_refused(const struct ckpt_recording *r);
-
-/* The digest of n ranges' bytes, of which read() fetches one after the other into buf. */
-int ckpt_chunks_digest(const struct ckpt_chunk *chunk, size_t n,
-                       int (*read)(void *ctx, void *buf, size_t len, uint64_t off,
-                                   struct ckpt_err *err),
-                       void *ctx, unsigned char ret[16], struct ckpt_err *err);
+/* Get the answer to a look; false: it is malformed. */
+bool ckpt_looked_get(const struct ckpt_answer *a, struct ckpt_looked *ret);
 
 #endif

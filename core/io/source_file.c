@@ -12,7 +12,6 @@
 #include "base/fdio.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "io/copy.h"
 #include "io/source.h"
 
 struct source_file {
@@ -27,81 +26,26 @@ struct source_file {
     struct ckpt_fdslot direct; /* a descriptor of O_DIRECT */
     atomic_uint align;         /* that it asks for; 0: not known yet; 1: it can't be had */
     atomic_bool was_read;      /* by a request, not only its header */
-    bool replayed;             /* inode and times are those of a recording */
-    _Atomic(struct ckpt_file_id *) here; /* replayed: the identity here; NULL: not opened yet */
+    atomic_bool was_opened;    /* false: all bytes were recalled (ckpt_dir_recall) */
 };
 
 static struct source_file *self(const struct ckpt_source *s) { return (struct source_file *)s; }
 
 static struct ckpt_file_id id_of(const struct source_file *f)
 {
-    const struct ckpt_file_id *here = atomic_load(&f->here);
-
-    return here ? *here : (struct ckpt_file_id){f->inode, f->whole, f->mtime_ns, f->ctime_ns};
-}
-
-/* ---- recording and replaying ---- */
-
-static void place_of(const struct source_file *f, struct ckpt_place *ret, char **ret_path)
-{
-    ckpt_dir_place(f->dir, f->name, ret, ret_path);
-}
-
-static bool replay(const struct source_file *f, const struct iovec *iov, int n, uint64_t off)
-{
-    ckpt_cleanup(ckpt_freep) char *path = NULL;
-    struct ckpt_place at;
-
-    if (!f->replayed)
-        return false;
-    place_of(f, &at, &path);
-    return at.rec && ckpt_replay_read(&at, iov, n, f->base + off);
-}
-
-static void record(const struct source_file *f, const struct iovec *iov, int n, uint64_t off)
-{
-    ckpt_cleanup(ckpt_freep) char *path = NULL;
-    struct ckpt_place at;
-
-    place_of(f, &at, &path);
-    if (at.rec)
-        ckpt_record_read(&at, iov, n, f->base + off);
-}
-
-static int keep_identity(struct source_file *f, const struct ckpt_file_id *id, struct ckpt_err *err)
-{
-    struct ckpt_file_id *none = NULL, *own = malloc(sizeof *own);
-
-    if (!own)
-        return ckpt_nomem(err);
-    *own = *id;
-    if (!atomic_compare_exchange_strong(&f->here, &none, own))
-        free(own); /* another thread was faster */
-    return 0;
-}
-
-/* Open a replayed file for the first time, and compare it with the recording. */
-static int open_replayed(struct source_file *f, struct ckpt_err *err)
-{
-    const struct ckpt_file_id then = id_of(f);
-    ckpt_cleanup(ckpt_closep) int fd = -1;
-    struct ckpt_file_id now;
-
-    if (ckpt_dir_open_file(f->dir, f->name, &fd, &now, NULL, err) < 0 ||
-        ckpt_copy_accept(f->dir, f->name, fd, &now, &then, err) < 0 ||
-        keep_identity(f, &now, err) < 0)
-        return -1;
-    return ckpt_fdpool_adopt(f->pool, &f->slot, &fd, err);
+    return (struct ckpt_file_id){f->inode, f->whole, f->mtime_ns, f->ctime_ns};
 }
 
 /* ckpt_fdpool_get for one of the file's two slots. */
 static int get_fd(struct source_file *f, struct ckpt_fdslot *slot, int *ret_fd,
                   struct ckpt_err *err)
 {
-    if (f->replayed && !atomic_load(&f->here) && open_replayed(f, err) < 0)
-        return -1;
     const struct ckpt_file_id id = id_of(f);
-    return ckpt_fdpool_get(f->pool, slot, f->dir, f->name, &id, ret_fd, err);
+
+    if (ckpt_fdpool_get(f->pool, slot, f->dir, f->name, &id, ret_fd, err) < 0)
+        return -1;
+    atomic_store_explicit(&f->was_opened, true, memory_order_relaxed);
+    return 0;
 }
 
 static int read_failed(const struct source_file *f, int error, uint64_t off, struct ckpt_err *err)
@@ -139,8 +83,8 @@ static int real_preadv(struct source_file *f, struct iovec *iov, int n, uint64_t
     return rc ? read_failed(f, rc, off, err) : 0;
 }
 
-static int preadv_and_record(struct source_file *f, struct iovec *iov, int n, uint64_t off,
-                             struct ckpt_err *err)
+static int preadv_and_keep(struct source_file *f, struct iovec *iov, int n, uint64_t off,
+                           struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct iovec *copy = malloc((size_t)n * sizeof *copy);
 
@@ -149,7 +93,7 @@ static int preadv_and_record(struct source_file *f, struct iovec *iov, int n, ui
     memcpy(copy, iov, (size_t)n * sizeof *copy); /* reading modifies it */
     if (real_preadv(f, iov, n, off, err) < 0)
         return -1;
-    record(f, copy, n, off);
+    ckpt_dir_keep(f->dir, f->name, copy, n, f->base + off);
     return 0;
 }
 
@@ -157,11 +101,13 @@ static int file_preadv(struct ckpt_source *s, struct iovec *iov, int n, uint64_t
                        struct ckpt_err *err)
 {
     struct source_file *f = self(s);
+    const enum ckpt_dir_memory memory = ckpt_dir_memory(f->dir);
 
-    if (replay(f, iov, n, off))
+    if (memory == CKPT_DIR_KEEPS)
+        return preadv_and_keep(f, iov, n, off, err);
+    if (memory == CKPT_DIR_RECALLS && ckpt_dir_recall(f->dir, f->name, iov, n, f->base + off))
         return 0;
-    return ckpt_dir_records(f->dir) ? preadv_and_record(f, iov, n, off, err)
-                                    : real_preadv(f, iov, n, off, err);
+    return real_preadv(f, iov, n, off, err);
 }
 
 /* Large reads may be cut anywhere: what came is kept, the rest is asked for again. */
@@ -183,7 +129,7 @@ static bool file_gather_cached(struct ckpt_source *s, const struct ckpt_source_r
     struct source_file *f = self(s);
     int fd, rc = 0;
 
-    if (f->replayed || ckpt_dir_records(f->dir) || get_fd(f, &f->slot, &fd, NULL) < 0)
+    if (ckpt_dir_memory(f->dir) != CKPT_DIR_FORGETS || get_fd(f, &f->slot, &fd, NULL) < 0)
         return false;
     for (size_t i = 0; i < n && rc == 0; i++) {
         struct iovec iov = {.iov_base = run[i].buf, .iov_len = run[i].len};
@@ -250,8 +196,8 @@ static int file_check(struct ckpt_source *s, struct ckpt_err *err)
     bool unlinked;
     int fd, result;
 
-    if (f->replayed && !atomic_load(&f->here))
-        return 0; /* all bytes came from the recording */
+    if (!atomic_load_explicit(&f->was_opened, memory_order_relaxed))
+        return 0;
     atomic_store_explicit(&f->was_read, true, memory_order_relaxed);
     if (get_fd(f, &f->slot, &fd, err) < 0)
         return -1;
@@ -260,6 +206,7 @@ static int file_check(struct ckpt_source *s, struct ckpt_err *err)
     ckpt_fdpool_put(f->pool, &f->slot);
     if (result < 0)
         return ckpt_err_in(err, "'%s/%s'", ckpt_dir_path(f->dir), f->name);
+    ckpt_dir_known_as(f->dir, f->name, &now);
     if (unlinked)
         now.ctime_ns = id.ctime_ns;
     return ckpt_file_id_eq(&now, &id) ? 0 : changed(f, err);
@@ -278,7 +225,6 @@ static void file_free(struct ckpt_source *s)
     ckpt_fdpool_drop(f->pool, &f->direct);
     ckpt_fdpool_unref(f->pool);
     ckpt_dir_unref(f->dir);
-    free(atomic_load(&f->here));
     free(f);
 }
 
@@ -326,16 +272,12 @@ int ckpt_source_file_open(struct ckpt_source *s, struct ckpt_err *err)
     struct ckpt_extent extent;
     struct ckpt_file_id id;
 
-    if (ckpt_dir_replay_file(f->dir, f->name, &id, &extent)) {
-        set_identity(f, &id, &extent);
-        f->replayed = true;
-        return 0;
-    }
-    if (ckpt_dir_open_file(f->dir, f->name, &fd, &id, &extent, err) < 0)
+    if (ckpt_dir_find_file(f->dir, f->name, &fd, &id, &extent, err) < 0)
         return -1;
     set_identity(f, &id, &extent);
+    atomic_store_explicit(&f->was_opened, fd >= 0, memory_order_relaxed);
     /* its header is read next: keep the descriptor */
-    return ckpt_fdpool_adopt(f->pool, &f->slot, &fd, err);
+    return fd < 0 ? 0 : ckpt_fdpool_adopt(f->pool, &f->slot, &fd, err);
 }
 
 int ckpt_source_file_new(struct ckpt_dir *dir, const char *name, struct ckpt_fdpool *pool,

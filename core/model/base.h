@@ -11,6 +11,8 @@
 #include "io/fdpool.h"
 #include "tensor/catalog.h"
 
+struct ckpt_recording;
+
 /* Immutable after it is opened. */
 struct ckpt_base {
     struct ckpt_dir *dir;

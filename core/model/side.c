@@ -129,10 +129,10 @@ static int note_link(struct ckpt_sides *s, const struct ckpt_dir *dir, const cha
                      struct ckpt_err *err)
 {
     struct ckpt_err why = {0};
-    struct ckpt_look look;
+    struct ckpt_dir_found found;
 
     s->nlink++;
-    if (ckpt_dir_look(dir, name, &look, &why) < 0 && why.code == CKPT_UNSUPPORTED) {
+    if (ckpt_dir_look(dir, name, &found, &why) < 0 && why.code == CKPT_UNSUPPORTED) {
         (void)ckpt_err_move(&s->leaving, &why);
         return 0;
     }

@@ -7,6 +7,8 @@
 #include "base/err.h"
 #include "io/dir.h"
 
+struct ckpt_recording;
+
 /* The folder above the directory, as a new string, if the directory has the name of a folder of
  * weights in some format; NULL: it has not, or there is no memory. Nothing is read. */
 char *ckpt_part_above(const struct ckpt_dir *dir);

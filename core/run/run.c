@@ -7,6 +7,7 @@
 #include <ckptfs/ckptfs.h>
 
 #include "base/mem.h"
+#include "base/str.h"
 #include "container/archive.h"
 #include "format/foreign.h"
 #include "format/reader.h"

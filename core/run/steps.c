@@ -307,9 +307,9 @@ static int add_step(struct scan *s, const char *name, const struct ckpt_dir *dir
 static int see_link(struct scan *s, const char *name, struct ckpt_err *err)
 {
     struct ckpt_err why = {0};
-    struct ckpt_look look;
+    struct ckpt_dir_found found;
 
-    return ckpt_dir_look(s->dir, name, &look, &why) < 0 && why.code == CKPT_UNSUPPORTED
+    return ckpt_dir_look(s->dir, name, &found, &why) < 0 && why.code == CKPT_UNSUPPORTED
                ? note_leaving(&s->pointers, &why, err)
                : 0;
 }

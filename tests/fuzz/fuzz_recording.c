@@ -1,48 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recordings of an opened checkpoint: whatever is accepted can be replayed, to the last byte.
+/* Recordings of an opened checkpoint: whatever is accepted can be used for a replay.
  *
- * Input: a recording after its hash (io/recording_blob.c). */
+ * Input: a recording after its hash (io/recording.c). */
 #include "fuzz.h"
 
 #include <xxhash.h>
 
 #include "io/recording.h"
 
-enum { HEAD = 20 };
+enum { HEAD = 24 };
 
-/* Read each range of each file, and a byte more, which is not in the recording. */
-static void replay_all(struct ckpt_recording *rec)
+/* Find each answer, and use it as the directory of a replay does. */
+static void ask_all(struct ckpt_recording *rec)
 {
-    struct ckpt_replayed f;
+    struct ckpt_answer *a;
 
-    for (size_t i = 0; ckpt_replayed_at(rec, i, &f); i++) {
-        const struct ckpt_place at = {rec, f.root, f.path};
-        const struct ckpt_listed *list;
-        struct ckpt_look look;
-        size_t n;
-        for (size_t k = 0; k < f.n; k++) {
-            unsigned char *buf = malloc(f.chunk[k].len + 1);
-            const struct iovec all = {buf, f.chunk[k].len}, more = {buf, f.chunk[k].len + 1};
-            MUST(buf && ckpt_replay_look(&at, &look) && look.kind == CKPT_ENTRY_FILE);
-            MUST(f.chunk[k].off + f.chunk[k].len <= look.id.size);
-            MUST(ckpt_replay_read(&at, &all, 1, f.chunk[k].off));
-            MUST(memcmp(buf, f.chunk[k].data, f.chunk[k].len) == 0);
-            MUST(!ckpt_replay_read(&at, &more, 1, f.chunk[k].off));
-            free(buf);
-        }
-        if (ckpt_replay_list(&at, &list, &n))
-            for (size_t k = 0; k < n; k++)
-                MUST(*list[k].name && !strchr(list[k].name, '/'));
+    for (size_t i = 0; (a = ckpt_recording_at(rec, i)); i++) {
+        const char *at = (const char *)a->data, *end = at + a->len;
+        struct ckpt_looked look;
+        struct ckpt_entry e;
+        MUST(ckpt_recording_find(rec, &a->to) == a);
+        MUST(XXH3_64bits(a->data, a->len) == a->sum);
+        MUST(a->to.kind != CKPT_ASK_LOOK || ckpt_looked_get(a, &look));
+        while (a->to.kind == CKPT_ASK_LIST && at < end)
+            MUST(ckpt_listed_next(&at, end, &e) && *e.name && !strchr(e.name, '/'));
     }
 }
 
-static void check_ended(const struct ckpt_recording *rec)
+/* What files were is still known; the bytes are not. */
+static void check_ended(struct ckpt_recording *rec)
 {
-    struct ckpt_replayed f, found;
+    struct ckpt_answer *a;
+    struct ckpt_looked look;
 
-    for (size_t i = 0; ckpt_replayed_at(rec, i, &f); i++) {
-        const struct ckpt_place at = {(struct ckpt_recording *)rec, f.root, f.path};
-        MUST(f.n > 0 && ckpt_replayed_find(&at, &found) && found.chunk == f.chunk);
+    for (size_t i = 0; (a = ckpt_recording_at(rec, i)); i++) {
+        MUST(ckpt_recording_find(rec, &a->to) == a);
+        MUST(a->to.kind == CKPT_ASK_LOOK ? ckpt_looked_get(a, &look) : !a->data);
     }
 }
 
@@ -54,15 +47,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const uint64_t sum = XXH3_64bits(data, size);
 
     MUST(whole);
-    memcpy(whole, "ckptfsRC\1\0\0\0", 12);
-    for (int i = 0; i < 8; i++)
-        whole[12 + i] = (unsigned char)(sum >> 8 * i);
+    memcpy(whole, "ckptfsRC\2\0\0\0\0\0\0\0", 16);
+    memcpy(whole + 16, &sum, sizeof sum);
     if (size)
         memcpy(whole + HEAD, data, size);
     if (ckpt_recording_decode(whole, HEAD + size, 0, &rec, &err) < 0) {
         check_err(&err);
     } else {
-        replay_all(rec);
+        ask_all(rec);
         ckpt_recording_end(rec);
         check_ended(rec);
     }

@@ -342,18 +342,16 @@ def value_seeds(out):
 
 
 def recording_seeds(out):
-    def entry(path, flags, rest):
-        return struct.pack("<BBH", 0, flags, len(path) + 1) + path + b"\0" + rest
+    def answer(kind, path, data, off=0):
+        return struct.pack("<QIHBB", off, len(data), len(path) + 1, kind, 0) + path + b"\0" + data
 
     def look(kind, errno, size):
-        return struct.pack("<BH4Q", kind, errno, 11, size, 1, 2)
-    start, none = struct.pack("<QQIQ", 7, 1000, 1, 5), struct.pack("<I", 0)
-    chunks = struct.pack("<IQI", 2, 0, 4) + b"head" + struct.pack("<QI", 90, 10) + b"0123456789"
-    names = struct.pack("<I", 2) + b"".join(struct.pack("<BH", kind, 2) + name + b"\0" for kind, name in ((0, b"a"), (129, b"b")))
-    put(out, "fuzz_recording", "empty", start + none)
-    put(out, "fuzz_recording", "file", start + struct.pack("<I", 1) + entry(b"a", 1, look(0, 0, 100) + chunks))
-    put(out, "fuzz_recording", "step", start + struct.pack("<I", 3) + entry(b".", 4, names + none) + entry(b"a/b", 11, look(0, 0, 100) + struct.pack("<Q", 9) + chunks)
-        + entry(b"none", 1, look(2, 2, 0) + none))
+        return struct.pack("<7Q", errno, kind, 11, size, 1, 2, 9)
+    start = struct.pack("<QQ", 7, 1000)
+    file = answer(0, b"a/b", look(0, 0, 100)) + answer(2, b"a/b", b"head") + answer(2, b"a/b", b"0123456789", 90) + answer(3, b"a/b", b"sample", 50)
+    put(out, "fuzz_recording", "empty", start)
+    put(out, "fuzz_recording", "file", start + file)
+    put(out, "fuzz_recording", "step", start + answer(0, b".", look(1, 0, 0)) + answer(1, b".", b"\0a\0\x81b\0") + file + answer(0, b"none", look(2, 2, 0)))
 
 
 def load_seeds(out):

@@ -73,7 +73,7 @@ static void opening_run(struct ckpt_detached *e)
 
     o->rc = open_all(o);
     if (o->rc == 0 && o->records) {
-        ckpt_recording_witness(o->rec);
+        ckpt_recording_sample(o->rec);
         ckpt_catalog_read_samples(o->view->cat);
     }
 }
