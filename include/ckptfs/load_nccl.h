@@ -25,9 +25,6 @@ struct ckpt_nccl {
                             work that is queued on it when the load starts. NULL: the default
                             stream. Borrowed until ckpt_comm_free, or until there is another one
                             (ckpt_comm_nccl_stream) */
-    /* An NCCL communicator that is idle during this call; its ranks and devices are checked against
-     * those of `control`. Borrowed, never aborted. NULL: none. */
-    ncclComm_t comm;
     /* Where the loader gets device memory for windows and ckpt_comm_alloc, for example from a
      * caching allocator; both NULL: CUDA's driver. alloc returns memory of the device, aligned to
      * 256 bytes, which work that is queued on `stream` (as above) from now on may use; NULL: there
@@ -38,13 +35,14 @@ struct ckpt_nccl {
     void *(*alloc)(void *user, size_t len, cudaStream_t stream);
     void (*dealloc)(void *user, void *mem);
     void *user;
-    /* Split the loads' communicator from `comm`, on all ranks or on none. It shares nothing with
-     * `comm` (splitShare 0), so that an abort of it leaves `comm` as it is. `comm` then lives as
-     * long as the new comm, and must be idle during ckpt_load_plan and ckpt_load_reload, which
-     * split it: for the first load that exchanges something, and after a load that has failed. If
-     * a rank does not take part in that, `comm` may be waiting for it when the call fails, and is
-     * good for nothing but ncclCommAbort. */
-    bool split;
+    /* The NCCL communicator that the loads' communicator is split from, on all ranks or on none
+     * (NULL); its ranks and devices are those of `control`. The two share nothing (splitShare 0),
+     * so that an abort of the loads' leaves this one as it is. It is borrowed until the new comm is
+     * freed, never aborted, and must be idle during ckpt_comm_nccl, ckpt_load_plan and
+     * ckpt_load_reload. The latter two split it: for the first load that exchanges something, and
+     * after a load that has failed. If a rank does not take part in that, this communicator may be
+     * waiting for it when the call fails, and is good for nothing but ncclCommAbort. */
+    ncclComm_t split;
 };
 
 /* COLLECTIVE. Turn a comm over host memory into one over device memory. `control` is a comm over
@@ -53,10 +51,7 @@ struct ckpt_nccl {
  * use, and later loads keep it: a non-blocking one, which is aborted after a failure, so that the
  * next load creates another; its unique id is sent over `control`, unless how->split is set. Ranks
  * that want the same bytes exchange them over communicators split from it, at most four on each
- * rank. control may be NULL if how->comm is given: then a TCP comm is made whose addresses are
- * exchanged over how->comm and how->stream. If ranks are missing, the call fails after
- * CKPTFS_MEET_TIMEOUT seconds (default: 300); operations on how->comm may still be waiting for them
- * then.
+ * rank. If ranks are missing, the call fails after CKPTFS_MEET_TIMEOUT seconds (default: 300).
  *
  * Loads write to device memory (or to host memory that the device can access) by work on streams of
  * their own, which has finished when ckpt_load_wait returns 0. options.host_bytes is pinned memory:

@@ -5,7 +5,8 @@
  *     bench_gpu [RUN IDFILE WINDOW_BYTES ROUNDS]
  *
  * Without arguments it prints how many GPUs there are, and ends with 77 if there is none.
- * RANK, WORLD_SIZE and LOCAL_RANK say which rank this is; NCCL's id passes through IDFILE. Rounds
+ * The ranks connect as under torchrun, with CKPTFS_TRANSPORT=tcp; the id of the bench's own NCCL
+ * communicator passes through IDFILE. Rounds
  * are interleaved, the first of each method warms up. Rank 0 prints a line of JSON for each
  * measurement: from all ranks being there to all being through. */
 #include <inttypes.h>
@@ -359,6 +360,7 @@ static void load_kernel(struct bench *b)
 static void begin(struct bench *b, const char *id_path)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    struct ckpt_comm *control = NULL;
     struct ckpt_err err = {0};
     ncclUniqueId id;
 
@@ -377,9 +379,9 @@ static void begin(struct bench *b, const char *id_path)
     pass_id(id_path, b->rank == 0, MEET_S * 1000, &id);
     nccl(ncclCommInitRankConfig(&b->nccl, (int)b->size, id, (int)b->rank, &config),
          "a communicator");
-    const struct ckpt_nccl how = {
-        .size = sizeof how, .device = b->device, .stream = b->stream, .comm = b->nccl};
-    good(ckpt_comm_nccl(NULL, &how, &b->comm, &err), &err, "a comm");
+    const struct ckpt_nccl how = {.size = sizeof how, .device = b->device, .stream = b->stream};
+    good(ckpt_comm_from_env(&control, &err), &err, "a comm");
+    good(ckpt_comm_nccl(control, &how, &b->comm, &err), &err, "a comm");
 }
 
 static void end(struct bench *b)

@@ -31,6 +31,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "load")]
 from llama import Llama  # noqa: E402
+from ranks import launched  # noqa: E402
 
 MODEL = Llama(2048, 5632, 32, 4, 32000)
 SMALL = Llama(64, 176, 4, 2, 256)
@@ -93,12 +94,12 @@ def count_gpus(a):
 
 def run_ranks(a, n, devices, folder):
     """What rank 0 printed: facts, and the measurements."""
-    env = environment(a, -(-n // devices))
+    env = dict(environment(a, -(-n // devices)), **launched(n, CKPTFS_TRANSPORT="tcp"))
     warm(folder)
     with tempfile.TemporaryDirectory() as top, contextlib.ExitStack() as stack:
         args = [program_of(a), folder, os.path.join(top, "id"), str(int(a.window * MIB)), str(a.rounds)]
         out, err = (stack.enter_context(open(os.path.join(top, name), "w+")) for name in ("out", "err"))
-        ranks = [subprocess.Popen(args, env=dict(env, RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(n)), stdout=out, stderr=err)
+        ranks = [subprocess.Popen(args, env=dict(env, RANK=str(r), LOCAL_RANK=str(r)), stdout=out, stderr=err)
                  for r in range(n)]
         wait_for(ranks, a.timeout)
         out.seek(0)

@@ -5,16 +5,14 @@
  *     gpu_ranks [-c COMM] [-o OPTION]... [-f FAULT] [-x RANK:MS] [-b S] [-p N] [-aegknrswyY] RUN --
  * LAYOUT:READERS[:HOST_BYTES[:DEVICE_BYTES]]...
  *
- * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, given (a ncclComm_t
- * and a stream of ours; -m FILE is where its id passes), alone (the same, and nothing else), or
- * threads=N. -x: that rank cancels each load after so long. -a: device memory
- * comes from an allocator of ours (with -c tcp). -e: each load comes after a stream of its own.
- * -g: a stream is
- * captured in a graph meanwhile. -p: pause each load so often, and use our communicator then (N <
- * 0: without the pauses, which is an error). -k: keep what loads that fail had, and our
- * communicator. -r: the comm of a load that failed serves the next one. -n: the communicator of
- * ours does not block. -y: loads split theirs from it; -Y: on rank 0
- * alone, which is an error. RUN may have a %r: the rank. Rank 0 prints a
+ * COMM says who makes the communicator: env (CKPTFS_TRANSPORT=nccl), tcp, mpi, or threads=N. -m
+ * FILE: with an ncclComm_t and a stream of ours; its id passes through FILE. -x: that rank cancels
+ * each load after so long. -a: device memory comes from an allocator of ours (with -c tcp). -e:
+ * each load comes after a stream of its own. -g: a stream is captured in a graph meanwhile. -p:
+ * pause each load so often, and use our communicator then (N < 0: without the pauses, which is an
+ * error). -k: keep what loads that fail had, and our communicator. -r: the comm of a load that
+ * failed serves the next one. -n: the communicator of ours does not block. -y: loads split theirs
+ * from it; -Y: on rank 0 alone, which is an error. RUN may have a %r: the rank. Rank 0 prints a
  * line for each load; one that failed, every rank, and the exit status is 1. */
 #include <inttypes.h>
 #include <pthread.h>
@@ -424,12 +422,10 @@ static int comm_over_mpi(struct ckpt_comm **ret, struct ckpt_err *err)
 }
 #endif
 
-/* What carries the messages; NULL: nothing yet. */
+/* What carries the messages. */
 static int make_control(struct rank *r, struct ckpt_comm **ret, struct ckpt_err *err)
 {
     *ret = NULL;
-    if (strcmp(r->w->how, "alone") == 0)
-        return 0;
     if (r->host) {
         *ret = r->host;
         r->host = NULL;
@@ -467,9 +463,10 @@ static void own_dealloc(void *user, void *mem)
 
 static int make_comm(struct rank *r, struct ckpt_err *err)
 {
-    struct ckpt_nccl how = {
-        .size = sizeof how, .device = r->device, .stream = r->stream, .comm = r->theirs};
-    how.split = r->w->split && (!r->w->odd_split || r->number == 0);
+    struct ckpt_nccl how = {.size = sizeof how, .device = r->device, .stream = r->stream};
+
+    if (r->w->split && (!r->w->odd_split || r->number == 0))
+        how.split = r->theirs;
     if (r->w->own_memory) {
         how.alloc = own_alloc;
         how.dealloc = own_dealloc;

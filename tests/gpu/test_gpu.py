@@ -20,7 +20,7 @@ from test_fixtures import FIXTURES, checkpoints, has_experts, opens
 
 LAYOUTS = {1: ["dp=1"], 2: ["tp=2", "pp=2"], 3: ["dp=3"], 4: ["tp=2,pp=2", "ep=2,tp=2"]}
 MOST_RANKS = int(os.environ.get("GPU_RANKS_MOST", "4"))  # per checkpoint; several share a GPU with NCCL >= 2.30 only
-WAYS = ["env", "tcp", "given", "alone"]
+WAYS = ["env", "tcp", "given"]
 UNKNOWN = ("no model file says", "heads, which is no multiple")  # of layouts that a model does not allow
 
 
@@ -68,15 +68,16 @@ def every_way_to_a_communicator(real):
     jobs = ["tp=2:once", "random:once", "random:each", "fsdp=2:auto"]
     with tempfile.TemporaryDirectory() as top:
         for way in WAYS:
-            more = {} if way in ("env", "alone") else {"CKPTFS_TRANSPORT": "tcp"}
-            meet = ["-m", os.path.join(top, way)] if way in ("given", "alone") else []
-            check(processes(2, ["-c", way, *meet, LLAMA, "--", *jobs], real, LOAD_VERIFY="1", **more), way, len(jobs))
+            more = {} if way == "env" else {"CKPTFS_TRANSPORT": "tcp"}
+            connects = "env" if way == "env" else "tcp"
+            meet = ["-m", os.path.join(top, way)] if way == "given" else []
+            check(processes(2, ["-c", connects, *meet, LLAMA, "--", *jobs], real, LOAD_VERIFY="1", **more), way, len(jobs))
             if meet:
                 meet[1] += "2"
-                check(processes(2, ["-n", "-c", way, *meet, LLAMA, "--", *jobs], real, **more), f"{way}, not blocking", len(jobs))
+                check(processes(2, ["-n", "-c", connects, *meet, LLAMA, "--", *jobs], real, **more), f"{way}, not blocking", len(jobs))
                 for blocks in ([], ["-n"]):
                     meet[1] += "3"
-                    check(processes(2, ["-y", *blocks, "-c", way, *meet, LLAMA, "--", *jobs], real, **more), f"{way}, split {blocks}", len(jobs))
+                    check(processes(2, ["-y", *blocks, "-c", connects, *meet, LLAMA, "--", *jobs], real, **more), f"{way}, split {blocks}", len(jobs))
 
 
 def over_mpi(real):
@@ -130,7 +131,8 @@ def one_context_each(_):
     """A context takes hundreds of MB of a device: no rank has one on another's, not by any thread of the loader's."""
     check(processes(3, [LLAMA, "--", "random:once", "fsdp=3:each"], CKPTFS_GPU_CONTEXTS="1"), "ranks", 2)
     with tempfile.TemporaryDirectory() as top:
-        check(processes(3, ["-c", "alone", "-m", os.path.join(top, "id"), LLAMA, "--", "dp=3:once"], CKPTFS_GPU_CONTEXTS="1"), "a given communicator", 1)
+        args = ["-y", "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", "dp=3:once"]
+        check(processes(3, args, CKPTFS_TRANSPORT="tcp", CKPTFS_GPU_CONTEXTS="1"), "a given communicator", 1)
     result = processes(3, ["load", LLAMA, "--layout", "dp=3"], program=CKPT, CKPTFS_GPU_CONTEXTS="1")
     assert result.good and "over nccl" in result.out, result
 
@@ -140,12 +142,12 @@ def pauses_for_the_callers_work(real):
     jobs = ["dp=3:once:1500000:1500000", "random:once:1500000:1500000", "fsdp=3:once"]
     with tempfile.TemporaryDirectory() as top:
         for i, more in enumerate(({}, {"CKPTFS_GPU_JITTER_US": "1000"}, {"LOAD_VERIFY": "1"})):
-            result = processes(3, ["-p", "3", "-c", "given", "-m", os.path.join(top, f"id{i}"), LLAMA, "--", *jobs], real, CKPTFS_TRANSPORT="tcp", **more)
+            result = processes(3, ["-p", "3", "-c", "tcp", "-m", os.path.join(top, f"id{i}"), LLAMA, "--", *jobs], real, CKPTFS_TRANSPORT="tcp", **more)
             check(result, "pauses", 3)
         if not real:  # the order is chance: on a busy machine it may be the same on all ranks
             for i in range(10):
                 meet = ["-m", os.path.join(top, f"without{i}")]
-                result = processes(3, ["-p", "-6", "-c", "given", *meet, LLAMA, "--", *jobs], CKPTFS_TRANSPORT="tcp", CKPTFS_GPU_JITTER_US="1000")
+                result = processes(3, ["-p", "-6", "-c", "tcp", *meet, LLAMA, "--", *jobs], CKPTFS_TRANSPORT="tcp", CKPTFS_GPU_JITTER_US="1000")
                 if "another order of communicators" in result.err:
                     break
             assert "another order of communicators" in result.err, result

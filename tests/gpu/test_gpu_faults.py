@@ -117,17 +117,15 @@ def wants():
 def misuse(_):
     """What the caller gives is looked at: streams, memory; and which NCCL is there."""
     with tempfile.TemporaryDirectory() as top:
-        result, _ = go(["-k", "-s", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL], CKPTFS_TRANSPORT="tcp")
+        result, _ = go(["-k", "-s", "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL], CKPTFS_TRANSPORT="tcp")
         same_error(result, r"^usage: rank \d: the stream given is of CUDA device \d, this rank's is \d")
     result, _ = go(["-k", LLAMA, "--", ALL], "cuStreamIsCapturing:rank=1:error")
     same_error(result, r"^usage: rank 1: the caller's stream is being captured in a graph")
     result, _ = go(["-w", LLAMA, "--", "random:once"])
     same_error(result, r"^usage: rank \d: the destination of tensor '.*' is not in memory of this rank's device")
-    result, _ = go(["-y", "-c", "tcp", LLAMA, "--", ALL], CKPTFS_TRANSPORT="tcp")
-    same_error(result, r"^usage: split without a NCCL communicator to split")
     with tempfile.TemporaryDirectory() as top:
-        result, _ = go(["-Y", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL], CKPTFS_TRANSPORT="tcp")
-        same_error(result, r"^usage: rank \d: `split` is not set here, and set on rank 0")
+        result, _ = go(["-Y", "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL], CKPTFS_TRANSPORT="tcp")
+        same_error(result, r"^usage: rank \d: ckpt_nccl.split is not set here, and set on rank 0")
     result, _ = go([LLAMA, "--", ALL], CKPTFS_GPU_NCCL="21704")
     same_error(result, r"^unsupported: NCCL 2.17 is too old")
     result, _ = go([LLAMA, "--", ALL], CKPTFS_GPU_DRIVER="11080")
@@ -156,7 +154,7 @@ def stopped_devices(_):
 def stuck_caller():
     """Our work comes after the caller's, which never ends; no communicator can be aborted then, since that waits for all work."""
     with tempfile.TemporaryDirectory() as top:
-        args = ["-k", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL]
+        args = ["-k", "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL]
         result, seconds = go(args, "cuMemsetD8Async:rank=1:hang", CKPTFS_TRANSPORT="tcp")
         same_error(result, r"^timeout: ")
         assert seconds < DRAIN + 4 * DEADLINE_MS / 1000 * max(1, SLOW / 2) + SLACK, seconds
@@ -165,7 +163,7 @@ def stuck_caller():
 def busy_caller():
     """Nobody waits long to be rid of a comm, and what it had goes all the same: the double would see a leak."""
     with tempfile.TemporaryDirectory() as top:
-        result, seconds = go(["-b", "12", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", "dp=2:once"], n=2, CKPTFS_TRANSPORT="tcp")
+        result, seconds = go(["-b", "12", "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", "dp=2:once"], n=2, CKPTFS_TRANSPORT="tcp")
         assert result.good and 12 < seconds < 24 + SLACK, (seconds, result)
 
 
@@ -188,13 +186,12 @@ def communicators_that_fail(_):
 def given_communicators(_):
     """A rank can't make ours beside the caller's, which blocks or does not: nobody waits for it, and the caller's works."""
     for blocks in ([], ["-n"]):
-        for way in ("given", "alone"):
-            with tempfile.TemporaryDirectory() as top:
-                more = {"CKPTFS_TRANSPORT": "tcp"} if way == "given" else {}
-                result, seconds = go(["-c", way, "-m", os.path.join(top, "id"), *blocks, LLAMA, "--", ALL], "ncclCommInitRankConfig:rank=1:after=1:error", **more)
-                same_error(result, r"^peer: rank 1: NCCL: making a communicator: unhandled system error")
-                assert sum("the caller's communicator works" in line for line in result.lines) == N, result
-                assert seconds < SLACK, seconds
+        with tempfile.TemporaryDirectory() as top:
+            args = ["-c", "tcp", "-m", os.path.join(top, "id"), *blocks, LLAMA, "--", ALL]
+            result, seconds = go(args, "ncclCommInitRankConfig:rank=1:after=1:error", CKPTFS_TRANSPORT="tcp")
+            same_error(result, r"^peer: rank 1: NCCL: making a communicator: unhandled system error")
+            assert sum("the caller's communicator works" in line for line in result.lines) == N, result
+            assert seconds < SLACK, seconds
 
 
 def split_communicators(_):
@@ -204,12 +201,12 @@ def split_communicators(_):
         for reuse in ([], ["-r"]):
             for fault in ("ncclBroadcast:rank=1:after=1:times=1:error", "ncclBroadcast:rank=0:after=1:times=1:hang"):
                 with tempfile.TemporaryDirectory() as top:
-                    args = ["-y", *blocks, *reuse, "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL, "fsdp=3:each", "random:once"]
+                    args = ["-y", *blocks, *reuse, "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL, "fsdp=3:each", "random:once"]
                     result, _ = go(args, f"{fault},ncclCommInitRankConfig:after=1:error,ncclGetUniqueId:after=1:error", CKPTFS_TRANSPORT="tcp")
                     assert len(result.told) == N and sum("the caller's communicator works" in line for line in result.lines) == N, result
                     assert [load["layout"] for load in result.loads()] == ["fsdp=3", "random"], result
     with tempfile.TemporaryDirectory() as top:  # groups, which are split from what was split
-        args = ["-y", "-r", "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", "tp=2,dp=3:once", "tp=2,dp=3:once"]
+        args = ["-y", "-r", "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", "tp=2,dp=3:once", "tp=2,dp=3:once"]
         result, _ = go(args, "ncclBroadcast:rank=1:after=2:times=1:error", n=6, CKPTFS_TRANSPORT="tcp")
         assert len(result.told) == 6 and len(list(result.loads())) == 1, result
 
@@ -218,12 +215,12 @@ def splits_that_fail(_):
     """A rank that can't take part, and one that never does: nobody waits long, and the next load says what became of the caller's communicator."""
     for blocks in ([], ["-n"]):
         with tempfile.TemporaryDirectory() as top:
-            args = ["-k", "-y", *blocks, "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL]
+            args = ["-k", "-y", *blocks, "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL]
             result, seconds = go(args, "ncclCommSplit:rank=1:error", CKPTFS_TRANSPORT="tcp")
             same_error(result, r"^peer: rank 1: NCCL: splitting the communicator given: unhandled system error")
             assert seconds < SLACK, seconds
         with tempfile.TemporaryDirectory() as top:
-            args = ["-k", "-r", "-y", *blocks, "-c", "given", "-m", os.path.join(top, "id"), LLAMA, "--", ALL, ALL]
+            args = ["-k", "-r", "-y", *blocks, "-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL, ALL]
             result, seconds = go(args, "ncclCommSplit:rank=1:hang", CKPTFS_TRANSPORT="tcp", CKPTFS_MEET_TIMEOUT="3")
             assert len(result.told) == N and len(set(result.told.values())) == 1, result
             first, second = (next(line for line in result.lines if line.startswith("dp=3 rank 0: ")), result.told[0])
@@ -232,24 +229,12 @@ def splits_that_fail(_):
             assert seconds < 6 + SLACK, seconds
 
 
-def a_communicator_that_waits(_):
-    """A call on the caller's own that never comes back is left behind."""
-    for rank in range(2):
-        with tempfile.TemporaryDirectory() as top:
-            args = ["-k", "-c", "alone", "-m", os.path.join(top, "id"), LLAMA, "--", "dp=2:once"]
-            result, seconds = go(args, f"ncclAllGather:rank={rank}:block", n=2, CKPTFS_MEET_TIMEOUT="2")
-            same_error(result, r"^timeout: NCCL: exchanging addresses takes longer than 2 s", 2)
-            assert seconds < 2 + SLACK, seconds
-
-
 def a_timeout_that_is_no_number(_):
-    """It is refused, with NCCL alone as over TCP: not taken for the default."""
-    for way, more in (("alone", {}), ("given", {"CKPTFS_TRANSPORT": "tcp"})):
-        for text in ("3s", "x", "-1", "86401"):
-            with tempfile.TemporaryDirectory() as top:
-                result, seconds = go(["-k", "-c", way, "-m", os.path.join(top, "id"), LLAMA, "--", "dp=2:once"], n=2, CKPTFS_MEET_TIMEOUT=text, **more)
-                same_error(result, rf"^usage: (rank \d: )?CKPTFS_MEET_TIMEOUT={text}: expected a number from 0 to 86400", 2)
-                assert seconds < SLACK, seconds
+    """It is refused: not taken for the default."""
+    for text in ("3s", "x", "-1", "86401"):
+        result, seconds = go(["-k", LLAMA, "--", "dp=2:once"], n=2, CKPTFS_MEET_TIMEOUT=text)
+        same_error(result, rf"^usage: (rank \d: )?CKPTFS_MEET_TIMEOUT={text}: expected a number from 0 to 86400", 2)
+        assert seconds < SLACK, seconds
 
 
 def killed_ranks(_):
@@ -265,13 +250,12 @@ def killed_ranks(_):
 
 def the_callers_communicator(_):
     """It works after whatever happens to ours, and the next load gets a new one."""
-    for way in ("given", "alone"):
-        for fault in ("ncclBroadcast:rank=1:after=1:times=1:error", "ncclBroadcast:rank=0:after=1:times=1:hang"):
-            with tempfile.TemporaryDirectory() as top:
-                more = {"CKPTFS_TRANSPORT": "tcp"} if way == "given" else {}
-                result, _ = go(["-c", way, "-m", os.path.join(top, "id"), LLAMA, "--", ALL, "random:once"], fault, **more)
-                assert len(result.told) == N and sum("the caller's communicator works" in line for line in result.lines) == N, result
-                assert [load["layout"] for load in result.loads()] == ["random"], result
+    for fault in ("ncclBroadcast:rank=1:after=1:times=1:error", "ncclBroadcast:rank=0:after=1:times=1:hang"):
+        with tempfile.TemporaryDirectory() as top:
+            args = ["-c", "tcp", "-m", os.path.join(top, "id"), LLAMA, "--", ALL, "random:once"]
+            result, _ = go(args, fault, CKPTFS_TRANSPORT="tcp")
+            assert len(result.told) == N and sum("the caller's communicator works" in line for line in result.lines) == N, result
+            assert [load["layout"] for load in result.loads()] == ["random"], result
 
 
 def the_same_comm_again(_):
@@ -325,7 +309,7 @@ def threads_of_one_process(_):
 
 def main():
     both = [reads_that_fail, checkpoints_that_differ, cancelled]
-    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, a_timeout_that_is_no_number, given_communicators, split_communicators, splits_that_fail, a_communicator_that_waits, misuse, stuck_collectives, stopped_devices, callers_with_work_of_their_own, killed_ranks, the_callers_communicator,
+    ordered = [calls_that_fail, out_of_memory, communicators_that_fail, a_timeout_that_is_no_number, given_communicators, split_communicators, splits_that_fail, misuse, stuck_collectives, stopped_devices, callers_with_work_of_their_own, killed_ranks, the_callers_communicator,
                the_same_comm_again, memory_is_pinned_once, communicators_that_are_needed, communicators_of_groups, threads_of_one_process]
     cases = [(t.__name__, lambda t=t: t(False)) for t in both + ordered]
     if has_gpu():

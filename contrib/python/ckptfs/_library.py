@@ -71,7 +71,7 @@ LOG = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
 
 
 class Nccl(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("device", c_int), ("stream", c_void_p), ("comm", c_void_p), ("alloc", ALLOC), ("dealloc", DEALLOC), ("user", c_void_p)]
+    _fields_ = [("size", c_size_t), ("device", c_int), ("stream", c_void_p), ("alloc", ALLOC), ("dealloc", DEALLOC), ("user", c_void_p)]
 
 
 class Stats(ctypes.Structure):
@@ -223,7 +223,7 @@ def nccl_problem():
 def to_device(comm, device, stream, memory=(ALLOC(), DEALLOC())):
     """Give a comm over host memory this rank's CUDA device. memory: functions that allocate and free memory of it, which get the device's number, and
     must live as long as the process; by default the driver's."""
-    how = Nccl(ctypes.sizeof(Nccl), device, stream, None, *memory, device)
+    how = Nccl(ctypes.sizeof(Nccl), device, stream, *memory, device)
     nccl_library().comm_nccl(comm, byref(how), byref(c_void_p()))
 
 

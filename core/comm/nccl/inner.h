@@ -47,7 +47,4 @@ struct ckpt_cuda;
 int ckpt_nccl_split(struct ckpt_cuda *at, ncclComm_t from, struct ckpt_comm *control,
                     ncclComm_t *ret, bool *ret_busy, struct ckpt_err *err);
 
-/* COLLECTIVE among the ranks of how->comm: make a comm over TCP of the same ranks. */
-int ckpt_nccl_tcp(const struct ckpt_nccl *how, struct ckpt_comm **ret, struct ckpt_err *err);
-
 #endif

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checking and splitting the caller's communicator. */
+/* Waiting for NCCL with a deadline; and checking and splitting the caller's communicator. */
 #include "comm/nccl/inner.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -11,8 +12,47 @@
 #include "comm/xport.h"
 #include "device/cuda.h"
 
-enum { TICK_MS = 2, GRACE_MS = 500 };
+enum { RENDEZVOUS_MS = 300 * 1000, LOOK_US = 200, TICK_MS = 2, GRACE_MS = 500 };
 static const char WHAT[] = "splitting the communicator given";
+
+/* ---- errors and waiting ---- */
+
+int ckpt_nccl_failed(ncclComm_t comm, ncclResult_t rc, const char *what, struct ckpt_err *err)
+{
+    const char *why = comm ? ncclGetLastError(comm) : NULL;
+
+    return ckpt_fail(err, CKPT_PEER, "NCCL: %s: %s%s%s", what, ncclGetErrorString(rc),
+                     why && *why ? ": " : "", why ? why : "");
+}
+
+uint32_t ckpt_nccl_rendezvous_ms(void)
+{
+    uint32_t ms = RENDEZVOUS_MS;
+
+    (void)ckpt_comm_rendezvous_ms(&ms, NULL);
+    return ms;
+}
+
+int ckpt_nccl_settle(ncclComm_t comm, struct ckpt_comm *ctl, uint64_t until, const char *what,
+                     struct ckpt_err *err)
+{
+    const struct timespec look = {0, LOOK_US * 1000};
+
+    for (;;) {
+        ncclResult_t state = ncclSuccess, rc = ncclCommGetAsyncError(comm, &state);
+        if (rc == ncclSuccess && state == ncclSuccess)
+            return 0;
+        if (rc != ncclSuccess || state != ncclInProgress)
+            return ckpt_nccl_failed(comm, rc != ncclSuccess ? rc : state, what, err);
+        const int seen = ctl ? ckpt_comm_look(ctl, err) : 0;
+        if (seen != 0)
+            return seen;
+        if (ckpt_now_ms() > until)
+            return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: %s takes longer than %u s", what,
+                             ckpt_nccl_rendezvous_ms() / 1000);
+        (void)nanosleep(&look, NULL);
+    }
+}
 
 /* ---- the caller's communicator ---- */
 

@@ -467,20 +467,21 @@ static const struct ckpt_xport_ops nccl_ops = {
 static int meet(struct nccl_device *n, const struct ckpt_nccl *how, struct ckpt_comm *ctl,
                 struct ckpt_err *err)
 {
-    bool split = how->split;
+    const bool own = how->split != NULL;
+    bool split = own;
     uint32_t ms;
     int rc = ckpt_comm_rendezvous_ms(&ms, err);
 
     if (rc == 0)
         rc = ckpt_cuda_init(&n->cuda, how->device, how->stream, err);
-    if (rc == 0 && how->comm)
-        rc = ckpt_nccl_check(how->comm, ctl, n->cuda.number, err);
+    if (rc == 0 && own)
+        rc = ckpt_nccl_check(how->split, ctl, n->cuda.number, err);
     if (ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err) < 0 ||
         ckpt_comm_share(ctl, 0, &split, sizeof split, ckpt_nccl_rendezvous_ms(), err) < 0)
         return -1;
-    if (split != how->split)
-        rc = ckpt_fail(err, CKPT_USAGE, "`split` is %s here, and %s on rank 0",
-                       how->split ? "set" : "not set", how->split ? "not" : "set");
+    if (split != own)
+        rc = ckpt_fail(err, CKPT_USAGE, "ckpt_nccl.split is %s here, and %s on rank 0",
+                       own ? "set" : "not set", own ? "not" : "set");
     return ckpt_comm_agree(ctl, rc, ckpt_nccl_rendezvous_ms(), err);
 }
 
@@ -499,7 +500,7 @@ static int upgrade(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
     n->cuda.user_alloc = how->alloc;
     n->cuda.user_dealloc = how->dealloc;
     n->cuda.user = how->user;
-    n->theirs = how->split ? how->comm : NULL;
+    n->theirs = how->split;
     if (meet(n, how, ctl, err) < 0) {
         free(x);
         device_free(n);
@@ -520,10 +521,12 @@ int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
                    struct ckpt_err *err)
 {
     struct ckpt_nccl own = {.device = -1};
-    struct ckpt_comm *tcp = NULL;
     int version = 0;
 
-    if ((!ctl || ckpt_comm_size(ctl) > 1) && ckpt_comm_no_secret("NCCL", err) < 0)
+    if (!ctl)
+        return ckpt_fail(err, CKPT_USAGE,
+                         "`control` is NULL: give a comm over TCP, MPI, threads or one process");
+    if (ckpt_comm_size(ctl) > 1 && ckpt_comm_no_secret("NCCL", err) < 0)
         return -1;
     if (how && (how->size < offsetof(struct ckpt_nccl, stream) || how->size > sizeof own))
         return ckpt_fail(err, CKPT_USAGE, "struct ckpt_nccl has %zu bytes here, the caller's %zu",
@@ -532,22 +535,14 @@ int ckpt_comm_nccl(struct ckpt_comm *ctl, const struct ckpt_nccl *how, struct ck
         memcpy(&own, how, how->size);
     if (!own.alloc != !own.dealloc)
         return ckpt_fail(err, CKPT_USAGE, "alloc without dealloc, or dealloc without alloc");
-    if (own.split && !own.comm)
-        return ckpt_fail(err, CKPT_USAGE, "split without a NCCL communicator to split");
     if (ncclGetVersion(&version) != ncclSuccess || version < LEAST_VERSION)
         return ckpt_fail(err, CKPT_UNSUPPORTED, "NCCL %d.%d is too old: 2.18 or later is needed",
                          version / 10000, version / 100 % 100);
-    if (!ctl && !own.comm)
-        return ckpt_fail(err, CKPT_USAGE, "neither a comm nor a NCCL communicator was given");
-    if (ctl && ckpt_comm_xport(ctl)->device)
+    if (ckpt_comm_xport(ctl)->device)
         return ckpt_fail(err, CKPT_USAGE, "the comm has devices already");
-    if (!ctl && ckpt_nccl_tcp(&own, &tcp, err) < 0)
+    if (upgrade(ctl, &own, err) < 0)
         return -1;
-    if (upgrade(ctl ? ctl : tcp, &own, err) < 0) {
-        ckpt_comm_free(tcp);
-        return -1;
-    }
-    *ret = ctl ? ctl : tcp;
+    *ret = ctl;
     return 0;
 }
 
