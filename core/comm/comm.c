@@ -341,19 +341,14 @@ int ckpt_xport_check_starved(const struct ckpt_xport *x, uint32_t peer, struct c
                            x->rank, peer);
 }
 
-int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, const char *why,
-                         struct ckpt_err *err)
+int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err)
 {
     if (ckpt_xport_check_starved(x, peer, err) < 0)
         return -1;
-    return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone%s%s", peer, why ? ": " : "",
-                     why ? why : "");
+    return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", peer);
 }
 
 int ckpt_comm_fail_lost(struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err)
 {
-    const struct ckpt_xport_ops *ops = comm->x->ops;
-    const char *why = ops->why_gone ? ops->why_gone(comm->x, peer) : NULL;
-
-    return ckpt_xport_fail_gone(comm->x, peer, why, err);
+    return ckpt_xport_fail_gone(comm->x, peer, err);
 }

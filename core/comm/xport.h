@@ -62,9 +62,6 @@ struct ckpt_xport_ops {
     /* Has the peer closed its connection, or died? Messages that it sent before may still have to
      * be received. The member is NULL if the death of a rank ends the whole job (MPI). */
     bool (*gone)(struct ckpt_xport *x, uint32_t peer);
-    /* The reason why the peer is gone (a static text), or NULL if it is not known. The member may
-     * be NULL. */
-    const char *(*why_gone)(struct ckpt_xport *x, uint32_t peer);
     /* Permit (or forbid again) the other ranks of this node to read this process's memory. The
      * member is NULL if they never do, or need no permission. */
     void (*permit)(struct ckpt_xport *x, bool on);
@@ -95,9 +92,8 @@ struct ckpt_xport {
 int ckpt_xport_check_starved(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err);
 
 /* Fail with PEER because this rank is gone, or with NOMEM if this rank had no memory for what the
- * other one sent. `why`: the reason, or NULL. */
-int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, const char *why,
-                         struct ckpt_err *err);
+ * other one sent. */
+int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err);
 
 /* Make a comm of a transport, which belongs to the comm then; also freed after a failure. For
  * transports in libraries of their own, as are the functions that follow. */

@@ -85,11 +85,13 @@ CKPT_PUBLIC void ckpt_comm_set_log(struct ckpt_comm *comm, ckpt_comm_log *log, v
  * of CKPTFS_PORT_RANGE ("20000-20099") if that is set. Handshakes go on side by side, so that
  * strangers who connect delay nobody.
  *
- * If CKPTFS_SECRET is set, to the same at least 16 random characters on all ranks, ranks prove to
- * each other that they know it, and every message carries a keyed hash (BLAKE2b, by libsodium):
- * nobody else can take part or change bytes unnoticed. Nothing is encrypted: who can read the
- * network sees the weights. UNSUPPORTED: the library was built without libsodium. MPI and NCCL make
- * connections of their own: with them, a secret is an error (USAGE).
+ * If CKPTFS_SECRET is set, to the same at least 16 random characters on all ranks, both ends of
+ * every new connection prove that they know it, by a keyed hash of random numbers (BLAKE2b, by
+ * libsodium): a process that can reach the ports, but does not know the secret, cannot take part.
+ * What is sent afterwards is neither encrypted nor authenticated: whoever controls the network
+ * between the ranks can read the weights and change them. UNSUPPORTED: the library was built
+ * without libsodium. MPI and NCCL make connections of their own: with them, a secret is an error
+ * (USAGE).
  *
  * Over TCP, ranks on the same machine read each other's memory directly where the system permits
  * it. Where the Yama security module restricts that to parent processes, a rank permits it, during

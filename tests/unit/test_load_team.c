@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "comm/comm.h"
-#include "comm/tcp/seal.h"
+#include "comm/tcp/secret.h"
 #include "comm/xport.h"
 #include "load/want/job_wants.h"
 #include "load_team.h"
@@ -122,10 +122,10 @@ TEST(load, a_comm_serves_loads_after_one_that_failed)
     struct member m[MOST];
 
     for (int tcp = 0; tcp < 3; tcp++) {
-        bool sealed;
-        if (tcp == 2) /* with seals, where they can be */
+        bool secret;
+        if (tcp == 2) /* with a secret, where it can be used */
             (void)setenv("CKPTFS_SECRET", "sixteen characters at least", 1);
-        if (ckpt_seal_wanted(&sealed, NULL) < 0)
+        if (ckpt_secret_is_set(&secret, NULL) < 0)
             (void)unsetenv("CKPTFS_SECRET");
         team(tcp, 4, view, 0, play_again, m);
         (void)unsetenv("CKPTFS_SECRET");

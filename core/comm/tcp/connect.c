@@ -75,9 +75,9 @@ static int listen_into(struct ckpt_tcp *tcp, const char *host, struct ckpt_err *
     struct ckpt_ports ports;
     uint64_t word = 0;
     uint16_t port = 0;
-    bool sealed;
+    bool secret;
 
-    if (ckpt_seal_wanted(&sealed, err) < 0 || ckpt_listen_ports(&ports, err) < 0 ||
+    if (ckpt_secret_is_set(&secret, err) < 0 || ckpt_listen_ports(&ports, err) < 0 ||
         choose_host(host, given, err) < 0 || random_words(tcp->token, 2, err) < 0 ||
         random_words(&word, 1, err) < 0)
         return -1;
@@ -245,7 +245,7 @@ static int dial_above(struct ckpt_xport_tcp *m, const char *address, uint64_t un
         if (fd >= 0) {
             ckpt_handshake_dial(&h, fd, &g, to, until);
             if (ckpt_handshake_run(&h, &p->ctl))
-                return ckpt_handshake_seals(&h, true, &p->ctl_out, &p->ctl_in, err);
+                return 0;
         }
         if (h.refused)
             return fail_refused(to, err);
@@ -293,20 +293,17 @@ static enum ckpt_handshake_result dial_confirm(struct ckpt_tcp_peer *p)
     return ckpt_handshake_confirm(&p->dialling, p->same_host.is);
 }
 
-static int dial_on(struct ckpt_tcp_peer *p, bool *moved, struct ckpt_err *err)
+static void dial_on(struct ckpt_tcp_peer *p, bool *moved)
 {
     enum ckpt_handshake_result r = ckpt_handshake_step(&p->dialling, moved);
 
     if (r == CKPT_HANDSHAKE_ASKED)
         r = dial_confirm(p);
     if (r == CKPT_HANDSHAKE_WAITING)
-        return 0;
+        return;
     p->refused = p->dialling.refused;
     p->state = r == CKPT_HANDSHAKE_DONE ? CKPT_TCP_OPEN : CKPT_TCP_UNCONNECTED;
     p->data = p->dialling.fd;
-    return r == CKPT_HANDSHAKE_DONE
-               ? ckpt_handshake_seals(&p->dialling, true, &p->data_out, &p->data_in, err)
-               : 0;
 }
 
 static int dial(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved,
@@ -314,8 +311,10 @@ static int dial(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved,
 {
     const uint64_t now = ckpt_now_ms();
 
-    if (p->state == CKPT_TCP_DIALLING)
-        return dial_on(p, moved, err);
+    if (p->state == CKPT_TCP_DIALLING) {
+        dial_on(p, moved);
+        return 0;
+    }
     if (p->state != CKPT_TCP_UNCONNECTED || m->x.rank < p->rank || p->gone ||
         !(p->send.head || p->recv.head) || now < p->retry_ms)
         return 0;
@@ -379,13 +378,9 @@ static bool adopt_caller(struct ckpt_xport_tcp *m, const struct ckpt_handshake *
     if (!p)
         return false;
     if (h->its.kind == CKPT_TCP_CONTROL) {
-        if (ckpt_handshake_seals(h, false, &p->ctl_out, &p->ctl_in, NULL) < 0)
-            return false;
         p->ctl = h->fd;
         return true;
     }
-    if (ckpt_handshake_seals(h, false, &p->data_out, &p->data_in, NULL) < 0)
-        return false;
     p->same_host.is = h->word != 0;
     p->data = h->fd;
     p->state = CKPT_TCP_OPEN;

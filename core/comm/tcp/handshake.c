@@ -31,7 +31,7 @@ static void prove(const char *purpose, const struct said *s, unsigned char ret[C
     memcpy(text, &s->greeting, sizeof s->greeting);
     memcpy(text + sizeof s->greeting, &s->answer, sizeof s->answer);
     memcpy(text + 2 * sizeof s->greeting, &s->word, sizeof s->word);
-    ckpt_seal_prove(purpose, text, sizeof text, ret);
+    ckpt_secret_prove(purpose, text, sizeof text, ret);
 }
 
 static bool proves(const char *purpose, const struct said *s, const unsigned char *proof)
@@ -39,21 +39,7 @@ static bool proves(const char *purpose, const struct said *s, const unsigned cha
     unsigned char own[CKPT_PROOF_BYTES];
 
     prove(purpose, s, own);
-    return ckpt_seal_equal(own, proof, sizeof own);
-}
-
-int ckpt_handshake_seals(const struct ckpt_handshake *h, bool dialled, struct ckpt_seal *out,
-                         struct ckpt_seal *in, struct ckpt_err *err)
-{
-    const struct said s = said_of(h, dialled, 0);
-    unsigned char there[CKPT_PROOF_BYTES], back[CKPT_PROOF_BYTES];
-
-    prove("from the dialling rank", &s, there);
-    prove("to the dialling rank", &s, back);
-    return ckpt_seal_init(out, dialled ? there : back, err) < 0 ||
-                   ckpt_seal_init(in, dialled ? back : there, err) < 0
-               ? -1
-               : 0;
+    return ckpt_secret_equal(own, proof);
 }
 
 /* ---- steps ---- */
@@ -61,10 +47,10 @@ int ckpt_handshake_seals(const struct ckpt_handshake *h, bool dialled, struct ck
 /* The part of a greeting that every handshake makes anew. */
 static void fill_greeting(struct ckpt_greeting *g)
 {
-    bool sealed = false;
+    bool secret = false;
 
-    (void)ckpt_seal_wanted(&sealed, NULL);
-    g->sealed = sealed;
+    (void)ckpt_secret_is_set(&secret, NULL);
+    g->secret = secret;
     if (getrandom(g->nonce, sizeof g->nonce, 0) != sizeof g->nonce)
         memset(g->nonce, 0, sizeof g->nonce); /* no replay if the other side's is random */
 }
@@ -113,13 +99,13 @@ static enum ckpt_handshake_result take_answer(struct ckpt_handshake *h)
 
     h->its = h->in.answer.greeting;
     expected.from = h->to;
-    expected.sealed = h->its.sealed;
+    expected.secret = h->its.secret;
     expected.word = h->its.word;
     memcpy(expected.nonce, h->its.nonce, sizeof expected.nonce);
     if (memcmp(&h->its, &expected, sizeof expected) != 0)
         return fail(h);
     const struct said s = said_of(h, true, 0);
-    h->refused = h->its.sealed != h->mine.sealed || !proves("answer", &s, h->in.answer.proof);
+    h->refused = h->its.secret != h->mine.secret || !proves("answer", &s, h->in.answer.proof);
     return h->refused ? fail(h) : CKPT_HANDSHAKE_ASKED;
 }
 
@@ -144,7 +130,7 @@ enum ckpt_handshake_result ckpt_handshake_answer(struct ckpt_handshake *h, uint3
     const struct said s = said_of(h, false, 0);
     prove("answer", &s, a.proof);
     /* a caller with another secret is answered, too, so that it can report that */
-    if (!send_now(h, &a, sizeof a) || h->its.sealed != h->mine.sealed)
+    if (!send_now(h, &a, sizeof a) || h->its.secret != h->mine.secret)
         return fail(h);
     h->stage = CKPT_HANDSHAKE_CONFIRM;
     h->at = 0;

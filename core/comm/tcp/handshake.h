@@ -2,7 +2,7 @@
 /* The handshake on a new TCP connection, by which two ranks authenticate each other. The dialling
  * rank sends a greeting, the accepting rank an answer, and the dialling rank a confirmation. Each
  * side contributes a random nonce, and proves that it knows the job's secret, if there is one
- * (seal.h).
+ * (secret.h).
  *
  * A handshake is a small state machine with a deadline. Except for ckpt_handshake_run nothing here
  * blocks, so that many handshakes go on side by side and a stranger delays nobody. */
@@ -13,11 +13,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "comm/tcp/seal.h"
+#include "comm/tcp/secret.h"
 
 enum {
     CKPT_GREETING = 0x74706b63, /* "ckpt" */
-    CKPT_TCP_VERSION = 5,
+    CKPT_TCP_VERSION = 6,
 };
 
 /* The purpose of a connection. */
@@ -29,7 +29,7 @@ struct ckpt_greeting {
     uint64_t token[2];   /* of the listener; only ranks of the job know it */
     uint32_t from, kind; /* the sender's rank; enum ckpt_tcp_kind */
     unsigned char nonce[CKPT_NONCE_BYTES];
-    uint32_t sealed; /* 1: the sender has a secret */
+    uint32_t secret; /* 1: the sender has a secret */
     uint32_t word;   /* of a greeting for a data connection: how often the transport was renewed; of
                       * an answer: a number for the dialling rank */
 };
@@ -92,10 +92,6 @@ enum ckpt_handshake_result ckpt_handshake_confirm(struct ckpt_handshake *h, uint
 /* The whole handshake on the dialling side, with 0 as the confirmation's word. Blocks until it is
  * done or the deadline is over. True: *ret_fd is connected, and the caller's. */
 bool ckpt_handshake_run(struct ckpt_handshake *h, int *ret_fd);
-
-/* After DONE: make the seals of the connection's two directions. dialled: this rank has dialled. */
-int ckpt_handshake_seals(const struct ckpt_handshake *h, bool dialled, struct ckpt_seal *out,
-                         struct ckpt_seal *in, struct ckpt_err *err);
 
 /* The events that a handshake waits for, for poll(2). */
 short ckpt_handshake_events(const struct ckpt_handshake *h);

@@ -41,7 +41,7 @@ struct rendezvous {
 
 /* The token of a job's rendezvous: a hash of the launcher's name of the job, of its size and of
  * MASTER_PORT. It keeps jobs apart whose ports are neighbours, but can be guessed: only a secret
- * (seal.h) keeps strangers out. */
+ * (secret.h) keeps strangers out. */
 static void job_token(struct rendezvous *v)
 {
     const char *id = getenv("TORCHELASTIC_RUN_ID");
@@ -61,27 +61,6 @@ static uint32_t first_port(void)
     return agent && strcmp(agent, "True") == 0;
 }
 
-/* A message with one address, and its seal. */
-struct address_message {
-    char text[CKPT_TCP_ADDRESS];
-    unsigned char seal[CKPT_SEAL_BYTES];
-};
-
-static void seal_address(struct address_message *m, const char *address, struct ckpt_seal *s)
-{
-    *m = (struct address_message){0};
-    memcpy(m->text, address, strnlen(address, sizeof m->text - 1));
-    ckpt_seal_add(s, m->text, sizeof m->text);
-    ckpt_seal_end(s, m->seal);
-}
-
-static bool check_address(struct address_message *m, struct ckpt_seal *s)
-{
-    ckpt_seal_add(s, m->text, sizeof m->text);
-    m->text[sizeof m->text - 1] = '\0';
-    return ckpt_seal_check(s, m->seal);
-}
-
 /* ---- rank 0 ---- */
 
 /* A connection that rank 0 has accepted. */
@@ -89,9 +68,8 @@ struct guest {
     struct ckpt_handshake shake;
     bool asked; /* it says that it is a rank of this job, and was asked to prove that */
     bool known; /* the handshake is done, and the address is being received */
-    struct ckpt_seal out, in;
-    struct address_message message;
-    size_t at;
+    char address[CKPT_TCP_ADDRESS];
+    size_t at; /* bytes of it received so far */
 };
 
 /* The state of rank 0 during the rendezvous. */
@@ -110,8 +88,6 @@ static void guest_free(struct guest *g)
     if (!g)
         return;
     ckpt_socket_close(&g->shake.fd);
-    ckpt_seal_release(&g->out);
-    ckpt_seal_release(&g->in);
     free(g);
 }
 
@@ -163,28 +139,25 @@ static bool greet_guest(struct reception *c, struct guest *g)
     }
     if (r == CKPT_HANDSHAKE_FAILED && g->asked)
         c->stranger[g->shake.its.from] = true;
-    if (r == CKPT_HANDSHAKE_DONE) {
-        g->known = true;
-        return ckpt_handshake_seals(&g->shake, false, &g->out, &g->in, NULL) == 0;
-    }
-    return r == CKPT_HANDSHAKE_WAITING;
+    g->known = r == CKPT_HANDSHAKE_DONE;
+    return r != CKPT_HANDSHAKE_FAILED;
 }
 
 /* 1: wait for more of the address; 0: the rank is registered; -1: close the connection. */
 static int hear_address(struct reception *c, struct guest *g)
 {
     const uint32_t rank = g->shake.its.from;
-    ssize_t n = recv(g->shake.fd, (char *)&g->message + g->at, sizeof g->message - g->at, 0);
+    ssize_t n = recv(g->shake.fd, g->address + g->at, sizeof g->address - g->at, 0);
 
     if (n < 0 && ckpt_socket_would_block())
         return ckpt_now_ms() > g->shake.until ? -1 : 1;
     if (n <= 0)
         return -1;
     g->at += (size_t)n;
-    if (g->at < sizeof g->message)
+    if (g->at < sizeof g->address)
         return 1;
-    if (!check_address(&g->message, &g->in) || c->v->address[rank] ||
-        !(c->v->address[rank] = strdup(g->message.text)))
+    g->address[sizeof g->address - 1] = '\0';
+    if (c->v->address[rank] || !(c->v->address[rank] = strdup(g->address)))
         return -1;
     c->count++;
     c->waiting[rank] = g;
@@ -210,11 +183,11 @@ static int answer_ranks(struct reception *c, struct ckpt_err *err)
     for (uint32_t r = 1; r < c->v->size; r++) {
         const char *above = c->v->address[ckpt_tree_parent(r)];
         struct guest *g = c->waiting[r];
-        struct address_message m;
+        char text[CKPT_TCP_ADDRESS] = "";
         if (!g || !above)
             continue;
-        seal_address(&m, above, &g->out);
-        if (ckpt_socket_send_all(g->shake.fd, &m, sizeof m, c->v->until) < 0)
+        memcpy(text, above, strnlen(above, sizeof text - 1));
+        if (ckpt_socket_send_all(g->shake.fd, text, sizeof text, c->v->until) < 0)
             return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
         guest_free(g);
         c->waiting[r] = NULL;
@@ -390,26 +363,14 @@ static int own_host(int fd, char *host, size_t cap)
 }
 
 /* Register at rank 0, and receive the parent's address. */
-static int swap_addresses(struct rendezvous *v, struct ckpt_handshake *h, const char *own,
+static int swap_addresses(struct rendezvous *v, int fd, const struct ckpt_tcp *own,
                           struct ckpt_err *err)
 {
-    struct ckpt_seal out = {0}, in = {0};
-    struct address_message m;
-    int rc = ckpt_handshake_seals(h, true, &out, &in, err);
-
-    if (rc == 0) {
-        seal_address(&m, own, &out);
-        if (ckpt_socket_send_all(h->fd, &m, sizeof m, v->until) < 0 ||
-            ckpt_socket_recv_all(h->fd, &m, sizeof m, v->until) < 0)
-            rc = ckpt_fail(err, CKPT_PEER, "rank 0 is gone, or not all ranks came in time");
-        else if (!check_address(&m, &in))
-            rc = ckpt_fail(err, CKPT_PEER, "a message of rank 0 was changed on its way");
-    }
-    if (rc == 0)
-        memcpy(v->above, m.text, sizeof v->above);
-    ckpt_seal_release(&out);
-    ckpt_seal_release(&in);
-    return rc;
+    if (ckpt_socket_send_all(fd, own->address, sizeof own->address, v->until) < 0 ||
+        ckpt_socket_recv_all(fd, v->above, sizeof v->above, v->until) < 0)
+        return ckpt_fail(err, CKPT_PEER, "rank 0 is gone, or not all ranks came in time");
+    v->above[sizeof v->above - 1] = '\0';
+    return 0;
 }
 
 static int meet_other(struct rendezvous *v, struct ckpt_tcp **ret, struct ckpt_err *err)
@@ -424,7 +385,7 @@ static int meet_other(struct rendezvous *v, struct ckpt_tcp **ret, struct ckpt_e
              ? ckpt_fail(err, CKPT_IO, "this machine's own address is not known")
              : ckpt_tcp_listen(host, ret, err);
     if (rc == 0)
-        rc = swap_addresses(v, &h, (*ret)->address, err);
+        rc = swap_addresses(v, h.fd, *ret, err);
     ckpt_socket_close(&h.fd);
     return rc;
 }
@@ -501,7 +462,7 @@ int ckpt_comm_tcp_env(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret, str
 {
     struct rendezvous v = {.host = getenv("MASTER_ADDR"), .log = log, .log_ctx = ctx};
     struct ckpt_tcp *tcp = NULL;
-    bool sealed;
+    bool secret;
 
     if (!v.host)
         return ckpt_fail(err, CKPT_USAGE, "MASTER_ADDR is not set");
@@ -509,7 +470,7 @@ int ckpt_comm_tcp_env(ckpt_comm_log *log, void *ctx, struct ckpt_comm **ret, str
         ckpt_env_number("RANK", v.size - !!v.size, &v.rank, err) < 0 ||
         ckpt_env_number("MASTER_PORT", UINT16_MAX, &v.port, err) < 0)
         return -1;
-    if (ckpt_comm_rendezvous_ms(&v.timeout_ms, err) < 0 || ckpt_seal_wanted(&sealed, err) < 0)
+    if (ckpt_comm_rendezvous_ms(&v.timeout_ms, err) < 0 || ckpt_secret_is_set(&secret, err) < 0)
         return -1;
     if (ckpt_socket_reserve(ckpt_tcp_files(v.rank, v.size), err) < 0)
         return -1;

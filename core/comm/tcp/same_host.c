@@ -15,19 +15,11 @@ static void set_address(struct ckpt_xfer *t, uint64_t address)
     atomic_store(&t->done, true);
 }
 
-/* Queue a note, with its seal. */
 static int queue_note(struct ckpt_tcp_peer *p, uint64_t number, uint64_t address)
 {
-    struct ckpt_sealed_note s = {.note = {number, address}};
-    const size_t len = sizeof s.note + ckpt_seal_len(&p->data_out);
+    const struct ckpt_tcp_note note = {number, address};
 
-    if (ckpt_vec_reserve(&p->same_host.out, len) < 0)
-        return -1;
-    ckpt_seal_add(&p->data_out, &s.note, sizeof s.note);
-    ckpt_seal_end(&p->data_out, s.seal);
-    memcpy(p->same_host.out.ptr + p->same_host.out.len, &s, len);
-    p->same_host.out.len += len;
-    return 0;
+    return ckpt_vec_push(&p->same_host.out, note);
 }
 
 int ckpt_tcp_same_host_post(struct ckpt_tcp_peer *p, struct ckpt_xfer *t, bool *ret_done,
@@ -130,8 +122,10 @@ void ckpt_tcp_same_host_clear(struct ckpt_xport_tcp *m, struct ckpt_tcp_same_hos
 
 static int push_notes(struct ckpt_tcp_same_host *n, int fd, bool *moved)
 {
-    while (n->out_at < n->out.len) {
-        ssize_t got = send(fd, n->out.ptr + n->out_at, n->out.len - n->out_at, MSG_NOSIGNAL);
+    const size_t len = n->out.len * sizeof *n->out.ptr;
+
+    while (n->out_at < len) {
+        ssize_t got = send(fd, (char *)n->out.ptr + n->out_at, len - n->out_at, MSG_NOSIGNAL);
         if (got < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         *moved = true;
@@ -144,22 +138,19 @@ static int push_notes(struct ckpt_tcp_same_host *n, int fd, bool *moved)
 static int pull_notes(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
     struct ckpt_tcp_same_host *n = &p->same_host;
-    const size_t len = sizeof n->in.note + ckpt_seal_len(&p->data_in);
 
     for (;;) {
-        ssize_t got = recv(p->data, (char *)&n->in + n->in_at, len - n->in_at, 0);
+        ssize_t got = recv(p->data, (char *)&n->in + n->in_at, sizeof n->in - n->in_at, 0);
         if (got < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         if (got == 0)
             return -1;
         *moved = true;
         n->in_at += (size_t)got;
-        if (n->in_at < len)
+        if (n->in_at < sizeof n->in)
             continue;
         n->in_at = 0;
-        ckpt_seal_add(&p->data_in, &n->in.note, sizeof n->in.note);
-        p->forged |= !ckpt_seal_check(&p->data_in, n->in.seal);
-        if (p->forged || take_note(m, p, &n->in.note) < 0)
+        if (take_note(m, p, &n->in) < 0)
             return -1;
     }
 }

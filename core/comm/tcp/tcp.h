@@ -68,16 +68,15 @@ static inline struct ckpt_xfer *ckpt_queue_take(struct ckpt_xfer_queue *q, uint6
 
 /* How a control message begins on the wire. */
 struct ckpt_tcp_frame {
-    uint32_t len;      /* bytes that follow, without the seal */
+    uint32_t len;      /* bytes that follow */
     uint32_t from, to; /* ranks; the ranks between them in the tree forward the message */
 };
 
 /* A control message that waits to be sent to a neighbour. */
 struct ckpt_tcp_outgoing {
     struct ckpt_tcp_outgoing *next;
-    size_t len, at; /* bytes of data; those that are sent */
-    bool sealed;
-    unsigned char data[]; /* the frame, the message, and room for the seal */
+    size_t len, at;       /* bytes of data; those that are sent */
+    unsigned char data[]; /* the frame and the message */
 };
 
 /* A control message that this rank has received. */
@@ -96,22 +95,17 @@ struct ckpt_tcp_note {
     uint64_t address;
 };
 
-struct ckpt_sealed_note {
-    struct ckpt_tcp_note note;
-    unsigned char seal[CKPT_SEAL_BYTES]; /* if there is a secret */
-};
-
 /* A peer on the same machine, while the two ranks read each other's memory. */
 struct ckpt_tcp_same_host {
     bool is; /* they do */
     struct ckpt_same_host of;
-    uint64_t nsend, nrecv;       /* transfers posted so far */
-    CKPT_VEC(uint64_t) early;    /* addresses of transfers whose receives are not posted yet */
-    size_t nearly;               /* the first of them that is unused */
-    CKPT_VEC(unsigned char) out; /* notes to be sent, each with its seal */
-    size_t out_at;               /* bytes of `out` that are sent */
-    struct ckpt_sealed_note in;  /* the note that is being received */
-    size_t in_at;                /* bytes of it so far */
+    uint64_t nsend, nrecv;    /* transfers posted so far */
+    CKPT_VEC(uint64_t) early; /* addresses of transfers whose receives are not posted yet */
+    size_t nearly;            /* the first of them that is unused */
+    CKPT_VEC(struct ckpt_tcp_note) out; /* notes to be sent */
+    size_t out_at;                      /* bytes of `out` that are sent */
+    struct ckpt_tcp_note in;            /* the note that is being received */
+    size_t in_at;                       /* bytes of it so far */
     /* The transport's lock protects the next two, which workers change. */
     CKPT_VEC(struct ckpt_tcp_note) taken; /* notes about transfers that were copied */
     bool lost;                            /* the peer's memory can't be read any more */
@@ -132,18 +126,13 @@ struct ckpt_tcp_peer {
     uint64_t retry_ms; /* when it may dial again */
     struct ckpt_handshake dialling;
     bool refused; /* the two ranks do not have the same secret */
-    struct ckpt_seal data_out, data_in, ctl_out, ctl_in;
-    unsigned char seal_out[CKPT_SEAL_BYTES],
-        seal_in[CKPT_SEAL_BYTES]; /* of the current transfers */
-    bool sealed;                  /* seal_out is complete */
-    bool forged;                  /* a message from the peer had a wrong seal */
-    bool gone;                    /* the control connection ended */
+    bool gone;    /* the control connection ended */
     struct ckpt_xfer_queue send, recv;
     struct ckpt_tcp_same_host same_host;
     struct ckpt_tcp_outgoing *out, **out_tail;
     struct ckpt_tcp_frame in_frame; /* of the control message that is being received */
-    size_t in_at;                   /* bytes of frame, message and seal received so far */
-    unsigned char *in;              /* in_cap bytes: message and seal */
+    size_t in_at;                   /* bytes of frame and message received so far */
+    unsigned char *in;              /* in_cap bytes: the message */
     size_t in_cap;
 };
 

@@ -21,9 +21,6 @@
 
 enum { MAX_CTL = 1 << 30, FIRST_ROOM = 64 << 10, FLUSH_MS = 2000 };
 
-static const char FORGED[] =
-    "a message from it was forged, or changed on its way (its seal is wrong)";
-
 static struct ckpt_xport_tcp *self(struct ckpt_xport *x) { return (struct ckpt_xport_tcp *)x; }
 
 /* ---- peers ---- */
@@ -77,19 +74,6 @@ static int tcp_post(struct ckpt_xport *x, struct ckpt_xfer *t, struct ckpt_err *
     return 0;
 }
 
-/* A transfer on the wire is its bytes followed by their seal. Where the next bytes of it are, and
- * how many of them are contiguous. */
-static unsigned char *rest_of(struct ckpt_xfer *t, unsigned char *seal, size_t seal_len,
-                              size_t *ret_len)
-{
-    if (t->at < t->len || seal_len == 0) {
-        *ret_len = t->len - t->at;
-        return (unsigned char *)t->buf + t->at;
-    }
-    *ret_len = t->len + seal_len - t->at;
-    return seal + (t->at - t->len);
-}
-
 static void transfer_done(struct ckpt_xfer_queue *q)
 {
     struct ckpt_xfer *t = q->head;
@@ -101,57 +85,35 @@ static void transfer_done(struct ckpt_xfer_queue *q)
 /* -1: the connection ended. */
 static int push_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
-    const size_t seal_len = ckpt_seal_len(&p->data_out);
-
     while (p->send.head) {
         struct ckpt_xfer *t = p->send.head;
-        size_t len;
-        if (t->at == t->len && !p->sealed) {
-            ckpt_seal_end(&p->data_out, p->seal_out);
-            p->sealed = true;
-        }
-        const unsigned char *from = rest_of(t, p->seal_out, seal_len, &len);
-        ssize_t n = send(p->data, from, len, MSG_NOSIGNAL);
+        ssize_t n = send(p->data, (char *)t->buf + t->at, t->len - t->at, MSG_NOSIGNAL);
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         *moved = true;
-        if (t->at < t->len)
-            ckpt_seal_add(&p->data_out, from, (size_t)n);
         t->at += (size_t)n;
         m->x.moved += (size_t)n;
-        if (t->at < t->len + seal_len)
-            continue;
-        p->sealed = false;
-        transfer_done(&p->send);
+        if (t->at == t->len)
+            transfer_done(&p->send);
     }
     return 0;
 }
 
 static int pull_data(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *moved)
 {
-    const size_t seal_len = ckpt_seal_len(&p->data_in);
-
     while (p->recv.head) {
         struct ckpt_xfer *t = p->recv.head;
-        size_t len;
-        unsigned char *to = rest_of(t, p->seal_in, seal_len, &len);
-        ssize_t n = len ? recv(p->data, to, len, 0) : 0;
+        const size_t len = t->len - t->at;
+        ssize_t n = len ? recv(p->data, (char *)t->buf + t->at, len, 0) : 0;
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         if (n == 0 && len)
             return -1;
         *moved = true;
-        if (t->at < t->len)
-            ckpt_seal_add(&p->data_in, to, (size_t)n);
         t->at += (size_t)n;
         m->x.moved += (size_t)n;
-        if (t->at < t->len + seal_len)
-            continue;
-        if (!ckpt_seal_check(&p->data_in, p->seal_in)) {
-            p->forged = true;
-            return -1;
-        }
-        transfer_done(&p->recv);
+        if (t->at == t->len)
+            transfer_done(&p->recv);
     }
     return 0;
 }
@@ -174,23 +136,10 @@ static uint32_t next_hop(const struct ckpt_xport *x, uint32_t to)
     return ckpt_tree_parent(x->rank);
 }
 
-/* Seal a message right before it is sent: some messages are queued before the connection, and so
- * the key, exists. */
-static void seal_message(struct ckpt_tcp_peer *p, struct ckpt_tcp_outgoing *o)
-{
-    if (o->sealed)
-        return;
-    o->sealed = true;
-    ckpt_seal_add(&p->ctl_out, o->data, o->len);
-    ckpt_seal_end(&p->ctl_out, o->data + o->len);
-    o->len += ckpt_seal_len(&p->ctl_out);
-}
-
 static int push_ctl(struct ckpt_tcp_peer *p, bool *moved)
 {
     while (p->out) {
         struct ckpt_tcp_outgoing *o = p->out;
-        seal_message(p, o);
         ssize_t n = send(p->ctl, o->data + o->at, o->len - o->at, MSG_NOSIGNAL);
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
@@ -210,7 +159,7 @@ static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *
                          const void *msg, struct ckpt_err *err)
 {
     struct ckpt_tcp_peer *p = ckpt_tcp_peer(m, next_hop(&m->x, frame->to));
-    struct ckpt_tcp_outgoing *o = malloc(sizeof *o + sizeof *frame + frame->len + CKPT_SEAL_BYTES);
+    struct ckpt_tcp_outgoing *o = malloc(sizeof *o + sizeof *frame + frame->len);
     bool moved;
 
     if (!o || !p) {
@@ -222,7 +171,6 @@ static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *
         return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", p->rank);
     }
     o->next = NULL;
-    o->sealed = false;
     o->len = sizeof *frame + frame->len;
     o->at = 0;
     memcpy(o->data, frame, sizeof *frame);
@@ -235,21 +183,11 @@ static int queue_message(struct ckpt_xport_tcp *m, const struct ckpt_tcp_frame *
     return 0;
 }
 
-static bool check_message(struct ckpt_tcp_peer *p)
-{
-    ckpt_seal_add(&p->ctl_in, &p->in_frame, sizeof p->in_frame);
-    ckpt_seal_add(&p->ctl_in, p->in, p->in_frame.len);
-    p->forged |= !ckpt_seal_check(&p->ctl_in, p->in + p->in_frame.len);
-    return !p->forged;
-}
-
 static int take_message(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
 {
     struct ckpt_tcp_incoming *in;
 
     p->in_at = 0;
-    if (!check_message(p))
-        return -1;
     if (p->in_frame.to != m->x.rank) { /* other ranks notice if it cannot be forwarded */
         (void)queue_message(m, &p->in_frame, p->in, NULL);
         free(p->in);
@@ -272,7 +210,7 @@ static int take_message(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
  * with a large length alone allocates nothing. */
 static int make_room(struct ckpt_tcp_peer *p, size_t need)
 {
-    const size_t cap = (size_t)ckpt_min_u64((uint64_t)p->in_frame.len + CKPT_SEAL_BYTES,
+    const size_t cap = (size_t)ckpt_min_u64(ckpt_max_u64(p->in_frame.len, need),
                                             p->in ? ckpt_max_u64(need, 2 * (uint64_t)p->in_cap)
                                                   : ckpt_max_u64(need, FIRST_ROOM));
     unsigned char *in = p->in && p->in_cap >= need ? p->in : realloc(p->in, cap);
@@ -299,11 +237,11 @@ static int take_frame(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
     return -1;
 }
 
-/* Where the next bytes of frame, message and seal belong, and how many there is room for. */
+/* Where the next bytes of frame and message belong, and how many there is room for. */
 static unsigned char *next_bytes(struct ckpt_tcp_peer *p, size_t *ret_want)
 {
     const size_t head = sizeof p->in_frame;
-    const size_t body = p->in_frame.len + ckpt_seal_len(&p->ctl_in);
+    const size_t body = p->in_frame.len;
 
     if (p->in_at < head) {
         *ret_want = head - p->in_at;
@@ -334,8 +272,7 @@ static int pull_ctl(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *mov
         p->in_at += (size_t)n;
         if (p->in_at == head && !p->in && take_frame(m, p) < 0)
             return -1;
-        if (p->in_at >= head && p->in_at == head + p->in_frame.len + ckpt_seal_len(&p->ctl_in) &&
-            take_message(m, p) < 0)
+        if (p->in_at >= head && p->in_at == head + p->in_frame.len && take_message(m, p) < 0)
             return -1;
     }
 }
@@ -356,11 +293,9 @@ static int progress_peer(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool
         return -1;
     if (p->state == CKPT_TCP_OPEN && move_data(m, p, moved) < 0)
         close_data(p);
-    if (p->forged)
-        return ckpt_xport_fail_gone(&m->x, p->rank, FORGED, err);
     if ((p->state == CKPT_TCP_CLOSED || p->gone) &&
         (p->send.head || p->recv.head || p->same_host.failed) && p->state != CKPT_TCP_OPEN)
-        return ckpt_xport_fail_gone(&m->x, p->rank, NULL, err);
+        return ckpt_xport_fail_gone(&m->x, p->rank, err);
     return 0;
 }
 
@@ -458,13 +393,6 @@ static bool tcp_gone(struct ckpt_xport *x, uint32_t peer)
     return p && p->gone;
 }
 
-static const char *tcp_why_gone(struct ckpt_xport *x, uint32_t peer)
-{
-    const struct ckpt_tcp_peer *p = self(x)->peer[peer];
-
-    return p && p->forged ? FORGED : NULL;
-}
-
 /* The data connections may be in the middle of a transfer, and are closed. */
 static bool tcp_cancel(struct ckpt_xport *x)
 {
@@ -497,7 +425,7 @@ static void tcp_renew(struct ckpt_xport *x)
         struct ckpt_tcp_peer *p = m->active.ptr[i];
         p->state = p->gone ? CKPT_TCP_CLOSED : CKPT_TCP_UNCONNECTED;
         p->since_ms = p->retry_ms = p->same_host.nsend = p->same_host.nrecv = 0;
-        p->sealed = p->same_host.is = p->same_host.lost = p->same_host.failed = false;
+        p->same_host.is = p->same_host.lost = p->same_host.failed = false;
     }
 }
 
@@ -516,10 +444,6 @@ static void peer_free(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
     ckpt_tcp_same_host_clear(m, &p->same_host);
     close_data(p);
     ckpt_socket_close(&p->ctl);
-    ckpt_seal_release(&p->data_out);
-    ckpt_seal_release(&p->data_in);
-    ckpt_seal_release(&p->ctl_out);
-    ckpt_seal_release(&p->ctl_in);
     while (p->out) {
         struct ckpt_tcp_outgoing *o = p->out;
         p->out = o->next;
@@ -576,7 +500,6 @@ static const struct ckpt_xport_ops tcp_ops = {
     .ctl_send = tcp_ctl_send,
     .ctl_recv = tcp_ctl_recv,
     .gone = tcp_gone,
-    .why_gone = tcp_why_gone,
     .permit = ckpt_tcp_permit,
     .cancel = tcp_cancel,
     .renew = tcp_renew,
