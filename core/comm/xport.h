@@ -78,7 +78,6 @@ struct ckpt_xport_ops {
 struct ckpt_xport {
     const struct ckpt_xport_ops *ops;
     uint32_t rank, size;
-    bool driven;        /* only the thread that called ckpt_load_wait may call the transport */
     const char *remark; /* a static text that the user should see once; or NULL */
     bool same_host;     /* all ranks of this node can read each other's memory */
     uint64_t moved;     /* bytes that transfers have sent and received so far, where known */

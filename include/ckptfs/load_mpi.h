@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loads over an MPI communicator. Link libckptfs_load_mpi in addition to libckptfs_load.
  *
- * MPI must be initialised with at least MPI_THREAD_FUNNELED. With MPI_THREAD_MULTIPLE a load makes
- * progress on its own threads. With less, it makes progress only inside ckpt_load_wait and
- * ckpt_load_next, which must then be called from the thread that initialised MPI. All data is in
- * host memory. */
+ * MPI must be initialised with MPI_THREAD_MULTIPLE, because a load makes progress on its own
+ * threads; with less, ckpt_comm_mpi fails with USAGE. All data is in host memory. */
 #ifndef CKPTFS_LOAD_MPI_H
 #define CKPTFS_LOAD_MPI_H
 

@@ -270,20 +270,16 @@ static const struct ckpt_xport_ops mpi_ops = {
 static int make(MPI_Comm mpi, bool finalize, struct ckpt_xport **ret, struct ckpt_err *err)
 {
     struct xport_mpi *m;
-    int level = 0, is_main = 0, rank, size, rc;
+    int level = 0, rank, size, rc;
 
     if (ckpt_comm_no_secret("MPI", err) < 0)
         return -1;
     (void)MPI_Query_thread(&level);
-    (void)MPI_Is_thread_main(&is_main);
-    if (level < MPI_THREAD_FUNNELED)
-        return ckpt_fail(err, CKPT_USAGE,
-                         "MPI was initialised without threads: MPI_Init_thread with "
-                         "MPI_THREAD_FUNNELED or more is needed");
-    if (level == MPI_THREAD_FUNNELED && !is_main)
-        return ckpt_fail(err, CKPT_USAGE,
-                         "MPI was initialised with MPI_THREAD_FUNNELED: only the main thread may "
-                         "make a comm and load with it");
+    if (level < MPI_THREAD_MULTIPLE)
+        return ckpt_fail(
+            err, CKPT_USAGE,
+            "MPI was initialised with less than MPI_THREAD_MULTIPLE: call "
+            "MPI_Init_thread with that, because loads use MPI on threads of their own");
     if (!(m = calloc(1, sizeof *m)))
         return ckpt_nomem(err);
     if ((rc = MPI_Comm_dup(mpi, &m->comm)) != MPI_SUCCESS) {
@@ -295,10 +291,7 @@ static int make(MPI_Comm mpi, bool finalize, struct ckpt_xport **ret, struct ckp
     (void)MPI_Comm_size(m->comm, &size);
     m->finalize = finalize;
     m->data_tag = TAG_DATA;
-    m->x = (struct ckpt_xport){.ops = &mpi_ops,
-                               .rank = (uint32_t)rank,
-                               .size = (uint32_t)size,
-                               .driven = level < MPI_THREAD_MULTIPLE};
+    m->x = (struct ckpt_xport){.ops = &mpi_ops, .rank = (uint32_t)rank, .size = (uint32_t)size};
     *ret = &m->x;
     return 0;
 }

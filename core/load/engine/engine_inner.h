@@ -185,10 +185,9 @@ struct ckpt_engine {
     struct ckpt_assist *assisted; /* boxes that have been read for them, to be sent by the pump */
     uint32_t placing;             /* number of workers that are writing to destinations */
     struct ckpt_pause pause;
-    bool driving;  /* if there is no pump thread: a caller that waits is in a turn of the pump */
-    bool stopped;  /* workers begin nothing any more */
-    bool finished; /* all ranks have agreed on the end, and `result` stands */
-    bool leak;     /* transfers could not be cancelled: buffers are kept for ever */
+    bool stopped;        /* workers begin nothing any more */
+    bool finished;       /* all ranks have agreed on the end, and `result` stands */
+    bool leak;           /* transfers could not be cancelled: buffers are kept for ever */
     struct ckpt_err err; /* the first error; code OK: none */
     bool err_is_own;     /* the error arose on this rank, so the others must be told */
     size_t *landed;      /* wants in the order of arrival */
@@ -197,7 +196,6 @@ struct ckpt_engine {
 
     /* The rest is used by the pump only, unless noted. */
     pthread_t pump;
-    bool has_pump;
     bool final;           /* the round in which all ranks agree on the end has begun */
     bool abort_known;     /* no abort message need be sent any more */
     uint32_t next_window; /* the next window to be opened */
@@ -275,9 +273,6 @@ void *ckpt_worker_run(void *worker);
 
 /* The main function of the pump thread; `engine` is a struct ckpt_engine. */
 void *ckpt_pump_run(void *engine);
-
-/* One turn of the pump, which may sleep for max_ms. True: the load is over. */
-bool ckpt_pump_turn(struct ckpt_engine *e, uint32_t max_ms);
 
 /* ---- assist.c ---- */
 

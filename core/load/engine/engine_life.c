@@ -19,7 +19,6 @@
 #include "tensor/strided.h"
 
 enum {
-    PUMP_SLEEP_MS = 20,  /* the longest turn of a pump that has no thread */
     LOOK_MS = 20,        /* between two looks at workers that have not left */
     LONG_MS = 60 * 1000, /* the longest wait for a signal */
     FREE_WAIT_MS = 5000, /* the longest duration of a read that ckpt_engine_end waits for */
@@ -253,8 +252,7 @@ static void add_reference(struct ckpt_engine *e)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
-/* Start the workers, as many as the system permits but at least one, and the pump. Without a thread
- * for the pump (driven transports), callers that wait take its turns. */
+/* Start the workers, as many as the system permits but at least one, and the pump. */
 static int start_threads(struct ckpt_engine *e, struct ckpt_err *err)
 {
     pthread_attr_t detached;
@@ -280,14 +278,11 @@ static int start_threads(struct ckpt_engine *e, struct ckpt_err *err)
     (void)pthread_attr_destroy(&detached);
     if (started == 0)
         return ckpt_fail(err, CKPT_NOMEM, "no thread that reads could be started");
-    if (e->comm->x->driven)
-        return 0;
     add_reference(e);
     if (pthread_create(&e->pump, NULL, ckpt_pump_run, e) != 0) {
         ckpt_engine_unref(e);
         return ckpt_fail(err, CKPT_NOMEM, "no thread that exchanges data could be started");
     }
-    e->has_pump = true;
     return 0;
 }
 
@@ -399,23 +394,14 @@ void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt
 
 /* ---- waiting ---- */
 
-/* Wait for news until the clock time `until`; false: it has passed. If the pump has no thread, one
- * waiting caller takes a turn of the pump instead. Called and returns with the lock held. */
+/* Wait for news until the clock time `until`; false: it has passed. Called and returns with the
+ * lock held. */
 static bool await_news(struct ckpt_engine *e, uint64_t until)
 {
     const uint64_t now = ckpt_now_ms(), left = until > now ? until - now : 0;
+    const struct timespec t = ckpt_deadline((uint32_t)ckpt_min_u64(left, LONG_MS));
 
-    if (e->has_pump || e->driving) {
-        const struct timespec t =
-            ckpt_deadline((uint32_t)ckpt_min_u64(left, e->has_pump ? LONG_MS : PUMP_SLEEP_MS));
-        (void)pthread_cond_timedwait(&e->news, &e->lock, &t);
-    } else {
-        e->driving = true;
-        (void)pthread_mutex_unlock(&e->lock);
-        (void)ckpt_pump_turn(e, (uint32_t)ckpt_min_u64(PUMP_SLEEP_MS, left));
-        (void)pthread_mutex_lock(&e->lock);
-        e->driving = false;
-    }
+    (void)pthread_cond_timedwait(&e->news, &e->lock, &t);
     return ckpt_now_ms() < until;
 }
 
@@ -486,8 +472,7 @@ static void stop(struct ckpt_engine *e)
         ckpt_engine_cancel(e);
         (void)ckpt_engine_wait(e, UINT32_MAX, NULL);
     }
-    if (e->has_pump)
-        (void)pthread_join(e->pump, NULL);
+    (void)pthread_join(e->pump, NULL);
 }
 
 void ckpt_engine_end(struct ckpt_engine *e)

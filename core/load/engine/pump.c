@@ -349,7 +349,8 @@ static bool is_over(struct ckpt_engine *e)
     return over;
 }
 
-bool ckpt_pump_turn(struct ckpt_engine *e, uint32_t max_ms)
+/* One turn of the pump. True: the load is over. */
+static bool turn(struct ckpt_engine *e)
 {
     struct ckpt_err err = {0};
     bool moved = false;
@@ -373,7 +374,7 @@ bool ckpt_pump_turn(struct ckpt_engine *e, uint32_t max_ms)
     if (!moved && !e->final && e->device && ckpt_device_busy(e))
         (void)nanosleep(&device_nap, NULL);
     else if (!moved)
-        e->comm->x->ops->wait(e->comm->x, max_ms);
+        e->comm->x->ops->wait(e->comm->x, PUMP_SLEEP_MS);
     return false;
 }
 
@@ -383,7 +384,7 @@ void *ckpt_pump_run(void *engine)
 
     if (e->device)
         e->device->ops->adopt(e->device);
-    while (!ckpt_pump_turn(e, PUMP_SLEEP_MS))
+    while (!turn(e))
         ;
     ckpt_engine_unref(e);
     return NULL;
