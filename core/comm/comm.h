@@ -50,8 +50,6 @@ enum ckpt_ctl {
     CKPT_CTL_ANSWER,    /* to the children: rank 0's answer */
     CKPT_CTL_ALIVE,     /* a sign of life: struct ckpt_sign */
     CKPT_CTL_ABORT,     /* the load has failed */
-    CKPT_CTL_ASSIST,    /* please read this box for me (load/engine/assist.c) */
-    CKPT_CTL_ASSISTED,  /* the box that was asked for, or the error */
     CKPT_CTL_PAUSE,     /* to the parent: the last window that the sender's subtree has opened */
     CKPT_CTL_PAUSE_AT,  /* to the children: the window after which all ranks pause */
 };

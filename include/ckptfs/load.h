@@ -409,7 +409,6 @@ struct ckpt_load_stats {
     uint64_t sent_bytes;     /* sent to other ranks */
     uint64_t received_bytes; /* received from other ranks */
     uint64_t buffer_bytes;   /* memory used out of host_bytes */
-    uint64_t retries;        /* reads that another rank did for this one */
     uint64_t device_bytes;   /* as buffer_bytes, but device memory */
     double plan_s, wall_s;   /* duration of ckpt_load_plan; from start to end */
     double first_s;          /* from start to the arrival of the first want */

@@ -351,10 +351,9 @@ static void tell(const struct rank *r, const struct job *j, struct ckpt_load *lo
 
     ckpt_load_stats(load, NULL, &s);
     (void)printf("%s %u ranks %s over %s needed %" PRIu64 " unique %" PRIu64 " read %" PRIu64
-                 " sent %" PRIu64 " buffers %" PRIu64 " retries %" PRIu64 "\n",
+                 " sent %" PRIu64 " buffers %" PRIu64 "\n",
                  j->layout, r->size, ckpt_load_readers(load), ckpt_comm_transport(r->comm),
-                 s.needed_bytes, s.unique_bytes, s.read_bytes, s.sent_bytes, s.buffer_bytes,
-                 s.retries);
+                 s.needed_bytes, s.unique_bytes, s.read_bytes, s.sent_bytes, s.buffer_bytes);
 }
 
 static int run_job(struct rank *r, const struct job *j, uint64_t seed, struct ckpt_err *err)

@@ -3,7 +3,6 @@
 #include "faults.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -13,17 +12,14 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { HANG_MS = 3600 * 1000, PATH = 4096, EVERY = 99, SAMPLE = 64 };
+enum { HANG_MS = 3600 * 1000, PATH = 4096, EVERY = 99 };
 
 static struct {
     char kind[16];
     uint32_t rank;
     unsigned ms;
 } fault;
-static char
-    lost[PATH]; /* the first file that "lost" has taken, as seen from the folder of a rank */
-static pthread_mutex_t losing = PTHREAD_MUTEX_INITIALIZER;
-static atomic_bool armed, has_lost;
+static atomic_bool armed;
 static atomic_uint hits;
 
 ssize_t __real_pread64(int fd, void *buf, size_t n, off_t off);
@@ -77,45 +73,13 @@ static bool concerns(int fd)
     return atomic_load(&armed) && is_of_rank(path_of(fd, path), fault.rank);
 }
 
-/* "lost": rank N can't read the first file of which it loads something (the samples that ranks
- * compare before are smaller), and reading that file hangs for rank N + 1. */
-static int lose(const char *path, size_t len, ssize_t *ret)
-{
-    const char *in = strstr(path, "/rank");
-    const char *file = in ? strchr(in + 1, '/') : NULL;
-
-    if (!file)
-        return -1;
-    if (is_of_rank(path, fault.rank)) {
-        (void)pthread_mutex_lock(&losing);
-        if (!atomic_load(&has_lost) && len > SAMPLE) {
-            (void)snprintf(lost, sizeof lost, "%s", file);
-            (void)fprintf(stderr, "lost: %s\n", file);
-            atomic_store(&has_lost, true);
-        }
-        (void)pthread_mutex_unlock(&losing);
-        if (!atomic_load(&has_lost) || strcmp(lost, file) != 0)
-            return -1;
-        errno = EIO;
-        *ret = -1;
-        return 0;
-    }
-    if (is_of_rank(path, fault.rank + 1) && atomic_load(&has_lost) && strcmp(lost, file) == 0)
-        (void)usleep(HANG_MS * 1000u);
-    return -1;
-}
-
 /* -1: let it through; else the result, with errno. */
-static int go_wrong(int fd, size_t len, ssize_t *ret)
+static int go_wrong(int fd, ssize_t *ret)
 {
-    char path[PATH];
-
-    if (atomic_load(&armed) && strcmp(fault.kind, "lost") == 0)
-        return lose(path_of(fd, path), len, ret);
     if (!concerns(fd))
         return -1;
     const unsigned nth = atomic_fetch_add(&hits, 1);
-    if (strcmp(fault.kind, "eio") == 0 || (strcmp(fault.kind, "once") == 0 && nth == 0)) {
+    if (strcmp(fault.kind, "eio") == 0) {
         errno = EIO;
         *ret = -1;
         return 0;
@@ -135,23 +99,20 @@ ssize_t __wrap_pread64(int fd, void *buf, size_t n, off_t off)
 {
     ssize_t result;
 
-    return go_wrong(fd, n, &result) == 0 ? result : __real_pread64(fd, buf, n, off);
+    return go_wrong(fd, &result) == 0 ? result : __real_pread64(fd, buf, n, off);
 }
 
 ssize_t __wrap_preadv64(int fd, const struct iovec *iov, int n, off_t off)
 {
     ssize_t result;
-    size_t len = 0;
 
-    for (int i = 0; i < n; i++)
-        len += iov[i].iov_len;
-    return go_wrong(fd, len, &result) == 0 ? result : __real_preadv64(fd, iov, n, off);
+    return go_wrong(fd, &result) == 0 ? result : __real_preadv64(fd, iov, n, off);
 }
 
 /* What is not to wait finds nothing in the cache; or ("stall") waits all the same. */
 ssize_t __wrap_preadv64v2(int fd, const struct iovec *iov, int n, off_t off, int flags)
 {
-    if (!concerns(fd) || strcmp(fault.kind, "lost") == 0)
+    if (!concerns(fd))
         return __real_preadv64v2(fd, iov, n, off, flags);
     if (strcmp(fault.kind, "stall") == 0)
         (void)usleep(HANG_MS * 1000u);

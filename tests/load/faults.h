@@ -2,8 +2,7 @@
 /* Faults of one rank: its files are below a folder whose name contains "rank<N>", and reads of them
  * go wrong (the program is linked with --wrap=pread and preadv).
  *
- *     eio@N   short@N   delay@N:MS   hang@N    once@N: eio, but only the first read
- *     lost@N: eio for one file of rank N, which hangs for rank N + 1
+ *     eio@N   short@N   delay@N:MS   hang@N
  *
  * N = 99: those of every rank. */
 #ifndef CKPT_TESTS_LOAD_FAULTS_H

@@ -271,9 +271,9 @@ static int run_job(struct job *j)
     const struct ckpt_load_stats *s = &rank[0].all;
     if (!failed)
         (void)printf("%s:%u %s needed %" PRIu64 " unique %" PRIu64 " read %" PRIu64 " sent %" PRIu64
-                     " reads %" PRIu64 " retries %" PRIu64 " buffers %" PRIu64 "\n",
+                     " reads %" PRIu64 " buffers %" PRIu64 "\n",
                      j->layout, j->ranks, rank[0].readers, s->needed_bytes, s->unique_bytes,
-                     s->read_bytes, s->sent_bytes, s->reads, s->retries, s->buffer_bytes);
+                     s->read_bytes, s->sent_bytes, s->reads, s->buffer_bytes);
     else
         (void)printf("%s:%u failed after %.3f s\n", j->layout, j->ranks,
                      (double)(b.tv_sec - a.tv_sec) + (double)(b.tv_nsec - a.tv_nsec) / 1e9);

@@ -26,6 +26,7 @@ struct member {
     int rc;
     struct ckpt_err err;
     struct ckpt_load_stats stats;
+    uint32_t pauses; /* before the end */
 };
 
 static inline struct ckpt_view *open_view(const char *name)

@@ -76,7 +76,7 @@ class Nccl(ctypes.Structure):
 
 class Stats(ctypes.Structure):
     _fields_ = ([(n, c_uint64) for n in ("needed_bytes", "unique_bytes", "read_bytes", "reads", "sent_bytes", "received_bytes",
-                                         "buffer_bytes", "retries", "device_bytes")] +
+                                         "buffer_bytes", "device_bytes")] +
                 [(n, c_double) for n in ("plan_s", "wall_s", "first_s", "read_s", "place_s", "send_s")])
 
 

@@ -351,17 +351,6 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
                      host ? ckpt_load_host_bytes(most.host) : most.device);
 }
 
-/* The rank that is asked to read what this rank cannot read: on another node, if there is one. */
-static uint32_t helper_of(const struct ckpt_load *load, const uint32_t *node)
-{
-    const uint32_t self = load->comm->x->rank, n = load->comm->x->size;
-
-    for (uint32_t k = 1; k < n; k++)
-        if (node[(self + k) % n] != node[self])
-            return (self + k) % n;
-    return (self + 1) % n;
-}
-
 /* COLLECTIVE. Plan for one choice of readers and sizes. */
 static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
                     const struct ckpt_policy *policy, const struct ckpt_job *job,
@@ -374,7 +363,6 @@ static int plan_for(struct ckpt_load *load, const struct ckpt_policy_input *in,
         .ahead = policy->slots.ahead,
         .slots = policy->slots.windows,
         .threads = policy->threads,
-        .helper = helper_of(load, job->node),
         .read_timeout_ms = load->opt.read_timeout_ms,
         .exchange_timeout_ms = load->opt.exchange_timeout_ms,
         .mode = {.verify = load->opt.verify, .device = in->cost.device},

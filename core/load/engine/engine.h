@@ -49,7 +49,6 @@ struct ckpt_engine_options {
     uint32_t ahead;   /* number of read slots */
     uint32_t slots;   /* number of window slots: windows in flight */
     uint32_t threads; /* number of workers */
-    uint32_t helper;  /* the rank that is asked to read the units that this rank cannot read */
     uint32_t read_timeout_ms, exchange_timeout_ms;
     struct ckpt_engine_mode mode;
     struct ckpt_box_cost cost; /* how holes between the bytes that are wanted are read */
@@ -60,7 +59,6 @@ struct ckpt_engine_options {
  * over the workers. */
 struct ckpt_engine_stats {
     atomic_ullong sent, received; /* bytes */
-    atomic_ullong retries;        /* units that the helper has read for this rank */
     atomic_ullong read_ns, place_ns;
     atomic_ullong exchange_ns; /* of the pump's turns, if this rank exchanges anything */
     atomic_ullong arrived;     /* bytes that reads have returned, also of reads under way */

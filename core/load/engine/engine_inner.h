@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The inside of the engine (engine.h): its state, and what its modules call of each other.
- * engine_life.c starts, waits and ends. Workers run worker.c: they read units, place bytes into
- * destinations, and read for other ranks. The pump is one thread that runs pump.c: it opens windows
- * and posts transfers (window.c) or queues work on a device (pump_device.c), exchanges messages
- * with other ranks (assist.c, pause.c), watches timeouts, and agrees with all ranks on the end. */
+ * engine_life.c starts, waits and ends. Workers run worker.c: they read units and place bytes into
+ * destinations. The pump is one thread that runs pump.c: it opens windows and posts transfers
+ * (window.c) or queues work on a device (pump_device.c), exchanges messages with other ranks
+ * (messages.c, pause.c), watches timeouts, and agrees with all ranks on the end. */
 #ifndef CKPT_LOAD_ENGINE_ENGINE_INNER_H
 #define CKPT_LOAD_ENGINE_ENGINE_INNER_H
 
@@ -15,7 +15,6 @@
 
 enum {
     CKPT_MESSAGE_HASH = 8,   /* bytes of the XXH3 hash that follows a piece, with verify */
-    CKPT_ASSIST_HEAD = 64,   /* bytes before the data in the reply to a request for help */
     CKPT_DEVICE_PAGE = 4096, /* alignment of the parts of pinned memory */
 };
 
@@ -100,29 +99,6 @@ struct ckpt_window_slot {
     } dev;
 };
 
-/* A unit that this rank could not read, so that the helper is asked for it. */
-struct ckpt_retry {
-    struct ckpt_retry *next;
-    uint64_t id;       /* number of the request, which the reply repeats */
-    uint64_t asked_ms; /* clock time of the request; 0: not sent yet */
-    uint32_t unit;
-    struct ckpt_read_slot *slot;
-    struct ckpt_err err; /* of this rank; reported if the helper cannot read it, either */
-};
-
-/* A request for help from another rank: a box that this rank reads and sends back. */
-struct ckpt_assist {
-    struct ckpt_assist *next;
-    uint32_t peer; /* the rank that asks */
-    uint64_t id;
-    uint32_t tensor, source; /* source and off: where the first byte is, by the other rank's plan */
-    uint64_t off;
-    struct ckpt_box box;
-    unsigned char *data; /* CKPT_ASSIST_HEAD bytes for the reply's head, then the bytes read */
-    size_t len;          /* bytes read */
-    bool good;           /* the read has succeeded */
-};
-
 /* A pause: all ranks stop exchanging after the same window number. Each rank reports along the tree
  * of ranks (comm.h) how far it and the ranks below it have opened windows; rank 0 announces the
  * maximum; no rank opens a window beyond it. Windows are counted by their number in their group
@@ -179,11 +155,7 @@ struct ckpt_engine {
     uint32_t nread;                /* number of pieces that have been read, sent and placed */
     uint32_t nclosed;              /* number of windows that are done */
     struct ckpt_message *place, **place_tail; /* queue of messages for the workers */
-    struct ckpt_retry *retry;                 /* units that the helper has not delivered yet */
-    struct ckpt_retry *refill;    /* units that it has delivered, to be placed by workers */
-    struct ckpt_assist *assist;   /* boxes to be read for other ranks */
-    struct ckpt_assist *assisted; /* boxes that have been read for them, to be sent by the pump */
-    uint32_t placing;             /* number of workers that are writing to destinations */
+    uint32_t placing; /* number of workers that are writing to destinations */
     struct ckpt_pause pause;
     bool stopped;        /* workers begin nothing any more */
     bool finished;       /* all ranks have agreed on the end, and `result` stands */
@@ -197,7 +169,6 @@ struct ckpt_engine {
     /* The rest is used by the pump only, unless noted. */
     pthread_t pump;
     bool final;           /* the round in which all ranks agree on the end has begun */
-    bool abort_known;     /* no abort message need be sent any more */
     uint32_t next_window; /* the next window to be opened */
     uint32_t next_issue;  /* on a device: the next window whose work is to be queued */
     uint64_t read_ms;     /* clock time at which bytes were last read from storage */
@@ -205,7 +176,6 @@ struct ckpt_engine {
     uint64_t looked_ms;   /* clock time at which lost ranks were last looked for */
     uint64_t done;        /* bytes that this rank had read and transferred then */
     bool paused;          /* the last turn found the load paused */
-    uint64_t retry_id;    /* number of the last request for help; under the lock */
     uint32_t *stamp;      /* per rank: equal to `stamped` if the rank was met in the current scan */
     uint32_t stamped;     /* number of the current scan */
     uint32_t *peers;      /* room for the receivers of a piece */
@@ -274,25 +244,19 @@ void *ckpt_worker_run(void *worker);
 /* The main function of the pump thread; `engine` is a struct ckpt_engine. */
 void *ckpt_pump_run(void *engine);
 
-/* ---- assist.c ---- */
+/* ---- messages.c ---- */
 
 /* Tell the neighbours in the tree of ranks that the load has failed; they pass it on. */
-void ckpt_tell_abort(struct ckpt_comm *comm, const struct ckpt_err *why);
+void ckpt_abort_send(struct ckpt_comm *comm, const struct ckpt_err *why);
 
 /* Handle a control message of the load; the callback for ckpt_comm_begin. data is borrowed. */
-void ckpt_engine_hear(void *engine, uint32_t peer, const unsigned char *data, size_t len);
-
-/* Pump only. Send the helper the requests that have not been sent. Fails with a unit's own error if
- * the helper cannot be asked, or has not replied in time. */
-int ckpt_assists_ask(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err);
-
-/* Pump only. Send the replies to other ranks' requests that workers have finished. */
-void ckpt_assists_answer(struct ckpt_engine *e);
+void ckpt_engine_receive(void *engine, uint32_t peer, const unsigned char *data, size_t len);
 
 /* ---- pause.c ---- */
 
 /* Pump only. Handle a message of type CKPT_CTL_PAUSE or CKPT_CTL_PAUSE_AT. */
-void ckpt_pause_hear(struct ckpt_engine *e, uint32_t type, const unsigned char *data, size_t len);
+void ckpt_pause_receive(struct ckpt_engine *e, uint32_t type, const unsigned char *data,
+                        size_t len);
 
 /* Pump only. Report this rank's progress if a pause was asked for, and notice when the pause is
  * reached. True: no window may be opened now, so no rank is late with anything. */

@@ -62,25 +62,9 @@ static void release_slots(struct ckpt_engine *e)
     free(e->slot);
 }
 
-static void release_lists(struct ckpt_engine *e)
-{
-    while (e->retry || e->refill) {
-        struct ckpt_retry **from = e->retry ? &e->retry : &e->refill, *r = *from;
-        *from = r->next;
-        free(r);
-    }
-    while (e->assist || e->assisted) {
-        struct ckpt_assist **from = e->assist ? &e->assist : &e->assisted, *a = *from;
-        *from = a->next;
-        free(a->data);
-        free(a);
-    }
-}
-
 static void destroy(struct ckpt_engine *e)
 {
     release_slots(e);
-    release_lists(e);
     if (e->reading.slabs)
         ckpt_slabs_forget(e->reading.slabs, &e->reading);
     for (uint32_t i = 0; e->worker && i < e->opt.threads; i++)
@@ -358,7 +342,7 @@ int ckpt_engine_start(struct ckpt_engine_parts *parts, const struct ckpt_engine_
         ckpt_engine_unref(e);
         return -1;
     }
-    ckpt_comm_begin(e->comm, ckpt_engine_hear, e);
+    ckpt_comm_begin(e->comm, ckpt_engine_receive, e);
     if (start_threads(e, err) < 0) {
         stop_workers(e);
         ckpt_comm_begin_again(e->comm);
@@ -385,7 +369,7 @@ void ckpt_engine_refuse(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt
         return;
     (void)ckpt_fail(&why, err->code, "rank %" PRIu32 ": %s", comm->x->rank, err->text);
     ckpt_comm_begin(comm, ignore_message, NULL);
-    ckpt_tell_abort(comm, &why);
+    ckpt_abort_send(comm, &why);
     (void)ckpt_round_run(&round, -1, NULL, NULL, &why);
     comm->failed = true;
     ckpt_comm_end(comm);

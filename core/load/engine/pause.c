@@ -23,7 +23,7 @@ static void tell_below(struct ckpt_engine *e, uint32_t last)
                              sizeof last, NULL);
 }
 
-void ckpt_pause_hear(struct ckpt_engine *e, uint32_t type, const unsigned char *data, size_t len)
+void ckpt_pause_receive(struct ckpt_engine *e, uint32_t type, const unsigned char *data, size_t len)
 {
     uint32_t count;
 

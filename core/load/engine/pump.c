@@ -51,16 +51,13 @@ static int check_reads(struct ckpt_engine *e, uint64_t now, struct ckpt_err *err
     return 0;
 }
 
-/* Is this rank in a read, or does it wait for the helper? Both take limited time. */
-static bool is_reading(struct ckpt_engine *e)
+/* Is this rank in a read? That takes limited time. */
+static bool is_reading(const struct ckpt_engine *e)
 {
     for (uint32_t i = 0; i < e->opt.threads; i++)
         if (atomic_load(&e->worker[i].since_ms))
             return true;
-    (void)pthread_mutex_lock(&e->lock);
-    const bool waits = e->retry != NULL;
-    (void)pthread_mutex_unlock(&e->lock);
-    return waits;
+    return false;
 }
 
 /* Has this rank read or moved bytes since it looked last, or is it about to? */
@@ -70,7 +67,7 @@ static bool was_busy(struct ckpt_engine *e)
     const uint64_t before = e->done;
 
     e->done = atomic_load(&s->sent) + atomic_load(&s->received) + atomic_load(&s->arrived) +
-              atomic_load(&s->retries) + e->comm->x->moved;
+              e->comm->x->moved;
     return e->done != before || is_reading(e);
 }
 
@@ -138,7 +135,6 @@ void ckpt_engine_own(const struct ckpt_engine *e, struct ckpt_load_stats *s)
         .sent_bytes = atomic_load(&t->sent),
         .received_bytes = atomic_load(&t->received),
         .buffer_bytes = t->buffers,
-        .retries = atomic_load(&t->retries),
         .device_bytes = t->device_buffers,
         .wall_s = (double)((end ? end : ckpt_now_ns()) - t->start_ns) / 1e9,
         .first_s = first ? (double)(first - t->start_ns) / 1e9 : 0,
@@ -169,7 +165,6 @@ static int add_stats(void *ctx, const unsigned char *const *data, const size_t *
         sum.sent_bytes += s.sent_bytes;
         sum.received_bytes += s.received_bytes;
         sum.buffer_bytes = ckpt_max_u64(sum.buffer_bytes, s.buffer_bytes);
-        sum.retries += s.retries;
         sum.device_bytes = ckpt_max_u64(sum.device_bytes, s.device_bytes);
         sum.wall_s = larger(sum.wall_s, s.wall_s);
         sum.first_s = larger(sum.first_s, s.first_s);
@@ -219,13 +214,12 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
     (void)pthread_mutex_unlock(&e->lock);
     if (failed) {
         if (own)
-            ckpt_tell_abort(e->comm, &why);
+            ckpt_abort_send(e->comm, &why);
         await_placing(e);
         e->leak = !e->comm->x->ops->cancel(e->comm->x);
     }
     ckpt_engine_own(e, &s);
     e->final = true;
-    e->abort_known = failed;
     e->round = (struct ckpt_round){.comm = e->comm,
                                    .timeout_ms = e->opt.exchange_timeout_ms,
                                    .own = &s,
@@ -273,7 +267,6 @@ static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
         ckpt_windows_harvest(e);
     else if (ckpt_device_turn(e, &worked, err) < 0)
         return -1;
-    ckpt_assists_answer(e);
     const bool paused = ckpt_pause_turn(e);
     /* the first turn after a pause, too, and after this process was itself stopped for a while */
     if (paused || e->paused || now > e->looked_ms + e->opt.exchange_timeout_ms / 4)
@@ -283,23 +276,10 @@ static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
     if (e->plan->windows.len > 0)
         atomic_fetch_add(&e->stats.exchange_ns, ckpt_now_ns() - begin);
     ckpt_comm_alive(e->comm, e->opt.exchange_timeout_ms);
-    if (ckpt_assists_ask(e, now, err) < 0 || check_reads(e, now, err) < 0 ||
-        check_peers(e, now, err) < 0 || ckpt_pause_check(e, now, err) < 0)
+    if (check_reads(e, now, err) < 0 || check_peers(e, now, err) < 0 ||
+        ckpt_pause_check(e, now, err) < 0)
         return -1;
     return moved;
-}
-
-/* This rank has finished, but is in a read for another rank, for too long: tell all ranks, so that
- * the other one does not wait for its timeout. */
-static void look_after_assists(struct ckpt_engine *e)
-{
-    struct ckpt_err own = {0}, why = {0};
-
-    if (e->abort_known || e->size == 1 || check_reads(e, ckpt_now_ms(), &own) == 0)
-        return;
-    e->abort_known = true;
-    (void)ckpt_fail(&why, own.code, "rank %" PRIu32 ": %s", e->self, own.text);
-    ckpt_tell_abort(e->comm, &why);
 }
 
 /* A turn during the final round: 1 if it is not over, else its result. */
@@ -310,9 +290,7 @@ static int final_turn(struct ckpt_engine *e, bool *ret_moved)
     struct ckpt_err err = {0};
 
     (void)ckpt_comm_poll(e->comm, ret_moved, NULL);
-    ckpt_assists_answer(e);
     (void)ckpt_pause_turn(e);
-    look_after_assists(e);
     ckpt_comm_alive(e->comm, e->opt.exchange_timeout_ms);
     int step = ckpt_round_step(&e->round, &data, &len, &err);
     if (step <= 0)

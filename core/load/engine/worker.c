@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workers: read units and place what this rank wants of them, place received pieces, and read units
- * for other ranks. */
+/* Workers: read units and place what this rank wants of them, and place received pieces. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -229,55 +228,22 @@ static void reading_begin(struct ckpt_worker *w, const struct ckpt_tensor *t, ui
 
 static void reading_end(struct ckpt_worker *w) { atomic_store(&w->since_ms, 0); }
 
-/* Read some boxes; the first byte is at `off` of file `source`. */
-static int read_boxes(struct ckpt_worker *w, uint32_t source, uint64_t off,
-                      const struct ckpt_box_read *read, size_t n, struct ckpt_err *err)
+/* Read a job into its slot. */
+static int read_job(struct job *j, struct ckpt_err *err)
 {
-    struct ckpt_engine *e = w->e;
+    struct ckpt_engine *e = j->w->e;
+    const struct ckpt_unit *unit = &e->plan->units.ptr[j->lo];
     const uint64_t begin = ckpt_now_ns();
     struct ckpt_box_cost cost = e->opt.cost;
 
-    cost.route.bounce = &w->bounce;
-    reading_begin(w, read->tensor, source, off);
-    int rc = ckpt_boxes_pread(e->cat, &e->reading, read, n, &cost, err);
-    reading_end(w);
+    for (uint32_t u = j->lo; u < j->hi; u++)
+        j->read[u - j->lo].buf = j->slot->buf + j->slot->unit_off[u - j->slot->lo];
+    cost.route.bounce = &j->w->bounce;
+    reading_begin(j->w, j->read->tensor, unit->source, unit->off);
+    int rc = ckpt_boxes_pread(e->cat, &e->reading, j->read, j->hi - j->lo, &cost, err);
+    reading_end(j->w);
     atomic_fetch_add(&e->stats.read_ns, ckpt_now_ns() - begin);
     return rc;
-}
-
-static int read_units(struct ckpt_worker *w, uint32_t lo, const struct ckpt_box_read *read,
-                      size_t n, struct ckpt_err *err)
-{
-    const struct ckpt_unit *unit = &w->e->plan->units.ptr[lo];
-
-    return read_boxes(w, unit->source, unit->off, read, n, err);
-}
-
-/* True if another rank might be able to read the same bytes. */
-static bool worth_a_retry(const struct ckpt_engine *e, const struct ckpt_err *err)
-{
-    return e->size > 1 &&
-           (err->code == CKPT_IO || err->code == CKPT_STALE || err->code == CKPT_MISSING);
-}
-
-/* Queue a request for the helper, which the pump sends. */
-static int ask_for_unit(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t unit,
-                        const struct ckpt_err *why, struct ckpt_err *err)
-{
-    struct ckpt_retry *r = calloc(1, sizeof *r);
-
-    if (!r)
-        return ckpt_nomem(err);
-    r->unit = unit;
-    r->slot = s;
-    r->err = *why;
-    (void)pthread_mutex_lock(&e->lock);
-    r->id = ++e->retry_id;
-    r->next = e->retry;
-    e->retry = r;
-    ckpt_engine_kick(e);
-    (void)pthread_mutex_unlock(&e->lock);
-    return 0;
 }
 
 static void units_done(struct ckpt_engine *e, struct ckpt_read_slot *s, uint32_t n)
@@ -325,28 +291,6 @@ static bool has_stopped(struct ckpt_engine *e)
     const bool stopped = e->stopped;
     (void)pthread_mutex_unlock(&e->lock);
     return stopped;
-}
-
-/* Reading the units together has failed: read them one by one, place the good ones, and ask the
- * helper for the others. */
-static int read_singly(struct job *j, struct ckpt_err *err)
-{
-    struct ckpt_engine *e = j->w->e;
-
-    for (uint32_t u = j->lo; u < j->hi && !has_stopped(e); u++) {
-        struct ckpt_err why = {0};
-        if (read_units(j->w, u, &j->read[u - j->lo], 1, &why) < 0) {
-            (void)ckpt_err_in(&why, "tensor '%s'", j->read[u - j->lo].tensor->name);
-            if (!worth_a_retry(e, &why))
-                return ckpt_fail(err, why.code, "%s", why.text);
-            if (ask_for_unit(e, j->slot, u, &why, err) < 0)
-                return -1;
-            continue;
-        }
-        if (units_read(e, j->slot, u, u + 1, err) < 0)
-            return -1;
-    }
-    return 0;
 }
 
 static uint64_t unit_len(const struct ckpt_read_slot *s, uint32_t u)
@@ -413,10 +357,7 @@ static bool read_direct(struct job *j)
 static void run_job(struct job *j)
 {
     struct ckpt_engine *e = j->w->e;
-    struct ckpt_read_slot *s = j->slot;
     struct ckpt_err err = {0};
-    const uint32_t n = j->hi - j->lo;
-    int rc;
 
     for (uint32_t u = j->lo; u < j->hi; u++) {
         struct ckpt_box_read *r = &j->read[u - j->lo];
@@ -424,51 +365,13 @@ static void run_job(struct job *j)
         ckpt_plan_unit_box(e->plan, u, &r->box);
     }
     if (read_direct(j)) {
-        units_done(e, s, n);
+        units_done(e, j->slot, j->hi - j->lo);
         return;
     }
     if (has_stopped(e))
         return;
-    for (uint32_t u = j->lo; u < j->hi; u++)
-        j->read[u - j->lo].buf = s->buf + s->unit_off[u - s->lo];
-    rc = read_units(j->w, j->lo, j->read, n, &err);
-    if (rc == 0) {
-        rc = units_read(e, s, j->lo, j->hi, &err);
-    } else {
-        memset(&err, 0, sizeof err);
-        rc = read_singly(j, &err);
-    }
-    if (rc < 0)
+    if (read_job(j, &err) < 0 || units_read(e, j->slot, j->lo, j->hi, &err) < 0)
         ckpt_engine_fail(e, &err, true);
-}
-
-/* Place a unit that the helper has read. */
-static void take_refill(struct ckpt_engine *e, struct ckpt_retry *r)
-{
-    struct ckpt_err err = {0};
-
-    if (units_read(e, r->slot, r->unit, r->unit + 1, &err) < 0)
-        ckpt_engine_fail(e, &err, true);
-    free(r);
-}
-
-/* Read a box for another rank; the pump sends the reply, good or not. */
-static void run_assist(struct ckpt_worker *w, struct ckpt_assist *a)
-{
-    struct ckpt_engine *e = w->e;
-    const struct ckpt_tensor *t = &e->cat->tensors.ptr[a->tensor];
-    struct ckpt_err err = {0};
-
-    a->len = ckpt_box_numel(&a->box) * ckpt_dtype_size(t->dtype);
-    if ((a->data = malloc(CKPT_ASSIST_HEAD + a->len))) {
-        const struct ckpt_box_read read = {t, a->box, a->data + CKPT_ASSIST_HEAD};
-        a->good = read_boxes(w, a->source, a->off, &read, 1, &err) == 0;
-    }
-    (void)pthread_mutex_lock(&e->lock);
-    a->next = e->assisted;
-    e->assisted = a;
-    ckpt_engine_kick(e);
-    (void)pthread_mutex_unlock(&e->lock);
 }
 
 /* ---- choosing what to do, under the lock ---- */
@@ -517,29 +420,17 @@ void *ckpt_worker_run(void *arg)
     (void)pthread_mutex_lock(&e->lock);
     while (!e->stopped) {
         struct ckpt_message *m = e->place;
-        struct ckpt_retry *r = e->refill;
-        struct ckpt_assist *a = e->assist;
         if (m) {
             if (!(e->place = m->next))
                 e->place_tail = &e->place;
-        } else if (r) {
-            e->refill = r->next;
-        } else if (a) {
-            e->assist = a->next;
         } else if (!next_units(e, j)) {
             if (!ckpt_read_open(e))
                 (void)pthread_cond_wait(&e->work, &e->lock);
             continue;
         }
         (void)pthread_mutex_unlock(&e->lock);
-        bool placed = false;
-        if (m)
-            placed = place_message(e, m);
-        else if (r)
-            take_refill(e, r);
-        else if (a)
-            run_assist(w, a);
-        else
+        const bool placed = m && place_message(e, m);
+        if (!m)
             run_job(j);
         (void)pthread_mutex_lock(&e->lock);
         if (placed) {
