@@ -9,6 +9,17 @@
 /* Compare two numbers: negative, 0 or positive, as comparators return it. */
 static inline int ckpt_u64_cmp(uint64_t a, uint64_t b) { return (a > b) - (a < b); }
 
+/* The comparators of arrays of numbers. */
+static inline int ckpt_u32s_cmp(const void *a, const void *b)
+{
+    return ckpt_u64_cmp(*(const uint32_t *)a, *(const uint32_t *)b);
+}
+
+static inline int ckpt_u64s_cmp(const void *a, const void *b)
+{
+    return ckpt_u64_cmp(*(const uint64_t *)a, *(const uint64_t *)b);
+}
+
 /* The comparator of an array of strings (const char *), by bytes. */
 static inline int ckpt_strings_cmp(const void *a, const void *b)
 {

@@ -313,7 +313,7 @@ static int send_up(struct ckpt_round *r, struct ckpt_err *err)
     rc = comm->x->ops->ctl_send(comm->x, ckpt_tree_parent(comm->x->rank), s.ptr, s.len, &gone);
     ckpt_str_release(&s);
     if (rc < 0 && !is_held(comm, CKPT_CTL_ANSWER, r->number)) /* it may have answered and ended */
-        return ckpt_fail(err, gone.code, "%s", gone.text);
+        return ckpt_err_move(err, &gone);
     return 0;
 }
 

@@ -414,7 +414,7 @@ int ckpt_load_start(struct ckpt_load *load, struct ckpt_err *err)
         load->started =
             load->comm->x->size > 1 || !load->parts.plan; /* the engine has taken the plan */
         load->ready = !load->started;
-        return ckpt_fail(err, why.code, "%s", why.text);
+        return ckpt_err_move(err, &why);
     }
     load->started = true;
     load->ready = false;

@@ -169,7 +169,7 @@ static int await(struct splitting *s, struct ckpt_comm *control, struct ckpt_err
             return ckpt_fail(err, CKPT_TIMEOUT, "NCCL: %s takes longer than %u s", WHAT,
                              ckpt_nccl_rendezvous_ms() / 1000);
     }
-    return s->result < 0 ? ckpt_fail(err, s->err.code, "%s", s->err.text) : 0;
+    return s->result < 0 ? ckpt_err_move(err, &s->err) : 0;
 }
 
 int ckpt_nccl_split(struct ckpt_cuda *at, ncclComm_t from, struct ckpt_comm *control,

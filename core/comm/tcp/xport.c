@@ -310,7 +310,7 @@ static int tcp_progress(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *
     for (size_t i = 0; i < m->active.len; i++)
         if (progress_peer(m, m->active.ptr[i], ret_moved, rc < 0 ? NULL : &first) < 0)
             rc = -1;
-    return rc < 0 ? ckpt_fail(err, first.code, "%s", first.text) : 0;
+    return rc < 0 ? ckpt_err_move(err, &first) : 0;
 }
 
 static int add_poll(struct ckpt_xport_tcp *m, int fd, int events)

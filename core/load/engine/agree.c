@@ -427,7 +427,7 @@ static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,
         if (ckpt_policy_sizes(&in, less, &policy, &own) < 0)
             break;
     }
-    return rc < 0 ? ckpt_fail(err, own.code, "%s", own.text) : connect_device(load, err);
+    return rc < 0 ? ckpt_err_move(err, &own) : connect_device(load, err);
 }
 
 /* ---- all of it ---- */

@@ -409,7 +409,7 @@ int ckpt_engine_wait_for(struct ckpt_engine *e, uint32_t timeout_ms,
     int rc = wait_for(e, timeout_ms, enough) ? 0 : 1;
 
     if (e->finished && e->result < 0)
-        rc = ckpt_fail(err, e->err.code, "%s", e->err.text);
+        rc = ckpt_err_move(err, &e->err);
     (void)pthread_mutex_unlock(&e->lock);
     return rc;
 }
@@ -428,7 +428,7 @@ int ckpt_engine_next(struct ckpt_engine *e, uint32_t timeout_ms, size_t *ret_wan
 
     if (wait_for(e, timeout_ms, has_landed)) {
         if (e->finished && e->result < 0)
-            rc = ckpt_fail(err, e->err.code, "%s", e->err.text);
+            rc = ckpt_err_move(err, &e->err);
         else
             rc = has_landed(e) ? 0 : 2;
     }

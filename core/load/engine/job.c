@@ -293,7 +293,7 @@ int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *tabl
     ckpt_str_release(&message);
     if (rc < 0) {
         *err = (struct ckpt_err){0};
-        return ckpt_fail(err, own.code, "%s", own.text);
+        return ckpt_err_move(err, &own);
     }
     rc = read_answer(answer, len, load->comm->x->size, ret, err);
     if (rc < 0) /* the other ranks learn it in their next round, whichever that is */

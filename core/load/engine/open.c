@@ -128,7 +128,7 @@ static int opening_wait(struct opening *o, struct ckpt_comm *comm, uint32_t time
             return ckpt_fail(err, CKPT_TIMEOUT, "opening '%s': nothing was read for %.1f s",
                              o->path, timeout_ms / 1000.0);
     }
-    return o->rc < 0 ? ckpt_fail(err, o->err.code, "%s", o->err.text) : 0;
+    return o->rc < 0 ? ckpt_err_move(err, &o->err) : 0;
 }
 
 /* ---- the broadcast of rank 0's recording ---- */
@@ -202,7 +202,7 @@ static int check_asked(const struct opening *o, const char *asked, struct ckpt_e
         return 0;
     /* MISSING: rank 0 does not see the step, so it loads another one */
     if (ckpt_run_find_step(o->run, asked, &own, &why) < 0 && why.code != CKPT_MISSING)
-        return ckpt_fail(err, why.code, "%s", why.text);
+        return ckpt_err_move(err, &why);
     return strcmp(own ? own : asked, o->step) == 0
                ? 0
                : ckpt_fail(err, CKPT_CONFLICT,
@@ -274,7 +274,7 @@ static int open_together(struct opening *o, struct ckpt_comm *comm, uint32_t tim
 static int open_alone(struct opening *o, struct ckpt_err *err)
 {
     opening_run(&o->task);
-    return o->rc < 0 ? ckpt_fail(err, o->err.code, "%s", o->err.text) : 0;
+    return o->rc < 0 ? ckpt_err_move(err, &o->err) : 0;
 }
 
 int ckpt_load_open(struct ckpt_comm *comm, const char *path, const struct ckpt_options *opt,
@@ -301,5 +301,5 @@ int ckpt_load_open(struct ckpt_comm *comm, const char *path, const struct ckpt_o
     }
     if (o)
         ckpt_detached_unref(&o->task);
-    return rc < 0 ? ckpt_fail(err, own.code, "%s", own.text) : 0;
+    return rc < 0 ? ckpt_err_move(err, &own) : 0;
 }

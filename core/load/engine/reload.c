@@ -83,7 +83,7 @@ int ckpt_load_reload(struct ckpt_load *load, struct ckpt_view *view, struct ckpt
         ckpt_view_release(rc == 0 ? old : new);
     if (rc < 0) {
         swap_view(load, old);
-        return ckpt_fail(err, own.code, "%s", own.text);
+        return ckpt_err_move(err, &own);
     }
     load->started = false;
     return 0;

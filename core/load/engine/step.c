@@ -28,7 +28,7 @@ static int own_step(struct ckpt_run *run, const char *step, bool first, char **r
     if (ckpt_run_find_step(run, step, ret, &why) == 0)
         return 0;
     if (first || why.code != CKPT_MISSING)
-        return ckpt_fail(err, why.code, "%s", why.text);
+        return ckpt_err_move(err, &why);
     return (*ret = strdup(step)) ? 0 : ckpt_nomem(err);
 }
 

@@ -6,17 +6,16 @@
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/sort.h"
 
 /* Groups with the most bytes first; the claims of a group stand together. */
 static int claim_cmp(const void *pa, const void *pb)
 {
     const struct ckpt_group_claim *a = pa, *b = pb;
+    int c = ckpt_u64_cmp(b->bytes, a->bytes);
 
-    if (a->bytes != b->bytes)
-        return a->bytes > b->bytes ? -1 : 1;
-    if (a->group != b->group)
-        return a->group < b->group ? -1 : 1;
-    return (a->rank > b->rank) - (a->rank < b->rank);
+    c = c ? c : ckpt_u64_cmp(a->group, b->group);
+    return c ? c : ckpt_u64_cmp(a->rank, b->rank);
 }
 
 /* The first family in which none of the n claimants has a group yet; CKPT_FAMILIES: there is none.

@@ -9,6 +9,7 @@
 #include "base/ckd.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "load/want/members.h"
 
 enum {
@@ -51,13 +52,6 @@ void ckpt_groups_release(ckpt_groups *groups)
 
 /* ---- demands ---- */
 
-static int u32_cmp(const void *pa, const void *pb)
-{
-    const uint32_t a = *(const uint32_t *)pa, b = *(const uint32_t *)pb;
-
-    return (a > b) - (a < b);
-}
-
 /* The group of all ranks that have one of these demands; CKPT_NONE and *f->err: no memory. */
 static uint32_t group_of(struct finder *f, const uint32_t *demand, size_t n)
 {
@@ -73,7 +67,7 @@ static uint32_t group_of(struct finder *f, const uint32_t *demand, size_t n)
             part.ptr[part.len++] = number;
     }
     if (n > 1)
-        qsort(part.ptr, part.len, sizeof *part.ptr, u32_cmp);
+        qsort(part.ptr, part.len, sizeof *part.ptr, ckpt_u32s_cmp);
     if (part.len == n)
         group = ckpt_members_group(&f->members, &part);
     ckpt_vec_release(&part);
@@ -108,12 +102,10 @@ static int collect(struct finder *f, const struct ckpt_box *own)
 static int identity_cmp(const void *pa, const void *pb)
 {
     const struct demand *a = pa, *b = pb;
+    int c = ckpt_u64_cmp(a->class, b->class);
 
-    if (a->class != b->class)
-        return a->class < b->class ? -1 : 1;
-    if (a->entry != b->entry)
-        return a->entry < b->entry ? -1 : 1;
-    return (a->part > b->part) - (a->part < b->part);
+    c = c ? c : ckpt_u64_cmp(a->entry, b->entry);
+    return c ? c : ckpt_u64_cmp(a->part, b->part);
 }
 
 /* Remove duplicates (demands that overlap with several boxes of this rank) and demands of no rank
@@ -161,17 +153,9 @@ static int along_cmp(const void *pa, const void *pb, void *dimension)
 {
     const struct demand *a = pa, *b = pb;
     const uint32_t d = *(const uint32_t *)dimension;
+    const int c = ckpt_u64_cmp(a->box.lo[d], b->box.lo[d]);
 
-    if (a->box.lo[d] != b->box.lo[d])
-        return a->box.lo[d] < b->box.lo[d] ? -1 : 1;
-    return identity_cmp(a, b);
-}
-
-static int u64_cmp(const void *pa, const void *pb)
-{
-    const uint64_t a = *(const uint64_t *)pa, b = *(const uint64_t *)pb;
-
-    return (a > b) - (a < b);
+    return c ? c : identity_cmp(a, b);
 }
 
 /* Fill in demand.reach and f->wide, for binary search. */
@@ -207,7 +191,7 @@ static int sort_demands(struct finder *f)
         size_t different = 1;
         for (size_t i = 0; i < n; i++)
             edge[i] = f->demands.ptr[i].box.lo[d];
-        qsort(edge, n, sizeof *edge, u64_cmp);
+        qsort(edge, n, sizeof *edge, ckpt_u64s_cmp);
         for (size_t i = 1; i < n; i++)
             different += edge[i] != edge[i - 1];
         if (different > most) {
@@ -287,7 +271,7 @@ static int sweep(struct sweep *s, uint32_t d, const uint32_t *demand, size_t n)
         if (b->lo[d] + b->n[d] > begin && b->lo[d] + b->n[d] < end)
             edge[nedge++] = b->lo[d] + b->n[d];
     }
-    qsort(edge, nedge, sizeof *edge, u64_cmp);
+    qsort(edge, nedge, sizeof *edge, ckpt_u64s_cmp);
     const bool sorted = d == s->f->order; /* then demands begin in ascending order */
     for (size_t i = 0; i + 1 < nedge && rc == 0; i++) {
         if (edge[i] == edge[i + 1])
@@ -453,12 +437,11 @@ static int find_in_tensor(struct finder *f, box_vec *own)
 
 static int group_cmp(const struct ckpt_group *a, const struct ckpt_group *b)
 {
-    if (a->n != b->n)
-        return a->n < b->n ? -1 : 1;
-    for (uint32_t i = 0; i < a->n; i++)
-        if (a->rank[i] != b->rank[i])
-            return a->rank[i] < b->rank[i] ? -1 : 1;
-    return 0;
+    int c = ckpt_u64_cmp(a->n, b->n);
+
+    for (uint32_t i = 0; i < a->n && c == 0; i++)
+        c = ckpt_u64_cmp(a->rank[i], b->rank[i]);
+    return c;
 }
 
 static int order_cmp(const void *pa, const void *pb, void *groups)

@@ -8,6 +8,7 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "load/want/regions.h"
 #include "tensor/boxes.h"
 
@@ -193,29 +194,24 @@ static int make_unit(const struct ckpt_plan *p, uint32_t unit, struct ckpt_err *
 /* An order on which all ranks of a group agree; the indices of regions differ from rank to rank. */
 static int region_cmp(const struct ckpt_region *a, const struct ckpt_region *b)
 {
-    if (a->tensor != b->tensor)
-        return a->tensor < b->tensor ? -1 : 1;
-    for (uint32_t d = 0; d < a->box.rank; d++)
-        if (a->box.lo[d] != b->box.lo[d])
-            return a->box.lo[d] < b->box.lo[d] ? -1 : 1;
-    return 0;
+    int c = ckpt_u64_cmp(a->tensor, b->tensor);
+
+    for (uint32_t d = 0; d < a->box.rank && c == 0; d++)
+        c = ckpt_u64_cmp(a->box.lo[d], b->box.lo[d]);
+    return c;
 }
 
 static int unit_cmp(const void *pa, const void *pb, void *regions)
 {
     const struct ckpt_unit *a = pa, *b = pb;
     const struct ckpt_region *r = regions;
+    int c = ckpt_u64_cmp(r[a->region].group, r[b->region].group);
 
-    if (r[a->region].group != r[b->region].group)
-        return r[a->region].group < r[b->region].group ? -1 : 1;
-    if (a->source != b->source)
-        return a->source < b->source ? -1 : 1;
-    if (a->off != b->off)
-        return a->off < b->off ? -1 : 1;
-    const int c = a->region == b->region ? 0 : region_cmp(&r[a->region], &r[b->region]);
-    if (c != 0)
-        return c;
-    return (a->ordinal > b->ordinal) - (a->ordinal < b->ordinal);
+    c = c ? c : ckpt_u64_cmp(a->source, b->source);
+    c = c ? c : ckpt_u64_cmp(a->off, b->off);
+    if (c == 0 && a->region != b->region)
+        c = region_cmp(&r[a->region], &r[b->region]);
+    return c ? c : ckpt_u64_cmp(a->ordinal, b->ordinal);
 }
 
 /* The number of readers of a group of n ranks that wants this many bytes. */
@@ -324,12 +320,10 @@ static int share_out(struct ckpt_plan *p, uint32_t group, uint32_t lo, uint32_t 
 static int piece_cmp(const void *pa, const void *pb)
 {
     const struct ckpt_piece_plan *a = pa, *b = pb;
+    int c = ckpt_u64_cmp(a->number, b->number);
 
-    if (a->number != b->number)
-        return a->number < b->number ? -1 : 1;
-    if (a->group != b->group)
-        return a->group < b->group ? -1 : 1;
-    return (a->reader > b->reader) - (a->reader < b->reader);
+    c = c ? c : ckpt_u64_cmp(a->group, b->group);
+    return c ? c : ckpt_u64_cmp(a->reader, b->reader);
 }
 
 /* List the windows and this rank's own pieces; the pieces are sorted. */

@@ -91,5 +91,5 @@ int ckpt_policy_choose(const struct ckpt_policy_input *in, struct ckpt_policy *r
         if (ckpt_policy_sizes(in, readers, ret, &first) == 0)
             return 0;
     } while (ckpt_policy_less(&readers));
-    return ckpt_fail(err, first.code, "%s", first.text);
+    return ckpt_err_move(err, &first);
 }

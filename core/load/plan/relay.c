@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/sort.h"
 
 void ckpt_relay_release(struct ckpt_relay *r)
 {
@@ -23,10 +24,9 @@ struct seat {
 static int seat_cmp(const void *pa, const void *pb)
 {
     const struct seat *a = pa, *b = pb;
+    const int c = ckpt_u64_cmp(a->node, b->node);
 
-    if (a->node != b->node)
-        return a->node < b->node ? -1 : 1;
-    return (a->rank > b->rank) - (a->rank < b->rank);
+    return c ? c : ckpt_u64_cmp(a->rank, b->rank);
 }
 
 int ckpt_relay_init(struct ckpt_relay *r, const struct ckpt_group *group, const uint32_t *node,

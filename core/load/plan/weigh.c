@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "load/load_inner.h"
 #include "load/want/replicas.h"
 #include "tensor/boxes.h"
@@ -67,13 +68,6 @@ struct weighing {
     uint32_t nknown;
 };
 
-static int u32_cmp(const void *pa, const void *pb)
-{
-    const uint32_t a = *(const uint32_t *)pa, b = *(const uint32_t *)pb;
-
-    return (a > b) - (a < b);
-}
-
 /* The stored bytes that these groups (ascending, no duplicates) want, counted once. */
 static int unique_of(struct weighing *w, const uint32_t *group, uint32_t n, uint32_t *rank,
                      uint64_t *ret, struct ckpt_err *err)
@@ -109,7 +103,7 @@ static int weigh_node(struct weighing *w, uint32_t *group, uint32_t n, uint32_t 
 
     for (uint32_t i = 0; i < n; i++)
         needed += w->weight[group[i]].needed;
-    qsort(group, n, sizeof *group, u32_cmp);
+    qsort(group, n, sizeof *group, ckpt_u32s_cmp);
     for (uint32_t i = 0; i < n; i++)
         if (out == 0 || group[out - 1] != group[i])
             group[out++] = group[i];

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/sort.h"
 
 /* ---- sets of lists ---- */
 
@@ -54,13 +55,6 @@ bool ckpt_members_share(const struct ckpt_members *m, uint32_t rank)
     }
 }
 
-static int u32_cmp(const void *pa, const void *pb)
-{
-    const uint32_t a = *(const uint32_t *)pa, b = *(const uint32_t *)pb;
-
-    return (a > b) - (a < b);
-}
-
 struct listing {
     const struct ckpt_members *m;
     struct ckpt_part_ranks *to;
@@ -91,7 +85,7 @@ static int list_ranks(struct ckpt_members *m, struct ckpt_part_ranks *p)
             rc = list_rank(&l, r->class_rank[i]);
     }
     if (p->rank.len)
-        qsort(p->rank.ptr, p->rank.len, sizeof *p->rank.ptr, u32_cmp);
+        qsort(p->rank.ptr, p->rank.len, sizeof *p->rank.ptr, ckpt_u32s_cmp);
     return rc < 0 ? ckpt_nomem(m->err) : 0;
 }
 
@@ -156,7 +150,7 @@ static int unite(struct ckpt_members *m, const ckpt_numbers *part, ckpt_numbers 
         rank->len += more->len;
     }
     if (part->len > 1)
-        qsort(rank->ptr, rank->len, sizeof *rank->ptr, u32_cmp);
+        qsort(rank->ptr, rank->len, sizeof *rank->ptr, ckpt_u32s_cmp);
     for (size_t i = 0; i < rank->len; i++)
         if (out == 0 || rank->ptr[out - 1] != rank->ptr[i])
             rank->ptr[out++] = rank->ptr[i];

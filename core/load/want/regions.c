@@ -9,6 +9,7 @@
 
 #include "base/ckd.h"
 #include "base/mem.h"
+#include "base/sort.h"
 
 enum { MAX_CELLS = 1 << 20 };
 
@@ -111,13 +112,6 @@ static int emit(struct merge *m, uint32_t tensor, const struct ckpt_box *box)
     return ckpt_vec_push(m->out, r) < 0 ? ckpt_nomem(m->err) : 0;
 }
 
-static int u64_cmp(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* The edges of all boxes along dimension d, ascending, each once. */
 static size_t edges_of(const struct merge *m, uint32_t d, uint64_t *edge)
 {
@@ -127,7 +121,7 @@ static size_t edges_of(const struct merge *m, uint32_t d, uint64_t *edge)
         edge[n++] = m->boxes.ptr[i].lo[d];
         edge[n++] = m->boxes.ptr[i].lo[d] + m->boxes.ptr[i].n[d];
     }
-    qsort(edge, n, sizeof *edge, u64_cmp);
+    qsort(edge, n, sizeof *edge, ckpt_u64s_cmp);
     for (size_t i = 0; i < n; i++)
         if (out == 0 || edge[out - 1] != edge[i])
             edge[out++] = edge[i];
@@ -190,17 +184,14 @@ static int along_cmp(const void *pa, const void *pb, void *dimension)
     const struct ckpt_box *a = pa, *b = pb;
     const uint32_t first = *(const uint32_t *)dimension;
 
-    if (a->lo[first] != b->lo[first])
-        return a->lo[first] < b->lo[first] ? -1 : 1;
-    if (a->n[first] != b->n[first])
-        return a->n[first] > b->n[first] ? -1 : 1; /* the larger one first */
-    for (uint32_t d = 0; d < a->rank; d++)
-        if (a->lo[d] != b->lo[d])
-            return a->lo[d] < b->lo[d] ? -1 : 1;
-    for (uint32_t d = 0; d < a->rank; d++)
-        if (a->n[d] != b->n[d])
-            return a->n[d] > b->n[d] ? -1 : 1;
-    return 0;
+    int c = ckpt_u64_cmp(a->lo[first], b->lo[first]);
+
+    c = c ? c : ckpt_u64_cmp(b->n[first], a->n[first]); /* the larger one first */
+    for (uint32_t d = 0; d < a->rank && c == 0; d++)
+        c = ckpt_u64_cmp(a->lo[d], b->lo[d]);
+    for (uint32_t d = 0; d < a->rank && c == 0; d++)
+        c = ckpt_u64_cmp(b->n[d], a->n[d]);
+    return c;
 }
 
 /* The dimension in which the boxes have the most different edges; `edge` is room for them. */

@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/sort.h"
 
 void ckpt_replicas_release(struct ckpt_replicas *r)
 {
@@ -36,9 +37,9 @@ static void make_key(const struct ckpt_job_wants *job_wants, uint32_t rank, XXH3
 
 static int same_cmp(const struct key *a, const struct key *b)
 {
-    if (a->class != b->class)
-        return a->class < b->class ? -1 : 1;
-    return XXH128_cmp(&a->parts, &b->parts);
+    const int c = ckpt_u64_cmp(a->class, b->class);
+
+    return c ? c : XXH128_cmp(&a->parts, &b->parts);
 }
 
 static int key_cmp(const void *pa, const void *pb)
@@ -46,7 +47,7 @@ static int key_cmp(const void *pa, const void *pb)
     const struct key *a = pa, *b = pb;
     const int c = same_cmp(a, b);
 
-    return c ? c : (a->rank > b->rank) - (a->rank < b->rank);
+    return c ? c : ckpt_u64_cmp(a->rank, b->rank);
 }
 
 /* leader[r] becomes the first rank that wants the same as rank r. */
