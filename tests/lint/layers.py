@@ -7,6 +7,8 @@ import sys
 
 RECIPE = ("recipe/language", "recipe/library", "recipe/apply")
 
+BELOW_LOAD = ("base", "io", "tensor", "container", *RECIPE, "view", "format", "model", "run")
+
 # A layer is the nearest folder that is listed here. Readers know files and not models: format includes no recipe.
 BELOW = {
     "base": {"base"},
@@ -22,7 +24,9 @@ BELOW = {
     "run": {"base", "io", "tensor", "container", *RECIPE, "view", "format", "model", "run"},
     "device": {"base", "tensor", "device"},
     "comm": {"base", "tensor", "device", "comm"},
-    "load": {"base", "io", "tensor", "container", *RECIPE, "view", "format", "model", "run", "device", "comm", "load"},
+    "load/want": {*BELOW_LOAD, "load/want"},
+    "load/plan": {*BELOW_LOAD, "device", "load/want", "load/plan"},
+    "load": {*BELOW_LOAD, "device", "comm", "load/want", "load/plan", "load"},  # with load/engine
     "": {"base", "io", "tensor", "container", *RECIPE, "view", "format", "model", "run"},  # core/api.c
 }
 # Third-party headers and the only places that may include them.

@@ -8,6 +8,15 @@ import unittest
 import layers
 
 
+class Arrows(unittest.TestCase):
+    def test_wants_know_no_plan_and_plans_no_engine(self):
+        self.assertTrue(layers.core_allows("core/load/plan/a.c", '"', "load/want/b.h"))
+        self.assertTrue(layers.core_allows("core/load/engine/a.c", '"', "load/load_inner.h"))
+        self.assertFalse(layers.core_allows("core/load/want/a.c", '"', "load/plan/b.h"))
+        self.assertFalse(layers.core_allows("core/load/plan/a.c", '"', "load/engine/b.h"))
+        self.assertFalse(layers.core_allows("core/load/plan/a.c", '"', "load/load_inner.h"))
+
+
 class Circles(unittest.TestCase):
     def circles(self, files):
         with tempfile.TemporaryDirectory() as root:

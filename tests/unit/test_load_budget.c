@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a rank's memory is divided. */
 #include "base/ckd.h"
-#include "load/load_inner.h"
+#include "load/plan/budget.h"
 #include "tensor/strided.h"
 #include "test.h"
 

@@ -2,7 +2,9 @@
 /* Jobs of many ranks: who wants the same, and what a rank of them plans. */
 #include <sys/resource.h>
 
+#include "load/engine/measure.h"
 #include "load/plan/policy.h"
+#include "load/plan/weigh.h"
 #include "load/want/replicas.h"
 #include "load_made_up.h"
 

@@ -5,7 +5,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "comm/comm.h"
-#include "load/load_inner.h"
+#include "load/engine/agree.h"
 
 static int same_tensor(const struct ckpt_tensor *old, const struct ckpt_tensor *new,
                        struct ckpt_err *err)

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a rank divides host_bytes and device_bytes among slots and the workers' own buffers. */
+/* Dividing host_bytes and device_bytes. */
+#include "load/plan/budget.h"
+
 #include <inttypes.h>
 
 #include "base/ckd.h"
 #include "base/err.h"
 #include "device/device.h"
-#include "load/load_inner.h"
 #include "tensor/strided.h"
 
 enum {

@@ -11,7 +11,7 @@
 #include <ckptfs/load.h>
 
 #include "io/direct.h"
-#include "load/load_inner.h"
+#include "load/plan/budget.h"
 #include "load/plan/cost.h"
 
 /* `local` and `cpus` may differ from rank to rank; the decisions that all ranks must share do not

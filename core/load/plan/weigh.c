@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Computes how many bytes a job, its nodes and its ranks want, by replica group. */
+#include "load/plan/weigh.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -9,7 +11,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/sort.h"
-#include "load/load_inner.h"
+#include "load/plan/plan.h"
 #include "load/want/replicas.h"
 #include "tensor/boxes.h"
 

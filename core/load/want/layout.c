@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layouts: computes the wants of one rank of tp x ep x fsdp x dp x pp from the sharding annotations
  * of the model file. */
+#include "load/want/layout.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +10,6 @@
 #include "base/ckd.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "load/load_inner.h"
 #include "model/describe.h"
 #include "recipe/apply/sharding.h"
 
