@@ -12,7 +12,13 @@
 #include "base/err.h"
 #include "base/mem.h"
 
-enum { SLEEP_MS = 50, ALIVE_MS = 5000, SAY_MS = 10 * 1000, SAY_AGAIN_MS = 30 * 1000, LISTED = 8 };
+enum {
+    SLEEP_MS = 50,
+    HEARTBEAT_MS = 5000,
+    SAY_MS = 10 * 1000,
+    SAY_AGAIN_MS = 30 * 1000,
+    LISTED = 8
+};
 
 /* ---- life ---- */
 
@@ -164,7 +170,7 @@ int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
     struct ckpt_ctl_message *m = malloc(sizeof *m), **at = &comm->held;
 
     if (!m) {
-        comm->x->starved = peer + 1;
+        comm->x->nomem_peer = peer + 1;
         free(data);
         return ckpt_nomem(err);
     }
@@ -177,7 +183,7 @@ int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
 
 static void take_sign(struct ckpt_comm *comm, uint32_t peer, const void *data)
 {
-    struct ckpt_sign sign;
+    struct ckpt_heartbeat sign;
 
     memcpy(&sign, data, sizeof sign);
     comm->said_by[peer] = sign.rounds;
@@ -194,13 +200,13 @@ static int take_in(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
     comm->heard_ms[peer] = ckpt_now_ms();
     if (len >= sizeof head)
         memcpy(&head, data, sizeof head);
-    if (head.type == CKPT_CTL_ALIVE && len == sizeof head + sizeof(struct ckpt_sign))
+    if (head.type == CKPT_CTL_HEARTBEAT && len == sizeof head + sizeof(struct ckpt_heartbeat))
         take_sign(comm, peer, (unsigned char *)data + sizeof head);
     if (head.type == CKPT_CTL_ROUND || head.type == CKPT_CTL_ANSWER ||
-        (head.type != CKPT_CTL_ALIVE &&
+        (head.type != CKPT_CTL_HEARTBEAT &&
          head.epoch > comm->epoch)) /* a load that other ranks have begun */
         return ckpt_comm_hold(comm, peer, data, len, err);
-    if (head.type != CKPT_CTL_ALIVE && head.epoch == comm->epoch && comm->on_message)
+    if (head.type != CKPT_CTL_HEARTBEAT && head.epoch == comm->epoch && comm->on_message)
         comm->on_message(comm->ctx, peer, data, len);
     free(data);
     return 0;
@@ -290,18 +296,18 @@ void ckpt_comm_begin_again(struct ckpt_comm *comm)
 static void tell_alive(struct ckpt_comm *comm, uint32_t peer)
 {
     const uint64_t idle = ckpt_now_ms() - comm->busy_ms;
-    const struct ckpt_sign sign = {comm->said, (uint32_t)ckpt_min_u64(idle, UINT32_MAX)};
+    const struct ckpt_heartbeat sign = {comm->said, (uint32_t)ckpt_min_u64(idle, UINT32_MAX)};
 
-    (void)ckpt_comm_send(comm, peer, CKPT_CTL_ALIVE, &sign, sizeof sign, NULL);
+    (void)ckpt_comm_send(comm, peer, CKPT_CTL_HEARTBEAT, &sign, sizeof sign, NULL);
 }
 
-void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms)
+void ckpt_comm_heartbeat(struct ckpt_comm *comm, uint32_t timeout_ms)
 {
-    const uint64_t now = ckpt_now_ms(), every = ckpt_min_u64(ALIVE_MS, timeout_ms / 16);
+    const uint64_t now = ckpt_now_ms(), every = ckpt_min_u64(HEARTBEAT_MS, timeout_ms / 16);
 
-    if (comm->x->size == 1 || now - comm->alive_ms < every)
+    if (comm->x->size == 1 || now - comm->beat_ms < every)
         return;
-    comm->alive_ms = now;
+    comm->beat_ms = now;
     for (uint32_t i = 0, peer; ckpt_tree_neighbour(comm->x->rank, comm->x->size, i, &peer); i++)
         tell_alive(comm, peer);
 }
@@ -332,9 +338,9 @@ bool ckpt_comm_lost(struct ckpt_comm *comm, uint32_t peer)
     return comm->npoll > comm->gone_poll[peer];
 }
 
-int ckpt_xport_check_starved(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err)
+int ckpt_xport_check_nomem(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err)
 {
-    return x->starved != peer + 1
+    return x->nomem_peer != peer + 1
                ? 0
                : ckpt_fail(err, CKPT_NOMEM,
                            "rank %" PRIu32 ": out of memory for a message of rank %" PRIu32,
@@ -343,7 +349,7 @@ int ckpt_xport_check_starved(const struct ckpt_xport *x, uint32_t peer, struct c
 
 int ckpt_xport_fail_gone(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err)
 {
-    if (ckpt_xport_check_starved(x, peer, err) < 0)
+    if (ckpt_xport_check_nomem(x, peer, err) < 0)
         return -1;
     return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", peer);
 }

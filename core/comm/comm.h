@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A comm is a transport, and what ranks do together besides moving data: control messages, signs of
- * life, and rounds (a round collects bytes from all ranks at rank 0, and sends rank 0's answer to
- * all, within a deadline). All of them travel along a tree of ranks: the parent of rank r is rank
- * (r - 1) / CKPT_TREE_FAN. One thread at a time uses a comm, except where a function says
+/* A comm is a transport, and what ranks do together besides moving data: control messages,
+ * heartbeats, and rounds (a round collects bytes from all ranks at rank 0, and sends rank 0's
+ * answer to all, within a deadline). All of them travel along a tree of ranks: the parent of rank r
+ * is rank (r - 1) / CKPT_TREE_FAN. One thread at a time uses a comm, except where a function says
  * otherwise. */
 #ifndef CKPT_COMM_COMM_H
 #define CKPT_COMM_COMM_H
@@ -46,9 +46,9 @@ static inline bool ckpt_tree_neighbour(uint32_t rank, uint32_t size, uint32_t i,
 
 /* The types of control messages. */
 enum ckpt_ctl {
-    CKPT_CTL_ROUND = 1, /* to the parent: the data and verdicts of the sender's subtree */
+    CKPT_CTL_ROUND = 1, /* to the parent: the data and statuses of the sender's subtree */
     CKPT_CTL_ANSWER,    /* to the children: rank 0's answer */
-    CKPT_CTL_ALIVE,     /* a sign of life: struct ckpt_sign */
+    CKPT_CTL_HEARTBEAT, /* a heartbeat: struct ckpt_heartbeat */
     CKPT_CTL_ABORT,     /* the load has failed */
     CKPT_CTL_PAUSE,     /* to the parent: the last window that the sender's subtree has opened */
     CKPT_CTL_PAUSE_AT,  /* to the children: the window after which all ranks pause */
@@ -73,8 +73,8 @@ struct ckpt_rounds {
     uint32_t up, down;
 };
 
-/* What a sign of life tells. */
-struct ckpt_sign {
+/* What a heartbeat tells. */
+struct ckpt_heartbeat {
     struct ckpt_rounds rounds; /* of the sender */
     uint32_t idle_ms;          /* how long ago some rank last did something, as far as the sender
                                   knows: ranks pass on the least that they have heard */
@@ -87,11 +87,11 @@ struct ckpt_comm {
     struct ckpt_rounds said;       /* the progress of this rank */
     struct ckpt_ctl_message *held; /* messages that arrived before somebody waited for them */
     uint64_t *heard_ms;            /* per rank: when its last message arrived */
-    struct ckpt_rounds *said_by;   /* per rank: its progress, as its last sign of life told */
+    struct ckpt_rounds *said_by;   /* per rank: its progress, as its last heartbeat told */
     uint64_t *gone_poll; /* per rank: the poll count when the peer was first found closed */
     uint64_t npoll;      /* how often ckpt_comm_poll was called */
     uint64_t begun_ms;   /* when the current load began on this rank */
-    uint64_t alive_ms;   /* when this rank last sent signs of life */
+    uint64_t beat_ms;    /* when this rank last sent heartbeats */
     uint64_t busy_ms;    /* when some rank last did something, as far as this rank knows */
     ckpt_comm_log *log;  /* to which rank 0 says whom it waits for; or NULL */
     void *log_ctx;
@@ -168,12 +168,12 @@ int ckpt_comm_hold(struct ckpt_comm *comm, uint32_t peer, void *data, size_t len
 /* Free a message and its data; m may be NULL. */
 void ckpt_ctl_free(struct ckpt_ctl_message *m);
 
-/* Send a sign of life to the neighbours in the tree, unless the last one is recent: they are sent
+/* Send a heartbeat to the neighbours in the tree, unless the last one is recent: they are sent
  * every 5 s, or every sixteenth of timeout_ms if that is less. */
-void ckpt_comm_alive(struct ckpt_comm *comm, uint32_t timeout_ms);
+void ckpt_comm_heartbeat(struct ckpt_comm *comm, uint32_t timeout_ms);
 
 /* TIMEOUT if the last message of this rank is older than timeout_ms. Only neighbours in the tree
- * send signs of life to each other. */
+ * send heartbeats to each other. */
 int ckpt_comm_check_heard(const struct ckpt_comm *comm, uint32_t peer, uint32_t timeout_ms,
                           struct ckpt_err *err);
 
@@ -185,14 +185,14 @@ int ckpt_comm_send(struct ckpt_comm *comm, uint32_t peer, enum ckpt_ctl type, co
                    size_t len, struct ckpt_err *err);
 
 /* Whether a rank has failed, and why. */
-struct ckpt_verdict {
+struct ckpt_status {
     struct ckpt_err why; /* code OK: it has not */
     uint32_t rank;       /* the rank that has failed */
 };
 
-/* A round. Every rank gives a verdict (an error or none) and some bytes. Rank 0 makes the answer
- * from the bytes of all ranks, and every rank gets the answer. If a rank's verdict is an error, or
- * a rank sends no sign of life for timeout_ms, all ranks get that error instead. Of several errors
+/* A round. Every rank gives a status (an error or none) and some bytes. Rank 0 makes the answer
+ * from the bytes of all ranks, and every rank gets the answer. If a rank's status is an error, or
+ * a rank sends no heartbeat for timeout_ms, all ranks get that error instead. Of several errors
  * it is the one of the lowest rank, but PEER, TIMEOUT and CANCELLED, which may be consequences of
  * another rank's error, only if no rank has another one. The caller sets the members up to `hasty`.
  */
@@ -203,23 +203,23 @@ struct ckpt_round {
     size_t own_len;
     /* Called on rank 0: append the answer, given the bytes of each rank r (data[r], len[r]). NULL:
      * the answer is empty. */
-    int (*judge)(void *ctx, const unsigned char *const *data, const size_t *len,
-                 struct ckpt_str *answer, struct ckpt_err *err);
+    int (*reduce)(void *ctx, const unsigned char *const *data, const size_t *len,
+                  struct ckpt_str *answer, struct ckpt_err *err);
     void *ctx;
-    bool hasty; /* an error is passed on at once, without waiting for the other ranks' verdicts */
-    bool live;  /* this is the end of a load, during which ranks have sent signs of life: the clocks
+    bool hasty; /* an error is passed on at once, without waiting for the other ranks' statuses */
+    bool live;  /* this is the end of a load, during which ranks have sent heartbeats: the clocks
                    of those that were heard are not restarted */
 
     uint32_t number;
     struct ckpt_ctl_message **from; /* nchild: the message of each child, or NULL */
     uint32_t nfrom, nchild;
-    struct ckpt_verdict verdict; /* of this rank's subtree, as far as it was received */
-    struct ckpt_str data;        /* the bytes of this rank's subtree, likewise */
-    bool sent;                   /* to the parent; on rank 0: the answer, to the children */
+    struct ckpt_status status; /* of this rank's subtree, as far as it was received */
+    struct ckpt_str data;      /* the bytes of this rank's subtree, likewise */
+    bool sent;                 /* to the parent; on rank 0: the answer, to the children */
     struct ckpt_ctl_message *answer;
 };
 
-/* Start a round. A negative rc is this rank's verdict, and *why its error. Nothing is sent yet. */
+/* Start a round. A negative rc is this rank's status, and *why its error. Nothing is sent yet. */
 int ckpt_round_start(struct ckpt_round *r, int rc, const struct ckpt_err *why,
                      struct ckpt_err *err);
 
@@ -231,7 +231,7 @@ int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t
 /* Free what a round holds; may be called at any time after ckpt_round_start. */
 void ckpt_round_release(struct ckpt_round *r);
 
-/* A whole round, waiting included. A negative rc is this rank's verdict, and *err its error. *ret
+/* A whole round, waiting included. A negative rc is this rank's status, and *err its error. *ret
  * gets the answer (malloc'ed, with room for one more byte) unless ret is NULL. */
 int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *ret_len,
                    struct ckpt_err *err);

@@ -39,7 +39,7 @@ static void *go(void *arg)
 
     e->run(e);
     (void)pthread_mutex_lock(&e->lock);
-    e->left--; /* and a user: who waited for it is the last, and what is freed is freed then */
+    e->left--; /* with the same lock as `users`: the thread that waits leaves after this one */
     (void)pthread_cond_signal(&e->news);
     leave(e);
     return NULL;

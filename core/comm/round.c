@@ -16,7 +16,7 @@ enum { SLEEP_MS = 50, WORDS = 6, RECORD = 12 };
  * that failed), the text, data ---- */
 
 static int round_message(struct ckpt_comm *comm, enum ckpt_ctl type, uint32_t number,
-                         const struct ckpt_verdict *v, const void *data, size_t len,
+                         const struct ckpt_status *v, const void *data, size_t len,
                          struct ckpt_str *out)
 {
     const bool failed = v->why.code != CKPT_OK;
@@ -33,12 +33,12 @@ static int round_message(struct ckpt_comm *comm, enum ckpt_ctl type, uint32_t nu
 }
 
 /* False: the message is broken. */
-static bool round_parse(const struct ckpt_ctl_message *m, struct ckpt_verdict *ret,
+static bool round_parse(const struct ckpt_ctl_message *m, struct ckpt_status *ret,
                         const unsigned char **ret_data, size_t *ret_len)
 {
     uint32_t words[WORDS];
 
-    *ret = (struct ckpt_verdict){0};
+    *ret = (struct ckpt_status){0};
     if (m->len < sizeof words)
         return false;
     memcpy(words, m->data, sizeof words);
@@ -92,7 +92,7 @@ static struct ckpt_ctl_message *take_held(struct ckpt_comm *comm, enum ckpt_ctl 
     return NULL;
 }
 
-/* Drop verdicts of older rounds, which arrived after a hasty answer. */
+/* Drop statuses of older rounds, which arrived after a hasty answer. */
 static void drop_late(struct ckpt_comm *comm, uint32_t number)
 {
     for (struct ckpt_ctl_message **at = &comm->held; *at;) {
@@ -110,7 +110,7 @@ static void drop_late(struct ckpt_comm *comm, uint32_t number)
 /* Does the message report a failure? */
 static bool is_failure(const struct ckpt_ctl_message *m)
 {
-    struct ckpt_verdict v;
+    struct ckpt_status v;
     const unsigned char *data;
     size_t len;
 
@@ -168,10 +168,10 @@ int ckpt_round_start(struct ckpt_round *r, int rc, const struct ckpt_err *why, s
     r->answer = NULL;
     r->sent = false;
     r->data = (struct ckpt_str){0};
-    r->verdict = (struct ckpt_verdict){.rank = comm->x->rank};
+    r->status = (struct ckpt_status){.rank = comm->x->rank};
     if (rc < 0)
-        r->verdict.why = why && why->code != CKPT_OK ? *why : unknown;
-    name_rank(comm, &r->verdict.why);
+        r->status.why = why && why->code != CKPT_OK ? *why : unknown;
+    name_rank(comm, &r->status.why);
     restart_clocks(r, rc < 0);
     r->from = calloc((size_t)r->nchild + 1, sizeof *r->from);
     add_record(&r->data, comm->x->rank, r->own, r->own_len);
@@ -199,7 +199,7 @@ void ckpt_round_release(struct ckpt_round *r)
 /* Fail because a message of this peer was lost. */
 static int fail_message(const struct ckpt_comm *comm, uint32_t peer, struct ckpt_err *err)
 {
-    if (ckpt_xport_check_starved(comm->x, peer, err) < 0)
+    if (ckpt_xport_check_nomem(comm->x, peer, err) < 0)
         return -1;
     return ckpt_fail(err, CKPT_FORMAT, "a message of rank %" PRIu32 " was lost", peer);
 }
@@ -235,19 +235,19 @@ static int echo_of(enum ckpt_code code)
 }
 
 /* Keep the error that explains most; of several, that of the lowest rank. */
-static void add_verdict(struct ckpt_round *r, const struct ckpt_verdict *v)
+static void add_status(struct ckpt_round *r, const struct ckpt_status *v)
 {
-    const int less = echo_of(v->why.code) - echo_of(r->verdict.why.code);
+    const int less = echo_of(v->why.code) - echo_of(r->status.why.code);
 
-    if (less < 0 || (less == 0 && v->rank < r->verdict.rank))
-        r->verdict = *v;
+    if (less < 0 || (less == 0 && v->rank < r->status.rank))
+        r->status = *v;
 }
 
 /* Take the message of a child, which is about its whole subtree. */
 static void take_child(struct ckpt_round *r, uint32_t k)
 {
     const struct ckpt_ctl_message *m = r->from[k];
-    struct ckpt_verdict v;
+    struct ckpt_status v;
     const unsigned char *data;
     size_t len;
 
@@ -257,7 +257,7 @@ static void take_child(struct ckpt_round *r, uint32_t k)
     } else if (len) {
         ckpt_str_append(&r->data, (const char *)data, len);
     }
-    add_verdict(r, &v);
+    add_status(r, &v);
 }
 
 /* Receive the children's messages. False: some are missing, and may still come. */
@@ -265,7 +265,7 @@ static bool receive_children(struct ckpt_round *r)
 {
     struct ckpt_comm *comm = r->comm;
     struct ckpt_ctl_message *m;
-    struct ckpt_verdict missing = {.rank = UINT32_MAX};
+    struct ckpt_status missing = {.rank = UINT32_MAX};
 
     while ((m = take_held(comm, CKPT_CTL_ROUND, r->number))) {
         const uint32_t k = m->peer - ckpt_tree_child(comm->x->rank, 0);
@@ -277,15 +277,15 @@ static bool receive_children(struct ckpt_round *r)
         r->nfrom++;
         take_child(r, k);
     }
-    if (r->nfrom == r->nchild || (r->hasty && r->verdict.why.code != CKPT_OK))
+    if (r->nfrom == r->nchild || (r->hasty && r->status.why.code != CKPT_OK))
         return true;
     for (uint32_t k = 0; k < r->nchild; k++)
         if (!r->from[k] && check_peer(r, ckpt_tree_child(comm->x->rank, k), &missing.why) < 0)
             break;
     if (missing.why.code == CKPT_OK)
         return false;
-    if (r->verdict.why.code == CKPT_OK)
-        r->verdict = missing;
+    if (r->status.why.code == CKPT_OK)
+        r->status = missing;
     return true;
 }
 
@@ -295,15 +295,15 @@ static int send_up(struct ckpt_round *r, struct ckpt_err *err)
     struct ckpt_comm *comm = r->comm;
     struct ckpt_str s = {0};
     struct ckpt_err gone = {0};
-    struct ckpt_verdict starved = {.rank = comm->x->rank};
+    struct ckpt_status nomem = {.rank = comm->x->rank};
     int rc;
 
     if (r->data.failed) {
-        (void)ckpt_nomem(&starved.why);
-        name_rank(comm, &starved.why);
-        add_verdict(r, &starved);
+        (void)ckpt_nomem(&nomem.why);
+        name_rank(comm, &nomem.why);
+        add_status(r, &nomem);
     }
-    rc = round_message(comm, CKPT_CTL_ROUND, r->number, &r->verdict, r->data.ptr, r->data.len, &s);
+    rc = round_message(comm, CKPT_CTL_ROUND, r->number, &r->status, r->data.ptr, r->data.len, &s);
     if (rc < 0) {
         ckpt_str_release(&s);
         return ckpt_nomem(err);
@@ -350,21 +350,21 @@ static int make_answer(struct ckpt_round *r, struct ckpt_str *out)
     const uint32_t size = r->comm->x->size;
     ckpt_cleanup(ckpt_freep) const unsigned char **data = calloc(size, sizeof *data);
     ckpt_cleanup(ckpt_freep) size_t *len = calloc(size, sizeof *len);
-    struct ckpt_err *why = &r->verdict.why;
+    struct ckpt_err *why = &r->status.why;
     struct ckpt_str body = {0};
 
     if (!data || !len || r->data.failed)
         (void)ckpt_nomem(why);
     else if (why->code == CKPT_OK)
         (void)find_data(r, data, len, why);
-    if (why->code == CKPT_OK && r->judge && r->judge(r->ctx, data, len, &body, why) < 0 &&
+    if (why->code == CKPT_OK && r->reduce && r->reduce(r->ctx, data, len, &body, why) < 0 &&
         why->code == CKPT_OK)
         (void)ckpt_nomem(why);
     if (body.failed) /* the others get the error, which needs less */
         (void)ckpt_nomem(why);
     name_rank(r->comm, why);
     int rc =
-        round_message(r->comm, CKPT_CTL_ANSWER, r->number, &r->verdict, body.ptr, body.len, out);
+        round_message(r->comm, CKPT_CTL_ANSWER, r->number, &r->status, body.ptr, body.len, out);
     ckpt_str_release(&body);
     return rc;
 }
@@ -392,7 +392,7 @@ static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
 {
     struct ckpt_comm *comm = r->comm;
     const uint32_t up = ckpt_tree_parent(comm->x->rank);
-    struct ckpt_verdict none = {.rank = comm->x->rank};
+    struct ckpt_status none = {.rank = comm->x->rank};
     struct ckpt_str out = {0};
 
     if ((r->answer = take_held(comm, CKPT_CTL_ANSWER, r->number))) {
@@ -406,8 +406,8 @@ static int await_answer(struct ckpt_round *r, struct ckpt_err *err)
         (void)fail_message(comm, up, err);
     else if (ckpt_comm_check_heard(comm, up, r->timeout_ms, err) == 0)
         return 1;
-    if (r->verdict.why.code != CKPT_OK) /* the parent may be gone because of that */
-        *err = r->verdict.why;
+    if (r->status.why.code != CKPT_OK) /* the parent may be gone because of that */
+        *err = r->status.why;
     none.why = *err;
     if (round_message(comm, CKPT_CTL_ANSWER, r->number, &none, NULL, 0, &out) == 0)
         send_down(comm, out.ptr, out.len);
@@ -426,7 +426,7 @@ static int check_above(const struct ckpt_round *r, struct ckpt_err *err)
 int ckpt_round_step(struct ckpt_round *r, const unsigned char **ret_data, size_t *ret_len,
                     struct ckpt_err *err)
 {
-    struct ckpt_verdict v;
+    struct ckpt_status v;
     const bool root = r->comm->x->rank == 0;
     int rc = 0;
 
@@ -486,7 +486,7 @@ int ckpt_round_run(struct ckpt_round *r, int rc, unsigned char **ret, size_t *re
             rc = step;
             break;
         }
-        ckpt_comm_alive(r->comm, r->timeout_ms);
+        ckpt_comm_heartbeat(r->comm, r->timeout_ms);
         if (r->comm->x->rank == 0 && r->comm->log && ckpt_wait_is_long(&wait))
             say_missing(r, &wait);
         if (!moved)
@@ -508,8 +508,8 @@ struct shared {
     size_t len;
 };
 
-static int judge_share(void *ctx, const unsigned char *const *data, const size_t *len,
-                       struct ckpt_str *answer, struct ckpt_err *err)
+static int reduce_share(void *ctx, const unsigned char *const *data, const size_t *len,
+                        struct ckpt_str *answer, struct ckpt_err *err)
 {
     const struct shared *s = ctx;
 
@@ -523,7 +523,7 @@ int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len, uint
 {
     struct shared s = {data, len};
     struct ckpt_round round = {
-        .comm = comm, .timeout_ms = timeout_ms, .judge = judge_share, .ctx = &s};
+        .comm = comm, .timeout_ms = timeout_ms, .reduce = reduce_share, .ctx = &s};
     unsigned char *answer = NULL;
     size_t got = 0;
 

@@ -24,8 +24,8 @@ struct ckpt_xfer {
     size_t len;
     uint32_t peer;
     bool send;
-    bool there; /* set before done, of a receive: the bytes are still in the sender's memory, and
-                 * are copied with fetch */
+    bool in_place; /* set before done, of a receive: the bytes are still in the sender's memory, and
+                    * are copied with fetch */
     atomic_bool done; /* set by post, by progress or by another thread */
     /* for the transport: */
     size_t at;
@@ -43,8 +43,9 @@ struct ckpt_xport_ops {
     /* Move as many bytes as possible without blocking. PEER: a rank is gone that a transfer waits
      * for. *ret_moved: something happened. */
     int (*progress)(struct ckpt_xport *x, bool *ret_moved, struct ckpt_err *err);
-    /* Copy bytes [off, off + len) of a transfer that is `there`. From any thread. False: the sender
-     * is gone, and progress will report that. The member is NULL if no transfer is ever `there`. */
+    /* Copy bytes [off, off + len) of a transfer that is `in_place`. From any thread. False: the
+     * sender is gone, and progress will report that. The member is NULL if no transfer is ever
+     * `in_place`. */
     bool (*fetch)(struct ckpt_xport *x, const struct ckpt_xfer *t, void *buf, size_t len,
                   size_t off);
     /* Tell the sender that the whole transfer was copied. From any thread. */
@@ -78,17 +79,17 @@ struct ckpt_xport_ops {
 struct ckpt_xport {
     const struct ckpt_xport_ops *ops;
     uint32_t rank, size;
-    const char *remark; /* a static text that the user should see once; or NULL */
-    bool same_host;     /* all ranks of this node can read each other's memory */
-    uint64_t moved;     /* bytes that transfers have sent and received so far, where known */
-    uint32_t starved;   /* 1 + the last peer for whose message this rank had no memory; 0: none */
+    const char *remark;  /* a static text that the user should see once; or NULL */
+    bool same_host;      /* all ranks of this node can read each other's memory */
+    uint64_t moved;      /* bytes that transfers have sent and received so far, where known */
+    uint32_t nomem_peer; /* 1 + the last peer for whose message this rank had no memory; 0: none */
     /* If destinations are in device memory: the device, which also exchanges data in place of post
      * (device.h). NULL: they are in host memory. */
     struct ckpt_device *device;
 };
 
 /* NOMEM if this rank had no memory for what the other one sent. */
-int ckpt_xport_check_starved(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err);
+int ckpt_xport_check_nomem(const struct ckpt_xport *x, uint32_t peer, struct ckpt_err *err);
 
 /* Fail with PEER because this rank is gone, or with NOMEM if this rank had no memory for what the
  * other one sent. */
@@ -112,7 +113,7 @@ CKPT_PUBLIC int ckpt_comm_rendezvous_ms(uint32_t *ret, struct ckpt_err *err);
 CKPT_PUBLIC int ckpt_comm_no_secret(const char *transport, struct ckpt_err *err);
 
 /* COLLECTIVE. Broadcast rank 0's len bytes into `data`, unless a rank has failed: rc and *err are
- * this rank's verdict, as in ckpt_comm_agree. */
+ * this rank's status, as in ckpt_comm_agree. */
 CKPT_PUBLIC int ckpt_comm_share(struct ckpt_comm *comm, int rc, void *data, size_t len,
                                 uint32_t timeout_ms, struct ckpt_err *err);
 

@@ -29,8 +29,9 @@ static void forget(const struct ckpt_cuda *c, struct ckpt_pinned *p)
     free(p);
 }
 
-/* Ordinary memory is mapped, placed and pinned then: the driver's own would come from anywhere. A
- * child of the process does not get it: it would share pages that the device writes to. */
+/* Map memory on the device's NUMA node, and pin it. Memory that the driver allocates could come
+ * from any node. A forked child does not inherit the mapping, because it would share pages that the
+ * device writes to. */
 static int make(const struct ckpt_cuda *c, size_t len, struct ckpt_pinned **ret,
                 struct ckpt_err *err)
 {
@@ -57,7 +58,8 @@ static int make(const struct ckpt_cuda *c, size_t len, struct ckpt_pinned **ret,
     return ckpt_cuda_failed(c, rc, "pinning host memory", err);
 }
 
-/* One that is kept and large enough, but not much larger: what a load may have is its budget. */
+/* Take an unused buffer that is large enough; not a much larger one, because a load must not hold
+ * more than its host_bytes. NULL: there is none. */
 static struct ckpt_pinned *take_kept(struct ckpt_cuda *c, size_t len)
 {
     struct ckpt_pinned *p;
@@ -72,7 +74,7 @@ static struct ckpt_pinned *take_kept(struct ckpt_cuda *c, size_t len)
     return p;
 }
 
-/* What is kept in vain. */
+/* Remove the unused buffers from the list, and return them. */
 static struct ckpt_pinned *remove_idle(struct ckpt_cuda *c)
 {
     struct ckpt_pinned *idle = NULL;
@@ -92,7 +94,7 @@ static struct ckpt_pinned *remove_idle(struct ckpt_cuda *c)
     return idle;
 }
 
-/* Pinning costs about half a second a gigabyte: what one load has, the next may take. */
+/* Pinning takes about half a second per gigabyte, so a load reuses the buffer of the last one. */
 int ckpt_cuda_pin(struct ckpt_device *d, size_t len, void **ret, struct ckpt_err *err)
 {
     struct ckpt_cuda *c = (struct ckpt_cuda *)d;

@@ -216,7 +216,7 @@ static int take_places(const struct ckpt_tensor *t, const struct ckpt_mesh *mesh
                                  ", which its placement shards",
                                  t->name, place[m].dim);
             if (mesh->dim[m] > 1)
-                ret->cut[ret->ncut++] = (struct ckpt_cut){place[m].dim, m};
+                ret->cut[ret->ncut++] = (struct ckpt_division){place[m].dim, m};
         }
     return 0;
 }

@@ -34,7 +34,7 @@ static void print_help(void)
         "  --direct WHEN        past the page cache (O_DIRECT): auto (what is not in it), never, "
         "always\n"
         "  --read-timeout S     seconds that one read may take (120)\n"
-        "  --exchange-timeout S seconds without a sign of life of another rank, or without a byte\n"
+        "  --exchange-timeout S seconds without a heartbeat of another rank, or without a byte\n"
         "                       from its storage (300)\n"
         "  --rates K=N,...      bytes a second: node_storage, shared_storage, page_cache, copy,\n"
         "                       local_link, network\n"

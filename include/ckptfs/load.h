@@ -206,7 +206,7 @@ struct ckpt_load_options {
     uint32_t threads; /* reading threads per rank, which is the number of reads in flight; 0: chosen
                          by the plan. Fewer if host_bytes has no room for their buffers */
     uint32_t read_timeout_ms;     /* limit for one read of storage; 0: 120 s */
-    uint32_t exchange_timeout_ms; /* limit for a rank that sends no sign of life, or that has read
+    uint32_t exchange_timeout_ms; /* limit for a rank that sends no heartbeat, or that has read
                                      nothing while it waits for storage and other ranks wait for
                                      it; however slow a rank is, it is waited for as long as it
                                      reads or moves bytes. Half of the limit for a job in which all
@@ -218,9 +218,9 @@ struct ckpt_load_options {
                        for example those of a data-parallel group: ONCE reads a byte once for each
                        such group, NODE once for its ranks of each node. Only this option, threads
                        and the timeouts may differ from rank to rank */
-    uint32_t share_ranks; /* instead of share, which is then 0: each so many consecutive ranks share
-                             what they read, as if rank r gave r / share_ranks; 0: by share. The one
-                             of the two that ckpt_load_model knows */
+    uint32_t share_ranks; /* 0: not used. Else share must be 0, and each share_ranks consecutive
+                             ranks share what they read, as if each rank r gave the share
+                             r / share_ranks. ckpt_load_model knows only this option of the two */
 };
 
 /* ---- a load ---- */

@@ -118,7 +118,7 @@ static inline void random_table(struct ckpt_wants *w, const struct ckpt_catalog 
         for (uint32_t axis = 0; axis < 2; axis++)
             if (tensor->rank && random_range(rng, 0, 2))
                 spec.cut[spec.ncut++] =
-                    (struct ckpt_cut){(uint32_t)random_range(rng, 0, tensor->rank), axis};
+                    (struct ckpt_division){(uint32_t)random_range(rng, 0, tensor->rank), axis};
         if (spec.ncut)
             number = ckpt_wants_spec(w, &spec, &err);
         for (uint32_t d = 0; d < tensor->rank; d++) {

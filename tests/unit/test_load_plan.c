@@ -146,22 +146,23 @@ static void check_way(const struct job *j, const struct ckpt_plan *p, uint32_t g
         uint32_t got[64] = {0}, entered[64] = {0}, to[64], depth[64] = {0};
         for (uint32_t k = 0; k < g->n; k++) {
             const struct ckpt_plan *its = j->plan[g->rank[k]];
-            const struct ckpt_relay *relay = &its->relay[find_group(its, g)];
-            const uint32_t from = ckpt_relay_from(relay, reader);
-            const uint32_t n = ckpt_relay_to(relay, reader, to);
-            assert_true(n <= ckpt_relay_most(relay));
+            const struct ckpt_broadcast *broadcast = &its->broadcast[find_group(its, g)];
+            const uint32_t from = ckpt_broadcast_from(broadcast, reader);
+            const uint32_t n = ckpt_broadcast_to(broadcast, reader, to);
+            assert_true(n <= ckpt_broadcast_most(broadcast));
             assert_true((from == its->self) == (k == reader));
             for (uint32_t i = 0; i < n; i++) {
                 got[to[i]]++;
                 entered[j->node[to[i]]] += j->node[to[i]] != j->node[its->self];
                 const struct ckpt_plan *other = j->plan[to[i]];
-                assert_int_equal(ckpt_relay_from(&other->relay[find_group(other, g)], reader),
-                                 its->self);
+                assert_int_equal(
+                    ckpt_broadcast_from(&other->broadcast[find_group(other, g)], reader),
+                    its->self);
             }
             for (uint32_t at = its->self; at != g->rank[reader]; depth[k]++) { /* no circles */
                 const struct ckpt_plan *here = j->plan[at];
                 assert_true(depth[k] < g->n);
-                at = ckpt_relay_from(&here->relay[find_group(here, g)], reader);
+                at = ckpt_broadcast_from(&here->broadcast[find_group(here, g)], reader);
             }
             assert_true(depth[k] <= 16);
         }

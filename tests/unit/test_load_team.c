@@ -343,8 +343,8 @@ TEST(load, what_one_rank_lacks_is_told_to_all_at_once)
     ckpt_view_release(view);
 }
 
-static int judge_without_memory(void *ctx, const unsigned char *const *data, const size_t *len,
-                                struct ckpt_str *answer, struct ckpt_err *err)
+static int reduce_without_memory(void *ctx, const unsigned char *const *data, const size_t *len,
+                                 struct ckpt_str *answer, struct ckpt_err *err)
 {
     (void)ctx, (void)data, (void)len;
     answer->failed = true;
@@ -354,7 +354,7 @@ static int judge_without_memory(void *ctx, const unsigned char *const *data, con
 static void play_round(struct member *m)
 {
     struct ckpt_round round = {
-        .comm = m->comm, .timeout_ms = DEADLINE_MS, .judge = judge_without_memory};
+        .comm = m->comm, .timeout_ms = DEADLINE_MS, .reduce = reduce_without_memory};
     unsigned char *answer = NULL;
     size_t len;
 

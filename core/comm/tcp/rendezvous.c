@@ -64,7 +64,7 @@ static uint32_t first_port(void)
 /* ---- rank 0 ---- */
 
 /* A connection that rank 0 has accepted. */
-struct guest {
+struct pending {
     struct ckpt_handshake shake;
     bool asked; /* it says that it is a rank of this job, and was asked to prove that */
     bool known; /* the handshake is done, and the address is being received */
@@ -73,17 +73,17 @@ struct guest {
 };
 
 /* The state of rank 0 during the rendezvous. */
-struct reception {
+struct registry {
     const struct rendezvous *v;
     int listener;
-    struct guest **waiting; /* per rank: registered, but not answered yet; or NULL */
-    bool *stranger;         /* per rank: a caller said that it is this rank, and did not prove it */
+    struct pending **waiting; /* per rank: registered, but not answered yet; or NULL */
+    bool *stranger; /* per rank: a caller said that it is this rank, and did not prove it */
     uint32_t count;
-    CKPT_VEC(struct guest *) guests; /* not registered yet */
+    CKPT_VEC(struct pending *) pending; /* not registered yet */
     CKPT_VEC(struct pollfd) poll;
 };
 
-static void guest_free(struct guest *g)
+static void pending_free(struct pending *g)
 {
     if (!g)
         return;
@@ -105,12 +105,12 @@ static int listen_for_ranks(const struct rendezvous *v, struct ckpt_err *err)
     return ckpt_fail(err, CKPT_IO, "no free TCP port from MASTER_PORT=%" PRIu32 " on", v->port);
 }
 
-static void accept_guests(struct reception *c)
+static void accept_pending(struct registry *c)
 {
-    while (c->guests.len < CALLERS) {
+    while (c->pending.len < CALLERS) {
         int fd = accept4(c->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        struct guest *g = fd < 0 ? NULL : calloc(1, sizeof *g);
-        if (!g || ckpt_vec_push(&c->guests, g) < 0) {
+        struct pending *g = fd < 0 ? NULL : calloc(1, sizeof *g);
+        if (!g || ckpt_vec_push(&c->pending, g) < 0) {
             ckpt_socket_close(&fd);
             free(g);
             return;
@@ -121,14 +121,14 @@ static void accept_guests(struct reception *c)
 }
 
 /* A rank registers once: a second caller with its number is no rank of this job. */
-static bool may_register(const struct reception *c, const struct ckpt_greeting *g)
+static bool may_register(const struct registry *c, const struct ckpt_greeting *g)
 {
     return memcmp(g->token, c->v->token, sizeof g->token) == 0 && g->kind == CKPT_TCP_RENDEZVOUS &&
            g->from > 0 && g->from < c->v->size && !c->v->address[g->from];
 }
 
 /* May the handshake go on? */
-static bool greet_guest(struct reception *c, struct guest *g)
+static bool progress_handshake(struct registry *c, struct pending *g)
 {
     bool moved = false;
     enum ckpt_handshake_result r = ckpt_handshake_step(&g->shake, &moved);
@@ -144,7 +144,7 @@ static bool greet_guest(struct reception *c, struct guest *g)
 }
 
 /* 1: wait for more of the address; 0: the rank is registered; -1: close the connection. */
-static int hear_address(struct reception *c, struct guest *g)
+static int receive_address(struct registry *c, struct pending *g)
 {
     const uint32_t rank = g->shake.its.from;
     ssize_t n = recv(g->shake.fd, g->address + g->at, sizeof g->address - g->at, 0);
@@ -164,46 +164,46 @@ static int hear_address(struct reception *c, struct guest *g)
     return 0;
 }
 
-static void hear_guests(struct reception *c)
+static void progress_pending(struct registry *c)
 {
-    for (size_t i = c->guests.len; i-- > 0;) {
-        struct guest *g = c->guests.ptr[i];
-        const int heard = g->known ? hear_address(c, g) : greet_guest(c, g) ? 1 : -1;
-        if (heard > 0)
+    for (size_t i = c->pending.len; i-- > 0;) {
+        struct pending *g = c->pending.ptr[i];
+        const int received = g->known ? receive_address(c, g) : progress_handshake(c, g) ? 1 : -1;
+        if (received > 0)
             continue;
-        if (heard < 0)
-            guest_free(g);
-        c->guests.ptr[i] = c->guests.ptr[--c->guests.len];
+        if (received < 0)
+            pending_free(g);
+        c->pending.ptr[i] = c->pending.ptr[--c->pending.len];
     }
 }
 
 /* Answer every rank whose parent is registered, without waiting for the other ranks. */
-static int answer_ranks(struct reception *c, struct ckpt_err *err)
+static int answer_ranks(struct registry *c, struct ckpt_err *err)
 {
     for (uint32_t r = 1; r < c->v->size; r++) {
         const char *above = c->v->address[ckpt_tree_parent(r)];
-        struct guest *g = c->waiting[r];
+        struct pending *g = c->waiting[r];
         char text[CKPT_TCP_ADDRESS] = "";
         if (!g || !above)
             continue;
         memcpy(text, above, strnlen(above, sizeof text - 1));
         if (ckpt_socket_send_all(g->shake.fd, text, sizeof text, c->v->until) < 0)
             return ckpt_fail(err, CKPT_PEER, "rank %" PRIu32 " is gone", r);
-        guest_free(g);
+        pending_free(g);
         c->waiting[r] = NULL;
     }
     return 0;
 }
 
-static void await_guests(struct reception *c)
+static void wait_pending(struct registry *c)
 {
     const struct pollfd listener = {c->listener, POLLIN, 0};
 
     c->poll.len = 0;
     if (ckpt_vec_push(&c->poll, listener) < 0)
         return;
-    for (size_t i = 0; i < c->guests.len; i++) {
-        const struct pollfd p = {c->guests.ptr[i]->shake.fd, POLLIN, 0};
+    for (size_t i = 0; i < c->pending.len; i++) {
+        const struct pollfd p = {c->pending.ptr[i]->shake.fd, POLLIN, 0};
         (void)ckpt_vec_push(&c->poll, p);
     }
     (void)poll(c->poll.ptr, c->poll.len, 200);
@@ -211,7 +211,7 @@ static void await_guests(struct reception *c)
 
 /* Append the ranks that have not come; and to `strangers`, which is empty, of which of them a
  * process there has another secret, after `before`: nothing if of none. */
-static void list_missing(const struct reception *c, struct ckpt_str *missing, const char *before,
+static void list_missing(const struct registry *c, struct ckpt_str *missing, const char *before,
                          struct ckpt_str *strangers)
 {
     uint32_t n = 0, nstranger = 0;
@@ -230,7 +230,7 @@ static void list_missing(const struct reception *c, struct ckpt_str *missing, co
         ckpt_str_puts(strangers, " has another CKPTFS_SECRET, or none");
 }
 
-static void say_missing(const struct reception *c, uint64_t since_ms)
+static void say_missing(const struct registry *c, uint64_t since_ms)
 {
     struct ckpt_str text = {0}, strangers = {0};
 
@@ -245,7 +245,7 @@ static void say_missing(const struct reception *c, uint64_t since_ms)
     ckpt_str_release(&strangers);
 }
 
-static int fail_missing(const struct reception *c, struct ckpt_err *err)
+static int fail_missing(const struct registry *c, struct ckpt_err *err)
 {
     struct ckpt_str missing = {0}, strangers = {0};
 
@@ -258,16 +258,16 @@ static int fail_missing(const struct reception *c, struct ckpt_err *err)
     return -1;
 }
 
-static int receive_ranks(struct reception *c, struct ckpt_err *err)
+static int receive_ranks(struct registry *c, struct ckpt_err *err)
 {
     struct ckpt_wait wait;
 
     ckpt_wait_begin(&wait);
     while (c->count < c->v->size && ckpt_now_ms() < c->v->until) {
         const uint32_t before = c->count;
-        await_guests(c);
-        accept_guests(c);
-        hear_guests(c);
+        wait_pending(c);
+        accept_pending(c);
+        progress_pending(c);
         if (c->count > before && answer_ranks(c, err) < 0)
             return -1;
         if (c->v->log && c->count < c->v->size && ckpt_wait_is_long(&wait))
@@ -276,14 +276,14 @@ static int receive_ranks(struct reception *c, struct ckpt_err *err)
     return c->count < c->v->size ? fail_missing(c, err) : 0;
 }
 
-static void reception_release(struct reception *c)
+static void registry_release(struct registry *c)
 {
     ckpt_socket_close(&c->listener);
     for (uint32_t r = 1; c->waiting && r < c->v->size; r++)
-        guest_free(c->waiting[r]);
-    for (size_t i = 0; i < c->guests.len; i++)
-        guest_free(c->guests.ptr[i]);
-    ckpt_vec_release(&c->guests);
+        pending_free(c->waiting[r]);
+    for (size_t i = 0; i < c->pending.len; i++)
+        pending_free(c->pending.ptr[i]);
+    ckpt_vec_release(&c->pending);
     ckpt_vec_release(&c->poll);
     free(c->waiting);
     free(c->stranger);
@@ -291,7 +291,7 @@ static void reception_release(struct reception *c)
 
 static int meet_root(const struct rendezvous *v, const char *own, struct ckpt_err *err)
 {
-    struct reception c = {.v = v, .listener = -1, .count = 1};
+    struct registry c = {.v = v, .listener = -1, .count = 1};
     int rc = -1;
 
     c.waiting = calloc((size_t)v->size + 1, sizeof *c.waiting);
@@ -300,7 +300,7 @@ static int meet_root(const struct rendezvous *v, const char *own, struct ckpt_er
         (void)ckpt_nomem(err);
     else if ((c.listener = listen_for_ranks(v, err)) >= 0)
         rc = receive_ranks(&c, err);
-    reception_release(&c);
+    registry_release(&c);
     return rc;
 }
 
@@ -392,8 +392,8 @@ static int meet_other(struct rendezvous *v, struct ckpt_tcp **ret, struct ckpt_e
 
 /* ---- broadcasting all addresses ---- */
 
-static int judge_addresses(void *ctx, const unsigned char *const *data, const size_t *len,
-                           struct ckpt_str *answer, struct ckpt_err *err)
+static int reduce_addresses(void *ctx, const unsigned char *const *data, const size_t *len,
+                            struct ckpt_str *answer, struct ckpt_err *err)
 {
     const struct rendezvous *v = ctx;
 
@@ -428,7 +428,7 @@ static int join(struct rendezvous *v, struct ckpt_tcp *tcp, int met, struct ckpt
 {
     const uint32_t limit_ms = met < 0 ? PARTING_MS : v->timeout_ms;
     struct ckpt_round round = {
-        .timeout_ms = v->timeout_ms, .judge = judge_addresses, .ctx = v, .hasty = true};
+        .timeout_ms = v->timeout_ms, .reduce = reduce_addresses, .ctx = v, .hasty = true};
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
     struct ckpt_xport_tcp *x = NULL;
     size_t len = 0;

@@ -11,7 +11,7 @@
 static void set_address(struct ckpt_xfer *t, uint64_t address)
 {
     t->priv.word = address;
-    t->there = true;
+    t->in_place = true;
     atomic_store(&t->done, true);
 }
 
@@ -57,7 +57,7 @@ static int take_note(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p,
     if (!p->recv.head) {
         if (ckpt_vec_push(&n->early, note->address) == 0)
             return 0;
-        m->x.starved = p->rank + 1;
+        m->x.nomem_peer = p->rank + 1;
         return -1;
     }
     if (p->recv.head->at != note->number)
@@ -104,7 +104,7 @@ static bool queue_taken(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
     good = !n->lost;
     for (size_t i = 0; i < n->taken.len && good; i++)
         if (!(good = queue_note(p, n->taken.ptr[i].number, n->taken.ptr[i].address) == 0))
-            m->x.starved = p->rank + 1;
+            m->x.nomem_peer = p->rank + 1;
     n->taken.len = 0;
     (void)pthread_mutex_unlock(&m->lock);
     return good;

@@ -195,7 +195,7 @@ static int take_message(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
         return 0;
     }
     if (!(in = malloc(sizeof *in))) {
-        m->x.starved = p->rank + 1;
+        m->x.nomem_peer = p->rank + 1;
         return -1;
     }
     *in =
@@ -233,7 +233,7 @@ static int take_frame(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p)
         return -1;
     if (make_room(p, 1) == 0)
         return 0;
-    m->x.starved = p->rank + 1;
+    m->x.nomem_peer = p->rank + 1;
     return -1;
 }
 
@@ -265,7 +265,7 @@ static int pull_ctl(struct ckpt_xport_tcp *m, struct ckpt_tcp_peer *p, bool *mov
         if (n < 0)
             return ckpt_socket_would_block() ? 0 : -1;
         if (!to)
-            m->x.starved = p->rank + 1;
+            m->x.nomem_peer = p->rank + 1;
         if (!to || (n == 0 && want))
             return -1;
         *moved = true;

@@ -27,8 +27,8 @@
 /* ---- what all ranks want ---- */
 
 /* On rank 0: the answer is the table of each class, with its length before it. */
-static int judge_tables(void *ctx, const unsigned char *const *data, const size_t *len,
-                        struct ckpt_str *answer, struct ckpt_err *err)
+static int reduce_tables(void *ctx, const unsigned char *const *data, const size_t *len,
+                         struct ckpt_str *answer, struct ckpt_err *err)
 {
     const struct ckpt_job *job = ctx;
 
@@ -106,7 +106,7 @@ static int exchange_wants(struct ckpt_load *load, const struct ckpt_table *own,
                                .timeout_ms = load->opt.exchange_timeout_ms,
                                .own = mine ? own->data : NULL,
                                .own_len = mine ? own->len : 0,
-                               .judge = judge_tables,
+                               .reduce = reduce_tables,
                                .ctx = job};
     struct ckpt_table all = {0};
 
@@ -188,8 +188,8 @@ static int add_fit(struct fits *all, uint32_t rank, const unsigned char *data, s
 }
 
 /* On rank 0: the answer is struct fit of all ranks together, then the groups' places. */
-static int judge_fit(void *ctx, const unsigned char *const *data, const size_t *len,
-                     struct ckpt_str *answer, struct ckpt_err *err)
+static int reduce_fit(void *ctx, const unsigned char *const *data, const size_t *len,
+                      struct ckpt_str *answer, struct ckpt_err *err)
 {
     const struct ckpt_comm *comm = ctx;
     const bool device = comm->x->device != NULL;
@@ -320,7 +320,7 @@ static int check_plans(struct ckpt_load *load, int rc, const struct fit *own, st
 {
     struct ckpt_round round = {.comm = load->comm,
                                .timeout_ms = load->opt.exchange_timeout_ms,
-                               .judge = judge_fit,
+                               .reduce = reduce_fit,
                                .ctx = load->comm};
     const uint64_t windows = load->opt.host_bytes - ckpt_load_aside(&load->opt);
     unsigned char *answer = NULL;
@@ -406,7 +406,7 @@ static int choose(struct ckpt_load *load, const struct ckpt_job *job, struct ckp
     return 0;
 }
 
-/* COLLECTIVE. Plan; rc and *err are this rank's verdict so far. With AUTO, if the plan does not fit
+/* COLLECTIVE. Plan; rc and *err are this rank's status so far. With AUTO, if the plan does not fit
  * into memory, plan again so that fewer ranks share. All ranks take the same steps: check_plans
  * fails on all of them or on none. */
 static int plan_all(struct ckpt_load *load, int rc, const struct ckpt_job *job,

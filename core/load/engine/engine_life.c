@@ -189,7 +189,7 @@ static int make_peers(struct ckpt_engine *e, struct ckpt_err *err)
     size_t most = 1;
 
     for (size_t g = 0; g < e->plan->groups.len; g++)
-        most = ckpt_max_u64(most, ckpt_relay_most(&e->plan->relay[g]));
+        most = ckpt_max_u64(most, ckpt_broadcast_most(&e->plan->broadcast[g]));
     e->stamp = calloc((size_t)e->size + 1, sizeof *e->stamp);
     e->peers = malloc(most * sizeof *e->peers);
     e->peers_worker = malloc(most * sizeof *e->peers_worker);

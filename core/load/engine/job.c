@@ -105,8 +105,8 @@ static int compare_hello(uint32_t r, const struct hello *a, const struct hello *
     return 0;
 }
 
-static int judge_hello(void *ctx, const unsigned char *const *data, const size_t *len,
-                       struct ckpt_str *answer, struct ckpt_err *err)
+static int reduce_hello(void *ctx, const unsigned char *const *data, const size_t *len,
+                        struct ckpt_str *answer, struct ckpt_err *err)
 {
     const struct ckpt_load *load = ctx;
     const uint32_t n = load->comm->x->size;
@@ -277,7 +277,7 @@ int ckpt_job_agree(struct ckpt_load *load, int rc, const struct ckpt_table *tabl
 {
     struct ckpt_round round = {.comm = load->comm,
                                .timeout_ms = load->opt.exchange_timeout_ms,
-                               .judge = judge_hello,
+                               .reduce = reduce_hello,
                                .ctx = load};
     ckpt_cleanup(ckpt_freep) unsigned char *answer = NULL;
     struct ckpt_err own = rc < 0 ? *err : (struct ckpt_err){0};

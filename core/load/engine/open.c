@@ -103,7 +103,7 @@ static int tend(struct ckpt_comm *comm, uint32_t timeout_ms, struct ckpt_err *er
 {
     if (ckpt_comm_look(comm, err) < 0)
         return -1;
-    ckpt_comm_alive(comm, timeout_ms);
+    ckpt_comm_heartbeat(comm, timeout_ms);
     return 0;
 }
 

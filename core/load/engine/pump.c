@@ -85,7 +85,7 @@ static int check_stuck(const struct ckpt_engine *e, uint64_t now, struct ckpt_er
                            e->nclosed, e->plan->windows.len, (double)limit / 1000);
 }
 
-/* TIMEOUT if a neighbour in the tree of ranks is frozen: it has sent signs of life during this
+/* TIMEOUT if a neighbour in the tree of ranks is frozen: it has sent heartbeats during this
  * load, and sends none now. A neighbour that has not begun the load is late only if this rank
  * exchanges data. */
 static int check_silence(const struct ckpt_engine *e, struct ckpt_err *err)
@@ -224,7 +224,7 @@ static int begin_final(struct ckpt_engine *e, struct ckpt_err *err)
                                    .timeout_ms = e->opt.exchange_timeout_ms,
                                    .own = &s,
                                    .own_len = sizeof s,
-                                   .judge = add_stats,
+                                   .reduce = add_stats,
                                    .ctx = e,
                                    .live = true};
     return ckpt_round_start(&e->round, failed ? -1 : 0, &why, err);
@@ -275,7 +275,7 @@ static int load_turn(struct ckpt_engine *e, struct ckpt_err *err)
     moved |= worked;
     if (e->plan->windows.len > 0)
         atomic_fetch_add(&e->stats.exchange_ns, ckpt_now_ns() - begin);
-    ckpt_comm_alive(e->comm, e->opt.exchange_timeout_ms);
+    ckpt_comm_heartbeat(e->comm, e->opt.exchange_timeout_ms);
     if (check_reads(e, now, err) < 0 || check_peers(e, now, err) < 0 ||
         ckpt_pause_check(e, now, err) < 0)
         return -1;
@@ -291,7 +291,7 @@ static int final_turn(struct ckpt_engine *e, bool *ret_moved)
 
     (void)ckpt_comm_poll(e->comm, ret_moved, NULL);
     (void)ckpt_pause_turn(e);
-    ckpt_comm_alive(e->comm, e->opt.exchange_timeout_ms);
+    ckpt_comm_heartbeat(e->comm, e->opt.exchange_timeout_ms);
     int step = ckpt_round_step(&e->round, &data, &len, &err);
     if (step <= 0)
         conclude(e, step, &err, data, len);

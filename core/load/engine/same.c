@@ -292,8 +292,8 @@ static int fail_bytes(struct ckpt_view *view, uint32_t r, uint32_t i, struct ckp
     return -1;
 }
 
-static int judge_samples(void *ctx, const unsigned char *const *data, const size_t *len,
-                         struct ckpt_str *answer, struct ckpt_err *err)
+static int reduce_samples(void *ctx, const unsigned char *const *data, const size_t *len,
+                          struct ckpt_str *answer, struct ckpt_err *err)
 {
     const struct ckpt_load *load = ctx;
     uint64_t first[SAMPLES] = {0}, hash[SAMPLES];
@@ -321,7 +321,7 @@ int ckpt_load_compare(struct ckpt_load *load, struct ckpt_err *err)
                                .timeout_ms = load->opt.exchange_timeout_ms,
                                .own = hash,
                                .own_len = sizeof hash,
-                               .judge = judge_samples,
+                               .reduce = reduce_samples,
                                .ctx = load};
     int rc = read_samples(load->view, load->opt.read_timeout_ms, hash, err);
 

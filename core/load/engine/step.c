@@ -73,8 +73,8 @@ struct choice {
     uint32_t size;
 };
 
-static int judge_step(void *ctx, const unsigned char *const *data, const size_t *len,
-                      struct ckpt_str *answer, struct ckpt_err *err)
+static int reduce_step(void *ctx, const unsigned char *const *data, const size_t *len,
+                       struct ckpt_str *answer, struct ckpt_err *err)
 {
     const struct choice *c = ctx;
     const size_t n = strlen(c->name);
@@ -100,7 +100,7 @@ int ckpt_comm_step(struct ckpt_comm *comm, struct ckpt_run *run, const char *ste
                                .timeout_ms = timeout_ms,
                                .own = own,
                                .own_len = own ? strlen(own) : 0,
-                               .judge = judge_step,
+                               .reduce = reduce_step,
                                .ctx = &choice};
     size_t len = 0;
 

@@ -18,8 +18,8 @@ static uint32_t count_receivers(const struct ckpt_engine *e, const struct ckpt_p
         return 1;
     if (n == 1)
         return 0;
-    const struct ckpt_relay *relay = &e->plan->relay[piece->group];
-    return ckpt_relay_to(relay, piece->reader, e->peers_worker);
+    const struct ckpt_broadcast *broadcast = &e->plan->broadcast[piece->group];
+    return ckpt_broadcast_to(broadcast, piece->reader, e->peers_worker);
 }
 
 bool ckpt_read_open(struct ckpt_engine *e)
@@ -99,7 +99,8 @@ static void add_outgoing(struct ckpt_engine *e, struct ckpt_window_slot *s, uint
                          struct ckpt_message *in)
 {
     const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[number];
-    const uint32_t n = ckpt_relay_to(&e->plan->relay[piece->group], piece->reader, e->peers);
+    const uint32_t n =
+        ckpt_broadcast_to(&e->plan->broadcast[piece->group], piece->reader, e->peers);
 
     for (uint32_t i = 0; i < n; i++) {
         struct ckpt_outgoing *o = &s->out[s->nout++];
@@ -120,8 +121,9 @@ static struct ckpt_message *add_message(struct ckpt_engine *e, struct ckpt_windo
     struct ckpt_message *m = &s->in[s->nin++];
 
     *m = (struct ckpt_message){.slot = s, .piece = number};
-    m->xfer.peer = e->device ? e->plan->groups.ptr[piece->group].rank[piece->reader]
-                             : ckpt_relay_from(&e->plan->relay[piece->group], piece->reader);
+    m->xfer.peer = e->device
+                       ? e->plan->groups.ptr[piece->group].rank[piece->reader]
+                       : ckpt_broadcast_from(&e->plan->broadcast[piece->group], piece->reader);
     m->xfer.len = piece->len + tail_bytes(e);
     m->xfer.buf = *at;
     *at += piece->len + ckpt_piece_tail(&e->opt.mode);
@@ -131,7 +133,7 @@ static struct ckpt_message *add_message(struct ckpt_engine *e, struct ckpt_windo
 static int fill_window(struct ckpt_engine *e, struct ckpt_window_slot *s, struct ckpt_err *err)
 {
     const struct ckpt_window *w = &e->plan->windows.ptr[s->window];
-    const size_t most = e->device ? 0 : ckpt_relay_most(&e->plan->relay[w->group]);
+    const size_t most = e->device ? 0 : ckpt_broadcast_most(&e->plan->broadcast[w->group]);
     unsigned char *at = e->device ? s->dev.receive : s->receive;
 
     free(s->in);
@@ -267,7 +269,7 @@ static void harvest_slot(struct ckpt_engine *e, struct ckpt_window_slot *s)
         if (m->handled || !m->xfer.done)
             continue;
         m->handled = true;
-        m->arrived = !m->xfer.there;
+        m->arrived = !m->xfer.in_place;
         m->next = NULL;
         *e->place_tail = m;
         e->place_tail = &m->next;

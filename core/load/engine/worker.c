@@ -181,7 +181,7 @@ static bool take_message(struct ckpt_engine *e, struct ckpt_message *m, ckpt_par
 {
     const struct ckpt_piece_plan *piece = &e->plan->pieces.ptr[m->piece];
     struct ckpt_xport *x = e->comm->x;
-    const bool there = m->xfer.there, whole = m->passed_on || e->opt.mode.verify;
+    const bool there = m->xfer.in_place, whole = m->passed_on || e->opt.mode.verify;
 
     if (there && whole && !x->ops->fetch(x, &m->xfer, m->xfer.buf, m->xfer.len, 0))
         return false;

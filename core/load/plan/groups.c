@@ -10,16 +10,16 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/sort.h"
-#include "load/want/members.h"
+#include "load/want/rank_lists.h"
 
 enum {
     MAX_CELLS = 1 << 20, /* of one tensor */
-    WIDE_PART = 64,      /* a demand longer than this part of a dimension is kept apart */
+    WIDE_PART = 64,      /* a request longer than this part of a dimension is kept apart */
 };
 
-/* A demand: one part of an entry of a class's table, that is, a box and (by class, entry and part)
+/* A request: one part of an entry of a class's table, that is, a box and (by class, entry and part)
  * the ranks that want it. */
-struct demand {
+struct request {
     uint32_t class, entry, part;
     struct ckpt_box box;
     uint64_t reach; /* along dimension finder.order: the furthest end of a box so far, except wide
@@ -29,16 +29,16 @@ struct demand {
 struct finder {
     const struct ckpt_job_wants *job_wants;
     uint32_t self;
-    struct ckpt_members members;
+    struct ckpt_rank_lists members;
     bool *sharing_class; /* per class: some rank of it shares with this rank */
     ckpt_groups *groups;
     ckpt_group_boxes *boxes;
     /* of the current tensor: */
     uint32_t tensor, class, entry;
-    CKPT_VEC(struct demand) demands;
-    struct ckpt_known_lists seen; /* sets of demands whose boxes have been emitted */
-    uint32_t order;               /* the dimension along which demands are sorted */
-    ckpt_numbers wide;            /* demands that are long in that dimension */
+    CKPT_VEC(struct request) requests;
+    struct ckpt_known_lists seen; /* sets of requests whose boxes have been emitted */
+    uint32_t order;               /* the dimension along which requests are sorted */
+    ckpt_numbers wide;            /* requests that are long in that dimension */
     uint64_t cells;
     struct ckpt_err *err;
 };
@@ -50,10 +50,10 @@ void ckpt_groups_release(ckpt_groups *groups)
     ckpt_vec_release(groups);
 }
 
-/* ---- demands ---- */
+/* ---- requests ---- */
 
-/* The group of all ranks that have one of these demands; CKPT_NONE and *f->err: no memory. */
-static uint32_t group_of(struct finder *f, const uint32_t *demand, size_t n)
+/* The group of all ranks that have one of these requests; CKPT_NONE and *f->err: no memory. */
+static uint32_t group_of(struct finder *f, const uint32_t *request, size_t n)
 {
     ckpt_numbers part = {0};
     uint32_t group = CKPT_NONE;
@@ -61,28 +61,28 @@ static uint32_t group_of(struct finder *f, const uint32_t *demand, size_t n)
     if (ckpt_vec_reserve(&part, n + 1) < 0)
         return (void)ckpt_nomem(f->err), CKPT_NONE;
     for (size_t i = 0; i < n; i++) {
-        const struct demand *d = &f->demands.ptr[demand[i]];
-        const uint32_t number = ckpt_members_part(&f->members, d->class, d->entry, d->part);
+        const struct request *d = &f->requests.ptr[request[i]];
+        const uint32_t number = ckpt_rank_lists_part(&f->members, d->class, d->entry, d->part);
         if (number != CKPT_NONE)
             part.ptr[part.len++] = number;
     }
     if (n > 1)
         qsort(part.ptr, part.len, sizeof *part.ptr, ckpt_u32s_cmp);
     if (part.len == n)
-        group = ckpt_members_group(&f->members, &part);
+        group = ckpt_rank_lists_group(&f->members, &part);
     ckpt_vec_release(&part);
     return group;
 }
 
-static int add_demand(void *ctx, uint32_t part, const struct ckpt_box *box)
+static int add_request(void *ctx, uint32_t part, const struct ckpt_box *box)
 {
     struct finder *f = ctx;
-    const struct demand d = {f->class, f->entry, part, *box, 0};
+    const struct request d = {f->class, f->entry, part, *box, 0};
 
-    return ckpt_vec_push(&f->demands, d) < 0 ? ckpt_nomem(f->err) : 0;
+    return ckpt_vec_push(&f->requests, d) < 0 ? ckpt_nomem(f->err) : 0;
 }
 
-/* Add to f->demands the parts of all entries that overlap with one of this rank's boxes. */
+/* Add to f->requests the parts of all entries that overlap with one of this rank's boxes. */
 static int collect(struct finder *f, const struct ckpt_box *own)
 {
     const struct ckpt_job_wants *r = f->job_wants;
@@ -93,7 +93,7 @@ static int collect(struct finder *f, const struct ckpt_box *own)
         f->entry = r->use[i].entry;
         if (f->sharing_class[f->class] &&
             ckpt_wants_parts(&r->table[f->class], &r->table[f->class].entries.ptr[f->entry], t, own,
-                             add_demand, f) < 0)
+                             add_request, f) < 0)
             return -1;
     }
     return 0;
@@ -101,31 +101,31 @@ static int collect(struct finder *f, const struct ckpt_box *own)
 
 static int identity_cmp(const void *pa, const void *pb)
 {
-    const struct demand *a = pa, *b = pb;
+    const struct request *a = pa, *b = pb;
     int c = ckpt_u64_cmp(a->class, b->class);
 
     c = c ? c : ckpt_u64_cmp(a->entry, b->entry);
     return c ? c : ckpt_u64_cmp(a->part, b->part);
 }
 
-/* Remove duplicates (demands that overlap with several boxes of this rank) and demands of no rank
+/* Remove duplicates (requests that overlap with several boxes of this rank) and requests of no rank
  * that shares with this one. */
 static int tidy(struct finder *f)
 {
     size_t out = 0;
 
-    qsort(f->demands.ptr, f->demands.len, sizeof *f->demands.ptr, identity_cmp);
-    for (size_t i = 0; i < f->demands.len; i++) {
-        const struct demand *d = &f->demands.ptr[i];
-        if (out && identity_cmp(&f->demands.ptr[out - 1], d) == 0)
+    qsort(f->requests.ptr, f->requests.len, sizeof *f->requests.ptr, identity_cmp);
+    for (size_t i = 0; i < f->requests.len; i++) {
+        const struct request *d = &f->requests.ptr[i];
+        if (out && identity_cmp(&f->requests.ptr[out - 1], d) == 0)
             continue;
-        const uint32_t part = ckpt_members_part(&f->members, d->class, d->entry, d->part);
+        const uint32_t part = ckpt_rank_lists_part(&f->members, d->class, d->entry, d->part);
         if (part == CKPT_NONE)
             return -1;
         if (f->members.parts.ptr[part]->rank.len)
-            f->demands.ptr[out++] = *d;
+            f->requests.ptr[out++] = *d;
     }
-    f->demands.len = out;
+    f->requests.len = out;
     return 0;
 }
 
@@ -146,27 +146,27 @@ static int emit(struct finder *f, const struct ckpt_box *box, uint32_t group)
     return ckpt_vec_push(f->boxes, b) < 0 ? ckpt_nomem(f->err) : 0;
 }
 
-/* ---- overlapping boxes are cut into cells, so that a demand covers a cell whole or not at all
+/* ---- overlapping boxes are cut into cells, so that a request covers a cell whole or not at all
  * ---- */
 
 static int along_cmp(const void *pa, const void *pb, void *dimension)
 {
-    const struct demand *a = pa, *b = pb;
+    const struct request *a = pa, *b = pb;
     const uint32_t d = *(const uint32_t *)dimension;
     const int c = ckpt_u64_cmp(a->box.lo[d], b->box.lo[d]);
 
     return c ? c : identity_cmp(a, b);
 }
 
-/* Fill in demand.reach and f->wide, for binary search. */
+/* Fill in request.reach and f->wide, for binary search. */
 static int find_reach(struct finder *f)
 {
     const uint64_t limit = f->job_wants->cat->tensors.ptr[f->tensor].dim[f->order] / WIDE_PART;
     uint64_t reach = 0;
 
     f->wide.len = 0;
-    for (uint32_t i = 0; i < f->demands.len; i++) {
-        struct demand *d = &f->demands.ptr[i];
+    for (uint32_t i = 0; i < f->requests.len; i++) {
+        struct request *d = &f->requests.ptr[i];
         const uint64_t n = d->box.n[f->order];
         if (n > limit && ckpt_vec_push(&f->wide, i) < 0)
             return ckpt_nomem(f->err);
@@ -177,20 +177,20 @@ static int find_reach(struct finder *f)
     return 0;
 }
 
-/* Sort the demands along the dimension in which their boxes have the most different beginnings. */
-static int sort_demands(struct finder *f)
+/* Sort the requests along the dimension in which their boxes have the most different beginnings. */
+static int sort_requests(struct finder *f)
 {
-    const size_t n = f->demands.len;
+    const size_t n = f->requests.len;
     ckpt_cleanup(ckpt_freep) uint64_t *edge = malloc((n + 1) * sizeof *edge);
     size_t most = 0;
 
     if (!edge)
         return ckpt_nomem(f->err);
     f->order = 0;
-    for (uint32_t d = 0; d < f->demands.ptr->box.rank; d++) {
+    for (uint32_t d = 0; d < f->requests.ptr->box.rank; d++) {
         size_t different = 1;
         for (size_t i = 0; i < n; i++)
-            edge[i] = f->demands.ptr[i].box.lo[d];
+            edge[i] = f->requests.ptr[i].box.lo[d];
         qsort(edge, n, sizeof *edge, ckpt_u64s_cmp);
         for (size_t i = 1; i < n; i++)
             different += edge[i] != edge[i - 1];
@@ -199,30 +199,30 @@ static int sort_demands(struct finder *f)
             f->order = d;
         }
     }
-    qsort_r(f->demands.ptr, n, sizeof *f->demands.ptr, along_cmp, &f->order);
+    qsort_r(f->requests.ptr, n, sizeof *f->requests.ptr, along_cmp, &f->order);
     return find_reach(f);
 }
 
-/* Append the indices of the demands that overlap with a box, ascending. */
+/* Append the indices of the requests that overlap with a box, ascending. */
 static int overlapping(const struct finder *f, const struct ckpt_box *box, ckpt_numbers *out)
 {
     const uint32_t d = f->order;
-    size_t lo = 0, hi = f->demands.len;
+    size_t lo = 0, hi = f->requests.len;
     struct ckpt_box both;
 
     while (lo < hi) {
         const size_t mid = lo + (hi - lo) / 2;
-        if (f->demands.ptr[mid].reach <= box->lo[d])
+        if (f->requests.ptr[mid].reach <= box->lo[d])
             lo = mid + 1;
         else
             hi = mid;
     }
     for (size_t i = 0; i < f->wide.len && f->wide.ptr[i] < lo; i++)
-        if (ckpt_box_intersect(&f->demands.ptr[f->wide.ptr[i]].box, box, &both) &&
+        if (ckpt_box_intersect(&f->requests.ptr[f->wide.ptr[i]].box, box, &both) &&
             ckpt_vec_push(out, f->wide.ptr[i]) < 0)
             return ckpt_nomem(f->err);
-    for (; lo < f->demands.len && f->demands.ptr[lo].box.lo[d] < box->lo[d] + box->n[d]; lo++)
-        if (ckpt_box_intersect(&f->demands.ptr[lo].box, box, &both) &&
+    for (; lo < f->requests.len && f->requests.ptr[lo].box.lo[d] < box->lo[d] + box->n[d]; lo++)
+        if (ckpt_box_intersect(&f->requests.ptr[lo].box, box, &both) &&
             ckpt_vec_push(out, (uint32_t)lo) < 0)
             return ckpt_nomem(f->err);
     return 0;
@@ -231,21 +231,21 @@ static int overlapping(const struct finder *f, const struct ckpt_box *box, ckpt_
 /* A walk over the cells of a box. */
 struct sweep {
     struct finder *f;
-    const struct ckpt_box *within;                                  /* the box */
-    struct ckpt_box cell;                                           /* the current cell */
-    int (*leaf)(struct sweep *s, const uint32_t *demand, size_t n); /* called for each cell */
+    const struct ckpt_box *within;                                   /* the box */
+    struct ckpt_box cell;                                            /* the current cell */
+    int (*leaf)(struct sweep *s, const uint32_t *request, size_t n); /* called for each cell */
     /* for keep_cell: */
-    const ckpt_numbers *set; /* the demands that must cover a cell */
+    const ckpt_numbers *set; /* the requests that must cover a cell */
     uint32_t group;
     struct ckpt_box run; /* neighbouring cells that together are one box */
     bool running;        /* there is a run */
 };
 
-/* Cut the cell along dimension d at every edge of these demands (ascending indices), and for each
- * interval go on to the next dimension with the demands that cover the interval. */
-static int sweep(struct sweep *s, uint32_t d, const uint32_t *demand, size_t n)
+/* Cut the cell along dimension d at every edge of these requests (ascending indices), and for each
+ * interval go on to the next dimension with the requests that cover the interval. */
+static int sweep(struct sweep *s, uint32_t d, const uint32_t *request, size_t n)
 {
-    const struct demand *all = s->f->demands.ptr;
+    const struct request *all = s->f->requests.ptr;
 
     if (n == 0)
         return 0;
@@ -254,7 +254,7 @@ static int sweep(struct sweep *s, uint32_t d, const uint32_t *demand, size_t n)
                    ? ckpt_fail(s->f->err, CKPT_LIMIT,
                                "tensor '%s': the wanted boxes overlap in too many ways",
                                s->f->job_wants->cat->tensors.ptr[s->f->tensor].name)
-                   : s->leaf(s, demand, n);
+                   : s->leaf(s, request, n);
     const uint64_t begin = s->within->lo[d], end = begin + s->within->n[d];
     ckpt_cleanup(ckpt_freep) uint64_t *edge = malloc((2 * n + 2) * sizeof *edge);
     ckpt_cleanup(ckpt_freep) uint32_t *cover = malloc(n * sizeof *cover);
@@ -265,14 +265,14 @@ static int sweep(struct sweep *s, uint32_t d, const uint32_t *demand, size_t n)
     edge[0] = begin;
     edge[1] = end;
     for (size_t i = 0; i < n; i++) {
-        const struct ckpt_box *b = &all[demand[i]].box;
+        const struct ckpt_box *b = &all[request[i]].box;
         if (b->lo[d] > begin && b->lo[d] < end)
             edge[nedge++] = b->lo[d];
         if (b->lo[d] + b->n[d] > begin && b->lo[d] + b->n[d] < end)
             edge[nedge++] = b->lo[d] + b->n[d];
     }
     qsort(edge, nedge, sizeof *edge, ckpt_u64s_cmp);
-    const bool sorted = d == s->f->order; /* then demands begin in ascending order */
+    const bool sorted = d == s->f->order; /* then requests begin in ascending order */
     for (size_t i = 0; i + 1 < nedge && rc == 0; i++) {
         if (edge[i] == edge[i + 1])
             continue;
@@ -284,10 +284,10 @@ static int sweep(struct sweep *s, uint32_t d, const uint32_t *demand, size_t n)
         for (size_t k = 0; k < ncover; k++)
             if (all[cover[k]].box.lo[d] + all[cover[k]].box.n[d] > edge[i])
                 cover[still++] = cover[k];
-        for (; next < n && (!sorted || all[demand[next]].box.lo[d] <= edge[i]); next++) {
-            const struct ckpt_box *b = &all[demand[next]].box;
+        for (; next < n && (!sorted || all[request[next]].box.lo[d] <= edge[i]); next++) {
+            const struct ckpt_box *b = &all[request[next]].box;
             if (b->lo[d] <= edge[i] && b->lo[d] + b->n[d] > edge[i])
-                cover[still++] = demand[next];
+                cover[still++] = request[next];
         }
         ncover = still;
         rc = sweep(s, d + 1, cover, ncover);
@@ -303,14 +303,14 @@ static int end_run(struct sweep *s)
     return any ? emit(s->f, &s->run, s->group) : 0;
 }
 
-/* A leaf of emit_set: if exactly the demands of the set cover the cell, it belongs to a box of the
+/* A leaf of emit_set: if exactly the requests of the set cover the cell, it belongs to a box of the
  * group. */
-static int keep_cell(struct sweep *s, const uint32_t *demand, size_t n)
+static int keep_cell(struct sweep *s, const uint32_t *request, size_t n)
 {
     const uint32_t last = s->within->rank - 1;
     bool follows = s->running && s->run.lo[last] + s->run.n[last] == s->cell.lo[last];
 
-    if (n != s->set->len || memcmp(demand, s->set->ptr, n * sizeof *demand) != 0)
+    if (n != s->set->len || memcmp(request, s->set->ptr, n * sizeof *request) != 0)
         return end_run(s);
     for (uint32_t d = 0; d < last && follows; d++)
         follows = s->run.lo[d] == s->cell.lo[d] && s->run.n[d] == s->cell.n[d];
@@ -325,17 +325,17 @@ static int keep_cell(struct sweep *s, const uint32_t *demand, size_t n)
     return 0;
 }
 
-/* Emit the boxes that exactly these demands cover: their intersection, without the parts that other
- * demands cover, too. That does not depend on which rank plans, so all ranks of the group find the
- * same boxes. */
+/* Emit the boxes that exactly these requests cover: their intersection, without the parts that
+ * other requests cover, too. That does not depend on which rank plans, so all ranks of the group
+ * find the same boxes. */
 static int emit_set(struct finder *f, const ckpt_numbers *set)
 {
-    struct ckpt_box meet = f->demands.ptr[set->ptr[0]].box, both;
+    struct ckpt_box meet = f->requests.ptr[set->ptr[0]].box, both;
     struct sweep s = {.f = f, .within = &meet, .leaf = keep_cell, .set = set};
     ckpt_numbers overlap = {0};
 
     for (size_t i = 1; i < set->len; i++) {
-        (void)ckpt_box_intersect(&meet, &f->demands.ptr[set->ptr[i]].box, &both);
+        (void)ckpt_box_intersect(&meet, &f->requests.ptr[set->ptr[i]].box, &both);
         meet = both;
     }
     s.group = group_of(f, set->ptr, set->len);
@@ -352,14 +352,14 @@ static int emit_set(struct finder *f, const ckpt_numbers *set)
     return rc;
 }
 
-/* The other leaf, for the cells of this rank's own boxes: emit the boxes of the set of demands that
- * cover the cell, unless it has been met before. */
-static int see_set(struct sweep *s, const uint32_t *demand, size_t n)
+/* The other leaf, for the cells of this rank's own boxes: emit the boxes of the set of requests
+ * that cover the cell, unless it has been met before. */
+static int see_set(struct sweep *s, const uint32_t *request, size_t n)
 {
     struct finder *f = s->f;
     bool new;
 
-    if (ckpt_lists_know(&f->seen, demand, n, 0, &new) < 0)
+    if (ckpt_lists_know(&f->seen, request, n, 0, &new) < 0)
         return ckpt_nomem(f->err);
     if (!new)
         return 0;
@@ -389,12 +389,12 @@ static int own_boxes(struct finder *f, box_vec *out)
     return 0;
 }
 
-/* True if every demand that overlaps with this rank's box covers all of it: then it need not be
+/* True if every request that overlaps with this rank's box covers all of it: then it need not be
  * cut. */
 static bool all_alike(const struct finder *f, const struct ckpt_box *own)
 {
-    for (size_t i = 0; i < f->demands.len; i++)
-        if (!inside(own, &f->demands.ptr[i].box))
+    for (size_t i = 0; i < f->requests.len; i++)
+        if (!inside(own, &f->requests.ptr[i].box))
             return false;
     return true;
 }
@@ -404,7 +404,7 @@ static int find_in_tensor(struct finder *f, box_vec *own)
     ckpt_numbers all = {0};
     int rc = own_boxes(f, own);
 
-    f->demands.len = 0;
+    f->requests.len = 0;
     ckpt_lists_forget(&f->seen);
     for (size_t i = 0; i < own->len && rc == 0; i++)
         rc = collect(f, &own->ptr[i]);
@@ -415,14 +415,14 @@ static int find_in_tensor(struct finder *f, box_vec *own)
     if (own->ptr->rank == 0)
         own->len = 1;
     if (own->len == 1 && all_alike(f, own->ptr)) {
-        for (size_t i = 0; i < f->demands.len && rc == 0; i++)
+        for (size_t i = 0; i < f->requests.len && rc == 0; i++)
             rc = ckpt_vec_push(&all, (uint32_t)i) < 0 ? ckpt_nomem(f->err) : 0;
         rc = rc == 0 ? emit(f, own->ptr, group_of(f, all.ptr, all.len)) : -1;
         ckpt_vec_release(&all);
         return rc;
     }
     f->cells = 0;
-    rc = sort_demands(f);
+    rc = sort_requests(f);
     for (size_t i = 0; i < own->len && rc == 0; i++) {
         struct sweep s = {.f = f, .within = &own->ptr[i], .cell = own->ptr[i], .leaf = see_set};
         all.len = 0;
@@ -486,7 +486,7 @@ static int find_sharing_classes(struct finder *f)
         return 0;
     }
     for (uint32_t r = 0; r < f->job_wants->nrank; r++)
-        if (ckpt_members_share(&f->members, r))
+        if (ckpt_rank_lists_share(&f->members, r))
             f->sharing_class[f->job_wants->class_of[r]] = true;
     return 0;
 }
@@ -499,7 +499,7 @@ int ckpt_groups_find(const struct ckpt_job_wants *job_wants, uint32_t self,
         .job_wants = job_wants, .self = self, .groups = groups, .boxes = boxes, .err = err};
     box_vec own = {0};
 
-    f.members = (struct ckpt_members){
+    f.members = (struct ckpt_rank_lists){
         .job_wants = job_wants, .sharing = sharing, .self = self, .groups = groups, .err = err};
     int rc = find_sharing_classes(&f);
 
@@ -507,9 +507,9 @@ int ckpt_groups_find(const struct ckpt_job_wants *job_wants, uint32_t self,
         rc = find_in_tensor(&f, &own);
     if (rc == 0)
         rc = sort_groups(&f);
-    ckpt_members_release(&f.members);
+    ckpt_rank_lists_release(&f.members);
     ckpt_lists_forget(&f.seen);
-    ckpt_vec_release(&f.demands);
+    ckpt_vec_release(&f.requests);
     ckpt_vec_release(&f.wide);
     ckpt_vec_release(&own);
     free(f.sharing_class);

@@ -14,7 +14,7 @@
 #include "base/err.h"
 #include "base/vec.h"
 #include "load/want/job_wants.h"
-#include "load/want/members.h"
+#include "load/want/rank_lists.h"
 #include "tensor/box.h"
 
 /* A box of a tensor that all ranks of a group want, and no other rank that shares with them. */

@@ -146,7 +146,7 @@ static int add_group(struct model *m, const struct ckpt_plan *p, uint32_t group)
     add_reads(m, p, group, read);
     if (g->n == 1)
         return 0;
-    if (ckpt_relay_sent(&p->relay[group], read, sent, m->err) < 0)
+    if (ckpt_broadcast_sent(&p->broadcast[group], read, sent, m->err) < 0)
         return -1;
     for (uint32_t i = 0; i < g->n; i++)
         total += read[i];

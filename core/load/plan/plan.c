@@ -25,9 +25,9 @@ void ckpt_plan_free(struct ckpt_plan *p)
 {
     if (!p)
         return;
-    for (size_t g = 0; p->relay && g < p->groups.len; g++)
-        ckpt_relay_release(&p->relay[g]);
-    free(p->relay);
+    for (size_t g = 0; p->broadcast && g < p->groups.len; g++)
+        ckpt_broadcast_release(&p->broadcast[g]);
+    free(p->broadcast);
     free(p->family);
     ckpt_groups_release(&p->groups);
     ckpt_vec_release(&p->regions);
@@ -47,7 +47,7 @@ uint64_t ckpt_plan_memory(const struct ckpt_plan *p)
                      p->windows.cap * sizeof *p->windows.ptr + p->own.cap * sizeof *p->own.ptr;
 
     for (size_t g = 0; g < p->groups.len; g++)
-        bytes += sizeof *p->groups.ptr + sizeof *p->relay +
+        bytes += sizeof *p->groups.ptr + sizeof *p->broadcast +
                  (uint64_t)p->groups.ptr[g].n * 4 * sizeof(uint32_t);
     return bytes;
 }
@@ -422,10 +422,10 @@ int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
     if (find_regions(p, sharing, err) < 0)
         return -1;
     p->family = calloc(p->groups.len + 1, sizeof *p->family);
-    if (!p->family || !(p->relay = calloc(p->groups.len + 1, sizeof *p->relay)))
+    if (!p->family || !(p->broadcast = calloc(p->groups.len + 1, sizeof *p->broadcast)))
         return ckpt_nomem(err);
     for (size_t g = 0; g < p->groups.len; g++)
-        if (ckpt_relay_init(&p->relay[g], &p->groups.ptr[g], sharing->node, star, err) < 0)
+        if (ckpt_broadcast_init(&p->broadcast[g], &p->groups.ptr[g], sharing->node, star, err) < 0)
             return -1;
     if (cut_units(p, err) < 0 || make_pieces(p, err) < 0)
         return -1;

@@ -8,7 +8,7 @@
  * The boxes of a group (groups.h) are its regions. They are cut into units, boxes that are read
  * whole, in the order of the files. Some members of the group are its readers: each owns a
  * contiguous run of units, with equal numbers of bytes, and reads it in pieces. A piece is sent to
- * all members of the group (relay.h). A window is the unit of exchange of a group: one piece of
+ * all members of the group (broadcast.h). A window is the unit of exchange of a group: one piece of
  * each of some readers, which take turns. Every rank goes through its windows in the same order, by
  * number and then by group, so that no ranks wait for each other in a circle. Bytes that only one
  * rank wants form a group of one member, which reads them and exchanges nothing. */
@@ -21,8 +21,8 @@
 
 #include "base/err.h"
 #include "base/vec.h"
+#include "load/plan/broadcast.h"
 #include "load/plan/groups.h"
-#include "load/plan/relay.h"
 #include "load/want/job_wants.h"
 #include "tensor/box.h"
 #include "tensor/catalog.h"
@@ -77,8 +77,8 @@ struct ckpt_plan {
     const struct ckpt_job_wants *job_wants; /* borrowed; must outlive the plan */
     uint32_t self;                          /* the rank whose plan this is */
     struct ckpt_plan_sizes sizes;
-    ckpt_groups groups;       /* of which this rank is a member */
-    struct ckpt_relay *relay; /* per group */
+    ckpt_groups groups;               /* of which this rank is a member */
+    struct ckpt_broadcast *broadcast; /* per group */
     uint8_t *family; /* per group: 1 + the family of its communicator (families.h); 0: none */
     CKPT_VEC(struct ckpt_region) regions;    /* ordered by tensor */
     CKPT_VEC(struct ckpt_unit) units;        /* by group, then in the order of the files */
@@ -88,7 +88,7 @@ struct ckpt_plan {
 };
 
 /* Make the plan of rank `self`. job_wants is borrowed for the life of the plan, sharing for this
- * call. star: as ckpt_relay_init. LIMIT: there would be too many units, or a unit of 4 GiB. */
+ * call. star: as ckpt_broadcast_init. LIMIT: there would be too many units, or a unit of 4 GiB. */
 int ckpt_plan_new(const struct ckpt_job_wants *job_wants, uint32_t self,
                   const struct ckpt_sharing *sharing, bool star,
                   const struct ckpt_plan_sizes *sizes, struct ckpt_plan **ret,

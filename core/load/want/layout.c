@@ -149,15 +149,15 @@ static int add_products(struct lay *y, uint32_t tensor, const struct ckpt_tensor
     }
     for (uint32_t k = 0; k < t->rank; k++) {
         if (pick[k]->way == CKPT_TP && y->l.n[TP] > 1)
-            spec.cut[spec.ncut++] = (struct ckpt_cut){k, 3};
+            spec.cut[spec.ncut++] = (struct ckpt_division){k, 3};
         if (pick[k]->way == CKPT_EP && y->l.n[EP] > 1)
-            spec.cut[spec.ncut++] = (struct ckpt_cut){k, 2};
+            spec.cut[spec.ncut++] = (struct ckpt_division){k, 2};
         if (spec.ncut > CKPT_SPEC_CUTS - 2)
             return ckpt_fail(y->err, CKPT_UNSUPPORTED,
                              "tensor '%s' is divided along too many dimensions", t->name);
     }
     if (t->rank > 0 && y->l.n[FSDP] > 1)
-        spec.cut[spec.ncut++] = (struct ckpt_cut){0, 1};
+        spec.cut[spec.ncut++] = (struct ckpt_division){0, 1};
     uint32_t number = CKPT_NONE;
     if (spec.ncut && ((spec.grid = stage_grid(y, one_ep, groups)) == CKPT_NONE ||
                       (number = ckpt_wants_spec(y->w, &spec, y->err)) == CKPT_NONE))

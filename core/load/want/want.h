@@ -31,14 +31,14 @@ struct ckpt_grid {
 
 /* Divide dimension `dim` of the box that the cuts before have left, as torch.chunk does, into one
  * part for each index along dimension `axis` of the grid. */
-struct ckpt_cut {
+struct ckpt_division {
     uint32_t dim, axis;
 };
 
 /* A placement: a grid, and the cuts that divide a box over it. */
 struct ckpt_spec {
     uint32_t grid, ncut;
-    struct ckpt_cut cut[CKPT_SPEC_CUTS];
+    struct ckpt_division cut[CKPT_SPEC_CUTS];
 };
 
 /* An entry of the table. */

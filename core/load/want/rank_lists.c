@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of ranks of parts and groups, each made once and found again by a map. */
-#include "load/want/members.h"
+#include "load/want/rank_lists.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +39,7 @@ int ckpt_lists_know(struct ckpt_known_lists *k, const uint32_t *list, size_t n, 
 
 /* ---- the ranks of a part ---- */
 
-bool ckpt_members_share(const struct ckpt_members *m, uint32_t rank)
+bool ckpt_rank_lists_share(const struct ckpt_rank_lists *m, uint32_t rank)
 {
     const uint32_t *share = m->sharing->share;
 
@@ -56,7 +56,7 @@ bool ckpt_members_share(const struct ckpt_members *m, uint32_t rank)
 }
 
 struct listing {
-    const struct ckpt_members *m;
+    const struct ckpt_rank_lists *m;
     struct ckpt_part_ranks *to;
 };
 
@@ -64,13 +64,13 @@ static int list_rank(void *ctx, uint32_t rank)
 {
     const struct listing *l = ctx;
 
-    if (l->m->job_wants->class_of[rank] != l->to->class || !ckpt_members_share(l->m, rank))
+    if (l->m->job_wants->class_of[rank] != l->to->class || !ckpt_rank_lists_share(l->m, rank))
         return 0;
     return ckpt_vec_push(&l->to->rank, rank);
 }
 
 /* List the ranks of a part: of a placement, or all ranks of the class. */
-static int list_ranks(struct ckpt_members *m, struct ckpt_part_ranks *p)
+static int list_ranks(struct ckpt_rank_lists *m, struct ckpt_part_ranks *p)
 {
     const struct ckpt_job_wants *r = m->job_wants;
     struct listing l = {m, p};
@@ -89,7 +89,8 @@ static int list_ranks(struct ckpt_members *m, struct ckpt_part_ranks *p)
     return rc < 0 ? ckpt_nomem(m->err) : 0;
 }
 
-uint32_t ckpt_members_part(struct ckpt_members *m, uint32_t class, uint32_t entry, uint32_t part)
+uint32_t ckpt_rank_lists_part(struct ckpt_rank_lists *m, uint32_t class, uint32_t entry,
+                              uint32_t part)
 {
     const uint32_t key[3] = {class, m->job_wants->table[class].entries.ptr[entry].spec, part};
     uint32_t number;
@@ -113,7 +114,7 @@ uint32_t ckpt_members_part(struct ckpt_members *m, uint32_t class, uint32_t entr
 /* ---- groups ---- */
 
 /* The group of exactly these ranks (ascending, no duplicates); a new one if there is none. */
-static uint32_t group_of_ranks(struct ckpt_members *m, const ckpt_numbers *rank)
+static uint32_t group_of_ranks(struct ckpt_rank_lists *m, const ckpt_numbers *rank)
 {
     const size_t len = rank->len * sizeof *rank->ptr;
     struct ckpt_group g = {.n = (uint32_t)rank->len};
@@ -137,7 +138,7 @@ static uint32_t group_of_ranks(struct ckpt_members *m, const ckpt_numbers *rank)
 }
 
 /* The union of the ranks of some parts, ascending. */
-static int unite(struct ckpt_members *m, const ckpt_numbers *part, ckpt_numbers *rank)
+static int unite(struct ckpt_rank_lists *m, const ckpt_numbers *part, ckpt_numbers *rank)
 {
     size_t out = 0;
 
@@ -158,7 +159,7 @@ static int unite(struct ckpt_members *m, const ckpt_numbers *part, ckpt_numbers 
     return 0;
 }
 
-uint32_t ckpt_members_group(struct ckpt_members *m, ckpt_numbers *part)
+uint32_t ckpt_rank_lists_group(struct ckpt_rank_lists *m, ckpt_numbers *part)
 {
     ckpt_numbers rank = {0};
     uint32_t group = CKPT_NONE;
@@ -180,7 +181,7 @@ uint32_t ckpt_members_group(struct ckpt_members *m, ckpt_numbers *part)
     return group;
 }
 
-void ckpt_members_release(struct ckpt_members *m)
+void ckpt_rank_lists_release(struct ckpt_rank_lists *m)
 {
     for (size_t i = 0; i < m->parts.len; i++) {
         ckpt_vec_release(&m->parts.ptr[i]->rank);

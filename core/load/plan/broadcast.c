@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Broadcast trees. A tree is the balanced search tree over 0 .. n-1; it has no fixed root, because
  * a member passes a piece on to all of its neighbours except the one from which it came. */
-#include "load/plan/relay.h"
+#include "load/plan/broadcast.h"
 
 #include <stdlib.h>
 
@@ -9,12 +9,12 @@
 #include "base/mem.h"
 #include "base/sort.h"
 
-void ckpt_relay_release(struct ckpt_relay *r)
+void ckpt_broadcast_release(struct ckpt_broadcast *r)
 {
     free(r->member);
     free(r->place);
     free(r->node);
-    *r = (struct ckpt_relay){0};
+    *r = (struct ckpt_broadcast){0};
 }
 
 struct seat {
@@ -29,19 +29,19 @@ static int seat_cmp(const void *pa, const void *pb)
     return c ? c : ckpt_u64_cmp(a->rank, b->rank);
 }
 
-int ckpt_relay_init(struct ckpt_relay *r, const struct ckpt_group *group, const uint32_t *node,
-                    bool star, struct ckpt_err *err)
+int ckpt_broadcast_init(struct ckpt_broadcast *r, const struct ckpt_group *group,
+                        const uint32_t *node, bool star, struct ckpt_err *err)
 {
     const size_t n = group->n;
     struct seat *seat = malloc((n + 1) * sizeof *seat);
 
-    *r = (struct ckpt_relay){.self = group->rank[group->self], .n = group->n, .star = star};
+    *r = (struct ckpt_broadcast){.self = group->rank[group->self], .n = group->n, .star = star};
     r->member = malloc((n + 1) * sizeof *r->member);
     r->place = malloc((n + 1) * sizeof *r->place);
     r->node = malloc((n + 1) * sizeof *r->node);
     if (!seat || !r->member || !r->place || !r->node) {
         free(seat);
-        ckpt_relay_release(r);
+        ckpt_broadcast_release(r);
         return ckpt_nomem(err);
     }
     for (uint32_t i = 0; i < n; i++)
@@ -105,7 +105,7 @@ struct way {
     uint32_t turn;       /* which of the two trees between nodes: 0 or 1 */
 };
 
-static struct way way_of(const struct ckpt_relay *r, uint32_t reader)
+static struct way way_of(const struct ckpt_broadcast *r, uint32_t reader)
 {
     const uint32_t place = r->place[reader];
     uint32_t lo = 0, hi = r->nnode;
@@ -120,19 +120,19 @@ static struct way way_of(const struct ckpt_relay *r, uint32_t reader)
     return (struct way){lo, place - r->node[lo], place & 1};
 }
 
-static uint32_t count_of(const struct ckpt_relay *r, uint32_t node)
+static uint32_t count_of(const struct ckpt_broadcast *r, uint32_t node)
 {
     return r->node[node + 1] - r->node[node];
 }
 
 /* The head of a node for this reader's pieces, as an index in r->member. */
-static uint32_t head_of(const struct ckpt_relay *r, uint32_t node, const struct way *w)
+static uint32_t head_of(const struct ckpt_broadcast *r, uint32_t node, const struct way *w)
 {
     return r->node[node] + w->lane % count_of(r, node);
 }
 
 /* The neighbours of this rank's node. In the second tree, all nodes are shifted by one place. */
-static struct neighbours node_neighbours(const struct ckpt_relay *r, const struct way *w)
+static struct neighbours node_neighbours(const struct ckpt_broadcast *r, const struct way *w)
 {
     const uint32_t n = r->nnode, shift = w->turn;
     struct neighbours t = find_neighbours(n, (r->own + shift) % n, (w->node + shift) % n);
@@ -145,7 +145,7 @@ static struct neighbours node_neighbours(const struct ckpt_relay *r, const struc
 }
 
 /* The neighbours of this rank in the tree within its node; `toward` is on the way to the head. */
-static struct neighbours mates(const struct ckpt_relay *r, const struct way *w)
+static struct neighbours mates(const struct ckpt_broadcast *r, const struct way *w)
 {
     const uint32_t n = count_of(r, r->own), first = r->node[r->own];
     const uint32_t head = head_of(r, r->own, w);
@@ -161,7 +161,7 @@ static struct neighbours mates(const struct ckpt_relay *r, const struct way *w)
     return t;
 }
 
-uint32_t ckpt_relay_from(const struct ckpt_relay *r, uint32_t reader)
+uint32_t ckpt_broadcast_from(const struct ckpt_broadcast *r, uint32_t reader)
 {
     const struct way w = way_of(r, reader);
     const uint32_t head = head_of(r, r->own, &w);
@@ -172,7 +172,7 @@ uint32_t ckpt_relay_from(const struct ckpt_relay *r, uint32_t reader)
     return toward == UINT32_MAX ? r->self : r->member[head_of(r, toward, &w)];
 }
 
-uint32_t ckpt_relay_to(const struct ckpt_relay *r, uint32_t reader, uint32_t *ret)
+uint32_t ckpt_broadcast_to(const struct ckpt_broadcast *r, uint32_t reader, uint32_t *ret)
 {
     const struct way w = way_of(r, reader);
     const uint32_t head = head_of(r, r->own, &w);
@@ -198,7 +198,7 @@ uint32_t ckpt_relay_to(const struct ckpt_relay *r, uint32_t reader, uint32_t *re
     return n;
 }
 
-uint32_t ckpt_relay_most(const struct ckpt_relay *r)
+uint32_t ckpt_broadcast_most(const struct ckpt_broadcast *r)
 {
     return 3 + (r->star ? count_of(r, r->own) - 1 : 3);
 }
@@ -206,7 +206,7 @@ uint32_t ckpt_relay_most(const struct ckpt_relay *r)
 /* ---- the traffic of all members ---- */
 
 /* Add up the bytes of each lane and tree, which take the same way. Returns the number of lanes. */
-static uint32_t sum_lanes(const struct ckpt_relay *r, const uint64_t *read, uint64_t *sum)
+static uint32_t sum_lanes(const struct ckpt_broadcast *r, const uint64_t *read, uint64_t *sum)
 {
     uint32_t lanes = 0;
 
@@ -221,7 +221,7 @@ static uint32_t sum_lanes(const struct ckpt_relay *r, const uint64_t *read, uint
 }
 
 /* The number of neighbours that a member has, for a lane and tree. */
-static uint32_t degree(const struct ckpt_relay *r, uint32_t node, uint32_t index, uint32_t lane,
+static uint32_t degree(const struct ckpt_broadcast *r, uint32_t node, uint32_t index, uint32_t lane,
                        uint32_t turn)
 {
     const uint32_t n = count_of(r, node), at = (node + turn) % r->nnode;
@@ -235,8 +235,8 @@ static uint32_t degree(const struct ckpt_relay *r, uint32_t node, uint32_t index
 
 /* A member sends each byte to all neighbours except the one from which it came; it receives every
  * byte except those that it reads, so that many are subtracted. */
-int ckpt_relay_sent(const struct ckpt_relay *r, const uint64_t *read, uint64_t *ret_sent,
-                    struct ckpt_err *err)
+int ckpt_broadcast_sent(const struct ckpt_broadcast *r, const uint64_t *read, uint64_t *ret_sent,
+                        struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) uint64_t *sum = calloc(2 * (size_t)r->n + 2, sizeof *sum);
     ckpt_cleanup(ckpt_freep) uint64_t *sent = calloc((size_t)r->n + 1, sizeof *sent);

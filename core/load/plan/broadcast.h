@@ -8,8 +8,8 @@
  * is spread: most inner nodes of one tree are leaves of the other. The members of a node take
  * turns, by reader, as the node's head, which is the member that exchanges pieces with other nodes.
  * A rank therefore has few neighbours, however large its group is. */
-#ifndef CKPT_LOAD_PLAN_RELAY_H
-#define CKPT_LOAD_PLAN_RELAY_H
+#ifndef CKPT_LOAD_PLAN_BROADCAST_H
+#define CKPT_LOAD_PLAN_BROADCAST_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@
 #include "base/err.h"
 #include "load/plan/groups.h"
 
-struct ckpt_relay {
+struct ckpt_broadcast {
     uint32_t self;    /* this rank */
     uint32_t n;       /* number of members */
     uint32_t nnode;   /* number of nodes */
@@ -30,26 +30,26 @@ struct ckpt_relay {
 
 /* Make the trees of a group. node: per rank of the job, its node. star: the ranks of a node can
  * read each other's memory, so that all of them copy a piece from the head's memory. NOMEM. */
-int ckpt_relay_init(struct ckpt_relay *r, const struct ckpt_group *group, const uint32_t *node,
-                    bool star, struct ckpt_err *err);
+int ckpt_broadcast_init(struct ckpt_broadcast *r, const struct ckpt_group *group,
+                        const uint32_t *node, bool star, struct ckpt_err *err);
 
 /* Free what r owns, not r itself. */
-void ckpt_relay_release(struct ckpt_relay *r);
+void ckpt_broadcast_release(struct ckpt_broadcast *r);
 
 /* The rank from which this rank receives the pieces of a reader (an index in the group); this rank
  * itself if it is the reader. */
-uint32_t ckpt_relay_from(const struct ckpt_relay *r, uint32_t reader);
+uint32_t ckpt_broadcast_from(const struct ckpt_broadcast *r, uint32_t reader);
 
 /* List the ranks to which this rank sends the pieces of a reader. Returns their number; ret has
- * room for ckpt_relay_most. */
-uint32_t ckpt_relay_to(const struct ckpt_relay *r, uint32_t reader, uint32_t *ret);
+ * room for ckpt_broadcast_most. */
+uint32_t ckpt_broadcast_to(const struct ckpt_broadcast *r, uint32_t reader, uint32_t *ret);
 
-/* An upper bound of the number that ckpt_relay_to returns. */
-uint32_t ckpt_relay_most(const struct ckpt_relay *r);
+/* An upper bound of the number that ckpt_broadcast_to returns. */
+uint32_t ckpt_broadcast_most(const struct ckpt_broadcast *r);
 
 /* Compute the bytes that each member sends, given the bytes that each member reads; both arrays are
  * indexed as the group. NOMEM. */
-int ckpt_relay_sent(const struct ckpt_relay *r, const uint64_t *read, uint64_t *ret_sent,
-                    struct ckpt_err *err);
+int ckpt_broadcast_sent(const struct ckpt_broadcast *r, const uint64_t *read, uint64_t *ret_sent,
+                        struct ckpt_err *err);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of ranks for groups.c: the ranks that have one part of a placement, and the groups that are
  * unions of such lists. Each list is made once per plan, however many tensors are divided alike. */
-#ifndef CKPT_LOAD_WANT_MEMBERS_H
-#define CKPT_LOAD_WANT_MEMBERS_H
+#ifndef CKPT_LOAD_WANT_RANK_LISTS_H
+#define CKPT_LOAD_WANT_RANK_LISTS_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -33,7 +33,7 @@ struct ckpt_sharing {
 typedef CKPT_VEC(uint32_t) ckpt_numbers;
 
 /* The ranks that have one part of a placement and share with this rank. class, spec and part are
- * the key in ckpt_members.part_map; spec is CKPT_NONE for wants that are not divided, which all
+ * the key in ckpt_rank_lists.part_map; spec is CKPT_NONE for wants that are not divided, which all
  * ranks of the class have. */
 struct ckpt_part_ranks {
     uint32_t class, spec, part;
@@ -55,7 +55,7 @@ int ckpt_lists_know(struct ckpt_known_lists *k, const uint32_t *list, size_t n, 
 /* Empty the set and free its memory. */
 void ckpt_lists_forget(struct ckpt_known_lists *k);
 
-struct ckpt_members {
+struct ckpt_rank_lists {
     const struct ckpt_job_wants *job_wants;
     const struct ckpt_sharing *sharing;
     uint32_t self; /* the rank that plans */
@@ -68,18 +68,19 @@ struct ckpt_members {
 };
 
 /* Free what m owns; the groups remain. */
-void ckpt_members_release(struct ckpt_members *m);
+void ckpt_rank_lists_release(struct ckpt_rank_lists *m);
 
 /* True if a rank shares what it reads with m->self, or is m->self. */
-bool ckpt_members_share(const struct ckpt_members *m, uint32_t rank);
+bool ckpt_rank_lists_share(const struct ckpt_rank_lists *m, uint32_t rank);
 
 /* The index in m->parts of the ranks that have a part of an entry of a class's table. CKPT_NONE and
  * *m->err: no memory. */
-uint32_t ckpt_members_part(struct ckpt_members *m, uint32_t class, uint32_t entry, uint32_t part);
+uint32_t ckpt_rank_lists_part(struct ckpt_rank_lists *m, uint32_t class, uint32_t entry,
+                              uint32_t part);
 
 /* The index of the group of all ranks in any of these parts; a group that is new is added to
  * m->groups. *part has indices in m->parts, ascending; duplicates are removed from it. CKPT_NONE
  * and *m->err: no memory. */
-uint32_t ckpt_members_group(struct ckpt_members *m, ckpt_numbers *part);
+uint32_t ckpt_rank_lists_group(struct ckpt_rank_lists *m, ckpt_numbers *part);
 
 #endif
