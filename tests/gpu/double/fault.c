@@ -3,9 +3,9 @@
  *
  * CKPTFS_GPU_FAULT is a list, by commas, of CALL[:rank=R][:after=N][:times=T][:delay=MS]:WHAT. To
  * the rank's calls (without a rank: to each rank's) after the Nth, all or T of them, WHAT happens:
- * error (the call fails), async (what it began fails later), hang (what it began never ends), block
- * (the call never returns), kill (the process dies), slow (the call takes MS). The rank is
- * CKPTFS_GPU_RANK, or what mpirun or torchrun say. */
+ * error (the call fails), async (what it began fails later), hang (what it began never ends), kill
+ * (the process dies), slow (the call takes MS). The rank is CKPTFS_GPU_RANK, or what mpirun or
+ * torchrun say. */
 #include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -103,8 +103,6 @@ static enum gpu_fault happen(const struct fault *f)
     if (strcmp(f->what, "error") == 0)
         return GPU_ERROR;
     atomic_store(&beyond_repair, true);
-    while (strcmp(f->what, "block") == 0)
-        (void)pause();
     if (strcmp(f->what, "async") == 0)
         return GPU_ASYNC;
     if (strcmp(f->what, "hang") == 0)
