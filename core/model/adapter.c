@@ -264,7 +264,7 @@ static int add_base(const struct adapter *a, size_t i, struct ckpt_catalog *to, 
     if (base_name(root, &name, err) < 0)
         return -1;
     t.name = name;
-    return ckpt_catalog_copy(to, &t, err);
+    return ckpt_catalog_copy(to, &t, 0, err);
 }
 
 /* Make an empty catalogue with the same sources and the same `about`. */

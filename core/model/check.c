@@ -243,7 +243,9 @@ static int finish_report(const struct ckpt_check *c, struct report *r, json_t *w
     if (wrong)
         return ckpt_fail(err, r->shapes.n ? CKPT_CONFLICT : CKPT_MISSING,
                          "the checkpoint does not fit base '%s': %s%s", ckpt_dir_path(c->base->dir),
-                         ckpt_str_get(&text), c->complete ? "" : "; is a shard lost?");
+                         ckpt_str_get(&text),
+                         c->complete ? " (missing=base takes what is missing from the base)"
+                                     : "; is a shard lost?");
     char *line = ckpt_asprintf("compared with base '%s': %s", ckpt_dir_path(c->base->dir),
                                ckpt_str_get(&text));
     int rc = line ? json_array_append_new(warnings, json_string(line)) : -1;

@@ -9,6 +9,7 @@
 #include "model/check.h"
 #include "model/dequantize.h"
 #include "model/dtypes.h"
+#include "model/lent.h"
 #include "model/merge.h"
 #include "model/names.h"
 #include "model/output.h"
@@ -107,7 +108,7 @@ static int model_of_recipe(struct ckpt_opening *o, struct ckpt_err *err)
     o->cat = ckpt_steal(&model->catalog);
     o->config = ckpt_steal(&model->config);
     o->recipe = ckpt_steal(&model->recipe);
-    return ckpt_opening_keep_warnings(o, err);
+    return ckpt_opening_keep_warnings(o, err) < 0 ? -1 : ckpt_opening_take_missing(o, err);
 }
 
 static int config_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
@@ -158,11 +159,12 @@ static int check_complete(struct ckpt_opening *o, struct ckpt_err *err)
         json_object_set_new(o->about, "completeness_not_checked", json_string(lacks.unchecked)) < 0)
         return ckpt_nomem(err);
     if (lacks.n && !o->shared->opt->allow_partial)
-        return ckpt_fail(err, CKPT_MISSING,
-                         "'%s' lacks %zu tensor%s of the model that config.json describes: %s; is "
-                         "a file missing? (-o allow_partial shows it without them)",
-                         ckpt_dir_path(o->dir), lacks.n, lacks.n == 1 ? "" : "s",
-                         ckpt_str_get(&lacks.names));
+        return ckpt_fail(
+            err, CKPT_MISSING,
+            "'%s' lacks %zu tensor%s of the model that config.json describes: %s; is "
+            "a file missing? (-o allow_partial shows it without them, missing=base takes "
+            "them from base=)",
+            ckpt_dir_path(o->dir), lacks.n, lacks.n == 1 ? "" : "s", ckpt_str_get(&lacks.names));
     if (lacks.n)
         ckpt_catalog_warn(o->cat, "tensors of the model are left out (%zu): %s", lacks.n,
                           ckpt_str_get(&lacks.names));
@@ -173,7 +175,9 @@ static int model_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
 {
     const struct ckpt_base *base = o->shared->base;
 
-    if (config_of_hub(o, err) < 0 || (o->decision.match_base && match_names(o, base->cat, err) < 0))
+    if (config_of_hub(o, err) < 0 ||
+        (o->decision.match_base && match_names(o, base->cat, err) < 0) ||
+        ckpt_opening_take_missing(o, err) < 0)
         return -1;
     if (o->decision.check && check_model(o, err) < 0)
         return -1;
@@ -183,7 +187,8 @@ static int model_of_hub(struct ckpt_opening *o, struct ckpt_err *err)
 
 static int model_of_memory(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    if (names_of_hub(o, err) < 0 || config_of_memory(o, err) < 0 || check_model(o, err) < 0 ||
+    if (names_of_hub(o, err) < 0 || config_of_memory(o, err) < 0 ||
+        ckpt_opening_take_missing(o, err) < 0 || check_model(o, err) < 0 ||
         check_complete(o, err) < 0)
         return -1;
     return o->adapter ? match_names(o, o->cat, err)

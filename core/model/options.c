@@ -217,6 +217,9 @@ int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err)
     if (opt->raw && (opt->dequantize || opt->lora))
         return ckpt_fail(err, CKPT_USAGE, "option %s: view=raw shows tensors as they are stored",
                          opt->dequantize ? "dequantize" : "lora");
+    if (opt->missing_from_base && (opt->raw || !opt->base))
+        return ckpt_fail(err, CKPT_USAGE, "option missing=base %s",
+                         opt->raw ? "does not apply to view=raw" : "needs base=DIR");
     if (ckpt_writers_check(&opt->output, view_word(opt), err) < 0)
         return -1;
     if (writer && opt->max_shard_size && !(writer->keys & CKPT_WRITES_SIZE))
@@ -279,6 +282,16 @@ static int set_allow_leftover(struct ckpt_options *opt, const char *key, const c
     return set_flag(&opt->allow_leftover, key, value, err);
 }
 
+static int set_missing(struct ckpt_options *opt, const char *key, const char *value,
+                       struct ckpt_err *err)
+{
+    if (!value || (strcmp(value, "base") != 0 && strcmp(value, "error") != 0))
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not one of error, base", key,
+                         value ? value : "");
+    opt->missing_from_base = strcmp(value, "base") == 0;
+    return 0;
+}
+
 static int set_allow_mixed(struct ckpt_options *opt, const char *key, const char *value,
                            struct ckpt_err *err)
 {
@@ -336,6 +349,7 @@ static const struct option {
     {"allow_partial", set_allow_partial},
     {"allow_leftover", set_allow_leftover},
     {"allow_mixed", set_allow_mixed},
+    {"missing", set_missing},
     {"follow_symlinks", set_follow_symlinks},
     {"wait", set_wait},
     {"key_mapping", set_key_mapping},
@@ -420,7 +434,7 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
         "%s|%s|%s|%d|%d|%llu|%d|%d|%d|%d|%s", opt->base ? opt->base : "",
         opt->recipe ? opt->recipe : "", opt->key_mapping ? opt->key_mapping : "",
         (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size,
-        opt->raw + 2 * opt->memory, opt->dequantize, (int)opt->lora, opt->allow_partial,
-        overrides ? overrides : "");
+        opt->raw + 2 * opt->memory, opt->dequantize, (int)opt->lora,
+        opt->allow_partial + 2 * opt->missing_from_base, overrides ? overrides : "");
     return text ? XXH3_64bits_withSeed(text, strlen(text), hash_output(&opt->output)) : 0;
 }

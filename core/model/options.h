@@ -39,8 +39,9 @@ struct ckpt_options {
     enum ckpt_lora_rule lora;
     bool dequantize; /* convert block-scaled weights to ordinary ones */
     bool allow_partial;
-    bool allow_leftover; /* leave out tensors that the model does not have */
-    bool allow_mixed;    /* open a step although its shards are of two saves or it is being saved */
+    bool allow_leftover;    /* leave out tensors that the model does not have */
+    bool missing_from_base; /* take what the checkpoint lacks from the base */
+    bool allow_mixed; /* open a step although its shards are of two saves or it is being saved */
     bool follow_symlinks;
     bool wait;         /* a folder without a step is not an error */
     json_t *overrides; /* a JSON object: settings of the model, and the recipes' "_rope" */

@@ -158,7 +158,8 @@ int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
     return 0;
 }
 
-int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, struct ckpt_err *err)
+int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, uint32_t first_source,
+                      struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) struct ckpt_piece_draft *draft =
         malloc((t->npiece + 1) * sizeof *draft);
@@ -169,7 +170,7 @@ int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, str
     for (size_t i = 0; i < t->npiece; i++) {
         const struct ckpt_piece *p = &t->piece[i];
         draft[i] = (struct ckpt_piece_draft){
-            .dst = p->dst, .src = p->src, .naxis = p->naxis, .source = p->source};
+            .dst = p->dst, .src = p->src, .naxis = p->naxis, .source = first_source + p->source};
         memcpy(draft[i].axis, p->axis, p->naxis * sizeof *p->axis);
     }
     if (ckpt_catalog_add(cat, t->name, t->dtype, t->dim, t->rank, &index, err) < 0 ||

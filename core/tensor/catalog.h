@@ -86,8 +86,10 @@ int ckpt_tensor_set_pieces(struct ckpt_catalog *cat, struct ckpt_tensor *t,
                            const struct ckpt_piece_draft *piece, size_t npiece,
                            struct ckpt_err *err);
 
-/* Add tensor t of a catalogue over the same sources, pieces and all. */
-int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, struct ckpt_err *err);
+/* Add tensor t of another catalogue, pieces and all, whose sources are sources of cat from number
+ * first_source on. */
+int ckpt_catalog_copy(struct ckpt_catalog *cat, const struct ckpt_tensor *t, uint32_t first_source,
+                      struct ckpt_err *err);
 
 /* Keep the tensors that have an entry in name[] (as many as there are tensors), under that name
  * (copied). CONFLICT if two get the same. On failure the catalogue is only good for freeing. */

@@ -270,7 +270,8 @@ TEST(recipe, conditions_of_three_values)
     expect(r, src, &tied, "a");
     expect(r, src, NULL, "a"); /* unknown: all or none */
     expect(r, src, &untied,
-           "missing: the model needs 'head', but the checkpoint has no tensor 'old.head'");
+           "missing: the model needs 'head', but the checkpoint has no tensor 'old.head' "
+           "(missing=base takes it from base=)");
     add1(src, "head", 2);
     expect(r, src, NULL, "missing: the model needs 'b'");
     add1(src, "old.b", 2);
@@ -414,7 +415,9 @@ TEST(recipe, stacked_sources_must_be_complete_and_of_one_type)
     UNUSED_STATE;
     add1(src, "x.0", 2);
     add1(src, "x.2", 2);
-    expect(r, src, NULL, "missing: the model needs 'y', but the checkpoint has no tensor 'x.1'");
+    expect(r, src, NULL,
+           "missing: the model needs 'y', but the checkpoint has no tensor 'x.1' "
+           "(missing=base takes it from base=)");
     add(src, "x.1", CKPT_F32, 1, (uint64_t[]){2});
     expect(r, src, NULL, "conflict: t: rules[0]: 'y' is made of tensors of different types");
     ckpt_catalog_free(src);

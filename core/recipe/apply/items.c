@@ -201,6 +201,8 @@ static int check_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it)
         ap->used[t - ap->src->tensors.ptr] = true;
     if (it->optional || t)
         return 0;
+    if (ap->opt->allow_missing)
+        return 0;
     if (ap->opt->allow_partial)
         return leave_out_missing(ap, ckpt_str_get(&ap->name));
     return ckpt_fail(ap->err, CKPT_MISSING,
@@ -244,7 +246,7 @@ static int walk_tensor(struct ckpt_apply *ap, const struct ckpt_model_item *it, 
         return r.presence == CKPT_PRESENT ? ckpt_apply_add_copy(ap, it, &sizes) : 0;
     if (r.presence == CKPT_PRESENT)
         return ckpt_apply_add(ap, it, &sizes);
-    if (it->optional && r.presence == CKPT_ABSENT)
+    if ((it->optional && r.presence == CKPT_ABSENT) || ap->opt->allow_missing)
         return 0;
     if (!ap->opt->allow_partial || !r.missing)
         return ckpt_apply_missing(ap, &r);

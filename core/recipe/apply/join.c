@@ -361,7 +361,7 @@ static int join_tensor(struct ckpt_resolver *rs, const struct ckpt_tensor *t,
                              t->name, rule->where, at.rule->where);
         rule = rule ? rule : at.rule;
     }
-    return rule ? add_joined(cat, t, &first, err) : ckpt_catalog_copy(cat, t, err);
+    return rule ? add_joined(cat, t, &first, err) : ckpt_catalog_copy(cat, t, 0, err);
 }
 
 static int join(struct ckpt_resolver *rs, const struct ckpt_catalog *src, struct ckpt_catalog *cat,
@@ -371,7 +371,7 @@ static int join(struct ckpt_resolver *rs, const struct ckpt_catalog *src, struct
         return -1;
     for (size_t i = 0; i < src->tensors.len; i++) {
         const struct ckpt_tensor *t = &src->tensors.ptr[i];
-        if ((t->ranks ? join_tensor(rs, t, cat, err) : ckpt_catalog_copy(cat, t, err)) < 0)
+        if ((t->ranks ? join_tensor(rs, t, cat, err) : ckpt_catalog_copy(cat, t, 0, err)) < 0)
             return -1;
     }
     json_decref(cat->about);

@@ -68,7 +68,7 @@ static int keep_tensor(struct ckpt_apply *ap, const struct ckpt_tensor *t)
         !(ap->explanation = json_pack("{s:s, s:s, s:[{s:s}]}", "recipe", ap->recipe->name, "target",
                                       kept.name, "sources", "tensor", t->name)))
         return ckpt_nomem(ap->err);
-    return ckpt_catalog_copy(ap->cat, &kept, ap->err);
+    return ckpt_catalog_copy(ap->cat, &kept, 0, ap->err);
 }
 
 /* A format has no place for a tensor of the model, where a whole family is read backwards. */

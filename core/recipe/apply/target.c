@@ -182,7 +182,8 @@ int ckpt_apply_missing(struct ckpt_apply *ap, const struct ckpt_resolution *r)
                          "the model needs '%s', of which no rule of %s speaks",
                          ckpt_str_get(&ap->name), ap->recipe->name);
     return ckpt_fail(ap->err, CKPT_MISSING,
-                     "the model needs '%s', but the checkpoint has no tensor '%s'",
+                     "the model needs '%s', but the checkpoint has no tensor '%s' (missing=base "
+                     "takes it from base=)",
                      ckpt_str_get(&ap->name), r->missing);
 }
 

@@ -52,6 +52,7 @@ struct ckpt_recipe_options {
     const struct ckpt_recipe_output *output; /* read backwards: what is made; NULL: names only */
     bool
         allow_partial; /* leave out tensors of which a source is missing, with a warning for each */
+    bool allow_missing;  /* the same without a word: the caller has them */
     bool allow_leftover; /* leave out tensors that the model does not have, with a warning */
 };
 
