@@ -41,9 +41,9 @@ static enum ckpt_config_rule choose_config(const struct ckpt_decide *in, enum ck
 {
     const struct ckpt_options *opt = in->opt;
 
-    const bool lent = (in->base && in->base->config) || in->has_home;
+    const bool given = (in->base && in->base->config) || in->has_home;
 
-    if (way == CKPT_WAY_RECIPE && lent && !ckpt_options_override(opt))
+    if (way == CKPT_WAY_RECIPE && given && !ckpt_options_override(opt))
         return CKPT_CONFIG_PASS_IF_DTYPE;
     if (!has_hub_names(in) || json_object_size(opt->overrides))
         return CKPT_CONFIG_WRITE;

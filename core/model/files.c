@@ -41,7 +41,7 @@ static bool has_base_dtype(const struct ckpt_opening *o)
 }
 
 /* Does the base's config describe the model that a recipe made? */
-static bool lends_config(const struct ckpt_opening *o)
+static bool fits_base_config(const struct ckpt_opening *o)
 {
     return o->decision.config == CKPT_CONFIG_PASS_IF_DTYPE && has_base_dtype(o);
 }
@@ -126,7 +126,7 @@ static int collect_sides(struct ckpt_opening *o, struct ckpt_sides *sides, struc
         return -1;
     if (d->own_adapter_config && add_own(o, sides, config, err) < 0)
         return -1;
-    if (d->base_files && (d->base_config || lends_config(o)) &&
+    if (d->base_files && (d->base_config || fits_base_config(o)) &&
         add_of_base(o, sides, config, err) < 0)
         return -1;
     if (adapter && !ckpt_sides_has(sides, config) && !o->facts.adapter_config)

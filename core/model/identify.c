@@ -45,7 +45,8 @@ static int find_names(struct ckpt_opening *o, struct ckpt_err *err)
  * adapter is kept. */
 static int take_peft_base(struct ckpt_opening *o, struct ckpt_catalog **base, struct ckpt_err *err)
 {
-    ckpt_cleanup(ckpt_facts_release) struct ckpt_facts unused = {0}; /* the view is no adapter */
+    ckpt_cleanup(ckpt_facts_release) struct ckpt_facts unused = {
+        0}; /* the view is not an adapter */
     ckpt_cleanup(ckpt_catalog_freep) struct ckpt_catalog *whole = ckpt_steal(&o->cat);
     bool found = false;
 

@@ -52,7 +52,8 @@ void ckpt_opening_keep_framework(struct ckpt_opening *o)
         o->framework = json_incref(o->cat->config);
 }
 
-/* Warn of what nobody can read in the view again. With a base, what it lacks can be lent again. */
+/* Warn of keys that whoever reads the view as a Hugging Face model will not find. A base has them.
+ */
 static int warn_of_lost_keys(struct ckpt_opening *o, const struct ckpt_writer *writer,
                              const struct ckpt_model *made, struct ckpt_err *err)
 {
@@ -64,7 +65,7 @@ static int warn_of_lost_keys(struct ckpt_opening *o, const struct ckpt_writer *w
         return -1;
     if (lost.len)
         ckpt_catalog_warn(made->catalog,
-                          "view=%s does not keep these keys of config.json: %s (base=DIR lends "
+                          "view=%s does not keep these keys of config.json: %s (base=DIR gives "
                           "them to whoever reads it as a Hugging Face model again)",
                           writer->name, ckpt_str_get(&lost));
     return 0;

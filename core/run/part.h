@@ -10,7 +10,8 @@
 struct ckpt_recording;
 
 /* The folder above the directory, as a new string, if the directory has the name of a folder of
- * weights in some format; NULL: it has not, or there is no memory. Nothing is read. */
+ * weights in some format; NULL: it does not have such a name, or there is no memory. Nothing is
+ * read. */
 char *ckpt_part_above(const struct ckpt_dir *dir);
 
 /* As ckpt_archive_open. If the path is the folder of weights in a checkpoint, that checkpoint is

@@ -211,7 +211,7 @@ static int advise_links(const struct ckpt_run *run, const char *path, char **ret
     else if (ckpt_dir_leaving(run->dir, &leaving) < 0)
         *ret = ckpt_asprintf(", but %s", leaving.text);
     else
-        *ret = link ? ckpt_asprintf(", but '%s' is a link to what is not there", link) : strdup("");
+        *ret = link ? ckpt_asprintf(", but '%s' is a link that leads nowhere", link) : strdup("");
     return *ret ? 0 : ckpt_nomem(err);
 }
 
@@ -386,7 +386,7 @@ void ckpt_steps_free(struct ckpt_step *steps, size_t n)
 /* The functions below are called with the lock held. */
 
 /* Is the view stale? Its holders continue to use it, but it is not handed out again. */
-static bool is_spent(const struct opened *o)
+static bool is_stale(const struct opened *o)
 {
     return o->view && (atomic_load(&o->view->stale) || atomic_load(&o->view->mixed));
 }
@@ -395,7 +395,7 @@ static struct opened *find_opened(struct ckpt_run *run, const char *step, uint64
 {
     for (size_t i = 0; i < run->opened.len; i++) {
         struct opened *o = &run->opened.ptr[i];
-        if (!is_spent(o) && o->generation == generation && strcmp(o->step, step) == 0)
+        if (!is_stale(o) && o->generation == generation && strcmp(o->step, step) == 0)
             return o;
     }
     return NULL;
@@ -420,10 +420,10 @@ static struct ckpt_view *take_surplus(struct ckpt_run *run)
         if (!o->view || atomic_load(&o->view->refs) > 1)
             continue;
         idle++;
-        if (!oldest || is_spent(o) || (!is_spent(oldest) && o->used < oldest->used))
+        if (!oldest || is_stale(o) || (!is_stale(oldest) && o->used < oldest->used))
             oldest = o;
     }
-    if (!oldest || (idle <= KEPT_VIEWS && !is_spent(oldest)))
+    if (!oldest || (idle <= KEPT_VIEWS && !is_stale(oldest)))
         return NULL;
     view = oldest->view;
     remove_opened(run, oldest);

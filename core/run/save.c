@@ -309,8 +309,8 @@ static char *times_text(const struct ckpt_save *s, const struct ckpt_written *ol
 }
 
 /* Is the evidence of the times enough to refuse the save, or only for a warning? */
-static int judge_times(const struct ckpt_save *s, enum ckpt_save_times say, bool young,
-                       const char *text, struct ckpt_catalog *cat, struct ckpt_err *err)
+static int report_times(const struct ckpt_save *s, enum ckpt_save_times say, bool young,
+                        const char *text, struct ckpt_catalog *cat, struct ckpt_err *err)
 {
     const char *step = ckpt_dir_path(s->step);
 
@@ -353,7 +353,7 @@ static int check_times(const struct ckpt_save *s, struct ckpt_catalog *cat, stru
     if ((say = ckpt_save_times(w, n, marker)) == CKPT_TIMES_ONE)
         return 0;
     ckpt_cleanup(ckpt_freep) char *text = times_text(s, &w[0], &w[n - 1]);
-    return text ? judge_times(s, say, wall_ns() - w[n - 1].end_ns < YOUNG, text, cat, err)
+    return text ? report_times(s, say, wall_ns() - w[n - 1].end_ns < YOUNG, text, cat, err)
                 : ckpt_nomem(err);
 }
 
@@ -482,7 +482,7 @@ int ckpt_save_settle(const struct ckpt_save *s, struct ckpt_fdpool *pool, struct
 
 /* ---- afterwards ---- */
 
-enum ckpt_save_state ckpt_save_judge(const struct ckpt_save_counts *c)
+enum ckpt_save_state ckpt_save_state_of(const struct ckpt_save_counts *c)
 {
     if (c->other == 0)
         return CKPT_SAVE_SAME;
@@ -538,7 +538,7 @@ int ckpt_save_compare(const struct ckpt_save *s, struct ckpt_fdpool *pool,
         return -1;
     const struct ckpt_save_counts counts = {atomic_load(&c.equal), atomic_load(&c.other),
                                             atomic_load(&c.gone), s->late};
-    *ret = ckpt_save_judge(&counts);
+    *ret = ckpt_save_state_of(&counts);
     if (*ret != CKPT_SAVE_MIXED)
         return 0;
     ckpt_cleanup(ckpt_freep) char *path = path_of(s, &s->files.ptr[atomic_load(&c.example)]);

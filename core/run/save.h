@@ -89,8 +89,8 @@ enum ckpt_save_state {
                       */
 };
 
-/* Judge a save by the numbers of its shards. */
-enum ckpt_save_state ckpt_save_judge(const struct ckpt_save_counts *c);
+/* What the numbers of its shards say about a save. */
+enum ckpt_save_state ckpt_save_state_of(const struct ckpt_save_counts *c);
 
 /* Compare all files with their recorded identities. For CKPT_SAVE_MIXED, *err says which ones have
  * changed, although 0 is returned. */

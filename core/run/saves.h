@@ -24,7 +24,7 @@ struct ckpt_saves {
 struct ckpt_save *ckpt_saves_find(const struct ckpt_saves *s, const char *step);
 
 /* Record that the step was opened at this tick and held this save. If there is no memory, nothing
- * is recorded; the next opening then judges by the times of the files, like a first one. */
+ * is recorded; the next opening then goes by the times of the files, like a first one. */
 void ckpt_saves_keep(struct ckpt_saves *s, const char *step, struct ckpt_save *save, uint64_t tick);
 
 /* Drop the saves of steps that no longer exist. */

@@ -374,7 +374,8 @@ static int find_latest(struct scan *s, struct ckpt_err *err)
     return !latest || (f->latest = strdup(latest)) ? 0 : ckpt_nomem(err);
 }
 
-/* Beside steps of a training format, a model that was exported into the same folder is no step. */
+/* Beside steps of a training format, a model that was exported into the same folder is not a step.
+ */
 static int leave_out_models(struct scan *s, struct ckpt_err *err)
 {
     struct ckpt_steps_found *f = &s->found;

@@ -162,7 +162,7 @@ TEST(judge, some_equal_and_some_other_is_the_middle_of_a_save)
         {{0, 4, 0, true}, CKPT_SAVE_MIXED}, /* of which save had it been? */
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        CHECK_EQ(ckpt_save_judge(&cases[i].counts), cases[i].state);
+        CHECK_EQ(ckpt_save_state_of(&cases[i].counts), cases[i].state);
 }
 
 TESTS(T(times, a_save_ends_with_its_marker),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors that come from the base because the checkpoint lacks them (missing=base): frozen parts of
  * a model, and layers that a trainer does not save. */
-#ifndef CKPT_MODEL_LENT_H
-#define CKPT_MODEL_LENT_H
+#ifndef CKPT_MODEL_MISSING_H
+#define CKPT_MODEL_MISSING_H
 
 #include "base/err.h"
 #include "model/opening.h"

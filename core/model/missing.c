@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Taking tensors from the base. */
-#include "model/lent.h"
+#include "model/missing.h"
 
 #include <string.h>
 
