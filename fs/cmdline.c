@@ -1,216 +1,236 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parsing of ckptfs's own options, the library's options, and the few of FUSE that a user may set.
- */
+/* Parsing command lines, and printing help, by the table of options. The parser is not getopt or
+ * argp because the words are not a closed list: the keys of models, which only the library knows,
+ * and the words of mount(8) are options, too. */
 #include "cmdline.h"
 
-#include <errno.h>
-#include <getopt.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/err.h"
 #include "base/mem.h"
+#include "base/str.h"
 
-enum { DEFAULT_THREADS = 10, MOST_THREADS = 1024, DEFAULT_READAHEAD_KIB = 2048 };
+enum {
+    HELP_COLUMN = 24,
+    HELP_WIDTH = 80,
+    NEAR = 2 /* letters that a misspelt word may differ in */
+};
 
-const char ckptfs_usage[] =
-    "usage: ckptfs RUN MOUNTPOINT [-f] [-d] [-o option[=value],...]\n"
-    "Mount the checkpoints of a training run as Hugging Face model directories.\n"
-    "\n"
-    "  -f  stay in the foreground      -d  likewise, and say what was negotiated\n"
-    "  -h  this help                   -V  the versions of ckptfs and libfuse\n"
-    "\n"
-    "what is shown:\n"
-    "  base=DIR|ORG/NAME  dtype=auto|stored|bfloat16|float16|float32  max_shard_size=SIZE\n"
-    "  recipe=FILE|DIR  model_type=TYPE  rope=WORD  key_mapping=FILE  dequantize\n"
-    "  lora=adapter|merge|base  allow_partial  allow_mixed  allow_leftover  follow_symlinks\n"
-    "  KEY=NUMBER (of the model, in config.json's spelling)\n"
-    "  view=hf|raw|memory, or a training framework's checkpoint: dcp|dcp_hf|torchtitan with\n"
-    "    ranks=N (dcp: names=hub|memory), nanotron with tp=N pp=N, megatron|megatron_legacy with\n"
-    "    tp=N pp=N vpp=N ep=N etp=N make_vocab_size_divisible_by=N\n"
-    "the mount:\n"
-    "  wait               mount even if there is no readable step yet\n"
-    "  io=buffered|direct direct: bypass the page cache (for exports)\n"
-    "  readahead=KIB      the mount's read-ahead (2048; needs root; 0 leaves the kernel's)\n"
-    "  threads=N          workers (10)\n"
-    "  allow_other        for all users    uid=N gid=N umask=OCTAL  owner and modes shown\n"
-    "  sandbox=yes|no     no: let the daemon open, run and connect to whatever its user may\n"
-    "  auto_unmount, noexec, noatime, allow_root, context=... and the like go to FUSE\n"
-    "\n"
-    "Every word may be written as --word=value as well. A comma in a value is written '\\,'. "
-    "fusermount3 -u MOUNTPOINT ends the mount.\n";
+/* ---- lists of options: word=value,... ---- */
 
-void ckptfs_config_release(struct ckptfs_config *c)
+bool ckptfs_next_option(char **list, char **ret_word, char **ret_value)
 {
-    free(c->run);
-    free(c->mountpoint);
-    free(c->fuse_words);
-    ckpt_options_free(c->opt);
-    *c = (struct ckptfs_config){0};
-}
+    char *in = *list, *out;
 
-static int parse_number(const char *word, const char *value, int base, unsigned long most,
-                        unsigned long *ret, struct ckpt_err *err)
-{
-    char *end = NULL;
-
-    errno = 0;
-    unsigned long n = value && *value >= '0' && *value <= '9' ? strtoul(value, &end, base) : 0;
-    if (!end || *end || errno || n > most)
-        return ckpt_fail(err, CKPT_USAGE, "-o %s=%s: expected a%s number up to %lu", word,
-                         value ? value : "", base == 8 ? "n octal" : "", most);
-    *ret = n;
-    return 0;
-}
-
-static int set_numbered(struct ckptfs_config *c, const char *word, const char *value,
-                        bool *ret_ours, struct ckpt_err *err)
-{
-    unsigned long n;
-
-    *ret_ours = true;
-    if (strcmp(word, "uid") == 0) {
-        if (parse_number(word, value, 10, (uid_t)-2, &n, err) < 0)
-            return -1;
-        c->uid = (uid_t)n;
-    } else if (strcmp(word, "gid") == 0) {
-        if (parse_number(word, value, 10, (gid_t)-2, &n, err) < 0)
-            return -1;
-        c->gid = (gid_t)n;
-    } else if (strcmp(word, "umask") == 0) {
-        if (parse_number(word, value, 8, 0777, &n, err) < 0)
-            return -1;
-        c->umask = (mode_t)n;
-    } else if (strcmp(word, "threads") == 0) {
-        if (parse_number(word, value, 10, MOST_THREADS, &n, err) < 0)
-            return -1;
-        c->threads = n ? (unsigned)n : 1;
-    } else if (strcmp(word, "readahead") == 0) {
-        if (parse_number(word, value, 10, 1UL << 20, &n, err) < 0)
-            return -1;
-        c->readahead_kib = (unsigned)n;
-    } else {
-        *ret_ours = false;
+    while (*in == ',')
+        in++;
+    if (!*in)
+        return false;
+    *ret_word = out = in;
+    *ret_value = NULL;
+    for (; *in && *in != ','; in++) {
+        if (*in == '\\' && (in[1] == ',' || in[1] == '\\')) {
+            *out++ = *++in;
+        } else if (*in == '=' && !*ret_value) {
+            *out++ = '\0';
+            *ret_value = out;
+        } else {
+            *out++ = *in;
+        }
     }
-    return 0;
+    *list = *in ? in + 1 : in;
+    *out = '\0';
+    return true;
 }
 
-static int set_io(struct ckptfs_config *c, const char *value, struct ckpt_err *err)
+/* ---- help ---- */
+
+/* Print a text beside what has been printed of its line, which is so many columns wide. */
+static void print_wrapped(const char *text, int column)
 {
-    c->direct = value && strcmp(value, "direct") == 0;
-    if (c->direct || (value && strcmp(value, "buffered") == 0))
-        return 0;
-    return ckpt_fail(err, CKPT_USAGE, "-o io=%s: expected buffered or direct", value ? value : "");
+    int at = HELP_COLUMN;
+
+    if (column + 2 > HELP_COLUMN) {
+        (void)printf("\n");
+        column = 0;
+    }
+    (void)printf("%*s", HELP_COLUMN - column, "");
+    while (*text) {
+        const int len = (int)strcspn(text, " ");
+        if (at > HELP_COLUMN && at + 1 + len > HELP_WIDTH) {
+            (void)printf("\n%*s", HELP_COLUMN, "");
+            at = HELP_COLUMN;
+        }
+        at += printf("%s%.*s", at > HELP_COLUMN ? " " : "", len, text);
+        text += len + (text[len] == ' ');
+    }
+    (void)printf("\n");
 }
 
-static int set_sandbox(struct ckptfs_config *c, const char *value, struct ckpt_err *err)
+static void print_option(char letter, const char *word, const char *value, const char *help)
 {
-    c->sandbox = value && strcmp(value, "yes") == 0;
-    if (c->sandbox || (value && strcmp(value, "no") == 0))
-        return 0;
-    return ckpt_fail(err, CKPT_USAGE, "-o sandbox=%s: expected yes or no", value ? value : "");
+    const char shown[] = {letter ? '-' : ' ', letter ? letter : ' ', letter ? ',' : ' ', '\0'};
+
+    print_wrapped(help, printf("  %s --%s%s%s", shown, word, value ? "=" : "", value ? value : ""));
 }
 
-static bool *flag_of(struct ckptfs_config *c, const char *word)
+/* Words are equal if they differ in '-' and '_' only. */
+static bool same_word(const char *a, const char *b)
 {
-    const struct {
-        const char *word;
-        bool *flag;
-    } table[] = {
-        {"wait", &c->wait},
-        {"null", &c->null_reads},
-        {"allow_other", &c->allow_other},
-    };
+    while (*a && (*a == *b || (*a == '-' && *b == '_') || (*a == '_' && *b == '-')))
+        a++, b++;
+    return *a == *b;
+}
 
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        if (strcmp(word, table[i].word) == 0)
-            return table[i].flag;
+/* The option of these commands that has the word or, if word is NULL, the letter. */
+static const struct ckpt_option *find(uint32_t of, const char *word, char letter)
+{
+    for (size_t i = 0; i < ckptfs_noptions; i++) {
+        const struct ckpt_option *o = &ckptfs_options[i];
+        if (((o->of | o->refused_by) & of) &&
+            (word ? same_word(o->word, word) : o->letter == letter))
+            return o;
+    }
     return NULL;
 }
 
-/* Is `word` in a NULL-terminated list? An entry that ends in '*' matches every word with that
- * prefix. */
-static bool among(const char *word, const char *const *list)
+static void print_help(const struct ckptfs_command *command)
 {
-    for (; *list; list++) {
-        size_t n = strlen(*list);
-        if ((*list)[n - 1] == '*' ? strncmp(word, *list, n - 1) == 0 : strcmp(word, *list) == 0)
-            return true;
+    const char *word, *value, *help;
+
+    (void)printf("usage: %s %s [option...]\n%s.\n\n", command->name, command->operands,
+                 command->help);
+    for (size_t i = 0; i < ckptfs_noptions; i++) {
+        const struct ckpt_option *o = &ckptfs_options[i];
+        if ((o->of & command->bit) && o->help)
+            print_option(o->letter, o->word, o->value, o->help);
     }
-    return false;
+    (void)printf("\nWhat is shown of the checkpoint:\n");
+    for (size_t i = 0; (word = ckpt_options_word(i, &value, &help)); i++)
+        if (!find(command->bit, word, 0))
+            print_option(0, word, value, help);
+    print_option(0, "KEY", "NUMBER", "a number of the model, by its key in config.json");
+    (void)printf("\n%sExit status: 0 good, 1 failed or different, 2 usage.\n",
+                 command->more ? command->more : "");
 }
 
-/* Words of mount(8) and fstab(5) that have no meaning for this filesystem, or are always true of
- * it. */
-static const char *const ignored_words[] = {
-    "ro",       "rw",         "nosuid",   "nodev",      "defaults",    "auto",
-    "noauto",   "user",       "nouser",   "users",      "owner",       "group",
-    "_netdev",  "nofail",     "x-*",      "X-*",        "comment",     "default_permissions",
-    "relatime", "norelatime", "diratime", "nodiratime", "strictatime", "nostrictatime",
-    "lazytime", "nolazytime", NULL};
-
-static const char *const fuse_takes[] = {"auto_unmount", "allow_root", "noexec",    "exec",
-                                         "async",        "sync",       "dirsync",   "atime",
-                                         "noatime",      "context",    "fscontext", "defcontext",
-                                         "rootcontext",  "debug",      NULL};
-
-static int add_fuse_word(struct ckptfs_config *c, const char *word, const char *value,
-                         struct ckpt_err *err)
+static void print_commands(uint32_t of)
 {
-    /* FUSE removes backslashes from its options, as we did, so they are added again. */
-    size_t n = 2 * (strlen(word) + (value ? strlen(value) : 0)) + 3;
-    size_t have = c->fuse_words ? strlen(c->fuse_words) : 0;
-    char *text = realloc(c->fuse_words, have + n);
-
-    if (!text)
-        return ckpt_nomem(err);
-    c->fuse_words = text;
-    text += have;
-    *text++ = ',';
-    for (const char *p = word; *p; p++)
-        *text++ = *p;
-    if (value)
-        *text++ = '=';
-    for (const char *p = value; p && *p; p++) {
-        if (*p == ',' || *p == '\\')
-            *text++ = '\\';
-        *text++ = *p;
-    }
-    *text = '\0';
-    return 0;
+    (void)printf("usage: ckpt COMMAND RUN [...] [option...]\n\n");
+    for (const struct ckptfs_command *c = ckptfs_commands; c->bit; c++)
+        if (c->bit & of)
+            print_wrapped(c->help, printf("  %s %s", c->name, c->operands));
+    (void)printf("\nckpt COMMAND --help lists the options of a command.\n"
+                 "Exit status: 0 good, 1 failed or different, 2 usage.\n");
 }
 
-static int set_word(struct ckptfs_config *c, const char *word, const char *value,
+/* ---- what is wrong ---- */
+
+/* Keep in *best the word that is nearest to the one that was written. */
+static void consider(const char *written, const char *word, const char **best, unsigned *distance)
+{
+    const unsigned d = ckpt_option_distance(written, word);
+
+    if (d < *distance && d < strlen(word)) {
+        *distance = d;
+        *best = word;
+    }
+}
+
+static int fail_unknown(const struct ckptfs_cmdline *c, const char *word, struct ckpt_err *err)
+{
+    const char *best = NULL, *known, *value, *help;
+    unsigned distance = NEAR + 1;
+
+    for (size_t i = 0; i < ckptfs_noptions; i++)
+        if (ckptfs_options[i].of & c->of)
+            consider(word, ckptfs_options[i].word, &best, &distance);
+    for (size_t i = 0; (known = ckpt_options_word(i, &value, &help)); i++)
+        consider(word, known, &best, &distance);
+    return ckpt_fail(err, CKPT_USAGE, "option %s: no such option%s%s (--help lists them)", word,
+                     best ? "; did you mean --" : "", best ? best : "");
+}
+
+static int fail_command(const struct ckptfs_cmdline *c, const char *name, struct ckpt_err *err)
+{
+    const char *best = NULL;
+    unsigned distance = NEAR + 1;
+
+    for (const struct ckptfs_command *k = ckptfs_commands; k->bit; k++)
+        if (k->bit & c->of)
+            consider(name, strchr(k->name, ' ') + 1, &best, &distance);
+    return ckpt_fail(err, CKPT_USAGE, "%s: no such command%s%s (--help lists them)", name,
+                     best ? "; did you mean " : "", best ? best : "");
+}
+
+/* Fail because the command does not take the option. */
+static int fail_useless(const struct ckptfs_cmdline *c, const struct ckpt_option *o,
+                        struct ckpt_err *err)
+{
+    ckpt_cleanup(ckpt_str_release) struct ckpt_str takers = {0};
+
+    if (o->refused_by & c->command->bit)
+        return ckpt_fail(err, CKPT_USAGE, "--%s does not apply to %s: %s", o->word,
+                         c->command->name, o->why);
+    for (const struct ckptfs_command *k = ckptfs_commands; k->bit; k++)
+        if (k->bit & o->of)
+            ckpt_str_printf(&takers, "%s%s", takers.len ? ", " : "", k->name);
+    return ckpt_fail(err, CKPT_USAGE, "--%s does not apply to %s: it is an option of %s", o->word,
+                     c->command->name, ckpt_str_get(&takers));
+}
+
+/* ---- parsing ---- */
+
+/* Does an option have a value, which may be the argument that follows it? */
+static bool wants_value(const struct ckptfs_cmdline *c, const char *word)
+{
+    const struct ckpt_option *o = find(c->of, word, 0);
+    const char *known, *value, *help;
+
+    if (o)
+        return o->value;
+    for (size_t i = 0; (known = ckpt_options_word(i, &value, &help)); i++)
+        if (strcmp(known, word) == 0)
+            return value;
+    return ckpt_options_knows(word);
+}
+
+static int set_list(struct ckptfs_cmdline *c, const char *list, struct ckpt_err *err);
+
+static int set_row(struct ckptfs_cmdline *c, const struct ckpt_option *o, const char *value,
+                   struct ckpt_err *err)
+{
+    c->help |= o->letter == 'h';
+    c->version |= o->letter == 'V';
+    if (!c->command || o->letter == 'h' || o->letter == 'V')
+        return 0;
+    if (!(o->of & c->command->bit))
+        return fail_useless(c, o, err);
+    return o->letter == 'o' ? set_list(c, value, err) : ckpt_option_set(o, c->into, value, err);
+}
+
+/* Set an option by its word. A list has words of the library, and of the mount. */
+static int set_word(struct ckptfs_cmdline *c, const char *word, const char *value, bool is_list,
                     struct ckpt_err *err)
 {
-    bool ours, *flag = flag_of(c, word);
+    const uint32_t own = c->command ? c->command->bit : c->of;
+    const struct ckpt_option *o = find(is_list ? own & CKPTFS_MOUNT : own, word, 0);
 
-    if (flag) {
-        if (value)
-            return ckpt_fail(err, CKPT_USAGE, "-o %s takes no value", word);
-        *flag = true;
-        /* "wait" is an option of the library, too */
-        return ckpt_options_knows(word) ? ckpt_options_set(c->opt, word, NULL, err) : 0;
-    }
-    if (strcmp(word, "io") == 0)
-        return set_io(c, value, err);
-    if (strcmp(word, "sandbox") == 0)
-        return set_sandbox(c, value, err);
-    if (set_numbered(c, word, value, &ours, err) < 0 || ours)
-        return err->code ? -1 : 0;
+    if (o)
+        return set_row(c, o, value, err);
+    if (!c->command)
+        return 0;
     if (ckpt_options_knows(word))
         return ckpt_options_set(c->opt, word, value, err);
-    if (strcmp(word, "suid") == 0 || strcmp(word, "dev") == 0)
-        return ckpt_fail(err, CKPT_USAGE, "-o %s: a ckptfs mount is always ro,nosuid,nodev", word);
-    if (among(word, ignored_words))
-        return 0;
-    if (among(word, fuse_takes))
-        return add_fuse_word(c, word, value, err);
-    return ckpt_fail(err, CKPT_USAGE, "-o %s: no such option (ckptfs -h lists them)", word);
+    const int taken = c->other ? c->other(c->into, word, value, err) : 0;
+    if (taken)
+        return taken < 0 ? -1 : 0;
+    o = is_list ? NULL : find(c->of, word, 0);
+    return o ? fail_useless(c, o, err) : fail_unknown(c, word, err);
 }
 
-static int set_words(struct ckptfs_config *c, const char *list, struct ckpt_err *err)
+static int set_list(struct ckptfs_cmdline *c, const char *list, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_freep) char *copy = strdup(list);
     char *rest = copy, *word, *value;
@@ -218,70 +238,117 @@ static int set_words(struct ckptfs_config *c, const char *list, struct ckpt_err 
     if (!copy)
         return ckpt_nomem(err);
     while (ckptfs_next_option(&rest, &word, &value))
-        if (set_word(c, word, value, err) < 0)
+        if (set_word(c, word, value, true, err) < 0)
             return -1;
     return 0;
 }
 
-static int take_operands(struct ckptfs_config *c, int n, char **arg, struct ckpt_err *err)
+/* Take an option --word, and the argument after it if that is its value. */
+static int take_long(struct ckptfs_cmdline *c, char ***arg, struct ckpt_err *err)
 {
-    if (n != 2)
-        return ckpt_fail(err, CKPT_USAGE, "%s",
-                         n < 1   ? "RUN and MOUNTPOINT are missing"
-                         : n < 2 ? "MOUNTPOINT is missing"
-                                 : "too many arguments");
-    if (!(c->run = strdup(arg[0])) || !(c->mountpoint = strdup(arg[1])))
+    const char *given = **arg;
+    ckpt_cleanup(ckpt_freep) char *word = strdup(given + 2);
+
+    if (!word)
         return ckpt_nomem(err);
+    char *value = strchr(word, '=');
+    if (value)
+        *value++ = '\0';
+    for (char *p = word; *p; p++)
+        *p = *p == '-' ? '_' : *p;
+    if (!value && wants_value(c, word) && !(value = *++*arg))
+        return ckpt_fail(err, CKPT_USAGE, "%s needs a value", given);
+    return set_word(c, word, value, false, err);
+}
+
+/* Take options of one letter each, "-fd", of which the last may have a value: "-obase=X", "-o
+ * base=X". */
+static int take_letters(struct ckptfs_cmdline *c, char ***arg, struct ckpt_err *err)
+{
+    for (const char *letter = **arg + 1; *letter; letter++) {
+        const struct ckpt_option *o = find(c->of, NULL, *letter);
+        const char *value = letter[1] ? letter + 1 : NULL;
+        if (!o)
+            return ckpt_fail(err, CKPT_USAGE, "-%c: no such option (--help lists them)", *letter);
+        if (o->value && !value && !(value = *++*arg))
+            return ckpt_fail(err, CKPT_USAGE, "-%c needs a value", *letter);
+        if (set_row(c, o, o->value ? value : NULL, err) < 0)
+            return -1;
+        if (o->value)
+            break;
+    }
     return 0;
 }
 
-static int set_long(void *ctx, const char *word, const char *value, struct ckpt_err *err)
+/* Has the program several commands, of which the first operand names one? */
+static bool has_commands(const struct ckptfs_cmdline *c) { return c->of & (c->of - 1); }
+
+static int find_command(struct ckptfs_cmdline *c, struct ckpt_err *err)
 {
-    return set_word(ctx, word, value, err);
+    for (const struct ckptfs_command *k = ckptfs_commands; k->bit; k++)
+        if ((k->bit & c->of) &&
+            (!has_commands(c) ||
+             (c->noperand && strcmp(strchr(k->name, ' ') + 1, c->operand[0]) == 0)))
+            c->command = k;
+    if (!c->command && c->noperand)
+        return fail_command(c, c->operand[0], err);
+    return c->command || c->help || c->version
+               ? 0
+               : ckpt_fail(err, CKPT_USAGE, "no command (--help lists them)");
 }
 
-int ckptfs_cmdline_parse(int argc, char **argv, struct ckptfs_config *ret, struct ckpt_err *err)
+static int check_operands(const struct ckptfs_cmdline *c, struct ckpt_err *err)
 {
-    static const struct option longs[] = {
-        {"help", no_argument, NULL, 'h'},          {"version", no_argument, NULL, 'V'},
-        {"foreground", no_argument, NULL, 'f'},    {"debug", no_argument, NULL, 'd'},
-        {"options", required_argument, NULL, 'o'}, {0}};
-    int opt;
+    size_t n = 1 + has_commands(c);
 
-    *ret = (struct ckptfs_config){.lock = -1,
-                                  .uid = getuid(),
-                                  .gid = getgid(),
-                                  .threads = DEFAULT_THREADS,
-                                  .sandbox = true,
-                                  .readahead_kib = DEFAULT_READAHEAD_KIB};
-    if (ckpt_options_new(&ret->opt, err) < 0)
-        return -1;
-    opterr = 0;
-    while ((opt = getopt_long(argc, argv, ":hVfdo:", longs, NULL)) != -1) {
-        switch (opt) {
-        case 'h':
-            ret->help = true;
-            return 0;
-        case 'V':
-            ret->version = true;
-            return 0;
-        case 'd':
-            ret->debug = true;
-            ret->foreground = true;
-            break;
-        case 'f':
-            ret->foreground = true;
-            break;
-        case 'o':
-            if (set_words(ret, optarg, err) < 0)
-                return -1;
-            break;
-        case ':':
-            return ckpt_fail(err, CKPT_USAGE, "%s needs a value", argv[optind - 1]);
-        default:
-            if (ckptfs_long_option(argc, argv, set_long, ret, err) < 0)
-                return -1;
-        }
+    for (const char *p = c->command->operands; (p = strchr(p, ' ')); p++)
+        n++;
+    if (c->noperand == n)
+        return 0;
+    return ckpt_fail(err, CKPT_USAGE, "%s arguments: usage: %s %s [option...]",
+                     c->noperand < n ? "missing" : "too many", c->command->name,
+                     c->command->operands);
+}
+
+/* Take all arguments: first, while the command is not known, the operands, and then the options. */
+static int take(struct ckptfs_cmdline *c, char **argv, struct ckpt_err *err)
+{
+    bool options = true; /* until "--" */
+    int rc = 0;
+
+    c->noperand = 0;
+    for (char **arg = argv + (*argv != NULL); rc == 0 && *arg; arg++) {
+        if (!options || (*arg)[0] != '-' || !(*arg)[1])
+            c->operand[c->noperand++] = *arg;
+        else if ((*arg)[1] != '-')
+            rc = take_letters(c, &arg, err);
+        else if ((*arg)[2])
+            rc = take_long(c, &arg, err);
+        else
+            options = false;
     }
-    return take_operands(ret, argc - optind, argv + optind, err);
+    return rc;
 }
+
+int ckptfs_cmdline_parse(struct ckptfs_cmdline *c, char **argv, struct ckpt_err *err)
+{
+    size_t n = 0;
+
+    while (argv[n])
+        n++;
+    if (!(c->operand = calloc(n + 1, sizeof *c->operand)))
+        return ckpt_nomem(err);
+    if (take(c, argv, err) < 0 || find_command(c, err) < 0)
+        return -1;
+    if (c->help && c->command)
+        print_help(c->command);
+    else if (c->help)
+        print_commands(c->of);
+    if (c->help || c->version) {
+        c->command = NULL;
+        return 0;
+    }
+    return take(c, argv, err) < 0 ? -1 : check_operands(c, err);
+}
+
+void ckptfs_cmdline_release(struct ckptfs_cmdline *c) { free(c->operand); }

@@ -1,60 +1,71 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command line of ckptfs: ckptfs RUN MOUNTPOINT [-f] [-d] [-o word[=value],...].
- *
- * A word of -o belongs to exactly one of three: the mount (the members below), the library
- * (ckpt_options_set), FUSE. */
+/* The command line of the programs, and its help. Both are made from one table of options
+ * (options.c), in which each row says which commands take the option. An option is written
+ * --word=value, --word value, or, as mount(8) has it, -o word=value; '-' and '_' are the same in a
+ * word. The words of the library (ckpt_options_word) belong to every command. */
 #ifndef CKPT_FS_CMDLINE_H
 #define CKPT_FS_CMDLINE_H
 
 #include <stdbool.h>
-#include <sys/types.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #include <ckptfs/ckptfs.h>
 
-struct ckptfs_config {
-    char *run;        /* absolute, without symlinks */
-    char *mountpoint; /* likewise */
-    bool help, version;
-    bool foreground;
-    bool debug;      /* log the negotiated options and the library's messages */
-    bool wait;       /* mount also while there is no readable step */
-    bool null_reads; /* answer reads with a constant buffer, as a baseline for benchmarks */
-    bool direct;     /* io=direct */
-    bool allow_other;
-    bool sandbox; /* confine the daemon (sandbox.h) */
-    uid_t uid;
-    gid_t gid;
-    mode_t umask;
-    unsigned threads;
-    unsigned readahead_kib; /* 0: keep the kernel's default */
-    struct ckpt_options *opt;
-    int lock; /* the mountpoint's descriptor, locked against other ckptfs until it is mounted; or -1
-               */
-    char *fuse_words; /* the part of -o that is passed to FUSE, or NULL */
+#include "base/option.h"
+
+/* The commands, as bits. */
+enum {
+    CKPTFS_MOUNT = 1 << 0, /* the program ckptfs */
+    CKPTFS_INFO = 1 << 1,
+    CKPTFS_LS = 1 << 2,
+    CKPTFS_EXPLAIN = 1 << 3,
+    CKPTFS_EXPORT = 1 << 4,
+    CKPTFS_VERIFY = 1 << 5,
+    CKPTFS_DIGEST = 1 << 6,
+    CKPTFS_LOAD = 1 << 7,
+    CKPTFS_PLAN = 1 << 8,
+    CKPTFS_TOOL = (1 << 9) - 2, /* all commands of ckpt */
 };
 
-/* Free the configuration, and unlock the mountpoint. */
-void ckptfs_config_release(struct ckptfs_config *c);
+struct ckptfs_command {
+    uint32_t bit;
+    const char *name;     /* with the program: "ckpt info" */
+    const char *operands; /* separated by spaces; all of them are needed */
+    const char *help;     /* a line */
+    const char *more;     /* lines at the end of the command's help, or NULL */
+};
 
-/* Parse the command line. Every failure is a USAGE error whose text names the word. Paths are
- * stored as given; ckptfs_paths_resolve makes them absolute. */
-int ckptfs_cmdline_parse(int argc, char **argv, struct ckptfs_config *ret, struct ckpt_err *err);
+extern const struct ckptfs_command ckptfs_commands[]; /* ends with bit 0 */
+extern const struct ckpt_option ckptfs_options[];
+extern const size_t ckptfs_noptions;
 
-/* The text of --help. */
-extern const char ckptfs_usage[];
+/* A command line: the first members say what to do, the others are the result. All zero at first.
+ */
+struct ckptfs_cmdline {
+    void *into;               /* the struct in which the members of the table lie */
+    struct ckpt_options *opt; /* for the words of the library */
+    uint32_t of;              /* the program's commands */
+    /* Take a word that is neither in the table nor the library's. 0: it is not known, 1: it is
+     * taken. NULL: there are no such words. */
+    int (*other)(void *into, const char *word, const char *value, struct ckpt_err *err);
 
-/* An option of -o that was written as a long one, at argv[optind - 1], which getopt_long does not
- * know: "--base=X", "--base X", "--allow-partial" (optind goes past a value that it takes). `set`
- * sets a word; value is NULL for a bare one. Fails as it does; USAGE for what `set` does not know
- * either. */
-int ckptfs_long_option(int argc, char **argv,
-                       int (*set)(void *ctx, const char *word, const char *value,
-                                  struct ckpt_err *err),
-                       void *ctx, struct ckpt_err *err);
+    const struct ckptfs_command *command; /* NULL: only help or the version was asked for */
+    bool help, version;
+    char **operand; /* with the command's name, if the program has several; ends with NULL */
+    size_t noperand;
+};
+
+/* Free what the parser has allocated; not what `into` and `opt` point to. */
+void ckptfs_cmdline_release(struct ckptfs_cmdline *c);
+
+/* Parse; options may stand before, between and after the operands. Prints the help if that was
+ * asked for. USAGE: an option or command is not known, does not go with the command, or has a wrong
+ * value; operands are missing, or are too many. */
+int ckptfs_cmdline_parse(struct ckptfs_cmdline *c, char **argv, struct ckpt_err *err);
 
 /* Take the next option off *list ("a,b=c\,d,..."), in place: *ret_word is its word, and *ret_value
- * its value (NULL: none) in which `\,` and `\\` are unescaped. False at the end of the list. The -o
- * option of ckpt(1) has the same syntax. */
+ * its value (NULL: none) in which `\,` and `\\` are unescaped. False at the end of the list. */
 bool ckptfs_next_option(char **list, char **ret_word, char **ret_value);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening, for all commands: options, the run, and the view that the command line selects. */
+/* What all commands of ckpt and ckpt-load do: parse the command line, open the run and the view
+ * that it selects, print what went wrong. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,31 +9,58 @@
 
 #include "base/err.h"
 #include "base/mem.h"
-#include "cmdline.h"
 #include "tool.h"
 #include "view.h"
 
 enum { MOST_TRIES = 8 }; /* attempts to open older steps, to suggest one that can be read */
 
-int ckpt_tool_set_option(void *opt, const char *word, const char *value, struct ckpt_err *err)
+int ckpt_tool_init(struct ckpt_tool *t, char **argv, uint32_t *ret_command, struct ckpt_err *err)
 {
-    if (!ckpt_options_knows(word))
-        return ckpt_fail(err, CKPT_USAGE, "option %s: no such option", word);
-    return ckpt_options_set(opt, word, value, err);
-}
-
-int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *copy = strdup(list);
-    char *rest = copy, *word, *value;
-
-    if (!copy)
-        return ckpt_nomem(err);
-    while (ckptfs_next_option(&rest, &word, &value)) {
-        if (ckpt_tool_set_option(opt, word, value, err) < 0)
-            return -1;
+    *t = (struct ckpt_tool){.load.size = sizeof t->load};
+    if (ckpt_options_new(&t->opt, err) < 0)
+        return -1;
+    t->line = (struct ckptfs_cmdline){.into = t, .opt = t->opt, .of = CKPTFS_TOOL};
+    if (ckptfs_cmdline_parse(&t->line, argv, err) < 0)
+        return -1;
+    if (t->line.version)
+        (void)printf("ckpt %s\n", ckpt_version());
+    *ret_command = t->line.command ? t->line.command->bit : 0;
+    if (*ret_command) {
+        t->run = t->line.operand[1];
+        t->operand = t->line.operand + 2;
     }
     return 0;
+}
+
+void ckpt_tool_release(struct ckpt_tool *t)
+{
+    ckptfs_cmdline_release(&t->line);
+    ckpt_options_free(t->opt);
+    free(t->step);
+    free(t->layout);
+    free(t->transport);
+}
+
+int ckpt_tool_finish(const char *program, int rc, struct ckpt_err *err)
+{
+    if (rc >= 0 && (fflush(stdout) != 0 || ferror(stdout)))
+        rc = ckpt_fail(err, CKPT_IO, "the output could not be written");
+    if (rc >= 0)
+        return rc;
+    (void)fprintf(stderr, "%s: %s\n", program, err->text);
+    return err->code == CKPT_USAGE ? 2 : 1;
+}
+
+static void print_line(void *program, enum ckpt_log_severity severity, const char *text)
+{
+    if (severity <= CKPT_WARNING)
+        (void)fprintf(stderr, "%s: %s%s\n", (const char *)program,
+                      severity == CKPT_WARNING ? "warning: " : "", text);
+}
+
+void ckpt_tool_log(struct ckpt_tool *t, const char *program)
+{
+    ckpt_options_set_log(t->opt, print_line, (void *)program);
 }
 
 void ckpt_tool_limits(void)

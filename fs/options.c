@@ -1,70 +1,169 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Splitting lists of options (-o), for both programs. */
-#include "cmdline.h"
-
-#include <getopt.h>
+/* The commands of all programs and their options. The library's options are in its own table
+ * (core/model/options.c). */
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "cmdline.h"
+#include "mount/config.h"
+#include "tool.h"
 
-bool ckptfs_next_option(char **list, char **ret_word, char **ret_value)
+enum { MOST_THREADS = 1024, MOST_JOBS = 256, MOST_RANKS = 1 << 20 };
+
+const struct ckptfs_command ckptfs_commands[] = {
+    {CKPTFS_MOUNT, "ckptfs", "RUN MOUNTPOINT",
+     "Mount the checkpoints of a training run as Hugging Face model directories",
+     "Every option may be written -o word=value,... too; a comma in a value is written '\\,'.\n"
+     "Words of mount(8) and FUSE are understood: auto_unmount, allow_root, noexec, noatime,\n"
+     "context=... fusermount3 -u MOUNTPOINT ends the mount.\n"},
+    {CKPTFS_INFO, "ckpt info", "RUN", "Show what the run is, its steps, and what the model is",
+     NULL},
+    {CKPTFS_LS, "ckpt ls", "RUN", "List the tensors, or the files", NULL},
+    {CKPTFS_EXPLAIN, "ckpt explain", "RUN TENSOR", "Show where a tensor's bytes come from", NULL},
+    {CKPTFS_EXPORT, "ckpt export", "RUN DEST", "Write the model directory DEST",
+     "Example: ckpt export run/checkpoints my-model --dtype=bfloat16\n"
+     "Run it again to resume, or to compare a finished export.\n"},
+    {CKPTFS_VERIFY, "ckpt verify", "RUN DIR", "Compare with the model directory DIR", NULL},
+    {CKPTFS_DIGEST, "ckpt digest", "RUN", "Print XXH3-128 of every file, or of every tensor", NULL},
+    {CKPTFS_LOAD, "ckpt load", "RUN",
+     "Load the weights into the ranks of a job: under mpirun, torchrun, or alone",
+     "Example: mpirun -n 8 ckpt load run/checkpoints --layout tp=4,dp=2\n"},
+    {CKPTFS_PLAN, "ckpt plan", "RUN", "Estimate what such a load would read, send and take",
+     "Example: ckpt plan run/checkpoints --layout tp=8,dp=128 --ranks 1024\n"},
+    {0, NULL, NULL, NULL, NULL}};
+
+static int set_rates(void *into, const struct ckpt_option *o, const char *value,
+                     struct ckpt_err *err)
 {
-    char *in = *list, *out;
+    struct ckpt_rates *r = &((struct ckpt_tool *)into)->load.rates;
+    static const char *const key[] = {"node_storage", "shared_storage", "page_cache",
+                                      "copy",         "local_link",     "network"};
+    double *const rate[] = {&r->node_storage, &r->shared_storage, &r->page_cache,
+                            &r->copy,         &r->local_link,     &r->network};
+    ckpt_cleanup(ckpt_freep) char *copy = strdup(value ? value : "");
+    char *rest = copy, *word, *number;
 
-    while (*in == ',')
-        in++;
-    if (!*in)
-        return false;
-    *ret_word = out = in;
-    *ret_value = NULL;
-    for (; *in && *in != ','; in++) {
-        if (*in == '\\' && (in[1] == ',' || in[1] == '\\')) {
-            *out++ = *++in;
-        } else if (*in == '=' && !*ret_value) {
-            *out++ = '\0';
-            *ret_value = out;
-        } else {
-            *out++ = *in;
-        }
-    }
-    *list = *in ? in + 1 : in;
-    *out = '\0';
-    return true;
-}
-
-static void underline(char *word)
-{
-    for (; *word; word++)
-        if (*word == '-')
-            *word = '_';
-}
-
-int ckptfs_long_option(int argc, char **argv,
-                       int (*set)(void *ctx, const char *word, const char *value,
-                                  struct ckpt_err *err),
-                       void *ctx, struct ckpt_err *err)
-{
-    const char *given = argv[optind - 1];
-    struct ckpt_err bare = {0};
-
-    if (strncmp(given, "--", 2) != 0 || !given[2])
-        return ckpt_fail(err, CKPT_USAGE, "%s: no such option", given);
-    ckpt_cleanup(ckpt_freep) char *word = strdup(given + 2);
-    if (!word)
+    if (!copy)
         return ckpt_nomem(err);
-    char *value = strchr(word, '=');
-    if (value)
-        *value++ = '\0';
-    underline(word);
-    if (value)
-        return set(ctx, word, value, err);
-    if (set(ctx, word, NULL, &bare) == 0)
-        return 0;
-    if (optind >= argc)
-        return ckpt_err_move(err, &bare);
-    if (set(ctx, word, argv[optind], err) < 0)
-        return -1;
-    optind++;
+    while (ckptfs_next_option(&rest, &word, &number)) {
+        char *end = NULL;
+        size_t k = 0;
+        while (k < 6 && strcmp(word, key[k]) != 0)
+            k++;
+        const double n = k < 6 && number ? strtod(number, &end) : 0;
+        if (!end || *end || !(n >= 1 && isfinite(n)))
+            return ckpt_fail(err, CKPT_USAGE,
+                             "option %s: expected node_storage=N, shared_storage=N, page_cache=N, "
+                             "copy=N, local_link=N, network=N in bytes a second, 1 or more",
+                             o->word);
+        *rate[k] = n;
+    }
     return 0;
 }
+
+#define MOUNT(kind_, member)                                                                       \
+    .of = CKPTFS_MOUNT, .kind = CKPT_OPTION_##kind_, .at = offsetof(struct ckptfs_config, member)
+#define TOOL(commands, kind_, member)                                                              \
+    .of = (commands), .kind = CKPT_OPTION_##kind_, .at = offsetof(struct ckpt_tool, member)
+#define LOADS (CKPTFS_LOAD | CKPTFS_PLAN)
+
+const struct ckpt_option ckptfs_options[] = {
+    /* the mount */
+    {"foreground", NULL, "stay in the foreground", .letter = 'f', MOUNT(FLAG, foreground)},
+    {"debug", NULL, "stay there, and say what was negotiated with the kernel", .letter = 'd',
+     MOUNT(FLAG, debug)},
+    {"wait", NULL, "mount even if there is no readable step yet", MOUNT(FLAG, wait)},
+    {"io", "buffered|direct", "direct: bypass the page cache (for exports)", MOUNT(CHOICE, direct)},
+    {"readahead", "KIB", "the mount's read-ahead (2048; needs root; 0: the kernel's)",
+     MOUNT(NUMBER, readahead_kib), .most = 1 << 20},
+    {"threads", "N", "requests that are handled at the same time (10)", MOUNT(NUMBER, threads),
+     .most = MOST_THREADS},
+    {"allow_other", NULL, "let all users access the mount", MOUNT(FLAG, allow_other)},
+    {"uid", "N", "the owner that files show", MOUNT(NUMBER, uid), .most = (uid_t)-2},
+    {"gid", "N", "the group that files show", MOUNT(NUMBER, gid), .most = (gid_t)-2},
+    {"umask", "OCTAL", "bits that are removed from the modes 0444 and 0555", MOUNT(OCTAL, umask),
+     .most = 0777},
+    {"sandbox", "yes|no", "no: let the daemon open, run and connect to whatever its user may",
+     MOUNT(FLAG, sandbox)},
+    {"null", NULL, NULL, MOUNT(FLAG, null_reads)}, /* a baseline for benchmarks */
+
+    /* the tool */
+    {"step", "N", "a step, by name or number (the latest)", TOOL(CKPTFS_TOOL, TEXT, step)},
+    {"json", NULL, "print JSON, for programs", TOOL(CKPTFS_TOOL, FLAG, json)},
+    {"files", NULL, "list the files", TOOL(CKPTFS_LS, FLAG, files)},
+    {"tensors", NULL, "tensors only, not files",
+     TOOL(CKPTFS_VERIFY | CKPTFS_DIGEST, FLAG, tensors)},
+    {"weights-only", NULL, "write only the weights and their index",
+     TOOL(CKPTFS_EXPORT, FLAG, weights_only)},
+    {"no-weights", NULL, "write only the other files", TOOL(CKPTFS_EXPORT, FLAG, no_weights)},
+    {"jobs", "N", "threads (one for each processor, from 2 to 16)",
+     TOOL(CKPTFS_EXPORT | CKPTFS_VERIFY | CKPTFS_DIGEST, NUMBER, jobs), .least = 1,
+     .most = MOST_JOBS},
+    {"quiet", NULL, "no progress bar", .letter = 'q',
+     TOOL(CKPTFS_EXPORT | CKPTFS_VERIFY | CKPTFS_DIGEST, FLAG, quiet)},
+    {"verbose", NULL, "all details", .letter = 'v',
+     TOOL(CKPTFS_INFO | CKPTFS_EXPLAIN, FLAG, verbose)},
+
+    /* the loader */
+    {"layout", "LAYOUT",
+     "who needs what: tp=N,pp=N,ep=N,dp=N,fsdp=N, whose product is the number of ranks",
+     TOOL(LOADS, TEXT, layout)},
+    {"ranks", "N", "ranks of the job", TOOL(CKPTFS_PLAN, NUMBER, ranks), .least = 1,
+     .most = MOST_RANKS, .refused_by = CKPTFS_LOAD,
+     .why = "its launcher decides how many ranks there are; use ckpt plan"},
+    {"ranks-per-node", "N", "ranks on each node (8)", TOOL(CKPTFS_PLAN, NUMBER, ranks_per_node),
+     .least = 1, .most = MOST_RANKS, .refused_by = CKPTFS_LOAD,
+     .why = "its launcher decides where ranks are; use ckpt plan"},
+    {"readers", "auto|once|node|each",
+     "once: every byte by one rank of the job; node: of each node; each: every rank for itself; "
+     "auto: what the rates say (auto)",
+     TOOL(LOADS, CHOICE, load.readers)},
+    {"share", "N", "only each N consecutive ranks share what they read (all)",
+     TOOL(LOADS, NUMBER, load.share_ranks), .least = 1, .most = MOST_RANKS},
+    {"verify", NULL, "compare what every rank got with an independent read",
+     TOOL(CKPTFS_LOAD, FLAG, verify), .refused_by = CKPTFS_PLAN,
+     .why = "no data is read; use ckpt load"},
+    {"check", NULL, "compare digests of what is sent with what arrives",
+     TOOL(CKPTFS_LOAD, FLAG, load.verify), .refused_by = CKPTFS_PLAN,
+     .why = "no data is sent; use ckpt load"},
+    {"transport", "T",
+     "self, tcp or mpi: not what the launcher suggests; nccl: into the memory of a CUDA device in "
+     "each rank",
+     TOOL(CKPTFS_LOAD, TEXT, transport), .refused_by = CKPTFS_PLAN,
+     .why = "it plans loads into host memory, whatever carries the bytes; leave it out"},
+    {"host-bytes", "N", "memory for windows of each rank (256M)",
+     TOOL(LOADS, BYTES, load.host_bytes)},
+    {"device-bytes", "N", "the same of the rank's device (256M)",
+     TOOL(CKPTFS_LOAD, BYTES, load.device_bytes), .refused_by = CKPTFS_PLAN,
+     .why = "it plans loads into host memory; use --host-bytes"},
+    {"window-bytes", "N", "size of a window, all ranks together",
+     TOOL(LOADS, BYTES, load.window_bytes)},
+    {"threads", "N", "threads that read, of each rank", TOOL(LOADS, NUMBER, load.threads),
+     .least = 1, .most = 256},
+    {"direct", "auto|never|always",
+     "past the page cache (O_DIRECT); auto: what is not in it (auto)",
+     TOOL(LOADS, CHOICE, load.direct)},
+    {"read-timeout", "S", "seconds that one read may take (120)",
+     TOOL(CKPTFS_LOAD, SECONDS, load.read_timeout_ms), .refused_by = CKPTFS_PLAN,
+     .why = "no data is read; leave it out"},
+    {"exchange-timeout", "S",
+     "seconds without a heartbeat of another rank, or without a byte from its storage (300)",
+     TOOL(CKPTFS_LOAD, SECONDS, load.exchange_timeout_ms), .refused_by = CKPTFS_PLAN,
+     .why = "no rank waits for another; leave it out"},
+    {"rates", "K=N,...",
+     "bytes a second: node_storage, shared_storage, page_cache, copy, local_link, network",
+     .of = LOADS, .set = set_rates},
+
+    /* all: cmdline.c knows these by their letters */
+    {"options", "WORD=VALUE,...",
+     "options below, as in fstab(5); a comma in a value is written '\\,'", .letter = 'o',
+     .of = UINT32_MAX},
+    {"help", NULL, "this help", .letter = 'h', .of = UINT32_MAX},
+    {"version", NULL, "the version", .letter = 'V', .of = UINT32_MAX},
+};
+
+const size_t ckptfs_noptions = sizeof ckptfs_options / sizeof *ckptfs_options;

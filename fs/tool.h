@@ -1,41 +1,56 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The commands of ckpt: each is one function in cmd_<name>.c and one line in the table of ckpt.c.
- */
+/* The commands of ckpt, of which load and plan are in a program of their own, ckpt-load. */
 #ifndef CKPT_FS_TOOL_H
 #define CKPT_FS_TOOL_H
 
 #include <stdbool.h>
 
-#include <ckptfs/ckptfs.h>
+#include <ckptfs/load.h>
 
-/* The parsed command line. Strings point into argv. */
+#include "cmdline.h"
+
+/* The parsed command line. */
 struct ckpt_tool {
+    struct ckptfs_cmdline line;
     const char *run;
     char **operand; /* operands after RUN */
-    int noperand;
-    const char *step; /* NULL: the latest */
+    char *step;     /* NULL: the latest */
     struct ckpt_options *opt;
-    unsigned jobs; /* number of threads; 0: chosen by the command */
+    uint32_t jobs; /* number of threads; 0: chosen by the command */
     bool json, files, tensors, quiet, verbose;
     bool weights_only, no_weights; /* of export */
+    /* of load and plan: */
+    char *layout, *transport;
+    struct ckpt_load_options load;
+    uint32_t ranks, ranks_per_node; /* of plan; 0: not given */
+    bool verify;                    /* compare the loaded bytes with the view */
 };
 
 /* A command returns -1 with *err filled, or one of these. */
 enum { CKPT_TOOL_GOOD = 0, CKPT_TOOL_DIFFERENT = 1 };
 
-/* The commands; ckpt(1) describes them. */
+/* The commands; ckpt(1) and ckpt-load(1) describe them. */
 int ckpt_cmd_info(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_ls(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_explain(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_export(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_verify(const struct ckpt_tool *t, struct ckpt_err *err);
 int ckpt_cmd_digest(const struct ckpt_tool *t, struct ckpt_err *err);
+int ckpt_cmd_load(const struct ckpt_tool *t, struct ckpt_comm *comm, struct ckpt_err *err);
+int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err);
 
-/* Set options from a list such as "dtype=float16,base=/models/x", the argument of -o. */
-int ckpt_tool_set_options(struct ckpt_options *opt, const char *list, struct ckpt_err *err);
+/* Parse the command line of ckpt or ckpt-load. *ret_command is a bit of cmdline.h; 0: help or the
+ * version was asked for, and is printed. */
+int ckpt_tool_init(struct ckpt_tool *t, char **argv, uint32_t *ret_command, struct ckpt_err *err);
+void ckpt_tool_release(struct ckpt_tool *t);
 
-/* One of them; opt is a struct ckpt_options. USAGE for a word that the library does not know. */
-int ckpt_tool_set_option(void *opt, const char *word, const char *value, struct ckpt_err *err);
+/* Print what a command could not print, or why it failed, after the program's name. Returns the
+ * exit status; rc is what the command has returned. */
+int ckpt_tool_finish(const char *program, int rc, struct ckpt_err *err);
+
+/* Print the library's errors and warnings on standard error, after the program's name, which is
+ * borrowed. */
+void ckpt_tool_log(struct ckpt_tool *t, const char *program);
 
 /* Raise the limit of open files as far as the system permits, and make a file that may not grow any
  * more (ulimit -f) an error (EFBIG), as a full disk is, not the end of the process. */

@@ -5,10 +5,7 @@
 #ifndef CKPT_FORMAT_OUTPUT_H
 #define CKPT_FORMAT_OUTPUT_H
 
-#include <stdbool.h>
 #include <stdint.h>
-
-#include "base/err.h"
 
 struct ckpt_writer;
 
@@ -44,12 +41,5 @@ struct ckpt_output {
 uint32_t ckpt_output_parts(const struct ckpt_output *t, enum ckpt_cut_by cut);
 
 extern const char *const ckpt_output_keys[CKPT_NCUT]; /* "tp" ... */
-
-/* Is `key` one of the options that describe an output, "tp" or "names"? */
-bool ckpt_output_knows(const char *key);
-
-/* Set one of them. USAGE for a value that is none. */
-int ckpt_output_set(struct ckpt_output *t, const char *key, const char *value,
-                    struct ckpt_err *err);
 
 #endif

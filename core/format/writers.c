@@ -13,14 +13,6 @@ const struct ckpt_writer *const ckpt_writers[] = {
     NULL,
 };
 
-const struct ckpt_writer *ckpt_writer_find(const char *name)
-{
-    for (const struct ckpt_writer *const *w = ckpt_writers; *w; w++)
-        if (strcmp((*w)->name, name) == 0)
-            return *w;
-    return NULL;
-}
-
 /* "view=nanotron, view=megatron": the views that have an option. */
 static void list_views(unsigned bit, char *buf, size_t cap)
 {

@@ -12,8 +12,6 @@
 /* Ends with NULL. */
 extern const struct ckpt_writer *const ckpt_writers[];
 
-const struct ckpt_writer *ckpt_writer_find(const char *name); /* NULL: there is none */
-
 /* Does the format have all the dimensions that were given? `view` is the word of the option view,
  * for the message. USAGE. */
 int ckpt_writers_check(const struct ckpt_output *o, const char *view, struct ckpt_err *err);

@@ -88,7 +88,7 @@ int ckpt_opening_take_missing(struct ckpt_opening *o, struct ckpt_err *err)
     const struct ckpt_base *base = o->shared->base;
     ckpt_cleanup(taking_release) struct taking t = {.o = o, .taken = json_array()};
 
-    if (!o->shared->opt->missing_from_base)
+    if (o->shared->opt->missing != CKPT_LACKS_FROM_BASE)
         return 0;
     if (!base || !base->cat)
         return ckpt_fail(err, CKPT_USAGE,

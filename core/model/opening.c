@@ -51,7 +51,7 @@ struct ckpt_recipe_options ckpt_opening_recipe_options(const struct ckpt_opening
         .base_config = own_names ? ckpt_opening_model_config(o) : ckpt_opening_base_config(o),
         .overrides = opt->overrides,
         .allow_partial = opt->allow_partial,
-        .allow_missing = opt->missing_from_base,
+        .allow_missing = opt->missing == CKPT_LACKS_FROM_BASE,
         .allow_leftover = opt->allow_leftover,
     };
 }

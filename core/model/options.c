@@ -2,14 +2,13 @@
 /* Parsing options: one table for the mount, the tool and the library. */
 #include "model/options.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/mem.h"
+#include "base/option.h"
 #include "base/str.h"
 #include "format/writers.h"
 #include "recipe/library/keys.h"
@@ -78,67 +77,16 @@ void ckpt_options_set_log(struct ckpt_options *opt,
 
 /* ---- values ---- */
 
-static int set_text(char **slot, const char *key, const char *value, struct ckpt_err *err)
-{
-    if (!value || !*value)
-        return ckpt_fail(err, CKPT_USAGE, "option %s needs a value", key);
-    free(*slot);
-    *slot = strdup(value);
-    return *slot ? 0 : ckpt_nomem(err);
-}
-
-/* Set an option to an absolute path, because daemons change their working directory. */
-static int set_path(char **slot, const char *key, const char *value, struct ckpt_err *err)
-{
-    ckpt_cleanup(ckpt_freep) char *here = NULL;
-
-    if (set_text(slot, key, value, err) < 0)
-        return -1;
-    if (value[0] == '/')
-        return 0;
-    if (!(here = getcwd(NULL, 0)))
-        return ckpt_fail(err, CKPT_IO, "option %s: the current directory is not known", key);
-    free(*slot);
-    *slot = ckpt_asprintf("%s/%s", here, value);
-    return *slot ? 0 : ckpt_nomem(err);
-}
-
-static int set_flag(bool *slot, const char *key, const char *value, struct ckpt_err *err)
-{
-    static const char *const yes[] = {"1", "true", "yes", "on"}, *const no[] = {"0", "false", "no",
-                                                                                "off"};
-
-    if (!value) {
-        *slot = true;
-        return 0;
-    }
-    for (size_t i = 0; i < sizeof yes / sizeof yes[0]; i++)
-        if (strcmp(value, yes[i]) == 0 || strcmp(value, no[i]) == 0) {
-            *slot = strcmp(value, yes[i]) == 0;
-            return 0;
-        }
-    return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is neither true nor false", key, value);
-}
-
-static int set_base(struct ckpt_options *opt, const char *key, const char *value,
+static int set_base(void *into, const struct ckpt_option *o, const char *value,
                     struct ckpt_err *err)
 {
     struct stat st;
-    bool is_path = value && stat(value, &st) == 0; /* else it is ORG/NAME in the hub's cache */
+    const bool is_path = value && stat(value, &st) == 0; /* else ORG/NAME in the hub's cache */
+    const struct ckpt_option base = {.word = o->word,
+                                     .kind = is_path ? CKPT_OPTION_PATH : CKPT_OPTION_TEXT,
+                                     .at = offsetof(struct ckpt_options, base)};
 
-    return (is_path ? set_path : set_text)(&opt->base, key, value, err);
-}
-
-static int set_recipe(struct ckpt_options *opt, const char *key, const char *value,
-                      struct ckpt_err *err)
-{
-    return set_path(&opt->recipe, key, value, err);
-}
-
-static int set_key_mapping(struct ckpt_options *opt, const char *key, const char *value,
-                           struct ckpt_err *err)
-{
-    return set_path(&opt->key_mapping, key, value, err);
+    return ckpt_option_set(&base, into, value, err);
 }
 
 /* Parse a dtype: a name that ckpt_dtype_parse accepts, or a common short one. */
@@ -158,9 +106,11 @@ static bool parse_dtype(const char *value, enum ckpt_dtype *ret)
     return ckpt_dtype_parse(value, strlen(value), ret) && ckpt_dtype_is_castable(*ret);
 }
 
-static int set_dtype(struct ckpt_options *opt, const char *key, const char *value,
+static int set_dtype(void *into, const struct ckpt_option *o, const char *value,
                      struct ckpt_err *err)
 {
+    struct ckpt_options *opt = into;
+
     if (value && strcmp(value, "auto") == 0) {
         opt->dtype_rule = CKPT_DTYPE_AUTO;
     } else if (value && strcmp(value, "stored") == 0) {
@@ -170,35 +120,24 @@ static int set_dtype(struct ckpt_options *opt, const char *key, const char *valu
     } else {
         return ckpt_fail(
             err, CKPT_USAGE,
-            "option %s: '%s' is not one of auto, stored, bfloat16, float16, float32, float64", key,
-            value ? value : "");
+            "option %s: '%s' is not one of auto, stored, bfloat16, float16, float32, float64",
+            o->word, value ? value : "");
     }
     return 0;
 }
 
-static int fail_view(const char *key, const char *value, struct ckpt_err *err)
-{
-    char views[256];
-    size_t at = 0;
-
-    for (const struct ckpt_writer *const *w = ckpt_writers; *w && at < sizeof views; w++)
-        at += (size_t)snprintf(views + at, sizeof views - at, ", %s", (*w)->name);
-    return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not one of hf, raw, memory%s", key,
-                     value ? value : "", views);
-}
-
-static int set_view(struct ckpt_options *opt, const char *key, const char *value,
+static int set_view(void *into, const struct ckpt_option *o, const char *value,
                     struct ckpt_err *err)
 {
-    const bool raw = value && strcmp(value, "raw") == 0, hf = value && strcmp(value, "hf") == 0,
-               memory = value && strcmp(value, "memory") == 0;
-    const struct ckpt_writer *writer = value ? ckpt_writer_find(value) : NULL;
+    enum { HF, RAW, MEMORY, FIRST_WRITER };
+    struct ckpt_options *opt = into;
+    uint32_t word;
 
-    if (!raw && !hf && !memory && !writer)
-        return fail_view(key, value, err);
-    opt->raw = raw;
-    opt->memory = memory;
-    opt->output.writer = writer;
+    if (ckpt_option_choice(o, value, &word, err) < 0)
+        return -1;
+    opt->raw = word == RAW;
+    opt->memory = word == MEMORY;
+    opt->output.writer = word < FIRST_WRITER ? NULL : ckpt_writers[word - FIRST_WRITER];
     return 0;
 }
 
@@ -217,7 +156,7 @@ int ckpt_options_check(const struct ckpt_options *opt, struct ckpt_err *err)
     if (opt->raw && (opt->dequantize || opt->lora))
         return ckpt_fail(err, CKPT_USAGE, "option %s: view=raw shows tensors as they are stored",
                          opt->dequantize ? "dequantize" : "lora");
-    if (opt->missing_from_base && (opt->raw || !opt->base))
+    if (opt->missing == CKPT_LACKS_FROM_BASE && (opt->raw || !opt->base))
         return ckpt_fail(err, CKPT_USAGE, "option missing=base %s",
                          opt->raw ? "does not apply to view=raw" : "needs base=DIR");
     if (ckpt_writers_check(&opt->output, view_word(opt), err) < 0)
@@ -233,141 +172,129 @@ bool ckpt_options_memory(const struct ckpt_options *opt)
     return opt->memory || opt->output.names == CKPT_OUTPUT_NAMES_MEMORY;
 }
 
-static int set_max_shard_size(struct ckpt_options *opt, const char *key, const char *value,
+static int set_max_shard_size(void *into, const struct ckpt_option *o, const char *value,
                               struct ckpt_err *err)
 {
+    struct ckpt_options *opt = into;
     uint64_t size;
 
     if (!value || !ckpt_shards_parse_size(value, &size) || size == 0)
-        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not a size such as 5GB", key,
+        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not a size such as 5GB", o->word,
                          value ? value : "");
     opt->max_shard_size = size;
     return 0;
 }
 
-static int set_rope(struct ckpt_options *opt, const char *key, const char *value,
+static int set_rope(void *into, const struct ckpt_option *o, const char *value,
                     struct ckpt_err *err)
 {
-    if (!value || (strcmp(value, "interleaved") != 0 && strcmp(value, "half") != 0 &&
-                   strcmp(value, "auto") != 0))
-        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not one of auto, interleaved, half",
-                         key, value ? value : "");
-    if (strcmp(value, "auto") == 0)
+    struct ckpt_options *opt = into;
+    uint32_t word;
+
+    if (ckpt_option_choice(o, value, &word, err) < 0)
+        return -1;
+    if (word == 0)
         (void)json_object_del(opt->overrides, "_rope");
     else if (json_object_set_new(opt->overrides, "_rope", json_string(value)) < 0)
         return ckpt_nomem(err);
     return 0;
 }
 
-/* Set the Hugging Face model type, for a checkpoint that does not say it. */
-static int set_model_type(struct ckpt_options *opt, const char *key, const char *value,
-                          struct ckpt_err *err)
+static int set_override(struct ckpt_options *opt, const char *key, const char *word, json_t *value,
+                        struct ckpt_err *err)
 {
-    if (!value || !*value)
-        return ckpt_fail(err, CKPT_USAGE, "option %s needs a value", key);
-    return json_object_set_new(opt->overrides, "_model_type", json_string(value)) < 0
-               ? ckpt_fail(err, CKPT_USAGE, "option %s: the value is not UTF-8", key)
+    return json_object_set_new(opt->overrides, key, value) < 0
+               ? ckpt_fail(err, CKPT_USAGE, "option %s: the value is not UTF-8", word)
                : 0;
 }
 
-static int set_allow_partial(struct ckpt_options *opt, const char *key, const char *value,
-                             struct ckpt_err *err)
-{
-    return set_flag(&opt->allow_partial, key, value, err);
-}
-
-static int set_allow_leftover(struct ckpt_options *opt, const char *key, const char *value,
-                              struct ckpt_err *err)
-{
-    return set_flag(&opt->allow_leftover, key, value, err);
-}
-
-static int set_missing(struct ckpt_options *opt, const char *key, const char *value,
-                       struct ckpt_err *err)
-{
-    if (!value || (strcmp(value, "base") != 0 && strcmp(value, "error") != 0))
-        return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not one of error, base", key,
-                         value ? value : "");
-    opt->missing_from_base = strcmp(value, "base") == 0;
-    return 0;
-}
-
-static int set_allow_mixed(struct ckpt_options *opt, const char *key, const char *value,
-                           struct ckpt_err *err)
-{
-    return set_flag(&opt->allow_mixed, key, value, err);
-}
-
-static int set_follow_symlinks(struct ckpt_options *opt, const char *key, const char *value,
-                               struct ckpt_err *err)
-{
-    return set_flag(&opt->follow_symlinks, key, value, err);
-}
-
-static int set_wait(struct ckpt_options *opt, const char *key, const char *value,
-                    struct ckpt_err *err)
-{
-    return set_flag(&opt->wait, key, value, err);
-}
-
-static int set_dequantize(struct ckpt_options *opt, const char *key, const char *value,
+/* Set the Hugging Face model type, for a checkpoint that does not say it. */
+static int set_model_type(void *into, const struct ckpt_option *o, const char *value,
                           struct ckpt_err *err)
 {
-    return set_flag(&opt->dequantize, key, value, err);
+    if (!value || !*value)
+        return ckpt_fail(err, CKPT_USAGE, "option %s needs a value", o->word);
+    return set_override(into, "_model_type", o->word, json_string(value), err);
 }
 
-static int set_lora(struct ckpt_options *opt, const char *key, const char *value,
-                    struct ckpt_err *err)
-{
-    static const struct {
-        const char *word;
-        enum ckpt_lora_rule rule;
-    } words[] = {
-        {"adapter", CKPT_LORA_ADAPTER}, {"merge", CKPT_LORA_MERGE}, {"base", CKPT_LORA_BASE}};
+#define FLAG(member) .kind = CKPT_OPTION_FLAG, .at = offsetof(struct ckpt_options, member)
+#define PATH(member) .kind = CKPT_OPTION_PATH, .at = offsetof(struct ckpt_options, member)
+#define CHOICE(member)                                                                             \
+    .kind = CKPT_OPTION_CHOICE, .least = 1, .at = offsetof(struct ckpt_options, member)
+#define PARTS(cut_)                                                                                \
+    .kind = CKPT_OPTION_NUMBER, .least = 1, .most = CKPT_CUT_MOST,                                 \
+    .at = offsetof(struct ckpt_options, output.cut[cut_])
 
-    for (size_t i = 0; value && i < sizeof words / sizeof words[0]; i++) {
-        if (strcmp(value, words[i].word) == 0) {
-            opt->lora = words[i].rule;
-            return 0;
-        }
-    }
-    return ckpt_fail(err, CKPT_USAGE, "option %s: '%s' is not one of adapter, merge, base", key,
-                     value ? value : "");
-}
-
-static const struct option {
-    const char *key;
-    int (*set)(struct ckpt_options *opt, const char *key, const char *value, struct ckpt_err *err);
-} options[] = {
-    {"base", set_base},
-    {"dtype", set_dtype},
-    {"view", set_view},
-    {"max_shard_size", set_max_shard_size},
-    {"recipe", set_recipe},
-    {"rope", set_rope},
-    {"model_type", set_model_type},
-    {"allow_partial", set_allow_partial},
-    {"allow_leftover", set_allow_leftover},
-    {"allow_mixed", set_allow_mixed},
-    {"missing", set_missing},
-    {"follow_symlinks", set_follow_symlinks},
-    {"wait", set_wait},
-    {"key_mapping", set_key_mapping},
-    {"dequantize", set_dequantize},
-    {"lora", set_lora},
+/* In the order of help. ckptfs(1) describes each at length. */
+static const struct ckpt_option options[] = {
+    {"base", "DIR|ORG/NAME", "model that lends config, tokenizer, split and dtypes",
+     .set = set_base},
+    {"dtype", "auto|stored|bfloat16|float16|float32",
+     "element type of floating tensors (auto: that of the mapping, the base or the checkpoint)",
+     .set = set_dtype},
+    {"view", "hf|raw|memory"
+#define CKPT_WRITER(NAME) "|" #NAME
+#include "format/writers.def"
+#undef CKPT_WRITER
+     ,
+     "what is shown: a Hugging Face model, the tensors as they are stored, the model under the "
+     "names it has in memory, or a checkpoint of another framework",
+     .set = set_view},
+    {"max_shard_size", "SIZE", "the most bytes of a weight file, such as 5GB",
+     .set = set_max_shard_size},
+    {"recipe", "FILE|DIR", "the mapping to use instead of the built-in ones", PATH(recipe)},
+    {"key_mapping", "FILE", "JSON file of rules that rename the base's tensors", PATH(key_mapping)},
+    {"model_type", "TYPE", "family of the model, if neither checkpoint nor base says it",
+     .set = set_model_type},
+    {"rope", "auto|interleaved|half",
+     "order of the rotary dimensions, if the checkpoint states the wrong one", .set = set_rope},
+    {"dequantize", NULL, "show block-scaled weights (FP8, MXFP4) as ordinary ones",
+     FLAG(dequantize)},
+    {"lora", "adapter|merge|base", "what to show of LoRA matrices", CHOICE(lora)},
+    {"missing", "error|base", "base: tensors that the checkpoint lacks come from base= (error)",
+     .kind = CKPT_OPTION_CHOICE, .at = offsetof(struct ckpt_options, missing)},
+    {"allow_partial", NULL, "leave incomplete tensors out, and show a model that lacks tensors",
+     FLAG(allow_partial)},
+    {"allow_leftover", NULL, "leave out tensors that the model does not have",
+     FLAG(allow_leftover)},
+    {"allow_mixed", NULL, "show a step whose shards are of two saves, or are being written",
+     FLAG(allow_mixed)},
+    {"follow_symlinks", NULL, "follow symbolic links that lead out of the run",
+     FLAG(follow_symlinks)},
+    {"wait", NULL, "a folder without a step is no error", FLAG(wait)},
+    {"names", "hub|memory", "of view=dcp: the names of the tensors", CHOICE(output.names)},
+    {"ranks", "N", "of views in other formats: ranks that divide each tensor",
+     PARTS(CKPT_CUT_RANKS)},
+    {"tp", "N", "tensor-parallel ranks", PARTS(CKPT_CUT_TP)},
+    {"pp", "N", "stages of the pipeline", PARTS(CKPT_CUT_PP)},
+    {"vpp", "N", "parts of a stage that take turns", PARTS(CKPT_CUT_VPP)},
+    {"ep", "N", "expert-parallel ranks", PARTS(CKPT_CUT_EP)},
+    {"etp", "N", "ranks that divide an expert", PARTS(CKPT_CUT_ETP)},
+    {"make_vocab_size_divisible_by", "N",
+     "rows of the vocabulary on each tensor-parallel rank are a multiple of N",
+     PARTS(CKPT_CUT_VOCAB)},
 };
 
-static const struct option *find_option(const char *key)
+enum { NOPTIONS = sizeof options / sizeof *options };
+
+static const struct ckpt_option *find_option(const char *key)
 {
-    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
-        if (strcmp(options[i].key, key) == 0)
+    for (size_t i = 0; i < NOPTIONS; i++)
+        if (strcmp(options[i].word, key) == 0)
             return &options[i];
     return NULL;
 }
 
-/* Set a value of the model that a checkpoint may not record, under its key in Hugging Face's
- * config.json. It is a JSON number, true, false or null; anything else is a string
- * (hidden_act=gelu). */
+const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret_help)
+{
+    if (i >= NOPTIONS)
+        return NULL;
+    *ret_value = options[i].value;
+    *ret_help = options[i].help;
+    return options[i].word;
+}
+
+/* Set a number of the model, under its key in config.json. */
 static int set_model_key(struct ckpt_options *opt, const char *key, const char *value,
                          struct ckpt_err *err)
 {
@@ -380,25 +307,18 @@ static int set_model_key(struct ckpt_options *opt, const char *key, const char *
         json_decref(v);
         v = json_string(value);
     }
-    return json_object_set_new(opt->overrides, key, v) < 0
-               ? ckpt_fail(err, CKPT_USAGE, "option %s: the value is not UTF-8", key)
-               : 0;
+    return set_override(opt, key, key, v, err);
 }
 
-bool ckpt_options_knows(const char *key)
-{
-    return find_option(key) || ckpt_output_knows(key) || ckpt_keys_known(key);
-}
+bool ckpt_options_knows(const char *key) { return find_option(key) || ckpt_keys_known(key); }
 
 int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
                      struct ckpt_err *err)
 {
-    const struct option *o = find_option(key);
+    const struct ckpt_option *o = find_option(key);
 
     if (o)
-        return o->set(opt, key, value, err);
-    if (ckpt_output_knows(key))
-        return ckpt_output_set(&opt->output, key, value, err);
+        return ckpt_option_set(o, opt, value, err);
     if (ckpt_keys_known(key))
         return set_model_key(opt, key, value, err);
     return ckpt_fail(err, CKPT_USAGE, "there is no option '%s'", key);
@@ -435,6 +355,6 @@ uint64_t ckpt_options_hash(const struct ckpt_options *opt)
         opt->recipe ? opt->recipe : "", opt->key_mapping ? opt->key_mapping : "",
         (int)opt->dtype_rule, (int)opt->dtype, (unsigned long long)opt->max_shard_size,
         opt->raw + 2 * opt->memory, opt->dequantize, (int)opt->lora,
-        opt->allow_partial + 2 * opt->missing_from_base, overrides ? overrides : "");
+        opt->allow_partial + 2 * (int)opt->missing, overrides ? overrides : "");
     return text ? XXH3_64bits_withSeed(text, strlen(text), hash_output(&opt->output)) : 0;
 }

@@ -25,6 +25,9 @@ enum ckpt_lora_rule {
  * all. */
 enum ckpt_dtype_rule { CKPT_DTYPE_AUTO, CKPT_DTYPE_STORED, CKPT_DTYPE_CAST };
 
+/* What becomes of tensors that the checkpoint lacks. */
+enum ckpt_lacks_rule { CKPT_LACKS_ERROR, CKPT_LACKS_FROM_BASE };
+
 struct ckpt_options {
     char *base;        /* directory, or ORG/NAME of the local hub cache */
     char *recipe;      /* path of the recipe file */
@@ -39,8 +42,8 @@ struct ckpt_options {
     enum ckpt_lora_rule lora;
     bool dequantize; /* convert block-scaled weights to ordinary ones */
     bool allow_partial;
-    bool allow_leftover;    /* leave out tensors that the model does not have */
-    bool missing_from_base; /* take what the checkpoint lacks from the base */
+    bool allow_leftover; /* leave out tensors that the model does not have */
+    enum ckpt_lacks_rule missing;
     bool allow_mixed; /* open a step although its shards are of two saves or it is being saved */
     bool follow_symlinks;
     bool wait;         /* a folder without a step is not an error */

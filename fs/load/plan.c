@@ -6,12 +6,12 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "load/load_tool.h"
 #include "out.h"
 #include "summary.h"
+#include "tool.h"
 #include "view.h"
 
-int ckpt_load_print_plan(const struct ckpt_load_tool *t, struct ckpt_err *err)
+int ckpt_cmd_plan(const struct ckpt_tool *t, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
@@ -22,14 +22,14 @@ int ckpt_load_print_plan(const struct ckpt_load_tool *t, struct ckpt_err *err)
             err, CKPT_USAGE,
             "--ranks is missing: how many ranks the planned job has, the product of the layout's "
             "numbers");
-    if (ckpt_tool_open(&t->tool, &run, &view, err) < 0 ||
+    if (ckpt_tool_open(t, &run, &view, err) < 0 ||
         ckpt_load_model(view, t->layout, t->ranks, t->ranks_per_node ? t->ranks_per_node : 8,
-                        &t->opt, &text, err) < 0)
+                        &t->load, &text, err) < 0)
         return -1;
     ckpt_cleanup(ckpt_json_decrefp) json_t *plan = NULL;
     if (ckpt_out_parse(text, &plan, err) < 0)
         return -1;
-    if (t->tool.json)
+    if (t->json)
         return ckpt_out_json(plan, err);
     ckpt_summary_of_plan(plan);
     return 0;

@@ -9,8 +9,8 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "json_text.h"
-#include "load/load_tool.h"
 #include "out.h"
+#include "tool.h"
 #include "view.h"
 
 enum { ALIGN = 256, CHUNK = 8 << 20, AGREE_MS = 300 * 1000 };
@@ -160,7 +160,7 @@ static int check_all(struct ckpt_load *load, struct ckpt_view *view, const struc
 
 /* ---- the report ---- */
 
-static int print(const struct ckpt_load_tool *t, const char *step, const struct ckpt_load *load,
+static int print(const struct ckpt_tool *t, const char *step, const struct ckpt_load *load,
                  const struct ckpt_comm *comm, struct ckpt_err *err)
 {
     struct ckpt_load_stats job;
@@ -168,7 +168,7 @@ static int print(const struct ckpt_load_tool *t, const char *step, const struct 
     ckpt_load_stats(load, NULL, &job);
     if (ckpt_comm_rank(comm) != 0)
         return 0;
-    if (!t->tool.json) {
+    if (!t->json) {
         char size[4][CKPT_OUT_SIZE];
         (void)printf(
             "%u rank%s over %s, readers %s: %s wanted, %s unique, %s read in %" PRIu64
@@ -205,12 +205,12 @@ static int print(const struct ckpt_load_tool *t, const char *step, const struct 
     return 0;
 }
 
-static uint32_t agree_ms(const struct ckpt_load_tool *t)
+static uint32_t agree_ms(const struct ckpt_tool *t)
 {
-    return t->opt.exchange_timeout_ms ? t->opt.exchange_timeout_ms : AGREE_MS;
+    return t->load.exchange_timeout_ms ? t->load.exchange_timeout_ms : AGREE_MS;
 }
 
-static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, const char *step,
+static int load_view(const struct ckpt_tool *t, struct ckpt_comm *comm, const char *step,
                      struct ckpt_view *view, struct ckpt_load *load, struct memory *m,
                      struct ckpt_err *err)
 {
@@ -234,31 +234,29 @@ static int load_view(const struct ckpt_load_tool *t, struct ckpt_comm *comm, con
 
 /* Rank 0 could not open the latest step: fail with an error that suggests another one, if there is
  * one. */
-static int fail_open(const struct ckpt_load_tool *t, const struct ckpt_comm *comm,
-                     struct ckpt_err *err)
+static int fail_open(const struct ckpt_tool *t, const struct ckpt_comm *comm, struct ckpt_err *err)
 {
     ckpt_cleanup(ckpt_runp) struct ckpt_run *run = NULL;
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     struct ckpt_err why = {0};
 
-    if (ckpt_comm_rank(comm) != 0 || t->tool.step ||
-        ckpt_tool_open(&t->tool, &run, &view, &why) == 0 || why.code != err->code)
+    if (ckpt_comm_rank(comm) != 0 || t->step || ckpt_tool_open(t, &run, &view, &why) == 0 ||
+        why.code != err->code)
         return -1;
     *err = why;
     return ckpt_comm_size(comm) > 1 ? ckpt_err_in(err, "rank 0") : -1;
 }
 
-int ckpt_load_run(const struct ckpt_load_tool *t, struct ckpt_comm *comm, struct ckpt_err *err)
+int ckpt_cmd_load(const struct ckpt_tool *t, struct ckpt_comm *comm, struct ckpt_err *err)
 {
     ckpt_cleanup(ckptfs_viewp) struct ckpt_view *view = NULL;
     ckpt_cleanup(ckpt_freep) char *step = NULL;
     struct ckpt_load *load = NULL;
     struct memory memory = {.comm = comm};
 
-    if (ckpt_load_open(comm, t->tool.run, t->tool.opt, t->tool.step, agree_ms(t), NULL, &step,
-                       &view, err) < 0)
+    if (ckpt_load_open(comm, t->run, t->opt, t->step, agree_ms(t), NULL, &step, &view, err) < 0)
         return fail_open(t, comm, err);
-    int rc = ckpt_load_new(view, comm, &t->opt, &load, err);
+    int rc = ckpt_load_new(view, comm, &t->load, &load, err);
     if (rc == 0)
         rc = load_view(t, comm, step, view, load, &memory, err);
     ckpt_load_free(load);

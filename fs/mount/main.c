@@ -10,7 +10,7 @@
 #include <fuse_lowlevel.h>
 
 #include "base/err.h"
-#include "cmdline.h"
+#include "mount/config.h"
 #include "mount/daemon.h"
 #include "mount/log.h"
 #include "mount/mounts.h"
@@ -67,20 +67,13 @@ static int run(struct ckptfs_config *c, struct ckpt_err *err)
 
 int main(int argc, char **argv)
 {
+    (void)argc;
     struct ckptfs_config config;
     struct ckpt_err err = {0};
     int status = 0;
 
-    if (ckptfs_cmdline_parse(argc, argv, &config, &err) < 0) {
+    if (ckptfs_config_parse(argv, &config, &err) < 0 || (config.run && run(&config, &err) < 0))
         status = complain(&err);
-        (void)fprintf(stderr, "usage: ckptfs RUN MOUNTPOINT [-f] [-d] [-o option[=value],...]\n");
-    } else if (config.help) {
-        (void)fputs(ckptfs_usage, stdout);
-    } else if (config.version) {
-        (void)printf("ckptfs %s\nlibfuse %s\n", ckpt_version(), fuse_pkgversion());
-    } else if (run(&config, &err) < 0) {
-        status = complain(&err);
-    }
     ckptfs_config_release(&config);
     return status;
 }

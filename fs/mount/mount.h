@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include <time.h>
 
-#include "cmdline.h"
 #include "mount/buffers.h"
+#include "mount/config.h"
 #include "mount/dispatch.h"
 #include "mount/log.h"
 #include "mount/nodes.h"

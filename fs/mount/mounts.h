@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "cmdline.h"
+#include "mount/config.h"
 #include "mount/log.h"
 
 struct ckptfs_mountinfo {

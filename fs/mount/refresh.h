@@ -11,7 +11,7 @@
 
 #include <ckptfs/ckptfs.h>
 
-#include "cmdline.h"
+#include "mount/config.h"
 #include "mount/log.h"
 #include "mount/nodes.h"
 #include "mount/sandbox.h"

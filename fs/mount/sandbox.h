@@ -13,7 +13,7 @@
 
 #include <ckptfs/ckptfs.h>
 
-#include "cmdline.h"
+#include "mount/config.h"
 
 struct ckptfs_sandbox {
     unsigned landlock; /* version of the kernel's Landlock interface; 0: files are not confined */

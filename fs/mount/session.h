@@ -3,7 +3,7 @@
 #ifndef CKPT_FS_MOUNT_SESSION_H
 #define CKPT_FS_MOUNT_SESSION_H
 
-#include "cmdline.h"
+#include "mount/config.h"
 #include "mount/log.h"
 
 /* Open the run, mount it, announce the mount through `ready` (see ckptfs_daemon_fork; from then on,

@@ -41,17 +41,20 @@ CKPT_PUBLIC int ckpt_options_new(struct ckpt_options **ret, struct ckpt_err *err
 /* Free the options. Runs that were opened with them keep their own copy. */
 CKPT_PUBLIC void ckpt_options_free(struct ckpt_options *opt);
 
-/* Set one option. `key` is base, dtype, view, max_shard_size, recipe, rope, model_type,
- * allow_partial, allow_leftover, allow_mixed, follow_symlinks, wait, key_mapping, dequantize or
- * lora (ckptfs(1) describes each), or the name of a number in the model's config.json
- * (num_attention_heads), which then overrides that number. `value` is NULL for an option without a
- * value, such as allow_partial. USAGE: the key or the value is not known. Not to be called while
- * another thread uses `opt`. */
+/* Set one option. `key` is a word of ckpt_options_word (ckptfs(1) describes each), or the name of a
+ * number in the model's config.json (num_attention_heads), which then overrides that number.
+ * `value` is NULL for an option without a value, such as allow_partial. USAGE: the key or the value
+ * is not known. Not to be called while another thread uses `opt`. */
 CKPT_PUBLIC int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
                                  struct ckpt_err *err);
 
 /* Does ckpt_options_set accept this key? A mount program passes the other words of -o to FUSE. */
 CKPT_PUBLIC bool ckpt_options_knows(const char *key);
+
+/* The options, for the help of a program: the word of option i, and what its value may be ("DIR",
+ * "adapter|merge|base"; NULL: none is needed) and a line that explains it. NULL: there are only i
+ * options. Static storage. */
+CKPT_PUBLIC const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret_help);
 
 /* How serious a message is. */
 enum ckpt_log_severity { CKPT_ERROR, CKPT_WARNING, CKPT_INFO, CKPT_DEBUG };

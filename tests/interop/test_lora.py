@@ -323,7 +323,7 @@ class Lora(unittest.TestCase):
         for source, option, words in ((self.base, "lora=adapter", "has no adapter"), (self.base, "lora=merge", "has no adapter"),
                                       (self.base, "lora=base", "not a checkpoint of a whole PEFT model"),
                                       (self.adapter, "lora=base", "not a checkpoint of a whole PEFT model"),
-                                      (run, "lora=merge", "adapter_config.json"), (run, "lora=both", "adapter, merge, base")):
+                                      (run, "lora=merge", "adapter_config.json"), (run, "lora=both", "adapter|merge|base")):
             done = self.run_ckpt("info", source, "-o", option, "-o", f"base={lent}", check=False)
             self.assertNotEqual(done.returncode, 0, (source, option))
             self.assertIn(words, done.stderr)

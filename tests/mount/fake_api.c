@@ -103,6 +103,15 @@ bool ckpt_options_knows(const char *key)
     return strcmp(key, "base") == 0 || strcmp(key, "dtype") == 0 || strcmp(key, "view") == 0;
 }
 
+const char *ckpt_options_word(size_t i, const char **ret_value, const char **ret_help)
+{
+    static const char *const word[] = {"base", "dtype", "view"};
+
+    *ret_value = "WORD";
+    *ret_help = "made up";
+    return i < 3 ? word[i] : NULL;
+}
+
 int ckpt_options_set(struct ckpt_options *opt, const char *key, const char *value,
                      struct ckpt_err *err)
 {

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A row of a table of options. The library has such a table (model/options.c), and the programs
+ * have one (fs/options.c). Parsing, --help and the shell completions are made of the rows. */
+#ifndef CKPT_BASE_OPTION_H
+#define CKPT_BASE_OPTION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/* What a value may be, and the type of the member in which it is stored. */
+enum ckpt_option_kind {
+    CKPT_OPTION_FLAG,    /* bool: yes, no, true, ...; an option without a value means yes */
+    CKPT_OPTION_TEXT,    /* char *, a copy */
+    CKPT_OPTION_PATH,    /* char *, made absolute, because daemons change their directory */
+    CKPT_OPTION_CHOICE,  /* uint32_t or an enumeration: `least` for the first of the words */
+    CKPT_OPTION_NUMBER,  /* uint32_t, from `least` to `most` */
+    CKPT_OPTION_OCTAL,   /* the same, written in octal */
+    CKPT_OPTION_BYTES,   /* uint64_t; the units K, M, G and T are powers of 1024 */
+    CKPT_OPTION_SECONDS, /* uint32_t milliseconds */
+};
+
+struct ckpt_option {
+    const char *word;
+    const char *value; /* as help has it: "DIR", or the words of a choice, "auto|never|always";
+                          NULL: the option is a flag */
+    const char *help;  /* NULL: help does not list the option */
+    enum ckpt_option_kind kind;
+    size_t at; /* the member's offset in the struct that is filled */
+    uint32_t least, most;
+    /* Store the value instead; `into` is the struct that is filled. NULL: `kind` says how. */
+    int (*set)(void *into, const struct ckpt_option *o, const char *value, struct ckpt_err *err);
+    /* For a program's table: */
+    char letter;         /* of the short form; 0: none */
+    uint32_t of;         /* the commands that take the option, as bits */
+    uint32_t refused_by; /* those that have no use for it */
+    const char *why;     /* the reason, and what to do */
+};
+
+/* Parse the value (NULL: none was given) and store it in the struct `into`. USAGE. */
+int ckpt_option_set(const struct ckpt_option *o, void *into, const char *value,
+                    struct ckpt_err *err);
+
+/* Which of the words of o->value is it? The first is 0. USAGE. */
+int ckpt_option_choice(const struct ckpt_option *o, const char *value, uint32_t *ret,
+                       struct ckpt_err *err);
+
+/* How many letters must be inserted, removed or replaced to make one word of the other. Words are
+ * compared up to 63 letters. Finds the option that was meant. */
+unsigned ckpt_option_distance(const char *a, const char *b);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The configuration of a mount, which the command line gives. */
+#ifndef CKPT_FS_MOUNT_CONFIG_H
+#define CKPT_FS_MOUNT_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <ckptfs/ckptfs.h>
+
+struct ckptfs_config {
+    char *run;        /* absolute, without symlinks */
+    char *mountpoint; /* likewise */
+    bool foreground;
+    bool debug;      /* log the negotiated options and the library's messages */
+    bool wait;       /* mount also while there is no readable step */
+    bool null_reads; /* answer reads with a constant buffer, as a baseline for benchmarks */
+    bool allow_other;
+    bool sandbox;    /* confine the daemon (sandbox.h) */
+    uint32_t direct; /* io=direct */
+    uint32_t uid, gid, umask;
+    uint32_t threads;
+    uint32_t readahead_kib; /* 0: keep the kernel's default */
+    struct ckpt_options *opt;
+    int lock; /* the mountpoint's descriptor, locked against other ckptfs until it is mounted; or -1
+               */
+    char *fuse_words; /* the part of -o that is passed to FUSE, or NULL */
+};
+
+/* Free the configuration, and unlock the mountpoint. */
+void ckptfs_config_release(struct ckptfs_config *c);
+
+/* Parse the command line. Every failure is a USAGE error whose text names the word. Paths are
+ * stored as given; ckptfs_paths_resolve makes them absolute. If only help or the version was asked
+ * for, it is printed and `run` is NULL. */
+int ckptfs_config_parse(char **argv, struct ckptfs_config *ret, struct ckpt_err *err);
+
+#endif
