@@ -5,12 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "common.h"
 #include "tool.h"
-#include "view.h"
 
 enum { MOST_TRIES = 8 }; /* attempts to open older steps, to suggest one that can be read */
 
@@ -66,13 +65,9 @@ void ckpt_tool_log(struct ckpt_tool *t, const char *program)
 void ckpt_tool_limits(void)
 {
     const struct sigaction ignore = {.sa_handler = SIG_IGN};
-    struct rlimit limit;
 
     (void)sigaction(SIGXFSZ, &ignore, NULL);
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &limit);
-    }
+    ckptfs_allow_many_files();
 }
 
 void ckpt_runp(struct ckpt_run **run)

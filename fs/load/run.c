@@ -8,10 +8,9 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "json_text.h"
+#include "common.h"
 #include "out.h"
 #include "tool.h"
-#include "view.h"
 
 enum { ALIGN = 256, CHUNK = 8 << 20, AGREE_MS = 300 * 1000 };
 

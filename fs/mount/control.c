@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The content of stats.json. */
-#include "mount/control.h"
+#include "mount/mount.h"
 
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "base/str.h"
-#include "json_text.h"
+#include "common.h"
 
 static json_int_t load(_Atomic uint64_t *n)
 {

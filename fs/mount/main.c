@@ -3,18 +3,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <syslog.h>
 #include <unistd.h>
 
 #include <fuse_lowlevel.h>
 
 #include "base/err.h"
+#include "common.h"
 #include "mount/config.h"
 #include "mount/daemon.h"
 #include "mount/log.h"
+#include "mount/mount.h"
 #include "mount/mounts.h"
-#include "mount/session.h"
 
 /* The only global variable of the program, because libfuse's log callback has no context argument.
  */
@@ -27,17 +27,6 @@ static void libfuse_line(enum fuse_log_level level, const char *fmt, va_list ap)
                  : level <= FUSE_LOG_WARNING ? CKPT_WARNING
                                              : CKPT_INFO,
                  fmt, ap);
-}
-
-/* Raise the limit of open files: a run may have more shards than the usual 1024 descriptors. */
-static void allow_many_files(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &limit);
-    }
 }
 
 static int complain(const struct ckpt_err *err)
@@ -55,7 +44,7 @@ static int run(struct ckptfs_config *c, struct ckpt_err *err)
         program_log.least = CKPT_INFO;
     ckpt_options_set_log(c->opt, ckptfs_log_line, &program_log);
     fuse_set_log_func(libfuse_line);
-    allow_many_files();
+    ckptfs_allow_many_files();
     if (ckptfs_paths_resolve(c, &program_log, err) < 0)
         return -1;
     if (!c->foreground && ckptfs_daemon_fork(&ready, err) < 0)

@@ -59,4 +59,26 @@ struct ckptfs {
     time_t started;
 };
 
+/* The handlers of the kernel's requests (ops.c). Each request is answered exactly once. The
+ * session's userdata is a struct ckptfs. */
+extern const struct fuse_lowlevel_ops ckptfs_ops;
+
+/* Make the content of .ckptfs/stats.json, which is about the mount itself (control.c), and which
+ * the caller frees. NULL: out of memory. */
+char *ckptfs_stats_text(struct ckptfs *fs);
+
+/* Raise the mount's read-ahead to the configured value (readahead.c): the kernel starts every FUSE
+ * mount with 128 KiB, whatever the daemon asks for, which makes buffered readers a third slower;
+ * only root may raise it. Call it after INIT was answered (which lowers it) and before the first
+ * read. Fills n->dev, readahead_kib (the value read back) and readahead_refused. A failure is not
+ * an error, since only speed depends on it. */
+void ckptfs_readahead_set(const struct ckptfs_config *config, struct ckptfs_negotiated *n);
+
+/* A mount from beginning to end (session.c): open the run, mount it, announce the mount through
+ * `ready` (see ckptfs_daemon_fork; from then on, log goes to syslog), and serve requests until it
+ * is unmounted or a signal ends it. The paths in config have been resolved. Returns 0 if the mount
+ * was made and has ended cleanly. */
+int ckptfs_session(struct ckptfs_config *config, struct ckptfs_log *log, int ready,
+                   struct ckpt_err *err);
+
 #endif

@@ -22,8 +22,8 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "mount/daemon.h"
+#include "mount/mount.h"
 #include "mount/mounts.h"
-#include "mount/readahead.h"
 
 enum { MOUNT = 'm', READAHEAD = 'r', DETACH = 'd', UNMOUNT = 'u' };
 enum { ANSWER_MS = 30000 };

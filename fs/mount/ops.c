@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* FUSE's operations: they find the node of an inode number and reply with the result. */
-#include "mount/ops.h"
+#include "mount/mount.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "mount/mount.h"
 #include "mount/reply.h"
 #include "mount/requests.h"
 #include "mount/tree.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dropping capabilities by system call, which needs no library for four numbers. */
-#include "mount/privilege.h"
+#include "mount/sandbox.h"
 
 #include <errno.h>
 #include <linux/capability.h>

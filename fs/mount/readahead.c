@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* /sys/class/bdi/MAJ:MIN/read_ahead_kb. */
-#include "mount/readahead.h"
+#include "mount/mount.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -9,7 +9,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
-#include "view.h"
+#include "common.h"
 
 enum { PERIOD_S = 1 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Open, mount, announce, serve, unmount. */
-#include "mount/session.h"
+#include "mount/mount.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -16,11 +16,8 @@
 #include "base/mem.h"
 #include "base/str.h"
 #include "mount/daemon.h"
-#include "mount/mount.h"
 #include "mount/mounter.h"
 #include "mount/mounts.h"
-#include "mount/ops.h"
-#include "mount/privilege.h"
 #include "mount/sandbox.h"
 #include "mount/signals.h"
 #include "mount/tree.h"

@@ -13,9 +13,9 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "mount/control.h"
+#include "common.h"
+#include "mount/mount.h"
 #include "mount/reply.h"
-#include "view.h"
 
 static const char CONTROL_NAME[] = ".ckptfs", STATS_NAME[] = "stats.json", LATEST_NAME[] = "latest",
                   ERROR_NAME[] = "CKPTFS-ERROR.txt";

@@ -7,12 +7,11 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "json_text.h"
+#include "common.h"
 #include "out.h"
 #include "tool.h"
 #include "tool/items.h"
 #include "tool/pump.h"
-#include "view.h"
 
 static int keep(void *ctx, size_t item, uint64_t off, const XXH128_hash_t *prefix,
                 struct ckpt_err *err)

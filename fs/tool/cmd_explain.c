@@ -4,10 +4,10 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "common.h"
 #include "out.h"
 #include "summary.h"
 #include "tool.h"
-#include "view.h"
 
 int ckpt_cmd_explain(const struct ckpt_tool *t, struct ckpt_err *err)
 {

@@ -22,14 +22,13 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "json_text.h"
+#include "common.h"
 #include "out.h"
 #include "tool.h"
 #include "tool/items.h"
 #include "tool/journal.h"
 #include "tool/pump.h"
 #include "tool/same_files.h"
-#include "view.h"
 
 struct export
 {

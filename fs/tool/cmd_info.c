@@ -9,11 +9,10 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "json_text.h"
+#include "common.h"
 #include "out.h"
 #include "summary.h"
 #include "tool.h"
-#include "view.h"
 
 static json_t *steps_json(struct ckpt_run *run, struct ckpt_err *err)
 {

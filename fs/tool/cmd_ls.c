@@ -9,11 +9,10 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "json_text.h"
+#include "common.h"
 #include "out.h"
 #include "tool.h"
 #include "tool/items.h"
-#include "view.h"
 
 static json_t *tensor_json(const struct ckpt_tensor_info *info)
 {

@@ -22,12 +22,11 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/str.h"
-#include "json_text.h"
+#include "common.h"
 #include "out.h"
 #include "tool.h"
 #include "tool/items.h"
 #include "tool/pump.h"
-#include "view.h"
 
 enum { SHOWN = 20 };
 

@@ -14,7 +14,7 @@
 #include "base/err.h"
 #include "base/fdio.h"
 #include "base/mem.h"
-#include "json_text.h"
+#include "common.h"
 
 const char ckpt_journal_name[] = ".ckptfs-export";
 

@@ -19,7 +19,6 @@
 
 #include <ckptfs/ckptfs.h>
 
-#include "mount/privilege.h"
 #include "mount/sandbox.h"
 
 static int read_secret(const char *path)

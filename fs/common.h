@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Small things that all programs need. */
+#ifndef CKPT_FS_COMMON_H
+#define CKPT_FS_COMMON_H
+
+#include <jansson.h>
+
+#include <ckptfs/ckptfs.h>
+
+/* Release the view for ckpt_cleanup; view is the address of the variable. */
+void ckptfs_viewp(struct ckpt_view **view);
+
+/* Make a string of a file name, which may hold any bytes: those that are not UTF-8 are escaped as
+ * in error texts. NULL: out of memory. */
+json_t *ckptfs_json_text(const char *bytes);
+
+/* Raise the limit of open files as far as the system permits: a run may have more shards than the
+ * usual 1024 descriptors. */
+void ckptfs_allow_many_files(void);
+
+#endif
