@@ -138,6 +138,20 @@ class Documents(unittest.TestCase):
                     listed.update(plain.split(" , "))
             self.assertEqual(listed, helped, page)
 
+    def test_what_is_wrong_with_a_command_line_is_said(self):
+        for typed, text in (("ckpt", "no command"), ("ckpt exprot $RUN x", "exprot: no such command; did you mean export"),
+                            ("ckpt ls", "missing arguments: usage: ckpt ls RUN"), ("ckpt ls $RUN x", "too many arguments"),
+                            ("ckpt ls $RUN --dtpe=stored", "option dtpe: no such option; did you mean --dtype"), ("ckpt ls $RUN -x", "-x: no such option"),
+                            ("ckpt ls $RUN --dtype", "--dtype needs a value"), ("ckpt ls $RUN -o", "-o needs a value"),
+                            ("ckpt --tensors ls $RUN", "--tensors does not apply to ckpt ls: it is an option of ckpt verify, ckpt digest"),
+                            ("ckpt info $RUN --layout tp=1", "--layout does not apply to ckpt info"), ("ckpt digest $RUN --jobs 0", "'0' is not a number from 1 to 256"),
+                            ("ckpt ls $RUN -o jobs=3", "option jobs: no such option"), ("ckpt-load ls $RUN", "expected load or plan")):
+            done = self.shell(typed)
+            self.assertEqual((done.returncode, text in done.stderr, done.stdout), (2, True, ""), (typed, done.stderr))
+        for typed in ("ckpt --json --step 10 ls $RUN", "ckpt ls $RUN --max-shard-size 20KB --allow_partial=no", "ckpt ls $RUN --view dcp --ranks 2", "ckpt ls -- $RUN",
+                      "ckpt info $RUN --num-attention-heads 4", "ckpt --layout tp=1 load $RUN", "ckpt plan $RUN --layout tp=1 --ranks 1 -o view=dcp,ranks=2"):
+            self.assertEqual(self.shell(typed).returncode, 0, (typed, self.shell(typed).stderr))
+
     def test_completions_offer_the_words_of_help(self):
         """What is typed after `ckpt`, and what bash then offers."""
         script = os.path.join(SOURCE, "contrib", "completions", "ckpt.bash")
