@@ -227,7 +227,7 @@ static int set_model_type(void *into, const struct ckpt_option *o, const char *v
 
 /* In the order of help. ckptfs(1) describes each at length. */
 static const struct ckpt_option options[] = {
-    {"base", "DIR|ORG/NAME", "model that lends config, tokenizer, split and dtypes",
+    {"base", "DIR|ORG/NAME", "model that gives config, tokenizer, split and dtypes",
      .set = set_base},
     {"dtype", "auto|stored|bfloat16|float16|float32",
      "element type of floating tensors (auto: that of the mapping, the base or the checkpoint)",
