@@ -85,8 +85,10 @@ const struct ckpt_option ckptfs_options[] = {
     {"allow_other", NULL, "let all users access the mount", MOUNT(FLAG, allow_other)},
     {"uid", "N", "the owner that files show", MOUNT(NUMBER, uid), .most = (uid_t)-2},
     {"gid", "N", "the group that files show", MOUNT(NUMBER, gid), .most = (gid_t)-2},
-    {"umask", "OCTAL", "bits that are removed from the modes 0444 and 0555", MOUNT(OCTAL, umask),
+    {"file_mode", "OCTAL", "the mode that files show (644)", MOUNT(OCTAL, file_mode), .most = 0777},
+    {"dir_mode", "OCTAL", "the mode that directories show (755)", MOUNT(OCTAL, dir_mode),
      .most = 0777},
+    {"umask", "OCTAL", "bits that are removed from both", MOUNT(OCTAL, umask), .most = 0777},
     {"sandbox", "yes|no", "no: let the daemon open, run and connect to whatever its user may",
      MOUNT(FLAG, sandbox)},
     {"null", NULL, NULL, MOUNT(FLAG, null_reads)}, /* a baseline for benchmarks */

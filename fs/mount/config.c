@@ -94,6 +94,8 @@ int ckptfs_config_parse(char **argv, struct ckptfs_config *ret, struct ckpt_err 
 
     *ret = (struct ckptfs_config){.lock = -1,
                                   .uid = getuid(),
+                                  .file_mode = 0644,
+                                  .dir_mode = 0755,
                                   .gid = getgid(),
                                   .threads = DEFAULT_THREADS,
                                   .sandbox = true,

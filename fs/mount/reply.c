@@ -75,8 +75,10 @@ void ckptfs_stat_of(const struct ckptfs *fs, const struct ckptfs_id *id, uint64_
     }
     *ret = (struct stat){
         .st_ino = ino,
-        .st_mode =
-            type | (type == S_IFLNK ? 0777 : (type == S_IFDIR ? 0555 : 0444) & ~fs->config->umask),
+        .st_mode = type | (type == S_IFLNK
+                               ? 0777
+                               : (type == S_IFDIR ? fs->config->dir_mode : fs->config->file_mode) &
+                                     ~fs->config->umask),
         .st_nlink = type == S_IFDIR ? 2 : 1,
         .st_uid = fs->config->uid,
         .st_gid = fs->config->gid,

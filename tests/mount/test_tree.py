@@ -46,8 +46,8 @@ class Tree(Case):
             self.assertEqual(st.st_blksize, 1 << 20)
             self.assertEqual(st.st_blocks, (st.st_size + 511) // 512)
             self.assertEqual((st.st_uid, st.st_gid), (12, 34))
-            self.assertEqual(stat.S_IMODE(st.st_mode), 0o440)
-            self.assertEqual(stat.S_IMODE(os.stat(self.at("100")).st_mode), 0o550)
+            self.assertEqual(stat.S_IMODE(st.st_mode), 0o640)
+            self.assertEqual(stat.S_IMODE(os.stat(self.at("100")).st_mode), 0o750)
             self.assertEqual(st.st_mtime_ns, os.stat(os.path.join(self.run_dir, "100", "files")).st_mtime_ns)
             with self.assertRaises(FileNotFoundError):
                 os.stat(self.at("100", "nothing"))

@@ -49,12 +49,25 @@ class User(Case):
         self.assertEqual(mounted(self.mnt), "fuse.ckptfs")
         self.assertEqual(as_user("wc", "-c", self.at("100", "config.json")).stdout.split()[0], "1000")
         st = as_user("stat", "-c", "%U %a", self.at("100", "config.json")).stdout.split()
-        self.assertEqual(st[1], "444")
+        self.assertEqual(st[1], "644")
         if os.geteuid() == 0: # others are kept out, even root
             with self.assertRaises(PermissionError):
                 os.listdir(self.mnt)
         self.assertEqual(as_user("fusermount3", "-u", self.mnt).returncode, 0)
         self.assertIsNone(mounted(self.mnt))
+
+    def test_a_copy_belongs_to_who_makes_it(self):
+        """What the README teaches: the copy can be changed and deleted; the mount itself cannot."""
+        own = os.path.join(self.tmp, "own")
+        os.mkdir(own)
+        os.chmod(own, 0o777)
+        self.assertEqual(as_user(self.program, self.run_dir, self.mnt).returncode, 0)
+        for command in (["cp", "-r", self.at("100"), own + "/model"], ["touch", own + "/model/new"], ["truncate", "-s", "1", own + "/model/config.json"],
+                        ["rm", own + "/model/config.json"], ["rm", "-r", own + "/model"]):
+            done = as_user(*command)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), command)
+        self.assertIn("Read-only file system", as_user("touch", self.at("100", "new")).stderr)
+        self.assertEqual(as_user("fusermount3", "-u", self.mnt).returncode, 0)
 
     def test_a_signal_unmounts(self):
         done = as_user(self.program, self.run_dir, self.mnt)
