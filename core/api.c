@@ -12,6 +12,7 @@
 #include "format/reader.h"
 #include "format/writer.h"
 #include "model/describe.h"
+#include "model/model.h"
 #include "run/checkpoint.h"
 #include "run/save.h"
 #include "tensor/value.h"
@@ -198,11 +199,12 @@ int ckpt_view_info(struct ckpt_view *view, char **ret_json, struct ckpt_err *err
     json_int_t parameters, bytes, pieces;
 
     totals(view->cat, &parameters, &bytes, &pieces);
-    more = json_pack("{s:s, s:s, s:s?, s:O?, s:O?, s:O?, s:I, s:I, s:I, s:I, s:I, s:I, s:O}",
+    more = json_pack("{s:s, s:s, s:s?, s:O?, s:O?, s:O?, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:O}",
                      "source", view->source, "view", word_of(view->shared->opt), "recipe",
                      view->recipe, "model_type", json_object_get(config, "model_type"),
                      "architectures", json_object_get(config, "architectures"), "dtype",
-                     json_object_get(config, "dtype"), "tensors",
+                     json_object_get(config, "dtype"), "stored_dtype",
+                     ckpt_main_dtype(view->cat, true), "tensors",
                      (json_int_t)view->cat->tensors.len, "parameters", parameters, "bytes", bytes,
                      "files", (json_int_t)count_files(ckpt_vtree_root(view->tree)), "shard_files",
                      count_shards(view->cat), "pieces", pieces, "warnings", view->warnings);

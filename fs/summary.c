@@ -102,19 +102,26 @@ static void put_model(const json_t *info)
         line("model", "%s%s%s%s%s%s", class ? class : type, class ? " (" : "", class ? type : "",
              class ? ")" : "", recipe ? ", by recipe " : ", under its own names",
              recipe ? recipe : "");
+    if (type && text_of(info, "config_from"))
+        line("config", "from %s", text_of(info, "config_from"));
+    if (json_array_size(json_object_get(info, "from_base")))
+        line("base", "has %zu of the tensors (--verbose lists them)",
+             json_array_size(json_object_get(info, "from_base")));
 }
 
 static void put_weights(const json_t *info)
 {
     const json_int_t tensors = number_of(info, "tensors"), files = number_of(info, "files"),
                      shards = number_of(info, "shard_files");
-    const char *dtype = text_of(info, "dtype");
+    const char *dtype = text_of(info, "dtype"), *stored = text_of(info, "stored_dtype");
     char count[CKPT_OUT_SIZE], size[CKPT_OUT_SIZE];
 
     line("weights", "%s parameters in %" JSON_INTEGER_FORMAT " tensor%s, %s%s%s",
          count_text(number_of(info, "parameters"), count), tensors, plural(tensors),
          ckpt_out_size((uint64_t)number_of(info, "bytes"), size), dtype ? ", " : "",
          dtype ? dtype : "");
+    if (dtype && stored && strcmp(dtype, stored) != 0)
+        line("stored", "as %s (dtype=stored shows that)", stored);
     line("files",
          "%" JSON_INTEGER_FORMAT ", from %" JSON_INTEGER_FORMAT " file%s of the checkpoint", files,
          shards, plural(shards));

@@ -33,7 +33,7 @@ static int64_t newest_shard(const struct ckpt_catalog *cat)
 static bool has_base_dtype(const struct ckpt_opening *o)
 {
     const json_t *config = ckpt_opening_base_config(o);
-    const char *says, *is = ckpt_main_dtype(o->cat);
+    const char *says, *is = ckpt_main_dtype(o->cat, false);
 
     if (!(says = ckpt_json_str(config, "dtype")))
         says = ckpt_json_str(config, "torch_dtype");

@@ -290,14 +290,19 @@ static int cast_tensors(struct ckpt_opening *o, struct ckpt_err *err)
     return o->cast && nunknown ? warn_unknown(o, unknown, nunknown, err) : 0;
 }
 
-const char *ckpt_main_dtype(const struct ckpt_catalog *cat)
+const char *ckpt_main_dtype(const struct ckpt_catalog *cat, bool stored)
 {
     uint64_t n[CKPT_NDTYPE] = {0};
     int best = -1;
 
-    for (size_t i = 0; i < cat->tensors.len; i++)
-        if (ckpt_dtype_is_castable(cat->tensors.ptr[i].dtype))
-            n[cat->tensors.ptr[i].dtype] += cat->tensors.ptr[i].numel;
+    for (size_t i = 0; i < cat->tensors.len; i++) {
+        const struct ckpt_tensor *t = &cat->tensors.ptr[i];
+        const struct ckpt_catalog *of;
+        if (stored)
+            t = ckpt_tensor_stored(cat, t, &of);
+        if (ckpt_dtype_is_castable(t->dtype))
+            n[t->dtype] += t->numel;
+    }
     for (int t = 0; t < CKPT_NDTYPE; t++)
         if (n[t] && (best < 0 || n[t] > n[best]))
             best = t;
@@ -308,7 +313,7 @@ const char *ckpt_main_dtype(const struct ckpt_catalog *cat)
  * keeps the key that it has. */
 static int state_dtype(struct ckpt_opening *o, struct ckpt_err *err)
 {
-    const char *name = ckpt_main_dtype(o->cat);
+    const char *name = ckpt_main_dtype(o->cat, false);
 
     if (!o->config || !name)
         return 0;

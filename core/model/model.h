@@ -4,6 +4,8 @@
 #ifndef CKPT_MODEL_MODEL_H
 #define CKPT_MODEL_MODEL_H
 
+#include <stdbool.h>
+
 #include "base/err.h"
 #include "model/opening.h"
 #include "tensor/catalog.h"
@@ -12,7 +14,7 @@
 int ckpt_opening_make_model(struct ckpt_opening *o, struct ckpt_err *err);
 
 /* The dtype of most floating-point elements, by its name in torch, which transformers would call
- * the model's dtype; NULL: there are none. */
-const char *ckpt_main_dtype(const struct ckpt_catalog *cat);
+ * the model's dtype; NULL: there are none. stored: the dtype from which those are cast. */
+const char *ckpt_main_dtype(const struct ckpt_catalog *cat, bool stored);
 
 #endif
